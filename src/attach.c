@@ -1,0 +1,562 @@
+/*
+ * attach.c
+ *	  fence.attach, fence.detach, and whatever else begins or ends an attachment.
+ *
+ * Owns: the triggers of fenced tables, and when rows of fence.domain appear and vanish. There is one way for an
+ * attachment to end: one of its triggers is dropped. fence.detach drops them; so do DROP TABLE, DROP SCHEMA, DROP
+ * OWNED, DROP EXTENSION ... CASCADE and DROP COLUMN ... CASCADE of a key column. The object access hook sees each.
+ *
+ * The triggers carry the domain's name and id as arguments: when the extension is dropped, its tables may go first.
+ * One trigger (the master) depends on the key columns, the version column and the unique index, the others on it.
+ *
+ * Locks: attach takes ShareRowExclusiveLock on the table, so that no writer is under way when the triggers appear;
+ * detach takes what DROP TRIGGER takes. All are kept to the end of the transaction.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/relation.h"
+#include "access/skey.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "catalog/dependency.h"
+#include "catalog/namespace.h"
+#include "catalog/objectaccess.h"
+#include "catalog/objectaddress.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_constraint.h"
+#include "catalog/pg_language.h"
+#include "catalog/pg_proc.h"
+#include "catalog/pg_trigger.h"
+#include "catalog/pg_type.h"
+#include "commands/event_trigger.h"
+#include "commands/trigger.h"
+#include "executor/spi.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "utils/acl.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+#include "utils/syscache.h"
+#include "utils/timestamp.h"
+
+#include "attach.h"
+#include "domain.h"
+#include "ledger.h"
+#include "shared.h"
+#include "tombstone.h"
+
+PG_FUNCTION_INFO_V1(fence_attach);
+PG_FUNCTION_INFO_V1(fence_detach);
+PG_FUNCTION_INFO_V1(fence_on_table_rewrite);
+
+/* Names that let ours fire after the table's other triggers of the same kind */
+#define TRIGGER_BEFORE		"zzz_pgcache_fence_before"
+#define TRIGGER_AFTER		"zzz_pgcache_fence_after"
+#define TRIGGER_TRUNCATE	"zzz_pgcache_fence_truncate"
+
+static object_access_hook_type previous_hook = NULL;
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Arguments of fence.attach
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* In the order of the install script */
+enum
+{
+	ARG_RELATION, ARG_KEY, ARG_VERSION, ARG_DOMAIN, ARG_TAG, ARG_SCOPE, ARG_CACHE, ARG_COLUMNS, ARG_TTL,
+	ARG_ON_REDIS_FAILURE, ARG_PUBLISH, ARG_ADD_VERSION
+};
+
+static char *
+text_argument(FunctionCallInfo fcinfo, int i)
+{
+	return PG_ARGISNULL(i) ? NULL : text_to_cstring(PG_GETARG_TEXT_PP(i));
+}
+
+static char *
+choice_argument(FunctionCallInfo fcinfo, int i, const char *name)
+{
+	if (PG_ARGISNULL(i))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("%s must not be null", name)));
+	return text_to_cstring(PG_GETARG_TEXT_PP(i));
+}
+
+static List *
+names_argument(FunctionCallInfo fcinfo, int i, const char *name)
+{
+	List	   *names = NIL;
+	Datum	   *elements;
+	bool	   *nulls;
+	int			n;
+
+	if (PG_ARGISNULL(i))
+		return NIL;
+	deconstruct_array(PG_GETARG_ARRAYTYPE_P(i), NAMEOID, NAMEDATALEN, false, TYPALIGN_CHAR, &elements, &nulls, &n);
+	for (int e = 0; e < n; e++)
+	{
+		if (nulls[e])
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("%s must not contain nulls", name)));
+		names = lappend(names, pstrdup(NameStr(*DatumGetName(elements[e]))));
+	}
+	return names;
+}
+
+static void
+read_arguments(FunctionCallInfo fcinfo, AttachRequest *request)
+{
+	DomainRow  *row = &request->row;
+
+	row->relid = PG_ARGISNULL(ARG_RELATION) ? InvalidOid : PG_GETARG_OID(ARG_RELATION);
+	request->key_given = !PG_ARGISNULL(ARG_KEY);
+	row->key_columns = names_argument(fcinfo, ARG_KEY, "key");
+	row->version_column = PG_ARGISNULL(ARG_VERSION) ? NULL : pstrdup(NameStr(*PG_GETARG_NAME(ARG_VERSION)));
+	row->name = text_argument(fcinfo, ARG_DOMAIN);
+	row->tag = text_argument(fcinfo, ARG_TAG);
+	row->scope = choice_argument(fcinfo, ARG_SCOPE, "scope");
+	row->cache = choice_argument(fcinfo, ARG_CACHE, "cache");
+	row->columns = names_argument(fcinfo, ARG_COLUMNS, "columns");
+	row->ttl = PG_ARGISNULL(ARG_TTL) ? NULL : PG_GETARG_INTERVAL_P(ARG_TTL);
+	row->on_redis_failure = text_argument(fcinfo, ARG_ON_REDIS_FAILURE);
+	row->publish = choice_argument(fcinfo, ARG_PUBLISH, "publish");
+	request->add_version = !PG_ARGISNULL(ARG_ADD_VERSION) && PG_GETARG_BOOL(ARG_ADD_VERSION);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Tables and statements
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static void
+check_owner(Oid relid)
+{
+	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
+	Form_pg_class form;
+
+	if (!HeapTupleIsValid(tuple))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("relation with OID %u does not exist", relid)));
+	form = (Form_pg_class) GETSTRUCT(tuple);
+	if (!has_privs_of_role(GetUserId(), form->relowner))
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("must be owner of table %s", NameStr(form->relname))));
+	ReleaseSysCache(tuple);
+}
+
+/* Runs one statement with the rights of the caller. */
+static void
+run(const char *format,...) pg_attribute_printf(1, 2);
+
+static void
+run(const char *format,...)
+{
+	StringInfoData sql;
+	int			missing;
+
+	initStringInfo(&sql);
+	do
+	{
+		va_list		args;
+
+		va_start(args, format);
+		missing = appendStringInfoVA(&sql, format, args);
+		va_end(args);
+		if (missing > 0)
+			enlargeStringInfo(&sql, missing);
+	} while (missing > 0);
+
+	if (SPI_connect() != SPI_OK_CONNECT || SPI_execute(sql.data, false, 0) != SPI_OK_UTILITY || SPI_finish() != SPI_OK_FINISH)
+		elog(ERROR, "could not execute \"%s\"", sql.data);
+	pfree(sql.data);
+}
+
+static char *
+quoted_table(Oid relid)
+{
+	return quote_qualified_identifier(get_namespace_name(get_rel_namespace(relid)), get_rel_name(relid));
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Triggers
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+typedef enum TriggerRole
+{
+	ROLE_NONE = 0,				/* not ours */
+	ROLE_BEFORE,
+	ROLE_TRUNCATE,
+	ROLE_AFTER
+} TriggerRole;
+
+/* Which of our triggers runs this function. */
+static TriggerRole
+role_of_function(Oid function)
+{
+	HeapTuple	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
+	TriggerRole role = ROLE_NONE;
+	bool		isnull;
+	Datum		source;
+
+	if (!HeapTupleIsValid(tuple))
+		return ROLE_NONE;
+	source = SysCacheGetAttr(PROCOID, tuple, Anum_pg_proc_prosrc, &isnull);
+	/* only superusers make C functions, so nobody else can pass for ours */
+	if (((Form_pg_proc) GETSTRUCT(tuple))->prolang == ClanguageId && !isnull)
+	{
+		char	   *symbol = TextDatumGetCString(source);
+
+		if (strcmp(symbol, "fence_before_row") == 0)
+			role = ROLE_BEFORE;
+		else if (strcmp(symbol, "fence_after_row") == 0)
+			role = ROLE_AFTER;
+		else if (strcmp(symbol, "fence_before_truncate") == 0)
+			role = ROLE_TRUNCATE;
+		pfree(symbol);
+	}
+	ReleaseSysCache(tuple);
+	return role;
+}
+
+static Oid
+create_trigger(const DomainRow *row, const char *trigger, const char *timing, const char *level, const char *function)
+{
+	char	   *table = quoted_table(row->relid);
+
+	run("CREATE TRIGGER %s %s ON %s FOR EACH %s EXECUTE FUNCTION fence.%s(%s, '" INT64_FORMAT "')",
+		trigger, timing, table, level, function, quote_literal_cstr(row->name), row->id);
+	run("ALTER TABLE %s ENABLE ALWAYS TRIGGER %s", table, trigger);
+	return get_trigger_oid(row->relid, trigger, false);
+}
+
+static void
+depend_on_column(const ObjectAddress *trigger, Oid relid, AttrNumber attnum)
+{
+	ObjectAddress column;
+
+	ObjectAddressSubSet(column, RelationRelationId, relid, attnum);
+	recordDependencyOn(trigger, &column, DEPENDENCY_NORMAL);
+}
+
+/* Lets the master's end be that of the others, and guards what the attachment rests on. */
+static void
+record_dependencies(const AttachRequest *request, Oid master, Oid other, Oid another)
+{
+	ObjectAddress trigger;
+	ObjectAddress address;
+	Oid			constraint;
+
+	ObjectAddressSet(trigger, TriggerRelationId, master);
+	for (int i = 0; i < list_length(request->row.key_columns); i++)
+		depend_on_column(&trigger, request->row.relid, request->key_attnums[i]);
+	if (request->version_attnum != InvalidAttrNumber)
+		depend_on_column(&trigger, request->row.relid, request->version_attnum);
+	constraint = get_index_constraint(request->key_index);
+	if (OidIsValid(constraint))
+		ObjectAddressSet(address, ConstraintRelationId, constraint);
+	else
+		ObjectAddressSet(address, RelationRelationId, request->key_index);
+	recordDependencyOn(&trigger, &address, DEPENDENCY_NORMAL);
+
+	if (OidIsValid(other))
+	{
+		ObjectAddressSet(address, TriggerRelationId, other);
+		recordDependencyOn(&address, &trigger, DEPENDENCY_INTERNAL);
+		ObjectAddressSet(address, TriggerRelationId, another);
+		recordDependencyOn(&address, &trigger, DEPENDENCY_INTERNAL);
+	}
+}
+
+static void
+create_triggers(const AttachRequest *request)
+{
+	const DomainRow *row = &request->row;
+	Oid			truncate = create_trigger(row, TRIGGER_TRUNCATE, "BEFORE TRUNCATE", "STATEMENT", "before_truncate");
+	Oid			before;
+	Oid			after;
+
+	if (strcmp(row->scope, "manual") == 0)
+	{
+		record_dependencies(request, truncate, InvalidOid, InvalidOid);
+		return;
+	}
+	before = create_trigger(row, TRIGGER_BEFORE, "BEFORE INSERT OR UPDATE OR DELETE", "ROW", "before_row");
+	after = create_trigger(row, TRIGGER_AFTER, "AFTER INSERT OR UPDATE OR DELETE", "ROW", "after_row");
+	record_dependencies(request, after, before, truncate);
+}
+
+/* Name of one of the table's triggers of ours, the master if it is there; NULL if there is none. */
+static char *
+find_our_trigger(Oid relid)
+{
+	Relation	catalog = table_open(TriggerRelationId, AccessShareLock);
+	TriggerRole best = ROLE_NONE;
+	char	   *name = NULL;
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	ScanKeyInit(&key, Anum_pg_trigger_tgrelid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(relid));
+	scan = systable_beginscan(catalog, TriggerRelidNameIndexId, true, NULL, 1, &key);
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		Form_pg_trigger form = (Form_pg_trigger) GETSTRUCT(tuple);
+		TriggerRole role = role_of_function(form->tgfoid);
+
+		if (role > best)
+		{
+			best = role;
+			name = pstrdup(NameStr(form->tgname));
+		}
+	}
+	systable_endscan(scan);
+	table_close(catalog, AccessShareLock);
+	return name;
+}
+
+/* Drops our triggers; the hook ends the domain. Returns whether there was one. */
+static bool
+drop_triggers(Oid relid)
+{
+	bool		any = false;
+	char	   *trigger;
+
+	while ((trigger = find_our_trigger(relid)) != NULL)
+	{
+		run("DROP TRIGGER %s ON %s", quote_identifier(trigger), quoted_table(relid));
+		any = true;
+	}
+	return any;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * attach
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Sets the default name, and checks that it is free. */
+static void
+choose_name(DomainRow *row)
+{
+	if (row->name == NULL)
+	{
+		const char *schema = get_namespace_name(get_rel_namespace(row->relid));
+		const char *table = get_rel_name(row->relid);
+
+		row->name = strcmp(schema, "public") == 0 ? pstrdup(table) : psprintf("%s.%s", schema, table);
+	}
+	if (row->name[0] == '\0' || strlen(row->name) >= NAMEDATALEN)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("domain name \"%s\" is %s", row->name, row->name[0] == '\0' ? "empty" : "too long"),
+				 errdetail("A name has 1 to %d bytes.", NAMEDATALEN - 1),
+				 errhint("Pass another one with domain => '...'.")));
+	if (domain_row_by_name(row->name) != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_DUPLICATE_OBJECT),
+				 errmsg("fence domain \"%s\" already exists", row->name),
+				 errhint("Pass another name with domain => '...'.")));
+}
+
+static void
+check_not_attached(Relation rel)
+{
+	DomainRow  *row = domain_row_by_relation(RelationGetRelid(rel));
+
+	if (row != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_DUPLICATE_OBJECT),
+				 errmsg("table \"%s\" is already attached, as domain \"%s\"", RelationGetRelationName(rel), row->name),
+				 errhint("Use fence.detach first to change how it is fenced.")));
+}
+
+/* Checks the table and what is asked of it; adds the version column if it is wanted and missing. */
+static void
+prepare_table(AttachRequest *request)
+{
+	Oid			relid = request->row.relid;
+	Relation	rel;
+
+	check_owner(relid);
+	rel = relation_open(relid, ShareRowExclusiveLock);
+	check_owner(relid);			/* it may have changed while the lock was waited for */
+	attach_check_table(rel);
+	check_not_attached(rel);
+	choose_name(&request->row);
+	attach_check_key(request, rel);
+	attach_check_columns(request, rel);
+	if (!attach_check_version(request, rel))
+	{
+		/* ALTER TABLE wants nobody else to have it open; a constant default rewrites nothing */
+		relation_close(rel, NoLock);
+		run("ALTER TABLE %s ADD COLUMN %s pg_catalog.int8 NOT NULL DEFAULT 0",
+			quoted_table(relid), quote_identifier(request->row.version_column));
+		rel = relation_open(relid, NoLock);
+		(void) attach_check_version(request, rel);
+	}
+	relation_close(rel, NoLock);
+}
+
+Datum
+fence_attach(PG_FUNCTION_ARGS)
+{
+	AttachRequest request = {0};
+
+	shared_require();
+	read_arguments(fcinfo, &request);
+	attach_check_request(&request);
+	if (OidIsValid(request.row.relid))
+		prepare_table(&request);
+	else
+	{
+		request.row.version_column = NULL;
+		choose_name(&request.row);
+	}
+
+	if (OidIsValid(request.row.relid))
+		drop_triggers(request.row.relid);	/* of an attachment that a restore lost */
+	domain_row_insert(&request.row);
+	if (OidIsValid(request.row.relid))
+		create_triggers(&request);
+	ledger_catalog_changed();
+	PG_RETURN_TEXT_P(cstring_to_text(request.row.name));
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * The end of an attachment
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static void
+end_attachment(const DomainRow *row)
+{
+	ledger_end_domain(domain_stub(row->name, row->id, row->on_redis_failure));
+	domain_row_delete(row);
+	tombstone_forget_domain(row->id);
+}
+
+/* The extension's tables are gone: the trigger's own arguments tell what ends. */
+static void
+end_attachment_of_arguments(HeapTuple tuple, TupleDesc desc)
+{
+	bool		isnull;
+	Datum		value = fastgetattr(tuple, Anum_pg_trigger_tgargs, desc, &isnull);
+	bytea	   *args;
+	const char *name;
+	const char *id;
+	int			len;
+
+	if (isnull || ((Form_pg_trigger) GETSTRUCT(tuple))->tgnargs != 2)
+		return;
+	/* two strings, each with its NUL */
+	args = DatumGetByteaPP(value);
+	name = VARDATA_ANY(args);
+	len = VARSIZE_ANY_EXHDR(args);
+	if (len < 2 || name[len - 1] != '\0' || (id = name + strlen(name) + 1) >= name + len)
+		return;
+	ledger_end_domain(domain_stub(name, strtoll(id, NULL, 10), NULL));
+}
+
+/* A trigger is about to be dropped: if it is ours, so ends its domain, once. */
+static void
+trigger_dropped(Oid trigger)
+{
+	Relation	catalog = table_open(TriggerRelationId, AccessShareLock);
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	ScanKeyInit(&key, Anum_pg_trigger_oid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(trigger));
+	scan = systable_beginscan(catalog, TriggerOidIndexId, true, NULL, 1, &key);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple) && role_of_function(((Form_pg_trigger) GETSTRUCT(tuple))->tgfoid) != ROLE_NONE)
+	{
+		DomainRow  *row = domain_row_by_relation(((Form_pg_trigger) GETSTRUCT(tuple))->tgrelid);
+
+		if (row != NULL)
+			end_attachment(row);
+		else if (!OidIsValid(fence_table_oid("domain")))
+			end_attachment_of_arguments(tuple, RelationGetDescr(catalog));
+	}
+	systable_endscan(scan);
+	table_close(catalog, AccessShareLock);
+}
+
+static void
+object_access(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, void *arg)
+{
+	if (previous_hook)
+		previous_hook(access, class_id, object_id, sub_id, arg);
+	if (access == OAT_DROP && class_id == TriggerRelationId)
+		trigger_dropped(object_id);
+}
+
+void
+attach_install_hooks(void)
+{
+	previous_hook = object_access_hook;
+	object_access_hook = object_access;
+}
+
+Datum
+fence_detach(PG_FUNCTION_ARGS)
+{
+	Oid			relid = PG_GETARG_OID(0);
+	DomainRow  *row;
+	bool		any;
+
+	shared_require();
+	check_owner(relid);
+	LockRelationOid(relid, AccessExclusiveLock);
+	check_owner(relid);
+	any = drop_triggers(relid);
+
+	/* what a restore or a superuser left without triggers */
+	row = domain_row_by_relation(relid);
+	if (row != NULL)
+		end_attachment(row);
+	else if (!any)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("table \"%s\" is not attached", get_rel_name(relid)),
+				 errhint("View fence.domains lists what is.")));
+	PG_RETURN_VOID();
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Rewrites
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+Datum
+fence_on_table_rewrite(PG_FUNCTION_ARGS)
+{
+	Oid			relid;
+	DomainRow  *row;
+
+	if (!CALLED_AS_EVENT_TRIGGER(fcinfo))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_EVENT_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("this function is called by an event trigger, and by nothing else")));
+	relid = DatumGetObjectId(OidFunctionCall0(F_PG_EVENT_TRIGGER_TABLE_REWRITE_OID));
+	row = domain_row_by_relation(relid);
+	if (row != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("cannot rewrite table \"%s\" because it is fenced", get_rel_name(relid)),
+				 errdetail("A rewrite can change rows without firing row triggers, so readers would be served old values."),
+				 errhint("Use fence.detach, change the table, and fence.attach it again.")));
+	PG_RETURN_VOID();
+}

@@ -1,0 +1,49 @@
+/*
+ * audit.h
+ *	  Comparing a fence with its row, and repairing it.
+ */
+#ifndef FENCE_AUDIT_H
+#define FENCE_AUDIT_H
+
+#include "domain.h"
+
+typedef enum FenceRelation
+{
+	RELATION_EQUAL,
+	RELATION_FENCE_BEHIND,		/* a broken promise if nothing is pending and the epoch did not change */
+	RELATION_FENCE_AHEAD,		/* lost commits, a restored table */
+	RELATION_PENDING_AHEAD,		/* a write is on its way */
+	RELATION_MISSING,			/* no fence, or none with a version that is trusted */
+	RELATION_COUNT
+} FenceRelation;
+
+/* What Redis and PostgreSQL say of one key */
+typedef struct FenceStatus
+{
+	bool		armed;
+	char		token[64];
+	int64		fence_version;	/* NO_VERSION: none */
+	int64		row_version;	/* of the row or its tombstone; NO_VERSION: neither */
+	int			pending;		/* reservations of the key and of its domain */
+	int64		highest_pending;	/* NO_VERSION: none of the key */
+	FenceRelation relation;
+} FenceStatus;
+
+/*
+ * Compares the key's fence with its row; if they differ, again, because a commit in between looks like a difference.
+ * False: Redis could not be asked (coordinator_problem). Interruptible.
+ */
+extern bool audit_key(const Domain *domain, const char *key, FenceStatus *status);
+
+/*
+ * Repairs the key's fence if nothing is pending: raises a version that is behind, removes one that is ahead; never
+ * lowers one. Returns repaired, unchanged, pending, unarmed or unavailable.
+ */
+extern const char *audit_repair(const Domain *domain, const char *key);
+
+/* Compares up to `most` rows, a fraction of the table; repairs what is ahead or behind if asked to; adds to counts. */
+extern void audit_sample(const Domain *domain, double fraction, int most, bool repair, int64 counts[RELATION_COUNT]);
+
+extern const char *audit_relation_name(FenceRelation relation);
+
+#endif

@@ -1,0 +1,628 @@
+/*
+ * domain.c
+ *	  The cache of fenced tables; see domain.h.
+ *
+ * Owns: the cached Domains of this backend. A row of fence.domain becomes a Domain by resolving its names against the
+ * table as it is now; that fails with a clear error if somebody renamed a column since.
+ *
+ * An invalidation may arrive whenever a lock is taken, also in the middle of building an entry. So an entry is linked
+ * only if nothing arrived meanwhile; else it is handed out once, as good as dead. Dead entries are found by nobody
+ * and are freed at the end of the transaction, because callers keep pointers that long.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_am.h"
+#include "catalog/pg_type.h"
+#include "commands/defrem.h"
+#include "miscadmin.h"
+#include "optimizer/optimizer.h"
+#include "utils/builtins.h"
+#include "utils/hsearch.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/timestamp.h"
+
+#include "domain.h"
+#include "key.h"
+
+/* A Domain in the cache; the Domain comes first, so that a pointer to one is a pointer to the other. */
+typedef struct Entry
+{
+	Domain		domain;
+	struct Entry *next_dead;
+} Entry;
+
+typedef struct ByRelation
+{
+	Oid			relid;
+	Entry	   *entry;
+} ByRelation;
+
+typedef struct ByName
+{
+	char		name[NAMEDATALEN];
+	Entry	   *entry;
+} ByName;
+
+static HTAB *by_relation = NULL;
+static HTAB *by_name = NULL;
+static Entry *dead_entries = NULL;
+
+/* Where the extension's tables are; InvalidOid: look again */
+static struct
+{
+	const char *name;
+	Oid			relid;
+}			fence_tables[] = {
+	{"domain", InvalidOid}, {"tombstone", InvalidOid}, {"floor", InvalidOid}, {"cluster", InvalidOid}
+};
+
+#define DOMAIN_TABLE 0
+
+/* Counts invalidations of any table: what was looked up may be kept only if none came meanwhile. */
+static uint64 invalidations = 0;
+
+/* What is being built now, and whether it was invalidated meanwhile */
+static Oid	building_relid = InvalidOid;
+static bool building_invalidated = false;
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Invalidation
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static void
+unlink_entry(Entry *entry)
+{
+	ByRelation *r = hash_search(by_relation, &entry->domain.relid, HASH_FIND, NULL);
+	ByName	   *n = hash_search(by_name, entry->domain.name, HASH_FIND, NULL);
+
+	if (r != NULL && r->entry == entry)
+		hash_search(by_relation, &entry->domain.relid, HASH_REMOVE, NULL);
+	if (n != NULL && n->entry == entry)
+		hash_search(by_name, entry->domain.name, HASH_REMOVE, NULL);
+}
+
+static void
+bury(Entry *entry)
+{
+	entry->domain.dead = true;
+	entry->next_dead = dead_entries;
+	dead_entries = entry;
+}
+
+static void
+retire(Entry *entry)
+{
+	unlink_entry(entry);
+	bury(entry);
+}
+
+static void
+retire_all(void)
+{
+	HASH_SEQ_STATUS status;
+	ByName	   *n;
+
+	/* every linked entry has a name; removing the element just returned is allowed */
+	hash_seq_init(&status, by_name);
+	while ((n = hash_seq_search(&status)) != NULL)
+		retire(n->entry);
+}
+
+/* Never raises, never allocates: it also runs while a transaction ends. */
+static void
+relation_invalidated(Datum arg, Oid relid)
+{
+	bool		all = !OidIsValid(relid) || relid == fence_tables[DOMAIN_TABLE].relid;
+
+	(void) arg;
+	invalidations++;
+	for (int i = 0; i < (int) lengthof(fence_tables); i++)
+		if (!OidIsValid(relid) || relid == fence_tables[i].relid)
+			fence_tables[i].relid = InvalidOid;
+	if (all || relid == building_relid)
+		building_invalidated = true;
+
+	if (all)
+		retire_all();
+	else
+	{
+		ByRelation *r = hash_search(by_relation, &relid, HASH_FIND, NULL);
+
+		if (r != NULL)
+			retire(r->entry);
+	}
+}
+
+void
+domain_init(void)
+{
+	HASHCTL		control = {0};
+
+	control.keysize = sizeof(Oid);
+	control.entrysize = sizeof(ByRelation);
+	by_relation = hash_create("pgcache_fence domains by relation", 64, &control, HASH_ELEM | HASH_BLOBS);
+	control.keysize = NAMEDATALEN;
+	control.entrysize = sizeof(ByName);
+	by_name = hash_create("pgcache_fence domains by name", 64, &control, HASH_ELEM | HASH_STRINGS);
+	CacheRegisterRelcacheCallback(relation_invalidated, (Datum) 0);
+}
+
+void
+domain_at_transaction_end(void)
+{
+	while (dead_entries != NULL)
+	{
+		Entry	   *entry = dead_entries;
+
+		dead_entries = entry->next_dead;
+		MemoryContextDelete(entry->domain.context);
+	}
+}
+
+Oid
+fence_table_oid(const char *relname)
+{
+	uint64		before = invalidations;
+	Oid			namespace;
+	Oid			relid;
+	int			i;
+
+	for (i = 0; i < (int) lengthof(fence_tables); i++)
+		if (strcmp(fence_tables[i].name, relname) == 0)
+			break;
+	if (i < (int) lengthof(fence_tables) && OidIsValid(fence_tables[i].relid))
+		return fence_tables[i].relid;
+
+	namespace = get_namespace_oid("fence", true);
+	if (!OidIsValid(namespace))
+		return InvalidOid;
+	relid = get_relname_relid(relname, namespace);
+	if (i < (int) lengthof(fence_tables) && before == invalidations)
+		fence_tables[i].relid = relid;
+	return relid;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Key columns
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+KeyEquality
+domain_key_equality(Relation rel, Oid index, AttrNumber attnum)
+{
+	KeyEquality eq = {InvalidOid, InvalidOid, InvalidOid};
+	Form_pg_attribute att = TupleDescAttr(RelationGetDescr(rel), attnum - 1);
+
+	if (OidIsValid(index))
+	{
+		Relation	irel = index_open(index, AccessShareLock);
+
+		for (int i = 0; i < irel->rd_index->indnkeyatts; i++)
+			if (irel->rd_index->indkey.values[i] == attnum)
+			{
+				eq.opfamily = irel->rd_opfamily[i];
+				eq.input_type = irel->rd_opcintype[i];
+				eq.collation = irel->rd_indcollation[i];
+			}
+		index_close(irel, AccessShareLock);
+	}
+	else
+	{
+		Oid			opclass = GetDefaultOpClass(att->atttypid, BTREE_AM_OID);
+
+		if (OidIsValid(opclass))
+		{
+			eq.opfamily = get_opclass_family(opclass);
+			eq.input_type = get_opclass_input_type(opclass);
+			eq.collation = att->attcollation;
+		}
+	}
+	return eq;
+}
+
+/* Whether the index' columns, those in its expressions included, are the key's and no others. */
+static bool
+index_covers(Relation irel, int nkeys, const AttrNumber *attnums, bool *expressions)
+{
+	Bitmapset  *wanted = NULL;
+	Bitmapset  *indexed = NULL;
+	List	   *exprs = RelationGetIndexExpressions(irel);
+	bool		same;
+
+	for (int i = 0; i < nkeys; i++)
+		wanted = bms_add_member(wanted, attnums[i] - FirstLowInvalidHeapAttributeNumber);
+	for (int i = 0; i < irel->rd_index->indnkeyatts; i++)
+		if (irel->rd_index->indkey.values[i] != 0)
+			indexed = bms_add_member(indexed,
+									 irel->rd_index->indkey.values[i] - FirstLowInvalidHeapAttributeNumber);
+	pull_varattnos((Node *) exprs, 1, &indexed);
+	*expressions = exprs != NIL;
+	same = bms_equal(wanted, indexed);
+	bms_free(wanted);
+	bms_free(indexed);
+	return same;
+}
+
+/* Why uniqueness of this index cannot be relied on at every moment, or NULL. */
+static const char *
+index_unfit(Relation irel, bool expressions)
+{
+	if (expressions)
+		return "is on an expression";
+	if (RelationGetIndexPredicate(irel) != NIL)
+		return "is partial";
+	if (!irel->rd_index->indimmediate)
+		return "is deferrable";
+	if (!irel->rd_index->indisvalid)
+		return "is not valid";
+	if (irel->rd_rel->relam != BTREE_AM_OID)
+		return "is no btree";
+	return NULL;
+}
+
+Oid
+domain_key_index(Relation rel, int nkeys, const AttrNumber *attnums, const char **unfit, char **unfit_name)
+{
+	List	   *indexes = RelationGetIndexList(rel);
+	Oid			found = InvalidOid;
+	ListCell   *lc;
+
+	if (unfit != NULL)
+	{
+		*unfit = NULL;
+		*unfit_name = NULL;
+	}
+	foreach(lc, indexes)
+	{
+		Relation	irel = index_open(lfirst_oid(lc), AccessShareLock);
+		bool		expressions;
+
+		if (irel->rd_index->indisunique && index_covers(irel, nkeys, attnums, &expressions))
+		{
+			const char *why = index_unfit(irel, expressions);
+
+			if (why == NULL)
+				found = lfirst_oid(lc);
+			else if (unfit != NULL)
+			{
+				*unfit = why;
+				*unfit_name = pstrdup(RelationGetRelationName(irel));
+			}
+		}
+		index_close(irel, AccessShareLock);
+		if (OidIsValid(found))
+			break;
+	}
+	list_free(indexes);
+	return found;
+}
+
+static void
+describe_key_column(KeyColumn *column, Relation rel, Oid index, AttrNumber attnum)
+{
+	Form_pg_attribute att = TupleDescAttr(RelationGetDescr(rel), attnum - 1);
+	KeyEquality eq = domain_key_equality(rel, index, attnum);
+	int32		typmod = att->atttypmod;
+	Oid			proc;
+	bool		varlena;
+
+	column->name = pstrdup(NameStr(att->attname));
+	column->attnum = attnum;
+	column->input_type = getBaseTypeAndTypmod(att->atttypid, &typmod);
+	column->input_typmod = column->input_type == BPCHAROID ? typmod : -1;
+	column->text_type = column->input_type;
+	if (OidIsValid(eq.input_type) && !IsPolymorphicType(eq.input_type))
+		column->text_type = eq.input_type;
+	column->collation = eq.collation;
+	column->byval = att->attbyval;
+	column->len = att->attlen;
+	column->equality = get_opfamily_member(eq.opfamily, eq.input_type, eq.input_type, BTEqualStrategyNumber);
+
+	getTypeOutputInfo(column->text_type, &proc, &varlena);
+	fmgr_info_cxt(proc, &column->output, CurrentMemoryContext);
+	getTypeInputInfo(column->input_type, &proc, &column->input_ioparam);
+	fmgr_info_cxt(proc, &column->input, CurrentMemoryContext);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * From a row of fence.domain to a Domain
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static AttrNumber
+resolve_column(const DomainRow *row, Relation rel, const char *name)
+{
+	AttrNumber	attnum = get_attnum(RelationGetRelid(rel), name);
+
+	if (attnum <= 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_COLUMN),
+				 errmsg("column \"%s\" of fenced table \"%s\" does not exist", name, RelationGetRelationName(rel)),
+				 errdetail("Domain \"%s\" was attached with this column, which has been renamed or dropped since.",
+						   row->name),
+				 errhint("Use fence.detach and fence.attach again.")));
+	return attnum;
+}
+
+static void
+resolve_key(Domain *domain, const DomainRow *row, Relation rel)
+{
+	AttrNumber *attnums;
+	Oid			index;
+
+	domain->nkeys = list_length(row->key_columns);
+	domain->keys = palloc0(sizeof(KeyColumn) * domain->nkeys);
+	attnums = palloc(sizeof(AttrNumber) * domain->nkeys);
+	for (int i = 0; i < domain->nkeys; i++)
+		attnums[i] = resolve_column(row, rel, list_nth(row->key_columns, i));
+	index = domain->key_index = domain_key_index(rel, domain->nkeys, attnums, NULL, NULL);
+	domain->key_index = index;
+	for (int i = 0; i < domain->nkeys; i++)
+		describe_key_column(&domain->keys[i], rel, index, attnums[i]);
+	pfree(attnums);
+}
+
+static void
+resolve_version(Domain *domain, const DomainRow *row, Relation rel)
+{
+	if (row->version_column == NULL)
+		return;
+	domain->version_name = pstrdup(row->version_column);
+	domain->version_attnum = resolve_column(row, rel, row->version_column);
+	domain->version_type = TupleDescAttr(RelationGetDescr(rel), domain->version_attnum - 1)->atttypid;
+	switch (domain->version_type)
+	{
+		case INT2OID:
+			domain->version_max = PG_INT16_MAX;
+			break;
+		case INT4OID:
+			domain->version_max = PG_INT32_MAX;
+			break;
+		case INT8OID:
+			domain->version_max = PG_INT64_MAX;
+			break;
+		default:
+			ereport(ERROR,
+					(errcode(ERRCODE_DATATYPE_MISMATCH),
+					 errmsg("version column \"%s\" of fenced table \"%s\" is no integer any more",
+							row->version_column, RelationGetRelationName(rel)),
+					 errhint("Use fence.detach and fence.attach again.")));
+	}
+}
+
+static int
+policy_of_text(const char *text)
+{
+	if (text == NULL)
+		return -1;
+	return strcmp(text, "error") == 0 ? POLICY_ERROR : POLICY_BYPASS;
+}
+
+static int64
+milliseconds(const Interval *interval)
+{
+	if (interval == NULL)
+		return 0;
+	return interval->month * INT64CONST(1000) * SECS_PER_DAY * DAYS_PER_MONTH +
+		interval->day * INT64CONST(1000) * SECS_PER_DAY + interval->time / 1000;
+}
+
+/* Fills what needs no table. */
+static void
+fill_entry(Entry *entry, const DomainRow *row)
+{
+	Domain	   *domain = &entry->domain;
+	ListCell   *lc;
+
+	domain->context = CurrentMemoryContext;
+	domain->id = row->id;
+	domain->name = pstrdup(row->name);
+	domain->wire_name = domain_wire_name(row->name);
+	domain->fence_prefix = psprintf("%s:f:%s:", setting_namespace, domain->wire_name);
+	domain->value_prefix = psprintf("%s:v:%s:", setting_namespace, domain->wire_name);
+	domain->relid = row->relid;
+	domain->scope = strcmp(row->scope, "row") == 0 ? SCOPE_ROW : SCOPE_MANUAL;
+	domain->tag = row->tag ? pstrdup(row->tag) : NULL;
+	foreach(lc, row->columns)
+		domain->columns = lappend(domain->columns, pstrdup(lfirst(lc)));
+	domain->ttl_ms = milliseconds(row->ttl);
+	domain->policy = policy_of_text(row->on_redis_failure);
+}
+
+/* The Domain of a row, in memory of its own; NULL if its table is gone. */
+static Entry *
+build_entry(const DomainRow *row)
+{
+	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "pgcache_fence domain",
+												  ALLOCSET_SMALL_SIZES);
+	MemoryContext old = MemoryContextSwitchTo(context);
+	Entry	   *entry = palloc0(sizeof(Entry));
+
+	fill_entry(entry, row);
+	if (OidIsValid(row->relid))
+	{
+		Relation	rel = try_table_open(row->relid, AccessShareLock);
+
+		if (rel == NULL)
+		{
+			MemoryContextSwitchTo(old);
+			MemoryContextDelete(context);
+			return NULL;
+		}
+		resolve_key(&entry->domain, row, rel);
+		resolve_version(&entry->domain, row, rel);
+		table_close(rel, AccessShareLock);
+	}
+	MemoryContextSwitchTo(old);
+	return entry;
+}
+
+static void
+link_entry(Entry *entry)
+{
+	Domain	   *domain = &entry->domain;
+	ByName	   *n = hash_search(by_name, domain->name, HASH_FIND, NULL);
+	ByRelation *r;
+
+	/* there should be neither; never lose one */
+	if (n != NULL)
+		retire(n->entry);
+	r = hash_search(by_relation, &domain->relid, HASH_FIND, NULL);
+	if (r != NULL)
+		retire(r->entry);
+
+	n = hash_search(by_name, domain->name, HASH_ENTER, NULL);
+	n->entry = entry;
+	if (OidIsValid(domain->relid))
+	{
+		r = hash_search(by_relation, &domain->relid, HASH_ENTER, NULL);
+		r->entry = entry;
+	}
+}
+
+/* Loads the Domain of that name or, if name is NULL, of that table. */
+static Domain *
+load(Oid relid, const char *name)
+{
+	MemoryContext scratch = AllocSetContextCreate(CurrentMemoryContext, "pgcache_fence catalog",
+												  ALLOCSET_SMALL_SIZES);
+	MemoryContext old = MemoryContextSwitchTo(scratch);
+	DomainRow  *row;
+	Entry	   *entry = NULL;
+
+	building_relid = relid;
+	building_invalidated = false;
+	row = name ? domain_row_by_name(name) : domain_row_by_relation(relid);
+	if (row != NULL)
+	{
+		building_relid = row->relid;
+		entry = build_entry(row);
+	}
+	if (entry != NULL)
+	{
+		MemoryContextSetParent(entry->domain.context, TopMemoryContext);
+		if (building_invalidated)
+			bury(entry);
+		else
+			link_entry(entry);
+	}
+	building_relid = InvalidOid;
+	MemoryContextSwitchTo(old);
+	MemoryContextDelete(scratch);
+	return entry ? &entry->domain : NULL;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Look-ups
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+Domain *
+domain_by_relation(Oid relid)
+{
+	ByRelation *r = hash_search(by_relation, &relid, HASH_FIND, NULL);
+
+	return r ? &r->entry->domain : load(relid, NULL);
+}
+
+Domain *
+domain_by_name(const char *name, bool missing_ok)
+{
+	Domain	   *domain = NULL;
+
+	/* the catalogue has no longer ones, and the hash compares no further */
+	if (strlen(name) < NAMEDATALEN)
+	{
+		ByName	   *n = hash_search(by_name, name, HASH_FIND, NULL);
+
+		domain = n ? &n->entry->domain : load(InvalidOid, name);
+	}
+	if (domain == NULL && !missing_ok)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("fence domain \"%s\" does not exist", name),
+				 errhint("View fence.domains lists what is fenced in this database; fence.attach adds a table.")));
+	return domain;
+}
+
+Domain *
+domain_by_wire_name(const char *wire_name)
+{
+	char	   *end;
+	unsigned long database = strtoul(wire_name, &end, 10);
+	int			nparts;
+	char	  **parts;
+	Domain	   *domain;
+
+	if (database != MyDatabaseId || *end != '.' || !key_parts(end + 1, &nparts, &parts) || nparts != 1)
+		return NULL;
+	domain = domain_by_name(parts[0], true);
+	return domain != NULL && strcmp(domain->wire_name, wire_name) == 0 ? domain : NULL;
+}
+
+char *
+domain_wire_name(const char *name)
+{
+	StringInfoData buf;
+
+	initStringInfo(&buf);
+	appendStringInfo(&buf, "%u.", MyDatabaseId);
+	key_encode(&buf, name);
+	return buf.data;
+}
+
+Domain *
+domain_stub(const char *name, int64 id, const char *policy)
+{
+	MemoryContext old = MemoryContextSwitchTo(TopTransactionContext);
+	Domain	   *domain = palloc0(sizeof(Domain));
+
+	domain->id = id;
+	domain->name = pstrdup(name);
+	domain->wire_name = domain_wire_name(name);
+	domain->policy = policy_of_text(policy);
+	domain->dead = true;
+	MemoryContextSwitchTo(old);
+	return domain;
+}
+
+FailurePolicy
+domain_policy(const Domain *domain)
+{
+	return domain->policy >= 0 ? (FailurePolicy) domain->policy : (FailurePolicy) setting_on_redis_failure;
+}
+
+int64
+domain_row_version(const Domain *domain, HeapTuple tuple, TupleDesc desc)
+{
+	bool		isnull;
+	Datum		value;
+	int64		version;
+
+	if (domain->version_attnum == InvalidAttrNumber)
+		return 0;
+	value = heap_getattr(tuple, domain->version_attnum, desc, &isnull);
+	if (isnull)
+		return 0;
+	switch (domain->version_type)
+	{
+		case INT2OID:
+			version = DatumGetInt16(value);
+			break;
+		case INT4OID:
+			version = DatumGetInt32(value);
+			break;
+		default:
+			version = DatumGetInt64(value);
+			break;
+	}
+	return Max(version, 0);
+}

@@ -1,0 +1,159 @@
+/*
+ * domain.h
+ *	  Fenced tables: the catalogue fence.domain, cached per backend.
+ *
+ * Owns: the meaning of a row of fence.domain; the cache; attach and detach (attach.c).
+ * The cache is emptied by invalidation messages (of the fenced table or of fence.domain); a Domain that somebody may
+ * still hold is kept until the end of the transaction.
+ */
+#ifndef FENCE_DOMAIN_H
+#define FENCE_DOMAIN_H
+
+#include "access/attnum.h"
+#include "access/htup.h"
+#include "datatype/timestamp.h"
+#include "fmgr.h"
+#include "nodes/pg_list.h"
+#include "storage/lockdefs.h"
+#include "utils/relcache.h"
+
+#include "settings.h"
+
+typedef enum DomainScope
+{
+	SCOPE_ROW,					/* one fence per row; triggers write it */
+	SCOPE_MANUAL				/* fences are written by begin_write only */
+} DomainScope;
+
+/* One key column. Without a table (manual domains): text, and no name. */
+typedef struct KeyColumn
+{
+	char	   *name;			/* NULL without a table */
+	AttrNumber	attnum;
+	Oid			input_type;		/* base type of the column: parses what callers spell */
+	int32		input_typmod;	/* only for bpchar; else -1 */
+	Oid			text_type;		/* type whose text is canonical: the operator class's input type, see key.c */
+	Oid			collation;
+	Oid			equality;		/* the unique index's equality operator, for look-ups by key */
+	bool		byval;
+	int16		len;
+	FmgrInfo	output;			/* of text_type; unused where key.c prints the type itself */
+	FmgrInfo	input;			/* of input_type */
+	Oid			input_ioparam;
+} KeyColumn;
+
+typedef struct Domain
+{
+	int64		id;				/* fence.domain.id: this attachment; never reused */
+	char	   *name;			/* as users see it */
+	char	   *wire_name;		/* "<database oid>.<percent-encoded name>": as Redis sees it */
+	char	   *fence_prefix;	/* "<namespace>:f:<wire_name>:" */
+	char	   *value_prefix;	/* "<namespace>:v:<wire_name>:" */
+	Oid			relid;			/* InvalidOid: a domain without a table */
+	DomainScope scope;
+	int			nkeys;			/* 0: without a table, any number of parts */
+	KeyColumn  *keys;
+	Oid			key_index;		/* the unique index on exactly the key columns; InvalidOid without a table */
+	char	   *version_name;
+	AttrNumber	version_attnum;
+	Oid			version_type;	/* INT2OID, INT4OID or INT8OID */
+	int64		version_max;
+	char	   *tag;			/* template, or NULL: the whole key is the hash tag */
+	List	   *columns;		/* names (char *) that read returns; NIL: all */
+	int64		ttl_ms;			/* of values that read stores; 0: none */
+	int			policy;			/* FailurePolicy, or -1: the setting */
+
+	MemoryContext context;		/* holds all of this */
+	bool		dead;			/* invalidated; freed at the end of the transaction */
+} Domain;
+
+/* The domain of a fenced table, or NULL. Reads the catalogue in a fresh snapshot when it is not cached. */
+extern Domain *domain_by_relation(Oid relid);
+
+/* The domain of that name; raises 42704 with a hint if there is none and missing_ok is false. */
+extern Domain *domain_by_name(const char *name, bool missing_ok);
+
+/* The domain whose wire_name this is (of this database), or NULL. */
+extern Domain *domain_by_wire_name(const char *wire_name);
+
+/* The policy in force for the domain. */
+extern FailurePolicy domain_policy(const Domain *domain);
+
+/* Every (wire_name, id) of this database, for arming and announcing. A List of DomainRef in the caller's context. */
+typedef struct DomainRef
+{
+	char	   *wire_name;
+	int64		id;
+} DomainRef;
+extern List *domain_list(void);
+
+/* OID of the extension's table of that name in schema fence, InvalidOid if the extension is not installed. */
+extern Oid	fence_table_oid(const char *relname);
+
+/* Opens a table of the extension; NULL if the extension is not installed. Close it with table_close. */
+extern Relation fence_table_open(const char *relname, LOCKMODE lock);
+
+/* OID of the table's unique index whose first column is this, InvalidOid if there is none. */
+extern Oid	fence_table_index(Relation table, AttrNumber first_column);
+
+/*
+ * A row of fence.domain as the table holds it; no name in it has been resolved. What works on broken attachments
+ * (detach, DROP) uses this, all else a Domain.
+ */
+typedef struct DomainRow
+{
+	int64		id;
+	char	   *name;
+	Oid			relid;			/* InvalidOid: NULL */
+	List	   *key_columns;	/* of char *; NIL without a table */
+	char	   *version_column; /* or NULL */
+	char	   *tag;			/* or NULL */
+	char	   *scope;
+	char	   *cache;
+	List	   *columns;		/* of char *; NIL: NULL */
+	Interval   *ttl;			/* or NULL */
+	char	   *on_redis_failure;	/* or NULL */
+	char	   *publish;
+} DomainRow;
+
+/* The row as of now, or NULL; palloc'd. */
+extern DomainRow *domain_row_by_relation(Oid relid);
+extern DomainRow *domain_row_by_name(const char *name);
+
+/* Adds the row with the next id, which is stored in it; deletes the row. Both empty every backend's cache at COMMIT. */
+extern void domain_row_insert(DomainRow *row);
+extern void domain_row_delete(const DomainRow *row);
+
+/* "<database oid>.<percent-encoded name>", palloc'd. */
+extern char *domain_wire_name(const char *name);
+
+/* As much of a Domain as ledger_end_domain needs, in TopTransactionContext. policy: text as in the catalogue, or NULL. */
+extern Domain *domain_stub(const char *name, int64 id, const char *policy);
+
+/* How the values of a key column are compared: its operator class in the unique index, else the type's default. */
+typedef struct KeyEquality
+{
+	Oid			opfamily;		/* InvalidOid: the type has no order, hence no unique index */
+	Oid			input_type;		/* of the operator class */
+	Oid			collation;
+} KeyEquality;
+extern KeyEquality domain_key_equality(Relation rel, Oid index, AttrNumber attnum);
+
+/*
+ * The unique index on exactly these columns, in any order, that can be relied on at every moment; InvalidOid if there
+ * is none. Then *unfit tells what keeps the nearest one from it ("is deferrable"), and its name; both NULL if there is
+ * none at all. unfit and unfit_name may be NULL.
+ */
+extern Oid	domain_key_index(Relation rel, int nkeys, const AttrNumber *attnums, const char **unfit, char **unfit_name);
+
+/* Called once at load: invalidation callbacks. And at the end of each top-level transaction: frees dead domains. */
+extern void domain_init(void);
+extern void domain_at_transaction_end(void);
+
+/* attach.c, called once at load: whatever drops a trigger of ours ends its domain. */
+extern void attach_install_hooks(void);
+
+/* The version in a tuple: NULL and negative count as 0 (such rows precede the attachment). */
+extern int64 domain_row_version(const Domain *domain, HeapTuple tuple, TupleDesc desc);
+
+#endif

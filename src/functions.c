@@ -1,0 +1,495 @@
+/*
+ * functions.c
+ *	  The SQL-callable functions of readers and writers; attach and detach are in attach.c, views in views.c.
+ *
+ * Owns: the reading rules (doc/protocol.md, "Reading") for those who read through SQL: PostgreSQL is read after get
+ * answered, in a snapshot taken after it; an older snapshot may be used, never put; a transaction that has written in
+ * a domain fills no cache of it.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "catalog/pg_type.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "mb/pg_wchar.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
+#include "utils/jsonb.h"
+#include "utils/lsyscache.h"
+#include "utils/rls.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "audit.h"
+#include "compat.h"
+#include "coordinator.h"
+#include "key.h"
+#include "ledger.h"
+#include "row.h"
+#include "shared.h"
+#include "stamp.h"
+#include "tombstone.h"
+#include "version.h"
+
+PG_FUNCTION_INFO_V1(fence_fence_key);
+PG_FUNCTION_INFO_V1(fence_value_key);
+PG_FUNCTION_INFO_V1(fence_get);
+PG_FUNCTION_INFO_V1(fence_read);
+PG_FUNCTION_INFO_V1(fence_put);
+PG_FUNCTION_INFO_V1(fence_begin_write);
+PG_FUNCTION_INFO_V1(fence_abort_write);
+PG_FUNCTION_INFO_V1(fence_status);
+PG_FUNCTION_INFO_V1(fence_audit);
+PG_FUNCTION_INFO_V1(fence_repair);
+PG_FUNCTION_INFO_V1(fence_wake_keeper);
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Arguments
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static Domain *
+domain_argument(FunctionCallInfo fcinfo, int n)
+{
+	shared_require();
+	if (PG_ARGISNULL(n))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("the domain must not be null")));
+	return domain_by_name(text_to_cstring(PG_GETARG_TEXT_PP(n)), false);
+}
+
+/* The canonical key of a VARIADIC text[] argument. */
+static char *
+key_argument(FunctionCallInfo fcinfo, int n, const Domain *domain)
+{
+	Datum	   *values;
+	bool	   *nulls;
+	int			nparts;
+	const char **parts;
+
+	if (PG_ARGISNULL(n))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("the key must not be null")));
+	deconstruct_array(PG_GETARG_ARRAYTYPE_P(n), TEXTOID, -1, false, TYPALIGN_INT, &values, &nulls, &nparts);
+	parts = palloc(sizeof(char *) * Max(nparts, 1));
+	for (int i = 0; i < nparts; i++)
+		parts[i] = nulls[i] ? NULL : TextDatumGetCString(values[i]);
+	return key_of_texts(domain, nparts, parts);
+}
+
+Datum
+fence_fence_key(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+
+	PG_RETURN_TEXT_P(cstring_to_text(key_fence_name(domain, key_argument(fcinfo, 1, domain))));
+}
+
+Datum
+fence_value_key(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+
+	PG_RETURN_TEXT_P(cstring_to_text(key_value_name(domain, key_argument(fcinfo, 1, domain))));
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Reading
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* A cached row is for those who may read the whole table: Redis knows neither columns nor policies. */
+static void
+require_readable(const Domain *domain)
+{
+	if (!OidIsValid(domain->relid))
+		return;
+	if (pg_class_aclcheck(domain->relid, GetUserId(), ACL_SELECT) != ACLCHECK_OK)
+		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_TABLE, get_rel_name(domain->relid));
+	if (check_enable_rls(domain->relid, InvalidOid, true) == RLS_ENABLED)
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("cannot read domain \"%s\" through the cache because row-level security applies to you", domain->name),
+				 errhint("Read the table itself.")));
+}
+
+typedef struct GetAnswer
+{
+	const char *status;			/* hit, miss, pending, unarmed, unavailable */
+	char	   *token;			/* the rest is NULL where the status has none */
+	char	   *version;
+	char	   *ticket;
+	char	   *payload;
+	size_t		payload_len;
+} GetAnswer;
+
+static const char *
+closed_status(void)
+{
+	bool		reachable;
+
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	reachable = fence_shared->nnodes > 0 && fence_shared->nodes[0].reachable;
+	LWLockRelease(fence_shared->lock);
+	return reachable ? "unarmed" : "unavailable";
+}
+
+static char *
+copy_element(const redisReply *reply, size_t i)
+{
+	return i < reply->elements && reply->element[i]->type == REDIS_REPLY_STRING ?
+		pnstrdup(reply->element[i]->str, reply->element[i]->len) : NULL;
+}
+
+/* The strong get. While fences are not OPEN Redis is not asked: it may hang. */
+static GetAnswer
+strong_get(const Domain *domain, const char *key)
+{
+	GetAnswer	answer = {.status = "unavailable"};
+	char	   *fence = key_fence_name(domain, key);
+	char	   *value = key_value_name(domain, key);
+	const char *argv[] = {"FCALL", "fence_get", "2", fence, value};
+	size_t		argvlen[] = {5, 9, 1, strlen(fence), strlen(value)};
+	redisReply *reply;
+	char	   *first;
+
+	if (WORD_STATE(fence_word_expire()) != FENCE_OPEN)
+	{
+		answer.status = closed_status();
+		return answer;
+	}
+	reply = coordinator_ask(fence, lengthof(argv), argv, argvlen);
+	if (reply == NULL)
+		return answer;
+	first = reply->type == REDIS_REPLY_ARRAY ? copy_element(reply, 0) : NULL;
+	if (first && strcmp(first, "hit") == 0 && reply->elements == 4)
+	{
+		answer.status = "hit";
+		answer.token = copy_element(reply, 1);
+		answer.version = copy_element(reply, 2);
+		answer.payload = copy_element(reply, 3);
+		answer.payload_len = reply->element[3]->len;
+	}
+	else if (first && strcmp(first, "miss") == 0 && reply->elements >= 3)
+	{
+		answer.status = "miss";
+		answer.token = copy_element(reply, 1);
+		answer.ticket = copy_element(reply, 2);
+	}
+	else if (first && strcmp(first, "pending") == 0)
+		answer.status = "pending";
+	else if (first && strcmp(first, "unarmed") == 0)
+		answer.status = "unarmed";
+	freeReplyObject(reply);
+	return answer;
+}
+
+/* put; the answer's words joined by a blank. NULL: Redis could not be asked. */
+static char *
+strong_put(const Domain *domain, const char *key, const char *token, const char *ticket, int64 version,
+		   const char *payload, size_t payload_len, int64 ttl_ms)
+{
+	char	   *fence = key_fence_name(domain, key);
+	char	   *value = key_value_name(domain, key);
+	char		version_text[24];
+	char		ttl_text[24];
+	const char *argv[] = {"FCALL", "fence_put", "2", fence, value, token, ticket, version_text, payload, ttl_text};
+	size_t		argvlen[lengthof(argv)];
+	redisReply *reply;
+	StringInfoData answer;
+
+	pg_lltoa(version, version_text);
+	pg_lltoa(ttl_ms, ttl_text);
+	for (int i = 0; i < (int) lengthof(argv); i++)
+		argvlen[i] = argv[i] == payload ? payload_len : strlen(argv[i]);
+	reply = coordinator_ask(fence, lengthof(argv), argv, argvlen);
+	if (reply == NULL)
+		return NULL;
+	initStringInfo(&answer);
+	if (reply->type == REDIS_REPLY_ERROR)
+		appendStringInfo(&answer, "refused %s", reply->str);
+	else if (reply->type == REDIS_REPLY_ARRAY)
+		for (size_t i = 0; i < reply->elements; i++)
+			appendStringInfo(&answer, "%s%s", i ? " " : "", copy_element(reply, i));
+	freeReplyObject(reply);
+	return answer.data;
+}
+
+static void
+require_text(const GetAnswer *answer)
+{
+	if (answer->payload &&
+		(strlen(answer->payload) != answer->payload_len || !pg_verifymbstr(answer->payload, answer->payload_len, true)))
+		ereport(ERROR,
+				(errcode(ERRCODE_CHARACTER_NOT_IN_REPERTOIRE),
+				 errmsg("the cached value is no text in the encoding of this database"),
+				 errhint("Read it with a Redis client, or store it as text.")));
+}
+
+static Datum
+text_or_null(const char *s, bool *isnull)
+{
+	*isnull = s == NULL;
+	return s ? CStringGetTextDatum(s) : (Datum) 0;
+}
+
+Datum
+fence_get(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+	char	   *key = key_argument(fcinfo, 1, domain);
+	GetAnswer	answer;
+	Datum		values[5];
+	bool		nulls[5];
+	TupleDesc	desc;
+
+	require_readable(domain);
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	answer = strong_get(domain, key);
+	require_text(&answer);
+	values[0] = text_or_null(answer.status, &nulls[0]);
+	values[1] = text_or_null(answer.token, &nulls[1]);
+	nulls[2] = answer.version == NULL;
+	values[2] = answer.version ? Int64GetDatum(strtoll(answer.version, NULL, 10)) : (Datum) 0;
+	values[3] = text_or_null(answer.ticket, &nulls[3]);
+	values[4] = text_or_null(answer.payload, &nulls[4]);
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
+}
+
+/* The row itself in the given snapshot, cached on the way back if that is allowed. */
+static bool
+read_row(const Domain *domain, const char *key, const GetAnswer *answer, Datum *jsonb)
+{
+	bool		old_snapshot = IsolationUsesXactSnapshot();
+	Snapshot	snapshot = RegisterSnapshot(old_snapshot ? GetTransactionSnapshot() : GetLatestSnapshot());
+	int64		version;
+	bool		found = row_as_jsonb(domain, key, snapshot, jsonb, &version);
+
+	UnregisterSnapshot(snapshot);
+	if (found && answer->token && answer->ticket && !old_snapshot)
+	{
+		char	   *payload = JsonbToCString(NULL, &DatumGetJsonbP(*jsonb)->root, VARSIZE(DatumGetJsonbP(*jsonb)));
+
+		(void) strong_put(domain, key, answer->token, answer->ticket, version, payload, strlen(payload), domain->ttl_ms);
+	}
+	return found;
+}
+
+Datum
+fence_read(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+	char	   *key = key_argument(fcinfo, 1, domain);
+	GetAnswer	answer = {.status = "unavailable"};
+	Datum		row;
+
+	if (RecoveryInProgress())
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("strong reads are not possible during recovery"),
+				 errhint("Read from the primary server.")));
+	if (!OidIsValid(domain->relid) || domain->version_name == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				 errmsg("domain \"%s\" has no table with a version column to read from", domain->name),
+				 errhint("Use fence.get and fence.put.")));
+	require_readable(domain);
+	if (!ledger_has_written(domain->id))
+		answer = strong_get(domain, key);
+	if (answer.payload && fence_is_json(answer.payload, answer.payload_len))
+		PG_RETURN_DATUM(DirectFunctionCall1(jsonb_in, CStringGetDatum(answer.payload)));
+	if (answer.payload)
+		answer.token = NULL;	/* somebody else's value under this name: read past it, leave it alone */
+	if (!read_row(domain, key, &answer, &row))
+		PG_RETURN_NULL();
+	PG_RETURN_DATUM(row);
+}
+
+static int64
+interval_ms(const Interval *ttl)
+{
+	int64		ms = ((int64) ttl->month * DAYS_PER_MONTH + ttl->day) * SECS_PER_DAY * INT64CONST(1000) + ttl->time / 1000;
+
+	if (ms < 0 || ms > INT64CONST(1000) * SECS_PER_DAY * 3660)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("a time to live must be between 0 and 10 years")));
+	return ms;
+}
+
+Datum
+fence_put(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+	char	   *key = key_argument(fcinfo, 6, domain);
+	text	   *payload;
+	char	   *answer;
+
+	if (PG_ARGISNULL(1) || PG_ARGISNULL(3) || PG_ARGISNULL(4))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("token, version and value must not be null")));
+	if (PG_GETARG_INT64(3) < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("a version must not be negative")));
+	if (ledger_has_written(domain->id))
+		PG_RETURN_TEXT_P(cstring_to_text("refused this transaction has written in the domain"));
+	if (WORD_STATE(fence_word_expire()) != FENCE_OPEN)
+		PG_RETURN_TEXT_P(cstring_to_text("refused unarmed"));
+	payload = PG_GETARG_TEXT_PP(4);
+	answer = strong_put(domain, key, text_to_cstring(PG_GETARG_TEXT_PP(1)),
+						PG_ARGISNULL(2) ? "" : text_to_cstring(PG_GETARG_TEXT_PP(2)), PG_GETARG_INT64(3),
+						VARDATA_ANY(payload), VARSIZE_ANY_EXHDR(payload),
+						PG_ARGISNULL(5) ? 0 : interval_ms(PG_GETARG_INTERVAL_P(5)));
+	PG_RETURN_TEXT_P(cstring_to_text(answer ? answer : "refused unavailable"));
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Explicit reservations
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static void
+require_manual(const Domain *domain)
+{
+	if (domain->scope != SCOPE_MANUAL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("domain \"%s\" is maintained by the triggers of its table", domain->name),
+				 errhint("Just write the row. Explicit reservations are for domains attached with scope => 'manual'.")));
+}
+
+/*
+ * Reserves at once if fences are OPEN, so that the version returned is final even where Redis is ahead of what the
+ * caller observed. The caller states `observed` without proof: it is not told to Redis.
+ */
+Datum
+fence_begin_write(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+	char	   *key = key_argument(fcinfo, 2, domain);
+	int64		observed = PG_ARGISNULL(1) ? 0 : PG_GETARG_INT64(1);
+	Reservation *r;
+	Reservation *ahead = NULL;
+
+	require_manual(domain);
+	if (observed < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("the observed version must not be negative")));
+	PreventCommandIfReadOnly("fence.begin_write()");
+	PreventCommandDuringRecovery("fence.begin_write()");
+	r = ledger_reservation(RESERVE_ROW, key_fence_name(domain, key), domain);
+	r->wanted = fence_version_after(domain, Max(Max(observed, r->wanted), ledger_told_ahead(r->name)));
+	(void) fence_stamp();		/* assigns the xid: without a row written, the transaction must still have a fate */
+	ledger_apply(r, r->wanted);
+	for (int try = 0; try < 3; try++)
+	{
+		FenceWord	word = fence_word_expire();
+
+		if (WORD_STATE(word) != FENCE_OPEN || coordinator_reserve_all(word, &ahead) != RESERVE_AHEAD || ahead != r)
+			break;
+		r->wanted = fence_version_after(domain, r->ahead);
+		ledger_apply(r, r->wanted);
+	}
+	PG_RETURN_INT64(r->applied);
+}
+
+Datum
+fence_abort_write(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+	char	   *key = key_argument(fcinfo, 1, domain);
+	Reservation *r = ledger_find(key_fence_name(domain, key));
+
+	require_manual(domain);
+	if (r == NULL || r->applied == NO_VERSION)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("this transaction has no reservation of key \"%s\" in domain \"%s\"", key, domain->name)));
+	ledger_withdraw(r);
+	PG_RETURN_VOID();
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Seeing and repairing
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+Datum
+fence_status(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+	char	   *key = key_argument(fcinfo, 1, domain);
+	FenceStatus status;
+	Datum		values[5];
+	bool		nulls[5] = {false};
+	TupleDesc	desc;
+
+	require_readable(domain);
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	if (!audit_key(domain, key, &status))
+		ereport(ERROR,
+				(errcode(ERRCODE_CONNECTION_FAILURE),
+				 errmsg("could not ask Redis for the fence: %s", coordinator_problem()),
+				 errhint("SELECT * FROM fence.state tells how things stand.")));
+	values[0] = Int64GetDatum(status.fence_version);
+	nulls[0] = status.fence_version == NO_VERSION;
+	values[1] = Int64GetDatum(status.row_version);
+	nulls[1] = status.row_version == NO_VERSION;
+	values[2] = CStringGetTextDatum(audit_relation_name(status.relation));
+	values[3] = Int32GetDatum(status.pending);
+	values[4] = text_or_null(status.armed ? status.token : NULL, &nulls[4]);
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
+}
+
+Datum
+fence_audit(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+	double		fraction = PG_GETARG_FLOAT8(1);
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	int64		counts[RELATION_COUNT] = {0};
+
+	if (!(fraction > 0 && fraction <= 1))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("the fraction must be above 0 and at most 1")));
+	audit_sample(domain, fraction, INT_MAX, false, counts);
+	InitMaterializedSRF(fcinfo, 0);
+	for (int i = 0; i < RELATION_COUNT; i++)
+	{
+		Datum		values[2] = {CStringGetTextDatum(audit_relation_name(i)), Int64GetDatum(counts[i])};
+		bool		nulls[2] = {false};
+
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+	return (Datum) 0;
+}
+
+Datum
+fence_repair(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+
+	PG_RETURN_TEXT_P(cstring_to_text(audit_repair(domain, key_argument(fcinfo, 1, domain))));
+}
+
+Datum
+fence_wake_keeper(PG_FUNCTION_ARGS)
+{
+	(void) fcinfo;
+	shared_require();
+	ledger_catalog_changed();
+	PG_RETURN_VOID();
+}

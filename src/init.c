@@ -1,0 +1,33 @@
+/*
+ * init.c
+ *	  Loading the library: settings, shared memory, hooks, workers. Nothing else is decided here.
+ */
+#include "postgres.h"
+
+#include "fmgr.h"
+#include "miscadmin.h"
+
+#include "compat.h"
+#include "domain.h"
+#include "settings.h"
+#include "shared.h"
+#include "transaction.h"
+#include "worker.h"
+
+FENCE_MODULE_MAGIC("pgcache_fence", "1.0");
+
+void		_PG_init(void);
+
+void
+_PG_init(void)
+{
+	/* Loaded by a function call: shared_require tells the user, there is nothing to work with. */
+	if (!process_shared_preload_libraries_in_progress)
+		return;
+	settings_define();
+	shared_install();
+	domain_init();
+	attach_install_hooks();
+	transaction_install();
+	worker_install();
+}

@@ -1,0 +1,691 @@
+/*
+ * keeper.c
+ *	  The keeper: a background worker that decides whether fences may be used.
+ *
+ * Owns: topology, arming, renewing, epochs (doc/protocol.md, "Keeper"). It is the only process that opens. It is
+ * connected to no database; what needs one is done by short-lived workers (worker.c).
+ *
+ * The order of steps is the protocol: lease_bound is raised before a lease is granted, the word is looked at between
+ * the two, and a new epoch is durable before its number is in the word.
+ */
+#include "postgres.h"
+
+#include <netdb.h>
+#include <sys/socket.h>
+
+#include "access/xlog.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "tcop/tcopprot.h"
+#include "utils/memutils.h"
+
+#include "compat.h"
+#include "redis/library.h"
+#include "settings.h"
+#include "shared.h"
+#include "worker.h"
+
+#define DATABASES_EVERY	INT64CONST(60000000)	/* microseconds between looks at all databases without a reason, */
+#define DATABASES_AGAIN	INT64CONST(10000000)	/* and after one that failed */
+#define RETRY_FIRST		INT64CONST(50000)	/* between tries to open: at first, and at most */
+#define RETRY_MOST		INT64CONST(1000000)
+#define FLAP_FIRST		INT64CONST(100000)	/* time in CLOSED after the first failure, doubled for each that follows, */
+#define FLAP_MOST		INT64CONST(30000000)	/* at most this, */
+#define FLAP_FORGET		INT64CONST(60000000)	/* until fences were OPEN for that long */
+
+PGDLLEXPORT void fence_keeper_main(Datum arg);
+
+/* A Redis process as this keeper knows it */
+typedef struct KeeperNode
+{
+	RedisEndpoint address;
+	RedisConnection *conn;
+	Hello		hello;			/* last answer, */
+	int64		heard_at;		/* and when it was here: its clock was read no later */
+	char		server[32];
+} KeeperNode;
+
+static KeeperNode nodes[MAX_NODES];
+static int	nnodes = 0;
+static RedisUrl url;
+static char *url_text = NULL;	/* from which nodes was made */
+
+static List *databases = NIL;	/* Oids of databases that have the extension, ascending: the first holds the row */
+static bool databases_known = false;
+static List *announce_queue = NIL;	/* Oids whose domains are to be announced in the current epoch */
+static uint32 catalog_seen = 0;
+static int64 databases_next = 0;
+
+static uint32 last_epoch = 0;	/* highest number known to have been written */
+static int	longest_lease = 0;	/* ms, durable */
+static int64 opened_at = 0;
+static int	flaps = 0;
+static int64 stay_closed_until = 0;
+static int64 retry_pause = RETRY_FIRST;
+
+static int64
+timeout_us(void)
+{
+	return setting_timeout * INT64CONST(1000);
+}
+
+static int64
+lease_us(void)
+{
+	return setting_lease * INT64CONST(1000);
+}
+
+/* From a reading of the node's clock that was here at heard_at: the local time at which a lease from it is surely over. */
+static int64
+lease_end(int64 heard_at)
+{
+	return heard_at + lease_us() + setting_clock_margin * INT64CONST(1000);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Topology: addresses, connections, who is there
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static void
+drop_connections(void)
+{
+	for (int i = 0; i < nnodes; i++)
+	{
+		redis_close(nodes[i].conn);
+		nodes[i].conn = NULL;
+	}
+}
+
+/* Name to numeric address. Blocks in the resolver: only the keeper does this. */
+static bool
+resolve(RedisEndpoint *endpoint, char *error)
+{
+	struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
+	struct addrinfo *found;
+	char		numeric[REDIS_HOST_LEN];
+	int			rc;
+
+	if (endpoint->is_unix)
+		return true;
+	rc = getaddrinfo(endpoint->host, NULL, &hints, &found);
+	if (rc == 0)
+	{
+		rc = getnameinfo(found->ai_addr, found->ai_addrlen, numeric, sizeof(numeric), NULL, 0, NI_NUMERICHOST);
+		freeaddrinfo(found);
+	}
+	if (rc != 0)
+	{
+		snprintf(error, REASON_LEN, "could not resolve \"%.100s\": %s", endpoint->host, gai_strerror(rc));
+		return false;
+	}
+	strlcpy(endpoint->host, numeric, sizeof(endpoint->host));
+	return true;
+}
+
+/* Makes the table of nodes from the URL if it changed, or if nothing is connected (a name may mean another host now). */
+static bool
+find_nodes(char *error)
+{
+	RedisUrl	parsed;
+	const char *wrong = redis_url_parse(setting_redis_url, &parsed);
+	bool		changed = url_text == NULL || strcmp(url_text, setting_redis_url) != 0;
+
+	if (wrong)
+	{
+		snprintf(error, REASON_LEN, "pgcache_fence.redis_url: %s", wrong);
+		return false;
+	}
+	if (!changed && nnodes > 0 && nodes[0].conn != NULL)
+		return true;
+	url = parsed;
+	for (int i = 0; i < url.nendpoints; i++)
+	{
+		RedisEndpoint address = url.endpoints[i];
+
+		if (!resolve(&address, error))
+			return false;
+		if (i < nnodes && memcmp(&nodes[i].address, &address, sizeof(address)) == 0 && !changed)
+			continue;
+		redis_close(nodes[i].conn);
+		memset(&nodes[i], 0, sizeof(KeeperNode));
+		nodes[i].address = address;
+	}
+	nnodes = url.nendpoints;
+	if (changed)
+	{
+		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+
+		if (url_text)
+			pfree(url_text);
+		url_text = pstrdup(setting_redis_url);
+		MemoryContextSwitchTo(old);
+	}
+	return true;
+}
+
+/* Copies what is known to shared memory, where backends find addresses and views find the rest. */
+static void
+publish_nodes(const char *error, bool armed)
+{
+	bool		moved = false;
+
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	moved = fence_shared->nnodes != nnodes;
+	fence_shared->nnodes = nnodes;
+	for (int i = 0; i < nnodes; i++)
+	{
+		FenceNode  *shared = &fence_shared->nodes[i];
+		KeeperNode	   *node = &nodes[i];
+
+		moved = moved || memcmp(&shared->address, &node->address, sizeof(node->address)) != 0;
+		shared->address = node->address;
+		shared->reachable = node->conn != NULL;
+		strlcpy(shared->role, node->hello.role, sizeof(shared->role));
+		strlcpy(shared->version, node->server, sizeof(shared->version));
+		strlcpy(shared->identity, node->hello.identity, IDENTITY_LEN);
+		strlcpy(shared->epoch, node->hello.epoch, EPOCH_LEN);
+		if (armed)
+			shared->lease_until = node->heard_at + lease_us();
+		strlcpy(shared->error, error ? error : "", REASON_LEN);
+	}
+	if (moved)
+		pg_atomic_fetch_add_u32(&fence_shared->nodes_serial, 1);
+	LWLockRelease(fence_shared->lock);
+}
+
+/* Connects if need be, makes sure of the library if `load`, and asks the process who it is. */
+static bool
+greet(KeeperNode *node, bool load, char *error)
+{
+	LibraryCall call = {.deadline = fence_clock() + timeout_us()};
+	bool		found = false;
+
+	if (node->conn == NULL || redis_error(node->conn))
+	{
+		redis_close(node->conn);
+		node->conn = redis_open(&node->address, &url, call.deadline, error, REASON_LEN);
+		if (node->conn == NULL)
+			return false;
+	}
+	call.conn = node->conn;
+	call.error[0] = '\0';
+	found = (!load || (library_ensure(&call) &&
+					   library_server_version(&call, node->server, sizeof(node->server)))) &&
+		library_hello(&call, &node->hello, &found) && found;
+	node->heard_at = fence_clock();
+	if (found && strcmp(node->hello.role, "master") != 0)
+	{
+		snprintf(call.error, REASON_LEN, "this Redis is a replica (role %s): its master is needed", node->hello.role);
+		found = false;
+	}
+	if (!found)
+	{
+		snprintf(error, REASON_LEN, "%s", call.error[0] ? call.error : "Redis has lost the function library");
+		if (redis_error(node->conn))
+		{
+			redis_close(node->conn);
+			node->conn = NULL;
+		}
+		return false;
+	}
+	return true;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Databases and the durable row
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static bool
+run_job(FenceJob *job, char *error)
+{
+	int64		deadline = fence_clock() + Max(lease_us(), INT64CONST(5000000));
+
+	job_abandon();
+	job->done = false;
+	if (!job_start(job))
+	{
+		strlcpy(error, "no background worker slot is free: raise max_worker_processes", REASON_LEN);
+		return false;
+	}
+	if (!job_finish(job, deadline))
+	{
+		strlcpy(error, job->error, REASON_LEN);
+		return false;
+	}
+	return true;
+}
+
+static void
+remember_database(Oid database)
+{
+	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+
+	databases = list_append_unique_oid(databases, database);
+	MemoryContextSwitchTo(old);
+}
+
+/*
+ * c6: at the first look after a server start, leases that were granted before it may run. A database with the
+ * extension but without the row tells nothing: the longest lease possible. Without any, none was ever granted.
+ */
+static void
+set_first_bound(int longest, bool row_missing)
+{
+	int64		ms = longest ? longest : row_missing ? LEASE_MAX_MS : 0;
+
+	pg_atomic_write_u64(&fence_shared->lease_bound,
+						(uint64) fence_clock() + (ms ? (ms + setting_clock_margin) * 1000 : 0));
+	fence_shared->bound_known = true;
+}
+
+/* Which databases have the extension, and the highest durable state among them. Waits for a worker in each. */
+static bool
+load_databases(char *error)
+{
+	List	   *served;
+	bool		row_missing = false;
+	ListCell   *cell;
+
+	if (databases_known)
+		return true;
+	catalog_seen = pg_atomic_read_u32(&fence_shared->catalog_serial);
+	databases_next = fence_clock() + DATABASES_EVERY;
+	served = worker_list_databases();
+	list_free(databases);
+	databases = NIL;
+	foreach(cell, served)
+	{
+		FenceJob	job = {.kind = JOB_LOAD, .database = lfirst_oid(cell)};
+
+		if (!run_job(&job, error))
+			return false;
+		if (!job.extension)
+			continue;
+		remember_database(job.database);
+		if (job.has_row)
+		{
+			last_epoch = Max(last_epoch, job.epoch_number);
+			longest_lease = Max(longest_lease, job.longest_lease);
+		}
+		else
+			row_missing = true;
+	}
+	list_free(served);
+	if (!fence_shared->bound_known)
+		set_first_bound(longest_lease, row_missing);
+	databases_known = true;
+	return true;
+}
+
+static bool
+store_durably(uint32 epoch_number, char *error)
+{
+	FenceJob	job = {.kind = JOB_STORE, .database = linitial_oid(databases),
+		.epoch_number = epoch_number, .longest_lease = setting_lease};
+
+	if (!run_job(&job, error) || !job.extension)
+		databases_known = false;	/* it may have been dropped: look again before the next try */
+	if (!job.done)
+		return false;
+	if (!job.extension)
+	{
+		strlcpy(error, "the extension was dropped", REASON_LEN);
+		return false;
+	}
+	last_epoch = Max(last_epoch, epoch_number);
+	longest_lease = Max(longest_lease, setting_lease);
+	return true;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * CLOSED -> ARMING -> OPEN
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Whether every process is still the one that was armed, in the current epoch. */
+static bool
+same_processes(FenceWord word)
+{
+	char		epoch[EPOCH_LEN];
+
+	fence_epoch_of(WORD_EPOCH(word), epoch);
+	if (WORD_EPOCH(word) == 0 || !fence_shared->epoch_armed)
+		return false;
+	for (int i = 0; i < nnodes; i++)
+		if (strcmp(fence_shared->nodes[i].armed_identity, nodes[i].hello.identity) != 0 ||
+			strcmp(nodes[i].hello.epoch, epoch) != 0)
+			return false;
+	return nnodes > 0;
+}
+
+/* CLOSED (again), with the reason; a reason that stands there already changes nothing. */
+static bool
+back_to_closed(FenceWord from, const char *why)
+{
+	if (WORD_STATE(from) != FENCE_CLOSED || strcmp(fence_shared->reason, why) != 0)
+		fence_word_change(from, FENCE_CLOSED, WORD_EPOCH(from), why);
+	return false;
+}
+
+/* The last step of both ways: raise the bound, grant the leases, open. */
+static bool
+grant_and_open(FenceWord arming, bool new_epoch, const char *why)
+{
+	char		epoch[EPOCH_LEN];
+
+	fence_epoch_of(WORD_EPOCH(arming), epoch);
+	for (int i = 0; i < nnodes; i++)
+	{
+		KeeperNode	   *node = &nodes[i];
+		LibraryCall call = {.conn = node->conn, .deadline = fence_clock() + timeout_us()};
+		int64		until = node->hello.time_ms + setting_lease;
+		bool		ok;
+
+		fence_lease_bound_raise(lease_end(node->heard_at));
+		if (fence_word() != arming)
+			return false;
+		ok = new_epoch ?
+			library_arm(&call, node->hello.identity, epoch, until, GetWALInsertionTimeLine(), NIL) :
+			library_renew(&call, node->hello.identity, epoch, until);
+		if (!ok)
+		{
+			/* c2: an epoch that some process may have and another not is burnt */
+			fence_shared->epoch_armed = false;
+			publish_nodes(call.error, false);
+			return back_to_closed(arming, call.error);
+		}
+		strlcpy(fence_shared->nodes[i].armed_identity, node->hello.identity, IDENTITY_LEN);
+		strlcpy(node->hello.epoch, epoch, EPOCH_LEN);
+	}
+	fence_shared->epoch_armed = true;
+	publish_nodes(NULL, true);
+	if (!fence_word_change(arming, FENCE_OPEN, WORD_EPOCH(arming), why))
+		return false;
+	opened_at = fence_clock();
+	retry_pause = RETRY_FIRST;
+	catalog_seen = 0;			/* announce what is attached */
+	return true;
+}
+
+/* A new epoch: nobody of the old one is committing, and nobody in Redis may vouch for it any more. */
+static bool
+open_new_epoch(FenceWord arming)
+{
+	uint32		number = last_epoch;
+	uint64		random;
+	char		error[REASON_LEN];
+	FenceWord	next;
+
+	if (fence_marker_exists(false))
+		return back_to_closed(arming, "waiting for transactions of the last epoch that are committing");
+	if (!fence_lease_bound_passed())
+		return back_to_closed(arming, "waiting until the leases of the last epoch are over");
+	for (int i = 0; i < nnodes; i++)
+		number = Max(number, (uint32) strtoul(nodes[i].hello.epoch, NULL, 10));
+	number++;
+	if (number > WORD_MAX_EPOCH)
+		return back_to_closed(arming, "epoch numbers are used up: choose another pgcache_fence.namespace");
+	if (!store_durably(number, error))
+		return back_to_closed(arming, error);
+
+	if (!pg_strong_random(&random, sizeof(random)))
+		return back_to_closed(arming, "could not draw a random number");
+	if (fence_word() != arming)
+		return false;
+	/* from here on the old epoch can never be opened again [c11] */
+	fence_shared->epoch_armed = false;
+	pg_atomic_write_u64(&fence_shared->epoch_random, random);
+	if (!fence_word_change(arming, FENCE_ARMING, number, NULL))
+		return false;
+	/* c4b: not before the number is in the word (the old epoch must not forget it), and before anything is armed */
+	pg_atomic_write_u32(&fence_shared->bypassed, 0);
+	next = fence_word();
+	if (WORD_STATE(next) != FENCE_ARMING || WORD_EPOCH(next) != number)
+		return false;
+	return grant_and_open(next, true, "a new epoch begins");
+}
+
+/* One try to open; leaves the reason in the word's history when it cannot. */
+static bool
+try_open(void)
+{
+	FenceWord	closed = fence_word_expire();
+	FenceWord	arming;
+	char		error[REASON_LEN] = "";
+
+	if (WORD_STATE(closed) != FENCE_CLOSED)
+		return false;
+	if (!load_databases(error))
+		return back_to_closed(closed, error);
+	if (databases == NIL)
+		return back_to_closed(closed, "no database that pgcache_fence.databases names has the extension");
+	if (!find_nodes(error))
+		return back_to_closed(closed, error);
+	for (int i = 0; i < nnodes; i++)
+		if (!greet(&nodes[i], true, error))
+		{
+			publish_nodes(error, false);
+			return back_to_closed(closed, error);
+		}
+	publish_nodes(NULL, false);
+
+	/* A longer lease than ever is durable before it is granted. */
+	if (setting_lease > longest_lease && !store_durably(last_epoch, error))
+		return back_to_closed(closed, error);
+	closed = fence_word();
+	if (WORD_STATE(closed) != FENCE_CLOSED)
+		return false;
+
+	if (!same_processes(closed) || pg_atomic_read_u32(&fence_shared->bypassed))
+	{
+		/* no need to keep writers waiting in ARMING for what only time can bring */
+		for (int i = 0; i < nnodes; i++)
+		{
+			LibraryCall call = {.conn = nodes[i].conn, .deadline = fence_clock() + timeout_us()};
+
+			(void) library_disarm(&call, GetWALInsertionTimeLine());
+		}
+		if (!fence_lease_bound_passed())
+			return back_to_closed(closed, "waiting until the leases of the last epoch are over");
+	}
+
+	pg_atomic_write_u64(&fence_shared->arming_until, (uint64) fence_clock() + lease_us());
+	if (!fence_word_change(closed, FENCE_ARMING, WORD_EPOCH(closed), NULL))
+		return false;
+	arming = fence_word();
+	if (WORD_STATE(arming) != FENCE_ARMING)
+		return false;
+	if (fence_marker_exists(true))
+		return back_to_closed(arming, "waiting for transactions that commit without reservations");
+	if (same_processes(arming) && !pg_atomic_read_u32(&fence_shared->bypassed))
+		return grant_and_open(arming, false, "every process is there as it was: the epoch goes on");
+	return open_new_epoch(arming);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * OPEN
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Renews every lease. False: error says why the fences must be closed. */
+static bool
+heartbeat(FenceWord word, char *error)
+{
+	char		epoch[EPOCH_LEN];
+
+	if (!fence_epoch_text(word, epoch))
+		return true;
+	if (url_text != NULL && strcmp(url_text, setting_redis_url) != 0)
+	{
+		strlcpy(error, "pgcache_fence.redis_url was changed", REASON_LEN);
+		return false;
+	}
+	/* after a restart of the keeper: what it must know; the processes that it armed are in shared memory */
+	if (!find_nodes(error) || !load_databases(error))
+		return false;
+	if (setting_lease > longest_lease && !store_durably(last_epoch, error))
+		return false;
+	for (int i = 0; i < nnodes; i++)
+	{
+		KeeperNode	   *node = &nodes[i];
+		LibraryCall call = {.deadline = fence_clock() + timeout_us()};
+
+		/* a connection that broke may be opened again at once; a process that is not the one armed may not */
+		if (!greet(node, false, error) && (node->conn != NULL || !greet(node, false, error)))
+			return false;
+		if (strcmp(node->hello.identity, fence_shared->nodes[i].armed_identity) != 0 || strcmp(node->hello.epoch, epoch) != 0)
+		{
+			strlcpy(error, "another Redis process answers, or it was armed by somebody else", REASON_LEN);
+			return false;
+		}
+		fence_lease_bound_raise(lease_end(node->heard_at));
+		if (fence_word() != word)
+			return true;		/* c5: no renewal in CLOSED */
+		call.conn = node->conn;
+		if (!library_renew(&call, node->hello.identity, epoch, node->hello.time_ms + setting_lease))
+		{
+			strlcpy(error, call.error, REASON_LEN);
+			return false;
+		}
+	}
+	publish_nodes(NULL, true);
+	return true;
+}
+
+/* Lets workers announce the attached domains of each database, one after the other, beside the heartbeats. */
+static void
+announce(FenceWord word)
+{
+	static bool started = false;
+	uint32		serial = pg_atomic_read_u32(&fence_shared->catalog_serial);
+	FenceJob	job = {.kind = JOB_ANNOUNCE, .epoch_number = WORD_EPOCH(word)};
+
+	if (job_running())
+		return;
+	if (started && !fence_shared->job.done)
+		databases_next = Min(databases_next, fence_clock() + DATABASES_AGAIN);
+	started = false;
+	if (announce_queue == NIL && (serial != catalog_seen || fence_clock() > databases_next))
+	{
+		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+
+		/* all that are served: the extension may have been created in any of them */
+		announce_queue = worker_list_databases();
+		MemoryContextSwitchTo(old);
+		catalog_seen = serial;
+		databases_next = fence_clock() + DATABASES_EVERY;
+	}
+	if (announce_queue == NIL || !fence_epoch_text(word, job.epoch))
+		return;
+	job.database = linitial_oid(announce_queue);
+	announce_queue = list_delete_first(announce_queue);
+	started = job_start(&job);
+	if (!started)
+		databases_next = fence_clock() + DATABASES_AGAIN;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * The worker
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* OPEN ended: the more often that happens, the longer fences stay closed. */
+static void
+note_flap(void)
+{
+	int64		now = fence_clock();
+
+	if (opened_at == 0)
+		return;
+	if (now - opened_at > FLAP_FORGET)
+		flaps = 0;
+	stay_closed_until = now + Min(FLAP_FIRST << Min(flaps, 10), FLAP_MOST);
+	flaps++;
+	opened_at = 0;
+	job_abandon();
+	list_free(announce_queue);
+	announce_queue = NIL;
+}
+
+/* One step of the keeper. Returns how long to sleep, in microseconds, if nobody wakes it. */
+static int64
+keeper_step(void)
+{
+	FenceWord	word = fence_word_expire();
+	char		error[REASON_LEN] = "";
+
+	if (WORD_STATE(word) == FENCE_OPEN)
+	{
+		opened_at = opened_at ? opened_at : fence_clock();
+		if (heartbeat(word, error))
+		{
+			announce(word);
+			return lease_us() / 4;
+		}
+		publish_nodes(error, false);
+		drop_connections();
+		fence_word_change(word, FENCE_CLOSED, WORD_EPOCH(word), error);
+		return 0;
+	}
+	note_flap();
+	if (WORD_STATE(word) == FENCE_ARMING)
+		fence_word_change(word, FENCE_CLOSED, WORD_EPOCH(word), "the keeper was restarted");
+	if (fence_clock() < stay_closed_until)
+		return stay_closed_until - fence_clock();
+	if (pg_atomic_read_u32(&fence_shared->catalog_serial) != catalog_seen || fence_clock() > databases_next)
+		databases_known = false;
+	if (try_open())
+		return 0;
+	retry_pause = Min(retry_pause * 2, RETRY_MOST);
+	return retry_pause;
+}
+
+static void
+keeper_exit(int code, Datum arg)
+{
+	(void) code;
+	(void) arg;
+	fence_shared->keeper_latch = NULL;
+}
+
+void
+fence_keeper_main(Datum arg)
+{
+	MemoryContext loop;
+
+	(void) arg;
+	pqsignal(SIGTERM, die);
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	BackgroundWorkerUnblockSignals();
+	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
+	fence_shared->keeper_latch = MyLatch;
+	before_shmem_exit(keeper_exit, 0);
+	loop = AllocSetContextCreate(TopMemoryContext, "pgcache_fence keeper", ALLOCSET_DEFAULT_SIZES);
+
+	for (;;)
+	{
+		int64		pause;
+
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+		if (ConfigReloadPending)
+		{
+			ConfigReloadPending = false;
+			ProcessConfigFile(PGC_SIGHUP);
+			databases_next = 0;
+		}
+		MemoryContextSwitchTo(loop);
+		pause = keeper_step();
+		MemoryContextReset(loop);
+		pgstat_report_activity(STATE_IDLE, fence_state_name(fence_word()));
+		if (pause > 0)
+			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+							 (long) (pause / 1000 + 1), wait_event_worker());
+	}
+}

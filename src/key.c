@@ -1,0 +1,567 @@
+/*
+ * key.c
+ *	  Canonical text of keys, and names in Redis; see key.h.
+ *
+ * Owns: how each type is printed. A type whose output function depends on a setting (DateStyle, TimeZone, bytea_output,
+ * lc_monetary) or prints equal values differently (numeric, bpchar) is printed here; all others by their output
+ * function. Takes no locks, keeps nothing.
+ *
+ * The text is in the database's encoding. Renaming a label of an enum changes the text of its keys.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "catalog/pg_type.h"
+#include "lib/stringinfo.h"
+#include "utils/builtins.h"
+#include "utils/cash.h"
+#include "utils/datetime.h"
+#include "utils/datum.h"
+#include "utils/fmgrprotos.h"
+#include "utils/json.h"
+#include "utils/uuid.h"
+
+#include "key.h"
+
+static const char hex_lower[] = "0123456789abcdef";
+static const char hex_upper[] = "0123456789ABCDEF";
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Percent-encoding
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static bool
+is_unreserved(unsigned char c)
+{
+	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+		c == '-' || c == '.' || c == '_' || c == '~';
+}
+
+static void
+encode_bytes(StringInfo buf, const char *s, int len)
+{
+	enlargeStringInfo(buf, len);
+	for (int i = 0; i < len; i++)
+	{
+		unsigned char c = s[i];
+
+		if (is_unreserved(c))
+			appendStringInfoCharMacro(buf, c);
+		else
+		{
+			appendStringInfoCharMacro(buf, '%');
+			appendStringInfoCharMacro(buf, hex_upper[c >> 4]);
+			appendStringInfoCharMacro(buf, hex_upper[c & 0xF]);
+		}
+	}
+}
+
+void
+key_encode(StringInfo buf, const char *s)
+{
+	encode_bytes(buf, s, strlen(s));
+}
+
+/* Value of an upper-case hex digit, -1 if it is none. */
+static int
+hex_value(char c)
+{
+	if (c >= '0' && c <= '9')
+		return c - '0';
+	if (c >= 'A' && c <= 'F')
+		return c - 'A' + 10;
+	return -1;
+}
+
+/* Decodes one part in place of `out`. False unless it is exactly what encoding gives. */
+static bool
+decode_part(const char *part, int len, char *out)
+{
+	if (len == 0)
+		return false;
+	if (len == 3 && strncmp(part, "%00", 3) == 0)
+		len = 0;				/* an empty value */
+	for (int i = 0; i < len; i++)
+	{
+		int			c = (unsigned char) part[i];
+
+		if (c == '%')
+		{
+			int			high = i + 2 < len ? hex_value(part[i + 1]) : -1;
+			int			low = i + 2 < len ? hex_value(part[i + 2]) : -1;
+
+			c = high * 16 + low;
+			if (high < 0 || low < 0 || c == 0 || is_unreserved(c))
+				return false;
+			i += 2;
+		}
+		else if (!is_unreserved(c))
+			return false;
+		*out++ = c;
+	}
+	*out = '\0';
+	return true;
+}
+
+bool
+key_parts(const char *key, int *nparts, char ***parts)
+{
+	char	  **found = palloc(sizeof(char *) * (strlen(key) + 1));
+	int			n = 0;
+
+	for (;;)
+	{
+		int			len = strcspn(key, ",");
+
+		found[n] = palloc(len + 1);
+		if (!decode_part(key, len, found[n++]))
+			return false;
+		if (key[len] == '\0')
+			break;
+		key += len + 1;
+	}
+	*nparts = n;
+	*parts = found;
+	return true;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Canonical text of one value
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static void
+print_integer(StringInfo buf, int64 value)
+{
+	char		digits[MAXINT8LEN + 1];
+
+	appendBinaryStringInfo(buf, digits, pg_lltoa(value, digits));
+}
+
+static void
+print_text(StringInfo buf, Datum value, bool blank_padded)
+{
+	struct varlena *text = PG_DETOAST_DATUM_PACKED(value);
+	int			len = VARSIZE_ANY_EXHDR(text);
+
+	if (blank_padded)
+		len = bpchartruelen(VARDATA_ANY(text), len);
+	encode_bytes(buf, VARDATA_ANY(text), len);
+	if ((Pointer) text != DatumGetPointer(value))
+		pfree(text);
+}
+
+static void
+print_bytea(StringInfo buf, Datum value)
+{
+	struct varlena *bytes = PG_DETOAST_DATUM_PACKED(value);
+	int			len = VARSIZE_ANY_EXHDR(bytes);
+
+	encode_bytes(buf, "\\x", 2);
+	for (int i = 0; i < len; i++)
+	{
+		unsigned char c = VARDATA_ANY(bytes)[i];
+
+		appendStringInfoCharMacro(buf, hex_lower[c >> 4]);
+		appendStringInfoCharMacro(buf, hex_lower[c & 0xF]);
+	}
+	if ((Pointer) bytes != DatumGetPointer(value))
+		pfree(bytes);
+}
+
+static void
+print_uuid(StringInfo buf, Datum value)
+{
+	pg_uuid_t  *uuid = DatumGetUUIDP(value);
+
+	for (int i = 0; i < UUID_LEN; i++)
+	{
+		if (i == 4 || i == 6 || i == 8 || i == 10)
+			appendStringInfoCharMacro(buf, '-');
+		appendStringInfoCharMacro(buf, hex_lower[uuid->data[i] >> 4]);
+		appendStringInfoCharMacro(buf, hex_lower[uuid->data[i] & 0xF]);
+	}
+}
+
+/* ISO 8601 as JSON has it, a timestamptz in UTC: whatever DateStyle and TimeZone are. */
+static void
+print_datetime(StringInfo buf, Datum value, Oid type)
+{
+	char		text[MAXDATELEN + 1];
+	int			utc = 0;
+
+	key_encode(buf, JsonEncodeDateTime(text, value, type, type == TIMESTAMPTZOID ? &utc : NULL));
+}
+
+static void
+print_numeric(StringInfo buf, Datum value)
+{
+	Datum		trimmed = DirectFunctionCall1(numeric_trim_scale, value);
+
+	key_encode(buf, DatumGetCString(DirectFunctionCall1(numeric_out, trimmed)));
+}
+
+static void
+print_value(StringInfo buf, const KeyColumn *column, Datum value)
+{
+	switch (column->text_type)
+	{
+		case INT2OID:
+			print_integer(buf, DatumGetInt16(value));
+			break;
+		case INT4OID:
+			print_integer(buf, DatumGetInt32(value));
+			break;
+		case INT8OID:
+			print_integer(buf, DatumGetInt64(value));
+			break;
+		case CASHOID:
+			print_integer(buf, DatumGetCash(value));
+			break;
+		case TEXTOID:
+			print_text(buf, value, false);
+			break;
+		case BPCHAROID:
+			print_text(buf, value, true);
+			break;
+		case UUIDOID:
+			print_uuid(buf, value);
+			break;
+		case BOOLOID:
+			appendStringInfoChar(buf, DatumGetBool(value) ? 't' : 'f');
+			break;
+		case BYTEAOID:
+			print_bytea(buf, value);
+			break;
+		case NUMERICOID:
+			print_numeric(buf, value);
+			break;
+		case DATEOID:
+		case TIMEOID:
+		case TIMETZOID:
+		case TIMESTAMPOID:
+		case TIMESTAMPTZOID:
+			print_datetime(buf, value, column->text_type);
+			break;
+		default:
+			key_encode(buf, OutputFunctionCall(unconstify(FmgrInfo *, &column->output), value));
+			break;
+	}
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Keys
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Closes the part that began at `start`: the empty value has a text of its own. */
+static void
+finish_part(StringInfo buf, int start)
+{
+	if (buf->len == start)
+		appendStringInfoString(buf, "%00");
+}
+
+static char *
+finish_key(const Domain *domain, StringInfo buf)
+{
+	if (buf->len > KEY_MAX_LENGTH)
+		ereport(ERROR,
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("key of domain \"%s\" is too long", domain->name),
+				 errdetail("Its percent-encoded text has %d bytes; the limit is %d.", buf->len, KEY_MAX_LENGTH)));
+	return buf->data;
+}
+
+char *
+key_of_tuple(const Domain *domain, HeapTuple tuple, TupleDesc desc)
+{
+	StringInfoData buf;
+
+	initStringInfo(&buf);
+	for (int i = 0; i < domain->nkeys; i++)
+	{
+		const KeyColumn *column = &domain->keys[i];
+		bool		isnull;
+		Datum		value = heap_getattr(tuple, column->attnum, desc, &isnull);
+		int			start;
+
+		if (isnull)
+			ereport(ERROR,
+					(errcode(ERRCODE_NOT_NULL_VIOLATION),
+					 errmsg("null value in key column \"%s\" of domain \"%s\"", column->name, domain->name),
+					 errhint("Use ALTER TABLE ... ALTER COLUMN ... SET NOT NULL on each key column.")));
+		if (i > 0)
+			appendStringInfoChar(&buf, ',');
+		start = buf.len;
+		print_value(&buf, column, value);
+		finish_part(&buf, start);
+	}
+	return finish_key(domain, &buf);
+}
+
+bool
+key_same(const Domain *domain, HeapTuple a, HeapTuple b, TupleDesc desc)
+{
+	char	   *text_a,
+			   *text_b;
+	bool		same;
+
+	for (int i = 0; i < domain->nkeys; i++)
+	{
+		const KeyColumn *column = &domain->keys[i];
+		bool		null_a,
+					null_b;
+		Datum		value_a = heap_getattr(a, column->attnum, desc, &null_a);
+		Datum		value_b = heap_getattr(b, column->attnum, desc, &null_b);
+
+		if (null_a || null_b || !datum_image_eq(value_a, value_b, column->byval, column->len))
+			goto compare_texts;
+	}
+	return true;
+
+	/* values of some types are equal without the same bytes: 1.0 and 1.00 */
+compare_texts:
+	text_a = key_of_tuple(domain, a, desc);
+	text_b = key_of_tuple(domain, b, desc);
+	same = strcmp(text_a, text_b) == 0;
+	pfree(text_a);
+	pfree(text_b);
+	return same;
+}
+
+static void
+check_parts(const Domain *domain, int nparts, const char *const *parts)
+{
+	if (nparts == 0 || (OidIsValid(domain->relid) && nparts != domain->nkeys))
+	{
+		StringInfoData names;
+
+		initStringInfo(&names);
+		for (int i = 0; i < domain->nkeys; i++)
+			appendStringInfo(&names, "%s\"%s\"", i > 0 ? ", " : "", domain->keys[i].name);
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("wrong number of key values for domain \"%s\"", domain->name),
+				 names.len > 0 ? errdetail("The key is (%s); %d values were given.", names.data, nparts) :
+				 errdetail("At least one is needed.")));
+	}
+	for (int i = 0; i < nparts; i++)
+		if (parts[i] == NULL)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("key value %d for domain \"%s\" is null", i + 1, domain->name)));
+}
+
+char *
+key_of_texts(const Domain *domain, int nparts, const char *const *parts)
+{
+	StringInfoData buf;
+
+	check_parts(domain, nparts, parts);
+	initStringInfo(&buf);
+	for (int i = 0; i < nparts; i++)
+	{
+		int			start;
+
+		if (i > 0)
+			appendStringInfoChar(&buf, ',');
+		start = buf.len;
+		if (!OidIsValid(domain->relid))
+			key_encode(&buf, parts[i]);
+		else
+		{
+			KeyColumn  *column = &domain->keys[i];
+			Datum		value = InputFunctionCall(&column->input, unconstify(char *, parts[i]),
+												  column->input_ioparam, column->input_typmod);
+
+			print_value(&buf, column, value);
+		}
+		finish_part(&buf, start);
+	}
+	return finish_key(domain, &buf);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Tags
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/*
+ * Takes the next piece of a template: literal text, or a column's name in braces. Returns false at the end. A piece
+ * that is neither has *name NULL and length 0.
+ */
+static bool
+next_piece(const char **tag, const char **literal, const char **name, int *len)
+{
+	const char *t = *tag;
+
+	*literal = *name = NULL;
+	*len = 0;
+	if (*t == '\0')
+		return false;
+	if (*t == '{')
+	{
+		const char *end = strchr(t, '}');
+
+		if (end != NULL && end > t + 1)
+		{
+			*name = t + 1;
+			*len = end - t - 1;
+			*tag = end + 1;
+		}
+		return true;
+	}
+	*literal = t;
+	while (is_unreserved(*t) || *t == '/')
+		t++;
+	*len = t - *literal;
+	*tag = t;
+	return true;
+}
+
+static bool
+is_name(const char *name, const char *piece, int len)
+{
+	return (int) strlen(name) == len && strncmp(name, piece, len) == 0;
+}
+
+void
+key_check_tag(const char *tag, int nkeys, const char *const *names)
+{
+	const char *literal;
+	const char *name;
+	int			len;
+	bool		any = false;
+
+	while (next_piece(&tag, &literal, &name, &len))
+	{
+		bool		found = false;
+
+		if (len == 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("invalid tag near \"%s\"", tag),
+					 errdetail("A tag consists of letters (A-Z, a-z), digits, - . _ ~ / and key columns in braces."),
+					 errhint("For example: room/{room_id}.")));
+		if (name == NULL)
+			continue;
+		for (int i = 0; i < nkeys; i++)
+			found = found || is_name(names[i], name, len);
+		if (!found)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("tag names \"%.*s\", which is no key column", len, name)));
+		any = true;
+	}
+	if (!any)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("tag names no key column"),
+				 errdetail("All keys of the domain would share one hash slot."),
+				 errhint("Name a key column in braces, for example room/{room_id}.")));
+}
+
+/* Appends the tag with the parts of the key, which are encoded already, in place of the columns. */
+static void
+append_tag(StringInfo buf, const Domain *domain, const char *key)
+{
+	const char *tag = domain->tag;
+	const char *literal;
+	const char *name;
+	int			len;
+
+	while (next_piece(&tag, &literal, &name, &len) && len > 0)
+	{
+		const char *part = key;
+
+		if (literal != NULL)
+		{
+			appendBinaryStringInfo(buf, literal, len);
+			continue;
+		}
+		for (int i = 0; i < domain->nkeys; i++)
+		{
+			int			part_len = strcspn(part, ",");
+
+			if (is_name(domain->keys[i].name, name, len))
+				appendBinaryStringInfo(buf, part, part_len);
+			part += part_len;
+			if (*part == ',')
+				part++;
+		}
+	}
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Names in Redis
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static char *
+redis_name(const Domain *domain, const char *prefix, const char *key)
+{
+	StringInfoData buf;
+
+	initStringInfo(&buf);
+	appendStringInfoString(&buf, prefix);
+	appendStringInfoChar(&buf, '{');
+	if (domain->tag == NULL)
+	{
+		appendStringInfoString(&buf, key);
+		appendStringInfoChar(&buf, '}');
+	}
+	else
+	{
+		append_tag(&buf, domain, key);
+		appendStringInfoString(&buf, "}:");
+		appendStringInfoString(&buf, key);
+	}
+	return buf.data;
+}
+
+char *
+key_fence_name(const Domain *domain, const char *key)
+{
+	return redis_name(domain, domain->fence_prefix, key);
+}
+
+char *
+key_value_name(const Domain *domain, const char *key)
+{
+	return redis_name(domain, domain->value_prefix, key);
+}
+
+bool
+key_parse_fence_name(const char *fence, Oid *database, char **wire_name, char **key)
+{
+	size_t		len = strlen(setting_namespace);
+	const char *wire;
+	const char *colon;
+	const char *close;
+	char	   *end;
+	char	  **parts;
+	int			nparts;
+
+	if (strncmp(fence, setting_namespace, len) != 0 || strncmp(fence + len, ":f:", 3) != 0)
+		return false;
+	wire = fence + len + 3;
+	colon = strchr(wire, ':');
+	if (colon == NULL || colon[1] != '{' || (close = strchr(colon, '}')) == NULL)
+		return false;
+	if (*wire < '0' || *wire > '9')
+		return false;
+	*database = (Oid) strtoul(wire, &end, 10);
+	if (*end != '.' || end + 1 >= colon)
+		return false;
+
+	if (close[1] == '\0')
+		*key = pnstrdup(colon + 2, close - colon - 2);
+	else if (close[1] == ':')
+		*key = pstrdup(close + 2);
+	else
+		return false;
+	*wire_name = pnstrdup(wire, colon - wire);
+	return key_parts(*key, &nparts, &parts);
+}

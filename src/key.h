@@ -1,0 +1,55 @@
+/*
+ * key.h
+ *	  From a row, or from what a caller spells, to the one canonical text of its key, and to the names in Redis.
+ *
+ * Equal keys have equal text, whatever the session's settings; different keys have different text. Each key value is
+ * printed canonically and percent-encoded (RFC 3986: all but A-Z a-z 0-9 - . _ ~; upper-case hex), an empty value is
+ * "%00"; values are joined with commas. So no data can forge a brace, colon, comma, blank or newline.
+ *
+ *   fence name   <namespace>:f:<database oid>.<domain>:{<key>}            without a tag
+ *                <namespace>:f:<database oid>.<domain>:{<tag>}:<key>      with one
+ *   value name   the same with v for f
+ */
+#ifndef FENCE_KEY_H
+#define FENCE_KEY_H
+
+#include "access/htup.h"
+#include "domain.h"
+
+#define KEY_MAX_LENGTH 2000		/* bytes of canonical text; it must fit a btree tuple of fence.tombstone */
+
+/* The key of a row, palloc'd. Raises 54000 if it is longer than KEY_MAX_LENGTH. */
+extern char *key_of_tuple(const Domain *domain, HeapTuple tuple, TupleDesc desc);
+
+/* Whether two rows have the same key; cheaper than comparing texts. */
+extern bool key_same(const Domain *domain, HeapTuple a, HeapTuple b, TupleDesc desc);
+
+/*
+ * The key that a caller spells, each part parsed by its column's type. Raises 22023 for a wrong number of parts or a
+ * NULL, and whatever the type's input function raises.
+ */
+extern char *key_of_texts(const Domain *domain, int nparts, const char *const *parts);
+
+/*
+ * Parts of a canonical key, decoded (palloc'd strings, palloc'd array); *nparts is set. False if malformed. For a domain with a
+ * table each part is the text of KeyColumn.text_type (money: of int8, the same bytes).
+ */
+extern bool key_parts(const char *key, int *nparts, char ***parts);
+
+/* Names in Redis, palloc'd. */
+extern char *key_fence_name(const Domain *domain, const char *key);
+extern char *key_value_name(const Domain *domain, const char *key);
+
+/*
+ * Takes a fence name apart: database oid, wire name of the domain and key (both palloc'd). Needs no domain, works for
+ * databases other than this one. False if it is no fence name of this cluster's namespace.
+ */
+extern bool key_parse_fence_name(const char *fence, Oid *database, char **wire_name, char **key);
+
+/* Percent-encodes s onto buf. */
+extern void key_encode(StringInfo buf, const char *s);
+
+/* Checks a tag template against the key columns; raises 22023. */
+extern void key_check_tag(const char *tag, int nkeys, const char *const *names);
+
+#endif

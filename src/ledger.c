@@ -1,0 +1,297 @@
+/*
+ * ledger.c
+ *	  The reservations of this transaction; see ledger.h.
+ *
+ * Savepoints: `applied` is saved on a stack before it changes for the first time in a nesting level. Rolling a level
+ * back pops its part of the stack; releasing one hands its part to the parent, which costs nothing per reservation:
+ * ten thousand savepoints in a loop stay linear.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "common/hashfn.h"
+#include "utils/hsearch.h"
+#include "utils/memutils.h"
+
+#include "ledger.h"
+
+typedef struct LedgerEntry
+{
+	const char *name;			/* hash key: by content */
+	Reservation reservation;
+} LedgerEntry;
+
+/* What `applied` was before a nesting level changed it */
+typedef struct Saved
+{
+	Reservation *reservation;
+	int64		applied;
+	SubTransactionId applied_in;
+} Saved;
+
+/* The saved entries from `first` on belong to nesting level `level` */
+typedef struct Level
+{
+	int			level;
+	int			first;
+} Level;
+
+static HTAB *entries = NULL;
+static Reservation *first_reservation = NULL;
+static Reservation **last_link = &first_reservation;
+static bool catalog_changed = false;
+
+static Saved *saved = NULL;
+static int	nsaved = 0,
+			saved_size = 0;
+static Level *levels = NULL;
+static int	nlevels = 0,
+			levels_size = 0;
+
+static uint32
+name_hash(const void *key, Size size)
+{
+	const char *name = *(const char *const *) key;
+
+	(void) size;
+	return DatumGetUInt32(hash_any((const unsigned char *) name, strlen(name)));
+}
+
+static int
+name_compare(const void *a, const void *b, Size size)
+{
+	(void) size;
+	return strcmp(*(const char *const *) a, *(const char *const *) b);
+}
+
+static void
+make_table(void)
+{
+	HASHCTL		control = {0};
+
+	control.keysize = sizeof(char *);
+	control.entrysize = sizeof(LedgerEntry);
+	control.hash = name_hash;
+	control.match = name_compare;
+	control.hcxt = TopTransactionContext;
+	entries = hash_create("pgcache_fence ledger", 32, &control,
+						  HASH_ELEM | HASH_FUNCTION | HASH_COMPARE | HASH_CONTEXT);
+}
+
+Reservation *
+ledger_reservation(ReservationKind kind, const char *name, const Domain *domain)
+{
+	LedgerEntry *entry;
+	Reservation *r;
+	bool		found;
+
+	if (entries == NULL)
+		make_table();
+	entry = hash_search(entries, &name, HASH_ENTER, &found);
+	r = &entry->reservation;
+	if (!found)
+	{
+		memset(r, 0, sizeof(*r));
+		r->kind = kind;
+		r->wanted = r->observed = r->sent = r->acked = r->ahead = r->applied = NO_VERSION;
+		r->policy = domain_policy(domain);
+		r->domain_id = domain->id;
+		r->name = MemoryContextStrdup(TopTransactionContext, name);
+		entry->name = r->name;
+		*last_link = r;
+		last_link = &r->next;
+	}
+	return r;
+}
+
+Reservation *
+ledger_find(const char *name)
+{
+	LedgerEntry *entry = entries ? hash_search(entries, &name, HASH_FIND, NULL) : NULL;
+
+	return entry ? &entry->reservation : NULL;
+}
+
+Reservation *
+ledger_first(void)
+{
+	return first_reservation;
+}
+
+bool
+ledger_is_empty(void)
+{
+	return first_reservation == NULL;
+}
+
+bool
+ledger_has_written(int64 domain_id)
+{
+	for (Reservation *r = first_reservation; r != NULL; r = r->next)
+		if (r->domain_id == domain_id)
+			return true;
+	return false;
+}
+
+void
+ledger_catalog_changed(void)
+{
+	catalog_changed = true;
+}
+
+bool
+ledger_catalog_has_changed(void)
+{
+	return catalog_changed;
+}
+
+void
+ledger_end_domain(const Domain *domain)
+{
+	Reservation *r = ledger_reservation(RESERVE_DOMAIN, domain->wire_name, domain);
+
+	r->ended = Max(r->ended, domain->id);
+	ledger_apply(r, r->ended);
+	ledger_catalog_changed();
+}
+
+void
+ledger_forget(void)
+{
+	entries = NULL;
+	first_reservation = NULL;
+	last_link = &first_reservation;
+	catalog_changed = false;
+	saved = NULL;
+	levels = NULL;
+	nsaved = saved_size = nlevels = levels_size = 0;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Applied versions and savepoints
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Room for one more element in a growing array of TopTransactionContext. */
+static void *
+grow(void *array, int used, int *size, Size element)
+{
+	if (used < *size)
+		return array;
+	*size = *size ? *size * 2 : 64;
+	if (array == NULL)
+		return MemoryContextAllocHuge(TopTransactionContext, *size * element);
+	return repalloc_huge(array, *size * element);
+}
+
+/* Keeps the value that the current subtransaction is about to change, once per reservation and subtransaction. */
+static void
+save_applied(Reservation *r)
+{
+	int			level = GetCurrentTransactionNestLevel();
+
+	if (level == 1 || r->applied_in == GetCurrentSubTransactionId())
+		return;
+	if (nlevels == 0 || levels[nlevels - 1].level < level)
+	{
+		levels = grow(levels, nlevels, &levels_size, sizeof(Level));
+		levels[nlevels++] = (Level) {.level = level, .first = nsaved};
+	}
+	saved = grow(saved, nsaved, &saved_size, sizeof(Saved));
+	saved[nsaved++] = (Saved) {.reservation = r, .applied = r->applied, .applied_in = r->applied_in};
+	r->applied_in = GetCurrentSubTransactionId();
+}
+
+void
+ledger_apply(Reservation *r, int64 version)
+{
+	if (version <= r->applied)
+		return;
+	save_applied(r);
+	r->applied = version;
+}
+
+void
+ledger_withdraw(Reservation *r)
+{
+	save_applied(r);
+	r->applied = NO_VERSION;
+}
+
+void
+ledger_savepoint_release(int level)
+{
+	if (nlevels == 0 || levels[nlevels - 1].level < level)
+		return;
+	if (level - 1 <= 1)
+	{
+		/* the parent is the top level, which never rolls back alone */
+		nlevels = nsaved = 0;
+		return;
+	}
+	/* the parent has its own part right below: the two become one; else this part becomes the parent's */
+	if (nlevels >= 2 && levels[nlevels - 2].level == level - 1)
+		nlevels--;
+	else
+		levels[nlevels - 1].level = level - 1;
+}
+
+void
+ledger_savepoint_rollback(int level)
+{
+	if (nlevels == 0 || levels[nlevels - 1].level < level)
+		return;
+	while (nsaved > levels[nlevels - 1].first)
+	{
+		Saved	   *s = &saved[--nsaved];
+
+		s->reservation->applied = s->applied;
+		s->reservation->applied_in = s->applied_in;
+	}
+	nlevels--;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Versions told by a fence that is ahead of its table
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+#define TOLD_MAX 16
+
+static struct
+{
+	uint64		hash;
+	int64		version;
+}			told[TOLD_MAX];
+static int	told_next = 0;
+
+static uint64
+told_hash(const char *fence)
+{
+	return hash_any_extended((const unsigned char *) fence, strlen(fence), 0) | 1;
+}
+
+void
+ledger_remember_ahead(const char *fence, int64 version)
+{
+	told[told_next].hash = told_hash(fence);
+	told[told_next].version = version;
+	told_next = (told_next + 1) % TOLD_MAX;
+}
+
+int64
+ledger_told_ahead(const char *fence)
+{
+	int64		version = NO_VERSION;
+
+	/* a collision of hashes only makes a version skip some numbers */
+	if (told[0].hash != 0)
+	{
+		uint64		hash = told_hash(fence);
+
+		for (int i = 0; i < TOLD_MAX; i++)
+			if (told[i].hash == hash)
+				version = Max(version, told[i].version);
+	}
+	return version;
+}

@@ -1,0 +1,91 @@
+/*
+ * ledger.h
+ *	  What this transaction has reserved in Redis and what of it it has really written, by savepoint level.
+ *
+ * Owns: the table of reservations of the current top-level transaction (its memory: TopTransactionContext).
+ * Knows nothing of connections: coordinator.c sends what is recorded here. Never raises except for lack of memory.
+ *
+ * A reservation outlives savepoints: what was sent to Redis stays sent. What a savepoint's rollback takes back is
+ * "applied": that a statement stored this version of this key. At the end a reservation with an applied version is
+ * committed at that version, one without is aborted.
+ */
+#ifndef FENCE_LEDGER_H
+#define FENCE_LEDGER_H
+
+#include "domain.h"
+#include "shared.h"
+#include "tombstone.h"
+
+typedef enum ReservationKind
+{
+	RESERVE_ROW,
+	RESERVE_DOMAIN				/* a whole domain: detach, DROP */
+} ReservationKind;
+
+typedef struct Reservation
+{
+	ReservationKind kind;
+	char	   *name;			/* fence name, or the domain's wire name; the hash key */
+	FailurePolicy policy;
+	int64		domain_id;
+	int64		ended;			/* RESERVE_DOMAIN: attachment that ends with this transaction, 0 if none */
+
+	int64		wanted;			/* highest version that a statement asked for, sent or not; NO_VERSION if none */
+	int64		observed;		/* committed version to be told with it, NO_VERSION if none */
+	int64		sent;			/* version of the last reserve sent, NO_VERSION if none */
+	FenceWord	sent_word;		/* under which it was sent; its epoch number is the one to commit or abort in */
+	uint64		sent_serial;	/* on which connection */
+	int64		acked;			/* version of the last reserve that Redis granted, NO_VERSION if none */
+	FenceWord	acked_word;		/* under which it was sent */
+	int64		ahead;			/* version that Redis answered for `sent` when it is ahead; else NO_VERSION */
+
+	int64		applied;		/* version stored by statements not rolled back so far, NO_VERSION if none */
+	SubTransactionId applied_in;	/* subtransaction that last changed applied: saved once in each */
+
+	struct Reservation *next;	/* in order of creation */
+} Reservation;
+
+/* The reservation of that fence name, made if there is none. name is copied. */
+extern Reservation *ledger_reservation(ReservationKind kind, const char *name, const Domain *domain);
+
+/* The reservation of that fence name or NULL. */
+extern Reservation *ledger_find(const char *name);
+
+/* A statement has stored version of the key: it counts unless the current savepoint is rolled back. Never lowers. */
+extern void ledger_apply(Reservation *reservation, int64 version);
+
+/* The explicit withdrawal of begin_write; undone by a rollback like ledger_apply. */
+extern void ledger_withdraw(Reservation *reservation);
+
+/*
+ * The attachment id of the domain ends with this transaction (detach, DROP of the table or of a trigger): reserves the
+ * whole domain.
+ */
+extern void ledger_end_domain(const Domain *domain);
+
+/* attach, CREATE EXTENSION: at COMMIT the keeper is told that the catalogue changed. Rolled back with its savepoint at
+ * the cost of one needless look. */
+extern void ledger_catalog_changed(void);
+
+/* Whether this transaction has reserved anything in the domain (such a transaction fills no cache: rule 6). */
+extern bool ledger_has_written(int64 domain_id);
+
+extern Reservation *ledger_first(void);
+extern bool ledger_is_empty(void);
+extern bool ledger_catalog_has_changed(void);
+
+/* The end of the top-level transaction: forgets everything. The memory goes with TopTransactionContext. */
+extern void ledger_forget(void);
+
+/* Savepoints; called from the subtransaction callback. */
+extern void ledger_savepoint_release(int level);
+extern void ledger_savepoint_rollback(int level);
+
+/*
+ * Versions that Redis told when it was ahead: the next write of the key by this backend starts above it. Kept across
+ * transactions, a bounded number.
+ */
+extern void ledger_remember_ahead(const char *fence, int64 version);
+extern int64 ledger_told_ahead(const char *fence);
+
+#endif

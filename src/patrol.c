@@ -1,0 +1,500 @@
+/*
+ * patrol.c
+ *	  The patrol: settles what is left pending, audits committed fences, prunes tombstones.
+ *
+ * Owns: rules of doc/protocol.md, "Patrol". The patrol itself is connected to no database: it lists reservations, asks
+ * for the fate of their transactions, and starts a short-lived round in each database that has something to settle.
+ * A timeout alone never ends a transaction's reservation.
+ *
+ * The order is the protocol: first the fate of the stamp (running and prepared transactions, then the commit log),
+ * then the row in a snapshot taken afterwards [8].
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "executor/spi.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "tcop/tcopprot.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+
+#include "audit.h"
+#include "compat.h"
+#include "domain.h"
+#include "key.h"
+#include "redis/library.h"
+#include "row.h"
+#include "settings.h"
+#include "shared.h"
+#include "stamp.h"
+#include "tombstone.h"
+#include "worker.h"
+
+#define PAGE			1000	/* reservations listed at once */
+#define AUDIT_EVERY		10		/* seconds between audits of a database, and prunings of its tombstones */
+#define PRUNE_MOST		10000	/* tombstones pruned at once */
+#define ROUND_LIMIT		INT64CONST(60000000)	/* microseconds that a round may take */
+
+/* Duties of a round */
+#define DUTY_SETTLE		'\1'
+#define DUTY_SUSPECTS	'\2'
+#define DUTY_AUDIT		'\4'
+
+PGDLLEXPORT void fence_patrol_main(Datum arg);
+PGDLLEXPORT void fence_patrol_round_main(Datum arg);
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Asking the nodes
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static List *
+copy_nodes(void)
+{
+	List	   *addresses = NIL;
+	FenceNode	nodes[MAX_NODES];
+	int			n;
+
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	n = fence_shared->nnodes;
+	memcpy(nodes, fence_shared->nodes, sizeof(nodes));
+	LWLockRelease(fence_shared->lock);
+	for (int i = 0; i < n; i++)
+	{
+		RedisEndpoint *address = palloc(sizeof(RedisEndpoint));
+
+		*address = nodes[i].address;
+		addresses = lappend(addresses, address);
+	}
+	return addresses;
+}
+
+static bool
+connect_node(LibraryCall *call, const RedisEndpoint *address)
+{
+	RedisUrl	url;
+	const char *wrong = redis_url_parse(setting_redis_url, &url);
+
+	call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+	call->conn = NULL;
+	if (wrong)
+		strlcpy(call->error, wrong, REASON_LEN);
+	else
+		call->conn = redis_open(address, &url, call->deadline, call->error, REASON_LEN);
+	return call->conn != NULL;
+}
+
+/* Database and domain of a listed reservation; key is NULL for one of a whole domain. False: not ours. */
+static bool
+owner_of(const ListedReservation *r, Oid *database, char **wire_name, char **key)
+{
+	*key = NULL;
+	if (!r->domain)
+		return key_parse_fence_name(r->name, database, wire_name, key);
+	*wire_name = r->name;
+	*database = (Oid) strtoul(r->name, NULL, 10);
+	return OidIsValid(*database);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Settling
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static bool
+send_abort(LibraryCall *call, const ListedReservation *r, const char *epoch)
+{
+	const char *row[] = {"FCALL", "fence_abort", "1", r->name, epoch, r->stamp};
+	const char *domain[] = {"FCALL", "fence_domain_abort", "0", setting_namespace, r->name, epoch, r->stamp};
+
+	return r->domain ? library_send(call, lengthof(domain), domain) : library_send(call, lengthof(row), row);
+}
+
+static bool
+send_settle(LibraryCall *call, const ListedReservation *r, const char *epoch, int64 version)
+{
+	char		u[24] = "";
+	const char *row[] = {"FCALL", "fence_settle", "0", setting_namespace, r->name, epoch, r->stamp, u};
+	const char *domain[] = {"FCALL", "fence_domain_commit", "0", setting_namespace, r->name, epoch, r->stamp};
+
+	if (version != NO_VERSION)
+		pg_lltoa(version, u);
+	return r->domain ? library_send(call, lengthof(domain), domain) : library_send(call, lengthof(row), row);
+}
+
+/*
+ * The table of doc/protocol.md. domain_known: this process is in the reservation's database; else nothing is known of
+ * the row, because the database is gone.
+ */
+static bool
+settle_one(LibraryCall *call, const ListedReservation *r, const char *epoch, StampFate fate, bool domain_known)
+{
+	Oid			database;
+	char	   *wire_name;
+	char	   *key;
+	Domain	   *domain;
+	int64		version = NO_VERSION;
+
+	if (fate == FATE_IN_PROGRESS)
+		return true;
+	if (fate == FATE_ABORTED)
+		return send_abort(call, r, epoch);
+	if (!r->domain && domain_known && owner_of(r, &database, &wire_name, &key))
+	{
+		domain = domain_by_wire_name(wire_name);
+		if (domain != NULL)
+			version = row_current_version(domain, key, NULL);
+	}
+	if (fate == FATE_UNKNOWN && !r->domain && version != NO_VERSION && version < r->version)
+		return send_abort(call, r, epoch);
+	return send_settle(call, r, epoch, version);
+}
+
+/* The fate of a listed reservation; neighbours in the list often have the same stamp. */
+static StampFate
+fate_of(const ListedReservation *r)
+{
+	static char stamp[64] = "";
+	static StampFate fate;
+
+	if (strcmp(stamp, r->stamp) != 0 || fate == FATE_IN_PROGRESS)
+	{
+		fate = fence_stamp_fate(r->stamp, NULL);
+		strlcpy(stamp, r->stamp, sizeof(stamp));
+	}
+	return fate;
+}
+
+/* Settles what one node lists for this database; returns how many messages it took. */
+static int64
+settle_node(LibraryCall *call, Oid database)
+{
+	char	   *cursor = pstrdup("");
+	char		epoch[EPOCH_LEN];
+	int64		settled = 0;
+
+	do
+	{
+		List	   *page = NIL;
+		ListCell   *cell;
+
+		CHECK_FOR_INTERRUPTS();
+		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+		if (!library_pending(call, setting_patrol_grace, PAGE, &cursor, epoch, &page))
+			return settled;
+		worker_begin_transaction();
+		foreach(cell, page)
+		{
+			ListedReservation *r = lfirst(cell);
+			Oid			of;
+			char	   *wire_name;
+			char	   *key;
+			StampFate	fate;
+
+			if (!owner_of(r, &of, &wire_name, &key) || of != database)
+				continue;
+			fate = fate_of(r);
+			if (fate != FATE_IN_PROGRESS)
+				settled++;
+			if (!settle_one(call, r, epoch, fate, true))
+				break;
+		}
+		worker_end_transaction();
+		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+		if (!library_finish(call))
+			return settled;
+	} while (*cursor);
+	return settled;
+}
+
+static void
+settle(Oid database)
+{
+	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+	ListCell   *cell;
+
+	foreach(cell, copy_nodes())
+	{
+		LibraryCall call = {0};
+
+		if (!connect_node(&call, lfirst(cell)))
+			continue;
+		if (settle_node(&call, database) > 0)
+			elog(DEBUG1, "pgcache_fence: the patrol settled reservations in database %u", database);
+		redis_close(call.conn);
+	}
+	MemoryContextSwitchTo(old);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Other duties of a round
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Fences that writers found ahead of their table: repaired at once. */
+static void
+look_at_suspects(Oid database)
+{
+	char		(*suspects)[SUSPECT_LEN] = palloc(sizeof(fence_shared->suspects));
+	int			n = 0;
+	int			kept = 0;
+
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	for (int i = 0; i < fence_shared->nsuspects; i++)
+	{
+		Oid			of;
+		const char *at = strstr(fence_shared->suspects[i], ":f:");
+
+		of = at ? (Oid) strtoul(at + 3, NULL, 10) : InvalidOid;
+		if (of == database)
+			strcpy(suspects[n++], fence_shared->suspects[i]);
+		else if (OidIsValid(of))
+			memmove(fence_shared->suspects[kept++], fence_shared->suspects[i], SUSPECT_LEN);
+	}
+	fence_shared->nsuspects = kept;
+	LWLockRelease(fence_shared->lock);
+
+	worker_begin_transaction();
+	for (int i = 0; i < n; i++)
+	{
+		Oid			of;
+		char	   *wire_name;
+		char	   *key;
+		Domain	   *domain;
+
+		if (key_parse_fence_name(suspects[i], &of, &wire_name, &key) &&
+			(domain = domain_by_wire_name(wire_name)) != NULL)
+			elog(LOG, "pgcache_fence: fence \"%s\" was ahead of its row: %s", suspects[i], audit_repair(domain, key));
+	}
+	worker_end_transaction();
+}
+
+static void
+audit_database(void)
+{
+	List	   *domains;
+	ListCell   *cell;
+
+	worker_begin_transaction();
+	domains = domain_list();
+	foreach(cell, domains)
+	{
+		Domain	   *domain = domain_by_wire_name(((DomainRef *) lfirst(cell))->wire_name);
+		int64		counts[RELATION_COUNT] = {0};
+		int			most = (int) Min(setting_audit_rate * AUDIT_EVERY, 100000);
+
+		CHECK_FOR_INTERRUPTS();
+		if (domain != NULL && most > 0)
+			audit_sample(domain, 0.0, most, true, counts);
+	}
+	worker_end_transaction();
+}
+
+/*
+ * Old tombstones go; before, in the same statement, the domain's floor is raised to the highest one removed, so that no
+ * key starts again at a version that it had [7].
+ */
+static void
+prune_tombstones(void)
+{
+	Oid			types[] = {INT4OID, INT4OID};
+	Datum		values[] = {Int32GetDatum(setting_tombstone_retention), Int32GetDatum(PRUNE_MOST)};
+	uint64		pruned;
+
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		worker_begin_transaction();
+		SPI_connect();
+		if (SPI_execute_with_args("WITH old AS (SELECT domain_id, key FROM fence.tombstone"
+								  "  WHERE removed_at < now() - $1 * interval '1 second'"
+								  "  ORDER BY removed_at LIMIT $2 FOR UPDATE SKIP LOCKED),"
+								  " gone AS (DELETE FROM fence.tombstone t USING old"
+								  "  WHERE t.domain_id = old.domain_id AND t.key = old.key RETURNING t.domain_id, t.version),"
+								  " raised AS (INSERT INTO fence.floor AS f (domain_id, version)"
+								  "  SELECT domain_id, max(version) FROM gone GROUP BY domain_id"
+								  "  ON CONFLICT (domain_id) DO UPDATE SET version = greatest(f.version, excluded.version))"
+								  " SELECT 1 FROM gone",
+								  2, types, values, NULL, false, 0) != SPI_OK_SELECT)
+			elog(ERROR, "could not prune fence.tombstone");
+		pruned = SPI_processed;
+		SPI_finish();
+		worker_end_transaction();
+	} while (pruned == PRUNE_MOST);
+}
+
+void
+fence_patrol_round_main(Datum arg)
+{
+	Oid			database = DatumGetObjectId(arg);
+	char		duties = MyBgworkerEntry->bgw_extra[0];
+	bool		extension;
+
+	worker_begin(database);
+	pgstat_report_activity(STATE_RUNNING, "pgcache_fence patrol round");
+	settle(database);
+	worker_begin_transaction();
+	extension = OidIsValid(fence_table_oid("domain"));
+	worker_end_transaction();
+	if (extension && (duties & DUTY_SUSPECTS))
+		look_at_suspects(database);
+	if (extension && (duties & DUTY_AUDIT))
+	{
+		prune_tombstones();
+		audit_database();
+	}
+	proc_exit(0);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * The patrol itself
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Lists what one node has; settles what belongs to no database any more; returns the databases with work. */
+static List *
+databases_with_work(LibraryCall *call, List *served, List *found)
+{
+	char	   *cursor = pstrdup("");
+	char		epoch[EPOCH_LEN];
+
+	do
+	{
+		List	   *page = NIL;
+		ListCell   *cell;
+
+		CHECK_FOR_INTERRUPTS();
+		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+		if (!library_pending(call, setting_patrol_grace, PAGE, &cursor, epoch, &page))
+			break;
+		foreach(cell, page)
+		{
+			ListedReservation *r = lfirst(cell);
+			Oid			database;
+			char	   *wire_name;
+			char	   *key;
+
+			if (!owner_of(r, &database, &wire_name, &key) || fate_of(r) == FATE_IN_PROGRESS)
+				continue;
+			if (list_member_oid(served, database))
+				found = list_append_unique_oid(found, database);
+			else
+				(void) settle_one(call, r, epoch, fate_of(r), false);
+		}
+		(void) library_finish(call);
+	} while (*cursor && redis_error(call->conn) == NULL);
+	return found;
+}
+
+/* Runs a round in a database and waits for its end. */
+static void
+run_round(Oid database, char duties)
+{
+	BackgroundWorkerHandle *handle = worker_start_patrol(database, duties);
+	int64		deadline = fence_clock() + ROUND_LIMIT;
+	pid_t		pid;
+
+	if (handle == NULL)
+		return;
+	while (GetBackgroundWorkerPid(handle, &pid) != BGWH_STOPPED)
+	{
+		if (fence_clock() > deadline)
+		{
+			TerminateBackgroundWorker(handle);
+			break;
+		}
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 1000, wait_event_worker());
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+	}
+	pfree(handle);
+}
+
+static void
+patrol(bool audit)
+{
+	List	   *served = NIL;
+	List	   *work = NIL;
+	List	   *addresses = copy_nodes();
+	bool		suspects;
+	ListCell   *cell;
+
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	suspects = fence_shared->nsuspects > 0;
+	for (int i = 0; i < fence_shared->ndatabases; i++)
+		served = lappend_oid(served, fence_shared->databases[i]);
+	LWLockRelease(fence_shared->lock);
+
+	foreach(cell, addresses)
+	{
+		static LibraryCall call;	/* kept from round to round; one node */
+
+		if (call.conn && redis_error(call.conn))
+		{
+			redis_close(call.conn);
+			call.conn = NULL;
+		}
+		if (call.conn == NULL && !connect_node(&call, lfirst(cell)))
+			continue;
+		work = databases_with_work(&call, served, work);
+	}
+	foreach(cell, served)
+	{
+		bool		settle_here = list_member_oid(work, lfirst_oid(cell));
+
+		if (settle_here || suspects || audit)
+			run_round(lfirst_oid(cell), DUTY_SETTLE | (suspects ? DUTY_SUSPECTS : 0) | (audit ? DUTY_AUDIT : 0));
+	}
+}
+
+static void
+patrol_exit(int code, Datum arg)
+{
+	(void) code;
+	(void) arg;
+	fence_shared->patrol_latch = NULL;
+}
+
+void
+fence_patrol_main(Datum arg)
+{
+	MemoryContext loop;
+	int64		audit_next = fence_clock() + AUDIT_EVERY * INT64CONST(1000000);
+
+	(void) arg;
+	pqsignal(SIGTERM, die);
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	BackgroundWorkerUnblockSignals();
+	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
+	fence_shared->patrol_latch = MyLatch;
+	before_shmem_exit(patrol_exit, 0);
+	loop = AllocSetContextCreate(TopMemoryContext, "pgcache_fence patrol", ALLOCSET_DEFAULT_SIZES);
+
+	for (;;)
+	{
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 setting_patrol_interval, wait_event_worker());
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+		if (ConfigReloadPending)
+		{
+			ConfigReloadPending = false;
+			ProcessConfigFile(PGC_SIGHUP);
+		}
+		if (WORD_STATE(fence_word()) != FENCE_OPEN)
+			continue;
+		MemoryContextSwitchTo(loop);
+		patrol(fence_clock() > audit_next);
+		if (fence_clock() > audit_next)
+			audit_next = fence_clock() + AUDIT_EVERY * INT64CONST(1000000);
+		MemoryContextReset(loop);
+		pgstat_report_activity(STATE_IDLE, NULL);
+	}
+}

@@ -1,0 +1,671 @@
+/*
+ * redis/connection.c
+ *	  One pipelined connection to one Redis process. See connection.h for the rules.
+ *
+ * Owns: the socket (one external file descriptor), the queue of bytes to send, the queue of bytes received. Takes no
+ * locks. hiredis connects, writes and parses; the queues are ours because hiredis moves all that is left in its
+ * buffers each time it uses up a little, which is quadratic once much is in flight.
+ *
+ * The other side is not trusted with our memory: a reply has bounded bytes and elements, and what nobody takes is
+ * left in the socket.
+ *
+ * Never: palloc (a connection outlives transactions, and much of this runs in COMMIT and ABORT), resolve a name, put
+ * the password into a message.
+ */
+#include "postgres.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <hiredis/hiredis.h>
+
+#include "miscadmin.h"
+#include "storage/fd.h"
+#include "storage/latch.h"
+
+#include "compat.h"
+#include "redis/connection.h"
+#include "shared.h"
+
+#define CHUNK_BYTES (16 * 1024)		/* read and handed to the parser at once */
+#define WRITE_BYTES (64 * 1024)		/* handed to hiredis for writing at once */
+#define KEEP_BYTES (1024 * 1024)	/* an empty queue larger than this gives its memory back */
+#define MAX_UNSENT_BYTES (1024 * 1024 * 1024)
+#define MAX_UNTAKEN_BYTES (64 * 1024 * 1024)	/* received and not yet taken: beyond, it is left in the socket */
+#define MAX_REPLY_BYTES (64 * 1024 * 1024)
+#define MAX_REPLY_ELEMENTS (1024 * 1024)	/* of all arrays of one reply together */
+#define MAX_LINE_BYTES (64 * 1024)	/* of a status, error or number */
+
+/* Bytes data[start .. end) in order of arrival. */
+typedef struct ByteQueue
+{
+	char	   *data;
+	size_t		start;
+	size_t		end;
+	size_t		size;
+} ByteQueue;
+
+struct RedisConnection
+{
+	redisContext *context;
+	redisReplyObjectFunctions functions;	/* hiredis' own, except createArray */
+	void	   *(*create_array) (const redisReadTask *, redis_array_size);
+	ByteQueue	out;			/* not yet given to hiredis for writing */
+	ByteQueue	in;				/* not yet given to hiredis for parsing */
+	size_t		reply_bytes;	/* of the reply being parsed */
+	size_t		reply_elements;
+	int			outstanding;
+	uint64		serial;
+	bool		has_fd;			/* AcquireExternalFD succeeded */
+	bool		waiting;		/* in redis_wait_reply, or thrown out of it */
+	bool		failed;
+	bool		unusable;		/* failed, and what was received must not be taken either */
+	char		address[REDIS_HOST_LEN + 16];
+	char		error[REDIS_HOST_LEN + 512];
+};
+
+/* ---- queues ---- */
+
+static size_t
+queue_length(const ByteQueue *queue)
+{
+	return queue->end - queue->start;
+}
+
+static void
+queue_free(ByteQueue *queue)
+{
+	free(queue->data);
+	memset(queue, 0, sizeof(*queue));
+}
+
+/* Makes room for len bytes at the end. False: no memory. */
+static bool
+queue_reserve(ByteQueue *queue, size_t len)
+{
+	size_t		used = queue_length(queue);
+	size_t		size = Max(queue->size, CHUNK_BYTES);
+	char	   *data;
+
+	if (queue->size - queue->end >= len)
+		return true;
+	/* Moving is paid for by the bytes that left: at least as many as are moved. */
+	if (queue->start >= used && queue->size - used >= len)
+	{
+		if (used > 0)
+			memmove(queue->data, queue->data + queue->start, used);
+		queue->start = 0;
+		queue->end = used;
+		return true;
+	}
+	while (size - queue->end < len)
+		size *= 2;
+	if ((data = realloc(queue->data, size)) == NULL)
+		return false;
+	queue->data = data;
+	queue->size = size;
+	return true;
+}
+
+static bool
+queue_append(ByteQueue *queue, const char *bytes, size_t len)
+{
+	if (len == 0)
+		return true;
+	if (!queue_reserve(queue, len))
+		return false;
+	memcpy(queue->data + queue->end, bytes, len);
+	queue->end += len;
+	return true;
+}
+
+static void
+queue_drop(ByteQueue *queue, size_t len)
+{
+	queue->start += len;
+	if (queue->start < queue->end)
+		return;
+	queue->start = queue->end = 0;
+	if (queue->size > KEEP_BYTES)
+		queue_free(queue);
+}
+
+/* ---- failure ---- */
+
+/*
+ * Marks the connection as failed; the first reason stays. Replies that were received whole can still be taken, unless
+ * usable is false. Returns false for the caller to return.
+ */
+static bool
+fail(RedisConnection *conn, bool usable, const char *why)
+{
+	if (!conn->failed)
+		snprintf(conn->error, sizeof(conn->error), "%s: %s", conn->address, why);
+	conn->failed = true;
+	queue_free(&conn->out);
+	if (!usable)
+	{
+		conn->unusable = true;
+		queue_free(&conn->in);
+	}
+	return false;
+}
+
+const char *
+redis_error(const RedisConnection *conn)
+{
+	if (conn->failed)
+		return conn->error;
+	return conn->waiting ? "interrupted while waiting for Redis" : NULL;
+}
+
+/* ---- parsing ---- */
+
+/* hiredis' createArray, for as many elements as one reply may have. */
+static void *
+create_array(const redisReadTask *task, redis_array_size elements)
+{
+	RedisConnection *conn = task->privdata;
+
+	if ((size_t) elements > MAX_REPLY_ELEMENTS - conn->reply_elements)
+	{
+		fail(conn, false, "a reply has too many elements");
+		return NULL;
+	}
+	conn->reply_elements += elements;
+	return conn->create_array(task, elements);
+}
+
+/* Whether the parser waits for the end of a line longer than any Redis sends; it would search it anew each time. */
+static bool
+endless_line(const redisReader *reader)
+{
+	return reader->len - reader->pos > MAX_LINE_BYTES &&
+		memchr(reader->buf + reader->pos, '\n', MAX_LINE_BYTES) == NULL;
+}
+
+/* Whether anything was received that nobody took. */
+static bool
+has_input(const RedisConnection *conn)
+{
+	const redisReader *reader = conn->context->reader;
+
+	return queue_length(&conn->in) > 0 || reader->len > reader->pos || conn->reply_bytes > 0;
+}
+
+/* The next whole reply of what was received, or NULL. */
+static redisReply *
+parse_reply(RedisConnection *conn)
+{
+	redisReader *reader = conn->context->reader;
+
+	for (;;)
+	{
+		void	   *reply;
+		size_t		slice;
+
+		if (redisReaderGetReply(reader, &reply) != REDIS_OK)
+		{
+			fail(conn, false, reader->errstr);
+			return NULL;
+		}
+		if (reply != NULL)
+		{
+			conn->reply_bytes = reader->len - reader->pos;
+			conn->reply_elements = 0;
+			return reply;
+		}
+		slice = Min(queue_length(&conn->in), CHUNK_BYTES);
+		if (slice == 0)
+			return NULL;
+		conn->reply_bytes += slice;
+		if (conn->reply_bytes > MAX_REPLY_BYTES || endless_line(reader))
+		{
+			fail(conn, false, "a reply is too large");
+			return NULL;
+		}
+		if (redisReaderFeed(reader, conn->in.data + conn->in.start, slice) != REDIS_OK)
+		{
+			fail(conn, false, reader->errstr);
+			return NULL;
+		}
+		queue_drop(&conn->in, slice);
+	}
+}
+
+/* Bytes came that answer nothing: the stream is not what we think it is. A server that turns us away says why. */
+static void
+fail_unasked(RedisConnection *conn)
+{
+	redisReply *reply = parse_reply(conn);
+
+	if (reply != NULL && reply->type == REDIS_REPLY_ERROR)
+		fail(conn, false, reply->str);
+	else
+		fail(conn, false, "the server sent something that was not asked for");
+	if (reply != NULL)
+		freeReplyObject(reply);
+}
+
+/* The next reply of what was received, or NULL. */
+static redisReply *
+next_reply(RedisConnection *conn)
+{
+	redisReply *reply;
+
+	if (conn->unusable)
+		return NULL;
+	if (conn->outstanding == 0)
+	{
+		if (has_input(conn))
+			fail_unasked(conn);
+		return NULL;
+	}
+	reply = parse_reply(conn);
+	if (reply != NULL)
+		conn->outstanding--;
+	return reply;
+}
+
+/* ---- the socket ---- */
+
+/* Reads once. Returns the number of bytes, 0 if there is nothing or no room, -1 if the connection has failed. */
+static ssize_t
+read_some(RedisConnection *conn)
+{
+	ssize_t		n;
+
+	if (queue_length(&conn->in) >= MAX_UNTAKEN_BYTES)
+		return 0;
+	if (!queue_reserve(&conn->in, CHUNK_BYTES))
+	{
+		fail(conn, false, "out of memory");
+		return -1;
+	}
+	n = fence_redis_read(conn->context, conn->in.data + conn->in.end, CHUNK_BYTES);
+	if (n < 0)
+		fail(conn, true, conn->context->errstr);
+	else
+		conn->in.end += n;
+	return n;
+}
+
+/* Writes once. Returns the number of bytes, 0 if the socket takes none, -1 if the connection has failed. */
+static ssize_t
+write_some(RedisConnection *conn)
+{
+	redisContext *context = conn->context;
+	size_t		before;
+
+	if (sdslen(context->obuf) == 0)
+	{
+		size_t		slice = Min(queue_length(&conn->out), WRITE_BYTES);
+
+		if (slice == 0)
+			return 0;
+		if (redisAppendFormattedCommand(context, conn->out.data + conn->out.start, slice) != REDIS_OK)
+		{
+			fail(conn, false, context->errstr);
+			return -1;
+		}
+		queue_drop(&conn->out, slice);
+	}
+	before = sdslen(context->obuf);
+	if (redisBufferWrite(context, NULL) != REDIS_OK)
+	{
+		char		why[sizeof(context->errstr)];
+
+		/* The server may have said why before it closed the connection. */
+		strlcpy(why, context->errstr, sizeof(why));
+		while (read_some(conn) > 0)
+			;
+		fail(conn, true, why);
+		return -1;
+	}
+	return before - sdslen(context->obuf);
+}
+
+/* One step in both directions. *progress: it is worth trying again at once. False: the connection has failed. */
+static bool
+transfer(RedisConnection *conn, bool *progress)
+{
+	ssize_t		written = write_some(conn);
+	ssize_t		received = written < 0 ? -1 : read_some(conn);
+
+	*progress = written > 0 || received > 0;
+	return received >= 0;
+}
+
+/*
+ * Waits until the socket is ready for events, something else happens, or the deadline passes: then WL_TIMEOUT is set
+ * in the result. Raises if interrupted.
+ */
+static int
+wait_socket(RedisConnection *conn, int events, int64 deadline, uint32 wait_event)
+{
+	int64		left = deadline - fence_clock();
+	int			happened;
+
+	CHECK_FOR_INTERRUPTS();
+	if (left <= 0)
+		return WL_TIMEOUT;
+	happened = WaitLatchOrSocket(MyLatch, events | WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+								 conn->context->fd, (long) Min((left + 999) / 1000, INT_MAX), wait_event);
+	if (happened & WL_LATCH_SET)
+		ResetLatch(MyLatch);
+	return happened;
+}
+
+/* ---- requests and replies ---- */
+
+/* Queues bytes. False: the connection has failed. */
+static bool
+enqueue(RedisConnection *conn, const char *bytes, size_t len)
+{
+	if (len > MAX_UNSENT_BYTES || queue_length(&conn->out) > MAX_UNSENT_BYTES - len)
+		return fail(conn, false, "too much is waiting to be sent");
+	if (!queue_append(&conn->out, bytes, len))
+		return fail(conn, false, "out of memory");
+	return true;
+}
+
+bool
+redis_send(RedisConnection *conn, int argc, const char **argv, const size_t *argvlen)
+{
+	char		head[32];
+
+	if (conn->failed || conn->waiting)
+		return false;
+	if (!enqueue(conn, head, snprintf(head, sizeof(head), "*%d\r\n", argc)))
+		return false;
+	for (int i = 0; i < argc; i++)
+	{
+		if (!enqueue(conn, head, snprintf(head, sizeof(head), "$%zu\r\n", argvlen[i])) ||
+			!enqueue(conn, argv[i], argvlen[i]) ||
+			!enqueue(conn, "\r\n", 2))
+			return false;
+	}
+	conn->outstanding++;
+	return true;
+}
+
+bool
+redis_send_raw(RedisConnection *conn, const char *bytes, size_t len, int nreplies)
+{
+	if (conn->failed || conn->waiting || !enqueue(conn, bytes, len))
+		return false;
+	conn->outstanding += nreplies;
+	return true;
+}
+
+bool
+redis_flush(RedisConnection *conn)
+{
+	bool		progress = true;
+
+	if (conn->failed || conn->waiting)
+		return false;
+	while (progress)
+	{
+		if (!transfer(conn, &progress))
+			return false;
+	}
+	if (conn->outstanding == 0 && has_input(conn))
+		fail_unasked(conn);
+	return !conn->failed;
+}
+
+size_t
+redis_unsent(const RedisConnection *conn)
+{
+	return conn->failed ? 0 : queue_length(&conn->out) + sdslen(conn->context->obuf);
+}
+
+int
+redis_outstanding(const RedisConnection *conn)
+{
+	return conn->outstanding;
+}
+
+redisReply *
+redis_poll_reply(RedisConnection *conn)
+{
+	redisReply *reply;
+	bool		progress;
+
+	if (conn->waiting)
+		return NULL;
+	reply = next_reply(conn);
+	if (reply != NULL || conn->failed)
+		return reply;
+	(void) transfer(conn, &progress);
+	return next_reply(conn);
+}
+
+redisReply *
+redis_wait_reply(RedisConnection *conn, int64 deadline, uint32 wait_event)
+{
+	redisReply *reply;
+
+	if (conn->waiting)
+		return NULL;
+	if (conn->outstanding == 0)
+		fail(conn, false, "waiting for a reply to nothing");
+
+	/* Stays set if an interrupt throws us out of here: the reply would come when another one is expected. */
+	conn->waiting = true;
+	while ((reply = next_reply(conn)) == NULL && !conn->failed)
+	{
+		int			events = WL_SOCKET_READABLE;
+		bool		progress;
+
+		if (!transfer(conn, &progress) || progress)
+			continue;
+		if (redis_unsent(conn) > 0)
+			events |= WL_SOCKET_WRITEABLE;
+		if (wait_socket(conn, events, deadline, wait_event) & WL_TIMEOUT)
+			fail(conn, false, "no reply in time");
+	}
+	conn->waiting = false;
+	return reply;
+}
+
+uint64
+redis_serial(const RedisConnection *conn)
+{
+	return conn->serial;
+}
+
+/* ---- opening and closing ---- */
+
+/* As people write it; a host that is an IPv6 address in brackets. */
+static void
+format_address(const RedisEndpoint *address, char *text, size_t size)
+{
+	if (address->is_unix)
+		strlcpy(text, address->host, size);
+	else
+		snprintf(text, size, strchr(address->host, ':') != NULL ? "[%s]:%d" : "%s:%d", address->host, address->port);
+}
+
+/* hiredis would ask the resolver, which blocks. */
+static bool
+is_numeric(const char *host)
+{
+	struct addrinfo hints = {.ai_flags = AI_NUMERICHOST, .ai_socktype = SOCK_STREAM};
+	struct addrinfo *found = NULL;
+
+	if (getaddrinfo(host, NULL, &hints, &found) != 0)
+		return false;
+	freeaddrinfo(found);
+	return true;
+}
+
+/* Starts to connect. */
+static bool
+start_connect(RedisConnection *conn, const RedisEndpoint *address)
+{
+	redisContext *context;
+
+	if (!address->is_unix && !is_numeric(address->host))
+		return fail(conn, false, "not a numeric address");
+	if (!AcquireExternalFD())
+		return fail(conn, false, "too many open files in this process");
+	conn->has_fd = true;
+
+	context = address->is_unix ? redisConnectUnixNonBlock(address->host) :
+		redisConnectNonBlock(address->host, address->port);
+	if (context == NULL)
+		return fail(conn, false, "out of memory");
+	conn->context = context;
+	if (context->err != 0)
+		return fail(conn, false, context->errstr);
+
+	conn->functions = *context->reader->fn;
+	conn->create_array = conn->functions.createArray;
+	conn->functions.createArray = create_array;
+	context->reader->fn = &conn->functions;
+	context->reader->privdata = conn;
+	/* Programs that PostgreSQL starts (archive_command, COPY PROGRAM) must not inherit it. hiredis sets TCP_NODELAY. */
+	if (fcntl(context->fd, F_SETFD, FD_CLOEXEC) != 0)
+		return fail(conn, false, strerror(errno));
+	return true;
+}
+
+/* Waits until the connection stands. */
+static bool
+finish_connect(RedisConnection *conn, int64 deadline)
+{
+	int			happened;
+	int			error = 0;
+	socklen_t	len = sizeof(error);
+
+	do
+	{
+		happened = wait_socket(conn, WL_SOCKET_CONNECTED, deadline, wait_event_redis());
+		if (happened & WL_TIMEOUT)
+			return fail(conn, false, "no connection in time");
+	} while (!(happened & WL_SOCKET_CONNECTED));
+
+	if (getsockopt(conn->context->fd, SOL_SOCKET, SO_ERROR, &error, &len) != 0)
+		error = errno;
+	if (error != 0)
+		return fail(conn, false, strerror(error));
+	return true;
+}
+
+/*
+ * What the server says to AUTH, unless it repeats the password: an unknown command (AUTH can be renamed) is answered
+ * with its arguments, cut and with some characters replaced.
+ */
+static void
+fail_authentication(RedisConnection *conn, const redisReply *reply, const char *password)
+{
+	char		start[9];
+	char		why[256];
+
+	strlcpy(start, password, sizeof(start));
+	if (reply->type != REDIS_REPLY_ERROR)
+		strlcpy(why, "AUTH was not answered with OK", sizeof(why));
+	else if (strstr(reply->str, start) != NULL || strstr(reply->str, "unknown command") != NULL)
+		strlcpy(why, "AUTH failed (the server's message is withheld: it may repeat the password)", sizeof(why));
+	else
+		snprintf(why, sizeof(why), "AUTH failed: %s", reply->str);
+	fail(conn, false, why);
+}
+
+static bool
+authenticate(RedisConnection *conn, const RedisUrl *url, int64 deadline)
+{
+	const char *argv[3] = {"AUTH"};
+	size_t		argvlen[3] = {4};
+	int			argc = 1;
+	redisReply *reply;
+
+	if (url->password[0] == '\0')
+		return true;
+	if (url->user[0] != '\0')
+		argv[argc++] = url->user;
+	argv[argc++] = url->password;
+	for (int i = 1; i < argc; i++)
+		argvlen[i] = strlen(argv[i]);
+
+	if (!redis_send(conn, argc, argv, argvlen))
+		return false;
+	reply = redis_wait_reply(conn, deadline, wait_event_redis());
+	if (reply == NULL)
+		return false;
+	if (reply->type != REDIS_REPLY_STATUS || strcmp(reply->str, "OK") != 0)
+		fail_authentication(conn, reply, url->password);
+	freeReplyObject(reply);
+	return !conn->failed;
+}
+
+static RedisConnection *
+new_connection(const RedisEndpoint *address)
+{
+	static uint64 last_serial = 0;
+	RedisConnection *conn = calloc(1, sizeof(RedisConnection));
+
+	if (conn != NULL)
+	{
+		conn->serial = ++last_serial;
+		format_address(address, conn->address, sizeof(conn->address));
+	}
+	return conn;
+}
+
+/* Connects and logs in. Raises if interrupted; then conn is gone. */
+static void
+establish(RedisConnection *conn, const RedisEndpoint *address, const RedisUrl *url, int64 deadline)
+{
+	PG_TRY();
+	{
+		/* TLS: between finish_connect and authenticate, with the server's name checked (hiredis does not). */
+		if (url->tls)
+			fail(conn, false, "TLS needs hiredis 1.0 or later with OpenSSL support");
+		else if (start_connect(conn, address) && finish_connect(conn, deadline))
+			(void) authenticate(conn, url, deadline);
+	}
+	PG_CATCH();
+	{
+		redis_close(conn);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+}
+
+RedisConnection *
+redis_open(const RedisEndpoint *address, const RedisUrl *url, int64 deadline, char *error, size_t error_size)
+{
+	RedisConnection *conn = new_connection(address);
+
+	if (conn == NULL)
+	{
+		strlcpy(error, "out of memory", error_size);
+		return NULL;
+	}
+	establish(conn, address, url, deadline);
+	if (!conn->failed)
+		return conn;
+	strlcpy(error, conn->error, error_size);
+	redis_close(conn);
+	return NULL;
+}
+
+void
+redis_close(RedisConnection *conn)
+{
+	if (conn == NULL)
+		return;
+	if (conn->context != NULL)
+		redisFree(conn->context);
+	if (conn->has_fd)
+		ReleaseExternalFD();
+	queue_free(&conn->out);
+	queue_free(&conn->in);
+	free(conn);
+}

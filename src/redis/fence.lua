@@ -1,0 +1,721 @@
+#!lua name=pgcache_fence
+--
+-- pgcache_fence: the function library inside Redis (Redis >= 7.0, Valkey >= 7.2).
+--
+-- Owns: the fences, values and reservations of every namespace, and the right to answer for them (doc/protocol.md).
+-- Two kinds of state:
+--   * keys: the fence "<token> <version> <stamp>" or "<token> - <ticket>", and values
+--     "<token> <version> <stamp>\n<payload>". A key may vanish (eviction, FLUSHALL) or come back old (replica, RDB) at
+--     any time; either only costs a miss.
+--   * library locals: identity, arming, reservations, domain generations. They live and die with this process, which is
+--     why a reservation can be trusted: a process that lost one has also lost the right to answer.
+-- Rules every function keeps:
+--   * A function may fail at any redis.call (OOM, READONLY, WRONGTYPE) and locals are not rolled back. So a reservation
+--     is added before, and dropped only after, every key write of the call has succeeded.
+--   * Versions are decimal strings without leading zeros; they are compared by length, then bytes. Never as doubles.
+--   * A fence without a version always has a ticket: deleting the ticket is deleting the fence, because the next reader
+--     who finds no fence makes one with a new ticket.
+--   * Every function that reads or writes keys does so in database 0, whatever the caller has selected: reservations
+--     know no databases, so a fence in another one would never hear of a commit. The caller's own choice stays.
+--   * Arguments are checked before anything is changed.
+--   * Replies are flat arrays of strings.
+
+local LIBRARY_VERSION = '1'
+local MAX_VERSION = '9223372036854775807'
+local MAX_NAME = 4096                  -- bytes in a fence, value or domain name
+local MAX_NONCE = 16
+local MAX_STAMP = 100
+
+local identity = nil                   -- of this process: drawn once, by the first hello
+local spaces = {}                      -- namespace -> see new_space()
+local generation = 0                   -- source of gens; per process, never reused
+local tickets = 0                      -- source of tickets; per process, never reused
+
+-- While a library loads, Redis 7.0 knows no global but redis: string's functions are had through a string.
+local find, match, sub, byte = ('').find, ('').match, ('').sub, ('').byte
+
+-- ---------------------------------------------------------------------------------------------------------------
+-- Small tools
+-- ---------------------------------------------------------------------------------------------------------------
+
+local function bad(name, why)
+  return redis.error_reply('ERR ' .. name .. ': ' .. why)
+end
+
+-- Milliseconds of this node's clock; every deadline in this file is in this unit and on this clock.
+local function now_ms()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+
+-- A version, or nil. Readers' arguments come from outside, so the form is checked here and nowhere else.
+local function version(s)
+  if #s > 19 or not find(s, '^%d+$') or (#s > 1 and byte(s) == 48) then return nil end
+  if #s == 19 and s > MAX_VERSION then return nil end
+  return s
+end
+
+local function below(a, b)             -- a < b
+  if #a ~= #b then return #a < #b end
+  return a < b
+end
+
+-- A non-negative whole number small enough for a double, or nil.
+local function whole(s)
+  if #s > 15 or not find(s, '^%d+$') then return nil end
+  return tonumber(s)
+end
+
+local function epoch_number(epoch)
+  return whole(match(epoch, '^(%d+)%-%x+$') or '')
+end
+
+-- Stamps are stored in fences and values, where blanks and newlines separate.
+local function is_stamp(s)
+  return #s <= MAX_STAMP and find(s, '^[%w%p]+$')
+end
+
+local function is_domain(s)
+  return #s <= MAX_NAME and find(s, '^[^:{}]+$')
+end
+
+-- ---------------------------------------------------------------------------------------------------------------
+-- Namespaces, domains, names
+-- ---------------------------------------------------------------------------------------------------------------
+
+-- One cluster's view of this process. armed: {owner, timeline, epoch, number, until_ms, slots, idle_ms}.
+-- pending: fence name -> list of {stamp, w, gen, since}. domains: name -> see domain_of().
+local function new_space(armed)
+  return { armed = armed, pending = {}, domains = {} }
+end
+
+local function new_gen(space, domain)
+  generation = generation + 1
+  domain.gen = generation
+  domain.token = space.armed.number .. '.' ..
+    sub(redis.sha1hex(space.armed.epoch .. ' ' .. identity .. ' ' .. generation), 1, 16)
+end
+
+-- The domain's record, made on first use. id: the attachment that is announced (nil: not attached, readers are told
+-- unarmed); ended: the newest attachment that is known to be over, so a late announcement of it changes nothing.
+-- pending: stamp -> since, of reservations of the whole domain.
+local function domain_of(space, name)
+  local d = space.domains[name]
+  if not d then
+    d = { id = nil, ended = 0, pending = {}, pendings = 0 }
+    new_gen(space, d)
+    space.domains[name] = d
+  end
+  return d
+end
+
+-- namespace, domain name of a fence name; nil if it is no fence name.
+local function parse(fence)
+  if #fence > MAX_NAME then return nil end
+  return match(fence, '^([%w_.-]+):f:([^:{}]+):{[^{}]+}')
+end
+
+-- Whether value is a value name of this very fence: the same name with v for f, or that and a suffix after a colon.
+-- Without it a put could overwrite any key.
+local function names_value_of(value, fence)
+  if #value > MAX_NAME then return false end
+  local at = find(fence, ':f:', 1, true)
+  local own = sub(fence, 1, at) .. 'v' .. sub(fence, at + 2)
+  return value == own or sub(value, 1, #own + 1) == own .. ':'
+end
+
+-- The space and domain if this process may answer readers for this fence now, else nil.
+local function may_answer(fence)
+  local ns, name = parse(fence)
+  local space = ns and spaces[ns]
+  local domain = space and space.domains[name]
+  if not domain or not domain.id or now_ms() >= space.armed.until_ms then return nil end
+  return space, domain
+end
+
+-- The space if it is armed in this epoch. With a lease: only while the lease runs (reserve); without: for commit,
+-- abort and settle, which stay right when they come late.
+local function in_epoch(ns, epoch, lease)
+  local space = ns and spaces[ns]
+  if not space or space.armed.epoch ~= epoch then return nil end
+  if lease and now_ms() >= space.armed.until_ms then return nil end
+  return space
+end
+
+-- ---------------------------------------------------------------------------------------------------------------
+-- Fences (keys) and reservations (locals)
+-- ---------------------------------------------------------------------------------------------------------------
+
+-- version, ticket-or-stamp, exists. version is nil when there is none that may be trusted: no fence, one of another
+-- token (another epoch, generation or process), one with a ticket only (then the ticket is the second result).
+-- MGET: a key of another type reads as absent instead of failing.
+local function read_fence(fence, token, raw)
+  raw = raw or redis.call('MGET', fence)[1]
+  if not raw then return nil, nil, false end
+  local t, v, rest = match(raw, '^(%S+) (%S+) (%S*)$')
+  if t ~= token then return nil, nil, true end
+  if v == '-' then return nil, rest, true end
+  return v, rest, true
+end
+
+local function write_fence(space, fence, token, v, rest)
+  redis.call('SET', fence, token .. ' ' .. v .. ' ' .. rest, 'PX', space.armed.idle_ms)
+end
+
+local function own_pending(space, fence, stamp)
+  for i, p in ipairs(space.pending[fence] or {}) do
+    if p.stamp == stamp then return p, i end
+  end
+end
+
+-- Drops the own reservation (stamp, may be nil) and every one at or below v (may be nil).
+local function drop_pending(space, fence, stamp, v)
+  local list = space.pending[fence]
+  if not list then return end
+  for i = #list, 1, -1 do
+    if list[i].stamp == stamp or (v and not below(v, list[i].w)) then table.remove(list, i) end
+  end
+  if #list == 0 then space.pending[fence] = nil end
+end
+
+local function store_value(value, token, v, stamp, payload, ttl_ms)
+  local record = token .. ' ' .. v .. ' ' .. stamp .. '\n' .. payload
+  if ttl_ms > 0 then
+    redis.call('SET', value, record, 'PX', ttl_ms)
+  else
+    redis.call('SET', value, record)
+  end
+end
+
+-- commit and settle(u): the transaction's version w is in PostgreSQL. store, if any, is called when w is now the
+-- fence's version. A fence that has a version is raised; one that has none keeps none: a late commit must not revive
+-- what an eviction took [4], only a reader with the current ticket may. A reservation of an older generation proves
+-- nothing today: the fence goes.
+local function commit_one(space, domain, fence, stamp, w, store)
+  local own = own_pending(space, fence, stamp)
+  local v, _, exists = read_fence(fence, domain.token)
+  local newest = (v and below(w, v)) and v or w
+  if exists and (not v or (own and own.gen ~= domain.gen)) then
+    redis.call('DEL', fence)
+  elseif v then
+    if v ~= newest then write_fence(space, fence, domain.token, newest, stamp) end
+    if store and newest == w then store() end
+  end
+  drop_pending(space, fence, stamp, newest)
+end
+
+-- ---------------------------------------------------------------------------------------------------------------
+-- The process: hello, arm, renew, disarm, announce
+-- ---------------------------------------------------------------------------------------------------------------
+
+-- hello <namespace> <nonce> -> identity, time, role, library version, owner, timeline, epoch, until
+-- The last four are empty if this process was never armed for the namespace.
+local function hello(_, args)
+  if #args ~= 2 or not find(args[1], '^[%w_.-]+$') or not find(args[2], '^%x+$') or #args[2] > MAX_NONCE then
+    return bad('fence_hello', 'expected a namespace and a nonce of up to 16 hexadecimal digits')
+  end
+  if not identity then identity = args[2] end
+  local role = match(redis.call('INFO', 'replication'), 'role:(%a+)') or '?'
+  local reply = { identity, tostring(now_ms()), role, LIBRARY_VERSION, '', '', '', '' }
+  local space = spaces[args[1]]
+  if space then
+    local a = space.armed
+    reply[5], reply[6], reply[7], reply[8] = a.owner, tostring(a.timeline), a.epoch, tostring(a.until_ms)
+  end
+  return reply
+end
+
+local function attach_domain(space, name, id)
+  local d = domain_of(space, name)
+  if id <= d.ended or (d.id and id <= d.id) then return end
+  if d.id then new_gen(space, d) end   -- another attachment of the name: nothing of the former one is trusted
+  d.id = id
+end
+
+-- The settings of arm, or nil if they are malformed: JSON {idle_ms, domains: [[name, id], ...], reservations:
+-- [[domain, stamp], ...]}, the lists optional.
+local function arm_settings(json)
+  local ok, settings = pcall(cjson.decode, json)
+  if not ok or type(settings) ~= 'table' then return nil end
+  local idle_ms, domains, reservations = settings.idle_ms, settings.domains or {}, settings.reservations or {}
+  if type(idle_ms) ~= 'number' or idle_ms < 1 or idle_ms > 1e14 then return nil end
+  if type(domains) ~= 'table' or type(reservations) ~= 'table' then return nil end
+  for _, d in ipairs(domains) do
+    if type(d) ~= 'table' or type(d[1]) ~= 'string' or not is_domain(d[1]) or type(d[2]) ~= 'number' then return nil end
+  end
+  for _, r in ipairs(reservations) do
+    if type(r) ~= 'table' or type(r[1]) ~= 'string' or not is_domain(r[1]) then return nil end
+    if type(r[2]) ~= 'string' or not is_stamp(r[2]) then return nil end
+  end
+  return { idle_ms = math.floor(idle_ms), domains = domains, reservations = reservations }
+end
+
+-- arm <heartbeat key> | identity epoch until slots owner timeline settings
+-- until is absolute on this node's clock: an arm that was delayed past it is over before it starts, and refused.
+local function arm(keys, args)
+  if #keys ~= 1 or #args ~= 7 then return bad('fence_arm', 'expected 1 key and 7 arguments') end
+  local ns = match(keys[1], '^([%w_.-]+):')
+  local epoch, number, till, timeline = args[2], epoch_number(args[2]), whole(args[3]), whole(args[6])
+  local settings = arm_settings(args[7])
+  if not (ns and number and till and timeline and settings) then
+    return bad('fence_arm', 'malformed argument')
+  end
+  local now, space = now_ms(), spaces[ns]
+  local a = space and space.armed
+  if args[1] ~= identity then return { 'refused', 'another process answers here', tostring(now) } end
+  if till <= now then return { 'refused', 'the lease was over on arrival', tostring(now) } end
+  if a and a.owner ~= args[5] and now < a.until_ms then
+    return { 'refused', 'armed by cluster ' .. a.owner .. ', whose lease runs', tostring(now) }
+  end
+  if a and timeline < a.timeline and now < a.until_ms then
+    return { 'refused', 'armed by timeline ' .. a.timeline .. ', whose lease runs', tostring(now) }
+  end
+  if a and a.epoch ~= epoch and number <= a.number then
+    return { 'refused', 'already armed in epoch ' .. a.epoch, tostring(now) }
+  end
+  redis.call('SET', keys[1], epoch, 'PX', 3600000)     -- proves that this node takes writes
+  if a and a.epoch == epoch then
+    if till > a.until_ms then a.until_ms = till end
+  else
+    space = new_space({ owner = args[5], timeline = timeline, epoch = epoch, number = number, until_ms = till,
+                        slots = args[4] })
+    spaces[ns] = space
+  end
+  space.armed.idle_ms = settings.idle_ms
+  for _, d in ipairs(settings.domains) do attach_domain(space, d[1], d[2]) end
+  for _, r in ipairs(settings.reservations) do
+    local d = domain_of(space, r[1])
+    if not d.pending[r[2]] then
+      d.pending[r[2]] = now
+      d.pendings = d.pendings + 1
+    end
+  end
+  return { 'armed', '', tostring(now) }
+end
+
+-- renew <heartbeat key> | identity epoch until. Refused unless armed in exactly that epoch: a renewal that was sent to
+-- the process before this one must not bring this one to life [1].
+local function renew(keys, args)
+  local ns, till = keys[1] and match(keys[1], '^([%w_.-]+):'), args[3] and whole(args[3])
+  if #keys ~= 1 or #args ~= 3 or not ns or not till then
+    return bad('fence_renew', 'expected 1 key, identity, epoch and until')
+  end
+  local now, space = now_ms(), in_epoch(ns, args[2], false)
+  if args[1] ~= identity then return { 'refused', 'another process answers here', tostring(now) } end
+  if not space then return { 'refused', 'not armed in this epoch', tostring(now) } end
+  if till <= now then return { 'refused', 'the lease was over on arrival', tostring(now) } end
+  redis.call('SET', keys[1], args[2], 'PX', 3600000)   -- proves that this node takes writes
+  if till > space.armed.until_ms then space.armed.until_ms = till end
+  return { 'renewed', '', tostring(now) }
+end
+
+-- disarm <namespace> <owner> <timeline>: the lease ends now. Only its own cluster, and no older timeline, may ask.
+local function disarm(_, args)
+  if #args ~= 3 or not whole(args[3]) then return bad('fence_disarm', 'expected namespace, owner and timeline') end
+  local space = spaces[args[1]]
+  if not space then return { 'unarmed' } end
+  if space.armed.owner ~= args[2] or whole(args[3]) < space.armed.timeline then return { 'refused' } end
+  space.armed.until_ms = 0
+  return { 'disarmed' }
+end
+
+-- announce <namespace> <epoch> (<domain> <id>)...: these attachments are committed; readers may be answered.
+local function announce(_, args)
+  if #args < 2 or #args % 2 ~= 0 then return bad('fence_announce', 'expected namespace, epoch and pairs') end
+  for i = 3, #args, 2 do
+    if not is_domain(args[i]) or not whole(args[i + 1]) then
+      return bad('fence_announce', 'malformed domain or id')
+    end
+  end
+  local space = in_epoch(args[1], args[2], false)
+  if not space then return { 'unarmed' } end
+  for i = 3, #args, 2 do attach_domain(space, args[i], whole(args[i + 1])) end
+  return { 'announced' }
+end
+
+-- ---------------------------------------------------------------------------------------------------------------
+-- Writers
+-- ---------------------------------------------------------------------------------------------------------------
+
+-- The namespace that all the fences belong to, or nil. One message never mixes namespaces.
+local function common_namespace(keys)
+  local ns
+  for _, fence in ipairs(keys) do
+    local n = parse(fence)
+    if not n or (ns and n ~= ns) then return nil end
+    ns = n
+  end
+  return ns
+end
+
+local function reserve_one(space, fence, stamp, observed, w)
+  local _, name = parse(fence)
+  local domain = domain_of(space, name)
+  local v, _, exists = read_fence(fence, domain.token)
+  if v and observed and below(v, observed) then
+    write_fence(space, fence, domain.token, observed, '')
+    v = observed
+  end
+  if observed then drop_pending(space, fence, nil, observed) end
+  if v and not below(v, w) then return v end
+  local own = own_pending(space, fence, stamp)
+  if not own then
+    own = { stamp = stamp, w = w, gen = domain.gen, since = now_ms() }
+    local list = space.pending[fence]
+    if list then list[#list + 1] = own else space.pending[fence] = { own } end
+  else
+    if below(own.w, w) then own.w = w end
+    own.gen = domain.gen
+  end
+  if not v and exists then redis.call('DEL', fence) end
+  return ''
+end
+
+-- reserve <fence>... | epoch stamp (observed w)... -> reserved (''|v)... | unarmed
+-- Per fence '' means granted and a version means ahead: PostgreSQL is about to write at or below it.
+-- observed is '' unless it is a committed version of that very key [2, 2b, 6d].
+local function reserve(keys, args)
+  local ns = common_namespace(keys)
+  if not ns or #args ~= 2 + 2 * #keys or not is_stamp(args[2]) then
+    return bad('fence_reserve', 'expected fences, epoch, stamp and two versions for each fence')
+  end
+  for i = 1, #keys do
+    if not version(args[2 + 2 * i]) or not (args[1 + 2 * i] == '' or version(args[1 + 2 * i])) then
+      return bad('fence_reserve', 'malformed version')
+    end
+  end
+  local space = in_epoch(ns, args[1], true)
+  if not space then return { 'unarmed' } end
+  local reply = { 'reserved' }
+  for i, fence in ipairs(keys) do
+    local observed = args[1 + 2 * i]
+    reply[i + 1] = reserve_one(space, fence, args[2], observed ~= '' and observed or nil, args[2 + 2 * i])
+  end
+  return reply
+end
+
+-- commit <fence>... | epoch stamp w... -> committed | unarmed
+local function commit(keys, args)
+  local ns = common_namespace(keys)
+  if not ns or #args ~= 2 + #keys or not is_stamp(args[2]) then
+    return bad('fence_commit', 'expected fences, epoch, stamp and a version for each fence')
+  end
+  for i = 1, #keys do
+    if not version(args[2 + i]) then return bad('fence_commit', 'malformed version') end
+  end
+  local space = in_epoch(ns, args[1], false)
+  if not space then return { 'unarmed' } end
+  for i, fence in ipairs(keys) do
+    local _, name = parse(fence)
+    commit_one(space, domain_of(space, name), fence, args[2], args[2 + i])
+  end
+  return { 'committed' }
+end
+
+-- commit_value <fence> <value> | epoch stamp w payload ttl_ms -> committed | unarmed
+-- The same with the new value, which is stored only if w is the fence's version afterwards.
+local function commit_value(keys, args)
+  local ns = #keys == 2 and parse(keys[1])
+  local ttl = args[5] and whole(args[5])
+  if not ns or #args ~= 5 or not is_stamp(args[2]) or not version(args[3]) or not ttl
+    or not names_value_of(keys[2], keys[1]) then
+    return bad('fence_commit_value', 'expected fence, value, epoch, stamp, version, payload and ttl')
+  end
+  local space = in_epoch(ns, args[1], false)
+  if not space then return { 'unarmed' } end
+  local _, name = parse(keys[1])
+  local domain = domain_of(space, name)
+  commit_one(space, domain, keys[1], args[2], args[3], function()
+    store_value(keys[2], domain.token, args[3], args[2], args[4], ttl)
+  end)
+  return { 'committed' }
+end
+
+-- abort <fence>... | epoch stamp -> aborted | unarmed. Drops the own reservations and touches nothing else.
+local function abort(keys, args)
+  local ns = common_namespace(keys)
+  if not ns or #args ~= 2 then return bad('fence_abort', 'expected fences, epoch and stamp') end
+  local space = in_epoch(ns, args[1], false)
+  if not space then return { 'unarmed' } end
+  for _, fence in ipairs(keys) do drop_pending(space, fence, args[2], nil) end
+  return { 'aborted' }
+end
+
+-- settle | namespace fence epoch stamp u -> settled | unarmed (patrol). u is the version of the row or tombstone, read
+-- after the transaction's fate was known; '' if there is neither: then nothing is known of the fence, and it goes.
+-- The fence is an argument, not a key: the message goes to the process that listed the reservation, even if the slot
+-- has moved away since; then only the reservation is dropped.
+local function settle(_, args)
+  if #args ~= 5 or parse(args[2]) ~= args[1] or not is_stamp(args[4])
+    or not (args[5] == '' or version(args[5])) then
+    return bad('fence_settle', 'expected namespace, fence, epoch, stamp and version')
+  end
+  local space = in_epoch(args[1], args[3], false)
+  if not space then return { 'unarmed' } end
+  local fence, stamp = args[2], args[4]
+  local _, name = parse(fence)
+  local served = type(redis.pcall('EXISTS', fence)) == 'number'
+  if not served then
+    drop_pending(space, fence, stamp, nil)
+  elseif args[5] ~= '' then
+    commit_one(space, domain_of(space, name), fence, stamp, args[5])
+  else
+    redis.call('DEL', fence)
+    drop_pending(space, fence, stamp, nil)
+  end
+  return { 'settled' }
+end
+
+-- repair <fence> | epoch seen u -> repaired | unchanged | unarmed (audit). Raises a version, or removes one that is
+-- ahead of PostgreSQL if it is still the one seen; never lowers it. u '' means neither row nor tombstone.
+local function repair(keys, args)
+  local ns = #keys == 1 and parse(keys[1])
+  if not ns or #args ~= 3 or not version(args[2]) or not (args[3] == '' or version(args[3])) then
+    return bad('fence_repair', 'expected fence, epoch, version seen and version of the row')
+  end
+  local space = in_epoch(ns, args[1], false)
+  if not space then return { 'unarmed' } end
+  local _, name = parse(keys[1])
+  local domain = domain_of(space, name)
+  local v = read_fence(keys[1], domain.token)
+  local u = args[3]
+  if not v then return { 'unchanged' } end
+  if u ~= '' and below(v, u) then
+    write_fence(space, keys[1], domain.token, u, '')
+    return { 'repaired' }
+  end
+  if v == args[2] and (u == '' or below(u, v)) then
+    redis.call('DEL', keys[1])
+    return { 'repaired' }
+  end
+  return { 'unchanged' }
+end
+
+-- ---------------------------------------------------------------------------------------------------------------
+-- Whole domains: bulk changes, attach, detach. One reservation, whatever the number of rows.
+-- ---------------------------------------------------------------------------------------------------------------
+
+-- domain_reserve | namespace domain epoch stamp -> reserved | unarmed
+local function domain_reserve(_, args)
+  if #args ~= 4 or not is_domain(args[2]) or not is_stamp(args[4]) then
+    return bad('fence_domain_reserve', 'expected namespace, domain, epoch and stamp')
+  end
+  local space = in_epoch(args[1], args[3], true)
+  if not space then return { 'unarmed' } end
+  local d = domain_of(space, args[2])
+  if not d.pending[args[4]] then
+    d.pending[args[4]] = now_ms()
+    d.pendings = d.pendings + 1
+  end
+  return { 'reserved' }
+end
+
+local function domain_drop(d, stamp)
+  if not d.pending[stamp] then return false end
+  d.pending[stamp] = nil
+  d.pendings = d.pendings - 1
+  return true
+end
+
+-- domain_commit | namespace domain epoch stamp ended -> committed | unarmed
+-- A new generation, so that nothing cached before is trusted, but only if the stamp is still pending [6b]. ended: the
+-- attachment that this transaction ended, '' if none; it is taken note of even if the stamp was settled before, and
+-- then the generation ends with it: rows may change unfenced until the name is attached again.
+local function domain_commit(_, args)
+  local ended = args[5] and (args[5] == '' and 0 or whole(args[5]))
+  if #args ~= 5 or not is_domain(args[2]) or not ended then
+    return bad('fence_domain_commit', 'expected namespace, domain, epoch, stamp and ended attachment')
+  end
+  local space = in_epoch(args[1], args[3], false)
+  if not space then return { 'unarmed' } end
+  local d = domain_of(space, args[2])
+  if ended > d.ended then d.ended = ended end
+  local over = d.id and d.id <= d.ended
+  if over then d.id = nil end
+  if domain_drop(d, args[4]) or over then new_gen(space, d) end
+  return { 'committed' }
+end
+
+-- domain_abort | namespace domain epoch stamp -> aborted | unarmed
+local function domain_abort(_, args)
+  if #args ~= 4 or not is_domain(args[2]) then
+    return bad('fence_domain_abort', 'expected namespace, domain, epoch and stamp')
+  end
+  local space = in_epoch(args[1], args[3], false)
+  if not space then return { 'unarmed' } end
+  domain_drop(domain_of(space, args[2]), args[4])
+  return { 'aborted' }
+end
+
+-- ---------------------------------------------------------------------------------------------------------------
+-- Readers
+-- ---------------------------------------------------------------------------------------------------------------
+
+-- get <fence> <value> -> hit token version payload | miss token ticket | pending | unarmed
+local function get(keys, args)
+  if #keys ~= 2 or #args ~= 0 then return bad('fence_get', 'expected 2 keys (fence, value) and no argument') end
+  local fence = keys[1]
+  if not parse(fence) then return bad('fence_get', 'the first key is no fence') end
+  if not names_value_of(keys[2], fence) then return bad('fence_get', 'the second key is no value of this fence') end
+  local space, domain = may_answer(fence)
+  if not space then return { 'unarmed' } end
+  if space.pending[fence] or domain.pendings > 0 then return { 'pending' } end
+  local both = redis.call('MGET', fence, keys[2])
+  local token = domain.token
+  local v, ticket = read_fence(fence, token, both[1] or nil)
+  if v then
+    local value = both[2]
+    local head = token .. ' ' .. v .. ' '
+    if value and sub(value, 1, #head) == head then
+      local at = find(value, '\n', #head, true)
+      if at then return { 'hit', token, v, sub(value, at + 1) } end
+    end
+    return { 'miss', token, '' }
+  end
+  if not ticket then
+    tickets = tickets + 1
+    ticket = tostring(tickets)
+    write_fence(space, fence, token, '-', ticket)
+  end
+  return { 'miss', token, ticket }
+end
+
+-- check <fence> | token version -> 1 | 0
+local function check(keys, args)
+  if #keys ~= 1 or #args ~= 2 then return bad('fence_check', 'expected 1 key, token and version') end
+  local fence = keys[1]
+  if not parse(fence) then return bad('fence_check', 'the key is no fence') end
+  if not version(args[2]) then return bad('fence_check', 'malformed version') end
+  local space, domain = may_answer(fence)
+  if not space or domain.token ~= args[1] or space.pending[fence] or domain.pendings > 0 then return 0 end
+  if read_fence(fence, domain.token) == args[2] then return 1 end
+  return 0
+end
+
+-- put <fence> <value> | token ticket version payload ttl_ms -> stored | stale version | refused why
+-- The only way by which a fence without a version gets one, and only with the ticket that get gave out since the last
+-- change: that is what keeps a slow reader from storing what it read before a write [2, 4, 6c].
+local function put(keys, args)
+  if #keys ~= 2 or #args ~= 5 then
+    return bad('fence_put', 'expected 2 keys (fence, value) and token, ticket, version, payload, ttl_ms')
+  end
+  local fence, w, ttl = keys[1], version(args[3]), whole(args[5])
+  if not parse(fence) then return bad('fence_put', 'the first key is no fence') end
+  if not names_value_of(keys[2], fence) then return bad('fence_put', 'the second key is no value of this fence') end
+  if not w then return bad('fence_put', 'malformed version') end
+  if not ttl then return bad('fence_put', 'malformed ttl_ms') end
+  local space, domain = may_answer(fence)
+  if not space then return { 'refused', 'unarmed' } end
+  if args[1] ~= domain.token then return { 'refused', 'token' } end
+  local v, ticket, exists = read_fence(fence, domain.token)
+  if v then
+    if below(w, v) then return { 'stale', v } end
+  elseif not exists then
+    return { 'refused', 'no fence' }
+  elseif not ticket or ticket ~= args[2] then
+    return { 'refused', 'ticket' }
+  end
+  store_value(keys[2], domain.token, w, '', args[4], ttl)
+  if v ~= w then write_fence(space, fence, domain.token, w, '') end
+  drop_pending(space, fence, nil, w)
+  return { 'stored' }
+end
+
+-- ---------------------------------------------------------------------------------------------------------------
+-- Listings, for the patrol and the views
+-- ---------------------------------------------------------------------------------------------------------------
+
+-- status <fence> -> armed|unarmed current-token version|'' stamp|ticket reservations (stamp w age_ms)...
+local function status(keys)
+  local ns, name = nil, nil
+  if #keys == 1 then ns, name = parse(keys[1]) end
+  if not ns then return bad('fence_status', 'expected a fence') end
+  local space = spaces[ns]
+  local domain = space and space.domains[name]
+  if not domain then return { 'unarmed', '', '', '', '0' } end
+  local v, rest = read_fence(keys[1], domain.token)
+  local list, now = space.pending[keys[1]] or {}, now_ms()
+  local reply = { may_answer(keys[1]) and 'armed' or 'unarmed', domain.token, v or '', rest or '',
+                  tostring(#list + domain.pendings) }
+  for _, p in ipairs(list) do
+    reply[#reply + 1] = p.stamp
+    reply[#reply + 1] = p.w
+    reply[#reply + 1] = tostring(now - p.since)
+  end
+  return reply
+end
+
+-- pending | namespace min_age_ms limit cursor -> cursor epoch (kind name stamp w age_ms)...
+-- kind is row or domain (w is ''). A cursor '' starts; a cursor '' in the reply ends. A fence is listed whole, so limit
+-- may be passed by a few. What changes meanwhile may be listed or not: the next round sees it.
+local function pending(_, args)
+  local min_age, limit = args[2] and whole(args[2]), args[3] and whole(args[3])
+  if #args ~= 4 or not min_age or not limit or limit < 1 then
+    return bad('fence_pending', 'expected namespace, age, limit and cursor')
+  end
+  local space = spaces[args[1]]
+  if not space then return { '', '' } end
+  local now, reply = now_ms(), { '', space.armed.epoch }
+  local function list(kind, name, stamp, w, since)
+    if now - since < min_age then return end
+    local n = #reply
+    reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4], reply[n + 5] = kind, name, stamp, w, tostring(now - since)
+  end
+  local cursor = args[4] ~= '' and args[4] or nil
+  if not cursor then
+    for name, d in pairs(space.domains) do
+      for stamp, since in pairs(d.pending) do list('domain', name, stamp, '', since) end
+    end
+  elseif not space.pending[cursor] then
+    cursor = nil                       -- settled meanwhile: its place in the table is lost, start again
+  end
+  local fence, reservations = next(space.pending, cursor)
+  while fence do
+    for _, p in ipairs(reservations) do list('row', fence, p.stamp, p.w, p.since) end
+    if #reply >= 5 * limit then
+      reply[1] = fence
+      break
+    end
+    fence, reservations = next(space.pending, fence)
+  end
+  return reply
+end
+
+-- ---------------------------------------------------------------------------------------------------------------
+
+local function register(name, callback, flags)
+  redis.register_function{
+    function_name = name,
+    callback = callback,
+    flags = flags or {},
+    description = 'pgcache_fence library version ' .. LIBRARY_VERSION,
+  }
+end
+
+-- The same for functions that read or write keys. SELECT inside a function ends with it.
+local function register_keyed(name, callback, flags)
+  register(name, function(keys, args)
+    redis.call('SELECT', '0')
+    return callback(keys, args)
+  end, flags)
+end
+
+register('fence_hello', hello, { 'no-writes' })
+register_keyed('fence_arm', arm)
+register_keyed('fence_renew', renew)
+register('fence_disarm', disarm, { 'no-writes' })
+register('fence_announce', announce, { 'no-writes' })
+register_keyed('fence_reserve', reserve)
+register_keyed('fence_commit', commit)
+register_keyed('fence_commit_value', commit_value)
+register('fence_abort', abort, { 'no-writes' })
+register_keyed('fence_settle', settle)
+register_keyed('fence_repair', repair)
+register('fence_domain_reserve', domain_reserve, { 'no-writes' })
+register('fence_domain_commit', domain_commit, { 'no-writes' })
+register('fence_domain_abort', domain_abort, { 'no-writes' })
+register_keyed('fence_get', get)
+register_keyed('fence_check', check, { 'no-writes' })
+register_keyed('fence_put', put)
+register_keyed('fence_status', status, { 'no-writes' })
+register('fence_pending', pending, { 'no-writes' })

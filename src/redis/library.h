@@ -1,0 +1,80 @@
+/*
+ * redis/library.h
+ *	  The function library inside Redis as keeper and patrol use it: loading it, and calls that wait for their answer.
+ *
+ * Every call takes a deadline in fence_clock() microseconds and a buffer for what went wrong, in words for people;
+ * it returns false (or NULL) if something did. Interruptible. After a failure of the connection itself
+ * (redis_error) the caller closes it.
+ */
+#ifndef FENCE_REDIS_LIBRARY_H
+#define FENCE_REDIS_LIBRARY_H
+
+#include "nodes/pg_list.h"
+#include "redis/connection.h"
+#include "shared.h"
+
+typedef struct LibraryCall
+{
+	RedisConnection *conn;
+	int64		deadline;
+	char		error[REASON_LEN];
+} LibraryCall;
+
+typedef struct Hello
+{
+	char		identity[IDENTITY_LEN];
+	int64		time_ms;		/* the node's clock */
+	char		role[16];
+	char		owner[32];		/* of the arming that the process has; empty: none */
+	char		epoch[EPOCH_LEN];
+} Hello;
+
+/*
+ * Makes sure that exactly this build's library is loaded: loads it if there is none, replaces an older one, refuses to
+ * touch a newer one.
+ */
+extern bool library_ensure(LibraryCall *call);
+
+/* Asks the process who it is. found is false (and the result true) if the library is not loaded. */
+extern bool library_hello(LibraryCall *call, Hello *hello, bool *found);
+
+/* The server's version, for people: "Redis 7.0.15". */
+extern bool library_server_version(LibraryCall *call, char *version, size_t size);
+
+/* until: milliseconds of the node's clock. reservations: a List of char *: wire name, stamp, wire name, stamp, ... */
+extern bool library_arm(LibraryCall *call, const char *identity, const char *epoch, int64 until, uint32 timeline,
+						List *reservations);
+extern bool library_renew(LibraryCall *call, const char *identity, const char *epoch, int64 until);
+extern bool library_disarm(LibraryCall *call, uint32 timeline);
+
+/* domains: a List of DomainRef. */
+extern bool library_announce(LibraryCall *call, const char *epoch, List *domains);
+
+/* A reservation as the process lists it. */
+typedef struct ListedReservation
+{
+	bool		domain;			/* of a whole domain: name is its wire name */
+	char	   *name;
+	char	   *stamp;
+	int64		version;		/* NO_VERSION for a domain */
+	int64		age_ms;
+} ListedReservation;
+
+/*
+ * One page of the reservations that are at least min_age_ms old: appended to *list (palloc'd). cursor: "" to begin;
+ * palloc'd on return, "" at the end. epoch: of the process; "" if it is not armed.
+ */
+extern bool library_pending(LibraryCall *call, int min_age_ms, int limit, char **cursor, char epoch[EPOCH_LEN],
+							List **list);
+
+/* Sends without waiting; library_finish waits for all that was sent since the last one. */
+extern bool library_send(LibraryCall *call, int argc, const char **argv);
+extern bool library_finish(LibraryCall *call);
+
+/* Sends and waits; NULL if the answer is an error or does not come. Caller: freeReplyObject. */
+extern redisReply *library_call(LibraryCall *call, int argc, const char **argv);
+
+/* This cluster's name in Redis: the system identifier. */
+extern const char *library_owner(void);
+
+#endif

@@ -1,0 +1,183 @@
+/*
+ * row.c
+ *	  The row of a key; see row.h.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/heapam.h"
+#include "access/htup_details.h"
+#include "access/relation.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "catalog/pg_type.h"
+#include "common/pg_prng.h"
+#include "executor/executor.h"
+#include "executor/tuptable.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "storage/bufmgr.h"
+#include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+
+#include "key.h"
+#include "row.h"
+#include "tombstone.h"
+#include "version.h"
+
+/* The canonical text of a key part as a Datum that the unique index compares. */
+static Datum
+part_datum(const KeyColumn *column, const char *part)
+{
+	Oid			type = column->text_type == CASHOID ? INT8OID : column->text_type;	/* as key.c prints it */
+	Oid			input;
+	Oid			ioparam;
+
+	getTypeInputInfo(type, &input, &ioparam);
+	return OidInputFunctionCall(input, unconstify(char *, part), ioparam, column->input_typmod);
+}
+
+/* The row of the key in the snapshot, a copy; NULL if there is none or the key is none of this table. */
+static HeapTuple
+fetch_row(const Domain *domain, Relation rel, const char *key, Snapshot snapshot)
+{
+	ScanKeyData scankeys[INDEX_MAX_KEYS];
+	SysScanDesc scan;
+	HeapTuple	row;
+	char	  **parts;
+	int			nparts;
+
+	if (!key_parts(key, &nparts, &parts) || nparts != domain->nkeys)
+		return NULL;
+	for (int i = 0; i < nparts; i++)
+	{
+		const KeyColumn *column = &domain->keys[i];
+
+		ScanKeyEntryInitialize(&scankeys[i], 0, column->attnum, BTEqualStrategyNumber, InvalidOid,
+							   column->collation, get_opcode(column->equality), part_datum(column, parts[i]));
+	}
+	scan = systable_beginscan(rel, domain->key_index, true, snapshot, nparts, scankeys);
+	row = systable_getnext(scan);
+	if (HeapTupleIsValid(row))
+		row = heap_copytuple(row);
+	systable_endscan(scan);
+	return row;
+}
+
+int64
+row_current_version(const Domain *domain, const char *key, bool *is_row)
+{
+	Relation	rel = OidIsValid(domain->relid) && domain->version_name ?
+		try_relation_open(domain->relid, AccessShareLock) : NULL;
+	int64		version = NO_VERSION;
+	HeapTuple	row = NULL;
+
+	if (rel != NULL)
+	{
+		Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+
+		row = fetch_row(domain, rel, key, snapshot);
+		if (row != NULL)
+			version = domain_row_version(domain, row, RelationGetDescr(rel));
+		UnregisterSnapshot(snapshot);
+		relation_close(rel, AccessShareLock);
+	}
+	if (is_row)
+		*is_row = row != NULL;
+	/* looked up later: a row deleted in between has its tombstone, one re-inserted in between is above it */
+	return row != NULL ? version : tombstone_look_up(domain->id, key).tombstone;
+}
+
+/* The row with only the domain's columns, as a composite Datum. */
+static Datum
+project(const Domain *domain, HeapTuple row, TupleDesc desc)
+{
+	TupleDesc	result = CreateTemplateTupleDesc(list_length(domain->columns));
+	Datum	   *values = palloc(sizeof(Datum) * list_length(domain->columns));
+	bool	   *nulls = palloc(sizeof(bool) * list_length(domain->columns));
+	ListCell   *cell;
+	int			i = 0;
+
+	foreach(cell, domain->columns)
+	{
+		AttrNumber	attnum = get_attnum(domain->relid, lfirst(cell));
+
+		if (attnum <= 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_UNDEFINED_COLUMN),
+					 errmsg("column \"%s\" of domain \"%s\" does not exist", (char *) lfirst(cell), domain->name),
+					 errhint("Use fence.detach and fence.attach again.")));
+		TupleDescCopyEntry(result, i + 1, desc, attnum);
+		values[i] = heap_getattr(row, attnum, desc, &nulls[i]);
+		i++;
+	}
+	result = BlessTupleDesc(result);
+	return HeapTupleGetDatum(heap_form_tuple(result, values, nulls));
+}
+
+bool
+row_as_jsonb(const Domain *domain, const char *key, Snapshot snapshot, Datum *jsonb, int64 *version)
+{
+	Relation	rel = table_open(domain->relid, AccessShareLock);
+	TupleDesc	desc = RelationGetDescr(rel);
+	HeapTuple	row = fetch_row(domain, rel, key, snapshot);
+
+	if (row != NULL)
+	{
+		Datum		composite = domain->columns ? project(domain, row, desc) : heap_copy_tuple_as_datum(row, desc);
+		Datum		json = DirectFunctionCall1(row_to_json, composite);
+
+		*jsonb = DirectFunctionCall1(jsonb_in, CStringGetDatum(TextDatumGetCString(json)));
+		*version = domain_row_version(domain, row, desc);
+	}
+	table_close(rel, AccessShareLock);
+	return row != NULL;
+}
+
+List *
+row_sample_keys(const Domain *domain, double fraction, int most)
+{
+	List	   *keys = NIL;
+	Relation	rel = try_relation_open(domain->relid, AccessShareLock);
+	BlockNumber blocks;
+	BlockNumber block;
+	TableScanDesc scan;
+	TupleTableSlot *slot;
+	Snapshot	snapshot;
+	uint64		wanted;
+
+	if (rel == NULL)
+		return NIL;
+	blocks = RelationGetNumberOfBlocks(rel);
+	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	slot = table_slot_create(rel, NULL);
+	wanted = fraction >= 1.0 ? blocks : Max(1, (uint64) (fraction * blocks));
+	wanted = Min(wanted, (uint64) most);
+	/* whole blocks from a random one on: rows of a block are as good a sample as any of what writers touched */
+	block = blocks ? (BlockNumber) (pg_prng_double(&pg_global_prng_state) * blocks) : 0;
+	if (fraction >= 1.0)
+		block = 0;
+	for (uint64 i = 0; i < wanted && i < blocks && list_length(keys) < most; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		scan = table_beginscan_strat(rel, snapshot, 0, NULL, true, false);
+		heap_setscanlimits(scan, (block + i) % blocks, 1);
+		while (list_length(keys) < most && table_scan_getnextslot(scan, ForwardScanDirection, slot))
+		{
+			bool		free_it;
+			HeapTuple	row = ExecFetchSlotHeapTuple(slot, true, &free_it);
+
+			keys = lappend(keys, key_of_tuple(domain, row, RelationGetDescr(rel)));
+			if (free_it)
+				heap_freetuple(row);
+		}
+		table_endscan(scan);
+	}
+	ExecDropSingleTupleTableSlot(slot);
+	UnregisterSnapshot(snapshot);
+	relation_close(rel, AccessShareLock);
+	return keys;
+}

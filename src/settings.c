@@ -1,0 +1,253 @@
+/*
+ * settings.c
+ *	  The configuration parameters pgcache_fence.*: definition, bounds, description, checks. See settings.h.
+ *
+ * Owns: the parameters. Takes no locks. Never: put the URL, which may hold a password, into a message.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/varlena.h"
+
+#include "redis/url.h"
+#include "settings.h"
+
+#define NAMESPACE_MAX 32
+
+char	   *setting_redis_url;
+char	   *setting_namespace;
+char	   *setting_databases;
+int			setting_lease;
+int			setting_clock_margin;
+int			setting_timeout;
+int			setting_on_redis_failure;
+int			setting_patrol_interval;
+int			setting_patrol_grace;
+double		setting_audit_rate;
+int			setting_idle_fence_ttl;
+int			setting_tombstone_retention;
+
+static const struct config_enum_entry failure_policies[] = {
+	{"bypass", POLICY_BYPASS, false},
+	{"error", POLICY_ERROR, false},
+	{NULL, 0, false}
+};
+
+/* What of a well-formed URL is not supported yet, or NULL. */
+static const char *
+unsupported(const RedisUrl *url)
+{
+	if (url->tls)
+		return "A TLS connection (rediss://) is not supported yet.";
+	switch (url->topology)
+	{
+		case REDIS_STANDALONE:
+			return NULL;
+		case REDIS_SENTINEL:
+			return "Redis Sentinel (redis+sentinel://) is not supported yet.";
+		case REDIS_CLUSTER:
+			return "Redis Cluster (redis+cluster://) is not supported yet.";
+		case REDIS_SHARDS:
+			return "More than one address (shards) is not supported yet.";
+	}
+	return NULL;
+}
+
+/* PostgreSQL's own message would repeat the value, and with it the password, in the log: so there is one of ours. */
+static bool
+check_redis_url(char **newval, void **extra, GucSource source)
+{
+	RedisUrl	url;
+	const char *why = redis_url_parse(*newval, &url);
+
+	(void) extra;
+	(void) source;
+	if (why != NULL)
+	{
+		GUC_check_errmsg("invalid value for parameter \"pgcache_fence.redis_url\"");
+		GUC_check_errdetail("The URL is malformed: %s.", why);
+		return false;
+	}
+	why = unsupported(&url);
+	if (why != NULL)
+	{
+		GUC_check_errcode(ERRCODE_FEATURE_NOT_SUPPORTED);
+		GUC_check_errmsg("unsupported value for parameter \"pgcache_fence.redis_url\"");
+		GUC_check_errdetail("%s", why);
+		return false;
+	}
+	return true;
+}
+
+static bool
+check_namespace(char **newval, void **extra, GucSource source)
+{
+	size_t		len = strlen(*newval);
+
+	(void) extra;
+	(void) source;
+	if (len >= 1 && len <= NAMESPACE_MAX &&
+		strspn(*newval, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-") == len)
+		return true;
+	GUC_check_errdetail("A namespace has 1 to %d letters (A-Z, a-z), digits, underscores, dots and hyphens.",
+						NAMESPACE_MAX);
+	return false;
+}
+
+static bool
+check_databases(char **newval, void **extra, GucSource source)
+{
+	char	   *copy = pstrdup(*newval);
+	List	   *names;
+	bool		valid = SplitIdentifierString(copy, ',', &names);
+
+	(void) extra;
+	(void) source;
+	list_free(names);
+	pfree(copy);
+	if (!valid)
+		GUC_check_errdetail("It must be * or a list of database names separated by commas; names with upper-case "
+							"letters or special characters are quoted as in SQL.");
+	return valid;
+}
+
+/* Whether pgcache_fence.databases names the database. Names are read as identifiers: unquoted ones in lower case. */
+bool
+settings_serves_database(const char *datname)
+{
+	char	   *copy = pstrdup(setting_databases);
+	List	   *names;
+	ListCell   *cell;
+	bool		found = false;
+
+	if (SplitIdentifierString(copy, ',', &names))
+	{
+		foreach(cell, names)
+		{
+			const char *name = lfirst(cell);
+
+			if (strcmp(name, "*") == 0 || strcmp(name, datname) == 0)
+				found = true;
+		}
+	}
+	list_free(names);
+	pfree(copy);
+	return found;
+}
+
+static void
+define_redis(void)
+{
+	DefineCustomStringVariable("pgcache_fence.redis_url",
+							   "Where Redis is, and how to log in.",
+							   "redis://[[user]:password@]host[:port] or unix://[[user]:password@]/path/to/socket. "
+							   "Special characters in user and password are percent-encoded. Only database 0 can "
+							   "be used. Without a password no AUTH is sent.",
+							   &setting_redis_url, "redis://127.0.0.1:6379",
+							   PGC_SIGHUP, GUC_SUPERUSER_ONLY, check_redis_url, NULL, NULL);
+
+	/* A session that loads the library without preloading it gets a proper message later; this would be FATAL. */
+	DefineCustomStringVariable("pgcache_fence.namespace",
+							   "First part of the name of every Redis key of this cluster.",
+							   "Keeps several PostgreSQL clusters that use one Redis apart: two that run at the "
+							   "same time must never have the same. Applications use it in the names of keys that "
+							   "they compute themselves.",
+							   &setting_namespace, "fence",
+							   process_shared_preload_libraries_in_progress ? PGC_POSTMASTER : PGC_SIGHUP,
+							   0, check_namespace, NULL, NULL);
+
+	DefineCustomIntVariable("pgcache_fence.timeout",
+							"Longest time to wait for one answer of Redis.",
+							"After it Redis counts as gone: a read goes to PostgreSQL, the keeper closes the fences "
+							"and writers follow pgcache_fence.on_redis_failure.",
+							&setting_timeout, 500, 10, 60000,
+							PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
+
+	DefineCustomEnumVariable("pgcache_fence.on_redis_failure",
+							 "What writers of fenced tables do while Redis is gone.",
+							 "\"bypass\": wait until the lease is over, so that no cached value is served any more, "
+							 "and commit without telling Redis. \"error\": the transaction fails. Neither lets "
+							 "a stale value be read. A table's own policy, given to fence.attach, comes first.",
+							 &setting_on_redis_failure, POLICY_BYPASS, failure_policies,
+							 PGC_SUSET, 0, NULL, NULL, NULL);
+}
+
+static void
+define_lease(void)
+{
+	DefineCustomIntVariable("pgcache_fence.lease",
+							"How long Redis may vouch for cached values without hearing from PostgreSQL.",
+							"Renewed at a quarter of it. Longer survives longer pauses of either side; shorter "
+							"lets writers go on sooner after Redis is gone, because they wait for its end.",
+							&setting_lease, 3000, 500, LEASE_MAX_MS,
+							PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("pgcache_fence.clock_margin",
+							"How far the clock of Redis may fall behind during one lease.",
+							"Added to every wait for the end of a lease. Freshness holds as long as the clock of "
+							"the Redis machine is not set back, and the machine not paused, by more than this "
+							"within a lease.",
+							&setting_clock_margin, 200, 10, 10000,
+							PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
+}
+
+static void
+define_patrol(void)
+{
+	DefineCustomStringVariable("pgcache_fence.databases",
+							   "Databases that the background workers look after.",
+							   "A list of names separated by commas, or * for every database that allows "
+							   "connections. A fenced table of any other database is not served from the cache.",
+							   &setting_databases, "*",
+							   PGC_SIGHUP, 0, check_databases, NULL, NULL);
+
+	DefineCustomIntVariable("pgcache_fence.patrol_interval",
+							"Time between two rounds of the patrol.",
+							"A round settles the reservations whose transactions have ended without telling Redis, "
+							"and compares a sample of rows with their fences.",
+							&setting_patrol_interval, 1000, 50, 3600000,
+							PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("pgcache_fence.patrol_grace",
+							"Age from which the patrol looks into a reservation.",
+							"Younger ones are left to their transactions. Age alone never ends a transaction's "
+							"reservation.",
+							&setting_patrol_grace, 1000, 0, 3600000,
+							PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
+
+	DefineCustomRealVariable("pgcache_fence.audit_rate",
+							 "Rows per second that the patrol compares with their fences.",
+							 "For each fenced table. 0 turns the comparison off.",
+							 &setting_audit_rate, 10, 0, 1e6,
+							 PGC_SIGHUP, 0, NULL, NULL, NULL);
+}
+
+static void
+define_retention(void)
+{
+	DefineCustomIntVariable("pgcache_fence.idle_fence_ttl",
+							"Time after which Redis forgets a fence that nobody uses.",
+							"A forgotten fence costs one cache miss, nothing else.",
+							&setting_idle_fence_ttl, 86400, 60, 365 * 86400,
+							PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("pgcache_fence.tombstone_retention",
+							"Time for which the version of each deleted row is kept.",
+							"Afterwards the table's floor takes its place: a row that comes back later starts above "
+							"the highest version that was forgotten.",
+							&setting_tombstone_retention, 7 * 86400, 0, 3650 * 86400,
+							PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
+}
+
+/* Defines all parameters; called once, when the library is loaded. */
+void
+settings_define(void)
+{
+	define_redis();
+	define_lease();
+	define_patrol();
+	define_retention();
+	MarkGUCPrefixReserved("pgcache_fence");
+}

@@ -1,0 +1,34 @@
+/*
+ * settings.h
+ *	  The configuration parameters pgcache_fence.*; defined and documented in settings.c.
+ *
+ * All durations are in milliseconds.
+ */
+#ifndef FENCE_SETTINGS_H
+#define FENCE_SETTINGS_H
+
+typedef enum FailurePolicy
+{
+	POLICY_BYPASS,				/* Redis gone: wait the lease out, commit without reservations */
+	POLICY_ERROR				/* Redis gone: raise */
+} FailurePolicy;
+
+extern char *setting_redis_url;
+extern char *setting_namespace;
+extern char *setting_databases;
+extern int	setting_lease;
+extern int	setting_clock_margin;
+extern int	setting_timeout;
+extern int	setting_on_redis_failure;	/* FailurePolicy */
+extern int	setting_patrol_interval;
+extern int	setting_patrol_grace;
+extern double setting_audit_rate;	/* rows per second and domain */
+extern int	setting_idle_fence_ttl;	/* seconds */
+extern int	setting_tombstone_retention;	/* seconds */
+
+#define LEASE_MAX_MS 60000		/* upper bound of pgcache_fence.lease: what an unknown lease counts as */
+
+extern void settings_define(void);
+extern bool settings_serves_database(const char *datname);
+
+#endif

@@ -1,0 +1,363 @@
+/*
+ * shared.c
+ *	  Shared memory of pgcache_fence. The lock protocol is in shared.h.
+ *
+ * Owns: every change of the word, of lease_bound and of the markers (doc/protocol.md, "State").
+ */
+#include "postgres.h"
+
+#include <time.h>
+
+#include "miscadmin.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/proc.h"
+#include "storage/shmem.h"
+#include "utils/timestamp.h"
+#include "utils/wait_event.h"
+
+#include "compat.h"
+#include "settings.h"
+#include "shared.h"
+
+FenceShared *fence_shared = NULL;
+
+static shmem_request_hook_type previous_request_hook = NULL;
+static shmem_startup_hook_type previous_startup_hook = NULL;
+
+static int
+marker_count(void)
+{
+	return MaxBackends + NUM_AUXILIARY_PROCS;
+}
+
+static Size
+shared_size(void)
+{
+	return add_size(offsetof(FenceShared, markers), mul_size(marker_count(), sizeof(pg_atomic_uint64)));
+}
+
+static void
+shared_request(void)
+{
+	if (previous_request_hook)
+		previous_request_hook();
+	RequestAddinShmemSpace(shared_size());
+	RequestNamedLWLockTranche("pgcache_fence", 1);
+}
+
+static void
+shared_initialise(FenceShared *shared)
+{
+	memset(shared, 0, offsetof(FenceShared, markers));
+	shared->lock = &GetNamedLWLockTranche("pgcache_fence")->lock;
+	pg_atomic_init_u64(&shared->word, 0);
+	pg_atomic_init_u64(&shared->epoch_random, 0);
+	pg_atomic_init_u64(&shared->lease_bound, 0);
+	pg_atomic_init_u64(&shared->arming_until, 0);
+	pg_atomic_init_u64(&shared->bypassed_transactions, 0);
+	pg_atomic_init_u64(&shared->bypass_logged, 0);
+	pg_atomic_init_u32(&shared->bypassed, 0);
+	pg_atomic_init_u32(&shared->nodes_serial, 1);
+	pg_atomic_init_u32(&shared->catalog_serial, 1);
+	if (!pg_strong_random(&shared->nonce, sizeof(shared->nonce)))
+		ereport(ERROR,
+				(errcode(ERRCODE_INTERNAL_ERROR),
+				 errmsg("could not draw a random number for pgcache_fence")));
+	strlcpy(shared->reason, "the keeper has not started yet", REASON_LEN);
+	shared->since = GetCurrentTimestamp();
+	shared->nmarkers = marker_count();
+	for (int i = 0; i < shared->nmarkers; i++)
+		pg_atomic_init_u64(&shared->markers[i], MARKER_NONE);
+}
+
+static void
+shared_startup(void)
+{
+	bool		found;
+
+	if (previous_startup_hook)
+		previous_startup_hook();
+	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+	fence_shared = ShmemInitStruct("pgcache_fence", shared_size(), &found);
+	if (!found)
+		shared_initialise(fence_shared);
+	LWLockRelease(AddinShmemInitLock);
+}
+
+void
+shared_install(void)
+{
+	previous_request_hook = shmem_request_hook;
+	shmem_request_hook = shared_request;
+	previous_startup_hook = shmem_startup_hook;
+	shmem_startup_hook = shared_startup;
+}
+
+void
+shared_require(void)
+{
+	if (fence_shared == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("pgcache_fence is not loaded"),
+				 errdetail("Fences need shared memory and background workers, which exist only if the library is loaded at server start."),
+				 errhint("Add pgcache_fence to shared_preload_libraries in postgresql.conf and restart PostgreSQL.")));
+}
+
+int64
+fence_clock(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (int64) now.tv_sec * 1000000 + now.tv_nsec / 1000 + 1;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * The word
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+FenceWord
+fence_word(void)
+{
+	FenceWord	word;
+
+	pg_memory_barrier();
+	word = pg_atomic_read_u64(&fence_shared->word);
+	pg_memory_barrier();
+	return word;
+}
+
+static const char *
+state_name(FenceState state)
+{
+	return state == FENCE_OPEN ? "OPEN" : state == FENCE_ARMING ? "ARMING" : "CLOSED";
+}
+
+const char *
+fence_state_name(FenceWord word)
+{
+	return state_name(WORD_STATE(word));
+}
+
+bool
+fence_word_change(FenceWord from, FenceState state, uint32 epoch, const char *reason)
+{
+	uint64		expected = from;
+	FenceWord	to = ((uint64) state << 62) | ((uint64) epoch << 32) | (uint32) ((uint32) from + 1);
+	bool		news = false;
+
+	/* the lock is taken first, so that reason and since belong to the word that a view reads under it */
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	if (!pg_atomic_compare_exchange_u64(&fence_shared->word, &expected, to))
+	{
+		LWLockRelease(fence_shared->lock);
+		return false;
+	}
+	if (reason != NULL)
+	{
+		/* one line per change that people care about: not again for each try to open that ends like the last one */
+		news = WORD_STATE(from) != FENCE_ARMING || state == FENCE_OPEN || strcmp(reason, fence_shared->reason) != 0;
+		strlcpy(fence_shared->reason, reason, REASON_LEN);
+	}
+	if (state != FENCE_ARMING && (news || WORD_STATE(from) == FENCE_OPEN))
+		fence_shared->since = GetCurrentTimestamp();
+	LWLockRelease(fence_shared->lock);
+
+	if (news && state != FENCE_ARMING)
+		ereport(LOG,
+				(errmsg("pgcache_fence: %s in epoch %u: %s", state_name(state), epoch, reason)));
+	return true;
+}
+
+void
+fence_epoch_of(uint32 number, char epoch[EPOCH_LEN])
+{
+	snprintf(epoch, EPOCH_LEN, "%u-%016llx", number,
+			 (unsigned long long) pg_atomic_read_u64(&fence_shared->epoch_random));
+}
+
+bool
+fence_epoch_text(FenceWord word, char epoch[EPOCH_LEN])
+{
+	fence_epoch_of(WORD_EPOCH(word), epoch);
+	return fence_word() == word;
+}
+
+FenceWord
+fence_word_expire(void)
+{
+	FenceWord	word = fence_word();
+
+	if (WORD_STATE(word) == FENCE_OPEN && fence_lease_bound_passed())
+		fence_word_change(word, FENCE_CLOSED, WORD_EPOCH(word), "the lease ran out: the keeper did not renew it");
+	else if (WORD_STATE(word) == FENCE_ARMING &&
+			 (uint64) fence_clock() > pg_atomic_read_u64(&fence_shared->arming_until))
+		fence_word_change(word, FENCE_CLOSED, WORD_EPOCH(word), "arming took longer than a lease");
+	else
+		return word;
+	return fence_word();
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Markers and the bound of all leases
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+void
+fence_marker_set(uint64 marker)
+{
+	pg_atomic_write_u64(&fence_shared->markers[fence_process_number()], marker);
+	pg_memory_barrier();
+}
+
+void
+fence_marker_clear(void)
+{
+	/* whatever the commit did must be visible before the marker goes */
+	pg_memory_barrier();
+	pg_atomic_write_u64(&fence_shared->markers[fence_process_number()], MARKER_NONE);
+}
+
+bool
+fence_marker_exists(bool bypass)
+{
+	pg_memory_barrier();
+	for (int i = 0; i < fence_shared->nmarkers; i++)
+	{
+		uint64		marker = pg_atomic_read_u64(&fence_shared->markers[i]);
+
+		if (marker != MARKER_NONE && (marker == MARKER_BYPASS) == bypass)
+			return true;
+	}
+	return false;
+}
+
+void
+fence_lease_bound_raise(int64 until)
+{
+	uint64		current = pg_atomic_read_u64(&fence_shared->lease_bound);
+
+	while (current < (uint64) until &&
+		   !pg_atomic_compare_exchange_u64(&fence_shared->lease_bound, &current, (uint64) until))
+		;
+}
+
+bool
+fence_lease_bound_passed(void)
+{
+	uint64		bound;
+
+	pg_memory_barrier();
+	bound = pg_atomic_read_u64(&fence_shared->lease_bound);
+	return bound != 0 && (uint64) fence_clock() > bound;
+}
+
+/* A writer that waits and finds no bound: the keeper never started, so the longest lease possible may run. */
+int64
+fence_lease_bound_or_longest(void)
+{
+	uint64		unset = 0;
+
+	pg_atomic_compare_exchange_u64(&fence_shared->lease_bound, &unset,
+								   (uint64) fence_clock() + (LEASE_MAX_MS + setting_clock_margin) * UINT64CONST(1000));
+	return (int64) pg_atomic_read_u64(&fence_shared->lease_bound);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Waking the workers, reporting suspects
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static void
+wake(Latch *volatile *latch)
+{
+	Latch	   *target = *latch;	/* of a PGPROC: valid memory even if its owner is gone by now */
+
+	if (target != NULL)
+		SetLatch(target);
+}
+
+void
+fence_wake_keeper_process(void)
+{
+	wake(&fence_shared->keeper_latch);
+}
+
+void
+fence_wake_patrol(void)
+{
+	wake(&fence_shared->patrol_latch);
+}
+
+void
+fence_database_note(Oid database, bool has_extension)
+{
+	int			i = 0;
+
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	while (i < fence_shared->ndatabases && fence_shared->databases[i] != database)
+		i++;
+	if (has_extension && i == fence_shared->ndatabases && i < MAX_DATABASES)
+		fence_shared->databases[fence_shared->ndatabases++] = database;
+	else if (!has_extension && i < fence_shared->ndatabases)
+		fence_shared->databases[i] = fence_shared->databases[--fence_shared->ndatabases];
+	LWLockRelease(fence_shared->lock);
+}
+
+void
+fence_suspect_add(const char *fence)
+{
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	if (fence_shared->nsuspects < MAX_SUSPECTS && strlen(fence) < SUSPECT_LEN)
+		strcpy(fence_shared->suspects[fence_shared->nsuspects++], fence);
+	LWLockRelease(fence_shared->lock);
+	fence_wake_patrol();
+}
+
+bool
+fence_bypass_log_due(void)
+{
+	uint64		now = fence_clock();
+	uint64		last = pg_atomic_read_u64(&fence_shared->bypass_logged);
+
+	return (last == 0 || now - last > BYPASS_LOG_INTERVAL) &&
+		pg_atomic_compare_exchange_u64(&fence_shared->bypass_logged, &last, now);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Wait events
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+uint32
+wait_event_redis(void)
+{
+	static uint32 event = 0;
+
+	if (event == 0)
+		event = WaitEventExtensionNew("PgcacheFenceRedis");
+	return event;
+}
+
+uint32
+wait_event_lease(void)
+{
+	static uint32 event = 0;
+
+	if (event == 0)
+		event = WaitEventExtensionNew("PgcacheFenceLease");
+	return event;
+}
+
+uint32
+wait_event_worker(void)
+{
+	static uint32 event = 0;
+
+	if (event == 0)
+		event = WaitEventExtensionNew("PgcacheFenceWorker");
+	return event;
+}

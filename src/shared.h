@@ -1,0 +1,184 @@
+/*
+ * shared.h
+ *	  Shared memory: whether fences may be used (the word), until when Redis may vouch for them, who is committing,
+ *	  and what the keeper knows of the Redis processes.
+ *
+ * Lock protocol:
+ *   - word, epoch_random, lease_bound, arming_until, bypassed, markers and counters are atomics; no lock.
+ *     Every change of the word is a compare-and-swap on the exact word read (fence_word_change).
+ *   - lock (an LWLock) protects reason, since and the table of nodes, the job and the suspects. Held for copies only, never
+ *     while anything is sent or waited for, never in COMMIT or ABORT.
+ *   - epoch_random is changed only while the word is ARMING, so OPEN - read - the same OPEN reads a matching pair.
+ */
+#ifndef FENCE_SHARED_H
+#define FENCE_SHARED_H
+
+#include "datatype/timestamp.h"
+#include "port/atomics.h"
+#include "storage/lwlock.h"
+
+#include "redis/url.h"
+
+typedef enum FenceState
+{
+	FENCE_CLOSED = 0,			/* no fence may be used; writers wait the lease out or raise */
+	FENCE_ARMING = 1,			/* the keeper is opening; writers wait */
+	FENCE_OPEN = 2				/* every writer reserves before it commits */
+} FenceState;
+
+/* state (2 bits), epoch number (30), count of changes (32): never the same twice, so a compare-and-swap knows */
+typedef uint64 FenceWord;
+
+#define WORD_STATE(w)	((FenceState) ((w) >> 62))
+#define WORD_EPOCH(w)	((uint32) (((w) >> 32) & 0x3FFFFFFF))
+#define WORD_MAX_EPOCH	0x3FFFFFFF
+
+/* Marker of a backend between its last look at the word and the end of its commit */
+#define MARKER_NONE		UINT64CONST(0)
+#define MARKER_BYPASS	PG_UINT64_MAX	/* commits without reservations */
+/* any other value: the epoch number, commits with reservations of that epoch */
+
+#define MAX_NODES		REDIS_MAX_ENDPOINTS
+#define IDENTITY_LEN	20
+#define EPOCH_LEN		32		/* "<number>-<16 hex digits>" and NUL */
+#define REASON_LEN		256
+#define MAX_DATABASES	256
+#define MAX_SUSPECTS	64		/* fences for the patrol to look at before its turn; more are found by the audit */
+#define SUSPECT_LEN		512
+#define BYPASS_LOG_INTERVAL UINT64CONST(10000000)	/* microseconds between log lines about bypassed transactions */
+
+typedef struct FenceNode
+{
+	RedisEndpoint address;		/* numeric or a socket path */
+	bool		reachable;
+	char		armed_identity[IDENTITY_LEN];	/* process that was armed last; keeper only */
+	char		role[16];
+	char		version[32];	/* of the server */
+	char		identity[IDENTITY_LEN];
+	char		epoch[EPOCH_LEN];
+	int64		lease_until;	/* fence_clock() time until which it may answer, at the latest */
+	char		error[REASON_LEN];
+} FenceNode;
+
+/* Work that needs a database, done by a short-lived worker for the keeper; see worker.h. One at a time. */
+typedef struct FenceJob
+{
+	uint32		serial;			/* tells a job from a former one that was given up */
+	int			kind;			/* JobKind */
+	Oid			database;
+	char		epoch[EPOCH_LEN];
+	uint32		epoch_number;
+	int			longest_lease;	/* ms; as stored, or to be stored */
+
+	bool		done;			/* false: the worker failed or is at it */
+	bool		extension;		/* the database has the extension */
+	bool		has_row;		/* and fence.cluster has its row */
+	char		error[REASON_LEN];
+} FenceJob;
+
+typedef struct FenceShared
+{
+	LWLock	   *lock;
+
+	pg_atomic_uint64 word;
+	pg_atomic_uint64 epoch_random;	/* with the word's number: the epoch */
+	pg_atomic_uint64 lease_bound;	/* fence_clock() time; 0: not set, counts as not passed */
+	pg_atomic_uint64 arming_until;	/* fence_clock() time after which ARMING may be ended by anybody */
+	pg_atomic_uint32 bypassed;	/* somebody committed without reservations since the last new epoch */
+	pg_atomic_uint32 nodes_serial;	/* changes whenever an address in nodes changes */
+	pg_atomic_uint32 catalog_serial;	/* changes whenever domains or databases may have changed */
+	pg_atomic_uint64 bypassed_transactions; /* since the server start */
+	pg_atomic_uint64 bypass_logged; /* fence_clock() time of the last log line about one */
+	uint64		nonce;			/* of this server start; constant */
+
+	/* under lock */
+	char		reason[REASON_LEN];
+	TimestampTz since;
+	int			nnodes;
+	FenceNode	nodes[MAX_NODES];
+	bool		bound_known;	/* the keeper has set lease_bound from durable state since the server start */
+	bool		epoch_armed;	/* all processes were armed in the word's epoch; keeper only, outlives its restart */
+	FenceJob	job;
+	int			ndatabases;
+	Oid			databases[MAX_DATABASES];	/* known to have the extension: where patrols go */
+	int			nsuspects;
+	char		suspects[MAX_SUSPECTS][SUSPECT_LEN];	/* fence names that were found ahead of their table */
+
+	/* each written by its owner only, read without lock; NULL: not running */
+	struct Latch *keeper_latch;
+	struct Latch *patrol_latch;
+
+	int			nmarkers;
+	pg_atomic_uint64 markers[FLEXIBLE_ARRAY_MEMBER];	/* by process number */
+} FenceShared;
+
+extern FenceShared *fence_shared;	/* NULL: the library was not preloaded */
+
+/* Requests and initialises shared memory; installs the hooks. Only while shared_preload_libraries is processed. */
+extern void shared_install(void);
+
+/* Raises 55000 with a hint if the library was not preloaded. */
+extern void shared_require(void);
+
+/* Monotonic local time in microseconds, never 0. Not comparable with another machine's or with wall-clock time. */
+extern int64 fence_clock(void);
+
+/* Name of the word's state, for people. */
+extern const char *fence_state_name(FenceWord word);
+
+/* The word; with a full barrier before and after, so that what is read next is not older. */
+extern FenceWord fence_word(void);
+
+/*
+ * Changes the word from exactly `from` to the given state and epoch number, with the reason for people (NULL keeps
+ * the last), which is logged. False: somebody else changed it first. Takes the lock: not in COMMIT or ABORT.
+ */
+extern bool fence_word_change(FenceWord from, FenceState state, uint32 epoch, const char *reason);
+
+/* The epoch's text for an OPEN or ARMING word; false if the word is no longer the one given. */
+extern bool fence_epoch_text(FenceWord word, char epoch[EPOCH_LEN]);
+
+/*
+ * The text of the epoch with that number, if it is the current one. Of a former epoch the random part is lost; nothing
+ * said in its name has an effect any more, so a wrong text is as good.
+ */
+extern void fence_epoch_of(uint32 number, char epoch[EPOCH_LEN]);
+
+/* Expired leases are everybody's affair: closes an OPEN or ARMING whose time has passed. Returns the word now. */
+extern FenceWord fence_word_expire(void);
+
+/* This process's marker. fence_marker_set ends with a full barrier. */
+extern void fence_marker_set(uint64 marker);
+extern void fence_marker_clear(void);
+
+/* Whether any process has a marker: MARKER_BYPASS, or (bypass false) any other. */
+extern bool fence_marker_exists(bool bypass);
+
+/* Raises lease_bound to at least that time. */
+extern void fence_lease_bound_raise(int64 until);
+
+/* Whether lease_bound is set and has passed. */
+extern bool fence_lease_bound_passed(void);
+
+/* lease_bound; if the keeper never set it, it is set as if the longest lease possible had just been granted. */
+extern int64 fence_lease_bound_or_longest(void);
+
+/* Whether a log line about a bypassed transaction is due; true once per BYPASS_LOG_INTERVAL in the whole server. */
+extern bool fence_bypass_log_due(void);
+
+/* Notes whether a database has the extension. Takes the lock. */
+extern void fence_database_note(Oid database, bool has_extension);
+
+/* A fence was found ahead of its table: the patrol is to look at it at once. Takes the lock. */
+extern void fence_suspect_add(const char *fence);
+
+/* Wakes the keeper (a heartbeat at once) or the patrol (a round at once). Safe in COMMIT and ABORT. */
+extern void fence_wake_keeper_process(void);
+extern void fence_wake_patrol(void);
+
+/* Wait events as pg_stat_activity shows them */
+extern uint32 wait_event_redis(void);
+extern uint32 wait_event_lease(void);
+extern uint32 wait_event_worker(void);
+
+#endif

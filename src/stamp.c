@@ -1,0 +1,88 @@
+/*
+ * stamp.c
+ *	  Stamps of writing transactions; see stamp.h.
+ */
+#include "postgres.h"
+
+#include "access/transam.h"
+#include "access/xact.h"
+#include "fmgr.h"
+#include "storage/procarray.h"
+#include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
+#include "utils/xid8.h"
+
+#include "shared.h"
+#include "stamp.h"
+
+const char *
+fence_stamp(void)
+{
+	static char stamp[48];
+	static uint64 stamped = 0;
+	uint64		xid = U64FromFullTransactionId(GetTopFullTransactionIdIfAny());
+
+	if (xid == 0)
+	{
+		/* in ABORT and COMMIT the xid may be gone from the transaction state: the last one made is meant */
+		if (!IsTransactionState())
+			return stamp;
+		xid = U64FromFullTransactionId(GetTopFullTransactionId());
+	}
+	if (xid != stamped)
+	{
+		snprintf(stamp, sizeof(stamp), "%llu.%08x", (unsigned long long) xid, (uint32) fence_shared->nonce);
+		stamped = xid;
+	}
+	return stamp;
+}
+
+/* The commit log's answer; pg_xact_status looks at the running and prepared transactions first. */
+static StampFate
+logged_fate(FullTransactionId xid)
+{
+	LOCAL_FCINFO(fcinfo, 1);
+	Datum		result;
+	char	   *status;
+
+	InitFunctionCallInfoData(*fcinfo, NULL, 1, InvalidOid, NULL, NULL);
+	fcinfo->args[0].value = FullTransactionIdGetDatum(xid);
+	fcinfo->args[0].isnull = false;
+	result = pg_xact_status(fcinfo);
+	if (fcinfo->isnull)
+		return FATE_UNKNOWN;
+	status = TextDatumGetCString(result);
+	return strcmp(status, "in progress") == 0 ? FATE_IN_PROGRESS :
+		strcmp(status, "committed") == 0 ? FATE_COMMITTED : FATE_ABORTED;
+}
+
+StampFate
+fence_stamp_fate(const char *stamp, int *pid)
+{
+	unsigned long long xid;
+	unsigned int nonce;
+	int			end = 0;
+	StampFate	fate;
+
+	if (pid)
+		*pid = 0;
+	if (sscanf(stamp, "%llu.%8x%n", &xid, &nonce, &end) != 2 || stamp[end] != '\0' || xid < FirstNormalTransactionId)
+		return FATE_ABORTED;
+
+	/* not issued yet: of an earlier start that crashed before the xid reached the disk, or of a lost timeline */
+	if (xid >= U64FromFullTransactionId(ReadNextFullTransactionId()))
+		return FATE_ABORTED;
+
+	fate = logged_fate(FullTransactionIdFromU64(xid));
+	if (fate == FATE_IN_PROGRESS && pid)
+		*pid = BackendXidGetPid((TransactionId) xid);
+	return fate;
+}
+
+const char *
+fence_fate_name(StampFate fate)
+{
+	static const char *const names[] = {"in progress", "committed", "aborted", "unknown"};
+
+	return names[fate];
+}

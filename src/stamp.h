@@ -1,0 +1,31 @@
+/*
+ * stamp.h
+ *	  The stamp of a writing transaction, and what became of it.
+ *
+ * A stamp is "<top-level xid8>.<nonce>": the nonce is drawn at each server start, because after a crash an xid that
+ * never reached the disk is issued again.
+ */
+#ifndef FENCE_STAMP_H
+#define FENCE_STAMP_H
+
+/* The current transaction's stamp (static buffer). Assigns an xid on first use; afterwards it allocates nothing. */
+extern const char *fence_stamp(void);
+
+typedef enum StampFate
+{
+	FATE_IN_PROGRESS,			/* or prepared */
+	FATE_COMMITTED,
+	FATE_ABORTED,				/* or of an earlier server start and not committed */
+	FATE_UNKNOWN				/* the commit log does not go back that far: certainly not in progress */
+} StampFate;
+
+/*
+ * The fate of the stamp's transaction: first whether it is in progress or prepared, then the commit log (trace [8]: the
+ * log says committed before the transaction is visible). pid, if not NULL: of the backend in progress, else 0.
+ * A malformed stamp is FATE_ABORTED: no transaction has it.
+ */
+extern StampFate fence_stamp_fate(const char *stamp, int *pid);
+
+extern const char *fence_fate_name(StampFate fate);
+
+#endif

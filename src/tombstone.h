@@ -1,0 +1,44 @@
+/*
+ * tombstone.h
+ *	  Durable versions of keys that have no row: fence.tombstone, and the floor of each domain: fence.floor.
+ *
+ * A tombstone is the version of a deleted key. A floor is a version that no new row of the domain may start at or
+ * below (live rows may lie below it: a floor is nobody's version). Both are read and written here, by direct table
+ * access: whoever fires the triggers needs no privilege on these tables.
+ */
+#ifndef FENCE_TOMBSTONE_H
+#define FENCE_TOMBSTONE_H
+
+#include "nodes/pg_list.h"
+
+#define NO_VERSION (-1)			/* int64: there is none */
+
+typedef struct TombstoneView
+{
+	int64		tombstone;		/* NO_VERSION if there is none */
+	bool		own;			/* written by the current transaction: no committed version */
+	int64		floor;			/* NO_VERSION if there is none */
+} TombstoneView;
+
+/*
+ * Tombstone of key and floor of the domain in one newly taken snapshot, whatever the isolation level; it sees what
+ * this transaction wrote so far.
+ */
+extern TombstoneView tombstone_look_up(int64 domain_id, const char *key);
+
+/*
+ * Records that key was deleted at version. The caller holds the lock of the deleted row, so nobody else writes this
+ * tombstone. A tombstone never goes down.
+ */
+extern void tombstone_set(int64 domain_id, const char *key, int64 version);
+
+/* Raises the domain's floor to version (never lowers it). Serialized by a row lock or a unique index. */
+extern void tombstone_raise_floor(int64 domain_id, int64 version);
+
+/* Keys of all tombstones of the domain: a List of palloc'd strings. */
+extern List *tombstone_keys(int64 domain_id);
+
+/* Forgets tombstones and floor of a domain that has ended. Its id is never used again. */
+extern void tombstone_forget_domain(int64 domain_id);
+
+#endif

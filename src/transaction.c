@@ -1,0 +1,279 @@
+/*
+ * transaction.c
+ *	  The fence's part in the life of a transaction: PRE_COMMIT, COMMIT, ABORT, PREPARE, savepoints.
+ *
+ * Owns: rules 4 and 5 of the write path (doc/protocol.md): nothing is committed that readers could not know of.
+ * PRE_COMMIT may wait and raise, is interruptible, and has its own deadline (statement_timeout does not reach it).
+ * COMMIT and ABORT neither wait nor raise nor palloc: what they send was prepared, or is formatted with malloc.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "storage/latch.h"
+
+#include "coordinator.h"
+#include "ledger.h"
+#include "settings.h"
+#include "shared.h"
+#include "transaction.h"
+
+#define POLL_FIRST_US	1000	/* how often a waiting writer looks at the word: at first, and at most */
+#define POLL_MOST_US	20000
+#define MAX_FAILURES	2		/* failed attempts under one word before this backend closes it */
+
+/* A wait with a growing pause between looks, bounded by the deadline of the whole commit */
+typedef struct CommitWait
+{
+	int64		started;
+	int64		pause;
+} CommitWait;
+
+/* Sleeps a moment; serves interrupts. */
+static void
+wait_a_moment(CommitWait *wait)
+{
+	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+					 (long) Max(wait->pause / 1000, 1), wait_event_lease());
+	ResetLatch(MyLatch);
+	CHECK_FOR_INTERRUPTS();
+	wait->pause = Min(wait->pause * 2, POLL_MOST_US);
+}
+
+/* The reason why fences are not OPEN, for people; palloc'd. */
+static char *
+current_reason(void)
+{
+	char		reason[REASON_LEN];
+
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	strlcpy(reason, fence_shared->reason, sizeof(reason));
+	LWLockRelease(fence_shared->lock);
+	return pstrdup(reason);
+}
+
+/*
+ * The deadline of the whole wait: longer than any lease that may run, so that bypass is always reached; bounded even
+ * if the bound keeps moving.
+ */
+static void
+raise_if_late(CommitWait *wait)
+{
+	int64		margin = (setting_clock_margin + 4 * (int64) setting_timeout) * 1000;
+	int64		bound = (int64) pg_atomic_read_u64(&fence_shared->lease_bound);
+	int64		usual = wait->started + setting_lease * INT64CONST(1000) + margin;
+	int64		latest = wait->started + LEASE_MAX_MS * INT64CONST(1000) + margin;
+
+	if (fence_clock() <= Min(Max(usual, bound + margin), latest))
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_CONNECTION_FAILURE),
+			 errmsg("could not reserve the cache fences of this transaction in time"),
+			 errdetail("Fences are %s: %s.", fence_state_name(fence_word()), current_reason()),
+			 errhint("Try the transaction again; SELECT * FROM fence.state tells how things stand.")));
+}
+
+static bool
+policy_is_error(void)
+{
+	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
+		if (r->applied != NO_VERSION && r->policy == POLICY_ERROR)
+			return true;
+	return false;
+}
+
+/* A fence that is ahead of its table: an anomaly (lost commits, a restored table) that a retry gets over. */
+static void
+raise_ahead(const Reservation *r)
+{
+	ledger_remember_ahead(r->name, r->ahead);
+	fence_suspect_add(r->name);
+	ereport(ERROR,
+			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+			 errmsg("the cache fence of \"%s\" is ahead of its row", r->name),
+			 errdetail("This transaction stored version " INT64_FORMAT ", Redis has committed version " INT64_FORMAT ".",
+					   r->applied, r->ahead),
+			 errhint("Try the transaction again; it will start above that version.")));
+}
+
+/*
+ * OPEN: every applied version acknowledged under this very word, then the marker, then the same word still. True:
+ * commit. False: look at the word again.
+ */
+static bool
+commit_open(FenceWord word, int *failures, CommitWait *wait)
+{
+	Reservation *ahead = NULL;
+
+	switch (coordinator_reserve_all(word, &ahead))
+	{
+		case RESERVE_AHEAD:
+			raise_ahead(ahead);
+			break;
+		case RESERVE_GRANTED:
+			fence_marker_set(WORD_EPOCH(word));
+			if (fence_word() == word)
+				return true;
+			fence_marker_clear();
+			return false;
+		case RESERVE_FAILED:
+			break;
+	}
+
+	/* Let the keeper look; if it finds nothing wrong while this backend fails again, the fences close for all. */
+	fence_wake_keeper_process();
+	if (fence_word() == word && ++*failures >= MAX_FAILURES)
+	{
+		char		reason[REASON_LEN];
+
+		snprintf(reason, sizeof(reason), "a writer could not reserve: %s", coordinator_problem());
+		fence_word_change(word, FENCE_CLOSED, WORD_EPOCH(word), reason);
+		*failures = 0;
+		return false;
+	}
+	wait_a_moment(wait);
+	return false;
+}
+
+/*
+ * CLOSED: raise, or wait until nobody in Redis may vouch for the old values, then commit without reservations if
+ * nothing changed meanwhile (the same word: CLOSED, OPEN, CLOSED again is another [c4]).
+ */
+static bool
+commit_closed(FenceWord word, CommitWait *wait)
+{
+	if (policy_is_error())
+		ereport(ERROR,
+				(errcode(ERRCODE_CONNECTION_FAILURE),
+				 errmsg("could not reserve the cache fences of this transaction"),
+				 errdetail("Fences are CLOSED: %s.", current_reason()),
+				 errhint("Try again when Redis is back, or set pgcache_fence.on_redis_failure (or the table's on_redis_failure) to bypass.")));
+
+	fence_lease_bound_or_longest();
+	if (!fence_lease_bound_passed())
+	{
+		wait_a_moment(wait);
+		return false;
+	}
+	fence_marker_set(MARKER_BYPASS);
+	pg_atomic_write_u32(&fence_shared->bypassed, 1);
+	pg_memory_barrier();
+	if (fence_word() != word || !fence_lease_bound_passed())
+	{
+		fence_marker_clear();
+		return false;
+	}
+	pg_atomic_fetch_add_u64(&fence_shared->bypassed_transactions, 1);
+	if (fence_bypass_log_due())
+		ereport(LOG,
+				(errmsg("pgcache_fence: transactions commit without cache fences: %s", current_reason()),
+				 errdetail("Cached values of fenced tables are not served meanwhile. This line is written every %d seconds at most.",
+						   (int) (BYPASS_LOG_INTERVAL / 1000000))));
+	return true;
+}
+
+static void
+before_commit(void)
+{
+	CommitWait	wait = {.started = fence_clock(), .pause = POLL_FIRST_US};
+	FenceWord	failed_word = 0;
+	int			failures = 0;
+	bool		ready = false;
+
+	while (!ready)
+	{
+		FenceWord	word = fence_word_expire();
+
+		CHECK_FOR_INTERRUPTS();
+		raise_if_late(&wait);
+		if (word != failed_word)
+		{
+			failed_word = word;
+			failures = 0;
+		}
+		switch (WORD_STATE(word))
+		{
+			case FENCE_OPEN:
+				ready = commit_open(word, &failures, &wait);
+				break;
+			case FENCE_CLOSED:
+				ready = commit_closed(word, &wait);
+				break;
+			case FENCE_ARMING:
+				wait_a_moment(&wait);
+				break;
+		}
+	}
+	coordinator_prepare_commit();
+}
+
+static void
+after_commit(void)
+{
+	coordinator_commit();
+	fence_marker_clear();
+	if (ledger_catalog_has_changed())
+	{
+		pg_atomic_fetch_add_u32(&fence_shared->catalog_serial, 1);
+		fence_wake_keeper_process();
+	}
+}
+
+static void
+transaction_callback(XactEvent event, void *arg)
+{
+	(void) arg;
+	switch (event)
+	{
+		case XACT_EVENT_PRE_COMMIT:
+			if (!ledger_is_empty())
+				before_commit();
+			break;
+		case XACT_EVENT_PRE_PREPARE:
+			if (!ledger_is_empty())
+				ereport(ERROR,
+						(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+						 errmsg("cannot PREPARE a transaction that has written to a fenced table"),
+						 errhint("Commit it in one phase, or fence.detach the table first.")));
+			break;
+		case XACT_EVENT_COMMIT:
+			if (!ledger_is_empty() || ledger_catalog_has_changed())
+				after_commit();
+			break;
+		case XACT_EVENT_ABORT:
+			if (!ledger_is_empty())
+			{
+				fence_marker_clear();
+				coordinator_abort();
+			}
+			break;
+		default:
+			break;
+	}
+	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT || event == XACT_EVENT_PREPARE)
+	{
+		ledger_forget();
+		domain_at_transaction_end();
+	}
+}
+
+static void
+subtransaction_callback(SubXactEvent event, SubTransactionId id, SubTransactionId parent, void *arg)
+{
+	(void) id;
+	(void) parent;
+	(void) arg;
+	if (ledger_is_empty())
+		return;
+	if (event == SUBXACT_EVENT_COMMIT_SUB)
+		ledger_savepoint_release(GetCurrentTransactionNestLevel());
+	else if (event == SUBXACT_EVENT_ABORT_SUB)
+		ledger_savepoint_rollback(GetCurrentTransactionNestLevel());
+}
+
+void
+transaction_install(void)
+{
+	RegisterXactCallback(transaction_callback, NULL);
+	RegisterSubXactCallback(subtransaction_callback, NULL);
+}

@@ -1,0 +1,306 @@
+/*
+ * trigger.c
+ *	  Row triggers of fenced tables: the version goes into the row, the reservation goes to Redis.
+ *
+ * Owns: rules 1 and 2 of the write path (doc/protocol.md): which version a change gets, and that the version which is
+ * stored is the one that was reserved. BEFORE ROW runs last of all BEFORE triggers by its name; whatever still gets in
+ * after it is caught by AFTER ROW, which looks at the stored row and decides.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "commands/trigger.h"
+#include "fmgr.h"
+#include "utils/rel.h"
+
+#include "coordinator.h"
+#include "domain.h"
+#include "key.h"
+#include "ledger.h"
+#include "shared.h"
+#include "tombstone.h"
+#include "version.h"
+
+PG_FUNCTION_INFO_V1(fence_before_row);
+PG_FUNCTION_INFO_V1(fence_after_row);
+PG_FUNCTION_INFO_V1(fence_before_truncate);
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Versions
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* The next version of a row, after `last`. */
+static int64
+next_version(const Domain *domain, const Reservation *r, int64 last)
+{
+	return fence_version_after(domain, Max(last, ledger_told_ahead(r->name)));
+}
+
+/* The version of a tombstone for a row that had `last`: not limited by the column's type, for no row will hold it. */
+static int64
+tombstone_version(const Domain *domain, const Reservation *r, HeapTuple row, TupleDesc desc)
+{
+	return fence_version_after(NULL, Max(domain_row_version(domain, row, desc), ledger_told_ahead(r->name)));
+}
+
+/* The committed version that this row proves, or NO_VERSION if this transaction wrote it itself [6d]. */
+static int64
+proven_version(const Domain *domain, HeapTuple row, TupleDesc desc)
+{
+	if (TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(row->t_data)))
+		return NO_VERSION;
+	return domain_row_version(domain, row, desc);
+}
+
+static Reservation *
+reservation_of(const Domain *domain, HeapTuple row, TupleDesc desc)
+{
+	char	   *key = key_of_tuple(domain, row, desc);
+	char	   *name = key_fence_name(domain, key);
+	Reservation *r = ledger_reservation(RESERVE_ROW, name, domain);
+
+	pfree(name);
+	pfree(key);
+	return r;
+}
+
+/* Reserves version w of the key, unless a reservation at or above it was made in this transaction. */
+static void
+reserve(Reservation *r, int64 observed, int64 w)
+{
+	if (r->wanted >= w)
+		return;
+	r->wanted = w;
+	if (observed != NO_VERSION)
+		r->observed = observed;
+	coordinator_reserve_early(r);
+}
+
+/* What a new row of the key must start above, and what a tombstone proves. */
+static TombstoneView
+tombstone_of(const Domain *domain, HeapTuple row, TupleDesc desc)
+{
+	char	   *key = key_of_tuple(domain, row, desc);
+	TombstoneView view = tombstone_look_up(domain->id, key);
+
+	pfree(key);
+	return view;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * BEFORE ROW
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static HeapTuple
+stamp_version(const Domain *domain, HeapTuple row, TupleDesc desc, int64 w)
+{
+	int			attnum = domain->version_attnum;
+	Datum		value = fence_version_datum(domain, w);
+	bool		isnull = false;
+	Datum		present = heap_getattr(row, attnum, desc, &isnull);
+
+	if (!isnull && present == value)
+		return row;				/* int8 is passed by value wherever these servers run */
+	isnull = false;
+	return heap_modify_tuple_by_cols(row, desc, 1, &attnum, &value, &isnull);
+}
+
+/* A new key: the application's own version counts if it is above everything the key ever had, else the next one. */
+static int64
+reserve_new_row(const Domain *domain, HeapTuple row, TupleDesc desc)
+{
+	TombstoneView past = tombstone_of(domain, row, desc);
+	Reservation *r = reservation_of(domain, row, desc);
+	int64		last = Max(past.tombstone, past.floor);
+	int64		w;
+	bool		isnull;
+
+	(void) heap_getattr(row, domain->version_attnum, desc, &isnull);
+	w = isnull ? NO_VERSION : fence_version_raw(domain, row, desc);
+	if (w < 0 || w <= last || w <= ledger_told_ahead(r->name))
+		w = next_version(domain, r, Max(last, 0));
+	reserve(r, past.own ? NO_VERSION : past.tombstone, w);
+	return w;
+}
+
+/* The row stays under its key: its next version. */
+static int64
+reserve_changed_row(const Domain *domain, HeapTuple row, TupleDesc desc)
+{
+	Reservation *r = reservation_of(domain, row, desc);
+	int64		w = next_version(domain, r, domain_row_version(domain, row, desc));
+
+	reserve(r, proven_version(domain, row, desc), w);
+	return w;
+}
+
+/* The key loses its row: the version of its tombstone. */
+static void
+reserve_old_row(const Domain *domain, HeapTuple row, TupleDesc desc)
+{
+	Reservation *r = reservation_of(domain, row, desc);
+
+	reserve(r, proven_version(domain, row, desc), tombstone_version(domain, r, row, desc));
+}
+
+static Domain *
+trigger_domain(FunctionCallInfo fcinfo, TriggerEvent timing, TriggerEvent level)
+{
+	TriggerData *data = (TriggerData *) fcinfo->context;
+	Domain	   *domain;
+
+	shared_require();
+	if (!CALLED_AS_TRIGGER(fcinfo) || (data->tg_event & TRIGGER_EVENT_TIMINGMASK) != timing ||
+		(data->tg_event & TRIGGER_EVENT_ROW) != level)
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("this function is called by the triggers that fence.attach makes, and by nothing else")));
+	domain = domain_by_relation(RelationGetRelid(data->tg_relation));
+	if (domain == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table \"%s\" has the triggers of a fenced table, but is not attached",
+						RelationGetRelationName(data->tg_relation)),
+				 errhint("Drop its triggers named zzz_pgcache_fence_*, then use fence.attach.")));
+	return domain;
+}
+
+Datum
+fence_before_row(PG_FUNCTION_ARGS)
+{
+	TriggerData *data = (TriggerData *) fcinfo->context;
+	Domain	   *domain = trigger_domain(fcinfo, TRIGGER_EVENT_BEFORE, TRIGGER_EVENT_ROW);
+	TupleDesc	desc = RelationGetDescr(data->tg_relation);
+	HeapTuple	old = data->tg_trigtuple;
+	HeapTuple	new = data->tg_newtuple;
+	int64		w;
+
+	if (TRIGGER_FIRED_BY_DELETE(data->tg_event))
+	{
+		reserve_old_row(domain, old, desc);
+		return PointerGetDatum(old);
+	}
+	if (TRIGGER_FIRED_BY_INSERT(data->tg_event))
+	{
+		new = old;
+		w = reserve_new_row(domain, new, desc);
+	}
+	else if (key_same(domain, old, new, desc))
+		w = reserve_changed_row(domain, old, desc);
+	else
+	{
+		/* a changed key is a DELETE of the old one and an INSERT of the new one */
+		reserve_old_row(domain, old, desc);
+		w = reserve_new_row(domain, new, desc);
+	}
+	return PointerGetDatum(stamp_version(domain, new, desc, w));
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * AFTER ROW
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Another trigger changed the version after ours had reserved one, to something that cannot be fenced. */
+static void
+raise_rewritten(const Domain *domain, int64 stored, int64 last)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION),
+			 errmsg("another trigger set column \"%s\" of domain \"%s\" to a version that the key already had",
+					domain->version_name, domain->name),
+			 errdetail("The stored version is " INT64_FORMAT ", it must be above " INT64_FORMAT ".", stored, last),
+			 errhint("Leave the version column to pgcache_fence, or let the other trigger fire before zzz_pgcache_fence_before.")));
+}
+
+/* The stored version differs from what was asked for: ask for what was stored. Either way it now counts. */
+static void
+apply_stored(Reservation *r, int64 observed, int64 stored)
+{
+	reserve(r, observed, stored);
+	ledger_apply(r, stored);
+}
+
+static void
+after_new_row(const Domain *domain, HeapTuple row, TupleDesc desc)
+{
+	TombstoneView past = tombstone_of(domain, row, desc);
+	Reservation *r = reservation_of(domain, row, desc);
+	int64		last = Max(past.tombstone, past.floor);
+	int64		stored = fence_version_raw(domain, row, desc);
+
+	if (stored < 0 || (stored <= last && stored != r->wanted))
+		raise_rewritten(domain, stored, Max(last, -1));
+	if (stored <= last)
+		ereport(ERROR,
+				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+				 errmsg("could not insert into \"%s\" because the key was deleted by a concurrent transaction",
+						domain->name),
+				 errdetail("The new row has version " INT64_FORMAT ", the deleted one had " INT64_FORMAT ".", stored, last),
+				 errhint("Try the transaction again.")));
+	apply_stored(r, past.own ? NO_VERSION : past.tombstone, stored);
+}
+
+/* The old row's key is no more: its version lives on in a tombstone. */
+static void
+after_old_row_gone(const Domain *domain, HeapTuple row, TupleDesc desc)
+{
+	Reservation *r = reservation_of(domain, row, desc);
+	int64		w = tombstone_version(domain, r, row, desc);
+	char	   *key = key_of_tuple(domain, row, desc);
+
+	tombstone_set(domain->id, key, w);
+	pfree(key);
+	apply_stored(r, proven_version(domain, row, desc), w);
+}
+
+static void
+after_changed_row(const Domain *domain, HeapTuple old, HeapTuple new, TupleDesc desc)
+{
+	Reservation *r = reservation_of(domain, new, desc);
+	int64		last = domain_row_version(domain, old, desc);
+	int64		stored = fence_version_raw(domain, new, desc);
+
+	if (stored <= last)
+		raise_rewritten(domain, stored, last);
+	apply_stored(r, proven_version(domain, old, desc), stored);
+}
+
+Datum
+fence_after_row(PG_FUNCTION_ARGS)
+{
+	TriggerData *data = (TriggerData *) fcinfo->context;
+	Domain	   *domain = trigger_domain(fcinfo, TRIGGER_EVENT_AFTER, TRIGGER_EVENT_ROW);
+	TupleDesc	desc = RelationGetDescr(data->tg_relation);
+	HeapTuple	row = data->tg_trigtuple;
+
+	if (TRIGGER_FIRED_BY_INSERT(data->tg_event))
+		after_new_row(domain, row, desc);
+	else if (TRIGGER_FIRED_BY_DELETE(data->tg_event))
+		after_old_row_gone(domain, row, desc);
+	else if (key_same(domain, row, data->tg_newtuple, desc))
+		after_changed_row(domain, row, data->tg_newtuple, desc);
+	else
+	{
+		after_old_row_gone(domain, row, desc);
+		after_new_row(domain, data->tg_newtuple, desc);
+	}
+	return PointerGetDatum(NULL);
+}
+
+Datum
+fence_before_truncate(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = trigger_domain(fcinfo, TRIGGER_EVENT_BEFORE, 0 /* per statement */);
+
+	ereport(ERROR,
+			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+			 errmsg("cannot TRUNCATE the fenced table of domain \"%s\"", domain->name),
+			 errdetail("TRUNCATE fires no row triggers, so the versions of the removed rows would be lost."),
+			 errhint("Use DELETE, or fence.detach the table, truncate it, and fence.attach it again.")));
+	PG_RETURN_NULL();
+}

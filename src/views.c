@@ -1,0 +1,222 @@
+/*
+ * views.c
+ *	  What fence.state, fence.nodes and fence.pending show.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "storage/lwlock.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "domain.h"
+#include "key.h"
+#include "redis/library.h"
+#include "settings.h"
+#include "shared.h"
+#include "stamp.h"
+#include "tombstone.h"
+
+PG_FUNCTION_INFO_V1(fence_state_view);
+PG_FUNCTION_INFO_V1(fence_nodes_view);
+PG_FUNCTION_INFO_V1(fence_pending_view);
+
+#define PENDING_PAGE 1000
+
+static Datum
+interval_of_us(int64 us)
+{
+	Interval   *interval = palloc0(sizeof(Interval));
+
+	interval->time = us;
+	return IntervalPGetDatum(interval);
+}
+
+/* What is left until a fence_clock() time; never negative. */
+static Datum
+time_left(int64 until)
+{
+	return interval_of_us(Max(until - fence_clock(), 0));
+}
+
+Datum
+fence_state_view(PG_FUNCTION_ARGS)
+{
+	TupleDesc	desc;
+	Datum		values[6];
+	bool		nulls[6] = {false};
+	FenceWord	word;
+	char		epoch[EPOCH_LEN];
+	char		reason[REASON_LEN];
+	TimestampTz since;
+	int64		bound;
+
+	shared_require();
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+
+	/* changes of the word are made under the lock: what is read here belongs together */
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	word = fence_word();
+	fence_epoch_of(WORD_EPOCH(word), epoch);
+	strlcpy(reason, fence_shared->reason, REASON_LEN);
+	since = fence_shared->since;
+	LWLockRelease(fence_shared->lock);
+	bound = (int64) pg_atomic_read_u64(&fence_shared->lease_bound);
+
+	values[0] = CStringGetTextDatum(fence_state_name(word));
+	nulls[1] = WORD_EPOCH(word) == 0;
+	values[1] = nulls[1] ? (Datum) 0 : CStringGetTextDatum(epoch);
+	values[2] = CStringGetTextDatum(reason);
+	values[3] = TimestampTzGetDatum(since);
+	nulls[4] = bound == 0;
+	values[4] = nulls[4] ? (Datum) 0 : time_left(bound);
+	values[5] = Int64GetDatum((int64) pg_atomic_read_u64(&fence_shared->bypassed_transactions));
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
+}
+
+static char *
+address_text(const RedisEndpoint *address)
+{
+	return address->is_unix ? pstrdup(address->host) :
+		psprintf(strchr(address->host, ':') ? "[%s]:%d" : "%s:%d", address->host, address->port);
+}
+
+static Datum
+text_or_null(const char *s, bool *isnull)
+{
+	*isnull = s[0] == '\0';
+	return *isnull ? (Datum) 0 : CStringGetTextDatum(s);
+}
+
+static int
+copy_nodes(FenceNode nodes[MAX_NODES])
+{
+	int			n;
+
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	n = fence_shared->nnodes;
+	memcpy(nodes, fence_shared->nodes, n * sizeof(FenceNode));
+	LWLockRelease(fence_shared->lock);
+	return n;
+}
+
+Datum
+fence_nodes_view(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	FenceNode  *nodes = palloc(sizeof(FenceNode) * MAX_NODES);
+	int			n;
+
+	shared_require();
+	InitMaterializedSRF(fcinfo, 0);
+	n = copy_nodes(nodes);
+	for (int i = 0; i < n; i++)
+	{
+		Datum		values[7];
+		bool		nulls[7] = {false};
+
+		values[0] = CStringGetTextDatum(address_text(&nodes[i].address));
+		values[1] = text_or_null(nodes[i].role, &nulls[1]);
+		values[2] = text_or_null(nodes[i].version, &nulls[2]);
+		values[3] = text_or_null(nodes[i].identity, &nulls[3]);
+		values[4] = text_or_null(nodes[i].epoch, &nulls[4]);
+		nulls[5] = nodes[i].lease_until == 0;
+		values[5] = nulls[5] ? (Datum) 0 : time_left(nodes[i].lease_until);
+		values[6] = text_or_null(nodes[i].error, &nulls[6]);
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+	return (Datum) 0;
+}
+
+/* One line of fence.pending. Of another database only the name in Redis can be told. */
+static void
+put_pending(ReturnSetInfo *rsinfo, const ListedReservation *r)
+{
+	Datum		values[8];
+	bool		nulls[8] = {false};
+	Oid			database = InvalidOid;
+	char	   *wire_name = r->name;
+	char	   *key = NULL;
+	Domain	   *domain = NULL;
+	int			pid;
+	StampFate	fate = fence_stamp_fate(r->stamp, &pid);
+
+	if (r->domain || key_parse_fence_name(r->name, &database, &wire_name, &key))
+		domain = domain_by_wire_name(wire_name);
+	values[0] = CStringGetTextDatum(domain ? domain->name : wire_name);
+	nulls[1] = key == NULL;
+	values[1] = key ? CStringGetTextDatum(key) : (Datum) 0;
+	nulls[2] = r->version == NO_VERSION;
+	values[2] = Int64GetDatum(r->version);
+	values[3] = CStringGetTextDatum(r->stamp);
+	values[4] = interval_of_us(r->age_ms * 1000);
+	nulls[5] = pid == 0;
+	values[5] = Int32GetDatum(pid);
+	values[6] = CStringGetTextDatum(fence_fate_name(fate));
+	values[7] = CStringGetTextDatum(r->domain ? "domain" : "row");
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+}
+
+/* A connection of its own: listing may take many round trips, and must not stand in line with reservations. */
+static void
+list_node(ReturnSetInfo *rsinfo, const RedisEndpoint *address, const RedisUrl *url)
+{
+	LibraryCall call = {.deadline = fence_clock() + setting_timeout * INT64CONST(1000)};
+	char	   *cursor = pstrdup("");
+	char		epoch[EPOCH_LEN];
+
+	call.conn = redis_open(address, url, call.deadline, call.error, REASON_LEN);
+	if (call.conn == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_CONNECTION_FAILURE),
+				 errmsg("could not list reservations: %s", call.error)));
+	PG_TRY();
+	{
+		do
+		{
+			List	   *page = NIL;
+			ListCell   *cell;
+
+			call.deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+			if (!library_pending(&call, 0, PENDING_PAGE, &cursor, epoch, &page))
+			{
+				/* no library: no reservations */
+				if (strstr(call.error, "Function not found"))
+					break;
+				ereport(ERROR,
+						(errcode(ERRCODE_CONNECTION_FAILURE),
+						 errmsg("could not list reservations: %s", call.error)));
+			}
+			foreach(cell, page)
+				put_pending(rsinfo, lfirst(cell));
+		} while (*cursor);
+	}
+	PG_FINALLY();
+	{
+		redis_close(call.conn);
+	}
+	PG_END_TRY();
+}
+
+Datum
+fence_pending_view(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	FenceNode  *nodes = palloc(sizeof(FenceNode) * MAX_NODES);
+	RedisUrl	url;
+	int			n;
+
+	shared_require();
+	InitMaterializedSRF(fcinfo, 0);
+	n = copy_nodes(nodes);
+	if (redis_url_parse(setting_redis_url, &url) != NULL)
+		return (Datum) 0;
+	for (int i = 0; i < n; i++)
+		list_node(rsinfo, &nodes[i].address, &url);
+	return (Datum) 0;
+}

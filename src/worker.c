@@ -1,0 +1,336 @@
+/*
+ * worker.c
+ *	  Registering background workers, and the short-lived ones that do the keeper's work inside a database.
+ *
+ * Owns: fence.cluster, the durable part of the protocol's state. Workers run as the bootstrap superuser with an empty
+ * search_path and short time limits: a lock that somebody holds on our tables must not hold the keeper.
+ */
+#include "postgres.h"
+
+#include "access/heapam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/pg_authid.h"
+#include "catalog/pg_database.h"
+#include "commands/dbcommands.h"
+#include "executor/spi.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "tcop/tcopprot.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+
+#include "compat.h"
+#include "domain.h"
+#include "redis/library.h"
+#include "settings.h"
+#include "shared.h"
+#include "worker.h"
+
+PGDLLEXPORT void fence_job_main(Datum arg);
+
+static BackgroundWorkerHandle *job_handle = NULL;
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Registering
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static void
+describe(BackgroundWorker *worker, const char *name, const char *function)
+{
+	memset(worker, 0, sizeof(*worker));
+	worker->bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+	worker->bgw_start_time = BgWorkerStart_RecoveryFinished;
+	worker->bgw_restart_time = BGW_NEVER_RESTART;
+	strlcpy(worker->bgw_library_name, "pgcache_fence", BGW_MAXLEN);
+	strlcpy(worker->bgw_function_name, function, BGW_MAXLEN);
+	strlcpy(worker->bgw_name, name, BGW_MAXLEN);
+	strlcpy(worker->bgw_type, name, BGW_MAXLEN);
+}
+
+void
+worker_install(void)
+{
+	BackgroundWorker worker;
+
+	describe(&worker, "pgcache_fence keeper", "fence_keeper_main");
+	worker.bgw_restart_time = 1;
+	RegisterBackgroundWorker(&worker);
+	describe(&worker, "pgcache_fence patrol", "fence_patrol_main");
+	worker.bgw_restart_time = 1;
+	RegisterBackgroundWorker(&worker);
+}
+
+static BackgroundWorkerHandle *
+start_dynamic(const char *name, const char *function, Oid database, char extra)
+{
+	BackgroundWorker worker;
+	BackgroundWorkerHandle *handle = NULL;
+	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+
+	describe(&worker, name, function);
+	worker.bgw_main_arg = ObjectIdGetDatum(database);
+	worker.bgw_extra[0] = extra;
+	worker.bgw_notify_pid = MyProcPid;
+	if (!RegisterDynamicBackgroundWorker(&worker, &handle))
+		handle = NULL;
+	MemoryContextSwitchTo(old);
+	return handle;
+}
+
+BackgroundWorkerHandle *
+worker_start_patrol(Oid database, char duties)
+{
+	return start_dynamic("pgcache_fence patrol round", "fence_patrol_round_main", database, duties);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Jobs, seen by the keeper
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+bool
+job_start(const FenceJob *job)
+{
+	uint32		serial;
+
+	Assert(job_handle == NULL);
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	serial = fence_shared->job.serial + 1;
+	fence_shared->job = *job;
+	fence_shared->job.serial = serial;
+	fence_shared->job.done = false;
+	fence_shared->job.extension = false;
+	fence_shared->job.has_row = false;
+	fence_shared->job.error[0] = '\0';
+	LWLockRelease(fence_shared->lock);
+	job_handle = start_dynamic("pgcache_fence job", "fence_job_main", job->database, 0);
+	return job_handle != NULL;
+}
+
+bool
+job_running(void)
+{
+	pid_t		pid;
+
+	if (job_handle == NULL)
+		return false;
+	if (GetBackgroundWorkerPid(job_handle, &pid) != BGWH_STOPPED)
+		return true;
+	pfree(job_handle);
+	job_handle = NULL;
+	return false;
+}
+
+void
+job_abandon(void)
+{
+	if (!job_running())
+		return;
+	TerminateBackgroundWorker(job_handle);
+	pfree(job_handle);
+	job_handle = NULL;
+}
+
+bool
+job_finish(FenceJob *job, int64 deadline)
+{
+	while (job_running())
+	{
+		int64		left = deadline - fence_clock();
+
+		if (left <= 0)
+		{
+			job_abandon();
+			break;
+		}
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 (long) (left / 1000 + 1), wait_event_worker());
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+	}
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	*job = fence_shared->job;
+	LWLockRelease(fence_shared->lock);
+	if (!job->done && job->error[0] == '\0')
+		snprintf(job->error, sizeof(job->error), "a worker in database %u failed; the server log tells why", job->database);
+	return job->done;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Inside a database
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+void
+worker_begin(Oid database)
+{
+	pqsignal(SIGTERM, die);
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	BackgroundWorkerUnblockSignals();
+	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
+	SetConfigOption("search_path", "pg_catalog", PGC_SUSET, PGC_S_OVERRIDE);
+	SetConfigOption("lock_timeout", "2s", PGC_SUSET, PGC_S_OVERRIDE);
+	SetConfigOption("statement_timeout", "0", PGC_SUSET, PGC_S_OVERRIDE);
+	SetConfigOption("synchronous_commit", "local", PGC_SUSET, PGC_S_OVERRIDE);
+	SetConfigOption("default_transaction_isolation", "read committed", PGC_SUSET, PGC_S_OVERRIDE);
+	SetConfigOption("default_transaction_read_only", "off", PGC_SUSET, PGC_S_OVERRIDE);
+	SetConfigOption("row_security", "off", PGC_SUSET, PGC_S_OVERRIDE);
+}
+
+void
+worker_begin_transaction(void)
+{
+	StartTransactionCommand();
+	PushActiveSnapshot(GetTransactionSnapshot());
+}
+
+void
+worker_end_transaction(void)
+{
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+}
+
+static void
+load_cluster(FenceJob *job)
+{
+	if (SPI_execute("SELECT last_epoch, (EXTRACT(epoch FROM longest_lease) * 1000)::int FROM fence.cluster",
+					true, 1) != SPI_OK_SELECT)
+		elog(ERROR, "could not read fence.cluster");
+	job->has_row = SPI_processed > 0;
+	if (job->has_row)
+	{
+		bool		isnull;
+		HeapTuple	row = SPI_tuptable->vals[0];
+
+		job->epoch_number = DatumGetInt64(SPI_getbinval(row, SPI_tuptable->tupdesc, 1, &isnull));
+		job->longest_lease = DatumGetInt32(SPI_getbinval(row, SPI_tuptable->tupdesc, 2, &isnull));
+	}
+}
+
+/* The row only ever grows: a lease longer than the present setting may still run. */
+static void
+store_cluster(const FenceJob *job)
+{
+	Oid			types[] = {INT8OID, INT4OID};
+	Datum		values[] = {Int64GetDatum(job->epoch_number), Int32GetDatum(job->longest_lease)};
+
+	if (SPI_execute_with_args("INSERT INTO fence.cluster AS c (last_epoch, longest_lease)"
+							  " VALUES ($1, $2 * interval '1 millisecond')"
+							  " ON CONFLICT (only_row) DO UPDATE"
+							  " SET last_epoch = greatest(c.last_epoch, excluded.last_epoch),"
+							  "     longest_lease = greatest(c.longest_lease, excluded.longest_lease)",
+							  2, types, values, NULL, false, 0) != SPI_OK_INSERT)
+		elog(ERROR, "could not write fence.cluster");
+}
+
+/* The attachments of this database, in a snapshot taken after the epoch began: what was detached before is not in it. */
+static void
+announce_domains(FenceJob *job)
+{
+	List	   *domains = domain_list();
+	LibraryCall call = {.deadline = fence_clock() + setting_timeout * INT64CONST(1000) * 2};
+	RedisUrl	url;
+	int			nnodes;
+	FenceNode	nodes[MAX_NODES];
+
+	if (domains == NIL || redis_url_parse(setting_redis_url, &url) != NULL)
+		return;
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	nnodes = fence_shared->nnodes;
+	memcpy(nodes, fence_shared->nodes, sizeof(nodes));
+	LWLockRelease(fence_shared->lock);
+	for (int i = 0; i < nnodes; i++)
+	{
+		call.conn = redis_open(&nodes[i].address, &url, call.deadline, job->error, REASON_LEN);
+		if (call.conn == NULL || !library_announce(&call, job->epoch, domains))
+			ereport(ERROR,
+					(errcode(ERRCODE_CONNECTION_FAILURE),
+					 errmsg("could not announce the fenced tables to Redis: %s", call.conn ? call.error : job->error)));
+		redis_close(call.conn);
+	}
+}
+
+void
+fence_job_main(Datum arg)
+{
+	FenceJob	job;
+
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	job = fence_shared->job;
+	LWLockRelease(fence_shared->lock);
+
+	worker_begin(DatumGetObjectId(arg));
+	pgstat_report_activity(STATE_RUNNING, "pgcache_fence job");
+	worker_begin_transaction();
+	job.extension = OidIsValid(fence_table_oid("cluster"));
+	if (job.extension)
+	{
+		SPI_connect();
+		switch ((JobKind) job.kind)
+		{
+			case JOB_LOAD:
+				load_cluster(&job);
+				break;
+			case JOB_STORE:
+				store_cluster(&job);
+				break;
+			case JOB_ANNOUNCE:
+				announce_domains(&job);
+				break;
+		}
+		SPI_finish();
+	}
+	worker_end_transaction();
+	job.done = true;
+	fence_database_note(job.database, job.extension);
+
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	if (fence_shared->job.serial == job.serial)
+		fence_shared->job = job;
+	LWLockRelease(fence_shared->lock);
+	proc_exit(0);
+}
+
+List *
+worker_list_databases(void)
+{
+	List	   *databases = NIL;
+	MemoryContext caller = CurrentMemoryContext;
+	Relation	rel;
+	TableScanDesc scan;
+	HeapTuple	row;
+
+	StartTransactionCommand();
+	(void) GetTransactionSnapshot();
+	rel = table_open(DatabaseRelationId, AccessShareLock);
+	scan = table_beginscan_catalog(rel, 0, NULL);
+	while ((row = heap_getnext(scan, ForwardScanDirection)) != NULL)
+	{
+		Form_pg_database database = (Form_pg_database) GETSTRUCT(row);
+		MemoryContext old;
+
+		if (!database->datallowconn || database->datistemplate ||
+			!settings_serves_database(NameStr(database->datname)))
+			continue;
+		old = MemoryContextSwitchTo(caller);
+		databases = lappend_oid(databases, database->oid);
+		MemoryContextSwitchTo(old);
+	}
+	table_endscan(scan);
+	table_close(rel, AccessShareLock);
+	CommitTransactionCommand();
+	MemoryContextSwitchTo(caller);
+	list_sort(databases, list_oid_cmp);
+	return databases;
+}

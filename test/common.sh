@@ -1,0 +1,283 @@
+# common.sh - what run.sh and demo.sh share: packages, a private working copy, private servers.
+#
+# Sourced by scripts that set $top, the project's directory. A script runs twice: first as whoever called it (outside:
+# installs packages, copies the project), then as an unprivileged user in that copy (inside: builds, starts servers,
+# works), in a process namespace of its own where that is possible. Everything it makes is below one temporary
+# directory, $base, everything it starts is in one session; both are gone when it ends, however it ends.
+
+say() { printf '%s\n' "$*"; }
+die() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit 2; }
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Packages (outside)
+# ----------------------------------------------------------------------------------------------------------------------
+
+as_root() {
+	if [ "$(id -u)" -eq 0 ]; then
+		"$@"
+	elif command -v sudo >/dev/null; then
+		sudo "$@"
+	else
+		die "must be root, or have sudo, to run: $*"
+	fi
+}
+
+installed() {
+	case $(dpkg-query -W -f '${Status}' "$1" 2>/dev/null) in
+	*' installed') return 0 ;;
+	esac
+	return 1
+}
+
+available() { apt-cache show --no-all-versions "$1" 2>/dev/null | grep -q '^Package:'; }
+
+# The newest major version of PostgreSQL whose server and headers are both here; empty if there is none.
+postgres_here() {
+	for dir in /usr/lib/postgresql/*/; do
+		major=$(basename "$dir")
+		if [ -x "$dir/bin/postgres" ] && [ -e "$dir/lib/pgxs/src/makefiles/pgxs.mk" ]; then
+			echo "$major"
+		fi
+	done | sort -n | tail -n 1
+}
+
+# The major version that the suite's package "postgresql" stands for.
+postgres_of_suite() { apt-cache depends postgresql 2>/dev/null | sed -n 's/.*Depends: postgresql-\([0-9]*\)$/\1/p' | head -n 1; }
+
+# install_packages NAME...: these, a PostgreSQL with its headers, and a Redis or Valkey; only what is missing.
+# Names may be "a|b": the first that the suite has. Services that the packages bring are kept from starting.
+install_packages() {
+	command -v dpkg-query >/dev/null || die 'this script installs packages with apt; it needs Debian or a derivative'
+	[ -n "$(postgres_here)" ] || set -- "$@" postgresql-SUITE postgresql-server-dev-SUITE
+	missing=
+	for wanted in "$@" 'redis-server|valkey-server'; do
+		found=
+		for name in $(echo "$wanted" | tr '|' ' '); do
+			if installed "$name"; then found=1; fi
+		done
+		[ -n "$found" ] || missing="$missing $wanted"
+	done
+	[ -n "$missing" ] || return 0
+
+	if [ -z "$(postgres_of_suite)" ] || ! apt_simulate "$missing"; then
+		say 'reading package lists ...'
+		as_root apt-get -qq update || say 'apt-get update failed; going on with the lists that are here'
+	fi
+	say "installing:$(package_names "$missing")"
+	guard_services
+	# shellcheck disable=SC2046
+	as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends -o Dpkg::Use-Pty=0 \
+		install $(package_names "$missing") >"$outside/apt.log" 2>&1 </dev/null
+	status=$?
+	unguard_services
+	if [ $status -ne 0 ]; then
+		tail -n 30 "$outside/apt.log" >&2
+		die 'could not install the packages'
+	fi
+}
+
+# The missing names with the alternatives and the suite's PostgreSQL put in.
+package_names() {
+	suite=$(postgres_of_suite)
+	for wanted in $1; do
+		chosen=
+		for name in $(echo "$wanted" | tr '|' ' '); do
+			name=$(echo "$name" | sed "s/SUITE/$suite/")
+			if [ -z "$chosen" ] && available "$name"; then chosen=$name; fi
+		done
+		printf ' %s' "${chosen:-$wanted}"
+	done
+}
+
+apt_simulate() {
+	# shellcheck disable=SC2046
+	apt-get -qq -s --no-install-recommends install $(package_names "$1") >/dev/null 2>&1
+}
+
+# Servers of the packages must not start: the machine may be anybody's. Never replaces a policy that is there.
+guard_services() {
+	guarded=
+	[ ! -e /usr/sbin/policy-rc.d ] || return 0
+	guarded=1
+	printf '#!/bin/sh\nexit 101\n' >"$outside/policy-rc.d"
+	as_root install -m 755 "$outside/policy-rc.d" /usr/sbin/policy-rc.d
+}
+
+unguard_services() {
+	[ -z "${guarded:-}" ] || as_root rm -f /usr/sbin/policy-rc.d
+	guarded=
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# From outside to inside
+# ----------------------------------------------------------------------------------------------------------------------
+
+# Makes $outside, the temporary directory, and sees to its end.
+begin_outside() {
+	outside=$(mktemp -d "${TMPDIR:-/tmp}/fence.XXXXXX") || exit 2
+	inside=
+	trap 'end_outside' EXIT
+	trap 'stop_inside; exit 130' INT
+	trap 'stop_inside; exit 143' TERM HUP
+}
+
+end_outside() {
+	unguard_services
+	rm -rf "$outside"
+}
+
+# The session inside is told to end, and killed if it does not.
+stop_inside() {
+	[ -n "$inside" ] || return 0
+	kill -TERM "-$inside" 2>/dev/null
+	patience=100
+	while grep -q '^State:[[:space:]]*[^Z]' "/proc/$inside/status" 2>/dev/null && [ $patience -gt 0 ]; do
+		patience=$((patience - 1))
+		sleep 0.1
+	done
+	kill -KILL "-$inside" 2>/dev/null
+	inside=
+}
+
+# run_inside SCRIPT ARG...: sh test/SCRIPT --inside BASE ARG... in a copy of the project, as an unprivileged user.
+# Returns its exit status. Not interrupted by the terminal itself: the traps above pass it on.
+run_inside() {
+	script=$1
+	shift
+	mkdir "$outside/tree" "$outside/tmp"
+	tar -C "$top" --exclude=./.git --exclude='*.o' --exclude='*.so' --exclude='*.bc' --exclude=./results \
+		--exclude=./output_iso --exclude=./tmp_check --exclude='./regression.*' -cf - . | tar -C "$outside/tree" -xf - || exit 2
+
+	set -- sh "$outside/tree/test/$script" --inside "$outside" "$@"
+	if [ "$(id -u)" -eq 0 ]; then
+		user=postgres
+		chown -R "$user:" "$outside"
+		set -- setpriv "--reuid=$user" "--regid=$(id -g $user)" --init-groups -- "$@"
+		# In a namespace of its own, where process 1 is a shell that waits: it reaps the children of a killed postmaster
+		# at once, and nothing outlives it. It stays root, because a process that changes its user would not be killed
+		# with unshare any more.
+		if unshare --pid --fork --mount-proc --kill-child true 2>/dev/null; then
+			# shellcheck disable=SC2016
+			set -- unshare --pid --fork --mount-proc --kill-child sh -c '"$@"; exit $?' sh "$@"
+		fi
+	fi
+	# shellcheck disable=SC2046
+	unset $(env | sed -n 's/^\(PG[A-Z_]*\)=.*/\1/p') MAKEFLAGS MAKELEVEL MFLAGS TEMP_CONFIG PROVE_FLAGS
+	# A background job of a shell ignores interrupts, and so would all of its children.
+	env --default-signal=INT,QUIT HOME="$outside" TMPDIR="$outside/tmp" LC_ALL=C.UTF-8 setsid "$@" </dev/null &
+	inside=$!
+	wait "$inside"
+	status=$?
+	inside=
+	return $status
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Inside
+# ----------------------------------------------------------------------------------------------------------------------
+
+# begin_inside BASE: finds the programs, sees to the end of the servers. Sets base, PG_CONFIG, bindir, major.
+begin_inside() {
+	base=$1
+	cd "$base/tree" || exit 2
+	major=$(postgres_here)
+	PG_CONFIG=/usr/lib/postgresql/$major/bin/pg_config
+	bindir=$("$PG_CONFIG" --bindir) || exit 2
+	for redis in redis-server valkey-server; do
+		if command -v $redis >/dev/null; then REDIS_SERVER=$(command -v $redis); break; fi
+	done
+	REDIS_CLI=${REDIS_SERVER%-server}-cli
+	redis_pid=
+	postgres_data=
+	export PG_CONFIG REDIS_SERVER REDIS_CLI
+	trap 'stop_servers' EXIT
+	trap 'exit 143' INT TERM HUP
+}
+
+# build: makes and installs below $base/root; the system's directories stay as they are. Writes $base/place.conf, with
+# which a server finds the extension there. Returns false after showing what went wrong.
+build() {
+	if ! make -j2 >"$base/build.log" 2>&1 || ! make install "DESTDIR=$base/root" >>"$base/build.log" 2>&1; then
+		grep -E -A4 'error|warning|\*\*\*' "$base/build.log" || tail -n 30 "$base/build.log"
+		return 1
+	fi
+	if [ "$major" -ge 18 ]; then
+		echo "extension_control_path = '$base/root$("$PG_CONFIG" --sharedir):\$system'"
+	else
+		echo "extension_destdir = '$base/root'"
+	fi >"$base/place.conf"
+	echo "dynamic_library_path = '$base/root$("$PG_CONFIG" --pkglibdir):\$libdir'" >>"$base/place.conf"
+}
+
+# wait_until SECONDS COMMAND...: whether it succeeds in that time.
+wait_until() {
+	tries=$(($1 * 20))
+	shift
+	until "$@" >/dev/null 2>&1; do
+		tries=$((tries - 1))
+		[ $tries -gt 0 ] || return 1
+		sleep 0.05
+	done
+}
+
+# start_redis: on the socket $base/redis.sock and on some port of the loopback. Sets redis_pid, REDIS_PORT, REDIS_SOCKET.
+# Like start_postgres it shows what went wrong and returns false.
+start_redis() {
+	REDIS_SOCKET=$base/redis.sock
+	export REDIS_SOCKET REDIS_PORT
+	REDIS_PORT=$((20000 + $(date +%s) % 10000))
+	attempts=20
+	while [ $attempts -gt 0 ]; do
+		"$REDIS_SERVER" --port $REDIS_PORT --bind 127.0.0.1 --unixsocket "$REDIS_SOCKET" --dir "$base" \
+			--save '' --appendonly no >"$base/redis.log" 2>&1 &
+		redis_pid=$!
+		wait_until 10 redis_decided
+		if redis_answers; then return 0; fi
+		REDIS_PORT=$((REDIS_PORT + 7))		# somebody else's
+		attempts=$((attempts - 1))
+	done
+	cat "$base/redis.log"
+	return 1
+}
+
+redis_answers() { [ "$("$REDIS_CLI" -s "$REDIS_SOCKET" ping 2>/dev/null)" = PONG ]; }
+redis_decided() { redis_answers || ! kill -0 "$redis_pid" 2>/dev/null; }
+
+# start_postgres CONF...: a new cluster with these files of settings, on the socket directory $base only. Sets the
+# environment by which psql and the others find it.
+start_postgres() {
+	postgres_data=$base/data
+	"$bindir/initdb" -D "$postgres_data" -A trust -U postgres -N -E UTF8 --no-locale >"$base/initdb.log" 2>&1 ||
+		{ cat "$base/initdb.log"; return 1; }
+	{
+		echo "listen_addresses = ''"
+		echo "unix_socket_directories = '$base'"
+		echo "shared_preload_libraries = 'pgcache_fence'"
+		echo "pgcache_fence.redis_url = 'unix://$REDIS_SOCKET'"
+		cat "$base/place.conf" "$@"
+	} >>"$postgres_data/postgresql.conf"
+	"$bindir/pg_ctl" -D "$postgres_data" -l "$base/postgres.log" -w -t 30 start >"$base/start.log" 2>&1 ||
+		{ cat "$base/start.log" "$base/postgres.log"; return 1; }
+	PGHOST=$base PGPORT=5432 PGUSER=postgres
+	export PGHOST PGPORT PGUSER
+}
+
+stop_postgres() {
+	[ -n "$postgres_data" ] || return 0
+	if [ -e "$postgres_data/postmaster.pid" ]; then
+		"$bindir/pg_ctl" -D "$postgres_data" -m "${1:-fast}" -w -t 30 stop >/dev/null 2>&1
+	fi
+	postgres_data=
+}
+
+stop_redis() {
+	[ -n "$redis_pid" ] || return 0
+	kill "$redis_pid" 2>/dev/null
+	wait "$redis_pid" 2>/dev/null
+	redis_pid=
+}
+
+stop_servers() {
+	stop_postgres immediate
+	stop_redis
+}

@@ -1,0 +1,83 @@
+#!/bin/sh
+# demo.sh - the main job on real input: pgbench writes, readers read through Redis, and every value that they get is
+# checked against PostgreSQL. Installs what it needs (apt), changes nothing else on the machine.
+
+top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
+. "$top/test/common.sh"
+
+usage() {
+	cat <<-TEXT
+	usage: sh test/demo.sh [--seconds N] [--sabotage]
+
+	Starts a private PostgreSQL and a private Redis, fences the three tables of pgbench that have a key, and runs
+	pgbench's own script with 4 clients while 2 processes read random rows straight from Redis and check each value.
+
+	  --seconds N   how long (60)
+	  --sabotage    half-way, switch the fence of pgbench_tellers off: the readers must notice and the demo must fail
+
+	Exit status 0: nothing stale was read, the history has no gap, and no reservation is left.
+	TEXT
+}
+
+base=
+seconds=60
+sabotage=
+
+parse_arguments() {
+	case ${1:-} in
+	--inside) base=$2; shift 2 ;;
+	esac
+	while [ $# -gt 0 ]; do
+		case $1 in
+		--seconds)
+			case ${2:-} in
+			'' | *[!0-9]* | 0*) usage >&2; exit 2 ;;
+			esac
+			seconds=$2
+			shift
+			;;
+		--sabotage) sabotage=--sabotage ;;
+		--help | -h) usage; exit 0 ;;
+		*) usage >&2; exit 2 ;;
+		esac
+		shift
+	done
+}
+
+parse_arguments "$@"
+if [ -z "$base" ]; then
+	begin_outside
+	install_packages make gcc libc6-dev libhiredis-dev 'pkgconf|pkg-config' python3 python3-psycopg2 python3-redis
+	run_inside demo.sh "$@"
+	exit $?
+fi
+
+sql() { "$bindir/psql" -X -v ON_ERROR_STOP=1 "$@"; }
+opened() { [ "$(sql -At -c "SELECT state FROM fence.state")" = OPEN ]; }
+
+begin_inside "$base"
+export PGDATABASE=demo
+
+say 'building ...'
+build || exit 1
+
+say 'starting PostgreSQL and Redis ...'
+start_redis || exit 1
+start_postgres test/demo/demo.conf || exit 1
+say "PostgreSQL $("$bindir/postgres" --version | sed 's/.*) //'), $("$REDIS_SERVER" --version | cut -d' ' -f1-3)"
+
+say 'pgbench -i -s 10'
+sql -q -d postgres -c 'CREATE DATABASE demo' || exit 1
+"$bindir/pgbench" -i -s 10 -q >"$base/pgbench-init.log" 2>&1 || { cat "$base/pgbench-init.log"; exit 1; }
+sql -a -q -f test/demo/attach.sql || exit 1
+wait_until 20 opened || { sql -x -c 'TABLE fence.state' -c 'TABLE fence.nodes'; tail -n 20 "$base/postgres.log"; exit 1; }
+
+/usr/bin/python3 test/demo/demo.py --pgbench "$bindir/pgbench" --redis "$REDIS_SOCKET" --seconds "$seconds" $sabotage
+status=$?
+
+sql -f test/demo/status.sql || status=1
+if grep -E 'was terminated by signal|PANIC:' "$base/postgres.log"; then
+	say 'FAIL: the server crashed'
+	status=1
+fi
+exit $status

@@ -1,0 +1,183 @@
+# FenceTest.pm
+#    What the TAP tests share: private Redis servers, and PostgreSQL nodes that use them.
+#
+# Owns: the Redis processes that it starts (FenceTest::Redis) and everything below their temporary directories. They
+# end with the test, also when it dies. PostgreSQL nodes are PostgreSQL::Test::Cluster's, which ends them likewise.
+# Must never: signal a process that it did not start, or wait for anything without a deadline.
+#
+#    use FenceTest;
+#    my $redis = FenceTest::Redis->start;
+#    my $node = new_postgres('main', $redis, on_redis_failure => 'error');
+#    my $reply = $redis->call('FCALL', 'fence_get', 2, $fence, $value);
+package FenceTest;
+
+use strict;
+use warnings;
+
+# PostgreSQL::Test::Utils keeps logs and data below TESTDIR (15) or TESTDATADIR and TESTLOGDIR (16 and later), else
+# below the current directory, which may belong to somebody else. The name must also be known before that module is.
+BEGIN
+{
+	require File::Temp;
+	if (!$ENV{TESTDIR} && !-w '.')
+	{
+		$ENV{TESTDIR} = File::Temp::tempdir('fence_test_XXXXXX', TMPDIR => 1, CLEANUP => 1);
+		$ENV{TESTDATADIR} //= "$ENV{TESTDIR}/tmp_check";
+		$ENV{TESTLOGDIR}  //= "$ENV{TESTDIR}/tmp_check/log";
+		mkdir "$ENV{TESTDIR}/tmp_check";
+	}
+}
+
+use Carp;
+use Exporter 'import';
+use File::Basename;
+use Test::More;
+use Time::HiRes qw(time usleep);
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use FenceTest::Redis;
+
+our @EXPORT = qw(
+  poll
+  new_postgres
+  wait_open
+  wait_state
+  no_reservations
+  compare_fences
+);
+
+# Settings of the extension that new_postgres takes without their prefix; all others are PostgreSQL's own.
+my %own_setting = map { $_ => 1 } qw(redis_url namespace databases lease clock_margin timeout on_redis_failure
+  patrol_interval patrol_grace audit_rate bulk_threshold idle_fence_ttl tombstone_retention);
+
+my $nodes_made = 0;
+
+# PostgreSQL::Test::Utils sends standard error to a log: what a test dies of belongs into its output too.
+$SIG{__DIE__} = sub { diag(@_) unless $^S };
+
+# The condition's value as soon as it is true; dies after timeout seconds, naming what was waited for.
+sub poll
+{
+	my ($condition, $what, $timeout) = @_;
+	my $deadline = time() + ($timeout // 60);
+
+	while (1)
+	{
+		my $result = $condition->();
+		return $result if $result;
+		croak 'timed out waiting for ' . ($what // 'a condition') if time() > $deadline;
+		usleep(10_000);
+	}
+}
+
+# prove_installcheck sets these; a bare prove does not.
+sub _find_installation
+{
+	my $bindir = $ENV{PG_BINDIR} // `pg_config --bindir`;
+	my $pgxs   = `pg_config --pgxs`;
+
+	chomp($bindir, $pgxs);
+	$ENV{PATH} = "$bindir:$ENV{PATH}" unless grep { -x "$_/initdb" } split /:/, $ENV{PATH};
+	$ENV{PG_REGRESS} //= dirname($pgxs) . '/../test/regress/pg_regress';
+}
+
+# A running node whose fences are OPEN in $redis (undef: redis_url must be among the settings). Settings are the
+# extension's (without prefix) or PostgreSQL's; and these, which are no settings:
+#   init => {...}     options of PostgreSQL::Test::Cluster->init
+#   preload => 0      does not load the library
+#   start => 0        configures only
+#   extension => 0    starts, without CREATE EXTENSION
+#   wait => 0         does not wait for OPEN
+sub new_postgres
+{
+	my ($name, $redis, %settings) = @_;
+	my %option = map { $_ => delete $settings{$_} } qw(init preload start extension wait);
+	my %default = (
+		namespace       => sprintf('t%d.%d', $$, ++$nodes_made),
+		lease           => '1000ms',
+		clock_margin    => '50ms',
+		timeout         => '2s',
+		patrol_interval => '100ms',
+		patrol_grace    => '100ms');
+
+	_find_installation();
+	$default{redis_url} = $redis->url if $redis;
+	my $node = PostgreSQL::Test::Cluster->new($name);
+	$node->init(%{ $option{init} // {} });
+	my %all = (%default, %settings);
+	my $conf = ($option{preload} // 1) ? "shared_preload_libraries = 'pgcache_fence'\n" : '';
+	foreach my $key (sort keys %all)
+	{
+		(my $quoted = $all{$key}) =~ s/'/''/g;
+		$conf .= ($own_setting{$key} ? "pgcache_fence.$key" : $key) . " = '$quoted'\n";
+	}
+	$node->append_conf('postgresql.conf', $conf);
+	return $node unless $option{start} // 1;
+	$node->start;
+	return $node unless $option{extension} // 1;
+	$node->safe_psql('postgres', 'CREATE EXTENSION pgcache_fence');
+	wait_open($node) if $option{wait} // 1;
+	return $node;
+}
+
+# Waits until fence.state tells that state.
+sub wait_state
+{
+	my ($node, $state, $timeout) = @_;
+	my ($seen, $reason) = ('', '');
+
+	my $reached = eval {
+		poll(
+			sub {
+				my ($rc, $out) = $node->psql('postgres', 'SELECT state, reason FROM fence.state');
+				($seen, $reason) = split /\|/, $out // '', 2 if $rc == 0;
+				return $rc == 0 && $seen eq $state;
+			},
+			"state $state", $timeout);
+	};
+	croak sprintf("%sseen last: %s (%s)", $@, $seen // '', $reason // '') unless $reached;
+	return;
+}
+
+sub wait_open
+{
+	my ($node, $timeout) = @_;
+
+	return wait_state($node, 'OPEN', $timeout);
+}
+
+# Waits until no reservation is left; one that stays fails the test and is shown.
+sub no_reservations
+{
+	my ($node, $timeout, $dbname) = @_;
+	my $left = '';
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my $none = eval {
+		poll(
+			sub {
+				my ($rc, $out, $err) = $node->psql($dbname // 'postgres', 'SELECT * FROM fence.pending');
+				$left = $rc == 0 ? $out : $err;
+				return $rc == 0 && $out eq '';
+			},
+			'no reservations', $timeout // 30);
+	};
+	ok($none, 'no reservation is left') or diag($left);
+	return $none;
+}
+
+# Compares all rows of the domain with their fences: none may differ.
+sub compare_fences
+{
+	my ($node, $domain, $dbname) = @_;
+	my $sql = "SELECT relation, count FROM fence.audit(:'domain', 1.0) "
+	  . "WHERE relation NOT IN ('equal', 'missing') AND count > 0";
+	my $differing;
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	$node->psql($dbname // 'postgres', $sql, stdout => \$differing, extra_params => [ '-v', "domain=$domain" ],
+		on_error_die => 1);
+	return is($differing, '', "fences of $domain agree with its rows");
+}
+
+1;

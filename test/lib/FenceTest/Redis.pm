@@ -1,0 +1,457 @@
+# FenceTest/Redis.pm
+#    A private Redis server on a Unix socket and a loopback port, and a small client for it.
+#
+# Owns: the processes it starts, killed by their process ids when the test ends (also after die or a signal), and
+# their directories. Knows nothing of PostgreSQL.
+#
+#    my $redis = FenceTest::Redis->start(config => ['maxmemory 10mb']);
+#    $redis->load_library;
+#    my $reply = $redis->call('PING');          # dies if Redis answers an error
+#    my $error = $redis->error_of('GET');       # the error's text, undef if there is none
+package FenceTest::Redis;
+
+use strict;
+use warnings;
+
+use Carp;
+use Cwd qw(abs_path);
+use File::Basename;
+use File::Path qw(rmtree);
+use File::Temp;
+use IO::Socket::INET;
+use POSIX ();
+use Time::HiRes qw(time usleep);
+
+my %running;        # process id -> server, of those that are up
+my @directories;    # to be removed in the end
+my $owner = $$;     # a forked child leaves both alone
+
+# Starts a server. Options: config => [lines of redis.conf], password, timeout (of the client, in seconds).
+# The environment's REDIS_SERVER names the program.
+sub start
+{
+	my ($class, %option) = @_;
+	my $self = bless {
+		dir      => File::Temp::tempdir('fence_redis_XXXXXX', TMPDIR => 1),
+		config   => $option{config} // [],
+		password => $option{password},
+		timeout  => $option{timeout} // 30,
+	}, $class;
+
+	push @directories, $self->{dir};
+	$self->{socket} = "$self->{dir}/redis.sock";
+	$SIG{$_} ||= sub { exit 1 } foreach qw(INT TERM HUP);    # so that END runs
+	for (my $try = 1;; $try++)
+	{
+		$self->{port} = _free_port();
+		last if eval { $self->_launch; 1 };
+		croak $@ if $try == 5 || $@ !~ /in use/;             # somebody else took the port meanwhile
+	}
+	return $self;
+}
+
+sub _free_port
+{
+	my $probe = IO::Socket::INET->new(LocalAddr => '127.0.0.1', LocalPort => 0, Listen => 1) or croak "no port: $!";
+
+	return $probe->sockport;
+}
+
+sub _launch
+{
+	my ($self) = @_;
+	my $program = $ENV{REDIS_SERVER} || 'redis-server';
+	my $conf = "$self->{dir}/redis.conf";
+
+	open my $fh, '>', $conf or croak "$conf: $!";
+	print $fh "$_\n"
+	  foreach ('bind 127.0.0.1', "port $self->{port}", "unixsocket $self->{socket}", "dir $self->{dir}", 'save ""',
+		'appendonly no', 'daemonize no', 'enable-debug-command yes', 'enable-protected-configs yes',
+		'repl-diskless-sync-delay 0', defined $self->{password} ? "requirepass $self->{password}" : (),
+		@{ $self->{config} });
+	close $fh;
+
+	$self->disconnect;
+	my $pid = fork() // croak "fork: $!";
+	if ($pid == 0)
+	{
+		open STDIN,  '<',  '/dev/null';
+		open STDOUT, '>>', "$self->{dir}/log";
+		open STDERR, '>&', \*STDOUT;
+		exec $program, $conf or POSIX::_exit(127);
+	}
+	$self->{pid} = $pid;
+	$running{$pid} = $self;
+	my $deadline = time() + 30;
+	until (eval { local $self->{timeout} = 5; my $pong = $self->attempt('PING'); defined $pong })
+	{
+		if (waitpid($pid, POSIX::WNOHANG()) == $pid)
+		{
+			$self->_is_gone;
+			croak "redis-server did not start:\n" . $self->log;
+		}
+		croak "redis-server does not answer:\n" . $self->log if time() > $deadline;
+		usleep(5_000);
+	}
+	# loading a dump comes after listening
+	until (_is_ready($self->attempt('PING')))
+	{
+		croak "redis-server is still loading" if time() > $deadline;
+		usleep(5_000);
+	}
+	return;
+}
+
+sub _is_ready
+{
+	my ($reply) = @_;
+
+	return !ref $reply || "$reply" !~ /^LOADING/;
+}
+
+sub dir    { return $_[0]{dir}; }
+sub socket { return $_[0]{socket}; }
+sub port   { return $_[0]{port}; }
+sub pid    { return $_[0]{pid}; }
+
+# For pgcache_fence.redis_url; unix_url is the same server by its socket.
+sub url
+{
+	my ($self) = @_;
+	my $auth = defined $self->{password} ? ":$self->{password}\@" : '';
+
+	return "redis://${auth}127.0.0.1:$self->{port}";
+}
+
+sub unix_url
+{
+	my ($self) = @_;
+
+	return "unix://$self->{socket}";
+}
+
+sub log
+{
+	my ($self) = @_;
+
+	open my $fh, '<', "$self->{dir}/log" or return '';
+	local $/;
+	return <$fh> // '';
+}
+
+sub _is_gone
+{
+	my ($self) = @_;
+
+	delete $running{ $self->{pid} } if defined $self->{pid};
+	$self->{pid} = undef;
+	$self->disconnect;
+	return;
+}
+
+sub _end_by
+{
+	my ($self, $signal) = @_;
+	my $pid = $self->{pid} // return;
+	my $deadline = time() + 30;
+
+	kill 'CONT', $pid if $self->{paused};
+	$self->{paused} = 0;
+	kill $signal, $pid;
+	until (waitpid($pid, POSIX::WNOHANG()) != 0)
+	{
+		kill 'KILL', $pid if time() > $deadline;
+		usleep(2_000);
+	}
+	return $self->_is_gone;
+}
+
+# A clean shutdown (saves nothing unless configured so), and a crash.
+sub stop  { return $_[0]->_end_by('TERM'); }
+sub kill9 { return $_[0]->_end_by('KILL'); }
+
+# Starts again in the same directory, at the same port; stops the old process if it still runs.
+sub restart
+{
+	my ($self) = @_;
+
+	$self->stop;
+	return $self->_launch;
+}
+
+# Stops and continues the process: it hangs with its connections open.
+sub pause
+{
+	my ($self) = @_;
+
+	$self->{paused} = 1;
+	kill 'STOP', $self->{pid};
+	return;
+}
+
+sub resume
+{
+	my ($self) = @_;
+
+	$self->{paused} = 0;
+	kill 'CONT', $self->{pid};
+	return;
+}
+
+# The text of src/redis/fence.lua.
+sub library_source
+{
+	my $path = dirname(abs_path(__FILE__)) . '/../../../src/redis/fence.lua';
+
+	open my $fh, '<', $path or croak "$path: $!";
+	local $/;
+	return <$fh>;
+}
+
+# Loads the function library (src/redis/fence.lua, or the text given), replacing what is there.
+sub load_library
+{
+	my ($self, $text) = @_;
+
+	return $self->call('FUNCTION', 'LOAD', 'REPLACE', $text // library_source());
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Client. Commands on the server object share one connection; connect gives another.
+# ---------------------------------------------------------------------------------------------------------------------
+
+sub connect
+{
+	my ($self, %option) = @_;
+	my $connection = FenceTest::Redis::Connection->open($self->{socket}, $option{timeout} // $self->{timeout});
+
+	$connection->call('AUTH', $self->{password}) if defined $self->{password};
+	return $connection;
+}
+
+sub disconnect
+{
+	my ($self) = @_;
+
+	delete $self->{connection};
+	return;
+}
+
+# The shared connection; made anew after it failed, and in a forked child.
+sub connection
+{
+	my ($self) = @_;
+
+	delete $self->{connection} if $self->{connection} && !$self->{connection}->usable;
+	return $self->{connection} //= $self->connect;
+}
+
+sub call     { my $self = shift; return $self->connection->call(@_); }
+sub attempt  { my $self = shift; return $self->connection->attempt(@_); }
+sub error_of { my $self = shift; return $self->connection->error_of(@_); }
+
+# A field of INFO.
+sub info
+{
+	my ($self, $section, $field) = @_;
+	my $text = $self->call('INFO', $section);
+
+	return $text =~ /^\Q$field\E:(.*?)\r?$/m ? $1 : undef;
+}
+
+END
+{
+	my $status = $?;
+	if ($$ == $owner)
+	{
+		$_->_end_by('KILL') foreach values %running;
+		rmtree($_) foreach $ENV{PG_TEST_NOCLEAN} ? () : @directories;
+	}
+	$? = $status;
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+# An error reply; as a string its text.
+package FenceTest::Redis::Error;
+
+use overload '""' => sub { return $_[0]{text}; }, 'eq' => sub { return "$_[0]" eq "$_[1]"; }, fallback => 1;
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+# One connection; blocking, every reply within the timeout. Replies: strings, numbers, array references, undef for
+# nil, FenceTest::Redis::Error. After a timeout or a lost connection it is unusable.
+package FenceTest::Redis::Connection;
+
+use Carp;
+use IO::Select;
+use IO::Socket::UNIX;
+use Time::HiRes qw(time);
+
+sub open
+{
+	my ($class, $path, $timeout) = @_;
+	my $socket = IO::Socket::UNIX->new(Peer => $path) or croak "could not connect to $path: $!";
+
+	return bless {
+		socket  => $socket,
+		select  => IO::Select->new($socket),
+		in      => '',
+		at      => 0,
+		timeout => $timeout,
+		owner   => $$
+	}, $class;
+}
+
+sub usable { return $_[0]{socket} && $_[0]{owner} == $$; }
+
+sub _fail
+{
+	my ($self, $why) = @_;
+
+	delete $self->{socket};
+	croak "Redis: $why";
+}
+
+# Sends a command without waiting for its reply.
+sub send
+{
+	my ($self, @words) = @_;
+
+	my $bytes = '*' . @words . "\r\n";
+
+	foreach my $word (@words)
+	{
+		my $octets = "$word";
+		utf8::encode($octets) if utf8::is_utf8($octets);
+		$bytes .= '$' . length($octets) . "\r\n$octets\r\n";
+	}
+	return $self->send_raw($bytes);
+}
+
+# Sends bytes as they are. While the server does not take them, what it answers is read: both sides' buffers never
+# fill at once.
+sub send_raw
+{
+	my ($self, $bytes) = @_;
+	my ($done, $deadline) = (0, time() + $self->{timeout});
+
+	croak 'Redis: the connection has failed' unless $self->{socket};
+	$self->{socket}->blocking(0);
+	while ($done < length $bytes)
+	{
+		local $SIG{PIPE} = 'IGNORE';
+		my $n = syswrite $self->{socket}, $bytes, length($bytes) - $done, $done;
+		if (defined $n)
+		{
+			$done += $n;
+			next;
+		}
+		$self->_fail("could not send: $!") unless $!{EAGAIN} || $!{EINTR};
+		$self->_fail('timeout while sending') if time() > $deadline;
+		IO::Select->select($self->{select}, $self->{select}, undef, 0.1);
+		$self->_read(0);
+	}
+	return;
+}
+
+# Reads what is there; with wait, at least something, until the deadline.
+sub _read
+{
+	my ($self, $wait) = @_;
+	my $deadline = time() + $self->{timeout};
+
+	croak 'Redis: the connection has failed' unless $self->{socket};
+	$self->{socket}->blocking(0);
+	while (1)
+	{
+		my $n = sysread $self->{socket}, $self->{in}, 1 << 16, length $self->{in};
+		return if $n;
+		$self->_fail('the server closed the connection') if defined $n;
+		$self->_fail("could not receive: $!") unless $!{EAGAIN} || $!{EINTR};
+		return unless $wait;
+		my $left = $deadline - time();
+		$self->_fail('timeout') if $left <= 0;
+		$self->{select}->can_read($left);
+	}
+}
+
+sub _line
+{
+	my ($self) = @_;
+	my $end;
+
+	$self->_read(1) while ($end = index $self->{in}, "\r\n", $self->{at}) < 0;
+	my $line = substr $self->{in}, $self->{at}, $end - $self->{at};
+	$self->{at} = $end + 2;
+	return $line;
+}
+
+sub _parse
+{
+	my ($self) = @_;
+	my $line = $self->_line;
+	my $type = substr $line, 0, 1, '';
+
+	if ($type eq '$')
+	{
+		return undef if $line < 0;
+		$self->_read(1) while length($self->{in}) - $self->{at} < $line + 2;
+		my $bytes = substr $self->{in}, $self->{at}, $line;
+		$self->{at} += $line + 2;
+		return $bytes;
+	}
+	return $line if $type eq '+' || $type eq ':';
+	return bless({ text => $line }, 'FenceTest::Redis::Error') if $type eq '-';
+	return $line < 0 ? undef : [ map { $self->_parse } 1 .. $line ] if $type eq '*';
+	$self->_fail("no reply begins with '$type'");
+}
+
+# The next reply.
+sub reply
+{
+	my ($self) = @_;
+	my $reply = $self->_parse;
+
+	substr $self->{in}, 0, $self->{at}, '';
+	$self->{at} = 0;
+	return $reply;
+}
+
+# Whether a reply (or the end of the connection) can be read now.
+sub has_reply
+{
+	my ($self) = @_;
+
+	return length $self->{in} || $self->{select}->can_read(0) ? 1 : 0;
+}
+
+# The reply; error replies are returned as FenceTest::Redis::Error.
+sub attempt
+{
+	my ($self, @words) = @_;
+
+	$self->send(@words);
+	return $self->reply;
+}
+
+# The reply; dies of an error reply.
+sub call
+{
+	my ($self, @words) = @_;
+	my $reply = $self->attempt(@words);
+
+	croak "Redis answered to @words[0 .. ($#words > 2 ? 2 : $#words)]: $reply" if ref $reply eq 'FenceTest::Redis::Error';
+	return $reply;
+}
+
+# The text of the error reply; undef if it is none.
+sub error_of
+{
+	my ($self, @words) = @_;
+	my $reply = $self->attempt(@words);
+
+	return ref $reply eq 'FenceTest::Redis::Error' ? "$reply" : undef;
+}
+
+1;

@@ -1,0 +1,187 @@
+#!/bin/sh
+# run.sh - all tests, on private servers. Installs what it needs (apt), changes nothing else on the machine.
+#
+# The last line says "N passed, N failed". Counted are: the build and the lint (one each, if they fail), each test of
+# pg_regress and pg_isolation_regress, each assertion of the TAP tests (and each TAP file that ends badly), and a crash
+# of the server that they share.
+
+top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
+. "$top/test/common.sh"
+
+usage() {
+	cat <<-TEXT
+	usage: sh test/run.sh [--only LEVEL]... [NAME...]
+
+	  --only LEVEL   regress, isolation or tap; may be repeated
+	  NAME           only the tests of that name; shell patterns are allowed ('key*')
+
+	  PROVE_JOBS     TAP files that run at the same time (2)
+	TEXT
+}
+
+base=
+levels=
+patterns=
+
+parse_arguments() {
+	case ${1:-} in
+	--inside) base=$2; shift 2 ;;
+	esac
+	while [ $# -gt 0 ]; do
+		case $1 in
+		--only)
+			case ${2:-} in
+			regress | isolation | tap) levels="$levels $2" ;;
+			*) usage >&2; exit 2 ;;
+			esac
+			shift
+			;;
+		--help | -h) usage; exit 0 ;;
+		-*) usage >&2; exit 2 ;;
+		*) patterns="$patterns $1" ;;
+		esac
+		shift
+	done
+}
+
+parse_arguments "$@"
+if [ -z "$base" ]; then
+	begin_outside
+	install_packages make gcc libc6-dev libhiredis-dev 'pkgconf|pkg-config' lua5.1 lua-check libipc-run-perl \
+		python3 python3-psycopg2 python3-redis
+	run_inside run.sh "$@"
+	exit $?
+fi
+
+passed=0
+failed=0
+skipped=0
+
+finish() {
+	say
+	[ "$skipped" -eq 0 ] || say "$skipped TAP files skipped themselves; see above for why"
+	say "$passed passed, $failed failed"
+	[ $failed -eq 0 ]
+	exit $?
+}
+
+wanted() { case " ${levels:-regress isolation tap} " in *" $1 "*) return 0 ;; esac; return 1; }
+
+# chosen DIRECTORY SUFFIX: names of the tests there that the arguments ask for.
+chosen() {
+	for file in "$1"/*"$2"; do
+		[ -e "$file" ] || continue
+		name=$(basename "$file" "$2")
+		[ -n "$patterns" ] || { printf '%s ' "$name"; continue; }
+		set -f
+		for pattern in $patterns; do
+			# shellcheck disable=SC2254
+			case $name in $pattern) printf '%s ' "$name"; break ;; esac
+		done
+		set +f
+	done
+}
+
+# count_regress LOG STATUS: adds up what pg_regress and pg_isolation_regress say ("test x ... ok"; since 16 "ok 1 - x").
+count_regress() {
+	good=$(grep -cE '^(test .*|     .*)\.\.\. ok |^ok [0-9]+ ' "$1")
+	bad=$(grep -cE '^(test .*|     .*)\.\.\. FAILED |^not ok [0-9]+ ' "$1")
+	[ "$2" -eq 0 ] || [ "$bad" -gt 0 ] || bad=1
+	passed=$((passed + good))
+	failed=$((failed + bad))
+}
+
+# run_regress LEVEL NAMES: one of the two regression programs, through the Makefile.
+run_regress() {
+	say "--- $1"
+	log=$base/$1.log
+	case $1 in
+	regress) set -- "$1" "REGRESS=$2" ISOLATION= TAP_TESTS= regression.diffs ;;
+	isolation) set -- "$1" REGRESS= "ISOLATION=$2" TAP_TESTS= output_iso/regression.diffs ;;
+	esac
+	make -s installcheck "$2" "$3" "$4" >"$log" 2>&1
+	status=$?
+	grep -E '^(test |parallel group|     |(not )?ok |# )|All .* tests passed|failed|ERROR|FATAL' "$log"
+	[ ! -s "$5" ] || cat "$5"
+	count_regress "$log" $status
+}
+
+# The servers that regress and isolation share. A crash of a backend does not always fail the test that caused it.
+check_crash() {
+	if grep -E 'was terminated by signal|PANIC:|TRAP:|AddressSanitizer|runtime error' "$base/postgres.log"; then
+		say 'the server crashed'
+		failed=$((failed + 1))
+	fi
+	if ! "$bindir/pg_isready" -q; then
+		say 'the server is not running any more; the end of its log:'
+		tail -n 20 "$base/postgres.log"
+		failed=$((failed + 1))
+	fi
+}
+
+run_tap() {
+	say '--- tap'
+	files=
+	for name in $1; do files="$files test/t/$name.pl"; done
+	log=$base/tap.log
+	TEMP_CONFIG=$base/place.conf make -s installcheck REGRESS= ISOLATION= "PROVE_TESTS=$files" \
+		"PROVE_FLAGS=--timer -j${PROVE_JOBS:-2}" >"$log" 2>&1
+	status=$?
+	grep -vE '^(\+\+\+|make)' "$log"
+	total=$(sed -n 's/^Files=[0-9]*, Tests=\([0-9]*\),.*/\1/p' "$log")
+	# The summary has a line for each file that is not all right. One that dies fails, even if no assertion did.
+	bad=$(sed -n 's/^test\/.*(Wstat: \([0-9]*\).* Tests: [0-9]* Failed: \([0-9]*\))$/\1 \2/p' "$log" |
+		awk '{ n += $2; files += ($2 == 0 && $1 != 0) } END { print n + 0, files + 0 }')
+	files_bad=${bad#* }
+	bad=${bad% *}
+	passed=$((passed + ${total:-0} - bad))
+	bad=$((bad + files_bad))
+	[ $status -eq 0 ] || [ $bad -gt 0 ] || bad=1
+	failed=$((failed + bad))
+	skipped=$(grep -c '\. skipped: ' "$log")
+	[ $bad -eq 0 ] || show_tap_logs "$log"
+}
+
+# What the failing files and their servers said.
+show_tap_logs() {
+	sed -n 's/^test\/t\/\([^ ]*\)\.pl  *(Wstat.*/\1/p' "$1" | while read -r name; do
+		for file in "tmp_check/log/regress_log_$name" tmp_check/log/"${name}"_*.log; do
+			[ -e "$file" ] || continue
+			say "--- end of $file"
+			tail -n 60 "$file"
+		done
+	done
+}
+
+begin_inside "$base"
+say "PostgreSQL $("$bindir/postgres" --version | sed 's/.*) //'), $("$REDIS_SERVER" --version | cut -d' ' -f1-3)"
+
+if ! make -s lint; then
+	failed=$((failed + 1))
+fi
+if ! build; then
+	failed=$((failed + 1))
+	finish
+fi
+
+regress=
+isolation=
+tap=
+if wanted regress; then regress=$(chosen sql .sql); fi
+if wanted isolation; then isolation=$(chosen test/isolation/specs .spec); fi
+if wanted tap; then tap=$(chosen test/t .pl); fi
+[ -n "$regress$isolation$tap" ] || { say 'no such test'; failed=$((failed + 1)); finish; }
+
+if [ -n "$regress$isolation" ]; then
+	if start_redis && start_postgres test/regress.conf; then
+		[ -z "$regress" ] || run_regress regress "$regress"
+		[ -z "$isolation" ] || run_regress isolation "$isolation"
+		check_crash
+	else
+		say 'the servers did not start'
+		failed=$((failed + 1))
+	fi
+	stop_servers
+fi
+[ -z "$tap" ] || run_tap "$tap"
+finish
