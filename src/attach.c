@@ -6,7 +6,8 @@
  * attachment to end: one of its triggers is dropped. fence.detach drops them; so do DROP TABLE, DROP SCHEMA, DROP
  * OWNED, DROP EXTENSION ... CASCADE and DROP COLUMN ... CASCADE of a key column. The object access hook sees each.
  *
- * The triggers carry the domain's name and id as arguments: when the extension is dropped, its tables may go first.
+ * The extension's own end is seen in the drop of fence.domain, which may go before the triggers.
+ *
  * One trigger (the master) depends on the key columns, the version column and the unique index, the others on it.
  *
  * Locks: attach takes ShareRowExclusiveLock on the table, so that no writer is under way when the triggers appear;
@@ -177,7 +178,8 @@ run(const char *format,...)
 			enlargeStringInfo(&sql, missing);
 	} while (missing > 0);
 
-	if (SPI_connect() != SPI_OK_CONNECT || SPI_execute(sql.data, false, 0) != SPI_OK_UTILITY || SPI_finish() != SPI_OK_FINISH)
+	if (SPI_connect() != SPI_OK_CONNECT || SPI_execute(sql.data, false, 0) != SPI_OK_UTILITY ||
+		SPI_finish() != SPI_OK_FINISH)
 		elog(ERROR, "could not execute \"%s\"", sql.data);
 	pfree(sql.data);
 }
@@ -231,14 +233,14 @@ role_of_function(Oid function)
 }
 
 static Oid
-create_trigger(const DomainRow *row, const char *trigger, const char *timing, const char *level, const char *function)
+create_trigger(Oid relid, const char *trigger, const char *timing, const char *level, const char *function)
 {
-	char	   *table = quoted_table(row->relid);
+	char	   *table = quoted_table(relid);
 
-	run("CREATE TRIGGER %s %s ON %s FOR EACH %s EXECUTE FUNCTION fence.%s(%s, '" INT64_FORMAT "')",
-		trigger, timing, table, level, function, quote_literal_cstr(row->name), row->id);
+	run("CREATE TRIGGER %s %s ON %s FOR EACH %s EXECUTE FUNCTION fence.%s()",
+		trigger, timing, table, level, function);
 	run("ALTER TABLE %s ENABLE ALWAYS TRIGGER %s", table, trigger);
-	return get_trigger_oid(row->relid, trigger, false);
+	return get_trigger_oid(relid, trigger, false);
 }
 
 static void
@@ -282,18 +284,18 @@ record_dependencies(const AttachRequest *request, Oid master, Oid other, Oid ano
 static void
 create_triggers(const AttachRequest *request)
 {
-	const DomainRow *row = &request->row;
-	Oid			truncate = create_trigger(row, TRIGGER_TRUNCATE, "BEFORE TRUNCATE", "STATEMENT", "before_truncate");
+	Oid			relid = request->row.relid;
+	Oid			truncate = create_trigger(relid, TRIGGER_TRUNCATE, "BEFORE TRUNCATE", "STATEMENT", "before_truncate");
 	Oid			before;
 	Oid			after;
 
-	if (strcmp(row->scope, "manual") == 0)
+	if (strcmp(request->row.scope, "manual") == 0)
 	{
 		record_dependencies(request, truncate, InvalidOid, InvalidOid);
 		return;
 	}
-	before = create_trigger(row, TRIGGER_BEFORE, "BEFORE INSERT OR UPDATE OR DELETE", "ROW", "before_row");
-	after = create_trigger(row, TRIGGER_AFTER, "AFTER INSERT OR UPDATE OR DELETE", "ROW", "after_row");
+	before = create_trigger(relid, TRIGGER_BEFORE, "BEFORE INSERT OR UPDATE OR DELETE", "ROW", "before_row");
+	after = create_trigger(relid, TRIGGER_AFTER, "AFTER INSERT OR UPDATE OR DELETE", "ROW", "after_row");
 	record_dependencies(request, after, before, truncate);
 }
 
@@ -440,33 +442,17 @@ fence_attach(PG_FUNCTION_ARGS)
  */
 
 static void
-end_attachment(const DomainRow *row)
+announce_end(const DomainRow *row)
 {
 	ledger_end_domain(domain_stub(row->name, row->id, row->on_redis_failure));
-	domain_row_delete(row);
-	tombstone_forget_domain(row->id);
 }
 
-/* The extension's tables are gone: the trigger's own arguments tell what ends. */
 static void
-end_attachment_of_arguments(HeapTuple tuple, TupleDesc desc)
+end_attachment(const DomainRow *row)
 {
-	bool		isnull;
-	Datum		value = fastgetattr(tuple, Anum_pg_trigger_tgargs, desc, &isnull);
-	bytea	   *args;
-	const char *name;
-	const char *id;
-	int			len;
-
-	if (isnull || ((Form_pg_trigger) GETSTRUCT(tuple))->tgnargs != 2)
-		return;
-	/* two strings, each with its NUL */
-	args = DatumGetByteaPP(value);
-	name = VARDATA_ANY(args);
-	len = VARSIZE_ANY_EXHDR(args);
-	if (len < 2 || name[len - 1] != '\0' || (id = name + strlen(name) + 1) >= name + len)
-		return;
-	ledger_end_domain(domain_stub(name, strtoll(id, NULL, 10), NULL));
+	announce_end(row);
+	domain_row_delete(row);
+	tombstone_forget_domain(row->id);
 }
 
 /* A trigger is about to be dropped: if it is ours, so ends its domain, once. */
@@ -487,11 +473,19 @@ trigger_dropped(Oid trigger)
 
 		if (row != NULL)
 			end_attachment(row);
-		else if (!OidIsValid(fence_table_oid("domain")))
-			end_attachment_of_arguments(tuple, RelationGetDescr(catalog));
 	}
 	systable_endscan(scan);
 	table_close(catalog, AccessShareLock);
+}
+
+/* The extension is about to be dropped: with it go all domains, those without a table included. */
+static void
+catalog_dropped(void)
+{
+	ListCell   *lc;
+
+	foreach(lc, domain_rows())
+		announce_end(lfirst(lc));
 }
 
 static void
@@ -501,6 +495,9 @@ object_access(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, 
 		previous_hook(access, class_id, object_id, sub_id, arg);
 	if (access == OAT_DROP && class_id == TriggerRelationId)
 		trigger_dropped(object_id);
+	else if (access == OAT_DROP && class_id == RelationRelationId && sub_id == 0 &&
+			 object_id == fence_table_oid("domain"))
+		catalog_dropped();
 }
 
 void
@@ -556,7 +553,7 @@ fence_on_table_rewrite(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("cannot rewrite table \"%s\" because it is fenced", get_rel_name(relid)),
-				 errdetail("A rewrite can change rows without firing row triggers, so readers would be served old values."),
+				 errdetail("A rewrite changes rows without firing row triggers: readers would be served old values."),
 				 errhint("Use fence.detach, change the table, and fence.attach it again.")));
 	PG_RETURN_VOID();
 }

@@ -131,10 +131,10 @@ check_kind(Relation rel)
 			raise_wrong_kind(rel, "a view", "Fence the tables that the view reads.");
 			break;
 		case RELKIND_MATVIEW:
-			raise_wrong_kind(rel, "a materialized view", "Its rows change without triggers. Fence the tables it reads.");
+			raise_wrong_kind(rel, "a materialized view", "Its rows fire no triggers. Fence the tables it reads.");
 			break;
 		case RELKIND_FOREIGN_TABLE:
-			raise_wrong_kind(rel, "a foreign table", "Its rows change without this server. Fence the table where it lives.");
+			raise_wrong_kind(rel, "a foreign table", "Its rows change elsewhere. Fence the table where it lives.");
 			break;
 		case RELKIND_SEQUENCE:
 			raise_wrong_kind(rel, "a sequence", "Only tables can be fenced.");
@@ -299,12 +299,13 @@ check_key_column(const AttachRequest *request, Relation rel, AttrNumber attnum)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("key column \"%s\" is generated", name),
-				 errdetail("Generated columns are computed after the last BEFORE trigger, which has to know the key.")));
+				 errdetail("Generated columns are computed after BEFORE triggers, which must know the key.")));
 	if (!equal_means_same_text(&eq))
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("key column \"%s\" of type %s cannot be used in cache keys", name, format_type_be(att->atttypid)),
-				 errdetail("Values that are equal can have different texts, so that one row would have several cache keys."),
+				 errmsg("key column \"%s\" of type %s cannot be used in cache keys",
+						name, format_type_be(att->atttypid)),
+				 errdetail("Equal values can have different texts, so one row would have several cache keys."),
 				 OidIsValid(eq.collation) && !get_collation_isdeterministic(eq.collation) ?
 				 errhint("Give the column or its index a deterministic collation.") :
 				 errhint("Use a key of another type, for example bigint, text, uuid, numeric or timestamptz.")));

@@ -181,10 +181,10 @@ domain_row_by_name(const char *name)
 }
 
 List *
-domain_list(void)
+domain_rows(void)
 {
 	Relation	table = fence_table_open("domain", AccessShareLock);
-	List	   *list = NIL;
+	List	   *rows = NIL;
 	SysScanDesc scan;
 	HeapTuple	tuple;
 
@@ -192,16 +192,27 @@ domain_list(void)
 		return NIL;
 	scan = systable_beginscan(table, InvalidOid, false, NULL, 0, NULL);
 	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+		rows = lappend(rows, row_of_tuple(tuple, RelationGetDescr(table)));
+	systable_endscan(scan);
+	table_close(table, AccessShareLock);
+	return rows;
+}
+
+List *
+domain_list(void)
+{
+	List	   *list = NIL;
+	ListCell   *lc;
+
+	foreach(lc, domain_rows())
 	{
-		DomainRow  *row = row_of_tuple(tuple, RelationGetDescr(table));
+		DomainRow  *row = lfirst(lc);
 		DomainRef  *ref = palloc(sizeof(DomainRef));
 
 		ref->wire_name = domain_wire_name(row->name);
 		ref->id = row->id;
 		list = lappend(list, ref);
 	}
-	systable_endscan(scan);
-	table_close(table, AccessShareLock);
 	return list;
 }
 

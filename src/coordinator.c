@@ -92,6 +92,13 @@ live_connection(void)
 	return connection;
 }
 
+/* The time limit is for silence, not for the amount of work: each reply starts it anew. */
+static int64
+reply_deadline(void)
+{
+	return fence_clock() + setting_timeout * INT64CONST(1000);
+}
+
 /* The connection to the process that holds the fence; opens it if need be. NULL: problem tells. May wait. */
 static RedisConnection *
 connection_for(const char *fence)
@@ -124,7 +131,7 @@ connection_for(const char *fence)
 		return NULL;
 	}
 	requests_used = 0;
-	connection = redis_open(&address, &url, fence_clock() + setting_timeout * INT64CONST(1000),
+	connection = redis_open(&address, &url, reply_deadline(),
 							problem, sizeof(problem));
 	return connection;
 }
@@ -262,9 +269,9 @@ take_arrived_replies(void)
 
 /* Waits for one reply and takes it. NULL result with ok false: the connection is gone. */
 static redisReply *
-wait_for_reply(int64 deadline, bool *ok)
+wait_for_reply(bool *ok)
 {
-	redisReply *reply = redis_wait_reply(connection, deadline, wait_event_redis());
+	redisReply *reply = redis_wait_reply(connection, reply_deadline(), wait_event_redis());
 
 	*ok = reply != NULL;
 	if (reply == NULL)
@@ -278,8 +285,6 @@ wait_for_reply(int64 deadline, bool *ok)
 redisReply *
 coordinator_ask(const char *fence, int argc, const char **argv, const size_t *argvlen)
 {
-	int64		deadline = fence_clock() + setting_timeout * INT64CONST(1000);
-
 	/* a connection that the other side closed while it was idle shows only when it is used: once more, then */
 	for (int try = 0; try < 2; try++)
 	{
@@ -292,7 +297,7 @@ coordinator_ask(const char *fence, int argc, const char **argv, const size_t *ar
 		{
 			while (ok)
 			{
-				redisReply *reply = wait_for_reply(deadline, &ok);
+				redisReply *reply = wait_for_reply(&ok);
 
 				if (reply)
 					return reply;
@@ -381,8 +386,8 @@ coordinator_reserve_early(Reservation *r)
 	{
 		bool		ok;
 
-		/* Redis is slower than we: wait, with the same deadline as for any answer */
-		wait_for_reply(fence_clock() + setting_timeout * INT64CONST(1000), &ok);
+		/* Redis is slower than we */
+		wait_for_reply(&ok);
 	}
 }
 
@@ -402,7 +407,7 @@ in_flight(const Reservation *r, FenceWord word)
 
 /* Sends what is neither acknowledged nor on its way. False: the connection failed. */
 static bool
-send_missing(FenceWord word, const char *epoch, int64 deadline)
+send_missing(FenceWord word, const char *epoch)
 {
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
@@ -414,7 +419,7 @@ send_missing(FenceWord word, const char *epoch, int64 deadline)
 		{
 			bool		ok;
 
-			wait_for_reply(deadline, &ok);
+			wait_for_reply(&ok);
 			if (!ok)
 				return false;
 		}
@@ -425,7 +430,6 @@ send_missing(FenceWord word, const char *epoch, int64 deadline)
 ReserveOutcome
 coordinator_reserve_all(FenceWord word, Reservation **ahead)
 {
-	int64		deadline = fence_clock() + setting_timeout * INT64CONST(1000);
 	char		epoch[EPOCH_LEN];
 	bool		ok = true;
 
@@ -435,21 +439,14 @@ coordinator_reserve_all(FenceWord word, Reservation **ahead)
 		return RESERVE_FAILED;
 	}
 	take_arrived_replies();
-	if (!send_missing(word, epoch, deadline))
+	if (!send_missing(word, epoch))
 		return RESERVE_FAILED;
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
 		if (r->applied == NO_VERSION)
 			continue;
 		while (ok && !granted(r, word) && r->ahead == NO_VERSION && in_flight(r, word))
-		{
-			int			before = requests_used;
-
-			wait_for_reply(deadline, &ok);
-			/* replies that come are progress: the time limit is for silence, not for the number of rows */
-			if (ok && requests_used < before)
-				deadline = fence_clock() + setting_timeout * INT64CONST(1000);
-		}
+			wait_for_reply(&ok);
 		if (granted(r, word))
 			continue;
 		if (in_flight(r, word) && r->ahead != NO_VERSION)

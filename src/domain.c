@@ -185,7 +185,8 @@ fence_table_oid(const char *relname)
 	if (!OidIsValid(namespace))
 		return InvalidOid;
 	relid = get_relname_relid(relname, namespace);
-	if (i < (int) lengthof(fence_tables) && before == invalidations)
+	/* without domain_init (not preloaded) nobody would tell when it changes */
+	if (i < (int) lengthof(fence_tables) && before == invalidations && by_name != NULL)
 		fence_tables[i].relid = relid;
 	return relid;
 }

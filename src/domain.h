@@ -120,6 +120,9 @@ typedef struct DomainRow
 extern DomainRow *domain_row_by_relation(Oid relid);
 extern DomainRow *domain_row_by_name(const char *name);
 
+/* All of them. */
+extern List *domain_rows(void);
+
 /* Adds the row with the next id, which is stored in it; deletes the row. Both empty every backend's cache at COMMIT. */
 extern void domain_row_insert(DomainRow *row);
 extern void domain_row_delete(const DomainRow *row);
@@ -127,7 +130,7 @@ extern void domain_row_delete(const DomainRow *row);
 /* "<database oid>.<percent-encoded name>", palloc'd. */
 extern char *domain_wire_name(const char *name);
 
-/* As much of a Domain as ledger_end_domain needs, in TopTransactionContext. policy: text as in the catalogue, or NULL. */
+/* As much of a Domain as ledger_end_domain needs, in TopTransactionContext. policy: of its row, or NULL. */
 extern Domain *domain_stub(const char *name, int64 id, const char *policy);
 
 /* How the values of a key column are compared: its operator class in the unique index, else the type's default. */
@@ -144,7 +147,8 @@ extern KeyEquality domain_key_equality(Relation rel, Oid index, AttrNumber attnu
  * is none. Then *unfit tells what keeps the nearest one from it ("is deferrable"), and its name; both NULL if there is
  * none at all. unfit and unfit_name may be NULL.
  */
-extern Oid	domain_key_index(Relation rel, int nkeys, const AttrNumber *attnums, const char **unfit, char **unfit_name);
+extern Oid	domain_key_index(Relation rel, int nkeys, const AttrNumber *attnums,
+							 const char **unfit, char **unfit_name);
 
 /* Called once at load: invalidation callbacks. And at the end of each top-level transaction: frees dead domains. */
 extern void domain_init(void);

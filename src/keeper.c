@@ -619,6 +619,7 @@ keeper_step(void)
 {
 	FenceWord	word = fence_word_expire();
 	char		error[REASON_LEN] = "";
+	int64		bound_left;
 
 	if (WORD_STATE(word) == FENCE_OPEN)
 	{
@@ -643,7 +644,8 @@ keeper_step(void)
 	if (try_open())
 		return 0;
 	retry_pause = Min(retry_pause * 2, RETRY_MOST);
-	return retry_pause;
+	bound_left = (int64) pg_atomic_read_u64(&fence_shared->lease_bound) - fence_clock();
+	return bound_left > 0 ? Min(retry_pause, bound_left + 1000) : retry_pause;
 }
 
 static void

@@ -31,8 +31,8 @@ extern bool key_same(const Domain *domain, HeapTuple a, HeapTuple b, TupleDesc d
 extern char *key_of_texts(const Domain *domain, int nparts, const char *const *parts);
 
 /*
- * Parts of a canonical key, decoded (palloc'd strings, palloc'd array); *nparts is set. False if malformed. For a domain with a
- * table each part is the text of KeyColumn.text_type (money: of int8, the same bytes).
+ * Parts of a canonical key, decoded (palloc'd strings, palloc'd array); *nparts is set. False if malformed. For a
+ * domain with a table each part is the text of KeyColumn.text_type (money: of int8, the same bytes).
  */
 extern bool key_parts(const char *key, int *nparts, char ***parts);
 

@@ -46,11 +46,14 @@ tombstone_version(const Domain *domain, const Reservation *r, HeapTuple row, Tup
 	return fence_version_after(NULL, Max(domain_row_version(domain, row, desc), ledger_told_ahead(r->name)));
 }
 
-/* The committed version that this row proves, or NO_VERSION if this transaction wrote it itself [6d]. */
+/*
+ * The committed version that this row proves, or NO_VERSION if this transaction wrote it itself [6d]. The raw xmin:
+ * COPY FREEZE makes our own rows look old.
+ */
 static int64
 proven_version(const Domain *domain, HeapTuple row, TupleDesc desc)
 {
-	if (TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(row->t_data)))
+	if (TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmin(row->t_data)))
 		return NO_VERSION;
 	return domain_row_version(domain, row, desc);
 }

@@ -50,7 +50,7 @@ install_packages() {
 	command -v dpkg-query >/dev/null || die 'this script installs packages with apt; it needs Debian or a derivative'
 	[ -n "$(postgres_here)" ] || set -- "$@" postgresql-SUITE postgresql-server-dev-SUITE
 	missing=
-	for wanted in "$@" 'redis-server|valkey-server'; do
+	for wanted in "$@" mount 'redis-server|valkey-server'; do
 		found=
 		for name in $(echo "$wanted" | tr '|' ' '); do
 			if installed "$name"; then found=1; fi
@@ -139,6 +139,13 @@ stop_inside() {
 	inside=
 }
 
+# A process namespace of its own, where process 1 is a shell that waits: it reaps the children of a killed postmaster at
+# once, and nothing outlives it. It keeps its privileges, because a process that changes its user would not be killed
+# with unshare any more. (Not --mount-proc: that fails in a chroot that is no mount point.)
+namespace='unshare --mount --propagation unchanged --pid --fork --kill-child'
+# shellcheck disable=SC2016
+process_1='mount --make-private /proc && mount -t proc proc /proc || exit 125; "$@"; exit $?'
+
 # run_inside SCRIPT ARG...: sh test/SCRIPT --inside BASE ARG... in a copy of the project, as an unprivileged user.
 # Returns its exit status. Not interrupted by the terminal itself: the traps above pass it on.
 run_inside() {
@@ -150,16 +157,15 @@ run_inside() {
 
 	set -- sh "$outside/tree/test/$script" --inside "$outside" "$@"
 	if [ "$(id -u)" -eq 0 ]; then
-		user=postgres
-		chown -R "$user:" "$outside"
-		set -- setpriv "--reuid=$user" "--regid=$(id -g $user)" --init-groups -- "$@"
-		# In a namespace of its own, where process 1 is a shell that waits: it reaps the children of a killed postmaster
-		# at once, and nothing outlives it. It stays root, because a process that changes its user would not be killed
-		# with unshare any more.
-		if unshare --pid --fork --mount-proc --kill-child true 2>/dev/null; then
-			# shellcheck disable=SC2016
-			set -- unshare --pid --fork --mount-proc --kill-child sh -c '"$@"; exit $?' sh "$@"
-		fi
+		chown -R postgres: "$outside"
+		set -- setpriv --reuid=postgres "--regid=$(id -g postgres)" --init-groups -- "$@"
+	else
+		namespace="$namespace --user --map-current-user --keep-caps"
+		set -- setpriv --inh-caps=-all --ambient-caps=-all -- "$@"
+	fi
+	# shellcheck disable=SC2086
+	if $namespace sh -c "$process_1" sh true 2>/dev/null; then
+		set -- $namespace sh -c "$process_1" sh "$@"
 	fi
 	# shellcheck disable=SC2046
 	unset $(env | sed -n 's/^\(PG[A-Z_]*\)=.*/\1/p') MAKEFLAGS MAKELEVEL MFLAGS TEMP_CONFIG PROVE_FLAGS

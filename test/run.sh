@@ -139,12 +139,13 @@ run_tap() {
 	[ $status -eq 0 ] || [ $bad -gt 0 ] || bad=1
 	failed=$((failed + bad))
 	skipped=$(grep -c '\. skipped: ' "$log")
-	[ $bad -eq 0 ] || show_tap_logs "$log"
+	[ $bad -eq 0 ] || show_tap_logs "$log" "$tap"
 }
 
-# What the failing files and their servers said.
+# What the failing files and their servers said; all files, if the harness gave up before its summary.
 show_tap_logs() {
-	sed -n 's/^test\/t\/\([^ ]*\)\.pl  *(Wstat.*/\1/p' "$1" | while read -r name; do
+	failing=$(sed -n 's/^test\/t\/\([^ ]*\)\.pl  *(Wstat.*/\1/p' "$1")
+	for name in ${failing:-$2}; do
 		for file in "tmp_check/log/regress_log_$name" tmp_check/log/"${name}"_*.log; do
 			[ -e "$file" ] || continue
 			say "--- end of $file"

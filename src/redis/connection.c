@@ -286,10 +286,12 @@ read_some(RedisConnection *conn)
 		return -1;
 	}
 	n = fence_redis_read(conn->context, conn->in.data + conn->in.end, CHUNK_BYTES);
-	if (n < 0)
-		fail(conn, true, conn->context->errstr);
-	else
+	if (n >= 0)
 		conn->in.end += n;
+	else if (conn->outstanding == 0 && has_input(conn))
+		fail_unasked(conn);
+	else
+		fail(conn, true, conn->context->errstr);
 	return n;
 }
 

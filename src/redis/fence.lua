@@ -626,9 +626,9 @@ end
 -- ---------------------------------------------------------------------------------------------------------------
 
 -- status <fence> -> armed|unarmed current-token version|'' stamp|ticket reservations (stamp w age_ms)...
-local function status(keys)
+local function status(keys, args)
   local ns, name = nil, nil
-  if #keys == 1 then ns, name = parse(keys[1]) end
+  if #keys == 1 and #args == 0 then ns, name = parse(keys[1]) end
   if not ns then return bad('fence_status', 'expected a fence') end
   local space = spaces[ns]
   local domain = space and space.domains[name]

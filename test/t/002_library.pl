@@ -1,0 +1,773 @@
+# Every function of src/redis/fence.lua against the rules of doc/protocol.md ("Redis functions"). A number in brackets
+# is the trace that the rule closes; a subtest names the rule it checks. What hostile callers do is in
+# 002_library_hostile.pl.
+
+use strict;
+use warnings;
+
+use FenceTest;
+use FenceTest::Library;
+use Test::More;
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The process
+# ---------------------------------------------------------------------------------------------------------------------
+
+$redis->load_library;
+
+subtest 'hello: identity' => sub {
+	my $first = fcall('fence_hello', 0, 'n', 'abcdef0123456789');
+	is($first->[0], 'abcdef0123456789', 'a process without an identity takes the nonce');
+	is(fcall('fence_hello', 0, 'n', 'ffff')->[0], 'abcdef0123456789', 'a process that has one keeps it');
+	is(fcall('fence_hello', 0, 'other', 'ffff')->[0], 'abcdef0123456789', 'it is the same for every namespace');
+	my ($seconds, $us) = @{ $redis->call('TIME') };
+	cmp_ok(abs($first->[1] - $seconds * 1000 - $us / 1000), '<', 60_000, 'the clock reading is in milliseconds');
+	is_deeply([ @{$first}[ 2 .. 7 ] ], [ 'master', 1, '', '', '', '' ], 'role, library version, armed for nothing');
+};
+
+subtest 'unarmed: nothing is answered or promised' => sub {
+	fresh('unarmed');
+	my $before = snapshot();
+	is(get('k'), 'unarmed', 'get');
+	is(check('k', 1, 'x'), 0, 'check');
+	is(put('k', 1, token => 'x', ticket => 1), 'refused unarmed', 'put');
+	is(reserve('k', '1.a', '', 1), 'unarmed', 'reserve');
+	is(commit('k', '1.a', 1), 'unarmed', 'commit');
+	is(aborts('k', '1.a'), 'unarmed', 'abort');
+	is(settle('k', '1.a', 1), 'unarmed', 'settle');
+	is(repair('k', 1, 2), 'unarmed', 'repair');
+	is(domain('reserve', '1.a'), 'unarmed', 'domain_reserve');
+	is(domain('commit', '1.a', ''), 'unarmed', 'domain_commit');
+	is(domain('abort', '1.a'), 'unarmed', 'domain_abort');
+	is(announce('1.t', 1), 'unarmed', 'announce');
+	is(answer('fence_commit_value', 2, f('k'), v('k'), $epoch, '1.a', 1, 'p', 0), 'unarmed', 'commit_value');
+	is(answer('fence_disarm', 0, 'n', 'cluster', 3), 'unarmed', 'disarm');
+	is(fcall('fence_status', 1, f('k'))->[0], 'unarmed', 'status');
+	is(answer('fence_pending', 0, 'n', 0, 10, ''), ' ', 'pending: no epoch');
+	is(snapshot(), $before, 'and nothing changed');
+};
+
+subtest '[1] what was meant for another process arms nobody' => sub {
+	fresh('unarmed');
+	my $former = $identity;
+	like(arm(), qr/^armed /, 'the process is armed');
+	$redis->load_library;
+	$identity = hello()->[0];
+	like(arm(identity => $former), qr/^refused another process/, 'arm with the identity of the former one');
+	like(renew(identity => $former, until => $hour), qr/^refused another process/, 'renew likewise');
+	like(renew(until => $hour), qr/^refused not armed/, 'renew, though the identity is right: never armed');
+	is(hello()->[6], '', 'it is not armed');
+	like(arm(), qr/^armed /, 'arm with its own identity');
+	like(renew(epoch => $epoch =~ s{-.*}{-0}r, until => $hour), qr/^refused not armed/, 'renew in another epoch');
+	like(renew(until => $hour), qr/^renewed /, 'renew in that epoch');
+};
+
+subtest 'arm and renew that come late are refused' => sub {
+	fresh('unarmed');
+	my $now = clock();
+	like(arm(at => $_), qr/^refused the lease was over/, 'arm until ' . ($_ - $now) . ' ms') foreach $now, $now - 1, 0;
+	is(hello()->[6], '', 'not armed');
+	like(arm(at => $now + $hour), qr/^armed /, 'armed');
+	like(renew(at => $_), qr/^refused the lease was over/, 'renew until ' . ($_ - $now) . ' ms') foreach $now, 0;
+	is(until_of(), $now + $hour, 'until is as armed');
+};
+
+subtest 'until is extended, never lowered' => sub {
+	fresh();
+	my $at = clock() + 2 * $hour;
+	like(renew(at => $at), qr/^renewed /, 'renewed');
+	is(until_of(), $at, 'renew extends');
+	like(renew(at => $at - 1000), qr/^renewed /, 'renewed');
+	is(until_of(), $at, 'renew does not lower');
+	like(arm(at => $at - 1000), qr/^armed /, 'armed again');
+	is(until_of(), $at, 'arm in the same epoch does not lower');
+	like(arm(at => $at + 5), qr/^armed /, 'armed again');
+	is(until_of(), $at + 5, 'arm in the same epoch extends');
+	$redis->call('DEL', 'n:heartbeat');
+	renew(until => $hour);
+	is($redis->call('EXISTS', 'n:heartbeat'), 1, 'every heartbeat writes a key');
+};
+
+subtest 'arm: foreign owner, lower timeline' => sub {
+	fresh();
+	my $armed = join ' ', @{ hello() }[ 4 .. 7 ];
+	like(arm(owner => 'other', epoch => '99-aa'), qr/^refused armed by cluster cluster/, 'a foreign owner, lease running');
+	like(arm(timeline => 2, epoch => '99-aa'), qr/^refused armed by timeline 3/, 'a lower timeline, lease running');
+	is(join(' ', @{ hello() }[ 4 .. 7 ]), $armed, 'nothing changed');
+	is(answer('fence_disarm', 0, 'n', 'other', 9), 'refused', 'a foreign owner cannot disarm');
+	is(answer('fence_disarm', 0, 'n', 'cluster', 2), 'refused', 'nor a lower timeline');
+	is(join(' ', @{ hello() }[ 4 .. 7 ]), $armed, 'nothing changed');
+	like(arm(timeline => 4, epoch => next_epoch()), qr/^armed /, 'a higher timeline may');
+	is(answer('fence_disarm', 0, 'n', 'cluster', 4), 'disarmed', 'the owner disarms');
+	like(arm(owner => 'other', timeline => 1, epoch => next_epoch()), qr/^armed /, 'then a foreign owner may');
+	is(join(' ', @{ hello() }[ 4 .. 5 ]), 'other 1', 'and is known');
+};
+
+subtest 'disarm ends the lease, not what is known' => sub {
+	fresh();
+	fill('k', 5);
+	reserve('k', '1.a', 5, 6);
+	is(answer('fence_disarm', 0, 'n', 'cluster', 3), 'disarmed', 'disarm');
+	is(get('k'), 'unarmed', 'get');
+	is(reserve('k', '2.a', '', 7), 'unarmed', 'reserve');
+	is(commit('k', '1.a', 6), 'committed', 'commit needs no running lease');
+	is(version_of('k'), 6, '... and counts');
+	like(arm(), qr/^armed /, 'armed again in the same epoch: its domains are still attached');
+	is(get('k'), 'miss ' . token() . ' ', 'and its fences are trusted');
+};
+
+subtest '[c9] an arm repeated in one epoch wipes nothing' => sub {
+	fresh();
+	fill('k', 5);
+	my $token = token();
+	reserve('k', '1.a', 5, 6);
+	domain('reserve', '2.a');
+	like(arm(domains => '[["1.t", 1], ["1.u", 2]]', reservations => '[["1.t", "2.a"], ["1.u", "3.a"]]'),
+		qr/^armed /, 'armed again, with reservations of prepared transactions');
+	is(pendings(), 'domain 1.t 2.a, domain 1.u 3.a, k 1.a 6', 'reservations are kept, carried ones are added once');
+	is(token(), $token, 'the generation stays');
+	domain('abort', '2.a');
+	aborts('k', '1.a');
+	like(get('k'), qr/^hit $token 5 /, 'the fence is still trusted');
+	is(answer('fence_get', 2, 'n:f:1.u:{k}', 'n:v:1.u:{k}'), 'pending', 'a carried reservation holds readers');
+};
+
+subtest 'a higher epoch number empties reservations, domains and generations' => sub {
+	fresh();
+	fill('k', 5);
+	my $token = token();
+	reserve('k', '1.a', 5, 6);
+	domain('reserve', '2.a');
+	my $former = $epoch;
+	$epoch = next_epoch();
+	like(arm(), qr/^armed /, 'armed in a new epoch');
+	is(pendings(), '', 'no reservation is left');
+	is(get('k'), 'unarmed', 'no domain is attached');
+	is(announce('1.t', 1), 'announced', 'attached again');
+	isnt(token(), $token, 'another token');
+	like(get('k'), qr/^miss \S+ \d+$/, 'the fence is not trusted');
+	is(put('k', 5, token => $token, ticket => 1), 'refused token', 'nor is what was read under it');
+	is(check('k', 5, $token), 0, 'check likewise');
+	is(answer('fence_commit', 1, f('k'), $former, '1.a', 6), 'unarmed', 'a commit of the old epoch changes nothing');
+};
+
+subtest 'a lower epoch number, or the same with other bits, is refused' => sub {
+	fresh();
+	my ($number) = $epoch =~ /^(\d+)/;
+	like(arm(epoch => ($number - 1) . '-ffff'), qr/^refused already armed in epoch/, 'a lower number');
+	like(arm(epoch => "$number-ffff"), qr/^refused already armed in epoch/, 'the same number');
+	answer('fence_disarm', 0, 'n', 'cluster', 3);
+	like(arm(epoch => ($number - 1) . '-ffff'), qr/^refused already armed in epoch/, 'a lower number after the lease');
+	like(arm(epoch => "$number-ffff"), qr/^refused already armed in epoch/, 'the same number after the lease');
+	arm();
+	is(hello()->[6], $epoch, 'the epoch stays');
+};
+
+subtest 'namespaces are apart' => sub {
+	fresh();
+	fill('k', 5);
+	my $other = next_epoch();
+	like(arm(ns => 'other', epoch => $other, owner => 'another', timeline => 1), qr/^armed /, 'another one is armed');
+	is(hello()->[6], $epoch, 'this one stays armed as it was');
+	is(answer('fence_reserve', 1, 'other:f:1.t:{k}', $other, '1.a', '', 9), 'reserved ', 'a reservation there');
+	like(get('k'), qr/^hit /, 'is none here');
+	is(answer('fence_get', 2, 'other:f:1.t:{k}', 'other:v:1.t:{k}'), 'unarmed', 'an attachment here is none there');
+};
+
+subtest 'attachments: announce, end, attach again' => sub {
+	fresh();
+	my @u = ('n:f:1.u:{k}', 'n:v:1.u:{k}');
+	is(answer('fence_get', 2, @u), 'unarmed', 'a domain that is not announced is not answered for');
+	is(answer('fence_reserve', 1, $u[0], $epoch, '1.a', '', 1), 'reserved ', '... but may be reserved in');
+	is(answer('fence_announce', 0, 'n', '1-aa', '1.u', 7), 'unarmed', 'an announcement of another epoch is none');
+	is(announce('1.u', 7), 'announced', 'announced');
+	is(answer('fence_get', 2, @u), 'pending', 'and the reservation counts');
+	answer('fence_commit', 1, $u[0], $epoch, '1.a', 1);
+
+	my ($status, $token, $ticket) = @{ fcall('fence_get', 2, @u) };
+	is(answer('fence_put', 2, @u, $token, $ticket, 1, 'p', 0), 'stored', 'a value');
+	is(announce('1.u', 7), 'announced', 'announced once more');
+	is(announce('1.u', 6), 'announced', 'an older attachment announced late');
+	like(answer('fence_get', 2, @u), qr/^hit $token 1 p/, '... changes nothing');
+	is(announce('1.u', 8), 'announced', 'a newer attachment');
+	like(answer('fence_get', 2, @u), qr/^miss (?!$token)\S+ \d/, '... trusts nothing of the former');
+
+	is(answer('fence_domain_reserve', 0, 'n', '1.u', $epoch, '2.a'), 'reserved', 'detach: reserved');
+	is(answer('fence_domain_commit', 0, 'n', '1.u', $epoch, '2.a', 8), 'committed', '... and committed');
+	is(answer('fence_get', 2, @u), 'unarmed', 'the domain is over');
+	is(announce('1.u', 8), 'announced', 'a late announcement of the ended attachment');
+	is(answer('fence_get', 2, @u), 'unarmed', '... does not revive it');
+	is(announce('1.u', 9), 'announced', 'attached again');
+	like(answer('fence_get', 2, @u), qr/^miss /, 'answers');
+
+	# the end of an attachment counts also where the stamp is not pending any more
+	($status, $token, $ticket) = @{ fcall('fence_get', 2, @u) };
+	is(answer('fence_put', 2, @u, $token, $ticket, 4, 'p', 0), 'stored', 'a value');
+	is(answer('fence_domain_commit', 0, 'n', '1.u', $epoch, '3.a', 9), 'committed', 'ended by a stamp that is not pending');
+	is(answer('fence_get', 2, @u), 'unarmed', 'the domain is over');
+	announce('1.u', 10);
+	like(answer('fence_get', 2, @u), qr/^miss (?!$token)\S+ \d/, 'attached again: nothing of before is trusted');
+};
+
+subtest 'until: a lease that runs out by itself' => sub {
+	fresh('unarmed');
+	my $until = clock() + 200;
+	arm(at => $until, domains => '[["1.t", 1]]');
+	my $token = token();
+	$redis->call('SET', f('k'), "$token 5 ");
+	$redis->call('SET', v('k'), "$token 5 \np5");
+	my ($hits, $wrong) = (0, 0);
+	poll(
+		sub {
+			my $before = clock();
+			my $got = get('k');
+			my $after = clock();
+			$hits++ if $got =~ /^hit/;
+			$wrong++ if $after < $until && $got !~ /^hit/ or $before >= $until && $got ne 'unarmed';
+			return $before >= $until;
+		},
+		'the end of the lease');
+	is($wrong, 0, 'get answers until the lease is over and not any more then');
+	cmp_ok($hits, '>', 0, 'it did answer');
+	is(check('k', 5), 0, 'check says no');
+	is(put('k', 6), 'refused unarmed', 'put is refused');
+	is(reserve('k', '1.a', '', 7), 'unarmed', 'so is reserve');
+	is(domain('reserve', '1.a'), 'unarmed', 'and domain_reserve');
+	is(commit('k', '1.a', 6), 'committed', 'commit needs the epoch only');
+	is(version_of('k'), 6, '... and counts');
+	is(settle('k', '1.a', 7), 'settled', 'so does settle');
+	is(version_of('k'), 7, '... and counts');
+	is(aborts('k', '1.a'), 'aborted', 'and abort');
+	like(renew(until => $hour), qr/^renewed/, 'renewed');
+	like(get('k'), qr/^miss $token /, 'answers again');
+};
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Readers
+# ---------------------------------------------------------------------------------------------------------------------
+
+subtest 'get: miss, ticket, hit' => sub {
+	fresh();
+	my ($status, $token, $ticket) = @{ fcall('fence_get', 2, f('k'), v('k')) };
+	is($status, 'miss', 'a missing fence is a miss');
+	like($ticket, qr/^\d+$/, 'with a ticket');
+	is($token, token(), 'and the current token');
+	is(get('k'), "miss $token $ticket", 'the next reader gets the outstanding ticket');
+	is(check('k', 5), 0, 'check: no version');
+	is(put('k', 5, ticket => $ticket, payload => "a\0b\nc \xff"), 'stored', 'the ticket is redeemed');
+	is_deeply(fcall('fence_get', 2, f('k'), v('k')), [ 'hit', $token, 5, "a\0b\nc \xff" ], 'hit, any bytes');
+	is(check('k', 5), 1, 'check: the same version');
+	is(check('k', $_), 0, "check: not $_") foreach 4, 6, 50;
+	is(check('k', 5, 'x'), 0, 'check: another token');
+	$redis->call('DEL', v('k'));
+	is(get('k'), "miss $token ", 'a missing value is a miss without a ticket');
+	$redis->call('SET', v('k'), "$token 4 \nold");
+	is(get('k'), "miss $token ", 'so is a value of another version');
+	$redis->call('SET', v('k'), "x$token 5 \nold");
+	is(get('k'), "miss $token ", 'or of another token');
+	$redis->call('SET', v('k'), "$token 5 no newline");
+	is(get('k'), "miss $token ", 'or a broken one');
+	my %seen = ($ticket => 1);
+	foreach my $loss ('DEL', 'FLUSHALL', 'DEL')
+	{
+		$redis->call($loss, $loss eq 'DEL' ? f('k') : ());
+		$ticket = fcall('fence_get', 2, f('k'), v('k'))->[2];
+		ok(!$seen{$ticket}++, "after $loss of the fence: a ticket that was never given before");
+	}
+	cmp_ok($redis->call('PTTL', f('k')), '>', 3_500_000, 'a fence has its idle time to live');
+};
+
+subtest 'put: token, ticket, version' => sub {
+	fresh();
+	my $token = token();
+	is(put('k', 5, ticket => 1), 'refused no fence', 'a missing fence refuses');
+	my $ticket = fcall('fence_get', 2, f('k'), v('k'))->[2];
+	is(put('k', 5, ticket => $_), 'refused ticket', "another ticket: '$_'") foreach '', "0$ticket", "$ticket ", $ticket + 1;
+	is(put('k', 5, ticket => $ticket, token => 'x'), 'refused token', 'another token');
+	is($redis->call('EXISTS', v('k')), 0, 'nothing was stored so far');
+	is(put('k', 5, ticket => $ticket), 'stored', 'the current ticket');
+	is(put('k', 4), 'stale 5', 'an older version');
+	is(get('k'), "hit $token 5 p5", 'changed nothing');
+	is(put('k', 5, payload => 'again'), 'stored', 'the same version, without a ticket');
+	is(get('k'), "hit $token 5 again", 'is stored');
+	is(put('k', 7), 'stored', 'a newer version');
+	is(get('k'), "hit $token 7 p7", 'raises the fence');
+	is($redis->call('PTTL', v('k')), -1, 'ttl 0: none');
+	is(put('k', 7, ttl => 5000), 'stored', 'with ttl');
+	my $ttl = $redis->call('PTTL', v('k'));
+	ok($ttl > 0 && $ttl <= 5000, 'the value has it');
+	reserve('k', '1.a', 7, 8);
+	reserve('k', '2.a', '', 10);
+	is(put('k', 9), 'stored', 'put of 9 while 8 and 10 are pending');
+	is(pendings(), 'k 2.a 10', 'drops the reservations up to it');
+	is(get('k'), 'pending', 'the other one still holds readers');
+	aborts('k', '2.a');
+	my $large = 'x' x 1_000_000;
+	is(put('k', 9, payload => $large), 'stored', 'a megabyte');
+	is(fcall('fence_get', 2, f('k'), v('k'))->[3], $large, 'comes back');
+	foreach my $suffix (':json', ':', ":a\nb")
+	{
+		is(answer('fence_put', 2, f('k'), v('k') . $suffix, $token, '', 9, $suffix, 0), 'stored', 'another value of the same fence');
+		is(fcall('fence_get', 2, f('k'), v('k') . $suffix)->[3], $suffix, 'comes back');
+	}
+};
+
+subtest '[6c] a ticket of an older generation is worth nothing' => sub {
+	fresh();
+	my ($status, $token, $ticket) = @{ fcall('fence_get', 2, f('k'), v('k')) };
+	domain('reserve', '1.a');
+	domain('commit', '1.a', '');
+	is(put('k', 5, token => $token, ticket => $ticket), 'refused token', 'with the token it was given with');
+	is(put('k', 5, ticket => $ticket), 'refused ticket', 'with the current token: the fence has another one');
+	isnt(fcall('fence_get', 2, f('k'), v('k'))->[2], $ticket, 'and get gives another ticket');
+	is(put('k', 5, ticket => $ticket), 'refused ticket', 'still refused');
+};
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Writers
+# ---------------------------------------------------------------------------------------------------------------------
+
+subtest 'reserve: granted, ahead, max(own, w)' => sub {
+	fresh();
+	fill('k', 5);
+	is(reserve('k', '1.a', 5, 6), 'reserved ', 'granted');
+	is(get('k'), 'pending', 'readers wait');
+	is(check('k', 5), 0, 'check says no');
+	is(reserve('k', '1.a', 5, 5), 'reserved 5', 'at the version: ahead');
+	is(reserve('k', '1.a', 5, 4), 'reserved 5', 'below it: ahead');
+	is(pendings(), 'k 1.a 6', 'what was granted before stays');
+	is(reserve('k', '1.a', 5, 9), 'reserved ', 'the same stamp again, higher');
+	is(reserve('k', '1.a', 5, 7), 'reserved ', '... lower');
+	is(pendings(), 'k 1.a 9', 'the highest counts');
+	is(reserve('k', '2.a', '', 8), 'reserved ', 'another stamp');
+	is(pendings(), 'k 1.a 9, k 2.a 8', 'both are pending');
+	is(answer('fence_reserve', 3, f('k'), f('l'), f('k'), $epoch, '3.a', '', 5, '', 1, '', 12),
+		'reserved 5  ', 'several fences in one message, an answer for each');
+	is(pendings(), 'k 1.a 9, k 2.a 8, k 3.a 12, l 3.a 1', 'all counted');
+};
+
+subtest '[1r] reserve drops what it raises past' => sub {
+	fresh();
+	fill('k', 5);
+	reserve('k', '1.a', 5, 6);
+	reserve('k', '2.a', 5, 8);
+	is(reserve('k', '3.a', 6, 9), 'reserved ', 'observed 6: the first one must have committed');
+	is(version_of('k'), 6, 'the version is raised to it');
+	is(pendings(), 'k 2.a 8, k 3.a 9', 'only reservations up to it are dropped');
+	is(reserve('k', '4.a', 3, 9), 'reserved ', 'observed below the version');
+	is(version_of('k'), 6, 'lowers nothing');
+	aborts('k', $_) foreach '2.a', '3.a', '4.a';
+	is(get('k'), 'miss ' . token() . ' ', 'the old value is not served for the raised version');
+	$redis->call('DEL', f('k'));
+	reserve('k', '5.a', '', 7);
+	reserve('k', '6.a', 7, 8);
+	is(pendings(), 'k 6.a 8', 'without a version too');
+	is(version_of('k'), 'none', '[3] and none is made');
+};
+
+subtest '[2] [3] reserve gives no version and takes the ticket' => sub {
+	fresh();
+	my $ticket = fcall('fence_get', 2, f('k'), v('k'))->[2];
+	is(reserve('k', '1.a', '', 1), 'reserved ', 'nothing observed (an INSERT)');
+	is(version_of('k'), 'none', 'the ticket is gone');
+	is(put('k', 0, ticket => $ticket), 'refused no fence', 'and cannot be redeemed any more');
+	aborts('k', '1.a');
+	is(version_of('k'), 'none', 'the abort leaves no version');
+	$ticket = fcall('fence_get', 2, f('k'), v('k'))->[2];
+	is(reserve('k', '2.a', 7, 8), 'reserved ', 'observed without a version in the fence');
+	is(version_of('k'), 'none', '... makes none');
+	is(put('k', 7, ticket => $ticket), 'refused no fence', '... and takes the ticket');
+	# a reader between reserve and commit
+	is(get('k'), 'pending', 'no new ticket while it is pending');
+	commit('k', '2.a', 8);
+	isnt(fcall('fence_get', 2, f('k'), v('k'))->[2], $ticket, 'the next one is new');
+};
+
+subtest '[2b] the observed version is optional and never the floor' => sub {
+	fresh();
+	fill('k', 5);
+	is(reserve('k', '1.a', '', 100), 'reserved ', 'a row that starts above a floor of 99, nothing observed');
+	is(version_of('k'), 5, 'raises nothing');
+};
+
+subtest 'commit' => sub {
+	fresh();
+	fill('k', 5);
+	my $token = token();
+	reserve('k', '1.a', 5, 6);
+	is(commit('k', '1.a', 6), 'committed', 'committed');
+	is($redis->call('GET', f('k')), "$token 6 1.a", 'version and stamp');
+	is(pendings(), '', 'the reservation is over');
+	is(get('k'), "miss $token ", 'the old value is not served');
+	reserve('k', "$_.a", 6, $_) foreach 7, 8, 9;
+	is(commit('k', '8.a', 8), 'committed', 'the second of three');
+	is(pendings(), 'k 9.a 9', 'drops its own and all up to it');
+	is(commit('k', '7.a', 7), 'committed', 'an older one that comes late');
+	is(version_of('k'), 8, 'lowers nothing');
+	is(commit('k', '9.a', 8), 'committed', 'at less than was reserved');
+	is(pendings(), '', 'the own one is dropped all the same');
+	is(commit('k', '10.a', 12), 'committed', 'without a reservation');
+	is(version_of('k'), 12, 'raises too: it is in PostgreSQL');
+	fill('l', 3);
+	reserve($_, '20.a', '', 13) foreach 'k', 'l';
+	is(answer('fence_commit', 2, f('k'), f('l'), $epoch, '20.a', 13, 13), 'committed', 'several fences in one message');
+	is(version_of('k') . version_of('l') . pendings(), '1313', 'all of them');
+};
+
+subtest '[4] a late commit does not revive a fence' => sub {
+	fresh();
+	fill('k', 5);
+	reserve('k', '1.a', 5, 6);
+	$redis->call('DEL', f('k'));
+	is(commit('k', '1.a', 6), 'committed', 'evicted between reserve and commit');
+	is(version_of('k'), 'none', 'no fence');
+	is(pendings(), '', 'no reservation');
+	my $ticket = fcall('fence_get', 2, f('k'), v('k'))->[2];
+	is(commit('k', '1.a', 6), 'committed', 'once more, with a ticket outstanding');
+	is(version_of('k'), 'none', 'the ticket is deleted');
+	is(put('k', 6, ticket => $ticket), 'refused no fence', '... and refused');
+	reserve('k', "$_.a", 6, $_) foreach 7, 8;
+	commit('k', '7.a', 7);
+	is(pendings(), 'k 8.a 8', 'reservations up to the committed version are dropped without a version too');
+	is(answer('fence_commit_value', 2, f('k'), v('k'), $epoch, '8.a', 8, 'p', 0), 'committed', 'with a value');
+	is($redis->call('EXISTS', v('k'), f('k')), 1, 'stores none (what is there is the old value)');
+	is(get('k') =~ /^miss \S+ \d+$/, 1, 'a miss with a ticket');
+};
+
+subtest 'commit_value' => sub {
+	fresh();
+	fill('k', 5);
+	my $token = token();
+	reserve('k', '1.a', 5, 6);
+	is(answer('fence_commit_value', 2, f('k'), v('k'), $epoch, '1.a', 6, 'six', 60_000), 'committed', 'committed');
+	is(get('k'), "hit $token 6 six", 'the value is served');
+	is($redis->call('GET', v('k')), "$token 6 1.a\nsix", 'with its stamp');
+	cmp_ok($redis->call('PTTL', v('k')), '>', 1000, 'and ttl');
+	is(answer('fence_commit_value', 2, f('k'), v('k'), $epoch, '0.a', 5, 'five', 0), 'committed', 'an older one');
+	is(get('k'), "hit $token 6 six", 'stores nothing');
+};
+
+subtest 'abort drops the own reservation only' => sub {
+	fresh();
+	fill('k', 5);
+	reserve('k', '1.a', 5, 6);
+	reserve('k', '2.a', 5, 7);
+	is(aborts('k', '1.a'), 'aborted', 'aborted');
+	is(pendings(), 'k 2.a 7', 'its own');
+	is(aborts('k', '3.a'), 'aborted', 'nothing to abort');
+	is(answer('fence_abort', 2, f('l'), f('k'), $epoch, '2.a'), 'aborted', 'several fences');
+	is(pendings(), '', 'none is left');
+	like(get('k'), qr/^hit \S+ 5 p5$/, 'the value is served again');
+};
+
+subtest '[5] settle' => sub {
+	fresh();
+	fill('k', 5);
+	reserve('k', '1.a', 5, 6);
+	is(settle('k', '1.a', 6), 'settled', 'with the version of the row');
+	is(version_of('k') . pendings(), '6', 'as a commit');
+	reserve('k', '2.a', 6, 7);
+	reserve('k', '3.a', 6, 9);
+	is(settle('k', '2.a', 8), 'settled', 'a newer version than it reserved');
+	is(version_of('k') . pendings(), '8k 3.a 9', 'as a commit');
+	is(settle('k', '3.a', ''), 'settled', 'neither row nor tombstone');
+	is(version_of('k') . pendings(), 'none', 'the fence goes with the reservation');
+	reserve('k', '4.a', '', 7);
+	is(settle('k', '4.a', 7), 'settled', 'after an eviction');
+	is(version_of('k') . pendings(), 'none', 'no fence is made');
+	is(settle('k', '5.a', 9), 'settled', 'late and unknown');
+	is(version_of('k'), 'none', 'nothing');
+	fill('k', 9);
+	is(settle('k', '5.a', 7), 'settled', 'late and older');
+	is(version_of('k'), '9', 'nothing');
+	reserve('k', '6.a', 9, 10);
+	reserve('k', '7.a', 9, 11);
+	settle('k', '6.a', '');
+	is(pendings(), 'k 7.a 11', 'without a version only the own one is dropped');
+};
+
+subtest 'repair never lowers' => sub {
+	fresh();
+	is(repair('k', 5, 6), 'unchanged', 'no fence');
+	my $ticket = fcall('fence_get', 2, f('k'), v('k'))->[2];
+	is(repair('k', 5, 6), 'unchanged', 'no version');
+	is(put('k', 5, ticket => $ticket), 'stored', 'the ticket is still good');
+	is(repair('k', 5, 5), 'unchanged', 'equal');
+	is(repair('k', 3, 6), 'repaired', 'behind the row');
+	is(version_of('k'), 6, 'raised');
+	is(repair('k', 5, 4), 'unchanged', 'ahead of the row, but not the version seen');
+	is(version_of('k'), 6, 'stays');
+	is(repair('k', 6, 4), 'repaired', 'ahead of the row');
+	is(version_of('k'), 'none', 'removed, not lowered');
+	fill('k', 6);
+	is(repair('k', 5, ''), 'unchanged', 'no row, but not the version seen');
+	is(repair('k', 6, ''), 'repaired', 'no row');
+	is(version_of('k'), 'none', 'removed');
+};
+
+subtest 'reservations are no keys' => sub {
+	fresh();
+	fill('k', 5);
+	reserve('k', '1.a', 5, 6);
+	foreach my $loss ([ 'DEL', f('k'), v('k') ], ['FLUSHALL'], ['FLUSHDB'], [ 'SCRIPT', 'FLUSH' ])
+	{
+		$redis->call(@$loss);
+		is(get('k'), 'pending', "after $loss->[0]");
+	}
+	commit('k', '1.a', 6);
+	like(get('k'), qr/^miss \S+ \d+$/, 'after the commit a miss with a ticket');
+};
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Domains
+# ---------------------------------------------------------------------------------------------------------------------
+
+subtest 'domain reservations' => sub {
+	fresh();
+	fill('k', 5);
+	my $token = token();
+	is(domain('reserve', '1.a'), 'reserved', 'reserved');
+	is(domain('reserve', '1.a'), 'reserved', 'twice by the same');
+	is(domain('reserve', '2.a'), 'reserved', 'by another');
+	is(pendings(), 'domain 1.t 1.a, domain 1.t 2.a', 'listed once each');
+	is(get('k'), 'pending', 'holds every reader of the domain');
+	is(get('never seen'), 'pending', 'also of keys without a fence');
+	is(check('k', 5), 0, 'check says no');
+	is(fcall('fence_status', 1, f('k'))->[4], 2, 'status counts them');
+	is(domain('abort', '1.a'), 'aborted', 'one is aborted');
+	is(get('k'), 'pending', 'the other holds');
+	is(domain('abort', '2.a'), 'aborted', 'aborted');
+	is(get('k'), "hit $token 5 p5", 'nothing changed: the value is served again');
+};
+
+subtest '[6b] domain_commit: a new generation, only if pending' => sub {
+	fresh();
+	fill('k', 5);
+	my %seen = (token() => 1);
+	is(domain('commit', '1.a', ''), 'committed', 'not pending');
+	ok($seen{ token() }, 'changes nothing');
+	foreach my $round (1 .. 3)
+	{
+		domain('reserve', '1.a');
+		is(domain('commit', '1.a', ''), 'committed', "round $round, always the same stamp");
+		my $token = token();
+		ok(!$seen{$token}++, 'another token each time');
+		domain('commit', '1.a', '');
+		is(token(), $token, 'once only');
+		like(get('k'), qr/^miss $token \d+$/, 'nothing cached before is trusted');
+		fill('k', 5 + $round);
+	}
+};
+
+subtest '[6a] a domain_commit leaves reservations of rows alone' => sub {
+	fresh();
+	fill('k', 5);
+	reserve('k', '1.a', 5, 6);
+	domain('reserve', '2.a');
+	domain('commit', '2.a', '');
+	is(pendings(), 'k 1.a 6', 'it lives on');
+	is(get('k'), 'pending', 'and holds readers');
+	is(reserve('k', '3.a', 5, 7), 'reserved ', 'touching the fence of the other token');
+	is(version_of('k'), 'none', 'drops its version');
+	is(pendings(), 'k 1.a 6, k 3.a 7', 'not the reservations');
+};
+
+subtest 'a reservation of another generation proves nothing: the fence is deleted' => sub {
+	fresh();
+	fill('k', 5);
+	reserve('k', '1.a', 5, 6);
+	reserve('k', '2.a', 5, 8);
+	domain('reserve', '3.a');
+	domain('commit', '3.a', '');
+	aborts('k', '2.a');
+	# a reader cannot get a ticket while it is pending: the fence of the new token is made by hand
+	$redis->call('SET', f('k'), token() . ' 5 ');
+	is(commit('k', '1.a', 6), 'committed', 'granted under the former generation');
+	is(version_of('k'), 'none', 'the fence is deleted');
+	is(pendings(), '', 'the reservation is over');
+
+	reserve('k', '4.a', '', 6);
+	domain('reserve', '5.a');
+	domain('commit', '5.a', '');
+	reserve('k', '4.a', '', 7);
+	$redis->call('SET', f('k'), token() . ' 5 ');
+	reserve('k', '6.a', '', 7);
+	commit('k', '4.a', 7);
+	is(version_of('k'), '7', 'granted again under this one: counts');
+	is(pendings(), '', 'up to it');
+
+	reserve('k', '7.a', 7, 8);
+	reserve('k', '8.a', 7, 9);
+	domain('reserve', '9.a');
+	domain('commit', '9.a', '');
+	$redis->call('SET', f('k'), token() . ' 5 ');
+	commit('k', '8.a', 9);
+	is(version_of('k') . pendings(), 'none', 'reservations up to the committed version are dropped here too');
+};
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Listings
+# ---------------------------------------------------------------------------------------------------------------------
+
+subtest 'pending: a listing in pages' => sub {
+	fresh();
+	my @expected;
+	foreach my $k (1 .. 250)
+	{
+		foreach my $stamp ('1.a', $k % 3 ? () : '2.a')
+		{
+			reserve("k$k", $stamp, '', $k);
+			push @expected, "k$k $stamp $k";
+		}
+	}
+	domain('reserve', '3.a');
+	push @expected, 'domain 1.t 3.a';
+	is(pendings('n', $_), join(', ', sort @expected), "everything once, limit $_") foreach 1, 7, 1000;
+	my ($cursor, $in, @list) = @{ fcall('fence_pending', 0, 'n', 0, 7, '') };
+	is($in, $epoch, 'the epoch is told');
+	cmp_ok(@list / 5, '<=', 10, 'a page is not much longer than its limit');
+	is(@list % 5, 0, 'five strings each');
+	is(answer('fence_pending', 0, 'n', $hour, 10, ''), " $epoch", 'none is that old');
+	is(answer('fence_pending', 0, 'other', 0, 10, ''), ' ', 'none in another namespace');
+
+	# settling what a page listed, as the patrol does, misses nothing
+	my $rounds = 0;
+	$cursor = '';
+	do
+	{
+		($cursor, undef, @list) = @{ fcall('fence_pending', 0, 'n', 0, 9, $cursor) };
+		while (my ($kind, $name, $stamp) = splice @list, 0, 5)
+		{
+			answer('fence_settle', 0, 'n', $name, $epoch, $stamp, '') if $kind eq 'row';
+			domain('abort', $stamp) if $kind eq 'domain';
+		}
+	} while $cursor ne '' && $rounds++ < 1000;
+	is(pendings(), '', 'all are settled in one listing');
+};
+
+subtest 'status' => sub {
+	fresh();
+	fill('k', 5);
+	reserve('k', '1.a', 5, 6);
+	reserve('k', '2.a', 5, 7);
+	domain('reserve', '3.a');
+	my @status = @{ fcall('fence_status', 1, f('k')) };
+	my @ages = splice @status, 10;
+	push @ages, splice @status, 7, 1;
+	is("@status", 'armed ' . token() . ' 5  3 1.a 6 2.a 7', 'the fence and its reservations');
+	ok(!(grep { !/^\d+$/ || $_ > 60_000 } @ages), 'and their ages');
+};
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Versions are 64 bits, exactly
+# ---------------------------------------------------------------------------------------------------------------------
+
+subtest 'versions up to 9223372036854775807 compare exactly' => sub {
+	fresh();
+	my @edges = qw(0 1 2 9 10 11 99 100 101 2147483647 2147483648 9007199254740991 9007199254740992 9007199254740993
+	  9007199254740994 90071992547409920 123456789012345677 123456789012345678 999999999999999999 1000000000000000000
+	  1000000000000000001 9223372036854775806 9223372036854775807);
+	my $wrong = '';
+	foreach my $i (0 .. $#edges)
+	{
+		foreach my $j (0 .. $#edges)
+		{
+			my ($a, $b, $k) = (@edges[ $i, $j ], "$i.$j");
+			my %expected = (
+				reserve => $j > $i ? 'reserved ' : "reserved $a",
+				put     => $j < $i ? "stale $a"  : 'stored',
+				check   => $j < $i ? "$a 1 0"    : $j > $i ? "$b 0 1" : "$a 1 1",
+				repair  => $j > $i ? "repaired $b" : $j < $i ? 'repaired none' : "unchanged $a",
+				drop    => $j > $i ? "1 $a 2 $b" : "1 $a",
+				commit  => $edges[ $i > $j ? $i : $j ]);
+			my %got;
+			my ($status, $token, $ticket) = @{ fcall('fence_get', 2, f($k), v($k)) };
+			put($k, $a, ticket => $ticket, token => $token);
+			$got{reserve} = reserve($k, '1.a', '', $b);
+			aborts($k, '1.a');
+			$got{put} = put($k, $b, token => $token);
+			$got{check} = join ' ', version_of($k), map { check($k, $_, $token) } $a, $b;
+
+			# commit and repair, each on a fence that has version a
+			$redis->call('SET', f($k), "$token $a ");
+			$got{repair} = repair($k, $a, $b) . ' ' . version_of($k);
+			$redis->call('SET', f($k), "$token $a ");
+			commit($k, '1.a', $b);
+			$got{commit} = version_of($k);
+
+			# reservations of a and b; a commit of a drops those up to a
+			$redis->call('DEL', f($k));
+			reserve($k, '1.a', '', $a);
+			reserve($k, '2.a', '', $b);
+			commit($k, '3.a', $a);
+			$got{drop} = pendings() eq '' ? "1 $a" : pendings() eq "$k 2.a $b" ? "1 $a 2 $b" : pendings();
+			aborts($k, '2.a');
+			foreach my $what (sort keys %expected)
+			{
+				$wrong .= "$what $a, $b: $got{$what}, not $expected{$what}\n" if $got{$what} ne $expected{$what};
+			}
+		}
+	}
+	is($wrong, '', 'reserve, put, check, repair, commit of ' . @edges . ' x ' . @edges . ' versions');
+	is(reserve('max', '1.a', '9223372036854775806', '9223372036854775807'), 'reserved ', 'the last version');
+	is(pendings(), 'max 1.a 9223372036854775807', 'is listed in full');
+};
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Other databases
+# ---------------------------------------------------------------------------------------------------------------------
+
+subtest 'a reader in another database reads the same fences' => sub {
+	fresh();
+	fill('k', 5);
+	my $token = token();
+	my $third = $redis->connect;
+	$third->call('SELECT', 3);
+	my $got = sub { return join ' ', @{ $third->call('FCALL', 'fence_get', 2, f($_[0]), v($_[0])) }; };
+	is($got->('k'), "hit $token 5 p5", 'get');
+	is($third->call('FCALL', 'fence_check', 1, f('k'), $token, 5), 1, 'check');
+	is($third->call('FCALL', 'fence_put', 2, f('k'), v('k'), $token, '', 6, 'six', 0)->[0], 'stored', 'put');
+	is(get('k'), "hit $token 6 six", '... is seen in database 0');
+	my ($status, undef, $ticket) = @{ $third->call('FCALL', 'fence_get', 2, f('l'), v('l')) };
+	is(get('l'), "miss $token $ticket", 'and a ticket');
+	$third->call('FCALL', 'fence_put', 2, f('l'), v('l'), $token, $ticket, 1, 'one', 0);
+	reserve('l', '1.a', 1, 2);
+	is($got->('l'), 'pending', 'a reservation is seen there');
+	commit('l', '1.a', 2);
+	is($got->('l'), "miss $token ", 'and a commit: nothing stale is served');
+
+	# writers there
+	$third->call('FCALL', 'fence_reserve', 1, f('k'), $epoch, '2.a', 6, 7);
+	$third->call('FCALL', 'fence_commit_value', 2, f('k'), v('k'), $epoch, '2.a', 7, 'seven', 0);
+	is(get('k'), "hit $token 7 seven", 'a writer there');
+	$third->call('FCALL', 'fence_settle', 0, 'n', f('k'), $epoch, '3.a', 8);
+	is(version_of('k'), 8, 'settle there');
+	$third->call('FCALL', 'fence_repair', 1, f('k'), $epoch, 8, 9);
+	is(version_of('k'), 9, 'repair there');
+	is($third->call('FCALL', 'fence_status', 1, f('k'))->[2], 9, 'status there');
+	is($third->call('DBSIZE'), 0, 'no fence or value was made in that database');
+
+	# the caller's own choice of a database stays, also inside MULTI
+	$third->call('SET', 'here', 1);
+	$third->call('MULTI');
+	$third->call('FCALL', 'fence_get', 2, f('m'), v('m'));
+	$third->call('SET', 'here too', 1);
+	$third->call('EXEC');
+	is(join(' ', sort @{ $third->call('KEYS', '*') }), 'here here too', 'the caller stays where he was');
+	is($redis->call('EXISTS', 'here', 'here too', f('m')), 1, 'and the fence is in database 0');
+
+	my $replica = FenceTest::Redis->start;
+	$replica->call('REPLICAOF', '127.0.0.1', $redis->port);
+	poll(sub { ($replica->info('replication', 'master_link_status') // '') eq 'up' }, 'the replica link');
+	$third->call('FCALL', 'fence_put', 2, f('k'), v('k'), $token, '', 10, 'ten', 0);
+	$third->call('SET', 'here', 2);
+	poll(
+		sub { $redis->info('replication', 'master_repl_offset') eq $replica->info('replication', 'master_repl_offset') },
+		'the replica to be level');
+	is($replica->call('GET', v('k')), "$token 10 \nten", 'a replica gets it into database 0');
+	$replica->call('SELECT', 3);
+	is($replica->call('GET', 'here'), 2, '... and the rest where it belongs');
+	$replica->stop;
+};
+
+done_testing();
