@@ -37,6 +37,7 @@
 #define MAX_UNTAKEN_BYTES (64 * 1024 * 1024)	/* received and not yet taken: beyond, it is left in the socket */
 #define MAX_REPLY_BYTES (64 * 1024 * 1024)
 #define MAX_REPLY_ELEMENTS (1024 * 1024)	/* of all arrays of one reply together */
+#define MAX_REPLY_DEPTH 7			/* hiredis 0.14 has this limit, 1.x has none */
 #define MAX_LINE_BYTES (64 * 1024)	/* of a status, error or number */
 
 /* Bytes data[start .. end) in order of arrival. */
@@ -164,12 +165,20 @@ redis_error(const RedisConnection *conn)
 
 /* ---- parsing ---- */
 
-/* hiredis' createArray, for as many elements as one reply may have. */
+/* hiredis' createArray, for as many elements and levels as one reply may have (it is freed by recursion). */
 static void *
 create_array(const redisReadTask *task, redis_array_size elements)
 {
 	RedisConnection *conn = task->privdata;
+	int			depth = 0;
 
+	for (const redisReadTask *outer = task->parent; outer != NULL; outer = outer->parent)
+		depth++;
+	if (depth >= MAX_REPLY_DEPTH)
+	{
+		fail(conn, false, "a reply is nested too deeply");
+		return NULL;
+	}
 	if ((size_t) elements > MAX_REPLY_ELEMENTS - conn->reply_elements)
 	{
 		fail(conn, false, "a reply has too many elements");

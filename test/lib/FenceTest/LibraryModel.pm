@@ -1,0 +1,514 @@
+# FenceTest/LibraryModel.pm
+#    What the function library must answer: a model of doc/protocol.md ("Redis functions") in hashes and Perl's 64-bit
+#    integers. Written from the rules, not from fence.lua, and on purpose without its tricks.
+#
+# A model holds what the keys of the test and the memory of the process should be. run(words) applies a command and
+# returns the reply it should have: an array, a number, or for what only the server can choose NEW_TICKET in its place
+# (learn_ticket then tells it). Tokens too are the server's choice: unknown_tokens names the domains whose token has to
+# be asked for, learn_token tells it and objects to one that was in use before.
+package FenceTest::LibraryModel;
+
+use strict;
+use warnings;
+
+use constant NEW_TICKET => '<a new ticket>';
+
+sub new
+{
+	my ($class) = @_;
+
+	return bless {
+		identity => undef,
+		spaces   => {},    # namespace -> {owner, timeline, epoch, number, until, pending, domains}
+		keys     => {},    # as Redis should hold them
+		gens     => 0,     # every generation has a number here ...
+		token    => {},    # ... and a token there
+		used     => {},    # tokens and tickets that were given
+	}, $class;
+}
+
+sub run
+{
+	my ($self, $command, @words) = @_;
+
+	if ($command eq 'FCALL')
+	{
+		my ($function, $nkeys, @rest) = @words;
+		my @keys = splice @rest, 0, $nkeys;
+		return $self->$function(\@keys, \@rest);
+	}
+	return $self->{keys} = {}, 'OK' if $command =~ /^FLUSH/;
+	return defined delete $self->{keys}{ $words[0] } ? 1 : 0 if $command eq 'DEL';
+	return $self->{keys}{ $words[0] } = $words[1], 'OK' if $command eq 'SET';
+	die "no model of $command";
+}
+
+# The process forgot everything.
+sub forget
+{
+	my ($self) = @_;
+
+	$self->{identity} = undef;
+	$self->{spaces} = {};
+	return;
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What the server chose
+# ---------------------------------------------------------------------------------------------------------------------
+
+sub unknown_tokens
+{
+	my ($self) = @_;
+	my @unknown;
+
+	while (my ($ns, $space) = each %{ $self->{spaces} })
+	{
+		while (my ($name, $domain) = each %{ $space->{domains} })
+		{
+			push @unknown, [ $ns, $name ] unless defined $self->{token}{ $domain->{gen} };
+		}
+	}
+	return @unknown;
+}
+
+sub token
+{
+	my ($self, $ns, $name) = @_;
+	my $space = $self->{spaces}{$ns} // return;
+	my $domain = $space->{domains}{$name} // return;
+
+	return $self->{token}{ $domain->{gen} };
+}
+
+# Returns what is wrong with it, or nothing.
+sub learn_token
+{
+	my ($self, $ns, $name, $token) = @_;
+
+	return "token '$token' of $ns $name is not new" if $self->{used}{$token}++;
+	$self->{token}{ $self->{spaces}{$ns}{domains}{$name}{gen} } = $token;
+	return;
+}
+
+sub learn_ticket
+{
+	my ($self, $fence, $ticket) = @_;
+	my $token = $self->token(_parse($fence));
+
+	return "ticket '$ticket' is not new" if $ticket eq '' || $self->{used}{"$token $ticket"}++;
+	$self->{keys}{$fence} = "$token - $ticket";
+	return;
+}
+
+# All reservations, as "name stamp version", sorted.
+sub reservations
+{
+	my ($self, $ns) = @_;
+	my $space = $self->{spaces}{$ns} // return ();
+	my @found;
+
+	foreach my $fence (keys %{ $space->{pending} })
+	{
+		push @found, map { "$fence $_ $space->{pending}{$fence}{$_}{w}" } keys %{ $space->{pending}{$fence} };
+	}
+	foreach my $name (keys %{ $space->{domains} })
+	{
+		push @found, map { "$name $_ " } keys %{ $space->{domains}{$name}{pending} };
+	}
+	@found = sort @found;
+	return @found;
+}
+
+# owner, timeline, epoch and until, as hello tells them.
+sub armed
+{
+	my ($self, $ns) = @_;
+	my $space = $self->{spaces}{$ns} // return ('', '', '', '');
+
+	return @{$space}{qw(owner timeline epoch until)};
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Parts
+# ---------------------------------------------------------------------------------------------------------------------
+
+# Namespace and domain of a fence.
+sub _parse { return $_[0] =~ /^(.*?):f:(.*?):/; }
+sub _namespace { return (_parse($_[0]))[0]; }
+
+sub _domain
+{
+	my ($self, $space, $name) = @_;
+
+	return $space->{domains}{$name} //= { id => 0, ended => 0, pending => {}, gen => ++$self->{gens} };
+}
+
+# The domain if readers may be answered (until 0 is the only lease that is over in these tests).
+sub _answers
+{
+	my ($self, $fence) = @_;
+	my ($ns, $name) = _parse($fence);
+	my $space = $self->{spaces}{$ns} // return;
+	my $domain = $space->{domains}{$name} // return;
+
+	return unless $space->{until} && $domain->{id};
+	return ($space, $domain);
+}
+
+sub _in_epoch
+{
+	my ($self, $ns, $epoch) = @_;
+	my $space = $self->{spaces}{$ns};
+
+	return $space && $space->{epoch} eq $epoch ? $space : undef;
+}
+
+# What a fence is under the domain's token: (version, v), (ticket, t), (other) or (none).
+sub _fence
+{
+	my ($self, $fence, $domain) = @_;
+	my $text = $self->{keys}{$fence} // return ('none');
+	my ($token, $v, $rest) = split / /, $text, 3;
+
+	return ('other') if ($self->{token}{ $domain->{gen} } // '') ne $token;
+	return $v eq '-' ? ('ticket', $rest) : ('version', $v);
+}
+
+sub _set
+{
+	my ($self, $fence, $domain, $v, $stamp) = @_;
+
+	$self->{keys}{$fence} = "$self->{token}{$domain->{gen}} $v $stamp";
+	return;
+}
+
+# Drops the reservations up to v.
+sub _drop
+{
+	my ($space, $fence, $v) = @_;
+	my $pending = $space->{pending}{$fence} // return;
+
+	delete @{$pending}{ grep { $pending->{$_}{w} <= $v } keys %$pending };
+	delete $space->{pending}{$fence} unless %$pending;
+	return;
+}
+
+sub _drop_own
+{
+	my ($space, $fence, $stamp) = @_;
+	my $pending = $space->{pending}{$fence} // return;
+	my $own = delete $pending->{$stamp};
+
+	delete $space->{pending}{$fence} unless %$pending;
+	return $own;
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The process
+# ---------------------------------------------------------------------------------------------------------------------
+
+sub fence_arm
+{
+	my ($self, $keys, $args) = @_;
+	my ($ns) = $keys->[0] =~ /^(.*?):/;
+	my ($identity, $epoch, $until, undef, $owner, $timeline, $settings) = @$args;
+	my ($number) = $epoch =~ /^(\d+)/;
+	my $space = $self->{spaces}{$ns};
+
+	return ['refused'] if !defined $self->{identity} || $identity ne $self->{identity} || $until <= 1;
+	if ($space)
+	{
+		return ['refused'] if $space->{until} && ($space->{owner} ne $owner || $timeline < $space->{timeline});
+		return ['refused'] if $space->{epoch} ne $epoch && $number <= $space->{number};
+	}
+	if ($space && $space->{epoch} eq $epoch)
+	{
+		$space->{until} = $until if $until > $space->{until};
+	}
+	else
+	{
+		$space = $self->{spaces}{$ns} = {
+			owner => $owner, timeline => $timeline, epoch => $epoch, number => $number, until => $until,
+			pending => {}, domains => {}
+		};
+	}
+	my ($domains) = $settings =~ /"domains": \[(.*?\]|)\]/;
+	my ($carried) = $settings =~ /"reservations": \[(.*?\]|)\]/;
+	$self->_attach($space, $1, $2) while $domains =~ /\["(.*?)", (\d+)\]/g;
+	$self->_domain($space, $1)->{pending}{$2} = 1 while $carried =~ /\["(.*?)", "(.*?)"\]/g;
+	return ['armed'];
+}
+
+sub _attach
+{
+	my ($self, $space, $name, $id) = @_;
+	my $domain = $self->_domain($space, $name);
+
+	return if $id <= $domain->{ended} || $id <= $domain->{id};
+	$domain->{gen} = ++$self->{gens} if $domain->{id};
+	$domain->{id} = $id;
+	return;
+}
+
+sub fence_renew
+{
+	my ($self, $keys, $args) = @_;
+	my ($ns) = $keys->[0] =~ /^(.*?):/;
+	my ($identity, $epoch, $until) = @$args;
+	my $space = $self->_in_epoch($ns, $epoch);
+
+	return ['refused'] if !$space || $identity ne $self->{identity} || $until <= 1;
+	$space->{until} = $until if $until > $space->{until};
+	return ['renewed'];
+}
+
+sub fence_disarm
+{
+	my ($self, undef, $args) = @_;
+	my ($ns, $owner, $timeline) = @$args;
+	my $space = $self->{spaces}{$ns} // return ['unarmed'];
+
+	return ['refused'] if $space->{owner} ne $owner || $timeline < $space->{timeline};
+	$space->{until} = 0;
+	return ['disarmed'];
+}
+
+sub fence_announce
+{
+	my ($self, undef, $args) = @_;
+	my ($ns, $epoch, $name, $id) = @$args;
+	my $space = $self->_in_epoch($ns, $epoch) // return ['unarmed'];
+
+	$self->_attach($space, $name, $id);
+	return ['announced'];
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Readers
+# ---------------------------------------------------------------------------------------------------------------------
+
+sub fence_get
+{
+	my ($self, $keys) = @_;
+	my ($fence, $value) = @$keys;
+	my ($space, $domain) = $self->_answers($fence) or return ['unarmed'];
+
+	return ['pending'] if $space->{pending}{$fence} || %{ $domain->{pending} };
+	my $token = $self->{token}{ $domain->{gen} };
+	my ($kind, $what) = $self->_fence($fence, $domain);
+	return [ 'miss', $token, $what ] if $kind eq 'ticket';
+	return [ 'miss', $token, NEW_TICKET ] if $kind ne 'version';
+	my ($head, $payload) = split /\n/, $self->{keys}{$value} // '', 2;
+	return [ 'hit', $token, $what, $payload ] if defined $payload && $head =~ /^\Q$token $what \E/;
+	return [ 'miss', $token, '' ];
+}
+
+sub fence_check
+{
+	my ($self, $keys, $args) = @_;
+	my $fence = $keys->[0];
+	my ($token, $version) = @$args;
+	my ($space, $domain) = $self->_answers($fence) or return 0;
+	my ($kind, $what) = $self->_fence($fence, $domain);
+
+	return 0 if $space->{pending}{$fence} || %{ $domain->{pending} } || $token ne $self->{token}{ $domain->{gen} };
+	return $kind eq 'version' && $what == $version ? 1 : 0;
+}
+
+sub fence_put
+{
+	my ($self, $keys, $args) = @_;
+	my ($fence, $value) = @$keys;
+	my ($token, $ticket, $w, $payload) = @$args;
+	my ($space, $domain) = $self->_answers($fence) or return [ 'refused', 'unarmed' ];
+
+	return [ 'refused', 'token' ] if $token ne $self->{token}{ $domain->{gen} };
+	my ($kind, $what) = $self->_fence($fence, $domain);
+	return [ 'refused', 'no fence' ] if $kind eq 'none';
+	return [ 'refused', 'ticket' ] if $kind eq 'other' || $kind eq 'ticket' && $ticket ne $what;
+	return [ 'stale', $what ] if $kind eq 'version' && $w < $what;
+	$self->_set($fence, $domain, $w, '') unless $kind eq 'version' && $w == $what;
+	$self->{keys}{$value} = "$token $w \n$payload";
+	_drop($space, $fence, $w);
+	return ['stored'];
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Writers
+# ---------------------------------------------------------------------------------------------------------------------
+
+sub fence_reserve
+{
+	my ($self, $keys, $args) = @_;
+	my ($epoch, $stamp, @versions) = @$args;
+	my $space = $self->_in_epoch(_namespace($keys->[0]), $epoch);
+	my @reply = ('reserved');
+
+	return ['unarmed'] unless $space && $space->{until};
+	foreach my $fence (@$keys)
+	{
+		my ($observed, $w) = splice @versions, 0, 2;
+		my $domain = $self->_domain($space, (_parse($fence))[1]);
+		my ($kind, $v) = $self->_fence($fence, $domain);
+		if ($observed ne '')
+		{
+			$self->_set($fence, $domain, $v = $observed, '') if $kind eq 'version' && $v < $observed;
+			_drop($space, $fence, $observed);
+		}
+		if ($kind eq 'version' && $w <= $v)
+		{
+			push @reply, $v;
+			next;
+		}
+		my $own = $space->{pending}{$fence}{$stamp} //= { w => $w };
+		$own->{w} = $w if $w > $own->{w};
+		$own->{gen} = $domain->{gen};
+		delete $self->{keys}{$fence} unless $kind eq 'version';
+		push @reply, '';
+	}
+	return \@reply;
+}
+
+# Returns whether w is now the version of the fence, and the token.
+sub _commit
+{
+	my ($self, $space, $fence, $stamp, $w) = @_;
+	my $domain = $self->_domain($space, (_parse($fence))[1]);
+	my $own = _drop_own($space, $fence, $stamp);
+	my ($kind, $v) = $self->_fence($fence, $domain);
+	my $is_new = 0;
+
+	if ($kind eq 'version')
+	{
+		$self->_set($fence, $domain, $v = $w, $stamp) if $w > $v;
+		_drop($space, $fence, $v);
+		$is_new = $v == $w;
+	}
+	else
+	{
+		_drop($space, $fence, $w);
+		delete $self->{keys}{$fence};
+	}
+	if ($own && $own->{gen} != $domain->{gen})
+	{
+		delete $self->{keys}{$fence};
+		$is_new = 0;
+	}
+	return ($is_new, $self->{token}{ $domain->{gen} });
+}
+
+sub fence_commit
+{
+	my ($self, $keys, $args) = @_;
+	my ($epoch, $stamp, @versions) = @$args;
+	my $space = $self->_in_epoch(_namespace($keys->[0]), $epoch) // return ['unarmed'];
+
+	$self->_commit($space, $_, $stamp, shift @versions) foreach @$keys;
+	return ['committed'];
+}
+
+sub fence_commit_value
+{
+	my ($self, $keys, $args) = @_;
+	my ($fence, $value) = @$keys;
+	my ($epoch, $stamp, $w, $payload) = @$args;
+	my $space = $self->_in_epoch(_namespace($fence), $epoch) // return ['unarmed'];
+	my ($is_new, $token) = $self->_commit($space, $fence, $stamp, $w);
+
+	$self->{keys}{$value} = "$token $w $stamp\n$payload" if $is_new;
+	return ['committed'];
+}
+
+sub fence_abort
+{
+	my ($self, $keys, $args) = @_;
+	my ($epoch, $stamp) = @$args;
+	my $space = $self->_in_epoch(_namespace($keys->[0]), $epoch) // return ['unarmed'];
+
+	_drop_own($space, $_, $stamp) foreach @$keys;
+	return ['aborted'];
+}
+
+sub fence_settle
+{
+	my ($self, undef, $args) = @_;
+	my ($ns, $fence, $epoch, $stamp, $u) = @$args;
+	my $space = $self->_in_epoch($ns, $epoch) // return ['unarmed'];
+
+	if ($u ne '')
+	{
+		$self->_commit($space, $fence, $stamp, $u);
+	}
+	else
+	{
+		_drop_own($space, $fence, $stamp);
+		delete $self->{keys}{$fence};
+	}
+	return ['settled'];
+}
+
+sub fence_repair
+{
+	my ($self, $keys, $args) = @_;
+	my $fence = $keys->[0];
+	my ($epoch, $seen, $u) = @$args;
+	my $space = $self->_in_epoch(_namespace($fence), $epoch) // return ['unarmed'];
+	my $domain = $self->_domain($space, (_parse($fence))[1]);
+	my ($kind, $v) = $self->_fence($fence, $domain);
+
+	return ['unchanged'] if $kind ne 'version';
+	if ($u ne '' && $u > $v)
+	{
+		$self->_set($fence, $domain, $u, '');
+		return ['repaired'];
+	}
+	return ['unchanged'] if $v != $seen || $u ne '' && $u == $v;
+	delete $self->{keys}{$fence};
+	return ['repaired'];
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Domains
+# ---------------------------------------------------------------------------------------------------------------------
+
+sub fence_domain_reserve
+{
+	my ($self, undef, $args) = @_;
+	my ($ns, $name, $epoch, $stamp) = @$args;
+	my $space = $self->_in_epoch($ns, $epoch);
+
+	return ['unarmed'] unless $space && $space->{until};
+	$self->_domain($space, $name)->{pending}{$stamp} = 1;
+	return ['reserved'];
+}
+
+sub fence_domain_commit
+{
+	my ($self, undef, $args) = @_;
+	my ($ns, $name, $epoch, $stamp, $ended) = @$args;
+	my $space = $self->_in_epoch($ns, $epoch) // return ['unarmed'];
+	my $domain = $self->_domain($space, $name);
+	my $anew = delete $domain->{pending}{$stamp};
+
+	$domain->{ended} = $ended if $ended ne '' && $ended > $domain->{ended};
+	if ($domain->{id} && $domain->{id} <= $domain->{ended})
+	{
+		$domain->{id} = 0;
+		$anew = 1;
+	}
+	$domain->{gen} = ++$self->{gens} if $anew;
+	return ['committed'];
+}
+
+sub fence_domain_abort
+{
+	my ($self, undef, $args) = @_;
+	my ($ns, $name, $epoch, $stamp) = @$args;
+	my $space = $self->_in_epoch($ns, $epoch) // return ['unarmed'];
+
+	delete $self->_domain($space, $name)->{pending}{$stamp};
+	return ['aborted'];
+}
+
+1;

@@ -1,0 +1,400 @@
+# Random operations on the function library, every reply and the whole state compared with a model
+# (FenceTest::LibraryModel). Few keys, stamps and versions, these at the edges of what doubles can hold; evictions,
+# FLUSHALL, new epochs, bulk changes, lost processes and callers in another database in between.
+#
+# Then the library is broken in several ways, each of which must be noticed: this test can fail.
+#
+# Environment: SEED (repeats a run), OPERATIONS (200000), SECONDS (at most about 60; 0: no limit).
+
+use strict;
+use warnings;
+
+use FenceTest;
+use FenceTest::LibraryModel;
+use Test::More;
+use Time::HiRes qw(time);
+
+my $seed = $ENV{SEED} // int(rand(2**31));
+my $operations = $ENV{OPERATIONS} // 200_000;
+my $seconds = $ENV{SECONDS} // 60;
+
+my %domains = (a => [ '1.t', '1.u' ], b => ['1.t']);
+my @domains = map { my $ns = $_; map { [ $ns, $_ ] } @{ $domains{$ns} } } sort keys %domains;
+my @fences = map { my ($ns, $name) = @$_; map { "$ns:f:$name:{$_}" } 1 .. ($ns eq 'a' ? 2 : 1) } @domains;
+my @values = map { s/:f:/:v:/r } @fences;
+my @stamps = qw(1.a 2.a 3.b);
+my @edges = qw(0 1 9 10 99 100 9007199254740991 9007199254740992 9007199254740993 9007199254740994 123456789012345678
+  999999999999999999 1000000000000000000 9223372036854775806 9223372036854775807);
+
+my $redis = FenceTest::Redis->start;
+my ($zero, $third, $clock);
+
+sub one { return $_[ int rand @_ ]; }
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Operations: commands in which "<...>" stands for something of the moment, so that a part of a run can be repeated
+# ---------------------------------------------------------------------------------------------------------------------
+
+my @versions_seen;
+
+sub version
+{
+	my ($model, $fence) = @_;
+	my $near = (split / /, $model->{keys}{$fence} // '')[1];
+
+	if (rand() < 0.7 && defined $near && $near ne '-')
+	{
+		my $delta = one(-1, 0, 0, 1, 1, 2);
+		return $near + $delta if $near + $delta >= 0 && $near <= 9223372036854775805;
+	}
+	return one(@edges, @versions_seen);
+}
+
+sub note_version { push @versions_seen, $_[0]; shift @versions_seen if @versions_seen > 5; return $_[0]; }
+
+sub epoch { my ($ns) = @_; return rand() < 0.97 ? "<epoch $ns>" : one('1-ff', '999-0'); }
+
+# [weight, sub (model, namespace, domain, fence, value) that returns the words]
+my @kinds = (
+	[ 20 => sub { return qw(FCALL fence_get 2), @_[ 3, 4 ]; } ],
+	[ 5 => sub { return (qw(FCALL fence_check 1), $_[3], "<token @_[1,2]>", version(@_[ 0, 3 ])); } ],
+	[ 18 => sub { return (qw(FCALL fence_put 2), @_[ 3, 4 ], rand() < 0.9 ? "<token @_[1,2]>" : '<old token>',
+		rand() < 0.8 ? "<ticket $_[3]>" : one('', '1', '2', '3'), version(@_[ 0, 3 ]), one('', 'x', "a\nb", 'y' x 40), one(0, 0, 3_600_000)); } ],
+	[ 14 => sub { my $fence = $_[3]; return (qw(FCALL fence_reserve 1), $fence, epoch($_[1]), one(@stamps),
+		rand() < 0.5 ? '' : version($_[0], $fence), note_version(version($_[0], $fence))); } ],
+	[ 3 => sub { return (qw(FCALL fence_reserve 2), @fences[ 0, 1 ], epoch('a'), one(@stamps), '', version($_[0], $fences[0]),
+		version($_[0], $fences[1]), version($_[0], $fences[1])); } ],
+	[ 10 => sub { return (qw(FCALL fence_commit 1), $_[3], epoch($_[1]), one(@stamps), version(@_[ 0, 3 ])); } ],
+	[ 2 => sub { return (qw(FCALL fence_commit 2), @fences[ 0, 1 ], epoch('a'), one(@stamps), map { version($_[0], $fences[$_]) } 0, 1); } ],
+	[ 4 => sub { return (qw(FCALL fence_commit_value 2), @_[ 3, 4 ], epoch($_[1]), one(@stamps), version(@_[ 0, 3 ]), one('', "z\n"), 0); } ],
+	[ 8 => sub { return (qw(FCALL fence_abort 1), $_[3], epoch($_[1]), one(@stamps)); } ],
+	[ 6 => sub { return (qw(FCALL fence_settle 0), @_[ 1, 3 ], epoch($_[1]), one(@stamps), rand() < 0.3 ? '' : version(@_[ 0, 3 ])); } ],
+	[ 4 => sub { return (qw(FCALL fence_repair 1), $_[3], epoch($_[1]), version(@_[ 0, 3 ]), rand() < 0.2 ? '' : version(@_[ 0, 3 ])); } ],
+	[ 2 => sub { return (qw(FCALL fence_domain_reserve 0), @_[ 1, 2 ], epoch($_[1]), one(@stamps)); } ],
+	[ 3 => sub { return (qw(FCALL fence_domain_commit 0), @_[ 1, 2 ], epoch($_[1]), one(@stamps), one('', '', '', '', '<id>')); } ],
+	[ 4 => sub { return (qw(FCALL fence_domain_abort 0), @_[ 1, 2 ], epoch($_[1]), one(@stamps)); } ],
+	[ 3 => sub { return (qw(FCALL fence_announce 0), $_[1], epoch($_[1]), $_[2], one('<id>', '<id>', '<next id>')); } ],
+	[ 3 => sub { return arm($_[1], "<epoch $_[1]>", one('<identity>', '<identity>', '<identity>', 'ff')); } ],
+	[ 0.5 => sub { return arm($_[1], '<next epoch>', '<identity>'); } ],
+	[ 1 => sub { return (qw(FCALL fence_renew 1), "$_[1]:heartbeat", one('<identity>', '<identity>', 'ff'), epoch($_[1]), deadline()); } ],
+	[ 0.5 => sub { return (qw(FCALL fence_disarm 0), $_[1], one('us', 'us', 'them'), one(1, 2)); } ],
+	[ 4 => sub { return ('DEL', one(@fences, @values)); } ],
+	[ 0.2 => sub { return one('FLUSHALL', 'FLUSHDB'); } ],
+	[ 1 => sub { return ('SET', $_[3], '<old fence>'); } ],
+	[ 0.05 => sub { return ('<reload>'); } ]);
+
+sub deadline { return rand() < 0.1 ? one(0, 1) : $clock + 3_600_000 + int rand 1000; }
+
+sub arm
+{
+	my ($ns, $epoch, $identity) = @_;
+	my $settings = sprintf '{"idle_ms": 3600000, "domains": [%s], "reservations": [%s]}',
+	  join(', ', map { qq(["$_", <id>]) } grep { rand() < 0.9 } @{ $domains{$ns} }),
+	  rand() < 0.2 ? sprintf '["%s", "%s"]', one(@{ $domains{$ns} }), one(@stamps) : '';
+
+	return (qw(FCALL fence_arm 1), "$ns:heartbeat", $identity, $epoch, deadline(), '', one(('us') x 9, 'them'), one((2) x 9, 1),
+		$settings);
+}
+
+my $total = 0;
+$total += $_->[0] foreach @kinds;
+
+sub invent
+{
+	my ($model) = @_;
+	my $at = rand $total;
+	my $i = int rand @fences;
+	my ($ns, $name) = $fences[$i] =~ /^(.*?):f:(.*?):/;
+
+	foreach my $kind (@kinds)
+	{
+		return [ $kind->[1]->($model, $ns, $name, $fences[$i], $values[$i]) ] if ($at -= $kind->[0]) < 0;
+	}
+	die;
+}
+
+# Puts what is meant by "<...>" at this moment. $run: {model, old_fences, next_id, ...}
+sub resolve
+{
+	my ($run, $word) = @_;
+	my $model = $run->{model};
+
+	return $word unless $word =~ /</;
+	return $model->{identity} // 'none' if $word eq '<identity>';
+	return $model->token($1, $2) // 'none' if $word =~ /^<token (\S+) (\S+)>$/;
+	return ((split / /, $model->{keys}{$1} // 'x - 1')[2] // '') if $word =~ /^<ticket (\S+)>$/;
+	return $model->{spaces}{$1} ? $model->{spaces}{$1}{epoch} : '1-aa' if $word =~ /^<epoch (\S+)>$/;
+	return sprintf '%d-%x', $run->{epochs} += 1 + int rand 2, 255 + $run->{epochs} if $word eq '<next epoch>';
+	return one('none', @{ $run->{old_tokens} }) if $word eq '<old token>';
+	return one('x', 'x 5 ', @{ $run->{old_fences} }) if $word eq '<old fence>';
+	return ++$run->{id} if $word eq '<next id>';
+	$word =~ s/<id>/$run->{id} - (rand() < 0.2 ? int rand 2 : 0)/ge;
+	return $word;
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Running and comparing
+# ---------------------------------------------------------------------------------------------------------------------
+
+sub flat { my ($reply) = @_; return ref $reply eq 'ARRAY' ? join '|', map { $_ // '(nil)' } @$reply : $reply // '(nil)'; }
+
+sub remember
+{
+	my ($list, $what) = @_;
+
+	push @$list, $what;
+	shift @$list if @$list > 20;
+	return;
+}
+
+sub start_over
+{
+	my ($library) = @_;
+	my $run = { model => FenceTest::LibraryModel->new, library => $library, epochs => 0, id => 3, nonce => 0,
+		old_fences => [], old_tokens => [], done => 0 };
+
+	$zero = $redis->connect;
+	$third = $redis->connect;
+	$third->call('SELECT', 3);
+	$zero->call('FLUSHALL');
+	reload($run);
+	return $run;
+}
+
+sub reload
+{
+	my ($run) = @_;
+
+	$redis->load_library($run->{library});
+	$run->{model}->forget;
+	my $hello = $zero->call('FCALL', 'fence_hello', 0, 'a', sprintf '%016x', ++$run->{nonce});
+	$run->{model}{identity} = $hello->[0];
+	$clock //= $hello->[1];
+	return;
+}
+
+# Runs one operation on both sides. Returns what differs, or nothing.
+sub step
+{
+	my ($run, $operation) = @_;
+	my $model = $run->{model};
+	my @words = map { resolve($run, $_) } @$operation;
+
+	$run->{last} = \@words;
+	$run->{done}++;
+	if ($words[0] eq '<reload>')
+	{
+		reload($run);
+		return;
+	}
+
+	# one in eight FCALLs comes from database 3
+	my $elsewhere = $words[0] eq 'FCALL' && ++$run->{calls} % 8 == 0;
+	my $reply = $elsewhere ? $third->attempt(@words) : undef;
+	$zero->send(@words) unless $elsewhere;
+	$zero->send('MGET', @fences, @values);
+	$zero->send('FCALL', 'fence_pending', 0, $_, 0, 1000, '') foreach 'a', 'b';
+	$reply = $zero->reply unless $elsewhere;
+	my ($keys, @pending) = map { $zero->reply } 1 .. 3;
+
+	my $expected = $model->run(@words);
+	if (ref $expected && ($expected->[2] // '') eq FenceTest::LibraryModel::NEW_TICKET)
+	{
+		my $wrong = 'no ticket in the answer';
+		$wrong = $model->learn_ticket($words[3], $expected->[2] = $reply->[2])
+		  if ref $reply eq 'ARRAY' && defined $reply->[2] && $reply->[0] eq 'miss';
+		return $wrong . ': ' . flat($reply) if $wrong;
+	}
+	# reasons of refusals and clock readings are not compared
+	$#$reply = 0 if $words[1] && $words[1] =~ /arm|renew/ && ref $reply eq 'ARRAY';
+	return 'answered ' . flat($reply) . ', expected ' . flat($expected) if flat($reply) ne flat($expected);
+	return compare_state($run, $keys, @pending);
+}
+
+sub compare_state
+{
+	my ($run, $keys, @pending) = @_;
+	my $model = $run->{model};
+
+	foreach my $key (@fences, @values)
+	{
+		my ($is, $should) = (shift @$keys, $model->{keys}{$key});
+		return "$key is " . flat($is) . ', expected ' . flat($should) if flat($is) ne flat($should);
+	}
+	foreach my $ns ('a', 'b')
+	{
+		my ($cursor, undef, @list) = @{ shift @pending };
+		my @is;
+		while (my (undef, $name, $stamp, $w) = splice @list, 0, 5)
+		{
+			push @is, "$name $stamp $w";
+		}
+		@is = sort @is;
+		my @should = $model->reservations($ns);
+		return "reservations are [@is], expected [@should]" if "@is" ne "@should";
+	}
+	foreach my $domain ($model->unknown_tokens)
+	{
+		my ($ns, $name) = @$domain;
+		my $token = $zero->call('FCALL', 'fence_status', 1, "$ns:f:$name:{1}")->[1];
+		my $wrong = $model->learn_token($ns, $name, $token);
+		return $wrong if $wrong;
+		remember($run->{old_tokens}, $token);
+	}
+	return if $run->{done} % 16;
+
+	my $fence = one(grep { defined } @{ $model->{keys} }{@fences});
+	remember($run->{old_fences}, $fence) if defined $fence;
+	foreach my $ns ('a', 'b')
+	{
+		my $is = join ' ', @{ $zero->call('FCALL', 'fence_hello', 0, $ns, 'ff') }[ 0, 4 .. 7 ];
+		my $should = join ' ', $model->{identity}, $model->armed($ns);
+		return "hello tells $is, expected $should" if $is ne $should;
+		foreach my $name (@{ $domains{$ns} })
+		{
+			$is = $zero->call('FCALL', 'fence_status', 1, "$ns:f:$name:{1}")->[1];
+			$should = $model->token($ns, $name) // '';
+			return "the token of $ns $name is $is, expected $should" if $is ne $should;
+		}
+	}
+	return;
+}
+
+# Runs up to that many operations (for that many seconds). Returns what went wrong, and all operations.
+sub run_random
+{
+	my ($library, $most, $limit, $own_seed) = @_;
+	my $run = start_over($library);
+	my $deadline = $limit ? time() + $limit : undef;
+	my (@done, $wrong);
+
+	srand $own_seed;
+	@versions_seen = ();
+	foreach my $ns ('a', 'b')
+	{
+		push @done, [ qw(FCALL fence_arm 1), "$ns:heartbeat", '<identity>', '<next epoch>', $clock + 3_600_000, '', 'us', 1,
+			'{"idle_ms": 3600000, "domains": [["1.t", <id>]], "reservations": []}' ];
+		$wrong //= step($run, $done[-1]);
+	}
+	until (defined $wrong || @done >= $most || defined $deadline && @done % 256 == 0 && time() > $deadline)
+	{
+		push @done, invent($run->{model});
+		$wrong = eval { step($run, $done[-1]) };
+		$wrong = $@ if $@;
+	}
+	return ($wrong, \@done, $run);
+}
+
+# Whether these operations alone go wrong. The random choices inside are not the same: this is an attempt.
+sub goes_wrong
+{
+	my ($library, $list) = @_;
+	my $run = start_over($library);
+
+	srand 1;
+	for my $i (0 .. $#$list)
+	{
+		my $wrong = eval { step($run, $list->[$i]) };
+		return ($wrong // $@, $i, $run->{last}) if defined $wrong || $@;
+	}
+	return;
+}
+
+# As few operations as a handful of attempts find that go wrong.
+sub shrink
+{
+	my ($library, $done) = @_;
+	my @setup = @{$done}[ 0, 1 ];
+	my @list;
+
+	foreach my $tail (30, 100, 300, 1000, 5000)
+	{
+		my $from = $#$done - $tail;
+		@list = (@setup, @{$done}[ ($from < 2 ? 2 : $from) .. $#$done ]);
+		my ($wrong, $last) = goes_wrong($library, \@list);
+		if (defined $wrong)
+		{
+			$#list = $last;
+			last;
+		}
+		@list = ();
+	}
+	my $deadline = time() + 20;
+	for (my $size = int(@list / 2); $size >= 1; $size = int($size / 2))
+	{
+		for (my $from = 0; $from < @list && time() < $deadline;)
+		{
+			my @fewer = @list;
+			splice @fewer, $from, $size;
+			my ($wrong, $last) = goes_wrong($library, \@fewer);
+			if (defined $wrong)
+			{
+				$#fewer = $last;
+				@list = @fewer;
+			}
+			else
+			{
+				$from += $size;
+			}
+		}
+	}
+	return @list;
+}
+
+sub shown { return join ' ', map { my $word = $_ eq '' ? "''" : $_; $word =~ s/\n/\\n/g; $word } @_; }
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+subtest 'the library does what the model does' => sub {
+	my $library = FenceTest::Redis::library_source();
+	my $started = time();
+	note("SEED=$seed");
+	my ($wrong, $done, $run) = run_random($library, $operations, $seconds, $seed);
+	note(sprintf '%d operations in %.1f s', scalar @$done, time() - $started);
+	is($wrong, undef, 'no difference') or do
+	{
+		diag("SEED=$seed, after " . @$done . ' operations: ' . shown(@{ $run->{last} }));
+		diag('the last ones were:');
+		diag('  ' . shown(@$_)) foreach @{$done}[ ($#$done > 20 ? $#$done - 20 : 0) .. $#$done ];
+		my @list = shrink($library, $done);
+		diag(@list ? 'a shorter way to a difference:' : 'a shorter way was not found');
+		diag('  ' . shown(@$_)) foreach @list;
+	};
+	cmp_ok(scalar @$done, '>=', $operations / 4, 'a useful number of operations in the time allowed') unless defined $wrong;
+};
+
+# What was broken, the text in fence.lua, what takes its place.
+my @mutations = (
+	[ 'versions are compared as doubles', 'if #a ~= #b then return #a < #b end', 'if true then return tonumber(a) < tonumber(b) end' ],
+	[ 'versions are compared as text', 'if #a ~= #b then return #a < #b end', '' ],
+	[ '[4] commit creates a version', "if exists and (not v or (own and own.gen ~= domain.gen)) then\n    redis.call('DEL', fence)",
+		"if not v then\n    write_fence(space, fence, domain.token, w, stamp)" ],
+	[ '[2] put takes any ticket', 'elseif not ticket or ticket ~= args[2] then', 'elseif false then' ],
+	[ 'put lowers a version', "if below(w, v) then return { 'stale', v } end", '' ],
+	[ '[6c] put does not look at the token', "if args[1] ~= domain.token then return { 'refused', 'token' } end", '' ],
+	[ 'get overlooks reservations of rows', 'if space.pending[fence] or domain.pendings > 0 then return {', 'if domain.pendings > 0 then return {' ],
+	[ 'reserve leaves the ticket', "if not v and exists then redis.call('DEL', fence) end", '' ],
+	[ '[1r] reserve drops without raising', 'write_fence(space, fence, domain.token, observed, \'\')', '' ],
+	[ 'reserve forgets a higher version of its own', 'if below(own.w, w) then own.w = w end', 'own.w = w' ],
+	[ 'a reservation of another generation counts', '(not v or (own and own.gen ~= domain.gen))', 'not v' ],
+	[ '[6b] a bulk commit keeps the generation', 'if domain_drop(d, args[4]) or over then new_gen(space, d) end', 'domain_drop(d, args[4])' ],
+	[ '[c9] an arm repeated in one epoch wipes reservations', 'if a and a.epoch == epoch then', 'if false then' ],
+	[ 'renew lowers until', 'if till > space.armed.until_ms then space.armed.until_ms = till end', 'space.armed.until_ms = till' ],
+	[ 'tokens do not depend on the generation', "identity .. ' ' .. generation)", "identity)" ],
+	[ 'fences of the caller\'s database', "redis.call('SELECT', '0')", '' ]);
+
+subtest 'a broken library is noticed' => sub {
+	my $most = 20_000;
+	foreach my $mutation (@mutations)
+	{
+		my ($what, $text, $instead) = @$mutation;
+		my $library = FenceTest::Redis::library_source();
+		my $count = () = $library =~ /\Q$text\E/g;
+		is($count, 1, "$what: the text to break is in fence.lua once") or next;
+		$library =~ s/\Q$text\E/$instead/;
+		my ($wrong, $done) = run_random($library, $most, 0, $seed);
+		ok(defined $wrong, "$what: noticed") and note(sprintf '  after %d operations: %s', scalar @$done, substr $wrong, 0, 150);
+	}
+};
+
+done_testing();
