@@ -1,5 +1,7 @@
 -- What can be fenced and what cannot, and everything that ends an attachment.
+SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS pgcache_fence;
+RESET client_min_messages;
 CREATE SCHEMA att;
 SET search_path = att;
 \pset format unaligned
@@ -290,6 +292,15 @@ ROLLBACK TO s;
 SELECT fails($$SELECT fence.fence_key('att.good', '1')$$);
 SELECT fence.attach('good', tag => 'x/{id}');
 SELECT regexp_replace(fence.fence_key('att.good', '1'), '^[^{]*', '');
+ROLLBACK;
+
+-- the same without a table
+BEGIN;
+SAVEPOINT s;
+SELECT fence.attach(NULL, domain => 'att.fleeting', scope => 'manual');
+SELECT regexp_replace(fence.fence_key('att.fleeting', '1'), '.*:', '');
+ROLLBACK TO s;
+SELECT fails($$SELECT fence.fence_key('att.fleeting', '1')$$);
 ROLLBACK;
 
 -- scope manual: no row triggers; a table need not have a version

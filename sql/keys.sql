@@ -1,5 +1,7 @@
 -- One canonical text per key value: whatever the session's settings are, however a caller spells it, whatever is in it.
+SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS pgcache_fence;
+RESET client_min_messages;
 CREATE SCHEMA keys;
 SET search_path = keys;
 \pset format unaligned

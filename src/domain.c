@@ -539,6 +539,8 @@ domain_by_name(const char *name, bool missing_ok)
 {
 	Domain	   *domain = NULL;
 
+	/* no lock on the table brings a reader up to date, as it does a trigger */
+	AcceptInvalidationMessages();
 	/* the catalogue has no longer ones, and the hash compares no further */
 	if (strlen(name) < NAMEDATALEN)
 	{

@@ -1,9 +1,9 @@
 #!/bin/sh
 # run.sh - all tests, on private servers. Installs what it needs (apt), changes nothing else on the machine.
 #
-# The last line says "N passed, N failed". Counted are: the build and the lint (one each, if they fail), each test of
-# pg_regress and pg_isolation_regress, each assertion of the TAP tests (and each TAP file that ends badly), and a crash
-# of the server that they share.
+# The last line says "N passed, N failed". Counted are: the build and the lint (one each, if they fail), what the unit
+# tests count, each test of pg_regress and pg_isolation_regress, a crash of the server that these two share, each
+# assertion of the TAP tests and each TAP file that ends badly.
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"
@@ -12,7 +12,7 @@ usage() {
 	cat <<-TEXT
 	usage: sh test/run.sh [--only LEVEL]... [NAME...]
 
-	  --only LEVEL   regress, isolation or tap; may be repeated
+	  --only LEVEL   unit, regress, isolation or tap; may be repeated
 	  NAME           only the tests of that name; shell patterns are allowed ('key*')
 
 	  PROVE_JOBS     TAP files that run at the same time (2)
@@ -31,7 +31,7 @@ parse_arguments() {
 		case $1 in
 		--only)
 			case ${2:-} in
-			regress | isolation | tap) levels="$levels $2" ;;
+			unit | regress | isolation | tap) levels="$levels $2" ;;
 			*) usage >&2; exit 2 ;;
 			esac
 			shift
@@ -65,7 +65,7 @@ finish() {
 	exit $?
 }
 
-wanted() { case " ${levels:-regress isolation tap} " in *" $1 "*) return 0 ;; esac; return 1; }
+wanted() { case " ${levels:-unit regress isolation tap} " in *" $1 "*) return 0 ;; esac; return 1; }
 
 # chosen DIRECTORY SUFFIX: names of the tests there that the arguments ask for.
 chosen() {
@@ -79,6 +79,22 @@ chosen() {
 			case $name in $pattern) printf '%s ' "$name"; break ;; esac
 		done
 		set +f
+	done
+}
+
+# Tests of single source files, without a server; each program ends with a line like ours.
+run_unit() {
+	say '--- unit'
+	for name in $1; do
+		log=$base/unit-$name.log
+		sh "test/unit/$name.sh" >"$log" 2>&1
+		status=$?
+		cat "$log"
+		good=$(sed -n 's/^\([0-9]*\) passed, [0-9]* failed$/\1/p' "$log")
+		bad=$(sed -n 's/^[0-9]* passed, \([0-9]*\) failed$/\1/p' "$log")
+		[ $status -eq 0 ] || [ "${bad:-0}" -gt 0 ] || bad=1
+		passed=$((passed + ${good:-0}))
+		failed=$((failed + ${bad:-0}))
 	done
 }
 
@@ -165,14 +181,17 @@ if ! build; then
 	finish
 fi
 
+unit=
 regress=
 isolation=
 tap=
+if wanted unit; then unit=$(chosen test/unit .sh); fi
 if wanted regress; then regress=$(chosen sql .sql); fi
 if wanted isolation; then isolation=$(chosen test/isolation/specs .spec); fi
 if wanted tap; then tap=$(chosen test/t .pl); fi
-[ -n "$regress$isolation$tap" ] || { say 'no such test'; failed=$((failed + 1)); finish; }
+[ -n "$unit$regress$isolation$tap" ] || { say 'no such test'; failed=$((failed + 1)); finish; }
 
+[ -z "$unit" ] || run_unit "$unit"
 if [ -n "$regress$isolation" ]; then
 	if start_redis && start_postgres test/regress.conf; then
 		[ -z "$regress" ] || run_regress regress "$regress"

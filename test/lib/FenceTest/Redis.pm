@@ -376,30 +376,22 @@ sub _read
 	}
 }
 
-sub _line
+sub _parse
 {
 	my ($self) = @_;
 	my $end;
 
 	$self->_read(1) while ($end = index $self->{in}, "\r\n", $self->{at}) < 0;
-	my $line = substr $self->{in}, $self->{at}, $end - $self->{at};
+	my $type = substr $self->{in}, $self->{at}, 1;
+	my $line = substr $self->{in}, $self->{at} + 1, $end - $self->{at} - 1;
 	$self->{at} = $end + 2;
-	return $line;
-}
-
-sub _parse
-{
-	my ($self) = @_;
-	my $line = $self->_line;
-	my $type = substr $line, 0, 1, '';
 
 	if ($type eq '$')
 	{
 		return undef if $line < 0;
 		$self->_read(1) while length($self->{in}) - $self->{at} < $line + 2;
-		my $bytes = substr $self->{in}, $self->{at}, $line;
 		$self->{at} += $line + 2;
-		return $bytes;
+		return substr $self->{in}, $end + 2, $line;
 	}
 	return $line if $type eq '+' || $type eq ':';
 	return bless({ text => $line }, 'FenceTest::Redis::Error') if $type eq '-';
