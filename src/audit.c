@@ -104,6 +104,13 @@ audit_key(const Domain *domain, const char *key, FenceStatus *status)
 	return ok;
 }
 
+/* Whether PostgreSQL knows versions that fences can be compared with. */
+static bool
+is_comparable(const Domain *domain)
+{
+	return OidIsValid(domain->relid) && domain->version_name != NULL;
+}
+
 const char *
 audit_repair(const Domain *domain, const char *key)
 {
@@ -121,6 +128,8 @@ audit_repair(const Domain *domain, const char *key)
 		return "unarmed";
 	if (!audit_key(domain, key, &status))
 		return "unavailable";
+	if (!is_comparable(domain))
+		return "unchanged";
 	if (status.pending > 0)
 		return "pending";
 	if (status.relation != RELATION_FENCE_BEHIND && status.relation != RELATION_FENCE_AHEAD)
@@ -153,7 +162,7 @@ audit_sample(const Domain *domain, double fraction, int most, bool repair, int64
 	List	   *keys;
 	ListCell   *cell;
 
-	if (!OidIsValid(domain->relid))
+	if (!is_comparable(domain))
 		return;
 	keys = row_sample_keys(domain, fraction, most);
 	if (fraction >= 1.0)

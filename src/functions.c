@@ -264,6 +264,35 @@ fence_get(PG_FUNCTION_ARGS)
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
 }
 
+/* The cached value as jsonb. False: it is none; JSON may hold what jsonb does not (\u0000, 1e1000000, deep nesting). */
+static bool
+payload_as_jsonb(const GetAnswer *answer, Datum *jsonb)
+{
+	MemoryContext context = CurrentMemoryContext;
+	volatile bool done = false;
+
+	PG_TRY();
+	{
+		if (fence_is_json(answer->payload, answer->payload_len))
+		{
+			*jsonb = DirectFunctionCall1(jsonb_in, CStringGetDatum(answer->payload));
+			done = true;
+		}
+	}
+	PG_CATCH();
+	{
+		/* parsing holds nothing but memory, so it may fail without a subtransaction around it */
+		int			category = ERRCODE_TO_CATEGORY(geterrcode());
+
+		if (category != ERRCODE_DATA_EXCEPTION && category != ERRCODE_PROGRAM_LIMIT_EXCEEDED)
+			PG_RE_THROW();
+		MemoryContextSwitchTo(context);
+		FlushErrorState();
+	}
+	PG_END_TRY();
+	return done;
+}
+
 /* The row itself in the given snapshot, cached on the way back if that is allowed. */
 static bool
 read_row(const Domain *domain, const char *key, const GetAnswer *answer, Datum *jsonb)
@@ -304,8 +333,8 @@ fence_read(PG_FUNCTION_ARGS)
 	require_readable(domain);
 	if (!ledger_has_written(domain->id))
 		answer = strong_get(domain, key);
-	if (answer.payload && fence_is_json(answer.payload, answer.payload_len))
-		PG_RETURN_DATUM(DirectFunctionCall1(jsonb_in, CStringGetDatum(answer.payload)));
+	if (answer.payload && payload_as_jsonb(&answer, &row))
+		PG_RETURN_DATUM(row);
 	if (answer.payload)
 		answer.token = NULL;	/* somebody else's value under this name: read past it, leave it alone */
 	if (!read_row(domain, key, &answer, &row))
@@ -448,6 +477,8 @@ fence_status(PG_FUNCTION_ARGS)
 	values[1] = Int64GetDatum(status.row_version);
 	nulls[1] = status.row_version == NO_VERSION;
 	values[2] = CStringGetTextDatum(audit_relation_name(status.relation));
+	/* nothing to compare with */
+	nulls[2] = !OidIsValid(domain->relid) || domain->version_name == NULL;
 	values[3] = Int32GetDatum(status.pending);
 	values[4] = text_or_null(status.armed ? status.token : NULL, &nulls[4]);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));

@@ -19,6 +19,7 @@
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
+#include "storage/lmgr.h"
 #include "tcop/tcopprot.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
@@ -41,6 +42,7 @@
 #define AUDIT_EVERY		10		/* seconds between audits of a database, and prunings of its tombstones */
 #define PRUNE_MOST		10000	/* tombstones pruned at once */
 #define ROUND_LIMIT		INT64CONST(60000000)	/* microseconds that a round may take */
+#define LAST_ATTACHMENT	INT64CONST(999999999999999)	/* above every id of an attachment; Redis takes 15 digits */
 
 /* Duties of a round */
 #define DUTY_SETTLE		'\1'
@@ -117,16 +119,48 @@ send_abort(LibraryCall *call, const ListedReservation *r, const char *epoch)
 	return r->domain ? library_send(call, lengthof(domain), domain) : library_send(call, lengthof(row), row);
 }
 
+/* version: of the row; of a whole domain: the attachment that is over. NO_VERSION: there is none. */
 static bool
 send_settle(LibraryCall *call, const ListedReservation *r, const char *epoch, int64 version)
 {
 	char		u[24] = "";
 	const char *row[] = {"FCALL", "fence_settle", "0", setting_namespace, r->name, epoch, r->stamp, u};
-	const char *domain[] = {"FCALL", "fence_domain_commit", "0", setting_namespace, r->name, epoch, r->stamp};
+	const char *domain[] = {"FCALL", "fence_domain_commit", "0", setting_namespace, r->name, epoch, r->stamp, u};
 
 	if (version != NO_VERSION)
 		pg_lltoa(version, u);
 	return r->domain ? library_send(call, lengthof(domain), domain) : library_send(call, lengthof(row), row);
+}
+
+/*
+ * The newest attachment of that name which is surely over; readers must not be answered for it, however late it is
+ * announced. False: it cannot be told while somebody attaches or detaches. The lock is kept until the end of this
+ * short transaction: whoever attaches afterwards draws a higher id.
+ */
+static bool
+ended_attachment(const char *wire_name, int64 *ended)
+{
+	Oid			table = fence_table_oid("domain");
+	Domain	   *domain;
+	bool		isnull;
+
+	*ended = LAST_ATTACHMENT;
+	if (!OidIsValid(table))
+		return true;			/* the extension was dropped, and all attachments with it */
+	if (!ConditionalLockRelationOid(table, ShareLock))
+		return false;
+	domain = domain_by_wire_name(wire_name);
+	if (domain != NULL)
+	{
+		*ended = domain->id - 1;
+		return true;
+	}
+	SPI_connect();
+	if (SPI_execute("SELECT last_value FROM fence.domain_id_seq", false, 1) != SPI_OK_SELECT || SPI_processed != 1)
+		elog(ERROR, "could not read fence.domain_id_seq");
+	*ended = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1, &isnull));
+	SPI_finish();
+	return true;
 }
 
 /*
@@ -146,7 +180,13 @@ settle_one(LibraryCall *call, const ListedReservation *r, const char *epoch, Sta
 		return true;
 	if (fate == FATE_ABORTED)
 		return send_abort(call, r, epoch);
-	if (!r->domain && domain_known && owner_of(r, &database, &wire_name, &key))
+	if (r->domain)
+	{
+		version = LAST_ATTACHMENT;
+		if (domain_known && !ended_attachment(r->name, &version))
+			return true;
+	}
+	else if (domain_known && owner_of(r, &database, &wire_name, &key))
 	{
 		domain = domain_by_wire_name(wire_name);
 		if (domain != NULL)

@@ -19,6 +19,7 @@
 #include "storage/bufmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
+#include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
@@ -118,6 +119,25 @@ project(const Domain *domain, HeapTuple row, TupleDesc desc)
 	return HeapTupleGetDatum(heap_form_tuple(result, values, nulls));
 }
 
+/* One text per value, whoever reads first: a cached row is served to sessions with other settings. */
+static void
+use_standard_output(void)
+{
+	static const char *const settings[][2] = {
+		{"bytea_output", "hex"},
+		{"datestyle", "ISO"},
+		{"extra_float_digits", "3"},
+		{"intervalstyle", "postgres"},
+		{"lc_monetary", "C"},
+		{"search_path", "pg_catalog"},
+		{"timezone", "UTC"},
+	};
+
+	for (int i = 0; i < (int) lengthof(settings); i++)
+		(void) set_config_option(settings[i][0], settings[i][1], PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
+								 true, 0, false);
+}
+
 bool
 row_as_jsonb(const Domain *domain, const char *key, Snapshot snapshot, Datum *jsonb, int64 *version)
 {
@@ -128,8 +148,12 @@ row_as_jsonb(const Domain *domain, const char *key, Snapshot snapshot, Datum *js
 	if (row != NULL)
 	{
 		Datum		composite = domain->columns ? project(domain, row, desc) : heap_copy_tuple_as_datum(row, desc);
-		Datum		json = DirectFunctionCall1(row_to_json, composite);
+		int			nest_level = NewGUCNestLevel();
+		Datum		json;
 
+		use_standard_output();
+		json = DirectFunctionCall1(row_to_json, composite);
+		AtEOXact_GUC(true, nest_level);
 		*jsonb = DirectFunctionCall1(jsonb_in, CStringGetDatum(TextDatumGetCString(json)));
 		*version = domain_row_version(domain, row, desc);
 	}

@@ -74,8 +74,16 @@ fence_stamp_fate(const char *stamp, int *pid)
 		return FATE_ABORTED;
 
 	fate = logged_fate(FullTransactionIdFromU64(xid));
-	if (fate == FATE_IN_PROGRESS && pid)
-		*pid = BackendXidGetPid((TransactionId) xid);
+	if (fate == FATE_IN_PROGRESS)
+	{
+		int			owner = BackendXidGetPid((TransactionId) xid);
+
+		/* a backend has the xid that an earlier start had issued before; a prepared transaction survives starts */
+		if (owner != 0 && nonce != (uint32) fence_shared->nonce)
+			return FATE_ABORTED;
+		if (pid)
+			*pid = owner;
+	}
 	return fate;
 }
 

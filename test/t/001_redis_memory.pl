@@ -223,7 +223,8 @@ subtest 'replication' => sub {
 	$before = $replica->info('stats', 'sync_partial_ok');
 	$replica->call('REPLICAOF', 'NO', 'ONE');
 	follow($redis, $replica);
-	is($replica->info('stats', 'sync_partial_ok'), $before + 1, 'a demoted master that had not diverged resyncs partially');
+	is($replica->info('stats', 'sync_partial_ok'),
+		$before + 1, 'a demoted master that had not diverged resyncs partially');
 	survives($redis, $memory, 'that, on the demoted master');
 	like($redis->error_of('FCALL', 'fence_get', 2, 'm:f:1.t:{1}', 'm:v:1.t:{1}'),
 		qr/READONLY/i, '... which answers no strong get all the same');

@@ -203,7 +203,8 @@ subtest 'attachments: announce, end, attach again' => sub {
 	# the end of an attachment counts also where the stamp is not pending any more
 	($status, $token, $ticket) = @{ fcall('fence_get', 2, @u) };
 	is(answer('fence_put', 2, @u, $token, $ticket, 4, 'p', 0), 'stored', 'a value');
-	is(answer('fence_domain_commit', 0, 'n', '1.u', $epoch, '3.a', 9), 'committed', 'ended by a stamp that is not pending');
+	is(answer('fence_domain_commit', 0, 'n', '1.u', $epoch, '3.a', 9),
+		'committed', 'ended by a stamp that is not pending');
 	is(answer('fence_get', 2, @u), 'unarmed', 'the domain is over');
 	announce('1.u', 10);
 	like(answer('fence_get', 2, @u), qr/^miss (?!$token)\S+ \d/, 'attached again: nothing of before is trusted');
@@ -282,7 +283,8 @@ subtest 'put: token, ticket, version' => sub {
 	my $token = token();
 	is(put('k', 5, ticket => 1), 'refused no fence', 'a missing fence refuses');
 	my $ticket = fcall('fence_get', 2, f('k'), v('k'))->[2];
-	is(put('k', 5, ticket => $_), 'refused ticket', "another ticket: '$_'") foreach '', "0$ticket", "$ticket ", $ticket + 1;
+	is(put('k', 5, ticket => $_), 'refused ticket', "another ticket: '$_'")
+	  foreach '', "0$ticket", "$ticket ", $ticket + 1;
 	is(put('k', 5, ticket => $ticket, token => 'x'), 'refused token', 'another token');
 	is($redis->call('EXISTS', v('k')), 0, 'nothing was stored so far');
 	is(put('k', 5, ticket => $ticket), 'stored', 'the current ticket');
@@ -307,7 +309,8 @@ subtest 'put: token, ticket, version' => sub {
 	is(fcall('fence_get', 2, f('k'), v('k'))->[3], $large, 'comes back');
 	foreach my $suffix (':json', ':', ":a\nb")
 	{
-		is(answer('fence_put', 2, f('k'), v('k') . $suffix, $token, '', 9, $suffix, 0), 'stored', 'another value of the same fence');
+		is(answer('fence_put', 2, f('k'), v('k') . $suffix, $token, '', 9, $suffix, 0),
+			'stored', 'another value of the same fence');
 		is(fcall('fence_get', 2, f('k'), v('k') . $suffix)->[3], $suffix, 'comes back');
 	}
 };

@@ -16,13 +16,18 @@ my $denied = qr/can't run this command|permission/;
 # ---------------------------------------------------------------------------------------------------------------------
 
 my $long = 'x' x 1_000_000;
-my @no_number = ('', '-1', '-0', '+1', ' 1', '1 ', "1\n", "1\0", '1.0', '1e3', '0x10', 'x', 'nan', 'inf', "\xff\xfe", '9' x 1_000_000);
+my @no_number = (
+	'', '-1', '-0', '+1', ' 1', '1 ', "1\n", "1\0", '1.0', '1e3', '0x10', 'x', 'nan', 'inf', "\xff\xfe",
+	'9' x 1_000_000);
 my %hostile = (
 	F => [
 		'', 'x', 'n:f:1.t', 'n:f:1.t:k', 'n:f:1.t:{}', 'n:f:1.t:{k', 'n:f::{k}', 'n:f:1.t{k}', ':f:1.t:{k}', v('k'),
 		'n m:f:1.t:{k}', "n\0:f:1.t:{k}", 'n:F:1.t:{k}', 'n:heartbeat', "n:f:1.t:{$long}", $long, "\xff\xfe"
 	],
-	V => [ '', 'x', f('k'), f('l'), v('l'), v('k') . 'x', 'n:v:1.u:{k}', 'other:v:1.t:{k}', 'n:heartbeat', v('k') . $long, "\0" ],
+	V => [
+		'', 'x', f('k'), f('l'), v('l'), v('k') . 'x', 'n:v:1.u:{k}', 'other:v:1.t:{k}', 'n:heartbeat', v('k') . $long,
+		"\0"
+	],
 	W => [ @no_number, '01', '00', '9223372036854775808', '18446744073709551616', '10000000000000000000' ],
 	O => [ grep { $_ ne '' } @no_number, '01', '9223372036854775808' ],
 	M => [ @no_number, '1' x 16 ],
@@ -32,7 +37,8 @@ my %hostile = (
 	D => [ '', 'a:b', '{a}', $long ],
 	H => [ '', 'g', "a\n", '0' x 17, $long ],
 	J => [
-		'', '{', 'null', '1', '"x"', '[]', '{}', '{"idle_ms": 0}', '{"idle_ms": "x"}', '{"idle_ms": null}', '{"idle_ms": 1e300}',
+		'', '{', 'null', '1', '"x"', '[]', '{}', '{"idle_ms": 0}', '{"idle_ms": "x"}', '{"idle_ms": null}',
+		'{"idle_ms": 1e300}',
 		'{"idle_ms": 1000, "domains": 1}', '{"idle_ms": 1000, "domains": null}', '{"idle_ms": 1000, "domains": [1]}',
 		'{"idle_ms": 1000, "domains": [["1.u", 1], ["1.x"]]}', '{"idle_ms": 1000, "domains": [[null, 1]]}',
 		'{"idle_ms": 1000, "domains": [["1.u", "x"]]}', '{"idle_ms": 1000, "domains": [["a:b", 1]]}',
@@ -97,7 +103,9 @@ sub furnish
 
 sub shown
 {
-	return join ' ', map { my $word = length > 60 ? substr($_, 0, 20) . '...(' . length() . ')' : $_; $word =~ s/[^ -~]/?/g; "'$word'" } @_;
+	my @words = map { length > 60 ? substr($_, 0, 20) . '...(' . length() . ')' : $_ } @_;
+
+	return join ' ', map { "'$_'" } map { s/[^ -~]/?/gr } @words;
 }
 
 # The call must be refused and change nothing.
@@ -185,7 +193,8 @@ subtest 'the same calls with right arguments do change something' => sub {
 		my $before = snapshot();
 		my $reply = $redis->attempt('FCALL', $function, $nkeys, @typed[ grep { $_ % 2 == 1 } 0 .. $#typed ]);
 		isnt(ref $reply, 'FenceTest::Redis::Error', "$function answers") or diag("$reply");
-		is(snapshot() ne $before ? 1 : 0, $reads{$function} ? 0 : 1, "$function changes " . ($reads{$function} ? 'nothing' : 'something'));
+		my $should = $reads{$function} ? 'nothing' : 'something';
+		is(snapshot() eq $before ? 'nothing' : 'something', $should, "$function changes $should");
 	}
 };
 
@@ -198,7 +207,8 @@ subtest 'other ways to call' => sub {
 		next if $function =~ /hello|status|pending|check|disarm|announce|abort|domain/;
 		my @words = ($function, $nkeys, @typed[ grep { $_ % 2 == 1 } 0 .. $#typed ]);
 		like($redis->error_of('FCALL_RO', @words), qr/write flag/, "FCALL_RO $function");
-		like($redis->error_of('EVAL', 'return redis.call("FCALL", unpack(ARGV))', 0, @words), qr/not allowed/, "EVAL of FCALL $function");
+		like($redis->error_of('EVAL', 'return redis.call("FCALL", unpack(ARGV))', 0, @words),
+			qr/not allowed/, "EVAL of FCALL $function");
 	}
 	is(snapshot(), $before, 'nothing changed');
 	aborts('k', '1.a');
@@ -209,13 +219,18 @@ subtest 'other ways to call' => sub {
 	my $cli = $ENV{REDIS_CLI} || 'redis-cli';
   SKIP:
 	{
-		skip("no $cli", 4) if system("$cli --version >/dev/null 2>&1") != 0;
+		skip("no $cli", 5) if system("$cli --version >/dev/null 2>&1") != 0;
 		my @cli = ($cli, '-s', $redis->socket);
-		my $run = sub { open my $out, '-|', @cli, @_ or die "$cli: $!"; local $/; my $text = <$out>; close $out; return $text; };
+		my $run = sub {
+			open my $out, '-|', @cli, @_ or die "$cli: $!";
+			local $/;
+			return <$out>;
+		};
+		my @put = ('FCALL', 'fence_put', '2', f('k'), v('k'), token(), '');
 		$before = snapshot();
 		like($run->('FCALL', 'fence_get', '1', f('k')), qr/^(ERR|\(error\)).*expected 2 keys/, 'redis-cli: a key too few');
-		like($run->('FCALL', 'fence_put', '2', f('k'), v('k'), token(), '', '-5', 'p', '0'), qr/malformed version/, 'a negative version');
-		like($run->('FCALL', 'fence_put', '2', f('k'), v('k'), token(), '', '9223372036854775808', 'p', '0'), qr/malformed version/, 'too large');
+		like($run->(@put, '-5', 'p', '0'), qr/malformed version/, 'a negative version');
+		like($run->(@put, '9223372036854775808', 'p', '0'), qr/malformed version/, 'one too large');
 		like($run->('FCALL', 'fence_get', '2', f('k'), 'x' x 100_000), qr/no value of this fence/, 'a huge value name');
 		is(snapshot(), $before, 'nothing changed');
 	}
@@ -267,7 +282,8 @@ sub fails_cleanly
 	  [ 'settle without u' => refuses('fence_settle', 0, 'n', f('k'), $epoch, '1.a', '') ],
 	  [ repair => refuses('fence_repair', 1, f('k'), $epoch, 5, 6) ],
 	  [ renew => refuses('fence_renew', 1, 'n:heartbeat', $identity, $epoch, clock() + 2 * $hour) ],
-	  [ arm => refuses('fence_arm', 1, 'n:heartbeat', $identity, next_epoch(), clock() + 2 * $hour, '', 'cluster', 3, '{"idle_ms": 1}') ];
+	  [ arm => refuses('fence_arm', 1, 'n:heartbeat', $identity, next_epoch(), clock() + 2 * $hour, '', 'cluster', 3,
+			'{"idle_ms": 1}') ];
 	is(snapshot(), $before, 'nothing changed: no reservation was dropped, none is left over');
 	is(check('k', 5), 0, 'check still works, and knows the reservation');
 	is(aborts('p', '1.a'), 'aborted', 'abort works: it writes no key');

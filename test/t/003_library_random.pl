@@ -63,46 +63,74 @@ sub stamp
 	return $pending && rand() < 0.8 ? one(sort keys %$pending) : one(@stamps);
 }
 
-# [weight, sub (model, namespace, domain, fence, value) that returns the words]
+# Each with its weight. They take model, namespace, domain, fence and its value, and return the words.
 my @kinds = (
-	[ 35 => sub { return qw(FCALL fence_get 2), @_[ 3, 4 ]; } ],
-	[ 5 => sub { return (qw(FCALL fence_check 1), $_[3], "<token @_[1,2]>", version(@_[ 0, 3 ])); } ],
-	[ 18 => sub { return (qw(FCALL fence_put 2), @_[ 3, 4 ], rand() < 0.9 ? "<token @_[1,2]>" : '<old token>',
-		rand() < 0.8 ? "<ticket $_[3]>" : one('', '1', '2', '3'), version(@_[ 0, 3 ]), one('', 'x', "a\nb", 'y' x 40), one(0, 0, 3_600_000)); } ],
-	[ 8 => sub { my $fence = $_[3]; return (qw(FCALL fence_reserve 1), $fence, epoch($_[1]), one(@stamps),
-		rand() < 0.5 ? '' : version($_[0], $fence), note_version(version($_[0], $fence))); } ],
-	[ 1 => sub { return (qw(FCALL fence_reserve 2), @fences[ 0, 1 ], epoch('a'), one(@stamps), '', version($_[0], $fences[0]),
-		version($_[0], $fences[1]), version($_[0], $fences[1])); } ],
-	[ 6 => sub { return (qw(FCALL fence_commit 1), $_[3], epoch($_[1]), stamp(@_[ 0, 1, 3 ]), version(@_[ 0, 3 ])); } ],
-	[ 1 => sub { return (qw(FCALL fence_commit 2), @fences[ 0, 1 ], epoch('a'), one(@stamps), map { version($_[0], $fences[$_]) } 0, 1); } ],
-	[ 3 => sub { return (qw(FCALL fence_commit_value 2), @_[ 3, 4 ], epoch($_[1]), stamp(@_[ 0, 1, 3 ]), version(@_[ 0, 3 ]), one('', "z\n"), 0); } ],
-	[ 12 => sub { return (qw(FCALL fence_abort 1), $_[3], epoch($_[1]), stamp(@_[ 0, 1, 3 ])); } ],
-	[ 4 => sub { return (qw(FCALL fence_settle 0), @_[ 1, 3 ], epoch($_[1]), stamp(@_[ 0, 1, 3 ]), rand() < 0.3 ? '' : version(@_[ 0, 3 ])); } ],
-	[ 4 => sub { return (qw(FCALL fence_repair 1), $_[3], epoch($_[1]), version(@_[ 0, 3 ]), rand() < 0.2 ? '' : version(@_[ 0, 3 ])); } ],
-	[ 1 => sub { return (qw(FCALL fence_domain_reserve 0), @_[ 1, 2 ], epoch($_[1]), one(@stamps)); } ],
-	[ 3 => sub { return (qw(FCALL fence_domain_commit 0), @_[ 1, 2 ], epoch($_[1]), one(@stamps), one(('') x 9, '<id>')); } ],
-	[ 4 => sub { return (qw(FCALL fence_domain_abort 0), @_[ 1, 2 ], epoch($_[1]), one(@stamps)); } ],
-	[ 5 => sub { return (qw(FCALL fence_announce 0), $_[1], epoch($_[1]), $_[2], one('<id>', '<id>', '<next id>')); } ],
-	[ 3 => sub { return arm($_[1], "<epoch $_[1]>", one('<identity>', '<identity>', '<identity>', 'ff')); } ],
-	[ 0.5 => sub { return arm($_[1], '<next epoch>', '<identity>'); } ],
-	[ 1 => sub { return (qw(FCALL fence_renew 1), "$_[1]:heartbeat", one('<identity>', '<identity>', 'ff'), epoch($_[1]), deadline()); } ],
-	[ 0.3 => sub { return (qw(FCALL fence_disarm 0), $_[1], one('us', 'us', 'them'), one(1, 2)); } ],
-	[ 2 => sub { return ('DEL', one(@fences, @values)); } ],
+	[ 35 => sub { my ($m, $ns, $d, $f, $v) = @_; return qw(FCALL fence_get 2), $f, $v; } ],
+	[ 5 => sub { my ($m, $ns, $d, $f) = @_; return qw(FCALL fence_check 1), $f, "<token $ns $d>", version($m, $f); } ],
+	[ 18 => \&invent_put ],
+	[ 8 => \&invent_reserve ],
+	[ 1 => sub { return qw(FCALL fence_reserve 2), @fences[ 0, 1 ], epoch('a'), one(@stamps),
+		map { ('', version($_[0], $fences[$_])) } 0, 1; } ],
+	[ 6 => sub { my ($m, $ns, $d, $f) = @_; return qw(FCALL fence_commit 1), $f, ending(@_), version($m, $f); } ],
+	[ 1 => sub { return qw(FCALL fence_commit 2), @fences[ 0, 1 ], epoch('a'), one(@stamps),
+		map { version($_[0], $fences[$_]) } 0, 1; } ],
+	[ 3 => sub { my ($m, $ns, $d, $f, $v) = @_; return qw(FCALL fence_commit_value 2), $f, $v, ending(@_), version($m, $f),
+		one('', "z\n"), 0; } ],
+	[ 12 => sub { my ($m, $ns, $d, $f) = @_; return qw(FCALL fence_abort 1), $f, ending(@_); } ],
+	[ 4 => sub { my ($m, $ns, $d, $f) = @_; return qw(FCALL fence_settle 0), $ns, $f, ending(@_),
+		maybe(0.7, version($m, $f)); } ],
+	[ 4 => sub { my ($m, $ns, $d, $f) = @_; return qw(FCALL fence_repair 1), $f, epoch($ns), version($m, $f),
+		maybe(0.8, version($m, $f)); } ],
+	[ 1 => sub { my ($m, $ns, $d) = @_; return qw(FCALL fence_domain_reserve 0), $ns, $d, epoch($ns), one(@stamps); } ],
+	[ 3 => sub { my ($m, $ns, $d) = @_; return qw(FCALL fence_domain_commit 0), $ns, $d, epoch($ns), one(@stamps),
+		maybe(0.1, '<id>'); } ],
+	[ 4 => sub { my ($m, $ns, $d) = @_; return qw(FCALL fence_domain_abort 0), $ns, $d, epoch($ns), one(@stamps); } ],
+	[ 5 => sub { my ($m, $ns, $d) = @_; return qw(FCALL fence_announce 0), $ns, epoch($ns), $d,
+		one('<id>', '<id>', '<next id>'); } ],
+	[ 3 => sub { my ($m, $ns) = @_; return invent_arm($ns, "<epoch $ns>", one(('<identity>') x 3, 'ff')); } ],
+	[ 0.5 => sub { my ($m, $ns) = @_; return invent_arm($ns, '<next epoch>', '<identity>'); } ],
+	[ 1 => sub { my ($m, $ns) = @_; return qw(FCALL fence_renew 1), "$ns:heartbeat", one(('<identity>') x 2, 'ff'),
+		epoch($ns), deadline(); } ],
+	[ 0.3 => sub { my ($m, $ns) = @_; return qw(FCALL fence_disarm 0), $ns, one('us', 'us', 'them'), one(1, 2); } ],
+	[ 2 => sub { return 'DEL', one(@fences, @values); } ],
 	[ 0.2 => sub { return one('FLUSHALL', 'FLUSHDB'); } ],
-	[ 1 => sub { return ('SET', $_[3], '<old fence>'); } ],
-	[ 0.05 => sub { return ('<reload>'); } ]);
+	[ 1 => sub { my ($m, $ns, $d, $f) = @_; return 'SET', $f, '<old fence>'; } ],
+	[ 0.05 => sub { return '<reload>'; } ]);
+
+sub maybe { my ($chance, $what) = @_; return rand() < $chance ? $what : ''; }
+
+# Epoch and stamp of a message that ends a reservation.
+sub ending { my ($model, $ns, undef, $fence) = @_; return (epoch($ns), stamp($model, $ns, $fence)); }
+
+sub invent_put
+{
+	my ($model, $ns, $domain, $fence, $value) = @_;
+	my $token = rand() < 0.9 ? "<token $ns $domain>" : '<old token>';
+	my $ticket = rand() < 0.8 ? "<ticket $fence>" : one('', '1', '2', '3');
+	my $payload = one('', 'x', "a\nb", 'y' x 40);
+
+	return qw(FCALL fence_put 2), $fence, $value, $token, $ticket, version($model, $fence), $payload, one(0, 0, 3_600_000);
+}
+
+sub invent_reserve
+{
+	my ($model, $ns, $domain, $fence) = @_;
+	my $observed = maybe(0.5, version($model, $fence));
+
+	return qw(FCALL fence_reserve 1), $fence, epoch($ns), one(@stamps), $observed, note_version(version($model, $fence));
+}
 
 sub deadline { return rand() < 0.1 ? one(0, 1) : $clock + 3_600_000 + int rand 1000; }
 
-sub arm
+sub invent_arm
 {
 	my ($ns, $epoch, $identity) = @_;
 	my $settings = sprintf '{"idle_ms": 3600000, "domains": [%s], "reservations": [%s]}',
 	  join(', ', map { qq(["$_", <id>]) } grep { rand() < 0.9 } @{ $domains{$ns} }),
 	  rand() < 0.2 ? sprintf '["%s", "%s"]', one(@{ $domains{$ns} }), one(@stamps) : '';
 
-	return (qw(FCALL fence_arm 1), "$ns:heartbeat", $identity, $epoch, deadline(), '', one(('us') x 9, 'them'), one((2) x 9, 1),
-		$settings);
+	return qw(FCALL fence_arm 1), "$ns:heartbeat", $identity, $epoch, deadline(), '', one(('us') x 9, 'them'),
+	  one((2) x 9, 1), $settings;
 }
 
 my $total = 0;
@@ -145,7 +173,12 @@ sub resolve
 # Running and comparing
 # ---------------------------------------------------------------------------------------------------------------------
 
-sub flat { my ($reply) = @_; return ref $reply eq 'ARRAY' ? join '|', map { $_ // '(nil)' } @$reply : $reply // '(nil)'; }
+sub flat
+{
+	my ($reply) = @_;
+
+	return join '|', map { $_ // '(nil)' } ref $reply eq 'ARRAY' ? @$reply : $reply;
+}
 
 sub remember
 {
@@ -373,28 +406,34 @@ subtest 'the library does what the model does' => sub {
 		diag(@list ? 'a shorter way to a difference:' : 'a shorter way was not found');
 		diag('  ' . shown(@$_)) foreach @list;
 	};
-	cmp_ok(scalar @$done, '>=', $operations / 4, 'a useful number of operations in the time allowed') unless defined $wrong;
+	cmp_ok(scalar @$done, '>=', $operations / 4, 'a useful number of operations in the time allowed')
+	  unless defined $wrong;
 };
 
 # What was broken, the text in fence.lua, what takes its place.
 my @mutations = (
-	[ 'versions are compared as doubles', 'if #a ~= #b then return #a < #b end', 'if true then return tonumber(a) < tonumber(b) end' ],
+	[ 'versions are compared as doubles', 'if #a ~= #b then return #a < #b end',
+		'if true then return tonumber(a) < tonumber(b) end' ],
 	[ 'versions are compared as text', 'if #a ~= #b then return #a < #b end', '' ],
-	[ '[4] commit creates a version', "if exists and (not v or (own and own.gen ~= domain.gen)) then\n    redis.call('DEL', fence)",
+	[ '[4] commit creates a version',
+		"if exists and (not v or (own and own.gen ~= domain.gen)) then\n    redis.call('DEL', fence)",
 		"if not v then\n    write_fence(space, fence, domain.token, w, stamp)" ],
 	[ '[2] put takes any ticket', 'elseif not ticket or ticket ~= args[2] then', 'elseif false then' ],
 	[ 'put lowers a version', "if below(w, v) then return { 'stale', v } end", '' ],
 	[ '[6c] put does not look at the token', "if args[1] ~= domain.token then return { 'refused', 'token' } end", '' ],
-	[ 'get overlooks reservations of rows', 'if space.pending[fence] or domain.pendings > 0 then return {', 'if domain.pendings > 0 then return {' ],
+	[ 'get overlooks reservations of rows', 'if space.pending[fence] or domain.pendings > 0 then return {',
+		'if domain.pendings > 0 then return {' ],
 	[ 'reserve leaves the ticket', "if not v and exists then redis.call('DEL', fence) end", '' ],
 	[ '[1r] reserve drops without raising', 'write_fence(space, fence, domain.token, observed, \'\')', '' ],
 	[ 'reserve forgets a higher version of its own', 'if below(own.w, w) then own.w = w end', 'own.w = w' ],
 	[ 'settle without a version leaves the fence', "redis.call('DEL', fence)\n    drop_pending(space, fence, stamp, nil)",
 		'drop_pending(space, fence, stamp, nil)' ],
 	[ 'repair lowers', "redis.call('DEL', keys[1])", "write_fence(space, keys[1], domain.token, u, '')" ],
-	[ '[6b] a bulk commit keeps the generation', 'if domain_drop(d, args[4]) or over then new_gen(space, d) end', 'domain_drop(d, args[4])' ],
+	[ '[6b] a bulk commit keeps the generation', 'if domain_drop(d, args[4]) or over then new_gen(space, d) end',
+		'domain_drop(d, args[4])' ],
 	[ '[c9] an arm repeated in one epoch wipes reservations', 'if a and a.epoch == epoch then', 'if false then' ],
-	[ 'renew lowers until', 'if till > space.armed.until_ms then space.armed.until_ms = till end', 'space.armed.until_ms = till' ],
+	[ 'renew lowers until', 'if till > space.armed.until_ms then space.armed.until_ms = till end',
+		'space.armed.until_ms = till' ],
 	[ 'tokens do not depend on the generation', "identity .. ' ' .. generation)", "identity)" ],
 	[ 'fences of the caller\'s database', "redis.call('SELECT', '0')", '' ]);
 
@@ -408,7 +447,8 @@ subtest 'a broken library is noticed' => sub {
 		is($count, 1, "$what: the text to break is in fence.lua once") or next;
 		$library =~ s/\Q$text\E/$instead/;
 		my ($wrong, $done) = run_random($library, $most, 0, $seed);
-		ok(defined $wrong, "$what: noticed") and note(sprintf '  after %d operations: %s', scalar @$done, substr $wrong, 0, 150);
+		ok(defined $wrong, "$what: noticed")
+		  and note(sprintf '  after %d operations: %s', scalar @$done, substr $wrong, 0, 150);
 	}
 };
 

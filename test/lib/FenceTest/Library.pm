@@ -42,10 +42,12 @@ sub arm
 	my (%with) = @_;
 	my $ns = $with{ns} // 'n';
 	my $settings = $with{settings}
-	  // sprintf '{"idle_ms": 3600000, "domains": %s, "reservations": %s}', $with{domains} // '[]', $with{reservations} // '[]';
+	  // sprintf '{"idle_ms": 3600000, "domains": %s, "reservations": %s}',
+	  $with{domains} // '[]', $with{reservations} // '[]';
 
 	return answer('fence_arm', 1, "$ns:heartbeat", $with{identity} // $identity, $with{epoch} // $epoch,
-		$with{at} // clock() + ($with{until} // $hour), '0-16383', $with{owner} // 'cluster', $with{timeline} // 3, $settings);
+		$with{at} // clock() + ($with{until} // $hour),
+		'0-16383', $with{owner} // 'cluster', $with{timeline} // 3, $settings);
 }
 
 sub renew

@@ -1,0 +1,473 @@
+# 011_redis_gone.pl
+#    Redis hangs, dies, forgets, is full: writers are not held hostage, nothing stale is served, everything recovers.
+
+use strict;
+use warnings;
+
+use FenceTest;
+use FenceTest::Session;
+use Test::More;
+use Time::HiRes qw(time);
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tools. $redis, $node and $sql are those of the section at hand.
+# ---------------------------------------------------------------------------------------------------------------------
+
+my ($redis, $node, $sql);
+my $tables = 0;
+
+# A domain with rows 1 to 4 at version 5 that are cached. The rest are arguments of attach.
+sub new_table
+{
+	my ($arguments) = @_;
+	my $name = 'item' . ++$tables;
+
+	$sql->run("CREATE TABLE $name (id int PRIMARY KEY, name text DEFAULT 'x', version bigint NOT NULL DEFAULT 0)");
+	$sql->run("INSERT INTO $name (id, version) SELECT g, 5 FROM generate_series(1, 4) g");
+	$sql->run("SELECT fence.attach('$name'" . ($arguments ? ", $arguments" : '') . ')');
+	poll(sub { $sql->run("SELECT status FROM fence.get('$name', '1')") ne 'unarmed' }, "$name is announced");
+	foreach my $key (1 .. 4)
+	{
+		$sql->run("SELECT fence.read('$name', '$key')");
+		is($sql->run("SELECT status, version FROM fence.get('$name', '$key')"), 'hit|5', "$name: $key is cached");
+	}
+	return $name;
+}
+
+sub status_of
+{
+	my ($domain, $key) = @_;
+
+	return $sql->run("SELECT relation, fence_version, row_version, pending FROM fence.status('$domain', '$key')");
+}
+
+sub names_of
+{
+	my ($domain, $key) = @_;
+
+	return split /\|/, $sql->run("SELECT fence.fence_key('$domain', '$key'), fence.value_key('$domain', '$key')");
+}
+
+sub state_of { my ($field) = @_; return $sql->run("SELECT $field FROM fence.state"); }
+sub lease_left { return state_of('extract(epoch FROM lease_left)'); }
+sub epoch_number { return (split /-/, state_of('epoch'))[0]; }
+
+# A session with a transaction that has changed a row (1) of the table, and whose reservation Redis has granted.
+sub writer_of
+{
+	my ($table, $setting, $key) = @_;
+	my $writer = FenceTest::Session->open($node);
+
+	$key //= 1;
+	$writer->run("SELECT 1 FROM fence.get('$table', '1')");
+	$writer->run($setting) if $setting;
+	$writer->run("BEGIN; UPDATE $table SET name = 'new' WHERE id = $key");
+	poll(sub { $sql->run("SELECT count(*) FROM fence.pending WHERE pid = " . $writer->pid) == 1 }, 'the reservation');
+	return $writer;
+}
+
+# The same, without its reservation: Redis hangs when it is sent.
+sub writer_into_the_hang
+{
+	my ($table, $setting) = @_;
+	my $writer = FenceTest::Session->open($node);
+
+	$writer->run("SELECT 1 FROM fence.get('$table', '1')");
+	$writer->run($setting) if $setting;
+	$redis->pause;
+	$writer->run("BEGIN; UPDATE $table SET name = 'new' WHERE id = 1; UPDATE $table SET name = 'new' WHERE id = 2");
+	return $writer;
+}
+
+# Sends COMMIT and waits until it waits.
+sub commit_waits
+{
+	my ($writer) = @_;
+
+	$writer->begin('COMMIT');
+	poll(
+		sub {
+			return 1 if $writer->ready;
+			return $sql->run("SELECT wait_event_type FROM pg_stat_activity WHERE state = 'active' AND pid = " . $writer->pid)
+			  eq 'Extension';
+		},
+		'COMMIT to wait');
+	ok(!$writer->ready, 'COMMIT waits');
+	return;
+}
+
+# Calls of every kind in this session: each answer is for the question that was asked, and agrees with PostgreSQL.
+sub answers_rightly
+{
+	my ($session, $table) = @_;
+	my $all = 1;
+
+	foreach my $key (1 .. 4, 1 .. 4)
+	{
+		my ($row, $name) = split /\|/, $sql->run("SELECT version, name FROM $table WHERE id = $key");
+		$all &&= is($session->run("SELECT fence.read('$table', '$key')->>'version'"), $row, "read $key");
+		$all &&= is($session->run("SELECT status, version, value::jsonb->>'name' FROM fence.get('$table', '$key')"),
+			"hit|$row|$name", "get $key");
+		my $token = $session->run("SELECT token FROM fence.get('$table', '$key')");
+		$all &&= is($session->run("SELECT fence.put('$table', '$token', NULL, $row - 1, '{}', NULL, '$key')"), "stale $row",
+			"put $key of a version that is over");
+		$session->run("UPDATE $table SET name = 'by $key' WHERE id = $key");
+		$all &&= is($session->run("SELECT status FROM fence.get('$table', '$key')"), 'miss', "get $key after UPDATE");
+		$all &&= is($session->run("SELECT fence_version = row_version FROM fence.status('$table', '$key')"), 't', "status $key");
+		$all &&= is($session->run("SELECT fence.read('$table', '$key')->>'name'"), "by $key", "read $key after UPDATE");
+	}
+	return $all;
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Redis hangs, and nobody has noticed yet (a long timeout): whoever waits for its answer can be interrupted
+# ---------------------------------------------------------------------------------------------------------------------
+
+$redis = FenceTest::Redis->start;
+$node = new_postgres('patient', $redis, lease => '30s', timeout => '20s');
+$sql = FenceTest::Session->open($node);
+
+foreach my $what ([ cancel => qr/^57014: / ], [ terminate => qr/^57P01: / ])
+{
+	my ($how, $error) = @$what;
+	subtest "pg_${how}_backend while COMMIT waits for Redis" => sub {
+		my $table = new_table();
+		my $writer = writer_into_the_hang($table);
+
+		commit_waits($writer);
+		$sql->run("SELECT pg_${how}_backend(" . $writer->pid . ')');
+		like($writer->error_of, $error, 'it ends at once');
+		is($sql->run("SELECT version, name FROM $table WHERE id = 1"), '5|x', 'and is rolled back');
+		$redis->resume;
+		no_reservations($node);
+		is(status_of($table, $_), 'equal|5|5|0', "fence $_ is as it was") foreach 1, 2;
+		is(state_of('state, bypassed_transactions'), 'OPEN|0', 'fences were OPEN all the time');
+		answers_rightly($writer, $table) if $how eq 'cancel';
+		no_reservations($node);
+		compare_fences($node, $table);
+	};
+}
+
+subtest 'pg_cancel_backend while a get waits for Redis' => sub {
+	my $table = new_table();
+	my $reader = FenceTest::Session->open($node);
+
+	$reader->run("SELECT * FROM fence.get('$table', '1')");
+	$redis->pause;
+	$reader->begin("SELECT * FROM fence.get('$table', '2')");
+	poll(sub { $sql->run("SELECT wait_event_type FROM pg_stat_activity WHERE pid = " . $reader->pid) eq 'Extension' }, 'the wait');
+	$sql->run('SELECT pg_cancel_backend(' . $reader->pid . ')');
+	like($reader->error_of, qr/^57014: /, 'it ends at once');
+	$redis->resume;
+	answers_rightly($reader, $table);
+};
+
+subtest 'the client is lost while its transaction is open' => sub {
+	my $table = new_table();
+	my $writer = writer_of($table);
+
+	$writer->kill9;
+	no_reservations($node);
+	is(status_of($table, 1), 'equal|5|5|0', 'rolled back');
+};
+
+subtest 'the client is lost while COMMIT waits for Redis' => sub {
+	my $table = new_table();
+	my $writer = writer_into_the_hang($table, "SET client_connection_check_interval = '50ms'");
+
+	commit_waits($writer);
+	$writer->kill9;
+	poll(sub { $sql->run('SELECT count(*) FROM pg_stat_activity WHERE pid = ' . $writer->pid) eq '0' }, 'the end of the backend');
+	$redis->resume;
+	no_reservations($node);
+	is(status_of($table, 1), 'equal|5|5|0', 'rolled back');
+};
+
+subtest 'Redis comes back while COMMIT waits: it commits with its reservations' => sub {
+	my $table = new_table();
+	my $writer = writer_into_the_hang($table);
+
+	commit_waits($writer);
+	$redis->resume;
+	is($writer->error_of, undef, 'committed');
+	no_reservations($node);
+	is(status_of($table, 1), 'equal|6|6|0', 'fenced');
+	is(state_of('state, bypassed_transactions'), 'OPEN|0', 'nobody went without fences');
+};
+
+subtest 'Redis closes the connections in the middle of a transaction: it commits with its reservations' => sub {
+	my $table = new_table();
+	my $writer = writer_of($table);
+	my $epoch = state_of('epoch');
+
+	cmp_ok($redis->call(qw(CLIENT KILL TYPE normal SKIPME yes)), '>', 0, 'connections closed');
+	$writer->run("UPDATE $table SET name = 'new' WHERE id = 2");
+	$writer->run('COMMIT');
+	no_reservations($node);
+	is(status_of($table, $_), 'equal|6|6|0', "$_: fenced") foreach 1, 2;
+	is(state_of('state, epoch, bypassed_transactions'), "OPEN|$epoch|0", 'fences were OPEN all the time');
+	answers_rightly($writer, $table);
+};
+
+subtest 'Redis closes the connection after the reservation was granted, before the commit is told' => sub {
+	my $table = new_table();
+	my $writer = writer_of($table);
+
+	cmp_ok($redis->call(qw(CLIENT KILL TYPE normal SKIPME yes)), '>', 0, 'connections closed');
+	$writer->run('COMMIT');
+	no_reservations($node);
+	is(status_of($table, 1), 'equal|6|6|0', 'fenced');
+};
+
+subtest 'FLUSHALL in the middle of a transaction' => sub {
+	my $table = new_table();
+	my $writer = writer_of($table);
+	my @names = names_of($table, 1);
+
+	$redis->call('FLUSHALL');
+	is($redis->call('FCALL', 'fence_get', 2, @names)->[0], 'pending', 'the reservation is no key: it is still there');
+	is($sql->run("SELECT fence.read('$table', '1')->>'version'"), '5', 'a read goes to PostgreSQL');
+	is($redis->call('EXISTS', @names), 0, 'and caches nothing');
+	$writer->run("UPDATE $table SET name = 'new' WHERE id = 2");
+	$writer->run('COMMIT');
+	no_reservations($node);
+	is($redis->call('FCALL', 'fence_get', 2, names_of($table, $_))->[0], 'miss', "$_: a miss") foreach 1 .. 4;
+	is($sql->run("SELECT fence.read('$table', '1')->>'version'"), '6', 'the new row is read,');
+	is($sql->run("SELECT status, version FROM fence.get('$table', '1')"), 'hit|6', 'and cached');
+	compare_fences($node, $table);
+};
+
+subtest 'a ticket from before FLUSHALL and a write does not cache the old row' => sub {
+	my $table = new_table();
+	my @names = names_of($table, 1);
+
+	$redis->call('FLUSHALL');
+	my (undef, $token, $ticket) = @{ $redis->call('FCALL', 'fence_get', 2, @names) };
+	$sql->run("UPDATE $table SET name = 'new' WHERE id = 1");
+	no_reservations($node);
+	is_deeply($redis->call('FCALL', 'fence_put', 2, @names, $token, $ticket, 5, 'old', 0), [ 'refused', 'no fence' ], 'refused');
+	$redis->call('FCALL', 'fence_get', 2, @names);
+	is_deeply($redis->call('FCALL', 'fence_put', 2, @names, $token, $ticket, 5, 'old', 0), [ 'refused', 'ticket' ], 'and again');
+};
+
+# Strong reads while $writers are busy, until all are ready; before each, $trouble is called. A hit is right if its
+# version was the newest at some time between the beginning of the read and its end.
+sub reads_while
+{
+	my ($table, $trouble, @writers) = @_;
+	my (%seen, @wrong);
+	my %names = map { $_ => [ names_of($table, $_) ] } 1 .. 4;
+
+	while (grep { !$_->ready } @writers)
+	{
+		$trouble->();
+		my $key = 1 + int rand 4;
+		my $before = $sql->run("SELECT version FROM $table WHERE id = $key");
+		my $reply = $redis->attempt('FCALL', 'fence_get', 2, @{ $names{$key} });
+		my $after = $sql->run("SELECT version FROM $table WHERE id = $key");
+		my $status = ref $reply eq 'ARRAY' ? $reply->[0] : 'error';
+		$seen{$status}++;
+		push @wrong, "$key: $before <= $reply->[2] <= $after" if $status eq 'hit' && ($reply->[2] < $before || $reply->[2] > $after);
+		$sql->run("SELECT fence.read('$table', '$key')") if $status eq 'miss';
+	}
+	note join ', ', map { "$seen{$_} $_" } sort keys %seen;
+	is_deeply(\@wrong, [], 'every hit is the row');
+	cmp_ok($seen{hit} // 0, '>', 20, 'there were hits');
+	cmp_ok($seen{miss} // 0, '>', 20, 'and misses');
+	return;
+}
+
+# Sessions that update the rows one by one, each in a transaction of its own.
+sub busy_writers
+{
+	my ($table, $count) = @_;
+
+	return map {
+		my $writer = FenceTest::Session->open($node);
+		$writer->begin("DO \$\$ BEGIN FOR i IN 1 .. $count LOOP "
+			  . "UPDATE $table SET name = i::text WHERE id = 1 + (random() * 3)::int; COMMIT; PERFORM pg_sleep(0.01); END LOOP; END \$\$");
+		$writer
+	} 1 .. 2;
+}
+
+subtest 'allkeys-lru under pressure' => sub {
+	my $table = new_table();
+	my ($evicted, $junk) = ($redis->info('stats', 'evicted_keys'), 'j' x 2000);
+	my $n = 0;
+
+	$redis->call(qw(CONFIG SET maxmemory-policy allkeys-lru));
+	$redis->call(qw(CONFIG SET maxmemory), $redis->info('memory', 'used_memory') + 500_000);
+	my @writers = busy_writers($table, 250);
+	reads_while($table, sub { $redis->call('SET', 'junk' . ++$n, $junk) foreach 1 .. 20 }, @writers);
+	is($_->error_of, undef, 'a writer ended well') foreach @writers;
+	cmp_ok($redis->info('stats', 'evicted_keys') - $evicted, '>', 1000, 'keys were evicted');
+	$redis->call(qw(CONFIG SET maxmemory 0));
+	$redis->call('DEL', map { "junk$_" } 1 .. $n);
+	no_reservations($node);
+	compare_fences($node, $table);
+};
+
+subtest 'FLUSHALL again and again' => sub {
+	my $table = new_table();
+	my @writers = busy_writers($table, 150);
+	my $n = 0;
+
+	reads_while($table, sub { $redis->call('FLUSHALL') if ++$n % 15 == 0 }, @writers);
+	is($_->error_of, undef, 'a writer ended well') foreach @writers;
+	no_reservations($node);
+	compare_fences($node, $table);
+	is(state_of('state, bypassed_transactions'), 'OPEN|0', 'fences were OPEN all the time');
+};
+
+$sql->close;
+$node->stop('immediate');
+$redis->stop;
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Redis hangs or dies, and that is noticed. This one keeps its keys on disk: old fences and values come back with it.
+# ---------------------------------------------------------------------------------------------------------------------
+
+$redis = FenceTest::Redis->start(config => [ 'appendonly yes', 'appendfsync always' ]);
+$node = new_postgres('hasty', $redis, lease => '1500ms', timeout => '300ms');
+$sql = FenceTest::Session->open($node);
+
+# What every failure must bring about. fail: makes Redis go away; back: the opposite.
+sub failure
+{
+	my ($fail, $back) = @_;
+	my $free = new_table();
+	my $strict = new_table("on_redis_failure => 'error'");
+	my $untouched = new_table();
+	my ($epoch, $bypassed) = (epoch_number(), state_of('bypassed_transactions'));
+	my %writer = (
+		granted    => writer_of($untouched, 'SET pgcache_fence.on_redis_failure = bypass'),
+		free       => writer_of($free),
+		late       => FenceTest::Session->open($node),
+		timed      => FenceTest::Session->open($node),
+		strict     => writer_of($strict),
+		session    => writer_of($untouched, 'SET pgcache_fence.on_redis_failure = error', 2),
+		mixed      => FenceTest::Session->open($node),
+		overridden => FenceTest::Session->open($node));
+	my @fence = names_of($free, 1);
+
+	$writer{timed}->run("SET statement_timeout = '100ms'");
+	$writer{$_}->run('BEGIN') foreach qw(late timed mixed);
+	$fail->();
+	# what follows, no reservation was granted for
+	$writer{free}->run("UPDATE $free SET name = 'newer' WHERE id = 1");
+	$writer{strict}->run("UPDATE $strict SET name = 'newer' WHERE id = 1");
+	$writer{session}->run("UPDATE $untouched SET name = 'newer' WHERE id = 2");
+	$writer{late}->run("UPDATE $free SET name = 'new' WHERE id = 2");
+	$writer{timed}->run("UPDATE $free SET name = 'new' WHERE id = 3");
+	$writer{mixed}->run("UPDATE $free SET name = 'new' WHERE id = 4; UPDATE $strict SET name = 'new' WHERE id = 4");
+	my ($start, $left) = (time(), lease_left());
+	$_->begin('COMMIT') foreach @writer{qw(free late timed strict session mixed granted)};
+
+	# fences are noticed to be gone; from then on no lease is granted, and what is left of it is what bypass waits for
+	foreach my $who (qw(strict session mixed))
+	{
+		my $error = $writer{$who}->error_of;
+		like($error, qr/^08006: .*\nDETAIL:  .*\nHINT:  /, "policy error ($who): 08006 with detail and hint");
+		note sprintf "after %.2f s: %s", time() - $start, $error // '';
+	}
+	foreach my $who (qw(free late timed))
+	{
+		$writer{$who}->wait;
+		my $took = time() - $start;
+		my $left_now = lease_left();
+		is($writer{$who}->error_of, undef, "policy bypass ($who): committed" . ($who eq 'timed' ? ', whatever statement_timeout says' : ''));
+		is($left_now + 0, 0, 'not before the lease was over');
+		note sprintf 'lease left %.2f s, committed after %.2f s', $left, $took;
+		cmp_ok($took, '>', $left - 0.01, 'not before the lease was over');
+		cmp_ok($took, '<', $left + 5, 'and soon after');
+	}
+	is($writer{granted}->error_of, undef, 'who had its reservations all granted commits');
+	is($sql->run("SELECT id, version FROM $free ORDER BY id"), "1|7\n2|6\n3|6\n4|5", 'stored: what was bypassed');
+	is($sql->run("SELECT max(version) FROM $strict"), '5', 'not stored: what was refused');
+	is($sql->run("SELECT id, version FROM $untouched ORDER BY id LIMIT 2"), "1|6\n2|5", 'not here either');
+	like(state_of('state, reason'), qr/^(?:CLOSED|ARMING)\|./, 'the state tells');
+	# one more where Redis died so fast that its answers were lost
+	like(state_of('bypassed_transactions') - $bypassed, qr/^[34]$/, 'bypassed transactions are counted');
+
+	# a table's own policy comes before the session's
+	my $lenient = 'lenient' . ++$tables;
+	$writer{overridden}->run("SET pgcache_fence.on_redis_failure = 'error'; CREATE TABLE $lenient (id int PRIMARY KEY, version int NOT NULL); "
+		  . "SET pgcache_fence.on_redis_failure = 'bypass'; BEGIN; INSERT INTO $lenient VALUES (1, 1); "
+		  . "SELECT fence.attach('$lenient', on_redis_failure => 'bypass'); COMMIT; SET pgcache_fence.on_redis_failure = 'error'");
+	is($writer{overridden}->error_of("UPDATE $lenient SET id = id"), undef, 'bypass of the table, error of the session: bypass');
+	like($writer{overridden}->error_of("UPDATE $free SET name = name"), qr/^08006: /, 'error of the session');
+
+	# while it comes back, and after: what was cached before is never a hit again where it was written
+	$back->();
+	my @seen;
+	poll(
+		sub {
+			my $reply = eval { $redis->attempt('FCALL', 'fence_get', 2, @fence) };
+			push @seen, join ' ', @$reply[ 0, 2 ] if ref $reply eq 'ARRAY' && $reply->[0] eq 'hit';
+			return $sql->run("SELECT status, version FROM fence.get('$free', '1')") eq 'hit|7'
+			  || ($sql->run("SELECT fence.read('$free', '1')") && 0);
+		},
+		'reads to recover');
+	is_deeply([ grep { $_ ne 'hit 7' } @seen ], [], 'no read hit what was cached before');
+	wait_open($node);
+	cmp_ok(epoch_number(), '>', $epoch, 'a new epoch');
+	no_reservations($node);
+	foreach my $table ($free, $strict, $untouched)
+	{
+		foreach my $key (1 .. 4)
+		{
+			poll(sub { $sql->run("SELECT status FROM fence.get('$table', '$key')") =~ /^(?:hit|miss)$/ }, "$table is announced again");
+			my $row = $sql->run("SELECT version FROM $table WHERE id = $key");
+			like($sql->run("SELECT coalesce(version, $row) FROM fence.get('$table', '$key')"), qr/^$row$/, "$table $key: nothing stale");
+		}
+		answers_rightly($writer{$_}, $table) foreach 'free', 'strict';
+		compare_fences($node, $table);
+	}
+	return;
+}
+
+subtest 'Redis hangs (SIGSTOP)' => sub { failure(sub { $redis->pause }, sub { $redis->resume }); };
+subtest 'Redis is killed' => sub { failure(sub { $redis->kill9 }, sub { $redis->restart }); };
+
+subtest 'Redis hangs for less than a lease, nobody bypasses: the epoch goes on' => sub {
+	my $table = new_table();
+	my $reader = FenceTest::Session->open($node);
+	my $epoch = state_of('epoch');
+
+	is($reader->run("SELECT status FROM fence.get('$table', '1')"), 'hit', 'a get before');
+	$redis->pause;
+	is($reader->run("SELECT status FROM fence.get('$table', '1')"), 'unavailable', 'after the timeout a get says so');
+	is($reader->run("SELECT fence.read('$table', '2')->>'version'"), '5', 'a read goes to PostgreSQL');
+	wait_state($node, 'CLOSED');
+	$redis->resume;
+	wait_open($node);
+	is(state_of('epoch'), $epoch, 'the same epoch');
+	is($reader->run("SELECT status, version FROM fence.get('$table', '1')"), 'hit|5', 'what was cached is a hit again');
+	answers_rightly($reader, $table);
+	no_reservations($node);
+	compare_fences($node, $table);
+};
+
+subtest 'Redis is out of memory and evicts nothing: noticed by the heartbeat' => sub {
+	my $table = new_table();
+	my $writer = writer_of($table);
+	my $epoch = epoch_number();
+
+	$redis->call(qw(CONFIG SET maxmemory-policy noeviction));
+	$redis->call(qw(CONFIG SET maxmemory 1));
+	wait_state($node, 'CLOSED');
+	like(state_of('reason'), qr/OOM|maxmemory|waiting/, 'the reason: ' . state_of('reason'));
+	is($writer->error_of('COMMIT'), undef, 'a writer goes on without it');
+	like($sql->run("SELECT status FROM fence.get('$table', '1')"), qr/^(?:unarmed|unavailable)$/, 'a get says that there is none');
+	like($redis->attempt('FCALL', 'fence_get', 2, names_of($table, 1)), qr/^OOM/, 'a plain client gets an error');
+	is($sql->run("SELECT fence.read('$table', '1')->>'version'"), '6', 'a read goes to PostgreSQL');
+	$redis->call(qw(CONFIG SET maxmemory 0));
+	wait_open($node);
+	cmp_ok(epoch_number(), '>', $epoch, 'a new epoch, for somebody bypassed');
+	poll(sub { $sql->run("SELECT status FROM fence.get('$table', '1')") eq 'miss' }, 'a miss');
+	answers_rightly($writer, $table);
+	no_reservations($node);
+	compare_fences($node, $table);
+};
+
+done_testing();

@@ -1,0 +1,505 @@
+# 012_patrol.pl
+#    The background workers: every reservation ends as its transaction did, fences that are wrong are put right, and
+#    nothing that happens to a server or a database stops them.
+#
+# Reservations are forged with the library's own fence_reserve, wrong fences with SET.
+
+use strict;
+use warnings;
+
+use FenceTest;
+use FenceTest::Session;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(time);
+
+my $redis = FenceTest::Redis->start;
+my $node = new_postgres('main', $redis,
+	lease               => '2s',
+	patrol_grace        => '300ms',
+	audit_rate          => 0,
+	restart_after_crash => 'on',
+	autovacuum          => 'off');
+my $sql = FenceTest::Session->open($node);
+my $tables = 0;
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tools
+# ---------------------------------------------------------------------------------------------------------------------
+
+# A domain with rows 1 to 20 at version 5 that are cached.
+sub new_table
+{
+	my ($session) = @_;
+	my $name = 'item' . ++$tables;
+
+	$session //= $sql;
+	$session->run("CREATE TABLE $name (id int PRIMARY KEY, name text DEFAULT 'x', version bigint NOT NULL DEFAULT 0)");
+	$session->run("INSERT INTO $name (id, version) SELECT g, 5 FROM generate_series(1, 20) g");
+	$session->run("SELECT fence.attach('$name')");
+	announced($session, $name);
+	$session->run("SELECT fence.read('$name', g::text) FROM generate_series(1, 20) g");
+	return $name;
+}
+
+sub announced
+{
+	my ($session, $name) = @_;
+
+	poll(sub { $session->run("SELECT status FROM fence.get('$name', '1')") =~ /^(?:hit|miss)$/ }, "$name is announced");
+	return;
+}
+
+sub status_of
+{
+	my ($domain, $key) = @_;
+
+	return $sql->run("SELECT relation, fence_version, row_version, pending FROM fence.status('$domain', '$key')");
+}
+
+sub fence_of { my ($domain, $key) = @_; return $sql->run("SELECT fence.fence_key('$domain', '$key')"); }
+sub state_of { my ($field) = @_; return $sql->run("SELECT $field FROM fence.state"); }
+sub epoch_number { return (split /-/, state_of('epoch'))[0]; }
+
+# The version in the fence, whatever else there is; '' if there is none.
+sub fence_version { my ($domain, $key) = @_; return (split / /, $redis->call('GET', fence_of($domain, $key)) // ' ', 3)[1]; }
+
+# Makes Redis believe that this is the version.
+sub forge_version
+{
+	my ($domain, $key, $version) = @_;
+	my $token = $sql->run("SELECT token FROM fence.status('$domain', '$key')");
+
+	$redis->call('SET', fence_of($domain, $key), "$token $version ");
+	return;
+}
+
+sub forge_reservation
+{
+	my ($fence, $stamp, $w) = @_;
+	my $reply = $redis->call('FCALL', 'fence_reserve', 1, $fence, state_of('epoch'), $stamp, '', $w);
+
+	is_deeply($reply, [ 'reserved', '' ], "forged: $stamp");
+	return;
+}
+
+# The name of the whole domain in Redis: <database>.<name>
+sub wire_name { my ($domain) = @_; return fence_of($domain, 1) =~ /:f:([^:]+):/ ? $1 : die; }
+
+sub forge_domain_reservation
+{
+	my ($wire_name, $stamp) = @_;
+	my ($ns) = fence_of('item1', 1) =~ /^([^:]+):/;
+	my $reply = $redis->call('FCALL', 'fence_domain_reserve', 0, $ns, $wire_name, state_of('epoch'), $stamp);
+
+	is_deeply($reply, ['reserved'], "forged: $stamp");
+	return;
+}
+
+# Stamps of what is still there, sorted.
+sub stamps { return split /,/, $sql->run("SELECT coalesce(string_agg(stamp, ',' ORDER BY stamp), '') FROM fence.pending"); }
+
+# Waits until the patrol has begun that many rounds more: each lists what is pending.
+sub patrol_rounds
+{
+	my ($count) = @_;
+	my $calls = sub { return $redis->info('commandstats', 'cmdstat_fcall') =~ /calls=(\d+)/ ? $1 : 0; };
+	my $monitor = $redis->connect;
+
+	$monitor->call('MONITOR');
+	while ($count > 0) { $count-- if $monitor->reply =~ /"fence_pending"/; }
+	return;
+}
+
+sub log_has { my ($text, $from) = @_; return index(slurp_file($node->logfile, $from), $text) >= 0; }
+sub log_end { return -s $node->logfile; }
+
+sub set
+{
+	$node->safe_psql('postgres', join '; ', map { "ALTER SYSTEM SET $_" } @_) if @_ == 1;
+	$node->safe_psql('postgres', "ALTER SYSTEM SET $_") foreach @_ > 1 ? @_ : ();
+	$node->reload;
+	return;
+}
+
+sub worker_pid
+{
+	my ($name) = @_;
+
+	return $sql->run("SELECT pid FROM pg_stat_activity WHERE backend_type = 'pgcache_fence $name'");
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Settling
+# ---------------------------------------------------------------------------------------------------------------------
+
+my $nonce;    # of this server start
+
+subtest 'each reservation ends as its transaction did' => sub {
+	my $table = new_table();
+	my $open = FenceTest::Session->open($node);
+
+	# a real one, for the nonce
+	$open->run("SELECT 1 FROM fence.get('$table', '1'); BEGIN; UPDATE $table SET name = 'y' WHERE id = 20");
+	poll(sub { scalar stamps() }, 'the reservation');
+	my ($stamp) = stamps();
+	($nonce) = $stamp =~ /^\d+\.([0-9a-f]{8})$/ or die $stamp;
+	$open->run('ROLLBACK');
+	no_reservations($node);
+	$sql->run("DELETE FROM $table WHERE id = 4");
+	no_reservations($node);
+
+	my $committed = $sql->run('SELECT pg_current_xact_id()');
+	my $aborted = $sql->run('BEGIN; SELECT pg_current_xact_id(); ROLLBACK');
+	my $running = $open->run('BEGIN; SELECT pg_current_xact_id()');
+	my $future = $running + 1_000_000_000;
+	my $other = sprintf '%08x', hex($nonce) ^ 1;
+
+	# [key, stamp, what the fence is made to be before, what it must be when the reservation has gone]
+	my @cases = (
+		[ 1, "$committed.$nonce", 3, 5, 'committed: settled at the version of the row' ],
+		[ 4, "$committed.$nonce", 3, 6, 'committed: settled at the version of the tombstone' ],
+		[ 99, "$committed.$nonce", 3, '', 'committed, neither row nor tombstone: the fence goes' ],
+		[ 2, "$aborted.$nonce", 3, 3, 'aborted: only the reservation goes' ],
+		[ 3, "$future.$nonce", 3, 3, 'an xid that was not issued yet: aborted' ],
+		[ 5, "$aborted.$other", 3, 3, 'of an earlier server start, aborted' ],
+		[ 6, "$committed.$other", 3, 5, 'of an earlier server start, committed' ],
+		[ 7, "$running.$other", 3, 3, 'of an earlier server start, its xid was issued again: aborted' ],
+		[ 8, 'nonsense', 3, 3, 'malformed: aborted' ],
+		[ 9, "$committed", 3, 3, 'malformed: aborted' ],
+		[ 10, "$committed.", 3, 3, 'malformed: aborted' ],
+		[ 11, "-$committed.$nonce", 3, 3, 'malformed: aborted' ],
+		[ 12, "$committed.$nonce.1", 3, 3, 'malformed: aborted' ],
+		[ 13, "99999999999999999999999.$nonce", 3, 3, 'malformed: aborted' ],
+		[ 14, "0.$nonce", 3, 3, 'malformed: aborted' ],
+		[ 15, "$committed.xyz", 3, 3, 'malformed: aborted' ]);
+	foreach my $case (@cases)
+	{
+		my ($key, $stamp, $before) = @$case;
+		forge_version($table, $key, $before);
+		forge_reservation(fence_of($table, $key), $stamp, 9);
+	}
+	forge_reservation(fence_of($table, 16), "$running.$nonce", 9);
+	is($sql->run("SELECT status FROM fence.get('$table', '16')"), 'pending', 'a read says pending');
+
+	my $start = time();
+	my $alone = eval { poll(sub { join(',', stamps()) eq "$running.$nonce" }, 'the patrol', 20); };
+	ok($alone, 'all end but the one whose transaction runs') or diag(join "\n", 'left:', stamps());
+	note sprintf 'settled %.2f s after the last was made', time() - $start;
+	is(fence_version($table, $_->[0]) // '', $_->[3], $_->[4]) foreach @cases;
+	is(fence_version($table, 17), '5', 'another fence is left alone');
+
+	patrol_rounds(5);
+	is(join(',', stamps()), "$running.$nonce", 'the one whose transaction runs is kept, round after round');
+	is($sql->run("SELECT fate, pid = " . $open->pid . " FROM fence.pending"), 'in progress|t', 'fence.pending names the owner');
+	$open->run('COMMIT');
+	no_reservations($node);
+	is(fence_version($table, 16), '5', 'after its commit it is settled too');
+	is($sql->run("SELECT status FROM fence.get('$table', '17')"), 'hit', 'reads go on');
+};
+
+subtest 'reservations of a whole domain' => sub {
+	my ($table, $other) = (new_table(), new_table());
+	my ($wire, $other_wire) = (wire_name($table), wire_name($other));
+	my $token = $sql->run("SELECT token FROM fence.get('$table', '1')");
+	my $other_token = $sql->run("SELECT token FROM fence.get('$other', '1')");
+
+	my $committed = $sql->run('SELECT pg_current_xact_id()');
+	my $aborted = $sql->run('BEGIN; SELECT pg_current_xact_id(); ROLLBACK');
+	forge_domain_reservation($wire, "$committed.$nonce");
+	forge_domain_reservation($other_wire, "$aborted.$nonce");
+	is($sql->run("SELECT status FROM fence.get('$table', '1')"), 'pending', 'a read says pending');
+	no_reservations($node, 10);
+	is($sql->run("SELECT status FROM fence.get('$table', '1')"), 'miss', 'committed: what was cached is not trusted any more');
+	isnt($sql->run("SELECT token FROM fence.get('$table', '1')"), $token, 'another token');
+	is($sql->run("SELECT status, token FROM fence.get('$other', '1')"), "hit|$other_token", 'aborted: nothing changes');
+
+	# a transaction that ended the attachment, and could not tell Redis
+	my @names = split /\|/, $sql->run("SELECT fence.fence_key('$table', '1'), fence.value_key('$table', '1')");
+	my $xid = $sql->run("BEGIN; SELECT pg_current_xact_id()");
+	forge_domain_reservation($wire, "$xid.$nonce");
+	$sql->run("SET LOCAL session_replication_role = replica; DELETE FROM fence.domain WHERE name = '$table'; COMMIT");
+	poll(sub { !stamps() }, 'the patrol', 10);
+	is($redis->call('FCALL', 'fence_get', 2, @names)->[0], 'unarmed', 'a detach that was never told: readers are not answered');
+};
+
+subtest 'a backend that is terminated, and whose abort is lost' => sub {
+	my $table = new_table();
+	my $victim = FenceTest::Session->open($node);
+	my $age = 0;
+
+	$victim->run("SELECT 1 FROM fence.get('$table', '1'); BEGIN; UPDATE $table SET name = 'y'");
+	$victim->run("SELECT 1 FROM fence.get('$table', '1')");
+	is(scalar(my @all = stamps()), 20, 'its reservations');
+	$redis->call(qw(CLIENT KILL TYPE normal SKIPME yes));
+	$sql->run('SELECT pg_terminate_backend(' . $victim->pid . ', 5000)');
+	my $start = time();
+	poll(
+		sub {
+			my $oldest = $sql->run('SELECT max(extract(epoch FROM age)) FROM fence.pending');
+			$age = $oldest if $oldest ne '';
+			return $oldest eq '';
+		},
+		'the patrol');
+	note sprintf 'settled %.2f s after its end, %.2f s old when last seen', time() - $start, $age;
+	cmp_ok(time() - $start, '<', 5, 'settled within the grace period and a round');
+	is(status_of($table, 1), 'equal|5|5|0', 'as aborted');
+};
+
+subtest 'a backend that is killed crashes PostgreSQL: a new epoch, nothing pending, nothing stale' => sub {
+	my $table = new_table();
+	my $epoch = epoch_number();
+	my $victim = FenceTest::Session->open($node);
+
+	$victim->run("SELECT 1 FROM fence.get('$table', '1'); BEGIN; UPDATE $table SET name = 'y'");
+	$victim->run("SELECT 1 FROM fence.get('$table', '1')");
+	is(scalar(my @all = stamps()), 20, 'its reservations');
+	my @names = split /\|/, $sql->run("SELECT fence.fence_key('$table', '1'), fence.value_key('$table', '1')");
+	kill 'KILL', $victim->pid;
+	poll(sub { ($redis->call('FCALL', 'fence_get', 2, @names))->[0] =~ /^(?:pending|unarmed|miss)$/ }, 'no hit');
+	poll(
+		sub {
+			my ($rc, $out) = $node->psql('postgres', 'SELECT state FROM fence.state');
+			return $rc == 0 && $out eq 'OPEN';
+		},
+		'the recovery');
+	$sql = FenceTest::Session->open($node);
+	cmp_ok(epoch_number(), '>', $epoch, 'a new epoch');
+	is($sql->run('SELECT count(*) FROM fence.pending'), '0', 'no reservation is left');
+	announced($sql, $table);
+	is($sql->run("SELECT status FROM fence.get('$table', '2')"), 'miss', 'what was cached is not trusted');
+	is($sql->run("SELECT fence.read('$table', '2')->>'version'"), '5', 'the row is as it was');
+	is($sql->run("SELECT status, version FROM fence.get('$table', '2')"), 'hit|5', 'and is cached again');
+	compare_fences($node, $table);
+};
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Wrong fences, audit, tombstones
+# ---------------------------------------------------------------------------------------------------------------------
+
+subtest 'a fence ahead of its row' => sub {
+	my $table = new_table();
+	my $writer = FenceTest::Session->open($node);
+
+	forge_version($table, 1, 50);
+	is(status_of($table, 1), 'fence_ahead_db|50|5|0', 'forged');
+	is($sql->run("SELECT count(*) FROM fence.get('$table', '1') WHERE status = 'hit'"), '0', 'the cached value is no hit');
+	my $from = log_end();
+	my $error = $writer->error_of("UPDATE $table SET name = 'y' WHERE id = 1");
+	like($error, qr/^40001: .*\nDETAIL:  .*\nHINT:  /, 'a writer is told to try again');
+	poll(sub { status_of($table, 1) =~ /^missing\|/ }, 'the patrol to repair it', 10);
+	pass('the patrol repairs it at once');
+	ok(log_has('was ahead of its row: repaired', $from), 'and logs it');
+	$writer->run("UPDATE $table SET name = 'y' WHERE id = 1");
+	no_reservations($node);
+	is($sql->run("SELECT version FROM $table WHERE id = 1"), '51', 'the second try starts above it');
+	$sql->run("SELECT fence.read('$table', '1')");
+	is(status_of($table, 1), 'equal|51|51|0', 'row and fence agree');
+
+	# the same while the fence is still ahead, for UPDATE, DELETE, INSERT
+	forge_version($table, 2, 50);
+	forge_version($table, 3, 50);
+	forge_version($table, 99, 50);
+	set('pgcache_fence.patrol_interval = 3600000');    # nobody repairs it
+	foreach my $case (
+		[ 2, "UPDATE $table SET name = 'y' WHERE id = 2", 51 ],
+		[ 3, "DELETE FROM $table WHERE id = 3", 51 ],
+		[ 99, "INSERT INTO $table (id) VALUES (99)", 51 ])
+	{
+		my ($key, $statement, $version) = @$case;
+		forge_version($table, $key, 50);
+		like($writer->error_of($statement), qr/^40001: /, "$key: 40001");
+		# it may have been repaired meanwhile: then the version is above 50 all the same
+		$writer->run($statement);
+		like($sql->run("SELECT row_version FROM fence.status('$table', '$key')"), qr/^$version$/, "$key: above it");
+	}
+	set('pgcache_fence.patrol_interval = 100');
+	$node->safe_psql('postgres', 'SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = \'pgcache_fence patrol\'');
+	no_reservations($node);
+	compare_fences($node, $table);
+};
+
+subtest 'the audit counts, and the patrol repairs; old tombstones become a floor' => sub {
+	my $table = new_table();
+	my $open = FenceTest::Session->open($node);
+
+	$sql->run("DELETE FROM $table WHERE id = 20");
+	$sql->run("UPDATE $table SET version = 0 WHERE id IN (18, 19); UPDATE $table SET name = 'z' WHERE id = 19; DELETE FROM $table WHERE id = 19");
+	no_reservations($node);
+	forge_version($table, 1, 3);
+	forge_version($table, 2, 50);
+	forge_version($table, 3, 50);
+	$redis->call('DEL', fence_of($table, 4));
+	$open->run("SELECT 1 FROM fence.get('$table', '1'); BEGIN; UPDATE $table SET name = 'y' WHERE id = 5");
+	$open->run("SELECT 1 FROM fence.get('$table', '1')");
+	is($sql->run("SELECT string_agg(relation || ' ' || count, ', ') FROM fence.audit('$table', 1.0)"),
+		'equal 15, fence_behind_db 1, fence_ahead_db 2, pending_ahead_db 1, missing 1', 'counts');
+	$open->run('ROLLBACK');
+	is($sql->run("SELECT fence.repair('$table', '3')"), 'repaired', 'repair on demand');
+	is(status_of($table, 3), 'missing||5|0', 'removes a version that is ahead');
+	is($sql->run("SELECT count(*), max(version) FROM fence.tombstone JOIN fence.domain d ON d.id = domain_id WHERE name = '$table'"),
+		'2|8', 'two tombstones');
+
+	my $from = log_end();
+	set('pgcache_fence.audit_rate = 1000', 'pgcache_fence.tombstone_retention = 0');
+	poll(sub { status_of($table, 1) eq 'equal|5|5|0' && status_of($table, 2) =~ /^missing\|/ }, 'the audit', 30);
+	pass('the patrol raises a fence that is behind, and removes one that is ahead');
+	my $warning = "the fence of key \"1\" in domain \"$table\" was behind its row with nothing pending";
+	ok(log_has("WARNING:  $warning", $from), 'a promise that was broken is logged as such');
+	poll(
+		sub {
+			return $sql->run("SELECT (SELECT count(*) FROM fence.tombstone), (SELECT version FROM fence.floor f "
+				  . "JOIN fence.domain d ON d.id = f.domain_id WHERE name = '$table')") eq '0|8';
+		},
+		'the tombstones to be pruned', 30);
+	pass('the floor is the highest of them');
+	set('pgcache_fence.audit_rate = 0', 'pgcache_fence.tombstone_retention = 1000');
+	$sql->run("INSERT INTO $table (id) VALUES ($_)") foreach 19, 20, 21;
+	is($sql->run("SELECT string_agg(version::text, ' ' ORDER BY id) FROM $table WHERE id >= 19"), '9 9 9', 'new rows start above it');
+	$sql->run("UPDATE $table SET name = 'y' WHERE id = 17");
+	is($sql->run("SELECT version FROM $table WHERE id = 17"), '6', 'rows that were there go on below it');
+	no_reservations($node);
+	compare_fences($node, $table);
+};
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The workers themselves
+# ---------------------------------------------------------------------------------------------------------------------
+
+subtest 'keeper and patrol are terminated' => sub {
+	my $table = new_table();
+	my ($keeper, $patrol, $epoch) = (worker_pid('keeper'), worker_pid('patrol'), state_of('epoch'));
+
+	$sql->run("SELECT pg_terminate_backend($keeper, 5000), pg_terminate_backend($patrol, 5000)");
+	foreach my $i (1 .. 20)
+	{
+		$sql->run("UPDATE $table SET name = 'y' WHERE id = $i");
+		$sql->run("SELECT fence.read('$table', '$i')");
+	}
+	is(state_of('state, epoch, bypassed_transactions'), "OPEN|$epoch|0", 'fences stay usable');
+	is($sql->run("SELECT status, version FROM fence.get('$table', '7')"), 'hit|6', 'reads too');
+	poll(sub { worker_pid('keeper') ne '' && worker_pid('patrol') ne '' }, 'both to come back');
+	isnt(worker_pid('keeper'), $keeper, 'the keeper is another');
+	forge_reservation(fence_of($table, 1), "5.$nonce", 50);
+	no_reservations($node);
+	is(state_of('epoch, bypassed_transactions'), "$epoch|0", 'the same epoch');
+	wait_open($node);
+	compare_fences($node, $table);
+};
+
+subtest 'SIGHUP with a longer lease' => sub {
+	my $epoch = state_of('epoch');
+
+	is($sql->run('SELECT longest_lease FROM fence.cluster'), '00:00:02', 'before');
+	set("pgcache_fence.lease = '6s'");
+	poll(sub { $sql->run('SELECT longest_lease FROM fence.cluster') eq '00:00:06' }, 'the longest lease to be durable');
+	poll(sub { $sql->run("SELECT lease_left > interval '4 s' FROM fence.nodes") eq 't' }, 'the longer lease to be granted');
+	is(state_of('state, epoch'), "OPEN|$epoch", 'fences stay OPEN');
+	set("pgcache_fence.lease = '2s'");
+	patrol_rounds(3);
+	is($sql->run('SELECT longest_lease FROM fence.cluster'), '00:00:06', 'it does not become shorter again');
+	set('pgcache_fence.audit_rate = 1000');
+};
+
+subtest 'databases come and go' => sub {
+	foreach my $turn (1 .. 3)
+	{
+		$sql->run('CREATE DATABASE app');
+		my $app = FenceTest::Session->open($node, dbname => 'app');
+		$app->run('CREATE EXTENSION pgcache_fence');
+		my $table = new_table($app);
+		my $fence = $app->run("SELECT fence.fence_key('$table', '1')");
+		my ($wire) = $fence =~ /:f:([^:]+):/;
+		$app->run("UPDATE $table SET name = 'y'");
+		my $committed = $app->run('SELECT pg_current_xact_id()');
+		my $running = FenceTest::Session->open($node);
+		my $xid = $running->run('BEGIN; SELECT pg_current_xact_id()');
+		$app->close;
+		# the patrol has something to do there all the time
+		forge_reservation($fence, "$committed.$nonce", 50 + $_) foreach 1;
+		poll(sub { $sql->run("SELECT count(*) FROM pg_stat_activity WHERE datname = 'app' AND backend_type = 'client backend'") eq '0' }, 'the session to end');
+		is($sql->error_of('DROP DATABASE app'), undef, "$turn: DROP DATABASE of a served database");
+		forge_reservation($fence, "$committed.$nonce", 60);
+		forge_reservation($fence, "$xid.$nonce", 61);
+		forge_domain_reservation($wire, "$committed.$nonce");
+		$running->run('ROLLBACK');
+		no_reservations($node);
+		is($redis->call('EXISTS', $fence), 0, 'reservations of a database that is gone end, their fences go');
+		is(state_of('state'), 'OPEN', 'fences stay OPEN');
+	}
+};
+
+subtest 'the extension comes and goes' => sub {
+	my $table = new_table();
+	my @names = split /\|/, $sql->run("SELECT fence.fence_key('$table', '1'), fence.value_key('$table', '1')");
+	my $epoch = epoch_number();
+
+	is($redis->call('FCALL', 'fence_get', 2, @names)->[0], 'hit', 'a plain client hits');
+	$sql->run('SET client_min_messages = error');
+	is($sql->error_of('DROP EXTENSION pgcache_fence CASCADE'), undef, 'DROP EXTENSION while everything runs');
+	poll(sub { $redis->attempt('FCALL', 'fence_get', 2, @names)->[0] eq 'unarmed' }, 'readers not to be answered any more', 10);
+	$sql->run("UPDATE $table SET name = 'unfenced'");
+	is($redis->call('FCALL', 'fence_get', 2, @names)->[0], 'unarmed', 'still not');
+	is($sql->error_of('CREATE EXTENSION pgcache_fence'), undef, 'CREATE EXTENSION again');
+	wait_open($node);
+	$sql->run("SELECT fence.attach('$table')");
+	announced($sql, $table);
+	is($sql->run("SELECT status FROM fence.get('$table', '1')"), 'miss', 'what was cached before is not trusted');
+	$sql->run("UPDATE $table SET name = 'fenced'");
+	no_reservations($node);
+	is($sql->run("SELECT fence.read('$table', '1')->>'name'"), 'fenced', 'the table is served again');
+	is($sql->run("SELECT status FROM fence.get('$table', '1')"), 'hit', 'from the cache');
+	cmp_ok(epoch_number(), '>=', $epoch, 'epochs do not go back');
+	wait_open($node);
+};
+
+subtest 'fast shutdown' => sub {
+	foreach my $how (qw(answers hangs))
+	{
+		my $table = new_table();
+		my $writer = FenceTest::Session->open($node);
+
+		$writer->run("BEGIN; UPDATE $table SET name = 'y'");
+		$redis->pause if $how eq 'hangs';
+		$writer->begin('COMMIT') if $how eq 'hangs';
+		my $start = time();
+		$node->stop('fast');
+		my $took = time() - $start;
+		$redis->resume if $how eq 'hangs';
+		note sprintf 'Redis %s: %.2f s', $how, $took;
+		cmp_ok($took, '<', 10, "Redis $how: fast shutdown");
+		$node->start;
+		$sql = FenceTest::Session->open($node);
+		wait_open($node);
+		no_reservations($node);
+		announced($sql, $table);
+		compare_fences($node, $table);
+	}
+};
+
+subtest 'PostgreSQL starts while Redis is absent' => sub {
+	my $table = new_table();
+	my $epoch = epoch_number();
+
+	$node->stop('fast');
+	$redis->stop;
+	$node->start;
+	$sql = FenceTest::Session->open($node);
+	poll(sub { state_of('reason') =~ /refused/i }, 'the reason');
+	is(state_of('state'), 'CLOSED', 'CLOSED, for that reason');
+	is($sql->run("SELECT fence.read('$table', '1')->>'version'"), '5', 'reads go to PostgreSQL');
+	is($sql->error_of("UPDATE $table SET name = 'y' WHERE id = 1"), undef, 'a write goes on when no lease can run any more');
+	is(state_of('lease_left'), '00:00:00', 'not before');
+	$redis->restart;
+	wait_open($node);
+	cmp_ok(epoch_number(), '>', $epoch, 'then Redis is here: a new epoch');
+	announced($sql, $table);
+	is($sql->run("SELECT fence.read('$table', '1')->>'version'"), '6', 'and strong reads');
+	is($sql->run("SELECT status, version FROM fence.get('$table', '1')"), 'hit|6', 'from the cache');
+};
+
+$sql->close;
+$node->stop('fast');
+my $complaints = slurp_file($node->logfile);
+unlike($complaints, qr/PANIC|TRAP|segfault|was terminated by signal (?!9)/, 'no crash but the one that was meant');
+done_testing();
