@@ -79,12 +79,6 @@ CREATE FUNCTION fence.attach(
 CREATE FUNCTION fence.detach(relation regclass) RETURNS void
     LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_detach';
 
--- A rewrite changes rows without firing row triggers.
-CREATE FUNCTION fence.on_table_rewrite() RETURNS event_trigger
-    LANGUAGE C AS 'MODULE_PATHNAME', 'fence_on_table_rewrite';
-CREATE EVENT TRIGGER pgcache_fence_table_rewrite ON table_rewrite EXECUTE FUNCTION fence.on_table_rewrite();
-ALTER EVENT TRIGGER pgcache_fence_table_rewrite ENABLE ALWAYS;
-
 CREATE VIEW fence.domains AS
     SELECT d.name AS domain, d.relation, d.key_columns AS key, d.version_column AS version, d.tag, d.scope, d.cache,
            d.columns, d.ttl,
@@ -138,7 +132,14 @@ CREATE VIEW fence.nodes AS SELECT * FROM fence._nodes();
 CREATE FUNCTION fence._pending(OUT domain text, OUT key text, OUT version bigint, OUT stamp text, OUT age interval,
                                OUT pid integer, OUT fate text, OUT kind text)
     RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_pending_view';
-CREATE VIEW fence.pending AS SELECT * FROM fence._pending();
+-- A prepared transaction is in progress for the patrol; its gid tells what to COMMIT PREPARED or ROLLBACK PREPARED.
+CREATE VIEW fence.pending AS
+    SELECT p.domain, p.key, p.version, p.stamp, p.age, p.pid,
+           CASE WHEN x.gid IS NULL THEN p.fate ELSE 'prepared' END AS fate, p.kind, x.gid
+      FROM fence._pending() p
+      LEFT JOIN pg_catalog.pg_prepared_xacts x
+             ON p.fate = 'in progress' AND p.pid IS NULL
+            AND x.transaction::text = (pg_catalog.split_part(p.stamp, '.', 1)::numeric % 4294967296)::text;
 
 CREATE FUNCTION fence.audit(domain text, fraction double precision DEFAULT 1.0,
                             OUT relation text, OUT count bigint)

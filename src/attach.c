@@ -25,13 +25,13 @@
 #include "catalog/namespace.h"
 #include "catalog/objectaccess.h"
 #include "catalog/objectaddress.h"
+#include "catalog/pg_attribute.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_constraint.h"
 #include "catalog/pg_language.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_trigger.h"
 #include "catalog/pg_type.h"
-#include "commands/event_trigger.h"
 #include "commands/trigger.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
@@ -43,6 +43,7 @@
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
+#include "utils/snapmgr.h"
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
@@ -54,7 +55,6 @@
 
 PG_FUNCTION_INFO_V1(fence_attach);
 PG_FUNCTION_INFO_V1(fence_detach);
-PG_FUNCTION_INFO_V1(fence_on_table_rewrite);
 
 /* Names that let ours fire after the table's other triggers of the same kind */
 #define TRIGGER_BEFORE		"zzz_pgcache_fence_before"
@@ -488,16 +488,99 @@ catalog_dropped(void)
 		announce_end(lfirst(lc));
 }
 
+/* The name that a column is about to have: the row of pg_attribute as this command wrote it. */
+static char *
+name_being_written(Oid relid, AttrNumber attnum)
+{
+	Relation	catalog = table_open(AttributeRelationId, AccessShareLock);
+	ScanKeyData keys[2];
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	char	   *name = NULL;
+
+	ScanKeyInit(&keys[0], Anum_pg_attribute_attrelid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(relid));
+	ScanKeyInit(&keys[1], Anum_pg_attribute_attnum, BTEqualStrategyNumber, F_INT2EQ, Int16GetDatum(attnum));
+	scan = systable_beginscan(catalog, AttributeRelidNumIndexId, true, SnapshotSelf, 2, keys);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+		name = pstrdup(NameStr(((Form_pg_attribute) GETSTRUCT(tuple))->attname));
+	systable_endscan(scan);
+	table_close(catalog, AccessShareLock);
+	return name;
+}
+
+/* A column that the attachment names gets another name: the attachment follows. */
+static void
+follow_rename(DomainRow *row, AttrNumber attnum)
+{
+	char	   *old = get_attname(row->relid, attnum, true);
+	char	   *new = name_being_written(row->relid, attnum);
+
+	if (old != NULL && new != NULL && strcmp(old, new) != 0 && domain_row_rename_column(row, old, new))
+		domain_row_update(row);
+}
+
+/*
+ * ALTER TABLE may change what rows hold, or how they look, without firing row triggers: the whole domain is reserved,
+ * and with the commit nothing cached before is trusted. Most changes need no such thing, but they are rare.
+ */
+static void
+table_changed(Oid relid, int sub_id)
+{
+	DomainRow  *row = domain_row_by_relation(relid);
+
+	if (row == NULL)
+		return;
+	if (sub_id > 0)
+		follow_rename(row, sub_id);
+	ledger_apply_domain(domain_stub(row->name, row->id, row->on_redis_failure));
+}
+
+/* A trigger of ours must always fire. */
+static void
+trigger_changed(Oid trigger)
+{
+	Relation	catalog = table_open(TriggerRelationId, AccessShareLock);
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	ScanKeyInit(&key, Anum_pg_trigger_oid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(trigger));
+	scan = systable_beginscan(catalog, TriggerOidIndexId, true, SnapshotSelf, 1, &key);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+	{
+		Form_pg_trigger form = (Form_pg_trigger) GETSTRUCT(tuple);
+
+		if (form->tgenabled != TRIGGER_FIRES_ALWAYS && role_of_function(form->tgfoid) != ROLE_NONE)
+			ereport(ERROR,
+					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					 errmsg("trigger \"%s\" must always be enabled, because table \"%s\" is fenced",
+							NameStr(form->tgname), get_rel_name(form->tgrelid)),
+					 errdetail("Without it readers would be served values that were replaced."),
+					 errhint("Name the triggers that you want to disable, or use fence.detach first.")));
+	}
+	systable_endscan(scan);
+	table_close(catalog, AccessShareLock);
+}
+
 static void
 object_access(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, void *arg)
 {
+	bool		internal = access == OAT_POST_ALTER && arg && ((ObjectAccessPostAlter *) arg)->is_internal;
+
 	if (previous_hook)
 		previous_hook(access, class_id, object_id, sub_id, arg);
-	if (access == OAT_DROP && class_id == TriggerRelationId)
+	if (class_id == TriggerRelationId && access == OAT_DROP)
 		trigger_dropped(object_id);
-	else if (access == OAT_DROP && class_id == RelationRelationId && sub_id == 0 &&
-			 object_id == fence_table_oid("domain"))
+	else if (class_id == TriggerRelationId && access == OAT_POST_ALTER)
+		trigger_changed(object_id);
+	else if (class_id != RelationRelationId)
+		return;
+	else if (access == OAT_DROP && sub_id == 0 && object_id == fence_table_oid("domain"))
 		catalog_dropped();
+	else if ((access == OAT_POST_ALTER && !internal) || ((access == OAT_DROP || access == OAT_POST_CREATE) && sub_id != 0))
+		table_changed(object_id, sub_id);
 }
 
 void
@@ -529,31 +612,5 @@ fence_detach(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_UNDEFINED_OBJECT),
 				 errmsg("table \"%s\" is not attached", get_rel_name(relid)),
 				 errhint("View fence.domains lists what is.")));
-	PG_RETURN_VOID();
-}
-
-/* -----------------------------------------------------------------------------------------------------------------
- * Rewrites
- * -----------------------------------------------------------------------------------------------------------------
- */
-
-Datum
-fence_on_table_rewrite(PG_FUNCTION_ARGS)
-{
-	Oid			relid;
-	DomainRow  *row;
-
-	if (!CALLED_AS_EVENT_TRIGGER(fcinfo))
-		ereport(ERROR,
-				(errcode(ERRCODE_E_R_I_E_EVENT_TRIGGER_PROTOCOL_VIOLATED),
-				 errmsg("this function is called by an event trigger, and by nothing else")));
-	relid = DatumGetObjectId(OidFunctionCall0(F_PG_EVENT_TRIGGER_TABLE_REWRITE_OID));
-	row = domain_row_by_relation(relid);
-	if (row != NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("cannot rewrite table \"%s\" because it is fenced", get_rel_name(relid)),
-				 errdetail("A rewrite changes rows without firing row triggers: readers would be served old values."),
-				 errhint("Use fence.detach, change the table, and fence.attach it again.")));
 	PG_RETURN_VOID();
 }

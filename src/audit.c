@@ -71,16 +71,18 @@ ask_status(const char *fence, FenceStatus *status)
 	return ok;
 }
 
+/* While anything is pending no reader trusts the fence: then it is no anomaly that it differs from the row. */
 static FenceRelation
 relation_of(const FenceStatus *status)
 {
-	if (status->pending > 0 &&
-		(status->highest_pending == NO_VERSION || status->highest_pending > status->row_version))
+	if (status->highest_pending > status->row_version)
 		return RELATION_PENDING_AHEAD;
 	if (status->fence_version == NO_VERSION)
 		return RELATION_MISSING;
 	if (status->fence_version == status->row_version)
 		return RELATION_EQUAL;
+	if (status->pending > 0)
+		return RELATION_PENDING_AHEAD;
 	return status->fence_version < status->row_version ? RELATION_FENCE_BEHIND : RELATION_FENCE_AHEAD;
 }
 

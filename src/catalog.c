@@ -286,24 +286,84 @@ domain_row_insert(DomainRow *row)
 	CommandCounterIncrement();
 }
 
+/* The row's tuple in the table, to be changed; NULL if there is none. Copied. */
+static HeapTuple
+find_by_id(Relation table, int64 id)
+{
+	Oid			index = fence_table_index(table, COLUMN_ID);
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	ScanKeyInit(&key, COLUMN_ID, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
+	scan = systable_beginscan(table, index, OidIsValid(index), NULL, 1, &key);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+		tuple = heap_copytuple(tuple);
+	systable_endscan(scan);
+	return tuple;
+}
+
 void
 domain_row_delete(const DomainRow *row)
 {
 	Relation	table = fence_table_open("domain", RowExclusiveLock);
-	ScanKeyData key;
-	SysScanDesc scan;
 	HeapTuple	tuple;
-	Oid			index;
 
 	if (table == NULL)
 		return;
-	index = fence_table_index(table, COLUMN_ID);
-	ScanKeyInit(&key, COLUMN_ID, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(row->id));
-	scan = systable_beginscan(table, index, OidIsValid(index), NULL, 1, &key);
-	tuple = systable_getnext(scan);
+	tuple = find_by_id(table, row->id);
 	if (HeapTupleIsValid(tuple))
 		CatalogTupleDelete(table, &tuple->t_self);
-	systable_endscan(scan);
 	CacheInvalidateRelcache(table);
 	table_close(table, NoLock);
+}
+
+void
+domain_row_update(const DomainRow *row)
+{
+	Relation	table = fence_table_open("domain", RowExclusiveLock);
+	HeapTuple	tuple;
+
+	if (table == NULL)
+		return;
+	tuple = find_by_id(table, row->id);
+	if (HeapTupleIsValid(tuple))
+		CatalogTupleUpdate(table, &tuple->t_self, tuple_of_row(row, RelationGetDescr(table)));
+	CacheInvalidateRelcache(table);
+	table_close(table, NoLock);
+}
+
+static bool
+rename_in_list(List *names, const char *old, const char *new)
+{
+	bool		any = false;
+	ListCell   *lc;
+
+	foreach(lc, names)
+		if (strcmp(lfirst(lc), old) == 0)
+		{
+			lfirst(lc) = pstrdup(new);
+			any = true;
+		}
+	return any;
+}
+
+bool
+domain_row_rename_column(DomainRow *row, const char *old, const char *new)
+{
+	bool		any = rename_in_list(row->key_columns, old, new);
+
+	any = rename_in_list(row->columns, old, new) || any;
+	if (row->version_column != NULL && strcmp(row->version_column, old) == 0)
+	{
+		row->version_column = pstrdup(new);
+		any = true;
+	}
+	if (row->tag != NULL)
+		row->tag = text_to_cstring(DatumGetTextPP(DirectFunctionCall3Coll(replace_text, C_COLLATION_OID,
+																		  CStringGetTextDatum(row->tag),
+																		  CStringGetTextDatum(psprintf("{%s}", old)),
+																		  CStringGetTextDatum(psprintf("{%s}", new)))));
+	return any;
 }

@@ -321,7 +321,7 @@ send_reserve(Reservation *r, int64 version, FenceWord word, const char *epoch)
 	const char *argv[8];
 	size_t		argvlen[8];
 	int			argc;
-	char		observed[24] = "";
+	char		observed[24] = "";	/* of a domain: the attachment that ends */
 	char		w[24];
 
 	pg_lltoa(version, w);
@@ -340,13 +340,16 @@ send_reserve(Reservation *r, int64 version, FenceWord word, const char *epoch)
 	}
 	else
 	{
-		argc = 7;
+		if (r->ended)
+			pg_lltoa(r->ended, observed);
+		argc = 8;
 		argv[1] = "fence_domain_reserve";
 		argv[2] = "0";
 		argv[3] = setting_namespace;
 		argv[4] = r->name;
 		argv[5] = epoch;
 		argv[6] = fence_stamp();
+		argv[7] = observed;
 	}
 	argv[0] = "FCALL";
 	for (int i = 0; i < argc; i++)
@@ -512,17 +515,14 @@ static bool
 emit_domain(const Reservation *r, bool commit, EmitMessage emit)
 {
 	char		epoch[EPOCH_LEN];
-	char		ended[24] = "";
 	const char *argv[] = {"FCALL", commit ? "fence_domain_commit" : "fence_domain_abort", "0",
-		setting_namespace, r->name, epoch, fence_stamp(), ended};
+		setting_namespace, r->name, epoch, fence_stamp()};
 	size_t		argvlen[lengthof(argv)];
 
 	fence_epoch_of(WORD_EPOCH(r->sent_word), epoch);
-	if (r->ended)
-		pg_lltoa(r->ended, ended);
 	for (int i = 0; i < (int) lengthof(argv); i++)
 		argvlen[i] = strlen(argv[i]);
-	return emit(lengthof(argv) - (commit ? 0 : 1), argv, argvlen);
+	return emit(lengthof(argv), argv, argvlen);
 }
 
 static bool
@@ -591,8 +591,8 @@ coordinator_prepare_commit(void)
 	commit_prepared = true;
 }
 
-static void
-transaction_is_over(void)
+void
+coordinator_forget(void)
 {
 	commit_prepared = false;
 	sent_something = false;
@@ -628,7 +628,7 @@ coordinator_commit(void)
 			disconnect("could not queue the commit message");
 		flush_end();
 	}
-	transaction_is_over();
+	coordinator_forget();
 }
 
 void
@@ -644,5 +644,5 @@ coordinator_abort(void)
 			emit_end(false, emit_to_connection);
 		flush_end();
 	}
-	transaction_is_over();
+	coordinator_forget();
 }

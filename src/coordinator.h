@@ -44,6 +44,9 @@ extern const char *coordinator_problem(void);
 extern void coordinator_prepare_commit(void);
 extern void coordinator_commit(void);
 
+/* The transaction was prepared: sends nothing, its reservations stay pending. Same restrictions. */
+extern void coordinator_forget(void);
+
 /* Sends abort for all that was sent. Same restrictions as coordinator_commit. */
 extern void coordinator_abort(void);
 

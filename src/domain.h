@@ -127,6 +127,12 @@ extern List *domain_rows(void);
 extern void domain_row_insert(DomainRow *row);
 extern void domain_row_delete(const DomainRow *row);
 
+/* Writes the row again, found by its id. No later look-up in the same command sees it. */
+extern void domain_row_update(const DomainRow *row);
+
+/* Puts another name wherever the row names that column, the tag included; false if it nowhere does. */
+extern bool domain_row_rename_column(DomainRow *row, const char *old, const char *new);
+
 /* "<database oid>.<percent-encoded name>", palloc'd. */
 extern char *domain_wire_name(const char *name);
 

@@ -57,6 +57,7 @@ static char *url_text = NULL;	/* from which nodes was made */
 static List *databases = NIL;	/* Oids of databases that have the extension, ascending: the first holds the row */
 static bool databases_known = false;
 static List *announce_queue = NIL;	/* Oids whose domains are to be announced in the current epoch */
+static List *announced = NIL;	/* Oids of databases whose domains were announced in the current epoch */
 static uint32 catalog_seen = 0;
 static int64 databases_next = 0;
 
@@ -262,11 +263,11 @@ run_job(FenceJob *job, char *error)
 }
 
 static void
-remember_database(Oid database)
+remember(List **list, Oid database)
 {
 	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
 
-	databases = list_append_unique_oid(databases, database);
+	*list = list_append_unique_oid(*list, database);
 	MemoryContextSwitchTo(old);
 }
 
@@ -307,7 +308,7 @@ load_databases(char *error)
 			return false;
 		if (!job.extension)
 			continue;
-		remember_database(job.database);
+		remember(&databases, job.database);
 		if (job.has_row)
 		{
 			last_epoch = Max(last_epoch, job.epoch_number);
@@ -405,6 +406,11 @@ grant_and_open(FenceWord arming, bool new_epoch, const char *why)
 	}
 	fence_shared->epoch_armed = true;
 	publish_nodes(NULL, true);
+	if (new_epoch)
+	{
+		list_free(announced);
+		announced = NIL;
+	}
 	if (!fence_word_change(arming, FENCE_OPEN, WORD_EPOCH(arming), why))
 		return false;
 	opened_at = fence_clock();
@@ -568,7 +574,9 @@ announce(FenceWord word)
 
 	if (job_running())
 		return;
-	if (started && !fence_shared->job.done)
+	if (started && fence_shared->job.done)
+		remember(&announced, fence_shared->job.database);
+	else if (started)
 		databases_next = Min(databases_next, fence_clock() + DATABASES_AGAIN);
 	started = false;
 	if (announce_queue == NIL && (serial != catalog_seen || fence_clock() > databases_next))
@@ -585,6 +593,7 @@ announce(FenceWord word)
 		return;
 	job.database = linitial_oid(announce_queue);
 	announce_queue = list_delete_first(announce_queue);
+	job.first_in_epoch = !list_member_oid(announced, job.database);
 	started = job_start(&job);
 	if (!started)
 		databases_next = fence_clock() + DATABASES_AGAIN;

@@ -21,6 +21,15 @@ typedef struct LedgerEntry
 	Reservation reservation;
 } LedgerEntry;
 
+/* What is counted per domain; a handful in a transaction, so a list */
+typedef struct DomainCount
+{
+	int64		domain_id;
+	int			rows;
+	bool		whole;
+	struct DomainCount *next;
+} DomainCount;
+
 /* What `applied` was before a nesting level changed it */
 typedef struct Saved
 {
@@ -39,6 +48,7 @@ typedef struct Level
 static HTAB *entries = NULL;
 static Reservation *first_reservation = NULL;
 static Reservation **last_link = &first_reservation;
+static DomainCount *domain_counts = NULL;
 static bool catalog_changed = false;
 
 static Saved *saved = NULL;
@@ -78,6 +88,48 @@ make_table(void)
 						  HASH_ELEM | HASH_FUNCTION | HASH_COMPARE | HASH_CONTEXT);
 }
 
+static DomainCount *
+find_count(int64 domain_id)
+{
+	DomainCount *count = domain_counts;
+
+	while (count != NULL && count->domain_id != domain_id)
+		count = count->next;
+	return count;
+}
+
+/* The count of the domain, made if there is none. */
+static DomainCount *
+count_of(int64 domain_id)
+{
+	DomainCount *count = find_count(domain_id);
+
+	if (count == NULL)
+	{
+		count = MemoryContextAllocZero(TopTransactionContext, sizeof(DomainCount));
+		count->domain_id = domain_id;
+		count->next = domain_counts;
+		domain_counts = count;
+	}
+	return count;
+}
+
+int
+ledger_rows(int64 domain_id)
+{
+	DomainCount *count = find_count(domain_id);
+
+	return count ? count->rows : 0;
+}
+
+bool
+ledger_is_whole(int64 domain_id)
+{
+	DomainCount *count = find_count(domain_id);
+
+	return count && count->whole;
+}
+
 Reservation *
 ledger_reservation(ReservationKind kind, const char *name, const Domain *domain)
 {
@@ -96,10 +148,15 @@ ledger_reservation(ReservationKind kind, const char *name, const Domain *domain)
 		r->wanted = r->observed = r->sent = r->acked = r->ahead = r->applied = NO_VERSION;
 		r->policy = domain_policy(domain);
 		r->domain_id = domain->id;
+		r->manual = kind == RESERVE_ROW && domain->scope == SCOPE_MANUAL;
 		r->name = MemoryContextStrdup(TopTransactionContext, name);
 		entry->name = r->name;
 		*last_link = r;
 		last_link = &r->next;
+		if (kind == RESERVE_ROW)
+			count_of(domain->id)->rows++;
+		else
+			count_of(domain->id)->whole = true;
 	}
 	return r;
 }
@@ -127,10 +184,7 @@ ledger_is_empty(void)
 bool
 ledger_has_written(int64 domain_id)
 {
-	for (Reservation *r = first_reservation; r != NULL; r = r->next)
-		if (r->domain_id == domain_id)
-			return true;
-	return false;
+	return find_count(domain_id) != NULL;
 }
 
 void
@@ -145,13 +199,26 @@ ledger_catalog_has_changed(void)
 	return catalog_changed;
 }
 
-void
-ledger_end_domain(const Domain *domain)
+Reservation *
+ledger_apply_domain(const Domain *domain)
 {
 	Reservation *r = ledger_reservation(RESERVE_DOMAIN, domain->wire_name, domain);
 
-	r->ended = Max(r->ended, domain->id);
-	ledger_apply(r, r->ended);
+	r->wanted = WHOLE_DOMAIN;
+	ledger_apply(r, WHOLE_DOMAIN);
+	return r;
+}
+
+void
+ledger_end_domain(const Domain *domain)
+{
+	Reservation *r = ledger_apply_domain(domain);
+
+	if (domain->id > r->ended)
+	{
+		r->ended = domain->id;
+		r->sent = r->acked = NO_VERSION;	/* what was asked for so far says nothing of the end */
+	}
 	ledger_catalog_changed();
 }
 
@@ -161,6 +228,7 @@ ledger_forget(void)
 	entries = NULL;
 	first_reservation = NULL;
 	last_link = &first_reservation;
+	domain_counts = NULL;
 	catalog_changed = false;
 	saved = NULL;
 	levels = NULL;

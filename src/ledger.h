@@ -22,12 +22,15 @@ typedef enum ReservationKind
 	RESERVE_DOMAIN				/* a whole domain: detach, DROP */
 } ReservationKind;
 
+#define WHOLE_DOMAIN 1			/* the version of a RESERVE_DOMAIN: there is only one */
+
 typedef struct Reservation
 {
 	ReservationKind kind;
 	char	   *name;			/* fence name, or the domain's wire name; the hash key */
 	FailurePolicy policy;
 	int64		domain_id;
+	bool		manual;			/* of a domain that begin_write maintains */
 	int64		ended;			/* RESERVE_DOMAIN: attachment that ends with this transaction, 0 if none */
 
 	int64		wanted;			/* highest version that a statement asked for, sent or not; NO_VERSION if none */
@@ -56,6 +59,19 @@ extern void ledger_apply(Reservation *reservation, int64 version);
 
 /* The explicit withdrawal of begin_write; undone by a rollback like ledger_apply. */
 extern void ledger_withdraw(Reservation *reservation);
+
+/*
+ * How many rows of the domain have a reservation of their own in this transaction, and whether the domain was reserved
+ * as a whole (perhaps in a savepoint that was rolled back).
+ */
+extern int	ledger_rows(int64 domain_id);
+extern bool ledger_is_whole(int64 domain_id);
+
+/*
+ * A statement has changed, or is about to change, any number of rows of the domain: it is reserved as a whole. Counts
+ * unless the current savepoint is rolled back. Returns the reservation.
+ */
+extern Reservation *ledger_apply_domain(const Domain *domain);
 
 /*
  * The attachment id of the domain ends with this transaction (detach, DROP of the table or of a trigger): reserves the

@@ -44,10 +44,10 @@
 #define ROUND_LIMIT		INT64CONST(60000000)	/* microseconds that a round may take */
 #define LAST_ATTACHMENT	INT64CONST(999999999999999)	/* above every id of an attachment; Redis takes 15 digits */
 
-/* Duties of a round */
-#define DUTY_SETTLE		'\1'
+/* Duties of a round, besides settling */
 #define DUTY_SUSPECTS	'\2'
 #define DUTY_AUDIT		'\4'
+#define DUTY_AT_ONCE	'\10'		/* settle without waiting for patrol_grace: somebody said that there is something */
 
 PGDLLEXPORT void fence_patrol_main(Datum arg);
 PGDLLEXPORT void fence_patrol_round_main(Datum arg);
@@ -214,7 +214,7 @@ fate_of(const ListedReservation *r)
 
 /* Settles what one node lists for this database; returns how many messages it took. */
 static int64
-settle_node(LibraryCall *call, Oid database)
+settle_node(LibraryCall *call, Oid database, int grace)
 {
 	char	   *cursor = pstrdup("");
 	char		epoch[EPOCH_LEN];
@@ -227,7 +227,7 @@ settle_node(LibraryCall *call, Oid database)
 
 		CHECK_FOR_INTERRUPTS();
 		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
-		if (!library_pending(call, setting_patrol_grace, PAGE, &cursor, epoch, &page))
+		if (!library_pending(call, grace, PAGE, &cursor, epoch, &page))
 			return settled;
 		worker_begin_transaction();
 		foreach(cell, page)
@@ -255,7 +255,7 @@ settle_node(LibraryCall *call, Oid database)
 }
 
 static void
-settle(Oid database)
+settle(Oid database, int grace)
 {
 	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
 	ListCell   *cell;
@@ -266,7 +266,7 @@ settle(Oid database)
 
 		if (!connect_node(&call, lfirst(cell)))
 			continue;
-		if (settle_node(&call, database) > 0)
+		if (settle_node(&call, database, grace) > 0)
 			elog(DEBUG1, "pgcache_fence: the patrol settled reservations in database %u", database);
 		redis_close(call.conn);
 	}
@@ -379,7 +379,7 @@ fence_patrol_round_main(Datum arg)
 
 	worker_begin(database);
 	pgstat_report_activity(STATE_RUNNING, "pgcache_fence patrol round");
-	settle(database);
+	settle(database, (duties & DUTY_AT_ONCE) ? 0 : setting_patrol_grace);
 	worker_begin_transaction();
 	extension = OidIsValid(fence_table_oid("domain"));
 	worker_end_transaction();
@@ -400,7 +400,7 @@ fence_patrol_round_main(Datum arg)
 
 /* Lists what one node has; settles what belongs to no database any more; returns the databases with work. */
 static List *
-databases_with_work(LibraryCall *call, List *served, List *found)
+databases_with_work(LibraryCall *call, int grace, List *served, List *found)
 {
 	char	   *cursor = pstrdup("");
 	char		epoch[EPOCH_LEN];
@@ -412,7 +412,7 @@ databases_with_work(LibraryCall *call, List *served, List *found)
 
 		CHECK_FOR_INTERRUPTS();
 		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
-		if (!library_pending(call, setting_patrol_grace, PAGE, &cursor, epoch, &page))
+		if (!library_pending(call, grace, PAGE, &cursor, epoch, &page))
 			break;
 		foreach(cell, page)
 		{
@@ -457,8 +457,12 @@ run_round(Oid database, char duties)
 	pfree(handle);
 }
 
+/*
+ * One round over all nodes and databases. at_once: somebody woke the patrol because something is to be settled; the
+ * grace period only spares work on reservations that their own transactions are about to end.
+ */
 static void
-patrol(bool audit)
+patrol(bool at_once, bool audit)
 {
 	List	   *served = NIL;
 	List	   *work = NIL;
@@ -483,14 +487,14 @@ patrol(bool audit)
 		}
 		if (call.conn == NULL && !connect_node(&call, lfirst(cell)))
 			continue;
-		work = databases_with_work(&call, served, work);
+		work = databases_with_work(&call, at_once ? 0 : setting_patrol_grace, served, work);
 	}
 	foreach(cell, served)
 	{
 		bool		settle_here = list_member_oid(work, lfirst_oid(cell));
 
 		if (settle_here || suspects || audit)
-			run_round(lfirst_oid(cell), DUTY_SETTLE | (suspects ? DUTY_SUSPECTS : 0) | (audit ? DUTY_AUDIT : 0));
+			run_round(lfirst_oid(cell), (at_once ? DUTY_AT_ONCE : 0) | (suspects ? DUTY_SUSPECTS : 0) | (audit ? DUTY_AUDIT : 0));
 	}
 }
 
@@ -519,8 +523,9 @@ fence_patrol_main(Datum arg)
 
 	for (;;)
 	{
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 setting_patrol_interval, wait_event_worker());
+		int			woken = WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+									  setting_patrol_interval, wait_event_worker());
+
 		ResetLatch(MyLatch);
 		CHECK_FOR_INTERRUPTS();
 		if (ConfigReloadPending)
@@ -531,7 +536,7 @@ fence_patrol_main(Datum arg)
 		if (WORD_STATE(fence_word()) != FENCE_OPEN)
 			continue;
 		MemoryContextSwitchTo(loop);
-		patrol(fence_clock() > audit_next);
+		patrol((woken & WL_LATCH_SET) != 0, fence_clock() > audit_next);
 		if (fence_clock() > audit_next)
 			audit_next = fence_clock() + AUDIT_EVERY * INT64CONST(1000000);
 		MemoryContextReset(loop);

@@ -6,6 +6,8 @@
  */
 #include "postgres.h"
 
+#include <limits.h>
+
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
@@ -26,6 +28,7 @@ int			setting_on_redis_failure;
 int			setting_patrol_interval;
 int			setting_patrol_grace;
 double		setting_audit_rate;
+int			setting_bulk_threshold;
 int			setting_idle_fence_ttl;
 int			setting_tombstone_retention;
 
@@ -225,6 +228,17 @@ define_patrol(void)
 }
 
 static void
+define_bulk(void)
+{
+	DefineCustomIntVariable("pgcache_fence.bulk_threshold",
+							"Number of rows of a table that a transaction reserves one by one.",
+							"A transaction that changes more rows reserves the whole table instead: one message instead "
+							"of one per row. When it commits, no cached value of the table is trusted any more.",
+							&setting_bulk_threshold, 1000, 1, INT_MAX,
+							PGC_USERSET, 0, NULL, NULL, NULL);
+}
+
+static void
 define_retention(void)
 {
 	DefineCustomIntVariable("pgcache_fence.idle_fence_ttl",
@@ -248,6 +262,7 @@ settings_define(void)
 	define_redis();
 	define_lease();
 	define_patrol();
+	define_bulk();
 	define_retention();
 	MarkGUCPrefixReserved("pgcache_fence");
 }

@@ -23,6 +23,7 @@ extern int	setting_on_redis_failure;	/* FailurePolicy */
 extern int	setting_patrol_interval;
 extern int	setting_patrol_grace;
 extern double setting_audit_rate;	/* rows per second and domain */
+extern int	setting_bulk_threshold; /* rows of a domain in one transaction */
 extern int	setting_idle_fence_ttl;	/* seconds */
 extern int	setting_tombstone_retention;	/* seconds */
 

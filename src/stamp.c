@@ -37,6 +37,19 @@ fence_stamp(void)
 	return stamp;
 }
 
+char *
+fence_stamp_of(TransactionId xid)
+{
+	FullTransactionId next = ReadNextFullTransactionId();
+	uint32		epoch = EpochFromFullTransactionId(next);
+
+	if (xid > XidFromFullTransactionId(next))
+		epoch--;
+	return psprintf("%llu.%08x",
+					(unsigned long long) U64FromFullTransactionId(FullTransactionIdFromEpochAndXid(epoch, xid)),
+					(uint32) fence_shared->nonce);
+}
+
 /* The commit log's answer; pg_xact_status looks at the running and prepared transactions first. */
 static StampFate
 logged_fate(FullTransactionId xid)

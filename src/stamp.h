@@ -11,6 +11,9 @@
 /* The current transaction's stamp (static buffer). Assigns an xid on first use; afterwards it allocates nothing. */
 extern const char *fence_stamp(void);
 
+/* The stamp of a running or prepared transaction; palloc'd. */
+extern char *fence_stamp_of(TransactionId xid);
+
 typedef enum StampFate
 {
 	FATE_IN_PROGRESS,			/* or prepared */

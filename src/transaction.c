@@ -11,6 +11,7 @@
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "storage/latch.h"
+#include "tcop/utility.h"
 
 #include "coordinator.h"
 #include "ledger.h"
@@ -21,6 +22,8 @@
 #define POLL_FIRST_US	1000	/* how often a waiting writer looks at the word: at first, and at most */
 #define POLL_MOST_US	20000
 #define MAX_FAILURES	2		/* failed attempts under one word before this backend closes it */
+
+static ProcessUtility_hook_type previous_utility = NULL;
 
 /* A wait with a growing pause between looks, bounded by the deadline of the whole commit */
 typedef struct CommitWait
@@ -207,6 +210,27 @@ before_commit(void)
 	coordinator_prepare_commit();
 }
 
+/*
+ * PREPARE keeps the reservations pending: COMMIT PREPARED may come from any session, or after a restart, and then the
+ * patrol settles them by the transaction's fate. What ends an attachment cannot wait like that.
+ */
+static void
+before_prepare(void)
+{
+	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
+		if (r->ended && r->applied != NO_VERSION)
+			ereport(ERROR,
+					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					 errmsg("cannot PREPARE a transaction that has ended the fencing of a table"),
+					 errhint("Commit detach, DROP and the like in one phase.")));
+		else if (r->manual && r->applied != NO_VERSION)
+			ereport(ERROR,
+					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					 errmsg("cannot PREPARE a transaction that has explicit reservations"),
+					 errdetail("A restart could not find them again: no lock on a table tells of them.")));
+	before_commit();
+}
+
 static void
 after_commit(void)
 {
@@ -231,10 +255,14 @@ transaction_callback(XactEvent event, void *arg)
 			break;
 		case XACT_EVENT_PRE_PREPARE:
 			if (!ledger_is_empty())
-				ereport(ERROR,
-						(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-						 errmsg("cannot PREPARE a transaction that has written to a fenced table"),
-						 errhint("Commit it in one phase, or fence.detach the table first.")));
+				before_prepare();
+			break;
+		case XACT_EVENT_PREPARE:
+			if (!ledger_is_empty())
+			{
+				coordinator_forget();
+				fence_marker_clear();
+			}
 			break;
 		case XACT_EVENT_COMMIT:
 			if (!ledger_is_empty() || ledger_catalog_has_changed())
@@ -271,9 +299,28 @@ subtransaction_callback(SubXactEvent event, SubTransactionId id, SubTransactionI
 		ledger_savepoint_rollback(GetCurrentTransactionNestLevel());
 }
 
+/* The end of a prepared transaction is nobody's callback: the patrol is told to look at once. */
+static void
+process_utility(PlannedStmt *statement, const char *query, bool read_only, ProcessUtilityContext context,
+				ParamListInfo params, QueryEnvironment *environment, DestReceiver *dest, QueryCompletion *completion)
+{
+	TransactionStmt *stmt = (TransactionStmt *) statement->utilityStmt;
+	bool		ends_prepared = IsA(stmt, TransactionStmt) &&
+		(stmt->kind == TRANS_STMT_COMMIT_PREPARED || stmt->kind == TRANS_STMT_ROLLBACK_PREPARED);
+
+	if (previous_utility)
+		previous_utility(statement, query, read_only, context, params, environment, dest, completion);
+	else
+		standard_ProcessUtility(statement, query, read_only, context, params, environment, dest, completion);
+	if (ends_prepared)
+		fence_wake_patrol();
+}
+
 void
 transaction_install(void)
 {
 	RegisterXactCallback(transaction_callback, NULL);
 	RegisterSubXactCallback(subtransaction_callback, NULL);
+	previous_utility = ProcessUtility_hook;
+	ProcessUtility_hook = process_utility;
 }

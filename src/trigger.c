@@ -19,6 +19,7 @@
 #include "domain.h"
 #include "key.h"
 #include "ledger.h"
+#include "settings.h"
 #include "shared.h"
 #include "tombstone.h"
 #include "version.h"
@@ -32,20 +33,6 @@ PG_FUNCTION_INFO_V1(fence_before_truncate);
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* The next version of a row, after `last`. */
-static int64
-next_version(const Domain *domain, const Reservation *r, int64 last)
-{
-	return fence_version_after(domain, Max(last, ledger_told_ahead(r->name)));
-}
-
-/* The version of a tombstone for a row that had `last`: not limited by the column's type, for no row will hold it. */
-static int64
-tombstone_version(const Domain *domain, const Reservation *r, HeapTuple row, TupleDesc desc)
-{
-	return fence_version_after(NULL, Max(domain_row_version(domain, row, desc), ledger_told_ahead(r->name)));
-}
-
 /*
  * The committed version that this row proves, or NO_VERSION if this transaction wrote it itself [6d]. The raw xmin:
  * COPY FREEZE makes our own rows look old.
@@ -58,13 +45,35 @@ proven_version(const Domain *domain, HeapTuple row, TupleDesc desc)
 	return domain_row_version(domain, row, desc);
 }
 
-static Reservation *
-reservation_of(const Domain *domain, HeapTuple row, TupleDesc desc)
+/* Reserves the whole domain, which now counts as changed. */
+static void
+reserve_domain(const Domain *domain)
 {
-	char	   *key = key_of_tuple(domain, row, desc);
-	char	   *name = key_fence_name(domain, key);
-	Reservation *r = ledger_reservation(RESERVE_ROW, name, domain);
+	Reservation *whole = ledger_apply_domain(domain);
 
+	if (whole->sent == NO_VERSION)
+		coordinator_reserve_early(whole);
+}
+
+/*
+ * The row's own reservation. NULL if there are too many: then the domain is reserved as a whole instead, again after a
+ * savepoint took that back; what the rows before it have stays. Only BEFORE ROW (early) begins that.
+ */
+static Reservation *
+reservation_of(const Domain *domain, HeapTuple row, TupleDesc desc, bool early)
+{
+	char	   *key;
+	char	   *name;
+	Reservation *r;
+
+	if (ledger_is_whole(domain->id) || (early && ledger_rows(domain->id) >= setting_bulk_threshold))
+	{
+		reserve_domain(domain);
+		return NULL;
+	}
+	key = key_of_tuple(domain, row, desc);
+	name = key_fence_name(domain, key);
+	r = ledger_reservation(RESERVE_ROW, name, domain);
 	pfree(name);
 	pfree(key);
 	return r;
@@ -74,12 +83,33 @@ reservation_of(const Domain *domain, HeapTuple row, TupleDesc desc)
 static void
 reserve(Reservation *r, int64 observed, int64 w)
 {
-	if (r->wanted >= w)
+	if (r == NULL || r->wanted >= w)
 		return;
 	r->wanted = w;
 	if (observed != NO_VERSION)
 		r->observed = observed;
 	coordinator_reserve_early(r);
+}
+
+/* What Redis told of the key when it was ahead. A whole domain's fences end with the transaction, so it tells nothing. */
+static int64
+told_ahead(const Reservation *r)
+{
+	return r ? ledger_told_ahead(r->name) : NO_VERSION;
+}
+
+/* The next version of a row, after `last`. */
+static int64
+next_version(const Domain *domain, const Reservation *r, int64 last)
+{
+	return fence_version_after(domain, Max(last, told_ahead(r)));
+}
+
+/* The version of a tombstone for a row that had `last`: not limited by the column's type, for no row will hold it. */
+static int64
+tombstone_version(const Domain *domain, const Reservation *r, HeapTuple row, TupleDesc desc)
+{
+	return fence_version_after(NULL, Max(domain_row_version(domain, row, desc), told_ahead(r)));
 }
 
 /* What a new row of the key must start above, and what a tombstone proves. */
@@ -117,14 +147,14 @@ static int64
 reserve_new_row(const Domain *domain, HeapTuple row, TupleDesc desc)
 {
 	TombstoneView past = tombstone_of(domain, row, desc);
-	Reservation *r = reservation_of(domain, row, desc);
+	Reservation *r = reservation_of(domain, row, desc, true);
 	int64		last = Max(past.tombstone, past.floor);
 	int64		w;
 	bool		isnull;
 
 	(void) heap_getattr(row, domain->version_attnum, desc, &isnull);
 	w = isnull ? NO_VERSION : fence_version_raw(domain, row, desc);
-	if (w < 0 || w <= last || w <= ledger_told_ahead(r->name))
+	if (w < 0 || w <= last || w <= told_ahead(r))
 		w = next_version(domain, r, Max(last, 0));
 	reserve(r, past.own ? NO_VERSION : past.tombstone, w);
 	return w;
@@ -134,7 +164,7 @@ reserve_new_row(const Domain *domain, HeapTuple row, TupleDesc desc)
 static int64
 reserve_changed_row(const Domain *domain, HeapTuple row, TupleDesc desc)
 {
-	Reservation *r = reservation_of(domain, row, desc);
+	Reservation *r = reservation_of(domain, row, desc, true);
 	int64		w = next_version(domain, r, domain_row_version(domain, row, desc));
 
 	reserve(r, proven_version(domain, row, desc), w);
@@ -145,7 +175,7 @@ reserve_changed_row(const Domain *domain, HeapTuple row, TupleDesc desc)
 static void
 reserve_old_row(const Domain *domain, HeapTuple row, TupleDesc desc)
 {
-	Reservation *r = reservation_of(domain, row, desc);
+	Reservation *r = reservation_of(domain, row, desc, true);
 
 	reserve(r, proven_version(domain, row, desc), tombstone_version(domain, r, row, desc));
 }
@@ -224,6 +254,8 @@ raise_rewritten(const Domain *domain, int64 stored, int64 last)
 static void
 apply_stored(Reservation *r, int64 observed, int64 stored)
 {
+	if (r == NULL)
+		return;					/* the domain is applied as a whole */
 	reserve(r, observed, stored);
 	ledger_apply(r, stored);
 }
@@ -232,11 +264,11 @@ static void
 after_new_row(const Domain *domain, HeapTuple row, TupleDesc desc)
 {
 	TombstoneView past = tombstone_of(domain, row, desc);
-	Reservation *r = reservation_of(domain, row, desc);
+	Reservation *r = reservation_of(domain, row, desc, false);
 	int64		last = Max(past.tombstone, past.floor);
 	int64		stored = fence_version_raw(domain, row, desc);
 
-	if (stored < 0 || (stored <= last && stored != r->wanted))
+	if (stored < 0 || (stored <= last && r != NULL && stored != r->wanted))
 		raise_rewritten(domain, stored, Max(last, -1));
 	if (stored <= last)
 		ereport(ERROR,
@@ -252,7 +284,7 @@ after_new_row(const Domain *domain, HeapTuple row, TupleDesc desc)
 static void
 after_old_row_gone(const Domain *domain, HeapTuple row, TupleDesc desc)
 {
-	Reservation *r = reservation_of(domain, row, desc);
+	Reservation *r = reservation_of(domain, row, desc, false);
 	int64		w = tombstone_version(domain, r, row, desc);
 	char	   *key = key_of_tuple(domain, row, desc);
 
@@ -264,7 +296,7 @@ after_old_row_gone(const Domain *domain, HeapTuple row, TupleDesc desc)
 static void
 after_changed_row(const Domain *domain, HeapTuple old, HeapTuple new, TupleDesc desc)
 {
-	Reservation *r = reservation_of(domain, new, desc);
+	Reservation *r = reservation_of(domain, new, desc, false);
 	int64		last = domain_row_version(domain, old, desc);
 	int64		stored = fence_version_raw(domain, new, desc);
 
@@ -295,15 +327,15 @@ fence_after_row(PG_FUNCTION_ARGS)
 	return PointerGetDatum(NULL);
 }
 
+/*
+ * TRUNCATE removes rows without row triggers. Their versions are not kept: a row that comes back may count from the
+ * beginning, because nothing that was said of the domain under its former gen is trusted again.
+ */
 Datum
 fence_before_truncate(PG_FUNCTION_ARGS)
 {
 	Domain	   *domain = trigger_domain(fcinfo, TRIGGER_EVENT_BEFORE, 0 /* per statement */);
 
-	ereport(ERROR,
-			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-			 errmsg("cannot TRUNCATE the fenced table of domain \"%s\"", domain->name),
-			 errdetail("TRUNCATE fires no row triggers, so the versions of the removed rows would be lost."),
-			 errhint("Use DELETE, or fence.detach the table, truncate it, and fence.attach it again.")));
-	PG_RETURN_NULL();
+	reserve_domain(domain);
+	return PointerGetDatum(NULL);
 }

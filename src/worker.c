@@ -33,6 +33,7 @@
 #include "redis/library.h"
 #include "settings.h"
 #include "shared.h"
+#include "stamp.h"
 #include "worker.h"
 
 PGDLLEXPORT void fence_job_main(Datum arg);
@@ -234,7 +235,39 @@ store_cluster(const FenceJob *job)
 		elog(ERROR, "could not write fence.cluster");
 }
 
-/* The attachments of this database, in a snapshot taken after the epoch began: what was detached before is not in it. */
+/*
+ * Transactions that were prepared before this epoch and hold a fenced table: Redis knows nothing of them any more, so
+ * each becomes a reservation of the whole domain, before anything of the domain is announced and could be read [c8].
+ * One that ends right now is settled by the patrol.
+ */
+static bool
+reserve_for_prepared(LibraryCall *call, const char *epoch)
+{
+	if (SPI_execute("SELECT DISTINCT d.name, p.transaction::text::bigint"
+					"  FROM pg_prepared_xacts p"
+					"  JOIN pg_locks l ON l.virtualtransaction = '-1/' || p.transaction::text"
+					"  JOIN fence.domain d ON d.relation = l.relation"
+					" WHERE l.locktype = 'relation' AND p.database = current_database()"
+					"   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+					"   AND l.mode NOT IN ('AccessShareLock', 'RowShareLock')", true, 0) != SPI_OK_SELECT)
+		elog(ERROR, "could not list prepared transactions");
+	for (uint64 i = 0; i < SPI_processed; i++)
+	{
+		bool		isnull;
+		HeapTuple	row = SPI_tuptable->vals[i];
+		char	   *name = SPI_getvalue(row, SPI_tuptable->tupdesc, 1);
+		int64		xid = DatumGetInt64(SPI_getbinval(row, SPI_tuptable->tupdesc, 2, &isnull));
+
+		if (!library_domain_reserve(call, epoch, domain_wire_name(name), fence_stamp_of((TransactionId) xid)))
+			return false;
+	}
+	return true;
+}
+
+/*
+ * The attachments of this database, in a snapshot taken after the epoch began: what was detached before is not in it.
+ * The first time in an epoch, what was prepared before goes first.
+ */
 static void
 announce_domains(FenceJob *job)
 {
@@ -252,11 +285,12 @@ announce_domains(FenceJob *job)
 	LWLockRelease(fence_shared->lock);
 	for (int i = 0; i < nnodes; i++)
 	{
-		call.conn = redis_open(&nodes[i].address, &url, call.deadline, job->error, REASON_LEN);
-		if (call.conn == NULL || !library_announce(&call, job->epoch, domains))
+		call.conn = redis_open(&nodes[i].address, &url, call.deadline, call.error, REASON_LEN);
+		if (call.conn == NULL || (job->first_in_epoch && !reserve_for_prepared(&call, job->epoch)) ||
+			!library_announce(&call, job->epoch, domains))
 			ereport(ERROR,
 					(errcode(ERRCODE_CONNECTION_FAILURE),
-					 errmsg("could not announce the fenced tables to Redis: %s", call.conn ? call.error : job->error)));
+					 errmsg("could not announce the fenced tables to Redis: %s", call.error)));
 		redis_close(call.conn);
 	}
 }

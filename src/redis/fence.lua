@@ -98,7 +98,7 @@ end
 
 -- The domain's record, made on first use. id: the attachment that is announced (nil: not attached, readers are told
 -- unarmed); ended: the newest attachment that is known to be over, so a late announcement of it changes nothing.
--- pending: stamp -> since, of reservations of the whole domain.
+-- pending: stamp -> {since, ended}, of reservations of the whole domain; pendings: how many.
 local function domain_of(space, name)
   local d = space.domains[name]
   if not d then
@@ -232,6 +232,17 @@ local function attach_domain(space, name, id)
   d.id = id
 end
 
+-- Records a reservation of a whole domain. ended: the attachment that ends if it is committed, 0 if none.
+local function domain_pend(d, stamp, ended, now)
+  local p = d.pending[stamp]
+  if not p then
+    d.pending[stamp] = { since = now, ended = ended }
+    d.pendings = d.pendings + 1
+  elseif ended > p.ended then
+    p.ended = ended
+  end
+end
+
 -- The settings of arm, or nil if they are malformed: JSON {idle_ms, domains: [[name, id], ...], reservations:
 -- [[domain, stamp], ...]}, the lists optional.
 local function arm_settings(json)
@@ -283,13 +294,7 @@ local function arm(keys, args)
   end
   space.armed.idle_ms = settings.idle_ms
   for _, d in ipairs(settings.domains) do attach_domain(space, d[1], d[2]) end
-  for _, r in ipairs(settings.reservations) do
-    local d = domain_of(space, r[1])
-    if not d.pending[r[2]] then
-      d.pending[r[2]] = now
-      d.pendings = d.pendings + 1
-    end
-  end
+  for _, r in ipairs(settings.reservations) do domain_pend(domain_of(space, r[1]), r[2], 0, now) end
   return { 'armed', '', tostring(now) }
 end
 
@@ -495,44 +500,42 @@ end
 -- Whole domains: bulk changes, attach, detach. One reservation, whatever the number of rows.
 -- ---------------------------------------------------------------------------------------------------------------
 
--- domain_reserve | namespace domain epoch stamp -> reserved | unarmed
+local function domain_drop(d, stamp)
+  if not d.pending[stamp] then return end
+  d.pending[stamp] = nil
+  d.pendings = d.pendings - 1
+end
+
+-- domain_reserve | namespace domain epoch stamp ended -> reserved | unarmed
+-- ended: the id of the attachment that the transaction ends (detach, DROP), '' if it only changes many rows.
 local function domain_reserve(_, args)
-  if #args ~= 4 or not is_domain(args[2]) or not is_stamp(args[4]) then
-    return bad('fence_domain_reserve', 'expected namespace, domain, epoch and stamp')
+  local ended = args[5] and (args[5] == '' and 0 or whole(args[5]))
+  if #args ~= 5 or not is_domain(args[2]) or not is_stamp(args[4]) or not ended then
+    return bad('fence_domain_reserve', 'expected namespace, domain, epoch, stamp and ended attachment')
   end
   local space = in_epoch(args[1], args[3], true)
   if not space then return { 'unarmed' } end
-  local d = domain_of(space, args[2])
-  if not d.pending[args[4]] then
-    d.pending[args[4]] = now_ms()
-    d.pendings = d.pendings + 1
-  end
+  domain_pend(domain_of(space, args[2]), args[4], ended, now_ms())
   return { 'reserved' }
 end
 
-local function domain_drop(d, stamp)
-  if not d.pending[stamp] then return false end
-  d.pending[stamp] = nil
-  d.pendings = d.pendings - 1
-  return true
-end
-
--- domain_commit | namespace domain epoch stamp ended -> committed | unarmed
--- A new generation, so that nothing cached before is trusted, but only if the stamp is still pending [6b]. ended: the
--- attachment that this transaction ended, '' if none; it is taken note of even if the stamp was settled before, and
--- then the generation ends with it: rows may change unfenced until the name is attached again.
+-- domain_commit | namespace domain epoch stamp -> committed | unarmed
+-- Only if the stamp is still pending: a new generation, so that nothing cached before is trusted [6b]; and the end of
+-- the attachment, if the reservation says so: rows may change unfenced until the name is attached again.
 local function domain_commit(_, args)
-  local ended = args[5] and (args[5] == '' and 0 or whole(args[5]))
-  if #args ~= 5 or not is_domain(args[2]) or not ended then
-    return bad('fence_domain_commit', 'expected namespace, domain, epoch, stamp and ended attachment')
+  if #args ~= 4 or not is_domain(args[2]) then
+    return bad('fence_domain_commit', 'expected namespace, domain, epoch and stamp')
   end
   local space = in_epoch(args[1], args[3], false)
   if not space then return { 'unarmed' } end
   local d = domain_of(space, args[2])
-  if ended > d.ended then d.ended = ended end
-  local over = d.id and d.id <= d.ended
-  if over then d.id = nil end
-  if domain_drop(d, args[4]) or over then new_gen(space, d) end
+  local p = d.pending[args[4]]
+  if p then
+    if p.ended > d.ended then d.ended = p.ended end
+    if d.id and d.id <= d.ended then d.id = nil end
+    new_gen(space, d)
+    domain_drop(d, args[4])
+  end
   return { 'committed' }
 end
 
@@ -664,7 +667,7 @@ local function pending(_, args)
   local cursor = args[4] ~= '' and args[4] or nil
   if not cursor then
     for name, d in pairs(space.domains) do
-      for stamp, since in pairs(d.pending) do list('domain', name, stamp, '', since) end
+      for stamp, p in pairs(d.pending) do list('domain', name, stamp, '', p.since) end
     end
   elseif not space.pending[cursor] then
     cursor = nil                       -- settled meanwhile: its place in the table is lost, start again

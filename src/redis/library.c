@@ -338,6 +338,14 @@ library_announce(LibraryCall *call, const char *epoch, List *domains)
 }
 
 bool
+library_domain_reserve(LibraryCall *call, const char *epoch, const char *wire_name, const char *stamp)
+{
+	const char *argv[] = {"FCALL", "fence_domain_reserve", "0", setting_namespace, wire_name, epoch, stamp, ""};
+
+	return expect(call, library_call(call, lengthof(argv), argv), "reserved");
+}
+
+bool
 library_pending(LibraryCall *call, int min_age_ms, int limit, char **cursor, char epoch[EPOCH_LEN], List **list)
 {
 	char		age[12];

@@ -50,6 +50,9 @@ extern bool library_disarm(LibraryCall *call, uint32 timeline);
 /* domains: a List of DomainRef. */
 extern bool library_announce(LibraryCall *call, const char *epoch, List *domains);
 
+/* Reserves a whole domain for a transaction other than the present one. */
+extern bool library_domain_reserve(LibraryCall *call, const char *epoch, const char *wire_name, const char *stamp);
+
 /* A reservation as the process lists it. */
 typedef struct ListedReservation
 {

@@ -37,7 +37,7 @@ subtest 'unarmed: nothing is answered or promised' => sub {
 	is(settle('k', '1.a', 1), 'unarmed', 'settle');
 	is(repair('k', 1, 2), 'unarmed', 'repair');
 	is(domain('reserve', '1.a'), 'unarmed', 'domain_reserve');
-	is(domain('commit', '1.a', ''), 'unarmed', 'domain_commit');
+	is(domain('commit', '1.a'), 'unarmed', 'domain_commit');
 	is(domain('abort', '1.a'), 'unarmed', 'domain_abort');
 	is(announce('1.t', 1), 'unarmed', 'announce');
 	is(answer('fence_commit_value', 2, f('k'), v('k'), $epoch, '1.a', 1, 'p', 0), 'unarmed', 'commit_value');
@@ -192,19 +192,24 @@ subtest 'attachments: announce, end, attach again' => sub {
 	is(announce('1.u', 8), 'announced', 'a newer attachment');
 	like(answer('fence_get', 2, @u), qr/^miss (?!$token)\S+ \d/, '... trusts nothing of the former');
 
-	is(answer('fence_domain_reserve', 0, 'n', '1.u', $epoch, '2.a'), 'reserved', 'detach: reserved');
-	is(answer('fence_domain_commit', 0, 'n', '1.u', $epoch, '2.a', 8), 'committed', '... and committed');
+	is(answer('fence_domain_reserve', 0, 'n', '1.u', $epoch, '2.a', 8), 'reserved', 'detach: reserved');
+	is(answer('fence_domain_commit', 0, 'n', '1.u', $epoch, '2.a'), 'committed', '... and committed');
 	is(answer('fence_get', 2, @u), 'unarmed', 'the domain is over');
 	is(announce('1.u', 8), 'announced', 'a late announcement of the ended attachment');
 	is(answer('fence_get', 2, @u), 'unarmed', '... does not revive it');
 	is(announce('1.u', 9), 'announced', 'attached again');
 	like(answer('fence_get', 2, @u), qr/^miss /, 'answers');
 
-	# the end of an attachment counts also where the stamp is not pending any more
+	# the reservation knows what ends, whoever commits it: the transaction itself or the patrol
 	($status, $token, $ticket) = @{ fcall('fence_get', 2, @u) };
 	is(answer('fence_put', 2, @u, $token, $ticket, 4, 'p', 0), 'stored', 'a value');
-	is(answer('fence_domain_commit', 0, 'n', '1.u', $epoch, '3.a', 9),
-		'committed', 'ended by a stamp that is not pending');
+	is(answer('fence_domain_reserve', 0, 'n', '1.u', $epoch, '3.a', ''), 'reserved', 'many rows');
+	is(answer('fence_domain_reserve', 0, 'n', '1.u', $epoch, '3.a', 9), 'reserved', '... and a detach, by one transaction');
+	is(answer('fence_domain_reserve', 0, 'n', '1.u', $epoch, '3.a', ''), 'reserved', '... in any order');
+	is(answer('fence_domain_abort', 0, 'n', '1.u', $epoch, '4.a'), 'aborted', 'an abort of another stamp');
+	is(answer('fence_domain_commit', 0, 'n', '1.u', $epoch, '4.a'), 'committed', 'and a commit that is not pending');
+	is(answer('fence_get', 2, @u), 'pending', '... change nothing');
+	is(answer('fence_domain_commit', 0, 'n', '1.u', $epoch, '3.a'), 'committed', 'committed');
 	is(answer('fence_get', 2, @u), 'unarmed', 'the domain is over');
 	announce('1.u', 10);
 	like(answer('fence_get', 2, @u), qr/^miss (?!$token)\S+ \d/, 'attached again: nothing of before is trusted');
@@ -319,7 +324,7 @@ subtest '[6c] a ticket of an older generation is worth nothing' => sub {
 	fresh();
 	my ($status, $token, $ticket) = @{ fcall('fence_get', 2, f('k'), v('k')) };
 	domain('reserve', '1.a');
-	domain('commit', '1.a', '');
+	domain('commit', '1.a');
 	is(put('k', 5, token => $token, ticket => $ticket), 'refused token', 'with the token it was given with');
 	is(put('k', 5, ticket => $ticket), 'refused ticket', 'with the current token: the fence has another one');
 	isnt(fcall('fence_get', 2, f('k'), v('k'))->[2], $ticket, 'and get gives another ticket');
@@ -547,15 +552,15 @@ subtest '[6b] domain_commit: a new generation, only if pending' => sub {
 	fresh();
 	fill('k', 5);
 	my %seen = (token() => 1);
-	is(domain('commit', '1.a', ''), 'committed', 'not pending');
+	is(domain('commit', '1.a'), 'committed', 'not pending');
 	ok($seen{ token() }, 'changes nothing');
 	foreach my $round (1 .. 3)
 	{
 		domain('reserve', '1.a');
-		is(domain('commit', '1.a', ''), 'committed', "round $round, always the same stamp");
+		is(domain('commit', '1.a'), 'committed', "round $round, always the same stamp");
 		my $token = token();
 		ok(!$seen{$token}++, 'another token each time');
-		domain('commit', '1.a', '');
+		domain('commit', '1.a');
 		is(token(), $token, 'once only');
 		like(get('k'), qr/^miss $token \d+$/, 'nothing cached before is trusted');
 		fill('k', 5 + $round);
@@ -567,7 +572,7 @@ subtest '[6a] a domain_commit leaves reservations of rows alone' => sub {
 	fill('k', 5);
 	reserve('k', '1.a', 5, 6);
 	domain('reserve', '2.a');
-	domain('commit', '2.a', '');
+	domain('commit', '2.a');
 	is(pendings(), 'k 1.a 6', 'it lives on');
 	is(get('k'), 'pending', 'and holds readers');
 	is(reserve('k', '3.a', 5, 7), 'reserved ', 'touching the fence of the other token');
@@ -581,7 +586,7 @@ subtest 'a reservation of another generation proves nothing: the fence is delete
 	reserve('k', '1.a', 5, 6);
 	reserve('k', '2.a', 5, 8);
 	domain('reserve', '3.a');
-	domain('commit', '3.a', '');
+	domain('commit', '3.a');
 	aborts('k', '2.a');
 	# a reader cannot get a ticket while it is pending: the fence of the new token is made by hand
 	$redis->call('SET', f('k'), token() . ' 5 ');
@@ -591,7 +596,7 @@ subtest 'a reservation of another generation proves nothing: the fence is delete
 
 	reserve('k', '4.a', '', 6);
 	domain('reserve', '5.a');
-	domain('commit', '5.a', '');
+	domain('commit', '5.a');
 	reserve('k', '4.a', '', 7);
 	$redis->call('SET', f('k'), token() . ' 5 ');
 	reserve('k', '6.a', '', 7);
@@ -602,7 +607,7 @@ subtest 'a reservation of another generation proves nothing: the fence is delete
 	reserve('k', '7.a', 7, 8);
 	reserve('k', '8.a', 7, 9);
 	domain('reserve', '9.a');
-	domain('commit', '9.a', '');
+	domain('commit', '9.a');
 	$redis->call('SET', f('k'), token() . ' 5 ');
 	commit('k', '8.a', 9);
 	is(version_of('k') . pendings(), 'none', 'reservations up to the committed version are dropped here too');

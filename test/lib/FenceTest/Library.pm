@@ -105,7 +105,13 @@ sub aborts { my ($k, $stamp) = @_; return answer('fence_abort', 1, f($k), $epoch
 sub settle { my ($k, $stamp, $u) = @_; return answer('fence_settle', 0, 'n', f($k), $epoch, $stamp, $u); }
 sub repair { my ($k, $seen, $u) = @_; return answer('fence_repair', 1, f($k), $epoch, $seen, $u); }
 
-sub domain { my ($what, @args) = @_; return answer("fence_domain_$what", 0, 'n', '1.t', $epoch, @args); }
+# domain('reserve', stamp, ended): a reservation ends no attachment unless told.
+sub domain
+{
+	my ($what, @args) = @_;
+	push @args, '' if $what eq 'reserve' && @args == 1;
+	return answer("fence_domain_$what", 0, 'n', '1.t', $epoch, @args);
+}
 sub announce { return answer('fence_announce', 0, 'n', $epoch, @_); }
 
 # All reservations: "name stamp w", sorted.

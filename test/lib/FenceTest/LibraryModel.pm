@@ -236,7 +236,7 @@ sub fence_arm
 	my ($domains) = $settings =~ /"domains": \[(.*?\]|)\]/;
 	my ($carried) = $settings =~ /"reservations": \[(.*?\]|)\]/;
 	$self->_attach($space, $1, $2) while $domains =~ /\["(.*?)", (\d+)\]/g;
-	$self->_domain($space, $1)->{pending}{$2} = 1 while $carried =~ /\["(.*?)", "(.*?)"\]/g;
+	$self->_domain($space, $1)->{pending}{$2} //= 0 while $carried =~ /\["(.*?)", "(.*?)"\]/g;
 	return ['armed'];
 }
 
@@ -475,29 +475,26 @@ sub fence_repair
 sub fence_domain_reserve
 {
 	my ($self, undef, $args) = @_;
-	my ($ns, $name, $epoch, $stamp) = @$args;
+	my ($ns, $name, $epoch, $stamp, $ended) = @$args;
 	my $space = $self->_in_epoch($ns, $epoch);
 
 	return ['unarmed'] unless $space && $space->{until};
-	$self->_domain($space, $name)->{pending}{$stamp} = 1;
+	my $pending = $self->_domain($space, $name)->{pending};
+	$pending->{$stamp} = $ended || 0 if ($ended || 0) >= ($pending->{$stamp} // 0);
 	return ['reserved'];
 }
 
 sub fence_domain_commit
 {
 	my ($self, undef, $args) = @_;
-	my ($ns, $name, $epoch, $stamp, $ended) = @$args;
+	my ($ns, $name, $epoch, $stamp) = @$args;
 	my $space = $self->_in_epoch($ns, $epoch) // return ['unarmed'];
 	my $domain = $self->_domain($space, $name);
-	my $anew = delete $domain->{pending}{$stamp};
+	my $ended = delete $domain->{pending}{$stamp} // return ['committed'];
 
-	$domain->{ended} = $ended if $ended ne '' && $ended > $domain->{ended};
-	if ($domain->{id} && $domain->{id} <= $domain->{ended})
-	{
-		$domain->{id} = 0;
-		$anew = 1;
-	}
-	$domain->{gen} = ++$self->{gens} if $anew;
+	$domain->{ended} = $ended if $ended > $domain->{ended};
+	$domain->{id} = 0 if $domain->{id} && $domain->{id} <= $domain->{ended};
+	$domain->{gen} = ++$self->{gens};
 	return ['committed'];
 }
 
