@@ -28,6 +28,9 @@ CREATE TABLE fence.domain (
     publish          text NOT NULL CHECK (publish IN ('none'))
 );
 
+-- Nor after DROP EXTENSION and CREATE EXTENSION: ids go on from the number of this transaction.
+SELECT pg_catalog.setval('fence.domain_id_seq', pg_catalog.pg_current_xact_id()::text::bigint * 1000, false);
+
 -- The version of each deleted key, so that a key that comes back goes on counting.
 CREATE TABLE fence.tombstone (
     domain_id  bigint NOT NULL,
@@ -56,7 +59,11 @@ SELECT pg_catalog.pg_extension_config_dump('fence.domain', '');
 SELECT pg_catalog.pg_extension_config_dump('fence.domain_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('fence.tombstone', '');
 SELECT pg_catalog.pg_extension_config_dump('fence.floor', '');
-SELECT pg_catalog.pg_extension_config_dump('fence.cluster', '');
+-- Not fence.cluster: a copy of the data is no copy of the cluster, and the keeper writes its row at once.
+
+-- Attachments are told apart by their ids even after DROP and CREATE EXTENSION, as far as Redis remembers: start at the
+-- present time in milliseconds (Redis counts ids of up to 15 digits exactly).
+SELECT pg_catalog.setval('fence.domain_id_seq', (EXTRACT(epoch FROM pg_catalog.clock_timestamp()) * 1000)::bigint);
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Attaching tables
@@ -139,7 +146,8 @@ CREATE VIEW fence.pending AS
       FROM fence._pending() p
       LEFT JOIN pg_catalog.pg_prepared_xacts x
              ON p.fate = 'in progress' AND p.pid IS NULL
-            AND x.transaction::text = (pg_catalog.split_part(p.stamp, '.', 1)::numeric % 4294967296)::text;
+            AND x.transaction::text = CASE WHEN p.stamp ~ '^[0-9]+[.]'
+                THEN (pg_catalog.split_part(p.stamp, '.', 1)::numeric % 4294967296)::text END;
 
 CREATE FUNCTION fence.audit(domain text, fraction double precision DEFAULT 1.0,
                             OUT relation text, OUT count bigint)

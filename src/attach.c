@@ -57,6 +57,7 @@ PG_FUNCTION_INFO_V1(fence_attach);
 PG_FUNCTION_INFO_V1(fence_detach);
 
 /* Names that let ours fire after the table's other triggers of the same kind */
+#define TRIGGER_PREFIX		"zzz_pgcache_fence_"
 #define TRIGGER_BEFORE		"zzz_pgcache_fence_before"
 #define TRIGGER_AFTER		"zzz_pgcache_fence_after"
 #define TRIGGER_TRUNCATE	"zzz_pgcache_fence_truncate"
@@ -467,7 +468,9 @@ trigger_dropped(Oid trigger)
 	ScanKeyInit(&key, Anum_pg_trigger_oid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(trigger));
 	scan = systable_beginscan(catalog, TriggerOidIndexId, true, NULL, 1, &key);
 	tuple = systable_getnext(scan);
-	if (HeapTupleIsValid(tuple) && role_of_function(((Form_pg_trigger) GETSTRUCT(tuple))->tgfoid) != ROLE_NONE)
+	/* by its name too: somebody else's trigger that calls our function is not the attachment's */
+	if (HeapTupleIsValid(tuple) && role_of_function(((Form_pg_trigger) GETSTRUCT(tuple))->tgfoid) != ROLE_NONE &&
+		strncmp(NameStr(((Form_pg_trigger) GETSTRUCT(tuple))->tgname), TRIGGER_PREFIX, strlen(TRIGGER_PREFIX)) == 0)
 	{
 		DomainRow  *row = domain_row_by_relation(((Form_pg_trigger) GETSTRUCT(tuple))->tgrelid);
 

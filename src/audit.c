@@ -147,7 +147,8 @@ audit_repair(const Domain *domain, const char *key)
 			strcmp(reply->element[0]->str, results[i]) == 0)
 			result = results[i];
 	freeReplyObject(reply);
-	if (status.relation == RELATION_FENCE_BEHIND && fence_word() == word)
+	/* repaired: it was so with nothing pending, in the moment of the repair */
+	if (status.relation == RELATION_FENCE_BEHIND && strcmp(result, "repaired") == 0 && fence_word() == word)
 		ereport(WARNING,
 				(errcode(ERRCODE_DATA_CORRUPTED),
 				 errmsg("the fence of key \"%s\" in domain \"%s\" was behind its row with nothing pending: a promise was broken",

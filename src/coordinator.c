@@ -340,8 +340,8 @@ send_reserve(Reservation *r, int64 version, FenceWord word, const char *epoch)
 	}
 	else
 	{
-		if (r->ended)
-			pg_lltoa(r->ended, observed);
+		if (version > WHOLE_DOMAIN)
+			pg_lltoa(version, observed);
 		argc = 8;
 		argv[1] = "fence_domain_reserve";
 		argv[2] = "0";

@@ -14,11 +14,16 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
+#include "catalog/dependency.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_am.h"
+#include "catalog/pg_index.h"
+#include "catalog/pg_class.h"
 #include "catalog/pg_type.h"
 #include "commands/defrem.h"
+#include "commands/extension.h"
 #include "miscadmin.h"
+#include "nodes/readfuncs.h"
 #include "optimizer/optimizer.h"
 #include "utils/builtins.h"
 #include "utils/hsearch.h"
@@ -26,6 +31,7 @@
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "domain.h"
@@ -167,6 +173,19 @@ domain_at_transaction_end(void)
 	}
 }
 
+/*
+ * Whether the relation is a member of this extension. Anybody may make a schema "fence" where the extension is not, and
+ * workers read its tables as superuser; only superusers make members of an extension.
+ */
+static bool
+is_extension_table(Oid relid)
+{
+	Oid			extension = get_extension_oid("pgcache_fence", true);
+
+	return OidIsValid(relid) && OidIsValid(extension) &&
+		getExtensionOfObject(RelationRelationId, relid) == extension;
+}
+
 Oid
 fence_table_oid(const char *relname)
 {
@@ -185,6 +204,8 @@ fence_table_oid(const char *relname)
 	if (!OidIsValid(namespace))
 		return InvalidOid;
 	relid = get_relname_relid(relname, namespace);
+	if (!is_extension_table(relid))
+		relid = InvalidOid;
 	/* without domain_init (not preloaded) nobody would tell when it changes */
 	if (i < (int) lengthof(fence_tables) && before == invalidations && by_name != NULL)
 		fence_tables[i].relid = relid;
@@ -229,13 +250,34 @@ domain_key_equality(Relation rel, Oid index, AttrNumber attnum)
 	return eq;
 }
 
+/*
+ * The index' expressions as they are stored. Not RelationGetIndexExpressions: that evaluates what is constant, and so
+ * runs functions of the table's owner as whoever asks, which may be a worker with a superuser's rights.
+ */
+static Node *
+raw_expressions(Relation irel)
+{
+	HeapTuple	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(RelationGetRelid(irel)));
+	bool		isnull = true;
+	Node	   *expressions = NULL;
+	Datum		stored;
+
+	if (!HeapTupleIsValid(tuple))
+		return NULL;
+	stored = SysCacheGetAttr(INDEXRELID, tuple, Anum_pg_index_indexprs, &isnull);
+	if (!isnull)
+		expressions = stringToNode(TextDatumGetCString(stored));
+	ReleaseSysCache(tuple);
+	return expressions;
+}
+
 /* Whether the index' columns, those in its expressions included, are the key's and no others. */
 static bool
 index_covers(Relation irel, int nkeys, const AttrNumber *attnums, bool *expressions)
 {
 	Bitmapset  *wanted = NULL;
 	Bitmapset  *indexed = NULL;
-	List	   *exprs = RelationGetIndexExpressions(irel);
+	Node	   *exprs = raw_expressions(irel);
 	bool		same;
 
 	for (int i = 0; i < nkeys; i++)
@@ -244,8 +286,8 @@ index_covers(Relation irel, int nkeys, const AttrNumber *attnums, bool *expressi
 		if (irel->rd_index->indkey.values[i] != 0)
 			indexed = bms_add_member(indexed,
 									 irel->rd_index->indkey.values[i] - FirstLowInvalidHeapAttributeNumber);
-	pull_varattnos((Node *) exprs, 1, &indexed);
-	*expressions = exprs != NIL;
+	pull_varattnos(exprs, 1, &indexed);
+	*expressions = exprs != NULL;
 	same = bms_equal(wanted, indexed);
 	bms_free(wanted);
 	bms_free(indexed);
@@ -258,7 +300,7 @@ index_unfit(Relation irel, bool expressions)
 {
 	if (expressions)
 		return "is on an expression";
-	if (RelationGetIndexPredicate(irel) != NIL)
+	if (!heap_attisnull(irel->rd_indextuple, Anum_pg_index_indpred, NULL))
 		return "is partial";
 	if (!irel->rd_index->indimmediate)
 		return "is deferrable";

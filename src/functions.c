@@ -13,8 +13,10 @@
 #include "catalog/pg_type.h"
 #include "fmgr.h"
 #include "funcapi.h"
+#include "common/hashfn.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
+#include "storage/lock.h"
 #include "utils/acl.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
@@ -382,6 +384,8 @@ fence_put(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(answer ? answer : "refused unavailable"));
 }
 
+#define MANUAL_LOCK_CLASS 0xFEC	/* advisory locks of SQL have classes 1 and 2 */
+
 /* -----------------------------------------------------------------------------------------------------------------
  * Explicit reservations
  * -----------------------------------------------------------------------------------------------------------------
@@ -398,6 +402,20 @@ require_manual(const Domain *domain)
 }
 
 /*
+ * No row's lock orders those who write the key: without this lock two open transactions could be given one version. Of
+ * the kind of advisory locks, in a class that SQL cannot name; until the end of the transaction.
+ */
+static void
+lock_key(const char *fence)
+{
+	uint64		hash = hash_bytes_extended((const unsigned char *) fence, strlen(fence), 0);
+	LOCKTAG		tag;
+
+	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, (uint32) (hash >> 32), (uint32) hash, MANUAL_LOCK_CLASS);
+	(void) LockAcquire(&tag, ExclusiveLock, false, false);
+}
+
+/*
  * Reserves at once if fences are OPEN, so that the version returned is final even where Redis is ahead of what the
  * caller observed. The caller states `observed` without proof: it is not told to Redis.
  */
@@ -406,18 +424,27 @@ fence_begin_write(PG_FUNCTION_ARGS)
 {
 	Domain	   *domain = domain_argument(fcinfo, 0);
 	char	   *key = key_argument(fcinfo, 2, domain);
-	int64		observed = PG_ARGISNULL(1) ? 0 : PG_GETARG_INT64(1);
+	int64		observed;
+	char	   *fence;
 	Reservation *r;
 	Reservation *ahead = NULL;
 
 	require_manual(domain);
+	if (PG_ARGISNULL(1))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("the observed version must not be null"),
+				 errhint("Pass 0 for a key that never had a version.")));
+	observed = PG_GETARG_INT64(1);
 	if (observed < 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("the observed version must not be negative")));
 	PreventCommandIfReadOnly("fence.begin_write()");
 	PreventCommandDuringRecovery("fence.begin_write()");
-	r = ledger_reservation(RESERVE_ROW, key_fence_name(domain, key), domain);
+	fence = key_fence_name(domain, key);
+	lock_key(fence);
+	r = ledger_reservation(RESERVE_ROW, fence, domain);
 	r->wanted = fence_version_after(domain, Max(Max(observed, r->wanted), ledger_told_ahead(r->name)));
 	(void) fence_stamp();		/* assigns the xid: without a row written, the transaction must still have a fate */
 	ledger_apply(r, r->wanted);

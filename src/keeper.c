@@ -58,7 +58,10 @@ static List *databases = NIL;	/* Oids of databases that have the extension, asce
 static bool databases_known = false;
 static List *announce_queue = NIL;	/* Oids whose domains are to be announced in the current epoch */
 static List *announced = NIL;	/* Oids of databases whose domains were announced in the current epoch */
-static uint32 catalog_seen = 0;
+static uint32 catalog_seen = 0; /* when databases was made */
+static bool announce_again = true;	/* whatever was announced before */
+static uint32 announce_seen = 0;	/* value of catalog_serial at the last announcement */
+static bool job_slots_exhausted = false;
 static int64 databases_next = 0;
 
 static uint32 last_epoch = 0;	/* highest number known to have been written */
@@ -215,7 +218,8 @@ greet(KeeperNode *node, bool load, char *error)
 	}
 	call.conn = node->conn;
 	call.error[0] = '\0';
-	found = (!load || (library_ensure(&call) &&
+	/* hello needs no writes, arming does: a node that refuses them must not cost a lease each time */
+	found = (!load || (library_ensure(&call) && library_probe_writes(&call) &&
 					   library_server_version(&call, node->server, sizeof(node->server)))) &&
 		library_hello(&call, &node->hello, &found) && found;
 	node->heard_at = fence_clock();
@@ -247,9 +251,11 @@ run_job(FenceJob *job, char *error)
 {
 	int64		deadline = fence_clock() + Max(lease_us(), INT64CONST(5000000));
 
-	job_abandon();
+	if (job_abandon())
+		announce_again = true;
 	job->done = false;
-	if (!job_start(job))
+	job_slots_exhausted = !job_start(job);
+	if (job_slots_exhausted)
 	{
 		strlcpy(error, "no background worker slot is free: raise max_worker_processes", REASON_LEN);
 		return false;
@@ -272,13 +278,14 @@ remember(List **list, Oid database)
 }
 
 /*
- * c6: at the first look after a server start, leases that were granted before it may run. A database with the
- * extension but without the row tells nothing: the longest lease possible. Without any, none was ever granted.
+ * c6: at the first look after a server start, leases that were granted before it may run. Where a database cannot be
+ * read, or has the extension but not the row, the longest lease possible counts. Else, without any row, none was ever
+ * granted.
  */
 static void
-set_first_bound(int longest, bool row_missing)
+set_first_bound(int longest, bool unknown)
 {
-	int64		ms = longest ? longest : row_missing ? LEASE_MAX_MS : 0;
+	int64		ms = unknown ? LEASE_MAX_MS : longest;
 
 	pg_atomic_write_u64(&fence_shared->lease_bound,
 						(uint64) fence_clock() + (ms ? (ms + setting_clock_margin) * 1000 : 0));
@@ -290,36 +297,46 @@ static bool
 load_databases(char *error)
 {
 	List	   *served;
-	bool		row_missing = false;
+	List	   *all;
+	bool		unknown = false;
 	ListCell   *cell;
 
 	if (databases_known)
 		return true;
 	catalog_seen = pg_atomic_read_u32(&fence_shared->catalog_serial);
 	databases_next = fence_clock() + DATABASES_EVERY;
-	served = worker_list_databases();
+	served = worker_list_databases(false);
+	/* the first time also those that are not served: they may have been, until this start */
+	all = fence_shared->bound_known ? served : worker_list_databases(true);
 	list_free(databases);
 	databases = NIL;
-	foreach(cell, served)
+	foreach(cell, all)
 	{
 		FenceJob	job = {.kind = JOB_LOAD, .database = lfirst_oid(cell)};
 
 		if (!run_job(&job, error))
-			return false;
+		{
+			if (job_slots_exhausted)
+				return false;
+			/* one database that cannot be read is no reason to serve none */
+			ereport(LOG, (errmsg("pgcache_fence: database %u is passed over: %s", job.database, error)));
+			unknown = true;
+			continue;
+		}
 		if (!job.extension)
 			continue;
-		remember(&databases, job.database);
+		if (list_member_oid(served, job.database))
+			remember(&databases, job.database);
 		if (job.has_row)
 		{
 			last_epoch = Max(last_epoch, job.epoch_number);
 			longest_lease = Max(longest_lease, job.longest_lease);
 		}
 		else
-			row_missing = true;
+			unknown = true;
 	}
-	list_free(served);
 	if (!fence_shared->bound_known)
-		set_first_bound(longest_lease, row_missing);
+		set_first_bound(longest_lease, unknown);
 	databases_known = true;
 	return true;
 }
@@ -399,6 +416,10 @@ grant_and_open(FenceWord arming, bool new_epoch, const char *why)
 			/* c2: an epoch that some process may have and another not is burnt */
 			fence_shared->epoch_armed = false;
 			publish_nodes(call.error, false);
+			/* the bound was raised for nothing: writers get a while in CLOSED after it has passed */
+			stay_closed_until = pg_atomic_read_u64(&fence_shared->lease_bound) +
+				Min(FLAP_FIRST << Min(flaps, 10), FLAP_MOST);
+			flaps++;
 			return back_to_closed(arming, call.error);
 		}
 		strlcpy(fence_shared->nodes[i].armed_identity, node->hello.identity, IDENTITY_LEN);
@@ -415,7 +436,7 @@ grant_and_open(FenceWord arming, bool new_epoch, const char *why)
 		return false;
 	opened_at = fence_clock();
 	retry_pause = RETRY_FIRST;
-	catalog_seen = 0;			/* announce what is attached */
+	announce_again = true;
 	return true;
 }
 
@@ -454,6 +475,19 @@ open_new_epoch(FenceWord arming)
 	next = fence_word();
 	if (WORD_STATE(next) != FENCE_ARMING || WORD_EPOCH(next) != number)
 		return false;
+
+	/* the durable write took a worker and perhaps long: read the clocks anew, and see that nobody was replaced [c2] */
+	pg_atomic_write_u64(&fence_shared->arming_until, (uint64) fence_clock() + lease_us());
+	for (int i = 0; i < nnodes; i++)
+	{
+		char		before[IDENTITY_LEN];
+
+		strlcpy(before, nodes[i].hello.identity, IDENTITY_LEN);
+		if (!greet(&nodes[i], false, error))
+			return back_to_closed(next, error);
+		if (strcmp(before, nodes[i].hello.identity) != 0)
+			return back_to_closed(next, "a Redis process was replaced while fences were opened");
+	}
 	return grant_and_open(next, true, "a new epoch begins");
 }
 
@@ -570,7 +604,7 @@ announce(FenceWord word)
 {
 	static bool started = false;
 	uint32		serial = pg_atomic_read_u32(&fence_shared->catalog_serial);
-	FenceJob	job = {.kind = JOB_ANNOUNCE, .epoch_number = WORD_EPOCH(word)};
+	FenceJob	job = {.kind = JOB_ANNOUNCE, .epoch_number = WORD_EPOCH(word), .longest_lease = longest_lease};
 
 	if (job_running())
 		return;
@@ -579,14 +613,15 @@ announce(FenceWord word)
 	else if (started)
 		databases_next = Min(databases_next, fence_clock() + DATABASES_AGAIN);
 	started = false;
-	if (announce_queue == NIL && (serial != catalog_seen || fence_clock() > databases_next))
+	if (announce_queue == NIL && (announce_again || serial != announce_seen || fence_clock() > databases_next))
 	{
 		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
 
 		/* all that are served: the extension may have been created in any of them */
-		announce_queue = worker_list_databases();
+		announce_queue = worker_list_databases(false);
 		MemoryContextSwitchTo(old);
-		catalog_seen = serial;
+		announce_seen = serial;
+		announce_again = false;
 		databases_next = fence_clock() + DATABASES_EVERY;
 	}
 	if (announce_queue == NIL || !fence_epoch_text(word, job.epoch))
@@ -617,7 +652,7 @@ note_flap(void)
 	stay_closed_until = now + Min(FLAP_FIRST << Min(flaps, 10), FLAP_MOST);
 	flaps++;
 	opened_at = 0;
-	job_abandon();
+	(void) job_abandon();
 	list_free(announce_queue);
 	announce_queue = NIL;
 }

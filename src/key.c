@@ -518,6 +518,11 @@ redis_name(const Domain *domain, const char *prefix, const char *key)
 		appendStringInfoString(&buf, "}:");
 		appendStringInfoString(&buf, key);
 	}
+	if (buf.len > NAME_MAX_LENGTH)
+		ereport(ERROR,
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("name in Redis of a key of domain \"%s\" is too long", domain->name),
+				 errdetail("It has %d bytes with the tag; the limit is %d.", buf.len, NAME_MAX_LENGTH)));
 	return buf.data;
 }
 

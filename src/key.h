@@ -16,6 +16,7 @@
 #include "access/htup.h"
 #include "domain.h"
 
+#define NAME_MAX_LENGTH 4000	/* bytes of a name in Redis; fence.lua refuses longer ones than 4096 */
 #define KEY_MAX_LENGTH 2000		/* bytes of canonical text; it must fit a btree tuple of fence.tombstone */
 
 /* The key of a row, palloc'd. Raises 54000 if it is longer than KEY_MAX_LENGTH. */

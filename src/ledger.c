@@ -137,8 +137,12 @@ ledger_reservation(ReservationKind kind, const char *name, const Domain *domain)
 	Reservation *r;
 	bool		found;
 
+	r = ledger_find(name);
+	if (r != NULL)
+		return r;
 	if (entries == NULL)
 		make_table();
+	name = MemoryContextStrdup(TopTransactionContext, name);
 	entry = hash_search(entries, &name, HASH_ENTER, &found);
 	r = &entry->reservation;
 	if (!found)
@@ -149,8 +153,7 @@ ledger_reservation(ReservationKind kind, const char *name, const Domain *domain)
 		r->policy = domain_policy(domain);
 		r->domain_id = domain->id;
 		r->manual = kind == RESERVE_ROW && domain->scope == SCOPE_MANUAL;
-		r->name = MemoryContextStrdup(TopTransactionContext, name);
-		entry->name = r->name;
+		r->name = name;
 		*last_link = r;
 		last_link = &r->next;
 		if (kind == RESERVE_ROW)
@@ -212,13 +215,9 @@ ledger_apply_domain(const Domain *domain)
 void
 ledger_end_domain(const Domain *domain)
 {
-	Reservation *r = ledger_apply_domain(domain);
+	Reservation *r = ledger_reservation(RESERVE_DOMAIN, domain->wire_name, domain);
 
-	if (domain->id > r->ended)
-	{
-		r->ended = domain->id;
-		r->sent = r->acked = NO_VERSION;	/* what was asked for so far says nothing of the end */
-	}
+	ledger_apply(r, Max(domain->id, WHOLE_DOMAIN));
 	ledger_catalog_changed();
 }
 

@@ -22,16 +22,16 @@ typedef enum ReservationKind
 	RESERVE_DOMAIN				/* a whole domain: detach, DROP */
 } ReservationKind;
 
-#define WHOLE_DOMAIN 1			/* the version of a RESERVE_DOMAIN: there is only one */
+/* The version of a RESERVE_DOMAIN that only says "many rows". A higher one is the attachment that ends. */
+#define WHOLE_DOMAIN 1
 
 typedef struct Reservation
 {
 	ReservationKind kind;
-	char	   *name;			/* fence name, or the domain's wire name; the hash key */
+	const char *name;			/* fence name, or the domain's wire name; the hash key */
 	FailurePolicy policy;
 	int64		domain_id;
 	bool		manual;			/* of a domain that begin_write maintains */
-	int64		ended;			/* RESERVE_DOMAIN: attachment that ends with this transaction, 0 if none */
 
 	int64		wanted;			/* highest version that a statement asked for, sent or not; NO_VERSION if none */
 	int64		observed;		/* committed version to be told with it, NO_VERSION if none */

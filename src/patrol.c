@@ -19,11 +19,11 @@
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
-#include "storage/lmgr.h"
 #include "tcop/tcopprot.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
+#include "utils/resowner.h"
 #include "utils/snapmgr.h"
 
 #include "audit.h"
@@ -42,7 +42,6 @@
 #define AUDIT_EVERY		10		/* seconds between audits of a database, and prunings of its tombstones */
 #define PRUNE_MOST		10000	/* tombstones pruned at once */
 #define ROUND_LIMIT		INT64CONST(60000000)	/* microseconds that a round may take */
-#define LAST_ATTACHMENT	INT64CONST(999999999999999)	/* above every id of an attachment; Redis takes 15 digits */
 
 /* Duties of a round, besides settling */
 #define DUTY_SUSPECTS	'\2'
@@ -105,6 +104,42 @@ owner_of(const ListedReservation *r, Oid *database, char **wire_name, char **key
 	return OidIsValid(*database);
 }
 
+/*
+ * Does work in a subtransaction: one table whose columns were renamed away, or one key that its type no longer
+ * understands, must not keep all others from being settled. False: it failed, and the log says why.
+ */
+static bool
+guarded(void (*work) (void *arg), void *arg, const char *what)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	volatile bool ok = true;
+
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	PG_TRY();
+	{
+		work(arg);
+		ReleaseCurrentSubTransaction();
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		ereport(LOG, (errmsg("pgcache_fence: the patrol passes over %s: %s", what, error->message)));
+		FreeErrorData(error);
+		ok = false;
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+	return ok;
+}
+
 /* -----------------------------------------------------------------------------------------------------------------
  * Settling
  * -----------------------------------------------------------------------------------------------------------------
@@ -119,48 +154,47 @@ send_abort(LibraryCall *call, const ListedReservation *r, const char *epoch)
 	return r->domain ? library_send(call, lengthof(domain), domain) : library_send(call, lengthof(row), row);
 }
 
-/* version: of the row; of a whole domain: the attachment that is over. NO_VERSION: there is none. */
 static bool
 send_settle(LibraryCall *call, const ListedReservation *r, const char *epoch, int64 version)
 {
 	char		u[24] = "";
 	const char *row[] = {"FCALL", "fence_settle", "0", setting_namespace, r->name, epoch, r->stamp, u};
-	const char *domain[] = {"FCALL", "fence_domain_commit", "0", setting_namespace, r->name, epoch, r->stamp, u};
+	const char *domain[] = {"FCALL", "fence_domain_commit", "0", setting_namespace, r->name, epoch, r->stamp};
 
 	if (version != NO_VERSION)
 		pg_lltoa(version, u);
 	return r->domain ? library_send(call, lengthof(domain), domain) : library_send(call, lengthof(row), row);
 }
 
-/*
- * The newest attachment of that name which is surely over; readers must not be answered for it, however late it is
- * announced. False: it cannot be told while somebody attaches or detaches. The lock is kept until the end of this
- * short transaction: whoever attaches afterwards draws a higher id.
- */
-static bool
-ended_attachment(const char *wire_name, int64 *ended)
+typedef struct VersionQuestion
 {
-	Oid			table = fence_table_oid("domain");
-	Domain	   *domain;
-	bool		isnull;
+	const ListedReservation *reservation;
+	int64		version;
+} VersionQuestion;
 
-	*ended = LAST_ATTACHMENT;
-	if (!OidIsValid(table))
-		return true;			/* the extension was dropped, and all attachments with it */
-	if (!ConditionalLockRelationOid(table, ShareLock))
-		return false;
+static void
+look_up_version(void *arg)
+{
+	VersionQuestion *question = arg;
+	Oid			database;
+	char	   *wire_name;
+	char	   *key;
+	Domain	   *domain;
+
+	if (!owner_of(question->reservation, &database, &wire_name, &key))
+		return;
 	domain = domain_by_wire_name(wire_name);
 	if (domain != NULL)
-	{
-		*ended = domain->id - 1;
-		return true;
-	}
-	SPI_connect();
-	if (SPI_execute("SELECT last_value FROM fence.domain_id_seq", false, 1) != SPI_OK_SELECT || SPI_processed != 1)
-		elog(ERROR, "could not read fence.domain_id_seq");
-	*ended = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1, &isnull));
-	SPI_finish();
-	return true;
+		question->version = row_current_version(domain, key, NULL);
+}
+
+/* Version of the row or tombstone; NO_VERSION if there is neither, or if it cannot be told. */
+static int64
+current_version(const ListedReservation *r)
+{
+	VersionQuestion question = {.reservation = r, .version = NO_VERSION};
+
+	return guarded(look_up_version, &question, r->name) ? question.version : NO_VERSION;
 }
 
 /*
@@ -170,28 +204,14 @@ ended_attachment(const char *wire_name, int64 *ended)
 static bool
 settle_one(LibraryCall *call, const ListedReservation *r, const char *epoch, StampFate fate, bool domain_known)
 {
-	Oid			database;
-	char	   *wire_name;
-	char	   *key;
-	Domain	   *domain;
 	int64		version = NO_VERSION;
 
 	if (fate == FATE_IN_PROGRESS)
 		return true;
 	if (fate == FATE_ABORTED)
 		return send_abort(call, r, epoch);
-	if (r->domain)
-	{
-		version = LAST_ATTACHMENT;
-		if (domain_known && !ended_attachment(r->name, &version))
-			return true;
-	}
-	else if (domain_known && owner_of(r, &database, &wire_name, &key))
-	{
-		domain = domain_by_wire_name(wire_name);
-		if (domain != NULL)
-			version = row_current_version(domain, key, NULL);
-	}
+	if (!r->domain && domain_known)
+		version = current_version(r);
 	if (fate == FATE_UNKNOWN && !r->domain && version != NO_VERSION && version < r->version)
 		return send_abort(call, r, epoch);
 	return send_settle(call, r, epoch, version);
@@ -219,6 +239,7 @@ settle_node(LibraryCall *call, Oid database, int grace)
 	char	   *cursor = pstrdup("");
 	char		epoch[EPOCH_LEN];
 	int64		settled = 0;
+	MemoryContext page_context = AllocSetContextCreate(TopMemoryContext, "pgcache_fence page", ALLOCSET_DEFAULT_SIZES);
 
 	do
 	{
@@ -227,9 +248,11 @@ settle_node(LibraryCall *call, Oid database, int grace)
 
 		CHECK_FOR_INTERRUPTS();
 		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+		MemoryContextSwitchTo(page_context);
 		if (!library_pending(call, grace, PAGE, &cursor, epoch, &page))
 			return settled;
 		worker_begin_transaction();
+		MemoryContextSwitchTo(page_context);
 		foreach(cell, page)
 		{
 			ListedReservation *r = lfirst(cell);
@@ -248,9 +271,10 @@ settle_node(LibraryCall *call, Oid database, int grace)
 		}
 		worker_end_transaction();
 		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
-		if (!library_finish(call))
-			return settled;
-	} while (*cursor);
+		(void) library_finish(call);	/* an error reply concerns one reservation */
+		cursor = MemoryContextStrdup(TopMemoryContext, cursor);
+		MemoryContextReset(page_context);
+	} while (*cursor && redis_error(call->conn) == NULL);
 	return settled;
 }
 
@@ -295,8 +319,10 @@ look_at_suspects(Oid database)
 		of = at ? (Oid) strtoul(at + 3, NULL, 10) : InvalidOid;
 		if (of == database)
 			strcpy(suspects[n++], fence_shared->suspects[i]);
-		else if (OidIsValid(of))
-			memmove(fence_shared->suspects[kept++], fence_shared->suspects[i], SUSPECT_LEN);
+		else if (kept < i)
+			memcpy(fence_shared->suspects[kept++], fence_shared->suspects[i], SUSPECT_LEN);
+		else
+			kept++;
 	}
 	fence_shared->nsuspects = kept;
 	LWLockRelease(fence_shared->lock);
@@ -317,6 +343,17 @@ look_at_suspects(Oid database)
 }
 
 static void
+audit_domain(void *wire_name)
+{
+	Domain	   *domain = domain_by_wire_name(wire_name);
+	int64		counts[RELATION_COUNT] = {0};
+	int			most = (int) Min(setting_audit_rate * AUDIT_EVERY, 100000);
+
+	if (domain != NULL && most > 0)
+		audit_sample(domain, 0.0, most, true, counts);
+}
+
+static void
 audit_database(void)
 {
 	List	   *domains;
@@ -326,13 +363,10 @@ audit_database(void)
 	domains = domain_list();
 	foreach(cell, domains)
 	{
-		Domain	   *domain = domain_by_wire_name(((DomainRef *) lfirst(cell))->wire_name);
-		int64		counts[RELATION_COUNT] = {0};
-		int			most = (int) Min(setting_audit_rate * AUDIT_EVERY, 100000);
+		DomainRef  *ref = lfirst(cell);
 
 		CHECK_FOR_INTERRUPTS();
-		if (domain != NULL && most > 0)
-			audit_sample(domain, 0.0, most, true, counts);
+		(void) guarded(audit_domain, ref->wire_name, ref->wire_name);
 	}
 	worker_end_transaction();
 }
@@ -442,7 +476,16 @@ run_round(Oid database, char duties)
 	pid_t		pid;
 
 	if (handle == NULL)
+	{
+		static int64 logged = 0;
+
+		if (logged == 0 || fence_clock() - logged > ROUND_LIMIT)
+			ereport(LOG,
+					(errmsg("pgcache_fence: the patrol found no free background worker slot"),
+					 errhint("Raise max_worker_processes.")));
+		logged = fence_clock();
 		return;
+	}
 	while (GetBackgroundWorkerPid(handle, &pid) != BGWH_STOPPED)
 	{
 		if (fence_clock() > deadline)
@@ -455,6 +498,24 @@ run_round(Oid database, char duties)
 		CHECK_FOR_INTERRUPTS();
 	}
 	pfree(handle);
+}
+
+/* A database that was dropped has nobody left to say so: what is pending for it must not wait for a round in it. */
+static List *
+without_dropped(List *served)
+{
+	List	   *existing = worker_list_databases(true);
+	List	   *kept = NIL;
+	ListCell   *cell;
+
+	foreach(cell, served)
+	{
+		if (list_member_oid(existing, lfirst_oid(cell)))
+			kept = lappend_oid(kept, lfirst_oid(cell));
+		else
+			fence_database_note(lfirst_oid(cell), false);
+	}
+	return kept;
 }
 
 /*
@@ -470,23 +531,31 @@ patrol(bool at_once, bool audit)
 	bool		suspects;
 	ListCell   *cell;
 
-	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
 	suspects = fence_shared->nsuspects > 0;
+	if (fence_shared->ndatabases == 0)
+		fence_shared->nsuspects = 0;	/* of no database that is served */
 	for (int i = 0; i < fence_shared->ndatabases; i++)
 		served = lappend_oid(served, fence_shared->databases[i]);
 	LWLockRelease(fence_shared->lock);
 
+	served = without_dropped(served);
 	foreach(cell, addresses)
 	{
 		static LibraryCall call;	/* kept from round to round; one node */
+		static uint32 serial;		/* of the addresses when it was opened */
 
-		if (call.conn && redis_error(call.conn))
+		if (call.conn && (redis_error(call.conn) || serial != pg_atomic_read_u32(&fence_shared->nodes_serial)))
 		{
 			redis_close(call.conn);
 			call.conn = NULL;
 		}
-		if (call.conn == NULL && !connect_node(&call, lfirst(cell)))
-			continue;
+		if (call.conn == NULL)
+		{
+			serial = pg_atomic_read_u32(&fence_shared->nodes_serial);
+			if (!connect_node(&call, lfirst(cell)))
+				continue;
+		}
 		work = databases_with_work(&call, at_once ? 0 : setting_patrol_grace, served, work);
 	}
 	foreach(cell, served)

@@ -310,8 +310,12 @@ fence_database_note(Oid database, bool has_extension)
 void
 fence_suspect_add(const char *fence)
 {
+	bool		known = false;
+
 	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
-	if (fence_shared->nsuspects < MAX_SUSPECTS && strlen(fence) < SUSPECT_LEN)
+	for (int i = 0; i < fence_shared->nsuspects && !known; i++)
+		known = strcmp(fence_shared->suspects[i], fence) == 0;
+	if (!known && fence_shared->nsuspects < MAX_SUSPECTS && strlen(fence) < SUSPECT_LEN)
 		strcpy(fence_shared->suspects[fence_shared->nsuspects++], fence);
 	LWLockRelease(fence_shared->lock);
 	fence_wake_patrol();

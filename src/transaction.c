@@ -77,6 +77,15 @@ raise_if_late(CommitWait *wait)
 }
 
 static bool
+anything_applied(void)
+{
+	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
+		if (r->applied != NO_VERSION)
+			return true;
+	return false;
+}
+
+static bool
 policy_is_error(void)
 {
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
@@ -175,8 +184,9 @@ commit_closed(FenceWord word, CommitWait *wait)
 	return true;
 }
 
+/* Returns when the transaction may commit, with its marker set. */
 static void
-before_commit(void)
+wait_until_ready(void)
 {
 	CommitWait	wait = {.started = fence_clock(), .pause = POLL_FIRST_US};
 	FenceWord	failed_word = 0;
@@ -207,6 +217,14 @@ before_commit(void)
 				break;
 		}
 	}
+}
+
+static void
+before_commit(void)
+{
+	/* nothing stored (suppressed, or rolled back): what was sent is only to be aborted */
+	if (anything_applied())
+		wait_until_ready();
 	coordinator_prepare_commit();
 }
 
@@ -218,7 +236,7 @@ static void
 before_prepare(void)
 {
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
-		if (r->ended && r->applied != NO_VERSION)
+		if (r->kind == RESERVE_DOMAIN && r->applied > WHOLE_DOMAIN)
 			ereport(ERROR,
 					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 					 errmsg("cannot PREPARE a transaction that has ended the fencing of a table"),

@@ -13,7 +13,6 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
-#include "domain.h"
 #include "key.h"
 #include "redis/library.h"
 #include "settings.h"
@@ -142,13 +141,21 @@ put_pending(ReturnSetInfo *rsinfo, const ListedReservation *r)
 	Oid			database = InvalidOid;
 	char	   *wire_name = r->name;
 	char	   *key = NULL;
-	Domain	   *domain = NULL;
+	int			nparts;
+	char	  **parts;
+	char	   *dot;
 	int			pid;
 	StampFate	fate = fence_stamp_fate(r->stamp, &pid);
 
-	if (r->domain || key_parse_fence_name(r->name, &database, &wire_name, &key))
-		domain = domain_by_wire_name(wire_name);
-	values[0] = CStringGetTextDatum(domain ? domain->name : wire_name);
+	if (!r->domain)
+		(void) key_parse_fence_name(r->name, &database, &wire_name, &key);
+	else
+		database = (Oid) strtoul(wire_name, NULL, 10);
+	/* the name as users know it, if it is of this database; without looking at the table, which may be broken */
+	dot = strchr(wire_name, '.');
+	if (database == MyDatabaseId && dot && key_parts(dot + 1, &nparts, &parts) && nparts == 1)
+		wire_name = parts[0];
+	values[0] = CStringGetTextDatum(wire_name);
 	nulls[1] = key == NULL;
 	values[1] = key ? CStringGetTextDatum(key) : (Datum) 0;
 	nulls[2] = r->version == NO_VERSION;

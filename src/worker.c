@@ -72,7 +72,7 @@ worker_install(void)
 }
 
 static BackgroundWorkerHandle *
-start_dynamic(const char *name, const char *function, Oid database, char extra)
+start_dynamic(const char *name, const char *function, Oid database, const void *extra, size_t len)
 {
 	BackgroundWorker worker;
 	BackgroundWorkerHandle *handle = NULL;
@@ -80,7 +80,7 @@ start_dynamic(const char *name, const char *function, Oid database, char extra)
 
 	describe(&worker, name, function);
 	worker.bgw_main_arg = ObjectIdGetDatum(database);
-	worker.bgw_extra[0] = extra;
+	memcpy(worker.bgw_extra, extra, len);
 	worker.bgw_notify_pid = MyProcPid;
 	if (!RegisterDynamicBackgroundWorker(&worker, &handle))
 		handle = NULL;
@@ -91,7 +91,7 @@ start_dynamic(const char *name, const char *function, Oid database, char extra)
 BackgroundWorkerHandle *
 worker_start_patrol(Oid database, char duties)
 {
-	return start_dynamic("pgcache_fence patrol round", "fence_patrol_round_main", database, duties);
+	return start_dynamic("pgcache_fence patrol round", "fence_patrol_round_main", database, &duties, 1);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ job_start(const FenceJob *job)
 	fence_shared->job.has_row = false;
 	fence_shared->job.error[0] = '\0';
 	LWLockRelease(fence_shared->lock);
-	job_handle = start_dynamic("pgcache_fence job", "fence_job_main", job->database, 0);
+	job_handle = start_dynamic("pgcache_fence job", "fence_job_main", job->database, &serial, sizeof(serial));
 	return job_handle != NULL;
 }
 
@@ -132,14 +132,15 @@ job_running(void)
 	return false;
 }
 
-void
+bool
 job_abandon(void)
 {
 	if (!job_running())
-		return;
+		return false;
 	TerminateBackgroundWorker(job_handle);
 	pfree(job_handle);
 	job_handle = NULL;
+	return true;
 }
 
 bool
@@ -151,7 +152,7 @@ job_finish(FenceJob *job, int64 deadline)
 
 		if (left <= 0)
 		{
-			job_abandon();
+			(void) job_abandon();
 			break;
 		}
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
@@ -179,6 +180,8 @@ worker_begin(Oid database)
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	BackgroundWorkerUnblockSignals();
 	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
+	/* ALTER DATABASE ... SET must not change what we are and may */
+	SetConfigOption("role", "none", PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("search_path", "pg_catalog", PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("lock_timeout", "2s", PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("statement_timeout", "0", PGC_SUSET, PGC_S_OVERRIDE);
@@ -230,7 +233,8 @@ store_cluster(const FenceJob *job)
 							  " VALUES ($1, $2 * interval '1 millisecond')"
 							  " ON CONFLICT (only_row) DO UPDATE"
 							  " SET last_epoch = greatest(c.last_epoch, excluded.last_epoch),"
-							  "     longest_lease = greatest(c.longest_lease, excluded.longest_lease)",
+							  "     longest_lease = greatest(c.longest_lease, excluded.longest_lease)"
+							  " WHERE c.last_epoch < excluded.last_epoch OR c.longest_lease < excluded.longest_lease",
 							  2, types, values, NULL, false, 0) != SPI_OK_INSERT)
 		elog(ERROR, "could not write fence.cluster");
 }
@@ -299,10 +303,14 @@ void
 fence_job_main(Datum arg)
 {
 	FenceJob	job;
+	uint32		serial;
 
 	LWLockAcquire(fence_shared->lock, LW_SHARED);
 	job = fence_shared->job;
 	LWLockRelease(fence_shared->lock);
+	memcpy(&serial, MyBgworkerEntry->bgw_extra, sizeof(serial));
+	if (job.serial != serial)
+		proc_exit(0);			/* given up before it began; the next one has its own worker */
 
 	worker_begin(DatumGetObjectId(arg));
 	pgstat_report_activity(STATE_RUNNING, "pgcache_fence job");
@@ -320,6 +328,7 @@ fence_job_main(Datum arg)
 				store_cluster(&job);
 				break;
 			case JOB_ANNOUNCE:
+				store_cluster(&job);	/* in each database: whichever is the first one after a restart */
 				announce_domains(&job);
 				break;
 		}
@@ -337,7 +346,7 @@ fence_job_main(Datum arg)
 }
 
 List *
-worker_list_databases(void)
+worker_list_databases(bool all)
 {
 	List	   *databases = NIL;
 	MemoryContext caller = CurrentMemoryContext;
@@ -354,8 +363,9 @@ worker_list_databases(void)
 		Form_pg_database database = (Form_pg_database) GETSTRUCT(row);
 		MemoryContext old;
 
-		if (!database->datallowconn || database->datistemplate ||
-			!settings_serves_database(NameStr(database->datname)))
+		/* -2: DROP DATABASE was interrupted, nobody can connect */
+		if (!database->datallowconn || database->datistemplate || database->datconnlimit == -2 ||
+			!(all || settings_serves_database(NameStr(database->datname))))
 			continue;
 		old = MemoryContextSwitchTo(caller);
 		databases = lappend_oid(databases, database->oid);

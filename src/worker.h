@@ -30,8 +30,8 @@ extern bool job_running(void);
 /* Waits for the job until deadline (fence_clock() microseconds), then ends it. False: it failed; job->error tells. */
 extern bool job_finish(FenceJob *job, int64 deadline);
 
-/* Ends a job whose result nobody wants any more. */
-extern void job_abandon(void);
+/* Ends a job whose result nobody wants any more; whether there was one. */
+extern bool job_abandon(void);
 
 /* Starts a patrol round with these duties (patrol.c) in a database; NULL: no worker slot is free. */
 extern BackgroundWorkerHandle *worker_start_patrol(Oid database, char duties);
@@ -41,7 +41,7 @@ extern void worker_begin(Oid database);
 extern void worker_begin_transaction(void);
 extern void worker_end_transaction(void);
 
-/* The databases that are served: a List of Oid, ascending. Starts and ends a transaction. */
-extern List *worker_list_databases(void);
+/* The databases that are served, or all that can be connected to: a List of Oid, ascending. Runs a transaction. */
+extern List *worker_list_databases(bool all);
 
 #endif

@@ -484,7 +484,7 @@ local function repair(keys, args)
   local domain = domain_of(space, name)
   local v = read_fence(keys[1], domain.token)
   local u = args[3]
-  if not v then return { 'unchanged' } end
+  if not v or space.pending[keys[1]] or domain.pendings > 0 then return { 'unchanged' } end
   if u ~= '' and below(v, u) then
     write_fence(space, keys[1], domain.token, u, '')
     return { 'repaired' }

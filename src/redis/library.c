@@ -18,6 +18,8 @@
 #define LIBRARY_VERSION 1
 #define LIBRARY_DESCRIPTION "pgcache_fence library version "
 
+#define REPLICA_MESSAGE "this Redis is a replica: its master is needed"
+
 #define MAX_ARGUMENTS 16
 
 const char *
@@ -169,7 +171,7 @@ library_ensure(LibraryCall *call)
 	if (reply == NULL)
 	{
 		if (strstr(call->error, "READONLY"))
-			strlcpy(call->error, "this Redis is a replica: its master is needed", sizeof(call->error));
+			strlcpy(call->error, REPLICA_MESSAGE, sizeof(call->error));
 		return false;
 	}
 	freeReplyObject(reply);
@@ -257,6 +259,22 @@ heartbeat_key(void)
 
 	snprintf(key, sizeof(key), "%s:heartbeat", setting_namespace);
 	return key;
+}
+
+bool
+library_probe_writes(LibraryCall *call)
+{
+	const char *argv[] = {"SET", heartbeat_key(), "", "PX", "3600000"};
+	redisReply *reply = library_call(call, lengthof(argv), argv);
+
+	if (reply == NULL)
+	{
+		if (strstr(call->error, "READONLY"))
+			strlcpy(call->error, REPLICA_MESSAGE, sizeof(call->error));
+		return false;
+	}
+	freeReplyObject(reply);
+	return true;
 }
 
 bool

@@ -35,6 +35,9 @@ typedef struct Hello
  */
 extern bool library_ensure(LibraryCall *call);
 
+/* Whether the node takes writes now: sets the key that every heartbeat sets. */
+extern bool library_probe_writes(LibraryCall *call);
+
 /* Asks the process who it is. found is false (and the result true) if the library is not loaded. */
 extern bool library_hello(LibraryCall *call, Hello *hello, bool *found);
 

@@ -19,7 +19,8 @@ my $node = new_postgres('main', $redis,
 	patrol_grace        => '300ms',
 	audit_rate          => 0,
 	restart_after_crash => 'on',
-	autovacuum          => 'off');
+	autovacuum          => 'off',
+	max_prepared_transactions => 5);
 my $sql = FenceTest::Session->open($node);
 my $tables = 0;
 
@@ -86,11 +87,12 @@ sub forge_reservation
 # The name of the whole domain in Redis: <database>.<name>
 sub wire_name { my ($domain) = @_; return fence_of($domain, 1) =~ /:f:([^:]+):/ ? $1 : die; }
 
+# ended: the id of the attachment that the transaction ends
 sub forge_domain_reservation
 {
-	my ($wire_name, $stamp) = @_;
+	my ($wire_name, $stamp, $ended) = @_;
 	my ($ns) = fence_of('item1', 1) =~ /^([^:]+):/;
-	my $reply = $redis->call('FCALL', 'fence_domain_reserve', 0, $ns, $wire_name, state_of('epoch'), $stamp);
+	my $reply = $redis->call('FCALL', 'fence_domain_reserve', 0, $ns, $wire_name, state_of('epoch'), $stamp, $ended // '');
 
 	is_deeply($reply, ['reserved'], "forged: $stamp");
 	return;
@@ -151,6 +153,7 @@ subtest 'each reservation ends as its transaction did' => sub {
 
 	my $committed = $sql->run('SELECT pg_current_xact_id()');
 	my $aborted = $sql->run('BEGIN; SELECT pg_current_xact_id(); ROLLBACK');
+	my $prepared = $sql->run("BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'p'");
 	my $running = $open->run('BEGIN; SELECT pg_current_xact_id()');
 	my $future = $running + 1_000_000_000;
 	my $other = sprintf '%08x', hex($nonce) ^ 1;
@@ -180,21 +183,27 @@ subtest 'each reservation ends as its transaction did' => sub {
 		forge_reservation(fence_of($table, $key), $stamp, 9);
 	}
 	forge_reservation(fence_of($table, 16), "$running.$nonce", 9);
+	forge_reservation(fence_of($table, 18), "$prepared.$nonce", 9);
+	forge_reservation(fence_of($table, 19), "$prepared.$other", 9);
+	my $kept = join ',', sort "$prepared.$nonce", "$prepared.$other", "$running.$nonce";
 	is($sql->run("SELECT status FROM fence.get('$table', '16')"), 'pending', 'a read says pending');
 
 	my $start = time();
-	my $alone = eval { poll(sub { join(',', stamps()) eq "$running.$nonce" }, 'the patrol', 20); };
-	ok($alone, 'all end but the one whose transaction runs') or diag(join "\n", 'left:', stamps());
+	my $alone = eval { poll(sub { join(',', stamps()) eq $kept }, 'the patrol', 20); };
+	ok($alone, 'all end but those whose transactions run or are prepared') or diag(join "\n", 'left:', stamps());
 	note sprintf 'settled %.2f s after the last was made', time() - $start;
 	is(fence_version($table, $_->[0]) // '', $_->[3], $_->[4]) foreach @cases;
 	is(fence_version($table, 17), '5', 'another fence is left alone');
 
 	patrol_rounds(5);
-	is(join(',', stamps()), "$running.$nonce", 'the one whose transaction runs is kept, round after round');
-	is($sql->run("SELECT fate, pid = " . $open->pid . " FROM fence.pending"), 'in progress|t', 'fence.pending names the owner');
+	is(join(',', stamps()), $kept, 'those are kept, round after round');
+	is($sql->run("SELECT fate, pid = " . $open->pid . " FROM fence.pending WHERE key = '16'"), 'in progress|t',
+		'fence.pending names the owner,');
+	is($sql->run("SELECT fate, gid FROM fence.pending WHERE key = '18'"), 'prepared|p', 'or the prepared transaction');
 	$open->run('COMMIT');
+	$sql->run("COMMIT PREPARED 'p'");
 	no_reservations($node);
-	is(fence_version($table, 16), '5', 'after its commit it is settled too');
+	is(fence_version($table, $_), '5', "$_: after its commit it is settled too") foreach 16, 18, 19;
 	is($sql->run("SELECT status FROM fence.get('$table', '17')"), 'hit', 'reads go on');
 };
 
@@ -216,8 +225,9 @@ subtest 'reservations of a whole domain' => sub {
 
 	# a transaction that ended the attachment, and could not tell Redis
 	my @names = split /\|/, $sql->run("SELECT fence.fence_key('$table', '1'), fence.value_key('$table', '1')");
+	my $id = $sql->run("SELECT id FROM fence.domain WHERE name = '$table'");
 	my $xid = $sql->run("BEGIN; SELECT pg_current_xact_id()");
-	forge_domain_reservation($wire, "$xid.$nonce");
+	forge_domain_reservation($wire, "$xid.$nonce", $id);
 	$sql->run("SET LOCAL session_replication_role = replica; DELETE FROM fence.domain WHERE name = '$table'; COMMIT");
 	poll(sub { !stamps() }, 'the patrol', 10);
 	is($redis->call('FCALL', 'fence_get', 2, @names)->[0], 'unarmed', 'a detach that was never told: readers are not answered');
