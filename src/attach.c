@@ -430,9 +430,10 @@ fence_attach(PG_FUNCTION_ARGS)
 
 	if (OidIsValid(request.row.relid))
 		drop_triggers(request.row.relid);	/* of an attachment that a restore lost */
-	domain_row_insert(&request.row);
+	/* the row comes last: before it, the hook knows of no domain that these triggers could change */
 	if (OidIsValid(request.row.relid))
 		create_triggers(&request);
+	domain_row_insert(&request.row);
 	ledger_catalog_changed();
 	PG_RETURN_TEXT_P(cstring_to_text(request.row.name));
 }
@@ -456,28 +457,50 @@ end_attachment(const DomainRow *row)
 	tombstone_forget_domain(row->id);
 }
 
-/* A trigger is about to be dropped: if it is ours, so ends its domain, once. */
-static void
-trigger_dropped(Oid trigger)
+/* A trigger's row of pg_trigger, a copy; NULL if there is none. snapshot NULL: as the catalogue was before this command. */
+static HeapTuple
+find_trigger(Relation catalog, Oid trigger, Snapshot snapshot)
 {
-	Relation	catalog = table_open(TriggerRelationId, AccessShareLock);
 	ScanKeyData key;
 	SysScanDesc scan;
 	HeapTuple	tuple;
 
 	ScanKeyInit(&key, Anum_pg_trigger_oid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(trigger));
-	scan = systable_beginscan(catalog, TriggerOidIndexId, true, NULL, 1, &key);
+	scan = systable_beginscan(catalog, TriggerOidIndexId, true, snapshot, 1, &key);
 	tuple = systable_getnext(scan);
-	/* by its name too: somebody else's trigger that calls our function is not the attachment's */
-	if (HeapTupleIsValid(tuple) && role_of_function(((Form_pg_trigger) GETSTRUCT(tuple))->tgfoid) != ROLE_NONE &&
-		strncmp(NameStr(((Form_pg_trigger) GETSTRUCT(tuple))->tgname), TRIGGER_PREFIX, strlen(TRIGGER_PREFIX)) == 0)
-	{
-		DomainRow  *row = domain_row_by_relation(((Form_pg_trigger) GETSTRUCT(tuple))->tgrelid);
+	if (HeapTupleIsValid(tuple))
+		tuple = heap_copytuple(tuple);
+	systable_endscan(scan);
+	return tuple;
+}
 
-		if (row != NULL)
+/* One of ours, by its name too: somebody else's trigger that calls our function is not the attachment's. */
+static bool
+is_ours(Form_pg_trigger trigger)
+{
+	return strncmp(NameStr(trigger->tgname), TRIGGER_PREFIX, strlen(TRIGGER_PREFIX)) == 0 &&
+		role_of_function(trigger->tgfoid) != ROLE_NONE;
+}
+
+static void partition_changed(Oid root_trigger);
+
+/* A trigger is about to be dropped: if it is ours, so ends its domain, once. If it is a partition's, that leaves. */
+static void
+trigger_dropped(Oid trigger)
+{
+	Relation	catalog = table_open(TriggerRelationId, AccessShareLock);
+	HeapTuple	tuple = find_trigger(catalog, trigger, NULL);
+	Form_pg_trigger form = HeapTupleIsValid(tuple) ? (Form_pg_trigger) GETSTRUCT(tuple) : NULL;
+
+	if (form && is_ours(form))
+	{
+		DomainRow  *row = domain_row_by_relation(form->tgrelid);
+
+		if (OidIsValid(form->tgparentid))
+			partition_changed(form->tgparentid);
+		else if (row != NULL)
 			end_attachment(row);
 	}
-	systable_endscan(scan);
 	table_close(catalog, AccessShareLock);
 }
 
@@ -523,6 +546,12 @@ follow_rename(DomainRow *row, AttrNumber attnum)
 		domain_row_update(row);
 }
 
+static void
+domain_changed(const DomainRow *row)
+{
+	ledger_apply_domain(domain_stub(row->name, row->id, row->on_redis_failure));
+}
+
 /*
  * ALTER TABLE may change what rows hold, or how they look, without firing row triggers: the whole domain is reserved,
  * and with the commit nothing cached before is trusted. Most changes need no such thing, but they are rare.
@@ -530,41 +559,56 @@ follow_rename(DomainRow *row, AttrNumber attnum)
 static void
 table_changed(Oid relid, int sub_id)
 {
-	DomainRow  *row = domain_row_by_relation(relid);
+	DomainRow  *row = domain_row_covering(relid);
 
 	if (row == NULL)
 		return;
-	if (sub_id > 0)
+	if (sub_id > 0 && row->relid == relid)
 		follow_rename(row, sub_id);
-	ledger_apply_domain(domain_stub(row->name, row->id, row->on_redis_failure));
+	domain_changed(row);
 }
 
-/* A trigger of ours must always fire. */
+/* A partition comes or goes with its rows: the trigger that it gets, or loses, is a copy of the root's. */
 static void
-trigger_changed(Oid trigger)
+partition_changed(Oid root_trigger)
 {
 	Relation	catalog = table_open(TriggerRelationId, AccessShareLock);
-	ScanKeyData key;
-	SysScanDesc scan;
-	HeapTuple	tuple;
+	Oid			relid = InvalidOid;
 
-	ScanKeyInit(&key, Anum_pg_trigger_oid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(trigger));
-	scan = systable_beginscan(catalog, TriggerOidIndexId, true, SnapshotSelf, 1, &key);
-	tuple = systable_getnext(scan);
-	if (HeapTupleIsValid(tuple))
+	while (OidIsValid(root_trigger))
 	{
-		Form_pg_trigger form = (Form_pg_trigger) GETSTRUCT(tuple);
+		HeapTuple	tuple = find_trigger(catalog, root_trigger, NULL);
 
-		if (form->tgenabled != TRIGGER_FIRES_ALWAYS && role_of_function(form->tgfoid) != ROLE_NONE)
-			ereport(ERROR,
-					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-					 errmsg("trigger \"%s\" must always be enabled, because table \"%s\" is fenced",
-							NameStr(form->tgname), get_rel_name(form->tgrelid)),
-					 errdetail("Without it readers would be served values that were replaced."),
-					 errhint("Name the triggers that you want to disable, or use fence.detach first.")));
+		if (!HeapTupleIsValid(tuple))
+			break;
+		relid = ((Form_pg_trigger) GETSTRUCT(tuple))->tgrelid;
+		root_trigger = ((Form_pg_trigger) GETSTRUCT(tuple))->tgparentid;
 	}
-	systable_endscan(scan);
 	table_close(catalog, AccessShareLock);
+	if (OidIsValid(relid))
+		table_changed(relid, 0);
+}
+
+/* A trigger was made or altered, as this command wrote it. Ours must always fire; a partition's tells that it came. */
+static void
+trigger_changed(Oid trigger, bool created)
+{
+	Relation	catalog = table_open(TriggerRelationId, AccessShareLock);
+	HeapTuple	tuple = find_trigger(catalog, trigger, SnapshotSelf);
+	Form_pg_trigger form = HeapTupleIsValid(tuple) ? (Form_pg_trigger) GETSTRUCT(tuple) : NULL;
+
+	table_close(catalog, AccessShareLock);
+	if (form == NULL || !is_ours(form))
+		return;
+	if (created && OidIsValid(form->tgparentid))
+		partition_changed(form->tgparentid);
+	else if (!created && form->tgenabled != TRIGGER_FIRES_ALWAYS)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("trigger \"%s\" must always be enabled, because table \"%s\" is fenced",
+						NameStr(form->tgname), get_rel_name(form->tgrelid)),
+				 errdetail("Without it readers would be served values that were replaced."),
+				 errhint("Name the triggers that you want to disable, or use fence.detach first.")));
 }
 
 static void
@@ -576,10 +620,12 @@ object_access(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, 
 		previous_hook(access, class_id, object_id, sub_id, arg);
 	if (class_id == TriggerRelationId && access == OAT_DROP)
 		trigger_dropped(object_id);
-	else if (class_id == TriggerRelationId && access == OAT_POST_ALTER)
-		trigger_changed(object_id);
+	else if (class_id == TriggerRelationId && (access == OAT_POST_ALTER || access == OAT_POST_CREATE))
+		trigger_changed(object_id, access == OAT_POST_CREATE);
 	else if (class_id != RelationRelationId)
 		return;
+	else if (access == OAT_TRUNCATE)
+		table_changed(object_id, 0);
 	else if (access == OAT_DROP && sub_id == 0 && object_id == fence_table_oid("domain"))
 		catalog_dropped();
 	else if ((access == OAT_POST_ALTER && !internal) || ((access == OAT_DROP || access == OAT_POST_CREATE) && sub_id != 0))

@@ -7,6 +7,7 @@
 #include "postgres.h"
 
 #include "access/nbtree.h"
+#include "access/table.h"
 #include "catalog/catalog.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_class.h"
@@ -115,17 +116,35 @@ raise_wrong_kind(Relation rel, const char *what, const char *hint)
 			 errhint("%s", hint)));
 }
 
+/* Partitions that are elsewhere, or vanish, cannot be fenced. The lock keeps others from coming. */
+static void
+check_partitions(Relation root)
+{
+	ListCell   *lc;
+
+	foreach(lc, find_all_inheritors(RelationGetRelid(root), ShareRowExclusiveLock, NULL))
+	{
+		Relation	rel = table_open(lfirst_oid(lc), NoLock);
+
+		if (rel->rd_rel->relkind == RELKIND_FOREIGN_TABLE)
+			raise_wrong_kind(root, "partly a foreign table", "Detach the partition that is one.");
+		if (rel->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
+			raise_wrong_kind(root, "partly unlogged or temporary", "Use ALTER TABLE ... SET LOGGED.");
+		table_close(rel, NoLock);
+	}
+}
+
 static void
 check_kind(Relation rel)
 {
-	const char *partitioned = NULL;
+	const char *inherited = NULL;
 
 	switch (rel->rd_rel->relkind)
 	{
 		case RELKIND_RELATION:
 			break;
 		case RELKIND_PARTITIONED_TABLE:
-			partitioned = "a partitioned table";
+			check_partitions(rel);
 			break;
 		case RELKIND_VIEW:
 			raise_wrong_kind(rel, "a view", "Fence the tables that the view reads.");
@@ -145,16 +164,21 @@ check_kind(Relation rel)
 	}
 
 	if (rel->rd_rel->relispartition)
-		partitioned = "a partition";
-	else if (partitioned == NULL && has_superclass(RelationGetRelid(rel)))
-		partitioned = "an inheritance child";
-	else if (partitioned == NULL && find_inheritance_children(RelationGetRelid(rel), NoLock) != NIL)
-		partitioned = "an inheritance parent";
-	if (partitioned != NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("\"%s\" cannot be fenced because it is %s", RelationGetRelationName(rel), partitioned),
-				 errdetail("Partitioned and inherited tables are not supported yet.")));
+				 errmsg("\"%s\" cannot be fenced because it is a partition", RelationGetRelationName(rel)),
+				 errhint("Fence the partitioned table; all its partitions are fenced with it.")));
+	if (has_superclass(RelationGetRelid(rel)))
+		inherited = "an inheritance child";
+	else if (rel->rd_rel->relkind == RELKIND_RELATION && find_inheritance_children(RelationGetRelid(rel), NoLock) != NIL)
+		inherited = "an inheritance parent";
+	if (inherited != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("\"%s\" cannot be fenced because it is %s", RelationGetRelationName(rel), inherited),
+				 errdetail("Inherited tables are not supported yet.")));
+	if (rel->rd_rel->relkind == RELKIND_RELATION && rel->rd_rel->relam != HEAP_TABLE_AM_OID)
+		raise_wrong_kind(rel, "not stored as a heap", "Use ALTER TABLE ... SET ACCESS METHOD heap.");
 }
 
 void

@@ -18,6 +18,7 @@
 #include "access/xact.h"
 #include "catalog/indexing.h"
 #include "catalog/namespace.h"
+#include "catalog/partition.h"
 #include "catalog/pg_collation.h"
 #include "catalog/pg_index.h"
 #include "catalog/pg_type.h"
@@ -172,6 +173,22 @@ DomainRow *
 domain_row_by_relation(Oid relid)
 {
 	return fetch_row(COLUMN_RELATION, InvalidOid, F_OIDEQ, ObjectIdGetDatum(relid));
+}
+
+DomainRow *
+domain_row_covering(Oid relid)
+{
+	DomainRow  *row = domain_row_by_relation(relid);
+
+	if (row == NULL && get_rel_relispartition(relid))
+	{
+		ListCell   *lc;
+
+		foreach(lc, get_partition_ancestors(relid))
+			if ((row = domain_row_by_relation(lfirst_oid(lc))) != NULL)
+				break;
+	}
+	return row;
 }
 
 DomainRow *

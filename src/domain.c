@@ -115,11 +115,15 @@ retire_all(void)
 {
 	HASH_SEQ_STATUS status;
 	ByName	   *n;
+	ByRelation *r;
 
-	/* every linked entry has a name; removing the element just returned is allowed */
+	/* removing the element just returned is allowed; entries of partitions are found by relation only */
 	hash_seq_init(&status, by_name);
 	while ((n = hash_seq_search(&status)) != NULL)
 		retire(n->entry);
+	hash_seq_init(&status, by_relation);
+	while ((r = hash_seq_search(&status)) != NULL)
+		retire(r->entry);
 }
 
 /* Never raises, never allocates: it also runs while a transaction ends. */
@@ -480,9 +484,9 @@ fill_entry(Entry *entry, const DomainRow *row)
 	domain->policy = policy_of_text(row->on_redis_failure);
 }
 
-/* The Domain of a row, in memory of its own; NULL if its table is gone. */
+/* The Domain of a row as it is for that table, its own or a partition; in memory of its own. NULL: the table is gone. */
 static Entry *
-build_entry(const DomainRow *row)
+build_entry(const DomainRow *row, Oid relid)
 {
 	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "pgcache_fence domain",
 												  ALLOCSET_SMALL_SIZES);
@@ -490,9 +494,10 @@ build_entry(const DomainRow *row)
 	Entry	   *entry = palloc0(sizeof(Entry));
 
 	fill_entry(entry, row);
-	if (OidIsValid(row->relid))
+	entry->domain.relid = relid;
+	if (OidIsValid(relid))
 	{
-		Relation	rel = try_table_open(row->relid, AccessShareLock);
+		Relation	rel = try_table_open(relid, AccessShareLock);
 
 		if (rel == NULL)
 		{
@@ -500,6 +505,7 @@ build_entry(const DomainRow *row)
 			MemoryContextDelete(context);
 			return NULL;
 		}
+		entry->domain.partitioned = rel->rd_rel->relkind == RELKIND_PARTITIONED_TABLE;
 		resolve_key(&entry->domain, row, rel);
 		resolve_version(&entry->domain, row, rel);
 		table_close(rel, AccessShareLock);
@@ -508,11 +514,12 @@ build_entry(const DomainRow *row)
 	return entry;
 }
 
+/* named: not of a partition, which is not what the name means. */
 static void
-link_entry(Entry *entry)
+link_entry(Entry *entry, bool named)
 {
 	Domain	   *domain = &entry->domain;
-	ByName	   *n = hash_search(by_name, domain->name, HASH_FIND, NULL);
+	ByName	   *n = named ? hash_search(by_name, domain->name, HASH_FIND, NULL) : NULL;
 	ByRelation *r;
 
 	/* there should be neither; never lose one */
@@ -522,8 +529,11 @@ link_entry(Entry *entry)
 	if (r != NULL)
 		retire(r->entry);
 
-	n = hash_search(by_name, domain->name, HASH_ENTER, NULL);
-	n->entry = entry;
+	if (named)
+	{
+		n = hash_search(by_name, domain->name, HASH_ENTER, NULL);
+		n->entry = entry;
+	}
 	if (OidIsValid(domain->relid))
 	{
 		r = hash_search(by_relation, &domain->relid, HASH_ENTER, NULL);
@@ -543,11 +553,11 @@ load(Oid relid, const char *name)
 
 	building_relid = relid;
 	building_invalidated = false;
-	row = name ? domain_row_by_name(name) : domain_row_by_relation(relid);
+	row = name ? domain_row_by_name(name) : domain_row_covering(relid);
 	if (row != NULL)
 	{
-		building_relid = row->relid;
-		entry = build_entry(row);
+		building_relid = name ? row->relid : relid;
+		entry = build_entry(row, building_relid);
 	}
 	if (entry != NULL)
 	{
@@ -555,7 +565,7 @@ load(Oid relid, const char *name)
 		if (building_invalidated)
 			bury(entry);
 		else
-			link_entry(entry);
+			link_entry(entry, entry->domain.relid == row->relid);
 	}
 	building_relid = InvalidOid;
 	MemoryContextSwitchTo(old);

@@ -49,7 +49,8 @@ typedef struct Domain
 	char	   *wire_name;		/* "<database oid>.<percent-encoded name>": as Redis sees it */
 	char	   *fence_prefix;	/* "<namespace>:f:<wire_name>:" */
 	char	   *value_prefix;	/* "<namespace>:v:<wire_name>:" */
-	Oid			relid;			/* InvalidOid: a domain without a table */
+	Oid			relid;			/* InvalidOid: a domain without a table. Of a partition: that, not the root */
+	bool		partitioned;	/* relid is a partitioned table: rows are read by the Domains of its partitions */
 	DomainScope scope;
 	int			nkeys;			/* 0: without a table, any number of parts */
 	KeyColumn  *keys;
@@ -67,7 +68,10 @@ typedef struct Domain
 	bool		dead;			/* invalidated; freed at the end of the transaction */
 } Domain;
 
-/* The domain of a fenced table, or NULL. Reads the catalogue in a fresh snapshot when it is not cached. */
+/*
+ * The domain of a fenced table, or NULL. Of a partition of one: the same domain, with its columns as they stand in the
+ * partition. Reads the catalogue in a fresh snapshot when it is not cached.
+ */
 extern Domain *domain_by_relation(Oid relid);
 
 /* The domain of that name; raises 42704 with a hint if there is none and missing_ok is false. */
@@ -119,6 +123,9 @@ typedef struct DomainRow
 /* The row as of now, or NULL; palloc'd. */
 extern DomainRow *domain_row_by_relation(Oid relid);
 extern DomainRow *domain_row_by_name(const char *name);
+
+/* The row of the table or, if that is a partition, of the nearest fenced table above it. */
+extern DomainRow *domain_row_covering(Oid relid);
 
 /* All of them. */
 extern List *domain_rows(void);

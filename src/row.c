@@ -10,6 +10,8 @@
 #include "access/relation.h"
 #include "access/table.h"
 #include "access/tableam.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_inherits.h"
 #include "catalog/pg_type.h"
 #include "common/pg_prng.h"
 #include "executor/executor.h"
@@ -68,24 +70,68 @@ fetch_row(const Domain *domain, Relation rel, const char *key, Snapshot snapshot
 	return row;
 }
 
+/*
+ * The tables that hold the domain's rows, each as the Domain by which its rows are read: the columns of a partition
+ * need not stand in the root's order. The locks are kept.
+ */
+static List *
+leaf_domains(const Domain *domain)
+{
+	List	   *leaves = NIL;
+	ListCell   *cell;
+
+	if (!OidIsValid(domain->relid) || domain->version_name == NULL)
+		return NIL;
+	if (!domain->partitioned)
+		return list_make1(unconstify(Domain *, domain));
+	foreach(cell, find_all_inheritors(domain->relid, AccessShareLock, NULL))
+	{
+		Oid			relid = lfirst_oid(cell);
+		Domain	   *leaf = get_rel_relkind(relid) == RELKIND_RELATION ? domain_by_relation(relid) : NULL;
+
+		if (leaf != NULL)
+			leaves = lappend(leaves, leaf);
+	}
+	return leaves;
+}
+
+/* The row of the key in whichever table has it, that table opened, and the Domain of that table; NULL if none has it. */
+static HeapTuple
+find_row(const Domain *domain, const char *key, Snapshot snapshot, const Domain **leaf, Relation *rel)
+{
+	ListCell   *cell;
+
+	foreach(cell, leaf_domains(domain))
+	{
+		HeapTuple	row;
+
+		*leaf = lfirst(cell);
+		*rel = try_relation_open((*leaf)->relid, AccessShareLock);
+		if (*rel == NULL)
+			continue;
+		row = fetch_row(*leaf, *rel, key, snapshot);
+		if (row != NULL)
+			return row;
+		relation_close(*rel, AccessShareLock);
+	}
+	return NULL;
+}
+
 int64
 row_current_version(const Domain *domain, const char *key, bool *is_row)
 {
-	Relation	rel = OidIsValid(domain->relid) && domain->version_name ?
-		try_relation_open(domain->relid, AccessShareLock) : NULL;
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	const Domain *leaf;
+	Relation	rel;
+	HeapTuple	row = find_row(domain, key, snapshot, &leaf, &rel);
 	int64		version = NO_VERSION;
-	HeapTuple	row = NULL;
 
-	if (rel != NULL)
+	if (row != NULL)
 	{
-		Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-
-		row = fetch_row(domain, rel, key, snapshot);
-		if (row != NULL)
-			version = domain_row_version(domain, row, RelationGetDescr(rel));
-		UnregisterSnapshot(snapshot);
+		version = domain_row_version(leaf, row, RelationGetDescr(rel));
 		relation_close(rel, AccessShareLock);
 	}
+	UnregisterSnapshot(snapshot);
 	if (is_row)
 		*is_row = row != NULL;
 	/* looked up later: a row deleted in between has its tombstone, one re-inserted in between is above it */
@@ -141,30 +187,32 @@ use_standard_output(void)
 bool
 row_as_jsonb(const Domain *domain, const char *key, Snapshot snapshot, Datum *jsonb, int64 *version)
 {
-	Relation	rel = table_open(domain->relid, AccessShareLock);
-	TupleDesc	desc = RelationGetDescr(rel);
-	HeapTuple	row = fetch_row(domain, rel, key, snapshot);
+	const Domain *leaf;
+	Relation	rel;
+	HeapTuple	row = find_row(domain, key, snapshot, &leaf, &rel);
+	TupleDesc	desc;
+	Datum		composite;
+	Datum		json;
+	int			nest_level;
 
-	if (row != NULL)
-	{
-		Datum		composite = domain->columns ? project(domain, row, desc) : heap_copy_tuple_as_datum(row, desc);
-		int			nest_level = NewGUCNestLevel();
-		Datum		json;
-
-		use_standard_output();
-		json = DirectFunctionCall1(row_to_json, composite);
-		AtEOXact_GUC(true, nest_level);
-		*jsonb = DirectFunctionCall1(jsonb_in, CStringGetDatum(TextDatumGetCString(json)));
-		*version = domain_row_version(domain, row, desc);
-	}
-	table_close(rel, AccessShareLock);
-	return row != NULL;
+	if (row == NULL)
+		return false;
+	desc = RelationGetDescr(rel);
+	composite = leaf->columns ? project(leaf, row, desc) : heap_copy_tuple_as_datum(row, desc);
+	nest_level = NewGUCNestLevel();
+	use_standard_output();
+	json = DirectFunctionCall1(row_to_json, composite);
+	AtEOXact_GUC(true, nest_level);
+	*jsonb = DirectFunctionCall1(jsonb_in, CStringGetDatum(TextDatumGetCString(json)));
+	*version = domain_row_version(leaf, row, desc);
+	relation_close(rel, AccessShareLock);
+	return true;
 }
 
-List *
-row_sample_keys(const Domain *domain, double fraction, int most)
+/* The same of one table: keys are appended to what is there already. */
+static List *
+sample_table(const Domain *domain, double fraction, int most, List *keys)
 {
-	List	   *keys = NIL;
 	Relation	rel = try_relation_open(domain->relid, AccessShareLock);
 	BlockNumber blocks;
 	BlockNumber block;
@@ -174,7 +222,7 @@ row_sample_keys(const Domain *domain, double fraction, int most)
 	uint64		wanted;
 
 	if (rel == NULL)
-		return NIL;
+		return keys;
 	blocks = RelationGetNumberOfBlocks(rel);
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	slot = table_slot_create(rel, NULL);
@@ -204,4 +252,24 @@ row_sample_keys(const Domain *domain, double fraction, int most)
 	UnregisterSnapshot(snapshot);
 	relation_close(rel, AccessShareLock);
 	return keys;
+}
+
+List *
+row_sample_keys(const Domain *domain, double fraction, int most)
+{
+	List	   *leaves = leaf_domains(domain);
+	List	   *keys = NIL;
+	ListCell   *cell;
+
+	if (leaves == NIL)
+		return NIL;
+	if (fraction > 0)
+	{
+		foreach(cell, leaves)
+			keys = sample_table(lfirst(cell), fraction, most, keys);
+		return keys;
+	}
+	/* a few rows: of any one of them */
+	return sample_table(list_nth(leaves, (int) (pg_prng_double(&pg_global_prng_state) * list_length(leaves))),
+						fraction, most, NIL);
 }

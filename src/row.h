@@ -22,7 +22,7 @@ extern int64 row_current_version(const Domain *domain, const char *key, bool *is
 extern bool row_as_jsonb(const Domain *domain, const char *key, Snapshot snapshot, Datum *jsonb, int64 *version);
 
 /*
- * Keys of about n rows, spread over the table: palloc'd strings. Reads n blocks at the most. For the audit.
+ * Keys of rows, at most `most`: of that fraction of the blocks; fraction 0: of one block somewhere. For the audit.
  */
 extern List *row_sample_keys(const Domain *domain, double fraction, int most);
 

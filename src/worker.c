@@ -250,7 +250,7 @@ reserve_for_prepared(LibraryCall *call, const char *epoch)
 	if (SPI_execute("SELECT DISTINCT d.name, p.transaction::text::bigint"
 					"  FROM pg_prepared_xacts p"
 					"  JOIN pg_locks l ON l.virtualtransaction = '-1/' || p.transaction::text"
-					"  JOIN fence.domain d ON d.relation = l.relation"
+					"  JOIN fence.domain d ON d.relation = coalesce(pg_partition_root(l.relation), l.relation)"
 					" WHERE l.locktype = 'relation' AND p.database = current_database()"
 					"   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 					"   AND l.mode NOT IN ('AccessShareLock', 'RowShareLock')", true, 0) != SPI_OK_SELECT)

@@ -1,0 +1,201 @@
+--
+-- Who may do what: an ordinary role writes and reads its tables, and has no other way to what readers trust.
+--
+SET client_min_messages = warning;
+CREATE EXTENSION IF NOT EXISTS pgcache_fence;
+RESET client_min_messages;
+CREATE SCHEMA privileges;
+SET search_path = privileges;
+
+-- Attached now, announced to Redis a moment later.
+CREATE PROCEDURE wait_for(domain text, VARIADIC key text[]) LANGUAGE plpgsql AS $$
+DECLARE
+	deadline timestamptz := clock_timestamp() + '90 s';
+BEGIN
+	WHILE (fence.get(domain, VARIADIC key)).status IN ('unarmed', 'unavailable') LOOP
+		IF clock_timestamp() > deadline THEN
+			RAISE 'domain % is not served: %', domain, (SELECT s FROM fence.state s);
+		END IF;
+		PERFORM pg_sleep(0.01);
+	END LOOP;
+END $$;
+
+SET client_min_messages = warning;
+DROP ROLE IF EXISTS regress_fence_owner, regress_fence_writer, regress_fence_reader, regress_fence_stranger;
+RESET client_min_messages;
+CREATE ROLE regress_fence_owner;
+CREATE ROLE regress_fence_writer;
+CREATE ROLE regress_fence_reader;
+CREATE ROLE regress_fence_stranger;
+GRANT USAGE, CREATE ON SCHEMA privileges TO regress_fence_owner;
+GRANT USAGE ON SCHEMA privileges TO PUBLIC;
+
+--
+-- attach needs the owner, and EXECUTE
+--
+SET ROLE regress_fence_owner;
+CREATE TABLE item (id int PRIMARY KEY, v text, version bigint NOT NULL DEFAULT 0);
+INSERT INTO item VALUES (1, 'a', 0), (2, 'b', 0), (3, 'c', 0);
+GRANT SELECT, INSERT, UPDATE, DELETE ON item TO regress_fence_writer;
+GRANT SELECT ON item TO regress_fence_reader;
+SELECT fence.attach('item');
+RESET ROLE;
+GRANT EXECUTE ON FUNCTION fence.attach, fence.detach TO regress_fence_owner, regress_fence_writer;
+SET ROLE regress_fence_writer;
+SELECT fence.attach('item');
+SET ROLE regress_fence_owner;
+SELECT fence.attach('item');
+SET ROLE regress_fence_writer;
+SELECT fence.detach('item');
+RESET ROLE;
+CALL wait_for('privileges.item', '1');
+SELECT tgname, tgenabled FROM pg_trigger WHERE tgrelid = 'item'::regclass ORDER BY tgname COLLATE "C";
+
+--
+-- A writer needs his privileges on the table and nothing else
+--
+SELECT fence.read('privileges.item', k) FROM (VALUES ('1'), ('2'), ('3')) x (k);
+SET ROLE regress_fence_writer;
+UPDATE item SET v = 'A' WHERE id = 1 RETURNING version;
+DELETE FROM item WHERE id = 2;
+INSERT INTO item VALUES (4, 'd') RETURNING version;
+INSERT INTO item VALUES (2, 'back') RETURNING version;
+UPDATE item SET id = 5 WHERE id = 3;
+-- what the triggers write for him is out of his reach
+SELECT * FROM fence.tombstone;
+INSERT INTO fence.tombstone VALUES (1, '2', 1000, now());
+DELETE FROM fence.tombstone;
+SELECT * FROM fence.floor;
+UPDATE fence.floor SET version = 0;
+SELECT * FROM fence.cluster;
+DELETE FROM fence.cluster;
+DELETE FROM fence.domain;
+UPDATE fence.domain SET version_column = 'v';
+ALTER TABLE item DISABLE TRIGGER ALL;
+RESET ROLE;
+SELECT key, version FROM fence.tombstone JOIN fence.domain d ON d.id = domain_id
+ WHERE d.name = 'privileges.item' ORDER BY key COLLATE "C";
+SELECT relation, count FROM fence.audit('privileges.item') WHERE count > 0;
+
+--
+-- A reader needs SELECT on the table
+--
+SET ROLE regress_fence_reader;
+SELECT fence.read('privileges.item', '1');
+SELECT status, value FROM fence.get('privileges.item', '1');
+SELECT fence_version, row_version, relation, pending FROM fence.status('privileges.item', '1');
+SELECT domain, relation FROM fence.domains WHERE domain LIKE 'privileges.%';
+SELECT state FROM fence.state;
+SELECT count(*) FROM fence.nodes;
+SET ROLE regress_fence_stranger;
+SELECT fence.read('privileges.item', '1');
+SELECT status, value FROM fence.get('privileges.item', '1');
+SELECT fence.status('privileges.item', '1');
+SELECT fence.fence_key('privileges.item', '1') LIKE 'fence:f:%:{1}', fence.value_key('privileges.item', '1') LIKE 'fence:v:%:{1}';
+-- SELECT on some columns is not enough: a cached row has them all
+RESET ROLE;
+GRANT SELECT (id, version) ON item TO regress_fence_stranger;
+SET ROLE regress_fence_stranger;
+SELECT id, version FROM item WHERE id = 1;
+SELECT fence.read('privileges.item', '1');
+RESET ROLE;
+-- a function that somebody else lends him is another matter
+CREATE FUNCTION read_item(id int) RETURNS jsonb LANGUAGE sql SECURITY DEFINER AS $$ SELECT fence.read('privileges.item', id::text) $$;
+SET ROLE regress_fence_stranger;
+SELECT read_item(1);
+RESET ROLE;
+
+--
+-- What lets readers be deceived is denied unless it is granted
+--
+SELECT token, ticket FROM fence.get('privileges.item', '4') \gset
+SET ROLE regress_fence_reader;
+SELECT fence.put('privileges.item', :'token', :'ticket', 0, 'x', NULL, '4');
+SELECT fence.begin_write('privileges.item', 0, '4');
+SELECT fence.abort_write('privileges.item', '4');
+SELECT * FROM fence.pending;
+SELECT * FROM fence._pending();
+SELECT fence.audit('privileges.item');
+SELECT fence.repair('privileges.item', '4');
+SELECT fence.attach('item');
+SELECT fence.detach('item');
+SELECT fence._wake_keeper();
+CREATE TABLE fence.mine (id int);
+RESET ROLE;
+GRANT EXECUTE ON FUNCTION fence.put TO regress_fence_reader;
+SET ROLE regress_fence_reader;
+SELECT fence.put('privileges.item', :'token', :'ticket', 0, 'x', NULL, '4');
+SELECT status, value FROM fence.get('privileges.item', '4');
+RESET ROLE;
+REVOKE EXECUTE ON FUNCTION fence.put FROM regress_fence_reader;
+
+--
+-- Row-level security: a cached row knows no policies
+--
+SET ROLE regress_fence_owner;
+CREATE TABLE secret (id int PRIMARY KEY, owner name, version bigint NOT NULL DEFAULT 0);
+INSERT INTO secret VALUES (1, 'regress_fence_reader'), (2, 'somebody else');
+GRANT SELECT, INSERT, UPDATE, DELETE ON secret TO regress_fence_reader;
+ALTER TABLE secret ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own ON secret USING (owner = current_user);
+SELECT fence.attach('secret');
+RESET ROLE;
+CALL wait_for('privileges.secret', '1');
+SELECT fence.read('privileges.secret', '2');
+SET ROLE regress_fence_owner;
+SELECT fence.read('privileges.secret', '2');
+SET ROLE regress_fence_reader;
+SELECT fence.read('privileges.secret', '1');
+SELECT fence.read('privileges.secret', '2');
+SELECT * FROM fence.get('privileges.secret', '2');
+SELECT * FROM fence.status('privileges.secret', '2');
+-- his own rows he writes, and readers learn of it
+UPDATE secret SET version = 5 RETURNING *;
+DELETE FROM secret;
+RESET ROLE;
+SELECT fence_version, row_version, relation FROM fence.status('privileges.secret', '1');
+-- policies apply to the owner too, if he says so
+ALTER TABLE secret FORCE ROW LEVEL SECURITY;
+SET ROLE regress_fence_owner;
+SELECT fence.read('privileges.secret', '2');
+RESET ROLE;
+-- a role that policies do not apply to
+ALTER ROLE regress_fence_reader BYPASSRLS;
+SET ROLE regress_fence_reader;
+SELECT fence.read('privileges.secret', '2');
+RESET ROLE;
+
+--
+-- The URL may hold a password
+--
+SET ROLE regress_fence_stranger;
+-- (PostgreSQL's own message differs between its versions)
+\set VERBOSITY sqlstate
+SHOW pgcache_fence.redis_url;
+SELECT current_setting('pgcache_fence.redis_url');
+\set VERBOSITY default
+SELECT count(*) FROM pg_settings WHERE name = 'pgcache_fence.redis_url';
+SHOW pgcache_fence.namespace;
+SET pgcache_fence.on_redis_failure = 'error';
+RESET ROLE;
+GRANT pg_read_all_settings TO regress_fence_stranger;
+SET ROLE regress_fence_stranger;
+SELECT current_setting('pgcache_fence.redis_url') <> '' AS told;
+RESET ROLE;
+
+--
+-- detach is the owner's
+--
+SET ROLE regress_fence_owner;
+SELECT fence.detach('item');
+DROP TABLE secret;
+RESET ROLE;
+SELECT count(*) FROM fence.domains WHERE domain LIKE 'privileges.%';
+SET ROLE regress_fence_reader;
+SELECT fence.read('privileges.item', '1');
+RESET ROLE;
+
+SET client_min_messages = warning;
+DROP SCHEMA privileges CASCADE;
+REVOKE EXECUTE ON FUNCTION fence.attach, fence.detach FROM regress_fence_owner, regress_fence_writer;
+DROP ROLE regress_fence_owner, regress_fence_writer, regress_fence_reader, regress_fence_stranger;

@@ -1,0 +1,327 @@
+--
+-- Other triggers on a fenced table, and what fires no row trigger.
+--
+SET client_min_messages = warning;
+CREATE EXTENSION IF NOT EXISTS pgcache_fence;
+RESET client_min_messages;
+CREATE SCHEMA triggers;
+SET search_path = triggers;
+
+-- Attached now, announced to Redis a moment later.
+CREATE PROCEDURE wait_for(domain text, VARIADIC key text[]) LANGUAGE plpgsql AS $$
+DECLARE
+	deadline timestamptz := clock_timestamp() + '90 s';
+BEGIN
+	WHILE (fence.get(domain, VARIADIC key)).status IN ('unarmed', 'unavailable') LOOP
+		IF clock_timestamp() > deadline THEN
+			RAISE 'domain % is not served: %', domain, (SELECT s FROM fence.state s);
+		END IF;
+		PERFORM pg_sleep(0.01);
+	END LOOP;
+END $$;
+
+CREATE TABLE item (id int PRIMARY KEY, v text, version bigint NOT NULL DEFAULT 0, twice bigint GENERATED ALWAYS AS (version * 2) STORED);
+
+-- Key by key: what PostgreSQL holds, what Redis holds, what a reader gets. Whatever was cached must be the row as it is.
+CREATE FUNCTION look() RETURNS TABLE (id int, stored bigint, fence bigint, relation text, cached text) LANGUAGE sql AS $$
+	SELECT k, s.row_version, s.fence_version, s.relation,
+		   CASE WHEN g.status = 'hit' AND g.value::jsonb IS DISTINCT FROM to_jsonb(t) THEN 'STALE ' || g.value ELSE g.status END
+	  FROM generate_series(1, 6) k
+	 CROSS JOIN LATERAL fence.get('triggers.item', k::text) g
+	  LEFT JOIN item t ON t.id = k
+	 CROSS JOIN LATERAL fence.status('triggers.item', k::text) s
+	 WHERE s.row_version IS NOT NULL OR g.status NOT IN ('miss') OR s.pending > 0
+	 ORDER BY k
+$$;
+
+-- Within a transaction: what it has reserved, beside what its statements have stored.
+CREATE FUNCTION reserved() RETURNS TABLE (key text, reserved bigint, stored bigint) LANGUAGE plpgsql AS $$
+BEGIN
+	-- an answer on the connection on which reservations are sent comes after they are made
+	PERFORM fence.status('triggers.item', '1');
+	RETURN QUERY
+	SELECT p.key, p.version, (fence.status('triggers.item', p.key)).row_version
+	  FROM fence.pending p WHERE p.domain = 'triggers.item' AND p.pid = pg_backend_pid() ORDER BY p.key COLLATE "C";
+END $$;
+
+-- Every row a hit
+CREATE PROCEDURE seed() LANGUAGE plpgsql AS $$
+DECLARE
+	k text;
+BEGIN
+	FOR k IN SELECT item.id FROM item LOOP
+		PERFORM fence.read('triggers.item', k);
+		IF (fence.get('triggers.item', k)).status <> 'hit' THEN
+			RAISE 'key % is not cached', k;
+		END IF;
+	END LOOP;
+END $$;
+
+INSERT INTO item SELECT i, 'item ' || i FROM generate_series(1, 4) i;
+SELECT fence.attach('item');
+CALL wait_for('triggers.item', '1');
+
+-- generated columns see the version that is stored
+CALL seed();
+UPDATE item SET v = 'new' WHERE id = 1 RETURNING version, twice;
+INSERT INTO item VALUES (5, 'new', 50) RETURNING version, twice;
+SELECT * FROM look();
+DELETE FROM item WHERE id = 5;
+
+--
+-- Rows that another trigger suppresses: whether it fires before ours or after
+--
+CREATE FUNCTION suppress() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+CREATE TRIGGER aaa BEFORE INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION suppress();
+CALL seed();
+BEGIN;
+UPDATE item SET v = 'never';
+DELETE FROM item WHERE id = 2;
+INSERT INTO item VALUES (6, 'never');
+SELECT * FROM reserved();
+COMMIT;
+SELECT * FROM look();
+DROP TRIGGER aaa ON item;
+CREATE TRIGGER zzzz BEFORE INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION suppress();
+BEGIN;
+UPDATE item SET v = 'never' WHERE id = 1;
+DELETE FROM item WHERE id = 2;
+UPDATE item SET id = 6 WHERE id = 3;
+-- asked for and not written
+SELECT * FROM reserved();
+COMMIT;
+SELECT * FROM look();
+SELECT count(*) FROM fence.tombstone JOIN fence.domain d ON d.id = domain_id WHERE d.name = 'triggers.item' AND key <> '5';
+DROP TRIGGER zzzz ON item;
+-- the version that was not taken is the next
+UPDATE item SET v = 'now' WHERE id = 1 RETURNING version;
+SELECT * FROM look();
+
+--
+-- Rows that another trigger rewrites after ours has stamped them
+--
+CREATE FUNCTION set_version() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	NEW.version := TG_ARGV[0];
+	RETURN NEW;
+END $$;
+CALL seed();
+-- lower: refused, and nothing is left
+CREATE TRIGGER zzzz BEFORE INSERT OR UPDATE ON item FOR EACH ROW EXECUTE FUNCTION set_version('1');
+UPDATE item SET v = 'never' WHERE id = 1;
+\echo :LAST_ERROR_SQLSTATE
+INSERT INTO item VALUES (5, 'never');
+\echo :LAST_ERROR_SQLSTATE
+UPDATE item SET id = 5 WHERE id = 2;
+DROP TRIGGER zzzz ON item;
+CREATE TRIGGER zzzz BEFORE INSERT OR UPDATE ON item FOR EACH ROW EXECUTE FUNCTION set_version('-1');
+UPDATE item SET v = 'never' WHERE id = 1;
+INSERT INTO item VALUES (6, 'never');
+DROP TRIGGER zzzz ON item;
+SELECT * FROM look();
+-- higher: that is the version then
+CREATE TRIGGER zzzz BEFORE INSERT OR UPDATE ON item FOR EACH ROW EXECUTE FUNCTION set_version('100');
+BEGIN;
+UPDATE item SET v = 'hundred' WHERE id = 1 RETURNING version;
+INSERT INTO item VALUES (5, 'hundred'), (6, 'hundred');
+UPDATE item SET id = id WHERE id = 3;
+SELECT * FROM reserved();
+COMMIT;
+SELECT * FROM look();
+-- the same again is no new version
+UPDATE item SET v = 'never' WHERE id = 1;
+-- not even in a transaction whose own write it was
+BEGIN;
+INSERT INTO item VALUES (7, 'hundred');
+UPDATE item SET v = 'never' WHERE id = 7;
+ROLLBACK;
+DROP TRIGGER zzzz ON item;
+-- before ours: it may say what it likes
+CREATE TRIGGER aaa BEFORE INSERT OR UPDATE ON item FOR EACH ROW EXECUTE FUNCTION set_version('7');
+CALL seed();
+UPDATE item SET v = 'stamped' WHERE id = 1 RETURNING version;
+SELECT * FROM look() WHERE id = 1;
+DROP TRIGGER aaa ON item;
+
+--
+-- Another trigger changes the key after ours has reserved another one
+--
+CREATE FUNCTION set_key() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	NEW.id := TG_ARGV[0];
+	RETURN NEW;
+END $$;
+DELETE FROM item WHERE id > 4;
+CALL seed();
+CREATE TRIGGER zzzz BEFORE INSERT OR UPDATE ON item FOR EACH ROW EXECUTE FUNCTION set_key('6');
+BEGIN;
+INSERT INTO item VALUES (5, 'meant for 5');
+SELECT id, v FROM item WHERE id > 4;
+SELECT * FROM reserved();
+COMMIT;
+-- the tombstone of 6 was not looked at before: version 0 would be taken for an old one
+SELECT * FROM look();
+DROP TRIGGER zzzz ON item;
+CREATE TRIGGER zzzz BEFORE INSERT OR UPDATE ON item FOR EACH ROW EXECUTE FUNCTION set_key('1000');
+CALL seed();
+BEGIN;
+INSERT INTO item VALUES (5, 'meant for 5', 500);
+SELECT * FROM reserved();
+COMMIT;
+DELETE FROM item WHERE id = 1000;
+BEGIN;
+UPDATE item SET v = 'moved' WHERE id = 2;
+SELECT id, v FROM item ORDER BY id;
+ROLLBACK;
+DELETE FROM fence.tombstone WHERE key = '1000';
+BEGIN;
+UPDATE item SET v = 'moved' WHERE id = 2;
+SELECT id, v, version FROM item ORDER BY id;
+SELECT * FROM reserved();
+COMMIT;
+DROP TRIGGER zzzz ON item;
+SELECT * FROM look();
+SELECT fence_version, row_version, relation FROM fence.status('triggers.item', '1000');
+UPDATE item SET id = 2 WHERE id = 1000;
+
+--
+-- A trigger that writes the same row again, and one that does so at COMMIT
+--
+CREATE FUNCTION again() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	UPDATE item SET v = v || '+' WHERE id = NEW.id AND NOT v LIKE '%+++';
+	RETURN NULL;
+END $$;
+CREATE TRIGGER aaa AFTER INSERT OR UPDATE ON item FOR EACH ROW EXECUTE FUNCTION again();
+CALL seed();
+UPDATE item SET v = 'again' WHERE id = 1;
+INSERT INTO item VALUES (5, 'again');
+SELECT id, v, version FROM item WHERE id IN (1, 5) ORDER BY id;
+SELECT * FROM look();
+DROP TRIGGER aaa ON item;
+CREATE CONSTRAINT TRIGGER late AFTER UPDATE ON item DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION again();
+CALL seed();
+BEGIN;
+UPDATE item SET v = 'late' WHERE id = 1 RETURNING version;
+COMMIT;
+SELECT id, v, version FROM item WHERE id = 1;
+SELECT * FROM look() WHERE id = 1;
+DROP TRIGGER late ON item;
+-- a row that a BEFORE trigger changes under the statement's feet
+CREATE FUNCTION early() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	IF pg_trigger_depth() = 1 THEN
+		UPDATE item SET v = 'early' WHERE id = OLD.id;
+	END IF;
+	RETURN NEW;
+END $$;
+CREATE TRIGGER aaa BEFORE UPDATE ON item FOR EACH ROW EXECUTE FUNCTION early();
+CALL seed();
+UPDATE item SET v = 'never' WHERE id = 1;
+SELECT * FROM look() WHERE id = 1;
+DROP TRIGGER aaa ON item;
+
+--
+-- Foreign keys: what they change in a fenced table is fenced
+--
+CREATE TABLE parent (id int PRIMARY KEY, version bigint NOT NULL DEFAULT 0);
+CREATE TABLE child (parent int REFERENCES parent ON UPDATE CASCADE ON DELETE CASCADE, n int, version bigint NOT NULL DEFAULT 0,
+					PRIMARY KEY (parent, n));
+CREATE TABLE friend (id int PRIMARY KEY, parent int REFERENCES parent ON DELETE SET NULL, version bigint NOT NULL DEFAULT 0);
+INSERT INTO parent VALUES (1), (2);
+INSERT INTO child SELECT p, n FROM generate_series(1, 2) p, generate_series(1, 2) n;
+INSERT INTO friend VALUES (1, 1), (2, 2);
+SELECT fence.attach(t) FROM unnest(ARRAY['parent', 'child', 'friend']) t;
+CALL wait_for('triggers.parent', '1');
+CALL wait_for('triggers.child', '1', '1');
+CALL wait_for('triggers.friend', '1');
+CREATE FUNCTION family() RETURNS TABLE (key text, stored bigint, fence bigint, relation text, cached text) LANGUAGE sql AS $$
+	SELECT concat_ws(' ', d, k), s.row_version, s.fence_version, s.relation, g.status
+	  FROM (VALUES ('triggers.parent', '{1}'::text[]), ('triggers.parent', '{2}'), ('triggers.parent', '{3}'),
+				   ('triggers.child', '{1,1}'), ('triggers.child', '{1,2}'), ('triggers.child', '{2,1}'), ('triggers.child', '{3,1}'),
+				   ('triggers.friend', '{1}'), ('triggers.friend', '{2}')) x (d, k)
+	 CROSS JOIN LATERAL fence.get(d, VARIADIC k) g
+	 CROSS JOIN LATERAL fence.status(d, VARIADIC k) s
+$$;
+CREATE PROCEDURE seed_family() LANGUAGE sql AS $$
+	SELECT fence.read('triggers.parent', id::text) FROM parent;
+	SELECT fence.read('triggers.child', parent::text, n::text) FROM child;
+	SELECT fence.read('triggers.friend', id::text) FROM friend;
+$$;
+CALL seed_family();
+SELECT * FROM family();
+DELETE FROM parent WHERE id = 1;
+SELECT * FROM family();
+CALL seed_family();
+DELETE FROM friend;
+UPDATE parent SET id = 3 WHERE id = 2;
+SELECT * FROM family();
+
+--
+-- Replication applies with this setting; ours fire all the same
+--
+CALL seed();
+SET session_replication_role = replica;
+UPDATE item SET v = 'replica' WHERE id = 1;
+DELETE FROM item WHERE id = 2;
+RESET session_replication_role;
+SELECT * FROM look();
+
+--
+-- What fires no row trigger
+--
+CALL seed();
+TRUNCATE item;
+TRUNCATE parent CASCADE;
+ALTER TABLE item ALTER v TYPE bytea USING convert_to(v, 'UTF8');
+ALTER TABLE friend ALTER version TYPE int;
+ALTER TABLE friend ALTER id TYPE bigint;
+ALTER TABLE item ADD u uuid DEFAULT gen_random_uuid();
+ALTER TABLE item SET UNLOGGED;
+SELECT * FROM look() WHERE cached <> 'hit';
+-- the same rows elsewhere
+VACUUM FULL item;
+CLUSTER item USING item_pkey;
+REINDEX TABLE item;
+SELECT * FROM look() WHERE cached <> 'hit';
+SELECT sum(count) FROM fence.audit('triggers.item') WHERE relation IN ('fence_behind_db', 'fence_ahead_db', 'pending_ahead_db');
+
+--
+-- Two phases: refused if something was written, even if a savepoint took it back
+--
+BEGIN;
+UPDATE item SET v = 'never' WHERE id = 1;
+PREPARE TRANSACTION 'triggers';
+\echo :LAST_ERROR_SQLSTATE
+BEGIN;
+SAVEPOINT a;
+UPDATE item SET v = 'never' WHERE id = 1;
+ROLLBACK TO a;
+PREPARE TRANSACTION 'triggers';
+SELECT count(*) FROM pg_prepared_xacts;
+SELECT * FROM look() WHERE cached <> 'hit';
+SELECT count(*) FROM fence.pending WHERE domain = 'triggers.item';
+BEGIN;
+SELECT count(*) FROM item;
+CREATE TABLE other (id int);
+PREPARE TRANSACTION 'triggers';
+COMMIT PREPARED 'triggers';
+
+--
+-- Our functions where they do not belong
+--
+CREATE TABLE plain (id int PRIMARY KEY, version bigint);
+CREATE TRIGGER t BEFORE INSERT ON plain FOR EACH ROW EXECUTE FUNCTION fence.before_row();
+INSERT INTO plain VALUES (1);
+DROP TRIGGER t ON plain;
+CREATE TRIGGER t AFTER INSERT ON plain FOR EACH ROW EXECUTE FUNCTION fence.before_row();
+INSERT INTO plain VALUES (1);
+DROP TRIGGER t ON plain;
+CREATE TRIGGER t BEFORE INSERT ON plain FOR EACH STATEMENT EXECUTE FUNCTION fence.after_row();
+INSERT INTO plain VALUES (1);
+DROP TRIGGER t ON plain;
+SELECT fence.before_row();
+
+SET client_min_messages = warning;
+DROP SCHEMA triggers CASCADE;
+SELECT count(*) FROM fence.domains WHERE domain LIKE 'triggers.%';
