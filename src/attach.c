@@ -611,6 +611,27 @@ trigger_changed(Oid trigger, bool created)
 				 errhint("Name the triggers that you want to disable, or use fence.detach first.")));
 }
 
+void
+attach_check_alter(AlterTableStmt *stmt)
+{
+	ListCell   *lc;
+
+	foreach(lc, stmt->cmds)
+	{
+		Oid			relid;
+
+		if (((AlterTableCmd *) lfirst(lc))->subtype != AT_SetUnLogged)
+			continue;
+		relid = RangeVarGetRelid(stmt->relation, NoLock, true);
+		if (OidIsValid(relid) && domain_row_covering(relid) != NULL)
+			ereport(ERROR,
+					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					 errmsg("cannot make table \"%s\" unlogged because it is fenced", stmt->relation->relname),
+					 errdetail("Its rows would vanish in a crash, while their versions live on in Redis and in tombstones."),
+					 errhint("Use fence.detach first.")));
+	}
+}
+
 static void
 object_access(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, void *arg)
 {

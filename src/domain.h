@@ -13,6 +13,7 @@
 #include "access/htup.h"
 #include "datatype/timestamp.h"
 #include "fmgr.h"
+#include "nodes/parsenodes.h"
 #include "nodes/pg_list.h"
 #include "storage/lockdefs.h"
 #include "utils/relcache.h"
@@ -169,6 +170,9 @@ extern void domain_at_transaction_end(void);
 
 /* attach.c, called once at load: whatever drops a trigger of ours ends its domain. */
 extern void attach_install_hooks(void);
+
+/* attach.c: refuses what ALTER TABLE must not do to a fenced table and no hook would see in time. */
+extern void attach_check_alter(AlterTableStmt *stmt);
 
 /* The version in a tuple: NULL and negative count as 0 (such rows precede the attachment). */
 extern int64 domain_row_version(const Domain *domain, HeapTuple tuple, TupleDesc desc);

@@ -14,6 +14,7 @@
 #include "tcop/utility.h"
 
 #include "coordinator.h"
+#include "domain.h"
 #include "ledger.h"
 #include "settings.h"
 #include "shared.h"
@@ -326,6 +327,8 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only, Proce
 	bool		ends_prepared = IsA(stmt, TransactionStmt) &&
 		(stmt->kind == TRANS_STMT_COMMIT_PREPARED || stmt->kind == TRANS_STMT_ROLLBACK_PREPARED);
 
+	if (IsA(stmt, AlterTableStmt))
+		attach_check_alter((AlterTableStmt *) stmt);
 	if (previous_utility)
 		previous_utility(statement, query, read_only, context, params, environment, dest, completion);
 	else

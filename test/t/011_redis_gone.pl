@@ -429,6 +429,23 @@ sub failure
 subtest 'Redis hangs (SIGSTOP)' => sub { failure(sub { $redis->pause }, sub { $redis->resume }); };
 subtest 'Redis is killed' => sub { failure(sub { $redis->kill9 }, sub { $redis->restart }); };
 
+subtest 'a reservation of the last epoch is none: a transaction that outlives it reserves again' => sub {
+	my $table = new_table();
+	my $writer = writer_of($table);
+	my $epoch = epoch_number();
+
+	$redis->kill9;
+	$redis->restart;
+	poll(sub { state_of('state') eq 'OPEN' && epoch_number() > $epoch }, 'a new epoch');
+	poll(sub { $sql->run("SELECT status FROM fence.get('$table', '1')") eq 'miss' }, 'the table to be announced');
+	is($sql->run("SELECT fence.read('$table', '1')->>'version'"), '5', 'a reader finds the old row, still the newest,');
+	is($sql->run("SELECT status, version FROM fence.get('$table', '1')"), 'hit|5', 'and caches it');
+	is($writer->error_of('COMMIT'), undef, 'then the transaction commits');
+	no_reservations($node);
+	is(status_of($table, 1), 'equal|6|6|0', 'fenced');
+	is($sql->run("SELECT status FROM fence.get('$table', '1')"), 'miss', 'what was cached is over');
+};
+
 subtest 'Redis hangs for less than a lease, nobody bypasses: the epoch goes on' => sub {
 	my $table = new_table();
 	my $reader = FenceTest::Session->open($node);

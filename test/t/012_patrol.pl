@@ -105,7 +105,6 @@ sub stamps { return split /,/, $sql->run("SELECT coalesce(string_agg(stamp, ',' 
 sub patrol_rounds
 {
 	my ($count) = @_;
-	my $calls = sub { return $redis->info('commandstats', 'cmdstat_fcall') =~ /calls=(\d+)/ ? $1 : 0; };
 	my $monitor = $redis->connect;
 
 	$monitor->call('MONITOR');
@@ -118,8 +117,7 @@ sub log_end { return -s $node->logfile; }
 
 sub set
 {
-	$node->safe_psql('postgres', join '; ', map { "ALTER SYSTEM SET $_" } @_) if @_ == 1;
-	$node->safe_psql('postgres', "ALTER SYSTEM SET $_") foreach @_ > 1 ? @_ : ();
+	$sql->run("ALTER SYSTEM SET $_") foreach @_;
 	$node->reload;
 	return;
 }
@@ -299,7 +297,7 @@ subtest 'a fence ahead of its row' => sub {
 	like($error, qr/^40001: .*\nDETAIL:  .*\nHINT:  /, 'a writer is told to try again');
 	poll(sub { status_of($table, 1) =~ /^missing\|/ }, 'the patrol to repair it', 10);
 	pass('the patrol repairs it at once');
-	ok(log_has('was ahead of its row: repaired', $from), 'and logs it');
+	poll(sub { log_has('was ahead of its row: repaired', $from) }, 'the log line', 10);
 	$writer->run("UPDATE $table SET name = 'y' WHERE id = 1");
 	no_reservations($node);
 	is($sql->run("SELECT version FROM $table WHERE id = 1"), '51', 'the second try starts above it');
@@ -324,7 +322,7 @@ subtest 'a fence ahead of its row' => sub {
 		like($sql->run("SELECT row_version FROM fence.status('$table', '$key')"), qr/^$version$/, "$key: above it");
 	}
 	set('pgcache_fence.patrol_interval = 100');
-	$node->safe_psql('postgres', 'SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = \'pgcache_fence patrol\'');
+	$sql->run('SELECT pg_terminate_backend(' . worker_pid('patrol') . ', 5000)');    # it may sleep for that hour
 	no_reservations($node);
 	compare_fences($node, $table);
 };
@@ -355,7 +353,8 @@ subtest 'the audit counts, and the patrol repairs; old tombstones become a floor
 	poll(sub { status_of($table, 1) eq 'equal|5|5|0' && status_of($table, 2) =~ /^missing\|/ }, 'the audit', 30);
 	pass('the patrol raises a fence that is behind, and removes one that is ahead');
 	my $warning = "the fence of key \"1\" in domain \"$table\" was behind its row with nothing pending";
-	ok(log_has("WARNING:  $warning", $from), 'a promise that was broken is logged as such');
+	poll(sub { log_has("WARNING:  $warning", $from) }, 'the warning', 10);
+	pass('a promise that was broken is logged as such');
 	poll(
 		sub {
 			return $sql->run("SELECT (SELECT count(*) FROM fence.tombstone), (SELECT version FROM fence.floor f "
