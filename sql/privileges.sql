@@ -91,7 +91,8 @@ SET ROLE regress_fence_stranger;
 SELECT fence.read('privileges.item', '1');
 SELECT status, value FROM fence.get('privileges.item', '1');
 SELECT fence.status('privileges.item', '1');
-SELECT fence.fence_key('privileges.item', '1') LIKE 'fence:f:%:{1}', fence.value_key('privileges.item', '1') LIKE 'fence:v:%:{1}';
+SELECT fence.fence_key('privileges.item', '1') LIKE 'fence:f:%:{1}',
+	   fence.value_key('privileges.item', '1') LIKE 'fence:v:%:{1}';
 -- SELECT on some columns is not enough: a cached row has them all
 RESET ROLE;
 GRANT SELECT (id, version) ON item TO regress_fence_stranger;
@@ -100,7 +101,9 @@ SELECT id, version FROM item WHERE id = 1;
 SELECT fence.read('privileges.item', '1');
 RESET ROLE;
 -- a function that somebody else lends him is another matter
-CREATE FUNCTION read_item(id int) RETURNS jsonb LANGUAGE sql SECURITY DEFINER AS $$ SELECT fence.read('privileges.item', id::text) $$;
+CREATE FUNCTION read_item(id int) RETURNS jsonb LANGUAGE sql SECURITY DEFINER AS $$
+	SELECT fence.read('privileges.item', id::text)
+$$;
 SET ROLE regress_fence_stranger;
 SELECT read_item(1);
 RESET ROLE;

@@ -142,7 +142,8 @@ SELECT fence.read('reading.note', '9');
 SELECT * FROM look('reading.note', '9');
 SELECT left(v, 20) AS value, fence.put('reading.note', :'token', '', 0, v, NULL, '9'), fence.read('reading.note', '9'),
 	   (SELECT value = v FROM look('reading.note', left('9' || v, 1))) AS kept
-  FROM (VALUES (''), ('{"a":"\u0000"}'), ('"\ud800"'), ('1e1000000'), ('[1,2'), (repeat('[', 100000)), ('{"own": "json"}')) x (v);
+  FROM (VALUES (''), ('{"a":"\u0000"}'), ('"\ud800"'), ('1e1000000'), ('[1,2'),
+			   (repeat('[', 100000)), ('{"own": "json"}')) x (v);
 
 -- a time to live
 SELECT fence.put('reading.note', :'token', '', 0, 'brief', '1 ms', '9');
@@ -179,15 +180,18 @@ SELECT fence.put('reading.far', :'token', '', 9007199254740993, 'good', NULL, '1
 -- only some columns; a value per type
 CREATE TABLE wide (id uuid PRIMARY KEY, "Name" text, secret text, at timestamptz, n numeric, tags text[], doc jsonb,
 				   version int NOT NULL DEFAULT 0);
-INSERT INTO wide VALUES ('00000000-0000-0000-0000-00000000000a', 'Ünï "q"', 'hidden', '2024-01-02 03:04:05+00', 1.50, '{a,NULL}', '{"x": [1]}');
+INSERT INTO wide VALUES ('00000000-0000-0000-0000-00000000000a', 'Ünï "q"', 'hidden',
+						 '2024-01-02 03:04:05+00', 1.50, '{a,NULL}', '{"x": [1]}');
 SELECT fence.attach('wide', columns => ARRAY['Name', 'at', 'n', 'tags', 'doc', 'version'], ttl => '1 hour');
 CALL wait_for('reading.wide', '00000000-0000-0000-0000-00000000000a');
 SELECT fence.read('reading.wide', '00000000-0000-0000-0000-00000000000A');
 SELECT * FROM look('reading.wide', '{00000000-0000-0000-0000-00000000000a}');
 
 -- what is cached does not depend on the settings of who read first
-CREATE TABLE styled (id int PRIMARY KEY, f float8, b bytea, at timestamptz, i interval, r daterange, c regclass, version int NOT NULL DEFAULT 0);
-INSERT INTO styled VALUES (1, 0.1::float8 + 0.2, '\x00ff', '2024-01-02 03:04:05+00', '1 day -00:00:01', '[2024-01-02,2024-02-03)', 'reading.styled');
+CREATE TABLE styled (id int PRIMARY KEY, f float8, b bytea, at timestamptz, i interval, r daterange, c regclass,
+					 version int NOT NULL DEFAULT 0);
+INSERT INTO styled VALUES (1, 0.1::float8 + 0.2, '\x00ff', '2024-01-02 03:04:05+00',
+						   '1 day -00:00:01', '[2024-01-02,2024-02-03)', 'reading.styled');
 SELECT fence.attach('styled');
 CALL wait_for('reading.styled', '1');
 SET extra_float_digits = -10;

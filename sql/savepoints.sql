@@ -22,10 +22,12 @@ END $$;
 
 CREATE TABLE item (id int PRIMARY KEY, v text, version bigint NOT NULL DEFAULT 0);
 
--- Key by key: what PostgreSQL holds, what Redis holds, what a reader gets. Whatever was cached must be the row as it is.
-CREATE FUNCTION look() RETURNS TABLE (id int, stored bigint, fence bigint, relation text, cached text) LANGUAGE sql AS $$
+-- Key by key: what PostgreSQL holds, what Redis holds, what a reader gets. A cached value must be the row as it is.
+CREATE FUNCTION look() RETURNS TABLE (id int, stored bigint, fence bigint, relation text, cached text)
+LANGUAGE sql AS $$
 	SELECT k, s.row_version, s.fence_version, s.relation,
-		   CASE WHEN g.status = 'hit' AND g.value::jsonb IS DISTINCT FROM to_jsonb(t) THEN 'STALE ' || g.value ELSE g.status END
+		   CASE WHEN g.status = 'hit' AND g.value::jsonb IS DISTINCT FROM to_jsonb(t) THEN 'STALE ' || g.value
+				ELSE g.status END
 	  FROM generate_series(1, 6) k
 	 CROSS JOIN LATERAL fence.get('savepoints.item', k::text) g
 	  LEFT JOIN item t ON t.id = k

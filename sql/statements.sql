@@ -150,7 +150,8 @@ BEGIN;
 UPDATE item SET v = v || '!' WHERE id <= 3;
 UPDATE item SET v = v || '?' WHERE id = 3;
 UPDATE item SET v = v || '?' WHERE id = 3 RETURNING version;
-UPDATE item SET v = x.v FROM (VALUES (4, 'x'), (4, 'y'), (5, 'z')) x (id, v) WHERE item.id = x.id RETURNING item.id, version;
+UPDATE item SET v = x.v FROM (VALUES (4, 'x'), (4, 'y'), (5, 'z')) x (id, v) WHERE item.id = x.id
+	RETURNING item.id, version;
 SELECT * FROM reserved('statements.item');
 COMMIT;
 SELECT * FROM changed('statements.item');
@@ -200,9 +201,10 @@ SELECT * FROM changed('statements.item');
 -- ON CONFLICT DO NOTHING changes nothing, whatever its row would have been; DO UPDATE is an update
 CALL seed('statements.item');
 BEGIN;
-INSERT INTO item VALUES (1, 'never', 0), (2, 'never', 5000), (40, 'new', 0) ON CONFLICT DO NOTHING RETURNING id, version;
-INSERT INTO item VALUES (3, 'upsert', 0), (4, 'upsert', 6000), (41, 'new', 0) ON CONFLICT (id) DO UPDATE SET v = excluded.v
+INSERT INTO item VALUES (1, 'never', 0), (2, 'never', 5000), (40, 'new', 0) ON CONFLICT DO NOTHING
 	RETURNING id, version;
+INSERT INTO item VALUES (3, 'upsert', 0), (4, 'upsert', 6000), (41, 'new', 0)
+	ON CONFLICT (id) DO UPDATE SET v = excluded.v RETURNING id, version;
 INSERT INTO item VALUES (5, 'upsert') ON CONFLICT (id) DO UPDATE SET v = excluded.v WHERE item.v = 'no such';
 SELECT id, v, version FROM item WHERE id <= 5 ORDER BY id;
 -- what was only asked for (5000, 6000) stays reserved until the end
@@ -216,7 +218,8 @@ CALL check_fences('statements.item');
 -- MERGE
 CALL seed('statements.item');
 BEGIN;
-MERGE INTO item USING (VALUES (1, 'merged'), (2, NULL), (3, 'leave'), (50, 'merged'), (51, 'leave')) x (id, v) ON item.id = x.id
+MERGE INTO item USING (VALUES (1, 'merged'), (2, NULL), (3, 'leave'), (50, 'merged'), (51, 'leave')) x (id, v)
+	ON item.id = x.id
  WHEN MATCHED AND x.v = 'leave' THEN DO NOTHING
  WHEN MATCHED AND x.v IS NULL THEN DELETE
  WHEN MATCHED THEN UPDATE SET v = x.v
@@ -276,7 +279,9 @@ SELECT * FROM changed('statements.item');
 -- cursor, prepared statement, function, view
 CALL seed('statements.item');
 PREPARE change AS UPDATE item SET v = 'prepared' WHERE id = $1 RETURNING version;
-CREATE FUNCTION change(int) RETURNS bigint LANGUAGE sql AS $$ UPDATE item SET v = 'function' WHERE id = $1 RETURNING version $$;
+CREATE FUNCTION change(int) RETURNS bigint LANGUAGE sql AS $$
+	UPDATE item SET v = 'function' WHERE id = $1 RETURNING version
+$$;
 CREATE VIEW items AS SELECT id AS key, v AS text FROM item;
 BEGIN;
 DECLARE c CURSOR FOR SELECT * FROM item WHERE id IN (1, 5) ORDER BY id FOR UPDATE;
@@ -380,18 +385,21 @@ CALL check_fences('statements.big');
 --
 CREATE TABLE hostile (a text, b text, v int, version bigint NOT NULL DEFAULT 0, PRIMARY KEY (a, b));
 INSERT INTO hostile (a, b) VALUES
-	('', ''), (',', ''), ('', ','), ('a,b', 'c'), ('a', 'b,c'), ('{', '}'), ('}', '{'), ('{}', '{x}'), ('%', '%00'), ('%2C', ','),
-	(':', ':f:'), (E'\n', E'\r\n'), (' ', '  '), ('- 1', '* $3'), ('Ünï', '雪'), ('''', '"\'), (E'\u0001', '_%'), ('NULL', 'null');
+	('', ''), (',', ''), ('', ','), ('a,b', 'c'), ('a', 'b,c'), ('{', '}'), ('}', '{'), ('{}', '{x}'), ('%', '%00'),
+	('%2C', ','), (':', ':f:'), (E'\n', E'\r\n'), (' ', '  '), ('- 1', '* $3'),
+	('Ünï', '雪'), ('''', '"\'), (E'\u0001', '_%'), ('NULL', 'null');
 SELECT fence.attach('hostile');
 CALL wait_for('statements.hostile', '', '');
-SELECT count(DISTINCT fence.fence_key('statements.hostile', a, b)), count(DISTINCT fence.value_key('statements.hostile', a, b))
+SELECT count(DISTINCT fence.fence_key('statements.hostile', a, b)),
+	   count(DISTINCT fence.value_key('statements.hostile', a, b))
   FROM hostile;
 CALL seed('statements.hostile');
 SELECT * FROM changed('statements.hostile');
 UPDATE hostile SET v = 1 WHERE (a, b) = ('a,b', 'c');
 SELECT * FROM changed('statements.hostile');
 UPDATE hostile SET v = 2;
-SELECT count(*), min(stored), max(stored), relation, cached FROM changed('statements.hostile') GROUP BY relation, cached;
+SELECT count(*), min(stored), max(stored), relation, cached FROM changed('statements.hostile')
+ GROUP BY relation, cached;
 CALL seed('statements.hostile');
 DELETE FROM hostile WHERE a = '';
 SELECT * FROM changed('statements.hostile');

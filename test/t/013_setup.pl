@@ -1,0 +1,124 @@
+# What people get wrong when they set it up: each gives a clear message, never a crash or a hang, and heals by itself
+# once it is put right.
+use strict;
+use warnings;
+use FenceTest;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $redis = FenceTest::Redis->start;
+
+# Sets the URL, and waits until the keeper gives a reason that matches.
+sub closed_because
+{
+	my ($node, $url, $reason, $name) = @_;
+	my $seen = '';
+
+	$node->append_conf('postgresql.conf', "pgcache_fence.redis_url = '$url'") if defined $url;
+	$node->reload;
+	my $matches = eval {
+		poll(
+			sub {
+				$seen = $node->safe_psql('postgres', 'SELECT state, reason FROM fence.state');
+				return $seen =~ /^CLOSED\|.*$reason/;
+			},
+			$name, 30);
+	};
+	ok($matches, $name) or diag("seen: $seen");
+	return;
+}
+
+subtest 'not preloaded' => sub {
+	my $node = new_postgres('bare', $redis, preload => 0, extension => 0);
+	my ($rc, undef, $error) = $node->psql('postgres', '\set VERBOSITY verbose' . "\nCREATE EXTENSION pgcache_fence;");
+
+	isnt($rc, 0, 'CREATE EXTENSION fails');
+	like($error, qr/55000: pgcache_fence is not loaded/, 'it says why');
+	like($error, qr/HINT:  Add pgcache_fence to shared_preload_libraries/, '... and what to do');
+	is($node->safe_psql('postgres', 'SELECT 1'), 1, 'the server lives');
+
+	# a database that has the extension, on a server that lost the setting
+	$node->append_conf('postgresql.conf', "shared_preload_libraries = 'pgcache_fence'");
+	$node->restart;
+	$node->safe_psql('postgres',
+		'CREATE EXTENSION pgcache_fence; CREATE TABLE t (id int PRIMARY KEY, version int); SELECT fence.attach(\'t\')');
+	$node->append_conf('postgresql.conf', "shared_preload_libraries = ''");
+	$node->restart;
+	foreach my $statement ('INSERT INTO t VALUES (1)', 'SELECT * FROM fence.state', 'SELECT * FROM fence.pending',
+		'SELECT * FROM fence.nodes', "SELECT fence.detach('t')", "SELECT fence.attach('t')", "SELECT fence.fence_key('t', '1')",
+		"SELECT fence.read('t', '1')", "SELECT fence.audit('t')", "SELECT fence.put('t', '', '', 1, '', NULL, '1')")
+	{
+		($rc, undef, $error) = $node->psql('postgres', $statement);
+		like($error, qr/pgcache_fence is not loaded/, $statement);
+	}
+	is($node->safe_psql('postgres', 'SELECT count(*) FROM t'), 0, 'reading the table itself works');
+	$node->stop;
+};
+
+subtest 'the wrong address, the wrong password, no master' => sub {
+	my $node = new_postgres('wrong', $redis, wait => 0, redis_url => 'redis://no-such-host.invalid:6379',
+		lease => '500ms', timeout => '500ms');
+
+	closed_because($node, undef, 'could not resolve "no-such-host.invalid"', 'a host that does not exist');
+	closed_because($node, 'redis://127.0.0.1:1', '127.0.0.1:1: .*refused', 'a port where nobody listens');
+	closed_because($node, 'unix:///no/such/socket', '/no/such/socket: .*No such file', 'a socket that does not exist');
+
+	my $locked = FenceTest::Redis->start(password => 'right');
+	closed_because($node, 'redis://127.0.0.1:' . $locked->port, 'NOAUTH', 'a password is needed');
+	closed_because($node, 'redis://:mistaken@127.0.0.1:' . $locked->port, 'WRONGPASS|invalid.*password', 'the wrong password');
+	my $log = slurp_file($node->logfile);
+	unlike($log, qr/LOG: .*pgcache_fence:.*mistaken/, 'our log lines do not tell the password');
+
+	my $old = FenceTest::Redis->start(config => ['rename-command FUNCTION ""']);
+	closed_because($node, $old->url, 'has no functions', 'a Redis without functions');
+
+	my $replica = FenceTest::Redis->start(config => [ 'replicaof 127.0.0.1 ' . $redis->port ]);
+	closed_because($node, $replica->url, 'is a replica', 'a replica');
+	is($redis->error_of('FCALL', 'fence_hello', 0, 'x', 'a') ? 1 : 0, 1, 'nothing was loaded through it');
+
+	my $newer = FenceTest::Redis->start;
+	(my $library = FenceTest::Redis::library_source()) =~ s/LIBRARY_VERSION = '\d+'/LIBRARY_VERSION = '999'/;
+	$newer->load_library($library);
+	closed_because($node, $newer->url, 'version 999 of the function library', 'a newer library is left alone');
+
+	# with none of these were writes lost or kept
+	$node->safe_psql('postgres', 'CREATE TABLE t (id int PRIMARY KEY, version int NOT NULL DEFAULT 0)');
+	$node->safe_psql('postgres', "SELECT fence.attach('t')");
+	$node->safe_psql('postgres', 'INSERT INTO t VALUES (1); UPDATE t SET version = 1');
+	is($node->safe_psql('postgres', "SELECT fence.read('t', '1')"), '{"id": 1, "version": 1}', 'writes and reads go on');
+	is($node->safe_psql('postgres', "SELECT (fence.get('t', '1')).status"), 'unarmed', 'get says that fences are closed');
+
+	# an older library is replaced
+	my $older = FenceTest::Redis->start;
+	($library = FenceTest::Redis::library_source()) =~ s/LIBRARY_VERSION = '\d+'/LIBRARY_VERSION = '0'/;
+	$older->load_library($library);
+	$node->append_conf('postgresql.conf', "pgcache_fence.redis_url = '" . $older->url . "'");
+	$node->reload;
+	wait_open($node);
+	my $hello = $older->call('FCALL', 'fence_hello', 0, 'x', 'a');
+	isnt($hello->[3], '0', 'an older library is replaced');
+	poll(sub { $node->safe_psql('postgres', "SELECT (fence.get('t', '1')).status") eq 'miss' }, 'the domain is announced');
+
+	# and back to the first Redis while all is well: closed, and open with another epoch
+	my $epoch = $node->safe_psql('postgres', 'SELECT epoch FROM fence.state');
+	$node->append_conf('postgresql.conf', "pgcache_fence.redis_url = '" . $redis->url . "'");
+	$node->reload;
+	poll(sub { $node->safe_psql('postgres', "SELECT state = 'OPEN' AND epoch <> '$epoch' FROM fence.state") eq 't' },
+		'another epoch');
+	pass('another Redis, another epoch');
+	$node->stop;
+};
+
+subtest 'two clusters, one namespace' => sub {
+	my $first = new_postgres('first', $redis, namespace => 'shared');
+	my $second = new_postgres('second', $redis, namespace => 'shared', wait => 0);
+
+	closed_because($second, undef, 'armed by cluster \d+, whose lease runs', 'the second is refused');
+	is($first->safe_psql('postgres', 'SELECT state FROM fence.state'), 'OPEN', 'the first goes on');
+	$first->stop;
+	wait_open($second);
+	pass('when the first is gone, the second takes over');
+	$second->stop;
+};
+
+done_testing();
