@@ -183,7 +183,8 @@ worker_begin(Oid database)
 	/* ALTER DATABASE ... SET must not change what we are and may */
 	SetConfigOption("role", "none", PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("search_path", "pg_catalog", PGC_SUSET, PGC_S_OVERRIDE);
-	SetConfigOption("lock_timeout", "2s", PGC_SUSET, PGC_S_OVERRIDE);
+	/* shorter than deadlock_timeout: if DROP EXTENSION and a worker wait for each other, the worker gives way */
+	SetConfigOption("lock_timeout", "300ms", PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("statement_timeout", "0", PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("synchronous_commit", "local", PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("default_transaction_isolation", "read committed", PGC_SUSET, PGC_S_OVERRIDE);

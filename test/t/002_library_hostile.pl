@@ -75,7 +75,7 @@ sub templates
 		[ fence_commit   => 1, F => f('k'), e => $epoch, S => '1.a', W => 8 ],
 		[ fence_commit_value => 2, F => f('k'), V => v('k'), e => $epoch, S => '1.a', W => 9, '' => 'payload', M => 0 ],
 		[ fence_settle   => 0, N => 'n', F => f('k'), e => $epoch, S => '1.a', O => 10 ],
-		[ fence_repair   => 1, F => f('k'), e => $epoch, W => 5, O => 11 ],
+		[ fence_repair   => 1, F => f('q'), e => $epoch, W => 5, O => 11 ],
 		[ fence_domain_reserve => 0, '' => 'n', D => '1.t', e => $epoch, S => '9.a', Z => '' ],
 		[ fence_domain_abort   => 0, '' => 'n', D => '1.t', e => $epoch, s => '2.a' ],
 		[ fence_domain_commit  => 0, '' => 'n', D => '1.t', e => $epoch, s => '2.a' ],
@@ -94,6 +94,7 @@ sub furnish
 	fill('k', 5);
 	get('l');
 	fill('p', 1);
+	fill('q', 5);
 	reserve('p', '1.a', '', 2);
 	reserve('k', '1.a', 5, 6);
 	domain('reserve', '2.a');

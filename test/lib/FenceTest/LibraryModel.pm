@@ -457,7 +457,7 @@ sub fence_repair
 	my $domain = $self->_domain($space, (_parse($fence))[1]);
 	my ($kind, $v) = $self->_fence($fence, $domain);
 
-	return ['unchanged'] if $kind ne 'version';
+	return ['unchanged'] if $kind ne 'version' || $space->{pending}{$fence} || %{ $domain->{pending} };
 	if ($u ne '' && $u > $v)
 	{
 		$self->_set($fence, $domain, $u, '');
