@@ -20,7 +20,7 @@ CREATE TABLE fence.domain (
     key_columns      name[] NOT NULL,
     version_column   name,
     tag              text,
-    scope            text NOT NULL CHECK (scope IN ('row', 'manual')),
+    scope            text NOT NULL CHECK (scope IN ('row', 'group', 'manual')),
     cache            text NOT NULL CHECK (cache IN ('none')),
     columns          name[],
     ttl              interval,
@@ -31,7 +31,8 @@ CREATE TABLE fence.domain (
 -- Nor after DROP EXTENSION and CREATE EXTENSION: ids go on from the number of this transaction.
 SELECT pg_catalog.setval('fence.domain_id_seq', pg_catalog.pg_current_xact_id()::text::bigint * 1000, false);
 
--- The version of each deleted key, so that a key that comes back goes on counting.
+-- The version of each deleted key, so that a key that comes back goes on counting; and of each group of rows (scope
+-- 'group'), which has no row of its own. These are never pruned: removed_at is infinity.
 CREATE TABLE fence.tombstone (
     domain_id  bigint NOT NULL,
     key        text COLLATE "C" NOT NULL,
@@ -86,6 +87,10 @@ CREATE FUNCTION fence.attach(
 CREATE FUNCTION fence.detach(relation regclass) RETURNS void
     LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_detach';
 
+-- The same by the domain's name; the only way for domains without a table.
+CREATE FUNCTION fence.detach_domain(domain text) RETURNS void
+    LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_detach_domain';
+
 CREATE VIEW fence.domains AS
     SELECT d.name AS domain, d.relation, d.key_columns AS key, d.version_column AS version, d.tag, d.scope, d.cache,
            d.columns, d.ttl,
@@ -101,6 +106,10 @@ CREATE FUNCTION fence.fence_key(domain text, VARIADIC key text[]) RETURNS text
     LANGUAGE C STRICT STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_fence_key';
 CREATE FUNCTION fence.value_key(domain text, VARIADIC key text[]) RETURNS text
     LANGUAGE C STRICT STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_value_key';
+
+-- The version of a group in the snapshot of the statement: to be read together with its rows. 0 before its first change.
+CREATE FUNCTION fence.group_version(domain text, VARIADIC key text[]) RETURNS bigint
+    LANGUAGE C STRICT STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_group_version';
 
 CREATE FUNCTION fence.get(domain text, VARIADIC key text[],
                           OUT status text, OUT token text, OUT version bigint, OUT ticket text, OUT value text)
@@ -155,12 +164,12 @@ CREATE FUNCTION fence.audit(domain text, fraction double precision DEFAULT 1.0,
 CREATE FUNCTION fence.repair(domain text, VARIADIC key text[]) RETURNS text
     LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_repair';
 
-REVOKE ALL ON FUNCTION fence.attach, fence.detach, fence.put, fence.begin_write, fence.abort_write, fence._pending,
+REVOKE ALL ON FUNCTION fence.attach, fence.detach, fence.detach_domain, fence.put, fence.begin_write, fence.abort_write, fence._pending,
                        fence.audit, fence.repair FROM PUBLIC;
 GRANT SELECT ON fence.domain, fence.domains, fence.state, fence.nodes TO PUBLIC;
 
--- The keeper learns that this database has domains now; after COMMIT only.
-CREATE FUNCTION fence._wake_keeper() RETURNS void
-    LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_wake_keeper';
-REVOKE ALL ON FUNCTION fence._wake_keeper FROM PUBLIC;
-SELECT fence._wake_keeper();
+-- Writes the row of fence.cluster, and lets the keeper know of this database after COMMIT.
+CREATE FUNCTION fence._initialise() RETURNS void
+    LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_initialise';
+SELECT fence._initialise();
+DROP FUNCTION fence._initialise();

@@ -122,7 +122,6 @@ SELECT fence.audit('privileges.item');
 SELECT fence.repair('privileges.item', '4');
 SELECT fence.attach('item');
 SELECT fence.detach('item');
-SELECT fence._wake_keeper();
 CREATE TABLE fence.mine (id int);
 RESET ROLE;
 GRANT EXECUTE ON FUNCTION fence.put TO regress_fence_reader;

@@ -55,6 +55,7 @@
 
 PG_FUNCTION_INFO_V1(fence_attach);
 PG_FUNCTION_INFO_V1(fence_detach);
+PG_FUNCTION_INFO_V1(fence_detach_domain);
 
 /* Names that let ours fire after the table's other triggers of the same kind */
 #define TRIGGER_PREFIX		"zzz_pgcache_fence_"
@@ -266,17 +267,23 @@ record_dependencies(const AttachRequest *request, Oid master, Oid other, Oid ano
 		depend_on_column(&trigger, request->row.relid, request->key_attnums[i]);
 	if (request->version_attnum != InvalidAttrNumber)
 		depend_on_column(&trigger, request->row.relid, request->version_attnum);
-	constraint = get_index_constraint(request->key_index);
-	if (OidIsValid(constraint))
-		ObjectAddressSet(address, ConstraintRelationId, constraint);
-	else
-		ObjectAddressSet(address, RelationRelationId, request->key_index);
-	recordDependencyOn(&trigger, &address, DEPENDENCY_NORMAL);
+	if (OidIsValid(request->key_index))
+	{
+		constraint = get_index_constraint(request->key_index);
+		if (OidIsValid(constraint))
+			ObjectAddressSet(address, ConstraintRelationId, constraint);
+		else
+			ObjectAddressSet(address, RelationRelationId, request->key_index);
+		recordDependencyOn(&trigger, &address, DEPENDENCY_NORMAL);
+	}
 
 	if (OidIsValid(other))
 	{
 		ObjectAddressSet(address, TriggerRelationId, other);
 		recordDependencyOn(&address, &trigger, DEPENDENCY_INTERNAL);
+	}
+	if (OidIsValid(another))
+	{
 		ObjectAddressSet(address, TriggerRelationId, another);
 		recordDependencyOn(&address, &trigger, DEPENDENCY_INTERNAL);
 	}
@@ -295,9 +302,11 @@ create_triggers(const AttachRequest *request)
 		record_dependencies(request, truncate, InvalidOid, InvalidOid);
 		return;
 	}
-	before = create_trigger(relid, TRIGGER_BEFORE, "BEFORE INSERT OR UPDATE OR DELETE", "ROW", "before_row");
 	after = create_trigger(relid, TRIGGER_AFTER, "AFTER INSERT OR UPDATE OR DELETE", "ROW", "after_row");
-	record_dependencies(request, after, before, truncate);
+	/* rows of a group carry no version */
+	before = strcmp(request->row.scope, "group") == 0 ? InvalidOid :
+		create_trigger(relid, TRIGGER_BEFORE, "BEFORE INSERT OR UPDATE OR DELETE", "ROW", "before_row");
+	record_dependencies(request, after, truncate, before);
 }
 
 /* Name of one of the table's triggers of ours, the master if it is there; NULL if there is none. */
@@ -658,6 +667,27 @@ attach_install_hooks(void)
 {
 	previous_hook = object_access_hook;
 	object_access_hook = object_access;
+}
+
+/* Whoever may call it (it is not granted to PUBLIC) may end a domain without a table; one with a table, its owner. */
+Datum
+fence_detach_domain(PG_FUNCTION_ARGS)
+{
+	char	   *name = text_to_cstring(PG_GETARG_TEXT_PP(0));
+	DomainRow  *row;
+
+	shared_require();
+	row = domain_row_by_name(name);
+	if (row == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("fence domain \"%s\" does not exist", name),
+				 errhint("View fence.domains lists what is fenced in this database.")));
+	if (OidIsValid(row->relid))
+		(void) DirectFunctionCall1(fence_detach, ObjectIdGetDatum(row->relid));
+	else
+		end_attachment(row);
+	PG_RETURN_VOID();
 }
 
 Datum

@@ -25,15 +25,22 @@
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-static void
-check_choice(const char *argument, const char *value, const char *first, const char *second)
+static bool
+is_group(const AttachRequest *request)
 {
-	if (strcmp(value, first) == 0 || strcmp(value, second) == 0)
+	return strcmp(request->row.scope, "group") == 0;
+}
+
+/* third may be NULL. */
+static void
+check_choice(const char *argument, const char *value, const char *first, const char *second, const char *third)
+{
+	if (strcmp(value, first) == 0 || strcmp(value, second) == 0 || (third && strcmp(value, third) == 0))
 		return;
 	ereport(ERROR,
 			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 			 errmsg("invalid value for %s: \"%s\"", argument, value),
-			 errhint("Available values: %s, %s.", first, second)));
+			 errhint("Available values: %s, %s%s%s.", first, second, third ? ", " : "", third ? third : "")));
 }
 
 static void
@@ -88,15 +95,14 @@ attach_check_request(const AttachRequest *request)
 {
 	const DomainRow *row = &request->row;
 
-	if (strcmp(row->scope, "group") == 0)
-		raise_not_supported("scope", row->scope, "row, manual");
-	check_choice("scope", row->scope, "row", "manual");
+	if (!is_group(request))
+		check_choice("scope", row->scope, "row", "group", "manual");
 	if (strcmp(row->cache, "none") != 0)
 		raise_not_supported("cache", row->cache, "none");
 	if (strcmp(row->publish, "none") != 0)
 		raise_not_supported("publish", row->publish, "none");
 	if (row->on_redis_failure != NULL)
-		check_choice("on_redis_failure", row->on_redis_failure, "bypass", "error");
+		check_choice("on_redis_failure", row->on_redis_failure, "bypass", "error", NULL);
 	check_ttl(row->ttl);
 	if (!OidIsValid(row->relid))
 		check_without_table(request);
@@ -310,10 +316,10 @@ static void
 check_key_column(const AttachRequest *request, Relation rel, AttrNumber attnum)
 {
 	Form_pg_attribute att = attribute(rel, attnum);
-	KeyEquality eq = domain_key_equality(rel, request->key_index, attnum);
+	KeyEquality eq = domain_key_equality(rel, is_group(request) ? InvalidOid : request->key_index, attnum);
 	const char *name = NameStr(att->attname);
 
-	if (!att->attnotnull)
+	if (!att->attnotnull && !is_group(request))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_TABLE_DEFINITION),
 				 errmsg("key column \"%s\" can be null", name),
@@ -343,8 +349,14 @@ attach_check_key(AttachRequest *request, Relation rel)
 
 	if (!request->key_given)
 		request->row.key_columns = primary_key(rel);
+	if (is_group(request) && !request->key_given)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("scope => 'group' needs a key"),
+				 errhint("Pass key => ARRAY[...] with the columns that rows of one group have in common.")));
 	resolve_key_columns(request, rel);
-	find_key_index(request, rel);
+	if (!is_group(request))
+		find_key_index(request, rel);
 	n = list_length(request->row.key_columns);
 	names = palloc(sizeof(char *) * n);
 	for (int i = 0; i < n; i++)
@@ -396,6 +408,12 @@ attach_check_version(AttachRequest *request, Relation rel)
 	bool		manual = strcmp(request->row.scope, "manual") == 0;
 
 	request->version_attnum = InvalidAttrNumber;
+	if (is_group(request))
+	{
+		/* the group's version has a row of its own */
+		request->row.version_column = NULL;
+		return true;
+	}
 	if (name == NULL)
 	{
 		if (!manual || request->add_version)

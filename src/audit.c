@@ -106,13 +106,6 @@ audit_key(const Domain *domain, const char *key, FenceStatus *status)
 	return ok;
 }
 
-/* Whether PostgreSQL knows versions that fences can be compared with. */
-static bool
-is_comparable(const Domain *domain)
-{
-	return OidIsValid(domain->relid) && domain->version_name != NULL;
-}
-
 const char *
 audit_repair(const Domain *domain, const char *key)
 {
@@ -130,7 +123,7 @@ audit_repair(const Domain *domain, const char *key)
 		return "unarmed";
 	if (!audit_key(domain, key, &status))
 		return "unavailable";
-	if (!is_comparable(domain))
+	if (!domain_has_versions(domain))
 		return "unchanged";
 	if (status.pending > 0)
 		return "pending";
@@ -165,7 +158,7 @@ audit_sample(const Domain *domain, double fraction, int most, bool repair, int64
 	List	   *keys;
 	ListCell   *cell;
 
-	if (!is_comparable(domain))
+	if (!domain_has_versions(domain))
 		return;
 	keys = row_sample_keys(domain, fraction, most);
 	if (fraction >= 1.0)

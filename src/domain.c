@@ -352,6 +352,33 @@ domain_key_index(Relation rel, int nkeys, const AttrNumber *attnums, const char 
 	return found;
 }
 
+/* A plain btree index whose first columns are the key's, in any order; InvalidOid if there is none. */
+static Oid
+index_beginning_with(Relation rel, int nkeys, const AttrNumber *attnums)
+{
+	List	   *indexes = RelationGetIndexList(rel);
+	Oid			found = InvalidOid;
+	ListCell   *lc;
+
+	foreach(lc, indexes)
+	{
+		Relation	irel = index_open(lfirst_oid(lc), AccessShareLock);
+		int			matching = 0;
+
+		for (int i = 0; i < nkeys && nkeys <= irel->rd_index->indnkeyatts; i++)
+			for (int j = 0; j < nkeys; j++)
+				matching += irel->rd_index->indkey.values[i] == attnums[j];
+		if (matching == nkeys && irel->rd_index->indisvalid && irel->rd_rel->relam == BTREE_AM_OID &&
+			heap_attisnull(irel->rd_indextuple, Anum_pg_index_indpred, NULL))
+			found = lfirst_oid(lc);
+		index_close(irel, AccessShareLock);
+		if (OidIsValid(found))
+			break;
+	}
+	list_free(indexes);
+	return found;
+}
+
 static void
 describe_key_column(KeyColumn *column, Relation rel, Oid index, AttrNumber attnum)
 {
@@ -410,10 +437,11 @@ resolve_key(Domain *domain, const DomainRow *row, Relation rel)
 	attnums = palloc(sizeof(AttrNumber) * domain->nkeys);
 	for (int i = 0; i < domain->nkeys; i++)
 		attnums[i] = resolve_column(row, rel, list_nth(row->key_columns, i));
-	index = domain->key_index = domain_key_index(rel, domain->nkeys, attnums, NULL, NULL);
+	index = domain->scope == SCOPE_GROUP ? index_beginning_with(rel, domain->nkeys, attnums) :
+		domain_key_index(rel, domain->nkeys, attnums, NULL, NULL);
 	domain->key_index = index;
 	for (int i = 0; i < domain->nkeys; i++)
-		describe_key_column(&domain->keys[i], rel, index, attnums[i]);
+		describe_key_column(&domain->keys[i], rel, domain->scope == SCOPE_GROUP ? InvalidOid : index, attnums[i]);
 	pfree(attnums);
 }
 
@@ -476,7 +504,8 @@ fill_entry(Entry *entry, const DomainRow *row)
 	domain->fence_prefix = psprintf("%s:f:%s:", setting_namespace, domain->wire_name);
 	domain->value_prefix = psprintf("%s:v:%s:", setting_namespace, domain->wire_name);
 	domain->relid = row->relid;
-	domain->scope = strcmp(row->scope, "row") == 0 ? SCOPE_ROW : SCOPE_MANUAL;
+	domain->scope = strcmp(row->scope, "row") == 0 ? SCOPE_ROW :
+		strcmp(row->scope, "group") == 0 ? SCOPE_GROUP : SCOPE_MANUAL;
 	domain->tag = row->tag ? pstrdup(row->tag) : NULL;
 	foreach(lc, row->columns)
 		domain->columns = lappend(domain->columns, pstrdup(lfirst(lc)));
@@ -653,6 +682,12 @@ FailurePolicy
 domain_policy(const Domain *domain)
 {
 	return domain->policy >= 0 ? (FailurePolicy) domain->policy : (FailurePolicy) setting_on_redis_failure;
+}
+
+bool
+domain_has_versions(const Domain *domain)
+{
+	return OidIsValid(domain->relid) && (domain->scope == SCOPE_GROUP || domain->version_name != NULL);
 }
 
 int64

@@ -23,6 +23,7 @@
 typedef enum DomainScope
 {
 	SCOPE_ROW,					/* one fence per row; triggers write it */
+	SCOPE_GROUP,				/* one fence for all rows with the same key; its version lives in fence.tombstone */
 	SCOPE_MANUAL				/* fences are written by begin_write only */
 } DomainScope;
 
@@ -55,7 +56,8 @@ typedef struct Domain
 	DomainScope scope;
 	int			nkeys;			/* 0: without a table, any number of parts */
 	KeyColumn  *keys;
-	Oid			key_index;		/* the unique index on exactly the key columns; InvalidOid without a table */
+	Oid			key_index;		/* by which rows are found: the unique index on exactly the key columns; of a group any
+								 * that begins with them. InvalidOid: there is none */
 	char	   *version_name;
 	AttrNumber	version_attnum;
 	Oid			version_type;	/* INT2OID, INT4OID or INT8OID */
@@ -173,6 +175,9 @@ extern void attach_install_hooks(void);
 
 /* attach.c: refuses what ALTER TABLE must not do to a fenced table and no hook would see in time. */
 extern void attach_check_alter(AlterTableStmt *stmt);
+
+/* Whether PostgreSQL knows the versions of the domain's keys: in a version column, or in the groups' own rows. */
+extern bool domain_has_versions(const Domain *domain);
 
 /* The version in a tuple: NULL and negative count as 0 (such rows precede the attachment). */
 extern int64 domain_row_version(const Domain *domain, HeapTuple tuple, TupleDesc desc);

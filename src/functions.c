@@ -11,11 +11,13 @@
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/pg_type.h"
+#include "executor/spi.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "common/hashfn.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
+#include "storage/latch.h"
 #include "storage/lock.h"
 #include "utils/acl.h"
 #include "utils/array.h"
@@ -40,6 +42,7 @@
 
 PG_FUNCTION_INFO_V1(fence_fence_key);
 PG_FUNCTION_INFO_V1(fence_value_key);
+PG_FUNCTION_INFO_V1(fence_group_version);
 PG_FUNCTION_INFO_V1(fence_get);
 PG_FUNCTION_INFO_V1(fence_read);
 PG_FUNCTION_INFO_V1(fence_put);
@@ -48,7 +51,7 @@ PG_FUNCTION_INFO_V1(fence_abort_write);
 PG_FUNCTION_INFO_V1(fence_status);
 PG_FUNCTION_INFO_V1(fence_audit);
 PG_FUNCTION_INFO_V1(fence_repair);
-PG_FUNCTION_INFO_V1(fence_wake_keeper);
+PG_FUNCTION_INFO_V1(fence_initialise);
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Arguments
@@ -242,6 +245,22 @@ text_or_null(const char *s, bool *isnull)
 	return s ? CStringGetTextDatum(s) : (Datum) 0;
 }
 
+/* In the statement's snapshot, as the rows that are read beside it. */
+Datum
+fence_group_version(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+	char	   *key = key_argument(fcinfo, 1, domain);
+
+	require_readable(domain);
+	if (domain->scope != SCOPE_GROUP)
+		ereport(ERROR,
+				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				 errmsg("domain \"%s\" is no domain of groups", domain->name),
+				 errhint("Read the version column of the row.")));
+	PG_RETURN_INT64(tombstone_group_version(domain->id, key, GetActiveSnapshot()));
+}
+
 Datum
 fence_get(PG_FUNCTION_ARGS)
 {
@@ -327,7 +346,7 @@ fence_read(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("strong reads are not possible during recovery"),
 				 errhint("Read from the primary server.")));
-	if (!OidIsValid(domain->relid) || domain->version_name == NULL)
+	if (!domain_has_versions(domain))
 		ereport(ERROR,
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
 				 errmsg("domain \"%s\" has no table with a version column to read from", domain->name),
@@ -384,6 +403,7 @@ fence_put(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(answer ? answer : "refused unavailable"));
 }
 
+#define KEEPER_PATIENCE INT64CONST(5000000)	/* microseconds */
 #define MANUAL_LOCK_CLASS 0xFEC	/* advisory locks of SQL have classes 1 and 2 */
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -505,7 +525,7 @@ fence_status(PG_FUNCTION_ARGS)
 	nulls[1] = status.row_version == NO_VERSION;
 	values[2] = CStringGetTextDatum(audit_relation_name(status.relation));
 	/* nothing to compare with */
-	nulls[2] = !OidIsValid(domain->relid) || domain->version_name == NULL;
+	nulls[2] = !domain_has_versions(domain);
 	values[3] = Int32GetDatum(status.pending);
 	values[4] = text_or_null(status.armed ? status.token : NULL, &nulls[4]);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
@@ -543,11 +563,32 @@ fence_repair(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(audit_repair(domain, key_argument(fcinfo, 1, domain))));
 }
 
+/*
+ * For CREATE EXTENSION: the row of fence.cluster as far as this server knows, so that no later start finds the extension
+ * without it and must assume the longest lease possible. The keeper needs a moment after a server start to know.
+ */
 Datum
-fence_wake_keeper(PG_FUNCTION_ARGS)
+fence_initialise(PG_FUNCTION_ARGS)
 {
+	int64		deadline = fence_clock() + KEEPER_PATIENCE;
+	Oid			types[] = {INT8OID, INT4OID};
+	Datum		values[2];
+
 	(void) fcinfo;
 	shared_require();
+	while (!fence_shared->bound_known && fence_clock() < deadline)
+	{
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 10, wait_event_worker());
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+	}
+	values[0] = Int64GetDatum(fence_shared->last_epoch);
+	values[1] = Int32GetDatum(fence_shared->bound_known ? fence_shared->longest_lease : LEASE_MAX_MS);
+	if (SPI_connect() != SPI_OK_CONNECT ||
+		SPI_execute_with_args("INSERT INTO fence.cluster (last_epoch, longest_lease)"
+							  " VALUES ($1, $2 * interval '1 millisecond')", 2, types, values, NULL, false, 0) != SPI_OK_INSERT ||
+		SPI_finish() != SPI_OK_FINISH)
+		elog(ERROR, "could not write fence.cluster");
 	ledger_catalog_changed();
 	PG_RETURN_VOID();
 }

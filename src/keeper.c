@@ -64,8 +64,6 @@ static uint32 announce_seen = 0;	/* value of catalog_serial at the last announce
 static bool job_slots_exhausted = false;
 static int64 databases_next = 0;
 
-static uint32 last_epoch = 0;	/* highest number known to have been written */
-static int	longest_lease = 0;	/* ms, durable */
 static int64 opened_at = 0;
 static int	flaps = 0;
 static int64 stay_closed_until = 0;
@@ -329,14 +327,14 @@ load_databases(char *error)
 			remember(&databases, job.database);
 		if (job.has_row)
 		{
-			last_epoch = Max(last_epoch, job.epoch_number);
-			longest_lease = Max(longest_lease, job.longest_lease);
+			fence_shared->last_epoch = Max(fence_shared->last_epoch, job.epoch_number);
+			fence_shared->longest_lease = Max(fence_shared->longest_lease, job.longest_lease);
 		}
 		else
 			unknown = true;
 	}
 	if (!fence_shared->bound_known)
-		set_first_bound(longest_lease, unknown);
+		set_first_bound(fence_shared->longest_lease, unknown);
 	databases_known = true;
 	return true;
 }
@@ -356,8 +354,8 @@ store_durably(uint32 epoch_number, char *error)
 		strlcpy(error, "the extension was dropped", REASON_LEN);
 		return false;
 	}
-	last_epoch = Max(last_epoch, epoch_number);
-	longest_lease = Max(longest_lease, setting_lease);
+	fence_shared->last_epoch = Max(fence_shared->last_epoch, epoch_number);
+	fence_shared->longest_lease = Max(fence_shared->longest_lease, setting_lease);
 	return true;
 }
 
@@ -444,7 +442,7 @@ grant_and_open(FenceWord arming, bool new_epoch, const char *why)
 static bool
 open_new_epoch(FenceWord arming)
 {
-	uint32		number = last_epoch;
+	uint32		number = fence_shared->last_epoch;
 	uint64		random;
 	char		error[REASON_LEN];
 	FenceWord	next;
@@ -516,7 +514,7 @@ try_open(void)
 	publish_nodes(NULL, false);
 
 	/* A longer lease than ever is durable before it is granted. */
-	if (setting_lease > longest_lease && !store_durably(last_epoch, error))
+	if (setting_lease > fence_shared->longest_lease && !store_durably(fence_shared->last_epoch, error))
 		return back_to_closed(closed, error);
 	closed = fence_word();
 	if (WORD_STATE(closed) != FENCE_CLOSED)
@@ -569,7 +567,7 @@ heartbeat(FenceWord word, char *error)
 	/* after a restart of the keeper: what it must know; the processes that it armed are in shared memory */
 	if (!find_nodes(error) || !load_databases(error))
 		return false;
-	if (setting_lease > longest_lease && !store_durably(last_epoch, error))
+	if (setting_lease > fence_shared->longest_lease && !store_durably(fence_shared->last_epoch, error))
 		return false;
 	for (int i = 0; i < nnodes; i++)
 	{
@@ -604,7 +602,7 @@ announce(FenceWord word)
 {
 	static bool started = false;
 	uint32		serial = pg_atomic_read_u32(&fence_shared->catalog_serial);
-	FenceJob	job = {.kind = JOB_ANNOUNCE, .epoch_number = WORD_EPOCH(word), .longest_lease = longest_lease};
+	FenceJob	job = {.kind = JOB_ANNOUNCE, .epoch_number = WORD_EPOCH(word), .longest_lease = fence_shared->longest_lease};
 
 	if (job_running())
 		return;

@@ -274,6 +274,15 @@ finish_key(const Domain *domain, StringInfo buf)
 	return buf->data;
 }
 
+bool
+key_is_complete(const Domain *domain, HeapTuple tuple, TupleDesc desc)
+{
+	for (int i = 0; i < domain->nkeys; i++)
+		if (heap_attisnull(tuple, domain->keys[i].attnum, desc))
+			return false;
+	return true;
+}
+
 char *
 key_of_tuple(const Domain *domain, HeapTuple tuple, TupleDesc desc)
 {

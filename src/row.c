@@ -43,10 +43,11 @@ part_datum(const KeyColumn *column, const char *part)
 	return OidInputFunctionCall(input, unconstify(char *, part), ioparam, column->input_typmod);
 }
 
-/* The row of the key in the snapshot, a copy; NULL if there is none or the key is none of this table. */
-static HeapTuple
-fetch_row(const Domain *domain, Relation rel, const char *key, Snapshot snapshot)
+/* The rows of the key in the snapshot, copies; none if the key is none of this table. One at most but for groups. */
+static List *
+fetch_rows(const Domain *domain, Relation rel, const char *key, Snapshot snapshot)
 {
+	List	   *rows = NIL;
 	ScanKeyData scankeys[INDEX_MAX_KEYS];
 	SysScanDesc scan;
 	HeapTuple	row;
@@ -54,7 +55,7 @@ fetch_row(const Domain *domain, Relation rel, const char *key, Snapshot snapshot
 	int			nparts;
 
 	if (!key_parts(key, &nparts, &parts) || nparts != domain->nkeys)
-		return NULL;
+		return NIL;
 	for (int i = 0; i < nparts; i++)
 	{
 		const KeyColumn *column = &domain->keys[i];
@@ -62,12 +63,11 @@ fetch_row(const Domain *domain, Relation rel, const char *key, Snapshot snapshot
 		ScanKeyEntryInitialize(&scankeys[i], 0, column->attnum, BTEqualStrategyNumber, InvalidOid,
 							   column->collation, get_opcode(column->equality), part_datum(column, parts[i]));
 	}
-	scan = systable_beginscan(rel, domain->key_index, true, snapshot, nparts, scankeys);
-	row = systable_getnext(scan);
-	if (HeapTupleIsValid(row))
-		row = heap_copytuple(row);
+	scan = systable_beginscan(rel, domain->key_index, OidIsValid(domain->key_index), snapshot, nparts, scankeys);
+	while (HeapTupleIsValid(row = systable_getnext(scan)))
+		rows = lappend(rows, heap_copytuple(row));
 	systable_endscan(scan);
-	return row;
+	return rows;
 }
 
 /*
@@ -80,7 +80,7 @@ leaf_domains(const Domain *domain)
 	List	   *leaves = NIL;
 	ListCell   *cell;
 
-	if (!OidIsValid(domain->relid) || domain->version_name == NULL)
+	if (!domain_has_versions(domain))
 		return NIL;
 	if (!domain->partitioned)
 		return list_make1(unconstify(Domain *, domain));
@@ -103,15 +103,15 @@ find_row(const Domain *domain, const char *key, Snapshot snapshot, const Domain 
 
 	foreach(cell, leaf_domains(domain))
 	{
-		HeapTuple	row;
+		List	   *rows;
 
 		*leaf = lfirst(cell);
 		*rel = try_relation_open((*leaf)->relid, AccessShareLock);
 		if (*rel == NULL)
 			continue;
-		row = fetch_row(*leaf, *rel, key, snapshot);
-		if (row != NULL)
-			return row;
+		rows = fetch_rows(*leaf, *rel, key, snapshot);
+		if (rows != NIL)
+			return linitial(rows);
 		relation_close(*rel, AccessShareLock);
 	}
 	return NULL;
@@ -123,19 +123,21 @@ row_current_version(const Domain *domain, const char *key, bool *is_row)
 	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	const Domain *leaf;
 	Relation	rel;
-	HeapTuple	row = find_row(domain, key, snapshot, &leaf, &rel);
+	HeapTuple	row = NULL;
 	int64		version = NO_VERSION;
 
-	if (row != NULL)
+	if (domain->scope == SCOPE_GROUP)
+		version = tombstone_group_version(domain->id, key, snapshot);
+	else if ((row = find_row(domain, key, snapshot, &leaf, &rel)) != NULL)
 	{
 		version = domain_row_version(leaf, row, RelationGetDescr(rel));
 		relation_close(rel, AccessShareLock);
 	}
 	UnregisterSnapshot(snapshot);
 	if (is_row)
-		*is_row = row != NULL;
+		*is_row = version != NO_VERSION;
 	/* looked up later: a row deleted in between has its tombstone, one re-inserted in between is above it */
-	return row != NULL ? version : tombstone_look_up(domain->id, key).tombstone;
+	return version != NO_VERSION ? version : tombstone_look_up(domain->id, key).tombstone;
 }
 
 /* The row with only the domain's columns, as a composite Datum. */
@@ -184,28 +186,78 @@ use_standard_output(void)
 								 true, 0, false);
 }
 
+/* A row as the text of a JSON object. */
+static char *
+row_as_json(const Domain *domain, HeapTuple row, TupleDesc desc)
+{
+	Datum		composite = domain->columns ? project(domain, row, desc) : heap_copy_tuple_as_datum(row, desc);
+	int			nest_level = NewGUCNestLevel();
+	Datum		json;
+
+	use_standard_output();
+	json = DirectFunctionCall1(row_to_json, composite);
+	AtEOXact_GUC(true, nest_level);
+	return TextDatumGetCString(json);
+}
+
+static int
+compare_texts(const ListCell *a, const ListCell *b)
+{
+	return strcmp(lfirst(a), lfirst(b));
+}
+
+/* The rows of a group as a JSON array, in the order of their texts: the same rows give the same value. */
+static char *
+group_as_json(const Domain *domain, const char *key, Snapshot snapshot)
+{
+	StringInfoData array;
+	List	   *texts = NIL;
+	ListCell   *cell;
+
+	foreach(cell, leaf_domains(domain))
+	{
+		const Domain *leaf = lfirst(cell);
+		Relation	rel = try_relation_open(leaf->relid, AccessShareLock);
+		ListCell   *row;
+
+		if (rel == NULL)
+			continue;
+		foreach(row, fetch_rows(leaf, rel, key, snapshot))
+			texts = lappend(texts, row_as_json(leaf, lfirst(row), RelationGetDescr(rel)));
+		relation_close(rel, AccessShareLock);
+	}
+	list_sort(texts, compare_texts);
+	initStringInfo(&array);
+	appendStringInfoChar(&array, '[');
+	foreach(cell, texts)
+		appendStringInfo(&array, "%s%s", cell == list_head(texts) ? "" : ", ", (char *) lfirst(cell));
+	appendStringInfoChar(&array, ']');
+	return array.data;
+}
+
 bool
 row_as_jsonb(const Domain *domain, const char *key, Snapshot snapshot, Datum *jsonb, int64 *version)
 {
 	const Domain *leaf;
 	Relation	rel;
-	HeapTuple	row = find_row(domain, key, snapshot, &leaf, &rel);
-	TupleDesc	desc;
-	Datum		composite;
-	Datum		json;
-	int			nest_level;
+	HeapTuple	row;
+	char	   *json;
 
-	if (row == NULL)
-		return false;
-	desc = RelationGetDescr(rel);
-	composite = leaf->columns ? project(leaf, row, desc) : heap_copy_tuple_as_datum(row, desc);
-	nest_level = NewGUCNestLevel();
-	use_standard_output();
-	json = DirectFunctionCall1(row_to_json, composite);
-	AtEOXact_GUC(true, nest_level);
-	*jsonb = DirectFunctionCall1(jsonb_in, CStringGetDatum(TextDatumGetCString(json)));
-	*version = domain_row_version(leaf, row, desc);
-	relation_close(rel, AccessShareLock);
+	if (domain->scope == SCOPE_GROUP)
+	{
+		json = group_as_json(domain, key, snapshot);
+		*version = tombstone_group_version(domain->id, key, snapshot);
+	}
+	else
+	{
+		row = find_row(domain, key, snapshot, &leaf, &rel);
+		if (row == NULL)
+			return false;
+		json = row_as_json(leaf, row, RelationGetDescr(rel));
+		*version = domain_row_version(leaf, row, RelationGetDescr(rel));
+		relation_close(rel, AccessShareLock);
+	}
+	*jsonb = DirectFunctionCall1(jsonb_in, CStringGetDatum(json));
 	return true;
 }
 
@@ -242,7 +294,8 @@ sample_table(const Domain *domain, double fraction, int most, List *keys)
 			bool		free_it;
 			HeapTuple	row = ExecFetchSlotHeapTuple(slot, true, &free_it);
 
-			keys = lappend(keys, key_of_tuple(domain, row, RelationGetDescr(rel)));
+			if (key_is_complete(domain, row, RelationGetDescr(rel)))
+				keys = lappend(keys, key_of_tuple(domain, row, RelationGetDescr(rel)));
 			if (free_it)
 				heap_freetuple(row);
 		}

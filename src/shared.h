@@ -98,6 +98,8 @@ typedef struct FenceShared
 	int			nnodes;
 	FenceNode	nodes[MAX_NODES];
 	bool		bound_known;	/* the keeper has set lease_bound from durable state since the server start */
+	uint32		last_epoch;		/* highest number known to have been written; keeper only */
+	int			longest_lease;	/* ms, the longest that may ever have been granted; 0: none; keeper only */
 	bool		epoch_armed;	/* all processes were armed in the word's epoch; keeper only, outlives its restart */
 	FenceJob	job;
 	int			ndatabases;

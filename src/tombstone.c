@@ -18,6 +18,7 @@
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/indexing.h"
+#include "common/hashfn.h"
 #include "executor/tuptable.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
@@ -201,6 +202,91 @@ tombstone_set(int64 domain_id, const char *key, int64 version)
 		UnregisterSnapshot(snapshot);
 	}
 	table_close(table, NoLock);
+}
+
+/* One look at the group's row. 1: done, 0: changed in between, look again, -1: there is no row. */
+static int
+try_advance(Relation table, Snapshot snapshot, SysScanDesc scan, Datum *values, int64 *observed, bool *advanced)
+{
+	HeapTuple	old = systable_getnext(scan);
+	int64		version;
+
+	if (!HeapTupleIsValid(old))
+		return -1;
+	version = version_of(table, old, TOMBSTONE_VERSION);
+	*advanced = !TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmin(old->t_data));
+	if (*advanced)
+	{
+		if (!lock_row(table, old, snapshot))
+			return 0;
+		*observed = version++;
+		values[TOMBSTONE_VERSION - 1] = Int64GetDatum(version);
+		write_row(table, old, values);
+	}
+	values[TOMBSTONE_VERSION - 1] = Int64GetDatum(version);
+	return 1;
+}
+
+int64
+tombstone_advance(int64 domain_id, const char *key, int64 *observed, bool *advanced)
+{
+	Relation	table = fence_table_open("tombstone", RowExclusiveLock);
+	Datum		values[TOMBSTONE_COLUMNS];
+	bool		locked = false;
+	int			outcome = 0;
+
+	*observed = NO_VERSION;
+	*advanced = false;
+	if (table == NULL)
+		return NO_VERSION;
+	values[TOMBSTONE_DOMAIN - 1] = Int64GetDatum(domain_id);
+	values[TOMBSTONE_KEY - 1] = CStringGetTextDatum(key);
+	values[TOMBSTONE_REMOVED - 1] = TimestampTzGetDatum(DT_NOEND);
+	while (outcome != 1)
+	{
+		Snapshot	snapshot = snapshot_of_now();
+		SysScanDesc scan = scan_tombstone(table, snapshot, domain_id, key);
+
+		CHECK_FOR_INTERRUPTS();
+		outcome = try_advance(table, snapshot, scan, values, observed, advanced);
+		systable_endscan(scan);
+		UnregisterSnapshot(snapshot);
+		if (outcome == -1 && locked)
+		{
+			values[TOMBSTONE_VERSION - 1] = Int64GetDatum(1);
+			write_row(table, NULL, values);
+			*advanced = true;
+			outcome = 1;
+		}
+		else if (outcome == -1)
+		{
+			/* two that make the row would collide in the index: the second one waits, and looks again */
+			LockDatabaseObject(RelationGetRelid(table), (Oid) domain_id,
+							   (uint16) hash_bytes((const unsigned char *) key, strlen(key)), ExclusiveLock);
+			locked = true;
+		}
+	}
+	table_close(table, NoLock);
+	return DatumGetInt64(values[TOMBSTONE_VERSION - 1]);
+}
+
+int64
+tombstone_group_version(int64 domain_id, const char *key, Snapshot snapshot)
+{
+	Relation	table = fence_table_open("tombstone", AccessShareLock);
+	int64		version = 0;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	if (table == NULL)
+		return 0;
+	scan = scan_tombstone(table, snapshot, domain_id, key);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+		version = version_of(table, tuple, TOMBSTONE_VERSION);
+	systable_endscan(scan);
+	table_close(table, NoLock);
+	return version;
 }
 
 void

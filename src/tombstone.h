@@ -10,6 +10,7 @@
 #define FENCE_TOMBSTONE_H
 
 #include "nodes/pg_list.h"
+#include "utils/snapshot.h"
 
 #define NO_VERSION (-1)			/* int64: there is none */
 
@@ -31,6 +32,16 @@ extern TombstoneView tombstone_look_up(int64 domain_id, const char *key);
  * tombstone. A tombstone never goes down.
  */
 extern void tombstone_set(int64 domain_id, const char *key, int64 version);
+
+/*
+ * The next version of a group, in its row, which is then locked until the transaction ends: so writers of a group are
+ * ordered. Once per transaction: *advanced is false if this transaction did it before, and then the version is that
+ * one. *observed: the committed version before, NO_VERSION if there is none. Raises 40P01 in a deadlock, as usual.
+ */
+extern int64 tombstone_advance(int64 domain_id, const char *key, int64 *observed, bool *advanced);
+
+/* The version of a group in a snapshot; 0 if it never changed. */
+extern int64 tombstone_group_version(int64 domain_id, const char *key, Snapshot snapshot);
 
 /* Raises the domain's floor to version (never lowers it). Serialized by a row lock or a unique index. */
 extern void tombstone_raise_floor(int64 domain_id, int64 version);

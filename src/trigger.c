@@ -305,6 +305,30 @@ after_changed_row(const Domain *domain, HeapTuple old, HeapTuple new, TupleDesc 
 	apply_stored(r, proven_version(domain, old, desc), stored);
 }
 
+/*
+ * A row of a group came, went or changed: the group's version advances, once per transaction, in the group's own durable
+ * row, whose lock orders the writers. Rows with a null in the key belong to no group.
+ */
+static void
+group_changed(const Domain *domain, HeapTuple row, TupleDesc desc)
+{
+	Reservation *r;
+	char	   *key;
+	int64		observed;
+	int64		w;
+	bool		advanced;
+
+	if (!key_is_complete(domain, row, desc))
+		return;
+	key = key_of_tuple(domain, row, desc);
+	w = tombstone_advance(domain->id, key, &observed, &advanced);
+	pfree(key);
+	if (!advanced)
+		return;
+	r = reservation_of(domain, row, desc, true);
+	apply_stored(r, observed, w);
+}
+
 Datum
 fence_after_row(PG_FUNCTION_ARGS)
 {
@@ -313,7 +337,13 @@ fence_after_row(PG_FUNCTION_ARGS)
 	TupleDesc	desc = RelationGetDescr(data->tg_relation);
 	HeapTuple	row = data->tg_trigtuple;
 
-	if (TRIGGER_FIRED_BY_INSERT(data->tg_event))
+	if (domain->scope == SCOPE_GROUP)
+	{
+		group_changed(domain, row, desc);
+		if (TRIGGER_FIRED_BY_UPDATE(data->tg_event))
+			group_changed(domain, data->tg_newtuple, desc);
+	}
+	else if (TRIGGER_FIRED_BY_INSERT(data->tg_event))
 		after_new_row(domain, row, desc);
 	else if (TRIGGER_FIRED_BY_DELETE(data->tg_event))
 		after_old_row_gone(domain, row, desc);

@@ -503,7 +503,7 @@ subtest 'two sessions: INSERT of a key that is being deleted' => sub {
 	$second->begin("INSERT INTO $table (id) VALUES (1)");
 	poll(sub { $sql->run("SELECT wait_event_type FROM pg_stat_activity WHERE pid = " . $second->pid) eq 'Lock' }, 'the lock');
 	$writer->run('COMMIT');
-	like($second->error_of, qr/^40001: .*\nDETAIL: .*\nHINT: /, 'the insert took its version before it knew of the tombstone');
+	like($second->error_of, qr/^40001: could not insert .*\nDETAIL: .*\nHINT: /, 'the insert took its version before it knew of the tombstone');
 	no_reservations($node);
 	is(status_of($table, 1), 'equal|6|6|0', 'the fence is at the tombstone');
 	$second->run("INSERT INTO $table (id) VALUES (1)");

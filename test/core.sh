@@ -1,0 +1,270 @@
+#!/bin/sh
+# core.sh - PostgreSQL's own regression suite, without and with pgcache_fence: the results must be the same.
+#
+# Takes the suite from the source package of the installed server (apt-get source, with a private configuration of apt;
+# /etc/apt stays as it is) and runs it twice, each time on a new private server. The two differ in this only: one
+# preloads the library, has a Redis and creates the extension in the database of the tests. A test that fails on both
+# must print the same on both. Afterwards the extension must still be at work there.
+#
+# The last line says "N passed, N failed" for the run with the extension. The exit status is 0 if both runs agree,
+# 1 if not, 2 if they could not be made. Not part of run.sh: it needs a mirror that has source packages.
+
+top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
+. "$top/test/common.sh"
+
+usage() {
+	cat <<-TEXT
+	usage: sh test/core.sh [--quick] [--source DIR]
+
+	  --quick        only the tests of what the extension's hooks see: DDL, triggers, transactions, workers
+	  --source DIR   take the suite from this unpacked source of PostgreSQL instead of the source package
+	TEXT
+}
+
+base=
+quick=
+source_dir=
+
+parse_arguments() {
+	case ${1:-} in
+	--inside) base=$2; shift 2 ;;
+	esac
+	while [ $# -gt 0 ]; do
+		case $1 in
+		--quick) quick=1 ;;
+		--source)
+			[ -d "${2:-}/src/test/regress" ] || { usage >&2; exit 2; }
+			source_dir=$2
+			shift
+			;;
+		--help | -h) usage; exit 0 ;;
+		*) usage >&2; exit 2 ;;
+		esac
+		shift
+	done
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The suite (outside)
+# ----------------------------------------------------------------------------------------------------------------------
+
+private_apt() { apt-get -qq -c "$outside/apt/apt.conf" "$@"; }
+
+# The machine's own sources of packages, as sources of source packages; lists and downloads in a directory of ours.
+configure_apt() {
+	mkdir -p "$outside/apt/parts" "$outside/apt/lists/partial" "$outside/apt/cache/archives/partial"
+	cp /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources "$outside/apt/parts" 2>/dev/null
+	cp /etc/apt/sources.list "$outside/apt/parts/machine.list" 2>/dev/null
+	sed -i -e 's/^deb[[:space:]]/deb-src /' -e 's/^[Tt]ypes:.*/Types: deb-src/' "$outside"/apt/parts/*
+	cat >"$outside/apt/apt.conf" <<-CONF
+	Dir::Etc::sourcelist "/dev/null";
+	Dir::Etc::sourceparts "$outside/apt/parts";
+	Dir::State::lists "$outside/apt/lists";
+	Dir::Cache "$outside/apt/cache";
+	Acquire::Languages "none";
+	CONF
+	[ "$(id -u)" -ne 0 ] || echo 'APT::Sandbox::User "root";' >>"$outside/apt/apt.conf"
+}
+
+# The versions to try: the binary's own, others of its minor version, any other.
+source_versions() {
+	echo "$2"
+	apt-cache -c "$outside/apt/apt.conf" showsrc "$1" 2>/dev/null | sed -n 's/^Version: //p' | sort -Vr |
+		awk -v own="$2" -v minor="${2%-*}-" '
+			$0 == own { next }
+			index($0, minor) == 1 { print; next }
+			{ others = others $0 "\n" }
+			END { printf "%s", others }'
+}
+
+# Unpacks the source package into $outside/source.
+fetch_source() {
+	package=$(dpkg-query -W -f '${source:Package}' "postgresql-$1")
+	own=$(dpkg-query -W -f '${source:Version}' "postgresql-$1")
+	say "fetching the source of $package $own ..."
+	configure_apt
+	mkdir "$outside/source"
+	private_apt update >"$outside/apt.log" 2>&1 || say 'apt-get update failed for some of the source lists'
+	for version in $(source_versions "$package" "$own"); do
+		(cd "$outside/source" && private_apt source --only-source "$package=$version") >>"$outside/apt.log" 2>&1 &&
+			break
+		version=
+	done
+	if [ -z "$version" ]; then
+		tail -n 20 "$outside/apt.log" >&2
+		die "no source of $package can be had here; --source takes one that you have"
+	fi
+	[ "$version" = "$own" ] || say "not available: the source of $own; taking $version"
+	set -- "$outside"/source/*/
+	source_dir=${1%/}
+}
+
+# Leaves the suite in $outside/regress and its version in $outside/version.
+take_suite() {
+	[ -n "$source_dir" ] || fetch_source "$(postgres_here)"
+	cp -R "$source_dir/src/test/regress" "$outside/regress" || exit 2
+	sed -n "s/^PACKAGE_VERSION='\(.*\)'$/\1/p" "$source_dir/configure" >"$outside/version"
+	rm -rf "$outside/source" "$outside/apt"
+}
+
+parse_arguments "$@"
+if [ -z "$base" ]; then
+	begin_outside
+	install_packages make gcc libc6-dev libhiredis-dev 'pkgconf|pkg-config' dpkg-dev
+	take_suite
+	run_inside core.sh ${quick:+--quick}
+	exit $?
+fi
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The two runs (inside)
+# ----------------------------------------------------------------------------------------------------------------------
+
+# The suite's C functions, and the contributed modules that its tests load from the same directory.
+build_suite() {
+	printf 'MODULES = regress\noverride with_llvm = no\ninclude %s\n' "$("$PG_CONFIG" --pgxs)" >"$base/regress/pgxs.mk"
+	make -C "$base/regress" -f pgxs.mk "PG_CONFIG=$PG_CONFIG" regress.so >"$base/suite.log" 2>&1 ||
+		{ tail -n 30 "$base/suite.log"; return 1; }
+	for module in refint autoinc; do
+		file=$("$PG_CONFIG" --pkglibdir)/$module.so
+		[ ! -e "$file" ] || ln -sf "$file" "$base/regress/"
+	done
+}
+
+# What the hooks and callbacks see, with the tests whose tables these need. In the order and groups of the suite.
+quick_tests='test_setup tablespace copy insert insert_conflict create_function_c create_misc create_operator
+	create_procedure create_table create_type create_schema create_index create_view create_aggregate constraints
+	triggers inherit typed_table vacuum drop_if_exists updatable_views sanity_check transactions portals namespace
+	prepared_xacts privileges init_privs replica_identity object_address identity generated create_table_like
+	alter_generic merge sysviews select_parallel write_parallel vacuum_parallel publication subscription foreign_key
+	dependency guc plancache plpgsql temp truncate alter_table sequence with partition_join partition_prune
+	indexing partition_info event_trigger oidjoins fast_default'
+
+write_schedule() {
+	if [ -z "$quick" ]; then
+		cp "$base/regress/parallel_schedule" "$base/schedule"
+		return
+	fi
+	awk -v names="$quick_tests" '
+		BEGIN { split(names, list); for (i in list) wanted[list[i]] = 1 }
+		$1 == "test:" {
+			line = ""
+			for (i = 2; i <= NF; i++) if ($i in wanted) line = line " " $i
+			if (line != "") print "test:" line
+		}' "$base/regress/parallel_schedule" >"$base/schedule"
+}
+
+# Settings of both servers; the suite skips what it cannot do without them.
+write_settings() {
+	printf 'fsync = off\nmax_prepared_transactions = 2\n' >"$base/core.conf"
+	echo "shared_preload_libraries = ''" >"$base/without.conf"
+}
+
+# results LOG: "name ok" or "name failed" for each test. The formats are those up to 15 and since 16; a failure that
+# the schedule says to ignore is none.
+results() {
+	sed -nE -e 's/^(test|    ) +([^ ]+) +\.\.\. (ok|failed \(ignored\)).*/\2 ok/p' \
+		-e 's/^(test|    ) +([^ ]+) +\.\.\. FAILED.*/\2 failed/p' \
+		-e 's/^ok [0-9]+ +[-+] ([^ ]+) .*/\1 ok/p' \
+		-e 's/^not ok [0-9]+ +[-+] ([^ ]+) .*/\1 failed/p' "$1" | sort
+}
+
+count() { grep -c " $2\$" "$base/$1.results"; }
+
+# run_suite NAME OPTION...: leaves what the tests printed in $base/NAME, how they ended in $base/NAME.results.
+run_suite() {
+	name=$1
+	shift
+	mkdir "$base/$name"
+	started=$(date +%s)
+	"$("$PG_CONFIG" --pkglibdir)/pgxs/src/test/regress/pg_regress" --bindir="$bindir" --host="$base" --port=5432 \
+		--user=postgres --inputdir="$base/regress" --outputdir="$base/$name" --dlpath="$base/regress" \
+		--schedule="$base/schedule" "$@" >"$base/$name.log" 2>&1
+	status=$?
+	results "$base/$name.log" >"$base/$name.results"
+	say "$name the extension: $(count "$name" ok) passed, $(count "$name" failed) failed, $(($(date +%s) - started)) s"
+	if [ $status -gt 1 ] || [ ! -s "$base/$name.results" ]; then
+		tail -n 30 "$base/$name.log" "$base/postgres.log"
+		exit 2
+	fi
+	if grep -E 'was terminated by signal|PANIC:|TRAP:' "$base/postgres.log"; then
+		say "the server $name the extension crashed"
+		different=1
+	fi
+}
+
+query() { "$bindir/psql" -X -A -t -q -v ON_ERROR_STOP=1 -d regression "$@"; }
+is_open() { [ "$(query -c 'SELECT state FROM fence.state')" = OPEN ]; }
+
+# That the run with the extension was one: the keeper serves this database, and a write to a new table is fenced.
+check_at_work() {
+	preloaded=$(query -c 'SHOW shared_preload_libraries')
+	if ! wait_until 10 is_open; then
+		say "after the tests the extension is not open: $(query -c 'SELECT state, reason FROM fence.state' 2>&1)"
+		different=1
+		return
+	fi
+	say "preloaded: $preloaded; open since $(query -c "SELECT to_char(since - pg_postmaster_start_time(), 'FMSS.MS')
+		FROM fence.state") s after the server's start"
+	relation=$(query <<-SQL 2>&1
+		SET client_min_messages = warning;
+		CREATE SCHEMA after_the_tests;
+		CREATE TABLE after_the_tests.fenced (id integer PRIMARY KEY, version bigint NOT NULL DEFAULT 1);
+		INSERT INTO after_the_tests.fenced VALUES (1);
+		SELECT fence.attach('after_the_tests.fenced') \g /dev/null
+		UPDATE after_the_tests.fenced SET id = id;
+		SELECT fence_version = row_version FROM fence.status('after_the_tests.fenced', '1');
+	SQL
+	)
+	if [ "$relation" != t ]; then
+		say "after the tests a write was not fenced: $relation"
+		different=1
+	fi
+}
+
+# compare: the outcome of each test, and for those that failed on both servers what they printed.
+compare() {
+	diff "$base/without.results" "$base/with.results" >"$base/difference" || different=1
+	if [ -s "$base/difference" ]; then
+		say '--- tests that ended differently (< without, > with the extension)'
+		grep '^[<>]' "$base/difference"
+	fi
+	both=$(comm -12 "$base/without.results" "$base/with.results" | sed -n 's/ failed$//p')
+	[ -z "$both" ] || say "failed on both: $(echo "$both" | tr '\n' ' ')"
+	for test in $both $(sed -n 's/^> \(.*\) failed$/\1/p' "$base/difference"); do
+		cmp -s "$base/without/results/$test.out" "$base/with/results/$test.out" && continue
+		different=1
+		say "--- output of $test (- without, + with the extension)"
+		diff -u "$base/without/results/$test.out" "$base/with/results/$test.out"
+	done
+}
+
+begin_inside "$base"
+different=
+server=$("$bindir/postgres" --version | sed 's/.*) //; s/ .*//')
+suite=$(cat "$base/version")
+say "PostgreSQL $server, the suite of $suite, $("$REDIS_SERVER" --version | cut -d' ' -f1-3)"
+if [ "$server" != "$suite" ]; then
+	say 'other minor versions: some tests fail for that reason; what counts is that they fail alike'
+fi
+
+build || exit 2
+build_suite || exit 2
+write_schedule
+write_settings
+
+start_redis || exit 2
+start_postgres "$base/core.conf" "$base/without.conf" || exit 2
+run_suite without
+stop_postgres
+rm -rf "$base/data" "$base/postgres.log"
+start_postgres "$base/core.conf" || exit 2
+run_suite with --load-extension=pgcache_fence
+check_at_work
+stop_servers
+
+compare
+say
+[ -n "$different" ] || say 'the same with and without the extension'
+say "$(count with ok) passed, $(count with failed) failed"
+[ -z "$different" ]
