@@ -14,16 +14,18 @@ top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 
 usage() {
 	cat <<-TEXT
-	usage: sh test/core.sh [--quick] [--source DIR]
+	usage: sh test/core.sh [--quick] [--source DIR] [--keep DIR]
 
 	  --quick        only the tests of what the extension's hooks see: DDL, triggers, transactions, workers
 	  --source DIR   take the suite from this unpacked source of PostgreSQL instead of the source package
+	  --keep DIR     make this directory and leave there what both runs printed
 	TEXT
 }
 
 base=
 quick=
 source_dir=
+keep=
 
 parse_arguments() {
 	case ${1:-} in
@@ -35,6 +37,11 @@ parse_arguments() {
 		--source)
 			[ -d "${2:-}/src/test/regress" ] || { usage >&2; exit 2; }
 			source_dir=$2
+			shift
+			;;
+		--keep)
+			mkdir "${2:-}" || exit 2
+			keep=$2
 			shift
 			;;
 		--help | -h) usage; exit 0 ;;
@@ -113,7 +120,9 @@ if [ -z "$base" ]; then
 	install_packages make gcc libc6-dev libhiredis-dev 'pkgconf|pkg-config' dpkg-dev
 	take_suite
 	run_inside core.sh ${quick:+--quick}
-	exit $?
+	status=$?
+	[ -z "$keep" ] || cp -R "$outside"/*.log "$outside"/*.results "$outside/without" "$outside/with" "$keep" 2>/dev/null
+	exit $status
 fi
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -122,7 +131,8 @@ fi
 
 # The suite's C functions, and the contributed modules that its tests load from the same directory.
 build_suite() {
-	printf 'MODULES = regress\noverride with_llvm = no\ninclude %s\n' "$("$PG_CONFIG" --pgxs)" >"$base/regress/pgxs.mk"
+	printf '%s\n' 'MODULES = regress' 'override with_llvm = no' "PGXS := $("$PG_CONFIG" --pgxs)" 'include $(PGXS)' \
+		>"$base/regress/pgxs.mk"
 	make -C "$base/regress" -f pgxs.mk "PG_CONFIG=$PG_CONFIG" regress.so >"$base/suite.log" 2>&1 ||
 		{ tail -n 30 "$base/suite.log"; return 1; }
 	for module in refint autoinc; do
@@ -194,6 +204,8 @@ run_suite() {
 }
 
 query() { "$bindir/psql" -X -A -t -q -v ON_ERROR_STOP=1 -d regression "$@"; }
+fenced_status="SELECT * FROM fence.status('after_the_tests.fenced', '1')"
+is_fenced() { [ "$(query -c "SELECT relation, pending FROM ($fenced_status) AS s")" = 'equal|0' ]; }
 is_open() { [ "$(query -c 'SELECT state FROM fence.state')" = OPEN ]; }
 
 # That the run with the extension was one: the keeper serves this database, and a write to a new table is fenced.
@@ -206,18 +218,16 @@ check_at_work() {
 	fi
 	say "preloaded: $preloaded; open since $(query -c "SELECT to_char(since - pg_postmaster_start_time(), 'FMSS.MS')
 		FROM fence.state") s after the server's start"
-	relation=$(query <<-SQL 2>&1
-		SET client_min_messages = warning;
+	if ! query >"$base/fenced.log" 2>&1 <<-SQL || ! wait_until 10 is_fenced; then
 		CREATE SCHEMA after_the_tests;
 		CREATE TABLE after_the_tests.fenced (id integer PRIMARY KEY, version bigint NOT NULL DEFAULT 1);
 		INSERT INTO after_the_tests.fenced VALUES (1);
-		SELECT fence.attach('after_the_tests.fenced') \g /dev/null
+		SELECT fence.attach('after_the_tests.fenced');
 		UPDATE after_the_tests.fenced SET id = id;
-		SELECT fence_version = row_version FROM fence.status('after_the_tests.fenced', '1');
 	SQL
-	)
-	if [ "$relation" != t ]; then
-		say "after the tests a write was not fenced: $relation"
+		say 'after the tests a write was not fenced:'
+		cat "$base/fenced.log"
+		query -c "$fenced_status"
 		different=1
 	fi
 }

@@ -39,8 +39,8 @@ sub messages
 	return @seen;
 }
 
-# For each commit (or settling) of a fence of that domain among the messages: key => {w, reserved => whether that w was asked for
-# before, in the same transaction}.
+# For each commit (or settling) of a fence of that domain among the messages: key => {w, reserved => whether that w
+# was asked for before, in the same transaction}.
 sub commits
 {
 	my ($domain, @messages) = @_;
@@ -219,7 +219,8 @@ stores_what_it_reserved('UPDATE by an application that writes version + 1 (Hiber
 	"UPDATE :t SET name = 'y', version = version + 1 WHERE id = 1 AND version = 5", { 1 => 6 });
 stores_what_it_reserved('UPDATE that writes the version it read', "UPDATE :t SET version = 5 WHERE id = 1", { 1 => 6 });
 stores_what_it_reserved('UPDATE that writes a lower version', "UPDATE :t SET version = 1 WHERE id = 1", { 1 => 6 });
-stores_what_it_reserved('UPDATE that writes NULL for the version', "UPDATE :t SET version = NULL WHERE id = 1", { 1 => 6 });
+stores_what_it_reserved('UPDATE that writes NULL for the version', "UPDATE :t SET version = NULL WHERE id = 1",
+	{ 1 => 6 });
 stores_what_it_reserved('two UPDATEs of one row in one transaction',
 	"UPDATE :t SET name = 'y' WHERE id = 1; UPDATE :t SET name = 'z' WHERE id = 1", { 1 => 7 });
 stores_what_it_reserved('SELECT FOR UPDATE, then UPDATE',
@@ -228,19 +229,23 @@ stores_what_it_reserved('UPDATE of several rows', "UPDATE :t SET name = 'y'", { 
 stores_what_it_reserved('INSERT without a version', "INSERT INTO :t (id) VALUES (10)", { 10 => 0 }, cold => [10]);
 stores_what_it_reserved('INSERT with NULL for the version',
 	"INSERT INTO :t (id, version) VALUES (10, NULL)", { 10 => 1 }, cold => [10]);
-stores_what_it_reserved('INSERT with a version', "INSERT INTO :t (id, version) VALUES (10, 41)", { 10 => 41 }, cold => [10]);
+stores_what_it_reserved('INSERT with a version', "INSERT INTO :t (id, version) VALUES (10, 41)", { 10 => 41 },
+	cold => [10]);
 stores_what_it_reserved('INSERT of the largest version but one',
 	"INSERT INTO :t (id, version) VALUES (10, 9223372036854775806)", { 10 => '9223372036854775806' }, cold => [10]);
-stores_what_it_reserved('INSERT of several rows', "INSERT INTO :t (id, version) SELECT g, g FROM generate_series(10, 12) g",
+stores_what_it_reserved('INSERT of several rows',
+	"INSERT INTO :t (id, version) SELECT g, g FROM generate_series(10, 12) g",
 	{ map { $_ => $_ } 10 .. 12 }, cold => [ 10 .. 12 ]);
 stores_what_it_reserved('INSERT, then UPDATE in the same transaction',
 	"INSERT INTO :t (id) VALUES (10); UPDATE :t SET name = 'y' WHERE id = 10", { 10 => 1 }, cold => [10]);
-stores_what_it_reserved('COPY', "COPY :t (id, name) FROM PROGRAM 'echo 10,a; echo 11,b' (FORMAT csv)", { 10 => 0, 11 => 0 }, cold => [ 10, 11 ]);
+stores_what_it_reserved('COPY', "COPY :t (id, name) FROM PROGRAM 'echo 10,a; echo 11,b' (FORMAT csv)",
+	{ 10 => 0, 11 => 0 }, cold => [ 10, 11 ]);
 stores_what_it_reserved('DELETE', "DELETE FROM :t WHERE id = 1", { 1 => 6 });
 stores_what_it_reserved('DELETE of several rows', "DELETE FROM :t WHERE id <= 2", { 1 => 6, 2 => 6 });
 stores_what_it_reserved('re-INSERT of a deleted key', "INSERT INTO :t (id) VALUES (1)", { 1 => 7 },
 	setup => "DELETE FROM :t WHERE id = 1");
-stores_what_it_reserved('re-INSERT with a version above the tombstone', "INSERT INTO :t (id, version) VALUES (1, 50)", { 1 => 50 },
+stores_what_it_reserved('re-INSERT with a version above the tombstone', "INSERT INTO :t (id, version) VALUES (1, 50)",
+	{ 1 => 50 },
 	setup => "DELETE FROM :t WHERE id = 1");
 stores_what_it_reserved('DELETE and INSERT of one key in one transaction',
 	"DELETE FROM :t WHERE id = 1; INSERT INTO :t (id) VALUES (1)", { 1 => 7 });
@@ -250,7 +255,8 @@ stores_what_it_reserved('change of the key', "UPDATE :t SET id = 10 WHERE id = 1
 stores_what_it_reserved('change of the key to one that was deleted',
 	"UPDATE :t SET id = 1 WHERE id = 2", { 2 => 6, 1 => 9 },
 	setup => "UPDATE :t SET name = 'y' WHERE id = 1; UPDATE :t SET name = 'z' WHERE id = 1; DELETE FROM :t WHERE id = 1");
-stores_what_it_reserved('two keys change places', "UPDATE :t SET id = 10 WHERE id = 1; UPDATE :t SET id = 1 WHERE id = 2; "
+stores_what_it_reserved('two keys change places',
+	"UPDATE :t SET id = 10 WHERE id = 1; UPDATE :t SET id = 1 WHERE id = 2; "
 	  . "UPDATE :t SET id = 2 WHERE id = 10", { 1 => 7, 2 => 7, 10 => 6 }, cold => [10]);
 stores_what_it_reserved('ON CONFLICT DO UPDATE that updates',
 	"INSERT INTO :t (id) VALUES (1) ON CONFLICT (id) DO UPDATE SET name = 'y'", { 1 => 6 });
@@ -265,7 +271,8 @@ stores_what_it_reserved('MERGE', "MERGE INTO :t t USING (VALUES (1), (2), (10)) 
 	  . "WHEN NOT MATCHED THEN INSERT (id) VALUES (v.id)", { 1 => 6, 2 => 6, 10 => 0 }, cold => [10]);
 stores_what_it_reserved('data-modifying WITH', "WITH gone AS (DELETE FROM :t WHERE id = 1 RETURNING id) "
 	  . "UPDATE :t SET name = 'y' WHERE id = 2", { 1 => 6, 2 => 6 });
-stores_what_it_reserved('a PL/pgSQL block whose exception undoes an UPDATE', <<'SQL', { 1 => 6, 2 => 6 }, open => undef);
+stores_what_it_reserved('a PL/pgSQL block whose exception undoes an UPDATE',
+	<<'SQL', { 1 => 6, 2 => 6 }, open => undef);
 DO $$ BEGIN
 	BEGIN
 		UPDATE :t SET name = 'lost'; UPDATE :t SET name = 'lost'; RAISE division_by_zero;
@@ -275,7 +282,8 @@ DO $$ BEGIN
 	UPDATE :t SET name = 'y' WHERE id = 2;
 END $$
 SQL
-stores_what_it_reserved('savepoints: what is rolled back, what is released, what comes after', <<'SQL', { 1 => 7, 2 => 6 }, open => undef);
+stores_what_it_reserved('savepoints: what is rolled back, what is released, what comes after',
+	<<'SQL', { 1 => 7, 2 => 6 }, open => undef);
 SAVEPOINT a;
 	UPDATE :t SET name = 'a' WHERE id = 1;
 	SAVEPOINT b;
@@ -291,31 +299,37 @@ SAVEPOINT d;
 	UPDATE :t SET name = 'd';
 ROLLBACK TO d
 SQL
-stores_what_it_reserved('savepoints: the version falls back to the one before', <<'SQL', { 1 => 6 }, open => { 1 => 8 });
+stores_what_it_reserved('savepoints: the version falls back to the one before',
+	<<'SQL', { 1 => 6 }, open => { 1 => 8 });
 UPDATE :t SET name = 'a' WHERE id = 1;
 SAVEPOINT a;
 	UPDATE :t SET name = 'b' WHERE id = 1;
 	SAVEPOINT b; UPDATE :t SET name = 'b' WHERE id = 1; RELEASE b;
 ROLLBACK TO a
 SQL
-stores_what_it_reserved('a savepoint that is rolled back after a release below it, then written again', <<'SQL', { 1 => 6 });
+stores_what_it_reserved('a savepoint that is rolled back after a release below it, then written again',
+	<<'SQL', { 1 => 6 });
 SAVEPOINT a; SAVEPOINT b; UPDATE :t SET name = 'b' WHERE id = 1; RELEASE b; ROLLBACK TO a;
 UPDATE :t SET name = 'c' WHERE id = 1
 SQL
 stores_what_it_reserved('a deferred constraint trigger that writes at COMMIT', "UPDATE :t SET name = 'y' WHERE id = 1",
 	{ 1 => 6, 2 => 6 }, open => { 1 => 6 }, setup => <<'SQL');
 CREATE OR REPLACE FUNCTION touch_next() RETURNS trigger LANGUAGE plpgsql AS
-$$ BEGIN EXECUTE format('UPDATE %I SET name = ''touched'' WHERE id = $1', TG_TABLE_NAME) USING NEW.id + 1; RETURN NULL; END $$;
+$$ BEGIN EXECUTE format('UPDATE %I SET name = ''touched'' WHERE id = $1',
+	TG_TABLE_NAME) USING NEW.id + 1; RETURN NULL; END $$;
 CREATE CONSTRAINT TRIGGER touch AFTER UPDATE ON :t DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.id = 1)
 	EXECUTE FUNCTION touch_next()
 SQL
 stores_what_it_reserved('session_replication_role = replica', "SET LOCAL session_replication_role = replica; "
 	  . "UPDATE :t SET name = 'y' WHERE id = 1", { 1 => 6 });
-stores_what_it_reserved('SERIALIZABLE', "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE; UPDATE :t SET name = 'y' WHERE id = 1",
+stores_what_it_reserved('SERIALIZABLE',
+	"SET TRANSACTION ISOLATION LEVEL SERIALIZABLE; UPDATE :t SET name = 'y' WHERE id = 1",
 	{ 1 => 6 });
-stores_what_it_reserved('PREPARE TRANSACTION, COMMIT PREPARED', "UPDATE :t SET name = 'y' WHERE id IN (1, 2)", { 1 => 6, 2 => 6 },
+stores_what_it_reserved('PREPARE TRANSACTION, COMMIT PREPARED', "UPDATE :t SET name = 'y' WHERE id IN (1, 2)",
+	{ 1 => 6, 2 => 6 },
 	end => [ "PREPARE TRANSACTION 'p'", "COMMIT PREPARED 'p'" ]);
-stores_what_it_reserved('a table whose version is smallint', "UPDATE :t SET version = version + 1", { map { $_ => 6 } 1 .. 4 },
+stores_what_it_reserved('a table whose version is smallint', "UPDATE :t SET version = version + 1",
+	{ map { $_ => 6 } 1 .. 4 },
 	columns => "id int PRIMARY KEY, version smallint NOT NULL DEFAULT 0");
 
 subtest 'thousands of rows, more than is outstanding at once' => sub {
@@ -350,26 +364,33 @@ foreach my $which ([ aaa => 'before ours' ], [ zzzz => 'after ours' ])
 		setup => before_trigger($name, 'INSERT OR UPDATE OR DELETE', 'RETURN NULL;'))
 	  foreach "UPDATE :t SET name = 'y'", 'INSERT INTO :t (id) VALUES (5)', 'DELETE FROM :t';
 }
-stores_what_it_reserved('a trigger after ours suppresses some of the rows', "UPDATE :t SET name = 'y'", { 1 => 6, 3 => 6 },
+stores_what_it_reserved('a trigger after ours suppresses some of the rows', "UPDATE :t SET name = 'y'",
+	{ 1 => 6, 3 => 6 },
 	open => { map { $_ => 6 } 1 .. 4 },
 	setup => before_trigger('zzzz', 'UPDATE', 'IF NEW.id % 2 = 0 THEN RETURN NULL; END IF; RETURN NEW;'));
-stores_what_it_reserved('a trigger before ours rewrites the version', "UPDATE :t SET name = 'y' WHERE id = 1", { 1 => 6 },
+stores_what_it_reserved('a trigger before ours rewrites the version', "UPDATE :t SET name = 'y' WHERE id = 1",
+	{ 1 => 6 },
 	setup => before_trigger('aaa', 'UPDATE', 'NEW.version := 1000; RETURN NEW;'));
 stores_what_it_reserved('a trigger after ours stores a higher version: that one is fenced',
 	"UPDATE :t SET name = 'y' WHERE id = 1", { 1 => 1000 },
 	setup => before_trigger('zzzz', 'UPDATE', 'NEW.version := 1000; RETURN NEW;'));
-stores_what_it_reserved('a trigger after ours stores a higher version in a new row', "INSERT INTO :t (id) VALUES (10)", { 10 => 1000 },
+stores_what_it_reserved('a trigger after ours stores a higher version in a new row',
+	"INSERT INTO :t (id) VALUES (10)", { 10 => 1000 },
 	setup => before_trigger('zzzz', 'INSERT', 'NEW.version := 1000; RETURN NEW;'), cold => [10]);
-stores_what_it_reserved('a trigger after ours changes the key of a new row', "INSERT INTO :t (id) VALUES (10)", { 11 => 0 },
+stores_what_it_reserved('a trigger after ours changes the key of a new row', "INSERT INTO :t (id) VALUES (10)",
+	{ 11 => 0 },
 	setup => before_trigger('zzzz', 'INSERT', 'NEW.id := 11; RETURN NEW;'), cold => [11], open => undef);
-stores_what_it_reserved('a trigger after ours changes the key in an UPDATE', "UPDATE :t SET name = 'y' WHERE id = 1", { 1 => 6, 11 => 6 },
+stores_what_it_reserved('a trigger after ours changes the key in an UPDATE', "UPDATE :t SET name = 'y' WHERE id = 1",
+	{ 1 => 6, 11 => 6 },
 	setup => before_trigger('zzzz', 'UPDATE', 'NEW.id := 11; RETURN NEW;'), cold => [11], open => undef);
-leaves_nothing("a trigger after ours stores a $_->[0] version: 27000", "UPDATE :t SET name = 'y' WHERE id = 1", error => '27000',
+leaves_nothing("a trigger after ours stores a $_->[0] version: 27000", "UPDATE :t SET name = 'y' WHERE id = 1",
+	error => '27000',
 	setup => before_trigger('zzzz', 'UPDATE', "NEW.version := $_->[1]; RETURN NEW;"))
   foreach [ lower => 4 ], [ 'the old' => 'OLD.version' ], [ negative => -1 ];
 leaves_nothing('a trigger after ours stores a negative version in a new row: 27000', 'INSERT INTO :t (id) VALUES (5)',
 	error => '27000', setup => before_trigger('zzzz', 'INSERT', 'NEW.version := -1; RETURN NEW;'));
-leaves_nothing('a trigger after ours stores a version below the tombstone: 27000', 'INSERT INTO :t (id) VALUES (5)', error => '27000',
+leaves_nothing('a trigger after ours stores a version below the tombstone: 27000', 'INSERT INTO :t (id) VALUES (5)',
+	error => '27000',
 	setup => 'INSERT INTO :t (id, version) VALUES (5, 10); DELETE FROM :t WHERE id = 5;'
 	  . before_trigger('zzzz', 'INSERT', 'NEW.version := 3; RETURN NEW;'));
 
@@ -381,23 +402,29 @@ leaves_nothing('ROLLBACK', "UPDATE :t SET name = 'y'; DELETE FROM :t WHERE id = 
 leaves_nothing('ROLLBACK TO the only savepoint, then COMMIT',
 	"SAVEPOINT a; UPDATE :t SET name = 'y'; DELETE FROM :t WHERE id = 1; INSERT INTO :t (id) VALUES (5); ROLLBACK TO a",
 	end => 'COMMIT');
-leaves_nothing('ON CONFLICT DO NOTHING that does nothing', 'INSERT INTO :t (id) VALUES (1) ON CONFLICT DO NOTHING', end => 'COMMIT');
+leaves_nothing('ON CONFLICT DO NOTHING that does nothing', 'INSERT INTO :t (id) VALUES (1) ON CONFLICT DO NOTHING',
+	end => 'COMMIT');
 leaves_nothing('ON CONFLICT DO UPDATE whose WHERE is false',
-	"INSERT INTO :t AS t (id) VALUES (1) ON CONFLICT (id) DO UPDATE SET name = 'y' WHERE t.version > 100", end => 'COMMIT');
+	"INSERT INTO :t AS t (id) VALUES (1) ON CONFLICT (id) DO UPDATE SET name = 'y' WHERE t.version > 100",
+	end => 'COMMIT');
 leaves_nothing('an error in the middle of a statement', "UPDATE :t SET name = (1 / (3 - id))::text", error => '22012');
 leaves_nothing('an error after the statement', [ "UPDATE :t SET name = 'y'", 'SELECT 1 / 0' ], error => '22012');
 leaves_nothing('an error in a PL/pgSQL block that is caught',
 	"DO \$\$ BEGIN UPDATE :t SET name = 'y'; RAISE division_by_zero; EXCEPTION WHEN division_by_zero THEN NULL; END \$\$",
 	end => 'COMMIT');
 leaves_nothing('a unique violation', 'INSERT INTO :t (id) VALUES (5), (1)', error => '23505');
-leaves_nothing('a foreign key that is violated at COMMIT', "UPDATE :t SET name = 'nobody' WHERE id = 1", end => 'COMMIT', error => '23503',
-	setup => "CREATE TABLE IF NOT EXISTS names (name text PRIMARY KEY); INSERT INTO names VALUES ('x') ON CONFLICT DO NOTHING; "
+leaves_nothing('a foreign key that is violated at COMMIT', "UPDATE :t SET name = 'nobody' WHERE id = 1",
+	end => 'COMMIT', error => '23503',
+	setup => 'CREATE TABLE IF NOT EXISTS names (name text PRIMARY KEY); '
+	  . "INSERT INTO names VALUES ('x') ON CONFLICT DO NOTHING; "
 	  . 'ALTER TABLE :t ADD FOREIGN KEY (name) REFERENCES names DEFERRABLE INITIALLY DEFERRED');
-leaves_nothing('a deferred trigger that raises at COMMIT', "UPDATE :t SET name = 'y'", end => 'COMMIT', error => 'P0001', setup => <<'SQL');
+leaves_nothing('a deferred trigger that raises at COMMIT', "UPDATE :t SET name = 'y'", end => 'COMMIT',
+	error => 'P0001', setup => <<'SQL');
 CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$;
 CREATE CONSTRAINT TRIGGER refuse AFTER UPDATE ON :t DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()
 SQL
-leaves_nothing('ROLLBACK PREPARED', [ "UPDATE :t SET name = 'y'; DELETE FROM :t WHERE id = 1", "PREPARE TRANSACTION 'p'" ],
+leaves_nothing('ROLLBACK PREPARED',
+	[ "UPDATE :t SET name = 'y'; DELETE FROM :t WHERE id = 1", "PREPARE TRANSACTION 'p'" ],
 	end => "ROLLBACK PREPARED 'p'");
 
 subtest 'version overflow of the column: 22003 for an UPDATE, DELETE works' => sub {
@@ -468,7 +495,8 @@ subtest 'two sessions: the second waits for the first, and reserves what it stor
 		$writer->run("BEGIN; UPDATE $table SET name = 'first' WHERE id = 1");
 		$second->run('BEGIN');
 		$second->begin("UPDATE $table SET name = 'second' WHERE id = 1");
-		poll(sub { $sql->run("SELECT wait_event_type FROM pg_stat_activity WHERE pid = " . $second->pid) eq 'Lock' }, 'the lock');
+		poll(sub { $sql->run("SELECT wait_event_type FROM pg_stat_activity WHERE pid = " . $second->pid) eq 'Lock' },
+			'the lock');
 		is($sql->run("SELECT count(*) FROM fence.pending WHERE domain = '$table'"), '1', 'who waits has reserved nothing');
 		$writer->run($how);
 		$second->wait;
@@ -487,7 +515,8 @@ subtest 'two sessions: INSERT of one key' => sub {
 
 	$writer->run("BEGIN; INSERT INTO $table (id) VALUES (10)");
 	$second->begin("INSERT INTO $table (id) VALUES (10)");
-	poll(sub { $sql->run("SELECT wait_event_type FROM pg_stat_activity WHERE pid = " . $second->pid) eq 'Lock' }, 'the lock');
+	poll(sub { $sql->run("SELECT wait_event_type FROM pg_stat_activity WHERE pid = " . $second->pid) eq 'Lock' },
+		'the lock');
 	$writer->run('COMMIT');
 	like($second->error_of, qr/^23505: /, 'the second fails');
 	no_reservations($node);
@@ -501,9 +530,11 @@ subtest 'two sessions: INSERT of a key that is being deleted' => sub {
 
 	$writer->run("BEGIN; DELETE FROM $table WHERE id = 1");
 	$second->begin("INSERT INTO $table (id) VALUES (1)");
-	poll(sub { $sql->run("SELECT wait_event_type FROM pg_stat_activity WHERE pid = " . $second->pid) eq 'Lock' }, 'the lock');
+	poll(sub { $sql->run("SELECT wait_event_type FROM pg_stat_activity WHERE pid = " . $second->pid) eq 'Lock' },
+		'the lock');
 	$writer->run('COMMIT');
-	like($second->error_of, qr/^40001: could not insert .*\nDETAIL: .*\nHINT: /, 'the insert took its version before it knew of the tombstone');
+	like($second->error_of, qr/^40001: could not insert .*\nDETAIL: .*\nHINT: /,
+		'the insert took its version before it knew of the tombstone');
 	no_reservations($node);
 	is(status_of($table, 1), 'equal|6|6|0', 'the fence is at the tombstone');
 	$second->run("INSERT INTO $table (id) VALUES (1)");

@@ -113,7 +113,8 @@ sub answers_rightly
 			"put $key of a version that is over");
 		$session->run("UPDATE $table SET name = 'by $key' WHERE id = $key");
 		$all &&= is($session->run("SELECT status FROM fence.get('$table', '$key')"), 'miss', "get $key after UPDATE");
-		$all &&= is($session->run("SELECT fence_version = row_version FROM fence.status('$table', '$key')"), 't', "status $key");
+		$all &&= is($session->run("SELECT fence_version = row_version FROM fence.status('$table', '$key')"), 't',
+			"status $key");
 		$all &&= is($session->run("SELECT fence.read('$table', '$key')->>'name'"), "by $key", "read $key after UPDATE");
 	}
 	return $all;
@@ -155,7 +156,8 @@ subtest 'pg_cancel_backend while a get waits for Redis' => sub {
 	$reader->run("SELECT * FROM fence.get('$table', '1')");
 	$redis->pause;
 	$reader->begin("SELECT * FROM fence.get('$table', '2')");
-	poll(sub { $sql->run("SELECT wait_event_type FROM pg_stat_activity WHERE pid = " . $reader->pid) eq 'Extension' }, 'the wait');
+	poll(sub { $sql->run("SELECT wait_event_type FROM pg_stat_activity WHERE pid = " . $reader->pid) eq 'Extension' },
+		'the wait');
 	$sql->run('SELECT pg_cancel_backend(' . $reader->pid . ')');
 	like($reader->error_of, qr/^57014: /, 'it ends at once');
 	$redis->resume;
@@ -177,7 +179,8 @@ subtest 'the client is lost while COMMIT waits for Redis' => sub {
 
 	commit_waits($writer);
 	$writer->kill9;
-	poll(sub { $sql->run('SELECT count(*) FROM pg_stat_activity WHERE pid = ' . $writer->pid) eq '0' }, 'the end of the backend');
+	poll(sub { $sql->run('SELECT count(*) FROM pg_stat_activity WHERE pid = ' . $writer->pid) eq '0' },
+		'the end of the backend');
 	$redis->resume;
 	no_reservations($node);
 	is(status_of($table, 1), 'equal|5|5|0', 'rolled back');
@@ -245,9 +248,11 @@ subtest 'a ticket from before FLUSHALL and a write does not cache the old row' =
 	my (undef, $token, $ticket) = @{ $redis->call('FCALL', 'fence_get', 2, @names) };
 	$sql->run("UPDATE $table SET name = 'new' WHERE id = 1");
 	no_reservations($node);
-	is_deeply($redis->call('FCALL', 'fence_put', 2, @names, $token, $ticket, 5, 'old', 0), [ 'refused', 'no fence' ], 'refused');
+	is_deeply($redis->call('FCALL', 'fence_put', 2, @names, $token, $ticket, 5, 'old', 0), [ 'refused', 'no fence' ],
+		'refused');
 	$redis->call('FCALL', 'fence_get', 2, @names);
-	is_deeply($redis->call('FCALL', 'fence_put', 2, @names, $token, $ticket, 5, 'old', 0), [ 'refused', 'ticket' ], 'and again');
+	is_deeply($redis->call('FCALL', 'fence_put', 2, @names, $token, $ticket, 5, 'old', 0), [ 'refused', 'ticket' ],
+		'and again');
 };
 
 # Strong reads while $writers are busy, until all are ready; before each, $trouble is called. A hit is right if its
@@ -267,7 +272,8 @@ sub reads_while
 		my $after = $sql->run("SELECT version FROM $table WHERE id = $key");
 		my $status = ref $reply eq 'ARRAY' ? $reply->[0] : 'error';
 		$seen{$status}++;
-		push @wrong, "$key: $before <= $reply->[2] <= $after" if $status eq 'hit' && ($reply->[2] < $before || $reply->[2] > $after);
+		push @wrong, "$key: $before <= $reply->[2] <= $after"
+		  if $status eq 'hit' && ($reply->[2] < $before || $reply->[2] > $after);
 		$sql->run("SELECT fence.read('$table', '$key')") if $status eq 'miss';
 	}
 	note join ', ', map { "$seen{$_} $_" } sort keys %seen;
@@ -285,7 +291,8 @@ sub busy_writers
 	return map {
 		my $writer = FenceTest::Session->open($node);
 		$writer->begin("DO \$\$ BEGIN FOR i IN 1 .. $count LOOP "
-			  . "UPDATE $table SET name = i::text WHERE id = 1 + (random() * 3)::int; COMMIT; PERFORM pg_sleep(0.01); END LOOP; END \$\$");
+			  . "UPDATE $table SET name = i::text WHERE id = 1 + (random() * 3)::int; COMMIT; "
+			  . 'PERFORM pg_sleep(0.01); END LOOP; END $$');
 		$writer
 	} 1 .. 2;
 }
@@ -375,7 +382,8 @@ sub failure
 		$writer{$who}->wait;
 		my $took = time() - $start;
 		my $left_now = lease_left();
-		is($writer{$who}->error_of, undef, "policy bypass ($who): committed" . ($who eq 'timed' ? ', whatever statement_timeout says' : ''));
+		is($writer{$who}->error_of, undef, "policy bypass ($who): committed"
+			  . ($who eq 'timed' ? ', whatever statement_timeout says' : ''));
 		is($left_now + 0, 0, 'not before the lease was over');
 		note sprintf 'lease left %.2f s, committed after %.2f s', $left, $took;
 		cmp_ok($took, '>', $left - 0.01, 'not before the lease was over');
@@ -391,10 +399,11 @@ sub failure
 
 	# a table's own policy comes before the session's
 	my $lenient = 'lenient' . ++$tables;
-	$writer{overridden}->run("SET pgcache_fence.on_redis_failure = 'error'; CREATE TABLE $lenient (id int PRIMARY KEY, version int NOT NULL); "
-		  . "SET pgcache_fence.on_redis_failure = 'bypass'; BEGIN; INSERT INTO $lenient VALUES (1, 1); "
-		  . "SELECT fence.attach('$lenient', on_redis_failure => 'bypass'); COMMIT; SET pgcache_fence.on_redis_failure = 'error'");
-	is($writer{overridden}->error_of("UPDATE $lenient SET id = id"), undef, 'bypass of the table, error of the session: bypass');
+	$writer{overridden}->run("CREATE TABLE $lenient (id int PRIMARY KEY, version int NOT NULL); "
+		  . "INSERT INTO $lenient VALUES (1, 1); SELECT fence.attach('$lenient', on_redis_failure => 'bypass'); "
+		  . "SET pgcache_fence.on_redis_failure = 'error'");
+	is($writer{overridden}->error_of("UPDATE $lenient SET id = id"), undef,
+		'bypass of the table, error of the session: bypass');
 	like($writer{overridden}->error_of("UPDATE $free SET name = name"), qr/^08006: /, 'error of the session');
 
 	# while it comes back, and after: what was cached before is never a hit again where it was written
@@ -416,9 +425,11 @@ sub failure
 	{
 		foreach my $key (1 .. 4)
 		{
-			poll(sub { $sql->run("SELECT status FROM fence.get('$table', '$key')") =~ /^(?:hit|miss)$/ }, "$table is announced again");
+			poll(sub { $sql->run("SELECT status FROM fence.get('$table', '$key')") =~ /^(?:hit|miss)$/ },
+				"$table is announced again");
 			my $row = $sql->run("SELECT version FROM $table WHERE id = $key");
-			like($sql->run("SELECT coalesce(version, $row) FROM fence.get('$table', '$key')"), qr/^$row$/, "$table $key: nothing stale");
+			like($sql->run("SELECT coalesce(version, $row) FROM fence.get('$table', '$key')"), qr/^$row$/,
+				"$table $key: nothing stale");
 		}
 		answers_rightly($writer{$_}, $table) foreach 'free', 'strict';
 		compare_fences($node, $table);
@@ -475,7 +486,8 @@ subtest 'Redis is out of memory and evicts nothing: noticed by the heartbeat' =>
 	wait_state($node, 'CLOSED');
 	like(state_of('reason'), qr/OOM|maxmemory|waiting/, 'the reason: ' . state_of('reason'));
 	is($writer->error_of('COMMIT'), undef, 'a writer goes on without it');
-	like($sql->run("SELECT status FROM fence.get('$table', '1')"), qr/^(?:unarmed|unavailable)$/, 'a get says that there is none');
+	like($sql->run("SELECT status FROM fence.get('$table', '1')"), qr/^(?:unarmed|unavailable)$/,
+		'a get says that there is none');
 	like($redis->attempt('FCALL', 'fence_get', 2, names_of($table, 1)), qr/^OOM/, 'a plain client gets an error');
 	is($sql->run("SELECT fence.read('$table', '1')->>'version'"), '6', 'a read goes to PostgreSQL');
 	$redis->call(qw(CONFIG SET maxmemory 0));

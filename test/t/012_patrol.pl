@@ -63,7 +63,12 @@ sub state_of { my ($field) = @_; return $sql->run("SELECT $field FROM fence.stat
 sub epoch_number { return (split /-/, state_of('epoch'))[0]; }
 
 # The version in the fence, whatever else there is; '' if there is none.
-sub fence_version { my ($domain, $key) = @_; return (split / /, $redis->call('GET', fence_of($domain, $key)) // ' ', 3)[1]; }
+sub fence_version
+{
+	my ($domain, $key) = @_;
+
+	return (split / /, $redis->call('GET', fence_of($domain, $key)) // ' ', 3)[1];
+}
 
 # Makes Redis believe that this is the version.
 sub forge_version
@@ -99,7 +104,7 @@ sub forge_domain_reservation
 }
 
 # Stamps of what is still there, sorted.
-sub stamps { return split /,/, $sql->run("SELECT coalesce(string_agg(stamp, ',' ORDER BY stamp), '') FROM fence.pending"); }
+sub stamps { return split /\n/, $sql->run('SELECT stamp FROM fence.pending ORDER BY stamp COLLATE "C"'); }
 
 # Waits until the patrol has begun that many rounds more: each lists what is pending.
 sub patrol_rounds
@@ -217,7 +222,8 @@ subtest 'reservations of a whole domain' => sub {
 	forge_domain_reservation($other_wire, "$aborted.$nonce");
 	is($sql->run("SELECT status FROM fence.get('$table', '1')"), 'pending', 'a read says pending');
 	no_reservations($node, 10);
-	is($sql->run("SELECT status FROM fence.get('$table', '1')"), 'miss', 'committed: what was cached is not trusted any more');
+	is($sql->run("SELECT status FROM fence.get('$table', '1')"), 'miss',
+		'committed: what was cached is not trusted any more');
 	isnt($sql->run("SELECT token FROM fence.get('$table', '1')"), $token, 'another token');
 	is($sql->run("SELECT status, token FROM fence.get('$other', '1')"), "hit|$other_token", 'aborted: nothing changes');
 
@@ -228,7 +234,8 @@ subtest 'reservations of a whole domain' => sub {
 	forge_domain_reservation($wire, "$xid.$nonce", $id);
 	$sql->run("SET LOCAL session_replication_role = replica; DELETE FROM fence.domain WHERE name = '$table'; COMMIT");
 	poll(sub { !stamps() }, 'the patrol', 10);
-	is($redis->call('FCALL', 'fence_get', 2, @names)->[0], 'unarmed', 'a detach that was never told: readers are not answered');
+	is($redis->call('FCALL', 'fence_get', 2, @names)->[0], 'unarmed',
+		'a detach that was never told: readers are not answered');
 };
 
 subtest 'a backend that is terminated, and whose abort is lost' => sub {
@@ -332,7 +339,8 @@ subtest 'the audit counts, and the patrol repairs; old tombstones become a floor
 	my $open = FenceTest::Session->open($node);
 
 	$sql->run("DELETE FROM $table WHERE id = 20");
-	$sql->run("UPDATE $table SET version = 0 WHERE id IN (18, 19); UPDATE $table SET name = 'z' WHERE id = 19; DELETE FROM $table WHERE id = 19");
+	$sql->run("UPDATE $table SET name = 'y' WHERE id IN (18, 19)");
+	$sql->run("UPDATE $table SET name = 'z' WHERE id = 19; DELETE FROM $table WHERE id = 19");
 	no_reservations($node);
 	forge_version($table, 1, 3);
 	forge_version($table, 2, 50);
@@ -345,7 +353,8 @@ subtest 'the audit counts, and the patrol repairs; old tombstones become a floor
 	$open->run('ROLLBACK');
 	is($sql->run("SELECT fence.repair('$table', '3')"), 'repaired', 'repair on demand');
 	is(status_of($table, 3), 'missing||5|0', 'removes a version that is ahead');
-	is($sql->run("SELECT count(*), max(version) FROM fence.tombstone JOIN fence.domain d ON d.id = domain_id WHERE name = '$table'"),
+	is( $sql->run('SELECT count(*), max(version) FROM fence.tombstone '
+			  . "JOIN fence.domain d ON d.id = domain_id WHERE name = '$table'"),
 		'2|8', 'two tombstones');
 
 	my $from = log_end();
@@ -364,7 +373,8 @@ subtest 'the audit counts, and the patrol repairs; old tombstones become a floor
 	pass('the floor is the highest of them');
 	set('pgcache_fence.audit_rate = 0', 'pgcache_fence.tombstone_retention = 1000');
 	$sql->run("INSERT INTO $table (id) VALUES ($_)") foreach 19, 20, 21;
-	is($sql->run("SELECT string_agg(version::text, ' ' ORDER BY id) FROM $table WHERE id >= 19"), '9 9 9', 'new rows start above it');
+	is($sql->run("SELECT string_agg(version::text, ' ' ORDER BY id) FROM $table WHERE id >= 19"), '9 9 9',
+		'new rows start above it');
 	$sql->run("UPDATE $table SET name = 'y' WHERE id = 17");
 	is($sql->run("SELECT version FROM $table WHERE id = 17"), '6', 'rows that were there go on below it');
 	no_reservations($node);
@@ -402,7 +412,8 @@ subtest 'SIGHUP with a longer lease' => sub {
 	is($sql->run('SELECT longest_lease FROM fence.cluster'), '00:00:02', 'before');
 	set("pgcache_fence.lease = '6s'");
 	poll(sub { $sql->run('SELECT longest_lease FROM fence.cluster') eq '00:00:06' }, 'the longest lease to be durable');
-	poll(sub { $sql->run("SELECT lease_left > interval '4 s' FROM fence.nodes") eq 't' }, 'the longer lease to be granted');
+	poll(sub { $sql->run("SELECT lease_left > interval '4 s' FROM fence.nodes") eq 't' },
+		'the longer lease to be granted');
 	is(state_of('state, epoch'), "OPEN|$epoch", 'fences stay OPEN');
 	set("pgcache_fence.lease = '2s'");
 	patrol_rounds(3);
@@ -426,7 +437,12 @@ subtest 'databases come and go' => sub {
 		$app->close;
 		# the patrol has something to do there all the time
 		forge_reservation($fence, "$committed.$nonce", 50);
-		poll(sub { $sql->run("SELECT count(*) FROM pg_stat_activity WHERE datname = 'app' AND backend_type = 'client backend'") eq '0' }, 'the session to end');
+		poll(
+			sub {
+				return $sql->run("SELECT count(*) FROM pg_stat_activity WHERE datname = 'app' "
+					  . "AND backend_type = 'client backend'") eq '0';
+			},
+			'the session to end');
 		is($sql->error_of('DROP DATABASE app'), undef, "$turn: DROP DATABASE of a served database");
 		forge_reservation($fence, "$committed.$nonce", 60);
 		forge_reservation($fence, "$xid.$nonce", 61);
@@ -446,7 +462,8 @@ subtest 'the extension comes and goes' => sub {
 	is($redis->call('FCALL', 'fence_get', 2, @names)->[0], 'hit', 'a plain client hits');
 	$sql->run('SET client_min_messages = error');
 	is($sql->error_of('DROP EXTENSION pgcache_fence CASCADE'), undef, 'DROP EXTENSION while everything runs');
-	poll(sub { $redis->attempt('FCALL', 'fence_get', 2, @names)->[0] eq 'unarmed' }, 'readers not to be answered any more', 10);
+	poll(sub { $redis->attempt('FCALL', 'fence_get', 2, @names)->[0] eq 'unarmed' },
+		'readers not to be answered any more', 10);
 	$sql->run("UPDATE $table SET name = 'unfenced'");
 	is($redis->call('FCALL', 'fence_get', 2, @names)->[0], 'unarmed', 'still not');
 	is($sql->error_of('CREATE EXTENSION pgcache_fence'), undef, 'CREATE EXTENSION again');
@@ -497,7 +514,8 @@ subtest 'PostgreSQL starts while Redis is absent' => sub {
 	poll(sub { state_of('reason') =~ /refused/i }, 'the reason');
 	is(state_of('state'), 'CLOSED', 'CLOSED, for that reason');
 	is($sql->run("SELECT fence.read('$table', '1')->>'version'"), '5', 'reads go to PostgreSQL');
-	is($sql->error_of("UPDATE $table SET name = 'y' WHERE id = 1"), undef, 'a write goes on when no lease can run any more');
+	is($sql->error_of("UPDATE $table SET name = 'y' WHERE id = 1"), undef,
+		'a write goes on when no lease can run any more');
 	is(state_of('lease_left'), '00:00:00', 'not before');
 	$redis->restart;
 	wait_open($node);
