@@ -2,16 +2,13 @@
  * keeper.c
  *	  The keeper: a background worker that decides whether fences may be used.
  *
- * Owns: topology, arming, renewing, epochs (doc/protocol.md, "Keeper"). It is the only process that opens. It is
+ * Owns: arming, renewing, epochs (doc/protocol.md, "Keeper"). It is the only process that opens. It is
  * connected to no database; what needs one is done by short-lived workers (worker.c).
  *
  * The order of steps is the protocol: lease_bound is raised before a lease is granted, the word is looked at between
  * the two, and a new epoch is durable before its number is in the word.
  */
 #include "postgres.h"
-
-#include <netdb.h>
-#include <sys/socket.h>
 
 #include "access/xlog.h"
 #include "miscadmin.h"
@@ -24,7 +21,7 @@
 #include "utils/memutils.h"
 
 #include "compat.h"
-#include "redis/library.h"
+#include "redis/topology.h"
 #include "settings.h"
 #include "shared.h"
 #include "worker.h"
@@ -38,21 +35,6 @@
 #define FLAP_FORGET		INT64CONST(60000000)	/* until fences were OPEN for that long */
 
 PGDLLEXPORT void fence_keeper_main(Datum arg);
-
-/* A Redis process as this keeper knows it */
-typedef struct KeeperNode
-{
-	RedisEndpoint address;
-	RedisConnection *conn;
-	Hello		hello;			/* last answer, */
-	int64		heard_at;		/* and when it was here: its clock was read no later */
-	char		server[32];
-} KeeperNode;
-
-static KeeperNode nodes[MAX_NODES];
-static int	nnodes = 0;
-static RedisUrl url;
-static char *url_text = NULL;	/* from which nodes was made */
 
 static List *databases = NIL;	/* Oids of databases that have the extension, ascending: the first holds the row */
 static bool databases_known = false;
@@ -86,157 +68,6 @@ static int64
 lease_end(int64 heard_at)
 {
 	return heard_at + lease_us() + setting_clock_margin * INT64CONST(1000);
-}
-
-/* -----------------------------------------------------------------------------------------------------------------
- * Topology: addresses, connections, who is there
- * -----------------------------------------------------------------------------------------------------------------
- */
-
-static void
-drop_connections(void)
-{
-	for (int i = 0; i < nnodes; i++)
-	{
-		redis_close(nodes[i].conn);
-		nodes[i].conn = NULL;
-	}
-}
-
-/* Name to numeric address. Blocks in the resolver: only the keeper does this. */
-static bool
-resolve(RedisEndpoint *endpoint, char *error)
-{
-	struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
-	struct addrinfo *found;
-	char		numeric[REDIS_HOST_LEN];
-	int			rc;
-
-	if (endpoint->is_unix)
-		return true;
-	rc = getaddrinfo(endpoint->host, NULL, &hints, &found);
-	if (rc == 0)
-	{
-		rc = getnameinfo(found->ai_addr, found->ai_addrlen, numeric, sizeof(numeric), NULL, 0, NI_NUMERICHOST);
-		freeaddrinfo(found);
-	}
-	if (rc != 0)
-	{
-		snprintf(error, REASON_LEN, "could not resolve \"%.100s\": %s", endpoint->host, gai_strerror(rc));
-		return false;
-	}
-	strlcpy(endpoint->host, numeric, sizeof(endpoint->host));
-	return true;
-}
-
-/* Makes the table of nodes from the URL if it changed, or if nothing is connected (a name may mean another host now). */
-static bool
-find_nodes(char *error)
-{
-	RedisUrl	parsed;
-	const char *wrong = redis_url_parse(setting_redis_url, &parsed);
-	bool		changed = url_text == NULL || strcmp(url_text, setting_redis_url) != 0;
-
-	if (wrong)
-	{
-		snprintf(error, REASON_LEN, "pgcache_fence.redis_url: %s", wrong);
-		return false;
-	}
-	if (!changed && nnodes > 0 && nodes[0].conn != NULL)
-		return true;
-	url = parsed;
-	for (int i = 0; i < url.nendpoints; i++)
-	{
-		RedisEndpoint address = url.endpoints[i];
-
-		if (!resolve(&address, error))
-			return false;
-		if (i < nnodes && memcmp(&nodes[i].address, &address, sizeof(address)) == 0 && !changed)
-			continue;
-		redis_close(nodes[i].conn);
-		memset(&nodes[i], 0, sizeof(KeeperNode));
-		nodes[i].address = address;
-	}
-	nnodes = url.nendpoints;
-	if (changed)
-	{
-		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
-
-		if (url_text)
-			pfree(url_text);
-		url_text = pstrdup(setting_redis_url);
-		MemoryContextSwitchTo(old);
-	}
-	return true;
-}
-
-/* Copies what is known to shared memory, where backends find addresses and views find the rest. */
-static void
-publish_nodes(const char *error, bool armed)
-{
-	bool		moved = false;
-
-	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
-	moved = fence_shared->nnodes != nnodes;
-	fence_shared->nnodes = nnodes;
-	for (int i = 0; i < nnodes; i++)
-	{
-		FenceNode  *shared = &fence_shared->nodes[i];
-		KeeperNode	   *node = &nodes[i];
-
-		moved = moved || memcmp(&shared->address, &node->address, sizeof(node->address)) != 0;
-		shared->address = node->address;
-		shared->reachable = node->conn != NULL;
-		strlcpy(shared->role, node->hello.role, sizeof(shared->role));
-		strlcpy(shared->version, node->server, sizeof(shared->version));
-		strlcpy(shared->identity, node->hello.identity, IDENTITY_LEN);
-		strlcpy(shared->epoch, node->hello.epoch, EPOCH_LEN);
-		if (armed)
-			shared->lease_until = node->heard_at + lease_us();
-		strlcpy(shared->error, error ? error : "", REASON_LEN);
-	}
-	if (moved)
-		pg_atomic_fetch_add_u32(&fence_shared->nodes_serial, 1);
-	LWLockRelease(fence_shared->lock);
-}
-
-/* Connects if need be, makes sure of the library if `load`, and asks the process who it is. */
-static bool
-greet(KeeperNode *node, bool load, char *error)
-{
-	LibraryCall call = {.deadline = fence_clock() + timeout_us()};
-	bool		found = false;
-
-	if (node->conn == NULL || redis_error(node->conn))
-	{
-		redis_close(node->conn);
-		node->conn = redis_open(&node->address, &url, call.deadline, error, REASON_LEN);
-		if (node->conn == NULL)
-			return false;
-	}
-	call.conn = node->conn;
-	call.error[0] = '\0';
-	/* hello needs no writes, arming does: a node that refuses them must not cost a lease each time */
-	found = (!load || (library_ensure(&call) && library_probe_writes(&call) &&
-					   library_server_version(&call, node->server, sizeof(node->server)))) &&
-		library_hello(&call, &node->hello, &found) && found;
-	node->heard_at = fence_clock();
-	if (found && strcmp(node->hello.role, "master") != 0)
-	{
-		snprintf(call.error, REASON_LEN, "this Redis is a replica (role %s): its master is needed", node->hello.role);
-		found = false;
-	}
-	if (!found)
-	{
-		snprintf(error, REASON_LEN, "%s", call.error[0] ? call.error : "Redis has lost the function library");
-		if (redis_error(node->conn))
-		{
-			redis_close(node->conn);
-			node->conn = NULL;
-		}
-		return false;
-	}
-	return true;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -373,11 +204,11 @@ same_processes(FenceWord word)
 	fence_epoch_of(WORD_EPOCH(word), epoch);
 	if (WORD_EPOCH(word) == 0 || !fence_shared->epoch_armed)
 		return false;
-	for (int i = 0; i < nnodes; i++)
-		if (strcmp(fence_shared->nodes[i].armed_identity, nodes[i].hello.identity) != 0 ||
-			strcmp(nodes[i].hello.epoch, epoch) != 0)
+	for (int i = 0; i < topology_size; i++)
+		if (strcmp(fence_shared->nodes[i].armed_identity, topology_nodes[i].hello.identity) != 0 ||
+			strcmp(topology_nodes[i].hello.epoch, epoch) != 0)
 			return false;
-	return nnodes > 0;
+	return topology_size > 0;
 }
 
 /* CLOSED (again), with the reason; a reason that stands there already changes nothing. */
@@ -396,9 +227,9 @@ grant_and_open(FenceWord arming, bool new_epoch, const char *why)
 	char		epoch[EPOCH_LEN];
 
 	fence_epoch_of(WORD_EPOCH(arming), epoch);
-	for (int i = 0; i < nnodes; i++)
+	for (int i = 0; i < topology_size; i++)
 	{
-		KeeperNode	   *node = &nodes[i];
+		RedisNode  *node = &topology_nodes[i];
 		LibraryCall call = {.conn = node->conn, .deadline = fence_clock() + timeout_us()};
 		int64		until = node->hello.time_ms + setting_lease;
 		bool		ok;
@@ -413,7 +244,7 @@ grant_and_open(FenceWord arming, bool new_epoch, const char *why)
 		{
 			/* c2: an epoch that some process may have and another not is burnt */
 			fence_shared->epoch_armed = false;
-			publish_nodes(call.error, false);
+			topology_publish(call.error, false);
 			/* the bound was raised for nothing: writers get a while in CLOSED after it has passed */
 			stay_closed_until = pg_atomic_read_u64(&fence_shared->lease_bound) +
 				Min(FLAP_FIRST << Min(flaps, 10), FLAP_MOST);
@@ -424,7 +255,7 @@ grant_and_open(FenceWord arming, bool new_epoch, const char *why)
 		strlcpy(node->hello.epoch, epoch, EPOCH_LEN);
 	}
 	fence_shared->epoch_armed = true;
-	publish_nodes(NULL, true);
+	topology_publish(NULL, true);
 	if (new_epoch)
 	{
 		list_free(announced);
@@ -451,8 +282,8 @@ open_new_epoch(FenceWord arming)
 		return back_to_closed(arming, "waiting for transactions of the last epoch that are committing");
 	if (!fence_lease_bound_passed())
 		return back_to_closed(arming, "waiting until the leases of the last epoch are over");
-	for (int i = 0; i < nnodes; i++)
-		number = Max(number, (uint32) strtoul(nodes[i].hello.epoch, NULL, 10));
+	for (int i = 0; i < topology_size; i++)
+		number = Max(number, (uint32) strtoul(topology_nodes[i].hello.epoch, NULL, 10));
 	number++;
 	if (number > WORD_MAX_EPOCH)
 		return back_to_closed(arming, "epoch numbers are used up: choose another pgcache_fence.namespace");
@@ -476,14 +307,14 @@ open_new_epoch(FenceWord arming)
 
 	/* the durable write took a worker and perhaps long: read the clocks anew, and see that nobody was replaced [c2] */
 	pg_atomic_write_u64(&fence_shared->arming_until, (uint64) fence_clock() + lease_us());
-	for (int i = 0; i < nnodes; i++)
+	for (int i = 0; i < topology_size; i++)
 	{
 		char		before[IDENTITY_LEN];
 
-		strlcpy(before, nodes[i].hello.identity, IDENTITY_LEN);
-		if (!greet(&nodes[i], false, error))
+		strlcpy(before, topology_nodes[i].hello.identity, IDENTITY_LEN);
+		if (!topology_greet(&topology_nodes[i], false, error))
 			return back_to_closed(next, error);
-		if (strcmp(before, nodes[i].hello.identity) != 0)
+		if (strcmp(before, topology_nodes[i].hello.identity) != 0)
 			return back_to_closed(next, "a Redis process was replaced while fences were opened");
 	}
 	return grant_and_open(next, true, "a new epoch begins");
@@ -503,15 +334,15 @@ try_open(void)
 		return back_to_closed(closed, error);
 	if (databases == NIL)
 		return back_to_closed(closed, "no database that pgcache_fence.databases names has the extension");
-	if (!find_nodes(error))
+	if (!topology_find(error))
 		return back_to_closed(closed, error);
-	for (int i = 0; i < nnodes; i++)
-		if (!greet(&nodes[i], true, error))
+	for (int i = 0; i < topology_size; i++)
+		if (!topology_greet(&topology_nodes[i], true, error))
 		{
-			publish_nodes(error, false);
+			topology_publish(error, false);
 			return back_to_closed(closed, error);
 		}
-	publish_nodes(NULL, false);
+	topology_publish(NULL, false);
 
 	/* A longer lease than ever is durable before it is granted. */
 	if (setting_lease > fence_shared->longest_lease && !store_durably(fence_shared->last_epoch, error))
@@ -523,9 +354,9 @@ try_open(void)
 	if (!same_processes(closed) || pg_atomic_read_u32(&fence_shared->bypassed))
 	{
 		/* no need to keep writers waiting in ARMING for what only time can bring */
-		for (int i = 0; i < nnodes; i++)
+		for (int i = 0; i < topology_size; i++)
 		{
-			LibraryCall call = {.conn = nodes[i].conn, .deadline = fence_clock() + timeout_us()};
+			LibraryCall call = {.conn = topology_nodes[i].conn, .deadline = fence_clock() + timeout_us()};
 
 			(void) library_disarm(&call, GetWALInsertionTimeLine());
 		}
@@ -559,23 +390,23 @@ heartbeat(FenceWord word, char *error)
 
 	if (!fence_epoch_text(word, epoch))
 		return true;
-	if (url_text != NULL && strcmp(url_text, setting_redis_url) != 0)
+	if (topology_is_outdated())
 	{
 		strlcpy(error, "pgcache_fence.redis_url was changed", REASON_LEN);
 		return false;
 	}
 	/* after a restart of the keeper: what it must know; the processes that it armed are in shared memory */
-	if (!find_nodes(error) || !load_databases(error))
+	if (!topology_find(error) || !load_databases(error))
 		return false;
 	if (setting_lease > fence_shared->longest_lease && !store_durably(fence_shared->last_epoch, error))
 		return false;
-	for (int i = 0; i < nnodes; i++)
+	for (int i = 0; i < topology_size; i++)
 	{
-		KeeperNode	   *node = &nodes[i];
+		RedisNode  *node = &topology_nodes[i];
 		LibraryCall call = {.deadline = fence_clock() + timeout_us()};
 
 		/* a connection that broke may be opened again at once; a process that is not the one armed may not */
-		if (!greet(node, false, error) && (node->conn != NULL || !greet(node, false, error)))
+		if (!topology_greet(node, false, error) && (node->conn != NULL || !topology_greet(node, false, error)))
 			return false;
 		if (strcmp(node->hello.identity, fence_shared->nodes[i].armed_identity) != 0 || strcmp(node->hello.epoch, epoch) != 0)
 		{
@@ -592,7 +423,7 @@ heartbeat(FenceWord word, char *error)
 			return false;
 		}
 	}
-	publish_nodes(NULL, true);
+	topology_publish(NULL, true);
 	return true;
 }
 
@@ -671,8 +502,8 @@ keeper_step(void)
 			announce(word);
 			return lease_us() / 4;
 		}
-		publish_nodes(error, false);
-		drop_connections();
+		topology_publish(error, false);
+		topology_disconnect();
 		fence_word_change(word, FENCE_CLOSED, WORD_EPOCH(word), error);
 		return 0;
 	}
