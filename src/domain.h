@@ -166,6 +166,9 @@ extern KeyEquality domain_key_equality(Relation rel, Oid index, AttrNumber attnu
 extern Oid	domain_key_index(Relation rel, int nkeys, const AttrNumber *attnums,
 							 const char **unfit, char **unfit_name);
 
+/* A plain btree index whose first columns are the key's, in any order; InvalidOid if there is none. For groups. */
+extern Oid	domain_group_index(Relation rel, int nkeys, const AttrNumber *attnums);
+
 /* Called once at load: invalidation callbacks. And at the end of each top-level transaction: frees dead domains. */
 extern void domain_init(void);
 extern void domain_at_transaction_end(void);
