@@ -112,6 +112,13 @@ CALL seed();
 SELECT * FROM look();
 SELECT * FROM anomalies() AS (relation text, count bigint);
 
+-- more new groups in one transaction than there are locks in the server
+CREATE TABLE wide (id int PRIMARY KEY, part int);
+SELECT fence.attach('wide', key => '{part}', scope => 'group');
+INSERT INTO wide SELECT i, i FROM generate_series(1, 20000) i;
+SELECT count(*), min(version), max(version) FROM fence.tombstone t JOIN fence.domain d ON d.id = t.domain_id WHERE d.name = 'groups.wide';
+SELECT fence.detach('wide');
+
 -- rows without a key belong to no group
 CREATE TABLE item (id int PRIMARY KEY, orders int, what text);
 SELECT fence.attach('item', key => '{orders}', scope => 'group', columns => '{id,what}');

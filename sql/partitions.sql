@@ -104,6 +104,7 @@ SELECT fence.read('parts.m', '3', '2026-01-15');
 ALTER TABLE m DROP town;
 
 -- what cannot be
+ALTER TABLE m DETACH PARTITION m2 CONCURRENTLY;
 SELECT fence.attach('m1');
 ALTER TABLE m3a DISABLE TRIGGER ALL;
 DROP TRIGGER zzz_pgcache_fence_after ON m3a;

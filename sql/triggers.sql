@@ -302,6 +302,18 @@ ALTER TABLE friend ALTER version TYPE int;
 ALTER TABLE friend ALTER id TYPE bigint;
 ALTER TABLE item SET UNLOGGED;
 ALTER TABLE item DISABLE TRIGGER ALL;
+ALTER TRIGGER zzz_pgcache_fence_after ON item RENAME TO mine;
+CREATE TABLE heir () INHERITS (item);
+CREATE TABLE heir (LIKE item);
+ALTER TABLE heir INHERIT item;
+DROP TABLE heir;
+-- what values of a type look like, in whatever rows they are
+CALL seed();
+CREATE TYPE mood AS ENUM ('a', 'b');
+ALTER TYPE mood ADD VALUE 'c';
+SELECT * FROM look();
+ALTER TYPE mood RENAME VALUE 'a' TO 'z';
+SELECT * FROM look();
 -- the same rows elsewhere
 CALL seed();
 VACUUM FULL item;

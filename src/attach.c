@@ -28,6 +28,8 @@
 #include "catalog/pg_attribute.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_constraint.h"
+#include "catalog/pg_depend.h"
+#include "catalog/pg_index.h"
 #include "catalog/pg_language.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_trigger.h"
@@ -245,16 +247,54 @@ create_trigger(Oid relid, const char *trigger, const char *timing, const char *l
 	return get_trigger_oid(relid, trigger, false);
 }
 
+/* Records that the one depends on the other, unless that is on record. */
+static void
+depend(const ObjectAddress *object, const ObjectAddress *on, DependencyType type)
+{
+	Relation	catalog = table_open(DependRelationId, AccessShareLock);
+	bool		found = false;
+	ScanKeyData keys[2];
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	ScanKeyInit(&keys[0], Anum_pg_depend_classid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(object->classId));
+	ScanKeyInit(&keys[1], Anum_pg_depend_objid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(object->objectId));
+	scan = systable_beginscan(catalog, DependDependerIndexId, true, NULL, 2, keys);
+	while (!found && HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		Form_pg_depend form = (Form_pg_depend) GETSTRUCT(tuple);
+
+		found = form->refclassid == on->classId && form->refobjid == on->objectId &&
+			form->refobjsubid == on->objectSubId;
+	}
+	systable_endscan(scan);
+	table_close(catalog, AccessShareLock);
+	if (!found)
+		recordDependencyOn(object, on, type);
+}
+
 static void
 depend_on_column(const ObjectAddress *trigger, Oid relid, AttrNumber attnum)
 {
 	ObjectAddress column;
 
 	ObjectAddressSubSet(column, RelationRelationId, relid, attnum);
-	recordDependencyOn(trigger, &column, DEPENDENCY_NORMAL);
+	depend(trigger, &column, DEPENDENCY_NORMAL);
 }
 
-/* Lets the master's end be that of the others, and guards what the attachment rests on. */
+/* The other trigger, if there is one, goes with the master, and not without it. */
+static void
+bind_to_master(const ObjectAddress *master, Oid other)
+{
+	ObjectAddress address;
+
+	if (!OidIsValid(other))
+		return;
+	ObjectAddressSet(address, TriggerRelationId, other);
+	depend(&address, master, DEPENDENCY_INTERNAL);
+}
+
+/* Lets the master's end be that of the others, and guards what the attachment rests on. What is on record stays. */
 static void
 record_dependencies(const AttachRequest *request, Oid master, Oid other, Oid another)
 {
@@ -274,19 +314,10 @@ record_dependencies(const AttachRequest *request, Oid master, Oid other, Oid ano
 			ObjectAddressSet(address, ConstraintRelationId, constraint);
 		else
 			ObjectAddressSet(address, RelationRelationId, request->key_index);
-		recordDependencyOn(&trigger, &address, DEPENDENCY_NORMAL);
+		depend(&trigger, &address, DEPENDENCY_NORMAL);
 	}
-
-	if (OidIsValid(other))
-	{
-		ObjectAddressSet(address, TriggerRelationId, other);
-		recordDependencyOn(&address, &trigger, DEPENDENCY_INTERNAL);
-	}
-	if (OidIsValid(another))
-	{
-		ObjectAddressSet(address, TriggerRelationId, another);
-		recordDependencyOn(&address, &trigger, DEPENDENCY_INTERNAL);
-	}
+	bind_to_master(&trigger, other);
+	bind_to_master(&trigger, another);
 }
 
 static void
@@ -598,6 +629,90 @@ partition_changed(Oid root_trigger)
 		table_changed(relid, 0);
 }
 
+/*
+ * The unique index on exactly the key columns, not necessarily valid yet. Unlike domain_key_index it opens none: a
+ * parallel restore attaches indexes of partitions meanwhile, and that locks index and table in the other order.
+ */
+static Oid
+restored_key_index(const AttachRequest *request, Relation rel)
+{
+	int			nkeys = list_length(request->row.key_columns);
+	Bitmapset  *wanted = NULL;
+	Oid			found = InvalidOid;
+	ListCell   *lc;
+
+	for (int i = 0; i < nkeys; i++)
+		wanted = bms_add_member(wanted, request->key_attnums[i]);
+	foreach(lc, RelationGetIndexList(rel))
+	{
+		HeapTuple	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(lfirst_oid(lc)));
+		Form_pg_index form;
+		Bitmapset  *indexed = NULL;
+
+		if (!HeapTupleIsValid(tuple))
+			continue;
+		form = (Form_pg_index) GETSTRUCT(tuple);
+		for (int i = 0; i < form->indnkeyatts; i++)
+			indexed = bms_add_member(indexed, Max(form->indkey.values[i], 0));
+		if (form->indisunique && form->indimmediate && form->indnkeyatts == nkeys && bms_equal(wanted, indexed) &&
+			heap_attisnull(tuple, Anum_pg_index_indpred, NULL))
+			found = lfirst_oid(lc);
+		ReleaseSysCache(tuple);
+		if (OidIsValid(found))
+			break;
+	}
+	return found;
+}
+
+/*
+ * A dump carries fence.domain and the triggers, but neither what they depend on nor a word to the keeper: both follow
+ * when a restore enables the triggers, which it does one by one. Within fence.attach there is no row yet.
+ */
+static void
+trigger_restored(Oid relid)
+{
+	DomainRow  *row = domain_row_by_relation(relid);
+	Oid			after = get_trigger_oid(relid, TRIGGER_AFTER, true);
+	Oid			truncate = get_trigger_oid(relid, TRIGGER_TRUNCATE, true);
+	AttachRequest request = {0};
+	int			n = 0;
+	ListCell   *lc;
+	Relation	rel;
+
+	if (row == NULL)
+		return;
+	ledger_catalog_changed();
+	request.row = *row;
+	request.key_attnums = palloc(sizeof(AttrNumber) * Max(list_length(row->key_columns), 1));
+	foreach(lc, row->key_columns)
+	{
+		AttrNumber	attnum = get_attnum(relid, lfirst(lc));
+
+		if (attnum == InvalidAttrNumber)
+			return;				/* broken: the first write says how */
+		request.key_attnums[n++] = attnum;
+	}
+	request.version_attnum = row->version_column ? get_attnum(relid, row->version_column) : InvalidAttrNumber;
+	rel = relation_open(relid, NoLock);
+	if (strcmp(row->scope, "group") != 0)
+		request.key_index = restored_key_index(&request, rel);
+	relation_close(rel, NoLock);
+	if (OidIsValid(after))
+		record_dependencies(&request, after, truncate, get_trigger_oid(relid, TRIGGER_BEFORE, true));
+	else if (OidIsValid(truncate) && strcmp(row->scope, "manual") == 0)
+		record_dependencies(&request, truncate, InvalidOid, InvalidOid);
+}
+
+static void
+refuse_alter(const char *table, const char *what, const char *detail, const char *hint)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+			 errmsg("%s is not possible for table \"%s\" because it is fenced", what, table),
+			 errdetail("%s", detail),
+			 errhint("%s", hint)));
+}
+
 /* A trigger was made or altered, as this command wrote it. Ours must always fire; a partition's tells that it came. */
 static void
 trigger_changed(Oid trigger, bool created)
@@ -607,8 +722,16 @@ trigger_changed(Oid trigger, bool created)
 	Form_pg_trigger form = HeapTupleIsValid(tuple) ? (Form_pg_trigger) GETSTRUCT(tuple) : NULL;
 
 	table_close(catalog, AccessShareLock);
-	if (form == NULL || !is_ours(form))
+	if (form == NULL || role_of_function(form->tgfoid) == ROLE_NONE)
 		return;
+	if (!is_ours(form))
+	{
+		/* its name makes it fire last, and tells ours from others */
+		if (!created && domain_row_covering(form->tgrelid) != NULL)
+			refuse_alter(get_rel_name(form->tgrelid), "renaming its triggers", "The triggers of a fenced table keep their names.",
+						 "Use fence.detach first.");
+		return;
+	}
 	if (created && OidIsValid(form->tgparentid))
 		partition_changed(form->tgparentid);
 	else if (!created && form->tgenabled != TRIGGER_FIRES_ALWAYS)
@@ -618,27 +741,78 @@ trigger_changed(Oid trigger, bool created)
 						NameStr(form->tgname), get_rel_name(form->tgrelid)),
 				 errdetail("Without it readers would be served values that were replaced."),
 				 errhint("Name the triggers that you want to disable, or use fence.detach first.")));
+	else if (!created && !OidIsValid(form->tgparentid))
+		trigger_restored(form->tgrelid);
 }
 
-void
-attach_check_alter(AlterTableStmt *stmt)
+static bool
+is_covered(RangeVar *name)
 {
+	Oid			relid = RangeVarGetRelid(name, NoLock, true);
+
+	return OidIsValid(relid) && domain_row_covering(relid) != NULL;
+}
+
+/* Another table's rows would be read, and changed, through the fenced one, without its triggers. */
+static void
+refuse_inheritance(const char *table)
+{
+	refuse_alter(table, "inheritance", "Rows of a child are changed through its parent without the parent's triggers.",
+				 "Use a partitioned table, or fence.detach first.");
+}
+
+static void
+check_alter_table(AlterTableStmt *stmt)
+{
+	const char *table = stmt->relation->relname;
 	ListCell   *lc;
 
 	foreach(lc, stmt->cmds)
 	{
-		Oid			relid;
+		AlterTableCmd *cmd = lfirst(lc);
 
-		if (((AlterTableCmd *) lfirst(lc))->subtype != AT_SetUnLogged)
-			continue;
-		relid = RangeVarGetRelid(stmt->relation, NoLock, true);
-		if (OidIsValid(relid) && domain_row_covering(relid) != NULL)
-			ereport(ERROR,
-					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-					 errmsg("cannot make table \"%s\" unlogged because it is fenced", stmt->relation->relname),
-					 errdetail("Its rows would vanish in a crash, while their versions live on in Redis and in tombstones."),
-					 errhint("Use fence.detach first.")));
+		if (cmd->subtype == AT_SetUnLogged && is_covered(stmt->relation))
+			refuse_alter(table, "SET UNLOGGED",
+						 "Its rows would vanish in a crash, while their versions live on in Redis and in tombstones.",
+						 "Use fence.detach first.");
+		else if (cmd->subtype == AT_DetachPartition && ((PartitionCmd *) cmd->def)->concurrent &&
+				 is_covered(stmt->relation))
+			refuse_alter(table, "DETACH PARTITION CONCURRENTLY",
+						 "Its rows are gone in the first of two transactions, its triggers in the second.",
+						 "Use DETACH PARTITION without CONCURRENTLY.");
+		else if (cmd->subtype == AT_AddInherit &&
+				 (is_covered(stmt->relation) || is_covered((RangeVar *) cmd->def)))
+			refuse_inheritance(table);
 	}
+}
+
+/* What values of a type look like has changed, in whatever rows they are: rare enough to reserve every domain. */
+static void
+all_domains_changed(void)
+{
+	ListCell   *lc;
+
+	foreach(lc, domain_rows())
+		domain_changed(lfirst(lc));
+}
+
+void
+attach_check_utility(Node *stmt)
+{
+	ListCell   *lc;
+
+	if (IsA(stmt, AlterTableStmt) && ((AlterTableStmt *) stmt)->objtype == OBJECT_TYPE)
+		all_domains_changed();
+	else if (IsA(stmt, AlterTableStmt))
+		check_alter_table((AlterTableStmt *) stmt);
+	else if (IsA(stmt, AlterEnumStmt) && ((AlterEnumStmt *) stmt)->oldVal != NULL)
+		all_domains_changed();
+	else if (IsA(stmt, RenameStmt) && ((RenameStmt *) stmt)->renameType == OBJECT_ATTRIBUTE)
+		all_domains_changed();
+	else if (IsA(stmt, CreateStmt) && ((CreateStmt *) stmt)->partbound == NULL)
+		foreach(lc, ((CreateStmt *) stmt)->inhRelations)
+			if (is_covered(lfirst(lc)))
+				refuse_inheritance(((RangeVar *) lfirst(lc))->relname);
 }
 
 static void

@@ -408,25 +408,46 @@ in_flight(const Reservation *r, FenceWord word)
 	return connection && r->sent == r->applied && r->sent_word == word && r->sent_serial == redis_serial(connection);
 }
 
-/* Sends what is neither acknowledged nor on its way. False: the connection failed. */
+/* Sends it if it is neither acknowledged nor on its way. False: the connection failed. */
 static bool
-send_missing(FenceWord word, const char *epoch)
+send_if_missing(Reservation *r, FenceWord word, const char *epoch)
 {
-	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
-	{
-		if (r->applied == NO_VERSION || granted(r, word) || in_flight(r, word))
-			continue;
-		if (connection_for(r->name) == NULL || !send_reserve(r, r->applied, word, epoch))
-			return false;
-		while (requests_used >= MAX_OUTSTANDING)
-		{
-			bool		ok;
+	bool		ok = true;
 
-			wait_for_reply(&ok);
-			if (!ok)
-				return false;
-		}
+	if (r->applied == NO_VERSION || granted(r, word) || in_flight(r, word))
+		return true;
+	if (connection_for(r->name) == NULL || !send_reserve(r, r->applied, word, epoch))
+		return false;
+	while (ok && requests_used >= MAX_OUTSTANDING)
+		wait_for_reply(&ok);
+	return ok;
+}
+
+/* Waits for the answer to what was sent. */
+static ReserveOutcome
+await_reservation(Reservation *r, FenceWord word)
+{
+	bool		ok = true;
+
+	if (r->applied == NO_VERSION)
+		return RESERVE_GRANTED;
+	while (ok && !granted(r, word) && r->ahead == NO_VERSION && in_flight(r, word))
+		wait_for_reply(&ok);
+	if (granted(r, word))
+		return RESERVE_GRANTED;
+	return in_flight(r, word) && r->ahead != NO_VERSION ? RESERVE_AHEAD : RESERVE_FAILED;
+}
+
+/* The epoch's text, and the replies that are here already. False: the word is another one now. */
+static bool
+begin_reserving(FenceWord word, char epoch[EPOCH_LEN])
+{
+	if (!fence_epoch_text(word, epoch))
+	{
+		strlcpy(problem, "the epoch changed", sizeof(problem));
+		return false;
 	}
+	take_arrived_replies();
 	return true;
 }
 
@@ -434,32 +455,31 @@ ReserveOutcome
 coordinator_reserve_all(FenceWord word, Reservation **ahead)
 {
 	char		epoch[EPOCH_LEN];
-	bool		ok = true;
 
-	if (!fence_epoch_text(word, epoch))
-	{
-		strlcpy(problem, "the epoch changed", sizeof(problem));
-		return RESERVE_FAILED;
-	}
-	take_arrived_replies();
-	if (!send_missing(word, epoch))
+	if (!begin_reserving(word, epoch))
 		return RESERVE_FAILED;
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
+		if (!send_if_missing(r, word, epoch))
+			return RESERVE_FAILED;
+	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
-		if (r->applied == NO_VERSION)
-			continue;
-		while (ok && !granted(r, word) && r->ahead == NO_VERSION && in_flight(r, word))
-			wait_for_reply(&ok);
-		if (granted(r, word))
-			continue;
-		if (in_flight(r, word) && r->ahead != NO_VERSION)
-		{
-			*ahead = r;
-			return RESERVE_AHEAD;
-		}
-		return RESERVE_FAILED;
+		ReserveOutcome outcome = await_reservation(r, word);
+
+		*ahead = r;
+		if (outcome != RESERVE_GRANTED)
+			return outcome;
 	}
 	return RESERVE_GRANTED;
+}
+
+ReserveOutcome
+coordinator_reserve_one(FenceWord word, Reservation *r)
+{
+	char		epoch[EPOCH_LEN];
+
+	if (!begin_reserving(word, epoch) || !send_if_missing(r, word, epoch))
+		return RESERVE_FAILED;
+	return await_reservation(r, word);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------

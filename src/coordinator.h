@@ -33,6 +33,9 @@ typedef enum ReserveOutcome
  */
 extern ReserveOutcome coordinator_reserve_all(FenceWord word, Reservation **ahead);
 
+/* The same for one reservation, whatever else the ledger holds. */
+extern ReserveOutcome coordinator_reserve_one(FenceWord word, Reservation *reservation);
+
 /* Why the last call failed, for people. */
 extern const char *coordinator_problem(void);
 

@@ -176,8 +176,8 @@ extern void domain_at_transaction_end(void);
 /* attach.c, called once at load: whatever drops a trigger of ours ends its domain. */
 extern void attach_install_hooks(void);
 
-/* attach.c: refuses what ALTER TABLE must not do to a fenced table and no hook would see in time. */
-extern void attach_check_alter(AlterTableStmt *stmt);
+/* attach.c: refuses or reserves what a utility statement does to fenced tables and the object access hook does not see. */
+extern void attach_check_utility(Node *stmt);
 
 /* Whether PostgreSQL knows the versions of the domain's keys: in a version column, or in the groups' own rows. */
 extern bool domain_has_versions(const Domain *domain);

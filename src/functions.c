@@ -447,7 +447,6 @@ fence_begin_write(PG_FUNCTION_ARGS)
 	int64		observed;
 	char	   *fence;
 	Reservation *r;
-	Reservation *ahead = NULL;
 
 	require_manual(domain);
 	if (PG_ARGISNULL(1))
@@ -472,7 +471,7 @@ fence_begin_write(PG_FUNCTION_ARGS)
 	{
 		FenceWord	word = fence_word_expire();
 
-		if (WORD_STATE(word) != FENCE_OPEN || coordinator_reserve_all(word, &ahead) != RESERVE_AHEAD || ahead != r)
+		if (WORD_STATE(word) != FENCE_OPEN || coordinator_reserve_one(word, r) != RESERVE_AHEAD)
 			break;
 		r->wanted = fence_version_after(domain, r->ahead);
 		ledger_apply(r, r->wanted);

@@ -29,5 +29,7 @@ _PG_init(void)
 	domain_init();
 	attach_install_hooks();
 	transaction_install();
-	worker_install();
+	/* pg_upgrade runs both clusters for a moment: neither may arm anything */
+	if (!IsBinaryUpgrade)
+		worker_install();
 }

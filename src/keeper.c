@@ -43,6 +43,7 @@ static List *announced = NIL;	/* Oids of databases whose domains were announced 
 static uint32 catalog_seen = 0; /* when databases was made */
 static bool announce_again = true;	/* whatever was announced before */
 static uint32 announce_seen = 0;	/* value of catalog_serial at the last announcement */
+static bool announcing = false; /* the job is, or was last, an announcement whose end was not looked at yet */
 static bool job_slots_exhausted = false;
 static int64 databases_next = 0;
 
@@ -80,8 +81,9 @@ run_job(FenceJob *job, char *error)
 {
 	int64		deadline = fence_clock() + Max(lease_us(), INT64CONST(5000000));
 
-	if (job_abandon())
+	if (job_abandon() || announcing)
 		announce_again = true;
+	announcing = false;
 	job->done = false;
 	job_slots_exhausted = !job_start(job);
 	if (job_slots_exhausted)
@@ -150,6 +152,7 @@ load_databases(char *error)
 			/* one database that cannot be read is no reason to serve none */
 			ereport(LOG, (errmsg("pgcache_fence: database %u is passed over: %s", job.database, error)));
 			unknown = true;
+			databases_next = fence_clock() + DATABASES_AGAIN;
 			continue;
 		}
 		if (!job.extension)
@@ -427,21 +430,47 @@ heartbeat(FenceWord word, char *error)
 	return true;
 }
 
+/*
+ * What became of the last announcement. An attachment that Redis takes for ended, twice in a row (once may be a detach
+ * under way), has come back from a dump under its old id: only another epoch forgets that it ended.
+ */
+static void
+announcement_ended(FenceWord word)
+{
+	FenceJob   *job = &fence_shared->job;	/* the worker is gone: nobody writes it */
+	static int	refused_before = 0;
+
+	announcing = false;
+	if (job->kind != JOB_ANNOUNCE || !job->done || job->epoch_number != WORD_EPOCH(word))
+	{
+		databases_next = Min(databases_next, fence_clock() + DATABASES_AGAIN);
+		return;
+	}
+	remember(&announced, job->database);
+	if (job->refused > 0 && refused_before > 0)
+	{
+		refused_before = 0;
+		fence_shared->epoch_armed = false;
+		fence_word_change(word, FENCE_CLOSED, WORD_EPOCH(word),
+						  "an attachment came back under an id that had ended (a restored dump): another epoch is needed");
+		return;
+	}
+	refused_before = job->refused;
+	if (job->refused > 0)
+		announce_again = true;
+}
+
 /* Lets workers announce the attached domains of each database, one after the other, beside the heartbeats. */
 static void
 announce(FenceWord word)
 {
-	static bool started = false;
 	uint32		serial = pg_atomic_read_u32(&fence_shared->catalog_serial);
 	FenceJob	job = {.kind = JOB_ANNOUNCE, .epoch_number = WORD_EPOCH(word), .longest_lease = fence_shared->longest_lease};
 
 	if (job_running())
 		return;
-	if (started && fence_shared->job.done)
-		remember(&announced, fence_shared->job.database);
-	else if (started)
-		databases_next = Min(databases_next, fence_clock() + DATABASES_AGAIN);
-	started = false;
+	if (announcing)
+		announcement_ended(word);
 	if (announce_queue == NIL && (announce_again || serial != announce_seen || fence_clock() > databases_next))
 	{
 		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
@@ -458,8 +487,8 @@ announce(FenceWord word)
 	job.database = linitial_oid(announce_queue);
 	announce_queue = list_delete_first(announce_queue);
 	job.first_in_epoch = !list_member_oid(announced, job.database);
-	started = job_start(&job);
-	if (!started)
+	announcing = job_start(&job);
+	if (!announcing)
 		databases_next = fence_clock() + DATABASES_AGAIN;
 }
 
@@ -482,6 +511,7 @@ note_flap(void)
 	flaps++;
 	opened_at = 0;
 	(void) job_abandon();
+	announcing = false;
 	list_free(announce_queue);
 	announce_queue = NIL;
 }

@@ -207,6 +207,8 @@ ledger_apply_domain(const Domain *domain)
 {
 	Reservation *r = ledger_reservation(RESERVE_DOMAIN, domain->wire_name, domain);
 
+	/* also where the name belonged to another attachment when it was first reserved in this transaction */
+	count_of(domain->id)->whole = true;
 	r->wanted = WHOLE_DOMAIN;
 	ledger_apply(r, WHOLE_DOMAIN);
 	return r;

@@ -69,6 +69,7 @@ typedef struct FenceJob
 	char		epoch[EPOCH_LEN];
 	uint32		epoch_number;
 	int			longest_lease;	/* ms; as stored, or to be stored */
+	int			refused;		/* announce: attachments that Redis takes for ended */
 	bool		first_in_epoch; /* announce: transactions prepared before the epoch are to be reserved first */
 
 	bool		done;			/* false: the worker failed or is at it */

@@ -18,7 +18,8 @@
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/indexing.h"
-#include "common/hashfn.h"
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
 #include "executor/tuptable.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
@@ -204,22 +205,57 @@ tombstone_set(int64 domain_id, const char *key, int64 version)
 	table_close(table, NoLock);
 }
 
+/*
+ * Makes the row of a group that never changed, at version 0. If somebody else is making it, waits in the unique index
+ * for the end of his transaction: no lock besides the row's, however many groups there are.
+ */
+static void
+make_group_row(Relation table, int64 domain_id, const char *key)
+{
+	static SPIPlanPtr plan = NULL;
+	Oid			types[] = {INT8OID, TEXTOID};
+	Datum		values[] = {Int64GetDatum(domain_id), CStringGetTextDatum(key)};
+	Oid			user;
+	int			context;
+
+	/* whoever fires the trigger has no privilege here */
+	GetUserIdAndSecContext(&user, &context);
+	SetUserIdAndSecContext(table->rd_rel->relowner, context | SECURITY_LOCAL_USERID_CHANGE);
+	SPI_connect();
+	if (plan == NULL)
+	{
+		plan = SPI_prepare("INSERT INTO fence.tombstone (domain_id, key, version, removed_at)"
+						   " VALUES ($1, $2, 0, 'infinity') ON CONFLICT (domain_id, key) DO NOTHING", 2, types);
+		if (plan == NULL || SPI_keepplan(plan) != 0)
+			elog(ERROR, "could not prepare the insertion into fence.tombstone");
+	}
+	if (SPI_execute_plan(plan, values, NULL, false, 0) != SPI_OK_INSERT)
+		elog(ERROR, "could not insert into fence.tombstone");
+	SPI_finish();
+	SetUserIdAndSecContext(user, context);
+	written_in = GetCurrentCommandId(false);
+}
+
 /* One look at the group's row. 1: done, 0: changed in between, look again, -1: there is no row. */
 static int
 try_advance(Relation table, Snapshot snapshot, SysScanDesc scan, Datum *values, int64 *observed, bool *advanced)
 {
 	HeapTuple	old = systable_getnext(scan);
+	bool		own;
 	int64		version;
 
 	if (!HeapTupleIsValid(old))
 		return -1;
 	version = version_of(table, old, TOMBSTONE_VERSION);
-	*advanced = !TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmin(old->t_data));
+	own = TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmin(old->t_data));
+	/* version 0 was only made, not advanced to */
+	*advanced = !own || version == 0;
 	if (*advanced)
 	{
 		if (!lock_row(table, old, snapshot))
 			return 0;
-		*observed = version++;
+		*observed = own ? NO_VERSION : version;
+		version++;
 		values[TOMBSTONE_VERSION - 1] = Int64GetDatum(version);
 		write_row(table, old, values);
 	}
@@ -232,7 +268,6 @@ tombstone_advance(int64 domain_id, const char *key, int64 *observed, bool *advan
 {
 	Relation	table = fence_table_open("tombstone", RowExclusiveLock);
 	Datum		values[TOMBSTONE_COLUMNS];
-	bool		locked = false;
 	int			outcome = 0;
 
 	*observed = NO_VERSION;
@@ -251,20 +286,8 @@ tombstone_advance(int64 domain_id, const char *key, int64 *observed, bool *advan
 		outcome = try_advance(table, snapshot, scan, values, observed, advanced);
 		systable_endscan(scan);
 		UnregisterSnapshot(snapshot);
-		if (outcome == -1 && locked)
-		{
-			values[TOMBSTONE_VERSION - 1] = Int64GetDatum(1);
-			write_row(table, NULL, values);
-			*advanced = true;
-			outcome = 1;
-		}
-		else if (outcome == -1)
-		{
-			/* two that make the row would collide in the index: the second one waits, and looks again */
-			LockDatabaseObject(RelationGetRelid(table), (Oid) domain_id,
-							   (uint16) hash_bytes((const unsigned char *) key, strlen(key)), ExclusiveLock);
-			locked = true;
-		}
+		if (outcome == -1)
+			make_group_row(table, domain_id, key);
 	}
 	table_close(table, NoLock);
 	return DatumGetInt64(values[TOMBSTONE_VERSION - 1]);

@@ -327,8 +327,7 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only, Proce
 	bool		ends_prepared = IsA(stmt, TransactionStmt) &&
 		(stmt->kind == TRANS_STMT_COMMIT_PREPARED || stmt->kind == TRANS_STMT_ROLLBACK_PREPARED);
 
-	if (IsA(stmt, AlterTableStmt))
-		attach_check_alter((AlterTableStmt *) stmt);
+	attach_check_utility(statement->utilityStmt);
 	if (previous_utility)
 		previous_utility(statement, query, read_only, context, params, environment, dest, completion);
 	else

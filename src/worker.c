@@ -250,8 +250,11 @@ reserve_for_prepared(LibraryCall *call, const char *epoch)
 {
 	if (SPI_execute("SELECT DISTINCT d.name, p.transaction::text::bigint"
 					"  FROM pg_prepared_xacts p"
-					"  JOIN pg_locks l ON l.virtualtransaction = '-1/' || p.transaction::text"
-					"  JOIN fence.domain d ON d.relation = coalesce(pg_partition_root(l.relation), l.relation)"
+	/* whose locks they are: those that share the virtual transaction with the lock of the xid itself */
+					"  JOIN pg_locks x ON x.locktype = 'transactionid' AND x.transactionid = p.transaction AND x.pid IS NULL"
+					"  JOIN pg_locks l ON l.pid IS NULL AND l.virtualtransaction = x.virtualtransaction"
+					"  JOIN fence.domain d ON d.relation = l.relation"
+					"    OR d.relation IN (SELECT relid FROM pg_partition_ancestors(l.relation))"
 					" WHERE l.locktype = 'relation' AND p.database = current_database()"
 					"   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 					"   AND l.mode NOT IN ('AccessShareLock', 'RowShareLock')", true, 0) != SPI_OK_SELECT)
@@ -292,7 +295,7 @@ announce_domains(FenceJob *job)
 	{
 		call.conn = redis_open(&nodes[i].address, &url, call.deadline, call.error, REASON_LEN);
 		if (call.conn == NULL || (job->first_in_epoch && !reserve_for_prepared(&call, job->epoch)) ||
-			!library_announce(&call, job->epoch, domains))
+			!library_announce(&call, job->epoch, domains, &job->refused))
 			ereport(ERROR,
 					(errcode(ERRCODE_CONNECTION_FAILURE),
 					 errmsg("could not announce the fenced tables to Redis: %s", call.error)));

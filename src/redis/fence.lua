@@ -225,11 +225,14 @@ local function hello(_, args)
   return reply
 end
 
+-- False: that attachment is taken for ended.
 local function attach_domain(space, name, id)
   local d = domain_of(space, name)
-  if id <= d.ended or (d.id and id <= d.id) then return end
+  if id <= d.ended then return false end
+  if d.id and id <= d.id then return true end
   if d.id then new_gen(space, d) end   -- another attachment of the name: nothing of the former one is trusted
   d.id = id
+  return true
 end
 
 -- Records a reservation of a whole domain. ended: the attachment that ends if it is committed, 0 if none.
@@ -324,7 +327,8 @@ local function disarm(_, args)
   return { 'disarmed' }
 end
 
--- announce <namespace> <epoch> (<domain> <id>)...: these attachments are committed; readers may be answered.
+-- announce <namespace> <epoch> (<domain> <id>)... -> announced refused | unarmed
+-- These attachments are committed; readers may be answered. refused: how many are taken for ended, and stay so.
 local function announce(_, args)
   if #args < 2 or #args % 2 ~= 0 then return bad('fence_announce', 'expected namespace, epoch and pairs') end
   for i = 3, #args, 2 do
@@ -334,8 +338,11 @@ local function announce(_, args)
   end
   local space = in_epoch(args[1], args[2], false)
   if not space then return { 'unarmed' } end
-  for i = 3, #args, 2 do attach_domain(space, args[i], whole(args[i + 1])) end
-  return { 'announced' }
+  local refused = 0
+  for i = 3, #args, 2 do
+    if not attach_domain(space, args[i], whole(args[i + 1])) then refused = refused + 1 end
+  end
+  return { 'announced', tostring(refused) }
 end
 
 -- ---------------------------------------------------------------------------------------------------------------

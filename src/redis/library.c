@@ -338,19 +338,24 @@ library_disarm(LibraryCall *call, uint32 timeline)
 }
 
 bool
-library_announce(LibraryCall *call, const char *epoch, List *domains)
+library_announce(LibraryCall *call, const char *epoch, List *domains, int *refused)
 {
 	ListCell   *cell;
 	bool		ok = true;
 
+	*refused = 0;
 	foreach(cell, domains)
 	{
 		DomainRef  *domain = lfirst(cell);
 		char		id[24];
 		const char *argv[] = {"FCALL", "fence_announce", "0", setting_namespace, epoch, domain->wire_name, id};
+		redisReply *reply;
 
 		pg_lltoa(domain->id, id);
-		ok = expect(call, library_call(call, lengthof(argv), argv), "announced") && ok;
+		reply = library_call(call, lengthof(argv), argv);
+		if (reply && element(reply, 1) && strcmp(element(reply, 1), "0") != 0)
+			(*refused)++;
+		ok = expect(call, reply, "announced") && ok;
 	}
 	return ok;
 }

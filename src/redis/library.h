@@ -50,8 +50,8 @@ extern bool library_arm(LibraryCall *call, const char *identity, const char *epo
 extern bool library_renew(LibraryCall *call, const char *identity, const char *epoch, int64 until);
 extern bool library_disarm(LibraryCall *call, uint32 timeline);
 
-/* domains: a List of DomainRef. */
-extern bool library_announce(LibraryCall *call, const char *epoch, List *domains);
+/* domains: a List of DomainRef. *refused counts those that Redis takes for attachments that have ended. */
+extern bool library_announce(LibraryCall *call, const char *epoch, List *domains, int *refused);
 
 /* Reserves a whole domain for a transaction other than the present one. */
 extern bool library_domain_reserve(LibraryCall *call, const char *epoch, const char *wire_name, const char *stamp);

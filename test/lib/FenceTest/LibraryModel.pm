@@ -281,7 +281,7 @@ sub fence_announce
 	my $space = $self->_in_epoch($ns, $epoch) // return ['unarmed'];
 
 	$self->_attach($space, $name, $id);
-	return ['announced'];
+	return [ 'announced', $id <= $self->_domain($space, $name)->{ended} ? 1 : 0 ];
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
