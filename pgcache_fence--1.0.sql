@@ -77,6 +77,12 @@ CREATE FUNCTION fence.after_row() RETURNS trigger
 CREATE FUNCTION fence.before_truncate() RETURNS trigger
     LANGUAGE C AS 'MODULE_PATHNAME', 'fence_before_truncate';
 
+-- What a dump does not carry follows when a restore has filled the table; nothing else fires this.
+CREATE FUNCTION fence._domain_restored() RETURNS trigger
+    LANGUAGE C AS 'MODULE_PATHNAME', 'fence_domain_restored';
+CREATE TRIGGER restored AFTER INSERT OR UPDATE OR DELETE ON fence.domain
+    FOR EACH STATEMENT EXECUTE FUNCTION fence._domain_restored();
+
 CREATE FUNCTION fence.attach(
     relation regclass, key name[] DEFAULT NULL, version name DEFAULT 'version', domain text DEFAULT NULL,
     tag text DEFAULT NULL, scope text DEFAULT 'row', cache text DEFAULT 'none', columns name[] DEFAULT NULL,

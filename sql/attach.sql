@@ -28,7 +28,7 @@ CREATE FUNCTION refused(arguments text) RETURNS text LANGUAGE sql AS
 -- Our triggers on a table, and how they are enabled
 CREATE VIEW triggers AS
     SELECT tgrelid::regclass AS relation, tgname, tgenabled FROM pg_trigger
-     WHERE tgfoid::regproc::text ~ '^fence\.' ORDER BY 1, 2;
+     WHERE tgfoid::regproc::text ~ '^fence\.' AND tgrelid <> 'fence.domain'::regclass ORDER BY 1, 2;
 CREATE VIEW domains AS
     SELECT * FROM fence.domains WHERE relation IN (SELECT oid FROM pg_class WHERE relnamespace = 'att'::regnamespace)
      ORDER BY domain;

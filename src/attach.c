@@ -58,6 +58,7 @@
 PG_FUNCTION_INFO_V1(fence_attach);
 PG_FUNCTION_INFO_V1(fence_detach);
 PG_FUNCTION_INFO_V1(fence_detach_domain);
+PG_FUNCTION_INFO_V1(fence_domain_restored);
 
 /* Names that let ours fire after the table's other triggers of the same kind */
 #define TRIGGER_PREFIX		"zzz_pgcache_fence_"
@@ -66,6 +67,9 @@ PG_FUNCTION_INFO_V1(fence_detach_domain);
 #define TRIGGER_TRUNCATE	"zzz_pgcache_fence_truncate"
 
 static object_access_hook_type previous_hook = NULL;
+
+/* Triggers are being made by fence.attach, not by a restore */
+static bool attaching = false;
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Arguments of fence.attach
@@ -472,7 +476,18 @@ fence_attach(PG_FUNCTION_ARGS)
 		drop_triggers(request.row.relid);	/* of an attachment that a restore lost */
 	/* the row comes last: before it, the hook knows of no domain that these triggers could change */
 	if (OidIsValid(request.row.relid))
-		create_triggers(&request);
+	{
+		attaching = true;
+		PG_TRY();
+		{
+			create_triggers(&request);
+		}
+		PG_FINALLY();
+		{
+			attaching = false;
+		}
+		PG_END_TRY();
+	}
 	domain_row_insert(&request.row);
 	ledger_catalog_changed();
 	PG_RETURN_TEXT_P(cstring_to_text(request.row.name));
@@ -664,43 +679,77 @@ restored_key_index(const AttachRequest *request, Relation rel)
 	return found;
 }
 
+/* The dependencies of a restored attachment, as far as its triggers are there. */
+static void
+restore_dependencies(const DomainRow *row)
+{
+	Relation	rel = try_relation_open(row->relid, AccessShareLock);
+	AttachRequest request = {.row = *row};
+	Oid			after = get_trigger_oid(row->relid, TRIGGER_AFTER, true);
+	Oid			truncate = get_trigger_oid(row->relid, TRIGGER_TRUNCATE, true);
+	bool		broken = false;
+	int			n = 0;
+	ListCell   *lc;
+
+	if (rel == NULL)
+		return;
+	request.key_attnums = palloc(sizeof(AttrNumber) * Max(list_length(row->key_columns), 1));
+	foreach(lc, row->key_columns)
+	{
+		request.key_attnums[n] = get_attnum(row->relid, lfirst(lc));
+		broken = broken || request.key_attnums[n++] == InvalidAttrNumber;	/* the first write says how */
+	}
+	request.version_attnum = row->version_column ? get_attnum(row->relid, row->version_column) : InvalidAttrNumber;
+	if (strcmp(row->scope, "group") != 0)
+		request.key_index = restored_key_index(&request, rel);
+	relation_close(rel, NoLock);
+	if (broken)
+		return;
+	if (OidIsValid(after))
+		record_dependencies(&request, after, truncate, get_trigger_oid(row->relid, TRIGGER_BEFORE, true));
+	else if (OidIsValid(truncate) && strcmp(row->scope, "manual") == 0)
+		record_dependencies(&request, truncate, InvalidOid, InvalidOid);
+}
+
 /*
- * A dump carries fence.domain and the triggers, but neither what they depend on nor a word to the keeper: both follow
- * when a restore enables the triggers, which it does one by one. Within fence.attach there is no row yet.
+ * A dump carries fence.domain and the triggers, but neither what they depend on nor a word to the keeper. A parallel
+ * restore brings the two in any order, even at the same time: whichever comes last sees both, because the one locks
+ * fence.domain against the other.
  */
 static void
 trigger_restored(Oid relid)
 {
-	DomainRow  *row = domain_row_by_relation(relid);
-	Oid			after = get_trigger_oid(relid, TRIGGER_AFTER, true);
-	Oid			truncate = get_trigger_oid(relid, TRIGGER_TRUNCATE, true);
-	AttachRequest request = {0};
-	int			n = 0;
-	ListCell   *lc;
-	Relation	rel;
+	Oid			table = fence_table_oid("domain");
+	DomainRow  *row;
 
+	if (attaching || !OidIsValid(table))
+		return;
+	LockRelationOid(table, ShareLock);
+	row = domain_row_by_relation(relid);
 	if (row == NULL)
 		return;
 	ledger_catalog_changed();
-	request.row = *row;
-	request.key_attnums = palloc(sizeof(AttrNumber) * Max(list_length(row->key_columns), 1));
-	foreach(lc, row->key_columns)
-	{
-		AttrNumber	attnum = get_attnum(relid, lfirst(lc));
+	restore_dependencies(row);
+}
 
-		if (attnum == InvalidAttrNumber)
-			return;				/* broken: the first write says how */
-		request.key_attnums[n++] = attnum;
-	}
-	request.version_attnum = row->version_column ? get_attnum(relid, row->version_column) : InvalidAttrNumber;
-	rel = relation_open(relid, NoLock);
-	if (strcmp(row->scope, "group") != 0)
-		request.key_index = restored_key_index(&request, rel);
-	relation_close(rel, NoLock);
-	if (OidIsValid(after))
-		record_dependencies(&request, after, truncate, get_trigger_oid(relid, TRIGGER_BEFORE, true));
-	else if (OidIsValid(truncate) && strcmp(row->scope, "manual") == 0)
-		record_dependencies(&request, truncate, InvalidOid, InvalidOid);
+/* Trigger of fence.domain. This extension's own code changes that table without firing it: it is for restores. */
+Datum
+fence_domain_restored(PG_FUNCTION_ARGS)
+{
+	ListCell   *lc;
+
+	if (!CALLED_AS_TRIGGER(fcinfo))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("this function is called by a trigger of fence.domain, and by nothing else")));
+	shared_require();
+	CommandCounterIncrement();
+	ledger_catalog_changed();
+	CacheInvalidateRelcache(((TriggerData *) fcinfo->context)->tg_relation);
+	foreach(lc, domain_rows())
+		if (OidIsValid(((DomainRow *) lfirst(lc))->relid))
+			restore_dependencies(lfirst(lc));
+	return PointerGetDatum(NULL);
 }
 
 static void

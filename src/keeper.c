@@ -431,14 +431,14 @@ heartbeat(FenceWord word, char *error)
 }
 
 /*
- * What became of the last announcement. An attachment that Redis takes for ended, twice in a row (once may be a detach
- * under way), has come back from a dump under its old id: only another epoch forgets that it ended.
+ * What became of the last announcement. An attachment that Redis takes for ended, twice in a row in one database (once may
+ * be a detach under way), has come back from a dump under its old id: only another epoch forgets that it ended.
  */
 static void
 announcement_ended(FenceWord word)
 {
 	FenceJob   *job = &fence_shared->job;	/* the worker is gone: nobody writes it */
-	static int	refused_before = 0;
+	static List *refused_in = NIL;	/* databases; the announcements of several take turns */
 
 	announcing = false;
 	if (job->kind != JOB_ANNOUNCE || !job->done || job->epoch_number != WORD_EPOCH(word))
@@ -447,17 +447,22 @@ announcement_ended(FenceWord word)
 		return;
 	}
 	remember(&announced, job->database);
-	if (job->refused > 0 && refused_before > 0)
+	if (job->refused == 0)
 	{
-		refused_before = 0;
+		refused_in = list_delete_oid(refused_in, job->database);
+		return;
+	}
+	if (list_member_oid(refused_in, job->database))
+	{
+		list_free(refused_in);
+		refused_in = NIL;
 		fence_shared->epoch_armed = false;
 		fence_word_change(word, FENCE_CLOSED, WORD_EPOCH(word),
 						  "an attachment came back under an id that had ended (a restored dump): another epoch is needed");
 		return;
 	}
-	refused_before = job->refused;
-	if (job->refused > 0)
-		announce_again = true;
+	remember(&refused_in, job->database);
+	announce_again = true;
 }
 
 /* Lets workers announce the attached domains of each database, one after the other, beside the heartbeats. */

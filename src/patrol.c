@@ -592,10 +592,14 @@ fence_patrol_main(Datum arg)
 
 	for (;;)
 	{
-		int			woken = WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-									  setting_patrol_interval, wait_event_worker());
+		bool		wanted;
 
+		/* asked for while the last round was under way, perhaps after it had looked: that round's waits took the latch */
+		if (pg_atomic_read_u32(&fence_shared->patrol_wanted) == 0)
+			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+							 setting_patrol_interval, wait_event_worker());
 		ResetLatch(MyLatch);
+		wanted = pg_atomic_exchange_u32(&fence_shared->patrol_wanted, 0) != 0;
 		CHECK_FOR_INTERRUPTS();
 		if (ConfigReloadPending)
 		{
@@ -605,7 +609,7 @@ fence_patrol_main(Datum arg)
 		if (WORD_STATE(fence_word()) != FENCE_OPEN)
 			continue;
 		MemoryContextSwitchTo(loop);
-		patrol((woken & WL_LATCH_SET) != 0, fence_clock() > audit_next);
+		patrol(wanted, fence_clock() > audit_next);
 		if (fence_clock() > audit_next)
 			audit_next = fence_clock() + AUDIT_EVERY * INT64CONST(1000000);
 		MemoryContextReset(loop);

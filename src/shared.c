@@ -60,6 +60,7 @@ shared_initialise(FenceShared *shared)
 	pg_atomic_init_u32(&shared->bypassed, 0);
 	pg_atomic_init_u32(&shared->nodes_serial, 1);
 	pg_atomic_init_u32(&shared->catalog_serial, 1);
+	pg_atomic_init_u32(&shared->patrol_wanted, 0);
 	if (!pg_strong_random(&shared->nonce, sizeof(shared->nonce)))
 		ereport(ERROR,
 				(errcode(ERRCODE_INTERNAL_ERROR),
@@ -289,6 +290,8 @@ fence_wake_keeper_process(void)
 void
 fence_wake_patrol(void)
 {
+	pg_atomic_write_u32(&fence_shared->patrol_wanted, 1);
+	pg_memory_barrier();
 	wake(&fence_shared->patrol_latch);
 }
 

@@ -48,7 +48,7 @@ parse_arguments "$@"
 if [ -z "$base" ]; then
 	begin_outside
 	install_packages make gcc libc6-dev libhiredis-dev 'pkgconf|pkg-config' lua5.1 lua-check libipc-run-perl \
-		python3 python3-psycopg2 python3-redis
+		python3 python3-psycopg2 python3-redis sysbench
 	run_inside run.sh "$@"
 	exit $?
 fi

@@ -394,6 +394,10 @@ sub new_epoch
 	$sql->run("CREATE TABLE $table{child}_root (LIKE $table{child}) PARTITION BY RANGE (id); "
 		  . "ALTER TABLE $table{child}_root ATTACH PARTITION $table{child} DEFAULT");
 	warm($table{child});
+	# a group's version is in a row of its own
+	$table{group} = 'item' . ++$tables;
+	$sql->run("CREATE TABLE $table{group} (id int PRIMARY KEY, room int, name text DEFAULT 'old'); "
+		  . "INSERT INTO $table{group} SELECT g, g % 3 FROM generate_series(1, 9) g; SELECT fence.attach('$table{group}', scope => 'group', key => '{room}')");
 	my %names = map { $_ => [ redis_names($table{$_}, 1) ] } keys %table;
 	my @domains = grep { $_ ne 'idle' } sort keys %table;
 
@@ -403,6 +407,7 @@ sub new_epoch
 	prepare('truncate', "TRUNCATE $table{truncate}");
 	prepare('part', "UPDATE $table{part}_1 SET name = 'new' WHERE id = 1");
 	prepare('child', "UPDATE $table{child}_root SET name = 'new' WHERE id = 1");
+	prepare('group', "UPDATE $table{group} SET name = 'new' WHERE id = 1");
 	prepare('two', "UPDATE $table{two} SET name = 'new' WHERE id = 1");
 	prepare('two more', "SAVEPOINT a", "UPDATE $table{two} SET name = 'new' WHERE id = 2", 'RELEASE a');
 	my $epoch = epoch_number();
@@ -423,7 +428,7 @@ sub new_epoch
 	$writer->run("UPDATE $table{commit} SET name = 'between' WHERE id = 5");
 	all_pending($table{commit}, 5);
 
-	end_prepared('COMMIT', $_, $table{$_}) foreach qw(commit bulk truncate part child two);
+	end_prepared('COMMIT', $_, $table{$_}) foreach qw(commit bulk truncate part child group two);
 	all_pending($table{two}, 1, 2, 3);
 	end_prepared('ROLLBACK', 'rollback', $table{rollback});
 	end_prepared('ROLLBACK', 'two more', $table{two});
@@ -431,7 +436,10 @@ sub new_epoch
 	is(versions($table{commit}), '1:6 5:6 31:0', 'stored: commit');
 	is(versions($table{rollback}), '', 'stored: rollback');
 	is(versions($table{two}), '1:6', 'stored: two');
-	nothing_stale($table{$_}) foreach grep { $_ ne 'truncate' } sort keys %table;
+	is($sql->run("SELECT fence.group_version('$table{group}', '1')"), '1', 'stored: group');
+	like($sql->run("SELECT fence.read('$table{group}', '1')"), qr/"new"/, 'the group as it is now');
+	compare_fences($node, $table{group});
+	nothing_stale($table{$_}) foreach grep { !/^(?:truncate|group)$/ } sort keys %table;
 	return;
 }
 

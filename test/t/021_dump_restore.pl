@@ -286,13 +286,19 @@ subtest 'first the schema, then the data' => sub {
 	like(program($node, 'psql', '-X', '-d', $dbname, '-c', 'INSERT INTO plain VALUES (1)'), qr/has the triggers of a fenced table, but is not attached\nHINT/,
 		'a table whose domain is not there yet takes no writes');
 
+	keeper_knows($dbname);
+
 	# fence.domain first; triggers of the tables fire, and what they do is fenced
 	runs($node, 'pg_restore', '-e', '--data-only', '-n', 'fence', '-d', $dbname, "$dir/custom");
 	runs($node, 'pg_restore', '-e', '--data-only', '-N', 'fence', '-d', $dbname, "$dir/custom");
 	is(query($node, $dbname, 'SELECT count(*), min(version), max(version) FROM plain'), '8|5|5', 'rows have their versions');
 	is(query($node, $dbname, 'SELECT count(*), min(version), max(version) FROM early.first'), '9|21|21',
 		'at or below the floor they get others: as rows that are new');
-	keeper_knows($dbname);    # the rows of fence.domain came last: it would look by itself within a minute
+	is(query($node, $dbname, "SELECT count(*) FROM pg_depend WHERE classid = 'pg_trigger'::regclass AND deptype = 'i' "
+			  . "AND refclassid = 'pg_trigger'::regclass AND pg_describe_object(classid, objid, 0) ~ 'zzz_pgcache_fence'"),
+		query($node, 'original', "SELECT count(*) FROM pg_depend WHERE classid = 'pg_trigger'::regclass AND deptype = 'i' "
+			  . "AND refclassid = 'pg_trigger'::regclass AND pg_describe_object(classid, objid, 0) ~ 'zzz_pgcache_fence'"),
+		'the triggers depend on each other as before');
 	cycle_of($node, $dbname, 'plain', 'plain', [2], 'id = 2', [ 6, '(id) VALUES (1)', 1 ]);
 	compare_fences($node, $_, $dbname) foreach 'parts', 'early.first', 'members', 'Größe.Räume {x}';
 
@@ -313,6 +319,20 @@ subtest 'one table only' => sub {
 		'attach puts that right');
 	cycle_of($node, $dbname, 'plain', 'plain', [2], 'id = 2');
 	cycle_of($node, $dbname, 'parts', 'parts', [3], 'id = 3');
+};
+
+subtest '--clean, into the database that it came from' => sub {
+	my $dbname = new_database($node);
+
+	runs($node, @{ $way{custom}->($dbname) });
+	served($node, $dbname, 'plain', 2);
+	fence_call('read', '1', $node, $dbname, 'plain', 2);
+	query($node, $dbname, "UPDATE plain SET name = 'after the dump' WHERE id = 2");
+	fence_call('read', '1', $node, $dbname, 'plain', 2);
+	# it complains that it cannot drop triggers one by one, and inherited constraints; then it goes on
+	program($node, 'pg_restore', '--clean', '--if-exists', '-d', $dbname, "$dir/custom");
+	is(inventory($node, $dbname), $inventory, 'all is there again');
+	cycle($node, $dbname);
 };
 
 # ---------------------------------------------------------------------------------------------------------------------
