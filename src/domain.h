@@ -173,10 +173,10 @@ extern Oid	domain_group_index(Relation rel, int nkeys, const AttrNumber *attnums
 extern void domain_init(void);
 extern void domain_at_transaction_end(void);
 
-/* attach.c, called once at load: whatever drops a trigger of ours ends its domain. */
+/* hooks.c, called once at load: whatever ends or changes a fenced table without its row triggers is seen. */
 extern void attach_install_hooks(void);
 
-/* attach.c: refuses or reserves what a utility statement does to fenced tables and the object access hook does not see. */
+/* hooks.c: refuses or reserves what a utility statement does to fenced tables and the object access hook does not see. */
 extern void attach_check_utility(Node *stmt);
 
 /* Whether PostgreSQL knows the versions of the domain's keys: in a version column, or in the groups' own rows. */
