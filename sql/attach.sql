@@ -92,7 +92,6 @@ SELECT refused($$'a_temp_table'$$);
 SELECT refused($$'an_unlogged_table'$$);
 SELECT refused($$'a_partition'$$);
 SELECT refused($$'parent'$$);
-SELECT refused($$'child'$$);
 SELECT refused($$'pg_catalog.pg_class'$$);
 SELECT refused($$'fence.domain'$$);
 

@@ -307,6 +307,40 @@ CREATE TABLE heir () INHERITS (item);
 CREATE TABLE heir (LIKE item);
 ALTER TABLE heir INHERIT item;
 DROP TABLE heir;
+-- a table with parents: whatever is done through a parent counts
+CREATE TABLE ancestor (id int, v text, version bigint NOT NULL DEFAULT 0);
+CREATE TABLE heir (PRIMARY KEY (id)) INHERITS (ancestor);
+INSERT INTO heir SELECT i, 'old' FROM generate_series(1, 3) i;
+SELECT fence.attach('heir');
+CREATE PROCEDURE seed_heir() LANGUAGE plpgsql AS $$
+BEGIN
+	CALL wait_for('triggers.heir', '1');
+	PERFORM fence.read('triggers.heir', i::text) FROM generate_series(1, 3) i;
+	COMMIT;
+END $$;
+CREATE VIEW heirs AS
+	SELECT i, (fence.get('triggers.heir', i::text)).status, (fence.read('triggers.heir', i::text)) ->> 'v' AS v FROM generate_series(1, 3) i;
+CALL seed_heir();
+UPDATE ancestor SET v = 'new' WHERE id = 1;
+DELETE FROM ancestor WHERE id = 2;
+SELECT * FROM heirs;
+CALL seed_heir();
+ALTER TABLE ancestor ALTER v TYPE varchar(20) USING upper(v);
+SELECT * FROM heirs;
+CALL seed_heir();
+ALTER TABLE ancestor RENAME v TO vv;
+SELECT i, fence.read('triggers.heir', i::text) FROM generate_series(1, 3) i;
+ALTER TABLE ancestor RENAME version TO counter;
+UPDATE ancestor SET vv = 'newer' WHERE id = 1;
+SELECT version, (SELECT counter FROM heir WHERE id = 1) FROM fence.domains WHERE domain = 'triggers.heir';
+ALTER TABLE ancestor DROP counter;
+CALL seed_heir();
+TRUNCATE ancestor;
+SELECT i, (fence.get('triggers.heir', i::text)).status, fence.read('triggers.heir', i::text) FROM generate_series(1, 3) i;
+ALTER TABLE heir NO INHERIT ancestor;
+ALTER TABLE heir INHERIT ancestor;
+DROP TABLE ancestor CASCADE;
+SELECT count(*) FROM fence.domains WHERE domain = 'triggers.heir';
 -- what values of a type look like, in whatever rows they are
 CALL seed();
 CREATE TYPE mood AS ENUM ('a', 'b');

@@ -143,8 +143,6 @@ check_partitions(Relation root)
 static void
 check_kind(Relation rel)
 {
-	const char *inherited = NULL;
-
 	switch (rel->rd_rel->relkind)
 	{
 		case RELKIND_RELATION:
@@ -174,15 +172,12 @@ check_kind(Relation rel)
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("\"%s\" cannot be fenced because it is a partition", RelationGetRelationName(rel)),
 				 errhint("Fence the partitioned table; all its partitions are fenced with it.")));
-	if (has_superclass(RelationGetRelid(rel)))
-		inherited = "an inheritance child";
-	else if (rel->rd_rel->relkind == RELKIND_RELATION && find_inheritance_children(RelationGetRelid(rel), NoLock) != NIL)
-		inherited = "an inheritance parent";
-	if (inherited != NULL)
+	if (rel->rd_rel->relkind == RELKIND_RELATION && find_inheritance_children(RelationGetRelid(rel), NoLock) != NIL)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("\"%s\" cannot be fenced because it is %s", RelationGetRelationName(rel), inherited),
-				 errdetail("Inherited tables are not supported yet.")));
+				 errmsg("\"%s\" cannot be fenced because it has inheritance children", RelationGetRelationName(rel)),
+				 errdetail("No index keeps a key unique over a table and its children, so a key would not name one row."),
+				 errhint("Fence the children, each as a domain of its own, or use a partitioned table.")));
 	if (rel->rd_rel->relkind == RELKIND_RELATION && rel->rd_rel->relam != HEAP_TABLE_AM_OID)
 		raise_wrong_kind(rel, "not stored as a heap", "Use ALTER TABLE ... SET ACCESS METHOD heap.");
 }

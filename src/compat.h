@@ -37,6 +37,13 @@
 #define FENCE_MODULE_MAGIC(module, release) PG_MODULE_MAGIC
 #endif
 
+/* The subtransaction that first gave the relation new storage, with TRUNCATE or a rewrite, in this transaction. */
+#if PG_VERSION_NUM >= 160000
+#define fence_new_storage_in(rel) ((rel)->rd_firstRelfilelocatorSubid)
+#else
+#define fence_new_storage_in(rel) ((rel)->rd_firstRelfilenodeSubid)
+#endif
+
 /* Whether the bytes are well-formed JSON in the database's encoding. Raises nothing. */
 static inline bool
 fence_is_json(char *bytes, size_t len)

@@ -179,6 +179,13 @@ extern void attach_install_hooks(void);
 /* hooks.c: refuses or reserves what a utility statement does to fenced tables and the object access hook does not see. */
 extern void attach_check_utility(Node *stmt);
 
+/*
+ * hooks.c: reserves what a logical replication worker truncated past every hook; called in PRE_COMMIT and PRE_PREPARE,
+ * before the ledger is read. The other forgets what was noticed; it neither raises nor allocates.
+ */
+extern void attach_before_commit(void);
+extern void attach_at_transaction_end(void);
+
 /* Whether PostgreSQL knows the versions of the domain's keys: in a version column, or in the groups' own rows. */
 extern bool domain_has_versions(const Domain *domain);
 

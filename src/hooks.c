@@ -23,6 +23,7 @@
 #include "catalog/pg_index.h"
 #include "catalog/pg_trigger.h"
 #include "commands/trigger.h"
+#include "replication/logicalworker.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
@@ -33,6 +34,7 @@
 #include "utils/syscache.h"
 
 #include "attach.h"
+#include "compat.h"
 #include "domain.h"
 #include "ledger.h"
 #include "shared.h"
@@ -331,11 +333,11 @@ is_covered(RangeVar *name)
 	return OidIsValid(relid) && domain_row_covering(relid) != NULL;
 }
 
-/* Another table's rows would be read, and changed, through the fenced one, without its triggers. */
+/* Another table's rows would be read, and changed, through the fenced one. A fenced table may have parents itself. */
 static void
 refuse_inheritance(const char *table)
 {
-	refuse_alter(table, "inheritance", "Rows of a child are changed through its parent without the parent's triggers.",
+	refuse_alter(table, "an inheritance child", "No index would keep the key unique over the table and its child.",
 				 "Use a partitioned table, or fence.detach first.");
 }
 
@@ -358,9 +360,8 @@ check_alter_table(AlterTableStmt *stmt)
 			refuse_alter(table, "DETACH PARTITION CONCURRENTLY",
 						 "Its rows are gone in the first of two transactions, its triggers in the second.",
 						 "Use DETACH PARTITION without CONCURRENTLY.");
-		else if (cmd->subtype == AT_AddInherit &&
-				 (is_covered(stmt->relation) || is_covered((RangeVar *) cmd->def)))
-			refuse_inheritance(table);
+		else if (cmd->subtype == AT_AddInherit && is_covered((RangeVar *) cmd->def))
+			refuse_inheritance(((RangeVar *) cmd->def)->relname);
 	}
 }
 
@@ -393,6 +394,72 @@ attach_check_utility(Node *stmt)
 				refuse_inheritance(((RangeVar *) lfirst(lc))->relname);
 }
 
+/* -----------------------------------------------------------------------------------------------------------------
+ * TRUNCATE by a logical replication worker
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+#define REBUILT_MAX 64
+
+/* Relations that this worker's transaction may have given new storage; more than fit: every domain counts as changed */
+static Oid	rebuilt[REBUILT_MAX];
+static int	nrebuilt = 0;
+
+/*
+ * Apply workers truncate relations without any hook, and a partition has no statement trigger of its own. What gives a
+ * relation new storage invalidates it, so these are looked at before the commit. Never raises, never allocates.
+ */
+static void
+relation_invalidated(Datum arg, Oid relid)
+{
+	(void) arg;
+	if (!IsLogicalWorker() || nrebuilt > REBUILT_MAX)
+		return;
+	for (int i = 0; i < nrebuilt; i++)
+		if (rebuilt[i] == relid)
+			return;
+	if (nrebuilt < REBUILT_MAX && OidIsValid(relid))
+		rebuilt[nrebuilt++] = relid;
+	else
+		nrebuilt = REBUILT_MAX + 1;
+}
+
+static bool
+has_new_storage(Oid relid)
+{
+	Relation	rel = try_relation_open(relid, AccessShareLock);
+	bool		is_new;
+
+	if (rel == NULL)
+		return false;
+	is_new = rel->rd_rel->relkind == RELKIND_RELATION && fence_new_storage_in(rel) != InvalidSubTransactionId;
+	relation_close(rel, NoLock);
+	return is_new;
+}
+
+void
+attach_before_commit(void)
+{
+	Oid			candidates[REBUILT_MAX];
+	int			n = nrebuilt;
+
+	if (n == 0 || !OidIsValid(fence_table_oid("domain")))
+		return;
+	/* opening them may invalidate others */
+	memcpy(candidates, rebuilt, Min(n, REBUILT_MAX) * sizeof(Oid));
+	if (n > REBUILT_MAX)
+		all_domains_changed();
+	for (int i = 0; n <= REBUILT_MAX && i < n; i++)
+		if (has_new_storage(candidates[i]))
+			table_changed(candidates[i], 0);
+}
+
+void
+attach_at_transaction_end(void)
+{
+	nrebuilt = 0;
+}
+
 static void
 object_access(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, void *arg)
 {
@@ -419,4 +486,5 @@ attach_install_hooks(void)
 {
 	previous_hook = object_access_hook;
 	object_access_hook = object_access;
+	CacheRegisterRelcacheCallback(relation_invalidated, (Datum) 0);
 }

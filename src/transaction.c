@@ -269,10 +269,12 @@ transaction_callback(XactEvent event, void *arg)
 	switch (event)
 	{
 		case XACT_EVENT_PRE_COMMIT:
+			attach_before_commit();
 			if (!ledger_is_empty())
 				before_commit();
 			break;
 		case XACT_EVENT_PRE_PREPARE:
+			attach_before_commit();
 			if (!ledger_is_empty())
 				before_prepare();
 			break;
@@ -301,6 +303,7 @@ transaction_callback(XactEvent event, void *arg)
 	{
 		ledger_forget();
 		domain_at_transaction_end();
+		attach_at_transaction_end();
 	}
 }
 
