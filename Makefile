@@ -6,7 +6,7 @@ DATA = pgcache_fence--1.0.sql
 
 PG_CONFIG ?= pg_config
 
-OBJS = $(patsubst %.c,%.o,$(sort $(wildcard src/*.c src/redis/*.c)))
+OBJS := $(patsubst %.c,%.o,$(sort $(wildcard src/*.c src/redis/*.c)))
 LIBRARY_HEADER = src/redis/fence_lua.h
 ALL_HEADERS = $(filter-out $(LIBRARY_HEADER),$(wildcard src/*.h src/redis/*.h))
 
@@ -17,6 +17,12 @@ WERROR = -Werror
 PG_CFLAGS = -Wall -Wextra $(WERROR)
 PG_CPPFLAGS = -Isrc -isystem $(shell $(PG_CONFIG) --includedir-server) \
 	$(shell pkg-config --cflags-only-I hiredis 2>/dev/null)
+# Points at which tests stop a backend; not in a release.
+ifdef TEST_HOOKS
+PG_CPPFLAGS += -DFENCE_TEST_HOOKS
+else
+OBJS := $(filter-out src/test_hooks.o,$(OBJS))
+endif
 SHLIB_LINK = $(shell pkg-config --libs hiredis 2>/dev/null || echo -lhiredis)
 
 # Bitcode lets the JIT inline functions into expressions. Triggers are never inlined, so building needs no clang.
@@ -62,6 +68,7 @@ lint:
 
 help:
 	@echo 'make                 build (PG_CONFIG=/path/to/pg_config for another server)'
+	@echo 'make TEST_HOOKS=1    the same with points at which tests can stop a backend; after "make clean"'
 	@echo 'make install         install into that server, or below DESTDIR'
 	@echo 'make lint            check the Redis function library'
 	@echo 'make clean           remove what was built'

@@ -10,6 +10,7 @@
 
 #include "common/jsonapi.h"
 #include "mb/pg_wchar.h"
+#include "storage/latch.h"
 #include "storage/proc.h"
 #include "utils/wait_event.h"
 
@@ -42,6 +43,13 @@
 #define fence_new_storage_in(rel) ((rel)->rd_firstRelfilelocatorSubid)
 #else
 #define fence_new_storage_in(rel) ((rel)->rd_firstRelfilenodeSubid)
+#endif
+
+/* A set of wait events for the life of the process. */
+#if PG_VERSION_NUM >= 170000
+#define fence_create_wait_event_set(n) CreateWaitEventSet(NULL, n)
+#else
+#define fence_create_wait_event_set(n) CreateWaitEventSet(TopMemoryContext, n)
 #endif
 
 /* Whether the bytes are well-formed JSON in the database's encoding. Raises nothing. */

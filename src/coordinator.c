@@ -2,8 +2,7 @@
  * coordinator.c
  *	  This backend's conversation with Redis; see coordinator.h.
  *
- * With one standalone Redis there is one connection. Topologies with several processes will have one per node; the
- * place where that is decided is connection_for().
+ * Owns: this backend's letters and what their answers mean for its reservations; its connection for questions.
  */
 #include "postgres.h"
 
@@ -15,81 +14,27 @@
 #include "utils/memutils.h"
 
 #include "coordinator.h"
+#include "outbox.h"
 #include "redis/connection.h"
 #include "settings.h"
 #include "stamp.h"
 
-#define FLUSH_BYTES 8192		/* later reservations of a transaction are written when that much has gathered */
-#define MAX_OUTSTANDING 1024	/* replies are taken when more are outstanding: bounds memory on both sides */
-#define NAMES_PER_MESSAGE 64	/* fences in one commit or abort message */
-#define MAX_ARGUMENTS (4 + 2 * NAMES_PER_MESSAGE + 2)
+#define NAMES_PER_LETTER 64		/* fences in one letter that ends reservations */
+#define DRAFT_BYTES (16 * 1024) /* of a letter's fences, and of its arguments; a name is shorter than half of it */
 
-typedef enum RequestKind
-{
-	REQUEST_RESERVE,
-	REQUEST_END,				/* commit or abort of a whole transaction's reservations */
-	REQUEST_ASK
-} RequestKind;
-
-/* What an outstanding reply will answer */
-typedef struct Request
-{
-	RequestKind kind;
-	Reservation *reservation;	/* valid while transaction is the current one */
-	uint64		transaction;
-	int64		version;
-	FenceWord	word;
-} Request;
-
-/* Backend-wide state */
-static RedisConnection *connection = NULL;
-static uint32 connection_nodes_serial;
 static char problem[REASON_LEN] = "";
 
-static Request *requests = NULL;	/* ring; malloc'd, for COMMIT and ABORT append to it */
-static int	requests_size = 0,
-			requests_first = 0,
-			requests_used = 0;
-
 /* State of the current transaction */
-static uint64 transaction = 1;	/* number of the current top-level transaction, to tell whose replies come in */
-static bool sent_something = false;
-static StringInfoData commit_bytes;
-static int	commit_messages = 0;
+static Reservation *waiting[OUTBOX_ANSWERS];	/* whose answers are outstanding, by letter number */
+static StringInfoData commit_letters;	/* a Letter, its bytes, a Letter, ... */
 static bool commit_prepared = false;
 
-/* -----------------------------------------------------------------------------------------------------------------
- * The connection and the queue of what is outstanding on it
- * -----------------------------------------------------------------------------------------------------------------
- */
+static uint64 last_end = 0;		/* the last letter that ended a transaction */
 
 const char *
 coordinator_problem(void)
 {
 	return problem;
-}
-
-static void
-disconnect(const char *why)
-{
-	if (why)
-		strlcpy(problem, why, sizeof(problem));
-	redis_close(connection);
-	connection = NULL;
-	requests_used = 0;
-}
-
-/* A connection whose node moved or that failed meanwhile is dropped. Never waits. */
-static RedisConnection *
-live_connection(void)
-{
-	if (connection == NULL)
-		return NULL;
-	if (redis_error(connection))
-		disconnect(redis_error(connection));
-	else if (connection_nodes_serial != pg_atomic_read_u32(&fence_shared->nodes_serial))
-		disconnect("the address of Redis changed");
-	return connection;
 }
 
 /* The time limit is for silence, not for the amount of work: each reply starts it anew. */
@@ -99,214 +44,99 @@ reply_deadline(void)
 	return fence_clock() + setting_timeout * INT64CONST(1000);
 }
 
-/* The connection to the process that holds the fence; opens it if need be. NULL: problem tells. May wait. */
-static RedisConnection *
-connection_for(const char *fence)
+/* -----------------------------------------------------------------------------------------------------------------
+ * Questions
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static RedisConnection *connection = NULL;
+static uint32 connection_nodes_serial;
+
+static void
+disconnect(const char *why)
 {
-	RedisEndpoint address;
+	strlcpy(problem, why, sizeof(problem));
+	redis_close(connection);
+	connection = NULL;
+}
+
+/* A connection whose node moved, or that failed meanwhile, is dropped. Never waits. */
+static bool
+still_connected(void)
+{
+	if (connection == NULL)
+		return false;
+	if (redis_error(connection))
+		disconnect(redis_error(connection));
+	else if (connection_nodes_serial != pg_atomic_read_u32(&fence_shared->nodes_serial))
+		disconnect("the address of Redis changed");
+	return connection != NULL;
+}
+
+/* Connects to the process that holds the fence. False: problem tells. May wait. */
+static bool
+connect_for(const char *fence)
+{
+	RedisEndpoint address = {0};
 	RedisUrl	url;
 	const char *wrong;
 
 	(void) fence;				/* one standalone Redis holds them all */
-	if (live_connection())
-		return connection;
-
 	LWLockAcquire(fence_shared->lock, LW_SHARED);
 	connection_nodes_serial = pg_atomic_read_u32(&fence_shared->nodes_serial);
 	if (fence_shared->nnodes > 0)
 		address = fence_shared->nodes[0].address;
-	else
-		address.host[0] = '\0';
 	LWLockRelease(fence_shared->lock);
 
 	if (address.host[0] == '\0')
-	{
-		strlcpy(problem, "the keeper knows no Redis yet", sizeof(problem));
-		return NULL;
-	}
-	wrong = redis_url_parse(setting_redis_url, &url);
+		wrong = "the keeper knows no Redis yet";
+	else
+		wrong = redis_url_parse(setting_redis_url, &url);
 	if (wrong)
 	{
 		strlcpy(problem, wrong, sizeof(problem));
-		return NULL;
-	}
-	requests_used = 0;
-	connection = redis_open(&address, &url, reply_deadline(),
-							problem, sizeof(problem));
-	return connection;
-}
-
-/* Appends to the queue; malloc only. False: no memory. */
-static bool
-push_request(Request request)
-{
-	if (requests_used == requests_size)
-	{
-		int			size = requests_size ? requests_size * 2 : 64;
-		Request    *bigger = malloc(size * sizeof(Request));
-
-		if (bigger == NULL)
-			return false;
-		for (int i = 0; i < requests_used; i++)
-			bigger[i] = requests[(requests_first + i) % requests_size];
-		free(requests);
-		requests = bigger;
-		requests_size = size;
-		requests_first = 0;
-	}
-	requests[(requests_first + requests_used++) % requests_size] = request;
-	return true;
-}
-
-static Request
-pop_request(void)
-{
-	Request		request;
-
-	Assert(requests_used > 0);
-	request = requests[requests_first];
-	requests_first = (requests_first + 1) % requests_size;
-	requests_used--;
-	return request;
-}
-
-/* Queues a message and notes what its reply will answer. On failure the connection is dropped. Never waits. */
-static bool
-send_request(Request request, int argc, const char **argv, const size_t *argvlen)
-{
-	if (!push_request(request))
-	{
-		disconnect("out of memory");
 		return false;
 	}
-	if (!redis_send(connection, argc, argv, argvlen))
-	{
-		disconnect(redis_error(connection));
-		return false;
-	}
-	return true;
+	connection = redis_open(&address, &url, reply_deadline(), problem, sizeof(problem));
+	return connection != NULL;
 }
 
-static void
-note_problem(const redisReply *reply)
-{
-	if (reply->type == REDIS_REPLY_ERROR)
-		snprintf(problem, sizeof(problem), "Redis answered: %.*s",
-				 (int) Min(reply->len, sizeof(problem) - 32), reply->str);
-	else
-		strlcpy(problem, "Redis is not armed for this epoch", sizeof(problem));
-}
-
-static bool
-reply_begins(const redisReply *reply, const char *word)
-{
-	return reply->type == REDIS_REPLY_ARRAY && reply->elements > 0 &&
-		reply->element[0]->type == REDIS_REPLY_STRING && strcmp(reply->element[0]->str, word) == 0;
-}
-
-/* The answer to a reservation: it counts for the version and the word that it was sent with. */
-static void
-take_reserve_reply(const Request *request, const redisReply *reply)
-{
-	Reservation *r = request->reservation;
-
-	if (request->transaction != transaction)
-		return;
-	if (!reply_begins(reply, "reserved"))
-		note_problem(reply);
-	else if (r->kind == RESERVE_ROW && (reply->elements != 2 || reply->element[1]->type != REDIS_REPLY_STRING))
-		strlcpy(problem, "Redis gave a malformed answer to a reservation", sizeof(problem));
-	else if (r->kind == RESERVE_ROW && reply->element[1]->len > 0)
-	{
-		if (request->version == r->sent)
-			r->ahead = strtoll(reply->element[1]->str, NULL, 10);
-		return;
-	}
-	else
-	{
-		r->acked = request->version;
-		r->acked_word = request->word;
-		return;
-	}
-	/* not granted: it has to be sent again */
-	if (request->version == r->sent && request->word == r->sent_word)
-		r->sent_serial = 0;
-}
-
-/* Gives a reply to the request at the head of the queue. Returns true (and keeps the reply) if that is an ask. */
-static bool
-take_reply(redisReply *reply)
-{
-	Request		request = pop_request();
-
-	switch (request.kind)
-	{
-		case REQUEST_ASK:
-			return true;
-		case REQUEST_RESERVE:
-			take_reserve_reply(&request, reply);
-			break;
-		case REQUEST_END:
-			/* unarmed means a newer epoch: nothing is left there to end; an error leaves it to the patrol */
-			if (reply->type == REDIS_REPLY_ERROR)
-				fence_wake_patrol();
-			break;
-	}
-	freeReplyObject(reply);
-	return false;
-}
-
-/* Takes the replies that are here already. Never waits, never raises: usable in COMMIT and ABORT. */
-static void
-take_arrived_replies(void)
-{
-	redisReply *reply;
-
-	while (connection && requests_used > 0 && (reply = redis_poll_reply(connection)) != NULL)
-		take_reply(reply);
-	live_connection();
-}
-
-/* Waits for one reply and takes it. NULL result with ok false: the connection is gone. */
 static redisReply *
-wait_for_reply(bool *ok)
+ask_once(int argc, const char **argv, const size_t *argvlen)
 {
-	redisReply *reply = redis_wait_reply(connection, reply_deadline(), wait_event_redis());
+	redisReply *reply = NULL;
 
-	*ok = reply != NULL;
+	if (redis_send(connection, argc, argv, argvlen))
+		reply = redis_wait_reply(connection, reply_deadline(), wait_event_redis());
 	if (reply == NULL)
-	{
 		disconnect(redis_error(connection));
-		return NULL;
-	}
-	return take_reply(reply) ? reply : NULL;
+	return reply;
+}
+
+/* What this backend has sent arrives before what it asks. */
+static void
+await_letters(void)
+{
+	int64		ahead;
+
+	for (int i = 0; i < OUTBOX_ANSWERS; i++)
+		if (waiting[i] != NULL)
+			(void) outbox_wait(waiting[i]->letter, reply_deadline(), &ahead);
+	if (last_end != 0)
+		(void) outbox_wait(last_end, reply_deadline(), NULL);
+	last_end = 0;
 }
 
 redisReply *
 coordinator_ask(const char *fence, int argc, const char **argv, const size_t *argvlen)
 {
+	redisReply *reply;
+
+	await_letters();
 	/* a connection that the other side closed while it was idle shows only when it is used: once more, then */
-	for (int try = 0; try < 2; try++)
-	{
-		bool		ok = true;
-		bool		fresh = live_connection() == NULL;
-
-		if (connection_for(fence) == NULL)
-			return NULL;
-		if (send_request((Request) {.kind = REQUEST_ASK}, argc, argv, argvlen))
-		{
-			while (ok)
-			{
-				redisReply *reply = wait_for_reply(&ok);
-
-				if (reply)
-					return reply;
-			}
-		}
-		if (fresh)
-			return NULL;
-	}
-	return NULL;
+	if (still_connected() && (reply = ask_once(argc, argv, argvlen)) != NULL)
+		return reply;
+	return connect_for(fence) ? ask_once(argc, argv, argvlen) : NULL;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -314,84 +144,193 @@ coordinator_ask(const char *fence, int argc, const char **argv, const size_t *ar
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Formats and queues reserve for that version under the word. */
+/* Whether its answer is outstanding */
 static bool
-send_reserve(Reservation *r, int64 version, FenceWord word, const char *epoch)
+is_waiting(const Reservation *r)
 {
-	const char *argv[8];
-	size_t		argvlen[8];
-	int			argc;
-	char		observed[24] = "";	/* of a domain: the attachment that ends */
-	char		w[24];
+	return r->letter != 0 && waiting[r->letter % OUTBOX_ANSWERS] == r;
+}
 
-	pg_lltoa(version, w);
+/* Bytes in Redis' protocol, in a buffer of fixed size: much of this runs in COMMIT and ABORT */
+typedef struct Draft
+{
+	int			strings;
+	size_t		len;
+	bool		full;			/* something did not fit */
+	char		bytes[DRAFT_BYTES];
+} Draft;
+
+static void
+draft_clear(Draft *draft)
+{
+	draft->strings = 0;
+	draft->len = 0;
+	draft->full = false;
+}
+
+static void
+draft_string(Draft *draft, const char *string)
+{
+	size_t		len = strlen(string);
+	char	   *p = draft->bytes + draft->len;
+
+	if (draft->len + len + 32 > sizeof(draft->bytes))
+	{
+		draft->full = true;
+		return;
+	}
+	*p++ = '$';
+	p += pg_lltoa(len, p);
+	*p++ = '\r';
+	*p++ = '\n';
+	memcpy(p, string, len);
+	p += len;
+	*p++ = '\r';
+	*p++ = '\n';
+	draft->len = p - draft->bytes;
+	draft->strings++;
+}
+
+static void
+draft_version(Draft *draft, int64 version)
+{
+	char		text[24] = "";
+
+	if (version != NO_VERSION)
+		pg_lltoa(version, text);
+	draft_string(draft, text);
+}
+
+/* What is being written: of operations the fences and the arguments, of a command all its strings (arguments) */
+static Draft keys;
+static Draft arguments;
+
+static void
+draft_begin(void)
+{
+	draft_clear(&keys);
+	draft_clear(&arguments);
+}
+
+/* A letter of what was drafted. False: it did not fit. */
+static bool
+draft_letter(Letter *letter, LetterKind kind, FenceWord word)
+{
+	*letter = (Letter) {
+		.kind = kind, .epoch = WORD_EPOCH(word), .keys = keys.strings, .args = arguments.strings,
+		.key_bytes = keys.bytes, .key_len = keys.len, .arg_bytes = arguments.bytes, .arg_len = arguments.len
+	};
+	return !keys.full && !arguments.full;
+}
+
+/* A command about a whole domain, of the form that all three have; ended: see fence.lua, or NULL. */
+static void
+draft_domain_command(const char *function, const Reservation *r, FenceWord word, const char *ended)
+{
+	char		epoch[EPOCH_LEN];
+
+	draft_begin();
+	fence_epoch_of(WORD_EPOCH(word), epoch);
+	arguments.len = snprintf(arguments.bytes, 8, "*%d\r\n", ended ? 8 : 7);
+	draft_string(&arguments, "FCALL");
+	draft_string(&arguments, function);
+	draft_string(&arguments, "0");
+	draft_string(&arguments, setting_namespace);
+	draft_string(&arguments, r->name);
+	draft_string(&arguments, epoch);
+	draft_string(&arguments, fence_stamp());
+	if (ended)
+		draft_string(&arguments, ended);
+}
+
+/* Posts reserve for that version under the word. False: there is no room now. */
+static bool
+send_reserve(Reservation *r, int64 version, FenceWord word)
+{
+	Letter		letter;
+	uint64		number = 0;
+
 	if (r->kind == RESERVE_ROW)
 	{
-		if (r->observed != NO_VERSION)
-			pg_lltoa(r->observed, observed);
-		argc = 8;
-		argv[1] = "fence_reserve";
-		argv[2] = "1";
-		argv[3] = r->name;
-		argv[4] = epoch;
-		argv[5] = fence_stamp();
-		argv[6] = observed;
-		argv[7] = w;
+		draft_begin();
+		draft_string(&keys, r->name);
+		draft_string(&arguments, "r");
+		draft_string(&arguments, fence_stamp());
+		draft_version(&arguments, r->observed);
+		draft_version(&arguments, version);
+		if (draft_letter(&letter, LETTER_RESERVE, word))
+			number = outbox_post(&letter);
 	}
 	else
 	{
-		if (version > WHOLE_DOMAIN)
-			pg_lltoa(version, observed);
-		argc = 8;
-		argv[1] = "fence_domain_reserve";
-		argv[2] = "0";
-		argv[3] = setting_namespace;
-		argv[4] = r->name;
-		argv[5] = epoch;
-		argv[6] = fence_stamp();
-		argv[7] = observed;
-	}
-	argv[0] = "FCALL";
-	for (int i = 0; i < argc; i++)
-		argvlen[i] = strlen(argv[i]);
+		char		ended[24] = "";
 
-	if (!send_request((Request) {.kind = REQUEST_RESERVE, .reservation = r, .transaction = transaction,
-								 .version = version, .word = word}, argc, argv, argvlen))
+		if (version > WHOLE_DOMAIN)
+			pg_lltoa(version, ended);
+		draft_domain_command("fence_domain_reserve", r, word, ended);
+		if (draft_letter(&letter, LETTER_RESERVE_DOMAIN, word))
+			number = outbox_post(&letter);
+	}
+	if (number == 0)
 		return false;
+	if (is_waiting(r))
+		waiting[r->letter % OUTBOX_ANSWERS] = NULL; /* the former one does not count any more */
+	waiting[number % OUTBOX_ANSWERS] = r;
+	r->letter = number;
 	r->sent = version;
 	r->sent_word = word;
-	r->sent_serial = redis_serial(connection);
 	r->ahead = NO_VERSION;
 	return true;
+}
+
+/* Takes the answer, if it is here: it counts for the version and the word that it was sent with. */
+static void
+take_answer(Reservation *r, AnswerKind answer, int64 ahead)
+{
+	if (answer == ANSWER_NONE)
+		return;
+	waiting[r->letter % OUTBOX_ANSWERS] = NULL;
+	if (answer == ANSWER_GRANTED)
+	{
+		r->acked = r->sent;
+		r->acked_word = r->sent_word;
+	}
+	else if (answer == ANSWER_AHEAD)
+		r->ahead = ahead;
+	else
+		r->letter = 0;			/* not granted: it has to be sent again */
+}
+
+static void
+await_answer(Reservation *r)
+{
+	int64		ahead = NO_VERSION;
+	AnswerKind	answer = outbox_wait(r->letter, reply_deadline(), &ahead);
+
+	if (answer == ANSWER_NONE || answer == ANSWER_FAILED)
+		outbox_problem(problem, sizeof(problem), answer == ANSWER_NONE);
+	take_answer(r, answer == ANSWER_NONE ? ANSWER_FAILED : answer, ahead);
+}
+
+/* Makes room for one more outstanding answer: the oldest is waited for. */
+static void
+make_room(void)
+{
+	Reservation *oldest = waiting[outbox_next() % OUTBOX_ANSWERS];
+
+	if (oldest != NULL)
+		await_answer(oldest);
 }
 
 void
 coordinator_reserve_early(Reservation *r)
 {
 	FenceWord	word = fence_word();
-	char		epoch[EPOCH_LEN];
 
-	if (WORD_STATE(word) != FENCE_OPEN || live_connection() == NULL || !fence_epoch_text(word, epoch))
+	if (WORD_STATE(word) != FENCE_OPEN)
 		return;
-	if (requests_used >= MAX_OUTSTANDING)
-		take_arrived_replies();
-	if (live_connection() == NULL || !send_reserve(r, r->wanted, word, epoch))
-		return;
-
-	/* The first goes out at once, so that its answer is here when the transaction ends; the others gather. */
-	if (!sent_something || redis_unsent(connection) >= FLUSH_BYTES)
-	{
-		if (!redis_flush(connection))
-			disconnect(redis_error(connection));
-		sent_something = true;
-	}
-	while (connection && requests_used >= MAX_OUTSTANDING)
-	{
-		bool		ok;
-
-		/* Redis is slower than we */
-		wait_for_reply(&ok);
-	}
+	make_room();
+	(void) send_reserve(r, r->wanted, word);
 }
 
 /* Whether the applied version is acknowledged under the word. */
@@ -401,66 +340,59 @@ granted(const Reservation *r, FenceWord word)
 	return r->acked == r->applied && r->acked_word == word;
 }
 
-/* Whether it was asked for on the connection that is still open, and the answer may yet come. */
+/* Whether it was asked for, and has an answer or may yet get one. */
 static bool
-in_flight(const Reservation *r, FenceWord word)
+asked(const Reservation *r, FenceWord word)
 {
-	return connection && r->sent == r->applied && r->sent_word == word && r->sent_serial == redis_serial(connection);
+	return r->letter != 0 && r->sent == r->applied && r->sent_word == word;
 }
 
-/* Sends it if it is neither acknowledged nor on its way. False: the connection failed. */
+/* Sends it if it is neither acknowledged nor on its way. False: it could not be sent. */
 static bool
-send_if_missing(Reservation *r, FenceWord word, const char *epoch)
+send_if_missing(Reservation *r, FenceWord word)
 {
-	bool		ok = true;
-
-	if (r->applied == NO_VERSION || granted(r, word) || in_flight(r, word))
+	if (r->applied == NO_VERSION || granted(r, word) || asked(r, word))
 		return true;
-	if (connection_for(r->name) == NULL || !send_reserve(r, r->applied, word, epoch))
-		return false;
-	while (ok && requests_used >= MAX_OUTSTANDING)
-		wait_for_reply(&ok);
-	return ok;
+	make_room();
+	if (send_reserve(r, r->applied, word))
+		return true;
+	strlcpy(problem, "the courier is behind: there is no room for more", sizeof(problem));
+	return false;
 }
 
 /* Waits for the answer to what was sent. */
 static ReserveOutcome
 await_reservation(Reservation *r, FenceWord word)
 {
-	bool		ok = true;
-
-	if (r->applied == NO_VERSION)
+	if (r->applied == NO_VERSION || granted(r, word))
 		return RESERVE_GRANTED;
-	while (ok && !granted(r, word) && r->ahead == NO_VERSION && in_flight(r, word))
-		wait_for_reply(&ok);
+	if (asked(r, word) && is_waiting(r))
+		await_answer(r);
 	if (granted(r, word))
 		return RESERVE_GRANTED;
-	return in_flight(r, word) && r->ahead != NO_VERSION ? RESERVE_AHEAD : RESERVE_FAILED;
+	return asked(r, word) && r->ahead != NO_VERSION ? RESERVE_AHEAD : RESERVE_FAILED;
 }
 
-/* The epoch's text, and the replies that are here already. False: the word is another one now. */
-static bool
-begin_reserving(FenceWord word, char epoch[EPOCH_LEN])
+/* The last one that is waited for: its answer comes after all others. */
+static void
+await_last(FenceWord word)
 {
-	if (!fence_epoch_text(word, epoch))
-	{
-		strlcpy(problem, "the epoch changed", sizeof(problem));
-		return false;
-	}
-	take_arrived_replies();
-	return true;
+	Reservation *last = NULL;
+
+	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
+		if (r->applied != NO_VERSION && asked(r, word) && is_waiting(r) && (last == NULL || r->letter > last->letter))
+			last = r;
+	if (last != NULL)
+		await_answer(last);
 }
 
 ReserveOutcome
 coordinator_reserve_all(FenceWord word, Reservation **ahead)
 {
-	char		epoch[EPOCH_LEN];
-
-	if (!begin_reserving(word, epoch))
-		return RESERVE_FAILED;
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
-		if (!send_if_missing(r, word, epoch))
+		if (!send_if_missing(r, word))
 			return RESERVE_FAILED;
+	await_last(word);
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
 		ReserveOutcome outcome = await_reservation(r, word);
@@ -475,9 +407,7 @@ coordinator_reserve_all(FenceWord word, Reservation **ahead)
 ReserveOutcome
 coordinator_reserve_one(FenceWord word, Reservation *r)
 {
-	char		epoch[EPOCH_LEN];
-
-	if (!begin_reserving(word, epoch) || !send_if_missing(r, word, epoch))
+	if (!send_if_missing(r, word))
 		return RESERVE_FAILED;
 	return await_reservation(r, word);
 }
@@ -488,115 +418,97 @@ coordinator_reserve_one(FenceWord word, Reservation *r)
  */
 
 /*
- * Walks the reservations that were sent and passes the messages that end them to emit: applied ones (if commit) are
- * committed at the applied version, all others aborted; fences of the same fate and epoch share a message. Allocates
- * nothing.
+ * What ends a transaction's reservations: those that were applied (if it commits) are committed at the applied version, all
+ * others aborted. Operations of one epoch share letters. Nothing here allocates, except where letters are kept.
  */
-typedef bool (*EmitMessage) (int argc, const char **argv, const size_t *argvlen);
-
-typedef struct Batch
-{
-	bool		commit;
-	uint32		epoch_number;
-	int			count;
-	const char *names[NAMES_PER_MESSAGE];
-	char		versions[NAMES_PER_MESSAGE][24];
-} Batch;
+typedef bool (*EmitLetter) (const Letter *letter);
 
 static bool
-emit_batch(Batch *batch, EmitMessage emit)
+emit_draft(EmitLetter emit, FenceWord word)
 {
-	const char *argv[MAX_ARGUMENTS];
-	size_t		argvlen[MAX_ARGUMENTS];
-	int			argc = 0;
-	char		count[12];
-	char		epoch[EPOCH_LEN];
+	Letter		letter;
+	bool		ok = true;
 
-	if (batch->count == 0)
-		return true;
-	fence_epoch_of(batch->epoch_number, epoch);
-	pg_ltoa(batch->count, count);
-	argv[argc++] = "FCALL";
-	argv[argc++] = batch->commit ? "fence_commit" : "fence_abort";
-	argv[argc++] = count;
-	for (int i = 0; i < batch->count; i++)
-		argv[argc++] = batch->names[i];
-	argv[argc++] = epoch;
-	argv[argc++] = fence_stamp();
-	for (int i = 0; batch->commit && i < batch->count; i++)
-		argv[argc++] = batch->versions[i];
-	for (int i = 0; i < argc; i++)
-		argvlen[i] = strlen(argv[i]);
-	batch->count = 0;
-	return emit(argc, argv, argvlen);
+	if (keys.strings > 0)
+		ok = draft_letter(&letter, LETTER_END, word) && emit(&letter);
+	draft_begin();
+	return ok;
+}
+
+static void
+draft_end(const Reservation *r, bool commit)
+{
+	draft_string(&keys, r->name);
+	draft_string(&arguments, commit ? "c" : "a");
+	draft_string(&arguments, fence_stamp());
+	if (commit)
+		draft_version(&arguments, r->applied);
 }
 
 static bool
-emit_domain(const Reservation *r, bool commit, EmitMessage emit)
+emit_rows(bool committing, EmitLetter emit)
 {
-	char		epoch[EPOCH_LEN];
-	const char *argv[] = {"FCALL", commit ? "fence_domain_commit" : "fence_domain_abort", "0",
-		setting_namespace, r->name, epoch, fence_stamp()};
-	size_t		argvlen[lengthof(argv)];
+	FenceWord	word = 0;
+	bool		ok = true;
 
-	fence_epoch_of(WORD_EPOCH(r->sent_word), epoch);
-	for (int i = 0; i < (int) lengthof(argv); i++)
-		argvlen[i] = strlen(argv[i]);
-	return emit(lengthof(argv), argv, argvlen);
+	draft_begin();
+	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
+	{
+		if (r->sent == NO_VERSION || r->kind != RESERVE_ROW)
+			continue;
+		if (keys.strings == NAMES_PER_LETTER || keys.len > DRAFT_BYTES / 2 || arguments.len > DRAFT_BYTES / 2 ||
+			WORD_EPOCH(r->sent_word) != WORD_EPOCH(word))
+			ok = emit_draft(emit, word) && ok;
+		word = r->sent_word;
+		draft_end(r, committing && r->applied != NO_VERSION);
+	}
+	return emit_draft(emit, word) && ok;
 }
 
 static bool
-emit_end(bool committing, EmitMessage emit)
+emit_domains(bool committing, EmitLetter emit)
 {
-	Batch		batches[2];		/* [1]: commit, [0]: abort */
+	bool		ok = true;
 
-	batches[0].count = batches[1].count = 0;
-	batches[0].commit = false;
-	batches[1].commit = true;
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
 		bool		commit = committing && r->applied != NO_VERSION;
-		Batch	   *batch = &batches[commit];
+		Letter		letter;
 
-		if (r->sent == NO_VERSION)
+		if (r->sent == NO_VERSION || r->kind != RESERVE_DOMAIN)
 			continue;
-		if (r->kind == RESERVE_DOMAIN)
-		{
-			if (!emit_domain(r, commit, emit))
-				return false;
-			continue;
-		}
-		if (batch->count == NAMES_PER_MESSAGE ||
-			(batch->count > 0 && batch->epoch_number != WORD_EPOCH(r->sent_word)))
-			if (!emit_batch(batch, emit))
-				return false;
-		batch->epoch_number = WORD_EPOCH(r->sent_word);
-		batch->names[batch->count] = r->name;
-		if (commit)
-			pg_lltoa(r->applied, batch->versions[batch->count]);
-		batch->count++;
+		draft_domain_command(commit ? "fence_domain_commit" : "fence_domain_abort", r, r->sent_word, NULL);
+		ok = draft_letter(&letter, LETTER_END_DOMAIN, r->sent_word) && emit(&letter) && ok;
 	}
-	return emit_batch(&batches[0], emit) && emit_batch(&batches[1], emit);
+	return ok;
+}
+
+/* False: something could not be emitted. */
+static bool
+emit_end(bool committing, EmitLetter emit)
+{
+	bool		ok = emit_domains(committing, emit);
+
+	return emit_rows(committing, emit) && ok;
 }
 
 static bool
-emit_to_buffer(int argc, const char **argv, const size_t *argvlen)
+keep_letter(const Letter *letter)
 {
-	appendStringInfo(&commit_bytes, "*%d\r\n", argc);
-	for (int i = 0; i < argc; i++)
-	{
-		appendStringInfo(&commit_bytes, "$%zu\r\n", argvlen[i]);
-		appendBinaryStringInfo(&commit_bytes, argv[i], argvlen[i]);
-		appendBinaryStringInfo(&commit_bytes, "\r\n", 2);
-	}
-	commit_messages++;
+	appendBinaryStringInfo(&commit_letters, (const char *) letter, sizeof(Letter));
+	appendBinaryStringInfo(&commit_letters, letter->key_bytes, letter->key_len);
+	appendBinaryStringInfo(&commit_letters, letter->arg_bytes, letter->arg_len);
 	return true;
 }
 
 static bool
-emit_to_connection(int argc, const char **argv, const size_t *argvlen)
+post_letter(const Letter *letter)
 {
-	return send_request((Request) {.kind = REQUEST_END}, argc, argv, argvlen);
+	uint64		number = outbox_post(letter);
+
+	if (number != 0)
+		last_end = number;
+	return number != 0;
 }
 
 void
@@ -604,10 +516,10 @@ coordinator_prepare_commit(void)
 {
 	MemoryContext old = MemoryContextSwitchTo(TopTransactionContext);
 
-	initStringInfo(&commit_bytes);
+	initStringInfo(&commit_letters);
 	MemoryContextSwitchTo(old);
-	commit_messages = 0;
-	emit_end(true, emit_to_buffer);
+	if (!emit_end(true, keep_letter))
+		elog(ERROR, "could not write what ends the reservations");
 	commit_prepared = true;
 }
 
@@ -615,54 +527,35 @@ void
 coordinator_forget(void)
 {
 	commit_prepared = false;
-	sent_something = false;
-	transaction++;
-}
-
-/* Writes what is queued; whatever fails is the patrol's. */
-static void
-flush_end(void)
-{
-	if (connection == NULL || !redis_flush(connection))
-	{
-		if (connection)
-			disconnect(redis_error(connection));
-		fence_wake_patrol();
-		return;
-	}
-	take_arrived_replies();
+	memset(waiting, 0, sizeof(waiting));
 }
 
 void
 coordinator_commit(void)
 {
-	if (commit_prepared && commit_messages > 0)
-	{
-		bool		ok = live_connection() != NULL;
+	bool		ok = true;
 
-		for (int i = 0; ok && i < commit_messages; i++)
-			ok = push_request((Request) {.kind = REQUEST_END});
-		if (ok)
-			ok = redis_send_raw(connection, commit_bytes.data, commit_bytes.len, commit_messages);
-		if (!ok && connection)
-			disconnect("could not queue the commit message");
-		flush_end();
+	if (!commit_prepared)
+		return;
+	for (const char *p = commit_letters.data; p < commit_letters.data + commit_letters.len;)
+	{
+		Letter		letter;
+
+		memcpy(&letter, p, sizeof(letter));
+		letter.key_bytes = p + sizeof(letter);
+		letter.arg_bytes = letter.key_bytes + letter.key_len;
+		p = letter.arg_bytes + letter.arg_len;
+		ok = post_letter(&letter) && ok;
 	}
+	if (!ok)
+		fence_wake_patrol();
 	coordinator_forget();
 }
 
 void
 coordinator_abort(void)
 {
-	bool		sent = false;
-
-	for (Reservation *r = ledger_first(); r != NULL && !sent; r = r->next)
-		sent = r->sent != NO_VERSION;
-	if (sent)
-	{
-		if (live_connection() != NULL)
-			emit_end(false, emit_to_connection);
-		flush_end();
-	}
+	if (!emit_end(false, post_letter))
+		fence_wake_patrol();
 	coordinator_forget();
 }

@@ -3,9 +3,9 @@
  *	  This backend's conversation with Redis: the only caller of the fence functions on behalf of transactions and
  *	  readers (keeper and patrol use redis/library.h).
  *
- * Owns: the backend's connections and what is outstanding on them. One connection per Redis process, opened on first
- * use and kept. Replies come in the order of the requests; each is taken by the request at the head of the queue, so
- * a late one can never answer another question; after an error, timeout or interrupt the connection is dropped.
+ * What transactions say goes through the courier (outbox.h): reserve before the commit, commit or abort after it. What
+ * readers ask goes over a connection of this backend's own, opened on first use and kept; after an error, timeout or
+ * interrupt it is dropped, because a late reply would answer another question.
  */
 #ifndef FENCE_COORDINATOR_H
 #define FENCE_COORDINATOR_H
@@ -15,8 +15,8 @@
 #include "ledger.h"
 
 /*
- * Sends reserve for the reservation's wanted version, without waiting, if fences are OPEN and a connection is at
- * hand; else nothing happens: before the commit it is sent anyway. Never raises because of Redis.
+ * Sends reserve for the reservation's wanted version if fences are OPEN; else nothing happens: before the commit it is sent
+ * anyway. Waits only if more answers are outstanding than can be kept. Never raises because of Redis.
  */
 extern void coordinator_reserve_early(Reservation *reservation);
 
@@ -41,8 +41,7 @@ extern const char *coordinator_problem(void);
 
 /*
  * Formats what COMMIT will send: commit for applied reservations, abort for the others. May raise (memory); nothing
- * is sent. coordinator_commit then neither allocates with palloc nor raises nor waits; what the socket does not take
- * at once goes out at the next use, and the patrol settles what never arrives.
+ * is sent. coordinator_commit then neither allocates nor raises nor waits; the patrol settles what never arrives.
  */
 extern void coordinator_prepare_commit(void);
 extern void coordinator_commit(void);
@@ -55,7 +54,8 @@ extern void coordinator_abort(void);
 
 /*
  * One question to the process that holds the fence, and its answer (caller: freeReplyObject); NULL if it could not be had:
- * coordinator_problem() tells. Error replies are returned as they are. Interruptible; waits at most `timeout`.
+ * coordinator_problem() tells. Error replies are returned as they are. Sees what this backend has sent before. Interruptible;
+ * waits at most `timeout`.
  */
 extern redisReply *coordinator_ask(const char *fence, int argc, const char **argv, const size_t *argvlen);
 

@@ -17,6 +17,7 @@
 #include "utils/wait_event.h"
 
 #include "compat.h"
+#include "outbox.h"
 #include "settings.h"
 #include "shared.h"
 
@@ -32,9 +33,15 @@ marker_count(void)
 }
 
 static Size
-shared_size(void)
+state_size(void)
 {
 	return add_size(offsetof(FenceShared, markers), mul_size(marker_count(), sizeof(pg_atomic_uint64)));
+}
+
+static Size
+shared_size(void)
+{
+	return add_size(MAXALIGN(state_size()), outbox_size());
 }
 
 static void
@@ -82,7 +89,11 @@ shared_startup(void)
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
 	fence_shared = ShmemInitStruct("pgcache_fence", shared_size(), &found);
 	if (!found)
+	{
 		shared_initialise(fence_shared);
+		outbox_initialise((char *) fence_shared + MAXALIGN(state_size()));
+	}
+	outbox_use((char *) fence_shared + MAXALIGN(state_size()));
 	LWLockRelease(AddinShmemInitLock);
 }
 

@@ -18,6 +18,7 @@
 #include "ledger.h"
 #include "settings.h"
 #include "shared.h"
+#include "test_hooks.h"
 #include "transaction.h"
 
 #define POLL_FIRST_US	1000	/* how often a waiting writer looks at the word: at first, and at most */
@@ -124,6 +125,7 @@ commit_open(FenceWord word, int *failures, CommitWait *wait)
 			raise_ahead(ahead);
 			break;
 		case RESERVE_GRANTED:
+			fence_test_point("before-marker");
 			fence_marker_set(WORD_EPOCH(word));
 			if (fence_word() == word)
 				return true;
@@ -168,6 +170,7 @@ commit_closed(FenceWord word, CommitWait *wait)
 		wait_a_moment(wait);
 		return false;
 	}
+	fence_test_point("before-bypass");
 	fence_marker_set(MARKER_BYPASS);
 	pg_atomic_write_u32(&fence_shared->bypassed, 1);
 	pg_memory_barrier();
@@ -227,6 +230,7 @@ before_commit(void)
 	if (anything_applied())
 		wait_until_ready();
 	coordinator_prepare_commit();
+	fence_test_point("pre-commit-done");
 }
 
 /*
@@ -253,7 +257,9 @@ before_prepare(void)
 static void
 after_commit(void)
 {
+	fence_test_point("before-commit-message");
 	coordinator_commit();
+	fence_test_point("after-commit-message");
 	fence_marker_clear();
 	if (ledger_catalog_has_changed())
 	{
@@ -293,6 +299,7 @@ transaction_callback(XactEvent event, void *arg)
 			if (!ledger_is_empty())
 			{
 				fence_marker_clear();
+				fence_test_point("abort");
 				coordinator_abort();
 			}
 			break;

@@ -69,6 +69,9 @@ worker_install(void)
 	describe(&worker, "pgcache_fence patrol", "fence_patrol_main");
 	worker.bgw_restart_time = 1;
 	RegisterBackgroundWorker(&worker);
+	describe(&worker, "pgcache_fence courier", "fence_courier_main");
+	worker.bgw_restart_time = 1;
+	RegisterBackgroundWorker(&worker);
 }
 
 static BackgroundWorkerHandle *
@@ -273,6 +276,23 @@ reserve_for_prepared(LibraryCall *call, const char *epoch)
 }
 
 /*
+ * pg_upgrade makes the triggers while fence.domain is still empty (its rows come as files), so nobody could record what
+ * they depend on. The trigger of fence.domain does, for all of them, whatever the statement.
+ */
+static void
+complete_upgraded(void)
+{
+	if (SPI_execute("SELECT FROM fence.domain d JOIN pg_trigger t ON t.tgrelid = d.relation"
+					" WHERE t.tgname = 'zzz_pgcache_fence_after' AND d.scope <> 'manual' AND NOT EXISTS ("
+					"  SELECT FROM pg_depend p WHERE p.classid = 'pg_trigger'::regclass AND p.objid = t.oid"
+					"   AND p.refclassid = 'pg_class'::regclass AND p.refobjid = d.relation AND p.refobjsubid > 0)",
+					true, 1) != SPI_OK_SELECT)
+		elog(ERROR, "could not read what triggers depend on");
+	if (SPI_processed > 0 && SPI_execute("UPDATE fence.domain SET id = id WHERE false", false, 0) != SPI_OK_UPDATE)
+		elog(ERROR, "could not record what triggers depend on");
+}
+
+/*
  * The attachments of this database, in a snapshot taken after the epoch began: what was detached before is not in it.
  * The first time in an epoch, what was prepared before goes first.
  */
@@ -333,6 +353,8 @@ fence_job_main(Datum arg)
 				break;
 			case JOB_ANNOUNCE:
 				store_cluster(&job);	/* in each database: whichever is the first one after a restart */
+				if (job.first_in_epoch)
+					complete_upgraded();
 				announce_domains(&job);
 				break;
 		}

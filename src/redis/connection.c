@@ -419,14 +419,27 @@ redis_flush(RedisConnection *conn)
 
 	if (conn->failed || conn->waiting)
 		return false;
-	while (progress)
+	while (redis_unsent(conn) > 0 && progress)
 	{
-		if (!transfer(conn, &progress))
+		ssize_t		written = write_some(conn);
+
+		if (written < 0)
+			return false;
+		if (written == 0 && !transfer(conn, &progress))
 			return false;
 	}
-	if (conn->outstanding == 0 && has_input(conn))
-		fail_unasked(conn);
+	if (conn->outstanding == 0)
+	{
+		if (read_some(conn) >= 0 && has_input(conn))
+			fail_unasked(conn);
+	}
 	return !conn->failed;
+}
+
+int
+redis_socket(const RedisConnection *conn)
+{
+	return conn->context->fd;
 }
 
 size_t

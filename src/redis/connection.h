@@ -42,10 +42,13 @@ extern bool redis_send(RedisConnection *conn, int argc, const char **argv, const
 extern bool redis_send_raw(RedisConnection *conn, const char *bytes, size_t len, int nreplies);
 
 /*
- * Writes what the socket takes without waiting, and reads what it offers (so that both sides' buffers never fill
- * at once). False: the connection has failed.
+ * Writes what the socket takes without waiting. If it does not take all of it, or nothing is outstanding, also reads
+ * what it offers: both sides' buffers must never fill at once. False: the connection has failed.
  */
 extern bool redis_flush(RedisConnection *conn);
+
+/* For waiting until it is readable; may be -1. */
+extern int	redis_socket(const RedisConnection *conn);
 
 /* Bytes queued and not yet written. */
 extern size_t redis_unsent(const RedisConnection *conn);

@@ -70,9 +70,13 @@ local function epoch_number(epoch)
   return whole(match(epoch, '^(%d+)%-%x+$') or '')
 end
 
--- Stamps are stored in fences and values, where blanks and newlines separate.
+-- Stamps are stored in fences and values, where blanks and newlines separate. The last good one is often the next.
+local last_stamp = nil
 local function is_stamp(s)
-  return #s <= MAX_STAMP and find(s, '^[%w%p]+$')
+  if s == last_stamp then return true end
+  if #s > MAX_STAMP or not find(s, '^[%w%p]+$') then return false end
+  last_stamp = s
+  return true
 end
 
 local function is_domain(s)
@@ -89,11 +93,13 @@ local function new_space(armed)
   return { armed = armed, pending = {}, domains = {} }
 end
 
+-- head: what a fence of the token begins with.
 local function new_gen(space, domain)
   generation = generation + 1
   domain.gen = generation
   domain.token = space.armed.number .. '.' ..
     sub(redis.sha1hex(space.armed.epoch .. ' ' .. identity .. ' ' .. generation), 1, 16)
+  domain.head = domain.token .. ' '
 end
 
 -- The domain's record, made on first use. id: the attachment that is announced (nil: not attached, readers are told
@@ -115,22 +121,52 @@ local function parse(fence)
   return match(fence, '^([%w_.-]+):f:([^:{}]+):{[^{}]+}')
 end
 
--- Whether value is a value name of this very fence: the same name with v for f, or that and a suffix after a colon.
--- Without it a put could overwrite any key.
-local function names_value_of(value, fence)
-  if #value > MAX_NAME then return false end
-  local at = find(fence, ':f:', 1, true)
-  local own = sub(fence, 1, at) .. 'v' .. sub(fence, at + 2)
-  return value == own or sub(value, 1, #own + 1) == own .. ':'
-end
+-- What a fence name says before its tag ("<namespace>:f:<domain>:") -> {space, domain, values}, values being what the
+-- names of its values begin with. Only of domains that are known, so what readers ask for does not make it grow.
+local routes = {}
 
--- The space and domain if this process may answer readers for this fence now, else nil.
-local function may_answer(fence)
+local function route_of(fence)
+  local at = find(fence, ':{', 1, true)
+  local r = at and routes[sub(fence, 1, at)]
+  if r and #fence <= MAX_NAME and find(fence, '^[^{}]+}', at + 2) then return r end
   local ns, name = parse(fence)
   local space = ns and spaces[ns]
   local domain = space and space.domains[name]
-  if not domain or not domain.id or now_ms() >= space.armed.until_ms then return nil end
-  return space, domain
+  if not domain then return nil end
+  r = { space = space, domain = domain, values = ns .. ':v:' .. name .. ':' }
+  routes[sub(fence, 1, at)] = r
+  return r
+end
+
+-- Whether value is a value name of this very fence: the same name with v for f, or that and a suffix after a colon.
+-- Without it a put could overwrite any key.
+local function names_value_of(value, fence, values)
+  local n = #values
+  if #value > MAX_NAME or sub(value, 1, n) ~= values or sub(value, n + 1, #fence) ~= sub(fence, n + 1) then
+    return false
+  end
+  return #value == #fence or (#value > #fence and byte(value, #fence + 1) == 58)
+end
+
+-- For a reader's fence and value (may be nil): the route, false if this process knows no such domain, or nil and the
+-- error.
+local function reader_route(function_name, fence, value)
+  local r = route_of(fence) or false
+  local values = r and r.values
+  if not r then
+    local ns, name = parse(fence)
+    if not ns then return nil, bad(function_name, 'the first key is no fence') end
+    values = ns .. ':v:' .. name .. ':'
+  end
+  if value and not names_value_of(value, fence, values) then
+    return nil, bad(function_name, 'the second key is no value of this fence')
+  end
+  return r
+end
+
+-- Whether this process may answer readers there now.
+local function may_answer(r)
+  return r and r.domain.id and now_ms() < r.space.armed.until_ms
 end
 
 -- The space if it is armed in this epoch. With a lease: only while the lease runs (reserve); without: for commit,
@@ -149,22 +185,24 @@ end
 -- version, ticket-or-stamp, exists. version is nil when there is none that may be trusted: no fence, one of another
 -- token (another epoch, generation or process), one with a ticket only (then the ticket is the second result).
 -- MGET: a key of another type reads as absent instead of failing.
-local function read_fence(fence, token, raw)
+local function read_fence(fence, domain, raw)
   raw = raw or redis.call('MGET', fence)[1]
   if not raw then return nil, nil, false end
-  local t, v, rest = match(raw, '^(%S+) (%S+) (%S*)$')
-  if t ~= token then return nil, nil, true end
-  if v == '-' then return nil, rest, true end
-  return v, rest, true
+  local n = #domain.head
+  local at = sub(raw, 1, n) == domain.head and find(raw, ' ', n + 1, true)
+  if not at or find(raw, '%s', at + 1) then return nil, nil, true end
+  local v = sub(raw, n + 1, at - 1)
+  if v == '-' then return nil, sub(raw, at + 1), true end
+  return v, sub(raw, at + 1), true
 end
 
-local function write_fence(space, fence, token, v, rest)
-  redis.call('SET', fence, token .. ' ' .. v .. ' ' .. rest, 'PX', space.armed.idle_ms)
+local function write_fence(space, fence, domain, v, rest)
+  redis.call('SET', fence, domain.head .. v .. ' ' .. rest, 'PX', space.armed.idle_ms)
 end
 
-local function own_pending(space, fence, stamp)
-  for i, p in ipairs(space.pending[fence] or {}) do
-    if p.stamp == stamp then return p, i end
+local function own_pending(list, stamp)
+  for i = 1, list and #list or 0 do
+    if list[i].stamp == stamp then return list[i] end
   end
 end
 
@@ -192,13 +230,13 @@ end
 -- what an eviction took [4], only a reader with the current ticket may. A reservation of an older generation proves
 -- nothing today: the fence goes.
 local function commit_one(space, domain, fence, stamp, w, store)
-  local own = own_pending(space, fence, stamp)
-  local v, _, exists = read_fence(fence, domain.token)
+  local own = own_pending(space.pending[fence], stamp)
+  local v, _, exists = read_fence(fence, domain)
   local newest = (v and below(w, v)) and v or w
   if exists and (not v or (own and own.gen ~= domain.gen)) then
     redis.call('DEL', fence)
   elseif v then
-    if v ~= newest then write_fence(space, fence, domain.token, newest, stamp) end
+    if v ~= newest then write_fence(space, fence, domain, newest, stamp) end
     if store and newest == w then store() end
   end
   drop_pending(space, fence, stamp, newest)
@@ -294,6 +332,7 @@ local function arm(keys, args)
     space = new_space({ owner = args[5], timeline = timeline, epoch = epoch, number = number, until_ms = till,
                         slots = args[4] })
     spaces[ns] = space
+    routes = {}
   end
   space.armed.idle_ms = settings.idle_ms
   for _, d in ipairs(settings.domains) do attach_domain(space, d[1], d[2]) end
@@ -360,27 +399,93 @@ local function common_namespace(keys)
   return ns
 end
 
-local function reserve_one(space, fence, stamp, observed, w)
+-- The domain of a fence of that space: made if this is the first that is heard of it.
+local function domain_in(space, fence)
+  local r = route_of(fence)
+  if r then return r.domain end
   local _, name = parse(fence)
-  local domain = domain_of(space, name)
-  local v, _, exists = read_fence(fence, domain.token)
+  return domain_of(space, name)
+end
+
+-- observed may be nil. Returns '', or the version that is ahead.
+local function reserve_one(space, domain, fence, stamp, observed, w, now)
+  local v, _, exists = read_fence(fence, domain)
   if v and observed and below(v, observed) then
-    write_fence(space, fence, domain.token, observed, '')
+    write_fence(space, fence, domain, observed, '')
     v = observed
   end
-  if observed then drop_pending(space, fence, nil, observed) end
+  local list = space.pending[fence]
+  if list and observed then
+    drop_pending(space, fence, nil, observed)
+    list = space.pending[fence]
+  end
   if v and not below(v, w) then return v end
-  local own = own_pending(space, fence, stamp)
-  if not own then
-    own = { stamp = stamp, w = w, gen = domain.gen, since = now_ms() }
-    local list = space.pending[fence]
-    if list then list[#list + 1] = own else space.pending[fence] = { own } end
-  else
+  local own = own_pending(list, stamp)
+  if own then
     if below(own.w, w) then own.w = w end
     own.gen = domain.gen
+  else
+    own = { stamp = stamp, w = w, gen = domain.gen, since = now }
+    if list then list[#list + 1] = own else space.pending[fence] = { own } end
   end
   if not v and exists then redis.call('DEL', fence) end
   return ''
+end
+
+-- How many arguments an operation of write has, besides its letter
+local WRITE_ARGUMENTS = { r = 3, c = 2, a = 1 }
+
+-- Whether the operations are well-formed: exactly one for each key.
+local function are_operations(keys, args)
+  local at = 2
+  for _ = 1, #keys do
+    local n = WRITE_ARGUMENTS[args[at]]
+    if not n or #args < at + n or not is_stamp(args[at + 1]) then return false end
+    if n >= 2 and not version(args[at + n]) then return false end
+    if n == 3 and args[at + 2] ~= '' and not version(args[at + 2]) then return false end
+    at = at + n + 1
+  end
+  return at == #args + 1
+end
+
+-- write <fence>... | epoch operation... -> written answer... | unarmed
+-- What many transactions have to say, in one call: for each fence one operation, done in that order.
+--   r stamp observed w   reserve; answered '' (granted), a version (ahead: PostgreSQL is about to write at or below
+--                        it) or '-' (the lease is over). observed is '' unless it is a committed version of that very
+--                        key [2, 2b, 6d].
+--   c stamp w            commit
+--   a stamp              abort: drops the own reservation and touches nothing else
+local function write(keys, args)
+  local ns = keys[1] and match(keys[1], '^([%w_.-]+):')
+  local space, domains = spaces[ns or ''], {}
+  for i = 1, #keys do
+    local r = route_of(keys[i])
+    if r and r.space == space then domains[i] = r.domain elseif parse(keys[i]) ~= ns then ns = nil end
+  end
+  if not ns or #args == 0 or not are_operations(keys, args) then
+    return bad('fence_write', 'expected fences, epoch and an operation for each fence')
+  end
+  if not space or space.armed.epoch ~= args[1] then return { 'unarmed' } end
+  local now = now_ms()
+  local leased = now < space.armed.until_ms
+  local reply, at = { 'written' }, 2
+  for i = 1, #keys do
+    local fence, op, stamp = keys[i], args[at], args[at + 1]
+    if op == 'a' then
+      drop_pending(space, fence, stamp, nil)
+    elseif op == 'c' then
+      commit_one(space, domains[i] or domain_in(space, fence), fence, stamp, args[at + 2])
+    elseif leased then
+      local observed = args[at + 2]
+      if observed == '' then observed = nil end
+      reply[#reply + 1] = reserve_one(space, domains[i] or domain_in(space, fence), fence, stamp, observed,
+                                      args[at + 3], now)
+    else
+      reply[#reply + 1] = '-'
+    end
+    at = at + WRITE_ARGUMENTS[op] + 1
+  end
+  return reply
 end
 
 -- reserve <fence>... | epoch stamp (observed w)... -> reserved (''|v)... | unarmed
@@ -401,7 +506,8 @@ local function reserve(keys, args)
   local reply = { 'reserved' }
   for i, fence in ipairs(keys) do
     local observed = args[1 + 2 * i]
-    reply[i + 1] = reserve_one(space, fence, args[2], observed ~= '' and observed or nil, args[2 + 2 * i])
+    reply[i + 1] = reserve_one(space, domain_in(space, fence), fence, args[2], observed ~= '' and observed or nil,
+                               args[2 + 2 * i], now_ms())
   end
   return reply
 end
@@ -418,8 +524,7 @@ local function commit(keys, args)
   local space = in_epoch(ns, args[1], false)
   if not space then return { 'unarmed' } end
   for i, fence in ipairs(keys) do
-    local _, name = parse(fence)
-    commit_one(space, domain_of(space, name), fence, args[2], args[2 + i])
+    commit_one(space, domain_in(space, fence), fence, args[2], args[2 + i])
   end
   return { 'committed' }
 end
@@ -427,15 +532,15 @@ end
 -- commit_value <fence> <value> | epoch stamp w payload ttl_ms -> committed | unarmed
 -- The same with the new value, which is stored only if w is the fence's version afterwards.
 local function commit_value(keys, args)
-  local ns = #keys == 2 and parse(keys[1])
+  local ns, name = nil, nil
+  if #keys == 2 then ns, name = parse(keys[1]) end
   local ttl = args[5] and whole(args[5])
   if not ns or #args ~= 5 or not is_stamp(args[2]) or not version(args[3]) or not ttl
-    or not names_value_of(keys[2], keys[1]) then
+    or not names_value_of(keys[2], keys[1], ns .. ':v:' .. name .. ':') then
     return bad('fence_commit_value', 'expected fence, value, epoch, stamp, version, payload and ttl')
   end
   local space = in_epoch(ns, args[1], false)
   if not space then return { 'unarmed' } end
-  local _, name = parse(keys[1])
   local domain = domain_of(space, name)
   commit_one(space, domain, keys[1], args[2], args[3], function()
     store_value(keys[2], domain.token, args[3], args[2], args[4], ttl)
@@ -489,11 +594,11 @@ local function repair(keys, args)
   if not space then return { 'unarmed' } end
   local _, name = parse(keys[1])
   local domain = domain_of(space, name)
-  local v = read_fence(keys[1], domain.token)
+  local v = read_fence(keys[1], domain)
   local u = args[3]
   if not v or space.pending[keys[1]] or domain.pendings > 0 then return { 'unchanged' } end
   if u ~= '' and below(v, u) then
-    write_fence(space, keys[1], domain.token, u, '')
+    write_fence(space, keys[1], domain, u, '')
     return { 'repaired' }
   end
   if v == args[2] and (u == '' or below(u, v)) then
@@ -565,17 +670,18 @@ end
 local function get(keys, args)
   if #keys ~= 2 or #args ~= 0 then return bad('fence_get', 'expected 2 keys (fence, value) and no argument') end
   local fence = keys[1]
-  if not parse(fence) then return bad('fence_get', 'the first key is no fence') end
-  if not names_value_of(keys[2], fence) then return bad('fence_get', 'the second key is no value of this fence') end
-  local space, domain = may_answer(fence)
-  if not space then return { 'unarmed' } end
+  local r, wrong = reader_route('fence_get', fence, keys[2])
+  if wrong then return wrong end
+  if not may_answer(r) then return { 'unarmed' } end
+  local space, domain = r.space, r.domain
   if space.pending[fence] or domain.pendings > 0 then return { 'pending' } end
   local both = redis.call('MGET', fence, keys[2])
   local token = domain.token
-  local v, ticket = read_fence(fence, token, both[1] or nil)
+  local v, ticket = nil, nil
+  if both[1] then v, ticket = read_fence(fence, domain, both[1]) end
   if v then
     local value = both[2]
-    local head = token .. ' ' .. v .. ' '
+    local head = domain.head .. v .. ' '
     if value and sub(value, 1, #head) == head then
       local at = find(value, '\n', #head, true)
       if at then return { 'hit', token, v, sub(value, at + 1) } end
@@ -585,7 +691,7 @@ local function get(keys, args)
   if not ticket then
     tickets = tickets + 1
     ticket = tostring(tickets)
-    write_fence(space, fence, token, '-', ticket)
+    write_fence(space, fence, domain, '-', ticket)
   end
   return { 'miss', token, ticket }
 end
@@ -594,11 +700,11 @@ end
 local function check(keys, args)
   if #keys ~= 1 or #args ~= 2 then return bad('fence_check', 'expected 1 key, token and version') end
   local fence = keys[1]
-  if not parse(fence) then return bad('fence_check', 'the key is no fence') end
+  local r, wrong = reader_route('fence_check', fence, nil)
+  if wrong then return wrong end
   if not version(args[2]) then return bad('fence_check', 'malformed version') end
-  local space, domain = may_answer(fence)
-  if not space or domain.token ~= args[1] or space.pending[fence] or domain.pendings > 0 then return 0 end
-  if read_fence(fence, domain.token) == args[2] then return 1 end
+  if not may_answer(r) or r.domain.token ~= args[1] or r.space.pending[fence] or r.domain.pendings > 0 then return 0 end
+  if read_fence(fence, r.domain) == args[2] then return 1 end
   return 0
 end
 
@@ -610,14 +716,14 @@ local function put(keys, args)
     return bad('fence_put', 'expected 2 keys (fence, value) and token, ticket, version, payload, ttl_ms')
   end
   local fence, w, ttl = keys[1], version(args[3]), whole(args[5])
-  if not parse(fence) then return bad('fence_put', 'the first key is no fence') end
-  if not names_value_of(keys[2], fence) then return bad('fence_put', 'the second key is no value of this fence') end
+  local r, wrong = reader_route('fence_put', fence, keys[2])
+  if wrong then return wrong end
   if not w then return bad('fence_put', 'malformed version') end
   if not ttl then return bad('fence_put', 'malformed ttl_ms') end
-  local space, domain = may_answer(fence)
-  if not space then return { 'refused', 'unarmed' } end
+  if not may_answer(r) then return { 'refused', 'unarmed' } end
+  local space, domain = r.space, r.domain
   if args[1] ~= domain.token then return { 'refused', 'token' } end
-  local v, ticket, exists = read_fence(fence, domain.token)
+  local v, ticket, exists = read_fence(fence, domain)
   if v then
     if below(w, v) then return { 'stale', v } end
   elseif not exists then
@@ -626,7 +732,7 @@ local function put(keys, args)
     return { 'refused', 'ticket' }
   end
   store_value(keys[2], domain.token, w, '', args[4], ttl)
-  if v ~= w then write_fence(space, fence, domain.token, w, '') end
+  if v ~= w then write_fence(space, fence, domain, w, '') end
   drop_pending(space, fence, nil, w)
   return { 'stored' }
 end
@@ -643,9 +749,9 @@ local function status(keys, args)
   local space = spaces[ns]
   local domain = space and space.domains[name]
   if not domain then return { 'unarmed', '', '', '', '0' } end
-  local v, rest = read_fence(keys[1], domain.token)
+  local v, rest = read_fence(keys[1], domain)
   local list, now = space.pending[keys[1]] or {}, now_ms()
-  local reply = { may_answer(keys[1]) and 'armed' or 'unarmed', domain.token, v or '', rest or '',
+  local reply = { may_answer(route_of(keys[1])) and 'armed' or 'unarmed', domain.token, v or '', rest or '',
                   tostring(#list + domain.pendings) }
   for _, p in ipairs(list) do
     reply[#reply + 1] = p.stamp
@@ -715,6 +821,7 @@ register_keyed('fence_arm', arm)
 register_keyed('fence_renew', renew)
 register('fence_disarm', disarm, { 'no-writes' })
 register('fence_announce', announce, { 'no-writes' })
+register_keyed('fence_write', write)
 register_keyed('fence_reserve', reserve)
 register_keyed('fence_commit', commit)
 register_keyed('fence_commit_value', commit_value)

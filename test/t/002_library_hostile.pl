@@ -45,6 +45,7 @@ my %hostile = (
 		'{"idle_ms": 1000, "reservations": [["1.u", "1.a"], ["1.u"]]}', '{"idle_ms": 1000, "reservations": [["1.u", "a b"]]}',
 		'{"idle_ms": 1000, "reservations": [[1, 2]]}', '[' x 10_000
 	],
+	X => [ '', 'x', 'rr', 'R', "\0", $long ],        # operation
 	# these are answered, but not obeyed
 	e => [ '', 'x', '1-zz', '0-0', "\0", $long ],    # epoch: unarmed
 	t => [ '', 'x', "\0", '1.0', $long ],            # token: refused, or 0
@@ -71,6 +72,8 @@ sub templates
 		[ fence_put      => 2, F => f('l'), V => v('l'), t => $token, k => $ticket, W => 7, '' => 'payload', M => 0 ],
 		[ fence_reserve  => 1, F => f('k'), e => $epoch, S => '9.a', O => 5, W => 7 ],
 		[ fence_reserve  => 2, F => f('k'), F => f('l'), e => $epoch, S => '9.a', O => 5, W => 7, O => 5, W => 7 ],
+		[ fence_write    => 3, F => f('k'), F => f('l'), F => f('p'), e => $epoch, X => 'r', S => '9.a', O => 5, W => 7,
+			X => 'c', S => '1.a', W => 8, X => 'a', S => '1.a' ],
 		[ fence_abort    => 1, F => f('p'), e => $epoch, s => '1.a' ],
 		[ fence_commit   => 1, F => f('k'), e => $epoch, S => '1.a', W => 8 ],
 		[ fence_commit_value => 2, F => f('k'), V => v('k'), e => $epoch, S => '1.a', W => 9, '' => 'payload', M => 0 ],
@@ -277,6 +280,7 @@ sub fails_cleanly
 	  foreach [ get => refuses('fence_get', 2, f('new'), v('new')) ],
 	  [ put => refuses('fence_put', 2, f('k'), v('k'), token(), '', 7, 'p', 0) ],
 	  [ reserve => refuses('fence_reserve', 1, f('k'), $epoch, '9.a', 5, 7) ],
+	  [ write => refuses('fence_write', 2, f('k'), f('k'), $epoch, qw(r 9.a 5 7 c 1.a 6)) ],
 	  [ commit => refuses('fence_commit', 1, f('k'), $epoch, '1.a', 6) ],
 	  [ commit_value => refuses('fence_commit_value', 2, f('k'), v('k'), $epoch, '1.a', 6, 'p', 0) ],
 	  [ settle => refuses('fence_settle', 0, 'n', f('k'), $epoch, '1.a', 6) ],

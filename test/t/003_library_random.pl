@@ -71,6 +71,7 @@ my @kinds = (
 	[ 8 => \&invent_reserve ],
 	[ 1 => sub { return qw(FCALL fence_reserve 2), @fences[ 0, 1 ], epoch('a'), one(@stamps),
 		map { ('', version($_[0], $fences[$_])) } 0, 1; } ],
+	[ 8 => \&invent_write ],
 	[ 6 => sub { my ($m, $ns, $d, $f) = @_; return qw(FCALL fence_commit 1), $f, ending(@_), version($m, $f); } ],
 	[ 1 => sub { return qw(FCALL fence_commit 2), @fences[ 0, 1 ], epoch('a'), one(@stamps),
 		map { version($_[0], $fences[$_]) } 0, 1; } ],
@@ -118,6 +119,23 @@ sub invent_reserve
 	my $observed = maybe(0.5, version($model, $fence));
 
 	return qw(FCALL fence_reserve 1), $fence, epoch($ns), one(@stamps), $observed, note_version(version($model, $fence));
+}
+
+# One to three operations on fences of one namespace, the same fence perhaps twice.
+sub invent_write
+{
+	my ($model, $ns) = @_;
+	my @names = map { one(grep { /^\Q$ns\E:/ } @fences) } 0 .. int rand 3;
+	my @operations;
+
+	foreach my $fence (@names)
+	{
+		my $op = one('r', 'r', 'c', 'c', 'a');
+		push @operations, $op, $op eq 'r' ? one(@stamps) : stamp($model, $ns, $fence);
+		push @operations, maybe(0.5, version($model, $fence)) if $op eq 'r';
+		push @operations, note_version(version($model, $fence)) if $op ne 'a';
+	}
+	return qw(FCALL fence_write), scalar @names, @names, epoch($ns), @operations;
 }
 
 sub deadline { return rand() < 0.1 ? one(0, 1) : $clock + 3_600_000 + int rand 1000; }
@@ -417,18 +435,18 @@ my @mutations = (
 	[ 'versions are compared as text', 'if #a ~= #b then return #a < #b end', '' ],
 	[ '[4] commit creates a version',
 		"if exists and (not v or (own and own.gen ~= domain.gen)) then\n    redis.call('DEL', fence)",
-		"if not v then\n    write_fence(space, fence, domain.token, w, stamp)" ],
+		"if not v then\n    write_fence(space, fence, domain, w, stamp)" ],
 	[ '[2] put takes any ticket', 'elseif not ticket or ticket ~= args[2] then', 'elseif false then' ],
 	[ 'put lowers a version', "if below(w, v) then return { 'stale', v } end", '' ],
 	[ '[6c] put does not look at the token', "if args[1] ~= domain.token then return { 'refused', 'token' } end", '' ],
 	[ 'get overlooks reservations of rows', 'if space.pending[fence] or domain.pendings > 0 then return {',
 		'if domain.pendings > 0 then return {' ],
 	[ 'reserve leaves the ticket', "if not v and exists then redis.call('DEL', fence) end", '' ],
-	[ '[1r] reserve drops without raising', 'write_fence(space, fence, domain.token, observed, \'\')', '' ],
+	[ '[1r] reserve drops without raising', 'write_fence(space, fence, domain, observed, \'\')', '' ],
 	[ 'reserve forgets a higher version of its own', 'if below(own.w, w) then own.w = w end', 'own.w = w' ],
 	[ 'settle without a version leaves the fence', "redis.call('DEL', fence)\n    drop_pending(space, fence, stamp, nil)",
 		'drop_pending(space, fence, stamp, nil)' ],
-	[ 'repair lowers', "redis.call('DEL', keys[1])", "write_fence(space, keys[1], domain.token, u, '')" ],
+	[ 'repair lowers', "redis.call('DEL', keys[1])", "write_fence(space, keys[1], domain, u, '')" ],
 	[ '[6b] a bulk commit keeps the generation', "    new_gen(space, d)\n    domain_drop(d, args[4])", 'domain_drop(d, args[4])' ],
 	[ '[c9] an arm repeated in one epoch wipes reservations', 'if a and a.epoch == epoch then', 'if false then' ],
 	[ 'renew lowers until', 'if till > space.armed.until_ms then space.armed.until_ms = till end',

@@ -49,18 +49,25 @@ sub commits
 	foreach my $m (@messages)
 	{
 		my ($function, $count, @rest) = @$m;
-		next unless $function =~ /^fence_(reserve|commit|settle)$/;
-		# the patrol's: namespace, fence, epoch, stamp, version
-		(undef, my @names) = splice @rest, 0, $function eq 'fence_settle' ? 2 : 0;
-		push @names, splice @rest, 0, $count;
-		my ($epoch, $stamp, @versions) = @rest;
-		foreach my $name (@names)
+		my @done;    # [operation, fence, stamp, version]
+		if ($function eq 'fence_write')
 		{
-			next unless $name =~ /:f:\d+\.\Q$domain\E:\{(.*)\}/;
+			my @names = splice @rest, 0, $count;
+			shift @rest;    # epoch
+			while (my $name = shift @names)
+			{
+				my ($op, $stamp, @versions) = splice @rest, 0, { r => 4, c => 3, a => 2 }->{ $rest[0] };
+				push @done, [ $op, $name, $stamp, $versions[-1] ];
+			}
+		}
+		# the patrol's: namespace, fence, epoch, stamp, version
+		@done = ([ 'c', @rest[ 1, 3, 4 ] ]) if $function eq 'fence_settle';
+		foreach (@done)
+		{
+			my ($op, $name, $stamp, $w) = @$_;
+			next unless $op ne 'a' && $name =~ /:f:\d+\.\Q$domain\E:\{(.*)\}/;
 			my $key = $1;
-			shift @versions if $function eq 'fence_reserve';    # observed
-			my $w = shift @versions;
-			if ($function eq 'fence_reserve') { $asked{"$stamp $key $w"} = 1; }
+			if ($op eq 'r') { $asked{"$stamp $key $w"} = 1; }
 			else { $found{$key} = { w => $w, reserved => $asked{"$stamp $key $w"} ? 1 : 0 }; }
 		}
 	}

@@ -58,6 +58,9 @@ subtest 'a subscriber: what the apply worker writes is fenced' => sub {
 	my $from = $publisher->connstr . ' dbname=postgres';
 	my $caught_up = sub { $publisher->wait_for_catchup('sub'); return; };
 	my $change = sub { $publisher->safe_psql('postgres', $_[0]); $caught_up->(); return; };
+	my $compare = FenceTest::Comparison->new($subscriber, domains => [ 'item', 'parts' ]);
+	# the same, and every row is compared
+	my $compared = sub { my ($title, $statement) = @_; return $compare->holds("applied: $title", sub { $change->($statement); }); };
 	my $table = 'CREATE TABLE item (id int PRIMARY KEY, name text%s);
 		CREATE TABLE parts (id int PRIMARY KEY, name text%s) PARTITION BY RANGE (id);
 		CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (1) TO (10);
@@ -73,7 +76,9 @@ subtest 'a subscriber: what the apply worker writes is fenced' => sub {
 	$subscriber->wait_for_subscription_sync($publisher, 'sub');
 	no_reservations($subscriber);
 	is($subscriber->safe_psql('postgres', 'SELECT count(*), max(version) FROM item'), '5|0', 'the first copy');
-	compare_fences($subscriber, $_) foreach 'item', 'parts';
+	$compared->('statements of all kinds', "UPDATE item SET name = 'newer'; UPDATE parts SET name = 'newer', id = id + 40 WHERE id = 3; DELETE FROM parts WHERE id = 4; "
+		  . "INSERT INTO item VALUES (7, 'x'); DELETE FROM item WHERE id = 7");
+	$compared->('what is rolled back', "BEGIN; UPDATE item SET name = 'never'; ROLLBACK; BEGIN; SAVEPOINT a; DELETE FROM parts; ROLLBACK TO a; COMMIT");
 
 	make_cached($subscriber, 'item', 1 .. 5);
 	$change->("UPDATE item SET name = 'new' WHERE id = 1; DELETE FROM item WHERE id = 2; INSERT INTO item VALUES (6, 'new')");
@@ -82,11 +87,11 @@ subtest 'a subscriber: what the apply worker writes is fenced' => sub {
 	is(read_name($subscriber, 'item', 1), 'new', 'read gives the new row');
 	is(get($subscriber, 'item', 2), 'miss', 'DELETE: not served');
 	is(read_name($subscriber, 'item', 2), '', 'read gives none');
-	is($subscriber->safe_psql('postgres', "SELECT fence_version, row_version FROM fence.status('item', '1')"), '1|1', 'versions are counted on the subscriber');
-	is($subscriber->safe_psql('postgres', "SELECT row_version FROM fence.status('item', '2')"), '1', 'the deleted one has a tombstone');
+	is($subscriber->safe_psql('postgres', "SELECT fence_version, row_version FROM fence.status('item', '1')"), '2|2', 'versions are counted on the subscriber');
+	is($subscriber->safe_psql('postgres', "SELECT row_version FROM fence.status('item', '2')"), '2', 'the deleted one has a tombstone');
 	is(get($subscriber, 'item', 3), 'hit', 'a row that was not written is a hit');
 	$change->("INSERT INTO item VALUES (2, 'again')");
-	is($subscriber->safe_psql('postgres', 'SELECT version FROM item WHERE id = 2'), '2', 'a key that comes back starts above it');
+	is($subscriber->safe_psql('postgres', 'SELECT version FROM item WHERE id = 2'), '3', 'a key that comes back starts above it');
 
 	# through the root; a row that moves
 	make_cached($subscriber, 'parts', 1, 5, 15);
@@ -101,7 +106,7 @@ subtest 'a subscriber: what the apply worker writes is fenced' => sub {
 	no_reservations($subscriber);
 	compare_fences($subscriber, $_) foreach 'item', 'parts';
 	make_cached($subscriber, 'item', 1, 3);
-	$change->('TRUNCATE item');
+	$compared->('TRUNCATE', 'TRUNCATE item');
 	isnt(get($subscriber, 'item', $_), 'hit', "TRUNCATE: $_ is not served") foreach 1, 3;
 	is(read_name($subscriber, 'item', 3), '', 'nor read');
 
@@ -138,6 +143,7 @@ subtest 'standby, promotion, and the old primary' => sub {
 	# a lease that is long enough for the last part: the old primary comes while the new one's runs
 	my $primary = new_postgres('primary', $redis, init => { allows_streaming => 1 }, lease => '2s', hot_standby => 'on');
 	my $standby = PostgreSQL::Test::Cluster->new('standby');
+	$standby->{fence_redis} = $redis;
 
 	$primary->safe_psql('postgres', "CREATE TABLE item (id int PRIMARY KEY, name text, version bigint NOT NULL DEFAULT 0);
 		INSERT INTO item SELECT g, 'old' FROM generate_series(1, 5) g; SELECT fence.attach('item')");

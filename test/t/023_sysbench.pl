@@ -146,11 +146,9 @@ sub workload
 	no_reservations($node);
 	foreach my $table (@tables)
 	{
-		compare_fences($node, $table);
-		is($sql->run("SELECT count(*) FROM generate_series(1, greatest($size, (SELECT least(max(id), 5000) FROM $table))) i "
-				  . "CROSS JOIN LATERAL fence.get('$table', i::text) g LEFT JOIN $table t ON t.id = i "
-				  . "WHERE g.status = 'hit' AND g.value::jsonb IS DISTINCT FROM to_jsonb(t)"),
-			'0', "each cached row of $table is the row");
+		# of a bulk_insert's rows the first ones
+		my @wrong = FenceTest::Comparison->new($node, domains => [$table], where => { $table => 'id <= 5000' })->settled;
+		is(join("\n", @wrong), '', "each fence, and each cached row, of $table is the row");
 	}
 	is($sql->run('SELECT state, bypassed_transactions FROM fence.state'), 'OPEN|0', 'fences were OPEN all the time');
 	sysbench($name, 'cleanup');

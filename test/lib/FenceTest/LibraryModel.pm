@@ -408,6 +408,28 @@ sub fence_commit
 	return ['committed'];
 }
 
+# Operations on several fences: what the functions for one do, in their order.
+sub fence_write
+{
+	my ($self, $keys, $args) = @_;
+	my ($epoch, @rest) = @$args;
+	my $space = $self->_in_epoch(_namespace($keys->[0]), $epoch) // return ['unarmed'];
+	my @reply = ('written');
+
+	foreach my $fence (@$keys)
+	{
+		my ($op, $stamp) = splice @rest, 0, 2;
+		if ($op eq 'a') { $self->fence_abort([$fence], [ $epoch, $stamp ]); }
+		elsif ($op eq 'c') { $self->fence_commit([$fence], [ $epoch, $stamp, shift @rest ]); }
+		else
+		{
+			my $answer = $self->fence_reserve([$fence], [ $epoch, $stamp, splice @rest, 0, 2 ]);
+			push @reply, $answer->[0] eq 'unarmed' ? '-' : $answer->[1];
+		}
+	}
+	return \@reply;
+}
+
 sub fence_commit_value
 {
 	my ($self, $keys, $args) = @_;

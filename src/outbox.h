@@ -1,0 +1,104 @@
+/*
+ * outbox.h
+ *	  What backends have to say to Redis: letters in shared memory that the courier carries, and the answers.
+ *
+ * Instead of one connection per backend there is one per server: a backend posts a letter (a copy into a ring, no system
+ * call), the courier (courier.c) writes what has gathered in one go and notes the answers where the sender finds them.
+ *
+ * Locks: none. The ring has many writers and one reader: a writer takes its place by compare-and-swap on `tail`, fills it, and marks it
+ * whole; the reader takes whole letters in order, clears the place to zeros and moves `head`. Answers are atomics that
+ * hold the number of the letter they are for, so a late answer can never be taken for another letter's.
+ */
+#ifndef FENCE_OUTBOX_H
+#define FENCE_OUTBOX_H
+
+#include "postgres.h"
+
+typedef enum LetterKind
+{
+	LETTER_RESERVE,				/* one operation of fence_write that reserves */
+	LETTER_END,					/* operations of fence_write that end reservations */
+	LETTER_RESERVE_DOMAIN,		/* a whole command, answered "reserved" */
+	LETTER_END_DOMAIN			/* a whole command */
+} LetterKind;
+
+/*
+ * Bytes are in Redis' protocol. Of operations: the fences as bulk strings, one for each, and all their arguments; the
+ * courier makes commands of what many letters say. Of a command: all of it, as arguments.
+ */
+typedef struct Letter
+{
+	LetterKind	kind;
+	uint32		epoch;			/* number, in which the operations are meant */
+	int			keys;
+	int			args;
+	const char *key_bytes;
+	size_t		key_len;
+	const char *arg_bytes;
+	size_t		arg_len;
+
+	/* set by outbox_take: who waits for which answer */
+	int			process;
+	uint64		number;
+} Letter;
+
+typedef enum AnswerKind
+{
+	ANSWER_NONE = 0,			/* not yet */
+	ANSWER_GRANTED,				/* of a letter that ends: it was answered */
+	ANSWER_AHEAD,				/* the fence is ahead; outbox_answer tells of which version */
+	ANSWER_FAILED				/* it was not carried, or not granted: outbox_problem tells */
+} AnswerKind;
+
+/* Letters of one process that can wait for their answers at the same time. A power of two. */
+#define OUTBOX_ANSWERS	256
+
+/* The largest letter, in bytes. */
+#define OUTBOX_MAX_LETTER (1024 * 1024)
+
+/* Shared memory. outbox_initialise is called once, for zeroed memory. */
+extern Size outbox_size(void);
+extern void outbox_initialise(void *memory);
+extern void outbox_use(void *memory);
+
+/*
+ * The number of the next letter that outbox_post will post: 1, 2, 3, ... per process slot, never 0, never reused. Posting
+ * it forgets the answer to the letter OUTBOX_ANSWERS before it.
+ */
+extern uint64 outbox_next(void);
+
+/*
+ * Posts a copy of the letter and wakes the courier. Returns its number, or 0: there is no room, or it is too large. Neither
+ * waits nor raises nor allocates: usable in COMMIT and ABORT.
+ */
+extern uint64 outbox_post(const Letter *letter);
+
+/* The answer so far to a letter of this process; ahead (may be NULL) is set with ANSWER_AHEAD. */
+extern AnswerKind outbox_answer(uint64 letter, int64 *ahead);
+
+/*
+ * Waits until the letter is answered, at most until deadline (fence_clock() microseconds); a courier that is just being
+ * restarted gets longer. Interruptible. Returns what outbox_answer does.
+ */
+extern AnswerKind outbox_wait(uint64 letter, int64 deadline, int64 *ahead);
+
+/* Why the last letter failed, or (late) was not answered in time, for people; copied. Takes the lock of shared memory. */
+extern void outbox_problem(char *text, size_t size, bool late);
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * The courier's side
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* The next letter, or false. It, and its bytes, stay in the ring until outbox_done. */
+extern bool outbox_take(Letter *letter);
+extern void outbox_done(void);
+
+/* Answers a letter, and wakes its sender if it waits for that. */
+extern void outbox_give_answer(int process, uint64 number, AnswerKind kind, int64 ahead);
+
+/* This process is the courier, or (false) is no longer; letters are posted all the same. */
+extern void outbox_serve(bool serving);
+extern void outbox_set_problem(const char *text);
+
+#endif

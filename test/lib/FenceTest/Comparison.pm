@@ -1,0 +1,444 @@
+# FenceTest/Comparison.pm
+#    The one mechanical comparison: seed every fence, change something, compare every row, every deleted key and every
+#    group with its fence.
+#
+# Owns: nothing but a connection to each server; it looks past the extension's own audit. Rows come from SQL, fences and
+# values from Redis, as a client in any language would get them.
+#
+#    my $compare = FenceTest::Comparison->new($node);             # all domains of the database that have a table
+#    my @anomalies = $compare->around('UPDATE item SET ...');     # or a code reference
+#    $compare->holds('title', 'UPDATE item SET ...');             # the same as an assertion
+#    my @anomalies = $compare->anomalies;                         # only how things are now
+#
+# What it asks for, in words:
+#   - nothing is pending any more;
+#   - a fence that has a version has that of its row, group or tombstone; what has none of these has a fence without one;
+#   - a hit is the row (or the group's rows) as it is now, of its version: so no copy of before is served;
+#   - a reader that read before the change and puts only now cannot make it a hit either;
+#   - the names of a domain that is gone are unarmed;
+#   - afterwards every row can be cached again.
+package FenceTest::Comparison;
+
+use strict;
+use warnings;
+
+use Carp;
+use FenceTest::Session;
+use Test::More;
+use Time::HiRes qw(time usleep);
+
+use constant BATCH => 500;    # messages in flight
+
+# Options:
+#   dbname => 'postgres'
+#   domains => [names]                   default: all that have a table, at each look
+#   keys => {domain => [[parts], ...]}   keys that may exist later, watched from the beginning
+#   where => {domain => SQL condition}   only these of its rows
+#   redis => FenceTest::Redis            default: the one that new_postgres was given
+#   timeout => 30                        seconds until everything must be announced, settled
+sub new
+{
+	my ($class, $node, %option) = @_;
+	my $self = bless {
+		node    => $node,
+		dbname  => $option{dbname} // 'postgres',
+		only    => $option{domains},
+		keys    => $option{keys} // {},
+		where   => $option{where} // {},
+		redis   => $option{redis} // $node->{fence_redis} // croak('which Redis?'),
+		timeout => $option{timeout} // 30,
+		before  => {},
+	}, $class;
+
+	return $self;
+}
+
+# From here on the rows are in another server: after a promotion or an upgrade.
+sub moved_to
+{
+	my ($self, $node) = @_;
+
+	@$self{qw(node sql)} = ($node, undef);
+	return;
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# PostgreSQL
+# ---------------------------------------------------------------------------------------------------------------------
+
+# The session that looks; made anew after a restart of the server.
+sub _sql
+{
+	my ($self, $statement) = @_;
+
+	$self->{sql} = undef if $self->{sql} && !eval { $self->{sql}->run('SELECT 1'); 1 };
+	if (!$self->{sql})
+	{
+		$self->{sql} = FenceTest::Session->open($self->{node}, dbname => $self->{dbname});
+		# as fence.read prints
+		$self->{sql}->run("SET client_min_messages = warning; SET timezone = 'UTC'; SET datestyle = 'ISO'; "
+			  . "SET intervalstyle = 'postgres'; SET extra_float_digits = 3; SET bytea_output = 'hex'");
+	}
+	return $self->{sql}->run($statement);
+}
+
+sub _quoted     { return "'" . $_[0] =~ s/'/''/gr . "'"; }
+sub _identifier { return '"' . $_[0] =~ s/"/""/gr . '"'; }
+sub _hex        { return "encode(convert_to($_[0], 'UTF8'), 'hex')"; }
+sub _unhex      { return pack 'H*', $_[0]; }
+
+# The lines of a statement that selects hexadecimal texts; NULL is ''.
+sub _lines
+{
+	my ($self, @columns_and_from) = @_;
+	my $from = pop @columns_and_from;
+
+	return map { [ map { _unhex($_) } split /,/, $_, -1 ] }
+	  split /\n/, $self->_sql('SELECT ' . join(" || ',' || ", map { 'coalesce(' . _hex($_) . ", '')" } @columns_and_from) . " $from");
+}
+
+sub _read_domains
+{
+	my ($self) = @_;
+	my $array = 'array_to_string(%s, E\'\n\')';
+	my %domains;
+
+	foreach my $line ($self->_lines('d.domain', 'd.relation::text', 'd.scope', 'd.version::text', sprintf($array, 'd.key'),
+			sprintf($array, 'd.columns'), 'x.id::text',
+			"FROM fence.domains d JOIN fence.domain x ON x.name = d.domain WHERE d.relation IS NOT NULL AND d.scope <> 'manual'"))
+	{
+		my ($name, $relation, $scope, $version, $key, $columns, $id) = @$line;
+		next if $self->{only} && !grep { $_ eq $name } @{ $self->{only} };
+		$domains{$name} = {
+			name     => $name,
+			relation => $relation,
+			scope    => $scope,
+			version  => $version,
+			id       => $id,
+			key      => [ split /\n/, $key ],
+			columns  => [ split /\n/, $columns ],
+		};
+	}
+	return $self->{domains} = \%domains;
+}
+
+# SQL for a row as a reader caches it.
+sub _payload
+{
+	my ($domain) = @_;
+
+	return 'to_jsonb("fence row".*)' unless @{ $domain->{columns} };
+	return '(SELECT to_jsonb("fence columns") FROM (SELECT '
+	  . join(', ', map { '"fence row".' . _identifier($_) } @{ $domain->{columns} })
+	  . ') "fence columns")';
+}
+
+# SQL for every row or group: key, version, payload. One statement, so that a group's version goes with its rows.
+sub _rows_of
+{
+	my ($self, $domain) = @_;
+	my $where = $self->{where}{ $domain->{name} } // 'true';
+	my @key = map { '"fence row".' . _identifier($_) } @{ $domain->{key} };
+	my $key = 'ARRAY[' . join(', ', map { "$_\::text" } @key) . ']';
+	my $payload = _payload($domain);
+
+	if ($domain->{scope} eq 'group')
+	{
+		return "SELECT $key AS k, fence.group_version(" . _quoted($domain->{name}) . ", VARIADIC $key) AS version, "
+		  . "jsonb_agg($payload ORDER BY $payload) AS payload FROM $domain->{relation} \"fence row\" WHERE "
+		  . join(' AND ', "($where)", map { "$_ IS NOT NULL" } @key)
+		  . " GROUP BY 1";
+	}
+	my $version = 'greatest(coalesce("fence row".' . _identifier($domain->{version}) . ', 0), 0)::bigint';
+	return "SELECT $key, $version AS version, $payload AS payload FROM $domain->{relation} \"fence row\" WHERE $where";
+}
+
+# The key parts of a tombstone's text.
+sub _key_parts { return map { s/%([0-9A-F]{2})/$1 eq '00' ? '' : pack 'H2', $1/ger } split /,/, $_[0], -1; }
+
+# Everything that has, or may have, a version: fence name => {domain, value, version, payload}. Without a payload it is
+# deleted; without a version PostgreSQL knows nothing of it. First the domains, as they are now.
+sub _read_all
+{
+	my ($self) = @_;
+	my $domains = $self->_read_domains;
+	my %name_of = map { $_->{id} => $_->{name} } values %$domains;
+	my (@others, %found);
+
+	foreach my $name (sort keys %$domains) { push @others, [ $name, '', @$_ ] foreach @{ $self->{keys}{$name} // [] }; }
+	push @others, map { [ $name_of{ $_->[0] }, $_->[2], _key_parts($_->[1]) ] }
+	  $self->_lines(qw(domain_id::text key version::text), 'FROM fence.tombstone WHERE domain_id IN (' . join(', ', keys %name_of) . ')')
+	  if %name_of;
+	my @parts = map { 'SELECT ' . _quoted($_) . ", x.* FROM (" . $self->_rows_of($domains->{$_}) . ') x' } sort keys %$domains;
+	while (my @some = splice @others, 0, BATCH)
+	{
+		unshift @parts, 'VALUES '
+		  . join(', ', map { my ($d, $v, @k) = @$_; '(' . join(', ', _quoted($d), 'ARRAY[' . join(', ', map { _quoted($_) } @k) . ']', ($v eq '' ? 'NULL' : $v) . '::bigint', 'NULL::jsonb') . ')' } @some);
+	}
+	return {} unless @parts;
+	foreach my $line ($self->_lines('d', 'fence.fence_key(d, VARIADIC k)', 'fence.value_key(d, VARIADIC k)', 'version::text', 'payload::text',
+			'FROM (' . join(' UNION ALL ', @parts) . ') x (d, k, version, payload)'))
+	{
+		my ($domain, $fence, $value, $version, $payload) = map { $_ eq '' ? undef : $_ } @$line;
+		my $known = $found{$fence};
+		# a row counts more than a tombstone, and that more than a key of which nothing is known
+		next if $known && !defined $payload && (defined $known->{payload} || !defined $version);
+		$found{$fence} = { domain => $domain, value => $value, version => $version, payload => $payload };
+	}
+	# a group without rows is an empty array, not nothing
+	foreach my $row (grep { $domains->{ $_->{domain} }{scope} eq 'group' } values %found)
+	{
+		$row->{version} //= 0;
+		$row->{payload} //= '[]';
+	}
+	return \%found;
+}
+
+# What is to be expected of a name that was seen before, now that PostgreSQL has neither row nor tombstone of it. A group
+# without rows is an empty array, not nothing.
+sub _nothing_left
+{
+	my ($self, $past) = @_;
+	my $domain = $self->{domains}{ $past->{domain} };
+	my $group = $domain && $domain->{scope} eq 'group';
+
+	return { domain => $past->{domain}, value => $past->{value}, version => $group ? 0 : undef, payload => $group ? '[]' : undef };
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Redis
+# ---------------------------------------------------------------------------------------------------------------------
+
+# Replies to FCALLs, in order; many are in flight at once.
+sub _fcalls
+{
+	my ($self, @calls) = @_;
+	my $connection = $self->{redis}->connection;
+	my @replies;
+
+	while (my @some = splice @calls, 0, BATCH)
+	{
+		$connection->send('FCALL', @$_) foreach @some;
+		push @replies, map { $connection->reply } @some;
+	}
+	foreach (@replies) { croak "Redis: $_" if ref $_ ne 'ARRAY'; }
+	return @replies;
+}
+
+# {fence => reply} of fence_get.
+sub _gets
+{
+	my ($self, $rows, @fences) = @_;
+	my @replies = $self->_fcalls(map { [ 'fence_get', 2, $_, $rows->{$_}{value} ] } @fences);
+
+	return map { $fences[$_] => $replies[$_] } 0 .. $#fences;
+}
+
+# A reader's whole way for all of them: get, and where that is a miss put. {fence => reply of the get}
+sub _read_through
+{
+	my ($self, $rows) = @_;
+	my %got = $self->_gets($rows, sort keys %$rows);
+	my @missed = grep { $got{$_}[0] eq 'miss' && defined $rows->{$_}{payload} } sort keys %$rows;
+
+	$self->_fcalls(map { [ 'fence_put', 2, $_, $rows->{$_}{value}, $got{$_}[1], $got{$_}[2], $rows->{$_}{version}, $rows->{$_}{payload}, 0 ] } @missed);
+	return \%got;
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Before
+# ---------------------------------------------------------------------------------------------------------------------
+
+# Everything is cached; returns what cannot be. Waits until every domain is announced and nobody is in the way.
+sub seed
+{
+	my ($self) = @_;
+	my $deadline = time() + $self->{timeout};
+	my ($rows, @uncached);
+
+	while (1)
+	{
+		$rows = $self->_read_all;
+		# deleted without a tombstone: a reader may still ask for it
+		foreach my $fence (grep { !$rows->{$_} } keys %{ $self->{before} })
+		{
+			my $past = $self->{before}{$fence};
+			$rows->{$fence} = $self->_nothing_left($past) if $self->{domains}{ $past->{domain} };
+		}
+		my $got = $self->_read_through($rows);
+		# what a reader keeps who read now and puts too late
+		foreach my $fence (keys %$rows)
+		{
+			my ($status, $token, $rest) = @{ $got->{$fence} };
+			$rows->{$fence}{token} = $token;
+			$rows->{$fence}{ticket} = $status eq 'miss' ? $rest : '';
+		}
+		my %again = $self->_gets($rows, sort keys %$rows);
+		@uncached = map { "$_ cannot be cached: $again{$_}[0]" }
+		  grep { $again{$_}[0] ne (defined $rows->{$_}{payload} ? 'hit' : 'miss') } sort keys %again;
+		last if !@uncached || time() > $deadline;
+		usleep(5_000);
+	}
+	$self->{before} = { %{ $self->{before} }, %$rows };
+	return @uncached;
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# After
+# ---------------------------------------------------------------------------------------------------------------------
+
+# Waits until nothing of our domains is pending; what stays.
+sub _pending_ones
+{
+	my ($self) = @_;
+	my $deadline = time() + $self->{timeout};
+	my $names = join ', ', map { _quoted($_) } keys %{ $self->_read_domains }, map { $_->{domain} } values %{ $self->{before} };
+	my $left;
+
+	return if $names eq '';
+	while (1)
+	{
+		$left = $self->_sql("SELECT domain, key, version, kind, fate, gid FROM fence.pending WHERE domain IN ($names)");
+		last if $left eq '' || time() > $deadline;
+		usleep(5_000);
+	}
+	return map { "still pending: $_" } split /\n/, $left;
+}
+
+# Whether a payload is that of the row; another order of a group's rows is no difference.
+sub _same_payload
+{
+	my ($self, $payload, $row) = @_;
+
+	return 1 if $payload eq $row->{payload};
+	return 0 if $self->{domains}{ $row->{domain} }{scope} ne 'group' || $payload !~ /^\[/;
+	my ($a, $b) = map { '(SELECT coalesce(jsonb_agg(x ORDER BY x), \'[]\') FROM jsonb_array_elements(' . _quoted($_) . '::jsonb) x)' }
+	  $payload, $row->{payload};
+	return $self->_sql("SELECT $a = $b") eq 't';
+}
+
+# One fence and what a reader gets, beside what PostgreSQL has.
+sub _compare_one
+{
+	my ($self, $fence, $row, $status, $got) = @_;
+	my ($armed, undef, $v) = @$status;
+	my ($answer, undef, $version, $payload) = @$got;
+	my $stored = $row->{version};
+	my @wrong;
+
+	if (!$self->{domains}{ $row->{domain} })
+	{
+		push @wrong, "$fence: its domain is gone, a reader gets $answer" if $answer ne 'unarmed';
+		return @wrong;
+	}
+	push @wrong, "$fence: version $v, PostgreSQL has " . ($stored // 'none')
+	  if $armed eq 'armed' && $v ne '' && $v ne ($stored // '');
+	return @wrong if $answer ne 'hit';
+	return (@wrong, "$fence: STALE, it is deleted: $payload") if !defined $row->{payload};
+	push @wrong, "$fence: STALE, $payload, PostgreSQL has $row->{payload}" if !$self->_same_payload($payload, $row);
+	push @wrong, "$fence: hit of version $version, PostgreSQL has $stored" if $version ne $stored;
+	return @wrong;
+}
+
+# How things are now, for everything that ever was seen.
+sub _state_anomalies
+{
+	my ($self) = @_;
+	my $rows = $self->_read_all;
+	my @fences = sort keys %{ { %{ $self->{before} }, %$rows } };
+	my %all = map { $_ => $rows->{$_} // $self->_nothing_left($self->{before}{$_}) } @fences;
+	my @status = $self->_fcalls(map { [ 'fence_status', 1, $_ ] } @fences);
+	my %got = $self->_gets(\%all, @fences);
+
+	$self->{changed} = {};
+	foreach my $fence (grep { $self->{before}{$_} } @fences)
+	{
+		my ($old, $new) = map { join ' ', $_->{version} // '-', $_->{payload} // '-' } $self->{before}{$fence}, $all{$fence};
+		$self->{changed}{ $all{$fence}{domain} }++ if $old ne $new;
+	}
+	$self->{changed}{ $all{$_}{domain} }++ foreach grep { !$self->{before}{$_} } @fences;
+	$self->{compared} = { fences => scalar @fences, versions => scalar(grep { $_->[2] ne '' } @status),
+		hits => scalar(grep { $_->[0] eq 'hit' } values %got) };
+	return map { $self->_compare_one($fences[$_], $all{ $fences[$_] }, $status[$_], $got{ $fences[$_] }) } 0 .. $#fences;
+}
+
+# What the last comparison saw right after the change: {fences, versions, hits}, each a number.
+sub compared { return $_[0]{after_change} // $_[0]{compared}; }
+
+# How many rows and groups were cached by the last seed.
+sub seeded
+{
+	my ($self) = @_;
+
+	return scalar grep { defined $_->{payload} && $self->{domains}{ $_->{domain} } } values %{ $self->{before} };
+}
+
+# {domain => number of rows, deleted keys and groups whose version or value the change gave another}
+sub changed { return $_[0]{changed}; }
+
+# What is wrong now, whatever was before. Asks of reservations only if all => 1.
+sub anomalies
+{
+	my ($self, %option) = @_;
+
+	delete $self->{after_change};
+	return ($option{all} ? $self->_pending_ones : (), $self->_state_anomalies);
+}
+
+# A reader that stalled: what it read when everything was seeded it puts now.
+sub _late_puts
+{
+	my ($self) = @_;
+	my $before = $self->{before};
+	my @fences = grep { defined $before->{$_}{payload} && $before->{$_}{token} } sort keys %$before;
+
+	$self->_fcalls(map { my $r = $before->{$_}; [ 'fence_put', 2, $_, $r->{value}, $r->{token}, $r->{ticket}, $r->{version}, $r->{payload}, 0 ] } @fences);
+	return;
+}
+
+# What is wrong now, and after everything was cached again.
+sub settled
+{
+	my ($self) = @_;
+
+	return ($self->anomalies(all => 1), map { "afterwards: $_" } $self->seed, $self->_state_anomalies);
+}
+
+# After seed and whatever was done since then.
+sub after
+{
+	my ($self) = @_;
+	my @wrong = ($self->_pending_ones, $self->_state_anomalies);
+	my $changed = $self->{changed};
+
+	$self->{after_change} = $self->{compared};
+	$self->_late_puts;
+	push @wrong, map { "after a late put: $_" } $self->_state_anomalies;
+	push @wrong, map { "afterwards: $_" } $self->seed, $self->_state_anomalies;
+	$self->{changed} = $changed;
+	my %once;
+	return grep { !$once{$_}++ } @wrong;
+}
+
+# The whole comparison around SQL (in a session of its own; an error there dies) or a code reference.
+sub around
+{
+	my ($self, $change) = @_;
+	my @wrong = map { "before: $_" } $self->seed;
+
+	if (ref $change) { $change->(); }
+	else { FenceTest::Session->open($self->{node}, dbname => $self->{dbname})->run("SET client_min_messages = warning;\n$change"); }
+	return (@wrong, $self->after);
+}
+
+# The same as an assertion.
+sub holds
+{
+	my ($self, $title, $change) = @_;
+	my @wrong = $self->around($change);
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	return ok(!@wrong, $title) || diag(join "\n", $#wrong > 9 ? (@wrong[ 0 .. 9 ], '...') : @wrong);
+}
+
+1;
