@@ -113,9 +113,8 @@ ask_once(int argc, const char **argv, const size_t *argvlen)
 	return reply;
 }
 
-/* What this backend has sent arrives before what it asks. */
-static void
-await_letters(void)
+void
+coordinator_await_letters(void)
 {
 	int64		ahead;
 
@@ -132,7 +131,7 @@ coordinator_ask(const char *fence, int argc, const char **argv, const size_t *ar
 {
 	redisReply *reply;
 
-	await_letters();
+	coordinator_await_letters();
 	/* a connection that the other side closed while it was idle shows only when it is used: once more, then */
 	if (still_connected() && (reply = ask_once(argc, argv, argvlen)) != NULL)
 		return reply;

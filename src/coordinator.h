@@ -52,6 +52,9 @@ extern void coordinator_forget(void);
 /* Sends abort for all that was sent. Same restrictions as coordinator_commit. */
 extern void coordinator_abort(void);
 
+/* Waits until what this backend has sent has arrived, at most `timeout` for each letter. Interruptible. */
+extern void coordinator_await_letters(void);
+
 /*
  * One question to the process that holds the fence, and its answer (caller: freeReplyObject); NULL if it could not be had:
  * coordinator_problem() tells. Error replies are returned as they are. Sees what this backend has sent before. Interruptible;

@@ -13,6 +13,7 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
+#include "coordinator.h"
 #include "key.h"
 #include "redis/library.h"
 #include "settings.h"
@@ -220,6 +221,7 @@ fence_pending_view(PG_FUNCTION_ARGS)
 
 	shared_require();
 	InitMaterializedSRF(fcinfo, 0);
+	coordinator_await_letters();	/* its own reservations are to be seen */
 	n = copy_nodes(nodes);
 	if (redis_url_parse(setting_redis_url, &url) != NULL)
 		return (Datum) 0;
