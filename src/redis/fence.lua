@@ -88,9 +88,28 @@ end
 -- ---------------------------------------------------------------------------------------------------------------
 
 -- One cluster's view of this process. armed: {owner, timeline, epoch, number, until_ms, slots, idle_ms}.
--- pending: fence name -> list of {stamp, w, gen, since}. domains: name -> see domain_of().
+-- pending: fence name -> list of {stamp, w, gen, since}; fences: how many there are in it; most: how many there were
+-- since it was made. domains: name -> see domain_of().
 local function new_space(armed)
-  return { armed = armed, pending = {}, domains = {} }
+  return { armed = armed, pending = {}, fences = 0, most = 0, domains = {} }
+end
+
+local function add_list(space, fence, list)
+  space.pending[fence] = list
+  space.fences = space.fences + 1
+  if space.fences > space.most then space.most = space.fences end
+end
+
+-- A Lua table never shrinks, and the garbage collector walks all of it in one go: after 100,000 reservations at once
+-- every call would pay for them for ever. So it is made anew once it is mostly empty.
+local function drop_list(space, fence)
+  space.pending[fence] = nil
+  space.fences = space.fences - 1
+  if space.most > 1000 and space.fences * 4 < space.most then
+    local smaller = {}
+    for name, list in pairs(space.pending) do smaller[name] = list end
+    space.pending, space.most = smaller, space.fences
+  end
 end
 
 -- head: what a fence of the token begins with.
@@ -213,7 +232,7 @@ local function drop_pending(space, fence, stamp, v)
   for i = #list, 1, -1 do
     if list[i].stamp == stamp or (v and not below(v, list[i].w)) then table.remove(list, i) end
   end
-  if #list == 0 then space.pending[fence] = nil end
+  if #list == 0 then drop_list(space, fence) end
 end
 
 local function store_value(value, token, v, stamp, payload, ttl_ms)
@@ -426,7 +445,7 @@ local function reserve_one(space, domain, fence, stamp, observed, w, now)
     own.gen = domain.gen
   else
     own = { stamp = stamp, w = w, gen = domain.gen, since = now }
-    if list then list[#list + 1] = own else space.pending[fence] = { own } end
+    if list then list[#list + 1] = own else add_list(space, fence, { own }) end
   end
   if not v and exists then redis.call('DEL', fence) end
   return ''
