@@ -26,7 +26,7 @@ typedef struct DomainCount
 {
 	int64		domain_id;
 	int			rows;
-	bool		whole;
+	Reservation *whole;			/* of the whole domain; NULL: it was not reserved so in this transaction */
 	struct DomainCount *next;
 } DomainCount;
 
@@ -127,7 +127,7 @@ ledger_is_whole(int64 domain_id)
 {
 	DomainCount *count = find_count(domain_id);
 
-	return count && count->whole;
+	return count && count->whole != NULL;
 }
 
 Reservation *
@@ -159,7 +159,7 @@ ledger_reservation(ReservationKind kind, const char *name, const Domain *domain)
 		if (kind == RESERVE_ROW)
 			count_of(domain->id)->rows++;
 		else
-			count_of(domain->id)->whole = true;
+			count_of(domain->id)->whole = r;
 	}
 	return r;
 }
@@ -205,13 +205,14 @@ ledger_catalog_has_changed(void)
 Reservation *
 ledger_apply_domain(const Domain *domain)
 {
-	Reservation *r = ledger_reservation(RESERVE_DOMAIN, domain->wire_name, domain);
+	DomainCount *count = count_of(domain->id);
 
-	/* also where the name belonged to another attachment when it was first reserved in this transaction */
-	count_of(domain->id)->whole = true;
-	r->wanted = WHOLE_DOMAIN;
-	ledger_apply(r, WHOLE_DOMAIN);
-	return r;
+	/* this runs for each row: the name may have belonged to another attachment when it was first reserved */
+	if (count->whole == NULL)
+		count->whole = ledger_reservation(RESERVE_DOMAIN, domain->wire_name, domain);
+	count->whole->wanted = WHOLE_DOMAIN;
+	ledger_apply(count->whole, WHOLE_DOMAIN);
+	return count->whole;
 }
 
 void

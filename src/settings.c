@@ -234,7 +234,7 @@ define_bulk(void)
 							"Number of rows of a table that a transaction reserves one by one.",
 							"A transaction that changes more rows reserves the whole table instead: one message instead "
 							"of one per row. When it commits, no cached value of the table is trusted any more.",
-							&setting_bulk_threshold, 1000, 1, INT_MAX,
+							&setting_bulk_threshold, 3000, 1, INT_MAX,
 							PGC_USERSET, 0, NULL, NULL, NULL);
 }
 

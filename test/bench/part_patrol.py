@@ -1,0 +1,65 @@
+"""Settle rate of the patrol: 100,000 reservations whose transaction has ended without telling Redis."""
+
+import time
+
+import compare
+import report
+from servers import wait_until
+
+ORPHANS = 100_000
+
+
+def dead_stamp(bench, commit):
+    """The stamp of a transaction that wrote a fenced row and has ended."""
+    connection = bench.pg.connect()
+    with connection.cursor() as cursor:
+        cursor.execute('UPDATE fenced SET data = data WHERE id = 1')        # now this session is connected to Redis
+        cursor.execute('BEGIN')
+        cursor.execute('UPDATE fenced SET data = data WHERE id = 1')
+        cursor.execute('SELECT stamp FROM fence.pending WHERE pid = pg_backend_pid()')
+        stamp = cursor.fetchone()[0]
+        cursor.execute('COMMIT' if commit else 'ROLLBACK')
+    connection.close()
+    return stamp
+
+
+def pending(bench):
+    """Whether anything is."""
+    reply = bench.redis.client.execute_command('FCALL', 'fence_pending', 0, 'fence', 0, 1, '')
+    return len(reply) > 2
+
+
+def run(bench):
+    fence = bench.pg.value("SELECT fence.fence_key('fenced', '0')").replace('{0}', '{%i}')
+    result = {'before': update(bench)}
+    for fate in 'aborted', 'committed':
+        stamp = dead_stamp(bench, fate == 'committed')
+        epoch = bench.pg.value('SELECT epoch FROM fence.state')
+        wait_until(lambda: not pending(bench), 20, 'reservations are left')
+        compare.load([f'redis:FCALL fence_reserve 1 {fence} {epoch} {stamp} 0 1000000000'], redis_server=bench.redis,
+                     pipeline=ORPHANS, transactions=1, rows=compare.ROWS)
+        created, calls = time.monotonic(), fcalls(bench)
+        wait_until(lambda: fcalls(bench) > calls + 500, 60, 'the patrol does not begin')
+        begun = time.monotonic()
+        wait_until(lambda: not pending(bench), 300, 'the patrol does not finish')
+        ended = time.monotonic()
+        result[fate] = {'waited': begun - created, 'seconds': ended - begun, 'rate': ORPHANS / (ended - begun)}
+    result['after'] = update(bench)
+    return result
+
+
+def update(bench):
+    """A table in Redis' memory that was large once may be slow for ever after."""
+    return compare.load(compare.VARIANTS['fenced'], bench.pg, bench.redis, 8, bench.amount(1.5, 3), synchronous_commit='off')
+
+
+def fcalls(bench):
+    return bench.redis.command_stats()['fcall'][0]
+
+
+def show(result):
+    return report.table([f'{ORPHANS:,} orphaned reservations', 'began after s', 'took s', 'settled/s'],
+                        [[f'transaction {fate}', f"{r['waited']:.1f}", f"{r['seconds']:.2f}", f"{r['rate']:.0f}"]
+                         for fate, r in result.items() if 'rate' in r]) + '\n\n' + report.table(
+        ['fenced UPDATE, 8 clients, synchronous_commit=off', 'TPS', 'CPU µs of Redis'],
+        [[f'{when} that', f"{result[when]['tps']:.0f}", f"{result[when]['cpu_redis']:.1f}"] for when in ('before', 'after')])

@@ -1,0 +1,86 @@
+#!/bin/sh
+# run.sh - what a fence costs: everything side by side in one run, on private servers. Installs what it needs (apt),
+# changes nothing else on the machine. The results go to doc/performance.md and doc/*.svg of this tree.
+
+top=$(cd "$(dirname "$0")/../.." && pwd) || exit 2
+. "$top/test/common.sh"
+
+usage() {
+	cat <<-TEXT
+	usage: sh test/bench/run.sh [--quick] [--only NAME]... [--out DIR] [--rounds N] [--seconds S]
+
+	  --quick      everything, smaller and shorter: under four minutes instead of forty
+	  --only NAME  only this part, may be repeated; prints and writes no documentation (unless --out says where to):
+	               single   UPDATE of one row by 8 clients, against the same table unfenced (a minute)
+	               against  the same against what services do today, 1, 8 and 32 clients, unix socket and TCP
+	               rows     rows per transaction, 1 to a million
+	               hits     strong reads against GET and a prepared SELECT
+	               calls    messages, system calls and instructions per transaction; where time goes
+	               window   time from commit to committed fence
+	               memory   bytes of Redis per fence
+	               patrol   reservations settled per second
+	               growth   many fences, tables, backends
+	  --out DIR    write performance.md and the plots there
+	  --rounds N, --seconds S   rounds of each comparison, and seconds of each measurement in a round
+	TEXT
+}
+
+base=
+out=$top/doc
+publish=1
+
+parse_arguments() {
+	case ${1:-} in
+	--inside) base=$2; shift 2 ;;
+	esac
+	while [ $# -gt 0 ]; do
+		case $1 in
+		--quick) ;;
+		--only)
+			case ${2:-} in
+			single | against | rows | hits | calls | window | memory | patrol | growth) publish=${named_out:-} ;;
+			*) usage >&2; exit 2 ;;
+			esac
+			shift
+			;;
+		--rounds | --seconds) shift ;;
+		--out) out=$2; named_out=1; publish=1; shift ;;
+		--help | -h) usage; exit 0 ;;
+		*) usage >&2; exit 2 ;;
+		esac
+		shift
+	done
+}
+
+parse_arguments "$@"
+if [ -z "$base" ]; then
+	begin_outside
+	install_packages make gcc libc6-dev libhiredis-dev libpq-dev 'pkgconf|pkg-config' python3 python3-psycopg2 python3-redis \
+		gnuplot-nox valgrind strace
+	major=$(postgres_here)
+	install_packages "postgresql-plpython3-$major"
+	run_inside bench/run.sh "$@"
+	status=$?
+	if [ $status -eq 0 ] && [ -n "$publish" ]; then
+		mkdir -p "$out" && cp "$outside"/results/* "$out"/ && say "written to $out"
+	fi
+	exit $status
+fi
+
+begin_inside "$base"
+say 'building ...'
+build || exit 1
+mkdir "$base/bin" "$base/results" || exit 1
+for tool in load listener window fill; do
+	[ -e "test/bench/$tool.c" ] || continue
+	# shellcheck disable=SC2046
+	gcc -O2 -Wall -Wextra -Werror -I"$("$PG_CONFIG" --includedir)" "test/bench/$tool.c" -o "$base/bin/$tool" \
+		$(pkg-config --cflags-only-I --libs hiredis) -L"$("$PG_CONFIG" --libdir)" -lpq -lm -lpthread || exit 1
+done
+cp doc/performance.md "$base/results/" 2>/dev/null
+export base bindir major PYTHONDONTWRITEBYTECODE=1
+# The servers are this program's: it stops them, also when it is told to end.
+/usr/bin/python3 test/bench/bench.py "$@" &
+bench=$!
+trap 'kill $bench 2>/dev/null; wait $bench 2>/dev/null' EXIT
+wait $bench

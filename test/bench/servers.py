@@ -1,0 +1,198 @@
+"""Private PostgreSQL and Redis servers below one directory, and what is asked of them."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+
+import psycopg2
+import redis
+
+BASE = os.environ['base']
+BINDIR = os.environ['bindir']
+REDIS_SERVER = os.environ['REDIS_SERVER']
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+# A server as a user would have it (fsync on), but nothing that comes and goes during a measurement: no checkpoint, no
+# autovacuum (VACUUM is run between the rounds).
+POSTGRES_SETTINGS = '''
+shared_buffers = 512MB
+max_wal_size = 8GB
+checkpoint_timeout = 1h
+autovacuum = off
+max_connections = 320
+max_locks_per_transaction = 128
+jit = off
+'''
+
+
+def wait_until(condition, seconds, what):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit(f'bench: waited {seconds} s in vain: {what}')
+        time.sleep(0.02)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        return s.getsockname()[1]
+
+
+def process_seconds(pid):
+    """User and system time of a process, by the kernel's ticks."""
+    with open(f'/proc/{pid}/stat') as f:
+        fields = f.read().rsplit(')', 1)[1].split()
+    tick = os.sysconf('SC_CLK_TCK')
+    return int(fields[11]) / tick, int(fields[12]) / tick
+
+
+class Redis:
+    """One Redis without persistence, on a unix socket and a port of the loopback."""
+
+    def __init__(self, name='redis', settings=()):
+        self.socket = f'{BASE}/{name}.sock'
+        self.port = free_port()
+        self.log = f'{BASE}/{name}.log'
+        self.process = subprocess.Popen(
+            [REDIS_SERVER, '--port', str(self.port), '--bind', '127.0.0.1', '--unixsocket', self.socket, '--dir', BASE,
+             '--save', '', '--appendonly', 'no', '--maxclients', '4000', *settings],
+            stdout=open(self.log, 'w'), stderr=subprocess.STDOUT)
+        self.pid = self.process.pid
+        self.client = redis.Redis(unix_socket_path=self.socket)
+        wait_until(self.answers, 20, f'Redis does not start, see {self.log}')
+
+    def answers(self):
+        try:
+            return self.client.ping()
+        except redis.exceptions.ConnectionError:
+            return False
+
+    def address(self, tcp=False):
+        return f'127.0.0.1:{self.port}' if tcp else self.socket
+
+    def url(self, tcp=False):
+        return f'redis://127.0.0.1:{self.port}' if tcp else f'unix://{self.socket}'
+
+    def load_functions(self, path):
+        with open(path) as f:
+            self.client.function_load(f.read(), replace=True)
+
+    def command_stats(self):
+        """name -> (calls, microseconds)"""
+        return {name[len('cmdstat_'):]: (s['calls'], s['usec'])
+                for name, s in self.client.info('commandstats').items()}
+
+    def version(self):
+        info = self.client.info('server')
+        name = 'Valkey' if 'valkey_version' in info else 'Redis'
+        return f"{name} {info.get('valkey_version', info['redis_version'])}"
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait()
+
+
+class Postgres:
+    """One cluster; preload=False is a server that has never heard of the extension."""
+
+    def __init__(self, name, redis_server=None, preload=True, settings='', valgrind=None):
+        self.data = f'{BASE}/{name}'
+        self.directory = f'{BASE}/{name}.s'
+        self.port = free_port()
+        self.log = f'{BASE}/{name}.log'
+        self.valgrind = valgrind
+        self.process = None
+        self.idle = {}
+        os.mkdir(self.directory)
+        subprocess.run([f'{BINDIR}/initdb', '-D', self.data, '-A', 'trust', '-U', 'postgres', '-N', '-E', 'UTF8', '--no-locale'],
+                       check=True, stdout=subprocess.DEVNULL)
+        with open(f'{self.data}/postgresql.conf', 'a') as conf:
+            conf.write(POSTGRES_SETTINGS + settings)
+            conf.write(f"listen_addresses = '127.0.0.1'\nport = {self.port}\nunix_socket_directories = '{self.directory}'\n")
+            with open(f'{BASE}/place.conf') as place:
+                conf.write(place.read())
+            if preload:
+                conf.write(f"shared_preload_libraries = 'pgcache_fence'\npgcache_fence.redis_url = '{redis_server.url()}'\n")
+        self.start()
+
+    def start(self):
+        command = [f'{BINDIR}/postgres', '-D', self.data]
+        self.process = subprocess.Popen((self.valgrind or []) + command, stdout=open(self.log, 'a'),
+                                        stderr=subprocess.STDOUT)
+        wait_until(self.answers, 60 if self.valgrind else 20, f'PostgreSQL does not start, see {self.log}')
+
+    def answers(self):
+        if self.process.poll() is not None:
+            raise SystemExit(f'bench: PostgreSQL does not start:\n{open(self.log).read()[-2000:]}')
+        return subprocess.run([f'{BINDIR}/pg_isready', '-q', '-h', self.directory, '-p', str(self.port)]).returncode == 0
+
+    def stop(self, how=signal.SIGINT):
+        self.forget()
+        if self.process and self.process.poll() is None:
+            self.process.send_signal(how)
+            self.process.wait()
+
+    def forget(self):
+        for connection in self.idle.values():
+            connection.close()
+        self.idle = {}
+
+    def conninfo(self, tcp=False, database='postgres', **settings):
+        options = ' '.join(f'-c {name}={value}' for name, value in settings.items())
+        host = '127.0.0.1' if tcp else self.directory
+        return f"host={host} port={self.port} user=postgres dbname={database} options='{options}'"
+
+    def connect(self, **settings):
+        connection = psycopg2.connect(self.conninfo(**settings))
+        connection.autocommit = True
+        return connection
+
+    def sql(self, text, *arguments, database='postgres'):
+        """Runs it on a connection that is kept; the rows, if there are any."""
+        if database not in self.idle:
+            self.idle[database] = self.connect(database=database)
+        with self.idle[database].cursor() as cursor:
+            cursor.execute(text, arguments or None)
+            return cursor.fetchall() if cursor.description else None
+
+    def value(self, text, *arguments, **where):
+        return self.sql(text, *arguments, **where)[0][0]
+
+    def version(self):
+        return 'PostgreSQL ' + re.match(r'[\d.]+\w*', self.value('SHOW server_version')).group()
+
+    def set(self, **settings):
+        for name, value in settings.items():
+            self.sql(f'ALTER SYSTEM SET {name.replace("__", ".")} = %s', value)
+        self.sql('SELECT pg_reload_conf()')
+
+    def wait_open(self):
+        wait_until(lambda: self.value('SELECT state FROM fence.state') == 'OPEN', 30, 'fences are not OPEN')
+
+
+@contextlib.contextmanager
+def running(*servers):
+    try:
+        yield servers
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def fill(pg, redis_server, domain, rows, payload=100, first=1):
+    """Makes every row of a domain warm: a reader has stored its value, as in a cache that is in use."""
+    fence = pg.value('SELECT fence.fence_key(%s, %s)', domain, '0').replace('{0}', '{%i}')
+    value = pg.value('SELECT fence.value_key(%s, %s)', domain, '0').replace('{0}', '{%i}')
+    wait_until(lambda: announced(redis_server, fence, value), 10, f'domain {domain} is not announced')
+    subprocess.run([f'{BASE}/bin/fill', redis_server.socket, fence, value, str(first), str(rows), str(payload)], check=True)
+
+
+def announced(redis_server, fence, value):
+    reply = redis_server.client.execute_command('FCALL', 'fence_get', 2, fence.replace('%i', '1'), value.replace('%i', '1'))
+    return reply[0] in (b'miss', b'hit')
