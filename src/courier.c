@@ -7,11 +7,10 @@
  * by its backend, from the word and the answers. A letter that could not be carried, or was not answered, is answered
  * FAILED if anybody waits for it; what ends reservations is left to the patrol.
  *
- * While letters keep coming it yields the processor instead of sleeping: being woken costs more than what it does.
+ * While letters keep coming it only naps: being woken costs more than what it does, so what nobody waits for rides along
+ * with what somebody does, or goes when the nap is over.
  */
 #include "postgres.h"
-
-#include <sched.h>
 
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
@@ -32,7 +31,7 @@
 #define MAX_UNSENT			(1024 * 1024)	/* bytes; more letters stay in the ring */
 #define BATCH_KEYS			128		/* operations in one command, and bytes of their arguments: bounds how long it takes */
 #define BATCH_BYTES			(64 * 1024)
-#define SPIN_US				100		/* how long it yields after the last letter or answer before it sleeps */
+#define NAPS				3		/* of a millisecond, after the last letter or answer: what ends a transaction needs not wake it */
 
 PGDLLEXPORT void fence_courier_main(Datum arg);
 
@@ -383,19 +382,22 @@ make_wait_set(const Link *with)
 		AddWaitEventToSet(wait_set, WL_SOCKET_READABLE, redis_socket(with->connection), NULL, NULL);
 }
 
-/* Sleeps until there is a letter, an answer, or nothing more to hope for. */
+/* Sleeps until there is a letter, an answer, or nothing more to hope for; at most a nap, or without end. */
 static void
-sleep_until_needed(const Link *with)
+sleep_until_needed(const Link *with, bool nap)
 {
 	int64		patience = patience_left(with);
+	long		timeout = patience < 0 ? -1 : patience / 1000 + 1;
 	WaitEvent	event;
 
+	if (!outbox_nap(nap))
+		return;
 	if (wait_set == NULL)
 		make_wait_set(with);
 	if (wait_socket_position >= 0)
 		ModifyWaitEvent(wait_set, wait_socket_position,
 						WL_SOCKET_READABLE | (redis_unsent(with->connection) > 0 ? WL_SOCKET_WRITEABLE : 0), NULL);
-	(void) WaitEventSetWait(wait_set, patience < 0 ? -1 : patience / 1000 + 1, &event, 1, wait_event_worker());
+	(void) WaitEventSetWait(wait_set, nap ? 1 : timeout, &event, 1, wait_event_worker());
 }
 
 /* What an idle connection hears: its end, so that the first letter after a restart of Redis does not pay for it. */
@@ -419,7 +421,7 @@ void
 fence_courier_main(Datum arg)
 {
 	Link	   *redis = &link_to_redis;
-	int64		busy_until = 0;
+	int			naps = 0;
 
 	(void) arg;
 	pqsignal(SIGTERM, die);
@@ -448,18 +450,12 @@ fence_courier_main(Datum arg)
 		if (patience_left(redis) == 0)
 			disconnect(redis, "no reply in time");
 		if (carried || heard)
+			naps = NAPS;
+		else
 		{
-			busy_until = 0;
-			continue;
+			sleep_until_needed(redis, naps > 0);
+			naps = Max(naps - 1, 0);
+			notice_end(redis);
 		}
-		if (busy_until == 0)
-			busy_until = fence_clock() + SPIN_US;
-		if (fence_clock() < busy_until)
-		{
-			sched_yield();
-			continue;
-		}
-		sleep_until_needed(redis);
-		notice_end(redis);
 	}
 }

@@ -7,8 +7,6 @@
  */
 #include "postgres.h"
 
-#include <sched.h>
-
 #include "miscadmin.h"
 #include "port/atomics.h"
 #include "storage/latch.h"
@@ -20,7 +18,6 @@
 
 #define RING_BYTES			(4 * 1024 * 1024)	/* a power of two */
 #define COURIER_RESTART_US	INT64CONST(2500000) /* a courier that ended is back by then */
-#define SPIN_US				40		/* how long a sender yields the processor before it sleeps: about a round trip */
 
 /* A letter in the ring, followed by its key_bytes and arg_bytes */
 typedef struct Envelope
@@ -55,7 +52,8 @@ typedef struct Outbox
 	char		pad1[PG_CACHE_LINE_SIZE];
 	pg_atomic_uint64 head;		/* where the courier reads */
 	char		pad2[PG_CACHE_LINE_SIZE];
-	struct Latch *volatile courier;	/* NULL: there is none at the moment */
+	struct Latch *volatile courier; /* NULL: there is none at the moment */
+	volatile bool napping;		/* the courier looks again by itself within a millisecond */
 	char		problem[REASON_LEN];	/* under the lock of shared memory */
 	char	   *ring;
 	Sender		senders[FLEXIBLE_ARRAY_MEMBER]; /* by process number */
@@ -148,12 +146,14 @@ take_place(uint32 size)
 	}
 }
 
+/* Being woken costs more than what the courier does: nobody waits for what ends a transaction, so it may ride along. */
 static void
-wake_courier(void)
+wake_courier(LetterKind kind)
 {
 	struct Latch *latch = outbox->courier;	/* of a PGPROC: valid memory even if its owner is gone by now */
 
-	if (latch != NULL)
+	pg_memory_barrier();		/* the letter is whole before this looks at napping; see outbox_nap */
+	if (latch != NULL && !(kind == LETTER_END && outbox->napping))
 		SetLatch(latch);
 }
 
@@ -191,7 +191,7 @@ outbox_post(const Letter *letter)
 	memcpy((char *) (envelope + 1) + letter->key_len, letter->arg_bytes, letter->arg_len);
 	pg_write_barrier();
 	pg_atomic_write_u32(&envelope->whole, 1);
-	wake_courier();
+	wake_courier(letter->kind);
 	return number;
 }
 
@@ -216,32 +216,12 @@ outbox_answer(uint64 letter, int64 *ahead)
 	return answer & 3;
 }
 
-/* Others get the processor for about as long as an answer takes: cheaper than to sleep and be woken. */
-static AnswerKind
-yield_for_answer(uint64 letter, int64 *ahead)
-{
-	AnswerKind	answer;
-	int64		until = 0;
-
-	while ((answer = outbox_answer(letter, ahead)) == ANSWER_NONE)
-	{
-		int64		now = fence_clock();
-
-		if (until == 0)
-			until = now + SPIN_US;
-		else if (now > until)
-			break;
-		sched_yield();
-	}
-	return answer;
-}
-
 AnswerKind
 outbox_wait(uint64 letter, int64 deadline, int64 *ahead)
 {
 	Sender	   *me = myself();
 	int64		patience = deadline + COURIER_RESTART_US;
-	AnswerKind	answer = yield_for_answer(letter, ahead);
+	AnswerKind	answer = outbox_answer(letter, ahead);
 
 	while (answer == ANSWER_NONE)
 	{
@@ -281,7 +261,16 @@ outbox_problem(char *text, size_t size, bool late)
 void
 outbox_serve(bool serving)
 {
+	outbox->napping = false;
 	outbox->courier = serving ? MyLatch : NULL;
+}
+
+bool
+outbox_nap(bool napping)
+{
+	outbox->napping = napping;
+	pg_memory_barrier();
+	return pg_atomic_read_u32(&envelope_at(pg_atomic_read_u64(&outbox->head))->whole) == 0;
 }
 
 void

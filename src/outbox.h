@@ -99,6 +99,13 @@ extern void outbox_give_answer(int process, uint64 number, AnswerKind kind, int6
 
 /* This process is the courier, or (false) is no longer; letters are posted all the same. */
 extern void outbox_serve(bool serving);
+
+/*
+ * The courier is about to sleep: napping, that is for at most a millisecond, in which a letter that ends a transaction need
+ * not wake it; or until it is woken. False: there is a letter already.
+ */
+extern bool outbox_nap(bool napping);
+
 extern void outbox_set_problem(const char *text);
 
 #endif

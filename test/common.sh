@@ -31,6 +31,9 @@ installed() {
 
 available() { apt-cache show --no-all-versions "$1" 2>/dev/null | grep -q '^Package:'; }
 
+# What the history checker needs (run.sh, history.sh).
+history_packages='make gcc libc6-dev libhiredis-dev libpq-dev pkgconf|pkg-config python3 python3-psycopg2 python3-redis'
+
 # The newest major version of PostgreSQL whose server and headers are both here; empty if there is none.
 postgres_here() {
 	for dir in /usr/lib/postgresql/*/; do
@@ -200,10 +203,10 @@ begin_inside() {
 	trap 'exit 143' INT TERM HUP
 }
 
-# build: makes and installs below $base/root; the system's directories stay as they are. Writes $base/place.conf, with
-# which a server finds the extension there. Returns false after showing what went wrong.
+# build [VARIABLE=VALUE]...: makes with these and installs below $base/root; the system's directories stay as they are.
+# Writes $base/place.conf, with which a server finds the extension there. Returns false after showing what went wrong.
 build() {
-	if ! make -j2 >"$base/build.log" 2>&1 || ! make install "DESTDIR=$base/root" >>"$base/build.log" 2>&1; then
+	if ! make -j2 "$@" >"$base/build.log" 2>&1 || ! make install "$@" "DESTDIR=$base/root" >>"$base/build.log" 2>&1; then
 		grep -E -A4 'error|warning|\*\*\*' "$base/build.log" || tail -n 30 "$base/build.log"
 		return 1
 	fi

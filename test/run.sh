@@ -3,7 +3,7 @@
 #
 # The last line says "N passed, N failed". Counted are: the build and the lint (one each, if they fail), what the unit
 # tests count, each test of pg_regress and pg_isolation_regress, a crash of the server that these two share, each
-# assertion of the TAP tests and each TAP file that ends badly.
+# assertion of the TAP tests and each TAP file that ends badly, and each run of the history checker.
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"
@@ -12,7 +12,7 @@ usage() {
 	cat <<-TEXT
 	usage: sh test/run.sh [--only LEVEL]... [NAME...]
 
-	  --only LEVEL   unit, regress, isolation or tap; may be repeated
+	  --only LEVEL   unit, regress, isolation, tap or history; may be repeated
 	  NAME           only the tests of that name; shell patterns are allowed ('key*')
 
 	  PROVE_JOBS     TAP files that run at the same time (2)
@@ -31,7 +31,7 @@ parse_arguments() {
 		case $1 in
 		--only)
 			case ${2:-} in
-			unit | regress | isolation | tap) levels="$levels $2" ;;
+			unit | regress | isolation | tap | history) levels="$levels $2" ;;
 			*) usage >&2; exit 2 ;;
 			esac
 			shift
@@ -47,8 +47,8 @@ parse_arguments() {
 parse_arguments "$@"
 if [ -z "$base" ]; then
 	begin_outside
-	install_packages make gcc libc6-dev libhiredis-dev 'pkgconf|pkg-config' lua5.1 lua-check libipc-run-perl \
-		python3 python3-psycopg2 python3-redis sysbench
+	# shellcheck disable=SC2086
+	install_packages $history_packages lua5.1 lua-check libipc-run-perl sysbench
 	run_inside run.sh "$@"
 	exit $?
 fi
@@ -65,7 +65,7 @@ finish() {
 	exit $?
 }
 
-wanted() { case " ${levels:-unit regress isolation tap} " in *" $1 "*) return 0 ;; esac; return 1; }
+wanted() { case " ${levels:-unit regress isolation tap history} " in *" $1 "*) return 0 ;; esac; return 1; }
 
 # chosen DIRECTORY SUFFIX: names of the tests there that the arguments ask for.
 chosen() {
@@ -79,6 +79,12 @@ chosen() {
 			case $name in $pattern) printf '%s ' "$name"; break ;; esac
 		done
 		set +f
+	done
+}
+
+history_chosen() {
+	for name in $(chosen test/history .py); do
+		case $name in test_* | ci) printf '%s ' "$name" ;; esac
 	done
 }
 
@@ -158,6 +164,29 @@ run_tap() {
 	[ $bad -eq 0 ] || show_tap_logs "$log" "$tap"
 }
 
+# The history checker and the faults that it injects, on a build in which tests can stop a backend anywhere.
+run_history() {
+	say '--- history'
+	make -s clean
+	if ! build TEST_HOOKS=1; then
+		failed=$((failed + 1))
+		return
+	fi
+	for name in $1; do
+		log=$base/history-$name.log
+		{
+			FENCE_PLACE=$base/place.conf PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3 "test/history/$name.py" 2>&1
+			echo $? >"$log.status"
+		} | tee "$log"
+		status=$(cat "$log.status")
+		good=$(grep -c '^ok ' "$log")
+		bad=$(grep -c '^not ok ' "$log")
+		[ $status -eq 0 ] || [ "$bad" -gt 0 ] || bad=1
+		passed=$((passed + good))
+		failed=$((failed + bad))
+	done
+}
+
 # What the failing files and their servers said; all files, if the harness gave up before its summary.
 show_tap_logs() {
 	failing=$(sed -n 's/^test\/t\/\([^ ]*\)\.pl  *(Wstat.*/\1/p' "$1")
@@ -185,11 +214,13 @@ unit=
 regress=
 isolation=
 tap=
+history=
 if wanted unit; then unit=$(chosen test/unit .sh); fi
 if wanted regress; then regress=$(chosen sql .sql); fi
 if wanted isolation; then isolation=$(chosen test/isolation/specs .spec); fi
 if wanted tap; then tap=$(chosen test/t .pl); fi
-[ -n "$unit$regress$isolation$tap" ] || { say 'no such test'; failed=$((failed + 1)); finish; }
+if wanted history; then history=$(history_chosen); fi
+[ -n "$unit$regress$isolation$tap$history" ] || { say 'no such test'; failed=$((failed + 1)); finish; }
 
 [ -z "$unit" ] || run_unit "$unit"
 if [ -n "$regress$isolation" ]; then
@@ -204,4 +235,5 @@ if [ -n "$regress$isolation" ]; then
 	stop_servers
 fi
 [ -z "$tap" ] || run_tap "$tap"
+[ -z "$history" ] || run_history "$history"
 finish

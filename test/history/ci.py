@@ -1,0 +1,98 @@
+#!/usr/bin/python3
+"""The bounded run for every change: prints TAP.
+
+pgcache_fence must return nothing stale, with a fixed seed and with one drawn now, under random faults. Each of the
+other strategies must be caught, each defect of lease-timeout by itself too: that shows that the checker can fail.
+"""
+
+import random
+import sys
+import time
+
+import run
+
+FIXED_SEED = 20240
+
+# strategy, defects, keys, faults and what happens to clients meanwhile, what must be found
+CAUGHT = (
+    ('delete', '', 64, 'none', 'reader_stall', 'stale'),
+    ('delete-twice', '', 64, 'none', 'reader_stall', 'stale'),
+    ('write-through', '', 64, 'none', 'writer_stall', 'stale'),
+    ('notify', '', 64, 'none', '', 'stale'),
+    ('version-check', '', 64, 'none', 'writer_death', 'stale'),
+    ('lease-timeout', '1', 64, 'none', 'reader_stall', 'stale'),
+    ('lease-timeout', '2', 64, 'none', 'slow_writer', 'stale'),
+    ('lease-timeout', '3', 64, 'none', 'slow_transaction', 'stale'),
+    ('lease-timeout', '4', 64, 'flushall', 'slow_transaction', 'stale'),
+    ('lease-timeout', '5', 64, 'none', '', 'stale'),
+    ('lease-timeout', '6', 200, 'none', '', 'complaints'),
+    ('lease-timeout', '1,2,3,4,6', 64, 'flushall', 'reader_stall,slow_transaction', 'stale'),
+)
+
+
+class Tap:
+    def __init__(self):
+        self.number = self.failed = 0
+
+    def result(self, good, name):
+        self.number += 1
+        self.failed += not good
+        print('%s %d - %s' % ('ok' if good else 'not ok', self.number, name), flush=True)
+
+    def comment(self, text):
+        for line in text.splitlines():
+            print('# ' + line, flush=True)
+
+
+class Commented:
+    """Standard output of what is run in between, as comments."""
+
+    def __init__(self, tap):
+        self.tap, self.text = tap, ''
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+    def __enter__(self):
+        self.former, sys.stdout = sys.stdout, self
+        return self
+
+    def __exit__(self, *error):
+        sys.stdout = self.former
+        self.tap.comment(self.text)
+
+
+def attempt(tap, name, judge, **options):
+    """One run; judge tells of its result whether it is as it must be."""
+    begin = time.monotonic()
+    result = None
+    with Commented(tap):
+        try:
+            result = run.run_once(run.make_options(**options))
+            run.summary(result)
+        except Exception as error:      # servers that do not start, faults that do not heal: this test has failed
+            print('%s: %s' % (type(error).__name__, error))
+        print('%.0f s' % (time.monotonic() - begin))
+    tap.result(result is not None and judge(result), name)
+
+
+def main():
+    tap = Tap()
+    for seed in (FIXED_SEED, random.SystemRandom().randrange(1 << 31)):
+        attempt(tap, 'fence: nothing stale under random faults (seed %d)' % seed, lambda r: r['good'],
+                faults='random', seconds=60, seed=seed)
+    for strategy, defects, keys, fault, clients, sign in CAUGHT:
+        name = strategy + (' with defect ' + defects if defects else '')
+        attempt(tap, '%s: caught' % name, lambda r, sign=sign: r[sign], strategy=strategy, defects=defects, keys=keys,
+                faults=fault, clients=clients, seconds=4, gap=0.2, seed=FIXED_SEED, examples=1)
+    attempt(tap, 'lease-timeout without its defects and without faults: nothing stale', lambda r: not r['wrong_hits'],
+            strategy='lease-timeout', defects='', seconds=4, seed=FIXED_SEED)
+    print('1..%d' % tap.number)
+    return 1 if tap.failed else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,319 @@
+/*
+ * client.c
+ *	  One process's connections to PostgreSQL and Redis. They are lost often: that is what the tests are about.
+ *
+ * A statement or command whose answer is missing ends its connection; the next use makes a new one, with a backoff.
+ * Never: repeats anything by itself. Whether what was sent took effect is the history's question.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "history.h"
+
+#define PG_PATIENCE_MS		20000
+#define REDIS_PATIENCE_MS	700
+#define BACKOFF_MIN_MS		5
+#define BACKOFF_MAX_MS		200
+
+static const struct
+{
+	const char *name;
+	const char *sql;
+}			statements[] =
+{
+	{"row", "SELECT version, val FROM item WHERE id = $1"},
+	{"rows", "SELECT id, version, val FROM item WHERE id = ANY ($1::int[])"},
+	{"update", "UPDATE item SET val = $2 WHERE id = $1 RETURNING id, version, val"},
+	{"update_version", "UPDATE item SET val = $2, version = $3 WHERE id = $1 AND version = $4 RETURNING id, version, val"},
+	{"insert", "INSERT INTO item (id, val) VALUES ($1, $2) ON CONFLICT (id) DO UPDATE SET val = EXCLUDED.val "
+	"RETURNING id, version, val"},
+	{"delete", "DELETE FROM item WHERE id = $1 RETURNING id, version + 1, 0"},
+	{"move", "WITH old AS (SELECT id, version FROM item WHERE id = $1 FOR UPDATE) "
+	"UPDATE item SET id = $3, val = $2 FROM old WHERE item.id = old.id "
+	"RETURNING item.id, item.version, item.val, old.version + 1"},
+	{"many", "UPDATE item SET val = $2::bigint + 200 + id WHERE id BETWEEN $1 AND $3 AND id <= 600 "
+	"RETURNING id, version, val"},
+};
+
+static void
+read_endpoints(Client *c)
+{
+	char		path[512];
+	char	   *lines[] = {c->at.dsn, c->at.redis, c->at.old_redis, c->at.fence, c->at.value};
+	size_t		sizes[] = {sizeof(c->at.dsn), sizeof(c->at.redis), sizeof(c->at.old_redis), sizeof(c->at.fence),
+		sizeof(c->at.value)};
+	FILE	   *file;
+
+	c->at.number = control->endpoints;
+	snprintf(path, sizeof(path), "%s/endpoints", options.directory);
+	file = fopen(path, "r");
+	for (int i = 0; i < 5; i++)
+	{
+		if (file == NULL || fgets(lines[i], (int) sizes[i], file) == NULL)
+		{
+			fprintf(stderr, "workload: cannot read %s\n", path);
+			exit(2);
+		}
+		lines[i][strcspn(lines[i], "\n")] = '\0';
+	}
+	fclose(file);
+}
+
+/*
+ * The servers may have moved: connections to where they are no more are given up. But every second reader has not heard
+ * of the new master as long as the old one answers.
+ */
+static void
+follow_endpoints(Client *c)
+{
+	Endpoints	former = c->at;
+
+	if (former.number != 0 && former.number == control->endpoints)
+		return;
+	read_endpoints(c);
+	if (strcmp(former.dsn, c->at.dsn) != 0)
+		pg_leave(c);
+	if (c->reader && c->worker % 2 == 1 && strcmp(former.redis, c->at.old_redis) == 0)
+		strcpy(c->at.redis, former.redis);
+	if (strcmp(former.redis, c->at.redis) != 0)
+		redis_leave(c);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * PostgreSQL
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+void
+pg_leave(Client *c)
+{
+	if (c->pg != NULL)
+		PQfinish(c->pg);
+	c->pg = NULL;
+}
+
+static bool
+prepare_all(PGconn *pg)
+{
+	for (size_t i = 0; i < sizeof(statements) / sizeof(statements[0]); i++)
+	{
+		PGresult   *result = PQprepare(pg, statements[i].name, statements[i].sql, 0, NULL);
+		bool		ok = pg_ok(result);
+
+		if (!ok)
+			fprintf(stderr, "workload: %s: %s", statements[i].name, PQerrorMessage(pg));
+		PQclear(result);
+		if (!ok)
+			return false;
+	}
+	return true;
+}
+
+/* Connected, waiting for it as long as the run lasts. False: the run is over. */
+bool
+pg_ready(Client *c)
+{
+	int			backoff = BACKOFF_MIN_MS;
+	char		dsn[640];
+
+	follow_endpoints(c);
+	while (c->pg == NULL)
+	{
+		if (control->stop)
+			return false;
+		snprintf(dsn, sizeof(dsn), "%s connect_timeout=2 application_name=history-%d options='-c deadlock_timeout=20ms'",
+				 c->at.dsn, c->worker);
+		c->pg = PQconnectdb(dsn);
+		if (PQstatus(c->pg) == CONNECTION_OK)
+		{
+			PQclear(PQexec(c->pg, "SET client_min_messages = error"));
+			if (prepare_all(c->pg))
+				return true;
+		}
+		pg_leave(c);
+		sleep_ms(backoff);
+		backoff = backoff * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : backoff * 2;
+		follow_endpoints(c);
+	}
+	return true;
+}
+
+/* The last result of what was sent, or the first that is an error; NULL if the connection is lost. */
+static PGresult *
+pg_collect(Client *c)
+{
+	int64_t		deadline = now_ns() + (int64_t) PG_PATIENCE_MS * 1000000;
+	PGresult   *kept = NULL;
+
+	for (;;)
+	{
+		PGresult   *result;
+
+		while (PQisBusy(c->pg))
+		{
+			struct pollfd wait = {.fd = PQsocket(c->pg), .events = POLLIN};
+
+			if (poll(&wait, 1, 100) < 0 && errno != EINTR)
+				goto lost;
+			if (now_ns() > deadline || (wait.revents != 0 && !PQconsumeInput(c->pg)))
+				goto lost;
+		}
+		result = PQgetResult(c->pg);
+		if (result == NULL)
+			break;
+		if (kept != NULL && !pg_ok(kept))
+			PQclear(result);
+		else
+		{
+			PQclear(kept);
+			kept = result;
+		}
+	}
+	if (PQstatus(c->pg) == CONNECTION_OK)
+		return kept;
+lost:
+	PQclear(kept);
+	pg_leave(c);
+	return NULL;
+}
+
+PGresult *
+pg_query(Client *c, const char *sql)
+{
+	if (c->pg == NULL)
+		return NULL;
+	if (PQsendQuery(c->pg, sql))
+		return pg_collect(c);
+	pg_leave(c);
+	return NULL;
+}
+
+PGresult *
+pg_execute(Client *c, const char *prepared, int n, const char *const *values)
+{
+	if (c->pg == NULL)
+		return NULL;
+	if (PQsendQueryPrepared(c->pg, prepared, n, values, NULL, NULL, 0))
+		return pg_collect(c);
+	pg_leave(c);
+	return NULL;
+}
+
+bool
+pg_ok(const PGresult *result)
+{
+	ExecStatusType status = PQresultStatus(result);
+
+	return status == PGRES_COMMAND_OK || status == PGRES_TUPLES_OK;
+}
+
+int64_t
+pg_number(const PGresult *result, int row, int column)
+{
+	return strtoll(PQgetvalue(result, row, column), NULL, 10);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Redis
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+void
+redis_leave(Client *c)
+{
+	if (c->redis != NULL)
+		redisFree(c->redis);
+	c->redis = NULL;
+}
+
+static redisContext *
+redis_open(const char *address)
+{
+	struct timeval patience = {.tv_usec = REDIS_PATIENCE_MS * 1000};
+	const char *colon = strrchr(address, ':');
+	redisContext *redis;
+	char		host[256];
+
+	if (address[0] == '/' || colon == NULL)
+		redis = redisConnectUnixWithTimeout(address, patience);
+	else
+	{
+		snprintf(host, sizeof(host), "%.*s", (int) (colon - address), address);
+		redis = redisConnectWithTimeout(host, atoi(colon + 1), patience);
+	}
+	if (redis != NULL && (redis->err || redisSetTimeout(redis, patience) != REDIS_OK))
+	{
+		redisFree(redis);
+		redis = NULL;
+	}
+	return redis;
+}
+
+/* Connected. False: not now; the caller goes without. */
+bool
+redis_ready(Client *c)
+{
+	int64_t		now;
+
+	if (c->at.number == 0 || c->at.number != control->endpoints)
+		follow_endpoints(c);
+	if (c->redis != NULL)
+		return true;
+	now = now_ns();
+	if (now < c->redis_retry_at)
+		return false;
+	c->redis = redis_open(c->at.redis);
+	if (c->redis != NULL)
+	{
+		c->redis_backoff_ms = 0;
+		return true;
+	}
+	c->redis_backoff_ms = c->redis_backoff_ms == 0 ? BACKOFF_MIN_MS : c->redis_backoff_ms * 2;
+	if (c->redis_backoff_ms > BACKOFF_MAX_MS)
+		c->redis_backoff_ms = BACKOFF_MAX_MS;
+	c->redis_retry_at = now + (int64_t) c->redis_backoff_ms * 1000000;
+	return false;
+}
+
+bool
+redis_append(Client *c, int n, const char *const *words)
+{
+	return redis_ready(c) && redisAppendCommandArgv(c->redis, n, (const char **) words, NULL) == REDIS_OK;
+}
+
+/* NULL if the connection is lost, and for an error that the server tells (LOADING, READONLY, OOM, ...). */
+redisReply *
+redis_reply(Client *c)
+{
+	void	   *reply = NULL;
+
+	if (c->redis == NULL)
+		return NULL;
+	if (redisGetReply(c->redis, &reply) != REDIS_OK)
+	{
+		redis_leave(c);
+		return NULL;
+	}
+	if (((redisReply *) reply)->type == REDIS_REPLY_ERROR)
+	{
+		freeReplyObject(reply);
+		return NULL;
+	}
+	return reply;
+}
+
+redisReply *
+redis_call(Client *c, int n, const char *const *words)
+{
+	return redis_append(c, n, words) ? redis_reply(c) : NULL;
+}
+
+bool
+is_word(const redisReply *reply, size_t element, const char *word)
+{
+	return reply != NULL && reply->type == REDIS_REPLY_ARRAY && reply->elements > element &&
+		reply->element[element]->str != NULL && strcmp(reply->element[element]->str, word) == 0;
+}

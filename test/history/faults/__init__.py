@@ -1,0 +1,21 @@
+"""Faults by name, each of which can be injected while a workload runs.
+
+    site = Site(directory, seed, **faults.options_for(names))
+    record = faults.FAULTS['redis_kill9'].inject(site, random.Random(seed))
+
+What a record tells is described at Fault. Faults are injected one at a time; any sequence is possible.
+"""
+
+from faults import combined, failover, lost_commits, network, pauses, postgres, redis_server
+from faults.fault import Fault, NotDone
+
+FAULTS = {fault.name: fault for module in (postgres, lost_commits, redis_server, failover, pauses, network, combined)
+          for fault in module.FAULTS}
+
+
+def options_for(names):
+    """Options of a Site in which all these can be injected."""
+    return {option: value for name in names for option, value in FAULTS[name].options.items()}
+
+
+__all__ = ['FAULTS', 'Fault', 'NotDone', 'options_for']

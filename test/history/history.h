@@ -1,0 +1,224 @@
+/*
+ * history.h
+ *	  What the workload's files share: the format of a history, the control block, a client, a strategy.
+ *
+ * A workload is a set of processes, each with one Client: writers change rows of table "item" in PostgreSQL, readers
+ * read them through Redis by one Strategy (a way of caching). Each process appends what it did to a history file of its
+ * own, with times of CLOCK_MONOTONIC, which all processes of a machine share. checker.py judges the histories.
+ */
+#ifndef HISTORY_H
+#define HISTORY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <hiredis/hiredis.h>
+#include <libpq-fe.h>
+
+#define KEYS_MAX		200			/* keys are 1 .. keys; a key that moves goes to itself + keys, and back */
+#define CHANGES_MAX		1024
+#define WORKERS_MAX		64
+#define NONE			(-1)		/* no version, no row */
+
+/*
+ * One line of a history, as it stands in the file: 56 bytes, little-endian on the machines that this runs on.
+ *
+ *	 type  kind                     key    group        version  val       start    middle        end
+ *	 'R'   how the read was         key    0 or number  found    found     invoked  PostgreSQL    answered
+ *	       answered: see READ_*            of a group                               asked, or 0
+ *	 'G'   h: from the cache, d:    size   its number   0        0         invoked  0             answered
+ *	       from one snapshot
+ *	 'T'   outcome: OUTCOME_*       rows   its number   strategy's work for  first   COMMIT sent   outcome known
+ *	                                       it done at, or 0                 statement
+ *	 'W'   u: update, i: insert,    key    its          stored   written   0        0             0
+ *	       d: delete                       transaction
+ */
+typedef struct Record
+{
+	uint8_t		type;
+	uint8_t		kind;
+	uint16_t	worker;
+	int32_t		key;
+	int64_t		group;
+	int64_t		version;
+	int64_t		val;
+	int64_t		start;
+	int64_t		middle;
+	int64_t		end;
+} Record;
+
+enum
+{
+	READ_HIT = 'h',
+	READ_MISS = 'm',				/* from PostgreSQL, then offered to the cache */
+	READ_PENDING = 'p',				/* from here on: from PostgreSQL, not offered */
+	READ_UNARMED = 'u',
+	READ_ERROR = 'e',				/* Redis did not answer */
+	READ_NONE = 'n',				/* nor did PostgreSQL: nothing was read */
+
+	OUTCOME_COMMITTED = 'c',
+	OUTCOME_ABORTED = 'a',
+	OUTCOME_UNKNOWN = '?'
+};
+
+/* Shared memory between the workload and its runner: a file of this layout, mapped by both (run.py: CONTROL). */
+typedef struct Control
+{
+	volatile uint32_t stop;
+	volatile uint32_t endpoints;	/* counts up when the file "endpoints" was changed */
+	volatile uint32_t reader_stall_ppm; /* of a million fills, how many wait before the put ... */
+	volatile uint32_t reader_stall_ms;	/* ... and how long on average */
+	volatile uint32_t writer_stall_ppm; /* the same between COMMIT and what the strategy does after it */
+	volatile uint32_t writer_stall_ms;
+	volatile uint32_t writer_crash_ppm; /* how many die there, and come back as new clients */
+	volatile uint32_t gap_stall_ppm;	/* the same before COMMIT and before reserve: a transaction that takes long */
+	volatile uint32_t gap_stall_ms;
+	volatile uint32_t unused;
+	struct
+	{
+		volatile uint64_t reads;
+		volatile uint64_t hits;
+		volatile uint64_t commits;
+	}			counts[WORKERS_MAX];
+} Control;
+
+struct Strategy;
+
+typedef struct Options
+{
+	const char *directory;			/* where the control file, the endpoints and the histories are */
+	const struct Strategy *strategy;
+	uint64_t	seed;
+	int			readers;
+	int			writers;
+	int			keys;
+	int			pause_us;			/* of a writer between two transactions, on average */
+	int			defects;			/* lease: bit mask */
+	int			lease_ms;			/* lease: how long a reservation lasts */
+} Options;
+
+/* Where the servers are at present: the five lines of the file "endpoints". */
+typedef struct Endpoints
+{
+	uint32_t	number;
+	char		dsn[512];
+	char		redis[256];			/* host:port, or a path */
+	char		old_redis[256];		/* of a former master that is alive: who is connected to it may stay */
+	char		fence[128];			/* names of a key's fence and value are these, the key, a closing brace */
+	char		value[128];
+} Endpoints;
+
+typedef struct Client
+{
+	int			worker;
+	bool		reader;
+	uint64_t	random;
+	FILE	   *history;
+	Endpoints	at;
+	PGconn	   *pg;
+	redisContext *redis;
+	int64_t		redis_retry_at;		/* backoff */
+	int			redis_backoff_ms;
+	int64_t		operations;
+} Client;
+
+typedef struct Row
+{
+	int64_t		version;			/* NONE: there is no such row */
+	int64_t		val;
+} Row;
+
+/* What a strategy's get found. */
+typedef struct Cached
+{
+	int			kind;				/* READ_* */
+	Row			row;				/* of a hit */
+	char		token[64];			/* for fill */
+	char		ticket[32];
+} Cached;
+
+typedef struct Change
+{
+	int			key;
+	Row			row;				/* version of a delete: the deleted row's + 1 */
+	char		kind;				/* as in a record 'W' */
+	char		token[40];			/* the strategy's: of its reservation */
+} Change;
+
+typedef struct Txn
+{
+	int64_t		id;
+	int			statements;			/* each written value is id * 1000 + a number that only this transaction uses */
+	int			n;
+	Change		changes[CHANGES_MAX];
+	bool		broken;				/* a statement failed */
+	int64_t		start;
+	int64_t		sent;
+	int64_t		end;
+} Txn;
+
+/* A way of caching. Functions may be NULL. */
+typedef struct Strategy
+{
+	const char *name;
+	bool		fenced;				/* the table is attached */
+	bool		plain;				/* writers know only UPDATE of single rows, with a version told by reserve */
+
+	void		(*get) (Client *c, int key, Cached *found);
+	void		(*fill) (Client *c, int key, const Cached *found, const Row *row);
+	bool		(*check) (Client *c, const int *keys, const Cached *found, int n);
+
+	void		(*before) (Client *c, int key);		/* before the statement that changes it */
+	bool		(*reserve) (Client *c, Change *change); /* row: as observed; out: version to be written, token */
+	void		(*committed) (Client *c, const Txn *txn);
+	void		(*aborted) (Client *c, const Change *changes, int n);
+	void		(*listen) (Client *c);				/* the life of one more process */
+} Strategy;
+
+extern const Strategy strategies[];
+extern const Strategy *strategy_by_name(const char *name);
+
+/* strategy.c */
+extern bool is_last(const Txn *txn, int change);
+
+/* fence.c, lease.c */
+extern void fence_get(Client *c, int key, Cached *found);
+extern void fence_fill(Client *c, int key, const Cached *found, const Row *row);
+extern bool fence_check(Client *c, const int *keys, const Cached *found, int n);
+extern void lease_get(Client *c, int key, Cached *found);
+extern void lease_fill(Client *c, int key, const Cached *found, const Row *row);
+extern bool lease_reserve(Client *c, Change *change);
+extern void lease_committed(Client *c, const Txn *txn);
+extern void lease_aborted(Client *c, const Change *changes, int n);
+
+/* workload.c */
+extern Options options;
+extern Control *control;
+extern int64_t now_ns(void);
+extern void sleep_ms(int ms);
+extern uint64_t draw(Client *c, uint64_t below);
+extern bool chance(Client *c, uint32_t ppm);
+extern int	draw_key(Client *c);
+extern void record(Client *c, int type, int kind, int key, int64_t group, int64_t version, int64_t val,
+				   int64_t start, int64_t middle, int64_t end);
+
+/* client.c */
+extern bool pg_ready(Client *c);
+extern void pg_leave(Client *c);
+extern PGresult *pg_query(Client *c, const char *sql);
+extern PGresult *pg_execute(Client *c, const char *prepared, int n, const char *const *values);
+extern bool pg_ok(const PGresult *result);
+extern int64_t pg_number(const PGresult *result, int row, int column);
+extern bool redis_ready(Client *c);
+extern void redis_leave(Client *c);
+extern redisReply *redis_call(Client *c, int n, const char *const *words);
+extern bool redis_append(Client *c, int n, const char *const *words);
+extern redisReply *redis_reply(Client *c);
+extern bool is_word(const redisReply *reply, size_t element, const char *word);
+
+/* reader.c, writer.c */
+extern void run_reader(Client *c);
+extern void run_writer(Client *c);
+
+#endif

@@ -1,0 +1,325 @@
+"""A TCP proxy before Redis that ill-treats connections: cuts in the middle of a message, delays, single bytes, silence.
+
+It has two doors, one for the extension and one for readers, so that each can be ill-treated alone. It runs in a process
+of its own (as "python3 proxy.py TARGET LOG") and is told what to do by lines of JSON on standard input, each answered
+by one; class Proxy is the other end of that. It ends when its standard input does.
+"""
+
+import collections
+import json
+import os
+import random
+import selectors
+import socket
+import subprocess
+import sys
+import time
+
+CHUNK = 65536
+MOST_QUEUED = 1 << 20           # bytes of one direction that wait; then it is read no more
+DOORS = ('extension', 'readers')
+
+# What happens to the connections of a door; all of it may be combined.
+#   delay       seconds that each chunk is held back
+#   split       single bytes, each in a message of its own
+#   cut         each connection is closed after 1 to so many more bytes of one direction; 0: never
+#   reset       a cut is an RST towards the client instead of an orderly end
+#   hole        nothing is taken or passed on; connections stay open, new ones are accepted
+#   refuse      new connections are closed at once
+PASS = {'delay': 0, 'split': False, 'cut': 0, 'reset': False, 'hole': False, 'refuse': False}
+
+
+class Proxy:
+    """Starts the process. Attributes extension and readers are the ports of the doors."""
+
+    def __init__(self, target, log):
+        with open(log, 'ab') as errors:
+            self.process = subprocess.Popen([sys.executable, os.path.abspath(__file__), target], stdin=subprocess.PIPE,
+                                            stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
+        ports = json.loads(self.process.stdout.readline())
+        self.extension, self.readers = (ports[door] for door in DOORS)
+
+    def tell(self, what, **arguments):
+        self.process.stdin.write(json.dumps({'do': what, **arguments}) + '\n')
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise RuntimeError('the proxy has ended')
+        return json.loads(answer)
+
+    def treat(self, door, seed=0, **policy):
+        """Connections of the door, old and new, are treated like that from now on; without a policy they pass."""
+        return self.tell('treat', door=door, seed=seed, policy={**PASS, **policy})
+
+    def target(self, path, cut=True):
+        """New connections lead to that socket. cut: those that lead to the former one are closed."""
+        return self.tell('target', path=path, cut=cut)
+
+    def cut(self, door):
+        return self.tell('cut', door=door)
+
+    def counts(self):
+        """door -> {connections, bytes, cuts, split, held}: what has happened so far."""
+        return self.tell('counts')
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.stdin.close()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The process
+# ----------------------------------------------------------------------------------------------------------------------
+
+class Direction:
+    """Bytes on their way from one socket to the other."""
+
+    def __init__(self, source, sink):
+        self.source, self.sink = source, sink
+        self.queue = collections.deque()        # [due, bytes left]
+        self.queued = 0
+        self.ended = False                      # the source has sent its last byte
+        self.cut_after = None                   # bytes until the connection is closed
+
+
+class Link:
+    """A client's connection and the one to Redis that belongs to it."""
+
+    def __init__(self, door, client, server):
+        self.door = door
+        self.client, self.server = client, server
+        self.directions = (Direction(client, server), Direction(server, client))
+
+
+class Door:
+    def __init__(self, name):
+        self.name = name
+        self.policy = dict(PASS)
+        self.random = random.Random(0)
+        self.links = set()
+        self.counts = dict.fromkeys(('connections', 'bytes', 'cuts', 'split', 'held'), 0)
+        self.listener = socket.socket()
+        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.listener.bind(('127.0.0.1', 0))
+        self.listener.listen(256)
+        self.listener.setblocking(False)
+
+    def port(self):
+        return self.listener.getsockname()[1]
+
+    def draw_cut(self, link):
+        """Where this connection is to be cut: in one of its directions, at a byte that is drawn."""
+        for direction in link.directions:
+            direction.cut_after = None
+        if self.policy['cut']:
+            self.random.choice(link.directions).cut_after = self.random.randint(1, self.policy['cut'])
+
+
+class Loop:
+    def __init__(self, target):
+        self.target = target
+        self.selector = selectors.DefaultSelector()
+        self.doors = {name: Door(name) for name in DOORS}
+        for door in self.doors.values():
+            self.selector.register(door.listener, selectors.EVENT_READ, lambda _, door=door: self.accept(door))
+        self.commands = b''
+        os.set_blocking(0, False)
+        self.selector.register(0, selectors.EVENT_READ, lambda _: self.take_commands())
+
+    def answer(self, value):
+        sys.stdout.write(json.dumps(value) + '\n')
+        sys.stdout.flush()
+
+    def run(self):
+        self.answer({name: door.port() for name, door in self.doors.items()})
+        while True:
+            for key, events in self.selector.select(self.pause()):
+                key.data(events)
+            now = time.monotonic()
+            for door in self.doors.values():
+                if door.policy['delay']:
+                    for link in list(door.links):
+                        self.push(link, now)
+
+    def pause(self):
+        """Until the next held chunk is due."""
+        due = [direction.queue[0][0] for door in self.doors.values() if door.policy['delay']
+               for link in door.links for direction in link.directions if direction.queue]
+        return max(min(due) - time.monotonic(), 0) if due else None
+
+    # Connections
+
+    def accept(self, door):
+        try:
+            client, _ = door.listener.accept()
+        except BlockingIOError:
+            return
+        server = socket.socket(socket.AF_UNIX)
+        client.setblocking(False)
+        server.setblocking(False)
+        try:
+            if door.policy['refuse']:
+                raise ConnectionRefusedError
+            server.connect(self.target)
+        except OSError:                         # also when its queue of connections is full
+            client.close()
+            server.close()
+            return
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link = Link(door, client, server)
+        door.links.add(link)
+        door.counts['connections'] += 1
+        door.draw_cut(link)
+        for sock in (client, server):
+            self.selector.register(sock, selectors.EVENT_READ, lambda events, link=link: self.moved(link))
+        self.interest(link)
+
+    def close(self, link, reset=False):
+        if link not in link.door.links:
+            return
+        link.door.links.discard(link)
+        if reset:
+            link.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b'\1\0\0\0\0\0\0\0')
+        for sock in (link.client, link.server):
+            if sock in self.selector.get_map():
+                self.selector.unregister(sock)
+            sock.close()
+
+    def interest(self, link):
+        """Tells the selector what is waited for on both sockets."""
+        if link not in link.door.links:
+            return
+        wanted = {link.client: 0, link.server: 0}
+        if not link.door.policy['hole']:
+            now = time.monotonic()
+            for direction in link.directions:
+                if not direction.ended and direction.queued < MOST_QUEUED:
+                    wanted[direction.source] |= selectors.EVENT_READ
+                if direction.queue and direction.queue[0][0] <= now:
+                    wanted[direction.sink] |= selectors.EVENT_WRITE
+        for sock, events in wanted.items():
+            registered = sock in self.selector.get_map()
+            if events and registered:
+                if self.selector.get_key(sock).events != events:
+                    self.selector.modify(sock, events, self.selector.get_key(sock).data)
+            elif events:
+                self.selector.register(sock, events, lambda _, link=link: self.moved(link))
+            elif registered:
+                self.selector.unregister(sock)
+
+    # Bytes
+
+    def moved(self, link):
+        if link not in link.door.links:
+            return
+        now = time.monotonic()
+        for direction in link.directions:
+            if not direction.ended and direction.queued < MOST_QUEUED and not link.door.policy['hole']:
+                self.take(link, direction, now)
+        self.push(link, now)
+
+    def take(self, link, direction, now):
+        try:
+            data = direction.source.recv(CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b''
+        if not data:
+            direction.ended = True
+            return
+        held = link.door.policy['delay']
+        if held:
+            link.door.counts['held'] += 1
+        direction.queue.append([now + held, data])
+        direction.queued += len(data)
+
+    def push(self, link, now):
+        """Passes on what is due; ends the link where that is due."""
+        for direction in link.directions:
+            while direction.queue and direction.queue[0][0] <= now and not link.door.policy['hole']:
+                if not self.send(link, direction):
+                    break
+                if link not in link.door.links:
+                    return
+                if link.door.policy['split']:
+                    break
+            if direction.ended and not direction.queue:
+                self.close(link)
+                return
+        self.interest(link)
+
+    def send(self, link, direction):
+        """Part of the first chunk; false if the sink takes no more."""
+        chunk = direction.queue[0]
+        most = 1 if link.door.policy['split'] else len(chunk[1])
+        if direction.cut_after is not None:
+            most = min(most, direction.cut_after)
+        try:
+            sent = direction.sink.send(chunk[1][:most])
+        except BlockingIOError:
+            return False
+        except OSError:
+            self.close(link)
+            return False
+        counts = link.door.counts
+        counts['bytes'] += sent
+        counts['split'] += link.door.policy['split']
+        chunk[1] = chunk[1][sent:]
+        direction.queued -= sent
+        if not chunk[1]:
+            direction.queue.popleft()
+        if direction.cut_after is not None:
+            direction.cut_after -= sent
+            if direction.cut_after <= 0:
+                counts['cuts'] += 1
+                self.close(link, link.door.policy['reset'])
+        return True
+
+    # Commands
+
+    def take_commands(self):
+        data = os.read(0, CHUNK)
+        if not data:
+            sys.exit(0)
+        *lines, self.commands = (self.commands + data).split(b'\n')
+        for line in lines:
+            self.answer(self.obey(json.loads(line)))
+
+    def obey(self, command):
+        what = command['do']
+        if what == 'counts':
+            return {name: door.counts for name, door in self.doors.items()}
+        if what == 'target':
+            self.target = command['path']
+            doors = self.doors.values() if command['cut'] else ()
+        else:
+            doors = (self.doors[command['door']],)
+        for door in doors:
+            if what == 'treat':
+                door.policy = command['policy']
+                door.random = random.Random(command['seed'])
+            for link in list(door.links):
+                if what == 'treat':
+                    self.retreat(link)
+                else:
+                    self.close(link)
+        return {}
+
+    def retreat(self, link):
+        """Brings a connection under a new policy: what was held back goes on its way."""
+        link.door.draw_cut(link)
+        for direction in link.directions:
+            for chunk in direction.queue:
+                chunk[0] = 0
+        self.push(link, time.monotonic())
+
+
+if __name__ == '__main__':
+    Loop(sys.argv[1]).run()

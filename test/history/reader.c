@@ -1,0 +1,176 @@
+/*
+ * reader.c
+ *	  A reader: the cache first, PostgreSQL if it has to be, and the cache filled on the way back; one key, or several
+ *	  that must agree.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "history.h"
+
+#define GROUP_PER_MILLE	30
+#define GROUP_MAX		4
+
+static bool
+read_row(Client *c, int key, Row *row)
+{
+	char		text[16];
+	PGresult   *result;
+	bool		ok;
+
+	snprintf(text, sizeof(text), "%d", key);
+	if (!pg_ready(c))
+		return false;
+	result = pg_execute(c, "row", 1, (const char *[]) {text});
+	ok = pg_ok(result);
+	row->version = NONE;
+	row->val = NONE;
+	if (ok && PQntuples(result) == 1)
+	{
+		row->version = pg_number(result, 0, 0);
+		row->val = pg_number(result, 0, 1);
+	}
+	PQclear(result);
+	return ok;
+}
+
+static void
+count_read(Client *c, bool hit)
+{
+	control->counts[c->worker].reads++;
+	if (hit)
+		control->counts[c->worker].hits++;
+}
+
+static void
+offer(Client *c, int key, const Cached *found, const Row *row)
+{
+	if (chance(c, control->reader_stall_ppm))
+		sleep_ms((int) draw(c, 2 * (uint64_t) control->reader_stall_ms + 1));
+	options.strategy->fill(c, key, found, row);
+}
+
+static void
+read_one(Client *c)
+{
+	int			key = draw_key(c);
+	Cached		found = {0};
+	int64_t		start = now_ns();
+	int64_t		middle = 0;
+	Row			row;
+
+	options.strategy->get(c, key, &found);
+	row = found.row;
+	if (found.kind != READ_HIT)
+	{
+		middle = now_ns();
+		if (!read_row(c, key, &row))
+		{
+			record(c, 'R', READ_NONE, key, 0, NONE, NONE, start, middle, now_ns());
+			return;
+		}
+	}
+	record(c, 'R', found.kind, key, 0, row.version, row.val, start, middle, now_ns());
+	count_read(c, found.kind == READ_HIT);
+	if (found.kind == READ_MISS && row.version != NONE)
+		offer(c, key, &found, &row);
+}
+
+/* All keys in one statement: one snapshot. */
+static bool
+read_rows(Client *c, const int *keys, Row *rows, int n)
+{
+	char		list[128] = "{";
+	PGresult   *result;
+	bool		ok;
+
+	for (int i = 0; i < n; i++)
+		snprintf(list + strlen(list), sizeof(list) - strlen(list), "%s%d", i ? "," : "", keys[i]);
+	strcat(list, "}");
+	if (!pg_ready(c))
+		return false;
+	result = pg_execute(c, "rows", 1, (const char *[]) {list});
+	ok = pg_ok(result);
+	for (int i = 0; i < n; i++)
+	{
+		rows[i] = (Row) {NONE, NONE};
+		for (int r = 0; ok && r < PQntuples(result); r++)
+			if (pg_number(result, r, 0) == keys[i])
+				rows[i] = (Row) {pg_number(result, r, 1), pg_number(result, r, 2)};
+	}
+	PQclear(result);
+	return ok;
+}
+
+static int
+draw_group(Client *c, int *keys)
+{
+	int			n = 0;
+	int			wanted = 2 + (int) draw(c, GROUP_MAX - 1);
+
+	for (int tries = 0; n < wanted && tries < 50; tries++)
+	{
+		int			key = draw_key(c);
+		bool		known = false;
+
+		for (int i = 0; i < n; i++)
+			known = known || keys[i] == key;
+		if (!known)
+			keys[n++] = key;
+	}
+	return n;
+}
+
+/* Get all, then check all; if any is no hit or has changed, all from PostgreSQL in one snapshot. */
+static void
+read_group(Client *c)
+{
+	int			keys[GROUP_MAX];
+	Cached		found[GROUP_MAX] = {{0}};
+	Row			rows[GROUP_MAX];
+	int			n = draw_group(c, keys);
+	int64_t		start = now_ns();
+	int64_t		middle = 0;
+	int64_t		end;
+	int64_t		group = ((int64_t) c->worker << 40) | ++c->operations;
+	bool		hits = true;
+
+	for (int i = 0; i < n; i++)
+	{
+		options.strategy->get(c, keys[i], &found[i]);
+		rows[i] = found[i].row;
+		hits = hits && found[i].kind == READ_HIT;
+	}
+	if (hits && options.strategy->check != NULL)
+		hits = options.strategy->check(c, keys, found, n);
+	if (!hits)
+	{
+		middle = now_ns();
+		if (!read_rows(c, keys, rows, n))
+			return;
+	}
+	end = now_ns();
+	record(c, 'G', hits ? 'h' : 'd', n, group, 0, 0, start, middle, end);
+	for (int i = 0; i < n; i++)
+	{
+		/* a hit that was given up for the snapshot is none: what was used came from PostgreSQL */
+		int			kind = hits || found[i].kind != READ_HIT ? found[i].kind : READ_MISS;
+
+		record(c, 'R', kind, keys[i], group, rows[i].version, rows[i].val, start, middle, end);
+		count_read(c, hits);
+		if (found[i].kind == READ_MISS && rows[i].version != NONE)
+			offer(c, keys[i], &found[i], &rows[i]);
+	}
+}
+
+void
+run_reader(Client *c)
+{
+	while (!control->stop)
+	{
+		if (draw(c, 1000) < GROUP_PER_MILLE)
+			read_group(c);
+		else
+			read_one(c);
+	}
+}

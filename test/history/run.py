@@ -1,0 +1,274 @@
+#!/usr/bin/python3
+"""One run: servers, a workload by one strategy, faults while it lasts, and the judgement.
+
+    sh test/history.sh run [--strategy NAME] [--faults A,B | random | none] [--seconds N] [--reads N] [--seed N] ...
+
+Everything that is drawn comes from the seed, which is printed; which operation meets which is up to the machine.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import time
+
+import checker
+import faults
+from fence_site import Site
+from servers import Timeout
+from workload import CLIENT_FAULTS, Workload, build
+
+ALL_FAULTS = {**faults.FAULTS, **CLIENT_FAULTS}
+STRATEGIES = ('fence', 'delete', 'delete-twice', 'write-through', 'notify', 'version-check', 'lease-timeout')
+SETTLE_SECONDS = 40
+
+
+def arguments(parser):
+    parser.add_argument('--strategy', choices=STRATEGIES, default='fence')
+    parser.add_argument('--faults', default='none', help='names separated by commas, in this order, again and again; '
+                        'random; none')
+    parser.add_argument('--clients', default='', help='faults of clients that last as long as the run')
+    parser.add_argument('--seconds', type=float, default=20, help='how long at least')
+    parser.add_argument('--reads', type=int, default=0, help='how many at least')
+    parser.add_argument('--limit', type=float, default=1800, help='seconds after which it is over without the reads')
+    parser.add_argument('--seed', type=int, default=None)
+    parser.add_argument('--readers', type=int, default=6)
+    parser.add_argument('--writers', type=int, default=4)
+    parser.add_argument('--keys', type=int, default=64)
+    parser.add_argument('--pause-us', type=int, default=3000, help='of a writer between two transactions')
+    parser.add_argument('--gap', type=float, default=1.0, help='seconds between two faults')
+    parser.add_argument('--once', action='store_true', help='each fault once')
+    parser.add_argument('--defects', default='1,2,3,4,6',
+                        help='of lease-timeout; see lease.c. With 5 versions begin at 2^53')
+    parser.add_argument('--examples', type=int, default=2, help='violations that are shown, of each kind')
+    parser.add_argument('--keep', metavar='DIR', help='histories and logs stay there')
+    parser.add_argument('--verbose', action='store_true', help='tells of each fault as it happens')
+    parser.add_argument('--list', action='store_true', help='strategies and faults')
+
+
+class Run:
+    """options: see arguments(). directory: where everything is left."""
+
+    def __init__(self, options, directory, program):
+        self.options, self.directory, self.program = options, directory, program
+        self.rng = random.Random(options.seed)
+        self.names = [] if options.faults in ('none', '') else sorted(ALL_FAULTS) if options.faults == 'random' \
+            else options.faults.split(',')
+        self.broken = False
+        self.records, self.losses, self.logs, self.complaints = [], [], [], []
+
+    def site_options(self):
+        found = {}
+        for name in self.names:
+            found.update(ALL_FAULTS[name].options)
+        return found
+
+    def next_names(self):
+        """The faults in their order; without end, unless each is to come once."""
+        order = list(self.names)
+        while order:
+            if self.options.faults == 'random':
+                self.rng.shuffle(order)
+            yield from order
+            if self.options.once:
+                return
+
+    def inject(self, name):
+        fault = ALL_FAULTS[name]
+        try:
+            record = fault.inject(self.workload if name in CLIENT_FAULTS else self.site, self.rng)
+        except faults.NotDone as error:
+            print('fault %-28s not done: %s' % (name, error), flush=True)
+            return
+        except Exception as error:      # what was read until then is judged all the same
+            self.complaints.append('fault %s: %s: %s' % (name, type(error).__name__, error))
+            self.broken = True
+            return
+        record['name'] = name
+        if self.options.verbose:
+            print('fault %-28s %.1f s' % (name, record['healed'] - record['injected']), flush=True)
+        if record['lost_commits_possible']:
+            self.losses.append(record['lost_commits_possible'][1])
+            self.logs.append('item_log.%d' % len(self.losses))
+            self.workload.dump_log(self.logs[-1])
+        self.records.append(record)
+
+    def enough(self, begin):
+        """Whether it has lasted long enough. It ends in any case if the reads do not come."""
+        lasted = time.monotonic() - begin
+        return not self.workload.running() or (lasted > self.options.seconds and (
+            self.workload.reads() >= self.options.reads or lasted > self.options.limit))
+
+    def disturb(self):
+        """Faults one after the other until it is enough."""
+        begin = time.monotonic()
+        names = self.next_names()
+        name = next(names, None)
+        time.sleep(1.5)
+        while not self.broken and self.workload.running() and (not self.enough(begin) or self.options.once and name):
+            if name:
+                self.inject(name)
+                name = next(names, None)
+            time.sleep(self.options.gap * self.rng.uniform(0.7, 1.3))
+
+    def examine(self):
+        """After the end: no reservation is left, fences agree with their rows or tombstones."""
+        if self.options.strategy == 'lease-timeout':
+            self.examine_leases()
+        if self.options.strategy != 'fence':
+            return
+        self.site.wait_open(90)
+        try:
+            self.site.wait_settled(SETTLE_SECONDS)
+        except Timeout as error:
+            self.complaints.append('reservations are left: %s' % error)
+        rows = self.site.psql(
+            "SELECT n, s.fence_version, s.row_version, s.relation, s.pending FROM generate_series(1, %d) n, "
+            "fence.status('item', n::text) s WHERE s.relation NOT IN ('equal', 'missing') OR s.pending <> 0"
+            % (2 * self.options.keys))
+        for row in rows:
+            self.complaints.append('key %s: fence %s, row %s: %s, %s pending' % row)
+
+    def examine_leases(self):
+        client = self.site.redis.client()
+        for key, version in self.site.psql('SELECT id, version FROM item'):
+            fence = client.hget('lease:{%d}' % key, 'c')
+            if fence is not None and int(fence) > version:
+                self.complaints.append('key %d: fence %s, row %d: fence_ahead_db' % (key, fence, version))
+        client.close()
+
+    def run(self):
+        """The figures of the checker, with what the end has shown."""
+        options = self.options
+        self.site = Site(os.path.join(self.directory, 'site'), options.seed, **self.site_options())
+        defects = {int(n) for n in options.defects.split(',') if n}
+        self.workload = Workload(self.site, os.path.join(self.directory, 'run'), options.strategy, options.seed,
+                                 options.keys, options.readers, options.writers, options.pause_us,
+                                 sum(1 << (n - 1) for n in defects), 400,
+                                 2 ** 53 if options.strategy == 'lease-timeout' and 5 in defects else 0)
+        try:
+            self.site.start()
+            self.workload.start(self.program)
+            for name in filter(None, options.clients.split(',')):
+                CLIENT_FAULTS[name].begin(self.workload)
+            self.disturb()
+            self.workload.stop()
+            self.logs.append('item_log.end')
+            self.workload.dump_log(self.logs[-1])
+            self.examine()
+        finally:
+            try:
+                if self.workload.process:
+                    self.workload.process.kill()
+                    self.workload.process.wait()
+            finally:
+                self.site.stop()
+        self.write_record()
+        return self.judge()
+
+    def write_record(self):
+        def ns(seconds):
+            return None if seconds is None else int(seconds * 1e9)
+        with open(os.path.join(self.directory, 'run', 'run.json'), 'w') as file:
+            json.dump({'strategy': self.options.strategy, 'seed': self.options.seed,
+                       'losses': [ns(loss) for loss in self.losses], 'lost_grace': ns(self.site.lease),
+                       'logs': self.logs,
+                       'faults': [{'name': r['name'], 'injected': ns(r['injected']), 'healed': ns(r['healed'])}
+                                  for r in self.records]}, file, indent=1)
+
+    def judge(self):
+        result = checker.check(os.path.join(self.directory, 'run'), self.options.examples)
+        result['complaints'] = self.complaints
+        for complaint in self.complaints:
+            print('AT THE END: ' + complaint)
+        if not result['hits']:
+            self.complaints.append('there was no hit, so nothing is proven')
+        result['wrong_hits'] = sum(result[kind] for kind in checker.READ_KINDS)
+        result['good'] = not result['wrong_reads'] and not self.complaints
+        result['faults'] = [record['name'] for record in self.records]
+        return result
+
+
+def per_million(number, reads):
+    return 1e6 * number / reads if reads else 0
+
+
+def summary(result):
+    print('reads %d, hits %d (%.1f %%), groups of one snapshot %d; transactions %s' % (
+        result['reads'], result['hits'], 100 * result['hits'] / max(1, result['reads']), result['groups'],
+        ', '.join('%s %d' % ({'c': 'committed', 'a': 'failed', '?': 'unknown'}[k], n)
+                  for k, n in sorted(result['transactions'].items()))))
+    print('answers: ' + ', '.join('%s %d' % (checker.WORDS.get(k, 'nothing'), n)
+                                  for k, n in sorted(result['kinds'].items(), key=lambda item: -item[1])))
+    for note, number in result['notes'].items():
+        print('note: %d %s' % (number, note))
+    for effect in result['effects']:
+        print('fault %-28s no hit for %6.2f s, longest COMMIT %6.2f s, hit rate %s -> %s' % (
+            effect['name'], effect['bypass'], effect['wait'], effect['before'], effect['after']))
+    print('stale reads %d (%.1f per million), %d of them after all work of the write was done' % (
+        result['stale'], per_million(result['stale'], result['reads']), result['lasting']))
+    others = {kind: result[kind] for kind in checker.KINDS if kind != 'stale' and result[kind]}
+    if others:
+        print('other violations: ' + ', '.join('%s %d' % item for item in others.items()))
+    if result['lost_writes']:
+        print('writes that PostgreSQL lost in faults: %d' % result['lost_writes'])
+    print('GOOD: nothing stale was read' if result['good'] else 'BAD')
+
+
+def base_directory():
+    return os.environ.get('TMPDIR') or '/tmp'
+
+
+def make_options(**given):
+    parser = argparse.ArgumentParser()
+    arguments(parser)
+    options = parser.parse_args([])
+    for name, value in given.items():
+        if not hasattr(options, name):
+            raise TypeError(name)
+        setattr(options, name, value)
+    if options.seed is None:
+        options.seed = random.SystemRandom().randrange(1 << 31)
+    return options
+
+
+def run_once(options, program=None):
+    """Does it and cleans up. The command that would repeat it is printed first."""
+    if options.seed is None:
+        options.seed = random.SystemRandom().randrange(1 << 31)
+    directory = options.keep or os.path.join(base_directory(), 'history-%d-%d' % (os.getpid(), random.getrandbits(24)))
+    os.makedirs(directory, exist_ok=True)
+    words = ['run']
+    for name in ('strategy', 'defects', 'faults', 'clients', 'seconds', 'reads', 'readers', 'writers', 'keys', 'gap',
+                 'seed'):
+        value = getattr(options, name)
+        if value and (name != 'defects' or options.strategy == 'lease-timeout'):
+            words += ['--' + name, str(value)]
+    print(' '.join(words), flush=True)
+    try:
+        return Run(options, directory, program or build(directory)).run()
+    finally:
+        if not options.keep:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog='history.sh run', description='One run of the history checker.')
+    arguments(parser)
+    options = parser.parse_args()
+    if options.list:
+        print('strategies: ' + ' '.join(STRATEGIES))
+        for name, fault in ALL_FAULTS.items():
+            print('%-28s %s' % (name, fault.describe))
+        return 0
+    begin = time.monotonic()
+    result = run_once(options)
+    summary(result)
+    print('%.0f s' % (time.monotonic() - begin))
+    return 0 if result['good'] else 1
+
+
+if __name__ == '__main__':
+    sys.exit(main())

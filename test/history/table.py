@@ -1,0 +1,121 @@
+#!/usr/bin/python3
+"""Every strategy under every fault: the tables of doc/reliability.md.
+
+    sh test/history.sh table [--seconds N] [--strategies A,B] [--faults A,B] [--results FILE] [--output FILE]
+
+What has been measured is kept in the file of results, so it can be interrupted and repeated. A cell is a run.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+
+import run
+
+NOTHING = 'none'
+
+
+def parse():
+    parser = argparse.ArgumentParser(prog='history.sh table', description='The tables of doc/reliability.md.')
+    parser.add_argument('--seconds', type=float, default=8, help='of each run')
+    parser.add_argument('--seed', type=int, default=1)
+    parser.add_argument('--strategies', default=','.join(run.STRATEGIES))
+    parser.add_argument('--faults', default=','.join([NOTHING, *run.ALL_FAULTS]))
+    parser.add_argument('--results', metavar='FILE', help='kept here, and taken from here')
+    parser.add_argument('--output', metavar='FILE', help='the tables, in Markdown; default: standard output')
+    return parser.parse_args()
+
+
+def measure(strategy, fault, options):
+    """The figures of one cell; None if this fault does not concern this strategy."""
+    result = run.run_once(run.make_options(strategy=strategy, faults=fault, seconds=options.seconds, seed=options.seed,
+                                           gap=1.5, examples=0))
+    if fault != NOTHING and not result['faults']:
+        return None
+    return {'reads': result['reads'], 'hits': result['hits'], 'wrong': result['wrong_hits'], 'torn': result['torn'],
+            'lasting': result['lasting'], 'good': result['good'], 'effects': result['effects'],
+            'complaints': result['complaints']}
+
+
+def collect(options):
+    results = {}
+    if options.results and os.path.exists(options.results):
+        with open(options.results) as file:
+            results = json.load(file)
+    for fault in options.faults.split(','):
+        for strategy in options.strategies.split(','):
+            cell = '%s/%s' % (strategy, fault)
+            if cell not in results:
+                results[cell] = measure(strategy, fault, options)
+                if options.results:
+                    with open(options.results + '.new', 'w') as file:
+                        json.dump(results, file, indent=1)
+                    os.rename(options.results + '.new', options.results)
+    return results
+
+
+def cell_text(figures):
+    if figures is None:
+        return '–'
+    number = run.per_million(figures['wrong'], figures['reads'])
+    return '0' if number == 0 else '%.0f' % number if number >= 10 else '%.1f' % number
+
+
+def stale_table(options, results):
+    strategies, lines = options.strategies.split(','), []
+    lines.append('| fault | ' + ' | '.join(strategies) + ' |')
+    lines.append('| --- |' + ' ---: |' * len(strategies))
+    for fault in options.faults.split(','):
+        cells = [cell_text(results['%s/%s' % (strategy, fault)]) for strategy in strategies]
+        lines.append('| %s | %s |' % (fault, ' | '.join(cells)))
+    reads = sum(cell['reads'] for name, cell in results.items() if cell and name.startswith('fence/'))
+    lines += ['', '%d reads of pgcache_fence in all.' % reads]
+    return lines
+
+
+def spread(values):
+    """Median and worst."""
+    values = [value for value in values if value is not None]
+    return '%.2f / %.2f' % (statistics.median(values), max(values)) if values else '–'
+
+
+def rates(values):
+    values = [value for value in values if value is not None]
+    return '%.0f %%' % (100 * statistics.median(values)) if values else '–'
+
+
+def effects_table(options, results):
+    lines = ['| fault | times | no hit, s: median / worst | COMMIT waits, s: median / worst | hits before | after |',
+             '| --- | ---: | ---: | ---: | ---: | ---: |']
+    for fault in options.faults.split(','):
+        cell = results.get('fence/' + fault)
+        if not cell or not cell['effects']:
+            continue
+        effects = cell['effects']
+        lines.append('| %s | %d | %s | %s | %s | %s |' % (
+            fault, len(effects), spread([e['bypass'] for e in effects]), spread([e['wait'] for e in effects]),
+            rates([e['before'] for e in effects]), rates([e['after'] for e in effects])))
+    return lines
+
+
+def main():
+    options = parse()
+    results = collect(options)
+    lines = ['Stale reads per million reads', '', *stale_table(options, results), '',
+             'What pgcache_fence costs meanwhile', '', *effects_table(options, results)]
+    text = '\n'.join(lines) + '\n'
+    if options.output:
+        with open(options.output, 'w') as file:
+            file.write(text)
+    else:
+        print('\n' + text)
+    bad = [name for name, cell in results.items() if cell and name.startswith('fence/') and not cell['good']]
+    for name in bad:
+        print('BAD: %s %s' % (name, results[name]['complaints']))
+    return 1 if bad else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""The workload (workload.c) on a site: builds it, makes its tables, starts and stops it, tells it where things are."""
+
+import mmap
+import os
+import struct
+import subprocess
+import time
+
+from servers import wait_for
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+# As struct Control in history.h.
+FIELDS = ('stop', 'endpoints', 'reader_stall_ppm', 'reader_stall_ms', 'writer_stall_ppm', 'writer_stall_ms',
+          'writer_crash_ppm', 'gap_stall_ppm', 'gap_stall_ms', 'unused')
+COUNTS = 4 * len(FIELDS)
+WORKERS_MAX = 64
+SIZE = COUNTS + 24 * WORKERS_MAX
+
+TABLES = '''
+CREATE TABLE item (id int PRIMARY KEY, version bigint NOT NULL DEFAULT 0, val bigint NOT NULL);
+CREATE TABLE item_log (seq bigserial, id int, version bigint, val bigint, deleted boolean, txn bigint);
+CREATE FUNCTION item_log() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP = 'DELETE' OR TG_OP = 'UPDATE' AND NEW.id <> OLD.id THEN
+        INSERT INTO item_log (id, version, val, deleted, txn) VALUES (OLD.id, OLD.version + 1, 0, true,
+            CASE TG_OP WHEN 'DELETE' THEN current_setting('history.txn')::bigint ELSE NEW.val / 1000 END);
+    END IF;
+    IF TG_OP <> 'DELETE' THEN
+        INSERT INTO item_log (id, version, val, deleted, txn)
+            VALUES (NEW.id, NEW.version, NEW.val, false, NEW.val / 1000);
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER item_log AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION item_log();
+'''
+
+# What gives versions without pgcache_fence: they go on after a delete, so that all strategies start from the same.
+VERSIONS = '''
+CREATE TABLE item_deleted (id int PRIMARY KEY, version bigint NOT NULL);
+CREATE FUNCTION item_version() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE last bigint;
+BEGIN
+    IF TG_OP = 'UPDATE' AND NEW.id = OLD.id THEN
+        IF NEW.version = OLD.version THEN NEW.version := OLD.version + 1; END IF;
+    ELSIF TG_OP <> 'DELETE' THEN
+        SELECT version INTO last FROM item_deleted WHERE id = NEW.id;
+        NEW.version := greatest(last + 1, 1);
+    END IF;
+    RETURN CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END;
+END $$;
+CREATE FUNCTION item_deleted() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP = 'DELETE' OR TG_OP = 'UPDATE' AND NEW.id <> OLD.id THEN
+        INSERT INTO item_deleted VALUES (OLD.id, OLD.version + 1)
+            ON CONFLICT (id) DO UPDATE SET version = EXCLUDED.version;
+    END IF;
+    IF TG_OP <> 'DELETE' AND EXISTS (SELECT FROM item_deleted WHERE id = NEW.id AND version >= NEW.version) THEN
+        RAISE serialization_failure USING MESSAGE = 'the row was deleted meanwhile';
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER item_version BEFORE INSERT OR UPDATE ON item FOR EACH ROW EXECUTE FUNCTION item_version();
+CREATE TRIGGER item_deleted AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION item_deleted();
+'''
+
+# A version that the application stores as the cache told it, even if it is not a new one (strategy lease-timeout).
+EXACT = "ALTER TABLE item DISABLE TRIGGER item_version"
+
+NOTIFY = '''
+CREATE FUNCTION item_notify() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP <> 'INSERT' THEN PERFORM pg_notify('item', OLD.id::text); END IF;
+    IF TG_OP <> 'DELETE' THEN PERFORM pg_notify('item', NEW.id::text); END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER item_notify AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION item_notify();
+'''
+
+
+def build(directory):
+    """Path of the program."""
+    command = ['make', '-s', '-C', HERE, 'BUILD=' + directory]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError('the workload does not compile:\n' + done.stdout)
+    return os.path.join(directory, 'workload')
+
+
+def address_text(address):
+    return address if isinstance(address, str) else '%s:%d' % address
+
+
+class Workload:
+    """strategy: name in strategy.c. keys, readers, writers, pause_us, defects, lease_ms: see there and history.h."""
+
+    def __init__(self, site, directory, strategy, seed, keys, readers, writers, pause_us, defects=63, lease_ms=1000,
+                 first_version=0):
+        self.site, self.directory, self.strategy, self.seed = site, directory, strategy, seed
+        self.keys, self.readers, self.writers, self.pause_us = keys, readers, writers, pause_us
+        self.defects, self.lease_ms, self.first_version = defects, lease_ms, first_version
+        self.process = None
+        os.makedirs(directory, exist_ok=True)
+        with open(os.path.join(directory, 'control'), 'wb') as file:
+            file.truncate(SIZE)
+        with open(os.path.join(directory, 'control'), 'r+b') as file:
+            self.memory = mmap.mmap(file.fileno(), SIZE)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def make_tables(self):
+        fenced = self.strategy == 'fence'
+        self.site.psql(TABLES)
+        if fenced:
+            self.site.psql("SELECT fence.attach('item')")
+        else:
+            self.site.psql(VERSIONS)
+        if self.strategy == 'notify':
+            self.site.psql(NOTIFY)
+        self.site.psql('INSERT INTO item SELECT n, %d, n FROM generate_series(1, %d) n' %
+                       (self.first_version, self.keys))
+        if self.strategy == 'lease-timeout':
+            self.site.psql(EXACT)
+            self.site.psql('UPDATE item SET version = %d' % self.first_version)
+            self.site.psql('TRUNCATE item_log; INSERT INTO item_log (id, version, val, deleted, txn) '
+                           'SELECT id, version, val, false, 0 FROM item')
+        self.prefixes = [self.site.value("SELECT fence.%s('item', '1')" % function)[:-2]
+                         for function in ('fence_key', 'value_key')] if fenced else ['lease:{', 'cache:{']
+
+    def tell_endpoints(self):
+        """Where the servers are now; the workers look when the number changes."""
+        old = self.site.old_redis_address()
+        lines = [self.site.pg_dsn(), address_text(self.site.redis_address()), address_text(old) if old else '-',
+                 *self.prefixes]
+        path = os.path.join(self.directory, 'endpoints')
+        with open(path + '.new', 'w') as file:
+            file.write('\n'.join(lines) + '\n')
+        os.rename(path + '.new', path)
+        self.set('endpoints', self.get('endpoints') + 1)
+
+    def start(self, program):
+        self.make_tables()
+        self.tell_endpoints()
+        self.site.on_change.append(self.tell_endpoints)
+        self.log = open(os.path.join(self.directory, 'workload.log'), 'w')
+        self.process = subprocess.Popen(
+            [program, self.directory, self.strategy, *map(str, (self.seed, self.readers, self.writers, self.keys,
+             self.pause_us, self.defects, self.lease_ms))], stdin=subprocess.DEVNULL, stdout=self.log,
+            stderr=self.log)
+        wait_for(lambda: self.reads() > 0 or self.process.poll() is not None, 'the first read', 60)
+        with open(os.path.join(self.directory, 'workers')) as file:
+            workers = [line.split() for line in file]
+        self.site.reader_pids = [int(pid) for role, pid in workers if role == 'reader']
+
+    def stop(self):
+        """Ends all processes and waits until their last transactions have ended. Raises if one of them had failed."""
+        if self.process is None:
+            return
+        self.set('stop', 1)
+        try:
+            status = self.process.wait(90)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            status = self.process.wait()
+        self.log.close()
+        self.process = None
+        if status != 0:
+            with open(os.path.join(self.directory, 'workload.log')) as file:
+                raise RuntimeError('the workload failed (%s): %s' % (status, file.read()[-2000:]))
+        sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name ~ '^history-'"
+        wait_for(lambda: self.site.value(sessions) == 0, 'the last sessions to end', 60)
+
+    def dump_log(self, name):
+        """item_log as it is now."""
+        rows = self.site.psql('SELECT seq, id, version, val, deleted, txn FROM item_log')
+        with open(os.path.join(self.directory, name), 'w') as file:
+            for seq, key, version, val, deleted, txn in rows:
+                file.write('%d\t%d\t%d\t%d\t%s\t%d\n' % (seq, key, version, val, 't' if deleted else 'f', txn))
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def get(self, field):
+        return struct.unpack_from('=I', self.memory, 4 * FIELDS.index(field))[0]
+
+    def set(self, field, value):
+        struct.pack_into('=I', self.memory, 4 * FIELDS.index(field), value)
+
+    def counts(self):
+        """(reads, hits, commits) so far."""
+        flat = struct.unpack_from('=%dQ' % (3 * WORKERS_MAX), self.memory, COUNTS)
+        return sum(flat[0::3]), sum(flat[1::3]), sum(flat[2::3])
+
+    def reads(self):
+        return self.counts()[0]
+
+    def running(self):
+        return self.process is not None and self.process.poll() is None
+
+
+class ClientFault:
+    """What happens to clients rather than servers: some of them are slow, or die, for a while."""
+
+    def __init__(self, name, describe, **fields):
+        self.name, self.describe, self.fields = name, describe, fields
+        self.options = {}
+
+    def begin(self, workload):
+        for field, value in self.fields.items():
+            workload.set(field, value)
+
+    def inject(self, workload, rng):
+        begin = time.monotonic()
+        self.begin(workload)
+        time.sleep(rng.uniform(1.5, 2.5))
+        for field in self.fields:
+            workload.set(field, 0)
+        return {'fault': self.name, 'injected': begin, 'healed': time.monotonic(), 'lost_commits_possible': None}
+
+
+CLIENT_FAULTS = {fault.name: fault for fault in (
+    ClientFault('reader_stall', 'a reader stands still between its SELECT and its put', reader_stall_ppm=200000,
+                reader_stall_ms=60),
+    ClientFault('writer_stall', 'a writer stands still after COMMIT', writer_stall_ppm=50000, writer_stall_ms=60),
+    ClientFault('writer_death', 'a writer dies after COMMIT', writer_crash_ppm=50000),
+    ClientFault('slow_writer', 'a writer stands still before it reserves or commits', gap_stall_ppm=300000,
+                gap_stall_ms=40),
+    ClientFault('slow_transaction', 'a transaction takes longer than any timeout', gap_stall_ppm=20000,
+                gap_stall_ms=1500))}
