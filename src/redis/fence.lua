@@ -24,6 +24,7 @@ local LIBRARY_VERSION = '1'
 local MAX_VERSION = '9223372036854775807'
 local MAX_NAME = 4096                  -- bytes in a fence, value or domain name
 local MAX_NONCE = 16
+local MAX_FENCES = 1000                -- in one write
 local MAX_STAMP = 100
 
 local identity = nil                   -- of this process: drawn once, by the first hello
@@ -203,9 +204,10 @@ end
 
 -- version, ticket-or-stamp, exists. version is nil when there is none that may be trusted: no fence, one of another
 -- token (another epoch, generation or process), one with a ticket only (then the ticket is the second result).
--- MGET: a key of another type reads as absent instead of failing.
+-- raw is what the key holds (false: nothing), nil if it is to be read. MGET: a key of another type reads as absent
+-- instead of failing.
 local function read_fence(fence, domain, raw)
-  raw = raw or redis.call('MGET', fence)[1]
+  if raw == nil then raw = redis.call('MGET', fence)[1] end
   if not raw then return nil, nil, false end
   local n = #domain.head
   local at = sub(raw, 1, n) == domain.head and find(raw, ' ', n + 1, true)
@@ -215,8 +217,11 @@ local function read_fence(fence, domain, raw)
   return v, sub(raw, at + 1), true
 end
 
+-- Returns what the key holds now.
 local function write_fence(space, fence, domain, v, rest)
-  redis.call('SET', fence, domain.head .. v .. ' ' .. rest, 'PX', space.armed.idle_ms)
+  local raw = domain.head .. v .. ' ' .. rest
+  redis.call('SET', fence, raw, 'PX', space.armed.idle_ms)
+  return raw
 end
 
 local function own_pending(list, stamp)
@@ -248,17 +253,21 @@ end
 -- fence's version. A fence that has a version is raised; one that has none keeps none: a late commit must not revive
 -- what an eviction took [4], only a reader with the current ticket may. A reservation of an older generation proves
 -- nothing today: the fence goes.
-local function commit_one(space, domain, fence, stamp, w, store)
+-- raw: see read_fence; returned as it is afterwards.
+local function commit_one(space, domain, fence, stamp, w, raw, store)
   local own = own_pending(space.pending[fence], stamp)
-  local v, _, exists = read_fence(fence, domain)
+  if raw == nil then raw = redis.call('MGET', fence)[1] end
+  local v, _, exists = read_fence(fence, domain, raw)
   local newest = (v and below(w, v)) and v or w
   if exists and (not v or (own and own.gen ~= domain.gen)) then
     redis.call('DEL', fence)
+    raw = false
   elseif v then
-    if v ~= newest then write_fence(space, fence, domain, newest, stamp) end
+    if v ~= newest then raw = write_fence(space, fence, domain, newest, stamp) end
     if store and newest == w then store() end
   end
   drop_pending(space, fence, stamp, newest)
+  return raw
 end
 
 -- ---------------------------------------------------------------------------------------------------------------
@@ -426,11 +435,12 @@ local function domain_in(space, fence)
   return domain_of(space, name)
 end
 
--- observed may be nil. Returns '', or the version that is ahead.
-local function reserve_one(space, domain, fence, stamp, observed, w, now)
-  local v, _, exists = read_fence(fence, domain)
+-- observed may be nil; raw: see read_fence. Returns '' or the version that is ahead, and raw as it is afterwards.
+local function reserve_one(space, domain, fence, stamp, observed, w, now, raw)
+  if raw == nil then raw = redis.call('MGET', fence)[1] end
+  local v, _, exists = read_fence(fence, domain, raw)
   if v and observed and below(v, observed) then
-    write_fence(space, fence, domain, observed, '')
+    raw = write_fence(space, fence, domain, observed, '')
     v = observed
   end
   local list = space.pending[fence]
@@ -438,7 +448,7 @@ local function reserve_one(space, domain, fence, stamp, observed, w, now)
     drop_pending(space, fence, nil, observed)
     list = space.pending[fence]
   end
-  if v and not below(v, w) then return v end
+  if v and not below(v, w) then return v, raw end
   local own = own_pending(list, stamp)
   if own then
     if below(own.w, w) then own.w = w end
@@ -447,8 +457,11 @@ local function reserve_one(space, domain, fence, stamp, observed, w, now)
     own = { stamp = stamp, w = w, gen = domain.gen, since = now }
     if list then list[#list + 1] = own else add_list(space, fence, { own }) end
   end
-  if not v and exists then redis.call('DEL', fence) end
-  return ''
+  if not v and exists then
+    redis.call('DEL', fence)
+    raw = false
+  end
+  return '', raw
 end
 
 -- How many arguments an operation of write has, besides its letter
@@ -481,27 +494,30 @@ local function write(keys, args)
     local r = route_of(keys[i])
     if r and r.space == space then domains[i] = r.domain elseif parse(keys[i]) ~= ns then ns = nil end
   end
-  if not ns or #args == 0 or not are_operations(keys, args) then
+  if not ns or #keys > MAX_FENCES or #args == 0 or not are_operations(keys, args) then
     return bad('fence_write', 'expected fences, epoch and an operation for each fence')
   end
   if not space or space.armed.epoch ~= args[1] then return { 'unarmed' } end
   local now = now_ms()
   local leased = now < space.armed.until_ms
-  local reply, at = { 'written' }, 2
+  local reply, at, raws = { 'written' }, 2, {}
+  for i, raw in ipairs(redis.call('MGET', unpack(keys))) do raws[keys[i]] = raw end
   for i = 1, #keys do
     local fence, op, stamp = keys[i], args[at], args[at + 1]
+    local raw = raws[fence]
     if op == 'a' then
       drop_pending(space, fence, stamp, nil)
     elseif op == 'c' then
-      commit_one(space, domains[i] or domain_in(space, fence), fence, stamp, args[at + 2])
+      raw = commit_one(space, domains[i] or domain_in(space, fence), fence, stamp, args[at + 2], raw)
     elseif leased then
       local observed = args[at + 2]
       if observed == '' then observed = nil end
-      reply[#reply + 1] = reserve_one(space, domains[i] or domain_in(space, fence), fence, stamp, observed,
-                                      args[at + 3], now)
+      reply[#reply + 1], raw = reserve_one(space, domains[i] or domain_in(space, fence), fence, stamp, observed,
+                                           args[at + 3], now, raw)
     else
       reply[#reply + 1] = '-'
     end
+    raws[fence] = raw
     at = at + WRITE_ARGUMENTS[op] + 1
   end
   return reply
@@ -525,8 +541,8 @@ local function reserve(keys, args)
   local reply = { 'reserved' }
   for i, fence in ipairs(keys) do
     local observed = args[1 + 2 * i]
-    reply[i + 1] = reserve_one(space, domain_in(space, fence), fence, args[2], observed ~= '' and observed or nil,
-                               args[2 + 2 * i], now_ms())
+    reply[i + 1] = (reserve_one(space, domain_in(space, fence), fence, args[2], observed ~= '' and observed or nil,
+                                args[2 + 2 * i], now_ms()))
   end
   return reply
 end
@@ -561,7 +577,7 @@ local function commit_value(keys, args)
   local space = in_epoch(ns, args[1], false)
   if not space then return { 'unarmed' } end
   local domain = domain_of(space, name)
-  commit_one(space, domain, keys[1], args[2], args[3], function()
+  commit_one(space, domain, keys[1], args[2], args[3], nil, function()
     store_value(keys[2], domain.token, args[3], args[2], args[4], ttl)
   end)
   return { 'committed' }
@@ -696,8 +712,14 @@ local function get(keys, args)
   if space.pending[fence] or domain.pendings > 0 then return { 'pending' } end
   local both = redis.call('MGET', fence, keys[2])
   local token = domain.token
-  local v, ticket = nil, nil
-  if both[1] then v, ticket = read_fence(fence, domain, both[1]) end
+  local v, ticket = read_fence(fence, domain, both[1])
+  if not v then
+    -- Nobody but these functions writes a fence of the token, and only in database 0: so one that was found is there,
+    -- and hits need not ask where they are.
+    redis.call('SELECT', '0')
+    both = redis.call('MGET', fence, keys[2])
+    v, ticket = read_fence(fence, domain, both[1])
+  end
   if v then
     local value = both[2]
     local head = domain.head .. v .. ' '
@@ -827,7 +849,7 @@ local function register(name, callback, flags)
   }
 end
 
--- The same for functions that read or write keys. SELECT inside a function ends with it.
+-- The same for functions that read or write keys, except get. SELECT inside a function ends with it.
 local function register_keyed(name, callback, flags)
   register(name, function(keys, args)
     redis.call('SELECT', '0')
@@ -850,7 +872,7 @@ register_keyed('fence_repair', repair)
 register('fence_domain_reserve', domain_reserve, { 'no-writes' })
 register('fence_domain_commit', domain_commit, { 'no-writes' })
 register('fence_domain_abort', domain_abort, { 'no-writes' })
-register_keyed('fence_get', get)
+register('fence_get', get)
 register_keyed('fence_check', check, { 'no-writes' })
 register_keyed('fence_put', put)
 register_keyed('fence_status', status, { 'no-writes' })

@@ -349,7 +349,7 @@ subtest 'a user who may not use every command: failing in the middle' => sub {
 		sub {
 			my ($try) = @_;
 			my $before = snapshot();
-			like($try->('fence_get', 2, f('k'), v('k')), $denied, 'without SELECT nothing is answered');
+			like($try->('fence_get', 2, f('m'), v('m')), $denied, 'without SELECT no ticket is given');
 			like($try->('fence_commit', 1, f('k'), $epoch, '1.a', 6), $denied, 'nor committed');
 			is(snapshot(), $before, 'nothing changed');
 		});

@@ -441,8 +441,9 @@ my @mutations = (
 	[ '[6c] put does not look at the token', "if args[1] ~= domain.token then return { 'refused', 'token' } end", '' ],
 	[ 'get overlooks reservations of rows', 'if space.pending[fence] or domain.pendings > 0 then return {',
 		'if domain.pendings > 0 then return {' ],
-	[ 'reserve leaves the ticket', "if not v and exists then redis.call('DEL', fence) end", '' ],
-	[ '[1r] reserve drops without raising', 'write_fence(space, fence, domain, observed, \'\')', '' ],
+	[ 'reserve leaves the ticket', "if not v and exists then\n    redis.call('DEL', fence)\n    raw = false", "if false then" ],
+	[ '[1r] reserve drops without raising', 'write_fence(space, fence, domain, observed, \'\')', 'raw' ],
+	[ 'a write does not see what it wrote before', '    raws[fence] = raw', '' ],
 	[ 'reserve forgets a higher version of its own', 'if below(own.w, w) then own.w = w end', 'own.w = w' ],
 	[ 'settle without a version leaves the fence', "redis.call('DEL', fence)\n    drop_pending(space, fence, stamp, nil)",
 		'drop_pending(space, fence, stamp, nil)' ],
@@ -452,7 +453,8 @@ my @mutations = (
 	[ 'renew lowers until', 'if till > space.armed.until_ms then space.armed.until_ms = till end',
 		'space.armed.until_ms = till' ],
 	[ 'tokens do not depend on the generation', "identity .. ' ' .. generation)", "identity)" ],
-	[ 'fences of the caller\'s database', "redis.call('SELECT', '0')", '' ]);
+	[ 'fences of the caller\'s database', "    redis.call('SELECT', '0')\n    return callback", '    return callback' ],
+	[ 'tickets in the caller\'s database', "    redis.call('SELECT', '0')\n    both", '    both' ]);
 
 subtest 'a broken library is noticed' => sub {
 	my $most = 40_000;
