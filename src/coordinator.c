@@ -9,6 +9,7 @@
 #include "access/xact.h"
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
+#include "storage/latch.h"
 #include "storage/lwlock.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
@@ -116,13 +117,13 @@ ask_once(int argc, const char **argv, const size_t *argvlen)
 void
 coordinator_await_letters(void)
 {
-	int64		ahead;
+	uint64		last = last_end;
 
 	for (int i = 0; i < OUTBOX_ANSWERS; i++)
 		if (waiting[i] != NULL)
-			(void) outbox_wait(waiting[i]->letter, reply_deadline(), &ahead);
-	if (last_end != 0)
-		(void) outbox_wait(last_end, reply_deadline(), NULL);
+			last = Max(last, waiting[i]->letter);
+	if (last != 0)
+		(void) outbox_wait(last, reply_deadline(), NULL);
 	last_end = 0;
 }
 
@@ -300,7 +301,8 @@ take_answer(Reservation *r, AnswerKind answer, int64 ahead)
 		r->letter = 0;			/* not granted: it has to be sent again */
 }
 
-static void
+/* False: none came in time. */
+static bool
 await_answer(Reservation *r)
 {
 	int64		ahead = NO_VERSION;
@@ -309,16 +311,22 @@ await_answer(Reservation *r)
 	if (answer == ANSWER_NONE || answer == ANSWER_FAILED)
 		outbox_problem(problem, sizeof(problem), answer == ANSWER_NONE);
 	take_answer(r, answer == ANSWER_NONE ? ANSWER_FAILED : answer, ahead);
+	return answer != ANSWER_NONE;
 }
 
-/* Makes room for one more outstanding answer: the oldest is waited for. */
-static void
-make_room(void)
+/* Makes room for one more outstanding answer. False: the oldest, which is in the way, has none yet; wait: in time. */
+static bool
+make_room(bool wait)
 {
 	Reservation *oldest = waiting[outbox_next() % OUTBOX_ANSWERS];
+	int64		ahead = NO_VERSION;
 
-	if (oldest != NULL)
-		await_answer(oldest);
+	if (oldest == NULL)
+		return true;
+	if (wait)
+		return await_answer(oldest);
+	take_answer(oldest, outbox_answer(oldest->letter, &ahead), ahead);
+	return !is_waiting(oldest);
 }
 
 void
@@ -328,8 +336,8 @@ coordinator_reserve_early(Reservation *r)
 
 	if (WORD_STATE(word) != FENCE_OPEN)
 		return;
-	make_room();
-	(void) send_reserve(r, r->wanted, word);
+	if (make_room(false))
+		(void) send_reserve(r, r->wanted, word);
 }
 
 /* Whether the applied version is acknowledged under the word. */
@@ -350,13 +358,24 @@ asked(const Reservation *r, FenceWord word)
 static bool
 send_if_missing(Reservation *r, FenceWord word)
 {
+	int64		deadline;
+
 	if (r->applied == NO_VERSION || granted(r, word) || asked(r, word))
 		return true;
-	make_room();
-	if (send_reserve(r, r->applied, word))
-		return true;
-	strlcpy(problem, "the courier is behind: there is no room for more", sizeof(problem));
-	return false;
+	if (!make_room(true))
+		return false;
+	for (deadline = reply_deadline(); !send_reserve(r, r->applied, word);)
+	{
+		if (fence_clock() > deadline)
+		{
+			strlcpy(problem, "the courier is behind: there is no room for more", sizeof(problem));
+			return false;
+		}
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 1, wait_event_redis());
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+	}
+	return true;
 }
 
 /* Waits for the answer to what was sent. */
@@ -373,7 +392,7 @@ await_reservation(Reservation *r, FenceWord word)
 }
 
 /* The last one that is waited for: its answer comes after all others. */
-static void
+static bool
 await_last(FenceWord word)
 {
 	Reservation *last = NULL;
@@ -381,8 +400,7 @@ await_last(FenceWord word)
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 		if (r->applied != NO_VERSION && asked(r, word) && is_waiting(r) && (last == NULL || r->letter > last->letter))
 			last = r;
-	if (last != NULL)
-		await_answer(last);
+	return last == NULL || await_answer(last);
 }
 
 ReserveOutcome
@@ -391,7 +409,8 @@ coordinator_reserve_all(FenceWord word, Reservation **ahead)
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 		if (!send_if_missing(r, word))
 			return RESERVE_FAILED;
-	await_last(word);
+	if (!await_last(word))
+		return RESERVE_FAILED;
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
 		ReserveOutcome outcome = await_reservation(r, word);

@@ -21,6 +21,7 @@
 #include "utils/memutils.h"
 
 #include "compat.h"
+#include "outbox.h"
 #include "redis/topology.h"
 #include "settings.h"
 #include "shared.h"
@@ -333,6 +334,8 @@ try_open(void)
 
 	if (WORD_STATE(closed) != FENCE_CLOSED)
 		return false;
+	if (outbox_is_stuck(timeout_us() + COURIER_RESTART_US))
+		return back_to_closed(closed, "the courier does not carry what writers have to say");
 	if (!load_databases(error))
 		return back_to_closed(closed, error);
 	if (databases == NIL)
@@ -393,6 +396,11 @@ heartbeat(FenceWord word, char *error)
 
 	if (!fence_epoch_text(word, epoch))
 		return true;
+	if (outbox_is_stuck(timeout_us() + COURIER_RESTART_US))
+	{
+		strlcpy(error, "the courier does not carry what writers have to say", REASON_LEN);
+		return false;
+	}
 	if (topology_is_outdated())
 	{
 		strlcpy(error, "pgcache_fence.redis_url was changed", REASON_LEN);

@@ -9,6 +9,7 @@
 
 #include "miscadmin.h"
 #include "port/atomics.h"
+#include "storage/ipc.h"
 #include "storage/latch.h"
 #include "storage/proc.h"
 
@@ -17,7 +18,6 @@
 #include "shared.h"
 
 #define RING_BYTES			(4 * 1024 * 1024)	/* a power of two */
-#define COURIER_RESTART_US	INT64CONST(2500000) /* a courier that ended is back by then */
 
 /* A letter in the ring, followed by its key_bytes and arg_bytes */
 typedef struct Envelope
@@ -119,6 +119,26 @@ envelope_at(uint64 position)
 	return (Envelope *) (outbox->ring + (position & (RING_BYTES - 1)));
 }
 
+/*
+ * The place that this process has taken and not filled yet. Background workers may end anywhere (bgworker_die raises in the
+ * signal handler), and a place that is never whole would hold up all letters behind it.
+ */
+static Envelope *volatile unfinished = NULL;
+static volatile uint32 unfinished_size;
+
+static void
+give_up_unfinished(int code, Datum arg)
+{
+	(void) code;
+	(void) arg;
+	if (unfinished == NULL)
+		return;
+	unfinished->size = unfinished_size;
+	unfinished->arg_len = 0;	/* nothing but filling */
+	pg_write_barrier();
+	pg_atomic_write_u32(&unfinished->whole, 1);
+}
+
 /* Takes a place of that size, filling up the end of the ring if it does not fit there. NULL: there is no room. */
 static Envelope *
 take_place(uint32 size)
@@ -130,7 +150,8 @@ take_place(uint32 size)
 		uint64		left = RING_BYTES - (tail & (RING_BYTES - 1));
 		uint64		skip = left < size ? left : 0;
 
-		if (tail + skip + size - pg_atomic_read_u64(&outbox->head) > RING_BYTES)
+		/* signed: if others posted and the courier passed our tail meanwhile, the exchange fails and tells the new one */
+		if ((int64) (tail + skip + size - pg_atomic_read_u64(&outbox->head)) > RING_BYTES)
 			return NULL;
 		if (!pg_atomic_compare_exchange_u64(&outbox->tail, &tail, tail + skip + size))
 			continue;
@@ -150,9 +171,11 @@ take_place(uint32 size)
 static void
 wake_courier(LetterKind kind)
 {
-	struct Latch *latch = outbox->courier;	/* of a PGPROC: valid memory even if its owner is gone by now */
+	struct Latch *latch;
 
-	pg_memory_barrier();		/* the letter is whole before this looks at napping; see outbox_nap */
+	/* the letter is whole before this looks: a courier that starts, or falls asleep, sees it, or this sees that */
+	pg_memory_barrier();
+	latch = outbox->courier;	/* of a PGPROC: valid memory even if its owner is gone by now */
 	if (latch != NULL && !(kind == LETTER_END && outbox->napping))
 		SetLatch(latch);
 }
@@ -171,10 +194,16 @@ outbox_post(const Letter *letter)
 	size_t		len = letter->key_len + letter->arg_len;
 	uint32		size = TYPEALIGN(sizeof(Envelope), sizeof(Envelope) + len);
 	Envelope   *envelope;
+	static bool registered = false;
 
 	Assert(letter->arg_len > 0);
+	if (!registered)
+		before_shmem_exit(give_up_unfinished, 0);	/* the first letter is a reservation, so this is not in COMMIT */
+	registered = true;
 	if (len > OUTBOX_MAX_LETTER || (envelope = take_place(size)) == NULL)
 		return 0;
+	unfinished_size = size;
+	unfinished = envelope;
 	me->posted = number;
 	pg_atomic_write_u64(&me->answers[number % OUTBOX_ANSWERS], number << 2 | ANSWER_NONE);
 
@@ -191,6 +220,7 @@ outbox_post(const Letter *letter)
 	memcpy((char *) (envelope + 1) + letter->key_len, letter->arg_bytes, letter->arg_len);
 	pg_write_barrier();
 	pg_atomic_write_u32(&envelope->whole, 1);
+	unfinished = NULL;
 	wake_courier(letter->kind);
 	return number;
 }
@@ -314,6 +344,21 @@ outbox_take(Letter *letter)
 		}
 		give_place_back(envelope);
 	}
+}
+
+bool
+outbox_is_stuck(int64 patience)
+{
+	static uint64 seen = 0;
+	static int64 since = 0;
+	uint64		head = pg_atomic_read_u64(&outbox->head);
+
+	if (head != seen || since == 0 || head == pg_atomic_read_u64(&outbox->tail))
+	{
+		seen = head;
+		since = fence_clock();
+	}
+	return fence_clock() - since > patience;
 }
 
 void

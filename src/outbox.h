@@ -53,6 +53,9 @@ typedef enum AnswerKind
 /* Letters of one process that can wait for their answers at the same time. A power of two. */
 #define OUTBOX_ANSWERS	256
 
+/* Microseconds after which a courier that ended is back. */
+#define COURIER_RESTART_US	INT64CONST(2500000)
+
 /* The largest letter, in bytes. */
 #define OUTBOX_MAX_LETTER (1024 * 1024)
 
@@ -89,6 +92,12 @@ extern void outbox_problem(char *text, size_t size, bool late);
  * The courier's side
  * -----------------------------------------------------------------------------------------------------------------
  */
+
+/*
+ * Whether the oldest letter has been in the ring, unread, for longer than patience (microseconds): the courier hangs, or a
+ * process ended while it wrote. For the keeper, which asks again and again.
+ */
+extern bool outbox_is_stuck(int64 patience);
 
 /* The next letter, or false. It, and its bytes, stay in the ring until outbox_done. */
 extern bool outbox_take(Letter *letter);

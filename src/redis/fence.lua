@@ -214,6 +214,7 @@ local function read_fence(fence, domain, raw)
   if not at or find(raw, '%s', at + 1) then return nil, nil, true end
   local v = sub(raw, n + 1, at - 1)
   if v == '-' then return nil, sub(raw, at + 1), true end
+  if not version(v) then return nil, nil, true end
   return v, sub(raw, at + 1), true
 end
 

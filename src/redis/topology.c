@@ -115,7 +115,8 @@ topology_publish(const char *error, bool armed)
 		FenceNode  *shared = &fence_shared->nodes[i];
 		RedisNode  *node = &topology_nodes[i];
 
-		moved = moved || memcmp(&shared->address, &node->address, sizeof(node->address)) != 0;
+		moved = moved || memcmp(&shared->address, &node->address, sizeof(node->address)) != 0 ||
+			(node->hello.identity[0] != '\0' && strcmp(shared->identity, node->hello.identity) != 0);
 		shared->address = node->address;
 		shared->reachable = node->conn != NULL;
 		strlcpy(shared->role, node->hello.role, sizeof(shared->role));

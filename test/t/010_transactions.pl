@@ -504,12 +504,15 @@ subtest 'two sessions: the second waits for the first, and reserves what it stor
 		$second->begin("UPDATE $table SET name = 'second' WHERE id = 1");
 		poll(sub { $sql->run("SELECT wait_event_type FROM pg_stat_activity WHERE pid = " . $second->pid) eq 'Lock' },
 			'the lock');
+		# the first one's is on its way
+		poll(sub { $sql->run("SELECT count(*) FROM fence.pending WHERE domain = '$table'") ne '0' }, 'the reservation');
 		is($sql->run("SELECT count(*) FROM fence.pending WHERE domain = '$table'"), '1', 'who waits has reserved nothing');
 		$writer->run($how);
 		$second->wait;
 		is($second->take, '', "after $how of the first the second goes on");
-		is($sql->run("SELECT version, pid FROM fence.pending WHERE domain = '$table' AND fate = 'in progress'"),
-			"$version|" . $second->pid, 'its reservation');
+		my $reserved = "SELECT version, pid FROM fence.pending WHERE domain = '$table' AND fate = 'in progress'";
+		poll(sub { $sql->run($reserved) ne '' }, 'the second reservation');
+		is($sql->run($reserved), "$version|" . $second->pid, 'its reservation');
 		$second->run('COMMIT');
 		no_reservations($node);
 		is(status_of($table, 1), "equal|$version|$version|0", 'row and fence');
