@@ -7,8 +7,8 @@
  * by its backend, from the word and the answers. A letter that could not be carried, or was not answered, is answered
  * FAILED if anybody waits for it; what ends reservations is left to the patrol.
  *
- * While letters keep coming it only naps: being woken costs more than what it does, so what nobody waits for rides along
- * with what somebody does, or goes when the nap is over.
+ * While letters keep coming it lets others run, then naps: being woken costs more than what it does, so what nobody waits
+ * for rides along with what somebody does, or goes when the nap is over.
  */
 #include "postgres.h"
 
@@ -422,6 +422,7 @@ fence_courier_main(Datum arg)
 {
 	Link	   *redis = &link_to_redis;
 	int			naps = 0;
+	int			yields = 0;
 
 	(void) arg;
 	pqsignal(SIGTERM, die);
@@ -450,7 +451,12 @@ fence_courier_main(Datum arg)
 		if (patience_left(redis) == 0)
 			disconnect(redis, "no reply in time");
 		if (carried || heard)
+		{
 			naps = NAPS;
+			yields = OUTBOX_YIELDS;
+		}
+		else if (yields > 0 && outbox_yield())
+			yields--;
 		else
 		{
 			sleep_until_needed(redis, naps > 0);

@@ -85,6 +85,13 @@ extern AnswerKind outbox_answer(uint64 letter, int64 *ahead);
  */
 extern AnswerKind outbox_wait(uint64 letter, int64 deadline, int64 *ahead);
 
+/*
+ * Lets others run, which costs less than to sleep and be woken: an answer is often there afterwards. To be tried OUTBOX_YIELDS
+ * times before sleeping. False: lately the processor did not come back soon, so sleep, and be preferred when woken.
+ */
+#define OUTBOX_YIELDS 5
+extern bool outbox_yield(void);
+
 /* Why the last letter failed, or (late) was not answered in time, for people; copied. Takes the lock of shared memory. */
 extern void outbox_problem(char *text, size_t size, bool late);
 
