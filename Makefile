@@ -24,6 +24,11 @@ else
 OBJS := $(filter-out src/test_hooks.o,$(OBJS))
 endif
 SHLIB_LINK = $(shell pkg-config --libs hiredis 2>/dev/null || echo -lhiredis)
+# TLS needs hiredis' own part for it (since 1.0) and OpenSSL; without them a rediss:// URL is refused.
+ifeq ($(shell pkg-config --exists hiredis_ssl openssl 2>/dev/null && echo yes),yes)
+PG_CPPFLAGS += -DFENCE_TLS
+SHLIB_LINK += $(shell pkg-config --libs hiredis_ssl openssl)
+endif
 
 # Bitcode lets the JIT inline functions into expressions. Triggers are never inlined, so building needs no clang.
 override with_llvm = no

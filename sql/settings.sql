@@ -93,7 +93,6 @@ ALTER SYSTEM SET pgcache_fence.redis_url = 'redis://user:hunter%2@localhost';
 ALTER SYSTEM SET pgcache_fence.redis_url = 'redis://user:hunter2@localhost/1';
 ALTER SYSTEM SET pgcache_fence.redis_url = 'unix://';
 ALTER SYSTEM SET pgcache_fence.redis_url = 'unix://relative/path';
-ALTER SYSTEM SET pgcache_fence.redis_url = 'rediss://:hunter2@localhost';
 ALTER SYSTEM SET pgcache_fence.redis_url = 'redis+sentinel://:hunter2@a,b/master';
 ALTER SYSTEM SET pgcache_fence.redis_url = 'redis+cluster://:hunter2@a,b';
 ALTER SYSTEM SET pgcache_fence.redis_url = 'redis://a, redis://b';

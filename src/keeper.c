@@ -403,7 +403,7 @@ heartbeat(FenceWord word, char *error)
 	}
 	if (topology_is_outdated())
 	{
-		strlcpy(error, "pgcache_fence.redis_url was changed", REASON_LEN);
+		strlcpy(error, "the settings of the connection to Redis were changed", REASON_LEN);
 		return false;
 	}
 	/* after a restart of the keeper: what it must know; the processes that it armed are in shared memory */
@@ -435,7 +435,8 @@ heartbeat(FenceWord word, char *error)
 		}
 	}
 	topology_publish(NULL, true);
-	return true;
+	/* after the renewals: an answer that does not come must not cost a lease */
+	return !topology_moved(lease_us() / 16, error);
 }
 
 /*

@@ -13,12 +13,16 @@
 #include "utils/guc.h"
 #include "utils/varlena.h"
 
+#include "redis/tls.h"
 #include "redis/url.h"
 #include "settings.h"
 
 #define NAMESPACE_MAX 32
 
 char	   *setting_redis_url;
+char	   *setting_tls_ca_file;
+char	   *setting_tls_cert_file;
+char	   *setting_tls_key_file;
 char	   *setting_namespace;
 char	   *setting_databases;
 int			setting_lease;
@@ -38,22 +42,21 @@ static const struct config_enum_entry failure_policies[] = {
 	{NULL, 0, false}
 };
 
-/* What of a well-formed URL is not supported yet, or NULL. */
+/* What of a well-formed URL this build cannot do, or NULL; a sentence without its period. */
 static const char *
 unsupported(const RedisUrl *url)
 {
-	if (url->tls)
-		return "A TLS connection (rediss://) is not supported yet.";
+	if (url->tls && tls_missing() != NULL)
+		return tls_missing();
 	switch (url->topology)
 	{
 		case REDIS_STANDALONE:
-			return NULL;
 		case REDIS_SENTINEL:
-			return "Redis Sentinel (redis+sentinel://) is not supported yet.";
+			return NULL;
 		case REDIS_CLUSTER:
-			return "Redis Cluster (redis+cluster://) is not supported yet.";
+			return "Redis Cluster (redis+cluster://) is not supported yet";
 		case REDIS_SHARDS:
-			return "More than one address (shards) is not supported yet.";
+			return "More than one address (shards) is not supported yet";
 	}
 	return NULL;
 }
@@ -78,10 +81,29 @@ check_redis_url(char **newval, void **extra, GucSource source)
 	{
 		GUC_check_errcode(ERRCODE_FEATURE_NOT_SUPPORTED);
 		GUC_check_errmsg("unsupported value for parameter \"pgcache_fence.redis_url\"");
-		GUC_check_errdetail("%s", why);
+		GUC_check_errdetail("%s.", why);
 		return false;
 	}
 	return true;
+}
+
+static emit_log_hook_type next_emit_log_hook = NULL;
+
+/* At a reload the postmaster logs the new value of each parameter: of this one it may hold a password. */
+static void
+hide_redis_url(ErrorData *edata)
+{
+	static bool ours = false;
+
+	if (next_emit_log_hook)
+		next_emit_log_hook(edata);
+	if (ours || edata->elevel >= ERROR || !edata->output_to_server || edata->message == NULL ||
+		strstr(edata->message, "\"pgcache_fence.redis_url\"") == NULL || strstr(edata->message, "://") == NULL)
+		return;
+	edata->output_to_server = false;
+	ours = true;
+	ereport(LOG, (errmsg("parameter \"pgcache_fence.redis_url\" changed")));
+	ours = false;
 }
 
 static bool
@@ -145,7 +167,9 @@ define_redis(void)
 {
 	DefineCustomStringVariable("pgcache_fence.redis_url",
 							   "Where Redis is, and how to log in.",
-							   "redis://[[user]:password@]host[:port] or unix://[[user]:password@]/path/to/socket. "
+							   "redis://[[user]:password@]host[:port], rediss:// likewise with TLS, "
+							   "redis+sentinel://[[user]:password@]host[:port],.../master or "
+							   "unix://[[user]:password@]/path/to/socket. "
 							   "Special characters in user and password are percent-encoded. Only database 0 can "
 							   "be used. Without a password no AUTH is sent.",
 							   &setting_redis_url, "redis://127.0.0.1:6379",
@@ -175,6 +199,30 @@ define_redis(void)
 							 "a stale value be read. A table's own policy, given to fence.attach, comes first.",
 							 &setting_on_redis_failure, POLICY_BYPASS, failure_policies,
 							 PGC_SUSET, 0, NULL, NULL, NULL);
+}
+
+/* The names of files tell of the server's file system: as with data_directory, that is for superusers. */
+static void
+define_tls(void)
+{
+	DefineCustomStringVariable("pgcache_fence.tls_ca_file",
+							   "Certificate authorities by which the certificate of Redis is checked.",
+							   "A file in PEM format; empty means those of the system. The certificate must be for the "
+							   "host, or the address, that pgcache_fence.redis_url names.",
+							   &setting_tls_ca_file, "",
+							   PGC_SIGHUP, GUC_SUPERUSER_ONLY, NULL, NULL, NULL);
+
+	DefineCustomStringVariable("pgcache_fence.tls_cert_file",
+							   "Certificate that is shown to Redis.",
+							   "A file in PEM format, with the certificates between it and its authority. Empty means none.",
+							   &setting_tls_cert_file, "",
+							   PGC_SIGHUP, GUC_SUPERUSER_ONLY, NULL, NULL, NULL);
+
+	DefineCustomStringVariable("pgcache_fence.tls_key_file",
+							   "Private key of the certificate that is shown to Redis.",
+							   "A file in PEM format, without a passphrase. Set together with pgcache_fence.tls_cert_file.",
+							   &setting_tls_key_file, "",
+							   PGC_SIGHUP, GUC_SUPERUSER_ONLY, NULL, NULL, NULL);
 }
 
 static void
@@ -260,9 +308,15 @@ void
 settings_define(void)
 {
 	define_redis();
+	define_tls();
 	define_lease();
 	define_patrol();
 	define_bulk();
 	define_retention();
 	MarkGUCPrefixReserved("pgcache_fence");
+	if (process_shared_preload_libraries_in_progress)
+	{
+		next_emit_log_hook = emit_log_hook;
+		emit_log_hook = hide_redis_url;
+	}
 }

@@ -14,6 +14,9 @@ typedef enum FailurePolicy
 } FailurePolicy;
 
 extern char *setting_redis_url;
+extern char *setting_tls_ca_file;
+extern char *setting_tls_cert_file;
+extern char *setting_tls_key_file;
 extern char *setting_namespace;
 extern char *setting_databases;
 extern int	setting_lease;

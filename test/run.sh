@@ -3,7 +3,8 @@
 #
 # The last line says "N passed, N failed". Counted are: the build and the lint (one each, if they fail), what the unit
 # tests count, each test of pg_regress and pg_isolation_regress, a crash of the server that these two share, each
-# assertion of the TAP tests and each TAP file that ends badly, and each run of the history checker.
+# assertion of the TAP tests and each TAP file that ends badly, each run of the history checker, and each configuration
+# and mutation of the model.
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"
@@ -12,7 +13,7 @@ usage() {
 	cat <<-TEXT
 	usage: sh test/run.sh [--only LEVEL]... [NAME...]
 
-	  --only LEVEL   unit, regress, isolation, tap or history; may be repeated
+	  --only LEVEL   unit, regress, isolation, tap, history or model; may be repeated
 	  NAME           only the tests of that name; shell patterns are allowed ('key*')
 
 	  PROVE_JOBS     TAP files that run at the same time (2)
@@ -31,7 +32,7 @@ parse_arguments() {
 		case $1 in
 		--only)
 			case ${2:-} in
-			unit | regress | isolation | tap | history) levels="$levels $2" ;;
+			unit | regress | isolation | tap | history | model) levels="$levels $2" ;;
 			*) usage >&2; exit 2 ;;
 			esac
 			shift
@@ -48,7 +49,7 @@ parse_arguments "$@"
 if [ -z "$base" ]; then
 	begin_outside
 	# shellcheck disable=SC2086
-	install_packages $history_packages lua5.1 lua-check libipc-run-perl sysbench
+	install_packages $history_packages lua5.1 lua-check libipc-run-perl sysbench spin
 	run_inside run.sh "$@"
 	exit $?
 fi
@@ -65,7 +66,7 @@ finish() {
 	exit $?
 }
 
-wanted() { case " ${levels:-unit regress isolation tap history} " in *" $1 "*) return 0 ;; esac; return 1; }
+wanted() { case " ${levels:-unit regress isolation tap history model} " in *" $1 "*) return 0 ;; esac; return 1; }
 
 # chosen DIRECTORY SUFFIX: names of the tests there that the arguments ask for.
 chosen() {
@@ -86,6 +87,13 @@ history_chosen() {
 	for name in $(chosen test/history .py); do
 		case $name in test_* | ci) printf '%s ' "$name" ;; esac
 	done
+}
+
+model_chosen() {
+	set -f
+	# shellcheck disable=SC2086
+	sh test/model/run.sh --list $patterns
+	set +f
 }
 
 # Tests of single source files, without a server; each program ends with a line like ours.
@@ -187,6 +195,22 @@ run_history() {
 	done
 }
 
+# The model of the protocol: no servers, two processors for some minutes.
+run_model() {
+	say '--- model'
+	log=$base/model.log
+	{
+		# shellcheck disable=SC2086
+		sh test/model/run.sh $1 2>&1
+		echo $? >"$log.status"
+	} | tee "$log"
+	good=$(grep -c '^ok ' "$log")
+	bad=$(grep -c '^not ok ' "$log")
+	[ "$(cat "$log.status")" -eq 0 ] || [ "$bad" -gt 0 ] || bad=1
+	passed=$((passed + good))
+	failed=$((failed + bad))
+}
+
 # What the failing files and their servers said; all files, if the harness gave up before its summary.
 show_tap_logs() {
 	failing=$(sed -n 's/^test\/t\/\([^ ]*\)\.pl  *(Wstat.*/\1/p' "$1")
@@ -215,12 +239,14 @@ regress=
 isolation=
 tap=
 history=
+model=
 if wanted unit; then unit=$(chosen test/unit .sh); fi
 if wanted regress; then regress=$(chosen sql .sql); fi
 if wanted isolation; then isolation=$(chosen test/isolation/specs .spec); fi
 if wanted tap; then tap=$(chosen test/t .pl); fi
 if wanted history; then history=$(history_chosen); fi
-[ -n "$unit$regress$isolation$tap$history" ] || { say 'no such test'; failed=$((failed + 1)); finish; }
+if wanted model; then model=$(model_chosen); fi
+[ -n "$unit$regress$isolation$tap$history$model" ] || { say 'no such test'; failed=$((failed + 1)); finish; }
 
 [ -z "$unit" ] || run_unit "$unit"
 if [ -n "$regress$isolation" ]; then
@@ -235,5 +261,6 @@ if [ -n "$regress$isolation" ]; then
 	stop_servers
 fi
 [ -z "$tap" ] || run_tap "$tap"
+[ -z "$model" ] || run_model "$model"
 [ -z "$history" ] || run_history "$history"
 finish

@@ -28,9 +28,14 @@
 
 #include "compat.h"
 #include "redis/connection.h"
+#include "redis/tls.h"
 #include "shared.h"
 
-#define CHUNK_BYTES (16 * 1024)		/* read and handed to the parser at once */
+/*
+ * Read and handed to the parser at once. No less than a TLS record holds: OpenSSL then never keeps back what the socket
+ * does not show as readable.
+ */
+#define CHUNK_BYTES (16 * 1024)
 #define WRITE_BYTES (64 * 1024)		/* handed to hiredis for writing at once */
 #define KEEP_BYTES (1024 * 1024)	/* an empty queue larger than this gives its memory back */
 #define MAX_UNSENT_BYTES (1024 * 1024 * 1024)
@@ -52,6 +57,7 @@ typedef struct ByteQueue
 struct RedisConnection
 {
 	redisContext *context;
+	struct ssl_st *ssl;			/* the context's; NULL: no TLS */
 	redisReplyObjectFunctions functions;	/* hiredis' own, except createArray */
 	void	   *(*create_array) (const redisReadTask *, redis_array_size);
 	ByteQueue	out;			/* not yet given to hiredis for writing */
@@ -205,6 +211,16 @@ has_input(const RedisConnection *conn)
 	return queue_length(&conn->in) > 0 || reader->len > reader->pos || conn->reply_bytes > 0;
 }
 
+/* What came is not Redis' protocol. */
+static void
+fail_unparsable(RedisConnection *conn)
+{
+	const char *why = conn->context->reader->errstr;
+
+	/* the first byte of a TLS alert; create_array's own reason, if there is one, stays */
+	fail(conn, false, strstr(why, "got \"\\x15\"") != NULL ? "this port is for TLS (rediss://)" : why);
+}
+
 /* The next whole reply of what was received, or NULL. */
 static redisReply *
 parse_reply(RedisConnection *conn)
@@ -218,7 +234,7 @@ parse_reply(RedisConnection *conn)
 
 		if (redisReaderGetReply(reader, &reply) != REDIS_OK)
 		{
-			fail(conn, false, reader->errstr);
+			fail_unparsable(conn);
 			return NULL;
 		}
 		if (reply != NULL)
@@ -294,13 +310,14 @@ read_some(RedisConnection *conn)
 		fail(conn, false, "out of memory");
 		return -1;
 	}
+	tls_forget_errors(conn->ssl);
 	n = fence_redis_read(conn->context, conn->in.data + conn->in.end, CHUNK_BYTES);
 	if (n >= 0)
 		conn->in.end += n;
 	else if (conn->outstanding == 0 && has_input(conn))
 		fail_unasked(conn);
 	else
-		fail(conn, true, conn->context->errstr);
+		fail(conn, true, tls_reason(conn->ssl, conn->context->errstr));
 	return n;
 }
 
@@ -325,12 +342,13 @@ write_some(RedisConnection *conn)
 		queue_drop(&conn->out, slice);
 	}
 	before = sdslen(context->obuf);
+	tls_forget_errors(conn->ssl);
 	if (redisBufferWrite(context, NULL) != REDIS_OK)
 	{
 		char		why[sizeof(context->errstr)];
 
 		/* The server may have said why before it closed the connection. */
-		strlcpy(why, context->errstr, sizeof(why));
+		strlcpy(why, tls_reason(conn->ssl, context->errstr), sizeof(why));
 		while (read_some(conn) > 0)
 			;
 		fail(conn, true, why);
@@ -488,7 +506,7 @@ redis_wait_reply(RedisConnection *conn, int64 deadline, uint32 wait_event)
 
 		if (!transfer(conn, &progress) || progress)
 			continue;
-		if (redis_unsent(conn) > 0)
+		if (redis_unsent(conn) > 0 || tls_wants_write(conn->ssl))
 			events |= WL_SOCKET_WRITEABLE;
 		if (wait_socket(conn, events, deadline, wait_event) & WL_TIMEOUT)
 			fail(conn, false, "no reply in time");
@@ -581,6 +599,29 @@ finish_connect(RedisConnection *conn, int64 deadline)
 	return true;
 }
 
+/* The handshake; with the name in the certificate checked before anything is told. */
+static bool
+secure(RedisConnection *conn, const RedisEndpoint *address, int64 deadline)
+{
+	char		why[256];
+	TlsStep		step;
+
+	if (address->is_unix)
+		return fail(conn, false, "no TLS over a Unix socket");
+	conn->ssl = tls_begin(conn->context, address, why, sizeof(why));
+	if (conn->ssl == NULL)
+		return fail(conn, false, why);
+	while ((step = tls_handshake(conn->ssl, why, sizeof(why))) != TLS_DONE)
+	{
+		if (step == TLS_FAILED)
+			return fail(conn, false, why);
+		if (wait_socket(conn, step == TLS_WANTS_READ ? WL_SOCKET_READABLE : WL_SOCKET_WRITEABLE, deadline,
+						wait_event_redis()) & WL_TIMEOUT)
+			return fail(conn, false, "no TLS handshake in time (is this port for TLS?)");
+	}
+	return true;
+}
+
 /*
  * What the server says to AUTH, unless it repeats the password: an unknown command (AUTH can be renamed) is answered
  * with its arguments, cut and with some characters replaced.
@@ -648,11 +689,9 @@ establish(RedisConnection *conn, const RedisEndpoint *address, const RedisUrl *u
 {
 	PG_TRY();
 	{
-		/* TLS: between finish_connect and authenticate, with the server's name checked (hiredis does not). */
-		if (url->tls)
-			fail(conn, false, "TLS needs hiredis 1.0 or later with OpenSSL support");
-		else if (start_connect(conn, address) && finish_connect(conn, deadline))
-			(void) authenticate(conn, url, deadline);
+		(void) (start_connect(conn, address) && finish_connect(conn, deadline) &&
+				(!url->tls || secure(conn, address, deadline)) &&
+				authenticate(conn, url, deadline));
 	}
 	PG_CATCH();
 	{

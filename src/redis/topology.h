@@ -23,7 +23,7 @@ typedef struct RedisNode
 extern RedisNode topology_nodes[MAX_NODES];
 extern int	topology_size;
 
-/* Whether the URL was changed since the table was made. */
+/* Whether the URL, or what else connections are made from, was changed since the table was made. */
 extern bool topology_is_outdated(void);
 
 /* Makes the table; false if the URL or a name in it is no good. */
@@ -34,6 +34,12 @@ extern bool topology_find(char *error);
  * library, and that the node takes writes. False: it is not there, no master, or has no library.
  */
 extern bool topology_greet(RedisNode *node, bool load, char *error);
+
+/*
+ * Beside heartbeats: whether those whom the URL names for it (sentinels) tell of other processes than the table has. Waits
+ * for no more than a few times patience microseconds; error says what moved.
+ */
+extern bool topology_moved(int64 patience, char *error);
 
 /* Copies the table to shared memory. error (may be NULL) is shown with each node; armed: each was just granted a lease. */
 extern void topology_publish(const char *error, bool armed);

@@ -234,6 +234,7 @@ parse_host(Span text, int default_port, RedisUrl *url)
 		return why;
 	if (!copy_span(endpoint->host, sizeof(endpoint->host), host))
 		return "a host name is too long";
+	strlcpy(endpoint->name, endpoint->host, sizeof(endpoint->name));
 	return add_endpoint(url);
 }
 

@@ -24,6 +24,7 @@ typedef struct RedisEndpoint
 	bool		is_unix;		/* host is a socket path, port is unused */
 	char		host[REDIS_HOST_LEN];
 	int			port;
+	char		name[REDIS_HOST_LEN];	/* of the host before it was resolved: what a certificate must be for */
 } RedisEndpoint;
 
 typedef struct RedisUrl

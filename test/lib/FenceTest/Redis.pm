@@ -57,6 +57,17 @@ sub _free_port
 	return $probe->sockport;
 }
 
+sub _directives
+{
+	my ($self) = @_;
+
+	return ('bind 127.0.0.1', "port $self->{port}", "unixsocket $self->{socket}", "dir $self->{dir}", 'save ""',
+		'appendonly no', 'daemonize no', 'enable-debug-command yes', 'enable-protected-configs yes',
+		'repl-diskless-sync-delay 0');
+}
+
+sub _arguments { return (); }
+
 sub _launch
 {
 	my ($self) = @_;
@@ -65,10 +76,7 @@ sub _launch
 
 	open my $fh, '>', $conf or croak "$conf: $!";
 	print $fh "$_\n"
-	  foreach ('bind 127.0.0.1', "port $self->{port}", "unixsocket $self->{socket}", "dir $self->{dir}", 'save ""',
-		'appendonly no', 'daemonize no', 'enable-debug-command yes', 'enable-protected-configs yes',
-		'repl-diskless-sync-delay 0', defined $self->{password} ? "requirepass $self->{password}" : (),
-		@{ $self->{config} });
+	  foreach ($self->_directives, defined $self->{password} ? "requirepass $self->{password}" : (), @{ $self->{config} });
 	close $fh;
 
 	$self->disconnect;
@@ -78,7 +86,7 @@ sub _launch
 		open STDIN,  '<',  '/dev/null';
 		open STDOUT, '>>', "$self->{dir}/log";
 		open STDERR, '>&', \*STDOUT;
-		exec $program, $conf or POSIX::_exit(127);
+		exec $program, $conf, $self->_arguments or POSIX::_exit(127);
 	}
 	$self->{pid} = $pid;
 	$running{$pid} = $self;

@@ -1,0 +1,50 @@
+/*
+ * redis/resolve.c
+ *	  Host name to numeric address; see resolve.h.
+ */
+#include "postgres.h"
+
+#include <netdb.h>
+#include <sys/socket.h>
+
+#include "redis/resolve.h"
+
+/* The try-th of the addresses, and again from the first after the last. */
+static const struct addrinfo *
+choose(const struct addrinfo *found, unsigned try)
+{
+	const struct addrinfo *chosen = found;
+
+	for (; try > 0; try--)
+		chosen = chosen->ai_next != NULL ? chosen->ai_next : found;
+	return chosen;
+}
+
+bool
+resolve_endpoint(RedisEndpoint *endpoint, unsigned try, char *error, size_t size)
+{
+	struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
+	struct addrinfo *found;
+	const struct addrinfo *chosen;
+	char		numeric[REDIS_HOST_LEN] = "";
+	int			rc;
+
+	if (endpoint->is_unix)
+		return true;
+	rc = getaddrinfo(endpoint->host, NULL, &hints, &found);
+	if (rc == 0)
+	{
+		chosen = choose(found, try % 1024);
+		rc = getnameinfo(chosen->ai_addr, chosen->ai_addrlen, numeric, sizeof(numeric), NULL, 0, NI_NUMERICHOST);
+		freeaddrinfo(found);
+	}
+	if (rc != 0)
+	{
+		snprintf(error, size, "could not resolve \"%.100s\": %s", endpoint->host, gai_strerror(rc));
+		return false;
+	}
+	/* all of it: addresses are compared as memory */
+	memset(endpoint->host, 0, sizeof(endpoint->host));
+	strlcpy(endpoint->host, numeric, sizeof(endpoint->host));
+	return true;
+}

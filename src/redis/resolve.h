@@ -1,0 +1,18 @@
+/*
+ * redis/resolve.h
+ *	  Host name to numeric address.
+ *
+ * Blocks in the system's resolver, for as long as that likes: only the keeper does this.
+ */
+#ifndef FENCE_REDIS_RESOLVE_H
+#define FENCE_REDIS_RESOLVE_H
+
+#include "redis/url.h"
+
+/*
+ * Makes host numeric; name stays. A name may have several addresses, of which not all answer (localhost): try counts, and
+ * another try gives another one. False: error (of the given size) tells why, for people.
+ */
+extern bool resolve_endpoint(RedisEndpoint *endpoint, unsigned try, char *error, size_t size);
+
+#endif

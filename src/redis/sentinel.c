@@ -1,0 +1,137 @@
+/*
+ * redis/sentinel.c
+ *	  Which process the sentinels hold for the master; see sentinel.h.
+ */
+#include "postgres.h"
+
+#include "redis/library.h"
+#include "redis/resolve.h"
+#include "redis/sentinel.h"
+#include "settings.h"
+
+static unsigned turn = 0;		/* of the sentinel that is asked next; counts on, round by round */
+static RedisConnection *connection = NULL;	/* to that one; NULL: none */
+
+static const RedisEndpoint *
+next_sentinel(const RedisUrl *url)
+{
+	return &url->endpoints[turn % url->nendpoints];
+}
+
+static void
+disconnect(void)
+{
+	redis_close(connection);
+	connection = NULL;
+}
+
+void
+sentinel_distrust(void)
+{
+	disconnect();
+	turn++;
+}
+
+void
+sentinel_reset(void)
+{
+	disconnect();
+	turn = 0;
+}
+
+/* with_password: see ask. */
+static bool
+connect_sentinel(const RedisUrl *url, bool with_password, int64 deadline, char *error)
+{
+	RedisEndpoint address = *next_sentinel(url);
+	static RedisUrl without;
+
+	if (!resolve_endpoint(&address, turn / url->nendpoints, error, REASON_LEN))
+		return false;
+	without = *url;
+	without.user[0] = without.password[0] = '\0';
+	connection = redis_open(&address, with_password ? url : &without, deadline, error, REASON_LEN);
+	return connection != NULL;
+}
+
+/* host and port of the reply; as a sentinel knows them, perhaps a name */
+static bool
+read_master(const redisReply *reply, RedisEndpoint *master)
+{
+	const redisReply *host;
+	const redisReply *port;
+
+	if (reply->type != REDIS_REPLY_ARRAY || reply->elements != 2)
+		return false;
+	host = reply->element[0];
+	port = reply->element[1];
+	if (host->type != REDIS_REPLY_STRING || port->type != REDIS_REPLY_STRING ||
+		host->len == 0 || host->len >= REDIS_HOST_LEN || strlen(host->str) != host->len)
+		return false;
+	memset(master, 0, sizeof(*master));
+	strlcpy(master->host, host->str, sizeof(master->host));
+	strlcpy(master->name, host->str, sizeof(master->name));
+	master->port = atoi(port->str);
+	return master->port >= 1 && master->port <= 65535;
+}
+
+/* Asks the sentinel whose turn it is. */
+static bool
+ask(const RedisUrl *url, int64 deadline, RedisEndpoint *master, char *error)
+{
+	const char *argv[] = {"SENTINEL", "GET-MASTER-ADDR-BY-NAME", url->master};
+	LibraryCall call = {.deadline = deadline};
+	redisReply *reply;
+	bool		known;
+
+	if (connection && redis_error(connection))
+		disconnect();
+	if (connection == NULL && !connect_sentinel(url, false, deadline, error))
+		return false;
+	call.conn = connection;
+	reply = library_call(&call, lengthof(argv), argv);
+	/* the password is for the master; a sentinel hears it only if it asks for one */
+	if (reply == NULL && url->password[0] != '\0' &&
+		(strstr(call.error, "NOAUTH") != NULL || strstr(call.error, "NOPERM") != NULL))
+	{
+		disconnect();
+		if (!connect_sentinel(url, true, deadline, error))
+			return false;
+		call.conn = connection;
+		reply = library_call(&call, lengthof(argv), argv);
+	}
+	if (reply == NULL)
+	{
+		snprintf(error, REASON_LEN, "sentinel %.100s: %.140s", next_sentinel(url)->host, call.error);
+		return false;
+	}
+	known = read_master(reply, master);
+	if (!known)
+		snprintf(error, REASON_LEN, "sentinel %.100s %s", next_sentinel(url)->host, reply->type == REDIS_REPLY_NIL ?
+				 "knows no master of that name" : "gave a malformed answer");
+	freeReplyObject(reply);
+	return known && resolve_endpoint(master, turn / url->nendpoints, error, REASON_LEN);
+}
+
+bool
+sentinel_find_master(const RedisUrl *url, RedisEndpoint *master, char *error)
+{
+	for (int i = 0; i < url->nendpoints; i++)
+	{
+		if (ask(url, fence_clock() + setting_timeout * INT64CONST(1000), master, error))
+			return true;
+		sentinel_distrust();
+	}
+	return false;
+}
+
+bool
+sentinel_ask_again(const RedisUrl *url, int64 patience, RedisEndpoint *master)
+{
+	char		error[REASON_LEN];
+
+	if (ask(url, fence_clock() + patience, master, error))
+		return true;
+	sentinel_distrust();
+	return false;
+}

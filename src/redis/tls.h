@@ -1,0 +1,48 @@
+/*
+ * redis/tls.h
+ *	  TLS for one connection to Redis: who the server is, and who we are.
+ *
+ * Owns: the OpenSSL side of a connection that is being made. It waits for nothing: tls_handshake says what it needs, and
+ * connection.c waits. hiredis checks no name: here the name (or address) of the URL is checked, always.
+ *
+ * Never: palloc, raise, put the password of a key into a message.
+ */
+#ifndef FENCE_REDIS_TLS_H
+#define FENCE_REDIS_TLS_H
+
+#include <hiredis/hiredis.h>
+
+#include "redis/url.h"
+
+struct ssl_st;
+
+typedef enum TlsStep
+{
+	TLS_DONE,
+	TLS_WANTS_READ,				/* again when the socket can be read, */
+	TLS_WANTS_WRITE,			/* or written */
+	TLS_FAILED
+} TlsStep;
+
+/* NULL if this build has TLS, else why not, for people. */
+extern const char *tls_missing(void);
+
+/*
+ * Prepares a connected context: from here on it reads and writes through TLS. NULL: `why` tells. The result belongs to
+ * the context.
+ */
+extern struct ssl_st *tls_begin(redisContext *context, const RedisEndpoint *address, char *why, size_t size);
+
+/* Goes on with the handshake; after TLS_FAILED `why` tells. */
+extern TlsStep tls_handshake(struct ssl_st *ssl, char *why, size_t size);
+
+/* Whether reading is held up until something can be written. NULL (no TLS): no. */
+extern bool tls_wants_write(const struct ssl_st *ssl);
+
+/* Before each read or write: OpenSSL takes an old error in its queue for a new one. */
+extern void tls_forget_errors(const struct ssl_st *ssl);
+
+/* Why reading or writing failed, as OpenSSL knows it; else `otherwise`. */
+extern const char *tls_reason(const struct ssl_st *ssl, const char *otherwise);
+
+#endif

@@ -1,0 +1,155 @@
+# 016_courier.pl
+#    The courier, which carries all backends' messages to Redis: ended, stopped, its connection cut, its ring full, another
+#    process behind the same address. Nothing hangs for longer than promised, nothing is left over.
+
+use strict;
+use warnings;
+
+use FenceTest;
+use FenceTest::Session;
+use File::Temp;
+use Test::More;
+use Time::HiRes qw(time);
+
+my ($redis, $node, $sql);
+my $nodes = 0;
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tools
+# ---------------------------------------------------------------------------------------------------------------------
+
+sub begin_with
+{
+	my (%settings) = @_;
+
+	$redis = FenceTest::Redis->start unless $settings{redis_url};
+	$node = new_postgres('main' . ++$nodes, $settings{redis_url} ? undef : $redis, %settings);
+	$sql = FenceTest::Session->open($node);
+	$sql->run("CREATE TABLE item (id int PRIMARY KEY, name text DEFAULT 'x', version bigint NOT NULL DEFAULT 0)");
+	$sql->run('INSERT INTO item (id) SELECT g FROM generate_series(1, 1000) g');
+	$sql->run("SELECT fence.attach('item')");
+	poll(sub { $sql->run("SELECT status FROM fence.get('item', '1')") ne 'unarmed' }, 'the domain');
+	return;
+}
+
+sub finish { no_reservations($node); compare_fences($node, 'item'); $node->stop('fast'); return; }
+sub state_of { my ($field) = @_; return $sql->run("SELECT $field FROM fence.state"); }
+sub courier { return $sql->run("SELECT pid FROM pg_stat_activity WHERE backend_type = 'pgcache_fence courier'"); }
+sub status { my ($key) = @_; return $sql->run("SELECT status FROM fence.get('item', '$key')"); }
+
+# Seconds that a statement takes in the session.
+sub seconds
+{
+	my ($session, $statement) = @_;
+	my $started = time();
+
+	$session->run($statement);
+	return time() - $started;
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+subtest 'ended: the next one carries on' => sub {
+	begin_with(lease => '10s', timeout => '5s');
+	my $epoch = state_of('epoch');
+	my $writer = FenceTest::Session->open($node);
+	my $old = courier();
+
+	$sql->run("SELECT fence.read('item', '1')");
+	is(status(1), 'hit', 'cached');
+	$writer->run("BEGIN; UPDATE item SET name = 'new' WHERE id = 1");
+	$sql->run("SELECT pg_terminate_backend($old)");
+	# the reservation went out before, or is sent again; either way the commit waits for its answer
+	$writer->run('COMMIT');
+	isnt(status(1), 'hit', 'what was cached is not served');
+	poll(sub { my $new = courier(); return $new ne '' && $new ne $old }, 'the next courier');
+	$writer->run("UPDATE item SET name = 'newer' WHERE id = 1");
+	is(state_of('epoch'), $epoch, 'no new epoch was needed');
+	is(state_of('bypassed_transactions'), 0, 'nothing was committed without a reservation');
+	finish();
+};
+
+subtest 'stopped: writes go on after a lease, as without Redis' => sub {
+	begin_with(lease => '2s', timeout => '500ms', patrol_interval => '200ms', patrol_grace => '200ms');
+	my $writer = FenceTest::Session->open($node);
+	my $reader = FenceTest::Session->open($node);
+	my $courier = courier();
+
+	$sql->run("SELECT fence.read('item', '1')");
+	is(status(1), 'hit', 'cached');
+	kill 'STOP', $courier;
+	$writer->run("BEGIN; UPDATE item SET name = 'many' WHERE id <= 400");
+	my $asked = seconds($writer, "SELECT fence.get('item', '900')");
+	cmp_ok($asked, '<', 10, "a question waits once, not for each of 400 letters: $asked s");
+	my $committed = seconds($writer, 'COMMIT');
+	cmp_ok($committed, '<', 40, "nor does a commit: $committed s");
+	isnt(state_of('bypassed_transactions'), 0, 'it was committed without reservations');
+	isnt(status(1), 'hit', 'and nothing old is served');
+	is($reader->run("SELECT fence.read('item', '1') ->> 'name'"), 'many', 'the row itself is');
+	kill 'CONT', $courier;
+	poll(sub { state_of('state') eq 'OPEN' }, 'OPEN');
+	finish();
+};
+
+subtest 'the ring is full: writers wait for room' => sub {
+	begin_with(lease => '60s', timeout => '50s');
+	my $noisy = FenceTest::Session->open($node);
+	my $writer = FenceTest::Session->open($node);
+	my $courier = courier();
+
+	$sql->run("SELECT fence.read('item', '1')");
+	kill 'STOP', $courier;
+	# aborts wait for nobody
+	$noisy->run('DO $$ BEGIN FOR i IN 1 .. 25000 LOOP UPDATE item SET name = name WHERE id = 7; ROLLBACK; END LOOP; END $$');
+	$writer->begin("UPDATE item SET name = 'new' WHERE id = 1");
+	poll(sub { $sql->run('SELECT wait_event_type FROM pg_stat_activity WHERE pid = ' . $writer->pid) eq 'Extension' },
+		'the writer to wait');
+	is(state_of('state'), 'OPEN', 'nobody has closed the fences');
+	kill 'CONT', $courier;
+	$writer->wait;
+	is($writer->take, '', 'then it goes on');
+	is(state_of('state'), 'OPEN', 'still OPEN');
+	isnt(status(1), 'hit', 'what was cached is not served');
+	finish();
+};
+
+subtest 'its connection is cut, again and again' => sub {
+	begin_with(lease => '10s', timeout => '5s');
+	my $writer = FenceTest::Session->open($node);
+
+	# all connections, the keeper's too
+	foreach my $round (1 .. 20)
+	{
+		$writer->run("BEGIN; UPDATE item SET name = 'round $round' WHERE id BETWEEN 1 AND 5");
+		$redis->call('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes');
+		$writer->run('COMMIT');
+	}
+	is($sql->run('SELECT count(*) FROM item WHERE id <= 5 AND version = 20'), 5, 'all were committed');
+	finish();
+};
+
+subtest 'another process behind the same address' => sub {
+	my $second = FenceTest::Redis->start;
+	$redis = FenceTest::Redis->start;
+	my $dir = File::Temp::tempdir(CLEANUP => 1);
+	chmod 0755, $dir;
+	symlink $redis->socket, "$dir/redis";
+	begin_with(redis_url => "unix://$dir/redis", lease => '1s', timeout => '500ms');
+	my $writer = FenceTest::Session->open($node);
+
+	$writer->run("UPDATE item SET name = 'before' WHERE id = 1");
+	$redis->pause;
+	poll(sub { state_of('state') ne 'OPEN' }, 'CLOSED');
+	unlink "$dir/redis";
+	symlink $second->socket, "$dir/redis";
+	poll(sub { state_of('state') eq 'OPEN' }, 'OPEN, in the second one');
+	$redis->resume;
+	my $bypassed = state_of('bypassed_transactions');
+	$writer->run("UPDATE item SET name = 'after $_' WHERE id = $_") foreach 1 .. 20;
+	is(state_of('bypassed_transactions'), $bypassed, 'writers talk to the process that is armed');
+	is(state_of('state'), 'OPEN', 'and fences stay OPEN');
+	no_reservations($node);
+	$node->stop('fast');
+};
+
+done_testing();
