@@ -112,12 +112,12 @@ remember(List **list, Oid database)
 /*
  * c6: at the first look after a server start, leases that were granted before it may run. Where a database cannot be
  * read, or has the extension but not the row, the longest lease possible counts. Else, without any row, none was ever
- * granted.
+ * granted. The row may come from a backup that is older than a raise of the setting.
  */
 static void
 set_first_bound(int longest, bool unknown)
 {
-	int64		ms = unknown ? LEASE_MAX_MS : longest;
+	int64		ms = unknown ? LEASE_MAX_MS : longest > 0 ? Max(longest, setting_lease) : 0;
 
 	pg_atomic_write_u64(&fence_shared->lease_bound,
 						(uint64) fence_clock() + (ms ? (ms + setting_clock_margin) * 1000 : 0));
