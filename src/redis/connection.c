@@ -390,6 +390,20 @@ wait_socket(RedisConnection *conn, int events, int64 deadline, uint32 wait_event
 
 /* ---- requests and replies ---- */
 
+/*
+ * Whether a command may be queued. What has come before any command is on its way must not be taken for its answer; when
+ * the server has closed the connection meanwhile, this notices too.
+ */
+static bool
+may_send(RedisConnection *conn)
+{
+	if (conn->failed || conn->waiting)
+		return false;
+	if (conn->outstanding == 0 && redis_unsent(conn) == 0 && read_some(conn) >= 0 && has_input(conn))
+		fail_unasked(conn);
+	return !conn->failed;
+}
+
 /* Queues bytes. False: the connection has failed. */
 static bool
 enqueue(RedisConnection *conn, const char *bytes, size_t len)
@@ -406,9 +420,7 @@ redis_send(RedisConnection *conn, int argc, const char **argv, const size_t *arg
 {
 	char		head[32];
 
-	if (conn->failed || conn->waiting)
-		return false;
-	if (!enqueue(conn, head, snprintf(head, sizeof(head), "*%d\r\n", argc)))
+	if (!may_send(conn) || !enqueue(conn, head, snprintf(head, sizeof(head), "*%d\r\n", argc)))
 		return false;
 	for (int i = 0; i < argc; i++)
 	{
@@ -424,7 +436,7 @@ redis_send(RedisConnection *conn, int argc, const char **argv, const size_t *arg
 bool
 redis_send_raw(RedisConnection *conn, const char *bytes, size_t len, int nreplies)
 {
-	if (conn->failed || conn->waiting || !enqueue(conn, bytes, len))
+	if (!may_send(conn) || !enqueue(conn, bytes, len))
 		return false;
 	conn->outstanding += nreplies;
 	return true;

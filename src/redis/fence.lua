@@ -231,14 +231,17 @@ local function own_pending(list, stamp)
   end
 end
 
--- Drops the own reservation (stamp, may be nil) and every one at or below v (may be nil).
-local function drop_pending(space, fence, stamp, v)
+-- Drops the own reservation, and no other: whose version is lower than what is committed now may still be live, for
+-- versions restart when a table is truncated.
+local function drop_pending(space, fence, stamp)
   local list = space.pending[fence]
-  if not list then return end
-  for i = #list, 1, -1 do
-    if list[i].stamp == stamp or (v and not below(v, list[i].w)) then table.remove(list, i) end
+  for i = 1, list and #list or 0 do
+    if list[i].stamp == stamp then
+      table.remove(list, i)
+      break
+    end
   end
-  if #list == 0 then drop_list(space, fence) end
+  if list and #list == 0 then drop_list(space, fence) end
 end
 
 local function store_value(value, token, v, stamp, payload, ttl_ms)
@@ -267,7 +270,7 @@ local function commit_one(space, domain, fence, stamp, w, raw, store)
     if v ~= newest then raw = write_fence(space, fence, domain, newest, stamp) end
     if store and newest == w then store() end
   end
-  drop_pending(space, fence, stamp, newest)
+  drop_pending(space, fence, stamp)
   return raw
 end
 
@@ -444,12 +447,8 @@ local function reserve_one(space, domain, fence, stamp, observed, w, now, raw)
     raw = write_fence(space, fence, domain, observed, '')
     v = observed
   end
-  local list = space.pending[fence]
-  if list and observed then
-    drop_pending(space, fence, nil, observed)
-    list = space.pending[fence]
-  end
   if v and not below(v, w) then return v, raw end
+  local list = space.pending[fence]
   local own = own_pending(list, stamp)
   if own then
     if below(own.w, w) then own.w = w end
@@ -507,7 +506,7 @@ local function write(keys, args)
     local fence, op, stamp = keys[i], args[at], args[at + 1]
     local raw = raws[fence]
     if op == 'a' then
-      drop_pending(space, fence, stamp, nil)
+      drop_pending(space, fence, stamp)
     elseif op == 'c' then
       raw = commit_one(space, domains[i] or domain_in(space, fence), fence, stamp, args[at + 2], raw)
     elseif leased then
@@ -590,7 +589,7 @@ local function abort(keys, args)
   if not ns or #args ~= 2 then return bad('fence_abort', 'expected fences, epoch and stamp') end
   local space = in_epoch(ns, args[1], false)
   if not space then return { 'unarmed' } end
-  for _, fence in ipairs(keys) do drop_pending(space, fence, args[2], nil) end
+  for _, fence in ipairs(keys) do drop_pending(space, fence, args[2]) end
   return { 'aborted' }
 end
 
@@ -609,12 +608,12 @@ local function settle(_, args)
   local _, name = parse(fence)
   local served = type(redis.pcall('EXISTS', fence)) == 'number'
   if not served then
-    drop_pending(space, fence, stamp, nil)
+    drop_pending(space, fence, stamp)
   elseif args[5] ~= '' then
     commit_one(space, domain_of(space, name), fence, stamp, args[5])
   else
     redis.call('DEL', fence)
-    drop_pending(space, fence, stamp, nil)
+    drop_pending(space, fence, stamp)
   end
   return { 'settled' }
 end
@@ -775,7 +774,6 @@ local function put(keys, args)
   end
   store_value(keys[2], domain.token, w, '', args[4], ttl)
   if v ~= w then write_fence(space, fence, domain, w, '') end
-  drop_pending(space, fence, nil, w)
   return { 'stored' }
 end
 

@@ -102,10 +102,10 @@ inline drop_own(p, i)
 	granted_now[i] = 0
 }
 
-/* drop_pending: every reservation at or below the version */
+/* A former rule: every reservation at or below the version goes as well. Versions that restart make it wrong. */
 inline drop_up_to(p, version)
 {
-#ifdef OWN_ONLY
+#ifndef DROP_SUPERSEDED
 	skip
 #else
 	each = 0;

@@ -281,6 +281,32 @@ test_replies(void)
 	ANSWER("\0\0\0\0", 1, 0, "");
 }
 
+/* What was sent before a command is not its answer. */
+static void
+test_early(void)
+{
+	for (int taken = 0; taken <= 1; taken++)
+	{
+		int			server;
+		RedisConnection *conn = connect_and_ask(taken, &server);
+		const char *ping = "PING";
+		size_t		len = 4;
+		redisReply *reply = NULL;
+
+		if (send(server, "+OK\r\n+early\r\n", 13, MSG_NOSIGNAL) != 13)
+			abort();
+		if (taken)
+		{
+			reply = redis_wait_reply(conn, fence_clock() + 5000000, 0);
+			check(reply != NULL && strcmp(reply->str, "OK") == 0, "the reply", NULL);
+			freeReplyObject(reply);
+		}
+		check(!redis_send(conn, 1, &ping, &len) && redis_error(conn) != NULL, "a command after an early reply", NULL);
+		redis_close(conn);
+		close(server);
+	}
+}
+
 /* A reply without end must stop us, not fill our memory. taken: what was accepted of it, at most. */
 static void
 endless(const char *head, const char *body, size_t body_len, size_t limit, const char *what)
@@ -459,6 +485,7 @@ main(int argc, char **argv)
 	srand(argc > 2 ? atoi(argv[2]) : 1);
 	listen_somewhere();
 	test_replies();
+	test_early();
 	test_endless();
 	test_login();
 	test_random(argc > 1 ? atoi(argv[1]) : 50000);

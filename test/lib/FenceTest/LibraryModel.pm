@@ -183,17 +183,6 @@ sub _set
 	return;
 }
 
-# Drops the reservations up to v.
-sub _drop
-{
-	my ($space, $fence, $v) = @_;
-	my $pending = $space->{pending}{$fence} // return;
-
-	delete @{$pending}{ grep { $pending->{$_}{w} <= $v } keys %$pending };
-	delete $space->{pending}{$fence} unless %$pending;
-	return;
-}
-
 sub _drop_own
 {
 	my ($space, $fence, $stamp) = @_;
@@ -330,7 +319,6 @@ sub fence_put
 	return [ 'stale', $what ] if $kind eq 'version' && $w < $what;
 	$self->_set($fence, $domain, $w, '') unless $kind eq 'version' && $w == $what;
 	$self->{keys}{$value} = "$token $w \n$payload";
-	_drop($space, $fence, $w);
 	return ['stored'];
 }
 
@@ -351,11 +339,7 @@ sub fence_reserve
 		my ($observed, $w) = splice @versions, 0, 2;
 		my $domain = $self->_domain($space, (_parse($fence))[1]);
 		my ($kind, $v) = $self->_fence($fence, $domain);
-		if ($observed ne '')
-		{
-			$self->_set($fence, $domain, $v = $observed, '') if $kind eq 'version' && $v < $observed;
-			_drop($space, $fence, $observed);
-		}
+		$self->_set($fence, $domain, $v = $observed, '') if $observed ne '' && $kind eq 'version' && $v < $observed;
 		if ($kind eq 'version' && $w <= $v)
 		{
 			push @reply, $v;
@@ -382,12 +366,10 @@ sub _commit
 	if ($kind eq 'version')
 	{
 		$self->_set($fence, $domain, $v = $w, $stamp) if $w > $v;
-		_drop($space, $fence, $v);
 		$is_new = $v == $w;
 	}
 	else
 	{
-		_drop($space, $fence, $w);
 		delete $self->{keys}{$fence};
 	}
 	if ($own && $own->{gen} != $domain->{gen})

@@ -1,0 +1,281 @@
+# 032_security.pl
+#    Who may do what, in Redis and in PostgreSQL, and where passwords are seen.
+
+use strict;
+use warnings;
+
+use FenceTest;
+use FenceTest::Session;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(time);
+
+# What doc/operations.md gives to the extension's user and to readers. %s: the namespace.
+my @EXTENSION = qw(+fcall +function|list +function|load +info +set +mget +del +exists +time +select);
+my @READER = qw(+fcall|fence_get +fcall|fence_put +fcall|fence_check +mget +set +del +time +select);
+my $NAMESPACE = 'secured';
+
+my $redis = FenceTest::Redis->start;
+my @EVERYBODY = ('on', 'resetkeys', "~$NAMESPACE:*", 'resetchannels', 'nocommands');
+
+sub set_user { my ($name, $password, @rules) = @_; return $redis->call('ACL', 'SETUSER', $name, 'reset', @EVERYBODY, ">$password", @rules); }
+sub url_of { my ($name, $password) = @_; return "redis://$name:$password\@127.0.0.1:" . $redis->port; }
+
+set_user('extension', 'p1-hidden', @EXTENSION);
+my $node = new_postgres('security', undef, namespace => $NAMESPACE, redis_url => url_of('extension', 'p1-hidden'),
+	bulk_threshold => 50, max_prepared_transactions => 5);
+$node->{fence_redis} = $redis;
+my $sql = FenceTest::Session->open($node);
+
+sub state_of { my ($field) = @_; return $sql->run("SELECT $field FROM fence.state"); }
+
+# Writes the URL where no statement shows it, and reloads.
+sub set_url
+{
+	my ($url) = @_;
+
+	$node->append_conf('postgresql.conf', "pgcache_fence.redis_url = '$url'");
+	$node->reload;
+	return;
+}
+
+$sql->run(<<'SQL');
+CREATE TABLE item (id int PRIMARY KEY, name text, version bigint NOT NULL DEFAULT 0);
+INSERT INTO item SELECT g, 'x' FROM generate_series(1, 200) g;
+SELECT fence.attach('item');
+SQL
+poll(sub { $sql->run("SELECT status FROM fence.get('item', '1')") ne 'unarmed' }, 'the announcement');
+
+subtest 'the extension needs no more than its ACL' => sub {
+	$redis->call('ACL', 'LOG', 'RESET');
+	$sql->run("SELECT fence.read('item', id::text) FROM item WHERE id < 10");
+	is($sql->run("SELECT status FROM fence.get('item', '1')"), 'hit', 'read, put, get');
+	$sql->run("UPDATE item SET name = 'y' WHERE id = 1");
+	$sql->run("BEGIN; UPDATE item SET name = 'z' WHERE id = 2; ROLLBACK");
+	$sql->run("UPDATE item SET name = 'bulk'");
+	$sql->run('TRUNCATE item; INSERT INTO item SELECT g FROM generate_series(1, 20) g; DELETE FROM item WHERE id = 3');
+	$sql->run("BEGIN; UPDATE item SET name = 'p' WHERE id = 4; PREPARE TRANSACTION 'p'");
+	$sql->run("COMMIT PREPARED 'p'");
+	no_reservations($node);
+	$sql->run("SELECT fence.repair('item', '5'); SELECT * FROM fence.audit('item'); SELECT * FROM fence.status('item', '5')");
+	my $killed = FenceTest::Session->open($node);
+	$killed->run("BEGIN; UPDATE item SET name = 'k' WHERE id = 6");
+	$killed->kill9;
+	no_reservations($node);
+	compare_fences($node, 'item');
+	is(scalar grep({ my %entry = @$_; $entry{username} eq 'extension' } @{ $redis->call('ACL', 'LOG') }), 0,
+		'Redis has refused it nothing');
+};
+
+subtest 'and no less' => sub {
+	foreach my $rule (@EXTENSION)
+	{
+		my @others = grep { $_ ne $rule } @EXTENSION;
+
+		# a new function library is what only a new Redis needs
+		$redis->call('FUNCTION', 'FLUSH');
+		set_user('extension', 'p1-hidden', @others);
+		my $broken = eval {
+			poll(
+				sub {
+					$sql->run("UPDATE item SET name = 'n' WHERE id = 7; SELECT fence.read('item', '7')");
+					# whose reservations the patrol settles
+					$sql->run("BEGIN; UPDATE item SET name = 'q' WHERE id = 10; PREPARE TRANSACTION 'q'");
+					$sql->run("COMMIT PREPARED 'q'");
+					my $log = $redis->call('ACL', 'LOG');
+					return 1 if grep { my %entry = @$_; $entry{username} eq 'extension' } @$log;
+					return state_of('state, reason') =~ /^CLOSED\|.*(NOPERM|can't run this command)/;
+				},
+				"without $rule", 20);
+		};
+		ok($broken, "without $rule something is refused") or diag(state_of('state, reason'));
+		set_user('extension', 'p1-hidden', @EXTENSION);
+		$redis->call('ACL', 'LOG', 'RESET');
+		# the waits between tries grow with each failure
+		$node->restart;
+		$sql = FenceTest::Session->open($node);
+		wait_open($node);
+		poll(sub { $sql->run("SELECT status FROM fence.get('item', '1')") ne 'unarmed' }, 'the announcement');
+	}
+};
+
+subtest 'a reader of Redis' => sub {
+	set_user('reader', 'p2-hidden', @READER);
+	my $reader = $redis->connect;
+	$reader->call('AUTH', 'reader', 'p2-hidden');
+	my ($fence, $value) = split /\|/, $sql->run("SELECT fence.fence_key('item', '8'), fence.value_key('item', '8')");
+
+	my ($status, $token, $ticket) = @{ $reader->call('FCALL', 'fence_get', 2, $fence, $value) };
+	is($status, 'miss', 'gets');
+	my $version = $sql->run('SELECT version FROM item WHERE id = 8');
+	is($reader->call('FCALL', 'fence_put', 2, $fence, $value, $token, $ticket, $version, 'payload', 0)->[0], 'stored', 'puts');
+	is($reader->call('FCALL', 'fence_get', 2, $fence, $value)->[3], 'payload', 'has a hit');
+	is($reader->call('FCALL', 'fence_check', 1, $fence, $token, $version), 1, 'checks');
+
+	my @functions;
+	foreach my $library (@{ $redis->call('FUNCTION', 'LIST', 'LIBRARYNAME', 'pgcache_fence') })
+	{
+		my %library = @$library;
+		push @functions, map { my %f = @$_; $f{name} } @{ $library{functions} };
+	}
+	cmp_ok(scalar @functions, '>', 10, 'the functions of the library');
+	foreach my $name (sort grep { !/^fence_(get|put|check)$/ } @functions)
+	{
+		like($reader->error_of('FCALL', $name, 1, $fence, 'a', 'b', 'c', 'd', 'e', 'f') // 'none', qr/^NOPERM/, "not $name");
+	}
+	foreach my $command ([qw(FLUSHALL)], [qw(FLUSHDB)], [qw(FUNCTION FLUSH)], [qw(FUNCTION DELETE pgcache_fence)],
+		[ qw(FUNCTION LOAD), '#!lua name=x' ], [qw(CONFIG SET maxmemory 1)], [qw(EVAL return 0)], [qw(SWAPDB 0 1)],
+		[ 'RENAME', $fence, "$fence.2" ], [ 'RESTORE', $fence, 0, 'x' ], [ 'COPY', $fence, "$fence.2" ], [qw(SHUTDOWN)],
+		[qw(KEYS *)], [qw(MONITOR)], [qw(ACL LIST)], [qw(DEBUG RELOAD)], [qw(REPLICAOF NO ONE)], [ 'GET', 'other:key' ])
+	{
+		like($reader->error_of(@$command) // 'none', qr/^NOPERM/, "not @$command[0 .. ($#$command > 1 ? 1 : $#$command)]");
+	}
+	like($reader->error_of('SET', 'other:key', 1) // 'none', qr/^NOPERM/, 'no key of another namespace');
+	# said plainly in doc/operations.md: what the functions do, they do with the caller's rights
+	is($reader->call('SET', $fence, 'forged'), 'OK', 'a reader that may put can also write a fence by itself');
+	$sql->run("UPDATE item SET name = 'after' WHERE id = 8");
+	is($sql->run("SELECT fence.read('item', '8')->>'name'"), 'after', '... which breaks nothing for others here');
+	is($sql->run('SELECT state FROM fence.state'), 'OPEN', 'the fences are open');
+};
+
+subtest 'passwords are not told' => sub {
+	$sql->run('CREATE ROLE ordinary LOGIN; GRANT SELECT ON item TO ordinary');
+	my $ordinary = FenceTest::Session->open($node, user => 'ordinary');
+	my $epoch = state_of('epoch');
+
+	# a new one
+	set_user('extension', 'p3-hidden', @EXTENSION);
+	set_url(url_of('extension', 'p3-hidden'));
+	poll(sub { state_of('state, since > pg_conf_load_time()') eq 'OPEN|t' }, 'OPEN with the new password');
+	is(state_of('epoch'), $epoch, 'a new password needs no restart and no new epoch');
+	$redis->call('CLIENT', 'KILL', 'USER', 'extension');
+	poll(sub { $ordinary->run("SELECT status FROM fence.get('item', '1')") =~ /hit|miss/ }, 'a session that was there before');
+	$sql->run("UPDATE item SET name = 'new password' WHERE id = 9");
+	no_reservations($node);
+
+	# a wrong one, at every place that could repeat it
+	set_url(url_of('extension', 'p4-hidden'));
+	poll(sub { state_of('state, reason') =~ /^CLOSED\|.*(WRONGPASS|withheld)/ }, 'the wrong password');
+	$redis->call('CLIENT', 'KILL', 'USER', 'extension');
+	my @seen = map { $ordinary->run($_) } (
+		"SELECT * FROM pg_settings WHERE name LIKE 'pgcache_fence.%'",
+		'SELECT * FROM pg_stat_activity', 'SELECT * FROM fence.state', 'SELECT * FROM fence.nodes', 'SELECT * FROM fence.domains',
+		"SELECT * FROM fence.get('item', '1')", "SELECT fence.read('item', '1')");
+	unlike("@seen", qr/hidden/, 'what an ordinary role sees');
+	unlike("@seen", qr/redis_url|tls_/, '... has none of the secret settings');
+	foreach my $statement ('SHOW pgcache_fence.redis_url', "SELECT current_setting('pgcache_fence.redis_url')",
+		'SHOW pgcache_fence.tls_key_file', 'SELECT * FROM pg_file_settings', "SET pgcache_fence.redis_url = 'redis://h'",
+		"SELECT * FROM fence.status('item', '1')", 'SELECT * FROM fence.pending')
+	{
+		my $error = $ordinary->error_of($statement);
+		ok(defined $error, "$statement: refused") or next;
+		unlike($error, qr/hidden/, '... without a word too many');
+	}
+	my @errors = map { $sql->error_of($_) // '' } ('SELECT * FROM fence.pending', "SELECT * FROM fence.status('item', '1')",
+		"SELECT * FROM fence.audit('item')", "SET pgcache_fence.on_redis_failure = error; UPDATE item SET name = 'x' WHERE id = 1");
+	unlike("@errors", qr/hidden/, 'what a superuser is told');
+	unlike($sql->run("SELECT * FROM pg_stat_activity"), qr/hidden/, 'pg_stat_activity');
+	set_url('redis://extension:p5-hidden@');
+	set_url('redis://extension:p5-hidden@127.0.0.1/7');
+	set_url('redis+cluster://extension:p5-hidden@127.0.0.1');
+	poll(sub { slurp_file($node->logfile) =~ /unsupported value for parameter "pgcache_fence.redis_url"/ }, 'the log');
+	my $log = slurp_file($node->logfile);
+	is(join("\n", grep { /hidden/ } split /\n/, $log), '', 'the log');
+	like($log, qr/parameter "pgcache_fence.redis_url" changed$/m, '... tells of the changes');
+	foreach my $pid (split /\n/, $sql->run('SELECT pid FROM pg_stat_activity'))
+	{
+		my $title = eval { slurp_file("/proc/$pid/cmdline") } // '';
+		unlike($title, qr/hidden/, "title of process $pid");
+	}
+	set_url(url_of('extension', 'p3-hidden'));
+	wait_open($node, 90);
+	$ordinary->close;
+};
+
+subtest 'roles' => sub {
+	poll(sub { $sql->run("SELECT status FROM fence.get('item', '1')") ne 'unarmed' }, 'the announcement');
+	$sql->run(<<'SQL');
+CREATE ROLE fence_admin;
+CREATE ROLE owner LOGIN;
+CREATE ROLE operator LOGIN;
+GRANT fence_admin TO operator;
+GRANT USAGE, CREATE ON SCHEMA public TO owner;
+GRANT EXECUTE ON FUNCTION fence.attach, fence.detach TO owner;
+GRANT EXECUTE ON FUNCTION fence.audit, fence.repair, fence._pending TO fence_admin;
+GRANT SELECT ON fence.pending TO fence_admin;
+SQL
+	my $owner = FenceTest::Session->open($node, user => 'owner');
+	my $operator = FenceTest::Session->open($node, user => 'operator');
+	my $ordinary = FenceTest::Session->open($node, user => 'ordinary');
+
+	$owner->run('CREATE TABLE own (id int PRIMARY KEY, tenant text, version bigint NOT NULL DEFAULT 0)');
+	is($owner->run("SELECT fence.attach('own')"), 'own', 'an owner who was granted attach attaches his table');
+	like($owner->error_of("SELECT fence.attach('item', domain => 'x')"), qr/^42501/, '... and no other');
+	like($owner->error_of("SELECT fence.detach('item')"), qr/^42501/, '... nor detaches it');
+	is($operator->error_of('SELECT * FROM fence.pending'), undef, 'an operator looks at reservations');
+	like($operator->error_of("SELECT fence.detach('item')"), qr/^42501/, '... and does not detach');
+	foreach my $call ("fence.attach('own')", "fence.detach('own')", "fence.put('item', 't', '', 1, 'x', NULL, '1')",
+		"fence.begin_write('item', 1, '1')", "fence.abort_write('item', '1')", "fence.audit('item')", "fence.repair('item', '1')",
+		"fence.detach_domain('item')", 'fence._pending()')
+	{
+		like($ordinary->error_of("SELECT $call"), qr/^42501: permission denied/, "everybody else: not $call");
+	}
+
+	# row-level security: a cached row knows no policies
+	poll(sub { $sql->run("SELECT status FROM fence.get('own', '1')") ne 'unarmed' }, 'the announcement');
+	$owner->run("INSERT INTO own VALUES (1, 'owner'), (2, 'ordinary'); GRANT SELECT ON own TO ordinary");
+	$owner->run("SELECT fence.read('own', id::text) FROM own") foreach 1 .. 2;
+	is($owner->run("SELECT status FROM fence.get('own', '1')"), 'hit', 'a cached row');
+	is($ordinary->run("SELECT fence.read('own', '1')->>'tenant'"), 'owner', 'without policies the reader gets it');
+	$owner->run('ALTER TABLE own ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON own USING (tenant = current_user)');
+	$owner->run("SELECT fence.read('own', id::text) FROM own") foreach 1 .. 2;
+	is($owner->run("SELECT status FROM fence.get('own', '1')"), 'hit', 'cached again');
+	is($ordinary->run('SELECT id FROM own'), '2', 'a policy hides the row');
+	foreach my $id (1, 2)
+	{
+		like($ordinary->error_of("SELECT fence.$_('own', '$id')"), qr/row-level security applies to you/, "fence.$_($id) is refused")
+		  foreach qw(get read);
+	}
+	$owner->run('REVOKE SELECT ON own FROM ordinary');
+	like($ordinary->error_of("SELECT fence.$_('own', '2')"), qr/^42501/, "fence.$_ without SELECT") foreach qw(get read);
+};
+
+subtest 'a search_path full of traps' => sub {
+	my $trapped = FenceTest::Session->open($node);
+
+	$trapped->run(<<'SQL');
+CREATE SCHEMA trap;
+CREATE FUNCTION trap.spring() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RAISE ''trapped''; END';
+CREATE FUNCTION trap.spring(bigint, bigint) RETURNS boolean LANGUAGE sql AS 'SELECT trap.spring()';
+CREATE FUNCTION trap.spring(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT trap.spring()';
+CREATE FUNCTION trap.spring(int, int) RETURNS boolean LANGUAGE sql AS 'SELECT trap.spring()';
+CREATE FUNCTION trap.now() RETURNS timestamptz LANGUAGE plpgsql AS 'BEGIN RAISE ''trapped''; END';
+CREATE FUNCTION trap.max(bigint) RETURNS bigint LANGUAGE plpgsql AS 'BEGIN RAISE ''trapped''; END';
+CREATE FUNCTION trap.to_jsonb(anyelement) RETURNS jsonb LANGUAGE plpgsql AS 'BEGIN RAISE ''trapped''; END';
+CREATE OPERATOR trap.= (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = trap.spring);
+CREATE OPERATOR trap.= (LEFTARG = text, RIGHTARG = text, FUNCTION = trap.spring);
+CREATE OPERATOR trap.= (LEFTARG = int, RIGHTARG = int, FUNCTION = trap.spring);
+CREATE OPERATOR trap.> (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = trap.spring);
+CREATE OPERATOR trap.< (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = trap.spring);
+CREATE OPERATOR trap.<= (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = trap.spring);
+CREATE TABLE trap.domain (LIKE fence.domain);
+CREATE TABLE trap.tombstone (LIKE fence.tombstone);
+CREATE TABLE trap.floor (LIKE fence.floor);
+CREATE TABLE trap.bait (id int PRIMARY KEY, version bigint NOT NULL DEFAULT 0);
+SET search_path = trap, pg_catalog;
+SQL
+	foreach my $statement ("SELECT fence.attach('trap.bait')", 'INSERT INTO bait VALUES (1), (2), (3)',
+		'UPDATE bait SET version = version WHERE id OPERATOR(pg_catalog.=) 1', 'DELETE FROM bait WHERE id OPERATOR(pg_catalog.=) 2',
+		'INSERT INTO bait VALUES (2)', "SELECT fence.read('trap.bait', '1')", "SELECT fence.get('trap.bait', '1')",
+		"SELECT fence.status('trap.bait', '1')", "SELECT fence.audit('trap.bait')", "SELECT fence.repair('trap.bait', '1')",
+		'SELECT * FROM fence.state', 'SELECT * FROM fence.pending', 'SELECT * FROM fence.domains', 'TRUNCATE bait',
+		"SELECT fence.detach('trap.bait')")
+	{
+		is($trapped->error_of($statement), undef, $statement);
+	}
+	# that the traps work
+	like($trapped->error_of('SELECT 1::bigint = 1::bigint'), qr/trapped/, 'a trap');
+};
+
+$node->stop;
+done_testing();
