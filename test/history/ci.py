@@ -65,31 +65,50 @@ class Commented:
         self.tap.comment(self.text)
 
 
-def attempt(tap, name, judge, **options):
-    """One run; judge tells of its result whether it is as it must be."""
+def one_run(tap, **options):
+    """The result of a run; None if it could not be made."""
     begin = time.monotonic()
     result = None
     with Commented(tap):
         try:
             result = run.run_once(run.make_options(**options))
             run.summary(result)
-        except Exception as error:      # servers that do not start, faults that do not heal: this test has failed
+        except Exception as error:      # servers that do not start, faults that do not heal
             print('%s: %s' % (type(error).__name__, error))
         print('%.0f s' % (time.monotonic() - begin))
-    tap.result(result is not None and judge(result), name)
+    return result
+
+
+def nothing_stale(tap, seed):
+    """pgcache_fence under random faults. What it read is judged in any case; a fault that failed itself is tried again."""
+    for retry in range(3):
+        result = one_run(tap, strategy='fence', faults='random', seconds=60, seed=seed + retry)
+        if result is not None and (result['good'] or result['wrong_reads'] or
+                                   not all(text.startswith('fault ') for text in result['complaints'])):
+            break
+    tap.result(result is not None and result['good'], 'fence: nothing stale under random faults (seed %d)' % (seed + retry))
+
+
+def is_caught(tap, sign, **options):
+    """The other strategies go wrong by chance: a short run may be lucky, four are not."""
+    for retry in range(4):
+        result = one_run(tap, seed=FIXED_SEED + retry, seconds=4 + 4 * retry, gap=0.2, examples=1, **options)
+        if result is not None and result[sign]:
+            return True
+    return False
 
 
 def main():
     tap = Tap()
     for seed in (FIXED_SEED, random.SystemRandom().randrange(1 << 31)):
-        attempt(tap, 'fence: nothing stale under random faults (seed %d)' % seed, lambda r: r['good'],
-                faults='random', seconds=60, seed=seed)
+        nothing_stale(tap, seed)
     for strategy, defects, keys, fault, clients, sign in CAUGHT:
         name = strategy + (' with defect ' + defects if defects else '')
-        attempt(tap, '%s: caught' % name, lambda r, sign=sign: r[sign], strategy=strategy, defects=defects, keys=keys,
-                faults=fault, clients=clients, seconds=4, gap=0.2, seed=FIXED_SEED, examples=1)
-    attempt(tap, 'lease-timeout without its defects and without faults: nothing stale', lambda r: not r['wrong_hits'],
-            strategy='lease-timeout', defects='', seconds=4, seed=FIXED_SEED)
+        tap.result(is_caught(tap, sign, strategy=strategy, defects=defects, keys=keys, faults=fault, clients=clients),
+                   '%s: caught' % name)
+    result = one_run(tap, strategy='lease-timeout', defects='', seconds=4, seed=FIXED_SEED)
+    tap.result(result is not None and not result['wrong_hits'],
+               'lease-timeout without its defects and without faults: nothing stale')
     print('1..%d' % tap.number)
     return 1 if tap.failed else 0
 
