@@ -42,6 +42,9 @@ my $stranger = FenceTest::Certificates->new;
 my $address = inet_aton('localhost');
 my $name = $address && inet_ntoa($address) eq '127.0.0.1' ? 'localhost' : '127.1';
 
+# The keeper opens later and later when fences were closed again and again: a new start.
+sub begin_anew { $node->restart; return; }
+
 # A Redis that has only a TLS port (and the socket by which the test talks to it); its port.
 sub tls_redis
 {
@@ -125,6 +128,7 @@ subtest 'the right name' => sub {
 };
 
 subtest 'who the server is' => sub {
+	begin_anew();
 	settle('a certificate for a name, a URL with the address', 'certificate of the server is not accepted: IP address mismatch',
 		redis_url => "rediss://127.0.0.1:$port");
 	settle('an unknown authority', 'not accepted: (self.signed|unable to get (local )?issuer)',
@@ -151,6 +155,7 @@ subtest 'who the server is' => sub {
 };
 
 subtest 'who we are' => sub {
+	begin_anew();
 	my ($strict, $strict_port) = tls_redis($cert, $key, clients => 'yes');
 	my ($client_cert, $client_key) = $authority->issue('client', 'DNS:client.invalid');
 	my ($foreign_cert, $foreign_key) = $stranger->issue('client', 'DNS:client.invalid');
@@ -171,6 +176,7 @@ subtest 'who we are' => sub {
 };
 
 subtest 'the wrong port' => sub {
+	begin_anew();
 	settle('TLS to a plain port', 'wrong version number|no TLS handshake in time|closed the connection|reset|TLS handshake failed',
 		redis_url => "rediss://$name:" . $plain->port);
 	settle('plain to a TLS port', 'is for TLS|closed the connection|reset', redis_url => "redis://127.0.0.1:$port");
@@ -178,6 +184,7 @@ subtest 'the wrong port' => sub {
 };
 
 subtest 'a server that does not go on with the handshake' => sub {
+	begin_anew();
 	my $silent = IO::Socket::INET->new(LocalAddr => '127.0.0.1', LocalPort => 0, Listen => 100) or die "no port: $!";
 
 	settle('the keeper does not wait for ever', 'no TLS handshake in time',
@@ -195,6 +202,7 @@ subtest 'a server that does not go on with the handshake' => sub {
 };
 
 subtest 'a new password, a new certificate' => sub {
+	begin_anew();
 	my ($secret, $secret_port) = tls_redis($cert, $key, password => 'first');
 
 	settle('with the password', undef, redis_url => "rediss://:first\@$name:$secret_port");

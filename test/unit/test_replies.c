@@ -94,10 +94,11 @@ WaitLatchOrSocket(Latch *latch, int wake, pgsocket sock, long timeout, uint32 ev
 
 	(void) latch;
 	(void) event;
-	if (interrupt_in == 0)
+	if (interrupt_in >= 0 && interrupt_in-- == 0)
+	{
 		InterruptPending = true;
-	if (interrupt_in >= 0)
-		interrupt_in--;
+		return WL_LATCH_SET;
+	}
 	p.events = (wake & WL_SOCKET_READABLE ? POLLIN : 0) | (wake & (WL_SOCKET_WRITEABLE | WL_SOCKET_CONNECTED) ? POLLOUT : 0);
 	if (poll(&p, 1, (int) timeout) == 0)
 		return WL_TIMEOUT;
@@ -388,6 +389,8 @@ nonsense(char *text, size_t size)
 }
 
 /* One connection: random replies, cut anywhere, to a random number of commands; then the end, or silence, or a cancel. */
+static int	interrupts = 0;
+
 static int
 fuzz_once(void)
 {
@@ -400,17 +403,15 @@ fuzz_once(void)
 	sigjmp_buf	here;
 
 	taken = feed(conn, server, text, nonsense(text, 4096), rand() % 3 ? 0 : 1 + rand() % 7);
-	if (rand() % 2)
-		close(server);
-	else
+	if (rand() % 8 > 0)
 		shutdown(server, rand() % 2 ? SHUT_WR : SHUT_RDWR);
-	interrupt_in = rand() % 6 - 1;
+	interrupt_in = rand() % 3 - 1;
 	PG_exception_stack = &here;
 	if (sigsetjmp(here, 0) == 0)
 	{
 		while (redis_error(conn) == NULL && redis_outstanding(conn) > 0)
 		{
-			redisReply *reply = redis_wait_reply(conn, fence_clock() + 20000, 0);
+			redisReply *reply = redis_wait_reply(conn, fence_clock() + 2000, 0);
 
 			if (reply != NULL)
 			{
@@ -421,7 +422,10 @@ fuzz_once(void)
 		}
 	}
 	else
+	{
 		thrown = true;
+		interrupts++;
+	}
 	PG_exception_stack = NULL;
 	interrupt_in = -1;
 	InterruptPending = false;
@@ -445,6 +449,7 @@ test_random(int rounds)
 	for (int i = 0; i < rounds; i++)
 		taken += fuzz_once();
 	check(taken > rounds / 10, "replies are taken now and then", NULL);
+	check(interrupts > rounds / 1000, "waits are interrupted now and then", NULL);
 }
 
 /* A server that asks for a password must answer OK, nothing else, in time. */
