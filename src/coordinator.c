@@ -38,7 +38,7 @@ coordinator_problem(void)
 	return problem;
 }
 
-/* The time limit is for silence, not for the amount of work: each reply starts it anew. */
+/* Until when an answer is waited for that is asked, or waited for, now. */
 static int64
 reply_deadline(void)
 {

@@ -2,12 +2,13 @@
  * outbox.h
  *	  What backends have to say to Redis: letters in shared memory that the courier carries, and the answers.
  *
- * Instead of one connection per backend there is one per server: a backend posts a letter (a copy into a ring, no system
- * call), the courier (courier.c) writes what has gathered in one go and notes the answers where the sender finds them.
+ * Instead of one connection per backend there is one per server: a backend posts a letter (a copy into a ring, at most one
+ * signal), the courier (courier.c) writes what has gathered in one go and notes the answers where the sender finds them.
  *
- * Locks: none. The ring has many writers and one reader: a writer takes its place by compare-and-swap on `tail`, fills it, and marks it
- * whole; the reader takes whole letters in order, clears the place to zeros and moves `head`. Answers are atomics that
- * hold the number of the letter they are for, so a late answer can never be taken for another letter's.
+ * Locks: none, but for the text of the last problem. The ring has many writers and one reader: a writer takes its place by
+ * compare-and-swap on `tail`, fills it, and marks it whole; the reader takes whole letters in order, clears the place to
+ * zeros and moves `head`. Answers are atomics that hold the number of the letter they are for, so a late answer can never
+ * be taken for another letter's.
  */
 #ifndef FENCE_OUTBOX_H
 #define FENCE_OUTBOX_H

@@ -16,7 +16,9 @@
 --   * A fence without a version always has a ticket: deleting the ticket is deleting the fence, because the next reader
 --     who finds no fence makes one with a new ticket.
 --   * Every function that reads or writes keys does so in database 0, whatever the caller has selected: reservations
---     know no databases, so a fence in another one would never hear of a commit. The caller's own choice stays.
+--     know no databases, so a fence in another one would never hear of a commit. The caller's own choice stays. Only
+--     get looks first where the caller is: what it finds there under a current token is in database 0.
+--   * A reservation is dropped by its own stamp only: the versions of a truncated table restart.
 --   * Arguments are checked before anything is changed.
 --   * Replies are flat arrays of strings.
 
