@@ -173,8 +173,6 @@ coordinator_ask(const char *fence, int argc, const char **argv, const size_t *ar
 		reply = ask_once(line, argc, argv, argvlen);
 	if (reply == NULL && connect_line(line, node))
 		reply = ask_once(line, argc, argv, argvlen);
-	if (reply && coordinator_is_redirection(reply))
-		fence_wake_keeper_process();
 	return reply;
 }
 

@@ -50,6 +50,7 @@ static int64 databases_next = 0;
 
 static int64 opened_at = 0;
 static int	flaps = 0;
+static bool planned = false;	/* OPEN ends because processes came or went in good order, and have been at rest since */
 static int64 stay_closed_until = 0;
 static int64 retry_pause = RETRY_FIRST;
 
@@ -508,7 +509,10 @@ heartbeat(FenceWord word, char *error)
 	}
 	topology_publish(true);
 	/* after the renewals: an answer that does not come must not cost a lease */
-	return !topology_moved(lease_us() / 16, error);
+	if (!topology_moved(lease_us() / 16, error))
+		return true;
+	planned = topology_size > 1 || topology_is_cluster();
+	return false;
 }
 
 /*
@@ -593,8 +597,12 @@ note_flap(void)
 		return;
 	if (now - opened_at > FLAP_FORGET)
 		flaps = 0;
-	stay_closed_until = now + Min(FLAP_FIRST << Min(flaps, 10), FLAP_MOST);
-	flaps++;
+	if (!planned)
+	{
+		stay_closed_until = now + Min(FLAP_FIRST << Min(flaps, 10), FLAP_MOST);
+		flaps++;
+	}
+	planned = false;
 	opened_at = 0;
 	(void) job_abandon();
 	announcing = false;

@@ -275,17 +275,82 @@ topology_is_cluster(void)
 	return url.topology == REDIS_CLUSTER;
 }
 
-const char *
-topology_heartbeat_key(const RedisNode *node)
+/* A key in one of the slots that the map gives to the node; static. */
+static const char *
+heartbeat_key(const unsigned char map[SLOTS], int node)
 {
 	static char key[128];
 	char		tag[12];
 
-	if (url.topology == REDIS_CLUSTER && slot_some_tag(slots, node - topology_nodes, tag))
+	if (url.topology == REDIS_CLUSTER && slot_some_tag(map, node, tag))
 		snprintf(key, sizeof(key), "%s:heartbeat:{%s}", setting_namespace, tag);
 	else
 		snprintf(key, sizeof(key), "%s:heartbeat", setting_namespace);
 	return key;
+}
+
+const char *
+topology_heartbeat_key(const RedisNode *node)
+{
+	return heartbeat_key(slots, node - topology_nodes);
+}
+
+/* It is not there, or not what it should be: whoever told of it is asked again before the next try. */
+static void
+forget(RedisNode *node)
+{
+	redis_close(node->conn);
+	node->conn = NULL;
+	node->failures++;
+	if (url.topology == REDIS_SENTINEL)
+		sentinel_distrust();
+}
+
+/* Connects if need be, makes sure of the library and that it takes writes if `load`, and asks the process who it is. */
+static bool
+greet(RedisNode *node, bool load, const char *key, int64 patience, char *error)
+{
+	LibraryCall call = {.deadline = fence_clock() + patience};
+	bool		found = false;
+
+	if (node->conn == NULL || redis_error(node->conn))
+	{
+		redis_close(node->conn);
+		node->conn = redis_open(&node->address, &url, call.deadline, error, REASON_LEN);
+		if (node->conn == NULL)
+		{
+			forget(node);
+			return false;
+		}
+	}
+	call.conn = node->conn;
+	call.error[0] = '\0';
+	/* hello needs no writes, arming does: a node that refuses them must not cost a lease each time */
+	found = (!load || (library_ensure(&call) && library_probe_writes(&call, key) &&
+					   library_server_version(&call, node->server, sizeof(node->server)))) &&
+		library_hello(&call, &node->hello, &found) && found;
+	node->heard_at = fence_clock();
+	if (found && strcmp(node->hello.role, "master") != 0)
+	{
+		snprintf(call.error, REASON_LEN, "this Redis is a replica (role %s): its master is needed", node->hello.role);
+		found = false;
+	}
+	if (!found)
+	{
+		snprintf(error, REASON_LEN, "%s", call.error[0] ? call.error : "Redis has lost the function library");
+		if (redis_error(node->conn) || url.topology == REDIS_SENTINEL)
+			forget(node);
+		return false;
+	}
+	return true;
+}
+
+bool
+topology_greet(RedisNode *node, bool load)
+{
+	node->error[0] = '\0';
+	node->present = greet(node, load, topology_heartbeat_key(node), setting_timeout * INT64CONST(1000), node->error);
+	return node->present;
 }
 
 /* Whether a reply to INFO has that line. */
@@ -331,25 +396,6 @@ is_another_master(const RedisEndpoint *address, int64 patience)
 	return another;
 }
 
-/* Whether somebody can be armed there: a master that has loaded its data. */
-static bool
-is_usable(const RedisEndpoint *address, int64 patience)
-{
-	const char *argv[] = {"INFO"};
-	LibraryCall call = {.deadline = fence_clock() + patience};
-	redisReply *reply = NULL;
-	bool		usable = false;
-
-	call.conn = redis_open(address, &url, call.deadline, call.error, REASON_LEN);
-	if (call.conn != NULL && (reply = library_call(&call, lengthof(argv), argv)) != NULL)
-	{
-		usable = info_has(reply, "\nrole:master\r") && info_has(reply, "\nloading:0\r");
-		freeReplyObject(reply);
-	}
-	redis_close(call.conn);
-	return usable;
-}
-
 /* What the cluster says now, asked of one process after the other; the shards' part of the slots does not change. */
 static bool
 look_around(ClusterMap *found, int64 patience)
@@ -384,6 +430,8 @@ look_around(ClusterMap *found, int64 patience)
 static uint64
 slots_changed(const ClusterMap *found, int64 patience)
 {
+	static RedisNode guest;
+	char		error[REASON_LEN];
 	unsigned char wanted[SLOTS];
 	unsigned char node[MAX_NODES];	/* whom a slot of each of those found could be granted to */
 	uint64		hash = 0;
@@ -392,9 +440,11 @@ slots_changed(const ClusterMap *found, int64 patience)
 	{
 		int			at = node_at(&found->addresses[i]);
 
+		memset(&guest, 0, sizeof(guest));
+		guest.address = found->addresses[i];
 		if (at >= 0 && fence_shared->nodes[at].granted)
 			node[i] = at;
-		else if (is_usable(&found->addresses[i], patience))
+		else if (greet(&guest, true, heartbeat_key(found->slots, i), patience, error))
 		{
 			node[i] = MAX_NODES + 1;
 			hash = hash_combine64(hash, hash_bytes_extended((const unsigned char *) &found->addresses[i],
@@ -402,6 +452,7 @@ slots_changed(const ClusterMap *found, int64 patience)
 		}
 		else
 			node[i] = SLOT_NOBODY;
+		redis_close(guest.conn);
 	}
 	for (int s = 0; s < SLOTS; s++)
 		wanted[s] = found->slots[s] == SLOT_NOBODY ? SLOT_NOBODY : node[found->slots[s]];
@@ -446,7 +497,7 @@ topology_moved(int64 patience, char *error)
 	RedisEndpoint master;
 
 	if (topology_size > 0 && (url.topology == REDIS_CLUSTER || url.topology == REDIS_SHARDS))
-		return slots_moved(patience, error);
+		return slots_moved(Max(patience, INT64CONST(100000)), error);
 	if (url.topology != REDIS_SENTINEL || topology_size == 0 || !sentinel_ask_again(&url, patience, &master))
 		return false;
 	if (memcmp(&master, &topology_nodes[0].address, sizeof(master)) == 0 || !is_another_master(&master, patience))
@@ -498,61 +549,4 @@ topology_publish(bool armed)
 	if (moved)
 		pg_atomic_fetch_add_u32(&fence_shared->nodes_serial, 1);
 	LWLockRelease(fence_shared->lock);
-}
-
-/* It is not there, or not what it should be: whoever told of it is asked again before the next try. */
-static void
-forget(RedisNode *node)
-{
-	redis_close(node->conn);
-	node->conn = NULL;
-	node->failures++;
-	if (url.topology == REDIS_SENTINEL)
-		sentinel_distrust();
-}
-
-static bool
-greet(RedisNode *node, bool load, char *error)
-{
-	LibraryCall call = {.deadline = fence_clock() + setting_timeout * INT64CONST(1000)};
-	bool		found = false;
-
-	if (node->conn == NULL || redis_error(node->conn))
-	{
-		redis_close(node->conn);
-		node->conn = redis_open(&node->address, &url, call.deadline, error, REASON_LEN);
-		if (node->conn == NULL)
-		{
-			forget(node);
-			return false;
-		}
-	}
-	call.conn = node->conn;
-	call.error[0] = '\0';
-	/* hello needs no writes, arming does: a node that refuses them must not cost a lease each time */
-	found = (!load || (library_ensure(&call) && library_probe_writes(&call, topology_heartbeat_key(node)) &&
-					   library_server_version(&call, node->server, sizeof(node->server)))) &&
-		library_hello(&call, &node->hello, &found) && found;
-	node->heard_at = fence_clock();
-	if (found && strcmp(node->hello.role, "master") != 0)
-	{
-		snprintf(call.error, REASON_LEN, "this Redis is a replica (role %s): its master is needed", node->hello.role);
-		found = false;
-	}
-	if (!found)
-	{
-		snprintf(error, REASON_LEN, "%s", call.error[0] ? call.error : "Redis has lost the function library");
-		if (redis_error(node->conn) || url.topology == REDIS_SENTINEL)
-			forget(node);
-		return false;
-	}
-	return true;
-}
-
-bool
-topology_greet(RedisNode *node, bool load)
-{
-	node->error[0] = '\0';
-	node->present = greet(node, load, node->error);
-	return node->present;
 }
