@@ -98,9 +98,8 @@ while not ending:
     if status == 'hit' and int(reply[2]) < before:
         counts['stale'] += 1
     if status == 'miss':
-        cursor.execute('SELECT version FROM item WHERE id = %s', (key,))
-        version = str(cursor.fetchone()[0])
-        call(slot, 'fence_put', 2, fence, value, reply[1], reply[2], version, 'version ' + version, 0)
+        cursor.execute('SELECT version, to_jsonb(item)::text FROM item WHERE id = %s', (key,))
+        call(slot, 'fence_put', 2, fence, value, reply[1], reply[2], *cursor.fetchone(), 0)
 with open(result, 'w') as out:
     for name in ('hit', 'miss', 'pending', 'unarmed', 'unavailable', 'moved', 'ask', 'refused', 'broken', 'stale'):
         print(name, counts[name], file=out)
