@@ -300,7 +300,7 @@ grant_and_open(FenceWord arming, bool new_epoch, const char *why)
 		ok = new_epoch ?
 			library_arm(&call, topology_heartbeat_key(node), node->hello.identity, epoch, until,
 						granted_ranges(i), GetWALInsertionTimeLine(), NIL) :
-			library_renew(&call, topology_heartbeat_key(node), node->hello.identity, epoch, until);
+			library_renew(&call, topology_heartbeat_key(node), node->hello.identity, epoch, until, &node->slots_back);
 		if (!ok)
 		{
 			/* c2: an epoch that some process may have and another not is burnt */
@@ -500,7 +500,7 @@ heartbeat(FenceWord word, char *error)
 			return true;		/* c5: no renewal in CLOSED */
 		call.conn = node->conn;
 		if (!library_renew(&call, topology_heartbeat_key(node), node->hello.identity, epoch,
-						   node->hello.time_ms + setting_lease))
+						   node->hello.time_ms + setting_lease, &node->slots_back))
 		{
 			strlcpy(error, call.error, REASON_LEN);
 			strlcpy(node->error, call.error, REASON_LEN);
@@ -512,6 +512,8 @@ heartbeat(FenceWord word, char *error)
 	if (!topology_moved(lease_us() / 16, error))
 		return true;
 	planned = topology_size > 1 || topology_is_cluster();
+	/* slots that a process lost are the same as before perhaps, but only another epoch gives them back */
+	fence_shared->epoch_armed = fence_shared->epoch_armed && !planned;
 	return false;
 }
 

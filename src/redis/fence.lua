@@ -147,11 +147,12 @@ end
 -- ---------------------------------------------------------------------------------------------------------------
 
 -- One cluster's view of this process. armed: {owner, timeline, epoch, number, until_ms, idle_ms}.
--- slots: false: all; else slot -> true: granted; false: was granted, and was seen to be served elsewhere (see absent).
+-- slots: false: all; else slot -> true: granted; false: was granted and is lost (see read_keys), and then
+-- lost: slot -> a fence that was found elsewhere.
 -- pending: fence name -> list of {stamp, w, gen, since}; fences: how many there are in it; most: how many there were
 -- since it was made. domains: name -> see domain_of().
 local function new_space(armed, slots)
-  return { armed = armed, slots = slots, pending = {}, fences = 0, most = 0, domains = {} }
+  return { armed = armed, slots = slots, lost = {}, pending = {}, fences = 0, most = 0, domains = {} }
 end
 
 local function add_list(space, fence, list)
@@ -281,7 +282,7 @@ local function read_keys(space, fences)
     local slot = space.slots and slot_of(fence)
     local one = slot and not space.slots[slot] and 'elsewhere' or redis.pcall('MGET', fence)
     if slot and is_elsewhere(one) then
-      if space.slots[slot] then space.slots[slot] = false end
+      space.slots[slot], space.lost[slot] = false, fence
       one = 'elsewhere'
     end
     if one == 'elsewhere' then
@@ -469,7 +470,16 @@ local function arm(keys, args)
   return { 'armed', '', tostring(now) }
 end
 
--- renew | heartbeat-key identity epoch until. Refused unless armed in exactly that epoch: a renewal that was sent to
+-- Whether a slot that was lost is served here again: its fence can be touched, or could be if there was one.
+local function is_back(space)
+  for _, fence in pairs(space.lost) do
+    if not is_elsewhere(redis.pcall('MGET', fence)) then return true end
+  end
+  return false
+end
+
+-- renew | heartbeat-key identity epoch until -> renewed '' now back. back '1': slots that were lost could be granted
+-- again, in another epoch. Refused unless armed in exactly that epoch: a renewal that was sent to
 -- the process before this one must not bring this one to life [1]. The key is an argument: a process whose slots are
 -- moving away goes on answering for those that it has.
 local function renew(_, args)
@@ -484,7 +494,7 @@ local function renew(_, args)
   local wrote = redis.pcall('SET', args[1], args[3], 'PX', 3600000)   -- proves that this node takes writes
   if wrote.err and not is_elsewhere(wrote) then error(wrote) end
   if till > space.armed.until_ms then space.armed.until_ms = till end
-  return { 'renewed', '', tostring(now) }
+  return { 'renewed', '', tostring(now), is_back(space) and '1' or '0' }
 end
 
 -- disarm <namespace> <owner> <timeline>: the lease ends now. Only its own cluster, and no older timeline, may ask.
@@ -966,7 +976,7 @@ end
 
 register('fence_hello', hello, { 'no-writes' })
 register_keyed('fence_arm', arm)
-register_keyed('fence_renew', renew)
+register_keyed('fence_renew', renew, { 'allow-cross-slot-keys' })
 register('fence_disarm', disarm, { 'no-writes' })
 register('fence_announce', announce, { 'no-writes' })
 register_keyed('fence_write', write, { 'allow-cross-slot-keys' })

@@ -311,13 +311,16 @@ library_arm(LibraryCall *call, const char *key, const char *identity, const char
 }
 
 bool
-library_renew(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until)
+library_renew(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until, bool *back)
 {
+	redisReply *reply;
 	char		until_text[24];
 	const char *argv[] = {"FCALL", "fence_renew", "0", key, identity, epoch, until_text};
 
 	pg_lltoa(until, until_text);
-	return expect(call, library_call(call, lengthof(argv), argv), "renewed");
+	reply = library_call(call, lengthof(argv), argv);
+	*back = reply && element(reply, 3) && strcmp(element(reply, 3), "1") == 0;
+	return expect(call, reply, "renewed");
 }
 
 bool

@@ -50,7 +50,9 @@ extern bool library_server_version(LibraryCall *call, char *version, size_t size
  */
 extern bool library_arm(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until,
 						const char *slots, uint32 timeline, List *reservations);
-extern bool library_renew(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until);
+/* *back: slots that the process lost in this epoch are its own again, and could be granted to it in another. */
+extern bool library_renew(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until,
+						  bool *back);
 extern bool library_disarm(LibraryCall *call, uint32 timeline);
 
 /* domains: a List of DomainRef. *refused counts those that Redis takes for attachments that have ended. */

@@ -478,6 +478,8 @@ slots_moved(int64 patience, char *error)
 	if (!look_around(&found, patience))
 		return false;
 	changed = slots_changed(&found, patience);
+	for (int i = 0; i < topology_size && changed == 0; i++)
+		changed = topology_nodes[i].slots_back;
 	if (changed != 0 && last == 0)
 		first_at = now;
 	if (changed != last)
@@ -487,7 +489,7 @@ slots_moved(int64 patience, char *error)
 		return false;
 	last = 0;
 	strlcpy(error, url.topology == REDIS_SHARDS ? "a Redis process that was away is back" :
-			"slots of the cluster have moved to other processes", REASON_LEN);
+			"slots of the cluster have moved", REASON_LEN);
 	return true;
 }
 

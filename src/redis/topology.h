@@ -24,6 +24,7 @@ typedef struct RedisNode
 	bool		present;		/* it answered as it should when it was greeted last; else */
 	char		error[REASON_LEN];	/* why not */
 	unsigned	failures;		/* to connect */
+	bool		slots_back;		/* it said so when its lease was renewed last; see library_renew */
 } RedisNode;
 
 extern RedisNode topology_nodes[MAX_NODES];
