@@ -15,13 +15,13 @@
 #include "utils/memutils.h"
 
 #include "coordinator.h"
+#include "draft.h"
+#include "wire.h"
 #include "outbox.h"
-#include "redis/connection.h"
 #include "settings.h"
 #include "stamp.h"
 
 #define NAMES_PER_LETTER 64		/* fences in one letter that ends reservations */
-#define DRAFT_BYTES (16 * 1024) /* of a letter's fences, and of its arguments; a name is shorter than half of it */
 
 static char problem[REASON_LEN] = "";
 
@@ -51,75 +51,6 @@ reply_deadline(void)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* A connection to one of the nodes */
-typedef struct Line
-{
-	RedisConnection *connection;
-	uint32		nodes_serial;	/* when its address was read */
-} Line;
-
-static Line lines[MAX_NODES];
-
-static void
-disconnect(Line *line, const char *why)
-{
-	strlcpy(problem, why, sizeof(problem));
-	redis_close(line->connection);
-	line->connection = NULL;
-}
-
-/* A connection whose node moved, or that failed meanwhile, is dropped. Never waits. */
-static bool
-still_connected(Line *line)
-{
-	if (line->connection == NULL)
-		return false;
-	if (redis_error(line->connection))
-		disconnect(line, redis_error(line->connection));
-	else if (line->nodes_serial != pg_atomic_read_u32(&fence_shared->nodes_serial))
-		disconnect(line, "the address of Redis changed");
-	return line->connection != NULL;
-}
-
-/* Connects to that node. False: problem tells. May wait. */
-static bool
-connect_line(Line *line, int node)
-{
-	RedisEndpoint address = {0};
-	RedisUrl	url;
-	const char *wrong;
-
-	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	line->nodes_serial = pg_atomic_read_u32(&fence_shared->nodes_serial);
-	if (node < fence_shared->nnodes)
-		address = fence_shared->nodes[node].address;
-	LWLockRelease(fence_shared->lock);
-
-	if (address.host[0] == '\0')
-		wrong = "the keeper knows no Redis yet";
-	else
-		wrong = redis_url_parse(setting_redis_url, &url);
-	if (wrong)
-	{
-		strlcpy(problem, wrong, sizeof(problem));
-		return false;
-	}
-	line->connection = redis_open(&address, &url, reply_deadline(), problem, sizeof(problem));
-	return line->connection != NULL;
-}
-
-static redisReply *
-ask_once(Line *line, int argc, const char **argv, const size_t *argvlen)
-{
-	redisReply *reply = NULL;
-
-	if (redis_send(line->connection, argc, argv, argvlen))
-		reply = redis_wait_reply(line->connection, reply_deadline(), wait_event_redis());
-	if (reply == NULL)
-		disconnect(line, redis_error(line->connection));
-	return reply;
-}
-
 /* Letters to different nodes are answered in any order, so each of them is waited for. */
 void
 coordinator_await_letters(void)
@@ -128,6 +59,7 @@ coordinator_await_letters(void)
 	uint64		last = last_end;
 	int64		deadline = reply_deadline();
 
+	(void) wire_collect(deadline);
 	for (int i = 0; i < OUTBOX_ANSWERS; i++)
 		if (waiting[i] != NULL)
 		{
@@ -157,8 +89,7 @@ redisReply *
 coordinator_ask(const char *fence, int argc, const char **argv, const size_t *argvlen)
 {
 	int			node;
-	Line	   *line;
-	redisReply *reply = NULL;
+	redisReply *reply;
 
 	coordinator_await_letters();
 	node = fence_node_of(fence);
@@ -167,12 +98,9 @@ coordinator_ask(const char *fence, int argc, const char **argv, const size_t *ar
 		strlcpy(problem, "the Redis process that holds the slot of this key was not there when the epoch began", sizeof(problem));
 		return NULL;
 	}
-	line = &lines[node];
-	/* a connection that the other side closed while it was idle shows only when it is used: once more, then */
-	if (still_connected(line))
-		reply = ask_once(line, argc, argv, argvlen);
-	if (reply == NULL && connect_line(line, node))
-		reply = ask_once(line, argc, argv, argvlen);
+	reply = wire_ask(node, argc, argv, argvlen, reply_deadline());
+	if (reply == NULL)
+		strlcpy(problem, wire_problem(), sizeof(problem));
 	return reply;
 }
 
@@ -181,61 +109,11 @@ coordinator_ask(const char *fence, int argc, const char **argv, const size_t *ar
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Whether its answer is outstanding */
+/* Whether the answer to the letter about the domain is outstanding */
 static bool
 is_waiting(const Reservation *r)
 {
-	return r->letter != 0 && waiting[r->letter % OUTBOX_ANSWERS] == r;
-}
-
-/* Bytes in Redis' protocol, in a buffer of fixed size: much of this runs in COMMIT and ABORT */
-typedef struct Draft
-{
-	int			strings;
-	size_t		len;
-	bool		full;			/* something did not fit */
-	char		bytes[DRAFT_BYTES];
-} Draft;
-
-static void
-draft_clear(Draft *draft)
-{
-	draft->strings = 0;
-	draft->len = 0;
-	draft->full = false;
-}
-
-static void
-draft_string(Draft *draft, const char *string)
-{
-	size_t		len = strlen(string);
-	char	   *p = draft->bytes + draft->len;
-
-	if (draft->len + len + 32 > sizeof(draft->bytes))
-	{
-		draft->full = true;
-		return;
-	}
-	*p++ = '$';
-	p += pg_lltoa(len, p);
-	*p++ = '\r';
-	*p++ = '\n';
-	memcpy(p, string, len);
-	p += len;
-	*p++ = '\r';
-	*p++ = '\n';
-	draft->len = p - draft->bytes;
-	draft->strings++;
-}
-
-static void
-draft_version(Draft *draft, int64 version)
-{
-	char		text[24] = "";
-
-	if (version != NO_VERSION)
-		pg_lltoa(version, text);
-	draft_string(draft, text);
+	return r->kind == RESERVE_DOMAIN && r->letter != 0 && waiting[r->letter % OUTBOX_ANSWERS] == r;
 }
 
 /* What is being written: of operations the fences and the arguments, of a command all its strings (arguments) */
@@ -280,56 +158,60 @@ draft_domain_command(const char *function, const Reservation *r, FenceWord word,
 		draft_string(&arguments, ended);
 }
 
+/* What is sent is the reservation's last word, and its answer the only one that counts. */
+static void
+note_sent(Reservation *r, int node, int64 version, FenceWord word)
+{
+	r->node = node;
+	r->sent = version;
+	r->sent_word = word;
+	r->ahead = NO_VERSION;
+}
+
 /*
- * Posts reserve for that version under the word. False: there is no room now. The map of slots is read after the word: if it
- * is another one's by now, the word has changed, and neither what is sent nor its answer counts.
+ * Asks for that version of a row under the word; early: unless it would mean to wait for a Redis that is not there. The map
+ * of slots is read after the word: if it is another one's by now, the word has changed, and neither what is sent nor its
+ * answer counts. False: problem tells.
  */
 static bool
-send_reserve(Reservation *r, int64 version, FenceWord word)
+ask_for_row(Reservation *r, int64 version, FenceWord word, bool early)
 {
+	int			node = fence_node_of(r->name);
+
+	if (node == SLOT_NOBODY)
+	{
+		/* no process may answer readers there in this epoch: there is nobody to tell */
+		r->acked = version;
+		r->acked_word = word;
+		return true;
+	}
+	if (!wire_reserve(r, node, version, word, early, reply_deadline()))
+	{
+		strlcpy(problem, wire_problem(), sizeof(problem));
+		return false;
+	}
+	note_sent(r, node, version, word);
+	return true;
+}
+
+/* Posts reserve for a whole domain under the word. False: there is no room now. */
+static bool
+post_domain(Reservation *r, int64 version, FenceWord word)
+{
+	char		ended[24] = "";
 	Letter		letter;
-	uint64		number = 0;
-	int			node = LETTER_TO_ALL;
+	uint64		number;
 
-	if (r->kind == RESERVE_ROW)
-	{
-		node = fence_node_of(r->name);
-		if (node == SLOT_NOBODY)
-		{
-			/* no process may answer readers there in this epoch: there is nobody to tell */
-			r->acked = version;
-			r->acked_word = word;
-			return true;
-		}
-		draft_begin();
-		draft_string(&keys, r->name);
-		draft_string(&arguments, "r");
-		draft_string(&arguments, fence_stamp());
-		draft_version(&arguments, r->observed);
-		draft_version(&arguments, version);
-		if (draft_letter(&letter, LETTER_RESERVE, word, node))
-			number = outbox_post(&letter);
-	}
-	else
-	{
-		char		ended[24] = "";
-
-		if (version > WHOLE_DOMAIN)
-			pg_lltoa(version, ended);
-		draft_domain_command("fence_domain_reserve", r, word, ended);
-		if (draft_letter(&letter, LETTER_RESERVE_DOMAIN, word, node))
-			number = outbox_post(&letter);
-	}
-	if (number == 0)
+	if (version > WHOLE_DOMAIN)
+		pg_lltoa(version, ended);
+	draft_domain_command("fence_domain_reserve", r, word, ended);
+	if (!draft_letter(&letter, LETTER_RESERVE_DOMAIN, word, LETTER_TO_ALL) || (number = outbox_post(&letter)) == 0)
 		return false;
 	if (is_waiting(r))
 		waiting[r->letter % OUTBOX_ANSWERS] = NULL; /* the former one does not count any more */
 	waiting[number % OUTBOX_ANSWERS] = r;
-	r->node = node;
 	r->letter = number;
-	r->sent = version;
-	r->sent_word = word;
-	r->ahead = NO_VERSION;
+	note_sent(r, LETTER_TO_ALL, version, word);
 	return true;
 }
 
@@ -386,8 +268,19 @@ coordinator_reserve_early(Reservation *r)
 
 	if (WORD_STATE(word) != FENCE_OPEN)
 		return;
-	if (make_room(false))
-		(void) send_reserve(r, r->wanted, word);
+	if (r->kind == RESERVE_DOMAIN)
+	{
+		if (make_room(false))
+			(void) post_domain(r, r->wanted, word);
+	}
+	else if (ask_for_row(r, r->wanted, word, true))
+		wire_send(false);
+}
+
+void
+coordinator_send_early(void)
+{
+	wire_send(true);
 }
 
 /* Whether the applied version is acknowledged under the word. */
@@ -404,17 +297,14 @@ asked(const Reservation *r, FenceWord word)
 	return r->letter != 0 && r->sent == r->applied && r->sent_word == word;
 }
 
-/* Sends it if it is neither acknowledged nor on its way. False: it could not be sent. */
 static bool
-send_if_missing(Reservation *r, FenceWord word)
+post_domain_patiently(Reservation *r, FenceWord word)
 {
 	int64		deadline;
 
-	if (r->applied == NO_VERSION || granted(r, word) || asked(r, word))
-		return true;
 	if (!make_room(true))
 		return false;
-	for (deadline = reply_deadline(); !send_reserve(r, r->applied, word);)
+	for (deadline = reply_deadline(); !post_domain(r, r->applied, word);)
 	{
 		if (fence_clock() > deadline)
 		{
@@ -428,9 +318,18 @@ send_if_missing(Reservation *r, FenceWord word)
 	return true;
 }
 
-/* Waits for the answer to what was sent. */
+/* Asks for it if it is neither acknowledged nor asked for. False: it could not be sent. */
+static bool
+ask_if_missing(Reservation *r, FenceWord word)
+{
+	if (r->applied == NO_VERSION || granted(r, word) || asked(r, word))
+		return true;
+	return r->kind == RESERVE_DOMAIN ? post_domain_patiently(r, word) : ask_for_row(r, r->applied, word, false);
+}
+
+/* What became of it, once all answers of rows are here. */
 static ReserveOutcome
-await_reservation(Reservation *r, FenceWord word)
+outcome(Reservation *r, FenceWord word)
 {
 	if (r->applied == NO_VERSION || granted(r, word))
 		return RESERVE_GRANTED;
@@ -441,33 +340,27 @@ await_reservation(Reservation *r, FenceWord word)
 	return asked(r, word) && r->ahead != NO_VERSION ? RESERVE_AHEAD : RESERVE_FAILED;
 }
 
-/* The last one that is waited for: its answer comes after all others from the same process, so one wait is often enough. */
-static bool
-await_last(FenceWord word)
+static void
+collect_rows(void)
 {
-	Reservation *last = NULL;
-
-	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
-		if (r->applied != NO_VERSION && asked(r, word) && is_waiting(r) && (last == NULL || r->letter > last->letter))
-			last = r;
-	return last == NULL || await_answer(last);
+	if (!wire_collect(reply_deadline()))
+		strlcpy(problem, wire_problem(), sizeof(problem));
 }
 
 ReserveOutcome
 coordinator_reserve_all(FenceWord word, Reservation **ahead)
 {
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
-		if (!send_if_missing(r, word))
+		if (!ask_if_missing(r, word))
 			return RESERVE_FAILED;
-	if (!await_last(word))
-		return RESERVE_FAILED;
+	collect_rows();
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
-		ReserveOutcome outcome = await_reservation(r, word);
+		ReserveOutcome result = outcome(r, word);
 
 		*ahead = r;
-		if (outcome != RESERVE_GRANTED)
-			return outcome;
+		if (result != RESERVE_GRANTED)
+			return result;
 	}
 	return RESERVE_GRANTED;
 }
@@ -475,9 +368,10 @@ coordinator_reserve_all(FenceWord word, Reservation **ahead)
 ReserveOutcome
 coordinator_reserve_one(FenceWord word, Reservation *r)
 {
-	if (!send_if_missing(r, word))
+	if (!ask_if_missing(r, word))
 		return RESERVE_FAILED;
-	return await_reservation(r, word);
+	collect_rows();
+	return outcome(r, word);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -621,6 +515,7 @@ coordinator_forget(void)
 {
 	commit_prepared = false;
 	memset(waiting, 0, sizeof(waiting));
+	wire_forget();
 }
 
 void
@@ -645,10 +540,17 @@ coordinator_commit(void)
 	coordinator_forget();
 }
 
+/* What was sent on a wire, and perhaps has not arrived, is ended on the same wire. */
+static bool
+send_abort(const Letter *letter)
+{
+	return (letter->kind == LETTER_END && wire_send_after(letter)) || post_letter(letter);
+}
+
 void
 coordinator_abort(void)
 {
-	if (!emit_end(false, post_letter))
-		fence_wake_patrol();
 	coordinator_forget();
+	if (!emit_end(false, send_abort))
+		fence_wake_patrol();
 }

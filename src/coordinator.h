@@ -15,10 +15,14 @@
 #include "ledger.h"
 
 /*
- * Sends reserve for the reservation's wanted version if fences are OPEN; else nothing happens: before the commit it is sent
- * anyway. Waits only if more answers are outstanding than can be kept. Never raises because of Redis.
+ * Asks for the reservation's wanted version if fences are OPEN; else nothing happens: before the commit it is sent anyway. The
+ * first is sent at once, those after it together. Waits only to connect, and if more answers are outstanding than can be
+ * kept. Never raises because of Redis.
  */
 extern void coordinator_reserve_early(Reservation *reservation);
+
+/* Sends what gathered meanwhile: at the end of a statement nothing is held back for company. Neither waits nor raises. */
+extern void coordinator_send_early(void);
 
 typedef enum ReserveOutcome
 {

@@ -190,28 +190,11 @@ reply_begins(const redisReply *reply, const char *word)
 		reply->element[0]->type == REDIS_REPLY_STRING && strcmp(reply->element[0]->str, word) == 0;
 }
 
-/* What is said of the reservation of one row. */
-static AnswerKind
-read_reserved(const redisReply *element, int64 *ahead)
-{
-	if (element->type != REDIS_REPLY_STRING || strcmp(element->str, "-") == 0)
-	{
-		outbox_set_problem("the lease that Redis was given is over");
-		return ANSWER_FAILED;
-	}
-	if (element->len == 0)
-		return ANSWER_GRANTED;
-	*ahead = strtoll(element->str, NULL, 10);
-	return ANSWER_AHEAD;
-}
-
 /* Gives a reply to the letters that are first in line: those of one command. */
 static void
 deliver(Link *from, const redisReply *reply)
 {
-	bool		written = reply_begins(reply, "written");
 	bool		reserved = reply_begins(reply, "reserved");
-	size_t		element = 1;
 	bool		last = false;
 
 	if (reply->type == REDIS_REPLY_ERROR)
@@ -222,9 +205,7 @@ deliver(Link *from, const redisReply *reply)
 		int64		ahead = 0;
 		AnswerKind	answer = ANSWER_GRANTED;
 
-		if (letter.kind == LETTER_RESERVE && written && element < reply->elements)
-			answer = read_reserved(reply->element[element++], &ahead);
-		else if (letter.kind == LETTER_RESERVE || (letter.kind == LETTER_RESERVE_DOMAIN && !reserved))
+		if (letter.kind == LETTER_RESERVE_DOMAIN && !reserved)
 		{
 			note_refusal(reply);
 			answer = ANSWER_FAILED;
@@ -398,7 +379,7 @@ carry(Link *to, const Letter *letter, Joint *joint)
 {
 	if (to->connection == NULL || is_congested(to, MAX_UNSENT_BESIDE))
 		give_up_letter(letter, joint);
-	else if (letter->kind == LETTER_RESERVE || letter->kind == LETTER_END)
+	else if (letter->kind == LETTER_END)
 		add_to_batch(to, letter);
 	else
 	{
@@ -449,6 +430,44 @@ flush(Link *to)
 		disconnect(to, redis_error(to->connection));
 }
 
+/* Letters that were taken from the ring and not carried yet: to carry one may take long, and others take letters too. */
+static StringInfoData bag;
+static size_t bag_at = 0;		/* where the next one is */
+
+static void
+fill_bag(void)
+{
+	Letter		letter;
+
+	resetStringInfo(&bag);
+	bag_at = 0;
+	if (!outbox_begin_taking())
+		return;
+	while (outbox_take(&letter) && bag.len + sizeof(letter) + letter.key_len + letter.arg_len < (size_t) bag.maxlen)
+	{
+		appendBinaryStringInfo(&bag, (char *) &letter, sizeof(letter));
+		appendBinaryStringInfo(&bag, letter.key_bytes, letter.key_len);
+		appendBinaryStringInfo(&bag, letter.arg_bytes, letter.arg_len);
+		outbox_done();
+	}
+	outbox_end_taking();
+}
+
+/* It stays in the bag until the bag is filled again. */
+static bool
+next_letter(Letter *letter)
+{
+	if (bag_at == (size_t) bag.len)
+		fill_bag();
+	if (bag_at == (size_t) bag.len)
+		return false;
+	memcpy(letter, bag.data + bag_at, sizeof(*letter));
+	letter->key_bytes = bag.data + bag_at + sizeof(*letter);
+	letter->arg_bytes = letter->key_bytes + letter->key_len;
+	bag_at += sizeof(*letter) + letter->key_len + letter->arg_len;
+	return true;
+}
+
 /* Takes what is in the ring, and writes what the sockets take. Returns whether there was anything. */
 static bool
 carry_letters(void)
@@ -459,13 +478,12 @@ carry_letters(void)
 	for (int i = 0; i < nlinks; i++)
 		links[i].looked_at = false;
 	/* with one process only there is nobody behind a letter that has to wait */
-	while (!(nlinks == 1 && is_congested(&links[0], MAX_UNSENT)) && outbox_take(&letter))
+	while (!(nlinks == 1 && is_congested(&links[0], MAX_UNSENT)) && next_letter(&letter))
 	{
 		if (letter.node == LETTER_TO_ALL)
 			carry_to_all(&letter);
 		else
 			carry(link_to(letter.node), &letter, NULL);
-		outbox_done();
 		any = true;
 	}
 	for (int i = 0; i < nlinks; i++)
@@ -555,6 +573,7 @@ courier_exit(int code, Datum arg)
 	outbox_serve(false);
 	for (int i = 0; i < nlinks; i++)
 		disconnect(&links[i], NULL);
+	fence_wake_patrol();		/* for what is in the bag */
 }
 
 void
@@ -568,6 +587,8 @@ fence_courier_main(Datum arg)
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	BackgroundWorkerUnblockSignals();
 	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
+	initStringInfo(&bag);
+	enlargeStringInfo(&bag, 2 * OUTBOX_MAX_LETTER);
 	before_shmem_exit(courier_exit, 0);
 	outbox_serve(true);
 

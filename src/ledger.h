@@ -38,7 +38,7 @@ typedef struct Reservation
 	int64		sent;			/* version of the last reserve sent, NO_VERSION if none */
 	FenceWord	sent_word;		/* under which it was sent; its epoch number is the one to commit or abort in */
 	int			node;			/* to whom it was sent, in that epoch's table */
-	uint64		letter;			/* with which it was sent (outbox.h); 0: it has to be sent again */
+	uint64		letter;			/* with which it was sent (outbox.h, wire.h); 0: it has to be sent again */
 	int64		acked;			/* version of the last reserve that Redis granted, NO_VERSION if none */
 	FenceWord	acked_word;		/* under which it was sent */
 	int64		ahead;			/* version that Redis answered for `sent` when it is ahead; else NO_VERSION */

@@ -56,6 +56,7 @@ typedef struct Outbox
 	char		pad1[PG_CACHE_LINE_SIZE];
 	pg_atomic_uint64 head;		/* where the courier reads */
 	char		pad2[PG_CACHE_LINE_SIZE];
+	pg_atomic_uint32 taker;		/* number of the process that takes letters, + 1; 0: none does */
 	struct Latch *volatile courier; /* NULL: there is none at the moment */
 	volatile bool napping;		/* the courier looks again by itself within a millisecond */
 	char		problem[REASON_LEN];	/* under the lock of shared memory */
@@ -91,6 +92,7 @@ outbox_initialise(void *memory)
 	memset(memory, 0, outbox_size());
 	pg_atomic_init_u64(&box->tail, 0);
 	pg_atomic_init_u64(&box->head, 0);
+	pg_atomic_init_u32(&box->taker, 0);
 	box->ring = (char *) memory + senders_size();
 	for (int i = 0; i < sender_count(); i++)
 	{
@@ -130,17 +132,36 @@ envelope_at(uint64 position)
 static Envelope *volatile unfinished = NULL;
 static volatile uint32 unfinished_size;
 
+static uint32
+my_taker(void)
+{
+	return fence_process_number() + 1;
+}
+
 static void
 give_up_unfinished(int code, Datum arg)
 {
 	(void) code;
 	(void) arg;
+	if (pg_atomic_read_u32(&outbox->taker) == my_taker())
+		outbox_end_taking();
 	if (unfinished == NULL)
 		return;
 	unfinished->size = unfinished_size;
 	unfinished->arg_len = 0;	/* nothing but filling */
 	pg_write_barrier();
 	pg_atomic_write_u32(&unfinished->whole, 1);
+}
+
+/* Once in each process; the first letter of a backend is not posted in COMMIT without one before. */
+static void
+clean_up_at_exit(void)
+{
+	static bool registered = false;
+
+	if (!registered)
+		before_shmem_exit(give_up_unfinished, 0);
+	registered = true;
 }
 
 /* Takes a place of that size, filling up the end of the ring if it does not fit there. NULL: there is no room. */
@@ -198,12 +219,9 @@ outbox_post(const Letter *letter)
 	size_t		len = letter->key_len + letter->arg_len;
 	uint32		size = TYPEALIGN(sizeof(Envelope), sizeof(Envelope) + len);
 	Envelope   *envelope;
-	static bool registered = false;
 
 	Assert(letter->arg_len > 0);
-	if (!registered)
-		before_shmem_exit(give_up_unfinished, 0);	/* the first letter is a reservation, so this is not in COMMIT */
-	registered = true;
+	clean_up_at_exit();
 	if (len > OUTBOX_MAX_LETTER || (envelope = take_place(size)) == NULL)
 		return 0;
 	unfinished_size = size;
@@ -345,6 +363,22 @@ give_place_back(Envelope *envelope)
 	memset(envelope, 0, size);
 	pg_write_barrier();
 	pg_atomic_write_u64(&outbox->head, pg_atomic_read_u64(&outbox->head) + size);
+}
+
+bool
+outbox_begin_taking(void)
+{
+	uint32		nobody = 0;
+
+	clean_up_at_exit();
+	return pg_atomic_compare_exchange_u32(&outbox->taker, &nobody, my_taker());
+}
+
+void
+outbox_end_taking(void)
+{
+	pg_write_barrier();
+	pg_atomic_write_u32(&outbox->taker, 0);
 }
 
 bool

@@ -17,7 +17,6 @@
 
 typedef enum LetterKind
 {
-	LETTER_RESERVE,				/* one operation of fence_write that reserves */
 	LETTER_END,					/* operations of fence_write that end reservations */
 	LETTER_RESERVE_DOMAIN,		/* a whole command, answered "reserved" */
 	LETTER_END_DOMAIN			/* a whole command */
@@ -111,7 +110,14 @@ extern void outbox_problem(char *text, size_t size, bool late);
  */
 extern bool outbox_is_stuck(int64 patience);
 
-/* The next letter, or false. It, and its bytes, stay in the ring until outbox_done. */
+/*
+ * Whoever sends something to Redis anyway may take letters along: one process at a time takes. False: another one does.
+ * Neither waits nor raises, and nothing that does may be called until outbox_end_taking.
+ */
+extern bool outbox_begin_taking(void);
+extern void outbox_end_taking(void);
+
+/* The next letter, or false. It, and its bytes, stay in the ring until outbox_done. Only while taking. */
 extern bool outbox_take(Letter *letter);
 extern void outbox_done(void);
 

@@ -337,6 +337,7 @@ fence_after_row(PG_FUNCTION_ARGS)
 	TupleDesc	desc = RelationGetDescr(data->tg_relation);
 	HeapTuple	row = data->tg_trigtuple;
 
+	coordinator_send_early();
 	if (domain->scope == SCOPE_GROUP)
 	{
 		group_changed(domain, row, desc);

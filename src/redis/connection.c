@@ -25,6 +25,7 @@
 #include "miscadmin.h"
 #include "storage/fd.h"
 #include "storage/latch.h"
+#include "utils/memutils.h"
 
 #include "compat.h"
 #include "redis/connection.h"
@@ -67,6 +68,9 @@ struct RedisConnection
 	int			outstanding;
 	uint64		serial;
 	bool		has_fd;			/* AcquireExternalFD succeeded */
+	WaitEventSet *wait_set;		/* of the latch and the socket; NULL: not needed yet */
+	int			wait_events;	/* that are waited for on the socket, */
+	int			wait_position;	/* and its place */
 	bool		waiting;		/* in redis_wait_reply, or thrown out of it */
 	bool		failed;
 	bool		unusable;		/* failed, and what was received must not be taken either */
@@ -368,6 +372,17 @@ transfer(RedisConnection *conn, bool *progress)
 	return received >= 0;
 }
 
+/* Kept with the connection: to make one for each wait costs more than to wait. */
+static void
+make_wait_set(RedisConnection *conn)
+{
+	conn->wait_set = fence_create_wait_event_set(3);
+	AddWaitEventToSet(conn->wait_set, WL_LATCH_SET, PGINVALID_SOCKET, MyLatch, NULL);
+	AddWaitEventToSet(conn->wait_set, WL_EXIT_ON_PM_DEATH, PGINVALID_SOCKET, NULL, NULL);
+	conn->wait_events = WL_SOCKET_READABLE;
+	conn->wait_position = AddWaitEventToSet(conn->wait_set, conn->wait_events, conn->context->fd, NULL, NULL);
+}
+
 /*
  * Waits until the socket is ready for events, something else happens, or the deadline passes: then WL_TIMEOUT is set
  * in the result. Raises if interrupted.
@@ -376,16 +391,21 @@ static int
 wait_socket(RedisConnection *conn, int events, int64 deadline, uint32 wait_event)
 {
 	int64		left = deadline - fence_clock();
-	int			happened;
+	WaitEvent	event;
 
 	CHECK_FOR_INTERRUPTS();
 	if (left <= 0)
 		return WL_TIMEOUT;
-	happened = WaitLatchOrSocket(MyLatch, events | WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-								 conn->context->fd, (long) Min((left + 999) / 1000, INT_MAX), wait_event);
-	if (happened & WL_LATCH_SET)
+	if (conn->wait_set == NULL)
+		make_wait_set(conn);
+	if (conn->wait_events != events)
+		ModifyWaitEvent(conn->wait_set, conn->wait_position, events, NULL);
+	conn->wait_events = events;
+	if (WaitEventSetWait(conn->wait_set, (long) Min((left + 999) / 1000, INT_MAX), &event, 1, wait_event) == 0)
+		return WL_TIMEOUT;
+	if (event.events & WL_LATCH_SET)
 		ResetLatch(MyLatch);
-	return happened;
+	return event.events;
 }
 
 /* ---- requests and replies ---- */
@@ -736,6 +756,8 @@ redis_close(RedisConnection *conn)
 {
 	if (conn == NULL)
 		return;
+	if (conn->wait_set != NULL)
+		FreeWaitEventSet(conn->wait_set);
 	if (conn->context != NULL)
 		redisFree(conn->context);
 	if (conn->has_fd)

@@ -1,0 +1,81 @@
+/*
+ * draft.h
+ *	  Strings in Redis' protocol, in a buffer of fixed size: much of what is written runs in COMMIT and ABORT, where nothing
+ *	  may be allocated.
+ */
+#ifndef FENCE_DRAFT_H
+#define FENCE_DRAFT_H
+
+#include "utils/builtins.h"
+
+#include "tombstone.h"
+
+#define DRAFT_BYTES (16 * 1024) /* a name is shorter than half of it */
+
+typedef struct Draft
+{
+	int			strings;
+	size_t		len;
+	bool		full;			/* something did not fit */
+	char		bytes[DRAFT_BYTES];
+} Draft;
+
+static inline void
+draft_clear(Draft *draft)
+{
+	draft->strings = 0;
+	draft->len = 0;
+	draft->full = false;
+}
+
+/* Whether so many bytes more, of one string or several, fit for certain. */
+static inline bool
+draft_has_room(const Draft *draft, size_t len)
+{
+	return draft->len + len + 32 <= sizeof(draft->bytes);
+}
+
+static inline void
+draft_string(Draft *draft, const char *string)
+{
+	size_t		len = strlen(string);
+	char	   *p = draft->bytes + draft->len;
+
+	if (!draft_has_room(draft, len))
+	{
+		draft->full = true;
+		return;
+	}
+	*p++ = '$';
+	p += pg_lltoa(len, p);
+	*p++ = '\r';
+	*p++ = '\n';
+	memcpy(p, string, len);
+	p += len;
+	*p++ = '\r';
+	*p++ = '\n';
+	draft->len = p - draft->bytes;
+	draft->strings++;
+}
+
+static inline void
+draft_version(Draft *draft, int64 version)
+{
+	char		text[24] = "";
+
+	if (version != NO_VERSION)
+		pg_lltoa(version, text);
+	draft_string(draft, text);
+}
+
+/* So many strings that are in the protocol already; there has to be room. */
+static inline void
+draft_strings(Draft *draft, int strings, const char *bytes, size_t len)
+{
+	Assert(draft_has_room(draft, len));
+	memcpy(draft->bytes + draft->len, bytes, len);
+	draft->len += len;
+	draft->strings += strings;
+}
+
+#endif

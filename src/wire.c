@@ -1,0 +1,486 @@
+/*
+ * wire.c
+ *	  This backend's own connections to the Redis processes; see wire.h.
+ *
+ * Owns: the connections, what is outstanding on them, and the draft of the next message.
+ */
+#include "postgres.h"
+
+#include "storage/ipc.h"
+#include "storage/lwlock.h"
+#include "utils/memutils.h"
+
+#include "draft.h"
+#include "wire.h"
+#include "redis/connection.h"
+#include "settings.h"
+#include "stamp.h"
+
+#define MOST_OPERATIONS 64		/* of this backend's in one message: bounds how long Redis is busy with it */
+#define MOST_RIDERS		64
+#define ANSWERS			1024	/* outstanding on a wire; a power of two */
+#define CALL_AGAIN_US	INT64CONST(100000)	/* after a connection could not be made, if nobody waits for it */
+
+/* An operation whose answer is outstanding */
+typedef struct Expected
+{
+	Reservation *reservation;	/* NULL: of a transaction that has ended, or no reservation */
+	bool		reserves;		/* the reply has an answer to it */
+	bool		last;			/* of its message */
+	int			process;		/* a rider's sender, -1: no rider */
+	uint64		number;			/* the reservation's letter, or the rider's */
+} Expected;
+
+typedef struct Wire
+{
+	RedisConnection *connection;	/* NULL: none */
+	uint32		nodes_serial;	/* when its node was looked at */
+	uint32		node_serial;	/* of its node then */
+	int64		call_next;		/* not before this time, unless somebody waits */
+	Expected   *expected;		/* ring of ANSWERS, in the order of sending */
+	uint32		first;			/* these count up for ever: the next one to be answered, */
+	uint32		sent;			/* the first that is still in the draft, */
+	uint32		next;			/* and the end */
+} Wire;
+
+static Wire wires[MAX_NODES];
+static int	nwires = 0;			/* those that were ever used */
+
+/* The message that is being made */
+static int	draft_node = -1;	/* -1: there is none */
+static uint32 draft_epoch;
+static Draft keys;
+static Draft arguments;
+
+static uint64 operations = 0;	/* numbers the reservations sent */
+static char problem[REASON_LEN] = "";
+
+const char *
+wire_problem(void)
+{
+	return problem;
+}
+
+static Expected *
+expected_at(Wire *wire, uint32 position)
+{
+	return &wire->expected[position % ANSWERS];
+}
+
+/* Whether an answer is outstanding. */
+static bool
+is_busy(const Wire *wire)
+{
+	return wire->first != wire->sent;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Answers
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Whether the reservation was not sent again since. */
+static bool
+is_current(const Expected *e)
+{
+	return e->reservation != NULL && e->reservation->letter == e->number;
+}
+
+/* What has no answer will have none: reservations are to be sent again, those in the draft too. */
+static void
+lose(Wire *wire)
+{
+	bool		riders = false;
+
+	if (draft_node == wire - wires)
+		draft_node = -1;
+	for (wire->sent = wire->next; is_busy(wire); wire->first++)
+	{
+		Expected   *e = expected_at(wire, wire->first);
+
+		if (is_current(e))
+			e->reservation->letter = 0;
+		if (e->process >= 0)
+			outbox_give_answer(e->process, e->number, ANSWER_FAILED, 0);
+		riders = riders || !e->reserves;
+	}
+	if (riders)
+		fence_wake_patrol();
+}
+
+static void
+hang_up(Wire *wire, const char *why)
+{
+	if (why)
+		strlcpy(problem, why, sizeof(problem));
+	redis_close(wire->connection);
+	wire->connection = NULL;
+	lose(wire);
+}
+
+/* What is said of one reservation: it counts for the version and the word that it was sent with. */
+static void
+take_answer(Reservation *r, const redisReply *answer)
+{
+	if (answer->type != REDIS_REPLY_STRING || strcmp(answer->str, "-") == 0)
+	{
+		strlcpy(problem, "the lease that Redis was given is over", sizeof(problem));
+		r->letter = 0;
+	}
+	else if (answer->len == 0)
+	{
+		r->acked = r->sent;
+		r->acked_word = r->sent_word;
+	}
+	else
+		r->ahead = strtoll(answer->str, NULL, 10);
+}
+
+static void
+note_refusal(const redisReply *reply)
+{
+	if (reply->type == REDIS_REPLY_ERROR)
+		snprintf(problem, sizeof(problem), "Redis answered: %.*s", (int) Min(reply->len, sizeof(problem) - 32), reply->str);
+	else
+		strlcpy(problem, "Redis is not armed for this epoch", sizeof(problem));
+}
+
+/* Gives a reply to the operations of the message that is first in wire. */
+static void
+deliver(Wire *wire, const redisReply *reply)
+{
+	bool		written = reply->type == REDIS_REPLY_ARRAY && reply->elements > 0 &&
+		reply->element[0]->type == REDIS_REPLY_STRING && strcmp(reply->element[0]->str, "written") == 0;
+	size_t		element = 1;
+	bool		riders = false;
+	bool		last = false;
+
+	if (!written)
+		note_refusal(reply);
+	for (; !last; wire->first++)
+	{
+		Expected   *e = expected_at(wire, wire->first);
+		const redisReply *answer = e->reserves && written && element < reply->elements ? reply->element[element++] : NULL;
+
+		if (is_current(e) && answer != NULL)
+			take_answer(e->reservation, answer);
+		else if (is_current(e))
+			e->reservation->letter = 0;
+		if (e->process >= 0)
+			outbox_give_answer(e->process, e->number, ANSWER_GRANTED, 0);
+		riders = riders || !e->reserves;
+		last = e->last;
+	}
+	if (riders && reply->type == REDIS_REPLY_ERROR)
+		fence_wake_patrol();	/* else unarmed means a newer epoch: nothing is left there to end */
+}
+
+/* Waits for the answers to all that is outstanding on the wire. False: it was hung up. */
+static bool
+collect(Wire *wire, int64 deadline)
+{
+	while (is_busy(wire))
+	{
+		redisReply *reply = redis_wait_reply(wire->connection, deadline, wait_event_redis());
+
+		if (reply == NULL)
+		{
+			hang_up(wire, redis_error(wire->connection));
+			return false;
+		}
+		deliver(wire, reply);
+		freeReplyObject(reply);
+	}
+	return true;
+}
+
+void
+wire_forget(void)
+{
+	draft_node = -1;
+	for (int i = 0; i < nwires; i++)
+	{
+		Wire	   *wire = &wires[i];
+
+		wire->next = wire->sent;
+		for (uint32 p = wire->first; p != wire->sent; p++)
+			expected_at(wire, p)->reservation = NULL;
+	}
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Connecting
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Looks at the node; false: there is none of that number. */
+static bool
+look_at_node(Wire *wire, RedisEndpoint *address, uint32 *serial)
+{
+	int			node = wire - wires;
+	bool		known;
+
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	wire->nodes_serial = pg_atomic_read_u32(&fence_shared->nodes_serial);
+	known = node < fence_shared->nnodes;
+	if (known)
+	{
+		*address = fence_shared->nodes[node].address;
+		*serial = fence_shared->nodes[node].serial;
+	}
+	LWLockRelease(fence_shared->lock);
+	return known;
+}
+
+/* A connection whose node is another one now, or that failed meanwhile, is dropped. Never waits. */
+static bool
+is_connected(Wire *wire)
+{
+	RedisEndpoint address;
+	uint32		serial;
+
+	if (wire->connection == NULL)
+		return false;
+	if (redis_error(wire->connection))
+		hang_up(wire, redis_error(wire->connection));
+	else if (wire->nodes_serial != pg_atomic_read_u32(&fence_shared->nodes_serial) &&
+			 (!look_at_node(wire, &address, &serial) || serial != wire->node_serial))
+		hang_up(wire, "the address of Redis changed");
+	return wire->connection != NULL;
+}
+
+/* At the end of the process: riders that it had taken are answered by nobody. */
+static void
+hang_up_all(int code, Datum arg)
+{
+	(void) code;
+	(void) arg;
+	for (int i = 0; i < nwires; i++)
+		if (wires[i].connection != NULL)
+			hang_up(&wires[i], NULL);
+}
+
+static Wire *
+wire_of(int node)
+{
+	if (nwires == 0)
+		before_shmem_exit(hang_up_all, 0);
+	nwires = Max(nwires, node + 1);
+	if (wires[node].expected == NULL)
+		wires[node].expected = MemoryContextAlloc(TopMemoryContext, ANSWERS * sizeof(Expected));
+	return &wires[node];
+}
+
+/* May wait. */
+static bool
+call(Wire *wire, int64 deadline)
+{
+	RedisEndpoint address;
+	RedisUrl	url;
+	const char *wrong = NULL;
+
+	wire->call_next = fence_clock() + CALL_AGAIN_US;
+	if (!look_at_node(wire, &address, &wire->node_serial) || address.host[0] == '\0')
+		wrong = "the keeper knows no Redis yet";
+	else
+		wrong = redis_url_parse(setting_redis_url, &url);
+	if (wrong)
+		strlcpy(problem, wrong, sizeof(problem));
+	else
+		wire->connection = redis_open(&address, &url, deadline, problem, sizeof(problem));
+	return wire->connection != NULL;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Messages
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static Expected *
+expect(Wire *wire)
+{
+	Expected   *e = expected_at(wire, wire->next++);
+
+	*e = (Expected) {.process = -1};
+	return e;
+}
+
+static bool
+fits(const Letter *letter)
+{
+	return draft_has_room(&keys, letter->key_len) && draft_has_room(&arguments, letter->arg_len);
+}
+
+static void
+add_letter(const Letter *letter)
+{
+	draft_strings(&keys, letter->keys, letter->key_bytes, letter->key_len);
+	draft_strings(&arguments, letter->args, letter->arg_bytes, letter->arg_len);
+}
+
+/* Takes along what others have to say to the same process in the same epoch. */
+static void
+take_riders(Wire *wire)
+{
+	Letter		letter;
+	int			riders = 0;
+
+	if (!outbox_begin_taking())
+		return;
+	while (riders < MOST_RIDERS && outbox_take(&letter) && letter.kind == LETTER_END && letter.node == draft_node &&
+		   letter.epoch == draft_epoch && fits(&letter))
+	{
+		Expected   *e = expect(wire);
+
+		add_letter(&letter);
+		e->process = letter.process;
+		e->number = letter.number;
+		outbox_done();
+		riders += letter.keys;
+	}
+	outbox_end_taking();
+}
+
+/* Writes the draft as one call; what the socket does not take now is written when the answer is waited for. */
+static void
+send_draft(Wire *wire)
+{
+	char		epoch[EPOCH_LEN];
+	char		number[12];
+	char		head[128];
+	char		middle[64];
+	RedisConnection *c = wire->connection;
+
+	draft_node = -1;
+	expected_at(wire, wire->next - 1)->last = true;
+	wire->sent = wire->next;
+	fence_epoch_of(draft_epoch, epoch);
+	snprintf(number, sizeof(number), "%d", keys.strings);
+	snprintf(head, sizeof(head), "*%d\r\n$5\r\nFCALL\r\n$11\r\nfence_write\r\n$1\r\n0\r\n$%zu\r\n%s\r\n",
+			 5 + keys.strings + arguments.strings, strlen(number), number);
+	snprintf(middle, sizeof(middle), "$%zu\r\n%s\r\n", strlen(epoch), epoch);
+	if (!(redis_send_raw(c, head, strlen(head), 0) && redis_send_raw(c, keys.bytes, keys.len, 0) &&
+		  redis_send_raw(c, middle, strlen(middle), 0) && redis_send_raw(c, arguments.bytes, arguments.len, 1) &&
+		  redis_flush(c)))
+		hang_up(wire, redis_error(c));
+}
+
+void
+wire_send(bool always)
+{
+	Wire	   *wire;
+
+	if (draft_node < 0)
+		return;
+	wire = &wires[draft_node];
+	if (!always && is_busy(wire))
+		return;
+	take_riders(wire);
+	send_draft(wire);
+}
+
+/* A wire that works, with room for what a message may hold. early: see wire_reserve. False: problem tells. */
+static bool
+get_ready(Wire *wire, bool early, int64 deadline)
+{
+	if (!is_connected(wire) && ((early && fence_clock() < wire->call_next) || !call(wire, deadline)))
+		return false;
+	return wire->next - wire->first < ANSWERS - MOST_OPERATIONS - MOST_RIDERS || collect(wire, deadline);
+}
+
+static void
+begin_draft(int node, uint32 epoch)
+{
+	draft_clear(&keys);
+	draft_clear(&arguments);
+	draft_node = node;
+	draft_epoch = epoch;
+}
+
+bool
+wire_reserve(Reservation *r, int node, int64 version, FenceWord word, bool early, int64 deadline)
+{
+	Wire	   *wire = wire_of(node);
+	Expected   *e;
+
+	if (draft_node >= 0 && (draft_node != node || draft_epoch != WORD_EPOCH(word) || keys.strings >= MOST_OPERATIONS ||
+							!draft_has_room(&keys, DRAFT_BYTES / 2) || !draft_has_room(&arguments, DRAFT_BYTES / 2)))
+		wire_send(true);
+	if (draft_node < 0)
+	{
+		if (!get_ready(wire, early, deadline))
+			return false;
+		begin_draft(node, WORD_EPOCH(word));
+	}
+	draft_string(&keys, r->name);
+	draft_string(&arguments, "r");
+	draft_string(&arguments, fence_stamp());
+	draft_version(&arguments, r->observed);
+	draft_version(&arguments, version);
+	e = expect(wire);
+	e->reservation = r;
+	e->reserves = true;
+	e->number = r->letter = ++operations;
+	return true;
+}
+
+bool
+wire_collect(int64 deadline)
+{
+	bool		ok = true;
+
+	wire_send(true);
+	for (int i = 0; i < nwires; i++)
+		if (is_busy(&wires[i]))
+			ok = collect(&wires[i], deadline) && ok;
+	return ok;
+}
+
+bool
+wire_send_after(const Letter *letter)
+{
+	Wire	   *wire = &wires[letter->node];
+	Expected   *e;
+
+	if (letter->node >= nwires || wire->connection == NULL || redis_error(wire->connection) || !is_busy(wire) ||
+		wire->next - wire->first == ANSWERS)
+		return false;
+	begin_draft(letter->node, letter->epoch);
+	add_letter(letter);
+	e = expect(wire);
+	e->last = true;
+	send_draft(wire);
+	return true;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Questions
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static redisReply *
+ask_once(Wire *wire, int argc, const char **argv, const size_t *argvlen, int64 deadline)
+{
+	redisReply *reply = NULL;
+
+	if (redis_send(wire->connection, argc, argv, argvlen))
+		reply = redis_wait_reply(wire->connection, deadline, wait_event_redis());
+	if (reply == NULL)
+		hang_up(wire, redis_error(wire->connection));
+	return reply;
+}
+
+redisReply *
+wire_ask(int node, int argc, const char **argv, const size_t *argvlen, int64 deadline)
+{
+	Wire	   *wire = wire_of(node);
+	redisReply *reply = NULL;
+
+	wire_send(true);
+	/* a connection that the other side closed while it was idle shows only when it is used: once more, then */
+	if (is_connected(wire) && collect(wire, deadline))
+		reply = ask_once(wire, argc, argv, argvlen, deadline);
+	if (reply == NULL && call(wire, deadline))
+		reply = ask_once(wire, argc, argv, argvlen, deadline);
+	return reply;
+}

@@ -1,0 +1,58 @@
+/*
+ * wire.h
+ *	  This backend's own connections to the Redis processes, one to each that it has to do with: reservations of rows before
+ *	  the commit, and questions.
+ *
+ * A reservation is what a transaction waits for, so it goes straight to Redis and its answer straight back: every process in
+ * between would cost two more wake-ups. What ends transactions nobody waits for: it lies in the outbox, and whoever sends
+ * a reservation to the same process takes it along (riders); the courier carries what nobody took.
+ *
+ * Operations gather in a draft; one message is one call of fence_write. Answers come in the order of the messages of a wire.
+ * Rules: nothing here decides whether a transaction may commit. After an error, timeout or interrupt the wire is hung up,
+ * because a late reply would answer another question: reservations that were outstanding have to be sent again, riders are
+ * left to the patrol.
+ */
+#ifndef FENCE_WIRE_H
+#define FENCE_WIRE_H
+
+#include <hiredis/hiredis.h>
+
+#include "ledger.h"
+#include "outbox.h"
+
+/*
+ * Adds reserve for that version under the word, to the process of that node, to the draft. The answer goes to the
+ * reservation: acked or ahead; a refusal, or the end of the wire, makes its letter 0. May connect (early: not if that
+ * failed a moment ago), and waits for that, and for room, until deadline (fence_clock() microseconds). Interruptible. False:
+ * wire_problem() tells.
+ */
+extern bool wire_reserve(Reservation *reservation, int node, int64 version, FenceWord word, bool early, int64 deadline);
+
+/* Sends the draft if no answer of its wire is outstanding, or (always) in any case. Neither waits nor raises. */
+extern void wire_send(bool always);
+
+/* Sends the draft and waits for all outstanding answers until deadline. False: a wire was hung up. Interruptible. */
+extern bool wire_collect(int64 deadline);
+
+/*
+ * The end of the transaction: its reservations are forgotten, answers that are still to come will be dropped. Usable in
+ * COMMIT and ABORT.
+ */
+extern void wire_forget(void);
+
+/*
+ * A letter that ends reservations of which some may not have arrived yet: it has to arrive after them, so it goes the same
+ * way. False: nothing is outstanding there, any way will do. Usable in ABORT.
+ */
+extern bool wire_send_after(const Letter *letter);
+
+/*
+ * One question to the process of that node, and its answer (caller: freeReplyObject); NULL if it could not be had:
+ * wire_problem() tells. Collects what is outstanding on the wire before. Interruptible.
+ */
+extern redisReply *wire_ask(int node, int argc, const char **argv, const size_t *argvlen, int64 deadline);
+
+/* Why the last call failed, for people. */
+extern const char *wire_problem(void);
+
+#endif
