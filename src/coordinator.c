@@ -60,6 +60,11 @@ coordinator_await_letters(void)
 	int64		deadline = reply_deadline();
 
 	(void) wire_collect(deadline);
+	if (first != 0 && outbox_answer(last, NULL) == ANSWER_NONE)
+	{
+		wire_carry(deadline);
+		(void) wire_collect(deadline);
+	}
 	for (int i = 0; i < OUTBOX_ANSWERS; i++)
 		if (waiting[i] != NULL)
 		{
@@ -498,6 +503,13 @@ post_letter(const Letter *letter)
 	return number != 0;
 }
 
+/* What was sent on a wire, and perhaps has not arrived, is ended on the same wire. */
+static bool
+send_end(const Letter *letter)
+{
+	return (letter->kind == LETTER_END && wire_send_after(letter)) || post_letter(letter);
+}
+
 void
 coordinator_prepare_commit(void)
 {
@@ -525,6 +537,7 @@ coordinator_commit(void)
 
 	if (!commit_prepared)
 		return;
+	coordinator_forget();
 	for (const char *p = commit_letters.data; p < commit_letters.data + commit_letters.len;)
 	{
 		Letter		letter;
@@ -533,24 +546,16 @@ coordinator_commit(void)
 		letter.key_bytes = p + sizeof(letter);
 		letter.arg_bytes = letter.key_bytes + letter.key_len;
 		p = letter.arg_bytes + letter.arg_len;
-		ok = post_letter(&letter) && ok;
+		ok = send_end(&letter) && ok;
 	}
 	if (!ok)
 		fence_wake_patrol();
-	coordinator_forget();
-}
-
-/* What was sent on a wire, and perhaps has not arrived, is ended on the same wire. */
-static bool
-send_abort(const Letter *letter)
-{
-	return (letter->kind == LETTER_END && wire_send_after(letter)) || post_letter(letter);
 }
 
 void
 coordinator_abort(void)
 {
 	coordinator_forget();
-	if (!emit_end(false, send_abort))
+	if (!emit_end(false, send_end))
 		fence_wake_patrol();
 }

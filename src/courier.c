@@ -533,11 +533,25 @@ make_wait_set(void)
 			AddWaitEventToSet(wait_set, WL_SOCKET_READABLE, redis_socket(links[i].connection), NULL, NULL);
 }
 
-/* Sleeps until there is a letter, an answer, or nothing more to hope for; at most a nap, or without end. */
+/* Whether somebody waits for an answer that is outstanding. */
+static bool
+is_awaited(const Link *with)
+{
+	for (int i = 0; i < with->used; i++)
+		if (with->expected[(with->first + i) % with->size].kind == LETTER_RESERVE_DOMAIN)
+			return true;
+	return false;
+}
+
+/*
+ * Sleeps until there is a letter, an answer, or nothing more to hope for. A nap is a millisecond in which only what somebody
+ * waits for wakes it: whatever ends transactions may meanwhile ride with backends.
+ */
 static void
 sleep_until_needed(bool nap)
 {
 	long		timeout = -1;
+	bool		awaited = false;
 	WaitEvent	event;
 
 	if (!outbox_nap(nap))
@@ -553,8 +567,13 @@ sleep_until_needed(bool nap)
 		if (wait_position[i] >= 0)
 			ModifyWaitEvent(wait_set, wait_position[i],
 							WL_SOCKET_READABLE | (redis_unsent(links[i].connection) > 0 ? WL_SOCKET_WRITEABLE : 0), NULL);
+		awaited = awaited || is_awaited(&links[i]);
 	}
-	(void) WaitEventSetWait(wait_set, nap ? 1 : timeout, &event, 1, wait_event_worker());
+	if (nap && !awaited)
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 1, wait_event_worker());
+	else
+		(void) WaitEventSetWait(wait_set, nap ? 1 : timeout, &event, 1, wait_event_worker());
+	(void) outbox_nap(true);
 }
 
 /* What an idle connection hears: its end, so that the first letter after a restart of Redis does not pay for it. */
@@ -580,7 +599,6 @@ void
 fence_courier_main(Datum arg)
 {
 	int			naps = 0;
-	int			yields = 0;
 
 	(void) arg;
 	pqsignal(SIGTERM, die);
@@ -611,19 +629,9 @@ fence_courier_main(Datum arg)
 			if (patience_left(&links[i]) == 0)
 				disconnect(&links[i], "no reply in time");
 		}
-		if (carried || heard)
-		{
-			naps = NAPS;
-			yields = OUTBOX_YIELDS;
-		}
-		else if (yields > 0 && outbox_yield())
-			yields--;
-		else
-		{
-			sleep_until_needed(naps > 0);
-			naps = Max(naps - 1, 0);
-			for (int i = 0; i < nlinks; i++)
-				notice_end(&links[i]);
-		}
+		naps = carried || heard || outbox_is_in_use() ? NAPS : Max(naps - 1, 0);
+		sleep_until_needed(naps > 0);
+		for (int i = 0; i < nlinks; i++)
+			notice_end(&links[i]);
 	}
 }

@@ -7,8 +7,6 @@
  */
 #include "postgres.h"
 
-#include <sched.h>
-
 #include "miscadmin.h"
 #include "port/atomics.h"
 #include "storage/ipc.h"
@@ -19,7 +17,6 @@
 #include "outbox.h"
 #include "shared.h"
 
-#define LONG_YIELD_US		1000	/* whoever did not run for so long has competitors that do not wait for answers */
 #define RING_BYTES			(4 * 1024 * 1024)	/* a power of two */
 
 /* A letter in the ring, followed by its key_bytes and arg_bytes */
@@ -269,24 +266,6 @@ outbox_answer(uint64 letter, int64 *ahead)
 	return answer & 3;
 }
 
-bool
-outbox_yield(void)
-{
-	static int	discouraged = 0;
-	int64		before;
-
-	if (discouraged > 0)
-	{
-		discouraged--;
-		return false;
-	}
-	before = fence_clock();
-	sched_yield();
-	if (fence_clock() - before > LONG_YIELD_US)
-		discouraged = 1000;
-	return true;
-}
-
 AnswerKind
 outbox_wait(uint64 letter, int64 deadline, int64 *ahead)
 {
@@ -294,8 +273,6 @@ outbox_wait(uint64 letter, int64 deadline, int64 *ahead)
 	int64		patience = deadline + COURIER_RESTART_US;
 	AnswerKind	answer = outbox_answer(letter, ahead);
 
-	for (int i = 0; i < OUTBOX_YIELDS && answer == ANSWER_NONE && outbox_yield(); i++)
-		answer = outbox_answer(letter, ahead);
 	while (answer == ANSWER_NONE)
 	{
 		int64		now = fence_clock();
@@ -343,7 +320,7 @@ outbox_nap(bool napping)
 {
 	outbox->napping = napping;
 	pg_memory_barrier();
-	return pg_atomic_read_u32(&envelope_at(pg_atomic_read_u64(&outbox->head))->whole) == 0;
+	return napping || pg_atomic_read_u32(&envelope_at(pg_atomic_read_u64(&outbox->head))->whole) == 0;
 }
 
 void
@@ -379,6 +356,17 @@ outbox_end_taking(void)
 {
 	pg_write_barrier();
 	pg_atomic_write_u32(&outbox->taker, 0);
+}
+
+bool
+outbox_is_in_use(void)
+{
+	static uint64 seen = 0;
+	uint64		head = pg_atomic_read_u64(&outbox->head);
+	bool		moved = head != seen;
+
+	seen = head;
+	return moved;
 }
 
 bool

@@ -89,13 +89,6 @@ extern AnswerKind outbox_answer(uint64 letter, int64 *ahead);
  */
 extern AnswerKind outbox_wait(uint64 letter, int64 deadline, int64 *ahead);
 
-/*
- * Lets others run, which costs less than to sleep and be woken: an answer is often there afterwards. To be tried OUTBOX_YIELDS
- * times before sleeping. False: lately the processor did not come back soon, so sleep, and be preferred when woken.
- */
-#define OUTBOX_YIELDS 5
-extern bool outbox_yield(void);
-
 /* Why the last letter failed, or (late) was not answered in time, for people; copied. Takes the lock of shared memory. */
 extern void outbox_problem(char *text, size_t size, bool late);
 
@@ -124,12 +117,15 @@ extern void outbox_done(void);
 /* Answers a letter, and wakes its sender if it waits for that. */
 extern void outbox_give_answer(int process, uint64 number, AnswerKind kind, int64 ahead);
 
+/* Whether anybody has taken letters since the last call. */
+extern bool outbox_is_in_use(void);
+
 /* This process is the courier, or (false) is no longer; letters are posted all the same. */
 extern void outbox_serve(bool serving);
 
 /*
- * The courier is about to sleep: napping, that is for at most a millisecond, in which a letter that ends a transaction need
- * not wake it; or until it is woken. False: there is a letter already.
+ * napping: the courier is awake or looks again within a millisecond, so a letter that ends a transaction need not wake it.
+ * Else it is about to sleep until it is woken. False: not now, there is a letter.
  */
 extern bool outbox_nap(bool napping);
 

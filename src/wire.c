@@ -436,6 +436,30 @@ wire_collect(int64 deadline)
 	return ok;
 }
 
+void
+wire_carry(int64 deadline)
+{
+	Letter		letter;
+	bool		found;
+	int			taken;
+
+	do
+	{
+		if (!outbox_begin_taking())
+			return;
+		found = outbox_take(&letter) && letter.kind == LETTER_END;
+		outbox_end_taking();
+		if (!found || !get_ready(wire_of(letter.node), false, deadline))
+			return;
+		begin_draft(letter.node, letter.epoch);
+		take_riders(&wires[letter.node]);
+		taken = keys.strings;
+		if (taken > 0)
+			send_draft(&wires[letter.node]);
+		draft_node = -1;
+	} while (taken > 0);
+}
+
 bool
 wire_send_after(const Letter *letter)
 {

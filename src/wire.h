@@ -35,6 +35,12 @@ extern void wire_send(bool always);
 extern bool wire_collect(int64 deadline);
 
 /*
+ * Carries what lies in the outbox for nobody to wait until the courier does. There must be no draft. Interruptible; waits at
+ * most until deadline.
+ */
+extern void wire_carry(int64 deadline);
+
+/*
  * The end of the transaction: its reservations are forgotten, answers that are still to come will be dropped. Usable in
  * COMMIT and ABORT.
  */
