@@ -113,6 +113,10 @@ CREATE FUNCTION fence.fence_key(domain text, VARIADIC key text[]) RETURNS text
 CREATE FUNCTION fence.value_key(domain text, VARIADIC key text[]) RETURNS text
     LANGUAGE C STRICT STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_value_key';
 
+-- Names of several fences of a domain: each element is a key or, of an array of two dimensions, each row.
+CREATE FUNCTION fence.fence_keys(domain text, keys text[]) RETURNS text[]
+    LANGUAGE C STRICT STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_fence_keys';
+
 -- The version of a group in the snapshot of the statement: to be read together with its rows. 0 before its first change.
 CREATE FUNCTION fence.group_version(domain text, VARIADIC key text[]) RETURNS bigint
     LANGUAGE C STRICT STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_group_version';
@@ -125,6 +129,24 @@ CREATE FUNCTION fence.read(domain text, VARIADIC key text[]) RETURNS jsonb
 CREATE FUNCTION fence.put(domain text, token text, ticket text, version bigint, value text, ttl interval,
                           VARIADIC key text[]) RETURNS text
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_put';
+
+-- Never a strong read: freshness tells whether what was found is fresh, pending, stale or unknown; none, unavailable: nothing
+-- was found.
+CREATE FUNCTION fence.peek(domain text, VARIADIC key text[],
+                           OUT freshness text, OUT token text, OUT version bigint, OUT value text, OUT stamp text,
+                           OUT newest_version bigint)
+    RETURNS record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_peek';
+
+-- Several keys that agree. fences: names as fence_key and fence_keys tell them. get_many gets them all, in as few calls as
+-- their places allow; read_many returns values of one moment: from the cache if all are there and unchanged, tried again
+-- after a pause (doubled each time) while something changes, else all of them from the tables in one snapshot.
+CREATE FUNCTION fence.get_many(VARIADIC fences text[],
+                               OUT fence text, OUT status text, OUT token text, OUT version bigint, OUT ticket text,
+                               OUT value text, OUT stamp text)
+    RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE ROWS 10 AS 'MODULE_PATHNAME', 'fence_get_many';
+CREATE FUNCTION fence.read_many(fences text[], retries integer DEFAULT 2, backoff interval DEFAULT '1 ms',
+                                OUT fence text, OUT version bigint, OUT value jsonb, OUT stamp text, OUT source text)
+    RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE ROWS 10 AS 'MODULE_PATHNAME', 'fence_read_many';
 
 CREATE FUNCTION fence.begin_write(domain text, observed bigint, VARIADIC key text[]) RETURNS bigint
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_begin_write';
@@ -170,9 +192,9 @@ CREATE FUNCTION fence.audit(domain text, fraction double precision DEFAULT 1.0,
 CREATE FUNCTION fence.repair(domain text, VARIADIC key text[]) RETURNS text
     LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_repair';
 
-REVOKE ALL ON FUNCTION fence.attach, fence.detach, fence.detach_domain, fence.put, fence.begin_write, fence.abort_write, fence._pending,
-                       fence.audit, fence.repair FROM PUBLIC;
-GRANT SELECT ON fence.domain, fence.domains, fence.state, fence.nodes TO PUBLIC;
+REVOKE ALL ON FUNCTION fence.attach, fence.detach, fence.detach_domain, fence.put, fence.begin_write, fence.abort_write,
+                       fence._pending, fence.audit, fence.repair FROM PUBLIC;
+GRANT SELECT ON fence.domain, fence.domains,  fence.state, fence.nodes TO PUBLIC;
 
 -- Writes the row of fence.cluster, and lets the keeper know of this database after COMMIT.
 CREATE FUNCTION fence._initialise() RETURNS void

@@ -139,6 +139,14 @@ coordinator_ask(const char *fence, int argc, const char **argv, const size_t *ar
 	return connect_for(fence) ? ask_once(argc, argv, argvlen) : NULL;
 }
 
+bool
+coordinator_same_place(const char *fence, const char *other)
+{
+	(void) fence;				/* one standalone Redis holds them all */
+	(void) other;
+	return true;
+}
+
 /* -----------------------------------------------------------------------------------------------------------------
  * Reserving
  * -----------------------------------------------------------------------------------------------------------------

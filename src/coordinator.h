@@ -62,4 +62,7 @@ extern void coordinator_await_letters(void);
  */
 extern redisReply *coordinator_ask(const char *fence, int argc, const char **argv, const size_t *argvlen);
 
+/* Whether one question may be about both fences: one process holds them and, in a cluster, in one slot. */
+extern bool coordinator_same_place(const char *fence, const char *other);
+
 #endif
