@@ -115,8 +115,8 @@ SELECT fence.attach('plain', on_redis_failure => 'error', ttl => '1 day'), fence
     fence.attach('parts'), fence.attach('hand', scope => 'manual'), fence.attach(NULL, domain => 'no table', scope => 'manual'),
     fence.attach('members', scope => 'group', key => '{room}'),
     fence.attach('"Größe"."Räume {x}"', version => 'Vérsion', tag => 'room/{n}', columns => '{n,name,Schlüssel}');
-CREATE FUNCTION "Größe"."wie viele"(int, "Schlüssel" text) RETURNS text STABLE LANGUAGE sql RETURN $2 || $1;
-SELECT fence.define_derived('derived {x}', '{plain($1),"\"Größe\".\"Räume {x}\"($1,$2)"}', '"Größe"."wie viele"(int, text)', '1 hour');
+CREATE FUNCTION "Größe"."wie viele"(n int, "Schlüssel" text) RETURNS text STABLE LANGUAGE sql RETURN "Schlüssel" || n;
+SELECT fence.define_derived('derived {x}', '{plain($1),"Größe.Räume {x}($1,$2)"}', '"Größe"."wie viele"(int, text)', '1 hour');
 DELETE FROM plain WHERE id = 1;
 DELETE FROM parts WHERE id IN (2, 12);
 DELETE FROM "Größe"."Räume {x}" WHERE n = 3;
