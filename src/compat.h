@@ -45,6 +45,11 @@
 #define fence_new_storage_in(rel) ((rel)->rd_firstRelfilenodeSubid)
 #endif
 
+/* Privileges on an object; used for functions only. */
+#if PG_VERSION_NUM < 160000
+#define object_aclcheck(class_id, object, role, mode) pg_proc_aclcheck(object, role, mode)
+#endif
+
 /* A set of wait events for the life of the process. */
 #if PG_VERSION_NUM >= 170000
 #define fence_create_wait_event_set(n) CreateWaitEventSet(NULL, n)

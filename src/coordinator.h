@@ -72,4 +72,7 @@ extern redisReply *coordinator_ask(const char *fence, int argc, const char **arg
  */
 extern bool coordinator_is_redirection(const redisReply *reply);
 
+/* Whether one question may be about both fences: one process holds them and, in a cluster, in one slot. */
+extern bool coordinator_same_place(const char *fence, const char *other);
+
 #endif

@@ -60,7 +60,8 @@ static struct
 	const char *name;
 	Oid			relid;
 }			fence_tables[] = {
-	{"domain", InvalidOid}, {"tombstone", InvalidOid}, {"floor", InvalidOid}, {"cluster", InvalidOid}
+	{"domain", InvalidOid}, {"tombstone", InvalidOid}, {"floor", InvalidOid}, {"cluster", InvalidOid},
+	{"derived", InvalidOid}
 };
 
 #define DOMAIN_TABLE 0

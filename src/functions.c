@@ -34,6 +34,7 @@
 #include "coordinator.h"
 #include "key.h"
 #include "ledger.h"
+#include "reader.h"
 #include "row.h"
 #include "shared.h"
 #include "stamp.h"
@@ -43,10 +44,12 @@
 PG_FUNCTION_INFO_V1(fence_fence_key);
 PG_FUNCTION_INFO_V1(fence_value_key);
 PG_FUNCTION_INFO_V1(fence_key_slot);
+PG_FUNCTION_INFO_V1(fence_fence_keys);
 PG_FUNCTION_INFO_V1(fence_group_version);
 PG_FUNCTION_INFO_V1(fence_get);
 PG_FUNCTION_INFO_V1(fence_read);
 PG_FUNCTION_INFO_V1(fence_put);
+PG_FUNCTION_INFO_V1(fence_peek);
 PG_FUNCTION_INFO_V1(fence_begin_write);
 PG_FUNCTION_INFO_V1(fence_abort_write);
 PG_FUNCTION_INFO_V1(fence_status);
@@ -114,14 +117,38 @@ fence_key_slot(PG_FUNCTION_ARGS)
 	PG_RETURN_INT32(slot_of_key(VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name)));
 }
 
+/* Names of several fences: of one dimension, each element is a key; of two, each row. */
+Datum
+fence_fence_keys(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+	ArrayType  *array = PG_GETARG_ARRAYTYPE_P(1);
+	int			nparts = ARR_NDIM(array) == 2 ? ARR_DIMS(array)[1] : 1;
+	Datum	   *values;
+	bool	   *nulls;
+	int			n;
+	const char **parts;
+
+	if (ARR_NDIM(array) > 2)
+		ereport(ERROR,
+				(errcode(ERRCODE_ARRAY_SUBSCRIPT_ERROR),
+				 errmsg("keys must be an array of one or two dimensions")));
+	deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT, &values, &nulls, &n);
+	parts = palloc(sizeof(char *) * (n + 1));
+	for (int i = 0; i < n; i++)
+		parts[i] = nulls[i] ? NULL : TextDatumGetCString(values[i]);
+	for (int i = 0; i < n / nparts; i++)
+		values[i] = CStringGetTextDatum(key_fence_name(domain, key_of_texts(domain, nparts, parts + i * nparts)));
+	PG_RETURN_ARRAYTYPE_P(construct_array(values, n / nparts, TEXTOID, -1, false, TYPALIGN_INT));
+}
+
 /* -----------------------------------------------------------------------------------------------------------------
  * Reading
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* A cached row is for those who may read the whole table: Redis knows neither columns nor policies. */
-static void
-require_readable(const Domain *domain)
+void
+reader_require(const Domain *domain)
 {
 	if (!OidIsValid(domain->relid))
 		return;
@@ -134,18 +161,8 @@ require_readable(const Domain *domain)
 				 errhint("Read the table itself.")));
 }
 
-typedef struct GetAnswer
-{
-	const char *status;			/* hit, miss, pending, unarmed, unavailable */
-	char	   *token;			/* the rest is NULL where the status has none */
-	char	   *version;
-	char	   *ticket;
-	char	   *payload;
-	size_t		payload_len;
-} GetAnswer;
-
-static const char *
-closed_status(void)
+const char *
+reader_closed_status(void)
 {
 	bool		reachable = false;
 
@@ -163,6 +180,35 @@ copy_element(const redisReply *reply, size_t i)
 		pnstrdup(reply->element[i]->str, reply->element[i]->len) : NULL;
 }
 
+GetAnswer
+reader_answer(redisReply **strings, size_t n)
+{
+	redisReply	reply = {.type = REDIS_REPLY_ARRAY, .elements = n, .element = strings};
+	GetAnswer	answer = {.status = "unavailable"};
+	char	   *first = copy_element(&reply, 0);
+
+	if (first && strcmp(first, "hit") == 0 && n >= 4)
+	{
+		answer.status = "hit";
+		answer.token = copy_element(&reply, 1);
+		answer.version = copy_element(&reply, 2);
+		answer.payload = copy_element(&reply, 3);
+		answer.payload_len = strings[3]->len;
+		answer.stamp = copy_element(&reply, 4);
+	}
+	else if (first && strcmp(first, "miss") == 0 && n >= 3)
+	{
+		answer.status = "miss";
+		answer.token = copy_element(&reply, 1);
+		answer.ticket = copy_element(&reply, 2);
+	}
+	else if (first && strcmp(first, "pending") == 0)
+		answer.status = "pending";
+	else if (first && strcmp(first, "unarmed") == 0)
+		answer.status = "unarmed";
+	return answer;
+}
+
 /* The strong get. While fences are not OPEN Redis is not asked: it may hang. */
 static GetAnswer
 strong_get(const Domain *domain, const char *key)
@@ -173,11 +219,10 @@ strong_get(const Domain *domain, const char *key)
 	const char *argv[] = {"FCALL", "fence_get", "2", fence, value};
 	size_t		argvlen[] = {5, 9, 1, strlen(fence), strlen(value)};
 	redisReply *reply;
-	char	   *first;
 
 	if (WORD_STATE(fence_word_expire()) != FENCE_OPEN)
 	{
-		answer.status = closed_status();
+		answer.status = reader_closed_status();
 		return answer;
 	}
 	if (fence_node_of(fence) == SLOT_NOBODY)
@@ -188,36 +233,18 @@ strong_get(const Domain *domain, const char *key)
 	reply = coordinator_ask(fence, lengthof(argv), argv, argvlen);
 	if (reply == NULL)
 		return answer;
-	first = reply->type == REDIS_REPLY_ARRAY ? copy_element(reply, 0) : NULL;
-	if (first && strcmp(first, "hit") == 0 && reply->elements == 4)
-	{
-		answer.status = "hit";
-		answer.token = copy_element(reply, 1);
-		answer.version = copy_element(reply, 2);
-		answer.payload = copy_element(reply, 3);
-		answer.payload_len = reply->element[3]->len;
-	}
-	else if (first && strcmp(first, "miss") == 0 && reply->elements >= 3)
-	{
-		answer.status = "miss";
-		answer.token = copy_element(reply, 1);
-		answer.ticket = copy_element(reply, 2);
-	}
-	else if (first && strcmp(first, "pending") == 0)
-		answer.status = "pending";
-	else if ((first && strcmp(first, "unarmed") == 0) || coordinator_is_redirection(reply))
+	if (reply->type == REDIS_REPLY_ARRAY)
+		answer = reader_answer(reply->element, reply->elements);
+	else if (coordinator_is_redirection(reply))
 		answer.status = "unarmed";
 	freeReplyObject(reply);
 	return answer;
 }
 
-/* put; the answer's words joined by a blank. NULL: Redis could not be asked. */
-static char *
-strong_put(const Domain *domain, const char *key, const char *token, const char *ticket, int64 version,
+char *
+reader_put(const char *fence, const char *value, const char *token, const char *ticket, int64 version,
 		   const char *payload, size_t payload_len, int64 ttl_ms)
 {
-	char	   *fence = key_fence_name(domain, key);
-	char	   *value = key_value_name(domain, key);
 	char		version_text[24];
 	char		ttl_text[24];
 	const char *argv[] = {"FCALL", "fence_put", "2", fence, value, token, ticket, version_text, payload, ttl_text};
@@ -244,8 +271,8 @@ strong_put(const Domain *domain, const char *key, const char *token, const char 
 	return answer.data;
 }
 
-static void
-require_text(const GetAnswer *answer)
+void
+reader_require_text(const GetAnswer *answer)
 {
 	if (answer->payload &&
 		(strlen(answer->payload) != answer->payload_len || !pg_verifymbstr(answer->payload, answer->payload_len, true)))
@@ -255,11 +282,18 @@ require_text(const GetAnswer *answer)
 				 errhint("Read it with a Redis client, or store it as text.")));
 }
 
-static Datum
-text_or_null(const char *s, bool *isnull)
+Datum
+reader_text(const char *s, bool *isnull)
 {
 	*isnull = s == NULL;
 	return s ? CStringGetTextDatum(s) : (Datum) 0;
+}
+
+Datum
+reader_version(const char *s, bool *isnull)
+{
+	*isnull = s == NULL || *s == '\0';
+	return *isnull ? (Datum) 0 : Int64GetDatum(strtoll(s, NULL, 10));
 }
 
 /* In the statement's snapshot, as the rows that are read beside it. */
@@ -269,7 +303,7 @@ fence_group_version(PG_FUNCTION_ARGS)
 	Domain	   *domain = domain_argument(fcinfo, 0);
 	char	   *key = key_argument(fcinfo, 1, domain);
 
-	require_readable(domain);
+	reader_require(domain);
 	if (domain->scope != SCOPE_GROUP)
 		ereport(ERROR,
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
@@ -288,23 +322,22 @@ fence_get(PG_FUNCTION_ARGS)
 	bool		nulls[5];
 	TupleDesc	desc;
 
-	require_readable(domain);
+	reader_require(domain);
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
 	answer = strong_get(domain, key);
-	require_text(&answer);
-	values[0] = text_or_null(answer.status, &nulls[0]);
-	values[1] = text_or_null(answer.token, &nulls[1]);
-	nulls[2] = answer.version == NULL;
-	values[2] = answer.version ? Int64GetDatum(strtoll(answer.version, NULL, 10)) : (Datum) 0;
-	values[3] = text_or_null(answer.ticket, &nulls[3]);
-	values[4] = text_or_null(answer.payload, &nulls[4]);
+	reader_require_text(&answer);
+	values[0] = reader_text(answer.status, &nulls[0]);
+	values[1] = reader_text(answer.token, &nulls[1]);
+	values[2] = reader_version(answer.version, &nulls[2]);
+	values[3] = reader_text(answer.ticket, &nulls[3]);
+	values[4] = reader_text(answer.payload, &nulls[4]);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
 }
 
-/* The cached value as jsonb. False: it is none; JSON may hold what jsonb does not (\u0000, 1e1000000, deep nesting). */
-static bool
-payload_as_jsonb(const GetAnswer *answer, Datum *jsonb)
+/* JSON may hold what jsonb does not (\u0000, 1e1000000, deep nesting). */
+bool
+reader_payload(const GetAnswer *answer, Datum *jsonb)
 {
 	MemoryContext context = CurrentMemoryContext;
 	volatile bool done = false;
@@ -345,19 +378,15 @@ read_row(const Domain *domain, const char *key, const GetAnswer *answer, Datum *
 	{
 		char	   *payload = JsonbToCString(NULL, &DatumGetJsonbP(*jsonb)->root, VARSIZE(DatumGetJsonbP(*jsonb)));
 
-		(void) strong_put(domain, key, answer->token, answer->ticket, version, payload, strlen(payload), domain->ttl_ms);
+		(void) reader_put(key_fence_name(domain, key), key_value_name(domain, key), answer->token, answer->ticket, version,
+						  payload, strlen(payload), domain->ttl_ms);
 	}
 	return found;
 }
 
-Datum
-fence_read(PG_FUNCTION_ARGS)
+void
+reader_require_source(const Domain *domain)
 {
-	Domain	   *domain = domain_argument(fcinfo, 0);
-	char	   *key = key_argument(fcinfo, 1, domain);
-	GetAnswer	answer = {.status = "unavailable"};
-	Datum		row;
-
 	if (RecoveryInProgress())
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -368,10 +397,21 @@ fence_read(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
 				 errmsg("domain \"%s\" has no table with a version column to read from", domain->name),
 				 errhint("Use fence.get and fence.put.")));
-	require_readable(domain);
+}
+
+Datum
+fence_read(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+	char	   *key = key_argument(fcinfo, 1, domain);
+	GetAnswer	answer = {.status = "unavailable"};
+	Datum		row;
+
+	reader_require_source(domain);
+	reader_require(domain);
 	if (!ledger_has_written(domain->id))
 		answer = strong_get(domain, key);
-	if (answer.payload && payload_as_jsonb(&answer, &row))
+	if (answer.payload && reader_payload(&answer, &row))
 		PG_RETURN_DATUM(row);
 	if (answer.payload)
 		answer.token = NULL;	/* somebody else's value under this name: read past it, leave it alone */
@@ -380,8 +420,8 @@ fence_read(PG_FUNCTION_ARGS)
 	PG_RETURN_DATUM(row);
 }
 
-static int64
-interval_ms(const Interval *ttl)
+int64
+reader_interval_ms(const Interval *ttl)
 {
 	int64		ms = ((int64) ttl->month * DAYS_PER_MONTH + ttl->day) * SECS_PER_DAY * INT64CONST(1000) + ttl->time / 1000;
 
@@ -413,11 +453,58 @@ fence_put(PG_FUNCTION_ARGS)
 	if (WORD_STATE(fence_word_expire()) != FENCE_OPEN)
 		PG_RETURN_TEXT_P(cstring_to_text("refused unarmed"));
 	payload = PG_GETARG_TEXT_PP(4);
-	answer = strong_put(domain, key, text_to_cstring(PG_GETARG_TEXT_PP(1)),
+	answer = reader_put(key_fence_name(domain, key), key_value_name(domain, key), text_to_cstring(PG_GETARG_TEXT_PP(1)),
 						PG_ARGISNULL(2) ? "" : text_to_cstring(PG_GETARG_TEXT_PP(2)), PG_GETARG_INT64(3),
 						VARDATA_ANY(payload), VARSIZE_ANY_EXHDR(payload),
-						PG_ARGISNULL(5) ? 0 : interval_ms(PG_GETARG_INTERVAL_P(5)));
+						PG_ARGISNULL(5) ? 0 : reader_interval_ms(PG_GETARG_INTERVAL_P(5)));
 	PG_RETURN_TEXT_P(cstring_to_text(answer ? answer : "refused unavailable"));
+}
+
+/*
+ * The eventual read: it also asks while fences are not OPEN, unless Redis is known to be away, and serves what it finds.
+ */
+Datum
+fence_peek(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+	char	   *key = key_argument(fcinfo, 1, domain);
+	char	   *fence = key_fence_name(domain, key);
+	char	   *value = key_value_name(domain, key);
+	const char *argv[] = {"FCALL", "fence_peek", "2", fence, value};
+	size_t		argvlen[] = {5, 10, 1, strlen(fence), strlen(value)};
+	GetAnswer	found = {.status = "unavailable"};
+	char	   *newest = NULL;
+	redisReply *reply = NULL;
+	Datum		values[6];
+	bool		nulls[6];
+	TupleDesc	desc;
+
+	reader_require(domain);
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	if (WORD_STATE(fence_word_expire()) == FENCE_OPEN || strcmp(reader_closed_status(), "unarmed") == 0)
+		reply = coordinator_ask(fence, lengthof(argv), argv, argvlen);
+	if (reply && reply->type == REDIS_REPLY_ARRAY)
+		found.status = copy_element(reply, 0);
+	if (reply && reply->type == REDIS_REPLY_ARRAY && reply->elements == 6)
+	{
+		found.token = copy_element(reply, 1);
+		found.version = copy_element(reply, 2);
+		found.payload = copy_element(reply, 3);
+		found.payload_len = reply->element[3]->len;
+		found.stamp = copy_element(reply, 4);
+		newest = copy_element(reply, 5);
+	}
+	if (reply)
+		freeReplyObject(reply);
+	reader_require_text(&found);
+	values[0] = reader_text(found.status, &nulls[0]);
+	values[1] = reader_text(found.token, &nulls[1]);
+	values[2] = reader_version(found.version, &nulls[2]);
+	values[3] = reader_text(found.payload, &nulls[3]);
+	values[4] = reader_text(found.stamp, &nulls[4]);
+	values[5] = reader_version(newest, &nulls[5]);
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
 }
 
 #define KEEPER_PATIENCE INT64CONST(5000000)	/* microseconds */
@@ -527,7 +614,7 @@ fence_status(PG_FUNCTION_ARGS)
 	bool		nulls[5] = {false};
 	TupleDesc	desc;
 
-	require_readable(domain);
+	reader_require(domain);
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
 	if (!audit_key(domain, key, &status))
@@ -543,7 +630,7 @@ fence_status(PG_FUNCTION_ARGS)
 	/* nothing to compare with */
 	nulls[2] = !domain_has_versions(domain);
 	values[3] = Int32GetDatum(status.pending);
-	values[4] = text_or_null(status.armed ? status.token : NULL, &nulls[4]);
+	values[4] = reader_text(status.armed ? status.token : NULL, &nulls[4]);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
 }
 

@@ -19,6 +19,7 @@
 #include "utils/datum.h"
 #include "utils/fmgrprotos.h"
 #include "utils/json.h"
+#include "utils/lsyscache.h"
 #include "utils/uuid.h"
 
 #include "key.h"
@@ -390,6 +391,44 @@ key_of_texts(const Domain *domain, int nparts, const char *const *parts)
 		finish_part(&buf, start);
 	}
 	return finish_key(domain, &buf);
+}
+
+Datum
+key_part_datum(const KeyColumn *column, const char *part)
+{
+	Oid			type = column->text_type == CASHOID ? INT8OID : column->text_type;	/* as print_value does */
+	Oid			input;
+	Oid			ioparam;
+
+	getTypeInputInfo(type, &input, &ioparam);
+	return OidInputFunctionCall(input, unconstify(char *, part), ioparam, column->input_typmod);
+}
+
+bool
+key_is_canonical(const Domain *domain, const char *key)
+{
+	StringInfoData buf;
+	char	  **parts;
+	int			nparts;
+
+	if (!key_parts(key, &nparts, &parts) || strlen(key) > KEY_MAX_LENGTH)
+		return false;
+	if (!OidIsValid(domain->relid))
+		return true;
+	if (nparts != domain->nkeys)
+		return false;
+	initStringInfo(&buf);
+	for (int i = 0; i < nparts; i++)
+	{
+		int			start;
+
+		if (i > 0)
+			appendStringInfoChar(&buf, ',');
+		start = buf.len;
+		print_value(&buf, &domain->keys[i], key_part_datum(&domain->keys[i], parts[i]));
+		finish_part(&buf, start);
+	}
+	return strcmp(buf.data, key) == 0;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------

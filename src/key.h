@@ -40,6 +40,12 @@ extern char *key_of_texts(const Domain *domain, int nparts, const char *const *p
  */
 extern bool key_parts(const char *key, int *nparts, char ***parts);
 
+/* A decoded part of a canonical key as the Datum that the unique index compares. May raise what the type's input raises. */
+extern Datum key_part_datum(const KeyColumn *column, const char *part);
+
+/* Whether this is the canonical text of a key of the domain. May raise what the types' input functions raise. */
+extern bool key_is_canonical(const Domain *domain, const char *key);
+
 /* Names in Redis, palloc'd. */
 extern char *key_fence_name(const Domain *domain, const char *key);
 extern char *key_value_name(const Domain *domain, const char *key);

@@ -31,18 +31,6 @@
 #include "tombstone.h"
 #include "version.h"
 
-/* The canonical text of a key part as a Datum that the unique index compares. */
-static Datum
-part_datum(const KeyColumn *column, const char *part)
-{
-	Oid			type = column->text_type == CASHOID ? INT8OID : column->text_type;	/* as key.c prints it */
-	Oid			input;
-	Oid			ioparam;
-
-	getTypeInputInfo(type, &input, &ioparam);
-	return OidInputFunctionCall(input, unconstify(char *, part), ioparam, column->input_typmod);
-}
-
 /* The rows of the key in the snapshot, copies; none if the key is none of this table. One at most but for groups. */
 static List *
 fetch_rows(const Domain *domain, Relation rel, const char *key, Snapshot snapshot)
@@ -61,7 +49,7 @@ fetch_rows(const Domain *domain, Relation rel, const char *key, Snapshot snapsho
 		const KeyColumn *column = &domain->keys[i];
 
 		ScanKeyEntryInitialize(&scankeys[i], 0, column->attnum, BTEqualStrategyNumber, InvalidOid,
-							   column->collation, get_opcode(column->equality), part_datum(column, parts[i]));
+							   column->collation, get_opcode(column->equality), key_part_datum(column, parts[i]));
 	}
 	scan = systable_beginscan(rel, domain->key_index, OidIsValid(domain->key_index), snapshot, nparts, scankeys);
 	while (HeapTupleIsValid(row = systable_getnext(scan)))
@@ -167,9 +155,8 @@ project(const Domain *domain, HeapTuple row, TupleDesc desc)
 	return HeapTupleGetDatum(heap_form_tuple(result, values, nulls));
 }
 
-/* One text per value, whoever reads first: a cached row is served to sessions with other settings. */
-static void
-use_standard_output(void)
+void
+row_use_standard_settings(void)
 {
 	static const char *const settings[][2] = {
 		{"bytea_output", "hex"},
@@ -194,7 +181,7 @@ row_as_json(const Domain *domain, HeapTuple row, TupleDesc desc)
 	int			nest_level = NewGUCNestLevel();
 	Datum		json;
 
-	use_standard_output();
+	row_use_standard_settings();
 	json = DirectFunctionCall1(row_to_json, composite);
 	AtEOXact_GUC(true, nest_level);
 	return TextDatumGetCString(json);

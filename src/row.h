@@ -22,6 +22,12 @@ extern int64 row_current_version(const Domain *domain, const char *key, bool *is
 extern bool row_as_jsonb(const Domain *domain, const char *key, Snapshot snapshot, Datum *jsonb, int64 *version);
 
 /*
+ * One text per value, whoever reads first: what is cached is served to sessions with other settings. Until the caller's
+ * GUC nest level ends; search_path is pg_catalog.
+ */
+extern void row_use_standard_settings(void);
+
+/*
  * Keys of rows, at most `most`: of that fraction of the blocks; fraction 0: of one block somewhere. For the audit.
  */
 extern List *row_sample_keys(const Domain *domain, double fraction, int most);

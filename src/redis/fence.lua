@@ -351,6 +351,7 @@ end
 -- fence's version. A fence that has a version is raised; one that has none keeps none: a late commit must not revive
 -- what an eviction took [4], only a reader with the current ticket may. A reservation of an older generation proves
 -- nothing today: the fence goes.
+-- The fence names the transaction only if the version is certainly its own: settle's may be of a later one.
 -- raw: see read_fence; returned as it is afterwards.
 local function commit_one(space, domain, fence, stamp, w, raw, store)
   local own = own_pending(space.pending[fence], stamp)
@@ -365,7 +366,9 @@ local function commit_one(space, domain, fence, stamp, w, raw, store)
     redis.call('DEL', fence)
     raw = false
   elseif v then
-    if v ~= newest then raw = write_fence(space, fence, domain, newest, stamp) end
+    if v ~= newest then
+      raw = write_fence(space, fence, domain, newest, own and own.w == newest and stamp or '')
+    end
     if store and newest == w then store() end
   end
   drop_pending(space, fence, stamp)
@@ -819,7 +822,9 @@ end
 -- ---------------------------------------------------------------------------------------------------------------
 
 -- get <fence> <value> -> hit token version payload | miss token ticket | pending | unarmed
-local function get(keys, args)
+-- Besides, for get_many: the stamp of the transaction that committed the version of a hit, '' if it is not known.
+-- read_only: see get_ro.
+local function get(keys, args, read_only)
   if #keys ~= 2 or #args ~= 0 then return bad('fence_get', 'expected 2 keys (fence, value) and no argument') end
   local fence = keys[1]
   local r, wrong = reader_route('fence_get', fence, keys[2])
@@ -842,16 +847,52 @@ local function get(keys, args)
     local head = domain.head .. v .. ' '
     if value and sub(value, 1, #head) == head then
       local at = find(value, '\n', #head, true)
-      if at then return { 'hit', token, v, sub(value, at + 1) } end
+      if at then return { 'hit', token, v, sub(value, at + 1) }, ticket end
     end
     return { 'miss', token, '' }
   end
+  if read_only then return { 'miss', token, '' } end
   if not ticket then
     tickets = tickets + 1
     ticket = tostring(tickets)
     write_fence(space, fence, domain, '-', ticket)
   end
   return { 'miss', token, ticket }
+end
+
+-- get_ro <fence> <value> -> hit token version payload | miss token '' | pending | unarmed
+-- The same for readers who may not write, not even a ticket: they cannot fill a cache, nor make others trust anything.
+local function get_ro(keys, args)
+  return get(keys, args, true)
+end
+
+-- The error if one of the keys is no fence or, with values, is not followed by a value of it.
+local function wrong_keys(function_name, keys, with_values)
+  local step = with_values and 2 or 1
+  for i = 1, #keys, step do
+    local _, wrong = reader_route(function_name, keys[i], with_values and keys[i + 1] or nil)
+    if wrong then return wrong end
+  end
+end
+
+-- get_many (<fence> <value>)... -> (n answer)... in the order of the keys: what get answers, preceded by the number of
+-- its strings; a hit has one string more, the stamp of the transaction that committed the version, '' if it is unknown.
+-- The call is one moment: if all are hits, they are one snapshot.
+local function get_many(keys, args)
+  if #keys == 0 or #keys % 2 ~= 0 or #keys > 2 * MAX_FENCES or #args ~= 0 then
+    return bad('fence_get_many', 'expected 1 to 1000 pairs of keys (fence, value) and no argument')
+  end
+  local wrong = wrong_keys('fence_get_many', keys, true)
+  if wrong then return wrong end
+  local reply, n = {}, 0
+  for i = 1, #keys, 2 do
+    local answer, stamp = get({ keys[i], keys[i + 1] }, args)
+    answer[#answer + 1] = stamp
+    reply[n + 1] = tostring(#answer)
+    for j, s in ipairs(answer) do reply[n + 1 + j] = s end
+    n = n + 1 + #answer
+  end
+  return reply
 end
 
 -- check <fence> | token version -> 1 | 0
@@ -865,6 +906,49 @@ local function check(keys, args)
   if r.space.pending[fence] or r.domain.pendings > 0 then return 0 end
   if read_fence(fence, r.domain) == args[2] then return 1 end
   return 0
+end
+
+-- check_many <fence>... | (token version)... -> for each 1 | 0. The call is one moment.
+local function check_many(keys, args)
+  if #keys == 0 or #keys > MAX_FENCES or #args ~= 2 * #keys then
+    return bad('fence_check_many', 'expected 1 to 1000 keys, and token and version for each')
+  end
+  local wrong = wrong_keys('fence_check_many', keys, false)
+  if wrong then return wrong end
+  for i = 2, #args, 2 do
+    if not version(args[i]) then return bad('fence_check_many', 'malformed version') end
+  end
+  local reply = {}
+  for i, fence in ipairs(keys) do reply[i] = check({ fence }, { args[2 * i - 1], args[2 * i] }) end
+  return reply
+end
+
+-- peek <fence> <value> -> freshness token version payload stamp newest | none
+-- The value as it is, never a strong read: what may be old is served, and said to be.
+--   fresh    get would hit
+--   pending  a write is on its way, or the whole domain's
+--   stale    the fence knows a newer version
+--   unknown  nothing here can tell: no lease, another epoch or generation, no version in the fence, a replica
+-- newest: the committed version that the fence knows, '' if none.
+local function peek(keys, args)
+  if #keys ~= 2 or #args ~= 0 then return bad('fence_peek', 'expected 2 keys (fence, value) and no argument') end
+  local r, wrong = reader_route('fence_peek', keys[1], keys[2])
+  if wrong then return wrong end
+  local both = redis.call('MGET', keys[1], keys[2])
+  local token, v, stamp, at = match(both[2] or '', '^(%S+) (%d+) (%S*)\n()')
+  if not token or not version(v) then return { 'none' } end
+  local freshness, newest = 'unknown', nil
+  if may_answer(r, keys[1]) and token == r.domain.token then
+    newest = read_fence(keys[1], r.domain, both[1])
+    if newest and below(v, newest) then
+      freshness = 'stale'
+    elseif r.space.pending[keys[1]] or r.domain.pendings > 0 then
+      freshness = 'pending'
+    elseif newest == v then
+      freshness = 'fresh'
+    end
+  end
+  return { freshness, token, v, sub(both[2], at), stamp, newest or '' }
 end
 
 -- put <fence> <value> | token ticket version payload ttl_ms -> stored | stale version | refused why
@@ -990,7 +1074,11 @@ register('fence_domain_reserve', domain_reserve, { 'no-writes' })
 register('fence_domain_commit', domain_commit, { 'no-writes' })
 register('fence_domain_abort', domain_abort, { 'no-writes' })
 register('fence_get', get)
+register_keyed('fence_get_ro', get_ro, { 'no-writes' })
+register_keyed('fence_get_many', get_many)
 register_keyed('fence_check', check, { 'no-writes' })
+register_keyed('fence_check_many', check_many, { 'no-writes' })
+register_keyed('fence_peek', peek, { 'no-writes' })
 register_keyed('fence_put', put)
 register_keyed('fence_status', status, { 'no-writes' })
 register('fence_pending', pending, { 'no-writes' })

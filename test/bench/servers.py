@@ -1,4 +1,9 @@
-"""Private PostgreSQL and Redis servers below one directory, and what is asked of them."""
+"""
+Private PostgreSQL and Redis servers below one directory, and what is asked of them.
+
+Each server is a session of its own, as service managers start them: the kernel shares the processors among sessions first
+(autogroups), and a waiting process that lets others run means those of its session.
+"""
 
 import contextlib
 import os
@@ -61,7 +66,7 @@ class Redis:
         self.process = subprocess.Popen(
             [REDIS_SERVER, '--port', str(self.port), '--bind', '127.0.0.1', '--unixsocket', self.socket, '--dir', BASE,
              '--save', '', '--appendonly', 'no', '--maxclients', '4000', *settings],
-            stdout=open(self.log, 'w'), stderr=subprocess.STDOUT)
+            stdout=open(self.log, 'w'), stderr=subprocess.STDOUT, start_new_session=True)
         self.pid = self.process.pid
         self.client = redis.Redis(unix_socket_path=self.socket)
         wait_until(self.answers, 20, f'Redis does not start, see {self.log}')
@@ -124,7 +129,7 @@ class Postgres:
     def start(self):
         command = [f'{BINDIR}/postgres', '-D', self.data]
         self.process = subprocess.Popen((self.valgrind or []) + command, stdout=open(self.log, 'a'),
-                                        stderr=subprocess.STDOUT)
+                                        stderr=subprocess.STDOUT, start_new_session=True)
         wait_until(self.answers, 60 if self.valgrind else 20, f'PostgreSQL does not start, see {self.log}')
 
     def answers(self):

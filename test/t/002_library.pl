@@ -320,6 +320,121 @@ subtest 'put: token, ticket, version' => sub {
 	}
 };
 
+subtest 'get_ro: no ticket, no trace' => sub {
+	fresh();
+	my @pair = (f('k'), v('k'));
+	my $before = snapshot();
+	my $token = token();
+	is(answer('fence_get_ro', 2, @pair), "miss $token ", 'a missing fence');
+	is(snapshot(), $before, '... stays missing');
+	get('k');
+	is(answer('fence_get_ro', 2, @pair), "miss $token ", 'the ticket of another is not told');
+	fill('k', 5);
+	is(answer('fence_get_ro', 2, @pair), "hit $token 5 p5", 'hit');
+	is(join(' ', @{ $redis->call('FCALL_RO', 'fence_get_ro', 2, @pair) }), "hit $token 5 p5", 'with FCALL_RO');
+	$redis->call('DEL', v('k'));
+	is(answer('fence_get_ro', 2, @pair), "miss $token ", 'no value');
+	reserve('k', '1.a', 5, 6);
+	is(answer('fence_get_ro', 2, @pair), 'pending', 'pending');
+	is(answer('fence_get_ro', 2, 'other:f:1.t:{k}', 'other:v:1.t:{k}'), 'unarmed', 'unarmed');
+};
+
+sub get_many { return answer('fence_get_many', 2 * @_, map { (f($_), v($_)) } @_); }
+
+subtest 'get_many: the answers of get, each behind its length' => sub {
+	fresh();
+	my $token = token();
+	fill($_, 5) foreach 'a', 'b';
+	is(get_many('a'), "5 hit $token 5 p5 ", 'one; the stamp is not known');
+	reserve('a', '1.a', 5, 6);
+	reserve('b', '1.a', 5, 6);
+	is(get_many('a', 'b'), '1 pending 1 pending', 'a write of both is on its way');
+	commit('a', '1.a', 6);
+	is(get_many('a', 'b'), "3 miss $token  1 pending", 'half committed: they are not all hits');
+	commit('b', '1.a', 6);
+	put($_, 6) foreach 'a', 'b';
+	is(get_many('a', 'b'), "5 hit $token 6 p6 1.a 5 hit $token 6 p6 1.a", 'the stamp of the transaction that committed both');
+	my @reply = @{ fcall('fence_get_many', 6, map { (f($_), v($_)) } 'new', 'a', 'new') };
+	my $ticket = $reply[3];
+	like($ticket, qr/^\d+$/, 'a missing one is given a ticket');
+	is("@reply", "3 miss $token $ticket 5 hit $token 6 p6 1.a 3 miss $token $ticket", 'a fence may be named twice');
+	is(put('new', 1, ticket => $ticket), 'stored', 'the ticket is good');
+	is(answer('fence_get_many', 4, f('a'), v('a'), 'other:f:1.t:{k}', 'other:v:1.t:{k}'),
+		"5 hit $token 6 p6 1.a 1 unarmed", 'other namespaces are apart');
+	settle('a', '2.a', 9);
+	put('a', 9);
+	is(get_many('a'), "5 hit $token 9 p9 ", 'settle does not know whose version it was');
+
+	my $before = snapshot();
+	my @most = map { (f("m$_"), v("m$_")) } 1 .. 1001;
+	like(refuses('fence_get_many', scalar @most, @most), qr/1 to 1000 pairs/, 'too many');
+	like(refuses('fence_get_many', 0), qr/1 to 1000 pairs/, 'none');
+	like(refuses('fence_get_many', 4, f('x'), v('x'), f('y'), v('z')), qr/no value of this fence/, 'a wrong pair after a right one');
+	is(snapshot(), $before, 'changed nothing');
+	is(scalar @{ fcall('fence_get_many', 2000, @most[ 0 .. 1999 ]) }, 4000, 'a thousand');
+};
+
+subtest 'check_many: the answers of check' => sub {
+	fresh();
+	my $token = token();
+	fill($_, 5) foreach 'a', 'b', 'c';
+	my $check = sub { return answer('fence_check_many', 3, f('a'), f('b'), f('c'), map { ($token, $_) } @_); };
+	is($check->(5, 5, 5), '1 1 1', 'all current');
+	is($check->(5, 4, 6), '1 0 0', 'other versions');
+	is(answer('fence_check_many', 2, f('a'), f('b'), $token, 5, "x$token", 5), '1 0', 'another token');
+	reserve('b', '1.a', 5, 6);
+	is($check->(5, 5, 5), '1 0 1', 'a write is on its way');
+	commit('b', '1.a', 6);
+	is($check->(5, 6, 5), '1 1 1', 'committed');
+	domain('reserve', '2.a');
+	is($check->(5, 6, 5), '0 0 0', 'the domain is reserved');
+	is($redis->call('FCALL_RO', 'fence_check_many', 1, f('a'), $token, 5)->[0], 0, 'with FCALL_RO');
+	like(refuses('fence_check_many', 2, f('a'), f('b'), $token, 5), qr/token and version for each/, 'one pair too few');
+	like(refuses('fence_check_many', 1, f('a'), $token, '05'), qr/malformed version/, 'a malformed version');
+	like(refuses('fence_check_many', 1, v('a'), $token, 5), qr/no fence/, 'no fence');
+};
+
+subtest 'peek: what is there, and what is known of it' => sub {
+	fresh();
+	my $peek = sub { return answer('fence_peek', 2, f('k'), v('k')); };
+	my $token = token();
+	is($peek->(), 'none', 'nothing is there');
+	my $before = snapshot();
+	is($redis->call('FCALL_RO', 'fence_peek', 2, f('k'), v('k'))->[0], 'none', 'with FCALL_RO');
+	is(snapshot(), $before, 'no ticket is given');
+	fill('k', 5);
+	is($peek->(), "fresh $token 5 p5  5", 'what get would hit');
+	reserve('k', '1.a', 5, 6);
+	is($peek->(), "pending $token 5 p5  5", 'a write is on its way');
+	commit('k', '1.a', 6);
+	is($peek->(), "stale $token 5 p5  6", 'a newer version is committed');
+	reserve('k', '2.a', 6, 7);
+	is($peek->(), "stale $token 5 p5  6", '... and another is on its way');
+	aborts('k', '2.a');
+	answer('fence_commit_value', 2, f('k'), v('k'), $epoch, '3.a', 8, "a\nb", 0);
+	is($peek->(), "fresh $token 8 a\nb 3.a 8", 'a value that its writer brought, with his stamp');
+	domain('reserve', '4.a');
+	is($peek->(), "pending $token 8 a\nb 3.a 8", 'the domain is reserved');
+	domain('commit', '4.a');
+	is($peek->(), "unknown $token 8 a\nb 3.a ", 'after a bulk change nothing is known of it');
+	fill('k', 9);
+	$redis->call('DEL', f('k'));
+	is($peek->(), 'unknown ' . token() . ' 9 p9  ', 'a lost fence');
+	get('k');
+	is($peek->(), 'unknown ' . token() . ' 9 p9  ', 'one with a ticket only');
+	reserve('k', '5.a', '', 10);
+	is($peek->(), 'pending ' . token() . ' 9 p9  ', 'a write is on its way all the same');
+	fill('l', 9);
+	answer('fence_disarm', 0, 'n', 'cluster', 3);
+	is(answer('fence_peek', 2, f('l'), v('l')), 'unknown ' . token() . ' 9 p9  ', 'without a lease');
+	$redis->call('SET', v('l'), $_) && is(answer('fence_peek', 2, f('l'), v('l')), 'none', 'no value of ours')
+	  foreach '', 'x', 'a b c', "t 05 \nx", "t 5 s";
+	$redis->call('DEL', v('l'));
+	$redis->call('RPUSH', v('l'), 1);
+	is(answer('fence_peek', 2, f('l'), v('l')), 'none', 'nor is a list');
+	like(refuses('fence_peek', 2, f('l'), v('k')), qr/no value of this fence/, 'of another fence');
+};
+
 subtest '[6c] a ticket of an older generation is worth nothing' => sub {
 	fresh();
 	my ($status, $token, $ticket) = @{ fcall('fence_get', 2, f('k'), v('k')) };

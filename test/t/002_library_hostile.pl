@@ -55,7 +55,7 @@ my %hostile = (
 	i => [ '', 'x', '0000', "\0", $long ],           # identity: refused
 	s => [ '', 'a b', "\0", $long ],                 # stamp to look for: not found
 );
-my $obeyed_not = qr/^(?:0|unarmed|refused.*|refused|committed|aborted|settled|unchanged)$/s;
+my $obeyed_not = qr/^(?:0(?: 0)*|unarmed|refused.*|refused|committed|aborted|settled|unchanged)$/s;
 
 sub templates
 {
@@ -69,6 +69,10 @@ sub templates
 		[ fence_status   => 1, F => f('k') ],
 		[ fence_pending  => 0, '' => 'n', M => 0, M => 10, '' => '' ],
 		[ fence_check    => 1, F => f('k'), t => $token, W => 5 ],
+		[ fence_check_many => 2, F => f('k'), F => f('q'), t => $token, W => 5, t => "x$token", W => 5 ],
+		[ fence_peek     => 2, F => f('k'), V => v('k') ],
+		[ fence_get_ro   => 2, F => f('m'), V => v('m') ],
+		[ fence_get_many => 4, F => f('m'), V => v('m'), F => f('k'), V => v('k') ],
 		[ fence_get      => 2, F => f('m'), V => v('m') ],
 		[ fence_put      => 2, F => f('k'), V => v('k'), t => $token, '' => '', W => 7, '' => 'payload', M => 0 ],
 		[ fence_put      => 2, F => f('l'), V => v('l'), t => $token, k => $ticket, W => 7, '' => 'payload', M => 0 ],
@@ -187,7 +191,7 @@ subtest 'hostile arguments change nothing' => sub {
 };
 
 subtest 'the same calls with right arguments do change something' => sub {
-	my %reads = map { $_ => 1 } qw(fence_hello fence_status fence_pending fence_check);
+	my %reads = map { $_ => 1 } qw(fence_hello fence_status fence_pending fence_check fence_check_many fence_peek fence_get_ro);
 	furnish();
 	my $n = () = templates();
 	foreach my $i (0 .. $n - 1)
@@ -210,7 +214,7 @@ subtest 'other ways to call' => sub {
 	foreach my $template (templates())
 	{
 		my ($function, $nkeys, @typed) = @$template;
-		next if $function =~ /hello|status|pending|check|disarm|announce|abort|domain/;
+		next if $function =~ /hello|status|pending|check|peek|get_ro|disarm|announce|abort|domain/;
 		my @words = ($function, $nkeys, @typed[ grep { $_ % 2 == 1 } 0 .. $#typed ]);
 		like($redis->error_of('FCALL_RO', @words), qr/write flag/, "FCALL_RO $function");
 		like($redis->error_of('EVAL', 'return redis.call("FCALL", unpack(ARGV))', 0, @words),

@@ -67,6 +67,10 @@ sub stamp
 my @kinds = (
 	[ 35 => sub { my ($m, $ns, $d, $f, $v) = @_; return qw(FCALL fence_get 2), $f, $v; } ],
 	[ 5 => sub { my ($m, $ns, $d, $f) = @_; return qw(FCALL fence_check 1), $f, "<token $ns $d>", version($m, $f); } ],
+	[ 3 => sub { my ($m, $ns, $d, $f, $v) = @_; return qw(FCALL fence_get_ro 2), $f, $v; } ],
+	[ 3 => sub { my ($m, $ns, $d, $f, $v) = @_; return qw(FCALL fence_peek 2), $f, $v; } ],
+	[ 4 => \&invent_get_many ],
+	[ 3 => \&invent_check_many ],
 	[ 18 => \&invent_put ],
 	[ 8 => \&invent_reserve ],
 	[ 1 => sub { return qw(FCALL fence_reserve 2), @fences[ 0, 1 ], epoch('a'), one(@stamps),
@@ -102,6 +106,23 @@ sub maybe { my ($chance, $what) = @_; return rand() < $chance ? $what : ''; }
 
 # Epoch and stamp of a message that ends a reservation.
 sub ending { my ($model, $ns, undef, $fence) = @_; return (epoch($ns), stamp($model, $ns, $fence)); }
+
+# One to four fences, of any namespaces, the same perhaps twice.
+sub invent_get_many
+{
+	my @chosen = map { int rand @fences } 0 .. int rand 4;
+
+	return qw(FCALL fence_get_many), 2 * @chosen, map { ($fences[$_], $values[$_]) } @chosen;
+}
+
+sub invent_check_many
+{
+	my ($model) = @_;
+	my @names = map { one(@fences) } 0 .. int rand 4;
+
+	return qw(FCALL fence_check_many), scalar @names, @names,
+	  map { /^(.*?):f:(.*?):/; ("<token $1 $2>", version($model, $_)) } @names;
+}
 
 sub invent_put
 {
@@ -233,6 +254,27 @@ sub reload
 	return;
 }
 
+# Tickets that the server chose take their places in the expected reply. Returns what is wrong with them, or nothing.
+sub learn_tickets
+{
+	my ($model, $reply, $expected) = @_;
+	my $new = FenceTest::LibraryModel::NEW_TICKET;
+	my %given;
+
+	return unless ref $reply eq 'ARRAY' && ref $expected;
+	foreach my $i (0 .. $#$expected)
+	{
+		my ($fence) = $expected->[$i] =~ /^\Q$new\E (.*)$/ or next;
+		unless (defined $given{$fence})
+		{
+			my $wrong = $model->learn_ticket($fence, $given{$fence} = $reply->[$i] // '');
+			return $wrong if $wrong;
+		}
+		$expected->[$i] = $given{$fence};
+	}
+	return;
+}
+
 # Runs one operation on both sides. Returns what differs, or nothing.
 sub step
 {
@@ -262,13 +304,8 @@ sub step
 	my %pending = map { $_ => $zero->reply } @spaces;
 
 	my $expected = $model->run(@words);
-	if (ref $expected && ($expected->[2] // '') eq FenceTest::LibraryModel::NEW_TICKET)
-	{
-		my $wrong = 'no ticket in the answer';
-		$wrong = $model->learn_ticket($words[3], $expected->[2] = $reply->[2])
-		  if ref $reply eq 'ARRAY' && defined $reply->[2] && $reply->[0] eq 'miss';
-		return $wrong . ': ' . flat($reply) if $wrong;
-	}
+	my $wrong = learn_tickets($model, $reply, $expected);
+	return $wrong . ': ' . flat($reply) if defined $wrong;
 	# reasons of refusals and clock readings are not compared
 	$#$reply = 0 if $words[1] && $words[1] =~ /arm|renew/ && ref $reply eq 'ARRAY';
 	return 'answered ' . flat($reply) . ', expected ' . flat($expected) if flat($reply) ne flat($expected);
@@ -454,6 +491,10 @@ my @mutations = (
 	[ 'renew lowers until', 'if till > space.armed.until_ms then space.armed.until_ms = till end',
 		'space.armed.until_ms = till' ],
 	[ 'tokens do not depend on the generation', "identity .. ' ' .. generation)", "identity)" ],
+	[ 'get_many overlooks a pair', 'for j, s in ipairs(answer) do reply[n + 1 + j] = s end', 'reply[n + 2] = answer[1]' ],
+	[ 'the read-only get hands out tickets', "if read_only then return { 'miss', token, '' } end", '' ],
+	[ 'peek takes what was replaced for fresh', "if newest and below(v, newest) then\n      freshness = 'stale'", "if newest and below(v, newest) then\n      freshness = 'fresh'" ],
+	[ 'a stamp that is not the version\'s', "own and own.w == newest and stamp or ''", 'stamp' ],
 	[ 'fences of the caller\'s database', "    redis.call('SELECT', '0')\n    return callback", '    return callback' ],
 	[ 'tickets in the caller\'s database', "    redis.call('SELECT', '0')\n    both", '    both' ]);
 

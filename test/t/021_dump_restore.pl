@@ -72,6 +72,8 @@ SELECT d.classid::regclass, pg_describe_object(d.classid, d.objid, d.objsubid), 
 SELECT d.name, t.key, t.version, t.removed_at FROM fence.tombstone t JOIN fence.domain d ON d.id = t.domain_id ORDER BY 1, 2;
 SELECT d.name, f.version FROM fence.floor f JOIN fence.domain d ON d.id = f.domain_id ORDER BY 1;
 SELECT last_value, is_called FROM fence.domain_id_seq;
+SELECT * FROM fence.derived ORDER BY id;
+SELECT last_value, is_called FROM fence.derived_id_seq;
 SELECT * FROM plain ORDER BY id;
 SELECT * FROM early.first ORDER BY id;
 SELECT * FROM parts ORDER BY id;
@@ -113,6 +115,8 @@ SELECT fence.attach('plain', on_redis_failure => 'error', ttl => '1 day'), fence
     fence.attach('parts'), fence.attach('hand', scope => 'manual'), fence.attach(NULL, domain => 'no table', scope => 'manual'),
     fence.attach('members', scope => 'group', key => '{room}'),
     fence.attach('"Größe"."Räume {x}"', version => 'Vérsion', tag => 'room/{n}', columns => '{n,name,Schlüssel}');
+CREATE FUNCTION "Größe"."wie viele"(n int, "Schlüssel" text) RETURNS text STABLE LANGUAGE sql RETURN "Schlüssel" || n;
+SELECT fence.define_derived('derived {x}', '{plain($1),"Größe.Räume {x}($1,$2)"}', '"Größe"."wie viele"(int, text)', '1 hour');
 DELETE FROM plain WHERE id = 1;
 DELETE FROM parts WHERE id IN (2, 12);
 DELETE FROM "Größe"."Räume {x}" WHERE n = 3;

@@ -12,7 +12,10 @@ use Time::HiRes qw(time);
 
 # What doc/operations.md gives to the extension's user and to readers. %s: the namespace.
 my @EXTENSION = qw(+fcall +function|list +function|load +info +set +mget +del +time +select);
-my @READER = qw(+fcall|fence_get +fcall|fence_put +fcall|fence_check +mget +set +del +time +select);
+my @READER = qw(+fcall|fence_get +fcall|fence_get_many +fcall|fence_put +fcall|fence_check +fcall|fence_check_many
+  +fcall|fence_peek +mget +set +del +time +select);
+# Of those who may not even fill a cache; their keys: %R~
+my @LOOKER = qw(+fcall_ro|fence_get_ro +fcall_ro|fence_check +fcall_ro|fence_check_many +fcall_ro|fence_peek +mget +time +select);
 my $NAMESPACE = 'secured';
 
 my $redis = FenceTest::Redis->start;
@@ -119,7 +122,7 @@ subtest 'a reader of Redis' => sub {
 		push @functions, map { my %f = @$_; $f{name} } @{ $library{functions} };
 	}
 	cmp_ok(scalar @functions, '>', 10, 'the functions of the library');
-	foreach my $name (sort grep { !/^fence_(get|put|check)$/ } @functions)
+	foreach my $name (sort grep { !/^fence_(get|get_many|put|check|check_many|peek)$/ } @functions)
 	{
 		like($reader->error_of('FCALL', $name, 1, $fence, 'a', 'b', 'c', 'd', 'e', 'f') // 'none', qr/^NOPERM/, "not $name");
 	}
@@ -136,6 +139,42 @@ subtest 'a reader of Redis' => sub {
 	$sql->run("UPDATE item SET name = 'after' WHERE id = 8");
 	is($sql->run("SELECT fence.read('item', '8')->>'name'"), 'after', '... which breaks nothing for others here');
 	is($sql->run('SELECT state FROM fence.state'), 'OPEN', 'the fences are open');
+};
+
+subtest 'a reader that can forge nothing' => sub {
+	$redis->call('ACL', 'SETUSER', 'looker', 'reset', 'on', 'resetkeys', "%R~$NAMESPACE:*", 'resetchannels', 'nocommands',
+		'>p6-hidden', @LOOKER);
+	my $looker = $redis->connect;
+	$looker->call('AUTH', 'looker', 'p6-hidden');
+	my ($fence, $value, $none, $no_value) = split /\|/, $sql->run("SELECT fence.fence_key('item', '11'),"
+		  . " fence.value_key('item', '11'), fence.fence_key('item', '12'), fence.value_key('item', '12')");
+
+	$sql->run("SELECT fence.read('item', '11')");
+	my ($status, $token, $version, $payload) = @{ $looker->call('FCALL_RO', 'fence_get_ro', 2, $fence, $value) };
+	is($status, 'hit', 'gets');
+	is($looker->call('FCALL_RO', 'fence_check', 1, $fence, $token, $version), 1, 'checks');
+	is($looker->call('FCALL_RO', 'fence_check_many', 1, $fence, $token, $version)->[0], 1, 'checks many');
+	is($looker->call('FCALL_RO', 'fence_peek', 2, $fence, $value)->[0], 'fresh', 'peeks');
+	$redis->call('DEL', $none);
+	is(join(' ', @{ $looker->call('FCALL_RO', 'fence_get_ro', 2, $none, $no_value) }), "miss $token ", 'has a miss');
+	is($redis->call('EXISTS', $none), 0, '... which leaves no fence behind');
+	foreach my $rule (@LOOKER)
+	{
+		$redis->call('ACL', 'SETUSER', 'looker', 'nocommands', grep { $_ ne $rule } @LOOKER);
+		my @refused = grep { defined $looker->error_of('FCALL_RO', @$_) } [ 'fence_get_ro', 2, $fence, $value ],
+		  [ 'fence_check', 1, $fence, $token, $version ], [ 'fence_check_many', 1, $fence, $token, $version ],
+		  [ 'fence_peek', 2, $fence, $value ];
+		ok(@refused > 0, "needs $rule");
+		$redis->call('ACL', 'SETUSER', 'looker', 'nocommands', @LOOKER);
+	}
+	foreach my $command ([ 'SET', $fence, 'forged' ], [ 'DEL', $fence ], [ 'SET', $value, 'forged' ],
+		[ qw(FCALL fence_get 2), $none, $no_value ], [ qw(FCALL fence_put 2), $fence, $value, $token, '', $version, 'forged', 0 ],
+		[ qw(FCALL_RO fence_put 2), $fence, $value, $token, '', $version, 'forged', 0 ],
+		[ qw(FCALL fence_get_ro 2), $fence, $value ], [qw(FLUSHALL)], [qw(KEYS *)], [ 'GET', 'other:key' ], [ 'EXPIRE', $fence, 1 ])
+	{
+		like($looker->error_of(@$command) // 'none', qr/^NOPERM/, "not @$command[0 .. ($#$command > 1 ? 1 : $#$command)]");
+	}
+	is($looker->call('FCALL_RO', 'fence_get_ro', 2, $fence, $value)->[3], $payload, 'nothing has changed');
 };
 
 subtest 'passwords are not told' => sub {

@@ -3,8 +3,8 @@
 #    integers. Written from the rules, not from fence.lua, and on purpose without its tricks.
 #
 # A model holds what the keys of the test and the memory of the process should be. run(words) applies a command and
-# returns the reply it should have: an array, a number, or for what only the server can choose NEW_TICKET in its place
-# (learn_ticket then tells it). Tokens too are the server's choice: unknown_tokens names the domains whose token has to
+# returns the reply it should have: an array, a number, or for what only the server can choose NEW_TICKET and the fence in
+# its place (learn_ticket then tells it). Tokens too are the server's choice: unknown_tokens names the domains whose token has to
 # be asked for, learn_token tells it and objects to one that was in use before.
 package FenceTest::LibraryModel;
 
@@ -287,10 +287,60 @@ sub fence_get
 	my $token = $self->{token}{ $domain->{gen} };
 	my ($kind, $what) = $self->_fence($fence, $domain);
 	return [ 'miss', $token, $what ] if $kind eq 'ticket';
-	return [ 'miss', $token, NEW_TICKET ] if $kind ne 'version';
+	return [ 'miss', $token, NEW_TICKET . " $fence" ] if $kind ne 'version';
 	my ($head, $payload) = split /\n/, $self->{keys}{$value} // '', 2;
 	return [ 'hit', $token, $what, $payload ] if defined $payload && $head =~ /^\Q$token $what \E/;
 	return [ 'miss', $token, '' ];
+}
+
+sub fence_get_ro
+{
+	my ($self, $keys) = @_;
+	my $answer = $self->fence_get($keys);
+
+	$answer->[2] = '' if $answer->[0] eq 'miss';
+	return $answer;
+}
+
+# The answers of fence_get in turn, each behind its length; of a hit with the stamp.
+sub fence_get_many
+{
+	my ($self, $keys) = @_;
+	my @pairs = @$keys;
+	my @reply;
+
+	while (my ($fence, $value) = splice @pairs, 0, 2)
+	{
+		my @answer = @{ $self->fence_get([ $fence, $value ]) };
+		push @answer, (split / /, $self->{keys}{$fence}, 3)[2] if $answer[0] eq 'hit';
+		push @reply, scalar @answer, @answer;
+	}
+	return \@reply;
+}
+
+sub fence_peek
+{
+	my ($self, $keys) = @_;
+	my ($fence, $value) = @$keys;
+	my ($head, $payload) = split /\n/, $self->{keys}{$value} // (return ['none']), 2;
+	my ($token, $v, $stamp) = $head =~ /^(\S+) (\d+) (\S*)$/;
+	my ($space, $domain) = $self->_answers($fence);
+	my @told = ($token, $v, $payload, $stamp);
+
+	return [ 'unknown', @told, '' ] if !$space || $token ne $self->{token}{ $domain->{gen} };
+	my ($kind, $newest) = $self->_fence($fence, $domain);
+	$newest = '' if $kind ne 'version';
+	return [ 'stale', @told, $newest ] if $kind eq 'version' && $v < $newest;
+	return [ 'pending', @told, $newest ] if $space->{pending}{$fence} || %{ $domain->{pending} };
+	return [ $kind eq 'version' && $v == $newest ? 'fresh' : 'unknown', @told, $newest ];
+}
+
+sub fence_check_many
+{
+	my ($self, $keys, $args) = @_;
+	my @args = @$args;
+
+	return [ map { $self->fence_check([$_], [ splice @args, 0, 2 ]) } @$keys ];
 }
 
 sub fence_check
@@ -365,7 +415,7 @@ sub _commit
 
 	if ($kind eq 'version')
 	{
-		$self->_set($fence, $domain, $v = $w, $stamp) if $w > $v;
+		$self->_set($fence, $domain, $v = $w, $own && $own->{w} == $w ? $stamp : '') if $w > $v;
 		$is_new = $v == $w;
 	}
 	else

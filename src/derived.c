@@ -1,0 +1,669 @@
+/*
+ * derived.c
+ *	  Values computed from rows of several domains: fence.define_derived, fence.read_derived.
+ *
+ * Owns: the catalogue fence.derived; the form of a derived value in Redis. It is an ordinary value of its first source's
+ * fence (its name has a suffix), so that one get tells whether that source is unchanged; its payload
+ *	  {"sources": [[fence, token, version], ...], "value": ...}
+ * lists all sources, the first included, as they were when it was computed. It is fresh only if every source's check
+ * passes (doc/protocol.md, "Several keys").
+ *
+ * Tokens are taken before the snapshot in which the sources are read and the value is computed, versions in it: a check
+ * that passes later proves that the rows are still those that were computed from.
+ *
+ * Locks: AccessShareLock to read the catalogue, RowExclusiveLock to write it, kept to the end.
+ * Must never: run the user's function with other rights than the caller's, or with the caller's search_path: what it
+ * computes is served to others.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "catalog/indexing.h"
+#include "catalog/pg_collation.h"
+#include "catalog/pg_proc.h"
+#include "catalog/pg_type.h"
+#include "commands/sequence.h"
+#include "executor/spi.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/fmgrprotos.h"
+#include "utils/guc.h"
+#include "utils/json.h"
+#include "utils/jsonb.h"
+#include "utils/lsyscache.h"
+#include "utils/regproc.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "key.h"
+#include "many.h"
+#include "row.h"
+#include "shared.h"
+#include "tombstone.h"
+
+PG_FUNCTION_INFO_V1(fence_define_derived);
+PG_FUNCTION_INFO_V1(fence_drop_derived);
+PG_FUNCTION_INFO_V1(fence_derived_keys);
+PG_FUNCTION_INFO_V1(fence_read_derived);
+
+/* Columns of fence.derived, in the order of the install script */
+typedef enum DerivedColumn
+{
+	DERIVED_NAME = 1,
+	DERIVED_ID,
+	DERIVED_COMPUTE,
+	DERIVED_SOURCES,
+	DERIVED_TTL,
+	NDERIVED = DERIVED_TTL
+} DerivedColumn;
+
+/* A row of fence.derived */
+typedef struct Definition
+{
+	char	   *name;
+	int64		id;				/* of this definition: another one draws another */
+	char	   *compute;		/* the function with its argument types, all qualified */
+	int			nsources;
+	char	  **sources;		/* see parse_source */
+	int64		ttl_ms;			/* 0: none */
+} Definition;
+
+/* How a source's key is made of the arguments */
+typedef struct Source
+{
+	char	   *domain;
+	int			nparts;			/* -1: the first arguments, as many as the domain's key has columns */
+	int		   *arguments;		/* of each part: number of the argument, or 0 ... */
+	char	  **literals;		/* ... and the part's text */
+} Source;
+
+/* A derived value with these arguments */
+typedef struct Derivation
+{
+	Definition *definition;
+	Oid			function;
+	int			nargs;
+	Oid		   *types;
+	Datum	   *values;
+	char	  **texts;			/* of the arguments, whatever the session's settings */
+	int			nsources;
+	ManyItem   *sources;
+	char	   *value;			/* its name in Redis */
+} Derivation;
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Definitions
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static char **
+texts_of_array(ArrayType *array, int *n)
+{
+	Datum	   *elements;
+	bool	   *nulls;
+	char	  **texts;
+
+	deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT, &elements, &nulls, n);
+	texts = palloc(sizeof(char *) * Max(*n, 1));
+	for (int i = 0; i < *n; i++)
+	{
+		if (nulls[i])
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("element %d of the array must not be null", i + 1)));
+		texts[i] = TextDatumGetCString(elements[i]);
+	}
+	return texts;
+}
+
+/* The tuple of that name, copied; NULL if there is none. */
+static HeapTuple
+find_definition(Relation table, const char *name)
+{
+	Oid			index = fence_table_index(table, DERIVED_NAME);
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	ScanKeyEntryInitialize(&key, 0, DERIVED_NAME, BTEqualStrategyNumber, InvalidOid, DEFAULT_COLLATION_OID, F_TEXTEQ,
+						   CStringGetTextDatum(name));
+	scan = systable_beginscan(table, index, OidIsValid(index), NULL, 1, &key);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+		tuple = heap_copytuple(tuple);
+	systable_endscan(scan);
+	return tuple;
+}
+
+static void
+raise_undefined(const char *name)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_UNDEFINED_OBJECT),
+			 errmsg("derived value \"%s\" does not exist", name),
+			 errhint("Table fence.derived lists them; fence.define_derived adds one.")));
+}
+
+static Definition *
+load_definition(const char *name)
+{
+	Relation	table = fence_table_open("derived", AccessShareLock);
+	HeapTuple	tuple = table ? find_definition(table, name) : NULL;
+	Definition *definition = palloc0(sizeof(Definition));
+	Datum		values[NDERIVED + 1];
+	bool		nulls[NDERIVED + 1];
+
+	if (!HeapTupleIsValid(tuple))
+		raise_undefined(name);
+	for (int i = 1; i <= NDERIVED; i++)
+		values[i] = heap_getattr(tuple, i, RelationGetDescr(table), &nulls[i]);
+	definition->name = TextDatumGetCString(values[DERIVED_NAME]);
+	definition->id = DatumGetInt64(values[DERIVED_ID]);
+	definition->compute = TextDatumGetCString(values[DERIVED_COMPUTE]);
+	definition->sources = texts_of_array(DatumGetArrayTypePCopy(values[DERIVED_SOURCES]), &definition->nsources);
+	if (!nulls[DERIVED_TTL])
+		definition->ttl_ms = reader_interval_ms(DatumGetIntervalP(values[DERIVED_TTL]));
+	table_close(table, AccessShareLock);
+	return definition;
+}
+
+static void
+raise_malformed(const char *text)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			 errmsg("malformed source \"%s\"", text),
+			 errdetail("A source is the name of a domain, with how its key is made of the arguments in parentheses: "
+					   "$1, $2 ... stand for arguments, anything else is percent-encoded text."),
+			 errhint("For example: room($1) or setting(default).")));
+}
+
+/* One part of a source's key: "$2" or percent-encoded text. */
+static void
+parse_part(Source *source, const char *text, char *part)
+{
+	char	  **decoded;
+	char	   *end;
+	int			n;
+
+	if (*part == '$')
+	{
+		source->arguments[source->nparts] = strtol(part + 1, &end, 10);
+		if (source->arguments[source->nparts] < 1 || *end != '\0')
+			raise_malformed(text);
+	}
+	else if (key_parts(part, &n, &decoded) && n == 1)
+		source->literals[source->nparts] = decoded[0];
+	else
+		raise_malformed(text);
+	source->nparts++;
+}
+
+/* "domain", or "domain(part,part)". */
+static Source
+parse_source(const char *text)
+{
+	size_t		len = strlen(text);
+	const char *open = strrchr(text, '(');
+	Source		source = {.domain = pstrdup(text), .nparts = -1};
+	char	   *part;
+	char	   *comma;
+
+	if (open == NULL || text[len - 1] != ')')
+		return source;
+	source.domain[open - text] = '\0';
+	source.nparts = 0;
+	source.arguments = palloc0(sizeof(int) * len);
+	source.literals = palloc0(sizeof(char *) * len);
+	part = pnstrdup(open + 1, text + len - 1 - (open + 1));
+	for (; (comma = strchr(part, ',')) != NULL; part = comma + 1)
+	{
+		*comma = '\0';
+		parse_part(&source, text, part);
+	}
+	parse_part(&source, text, part);
+	return source;
+}
+
+/* The key's parts for these arguments; checks that there are so many. texts NULL: only checks. */
+static const char **
+source_parts(const Source *source, const Domain *domain, int nargs, char **texts, int *nparts)
+{
+	const char **parts;
+
+	*nparts = source->nparts < 0 ? domain->nkeys : source->nparts;
+	if (*nparts != domain->nkeys)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("wrong number of key values for domain \"%s\"", domain->name),
+				 errdetail("Its key has %d columns, the source has %d values.", domain->nkeys, *nparts)));
+	parts = palloc(sizeof(char *) * Max(*nparts, 1));
+	for (int i = 0; i < *nparts; i++)
+	{
+		int			argument = source->nparts < 0 ? i + 1 : source->arguments[i];
+
+		if (argument > nargs)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("source \"%s\" needs argument %d, but the function has %d", source->domain, argument, nargs)));
+		parts[i] = argument == 0 ? source->literals[i] : texts ? texts[argument - 1] : NULL;
+	}
+	return parts;
+}
+
+/* What is computed by it is kept and served: it must depend on nothing but its arguments and one snapshot. */
+static void
+check_function(Oid function)
+{
+	if (get_func_prokind(function) != PROKIND_FUNCTION || get_func_retset(function))
+		ereport(ERROR,
+				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				 errmsg("%s is not a function that returns one value", format_procedure(function))));
+	if (func_volatile(function) == PROVOLATILE_VOLATILE)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_FUNCTION_DEFINITION),
+				 errmsg("function %s is volatile", format_procedure(function)),
+				 errdetail("Each query of a volatile function sees another state of the tables."),
+				 errhint("Use ALTER FUNCTION ... STABLE if it only reads.")));
+}
+
+static void
+check_sources(int nsources, char **sources, int nargs)
+{
+	if (nsources == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("a derived value needs at least one source")));
+	for (int i = 0; i < nsources; i++)
+	{
+		Source		source = parse_source(sources[i]);
+		Domain	   *domain = domain_by_name(source.domain, false);
+		int			nparts;
+
+		reader_require_source(domain);
+		(void) source_parts(&source, domain, nargs, NULL, &nparts);
+	}
+}
+
+/* Another definition of the name takes the place of the former one, with an id of its own: nothing it stored is used. */
+Datum
+fence_define_derived(PG_FUNCTION_ARGS)
+{
+	Oid			function;
+	Oid		   *types;
+	int			nargs;
+	int			nsources;
+	char	  **sources;
+	Relation	table;
+	HeapTuple	old;
+	HeapTuple	new;
+	Datum		values[NDERIVED];
+	bool		nulls[NDERIVED] = {false};
+
+	shared_require();
+	for (int i = 0; i < 3; i++)
+		if (PG_ARGISNULL(i))
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("name, sources and function must not be null")));
+	function = PG_GETARG_OID(2);
+	sources = texts_of_array(PG_GETARG_ARRAYTYPE_P(1), &nsources);
+	check_function(function);
+	(void) get_func_signature(function, &types, &nargs);
+	check_sources(nsources, sources, nargs);
+	if (!PG_ARGISNULL(3))
+		(void) reader_interval_ms(PG_GETARG_INTERVAL_P(3));
+
+	table = fence_table_open("derived", RowExclusiveLock);
+	values[DERIVED_NAME - 1] = PG_GETARG_DATUM(0);
+	values[DERIVED_ID - 1] = Int64GetDatum(nextval_internal(fence_table_oid("derived_id_seq"), false));
+	values[DERIVED_COMPUTE - 1] = CStringGetTextDatum(format_procedure_qualified(function));
+	values[DERIVED_SOURCES - 1] = PG_GETARG_DATUM(1);
+	nulls[DERIVED_TTL - 1] = PG_ARGISNULL(3);
+	values[DERIVED_TTL - 1] = PG_GETARG_DATUM(3);
+	new = heap_form_tuple(RelationGetDescr(table), values, nulls);
+	old = find_definition(table, text_to_cstring(PG_GETARG_TEXT_PP(0)));
+	if (HeapTupleIsValid(old))
+		CatalogTupleUpdate(table, &old->t_self, new);
+	else
+		CatalogTupleInsert(table, new);
+	table_close(table, NoLock);
+	PG_RETURN_VOID();
+}
+
+Datum
+fence_drop_derived(PG_FUNCTION_ARGS)
+{
+	char	   *name = text_to_cstring(PG_GETARG_TEXT_PP(0));
+	Relation	table = fence_table_open("derived", RowExclusiveLock);
+	HeapTuple	tuple = find_definition(table, name);
+
+	if (!HeapTupleIsValid(tuple))
+		raise_undefined(name);
+	CatalogTupleDelete(table, &tuple->t_self);
+	table_close(table, NoLock);
+	PG_RETURN_VOID();
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * A value with its arguments
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Parses the arguments by the function's types and prints them: one text for each value. */
+static void
+resolve_arguments(Derivation *d, char **given, int ngiven)
+{
+	int			nest_level = NewGUCNestLevel();
+
+	if (ngiven != d->nargs)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("derived value \"%s\" has %d arguments, not %d", d->definition->name, d->nargs, ngiven)));
+	row_use_standard_settings();
+	d->values = palloc(sizeof(Datum) * Max(d->nargs, 1));
+	d->texts = palloc(sizeof(char *) * Max(d->nargs, 1));
+	for (int i = 0; i < d->nargs; i++)
+	{
+		Oid			proc;
+		Oid			ioparam;
+		bool		varlena;
+
+		getTypeInputInfo(d->types[i], &proc, &ioparam);
+		d->values[i] = OidInputFunctionCall(proc, given[i], ioparam, -1);
+		getTypeOutputInfo(d->types[i], &proc, &varlena);
+		d->texts[i] = OidOutputFunctionCall(proc, d->values[i]);
+	}
+	AtEOXact_GUC(true, nest_level);
+}
+
+static void
+resolve_sources(Derivation *d)
+{
+	d->nsources = d->definition->nsources;
+	d->sources = palloc(sizeof(ManyItem) * d->nsources);
+	for (int i = 0; i < d->nsources; i++)
+	{
+		Source		source = parse_source(d->definition->sources[i]);
+		Domain	   *domain = domain_by_name(source.domain, false);
+		int			nparts;
+		const char **parts = source_parts(&source, domain, d->nargs, d->texts, &nparts);
+
+		reader_require(domain);
+		reader_require_source(domain);
+		d->sources[i] = many_item(domain, key_of_texts(domain, nparts, parts));
+	}
+}
+
+/* "<value name of the first source>:<name>.<id>:<arguments>" */
+static char *
+value_name(const Derivation *d)
+{
+	StringInfoData buf;
+
+	initStringInfo(&buf);
+	appendStringInfo(&buf, "%s:", d->sources[0].value);
+	key_encode(&buf, d->definition->name);
+	appendStringInfo(&buf, ".%lld:", (long long) d->definition->id);
+	for (int i = 0; i < d->nargs; i++)
+	{
+		if (i > 0)
+			appendStringInfoChar(&buf, ',');
+		key_encode(&buf, d->texts[i]);
+	}
+	if (buf.len > NAME_MAX_LENGTH)
+		ereport(ERROR,
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("name in Redis of derived value \"%s\" is too long", d->definition->name),
+				 errdetail("It has %d bytes; the limit is %d.", buf.len, NAME_MAX_LENGTH)));
+	return buf.data;
+}
+
+/*
+ * Everything about the value that arguments 0 (name) and 1 (VARIADIC text[]) mean. Who may not read all the sources, or
+ * not run the function, may not have its results either.
+ */
+static void
+derivation_arguments(FunctionCallInfo fcinfo, Derivation *d)
+{
+	char	  **given;
+	int			ngiven;
+
+	shared_require();
+	d->definition = load_definition(text_to_cstring(PG_GETARG_TEXT_PP(0)));
+	given = texts_of_array(PG_GETARG_ARRAYTYPE_P(1), &ngiven);
+	d->function = DatumGetObjectId(DirectFunctionCall1(regprocedurein, CStringGetDatum(d->definition->compute)));
+	check_function(d->function);
+	if (object_aclcheck(ProcedureRelationId, d->function, GetUserId(), ACL_EXECUTE) != ACLCHECK_OK)
+		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_FUNCTION, get_func_name(d->function));
+	(void) get_func_signature(d->function, &d->types, &d->nargs);
+	resolve_arguments(d, given, ngiven);
+	resolve_sources(d);
+	d->value = value_name(d);
+}
+
+/* The names that a Redis client needs: of the first source's fence, and of the value. */
+Datum
+fence_derived_keys(PG_FUNCTION_ARGS)
+{
+	Derivation	d = {0};
+	TupleDesc	desc;
+	Datum		values[2];
+	bool		nulls[2] = {false};
+
+	derivation_arguments(fcinfo, &d);
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	values[0] = CStringGetTextDatum(d.sources[0].fence);
+	values[1] = CStringGetTextDatum(d.value);
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Reading what is stored
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static char *
+json_string(JsonbContainer *array, uint32 i)
+{
+	JsonbValue *element = getIthJsonbValueFromContainer(array, i);
+
+	return element && element->type == jbvString ? pnstrdup(element->val.string.val, element->val.string.len) : NULL;
+}
+
+/* Takes token and version of each source from the stored list. False: it is not a list of exactly these sources. */
+static bool
+take_stored_sources(Derivation *d, JsonbContainer *list)
+{
+	for (int i = 0; i < d->nsources; i++)
+	{
+		JsonbValue *entry = getIthJsonbValueFromContainer(list, i);
+		JsonbContainer *parts = entry && entry->type == jbvBinary ? entry->val.binary.data : NULL;
+		GetAnswer  *answer = &d->sources[i].answer;
+		char	   *fence;
+
+		if (parts == NULL || !JsonContainerIsArray(parts))
+			return false;
+		fence = json_string(parts, 0);
+		answer->token = json_string(parts, 1);
+		answer->version = json_string(parts, 2);
+		if (!fence || strcmp(fence, d->sources[i].fence) != 0 || !answer->token || !answer->version)
+			return false;
+	}
+	return true;
+}
+
+/* The stored value, if it is fresh: the first source's fence vouches for it, and the checks of all others pass. */
+static bool
+read_stored(Derivation *d, Datum *result, bool *isnull)
+{
+	ManyItem	stored = d->sources[0];
+	JsonbContainer *payload;
+	JsonbValue	list;
+	JsonbValue	value;
+
+	stored.value = d->value;
+	(void) many_get(1, &stored);
+	if (!stored.answer.payload || !stored.answer.token || !stored.answer.version ||
+		!reader_payload(&stored.answer, &stored.row))
+		return false;
+	payload = &DatumGetJsonbP(stored.row)->root;
+	if (!JsonContainerIsObject(payload) ||
+		getKeyJsonValueFromContainer(payload, "sources", strlen("sources"), &list) == NULL ||
+		getKeyJsonValueFromContainer(payload, "value", strlen("value"), &value) == NULL ||
+		list.type != jbvBinary || !JsonContainerIsArray(list.val.binary.data) ||
+		!take_stored_sources(d, list.val.binary.data))
+		return false;
+	if (strcmp(d->sources[0].answer.token, stored.answer.token) != 0 ||
+		strcmp(d->sources[0].answer.version, stored.answer.version) != 0)
+		return false;
+	if (d->nsources > 1 && !many_check(d->nsources - 1, d->sources + 1))
+		return false;
+	*isnull = value.type == jbvNull;
+	if (!*isnull)
+		*result = JsonbPGetDatum(JsonbValueToJsonb(&value));
+	return true;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Computing
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Calls the function in that snapshot, as the caller; JSON text, or NULL. */
+static char *
+compute(const Derivation *d, Snapshot snapshot)
+{
+	MemoryContext context = CurrentMemoryContext;
+	int			nest_level = NewGUCNestLevel();
+	StringInfoData query;
+	SPIPlanPtr	plan;
+	char	   *text;
+
+	initStringInfo(&query);
+	appendStringInfo(&query, "SELECT pg_catalog.to_jsonb(%s(",
+					 quote_qualified_identifier(get_namespace_name(get_func_namespace(d->function)),
+												get_func_name(d->function)));
+	for (int i = 0; i < d->nargs; i++)
+		appendStringInfo(&query, "%s$%d", i ? ", " : "", i + 1);
+	appendStringInfoString(&query, "))");
+
+	row_use_standard_settings();
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "SPI_connect failed");
+	plan = SPI_prepare(query.data, d->nargs, d->types);
+	if (plan == NULL)
+		elog(ERROR, "SPI_prepare failed: %s", SPI_result_code_string(SPI_result));
+	if (SPI_execute_snapshot(plan, d->values, NULL, snapshot, InvalidSnapshot, true, false, 0) != SPI_OK_SELECT ||
+		SPI_processed != 1)
+		elog(ERROR, "could not compute derived value \"%s\"", d->definition->name);
+	text = SPI_getvalue(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1);
+	if (text != NULL)
+		text = MemoryContextStrdup(context, text);
+	if (SPI_finish() != SPI_OK_FINISH)
+		elog(ERROR, "SPI_finish failed");
+	AtEOXact_GUC(true, nest_level);
+	return text;
+}
+
+/* Whether every source was a hit or a miss: has a token from before the snapshot. */
+static bool
+all_tokens(const Derivation *d)
+{
+	for (int i = 0; i < d->nsources; i++)
+		if (!d->sources[i].answer.token)
+			return false;
+	return true;
+}
+
+/* Whether every source has a version in the snapshot: one that has no row has none. */
+static bool
+all_versions(const Derivation *d)
+{
+	for (int i = 0; i < d->nsources; i++)
+		if (d->sources[i].version == NO_VERSION)
+			return false;
+	return true;
+}
+
+static void
+store(const Derivation *d, const char *text)
+{
+	const ManyItem *first = &d->sources[0];
+	StringInfoData payload;
+
+	initStringInfo(&payload);
+	appendStringInfoString(&payload, "{\"sources\": [");
+	for (int i = 0; i < d->nsources; i++)
+	{
+		const ManyItem *source = &d->sources[i];
+
+		appendStringInfoString(&payload, i ? ", [" : "[");
+		escape_json(&payload, source->fence);
+		appendStringInfoString(&payload, ", ");
+		escape_json(&payload, source->answer.token);
+		appendStringInfo(&payload, ", \"%lld\"]", (long long) source->version);
+	}
+	appendStringInfo(&payload, "], \"value\": %s}", text ? text : "null");
+	(void) reader_put(first->fence, d->value, first->answer.token, first->answer.ticket ? first->answer.ticket : "",
+					  first->version, payload.data, payload.len, d->definition->ttl_ms);
+}
+
+/*
+ * Sources are asked for first, then read and computed from in one snapshot. Those whose fences have no version yet get it
+ * from their own rows, put as any reader would.
+ */
+static char *
+recompute(Derivation *d, bool fill)
+{
+	bool		may_put;
+	Snapshot	snapshot;
+	char	   *text;
+
+	if (fill)
+		(void) many_get(d->nsources, d->sources);
+	snapshot = many_snapshot(&may_put);
+	fill = fill && may_put && all_tokens(d);
+	if (fill)
+		many_read_rows(d->nsources, d->sources, snapshot);
+	text = compute(d, snapshot);
+	UnregisterSnapshot(snapshot);
+	if (fill && all_versions(d))
+	{
+		many_put_rows(d->nsources, d->sources);
+		store(d, text);
+	}
+	return text;
+}
+
+Datum
+fence_read_derived(PG_FUNCTION_ARGS)
+{
+	Derivation	d = {0};
+	Datum		result;
+	bool		isnull;
+	bool		fill;
+	char	   *text;
+
+	derivation_arguments(fcinfo, &d);
+	fill = !many_written(d.nsources, d.sources);
+	if (fill && read_stored(&d, &result, &isnull))
+	{
+		if (isnull)
+			PG_RETURN_NULL();
+		PG_RETURN_DATUM(result);
+	}
+	text = recompute(&d, fill);
+	if (text == NULL)
+		PG_RETURN_NULL();
+	PG_RETURN_DATUM(DirectFunctionCall1(jsonb_in, CStringGetDatum(text)));
+}

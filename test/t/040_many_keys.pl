@@ -1,0 +1,193 @@
+# 040_many_keys.pl
+#    Several keys that agree, under concurrent writers: all keys of a transaction change together, and whoever reads
+#    several of them must see one transaction's versions.
+#
+# The first part shows a client of Redis that the second look is what finds a torn set. The second stops a reading
+# backend again and again, so that writes fall between its calls; the third lets writers and readers run freely.
+
+use strict;
+use warnings;
+
+use FenceTest;
+use FenceTest::Session;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(time usleep);
+
+my $STOPS = 20;        # how often the reading backend is stopped, at least
+my $FOUND = 5;         # and until it has found so many torn sets
+my $SETS = 150;        # how many sets are read beside writers that run freely, at least
+my $HITS = 10;         # and until so many of them were hits
+my $PATIENCE = 150;    # seconds for each of the two
+
+my $redis = FenceTest::Redis->start;
+my $node = new_postgres('many', $redis, log_min_messages => 'debug1');
+my $sql = FenceTest::Session->open($node);
+
+$sql->run(<<'SQL');
+CREATE TABLE part (id int PRIMARY KEY, n int NOT NULL DEFAULT 0, version bigint NOT NULL DEFAULT 0);
+INSERT INTO part SELECT g FROM generate_series(1, 300) g;
+SELECT fence.attach('part');
+CREATE FUNCTION names(first int, last int) RETURNS text[] LANGUAGE sql
+    RETURN fence.fence_keys('part', (SELECT array_agg(g::text) FROM generate_series(first, last) g));
+SQL
+poll(sub { $sql->run("SELECT status FROM fence.get('part', '1')") ne 'unarmed' }, 'the announcement');
+
+sub fill { my ($first, $last) = @_; return $sql->run("SELECT count(*) FROM fence.read_many(names($first, $last))"); }
+
+# Pairs of fence and value.
+sub pairs
+{
+	my @fences = split /\n/, $sql->run("SELECT unnest(names($_[0], $_[1]))");
+	return map { ($_, s/:f:/:v:/r) } @fences;
+}
+
+# n of a payload.
+sub n_of { return $_[0] =~ /"n": (\d+)/ ? $1 : die "no n in '$_[0]'"; }
+
+subtest 'get all, then check all' => sub {
+	my ($f1, $v1, $f2, $v2) = pairs(1, 2);
+	my @seen;
+
+	fill(1, 2);
+	my (undef, $token, $old, $payload) = @{ $redis->call('FCALL', 'fence_get', 2, $f1, $v1) };
+	push @seen, n_of($payload);
+	$sql->run('UPDATE part SET n = n + 1 WHERE id <= 2');
+	fill(1, 2);
+	my ($status, undef, $new, $other) = @{ $redis->call('FCALL', 'fence_get', 2, $f2, $v2) };
+	push @seen, n_of($other);
+	is($status, 'hit', 'both were hits');
+	isnt($seen[0], $seen[1], 'and yet they are of two transactions');
+	is(join(' ', @{ $redis->call('FCALL', 'fence_check_many', 2, $f1, $f2, $token, $old, $token, $new) }), '0 1',
+		'the second look tells which has changed');
+	my @all = @{ $redis->call('FCALL', 'fence_get_many', 4, $f1, $v1, $f2, $v2) };
+	is(join(' ', @all[ 0, 1, 3, 6, 7, 9 ]), "5 hit $new 5 hit $new", 'one call is one moment');
+	is($all[5], $all[11], 'and both have the stamp of the one transaction');
+	like($all[5], qr/^\d+\.[0-9a-f]+$/, '... which is known');
+};
+
+subtest 'a backend that is stopped between its calls' => sub {
+	my $reader = FenceTest::Session->open($node);
+	my $control = FenceTest::Session->open($node);
+
+	$sql->run('UPDATE part SET n = 0');
+	fill(1, 300);
+	# Rows 1 and 300 are read in different calls. It reads until the table stop has a row.
+	$sql->run('CREATE TABLE stop (); CREATE SEQUENCE cached');
+	$reader->run(<<'SQL');
+CREATE PROCEDURE read_on(OUT sets int, OUT torn int, OUT cached int) LANGUAGE plpgsql AS $$
+DECLARE
+    found record;
+    fences text[] := names(1, 300);
+BEGIN
+    sets := 0; torn := 0; cached := 0;
+    WHILE NOT EXISTS (SELECT FROM stop) LOOP
+        SELECT count(DISTINCT value->'n') FILTER (WHERE value->>'id' IN ('1', '300')) AS different, min(source) AS source
+          INTO found FROM fence.read_many(fences, 0);
+        sets := sets + 1;
+        torn := torn + (found.different <> 1)::int;
+        cached := cached + (found.source = 'cache')::int;
+        PERFORM nextval('cached') WHERE found.source = 'cache';
+        COMMIT;
+    END LOOP;
+END $$;
+SQL
+	$reader->begin('CALL read_on(NULL, NULL, NULL)');
+	my ($i, $found) = (0, 0);
+	my $end = time() + $PATIENCE;
+	while (($i++ < $STOPS || $found < $FOUND) && time() < $end)
+	{
+		# somewhere after a set that it found in the cache
+		my $before = $control->run('SELECT last_value, is_called FROM cached');
+		poll(sub { $control->run('SELECT last_value, is_called FROM cached') ne $before }, 'the reader');
+		usleep(int rand 8000);
+		kill 'STOP', $reader->pid;
+		$control->begin("UPDATE part SET n = $i WHERE id IN (1, 300)");
+		# it may have been stopped with a lock that the others need
+		my $deadline = time() + 2;
+		usleep(200) until $control->ready || time() > $deadline;
+		kill 'CONT', $reader->pid if !$control->ready;
+		$control->take;
+		$control->run("SELECT fence.read('part', '1'), fence.read('part', '300')") if time() < $deadline;
+		kill 'CONT', $reader->pid;
+		$found = () = slurp_file($node->logfile) =~ /fenced keys changed while they were read/g;
+	}
+	$sql->run('INSERT INTO stop DEFAULT VALUES');
+	my ($sets, $torn, $cached) = split /\|/, $reader->take;
+	note("$sets sets, $cached of them from the cache; $found torn ones were found");
+	is($torn, 0, 'no set is torn');
+	cmp_ok($found, '>', 0, 'torn ones were found on the way');
+	cmp_ok($cached, '>', 0, 'sets come from the cache, too');
+	$_->close foreach $reader, $control;
+};
+
+subtest 'writers and readers that run freely' => sub {
+	my @writers = map { FenceTest::Session->open($node) } 1 .. 2;
+	my $patient = FenceTest::Session->open($node);
+	my @pairs = pairs(1, 20);
+	my ($sets, $hits, $torn, %seen) = (0, 0, 0);
+
+	$sql->run('UPDATE part SET n = 0; TRUNCATE stop; CREATE TABLE pace AS SELECT 0.03::float8 AS seconds');
+	$sql->run(<<'SQL');
+CREATE PROCEDURE write_on() LANGUAGE plpgsql AS $$
+BEGIN
+    WHILE NOT EXISTS (SELECT FROM stop) LOOP
+        UPDATE part SET n = n + 1 FROM (SELECT id FROM part WHERE id <= 20 ORDER BY id FOR UPDATE) x WHERE part.id = x.id;
+        COMMIT;
+        PERFORM pg_sleep(random() * seconds) FROM pace;
+    END LOOP;
+END $$;
+SQL
+	$_->begin('CALL write_on()') foreach @writers;
+	my $started = time();
+	while (($sets < $SETS || $hits < $HITS) && time() < $started + $PATIENCE)
+	{
+		# as fast as this machine lets the readers be
+		$sql->run('UPDATE pace SET seconds = ' . 4 * (time() - $started) / $sets) if $sets % 20 == 19;
+		# SQL, with patience or without
+		my $retries = $sets % 3;
+		my ($different, $source) = split /\|/,
+		  $patient->run("SELECT count(DISTINCT value->'n'), min(source) FROM fence.read_many(names(1, 20), $retries)");
+		$seen{$source}++;
+		$torn++ if $different != 1;
+		# Redis
+		my @reply = @{ $redis->call('FCALL', 'fence_get_many', scalar @pairs, @pairs) };
+		my @answers;
+		while (@reply)
+		{
+			push @answers, [ splice @reply, 0, shift @reply ];
+		}
+		is(scalar @answers, 20, 'an answer for each') if @answers != 20;
+		$sets++;
+		next if grep { $_->[0] ne 'hit' } @answers;
+		$hits++;
+		my %n = map { n_of($_->[3]) => 1 } @answers;
+		my %stamps = map { $_->[4] => 1 } grep { $_->[4] ne '' } @answers;
+		$torn++ if keys %n != 1 || keys %stamps > 1;
+	}
+	$sql->run('INSERT INTO stop DEFAULT VALUES');
+	$_->take foreach @writers;
+	note("$sets sets; $hits hits in Redis; SQL: " . join ', ', map { "$seen{$_} $_" } sort keys %seen);
+	is($torn, 0, 'no set is torn');
+	cmp_ok($hits, '>=', $HITS, 'hits, too');
+	no_reservations($node);
+	compare_fences($node, 'part');
+};
+
+subtest 'a replica of Redis' => sub {
+	my $replica = FenceTest::Redis->start(config => [ 'replicaof 127.0.0.1 ' . $redis->port, 'repl-diskless-sync-delay 0' ]);
+	my ($fence, $value) = pairs(7, 7);
+
+	fill(7, 7);
+	my $there = $redis->call('FCALL', 'fence_peek', 2, $fence, $value);
+	is($there->[0], 'fresh', 'at the master it is fresh');
+	poll(sub { ref $replica->attempt('FCALL_RO', 'fence_peek', 2, $fence, $value) eq 'ARRAY'
+		&& $replica->call('FCALL_RO', 'fence_peek', 2, $fence, $value)->[0] ne 'none' }, 'the replica');
+	my $here = $replica->call('FCALL_RO', 'fence_peek', 2, $fence, $value);
+	is(join(' ', @$here[ 0 .. 3 ]), join(' ', 'unknown', @$there[ 1 .. 3 ]), 'the replica has it, and says that it knows no more');
+	is($replica->call('FCALL_RO', 'fence_get_ro', 2, $fence, $value)->[0], 'unarmed', 'it answers no strong read');
+	$replica->stop;
+};
+
+$node->stop;
+done_testing();
