@@ -62,17 +62,21 @@ find_mirror() {
 make_chroot() {
 	suite=$1
 	chroot=$place/$suite
-	packages=$(printf '%s\n' build-essential postgresql postgresql-server-dev-all redis-server $test_packages |
+	packages=$(printf '%s\n' build-essential mount postgresql postgresql-server-dev-all redis-server $test_packages |
 		sed 's/|.*//' | paste -sd, -)
 	[ "$suite" = bookworm ] || packages=$packages,valkey-server
-	# services of the packages must not start
+	# services of the packages must not start, and no cluster is needed but the tests' own
 	cat >"$place/$suite.hook" <<-'HOOK'
 	#!/bin/sh
-	mkdir -p "$1/usr/sbin" && printf '#!/bin/sh\nexit 101\n' >"$1/usr/sbin/policy-rc.d" && chmod 755 "$1/usr/sbin/policy-rc.d"
+	mkdir -p "$1/usr/sbin" "$1/etc/postgresql-common" &&
+		printf '#!/bin/sh\nexit 101\n' >"$1/usr/sbin/policy-rc.d" && chmod 755 "$1/usr/sbin/policy-rc.d" &&
+		echo 'create_main_cluster = false' >"$1/etc/postgresql-common/createcluster.conf"
 	HOOK
 	chmod 755 "$place/$suite.hook"
 	if ! as_root mmdebstrap --variant=apt --components=main --aptopt='Acquire::Languages "none"' \
-		--aptopt='Acquire::Check-Valid-Until "false"' --aptopt='Acquire::Retries "3"' \
+		--aptopt='Acquire::Check-Valid-Until "false"' --aptopt='Acquire::Retries "3"' --dpkgopt=force-unsafe-io \
+		--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
+		--dpkgopt='path-exclude=/usr/share/locale/*' \
 		--setup-hook="'$place/$suite.hook' \"\$1\"" \
 		--include="$packages" "$suite" "$chroot.new" "$(find_mirror)" >"$place/$suite.log" 2>&1 </dev/null; then
 		as_root rm -rf "$chroot.new"
