@@ -256,6 +256,12 @@ in_parallel() {
 of=$(for name in $names; do field "$name" 2; done | sort -u)
 in_parallel chroot
 chroots=$?
+made=
+for suite in $of; do [ ! -d "$place/$suite" ] || made=1; done
+if [ -z "$made" ]; then
+	say 'no chroot can be made here: mmdebstrap failed, see above'
+	exit 77
+fi
 of=$names
 in_parallel test "$@"
 tests=$?

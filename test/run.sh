@@ -50,6 +50,7 @@ wanted() { case " ${levels:-unit regress isolation tap history model matrix} " i
 # One other combination of versions, in a chroot (outside: an unprivileged user cannot make one). What it counted is left
 # for the sum at the end.
 other_versions=trixie-redis
+matrix_seconds=900
 
 # The combinations that the arguments ask for: that one if they name nothing.
 matrix_chosen() {
@@ -70,16 +71,19 @@ run_matrix() {
 	[ $# -gt 0 ] || return 0
 	say '--- matrix'
 	log=$outside/matrix.log
-	setsid sh "$top/test/matrix.sh" --short "$@" >"$log" 2>&1 &
+	# a mirror that does not answer must not hold everything else
+	setsid timeout --kill-after=30 $matrix_seconds sh "$top/test/matrix.sh" --short "$@" >"$log" 2>&1 &
 	inside=$!
 	wait "$inside"
 	status=$?
 	inside=
 	cat "$log"
+	echo '0 0' >"$outside/matrix.counts"
 	if [ $status -eq 77 ]; then
 		say 'matrix: skipped, see above for why; only the versions of this machine are tested'
 		return
 	fi
+	[ $status -ne 124 ] || say "matrix: did not end within $matrix_seconds s"
 	awk -v status=$status '
 		/^[|].* passed, .* failed/ { match($0, /[0-9]+ passed, [0-9]+ failed/); split(substr($0, RSTART), n, /[^0-9]+/)
 			passed += n[1]; failed += n[2] }
