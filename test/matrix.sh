@@ -22,7 +22,7 @@ sid-valkey      sid       valkey-server
 
 # What --quick runs of the TAP tests: what differs between versions. Memory of Redis' functions, the library and what is
 # said to it wrongly, transactions, a Redis that goes away, two-phase commit, replication, TLS, Sentinel.
-quick_tap='001_* 002_library 010_* 011_* 016_* 020_* 022_* 030_* 031_* 034_*'
+quick_tap='001_* 002_library 010_* 011_* 016_* 020_* 022_* 027_* 030_* 031_* 036_*'
 # And the smallest choice, for each run of test/run.sh.
 short_tap='001_* 010_* 016_* 022_* 030_*'
 
