@@ -45,9 +45,8 @@ version_or_none(const char *text)
 	return *text ? strtoll(text, NULL, 10) : NO_VERSION;
 }
 
-/* The fence as Redis holds it. */
-static bool
-ask_status(const char *fence, FenceStatus *status)
+bool
+audit_ask(const char *fence, FenceStatus *status)
 {
 	redisReply *reply;
 	bool		ok;
@@ -72,6 +71,7 @@ ask_status(const char *fence, FenceStatus *status)
 		status->armed = strcmp(reply->element[0]->str, "armed") == 0;
 		strlcpy(status->token, reply->element[1]->str, sizeof(status->token));
 		status->fence_version = version_or_none(reply->element[2]->str);
+		strlcpy(status->stamp, status->fence_version != NO_VERSION ? reply->element[3]->str : "", sizeof(status->stamp));
 		status->pending = atoi(reply->element[4]->str);
 		status->highest_pending = NO_VERSION;
 		for (size_t i = 5; i < reply->elements; i += 3)
@@ -104,7 +104,7 @@ audit_key(const Domain *domain, const char *key, FenceStatus *status)
 
 	for (int look = 0; ok && look < 2; look++)
 	{
-		ok = ask_status(fence, status);
+		ok = audit_ask(fence, status);
 		if (!ok)
 			break;
 		status->row_version = row_current_version(domain, key, NULL);

@@ -23,11 +23,18 @@ typedef struct FenceStatus
 	bool		armed;
 	char		token[64];
 	int64		fence_version;	/* NO_VERSION: none */
+	char		stamp[48];		/* of the transaction that committed it; empty: a reader or the audit gave it */
 	int64		row_version;	/* of the row or its tombstone; NO_VERSION: neither */
 	int			pending;		/* reservations of the key and of its domain */
 	int64		highest_pending;	/* NO_VERSION: none of the key */
 	FenceRelation relation;
 } FenceStatus;
+
+/*
+ * The fence as Redis holds it: fills all but row_version and relation. False: Redis could not be asked
+ * (coordinator_problem). Interruptible.
+ */
+extern bool audit_ask(const char *fence, FenceStatus *status);
 
 /*
  * Compares the key's fence with its row; if they differ, again, because a commit in between looks like a difference.

@@ -38,6 +38,7 @@
 #include "row.h"
 #include "shared.h"
 #include "stamp.h"
+#include "standby.h"
 #include "tombstone.h"
 #include "version.h"
 
@@ -209,7 +210,16 @@ reader_answer(redisReply **strings, size_t n)
 	return answer;
 }
 
-/* The strong get. While fences are not OPEN Redis is not asked: it may hang. */
+/* Whether Redis is to be asked. While fences are not OPEN it is not: it may hang. On a standby that is the primary's word. */
+static bool
+may_ask(void)
+{
+	if (RecoveryInProgress())
+		return strcmp(reader_closed_status(), "unarmed") == 0;
+	return WORD_STATE(fence_word_expire()) == FENCE_OPEN;
+}
+
+/* The strong get. On a standby a miss has neither token nor ticket: nobody may put what he reads there. */
 static GetAnswer
 strong_get(const Domain *domain, const char *key)
 {
@@ -218,9 +228,10 @@ strong_get(const Domain *domain, const char *key)
 	char	   *value = key_value_name(domain, key);
 	const char *argv[] = {"FCALL", "fence_get", "2", fence, value};
 	size_t		argvlen[] = {5, 9, 1, strlen(fence), strlen(value)};
+	bool		standby = RecoveryInProgress();
 	redisReply *reply;
 
-	if (WORD_STATE(fence_word_expire()) != FENCE_OPEN)
+	if (!may_ask())
 	{
 		answer.status = reader_closed_status();
 		return answer;
@@ -238,6 +249,8 @@ strong_get(const Domain *domain, const char *key)
 	else if (coordinator_is_redirection(reply))
 		answer.status = "unarmed";
 	freeReplyObject(reply);
+	if (standby && strcmp(answer.status, "miss") == 0)
+		answer.token = answer.ticket = NULL;
 	return answer;
 }
 
@@ -364,34 +377,61 @@ reader_payload(const GetAnswer *answer, Datum *jsonb)
 	return done;
 }
 
-/* The row itself in the given snapshot, cached on the way back if that is allowed. */
+static void
+put_row(const Domain *domain, const char *key, const char *token, const char *ticket, int64 version, Datum jsonb)
+{
+	char	   *payload = JsonbToCString(NULL, &DatumGetJsonbP(jsonb)->root, VARSIZE(DatumGetJsonbP(jsonb)));
+
+	(void) reader_put(key_fence_name(domain, key), key_value_name(domain, key), token, ticket, version,
+					  payload, strlen(payload), domain->ttl_ms);
+}
+
+/* In which rows are read now */
+static Snapshot
+reading_snapshot(void)
+{
+	return RegisterSnapshot(IsolationUsesXactSnapshot() ? GetTransactionSnapshot() : GetLatestSnapshot());
+}
+
+/* The row itself, cached on the way back if that is allowed. */
 static bool
 read_row(const Domain *domain, const char *key, const GetAnswer *answer, Datum *jsonb)
 {
-	bool		old_snapshot = IsolationUsesXactSnapshot();
-	Snapshot	snapshot = RegisterSnapshot(old_snapshot ? GetTransactionSnapshot() : GetLatestSnapshot());
+	Snapshot	snapshot = reading_snapshot();
 	int64		version;
-	bool		found = row_as_jsonb(domain, key, snapshot, jsonb, &version);
+	bool		found = row_as_jsonb(domain, key, snapshot, jsonb, &version, NULL);
 
 	UnregisterSnapshot(snapshot);
-	if (found && answer->token && answer->ticket && !old_snapshot)
-	{
-		char	   *payload = JsonbToCString(NULL, &DatumGetJsonbP(*jsonb)->root, VARSIZE(DatumGetJsonbP(*jsonb)));
-
-		(void) reader_put(key_fence_name(domain, key), key_value_name(domain, key), answer->token, answer->ticket, version,
-						  payload, strlen(payload), domain->ttl_ms);
-	}
+	if (found && answer->token && answer->ticket && !IsolationUsesXactSnapshot())
+		put_row(domain, key, answer->token, answer->ticket, version, *jsonb);
 	return found;
 }
 
+/* The same on a standby, whose row may be old: false if it cannot be proven that it is not. It redeems no ticket. */
+static bool
+read_row_of_standby(const Domain *domain, const char *key, Datum *jsonb)
+{
+	FenceStatus status;
+	Snapshot	snapshot;
+	bool		proven;
+
+	if (!may_ask() || !standby_ask(domain, key, &status))
+		return false;
+	snapshot = reading_snapshot();
+	proven = standby_row(domain, key, &status, snapshot, jsonb);
+	UnregisterSnapshot(snapshot);
+	if (proven)
+		put_row(domain, key, status.token, "", status.fence_version, *jsonb);
+	return proven;
+}
+
+/*
+ * Values of the domain are rows of a table that has versions, and this server may tell of them: reads of several keys are
+ * not made on a standby.
+ */
 void
 reader_require_source(const Domain *domain)
 {
-	if (RecoveryInProgress())
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("strong reads are not possible during recovery"),
-				 errhint("Read from the primary server.")));
 	if (!domain_has_versions(domain))
 		ereport(ERROR,
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
@@ -405,6 +445,7 @@ fence_read(PG_FUNCTION_ARGS)
 	Domain	   *domain = domain_argument(fcinfo, 0);
 	char	   *key = key_argument(fcinfo, 1, domain);
 	GetAnswer	answer = {.status = "unavailable"};
+	bool		standby = RecoveryInProgress();
 	Datum		row;
 
 	reader_require_source(domain);
@@ -415,6 +456,16 @@ fence_read(PG_FUNCTION_ARGS)
 		PG_RETURN_DATUM(row);
 	if (answer.payload)
 		answer.token = NULL;	/* somebody else's value under this name: read past it, leave it alone */
+	if (standby)
+	{
+		if (answer.payload == NULL && strcmp(answer.status, "miss") == 0 && read_row_of_standby(domain, key, &row))
+			PG_RETURN_DATUM(row);
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("this standby cannot tell whether its row of key \"%s\" in domain \"%s\" is current", key, domain->name),
+				 errdetail("The cache answered: %s.", answer.status),
+				 errhint("Read from the primary server.")));
+	}
 	if (!read_row(domain, key, &answer, &row))
 		PG_RETURN_NULL();
 	PG_RETURN_DATUM(row);
@@ -450,6 +501,8 @@ fence_put(PG_FUNCTION_ARGS)
 				 errmsg("a version must not be negative")));
 	if (ledger_has_written(domain->id))
 		PG_RETURN_TEXT_P(cstring_to_text("refused this transaction has written in the domain"));
+	if (RecoveryInProgress())
+		PG_RETURN_TEXT_P(cstring_to_text("refused this server is a standby"));
 	if (WORD_STATE(fence_word_expire()) != FENCE_OPEN)
 		PG_RETURN_TEXT_P(cstring_to_text("refused unarmed"));
 	payload = PG_GETARG_TEXT_PP(4);

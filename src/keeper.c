@@ -29,6 +29,7 @@
 
 #define DATABASES_EVERY	INT64CONST(60000000)	/* microseconds between looks at all databases without a reason, */
 #define DATABASES_AGAIN	INT64CONST(10000000)	/* and after one that failed */
+#define WATCH_EVERY		INT64CONST(250000)	/* at most, between looks of a standby: it may have been promoted */
 #define RETRY_FIRST		INT64CONST(50000)	/* between tries to open: at first, and at most */
 #define RETRY_MOST		INT64CONST(1000000)
 #define FLAP_FIRST		INT64CONST(100000)	/* time in CLOSED after the first failure, doubled for each that follows, */
@@ -50,7 +51,7 @@ static int64 databases_next = 0;
 
 static int64 opened_at = 0;
 static int	flaps = 0;
-static bool planned = false;	/* OPEN ends because processes came or went in good order, and have been at rest since */
+static bool planned = false;	/* OPEN ends because settings changed, or processes came or went in good order: no flap */
 static int64 stay_closed_until = 0;
 static int64 retry_pause = RETRY_FIRST;
 
@@ -422,7 +423,7 @@ try_open(void)
 	if (WORD_STATE(closed) != FENCE_CLOSED)
 		return false;
 
-	if (!same_processes(closed) || pg_atomic_read_u32(&fence_shared->bypassed))
+	if ((!same_processes(closed) || pg_atomic_read_u32(&fence_shared->bypassed)) && !fence_lease_bound_passed())
 	{
 		/* no need to keep writers waiting in ARMING for what only time can bring */
 		for (int i = 0; i < topology_size; i++)
@@ -432,8 +433,7 @@ try_open(void)
 			if (topology_nodes[i].present)
 				(void) library_disarm(&call, GetWALInsertionTimeLine());
 		}
-		if (!fence_lease_bound_passed())
-			return back_to_closed(closed, "waiting until the leases of the last epoch are over");
+		return back_to_closed(closed, "waiting until the leases of the last epoch are over");
 	}
 
 	pg_atomic_write_u64(&fence_shared->arming_until, (uint64) fence_clock() + lease_us());
@@ -469,6 +469,7 @@ heartbeat(FenceWord word, char *error)
 	}
 	if (topology_is_outdated())
 	{
+		planned = true;
 		strlcpy(error, "the settings of the connection to Redis were changed", REASON_LEN);
 		return false;
 	}
@@ -589,7 +590,7 @@ announce(FenceWord word)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* OPEN ended: the more often that happens, the longer fences stay closed. */
+/* OPEN ended: the more often that happens, the longer fences stay closed; unless somebody wanted it. */
 static void
 note_flap(void)
 {
@@ -612,6 +613,26 @@ note_flap(void)
 	announce_queue = NIL;
 }
 
+/*
+ * On a standby nothing is armed, renewed or opened: all that is done is to know where Redis is, and whether it answers, for
+ * those who read there (standby.c). What a primary must know at its start is looked up at the promotion.
+ */
+static int64
+watch(void)
+{
+	char		error[REASON_LEN] = "";
+
+	if (topology_find(error))
+	{
+		for (int i = 0; i < topology_size; i++)
+			(void) topology_greet(&topology_nodes[i], false);
+		choose_slots();			/* nothing is OPEN here that they could belong to */
+	}
+	topology_publish(false);
+	(void) back_to_closed(fence_word(), "this server is a standby: only its primary opens fences");
+	return Min(lease_us() / 4, WATCH_EVERY);
+}
+
 /* One step of the keeper. Returns how long to sleep, in microseconds, if nobody wakes it. */
 static int64
 keeper_step(void)
@@ -620,6 +641,8 @@ keeper_step(void)
 	char		error[REASON_LEN] = "";
 	int64		bound_left;
 
+	if (RecoveryInProgress())
+		return watch();
 	if (WORD_STATE(word) == FENCE_OPEN)
 	{
 		opened_at = opened_at ? opened_at : fence_clock();

@@ -222,8 +222,22 @@ group_as_json(const Domain *domain, const char *key, Snapshot snapshot)
 	return array.data;
 }
 
+/* A row that is not frozen is younger than half of the numbers of transactions, so its number can be completed. */
+static FullTransactionId
+writer_of(HeapTuple row)
+{
+	FullTransactionId next = ReadNextFullTransactionId();
+	TransactionId xid = HeapTupleHeaderGetRawXmin(row->t_data);
+	uint32		epoch = EpochFromFullTransactionId(next);
+
+	if (HeapTupleHeaderXminFrozen(row->t_data) || !TransactionIdIsNormal(xid))
+		return InvalidFullTransactionId;
+	return FullTransactionIdFromEpochAndXid(xid > XidFromFullTransactionId(next) ? epoch - 1 : epoch, xid);
+}
+
 bool
-row_as_jsonb(const Domain *domain, const char *key, Snapshot snapshot, Datum *jsonb, int64 *version)
+row_as_jsonb(const Domain *domain, const char *key, Snapshot snapshot, Datum *jsonb, int64 *version,
+			 FullTransactionId *writer)
 {
 	const Domain *leaf;
 	Relation	rel;
@@ -234,6 +248,8 @@ row_as_jsonb(const Domain *domain, const char *key, Snapshot snapshot, Datum *js
 	{
 		json = group_as_json(domain, key, snapshot);
 		*version = tombstone_group_version(domain->id, key, snapshot);
+		if (writer)
+			*writer = InvalidFullTransactionId;
 	}
 	else
 	{
@@ -242,6 +258,8 @@ row_as_jsonb(const Domain *domain, const char *key, Snapshot snapshot, Datum *js
 			return false;
 		json = row_as_json(leaf, row, RelationGetDescr(rel));
 		*version = domain_row_version(leaf, row, RelationGetDescr(rel));
+		if (writer)
+			*writer = writer_of(row);
 		relation_close(rel, AccessShareLock);
 	}
 	*jsonb = DirectFunctionCall1(jsonb_in, CStringGetDatum(json));

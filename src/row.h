@@ -6,6 +6,7 @@
 #ifndef FENCE_ROW_H
 #define FENCE_ROW_H
 
+#include "access/transam.h"
 #include "domain.h"
 #include "utils/snapshot.h"
 
@@ -16,10 +17,12 @@
 extern int64 row_current_version(const Domain *domain, const char *key, bool *is_row);
 
 /*
- * The row (of a group: the array of its rows, perhaps empty) as jsonb (to_jsonb semantics, the domain's columns only) with its version, in the given snapshot; false if
- * there is none.
+ * The row (of a group: the array of its rows, perhaps empty) as jsonb (to_jsonb semantics, the domain's columns only) with
+ * its version, in the given snapshot; false if there is none. *writer, if not NULL, is the transaction or subtransaction
+ * that wrote it, 0 if that is not known any more, or for a group.
  */
-extern bool row_as_jsonb(const Domain *domain, const char *key, Snapshot snapshot, Datum *jsonb, int64 *version);
+extern bool row_as_jsonb(const Domain *domain, const char *key, Snapshot snapshot, Datum *jsonb, int64 *version,
+						 FullTransactionId *writer);
 
 /*
  * One text per value, whoever reads first: what is cached is served to sessions with other settings. Until the caller's

@@ -64,6 +64,7 @@ worker_install(void)
 	BackgroundWorker worker;
 
 	describe(&worker, "pgcache_fence keeper", "fence_keeper_main");
+	worker.bgw_start_time = BgWorkerStart_ConsistentState;	/* a standby has one too */
 	worker.bgw_restart_time = 1;
 	RegisterBackgroundWorker(&worker);
 	describe(&worker, "pgcache_fence patrol", "fence_patrol_main");

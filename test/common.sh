@@ -34,6 +34,9 @@ available() { apt-cache show --no-all-versions "$1" 2>/dev/null | grep -q '^Pack
 # What the history checker needs (run.sh, history.sh).
 history_packages='make gcc libc6-dev libhiredis-dev libpq-dev pkgconf|pkg-config python3 python3-psycopg2 python3-redis'
 
+# What run.sh needs (run.sh, and matrix.sh for its chroots).
+test_packages="$history_packages lua5.1 lua-check libipc-run-perl sysbench spin libssl-dev openssl"
+
 # The newest major version of PostgreSQL whose server and headers are both here; empty if there is none.
 postgres_here() {
 	for dir in /usr/lib/postgresql/*/; do
@@ -192,7 +195,7 @@ begin_inside() {
 	major=$(postgres_here)
 	PG_CONFIG=/usr/lib/postgresql/$major/bin/pg_config
 	bindir=$("$PG_CONFIG" --bindir) || exit 2
-	for redis in redis-server valkey-server; do
+	for redis in ${REDIS_PROGRAM:-redis-server valkey-server}; do
 		if command -v $redis >/dev/null; then REDIS_SERVER=$(command -v $redis); break; fi
 	done
 	REDIS_CLI=${REDIS_SERVER%-server}-cli

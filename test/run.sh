@@ -3,8 +3,8 @@
 #
 # The last line says "N passed, N failed". Counted are: the build and the lint (one each, if they fail), what the unit
 # tests count, each test of pg_regress and pg_isolation_regress, a crash of the server that these two share, each
-# assertion of the TAP tests and each TAP file that ends badly, each run of the history checker, and each configuration
-# and mutation of the model.
+# assertion of the TAP tests and each TAP file that ends badly, each run of the history checker, each configuration
+# and mutation of the model, and the same of what runs on another PostgreSQL and Redis (test/matrix.sh).
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"
@@ -13,7 +13,7 @@ usage() {
 	cat <<-TEXT
 	usage: sh test/run.sh [--only LEVEL]... [NAME...]
 
-	  --only LEVEL   unit, regress, isolation, tap, history or model; may be repeated
+	  --only LEVEL   unit, regress, isolation, tap, history, model or matrix; may be repeated
 	  NAME           only the tests of that name; shell patterns are allowed ('key*')
 
 	  PROVE_JOBS     TAP files that run at the same time (2)
@@ -32,7 +32,7 @@ parse_arguments() {
 		case $1 in
 		--only)
 			case ${2:-} in
-			unit | regress | isolation | tap | history | model) levels="$levels $2" ;;
+			unit | regress | isolation | tap | history | model | matrix) levels="$levels $2" ;;
 			*) usage >&2; exit 2 ;;
 			esac
 			shift
@@ -45,11 +45,57 @@ parse_arguments() {
 	done
 }
 
+wanted() { case " ${levels:-unit regress isolation tap history model matrix} " in *" $1 "*) return 0 ;; esac; return 1; }
+
+# One other combination of versions, in a chroot (outside: an unprivileged user cannot make one). What it counted is left
+# for the sum at the end.
+other_versions=trixie-redis
+matrix_seconds=900
+
+# The combinations that the arguments ask for: that one if they name nothing.
+matrix_chosen() {
+	[ -n "$patterns" ] || { echo "$other_versions"; return; }
+	for name in $(sh "$top/test/matrix.sh" --list); do
+		set -f
+		for pattern in $patterns; do
+			# shellcheck disable=SC2254
+			case $name in $pattern) echo "$name"; break ;; esac
+		done
+		set +f
+	done
+}
+
+run_matrix() {
+	set --
+	for name in $(matrix_chosen); do set -- "$@" --only "$name"; done
+	[ $# -gt 0 ] || return 0
+	say '--- matrix'
+	log=$outside/matrix.log
+	# a mirror that does not answer must not hold everything else
+	setsid timeout --kill-after=30 $matrix_seconds sh "$top/test/matrix.sh" --short "$@" >"$log" 2>&1 &
+	inside=$!
+	wait "$inside"
+	status=$?
+	inside=
+	cat "$log"
+	echo '0 0' >"$outside/matrix.counts"
+	if [ $status -eq 77 ]; then
+		say 'matrix: skipped, see above for why; only the versions of this machine are tested'
+		return
+	fi
+	[ $status -ne 124 ] || say "matrix: did not end within $matrix_seconds s"
+	awk -v status=$status '
+		/^[|].* passed, .* failed/ { match($0, /[0-9]+ passed, [0-9]+ failed/); split(substr($0, RSTART), n, /[^0-9]+/)
+			passed += n[1]; failed += n[2] }
+		END { print passed + 0, failed + (status != 0 && failed == 0) }' "$log" >"$outside/matrix.counts"
+}
+
 parse_arguments "$@"
 if [ -z "$base" ]; then
 	begin_outside
 	# shellcheck disable=SC2086
-	install_packages $history_packages lua5.1 lua-check libipc-run-perl sysbench spin libssl-dev openssl
+	install_packages $test_packages
+	if wanted matrix; then run_matrix; fi
 	run_inside run.sh "$@"
 	exit $?
 fi
@@ -59,14 +105,17 @@ failed=0
 skipped=0
 
 finish() {
+	if [ -e "$base/matrix.counts" ]; then
+		read -r good bad <"$base/matrix.counts"
+		passed=$((passed + good))
+		failed=$((failed + bad))
+	fi
 	say
 	[ "$skipped" -eq 0 ] || say "$skipped TAP files skipped themselves; see above for why"
 	say "$passed passed, $failed failed"
 	[ $failed -eq 0 ]
 	exit $?
 }
-
-wanted() { case " ${levels:-unit regress isolation tap history model} " in *" $1 "*) return 0 ;; esac; return 1; }
 
 # chosen DIRECTORY SUFFIX: names of the tests there that the arguments ask for.
 chosen() {
@@ -246,7 +295,8 @@ if wanted isolation; then isolation=$(chosen test/isolation/specs .spec); fi
 if wanted tap; then tap=$(chosen test/t .pl); fi
 if wanted history; then history=$(history_chosen); fi
 if wanted model; then model=$(model_chosen); fi
-[ -n "$unit$regress$isolation$tap$history$model" ] || { say 'no such test'; failed=$((failed + 1)); finish; }
+[ -n "$unit$regress$isolation$tap$history$model" ] || [ -e "$base/matrix.counts" ] ||
+	{ say 'no such test'; failed=$((failed + 1)); finish; }
 
 [ -z "$unit" ] || run_unit "$unit"
 if [ -n "$regress$isolation" ]; then

@@ -146,7 +146,8 @@ end
 -- Namespaces, domains, names
 -- ---------------------------------------------------------------------------------------------------------------
 
--- One cluster's view of this process. armed: {owner, timeline, epoch, number, until_ms, idle_ms}.
+-- One cluster's view of this process. armed: {owner, timeline, server, epoch, number, until_ms, granted_ms, idle_ms};
+-- granted_ms: until_ms as it was granted, whatever a disarm made of it.
 -- slots: false: all; else slot -> true: granted; false: was granted and is lost (see read_keys), and then
 -- lost: slot -> a fence that was found elsewhere.
 -- pending: fence name -> list of {stamp, w, gen, since}; fences: how many there are in it; most: how many there were
@@ -417,14 +418,15 @@ local function domain_pend(d, stamp, ended, now)
   end
 end
 
--- The settings of arm, or nil if they are malformed: JSON {idle_ms, domains: [[name, id], ...], reservations:
--- [[domain, stamp], ...]}, the lists optional.
+-- The settings of arm, or nil if they are malformed: JSON {idle_ms, server: "...", domains: [[name, id], ...],
+-- reservations: [[domain, stamp], ...]}, all but the first optional. server: the run of a PostgreSQL server that asks.
 local function arm_settings(json)
   local ok, settings = pcall(cjson.decode, json)
   if not ok or type(settings) ~= 'table' then return nil end
   local idle_ms, domains, reservations = settings.idle_ms, settings.domains or {}, settings.reservations or {}
   if type(idle_ms) ~= 'number' or idle_ms < 1 or idle_ms > 1e14 then return nil end
   if type(domains) ~= 'table' or type(reservations) ~= 'table' then return nil end
+  if settings.server ~= nil and type(settings.server) ~= 'string' then return nil end
   for _, d in ipairs(domains) do
     if type(d) ~= 'table' or type(d[1]) ~= 'string' or not is_domain(d[1]) or type(d[2]) ~= 'number' then return nil end
   end
@@ -432,7 +434,12 @@ local function arm_settings(json)
     if type(r) ~= 'table' or type(r[1]) ~= 'string' or not is_domain(r[1]) then return nil end
     if type(r[2]) ~= 'string' or not is_stamp(r[2]) then return nil end
   end
-  return { idle_ms = math.floor(idle_ms), domains = domains, reservations = reservations }
+  return { idle_ms = math.floor(idle_ms), server = settings.server, domains = domains, reservations = reservations }
+end
+
+local function extend(armed, till)
+  if till > armed.until_ms then armed.until_ms = till end
+  if till > armed.granted_ms then armed.granted_ms = till end
 end
 
 -- arm <heartbeat key> | identity epoch until slots owner timeline settings
@@ -455,15 +462,19 @@ local function arm(keys, args)
   if a and timeline < a.timeline and now < a.until_ms then
     return { 'refused', 'armed by timeline ' .. a.timeline .. ', whose lease runs', tostring(now) }
   end
+  -- A server that was started again has waited until its last lease was over: this one lives, and another one asks.
+  if a and timeline == a.timeline and settings.server ~= a.server and now < a.granted_ms then
+    return { 'refused', 'armed by another server of this cluster and timeline, whose lease runs', tostring(now) }
+  end
   if a and a.epoch ~= epoch and number <= a.number then
     return { 'refused', 'already armed in epoch ' .. a.epoch, tostring(now) }
   end
   redis.call('SET', keys[1], epoch, 'PX', 3600000)     -- proves that this node takes writes
   if a and a.epoch == epoch then
-    if till > a.until_ms then a.until_ms = till end
+    extend(a, till)
   else
-    space = new_space({ owner = args[5], timeline = timeline, epoch = epoch, number = number, until_ms = till },
-                      slots)
+    space = new_space({ owner = args[5], timeline = timeline, server = settings.server, epoch = epoch, number = number,
+                        until_ms = till, granted_ms = till }, slots)
     spaces[ns] = space
     routes = {}
   end
@@ -496,7 +507,7 @@ local function renew(_, args)
   if till <= now then return { 'refused', 'the lease was over on arrival', tostring(now) } end
   local wrote = redis.pcall('SET', args[1], args[3], 'PX', 3600000)   -- proves that this node takes writes
   if wrote.err and not is_elsewhere(wrote) then error(wrote) end
-  if till > space.armed.until_ms then space.armed.until_ms = till end
+  extend(space.armed, till)
   return { 'renewed', '', tostring(now), is_back(space) and '1' or '0' }
 end
 

@@ -282,8 +282,8 @@ library_arm(LibraryCall *call, const char *key, const char *identity, const char
 	bool		odd = true;
 
 	initStringInfo(&settings);
-	appendStringInfo(&settings, "{\"idle_ms\": %lld, \"reservations\": [",
-					 (long long) setting_idle_fence_ttl * 1000);
+	appendStringInfo(&settings, "{\"idle_ms\": %lld, \"server\": \"%016llx\", \"reservations\": [",
+					 (long long) setting_idle_fence_ttl * 1000, (unsigned long long) fence_shared->nonce);
 	foreach(cell, reservations)
 	{
 		appendStringInfoString(&settings, odd ? (cell == list_head(reservations) ? "[" : ", [") : ", ");

@@ -88,6 +88,21 @@ subtest 'until is extended, never lowered' => sub {
 	is($redis->call('EXISTS', 'n:heartbeat'), 1, 'every heartbeat writes a key');
 };
 
+subtest 'arm: another server of the same timeline' => sub {
+	fresh();
+	like(arm(timeline => 4, server => 'a', epoch => next_epoch()), qr/^armed /, 'a server');
+	like(arm(timeline => 4, server => 'a', epoch => next_epoch()), qr/^armed /, 'the same server, in another epoch');
+	like(arm(timeline => 4, server => 'b', epoch => '99-aa'), qr/^refused armed by another server/, 'another one, lease running');
+	is(answer('fence_disarm', 0, 'n', 'cluster', 4), 'disarmed', 'a server that was started again cannot be told from it: it disarms');
+	like(arm(timeline => 4, server => 'b', epoch => '99-aa'), qr/^refused armed by another server/, '... which ends no lease for this');
+	renew(until => 20);
+	like(arm(timeline => 5, server => 'b', epoch => next_epoch()), qr/^armed /, 'a higher timeline may');
+	my $at = clock() + 50;
+	arm(timeline => 6, server => 'c', epoch => next_epoch(), at => $at);
+	1 until clock() > $at;
+	like(arm(timeline => 6, server => 'd', epoch => next_epoch()), qr/^armed /, 'after the lease another server may');
+};
+
 subtest 'arm: foreign owner, lower timeline' => sub {
 	fresh();
 	my $armed = join ' ', @{ hello() }[ 4 .. 7 ];

@@ -5,6 +5,7 @@ use warnings;
 use FenceTest;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes qw(time);
 
 my $redis = FenceTest::Redis->start;
 
@@ -107,6 +108,23 @@ subtest 'the wrong address, the wrong password, no master' => sub {
 	poll(sub { $node->safe_psql('postgres', "SELECT state = 'OPEN' AND epoch <> '$epoch' FROM fence.state") eq 't' },
 		'another epoch');
 	pass('another Redis, another epoch');
+	$node->stop;
+};
+
+subtest 'settings that are changed again and again' => sub {
+	my $node = new_postgres('changed', $redis);
+	my $epoch = $node->safe_psql('postgres', 'SELECT epoch FROM fence.state');
+	my $begin = time();
+
+	# closings that nobody wanted would wait 0.1 s, 0.2 s, 0.4 s ...: more than 50 s in all
+	foreach my $url (($redis->unix_url, $redis->url) x 4, $redis->unix_url)
+	{
+		$node->append_conf('postgresql.conf', "pgcache_fence.redis_url = '$url'");
+		$node->reload;
+		poll(sub { $node->safe_psql('postgres', 'SELECT state, since > pg_conf_load_time() FROM fence.state') eq 'OPEN|t' }, "OPEN with $url");
+	}
+	cmp_ok(time() - $begin, '<', 45, 'nine changes: each opens at once');
+	is($node->safe_psql('postgres', 'SELECT epoch FROM fence.state'), $epoch, 'in the same epoch, as it is the same process');
 	$node->stop;
 };
 

@@ -1,6 +1,6 @@
 # 022_replication.pl
-#    Logical replication: what the apply worker writes is fenced on the subscriber. Streaming replication: a standby
-#    reads without the cache, and once promoted it opens the fences in a new epoch, while the old primary may not.
+#    Logical replication: what the apply worker writes is fenced on the subscriber. Streaming replication: what a standby
+#    refuses; once promoted it opens the fences in a new epoch, while the old primary may not. (Reading on a standby: 027.)
 
 use strict;
 use warnings;
@@ -154,9 +154,7 @@ subtest 'standby, promotion, and the old primary' => sub {
 	$primary->wait_for_catchup($standby);
 
 	is($standby->safe_psql('postgres', 'SELECT pg_is_in_recovery()'), 't', 'a hot standby with the library preloaded');
-	is($standby->safe_psql('postgres', "SELECT count(*) FROM pg_stat_activity WHERE backend_type ~ 'pgcache_fence'"), '0', 'no worker runs there');
-	is(get($standby, 'item', 1), 'unavailable', 'fence.get: unavailable');
-	like(error_of($standby, "SELECT fence.read('item', '1')"), qr/ERROR:  55000: .*\n(?:DETAIL|HINT)/, 'fence.read: 55000');
+	like(error_of($standby, "SELECT fence.read('item', '99')"), qr/ERROR:  55000: .*\n(?:DETAIL|HINT)/, 'fence.read without a row: 55000');
 	is($standby->safe_psql('postgres', 'SELECT name FROM item WHERE id = 1'), 'old', 'the table itself can be read');
 	like(error_of($standby, $_), qr/ERROR:  (?:25006|55000): /, "$_: refused")
 	  foreach "UPDATE item SET name = 'x'", "SELECT fence.attach('item')", "SELECT fence.detach('item')";
@@ -166,7 +164,7 @@ subtest 'standby, promotion, and the old primary' => sub {
 	is($standby->safe_psql('postgres', 'SELECT count(*) FROM fence.pending'), '0', 'fence.pending is empty');
 	$standby->psql('postgres', $_) foreach "SELECT * FROM fence.status('item', '1')", 'SELECT * FROM fence.nodes', "SELECT * FROM fence.audit('item')",
 	  "SELECT fence.repair('item', '1')", "SELECT fence.put('item', '', '', 1, '', NULL, '1')";
-	is(get($standby, 'item', 1), 'unavailable', 'whatever is called, it lives');
+	like(get($standby, 'item', 1), qr/^(?:unavailable|hit)$/, 'whatever is called, it lives');
 	is(get($primary, 'item', 1), 'hit', 'and the primary knows nothing of it');
 
 	# the primary ends in good order, with values in Redis that the new one must not serve unless they are current

@@ -42,8 +42,8 @@ sub arm
 	my (%with) = @_;
 	my $ns = $with{ns} // 'n';
 	my $settings = $with{settings}
-	  // sprintf '{"idle_ms": 3600000, "domains": %s, "reservations": %s}',
-	  $with{domains} // '[]', $with{reservations} // '[]';
+	  // sprintf '{"idle_ms": 3600000, %s"domains": %s, "reservations": %s}',
+	  $with{server} ? qq("server": "$with{server}", ) : '', $with{domains} // '[]', $with{reservations} // '[]';
 
 	return answer('fence_arm', 1, "$ns:heartbeat", $with{identity} // $identity, $with{epoch} // $epoch,
 		$with{at} // clock() + ($with{until} // $hour),

@@ -1,0 +1,221 @@
+"""Costs per fence and per message, for doc/scaling.md. Called by scaling.sh.
+
+Processor times are the kernel's for each process (/proc/PID/schedstat), so other work on the machine lengthens the run and not
+the results, but for what shared caches and clock rates do. Everything is said to Redis as the extension says it.
+"""
+
+import argparse
+import multiprocessing
+import os
+import time
+
+import psycopg2
+
+import servers
+from servers import Postgres, Redis, running, wait_until
+
+HOUR = 3_600_000
+NAME = 'bench:%s:16384.account:{%d}'    # as fence_key makes them for a table of a few letters
+PAYLOAD = 'x' * 100
+BATCH = 64                              # operations in one fence_write; see courier.c
+
+
+def cpu_us(pid):
+    with open(f'/proc/{pid}/schedstat') as file:
+        return int(file.read().split()[0]) / 1000
+
+
+class Armed:
+    """A Redis that this script has armed itself, in an epoch of its own."""
+
+    def __init__(self, server):
+        self.server, self.client = server, server.client
+        server.load_functions('../../src/redis/fence.lua')
+        identity, now = self.call('fence_hello', 0, 'bench', 'abcdef')[:2]
+        self.epoch = '1-aa'
+        settings = '{"idle_ms": 86400000, "domains": [["16384.account", 1]]}'
+        reply = self.call('fence_arm', 1, 'bench:heartbeat', identity, self.epoch, int(now) + HOUR, '0-16383', 'owner', 1, settings)
+        assert reply[0] == b'armed', reply
+
+    def call(self, *words):
+        return self.client.execute_command('FCALL', *words)
+
+    def pipelined(self, commands, most=200):
+        """Sends all; replies in order. How much processor time of the server each took, in microseconds."""
+        before, n, replies = cpu_us(self.server.pid), 0, []
+        batch = self.client.pipeline(transaction=False)
+        for command in commands:
+            batch.execute_command('FCALL', *command)
+            n += 1
+            if n % most == 0:
+                replies += batch.execute()
+        replies += batch.execute()
+        return replies, (cpu_us(self.server.pid) - before) / n
+
+    def used(self, field='used_memory'):
+        return self.client.info('memory')[field]
+
+
+def names(first, n):
+    return [NAME % ('f', i) for i in range(first, first + n)]
+
+
+def write(armed, fences, operation):
+    """fence_write of one operation for each fence; the server's time for one operation."""
+    batches = [fences[i:i + BATCH] for i in range(0, len(fences), BATCH)]
+    words = [('fence_write', len(b), *b, armed.epoch, *(word for _ in b for word in operation)) for b in batches]
+    replies, each = armed.pipelined(words, 20)
+    assert all(r[0] == b'written' for r in replies), replies[0]
+    return each / BATCH
+
+
+def fences(server, count):
+    """Memory of fences and values, and the processor time of Redis for each function."""
+    armed, costs = Armed(server), {}
+    empty = armed.used()
+    replies, costs['get that makes a ticket'] = armed.pipelined(('fence_get', 2, NAME % ('f', i), NAME % ('v', i)) for i in range(count))
+    fence_bytes = (armed.used() - empty) / count
+    replies, costs['put'] = armed.pipelined(('fence_put', 2, NAME % ('f', i), NAME % ('v', i), r[1], r[2], 123456, PAYLOAD, 0)
+                                            for i, r in enumerate(replies))
+    assert all(r[0] == b'stored' for r in replies)
+    value_bytes = (armed.used() - empty) / count - fence_bytes
+    some = min(count, 50_000)
+    replies, costs['get that hits'] = armed.pipelined(('fence_get', 2, NAME % ('f', i), NAME % ('v', i)) for i in range(some))
+    assert all(r[0] == b'hit' for r in replies)
+    lua = armed.used('used_memory_vm_functions')
+    costs['reserve, warm'] = write(armed, names(0, some), ('r', '1234567.89abcdef', '', '123457'))
+    reservation_bytes = (armed.used('used_memory_vm_functions') - lua) / some
+    costs['commit, warm'] = write(armed, names(0, some), ('c', '1234567.89abcdef', '123457'))
+    cold = names(10 ** 9, some)
+    costs['reserve, no fence'] = write(armed, cold, ('r', '1234568.89abcdef', '', '2'))
+    costs['commit, no fence'] = write(armed, cold, ('c', '1234568.89abcdef', '2'))
+    costs['an empty FCALL (hello)'] = armed.pipelined((('fence_hello', 0, 'bench', 'abcdef') for _ in range(some)))[1]
+    return {'fence': fence_bytes, 'value': value_bytes, 'reservation': reservation_bytes, 'costs': costs,
+            'usage': armed.client.memory_usage(NAME % ('f', 1)), 'name': len(NAME % ('f', count))}
+
+
+# Inside the server, so that clients take no processor: a transaction for each row, for that many seconds.
+WRITE_ON = """
+CREATE PROCEDURE write_on(seconds float8, INOUT n bigint) LANGUAGE plpgsql AS $$
+DECLARE
+	until timestamptz := clock_timestamp() + seconds * interval '1 s';
+BEGIN
+	n := 0;
+	WHILE clock_timestamp() < until LOOP
+		UPDATE account SET n = account.n + 1 WHERE id = 1 + (random() * 9999)::int;
+		COMMIT;
+		n := n + 1;
+	END LOOP;
+END $$"""
+
+
+def write_on(conninfo, seconds, done):
+    connection = psycopg2.connect(conninfo)
+    connection.autocommit = True
+    cursor = connection.cursor()
+    cursor.execute('CALL write_on(%s, NULL)', (seconds,))
+    with done.get_lock():
+        done.value += cursor.fetchone()[0]
+
+
+def worker(pg, kind):
+    return pg.value('SELECT pid FROM pg_stat_activity WHERE backend_type = %s', f'pgcache_fence {kind}')
+
+
+def calls(nodes):
+    """FCALLs that the nodes have had in all."""
+    return sum(node.command_stats().get('fcall', (0, 0))[0] for node in nodes)
+
+
+def idle(pg, nodes, seconds):
+    """What the workers say when nobody writes."""
+    keeper = worker(pg, 'keeper')
+    before, used = calls(nodes), cpu_us(keeper)
+    time.sleep(seconds)
+    return {'calls': (calls(nodes) - before) / len(nodes) / seconds, 'keeper': (cpu_us(keeper) - used) / seconds}
+
+
+def messages(pg, nodes, sessions, seconds):
+    """What courier and Redis need while sessions write single rows, without waiting for the disk."""
+    courier, done = worker(pg, 'courier'), multiprocessing.Value('l', 0)
+    before, used, redis_used = calls(nodes), cpu_us(courier), sum(cpu_us(node.pid) for node in nodes)
+    processes = [multiprocessing.Process(target=write_on, args=(pg.conninfo(synchronous_commit='off'), seconds, done))
+                 for _ in range(sessions)]
+    for process in processes:
+        process.start()
+    time.sleep(seconds / 2)
+    connections = sum(node.client.info('clients')['connected_clients'] - 1 for node in nodes) / len(nodes)
+    for process in processes:
+        process.join()
+    writes = done.value
+    return {'sessions': sessions, 'writes': writes / seconds, 'courier': (cpu_us(courier) - used) / writes,
+            'redis': (sum(cpu_us(node.pid) for node in nodes) - redis_used) / writes,
+            'batch': 2 * writes / max(1, calls(nodes) - before), 'connections': connections}
+
+
+def system(name, nodes, url, seconds):
+    """A PostgreSQL whose fences are in these nodes; None if it refuses them."""
+    pg = Postgres(name, settings=f"shared_preload_libraries = 'pgcache_fence'\npgcache_fence.redis_url = '{url}'\n", preload=False)
+    try:
+        if pg.value('SHOW pgcache_fence.redis_url') != url:
+            return None
+        pg.sql('CREATE EXTENSION pgcache_fence')
+        pg.wait_open()
+        pg.sql('CREATE TABLE account (id int PRIMARY KEY, n int NOT NULL DEFAULT 0, data text, version bigint NOT NULL DEFAULT 0)')
+        pg.sql("INSERT INTO account (id, data) SELECT g, repeat('x', 100) FROM generate_series(1, 10000) g")
+        pg.sql("SELECT fence.attach('account')")
+        wait_until(lambda: pg.value("SELECT status FROM fence.get('account', '1')") in ('miss', 'hit'), 30, 'account is not served')
+        pg.sql('VACUUM ANALYZE account')
+        pg.sql(WRITE_ON)
+        return {'nodes': len(nodes), 'lease': pg.value('SHOW pgcache_fence.lease'), 'idle': idle(pg, nodes, 2 * seconds),
+                'loads': [messages(pg, nodes, n, seconds) for n in (1, 8, 64)]}
+    finally:
+        pg.stop()
+
+
+def show_fences(r):
+    print('| memory of Redis | bytes |')
+    print('| --- | ---: |')
+    print(f"| a fence: name of {r['name']} bytes, growth of used_memory | {r['fence']:.0f} |")
+    print(f"| MEMORY USAGE of one | {r['usage']} |")
+    print(f"| a value of 100 bytes, likewise | {r['value']:.0f} |")
+    print(f"| a reservation, while it lasts (memory of the functions) | {r['reservation']:.0f} |")
+    print('\n| processor time of Redis | µs |')
+    print('| --- | ---: |')
+    for name, cost in r['costs'].items():
+        print(f'| {name} | {cost:.2f} |')
+
+
+def show_system(r):
+    print(f"\n{r['nodes']} Redis, lease {r['lease']}; when nobody writes, {r['idle']['calls']:.1f} calls to each per second, "
+          f"and {r['idle']['keeper']:.0f} µs of the keeper.\n")
+    print('| sessions that write | writes per second | operations in one call | courier, µs per write | Redis, µs per write | '
+          'connections at each Redis |')
+    print('| ---: | ---: | ---: | ---: | ---: | ---: |')
+    for load in r['loads']:
+        print(f"| {load['sessions']} | {load['writes']:.0f} | {load['batch']:.1f} | {load['courier']:.1f} | {load['redis']:.1f} | "
+              f"{load['connections']:.1f} |")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--fences', type=int, default=200_000)
+    parser.add_argument('--seconds', type=float, default=5)
+    parser.add_argument('--nodes', type=int, default=0)
+    args = parser.parse_args()
+    os.chdir(servers.HERE)
+    first = Redis('fences')
+    with running(first):
+        print(f'{first.version()}, {os.cpu_count()} processors, load average {os.getloadavg()[0]:.0f}\n')
+        show_fences(fences(first, args.fences))
+    for n in [1] + ([args.nodes] if args.nodes else []):
+        nodes = [Redis(f'node{i}') for i in range(n)]
+        with running(*nodes):
+            result = system(f'pg{n}', nodes, ','.join(node.url(tcp=True) for node in nodes), args.seconds)
+        if result:
+            show_system(result)
+        else:
+            print(f'\nwith {n} Redis: this build refuses several of them')
+
+
+main()

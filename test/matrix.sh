@@ -1,0 +1,301 @@
+#!/bin/sh
+# matrix.sh - the tests on other versions of PostgreSQL, hiredis, Redis and Valkey: those of Debian's suites.
+#
+# Makes one chroot per suite below a temporary directory (about 40 s and 1.5 GB each, packages only from the machine's own
+# mirror) and runs test/run.sh in it, once for each combination. Needs root, or sudo, to make and to enter them; changes
+# nothing on the machine but that mmdebstrap is installed.
+#
+# Ends with a table, which a run of all combinations also writes into doc/versions.md. The exit status is 0 if every
+# chosen combination was built and nothing failed, 1 if something did, 77 if no chroot can be made here, 2 for misuse.
+
+top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
+. "$top/test/common.sh"
+
+# name, suite, server program
+combinations='
+bookworm-redis  bookworm  redis-server
+trixie-redis    trixie    redis-server
+trixie-valkey   trixie    valkey-server
+sid-redis       sid       redis-server
+sid-valkey      sid       valkey-server
+'
+
+# What --quick runs of the TAP tests: what differs between versions. Memory of Redis' functions, the library and what is
+# said to it wrongly, transactions, a Redis that goes away, two-phase commit, replication, TLS, Sentinel.
+quick_tap='001_* 002_library 010_* 011_* 016_* 020_* 022_* 027_* 030_* 031_* 036_*'
+# And the smallest choice, for each run of test/run.sh.
+short_tap='001_* 010_* 016_* 022_* 030_*'
+
+usage() {
+	cat <<-TEXT
+	usage: sh test/matrix.sh [--quick | --short] [--only NAME]... [--jobs N] [--keep DIR] [--list] [-- ARG...]
+
+	  --quick       build, regress, isolation and some of the TAP tests; without it everything but the model
+	  --short       the same with fewer TAP tests: what test/run.sh does with one combination
+	  --only NAME   this combination; shell patterns are allowed; may be repeated
+	  --jobs N      combinations at the same time (default: as processors and memory allow)
+	  --keep DIR    keep chroots and logs there, and use the chroots that are there
+	  --list        only tell the combinations' names
+	  -- ARG...     arguments for test/run.sh instead of what --quick and --short choose
+
+	  MIRROR        of Debian (default: the one in the machine's own list of sources)
+	TEXT
+}
+
+list_names() { printf '%s' "$combinations" | awk 'NF == 3 { print $1 }'; }
+field() { printf '%s' "$combinations" | awk -v name="$1" -v n="$2" '$1 == name { print $n }'; }
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Chroots. Each function works in the directory $place: SUITE (the chroot), SUITE.log, NAME.log, NAME.row.
+# ----------------------------------------------------------------------------------------------------------------------
+
+# The machine's own mirror, if it is one of Debian.
+find_mirror() {
+	[ -n "${MIRROR:-}" ] && { printf '%s\n' "$MIRROR"; return; }
+	# shellcheck disable=SC2016
+	found=$(apt-get indextargets --format '$(ORIGIN) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' 2>/dev/null |
+		awk '$1 == "Debian" && $2 == "main" && $3 !~ /security/ { print $3; exit }')
+	printf '%s\n' "${found:-http://deb.debian.org/debian}"
+}
+
+# The suite's PostgreSQL, what run.sh installs, and both servers where there are two. "a|b": bookworm has no valkey.
+make_chroot() {
+	suite=$1
+	chroot=$place/$suite
+	packages=$(printf '%s\n' build-essential mount postgresql postgresql-server-dev-all redis-server $test_packages |
+		sed 's/|.*//' | paste -sd, -)
+	[ "$suite" = bookworm ] || packages=$packages,valkey-server
+	# services of the packages must not start, and no cluster is needed but the tests' own
+	cat >"$place/$suite.hook" <<-'HOOK'
+	#!/bin/sh
+	mkdir -p "$1/usr/sbin" "$1/etc/postgresql-common" &&
+		printf '#!/bin/sh\nexit 101\n' >"$1/usr/sbin/policy-rc.d" && chmod 755 "$1/usr/sbin/policy-rc.d" &&
+		echo 'create_main_cluster = false' >"$1/etc/postgresql-common/createcluster.conf"
+	HOOK
+	chmod 755 "$place/$suite.hook"
+	if ! as_root mmdebstrap --variant=apt --components=main --aptopt='Acquire::Languages "none"' \
+		--aptopt='Acquire::Check-Valid-Until "false"' --aptopt='Acquire::Retries "3"' --dpkgopt=force-unsafe-io \
+		--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
+		--dpkgopt='path-exclude=/usr/share/locale/*' \
+		--setup-hook="'$place/$suite.hook' \"\$1\"" \
+		--include="$packages" "$suite" "$chroot.new" "$(find_mirror)" >"$place/$suite.log" 2>&1 </dev/null; then
+		as_root rm -rf "$chroot.new"
+		return 1
+	fi
+	as_root mv "$chroot.new" "$chroot"
+}
+
+# enter SUITE COMMAND...: as the chroot's root, in namespaces of processes and mounts that end with the command.
+# shellcheck disable=SC2016
+enter_script='
+	mount --make-rprivate / && mount --bind "$1" "$1" && mount -t proc proc "$1/proc" && mount -t sysfs sysfs "$1/sys" &&
+	mkdir -p "$1/dev/shm" "$1/dev/pts" && mount -t tmpfs tmpfs "$1/dev/shm" && mount -t devpts devpts "$1/dev/pts" || exit 77
+	root=$1
+	shift
+	chroot "$root" "$@"
+	exit $?'
+
+enter() {
+	suite=$1
+	shift
+	as_root unshare --mount --pid --fork --kill-child sh -c "$enter_script" sh "$place/$suite" \
+		/usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
+		PROVE_JOBS="${PROVE_JOBS:-2}" "$@" </dev/null
+}
+
+# Whether namespaces and mounts can be had at all.
+can_enter() {
+	command -v mmdebstrap >/dev/null &&
+		as_root unshare --mount --pid --fork --kill-child sh -c 'mount --make-rprivate / && mount -t tmpfs tmpfs /mnt' 2>/dev/null
+}
+
+# version_of NAME WHAT: what the chroot has.
+version_of() {
+	suite=$(field "$1" 2)
+	case $2 in
+	postgres) enter "$suite" sh -c '/usr/lib/postgresql/*/bin/postgres --version' | awk '{ print $3 }' ;;
+	server)
+		program=$(field "$1" 3)
+		enter "$suite" "$program" --version | awk -v name="${program%-server}" '
+			{ for (i = 1; i <= NF; i++) if ($i ~ /^v=/) print (name == "redis" ? "Redis " : "Valkey ") substr($i, 3) }' ;;
+	*) enter "$suite" dpkg-query -W -f '${Version}' "$2" | sed -e 's/^[0-9]*://' -e 's/[-+~].*//' ;;
+	esac
+}
+
+# test_combination NAME: builds and tests in the suite's chroot; leaves NAME.log and NAME.row, its line of the table.
+test_combination() {
+	name=$1
+	suite=$(field "$name" 2)
+	program=$(field "$name" 3)
+	shift
+	begun=$(date +%s)
+	directory=/var/tmp/$name
+	as_root rm -rf "$place/$suite$directory"
+	as_root mkdir -p "$place/$suite$directory" &&
+		tar -C "$top" --exclude=./.git --exclude='*.o' --exclude='*.so' --exclude=fence_lua.h -cf - . |
+		as_root tar --no-same-owner -C "$place/$suite$directory" -xf - || return 1
+	say "--- $name: begins"
+	enter "$suite" REDIS_PROGRAM="$program" sh "$directory/test/run.sh" "$@" >"$place/$name.log" 2>&1
+	status=$?
+	took=$(($(date +%s) - begun))
+	as_root rm -rf "$place/$suite$directory"
+	counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$place/$name.log" | tail -n 1)
+	[ -n "$counts" ] || counts='did not end'
+	[ $status -eq 0 ] || case $counts in *' 0 failed' | 'did not end') counts="$counts, exit status $status" ;; esac
+	printf '| %s | %s | %s | %s | %s | %s | %s |\n' "$name" "$(version_of "$name" postgres)" "$(version_of "$name" libhiredis-dev)" \
+		"$(version_of "$name" server)" "$(version_of "$name" gcc)" "$counts" "$((took / 60)) min $((took % 60)) s" >"$place/$name.row"
+	say "--- $name: $counts ($took s)"
+	[ $status -eq 0 ]
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One step of the work, run by xargs as a script of its own: --step DIRECTORY (chroot SUITE | test NAME ARG...)
+# ----------------------------------------------------------------------------------------------------------------------
+
+if [ "${1:-}" = --step ]; then
+	place=$2
+	what=$3
+	shift 3
+	case $what in
+	chroot)
+		[ ! -d "$place/$1" ] || exit 0
+		say "--- $1: making the chroot"
+		make_chroot "$1" && exit 0
+		say "--- $1: no chroot can be made; the end of the log:"
+		tail -n 15 "$place/$1.log"
+		exit 1
+		;;
+	test)
+		[ -d "$place/$(field "$1" 2)" ] || exit 1
+		test_combination "$@"
+		exit $?
+		;;
+	esac
+fi
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+mode=full
+only=
+jobs=
+keep=
+
+while [ $# -gt 0 ]; do
+	case $1 in
+	--quick) mode=quick ;;
+	--short) mode=short ;;
+	--only) only="$only ${2:?--only needs a name}"; shift ;;
+	--jobs) jobs=${2:?--jobs needs a number}; shift ;;
+	--keep) keep=${2:?--keep needs a directory}; shift ;;
+	--list) list_names; exit 0 ;;
+	--help | -h) usage; exit 0 ;;
+	--) mode=own; shift; break ;;
+	*) usage >&2; exit 2 ;;
+	esac
+	shift
+done
+
+names=
+for name in $(list_names); do
+	[ -n "$only" ] || { names="$names $name"; continue; }
+	set -f
+	for pattern in $only; do
+		# shellcheck disable=SC2254
+		case $name in $pattern) names="$names $name"; break ;; esac
+	done
+	set +f
+done
+[ -n "$names" ] || { say "no such combination; there are: $(list_names | tr '\n' ' ')" >&2; exit 2; }
+
+set -f
+case $mode in
+full) set -- --only unit --only regress --only isolation --only tap --only history ;;
+# shellcheck disable=SC2086
+quick) set -- --only regress --only isolation --only tap '[a-z]*' $quick_tap ;;
+# shellcheck disable=SC2086
+short) set -- --only regress --only isolation --only tap '[a-z]*' $short_tap ;;
+esac
+set +f
+
+begin_outside
+end_outside() { unguard_services; as_root rm -rf "$outside"; }
+if [ "$(id -u)" -ne 0 ] && ! command -v sudo >/dev/null; then
+	say 'no chroot can be made here: that needs root or sudo'
+	exit 77
+fi
+installed mmdebstrap || available mmdebstrap && install_packages mmdebstrap
+if ! can_enter; then
+	say 'no chroot can be made here: mmdebstrap is missing, or namespaces and mounts are not allowed'
+	exit 77
+fi
+
+if [ -z "$jobs" ]; then
+	jobs=$(awk -v processors="$(nproc)" '$1 == "MemAvailable:" {
+		n = int($2 / 3000000); if (n > processors / 2) n = int(processors / 2); print n < 1 ? 1 : n }' /proc/meminfo)
+fi
+place=$outside
+if [ -n "$keep" ]; then
+	mkdir -p "$keep" || exit 2
+	place=$(cd "$keep" && pwd)
+fi
+rm -f "$place"/*.row
+
+# in_parallel WHAT NAME... [-- ARG...]: the steps in a session of their own, which the traps of begin_outside end.
+in_parallel() {
+	step=$1
+	shift
+	# shellcheck disable=SC2016
+	printf '%s\n' $of | setsid xargs -P "$jobs" -I '{}' sh "$top/test/matrix.sh" --step "$place" "$step" '{}' "$@" &
+	inside=$!
+	wait "$inside"
+	status=$?
+	inside=
+	return $status
+}
+
+of=$(for name in $names; do field "$name" 2; done | sort -u)
+in_parallel chroot
+chroots=$?
+made=
+for suite in $of; do [ ! -d "$place/$suite" ] || made=1; done
+if [ -z "$made" ]; then
+	say 'no chroot can be made here: mmdebstrap failed, see above'
+	exit 77
+fi
+of=$names
+in_parallel test "$@"
+tests=$?
+
+table=$(
+	say '| combination | PostgreSQL | hiredis | server | gcc | result | time |'
+	say '| --- | --- | --- | --- | --- | --- | --- |'
+	for name in $names; do
+		if [ -e "$place/$name.row" ]; then cat "$place/$name.row"; else say "| $name | | | | | not run | |"; fi
+	done)
+for name in $names; do
+	[ -e "$place/$name.log" ] || continue
+	case $(tail -n 1 "$place/$name.row") in
+	*' 0 failed |'*) ;;
+	*) say "--- what failed in $name"; grep -E '^not ok|FAILED|^#   |Dubious|^test/t/.*Wstat|crashed|rror:' "$place/$name.log" | head -n 40 ;;
+	esac
+done
+say
+say "$table"
+
+# A run of everything is worth remembering.
+page=$top/doc/versions.md
+if [ -z "$only" ] && [ $mode != own ] && [ -w "$page" ]; then
+	awk -v table="$table" -v when="$(date -u +%Y-%m-%d)" -v mode="$mode" '
+		/^<!-- written by test\/matrix.sh: begin -->/ {
+			print
+			print ""
+			print (mode == "full" ? "Everything but the model" : "`--" mode "`") ", " when ":"
+			print ""
+			print table
+			print ""
+			skip = 1
+		}
+		/^<!-- written by test\/matrix.sh: end -->/ { skip = 0 }
+		!skip { print }' "$page" >"$place/versions.md" && cat "$place/versions.md" >"$page"
+fi
+[ $chroots -eq 0 ] && [ $tests -eq 0 ]
