@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import selectors
+import shutil
 import subprocess
 import sys
 import time
@@ -70,6 +71,12 @@ class System:
         for server in self.redis:
             server.stop()
 
+    def show_logs(self):
+        for path in (os.path.join(self.directory, 'drivers.log'), self.postgres.log):
+            if os.path.exists(path):
+                with open(path, errors='replace') as file:
+                    print('# end of %s\n# %s' % (os.path.basename(path), '# '.join(file.readlines()[-30:])))
+
     def sql(self, sql, parameters=None):
         return self.postgres.query(sql, parameters)
 
@@ -98,7 +105,11 @@ class System:
 
     def environment(self):
         """By which psql and pg find PostgreSQL, and the shell's snippets Redis."""
-        return {**os.environ, 'PGHOST': self.postgres.directory, 'PGPORT': str(self.postgres.PORT), 'PGUSER': 'postgres',
+        tools = os.path.join(self.directory, 'tools')           # Valkey's program has another name
+        if not os.path.exists(tools):
+            os.mkdir(tools)
+            os.symlink(shutil.which(os.environ.get('REDIS_CLI') or 'redis-cli'), os.path.join(tools, 'redis-cli'))
+        return {**os.environ, 'PATH': tools + ':' + os.environ['PATH'], 'PGHOST': self.postgres.directory, 'PGPORT': str(self.postgres.PORT), 'PGUSER': 'postgres',
                 'PGDATABASE': 'postgres', 'REDIS_PORT': str(self.redis[0].port), 'PYTHONDONTWRITEBYTECODE': '1',
                 'REDIS': '-p %d' % self.redis[0].port + (' -c' if self.cluster else '')}
 

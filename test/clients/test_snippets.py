@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The code of doc/clients.md against PostgreSQL and Redis, or with --cluster a Redis Cluster. Prints TAP.
+"""The code of doc/clients.md against PostgreSQL and Redis (test_cluster.py: a Redis Cluster). Prints TAP.
 
 What is tested is each file of the document as it stands there. That the tests can fail is tested too: with one rule of
 the document broken in the code they must find the stale value.
@@ -7,7 +7,6 @@ the document broken in the code they must find the stale value.
 
 import argparse
 import contextlib
-import os
 import re
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ import psycopg2
 
 from storm import Storm
 from system import System, wait_for
+from tap import Report, Steps, same
 
 CLIENTS = ('python', 'ioredis', 'node_redis', 'shell')
 
@@ -52,17 +52,7 @@ ONLY_PYTHON = {
 }
 
 
-def same(got, wanted, what=''):
-    if got != wanted:
-        raise AssertionError('%sgot %r, wanted %r' % (what and what + ': ', got, wanted))
-
-
-SCENES = []
-
-
-def scene(method):
-    SCENES.append(method.__name__)
-    return method
+SCENES = Steps()
 
 
 class Scenes:
@@ -105,7 +95,7 @@ class Scenes:
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    @scene
+    @SCENES
     def names_are_those_of_postgresql(self):
         driver = self.driver()
         with contextlib.closing(psycopg2.connect(self.system.postgres.dsn())) as pg, pg.cursor() as cursor:
@@ -129,7 +119,7 @@ class Scenes:
                 cursor.execute('DROP TABLE k')
                 pg.commit()
 
-    @scene
+    @SCENES
     def an_unchanged_row_is_a_hit(self):
         driver, id = self.driver(), self.new_row()
         self.becomes_hit(driver, id)
@@ -137,7 +127,7 @@ class Scenes:
         queries = [self.is_read(driver, id) for _ in range(40)]
         same(sum(queries) <= 20, True, 'a loaded machine may miss a deadline, but here were %d queries' % sum(queries))
 
-    @scene
+    @SCENES
     def an_update_is_read_at_once(self):
         driver, id = self.driver(), self.new_row()
         for n in range(20):
@@ -145,7 +135,7 @@ class Scenes:
             self.update(id, 'owner %d' % n)
             self.is_read(driver, id)
 
-    @scene
+    @SCENES
     def what_is_not_committed_is_not_read(self):
         driver, id = self.driver(), self.new_row()
         for end in ('rollback', 'commit'):
@@ -160,7 +150,7 @@ class Scenes:
             self.becomes_hit(driver, id)
         same(driver.read(id)[0]['owner'], 'not yet')
 
-    @scene
+    @SCENES
     def a_deleted_row_is_not_there(self):
         driver, id = self.driver(), self.new_row()
         self.becomes_hit(driver, id)
@@ -171,14 +161,14 @@ class Scenes:
         same(driver.read(id)[0]['owner'], 'again')
         self.becomes_hit(driver, id)
 
-    @scene
+    @SCENES
     def a_row_that_never_was_is_not_put(self):
         driver = self.driver()
         for _ in range(3):
             same(driver.read(999000 + self.id), (None, 1))
         same(self.value_exists(999000 + self.id), False, 'a value')
 
-    @scene
+    @SCENES
     def who_reads_slowly_stores_nothing_old(self, **options):
         """PostgreSQL takes its time after it has taken the snapshot; meanwhile the row changes and Redis forgets it."""
         driver = self.driver(**options)
@@ -200,7 +190,7 @@ class Scenes:
             same(self.is_read(driver, id) >= 0, True)
             self.becomes_hit(driver, id)
 
-    @scene
+    @SCENES
     def an_old_snapshot_is_not_put(self, **options):
         driver, id = self.driver(**options), self.new_row()
         driver.ask('sql', sql='BEGIN ISOLATION LEVEL REPEATABLE READ')
@@ -213,7 +203,7 @@ class Scenes:
         self.is_read(driver, id)
         self.becomes_hit(driver, id)
 
-    @scene
+    @SCENES
     def what_a_transaction_wrote_itself_is_not_put(self, **options):
         driver, id = self.driver(**options), self.new_row()
         driver.ask('sql', sql='BEGIN')
@@ -224,7 +214,7 @@ class Scenes:
         self.is_read(driver, id)
         self.becomes_hit(driver, id)
 
-    @scene
+    @SCENES
     def several_are_hits_when_all_are(self):
         driver = self.driver()
         ids = [self.new_row() for _ in range(5)]
@@ -239,7 +229,7 @@ class Scenes:
         same(answer['rows'], [self.row(id) for id in ids])
         return answer['queries']
 
-    @scene
+    @SCENES
     def several_agree_though_all_are_hits(self, **options):
         """A transfer between the gets of two accounts, whose rows another reader puts at once: the check must say no."""
         driver = self.driver(**options)
@@ -255,7 +245,7 @@ class Scenes:
         rows = driver.finish()['rows']
         same(sum(row['balance'] for row in rows), 200, 'sum of the two')
 
-    @scene
+    @SCENES
     def who_waits_for_another_reader_asks_postgresql_nothing(self):
         """Fill leases: while one reader is filling, the others are told to wait. Where there are none they do not."""
         driver = self.driver()
@@ -281,7 +271,7 @@ class Scenes:
         same(answer['rows'], [self.row(id)])
         return busy, answer['queries']
 
-    @scene
+    @SCENES
     def a_redis_that_hangs_delays_a_read_and_no_more(self):
         driver, id = self.driver(), self.new_row()
         self.becomes_hit(driver, id)
@@ -299,7 +289,7 @@ class Scenes:
         self.is_read(driver, id)
         self.becomes_hit(driver, id)
 
-    @scene
+    @SCENES
     def the_example_runs_as_it_stands(self):
         directory = self.system.snippets('files')
         if self.client == 'python':
@@ -348,21 +338,6 @@ BROKEN = {
 }
 
 
-class Report:
-    def __init__(self):
-        self.number = self.bad = 0
-
-    def check(self, what, function):
-        self.number += 1
-        try:
-            function()
-            print('ok %d - %s' % (self.number, what), flush=True)
-        except Exception as error:              # anything is a failure of this test only
-            self.bad += 1
-            text = '%s: %s' % (type(error).__name__, error)
-            print('not ok %d - %s\n# %s' % (self.number, what, text.replace('\n', '\n# ')), flush=True)
-
-
 def must_fail(method, **options):
     """Not each time: on a loaded machine a call may take too long, and then PostgreSQL is read."""
     for _ in range(10):
@@ -392,14 +367,13 @@ def run(system, report, clients):
     print('# ' + storm.summary(), flush=True)
 
 
-def main():
+def main(cluster=False):
     parser = argparse.ArgumentParser()
-    parser.add_argument('--cluster', action='store_true')
     parser.add_argument('--client', choices=CLIENTS, action='append')
     options = parser.parse_args()
 
     directory = tempfile.mkdtemp(prefix='clients.')
-    system, report = System(directory, options.cluster), Report()
+    system, report = System(directory, cluster), Report()
     try:
         system.start()
         system.sql(TABLES)
@@ -407,13 +381,9 @@ def main():
     finally:
         system.stop()
         if report.bad:
-            for path in (os.path.join(directory, 'drivers.log'), system.postgres.log):
-                if os.path.exists(path):
-                    with open(path, errors='replace') as file:
-                        print('# end of %s\n# %s' % (os.path.basename(path), '# '.join(file.readlines()[-30:])))
+            system.show_logs()
     shutil.rmtree(directory)
-    print('1..%d' % report.number)
-    return 1 if report.bad or not report.number else 0
+    return report.finish()
 
 
 if __name__ == '__main__':
