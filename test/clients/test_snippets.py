@@ -15,7 +15,7 @@ import tempfile
 
 import psycopg2
 
-from storm import Storm
+from storm import Log, Storm
 from system import System, wait_for
 from tap import Report, Steps, same
 
@@ -348,6 +348,24 @@ def must_fail(method, **options):
     raise RuntimeError('it passed')
 
 
+def judge_finds_what_is_wrong():
+    old, middle, new = (0, 100), (1, 90), (2, 80)
+    for reads, wrong in (([(12, 13, middle)], False), ([(10.2, 10.5, old), (10.6, 10.8, middle)], False),
+                         ([(22, 23, middle)], True), ([(5, 6, middle)], True), ([(12, 13, (1, 91))], True),
+                         ([(12, 13, None)], True), ([(20.2, 20.5, new), (20.6, 20.8, middle)], True)):
+        storm = Storm(None, ['python'])
+        storm.logs = {1: Log(old)}
+        storm.logs[1].note(10, 11, middle)
+        storm.logs[1].note(20, 21, new)
+        storm.results = [(0, start, end, (1,), [state]) for start, end, state in reads]
+        try:
+            storm.judge()
+        except AssertionError:
+            same(wrong, True, repr(reads))
+        else:
+            same(wrong, False, repr(reads))
+
+
 def run(system, report, clients):
     where = ' (cluster)' if system.cluster else ''
     for client in clients:
@@ -362,6 +380,7 @@ def run(system, report, clients):
             options = {'snippets': 'broken-%s-%d' % (client, n), 'changes': changes}
             report.check('%s%s: it is found if %s' % (client, where, what),
                          lambda: must_fail(getattr(scenes, name), **options))
+    report.check('the judge of what all read%s finds what is wrong' % where, judge_finds_what_is_wrong)
     storm = Storm(system, clients)
     report.check('all at once%s: nothing stale, while Redis is killed and comes back' % where, storm.run)
     print('# ' + storm.summary(), flush=True)
