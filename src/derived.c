@@ -288,6 +288,7 @@ check_sources(int nsources, char **sources, int nargs)
 		Domain	   *domain = domain_by_name(source.domain, false);
 		int			nparts;
 
+		reader_require_primary();
 		reader_require_source(domain);
 		(void) source_parts(&source, domain, nargs, NULL, &nparts);
 	}
@@ -398,6 +399,7 @@ resolve_sources(Derivation *d)
 		const char **parts = source_parts(&source, domain, d->nargs, d->texts, &nparts);
 
 		reader_require(domain);
+		reader_require_primary();
 		reader_require_source(domain);
 		d->sources[i] = many_item(domain, key_of_texts(domain, nparts, parts));
 	}

@@ -425,10 +425,16 @@ read_row_of_standby(const Domain *domain, const char *key, Datum *jsonb)
 	return proven;
 }
 
-/*
- * Values of the domain are rows of a table that has versions, and this server may tell of them: reads of several keys are
- * not made on a standby.
- */
+void
+reader_require_primary(void)
+{
+	if (RecoveryInProgress())
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("strong reads of several keys are not possible during recovery"),
+				 errhint("Read from the primary server, or one key at a time with fence.read.")));
+}
+
 void
 reader_require_source(const Domain *domain)
 {

@@ -198,7 +198,7 @@ many_read_rows(int n, ManyItem *items, Snapshot snapshot)
 
 		CHECK_FOR_INTERRUPTS();
 		item->version = NO_VERSION;
-		item->found = row_as_jsonb(item->domain, item->key, snapshot, &item->row, &item->version);
+		item->found = row_as_jsonb(item->domain, item->key, snapshot, &item->row, &item->version, NULL);
 	}
 }
 
@@ -418,6 +418,7 @@ fence_read_many(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("the number of retries must be between 0 and 100")));
 	for (int i = 0; i < n; i++)
+		reader_require_primary();
 		reader_require_source(items[i].domain);
 	fill = !many_written(n, items);
 	if (fill)

@@ -31,7 +31,10 @@ extern const char *reader_closed_status(void);
 /* Raises 42501 unless the current user may read the domain's whole table: Redis knows neither columns nor policies. */
 extern void reader_require(const Domain *domain);
 
-/* Raises 55000 during recovery, 42809 for a domain whose versions PostgreSQL does not know. */
+/* Raises 55000 during recovery. */
+extern void reader_require_primary(void);
+
+/* Raises 42809 for a domain whose versions PostgreSQL does not know. */
 extern void reader_require_source(const Domain *domain);
 
 /* The payload of a hit as jsonb. False: it is no JSON, or none that jsonb holds. */

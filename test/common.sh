@@ -82,6 +82,20 @@ install_packages() {
 	fi
 }
 
+# Node.js and npm, unless they are there: they may be without being packages.
+node_packages() {
+	command -v node >/dev/null || echo nodejs
+	command -v npm >/dev/null || echo npm
+}
+
+# What the clients need from npm, into $outside/modules. As whoever called the script: with the settings of npm that are his.
+install_modules() {
+	mkdir "$outside/modules"
+	cp "$top/test/clients/package.json" "$top/test/clients/package-lock.json" "$outside/modules"
+	(cd "$outside/modules" && npm ci --ignore-scripts --no-audit --no-fund) >"$outside/npm.log" 2>&1 </dev/null ||
+		{ tail -n 20 "$outside/npm.log" >&2; return 1; }
+}
+
 # The missing names with the alternatives and the suite's PostgreSQL put in.
 package_names() {
 	suite=$(postgres_of_suite)

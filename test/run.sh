@@ -1,10 +1,12 @@
 #!/bin/sh
-# run.sh - all tests, on private servers. Installs what it needs (apt), changes nothing else on the machine.
+# run.sh - all tests, on private servers. Installs what it needs (apt), changes nothing else on the machine. What the
+# clients need from npm goes into the temporary directory.
 #
 # The last line says "N passed, N failed". Counted are: the build and the lint (one each, if they fail), what the unit
 # tests count, each test of pg_regress and pg_isolation_regress, a crash of the server that these two share, each
-# assertion of the TAP tests and each TAP file that ends badly, each run of the history checker, each configuration
-# and mutation of the model, and the same of what runs on another PostgreSQL and Redis (test/matrix.sh).
+# assertion of the TAP tests and each TAP file that ends badly, each run of the history checker, each configuration and
+# mutation of the model, each test of the clients, and the same of what runs on another PostgreSQL and Redis
+# (test/matrix.sh).
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"
@@ -13,7 +15,7 @@ usage() {
 	cat <<-TEXT
 	usage: sh test/run.sh [--only LEVEL]... [NAME...]
 
-	  --only LEVEL   unit, regress, isolation, tap, history, model or matrix; may be repeated
+	  --only LEVEL   unit, regress, isolation, tap, history, model, clients or matrix; may be repeated
 	  NAME           only the tests of that name; shell patterns are allowed ('key*')
 
 	  PROVE_JOBS     TAP files that run at the same time (2)
@@ -32,7 +34,7 @@ parse_arguments() {
 		case $1 in
 		--only)
 			case ${2:-} in
-			unit | regress | isolation | tap | history | model | matrix) levels="$levels $2" ;;
+			unit | regress | isolation | tap | history | model | clients | matrix) levels="$levels $2" ;;
 			*) usage >&2; exit 2 ;;
 			esac
 			shift
@@ -45,7 +47,7 @@ parse_arguments() {
 	done
 }
 
-wanted() { case " ${levels:-unit regress isolation tap history model matrix} " in *" $1 "*) return 0 ;; esac; return 1; }
+wanted() { case " ${levels:-unit regress isolation tap history model clients matrix} " in *" $1 "*) return 0 ;; esac; return 1; }
 
 # One other combination of versions, in a chroot (outside: an unprivileged user cannot make one). What it counted is left
 # for the sum at the end.
@@ -93,9 +95,12 @@ run_matrix() {
 parse_arguments "$@"
 if [ -z "$base" ]; then
 	begin_outside
+	clients=
+	if wanted clients; then clients="chromium|chromium-headless-shell $(node_packages)"; fi
 	# shellcheck disable=SC2086
-	install_packages $test_packages
+	install_packages $test_packages $clients
 	if wanted matrix; then run_matrix; fi
+	if wanted clients; then install_modules; fi		# if it fails, so does the level
 	run_inside run.sh "$@"
 	exit $?
 fi
@@ -135,6 +140,16 @@ chosen() {
 history_chosen() {
 	for name in $(chosen test/history .py); do
 		case $name in test_* | ci) printf '%s ' "$name" ;; esac
+	done
+}
+
+# The one against a cluster is run only if it is asked for by its name.
+clients_chosen() {
+	for name in $(chosen test/clients .py); do
+		case $name in
+		test_cluster) [ -z "$patterns" ] || printf '%s ' "$name" ;;
+		test_*) printf '%s ' "$name" ;;
+		esac
 	done
 }
 
@@ -260,6 +275,24 @@ run_model() {
 	failed=$((failed + bad))
 }
 
+# Programs in other languages that read through fences, and a browser.
+run_clients() {
+	say '--- clients'
+	for name in $1; do
+		log=$base/clients-$name.log
+		{
+			FENCE_PLACE=$base/place.conf CLIENTS_MODULES=$base/modules/node_modules PYTHONDONTWRITEBYTECODE=1 \
+				/usr/bin/python3 "test/clients/$name.py" 2>&1
+			echo $? >"$log.status"
+		} | tee "$log"
+		good=$(grep -c '^ok ' "$log")
+		bad=$(grep -c '^not ok ' "$log")
+		[ "$(cat "$log.status")" -eq 0 ] || [ "$bad" -gt 0 ] || bad=1
+		passed=$((passed + good))
+		failed=$((failed + bad))
+	done
+}
+
 # What the failing files and their servers said; all files, if the harness gave up before its summary.
 show_tap_logs() {
 	failing=$(sed -n 's/^test\/t\/\([^ ]*\)\.pl  *(Wstat.*/\1/p' "$1")
@@ -289,13 +322,15 @@ isolation=
 tap=
 history=
 model=
+clients=
 if wanted unit; then unit=$(chosen test/unit .sh); fi
 if wanted regress; then regress=$(chosen sql .sql); fi
 if wanted isolation; then isolation=$(chosen test/isolation/specs .spec); fi
 if wanted tap; then tap=$(chosen test/t .pl); fi
 if wanted history; then history=$(history_chosen); fi
 if wanted model; then model=$(model_chosen); fi
-[ -n "$unit$regress$isolation$tap$history$model" ] || [ -e "$base/matrix.counts" ] ||
+if wanted clients; then clients=$(clients_chosen); fi
+[ -n "$unit$regress$isolation$tap$history$model$clients" ] || [ -e "$base/matrix.counts" ] ||
 	{ say 'no such test'; failed=$((failed + 1)); finish; }
 
 [ -z "$unit" ] || run_unit "$unit"
@@ -311,6 +346,7 @@ if [ -n "$regress$isolation" ]; then
 	stop_servers
 fi
 [ -z "$tap" ] || run_tap "$tap"
+[ -z "$clients" ] || run_clients "$clients"
 [ -z "$model" ] || run_model "$model"
 [ -z "$history" ] || run_history "$history"
 finish
