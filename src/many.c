@@ -417,8 +417,8 @@ fence_read_many(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("the number of retries must be between 0 and 100")));
+	reader_require_primary();
 	for (int i = 0; i < n; i++)
-		reader_require_primary();
 		reader_require_source(items[i].domain);
 	fill = !many_written(n, items);
 	if (fill)
