@@ -68,7 +68,7 @@ lint:
 	@if command -v luac5.1 >/dev/null; then luac5.1 -p src/redis/fence.lua; \
 	 else echo 'lint: no luac5.1, syntax of fence.lua not checked'; fi
 	@if command -v luacheck >/dev/null; then \
-	     luacheck --quiet --no-color --std lua51 --read-globals redis cjson --max-line-length 120 src/redis/fence.lua; \
+	     luacheck --quiet --no-color --std lua51 --read-globals redis cjson bit --max-line-length 120 src/redis/fence.lua; \
 	 else echo 'lint: no luacheck, fence.lua not checked'; fi
 
 help:

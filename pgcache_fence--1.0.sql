@@ -112,6 +112,9 @@ CREATE FUNCTION fence.fence_key(domain text, VARIADIC key text[]) RETURNS text
     LANGUAGE C STRICT STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_fence_key';
 CREATE FUNCTION fence.value_key(domain text, VARIADIC key text[]) RETURNS text
     LANGUAGE C STRICT STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_value_key';
+-- The hash slot (0 to 16383) of a name in Redis. Of n shards, shard slot * n / 16384 (rounded down, from 0) has it.
+CREATE FUNCTION fence.key_slot(name text) RETURNS integer
+    LANGUAGE C STRICT IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_key_slot';
 
 -- The version of a group in the snapshot of the statement: to be read together with its rows. 0 before its first change.
 CREATE FUNCTION fence.group_version(domain text, VARIADIC key text[]) RETURNS bigint
@@ -146,7 +149,7 @@ CREATE FUNCTION fence._state(OUT state text, OUT epoch text, OUT reason text, OU
 CREATE VIEW fence.state AS SELECT * FROM fence._state();
 
 CREATE FUNCTION fence._nodes(OUT address text, OUT role text, OUT version text, OUT identity text, OUT epoch text,
-                             OUT lease_left interval, OUT error text)
+                             OUT lease_left interval, OUT error text, OUT slots integer)
     RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_nodes_view';
 CREATE VIEW fence.nodes AS SELECT * FROM fence._nodes();
 

@@ -49,11 +49,21 @@ version_or_none(const char *text)
 static bool
 ask_status(const char *fence, FenceStatus *status)
 {
-	redisReply *reply = ask("fence_status", fence, 0, NULL);
+	redisReply *reply;
 	bool		ok;
 
+	/* who holds the slot was not armed: as far as anybody may know there is no fence */
+	*status = (FenceStatus) {.fence_version = NO_VERSION, .highest_pending = NO_VERSION};
+	if (fence_node_of(fence) == SLOT_NOBODY)
+		return true;
+	reply = ask("fence_status", fence, 0, NULL);
 	if (reply == NULL)
 		return false;
+	if (coordinator_is_redirection(reply))
+	{
+		freeReplyObject(reply);
+		return true;
+	}
 	ok = reply->type == REDIS_REPLY_ARRAY && reply->elements >= 5 && (reply->elements - 5) % 3 == 0;
 	for (size_t i = 0; ok && i < reply->elements; i++)
 		ok = reply->element[i]->type == REDIS_REPLY_STRING;

@@ -30,7 +30,8 @@ static Reservation *waiting[OUTBOX_ANSWERS];	/* whose answers are outstanding, b
 static StringInfoData commit_letters;	/* a Letter, its bytes, a Letter, ... */
 static bool commit_prepared = false;
 
-static uint64 last_end = 0;		/* the last letter that ended a transaction */
+static uint64 first_end = 0;	/* letters that ended transactions since somebody waited for them: the first */
+static uint64 last_end = 0;		/* and the last; 0: none */
 
 const char *
 coordinator_problem(void)
@@ -50,43 +51,48 @@ reply_deadline(void)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-static RedisConnection *connection = NULL;
-static uint32 connection_nodes_serial;
+/* A connection to one of the nodes */
+typedef struct Line
+{
+	RedisConnection *connection;
+	uint32		nodes_serial;	/* when its address was read */
+} Line;
+
+static Line lines[MAX_NODES];
 
 static void
-disconnect(const char *why)
+disconnect(Line *line, const char *why)
 {
 	strlcpy(problem, why, sizeof(problem));
-	redis_close(connection);
-	connection = NULL;
+	redis_close(line->connection);
+	line->connection = NULL;
 }
 
 /* A connection whose node moved, or that failed meanwhile, is dropped. Never waits. */
 static bool
-still_connected(void)
+still_connected(Line *line)
 {
-	if (connection == NULL)
+	if (line->connection == NULL)
 		return false;
-	if (redis_error(connection))
-		disconnect(redis_error(connection));
-	else if (connection_nodes_serial != pg_atomic_read_u32(&fence_shared->nodes_serial))
-		disconnect("the address of Redis changed");
-	return connection != NULL;
+	if (redis_error(line->connection))
+		disconnect(line, redis_error(line->connection));
+	else if (line->nodes_serial != pg_atomic_read_u32(&fence_shared->nodes_serial))
+		disconnect(line, "the address of Redis changed");
+	return line->connection != NULL;
 }
 
-/* Connects to the process that holds the fence. False: problem tells. May wait. */
+/* Connects to that node. False: problem tells. May wait. */
 static bool
-connect_for(const char *fence)
+connect_line(Line *line, int node)
 {
 	RedisEndpoint address = {0};
 	RedisUrl	url;
 	const char *wrong;
 
-	(void) fence;				/* one standalone Redis holds them all */
 	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	connection_nodes_serial = pg_atomic_read_u32(&fence_shared->nodes_serial);
-	if (fence_shared->nnodes > 0)
-		address = fence_shared->nodes[0].address;
+	line->nodes_serial = pg_atomic_read_u32(&fence_shared->nodes_serial);
+	if (node < fence_shared->nnodes)
+		address = fence_shared->nodes[node].address;
 	LWLockRelease(fence_shared->lock);
 
 	if (address.host[0] == '\0')
@@ -98,45 +104,76 @@ connect_for(const char *fence)
 		strlcpy(problem, wrong, sizeof(problem));
 		return false;
 	}
-	connection = redis_open(&address, &url, reply_deadline(), problem, sizeof(problem));
-	return connection != NULL;
+	line->connection = redis_open(&address, &url, reply_deadline(), problem, sizeof(problem));
+	return line->connection != NULL;
 }
 
 static redisReply *
-ask_once(int argc, const char **argv, const size_t *argvlen)
+ask_once(Line *line, int argc, const char **argv, const size_t *argvlen)
 {
 	redisReply *reply = NULL;
 
-	if (redis_send(connection, argc, argv, argvlen))
-		reply = redis_wait_reply(connection, reply_deadline(), wait_event_redis());
+	if (redis_send(line->connection, argc, argv, argvlen))
+		reply = redis_wait_reply(line->connection, reply_deadline(), wait_event_redis());
 	if (reply == NULL)
-		disconnect(redis_error(connection));
+		disconnect(line, redis_error(line->connection));
 	return reply;
 }
 
+/* Letters to different nodes are answered in any order, so each of them is waited for. */
 void
 coordinator_await_letters(void)
 {
+	uint64		first = first_end;
 	uint64		last = last_end;
+	int64		deadline = reply_deadline();
 
 	for (int i = 0; i < OUTBOX_ANSWERS; i++)
 		if (waiting[i] != NULL)
+		{
+			first = first ? Min(first, waiting[i]->letter) : waiting[i]->letter;
 			last = Max(last, waiting[i]->letter);
-	if (last != 0)
-		(void) outbox_wait(last, reply_deadline(), NULL);
-	last_end = 0;
+		}
+	if (last - first >= OUTBOX_ANSWERS)
+		first = last - OUTBOX_ANSWERS + 1;	/* of older ones the answer is forgotten */
+	for (uint64 letter = first; letter != 0 && letter <= last; letter++)
+		(void) outbox_wait(letter, deadline, NULL);
+	first_end = last_end = 0;
 }
 
+bool
+coordinator_is_redirection(const redisReply *reply)
+{
+	static const char *const kinds[] = {"MOVED ", "ASK ", "TRYAGAIN", "CLUSTERDOWN"};
+
+	for (int i = 0; i < (int) lengthof(kinds); i++)
+		if (reply->type == REDIS_REPLY_ERROR && strncmp(reply->str, kinds[i], strlen(kinds[i])) == 0)
+			return true;
+	return false;
+}
+
+/* Who was granted the slot knows whether the fence may be trusted; whoever Redis Cluster points to instead does not. */
 redisReply *
 coordinator_ask(const char *fence, int argc, const char **argv, const size_t *argvlen)
 {
-	redisReply *reply;
+	int			node;
+	Line	   *line;
+	redisReply *reply = NULL;
 
 	coordinator_await_letters();
+	node = fence_node_of(fence);
+	if (node == SLOT_NOBODY)
+	{
+		strlcpy(problem, "the Redis process that holds the slot of this key was not there when the epoch began", sizeof(problem));
+		return NULL;
+	}
+	line = &lines[node];
 	/* a connection that the other side closed while it was idle shows only when it is used: once more, then */
-	if (still_connected() && (reply = ask_once(argc, argv, argvlen)) != NULL)
-		return reply;
-	return connect_for(fence) ? ask_once(argc, argv, argvlen) : NULL;
+	if (still_connected(line))
+		reply = ask_once(line, argc, argv, argvlen);
+	if (reply == NULL && connect_line(line, node))
+		reply = ask_once(line, argc, argv, argvlen);
+	return reply;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -214,10 +251,10 @@ draft_begin(void)
 
 /* A letter of what was drafted. False: it did not fit. */
 static bool
-draft_letter(Letter *letter, LetterKind kind, FenceWord word)
+draft_letter(Letter *letter, LetterKind kind, FenceWord word, int node)
 {
 	*letter = (Letter) {
-		.kind = kind, .epoch = WORD_EPOCH(word), .keys = keys.strings, .args = arguments.strings,
+		.kind = kind, .epoch = WORD_EPOCH(word), .node = node, .keys = keys.strings, .args = arguments.strings,
 		.key_bytes = keys.bytes, .key_len = keys.len, .arg_bytes = arguments.bytes, .arg_len = arguments.len
 	};
 	return !keys.full && !arguments.full;
@@ -243,22 +280,34 @@ draft_domain_command(const char *function, const Reservation *r, FenceWord word,
 		draft_string(&arguments, ended);
 }
 
-/* Posts reserve for that version under the word. False: there is no room now. */
+/*
+ * Posts reserve for that version under the word. False: there is no room now. The map of slots is read after the word: if it
+ * is another one's by now, the word has changed, and neither what is sent nor its answer counts.
+ */
 static bool
 send_reserve(Reservation *r, int64 version, FenceWord word)
 {
 	Letter		letter;
 	uint64		number = 0;
+	int			node = LETTER_TO_ALL;
 
 	if (r->kind == RESERVE_ROW)
 	{
+		node = fence_node_of(r->name);
+		if (node == SLOT_NOBODY)
+		{
+			/* no process may answer readers there in this epoch: there is nobody to tell */
+			r->acked = version;
+			r->acked_word = word;
+			return true;
+		}
 		draft_begin();
 		draft_string(&keys, r->name);
 		draft_string(&arguments, "r");
 		draft_string(&arguments, fence_stamp());
 		draft_version(&arguments, r->observed);
 		draft_version(&arguments, version);
-		if (draft_letter(&letter, LETTER_RESERVE, word))
+		if (draft_letter(&letter, LETTER_RESERVE, word, node))
 			number = outbox_post(&letter);
 	}
 	else
@@ -268,7 +317,7 @@ send_reserve(Reservation *r, int64 version, FenceWord word)
 		if (version > WHOLE_DOMAIN)
 			pg_lltoa(version, ended);
 		draft_domain_command("fence_domain_reserve", r, word, ended);
-		if (draft_letter(&letter, LETTER_RESERVE_DOMAIN, word))
+		if (draft_letter(&letter, LETTER_RESERVE_DOMAIN, word, node))
 			number = outbox_post(&letter);
 	}
 	if (number == 0)
@@ -276,6 +325,7 @@ send_reserve(Reservation *r, int64 version, FenceWord word)
 	if (is_waiting(r))
 		waiting[r->letter % OUTBOX_ANSWERS] = NULL; /* the former one does not count any more */
 	waiting[number % OUTBOX_ANSWERS] = r;
+	r->node = node;
 	r->letter = number;
 	r->sent = version;
 	r->sent_word = word;
@@ -391,7 +441,7 @@ await_reservation(Reservation *r, FenceWord word)
 	return asked(r, word) && r->ahead != NO_VERSION ? RESERVE_AHEAD : RESERVE_FAILED;
 }
 
-/* The last one that is waited for: its answer comes after all others. */
+/* The last one that is waited for: its answer comes after all others from the same process, so one wait is often enough. */
 static bool
 await_last(FenceWord word)
 {
@@ -437,18 +487,18 @@ coordinator_reserve_one(FenceWord word, Reservation *r)
 
 /*
  * What ends a transaction's reservations: those that were applied (if it commits) are committed at the applied version, all
- * others aborted. Operations of one epoch share letters. Nothing here allocates, except where letters are kept.
+ * others aborted. Operations of one epoch and node share letters. Nothing here allocates, except where letters are kept.
  */
 typedef bool (*EmitLetter) (const Letter *letter);
 
 static bool
-emit_draft(EmitLetter emit, FenceWord word)
+emit_draft(EmitLetter emit, FenceWord word, int node)
 {
 	Letter		letter;
 	bool		ok = true;
 
 	if (keys.strings > 0)
-		ok = draft_letter(&letter, LETTER_END, word) && emit(&letter);
+		ok = draft_letter(&letter, LETTER_END, word, node) && emit(&letter);
 	draft_begin();
 	return ok;
 }
@@ -463,8 +513,20 @@ draft_end(const Reservation *r, bool commit)
 		draft_version(&arguments, r->applied);
 }
 
+/* The next higher node to which rows' reservations were sent; -1: there is none. */
+static int
+next_node(int after)
+{
+	int			next = -1;
+
+	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
+		if (r->sent != NO_VERSION && r->kind == RESERVE_ROW && r->node > after && (next < 0 || r->node < next))
+			next = r->node;
+	return next;
+}
+
 static bool
-emit_rows(bool committing, EmitLetter emit)
+emit_rows_of(int node, bool committing, EmitLetter emit)
 {
 	FenceWord	word = 0;
 	bool		ok = true;
@@ -472,15 +534,25 @@ emit_rows(bool committing, EmitLetter emit)
 	draft_begin();
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
-		if (r->sent == NO_VERSION || r->kind != RESERVE_ROW)
+		if (r->sent == NO_VERSION || r->kind != RESERVE_ROW || r->node != node)
 			continue;
 		if (keys.strings == NAMES_PER_LETTER || keys.len > DRAFT_BYTES / 2 || arguments.len > DRAFT_BYTES / 2 ||
 			WORD_EPOCH(r->sent_word) != WORD_EPOCH(word))
-			ok = emit_draft(emit, word) && ok;
+			ok = emit_draft(emit, word, node) && ok;
 		word = r->sent_word;
 		draft_end(r, committing && r->applied != NO_VERSION);
 	}
-	return emit_draft(emit, word) && ok;
+	return emit_draft(emit, word, node) && ok;
+}
+
+static bool
+emit_rows(bool committing, EmitLetter emit)
+{
+	bool		ok = true;
+
+	for (int node = next_node(-1); node >= 0; node = next_node(node))
+		ok = emit_rows_of(node, committing, emit) && ok;
+	return ok;
 }
 
 static bool
@@ -496,7 +568,7 @@ emit_domains(bool committing, EmitLetter emit)
 		if (r->sent == NO_VERSION || r->kind != RESERVE_DOMAIN)
 			continue;
 		draft_domain_command(commit ? "fence_domain_commit" : "fence_domain_abort", r, r->sent_word, NULL);
-		ok = draft_letter(&letter, LETTER_END_DOMAIN, r->sent_word) && emit(&letter) && ok;
+		ok = draft_letter(&letter, LETTER_END_DOMAIN, r->sent_word, LETTER_TO_ALL) && emit(&letter) && ok;
 	}
 	return ok;
 }
@@ -525,7 +597,10 @@ post_letter(const Letter *letter)
 	uint64		number = outbox_post(letter);
 
 	if (number != 0)
+	{
+		first_end = first_end ? first_end : number;
 		last_end = number;
+	}
 	return number != 0;
 }
 

@@ -4,8 +4,8 @@
  *	  readers (keeper and patrol use redis/library.h).
  *
  * What transactions say goes through the courier (outbox.h): reserve before the commit, commit or abort after it. What
- * readers ask goes over a connection of this backend's own, opened on first use and kept; after an error, timeout or
- * interrupt it is dropped, because a late reply would answer another question.
+ * readers ask goes over connections of this backend's own, one for each process that it asks, opened on first use and kept;
+ * after an error, timeout or interrupt one is dropped, because a late reply would answer another question.
  */
 #ifndef FENCE_COORDINATOR_H
 #define FENCE_COORDINATOR_H
@@ -61,5 +61,11 @@ extern void coordinator_await_letters(void);
  * waits at most `timeout`.
  */
 extern redisReply *coordinator_ask(const char *fence, int argc, const char **argv, const size_t *argvlen);
+
+/*
+ * Whether Redis Cluster answered that the key's slot is another process's affair, or nobody's, now. It is never followed
+ * there: who was not granted the slot must not be believed. As good as "unarmed".
+ */
+extern bool coordinator_is_redirection(const redisReply *reply);
 
 #endif

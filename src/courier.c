@@ -1,9 +1,11 @@
 /*
  * courier.c
- *	  The courier: a background worker that carries all backends' letters (outbox.h) to Redis over one connection, and
- *	  brings the answers back.
+ *	  The courier: a background worker that carries all backends' letters (outbox.h) to Redis over one connection to each
+ *	  process, and brings the answers back.
  *
- * Owns: that connection and what is outstanding on it. It decides nothing: whether a transaction may commit is decided
+ * Owns: these connections and what is outstanding on them. A letter names the node for which it was drafted; a table of nodes
+ * is changed only with the epoch, which is part of what is said, so a letter that meets another table is refused and not
+ * mistaken. A node that is slow or gone holds up nobody else's letters. It decides nothing: whether a transaction may commit is decided
  * by its backend, from the word and the answers. A letter that could not be carried, or was not answered, is answered
  * FAILED if anybody waits for it; what ends reservations is left to the patrol.
  *
@@ -28,17 +30,26 @@
 #include "shared.h"
 
 #define CONNECT_AGAIN_US	INT64CONST(50000)	/* after a failed attempt to connect */
-#define MAX_UNSENT			(1024 * 1024)	/* bytes; more letters stay in the ring */
+#define MAX_UNSENT			(1024 * 1024)	/* bytes; more letters stay in the ring, */
+#define MAX_UNSENT_BESIDE	(8 * 1024 * 1024)	/* or, if letters for other nodes are behind them, are given up past this */
 #define BATCH_KEYS			128		/* operations in one command, and bytes of their arguments: bounds how long it takes */
 #define BATCH_BYTES			(64 * 1024)
 #define NAPS				3		/* of a millisecond, after the last letter or answer: what ends a transaction needs not wake it */
 
 PGDLLEXPORT void fence_courier_main(Datum arg);
 
+/* A letter to several nodes: answered when all have answered, and failed if one has */
+typedef struct Joint
+{
+	int			left;
+	bool		failed;
+} Joint;
+
 /* A letter whose answer is outstanding */
 typedef struct Expected
 {
 	LetterKind	kind;
+	Joint	   *joint;			/* NULL: it went to one node */
 	bool		last;			/* of those that share a command, and so its reply */
 	int			process;
 	uint64		number;
@@ -47,8 +58,11 @@ typedef struct Expected
 /* Everything between us and one Redis process */
 typedef struct Link
 {
+	int			node;			/* index in the table of nodes */
 	RedisConnection *connection;	/* NULL: not connected */
-	uint32		nodes_serial;	/* when its address was read */
+	uint32		nodes_serial;	/* when its node was looked at */
+	uint32		node_serial;	/* of its node then */
+	bool		looked_at;		/* in this round */
 	int64		connect_next;	/* not before this time */
 	int64		heard_at;		/* last answer, or when something became outstanding */
 	Expected   *expected;		/* ring, in the order of sending */
@@ -65,9 +79,10 @@ typedef struct Link
 	StringInfoData batch_arg_bytes;
 } Link;
 
-static Link link_to_redis;
+static Link links[MAX_NODES];
+static int	nlinks = 0;			/* those that were ever used */
 static WaitEventSet *wait_set = NULL;
-static int	wait_socket_position;
+static int	wait_position[MAX_NODES];	/* of the link's socket, -1: none */
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Outstanding answers
@@ -75,7 +90,7 @@ static int	wait_socket_position;
  */
 
 static void
-expect(Link *to, const Letter *letter)
+expect(Link *to, const Letter *letter, Joint *joint)
 {
 	if (to->used == to->size)
 	{
@@ -93,17 +108,50 @@ expect(Link *to, const Letter *letter)
 	if (to->used == 0)
 		to->heard_at = fence_clock();
 	to->expected[(to->first + to->used++) % to->size] = (Expected) {
-		.kind = letter->kind, .last = true, .process = letter->process, .number = letter->number
+		.kind = letter->kind, .joint = joint, .last = true, .process = letter->process, .number = letter->number
 	};
+}
+
+/* The answer of one node; of a letter to several it waits for the others. */
+static void
+give_answer(const Expected *letter, AnswerKind answer, int64 ahead)
+{
+	Joint	   *joint = letter->joint;
+
+	if (joint != NULL)
+	{
+		joint->failed = joint->failed || answer == ANSWER_FAILED;
+		if (--joint->left > 0)
+			return;
+		answer = joint->failed ? ANSWER_FAILED : answer;
+		pfree(joint);
+	}
+	outbox_give_answer(letter->process, letter->number, answer, ahead);
 }
 
 /* A letter that will not be answered */
 static void
-give_up(LetterKind kind, int process, uint64 number)
+give_up(const Expected *letter)
 {
-	outbox_give_answer(process, number, ANSWER_FAILED, 0);
-	if (kind == LETTER_END || kind == LETTER_END_DOMAIN)
+	give_answer(letter, ANSWER_FAILED, 0);
+	if (letter->kind == LETTER_END || letter->kind == LETTER_END_DOMAIN)
 		fence_wake_patrol();
+}
+
+static void
+give_up_letter(const Letter *letter, Joint *joint)
+{
+	Expected	lost = {.kind = letter->kind, .joint = joint, .process = letter->process, .number = letter->number};
+
+	give_up(&lost);
+}
+
+static void
+forget_wait_set(void)
+{
+	if (wait_set)
+		FreeWaitEventSet(wait_set);
+	wait_set = NULL;
 }
 
 /* The connection is over, and with it everything that is outstanding on it. */
@@ -112,17 +160,13 @@ disconnect(Link *to, const char *why)
 {
 	if (why)
 		outbox_set_problem(why);
-	if (wait_set)
-		FreeWaitEventSet(wait_set);
-	wait_set = NULL;
+	forget_wait_set();
 	redis_close(to->connection);
 	to->connection = NULL;
 	to->batch_letters = 0;
 	for (; to->used > 0; to->used--)
 	{
-		Expected   *lost = &to->expected[to->first];
-
-		give_up(lost->kind, lost->process, lost->number);
+		give_up(&to->expected[to->first]);
 		to->first = (to->first + 1) % to->size;
 	}
 }
@@ -188,7 +232,7 @@ deliver(Link *from, const redisReply *reply)
 		last = letter.last;
 		from->first = (from->first + 1) % from->size;
 		from->used--;
-		outbox_give_answer(letter.process, letter.number, answer, ahead);
+		give_answer(&letter, answer, ahead);
 	}
 }
 
@@ -197,16 +241,20 @@ deliver(Link *from, const redisReply *reply)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
+/* Looks at the node; false: there is none of that number. */
 static bool
-node_address(Link *to, RedisEndpoint *address)
+look_at_node(Link *to, RedisEndpoint *address, uint32 *serial)
 {
 	bool		known;
 
 	LWLockAcquire(fence_shared->lock, LW_SHARED);
 	to->nodes_serial = pg_atomic_read_u32(&fence_shared->nodes_serial);
-	known = fence_shared->nnodes > 0;
+	known = to->node < fence_shared->nnodes;
 	if (known)
-		*address = fence_shared->nodes[0].address;
+	{
+		*address = fence_shared->nodes[to->node].address;
+		*serial = fence_shared->nodes[to->node].serial;
+	}
 	LWLockRelease(fence_shared->lock);
 	return known;
 }
@@ -218,12 +266,11 @@ connect_to_redis(Link *to)
 	RedisUrl	url;
 	const char *wrong;
 	char		problem[REASON_LEN];
+	int64		begun = fence_clock();
 
-	if (wait_set)
-		FreeWaitEventSet(wait_set);
-	wait_set = NULL;
-	to->connect_next = fence_clock() + CONNECT_AGAIN_US;
-	if (!node_address(to, &address))
+	forget_wait_set();
+	to->connect_next = begun + CONNECT_AGAIN_US;
+	if (!look_at_node(to, &address, &to->node_serial))
 	{
 		outbox_set_problem("the keeper knows no Redis yet");
 		return;
@@ -236,18 +283,34 @@ connect_to_redis(Link *to)
 	}
 	if (wrong != NULL)
 		outbox_set_problem(wrong);
+	/* the time that a dead node takes is others' too: no more than a fifth of it */
+	if (to->connection == NULL && nlinks > 1)
+		to->connect_next += 5 * (fence_clock() - begun);
+}
+
+/* Whether the node is another one, or its process, since the link was made. */
+static bool
+node_changed(Link *to)
+{
+	RedisEndpoint address;
+	uint32		serial;
+
+	if (to->nodes_serial == pg_atomic_read_u32(&fence_shared->nodes_serial))
+		return false;
+	return !look_at_node(to, &address, &serial) || serial != to->node_serial;
 }
 
 /* Whether there is a connection that works, to where Redis is now. Connects if it is time for that. */
 static bool
 ensure_connected(Link *to)
 {
+	bool		changed = node_changed(to);
+
 	if (to->connection && redis_error(to->connection))
 		disconnect(to, redis_error(to->connection));
-	else if (to->connection && to->nodes_serial != pg_atomic_read_u32(&fence_shared->nodes_serial))
+	else if (to->connection && changed)
 		disconnect(to, "the address of Redis changed");
-	if (to->connection == NULL &&
-		(fence_clock() >= to->connect_next || to->nodes_serial != pg_atomic_read_u32(&fence_shared->nodes_serial)))
+	if (to->connection == NULL && (fence_clock() >= to->connect_next || changed))
 		connect_to_redis(to);
 	return to->connection != NULL;
 }
@@ -263,6 +326,7 @@ send_batch(Link *to)
 {
 	char		epoch[EPOCH_LEN];
 	char		head[128];
+	char		number[12];
 	char		middle[64];
 	int			letters = to->batch_letters;
 
@@ -270,8 +334,9 @@ send_batch(Link *to)
 	if (letters == 0)
 		return;
 	fence_epoch_of(to->batch_epoch, epoch);
-	snprintf(head, sizeof(head), "*%d\r\n$5\r\nFCALL\r\n$11\r\nfence_write\r\n$%d\r\n%d\r\n",
-			 4 + to->batch_keys + to->batch_args, to->batch_keys < 10 ? 1 : to->batch_keys < 100 ? 2 : 3, to->batch_keys);
+	snprintf(number, sizeof(number), "%d", to->batch_keys);
+	snprintf(head, sizeof(head), "*%d\r\n$5\r\nFCALL\r\n$11\r\nfence_write\r\n$1\r\n0\r\n$%zu\r\n%s\r\n",
+			 5 + to->batch_keys + to->batch_args, strlen(number), number);
 	snprintf(middle, sizeof(middle), "$%zu\r\n%s\r\n", strlen(epoch), epoch);
 	(void) (redis_send_raw(to->connection, head, strlen(head), 0) &&
 			redis_send_raw(to->connection, to->batch_key_bytes.data, to->batch_key_bytes.len, 0) &&
@@ -300,44 +365,111 @@ add_to_batch(Link *to, const Letter *letter)
 	to->batch_args += letter->args;
 	appendBinaryStringInfo(&to->batch_key_bytes, letter->key_bytes, letter->key_len);
 	appendBinaryStringInfo(&to->batch_arg_bytes, letter->arg_bytes, letter->arg_len);
-	expect(to, letter);
+	expect(to, letter, NULL);
+}
+
+/* The link to a node; made if need be. */
+static Link *
+link_to(int node)
+{
+	Link	   *link = &links[node];
+
+	for (; nlinks <= node; nlinks++)
+	{
+		links[nlinks].node = nlinks;
+		initStringInfo(&links[nlinks].batch_key_bytes);
+		initStringInfo(&links[nlinks].batch_arg_bytes);
+	}
+	/* once in a round: what it costs is not to be paid for each letter */
+	if (!link->looked_at)
+		(void) ensure_connected(link);
+	link->looked_at = true;
+	return link;
+}
+
+static bool
+is_congested(const Link *to, size_t limit)
+{
+	return to->connection != NULL && redis_unsent(to->connection) >= limit;
 }
 
 static void
-carry(Link *to, const Letter *letter)
+carry(Link *to, const Letter *letter, Joint *joint)
 {
-	if (letter->kind == LETTER_RESERVE || letter->kind == LETTER_END)
+	if (to->connection == NULL || is_congested(to, MAX_UNSENT_BESIDE))
+		give_up_letter(letter, joint);
+	else if (letter->kind == LETTER_RESERVE || letter->kind == LETTER_END)
 		add_to_batch(to, letter);
 	else
 	{
 		send_batch(to);
 		(void) redis_send_raw(to->connection, letter->arg_bytes, letter->arg_len, 1);
-		expect(to, letter);
+		expect(to, letter, joint);
 	}
 }
 
-/* Takes what is in the ring, and writes what the socket takes. Returns whether there was anything. */
+/*
+ * To every process that was armed. If the epoch has changed meanwhile these are not those that the letter is meant for, but
+ * then each of them refuses it.
+ */
+static void
+carry_to_all(const Letter *letter)
+{
+	bool		granted[MAX_NODES];
+	int			nnodes;
+	Joint	   *joint = MemoryContextAllocZero(TopMemoryContext, sizeof(Joint));
+
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	nnodes = fence_shared->nnodes;
+	for (int i = 0; i < nnodes; i++)
+	{
+		granted[i] = fence_shared->nodes[i].granted;
+		joint->left += granted[i];
+	}
+	LWLockRelease(fence_shared->lock);
+	if (joint->left == 0)
+	{
+		joint->left = 1;
+		give_up_letter(letter, joint);
+		return;
+	}
+	for (int i = 0; i < nnodes; i++)
+		if (granted[i])
+			carry(link_to(i), letter, joint);
+}
+
+/* Sends what was made of the letters and is not sent yet. */
+static void
+flush(Link *to)
+{
+	if (to->connection == NULL)
+		return;
+	send_batch(to);
+	if (redis_unsent(to->connection) > 0 && !redis_flush(to->connection))
+		disconnect(to, redis_error(to->connection));
+}
+
+/* Takes what is in the ring, and writes what the sockets take. Returns whether there was anything. */
 static bool
-carry_letters(Link *to)
+carry_letters(void)
 {
 	Letter		letter;
 	bool		any = false;
 
-	while ((to->connection == NULL || redis_unsent(to->connection) < MAX_UNSENT) && outbox_take(&letter))
+	for (int i = 0; i < nlinks; i++)
+		links[i].looked_at = false;
+	/* with one process only there is nobody behind a letter that has to wait */
+	while (!(nlinks == 1 && is_congested(&links[0], MAX_UNSENT)) && outbox_take(&letter))
 	{
-		if (any ? to->connection != NULL : ensure_connected(to))
-			carry(to, &letter);
+		if (letter.node == LETTER_TO_ALL)
+			carry_to_all(&letter);
 		else
-			give_up(letter.kind, letter.process, letter.number);
+			carry(link_to(letter.node), &letter, NULL);
 		outbox_done();
 		any = true;
 	}
-	if (to->connection)
-	{
-		send_batch(to);
-		if (redis_unsent(to->connection) > 0 && !redis_flush(to->connection))
-			disconnect(to, redis_error(to->connection));
-	}
+	for (int i = 0; i < nlinks; i++)
+		flush(&links[i]);
 	return any;
 }
 
@@ -373,30 +505,37 @@ patience_left(const Link *with)
 }
 
 static void
-make_wait_set(const Link *with)
+make_wait_set(void)
 {
-	wait_set = fence_create_wait_event_set(3);
+	wait_set = fence_create_wait_event_set(nlinks + 2);
 	AddWaitEventToSet(wait_set, WL_LATCH_SET, PGINVALID_SOCKET, MyLatch, NULL);
 	AddWaitEventToSet(wait_set, WL_EXIT_ON_PM_DEATH, PGINVALID_SOCKET, NULL, NULL);
-	wait_socket_position = with->connection == NULL ? -1 :
-		AddWaitEventToSet(wait_set, WL_SOCKET_READABLE, redis_socket(with->connection), NULL, NULL);
+	for (int i = 0; i < nlinks; i++)
+		wait_position[i] = links[i].connection == NULL ? -1 :
+			AddWaitEventToSet(wait_set, WL_SOCKET_READABLE, redis_socket(links[i].connection), NULL, NULL);
 }
 
 /* Sleeps until there is a letter, an answer, or nothing more to hope for; at most a nap, or without end. */
 static void
-sleep_until_needed(const Link *with, bool nap)
+sleep_until_needed(bool nap)
 {
-	int64		patience = patience_left(with);
-	long		timeout = patience < 0 ? -1 : patience / 1000 + 1;
+	long		timeout = -1;
 	WaitEvent	event;
 
 	if (!outbox_nap(nap))
 		return;
 	if (wait_set == NULL)
-		make_wait_set(with);
-	if (wait_socket_position >= 0)
-		ModifyWaitEvent(wait_set, wait_socket_position,
-						WL_SOCKET_READABLE | (redis_unsent(with->connection) > 0 ? WL_SOCKET_WRITEABLE : 0), NULL);
+		make_wait_set();
+	for (int i = 0; i < nlinks; i++)
+	{
+		int64		patience = patience_left(&links[i]);
+
+		if (patience >= 0 && (timeout < 0 || patience / 1000 + 1 < timeout))
+			timeout = patience / 1000 + 1;
+		if (wait_position[i] >= 0)
+			ModifyWaitEvent(wait_set, wait_position[i],
+							WL_SOCKET_READABLE | (redis_unsent(links[i].connection) > 0 ? WL_SOCKET_WRITEABLE : 0), NULL);
+	}
 	(void) WaitEventSetWait(wait_set, nap ? 1 : timeout, &event, 1, wait_event_worker());
 }
 
@@ -414,13 +553,13 @@ courier_exit(int code, Datum arg)
 	(void) code;
 	(void) arg;
 	outbox_serve(false);
-	disconnect(&link_to_redis, NULL);
+	for (int i = 0; i < nlinks; i++)
+		disconnect(&links[i], NULL);
 }
 
 void
 fence_courier_main(Datum arg)
 {
-	Link	   *redis = &link_to_redis;
 	int			naps = 0;
 	int			yields = 0;
 
@@ -429,15 +568,13 @@ fence_courier_main(Datum arg)
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	BackgroundWorkerUnblockSignals();
 	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
-	initStringInfo(&redis->batch_key_bytes);
-	initStringInfo(&redis->batch_arg_bytes);
 	before_shmem_exit(courier_exit, 0);
 	outbox_serve(true);
 
 	for (;;)
 	{
 		bool		carried;
-		bool		heard;
+		bool		heard = false;
 
 		ResetLatch(MyLatch);
 		CHECK_FOR_INTERRUPTS();
@@ -446,10 +583,13 @@ fence_courier_main(Datum arg)
 			ConfigReloadPending = false;
 			ProcessConfigFile(PGC_SIGHUP);
 		}
-		carried = carry_letters(redis);
-		heard = collect_answers(redis);
-		if (patience_left(redis) == 0)
-			disconnect(redis, "no reply in time");
+		carried = carry_letters();
+		for (int i = 0; i < nlinks; i++)
+		{
+			heard = collect_answers(&links[i]) || heard;
+			if (patience_left(&links[i]) == 0)
+				disconnect(&links[i], "no reply in time");
+		}
 		if (carried || heard)
 		{
 			naps = NAPS;
@@ -459,9 +599,10 @@ fence_courier_main(Datum arg)
 			yields--;
 		else
 		{
-			sleep_until_needed(redis, naps > 0);
+			sleep_until_needed(naps > 0);
 			naps = Max(naps - 1, 0);
-			notice_end(redis);
+			for (int i = 0; i < nlinks; i++)
+				notice_end(&links[i]);
 		}
 	}
 }

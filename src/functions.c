@@ -42,6 +42,7 @@
 
 PG_FUNCTION_INFO_V1(fence_fence_key);
 PG_FUNCTION_INFO_V1(fence_value_key);
+PG_FUNCTION_INFO_V1(fence_key_slot);
 PG_FUNCTION_INFO_V1(fence_group_version);
 PG_FUNCTION_INFO_V1(fence_get);
 PG_FUNCTION_INFO_V1(fence_read);
@@ -105,6 +106,14 @@ fence_value_key(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(key_value_name(domain, key_argument(fcinfo, 1, domain))));
 }
 
+Datum
+fence_key_slot(PG_FUNCTION_ARGS)
+{
+	text	   *name = PG_GETARG_TEXT_PP(0);
+
+	PG_RETURN_INT32(slot_of_key(VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name)));
+}
+
 /* -----------------------------------------------------------------------------------------------------------------
  * Reading
  * -----------------------------------------------------------------------------------------------------------------
@@ -138,10 +147,11 @@ typedef struct GetAnswer
 static const char *
 closed_status(void)
 {
-	bool		reachable;
+	bool		reachable = false;
 
 	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	reachable = fence_shared->nnodes > 0 && fence_shared->nodes[0].reachable;
+	for (int i = 0; i < fence_shared->nnodes; i++)
+		reachable = reachable || fence_shared->nodes[i].reachable;
 	LWLockRelease(fence_shared->lock);
 	return reachable ? "unarmed" : "unavailable";
 }
@@ -170,6 +180,11 @@ strong_get(const Domain *domain, const char *key)
 		answer.status = closed_status();
 		return answer;
 	}
+	if (fence_node_of(fence) == SLOT_NOBODY)
+	{
+		answer.status = "unarmed";
+		return answer;
+	}
 	reply = coordinator_ask(fence, lengthof(argv), argv, argvlen);
 	if (reply == NULL)
 		return answer;
@@ -190,7 +205,7 @@ strong_get(const Domain *domain, const char *key)
 	}
 	else if (first && strcmp(first, "pending") == 0)
 		answer.status = "pending";
-	else if (first && strcmp(first, "unarmed") == 0)
+	else if ((first && strcmp(first, "unarmed") == 0) || coordinator_is_redirection(reply))
 		answer.status = "unarmed";
 	freeReplyObject(reply);
 	return answer;
@@ -218,7 +233,9 @@ strong_put(const Domain *domain, const char *key, const char *token, const char 
 	if (reply == NULL)
 		return NULL;
 	initStringInfo(&answer);
-	if (reply->type == REDIS_REPLY_ERROR)
+	if (coordinator_is_redirection(reply))
+		appendStringInfoString(&answer, "refused unarmed");
+	else if (reply->type == REDIS_REPLY_ERROR)
 		appendStringInfo(&answer, "refused %s", reply->str);
 	else if (reply->type == REDIS_REPLY_ARRAY)
 		for (size_t i = 0; i < reply->elements; i++)

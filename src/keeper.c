@@ -50,6 +50,7 @@ static int64 databases_next = 0;
 
 static int64 opened_at = 0;
 static int	flaps = 0;
+static bool planned = false;	/* OPEN ends because processes came or went in good order, and have been at rest since */
 static int64 stay_closed_until = 0;
 static int64 retry_pause = RETRY_FIRST;
 
@@ -199,20 +200,62 @@ store_durably(uint32 epoch_number, char *error)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Whether every process is still the one that was armed, in the current epoch. */
+/* Whether the node is still the process that was armed in that epoch. */
+static bool
+is_armed(int node, const char *epoch)
+{
+	const Hello *hello = &topology_nodes[node].hello;
+
+	return fence_shared->nodes[node].granted && topology_nodes[node].present && strcmp(hello->epoch, epoch) == 0 &&
+		strcmp(fence_shared->nodes[node].armed_identity, hello->identity) == 0;
+}
+
+/* Whether every process is still the one that was armed, in the current epoch, with exactly its slots [c10]. */
 static bool
 same_processes(FenceWord word)
 {
 	char		epoch[EPOCH_LEN];
+	unsigned char map[SLOTS];
 
 	fence_epoch_of(WORD_EPOCH(word), epoch);
 	if (WORD_EPOCH(word) == 0 || !fence_shared->epoch_armed)
 		return false;
+	topology_slots(map);
+	if (memcmp(map, fence_shared->slot_node, SLOTS) != 0)
+		return false;
 	for (int i = 0; i < topology_size; i++)
-		if (strcmp(fence_shared->nodes[i].armed_identity, topology_nodes[i].hello.identity) != 0 ||
-			strcmp(topology_nodes[i].hello.epoch, epoch) != 0)
+		if (topology_nodes[i].present != fence_shared->nodes[i].granted || (topology_nodes[i].present && !is_armed(i, epoch)))
 			return false;
 	return topology_size > 0;
+}
+
+/* How many nodes are there; *first_error: why one is not. */
+static int
+count_present(const char **first_error)
+{
+	int			present = 0;
+
+	*first_error = NULL;
+	for (int i = 0; i < topology_size; i++)
+		if (topology_nodes[i].present)
+			present++;
+		else if (*first_error == NULL)
+			*first_error = topology_nodes[i].error;
+	return present;
+}
+
+/*
+ * What will be granted: to each process that is there, its slots. The slots of one that is not have nobody in this epoch: it
+ * may not answer, so reads there are unarmed, and writes need no reservation there. Only in ARMING, before anything is armed.
+ */
+static void
+choose_slots(void)
+{
+	topology_slots(fence_shared->slot_node);
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	for (int i = 0; i < topology_size; i++)
+		fence_shared->nodes[i].granted = topology_nodes[i].present;
+	LWLockRelease(fence_shared->lock);
 }
 
 /* CLOSED (again), with the reason; a reason that stands there already changes nothing. */
@@ -222,6 +265,17 @@ back_to_closed(FenceWord from, const char *why)
 	if (WORD_STATE(from) != FENCE_CLOSED || strcmp(fence_shared->reason, why) != 0)
 		fence_word_change(from, FENCE_CLOSED, WORD_EPOCH(from), why);
 	return false;
+}
+
+/* The slots that a node was granted, as arm takes them; palloc'd. "All" is for a process that is no part of a cluster. */
+static char *
+granted_ranges(int node)
+{
+	char	   *text = palloc(SLOT_RANGES_LEN);
+
+	if (slot_ranges(fence_shared->slot_node, node, text) == SLOTS && topology_is_cluster())
+		strcpy(text, "0,1-16383");
+	return text;
 }
 
 /* The last step of both ways: raise the bound, grant the leases, open. */
@@ -238,17 +292,21 @@ grant_and_open(FenceWord arming, bool new_epoch, const char *why)
 		int64		until = node->hello.time_ms + setting_lease;
 		bool		ok;
 
+		if (!fence_shared->nodes[i].granted)
+			continue;
 		fence_lease_bound_raise(lease_end(node->heard_at));
 		if (fence_word() != arming)
 			return false;
 		ok = new_epoch ?
-			library_arm(&call, node->hello.identity, epoch, until, GetWALInsertionTimeLine(), NIL) :
-			library_renew(&call, node->hello.identity, epoch, until);
+			library_arm(&call, topology_heartbeat_key(node), node->hello.identity, epoch, until,
+						granted_ranges(i), GetWALInsertionTimeLine(), NIL) :
+			library_renew(&call, topology_heartbeat_key(node), node->hello.identity, epoch, until, &node->slots_back);
 		if (!ok)
 		{
 			/* c2: an epoch that some process may have and another not is burnt */
 			fence_shared->epoch_armed = false;
-			topology_publish(call.error, false);
+			strlcpy(node->error, call.error, REASON_LEN);
+			topology_publish(false);
 			/* the bound was raised for nothing: writers get a while in CLOSED after it has passed */
 			stay_closed_until = pg_atomic_read_u64(&fence_shared->lease_bound) +
 				Min(FLAP_FIRST << Min(flaps, 10), FLAP_MOST);
@@ -259,7 +317,7 @@ grant_and_open(FenceWord arming, bool new_epoch, const char *why)
 		strlcpy(node->hello.epoch, epoch, EPOCH_LEN);
 	}
 	fence_shared->epoch_armed = true;
-	topology_publish(NULL, true);
+	topology_publish(true);
 	if (new_epoch)
 	{
 		list_free(announced);
@@ -280,6 +338,7 @@ open_new_epoch(FenceWord arming)
 	uint32		number = fence_shared->last_epoch;
 	uint64		random;
 	char		error[REASON_LEN];
+	const char *missing;
 	FenceWord	next;
 
 	if (fence_marker_exists(false))
@@ -287,7 +346,8 @@ open_new_epoch(FenceWord arming)
 	if (!fence_lease_bound_passed())
 		return back_to_closed(arming, "waiting until the leases of the last epoch are over");
 	for (int i = 0; i < topology_size; i++)
-		number = Max(number, (uint32) strtoul(topology_nodes[i].hello.epoch, NULL, 10));
+		if (topology_nodes[i].present)
+			number = Max(number, (uint32) strtoul(topology_nodes[i].hello.epoch, NULL, 10));
 	number++;
 	if (number > WORD_MAX_EPOCH)
 		return back_to_closed(arming, "epoch numbers are used up: choose another pgcache_fence.namespace");
@@ -311,17 +371,23 @@ open_new_epoch(FenceWord arming)
 
 	/* the durable write took a worker and perhaps long: read the clocks anew, and see that nobody was replaced [c2] */
 	pg_atomic_write_u64(&fence_shared->arming_until, (uint64) fence_clock() + lease_us());
+	choose_slots();
 	for (int i = 0; i < topology_size; i++)
 	{
 		char		before[IDENTITY_LEN];
 
+		if (!topology_nodes[i].present)
+			continue;
 		strlcpy(before, topology_nodes[i].hello.identity, IDENTITY_LEN);
-		if (!topology_greet(&topology_nodes[i], false, error))
-			return back_to_closed(next, error);
+		if (!topology_greet(&topology_nodes[i], false))
+			return back_to_closed(next, topology_nodes[i].error);
 		if (strcmp(before, topology_nodes[i].hello.identity) != 0)
 			return back_to_closed(next, "a Redis process was replaced while fences were opened");
 	}
-	return grant_and_open(next, true, "a new epoch begins");
+	(void) count_present(&missing);
+	if (missing != NULL)
+		snprintf(error, REASON_LEN, "a new epoch begins, without a process for some slots: %s", missing);
+	return grant_and_open(next, true, missing ? error : "a new epoch begins");
 }
 
 /* One try to open; leaves the reason in the word's history when it cannot. */
@@ -331,6 +397,7 @@ try_open(void)
 	FenceWord	closed = fence_word_expire();
 	FenceWord	arming;
 	char		error[REASON_LEN] = "";
+	const char *missing;
 
 	if (WORD_STATE(closed) != FENCE_CLOSED)
 		return false;
@@ -343,12 +410,10 @@ try_open(void)
 	if (!topology_find(error))
 		return back_to_closed(closed, error);
 	for (int i = 0; i < topology_size; i++)
-		if (!topology_greet(&topology_nodes[i], true, error))
-		{
-			topology_publish(error, false);
-			return back_to_closed(closed, error);
-		}
-	topology_publish(NULL, false);
+		(void) topology_greet(&topology_nodes[i], true);
+	topology_publish(false);
+	if (count_present(&missing) == 0)
+		return back_to_closed(closed, missing);
 
 	/* A longer lease than ever is durable before it is granted. */
 	if (setting_lease > fence_shared->longest_lease && !store_durably(fence_shared->last_epoch, error))
@@ -364,7 +429,8 @@ try_open(void)
 		{
 			LibraryCall call = {.conn = topology_nodes[i].conn, .deadline = fence_clock() + timeout_us()};
 
-			(void) library_disarm(&call, GetWALInsertionTimeLine());
+			if (topology_nodes[i].present)
+				(void) library_disarm(&call, GetWALInsertionTimeLine());
 		}
 		if (!fence_lease_bound_passed())
 			return back_to_closed(closed, "waiting until the leases of the last epoch are over");
@@ -406,8 +472,8 @@ heartbeat(FenceWord word, char *error)
 		strlcpy(error, "the settings of the connection to Redis were changed", REASON_LEN);
 		return false;
 	}
-	/* after a restart of the keeper: what it must know; the processes that it armed are in shared memory */
-	if (!topology_find(error) || !load_databases(error))
+	/* after a restart of the keeper: what it must know */
+	if (!topology_resume(error) || !load_databases(error))
 		return false;
 	if (setting_lease > fence_shared->longest_lease && !store_durably(fence_shared->last_epoch, error))
 		return false;
@@ -416,10 +482,15 @@ heartbeat(FenceWord word, char *error)
 		RedisNode  *node = &topology_nodes[i];
 		LibraryCall call = {.deadline = fence_clock() + timeout_us()};
 
+		if (!fence_shared->nodes[i].granted)
+			continue;
 		/* a connection that broke may be opened again at once; a process that is not the one armed may not */
-		if (!topology_greet(node, false, error) && (node->conn != NULL || !topology_greet(node, false, error)))
+		if (!topology_greet(node, false) && (node->conn != NULL || !topology_greet(node, false)))
+		{
+			strlcpy(error, node->error, REASON_LEN);
 			return false;
-		if (strcmp(node->hello.identity, fence_shared->nodes[i].armed_identity) != 0 || strcmp(node->hello.epoch, epoch) != 0)
+		}
+		if (!is_armed(i, epoch))
 		{
 			strlcpy(error, "another Redis process answers, or it was armed by somebody else", REASON_LEN);
 			return false;
@@ -428,15 +499,22 @@ heartbeat(FenceWord word, char *error)
 		if (fence_word() != word)
 			return true;		/* c5: no renewal in CLOSED */
 		call.conn = node->conn;
-		if (!library_renew(&call, node->hello.identity, epoch, node->hello.time_ms + setting_lease))
+		if (!library_renew(&call, topology_heartbeat_key(node), node->hello.identity, epoch,
+						   node->hello.time_ms + setting_lease, &node->slots_back))
 		{
 			strlcpy(error, call.error, REASON_LEN);
+			strlcpy(node->error, call.error, REASON_LEN);
 			return false;
 		}
 	}
-	topology_publish(NULL, true);
+	topology_publish(true);
 	/* after the renewals: an answer that does not come must not cost a lease */
-	return !topology_moved(lease_us() / 16, error);
+	if (!topology_moved(lease_us() / 16, error))
+		return true;
+	planned = topology_size > 1 || topology_is_cluster();
+	/* slots that a process lost are the same as before perhaps, but only another epoch gives them back */
+	fence_shared->epoch_armed = fence_shared->epoch_armed && !planned;
+	return false;
 }
 
 /*
@@ -521,8 +599,12 @@ note_flap(void)
 		return;
 	if (now - opened_at > FLAP_FORGET)
 		flaps = 0;
-	stay_closed_until = now + Min(FLAP_FIRST << Min(flaps, 10), FLAP_MOST);
-	flaps++;
+	if (!planned)
+	{
+		stay_closed_until = now + Min(FLAP_FIRST << Min(flaps, 10), FLAP_MOST);
+		flaps++;
+	}
+	planned = false;
 	opened_at = 0;
 	(void) job_abandon();
 	announcing = false;
@@ -546,7 +628,7 @@ keeper_step(void)
 			announce(word);
 			return lease_us() / 4;
 		}
-		topology_publish(error, false);
+		topology_publish(false);
 		topology_disconnect();
 		fence_word_change(word, FENCE_CLOSED, WORD_EPOCH(word), error);
 		return 0;

@@ -37,6 +37,7 @@ typedef struct Reservation
 	int64		observed;		/* committed version to be told with it, NO_VERSION if none */
 	int64		sent;			/* version of the last reserve sent, NO_VERSION if none */
 	FenceWord	sent_word;		/* under which it was sent; its epoch number is the one to commit or abort in */
+	int			node;			/* to whom it was sent, in that epoch's table */
 	uint64		letter;			/* with which it was sent (outbox.h); 0: it has to be sent again */
 	int64		acked;			/* version of the last reserve that Redis granted, NO_VERSION if none */
 	FenceWord	acked_word;		/* under which it was sent */

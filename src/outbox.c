@@ -35,7 +35,8 @@ typedef struct Envelope
 	int32		process;
 	int32		kind;
 	uint64		number;
-	uint64		unused[3];		/* makes its size a power of two */
+	int32		node;
+	int32		unused[5];		/* makes its size a power of two */
 } Envelope;
 
 StaticAssertDecl(sizeof(Envelope) == 64, "places in the ring are multiples of a power of two");
@@ -216,6 +217,7 @@ outbox_post(const Letter *letter)
 	envelope->keys = letter->keys;
 	envelope->args = letter->args;
 	envelope->epoch = letter->epoch;
+	envelope->node = letter->node;
 	envelope->process = fence_process_number();
 	envelope->kind = letter->kind;
 	envelope->number = number;
@@ -358,7 +360,8 @@ outbox_take(Letter *letter)
 		if (envelope->arg_len > 0)
 		{
 			*letter = (Letter) {
-				.kind = envelope->kind, .epoch = envelope->epoch, .keys = envelope->keys, .args = envelope->args,
+				.kind = envelope->kind, .epoch = envelope->epoch, .node = envelope->node,
+				.keys = envelope->keys, .args = envelope->args,
 				.key_bytes = (char *) (envelope + 1), .key_len = envelope->key_len,
 				.arg_bytes = (char *) (envelope + 1) + envelope->key_len, .arg_len = envelope->arg_len,
 				.process = envelope->process, .number = envelope->number

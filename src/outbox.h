@@ -23,6 +23,9 @@ typedef enum LetterKind
 	LETTER_END_DOMAIN			/* a whole command */
 } LetterKind;
 
+/* Instead of a node: to every process that was armed in the epoch; answered when all have answered. */
+#define LETTER_TO_ALL (-1)
+
 /*
  * Bytes are in Redis' protocol. Of operations: the fences as bulk strings, one for each, and all their arguments; the
  * courier makes commands of what many letters say. Of a command: all of it, as arguments.
@@ -31,6 +34,7 @@ typedef struct Letter
 {
 	LetterKind	kind;
 	uint32		epoch;			/* number, in which the operations are meant */
+	int			node;			/* for whom, in the table of nodes of that epoch; or LETTER_TO_ALL */
 	int			keys;
 	int			args;
 	const char *key_bytes;

@@ -56,25 +56,27 @@ PGDLLEXPORT void fence_patrol_round_main(Datum arg);
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-static List *
-copy_nodes(void)
+/* Every node that was armed in the epoch; what others have reserved is of another epoch, and over. */
+typedef struct PatrolNodes
 {
-	List	   *addresses = NIL;
-	FenceNode	nodes[MAX_NODES];
+	uint32		serial;			/* of the table */
 	int			n;
+	bool		granted[MAX_NODES];
+	RedisEndpoint addresses[MAX_NODES];
+} PatrolNodes;
 
+static void
+copy_nodes(PatrolNodes *nodes)
+{
 	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	n = fence_shared->nnodes;
-	memcpy(nodes, fence_shared->nodes, sizeof(nodes));
-	LWLockRelease(fence_shared->lock);
-	for (int i = 0; i < n; i++)
+	nodes->serial = pg_atomic_read_u32(&fence_shared->nodes_serial);
+	nodes->n = fence_shared->nnodes;
+	for (int i = 0; i < nodes->n; i++)
 	{
-		RedisEndpoint *address = palloc(sizeof(RedisEndpoint));
-
-		*address = nodes[i].address;
-		addresses = lappend(addresses, address);
+		nodes->granted[i] = fence_shared->nodes[i].granted;
+		nodes->addresses[i] = fence_shared->nodes[i].address;
 	}
-	return addresses;
+	LWLockRelease(fence_shared->lock);
 }
 
 static bool
@@ -148,7 +150,8 @@ guarded(void (*work) (void *arg), void *arg, const char *what)
 static bool
 send_abort(LibraryCall *call, const ListedReservation *r, const char *epoch)
 {
-	const char *row[] = {"FCALL", "fence_abort", "1", r->name, epoch, r->stamp};
+	/* not by key: it goes to whom listed it, wherever the slot is now */
+	const char *row[] = {"FCALL", "fence_write", "0", "1", r->name, epoch, "a", r->stamp};
 	const char *domain[] = {"FCALL", "fence_domain_abort", "0", setting_namespace, r->name, epoch, r->stamp};
 
 	return r->domain ? library_send(call, lengthof(domain), domain) : library_send(call, lengthof(row), row);
@@ -282,13 +285,14 @@ static void
 settle(Oid database, int grace)
 {
 	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
-	ListCell   *cell;
+	static PatrolNodes nodes;
 
-	foreach(cell, copy_nodes())
+	copy_nodes(&nodes);
+	for (int i = 0; i < nodes.n; i++)
 	{
 		LibraryCall call = {0};
 
-		if (!connect_node(&call, lfirst(cell)))
+		if (!nodes.granted[i] || !connect_node(&call, &nodes.addresses[i]))
 			continue;
 		if (settle_node(&call, database, grace) > 0)
 			elog(DEBUG1, "pgcache_fence: the patrol settled reservations in database %u", database);
@@ -527,7 +531,9 @@ patrol(bool at_once, bool audit)
 {
 	List	   *served = NIL;
 	List	   *work = NIL;
-	List	   *addresses = copy_nodes();
+	static PatrolNodes nodes;
+	static LibraryCall calls[MAX_NODES];	/* kept from round to round */
+	static uint32 serial = 0;	/* of the addresses when they were opened */
 	bool		suspects;
 	ListCell   *cell;
 
@@ -540,24 +546,20 @@ patrol(bool at_once, bool audit)
 	LWLockRelease(fence_shared->lock);
 
 	served = without_dropped(served);
-	foreach(cell, addresses)
+	copy_nodes(&nodes);
+	for (int i = 0; i < MAX_NODES; i++)
 	{
-		static LibraryCall call;	/* kept from round to round; one node */
-		static uint32 serial;		/* of the addresses when it was opened */
+		LibraryCall *call = &calls[i];
 
-		if (call.conn && (redis_error(call.conn) || serial != pg_atomic_read_u32(&fence_shared->nodes_serial)))
+		if (call->conn && (redis_error(call->conn) || serial != nodes.serial))
 		{
-			redis_close(call.conn);
-			call.conn = NULL;
+			redis_close(call->conn);
+			call->conn = NULL;
 		}
-		if (call.conn == NULL)
-		{
-			serial = pg_atomic_read_u32(&fence_shared->nodes_serial);
-			if (!connect_node(&call, lfirst(cell)))
-				continue;
-		}
-		work = databases_with_work(&call, at_once ? 0 : setting_patrol_grace, served, work);
+		if (i < nodes.n && nodes.granted[i] && (call->conn != NULL || connect_node(call, &nodes.addresses[i])))
+			work = databases_with_work(call, at_once ? 0 : setting_patrol_grace, served, work);
 	}
+	serial = nodes.serial;
 	foreach(cell, served)
 	{
 		bool		settle_here = list_member_oid(work, lfirst_oid(cell));

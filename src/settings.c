@@ -42,25 +42,6 @@ static const struct config_enum_entry failure_policies[] = {
 	{NULL, 0, false}
 };
 
-/* What of a well-formed URL this build cannot do, or NULL; a sentence without its period. */
-static const char *
-unsupported(const RedisUrl *url)
-{
-	if (url->tls && tls_missing() != NULL)
-		return tls_missing();
-	switch (url->topology)
-	{
-		case REDIS_STANDALONE:
-		case REDIS_SENTINEL:
-			return NULL;
-		case REDIS_CLUSTER:
-			return "Redis Cluster (redis+cluster://) is not supported yet";
-		case REDIS_SHARDS:
-			return "More than one address (shards) is not supported yet";
-	}
-	return NULL;
-}
-
 /* PostgreSQL's own message would repeat the value, and with it the password, in the log: so there is one of ours. */
 static bool
 check_redis_url(char **newval, void **extra, GucSource source)
@@ -76,7 +57,7 @@ check_redis_url(char **newval, void **extra, GucSource source)
 		GUC_check_errdetail("The URL is malformed: %s.", why);
 		return false;
 	}
-	why = unsupported(&url);
+	why = url.tls ? tls_missing() : NULL;
 	if (why != NULL)
 	{
 		GUC_check_errcode(ERRCODE_FEATURE_NOT_SUPPORTED);
@@ -168,8 +149,10 @@ define_redis(void)
 	DefineCustomStringVariable("pgcache_fence.redis_url",
 							   "Where Redis is, and how to log in.",
 							   "redis://[[user]:password@]host[:port], rediss:// likewise with TLS, "
-							   "redis+sentinel://[[user]:password@]host[:port],.../master or "
-							   "unix://[[user]:password@]/path/to/socket. "
+							   "redis+sentinel://[[user]:password@]host[:port],.../master, "
+							   "redis+cluster://[[user]:password@]host[:port],... or "
+							   "unix://[[user]:password@]/path/to/socket. Several of the plain ones, separated by commas, "
+							   "are shards: the keys are divided among them. "
 							   "Special characters in user and password are percent-encoded. Only database 0 can "
 							   "be used. Without a password no AUTH is sent.",
 							   &setting_redis_url, "redis://127.0.0.1:6379",

@@ -198,6 +198,12 @@ fence_epoch_text(FenceWord word, char epoch[EPOCH_LEN])
 	return fence_word() == word;
 }
 
+int
+fence_node_of(const char *fence)
+{
+	return fence_shared->slot_node[slot_of_key(fence, strlen(fence))];
+}
+
 FenceWord
 fence_word_expire(void)
 {

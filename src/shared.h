@@ -8,7 +8,8 @@
  *     Every change of the word is a compare-and-swap on the exact word read (fence_word_change).
  *   - lock (an LWLock) protects reason, since and the table of nodes, the job and the suspects. Held for copies only, never
  *     while anything is sent or waited for, never in COMMIT or ABORT.
- *   - epoch_random is changed only while the word is ARMING, so OPEN - read - the same OPEN reads a matching pair.
+ *   - epoch_random and slot_node are changed only while the word is ARMING, so OPEN - read - the same OPEN reads what
+ *     belongs together.
  */
 #ifndef FENCE_SHARED_H
 #define FENCE_SHARED_H
@@ -18,6 +19,7 @@
 #include "storage/lwlock.h"
 
 #include "redis/url.h"
+#include "slot.h"
 
 typedef enum FenceState
 {
@@ -38,7 +40,7 @@ typedef uint64 FenceWord;
 #define MARKER_BYPASS	PG_UINT64_MAX	/* commits without reservations */
 /* any other value: the epoch number, commits with reservations of that epoch */
 
-#define MAX_NODES		REDIS_MAX_ENDPOINTS
+#define MAX_NODES		100		/* below SLOT_NOBODY */
 #define IDENTITY_LEN	20
 #define EPOCH_LEN		32		/* "<number>-<16 hex digits>" and NUL */
 #define REASON_LEN		256
@@ -50,7 +52,9 @@ typedef uint64 FenceWord;
 typedef struct FenceNode
 {
 	RedisEndpoint address;		/* numeric or a socket path */
+	uint32		serial;			/* changes whenever connections there are to be made anew */
 	bool		reachable;
+	bool		granted;		/* it was armed in the word's epoch, for the slots that slot_node says */
 	char		armed_identity[IDENTITY_LEN];	/* process that was armed last; keeper only */
 	char		role[16];
 	char		version[32];	/* of the server */
@@ -87,18 +91,25 @@ typedef struct FenceShared
 	pg_atomic_uint64 lease_bound;	/* fence_clock() time; 0: not set, counts as not passed */
 	pg_atomic_uint64 arming_until;	/* fence_clock() time after which ARMING may be ended by anybody */
 	pg_atomic_uint32 bypassed;	/* somebody committed without reservations since the last new epoch */
-	pg_atomic_uint32 nodes_serial;	/* changes whenever an address in nodes changes */
+	pg_atomic_uint32 nodes_serial;	/* changes whenever a serial in nodes does */
 	pg_atomic_uint32 catalog_serial;	/* changes whenever domains or databases may have changed */
 	pg_atomic_uint32 patrol_wanted; /* there is something to settle at once; its latch alone is reset by any wait */
 	pg_atomic_uint64 bypassed_transactions; /* since the server start */
 	pg_atomic_uint64 bypass_logged; /* fence_clock() time of the last log line about one */
 	uint64		nonce;			/* of this server start; constant */
 
+	/*
+	 * Which of the nodes was granted each slot in the word's epoch, SLOT_NOBODY if none was: then no process may answer
+	 * readers there, and writers need no reservation. Not what a cluster says now.
+	 */
+	unsigned char slot_node[SLOTS];
+
 	/* under lock */
 	char		reason[REASON_LEN];
 	TimestampTz since;
 	int			nnodes;
 	FenceNode	nodes[MAX_NODES];
+	uint32		nodes_settings;	/* hash of the settings that the table was made from; keeper only */
 	bool		bound_known;	/* the keeper has set lease_bound from durable state since the server start */
 	uint32		last_epoch;		/* highest number known to have been written; keeper only */
 	int			longest_lease;	/* ms, the longest that may ever have been granted; 0: none; keeper only */
@@ -151,6 +162,9 @@ extern void fence_epoch_of(uint32 number, char epoch[EPOCH_LEN]);
 
 /* Expired leases are everybody's affair: closes an OPEN or ARMING whose time has passed. Returns the word now. */
 extern FenceWord fence_word_expire(void);
+
+/* Index in nodes of the process that was granted the fence's slot in the word's epoch, or SLOT_NOBODY. */
+extern int	fence_node_of(const char *fence);
 
 /* This process's marker. fence_marker_set ends with a full barrier. */
 extern void fence_marker_set(uint64 marker);

@@ -117,8 +117,9 @@ fence_nodes_view(PG_FUNCTION_ARGS)
 	n = copy_nodes(nodes);
 	for (int i = 0; i < n; i++)
 	{
-		Datum		values[7];
-		bool		nulls[7] = {false};
+		Datum		values[8];
+		bool		nulls[8] = {false};
+		char	   *ranges = palloc(SLOT_RANGES_LEN);
 
 		values[0] = CStringGetTextDatum(address_text(&nodes[i].address));
 		values[1] = text_or_null(nodes[i].role, &nulls[1]);
@@ -128,6 +129,8 @@ fence_nodes_view(PG_FUNCTION_ARGS)
 		nulls[5] = nodes[i].lease_until == 0;
 		values[5] = nulls[5] ? (Datum) 0 : time_left(nodes[i].lease_until);
 		values[6] = text_or_null(nodes[i].error, &nulls[6]);
+		values[7] = Int32GetDatum(nodes[i].granted ? slot_ranges(fence_shared->slot_node, i, ranges) : 0);
+		pfree(ranges);
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	}
 	return (Datum) 0;
@@ -225,7 +228,9 @@ fence_pending_view(PG_FUNCTION_ARGS)
 	n = copy_nodes(nodes);
 	if (redis_url_parse(setting_redis_url, &url) != NULL)
 		return (Datum) 0;
+	/* of several, those that were not armed have none of this epoch */
 	for (int i = 0; i < n; i++)
-		list_node(rsinfo, &nodes[i].address, &url);
+		if (n == 1 || nodes[i].granted)
+			list_node(rsinfo, &nodes[i].address, &url);
 	return (Datum) 0;
 }

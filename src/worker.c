@@ -303,22 +303,27 @@ announce_domains(FenceJob *job)
 	LibraryCall call = {.deadline = fence_clock() + setting_timeout * INT64CONST(1000) * 2};
 	RedisUrl	url;
 	int			nnodes;
-	FenceNode	nodes[MAX_NODES];
+	FenceNode  *nodes = palloc(sizeof(FenceNode) * MAX_NODES);
 
 	if (domains == NIL || redis_url_parse(setting_redis_url, &url) != NULL)
 		return;
 	LWLockAcquire(fence_shared->lock, LW_SHARED);
 	nnodes = fence_shared->nnodes;
-	memcpy(nodes, fence_shared->nodes, sizeof(nodes));
+	memcpy(nodes, fence_shared->nodes, sizeof(FenceNode) * nnodes);
 	LWLockRelease(fence_shared->lock);
 	for (int i = 0; i < nnodes; i++)
 	{
+		int			refused = 0;
+
+		if (!nodes[i].granted)
+			continue;
 		call.conn = redis_open(&nodes[i].address, &url, call.deadline, call.error, REASON_LEN);
 		if (call.conn == NULL || (job->first_in_epoch && !reserve_for_prepared(&call, job->epoch)) ||
-			!library_announce(&call, job->epoch, domains, &job->refused))
+			!library_announce(&call, job->epoch, domains, &refused))
 			ereport(ERROR,
 					(errcode(ERRCODE_CONNECTION_FAILURE),
 					 errmsg("could not announce the fenced tables to Redis: %s", call.error)));
+		job->refused += refused;
 		redis_close(call.conn);
 	}
 }

@@ -9,6 +9,8 @@
 --     any time; either only costs a miss.
 --   * library locals: identity, arming, reservations, domain generations. They live and die with this process, which is
 --     why a reservation can be trusted: a process that lost one has also lost the right to answer.
+-- The keys may be spread over several processes (Redis Cluster, shards): a process answers readers, and grants
+-- reservations, only in the slots that it was armed for, whatever the cluster says of them meanwhile.
 -- Rules every function keeps:
 --   * A function may fail at any redis.call (OOM, READONLY, WRONGTYPE) and locals are not rolled back. So a reservation
 --     is added before, and dropped only after, every key write of the call has succeeded.
@@ -87,14 +89,70 @@ local function is_domain(s)
 end
 
 -- ---------------------------------------------------------------------------------------------------------------
+-- Slots
+-- ---------------------------------------------------------------------------------------------------------------
+
+local SLOTS = 16384
+local SLOTS_KEPT = 10000               -- tags whose slots are remembered, at most
+
+local crc_table = nil                  -- of CRC16/XMODEM; made by the first process that needs it
+local slot_of_tag, slots_kept = {}, 0
+
+-- The slot of a fence, as the cluster specification counts it: of what is between its first braces.
+local function slot_of(fence)
+  local tag = match(fence, '{([^{}]+)}')
+  local slot = slot_of_tag[tag]
+  if slot then return slot end
+  local xor, left, both = bit.bxor, bit.lshift, bit.band
+  if not crc_table then
+    crc_table = {}
+    for i = 0, 255 do
+      local crc = left(i, 8)
+      for _ = 1, 8 do
+        crc = both(crc >= 0x8000 and xor(left(crc, 1), 0x1021) or left(crc, 1), 0xffff)
+      end
+      crc_table[i] = crc
+    end
+  end
+  local crc = 0
+  for i = 1, #tag do
+    crc = xor(both(left(crc, 8), 0xffff), crc_table[xor(math.floor(crc / 256), byte(tag, i))])
+  end
+  if slots_kept >= SLOTS_KEPT then slot_of_tag, slots_kept = {}, 0 end
+  slot = crc % SLOTS
+  slot_of_tag[tag], slots_kept = slot, slots_kept + 1
+  return slot
+end
+
+-- The slots of arm, "a-b,c,d-e" or '' for all: {[slot] = true}, or false for all; nil if malformed.
+local function parse_slots(text)
+  if text == '' or text == '0-16383' then return false end
+  local slots = {}
+  for range in (text .. ','):gmatch('(.-),') do
+    local first, last = match(range, '^(%d+)%-(%d+)$')
+    first, last = whole(first or range), whole(last or range)
+    if not first or not last or last < first or last >= SLOTS then return nil end
+    for slot = first, last do slots[slot] = true end
+  end
+  return slots
+end
+
+-- Whether the process was granted the fence's slot and serves it: readers there may be answered.
+local function grants(space, fence)
+  return not space.slots or space.slots[slot_of(fence)] == true
+end
+
+-- ---------------------------------------------------------------------------------------------------------------
 -- Namespaces, domains, names
 -- ---------------------------------------------------------------------------------------------------------------
 
--- One cluster's view of this process. armed: {owner, timeline, epoch, number, until_ms, slots, idle_ms}.
+-- One cluster's view of this process. armed: {owner, timeline, epoch, number, until_ms, idle_ms}.
+-- slots: false: all; else slot -> true: granted; false: was granted and is lost (see read_keys), and then
+-- lost: slot -> a fence that was found elsewhere.
 -- pending: fence name -> list of {stamp, w, gen, since}; fences: how many there are in it; most: how many there were
 -- since it was made. domains: name -> see domain_of().
-local function new_space(armed)
-  return { armed = armed, pending = {}, fences = 0, most = 0, domains = {} }
+local function new_space(armed, slots)
+  return { armed = armed, slots = slots, lost = {}, pending = {}, fences = 0, most = 0, domains = {} }
 end
 
 local function add_list(space, fence, list)
@@ -187,8 +245,8 @@ local function reader_route(function_name, fence, value)
 end
 
 -- Whether this process may answer readers there now.
-local function may_answer(r)
-  return r and r.domain.id and now_ms() < r.space.armed.until_ms
+local function may_answer(r, fence)
+  return r and r.domain.id and (not r.space.slots or grants(r.space, fence)) and now_ms() < r.space.armed.until_ms
 end
 
 -- The space if it is armed in this epoch. With a lease: only while the lease runs (reserve); without: for commit,
@@ -203,6 +261,40 @@ end
 -- ---------------------------------------------------------------------------------------------------------------
 -- Fences (keys) and reservations (locals)
 -- ---------------------------------------------------------------------------------------------------------------
+
+-- Whether an error of a key access says that the key is another process's affair now: its slot has moved, or is moving
+-- and the key has gone ahead (or never was). Nothing else says so, least of all a missing permission.
+local function is_elsewhere(answer)
+  return type(answer) == 'table' and answer.err and find(answer.err, 'non local key', 1, true)
+end
+
+-- What the keys hold (false: nothing), or 'elsewhere'. From the first time that a granted slot is found elsewhere it
+-- is lost to this process until another epoch: fences there miss commits from now on, so if they ever come back nobody
+-- may be answered from them. Writers are granted what they ask there all the same: no process was granted the slot but
+-- this one, so nobody answers readers there.
+local function read_keys(space, fences)
+  if not space.slots then
+    local all = redis.pcall('MGET', unpack(fences))
+    if not all.err then return all end
+  end
+  local raws = {}
+  for i, fence in ipairs(fences) do
+    local slot = space.slots and slot_of(fence)
+    local one = slot and not space.slots[slot] and 'elsewhere' or redis.pcall('MGET', fence)
+    if slot and is_elsewhere(one) then
+      space.slots[slot], space.lost[slot] = false, fence
+      one = 'elsewhere'
+    end
+    if one == 'elsewhere' then
+      raws[i] = one
+    elseif one.err then
+      error(one)
+    else
+      raws[i] = one[1]
+    end
+  end
+  return raws
+end
 
 -- version, ticket-or-stamp, exists. version is nil when there is none that may be trusted: no fence, one of another
 -- token (another epoch, generation or process), one with a ticket only (then the ticket is the second result).
@@ -262,7 +354,11 @@ end
 -- raw: see read_fence; returned as it is afterwards.
 local function commit_one(space, domain, fence, stamp, w, raw, store)
   local own = own_pending(space.pending[fence], stamp)
-  if raw == nil then raw = redis.call('MGET', fence)[1] end
+  if raw == nil then raw = read_keys(space, { fence })[1] end
+  if raw == 'elsewhere' then
+    drop_pending(space, fence, stamp)
+    return raw
+  end
   local v, _, exists = read_fence(fence, domain, raw)
   local newest = (v and below(w, v)) and v or w
   if exists and (not v or (own and own.gen ~= domain.gen)) then
@@ -342,8 +438,8 @@ local function arm(keys, args)
   if #keys ~= 1 or #args ~= 7 then return bad('fence_arm', 'expected 1 key and 7 arguments') end
   local ns = match(keys[1], '^([%w_.-]+):')
   local epoch, number, till, timeline = args[2], epoch_number(args[2]), whole(args[3]), whole(args[6])
-  local settings = arm_settings(args[7])
-  if not (ns and number and till and timeline and settings) then
+  local slots, settings = parse_slots(args[4]), arm_settings(args[7])
+  if not (ns and number and till and timeline and slots ~= nil and settings) then
     return bad('fence_arm', 'malformed argument')
   end
   local now, space = now_ms(), spaces[ns]
@@ -363,8 +459,8 @@ local function arm(keys, args)
   if a and a.epoch == epoch then
     if till > a.until_ms then a.until_ms = till end
   else
-    space = new_space({ owner = args[5], timeline = timeline, epoch = epoch, number = number, until_ms = till,
-                        slots = args[4] })
+    space = new_space({ owner = args[5], timeline = timeline, epoch = epoch, number = number, until_ms = till },
+                      slots)
     spaces[ns] = space
     routes = {}
   end
@@ -374,20 +470,31 @@ local function arm(keys, args)
   return { 'armed', '', tostring(now) }
 end
 
--- renew <heartbeat key> | identity epoch until. Refused unless armed in exactly that epoch: a renewal that was sent to
--- the process before this one must not bring this one to life [1].
-local function renew(keys, args)
-  local ns, till = keys[1] and match(keys[1], '^([%w_.-]+):'), args[3] and whole(args[3])
-  if #keys ~= 1 or #args ~= 3 or not ns or not till then
-    return bad('fence_renew', 'expected 1 key, identity, epoch and until')
+-- Whether a slot that was lost is served here again: its fence can be touched, or could be if there was one.
+local function is_back(space)
+  for _, fence in pairs(space.lost) do
+    if not is_elsewhere(redis.pcall('MGET', fence)) then return true end
   end
-  local now, space = now_ms(), in_epoch(ns, args[2], false)
-  if args[1] ~= identity then return { 'refused', 'another process answers here', tostring(now) } end
+  return false
+end
+
+-- renew | heartbeat-key identity epoch until -> renewed '' now back. back '1': slots that were lost could be granted
+-- again, in another epoch. Refused unless armed in exactly that epoch: a renewal that was sent to
+-- the process before this one must not bring this one to life [1]. The key is an argument: a process whose slots are
+-- moving away goes on answering for those that it has.
+local function renew(_, args)
+  local ns, till = args[1] and match(args[1], '^([%w_.-]+):'), args[4] and whole(args[4])
+  if #args ~= 4 or not ns or not till then
+    return bad('fence_renew', 'expected heartbeat key, identity, epoch and until')
+  end
+  local now, space = now_ms(), in_epoch(ns, args[3], false)
+  if args[2] ~= identity then return { 'refused', 'another process answers here', tostring(now) } end
   if not space then return { 'refused', 'not armed in this epoch', tostring(now) } end
   if till <= now then return { 'refused', 'the lease was over on arrival', tostring(now) } end
-  redis.call('SET', keys[1], args[2], 'PX', 3600000)   -- proves that this node takes writes
+  local wrote = redis.pcall('SET', args[1], args[3], 'PX', 3600000)   -- proves that this node takes writes
+  if wrote.err and not is_elsewhere(wrote) then error(wrote) end
   if till > space.armed.until_ms then space.armed.until_ms = till end
-  return { 'renewed', '', tostring(now) }
+  return { 'renewed', '', tostring(now), is_back(space) and '1' or '0' }
 end
 
 -- disarm <namespace> <owner> <timeline>: the lease ends now. Only its own cluster, and no older timeline, may ask.
@@ -441,9 +548,11 @@ local function domain_in(space, fence)
   return domain_of(space, name)
 end
 
--- observed may be nil; raw: see read_fence. Returns '' or the version that is ahead, and raw as it is afterwards.
+-- observed may be nil; raw: see read_keys, nil if it is to be read. Returns '' (granted), the version that is ahead, or
+-- '-' (this process was never granted the slot), and raw as it is afterwards.
 local function reserve_one(space, domain, fence, stamp, observed, w, now, raw)
-  if raw == nil then raw = redis.call('MGET', fence)[1] end
+  if raw == nil then raw = read_keys(space, { fence })[1] end
+  if raw == 'elsewhere' then return space.slots[slot_of(fence)] == nil and '-' or '', raw end
   local v, _, exists = read_fence(fence, domain, raw)
   if v and observed and below(v, observed) then
     raw = write_fence(space, fence, domain, observed, '')
@@ -471,7 +580,7 @@ local WRITE_ARGUMENTS = { r = 3, c = 2, a = 1 }
 
 -- Whether the operations are well-formed: exactly one for each key.
 local function are_operations(keys, args)
-  local at = 2
+  local at = #keys + 3
   for _ = 1, #keys do
     local n = WRITE_ARGUMENTS[args[at]]
     if not n or #args < at + n or not is_stamp(args[at + 1]) then return false end
@@ -482,28 +591,34 @@ local function are_operations(keys, args)
   return at == #args + 1
 end
 
--- write <fence>... | epoch operation... -> written answer... | unarmed
--- What many transactions have to say, in one call: for each fence one operation, done in that order.
+-- write | number fence... epoch operation... -> written answer... | unarmed
+-- What many transactions have to say, in one call: for each fence one operation, done in that order. The fences are
+-- arguments, not keys: they are of many slots, and what is said of one that has moved away is still said here.
 --   r stamp observed w   reserve; answered '' (granted), a version (ahead: PostgreSQL is about to write at or below
---                        it) or '-' (the lease is over). observed is '' unless it is a committed version of that very
---                        key [2, 2b, 6d].
+--                        it) or '-' (the lease is over, or was not for this slot). observed is '' unless it is a
+--                        committed version of that very key [2, 2b, 6d].
 --   c stamp w            commit
 --   a stamp              abort: drops the own reservation and touches nothing else
-local function write(keys, args)
-  local ns = keys[1] and match(keys[1], '^([%w_.-]+):')
+local function write(_, args)
+  local n = args[1] and whole(args[1])
+  if not n or n == 0 or n > MAX_FENCES or #args < n + 2 then
+    return bad('fence_write', 'expected the number of fences, fences, epoch and an operation for each fence')
+  end
+  local keys, epoch = { unpack(args, 2, n + 1) }, args[n + 2]
+  local ns = match(keys[1], '^([%w_.-]+):')
   local space, domains = spaces[ns or ''], {}
   for i = 1, #keys do
     local r = route_of(keys[i])
     if r and r.space == space then domains[i] = r.domain elseif parse(keys[i]) ~= ns then ns = nil end
   end
-  if not ns or #keys > MAX_FENCES or #args == 0 or not are_operations(keys, args) then
-    return bad('fence_write', 'expected fences, epoch and an operation for each fence')
+  if not ns or not are_operations(keys, args) then
+    return bad('fence_write', 'expected the number of fences, fences, epoch and an operation for each fence')
   end
-  if not space or space.armed.epoch ~= args[1] then return { 'unarmed' } end
+  if not space or space.armed.epoch ~= epoch then return { 'unarmed' } end
   local now = now_ms()
   local leased = now < space.armed.until_ms
-  local reply, at, raws = { 'written' }, 2, {}
-  for i, raw in ipairs(redis.call('MGET', unpack(keys))) do raws[keys[i]] = raw end
+  local reply, at, raws = { 'written' }, n + 3, {}
+  for i, raw in ipairs(read_keys(space, keys)) do raws[keys[i]] = raw end
   for i = 1, #keys do
     local fence, op, stamp = keys[i], args[at], args[at + 1]
     local raw = raws[fence]
@@ -608,11 +723,11 @@ local function settle(_, args)
   if not space then return { 'unarmed' } end
   local fence, stamp = args[2], args[4]
   local _, name = parse(fence)
-  local served = type(redis.pcall('EXISTS', fence)) == 'number'
-  if not served then
+  local raw = read_keys(space, { fence })[1]
+  if raw == 'elsewhere' then
     drop_pending(space, fence, stamp)
   elseif args[5] ~= '' then
-    commit_one(space, domain_of(space, name), fence, stamp, args[5])
+    commit_one(space, domain_of(space, name), fence, stamp, args[5], raw)
   else
     redis.call('DEL', fence)
     drop_pending(space, fence, stamp)
@@ -628,7 +743,7 @@ local function repair(keys, args)
     return bad('fence_repair', 'expected fence, epoch, version seen and version of the row')
   end
   local space = in_epoch(ns, args[1], false)
-  if not space then return { 'unarmed' } end
+  if not space or not grants(space, keys[1]) then return { 'unarmed' } end
   local _, name = parse(keys[1])
   local domain = domain_of(space, name)
   local v = read_fence(keys[1], domain)
@@ -709,7 +824,7 @@ local function get(keys, args)
   local fence = keys[1]
   local r, wrong = reader_route('fence_get', fence, keys[2])
   if wrong then return wrong end
-  if not may_answer(r) then return { 'unarmed' } end
+  if not may_answer(r, fence) then return { 'unarmed' } end
   local space, domain = r.space, r.domain
   if space.pending[fence] or domain.pendings > 0 then return { 'pending' } end
   local both = redis.call('MGET', fence, keys[2])
@@ -746,7 +861,8 @@ local function check(keys, args)
   local r, wrong = reader_route('fence_check', fence, nil)
   if wrong then return wrong end
   if not version(args[2]) then return bad('fence_check', 'malformed version') end
-  if not may_answer(r) or r.domain.token ~= args[1] or r.space.pending[fence] or r.domain.pendings > 0 then return 0 end
+  if not may_answer(r, fence) or r.domain.token ~= args[1] then return 0 end
+  if r.space.pending[fence] or r.domain.pendings > 0 then return 0 end
   if read_fence(fence, r.domain) == args[2] then return 1 end
   return 0
 end
@@ -763,7 +879,7 @@ local function put(keys, args)
   if wrong then return wrong end
   if not w then return bad('fence_put', 'malformed version') end
   if not ttl then return bad('fence_put', 'malformed ttl_ms') end
-  if not may_answer(r) then return { 'refused', 'unarmed' } end
+  if not may_answer(r, fence) then return { 'refused', 'unarmed' } end
   local space, domain = r.space, r.domain
   if args[1] ~= domain.token then return { 'refused', 'token' } end
   local v, ticket, exists = read_fence(fence, domain)
@@ -793,7 +909,7 @@ local function status(keys, args)
   if not domain then return { 'unarmed', '', '', '', '0' } end
   local v, rest = read_fence(keys[1], domain)
   local list, now = space.pending[keys[1]] or {}, now_ms()
-  local reply = { may_answer(route_of(keys[1])) and 'armed' or 'unarmed', domain.token, v or '', rest or '',
+  local reply = { may_answer(route_of(keys[1]), keys[1]) and 'armed' or 'unarmed', domain.token, v or '', rest or '',
                   tostring(#list + domain.pendings) }
   for _, p in ipairs(list) do
     reply[#reply + 1] = p.stamp
@@ -860,10 +976,10 @@ end
 
 register('fence_hello', hello, { 'no-writes' })
 register_keyed('fence_arm', arm)
-register_keyed('fence_renew', renew)
+register_keyed('fence_renew', renew, { 'allow-cross-slot-keys' })
 register('fence_disarm', disarm, { 'no-writes' })
 register('fence_announce', announce, { 'no-writes' })
-register_keyed('fence_write', write)
+register_keyed('fence_write', write, { 'allow-cross-slot-keys' })
 register_keyed('fence_reserve', reserve)
 register_keyed('fence_commit', commit)
 register_keyed('fence_commit_value', commit_value)

@@ -251,24 +251,17 @@ library_server_version(LibraryCall *call, char *version, size_t size)
 	return true;
 }
 
-/* The key that every heartbeat writes. */
-static const char *
-heartbeat_key(void)
-{
-	static char key[64];
-
-	snprintf(key, sizeof(key), "%s:heartbeat", setting_namespace);
-	return key;
-}
-
 bool
-library_probe_writes(LibraryCall *call)
+library_probe_writes(LibraryCall *call, const char *key)
 {
-	const char *argv[] = {"SET", heartbeat_key(), "", "PX", "3600000"};
+	const char *argv[] = {"SET", key, "", "PX", "3600000"};
 	redisReply *reply = library_call(call, lengthof(argv), argv);
 
 	if (reply == NULL)
 	{
+		/* its slot is just moving: whoever says so is at work */
+		if (redis_error(call->conn) == NULL && (strstr(call->error, ": MOVED ") || strstr(call->error, ": ASK ")))
+			return true;
 		if (strstr(call->error, "READONLY"))
 			strlcpy(call->error, REPLICA_MESSAGE, sizeof(call->error));
 		return false;
@@ -278,8 +271,8 @@ library_probe_writes(LibraryCall *call)
 }
 
 bool
-library_arm(LibraryCall *call, const char *identity, const char *epoch, int64 until, uint32 timeline,
-			List *reservations)
+library_arm(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until,
+			const char *slots, uint32 timeline, List *reservations)
 {
 	StringInfoData settings;
 	char		until_text[24];
@@ -306,11 +299,11 @@ library_arm(LibraryCall *call, const char *identity, const char *epoch, int64 un
 	argv[0] = "FCALL";
 	argv[1] = "fence_arm";
 	argv[2] = "1";
-	argv[3] = heartbeat_key();
+	argv[3] = key;
 	argv[4] = identity;
 	argv[5] = epoch;
 	argv[6] = until_text;
-	argv[7] = "0-16383";
+	argv[7] = slots;
 	argv[8] = library_owner();
 	argv[9] = timeline_text;
 	argv[10] = settings.data;
@@ -318,13 +311,16 @@ library_arm(LibraryCall *call, const char *identity, const char *epoch, int64 un
 }
 
 bool
-library_renew(LibraryCall *call, const char *identity, const char *epoch, int64 until)
+library_renew(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until, bool *back)
 {
+	redisReply *reply;
 	char		until_text[24];
-	const char *argv[] = {"FCALL", "fence_renew", "1", heartbeat_key(), identity, epoch, until_text};
+	const char *argv[] = {"FCALL", "fence_renew", "0", key, identity, epoch, until_text};
 
 	pg_lltoa(until, until_text);
-	return expect(call, library_call(call, lengthof(argv), argv), "renewed");
+	reply = library_call(call, lengthof(argv), argv);
+	*back = reply && element(reply, 3) && strcmp(element(reply, 3), "1") == 0;
+	return expect(call, reply, "renewed");
 }
 
 bool

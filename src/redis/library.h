@@ -35,8 +35,8 @@ typedef struct Hello
  */
 extern bool library_ensure(LibraryCall *call);
 
-/* Whether the node takes writes now: sets the key that every heartbeat sets. */
-extern bool library_probe_writes(LibraryCall *call);
+/* Whether the node takes writes now: sets the key, which is of heartbeats. */
+extern bool library_probe_writes(LibraryCall *call, const char *key);
 
 /* Asks the process who it is. found is false (and the result true) if the library is not loaded. */
 extern bool library_hello(LibraryCall *call, Hello *hello, bool *found);
@@ -44,10 +44,15 @@ extern bool library_hello(LibraryCall *call, Hello *hello, bool *found);
 /* The server's version, for people: "Redis 7.0.15". */
 extern bool library_server_version(LibraryCall *call, char *version, size_t size);
 
-/* until: milliseconds of the node's clock. reservations: a List of char *: wire name, stamp, wire name, stamp, ... */
-extern bool library_arm(LibraryCall *call, const char *identity, const char *epoch, int64 until, uint32 timeline,
-						List *reservations);
-extern bool library_renew(LibraryCall *call, const char *identity, const char *epoch, int64 until);
+/*
+ * key: of heartbeats, in one of the node's slots. until: milliseconds of the node's clock. slots: as slot_ranges tells.
+ * reservations: a List of char *: wire name, stamp, wire name, stamp, ...
+ */
+extern bool library_arm(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until,
+						const char *slots, uint32 timeline, List *reservations);
+/* *back: slots that the process lost in this epoch are its own again, and could be granted to it in another. */
+extern bool library_renew(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until,
+						  bool *back);
 extern bool library_disarm(LibraryCall *call, uint32 timeline);
 
 /* domains: a List of DomainRef. *refused counts those that Redis takes for attachments that have ended. */

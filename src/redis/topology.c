@@ -4,19 +4,24 @@
  */
 #include "postgres.h"
 
+#include "common/hashfn.h"
 #include "utils/memutils.h"
 
+#include "redis/cluster.h"
 #include "redis/resolve.h"
 #include "redis/sentinel.h"
 #include "redis/topology.h"
 #include "settings.h"
 
+#define MAP_STABLE	INT64CONST(2000000)	/* microseconds for which changed slots must rest before a new epoch, */
+#define MAP_LONGEST	INT64CONST(30000000)	/* unless they do not come to rest for so long */
+
 RedisNode	topology_nodes[MAX_NODES];
 int			topology_size = 0;
 
+static unsigned char slots[SLOTS];	/* index of its node, for each slot, as those say whom the URL names */
 static RedisUrl url;
 static char *made_from = NULL;	/* the settings from which the table was made */
-static unsigned failures = 0;	/* to connect, since then */
 static bool others_reconnect = false;	/* at the next publication, even if no address changed */
 
 void
@@ -52,6 +57,12 @@ topology_is_outdated(void)
 	return made_from != NULL && settings_changed();
 }
 
+static uint32
+settings_hash(void)
+{
+	return hash_bytes((const unsigned char *) made_from, strlen(made_from));
+}
+
 /* Begins anew with what the settings say now. */
 static bool
 read_settings(char *error)
@@ -67,7 +78,7 @@ read_settings(char *error)
 	topology_disconnect();
 	sentinel_reset();
 	topology_size = 0;
-	failures = 0;
+	memset(topology_nodes, 0, sizeof(topology_nodes));
 	url = parsed;
 	if (made_from)
 		pfree(made_from);
@@ -76,51 +87,270 @@ read_settings(char *error)
 	return true;
 }
 
-/* Where the processes are, as numeric addresses: as the URL says, or as those say whom it names. */
-static bool
-locate(RedisEndpoint addresses[MAX_NODES], int *n, char *error)
+/* Index of the node with that address, or -1. */
+static int
+node_at(const RedisEndpoint *address)
 {
-	if (url.topology == REDIS_SENTINEL)
+	for (int i = 0; i < topology_size; i++)
+		if (memcmp(&topology_nodes[i].address, address, sizeof(*address)) == 0)
+			return i;
+	return -1;
+}
+
+static RedisConnection *
+working_connection(int node)
+{
+	RedisConnection *conn = topology_nodes[node].conn;
+
+	return conn != NULL && redis_error(conn) == NULL ? conn : NULL;
+}
+
+/* conn: to that address, NULL for one of its own. */
+static bool
+ask_cluster_at(const RedisEndpoint *address, RedisConnection *conn, int64 patience, ClusterMap *map, bool *whole, char *error)
+{
+	LibraryCall call = {.conn = conn, .deadline = fence_clock() + patience};
+	bool		ok;
+
+	if (conn == NULL)
+		call.conn = redis_open(address, &url, call.deadline, call.error, REASON_LEN);
+	ok = call.conn != NULL && cluster_ask(&call, address, map, whole);
+	if (conn == NULL)
+		redis_close(call.conn);
+	if (!ok)
+		strlcpy(error, call.error, REASON_LEN);
+	return ok;
+}
+
+/*
+ * Asks processes of the cluster until one sees it as working: those of the table that were there last, then those that the
+ * URL names, then the others of the table. If none does, what the last one said that answered must do.
+ */
+static bool
+locate_cluster(ClusterMap *found, char *error)
+{
+	bool		any = false;
+	bool		whole = false;
+	int64		patience = setting_timeout * INT64CONST(1000);
+
+	for (int i = 0; i < topology_size && !whole; i++)
+		if (topology_nodes[i].present)
+			any = ask_cluster_at(&topology_nodes[i].address, working_connection(i), patience, found, &whole, error) || any;
+	for (int i = 0; i < url.nendpoints && !whole; i++)
 	{
-		*n = 1;
-		return sentinel_find_master(&url, &addresses[0], error);
+		RedisEndpoint address = url.endpoints[i];
+
+		if (resolve_endpoint(&address, 0, error, REASON_LEN) && node_at(&address) < 0)
+			any = ask_cluster_at(&address, NULL, patience, found, &whole, error) || any;
 	}
-	*n = url.nendpoints;
+	for (int i = 0; i < topology_size && !whole; i++)
+		if (!topology_nodes[i].present)
+			any = ask_cluster_at(&topology_nodes[i].address, working_connection(i), patience, found, &whole, error) || any;
+	return any;
+}
+
+/*
+ * Where the processes are, as numeric addresses, and which slots are whose: as the URL says, or as those say whom it names.
+ * Shards have equal parts of the slots, in the order of the URL.
+ */
+static bool
+locate(ClusterMap *found, char *error)
+{
+	if (url.topology == REDIS_CLUSTER)
+		return locate_cluster(found, error);
+	found->n = url.topology == REDIS_SENTINEL ? 1 : url.nendpoints;
+	for (int i = 0; i < SLOTS; i++)
+		found->slots[i] = i * found->n / SLOTS;
+	if (url.topology == REDIS_SENTINEL)
+		return sentinel_find_master(&url, &found->addresses[0], error);
 	for (int i = 0; i < url.nendpoints; i++)
 	{
-		addresses[i] = url.endpoints[i];
-		if (!resolve_endpoint(&addresses[i], failures, error, REASON_LEN))
+		const RedisNode *node = &topology_nodes[i];
+
+		found->addresses[i] = i < topology_size && node->conn != NULL ? node->address : url.endpoints[i];
+		/* one shard whose name means nothing is no reason to do without the others */
+		if (!resolve_endpoint(&found->addresses[i], node->failures, error, REASON_LEN) && url.nendpoints == 1)
 			return false;
 	}
 	return true;
 }
 
-/* Makes the table anew if settings changed, or if nothing is connected (a name may mean another host now). */
+/* The table holds exactly these nodes; those that it had stay where they are, with their connections, if all are the same. */
+static void
+make_table(const ClusterMap *found)
+{
+	static RedisNode old[MAX_NODES];
+	int			old_size = topology_size;
+	int			place[MAX_NODES];
+	bool		same = found->n == topology_size;
+
+	for (int i = 0; i < found->n; i++)
+	{
+		place[i] = node_at(&found->addresses[i]);
+		same = same && place[i] >= 0;
+	}
+	for (int s = 0; s < SLOTS; s++)
+	{
+		slots[s] = found->slots[s];
+		if (same && slots[s] != SLOT_NOBODY)
+			slots[s] = place[slots[s]];
+	}
+	if (same)
+		return;
+	memcpy(old, topology_nodes, sizeof(old));
+	memset(topology_nodes, 0, sizeof(topology_nodes));
+	topology_size = found->n;
+	for (int i = 0; i < found->n; i++)
+	{
+		if (place[i] >= 0)
+		{
+			topology_nodes[i] = old[place[i]];
+			old[place[i]].conn = NULL;
+		}
+		else if (i < old_size)
+			topology_nodes[i].failures = old[i].failures;
+		topology_nodes[i].address = found->addresses[i];
+	}
+	for (int i = 0; i < old_size; i++)
+		redis_close(old[i].conn);
+}
+
+/*
+ * Makes the table anew if settings changed, or if something is not connected (a name may mean another host now); of a
+ * cluster always, for its slots.
+ */
 bool
 topology_find(char *error)
 {
-	static RedisEndpoint addresses[MAX_NODES];
-	int			n;
+	static ClusterMap found;
+	bool		connected;
 
 	if (settings_changed() && !read_settings(error))
 		return false;
-	if (topology_size > 0 && topology_nodes[0].conn != NULL)
+	connected = topology_size > 0;
+	for (int i = 0; i < topology_size; i++)
+		connected = connected && topology_nodes[i].conn != NULL;
+	if (connected && url.topology != REDIS_CLUSTER)
 		return true;
-	if (!locate(addresses, &n, error))
+	if (!locate(&found, error))
 		return false;
-	for (int i = 0; i < Max(n, topology_size); i++)
-	{
-		RedisNode  *node = &topology_nodes[i];
-
-		if (i < Min(n, topology_size) && memcmp(&node->address, &addresses[i], sizeof(RedisEndpoint)) == 0)
-			continue;
-		redis_close(node->conn);
-		memset(node, 0, sizeof(RedisNode));
-		if (i < n)
-			node->address = addresses[i];
-	}
-	topology_size = n;
+	make_table(&found);
 	return true;
+}
+
+/* After a restart of the keeper: the processes that it armed are in shared memory. */
+bool
+topology_resume(char *error)
+{
+	static ClusterMap granted;
+
+	if (topology_size > 0)
+		return true;
+	if (!read_settings(error))
+		return false;
+	if (fence_shared->nodes_settings != settings_hash())
+	{
+		strlcpy(error, "the settings of the connection to Redis were changed", REASON_LEN);
+		return false;
+	}
+	granted.n = fence_shared->nnodes;
+	for (int i = 0; i < granted.n; i++)
+		granted.addresses[i] = fence_shared->nodes[i].address;
+	for (int s = 0; s < SLOTS; s++)
+		granted.slots[s] = url.topology == REDIS_SHARDS ? s * granted.n / SLOTS : fence_shared->slot_node[s];
+	make_table(&granted);
+	return true;
+}
+
+void
+topology_slots(unsigned char map[SLOTS])
+{
+	for (int s = 0; s < SLOTS; s++)
+		map[s] = slots[s] != SLOT_NOBODY && topology_nodes[slots[s]].present ? slots[s] : SLOT_NOBODY;
+}
+
+bool
+topology_is_cluster(void)
+{
+	return url.topology == REDIS_CLUSTER;
+}
+
+/* A key in one of the slots that the map gives to the node; static. */
+static const char *
+heartbeat_key(const unsigned char map[SLOTS], int node)
+{
+	static char key[128];
+	char		tag[12];
+
+	if (url.topology == REDIS_CLUSTER && slot_some_tag(map, node, tag))
+		snprintf(key, sizeof(key), "%s:heartbeat:{%s}", setting_namespace, tag);
+	else
+		snprintf(key, sizeof(key), "%s:heartbeat", setting_namespace);
+	return key;
+}
+
+const char *
+topology_heartbeat_key(const RedisNode *node)
+{
+	return heartbeat_key(slots, node - topology_nodes);
+}
+
+/* It is not there, or not what it should be: whoever told of it is asked again before the next try. */
+static void
+forget(RedisNode *node)
+{
+	redis_close(node->conn);
+	node->conn = NULL;
+	node->failures++;
+	if (url.topology == REDIS_SENTINEL)
+		sentinel_distrust();
+}
+
+/* Connects if need be, makes sure of the library and that it takes writes if `load`, and asks the process who it is. */
+static bool
+greet(RedisNode *node, bool load, const char *key, int64 patience, char *error)
+{
+	LibraryCall call = {.deadline = fence_clock() + patience};
+	bool		found = false;
+
+	if (node->conn == NULL || redis_error(node->conn))
+	{
+		redis_close(node->conn);
+		node->conn = redis_open(&node->address, &url, call.deadline, error, REASON_LEN);
+		if (node->conn == NULL)
+		{
+			forget(node);
+			return false;
+		}
+	}
+	call.conn = node->conn;
+	call.error[0] = '\0';
+	/* hello needs no writes, arming does: a node that refuses them must not cost a lease each time */
+	found = (!load || (library_ensure(&call) && library_probe_writes(&call, key) &&
+					   library_server_version(&call, node->server, sizeof(node->server)))) &&
+		library_hello(&call, &node->hello, &found) && found;
+	node->heard_at = fence_clock();
+	if (found && strcmp(node->hello.role, "master") != 0)
+	{
+		snprintf(call.error, REASON_LEN, "this Redis is a replica (role %s): its master is needed", node->hello.role);
+		found = false;
+	}
+	if (!found)
+	{
+		snprintf(error, REASON_LEN, "%s", call.error[0] ? call.error : "Redis has lost the function library");
+		if (redis_error(node->conn) || url.topology == REDIS_SENTINEL)
+			forget(node);
+		return false;
+	}
+	return true;
+}
+
+bool
+topology_greet(RedisNode *node, bool load)
+{
+	node->error[0] = '\0';
+	node->present = greet(node, load, topology_heartbeat_key(node), setting_timeout * INT64CONST(1000), node->error);
+	return node->present;
 }
 
 /* Whether a reply to INFO has that line. */
@@ -166,11 +396,110 @@ is_another_master(const RedisEndpoint *address, int64 patience)
 	return another;
 }
 
+/* What the cluster says now, asked of one process after the other; the shards' part of the slots does not change. */
+static bool
+look_around(ClusterMap *found, int64 patience)
+{
+	static unsigned turn = 0;
+	char		error[REASON_LEN];
+	bool		whole = false;
+
+	if (url.topology == REDIS_SHARDS)
+	{
+		found->n = topology_size;
+		for (int i = 0; i < topology_size; i++)
+			found->addresses[i] = topology_nodes[i].address;
+		memcpy(found->slots, slots, SLOTS);
+		return true;
+	}
+	for (int tries = 0; tries < topology_size; tries++)
+	{
+		int			node = turn++ % topology_size;
+		RedisConnection *conn = working_connection(node);
+
+		if (conn != NULL)
+			return ask_cluster_at(&topology_nodes[node].address, conn, patience, found, &whole, error) && whole;
+	}
+	return false;
+}
+
+/*
+ * Whether the slots, as they could be granted now, are others than those that are: 0 if not, else a number that is the same
+ * as long as they stay as they are. A process that is named but not there could not be granted anything.
+ */
+static uint64
+slots_changed(const ClusterMap *found, int64 patience)
+{
+	static RedisNode guest;
+	char		error[REASON_LEN];
+	unsigned char wanted[SLOTS];
+	unsigned char node[MAX_NODES];	/* whom a slot of each of those found could be granted to */
+	uint64		hash = 0;
+
+	for (int i = 0; i < found->n; i++)
+	{
+		int			at = node_at(&found->addresses[i]);
+
+		memset(&guest, 0, sizeof(guest));
+		guest.address = found->addresses[i];
+		if (at >= 0 && fence_shared->nodes[at].granted)
+			node[i] = at;
+		else if (greet(&guest, true, heartbeat_key(found->slots, i), patience, error))
+		{
+			node[i] = MAX_NODES + 1;
+			hash = hash_combine64(hash, hash_bytes_extended((const unsigned char *) &found->addresses[i],
+															sizeof(RedisEndpoint), 0));
+		}
+		else
+			node[i] = SLOT_NOBODY;
+		redis_close(guest.conn);
+	}
+	for (int s = 0; s < SLOTS; s++)
+		wanted[s] = found->slots[s] == SLOT_NOBODY ? SLOT_NOBODY : node[found->slots[s]];
+	if (memcmp(wanted, fence_shared->slot_node, SLOTS) == 0)
+		return 0;
+	return hash_combine64(hash, hash_bytes_extended(wanted, SLOTS, 0)) | 1;
+}
+
+/*
+ * Slots that moved are served by nobody until the next epoch, which costs everybody the cache: so it waits until nothing has
+ * moved for a while.
+ */
+static bool
+slots_moved(int64 patience, char *error)
+{
+	static ClusterMap found;
+	static uint64 last = 0;		/* of slots_changed */
+	static int64 first_at;		/* when it was not 0 for the first time, */
+	static int64 last_at;		/* and when it was another one for the last time */
+	int64		now = fence_clock();
+	uint64		changed;
+
+	if (!look_around(&found, patience))
+		return false;
+	changed = slots_changed(&found, patience);
+	for (int i = 0; i < topology_size && changed == 0; i++)
+		changed = topology_nodes[i].slots_back;
+	if (changed != 0 && last == 0)
+		first_at = now;
+	if (changed != last)
+		last_at = now;
+	last = changed;
+	if (changed == 0 || (now - last_at < MAP_STABLE && now - first_at < MAP_LONGEST))
+		return false;
+	last = 0;
+	strlcpy(error, url.topology == REDIS_SHARDS ? "a Redis process that was away is back" :
+			"slots of the cluster have moved", REASON_LEN);
+	return true;
+}
+
 bool
 topology_moved(int64 patience, char *error)
 {
 	RedisEndpoint master;
 
+	if (topology_size > 0 && (url.topology == REDIS_CLUSTER || url.topology == REDIS_SHARDS))
+		return slots_moved(Max(patience, INT64CONST(100000)), error);
 	if (url.topology != REDIS_SENTINEL || topology_size == 0 || !sentinel_ask_again(&url, patience, &master))
 		return false;
 	if (memcmp(&master, &topology_nodes[0].address, sizeof(master)) == 0 || !is_another_master(&master, patience))
@@ -181,82 +510,45 @@ topology_moved(int64 patience, char *error)
 
 /* Copies what is known to shared memory, where backends find addresses and views find the rest. */
 void
-topology_publish(const char *error, bool armed)
+topology_publish(bool armed)
 {
 	bool		moved = false;
 
 	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
-	moved = fence_shared->nnodes != topology_size || others_reconnect;
-	others_reconnect = false;
-	fence_shared->nnodes = topology_size;
-	for (int i = 0; i < topology_size; i++)
+	for (int i = 0; i < Max(topology_size, fence_shared->nnodes); i++)
 	{
 		FenceNode  *shared = &fence_shared->nodes[i];
 		RedisNode  *node = &topology_nodes[i];
+		bool		other = i >= topology_size || i >= fence_shared->nnodes ||
+			memcmp(&shared->address, &node->address, sizeof(node->address)) != 0;
 
-		moved = moved || memcmp(&shared->address, &node->address, sizeof(node->address)) != 0 ||
-			(node->hello.identity[0] != '\0' && strcmp(shared->identity, node->hello.identity) != 0);
-		shared->address = node->address;
+		if (other)
+		{
+			uint32		serial = shared->serial;
+
+			/* whatever was granted was granted to somebody else */
+			memset(shared, 0, sizeof(*shared));
+			shared->serial = serial;
+			shared->address = node->address;
+		}
+		if (other || others_reconnect || (node->hello.identity[0] != '\0' && strcmp(shared->identity, node->hello.identity) != 0))
+		{
+			shared->serial++;
+			moved = true;
+		}
 		shared->reachable = node->conn != NULL;
 		strlcpy(shared->role, node->hello.role, sizeof(shared->role));
 		strlcpy(shared->version, node->server, sizeof(shared->version));
 		strlcpy(shared->identity, node->hello.identity, IDENTITY_LEN);
 		strlcpy(shared->epoch, node->hello.epoch, EPOCH_LEN);
-		if (armed)
+		if (armed && shared->granted)
 			shared->lease_until = node->heard_at + setting_lease * INT64CONST(1000);
-		strlcpy(shared->error, error ? error : "", REASON_LEN);
+		strlcpy(shared->error, node->error, REASON_LEN);
 	}
+	fence_shared->nnodes = topology_size;
+	fence_shared->nodes_settings = made_from ? settings_hash() : 0;
+	others_reconnect = false;
 	if (moved)
 		pg_atomic_fetch_add_u32(&fence_shared->nodes_serial, 1);
 	LWLockRelease(fence_shared->lock);
-}
-
-/* It is not there, or not what it should be: whoever told of it is asked again before the next try. */
-static void
-forget(RedisNode *node)
-{
-	redis_close(node->conn);
-	node->conn = NULL;
-	failures++;
-	if (url.topology == REDIS_SENTINEL)
-		sentinel_distrust();
-}
-
-/* Connects if need be, makes sure of the library if `load`, and asks the process who it is. */
-bool
-topology_greet(RedisNode *node, bool load, char *error)
-{
-	LibraryCall call = {.deadline = fence_clock() + setting_timeout * INT64CONST(1000)};
-	bool		found = false;
-
-	if (node->conn == NULL || redis_error(node->conn))
-	{
-		redis_close(node->conn);
-		node->conn = redis_open(&node->address, &url, call.deadline, error, REASON_LEN);
-		if (node->conn == NULL)
-		{
-			forget(node);
-			return false;
-		}
-	}
-	call.conn = node->conn;
-	call.error[0] = '\0';
-	/* hello needs no writes, arming does: a node that refuses them must not cost a lease each time */
-	found = (!load || (library_ensure(&call) && library_probe_writes(&call) &&
-					   library_server_version(&call, node->server, sizeof(node->server)))) &&
-		library_hello(&call, &node->hello, &found) && found;
-	node->heard_at = fence_clock();
-	if (found && strcmp(node->hello.role, "master") != 0)
-	{
-		snprintf(call.error, REASON_LEN, "this Redis is a replica (role %s): its master is needed", node->hello.role);
-		found = false;
-	}
-	if (!found)
-	{
-		snprintf(error, REASON_LEN, "%s", call.error[0] ? call.error : "Redis has lost the function library");
-		if (redis_error(node->conn) || url.topology == REDIS_SENTINEL)
-			forget(node);
-		return false;
-	}
-	return true;
 }

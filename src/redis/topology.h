@@ -4,6 +4,9 @@
  *
  * Owns: the keeper's table of nodes, and its copy in shared memory, from which backends take addresses and views take
  * the rest. Only the keeper calls this: it is the only process that resolves names, which blocks.
+ * A table of nodes is used as long as an epoch lasts: while fences are OPEN it is not changed. Which slots are whose is told by
+ * the URL (all belong to the one process; shards divide them evenly, in the order in which they are written) or by Redis
+ * Cluster.
  * error: a buffer of REASON_LEN bytes for what went wrong, in words for people.
  */
 #ifndef FENCE_REDIS_TOPOLOGY_H
@@ -18,6 +21,10 @@ typedef struct RedisNode
 	Hello		hello;			/* last answer, */
 	int64		heard_at;		/* and when it was here (fence_clock()): its clock was read no later */
 	char		server[32];
+	bool		present;		/* it answered as it should when it was greeted last; else */
+	char		error[REASON_LEN];	/* why not */
+	unsigned	failures;		/* to connect */
+	bool		slots_back;		/* it said so when its lease was renewed last; see library_renew */
 } RedisNode;
 
 extern RedisNode topology_nodes[MAX_NODES];
@@ -26,23 +33,36 @@ extern int	topology_size;
 /* Whether the URL, or what else connections are made from, was changed since the table was made. */
 extern bool topology_is_outdated(void);
 
-/* Makes the table; false if the URL or a name in it is no good. */
+/* Makes the table, for a try to open; false if the URL or a name in it is no good, or nobody tells of the cluster. */
 extern bool topology_find(char *error);
 
-/*
- * Connects if need be and asks the process who it is: fills hello and heard_at. load: also makes sure of the function
- * library, and that the node takes writes. False: it is not there, no master, or has no library.
- */
-extern bool topology_greet(RedisNode *node, bool load, char *error);
+/* Makes it as it was when the present epoch was armed, if there is none. False: it cannot, and fences must be closed. */
+extern bool topology_resume(char *error);
 
 /*
- * Beside heartbeats: whether those whom the URL names for it (sentinels) tell of other processes than the table has. Waits
+ * Connects if need be and asks the process who it is: fills hello, heard_at, present and error. load: also makes sure of the
+ * function library, and that the node takes writes. False: it is not there, no master, or has no library.
+ */
+extern bool topology_greet(RedisNode *node, bool load);
+
+/* Which node could be granted each slot: whose it is, if that one is present, else SLOT_NOBODY. */
+extern void topology_slots(unsigned char map[SLOTS]);
+
+/* Whether the nodes are masters of a Redis Cluster. */
+extern bool topology_is_cluster(void);
+
+/* A key in one of the node's slots, for its heartbeat; static. */
+extern const char *topology_heartbeat_key(const RedisNode *node);
+
+/*
+ * Beside heartbeats: whether another epoch is needed, because sentinels tell of another master, or slots of the cluster have
+ * moved, or a process that was not there when the epoch began is there now. The latter two have to rest for a while. Waits
  * for no more than a few times patience microseconds; error says what moved.
  */
 extern bool topology_moved(int64 patience, char *error);
 
-/* Copies the table to shared memory. error (may be NULL) is shown with each node; armed: each was just granted a lease. */
-extern void topology_publish(const char *error, bool armed);
+/* Copies the table to shared memory. armed: those that are granted slots were just granted a lease. */
+extern void topology_publish(bool armed);
 
 /* Closes all connections. */
 extern void topology_disconnect(void);

@@ -795,21 +795,21 @@ subtest 'many reservations leave nothing behind' => sub {
 	my $cost = sub {
 		# more calls than one cycle of Lua's collector takes
 		$redis->call('CONFIG', 'RESETSTAT');
-		fcall('fence_write', 1, f('many1'), $epoch, 'a', '7.none') foreach 1 .. 5000;
+		fcall('fence_write', 0, 1, f('many1'), $epoch, 'a', '7.none') foreach 1 .. 5000;
 		return ($redis->info('commandstats', 'cmdstat_fcall') =~ /usec_per_call=([\d.]+)/)[0];
 	};
 	my ($before) = sort { $a <=> $b } map { $cost->() } 1 .. 4;
 	foreach my $at (map { $_ * 100 } 0 .. $#keys / 100)
 	{
 		my @some = @keys[ $at .. $at + 99 ];
-		is_deeply(fcall('fence_write', 100, (map { f($_) } @some), $epoch, ('r', '1.a', '', 7) x 100), [ 'written', ('') x 100 ], 'reserved')
+		is_deeply(fcall('fence_write', 0, 100, (map { f($_) } @some), $epoch, ('r', '1.a', '', 7) x 100), [ 'written', ('') x 100 ], 'reserved')
 		  or last if $at % 5000 == 0;
-		fcall('fence_write', 100, (map { f($_) } @some), $epoch, ('r', '1.a', '', 7) x 100) if $at % 5000 != 0;
+		fcall('fence_write', 0, 100, (map { f($_) } @some), $epoch, ('r', '1.a', '', 7) x 100) if $at % 5000 != 0;
 	}
 	is(scalar(split /, /, pendings()), 100_000, 'all are listed');
 	foreach my $at (map { $_ * 100 } 0 .. ($#keys - 100) / 100)
 	{
-		fcall('fence_write', 100, (map { f($_) } @keys[ $at .. $at + 99 ]), $epoch, ('a', '1.a') x 100);
+		fcall('fence_write', 0, 100, (map { f($_) } @keys[ $at .. $at + 99 ]), $epoch, ('a', '1.a') x 100);
 	}
 	is(pendings(), join(', ', sort map { "$_ 1.a 7" } @keys[ -100 .. -1 ]), 'those that were not aborted are still there');
 	is(aborts('many100000', '1.a'), 'aborted', 'and can be');

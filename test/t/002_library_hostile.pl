@@ -46,6 +46,8 @@ my %hostile = (
 		'{"idle_ms": 1000, "reservations": [[1, 2]]}', '[' x 10_000
 	],
 	X => [ '', 'x', 'rr', 'R', "\0", $long ],        # operation
+	C => [ @no_number, '1', '2', '4', '1001', '1' x 16 ],    # how many fences follow
+	L => [ ' ', 'x', '-', ',', '-1', '1-', '2-1', '0-16384', '16384', '1-2-3', '0--1', '1' x 20 ],    # slots
 	# these are answered, but not obeyed
 	e => [ '', 'x', '1-zz', '0-0', "\0", $long ],    # epoch: unarmed
 	t => [ '', 'x', "\0", '1.0', $long ],            # token: refused, or 0
@@ -72,7 +74,7 @@ sub templates
 		[ fence_put      => 2, F => f('l'), V => v('l'), t => $token, k => $ticket, W => 7, '' => 'payload', M => 0 ],
 		[ fence_reserve  => 1, F => f('k'), e => $epoch, S => '9.a', O => 5, W => 7 ],
 		[ fence_reserve  => 2, F => f('k'), F => f('l'), e => $epoch, S => '9.a', O => 5, W => 7, O => 5, W => 7 ],
-		[ fence_write    => 3, F => f('k'), F => f('l'), F => f('p'), e => $epoch, X => 'r', S => '9.a', O => 5, W => 7,
+		[ fence_write    => 0, C => 3, F => f('k'), F => f('l'), F => f('p'), e => $epoch, X => 'r', S => '9.a', O => 5, W => 7,
 			X => 'c', S => '1.a', W => 8, X => 'a', S => '1.a' ],
 		[ fence_abort    => 1, F => f('p'), e => $epoch, s => '1.a' ],
 		[ fence_commit   => 1, F => f('k'), e => $epoch, S => '1.a', W => 8 ],
@@ -83,8 +85,8 @@ sub templates
 		[ fence_domain_abort   => 0, '' => 'n', D => '1.t', e => $epoch, s => '2.a' ],
 		[ fence_domain_commit  => 0, '' => 'n', D => '1.t', e => $epoch, s => '2.a' ],
 		[ fence_announce => 0, '' => 'n', e => $epoch, D => '1.t', M => 3 ],
-		[ fence_renew    => 1, '' => 'n:heartbeat', i => $identity, e => $epoch, M => $till ],
-		[ fence_arm      => 1, '' => 'n:heartbeat', i => $identity, E => next_epoch(), M => $till, '' => '0-16383',
+		[ fence_renew    => 0, '' => 'n:heartbeat', i => $identity, e => $epoch, M => $till ],
+		[ fence_arm      => 1, '' => 'n:heartbeat', i => $identity, E => next_epoch(), M => $till, L => '0-16383',
 			'' => 'cluster', M => 3, J => '{"idle_ms": 1000}' ],
 		[ fence_disarm   => 0, '' => 'n', '' => 'cluster', M => 3 ]);
 }
@@ -280,13 +282,13 @@ sub fails_cleanly
 	  foreach [ get => refuses('fence_get', 2, f('new'), v('new')) ],
 	  [ put => refuses('fence_put', 2, f('k'), v('k'), token(), '', 7, 'p', 0) ],
 	  [ reserve => refuses('fence_reserve', 1, f('k'), $epoch, '9.a', 5, 7) ],
-	  [ write => refuses('fence_write', 2, f('k'), f('k'), $epoch, qw(r 9.a 5 7 c 1.a 6)) ],
+	  [ write => refuses('fence_write', 0, 2, f('k'), f('k'), $epoch, qw(r 9.a 5 7 c 1.a 6)) ],
 	  [ commit => refuses('fence_commit', 1, f('k'), $epoch, '1.a', 6) ],
 	  [ commit_value => refuses('fence_commit_value', 2, f('k'), v('k'), $epoch, '1.a', 6, 'p', 0) ],
 	  [ settle => refuses('fence_settle', 0, 'n', f('k'), $epoch, '1.a', 6) ],
 	  [ 'settle without u' => refuses('fence_settle', 0, 'n', f('k'), $epoch, '1.a', '') ],
 	  [ repair => refuses('fence_repair', 1, f('k'), $epoch, 5, 6) ],
-	  [ renew => refuses('fence_renew', 1, 'n:heartbeat', $identity, $epoch, clock() + 2 * $hour) ],
+	  [ renew => refuses('fence_renew', 0, 'n:heartbeat', $identity, $epoch, clock() + 2 * $hour) ],
 	  [ arm => refuses('fence_arm', 1, 'n:heartbeat', $identity, next_epoch(), clock() + 2 * $hour, '', 'cluster', 3,
 			'{"idle_ms": 1}') ];
 	is(snapshot(), $before, 'nothing changed: no reservation was dropped, none is left over');

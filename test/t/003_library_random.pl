@@ -90,7 +90,7 @@ my @kinds = (
 		one('<id>', '<id>', '<next id>'); } ],
 	[ 3 => sub { my ($m, $ns) = @_; return invent_arm($ns, "<epoch $ns>", one(('<identity>') x 3, 'ff')); } ],
 	[ 0.5 => sub { my ($m, $ns) = @_; return invent_arm($ns, '<next epoch>', '<identity>'); } ],
-	[ 1 => sub { my ($m, $ns) = @_; return qw(FCALL fence_renew 1), "$ns:heartbeat", one(('<identity>') x 2, 'ff'),
+	[ 1 => sub { my ($m, $ns) = @_; return qw(FCALL fence_renew 0), "$ns:heartbeat", one(('<identity>') x 2, 'ff'),
 		epoch($ns), deadline(); } ],
 	[ 0.3 => sub { my ($m, $ns) = @_; return qw(FCALL fence_disarm 0), $ns, one('us', 'us', 'them'), one(1, 2); } ],
 	[ 2 => sub { return 'DEL', one(@fences, @values); } ],
@@ -135,7 +135,7 @@ sub invent_write
 		push @operations, maybe(0.5, version($model, $fence)) if $op eq 'r';
 		push @operations, note_version(version($model, $fence)) if $op ne 'a';
 	}
-	return qw(FCALL fence_write), scalar @names, @names, epoch($ns), @operations;
+	return qw(FCALL fence_write 0), scalar @names, @names, epoch($ns), @operations;
 }
 
 sub deadline { return rand() < 0.1 ? one(0, 1) : $clock + 3_600_000 + int rand 1000; }

@@ -52,7 +52,7 @@ sub commits
 		my @done;    # [operation, fence, stamp, version]
 		if ($function eq 'fence_write')
 		{
-			my @names = splice @rest, 0, $count;
+			my @names = splice @rest, 0, shift @rest;
 			shift @rest;    # epoch
 			while (my $name = shift @names)
 			{

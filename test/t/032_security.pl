@@ -11,7 +11,7 @@ use Test::More;
 use Time::HiRes qw(time);
 
 # What doc/operations.md gives to the extension's user and to readers. %s: the namespace.
-my @EXTENSION = qw(+fcall +function|list +function|load +info +set +mget +del +exists +time +select);
+my @EXTENSION = qw(+fcall +function|list +function|load +info +set +mget +del +time +select);
 my @READER = qw(+fcall|fence_get +fcall|fence_put +fcall|fence_check +mget +set +del +time +select);
 my $NAMESPACE = 'secured';
 

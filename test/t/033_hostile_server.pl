@@ -100,7 +100,7 @@ sub survives
 my %asks = (
 	'the courier'  => 'fence_write|fence_domain',
 	'the keeper'   => 'fence_hello|fence_renew|fence_arm|fence_disarm|FUNCTION|INFO|heartbeat',
-	'the patrol'   => 'fence_pending|fence_settle|fence_abort',
+	'the patrol'   => 'fence_pending|fence_settle',
 	'the announcer' => 'fence_announce',
 	'backends'     => 'fence_get|fence_put|fence_check|fence_status',
 	'all of them'  => '.');

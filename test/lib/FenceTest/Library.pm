@@ -54,7 +54,7 @@ sub renew
 {
 	my (%with) = @_;
 
-	return answer('fence_renew', 1, ($with{ns} // 'n') . ':heartbeat', $with{identity} // $identity,
+	return answer('fence_renew', 0, ($with{ns} // 'n') . ':heartbeat', $with{identity} // $identity,
 		$with{epoch} // $epoch, $with{at} // clock() + $with{until});
 }
 

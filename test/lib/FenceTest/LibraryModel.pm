@@ -242,9 +242,9 @@ sub _attach
 
 sub fence_renew
 {
-	my ($self, $keys, $args) = @_;
-	my ($ns) = $keys->[0] =~ /^(.*?):/;
-	my ($identity, $epoch, $until) = @$args;
+	my ($self, undef, $args) = @_;
+	my ($key, $identity, $epoch, $until) = @$args;
+	my ($ns) = $key =~ /^(.*?):/;
 	my $space = $self->_in_epoch($ns, $epoch);
 
 	return ['refused'] if !$space || $identity ne $self->{identity} || $until <= 1;
@@ -393,12 +393,14 @@ sub fence_commit
 # Operations on several fences: what the functions for one do, in their order.
 sub fence_write
 {
-	my ($self, $keys, $args) = @_;
-	my ($epoch, @rest) = @$args;
-	my $space = $self->_in_epoch(_namespace($keys->[0]), $epoch) // return ['unarmed'];
+	my ($self, undef, $args) = @_;
+	my ($n, @rest) = @$args;
+	my @fences = splice @rest, 0, $n;
+	my $epoch = shift @rest;
+	my $space = $self->_in_epoch(_namespace($fences[0]), $epoch) // return ['unarmed'];
 	my @reply = ('written');
 
-	foreach my $fence (@$keys)
+	foreach my $fence (@fences)
 	{
 		my ($op, $stamp) = splice @rest, 0, 2;
 		if ($op eq 'a') { $self->fence_abort([$fence], [ $epoch, $stamp ]); }

@@ -1,0 +1,116 @@
+/*
+ * redis/cluster.c
+ *	  What a process of a Redis Cluster says of the cluster; see cluster.h.
+ */
+#include "postgres.h"
+
+#include "redis/cluster.h"
+#include "redis/resolve.h"
+
+/* Whether the reply to CLUSTER INFO says that all is well. */
+static bool
+says_ok(const redisReply *info)
+{
+	return info->type == REDIS_REPLY_STRING && strstr(info->str, "cluster_state:ok") != NULL;
+}
+
+static bool
+is_number(const redisReply *reply, long long least, long long most)
+{
+	return reply->type == REDIS_REPLY_INTEGER && reply->integer >= least && reply->integer <= most;
+}
+
+/* [host, port, ...]; no host, or an empty one: where the question went to. False: malformed, or nobody knows where it is. */
+static bool
+read_address(const redisReply *node, const RedisEndpoint *asked, RedisEndpoint *address)
+{
+	const redisReply *host;
+
+	if (node->type != REDIS_REPLY_ARRAY || node->elements < 2 || !is_number(node->element[1], 1, 65535))
+		return false;
+	host = node->element[0];
+	memset(address, 0, sizeof(*address));
+	if (host->type == REDIS_REPLY_NIL || (host->type == REDIS_REPLY_STRING && host->len == 0))
+		*address = *asked;
+	else if (host->type == REDIS_REPLY_STRING && host->len < REDIS_HOST_LEN && strlen(host->str) == host->len &&
+			 strcmp(host->str, "?") != 0)
+	{
+		strlcpy(address->host, host->str, sizeof(address->host));
+		strlcpy(address->name, host->str, sizeof(address->name));
+	}
+	else
+		return false;
+	address->port = (int) node->element[1]->integer;
+	return true;
+}
+
+/* The place of the master in the map; -1: there is no room, or its name cannot be resolved. */
+static int
+place_of(ClusterMap *map, RedisEndpoint *address, char *error)
+{
+	if (!resolve_endpoint(address, 0, error, REASON_LEN))
+		return -1;
+	for (int i = 0; i < map->n; i++)
+		if (memcmp(&map->addresses[i], address, sizeof(*address)) == 0)
+			return i;
+	if (map->n == MAX_NODES)
+	{
+		snprintf(error, REASON_LEN, "the cluster has more than %d masters", MAX_NODES);
+		return -1;
+	}
+	map->addresses[map->n] = *address;
+	return map->n++;
+}
+
+/* One range: [first, last, master, replica, ...] */
+static bool
+read_range(const redisReply *range, const RedisEndpoint *asked, ClusterMap *map, char *error)
+{
+	RedisEndpoint address;
+	int			place;
+
+	if (range->type != REDIS_REPLY_ARRAY || range->elements < 3 || !is_number(range->element[0], 0, SLOTS - 1) ||
+		!is_number(range->element[1], range->element[0]->integer, SLOTS - 1))
+	{
+		strlcpy(error, "Redis gave a malformed answer to CLUSTER SLOTS", REASON_LEN);
+		return false;
+	}
+	/* a master whose address is not known yet has its slots all the same, but nobody can ask it */
+	if (!read_address(range->element[2], asked, &address))
+		return true;
+	place = place_of(map, &address, error);
+	if (place < 0)
+		return false;
+	memset(map->slots + range->element[0]->integer, place, range->element[1]->integer - range->element[0]->integer + 1);
+	return true;
+}
+
+bool
+cluster_ask(LibraryCall *call, const RedisEndpoint *asked, ClusterMap *map, bool *whole)
+{
+	const char *info[] = {"CLUSTER", "INFO"};
+	const char *slots[] = {"CLUSTER", "SLOTS"};
+	redisReply *reply = library_call(call, lengthof(info), info);
+	bool		ok;
+
+	if (reply == NULL)
+		return false;
+	*whole = says_ok(reply);
+	freeReplyObject(reply);
+	reply = library_call(call, lengthof(slots), slots);
+	if (reply == NULL)
+		return false;
+	map->n = 0;
+	memset(map->slots, SLOT_NOBODY, SLOTS);
+	ok = reply->type == REDIS_REPLY_ARRAY;
+	strlcpy(call->error, "Redis gave a malformed answer to CLUSTER SLOTS", REASON_LEN);
+	for (size_t i = 0; ok && i < reply->elements; i++)
+		ok = read_range(reply->element[i], asked, map, call->error);
+	freeReplyObject(reply);
+	if (ok && map->n == 0)
+	{
+		strlcpy(call->error, "the cluster has no master with slots", REASON_LEN);
+		return false;
+	}
+	return ok;
+}
