@@ -1,0 +1,270 @@
+# 034_cluster.pl
+#    redis+cluster://: keys in all slots, changes of the cluster under load. Nothing stale is read, nothing waits for long.
+
+use strict;
+use warnings;
+
+use FenceTest;
+use FenceTest::Cluster;
+use FenceTest::Session;
+use File::Basename;
+use File::Temp;
+use IPC::Run;
+use Test::More;
+use Time::HiRes qw(time);
+
+my $KEYS = 300;
+my $cluster = FenceTest::Cluster->start(3);
+my $node = new_postgres('cluster', undef, redis_url => $cluster->url, max_prepared_transactions => 5);
+my $sql = FenceTest::Session->open($node);
+my $reader = dirname(__FILE__) . '/../lib/cluster_reader.py';
+
+sub state_of { my ($field) = @_; return $sql->run("SELECT $field FROM fence.state"); }
+sub epoch_number { return (split /-/, state_of('epoch'))[0]; }
+
+# "port slots" of each process that was granted any, sorted; and as the cluster itself sees it.
+sub granted
+{
+	return $sql->run(q(SELECT string_agg(split_part(address, ':', 2) || ' ' || slots, ', ' ORDER BY address) FROM fence.nodes WHERE slots > 0));
+}
+
+sub owned
+{
+	my %slots;
+	$slots{ $_->[2][1] } += $_->[1] - $_->[0] + 1 foreach @{ ($cluster->alive)[0]->call('CLUSTER', 'SLOTS') };
+	return join ', ', map { "$_ $slots{$_}" } sort keys %slots;
+}
+
+# Waits until everything is granted as the cluster has it, and readers are answered.
+sub settled
+{
+	my ($what) = @_;
+	my $begin = time();
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my $reached = eval {
+		poll(sub { state_of('state') eq 'OPEN' && granted() eq owned() }, $what, 60);
+		poll(sub { $sql->run("SELECT bool_and((fence.get('item', id::text)).status NOT IN ('unarmed', 'unavailable')) FROM item") eq 't' },
+			'the announcement');
+	};
+	ok($reached, $what) or diag(granted() . ' granted, ' . owned() . ' there: ' . state_of('state, reason'));
+	return time() - $begin;
+}
+
+# Some slots of a master: the first n with keys of item, and an empty one.
+sub slots_of
+{
+	my ($master, $n) = @_;
+	my %seen = map { $_ => 1 } split /\n/, $sql->run("SELECT fence.key_slot(fence.fence_key('item', id::text)) FROM item");
+	my $router = $cluster->router;
+	my @own = grep { $router->{server_of}->($_) == $master } 0 .. 16383;
+
+	return ((grep { $seen{$_} } @own)[ 0 .. $n - 1 ], (grep { !$seen{$_} } @own)[0]);
+}
+
+sub compare { return FenceTest::Comparison->new($node, redis => $cluster->router); }
+
+is(granted(), owned(), 'every master was granted its slots');
+is($sql->run('SELECT sum(slots) FROM fence.nodes'), 16384, 'all of them');
+$sql->run(<<"SQL");
+CREATE TABLE item (id int PRIMARY KEY, n int NOT NULL DEFAULT 0, version bigint NOT NULL DEFAULT 0);
+INSERT INTO item SELECT g FROM generate_series(1, $KEYS) g;
+SELECT fence.attach('item');
+CREATE TABLE part (room int, id int, version bigint NOT NULL DEFAULT 0, PRIMARY KEY (room, id));
+INSERT INTO part SELECT g % 10, g FROM generate_series(1, 100) g;
+SELECT fence.attach('part', tag => 'room/{room}');
+CREATE TABLE stop ();
+CREATE TABLE done (n bigint, slowest interval);
+CREATE PROCEDURE write_on() LANGUAGE plpgsql AS \$\$
+DECLARE
+	n bigint := 0;
+	started timestamptz;
+	slowest interval := '0';
+BEGIN
+	WHILE to_regclass('stop') IS NOT NULL LOOP
+		started := clock_timestamp();
+		UPDATE item SET n = item.n + 1 WHERE id IN (1 + (random() * ${\($KEYS - 1)})::int, 1 + (random() * ${\($KEYS - 1)})::int);
+		COMMIT;
+		n := n + 1;
+		slowest := greatest(slowest, clock_timestamp() - started);
+		PERFORM pg_sleep(0.002);
+	END LOOP;
+	INSERT INTO done VALUES (n, slowest);
+END \$\$;
+SQL
+settled('announced');
+
+subtest 'slots are counted as Redis counts them' => sub {
+	my @keys = split /\n/, $sql->run(q(
+		SELECT k || ' ' || fence.key_slot(k) FROM (
+			SELECT string_agg(substr('{}{}abcdefghij/:0123456789', 1 + (random() * 25)::int, 1), '') AS k
+			  FROM generate_series(1, 100000) g, generate_series(1, 1 + g % 12) c GROUP BY g) x));
+	my $wrong = '';
+	my $redis = ($cluster->masters)[0]->connect;
+
+	push @keys, map { "$_ " . $sql->run("SELECT fence.key_slot('$_')") } '', '{}', '{}{a}', 'a{b}{c}', '{{a}}', 'a}{b', '{a';
+	cmp_ok(scalar(grep { /\{\}|\}.*\{/ } @keys), '>', 1000, 'among them empty and several tags');
+	while (my @some = splice @keys, 0, 1000)
+	{
+		$redis->send('CLUSTER', 'KEYSLOT', (split / /, $_)[0]) foreach @some;
+		foreach (@some) { my $slot = $redis->reply; $wrong .= "$_, not $slot\n" if $slot != (split / /, $_)[1]; }
+	}
+	is($wrong, '', '100,000 keys');
+};
+
+subtest 'statements over all slots' => sub {
+	my $compare = compare();
+
+	$compare->holds($_, $_) foreach 'UPDATE item SET n = 1 WHERE id = 1', 'UPDATE item SET n = n + 1', 'DELETE FROM item WHERE id % 7 = 0',
+	  'INSERT INTO item SELECT g FROM generate_series(7, 70, 7) g', 'UPDATE item SET id = id + 1000 WHERE id < 20',
+	  'BEGIN; UPDATE item SET n = 2; ROLLBACK', 'BEGIN; UPDATE item SET n = 3; SAVEPOINT a; DELETE FROM item; ROLLBACK TO a; COMMIT',
+	  'SET pgcache_fence.bulk_threshold = 10; UPDATE item SET n = 4; RESET pgcache_fence.bulk_threshold',
+	  "BEGIN; UPDATE item SET n = 5; UPDATE part SET id = id + 1000; PREPARE TRANSACTION 'p'; COMMIT PREPARED 'p'", 'TRUNCATE part';
+	$sql->run('TRUNCATE item; INSERT INTO item SELECT g FROM generate_series(1, ' . $KEYS . ') g');
+	my $other = FenceTest::Session->open($node);
+	$other->run('BEGIN; TRUNCATE part');
+	# sent to every master at once, awaited at the end
+	poll(sub { $sql->run("SELECT count(*) FROM fence.pending WHERE domain = 'part' AND kind = 'domain'") == 3 },
+		'a whole domain is reserved on every master');
+	$other->run('COMMIT');
+	no_reservations($node);
+	is(state_of('bypassed_transactions'), 0, 'nothing was committed without a reservation');
+};
+
+# Runs the code while others write and read.
+sub under_load
+{
+	my ($what, $code) = @_;
+	my @writers = map { FenceTest::Session->open($node) } 1, 2;
+	my $result = File::Temp->new;
+	my $bypassed = state_of('bypassed_transactions');
+	my %seen;
+
+	$sql->run('CREATE TABLE IF NOT EXISTS stop (); TRUNCATE done');
+	my $client = IPC::Run::start([ '/usr/bin/python3', $reader, $node->connstr('postgres'), join(',', map { $_->port } $cluster->alive),
+			$KEYS, "$result" ]);
+	$_->begin('CALL write_on()') foreach @writers;
+	$code->();
+	$sql->run('DROP TABLE stop');
+	$_->wait foreach @writers;
+	is($_->take, '', "$what: writers had no error") foreach @writers;
+	$client->signal('TERM');
+	IPC::Run::finish($client);
+	open my $fh, '<', "$result" or die $!;
+	%seen = map { split } <$fh>;
+	is($seen{stale}, 0, "$what: nothing stale was read");
+	cmp_ok($seen{hit} + $seen{miss}, '>', 0, "$what: readers were answered");
+	note("$what: " . join(', ', map { "$_ $seen{$_}" } sort keys %seen) . '; writes and the slowest: '
+		  . $sql->run("SELECT string_agg(n || ' ' || slowest, ', ') FROM done")
+		  . '; without reservation: ' . (state_of('bypassed_transactions') - $bypassed));
+	no_reservations($node);
+	my @wrong = compare()->anomalies;
+	is(join("\n", @wrong), '', "$what: fences agree with their rows");
+	return %seen;
+}
+
+subtest 'slots move under load' => sub {
+	my $epoch = epoch_number();
+	my @masters = $cluster->masters;
+	my $bypassed = state_of('bypassed_transactions');
+
+	under_load('resharding', sub {
+			my $begin = time();
+			my @slots = map { [ slots_of($_, 12) ] } @masters;
+			$cluster->move_slots($masters[ ($_ + 1) % 3 ], @{ $slots[$_] }) foreach 0 .. 2;
+			note(sprintf 'slots moved for %.1f s', time() - $begin);
+			note(sprintf 'and all were granted after %.1f s more', settled('the slots are granted as they are now'));
+	});
+	cmp_ok(epoch_number(), '>', $epoch, 'in a new epoch');
+};
+
+subtest 'a slot goes and comes back' => sub {
+	my ($slot, $fence, $value) = split /\|/,
+	  $sql->run("SELECT fence.key_slot(fence.fence_key('item', '5')), fence.fence_key('item', '5'), fence.value_key('item', '5')");
+	my $from = $cluster->owner($slot);
+	my ($to) = grep { $_ != $from } $cluster->masters;
+
+	settled('granted');
+	$sql->run("SELECT fence.read('item', '5')");
+	is($sql->run("SELECT status FROM fence.get('item', '5')"), 'hit', 'cached');
+	my $bypassed = state_of('bypassed_transactions');
+	$cluster->move_slots($to, $slot);
+	isnt($to->attempt('FCALL', 'fence_get', 2, $fence, $value)->[0], 'hit', 'the new owner does not serve it');
+	is($sql->run("SELECT status FROM fence.get('item', '5')"), 'unarmed', 'nor does SQL') if state_of('state') eq 'OPEN';
+	$sql->run("UPDATE item SET n = 99 WHERE id = 5");
+	$cluster->move_slots($from, $slot);
+	isnt($from->attempt('FCALL', 'fence_get', 2, $fence, $value)->[0], 'hit', 'the old one does not either: it missed a commit');
+	is($sql->run("SELECT fence.read('item', '5') ->> 'n'"), 99, 'the row is read');
+	is(state_of('bypassed_transactions'), $bypassed, 'it was reserved all the same');
+	settled('and after a while the slot is granted again');
+	$sql->run("SELECT fence.read('item', '5')");
+	is($sql->run("SELECT status FROM fence.get('item', '5')"), 'hit', 'cached again');
+	no_reservations($node);
+};
+
+subtest 'failover' => sub {
+	my ($first, $second) = $cluster->masters;
+	my ($replica, $other) = map { $cluster->replica_of($_) } $first, $second;
+
+	under_load('CLUSTER FAILOVER', sub {
+			$replica->call('CLUSTER', 'FAILOVER');
+			poll(sub { $cluster->wait_healthy; granted() =~ /\b${\$replica->port} / }, 'the replica to be granted its slots');
+			settled('granted');
+	});
+	under_load('kill -9', sub {
+			$second->kill9;
+			poll(sub { granted() =~ /\b${\$other->port} / }, 'the replica to take over', 90);
+			$second->restart;
+			$cluster->wait_healthy;
+			settled('granted');
+	});
+};
+
+subtest 'a master joins, another leaves' => sub {
+	my @masters = $cluster->masters;
+
+	under_load('join and leave', sub {
+			my $new = $cluster->join;
+			my @slots = slots_of($masters[0], 10);
+			$cluster->move_slots($new, @slots);
+			settled('the new one is granted its slots');
+			$cluster->move_slots($masters[0], @slots);
+			settled('they are given back');
+			$cluster->leave($new);
+	});
+	is($sql->run('SELECT sum(slots) FROM fence.nodes'), 16384, 'all slots are granted');
+};
+
+subtest 'a master that hangs comes back after its replica was promoted' => sub {
+	my ($old) = $cluster->masters;
+	my $replica = $cluster->replica_of($old);
+	my $where = "WHERE fence.key_slot(fence.fence_key('item', id::text)) IN (SELECT s FROM slots)";
+
+	$sql->run('CREATE TEMP TABLE slots (s int)');
+	foreach my $range (@{ $old->call('CLUSTER', 'SLOTS') })
+	{
+		$sql->run("INSERT INTO slots SELECT generate_series($range->[0], $range->[1])") if $range->[2][1] == $old->port;
+	}
+	settled('granted');
+	$sql->run("SELECT count(fence.read('item', id::text)) FROM item");
+	my @names = map { [ split /\|/ ] }
+	  split /\n/, $sql->run("SELECT fence.fence_key('item', id::text), fence.value_key('item', id::text) FROM item $where");
+	my $reader = $old->connect;
+	is(scalar(grep { $reader->call('FCALL', 'fence_get', 2, @$_)->[0] ne 'hit' } @names), 0, scalar(@names) . ' values are cached there');
+	$old->pause;
+	# what a client that is still connected asks: answered first when it wakes
+	$reader->send('FCALL', 'fence_get', 2, @$_) foreach @names;
+	$sql->run("UPDATE item SET n = -1 $where");
+	poll(sub { granted() =~ /\b${\$replica->port} / }, 'the replica to take over', 90);
+	$sql->run("UPDATE item SET n = -2 $where");
+	$sql->run("SELECT count(fence.read('item', id::text)) FROM item");
+	$old->resume;
+	my @replies = map { $reader->reply } @names;
+	is(scalar(grep { ref $_ eq 'ARRAY' && $_->[0] eq 'hit' } @replies), 0, 'nothing stale');
+	$cluster->wait_healthy;
+	settled('granted');
+	is(join("\n", compare()->anomalies), '', 'fences agree with their rows');
+};
+
+no_reservations($node);
+done_testing();
