@@ -11,8 +11,8 @@ top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 
 usage() {
 	cat <<-TEXT
-	usage: sh test/memory.sh leaks                 a million transactions in one session, a hundred thousand reconnects of
-	                                               each process: memory and open files hold steady
+	usage: sh test/memory.sh leaks                 a million transactions in one session, a hundred thousand reconnects of the
+	                                               processes: memory and open files hold steady
 	       sh test/memory.sh assert [ARG]...       test/run.sh with these arguments, on a PostgreSQL with assertions
 	       sh test/memory.sh sanitizers            tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	       sh test/memory.sh valgrind [NAME]...    tests of pg_regress under memcheck
@@ -21,7 +21,7 @@ usage() {
 	  FENCE_BUILDS         a directory in which built servers are kept and found again; the run's user must own it
 	  FENCE_SOURCE         an unpacked source of PostgreSQL, instead of the source package
 	  FENCE_TRANSACTIONS   for leaks (1000000)
-	  FENCE_RECONNECTS     for leaks (100000)
+	  FENCE_RECONNECTS     for leaks, of each of four processes (25000)
 	TEXT
 }
 
@@ -137,7 +137,7 @@ run_leaks() {
 	unset FENCE_PG_CONFIG
 	begin_inside "$base"
 	build || exit 1
-	FENCE_TRANSACTIONS=${FENCE_TRANSACTIONS:-1000000} FENCE_RECONNECTS=${FENCE_RECONNECTS:-100000} TEMP_CONFIG=$base/place.conf \
+	FENCE_TRANSACTIONS=${FENCE_TRANSACTIONS:-1000000} FENCE_RECONNECTS=${FENCE_RECONNECTS:-25000} TEMP_CONFIG=$base/place.conf \
 		make -s installcheck REGRESS= ISOLATION= PROVE_TESTS=test/t/040_memory.pl PROVE_FLAGS='-v --nocolor' >"$base/leaks.log" 2>&1
 	status=$?
 	grep -vE '^(\+\+\+|make)' "$base/leaks.log"

@@ -303,6 +303,8 @@ sub reconnect
 					return $newest;
 				}, "a connection of the $name");
 			$redis->attempt('CLIENT', 'KILL', 'ID', $id);
+			# one that was cut before it was of any use would be an outage
+			$use->();
 		}
 	});
 	same_processes("reconnects of the $name");
@@ -321,7 +323,7 @@ $node = new_postgres('main', $redis,
 	max_prepared_transactions => 5,
 	synchronous_commit        => 'off',
 	fsync                     => 'off',
-	lease                     => '10s',
+	lease                     => '60s',
 	bulk_threshold            => 200,
 	log_min_messages          => 'fatal');
 open_session();
