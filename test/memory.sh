@@ -14,7 +14,7 @@ usage() {
 	usage: sh test/memory.sh leaks                 a million transactions in one session, a hundred thousand reconnects of the
 	                                               processes: memory and open files hold steady
 	       sh test/memory.sh assert [ARG]...       test/run.sh with these arguments, on a PostgreSQL with assertions
-	       sh test/memory.sh sanitizers            tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	       sh test/memory.sh sanitizers [ARG]...   tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	       sh test/memory.sh valgrind [NAME]...    tests of pg_regress under memcheck
 	       sh test/memory.sh all                   all of these, one after the other
 
@@ -112,7 +112,7 @@ assert_postgres() {
 # postgres_under COMMAND...: a copy of it, whose servers run under that command.
 postgres_under() {
 	assert_postgres
-	rm -rf "$base/under"
+	rm -rf "$base/under"			# of a former part
 	cp -R "$builds/assert" "$base/under"
 	FENCE_PG_CONFIG=$base/under/bin/pg_config
 	mv "$base/under/bin/postgres" "$base/under/bin/postgres.real"
@@ -149,10 +149,10 @@ run_leaks() {
 }
 
 run_assert() {
-	assert_postgres
 	cc -shared -fPIC -O1 -o "$base/aborts.so" test/memory/aborts.c || exit 2
 	: >"$base/aborts"
-	FENCE_ABORTS=$base/aborts LD_PRELOAD=$base/aborts.so run_tests "$@"
+	postgres_under env "FENCE_ABORTS=$base/aborts" "LD_PRELOAD=$base/aborts.so"
+	run_tests "$@"
 	check 'processes that aborted' "$(wc -l <"$base/aborts")" "$base/aborts"
 }
 
@@ -167,8 +167,12 @@ run_sanitizers() {
 	postgres_under env "LD_PRELOAD='$(cc -print-file-name=libasan.so) $(cc -print-file-name=libubsan.so)'" \
 		"COPT= ASAN_OPTIONS=$ASAN_OPTIONS UBSAN_OPTIONS=$UBSAN_OPTIONS"
 	export COPT
-	run_tests --only unit --only regress --only isolation
-	run_tests --only tap '010*' '015*' '016*' '020*' '033*'
+	if [ $# -gt 0 ]; then
+		run_tests "$@"
+	else
+		run_tests --only unit --only regress --only isolation
+		run_tests --only tap '010*' '015*' '016*' '020*' '033*'
+	fi
 	unset COPT
 	check 'reports of the sanitizers' "$(find "$base/reports" -type f | wc -l)" "$base"/reports/*
 }

@@ -1,6 +1,6 @@
 /*
  * aborts.c
- *	  Preloaded into all that the tests start: each abort(), which is how a failed assertion and a PANIC of PostgreSQL end,
+ *	  Preloaded into the servers of tests: each abort(), which is how a failed assertion and a PANIC of PostgreSQL end,
  *	  leaves a line in the file that FENCE_ABORTS names. A test may survive it, and the log it is in may be gone.
  */
 #include <fcntl.h>

@@ -12,8 +12,8 @@ use IPC::Open2;
 use Test::More;
 use Time::HiRes qw(time usleep);
 
-my $transactions = $ENV{FENCE_TRANSACTIONS} || 30_000;
-my $reconnects   = $ENV{FENCE_RECONNECTS}   || 500;
+my $transactions = $ENV{FENCE_TRANSACTIONS} || 20_000;
+my $reconnects   = $ENV{FENCE_RECONNECTS}   || 300;
 
 # What may be more at the end than after a tenth of the work: kilobytes, and open files (a backend opens and closes those of
 # tables as it likes). Even in the short run that is less than 20 bytes per transaction, or one connection per reconnect.
