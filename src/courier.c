@@ -29,7 +29,7 @@
 #include "settings.h"
 #include "shared.h"
 
-#define CONNECT_AGAIN_US	INT64CONST(50000)	/* after a failed attempt to connect */
+#define CONNECT_AGAIN_US	INT64CONST(50000)	/* after an attempt to connect that led to no answer */
 #define MAX_UNSENT			(1024 * 1024)	/* bytes; more letters stay in the ring, */
 #define MAX_UNSENT_BESIDE	(8 * 1024 * 1024)	/* or, if letters for other nodes are behind them, are given up past this */
 #define BATCH_KEYS			128		/* operations in one command, and bytes of their arguments: bounds how long it takes */
@@ -63,7 +63,7 @@ typedef struct Link
 	uint32		nodes_serial;	/* when its node was looked at */
 	uint32		node_serial;	/* of its node then */
 	bool		looked_at;		/* in this round */
-	int64		connect_next;	/* not before this time */
+	int64		connect_next;	/* not before this time; 0: the last connection has worked */
 	int64		heard_at;		/* last answer, or when something became outstanding */
 	Expected   *expected;		/* ring, in the order of sending */
 	int			size;
@@ -507,7 +507,10 @@ collect_answers(Link *from)
 		any = true;
 	}
 	if (any)
+	{
 		from->heard_at = fence_clock();
+		from->connect_next = 0;
+	}
 	if (redis_error(from->connection))
 		disconnect(from, redis_error(from->connection));
 	return any;

@@ -203,11 +203,12 @@ run_inside() {
 # ----------------------------------------------------------------------------------------------------------------------
 
 # begin_inside BASE: finds the programs, sees to the end of the servers. Sets base, PG_CONFIG, bindir, major.
+# FENCE_PG_CONFIG names the pg_config of another PostgreSQL, whose directories this user may write to.
 begin_inside() {
 	base=$1
 	cd "$base/tree" || exit 2
-	major=$(postgres_here)
-	PG_CONFIG=/usr/lib/postgresql/$major/bin/pg_config
+	PG_CONFIG=${FENCE_PG_CONFIG:-/usr/lib/postgresql/$(postgres_here)/bin/pg_config}
+	major=$("$PG_CONFIG" --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')
 	bindir=$("$PG_CONFIG" --bindir) || exit 2
 	for redis in ${REDIS_PROGRAM:-redis-server valkey-server}; do
 		if command -v $redis >/dev/null; then REDIS_SERVER=$(command -v $redis); break; fi
@@ -221,11 +222,18 @@ begin_inside() {
 }
 
 # build [VARIABLE=VALUE]...: makes with these and installs below $base/root; the system's directories stay as they are.
-# Writes $base/place.conf, with which a server finds the extension there. Returns false after showing what went wrong.
+# Writes $base/place.conf, with which a server finds the extension there; into a PostgreSQL of FENCE_PG_CONFIG the extension
+# is installed, and the file is empty. Returns false after showing what went wrong.
 build() {
-	if ! make -j2 "$@" >"$base/build.log" 2>&1 || ! make install "$@" "DESTDIR=$base/root" >>"$base/build.log" 2>&1; then
+	place=${FENCE_PG_CONFIG:+/}
+	if ! make -j2 "$@" >"$base/build.log" 2>&1 ||
+		! make install "$@" "DESTDIR=${place:-$base/root}" >>"$base/build.log" 2>&1; then
 		grep -E -A4 'error|warning|\*\*\*' "$base/build.log" || tail -n 30 "$base/build.log"
 		return 1
+	fi
+	if [ -n "$place" ]; then
+		: >"$base/place.conf"
+		return 0
 	fi
 	if [ "$major" -ge 18 ]; then
 		echo "extension_control_path = '$base/root$("$PG_CONFIG" --sharedir):\$system'"

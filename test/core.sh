@@ -11,6 +11,7 @@
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"
+. "$top/test/source.sh"
 
 usage() {
 	cat <<-TEXT
@@ -54,57 +55,6 @@ parse_arguments() {
 # ----------------------------------------------------------------------------------------------------------------------
 # The suite (outside)
 # ----------------------------------------------------------------------------------------------------------------------
-
-private_apt() { apt-get -qq -c "$outside/apt/apt.conf" "$@"; }
-
-# The machine's own sources of packages, as sources of source packages; lists and downloads in a directory of ours.
-configure_apt() {
-	mkdir -p "$outside/apt/parts" "$outside/apt/lists/partial" "$outside/apt/cache/archives/partial"
-	cp /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources "$outside/apt/parts" 2>/dev/null
-	cp /etc/apt/sources.list "$outside/apt/parts/machine.list" 2>/dev/null
-	sed -i -e 's/^deb[[:space:]]/deb-src /' -e 's/^[Tt]ypes:.*/Types: deb-src/' "$outside"/apt/parts/*
-	cat >"$outside/apt/apt.conf" <<-CONF
-	Dir::Etc::sourcelist "/dev/null";
-	Dir::Etc::sourceparts "$outside/apt/parts";
-	Dir::State::lists "$outside/apt/lists";
-	Dir::Cache "$outside/apt/cache";
-	Acquire::Languages "none";
-	CONF
-	[ "$(id -u)" -ne 0 ] || echo 'APT::Sandbox::User "root";' >>"$outside/apt/apt.conf"
-}
-
-# The versions to try: the binary's own, others of its minor version, any other.
-source_versions() {
-	echo "$2"
-	apt-cache -c "$outside/apt/apt.conf" showsrc "$1" 2>/dev/null | sed -n 's/^Version: //p' | sort -Vr |
-		awk -v own="$2" -v minor="${2%-*}-" '
-			$0 == own { next }
-			index($0, minor) == 1 { print; next }
-			{ others = others $0 "\n" }
-			END { printf "%s", others }'
-}
-
-# Unpacks the source package into $outside/source.
-fetch_source() {
-	package=$(dpkg-query -W -f '${source:Package}' "postgresql-$1")
-	own=$(dpkg-query -W -f '${source:Version}' "postgresql-$1")
-	say "fetching the source of $package $own ..."
-	configure_apt
-	mkdir "$outside/source"
-	private_apt update >"$outside/apt.log" 2>&1 || say 'apt-get update failed for some of the source lists'
-	for version in $(source_versions "$package" "$own"); do
-		(cd "$outside/source" && private_apt source --only-source "$package=$version") >>"$outside/apt.log" 2>&1 &&
-			break
-		version=
-	done
-	if [ -z "$version" ]; then
-		tail -n 20 "$outside/apt.log" >&2
-		die "no source of $package can be had here; --source takes one that you have"
-	fi
-	[ "$version" = "$own" ] || say "not available: the source of $own; taking $version"
-	set -- "$outside"/source/*/
-	source_dir=${1%/}
-}
 
 # Leaves the suite in $outside/regress and its version in $outside/version.
 take_suite() {
