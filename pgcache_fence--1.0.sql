@@ -21,11 +21,11 @@ CREATE TABLE fence.domain (
     version_column   name,
     tag              text,
     scope            text NOT NULL CHECK (scope IN ('row', 'group', 'manual')),
-    cache            text NOT NULL CHECK (cache IN ('none')),
+    cache            text NOT NULL CHECK (cache IN ('none', 'row')),
     columns          name[],
     ttl              interval,
     on_redis_failure text CHECK (on_redis_failure IN ('bypass', 'error')),
-    publish          text NOT NULL CHECK (publish IN ('none'))
+    publish          text NOT NULL CHECK (publish IN ('none', 'pubsub', 'stream', 'notify'))
 );
 
 -- Nor after DROP EXTENSION and CREATE EXTENSION: ids go on from the number of this transaction.
@@ -192,7 +192,7 @@ CREATE FUNCTION fence.status(domain text, VARIADIC key text[],
 -- ---------------------------------------------------------------------------------------------------------------------
 
 CREATE FUNCTION fence._state(OUT state text, OUT epoch text, OUT reason text, OUT since timestamptz,
-                             OUT lease_left interval, OUT bypassed_transactions bigint)
+                             OUT lease_left interval, OUT bypassed_transactions bigint, OUT values_too_large bigint)
     RETURNS record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_state_view';
 CREATE VIEW fence.state AS SELECT * FROM fence._state();
 

@@ -478,7 +478,7 @@ fence_attach(PG_FUNCTION_ARGS)
 void
 attach_announce_end(const DomainRow *row)
 {
-	ledger_end_domain(domain_stub(row->name, row->id, row->on_redis_failure));
+	ledger_end_domain(domain_stub(row));
 }
 
 void

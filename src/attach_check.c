@@ -31,25 +31,35 @@ is_group(const AttachRequest *request)
 	return strcmp(request->row.scope, "group") == 0;
 }
 
-/* third may be NULL. */
+/* choices: a list that ends with NULL. */
 static void
-check_choice(const char *argument, const char *value, const char *first, const char *second, const char *third)
+check_choice(const char *argument, const char *value, const char *const *choices)
 {
-	if (strcmp(value, first) == 0 || strcmp(value, second) == 0 || (third && strcmp(value, third) == 0))
-		return;
+	StringInfoData list;
+
+	initStringInfo(&list);
+	for (int i = 0; choices[i] != NULL; i++)
+	{
+		if (strcmp(value, choices[i]) == 0)
+			return;
+		appendStringInfo(&list, "%s%s", i > 0 ? ", " : "", choices[i]);
+	}
 	ereport(ERROR,
 			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 			 errmsg("invalid value for %s: \"%s\"", argument, value),
-			 errhint("Available values: %s, %s%s%s.", first, second, third ? ", " : "", third ? third : "")));
+			 errhint("Available values: %s.", list.data)));
 }
 
+/* What COMMIT is to tell Redis must be a row, whose version is in it. */
 static void
-raise_not_supported(const char *argument, const char *value, const char *allowed)
+check_cache(const DomainRow *row)
 {
-	ereport(ERROR,
-			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-			 errmsg("%s => '%s' is not supported yet", argument, value),
-			 errhint("Available values: %s.", allowed)));
+	if (strcmp(row->cache, "row") == 0 && strcmp(row->scope, "row") != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("cache => 'row' needs scope => 'row'"),
+				 errdetail("Only a row that has a fence of its own is known when it is written."),
+				 errhint("With scope => '%s' values are stored by readers.", row->scope)));
 }
 
 static void
@@ -95,14 +105,12 @@ attach_check_request(const AttachRequest *request)
 {
 	const DomainRow *row = &request->row;
 
-	if (!is_group(request))
-		check_choice("scope", row->scope, "row", "group", "manual");
-	if (strcmp(row->cache, "none") != 0)
-		raise_not_supported("cache", row->cache, "none");
-	if (strcmp(row->publish, "none") != 0)
-		raise_not_supported("publish", row->publish, "none");
+	check_choice("scope", row->scope, (const char *const[]) {"row", "group", "manual", NULL});
+	check_choice("cache", row->cache, (const char *const[]) {"none", "row", NULL});
+	check_choice("publish", row->publish, (const char *const[]) {"none", "pubsub", "stream", "notify", NULL});
 	if (row->on_redis_failure != NULL)
-		check_choice("on_redis_failure", row->on_redis_failure, "bypass", "error", NULL);
+		check_choice("on_redis_failure", row->on_redis_failure, (const char *const[]) {"bypass", "error", NULL});
+	check_cache(row);
 	check_ttl(row->ttl);
 	if (!OidIsValid(row->relid))
 		check_without_table(request);

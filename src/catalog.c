@@ -228,6 +228,7 @@ domain_list(void)
 
 		ref->wire_name = domain_wire_name(row->name);
 		ref->id = row->id;
+		ref->publish = row->publish;
 		list = lappend(list, ref);
 	}
 	return list;

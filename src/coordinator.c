@@ -398,7 +398,8 @@ coordinator_reserve_one(FenceWord word, Reservation *r)
 
 /*
  * What ends a transaction's reservations: those that were applied (if it commits) are committed at the applied version, all
- * others aborted. Operations of one epoch and node share letters. Nothing here allocates, except where letters are kept.
+ * others aborted. Operations of one epoch and node share letters; a row that Redis is to store has one of its own. Nothing
+ * here allocates, except where letters are kept.
  */
 typedef bool (*EmitLetter) (const Letter *letter);
 
@@ -418,10 +419,17 @@ static void
 draft_end(const Reservation *r, bool commit)
 {
 	draft_string(&keys, r->name);
-	draft_string(&arguments, commit ? "c" : "a");
+	draft_string(&arguments, !commit ? "a" : r->payload && *r->payload == '\0' ? "d" : "c");
 	draft_string(&arguments, fence_stamp());
 	if (commit)
 		draft_version(&arguments, r->applied);
+}
+
+/* Whether COMMIT tells Redis the row. Of a domain that was reserved as a whole no value will be trusted anyway. */
+static bool
+brings_value(const Reservation *r)
+{
+	return r->payload && *r->payload && r->applied != NO_VERSION && !ledger_is_whole(r->domain_id);
 }
 
 /* The next higher node to which rows' reservations were sent; -1: there is none. */
@@ -445,7 +453,7 @@ emit_rows_of(int node, bool committing, EmitLetter emit)
 	draft_begin();
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
-		if (r->sent == NO_VERSION || r->kind != RESERVE_ROW || r->node != node)
+		if (r->sent == NO_VERSION || r->kind != RESERVE_ROW || r->node != node || (committing && brings_value(r)))
 			continue;
 		if (keys.strings == NAMES_PER_LETTER || keys.len > DRAFT_BYTES / 2 || arguments.len > DRAFT_BYTES / 2 ||
 			WORD_EPOCH(r->sent_word) != WORD_EPOCH(word))
@@ -502,6 +510,47 @@ keep_letter(const Letter *letter)
 	return true;
 }
 
+/*
+ * Keeps two letters that commit the row: one with its value, and one without, for the case that there is no room for values
+ * when it commits. False: something did not fit.
+ */
+static bool
+keep_value(const Reservation *r)
+{
+	Letter		letter;
+	size_t		before = commit_letters.len;
+	bool		ok;
+
+	draft_begin();
+	draft_string(&keys, r->name);
+	draft_string(&arguments, "v");
+	draft_string(&arguments, fence_stamp());
+	draft_version(&arguments, r->applied);
+	draft_number(&arguments, r->ttl_ms);
+	ok = draft_letter(&letter, LETTER_END, r->sent_word, r->node);
+	keep_letter(&letter);
+	appendStringInfo(&commit_letters, "$%zu\r\n%s\r\n", strlen(r->payload), r->payload);
+	letter.spare = true;
+	letter.args++;
+	letter.arg_len = commit_letters.len - before - sizeof(Letter) - letter.key_len;
+	memcpy(commit_letters.data + before, &letter, sizeof(Letter));
+
+	draft_begin();
+	draft_end(r, true);
+	return draft_letter(&letter, LETTER_END, r->sent_word, r->node) && keep_letter(&letter) && ok;
+}
+
+static bool
+keep_values(void)
+{
+	bool		ok = true;
+
+	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
+		if (r->sent != NO_VERSION && brings_value(r))
+			ok = keep_value(r) && ok;
+	return ok;
+}
+
 static bool
 post_letter(const Letter *letter)
 {
@@ -529,7 +578,7 @@ coordinator_prepare_commit(void)
 
 	initStringInfo(&commit_letters);
 	MemoryContextSwitchTo(old);
-	if (!emit_end(true, keep_letter))
+	if (!emit_end(true, keep_letter) || !keep_values())
 		elog(ERROR, "could not write what ends the reservations");
 	commit_prepared = true;
 }
@@ -546,6 +595,7 @@ void
 coordinator_commit(void)
 {
 	bool		ok = true;
+	bool		told = false;	/* with its value: the letter without is not needed */
 
 	if (!commit_prepared)
 		return;
@@ -558,7 +608,14 @@ coordinator_commit(void)
 		letter.key_bytes = p + sizeof(letter);
 		letter.arg_bytes = letter.key_bytes + letter.key_len;
 		p = letter.arg_bytes + letter.arg_len;
-		ok = send_end(&letter) && ok;
+		if (letter.spare)
+			/* a wire takes short letters only */
+			told = !wire_is_busy(letter.node) && post_letter(&letter);
+		else
+		{
+			ok = (told || send_end(&letter)) && ok;
+			told = false;
+		}
 	}
 	if (!ok)
 		fence_wake_patrol();

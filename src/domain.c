@@ -327,6 +327,12 @@ milliseconds(const Interval *interval)
 		interval->day * INT64CONST(1000) * SECS_PER_DAY + interval->time / 1000;
 }
 
+static bool
+publishes_by_notify(const DomainRow *row)
+{
+	return strcmp(row->publish, "notify") == 0;
+}
+
 /* Fills what needs no table. */
 static void
 fill_entry(Entry *entry, const DomainRow *row)
@@ -347,6 +353,8 @@ fill_entry(Entry *entry, const DomainRow *row)
 	foreach(lc, row->columns)
 		domain->columns = lappend(domain->columns, pstrdup(lfirst(lc)));
 	domain->ttl_ms = milliseconds(row->ttl);
+	domain->write_through = strcmp(row->cache, "row") == 0;
+	domain->notify = publishes_by_notify(row);
 	domain->policy = policy_of_text(row->on_redis_failure);
 }
 
@@ -501,15 +509,16 @@ domain_wire_name(const char *name)
 }
 
 Domain *
-domain_stub(const char *name, int64 id, const char *policy)
+domain_stub(const DomainRow *row)
 {
 	MemoryContext old = MemoryContextSwitchTo(TopTransactionContext);
 	Domain	   *domain = palloc0(sizeof(Domain));
 
-	domain->id = id;
-	domain->name = pstrdup(name);
-	domain->wire_name = domain_wire_name(name);
-	domain->policy = policy_of_text(policy);
+	domain->id = row->id;
+	domain->name = pstrdup(row->name);
+	domain->wire_name = domain_wire_name(row->name);
+	domain->policy = policy_of_text(row->on_redis_failure);
+	domain->notify = publishes_by_notify(row);
 	domain->dead = true;
 	MemoryContextSwitchTo(old);
 	return domain;

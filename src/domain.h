@@ -64,7 +64,9 @@ typedef struct Domain
 	int64		version_max;
 	char	   *tag;			/* template, or NULL: the whole key is the hash tag */
 	List	   *columns;		/* names (char *) that read returns; NIL: all */
-	int64		ttl_ms;			/* of values that read stores; 0: none */
+	int64		ttl_ms;			/* of values that read and COMMIT store; 0: none */
+	bool		write_through;	/* COMMIT tells Redis the row, not only its version */
+	bool		notify;			/* COMMIT sends NOTIFY */
 	int			policy;			/* FailurePolicy, or -1: the setting */
 
 	MemoryContext context;		/* holds all of this */
@@ -86,11 +88,12 @@ extern Domain *domain_by_wire_name(const char *wire_name);
 /* The policy in force for the domain. */
 extern FailurePolicy domain_policy(const Domain *domain);
 
-/* Every (wire_name, id) of this database, for arming and announcing. A List of DomainRef in the caller's context. */
+/* Every domain of this database, for announcing. A List of DomainRef in the caller's context. */
 typedef struct DomainRef
 {
 	char	   *wire_name;
 	int64		id;
+	char	   *publish;		/* as in fence.domain */
 } DomainRef;
 extern List *domain_list(void);
 
@@ -146,8 +149,8 @@ extern bool domain_row_rename_column(DomainRow *row, const char *old, const char
 /* "<database oid>.<percent-encoded name>", palloc'd. */
 extern char *domain_wire_name(const char *name);
 
-/* As much of a Domain as ledger_end_domain needs, in TopTransactionContext. policy: of its row, or NULL. */
-extern Domain *domain_stub(const char *name, int64 id, const char *policy);
+/* As much of a Domain as ledger_end_domain needs, in TopTransactionContext. */
+extern Domain *domain_stub(const DomainRow *row);
 
 /* How the values of a key column are compared: its operator class in the unique index, else the type's default. */
 typedef struct KeyEquality

@@ -59,13 +59,21 @@ draft_string(Draft *draft, const char *string)
 }
 
 static inline void
+draft_number(Draft *draft, int64 number)
+{
+	char		text[24];
+
+	pg_lltoa(number, text);
+	draft_string(draft, text);
+}
+
+static inline void
 draft_version(Draft *draft, int64 version)
 {
-	char		text[24] = "";
-
-	if (version != NO_VERSION)
-		pg_lltoa(version, text);
-	draft_string(draft, text);
+	if (version == NO_VERSION)
+		draft_string(draft, "");
+	else
+		draft_number(draft, version);
 }
 
 /* So many strings that are in the protocol already; there has to be room. */

@@ -36,6 +36,7 @@
 #include "ledger.h"
 #include "reader.h"
 #include "row.h"
+#include "settings.h"
 #include "shared.h"
 #include "stamp.h"
 #include "standby.h"
@@ -202,6 +203,8 @@ reader_answer(redisReply **strings, size_t n)
 		answer.status = "miss";
 		answer.token = copy_element(&reply, 1);
 		answer.ticket = copy_element(&reply, 2);
+		if (n == 5 && strings[4]->type == REDIS_REPLY_STRING)
+			answer.busy_ms = atoi(strings[4]->str);
 	}
 	else if (first && strcmp(first, "pending") == 0)
 		answer.status = "pending";
@@ -348,39 +351,63 @@ fence_get(PG_FUNCTION_ARGS)
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
 }
 
-/* JSON may hold what jsonb does not (\u0000, 1e1000000, deep nesting). */
 bool
 reader_payload(const GetAnswer *answer, Datum *jsonb)
 {
-	MemoryContext context = CurrentMemoryContext;
-	volatile bool done = false;
+	return row_json_as_jsonb(answer->payload, answer->payload_len, jsonb);
+}
 
-	PG_TRY();
+#define FILL_PAUSE_US	INT64CONST(1000)	/* between two looks for a value that another reader is about to put: at first */
+#define FILLERS_AWAITED 2		/* if the first one dies, not all that waited for it shall read PostgreSQL at once */
+
+/*
+ * The strong get of a reader who has time: while another reader has been asked to put the value, looks again for it, for as
+ * long as that reader has, and no longer. Interruptible.
+ */
+static GetAnswer
+patient_get(const Domain *domain, const char *key)
+{
+	GetAnswer	answer = strong_get(domain, key);
+
+	for (int filler = 0; filler < FILLERS_AWAITED && answer.busy_ms > 0; filler++)
 	{
-		if (fence_is_json(answer->payload, answer->payload_len))
+		int64		deadline = fence_clock() + Min(answer.busy_ms, FILL_LEASE_MAX_MS) * INT64CONST(1000);
+		int64		pause = FILL_PAUSE_US;
+		int64		left;
+
+		while (answer.busy_ms > 0 && (left = deadline - fence_clock()) > 0)
 		{
-			*jsonb = DirectFunctionCall1(jsonb_in, CStringGetDatum(answer->payload));
-			done = true;
+			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+							 (long) (Min(pause, left) / 1000 + 1), wait_event_redis());
+			ResetLatch(MyLatch);
+			CHECK_FOR_INTERRUPTS();
+			pause *= 2;
+			answer = strong_get(domain, key);
 		}
 	}
-	PG_CATCH();
-	{
-		/* parsing holds nothing but memory, so it may fail without a subtransaction around it */
-		int			category = ERRCODE_TO_CATEGORY(geterrcode());
+	return answer;
+}
 
-		if (category != ERRCODE_DATA_EXCEPTION && category != ERRCODE_PROGRAM_LIMIT_EXCEEDED)
-			PG_RE_THROW();
-		MemoryContextSwitchTo(context);
-		FlushErrorState();
-	}
-	PG_END_TRY();
-	return done;
+/* This reader was asked to fill, and has nothing to put: others who were told to wait for it need not. */
+static void
+release_fill(const Domain *domain, const char *key, const GetAnswer *answer)
+{
+	char	   *fence = key_fence_name(domain, key);
+	const char *argv[] = {"FCALL", "fence_release", "1", fence};
+	size_t		argvlen[] = {5, 13, 1, strlen(fence)};
+	redisReply *reply;
+
+	if (strcmp(answer->status, "miss") != 0 || answer->busy_ms > 0 || setting_fill_lease == 0)
+		return;
+	reply = coordinator_ask(fence, lengthof(argv), argv, argvlen);
+	if (reply != NULL)
+		freeReplyObject(reply);
 }
 
 static void
 put_row(const Domain *domain, const char *key, const char *token, const char *ticket, int64 version, Datum jsonb)
 {
-	char	   *payload = JsonbToCString(NULL, &DatumGetJsonbP(jsonb)->root, VARSIZE(DatumGetJsonbP(jsonb)));
+	char	   *payload = row_value_text(jsonb);
 
 	(void) reader_put(key_fence_name(domain, key), key_value_name(domain, key), token, ticket, version,
 					  payload, strlen(payload), domain->ttl_ms);
@@ -404,6 +431,8 @@ read_row(const Domain *domain, const char *key, const GetAnswer *answer, Datum *
 	UnregisterSnapshot(snapshot);
 	if (found && answer->token && answer->ticket && !IsolationUsesXactSnapshot())
 		put_row(domain, key, answer->token, answer->ticket, version, *jsonb);
+	else
+		release_fill(domain, key, answer);
 	return found;
 }
 
@@ -457,7 +486,7 @@ fence_read(PG_FUNCTION_ARGS)
 	reader_require_source(domain);
 	reader_require(domain);
 	if (!ledger_has_written(domain->id))
-		answer = strong_get(domain, key);
+		answer = patient_get(domain, key);
 	if (answer.payload && reader_payload(&answer, &row))
 		PG_RETURN_DATUM(row);
 	if (answer.payload)
@@ -466,6 +495,7 @@ fence_read(PG_FUNCTION_ARGS)
 	{
 		if (answer.payload == NULL && strcmp(answer.status, "miss") == 0 && read_row_of_standby(domain, key, &row))
 			PG_RETURN_DATUM(row);
+		release_fill(domain, key, &answer);
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("this standby cannot tell whether its row of key \"%s\" in domain \"%s\" is current", key, domain->name),
@@ -629,7 +659,7 @@ fence_begin_write(PG_FUNCTION_ARGS)
 	r = ledger_reservation(RESERVE_ROW, fence, domain);
 	r->wanted = fence_version_after(domain, Max(Max(observed, r->wanted), ledger_told_ahead(r->name)));
 	(void) fence_stamp();		/* assigns the xid: without a row written, the transaction must still have a fate */
-	ledger_apply(r, r->wanted);
+	ledger_apply(r, r->wanted, NULL);
 	for (int try = 0; try < 3; try++)
 	{
 		FenceWord	word = fence_word_expire();
@@ -637,7 +667,7 @@ fence_begin_write(PG_FUNCTION_ARGS)
 		if (WORD_STATE(word) != FENCE_OPEN || coordinator_reserve_one(word, r) != RESERVE_AHEAD)
 			break;
 		r->wanted = fence_version_after(domain, r->ahead);
-		ledger_apply(r, r->wanted);
+		ledger_apply(r, r->wanted, NULL);
 	}
 	PG_RETURN_INT64(r->applied);
 }

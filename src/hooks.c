@@ -135,7 +135,7 @@ follow_rename(DomainRow *row, AttrNumber attnum)
 static void
 domain_changed(const DomainRow *row)
 {
-	ledger_apply_domain(domain_stub(row->name, row->id, row->on_redis_failure));
+	ledger_apply_domain(domain_stub(row));
 }
 
 /*

@@ -2,9 +2,9 @@
  * ledger.c
  *	  The reservations of this transaction; see ledger.h.
  *
- * Savepoints: `applied` is saved on a stack before it changes for the first time in a nesting level. Rolling a level
- * back pops its part of the stack; releasing one hands its part to the parent, which costs nothing per reservation:
- * ten thousand savepoints in a loop stay linear.
+ * Savepoints: `applied` and `payload` are saved on a stack before they change for the first time in a nesting level.
+ * Rolling a level back pops its part of the stack; releasing one hands its part to the parent, which costs nothing per
+ * reservation, or at the top level drops it: ten thousand savepoints in a loop stay linear.
  */
 #include "postgres.h"
 
@@ -30,11 +30,12 @@ typedef struct DomainCount
 	struct DomainCount *next;
 } DomainCount;
 
-/* What `applied` was before a nesting level changed it */
+/* What `applied` and `payload` were before a nesting level changed them */
 typedef struct Saved
 {
 	Reservation *reservation;
 	int64		applied;
+	char	   *payload;
 	SubTransactionId applied_in;
 } Saved;
 
@@ -50,6 +51,7 @@ static Reservation *first_reservation = NULL;
 static Reservation **last_link = &first_reservation;
 static DomainCount *domain_counts = NULL;
 static bool catalog_changed = false;
+static Size payload_bytes = 0;	/* of all payloads, in reservations and saved */
 
 static Saved *saved = NULL;
 static int	nsaved = 0,
@@ -130,6 +132,14 @@ ledger_is_whole(int64 domain_id)
 	return count && count->whole != NULL;
 }
 
+bool
+ledger_whole_applied(int64 domain_id)
+{
+	DomainCount *count = find_count(domain_id);
+
+	return count && count->whole && count->whole->applied != NO_VERSION;
+}
+
 Reservation *
 ledger_reservation(ReservationKind kind, const char *name, const Domain *domain)
 {
@@ -153,6 +163,8 @@ ledger_reservation(ReservationKind kind, const char *name, const Domain *domain)
 		r->policy = domain_policy(domain);
 		r->domain_id = domain->id;
 		r->manual = kind == RESERVE_ROW && domain->scope == SCOPE_MANUAL;
+		r->notify = domain->notify;
+		r->ttl_ms = domain->ttl_ms;
 		r->name = name;
 		*last_link = r;
 		last_link = &r->next;
@@ -211,7 +223,7 @@ ledger_apply_domain(const Domain *domain)
 	if (count->whole == NULL)
 		count->whole = ledger_reservation(RESERVE_DOMAIN, domain->wire_name, domain);
 	count->whole->wanted = WHOLE_DOMAIN;
-	ledger_apply(count->whole, WHOLE_DOMAIN);
+	ledger_apply(count->whole, WHOLE_DOMAIN, NULL);
 	return count->whole;
 }
 
@@ -220,7 +232,7 @@ ledger_end_domain(const Domain *domain)
 {
 	Reservation *r = ledger_reservation(RESERVE_DOMAIN, domain->wire_name, domain);
 
-	ledger_apply(r, Max(domain->id, WHOLE_DOMAIN));
+	ledger_apply(r, Max(domain->id, WHOLE_DOMAIN), NULL);
 	ledger_catalog_changed();
 }
 
@@ -232,6 +244,7 @@ ledger_forget(void)
 	last_link = &first_reservation;
 	domain_counts = NULL;
 	catalog_changed = false;
+	payload_bytes = 0;
 	saved = NULL;
 	levels = NULL;
 	nsaved = saved_size = nlevels = levels_size = 0;
@@ -254,31 +267,51 @@ grow(void *array, int used, int *size, Size element)
 	return repalloc_huge(array, *size * element);
 }
 
-/* Keeps the value that the current subtransaction is about to change, once per reservation and subtransaction. */
+static void
+free_payload(char *payload)
+{
+	if (payload == NULL)
+		return;
+	payload_bytes -= strlen(payload);
+	pfree(payload);
+}
+
+/* Keeps what the current subtransaction is about to change, once per reservation and subtransaction. */
 static void
 save_applied(Reservation *r)
 {
 	int			level = GetCurrentTransactionNestLevel();
 
 	if (level == 1 || r->applied_in == GetCurrentSubTransactionId())
+	{
+		free_payload(r->payload);	/* no rollback brings it back */
+		r->payload = NULL;
 		return;
+	}
 	if (nlevels == 0 || levels[nlevels - 1].level < level)
 	{
 		levels = grow(levels, nlevels, &levels_size, sizeof(Level));
 		levels[nlevels++] = (Level) {.level = level, .first = nsaved};
 	}
 	saved = grow(saved, nsaved, &saved_size, sizeof(Saved));
-	saved[nsaved++] = (Saved) {.reservation = r, .applied = r->applied, .applied_in = r->applied_in};
+	saved[nsaved++] = (Saved) {
+		.reservation = r, .applied = r->applied, .payload = r->payload, .applied_in = r->applied_in
+	};
+	r->payload = NULL;
 	r->applied_in = GetCurrentSubTransactionId();
 }
 
 void
-ledger_apply(Reservation *r, int64 version)
+ledger_apply(Reservation *r, int64 version, const char *payload)
 {
 	if (version <= r->applied)
 		return;
 	save_applied(r);
 	r->applied = version;
+	if (payload == NULL || payload_bytes + strlen(payload) > LEDGER_PAYLOADS)
+		return;
+	r->payload = MemoryContextStrdup(TopTransactionContext, payload);
+	payload_bytes += strlen(payload);
 }
 
 void
@@ -296,7 +329,9 @@ ledger_savepoint_release(int level)
 	if (level - 1 <= 1)
 	{
 		/* the parent is the top level, which never rolls back alone */
-		nlevels = nsaved = 0;
+		while (nsaved > 0)
+			free_payload(saved[--nsaved].payload);
+		nlevels = 0;
 		return;
 	}
 	/* the parent has its own part right below: the two become one; else this part becomes the parent's */
@@ -315,7 +350,9 @@ ledger_savepoint_rollback(int level)
 	{
 		Saved	   *s = &saved[--nsaved];
 
+		free_payload(s->reservation->payload);
 		s->reservation->applied = s->applied;
+		s->reservation->payload = s->payload;
 		s->reservation->applied_in = s->applied_in;
 	}
 	nlevels--;

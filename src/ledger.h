@@ -6,8 +6,8 @@
  * Knows nothing of connections: coordinator.c sends what is recorded here. Never raises except for lack of memory.
  *
  * A reservation outlives savepoints: what was sent to Redis stays sent. What a savepoint's rollback takes back is
- * "applied": that a statement stored this version of this key. At the end a reservation with an applied version is
- * committed at that version, one without is aborted.
+ * "applied": that a statement stored this version of this key, and the row that it stored. At the end a reservation with
+ * an applied version is committed at that version, one without is aborted.
  */
 #ifndef FENCE_LEDGER_H
 #define FENCE_LEDGER_H
@@ -32,6 +32,8 @@ typedef struct Reservation
 	FailurePolicy policy;
 	int64		domain_id;
 	bool		manual;			/* of a domain that begin_write maintains */
+	bool		notify;
+	int64		ttl_ms;
 
 	int64		wanted;			/* highest version that a statement asked for, sent or not; NO_VERSION if none */
 	int64		observed;		/* committed version to be told with it, NO_VERSION if none */
@@ -44,6 +46,7 @@ typedef struct Reservation
 	int64		ahead;			/* version that Redis answered for `sent` when it is ahead; else NO_VERSION */
 
 	int64		applied;		/* version stored by statements not rolled back so far, NO_VERSION if none */
+	char	   *payload;		/* the row of that version, for Redis; empty: there is none; NULL: Redis is not told */
 	SubTransactionId applied_in;	/* subtransaction that last changed applied: saved once in each */
 
 	struct Reservation *next;	/* in order of creation */
@@ -55,8 +58,14 @@ extern Reservation *ledger_reservation(ReservationKind kind, const char *name, c
 /* The reservation of that fence name or NULL. */
 extern Reservation *ledger_find(const char *name);
 
-/* A statement has stored version of the key: it counts unless the current savepoint is rolled back. Never lowers. */
-extern void ledger_apply(Reservation *reservation, int64 version);
+/*
+ * A statement has stored version of the key: it counts unless the current savepoint is rolled back. Never lowers.
+ * payload: see Reservation; copied, unless the payloads of this transaction fill LEDGER_PAYLOADS.
+ */
+extern void ledger_apply(Reservation *reservation, int64 version, const char *payload);
+
+/* Bytes of payloads that are kept in one transaction, those of open savepoints included: as much as the outbox holds */
+#define LEDGER_PAYLOADS (4 * 1024 * 1024)
 
 /* The explicit withdrawal of begin_write; undone by a rollback like ledger_apply. */
 extern void ledger_withdraw(Reservation *reservation);
@@ -67,6 +76,9 @@ extern void ledger_withdraw(Reservation *reservation);
  */
 extern int	ledger_rows(int64 domain_id);
 extern bool ledger_is_whole(int64 domain_id);
+
+/* Whether the domain is reserved as a whole by a statement that was not rolled back. */
+extern bool ledger_whole_applied(int64 domain_id);
 
 /*
  * A statement has changed, or is about to change, any number of rows of the domain: it is reserved as a whole. Counts

@@ -208,13 +208,11 @@ many_put_rows(int n, ManyItem *items)
 	for (int i = 0; i < n; i++)
 	{
 		ManyItem   *item = &items[i];
-		Jsonb	   *row;
 		char	   *payload;
 
 		if (!item->found || !item->answer.token || !item->answer.ticket)
 			continue;
-		row = DatumGetJsonbP(item->row);
-		payload = JsonbToCString(NULL, &row->root, VARSIZE(row));
+		payload = row_value_text(item->row);
 		(void) reader_put(item->fence, item->value, item->answer.token, item->answer.ticket, item->version,
 						  payload, strlen(payload), item->domain->ttl_ms);
 	}

@@ -161,9 +161,12 @@ clean_up_at_exit(void)
 	registered = true;
 }
 
-/* Takes a place of that size, filling up the end of the ring if it does not fit there. NULL: there is no room. */
+/*
+ * Takes a place of that size, filling up the end of the ring if it does not fit there. NULL: there is no room in the part of
+ * the ring that it may use.
+ */
 static Envelope *
-take_place(uint32 size)
+take_place(uint32 size, uint32 part)
 {
 	uint64		tail = pg_atomic_read_u64(&outbox->tail);
 
@@ -173,7 +176,7 @@ take_place(uint32 size)
 		uint64		skip = left < size ? left : 0;
 
 		/* signed: if others posted and the courier passed our tail meanwhile, the exchange fails and tells the new one */
-		if ((int64) (tail + skip + size - pg_atomic_read_u64(&outbox->head)) > RING_BYTES)
+		if ((int64) (tail + skip + size - pg_atomic_read_u64(&outbox->head)) > part)
 			return NULL;
 		if (!pg_atomic_compare_exchange_u64(&outbox->tail, &tail, tail + skip + size))
 			continue;
@@ -219,7 +222,7 @@ outbox_post(const Letter *letter)
 
 	Assert(letter->arg_len > 0);
 	clean_up_at_exit();
-	if (len > OUTBOX_MAX_LETTER || (envelope = take_place(size)) == NULL)
+	if (len > OUTBOX_MAX_LETTER || (envelope = take_place(size, letter->spare ? RING_BYTES / 2 : RING_BYTES)) == NULL)
 		return 0;
 	unfinished_size = size;
 	unfinished = envelope;

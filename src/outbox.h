@@ -40,6 +40,7 @@ typedef struct Letter
 	size_t		key_len;
 	const char *arg_bytes;
 	size_t		arg_len;
+	bool		spare;			/* to be posted only while half of the ring is free; not carried */
 
 	/* set by outbox_take: who waits for which answer */
 	int			process;
@@ -75,7 +76,8 @@ extern void outbox_use(void *memory);
 extern uint64 outbox_next(void);
 
 /*
- * Posts a copy of the letter and wakes the courier. Returns its number, or 0: there is no room, or it is too large. Neither
+ * Posts a copy of the letter and wakes the courier. Returns its number, or 0: there is no room, or it is too large. Letters
+ * without which things go on as well (spare) leave room to those that others wait for. Neither
  * waits nor raises nor allocates: usable in COMMIT and ABORT.
  */
 extern uint64 outbox_post(const Letter *letter);

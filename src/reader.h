@@ -20,6 +20,7 @@ typedef struct GetAnswer
 	char	   *payload;
 	size_t		payload_len;
 	char	   *stamp;			/* of fence_get_many only; empty: not known */
+	int			busy_ms;		/* of a miss: how long another reader has to put the value; 0: none has */
 } GetAnswer;
 
 /* The answer in n strings of a reply; status unavailable if they are none. */

@@ -4,6 +4,7 @@
  */
 #include "postgres.h"
 
+#include "access/detoast.h"
 #include "access/genam.h"
 #include "access/heapam.h"
 #include "access/htup_details.h"
@@ -22,10 +23,12 @@
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
 #include "utils/guc.h"
+#include "utils/jsonb.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
+#include "compat.h"
 #include "key.h"
 #include "row.h"
 #include "tombstone.h"
@@ -185,6 +188,91 @@ row_as_json(const Domain *domain, HeapTuple row, TupleDesc desc)
 	json = DirectFunctionCall1(row_to_json, composite);
 	AtEOXact_GUC(true, nest_level);
 	return TextDatumGetCString(json);
+}
+
+bool
+row_json_as_jsonb(char *json, size_t len, Datum *jsonb)
+{
+	MemoryContext context = CurrentMemoryContext;
+	volatile bool done = false;
+
+	PG_TRY();
+	{
+		if (fence_is_json(json, len))
+		{
+			*jsonb = DirectFunctionCall1(jsonb_in, CStringGetDatum(json));
+			done = true;
+		}
+	}
+	PG_CATCH();
+	{
+		/* parsing holds nothing but memory, so it may fail without a subtransaction around it */
+		int			category = ERRCODE_TO_CATEGORY(geterrcode());
+
+		if (category != ERRCODE_DATA_EXCEPTION && category != ERRCODE_PROGRAM_LIMIT_EXCEEDED)
+			PG_RE_THROW();
+		MemoryContextSwitchTo(context);
+		FlushErrorState();
+	}
+	PG_END_TRY();
+	return done;
+}
+
+char *
+row_value_text(Datum jsonb)
+{
+	return JsonbToCString(NULL, &DatumGetJsonbP(jsonb)->root, VARSIZE(DatumGetJsonbP(jsonb)));
+}
+
+/*
+ * Bytes of the row's values of variable length, uncompressed. Text as JSON is no shorter; arrays of numbers are, up to
+ * SHORTER times.
+ */
+#define SHORTER 4
+
+static Size
+raw_size(const Domain *domain, HeapTuple row, TupleDesc desc)
+{
+	Size		size = 0;
+
+	for (int i = 0; i < desc->natts; i++)
+	{
+		Form_pg_attribute att = TupleDescAttr(desc, i);
+		bool		wanted = domain->columns == NIL;
+		ListCell   *cell;
+		bool		isnull;
+		Datum		value;
+
+		if (att->attisdropped || att->attlen != -1)
+			continue;
+		foreach(cell, domain->columns)
+			wanted = wanted || strcmp(lfirst(cell), NameStr(att->attname)) == 0;
+		if (!wanted)
+			continue;
+		value = heap_getattr(row, i + 1, desc, &isnull);
+		if (!isnull)
+			size += toast_raw_datum_size(value);
+	}
+	return size;
+}
+
+char *
+row_value(const Domain *domain, HeapTuple row, TupleDesc desc, int limit, bool *too_large)
+{
+	char	   *json;
+	char	   *text;
+	Datum		jsonb;
+
+	/* a row of hundreds of megabytes cannot even be printed, and must not fail for that */
+	*too_large = raw_size(domain, row, desc) > (Size) limit * SHORTER;
+	if (*too_large)
+		return NULL;
+	json = row_as_json(domain, row, desc);
+	if (!row_json_as_jsonb(json, strlen(json), &jsonb))
+		return NULL;
+	text = row_value_text(jsonb);
+	*too_large = strlen(text) > (Size) limit;
+	return *too_large ? NULL : text;
 }
 
 static int

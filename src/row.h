@@ -31,6 +31,22 @@ extern bool row_as_jsonb(const Domain *domain, const char *key, Snapshot snapsho
 extern void row_use_standard_settings(void);
 
 /*
+ * A row as the value that Redis holds of it: the text of what row_as_jsonb returns for a row, so that what a writer and
+ * what a reader stores of one version is the same to the byte. Palloc'd. NULL: jsonb cannot hold it, or it is longer than
+ * `limit` bytes; then *too_large.
+ */
+extern char *row_value(const Domain *domain, HeapTuple row, TupleDesc desc, int limit, bool *too_large);
+
+/* The text of a jsonb as a value; palloc'd. */
+extern char *row_value_text(Datum jsonb);
+
+/*
+ * JSON text as jsonb. False: it is no JSON, or jsonb does not hold it (\u0000, 1e1000000, deep nesting). Raises only what
+ * is no fault of the text. json must be followed by a NUL.
+ */
+extern bool row_json_as_jsonb(char *json, size_t len, Datum *jsonb);
+
+/*
  * Keys of rows, at most `most`: of that fraction of the blocks; fraction 0: of one block somewhere. For the audit.
  */
 extern List *row_sample_keys(const Domain *domain, double fraction, int most);

@@ -33,6 +33,9 @@ int			setting_patrol_interval;
 int			setting_patrol_grace;
 double		setting_audit_rate;
 int			setting_bulk_threshold;
+int			setting_value_limit;
+int			setting_fill_lease;
+int			setting_stream_limit;
 int			setting_idle_fence_ttl;
 int			setting_tombstone_retention;
 
@@ -270,6 +273,32 @@ define_bulk(void)
 }
 
 static void
+define_values(void)
+{
+	DefineCustomIntVariable("pgcache_fence.value_limit",
+							"Largest row that a commit stores in Redis.",
+							"In bytes of its JSON text, for tables attached with cache => 'row'. A larger row is cached "
+							"by the next reader instead. 0 lets no commit store rows: for instance in a session "
+							"that changes many rows that nobody will read.",
+							&setting_value_limit, 8192, 0, VALUE_LIMIT_MAX,
+							PGC_USERSET, GUC_UNIT_BYTE, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("pgcache_fence.fill_lease",
+							"Time for which one reader may fill in a missing value before others are asked to.",
+							"Readers that miss the value meanwhile are told so, and may wait that long for it instead of "
+							"reading PostgreSQL; fence.read does. 0 turns this off.",
+							&setting_fill_lease, 100, 0, FILL_LEASE_MAX_MS,
+							PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("pgcache_fence.stream_limit",
+							"Number of events that Redis keeps in the stream of a table.",
+							"For tables attached with publish => 'stream'. Redis keeps somewhat more where that is "
+							"cheaper.",
+							&setting_stream_limit, 10000, 1, INT_MAX,
+							PGC_SIGHUP, 0, NULL, NULL, NULL);
+}
+
+static void
 define_retention(void)
 {
 	DefineCustomIntVariable("pgcache_fence.idle_fence_ttl",
@@ -295,6 +324,7 @@ settings_define(void)
 	define_lease();
 	define_patrol();
 	define_bulk();
+	define_values();
 	define_retention();
 	MarkGUCPrefixReserved("pgcache_fence");
 	if (process_shared_preload_libraries_in_progress)

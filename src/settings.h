@@ -27,9 +27,14 @@ extern int	setting_patrol_interval;
 extern int	setting_patrol_grace;
 extern double setting_audit_rate;	/* rows per second and domain */
 extern int	setting_bulk_threshold; /* rows of a domain in one transaction */
+extern int	setting_value_limit;	/* bytes of a row as JSON; 0: none is sent */
+extern int	setting_fill_lease;		/* 0: off */
+extern int	setting_stream_limit;	/* entries */
 extern int	setting_idle_fence_ttl;	/* seconds */
 extern int	setting_tombstone_retention;	/* seconds */
 
+#define FILL_LEASE_MAX_MS 10000
+#define VALUE_LIMIT_MAX (512 * 1024)	/* half of what a letter to Redis may hold */
 #define LEASE_MAX_MS 60000		/* upper bound of pgcache_fence.lease: what an unknown lease counts as */
 
 extern void settings_define(void);

@@ -63,6 +63,7 @@ shared_initialise(FenceShared *shared)
 	pg_atomic_init_u64(&shared->lease_bound, 0);
 	pg_atomic_init_u64(&shared->arming_until, 0);
 	pg_atomic_init_u64(&shared->bypassed_transactions, 0);
+	pg_atomic_init_u64(&shared->values_too_large, 0);
 	pg_atomic_init_u64(&shared->bypass_logged, 0);
 	pg_atomic_init_u32(&shared->bypassed, 0);
 	pg_atomic_init_u32(&shared->nodes_serial, 1);

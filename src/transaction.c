@@ -16,6 +16,7 @@
 #include "coordinator.h"
 #include "domain.h"
 #include "ledger.h"
+#include "publish.h"
 #include "settings.h"
 #include "shared.h"
 #include "test_hooks.h"
@@ -224,13 +225,20 @@ wait_until_ready(void)
 }
 
 static void
-before_commit(void)
+reserve_all(void)
 {
 	/* nothing stored (suppressed, or rolled back): what was sent is only to be aborted */
 	if (anything_applied())
 		wait_until_ready();
 	coordinator_prepare_commit();
 	fence_test_point("pre-commit-done");
+}
+
+static void
+before_commit(void)
+{
+	publish_before_commit();
+	reserve_all();
 }
 
 /*
@@ -251,7 +259,8 @@ before_prepare(void)
 					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 					 errmsg("cannot PREPARE a transaction that has explicit reservations"),
 					 errdetail("A restart could not find them again: no lock on a table tells of them.")));
-	before_commit();
+	publish_before_prepare();
+	reserve_all();
 }
 
 static void

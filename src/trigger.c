@@ -13,12 +13,14 @@
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "fmgr.h"
+#include "utils/memutils.h"
 #include "utils/rel.h"
 
 #include "coordinator.h"
 #include "domain.h"
 #include "key.h"
 #include "ledger.h"
+#include "row.h"
 #include "settings.h"
 #include "shared.h"
 #include "tombstone.h"
@@ -250,14 +252,45 @@ raise_rewritten(const Domain *domain, int64 stored, int64 last)
 			 errhint("Leave the version column to pgcache_fence, or let the other trigger fire before zzz_pgcache_fence_before.")));
 }
 
-/* The stored version differs from what was asked for: ask for what was stored. Either way it now counts. */
-static void
-apply_stored(Reservation *r, int64 observed, int64 stored)
+/* The row, NULL if there is none, as COMMIT is to tell Redis; NULL: not at all. */
+static const char *
+value_of(const Domain *domain, HeapTuple row, TupleDesc desc)
 {
+	bool		too_large;
+	char	   *value;
+
+	if (!domain->write_through)
+		return NULL;
+	if (row == NULL)
+		return "";
+	if (setting_value_limit == 0)
+		return NULL;
+	value = row_value(domain, row, desc, setting_value_limit, &too_large);
+	if (too_large)
+		pg_atomic_fetch_add_u64(&fence_shared->values_too_large, 1);
+	return value;
+}
+
+/*
+ * The stored version differs from what was asked for: ask for what was stored. Either way it now counts, with the row,
+ * which is NULL if there is none.
+ */
+static void
+apply_stored(const Domain *domain, Reservation *r, int64 observed, int64 stored, HeapTuple row, TupleDesc desc)
+{
+	MemoryContext scratch;
+	MemoryContext old;
+
 	if (r == NULL)
 		return;					/* the domain is applied as a whole */
 	reserve(r, observed, stored);
-	ledger_apply(r, stored);
+	if (stored <= r->applied)
+		return;					/* another trigger has changed the row again, and that came first */
+	scratch = AllocSetContextCreate(CurrentMemoryContext, "pgcache_fence value", ALLOCSET_SMALL_SIZES);
+	old = MemoryContextSwitchTo(scratch);
+	ledger_apply(r, stored, value_of(domain, row, desc));
+	MemoryContextSwitchTo(old);
+	MemoryContextDelete(scratch);
 }
 
 static void
@@ -277,7 +310,7 @@ after_new_row(const Domain *domain, HeapTuple row, TupleDesc desc)
 						domain->name),
 				 errdetail("The new row has version " INT64_FORMAT ", the deleted one had " INT64_FORMAT ".", stored, last),
 				 errhint("Try the transaction again.")));
-	apply_stored(r, past.own ? NO_VERSION : past.tombstone, stored);
+	apply_stored(domain, r, past.own ? NO_VERSION : past.tombstone, stored, row, desc);
 }
 
 /* The old row's key is no more: its version lives on in a tombstone. */
@@ -290,7 +323,7 @@ after_old_row_gone(const Domain *domain, HeapTuple row, TupleDesc desc)
 
 	tombstone_set(domain->id, key, w);
 	pfree(key);
-	apply_stored(r, proven_version(domain, row, desc), w);
+	apply_stored(domain, r, proven_version(domain, row, desc), w, NULL, NULL);
 }
 
 static void
@@ -302,7 +335,7 @@ after_changed_row(const Domain *domain, HeapTuple old, HeapTuple new, TupleDesc 
 
 	if (stored <= last)
 		raise_rewritten(domain, stored, last);
-	apply_stored(r, proven_version(domain, old, desc), stored);
+	apply_stored(domain, r, proven_version(domain, old, desc), stored, new, desc);
 }
 
 /*
@@ -326,7 +359,7 @@ group_changed(const Domain *domain, HeapTuple row, TupleDesc desc)
 	if (!advanced)
 		return;
 	r = reservation_of(domain, row, desc, true);
-	apply_stored(r, observed, w);
+	apply_stored(domain, r, observed, w, NULL, NULL);
 }
 
 Datum

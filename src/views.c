@@ -47,8 +47,8 @@ Datum
 fence_state_view(PG_FUNCTION_ARGS)
 {
 	TupleDesc	desc;
-	Datum		values[6];
-	bool		nulls[6] = {false};
+	Datum		values[7];
+	bool		nulls[7] = {false};
 	FenceWord	word;
 	char		epoch[EPOCH_LEN];
 	char		reason[REASON_LEN];
@@ -76,6 +76,7 @@ fence_state_view(PG_FUNCTION_ARGS)
 	nulls[4] = bound == 0;
 	values[4] = nulls[4] ? (Datum) 0 : time_left(bound);
 	values[5] = Int64GetDatum((int64) pg_atomic_read_u64(&fence_shared->bypassed_transactions));
+	values[6] = Int64GetDatum((int64) pg_atomic_read_u64(&fence_shared->values_too_large));
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
 }
 

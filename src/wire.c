@@ -461,13 +461,20 @@ wire_carry(int64 deadline)
 }
 
 bool
+wire_is_busy(int node)
+{
+	Wire	   *wire = &wires[node];
+
+	return node < nwires && wire->connection != NULL && redis_error(wire->connection) == NULL && is_busy(wire);
+}
+
+bool
 wire_send_after(const Letter *letter)
 {
 	Wire	   *wire = &wires[letter->node];
 	Expected   *e;
 
-	if (letter->node >= nwires || wire->connection == NULL || redis_error(wire->connection) || !is_busy(wire) ||
-		wire->next - wire->first == ANSWERS)
+	if (!wire_is_busy(letter->node) || wire->next - wire->first == ANSWERS)
 		return false;
 	begin_draft(letter->node, letter->epoch);
 	add_letter(letter);

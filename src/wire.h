@@ -46,6 +46,9 @@ extern void wire_carry(int64 deadline);
  */
 extern void wire_forget(void);
 
+/* Whether anything that was sent to the process of that node has no answer yet. Usable in COMMIT and ABORT. */
+extern bool wire_is_busy(int node);
+
 /*
  * A letter that ends reservations of which some may not have arrived yet: it has to arrive after them, so it goes the same
  * way. False: nothing is outstanding there, any way will do. Usable in ABORT.

@@ -146,14 +146,15 @@ end
 -- Namespaces, domains, names
 -- ---------------------------------------------------------------------------------------------------------------
 
--- One cluster's view of this process. armed: {owner, timeline, server, epoch, number, until_ms, granted_ms, idle_ms};
--- granted_ms: until_ms as it was granted, whatever a disarm made of it.
+-- One cluster's view of this process. armed: {owner, timeline, server, epoch, number, until_ms, granted_ms, idle_ms,
+-- fill_ms, stream_max}; granted_ms: until_ms as it was granted, whatever a disarm made of it.
 -- slots: false: all; else slot -> true: granted; false: was granted and is lost (see read_keys), and then
 -- lost: slot -> a fence that was found elsewhere.
 -- pending: fence name -> list of {stamp, w, gen, since}; fences: how many there are in it; most: how many there were
--- since it was made. domains: name -> see domain_of().
+-- since it was made. domains: name -> see domain_of(). filling, filled_before, turned: see busy_ms().
 local function new_space(armed, slots)
-  return { armed = armed, slots = slots, lost = {}, pending = {}, fences = 0, most = 0, domains = {} }
+  return { armed = armed, slots = slots, lost = {}, pending = {}, fences = 0, most = 0, domains = {},
+           filling = {}, filled_before = {}, turned = 0 }
 end
 
 local function add_list(space, fence, list)
@@ -185,11 +186,11 @@ end
 
 -- The domain's record, made on first use. id: the attachment that is announced (nil: not attached, readers are told
 -- unarmed); ended: the newest attachment that is known to be over, so a late announcement of it changes nothing.
--- pending: stamp -> {since, ended}, of reservations of the whole domain; pendings: how many.
+-- pending: stamp -> {since, ended}, of reservations of the whole domain; pendings: how many. publish: see publish().
 local function domain_of(space, name)
   local d = space.domains[name]
   if not d then
-    d = { id = nil, ended = 0, pending = {}, pendings = 0 }
+    d = { id = nil, ended = 0, pending = {}, pendings = 0, publish = false }
     new_gen(space, d)
     space.domains[name] = d
   end
@@ -348,13 +349,52 @@ local function store_value(value, token, v, stamp, payload, ttl_ms)
   end
 end
 
--- commit and settle(u): the transaction's version w is in PostgreSQL. store, if any, is called when w is now the
--- fence's version. A fence that has a version is raised; one that has none keeps none: a late commit must not revive
--- what an eviction took [4], only a reader with the current ticket may. A reservation of an older generation proves
--- nothing today: the fence goes.
--- The fence names the transaction only if the version is certainly its own: settle's may be of a later one.
+-- Whether this Redis is part of a cluster.
+local clustered = nil
+local function in_cluster()
+  if clustered == nil then
+    clustered = find(redis.call('INFO', 'cluster'), 'cluster_enabled:1', 1, true) ~= nil
+  end
+  return clustered
+end
+
+-- Tells those who listen that the transaction has committed w of the fence; both '-': of any rows of the domain. Where:
+-- <namespace>:e:<domain>, in a cluster with the fence's tag, which brings it to the fence's slot. Nothing relies on
+-- an event, so what fails here (no right to publish, out of memory) is let go.
+local function publish(space, domain, ns, name, fence, w, stamp)
+  local channel = ns .. ':e:' .. name
+  local sharded = fence ~= '-' and in_cluster()
+  if sharded then channel = channel .. ':' .. match(fence, '{[^{}]+}') end
+  if domain.publish == 'stream' then
+    redis.pcall('XADD', channel, 'MAXLEN', '~', space.armed.stream_max, '*',
+                'domain', name, 'fence', fence, 'version', w, 'stamp', stamp)
+    redis.pcall('PEXPIRE', channel, space.armed.idle_ms)
+  else
+    redis.pcall(sharded and 'SPUBLISH' or 'PUBLISH', channel, name .. ' ' .. fence .. ' ' .. w .. ' ' .. stamp)
+  end
+end
+
+-- The end of a reservation that was committed: drops it and publishes w. A word that comes twice publishes once. The
+-- domain may be nil if there is no reservation.
+local function end_committed(space, domain, fence, stamp, w)
+  local own = own_pending(space.pending[fence], stamp)
+  drop_pending(space, fence, stamp)
+  if own and domain.publish then
+    local ns, name = parse(fence)
+    publish(space, domain, ns, name, fence, w, stamp)
+  end
+end
+
+-- commit and settle(u): the transaction's version w is in PostgreSQL. A fence that has a version is raised; one that
+-- has none keeps none: a late commit must not revive what an eviction took [4], only a reader with the current ticket
+-- may. A reservation of an older generation proves nothing today: the fence goes. The fence names the transaction only
+-- if the version is certainly its own: settle's may be of a later one.
+-- value: the value's name if the transaction tells of the row, nil if not. payload: the row, nil if there is none any
+-- more. It is stored only if all of this holds: the fence has a version that may be trusted; that is now w; and the own
+-- reservation is still there, granted in the domain's present generation. Without the last, a late commit from before a
+-- TRUNCATE would store what it wrote then, under a version that another row has today.
 -- raw: see read_fence; returned as it is afterwards.
-local function commit_one(space, domain, fence, stamp, w, raw, store)
+local function commit_one(space, domain, fence, stamp, w, raw, value, payload, ttl_ms)
   local own = own_pending(space.pending[fence], stamp)
   if raw == nil then raw = read_keys(space, { fence })[1] end
   if raw == 'elsewhere' then
@@ -370,9 +410,10 @@ local function commit_one(space, domain, fence, stamp, w, raw, store)
     if v ~= newest then
       raw = write_fence(space, fence, domain, newest, own and own.w == newest and stamp or '')
     end
-    if store and newest == w then store() end
+    if payload and own and newest == w then store_value(value, domain.token, w, stamp, payload, ttl_ms) end
   end
-  drop_pending(space, fence, stamp)
+  if value and not payload and newest == w then redis.call('DEL', value) end
+  end_committed(space, domain, fence, stamp, w)
   return raw
 end
 
@@ -397,13 +438,17 @@ local function hello(_, args)
   return reply
 end
 
+-- What attach's publish means here: notify is PostgreSQL's affair.
+local PUBLISH = { none = false, notify = false, pubsub = 'pubsub', stream = 'stream' }
+
 -- False: that attachment is taken for ended.
-local function attach_domain(space, name, id)
+local function attach_domain(space, name, id, publish_how)
   local d = domain_of(space, name)
   if id <= d.ended then return false end
   if d.id and id <= d.id then return true end
   if d.id then new_gen(space, d) end   -- another attachment of the name: nothing of the former one is trusted
   d.id = id
+  d.publish = PUBLISH[publish_how]
   return true
 end
 
@@ -418,13 +463,17 @@ local function domain_pend(d, stamp, ended, now)
   end
 end
 
--- The settings of arm, or nil if they are malformed: JSON {idle_ms, server: "...", domains: [[name, id], ...],
--- reservations: [[domain, stamp], ...]}, all but the first optional. server: the run of a PostgreSQL server that asks.
+-- The settings of arm and renew, or nil if they are malformed: JSON {idle_ms, fill_ms, stream_max, server: "...",
+-- domains: [[name, id], ...], reservations: [[domain, stamp], ...]}, all but the first optional. server: the run of a
+-- PostgreSQL server that asks.
 local function arm_settings(json)
   local ok, settings = pcall(cjson.decode, json)
   if not ok or type(settings) ~= 'table' then return nil end
   local idle_ms, domains, reservations = settings.idle_ms, settings.domains or {}, settings.reservations or {}
+  local fill_ms, stream_max = settings.fill_ms or 0, settings.stream_max or 1000
   if type(idle_ms) ~= 'number' or idle_ms < 1 or idle_ms > 1e14 then return nil end
+  if type(fill_ms) ~= 'number' or fill_ms < 0 or fill_ms > 1e14 then return nil end
+  if type(stream_max) ~= 'number' or stream_max < 1 or stream_max > 1e14 then return nil end
   if type(domains) ~= 'table' or type(reservations) ~= 'table' then return nil end
   if settings.server ~= nil and type(settings.server) ~= 'string' then return nil end
   for _, d in ipairs(domains) do
@@ -434,7 +483,13 @@ local function arm_settings(json)
     if type(r) ~= 'table' or type(r[1]) ~= 'string' or not is_domain(r[1]) then return nil end
     if type(r[2]) ~= 'string' or not is_stamp(r[2]) then return nil end
   end
-  return { idle_ms = math.floor(idle_ms), server = settings.server, domains = domains, reservations = reservations }
+  return { idle_ms = math.floor(idle_ms), fill_ms = math.floor(fill_ms), stream_max = math.floor(stream_max),
+           server = settings.server, domains = domains, reservations = reservations }
+end
+
+local function use_settings(space, settings)
+  space.armed.idle_ms, space.armed.fill_ms = settings.idle_ms, settings.fill_ms
+  space.armed.stream_max = settings.stream_max
 end
 
 local function extend(armed, till)
@@ -478,8 +533,8 @@ local function arm(keys, args)
     spaces[ns] = space
     routes = {}
   end
-  space.armed.idle_ms = settings.idle_ms
-  for _, d in ipairs(settings.domains) do attach_domain(space, d[1], d[2]) end
+  use_settings(space, settings)
+  for _, d in ipairs(settings.domains) do attach_domain(space, d[1], d[2], 'none') end
   for _, r in ipairs(settings.reservations) do domain_pend(domain_of(space, r[1]), r[2], 0, now) end
   return { 'armed', '', tostring(now) }
 end
@@ -492,14 +547,15 @@ local function is_back(space)
   return false
 end
 
--- renew | heartbeat-key identity epoch until -> renewed '' now back. back '1': slots that were lost could be granted
--- again, in another epoch. Refused unless armed in exactly that epoch: a renewal that was sent to
--- the process before this one must not bring this one to life [1]. The key is an argument: a process whose slots are
--- moving away goes on answering for those that it has.
+-- renew | heartbeat-key identity epoch until settings -> renewed '' now back. back '1': slots that were lost could be
+-- granted again, in another epoch. Refused unless armed in exactly that epoch: a renewal that was sent to the process
+-- before this one must not bring this one to life [1]. The key is an argument: a process whose slots are moving away
+-- goes on answering for those that it has.
 local function renew(_, args)
   local ns, till = args[1] and match(args[1], '^([%w_.-]+):'), args[4] and whole(args[4])
-  if #args ~= 4 or not ns or not till then
-    return bad('fence_renew', 'expected heartbeat key, identity, epoch and until')
+  local settings = args[5] and arm_settings(args[5])
+  if #args ~= 5 or not ns or not till or not settings then
+    return bad('fence_renew', 'expected heartbeat key, identity, epoch, until and settings')
   end
   local now, space = now_ms(), in_epoch(ns, args[3], false)
   if args[2] ~= identity then return { 'refused', 'another process answers here', tostring(now) } end
@@ -508,6 +564,7 @@ local function renew(_, args)
   local wrote = redis.pcall('SET', args[1], args[3], 'PX', 3600000)   -- proves that this node takes writes
   if wrote.err and not is_elsewhere(wrote) then error(wrote) end
   extend(space.armed, till)
+  use_settings(space, settings)
   return { 'renewed', '', tostring(now), is_back(space) and '1' or '0' }
 end
 
@@ -521,20 +578,20 @@ local function disarm(_, args)
   return { 'disarmed' }
 end
 
--- announce <namespace> <epoch> (<domain> <id>)... -> announced refused | unarmed
+-- announce <namespace> <epoch> (<domain> <id> <publish>)... -> announced refused | unarmed
 -- These attachments are committed; readers may be answered. refused: how many are taken for ended, and stay so.
 local function announce(_, args)
-  if #args < 2 or #args % 2 ~= 0 then return bad('fence_announce', 'expected namespace, epoch and pairs') end
-  for i = 3, #args, 2 do
-    if not is_domain(args[i]) or not whole(args[i + 1]) then
-      return bad('fence_announce', 'malformed domain or id')
+  if #args < 2 or #args % 3 ~= 2 then return bad('fence_announce', 'expected namespace, epoch and triples') end
+  for i = 3, #args, 3 do
+    if not is_domain(args[i]) or not whole(args[i + 1]) or PUBLISH[args[i + 2]] == nil then
+      return bad('fence_announce', 'malformed domain, id or publish')
     end
   end
   local space = in_epoch(args[1], args[2], false)
   if not space then return { 'unarmed' } end
   local refused = 0
-  for i = 3, #args, 2 do
-    if not attach_domain(space, args[i], whole(args[i + 1])) then refused = refused + 1 end
+  for i = 3, #args, 3 do
+    if not attach_domain(space, args[i], whole(args[i + 1]), args[i + 2]) then refused = refused + 1 end
   end
   return { 'announced', tostring(refused) }
 end
@@ -590,16 +647,18 @@ local function reserve_one(space, domain, fence, stamp, observed, w, now, raw)
 end
 
 -- How many arguments an operation of write has, besides its letter
-local WRITE_ARGUMENTS = { r = 3, c = 2, a = 1 }
+local WRITE_ARGUMENTS = { r = 3, c = 2, d = 2, v = 4, a = 1 }
 
 -- Whether the operations are well-formed: exactly one for each key.
 local function are_operations(keys, args)
   local at = #keys + 3
   for _ = 1, #keys do
-    local n = WRITE_ARGUMENTS[args[at]]
+    local op = args[at]
+    local n = WRITE_ARGUMENTS[op]
     if not n or #args < at + n or not is_stamp(args[at + 1]) then return false end
-    if n >= 2 and not version(args[at + n]) then return false end
-    if n == 3 and args[at + 2] ~= '' and not version(args[at + 2]) then return false end
+    if n >= 2 and not version(args[at + 2]) and not (op == 'r' and args[at + 2] == '') then return false end
+    if op == 'r' and not version(args[at + 3]) then return false end
+    if op == 'v' and not whole(args[at + 3]) then return false end
     at = at + n + 1
   end
   return at == #args + 1
@@ -612,6 +671,8 @@ end
 --                        it) or '-' (the lease is over, or was not for this slot). observed is '' unless it is a
 --                        committed version of that very key [2, 2b, 6d].
 --   c stamp w            commit
+--   d stamp w            commit, and there is no row: the value goes
+--   v stamp w ttl_ms payload   commit, and this is the row: the value, which is named like the fence with v for f
 --   a stamp              abort: drops the own reservation and touches nothing else
 local function write(_, args)
   local n = args[1] and whole(args[1])
@@ -638,8 +699,10 @@ local function write(_, args)
     local raw = raws[fence]
     if op == 'a' then
       drop_pending(space, fence, stamp)
-    elseif op == 'c' then
-      raw = commit_one(space, domains[i] or domain_in(space, fence), fence, stamp, args[at + 2], raw)
+    elseif op ~= 'r' then
+      local value = op ~= 'c' and ns .. ':v:' .. sub(fence, #ns + 4) or nil
+      raw = commit_one(space, domains[i] or domain_in(space, fence), fence, stamp, args[at + 2], raw, value,
+                       op == 'v' and args[at + 4] or nil, op == 'v' and whole(args[at + 3]))
     elseif leased then
       local observed = args[at + 2]
       if observed == '' then observed = nil end
@@ -695,25 +758,6 @@ local function commit(keys, args)
   return { 'committed' }
 end
 
--- commit_value <fence> <value> | epoch stamp w payload ttl_ms -> committed | unarmed
--- The same with the new value, which is stored only if w is the fence's version afterwards.
-local function commit_value(keys, args)
-  local ns, name = nil, nil
-  if #keys == 2 then ns, name = parse(keys[1]) end
-  local ttl = args[5] and whole(args[5])
-  if not ns or #args ~= 5 or not is_stamp(args[2]) or not version(args[3]) or not ttl
-    or not names_value_of(keys[2], keys[1], ns .. ':v:' .. name .. ':') then
-    return bad('fence_commit_value', 'expected fence, value, epoch, stamp, version, payload and ttl')
-  end
-  local space = in_epoch(ns, args[1], false)
-  if not space then return { 'unarmed' } end
-  local domain = domain_of(space, name)
-  commit_one(space, domain, keys[1], args[2], args[3], nil, function()
-    store_value(keys[2], domain.token, args[3], args[2], args[4], ttl)
-  end)
-  return { 'committed' }
-end
-
 -- abort <fence>... | epoch stamp -> aborted | unarmed. Drops the own reservations and touches nothing else.
 local function abort(keys, args)
   local ns = common_namespace(keys)
@@ -744,7 +788,7 @@ local function settle(_, args)
     commit_one(space, domain_of(space, name), fence, stamp, args[5], raw)
   else
     redis.call('DEL', fence)
-    drop_pending(space, fence, stamp)
+    end_committed(space, space.domains[name], fence, stamp, '-')
   end
   return { 'settled' }
 end
@@ -813,6 +857,7 @@ local function domain_commit(_, args)
     if d.id and d.id <= d.ended then d.id = nil end
     new_gen(space, d)
     domain_drop(d, args[4])
+    if d.publish then publish(space, d, args[1], args[2], '-', '-', args[4]) end
   end
   return { 'committed' }
 end
@@ -832,10 +877,27 @@ end
 -- Readers
 -- ---------------------------------------------------------------------------------------------------------------
 
--- get <fence> <value> -> hit token version payload | miss token ticket | pending | unarmed
+-- Fill leases. Milliseconds for which another reader has been asked to fill in the value of what the fence says now (a
+-- version, or '-' and a ticket); nil: this reader is it from now on. Kept are those given since the last turn and those
+-- before it, two tables that are thrown away whole, because a Lua table never shrinks: the next turn comes when all of
+-- the older have run out.
+local function busy_ms(space, fence, what)
+  local lease, now = space.armed.fill_ms, now_ms()
+  if lease == 0 then return nil end
+  local fill = space.filling[fence] or space.filled_before[fence]
+  local left = fill and fill.what == what and fill.till - now or 0
+  if left > 0 and left <= lease then return left end
+  if now - space.turned >= lease or now < space.turned then
+    space.filled_before, space.filling, space.turned = space.filling, {}, now
+  end
+  space.filling[fence] = { what = what, till = now + lease }
+end
+
+-- get <fence> <value> -> hit token version payload | miss token ticket [busy ms] | pending | unarmed
+-- busy: another reader is about to put this value; who gets again within that time spares PostgreSQL a read.
 -- Besides, for get_many: the stamp of the transaction that committed the version of a hit, '' if it is not known.
--- read_only: see get_ro.
-local function get(keys, args, read_only)
+-- how: nil, 'read only' (see get_ro), or 'many': who reads several keys neither waits for others nor makes them wait.
+local function get(keys, args, how)
   if #keys ~= 2 or #args ~= 0 then return bad('fence_get', 'expected 2 keys (fence, value) and no argument') end
   local fence = keys[1]
   local r, wrong = reader_route('fence_get', fence, keys[2])
@@ -860,21 +922,23 @@ local function get(keys, args, read_only)
       local at = find(value, '\n', #head, true)
       if at then return { 'hit', token, v, sub(value, at + 1) }, ticket end
     end
-    return { 'miss', token, '' }
-  end
-  if read_only then return { 'miss', token, '' } end
-  if not ticket then
+    ticket = ''
+  elseif how == 'read only' then
+    ticket = ''
+  elseif not ticket then
     tickets = tickets + 1
     ticket = tostring(tickets)
     write_fence(space, fence, domain, '-', ticket)
   end
+  local busy = not how and busy_ms(space, fence, v or '-' .. ticket)
+  if busy then return { 'miss', token, ticket, 'busy', tostring(busy) } end
   return { 'miss', token, ticket }
 end
 
 -- get_ro <fence> <value> -> hit token version payload | miss token '' | pending | unarmed
 -- The same for readers who may not write, not even a ticket: they cannot fill a cache, nor make others trust anything.
 local function get_ro(keys, args)
-  return get(keys, args, true)
+  return get(keys, args, 'read only')
 end
 
 -- The error if one of the keys is no fence or, with values, is not followed by a value of it.
@@ -897,13 +961,23 @@ local function get_many(keys, args)
   if wrong then return wrong end
   local reply, n = {}, 0
   for i = 1, #keys, 2 do
-    local answer, stamp = get({ keys[i], keys[i + 1] }, args)
+    local answer, stamp = get({ keys[i], keys[i + 1] }, args, 'many')
     answer[#answer + 1] = stamp
     reply[n + 1] = tostring(#answer)
     for j, s in ipairs(answer) do reply[n + 1 + j] = s end
     n = n + 1 + #answer
   end
   return reply
+end
+
+-- release <fence> -> released. The reader who was asked to fill the value in found no row, or gives up: whoever waits
+-- need not wait to the end.
+local function release(keys, args)
+  if #keys ~= 1 or #args ~= 0 then return bad('fence_release', 'expected 1 key and no argument') end
+  local r, wrong = reader_route('fence_release', keys[1], nil)
+  if wrong then return wrong end
+  if r then r.space.filling[keys[1]], r.space.filled_before[keys[1]] = nil, nil end
+  return { 'released' }
 end
 
 -- check <fence> | token version -> 1 | 0
@@ -1077,16 +1151,16 @@ register('fence_announce', announce, { 'no-writes' })
 register_keyed('fence_write', write, { 'allow-cross-slot-keys' })
 register_keyed('fence_reserve', reserve)
 register_keyed('fence_commit', commit)
-register_keyed('fence_commit_value', commit_value)
 register('fence_abort', abort, { 'no-writes' })
 register_keyed('fence_settle', settle)
 register_keyed('fence_repair', repair)
 register('fence_domain_reserve', domain_reserve, { 'no-writes' })
-register('fence_domain_commit', domain_commit, { 'no-writes' })
+register_keyed('fence_domain_commit', domain_commit, { 'allow-oom' })
 register('fence_domain_abort', domain_abort, { 'no-writes' })
 register('fence_get', get)
 register_keyed('fence_get_ro', get_ro, { 'no-writes' })
 register_keyed('fence_get_many', get_many)
+register('fence_release', release, { 'no-writes' })
 register_keyed('fence_check', check, { 'no-writes' })
 register_keyed('fence_check_many', check_many, { 'no-writes' })
 register_keyed('fence_peek', peek, { 'no-writes' })

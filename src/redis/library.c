@@ -270,6 +270,14 @@ library_probe_writes(LibraryCall *call, const char *key)
 	return true;
 }
 
+/* The beginning of a JSON object with what the functions go by */
+static void
+append_settings(StringInfo settings)
+{
+	appendStringInfo(settings, "{\"idle_ms\": %lld, \"fill_ms\": %d, \"stream_max\": %d",
+					 (long long) setting_idle_fence_ttl * 1000, setting_fill_lease, setting_stream_limit);
+}
+
 bool
 library_arm(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until,
 			const char *slots, uint32 timeline, List *reservations)
@@ -282,8 +290,8 @@ library_arm(LibraryCall *call, const char *key, const char *identity, const char
 	bool		odd = true;
 
 	initStringInfo(&settings);
-	appendStringInfo(&settings, "{\"idle_ms\": %lld, \"server\": \"%016llx\", \"reservations\": [",
-					 (long long) setting_idle_fence_ttl * 1000, (unsigned long long) fence_shared->nonce);
+	append_settings(&settings);
+	appendStringInfo(&settings, ", \"server\": \"%016llx\", \"reservations\": [", (unsigned long long) fence_shared->nonce);
 	foreach(cell, reservations)
 	{
 		appendStringInfoString(&settings, odd ? (cell == list_head(reservations) ? "[" : ", [") : ", ");
@@ -315,8 +323,13 @@ library_renew(LibraryCall *call, const char *key, const char *identity, const ch
 {
 	redisReply *reply;
 	char		until_text[24];
-	const char *argv[] = {"FCALL", "fence_renew", "0", key, identity, epoch, until_text};
+	StringInfoData settings;
+	const char *argv[] = {"FCALL", "fence_renew", "0", key, identity, epoch, until_text, NULL};
 
+	initStringInfo(&settings);
+	append_settings(&settings);
+	appendStringInfoChar(&settings, '}');
+	argv[7] = settings.data;
 	pg_lltoa(until, until_text);
 	reply = library_call(call, lengthof(argv), argv);
 	*back = reply && element(reply, 3) && strcmp(element(reply, 3), "1") == 0;
@@ -344,7 +357,7 @@ library_announce(LibraryCall *call, const char *epoch, List *domains, int *refus
 	{
 		DomainRef  *domain = lfirst(cell);
 		char		id[24];
-		const char *argv[] = {"FCALL", "fence_announce", "0", setting_namespace, epoch, domain->wire_name, id};
+		const char *argv[] = {"FCALL", "fence_announce", "0", setting_namespace, epoch, domain->wire_name, id, domain->publish};
 		redisReply *reply;
 
 		pg_lltoa(domain->id, id);

@@ -46,7 +46,8 @@ extern bool library_server_version(LibraryCall *call, char *version, size_t size
 
 /*
  * key: of heartbeats, in one of the node's slots. until: milliseconds of the node's clock. slots: as slot_ranges tells.
- * reservations: a List of char *: wire name, stamp, wire name, stamp, ...
+ * reservations: a List of char *: wire name, stamp, wire name, stamp, ... arm and renew carry the settings that the
+ * functions go by, so that a reload takes effect with the next heartbeat.
  */
 extern bool library_arm(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until,
 						const char *slots, uint32 timeline, List *reservations);

@@ -49,7 +49,8 @@ our @EXPORT = qw(
 
 # Settings of the extension that new_postgres takes without their prefix; all others are PostgreSQL's own.
 my %own_setting = map { $_ => 1 } qw(redis_url namespace databases lease clock_margin timeout on_redis_failure
-  patrol_interval patrol_grace audit_rate bulk_threshold idle_fence_ttl tombstone_retention);
+  patrol_interval patrol_grace audit_rate bulk_threshold value_limit fill_lease stream_limit idle_fence_ttl
+  tombstone_retention);
 
 my $nodes_made = 0;
 

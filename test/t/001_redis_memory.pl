@@ -65,7 +65,7 @@ sub gone
 	isnt($hello->[0], $memory->{identity}, "identity changes with $what");
 	is("$hello->[6] " . pending($server), ' ', "... and the process is neither armed nor has it reservations");
 	my $renewed = $server->call('FCALL', 'fence_renew', 0, 'm:heartbeat', $memory->{identity}, $memory->{epoch},
-		$hello->[1] + 3_600_000);
+		$hello->[1] + 3_600_000, '{"idle_ms": 1000}');
 	is($renewed->[0], 'refused', '... and what was meant for the former memory is refused [1]');
 }
 

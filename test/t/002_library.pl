@@ -40,7 +40,7 @@ subtest 'unarmed: nothing is answered or promised' => sub {
 	is(domain('commit', '1.a'), 'unarmed', 'domain_commit');
 	is(domain('abort', '1.a'), 'unarmed', 'domain_abort');
 	is(announce('1.t', 1), 'unarmed', 'announce');
-	is(answer('fence_commit_value', 2, f('k'), v('k'), $epoch, '1.a', 1, 'p', 0), 'unarmed', 'commit_value');
+	is(writes('k', 'v', '1.a', 1, 0, 'p'), 'unarmed', 'write');
 	is(answer('fence_disarm', 0, 'n', 'cluster', 3), 'unarmed', 'disarm');
 	is(fcall('fence_status', 1, f('k'))->[0], 'unarmed', 'status');
 	is(answer('fence_pending', 0, 'n', 0, 10, ''), ' ', 'pending: no epoch');
@@ -194,7 +194,7 @@ subtest 'attachments: announce, end, attach again' => sub {
 	my @u = ('n:f:1.u:{k}', 'n:v:1.u:{k}');
 	is(answer('fence_get', 2, @u), 'unarmed', 'a domain that is not announced is not answered for');
 	is(answer('fence_reserve', 1, $u[0], $epoch, '1.a', '', 1), 'reserved ', '... but may be reserved in');
-	is(answer('fence_announce', 0, 'n', '1-aa', '1.u', 7), 'unarmed', 'an announcement of another epoch is none');
+	is(answer('fence_announce', 0, 'n', '1-aa', '1.u', 7, 'none'), 'unarmed', 'an announcement of another epoch is none');
 	is(announce('1.u', 7), 'announced 0', 'announced');
 	is(answer('fence_get', 2, @u), 'pending', 'and the reservation counts');
 	answer('fence_commit', 1, $u[0], $epoch, '1.a', 1);
@@ -426,7 +426,8 @@ subtest 'peek: what is there, and what is known of it' => sub {
 	reserve('k', '2.a', 6, 7);
 	is($peek->(), "stale $token 5 p5  6", '... and another is on its way');
 	aborts('k', '2.a');
-	answer('fence_commit_value', 2, f('k'), v('k'), $epoch, '3.a', 8, "a\nb", 0);
+	reserve('k', '3.a', 6, 8);
+	writes('k', 'v', '3.a', 8, 0, "a\nb");
 	is($peek->(), "fresh $token 8 a\nb 3.a 8", 'a value that its writer brought, with his stamp');
 	domain('reserve', '4.a');
 	is($peek->(), "pending $token 8 a\nb 3.a 8", 'the domain is reserved');
@@ -584,22 +585,73 @@ subtest '[4] a late commit does not revive a fence' => sub {
 	reserve('k', "$_.a", 6, $_) foreach 7, 8;
 	commit('k', '7.a', 7);
 	is(pendings(), 'k 8.a 8', 'reservations up to the committed version are dropped without a version too');
-	is(answer('fence_commit_value', 2, f('k'), v('k'), $epoch, '8.a', 8, 'p', 0), 'committed', 'with a value');
+	is(writes('k', 'v', '8.a', 8, 0, 'p'), 'written', 'with a value');
 	is($redis->call('EXISTS', v('k'), f('k')), 1, 'stores none (what is there is the old value)');
 	is(get('k') =~ /^miss \S+ \d+$/, 1, 'a miss with a ticket');
 };
 
-subtest 'commit_value' => sub {
+subtest 'a commit with the row: it stays a hit' => sub {
 	fresh();
 	fill('k', 5);
 	my $token = token();
 	reserve('k', '1.a', 5, 6);
-	is(answer('fence_commit_value', 2, f('k'), v('k'), $epoch, '1.a', 6, 'six', 60_000), 'committed', 'committed');
+	is(writes('k', 'v', '1.a', 6, 60_000, 'six'), 'written', 'committed');
 	is(get('k'), "hit $token 6 six", 'the value is served');
 	is($redis->call('GET', v('k')), "$token 6 1.a\nsix", 'with its stamp');
 	cmp_ok($redis->call('PTTL', v('k')), '>', 1000, 'and ttl');
-	is(answer('fence_commit_value', 2, f('k'), v('k'), $epoch, '0.a', 5, 'five', 0), 'committed', 'an older one');
-	is(get('k'), "hit $token 6 six", 'stores nothing');
+	is(writes('k', 'v', '1.a', 6, 0, 'another'), 'written', 'once more: its reservation is over');
+	is(get('k'), "hit $token 6 six", '... stores nothing');
+
+	reserve('k', '2.a', 6, 7);
+	reserve('k', '3.a', 7, 8);
+	is(writes('k', 'v', '3.a', 8, 0, 'eight'), 'written', 'a newer one');
+	is(writes('k', 'v', '2.a', 7, 0, 'seven'), 'written', 'comes before an older one');
+	is(get('k'), "hit $token 8 eight", 'which stores nothing');
+
+	reserve('k', '4.a', 8, 9);
+	is(settle('k', '4.a', 9), 'settled', 'settled by the patrol');
+	is(writes('k', 'v', '4.a', 9, 0, 'nine'), 'written', 'before its own word came');
+	is(get('k'), "miss $token ", '... which stores nothing then');
+
+	# as several words of one message, each sees what the former did
+	is(answer('fence_write', 0, 3, (f('k')) x 3, $epoch, qw(r 5.a 9 10 v 5.a 10 0 ten r 6.a 10 11)), 'written  ',
+		'reserved, committed and reserved again');
+	is(pendings() . version_of('k'), 'k 6.a 1110', 'in that order');
+	aborts('k', '6.a');
+	is(get('k'), "hit $token 10 ten", 'the value is served');
+};
+
+subtest 'a commit without a row: the value goes' => sub {
+	fresh();
+	fill('k', 5);
+	my $token = token();
+	reserve('k', '1.a', 5, 6);
+	is(writes('k', 'd', '1.a', 6), 'written', 'deleted');
+	is(get('k'), "miss $token ", 'a miss');
+	is($redis->call('EXISTS', v('k')), 0, 'whose value takes no memory');
+	put('k', 8);
+	is(writes('k', 'd', '2.a', 7), 'written', 'an older one that comes late');
+	is(get('k'), "hit $token 8 p8", 'takes nothing away');
+};
+
+subtest 'a late commit with a row from before TRUNCATE stores nothing' => sub {
+	foreach my $again ('its reservation was settled', 'its reservation is still there', 'and a fence was restored')
+	{
+		fresh();
+		fill('k', 5);
+		reserve('k', '1.a', 5, 6);
+		domain('reserve', '2.a');
+		domain('commit', '2.a');
+		settle('k', '1.a', '') if $again =~ /settled/;
+		# versions restart: the row that has version 6 now is another one
+		fill('k', 6) if $again =~ /settled/;
+		$redis->call('SET', f('k'), token() . ' 6 ') if $again =~ /restored/;
+		is(writes('k', 'v', '1.a', 6, 0, 'of before'), 'written', "late: $again");
+		unlike(get('k'), qr/of before/, 'is not served');
+		fill('k', 6) unless $again =~ /settled/;
+		like(get('k'), qr/^hit \S+ 6 p6$/, 'the new row is');
+		is(pendings(), '', 'nothing is left over');
+	}
 };
 
 subtest 'abort drops the own reservation only' => sub {
@@ -886,7 +938,7 @@ subtest 'a reader in another database reads the same fences' => sub {
 
 	# writers there
 	$third->call('FCALL', 'fence_reserve', 1, f('k'), $epoch, '2.a', 6, 7);
-	$third->call('FCALL', 'fence_commit_value', 2, f('k'), v('k'), $epoch, '2.a', 7, 'seven', 0);
+	$third->call('FCALL', 'fence_write', 0, 1, f('k'), $epoch, 'v', '2.a', 7, 0, 'seven');
 	is(get('k'), "hit $token 7 seven", 'a writer there');
 	$third->call('FCALL', 'fence_settle', 0, 'n', f('k'), $epoch, '3.a', 8);
 	is(version_of('k'), 8, 'settle there');
@@ -916,6 +968,144 @@ subtest 'a reader in another database reads the same fences' => sub {
 	$replica->call('SELECT', 3);
 	is($replica->call('GET', 'here'), 2, '... and the rest where it belongs');
 	$replica->stop;
+};
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Fill leases
+# ---------------------------------------------------------------------------------------------------------------------
+
+sub with_fill { my ($ms) = @_; return renew(until => $hour, settings => qq({"idle_ms": 3600000, "fill_ms": $ms})); }
+
+subtest 'one reader fills, the others are told so' => sub {
+	fresh();
+	like(get('k'), qr/^miss \S+ \d+$/, 'without fill leases nobody is busy') foreach 1, 2;
+	$redis->call('DEL', f('k'));
+	like(with_fill(60_000), qr/^renewed/, 'a renewal brings the setting');
+	my ($ticket) = get('k') =~ /^miss \S+ (\d+)$/;
+	ok($ticket, 'the first is asked to fill');
+	my ($ms) = get('k') =~ /^miss \S+ $ticket busy (\d+)$/;
+	cmp_ok($ms, '<=', 60_000, 'the second is told for how long, and the same ticket') if ok(defined $ms, 'the second is told');
+	like(get('l'), qr/^miss \S+ \d+$/, 'another key is another matter');
+	is(put('k', 5, ticket => $ticket), 'stored', 'who does not know of busy puts all the same');
+	like(get('k'), qr/^hit/, 'a hit');
+
+	$redis->call('DEL', v('k'));
+	like(get('k'), qr/^miss \S+ $/, 'the value was evicted: the first');
+	like(get('k'), qr/^miss \S+  busy \d+$/, '... and the second; none needs a ticket');
+	is(answer('fence_release', 1, f('k')), 'released', 'the first gives up');
+	like(get('k'), qr/^miss \S+ $/, 'the next one is asked');
+	reserve('k', '1.a', 5, 6);
+	is(get('k'), 'pending', 'pending is no miss');
+	commit('k', '1.a', 6);
+	like(get('k'), qr/^miss \S+ $/, 'a new version is a new matter: nobody waits for the filler of the old one');
+	like(get('k'), qr/ busy /, '... but for its own');
+	domain('reserve', '2.a');
+	domain('commit', '2.a');
+	like(get('k'), qr/^miss \S+ \d+$/, 'so is a new generation');
+	is(answer('fence_release', 1, 'n:f:1.nosuch:{k}'), 'released', 'of nothing known');
+};
+
+subtest 'a filler that dies holds nobody for longer than its lease' => sub {
+	fresh();
+	with_fill(300);
+	like(get('k'), qr/^miss \S+ \d+$/, 'asked');
+	my $before = clock();
+	my ($told) = get('k') =~ / busy (\d+)$/;
+	cmp_ok($told // 1000, '<=', 300, 'told');
+	poll(sub { get('k') !~ /busy/ }, 'the end of the fill lease');
+	cmp_ok(clock() - $before, '>=', $told // 0, 'not before it was over') if defined $told;
+	like(get('k'), qr/ busy /, 'the one who was told nothing then is the next');
+	# what is remembered of fill leases is thrown away with time, not kept per key
+	get("many$_") foreach 1 .. 100;
+	with_fill(0);
+	unlike(get('k'), qr/busy/, 'turned off') foreach 1, 2;
+};
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Events
+# ---------------------------------------------------------------------------------------------------------------------
+
+# One table that publishes so, with some of everything that commits, and what does not.
+sub commit_all_kinds
+{
+	my ($k) = @_;
+
+	fill($k, 1);
+	reserve($k, "$_.e", '', $_) foreach 2 .. 8;
+	commit($k, '2.e', 2);
+	commit($k, '2.e', 2);
+	writes($k, 'v', '3.e', 3, 0, 'row');
+	writes($k, 'd', '4.e', 4);
+	aborts($k, '5.e');
+	settle($k, '6.e', 7);
+	settle($k, '8.e', '');
+	writes($k, 'c', '7.e', 7);
+	domain('reserve', '9.e');
+	domain('commit', '9.e');
+	domain('commit', '9.e');
+	domain('reserve', '10.e');
+	domain('abort', '10.e');
+	return;
+}
+
+my @events = map { my ($w, $by) = /(\S+) (\S+)/; "$w $by" } ('2 2.e', '3 3.e', '4 4.e', '7 6.e', '- 8.e', '7 7.e', '- 9.e');
+
+subtest 'events: pubsub' => sub {
+	fresh('unarmed');
+	arm();
+	announce('1.t', 1, 'pubsub');
+	my $listener = $redis->connect;
+	$listener->call('SUBSCRIBE', 'n:e:1.t');
+	commit_all_kinds('k');
+	my @is = map { $listener->reply->[2] } @events;
+	is(join("\n", @is), join("\n", map { '1.t ' . (/ 9/ ? '-' : f('k')) . " $_" } @events), 'each commit once, no abort');
+	ok(!$listener->has_reply, 'and no more');
+	announce('1.t', 2, 'none');
+	fill('k', 8);
+	reserve('k', '20.e', 8, 9);
+	commit('k', '20.e', 9);
+	ok(!$listener->has_reply, 'attached again without: none');
+};
+
+subtest 'events: stream' => sub {
+	fresh('unarmed');
+	arm(settings => '{"idle_ms": 3600000, "stream_max": 20}');
+	announce('1.t', 1, 'stream');
+	commit_all_kinds('k');
+	my @is = map { my %e = @{ $_->[1] }; "$e{domain} $e{fence} $e{version} $e{stamp}" } @{ $redis->call('XRANGE', 'n:e:1.t', '-', '+') };
+	is(join("\n", @is), join("\n", map { '1.t ' . (/ 9/ ? '-' : f('k')) . " $_" } @events), 'each commit once, no abort');
+	cmp_ok($redis->call('PTTL', 'n:e:1.t'), '>', 1000, 'a stream that nothing is added to goes');
+	foreach my $w (1 .. 2000)
+	{
+		reserve('l', "$w.l", '', $w);
+		commit('l', "$w.l", $w);
+	}
+	cmp_ok($redis->call('XLEN', 'n:e:1.t'), '<', 500, 'its length is limited');
+	$redis->call('SET', 'n:e:1.t', 'no stream');
+	reserve('l', '1.m', '', 3000);
+	is(commit('l', '1.m', 3000), 'committed', 'an event that cannot be written stops nothing');
+};
+
+subtest 'events in a cluster: to the slot of the fence' => sub {
+	my $cluster = FenceTest::Redis->start(config => [ 'cluster-enabled yes', 'cluster-require-full-coverage no' ]);
+	local $FenceTest::Library::redis = $cluster;
+	$cluster->call('CLUSTER', 'ADDSLOTSRANGE', 0, 16383);
+	poll(sub { $cluster->call('CLUSTER', 'INFO') =~ /cluster_state:ok/ }, 'the cluster');
+	fresh('unarmed');
+	arm();
+	announce('1.t', 1, 'pubsub');
+	my $listener = $cluster->connect;
+	$listener->call('SSUBSCRIBE', 'n:e:1.t:{k}');
+	my $wide = $cluster->connect;
+	$wide->call('SUBSCRIBE', 'n:e:1.t');
+	fill('k', 1);
+	reserve('k', '2.e', '', 2);
+	commit('k', '2.e', 2);
+	is($listener->reply->[2], '1.t ' . f('k') . ' 2 2.e', 'rows: sharded, in the channel of their tag');
+	domain('reserve', '3.e');
+	domain('commit', '3.e');
+	is($wide->reply->[2], '1.t - - 3.e', 'the whole domain: to everybody');
+	$cluster->stop;
 };
 
 # Many reservations at once: the table that held them is made anew when most are gone, and every call is as fast as before.

@@ -38,7 +38,8 @@ my %hostile = (
 	H => [ '', 'g', "a\n", '0' x 17, $long ],
 	J => [
 		'', '{', 'null', '1', '"x"', '[]', '{}', '{"idle_ms": 0}', '{"idle_ms": "x"}', '{"idle_ms": null}',
-		'{"idle_ms": 1e300}',
+		'{"idle_ms": 1e300}', '{"idle_ms": 1000, "fill_ms": -1}', '{"idle_ms": 1000, "fill_ms": "x"}',
+		'{"idle_ms": 1000, "stream_max": 0}', '{"idle_ms": 1000, "stream_max": []}',
 		'{"idle_ms": 1000, "domains": 1}', '{"idle_ms": 1000, "domains": null}', '{"idle_ms": 1000, "domains": [1]}',
 		'{"idle_ms": 1000, "domains": [["1.u", 1], ["1.x"]]}', '{"idle_ms": 1000, "domains": [[null, 1]]}',
 		'{"idle_ms": 1000, "domains": [["1.u", "x"]]}', '{"idle_ms": 1000, "domains": [["a:b", 1]]}',
@@ -48,6 +49,7 @@ my %hostile = (
 	X => [ '', 'x', 'rr', 'R', "\0", $long ],        # operation
 	C => [ @no_number, '1', '2', '4', '1001', '1' x 16 ],    # how many fences follow
 	L => [ ' ', 'x', '-', ',', '-1', '1-', '2-1', '0-16384', '16384', '1-2-3', '0--1', '1' x 20 ],    # slots
+	P => [ '', 'x', 'None', "none\0", $long ],       # how to publish
 	# these are answered, but not obeyed
 	e => [ '', 'x', '1-zz', '0-0', "\0", $long ],    # epoch: unarmed
 	t => [ '', 'x', "\0", '1.0', $long ],            # token: refused, or 0
@@ -82,14 +84,16 @@ sub templates
 			X => 'c', S => '1.a', W => 8, X => 'a', S => '1.a' ],
 		[ fence_abort    => 1, F => f('p'), e => $epoch, s => '1.a' ],
 		[ fence_commit   => 1, F => f('k'), e => $epoch, S => '1.a', W => 8 ],
-		[ fence_commit_value => 2, F => f('k'), V => v('k'), e => $epoch, S => '1.a', W => 9, '' => 'payload', M => 0 ],
+		[ fence_write    => 0, C => 2, F => f('k'), F => f('q'), e => $epoch, X => 'v', S => '1.a', W => 9, M => 0, '' => 'payload',
+			X => 'd', S => '1.a', W => 5 ],
 		[ fence_settle   => 0, N => 'n', F => f('k'), e => $epoch, S => '1.a', O => 10 ],
 		[ fence_repair   => 1, F => f('q'), e => $epoch, W => 5, O => 11 ],
 		[ fence_domain_reserve => 0, '' => 'n', D => '1.t', e => $epoch, S => '9.a', Z => '' ],
 		[ fence_domain_abort   => 0, '' => 'n', D => '1.t', e => $epoch, s => '2.a' ],
 		[ fence_domain_commit  => 0, '' => 'n', D => '1.t', e => $epoch, s => '2.a' ],
-		[ fence_announce => 0, '' => 'n', e => $epoch, D => '1.t', M => 3 ],
-		[ fence_renew    => 0, '' => 'n:heartbeat', i => $identity, e => $epoch, M => $till ],
+		[ fence_announce => 0, '' => 'n', e => $epoch, D => '1.t', M => 3, P => 'stream' ],
+		[ fence_release  => 1, F => f('l') ],
+		[ fence_renew    => 0, '' => 'n:heartbeat', i => $identity, e => $epoch, M => $till, J => '{"idle_ms": 1000}' ],
 		[ fence_arm      => 1, '' => 'n:heartbeat', i => $identity, E => next_epoch(), M => $till, L => '0-16383',
 			'' => 'cluster', M => 3, J => '{"idle_ms": 1000}' ],
 		[ fence_disarm   => 0, '' => 'n', '' => 'cluster', M => 3 ]);
@@ -191,7 +195,8 @@ subtest 'hostile arguments change nothing' => sub {
 };
 
 subtest 'the same calls with right arguments do change something' => sub {
-	my %reads = map { $_ => 1 } qw(fence_hello fence_status fence_pending fence_check fence_check_many fence_peek fence_get_ro);
+	my %reads = map { $_ => 1 }
+	  qw(fence_hello fence_status fence_pending fence_check fence_check_many fence_peek fence_get_ro fence_release);
 	furnish();
 	my $n = () = templates();
 	foreach my $i (0 .. $n - 1)
@@ -214,7 +219,7 @@ subtest 'other ways to call' => sub {
 	foreach my $template (templates())
 	{
 		my ($function, $nkeys, @typed) = @$template;
-		next if $function =~ /hello|status|pending|check|peek|get_ro|disarm|announce|abort|domain/;
+		next if $function =~ /hello|status|pending|check|peek|get_ro|release|disarm|announce|abort|domain/;
 		my @words = ($function, $nkeys, @typed[ grep { $_ % 2 == 1 } 0 .. $#typed ]);
 		like($redis->error_of('FCALL_RO', @words), qr/write flag/, "FCALL_RO $function");
 		like($redis->error_of('EVAL', 'return redis.call("FCALL", unpack(ARGV))', 0, @words),
@@ -288,11 +293,11 @@ sub fails_cleanly
 	  [ reserve => refuses('fence_reserve', 1, f('k'), $epoch, '9.a', 5, 7) ],
 	  [ write => refuses('fence_write', 0, 2, f('k'), f('k'), $epoch, qw(r 9.a 5 7 c 1.a 6)) ],
 	  [ commit => refuses('fence_commit', 1, f('k'), $epoch, '1.a', 6) ],
-	  [ commit_value => refuses('fence_commit_value', 2, f('k'), v('k'), $epoch, '1.a', 6, 'p', 0) ],
+	  [ 'write a value' => refuses('fence_write', 0, 1, f('k'), $epoch, qw(v 1.a 6 0 p)) ],
 	  [ settle => refuses('fence_settle', 0, 'n', f('k'), $epoch, '1.a', 6) ],
 	  [ 'settle without u' => refuses('fence_settle', 0, 'n', f('k'), $epoch, '1.a', '') ],
 	  [ repair => refuses('fence_repair', 1, f('k'), $epoch, 5, 6) ],
-	  [ renew => refuses('fence_renew', 0, 'n:heartbeat', $identity, $epoch, clock() + 2 * $hour) ],
+	  [ renew => refuses('fence_renew', 0, 'n:heartbeat', $identity, $epoch, clock() + 2 * $hour, '{"idle_ms": 1}') ],
 	  [ arm => refuses('fence_arm', 1, 'n:heartbeat', $identity, next_epoch(), clock() + 2 * $hour, '', 'cluster', 3,
 			'{"idle_ms": 1}') ];
 	is(snapshot(), $before, 'nothing changed: no reservation was dropped, none is left over');
@@ -388,11 +393,9 @@ subtest 'a user who may not use every command: failing in the middle' => sub {
 		[ 'resetkeys', '~n:f:*' ],
 		sub {
 			my ($try) = @_;
-			# declared keys are checked by FCALL itself
-			my $before = snapshot();
-			like($try->('fence_commit_value', 2, f('k'), v('k'), $epoch, '1.a', 6, 'p', 0), $denied,
-				'commit_value without the right to the value');
-			is(snapshot(), $before, 'nothing changed');
+			like($try->('fence_write', 0, 1, f('k'), $epoch, qw(v 1.a 6 0 p)), qr/$denied|can't access/, 'a value without the right to it');
+			is(pendings(), 'k 1.a 6, p 1.a 2', 'no reservation was dropped');
+			is(version_of('k'), 6, 'the fence was written before: a miss from now on');
 		});
 	$redis->call('ACL', 'DELUSER', 'limited');
 };

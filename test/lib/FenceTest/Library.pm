@@ -15,7 +15,7 @@ use FenceTest::Redis;
 our @EXPORT = qw(
   $redis $hour $identity $epoch
   fcall answer refuses f v hello clock until_of arm renew next_epoch fresh get token check put fill
-  reserve commit aborts settle repair domain announce pendings version_of snapshot
+  reserve commit aborts writes settle repair domain announce pendings version_of snapshot
 );
 
 our $redis = FenceTest::Redis->start;
@@ -55,7 +55,7 @@ sub renew
 	my (%with) = @_;
 
 	return answer('fence_renew', 0, ($with{ns} // 'n') . ':heartbeat', $with{identity} // $identity,
-		$with{epoch} // $epoch, $with{at} // clock() + $with{until});
+		$with{epoch} // $epoch, $with{at} // clock() + $with{until}, $with{settings} // '{"idle_ms": 3600000}');
 }
 
 sub next_epoch { return sprintf '%d-%016x', ++$number, $number * 77; }
@@ -102,6 +102,8 @@ sub reserve
 
 sub commit { my ($k, $stamp, $w) = @_; return answer('fence_commit', 1, f($k), $epoch, $stamp, $w); }
 sub aborts { my ($k, $stamp) = @_; return answer('fence_abort', 1, f($k), $epoch, $stamp); }
+# One operation: writes('k', 'v', stamp, w, ttl_ms, payload).
+sub writes { my ($k, @operation) = @_; return answer('fence_write', 0, 1, f($k), $epoch, @operation); }
 sub settle { my ($k, $stamp, $u) = @_; return answer('fence_settle', 0, 'n', f($k), $epoch, $stamp, $u); }
 sub repair { my ($k, $seen, $u) = @_; return answer('fence_repair', 1, f($k), $epoch, $seen, $u); }
 
@@ -112,7 +114,7 @@ sub domain
 	push @args, '' if $what eq 'reserve' && @args == 1;
 	return answer("fence_domain_$what", 0, 'n', '1.t', $epoch, @args);
 }
-sub announce { return answer('fence_announce', 0, 'n', $epoch, @_); }
+sub announce { my ($name, $id, $publish) = @_; return answer('fence_announce', 0, 'n', $epoch, $name, $id, $publish // 'none'); }
 
 # All reservations: "name stamp w", sorted.
 sub pendings

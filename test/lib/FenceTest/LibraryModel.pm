@@ -4,14 +4,14 @@
 #
 # A model holds what the keys of the test and the memory of the process should be. run(words) applies a command and
 # returns the reply it should have: an array, a number, or for what only the server can choose NEW_TICKET and the fence in
-# its place (learn_ticket then tells it). Tokens too are the server's choice: unknown_tokens names the domains whose token has to
+# its place (learn_ticket then tells it), or SOME_MS. Tokens too are the server's choice: unknown_tokens names the domains whose token has to
 # be asked for, learn_token tells it and objects to one that was in use before.
 package FenceTest::LibraryModel;
 
 use strict;
 use warnings;
 
-use constant NEW_TICKET => '<a new ticket>';
+use constant { NEW_TICKET => '<a new ticket>', SOME_MS => '<milliseconds>' };
 
 sub new
 {
@@ -98,6 +98,7 @@ sub learn_ticket
 
 	return "ticket '$ticket' is not new" if $ticket eq '' || $self->{used}{"$token $ticket"}++;
 	$self->{keys}{$fence} = "$token - $ticket";
+	$self->_busy($self->{spaces}{ _namespace($fence) }, $fence, "ticket $ticket") if delete $self->{asked}{$fence};
 	return;
 }
 
@@ -175,6 +176,18 @@ sub _fence
 	return $v eq '-' ? ('ticket', $rest) : ('version', $v);
 }
 
+# Whether another reader has been asked to put the value of what the fence says; if not, this one is from now on. Fill
+# leases are without end in these tests, or there are none.
+sub _busy
+{
+	my ($self, $space, $fence, $what) = @_;
+
+	return unless $space->{fill_ms};
+	return 1 if ($space->{filling}{$fence} // '') eq $what;
+	$space->{filling}{$fence} = $what;
+	return;
+}
+
 sub _set
 {
 	my ($self, $fence, $domain, $v, $stamp) = @_;
@@ -219,9 +232,10 @@ sub fence_arm
 	{
 		$space = $self->{spaces}{$ns} = {
 			owner => $owner, timeline => $timeline, epoch => $epoch, number => $number, until => $until,
-			pending => {}, domains => {}
+			pending => {}, domains => {}, filling => {}
 		};
 	}
+	($space->{fill_ms}) = $settings =~ /"fill_ms": (\d+)/;
 	my ($domains) = $settings =~ /"domains": \[(.*?\]|)\]/;
 	my ($carried) = $settings =~ /"reservations": \[(.*?\]|)\]/;
 	$self->_attach($space, $1, $2) while $domains =~ /\["(.*?)", (\d+)\]/g;
@@ -243,12 +257,13 @@ sub _attach
 sub fence_renew
 {
 	my ($self, undef, $args) = @_;
-	my ($key, $identity, $epoch, $until) = @$args;
+	my ($key, $identity, $epoch, $until, $settings) = @$args;
 	my ($ns) = $key =~ /^(.*?):/;
 	my $space = $self->_in_epoch($ns, $epoch);
 
 	return ['refused'] if !$space || $identity ne $self->{identity} || $until <= 1;
 	$space->{until} = $until if $until > $space->{until};
+	($space->{fill_ms}) = $settings =~ /"fill_ms": (\d+)/;
 	return ['renewed'];
 }
 
@@ -277,29 +292,43 @@ sub fence_announce
 # Readers
 # ---------------------------------------------------------------------------------------------------------------------
 
+# how: '' (or none), 'read only' for fence_get_ro, 'many' for fence_get_many.
 sub fence_get
 {
-	my ($self, $keys) = @_;
+	my ($self, $keys, undef, $how) = @_;
 	my ($fence, $value) = @$keys;
 	my ($space, $domain) = $self->_answers($fence) or return ['unarmed'];
 
+	$how //= '';
 	return ['pending'] if $space->{pending}{$fence} || %{ $domain->{pending} };
 	my $token = $self->{token}{ $domain->{gen} };
 	my ($kind, $what) = $self->_fence($fence, $domain);
-	return [ 'miss', $token, $what ] if $kind eq 'ticket';
-	return [ 'miss', $token, NEW_TICKET . " $fence" ] if $kind ne 'version';
 	my ($head, $payload) = split /\n/, $self->{keys}{$value} // '', 2;
-	return [ 'hit', $token, $what, $payload ] if defined $payload && $head =~ /^\Q$token $what \E/;
-	return [ 'miss', $token, '' ];
+	return [ 'hit', $token, $what, $payload ] if $kind eq 'version' && defined $payload && $head =~ /^\Q$token $what \E/;
+	return [ 'miss', $token, '' ] if $how eq 'read only';
+	if ($kind ne 'ticket' && $kind ne 'version')
+	{
+		$self->{asked}{$fence} = $how eq '';
+		return [ 'miss', $token, NEW_TICKET . " $fence" ];
+	}
+	my @busy = $how eq '' && $self->_busy($space, $fence, "$kind $what") ? ('busy', SOME_MS) : ();
+	return [ 'miss', $token, $kind eq 'ticket' ? $what : '', @busy ];
+}
+
+sub fence_release
+{
+	my ($self, $keys) = @_;
+	my $space = $self->{spaces}{ _namespace($keys->[0]) };
+
+	delete $space->{filling}{ $keys->[0] } if $space;
+	return ['released'];
 }
 
 sub fence_get_ro
 {
 	my ($self, $keys) = @_;
-	my $answer = $self->fence_get($keys);
 
-	$answer->[2] = '' if $answer->[0] eq 'miss';
-	return $answer;
+	return $self->fence_get($keys, [], 'read only');
 }
 
 # The answers of fence_get in turn, each behind its length; of a hit with the stamp.
@@ -311,7 +340,7 @@ sub fence_get_many
 
 	while (my ($fence, $value) = splice @pairs, 0, 2)
 	{
-		my @answer = @{ $self->fence_get([ $fence, $value ]) };
+		my @answer = @{ $self->fence_get([ $fence, $value ], [], 'many') };
 		push @answer, (split / /, $self->{keys}{$fence}, 3)[2] if $answer[0] eq 'hit';
 		push @reply, scalar @answer, @answer;
 	}
@@ -404,30 +433,24 @@ sub fence_reserve
 	return \@reply;
 }
 
-# Returns whether w is now the version of the fence, and the token.
+# what: nothing is said of the value ('c'), there is none ('d'), this is it ('v').
 sub _commit
 {
-	my ($self, $space, $fence, $stamp, $w) = @_;
+	my ($self, $space, $fence, $stamp, $w, $what, $payload) = @_;
 	my $domain = $self->_domain($space, (_parse($fence))[1]);
 	my $own = _drop_own($space, $fence, $stamp);
+	my $proves = $own && $own->{gen} == $domain->{gen};
 	my ($kind, $v) = $self->_fence($fence, $domain);
-	my $is_new = 0;
+	my $is_newest = $kind ne 'version' || $w >= $v;
+	my $value = $fence =~ s/:f:/:v:/r;
 
-	if ($kind eq 'version')
-	{
-		$self->_set($fence, $domain, $v = $w, $own && $own->{w} == $w ? $stamp : '') if $w > $v;
-		$is_new = $v == $w;
-	}
-	else
-	{
-		delete $self->{keys}{$fence};
-	}
-	if ($own && $own->{gen} != $domain->{gen})
-	{
-		delete $self->{keys}{$fence};
-		$is_new = 0;
-	}
-	return ($is_new, $self->{token}{ $domain->{gen} });
+	$self->_set($fence, $domain, $w, $own && $own->{w} == $w ? $stamp : '') if $kind eq 'version' && $w > $v;
+	delete $self->{keys}{$fence} if $kind ne 'version' || $own && !$proves;
+	return unless $is_newest;
+	delete $self->{keys}{$value} if $what eq 'd';
+	$self->{keys}{$value} = "$self->{token}{ $domain->{gen} } $w $stamp\n$payload"
+	  if $what eq 'v' && $kind eq 'version' && $proves;
+	return;
 }
 
 sub fence_commit
@@ -436,7 +459,7 @@ sub fence_commit
 	my ($epoch, $stamp, @versions) = @$args;
 	my $space = $self->_in_epoch(_namespace($keys->[0]), $epoch) // return ['unarmed'];
 
-	$self->_commit($space, $_, $stamp, shift @versions) foreach @$keys;
+	$self->_commit($space, $_, $stamp, shift @versions, 'c') foreach @$keys;
 	return ['committed'];
 }
 
@@ -454,7 +477,12 @@ sub fence_write
 	{
 		my ($op, $stamp) = splice @rest, 0, 2;
 		if ($op eq 'a') { $self->fence_abort([$fence], [ $epoch, $stamp ]); }
-		elsif ($op eq 'c') { $self->fence_commit([$fence], [ $epoch, $stamp, shift @rest ]); }
+		elsif ($op =~ /[cd]/) { $self->_commit($space, $fence, $stamp, shift @rest, $op); }
+		elsif ($op eq 'v')
+		{
+			my ($w, undef, $payload) = splice @rest, 0, 3;
+			$self->_commit($space, $fence, $stamp, $w, $op, $payload);
+		}
 		else
 		{
 			my $answer = $self->fence_reserve([$fence], [ $epoch, $stamp, splice @rest, 0, 2 ]);
@@ -462,18 +490,6 @@ sub fence_write
 		}
 	}
 	return \@reply;
-}
-
-sub fence_commit_value
-{
-	my ($self, $keys, $args) = @_;
-	my ($fence, $value) = @$keys;
-	my ($epoch, $stamp, $w, $payload) = @$args;
-	my $space = $self->_in_epoch(_namespace($fence), $epoch) // return ['unarmed'];
-	my ($is_new, $token) = $self->_commit($space, $fence, $stamp, $w);
-
-	$self->{keys}{$value} = "$token $w $stamp\n$payload" if $is_new;
-	return ['committed'];
 }
 
 sub fence_abort
@@ -494,7 +510,7 @@ sub fence_settle
 
 	if ($u ne '')
 	{
-		$self->_commit($space, $fence, $stamp, $u);
+		$self->_commit($space, $fence, $stamp, $u, 'c');
 	}
 	else
 	{
