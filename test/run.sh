@@ -143,13 +143,9 @@ history_chosen() {
 	done
 }
 
-# The one against a cluster is run only if it is asked for by its name.
 clients_chosen() {
 	for name in $(chosen test/clients .py); do
-		case $name in
-		test_cluster) [ -z "$patterns" ] || printf '%s ' "$name" ;;
-		test_*) printf '%s ' "$name" ;;
-		esac
+		case $name in test_*) printf '%s ' "$name" ;; esac
 	done
 }
 
