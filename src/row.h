@@ -16,8 +16,8 @@
 extern int64 row_current_version(const Domain *domain, const char *key, bool *is_row);
 
 /*
- * The row (of a group: the array of its rows, perhaps empty) as jsonb (to_jsonb semantics, the domain's columns only) with its version, in the given snapshot; false if
- * there is none.
+ * The row (of a group: the array of its rows, perhaps empty) as jsonb (to_jsonb semantics, the domain's columns only)
+ * with its version, in the given snapshot; false if there is none.
  */
 extern bool row_as_jsonb(const Domain *domain, const char *key, Snapshot snapshot, Datum *jsonb, int64 *version);
 
