@@ -49,7 +49,8 @@ parse_arguments "$@"
 if [ -z "$base" ]; then
 	begin_outside
 	# shellcheck disable=SC2086
-	install_packages $history_packages lua5.1 lua-check libipc-run-perl sysbench spin libssl-dev openssl
+	install_packages $history_packages lua5.1 lua-check libipc-run-perl sysbench spin libssl-dev openssl shellcheck pyflakes3 \
+		python3-editorconfig
 	run_inside run.sh "$@"
 	exit $?
 fi
