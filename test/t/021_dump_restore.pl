@@ -66,7 +66,7 @@ SELECT tgrelid::regclass, tgname, tgenabled, tgfoid::regproc, tgparentid = 0 FRO
  WHERE tgname ~ '^zzz_pgcache_fence' ORDER BY tgrelid::regclass::text, tgname;
 -- what the triggers rest on, and the triggers on each other: not to be found in a dump
 SELECT d.classid::regclass, pg_describe_object(d.classid, d.objid, d.objsubid), d.deptype,
-       pg_describe_object(d.refclassid, d.refobjid, d.refobjsubid)
+	   pg_describe_object(d.refclassid, d.refobjid, d.refobjsubid)
   FROM pg_depend d LEFT JOIN pg_trigger t ON d.classid = 'pg_trigger'::regclass AND t.oid = d.objid
  WHERE t.tgname ~ '^zzz_pgcache_fence' ORDER BY 2, 3, 4;
 SELECT d.name, t.key, t.version, t.removed_at FROM fence.tombstone t JOIN fence.domain d ON d.id = t.domain_id ORDER BY 1, 2;
@@ -97,7 +97,7 @@ CREATE TABLE plain (id int PRIMARY KEY, name text DEFAULT 'x', version bigint NO
 CREATE TABLE early.first (id int NOT NULL, name text, version smallint NOT NULL DEFAULT 0);
 CREATE UNIQUE INDEX ON early.first (id);
 CREATE TABLE "Größe"."Räume {x}" ("Schlüssel" text COLLATE "C", n int, name text, "Vérsion" int NOT NULL DEFAULT 0,
-    gone int, PRIMARY KEY (n, "Schlüssel"));
+	gone int, PRIMARY KEY (n, "Schlüssel"));
 ALTER TABLE "Größe"."Räume {x}" DROP gone;
 CREATE TABLE hand (id int PRIMARY KEY, name text);
 CREATE TABLE members (id int PRIMARY KEY, room int, name text);
@@ -112,9 +112,9 @@ INSERT INTO hand SELECT g, 'x' FROM generate_series(1, 9) g;
 INSERT INTO members SELECT g, g % 3, 'x' FROM generate_series(1, 9) g;
 INSERT INTO "Größe"."Räume {x}" VALUES ('ä{}:%,', 1, 'x', 5), (E'b\n\t\\', 2, 'x', 5), ('', 3, 'x', 5);
 SELECT fence.attach('plain', on_redis_failure => 'error', ttl => '1 day'), fence.attach('early.first', key => '{id}'),
-    fence.attach('parts'), fence.attach('hand', scope => 'manual'), fence.attach(NULL, domain => 'no table', scope => 'manual'),
-    fence.attach('members', scope => 'group', key => '{room}'),
-    fence.attach('"Größe"."Räume {x}"', version => 'Vérsion', tag => 'room/{n}', columns => '{n,name,Schlüssel}');
+	fence.attach('parts'), fence.attach('hand', scope => 'manual'), fence.attach(NULL, domain => 'no table', scope => 'manual'),
+	fence.attach('members', scope => 'group', key => '{room}'),
+	fence.attach('"Größe"."Räume {x}"', version => 'Vérsion', tag => 'room/{n}', columns => '{n,name,Schlüssel}');
 CREATE FUNCTION "Größe"."wie viele"(n int, "Schlüssel" text) RETURNS text STABLE LANGUAGE sql RETURN "Schlüssel" || n;
 SELECT fence.define_derived('derived {x}', '{plain($1),"Größe.Räume {x}($1,$2)"}', '"Größe"."wie viele"(int, text)', '1 hour');
 DELETE FROM plain WHERE id = 1;
