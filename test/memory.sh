@@ -21,7 +21,7 @@ usage() {
 	  FENCE_BUILDS         a directory in which built servers are kept and found again; the run's user must own it
 	  FENCE_SOURCE         an unpacked source of PostgreSQL, instead of the source package
 	  FENCE_TRANSACTIONS   for leaks (1000000)
-	  FENCE_RECONNECTS     for leaks, of each of four processes (25000)
+	  FENCE_RECONNECTS     for leaks, in each of five ways (20000)
 	TEXT
 }
 
@@ -137,7 +137,7 @@ run_leaks() {
 	unset FENCE_PG_CONFIG
 	begin_inside "$base"
 	build || exit 1
-	FENCE_TRANSACTIONS=${FENCE_TRANSACTIONS:-1000000} FENCE_RECONNECTS=${FENCE_RECONNECTS:-25000} TEMP_CONFIG=$base/place.conf \
+	FENCE_TRANSACTIONS=${FENCE_TRANSACTIONS:-1000000} FENCE_RECONNECTS=${FENCE_RECONNECTS:-20000} TEMP_CONFIG=$base/place.conf \
 		make -s installcheck REGRESS= ISOLATION= PROVE_TESTS=test/t/040_memory.pl PROVE_FLAGS='-v --nocolor' >"$base/leaks.log" 2>&1
 	status=$?
 	grep -vE '^(\+\+\+|make)' "$base/leaks.log"
