@@ -288,13 +288,14 @@ sub connections_of
 # Cuts the process's connection again and again; use makes it connect, perhaps only the next time.
 sub reconnect
 {
-	my ($name, $use) = @_;
+	my ($name, $way, $use) = @_;
+	my $title = "reconnects of the $name, $way";
 	my %others;
 
 	$use->();
 	%others = map { $_ => 1 } values %{ connections() };
 	delete @others{ connections_of($process{$name}) };
-	steady("reconnects of the $name", $reconnects, sub {
+	steady($title, $reconnects, sub {
 		foreach (1 .. $_[0])
 		{
 			my $id = soon(sub {
@@ -307,7 +308,7 @@ sub reconnect
 			$use->();
 		}
 	});
-	same_processes("reconnects of the $name");
+	same_processes($title);
 	return;
 }
 
@@ -337,10 +338,11 @@ foreach my $name (qw(courier keeper patrol))
 steady('transactions', $transactions, \&transact);
 same_processes('transactions');
 
-reconnect('backend', sub { ask("SELECT fence.get('item', '1')") });
-reconnect('courier', sub { ask("UPDATE item SET name = 'again' WHERE id = 1") });
-reconnect('keeper', sub { my $before = lease_end(); wake('keeper'); soon(sub { lease_end() > $before + 0.0001 }, 'a renewal'); });
-reconnect('patrol', sub { wake('patrol') });
+reconnect('backend', 'which reads', sub { ask("SELECT fence.get('item', '1')") });
+reconnect('backend', 'which writes', sub { ask("UPDATE item SET name = 'again' WHERE id = 1") });
+reconnect('courier', 'which ends reservations', sub { ask("UPDATE item SET name = 'again' WHERE id = 1") });
+reconnect('keeper', 'which renews', sub { my $before = lease_end(); wake('keeper'); soon(sub { lease_end() > $before + 0.0001 }, 'a renewal'); });
+reconnect('patrol', 'which lists', sub { wake('patrol') });
 
 close $to_psql;
 waitpid $psql, 0;
