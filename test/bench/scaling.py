@@ -98,14 +98,14 @@ def fences(server, count):
 WRITE_ON = """
 CREATE PROCEDURE write_on(seconds float8, INOUT n bigint) LANGUAGE plpgsql AS $$
 DECLARE
-	until timestamptz := clock_timestamp() + seconds * interval '1 s';
+    until timestamptz := clock_timestamp() + seconds * interval '1 s';
 BEGIN
-	n := 0;
-	WHILE clock_timestamp() < until LOOP
-		UPDATE account SET n = account.n + 1 WHERE id = 1 + (random() * 9999)::int;
-		COMMIT;
-		n := n + 1;
-	END LOOP;
+    n := 0;
+    WHILE clock_timestamp() < until LOOP
+        UPDATE account SET n = account.n + 1 WHERE id = 1 + (random() * 9999)::int;
+        COMMIT;
+        n := n + 1;
+    END LOOP;
 END $$"""
 
 

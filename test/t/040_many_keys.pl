@@ -29,7 +29,7 @@ CREATE TABLE part (id int PRIMARY KEY, n int NOT NULL DEFAULT 0, version bigint 
 INSERT INTO part SELECT g FROM generate_series(1, 300) g;
 SELECT fence.attach('part');
 CREATE FUNCTION names(first int, last int) RETURNS text[] LANGUAGE sql
-    RETURN fence.fence_keys('part', (SELECT array_agg(g::text) FROM generate_series(first, last) g));
+	RETURN fence.fence_keys('part', (SELECT array_agg(g::text) FROM generate_series(first, last) g));
 SQL
 poll(sub { $sql->run("SELECT status FROM fence.get('part', '1')") ne 'unarmed' }, 'the announcement');
 
@@ -77,19 +77,19 @@ subtest 'a backend that is stopped between its calls' => sub {
 	$reader->run(<<'SQL');
 CREATE PROCEDURE read_on(OUT sets int, OUT torn int, OUT cached int) LANGUAGE plpgsql AS $$
 DECLARE
-    found record;
-    fences text[] := names(1, 300);
+	found record;
+	fences text[] := names(1, 300);
 BEGIN
-    sets := 0; torn := 0; cached := 0;
-    WHILE NOT EXISTS (SELECT FROM stop) LOOP
-        SELECT count(DISTINCT value->'n') FILTER (WHERE value->>'id' IN ('1', '300')) AS different, min(source) AS source
-          INTO found FROM fence.read_many(fences, 0);
-        sets := sets + 1;
-        torn := torn + (found.different <> 1)::int;
-        cached := cached + (found.source = 'cache')::int;
-        PERFORM nextval('cached') WHERE found.source = 'cache';
-        COMMIT;
-    END LOOP;
+	sets := 0; torn := 0; cached := 0;
+	WHILE NOT EXISTS (SELECT FROM stop) LOOP
+		SELECT count(DISTINCT value->'n') FILTER (WHERE value->>'id' IN ('1', '300')) AS different, min(source) AS source
+		  INTO found FROM fence.read_many(fences, 0);
+		sets := sets + 1;
+		torn := torn + (found.different <> 1)::int;
+		cached := cached + (found.source = 'cache')::int;
+		PERFORM nextval('cached') WHERE found.source = 'cache';
+		COMMIT;
+	END LOOP;
 END $$;
 SQL
 	$reader->begin('CALL read_on(NULL, NULL, NULL)');
@@ -131,11 +131,11 @@ subtest 'writers and readers that run freely' => sub {
 	$sql->run(<<'SQL');
 CREATE PROCEDURE write_on() LANGUAGE plpgsql AS $$
 BEGIN
-    WHILE NOT EXISTS (SELECT FROM stop) LOOP
-        UPDATE part SET n = n + 1 FROM (SELECT id FROM part WHERE id <= 20 ORDER BY id FOR UPDATE) x WHERE part.id = x.id;
-        COMMIT;
-        PERFORM pg_sleep(random() * seconds) FROM pace;
-    END LOOP;
+	WHILE NOT EXISTS (SELECT FROM stop) LOOP
+		UPDATE part SET n = n + 1 FROM (SELECT id FROM part WHERE id <= 20 ORDER BY id FOR UPDATE) x WHERE part.id = x.id;
+		COMMIT;
+		PERFORM pg_sleep(random() * seconds) FROM pace;
+	END LOOP;
 END $$;
 SQL
 	$_->begin('CALL write_on()') foreach @writers;

@@ -30,15 +30,15 @@ INSERT INTO setting VALUES ('default');
 INSERT INTO room SELECT g FROM generate_series(1, 2) g;
 INSERT INTO member SELECT r, u FROM generate_series(1, 2) r, generate_series(1, 3) u;
 SELECT fence.attach('setting'), fence.attach('room', tag => 'room/{room_id}'), fence.attach('member', tag => 'room/{room_id}'),
-    fence.attach('exception', key => '{room_id,user_id}', scope => 'group', tag => 'room/{room_id}');
+	fence.attach('exception', key => '{room_id,user_id}', scope => 'group', tag => 'room/{room_id}');
 CREATE SEQUENCE computed;
 CREATE FUNCTION permission(room int, usr int) RETURNS jsonb STABLE LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM nextval('public.computed');
-    RETURN (SELECT jsonb_build_array(s.n, r.n, m.n, (SELECT coalesce(sum(n), 0) FROM public.exception e
-                                                      WHERE e.room_id = m.room_id AND e.user_id = m.user_id))
-              FROM public.setting s, public.room r, public.member m
-             WHERE s.name = 'default' AND r.room_id = room AND m.room_id = room AND m.user_id = usr);
+	PERFORM nextval('public.computed');
+	RETURN (SELECT jsonb_build_array(s.n, r.n, m.n, (SELECT coalesce(sum(n), 0) FROM public.exception e
+													  WHERE e.room_id = m.room_id AND e.user_id = m.user_id))
+			  FROM public.setting s, public.room r, public.member m
+			 WHERE s.name = 'default' AND r.room_id = room AND m.room_id = room AND m.user_id = usr);
 END $$;
 SELECT fence.define_derived('permission', '{member,exception,room($1),setting(default)}', 'permission(int, int)');
 SQL
@@ -135,16 +135,16 @@ CREATE TABLE stop ();
 CREATE TABLE pace AS SELECT 0.03::float8 AS seconds;
 CREATE PROCEDURE write_on() LANGUAGE plpgsql AS $$
 BEGIN
-    WHILE NOT EXISTS (SELECT FROM stop) LOOP
-        CASE (random() * 4)::int
-            WHEN 0 THEN UPDATE setting SET n = n + 1;
-            WHEN 1 THEN UPDATE room SET n = n + 1 WHERE room_id = 1;
-            WHEN 2 THEN INSERT INTO exception VALUES (1, 1, 1);
-            ELSE UPDATE member SET n = n + 1 WHERE room_id = 1 AND user_id = 1;
-        END CASE;
-        COMMIT;
-        PERFORM pg_sleep(random() * seconds) FROM pace;
-    END LOOP;
+	WHILE NOT EXISTS (SELECT FROM stop) LOOP
+		CASE (random() * 4)::int
+			WHEN 0 THEN UPDATE setting SET n = n + 1;
+			WHEN 1 THEN UPDATE room SET n = n + 1 WHERE room_id = 1;
+			WHEN 2 THEN INSERT INTO exception VALUES (1, 1, 1);
+			ELSE UPDATE member SET n = n + 1 WHERE room_id = 1 AND user_id = 1;
+		END CASE;
+		COMMIT;
+		PERFORM pg_sleep(random() * seconds) FROM pace;
+	END LOOP;
 END $$;
 SQL
 	$_->begin('CALL write_on()') foreach @writers;

@@ -5,6 +5,7 @@ package FenceTest::StopFast;
 
 use strict;
 use warnings;
+no warnings 'once';
 
 INIT
 {
