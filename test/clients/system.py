@@ -109,8 +109,9 @@ class System:
         if not os.path.exists(tools):
             os.mkdir(tools)
             os.symlink(shutil.which(os.environ.get('REDIS_CLI') or 'redis-cli'), os.path.join(tools, 'redis-cli'))
-        return {**os.environ, 'PATH': tools + ':' + os.environ['PATH'], 'PGHOST': self.postgres.directory,
-                'PGPORT': str(self.postgres.PORT), 'PGUSER': 'postgres', 'PGDATABASE': 'postgres', 'REDIS_PORT': str(self.redis[0].port), 'PYTHONDONTWRITEBYTECODE': '1',
+        return {**os.environ, 'PATH': tools + ':' + os.environ['PATH'], 'PYTHONDONTWRITEBYTECODE': '1',
+                'PGHOST': self.postgres.directory, 'PGPORT': str(self.postgres.PORT), 'PGUSER': 'postgres',
+                'PGDATABASE': 'postgres', 'REDIS_PORT': str(self.redis[0].port),
                 'REDIS': '-p %d' % self.redis[0].port + (' -c' if self.cluster else '')}
 
     def snippets(self, name, changes=()):
