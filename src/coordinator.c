@@ -519,6 +519,7 @@ keep_value(const Reservation *r)
 {
 	Letter		letter;
 	size_t		before = commit_letters.len;
+	char		grant[24];
 	bool		ok;
 
 	draft_begin();
@@ -529,9 +530,10 @@ keep_value(const Reservation *r)
 	draft_number(&arguments, r->ttl_ms);
 	ok = draft_letter(&letter, LETTER_END, r->sent_word, r->node);
 	keep_letter(&letter);
-	appendStringInfo(&commit_letters, "$%zu\r\n%s\r\n", strlen(r->payload), r->payload);
+	grant[pg_ulltoa_n(r->grant, grant)] = '\0';
+	appendStringInfo(&commit_letters, "$%zu\r\n%s\r\n$%zu\r\n%s\r\n", strlen(r->payload), r->payload, strlen(grant), grant);
 	letter.spare = true;
-	letter.args++;
+	letter.args += 2;
 	letter.arg_len = commit_letters.len - before - sizeof(Letter) - letter.key_len;
 	memcpy(commit_letters.data + before, &letter, sizeof(Letter));
 

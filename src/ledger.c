@@ -163,6 +163,7 @@ ledger_reservation(ReservationKind kind, const char *name, const Domain *domain)
 		r->policy = domain_policy(domain);
 		r->domain_id = domain->id;
 		r->manual = kind == RESERVE_ROW && domain->scope == SCOPE_MANUAL;
+		r->write_through = domain->write_through;
 		r->notify = domain->notify;
 		r->ttl_ms = domain->ttl_ms;
 		r->name = name;

@@ -32,6 +32,7 @@ typedef struct Reservation
 	FailurePolicy policy;
 	int64		domain_id;
 	bool		manual;			/* of a domain that begin_write maintains */
+	bool		write_through;	/* its commit may bring the row */
 	bool		notify;
 	int64		ttl_ms;
 
@@ -43,6 +44,7 @@ typedef struct Reservation
 	uint64		letter;			/* with which it was sent (outbox.h, wire.h); 0: it has to be sent again */
 	int64		acked;			/* version of the last reserve that Redis granted, NO_VERSION if none */
 	FenceWord	acked_word;		/* under which it was sent */
+	uint64		grant;			/* its number: the commit names it if it brings the row */
 	int64		ahead;			/* version that Redis answered for `sent` when it is ahead; else NO_VERSION */
 
 	int64		applied;		/* version stored by statements not rolled back so far, NO_VERSION if none */

@@ -131,6 +131,7 @@ take_answer(Reservation *r, const redisReply *answer)
 	{
 		r->acked = r->sent;
 		r->acked_word = r->sent_word;
+		r->grant = r->letter;
 	}
 	else
 		r->ahead = strtoll(answer->str, NULL, 10);
@@ -413,14 +414,17 @@ wire_reserve(Reservation *r, int node, int64 version, FenceWord word, bool early
 		begin_draft(node, WORD_EPOCH(word));
 	}
 	draft_string(&keys, r->name);
-	draft_string(&arguments, "r");
+	draft_string(&arguments, r->write_through ? "g" : "r");
 	draft_string(&arguments, fence_stamp());
 	draft_version(&arguments, r->observed);
 	draft_version(&arguments, version);
+	r->letter = ++operations;
+	if (r->write_through)
+		draft_number(&arguments, r->letter);
 	e = expect(wire);
 	e->reservation = r;
 	e->reserves = true;
-	e->number = r->letter = ++operations;
+	e->number = r->letter;
 	return true;
 }
 

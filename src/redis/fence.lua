@@ -379,6 +379,8 @@ end
 local function end_committed(space, domain, fence, stamp, w)
   local own = own_pending(space.pending[fence], stamp)
   drop_pending(space, fence, stamp)
+  local list = space.pending[fence]
+  for i = 1, list and #list or 0 do list[i].grant = nil end
   if own and domain.publish then
     local ns, name = parse(fence)
     publish(space, domain, ns, name, fence, w, stamp)
@@ -391,10 +393,11 @@ end
 -- if the version is certainly its own: settle's may be of a later one.
 -- value: the value's name if the transaction tells of the row, nil if not. payload: the row, nil if there is none any
 -- more. It is stored only if all of this holds: the fence has a version that may be trusted; that is now w; and the own
--- reservation is still there, granted in the domain's present generation. Without the last, a late commit from before a
--- TRUNCATE would store what it wrote then, under a version that another row has today.
+-- reservation is still there, granted in the domain's present generation and under this very grant, so that nobody
+-- else's commit of the row has ended here since. Without that a late commit from before a TRUNCATE, whose reservation may
+-- have come late as well, would store what it wrote then, under a version that another row has today.
 -- raw: see read_fence; returned as it is afterwards.
-local function commit_one(space, domain, fence, stamp, w, raw, value, payload, ttl_ms)
+local function commit_one(space, domain, fence, stamp, w, raw, value, payload, ttl_ms, grant)
   local own = own_pending(space.pending[fence], stamp)
   if raw == nil then raw = read_keys(space, { fence })[1] end
   if raw == 'elsewhere' then
@@ -410,7 +413,9 @@ local function commit_one(space, domain, fence, stamp, w, raw, value, payload, t
     if v ~= newest then
       raw = write_fence(space, fence, domain, newest, own and own.w == newest and stamp or '')
     end
-    if payload and own and newest == w then store_value(value, domain.token, w, stamp, payload, ttl_ms) end
+    if payload and own and own.grant == grant and newest == w then
+      store_value(value, domain.token, w, stamp, payload, ttl_ms)
+    end
   end
   if value and not payload and newest == w then redis.call('DEL', value) end
   end_committed(space, domain, fence, stamp, w)
@@ -621,7 +626,7 @@ end
 
 -- observed may be nil; raw: see read_keys, nil if it is to be read. Returns '' (granted), the version that is ahead, or
 -- '-' (this process was never granted the slot), and raw as it is afterwards.
-local function reserve_one(space, domain, fence, stamp, observed, w, now, raw)
+local function reserve_one(space, domain, fence, stamp, observed, w, now, raw, grant)
   if raw == nil then raw = read_keys(space, { fence })[1] end
   if raw == 'elsewhere' then return space.slots[slot_of(fence)] == nil and '-' or '', raw end
   local v, _, exists = read_fence(fence, domain, raw)
@@ -634,9 +639,9 @@ local function reserve_one(space, domain, fence, stamp, observed, w, now, raw)
   local own = own_pending(list, stamp)
   if own then
     if below(own.w, w) then own.w = w end
-    own.gen = domain.gen
+    own.gen, own.grant = domain.gen, grant
   else
-    own = { stamp = stamp, w = w, gen = domain.gen, since = now }
+    own = { stamp = stamp, w = w, gen = domain.gen, grant = grant, since = now }
     if list then list[#list + 1] = own else add_list(space, fence, { own }) end
   end
   if not v and exists then
@@ -647,7 +652,7 @@ local function reserve_one(space, domain, fence, stamp, observed, w, now, raw)
 end
 
 -- How many arguments an operation of write has, besides its letter
-local WRITE_ARGUMENTS = { r = 3, c = 2, d = 2, v = 4, a = 1 }
+local WRITE_ARGUMENTS = { r = 3, g = 4, c = 2, d = 2, v = 5, a = 1 }
 
 -- Whether the operations are well-formed: exactly one for each key.
 local function are_operations(keys, args)
@@ -656,9 +661,11 @@ local function are_operations(keys, args)
     local op = args[at]
     local n = WRITE_ARGUMENTS[op]
     if not n or #args < at + n or not is_stamp(args[at + 1]) then return false end
-    if n >= 2 and not version(args[at + 2]) and not (op == 'r' and args[at + 2] == '') then return false end
-    if op == 'r' and not version(args[at + 3]) then return false end
-    if op == 'v' and not whole(args[at + 3]) then return false end
+    local reserves = op == 'r' or op == 'g'
+    if n >= 2 and not version(args[at + 2]) and not (reserves and args[at + 2] == '') then return false end
+    if reserves and not version(args[at + 3]) then return false end
+    if op == 'g' and not whole(args[at + 4]) then return false end
+    if op == 'v' and not (whole(args[at + 3]) and whole(args[at + 5])) then return false end
     at = at + n + 1
   end
   return at == #args + 1
@@ -670,9 +677,11 @@ end
 --   r stamp observed w   reserve; answered '' (granted), a version (ahead: PostgreSQL is about to write at or below
 --                        it) or '-' (the lease is over, or was not for this slot). observed is '' unless it is a
 --                        committed version of that very key [2, 2b, 6d].
+--   g stamp observed w grant   the same; the commit may bring the row if it names this number, which the transaction
+--                        uses for no other reservation
 --   c stamp w            commit
 --   d stamp w            commit, and there is no row: the value goes
---   v stamp w ttl_ms payload   commit, and this is the row: the value, which is named like the fence with v for f
+--   v stamp w ttl_ms payload grant   commit, and this is the row: the value, which is named like the fence with v for f
 --   a stamp              abort: drops the own reservation and touches nothing else
 local function write(_, args)
   local n = args[1] and whole(args[1])
@@ -699,15 +708,16 @@ local function write(_, args)
     local raw = raws[fence]
     if op == 'a' then
       drop_pending(space, fence, stamp)
-    elseif op ~= 'r' then
+    elseif op ~= 'r' and op ~= 'g' then
       local value = op ~= 'c' and ns .. ':v:' .. sub(fence, #ns + 4) or nil
       raw = commit_one(space, domains[i] or domain_in(space, fence), fence, stamp, args[at + 2], raw, value,
-                       op == 'v' and args[at + 4] or nil, op == 'v' and whole(args[at + 3]))
+                       op == 'v' and args[at + 4] or nil, op == 'v' and whole(args[at + 3]),
+                       op == 'v' and args[at + 5] or nil)
     elseif leased then
       local observed = args[at + 2]
       if observed == '' then observed = nil end
       reply[#reply + 1], raw = reserve_one(space, domains[i] or domain_in(space, fence), fence, stamp, observed,
-                                           args[at + 3], now, raw)
+                                           args[at + 3], now, raw, op == 'g' and args[at + 4] or nil)
     else
       reply[#reply + 1] = '-'
     end

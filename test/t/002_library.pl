@@ -426,7 +426,7 @@ subtest 'peek: what is there, and what is known of it' => sub {
 	reserve('k', '2.a', 6, 7);
 	is($peek->(), "stale $token 5 p5  6", '... and another is on its way');
 	aborts('k', '2.a');
-	reserve('k', '3.a', 6, 8);
+	grants('k', '3.a', 6, 8);
 	writes('k', 'v', '3.a', 8, 0, "a\nb");
 	is($peek->(), "fresh $token 8 a\nb 3.a 8", 'a value that its writer brought, with his stamp');
 	domain('reserve', '4.a');
@@ -594,7 +594,7 @@ subtest 'a commit with the row: it stays a hit' => sub {
 	fresh();
 	fill('k', 5);
 	my $token = token();
-	reserve('k', '1.a', 5, 6);
+	grants('k', '1.a', 5, 6);
 	is(writes('k', 'v', '1.a', 6, 60_000, 'six'), 'written', 'committed');
 	is(get('k'), "hit $token 6 six", 'the value is served');
 	is($redis->call('GET', v('k')), "$token 6 1.a\nsix", 'with its stamp');
@@ -602,23 +602,34 @@ subtest 'a commit with the row: it stays a hit' => sub {
 	is(writes('k', 'v', '1.a', 6, 0, 'another'), 'written', 'once more: its reservation is over');
 	is(get('k'), "hit $token 6 six", '... stores nothing');
 
-	reserve('k', '2.a', 6, 7);
-	reserve('k', '3.a', 7, 8);
+	grants('k', '2.a', 6, 7);
+	grants('k', '3.a', 7, 8);
 	is(writes('k', 'v', '3.a', 8, 0, 'eight'), 'written', 'a newer one');
 	is(writes('k', 'v', '2.a', 7, 0, 'seven'), 'written', 'comes before an older one');
 	is(get('k'), "hit $token 8 eight", 'which stores nothing');
 
-	reserve('k', '4.a', 8, 9);
+	grants('k', '4.a', 8, 9);
 	is(settle('k', '4.a', 9), 'settled', 'settled by the patrol');
 	is(writes('k', 'v', '4.a', 9, 0, 'nine'), 'written', 'before its own word came');
 	is(get('k'), "miss $token ", '... which stores nothing then');
 
+	grants('k', '7.a', 9, 10);
+	is(writes('k', 'v', '7.a', 10, 0, 'ten', 2), 'written', 'under another grant than the one that was given last');
+	is(get('k'), "miss $token ", '... which stores nothing');
+	fill('k', 10);
+	grants('k', '8.a', 10, 12);
+	grants('k', '9.a', 10, 11);
+	is(writes('k', 'v', '9.a', 11, 0, 'eleven'), 'written', 'of two transactions');
+	is(writes('k', 'v', '8.a', 12, 0, 'twelve'), 'written', '... the second');
+	is(get('k'), "miss $token ", '... stores nothing: since it was granted another commit has ended');
+	fill('k', 12);
+
 	# as several words of one message, each sees what the former did
-	is(answer('fence_write', 0, 3, (f('k')) x 3, $epoch, qw(r 5.a 9 10 v 5.a 10 0 ten r 6.a 10 11)), 'written  ',
+	is(answer('fence_write', 0, 3, (f('k')) x 3, $epoch, qw(g 5.a 12 13 1 v 5.a 13 0 ten 1 r 6.a 13 14)), 'written  ',
 		'reserved, committed and reserved again');
-	is(pendings() . version_of('k'), 'k 6.a 1110', 'in that order');
+	is(pendings() . version_of('k'), 'k 6.a 1413', 'in that order');
 	aborts('k', '6.a');
-	is(get('k'), "hit $token 10 ten", 'the value is served');
+	is(get('k'), "hit $token 13 ten", 'the value is served');
 };
 
 subtest 'a commit without a row: the value goes' => sub {
@@ -639,7 +650,7 @@ subtest 'a late commit with a row from before TRUNCATE stores nothing' => sub {
 	{
 		fresh();
 		fill('k', 5);
-		reserve('k', '1.a', 5, 6);
+		grants('k', '1.a', 5, 6);
 		domain('reserve', '2.a');
 		domain('commit', '2.a');
 		settle('k', '1.a', '') if $again =~ /settled/;
@@ -937,8 +948,8 @@ subtest 'a reader in another database reads the same fences' => sub {
 	is($got->('l'), "miss $token ", 'and a commit: nothing stale is served');
 
 	# writers there
-	$third->call('FCALL', 'fence_reserve', 1, f('k'), $epoch, '2.a', 6, 7);
-	$third->call('FCALL', 'fence_write', 0, 1, f('k'), $epoch, 'v', '2.a', 7, 0, 'seven');
+	$third->call('FCALL', 'fence_write', 0, 1, f('k'), $epoch, 'g', '2.a', 6, 7, 1);
+	$third->call('FCALL', 'fence_write', 0, 1, f('k'), $epoch, 'v', '2.a', 7, 0, 'seven', 1);
 	is(get('k'), "hit $token 7 seven", 'a writer there');
 	$third->call('FCALL', 'fence_settle', 0, 'n', f('k'), $epoch, '3.a', 8);
 	is(version_of('k'), 8, 'settle there');

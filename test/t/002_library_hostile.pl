@@ -84,7 +84,7 @@ sub templates
 			X => 'c', S => '1.a', W => 8, X => 'a', S => '1.a' ],
 		[ fence_abort    => 1, F => f('p'), e => $epoch, s => '1.a' ],
 		[ fence_commit   => 1, F => f('k'), e => $epoch, S => '1.a', W => 8 ],
-		[ fence_write    => 0, C => 2, F => f('k'), F => f('q'), e => $epoch, X => 'v', S => '1.a', W => 9, M => 0, '' => 'payload',
+		[ fence_write    => 0, C => 2, F => f('k'), F => f('q'), e => $epoch, X => 'v', S => '1.a', W => 9, M => 0, '' => 'payload', M => 1,
 			X => 'd', S => '1.a', W => 5 ],
 		[ fence_settle   => 0, N => 'n', F => f('k'), e => $epoch, S => '1.a', O => 10 ],
 		[ fence_repair   => 1, F => f('q'), e => $epoch, W => 5, O => 11 ],

@@ -150,11 +150,13 @@ sub invent_write
 
 	foreach my $fence (@names)
 	{
-		my $op = one('r', 'r', 'c', 'v', 'v', 'd', 'a');
-		push @operations, $op, $op eq 'r' ? one(@stamps) : stamp($model, $ns, $fence);
-		push @operations, maybe(0.5, version($model, $fence)) if $op eq 'r';
+		my $op = one('r', 'g', 'g', 'c', 'v', 'v', 'd', 'a');
+		my $reserves = $op =~ /[rg]/;
+		push @operations, $op, $reserves ? one(@stamps) : stamp($model, $ns, $fence);
+		push @operations, maybe(0.5, version($model, $fence)) if $reserves;
 		push @operations, note_version(version($model, $fence)) if $op ne 'a';
 		push @operations, one(0, 0, 3_600_000), one('', "z\n", 'y' x 40) if $op eq 'v';
+		push @operations, one(1, 1, 2) if $op =~ /[gv]/;
 	}
 	return qw(FCALL fence_write 0), scalar @names, @names, epoch($ns), @operations;
 }
@@ -496,11 +498,12 @@ my @mutations = (
 	[ 'repair lowers', "redis.call('DEL', keys[1])", "write_fence(space, keys[1], domain, u, '')" ],
 	[ '[6b] a bulk commit keeps the generation', "    new_gen(space, d)\n    domain_drop(d, args[4])", 'domain_drop(d, args[4])' ],
 	[ '[c9] an arm repeated in one epoch wipes reservations', 'if a and a.epoch == epoch then', 'if false then' ],
-	[ 'renew lowers until', 'if till > space.armed.until_ms then space.armed.until_ms = till end',
-		'space.armed.until_ms = till' ],
+	[ 'renew lowers until', 'if till > armed.until_ms then armed.until_ms = till end', 'armed.until_ms = till' ],
+	[ 'a grant outlives another commit', "list[i].grant = nil", "list[i].grant = list[i].grant" ],
+	[ 'a commit brings its row under any grant', "own.grant == grant", "own.grant" ],
 	[ 'tokens do not depend on the generation', "identity .. ' ' .. generation)", "identity)" ],
 	[ 'get_many overlooks a pair', 'for j, s in ipairs(answer) do reply[n + 1 + j] = s end', 'reply[n + 2] = answer[1]' ],
-	[ 'the read-only get hands out tickets', "if read_only then return { 'miss', token, '' } end", '' ],
+	[ 'the read-only get hands out tickets', "get(keys, args, 'read only')", 'get(keys, args)' ],
 	[ 'peek takes what was replaced for fresh', "if newest and below(v, newest) then\n      freshness = 'stale'", "if newest and below(v, newest) then\n      freshness = 'fresh'" ],
 	[ 'a stamp that is not the version\'s', "own and own.w == newest and stamp or ''", 'stamp' ],
 	[ 'fences of the caller\'s database', "    redis.call('SELECT', '0')\n    return callback", '    return callback' ],

@@ -15,7 +15,7 @@ use FenceTest::Redis;
 our @EXPORT = qw(
   $redis $hour $identity $epoch
   fcall answer refuses f v hello clock until_of arm renew next_epoch fresh get token check put fill
-  reserve commit aborts writes settle repair domain announce pendings version_of snapshot
+  grants reserve commit aborts writes settle repair domain announce pendings version_of snapshot
 );
 
 our $redis = FenceTest::Redis->start;
@@ -102,8 +102,17 @@ sub reserve
 
 sub commit { my ($k, $stamp, $w) = @_; return answer('fence_commit', 1, f($k), $epoch, $stamp, $w); }
 sub aborts { my ($k, $stamp) = @_; return answer('fence_abort', 1, f($k), $epoch, $stamp); }
-# One operation: writes('k', 'v', stamp, w, ttl_ms, payload).
-sub writes { my ($k, @operation) = @_; return answer('fence_write', 0, 1, f($k), $epoch, @operation); }
+# One operation: writes('k', 'v', stamp, w, ttl_ms, payload, grant). Without a grant: the one of grants().
+sub writes
+{
+	my ($k, @operation) = @_;
+
+	push @operation, 1 if $operation[0] eq 'v' && @operation == 5;
+	return answer('fence_write', 0, 1, f($k), $epoch, @operation);
+}
+
+# A reservation whose commit may bring the row.
+sub grants { my ($k, $stamp, $observed, $w) = @_; return writes($k, 'g', $stamp, $observed, $w, 1); }
 sub settle { my ($k, $stamp, $u) = @_; return answer('fence_settle', 0, 'n', f($k), $epoch, $stamp, $u); }
 sub repair { my ($k, $seen, $u) = @_; return answer('fence_repair', 1, f($k), $epoch, $seen, $u); }
 

@@ -409,6 +409,7 @@ sub fence_reserve
 {
 	my ($self, $keys, $args) = @_;
 	my ($epoch, $stamp, @versions) = @$args;
+	my $grant = @versions % 2 ? pop @versions : undef;	# of fence_write only
 	my $space = $self->_in_epoch(_namespace($keys->[0]), $epoch);
 	my @reply = ('reserved');
 
@@ -427,6 +428,7 @@ sub fence_reserve
 		my $own = $space->{pending}{$fence}{$stamp} //= { w => $w };
 		$own->{w} = $w if $w > $own->{w};
 		$own->{gen} = $domain->{gen};
+		$own->{grant} = $grant;
 		delete $self->{keys}{$fence} unless $kind eq 'version';
 		push @reply, '';
 	}
@@ -436,16 +438,18 @@ sub fence_reserve
 # what: nothing is said of the value ('c'), there is none ('d'), this is it ('v').
 sub _commit
 {
-	my ($self, $space, $fence, $stamp, $w, $what, $payload) = @_;
+	my ($self, $space, $fence, $stamp, $w, $what, $payload, $grant) = @_;
 	my $domain = $self->_domain($space, (_parse($fence))[1]);
 	my $own = _drop_own($space, $fence, $stamp);
-	my $proves = $own && $own->{gen} == $domain->{gen};
+	my $present = $own && $own->{gen} == $domain->{gen};
+	my $proves = $present && defined $own->{grant} && defined $grant && $own->{grant} == $grant;
 	my ($kind, $v) = $self->_fence($fence, $domain);
 	my $is_newest = $kind ne 'version' || $w >= $v;
 	my $value = $fence =~ s/:f:/:v:/r;
 
 	$self->_set($fence, $domain, $w, $own && $own->{w} == $w ? $stamp : '') if $kind eq 'version' && $w > $v;
-	delete $self->{keys}{$fence} if $kind ne 'version' || $own && !$proves;
+	delete $self->{keys}{$fence} if $kind ne 'version' || $own && !$present;
+	$_->{grant} = undef foreach values %{ $space->{pending}{$fence} // {} };
 	return unless $is_newest;
 	delete $self->{keys}{$value} if $what eq 'd';
 	$self->{keys}{$value} = "$self->{token}{ $domain->{gen} } $w $stamp\n$payload"
@@ -480,12 +484,12 @@ sub fence_write
 		elsif ($op =~ /[cd]/) { $self->_commit($space, $fence, $stamp, shift @rest, $op); }
 		elsif ($op eq 'v')
 		{
-			my ($w, undef, $payload) = splice @rest, 0, 3;
-			$self->_commit($space, $fence, $stamp, $w, $op, $payload);
+			my ($w, undef, $payload, $grant) = splice @rest, 0, 4;
+			$self->_commit($space, $fence, $stamp, $w, $op, $payload, $grant);
 		}
 		else
 		{
-			my $answer = $self->fence_reserve([$fence], [ $epoch, $stamp, splice @rest, 0, 2 ]);
+			my $answer = $self->fence_reserve([$fence], [ $epoch, $stamp, splice @rest, 0, $op eq 'g' ? 3 : 2 ]);
 			push @reply, $answer->[0] eq 'unarmed' ? '-' : $answer->[1];
 		}
 	}
