@@ -354,14 +354,11 @@ outcome(Reservation *r, FenceWord word)
 		await_answer(r);
 	if (granted(r, word))
 		return RESERVE_GRANTED;
-	return asked(r, word) && r->ahead != NO_VERSION ? RESERVE_AHEAD : RESERVE_FAILED;
-}
-
-static void
-collect_rows(void)
-{
-	if (!wire_collect(reply_deadline()))
+	if (asked(r, word) && r->ahead != NO_VERSION)
+		return RESERVE_AHEAD;
+	if (r->kind == RESERVE_ROW)
 		strlcpy(problem, wire_problem(), sizeof(problem));
+	return RESERVE_FAILED;
 }
 
 ReserveOutcome
@@ -370,7 +367,7 @@ coordinator_reserve_all(FenceWord word, Reservation **ahead)
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 		if (!ask_if_missing(r, word))
 			return RESERVE_FAILED;
-	collect_rows();
+	(void) wire_collect(reply_deadline());
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
 		ReserveOutcome result = outcome(r, word);
@@ -387,7 +384,7 @@ coordinator_reserve_one(FenceWord word, Reservation *r)
 {
 	if (!ask_if_missing(r, word))
 		return RESERVE_FAILED;
-	collect_rows();
+	(void) wire_collect(reply_deadline());
 	return outcome(r, word);
 }
 

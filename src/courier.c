@@ -590,12 +590,16 @@ notice_end(Link *of)
 static void
 courier_exit(int code, Datum arg)
 {
+	Letter		letter;
+
 	(void) code;
 	(void) arg;
 	outbox_serve(false);
 	for (int i = 0; i < nlinks; i++)
 		disconnect(&links[i], NULL);
-	fence_wake_patrol();		/* for what is in the bag */
+	while (bag_at < (size_t) bag.len && next_letter(&letter))
+		give_up_letter(&letter, NULL);
+	fence_wake_patrol();		/* for the one that was being carried */
 }
 
 void

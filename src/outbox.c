@@ -129,10 +129,24 @@ envelope_at(uint64 position)
 static Envelope *volatile unfinished = NULL;
 static volatile uint32 unfinished_size;
 
+/* Where the head will be when the place that this process gives back is clear. */
+static volatile uint64 next_head = 0;
+
 static uint32
 my_taker(void)
 {
 	return fence_process_number() + 1;
+}
+
+/* Clears the first place, which ends at next_head, and moves the head past it. */
+static void
+clear_first_place(void)
+{
+	uint64		head = pg_atomic_read_u64(&outbox->head);
+
+	memset(envelope_at(head), 0, next_head - head);
+	pg_write_barrier();
+	pg_atomic_write_u64(&outbox->head, next_head);
 }
 
 static void
@@ -141,7 +155,12 @@ give_up_unfinished(int code, Datum arg)
 	(void) code;
 	(void) arg;
 	if (pg_atomic_read_u32(&outbox->taker) == my_taker())
+	{
+		/* half-cleared, the place would tell nobody where the next one begins */
+		if (pg_atomic_read_u64(&outbox->head) < next_head)
+			clear_first_place();
 		outbox_end_taking();
+	}
 	if (unfinished == NULL)
 		return;
 	unfinished->size = unfinished_size;
@@ -311,6 +330,13 @@ outbox_problem(char *text, size_t size, bool late)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
+/* Whether there is a letter (or filling) to be taken. */
+static bool
+is_first_whole(void)
+{
+	return pg_atomic_read_u32(&envelope_at(pg_atomic_read_u64(&outbox->head))->whole) != 0;
+}
+
 void
 outbox_serve(bool serving)
 {
@@ -323,7 +349,11 @@ outbox_nap(bool napping)
 {
 	outbox->napping = napping;
 	pg_memory_barrier();
-	return napping || pg_atomic_read_u32(&envelope_at(pg_atomic_read_u64(&outbox->head))->whole) == 0;
+	/* who takes letters at this moment looks after the rest; what it clears must not be mistaken for the end */
+	if (napping || pg_atomic_read_u32(&outbox->taker) != 0)
+		return true;
+	pg_read_barrier();
+	return !is_first_whole();
 }
 
 void
@@ -338,11 +368,9 @@ outbox_set_problem(const char *text)
 static void
 give_place_back(Envelope *envelope)
 {
-	uint32		size = envelope->size;
-
-	memset(envelope, 0, size);
-	pg_write_barrier();
-	pg_atomic_write_u64(&outbox->head, pg_atomic_read_u64(&outbox->head) + size);
+	next_head = pg_atomic_read_u64(&outbox->head) + envelope->size;
+	pg_compiler_barrier();		/* before anything is cleared: see give_up_unfinished */
+	clear_first_place();
 }
 
 bool
@@ -357,8 +385,15 @@ outbox_begin_taking(void)
 void
 outbox_end_taking(void)
 {
+	struct Latch *latch;
+
 	pg_write_barrier();
 	pg_atomic_write_u32(&outbox->taker, 0);
+	/* the courier may have fallen asleep meanwhile, see outbox_nap: what is left here is its affair again */
+	pg_memory_barrier();
+	latch = outbox->courier;
+	if (latch != NULL && latch != MyLatch && !outbox->napping && is_first_whole())
+		SetLatch(latch);
 }
 
 bool
@@ -401,14 +436,18 @@ bool
 outbox_is_stuck(int64 patience)
 {
 	static uint64 seen = 0;
+	static bool was_empty = true;
 	static int64 since = 0;
 	uint64		head = pg_atomic_read_u64(&outbox->head);
+	bool		is_empty = head == pg_atomic_read_u64(&outbox->tail);
 
-	if (head != seen || since == 0 || head == pg_atomic_read_u64(&outbox->tail))
+	/* what was not there at the last look, perhaps long ago, may have come just now */
+	if (head != seen || is_empty || was_empty)
 	{
 		seen = head;
 		since = fence_clock();
 	}
+	was_empty = is_empty;
 	return fence_clock() - since > patience;
 }
 

@@ -50,7 +50,7 @@ typedef struct Letter
 typedef enum AnswerKind
 {
 	ANSWER_NONE = 0,			/* not yet */
-	ANSWER_GRANTED,				/* of a letter that ends: it was answered */
+	ANSWER_GRANTED,				/* of a letter that ends: it was answered, or is on its way already */
 	ANSWER_AHEAD,				/* the fence is ahead; outbox_answer tells of which version */
 	ANSWER_FAILED				/* it was not carried, or not granted: outbox_problem tells */
 } AnswerKind;

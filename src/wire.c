@@ -19,7 +19,8 @@
 #define MOST_OPERATIONS 64		/* of this backend's in one message: bounds how long Redis is busy with it */
 #define MOST_RIDERS		64
 #define ANSWERS			1024	/* outstanding on a wire; a power of two */
-#define CALL_AGAIN_US	INT64CONST(100000)	/* after a connection could not be made, if nobody waits for it */
+#define CALL_AGAIN_US	INT64CONST(100000)	/* after a connection could not be made, if nobody waits for it, */
+#define CALL_AGAIN_TIMES 5		/* and so many times what it took */
 
 /* An operation whose answer is outstanding */
 typedef struct Expected
@@ -27,7 +28,7 @@ typedef struct Expected
 	Reservation *reservation;	/* NULL: of a transaction that has ended, or no reservation */
 	bool		reserves;		/* the reply has an answer to it */
 	bool		last;			/* of its message */
-	int			process;		/* a rider's sender, -1: no rider */
+	int			process;		/* a rider's sender, -1: no rider, or answered */
 	uint64		number;			/* the reservation's letter, or the rider's */
 } Expected;
 
@@ -279,8 +280,9 @@ call(Wire *wire, int64 deadline)
 	RedisEndpoint address;
 	RedisUrl	url;
 	const char *wrong = NULL;
+	int64		begun = fence_clock();
 
-	wire->call_next = fence_clock() + CALL_AGAIN_US;
+	wire->call_next = begun + CALL_AGAIN_US;
 	if (!look_at_node(wire, &address, &wire->node_serial) || address.host[0] == '\0')
 		wrong = "the keeper knows no Redis yet";
 	else
@@ -289,6 +291,8 @@ call(Wire *wire, int64 deadline)
 		strlcpy(problem, wrong, sizeof(problem));
 	else
 		wire->connection = redis_open(&address, &url, deadline, problem, sizeof(problem));
+	/* if that took long, it is not to take as long for each row of a statement */
+	wire->call_next = fence_clock() + CALL_AGAIN_US + CALL_AGAIN_TIMES * (fence_clock() - begun);
 	return wire->connection != NULL;
 }
 
@@ -342,10 +346,28 @@ take_riders(Wire *wire)
 	outbox_end_taking();
 }
 
+/*
+ * Riders from there on are on their way: that is answer enough for who waits for them, because the reply may lie here for as
+ * long as this transaction sits idle.
+ */
+static void
+answer_riders(Wire *wire, uint32 from)
+{
+	for (uint32 p = from; p != wire->sent; p++)
+	{
+		Expected   *e = expected_at(wire, p);
+
+		if (e->process >= 0)
+			outbox_give_answer(e->process, e->number, ANSWER_GRANTED, 0);
+		e->process = -1;
+	}
+}
+
 /* Writes the draft as one call; what the socket does not take now is written when the answer is waited for. */
 static void
 send_draft(Wire *wire)
 {
+	uint32		from = wire->sent;
 	char		epoch[EPOCH_LEN];
 	char		number[12];
 	char		head[128];
@@ -364,6 +386,8 @@ send_draft(Wire *wire)
 		  redis_send_raw(c, middle, strlen(middle), 0) && redis_send_raw(c, arguments.bytes, arguments.len, 1) &&
 		  redis_flush(c)))
 		hang_up(wire, redis_error(c));
+	else if (redis_unsent(c) == 0)
+		answer_riders(wire, from);
 }
 
 void
@@ -461,7 +485,7 @@ wire_carry(int64 deadline)
 		if (taken > 0)
 			send_draft(&wires[letter.node]);
 		draft_node = -1;
-	} while (taken > 0);
+	} while (taken > 0 && fence_clock() < deadline);
 }
 
 bool

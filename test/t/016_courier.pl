@@ -91,6 +91,44 @@ subtest 'stopped: writes go on after a lease, as without Redis' => sub {
 	finish();
 };
 
+subtest 'a letter that has just come is not one that nobody carries' => sub {
+	begin_with(lease => '60s', timeout => '500ms');
+	my $courier = courier();
+	my $keeper_looks = sub {
+		$sql->run('SELECT pg_reload_conf()');
+		poll(sub { $sql->run("SELECT lease_left > '59s' FROM fence.nodes") eq 't' || state_of('state') ne 'OPEN' },
+			'the keeper to look');
+	};
+
+	$keeper_looks->();
+	my $looked = time();
+	# longer than a letter may lie: the timeout and what a restart of the courier takes
+	poll(sub { time() - $looked > 4 }, 'a while without letters');
+	kill 'STOP', $courier;
+	$sql->run("UPDATE item SET name = 'new' WHERE id = 1");
+	$keeper_looks->();
+	kill 'CONT', $courier;
+	is(state_of('state'), 'OPEN', 'fences stay OPEN');
+	finish();
+};
+
+subtest 'taken along by a transaction that then stays open' => sub {
+	begin_with(lease => '60s', timeout => '5s');
+	my $idle = FenceTest::Session->open($node);
+	my $courier = courier();
+
+	$idle->run("UPDATE item SET name = 'connected' WHERE id = 2");
+	poll(sub { status(1) ne 'pending' }, 'the first connection');
+	kill 'STOP', $courier;
+	$sql->run("UPDATE item SET name = 'new' WHERE id = 1");
+	$idle->run("BEGIN; UPDATE item SET name = 'open' WHERE id = 2");
+	kill 'CONT', $courier;
+	my $asked = seconds($sql, "SELECT fence.get('item', '1')");
+	cmp_ok($asked, '<', 4, "who asks does not wait for it: $asked s");
+	$idle->run('ROLLBACK');
+	finish();
+};
+
 subtest 'the ring is full: writers wait for room' => sub {
 	begin_with(lease => '60s', timeout => '50s');
 	my $noisy = FenceTest::Session->open($node);
@@ -148,6 +186,22 @@ subtest 'another process behind the same address' => sub {
 	$writer->run("UPDATE item SET name = 'after $_' WHERE id = $_") foreach 1 .. 20;
 	is(state_of('bypassed_transactions'), $bypassed, 'writers talk to the process that is armed');
 	is(state_of('state'), 'OPEN', 'and fences stay OPEN');
+	no_reservations($node);
+	$node->stop('fast');
+};
+
+subtest 'a connection takes long to make: rows do not wait for it one after the other' => sub {
+	$redis = FenceTest::Redis->start(password => 'secret');
+	begin_with(redis_url => $redis->url, lease => '60s', timeout => '1s');
+	my $writer = FenceTest::Session->open($node);
+
+	# it hangs: the system accepts a connection, nobody answers AUTH; the keeper's next heartbeat is far
+	$redis->pause;
+	my $written = seconds($writer, "BEGIN; UPDATE item SET name = 'new' WHERE id <= 12");
+	$redis->resume;
+	cmp_ok($written, '<', 9, "12 rows: $written s");
+	$writer->run('COMMIT');
+	is($sql->run("SELECT count(*) FROM item WHERE name = 'new'"), 12, 'committed');
 	no_reservations($node);
 	$node->stop('fast');
 };
