@@ -394,8 +394,8 @@ end
 -- value: the value's name if the transaction tells of the row, nil if not. payload: the row, nil if there is none any
 -- more. It is stored only if all of this holds: the fence has a version that may be trusted; that is now w; and the own
 -- reservation is still there, granted in the domain's present generation and under this very grant, so that nobody
--- else's commit of the row has ended here since. Without that a late commit from before a TRUNCATE, whose reservation may
--- have come late as well, would store what it wrote then, under a version that another row has today.
+-- else's commit of the row has ended here since. Without that a late commit from before a TRUNCATE, whose reservation
+-- may have come late as well, would store what it wrote then, under a version that another row has today.
 -- raw: see read_fence; returned as it is afterwards.
 local function commit_one(space, domain, fence, stamp, w, raw, value, payload, ttl_ms, grant)
   local own = own_pending(space.pending[fence], stamp)
