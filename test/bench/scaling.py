@@ -168,6 +168,9 @@ def system(name, nodes, url, seconds):
         pg.sql('VACUUM ANALYZE account')
         pg.sql(WRITE_ON)
         return {'nodes': len(nodes), 'lease': pg.value('SHOW pgcache_fence.lease'), 'idle': idle(pg, nodes, 2 * seconds),
+                'shared': pg.value("SELECT allocated_size FROM pg_shmem_allocations WHERE name = 'pgcache_fence'"),
+                'backends': pg.value("SELECT sum(setting::int) FROM pg_settings WHERE name IN "
+                                     "('max_connections', 'max_worker_processes', 'autovacuum_max_workers', 'max_wal_senders')"),
                 'loads': [messages(pg, nodes, n, seconds) for n in (1, 8, 64)]}
     finally:
         pg.stop()
@@ -188,7 +191,8 @@ def show_fences(r):
 
 def show_system(r):
     print(f"\n{r['nodes']} Redis, lease {r['lease']}; when nobody writes, {r['idle']['calls']:.1f} calls to each per second, "
-          f"and {r['idle']['keeper']:.0f} µs of the keeper.\n")
+          f"and {r['idle']['keeper']:.0f} µs of the keeper; {r['shared'] / 2 ** 20:.1f} MiB of shared memory for "
+          f"{r['backends']} possible backends.\n")
     print('| sessions that write | writes per second | operations in one call | courier, µs per write | Redis, µs per write | '
           'connections at each Redis |')
     print('| ---: | ---: | ---: | ---: | ---: | ---: |')
