@@ -17,7 +17,7 @@ from servers import Postgres, Redis, running, wait_until
 HOUR = 3_600_000
 NAME = 'bench:%s:16384.account:{%d}'    # as fence_key makes them for a table of a few letters
 PAYLOAD = 'x' * 100
-BATCH = 64                              # operations in one fence_write; see courier.c
+BATCH = 64                              # operations in one fence_write
 
 
 def cpu_us(pid):
@@ -63,7 +63,7 @@ def names(first, n):
 def write(armed, fences, operation):
     """fence_write of one operation for each fence; the server's time for one operation."""
     batches = [fences[i:i + BATCH] for i in range(0, len(fences), BATCH)]
-    words = [('fence_write', len(b), *b, armed.epoch, *(word for _ in b for word in operation)) for b in batches]
+    words = [('fence_write', 0, len(b), *b, armed.epoch, *(word for _ in b for word in operation)) for b in batches]
     replies, each = armed.pipelined(words, 20)
     assert all(r[0] == b'written' for r in replies), replies[0]
     return each / BATCH
