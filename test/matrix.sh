@@ -217,11 +217,12 @@ esac
 set +f
 
 begin_outside
-end_outside() { unguard_services; as_root rm -rf "$outside"; }
 if [ "$(id -u)" -ne 0 ] && ! command -v sudo >/dev/null; then
 	say 'no chroot can be made here: that needs root or sudo'
 	exit 77
 fi
+# the files of a chroot are root's
+end_outside() { unguard_services; as_root rm -rf "$outside"; }
 installed mmdebstrap || available mmdebstrap && install_packages mmdebstrap
 if ! can_enter; then
 	say 'no chroot can be made here: mmdebstrap is missing, or namespaces and mounts are not allowed'

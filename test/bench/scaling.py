@@ -17,7 +17,7 @@ from servers import Postgres, Redis, running, wait_until
 HOUR = 3_600_000
 NAME = 'bench:%s:16384.account:{%d}'    # as fence_key makes them for a table of a few letters
 PAYLOAD = 'x' * 100
-BATCH = 64                              # operations in one fence_write; see courier.c
+BATCH = 64                              # operations in one fence_write
 
 
 def cpu_us(pid):
@@ -63,7 +63,7 @@ def names(first, n):
 def write(armed, fences, operation):
     """fence_write of one operation for each fence; the server's time for one operation."""
     batches = [fences[i:i + BATCH] for i in range(0, len(fences), BATCH)]
-    words = [('fence_write', len(b), *b, armed.epoch, *(word for _ in b for word in operation)) for b in batches]
+    words = [('fence_write', 0, len(b), *b, armed.epoch, *(word for _ in b for word in operation)) for b in batches]
     replies, each = armed.pipelined(words, 20)
     assert all(r[0] == b'written' for r in replies), replies[0]
     return each / BATCH
@@ -168,6 +168,9 @@ def system(name, nodes, url, seconds):
         pg.sql('VACUUM ANALYZE account')
         pg.sql(WRITE_ON)
         return {'nodes': len(nodes), 'lease': pg.value('SHOW pgcache_fence.lease'), 'idle': idle(pg, nodes, 2 * seconds),
+                'shared': pg.value("SELECT allocated_size FROM pg_shmem_allocations WHERE name = 'pgcache_fence'"),
+                'backends': pg.value("SELECT sum(setting::int) FROM pg_settings WHERE name IN "
+                                     "('max_connections', 'max_worker_processes', 'autovacuum_max_workers', 'max_wal_senders')"),
                 'loads': [messages(pg, nodes, n, seconds) for n in (1, 8, 64)]}
     finally:
         pg.stop()
@@ -188,7 +191,8 @@ def show_fences(r):
 
 def show_system(r):
     print(f"\n{r['nodes']} Redis, lease {r['lease']}; when nobody writes, {r['idle']['calls']:.1f} calls to each per second, "
-          f"and {r['idle']['keeper']:.0f} µs of the keeper.\n")
+          f"and {r['idle']['keeper']:.0f} µs of the keeper; {r['shared'] / 2 ** 20:.1f} MiB of shared memory for "
+          f"{r['backends']} possible backends.\n")
     print('| sessions that write | writes per second | operations in one call | courier, µs per write | Redis, µs per write | '
           'connections at each Redis |')
     print('| ---: | ---: | ---: | ---: | ---: | ---: |')
