@@ -13,7 +13,7 @@ ALL_HEADERS = $(filter-out $(LIBRARY_HEADER),$(wildcard src/*.h src/redis/*.h))
 # Warnings are errors; "make WERROR=" for a compiler that warns of more than ours.
 # The server's headers come as system headers, so that -Wextra speaks of our code only: PostgreSQL itself is built
 # without it, and its inline functions have unused parameters.
-WERROR = -Werror
+WERROR ?= -Werror
 PG_CFLAGS = -Wall -Wextra $(WERROR)
 PG_CPPFLAGS = -Isrc -isystem $(shell $(PG_CONFIG) --includedir-server) \
 	$(shell pkg-config --cflags-only-I hiredis 2>/dev/null)
@@ -33,7 +33,7 @@ endif
 # Bitcode lets the JIT inline functions into expressions. Triggers are never inlined, so building needs no clang.
 override with_llvm = no
 
-EXTRA_CLEAN = $(LIBRARY_HEADER) results output_iso tmp_check tmp_check_iso regression.diffs regression.out
+EXTRA_CLEAN = $(LIBRARY_HEADER) build-deb results output_iso tmp_check tmp_check_iso regression.diffs regression.out
 
 # The tests need a server with the settings of test/regress.conf and a Redis: test/run.sh sets both up.
 REGRESS := $(patsubst sql/%.sql,%,$(sort $(wildcard sql/*.sql)))
@@ -44,6 +44,7 @@ PROVE_TESTS = test/t/*.pl
 
 PGXS := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
+TAP_MODULES = $(dir $(PGXS))../../src/test/perl
 
 # After PGXS, which sets it.
 override PROVE_FLAGS += -I test/lib
@@ -63,21 +64,56 @@ $(LIBRARY_HEADER): src/redis/fence.lua Makefile
 	  echo '#define FENCE_LUA_LENGTH (sizeof(fence_lua) - 1)'; } > $@.new
 	mv $@.new $@
 
-# Each tool is used if it is there; test/run.sh installs both.
+# Each tool is used if it is there; test/run.sh installs them all.
+SHELL_SCRIPTS = $(shell find . -path ./build-deb -prune -o -name '*.sh' -print) debian/tests/smoke
+PYTHON_FILES = $(shell find test -name node_modules -prune -o -name '*.py' -print)
+PERL_FILES = $(shell find test -name node_modules -prune -o -name '*.p[lm]' -print)
+CHECKED = checked() { command -v "$$1" >/dev/null || { echo "lint: no $$1, $$2 not checked"; return 1; }; }
+
 lint:
-	@if command -v luac5.1 >/dev/null; then luac5.1 -p src/redis/fence.lua; \
-	 else echo 'lint: no luac5.1, syntax of fence.lua not checked'; fi
-	@if command -v luacheck >/dev/null; then \
-	     luacheck --quiet --no-color --std lua51 --read-globals redis cjson bit --max-line-length 120 src/redis/fence.lua; \
-	 else echo 'lint: no luacheck, fence.lua not checked'; fi
+	@$(CHECKED); ! checked luac5.1 'syntax of fence.lua' || luac5.1 -p src/redis/fence.lua
+	@$(CHECKED); ! checked luacheck fence.lua || \
+		luacheck --quiet --no-color --std lua51 --read-globals redis cjson bit --max-line-length 120 \
+			src/redis/fence.lua
+	@$(CHECKED); ! checked shellcheck scripts || \
+		shellcheck -s sh -x -S warning -e SC2034,SC2154 $(SHELL_SCRIPTS)
+	@$(CHECKED); ! checked pyflakes3 'Python files' || pyflakes3 $(PYTHON_FILES)
+	@if perl -I test/lib -I $(TAP_MODULES) -e 'use IPC::Run; use PostgreSQL::Test::Utils' 2>/dev/null; then \
+	     for file in $(PERL_FILES); do \
+	         perl -I test/lib -I $(TAP_MODULES) -wc $$file 2>&1 | grep -v ' syntax OK$$' >&2 && exit 1; done; true; \
+	 else echo 'lint: no IPC::Run or no PostgreSQL::Test, Perl files not checked'; fi
+	@if /usr/bin/python3 -c 'import editorconfig' 2>/dev/null; then PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3 test/style.py; \
+	 else echo 'lint: no python3-editorconfig, style not checked'; fi
+
+# The analyser of gcc follows paths through each file: leaks, double frees, NULL. Any warning is an error. The objects go
+# nowhere.
+analyze: $(LIBRARY_HEADER)
+	@for file in $(OBJS:.o=.c); do \
+	     echo "analyze $$file"; \
+	     gcc -O1 -fanalyzer $(WERROR) $(PG_CPPFLAGS) -I$$($(PG_CONFIG) --includedir) -D_GNU_SOURCE -c -o /dev/null $$file \
+	         || exit 1; done
+
+# In a copy, because dpkg writes beside the source, and debian/control is made anew for the PostgreSQL that is here.
+deb:
+	rm -rf build-deb
+	mkdir -p build-deb/pgcache-fence
+	tar --exclude=./.git --exclude=./build-deb --exclude='*.o' --exclude='*.so' --exclude=fence_lua.h --exclude=./tmp_check \
+		--exclude=__pycache__ -cf - . | tar -C build-deb/pgcache-fence -xf -
+	cd build-deb/pgcache-fence && pg_buildext updatecontrol && \
+		env -u MAKEFLAGS -u MAKELEVEL -u MFLAGS dpkg-buildpackage -us -uc
+	@ls build-deb/*.deb
 
 help:
 	@echo 'make                 build (PG_CONFIG=/path/to/pg_config for another server)'
 	@echo 'make TEST_HOOKS=1    the same with points at which tests can stop a backend; after "make clean"'
 	@echo 'make install         install into that server, or below DESTDIR'
-	@echo 'make lint            check the Redis function library'
+	@echo 'make deb             build Debian packages of it, in build-deb/'
+	@echo 'make lint            check style and syntax of all that is C, Lua, shell, Python and Perl'
+	@echo 'make analyze         gcc -fanalyzer over the C files; a minute'
 	@echo 'make clean           remove what was built'
 	@echo 'sh test/run.sh       all tests, on private servers; installs what it needs'
+	@echo 'sh test/coverage.sh  which lines of the C files the tests reach'
+	@echo 'sh test/deb.sh       the Debian package, built and used in clean chroots'
 	@echo 'sh test/demo.sh      the main job, live'
 
-.PHONY: lint help
+.PHONY: lint analyze deb help

@@ -4,7 +4,7 @@ import subprocess
 
 import compare
 import report
-from servers import BASE, fill, wait_until
+from servers import BASE, wait_until
 
 DURABILITY = ('on', 'off')
 ONE = ['unfenced', 'fenced', 'app, one statement', 'plpython', 'notify']

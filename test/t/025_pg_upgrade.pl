@@ -83,7 +83,7 @@ SELECT name, id FROM fence.domain ORDER BY id;
 SELECT tgrelid::regclass, tgname, tgenabled, tgfoid::regproc, tgparentid = 0 FROM pg_trigger
  WHERE tgname ~ '^zzz_pgcache_fence' ORDER BY tgrelid::regclass::text, tgname;
 SELECT d.classid::regclass, pg_describe_object(d.classid, d.objid, d.objsubid), d.deptype,
-       pg_describe_object(d.refclassid, d.refobjid, d.refobjsubid)
+	   pg_describe_object(d.refclassid, d.refobjid, d.refobjsubid)
   FROM pg_depend d LEFT JOIN pg_trigger t ON d.classid = 'pg_trigger'::regclass AND t.oid = d.objid
  WHERE t.tgname ~ '^zzz_pgcache_fence' ORDER BY 2, 3, 4;
 SELECT d.name, t.key, t.version, t.removed_at FROM fence.tombstone t JOIN fence.domain d ON d.id = t.domain_id ORDER BY 1, 2;
@@ -107,8 +107,8 @@ INSERT INTO parts SELECT g, 'x', 5 FROM generate_series(1, 19) g;
 INSERT INTO members SELECT g, g % 3, 'x' FROM generate_series(1, 9) g;
 INSERT INTO "Größe {x}" VALUES ('ä{}:%,', 1, 'x', 5), (E'b\n\t\\', 2, 'x', 5), ('', 3, 'x', 5);
 SELECT fence.attach('plain', on_redis_failure => 'error', ttl => '1 day'), fence.attach('parts'), fence.attach('hand', scope => 'manual'),
-    fence.attach(NULL, domain => 'no table', scope => 'manual'), fence.attach('members', scope => 'group', key => '{room}'),
-    fence.attach('"Größe {x}"', version => 'Vérsion', tag => 'room/{n}', columns => '{n,name,Schlüssel}');
+	fence.attach(NULL, domain => 'no table', scope => 'manual'), fence.attach('members', scope => 'group', key => '{room}'),
+	fence.attach('"Größe {x}"', version => 'Vérsion', tag => 'room/{n}', columns => '{n,name,Schlüssel}');
 DELETE FROM plain WHERE id = 1;
 DELETE FROM parts WHERE id IN (2, 12);
 DELETE FROM "Größe {x}" WHERE n = 3;

@@ -2,7 +2,7 @@
 
 import time
 
-from faults.fault import Fault, sleep
+from faults.fault import Fault
 
 
 class Connections(Fault):

@@ -2,7 +2,7 @@
 
 import time
 
-from faults.fault import Fault, new_mark, sleep, wait_for
+from faults.fault import Fault, new_mark, sleep
 
 FILLER = 2000               # bytes of each key that is there to use up memory
 
