@@ -1,0 +1,49 @@
+# chroot.sh - systems of Debian's suites in directories, made by mmdebstrap from the machine's own mirror.
+#
+# Sourced after common.sh. Needs root, or sudo. Changes nothing outside the directories that it is given. Programs in a
+# chroot have namespaces of processes and of mounts that end with the command; the network is the machine's.
+
+# The machine's own mirror, if it is one of Debian. MIRROR overrides it.
+find_mirror() {
+	[ -n "${MIRROR:-}" ] && { printf '%s\n' "$MIRROR"; return; }
+	# shellcheck disable=SC2016
+	found=$(apt-get indextargets --format '$(ORIGIN) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' 2>/dev/null |
+		awk '$1 == "Debian" && $2 == "main" && $3 !~ /security/ { print $3; exit }')
+	printf '%s\n' "${found:-http://deb.debian.org/debian}"
+}
+
+# Services of packages must not start, and no cluster is needed but the tests' own.
+# shellcheck disable=SC2016
+chroot_hook='mkdir -p "$1/usr/sbin" "$1/etc/postgresql-common" &&
+	printf "#!/bin/sh\nexit 101\n" >"$1/usr/sbin/policy-rc.d" && chmod 755 "$1/usr/sbin/policy-rc.d" &&
+	echo "create_main_cluster = false" >"$1/etc/postgresql-common/createcluster.conf"'
+
+# make_chroot DIR SUITE PACKAGE,...: the suite's essential packages, apt and these. Prints what went wrong.
+make_chroot() {
+	as_root mmdebstrap --quiet --variant=apt --components=main --aptopt='Acquire::Languages "none"' \
+		--aptopt='Acquire::Check-Valid-Until "false"' --aptopt='Acquire::Retries "3"' \
+		--dpkgopt=force-unsafe-io --setup-hook="$chroot_hook" --include="$3" "$2" "$1" "$(find_mirror)" </dev/null
+}
+
+# enter DIR COMMAND...: as the chroot's root.
+# shellcheck disable=SC2016
+enter_script='
+	mount --make-rprivate / && mount --bind "$1" "$1" && mount -t proc proc "$1/proc" && mount -t sysfs sysfs "$1/sys" &&
+	mkdir -p "$1/dev/shm" "$1/dev/pts" && mount -t tmpfs tmpfs "$1/dev/shm" && mount -t devpts devpts "$1/dev/pts" || exit 77
+	root=$1
+	shift
+	chroot "$root" "$@"
+	exit $?'
+
+enter() {
+	entered=$1
+	shift
+	as_root unshare --mount --pid --fork --kill-child sh -c "$enter_script" sh "$entered" \
+		/usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
+		"$@" </dev/null
+}
+
+# Whether namespaces and mounts can be had at all.
+can_enter() {
+	as_root unshare --mount --pid --fork --kill-child sh -c 'mount --make-rprivate / && mount -t tmpfs tmpfs /mnt' 2>/dev/null
+}
