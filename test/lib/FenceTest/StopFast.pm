@@ -10,7 +10,7 @@ INIT
 {
 	if (PostgreSQL::Test::Cluster->can('teardown_node'))
 	{
-		no warnings 'redefine';
+		no warnings qw(once redefine);
 		*PostgreSQL::Test::Cluster::teardown_node = sub
 		{
 			my ($self) = @_;
