@@ -90,6 +90,7 @@ as_root mkdir "$outside/use/tmp/packages"
 as_root cp "$packages"/*.deb "$top/debian/tests/smoke" "$outside/use/tmp/packages"
 step 'apt-get install' enter "$outside/use" sh -c 'DEBIAN_FRONTEND=noninteractive
 	export DEBIAN_FRONTEND
-	rm -f /tmp/packages/*-dbgsym_*; exec apt-get -q -y --no-install-recommends install /tmp/packages/*.deb'
+	rm -f /tmp/packages/*-dbgsym_*
+	apt-get -q update && exec apt-get -q -y --no-install-recommends install /tmp/packages/*.deb'
 step 'a server with the package' enter "$outside/use" sh /tmp/packages/smoke
 cat "$outside/step.log"

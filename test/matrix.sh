@@ -208,11 +208,10 @@ done
 [ -n "$names" ] || { say "no such combination; there are: $(list_names | tr '\n' ' ')" >&2; exit 2; }
 
 set -f
+# shellcheck disable=SC2086
 case $mode in
 full) set -- --only unit --only regress --only isolation --only tap --only history ;;
-# shellcheck disable=SC2086
 quick) set -- --only regress --only isolation --only tap '[a-z]*' $quick_tap ;;
-# shellcheck disable=SC2086
 short) set -- --only regress --only isolation --only tap '[a-z]*' $short_tap ;;
 esac
 set +f
