@@ -73,7 +73,8 @@ CHECKED = checked() { command -v "$$1" >/dev/null || { echo "lint: no $$1, $$2 n
 lint:
 	@$(CHECKED); ! checked luac5.1 'syntax of fence.lua' || luac5.1 -p src/redis/fence.lua
 	@$(CHECKED); ! checked luacheck fence.lua || \
-		luacheck --quiet --no-color --std lua51 --read-globals redis cjson bit --max-line-length 120 src/redis/fence.lua
+		luacheck --quiet --no-color --std lua51 --read-globals redis cjson bit --max-line-length 120 \
+			src/redis/fence.lua
 	@$(CHECKED); ! checked shellcheck scripts || \
 		shellcheck -s sh -x -S warning -e SC2034,SC2154 $(SHELL_SCRIPTS)
 	@$(CHECKED); ! checked pyflakes3 'Python files' || pyflakes3 $(PYTHON_FILES)

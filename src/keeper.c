@@ -414,7 +414,7 @@ try_open(void)
 		(void) topology_greet(&topology_nodes[i], true);
 	topology_publish(false);
 	if (count_present(&missing) == 0)
-		return back_to_closed(closed, missing);
+		return back_to_closed(closed, missing ? missing : "no Redis process is known");
 
 	/* A longer lease than ever is durable before it is granted. */
 	if (setting_lease > fence_shared->longest_lease && !store_durably(fence_shared->last_epoch, error))

@@ -35,7 +35,6 @@ leaks | assert | sanitizers | valgrind | all) ;;
 *) usage >&2; exit 2 ;;
 esac
 
-test_packages='lua5.1 lua-check libipc-run-perl sysbench spin libssl-dev openssl'
 build_packages='dpkg-dev libicu-dev zlib1g-dev bison flex perl bzip2 valgrind'
 
 if [ -z "$base" ]; then
@@ -44,7 +43,7 @@ if [ -z "$base" ]; then
 	case $1 in
 	leaks) install_packages $history_packages libipc-run-perl ;;
 	*)
-		install_packages $history_packages $test_packages $build_packages
+		install_packages $test_packages $build_packages
 		if [ -n "${FENCE_SOURCE:-}" ]; then
 			cp -R "$FENCE_SOURCE" "$outside/postgres" || exit 2
 		elif [ ! -e "${FENCE_BUILDS:-}/source" ]; then

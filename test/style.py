@@ -47,6 +47,8 @@ def faults_of_line(line, rules, width, strict):
 
 def faults(path, strict):
     rules = editorconfig.get_properties(path)
+    if re.search(r'\.(pl|pm|py)$', path):
+        rules.pop('indent_style', None)        # they quote SQL and other languages at length
     with open(path, 'rb') as f:
         content = f.read()
     try:

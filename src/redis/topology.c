@@ -181,7 +181,7 @@ make_table(const ClusterMap *found)
 {
 	static RedisNode old[MAX_NODES];
 	int			old_size = topology_size;
-	int			place[MAX_NODES];
+	int			place[MAX_NODES] = {0};
 	bool		same = found->n == topology_size;
 
 	for (int i = 0; i < found->n; i++)

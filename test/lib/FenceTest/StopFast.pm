@@ -5,13 +5,12 @@ package FenceTest::StopFast;
 
 use strict;
 use warnings;
-no warnings 'once';
 
 INIT
 {
 	if (PostgreSQL::Test::Cluster->can('teardown_node'))
 	{
-		no warnings 'redefine';
+		no warnings qw(once redefine);
 		*PostgreSQL::Test::Cluster::teardown_node = sub
 		{
 			my ($self) = @_;
