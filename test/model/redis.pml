@@ -90,8 +90,13 @@ inline write_version(p, version)
 	R[p].v = version;
 	R[p].ticket = 0;
 #ifndef VERSIONS_RESTART
+#ifdef WARM
+	/* lower than a version that is lost by now only while the writer of that one is pending: see redis_get */
+	R[p].top = (version > R[p].top -> version : R[p].top);
+#else
 	assert(version >= R[p].top);		/* a fence never lowers in one token */
 	R[p].top = version;
+#endif
 #endif
 }
 
@@ -99,7 +104,7 @@ inline drop_own(p, i)
 {
 	R[p].pend[i] = 0;
 	R[p].pend_token[i] = 0;
-	granted_now[i] = 0
+	R[p].granted[i] = 0
 }
 
 /* A former rule: every reservation at or below the version goes as well. Versions that restart make it wrong. */
@@ -148,14 +153,19 @@ inline redis_reserve(p, i, observed, wanted)
 	:: version_now != 0 && wanted <= version_now -> outcome = AHEAD
 	:: else ->
 		R[p].pend[i] = (R[p].pend[i] > wanted -> R[p].pend[i] : wanted);
-#ifdef WARM
+#ifdef STORES
+		/* another letter, another number; or the former one stays (either is right), but never under another gen */
 		if
-		:: R[p].pend_token[i] == 0 -> R[p].pend_token[i] = R[p].token	/* the gen of the first grant stays */
+		:: R[p].granted[i] -> R[p].granted[i] = 0
+#ifdef MUTATION_grant_number_outlives_the_gen
+		:: R[p].granted[i]
+#else
+		:: R[p].granted[i] && R[p].pend_token[i] == R[p].token
+#endif
 		:: else
 		fi;
-#else
-		R[p].pend_token[i] = R[p].token;
 #endif
+		R[p].pend_token[i] = R[p].token;
 #ifndef MUTATION_reserve_keeps_the_ticket
 		if
 		:: version_now == 0 && R[p].exists -> delete_fence(p)
@@ -174,24 +184,52 @@ inline redis_domain_reserve(p, i)
 }
 
 /*
- * Proposed: a commit may give a version to a fence that has none, and store its value, under three conditions. Not in
- * the code yet.
+ * Proposed: a commit stores its value (STORES), and gives a version to a fence that has none (WARM), if its own
+ * reservation is there, under the current gen, with the grant number of the reply that the writer counted. A number is
+ * void as soon as somebody else's commit of that row has arrived: then a newer version may have come and gone.
  */
-#ifdef MUTATION_warm_without_grant_number
-#define SAME_GRANT(i) true
+#ifdef MUTATION_stores_without_a_reservation
+#define OWN_PENDS(p, i) true
 #else
-#define SAME_GRANT(i) granted_now[i]
+#define OWN_PENDS(p, i) (R[p].pend[i] != 0)
 #endif
-#ifdef MUTATION_warm_below_own_reservation
-#define OWN_AT_MOST(p, i, version) true
+#ifdef MUTATION_stores_without_grant_number
+#define SAME_GRANT(p, i) true
 #else
-#define OWN_AT_MOST(p, i, version) (R[p].pend[i] <= version)
+#define SAME_GRANT(p, i) R[p].granted[i]
 #endif
-#ifdef MUTATION_warm_in_another_gen
-#define FIRST_GEN(p, i) true
+#ifdef MUTATION_stores_in_another_gen
+#define SAME_GEN(p, i) true
 #else
-#define FIRST_GEN(p, i) (R[p].pend_token[i] == R[p].token)
+#define SAME_GEN(p, i) (R[p].pend_token[i] == R[p].token)
 #endif
+#define PROVES(p, i) (is_own && OWN_PENDS(p, i) && SAME_GRANT(p, i) && SAME_GEN(p, i))
+
+inline store_own(p, i, version)
+{
+	R[p].vtoken = R[p].token;
+	R[p].vversion = version;
+	R[p].vauthor = i + 1
+}
+
+inline void_others(p, i)
+{
+#if !defined(STORES) || defined(MUTATION_warms_after_anothers_commit)
+	skip
+#else
+	each = 0;
+	do
+	:: each == NW -> break
+	:: else ->
+		if
+		:: each != i -> R[p].granted[each] = 0
+		:: else
+		fi;
+		each++
+	od;
+	each = 0
+#endif
+}
 
 /* commit_one, for commit (version: the writer's; is_own) and settle (version: the row's) */
 inline redis_commit(p, i, version, is_own)
@@ -200,11 +238,9 @@ inline redis_commit(p, i, version, is_own)
 	scratch = (version_now > version -> version_now : version);
 	if
 #ifdef WARM
-	:: is_own && version_now == 0 && R[p].pend[i] != 0 && SAME_GRANT(i) && OWN_AT_MOST(p, i, version) && FIRST_GEN(p, i) ->
+	:: version_now == 0 && PROVES(p, i) ->
 		write_version(p, version);
-		R[p].vtoken = R[p].token;
-		R[p].vversion = version;
-		R[p].vauthor = i + 1
+		store_own(p, i, version)
 	:: else ->
 	if
 #endif
@@ -212,7 +248,14 @@ inline redis_commit(p, i, version, is_own)
 		delete_fence(p)
 	:: else ->
 		if
-		:: version_now != 0 -> write_version(p, scratch)
+		:: version_now != 0 ->
+			write_version(p, scratch);
+#ifdef STORES
+			if
+			:: PROVES(p, i) && scratch == version -> store_own(p, i, version)
+			:: else
+			fi
+#endif
 #ifdef MUTATION_commit_creates_a_missing_fence
 		:: version_now == 0 && !R[p].exists -> write_version(p, scratch)
 #endif
@@ -223,6 +266,7 @@ inline redis_commit(p, i, version, is_own)
 	fi
 #endif
 	;
+	void_others(p, i);
 	drop_own(p, i);
 	drop_up_to(p, scratch);
 	scratch = 0;
@@ -264,6 +308,9 @@ inline redis_get(p, r)
 	:: !MAY_ANSWER(p) || PENDING(p)
 	:: else ->
 		read_fence(p);
+#ifndef VERSIONS_RESTART
+		assert(version_now == 0 || version_now >= R[p].top);		/* nor does a reader see one that has */
+#endif
 		if
 		:: version_now != 0 && R[p].vtoken == R[p].token && R[p].vversion == version_now ->
 			assert(FRESH(p))

@@ -32,6 +32,9 @@
 #ifndef MAX_EPOCH
 #define MAX_EPOCH 3		/* the keeper opens no more than these */
 #endif
+#ifdef WARM
+#define STORES			/* commit brings the value along */
+#endif
 #define IS_BULK(i) ((i) >= BULK_FROM)
 
 /* ---- PostgreSQL: durable, and what everybody sees of it ---- */
@@ -69,7 +72,6 @@ bit same[NW];				/* the word that the writer read is the current one */
 bit ack_same[NW];			/* so is the one its acknowledgement was asked for under */
 bit keeper_same;
 byte ack[NW];				/* version acknowledged; 0: none */
-bit granted_now[NW];			/* (WARM) the grant that the writer knows is that of the reservation there is now */
 byte sent_epoch[NW];		/* epoch named in the last reservation sent; 0: none sent */
 
 /* ---- Redis processes ---- */
@@ -83,6 +85,7 @@ typedef Process {
 	byte token;				/* of the domain, as it is now */
 	byte pend[NW];			/* reserved version */
 	byte pend_token[NW];	/* under which gen it was granted */
+	bit granted[NW];		/* (STORES) its grant number is the one that the writer has counted */
 	bit dpend[NW];			/* the whole domain is reserved by that stamp */
 	/* keys */
 	bit exists;				/* the fence */

@@ -44,17 +44,18 @@ inline expire_word()
 #define NOBODY_TAKES(e) (!TAKES(0, e))
 #endif
 
-#ifdef WARM
-#define NOTE_GRANT(i) granted_now[i] = 1
-#else
-#define NOTE_GRANT(i) skip
-#endif
-
 inline reserve_at(p, i)
 {
 	if
 	:: IS_BULK(i) -> redis_domain_reserve(p, i)
-	:: else -> redis_reserve(p, i, observed, w[i])
+	:: else ->
+		redis_reserve(p, i, observed, w[i]);
+#ifdef STORES
+		if
+		:: outcome == GRANTED -> R[p].granted[i] = 1		/* the writer counts this answer, and its commit will name it */
+		:: else
+		fi
+#endif
 	fi
 }
 
@@ -90,7 +91,7 @@ inline reserve(i, number)
 	fi
 #else
 	if
-	:: outcome == GRANTED -> ack[i] = w[i]; ack_same[i] = same[i]; NOTE_GRANT(i)
+	:: outcome == GRANTED -> ack[i] = w[i]; ack_same[i] = same[i]
 	:: else
 	fi
 #endif
