@@ -18,6 +18,7 @@ inline lose_memory(p)
 	R[p].epoch = 0;
 	R[p].lease = 0;
 	R[p].announced = 0;
+	R[p].disarmed = 0;
 	R[p].token = 0;
 	R[p].top = 0;
 	forget_reservations(p)
@@ -135,6 +136,13 @@ end:
 #endif
 		bound = 0;
 		bound_unset = 1;
+#ifdef MUTATION_crash_forgets_the_holders
+		last_holders = 0;
+#endif
+#ifdef MUTATION_holders_from_a_backup
+		last_holders = 2;		/* who it was at first: a promotion, a restored data directory */
+#endif
+		holders = last_holders;
 		keeper_killed = 1
 	   }
 	od

@@ -23,6 +23,43 @@ inline hello(p)
 	fi
 }
 
+/*
+ * Proposed (DISARM): the leases are over, too, once each process that may hold one has said, by its identity, that it
+ * gave its lease up and takes no grant of that epoch or an older one any more.
+ */
+#ifdef DISARM
+#define HOLDS(id) (holders & (1 << (id)))
+#ifdef MUTATION_disarmed_may_be_renewed
+#define WOULD_TAKE(p, number) true
+#else
+#define WOULD_TAKE(p, number) ((number) > R[p].disarmed)
+#endif
+#ifdef MUTATION_whoever_answers_disarms
+#define IS_HOLDER(p) true
+#define CROSS_OUT(p) holders = 0
+#else
+#define IS_HOLDER(p) HOLDS(R[p].identity)
+#define CROSS_OUT(p) holders = holders & (255 - (1 << R[p].identity))
+#endif
+
+inline disarm_at(p)
+{
+	R[p].lease = 0;
+#ifdef MUTATION_unarmed_remembers_nothing
+	R[p].disarmed = (R[p].epoch != 0 -> last_epoch : 0);
+#else
+	R[p].disarmed = last_epoch;
+#endif
+	if
+	:: CROSS_OUT(p)
+	:: true				/* the answer was lost */
+	fi
+}
+
+#else
+#define WOULD_TAKE(p, number) true
+#endif
+
 inline renew_at(p, number, id, until)
 {
 #ifdef MUTATION_renewal_does_not_ask_who
@@ -38,7 +75,7 @@ inline renew_at(p, number, id, until)
 		outcome = GRANTED
 #else
 	if
-	:: R[p].up && R[p].identity == id && R[p].epoch == number && until > 0 ->
+	:: R[p].up && R[p].identity == id && R[p].epoch == number && until > 0 && WOULD_TAKE(p, number) ->
 		R[p].lease = MAX(R[p].lease, until);
 		outcome = GRANTED
 #endif
@@ -60,13 +97,13 @@ inline forget_reservations(p)
 inline arm_at(p, number, id, until)
 {
 	if
-	:: R[p].up && R[p].identity == id && until > 0 && R[p].epoch == number ->
+	:: R[p].up && R[p].identity == id && until > 0 && R[p].epoch == number && WOULD_TAKE(p, number) ->
 		R[p].lease = MAX(R[p].lease, until);
 #ifdef MUTATION_arm_again_wipes
 		forget_reservations(p);
 #endif
 		outcome = GRANTED
-	:: R[p].up && R[p].identity == id && until > 0 && R[p].epoch < number ->
+	:: R[p].up && R[p].identity == id && until > 0 && R[p].epoch < number && WOULD_TAKE(p, number) ->
 		R[p].epoch = number;
 		R[p].lease = until;
 		forget_reservations(p);
@@ -100,7 +137,15 @@ inline grant_at_address(is_arm)
 #ifdef MUTATION_bound_is_not_raised
 #define RAISE_BOUND skip
 #else
+#ifndef DISARM
 #define RAISE_BOUND bound = MAX(bound, reading)
+#else
+#ifdef MUTATION_holders_are_noted_too_late
+#define RAISE_BOUND bound = MAX(bound, reading)
+#else
+#define RAISE_BOUND atomic { bound = MAX(bound, reading); holders = holders | (1 << identity) }
+#endif
+#endif
 #endif
 
 #ifdef MUTATION_renewal_while_closed
@@ -143,6 +188,8 @@ inline grant_at_address(is_arm)
 #else
 #define GRANT_AGAIN 0		/* by renew */
 #endif
+
+#define GIVEN_UP (!epoch_armed)
 
 proctype Keeper()
 {
@@ -208,6 +255,15 @@ end:
 		fi
 	   }
 	:: atomic { word == ARMING -> change_word(CLOSED, word_epoch) }		/* the keeper was restarted */
+#ifdef DISARM
+	/* for whatever reason the epoch is given up; who is asked may be reached by another way than the address */
+	:: atomic { word == CLOSED && bound > 0 && epoch_armed -> epoch_armed = 0 }
+	:: atomic { word == CLOSED && bound > 0 && GIVEN_UP && R[0].up && IS_HOLDER(0) -> disarm_at(0) }
+#if NP == 2
+	:: atomic { word == CLOSED && bound > 0 && GIVEN_UP && R[1].up && IS_HOLDER(1) -> disarm_at(1) }
+#endif
+	:: atomic { word == CLOSED && bound > 0 && GIVEN_UP && holders == 0 -> bound = 0 }
+#endif
 	:: atomic {
 		word == CLOSED && !bound_unset ->
 		keeper_same = 1;
@@ -291,6 +347,11 @@ new_epoch:
 			:: number > MAX_EPOCH -> goto close_again		/* the model's end, not the protocol's */
 			:: else -> last_epoch = number
 			fi
+#ifdef DISARM
+			;
+			last_holders = 1 << identity;		/* in the same record; those before it are over */
+			holders = 0
+#endif
 		}
 		atomic {
 			if
@@ -350,6 +411,9 @@ granting_same:
 			fi
 		}
 granted:
+#ifdef MUTATION_holders_are_noted_too_late
+		holders = holders | (1 << identity);
+#endif
 		armed_identity = identity;
 		epoch_armed = 1;
 		atomic {

@@ -52,6 +52,7 @@ byte fate[NW];
 bit killed[NW];				/* its backend died in a crash of the server, which has seen to its fate */
 byte w[NW];					/* version stored by the writer */
 byte last_epoch = 1;		/* durable */
+byte last_holders = 2;		/* (DISARM) durable, with the epoch: who may be given a lease of it. Bits: 1 << identity */
 
 /* ---- shared memory of PostgreSQL ---- */
 #define CLOSED 0
@@ -67,6 +68,7 @@ bit bound_unset = 0;
 bit bypassed = 0;
 bit epoch_armed = 1;
 byte armed_identity = 1;
+byte holders = 2;			/* (DISARM) who may hold a lease */
 byte marker[NW];
 bit same[NW];				/* the word that the writer read is the current one */
 bit ack_same[NW];			/* so is the one its acknowledgement was asked for under */
@@ -82,6 +84,7 @@ typedef Process {
 	byte epoch;				/* armed in; 0: not since it started */
 	byte lease;				/* ticks left */
 	bit announced;
+	byte disarmed;			/* (DISARM) no grant of this epoch or an older one is taken any more */
 	byte token;				/* of the domain, as it is now */
 	byte pend[NW];			/* reserved version */
 	byte pend_token[NW];	/* under which gen it was granted */
