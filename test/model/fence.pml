@@ -11,6 +11,9 @@
 #ifdef KEEPER
 #include "keeper.pml"
 #endif
+#ifdef MOVES
+#include "moves.pml"
+#endif
 #include "faults.pml"
 
 init {
@@ -30,6 +33,17 @@ init {
 		R[0].top = row;
 		R[0].vtoken = 1;
 		R[0].vversion = row;
+#ifdef MOVES
+		R[0].serves = 1;
+		R[0].granted_slot = 1;
+		R[0].had_slot = 1;
+		R[1].up = 1;
+		R[1].identity = 2;
+		R[1].epoch = 1;
+		R[1].lease = LEASE;
+		R[1].announced = 1;
+		R[1].token = 2;
+#endif
 		n = 0;
 		do
 		:: n == NW -> break
@@ -53,6 +67,10 @@ init {
 		run Keeper();
 		run LateGrant();
 		run Clock();
+#endif
+#ifdef MOVES
+		run Mover();
+		run Mapkeeper();
 #endif
 #ifdef FAILOVERS
 		run Failovers();

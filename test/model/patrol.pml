@@ -21,7 +21,7 @@ inline settle_at(p)
 	:: else ->
 		if
 		:: found == COMMITTED && R[p].dpend[i] -> redis_domain_commit(p, i)
-		:: found == COMMITTED && !R[p].dpend[i] && version != 0 -> redis_commit(p, i, version, false)
+		:: found == COMMITTED && !R[p].dpend[i] && version != 0 -> COMMIT_AT(p, i, version, false)
 		:: found == COMMITTED && !R[p].dpend[i] && version == 0 -> delete_fence(p); void_others(p, i); drop_own(p, i)
 		:: found == ABORTED && R[p].dpend[i] -> R[p].dpend[i] = 0
 		:: found == ABORTED && !R[p].dpend[i] -> drop_own(p, i)

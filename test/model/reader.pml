@@ -61,6 +61,10 @@ end:
 	do
 	:: atomic { R[0].exists -> delete_fence(0) }
 	:: atomic { R[0].vtoken != 0 -> R[0].vtoken = 0; R[0].vversion = 0; R[0].vauthor = 0 }
+#ifdef MOVES
+	:: atomic { R[1].exists -> delete_fence(1) }
+	:: atomic { R[1].vtoken != 0 -> R[1].vtoken = 0; R[1].vversion = 0; R[1].vauthor = 0 }
+#endif
 	od
 }
 #endif

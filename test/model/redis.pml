@@ -89,7 +89,7 @@ inline write_version(p, version)
 	R[p].ftoken = R[p].token;
 	R[p].v = version;
 	R[p].ticket = 0;
-#ifndef VERSIONS_RESTART
+#if !defined(VERSIONS_RESTART) && !defined(MOVES)
 #ifdef WARM
 	/* lower than a version that is lost by now only while the writer of that one is pending: see redis_get */
 	R[p].top = (version > R[p].top -> version : R[p].top);
@@ -127,9 +127,64 @@ inline drop_up_to(p, version)
 #endif
 }
 
+#ifdef MOVES
+/*
+ * Whether the node carries out a command on the keys. Migrating: only if it has them all; importing, only if the other has
+ * none (which is what the client was told there).
+ */
+#define KEYS_HERE(p, has, other_has_not) ((R[p].serves && (leaving != (p) + 1 || (has))) || \
+										  (!R[p].serves && leaving == 2 - (p) && (other_has_not)))
+#ifdef LOST_BY_RESERVE
+#define FENCE_HERE(p) (R[p].granted_slot && !R[p].poisoned && KEYS_HERE(p, R[p].exists, !R[1 - (p)].exists))
+#else
+#define FENCE_HERE(p) KEYS_HERE(p, R[p].exists, !R[1 - (p)].exists)
+#endif
+
+/*
+ * A commit finds the slot away, so the fence does not hear of it: what Redis says of the slot is not trusted when it comes
+ * back (PENDING_POISONS: the reservation stays instead).
+ */
+inline poison(p)
+{
+#if !defined(MUTATION_slot_is_not_poisoned) && !defined(PENDING_POISONS)
+	R[p].poisoned = R[p].granted_slot
+#else
+	skip
+#endif
+}
+#endif
+
+inline record(p, i, wanted)
+{
+	R[p].pend[i] = (R[p].pend[i] > wanted -> R[p].pend[i] : wanted);
+#ifdef STORES
+	/* another letter, another number; or the former one stays (either is right), but never under another gen */
+	if
+	:: R[p].granted[i] -> R[p].granted[i] = 0
+#ifdef MUTATION_grant_number_outlives_the_gen
+	:: R[p].granted[i]
+#else
+	:: R[p].granted[i] && R[p].pend_token[i] == R[p].token
+#endif
+	:: else
+	fi;
+#endif
+	R[p].pend_token[i] = R[p].token;
+	outcome = GRANTED
+}
+
 /* reserve_one */
 inline redis_reserve(p, i, observed, wanted)
 {
+#ifdef MOVES
+	if
+#ifdef LOST_BY_RESERVE
+	:: !FENCE_HERE(p) -> poison(p); outcome = GRANTED
+#else
+	:: !FENCE_HERE(p) -> record(p, i, wanted)		/* in memory only */
+#endif
+	:: else ->
+#endif
 	read_fence(p);
 	if
 	:: observed != 0 ->
@@ -152,28 +207,19 @@ inline redis_reserve(p, i, observed, wanted)
 	if
 	:: version_now != 0 && wanted <= version_now -> outcome = AHEAD
 	:: else ->
-		R[p].pend[i] = (R[p].pend[i] > wanted -> R[p].pend[i] : wanted);
-#ifdef STORES
-		/* another letter, another number; or the former one stays (either is right), but never under another gen */
-		if
-		:: R[p].granted[i] -> R[p].granted[i] = 0
-#ifdef MUTATION_grant_number_outlives_the_gen
-		:: R[p].granted[i]
-#else
-		:: R[p].granted[i] && R[p].pend_token[i] == R[p].token
-#endif
-		:: else
-		fi;
-#endif
-		R[p].pend_token[i] = R[p].token;
+		record(p, i, wanted);
 #ifndef MUTATION_reserve_keeps_the_ticket
 		if
 		:: version_now == 0 && R[p].exists -> delete_fence(p)
 		:: else
-		fi;
+		fi
+#else
+		skip
 #endif
-		outcome = GRANTED
 	fi;
+#ifdef MOVES
+	fi;
+#endif
 	version_now = 0
 }
 
@@ -296,7 +342,13 @@ inline redis_domain_commit(p, i)
 #endif
 }
 
-#define MAY_ANSWER(p) (R[p].up && R[p].epoch != 0 && R[p].lease > 0 && R[p].announced)
+#ifdef MOVES
+#define READABLE(p) (KEYS_HERE(p, R[p].exists && R[p].vtoken != 0, !R[1 - (p)].exists && R[1 - (p)].vtoken == 0) && \
+					 R[p].granted_slot && !R[p].poisoned)
+#else
+#define READABLE(p) true
+#endif
+#define MAY_ANSWER(p) (R[p].up && R[p].epoch != 0 && R[p].lease > 0 && R[p].announced && READABLE(p))
 
 /* A hit is current at the very instant of the get: an instant that lies between the read's start and end. */
 #define FRESH(p) (R[p].vauthor == author)
@@ -308,7 +360,7 @@ inline redis_get(p, r)
 	:: !MAY_ANSWER(p) || PENDING(p)
 	:: else ->
 		read_fence(p);
-#ifndef VERSIONS_RESTART
+#if !defined(VERSIONS_RESTART) && !defined(MOVES)
 		assert(version_now == 0 || version_now >= R[p].top);		/* nor does a reader see one that has */
 #endif
 		if

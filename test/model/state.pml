@@ -84,6 +84,11 @@ typedef Process {
 	byte epoch;				/* armed in; 0: not since it started */
 	byte lease;				/* ticks left */
 	bit announced;
+	/* (MOVES) */
+	bit serves;				/* the slot is here, as far as the node knows */
+	bit granted_slot;		/* it is in the keeper's grant */
+	bit had_slot;			/* and was before, in this epoch */
+	bit poisoned;			/* it is out of the grant, because it was found to be away */
 	byte disarmed;			/* (DISARM) no grant of this epoch or an older one is taken any more */
 	byte token;				/* of the domain, as it is now */
 	byte pend[NW];			/* reserved version */
@@ -101,6 +106,9 @@ typedef Process {
 	byte top;				/* ghost: highest v in this token */
 };
 Process R[NP];
+#ifdef MOVES
+byte leaving;				/* the slot migrates from process leaving - 1; 0: it does not */
+#endif
 #ifdef SNAPSHOT
 Process saved;				/* keys as an RDB file or a lagging replica has them */
 #endif

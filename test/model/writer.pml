@@ -36,7 +36,12 @@ inline expire_word()
 #endif
 }
 
-#define TAKES(p, e) (R[p].up && R[p].epoch == (e) && R[p].lease > 0)
+#if !defined(MOVES) || defined(MUTATION_anybody_reserves)
+#define HAS_SLOT(p) true
+#else
+#define HAS_SLOT(p) R[p].granted_slot
+#endif
+#define TAKES(p, e) (R[p].up && R[p].epoch == (e) && R[p].lease > 0 && HAS_SLOT(p))
 
 #if NP == 2
 #define NOBODY_TAKES(e) (!TAKES(0, e) && !TAKES(1, e))
@@ -75,6 +80,9 @@ inline reserve(i, number)
 		late_w[i] = w[i];
 		late_observed[i] = observed;
 		late_epoch[i] = number
+#endif
+#ifdef MOVES
+	:: NOBODY_TAKES(number)
 #endif
 #ifdef KEEPER
 #ifdef QUIET
@@ -163,7 +171,7 @@ early:
 			outcome = 0
 #endif
 		fi;
-#ifndef KEEPER
+#if !defined(KEEPER) && !defined(MOVES)
 		same[i] = 1;
 #endif
 	}
@@ -248,6 +256,9 @@ look:
 		goto commit
 	}
 closed:
+#ifdef MOVES
+	atomic { word == OPEN -> goto look }
+#endif
 #ifdef KEEPER
 	atomic {
 		if
@@ -320,6 +331,25 @@ done:
 #endif
 }
 
+/* commit or settle where the slot is not: only what the memory holds. */
+inline end_away(p, i)
+{
+	poison(p);
+#ifndef PENDING_POISONS
+	drop_own(p, i)
+#endif
+}
+
+#ifdef MOVES
+#define COMMIT_AT(p, i, version, is_own) \
+	if \
+	:: FENCE_HERE(p) -> redis_commit(p, i, version, is_own) \
+	:: else -> end_away(p, i) \
+	fi
+#else
+#define COMMIT_AT(p, i, version, is_own) redis_commit(p, i, version, is_own)
+#endif
+
 /* Messages that arrive when nobody waits for them any more, in any order. */
 #define KNOWS(p, e) (R[p].up && R[p].epoch == (e))
 
@@ -327,7 +357,7 @@ inline end_at(p, i)
 {
 	if
 	:: end_message[i] == COMMIT && IS_BULK(i) -> redis_domain_commit(p, i)
-	:: end_message[i] == COMMIT && !IS_BULK(i) -> redis_commit(p, i, w[i], true)
+	:: end_message[i] == COMMIT && !IS_BULK(i) -> COMMIT_AT(p, i, w[i], true)
 	:: end_message[i] == ABORT && IS_BULK(i) -> R[p].dpend[i] = 0
 	:: end_message[i] == ABORT && !IS_BULK(i) -> drop_own(p, i)
 	fi
