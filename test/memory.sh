@@ -184,13 +184,17 @@ run_sanitizers() {
 }
 
 # ours LOG...: of what memcheck reports, the errors that have the extension or hiredis in their stack, and the leaks of what
-# these two allocated (first frames: PostgreSQL's catalogue caches leak a little, whoever makes them look something up).
-# Writes the number of all others to $base/others.
+# these two took from malloc. (What palloc gave belongs to a context, and goes with it; PostgreSQL's catalogue caches leak a
+# little, whoever makes them look something up.) Writes the number of all others to $base/others.
 ours() {
 	awk -v others="$base/others" '
-		/ BEGIN$/ { text = ""; frames = 0; mine = 0; leak = 0 }
+		/ BEGIN$/ { text = ""; frames = 0; mine = 0; leak = 0; palloc = 0 }
 		/ lost in loss record / { leak = 1 }
-		/==    (at|by) 0x/ { frames++; if (/[( ]([^ ]*\/tree\/)?src\/|hiredis/ && (!leak || frames <= 4)) mine = 1 }
+		/==    (at|by) 0x/ {
+			frames++
+			if (frames <= 4 && /\/utils\/mmgr\//) palloc = 1
+			if (/[( ]([^ ]*\/tree\/)?src\/|hiredis/ && (!leak || (frames <= 4 && !palloc))) mine = 1
+		}
 		{ text = text $0 "\n" }
 		/ END$/ { if (mine) print text; else n++ }
 		END { print n + 0 >others }' "$@"
