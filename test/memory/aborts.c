@@ -1,8 +1,10 @@
 /*
  * aborts.c
  *	  Preloaded into the servers of tests: each abort(), which is how a failed assertion and a PANIC of PostgreSQL end,
- *	  leaves a line in the file that FENCE_ABORTS names. A test may survive it, and the log it is in may be gone.
+ *	  leaves a line and its stack in the file that FENCE_ABORTS names. A test may survive it, and the log it is in may be
+ *	  gone.
  */
+#include <execinfo.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -15,6 +17,7 @@ abort(void)
 {
 	const char *name = getenv("FENCE_ABORTS");
 	char		line[256] = "";
+	void	   *stack[32];
 	int			in = open("/proc/self/cmdline", O_RDONLY);
 	int			out = name ? open(name, O_WRONLY | O_APPEND | O_CREAT, 0666) : -1;
 
@@ -28,6 +31,7 @@ abort(void)
 		len = strlen(line);
 		line[len++] = '\n';
 		(void) !write(out, line, len);
+		backtrace_symbols_fd(stack, backtrace(stack, 32), out);
 	}
 	signal(SIGABRT, SIG_DFL);
 	raise(SIGABRT);
