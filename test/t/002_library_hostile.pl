@@ -393,7 +393,8 @@ subtest 'a user who may not use every command: failing in the middle' => sub {
 		[ 'resetkeys', '~n:f:*' ],
 		sub {
 			my ($try) = @_;
-			like($try->('fence_write', 0, 1, f('k'), $epoch, qw(v 1.a 6 0 p)), qr/$denied|can't access/, 'a value without the right to it');
+			grants('k', '1.a', '', 6);
+			like($try->('fence_write', 0, 1, f('k'), $epoch, qw(v 1.a 6 0 p 1)), qr/$denied|can't access/, 'a value without the right to it');
 			is(pendings(), 'k 1.a 6, p 1.a 2', 'no reservation was dropped');
 			is(version_of('k'), 6, 'the fence was written before: a miss from now on');
 		});

@@ -86,27 +86,80 @@ wait_event_redis(void)
 	return 0;
 }
 
-int
-WaitLatchOrSocket(Latch *latch, int wake, pgsocket sock, long timeout, uint32 event)
+/* Of a set only its socket counts. */
+static struct
 {
-	struct pollfd p = {.fd = sock};
-	int			happened = 0;
+	pgsocket	socket;
+	uint32		events;
+}			waited_for;
 
+MemoryContext TopMemoryContext = NULL;
+
+/* One at a time is enough here; the type is PostgreSQL's own secret. */
+WaitEventSet *
+#if PG_VERSION_NUM >= 170000
+CreateWaitEventSet(ResourceOwner owner, int nevents)
+#else
+CreateWaitEventSet(MemoryContext owner, int nevents)
+#endif
+{
+	(void) owner;
+	(void) nevents;
+	return (WaitEventSet *) &waited_for;
+}
+
+void
+FreeWaitEventSet(WaitEventSet *set)
+{
+	(void) set;
+}
+
+int
+AddWaitEventToSet(WaitEventSet *set, uint32 events, pgsocket sock, Latch *latch, void *user)
+{
+	(void) set;
 	(void) latch;
-	(void) event;
+	(void) user;
+	if (sock == PGINVALID_SOCKET)
+		return 0;
+	waited_for.socket = sock;
+	waited_for.events = events;
+	return 2;
+}
+
+void
+ModifyWaitEvent(WaitEventSet *set, int position, uint32 events, Latch *latch)
+{
+	(void) set;
+	(void) position;
+	(void) latch;
+	waited_for.events = events;
+}
+
+int
+WaitEventSetWait(WaitEventSet *set, long timeout, WaitEvent *event, int nevents, uint32 why)
+{
+	struct pollfd p = {.fd = waited_for.socket};
+
+	(void) set;
+	(void) nevents;
+	(void) why;
+	event->events = 0;
 	if (interrupt_in >= 0 && interrupt_in-- == 0)
 	{
 		InterruptPending = true;
-		return WL_LATCH_SET;
+		event->events = WL_LATCH_SET;
+		return 1;
 	}
-	p.events = (wake & WL_SOCKET_READABLE ? POLLIN : 0) | (wake & (WL_SOCKET_WRITEABLE | WL_SOCKET_CONNECTED) ? POLLOUT : 0);
+	p.events = (waited_for.events & WL_SOCKET_READABLE ? POLLIN : 0) |
+		(waited_for.events & (WL_SOCKET_WRITEABLE | WL_SOCKET_CONNECTED) ? POLLOUT : 0);
 	if (poll(&p, 1, (int) timeout) == 0)
-		return WL_TIMEOUT;
+		return 0;
 	if (p.revents & (POLLIN | POLLHUP | POLLERR))
-		happened |= wake & WL_SOCKET_READABLE;
+		event->events |= waited_for.events & WL_SOCKET_READABLE;
 	if (p.revents & (POLLOUT | POLLHUP | POLLERR))
-		happened |= wake & (WL_SOCKET_WRITEABLE | WL_SOCKET_CONNECTED);
-	return happened;
+		event->events |= waited_for.events & (WL_SOCKET_WRITEABLE | WL_SOCKET_CONNECTED);
+	return 1;
 }
 
 /* ---- the test ---- */
