@@ -304,7 +304,7 @@ subtest 'allkeys-lru under pressure' => sub {
 
 	$redis->call(qw(CONFIG SET maxmemory-policy allkeys-lru));
 	$redis->call(qw(CONFIG SET maxmemory), $redis->info('memory', 'used_memory') + 500_000);
-	my @writers = busy_writers($table, 250);
+	my @writers = busy_writers($table, 600);
 	reads_while($table, sub { $redis->call('SET', 'junk' . ++$n, $junk) foreach 1 .. 20 }, @writers);
 	is($_->error_of, undef, 'a writer ended well') foreach @writers;
 	cmp_ok($redis->info('stats', 'evicted_keys') - $evicted, '>', 1000, 'keys were evicted');
@@ -316,7 +316,7 @@ subtest 'allkeys-lru under pressure' => sub {
 
 subtest 'FLUSHALL again and again' => sub {
 	my $table = new_table();
-	my @writers = busy_writers($table, 150);
+	my @writers = busy_writers($table, 400);
 	my $n = 0;
 
 	reads_while($table, sub { $redis->call('FLUSHALL') if ++$n % 15 == 0 }, @writers);
