@@ -47,6 +47,9 @@ parse_arguments() {
 	done
 }
 
+started=$(date +%s)
+level() { say "--- $1 (after $((($(date +%s) - started) / 60)) min)"; }
+
 wanted() { case " ${levels:-unit regress isolation tap history model clients matrix} " in *" $1 "*) return 0 ;; esac; return 1; }
 
 # One other combination of versions, in a chroot (outside: an unprivileged user cannot make one). What it counted is left
@@ -71,7 +74,7 @@ run_matrix() {
 	set --
 	for name in $(matrix_chosen); do set -- "$@" --only "$name"; done
 	[ $# -gt 0 ] || return 0
-	say '--- matrix'
+	level matrix
 	log=$outside/matrix.log
 	# a mirror that does not answer must not hold everything else
 	setsid timeout --kill-after=30 $matrix_seconds sh "$top/test/matrix.sh" --short "$@" >"$log" 2>&1 &
@@ -158,7 +161,7 @@ model_chosen() {
 
 # Tests of single source files, without a server; each program ends with a line like ours.
 run_unit() {
-	say '--- unit'
+	level unit
 	for name in $1; do
 		log=$base/unit-$name.log
 		sh "test/unit/$name.sh" >"$log" 2>&1
@@ -183,7 +186,7 @@ count_regress() {
 
 # run_regress LEVEL NAMES: one of the two regression programs, through the Makefile.
 run_regress() {
-	say "--- $1"
+	level "$1"
 	log=$base/$1.log
 	case $1 in
 	regress) set -- "$1" "REGRESS=$2" ISOLATION= TAP_TESTS= regression.diffs ;;
@@ -209,15 +212,20 @@ check_crash() {
 	fi
 }
 
+# Their waits have deadlines; this is for one that has not.
+tap_seconds=3000
+
 run_tap() {
-	say '--- tap'
+	level tap
 	files=
 	for name in $1; do files="$files test/t/$name.pl"; done
 	log=$base/tap.log
-	TEMP_CONFIG=$base/place.conf make -s installcheck REGRESS= ISOLATION= "PROVE_TESTS=$files" \
-		"PROVE_FLAGS=--timer -j${PROVE_JOBS:-2}" >"$log" 2>&1
-	status=$?
-	grep -vE '^(\+\+\+|make)' "$log"
+	{
+		TEMP_CONFIG=$base/place.conf timeout $tap_seconds make -s installcheck REGRESS= ISOLATION= "PROVE_TESTS=$files" \
+			"PROVE_FLAGS=--timer -j${PROVE_JOBS:-2}" 2>&1
+		echo $? >"$log.status"
+	} | tee "$log" | grep --line-buffered -vE '^(\+\+\+|make)'
+	status=$(cat "$log.status")
 	total=$(sed -n 's/^Files=[0-9]*, Tests=\([0-9]*\),.*/\1/p' "$log")
 	# The summary has a line for each file that is not all right. One that dies fails, even if no assertion did.
 	bad=$(sed -n 's/^test\/.*(Wstat: \([0-9]*\).* Tests: [0-9]* Failed: \([0-9]*\))$/\1 \2/p' "$log" |
@@ -234,7 +242,7 @@ run_tap() {
 
 # The history checker and the faults that it injects, on a build in which tests can stop a backend anywhere.
 run_history() {
-	say '--- history'
+	level history
 	make -s clean
 	if ! build TEST_HOOKS=1; then
 		failed=$((failed + 1))
@@ -257,7 +265,7 @@ run_history() {
 
 # The model of the protocol: no servers, two processors for some minutes.
 run_model() {
-	say '--- model'
+	level model
 	log=$base/model.log
 	{
 		# shellcheck disable=SC2086
@@ -273,7 +281,7 @@ run_model() {
 
 # Programs in other languages that read through fences, and a browser.
 run_clients() {
-	say '--- clients'
+	level clients
 	for name in $1; do
 		log=$base/clients-$name.log
 		{

@@ -74,7 +74,7 @@ main(int argc, char **argv)
 		{
 			redisReply *reply = next_reply();
 
-			if (reply->elements != 3 && reply->elements != 4)
+			if (reply->elements < 3)	/* a miss may end with a hint, and a hit has one element */
 				die(fences[i], reply->elements ? reply->element[0]->str : "no answer");
 			redisAppendCommand(redis, "FCALL fence_put 2 %s %s %s %s 0 %s 0", fences[i], values[i],
 							   reply->element[1]->str, reply->element[2]->str, payload);
