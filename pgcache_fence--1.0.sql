@@ -221,8 +221,19 @@ CREATE FUNCTION fence.audit(domain text, fraction double precision DEFAULT 1.0,
 CREATE FUNCTION fence.repair(domain text, VARIADIC key text[]) RETURNS text
     LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_repair';
 
+-- Counters since the server start or the last reset, and gauges: of this database's domains, and of the whole server. For
+-- those who watch servers (pg_monitor).
+CREATE FUNCTION fence._metrics(OUT name text, OUT labels jsonb, OUT value double precision)
+    RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_metrics_view';
+CREATE VIEW fence.metrics AS SELECT * FROM fence._metrics();
+CREATE FUNCTION fence.reset_metrics() RETURNS void
+    LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_reset_metrics';
+
 REVOKE ALL ON FUNCTION fence.attach, fence.detach, fence.detach_domain, fence.put, fence.begin_write, fence.abort_write,
-                       fence.define_derived, fence.drop_derived, fence._pending, fence.audit, fence.repair FROM PUBLIC;
+                       fence.define_derived, fence.drop_derived, fence._pending, fence.audit, fence.repair,
+                       fence._metrics, fence.reset_metrics FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION fence._metrics TO pg_monitor;
+GRANT SELECT ON fence.metrics TO pg_monitor;
 GRANT SELECT ON fence.domain, fence.domains, fence.derived, fence.state, fence.nodes TO PUBLIC;
 
 -- Writes the row of fence.cluster, and lets the keeper know of this database after COMMIT.

@@ -14,6 +14,7 @@
 #include "audit.h"
 #include "coordinator.h"
 #include "key.h"
+#include "metrics.h"
 #include "row.h"
 #include "shared.h"
 #include "tombstone.h"
@@ -116,8 +117,8 @@ audit_key(const Domain *domain, const char *key, FenceStatus *status)
 	return ok;
 }
 
-const char *
-audit_repair(const Domain *domain, const char *key)
+static const char *
+try_repair(const Domain *domain, const char *key)
 {
 	FenceStatus status;
 	FenceWord	word = fence_word();
@@ -162,6 +163,15 @@ audit_repair(const Domain *domain, const char *key)
 	return result;
 }
 
+const char *
+audit_repair(const Domain *domain, const char *key)
+{
+	const char *result = try_repair(domain, key);
+
+	metrics_add_named(domain->metrics, FAMILY_REPAIR, result, 1);
+	return result;
+}
+
 void
 audit_sample(const Domain *domain, double fraction, int most, bool repair, int64 counts[RELATION_COUNT])
 {
@@ -184,6 +194,7 @@ audit_sample(const Domain *domain, double fraction, int most, bool repair, int64
 					(errcode(ERRCODE_CONNECTION_FAILURE),
 					 errmsg("could not ask Redis for a fence: %s", coordinator_problem())));
 		counts[status.relation]++;
+		metrics_add_named(domain->metrics, FAMILY_COMPARE, audit_relation_name(status.relation), 1);
 		if (repair && (status.relation == RELATION_FENCE_BEHIND || status.relation == RELATION_FENCE_AHEAD))
 			(void) audit_repair(domain, key);
 	}

@@ -338,6 +338,7 @@ fill_entry(Entry *entry, const DomainRow *row)
 	domain->id = row->id;
 	domain->name = pstrdup(row->name);
 	domain->wire_name = domain_wire_name(row->name);
+	domain->metrics = metrics_slot(domain->wire_name);
 	domain->fence_prefix = psprintf("%s:f:%s:", setting_namespace, domain->wire_name);
 	domain->value_prefix = psprintf("%s:v:%s:", setting_namespace, domain->wire_name);
 	domain->relid = row->relid;
@@ -509,6 +510,7 @@ domain_stub(const char *name, int64 id, const char *policy)
 	domain->id = id;
 	domain->name = pstrdup(name);
 	domain->wire_name = domain_wire_name(name);
+	domain->metrics = metrics_slot(domain->wire_name);
 	domain->policy = policy_of_text(policy);
 	domain->dead = true;
 	MemoryContextSwitchTo(old);

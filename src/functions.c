@@ -34,6 +34,7 @@
 #include "coordinator.h"
 #include "key.h"
 #include "ledger.h"
+#include "metrics.h"
 #include "reader.h"
 #include "row.h"
 #include "shared.h"
@@ -219,6 +220,15 @@ may_ask(void)
 	return WORD_STATE(fence_word_expire()) == FENCE_OPEN;
 }
 
+void
+reader_count_unanswered(const Domain *domain, const char *status)
+{
+	bool		unarmed = strcmp(status, "unarmed") == 0;
+
+	metrics_add(domain->metrics, unarmed ? METRIC_GET_UNARMED : METRIC_GET_UNAVAILABLE, 1);
+	metrics_add(domain->metrics, unarmed ? METRIC_FALLBACK_UNARMED : METRIC_FALLBACK_UNAVAILABLE, 1);
+}
+
 /* The strong get. On a standby a miss has neither token nor ticket: nobody may put what he reads there. */
 static GetAnswer
 strong_get(const Domain *domain, const char *key)
@@ -229,26 +239,23 @@ strong_get(const Domain *domain, const char *key)
 	const char *argv[] = {"FCALL", "fence_get", "2", fence, value};
 	size_t		argvlen[] = {5, 9, 1, strlen(fence), strlen(value)};
 	bool		standby = RecoveryInProgress();
-	redisReply *reply;
+	redisReply *reply = NULL;
 
 	if (!may_ask())
-	{
 		answer.status = reader_closed_status();
-		return answer;
-	}
-	if (fence_node_of(fence) == SLOT_NOBODY)
+	else if (fence_node_of(fence) == SLOT_NOBODY)
+		answer.status = "unarmed";
+	else if ((reply = coordinator_ask(fence, lengthof(argv), argv, argvlen)) != NULL)
 	{
-		answer.status = "unarmed";
-		return answer;
+		if (reply->type == REDIS_REPLY_ARRAY)
+			answer = reader_answer(reply->element, reply->elements);
+		else if (coordinator_is_redirection(reply))
+			answer.status = "unarmed";
 	}
-	reply = coordinator_ask(fence, lengthof(argv), argv, argvlen);
-	if (reply == NULL)
-		return answer;
-	if (reply->type == REDIS_REPLY_ARRAY)
-		answer = reader_answer(reply->element, reply->elements);
-	else if (coordinator_is_redirection(reply))
-		answer.status = "unarmed";
-	freeReplyObject(reply);
+	if (reply == NULL || reply->type != REDIS_REPLY_ARRAY)
+		reader_count_unanswered(domain, answer.status);
+	if (reply != NULL)
+		freeReplyObject(reply);
 	if (standby && strcmp(answer.status, "miss") == 0)
 		answer.token = answer.ticket = NULL;
 	return answer;
@@ -456,12 +463,17 @@ fence_read(PG_FUNCTION_ARGS)
 
 	reader_require_source(domain);
 	reader_require(domain);
-	if (!ledger_has_written(domain->id))
+	if (ledger_has_written(domain->id))
+		metrics_add(domain->metrics, METRIC_FALLBACK_OWN_WRITE, 1);
+	else
 		answer = strong_get(domain, key);
 	if (answer.payload && reader_payload(&answer, &row))
 		PG_RETURN_DATUM(row);
 	if (answer.payload)
+	{
+		metrics_add(domain->metrics, METRIC_FALLBACK_UNREADABLE, 1);
 		answer.token = NULL;	/* somebody else's value under this name: read past it, leave it alone */
+	}
 	if (standby)
 	{
 		if (answer.payload == NULL && strcmp(answer.status, "miss") == 0 && read_row_of_standby(domain, key, &row))

@@ -21,6 +21,7 @@
 #include "utils/memutils.h"
 
 #include "compat.h"
+#include "metrics.h"
 #include "outbox.h"
 #include "redis/topology.h"
 #include "settings.h"
@@ -332,11 +333,23 @@ grant_and_open(FenceWord arming, bool new_epoch, const char *why)
 	return true;
 }
 
+/* What makes a new epoch necessary, for the metrics. */
+static ServerMetric
+why_new_epoch(FenceWord word)
+{
+	if (WORD_EPOCH(word) == 0)
+		return SERVER_METRIC_EPOCH_START;
+	if (pg_atomic_read_u32(&fence_shared->bypassed))
+		return SERVER_METRIC_EPOCH_BYPASS;
+	return fence_shared->epoch_armed ? SERVER_METRIC_EPOCH_PROCESS : SERVER_METRIC_EPOCH_BURNT;
+}
+
 /* A new epoch: nobody of the old one is committing, and nobody in Redis may vouch for it any more. */
 static bool
 open_new_epoch(FenceWord arming)
 {
 	uint32		number = fence_shared->last_epoch;
+	ServerMetric why = why_new_epoch(arming);
 	uint64		random;
 	char		error[REASON_LEN];
 	const char *missing;
@@ -364,6 +377,7 @@ open_new_epoch(FenceWord arming)
 	pg_atomic_write_u64(&fence_shared->epoch_random, random);
 	if (!fence_word_change(arming, FENCE_ARMING, number, NULL))
 		return false;
+	metrics_add_server(why, 1);
 	/* c4b: not before the number is in the word (the old epoch must not forget it), and before anything is armed */
 	pg_atomic_write_u32(&fence_shared->bypassed, 0);
 	next = fence_word();
@@ -482,6 +496,7 @@ heartbeat(FenceWord word, char *error)
 	{
 		RedisNode  *node = &topology_nodes[i];
 		LibraryCall call = {.deadline = fence_clock() + timeout_us()};
+		int64		started = fence_clock();
 
 		if (!fence_shared->nodes[i].granted)
 			continue;
@@ -507,6 +522,7 @@ heartbeat(FenceWord word, char *error)
 			strlcpy(node->error, call.error, REASON_LEN);
 			return false;
 		}
+		metrics_raise_server(SERVER_METRIC_HEARTBEAT, fence_clock() - started);
 	}
 	topology_publish(true);
 	/* after the renewals: an answer that does not come must not cost a lease */

@@ -15,6 +15,8 @@
 
 #include "postgres.h"
 
+#include "metrics.h"
+
 typedef enum LetterKind
 {
 	LETTER_END,					/* operations of fence_write that end reservations */
@@ -40,6 +42,7 @@ typedef struct Letter
 	size_t		key_len;
 	const char *arg_bytes;
 	size_t		arg_len;
+	LetterCount count;
 
 	/* set by outbox_take: who waits for which answer */
 	int			process;

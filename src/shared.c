@@ -17,6 +17,7 @@
 #include "utils/wait_event.h"
 
 #include "compat.h"
+#include "metrics.h"
 #include "outbox.h"
 #include "settings.h"
 #include "shared.h"
@@ -41,7 +42,20 @@ state_size(void)
 static Size
 shared_size(void)
 {
-	return add_size(MAXALIGN(state_size()), outbox_size());
+	return add_size(add_size(MAXALIGN(state_size()), metrics_size()), outbox_size());
+}
+
+/* The parts that others own, behind our own */
+static char *
+metrics_memory(void)
+{
+	return (char *) fence_shared + MAXALIGN(state_size());
+}
+
+static char *
+outbox_memory(void)
+{
+	return metrics_memory() + metrics_size();
 }
 
 static void
@@ -62,7 +76,6 @@ shared_initialise(FenceShared *shared)
 	pg_atomic_init_u64(&shared->epoch_random, 0);
 	pg_atomic_init_u64(&shared->lease_bound, 0);
 	pg_atomic_init_u64(&shared->arming_until, 0);
-	pg_atomic_init_u64(&shared->bypassed_transactions, 0);
 	pg_atomic_init_u64(&shared->bypass_logged, 0);
 	pg_atomic_init_u32(&shared->bypassed, 0);
 	pg_atomic_init_u32(&shared->nodes_serial, 1);
@@ -91,9 +104,11 @@ shared_startup(void)
 	if (!found)
 	{
 		shared_initialise(fence_shared);
-		outbox_initialise((char *) fence_shared + MAXALIGN(state_size()));
+		metrics_initialise(metrics_memory());
+		outbox_initialise(outbox_memory());
 	}
-	outbox_use((char *) fence_shared + MAXALIGN(state_size()));
+	metrics_use(metrics_memory());
+	outbox_use(outbox_memory());
 	LWLockRelease(AddinShmemInitLock);
 }
 
@@ -178,6 +193,8 @@ fence_word_change(FenceWord from, FenceState state, uint32 epoch, const char *re
 		fence_shared->since = GetCurrentTimestamp();
 	LWLockRelease(fence_shared->lock);
 
+	if (state == FENCE_OPEN || WORD_STATE(from) == FENCE_OPEN)
+		metrics_add_server(state == FENCE_OPEN ? SERVER_METRIC_STATE_OPEN : SERVER_METRIC_STATE_CLOSED, 1);
 	if (news && state != FENCE_ARMING)
 		ereport(LOG,
 				(errmsg("pgcache_fence: %s in epoch %u: %s", state_name(state), epoch, reason)));

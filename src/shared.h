@@ -94,7 +94,6 @@ typedef struct FenceShared
 	pg_atomic_uint32 nodes_serial;	/* changes whenever a serial in nodes does */
 	pg_atomic_uint32 catalog_serial;	/* changes whenever domains or databases may have changed */
 	pg_atomic_uint32 patrol_wanted; /* there is something to settle at once; its latch alone is reset by any wait */
-	pg_atomic_uint64 bypassed_transactions; /* since the server start */
 	pg_atomic_uint64 bypass_logged; /* fence_clock() time of the last log line about one */
 	uint64		nonce;			/* of this server start; constant */
 

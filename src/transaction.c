@@ -16,6 +16,7 @@
 #include "coordinator.h"
 #include "domain.h"
 #include "ledger.h"
+#include "metrics.h"
 #include "settings.h"
 #include "shared.h"
 #include "test_hooks.h"
@@ -100,6 +101,7 @@ policy_is_error(void)
 static void
 raise_ahead(const Reservation *r)
 {
+	metrics_add(r->metrics, METRIC_STALE_POSTGRES, 1);
 	ledger_remember_ahead(r->name, r->ahead);
 	fence_suspect_add(r->name);
 	ereport(ERROR,
@@ -150,6 +152,15 @@ commit_open(FenceWord word, int *failures, CommitWait *wait)
 	return false;
 }
 
+static void
+count_bypass(void)
+{
+	metrics_add_server(SERVER_METRIC_BYPASSED, 1);
+	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
+		if (r->applied != NO_VERSION)
+			metrics_add(r->metrics, METRIC_COMMIT_BYPASSED, 1);
+}
+
 /*
  * CLOSED: raise, or wait until nobody in Redis may vouch for the old values, then commit without reservations if
  * nothing changed meanwhile (the same word: CLOSED, OPEN, CLOSED again is another [c4]).
@@ -179,7 +190,7 @@ commit_closed(FenceWord word, CommitWait *wait)
 		fence_marker_clear();
 		return false;
 	}
-	pg_atomic_fetch_add_u64(&fence_shared->bypassed_transactions, 1);
+	count_bypass();
 	if (fence_bypass_log_due())
 		ereport(LOG,
 				(errmsg("pgcache_fence: transactions commit without cache fences: %s", current_reason()),

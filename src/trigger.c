@@ -19,6 +19,7 @@
 #include "domain.h"
 #include "key.h"
 #include "ledger.h"
+#include "metrics.h"
 #include "settings.h"
 #include "shared.h"
 #include "tombstone.h"
@@ -271,12 +272,15 @@ after_new_row(const Domain *domain, HeapTuple row, TupleDesc desc)
 	if (stored < 0 || (stored <= last && r != NULL && stored != r->wanted))
 		raise_rewritten(domain, stored, Max(last, -1));
 	if (stored <= last)
+	{
+		metrics_add(domain->metrics, METRIC_STALE_POSTGRES, 1);
 		ereport(ERROR,
 				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 				 errmsg("could not insert into \"%s\" because the key was deleted by a concurrent transaction",
 						domain->name),
 				 errdetail("The new row has version " INT64_FORMAT ", the deleted one had " INT64_FORMAT ".", stored, last),
 				 errhint("Try the transaction again.")));
+	}
 	apply_stored(r, past.own ? NO_VERSION : past.tombstone, stored);
 }
 

@@ -151,7 +151,7 @@ end
 -- slots: false: all; else slot -> true: granted; false: was granted and is lost (see read_keys), and then
 -- lost: slot -> a fence that was found elsewhere.
 -- pending: fence name -> list of {stamp, w, gen, since}; fences: how many there are in it; most: how many there were
--- since it was made. domains: name -> see domain_of().
+-- since it was made. domains: name -> see domain_of(). A gen is a table of its own: it equals nothing but itself.
 local function new_space(armed, slots)
   return { armed = armed, slots = slots, lost = {}, pending = {}, fences = 0, most = 0, domains = {} }
 end
@@ -177,7 +177,7 @@ end
 -- head: what a fence of the token begins with.
 local function new_gen(space, domain)
   generation = generation + 1
-  domain.gen = generation
+  domain.gen = { domain = domain }
   domain.token = space.armed.number .. '.' ..
     sub(redis.sha1hex(space.armed.epoch .. ' ' .. identity .. ' ' .. generation), 1, 16)
   domain.head = domain.token .. ' '
@@ -185,11 +185,12 @@ end
 
 -- The domain's record, made on first use. id: the attachment that is announced (nil: not attached, readers are told
 -- unarmed); ended: the newest attachment that is known to be over, so a late announcement of it changes nothing.
--- pending: stamp -> {since, ended}, of reservations of the whole domain; pendings: how many.
+-- pending: stamp -> {since, ended}, of reservations of the whole domain; pendings: how many. reserved: how many
+-- reservations of its rows there are; counts: what readers were answered since the last fence_counts.
 local function domain_of(space, name)
   local d = space.domains[name]
   if not d then
-    d = { id = nil, ended = 0, pending = {}, pendings = 0 }
+    d = { id = nil, ended = 0, pending = {}, pendings = 0, reserved = 0, counts = { 0, 0, 0, 0, 0, 0, 0 } }
     new_gen(space, d)
     space.domains[name] = d
   end
@@ -332,6 +333,8 @@ local function drop_pending(space, fence, stamp)
   local list = space.pending[fence]
   for i = 1, list and #list or 0 do
     if list[i].stamp == stamp then
+      local domain = list[i].gen.domain
+      domain.reserved = domain.reserved - 1
       table.remove(list, i)
       break
     end
@@ -581,6 +584,7 @@ local function reserve_one(space, domain, fence, stamp, observed, w, now, raw)
   else
     own = { stamp = stamp, w = w, gen = domain.gen, since = now }
     if list then list[#list + 1] = own else add_list(space, fence, { own }) end
+    domain.reserved = domain.reserved + 1
   end
   if not v and exists then
     redis.call('DEL', fence)
@@ -832,6 +836,13 @@ end
 -- Readers
 -- ---------------------------------------------------------------------------------------------------------------
 
+-- Places in a domain's counts
+local HIT, MISS, PENDING, UNARMED, STORED, STALE, REFUSED = 1, 2, 3, 4, 5, 6, 7
+
+local function count(domain, what)
+  domain.counts[what] = domain.counts[what] + 1
+end
+
 -- get <fence> <value> -> hit token version payload | miss token ticket | pending | unarmed
 -- Besides, for get_many: the stamp of the transaction that committed the version of a hit, '' if it is not known.
 -- read_only: see get_ro.
@@ -840,9 +851,16 @@ local function get(keys, args, read_only)
   local fence = keys[1]
   local r, wrong = reader_route('fence_get', fence, keys[2])
   if wrong then return wrong end
-  if not may_answer(r, fence) then return { 'unarmed' } end
+  if not may_answer(r, fence) then
+    if r then count(r.domain, UNARMED) end
+    return { 'unarmed' }
+  end
   local space, domain = r.space, r.domain
-  if space.pending[fence] or domain.pendings > 0 then return { 'pending' } end
+  local counts = domain.counts
+  if space.pending[fence] or domain.pendings > 0 then
+    counts[PENDING] = counts[PENDING] + 1
+    return { 'pending' }
+  end
   local both = redis.call('MGET', fence, keys[2])
   local token = domain.token
   local v, ticket = read_fence(fence, domain, both[1])
@@ -858,10 +876,15 @@ local function get(keys, args, read_only)
     local head = domain.head .. v .. ' '
     if value and sub(value, 1, #head) == head then
       local at = find(value, '\n', #head, true)
-      if at then return { 'hit', token, v, sub(value, at + 1) }, ticket end
+      if at then
+        counts[HIT] = counts[HIT] + 1
+        return { 'hit', token, v, sub(value, at + 1) }, ticket
+      end
     end
+    counts[MISS] = counts[MISS] + 1
     return { 'miss', token, '' }
   end
+  counts[MISS] = counts[MISS] + 1
   if read_only then return { 'miss', token, '' } end
   if not ticket then
     tickets = tickets + 1
@@ -962,6 +985,11 @@ local function peek(keys, args)
   return { freshness, token, v, sub(both[2], at), stamp, newest or '' }
 end
 
+local function refuse(domain, why)
+  count(domain, REFUSED)
+  return { 'refused', why }
+end
+
 -- put <fence> <value> | token ticket version payload ttl_ms -> stored | stale version | refused why
 -- The only way by which a fence without a version gets one, and only with the ticket that get gave out since the last
 -- change: that is what keeps a slow reader from storing what it read before a write [2, 4, 6c].
@@ -976,17 +1004,21 @@ local function put(keys, args)
   if not ttl then return bad('fence_put', 'malformed ttl_ms') end
   if not may_answer(r, fence) then return { 'refused', 'unarmed' } end
   local space, domain = r.space, r.domain
-  if args[1] ~= domain.token then return { 'refused', 'token' } end
+  if args[1] ~= domain.token then return refuse(domain, 'token') end
   local v, ticket, exists = read_fence(fence, domain)
   if v then
-    if below(w, v) then return { 'stale', v } end
+    if below(w, v) then
+      count(domain, STALE)
+      return { 'stale', v }
+    end
   elseif not exists then
-    return { 'refused', 'no fence' }
+    return refuse(domain, 'no fence')
   elseif not ticket or ticket ~= args[2] then
-    return { 'refused', 'ticket' }
+    return refuse(domain, 'ticket')
   end
   store_value(keys[2], domain.token, w, '', args[4], ttl)
   if v ~= w then write_fence(space, fence, domain, w, '') end
+  count(domain, STORED)
   return { 'stored' }
 end
 
@@ -995,6 +1027,7 @@ end
 -- ---------------------------------------------------------------------------------------------------------------
 
 -- status <fence> -> armed|unarmed current-token version|'' stamp|ticket reservations (stamp w age_ms)...
+-- Also those of the whole domain, whose w is ''.
 local function status(keys, args)
   local ns, name = nil, nil
   if #keys == 1 and #args == 0 then ns, name = parse(keys[1]) end
@@ -1009,6 +1042,11 @@ local function status(keys, args)
   for _, p in ipairs(list) do
     reply[#reply + 1] = p.stamp
     reply[#reply + 1] = p.w
+    reply[#reply + 1] = tostring(now - p.since)
+  end
+  for stamp, p in pairs(domain.pending) do
+    reply[#reply + 1] = stamp
+    reply[#reply + 1] = ''
     reply[#reply + 1] = tostring(now - p.since)
   end
   return reply
@@ -1046,6 +1084,26 @@ local function pending(_, args)
       break
     end
     fence, reservations = next(space.pending, fence)
+  end
+  return reply
+end
+
+-- counts | namespace -> (domain reservations hit miss pending unarmed stored stale refused)...
+-- For the patrol alone: what readers were answered is told once, then counting begins anew. Reservations are those that
+-- there are. Domains of which there is nothing to tell are left out.
+local function counts(_, args)
+  if #args ~= 1 then return bad('fence_counts', 'expected a namespace') end
+  local space, reply = spaces[args[1]], {}
+  for name, d in pairs(space and space.domains or {}) do
+    local reserved, any = d.reserved + d.pendings, 0
+    for _, n in ipairs(d.counts) do any = any + n end
+    if reserved + any > 0 then
+      reply[#reply + 1], reply[#reply + 2] = name, tostring(reserved)
+      for i, n in ipairs(d.counts) do
+        reply[#reply + 1] = tostring(n)
+        d.counts[i] = 0
+      end
+    end
   end
   return reply
 end
@@ -1093,3 +1151,4 @@ register_keyed('fence_peek', peek, { 'no-writes' })
 register_keyed('fence_put', put)
 register_keyed('fence_status', status, { 'no-writes' })
 register('fence_pending', pending, { 'no-writes' })
+register('fence_counts', counts, { 'no-writes' })

@@ -78,6 +78,18 @@ typedef struct ListedReservation
 extern bool library_pending(LibraryCall *call, int min_age_ms, int limit, char **cursor, char epoch[EPOCH_LEN],
 							List **list);
 
+/* What a process has counted of one domain since it was asked last; in the order of fence_counts' reply. */
+#define COUNTED 7				/* get: hit, miss, pending, unarmed; put: stored, stale, refused */
+typedef struct DomainCounts
+{
+	char	   *wire_name;
+	int64		reservations;	/* there now */
+	int64		counted[COUNTED];
+} DomainCounts;
+
+/* Takes what the process has counted: *list (palloc'd). Only domains of which there is something to tell. */
+extern bool library_take_counts(LibraryCall *call, List **list);
+
 /* Sends without waiting; library_finish waits for all that was sent since the last one. */
 extern bool library_send(LibraryCall *call, int argc, const char **argv);
 extern bool library_finish(LibraryCall *call);
