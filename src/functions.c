@@ -32,9 +32,11 @@
 #include "audit.h"
 #include "compat.h"
 #include "coordinator.h"
+#include "functions.h"
 #include "key.h"
 #include "ledger.h"
 #include "metrics.h"
+#include "progress.h"
 #include "reader.h"
 #include "row.h"
 #include "shared.h"
@@ -57,6 +59,7 @@ PG_FUNCTION_INFO_V1(fence_abort_write);
 PG_FUNCTION_INFO_V1(fence_status);
 PG_FUNCTION_INFO_V1(fence_audit);
 PG_FUNCTION_INFO_V1(fence_repair);
+PG_FUNCTION_INFO_V1(fence_repair_domain);
 PG_FUNCTION_INFO_V1(fence_initialise);
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -64,7 +67,7 @@ PG_FUNCTION_INFO_V1(fence_initialise);
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-static Domain *
+Domain *
 domain_argument(FunctionCallInfo fcinfo, int n)
 {
 	shared_require();
@@ -75,8 +78,7 @@ domain_argument(FunctionCallInfo fcinfo, int n)
 	return domain_by_name(text_to_cstring(PG_GETARG_TEXT_PP(n)), false);
 }
 
-/* The canonical key of a VARIADIC text[] argument. */
-static char *
+char *
 key_argument(FunctionCallInfo fcinfo, int n, const Domain *domain)
 {
 	Datum	   *values;
@@ -705,19 +707,17 @@ fence_status(PG_FUNCTION_ARGS)
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
 }
 
-Datum
-fence_audit(PG_FUNCTION_ARGS)
+/* Compares the domain's rows with their fences; as rows (relation, count). */
+static Datum
+audit(FunctionCallInfo fcinfo, const char *command, double fraction, bool repair)
 {
 	Domain	   *domain = domain_argument(fcinfo, 0);
-	double		fraction = PG_GETARG_FLOAT8(1);
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	int64		counts[RELATION_COUNT] = {0};
 
-	if (!(fraction > 0 && fraction <= 1))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("the fraction must be above 0 and at most 1")));
-	audit_sample(domain, fraction, INT_MAX, false, counts);
+	progress_begin(command, domain->name);
+	audit_sample(domain, fraction, INT_MAX, repair, counts);
+	progress_end();
 	InitMaterializedSRF(fcinfo, 0);
 	for (int i = 0; i < RELATION_COUNT; i++)
 	{
@@ -727,6 +727,25 @@ fence_audit(PG_FUNCTION_ARGS)
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	}
 	return (Datum) 0;
+}
+
+Datum
+fence_audit(PG_FUNCTION_ARGS)
+{
+	double		fraction = PG_GETARG_FLOAT8(1);
+
+	if (!(fraction > 0 && fraction <= 1))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("the fraction must be above 0 and at most 1")));
+	return audit(fcinfo, "audit", fraction, false);
+}
+
+/* The same, and repairs what is ahead or behind. */
+Datum
+fence_repair_domain(PG_FUNCTION_ARGS)
+{
+	return audit(fcinfo, "repair_domain", 1.0, true);
 }
 
 Datum

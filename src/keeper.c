@@ -154,7 +154,8 @@ load_databases(char *error)
 			if (job_slots_exhausted)
 				return false;
 			/* one database that cannot be read is no reason to serve none */
-			ereport(LOG, (errmsg("pgcache_fence: database %u is passed over: %s", job.database, error)));
+			if (fence_log_due(error))
+				ereport(LOG, (errmsg("pgcache_fence: database %u is passed over: %s", job.database, error)));
 			unknown = true;
 			databases_next = fence_clock() + DATABASES_AGAIN;
 			continue;

@@ -317,6 +317,12 @@ outbox_serve(bool serving)
 }
 
 bool
+outbox_is_served(void)
+{
+	return outbox->courier != NULL;
+}
+
+bool
 outbox_nap(bool napping)
 {
 	outbox->napping = napping;

@@ -123,6 +123,9 @@ extern void outbox_give_answer(int process, uint64 number, AnswerKind kind, int6
 /* Whether anybody has taken letters since the last call. */
 extern bool outbox_is_in_use(void);
 
+/* Whether there is a courier. */
+extern bool outbox_is_served(void);
+
 /* This process is the courier, or (false) is no longer; letters are posted all the same. */
 extern void outbox_serve(bool serving);
 

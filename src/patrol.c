@@ -133,7 +133,8 @@ guarded(void (*work) (void *arg), void *arg, const char *what)
 		error = CopyErrorData();
 		FlushErrorState();
 		RollbackAndReleaseCurrentSubTransaction();
-		ereport(LOG, (errmsg("pgcache_fence: the patrol passes over %s: %s", what, error->message)));
+		if (fence_log_due(what))
+			ereport(LOG, (errmsg("pgcache_fence: the patrol passes over %s: %s", what, error->message)));
 		FreeErrorData(error);
 		ok = false;
 	}
@@ -346,7 +347,12 @@ look_at_suspects(Oid database)
 
 		if (key_parse_fence_name(suspects[i], &of, &wire_name, &key) &&
 			(domain = domain_by_wire_name(wire_name)) != NULL)
-			elog(LOG, "pgcache_fence: fence \"%s\" was ahead of its row: %s", suspects[i], audit_repair(domain, key));
+		{
+			const char *result = audit_repair(domain, key);
+
+			if (fence_log_due(suspects[i]))
+				ereport(LOG, (errmsg("pgcache_fence: fence \"%s\" was ahead of its row: %s", suspects[i], result)));
+		}
 	}
 	worker_end_transaction();
 }
@@ -514,13 +520,10 @@ run_round(Oid database, char duties)
 
 	if (handle == NULL)
 	{
-		static int64 logged = 0;
-
-		if (logged == 0 || fence_clock() - logged > ROUND_LIMIT)
+		if (fence_log_due("no background worker slot"))
 			ereport(LOG,
 					(errmsg("pgcache_fence: the patrol found no free background worker slot"),
 					 errhint("Raise max_worker_processes.")));
-		logged = fence_clock();
 		return;
 	}
 	while (GetBackgroundWorkerPid(handle, &pid) != BGWH_STOPPED)

@@ -17,6 +17,7 @@
 #include "domain.h"
 #include "ledger.h"
 #include "metrics.h"
+#include "progress.h"
 #include "settings.h"
 #include "shared.h"
 #include "test_hooks.h"
@@ -191,11 +192,11 @@ commit_closed(FenceWord word, CommitWait *wait)
 		return false;
 	}
 	count_bypass();
-	if (fence_bypass_log_due())
+	if (fence_log_due("bypass"))
 		ereport(LOG,
 				(errmsg("pgcache_fence: transactions commit without cache fences: %s", current_reason()),
 				 errdetail("Cached values of fenced tables are not served meanwhile. This line is written every %d seconds at most.",
-						   (int) (BYPASS_LOG_INTERVAL / 1000000))));
+						   (int) (LOG_INTERVAL_MS / 1000))));
 	return true;
 }
 
@@ -322,6 +323,7 @@ transaction_callback(XactEvent event, void *arg)
 		ledger_forget();
 		domain_at_transaction_end();
 		attach_at_transaction_end();
+		progress_end();
 	}
 }
 
@@ -331,6 +333,8 @@ subtransaction_callback(SubXactEvent event, SubTransactionId id, SubTransactionI
 	(void) id;
 	(void) parent;
 	(void) arg;
+	if (event == SUBXACT_EVENT_ABORT_SUB)
+		progress_end();
 	if (ledger_is_empty())
 		return;
 	if (event == SUBXACT_EVENT_COMMIT_SUB)

@@ -183,6 +183,12 @@ library_ensure(LibraryCall *call)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
+int
+library_version(void)
+{
+	return LIBRARY_VERSION;
+}
+
 bool
 library_hello(LibraryCall *call, Hello *hello, bool *found)
 {
@@ -213,6 +219,7 @@ library_hello(LibraryCall *call, Hello *hello, bool *found)
 		strlcpy(hello->identity, element(reply, 0), IDENTITY_LEN);
 		hello->time_ms = strtoll(element(reply, 1), NULL, 10);
 		strlcpy(hello->role, element(reply, 2), sizeof(hello->role));
+		hello->library = atoi(element(reply, 3));
 		strlcpy(hello->owner, element(reply, 4), sizeof(hello->owner));
 		strlcpy(hello->epoch, element(reply, 6), EPOCH_LEN);
 	}

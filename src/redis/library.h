@@ -25,6 +25,7 @@ typedef struct Hello
 	char		identity[IDENTITY_LEN];
 	int64		time_ms;		/* the node's clock */
 	char		role[16];
+	int			library;		/* version of the function library */
 	char		owner[32];		/* of the arming that the process has; empty: none */
 	char		epoch[EPOCH_LEN];
 } Hello;
@@ -37,6 +38,9 @@ extern bool library_ensure(LibraryCall *call);
 
 /* Whether the node takes writes now: sets the key, which is of heartbeats. */
 extern bool library_probe_writes(LibraryCall *call, const char *key);
+
+/* The version of this build's function library. */
+extern int library_version(void);
 
 /* Asks the process who it is. found is false (and the result true) if the library is not loaded. */
 extern bool library_hello(LibraryCall *call, Hello *hello, bool *found);
