@@ -101,6 +101,13 @@ value_is_current(const Explanation *e)
 	return e->value != NULL && strncmp(e->value, wanted, strlen(wanted)) == 0;
 }
 
+/* Whether there is something to cache: groups always have a version. */
+static bool
+is_there(const Explanation *e)
+{
+	return e->status.is_row || (e->domain->scope == SCOPE_GROUP && e->status.row_version != NO_VERSION);
+}
+
 static void
 explain_answer(Explanation *e)
 {
@@ -112,7 +119,7 @@ explain_answer(Explanation *e)
 		say(e, "answer", "unarmed: Redis has no lease at the moment, or the attachment is not announced yet");
 	else if (status->pending > 0)
 		say(e, "answer", "pending: %d reservation(s) are not settled; readers go to PostgreSQL until they are", status->pending);
-	else if (status->fence_version == NO_VERSION && status->row_version == NO_VERSION)
+	else if (status->fence_version == NO_VERSION && domain_has_versions(e->domain) && !is_there(e))
 		say(e, "answer", "miss: there is no such row; readers store nothing");
 	else if (status->fence_version == NO_VERSION)
 		say(e, "answer", "miss: the fence has no version; the next reader reads the row and puts it");
@@ -174,7 +181,7 @@ explain_row(Explanation *e)
 		say(e, "row", "the domain has no table with versions to compare with");
 	else if (e->status.row_version == NO_VERSION)
 		say(e, "row", "does not exist and was not deleted within pgcache_fence.tombstone_retention");
-	else if (e->domain->scope == SCOPE_GROUP || e->status.is_row)
+	else if (is_there(e))
 		say(e, "row", "has version " INT64_FORMAT " (%s)", e->status.row_version, audit_relation_name(e->status.relation));
 	else
 		say(e, "row", "was deleted, at version " INT64_FORMAT " (%s)", e->status.row_version,
