@@ -244,7 +244,10 @@ CREATE FUNCTION fence.repair(domain text, VARIADIC key text[]) RETURNS text
 -- those who watch servers (pg_monitor).
 CREATE FUNCTION fence._metrics(OUT name text, OUT labels jsonb, OUT value double precision)
     RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_metrics_view';
-CREATE VIEW fence.metrics AS SELECT * FROM fence._metrics();
+CREATE VIEW fence.metrics AS
+    SELECT m.* FROM fence._metrics() m
+     WHERE NOT m.labels ? 'domain' OR m.labels->>'domain' = '(other)'
+        OR EXISTS (SELECT FROM fence.domain d WHERE d.name = m.labels->>'domain');
 CREATE FUNCTION fence.reset_metrics() RETURNS void
     LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_reset_metrics';
 

@@ -51,9 +51,19 @@ def yaml_metric(column, usage, description):
     return [f'    - {column}:', f'        usage: "{usage}"', f'        description: {json.dumps(description)}']
 
 
-def query_of(family):
-    """The exporter joins the entry's name and the column's with an underscore: they are the two halves of the name."""
-    entry, column = family.name.rsplit('_', 1)
+def split_name(name, used):
+    """The exporter joins an entry's name and its column's with an underscore: two parts of the name. No entry is used twice."""
+    words = name.split('_')
+    for at in range(len(words) - 1, 0, -1):
+        entry, column = '_'.join(words[:at]), '_'.join(words[at:])
+        if entry not in used:
+            used.add(entry)
+            return entry, column
+    raise ValueError(f'no entry is left for {name}')
+
+
+def query_of(family, used):
+    entry, column = split_name(family.name, used)
     fields = ['current_database() AS datname'] + [f"labels->>'{label}' AS {label}" for label in family.labels]
     lines = [f'{entry}:',
              f"  query: \"SELECT {', '.join(fields)}, value AS {column} FROM fence.metrics WHERE name = '{family.name}'\"",
@@ -63,9 +73,9 @@ def query_of(family):
     return lines + yaml_metric(column, 'COUNTER' if family.kind == 'COUNTER' else 'GAUGE', family.help)
 
 
-def query_of_window(window):
+def query_of_window(window, used):
     name, help_text, _ = window
-    entry, column = name.rsplit('_', 1)
+    entry, column = split_name(name, used)
     bucket = f"FILTER (WHERE name = '{name}_bucket' AND labels->>'le' <> '+Inf')"
     le = "(labels->>'le')::float8"
     fields = ['current_database() AS datname',
@@ -80,9 +90,10 @@ def query_of_window(window):
 
 def queries(families, window):
     lines = [f'# {MADE}', '# For prometheus-postgres-exporter: --extend.query-path. A label "datname" tells databases apart.']
+    used = set()
     for family in families:
-        lines += query_of(family)
-    return '\n'.join(lines + query_of_window(window)) + '\n'
+        lines += query_of(family, used)
+    return '\n'.join(lines + query_of_window(window, used)) + '\n'
 
 
 # ----------------------------------------------------------------------------------------------------------------------
