@@ -437,6 +437,14 @@ prepare_table(AttachRequest *request)
 	relation_close(rel, NoLock);
 }
 
+static void
+show_progress(const DomainRow *row)
+{
+	const char *name = row->name ? row->name : OidIsValid(row->relid) ? get_rel_name(row->relid) : NULL;
+
+	progress_begin("attach", name ? name : "");
+}
+
 Datum
 fence_attach(PG_FUNCTION_ARGS)
 {
@@ -445,7 +453,7 @@ fence_attach(PG_FUNCTION_ARGS)
 	shared_require();
 	read_arguments(fcinfo, &request);
 	attach_check_request(&request);
-	progress_begin("attach", request.row.name ? request.row.name : "");
+	show_progress(&request.row);
 	if (OidIsValid(request.row.relid))
 		prepare_table(&request);
 	else
