@@ -498,11 +498,15 @@ heartbeat(FenceWord word, char *error)
 		RedisNode  *node = &topology_nodes[i];
 		LibraryCall call = {.deadline = fence_clock() + timeout_us()};
 		int64		started = fence_clock();
+		bool		there;
+		bool		renewed;
 
 		if (!fence_shared->nodes[i].granted)
 			continue;
 		/* a connection that broke may be opened again at once; a process that is not the one armed may not */
-		if (!topology_greet(node, false) && (node->conn != NULL || !topology_greet(node, false)))
+		there = topology_greet(node, false) || (node->conn == NULL && topology_greet(node, false));
+		metrics_raise_server(SERVER_METRIC_HEARTBEAT, fence_clock() - started);
+		if (!there)
 		{
 			strlcpy(error, node->error, REASON_LEN);
 			return false;
@@ -516,14 +520,15 @@ heartbeat(FenceWord word, char *error)
 		if (fence_word() != word)
 			return true;		/* c5: no renewal in CLOSED */
 		call.conn = node->conn;
-		if (!library_renew(&call, topology_heartbeat_key(node), node->hello.identity, epoch,
-						   node->hello.time_ms + setting_lease, &node->slots_back))
+		renewed = library_renew(&call, topology_heartbeat_key(node), node->hello.identity, epoch,
+								node->hello.time_ms + setting_lease, &node->slots_back);
+		metrics_raise_server(SERVER_METRIC_HEARTBEAT, fence_clock() - started);
+		if (!renewed)
 		{
 			strlcpy(error, call.error, REASON_LEN);
 			strlcpy(node->error, call.error, REASON_LEN);
 			return false;
 		}
-		metrics_raise_server(SERVER_METRIC_HEARTBEAT, fence_clock() - started);
 	}
 	topology_publish(true);
 	/* after the renewals: an answer that does not come must not cost a lease */

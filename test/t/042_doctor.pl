@@ -121,7 +121,7 @@ subtest 'the keeper' => sub {
 
 subtest 'a slow heartbeat' => sub {
 	$redis->pause;
-	poll(sub { $sql->run("SELECT lease_left < interval '2.2 s' FROM fence.state") eq 't' }, 'a heartbeat that hangs');
+	poll(sub { $sql->run("SELECT lease_left < interval '1.5 s' FROM fence.state") eq 't' }, 'a heartbeat that hangs');
 	$redis->resume;
 	finds('warning|error', 'the slowest heartbeat took', 'a heartbeat that took long for its lease');
 	wait_open($node);
