@@ -154,7 +154,7 @@ subtest 'a replica' => sub {
 	well('a master again');
 };
 
-# What is logged: one line for a state and its reason, not one for each try.
+# What is logged: one line for a state and its reason, not one for each try; the same of what the patrol cannot do.
 subtest 'no storm in the log' => sub {
 	my $offset = -s $node->logfile;
 
@@ -170,6 +170,19 @@ subtest 'no storm in the log' => sub {
 	is(join(', ', grep { $of{$_} > $most } sort keys %of), '', 'none again within ten seconds');
 	$redis->restart;
 	wait_open($node);
+
+	# reservations of a key that its type does not understand, by a transaction that was committed
+	poll(sub { $sql->run("SELECT status FROM fence.get('item', '1')") ne 'unarmed' }, 'the domain');
+	my ($epoch, $fence, $xid) = split /\|/,
+	  $sql->run("SELECT epoch, replace(fence.fence_key('item', '1'), '{1}', '{x}'), pg_current_xact_id() FROM fence.state");
+	$offset = -s $node->logfile;
+	$started = time();
+	is($redis->call('FCALL', 'fence_reserve', 1, $fence, $epoch, sprintf('%s.%08x', $xid, $_), '', 5)->[0], 'reserved', 'planted')
+	  foreach 1 .. 20;
+	no_reservations($node);
+	@lines = grep { /the patrol passes over/ } split /\n/, PostgreSQL::Test::Utils::slurp_file($node->logfile, $offset);
+	cmp_ok(scalar @lines, '>=', 1, 'a line about what the patrol passes over');
+	cmp_ok(scalar @lines, '<=', 1 + (time() - $started) / 10, 'not one for each');
 };
 
 # In a Redis whose clock steps; the library of test/history stands between it and the clock.
