@@ -8,12 +8,16 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "common/hashfn.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/timestamp.h"
 
 #include "audit.h"
 #include "coordinator.h"
 #include "key.h"
+#include "metrics.h"
+#include "progress.h"
 #include "row.h"
 #include "shared.h"
 #include "tombstone.h"
@@ -45,6 +49,20 @@ version_or_none(const char *text)
 	return *text ? strtoll(text, NULL, 10) : NO_VERSION;
 }
 
+/* Three elements: stamp, version ('': of the whole domain), age. */
+static void
+note_reservation(FenceStatus *status, redisReply *const *element)
+{
+	ListedReservation *r = palloc0(sizeof(ListedReservation));
+
+	r->stamp = pstrdup(element[0]->str);
+	r->version = version_or_none(element[1]->str);
+	r->domain = r->version == NO_VERSION;
+	r->age_ms = strtoll(element[2]->str, NULL, 10);
+	status->reservations = lappend(status->reservations, r);
+	status->highest_pending = Max(status->highest_pending, r->version);
+}
+
 bool
 audit_ask(const char *fence, FenceStatus *status)
 {
@@ -52,7 +70,7 @@ audit_ask(const char *fence, FenceStatus *status)
 	bool		ok;
 
 	/* who holds the slot was not armed: as far as anybody may know there is no fence */
-	*status = (FenceStatus) {.fence_version = NO_VERSION, .highest_pending = NO_VERSION};
+	*status = (FenceStatus) {.fence_version = NO_VERSION, .row_version = NO_VERSION, .highest_pending = NO_VERSION};
 	if (fence_node_of(fence) == SLOT_NOBODY)
 		return true;
 	reply = ask("fence_status", fence, 0, NULL);
@@ -68,14 +86,15 @@ audit_ask(const char *fence, FenceStatus *status)
 		ok = reply->element[i]->type == REDIS_REPLY_STRING;
 	if (ok)
 	{
+		status->asked = true;
 		status->armed = strcmp(reply->element[0]->str, "armed") == 0;
 		strlcpy(status->token, reply->element[1]->str, sizeof(status->token));
 		status->fence_version = version_or_none(reply->element[2]->str);
 		strlcpy(status->stamp, status->fence_version != NO_VERSION ? reply->element[3]->str : "", sizeof(status->stamp));
+		status->ticket = status->fence_version == NO_VERSION && reply->element[3]->len > 0;
 		status->pending = atoi(reply->element[4]->str);
-		status->highest_pending = NO_VERSION;
 		for (size_t i = 5; i < reply->elements; i += 3)
-			status->highest_pending = Max(status->highest_pending, version_or_none(reply->element[i + 1]->str));
+			note_reservation(status, reply->element + i);
 	}
 	freeReplyObject(reply);
 	return ok;
@@ -107,7 +126,7 @@ audit_key(const Domain *domain, const char *key, FenceStatus *status)
 		ok = audit_ask(fence, status);
 		if (!ok)
 			break;
-		status->row_version = row_current_version(domain, key, NULL);
+		status->row_version = row_current_version(domain, key, &status->is_row);
 		status->relation = relation_of(status);
 		if (status->relation != RELATION_FENCE_BEHIND && status->relation != RELATION_FENCE_AHEAD)
 			break;
@@ -116,8 +135,14 @@ audit_key(const Domain *domain, const char *key, FenceStatus *status)
 	return ok;
 }
 
-const char *
-audit_repair(const Domain *domain, const char *key)
+static uint64
+fence_hash(const char *fence)
+{
+	return hash_bytes_extended((const unsigned char *) fence, strlen(fence), 0);
+}
+
+static const char *
+try_repair(const Domain *domain, const char *key)
 {
 	FenceStatus status;
 	FenceWord	word = fence_word();
@@ -162,6 +187,40 @@ audit_repair(const Domain *domain, const char *key)
 	return result;
 }
 
+const char *
+audit_repair(const Domain *domain, const char *key)
+{
+	const char *result = try_repair(domain, key);
+	char	   *fence = key_fence_name(domain, key);
+	FenceRepair *repair;
+
+	metrics_add_named(domain->metrics, FAMILY_REPAIR, result, 1);
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	repair = &fence_shared->repairs[fence_shared->nrepairs++ % MAX_REPAIRS];
+	repair->fence = fence_hash(fence);
+	repair->at = GetCurrentTimestamp();
+	strlcpy(repair->result, result, sizeof(repair->result));
+	LWLockRelease(fence_shared->lock);
+	pfree(fence);
+	return result;
+}
+
+bool
+audit_last_repair(const char *fence, FenceRepair *repair)
+{
+	uint64		hash = fence_hash(fence);
+	bool		found = false;
+
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	for (uint32 i = 1; i <= Min(fence_shared->nrepairs, MAX_REPAIRS) && !found; i++)
+	{
+		*repair = fence_shared->repairs[(fence_shared->nrepairs - i) % MAX_REPAIRS];
+		found = repair->fence == hash;
+	}
+	LWLockRelease(fence_shared->lock);
+	return found;
+}
+
 void
 audit_sample(const Domain *domain, double fraction, int most, bool repair, int64 counts[RELATION_COUNT])
 {
@@ -173,6 +232,7 @@ audit_sample(const Domain *domain, double fraction, int most, bool repair, int64
 	keys = row_sample_keys(domain, fraction, most);
 	if (fraction >= 1.0)
 		keys = list_concat(keys, tombstone_keys(domain->id));
+	progress_phase("comparing fences with rows", list_length(keys));
 	foreach(cell, keys)
 	{
 		const char *key = lfirst(cell);
@@ -184,8 +244,10 @@ audit_sample(const Domain *domain, double fraction, int most, bool repair, int64
 					(errcode(ERRCODE_CONNECTION_FAILURE),
 					 errmsg("could not ask Redis for a fence: %s", coordinator_problem())));
 		counts[status.relation]++;
+		metrics_add_named(domain->metrics, FAMILY_COMPARE, audit_relation_name(status.relation), 1);
 		if (repair && (status.relation == RELATION_FENCE_BEHIND || status.relation == RELATION_FENCE_AHEAD))
 			(void) audit_repair(domain, key);
+		progress_done(1);
 	}
 	list_free_deep(keys);
 }

@@ -5,7 +5,9 @@
 #ifndef FENCE_AUDIT_H
 #define FENCE_AUDIT_H
 
+#include "datatype/timestamp.h"
 #include "domain.h"
+#include "redis/library.h"
 
 typedef enum FenceRelation
 {
@@ -20,13 +22,17 @@ typedef enum FenceRelation
 /* What Redis and PostgreSQL say of one key */
 typedef struct FenceStatus
 {
+	bool		asked;			/* Redis has answered */
 	bool		armed;
+	bool		ticket;			/* the fence has no version, but a ticket */
 	char		token[64];
 	int64		fence_version;	/* NO_VERSION: none */
 	char		stamp[48];		/* of the transaction that committed it; empty: a reader or the audit gave it */
 	int64		row_version;	/* of the row or its tombstone; NO_VERSION: neither */
+	bool		is_row;			/* of the row */
 	int			pending;		/* reservations of the key and of its domain */
 	int64		highest_pending;	/* NO_VERSION: none of the key */
+	List	   *reservations;	/* of ListedReservation, without names */
 	FenceRelation relation;
 } FenceStatus;
 
@@ -47,6 +53,9 @@ extern bool audit_key(const Domain *domain, const char *key, FenceStatus *status
  * lowers one. Returns repaired, unchanged, pending, unarmed or unavailable.
  */
 extern const char *audit_repair(const Domain *domain, const char *key);
+
+/* The last repair of that fence, if it is among the last MAX_REPAIRS of the server. */
+extern bool audit_last_repair(const char *fence, FenceRepair *repair);
 
 /* Compares up to `most` rows, a fraction of the table; repairs what is ahead or behind if asked to; adds to counts. */
 extern void audit_sample(const Domain *domain, double fraction, int most, bool repair, int64 counts[RELATION_COUNT]);

@@ -136,12 +136,14 @@ is_waiting(const Reservation *r)
 /* What is being written: of operations the fences and the arguments, of a command all its strings (arguments) */
 static Draft keys;
 static Draft arguments;
+static LetterCount count;
 
 static void
 draft_begin(void)
 {
 	draft_clear(&keys);
 	draft_clear(&arguments);
+	count = (LetterCount) {.slot = METRIC_OTHER_SLOT};
 }
 
 /* A letter of what was drafted. False: it did not fit. */
@@ -150,7 +152,8 @@ draft_letter(Letter *letter, LetterKind kind, FenceWord word, int node)
 {
 	*letter = (Letter) {
 		.kind = kind, .epoch = WORD_EPOCH(word), .node = node, .keys = keys.strings, .args = arguments.strings,
-		.key_bytes = keys.bytes, .key_len = keys.len, .arg_bytes = arguments.bytes, .arg_len = arguments.len
+		.key_bytes = keys.bytes, .key_len = keys.len, .arg_bytes = arguments.bytes, .arg_len = arguments.len,
+		.count = count
 	};
 	return !keys.full && !arguments.full;
 }
@@ -162,6 +165,7 @@ draft_domain_command(const char *function, const Reservation *r, FenceWord word,
 	char		epoch[EPOCH_LEN];
 
 	draft_begin();
+	count.slot = r->metrics;
 	fence_epoch_of(WORD_EPOCH(word), epoch);
 	arguments.len = snprintf(arguments.bytes, 8, "*%d\r\n", ended ? 8 : 7);
 	draft_string(&arguments, "FCALL");
@@ -395,8 +399,8 @@ coordinator_reserve_one(FenceWord word, Reservation *r)
 
 /*
  * What ends a transaction's reservations: those that were applied (if it commits) are committed at the applied version, all
- * others aborted. Operations of one epoch and node share letters; a row that Redis is to store has one of its own. Nothing
- * here allocates, except where letters are kept.
+ * others aborted. Operations of one epoch, node and domain share letters; a row that Redis is to store has one of its own.
+ * Nothing here allocates, except where letters are kept.
  */
 typedef bool (*EmitLetter) (const Letter *letter);
 
@@ -413,8 +417,17 @@ emit_draft(EmitLetter emit, FenceWord word, int node)
 }
 
 static void
+count_end(const Reservation *r, bool commit)
+{
+	count.slot = r->metrics;
+	count.commits += commit;
+	count.aborts += !commit;
+}
+
+static void
 draft_end(const Reservation *r, bool commit)
 {
+	count_end(r, commit);
 	draft_string(&keys, r->name);
 	draft_string(&arguments, !commit ? "a" : r->payload && *r->payload == '\0' ? "d" : "c");
 	draft_string(&arguments, fence_stamp());
@@ -453,7 +466,7 @@ emit_rows_of(int node, bool committing, EmitLetter emit)
 		if (r->sent == NO_VERSION || r->kind != RESERVE_ROW || r->node != node || (committing && brings_value(r)))
 			continue;
 		if (keys.strings == NAMES_PER_LETTER || keys.len > DRAFT_BYTES / 2 || arguments.len > DRAFT_BYTES / 2 ||
-			WORD_EPOCH(r->sent_word) != WORD_EPOCH(word))
+			WORD_EPOCH(r->sent_word) != WORD_EPOCH(word) || r->metrics != count.slot)
 			ok = emit_draft(emit, word, node) && ok;
 		word = r->sent_word;
 		draft_end(r, committing && r->applied != NO_VERSION);
@@ -484,6 +497,7 @@ emit_domains(bool committing, EmitLetter emit)
 		if (r->sent == NO_VERSION || r->kind != RESERVE_DOMAIN)
 			continue;
 		draft_domain_command(commit ? "fence_domain_commit" : "fence_domain_abort", r, r->sent_word, NULL);
+		count_end(r, commit);
 		ok = draft_letter(&letter, LETTER_END_DOMAIN, r->sent_word, LETTER_TO_ALL) && emit(&letter) && ok;
 	}
 	return ok;
@@ -520,6 +534,7 @@ keep_value(const Reservation *r)
 	bool		ok;
 
 	draft_begin();
+	count_end(r, true);
 	draft_string(&keys, r->name);
 	draft_string(&arguments, "v");
 	draft_string(&arguments, fence_stamp());
@@ -560,6 +575,8 @@ post_letter(const Letter *letter)
 		first_end = first_end ? first_end : number;
 		last_end = number;
 	}
+	else if (!letter->spare)
+		metrics_count_end(&letter->count, letter->kind == LETTER_END_DOMAIN, LETTER_LOST);
 	return number != 0;
 }
 
@@ -595,10 +612,12 @@ coordinator_commit(void)
 {
 	bool		ok = true;
 	bool		told = false;	/* with its value: the letter without is not needed */
+	int64		now;
 
 	if (!commit_prepared)
 		return;
 	coordinator_forget();
+	now = fence_clock();
 	for (const char *p = commit_letters.data; p < commit_letters.data + commit_letters.len;)
 	{
 		Letter		letter;
@@ -607,6 +626,7 @@ coordinator_commit(void)
 		letter.key_bytes = p + sizeof(letter);
 		letter.arg_bytes = letter.key_bytes + letter.key_len;
 		p = letter.arg_bytes + letter.arg_len;
+		letter.count.committed_at = letter.count.commits > 0 ? now : 0;
 		if (letter.spare)
 			/* a wire takes short letters only */
 			told = !wire_is_busy(letter.node) && post_letter(&letter);

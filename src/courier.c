@@ -43,6 +43,7 @@ typedef struct Joint
 {
 	int			left;
 	bool		failed;
+	LetterResult ended;
 } Joint;
 
 /* A letter whose answer is outstanding */
@@ -53,6 +54,7 @@ typedef struct Expected
 	bool		last;			/* of those that share a command, and so its reply */
 	int			process;
 	uint64		number;
+	LetterCount count;
 } Expected;
 
 /* Everything between us and one Redis process */
@@ -108,32 +110,39 @@ expect(Link *to, const Letter *letter, Joint *joint)
 	if (to->used == 0)
 		to->heard_at = fence_clock();
 	to->expected[(to->first + to->used++) % to->size] = (Expected) {
-		.kind = letter->kind, .joint = joint, .last = true, .process = letter->process, .number = letter->number
+		.kind = letter->kind, .joint = joint, .last = true, .process = letter->process, .number = letter->number,
+		.count = letter->count
 	};
 }
 
-/* The answer of one node; of a letter to several it waits for the others. */
+/* The answer of one node; of a letter to several it waits for the others, and the worst is counted. */
 static void
-give_answer(const Expected *letter, AnswerKind answer, int64 ahead)
+give_answer(const Expected *letter, AnswerKind answer, LetterResult ended)
 {
 	Joint	   *joint = letter->joint;
 
 	if (joint != NULL)
 	{
 		joint->failed = joint->failed || answer == ANSWER_FAILED;
+		joint->ended = Max(joint->ended, ended);
 		if (--joint->left > 0)
 			return;
 		answer = joint->failed ? ANSWER_FAILED : answer;
+		ended = joint->ended;
 		pfree(joint);
 	}
-	outbox_give_answer(letter->process, letter->number, answer, ahead);
+	if (letter->kind != LETTER_RESERVE_DOMAIN)
+		metrics_count_end(&letter->count, letter->kind == LETTER_END_DOMAIN, ended);
+	else
+		metrics_add(letter->count.slot, answer == ANSWER_GRANTED ? METRIC_DOMAIN_RESERVE_GRANTED : METRIC_DOMAIN_RESERVE_FAILED, 1);
+	outbox_give_answer(letter->process, letter->number, answer, 0);
 }
 
 /* A letter that will not be answered */
 static void
 give_up(const Expected *letter)
 {
-	give_answer(letter, ANSWER_FAILED, 0);
+	give_answer(letter, ANSWER_FAILED, LETTER_LOST);
 	if (letter->kind == LETTER_END || letter->kind == LETTER_END_DOMAIN)
 		fence_wake_patrol();
 }
@@ -141,7 +150,8 @@ give_up(const Expected *letter)
 static void
 give_up_letter(const Letter *letter, Joint *joint)
 {
-	Expected	lost = {.kind = letter->kind, .joint = joint, .process = letter->process, .number = letter->number};
+	Expected	lost = {.kind = letter->kind, .joint = joint, .process = letter->process, .number = letter->number,
+		.count = letter->count};
 
 	give_up(&lost);
 }
@@ -195,6 +205,8 @@ static void
 deliver(Link *from, const redisReply *reply)
 {
 	bool		reserved = reply_begins(reply, "reserved");
+	LetterResult ended = reply->type == REDIS_REPLY_ERROR ? LETTER_LOST :
+		reply_begins(reply, "unarmed") ? LETTER_UNARMED : LETTER_WRITTEN;
 	bool		last = false;
 
 	if (reply->type == REDIS_REPLY_ERROR)
@@ -202,7 +214,6 @@ deliver(Link *from, const redisReply *reply)
 	while (!last)
 	{
 		Expected	letter = from->expected[from->first];
-		int64		ahead = 0;
 		AnswerKind	answer = ANSWER_GRANTED;
 
 		if (letter.kind == LETTER_RESERVE_DOMAIN && !reserved)
@@ -213,7 +224,7 @@ deliver(Link *from, const redisReply *reply)
 		last = letter.last;
 		from->first = (from->first + 1) % from->size;
 		from->used--;
-		give_answer(&letter, answer, ahead);
+		give_answer(&letter, answer, ended);
 	}
 }
 

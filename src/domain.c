@@ -344,6 +344,7 @@ fill_entry(Entry *entry, const DomainRow *row)
 	domain->id = row->id;
 	domain->name = pstrdup(row->name);
 	domain->wire_name = domain_wire_name(row->name);
+	domain->metrics = metrics_slot(domain->wire_name);
 	domain->fence_prefix = psprintf("%s:f:%s:", setting_namespace, domain->wire_name);
 	domain->value_prefix = psprintf("%s:v:%s:", setting_namespace, domain->wire_name);
 	domain->relid = row->relid;
@@ -517,6 +518,7 @@ domain_stub(const DomainRow *row)
 	domain->id = row->id;
 	domain->name = pstrdup(row->name);
 	domain->wire_name = domain_wire_name(row->name);
+	domain->metrics = metrics_slot(domain->wire_name);
 	domain->policy = policy_of_text(row->on_redis_failure);
 	domain->notify = publishes_by_notify(row);
 	domain->dead = true;

@@ -18,6 +18,7 @@
 #include "storage/lockdefs.h"
 #include "utils/relcache.h"
 
+#include "metrics.h"
 #include "settings.h"
 
 typedef enum DomainScope
@@ -51,6 +52,7 @@ typedef struct Domain
 	char	   *wire_name;		/* "<database oid>.<percent-encoded name>": as Redis sees it */
 	char	   *fence_prefix;	/* "<namespace>:f:<wire_name>:" */
 	char	   *value_prefix;	/* "<namespace>:v:<wire_name>:" */
+	MetricSlot	metrics;		/* where it is counted */
 	Oid			relid;			/* InvalidOid: a domain without a table. Of a partition: that, not the root */
 	bool		partitioned;	/* relid is a partitioned table: rows are read by the Domains of its partitions */
 	DomainScope scope;

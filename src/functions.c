@@ -32,8 +32,11 @@
 #include "audit.h"
 #include "compat.h"
 #include "coordinator.h"
+#include "functions.h"
 #include "key.h"
 #include "ledger.h"
+#include "metrics.h"
+#include "progress.h"
 #include "reader.h"
 #include "row.h"
 #include "settings.h"
@@ -57,6 +60,7 @@ PG_FUNCTION_INFO_V1(fence_abort_write);
 PG_FUNCTION_INFO_V1(fence_status);
 PG_FUNCTION_INFO_V1(fence_audit);
 PG_FUNCTION_INFO_V1(fence_repair);
+PG_FUNCTION_INFO_V1(fence_repair_domain);
 PG_FUNCTION_INFO_V1(fence_initialise);
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -64,7 +68,7 @@ PG_FUNCTION_INFO_V1(fence_initialise);
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-static Domain *
+Domain *
 domain_argument(FunctionCallInfo fcinfo, int n)
 {
 	shared_require();
@@ -75,8 +79,7 @@ domain_argument(FunctionCallInfo fcinfo, int n)
 	return domain_by_name(text_to_cstring(PG_GETARG_TEXT_PP(n)), false);
 }
 
-/* The canonical key of a VARIADIC text[] argument. */
-static char *
+char *
 key_argument(FunctionCallInfo fcinfo, int n, const Domain *domain)
 {
 	Datum	   *values;
@@ -222,6 +225,15 @@ may_ask(void)
 	return WORD_STATE(fence_word_expire()) == FENCE_OPEN;
 }
 
+void
+reader_count_unanswered(const Domain *domain, const char *status)
+{
+	bool		unarmed = strcmp(status, "unarmed") == 0;
+
+	metrics_add(domain->metrics, unarmed ? METRIC_GET_UNARMED : METRIC_GET_UNAVAILABLE, 1);
+	metrics_add(domain->metrics, unarmed ? METRIC_FALLBACK_UNARMED : METRIC_FALLBACK_UNAVAILABLE, 1);
+}
+
 /* The strong get. On a standby a miss has neither token nor ticket: nobody may put what he reads there. */
 static GetAnswer
 strong_get(const Domain *domain, const char *key)
@@ -232,26 +244,23 @@ strong_get(const Domain *domain, const char *key)
 	const char *argv[] = {"FCALL", "fence_get", "2", fence, value};
 	size_t		argvlen[] = {5, 9, 1, strlen(fence), strlen(value)};
 	bool		standby = RecoveryInProgress();
-	redisReply *reply;
+	redisReply *reply = NULL;
 
 	if (!may_ask())
-	{
 		answer.status = reader_closed_status();
-		return answer;
-	}
-	if (fence_node_of(fence) == SLOT_NOBODY)
+	else if (fence_node_of(fence) == SLOT_NOBODY)
+		answer.status = "unarmed";
+	else if ((reply = coordinator_ask(fence, lengthof(argv), argv, argvlen)) != NULL)
 	{
-		answer.status = "unarmed";
-		return answer;
+		if (reply->type == REDIS_REPLY_ARRAY)
+			answer = reader_answer(reply->element, reply->elements);
+		else if (coordinator_is_redirection(reply))
+			answer.status = "unarmed";
 	}
-	reply = coordinator_ask(fence, lengthof(argv), argv, argvlen);
-	if (reply == NULL)
-		return answer;
-	if (reply->type == REDIS_REPLY_ARRAY)
-		answer = reader_answer(reply->element, reply->elements);
-	else if (coordinator_is_redirection(reply))
-		answer.status = "unarmed";
-	freeReplyObject(reply);
+	if (reply == NULL || reply->type != REDIS_REPLY_ARRAY)
+		reader_count_unanswered(domain, answer.status);
+	if (reply != NULL)
+		freeReplyObject(reply);
 	if (standby && strcmp(answer.status, "miss") == 0)
 		answer.token = answer.ticket = NULL;
 	return answer;
@@ -485,12 +494,17 @@ fence_read(PG_FUNCTION_ARGS)
 
 	reader_require_source(domain);
 	reader_require(domain);
-	if (!ledger_has_written(domain->id))
+	if (ledger_has_written(domain->id))
+		metrics_add(domain->metrics, METRIC_FALLBACK_OWN_WRITE, 1);
+	else
 		answer = patient_get(domain, key);
 	if (answer.payload && reader_payload(&answer, &row))
 		PG_RETURN_DATUM(row);
 	if (answer.payload)
+	{
+		metrics_add(domain->metrics, METRIC_FALLBACK_UNREADABLE, 1);
 		answer.token = NULL;	/* somebody else's value under this name: read past it, leave it alone */
+	}
 	if (standby)
 	{
 		if (answer.payload == NULL && strcmp(answer.status, "miss") == 0 && read_row_of_standby(domain, key, &row))
@@ -723,19 +737,17 @@ fence_status(PG_FUNCTION_ARGS)
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
 }
 
-Datum
-fence_audit(PG_FUNCTION_ARGS)
+/* Compares the domain's rows with their fences; as rows (relation, count). */
+static Datum
+audit(FunctionCallInfo fcinfo, const char *command, double fraction, bool repair)
 {
 	Domain	   *domain = domain_argument(fcinfo, 0);
-	double		fraction = PG_GETARG_FLOAT8(1);
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	int64		counts[RELATION_COUNT] = {0};
 
-	if (!(fraction > 0 && fraction <= 1))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("the fraction must be above 0 and at most 1")));
-	audit_sample(domain, fraction, INT_MAX, false, counts);
+	progress_begin(command, domain->name);
+	audit_sample(domain, fraction, INT_MAX, repair, counts);
+	progress_end();
 	InitMaterializedSRF(fcinfo, 0);
 	for (int i = 0; i < RELATION_COUNT; i++)
 	{
@@ -745,6 +757,25 @@ fence_audit(PG_FUNCTION_ARGS)
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	}
 	return (Datum) 0;
+}
+
+Datum
+fence_audit(PG_FUNCTION_ARGS)
+{
+	double		fraction = PG_GETARG_FLOAT8(1);
+
+	if (!(fraction > 0 && fraction <= 1))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("the fraction must be above 0 and at most 1")));
+	return audit(fcinfo, "audit", fraction, false);
+}
+
+/* The same, and repairs what is ahead or behind. */
+Datum
+fence_repair_domain(PG_FUNCTION_ARGS)
+{
+	return audit(fcinfo, "repair_domain", 1.0, true);
 }
 
 Datum

@@ -21,6 +21,7 @@
 #include "utils/memutils.h"
 
 #include "compat.h"
+#include "metrics.h"
 #include "outbox.h"
 #include "redis/topology.h"
 #include "settings.h"
@@ -153,7 +154,8 @@ load_databases(char *error)
 			if (job_slots_exhausted)
 				return false;
 			/* one database that cannot be read is no reason to serve none */
-			ereport(LOG, (errmsg("pgcache_fence: database %u is passed over: %s", job.database, error)));
+			if (fence_log_due(error))
+				ereport(LOG, (errmsg("pgcache_fence: database %u is passed over: %s", job.database, error)));
 			unknown = true;
 			databases_next = fence_clock() + DATABASES_AGAIN;
 			continue;
@@ -332,11 +334,23 @@ grant_and_open(FenceWord arming, bool new_epoch, const char *why)
 	return true;
 }
 
+/* What makes a new epoch necessary, for the metrics. */
+static ServerMetric
+why_new_epoch(FenceWord word)
+{
+	if (WORD_EPOCH(word) == 0)
+		return SERVER_METRIC_EPOCH_START;
+	if (pg_atomic_read_u32(&fence_shared->bypassed))
+		return SERVER_METRIC_EPOCH_BYPASS;
+	return fence_shared->epoch_armed ? SERVER_METRIC_EPOCH_PROCESS : SERVER_METRIC_EPOCH_BURNT;
+}
+
 /* A new epoch: nobody of the old one is committing, and nobody in Redis may vouch for it any more. */
 static bool
 open_new_epoch(FenceWord arming)
 {
 	uint32		number = fence_shared->last_epoch;
+	ServerMetric why = why_new_epoch(arming);
 	uint64		random;
 	char		error[REASON_LEN];
 	const char *missing;
@@ -364,6 +378,7 @@ open_new_epoch(FenceWord arming)
 	pg_atomic_write_u64(&fence_shared->epoch_random, random);
 	if (!fence_word_change(arming, FENCE_ARMING, number, NULL))
 		return false;
+	metrics_add_server(why, 1);
 	/* c4b: not before the number is in the word (the old epoch must not forget it), and before anything is armed */
 	pg_atomic_write_u32(&fence_shared->bypassed, 0);
 	next = fence_word();
@@ -482,11 +497,16 @@ heartbeat(FenceWord word, char *error)
 	{
 		RedisNode  *node = &topology_nodes[i];
 		LibraryCall call = {.deadline = fence_clock() + timeout_us()};
+		int64		started = fence_clock();
+		bool		there;
+		bool		renewed;
 
 		if (!fence_shared->nodes[i].granted)
 			continue;
 		/* a connection that broke may be opened again at once; a process that is not the one armed may not */
-		if (!topology_greet(node, false) && (node->conn != NULL || !topology_greet(node, false)))
+		there = topology_greet(node, false) || (node->conn == NULL && topology_greet(node, false));
+		metrics_raise_server(SERVER_METRIC_HEARTBEAT, fence_clock() - started);
+		if (!there)
 		{
 			strlcpy(error, node->error, REASON_LEN);
 			return false;
@@ -500,8 +520,10 @@ heartbeat(FenceWord word, char *error)
 		if (fence_word() != word)
 			return true;		/* c5: no renewal in CLOSED */
 		call.conn = node->conn;
-		if (!library_renew(&call, topology_heartbeat_key(node), node->hello.identity, epoch,
-						   node->hello.time_ms + setting_lease, &node->slots_back))
+		renewed = library_renew(&call, topology_heartbeat_key(node), node->hello.identity, epoch,
+								node->hello.time_ms + setting_lease, &node->slots_back);
+		metrics_raise_server(SERVER_METRIC_HEARTBEAT, fence_clock() - started);
+		if (!renewed)
 		{
 			strlcpy(error, call.error, REASON_LEN);
 			strlcpy(node->error, call.error, REASON_LEN);

@@ -162,6 +162,7 @@ ledger_reservation(ReservationKind kind, const char *name, const Domain *domain)
 		r->wanted = r->observed = r->sent = r->acked = r->ahead = r->applied = NO_VERSION;
 		r->policy = domain_policy(domain);
 		r->domain_id = domain->id;
+		r->metrics = domain->metrics;
 		r->manual = kind == RESERVE_ROW && domain->scope == SCOPE_MANUAL;
 		r->write_through = domain->write_through;
 		r->notify = domain->notify;

@@ -13,6 +13,7 @@
 #define FENCE_LEDGER_H
 
 #include "domain.h"
+#include "metrics.h"
 #include "shared.h"
 #include "tombstone.h"
 
@@ -31,6 +32,7 @@ typedef struct Reservation
 	const char *name;			/* fence name, or the domain's wire name; the hash key */
 	FailurePolicy policy;
 	int64		domain_id;
+	MetricSlot	metrics;		/* of the domain */
 	bool		manual;			/* of a domain that begin_write maintains */
 	bool		write_through;	/* its commit may bring the row */
 	bool		notify;

@@ -113,6 +113,8 @@ many_get(int n, ManyItem *items)
 
 	for (int i = 0; i < n; i++)
 		items[i].answer = (GetAnswer) {.status = closed};
+	for (int i = 0; !open && i < n; i++)
+		reader_count_unanswered(items[i].domain, closed);
 	while (open && (size = next_group(n, items, done, group)) > 0)
 	{
 		redisReply *reply;
@@ -319,6 +321,7 @@ accept_hit(ManyItem *item)
 		item->version = strtoll(answer->version, NULL, 10);
 		return true;
 	}
+	metrics_add(item->domain->metrics, METRIC_FALLBACK_UNREADABLE, 1);
 	answer->token = NULL;		/* somebody else's value under this name: read past it, leave it alone */
 	return false;
 }

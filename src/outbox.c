@@ -33,7 +33,7 @@ typedef struct Envelope
 	int32		kind;
 	uint64		number;
 	int32		node;
-	int32		unused[5];		/* makes its size a power of two */
+	LetterCount count;
 } Envelope;
 
 StaticAssertDecl(sizeof(Envelope) == 64, "places in the ring are multiples of a power of two");
@@ -258,6 +258,7 @@ outbox_post(const Letter *letter)
 	envelope->process = fence_process_number();
 	envelope->kind = letter->kind;
 	envelope->number = number;
+	envelope->count = letter->count;
 	memcpy(envelope + 1, letter->key_bytes, letter->key_len);
 	memcpy((char *) (envelope + 1) + letter->key_len, letter->arg_bytes, letter->arg_len);
 	pg_write_barrier();
@@ -345,6 +346,12 @@ outbox_serve(bool serving)
 }
 
 bool
+outbox_is_served(void)
+{
+	return outbox->courier != NULL;
+}
+
+bool
 outbox_nap(bool napping)
 {
 	outbox->napping = napping;
@@ -424,7 +431,7 @@ outbox_take(Letter *letter)
 				.keys = envelope->keys, .args = envelope->args,
 				.key_bytes = (char *) (envelope + 1), .key_len = envelope->key_len,
 				.arg_bytes = (char *) (envelope + 1) + envelope->key_len, .arg_len = envelope->arg_len,
-				.process = envelope->process, .number = envelope->number
+				.process = envelope->process, .number = envelope->number, .count = envelope->count
 			};
 			return true;
 		}

@@ -15,6 +15,8 @@
 
 #include "postgres.h"
 
+#include "metrics.h"
+
 typedef enum LetterKind
 {
 	LETTER_END,					/* operations of fence_write that end reservations */
@@ -41,6 +43,7 @@ typedef struct Letter
 	const char *arg_bytes;
 	size_t		arg_len;
 	bool		spare;			/* to be posted only while half of the ring is free; not carried */
+	LetterCount count;
 
 	/* set by outbox_take: who waits for which answer */
 	int			process;
@@ -121,6 +124,9 @@ extern void outbox_give_answer(int process, uint64 number, AnswerKind kind, int6
 
 /* Whether anybody has taken letters since the last call. */
 extern bool outbox_is_in_use(void);
+
+/* Whether there is a courier. */
+extern bool outbox_is_served(void);
 
 /* This process is the courier, or (false) is no longer; letters are posted all the same. */
 extern void outbox_serve(bool serving);

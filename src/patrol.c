@@ -30,6 +30,7 @@
 #include "compat.h"
 #include "domain.h"
 #include "key.h"
+#include "metrics.h"
 #include "redis/library.h"
 #include "row.h"
 #include "settings.h"
@@ -132,7 +133,8 @@ guarded(void (*work) (void *arg), void *arg, const char *what)
 		error = CopyErrorData();
 		FlushErrorState();
 		RollbackAndReleaseCurrentSubTransaction();
-		ereport(LOG, (errmsg("pgcache_fence: the patrol passes over %s: %s", what, error->message)));
+		if (fence_log_due(what))
+			ereport(LOG, (errmsg("pgcache_fence: the patrol passes over %s: %s", what, error->message)));
 		FreeErrorData(error);
 		ok = false;
 	}
@@ -268,7 +270,11 @@ settle_node(LibraryCall *call, Oid database, int grace)
 				continue;
 			fate = fate_of(r);
 			if (fate != FATE_IN_PROGRESS)
+			{
 				settled++;
+				metrics_add(metrics_slot(wire_name), fate == FATE_COMMITTED ? METRIC_SETTLE_COMMITTED :
+							fate == FATE_ABORTED ? METRIC_SETTLE_ABORTED : METRIC_SETTLE_UNKNOWN, 1);
+			}
 			if (!settle_one(call, r, epoch, fate, true))
 				break;
 		}
@@ -341,7 +347,12 @@ look_at_suspects(Oid database)
 
 		if (key_parse_fence_name(suspects[i], &of, &wire_name, &key) &&
 			(domain = domain_by_wire_name(wire_name)) != NULL)
-			elog(LOG, "pgcache_fence: fence \"%s\" was ahead of its row: %s", suspects[i], audit_repair(domain, key));
+		{
+			const char *result = audit_repair(domain, key);
+
+			if (fence_log_due(suspects[i]))
+				ereport(LOG, (errmsg("pgcache_fence: fence \"%s\" was ahead of its row: %s", suspects[i], result)));
+		}
 	}
 	worker_end_transaction();
 }
@@ -471,6 +482,34 @@ databases_with_work(LibraryCall *call, int grace, List *served, List *found)
 	return found;
 }
 
+/* What the nodes have counted of readers goes to the metrics; the lists are of DomainCounts. */
+static void
+note_counts(List *all)
+{
+	static const DomainMetric metrics[COUNTED] = {
+		METRIC_GET_HIT, METRIC_GET_MISS, METRIC_GET_PENDING, METRIC_GET_UNARMED,
+		METRIC_PUT_STORED, METRIC_PUT_STALE, METRIC_PUT_REFUSED
+	};
+	int64	   *reserved = palloc0(sizeof(int64) * METRIC_MAX_SLOTS);
+	ListCell   *cell;
+
+	foreach(cell, all)
+	{
+		DomainCounts *counts = lfirst(cell);
+		MetricSlot	slot = metrics_slot(counts->wire_name);
+
+		for (int i = 0; i < COUNTED; i++)
+			metrics_add(slot, metrics[i], counts->counted[i]);
+		metrics_add(slot, METRIC_FALLBACK_MISS, counts->counted[1]);
+		metrics_add(slot, METRIC_FALLBACK_PENDING, counts->counted[2]);
+		metrics_add(slot, METRIC_FALLBACK_UNARMED, counts->counted[3]);
+		metrics_add(slot, METRIC_STALE_REDIS, counts->counted[5] + counts->counted[6]);
+		reserved[slot] += counts->reservations;
+	}
+	for (MetricSlot slot = 0; slot < metrics_slots(); slot++)
+		metrics_set(slot, METRIC_PENDING, reserved[slot]);
+}
+
 /* Runs a round in a database and waits for its end. */
 static void
 run_round(Oid database, char duties)
@@ -481,13 +520,10 @@ run_round(Oid database, char duties)
 
 	if (handle == NULL)
 	{
-		static int64 logged = 0;
-
-		if (logged == 0 || fence_clock() - logged > ROUND_LIMIT)
+		if (fence_log_due("no background worker slot"))
 			ereport(LOG,
 					(errmsg("pgcache_fence: the patrol found no free background worker slot"),
 					 errhint("Raise max_worker_processes.")));
-		logged = fence_clock();
 		return;
 	}
 	while (GetBackgroundWorkerPid(handle, &pid) != BGWH_STOPPED)
@@ -531,6 +567,7 @@ patrol(bool at_once, bool audit)
 {
 	List	   *served = NIL;
 	List	   *work = NIL;
+	List	   *counts = NIL;
 	static PatrolNodes nodes;
 	static LibraryCall calls[MAX_NODES];	/* kept from round to round */
 	static uint32 serial = 0;	/* of the addresses when they were opened */
@@ -556,10 +593,14 @@ patrol(bool at_once, bool audit)
 			redis_close(call->conn);
 			call->conn = NULL;
 		}
-		if (i < nodes.n && nodes.granted[i] && (call->conn != NULL || connect_node(call, &nodes.addresses[i])))
-			work = databases_with_work(call, at_once ? 0 : setting_patrol_grace, served, work);
+		if (i >= nodes.n || !nodes.granted[i] || (call->conn == NULL && !connect_node(call, &nodes.addresses[i])))
+			continue;
+		work = databases_with_work(call, at_once ? 0 : setting_patrol_grace, served, work);
+		if (redis_error(call->conn) == NULL)
+			(void) library_take_counts(call, &counts);
 	}
 	serial = nodes.serial;
+	note_counts(counts);
 	foreach(cell, served)
 	{
 		bool		settle_here = list_member_oid(work, lfirst_oid(cell));
@@ -609,7 +650,10 @@ fence_patrol_main(Datum arg)
 			ProcessConfigFile(PGC_SIGHUP);
 		}
 		if (WORD_STATE(fence_word()) != FENCE_OPEN)
+		{
+			metrics_clear(METRIC_PENDING);	/* no reader waits for a reservation now */
 			continue;
+		}
 		MemoryContextSwitchTo(loop);
 		patrol(wanted, fence_clock() > audit_next);
 		if (fence_clock() > audit_next)

@@ -26,6 +26,9 @@ typedef struct GetAnswer
 /* The answer in n strings of a reply; status unavailable if they are none. */
 extern GetAnswer reader_answer(redisReply **strings, size_t n);
 
+/* Counts a read that Redis was not asked for, or did not answer, with that status; Redis counts what it answers. */
+extern void reader_count_unanswered(const Domain *domain, const char *status);
+
 /* The status to give without asking Redis, while fences are not OPEN: unarmed, or unavailable if Redis is away. */
 extern const char *reader_closed_status(void);
 

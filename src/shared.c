@@ -8,6 +8,7 @@
 
 #include <time.h>
 
+#include "common/hashfn.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
@@ -17,7 +18,9 @@
 #include "utils/wait_event.h"
 
 #include "compat.h"
+#include "metrics.h"
 #include "outbox.h"
+#include "progress.h"
 #include "settings.h"
 #include "shared.h"
 
@@ -41,7 +44,26 @@ state_size(void)
 static Size
 shared_size(void)
 {
-	return add_size(MAXALIGN(state_size()), outbox_size());
+	return add_size(add_size(MAXALIGN(state_size()), metrics_size()), add_size(progress_size(), outbox_size()));
+}
+
+/* The parts that others own, behind our own */
+static char *
+metrics_memory(void)
+{
+	return (char *) fence_shared + MAXALIGN(state_size());
+}
+
+static char *
+progress_memory(void)
+{
+	return metrics_memory() + metrics_size();
+}
+
+static char *
+outbox_memory(void)
+{
+	return progress_memory() + progress_size();
 }
 
 static void
@@ -62,9 +84,6 @@ shared_initialise(FenceShared *shared)
 	pg_atomic_init_u64(&shared->epoch_random, 0);
 	pg_atomic_init_u64(&shared->lease_bound, 0);
 	pg_atomic_init_u64(&shared->arming_until, 0);
-	pg_atomic_init_u64(&shared->bypassed_transactions, 0);
-	pg_atomic_init_u64(&shared->values_too_large, 0);
-	pg_atomic_init_u64(&shared->bypass_logged, 0);
 	pg_atomic_init_u32(&shared->bypassed, 0);
 	pg_atomic_init_u32(&shared->nodes_serial, 1);
 	pg_atomic_init_u32(&shared->catalog_serial, 1);
@@ -75,6 +94,8 @@ shared_initialise(FenceShared *shared)
 				 errmsg("could not draw a random number for pgcache_fence")));
 	strlcpy(shared->reason, "the keeper has not started yet", REASON_LEN);
 	shared->since = GetCurrentTimestamp();
+	for (int i = 0; i < LOG_TIMES; i++)
+		pg_atomic_init_u64(&shared->logged[i], 0);
 	shared->nmarkers = marker_count();
 	for (int i = 0; i < shared->nmarkers; i++)
 		pg_atomic_init_u64(&shared->markers[i], MARKER_NONE);
@@ -92,9 +113,13 @@ shared_startup(void)
 	if (!found)
 	{
 		shared_initialise(fence_shared);
-		outbox_initialise((char *) fence_shared + MAXALIGN(state_size()));
+		metrics_initialise(metrics_memory());
+		progress_initialise(progress_memory());
+		outbox_initialise(outbox_memory());
 	}
-	outbox_use((char *) fence_shared + MAXALIGN(state_size()));
+	metrics_use(metrics_memory());
+	progress_use(progress_memory());
+	outbox_use(outbox_memory());
 	LWLockRelease(AddinShmemInitLock);
 }
 
@@ -160,6 +185,7 @@ fence_word_change(FenceWord from, FenceState state, uint32 epoch, const char *re
 {
 	uint64		expected = from;
 	FenceWord	to = ((uint64) state << 62) | ((uint64) epoch << 32) | (uint32) ((uint32) from + 1);
+	bool		opens_or_ends = state == FENCE_OPEN || WORD_STATE(from) == FENCE_OPEN;
 	bool		news = false;
 
 	/* the lock is taken first, so that reason and since belong to the word that a view reads under it */
@@ -171,7 +197,7 @@ fence_word_change(FenceWord from, FenceState state, uint32 epoch, const char *re
 	}
 	if (reason != NULL)
 	{
-		/* one line per change that people care about: not again for each try to open that ends like the last one */
+		/* one line per change that people care about: not again for each try to open that ends like one before it */
 		news = WORD_STATE(from) != FENCE_ARMING || state == FENCE_OPEN || strcmp(reason, fence_shared->reason) != 0;
 		strlcpy(fence_shared->reason, reason, REASON_LEN);
 	}
@@ -179,7 +205,9 @@ fence_word_change(FenceWord from, FenceState state, uint32 epoch, const char *re
 		fence_shared->since = GetCurrentTimestamp();
 	LWLockRelease(fence_shared->lock);
 
-	if (news && state != FENCE_ARMING)
+	if (opens_or_ends)
+		metrics_add_server(state == FENCE_OPEN ? SERVER_METRIC_STATE_OPEN : SERVER_METRIC_STATE_CLOSED, 1);
+	if (news && state != FENCE_ARMING && (fence_log_due(reason) || opens_or_ends))
 		ereport(LOG,
 				(errmsg("pgcache_fence: %s in epoch %u: %s", state_name(state), epoch, reason)));
 	return true;
@@ -286,7 +314,7 @@ fence_lease_bound_or_longest(void)
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
- * Waking the workers, reporting suspects
+ * Waking the workers, reporting suspects, seldom logging
  * -----------------------------------------------------------------------------------------------------------------
  */
 
@@ -342,14 +370,18 @@ fence_suspect_add(const char *fence)
 	fence_wake_patrol();
 }
 
+/* An element of the table: 24 bits of the text's hash, 40 bits of the time in milliseconds. */
 bool
-fence_bypass_log_due(void)
+fence_log_due(const char *text)
 {
-	uint64		now = fence_clock();
-	uint64		last = pg_atomic_read_u64(&fence_shared->bypass_logged);
+	uint64		hash = hash_bytes_extended((const unsigned char *) text, strlen(text), 0);
+	uint64		now = (fence_clock() / 1000 + LOG_INTERVAL_MS) & UINT64CONST(0xFFFFFFFFFF);
+	pg_atomic_uint64 *logged = &fence_shared->logged[hash % LOG_TIMES];
+	uint64		last = pg_atomic_read_u64(logged);
 
-	return (last == 0 || now - last > BYPASS_LOG_INTERVAL) &&
-		pg_atomic_compare_exchange_u64(&fence_shared->bypass_logged, &last, now);
+	if (last >> 40 == hash >> 40 && now - (last & UINT64CONST(0xFFFFFFFFFF)) < LOG_INTERVAL_MS)
+		return false;
+	return pg_atomic_compare_exchange_u64(logged, &last, (hash >> 40) << 40 | now);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------

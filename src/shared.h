@@ -6,7 +6,7 @@
  * Lock protocol:
  *   - word, epoch_random, lease_bound, arming_until, bypassed, markers and counters are atomics; no lock.
  *     Every change of the word is a compare-and-swap on the exact word read (fence_word_change).
- *   - lock (an LWLock) protects reason, since and the table of nodes, the job and the suspects. Held for copies only, never
+ *   - lock (an LWLock) protects reason, since and the table of nodes, the job, the suspects and the repairs. Held for copies only, never
  *     while anything is sent or waited for, never in COMMIT or ABORT.
  *   - epoch_random and slot_node are changed only while the word is ARMING, so OPEN - read - the same OPEN reads what
  *     belongs together.
@@ -47,7 +47,9 @@ typedef uint64 FenceWord;
 #define MAX_DATABASES	256
 #define MAX_SUSPECTS	64		/* fences for the patrol to look at before its turn; more are found by the audit */
 #define SUSPECT_LEN		512
-#define BYPASS_LOG_INTERVAL UINT64CONST(10000000)	/* microseconds between log lines about bypassed transactions */
+#define MAX_REPAIRS		256		/* that are remembered */
+#define LOG_INTERVAL_MS	UINT64CONST(10000)	/* between two log lines of the same text */
+#define LOG_TIMES		1024
 
 typedef struct FenceNode
 {
@@ -82,6 +84,14 @@ typedef struct FenceJob
 	char		error[REASON_LEN];
 } FenceJob;
 
+/* A fence that was repaired */
+typedef struct FenceRepair
+{
+	uint64		fence;			/* hash of its name */
+	TimestampTz at;
+	char		result[16];
+} FenceRepair;
+
 typedef struct FenceShared
 {
 	LWLock	   *lock;
@@ -94,9 +104,7 @@ typedef struct FenceShared
 	pg_atomic_uint32 nodes_serial;	/* changes whenever a serial in nodes does */
 	pg_atomic_uint32 catalog_serial;	/* changes whenever domains or databases may have changed */
 	pg_atomic_uint32 patrol_wanted; /* there is something to settle at once; its latch alone is reset by any wait */
-	pg_atomic_uint64 bypassed_transactions; /* since the server start */
-	pg_atomic_uint64 values_too_large;	/* rows that COMMIT did not tell Redis, since the server start */
-	pg_atomic_uint64 bypass_logged; /* fence_clock() time of the last log line about one */
+	pg_atomic_uint64 logged[LOG_TIMES]; /* when what was written to the log: fence_log_due */
 	uint64		nonce;			/* of this server start; constant */
 
 	/*
@@ -120,6 +128,9 @@ typedef struct FenceShared
 	Oid			databases[MAX_DATABASES];	/* known to have the extension: where patrols go */
 	int			nsuspects;
 	char		suspects[MAX_SUSPECTS][SUSPECT_LEN];	/* fence names that were found ahead of their table */
+
+	uint32		nrepairs;		/* ever: the last one is at (nrepairs - 1) % MAX_REPAIRS */
+	FenceRepair repairs[MAX_REPAIRS];
 
 	/* each written by its owner only, read without lock; NULL: not running */
 	struct Latch *keeper_latch;
@@ -183,8 +194,11 @@ extern bool fence_lease_bound_passed(void);
 /* lease_bound; if the keeper never set it, it is set as if the longest lease possible had just been granted. */
 extern int64 fence_lease_bound_or_longest(void);
 
-/* Whether a log line about a bypassed transaction is due; true once per BYPASS_LOG_INTERVAL in the whole server. */
-extern bool fence_bypass_log_due(void);
+/*
+ * Whether a log line about this is due: true once per LOG_INTERVAL_MS and text in the whole server. For what may happen again and
+ * again. Neither raises nor allocates.
+ */
+extern bool fence_log_due(const char *text);
 
 /* Notes whether a database has the extension. Takes the lock. */
 extern void fence_database_note(Oid database, bool has_extension);

@@ -16,6 +16,8 @@
 #include "coordinator.h"
 #include "domain.h"
 #include "ledger.h"
+#include "metrics.h"
+#include "progress.h"
 #include "publish.h"
 #include "settings.h"
 #include "shared.h"
@@ -101,6 +103,7 @@ policy_is_error(void)
 static void
 raise_ahead(const Reservation *r)
 {
+	metrics_add(r->metrics, METRIC_STALE_POSTGRES, 1);
 	ledger_remember_ahead(r->name, r->ahead);
 	fence_suspect_add(r->name);
 	ereport(ERROR,
@@ -151,6 +154,15 @@ commit_open(FenceWord word, int *failures, CommitWait *wait)
 	return false;
 }
 
+static void
+count_bypass(void)
+{
+	metrics_add_server(SERVER_METRIC_BYPASSED, 1);
+	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
+		if (r->applied != NO_VERSION)
+			metrics_add(r->metrics, METRIC_COMMIT_BYPASSED, 1);
+}
+
 /*
  * CLOSED: raise, or wait until nobody in Redis may vouch for the old values, then commit without reservations if
  * nothing changed meanwhile (the same word: CLOSED, OPEN, CLOSED again is another [c4]).
@@ -180,12 +192,12 @@ commit_closed(FenceWord word, CommitWait *wait)
 		fence_marker_clear();
 		return false;
 	}
-	pg_atomic_fetch_add_u64(&fence_shared->bypassed_transactions, 1);
-	if (fence_bypass_log_due())
+	count_bypass();
+	if (fence_log_due("bypass"))
 		ereport(LOG,
 				(errmsg("pgcache_fence: transactions commit without cache fences: %s", current_reason()),
 				 errdetail("Cached values of fenced tables are not served meanwhile. This line is written every %d seconds at most.",
-						   (int) (BYPASS_LOG_INTERVAL / 1000000))));
+						   (int) (LOG_INTERVAL_MS / 1000))));
 	return true;
 }
 
@@ -320,6 +332,7 @@ transaction_callback(XactEvent event, void *arg)
 		ledger_forget();
 		domain_at_transaction_end();
 		attach_at_transaction_end();
+		progress_end();
 	}
 }
 
@@ -329,6 +342,8 @@ subtransaction_callback(SubXactEvent event, SubTransactionId id, SubTransactionI
 	(void) id;
 	(void) parent;
 	(void) arg;
+	if (event == SUBXACT_EVENT_ABORT_SUB)
+		progress_end();
 	if (ledger_is_empty())
 		return;
 	if (event == SUBXACT_EVENT_COMMIT_SUB)

@@ -20,6 +20,7 @@
 #include "domain.h"
 #include "key.h"
 #include "ledger.h"
+#include "metrics.h"
 #include "row.h"
 #include "settings.h"
 #include "shared.h"
@@ -267,7 +268,7 @@ value_of(const Domain *domain, HeapTuple row, TupleDesc desc)
 		return NULL;
 	value = row_value(domain, row, desc, setting_value_limit, &too_large);
 	if (too_large)
-		pg_atomic_fetch_add_u64(&fence_shared->values_too_large, 1);
+		metrics_add_server(SERVER_METRIC_TOO_LARGE, 1);
 	return value;
 }
 
@@ -304,12 +305,15 @@ after_new_row(const Domain *domain, HeapTuple row, TupleDesc desc)
 	if (stored < 0 || (stored <= last && r != NULL && stored != r->wanted))
 		raise_rewritten(domain, stored, Max(last, -1));
 	if (stored <= last)
+	{
+		metrics_add(domain->metrics, METRIC_STALE_POSTGRES, 1);
 		ereport(ERROR,
 				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 				 errmsg("could not insert into \"%s\" because the key was deleted by a concurrent transaction",
 						domain->name),
 				 errdetail("The new row has version " INT64_FORMAT ", the deleted one had " INT64_FORMAT ".", stored, last),
 				 errhint("Try the transaction again.")));
+	}
 	apply_stored(domain, r, past.own ? NO_VERSION : past.tombstone, stored, row, desc);
 }
 

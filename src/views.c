@@ -15,6 +15,7 @@
 
 #include "coordinator.h"
 #include "key.h"
+#include "metrics.h"
 #include "redis/library.h"
 #include "settings.h"
 #include "shared.h"
@@ -75,8 +76,8 @@ fence_state_view(PG_FUNCTION_ARGS)
 	values[3] = TimestampTzGetDatum(since);
 	nulls[4] = bound == 0;
 	values[4] = nulls[4] ? (Datum) 0 : time_left(bound);
-	values[5] = Int64GetDatum((int64) pg_atomic_read_u64(&fence_shared->bypassed_transactions));
-	values[6] = Int64GetDatum((int64) pg_atomic_read_u64(&fence_shared->values_too_large));
+	values[5] = Int64GetDatum((int64) metrics_value_server(SERVER_METRIC_BYPASSED));
+	values[6] = Int64GetDatum((int64) metrics_value_server(SERVER_METRIC_TOO_LARGE));
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
 }
 

@@ -30,6 +30,7 @@ typedef struct Expected
 	bool		last;			/* of its message */
 	int			process;		/* a rider's sender, -1: no rider, or answered */
 	uint64		number;			/* the reservation's letter, or the rider's */
+	LetterCount count;			/* of a reservation only its slot */
 } Expected;
 
 typedef struct Wire
@@ -101,6 +102,10 @@ lose(Wire *wire)
 
 		if (is_current(e))
 			e->reservation->letter = 0;
+		if (e->reserves)
+			metrics_add(e->count.slot, METRIC_RESERVE_FAILED, 1);
+		else
+			metrics_count_end(&e->count, false, LETTER_LOST);
 		if (e->process >= 0)
 			outbox_give_answer(e->process, e->number, ANSWER_FAILED, 0);
 		riders = riders || !e->reserves;
@@ -138,6 +143,13 @@ take_answer(Reservation *r, const redisReply *answer)
 		r->ahead = strtoll(answer->str, NULL, 10);
 }
 
+static bool
+is_written(const redisReply *reply)
+{
+	return reply->type == REDIS_REPLY_ARRAY && reply->elements > 0 &&
+		reply->element[0]->type == REDIS_REPLY_STRING && strcmp(reply->element[0]->str, "written") == 0;
+}
+
 static void
 note_refusal(const redisReply *reply)
 {
@@ -147,12 +159,23 @@ note_refusal(const redisReply *reply)
 		strlcpy(problem, "Redis is not armed for this epoch", sizeof(problem));
 }
 
+static void
+count_answer(const Expected *e, const redisReply *reply, const redisReply *answer)
+{
+	if (!e->reserves)
+		metrics_count_end(&e->count, false, reply->type == REDIS_REPLY_ERROR ? LETTER_LOST :
+						  is_written(reply) ? LETTER_WRITTEN : LETTER_UNARMED);
+	else if (answer == NULL || answer->type != REDIS_REPLY_STRING || strcmp(answer->str, "-") == 0)
+		metrics_add(e->count.slot, METRIC_RESERVE_FAILED, 1);
+	else
+		metrics_add(e->count.slot, answer->len == 0 ? METRIC_RESERVE_GRANTED : METRIC_RESERVE_AHEAD, 1);
+}
+
 /* Gives a reply to the operations of the message that is first in wire. */
 static void
 deliver(Wire *wire, const redisReply *reply)
 {
-	bool		written = reply->type == REDIS_REPLY_ARRAY && reply->elements > 0 &&
-		reply->element[0]->type == REDIS_REPLY_STRING && strcmp(reply->element[0]->str, "written") == 0;
+	bool		written = is_written(reply);
 	size_t		element = 1;
 	bool		riders = false;
 	bool		last = false;
@@ -168,6 +191,7 @@ deliver(Wire *wire, const redisReply *reply)
 			take_answer(e->reservation, answer);
 		else if (is_current(e))
 			e->reservation->letter = 0;
+		count_answer(e, reply, answer);
 		if (e->process >= 0)
 			outbox_give_answer(e->process, e->number, ANSWER_GRANTED, 0);
 		riders = riders || !e->reserves;
@@ -258,8 +282,18 @@ hang_up_all(int code, Datum arg)
 	(void) code;
 	(void) arg;
 	for (int i = 0; i < nwires; i++)
+	{
+		redisReply *reply;
+
+		/* what is here already need not be lost */
+		while (wires[i].connection != NULL && is_busy(&wires[i]) && (reply = redis_poll_reply(wires[i].connection)) != NULL)
+		{
+			deliver(&wires[i], reply);
+			freeReplyObject(reply);
+		}
 		if (wires[i].connection != NULL)
 			hang_up(&wires[i], NULL);
+	}
 }
 
 static Wire *
@@ -340,6 +374,7 @@ take_riders(Wire *wire)
 		add_letter(&letter);
 		e->process = letter.process;
 		e->number = letter.number;
+		e->count = letter.count;
 		outbox_done();
 		riders += letter.keys;
 	}
@@ -449,6 +484,7 @@ wire_reserve(Reservation *r, int node, int64 version, FenceWord word, bool early
 	e->reservation = r;
 	e->reserves = true;
 	e->number = r->letter;
+	e->count.slot = r->metrics;
 	return true;
 }
 
@@ -508,6 +544,7 @@ wire_send_after(const Letter *letter)
 	add_letter(letter);
 	e = expect(wire);
 	e->last = true;
+	e->count = letter->count;
 	send_draft(wire);
 	return true;
 }

@@ -30,6 +30,7 @@
 
 #include "compat.h"
 #include "domain.h"
+#include "metrics.h"
 #include "redis/library.h"
 #include "settings.h"
 #include "shared.h"
@@ -301,11 +302,14 @@ static void
 announce_domains(FenceJob *job)
 {
 	List	   *domains = domain_list();
+	ListCell   *cell;
 	LibraryCall call = {.deadline = fence_clock() + setting_timeout * INT64CONST(1000) * 2};
 	RedisUrl	url;
 	int			nnodes;
 	FenceNode  *nodes = palloc(sizeof(FenceNode) * MAX_NODES);
 
+	foreach(cell, domains)
+		(void) metrics_slot(((DomainRef *) lfirst(cell))->wire_name);	/* counters are there, at 0, before they are needed */
 	if (domains == NIL || redis_url_parse(setting_redis_url, &url) != NULL)
 		return;
 	LWLockAcquire(fence_shared->lock, LW_SHARED);

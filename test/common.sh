@@ -36,7 +36,7 @@ history_packages='make gcc libc6-dev libhiredis-dev libpq-dev pkgconf|pkg-config
 
 # What run.sh needs (run.sh, and matrix.sh for its chroots).
 test_packages="$history_packages lua5.1 lua-check libipc-run-perl sysbench spin libssl-dev openssl \
-	shellcheck pyflakes3 python3-editorconfig"
+	shellcheck pyflakes3 python3-editorconfig prometheus prometheus-postgres-exporter"
 
 # The newest major version of PostgreSQL whose server and headers are both here; empty if there is none.
 postgres_here() {

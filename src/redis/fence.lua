@@ -151,7 +151,8 @@ end
 -- slots: false: all; else slot -> true: granted; false: was granted and is lost (see read_keys), and then
 -- lost: slot -> a fence that was found elsewhere.
 -- pending: fence name -> list of {stamp, w, gen, since}; fences: how many there are in it; most: how many there were
--- since it was made. domains: name -> see domain_of(). filling, filled_before, turned: see busy_ms().
+-- since it was made. domains: name -> see domain_of(). filling, filled_before, turned: see busy_ms(). A gen is a table
+-- of its own: it equals nothing but itself.
 local function new_space(armed, slots)
   return { armed = armed, slots = slots, lost = {}, pending = {}, fences = 0, most = 0, domains = {},
            filling = {}, filled_before = {}, turned = 0 }
@@ -178,7 +179,7 @@ end
 -- head: what a fence of the token begins with.
 local function new_gen(space, domain)
   generation = generation + 1
-  domain.gen = generation
+  domain.gen = { domain = domain }
   domain.token = space.armed.number .. '.' ..
     sub(redis.sha1hex(space.armed.epoch .. ' ' .. identity .. ' ' .. generation), 1, 16)
   domain.head = domain.token .. ' '
@@ -187,10 +188,13 @@ end
 -- The domain's record, made on first use. id: the attachment that is announced (nil: not attached, readers are told
 -- unarmed); ended: the newest attachment that is known to be over, so a late announcement of it changes nothing.
 -- pending: stamp -> {since, ended}, of reservations of the whole domain; pendings: how many. publish: see publish().
+-- reserved: how many reservations of its rows there are; counts: what readers were answered since the last
+-- fence_counts.
 local function domain_of(space, name)
   local d = space.domains[name]
   if not d then
-    d = { id = nil, ended = 0, pending = {}, pendings = 0, publish = false }
+    d = { id = nil, ended = 0, pending = {}, pendings = 0, publish = false, reserved = 0 }
+    d.counts = { 0, 0, 0, 0, 0, 0, 0 }
     new_gen(space, d)
     space.domains[name] = d
   end
@@ -333,6 +337,8 @@ local function drop_pending(space, fence, stamp)
   local list = space.pending[fence]
   for i = 1, list and #list or 0 do
     if list[i].stamp == stamp then
+      local domain = list[i].gen.domain
+      domain.reserved = domain.reserved - 1
       table.remove(list, i)
       break
     end
@@ -643,6 +649,7 @@ local function reserve_one(space, domain, fence, stamp, observed, w, now, raw, g
   else
     own = { stamp = stamp, w = w, gen = domain.gen, grant = grant, since = now }
     if list then list[#list + 1] = own else add_list(space, fence, { own }) end
+    domain.reserved = domain.reserved + 1
   end
   if not v and exists then
     redis.call('DEL', fence)
@@ -887,6 +894,13 @@ end
 -- Readers
 -- ---------------------------------------------------------------------------------------------------------------
 
+-- Places in a domain's counts
+local HIT, MISS, PENDING, UNARMED, STORED, STALE, REFUSED = 1, 2, 3, 4, 5, 6, 7
+
+local function count(domain, what)
+  domain.counts[what] = domain.counts[what] + 1
+end
+
 -- Fill leases. Milliseconds for which another reader has been asked to fill in the value of what the fence says now (a
 -- version, or '-' and a ticket); nil: this reader is it from now on. Kept are those given since the last turn and those
 -- before it, two tables that are thrown away whole, because a Lua table never shrinks: the next turn comes when all of
@@ -912,9 +926,16 @@ local function get(keys, args, how)
   local fence = keys[1]
   local r, wrong = reader_route('fence_get', fence, keys[2])
   if wrong then return wrong end
-  if not may_answer(r, fence) then return { 'unarmed' } end
+  if not may_answer(r, fence) then
+    if r then count(r.domain, UNARMED) end
+    return { 'unarmed' }
+  end
   local space, domain = r.space, r.domain
-  if space.pending[fence] or domain.pendings > 0 then return { 'pending' } end
+  local counts = domain.counts
+  if space.pending[fence] or domain.pendings > 0 then
+    counts[PENDING] = counts[PENDING] + 1
+    return { 'pending' }
+  end
   local both = redis.call('MGET', fence, keys[2])
   local token = domain.token
   local v, ticket = read_fence(fence, domain, both[1])
@@ -930,7 +951,10 @@ local function get(keys, args, how)
     local head = domain.head .. v .. ' '
     if value and sub(value, 1, #head) == head then
       local at = find(value, '\n', #head, true)
-      if at then return { 'hit', token, v, sub(value, at + 1) }, ticket end
+      if at then
+        counts[HIT] = counts[HIT] + 1
+        return { 'hit', token, v, sub(value, at + 1) }, ticket
+      end
     end
     ticket = ''
   elseif how == 'read only' then
@@ -940,6 +964,7 @@ local function get(keys, args, how)
     ticket = tostring(tickets)
     write_fence(space, fence, domain, '-', ticket)
   end
+  counts[MISS] = counts[MISS] + 1
   local busy = not how and busy_ms(space, fence, v or '-' .. ticket)
   if busy then return { 'miss', token, ticket, 'busy', tostring(busy) } end
   return { 'miss', token, ticket }
@@ -1046,6 +1071,11 @@ local function peek(keys, args)
   return { freshness, token, v, sub(both[2], at), stamp, newest or '' }
 end
 
+local function refuse(domain, why)
+  count(domain, REFUSED)
+  return { 'refused', why }
+end
+
 -- put <fence> <value> | token ticket version payload ttl_ms -> stored | stale version | refused why
 -- The only way by which a fence without a version gets one, and only with the ticket that get gave out since the last
 -- change: that is what keeps a slow reader from storing what it read before a write [2, 4, 6c].
@@ -1060,17 +1090,21 @@ local function put(keys, args)
   if not ttl then return bad('fence_put', 'malformed ttl_ms') end
   if not may_answer(r, fence) then return { 'refused', 'unarmed' } end
   local space, domain = r.space, r.domain
-  if args[1] ~= domain.token then return { 'refused', 'token' } end
+  if args[1] ~= domain.token then return refuse(domain, 'token') end
   local v, ticket, exists = read_fence(fence, domain)
   if v then
-    if below(w, v) then return { 'stale', v } end
+    if below(w, v) then
+      count(domain, STALE)
+      return { 'stale', v }
+    end
   elseif not exists then
-    return { 'refused', 'no fence' }
+    return refuse(domain, 'no fence')
   elseif not ticket or ticket ~= args[2] then
-    return { 'refused', 'ticket' }
+    return refuse(domain, 'ticket')
   end
   store_value(keys[2], domain.token, w, '', args[4], ttl)
   if v ~= w then write_fence(space, fence, domain, w, '') end
+  count(domain, STORED)
   return { 'stored' }
 end
 
@@ -1079,6 +1113,7 @@ end
 -- ---------------------------------------------------------------------------------------------------------------
 
 -- status <fence> -> armed|unarmed current-token version|'' stamp|ticket reservations (stamp w age_ms)...
+-- Also those of the whole domain, whose w is ''.
 local function status(keys, args)
   local ns, name = nil, nil
   if #keys == 1 and #args == 0 then ns, name = parse(keys[1]) end
@@ -1093,6 +1128,11 @@ local function status(keys, args)
   for _, p in ipairs(list) do
     reply[#reply + 1] = p.stamp
     reply[#reply + 1] = p.w
+    reply[#reply + 1] = tostring(now - p.since)
+  end
+  for stamp, p in pairs(domain.pending) do
+    reply[#reply + 1] = stamp
+    reply[#reply + 1] = ''
     reply[#reply + 1] = tostring(now - p.since)
   end
   return reply
@@ -1130,6 +1170,26 @@ local function pending(_, args)
       break
     end
     fence, reservations = next(space.pending, fence)
+  end
+  return reply
+end
+
+-- counts | namespace -> (domain reservations hit miss pending unarmed stored stale refused)...
+-- For the patrol alone: what readers were answered is told once, then counting begins anew. Reservations are those that
+-- there are. Domains of which there is nothing to tell are left out.
+local function counts(_, args)
+  if #args ~= 1 then return bad('fence_counts', 'expected a namespace') end
+  local space, reply = spaces[args[1]], {}
+  for name, d in pairs(space and space.domains or {}) do
+    local reserved, any = d.reserved + d.pendings, 0
+    for _, n in ipairs(d.counts) do any = any + n end
+    if reserved + any > 0 then
+      reply[#reply + 1], reply[#reply + 2] = name, tostring(reserved)
+      for i, n in ipairs(d.counts) do
+        reply[#reply + 1] = tostring(n)
+        d.counts[i] = 0
+      end
+    end
   end
   return reply
 end
@@ -1177,3 +1237,4 @@ register_keyed('fence_peek', peek, { 'no-writes' })
 register_keyed('fence_put', put)
 register_keyed('fence_status', status, { 'no-writes' })
 register('fence_pending', pending, { 'no-writes' })
+register('fence_counts', counts, { 'no-writes' })

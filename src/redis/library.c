@@ -183,6 +183,12 @@ library_ensure(LibraryCall *call)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
+int
+library_version(void)
+{
+	return LIBRARY_VERSION;
+}
+
 bool
 library_hello(LibraryCall *call, Hello *hello, bool *found)
 {
@@ -213,6 +219,7 @@ library_hello(LibraryCall *call, Hello *hello, bool *found)
 		strlcpy(hello->identity, element(reply, 0), IDENTITY_LEN);
 		hello->time_ms = strtoll(element(reply, 1), NULL, 10);
 		strlcpy(hello->role, element(reply, 2), sizeof(hello->role));
+		hello->library = atoi(element(reply, 3));
 		strlcpy(hello->owner, element(reply, 4), sizeof(hello->owner));
 		strlcpy(hello->epoch, element(reply, 6), EPOCH_LEN);
 	}
@@ -413,6 +420,34 @@ library_pending(LibraryCall *call, int min_age_ms, int limit, char **cursor, cha
 	}
 	else
 		strlcpy(call->error, "Redis gave a malformed list of reservations", sizeof(call->error));
+	freeReplyObject(reply);
+	return ok;
+}
+
+bool
+library_take_counts(LibraryCall *call, List **list)
+{
+	const char *argv[] = {"FCALL", "fence_counts", "0", setting_namespace};
+	redisReply *reply = library_call(call, lengthof(argv), argv);
+	bool		ok;
+
+	if (reply == NULL)
+		return false;
+	ok = reply->type == REDIS_REPLY_ARRAY && reply->elements % (2 + COUNTED) == 0;
+	for (size_t i = 0; ok && i < reply->elements; i++)
+		ok = element(reply, i) != NULL;
+	for (size_t i = 0; ok && i < reply->elements; i += 2 + COUNTED)
+	{
+		DomainCounts *counts = palloc(sizeof(DomainCounts));
+
+		counts->wire_name = pstrdup(element(reply, i));
+		counts->reservations = strtoll(element(reply, i + 1), NULL, 10);
+		for (int c = 0; c < COUNTED; c++)
+			counts->counted[c] = strtoll(element(reply, i + 2 + c), NULL, 10);
+		*list = lappend(*list, counts);
+	}
+	if (!ok)
+		strlcpy(call->error, "Redis gave malformed counts", sizeof(call->error));
 	freeReplyObject(reply);
 	return ok;
 }

@@ -25,6 +25,7 @@ typedef struct Hello
 	char		identity[IDENTITY_LEN];
 	int64		time_ms;		/* the node's clock */
 	char		role[16];
+	int			library;		/* version of the function library */
 	char		owner[32];		/* of the arming that the process has; empty: none */
 	char		epoch[EPOCH_LEN];
 } Hello;
@@ -37,6 +38,9 @@ extern bool library_ensure(LibraryCall *call);
 
 /* Whether the node takes writes now: sets the key, which is of heartbeats. */
 extern bool library_probe_writes(LibraryCall *call, const char *key);
+
+/* The version of this build's function library. */
+extern int library_version(void);
 
 /* Asks the process who it is. found is false (and the result true) if the library is not loaded. */
 extern bool library_hello(LibraryCall *call, Hello *hello, bool *found);
@@ -78,6 +82,18 @@ typedef struct ListedReservation
  */
 extern bool library_pending(LibraryCall *call, int min_age_ms, int limit, char **cursor, char epoch[EPOCH_LEN],
 							List **list);
+
+/* What a process has counted of one domain since it was asked last; in the order of fence_counts' reply. */
+#define COUNTED 7				/* get: hit, miss, pending, unarmed; put: stored, stale, refused */
+typedef struct DomainCounts
+{
+	char	   *wire_name;
+	int64		reservations;	/* there now */
+	int64		counted[COUNTED];
+} DomainCounts;
+
+/* Takes what the process has counted: *list (palloc'd). Only domains of which there is something to tell. */
+extern bool library_take_counts(LibraryCall *call, List **list);
 
 /* Sends without waiting; library_finish waits for all that was sent since the last one. */
 extern bool library_send(LibraryCall *call, int argc, const char **argv);

@@ -7,6 +7,7 @@
 #include "common/hashfn.h"
 #include "utils/memutils.h"
 
+#include "metrics.h"
 #include "redis/cluster.h"
 #include "redis/resolve.h"
 #include "redis/sentinel.h"
@@ -306,11 +307,31 @@ forget(RedisNode *node)
 		sentinel_distrust();
 }
 
+/*
+ * Leases are computed from a reading of the node's clock: a step of it is seen by comparing with the last reading. What the
+ * answer took, and the millisecond in which the node tells the time, explain a difference.
+ */
+static void
+watch_clock(RedisNode *node, int64 asked_at)
+{
+	int64		ahead = node->hello.time_ms * 1000 - node->heard_at;
+	int64		step = node->clock_ahead ? Abs(ahead - node->clock_ahead) - (node->heard_at - asked_at) - 1000 : 0;
+
+	if (step > setting_clock_margin * INT64CONST(1000))
+		ereport(LOG,
+				(errmsg("pgcache_fence: the clock of Redis at %s stepped by " INT64_FORMAT " ms", node->address.host,
+						(ahead - node->clock_ahead) / 1000),
+				 errhint("A lease relies on clocks that fall back by no more than pgcache_fence.clock_margin: let them slew, not step.")));
+	metrics_raise_server(SERVER_METRIC_CLOCK_STEP, Max(step, 0));
+	node->clock_ahead = ahead;
+}
+
 /* Connects if need be, makes sure of the library and that it takes writes if `load`, and asks the process who it is. */
 static bool
 greet(RedisNode *node, bool load, const char *key, int64 patience, char *error)
 {
 	LibraryCall call = {.deadline = fence_clock() + patience};
+	int64		asked_at;
 	bool		found = false;
 
 	if (node->conn == NULL || redis_error(node->conn))
@@ -325,11 +346,14 @@ greet(RedisNode *node, bool load, const char *key, int64 patience, char *error)
 	}
 	call.conn = node->conn;
 	call.error[0] = '\0';
+	asked_at = fence_clock();
 	/* hello needs no writes, arming does: a node that refuses them must not cost a lease each time */
 	found = (!load || (library_ensure(&call) && library_probe_writes(&call, key) &&
 					   library_server_version(&call, node->server, sizeof(node->server)))) &&
 		library_hello(&call, &node->hello, &found) && found;
 	node->heard_at = fence_clock();
+	if (found)
+		watch_clock(node, asked_at);
 	if (found && strcmp(node->hello.role, "master") != 0)
 	{
 		snprintf(call.error, REASON_LEN, "this Redis is a replica (role %s): its master is needed", node->hello.role);

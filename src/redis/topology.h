@@ -20,6 +20,7 @@ typedef struct RedisNode
 	RedisConnection *conn;
 	Hello		hello;			/* last answer, */
 	int64		heard_at;		/* and when it was here (fence_clock()): its clock was read no later */
+	int64		clock_ahead;	/* microseconds that the node's clock was ahead of fence_clock() then; 0: not known */
 	char		server[32];
 	bool		present;		/* it answered as it should when it was greeted last; else */
 	char		error[REASON_LEN];	/* why not */

@@ -1,0 +1,307 @@
+/*
+ * explain.c
+ *	  fence.explain: in words, why a key is a hit, a miss, pending or unarmed right now.
+ *
+ * Changes nothing in Redis: it does not ask as a reader would, whose miss leaves a ticket. What it reads is not one
+ * snapshot: of a key that is being written one line may be newer than the one before.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "storage/lwlock.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "audit.h"
+#include "coordinator.h"
+#include "functions.h"
+#include "key.h"
+#include "reader.h"
+#include "shared.h"
+#include "stamp.h"
+#include "tombstone.h"
+
+PG_FUNCTION_INFO_V1(fence_explain);
+
+/* What is explained, and where to */
+typedef struct Explanation
+{
+	ReturnSetInfo *rsinfo;
+	const Domain *domain;
+	const char *key;
+	char	   *fence;
+	FenceStatus status;
+	char	   *value;			/* what the value's name holds, up to the payload; NULL: nothing */
+} Explanation;
+
+static void say(Explanation *e, const char *topic, const char *format,...) pg_attribute_printf(3, 4);
+
+static void
+say(Explanation *e, const char *topic, const char *format,...)
+{
+	StringInfoData text;
+	Datum		values[2];
+	bool		nulls[2] = {false};
+	int			missing;
+
+	initStringInfo(&text);
+	do
+	{
+		va_list		args;
+
+		va_start(args, format);
+		missing = appendStringInfoVA(&text, format, args);
+		va_end(args);
+		if (missing > 0)
+			enlargeStringInfo(&text, missing);
+	} while (missing > 0);
+	values[0] = CStringGetTextDatum(topic);
+	values[1] = CStringGetTextDatum(text.data);
+	tuplestore_putvalues(e->rsinfo->setResult, e->rsinfo->setDesc, values, nulls);
+}
+
+static char *
+seconds(int64 ms)
+{
+	return psprintf("%lld.%01lld s", (long long) ms / 1000, (long long) (ms % 1000) / 100);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * The answer that a reader would get
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* What is stored with the value, "token version stamp"; NULL: there is no value, or none of ours. */
+static char *
+value_header(Explanation *e)
+{
+	char	   *name = key_value_name(e->domain, e->key);
+	const char *argv[] = {"MGET", name};
+	size_t		argvlen[] = {4, strlen(name)};
+	redisReply *reply = coordinator_ask(e->fence, lengthof(argv), argv, argvlen);
+	char	   *header = NULL;
+
+	if (reply && reply->type == REDIS_REPLY_ARRAY && reply->elements == 1 &&
+		reply->element[0]->type == REDIS_REPLY_STRING)
+		header = pnstrdup(reply->element[0]->str, strcspn(reply->element[0]->str, "\n"));
+	if (reply)
+		freeReplyObject(reply);
+	return header;
+}
+
+/* Whether the value's header has that token and version. */
+static bool
+value_is_current(const Explanation *e)
+{
+	char	   *wanted = psprintf("%s " INT64_FORMAT " ", e->status.token, e->status.fence_version);
+
+	return e->value != NULL && strncmp(e->value, wanted, strlen(wanted)) == 0;
+}
+
+/* Whether there is something to cache: groups always have a version. */
+static bool
+is_there(const Explanation *e)
+{
+	return e->status.is_row || (e->domain->scope == SCOPE_GROUP && e->status.row_version != NO_VERSION);
+}
+
+static void
+explain_answer(Explanation *e)
+{
+	const FenceStatus *status = &e->status;
+
+	if (!status->armed && status->token[0] == '\0')
+		say(e, "answer", "unarmed: Redis has not been told of the domain yet; it is, a moment after attach or a new epoch");
+	else if (!status->armed)
+		say(e, "answer", "unarmed: Redis has no lease at the moment, or the attachment is not announced yet");
+	else if (status->pending > 0)
+		say(e, "answer", "pending: %d reservation(s) are not settled; readers go to PostgreSQL until they are", status->pending);
+	else if (status->fence_version == NO_VERSION && domain_has_versions(e->domain) && !is_there(e))
+		say(e, "answer", "miss: there is no such row; readers store nothing");
+	else if (status->fence_version == NO_VERSION)
+		say(e, "answer", "miss: the fence has no version; the next reader reads the row and puts it");
+	else if (value_is_current(e))
+		say(e, "answer", "hit: readers get the cached value, version " INT64_FORMAT, status->fence_version);
+	else if (e->value == NULL)
+		say(e, "answer", "miss: the fence is current, but no value is cached");
+	else
+		say(e, "answer", "miss: the cached value is not of the fence's version and token; the next reader replaces it");
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * What it rests on
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static void
+explain_state(Explanation *e)
+{
+	FenceWord	word;
+	char		epoch[EPOCH_LEN];
+	char		reason[REASON_LEN];
+	TimestampTz since;
+	int64		left;
+
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	word = fence_word();
+	fence_epoch_of(WORD_EPOCH(word), epoch);
+	strlcpy(reason, fence_shared->reason, REASON_LEN);
+	since = fence_shared->since;
+	LWLockRelease(fence_shared->lock);
+	left = (int64) pg_atomic_read_u64(&fence_shared->lease_bound) - fence_clock();
+	if (WORD_STATE(word) != FENCE_OPEN)
+		say(e, "answer", "unarmed: fences are %s; readers go to PostgreSQL", fence_state_name(word));
+	say(e, "state", "%s since %s: %s", fence_state_name(word), timestamptz_to_str(since), reason);
+	say(e, "epoch", "%s", WORD_EPOCH(word) ? epoch : "none yet");
+	if (left > 0)
+		say(e, "lease", "Redis may answer for at most %s more, unless it is renewed", seconds(left / 1000));
+	else
+		say(e, "lease", "is over");
+}
+
+static void
+explain_fence(Explanation *e)
+{
+	if (e->status.fence_version != NO_VERSION)
+		say(e, "fence", "%s has version " INT64_FORMAT " under the current token %s", e->fence, e->status.fence_version,
+			e->status.token);
+	else if (e->status.ticket)
+		say(e, "fence", "%s has no version yet; a reader was given the ticket to put one", e->fence);
+	else
+		say(e, "fence", "%s does not exist, or is of another token", e->fence);
+}
+
+static void
+explain_row(Explanation *e)
+{
+	if (!domain_has_versions(e->domain))
+		say(e, "row", "the domain has no table with versions to compare with");
+	else if (e->status.row_version == NO_VERSION)
+		say(e, "row", "does not exist and was not deleted within pgcache_fence.tombstone_retention");
+	else if (is_there(e))
+		say(e, "row", "has version " INT64_FORMAT " (%s)", e->status.row_version, audit_relation_name(e->status.relation));
+	else
+		say(e, "row", "was deleted, at version " INT64_FORMAT " (%s)", e->status.row_version,
+			audit_relation_name(e->status.relation));
+}
+
+static void
+explain_value(Explanation *e)
+{
+	if (e->value == NULL)
+		say(e, "value", "nothing is cached");
+	else if (value_is_current(e))
+		say(e, "value", "is cached under the fence's version and token");
+	else
+		say(e, "value", "is cached with another token or version: %s", e->value);
+}
+
+/* The text of the only row and column of a query about that number; NULL if there is none. With the caller's rights. */
+static char *
+look_up(const char *sql, Oid type, Datum number)
+{
+	char	   *text = NULL;
+	MemoryContext caller = CurrentMemoryContext;
+
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "could not connect to SPI");
+	if (SPI_execute_with_args(sql, 1, &type, &number, NULL, true, 1) != SPI_OK_SELECT)
+		elog(ERROR, "could not look up the owner of a reservation");
+	if (SPI_processed > 0)
+	{
+		text = SPI_getvalue(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1);
+		text = text ? MemoryContextStrdup(caller, text) : NULL;
+	}
+	SPI_finish();
+	return text;
+}
+
+/* Who holds it: of a running transaction pid and statement, of a prepared one its gid, else what became of it. */
+static char *
+owner_of(const char *stamp)
+{
+	int			pid;
+	StampFate	fate = fence_stamp_fate(stamp, &pid);
+	char	   *text;
+
+	if (fate != FATE_IN_PROGRESS)
+		return psprintf("it is %s: the patrol settles it", fence_fate_name(fate));
+	if (pid == 0)
+	{
+		text = look_up("SELECT gid FROM pg_catalog.pg_prepared_xacts"
+					   " WHERE transaction::text = ($1 % 4294967296)::text", INT8OID,
+					   Int64GetDatum(strtoll(stamp, NULL, 10)));
+		return text ? psprintf("prepared as '%s': COMMIT PREPARED or ROLLBACK PREPARED ends it", text) :
+			pstrdup("prepared, or just ending");
+	}
+	text = look_up("SELECT pg_catalog.concat_ws(', ', state, query) FROM pg_catalog.pg_stat_activity WHERE pid = $1",
+				   INT4OID, Int32GetDatum(pid));
+	return psprintf("in progress in process %d%s%s", pid, text ? ": " : "", text ? text : "");
+}
+
+static void
+explain_reservations(Explanation *e)
+{
+	ListCell   *cell;
+
+	if (e->status.reservations == NIL)
+		say(e, "reservation", "none");
+	foreach(cell, e->status.reservations)
+	{
+		ListedReservation *r = lfirst(cell);
+		char	   *what = r->domain ? pstrdup("the whole domain") : psprintf("version " INT64_FORMAT, r->version);
+
+		say(e, "reservation", "%s, for %s, by transaction %s, %s", what, seconds(r->age_ms), r->stamp, owner_of(r->stamp));
+	}
+}
+
+static void
+explain_repair(Explanation *e)
+{
+	FenceRepair last;
+
+	if (audit_last_repair(e->fence, &last))
+		say(e, "repair", "last at %s: %s", timestamptz_to_str(last.at), last.result);
+	else
+		say(e, "repair", "none that is remembered");
+}
+
+Datum
+fence_explain(PG_FUNCTION_ARGS)
+{
+	Explanation e = {.rsinfo = (ReturnSetInfo *) fcinfo->resultinfo};
+	Domain	   *domain = domain_argument(fcinfo, 0);
+
+	e.domain = domain;
+	e.key = key_argument(fcinfo, 1, domain);
+	e.fence = key_fence_name(domain, e.key);
+	reader_require(domain);
+	InitMaterializedSRF(fcinfo, 0);
+	if (WORD_STATE(fence_word_expire()) != FENCE_OPEN)
+	{
+		/* Redis is not asked: it may hang */
+		explain_state(&e);
+		explain_repair(&e);
+		return (Datum) 0;
+	}
+	if (audit_key(domain, e.key, &e.status))
+	{
+		e.value = value_header(&e);
+		explain_answer(&e);
+	}
+	else
+		say(&e, "answer", "unavailable: %s", coordinator_problem());
+	explain_state(&e);
+	if (e.status.asked)
+	{
+		explain_fence(&e);
+		explain_row(&e);
+		explain_value(&e);
+		explain_reservations(&e);
+	}
+	explain_repair(&e);
+	return (Datum) 0;
+}

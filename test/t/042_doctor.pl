@@ -1,0 +1,231 @@
+# 042_doctor.pl
+#    fence.doctor: what it finds in a server and in Redis, each caused once. What it finds in tables is in sql/doctor.sql.
+#    And fence.explain where fences are not open.
+
+use strict;
+use warnings;
+
+use FenceTest;
+use FenceTest::Session;
+use Cwd qw(abs_path);
+use File::Basename;
+use Test::More;
+
+my $redis = FenceTest::Redis->start(config => [ 'maxmemory 100mb', 'maxmemory-policy allkeys-lru' ]);
+my $node = new_postgres('main', $redis, lease => '4s', timeout => '1900ms');
+my $sql = FenceTest::Session->open($node);
+
+# Findings of that severity (a pattern), one a line.
+sub findings
+{
+	my ($severity) = @_;
+
+	return $sql->run("SELECT severity || ': ' || finding FROM fence.doctor() WHERE severity ~ '$severity'");
+}
+
+# Waits for the finding; it must have a hint.
+sub finds
+{
+	my ($severity, $pattern, $name) = @_;
+	my $seen = '';
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my $found = eval { poll(sub { $seen = findings('.'); $seen =~ /^$severity: .*$pattern/m }, $name); };
+	return ok($found, "found: $name") || diag($seen);
+}
+
+# Waits until nothing is wrong. What was counted before is forgotten; on a loaded machine a heartbeat may be slow again.
+sub well
+{
+	my ($name) = @_;
+	my $seen = '';
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my $well = eval { poll(sub { $sql->run('SELECT fence.reset_metrics()'); ($seen = findings('warning|error')) eq '' }, 'nothing to find'); };
+	return ok($well, $name) || diag($seen);
+}
+
+sub set { my (@settings) = @_; $sql->run("ALTER SYSTEM $_") foreach @settings; $sql->run('SELECT pg_reload_conf()'); return; }
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+well('a new installation has nothing wrong');
+ok(
+	eval {
+		poll(
+			sub {
+				$sql->run('SELECT fence.reset_metrics()');
+				return $sql->run("SELECT count(*) FROM fence.doctor() WHERE severity = 'ok'") == 16;
+			},
+			'16 checks');
+	},
+	'every check says that it found nothing');
+is($sql->run('SELECT count(*) FROM fence.doctor() WHERE (hint IS NULL) <> (severity = $$ok$$)'), 0, 'nothing has a hint but findings');
+
+subtest 'settings' => sub {
+	set('SET pgcache_fence.timeout = 2500');
+	finds('warning', 'timeout.*more than half of', 'a timeout too long for the lease');
+	set('RESET pgcache_fence.timeout', 'SET pgcache_fence.audit_rate = 0');
+	finds('warning', 'audit_rate is 0', 'no audit');
+	set('RESET pgcache_fence.audit_rate', 'SET pgcache_fence.tombstone_retention = 10');
+	finds('info', 'tombstone_retention', 'tombstones that hardly stay');
+	set('RESET pgcache_fence.tombstone_retention', "SET pgcache_fence.databases = 'another'");
+	finds('error', 'database "postgres" is not served', 'a database that is not served');
+	set('RESET pgcache_fence.databases');
+	wait_open($node);
+	well('all set right');
+};
+
+subtest 'Redis' => sub {
+	$redis->call('CONFIG', 'SET', 'maxmemory-policy', 'noeviction');
+	finds('warning', 'noeviction', 'a policy that refuses writes');
+	$redis->call('CONFIG', 'SET', 'maxmemory', '0');
+	finds('info', 'has no maxmemory', 'no limit of memory');
+	$redis->call('CONFIG', 'SET', 'maxmemory', '100mb');
+	$redis->call('CONFIG', 'SET', 'maxmemory-policy', 'allkeys-lru');
+	$redis->call('CONFIG', 'SET', 'requirepass', 'secret');
+	finds('error', 'cannot be reached from this backend.*NOAUTH|does not tell about itself.*NOAUTH', 'a password that we do not know');
+	unlike($sql->run('SELECT string_agg(finding || hint, $$ $$) FROM fence.doctor()'), qr/secret/, 'which is not told');
+	$redis->disconnect;
+	$redis->{password} = 'secret';
+	$redis->call('CONFIG', 'SET', 'requirepass', '');
+	$redis->{password} = undef;
+	$redis->disconnect;
+	wait_open($node);
+	well('Redis is set up well');
+};
+
+subtest 'the keeper' => sub {
+	my $keeper = sub { $sql->run("SELECT pid FROM pg_stat_activity WHERE backend_type = 'pgcache_fence keeper'") };
+	my $source = FenceTest::Redis->library_source;
+
+	# with the keeper stopped nobody puts the library right
+	my $pid = $keeper->();
+	kill 'STOP', $pid;
+	$source =~ s/LIBRARY_VERSION = '\d+'/LIBRARY_VERSION = '0'/ or die;
+	$redis->call('FUNCTION', 'LOAD', 'REPLACE', $source);
+	finds('warning', 'has version 0 of the function library', 'an old library');
+	$redis->call('FUNCTION', 'FLUSH');
+	finds('error', 'does not have the function library', 'no library');
+	kill 'CONT', $pid;
+	wait_open($node);
+
+	foreach my $worker (qw(keeper patrol courier))
+	{
+		$sql->run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'pgcache_fence $worker'");
+		finds('error', "the $worker is not running", "no $worker");
+	}
+	wait_open($node);
+	well('everybody is back');
+};
+
+subtest 'a slow heartbeat' => sub {
+	$redis->pause;
+	poll(sub { $sql->run("SELECT lease_left < interval '1.5 s' FROM fence.state") eq 't' }, 'a heartbeat that hangs');
+	$redis->resume;
+	finds('warning|error', 'the slowest heartbeat took', 'a heartbeat that took long for its lease');
+	wait_open($node);
+	well('forgotten after a reset');
+};
+
+subtest 'Redis gone' => sub {
+	$sql->run('CREATE TABLE item (id int PRIMARY KEY, version bigint NOT NULL DEFAULT 0)');
+	$sql->run('INSERT INTO item VALUES (1)');
+	$sql->run("SELECT fence.attach('item')");
+	$redis->stop;
+	$sql->run('UPDATE item SET id = 1');
+	finds('error', 'fences are CLOSED: ', 'closed fences with their reason');
+	finds('error', 'cannot be reached from this backend', 'no Redis');
+	finds('warning', '1 transaction\(s\) committed without reservations', 'a transaction that went without');
+	my $explained = $sql->run("SELECT topic || ': ' || finding FROM fence.explain('item', '1')");
+	like($explained, qr/^answer: unarmed: fences are CLOSED; readers go to PostgreSQL$/m, 'explain says so');
+	like($explained, qr/^state: CLOSED since .*: .*\w/m, 'and why');
+	$redis->restart;
+	wait_open($node);
+	poll(sub { $sql->run("SELECT finding FROM fence.explain('item', '1') WHERE topic = 'answer'") =~ /^miss/ }, 'a miss');
+	well('Redis is back');
+};
+
+subtest 'a replica' => sub {
+	$redis->call('REPLICAOF', '127.0.0.1', '1');
+	finds('error', 'is a replica', 'a replica');
+	$redis->call('REPLICAOF', 'NO', 'ONE');
+	wait_open($node);
+	well('a master again');
+};
+
+# What is logged: one line for a state and its reason, not one for each try; the same of what the patrol cannot do.
+subtest 'no storm in the log' => sub {
+	my $offset = -s $node->logfile;
+
+	$redis->stop;
+	wait_state($node, 'CLOSED');
+	my ($tries, $started) = (0, time());
+	poll(sub { $sql->run('SELECT reason FROM fence.state'); ++$tries >= 300 }, 'a while');
+	my @lines = grep { /pgcache_fence: CLOSED/ } split /\n/, PostgreSQL::Test::Utils::slurp_file($node->logfile, $offset);
+	cmp_ok(scalar @lines, '>=', 1, 'a line');
+	my %of;
+	$of{ s/.*pgcache_fence: //r }++ foreach @lines;
+	my $most = 1 + (time() - $started) / 10;
+	is(join(', ', grep { $of{$_} > $most } sort keys %of), '', 'none again within ten seconds');
+	$redis->restart;
+	wait_open($node);
+
+	# reservations of a key that its type does not understand, by a transaction that was committed
+	poll(sub { $sql->run("SELECT status FROM fence.get('item', '1')") ne 'unarmed' }, 'the domain');
+	my ($epoch, $fence, $xid) = split /\|/,
+	  $sql->run("SELECT epoch, replace(fence.fence_key('item', '1'), '{1}', '{x}'), pg_current_xact_id() FROM fence.state");
+	$offset = -s $node->logfile;
+	$started = time();
+	is($redis->call('FCALL', 'fence_reserve', 1, $fence, $epoch, sprintf('%s.%08x', $xid, $_), '', 5)->[0], 'reserved', 'planted')
+	  foreach 1 .. 20;
+	no_reservations($node);
+	@lines = grep { /the patrol passes over/ } split /\n/, PostgreSQL::Test::Utils::slurp_file($node->logfile, $offset);
+	cmp_ok(scalar @lines, '>=', 1, 'a line about what the patrol passes over');
+	cmp_ok(scalar @lines, '<=', 1 + (time() - $started) / 10, 'not one for each');
+};
+
+# In a Redis whose clock steps; the library of test/history stands between it and the clock.
+subtest 'a clock that steps' => sub {
+	my $dir = PostgreSQL::Test::Utils::tempdir;
+	my $source = abs_path(dirname(__FILE__) . '/../history/step_clock.c');
+
+	plan skip_all => 'no compiler' if system("cc -shared -fPIC -O1 -o '$dir/clock.so' '$source' -ldl >/dev/null 2>&1") != 0;
+	open my $offset, '+>', "$dir/offset" or die $!;
+	syswrite $offset, pack('q', 0);
+	local $ENV{STEP_CLOCK_FILE} = "$dir/offset";
+	my $stepping = do { local $ENV{LD_PRELOAD} = "$dir/clock.so"; FenceTest::Redis->start; };
+	set("SET pgcache_fence.redis_url = '" . $stepping->url . "'");
+	poll(sub { $sql->run('SELECT address FROM fence.nodes') =~ /:@{[$stepping->port]}$/ }, 'the other Redis');
+	wait_open($node);
+	$sql->run('SELECT fence.reset_metrics()');
+	is(findings('error'), '', 'nothing before');
+	sysseek $offset, 0, 0;
+	syswrite $offset, pack('q', 1_000_000);
+	finds('error', 'clock of a Redis node has stepped by (9[0-9][0-9]|10[0-9][0-9])', 'a step of a second');
+	like(PostgreSQL::Test::Utils::slurp_file($node->logfile), qr/the clock of Redis at \S+ stepped by (9\d\d|10\d\d) ms/, 'and a line in the log');
+	set('RESET pgcache_fence.redis_url');
+};
+
+$sql->close;
+$node->stop('fast');
+
+subtest 'not preloaded' => sub {
+	$node->append_conf('postgresql.conf', "shared_preload_libraries = ''\n");
+	$node->start;
+	$sql = FenceTest::Session->open($node);
+	is(findings('error'), 'error: the library is not loaded at server start: nothing is fenced, writes to fenced tables fail', 'found');
+	$sql->close;
+	$node->stop('fast');
+};
+
+subtest 'few background workers' => sub {
+	$node->append_conf('postgresql.conf', "shared_preload_libraries = 'pgcache_fence'\nmax_worker_processes = 4\n");
+	$node->start;
+	$sql = FenceTest::Session->open($node);
+	finds('warning', 'max_worker_processes is 4', 'too few');
+	$sql->close;
+	$node->stop('fast');
+};
+
+done_testing();
