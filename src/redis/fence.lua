@@ -1015,6 +1015,24 @@ local function release(keys, args)
   return { 'released' }
 end
 
+-- The version of the fence, if readers may be told of it now.
+local function servable(r, fence)
+  if not may_answer(r, fence) or r.space.pending[fence] or r.domain.pendings > 0 then return nil end
+  return (read_fence(fence, r.domain))
+end
+
+-- current <fence> -> token version | (nothing)
+-- What a value must name to be served now. Who got the value before it asks this, in the same round trip, makes the
+-- comparison of get by itself, and the payload does not go through Lua.
+local function current(keys, args)
+  if #keys ~= 1 or #args ~= 0 then return bad('fence_current', 'expected 1 key and no argument') end
+  local r, wrong = reader_route('fence_current', keys[1], nil)
+  if wrong then return wrong end
+  local v = servable(r, keys[1])
+  if not v then return {} end
+  return { r.domain.token, v }
+end
+
 -- check <fence> | token version -> 1 | 0
 local function check(keys, args)
   if #keys ~= 1 or #args ~= 2 then return bad('fence_check', 'expected 1 key, token and version') end
@@ -1022,10 +1040,7 @@ local function check(keys, args)
   local r, wrong = reader_route('fence_check', fence, nil)
   if wrong then return wrong end
   if not version(args[2]) then return bad('fence_check', 'malformed version') end
-  if not may_answer(r, fence) or r.domain.token ~= args[1] then return 0 end
-  if r.space.pending[fence] or r.domain.pendings > 0 then return 0 end
-  if read_fence(fence, r.domain) == args[2] then return 1 end
-  return 0
+  return servable(r, fence) == args[2] and r.domain.token == args[1] and 1 or 0
 end
 
 -- check_many <fence>... | (token version)... -> for each 1 | 0. The call is one moment.
@@ -1231,6 +1246,7 @@ register('fence_get', get)
 register_keyed('fence_get_ro', get_ro, { 'no-writes' })
 register_keyed('fence_get_many', get_many)
 register('fence_release', release, { 'no-writes' })
+register_keyed('fence_current', current, { 'no-writes' })
 register_keyed('fence_check', check, { 'no-writes' })
 register_keyed('fence_check_many', check_many, { 'no-writes' })
 register_keyed('fence_peek', peek, { 'no-writes' })

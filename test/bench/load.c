@@ -36,7 +36,10 @@ typedef enum
 	STEP_SQL, STEP_REDIS
 } StepKind;
 
-/* sql: $1 row, $2 payload, $3 version. redis: words; in any word %i is the row, %v the version, %s the stamp, %p the payload */
+/*
+ * sql: $1 row, $2 payload, $3 version. redis: words; in any word %i is the row, %v the version, %s the stamp,
+ * %p the payload; a word | separates commands that are sent together.
+ */
 typedef struct
 {
 	StepKind	kind;
@@ -45,6 +48,7 @@ typedef struct
 	int			nparams;
 	int			nwords;
 	char	   *words[MAX_WORDS];
+	int			ncommands;
 } Step;
 
 typedef struct
@@ -255,15 +259,21 @@ send_redis(Client *client, const Step *step)
 
 		if (n > 0)
 			set_row(client, first_row + (client->row - first_row + 1) % rows);
-		for (int i = 0; i < step->nwords; i++)
+		for (int i = 0, argc = 0; i < step->nwords; i++)
 		{
-			argv[i] = p;
-			argvlen[i] = fill_word(client, step->words[i], p);
-			p += argvlen[i];
+			if (strcmp(step->words[i], "|") != 0)
+			{
+				argv[argc] = p;
+				argvlen[argc] = fill_word(client, step->words[i], p);
+				p += argvlen[argc++];
+				if (i + 1 < step->nwords)
+					continue;
+			}
+			redisAppendCommandArgv(client->redis, argc, argv, argvlen);
+			argc = 0;
 		}
-		redisAppendCommandArgv(client->redis, step->nwords, argv, argvlen);
 	}
-	client->awaited = pipeline;
+	client->awaited = pipeline * step->ncommands;
 	while (!done)
 		if (redisBufferWrite(client->redis, &done) != REDIS_OK)
 			die("redis", client->redis->errstr);
@@ -451,9 +461,13 @@ add_step(const char *text)
 		char	   *copy = strdup(text + 6);
 
 		step->kind = STEP_REDIS;
+		step->ncommands = 1;
 		needs_stamp |= strstr(copy, "%s") != NULL;
 		for (char *w = strtok(copy, " "); w && step->nwords < MAX_WORDS; w = strtok(NULL, " "))
+		{
 			step->words[step->nwords++] = w;
+			step->ncommands += strcmp(w, "|") == 0;
+		}
 	}
 	else
 		die(text, "a step begins with sql: or redis:");

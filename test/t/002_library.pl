@@ -280,6 +280,8 @@ subtest 'get: miss, ticket, hit' => sub {
 	is(check('k', 5), 1, 'check: the same version');
 	is(check('k', $_), 0, "check: not $_") foreach 4, 6, 50;
 	is(check('k', 5, 'x'), 0, 'check: another token');
+	is_deeply(fcall('fence_current', 1, f('k')), [ $token, 5 ], 'current: what the value names');
+	is_deeply(fcall('fence_current', 1, f('other')), [], 'current: nothing without a version');
 	$redis->call('DEL', v('k'));
 	is(get('k'), "miss $token ", 'a missing value is a miss without a ticket');
 	$redis->call('SET', v('k'), "$token 4 \nold");

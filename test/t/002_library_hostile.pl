@@ -71,6 +71,7 @@ sub templates
 		[ fence_status   => 1, F => f('k') ],
 		[ fence_pending  => 0, '' => 'n', M => 0, M => 10, '' => '' ],
 		[ fence_counts   => 0, '' => 'n' ],
+		[ fence_current  => 1, F => f('k') ],
 		[ fence_check    => 1, F => f('k'), t => $token, W => 5 ],
 		[ fence_check_many => 2, F => f('k'), F => f('q'), t => $token, W => 5, t => "x$token", W => 5 ],
 		[ fence_peek     => 2, F => f('k'), V => v('k') ],
@@ -196,8 +197,8 @@ subtest 'hostile arguments change nothing' => sub {
 };
 
 subtest 'the same calls with right arguments do change something' => sub {
-	my %reads = map { $_ => 1 } qw(fence_hello fence_status fence_pending fence_counts fence_check fence_check_many fence_peek
-	  fence_get_ro fence_release);
+	my %reads = map { $_ => 1 } qw(fence_hello fence_status fence_pending fence_counts fence_current fence_check fence_check_many
+	  fence_peek fence_get_ro fence_release);
 	furnish();
 	my $n = () = templates();
 	foreach my $i (0 .. $n - 1)
@@ -220,7 +221,7 @@ subtest 'other ways to call' => sub {
 	foreach my $template (templates())
 	{
 		my ($function, $nkeys, @typed) = @$template;
-		next if $function =~ /hello|status|pending|counts|check|peek|get_ro|release|disarm|announce|abort|domain/;
+		next if $function =~ /hello|status|pending|counts|current|check|peek|get_ro|release|disarm|announce|abort|domain/;
 		my @words = ($function, $nkeys, @typed[ grep { $_ % 2 == 1 } 0 .. $#typed ]);
 		like($redis->error_of('FCALL_RO', @words), qr/write flag/, "FCALL_RO $function");
 		like($redis->error_of('EVAL', 'return redis.call("FCALL", unpack(ARGV))', 0, @words),

@@ -67,6 +67,7 @@ sub stamp
 my @kinds = (
 	[ 35 => sub { my ($m, $ns, $d, $f, $v) = @_; return qw(FCALL fence_get 2), $f, $v; } ],
 	[ 5 => sub { my ($m, $ns, $d, $f) = @_; return qw(FCALL fence_check 1), $f, "<token $ns $d>", version($m, $f); } ],
+	[ 3 => sub { my ($m, $ns, $d, $f) = @_; return qw(FCALL fence_current 1), $f; } ],
 	[ 3 => sub { my ($m, $ns, $d, $f, $v) = @_; return qw(FCALL fence_get_ro 2), $f, $v; } ],
 	[ 3 => sub { my ($m, $ns, $d, $f, $v) = @_; return qw(FCALL fence_peek 2), $f, $v; } ],
 	[ 4 => \&invent_get_many ],
@@ -483,6 +484,8 @@ my @mutations = (
 	[ '[6c] put does not look at the token', "if args[1] ~= domain.token then return refuse(domain, 'token') end", '' ],
 	[ 'get overlooks reservations of rows', 'if space.pending[fence] or domain.pendings > 0 then',
 		'if domain.pendings > 0 then' ],
+	[ 'current overlooks reservations', 'if not may_answer(r, fence) or r.space.pending[fence] or r.domain.pendings > 0 then',
+		'if not may_answer(r, fence) then' ],
 	[ 'reserve leaves the ticket', "if not v and exists then\n    redis.call('DEL', fence)\n    raw = false", "if false then" ],
 	[ '[1r] reserve drops without raising', 'write_fence(space, fence, domain, observed, \'\')', 'raw' ],
 	[ 'a write does not see what it wrote before', '    raws[fence] = raw', '' ],

@@ -12,10 +12,11 @@ use Time::HiRes qw(time);
 
 # What doc/operations.md gives to the extension's user and to readers. %s: the namespace.
 my @EXTENSION = qw(+fcall +function|list +function|load +info +set +mget +del +time +select);
-my @READER = qw(+fcall|fence_get +fcall|fence_get_many +fcall|fence_put +fcall|fence_check +fcall|fence_check_many
-  +fcall|fence_peek +mget +set +del +time +select);
+my @READER = qw(+fcall|fence_get +fcall|fence_get_many +fcall|fence_put +fcall|fence_current +fcall|fence_check
+  +fcall|fence_check_many +fcall|fence_peek +get +mget +set +del +time +select);
 # Of those who may not even fill a cache; their keys: %R~
-my @LOOKER = qw(+fcall_ro|fence_get_ro +fcall_ro|fence_check +fcall_ro|fence_check_many +fcall_ro|fence_peek +mget +time +select);
+my @LOOKER = qw(+fcall_ro|fence_get_ro +fcall_ro|fence_current +fcall_ro|fence_check +fcall_ro|fence_check_many
+  +fcall_ro|fence_peek +get +mget +time +select);
 my $NAMESPACE = 'secured';
 
 my $redis = FenceTest::Redis->start;
@@ -153,6 +154,8 @@ subtest 'a reader that can forge nothing' => sub {
 	my ($status, $token, $version, $payload) = @{ $looker->call('FCALL_RO', 'fence_get_ro', 2, $fence, $value) };
 	is($status, 'hit', 'gets');
 	is($looker->call('FCALL_RO', 'fence_check', 1, $fence, $token, $version), 1, 'checks');
+	is(join(' ', @{ $looker->call('FCALL_RO', 'fence_current', 1, $fence) }), "$token $version", 'asks what is current');
+	like($looker->call('GET', $value), qr/^\Q$token $version \E.*\n\Q$payload\E\z/, '... and gets what names it');
 	is($looker->call('FCALL_RO', 'fence_check_many', 1, $fence, $token, $version)->[0], 1, 'checks many');
 	is($looker->call('FCALL_RO', 'fence_peek', 2, $fence, $value)->[0], 'fresh', 'peeks');
 	$redis->call('DEL', $none);
@@ -161,8 +164,8 @@ subtest 'a reader that can forge nothing' => sub {
 	foreach my $rule (@LOOKER)
 	{
 		$redis->call('ACL', 'SETUSER', 'looker', 'nocommands', grep { $_ ne $rule } @LOOKER);
-		my @refused = grep { defined $looker->error_of('FCALL_RO', @$_) } [ 'fence_get_ro', 2, $fence, $value ],
-		  [ 'fence_check', 1, $fence, $token, $version ], [ 'fence_check_many', 1, $fence, $token, $version ],
+		my @refused = grep { defined $looker->error_of(@$_ == 2 ? () : 'FCALL_RO', @$_) } [ 'GET', $value ],
+		  [ 'fence_get_ro', 2, $fence, $value ], [ 'fence_current', 1, $fence ], [ 'fence_check', 1, $fence, $token, $version ], [ 'fence_check_many', 1, $fence, $token, $version ],
 		  [ 'fence_peek', 2, $fence, $value ];
 		ok(@refused > 0, "needs $rule");
 		$redis->call('ACL', 'SETUSER', 'looker', 'nocommands', @LOOKER);

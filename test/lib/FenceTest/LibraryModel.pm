@@ -364,6 +364,17 @@ sub fence_peek
 	return [ $kind eq 'version' && $v == $newest ? 'fresh' : 'unknown', @told, $newest ];
 }
 
+sub fence_current
+{
+	my ($self, $keys) = @_;
+	my $fence = $keys->[0];
+	my ($space, $domain) = $self->_answers($fence) or return [];
+	my ($kind, $what) = $self->_fence($fence, $domain);
+
+	return [] if $space->{pending}{$fence} || %{ $domain->{pending} } || $kind ne 'version';
+	return [ $self->{token}{ $domain->{gen} }, $what ];
+}
+
 sub fence_check_many
 {
 	my ($self, $keys, $args) = @_;
