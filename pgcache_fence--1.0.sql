@@ -21,11 +21,11 @@ CREATE TABLE fence.domain (
     version_column   name,
     tag              text,
     scope            text NOT NULL CHECK (scope IN ('row', 'group', 'manual')),
-    cache            text NOT NULL CHECK (cache IN ('none', 'row')),
+    cache            text NOT NULL CHECK (cache IN ('none')),
     columns          name[],
     ttl              interval,
     on_redis_failure text CHECK (on_redis_failure IN ('bypass', 'error')),
-    publish          text NOT NULL CHECK (publish IN ('none', 'pubsub', 'stream', 'notify'))
+    publish          text NOT NULL CHECK (publish IN ('none'))
 );
 
 -- Nor after DROP EXTENSION and CREATE EXTENSION: ids go on from the number of this transaction.
@@ -192,7 +192,7 @@ CREATE FUNCTION fence.status(domain text, VARIADIC key text[],
 -- ---------------------------------------------------------------------------------------------------------------------
 
 CREATE FUNCTION fence._state(OUT state text, OUT epoch text, OUT reason text, OUT since timestamptz,
-                             OUT lease_left interval, OUT bypassed_transactions bigint, OUT values_too_large bigint)
+                             OUT lease_left interval, OUT bypassed_transactions bigint)
     RETURNS record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_state_view';
 CREATE VIEW fence.state AS SELECT * FROM fence._state();
 
@@ -215,48 +215,15 @@ CREATE VIEW fence.pending AS
             AND x.transaction::text = CASE WHEN p.stamp ~ '^[0-9]+[.]'
                 THEN (pg_catalog.split_part(p.stamp, '.', 1)::numeric % 4294967296)::text END;
 
--- Compares all rows of a domain with their fences and repairs what is ahead or behind; tells what was found.
-CREATE FUNCTION fence.repair_domain(domain text, OUT relation text, OUT count bigint)
-    RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_repair_domain';
-
--- How far calls of attach, audit and repair_domain have come, in all databases. total: of the phase, null if not known.
-CREATE FUNCTION fence._progress(OUT pid integer, OUT datname text, OUT command text, OUT domain text, OUT phase text,
-                                OUT done bigint, OUT total bigint, OUT started timestamptz)
-    RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_progress_view';
-CREATE VIEW fence.progress AS SELECT * FROM fence._progress();
-
--- Looks over the whole installation: one row for each finding (severity ok, info, warning or error), and what to do.
-CREATE FUNCTION fence.doctor(OUT severity text, OUT finding text, OUT hint text)
-    RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp AS 'MODULE_PATHNAME', 'fence_doctor';
-
--- In words, why the key is a hit, a miss, pending or unarmed right now.
-CREATE FUNCTION fence.explain(domain text, VARIADIC key text[], OUT topic text, OUT finding text)
-    RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_explain';
-
 CREATE FUNCTION fence.audit(domain text, fraction double precision DEFAULT 1.0,
                             OUT relation text, OUT count bigint)
     RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_audit';
 CREATE FUNCTION fence.repair(domain text, VARIADIC key text[]) RETURNS text
     LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_repair';
 
--- Counters since the server start or the last reset, and gauges: of this database's domains, and of the whole server. For
--- those who watch servers (pg_monitor).
-CREATE FUNCTION fence._metrics(OUT name text, OUT labels jsonb, OUT value double precision)
-    RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_metrics_view';
-CREATE VIEW fence.metrics AS
-    SELECT m.* FROM fence._metrics() m
-     WHERE NOT m.labels ? 'domain' OR m.labels->>'domain' = '(other)'
-        OR EXISTS (SELECT FROM fence.domain d WHERE d.name = m.labels->>'domain');
-CREATE FUNCTION fence.reset_metrics() RETURNS void
-    LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_reset_metrics';
-
 REVOKE ALL ON FUNCTION fence.attach, fence.detach, fence.detach_domain, fence.put, fence.begin_write, fence.abort_write,
-                       fence.define_derived, fence.drop_derived, fence._pending, fence.audit, fence.repair, fence.repair_domain,
-                       fence._metrics, fence.reset_metrics, fence.doctor FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION fence._metrics, fence.doctor TO pg_monitor;
-GRANT SELECT ON fence.metrics TO pg_monitor;
-GRANT SELECT ON fence.domain, fence.domains, fence.derived, fence.state, fence.nodes, fence.progress TO PUBLIC;
+                       fence.define_derived, fence.drop_derived, fence._pending, fence.audit, fence.repair FROM PUBLIC;
+GRANT SELECT ON fence.domain, fence.domains, fence.derived, fence.state, fence.nodes TO PUBLIC;
 
 -- Writes the row of fence.cluster, and lets the keeper know of this database after COMMIT.
 CREATE FUNCTION fence._initialise() RETURNS void

@@ -67,7 +67,7 @@ SELECT * FROM found();
 
 UPDATE pg_extension SET extversion = '0.9' WHERE extname = 'pgcache_fence';
 SELECT severity, finding, hint FROM fence.doctor() WHERE finding LIKE '%version 0.9%';
-UPDATE pg_extension SET extversion = '1.0' WHERE extname = 'pgcache_fence';
+UPDATE pg_extension SET extversion = '1.1' WHERE extname = 'pgcache_fence';
 
 -- a transaction that is prepared and forgotten
 BEGIN;

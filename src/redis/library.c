@@ -14,8 +14,8 @@
 #include "settings.h"
 #include "tombstone.h"
 
-/* The version in fence.lua (LIBRARY_VERSION), and how its functions' descriptions begin */
-#define LIBRARY_VERSION 1
+/* How fence.lua tells its version, and how its functions' descriptions begin */
+#define LIBRARY_VERSION_LINE "local LIBRARY_VERSION = '"
 #define LIBRARY_DESCRIPTION "pgcache_fence library version "
 
 #define REPLICA_MESSAGE "this Redis is a replica: its master is needed"
@@ -158,13 +158,13 @@ library_ensure(LibraryCall *call)
 	}
 	version = described_version(reply);
 	freeReplyObject(reply);
-	if (version == LIBRARY_VERSION)
+	if (version == library_version())
 		return true;
-	if (version > LIBRARY_VERSION)
+	if (version > library_version())
 	{
 		snprintf(call->error, sizeof(call->error),
 				 "Redis has version %d of the function library, this pgcache_fence has version %d: upgrade pgcache_fence",
-				 version, LIBRARY_VERSION);
+				 version, library_version());
 		return false;
 	}
 	reply = library_call(call, lengthof(load), load);
@@ -186,7 +186,16 @@ library_ensure(LibraryCall *call)
 int
 library_version(void)
 {
-	return LIBRARY_VERSION;
+	static int	version = 0;
+
+	if (version == 0)
+	{
+		const char *line = strstr(fence_lua, LIBRARY_VERSION_LINE);
+
+		Assert(line != NULL);
+		version = line ? atoi(line + strlen(LIBRARY_VERSION_LINE)) : 0;
+	}
+	return version;
 }
 
 bool
