@@ -166,7 +166,8 @@ subtest 'a library that is newer than the SQL' => sub {
 		is($node->psql('postgres', "SELECT * FROM fence.$view", stderr => \my $error), 0, "fence.$view") or diag $error;
 	}
 	is_cached($node, 'reads are hits');
-	is($node->psql('postgres', <<'SQL', stderr => \my $error), 0, 'every function of 1.0 works') or diag $error;
+	my $error;
+	is($node->psql('postgres', <<'SQL', stderr => \$error), 0, 'every function of 1.0 works') or diag $error;
 \set ON_ERROR_STOP on
 CREATE TABLE grouped (id int PRIMARY KEY, room int);
 CREATE FUNCTION twice(int) RETURNS jsonb STABLE LANGUAGE sql AS 'SELECT to_jsonb(2 * n) FROM item WHERE id = $1';
