@@ -68,8 +68,9 @@ sub install
 sub error_of
 {
 	my ($node, $statement, $dbname) = @_;
+	my $error;
 
-	isnt($node->psql($dbname // 'postgres', $statement, stderr => \my $error), 0, "$statement fails");
+	isnt($node->psql($dbname // 'postgres', $statement, stderr => \$error), 0, "$statement fails");
 	return $error;
 }
 
@@ -157,16 +158,16 @@ subtest 'a library that is older than the SQL' => sub {
 subtest 'a library that is newer than the SQL' => sub {
 	my $redis = FenceTest::Redis->start;
 	my $node = new_postgres('newer', $redis, extension => 0);
+	my $error;
 
 	$node->safe_psql('postgres', "CREATE EXTENSION pgcache_fence VERSION '1.0'; $table");
 	wait_open($node);
 	is($node->safe_psql('postgres', "SELECT count(*) FROM pg_proc WHERE pronamespace = 'fence'::regnamespace AND proname = 'doctor'"), '0', 'the SQL of 1.0');
 	foreach my $view (split /\n/, $node->safe_psql('postgres', "SELECT viewname FROM pg_views WHERE schemaname = 'fence' ORDER BY 1"))
 	{
-		is($node->psql('postgres', "SELECT * FROM fence.$view", stderr => \my $error), 0, "fence.$view") or diag $error;
+		is($node->psql('postgres', "SELECT * FROM fence.$view", stderr => \$error), 0, "fence.$view") or diag $error;
 	}
 	is_cached($node, 'reads are hits');
-	my $error;
 	is($node->psql('postgres', <<'SQL', stderr => \$error), 0, 'every function of 1.0 works') or diag $error;
 \set ON_ERROR_STOP on
 CREATE TABLE grouped (id int PRIMARY KEY, room int);
