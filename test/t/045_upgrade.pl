@@ -211,7 +211,7 @@ sub counted
 	my ($load) = @_;
 
 	print { $load->{in} } "\n";
-	my $line = readline $load->{out} or die 'load.py has ended';
+	my $line = readline($load->{out}) // die 'load.py has ended';
 	return decode_json($line);
 }
 

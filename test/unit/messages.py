@@ -1,4 +1,4 @@
-"""Compares the messages of src/ with doc/messages.md: each LOG, WARNING and ERROR is explained there, and no other.
+"""Compares the messages of src/ and of the SQL scripts with doc/messages.md: each LOG, WARNING and ERROR is explained there, and no other.
 
 What a message fills in is written as … there. With --list: the messages, one a line, for whoever writes the document.
 """
@@ -38,6 +38,10 @@ def messages_of(source):
 
 def in_source():
     found = set()
+    for path in glob.glob(os.path.join(TOP, '*.sql')):
+        with open(path, encoding='utf-8') as f:
+            found.update(('ERROR', text.replace("''", "'").replace('%', '…'))
+                         for text in re.findall(r"RAISE EXCEPTION '((?:[^']|'')*)'", f.read()))
     for path in sorted(glob.glob(os.path.join(TOP, 'src', '*.c')) + glob.glob(os.path.join(TOP, 'src', 'redis', '*.c'))):
         with open(path, encoding='utf-8') as f:
             found.update(messages_of(f.read()))

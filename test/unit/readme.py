@@ -1,0 +1,108 @@
+"""Checks the README: its tables are those of the pages that they come from, every page and heading that it names exists, and so
+does every page that the documentation is to have. Prints one line per check and "N passed, N failed".
+
+    readme.py [--write]    --write: brings the tables up to date instead
+
+A table in the README stands between two comments. The first says where it is from:
+
+    <!-- table: PAGE "HEADING" columns: NAME, NAME rows: FIRST CELL, FIRST CELL -->
+
+Rows may be "all". Where names have commas in them, all of them are separated by semicolons.
+"""
+import os
+import re
+import sys
+
+TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
+README = os.path.join(TOP, 'README.md')
+PAGES = ('protocol', 'operations', 'clients', 'patterns', 'reliability', 'performance', 'scaling', 'security', 'comparison', 'messages',
+         'testing', 'versions')
+TABLE = re.compile(r'(<!-- table: (\S+) "([^"]+)" columns: (.*?) rows: (.*?) -->\n)(.*?)(<!-- end of table -->)', re.S)
+
+counts = {True: 0, False: 0}
+
+
+def check(good, text):
+    good = bool(good)
+    counts[good] += 1
+    print(('ok - ' if good else 'not ok - ') + text)
+
+
+def read(name):
+    with open(os.path.join(TOP, name), encoding='utf-8') as f:
+        return f.read()
+
+
+def names(text):
+    return [name.strip() for name in text.split(';' if ';' in text else ',')]
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip().strip('|').split('|')]
+
+
+def headings(page):
+    return [line.lstrip('#').strip() for line in page.split('\n') if re.match('#+ ', line)]
+
+
+def first_table(page, heading):
+    """The lines of the first table under the heading."""
+    below = re.split(r'^#+ %s$' % re.escape(heading), page, maxsplit=1, flags=re.M)
+    table = re.search(r'(^\|.*\n)+', below[1], re.M) if len(below) == 2 else None
+    return table.group(0).strip().split('\n') if table else []
+
+
+def extract(page, heading, columns, rows):
+    """The lines of the table for the README; names what is missing instead."""
+    lines = first_table(read(page), heading)
+    if not lines:
+        return None, f'{page} has no table under "{heading}"'
+    head = cells(lines[0])
+    body = {cells(line)[0]: cells(line) for line in lines[2:]}
+    missing = [name for name in columns if name not in head] + [name for name in rows if name not in body and rows != ['all']]
+    if missing:
+        return None, f'{page}, "{heading}" has no {missing}'
+    chosen = [head.index(name) for name in columns]
+    picked = [head, cells(lines[1])] + (list(body.values()) if rows == ['all'] else [body[name] for name in rows])
+    return ''.join('| ' + ' | '.join(line[n] for n in chosen) + ' |\n' for line in picked), None
+
+
+def tables(text, write):
+    def each(match):
+        begin, page, heading, columns, rows, present, end = match.groups()
+        wanted, problem = extract(page, heading, names(columns), names(rows))
+        if not write:
+            check(wanted == present, f'the table of {page}, "{heading}"' +
+                  (f': {problem}' if problem else '' if wanted == present else ' differs: sh test/unit/readme.sh --write'))
+        elif problem:
+            sys.exit(problem)
+        return begin + (wanted or present) + end
+
+    return TABLE.sub(each, text)
+
+
+def links(text):
+    for page in sorted(set(re.findall(r'\]\(([^):]+)\)', text))):
+        check(os.path.exists(os.path.join(TOP, page)), f'{page} exists')
+    for page, heading in re.findall(r'\]\((\S+?\.md)\), "([^"]+)"', text):
+        check(os.path.exists(os.path.join(TOP, page)) and heading in headings(read(page)), f'{page} has "{heading}"')
+
+
+def main():
+    with open(README, encoding='utf-8') as f:
+        text = f.read()
+    if '--write' in sys.argv[1:]:
+        text = tables(text, True)
+        with open(README, 'w', encoding='utf-8') as f:
+            f.write(text)
+        return
+    check(len(TABLE.findall(text)) == 3, 'three tables come from other pages')
+    tables(text, False)
+    links(text)
+    for name in PAGES:
+        check(os.path.exists(os.path.join(TOP, 'doc', name + '.md')), f'doc/{name}.md exists')
+    print(f'{counts[True]} passed, {counts[False]} failed')
+    sys.exit(1 if counts[False] else 0)
+
+
+main()
