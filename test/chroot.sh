@@ -18,14 +18,20 @@ chroot_hook='mkdir -p "$1/usr/sbin" "$1/etc/postgresql-common" &&
 	printf "#!/bin/sh\nexit 101\n" >"$1/usr/sbin/policy-rc.d" && chmod 755 "$1/usr/sbin/policy-rc.d" &&
 	echo "create_main_cluster = false" >"$1/etc/postgresql-common/createcluster.conf"'
 
-# make_chroot DIR SUITE PACKAGE,...: the suite's essential packages, apt and these. Prints what went wrong.
+# make_chroot DIR SUITE PACKAGE,... [OPTION...]: the suite's essential packages, apt and these; with these options of
+# mmdebstrap. Prints what went wrong.
 make_chroot() {
-	as_root mmdebstrap --quiet --variant=apt --components=main --aptopt='Acquire::Languages "none"' \
+	chroot_at=$1
+	chroot_suite=$2
+	chroot_packages=$3
+	shift 3
+	as_root mmdebstrap --variant=apt --components=main --aptopt='Acquire::Languages "none"' \
 		--aptopt='Acquire::Check-Valid-Until "false"' --aptopt='Acquire::Retries "3"' \
-		--dpkgopt=force-unsafe-io --setup-hook="$chroot_hook" --include="$3" "$2" "$1" "$(find_mirror)" </dev/null
+		--dpkgopt=force-unsafe-io --setup-hook="$chroot_hook" "$@" --include="$chroot_packages" \
+		"$chroot_suite" "$chroot_at" "$(find_mirror)" </dev/null
 }
 
-# enter DIR COMMAND...: as the chroot's root.
+# enter DIR [VARIABLE=VALUE...] COMMAND...: as the chroot's root.
 # shellcheck disable=SC2016
 enter_script='
 	mount --make-rprivate / && mount --bind "$1" "$1" && mount -t proc proc "$1/proc" && mount -t sysfs sysfs "$1/sys" &&
@@ -45,5 +51,6 @@ enter() {
 
 # Whether namespaces and mounts can be had at all.
 can_enter() {
-	as_root unshare --mount --pid --fork --kill-child sh -c 'mount --make-rprivate / && mount -t tmpfs tmpfs /mnt' 2>/dev/null
+	command -v mmdebstrap >/dev/null &&
+		as_root unshare --mount --pid --fork --kill-child sh -c 'mount --make-rprivate / && mount -t tmpfs tmpfs /mnt' 2>/dev/null
 }

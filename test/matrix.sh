@@ -10,6 +10,7 @@
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"
+. "$top/test/chroot.sh"
 
 # name, suite, server program
 combinations='
@@ -49,76 +50,29 @@ field() { printf '%s' "$combinations" | awk -v name="$1" -v n="$2" '$1 == name {
 # Chroots. Each function works in the directory $place: SUITE (the chroot), SUITE.log, NAME.log, NAME.row.
 # ----------------------------------------------------------------------------------------------------------------------
 
-# The machine's own mirror, if it is one of Debian.
-find_mirror() {
-	[ -n "${MIRROR:-}" ] && { printf '%s\n' "$MIRROR"; return; }
-	# shellcheck disable=SC2016
-	found=$(apt-get indextargets --format '$(ORIGIN) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' 2>/dev/null |
-		awk '$1 == "Debian" && $2 == "main" && $3 !~ /security/ { print $3; exit }')
-	printf '%s\n' "${found:-http://deb.debian.org/debian}"
-}
-
 # The suite's PostgreSQL, what run.sh installs, and both servers where there are two. "a|b": bookworm has no valkey.
-make_chroot() {
-	suite=$1
-	chroot=$place/$suite
-	packages=$(printf '%s\n' build-essential mount postgresql postgresql-server-dev-all redis-server $test_packages |
+make_suite() {
+	wanted=$(printf '%s\n' build-essential mount postgresql postgresql-server-dev-all redis-server $test_packages |
 		sed 's/|.*//' | paste -sd, -)
-	[ "$suite" = bookworm ] || packages=$packages,valkey-server
-	# services of the packages must not start, and no cluster is needed but the tests' own
-	cat >"$place/$suite.hook" <<-'HOOK'
-	#!/bin/sh
-	mkdir -p "$1/usr/sbin" "$1/etc/postgresql-common" &&
-		printf '#!/bin/sh\nexit 101\n' >"$1/usr/sbin/policy-rc.d" && chmod 755 "$1/usr/sbin/policy-rc.d" &&
-		echo 'create_main_cluster = false' >"$1/etc/postgresql-common/createcluster.conf"
-	HOOK
-	chmod 755 "$place/$suite.hook"
-	if ! as_root mmdebstrap --variant=apt --components=main --aptopt='Acquire::Languages "none"' \
-		--aptopt='Acquire::Check-Valid-Until "false"' --aptopt='Acquire::Retries "3"' --dpkgopt=force-unsafe-io \
-		--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
-		--dpkgopt='path-exclude=/usr/share/locale/*' \
-		--setup-hook="'$place/$suite.hook' \"\$1\"" \
-		--include="$packages" "$suite" "$chroot.new" "$(find_mirror)" >"$place/$suite.log" 2>&1 </dev/null; then
-		as_root rm -rf "$chroot.new"
+	[ "$1" = bookworm ] || wanted=$wanted,valkey-server
+	if ! make_chroot "$place/$1.new" "$1" "$wanted" --dpkgopt='path-exclude=/usr/share/doc/*' \
+		--dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' >"$place/$1.log" 2>&1; then
+		as_root rm -rf "$place/$1.new"
 		return 1
 	fi
-	as_root mv "$chroot.new" "$chroot"
-}
-
-# enter SUITE COMMAND...: as the chroot's root, in namespaces of processes and mounts that end with the command.
-# shellcheck disable=SC2016
-enter_script='
-	mount --make-rprivate / && mount --bind "$1" "$1" && mount -t proc proc "$1/proc" && mount -t sysfs sysfs "$1/sys" &&
-	mkdir -p "$1/dev/shm" "$1/dev/pts" && mount -t tmpfs tmpfs "$1/dev/shm" && mount -t devpts devpts "$1/dev/pts" || exit 77
-	root=$1
-	shift
-	chroot "$root" "$@"
-	exit $?'
-
-enter() {
-	suite=$1
-	shift
-	as_root unshare --mount --pid --fork --kill-child sh -c "$enter_script" sh "$place/$suite" \
-		/usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
-		PROVE_JOBS="${PROVE_JOBS:-2}" "$@" </dev/null
-}
-
-# Whether namespaces and mounts can be had at all.
-can_enter() {
-	command -v mmdebstrap >/dev/null &&
-		as_root unshare --mount --pid --fork --kill-child sh -c 'mount --make-rprivate / && mount -t tmpfs tmpfs /mnt' 2>/dev/null
+	as_root mv "$place/$1.new" "$place/$1"
 }
 
 # version_of NAME WHAT: what the chroot has.
 version_of() {
 	suite=$(field "$1" 2)
 	case $2 in
-	postgres) enter "$suite" sh -c '/usr/lib/postgresql/*/bin/postgres --version' | awk '{ print $3 }' ;;
+	postgres) enter "$place/$suite" sh -c '/usr/lib/postgresql/*/bin/postgres --version' | awk '{ print $3 }' ;;
 	server)
 		program=$(field "$1" 3)
-		enter "$suite" "$program" --version | awk -v name="${program%-server}" '
+		enter "$place/$suite" "$program" --version | awk -v name="${program%-server}" '
 			{ for (i = 1; i <= NF; i++) if ($i ~ /^v=/) print (name == "redis" ? "Redis " : "Valkey ") substr($i, 3) }' ;;
-	*) enter "$suite" dpkg-query -W -f '${Version}' "$2" | sed -e 's/^[0-9]*://' -e 's/[-+~].*//' ;;
+	*) enter "$place/$suite" dpkg-query -W -f '${Version}' "$2" | sed -e 's/^[0-9]*://' -e 's/[-+~].*//' ;;
 	esac
 }
 
@@ -135,7 +89,8 @@ test_combination() {
 		tar -C "$top" --exclude=./.git --exclude='*.o' --exclude='*.so' --exclude=fence_lua.h -cf - . |
 		as_root tar --no-same-owner -C "$place/$suite$directory" -xf - || return 1
 	say "--- $name: begins"
-	enter "$suite" REDIS_PROGRAM="$program" sh "$directory/test/run.sh" "$@" >"$place/$name.log" 2>&1
+	enter "$place/$suite" PROVE_JOBS="${PROVE_JOBS:-2}" REDIS_PROGRAM="$program" \
+		sh "$directory/test/run.sh" "$@" >"$place/$name.log" 2>&1
 	status=$?
 	took=$(($(date +%s) - begun))
 	as_root rm -rf "$place/$suite$directory"
@@ -160,7 +115,7 @@ if [ "${1:-}" = --step ]; then
 	chroot)
 		[ ! -d "$place/$1" ] || exit 0
 		say "--- $1: making the chroot"
-		make_chroot "$1" && exit 0
+		make_suite "$1" && exit 0
 		say "--- $1: no chroot can be made; the end of the log:"
 		tail -n 15 "$place/$1.log"
 		exit 1

@@ -1,5 +1,6 @@
-"""Checks the README: its tables are those of the pages that they come from, every page and heading that it names exists, and so
-does every page that the documentation is to have. Prints one line per check and "N passed, N failed".
+"""Checks the pages for people who come anew. README.md: its tables are those of the pages that they come from; every page
+and heading that it names exists, and so does every page that the documentation is to have. CONTRIBUTING.md: every file in
+src/ is in it, and no other. Prints one line per check and "N passed, N failed".
 
     readme.py [--write]    --write: brings the tables up to date instead
 
@@ -88,6 +89,19 @@ def links(text):
         check(os.path.exists(os.path.join(TOP, page)) and heading in headings(read(page)), f'{page} has "{heading}"')
 
 
+def check_files():
+    text = read('CONTRIBUTING.md')
+    told = set(re.findall(r'`(?:redis/)?(\w+\.(?:c|h|lua))`', text))
+    there = {name for _, _, files in os.walk(os.path.join(TOP, 'src')) for name in files
+             if name.endswith(('.c', '.lua')) or name == 'compat.h'}
+    check(told - {'metrics.h'} == there,
+          f"CONTRIBUTING.md names the files in src/: not {sorted(there - told)}; not there any more {sorted(told - there - {'metrics.h'})}")
+    for name in sorted(os.listdir(os.path.join(TOP, 'test'))):
+        if name.endswith('.sh') and '# Sourced ' not in read('test/' + name):
+            check(f'test/{name}' in text or f'test/{name}' in read('README.md') + read('doc/testing.md') + read('Makefile'),
+                  f'somebody tells of test/{name}')
+
+
 def main():
     with open(README, encoding='utf-8') as f:
         text = f.read()
@@ -99,6 +113,7 @@ def main():
     check(len(TABLE.findall(text)) == 3, 'three tables come from other pages')
     tables(text, False)
     links(text)
+    check_files()
     for name in PAGES:
         check(os.path.exists(os.path.join(TOP, 'doc', name + '.md')), f'doc/{name}.md exists')
     print(f'{counts[True]} passed, {counts[False]} failed')
