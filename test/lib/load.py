@@ -85,9 +85,9 @@ class Load:
                 self.count('hits')
             else:
                 self.count(answer[0])
-                row = self.sql(connection, 'SELECT version FROM %s WHERE id = %%s' % self.table, (key,))
+                row = self.sql(connection, 'SELECT version, to_jsonb(t)::text FROM %s t WHERE id = %%s' % self.table, (key,))
                 if row and answer[0] == 'miss':
-                    self.call(server, 'fence_put', 2, fence, value, answer[1], answer[2], row[0], 'x', 0)
+                    self.call(server, 'fence_put', 2, fence, value, answer[1], answer[2], row[0], row[1], 0)
             time.sleep(PAUSE)
 
     def call(self, server, *words):

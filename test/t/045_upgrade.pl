@@ -171,7 +171,7 @@ subtest 'a library that is newer than the SQL' => sub {
 	is($node->psql('postgres', <<'SQL', stderr => \$error), 0, 'every function of 1.0 works') or diag $error;
 \set ON_ERROR_STOP on
 CREATE TABLE grouped (id int PRIMARY KEY, room int);
-CREATE FUNCTION twice(int) RETURNS jsonb STABLE LANGUAGE sql AS 'SELECT to_jsonb(2 * n) FROM item WHERE id = $1';
+CREATE FUNCTION twice(int) RETURNS jsonb STABLE LANGUAGE sql AS 'SELECT to_jsonb(2 * n) FROM public.item WHERE id = $1';
 SELECT fence.attach('grouped', key => '{room}', scope => 'group');
 SELECT fence.attach(NULL, domain => 'by hand', scope => 'manual');
 SELECT fence.define_derived('double', '{item($1)}', 'twice(int)');
@@ -280,7 +280,7 @@ subtest 'under load' => sub {
 	$node->safe_psql('postgres', 'ALTER EXTENSION pgcache_fence UPDATE');
 	passes($load, 'ALTER EXTENSION', 1);
 	is(version_in($node), '1.1', 'now it has');
-	is($node->safe_psql('postgres', "SELECT count(*) FROM fence.doctor() WHERE finding ~ 'version .* installed files'"), '0', 'the doctor has no word on it');
+	is($node->safe_psql('postgres', "SELECT count(*) FROM fence.doctor() WHERE severity <> 'ok' AND finding ~ 'installed files'"), '0', 'the doctor has no word on it');
 
 	# a newer cluster uses the same Redis; it goes away; then somebody loads the old library
 	my $source = FenceTest::Redis::library_source();
