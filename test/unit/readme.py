@@ -1,6 +1,6 @@
 """Checks the pages for people who come anew. README.md: its tables are those of the pages that they come from; every page
 and heading that it names exists, and so does every page that the documentation is to have. CONTRIBUTING.md: every file in
-src/ is in it, and no other. Prints one line per check and "N passed, N failed".
+src/ is in it, and no other. Every function, view and setting is told of. Prints one line per check and "N passed, N failed".
 
     readme.py [--write]    --write: brings the tables up to date instead
 
@@ -102,6 +102,17 @@ def check_files():
                   f'somebody tells of test/{name}')
 
 
+def check_named():
+    docs = read('README.md') + ''.join(read('doc/' + name) for name in os.listdir(os.path.join(TOP, 'doc')) if name.endswith('.md'))
+    scripts = ''.join(read(name) for name in os.listdir(TOP) if name.endswith('.sql'))
+    sql = set(re.findall(r'CREATE (?:OR REPLACE )?(?:FUNCTION|VIEW) fence\.([a-z]\w*)(?!.*RETURNS trigger)', scripts))
+    missing = [name for name in sorted(sql) if not re.search(rf'fence\.{name}\b|`{name}\b', docs)]
+    check(sql and not missing, f'every function and view is told of: not {missing}')
+    settings = set(re.findall(r'"pgcache_fence\.(\w+)"', read('src/settings.c')))
+    missing = [name for name in sorted(settings) if not re.search(rf'`(pgcache_fence\.)?{name}`', read('doc/operations.md'))]
+    check(settings and not missing, f'every setting is in doc/operations.md: not {missing}')
+
+
 def main():
     with open(README, encoding='utf-8') as f:
         text = f.read()
@@ -114,6 +125,7 @@ def main():
     tables(text, False)
     links(text)
     check_files()
+    check_named()
     for name in PAGES:
         check(os.path.exists(os.path.join(TOP, 'doc', name + '.md')), f'doc/{name}.md exists')
     print(f'{counts[True]} passed, {counts[False]} failed')
