@@ -33,7 +33,11 @@ my %done;
 my @blocks;
 {
 	my $text = slurp_file("$top/README.md");
-	push @blocks, [ $1, $2, 1 + (() = substr($text, 0, $-[0]) =~ /\n/g) ] while $text =~ /^```(\w*)\n(.*?)^```$/gms;
+	while ($text =~ /^```(\w*)\n(.*?)^```$/gms)
+	{
+		my ($kind, $block, $before) = ($1, $2, substr($text, 0, $-[0]));
+		push @blocks, [ $kind, $block, 1 + ($before =~ tr/\n//) ];
+	}
 }
 
 # Output and exit status of a command.
