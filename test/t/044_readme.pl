@@ -68,7 +68,7 @@ sub in_postgres_conf
 	die 'the README installs after it configures' unless $done{make};
 	# the Redis of the test is elsewhere, and a library that was built a moment ago
 	is($text =~ s/127\.0\.0\.1:6379/'127.0.0.1:' . $redis->port/ge, 1, 'the URL of Redis');
-	$node = new_postgres('readme', undef, preload => 0, start => 0, lease => '1s');
+	$node = new_postgres('readme', undef, preload => 0, start => 0, lease => '3s', timeout => '1s');
 	$node->append_conf('postgresql.conf', join "\n",
 		"dynamic_library_path = '$root$libdir:\$libdir'",
 		$major >= 18 ? "extension_control_path = '$root$sharedir:\$system'" : "extension_destdir = '$root'", $text);
@@ -159,9 +159,11 @@ sub run_console
 	$wanted =~ s/\n\z//;
 	# redis-cli of the README asks 127.0.0.1:6379, psql the server of its environment
 	my $cli = $ENV{REDIS_CLI} // 'redis-cli';
-	my $functions = sprintf "redis-cli() { '%s' -p %d \"\$@\"; }\n", $cli, $redis->port;
-	local @ENV{qw(PGHOST PGPORT PGDATABASE)} = ($node->host, $node->port, 'postgres');
-	my $got = until_shown(sub { (output_of($functions . $script, 'sh'))[0] }, $wanted);
+	mkdir "$dir/bin";
+	append_to_file("$dir/bin/redis-cli", sprintf "#!/bin/sh\nexec '%s' -p %d \"\$@\"\n", $cli, $redis->port);
+	chmod 0755, "$dir/bin/redis-cli";
+	local @ENV{qw(PGHOST PGPORT PGDATABASE PATH)} = ($node->host, $node->port, 'postgres', "$dir/bin:$ENV{PATH}");
+	my $got = until_shown(sub { (output_of($script, 'sh'))[0] }, $wanted);
 	ok(shown($got, $wanted), (split /\n/, $script)[-1]) or diag("shown: $got\nwanted: $wanted");
 }
 
