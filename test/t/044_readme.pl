@@ -130,6 +130,7 @@ sub run_sql
 		my ($statement, $wanted) = @$each;
 		(my $name = $statement) =~ s/^--.*\n//mg;
 		$name =~ s/\s+/ /g;
+		$name =~ s/^ //;
 
 		if (defined $wanted && $statement =~ /^\s*SELECT/m && $statement !~ /attach\(/)
 		{
@@ -219,7 +220,7 @@ foreach my $block ((grep { $_->[0] =~ /^(sh|ini)$/ } @blocks), grep { $_->[0] !~
 }
 ok($done{$_}, "$_ is told") foreach 'make', 'test/run.sh', 'test/demo.sh';
 cmp_ok(scalar(grep { $_->[0] eq 'sql' } @blocks), '>=', 3, 'blocks of SQL');
-is($sql->run("SELECT string_agg(DISTINCT relation, ' ') FROM fence.domains d, fence.audit(d.domain) a WHERE a.count > 0 AND a.relation NOT IN ('equal', 'missing')"), '', 'all fences agree');
+is($sql->run("SELECT string_agg(DISTINCT a.relation, ' ') FROM fence.domains d, fence.audit(d.domain) a WHERE a.count > 0 AND a.relation NOT IN ('equal', 'missing')"), '', 'all fences agree');
 
 # what the settings' table says is so
 my $readme = slurp_file("$top/README.md");
