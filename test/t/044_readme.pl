@@ -194,7 +194,7 @@ sub run_sh
 			mkdir "$dir/tree";
 			my ($out, $status) = output_of('', 'sh', '-c', 'cd "$1" && tar -cf - --exclude="*.o" --exclude="*.so" --exclude=fence_lua.h --exclude=./tmp_check ' .
 				"Makefile META.json pgcache_fence* src | tar -C \"\$2\" -xf - && cd \"\$2\" && $line", 'sh', $top, "$dir/tree");
-			is($status, 0, $line) or BAIL_OUT($out);
+			is($status, 0, $line) or die $out;
 			$done{make} = 1;
 		}
 		elsif ($line =~ m{^sh (test/\S+\.sh)$})
