@@ -160,9 +160,12 @@ sub run_console
 	$wanted =~ s/\n\z//;
 	# redis-cli of the README asks 127.0.0.1:6379, psql the server of its environment
 	my $cli = $ENV{REDIS_CLI} // 'redis-cli';
-	mkdir "$dir/bin";
-	append_to_file("$dir/bin/redis-cli", sprintf "#!/bin/sh\nexec '%s' -p %d \"\$@\"\n", $cli, $redis->port);
-	chmod 0755, "$dir/bin/redis-cli";
+	unless (-e "$dir/bin/redis-cli")
+	{
+		mkdir "$dir/bin";
+		append_to_file("$dir/bin/redis-cli", sprintf "#!/bin/sh\nexec '%s' -p %d \"\$@\"\n", $cli, $redis->port);
+		chmod 0755, "$dir/bin/redis-cli";
+	}
 	local @ENV{qw(PGHOST PGPORT PGDATABASE PATH)} = ($node->host, $node->port, 'postgres', "$dir/bin:$ENV{PATH}");
 	my $got = until_shown(sub { (output_of($script, 'sh'))[0] }, $wanted);
 	ok(shown($got, $wanted), (split /\n/, $script)[-1]) or diag("shown: $got\nwanted: $wanted");
