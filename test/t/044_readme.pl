@@ -159,7 +159,7 @@ sub run_console
 	}
 	$wanted =~ s/\n\z//;
 	# redis-cli of the README asks 127.0.0.1:6379, psql the server of its environment
-	my $cli = $ENV{REDIS_CLI} // 'redis-cli';
+	my ($cli) = output_of('', 'sh', '-c', 'command -v "$1"', 'sh', $ENV{REDIS_CLI} // 'redis-cli');
 	unless (-e "$dir/bin/redis-cli")
 	{
 		mkdir "$dir/bin";
