@@ -430,7 +430,7 @@ draft_end(const Reservation *r, bool commit)
 	count_end(r, commit);
 	draft_string(&keys, r->name);
 	draft_string(&arguments, !commit ? "a" : r->payload && *r->payload == '\0' ? "d" : "c");
-	draft_string(&arguments, fence_stamp());
+	draft_string(&arguments, wire_stamp(r));
 	if (commit)
 		draft_version(&arguments, r->applied);
 }
@@ -440,6 +440,13 @@ static bool
 brings_value(const Reservation *r)
 {
 	return r->payload && *r->payload && r->applied != NO_VERSION && !ledger_is_whole(r->domain_id);
+}
+
+/* A detached reservation outlives the transaction that made it. */
+static bool
+stays(const Reservation *r, bool committing)
+{
+	return r->stamp && committing && r->applied != NO_VERSION;
 }
 
 /* The next higher node to which rows' reservations were sent; -1: there is none. */
@@ -463,7 +470,8 @@ emit_rows_of(int node, bool committing, EmitLetter emit)
 	draft_begin();
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
-		if (r->sent == NO_VERSION || r->kind != RESERVE_ROW || r->node != node || (committing && brings_value(r)))
+		if (r->sent == NO_VERSION || r->kind != RESERVE_ROW || r->node != node || (committing && brings_value(r)) ||
+			stays(r, committing))
 			continue;
 		if (keys.strings == NAMES_PER_LETTER || keys.len > DRAFT_BYTES / 2 || arguments.len > DRAFT_BYTES / 2 ||
 			WORD_EPOCH(r->sent_word) != WORD_EPOCH(word) || r->metrics != count.slot)

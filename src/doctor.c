@@ -383,7 +383,7 @@ check_reservations(Report *report)
 	put_rows(report, "warning",
 			 psprintf("SELECT format('%%s reservation(s) of domain %%s are not settled, for %%s', count(*), domain, max(age)),"
 					  " 'The server log tells what keeps the patrol from it.'"
-					  " FROM fence.pending WHERE fate <> 'in progress' AND gid IS NULL AND age > %s"
+					  " FROM fence.pending WHERE fate NOT IN ('in progress', 'stands') AND gid IS NULL AND age > %s"
 					  " GROUP BY domain ORDER BY domain", wait));
 }
 

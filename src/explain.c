@@ -227,6 +227,8 @@ owner_of(const char *stamp)
 	StampFate	fate = fence_stamp_fate(stamp, &pid);
 	char	   *text;
 
+	if (fate != FATE_IN_PROGRESS && fence_stamp_is_detached(stamp, NULL))
+		return pstrdup("it is detached: fence.commit or fence.abort with its token ends it, at the latest the end of its lease");
 	if (fate != FATE_IN_PROGRESS)
 		return psprintf("it is %s: the patrol settles it", fence_fate_name(fate));
 	if (pid == 0)

@@ -632,8 +632,8 @@ require_manual(const Domain *domain)
  * No row's lock orders those who write the key: without this lock two open transactions could be given one version. Of
  * the kind of advisory locks, in a class that SQL cannot name; until the end of the transaction.
  */
-static void
-lock_key(const char *fence)
+void
+explicit_lock_key(const char *fence)
 {
 	uint64		hash = hash_bytes_extended((const unsigned char *) fence, strlen(fence), 0);
 	LOCKTAG		tag;
@@ -646,14 +646,35 @@ lock_key(const char *fence)
  * Reserves at once if fences are OPEN, so that the version returned is final even where Redis is ahead of what the
  * caller observed. The caller states `observed` without proof: it is not told to Redis.
  */
+int64
+explicit_write(const Domain *domain, const char *key, int64 observed)
+{
+	char	   *fence = key_fence_name(domain, key);
+	Reservation *r;
+
+	explicit_lock_key(fence);
+	r = ledger_reservation(RESERVE_ROW, fence, domain);
+	r->wanted = fence_version_after(domain, Max(Max(observed, r->wanted), ledger_told_ahead(r->name)));
+	(void) fence_stamp();		/* assigns the xid: without a row written, the transaction must still have a fate */
+	ledger_apply(r, r->wanted, NULL);
+	for (int try = 0; try < 3; try++)
+	{
+		FenceWord	word = fence_word_expire();
+
+		if (WORD_STATE(word) != FENCE_OPEN || coordinator_reserve_one(word, r) != RESERVE_AHEAD)
+			break;
+		r->wanted = fence_version_after(domain, r->ahead);
+		ledger_apply(r, r->wanted, NULL);
+	}
+	return r->applied;
+}
+
 Datum
 fence_begin_write(PG_FUNCTION_ARGS)
 {
 	Domain	   *domain = domain_argument(fcinfo, 0);
 	char	   *key = key_argument(fcinfo, 2, domain);
 	int64		observed;
-	char	   *fence;
-	Reservation *r;
 
 	require_manual(domain);
 	if (PG_ARGISNULL(1))
@@ -668,22 +689,7 @@ fence_begin_write(PG_FUNCTION_ARGS)
 				 errmsg("the observed version must not be negative")));
 	PreventCommandIfReadOnly("fence.begin_write()");
 	PreventCommandDuringRecovery("fence.begin_write()");
-	fence = key_fence_name(domain, key);
-	lock_key(fence);
-	r = ledger_reservation(RESERVE_ROW, fence, domain);
-	r->wanted = fence_version_after(domain, Max(Max(observed, r->wanted), ledger_told_ahead(r->name)));
-	(void) fence_stamp();		/* assigns the xid: without a row written, the transaction must still have a fate */
-	ledger_apply(r, r->wanted, NULL);
-	for (int try = 0; try < 3; try++)
-	{
-		FenceWord	word = fence_word_expire();
-
-		if (WORD_STATE(word) != FENCE_OPEN || coordinator_reserve_one(word, r) != RESERVE_AHEAD)
-			break;
-		r->wanted = fence_version_after(domain, r->ahead);
-		ledger_apply(r, r->wanted, NULL);
-	}
-	PG_RETURN_INT64(r->applied);
+	PG_RETURN_INT64(explicit_write(domain, key, observed));
 }
 
 Datum

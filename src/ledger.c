@@ -140,6 +140,31 @@ ledger_whole_applied(int64 domain_id)
 	return count && count->whole && count->whole->applied != NO_VERSION;
 }
 
+static void
+initialise(Reservation *r, ReservationKind kind, const char *name, const Domain *domain)
+{
+	memset(r, 0, sizeof(*r));
+	r->kind = kind;
+	r->wanted = r->observed = r->sent = r->acked = r->ahead = r->applied = NO_VERSION;
+	r->policy = domain_policy(domain);
+	r->domain_id = domain->id;
+	r->metrics = domain->metrics;
+	r->name = name;
+	*last_link = r;
+	last_link = &r->next;
+}
+
+Reservation *
+ledger_detached(const char *name, const char *stamp, const Domain *domain)
+{
+	Reservation *r = MemoryContextAlloc(TopTransactionContext, sizeof(Reservation));
+
+	stamp = MemoryContextStrdup(TopTransactionContext, stamp);
+	initialise(r, RESERVE_ROW, MemoryContextStrdup(TopTransactionContext, name), domain);
+	r->stamp = stamp;
+	return r;
+}
+
 Reservation *
 ledger_reservation(ReservationKind kind, const char *name, const Domain *domain)
 {
@@ -157,19 +182,11 @@ ledger_reservation(ReservationKind kind, const char *name, const Domain *domain)
 	r = &entry->reservation;
 	if (!found)
 	{
-		memset(r, 0, sizeof(*r));
-		r->kind = kind;
-		r->wanted = r->observed = r->sent = r->acked = r->ahead = r->applied = NO_VERSION;
-		r->policy = domain_policy(domain);
-		r->domain_id = domain->id;
-		r->metrics = domain->metrics;
+		initialise(r, kind, name, domain);
 		r->manual = kind == RESERVE_ROW && domain->scope == SCOPE_MANUAL;
 		r->write_through = domain->write_through;
 		r->notify = domain->notify;
 		r->ttl_ms = domain->ttl_ms;
-		r->name = name;
-		*last_link = r;
-		last_link = &r->next;
 		if (kind == RESERVE_ROW)
 			count_of(domain->id)->rows++;
 		else

@@ -33,6 +33,7 @@ typedef struct Reservation
 	FailurePolicy policy;
 	int64		domain_id;
 	MetricSlot	metrics;		/* of the domain */
+	const char *stamp;			/* of a detached one, which outlives the transaction; NULL: the transaction's */
 	bool		manual;			/* of a domain that begin_write maintains */
 	bool		write_through;	/* its commit may bring the row */
 	bool		notify;
@@ -58,6 +59,12 @@ typedef struct Reservation
 
 /* The reservation of that fence name, made if there is none. name is copied. */
 extern Reservation *ledger_reservation(ReservationKind kind, const char *name, const Domain *domain);
+
+/*
+ * A detached reservation that this transaction makes (detached.c), under that stamp: applied, it is left standing by COMMIT.
+ * The key may have the transaction's own besides, and ledger_find finds only that. Both strings are copied.
+ */
+extern Reservation *ledger_detached(const char *name, const char *stamp, const Domain *domain);
 
 /* The reservation of that fence name or NULL. */
 extern Reservation *ledger_find(const char *name);

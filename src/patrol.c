@@ -4,7 +4,7 @@
  *
  * Owns: rules of doc/protocol.md, "Patrol". The patrol itself is connected to no database: it lists reservations, asks
  * for the fate of their transactions, and starts a short-lived round in each database that has something to settle.
- * A timeout alone never ends a transaction's reservation.
+ * A timeout alone never ends a transaction's reservation; one that ends a detached reservation is a row deleted first.
  *
  * The order is the protocol: first the fate of the stamp (running and prepared transactions, then the commit log),
  * then the row in a snapshot taken afterwards [8].
@@ -28,6 +28,7 @@
 
 #include "audit.h"
 #include "compat.h"
+#include "detached.h"
 #include "domain.h"
 #include "key.h"
 #include "metrics.h"
@@ -177,6 +178,12 @@ typedef struct VersionQuestion
 	int64		version;
 } VersionQuestion;
 
+typedef struct DetachedQuestion
+{
+	const ListedReservation *reservation;
+	bool		stands;
+} DetachedQuestion;
+
 static void
 look_up_version(void *arg)
 {
@@ -202,6 +209,47 @@ current_version(const ListedReservation *r)
 	return guarded(look_up_version, &question, r->name) ? question.version : NO_VERSION;
 }
 
+static void
+count_settled(const ListedReservation *r, StampFate fate)
+{
+	Oid			database;
+	char	   *wire_name;
+	char	   *key;
+
+	if (owner_of(r, &database, &wire_name, &key))
+		metrics_add(metrics_slot(wire_name), fate == FATE_COMMITTED ? METRIC_SETTLE_COMMITTED :
+					fate == FATE_ABORTED ? METRIC_SETTLE_ABORTED : METRIC_SETTLE_UNKNOWN, 1);
+}
+
+static void
+look_whether_stands(void *arg)
+{
+	DetachedQuestion *question = arg;
+
+	question->stands = detached_stands(question->reservation->stamp);
+}
+
+/*
+ * A detached reservation, which no transaction is just making: its row decides, and then the version of the table's row,
+ * which is read later. It is settled with that version in any case: dropped alone, it could leave a fence that is behind what
+ * was written under it without triggers. Without one (no such row, no such table) the fence goes. What cannot be asked keeps
+ * the reservation: a database that is not served, or not yet, for as long as a lease may last.
+ */
+static bool
+settle_detached(LibraryCall *call, const ListedReservation *r, const char *epoch, bool domain_known)
+{
+	DetachedQuestion question = {.reservation = r, .stands = false};
+	int64		version;
+
+	if (domain_known ? !guarded(look_whether_stands, &question, r->name) : r->age_ms < DETACHED_LEASE_MOST_MS)
+		return true;
+	version = domain_known ? current_version(r) : NO_VERSION;
+	if (question.stands && (version == NO_VERSION || version < r->version))
+		return true;
+	count_settled(r, FATE_UNKNOWN);
+	return send_settle(call, r, epoch, version);
+}
+
 /*
  * The table of doc/protocol.md. domain_known: this process is in the reservation's database; else nothing is known of
  * the row, because the database is gone.
@@ -213,6 +261,9 @@ settle_one(LibraryCall *call, const ListedReservation *r, const char *epoch, Sta
 
 	if (fate == FATE_IN_PROGRESS)
 		return true;
+	if (fence_stamp_is_detached(r->stamp, NULL))
+		return settle_detached(call, r, epoch, domain_known);
+	count_settled(r, fate);
 	if (fate == FATE_ABORTED)
 		return send_abort(call, r, epoch);
 	if (!r->domain && domain_known)
@@ -269,12 +320,7 @@ settle_node(LibraryCall *call, Oid database, int grace)
 			if (!owner_of(r, &of, &wire_name, &key) || of != database)
 				continue;
 			fate = fate_of(r);
-			if (fate != FATE_IN_PROGRESS)
-			{
-				settled++;
-				metrics_add(metrics_slot(wire_name), fate == FATE_COMMITTED ? METRIC_SETTLE_COMMITTED :
-							fate == FATE_ABORTED ? METRIC_SETTLE_ABORTED : METRIC_SETTLE_UNKNOWN, 1);
-			}
+			settled += fate != FATE_IN_PROGRESS;
 			if (!settle_one(call, r, epoch, fate, true))
 				break;
 		}
@@ -428,10 +474,12 @@ fence_patrol_round_main(Datum arg)
 
 	worker_begin(database);
 	pgstat_report_activity(STATE_RUNNING, "pgcache_fence patrol round");
-	settle(database, (duties & DUTY_AT_ONCE) ? 0 : setting_patrol_grace);
 	worker_begin_transaction();
 	extension = OidIsValid(fence_table_oid("domain"));
+	if (extension)
+		detached_expire();
 	worker_end_transaction();
+	settle(database, (duties & DUTY_AT_ONCE) ? 0 : setting_patrol_grace);
 	if (extension && (duties & DUTY_SUSPECTS))
 		look_at_suspects(database);
 	if (extension && (duties & DUTY_AUDIT))

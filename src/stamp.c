@@ -4,6 +4,8 @@
  */
 #include "postgres.h"
 
+#include <ctype.h>
+
 #include "access/transam.h"
 #include "access/xact.h"
 #include "fmgr.h"
@@ -50,6 +52,22 @@ fence_stamp_of(TransactionId xid)
 					(uint32) fence_shared->nonce);
 }
 
+bool
+fence_stamp_is_detached(const char *stamp, int64 *id)
+{
+	const char *at = strchr(stamp, '.');
+	char	   *end;
+	long long	number;
+
+	at = at ? strchr(at + 1, '.') : NULL;
+	if (at == NULL || !isdigit((unsigned char) at[1]))
+		return false;
+	number = strtoll(at + 1, &end, 10);
+	if (id)
+		*id = number;
+	return *end == '\0';
+}
+
 /* The commit log's answer; pg_xact_status looks at the running and prepared transactions first. */
 static StampFate
 logged_fate(FullTransactionId xid)
@@ -79,7 +97,8 @@ fence_stamp_fate(const char *stamp, int *pid)
 
 	if (pid)
 		*pid = 0;
-	if (sscanf(stamp, "%llu.%8x%n", &xid, &nonce, &end) != 2 || stamp[end] != '\0' || xid < FirstNormalTransactionId)
+	if (sscanf(stamp, "%llu.%8x%n", &xid, &nonce, &end) != 2 ||
+		(stamp[end] != '\0' && !fence_stamp_is_detached(stamp, NULL)) || xid < FirstNormalTransactionId)
 		return FATE_ABORTED;
 
 	/* not issued yet: of an earlier start that crashed before the xid reached the disk, or of a lost timeline */

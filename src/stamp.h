@@ -14,6 +14,12 @@ extern const char *fence_stamp(void);
 /* The stamp of a running or prepared transaction; palloc'd. */
 extern char *fence_stamp_of(TransactionId xid);
 
+/*
+ * Whether it is the stamp of a detached reservation (detached.c): that of the transaction which made it, a dot, and the
+ * reservation's id, which is stored in *id (may be NULL). fence_stamp_fate tells of the transaction.
+ */
+extern bool fence_stamp_is_detached(const char *stamp, int64 *id);
+
 typedef enum StampFate
 {
 	FATE_IN_PROGRESS,			/* or prepared */

@@ -14,6 +14,7 @@
 #include "tcop/utility.h"
 
 #include "coordinator.h"
+#include "detached.h"
 #include "domain.h"
 #include "ledger.h"
 #include "metrics.h"
@@ -266,7 +267,7 @@ before_prepare(void)
 					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 					 errmsg("cannot PREPARE a transaction that has ended the fencing of a table"),
 					 errhint("Commit detach, DROP and the like in one phase.")));
-		else if (r->manual && r->applied != NO_VERSION)
+		else if ((r->manual || r->stamp) && r->applied != NO_VERSION)
 			ereport(ERROR,
 					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 					 errmsg("cannot PREPARE a transaction that has explicit reservations"),
@@ -315,6 +316,7 @@ transaction_callback(XactEvent event, void *arg)
 		case XACT_EVENT_COMMIT:
 			if (!ledger_is_empty() || ledger_catalog_has_changed())
 				after_commit();
+			detached_after_commit();
 			break;
 		case XACT_EVENT_ABORT:
 			if (!ledger_is_empty())
@@ -332,6 +334,7 @@ transaction_callback(XactEvent event, void *arg)
 		ledger_forget();
 		domain_at_transaction_end();
 		attach_at_transaction_end();
+		detached_at_transaction_end();
 		progress_end();
 	}
 }

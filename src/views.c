@@ -171,7 +171,7 @@ put_pending(ReturnSetInfo *rsinfo, const ListedReservation *r)
 	nulls[5] = pid == 0;
 	values[5] = Int32GetDatum(pid);
 	values[6] = CStringGetTextDatum(fence_fate_name(fate));
-	values[7] = CStringGetTextDatum(r->domain ? "domain" : "row");
+	values[7] = CStringGetTextDatum(r->domain ? "domain" : fence_stamp_is_detached(r->stamp, NULL) ? "detached" : "row");
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
 

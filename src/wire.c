@@ -457,6 +457,12 @@ begin_draft(int node, uint32 epoch)
 	draft_epoch = epoch;
 }
 
+const char *
+wire_stamp(const Reservation *r)
+{
+	return r->stamp ? r->stamp : fence_stamp();
+}
+
 bool
 wire_reserve(Reservation *r, int node, int64 version, FenceWord word, bool early, int64 deadline)
 {
@@ -474,7 +480,7 @@ wire_reserve(Reservation *r, int node, int64 version, FenceWord word, bool early
 	}
 	draft_string(&keys, r->name);
 	draft_string(&arguments, r->write_through ? "g" : "r");
-	draft_string(&arguments, fence_stamp());
+	draft_string(&arguments, wire_stamp(r));
 	draft_version(&arguments, r->observed);
 	draft_version(&arguments, version);
 	r->letter = ++operations;

@@ -20,6 +20,9 @@
 #include "ledger.h"
 #include "outbox.h"
 
+/* The stamp under which Redis holds it. Usable in COMMIT and ABORT. */
+extern const char *wire_stamp(const Reservation *reservation);
+
 /*
  * Adds reserve for that version under the word, to the process of that node, to the draft. The answer goes to the
  * reservation: acked or ahead; a refusal, or the end of the wire, makes its letter 0. May connect (early: not if that

@@ -29,6 +29,7 @@
 #include "utils/snapmgr.h"
 
 #include "compat.h"
+#include "detached.h"
 #include "domain.h"
 #include "metrics.h"
 #include "redis/library.h"
@@ -296,7 +297,7 @@ complete_upgraded(void)
 
 /*
  * The attachments of this database, in a snapshot taken after the epoch began: what was detached before is not in it.
- * The first time in an epoch, what was prepared before goes first.
+ * The first time in an epoch, what was prepared or reserved detached before goes first.
  */
 static void
 announce_domains(FenceJob *job)
@@ -323,7 +324,8 @@ announce_domains(FenceJob *job)
 		if (!nodes[i].granted)
 			continue;
 		call.conn = redis_open(&nodes[i].address, &url, call.deadline, call.error, REASON_LEN);
-		if (call.conn == NULL || (job->first_in_epoch && !reserve_for_prepared(&call, job->epoch)) ||
+		if (call.conn == NULL || (job->first_in_epoch && !(reserve_for_prepared(&call, job->epoch) &&
+													 detached_carry(&call, i, job->epoch))) ||
 			!library_announce(&call, job->epoch, domains, &refused))
 			ereport(ERROR,
 					(errcode(ERRCODE_CONNECTION_FAILURE),

@@ -84,6 +84,11 @@ local function is_stamp(s)
   return true
 end
 
+-- The stamp of a transaction that wrote, or nil: a detached reservation's ("xid.nonce.id") names only who made it.
+local function names_writer(stamp)
+  return not find(stamp, '%.%x+%.') and stamp or nil
+end
+
 local function is_domain(s)
   return #s <= MAX_NAME and find(s, '^[^:{}]+$')
 end
@@ -417,7 +422,7 @@ local function commit_one(space, domain, fence, stamp, w, raw, value, payload, t
     raw = false
   elseif v then
     if v ~= newest then
-      raw = write_fence(space, fence, domain, newest, own and own.w == newest and stamp or '')
+      raw = write_fence(space, fence, domain, newest, own and own.w == newest and names_writer(stamp) or '')
     end
     if payload and own and own.grant == grant and newest == w then
       store_value(value, domain.token, w, stamp, payload, ttl_ms)

@@ -1,0 +1,266 @@
+--
+-- Detached reservations: reserve, commit and abort.
+--
+SET client_min_messages = warning;
+CREATE EXTENSION IF NOT EXISTS pgcache_fence;
+RESET client_min_messages;
+CREATE SCHEMA detached;
+SET search_path = detached;
+-- Attached now, announced to Redis a moment later.
+CREATE PROCEDURE wait_for(domain text, VARIADIC key text[]) LANGUAGE plpgsql AS $$
+DECLARE
+	deadline timestamptz := clock_timestamp() + '90 s';
+BEGIN
+	WHILE (fence.get(domain, VARIADIC key)).status IN ('unarmed', 'unavailable') LOOP
+		IF clock_timestamp() > deadline THEN
+			RAISE 'domain % is not served: %', domain, (SELECT s FROM fence.state s);
+		END IF;
+		PERFORM pg_sleep(0.01);
+	END LOOP;
+END $$;
+-- Until the patrol has settled what is over; and what get and status say then.
+CREATE FUNCTION settled(domain text, VARIADIC key text[])
+	RETURNS TABLE (fence bigint, "row" bigint, relation text, pending int, get text) LANGUAGE plpgsql AS $$
+DECLARE
+	deadline timestamptz := clock_timestamp() + '90 s';
+BEGIN
+	WHILE (fence.status(domain, VARIADIC key)).pending > 0 LOOP
+		IF clock_timestamp() > deadline THEN
+			RAISE 'still pending: %', (SELECT string_agg(p::text, ', ') FROM fence.pending p);
+		END IF;
+		PERFORM pg_sleep(0.01);
+	END LOOP;
+	RETURN QUERY SELECT s.fence_version, s.row_version, s.relation, s.pending, g.status
+	  FROM fence.get(domain, VARIADIC key) g CROSS JOIN fence.status(domain, VARIADIC key) s;
+END $$;
+CREATE FUNCTION look(domain text, VARIADIC key text[])
+	RETURNS TABLE (fence bigint, "row" bigint, relation text, pending int, get text) LANGUAGE sql AS $$
+	SELECT s.fence_version, s.row_version, s.relation, s.pending, g.status
+	  FROM fence.get(domain, VARIADIC key) g CROSS JOIN fence.status(domain, VARIADIC key) s
+$$;
+CREATE VIEW pending AS SELECT domain, key, version, fate, kind, lease_left > '30 min' AND lease_left <= '1 h' AS an_hour
+  FROM fence.pending WHERE domain LIKE 'detached.%' ORDER BY key COLLATE "C", version;
+
+--
+-- A table with triggers
+--
+CREATE TABLE item (id int PRIMARY KEY, v text, version bigint NOT NULL DEFAULT 0);
+INSERT INTO item VALUES (1, 'a', 5), (2, 'b', 5), (3, 'c', 5);
+SELECT fence.attach('item');
+CALL wait_for('detached.item', '1');
+SELECT fence.read('detached.item', id::text) FROM item;
+
+-- it is there at once, and stays past the commit
+BEGIN;
+SELECT version, token FROM fence.reserve('detached.item', NULL, '1 hour', '1') \gset
+SELECT :version, :'token' ~ '^[0-9a-f-]{36}$';
+SELECT * FROM pending;
+COMMIT;
+SELECT * FROM pending;
+SELECT * FROM look('detached.item', '1');
+SELECT * FROM look('detached.item', '2');
+SELECT fence.read('detached.item', '1');
+SELECT topic, regexp_replace(finding, 'for .* by transaction [0-9a-f.]+', 'for ... by transaction ...')
+  FROM fence.explain('detached.item', '1') WHERE topic = 'reservation';
+-- nothing was written: what was cached is current
+SELECT fence.abort(:'token');
+SELECT * FROM settled('detached.item', '1');
+
+-- committed without a write: the same
+SELECT token FROM fence.reserve('detached.item', NULL, '1 hour', '1') \gset
+SELECT fence.commit(:'token');
+SELECT * FROM settled('detached.item', '1');
+
+-- of two writes reserved, one is not the end
+SELECT version, token FROM fence.reserve('detached.item', 6, '1 hour', '1') \gset
+SELECT :version;
+UPDATE item SET v = 'A' WHERE id = 1;
+SELECT * FROM look('detached.item', '1');
+SELECT * FROM pending WHERE kind = 'detached';
+-- the version that was reserved is
+UPDATE item SET v = 'AA' WHERE id = 1;
+SELECT * FROM settled('detached.item', '1');
+-- the token is good until the lease is over
+SELECT fence.commit(:'token');
+SELECT fence.commit(:'token');
+SELECT fence.abort(:'token');
+
+-- in the transaction that writes
+SELECT token FROM fence.reserve('detached.item', NULL, '1 hour', '2') \gset
+BEGIN;
+UPDATE item SET v = 'B' WHERE id = 2;
+SELECT fence.commit(:'token');
+SELECT * FROM pending;
+COMMIT;
+SELECT * FROM settled('detached.item', '2');
+SELECT fence.read('detached.item', '2');
+
+-- a rollback undoes both: the reservation, and its end
+BEGIN;
+SELECT version FROM fence.reserve('detached.item', NULL, '1 hour', '3');
+ROLLBACK;
+SELECT * FROM settled('detached.item', '3');
+SELECT count(*) FROM fence.reservation;
+BEGIN;
+SAVEPOINT s;
+SELECT version FROM fence.reserve('detached.item', NULL, '1 hour', '3');
+ROLLBACK TO s;
+COMMIT;
+SELECT * FROM settled('detached.item', '3');
+SELECT token FROM fence.reserve('detached.item', NULL, '1 hour', '3') \gset
+BEGIN;
+UPDATE item SET v = 'C' WHERE id = 3;
+SELECT fence.abort(:'token');
+ROLLBACK;
+SELECT * FROM pending;
+BEGIN;
+SAVEPOINT s;
+SELECT fence.abort(:'token');
+ROLLBACK TO s;
+COMMIT;
+SELECT * FROM pending;
+
+-- several on one key ask for one version each
+SELECT version, token AS second FROM fence.reserve('detached.item', NULL, '1 hour', '3') \gset
+SELECT :version;
+SELECT * FROM pending;
+SELECT fence.abort(:'token');
+SELECT * FROM look('detached.item', '3');
+UPDATE item SET v = 'CC' WHERE id = 3;
+SELECT get FROM look('detached.item', '3');
+SELECT fence.abort(:'second');
+SELECT * FROM settled('detached.item', '3');
+
+-- a key without a row, and its end: nothing is known of it
+SELECT version, token FROM fence.reserve('detached.item', NULL, '1 hour', '4') \gset
+SELECT :version;
+SELECT get FROM look('detached.item', '4');
+SELECT fence.abort(:'token');
+SELECT * FROM settled('detached.item', '4');
+-- deleted meanwhile: its tombstone counts
+SELECT fence.read('detached.item', '3');
+SELECT token FROM fence.reserve('detached.item', NULL, '1 hour', '3') \gset
+DELETE FROM item WHERE id = 3;
+SELECT * FROM settled('detached.item', '3');
+SELECT fence.abort(:'token');
+
+-- the lease
+SELECT version FROM fence.reserve('detached.item', NULL, '100 ms', '2');
+SELECT * FROM settled('detached.item', '2');
+SELECT token FROM fence.reserve('detached.item', NULL, '1 ms', '2') \gset
+SELECT pg_sleep(0.01);
+SELECT fence.commit(:'token');
+SELECT * FROM settled('detached.item', '2');
+
+--
+-- Versions that the caller stores
+--
+SELECT fence.attach(NULL, scope => 'manual', domain => 'detached.free');
+CALL wait_for('detached.free', 'a');
+SELECT fence.put('detached.free', token, ticket, 7, 'seven', NULL, 'a') FROM fence.get('detached.free', 'a');
+SELECT * FROM look('detached.free', 'a');
+SELECT version, token FROM fence.reserve('detached.free', 7, '1 hour', 'a') \gset
+SELECT :version;
+SELECT get FROM look('detached.free', 'a');
+SELECT fence.commit(:'token');
+SELECT get FROM settled('detached.free', 'a');
+-- above what Redis knows
+SELECT fence.put('detached.free', token, ticket, 8, 'eight', NULL, 'a') FROM fence.get('detached.free', 'a');
+SELECT version, token FROM fence.reserve('detached.free', 3, '1 hour', 'a') \gset
+SELECT :version, version = :version FROM fence.reservation;
+-- somebody else was faster: a version above his
+BEGIN;
+SELECT fence.begin_write('detached.free', 8, 'a');
+COMMIT;
+BEGIN;
+SELECT fence.commit(:'token');
+COMMIT;
+SELECT get FROM settled('detached.free', 'a');
+
+-- with a table: written without triggers under the reservation, which nobody ends
+CREATE TABLE doc (id int PRIMARY KEY, v text, version bigint NOT NULL DEFAULT 0);
+INSERT INTO doc VALUES (1, 'a', 5);
+SELECT fence.attach('doc', scope => 'manual');
+CALL wait_for('detached.doc', '1');
+SELECT fence.read('detached.doc', '1');
+SELECT * FROM look('detached.doc', '1');
+SELECT version FROM fence.reserve('detached.doc', 9, '1 s', '1') \gset
+SELECT :version;
+UPDATE doc SET v = 'b', version = 8;
+SELECT * FROM settled('detached.doc', '1');
+-- the version reserved ends it at once
+SELECT version FROM fence.reserve('detached.doc', NULL, '1 hour', '1') \gset
+UPDATE doc SET v = 'c', version = :version;
+SELECT * FROM settled('detached.doc', '1');
+SELECT fence.read('detached.doc', '1');
+
+--
+-- Groups
+--
+CREATE TABLE member (room int, name text, PRIMARY KEY (room, name));
+SELECT fence.attach('member', key => '{room}', scope => 'group');
+CALL wait_for('detached.member', '1');
+SELECT version, token FROM fence.reserve('detached.member', NULL, '1 hour', '1') \gset
+SELECT :version;
+SELECT get FROM look('detached.member', '1');
+INSERT INTO member VALUES (1, 'x');
+SELECT * FROM settled('detached.member', '1');
+SELECT fence.commit(:'token');
+
+-- the end of the attachment is its end
+SELECT token FROM fence.reserve('detached.member', NULL, '1 hour', '2') \gset
+SELECT fence.detach('member');
+SELECT fence.commit(:'token');
+
+--
+-- What does not work
+--
+SELECT fence.reserve('detached.free', NULL, '1 s', 'a');
+SELECT fence.reserve('detached.free', -1, '1 s', 'a');
+SELECT fence.reserve('detached.free', 0, '0', 'a');
+SELECT fence.reserve('detached.free', 0, '-1 s', 'a');
+SELECT fence.reserve('detached.free', 0, '25 hours', 'a');
+SELECT fence.reserve('detached.free', 0, '1 mon -1 day', 'a');
+SELECT fence.reserve('detached.free', 0, NULL, 'a');
+SELECT fence.reserve('detached.free', 0, '1 s', NULL);
+SELECT fence.reserve(NULL, 0, '1 s', 'a');
+SELECT fence.reserve('detached.nothing', 0, '1 s', 'a');
+SELECT fence.commit('00000000-0000-0000-0000-000000000000');
+SELECT fence.abort('00000000-0000-0000-0000-000000000000');
+SELECT fence.commit(NULL) IS NULL;
+BEGIN READ ONLY;
+SELECT fence.reserve('detached.free', 0, '1 s', 'a');
+ROLLBACK;
+BEGIN READ ONLY;
+SELECT fence.commit('00000000-0000-0000-0000-000000000000');
+ROLLBACK;
+BEGIN;
+SELECT version FROM fence.reserve('detached.free', 0, '1 s', 'b');
+PREPARE TRANSACTION 'detached';
+
+--
+-- Who may
+--
+CREATE ROLE regress_fence_detached;
+GRANT USAGE ON SCHEMA detached TO regress_fence_detached;
+SET ROLE regress_fence_detached;
+SELECT fence.reserve('detached.item', 0, '1 s', '1');
+SELECT fence.commit('00000000-0000-0000-0000-000000000000');
+SELECT fence.abort('00000000-0000-0000-0000-000000000000');
+SELECT * FROM fence.reservation;
+RESET ROLE;
+GRANT EXECUTE ON FUNCTION fence.reserve, fence.commit, fence.abort TO regress_fence_detached;
+SET ROLE regress_fence_detached;
+SELECT version, token FROM fence.reserve('detached.item', 1, '1 hour', '1') \gset
+SELECT fence.abort(:'token');
+SELECT * FROM fence.reservation;
+RESET ROLE;
+SELECT pending FROM settled('detached.item', '1');
+SELECT count(*) FROM fence.reservation;
+REVOKE EXECUTE ON FUNCTION fence.reserve, fence.commit, fence.abort FROM regress_fence_detached;
+REVOKE USAGE ON SCHEMA detached FROM regress_fence_detached;
+DROP ROLE regress_fence_detached;
+
+SET client_min_messages = warning;
+DROP SCHEMA detached CASCADE;
+SELECT fence.detach_domain('detached.free');

@@ -1,0 +1,379 @@
+/*
+ * detached.c
+ *	  Detached reservations: fence.reserve, commit and abort, for work that spans several transactions.
+ *
+ * Owns: fence.reservation, the durable side. A detached reservation stands as long as its row is there: that is its fate,
+ * as the commit log is a transaction's. Redis holds it under the stamp "<stamp of the transaction that made it>.<id>", so
+ * the patrol knows whom to ask. It is a veto on serving and nothing else: what writes the key has reservations of its own.
+ *   - The row is inserted first and Redis asked second, both by one transaction, whose PRE_COMMIT treats it like a row that
+ *     it wrote: acknowledged under the word, marker, the same word. So a new epoch sees the row (its workers look after
+ *     the markers are gone), or the transaction reserves again in that epoch.
+ *   - A row is deleted by commit or abort, in their transaction, or by the patrol once the lease is over. Only then, or when
+ *     the row of the table has reached the version reserved, the patrol settles it in Redis: with the version that it reads
+ *     afterwards. If that cannot be told, the fence goes.
+ * Nothing here runs in COMMIT or ABORT but a flag.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "coordinator.h"
+#include "detached.h"
+#include "functions.h"
+#include "key.h"
+#include "ledger.h"
+#include "row.h"
+#include "settings.h"
+#include "shared.h"
+#include "stamp.h"
+#include "version.h"
+
+#define AHEAD_TRIES		3		/* in which the version is raised above what Redis answers */
+
+PG_FUNCTION_INFO_V1(fence_reserve);
+PG_FUNCTION_INFO_V1(fence_commit);
+PG_FUNCTION_INFO_V1(fence_abort);
+
+static bool has_ended = false;	/* this transaction has deleted a row */
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * The rows
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/*
+ * Runs one statement in a snapshot that is taken now, whatever the isolation level, with SPI connected. The functions that
+ * come here are the extension owner's (SECURITY DEFINER), workers are superusers: callers need no privilege on the table.
+ */
+static void
+execute(const char *sql, int expected, int nargs, Oid *types, Datum *values)
+{
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	SPIPlanPtr	plan = SPI_prepare(sql, nargs, types);
+
+	if (plan == NULL || SPI_execute_snapshot(plan, values, NULL, snapshot, InvalidSnapshot, false, true, 0) != expected)
+		elog(ERROR, "could not use fence.reservation");
+	UnregisterSnapshot(snapshot);
+}
+
+static int64
+result_int64(uint64 row, int column, int64 if_null)
+{
+	bool		isnull;
+	Datum		value = SPI_getbinval(SPI_tuptable->vals[row], SPI_tuptable->tupdesc, column, &isnull);
+
+	return isnull ? if_null : DatumGetInt64(value);
+}
+
+static char *
+result_text(uint64 row, int column)
+{
+	return SPI_getvalue(SPI_tuptable->vals[row], SPI_tuptable->tupdesc, column);
+}
+
+/* What follows "<namespace>:f:<database oid>." in a fence's name: the rest is read at run time, never stored. */
+static const char *
+stored_name(const char *fence)
+{
+	return strchr(fence + strlen(setting_namespace) + strlen(":f:"), '.') + 1;
+}
+
+static char *
+full_name(const char *stored)
+{
+	return psprintf("%s:f:%u.%s", setting_namespace, MyDatabaseId, stored);
+}
+
+/* The highest version for which a reservation of the key stands; NO_VERSION if none does. */
+static int64
+highest_standing(const Domain *domain, const char *fence)
+{
+	Oid			types[] = {INT8OID, TEXTOID};
+	Datum		values[] = {Int64GetDatum(domain->id), CStringGetTextDatum(stored_name(fence))};
+
+	execute("SELECT max(version) FROM fence.reservation WHERE domain_id = $1 AND fence = $2",
+			SPI_OK_SELECT, lengthof(types), types, values);
+	return result_int64(0, 1, NO_VERSION);
+}
+
+/* Returns the id; *token is the function's result. */
+static int64
+insert_row(const Domain *domain, const char *fence, int64 version, Interval *lease, MemoryContext caller, char **token)
+{
+	Oid			types[] = {INT8OID, TEXTOID, INT8OID, TEXTOID, INTERVALOID};
+	Datum		values[] = {Int64GetDatum(domain->id), CStringGetTextDatum(stored_name(fence)), Int64GetDatum(version),
+		CStringGetTextDatum(fence_stamp()), IntervalPGetDatum(lease)};
+
+	execute("INSERT INTO fence.reservation (domain_id, fence, version, creator, until)"
+			" VALUES ($1, $2, $3, $4, clock_timestamp() + $5) RETURNING id, token",
+			SPI_OK_INSERT_RETURNING, lengthof(types), types, values);
+	*token = MemoryContextStrdup(caller, result_text(0, 2));
+	return result_int64(0, 1, 0);
+}
+
+static void
+update_version(int64 id, int64 version)
+{
+	Oid			types[] = {INT8OID, INT8OID};
+	Datum		values[] = {Int64GetDatum(id), Int64GetDatum(version)};
+
+	execute("UPDATE fence.reservation SET version = $2 WHERE id = $1", SPI_OK_UPDATE, lengthof(types), types, values);
+}
+
+bool
+detached_stands(const char *stamp)
+{
+	int64		id;
+	Oid			types[] = {INT8OID, TEXTOID};
+	Datum		values[2];
+	bool		stands;
+
+	if (!fence_stamp_is_detached(stamp, &id))
+		return false;
+	values[0] = Int64GetDatum(id);
+	values[1] = CStringGetTextDatum(stamp);
+	SPI_connect();
+	/* the attachment that it is of may have ended: then readers are told so, and it says nothing of another one */
+	execute("SELECT FROM fence.reservation r JOIN fence.domain d ON d.id = r.domain_id"
+			" WHERE r.id = $1 AND r.creator || '.' || r.id = $2", SPI_OK_SELECT, lengthof(types), types, values);
+	stands = SPI_processed > 0;
+	SPI_finish();
+	return stands;
+}
+
+void
+detached_expire(void)
+{
+	SPI_connect();
+	execute("DELETE FROM fence.reservation WHERE id IN (SELECT id FROM fence.reservation WHERE until <= clock_timestamp()"
+			" FOR UPDATE SKIP LOCKED)", SPI_OK_DELETE, 0, NULL, NULL);
+	SPI_finish();
+}
+
+/* Anything but '-' (no lease now) will do: `ahead` is a fence that a reader of this epoch has given the version already. */
+static bool
+carry_one(LibraryCall *call, const char *epoch, const char *fence, const char *stamp, const char *version)
+{
+	const char *argv[] = {"FCALL", "fence_write", "0", "1", fence, epoch, "r", stamp, "", version};
+	redisReply *reply = library_call(call, lengthof(argv), argv);
+	bool		ok;
+
+	if (reply == NULL)
+		return false;
+	ok = reply->type == REDIS_REPLY_ARRAY && reply->elements == 2 && reply->element[1]->type == REDIS_REPLY_STRING &&
+		strcmp(reply->element[1]->str, "-") != 0;
+	if (!ok)
+		strlcpy(call->error, "a detached reservation was not granted again", REASON_LEN);
+	freeReplyObject(reply);
+	return ok;
+}
+
+bool
+detached_carry(LibraryCall *call, int node, const char *epoch)
+{
+	bool		ok = true;
+
+	SPI_connect();
+	execute("SELECT r.fence, r.creator || '.' || r.id, r.version FROM fence.reservation r JOIN fence.domain d ON d.id = r.domain_id",
+			SPI_OK_SELECT, 0, NULL, NULL);
+	for (uint64 i = 0; ok && i < SPI_processed; i++)
+	{
+		char	   *fence = full_name(result_text(i, 1));
+
+		CHECK_FOR_INTERRUPTS();
+		if (fence_node_of(fence) != node)
+			continue;
+		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+		ok = carry_one(call, epoch, fence, result_text(i, 2), result_text(i, 3));
+	}
+	SPI_finish();
+	return ok;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Making one
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* The version that the key has, as the caller states it or, if he leaves that to us, as PostgreSQL knows it. */
+static int64
+observed_argument(FunctionCallInfo fcinfo, int n, const Domain *domain, const char *key)
+{
+	int64		observed;
+
+	if (PG_ARGISNULL(n) && !domain_has_versions(domain))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("the observed version must not be null"),
+				 errdetail("Domain \"%s\" has no rows with versions to look at.", domain->name),
+				 errhint("Pass 0 for a key that never had a version.")));
+	if (PG_ARGISNULL(n))
+		return Max(row_current_version(domain, key, NULL), 0);
+	observed = PG_GETARG_INT64(n);
+	if (observed < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("the observed version must not be negative")));
+	return observed;
+}
+
+static Interval *
+lease_argument(FunctionCallInfo fcinfo, int n)
+{
+	Interval   *lease = PG_ARGISNULL(n) ? NULL : PG_GETARG_INTERVAL_P(n);
+	double		ms = lease == NULL ? 0 :
+		((double) lease->month * DAYS_PER_MONTH + lease->day) * SECS_PER_DAY * 1000.0 + lease->time / 1000.0;
+
+	if (ms < 1 || ms > DETACHED_LEASE_MOST_MS)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("the lease of a reservation must be between 1 millisecond and 1 day")));
+	return lease;
+}
+
+/* Asks Redis; where that is ahead, for a version above. While fences are not OPEN it is asked before the commit, or not. */
+static void
+reserve_in_redis(const Domain *domain, Reservation *r, int64 id)
+{
+	int64		first = r->wanted;
+
+	for (int try = 0; try < AHEAD_TRIES; try++)
+	{
+		FenceWord	word = fence_word_expire();
+
+		if (WORD_STATE(word) != FENCE_OPEN || coordinator_reserve_one(word, r) != RESERVE_AHEAD)
+			break;
+		r->wanted = fence_version_after(domain, r->ahead);
+		ledger_apply(r, r->wanted, NULL);
+	}
+	if (r->wanted != first)
+		update_version(id, r->wanted);
+}
+
+/*
+ * fence.reserve(domain, observed, lease, VARIADIC key) → (version, token)
+ */
+Datum
+fence_reserve(PG_FUNCTION_ARGS)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	Domain	   *domain = domain_argument(fcinfo, 0);
+	char	   *key = key_argument(fcinfo, 3, domain);
+	char	   *fence = key_fence_name(domain, key);
+	Interval   *lease = lease_argument(fcinfo, 2);
+	int64		version;
+	int64		id;
+	char	   *token;
+	Reservation *r;
+	Datum		values[2];
+	bool		nulls[2] = {false};
+	TupleDesc	desc;
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	PreventCommandIfReadOnly("fence.reserve()");
+	PreventCommandDuringRecovery("fence.reserve()");
+	version = observed_argument(fcinfo, 1, domain, key);
+	explicit_lock_key(fence);
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "could not connect to SPI");
+	version = fence_version_after(domain, Max(version, highest_standing(domain, fence)));
+	id = insert_row(domain, fence, version, lease, caller, &token);
+	r = ledger_detached(fence, psprintf("%s." INT64_FORMAT, fence_stamp(), id), domain);
+	r->wanted = version;
+	ledger_apply(r, version, NULL);
+	reserve_in_redis(domain, r, id);
+	SPI_finish();
+
+	values[0] = Int64GetDatum(r->applied);
+	values[1] = DirectFunctionCall1(uuid_in, CStringGetDatum(token));
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Ending one
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Deletes the row of the token: from here on its end is this transaction's. *domain and *fence are palloc'd by the caller. */
+static int64
+take_row(FunctionCallInfo fcinfo, const char *command, char **domain, char **fence)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	Oid			types[] = {UUIDOID};
+	Datum		values[] = {PG_GETARG_DATUM(0)};
+	int64		version;
+
+	shared_require();
+	PreventCommandIfReadOnly(command);
+	PreventCommandDuringRecovery(command);
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "could not connect to SPI");
+	execute("DELETE FROM fence.reservation r USING fence.domain d"
+			" WHERE r.token = $1 AND r.until > clock_timestamp() AND d.id = r.domain_id"
+			" RETURNING d.name, r.fence, r.version", SPI_OK_DELETE_RETURNING, lengthof(types), types, values);
+	if (SPI_processed == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("no reservation has this token"),
+				 errdetail("It was ended before, or its lease is over."),
+				 errhint("Reserve again, and look at what others have written meanwhile.")));
+	*domain = MemoryContextStrdup(caller, result_text(0, 1));
+	*fence = MemoryContextStrdup(caller, result_text(0, 2));
+	version = result_int64(0, 3, NO_VERSION);
+	SPI_finish();
+	has_ended = true;
+	return version;
+}
+
+/*
+ * fence.commit(token) → version. Where triggers write the versions, there is nothing to add. Where the caller does (scope
+ * 'manual'), this transaction takes the key over with a reservation of its own, as begin_write would.
+ */
+Datum
+fence_commit(PG_FUNCTION_ARGS)
+{
+	char	   *name;
+	char	   *stored;
+	int64		version = take_row(fcinfo, "fence.commit()", &name, &stored);
+	Domain	   *domain = domain_by_name(name, false);
+	Oid			database;
+	char	   *wire_name;
+	char	   *key;
+
+	if (domain->scope == SCOPE_MANUAL && key_parse_fence_name(full_name(stored), &database, &wire_name, &key))
+		version = explicit_write(domain, key, version - 1);
+	PG_RETURN_INT64(version);
+}
+
+/* fence.abort(token) */
+Datum
+fence_abort(PG_FUNCTION_ARGS)
+{
+	char	   *name;
+	char	   *stored;
+
+	(void) take_row(fcinfo, "fence.abort()", &name, &stored);
+	PG_RETURN_VOID();
+}
+
+void
+detached_after_commit(void)
+{
+	if (has_ended)
+		fence_wake_patrol();
+}
+
+void
+detached_at_transaction_end(void)
+{
+	has_ended = false;
+}
