@@ -244,7 +244,8 @@ CREATE VIEW fence.pending AS
                 WHEN p.kind <> 'detached' OR p.fate = 'in progress' THEN p.fate
                 WHEN r.id IS NOT NULL THEN 'stands'
                 ELSE 'ended' END AS fate,
-           p.kind, x.gid, greatest(r.until - pg_catalog.clock_timestamp(), interval '0') AS lease_left
+           p.kind, x.gid,
+           CASE WHEN r.id IS NOT NULL THEN greatest(r.until - pg_catalog.clock_timestamp(), interval '0') END AS lease_left
       FROM fence._pending() p
       LEFT JOIN fence.reservation r
              ON r.id = CASE WHEN p.kind = 'detached' THEN pg_catalog.split_part(p.stamp, '.', 3)::bigint END

@@ -125,7 +125,7 @@ SELECT version, token AS second FROM fence.reserve('detached.item', NULL, '1 hou
 SELECT :version;
 SELECT * FROM pending;
 SELECT fence.abort(:'token');
-SELECT * FROM look('detached.item', '3');
+SELECT get FROM look('detached.item', '3');
 UPDATE item SET v = 'CC' WHERE id = 3;
 SELECT get FROM look('detached.item', '3');
 SELECT fence.abort(:'second');
@@ -256,7 +256,7 @@ SELECT fence.abort(:'token');
 SELECT * FROM fence.reservation;
 RESET ROLE;
 SELECT pending FROM settled('detached.item', '1');
-SELECT count(*) FROM fence.reservation;
+SELECT count(*) FROM fence.reservation WHERE token = :'token';
 REVOKE EXECUTE ON FUNCTION fence.reserve, fence.commit, fence.abort FROM regress_fence_detached;
 REVOKE USAGE ON SCHEMA detached FROM regress_fence_detached;
 DROP ROLE regress_fence_detached;

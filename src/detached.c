@@ -153,7 +153,8 @@ void
 detached_expire(void)
 {
 	SPI_connect();
-	execute("DELETE FROM fence.reservation WHERE id IN (SELECT id FROM fence.reservation WHERE until <= clock_timestamp()"
+	execute("DELETE FROM fence.reservation WHERE id IN (SELECT r.id FROM fence.reservation r"
+			" WHERE r.until <= clock_timestamp() OR NOT EXISTS (SELECT FROM fence.domain d WHERE d.id = r.domain_id)"
 			" FOR UPDATE SKIP LOCKED)", SPI_OK_DELETE, 0, NULL, NULL);
 	SPI_finish();
 }
@@ -335,9 +336,18 @@ take_row(FunctionCallInfo fcinfo, const char *command, char **domain, char **fen
 }
 
 /*
- * fence.commit(token) → version. Where triggers write the versions, there is nothing to add. Where the caller does (scope
- * 'manual'), this transaction takes the key over with a reservation of its own, as begin_write would.
+ * Where the caller stores the versions, this transaction takes the key over with a reservation of its own, as begin_write
+ * would: for the version that was reserved, or one above what others have written meanwhile.
  */
+static int64
+take_over(const Domain *domain, const char *key, int64 reserved)
+{
+	explicit_lock_key(key_fence_name(domain, key));
+	coordinator_await_letters();	/* so that Redis knows at least what this session has written */
+	return explicit_write(domain, key, Max(reserved - 1, row_current_version(domain, key, NULL)));
+}
+
+/* fence.commit(token) → version. Where triggers write the versions, there is nothing to add. */
 Datum
 fence_commit(PG_FUNCTION_ARGS)
 {
@@ -350,7 +360,7 @@ fence_commit(PG_FUNCTION_ARGS)
 	char	   *key;
 
 	if (domain->scope == SCOPE_MANUAL && key_parse_fence_name(full_name(stored), &database, &wire_name, &key))
-		version = explicit_write(domain, key, version - 1);
+		version = take_over(domain, key, version);
 	PG_RETURN_INT64(version);
 }
 
