@@ -126,11 +126,21 @@ coordinator_same_place(const char *fence, const char *other)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Whether the answer to the letter about the domain is outstanding */
+/* Whether the courier's answer is outstanding */
 static bool
 is_waiting(const Reservation *r)
 {
-	return r->kind == RESERVE_DOMAIN && r->letter != 0 && waiting[r->letter % OUTBOX_ANSWERS] == r;
+	return r->by_courier && r->letter != 0 && waiting[r->letter % OUTBOX_ANSWERS] == r;
+}
+
+/* It is about to be sent again: an answer to the former letter does not count any more. */
+static void
+forget_letter(Reservation *r)
+{
+	if (!is_waiting(r))
+		return;
+	waiting[r->letter % OUTBOX_ANSWERS] = NULL;
+	r->letter = 0;
 }
 
 /* What is being written: of operations the fences and the arguments, of a command all its strings (arguments) */
@@ -190,14 +200,15 @@ note_sent(Reservation *r, int node, int64 version, FenceWord word)
 }
 
 /*
- * Asks for that version of a row under the word; early: unless it would mean to wait for a Redis that is not there. The map
- * of slots is read after the word: if it is another one's by now, the word has changed, and neither what is sent nor its
- * answer counts. False: problem tells.
+ * Asks for that version of a row under the word, on this backend's own wire. The map of slots is read after the word: if it is
+ * another one's by now, the word has changed, and neither what is sent nor its answer counts. False: problem tells.
  */
 static bool
-ask_for_row(Reservation *r, int64 version, FenceWord word, bool early)
+ask_for_row(Reservation *r, int64 version, FenceWord word)
 {
 	int			node = fence_node_of(r->name);
+
+	forget_letter(r);
 
 	if (node == SLOT_NOBODY)
 	{
@@ -206,7 +217,7 @@ ask_for_row(Reservation *r, int64 version, FenceWord word, bool early)
 		r->acked_word = word;
 		return true;
 	}
-	if (!wire_reserve(r, node, version, word, early, reply_deadline()))
+	if (!wire_reserve(r, node, version, word, reply_deadline()))
 	{
 		strlcpy(problem, wire_problem(), sizeof(problem));
 		return false;
@@ -215,24 +226,64 @@ ask_for_row(Reservation *r, int64 version, FenceWord word, bool early)
 	return true;
 }
 
-/* Posts reserve for a whole domain under the word. False: there is no room now. */
+/*
+ * A reservation of a row as a command of its own: for the courier, if this backend gets no connection. It is granted without a
+ * number, so its commit will bring no value.
+ */
+static void
+draft_row_command(const Reservation *r, int64 version, FenceWord word)
+{
+	char		epoch[EPOCH_LEN];
+
+	draft_begin();
+	count.slot = r->metrics;
+	fence_epoch_of(WORD_EPOCH(word), epoch);
+	arguments.len = snprintf(arguments.bytes, 8, "*%d\r\n", 10);
+	draft_string(&arguments, "FCALL");
+	draft_string(&arguments, "fence_write");
+	draft_string(&arguments, "0");
+	draft_string(&arguments, "1");
+	draft_string(&arguments, r->name);
+	draft_string(&arguments, epoch);
+	draft_string(&arguments, "r");
+	draft_string(&arguments, wire_stamp(r));
+	draft_version(&arguments, r->observed);
+	draft_version(&arguments, version);
+}
+
 static bool
-post_domain(Reservation *r, int64 version, FenceWord word)
+draft_reserve(Letter *letter, const Reservation *r, int node, int64 version, FenceWord word)
 {
 	char		ended[24] = "";
-	Letter		letter;
-	uint64		number;
 
+	if (r->kind == RESERVE_ROW)
+	{
+		draft_row_command(r, version, word);
+		return draft_letter(letter, LETTER_RESERVE, word, node);
+	}
 	if (version > WHOLE_DOMAIN)
 		pg_lltoa(version, ended);
 	draft_domain_command("fence_domain_reserve", r, word, ended);
-	if (!draft_letter(&letter, LETTER_RESERVE_DOMAIN, word, LETTER_TO_ALL) || (number = outbox_post(&letter)) == 0)
+	return draft_letter(letter, LETTER_RESERVE_DOMAIN, word, node);
+}
+
+/* Posts reserve under the word: whole domains always go that way. False: there is no room now. */
+static bool
+post_reserve(Reservation *r, int64 version, FenceWord word)
+{
+	int			node = r->kind == RESERVE_ROW ? fence_node_of(r->name) : LETTER_TO_ALL;
+	Letter		letter;
+	uint64		number;
+
+	if (node == SLOT_NOBODY)
+		return true;			/* the word has changed: there is nothing to be granted under it */
+	if (!draft_reserve(&letter, r, node, version, word) || (number = outbox_post(&letter)) == 0)
 		return false;
-	if (is_waiting(r))
-		waiting[r->letter % OUTBOX_ANSWERS] = NULL; /* the former one does not count any more */
+	forget_letter(r);
 	waiting[number % OUTBOX_ANSWERS] = r;
 	r->letter = number;
-	note_sent(r, LETTER_TO_ALL, version, word);
+	r->by_courier = true;
+	note_sent(r, node, version, word);
 	return true;
 }
 
@@ -247,6 +298,7 @@ take_answer(Reservation *r, AnswerKind answer, int64 ahead)
 	{
 		r->acked = r->sent;
 		r->acked_word = r->sent_word;
+		r->grant = 0;
 	}
 	else if (answer == ANSWER_AHEAD)
 		r->ahead = ahead;
@@ -292,9 +344,9 @@ coordinator_reserve_early(Reservation *r)
 	if (r->kind == RESERVE_DOMAIN)
 	{
 		if (make_room(false))
-			(void) post_domain(r, r->wanted, word);
+			(void) post_reserve(r, r->wanted, word);
 	}
-	else if (ask_for_row(r, r->wanted, word, true))
+	else if (ask_for_row(r, r->wanted, word))
 		wire_send(false);
 }
 
@@ -318,14 +370,21 @@ asked(const Reservation *r, FenceWord word)
 	return r->letter != 0 && r->sent == r->applied && r->sent_word == word;
 }
 
+/* Whether there is nothing to be asked: it is granted, or Redis has it and will answer, or has. */
 static bool
-post_domain_patiently(Reservation *r, FenceWord word)
+settled(const Reservation *r, FenceWord word)
+{
+	return r->applied == NO_VERSION || granted(r, word) || asked(r, word);
+}
+
+static bool
+post_patiently(Reservation *r, FenceWord word)
 {
 	int64		deadline;
 
 	if (!make_room(true))
 		return false;
-	for (deadline = reply_deadline(); !post_domain(r, r->applied, word);)
+	for (deadline = reply_deadline(); !post_reserve(r, r->applied, word);)
 	{
 		if (fence_clock() > deadline)
 		{
@@ -339,13 +398,19 @@ post_domain_patiently(Reservation *r, FenceWord word)
 	return true;
 }
 
-/* Asks for it if it is neither acknowledged nor asked for. False: it could not be sent. */
+/*
+ * Asks for it if it is neither acknowledged nor asked for: a row on the wire, a domain through the courier, and by_courier a
+ * row too that the wire did not get through. False: it could not be sent.
+ */
 static bool
-ask_if_missing(Reservation *r, FenceWord word)
+ask_if_missing(Reservation *r, FenceWord word, bool by_courier)
 {
-	if (r->applied == NO_VERSION || granted(r, word) || asked(r, word))
+	if (settled(r, word))
 		return true;
-	return r->kind == RESERVE_DOMAIN ? post_domain_patiently(r, word) : ask_for_row(r, r->applied, word, false);
+	if (r->kind == RESERVE_DOMAIN || by_courier)
+		return post_patiently(r, word);
+	(void) ask_for_row(r, r->applied, word);
+	return true;
 }
 
 /* What became of it, once all answers of rows are here. */
@@ -360,8 +425,6 @@ outcome(Reservation *r, FenceWord word)
 		return RESERVE_GRANTED;
 	if (asked(r, word) && r->ahead != NO_VERSION)
 		return RESERVE_AHEAD;
-	if (r->kind == RESERVE_ROW)
-		strlcpy(problem, wire_problem(), sizeof(problem));
 	return RESERVE_FAILED;
 }
 
@@ -369,9 +432,12 @@ ReserveOutcome
 coordinator_reserve_all(FenceWord word, Reservation **ahead)
 {
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
-		if (!ask_if_missing(r, word))
+		if (!ask_if_missing(r, word, false))
 			return RESERVE_FAILED;
 	(void) wire_collect(reply_deadline());
+	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
+		if (!ask_if_missing(r, word, true))
+			return RESERVE_FAILED;
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
 		ReserveOutcome result = outcome(r, word);
@@ -386,10 +452,10 @@ coordinator_reserve_all(FenceWord word, Reservation **ahead)
 ReserveOutcome
 coordinator_reserve_one(FenceWord word, Reservation *r)
 {
-	if (!ask_if_missing(r, word))
+	if (!ask_if_missing(r, word, false))
 		return RESERVE_FAILED;
 	(void) wire_collect(reply_deadline());
-	return outcome(r, word);
+	return ask_if_missing(r, word, true) ? outcome(r, word) : RESERVE_FAILED;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@
 #include "redis/connection.h"
 #include "settings.h"
 #include "shared.h"
+#include "tombstone.h"
 
 #define CONNECT_AGAIN_US	INT64CONST(50000)	/* after an attempt to connect that led to no answer */
 #define MAX_UNSENT			(1024 * 1024)	/* bytes; more letters stay in the ring, */
@@ -117,7 +118,7 @@ expect(Link *to, const Letter *letter, Joint *joint)
 
 /* The answer of one node; of a letter to several it waits for the others, and the worst is counted. */
 static void
-give_answer(const Expected *letter, AnswerKind answer, LetterResult ended)
+give_answer(const Expected *letter, AnswerKind answer, int64 ahead, LetterResult ended)
 {
 	Joint	   *joint = letter->joint;
 
@@ -131,18 +132,21 @@ give_answer(const Expected *letter, AnswerKind answer, LetterResult ended)
 		ended = joint->ended;
 		pfree(joint);
 	}
-	if (letter->kind != LETTER_RESERVE_DOMAIN)
-		metrics_count_end(&letter->count, letter->kind == LETTER_END_DOMAIN, ended);
-	else
+	if (letter->kind == LETTER_RESERVE)
+		metrics_add(letter->count.slot, answer == ANSWER_GRANTED ? METRIC_RESERVE_GRANTED :
+					answer == ANSWER_AHEAD ? METRIC_RESERVE_AHEAD : METRIC_RESERVE_FAILED, 1);
+	else if (letter->kind == LETTER_RESERVE_DOMAIN)
 		metrics_add(letter->count.slot, answer == ANSWER_GRANTED ? METRIC_DOMAIN_RESERVE_GRANTED : METRIC_DOMAIN_RESERVE_FAILED, 1);
-	outbox_give_answer(letter->process, letter->number, answer, 0);
+	else
+		metrics_count_end(&letter->count, letter->kind == LETTER_END_DOMAIN, ended);
+	outbox_give_answer(letter->process, letter->number, answer, ahead);
 }
 
 /* A letter that will not be answered */
 static void
 give_up(const Expected *letter)
 {
-	give_answer(letter, ANSWER_FAILED, LETTER_LOST);
+	give_answer(letter, ANSWER_FAILED, NO_VERSION, LETTER_LOST);
 	if (letter->kind == LETTER_END || letter->kind == LETTER_END_DOMAIN)
 		fence_wake_patrol();
 }
@@ -200,11 +204,34 @@ reply_begins(const redisReply *reply, const char *word)
 		reply->element[0]->type == REDIS_REPLY_STRING && strcmp(reply->element[0]->str, word) == 0;
 }
 
+static bool
+is_reservation(LetterKind kind)
+{
+	return kind == LETTER_RESERVE || kind == LETTER_RESERVE_DOMAIN;
+}
+
+/* What a reply says to a reservation: of a domain "reserved", of a row "written" and '', '-' or the version that is ahead. */
+static AnswerKind
+answer_of(LetterKind kind, const redisReply *reply, int64 *ahead)
+{
+	const redisReply *said = kind == LETTER_RESERVE && reply_begins(reply, "written") && reply->elements == 2 ?
+		reply->element[1] : NULL;
+
+	if (kind == LETTER_RESERVE_DOMAIN && reply_begins(reply, "reserved"))
+		return ANSWER_GRANTED;
+	if (said != NULL && said->type == REDIS_REPLY_STRING && strcmp(said->str, "-") != 0)
+	{
+		*ahead = said->len > 0 ? strtoll(said->str, NULL, 10) : NO_VERSION;
+		return said->len > 0 ? ANSWER_AHEAD : ANSWER_GRANTED;
+	}
+	note_refusal(reply);
+	return ANSWER_FAILED;
+}
+
 /* Gives a reply to the letters that are first in line: those of one command. */
 static void
 deliver(Link *from, const redisReply *reply)
 {
-	bool		reserved = reply_begins(reply, "reserved");
 	LetterResult ended = reply->type == REDIS_REPLY_ERROR ? LETTER_LOST :
 		reply_begins(reply, "unarmed") ? LETTER_UNARMED : LETTER_WRITTEN;
 	bool		last = false;
@@ -215,16 +242,14 @@ deliver(Link *from, const redisReply *reply)
 	{
 		Expected	letter = from->expected[from->first];
 		AnswerKind	answer = ANSWER_GRANTED;
+		int64		ahead = NO_VERSION;
 
-		if (letter.kind == LETTER_RESERVE_DOMAIN && !reserved)
-		{
-			note_refusal(reply);
-			answer = ANSWER_FAILED;
-		}
+		if (is_reservation(letter.kind))
+			answer = answer_of(letter.kind, reply, &ahead);
 		last = letter.last;
 		from->first = (from->first + 1) % from->size;
 		from->used--;
-		give_answer(&letter, answer, ended);
+		give_answer(&letter, answer, ahead, ended);
 	}
 }
 
@@ -552,7 +577,7 @@ static bool
 is_awaited(const Link *with)
 {
 	for (int i = 0; i < with->used; i++)
-		if (with->expected[(with->first + i) % with->size].kind == LETTER_RESERVE_DOMAIN)
+		if (is_reservation(with->expected[(with->first + i) % with->size].kind))
 			return true;
 	return false;
 }

@@ -45,6 +45,7 @@ typedef struct Reservation
 	FenceWord	sent_word;		/* under which it was sent; its epoch number is the one to commit or abort in */
 	int			node;			/* to whom it was sent, in that epoch's table */
 	uint64		letter;			/* with which it was sent (outbox.h, wire.h); 0: it has to be sent again */
+	bool		by_courier;		/* it was sent in a letter of the outbox, not on a wire */
 	int64		acked;			/* version of the last reserve that Redis granted, NO_VERSION if none */
 	FenceWord	acked_word;		/* under which it was sent */
 	uint64		grant;			/* its number: the commit names it if it brings the row */

@@ -19,7 +19,7 @@
 #define MOST_OPERATIONS 64		/* of this backend's in one message: bounds how long Redis is busy with it */
 #define MOST_RIDERS		64
 #define ANSWERS			1024	/* outstanding on a wire; a power of two */
-#define CALL_AGAIN_US	INT64CONST(100000)	/* after a connection could not be made, if nobody waits for it, */
+#define CALL_AGAIN_US	INT64CONST(100000)	/* after a connection could not be made, or broke with answers outstanding, */
 #define CALL_AGAIN_TIMES 5		/* and so many times what it took */
 
 /* An operation whose answer is outstanding */
@@ -36,9 +36,10 @@ typedef struct Expected
 typedef struct Wire
 {
 	RedisConnection *connection;	/* NULL: none */
+	bool		proven;			/* functions were answered on it: a server that takes no more clients says so only when asked */
 	uint32		nodes_serial;	/* when its node was looked at */
 	uint32		node_serial;	/* of its node then */
-	int64		call_next;		/* not before this time, unless somebody waits */
+	int64		call_next;		/* not before this time: reservations have another way, questions are asked all the same */
 	Expected   *expected;		/* ring of ANSWERS, in the order of sending */
 	uint32		first;			/* these count up for ever: the next one to be answered, */
 	uint32		sent;			/* the first that is still in the draft, */
@@ -85,7 +86,7 @@ is_busy(const Wire *wire)
 static bool
 is_current(const Expected *e)
 {
-	return e->reservation != NULL && e->reservation->letter == e->number;
+	return e->reservation != NULL && !e->reservation->by_courier && e->reservation->letter == e->number;
 }
 
 /* What has no answer will have none: reservations are to be sent again, those in the draft too. */
@@ -96,6 +97,8 @@ lose(Wire *wire)
 
 	if (draft_node == wire - wires)
 		draft_node = -1;
+	if (is_busy(wire))
+		wire->call_next = fence_clock() + CALL_AGAIN_US;
 	for (wire->sent = wire->next; is_busy(wire); wire->first++)
 	{
 		Expected   *e = expected_at(wire, wire->first);
@@ -182,6 +185,8 @@ deliver(Wire *wire, const redisReply *reply)
 
 	if (!written)
 		note_refusal(reply);
+	if (reply->type == REDIS_REPLY_ARRAY)
+		wire->proven = true;
 	for (; !last; wire->first++)
 	{
 		Expected   *e = expected_at(wire, wire->first);
@@ -317,6 +322,7 @@ call(Wire *wire, int64 deadline)
 	int64		begun = fence_clock();
 
 	wire->call_next = begun + CALL_AGAIN_US;
+	wire->proven = false;
 	if (!look_at_node(wire, &address, &wire->node_serial) || address.host[0] == '\0')
 		wrong = "the keeper knows no Redis yet";
 	else
@@ -364,7 +370,8 @@ take_riders(Wire *wire)
 	Letter		letter;
 	int			riders = 0;
 
-	if (!outbox_begin_taking())
+	/* what others have said is not to be lost on a connection that is none */
+	if (!wire->proven || !outbox_begin_taking())
 		return;
 	while (riders < MOST_RIDERS && outbox_take(&letter) && letter.kind == LETTER_END && letter.node == draft_node &&
 		   letter.epoch == draft_epoch && fits(&letter))
@@ -439,11 +446,11 @@ wire_send(bool always)
 	send_draft(wire);
 }
 
-/* A wire that works, with room for what a message may hold. early: see wire_reserve. False: problem tells. */
+/* A wire that works, with room for what a message may hold. False: problem tells. */
 static bool
-get_ready(Wire *wire, bool early, int64 deadline)
+get_ready(Wire *wire, int64 deadline)
 {
-	if (!is_connected(wire) && ((early && fence_clock() < wire->call_next) || !call(wire, deadline)))
+	if (!is_connected(wire) && (fence_clock() < wire->call_next || !call(wire, deadline)))
 		return false;
 	return wire->next - wire->first < ANSWERS - MOST_OPERATIONS - MOST_RIDERS || collect(wire, deadline);
 }
@@ -464,7 +471,7 @@ wire_stamp(const Reservation *r)
 }
 
 bool
-wire_reserve(Reservation *r, int node, int64 version, FenceWord word, bool early, int64 deadline)
+wire_reserve(Reservation *r, int node, int64 version, FenceWord word, int64 deadline)
 {
 	Wire	   *wire = wire_of(node);
 	Expected   *e;
@@ -474,7 +481,7 @@ wire_reserve(Reservation *r, int node, int64 version, FenceWord word, bool early
 		wire_send(true);
 	if (draft_node < 0)
 	{
-		if (!get_ready(wire, early, deadline))
+		if (!get_ready(wire, deadline))
 			return false;
 		begin_draft(node, WORD_EPOCH(word));
 	}
@@ -484,6 +491,7 @@ wire_reserve(Reservation *r, int node, int64 version, FenceWord word, bool early
 	draft_version(&arguments, r->observed);
 	draft_version(&arguments, version);
 	r->letter = ++operations;
+	r->by_courier = false;
 	if (r->write_through)
 		draft_number(&arguments, r->letter);
 	e = expect(wire);
@@ -519,7 +527,7 @@ wire_carry(int64 deadline)
 			return;
 		found = outbox_take(&letter) && letter.kind == LETTER_END;
 		outbox_end_taking();
-		if (!found || !get_ready(wire_of(letter.node), false, deadline))
+		if (!found || !get_ready(wire_of(letter.node), deadline))
 			return;
 		begin_draft(letter.node, letter.epoch);
 		take_riders(&wires[letter.node]);

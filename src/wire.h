@@ -25,11 +25,11 @@ extern const char *wire_stamp(const Reservation *reservation);
 
 /*
  * Adds reserve for that version under the word, to the process of that node, to the draft. The answer goes to the
- * reservation: acked or ahead; a refusal, or the end of the wire, makes its letter 0. May connect (early: not if that
- * failed a moment ago), and waits for that, and for room, until deadline (fence_clock() microseconds). Interruptible. False:
- * wire_problem() tells.
+ * reservation: acked or ahead; a refusal, or the end of the wire, makes its letter 0. May connect, if that did not fail a
+ * moment ago, and waits for that, and for room, until deadline (fence_clock() microseconds). Interruptible. False:
+ * wire_problem() tells; the courier may get through.
  */
-extern bool wire_reserve(Reservation *reservation, int node, int64 version, FenceWord word, bool early, int64 deadline);
+extern bool wire_reserve(Reservation *reservation, int node, int64 version, FenceWord word, int64 deadline);
 
 /* Sends the draft if no answer of its wire is outstanding, or (always) in any case. Neither waits nor raises. */
 extern void wire_send(bool always);
