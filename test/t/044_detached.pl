@@ -40,7 +40,7 @@ sub pending_of
 	my ($domain) = @_;
 
 	return $sql->run("SELECT string_agg(concat(coalesce(key, '*'), '=', version, ' ', kind, ' ', fate), ', ' "
-		  . "ORDER BY key COLLATE \"C\", version) FROM fence.pending WHERE domain = '" . ($domain // 'item') . "'");
+		  . "ORDER BY key COLLATE \"C\", version, kind) FROM fence.pending WHERE domain = '" . ($domain // 'item') . "'");
 }
 
 # Caches a row, so that it is a hit.
@@ -152,9 +152,10 @@ subtest 'the lease is over: the row changed or not' => sub {
 	is(get_status(1, 'doc'), 'pending', 'without triggers: pending');
 	is(ended(1, 'doc'), 'miss', 'written below the version reserved: nothing old is served');
 	is($sql->run("SELECT relation, fence_version FROM fence.status('doc', '1')"), 'equal|7', 'the fence is at the row');
-	reserve(2, '1 hour', 'doc');
+	my (undef, $done) = reserve(2, '1 hour', 'doc');
 	$sql->run("UPDATE doc SET name = 'new', version = 6 WHERE id = 2");
 	is(ended(2, 'doc'), 'miss', 'the version reserved ends it before the lease');
+	$sql->run("SELECT fence.abort('$done')");
 	$sql->run("SELECT fence.reserve('doc', 8, '1 s', '3'); DELETE FROM doc WHERE id = 3");
 	is(ended(3, 'doc'), 'miss', 'removed without triggers: the fence goes');
 	is($sql->run("SELECT fence_version IS NULL, fence.read('doc', '3') IS NULL FROM fence.status('doc', '3')"), 't|t', 'nothing is known of it');
