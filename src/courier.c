@@ -477,16 +477,16 @@ fill_bag(void)
 
 	resetStringInfo(&bag);
 	bag_at = 0;
-	if (!outbox_begin_taking())
-		return;
-	while (outbox_take(&letter) && bag.len + sizeof(letter) + letter.key_len + letter.arg_len < (size_t) bag.maxlen)
+	while (outbox_look(&letter) && bag.len + sizeof(letter) + letter.key_len + letter.arg_len < (size_t) bag.maxlen)
 	{
+		int			before = bag.len;
+
 		appendBinaryStringInfo(&bag, (char *) &letter, sizeof(letter));
 		appendBinaryStringInfo(&bag, letter.key_bytes, letter.key_len);
 		appendBinaryStringInfo(&bag, letter.arg_bytes, letter.arg_len);
-		outbox_done();
+		if (!outbox_take(&letter))
+			bag.len = before;	/* it rides with a backend */
 	}
-	outbox_end_taking();
 }
 
 /* It stays in the bag until the bag is filled again. */

@@ -76,6 +76,26 @@ draft_version(Draft *draft, int64 version)
 		draft_number(draft, version);
 }
 
+/* Where the draft ends, and back to there. */
+typedef struct DraftEnd
+{
+	int			strings;
+	size_t		len;
+} DraftEnd;
+
+static inline DraftEnd
+draft_end_of(const Draft *draft)
+{
+	return (DraftEnd) {.strings = draft->strings, .len = draft->len};
+}
+
+static inline void
+draft_cut(Draft *draft, DraftEnd end)
+{
+	draft->strings = end.strings;
+	draft->len = end.len;
+}
+
 /* So many strings that are in the protocol already; there has to be room. */
 static inline void
 draft_strings(Draft *draft, int strings, const char *bytes, size_t len)

@@ -4,6 +4,11 @@
  *
  * Owns: its part of shared memory. Memory order: a letter is filled, then marked whole (release); read only if whole
  * (acquire). An answer's value is written before its kind.
+ *
+ * The mark of a letter is not in the ring but beside it, one for each place where a letter may begin: the number of the round
+ * in which one that is whole began there. So nothing has to be cleared when a letter is taken, and taking is one
+ * compare-and-swap on `head`, after the letter was copied: as long as `head` has not passed it, nobody writes there; if it
+ * has, the swap fails and the copy is thrown away. Whoever is stopped half-way holds up nobody.
  */
 #include "postgres.h"
 
@@ -18,11 +23,11 @@
 #include "shared.h"
 
 #define RING_BYTES			(4 * 1024 * 1024)	/* a power of two */
+#define MARKS				(RING_BYTES / sizeof(Envelope))
 
 /* A letter in the ring, followed by its key_bytes and arg_bytes */
 typedef struct Envelope
 {
-	pg_atomic_uint32 whole;		/* 1: all of it may be read */
 	uint32		size;			/* with this head, a multiple of the head's alignment */
 	uint32		key_len;
 	uint32		arg_len;		/* 0: this only fills the end of the ring */
@@ -51,13 +56,13 @@ typedef struct Outbox
 {
 	pg_atomic_uint64 tail;		/* where the next letter goes: counts bytes since the server start */
 	char		pad1[PG_CACHE_LINE_SIZE];
-	pg_atomic_uint64 head;		/* where the courier reads */
+	pg_atomic_uint64 head;		/* the first letter that nobody has taken */
 	char		pad2[PG_CACHE_LINE_SIZE];
-	pg_atomic_uint32 taker;		/* number of the process that takes letters, + 1; 0: none does */
 	struct Latch *volatile courier; /* NULL: there is none at the moment */
 	volatile bool napping;		/* the courier looks again by itself within a millisecond */
 	char		problem[REASON_LEN];	/* under the lock of shared memory */
 	char	   *ring;
+	pg_atomic_uint32 *marks;	/* for each multiple of an envelope's size in the ring */
 	Sender		senders[FLEXIBLE_ARRAY_MEMBER]; /* by process number */
 } Outbox;
 
@@ -78,7 +83,7 @@ senders_size(void)
 Size
 outbox_size(void)
 {
-	return add_size(senders_size(), RING_BYTES);
+	return add_size(senders_size(), RING_BYTES + MARKS * sizeof(pg_atomic_uint32));
 }
 
 void
@@ -89,8 +94,10 @@ outbox_initialise(void *memory)
 	memset(memory, 0, outbox_size());
 	pg_atomic_init_u64(&box->tail, 0);
 	pg_atomic_init_u64(&box->head, 0);
-	pg_atomic_init_u32(&box->taker, 0);
 	box->ring = (char *) memory + senders_size();
+	box->marks = (pg_atomic_uint32 *) (box->ring + RING_BYTES);
+	for (int i = 0; i < (int) MARKS; i++)
+		pg_atomic_init_u32(&box->marks[i], 0);
 	for (int i = 0; i < sender_count(); i++)
 	{
 		pg_atomic_init_u64(&box->senders[i].awaited, 0);
@@ -122,70 +129,71 @@ envelope_at(uint64 position)
 	return (Envelope *) (outbox->ring + (position & (RING_BYTES - 1)));
 }
 
-/*
- * The place that this process has taken and not filled yet. Background workers may end anywhere (bgworker_die raises in the
- * signal handler), and a place that is never whole would hold up all letters behind it.
- */
-static Envelope *volatile unfinished = NULL;
-static volatile uint32 unfinished_size;
-
-/* Where the head will be when the place that this process gives back is clear. */
-static volatile uint64 next_head = 0;
+/* The mark of what begins there, and what it is once that is whole; 0 is none. */
+static pg_atomic_uint32 *
+mark_at(uint64 position)
+{
+	return &outbox->marks[(position & (RING_BYTES - 1)) / sizeof(Envelope)];
+}
 
 static uint32
-my_taker(void)
+mark_of(uint64 position)
 {
-	return fence_process_number() + 1;
+	return (uint32) (position / RING_BYTES) + 1;
 }
 
-/* Clears the first place, which ends at next_head, and moves the head past it. */
 static void
-clear_first_place(void)
+mark_whole(uint64 position)
 {
-	uint64		head = pg_atomic_read_u64(&outbox->head);
-
-	memset(envelope_at(head), 0, next_head - head);
 	pg_write_barrier();
-	pg_atomic_write_u64(&outbox->head, next_head);
+	pg_atomic_write_u32(mark_at(position), mark_of(position));
 }
+
+static bool
+is_whole(uint64 position)
+{
+	return pg_atomic_read_u32(mark_at(position)) == mark_of(position);
+}
+
+/*
+ * The place that this process has taken and not filled yet, if it is in the middle of that. Background workers may end
+ * anywhere (bgworker_die raises in the signal handler), and a place that is never whole would hold up all letters behind it.
+ */
+static volatile bool unfinished = false;
+static volatile uint64 unfinished_at;
+static volatile uint32 unfinished_size;
 
 static void
 give_up_unfinished(int code, Datum arg)
 {
+	Envelope   *envelope;
+
 	(void) code;
 	(void) arg;
-	if (pg_atomic_read_u32(&outbox->taker) == my_taker())
-	{
-		/* half-cleared, the place would tell nobody where the next one begins */
-		if (pg_atomic_read_u64(&outbox->head) < next_head)
-			clear_first_place();
-		outbox_end_taking();
-	}
-	if (unfinished == NULL)
+	if (!unfinished)
 		return;
-	unfinished->size = unfinished_size;
-	unfinished->arg_len = 0;	/* nothing but filling */
-	pg_write_barrier();
-	pg_atomic_write_u32(&unfinished->whole, 1);
+	envelope = envelope_at(unfinished_at);
+	envelope->size = unfinished_size;
+	envelope->arg_len = 0;		/* nothing but filling */
+	mark_whole(unfinished_at);
 }
 
-/* Once in each process; the first letter of a backend is not posted in COMMIT without one before. */
-static void
-clean_up_at_exit(void)
+void
+outbox_join(void)
 {
-	static bool registered = false;
+	static bool joined = false;
 
-	if (!registered)
+	if (!joined)
 		before_shmem_exit(give_up_unfinished, 0);
-	registered = true;
+	joined = true;
 }
 
 /*
- * Takes a place of that size, filling up the end of the ring if it does not fit there. NULL: there is no room in the part of
+ * Takes a place of that size, filling up the end of the ring if it does not fit there. False: there is no room in the part of
  * the ring that it may use.
  */
-static Envelope *
-take_place(uint32 size, uint32 part)
+static bool
+take_place(uint32 size, uint32 part, uint64 *position)
 {
 	uint64		tail = pg_atomic_read_u64(&outbox->tail);
 
@@ -196,7 +204,7 @@ take_place(uint32 size, uint32 part)
 
 		/* signed: if others posted and the courier passed our tail meanwhile, the exchange fails and tells the new one */
 		if ((int64) (tail + skip + size - pg_atomic_read_u64(&outbox->head)) > part)
-			return NULL;
+			return false;
 		if (!pg_atomic_compare_exchange_u64(&outbox->tail, &tail, tail + skip + size))
 			continue;
 		if (skip > 0)
@@ -204,10 +212,11 @@ take_place(uint32 size, uint32 part)
 			Envelope   *filler = envelope_at(tail);
 
 			filler->size = skip;
-			pg_write_barrier();
-			pg_atomic_write_u32(&filler->whole, 1);
+			filler->arg_len = 0;
+			mark_whole(tail);
 		}
-		return envelope_at(tail + skip);
+		*position = tail + skip;
+		return true;
 	}
 }
 
@@ -237,14 +246,17 @@ outbox_post(const Letter *letter)
 	uint64		number = me->posted + 1;
 	size_t		len = letter->key_len + letter->arg_len;
 	uint32		size = TYPEALIGN(sizeof(Envelope), sizeof(Envelope) + len);
+	uint64		position;
 	Envelope   *envelope;
 
 	Assert(letter->arg_len > 0);
-	clean_up_at_exit();
-	if (len > OUTBOX_MAX_LETTER || (envelope = take_place(size, letter->spare ? RING_BYTES / 2 : RING_BYTES)) == NULL)
+	outbox_join();
+	if (len > OUTBOX_MAX_LETTER || !take_place(size, letter->spare ? RING_BYTES / 2 : RING_BYTES, &position))
 		return 0;
 	unfinished_size = size;
-	unfinished = envelope;
+	unfinished_at = position;
+	unfinished = true;
+	envelope = envelope_at(position);
 	me->posted = number;
 	pg_atomic_write_u64(&me->answers[number % OUTBOX_ANSWERS], number << 2 | ANSWER_NONE);
 
@@ -261,9 +273,8 @@ outbox_post(const Letter *letter)
 	envelope->count = letter->count;
 	memcpy(envelope + 1, letter->key_bytes, letter->key_len);
 	memcpy((char *) (envelope + 1) + letter->key_len, letter->arg_bytes, letter->arg_len);
-	pg_write_barrier();
-	pg_atomic_write_u32(&envelope->whole, 1);
-	unfinished = NULL;
+	mark_whole(position);
+	unfinished = false;
 	wake_courier(letter->kind);
 	return number;
 }
@@ -335,7 +346,7 @@ outbox_problem(char *text, size_t size, bool late)
 static bool
 is_first_whole(void)
 {
-	return pg_atomic_read_u32(&envelope_at(pg_atomic_read_u64(&outbox->head))->whole) != 0;
+	return is_whole(pg_atomic_read_u64(&outbox->head));
 }
 
 void
@@ -356,11 +367,7 @@ outbox_nap(bool napping)
 {
 	outbox->napping = napping;
 	pg_memory_barrier();
-	/* who takes letters at this moment looks after the rest; what it clears must not be mistaken for the end */
-	if (napping || pg_atomic_read_u32(&outbox->taker) != 0)
-		return true;
-	pg_read_barrier();
-	return !is_first_whole();
+	return napping || !is_first_whole();
 }
 
 void
@@ -369,38 +376,6 @@ outbox_set_problem(const char *text)
 	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
 	strlcpy(outbox->problem, text, REASON_LEN);
 	LWLockRelease(fence_shared->lock);
-}
-
-/* Gives the first place back, as zeros: what is to be written there is not whole before its writer says so. */
-static void
-give_place_back(Envelope *envelope)
-{
-	next_head = pg_atomic_read_u64(&outbox->head) + envelope->size;
-	pg_compiler_barrier();		/* before anything is cleared: see give_up_unfinished */
-	clear_first_place();
-}
-
-bool
-outbox_begin_taking(void)
-{
-	uint32		nobody = 0;
-
-	clean_up_at_exit();
-	return pg_atomic_compare_exchange_u32(&outbox->taker, &nobody, my_taker());
-}
-
-void
-outbox_end_taking(void)
-{
-	struct Latch *latch;
-
-	pg_write_barrier();
-	pg_atomic_write_u32(&outbox->taker, 0);
-	/* the courier may have fallen asleep meanwhile, see outbox_nap: what is left here is its affair again */
-	pg_memory_barrier();
-	latch = outbox->courier;
-	if (latch != NULL && latch != MyLatch && !outbox->napping && is_first_whole())
-		SetLatch(latch);
 }
 
 bool
@@ -415,28 +390,40 @@ outbox_is_in_use(void)
 }
 
 bool
-outbox_take(Letter *letter)
+outbox_look(Letter *letter)
 {
 	for (;;)
 	{
-		Envelope   *envelope = envelope_at(pg_atomic_read_u64(&outbox->head));
+		uint64		head = pg_atomic_read_u64(&outbox->head);
+		Envelope	envelope;
 
-		if (pg_atomic_read_u32(&envelope->whole) == 0)
+		if (!is_whole(head))
 			return false;
 		pg_read_barrier();
-		if (envelope->arg_len > 0)
-		{
-			*letter = (Letter) {
-				.kind = envelope->kind, .epoch = envelope->epoch, .node = envelope->node,
-				.keys = envelope->keys, .args = envelope->args,
-				.key_bytes = (char *) (envelope + 1), .key_len = envelope->key_len,
-				.arg_bytes = (char *) (envelope + 1) + envelope->key_len, .arg_len = envelope->arg_len,
-				.process = envelope->process, .number = envelope->number, .count = envelope->count
-			};
+		envelope = *envelope_at(head);
+		pg_read_barrier();
+		if (pg_atomic_read_u64(&outbox->head) != head)
+			continue;			/* somebody took it: what was read may have been written over */
+		*letter = (Letter) {
+			.kind = envelope.kind, .epoch = envelope.epoch, .node = envelope.node,
+			.keys = envelope.keys, .args = envelope.args,
+			.key_bytes = (char *) (envelope_at(head) + 1), .key_len = envelope.key_len,
+			.arg_bytes = (char *) (envelope_at(head) + 1) + envelope.key_len, .arg_len = envelope.arg_len,
+			.process = envelope.process, .number = envelope.number, .count = envelope.count,
+			.position = head, .end = head + envelope.size
+		};
+		if (envelope.arg_len > 0)
 			return true;
-		}
-		give_place_back(envelope);
+		(void) outbox_take(letter);	/* filling */
 	}
+}
+
+bool
+outbox_take(const Letter *letter)
+{
+	uint64		position = letter->position;
+
+	return pg_atomic_compare_exchange_u64(&outbox->head, &position, letter->end);
 }
 
 bool
@@ -456,12 +443,6 @@ outbox_is_stuck(int64 patience)
 	}
 	was_empty = is_empty;
 	return fence_clock() - since > patience;
-}
-
-void
-outbox_done(void)
-{
-	give_place_back(envelope_at(pg_atomic_read_u64(&outbox->head)));
 }
 
 void

@@ -5,9 +5,9 @@
  * Instead of one connection per backend there is one per server: a backend posts a letter (a copy into a ring, at most one
  * signal), the courier (courier.c) writes what has gathered in one go and notes the answers where the sender finds them.
  *
- * Locks: none, but for the text of the last problem. The ring has many writers and one reader: a writer takes its place by
- * compare-and-swap on `tail`, fills it, and marks it whole; the reader takes whole letters in order, clears the place to
- * zeros and moves `head`. Answers are atomics that hold the number of the letter they are for, so a late answer can never
+ * Locks: none, but for the text of the last problem. The ring has many writers and many readers: a writer takes its place by
+ * compare-and-swap on `tail`, fills it, and marks it whole; a reader copies the first whole letter and takes it by
+ * compare-and-swap on `head`. Answers are atomics that hold the number of the letter they are for, so a late answer can never
  * be taken for another letter's.
  */
 #ifndef FENCE_OUTBOX_H
@@ -46,9 +46,11 @@ typedef struct Letter
 	bool		spare;			/* to be posted only while half of the ring is free; not carried */
 	LetterCount count;
 
-	/* set by outbox_take: who waits for which answer */
+	/* set by outbox_look: who waits for which answer, and where it lies in the ring */
 	int			process;
 	uint64		number;
+	uint64		position;
+	uint64		end;
 } Letter;
 
 typedef enum AnswerKind
@@ -72,6 +74,9 @@ typedef enum AnswerKind
 extern Size outbox_size(void);
 extern void outbox_initialise(void *memory);
 extern void outbox_use(void *memory);
+
+/* Once in each process before it posts, and not in COMMIT or ABORT: it may raise. */
+extern void outbox_join(void);
 
 /*
  * The number of the next letter that outbox_post will post: 1, 2, 3, ... per process slot, never 0, never reused. Posting
@@ -110,15 +115,14 @@ extern void outbox_problem(char *text, size_t size, bool late);
 extern bool outbox_is_stuck(int64 patience);
 
 /*
- * Whoever sends something to Redis anyway may take letters along: one process at a time takes. False: another one does.
- * Neither waits nor raises, and nothing that does may be called until outbox_end_taking.
+ * The first letter that nobody has taken, or false. Any process may look and take: whoever sends something to Redis anyway
+ * takes letters along. Its bytes are in the ring and may be written over at any moment once another process has taken it:
+ * they are copied, no more, and mean something only if outbox_take says so. Neither waits nor raises.
  */
-extern bool outbox_begin_taking(void);
-extern void outbox_end_taking(void);
+extern bool outbox_look(Letter *letter);
 
-/* The next letter, or false. It, and its bytes, stay in the ring until outbox_done. Only while taking. */
-extern bool outbox_take(Letter *letter);
-extern void outbox_done(void);
+/* Takes the letter that was looked at, whose bytes were copied. False: another process was faster, the copy is worth nothing. */
+extern bool outbox_take(const Letter *letter);
 
 /* Answers a letter, and wakes its sender if it waits for that. */
 extern void outbox_give_answer(int process, uint64 number, AnswerKind kind, int64 ahead);

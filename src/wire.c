@@ -15,6 +15,7 @@
 #include "redis/connection.h"
 #include "settings.h"
 #include "stamp.h"
+#include "test_hooks.h"
 
 #define MOST_OPERATIONS 64		/* of this backend's in one message: bounds how long Redis is busy with it */
 #define MOST_RIDERS		64
@@ -305,7 +306,10 @@ static Wire *
 wire_of(int node)
 {
 	if (nwires == 0)
+	{
 		before_shmem_exit(hang_up_all, 0);
+		outbox_join();			/* what is reserved here may be ended in ABORT */
+	}
 	nwires = Max(nwires, node + 1);
 	if (wires[node].expected == NULL)
 		wires[node].expected = MemoryContextAlloc(TopMemoryContext, ANSWERS * sizeof(Expected));
@@ -371,21 +375,27 @@ take_riders(Wire *wire)
 	int			riders = 0;
 
 	/* what others have said is not to be lost on a connection that is none */
-	if (!wire->proven || !outbox_begin_taking())
-		return;
-	while (riders < MOST_RIDERS && outbox_take(&letter) && letter.kind == LETTER_END && letter.node == draft_node &&
-		   letter.epoch == draft_epoch && fits(&letter))
+	while (wire->proven && riders < MOST_RIDERS && outbox_look(&letter) && letter.kind == LETTER_END &&
+		   letter.node == draft_node && letter.epoch == draft_epoch && fits(&letter))
 	{
-		Expected   *e = expect(wire);
+		DraftEnd	keys_end = draft_end_of(&keys);
+		DraftEnd	arguments_end = draft_end_of(&arguments);
+		Expected   *e;
 
 		add_letter(&letter);
+		fence_test_point("taking");
+		if (!outbox_take(&letter))
+		{
+			draft_cut(&keys, keys_end);
+			draft_cut(&arguments, arguments_end);
+			continue;
+		}
+		e = expect(wire);
 		e->process = letter.process;
 		e->number = letter.number;
 		e->count = letter.count;
-		outbox_done();
 		riders += letter.keys;
 	}
-	outbox_end_taking();
 }
 
 /*
@@ -518,16 +528,11 @@ void
 wire_carry(int64 deadline)
 {
 	Letter		letter;
-	bool		found;
 	int			taken;
 
 	do
 	{
-		if (!outbox_begin_taking())
-			return;
-		found = outbox_take(&letter) && letter.kind == LETTER_END;
-		outbox_end_taking();
-		if (!found || !get_ready(wire_of(letter.node), deadline))
+		if (!outbox_look(&letter) || letter.kind != LETTER_END || !get_ready(wire_of(letter.node), deadline))
 			return;
 		begin_draft(letter.node, letter.epoch);
 		take_riders(&wires[letter.node]);
@@ -577,6 +582,8 @@ ask_once(Wire *wire, int argc, const char **argv, const size_t *argvlen, int64 d
 		reply = redis_wait_reply(wire->connection, deadline, wait_event_redis());
 	if (reply == NULL)
 		hang_up(wire, redis_error(wire->connection));
+	else if (reply->type == REDIS_REPLY_ARRAY)
+		wire->proven = true;
 	return reply;
 }
 
