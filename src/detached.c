@@ -183,7 +183,8 @@ detached_carry(LibraryCall *call, int node, const char *epoch)
 	bool		ok = true;
 
 	SPI_connect();
-	execute("SELECT r.fence, r.creator || '.' || r.id, r.version FROM fence.reservation r JOIN fence.domain d ON d.id = r.domain_id",
+	execute("SELECT r.fence, r.creator || '.' || r.id, r.version"
+			"  FROM fence.reservation r JOIN fence.domain d ON d.id = r.domain_id",
 			SPI_OK_SELECT, 0, NULL, NULL);
 	for (uint64 i = 0; ok && i < SPI_processed; i++)
 	{
@@ -304,7 +305,7 @@ fence_reserve(PG_FUNCTION_ARGS)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Deletes the row of the token: from here on its end is this transaction's. *domain and *fence are palloc'd by the caller. */
+/* Deletes the row of the token: from here on its end is this transaction's. *domain and *fence are palloc'd. */
 static int64
 take_row(FunctionCallInfo fcinfo, const char *command, char **domain, char **fence)
 {

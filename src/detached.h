@@ -23,8 +23,8 @@ extern void detached_at_transaction_end(void);
 extern bool detached_stands(const char *stamp);
 
 /*
- * Deletes the rows of this database whose lease is over, or whose attachment is. One that a transaction is just ending is left to it. In a
- * transaction of its own: nobody may settle what is not known to be deleted.
+ * Deletes the rows of this database whose lease is over, or whose attachment is. One that a transaction is just ending is
+ * left to it. In a transaction of its own: nobody may settle what is not known to be deleted.
  */
 extern void detached_expire(void);
 

@@ -121,7 +121,7 @@ extern bool outbox_is_stuck(int64 patience);
  */
 extern bool outbox_look(Letter *letter);
 
-/* Takes the letter that was looked at, whose bytes were copied. False: another process was faster, the copy is worth nothing. */
+/* Takes the letter that was looked at, after its bytes were copied. False: another process was faster, the copy is void. */
 extern bool outbox_take(const Letter *letter);
 
 /* Answers a letter, and wakes its sender if it waits for that. */

@@ -18,6 +18,7 @@ POINTS = {
     'before-commit-message': 'committed, and Redis is not told yet',
     'after-commit-message': 'committed, Redis is told, the marker is still set',
     'abort': 'aborted, and Redis is not told yet',
+    'taking': 'it has copied what another one has to say, to take it along',
     'before-bypass': 'fences are CLOSED and the lease has passed; about to commit without them',
 }
 
@@ -84,7 +85,7 @@ def a_reader(site, rng):
 class BackendPause(Fault):
     """One backend stands still at a point of its transaction. meanwhile: something else happens at that time."""
 
-    def __init__(self, point, meanwhile=None, leases=(0.2, 3)):
+    def __init__(self, point, meanwhile=None, leases=(0.2, 3), epoch='any'):
         self.point = point
         self.meanwhile = meanwhile
         self.leases = leases
@@ -92,7 +93,7 @@ class BackendPause(Fault):
         self.reopens = meanwhile is redis_restart and point == 'before-marker'
         self.name = 'pause_' + point.replace('-', '_') + ('_' + meanwhile.__name__ if meanwhile else '')
         self.describe = 'a backend stands still: %s%s' % (POINTS[point], '; ' + meanwhile.__doc__ if meanwhile else '')
-        self.epoch = 'new' if meanwhile is redis_restart else 'any'
+        self.epoch = 'new' if meanwhile is redis_restart else epoch
 
     def do(self, site, rng, record):
         data = site.postgres.data
@@ -186,7 +187,8 @@ FAULTS = [
     Pause('reader_pause', 'a reader stands still', a_reader, (0.1, 2), epoch='same'),
     ClientPause('WRITE', 'CLIENT PAUSE WRITE: Redis answers to commands that only read'),
     ClientPause('ALL', 'CLIENT PAUSE ALL: Redis answers to nobody'),
-    *(BackendPause(point) for point in POINTS),
+    *(BackendPause(point) for point in POINTS if point != 'taking'),
+    BackendPause('taking', leases=(4, 5), epoch='same'),    # longer than letters may lie before fences are closed
     *(BackendPause(point, redis_restart) for point in ('before-marker', 'pre-commit-done', 'before-commit-message')),
     *(BackendPause(point, keeper_pause) for point in ('before-marker', 'pre-commit-done')),
 ]
