@@ -155,6 +155,7 @@ subtest 'the lease is over: the row changed or not' => sub {
 	my (undef, $done) = reserve(2, '1 hour', 'doc');
 	$sql->run("UPDATE doc SET name = 'new', version = 6 WHERE id = 2");
 	is(ended(2, 'doc'), 'miss', 'the version reserved ends it before the lease');
+	like($redis->call('GET', $sql->run("SELECT fence.fence_key('doc', '2')")), qr/ 6 $/, 'and the fence does not name it as the writer');
 	$sql->run("SELECT fence.abort('$done')");
 	$sql->run("SELECT fence.reserve('doc', 8, '1 s', '3'); DELETE FROM doc WHERE id = 3");
 	is(ended(3, 'doc'), 'miss', 'removed without triggers: the fence goes');
