@@ -20,7 +20,7 @@
 #define MOST_OPERATIONS 64		/* of this backend's in one message: bounds how long Redis is busy with it */
 #define MOST_RIDERS		64
 #define ANSWERS			1024	/* outstanding on a wire; a power of two */
-#define CALL_AGAIN_US	INT64CONST(100000)	/* after a connection could not be made, or broke with answers outstanding, */
+#define CALL_AGAIN_US	INT64CONST(100000)	/* after a connection on which nothing was answered, */
 #define CALL_AGAIN_TIMES 5		/* and so many times what it took */
 
 /* An operation whose answer is outstanding */
@@ -37,10 +37,10 @@ typedef struct Expected
 typedef struct Wire
 {
 	RedisConnection *connection;	/* NULL: none */
-	bool		proven;			/* functions were answered on it: a server that takes no more clients says so only when asked */
+	bool		proven;			/* a function was answered on it: who takes no more clients says so only when asked */
 	uint32		nodes_serial;	/* when its node was looked at */
 	uint32		node_serial;	/* of its node then */
-	int64		call_next;		/* not before this time: reservations have another way, questions are asked all the same */
+	int64		call_next;		/* reserving calls not before this time: there is another way; questions always call */
 	Expected   *expected;		/* ring of ANSWERS, in the order of sending */
 	uint32		first;			/* these count up for ever: the next one to be answered, */
 	uint32		sent;			/* the first that is still in the draft, */
@@ -98,8 +98,6 @@ lose(Wire *wire)
 
 	if (draft_node == wire - wires)
 		draft_node = -1;
-	if (is_busy(wire))
-		wire->call_next = fence_clock() + CALL_AGAIN_US;
 	for (wire->sent = wire->next; is_busy(wire); wire->first++)
 	{
 		Expected   *e = expected_at(wire, wire->first);
@@ -175,6 +173,15 @@ count_answer(const Expected *e, const redisReply *reply, const redisReply *answe
 		metrics_add(e->count.slot, answer->len == 0 ? METRIC_RESERVE_GRANTED : METRIC_RESERVE_AHEAD, 1);
 }
 
+static void
+note_answer(Wire *wire, const redisReply *reply)
+{
+	if (reply->type != REDIS_REPLY_ARRAY)
+		return;
+	wire->proven = true;
+	wire->call_next = 0;
+}
+
 /* Gives a reply to the operations of the message that is first in wire. */
 static void
 deliver(Wire *wire, const redisReply *reply)
@@ -186,8 +193,7 @@ deliver(Wire *wire, const redisReply *reply)
 
 	if (!written)
 		note_refusal(reply);
-	if (reply->type == REDIS_REPLY_ARRAY)
-		wire->proven = true;
+	note_answer(wire, reply);
 	for (; !last; wire->first++)
 	{
 		Expected   *e = expected_at(wire, wire->first);
@@ -582,8 +588,8 @@ ask_once(Wire *wire, int argc, const char **argv, const size_t *argvlen, int64 d
 		reply = redis_wait_reply(wire->connection, deadline, wait_event_redis());
 	if (reply == NULL)
 		hang_up(wire, redis_error(wire->connection));
-	else if (reply->type == REDIS_REPLY_ARRAY)
-		wire->proven = true;
+	else
+		note_answer(wire, reply);
 	return reply;
 }
 
