@@ -175,7 +175,9 @@ subtest 'each reservation ends as its transaction did' => sub {
 		[ 9, "$committed", 3, 3, 'malformed: aborted' ],
 		[ 10, "$committed.", 3, 3, 'malformed: aborted' ],
 		[ 11, "-$committed.$nonce", 3, 3, 'malformed: aborted' ],
-		[ 12, "$committed.$nonce.1", 3, 3, 'malformed: aborted' ],
+		[ 12, "$committed.$nonce.1x", 3, 3, 'malformed: aborted' ],
+		[ 21, "$committed.$nonce.1", 3, 5, 'detached, and there is no row of it: settled at the version of the row' ],
+		[ 22, "$aborted.$other.1", 3, 5, 'the same, whoever made it' ],
 		[ 13, "99999999999999999999999.$nonce", 3, 3, 'malformed: aborted' ],
 		[ 14, "0.$nonce", 3, 3, 'malformed: aborted' ],
 		[ 15, "$committed.xyz", 3, 3, 'malformed: aborted' ]);

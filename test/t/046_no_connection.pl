@@ -43,7 +43,7 @@ sub bench
 # From now on nobody gets a connection who has none.
 sub fill
 {
-	$redis->call(qw(CONFIG SET maxclients), $redis->info('connected_clients'));
+	$redis->call(qw(CONFIG SET maxclients), $redis->info('clients', 'connected_clients'));
 	isnt(eval { $redis->connect->call('PING') } // 'refused', 'PONG', 'who has no connection gets none');
 	return;
 }
@@ -70,7 +70,7 @@ sub sleep_until_alone
 
 	poll(
 		sub {
-			my $now = $redis->info('connected_clients');
+			my $now = $redis->info('clients', 'connected_clients');
 			my $same = $now == $before;
 			$before = $now;
 			return $same;
