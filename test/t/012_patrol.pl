@@ -152,6 +152,7 @@ subtest 'each reservation ends as its transaction did' => sub {
 	$open->run('ROLLBACK');
 	no_reservations($node);
 	$sql->run("DELETE FROM $table WHERE id = 4");
+	$sql->run("INSERT INTO $table (id, version) VALUES (21, 5), (22, 5)");
 	no_reservations($node);
 
 	my $committed = $sql->run('SELECT pg_current_xact_id()');
