@@ -103,7 +103,8 @@ subtest "$writers writers, and a reader who compares" => sub {
 	print $out $one;
 	close $out;
 	my ($stdout, $stderr) = ('', '');
-	my $run = IPC::Run::start([ 'pgbench', '-n', '-c', $writers, '-t', 200, '-f', $file, '-d', $node->connstr('postgres') ],
+	# slow enough for the reader to find again what it has put
+	my $run = IPC::Run::start([ 'pgbench', '-n', '-c', $writers, '-R', 400, '-T', 6, '-f', $file, '-d', $node->connstr('postgres') ],
 		'>', \$stdout, '2>', \$stderr, IPC::Run::timeout(180));
 	my $reads = 0;
 	while ($run->pumpable)
@@ -118,8 +119,7 @@ subtest "$writers writers, and a reader who compares" => sub {
 		$reads++;
 		$run->pump_nb;
 	}
-	$run->finish;
-	like($stdout, qr{transactions actually processed: (\d+)/\1\b}, 'all transactions commit') or diag($stderr);
+	ok($run->finish && $stdout =~ /number of failed transactions: 0 /, 'all transactions commit') or diag($stdout, $stderr);
 	is($stale, 0, "no stale read among $reads, of which $hits were hits");
 	cmp_ok($hits, '>', 0, 'the cache serves meanwhile');
 	is(state_of('state'), 'OPEN', 'OPEN');
