@@ -372,7 +372,10 @@ transfer(RedisConnection *conn, bool *progress)
 	return received >= 0;
 }
 
-/* Kept with the connection: to make one for each wait costs more than to wait. */
+/*
+ * Kept with the connection: to make one for each wait costs more than to wait. May raise (memory, files), but only where
+ * something is waited for, so an interrupt might raise as well; nothing waits in COMMIT and ABORT.
+ */
 static void
 make_wait_set(RedisConnection *conn)
 {
