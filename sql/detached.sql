@@ -39,7 +39,7 @@ CREATE FUNCTION look(domain text, VARIADIC key text[])
 	  FROM fence.get(domain, VARIADIC key) g CROSS JOIN fence.status(domain, VARIADIC key) s
 $$;
 CREATE VIEW pending AS SELECT domain, key, version, fate, kind, lease_left > '30 min' AND lease_left <= '1 h' AS an_hour
-  FROM fence.pending WHERE domain LIKE 'detached.%' ORDER BY key COLLATE "C", version;
+  FROM fence.pending WHERE domain LIKE 'detached.%' ORDER BY key COLLATE "C", version, kind;
 
 --
 -- A table with triggers
