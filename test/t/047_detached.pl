@@ -1,4 +1,4 @@
-# 044_detached.pl
+# 047_detached.pl
 #    Detached reservations: rows of fence.reservation that Redis is told of. What survives restarts of either side and new
 #    epochs, whom they belong to, how they end: by token, by version, by lease, with the row changed or not.
 
