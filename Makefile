@@ -7,6 +7,7 @@ DATA = pgcache_fence--1.0.sql pgcache_fence--1.0--1.1.sql
 PG_CONFIG ?= pg_config
 
 OBJS := $(patsubst %.c,%.o,$(sort $(wildcard src/*.c src/redis/*.c)))
+LIBRARY = src/redis/fence.lua src/redis/effects.lua
 LIBRARY_HEADER = src/redis/fence_lua.h
 ALL_HEADERS = $(filter-out $(LIBRARY_HEADER),$(wildcard src/*.h src/redis/*.h))
 
@@ -55,10 +56,10 @@ $(OBJS): $(ALL_HEADERS) Makefile
 src/redis/library.o: $(LIBRARY_HEADER)
 
 # The function library as a C string: fence_lua[] with a NUL at its end, FENCE_LUA_LENGTH bytes without it.
-$(LIBRARY_HEADER): src/redis/fence.lua Makefile
-	{ echo '/* Made from fence.lua by the Makefile. */'; \
+$(LIBRARY_HEADER): $(LIBRARY) Makefile
+	{ echo '/* Made from $(LIBRARY) by the Makefile. */'; \
 	  echo 'static const char fence_lua[] = {'; \
-	  od -An -v -tu1 $< | sed -e 's/^ */	/' -e 's/  */, /g' -e 's/$$/,/'; \
+	  cat $(LIBRARY) | od -An -v -tu1 | sed -e 's/^ */	/' -e 's/  */, /g' -e 's/$$/,/'; \
 	  echo '	0'; \
 	  echo '};'; \
 	  echo '#define FENCE_LUA_LENGTH (sizeof(fence_lua) - 1)'; } > $@.new
@@ -71,10 +72,10 @@ PERL_FILES = $(shell find test -name node_modules -prune -o -name '*.p[lm]' -pri
 CHECKED = checked() { command -v "$$1" >/dev/null || { echo "lint: no $$1, $$2 not checked"; return 1; }; }
 
 lint:
-	@$(CHECKED); ! checked luac5.1 'syntax of fence.lua' || luac5.1 -p src/redis/fence.lua
-	@$(CHECKED); ! checked luacheck fence.lua || \
-		luacheck --quiet --no-color --std lua51 --read-globals redis cjson bit --max-line-length 120 \
-			src/redis/fence.lua
+	@$(CHECKED); ! checked luac5.1 'syntax of the Lua library' || cat $(LIBRARY) | luac5.1 -p -
+	@$(CHECKED); ! checked luacheck 'Lua library' || \
+		cat $(LIBRARY) | luacheck --quiet --no-color --std lua51 --read-globals redis cjson cmsgpack bit \
+			--max-line-length 120 -
 	@$(CHECKED); ! checked shellcheck scripts || \
 		shellcheck -s sh -x -S warning -e SC2034,SC2154 $(SHELL_SCRIPTS)
 	@$(CHECKED); ! checked pyflakes3 'Python files' || pyflakes3 $(PYTHON_FILES)

@@ -42,6 +42,18 @@ CREATE INDEX reservation_fence ON fence.reservation (fence);
 -- Told apart by their ids even after DROP and CREATE EXTENSION, like attachments.
 SELECT pg_catalog.setval('fence.reservation_id_seq', (EXTRACT(epoch FROM pg_catalog.clock_timestamp()) * 1000)::bigint);
 
+-- Durable effects, from their transaction's commit until the patrol knows that Redis has applied them.
+CREATE TABLE fence.outbox (
+    id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    hold       text COLLATE "C" NOT NULL,
+    key        text NOT NULL,
+    other_key  text,
+    kind       text NOT NULL,
+    arguments  text[] NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT pg_catalog.now()
+);
+-- Not dumped: the original of a copy applies its effects, not the copy.
+
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Reading and writing through the fence
 -- ---------------------------------------------------------------------------------------------------------------------
@@ -61,6 +73,83 @@ CREATE FUNCTION fence.commit(token uuid) RETURNS bigint
 CREATE FUNCTION fence.abort(token uuid) RETURNS void
     LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp AS 'MODULE_PATHNAME', 'fence_abort';
+
+-- ---------------------------------------------------------------------------------------------------------------------
+-- Effects: changes of keys in Redis that happen at COMMIT, and not at all after ROLLBACK (doc/patterns.md). Keys are the
+-- caller's own. durable: it happens even if Redis is lost between COMMIT and the effect. ttl: null keeps what the key has,
+-- 0 is none.
+-- ---------------------------------------------------------------------------------------------------------------------
+
+-- first: do the work, then tell its result. Else result is that of who did it; null while he is at it.
+CREATE FUNCTION fence.once(request_id text, ttl interval DEFAULT '1 day', durable boolean DEFAULT false,
+                           OUT first boolean, OUT result jsonb)
+    RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_once';
+CREATE FUNCTION fence.once_result(request_id text, result jsonb, durable boolean DEFAULT false) RETURNS void
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_once_result';
+
+-- Raises 23514 if the bound would be passed, whatever becomes of the other transactions that hold a part. Returns where the
+-- counter stands if all of them commit that count in the same direction.
+CREATE FUNCTION fence.counter_add(key text, delta bigint, min bigint DEFAULT NULL, max bigint DEFAULT NULL,
+                                  durable boolean DEFAULT false) RETURNS bigint
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_counter_add';
+-- From one counter to another of the same slot. min: of the one that gives; max: of the one that takes. Returns what is left.
+CREATE FUNCTION fence.transfer(from_key text, to_key text, amount bigint, min bigint DEFAULT 0, max bigint DEFAULT NULL,
+                               durable boolean DEFAULT false) RETURNS bigint
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_transfer';
+
+-- expected null: the key must not exist; value null: it goes. False: it has another value.
+CREATE FUNCTION fence.compare_and_set(key text, expected text, value text, ttl interval DEFAULT NULL,
+                                      durable boolean DEFAULT false) RETURNS boolean
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_compare_and_set';
+
+-- What the key has, null if there is none; and at COMMIT it goes (GETDEL), lives longer (GETEX), or has another (SET GET).
+CREATE FUNCTION fence.take(key text, durable boolean DEFAULT false) RETURNS text
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_take';
+CREATE FUNCTION fence.take_and_extend(key text, ttl interval, durable boolean DEFAULT false) RETURNS text
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_take_and_extend';
+CREATE FUNCTION fence.take_and_set(key text, value text, ttl interval DEFAULT NULL, durable boolean DEFAULT false)
+    RETURNS text LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_take_and_set';
+
+-- A large value, as a string or (each field of a JSON object) a hash: built aside in pieces, in place at COMMIT.
+CREATE FUNCTION fence.publish(key text, value text, ttl interval DEFAULT NULL, durable boolean DEFAULT false) RETURNS void
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_publish';
+CREATE FUNCTION fence.publish_hash(key text, fields jsonb, ttl interval DEFAULT NULL, durable boolean DEFAULT false)
+    RETURNS void LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_publish_hash';
+
+-- An entry "<stamp> <n> <entry>" at the end of a list or in a sorted set (by time), or in a stream the fields stamp, n and
+-- entry; in one log or several. Returns the transaction's stamp. latest_common: the newest stamp that is among the last
+-- entries of each log.
+CREATE FUNCTION fence.append(log_key text, entry text, kind text DEFAULT 'list', max_entries bigint DEFAULT NULL,
+                             durable boolean DEFAULT false) RETURNS text
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_append';
+CREATE FUNCTION fence.append(log_keys text[], entry text, kind text DEFAULT 'list', max_entries bigint DEFAULT NULL,
+                             durable boolean DEFAULT false) RETURNS text
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_append_all';
+CREATE FUNCTION fence._log_stamps(log_key text, max_entries bigint) RETURNS text[]
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_log_stamps';
+CREATE FUNCTION fence.latest_common(log_keys text[], max_entries bigint DEFAULT 1000) RETURNS text
+    LANGUAGE sql VOLATILE PARALLEL UNSAFE AS $$
+    WITH logs AS MATERIALIZED (
+        SELECT k.n, fence._log_stamps(k.key, max_entries) AS stamps
+          FROM pg_catalog.unnest(log_keys) WITH ORDINALITY AS k(key, n))
+    SELECT s.stamp
+      FROM logs l, pg_catalog.unnest(l.stamps) WITH ORDINALITY AS s(stamp, place)
+     WHERE l.n OPERATOR(pg_catalog.=) 1
+       AND NOT EXISTS (SELECT FROM logs o WHERE NOT s.stamp OPERATOR(pg_catalog.=) ANY (o.stamps))
+     ORDER BY s.place LIMIT 1 $$;
+
+-- Leaves a marker of this transaction if it commits; returns its stamp. is_committed: null if neither PostgreSQL's log nor a
+-- marker can tell any more.
+CREATE FUNCTION fence.commit_marker(ttl interval DEFAULT '1 day', durable boolean DEFAULT false) RETURNS text
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_commit_marker';
+CREATE FUNCTION fence.is_committed(stamp text) RETURNS boolean
+    LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_is_committed';
+
+-- A job "<stamp> <n> <job>" at the left of the list. Consumers move it from the right to the left of the list
+-- <queue>:processing ({<queue>}:processing if the queue has no hash tag) and remove it there when it is done; one that stays
+-- for longer than the lease goes back. Returns "<stamp> <n>".
+CREATE FUNCTION fence.enqueue(queue text, job text, lease interval DEFAULT '5 min', durable boolean DEFAULT false)
+    RETURNS text LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_enqueue';
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Seeing and repairing
@@ -123,6 +212,11 @@ CREATE FUNCTION fence.reset_metrics() RETURNS void
     LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_reset_metrics';
 
 REVOKE ALL ON FUNCTION fence.reserve, fence.commit, fence.abort, fence.repair_domain, fence._metrics, fence.reset_metrics, fence.doctor FROM PUBLIC;
+-- Effects reach any key that Redis lets this server reach, outside of its namespace.
+REVOKE ALL ON FUNCTION fence.once, fence.once_result, fence.counter_add, fence.transfer, fence.compare_and_set, fence.take,
+                       fence.take_and_extend, fence.take_and_set, fence.publish, fence.publish_hash,
+                       fence.append(text, text, text, bigint, boolean), fence.append(text[], text, text, bigint, boolean),
+                       fence._log_stamps, fence.latest_common, fence.commit_marker, fence.enqueue FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION fence._metrics, fence.doctor TO pg_monitor;
 GRANT SELECT ON fence.metrics TO pg_monitor;
 GRANT SELECT ON fence.progress TO PUBLIC;

@@ -90,8 +90,9 @@ coordinator_is_redirection(const redisReply *reply)
 }
 
 /* Who was granted the slot knows whether the fence may be trusted; whoever Redis Cluster points to instead does not. */
-redisReply *
-coordinator_ask(const char *fence, int argc, const char **argv, const size_t *argvlen)
+static redisReply *
+ask_with(redisReply *(*ask) (int, int, const char **, const size_t *, int64), const char *fence, int argc, const char **argv,
+		 const size_t *argvlen)
 {
 	int			node;
 	redisReply *reply;
@@ -103,10 +104,22 @@ coordinator_ask(const char *fence, int argc, const char **argv, const size_t *ar
 		strlcpy(problem, "the Redis process that holds the slot of this key was not there when the epoch began", sizeof(problem));
 		return NULL;
 	}
-	reply = wire_ask(node, argc, argv, argvlen, reply_deadline());
+	reply = ask(node, argc, argv, argvlen, reply_deadline());
 	if (reply == NULL)
 		strlcpy(problem, wire_problem(), sizeof(problem));
 	return reply;
+}
+
+redisReply *
+coordinator_ask(const char *fence, int argc, const char **argv, const size_t *argvlen)
+{
+	return ask_with(wire_ask, fence, argc, argv, argvlen);
+}
+
+redisReply *
+coordinator_ask_once(const char *fence, int argc, const char **argv, const size_t *argvlen)
+{
+	return ask_with(wire_ask_once, fence, argc, argv, argvlen);
 }
 
 bool
@@ -639,8 +652,8 @@ keep_values(void)
 	return ok;
 }
 
-static bool
-post_letter(const Letter *letter)
+bool
+coordinator_post(const Letter *letter)
 {
 	uint64		number = outbox_post(letter);
 
@@ -658,7 +671,7 @@ post_letter(const Letter *letter)
 static bool
 send_end(const Letter *letter)
 {
-	return (letter->kind == LETTER_END && wire_send_after(letter)) || post_letter(letter);
+	return (letter->kind == LETTER_END && wire_send_after(letter)) || coordinator_post(letter);
 }
 
 void
@@ -703,7 +716,7 @@ coordinator_commit(void)
 		letter.count.committed_at = letter.count.commits > 0 ? now : 0;
 		if (letter.spare)
 			/* a wire takes short letters only */
-			told = !wire_is_busy(letter.node) && post_letter(&letter);
+			told = !wire_is_busy(letter.node) && coordinator_post(&letter);
 		else
 		{
 			ok = (told || send_end(&letter)) && ok;

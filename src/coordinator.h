@@ -13,6 +13,7 @@
 #include <hiredis/hiredis.h>
 
 #include "ledger.h"
+#include "outbox.h"
 
 /*
  * Asks for the reservation's wanted version if fences are OPEN; else nothing happens: before the commit it is sent anyway. The
@@ -56,6 +57,12 @@ extern void coordinator_forget(void);
 /* Sends abort for all that was sent. Same restrictions as coordinator_commit. */
 extern void coordinator_abort(void);
 
+/*
+ * Posts a letter that ends something of this transaction; coordinator_await_letters and coordinator_ask wait for it. False:
+ * there is no room. Same restrictions as coordinator_commit.
+ */
+extern bool coordinator_post(const Letter *letter);
+
 /* Waits until what this backend has sent has arrived, at most `timeout` for each letter. Interruptible. */
 extern void coordinator_await_letters(void);
 
@@ -65,6 +72,9 @@ extern void coordinator_await_letters(void);
  * waits at most `timeout`.
  */
 extern redisReply *coordinator_ask(const char *fence, int argc, const char **argv, const size_t *argvlen);
+
+/* The same for what must not arrive twice: see wire_ask_once. */
+extern redisReply *coordinator_ask_once(const char *fence, int argc, const char **argv, const size_t *argvlen);
 
 /*
  * Whether Redis Cluster answered that the key's slot is another process's affair, or nobody's, now. It is never followed

@@ -147,7 +147,7 @@ static void
 give_up(const Expected *letter)
 {
 	give_answer(letter, ANSWER_FAILED, NO_VERSION, LETTER_LOST);
-	if (letter->kind == LETTER_END || letter->kind == LETTER_END_DOMAIN)
+	if (letter->kind != LETTER_RESERVE && letter->kind != LETTER_RESERVE_DOMAIN)
 		fence_wake_patrol();
 }
 

@@ -11,6 +11,7 @@
 #include "domain.h"
 #include "settings.h"
 #include "shared.h"
+#include "stamp.h"
 #include "transaction.h"
 #include "worker.h"
 
@@ -28,6 +29,7 @@ _PG_init(void)
 	shared_install();
 	domain_init();
 	attach_install_hooks();
+	stamp_install();
 	transaction_install();
 	/* pg_upgrade runs both clusters for a moment: neither may arm anything */
 	if (!IsBinaryUpgrade)

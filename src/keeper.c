@@ -26,6 +26,7 @@
 #include "redis/topology.h"
 #include "settings.h"
 #include "shared.h"
+#include "stamp.h"
 #include "worker.h"
 
 #define DATABASES_EVERY	INT64CONST(60000000)	/* microseconds between looks at all databases without a reason, */
@@ -709,6 +710,7 @@ fence_keeper_main(Datum arg)
 	pqsignal(SIGTERM, die);
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	BackgroundWorkerUnblockSignals();
+	stamp_note_start();
 	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
 	fence_shared->keeper_latch = MyLatch;
 	before_shmem_exit(keeper_exit, 0);

@@ -22,7 +22,8 @@ typedef enum LetterKind
 	LETTER_END,					/* operations of fence_write that end reservations */
 	LETTER_RESERVE,				/* a whole command: fence_write with one reservation of a row */
 	LETTER_RESERVE_DOMAIN,		/* a whole command, answered "reserved" */
-	LETTER_END_DOMAIN			/* a whole command */
+	LETTER_END_DOMAIN,			/* a whole command */
+	LETTER_END_EFFECTS			/* a whole command: effects.c */
 } LetterKind;
 
 /* Instead of a node: to every process that was armed in the epoch; answered when all have answered. */

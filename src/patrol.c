@@ -30,8 +30,10 @@
 #include "compat.h"
 #include "detached.h"
 #include "domain.h"
+#include "effect_patrol.h"
 #include "key.h"
 #include "metrics.h"
+#include "patrol.h"
 #include "redis/library.h"
 #include "row.h"
 #include "settings.h"
@@ -48,6 +50,7 @@
 /* Duties of a round, besides settling */
 #define DUTY_SUSPECTS	'\2'
 #define DUTY_AUDIT		'\4'
+#define DUTY_OUTBOX		'\20'		/* durable effects */
 #define DUTY_AT_ONCE	'\10'		/* settle without waiting for patrol_grace: somebody said that there is something */
 
 PGDLLEXPORT void fence_patrol_main(Datum arg);
@@ -58,17 +61,8 @@ PGDLLEXPORT void fence_patrol_round_main(Datum arg);
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Every node that was armed in the epoch; what others have reserved is of another epoch, and over. */
-typedef struct PatrolNodes
-{
-	uint32		serial;			/* of the table */
-	int			n;
-	bool		granted[MAX_NODES];
-	RedisEndpoint addresses[MAX_NODES];
-} PatrolNodes;
-
-static void
-copy_nodes(PatrolNodes *nodes)
+void
+patrol_copy_nodes(PatrolNodes *nodes)
 {
 	LWLockAcquire(fence_shared->lock, LW_SHARED);
 	nodes->serial = pg_atomic_read_u32(&fence_shared->nodes_serial);
@@ -81,8 +75,8 @@ copy_nodes(PatrolNodes *nodes)
 	LWLockRelease(fence_shared->lock);
 }
 
-static bool
-connect_node(LibraryCall *call, const RedisEndpoint *address)
+bool
+patrol_connect(LibraryCall *call, const RedisEndpoint *address)
 {
 	RedisUrl	url;
 	const char *wrong = redis_url_parse(setting_redis_url, &url);
@@ -339,12 +333,12 @@ settle(Oid database, int grace)
 	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
 	static PatrolNodes nodes;
 
-	copy_nodes(&nodes);
+	patrol_copy_nodes(&nodes);
 	for (int i = 0; i < nodes.n; i++)
 	{
 		LibraryCall call = {0};
 
-		if (!nodes.granted[i] || !connect_node(&call, &nodes.addresses[i]))
+		if (!nodes.granted[i] || !patrol_connect(&call, &nodes.addresses[i]))
 			continue;
 		if (settle_node(&call, database, grace) > 0)
 			elog(DEBUG1, "pgcache_fence: the patrol settled reservations in database %u", database);
@@ -480,6 +474,8 @@ fence_patrol_round_main(Datum arg)
 		detached_expire();
 	worker_end_transaction();
 	settle(database, (duties & DUTY_AT_ONCE) ? 0 : setting_patrol_grace);
+	if (extension && (duties & DUTY_OUTBOX))
+		effect_outbox_round();
 	if (extension && (duties & DUTY_SUSPECTS))
 		look_at_suspects(database);
 	if (extension && (duties & DUTY_AUDIT))
@@ -620,6 +616,8 @@ patrol(bool at_once, bool audit)
 	static LibraryCall calls[MAX_NODES];	/* kept from round to round */
 	static uint32 serial = 0;	/* of the addresses when they were opened */
 	bool		suspects;
+	bool		outbox = pg_atomic_exchange_u32(&fence_shared->outbox_wanted, 0) != 0 || audit;
+	List	   *durable = NIL;	/* databases with durable effects */
 	ListCell   *cell;
 
 	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
@@ -631,7 +629,7 @@ patrol(bool at_once, bool audit)
 	LWLockRelease(fence_shared->lock);
 
 	served = without_dropped(served);
-	copy_nodes(&nodes);
+	patrol_copy_nodes(&nodes);
 	for (int i = 0; i < MAX_NODES; i++)
 	{
 		LibraryCall *call = &calls[i];
@@ -641,11 +639,13 @@ patrol(bool at_once, bool audit)
 			redis_close(call->conn);
 			call->conn = NULL;
 		}
-		if (i >= nodes.n || !nodes.granted[i] || (call->conn == NULL && !connect_node(call, &nodes.addresses[i])))
+		if (i >= nodes.n || !nodes.granted[i] || (call->conn == NULL && !patrol_connect(call, &nodes.addresses[i])))
 			continue;
 		work = databases_with_work(call, at_once ? 0 : setting_patrol_grace, served, work);
 		if (redis_error(call->conn) == NULL)
 			(void) library_take_counts(call, &counts);
+		if (redis_error(call->conn) == NULL)
+			durable = effect_patrol_settle(call, at_once ? 0 : setting_patrol_grace, durable);
 	}
 	serial = nodes.serial;
 	note_counts(counts);
@@ -653,8 +653,11 @@ patrol(bool at_once, bool audit)
 	{
 		bool		settle_here = list_member_oid(work, lfirst_oid(cell));
 
-		if (settle_here || suspects || audit)
-			run_round(lfirst_oid(cell), (at_once ? DUTY_AT_ONCE : 0) | (suspects ? DUTY_SUSPECTS : 0) | (audit ? DUTY_AUDIT : 0));
+		bool		outbox_here = outbox || list_member_oid(durable, lfirst_oid(cell));
+
+		if (settle_here || suspects || audit || outbox_here)
+			run_round(lfirst_oid(cell), (at_once ? DUTY_AT_ONCE : 0) | (suspects ? DUTY_SUSPECTS : 0) |
+					  (audit ? DUTY_AUDIT : 0) | (outbox_here ? DUTY_OUTBOX : 0));
 	}
 }
 

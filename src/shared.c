@@ -88,6 +88,8 @@ shared_initialise(FenceShared *shared)
 	pg_atomic_init_u32(&shared->nodes_serial, 1);
 	pg_atomic_init_u32(&shared->catalog_serial, 1);
 	pg_atomic_init_u32(&shared->patrol_wanted, 0);
+	pg_atomic_init_u64(&shared->first_xid, 0);
+	pg_atomic_init_u32(&shared->outbox_wanted, 1);	/* of former starts */
 	if (!pg_strong_random(&shared->nonce, sizeof(shared->nonce)))
 		ereport(ERROR,
 				(errcode(ERRCODE_INTERNAL_ERROR),

@@ -106,6 +106,8 @@ typedef struct FenceShared
 	pg_atomic_uint32 patrol_wanted; /* there is something to settle at once; its latch alone is reset by any wait */
 	pg_atomic_uint64 logged[LOG_TIMES]; /* when what was written to the log: fence_log_due */
 	uint64		nonce;			/* of this server start; constant */
+	pg_atomic_uint64 first_xid; /* xids from there on were issued in this start: stamp.c; 0: not known yet */
+	pg_atomic_uint32 outbox_wanted; /* transactions with durable effects have ended: fence.outbox is to be looked at */
 
 	/*
 	 * Which of the nodes was granted each slot in the word's epoch, SLOT_NOBODY if none was: then no process may answer

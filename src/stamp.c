@@ -8,6 +8,7 @@
 
 #include "access/transam.h"
 #include "access/xact.h"
+#include "access/xlog.h"
 #include "fmgr.h"
 #include "storage/procarray.h"
 #include "utils/builtins.h"
@@ -119,10 +120,54 @@ fence_stamp_fate(const char *stamp, int *pid)
 	return fate;
 }
 
+StampFate
+fence_stamp_own_fate(const char *stamp)
+{
+	unsigned long long xid;
+	unsigned int nonce;
+	uint64		first = pg_atomic_read_u64(&fence_shared->first_xid);
+
+	if (sscanf(stamp, "%llu.%8x", &xid, &nonce) == 2 && first != 0 && xid >= first && nonce != (uint32) fence_shared->nonce)
+		return FATE_ABORTED;
+	return fence_stamp_fate(stamp, NULL);
+}
+
 const char *
 fence_fate_name(StampFate fate)
 {
 	static const char *const names[] = {"in progress", "committed", "aborted", "unknown"};
 
 	return names[fate];
+}
+
+/* As libpq/auth.h says, which cannot be included: it wants the headers of whatever the server was built with (GSSAPI). */
+struct Port;
+typedef void (*AuthenticationHook) (struct Port *, int);
+extern PGDLLIMPORT AuthenticationHook ClientAuthentication_hook;
+
+static AuthenticationHook previous_authentication = NULL;
+
+void
+stamp_note_start(void)
+{
+	uint64		unknown = 0;
+
+	if (!RecoveryInProgress() && pg_atomic_read_u64(&fence_shared->first_xid) == 0)
+		(void) pg_atomic_compare_exchange_u64(&fence_shared->first_xid, &unknown,
+											  U64FromFullTransactionId(ReadNextFullTransactionId()));
+}
+
+static void
+authenticated(struct Port *port, int status)
+{
+	if (previous_authentication)
+		previous_authentication(port, status);
+	stamp_note_start();
+}
+
+void
+stamp_install(void)
+{
+	previous_authentication = ClientAuthentication_hook;
+	ClientAuthentication_hook = authenticated;
 }

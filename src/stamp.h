@@ -35,6 +35,21 @@ typedef enum StampFate
  */
 extern StampFate fence_stamp_fate(const char *stamp, int *pid);
 
+/*
+ * The same for who must not take another transaction's fate for this one's: an xid that was issued in this server start, under
+ * the nonce of another, was lost in a crash before it reached the disk, and its transaction with it. (Of reservations
+ * that is not asked: the row's version decides.) Of two starts ago it cannot be told.
+ */
+extern StampFate fence_stamp_own_fate(const char *stamp);
+
+/*
+ * Notes which xids are of this server start, before the first client can be given one: an earlier start may have issued the
+ * same, and lost them in a crash. stamp_install is called while shared_preload_libraries is processed; stamp_note_start by
+ * workers that come before clients do.
+ */
+extern void stamp_install(void);
+extern void stamp_note_start(void);
+
 extern const char *fence_fate_name(StampFate fate);
 
 #endif

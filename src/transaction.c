@@ -16,6 +16,7 @@
 #include "coordinator.h"
 #include "detached.h"
 #include "domain.h"
+#include "effects.h"
 #include "ledger.h"
 #include "metrics.h"
 #include "progress.h"
@@ -317,6 +318,12 @@ transaction_callback(XactEvent event, void *arg)
 			if (!ledger_is_empty() || ledger_catalog_has_changed())
 				after_commit();
 			detached_after_commit();
+			if (!effects_is_empty())
+			{
+				fence_test_point("before-effects-applied");
+				effects_commit();
+				fence_test_point("after-effects-applied");
+			}
 			break;
 		case XACT_EVENT_ABORT:
 			if (!ledger_is_empty())
@@ -325,6 +332,11 @@ transaction_callback(XactEvent event, void *arg)
 				fence_test_point("abort");
 				coordinator_abort();
 			}
+			if (!effects_is_empty())
+			{
+				fence_test_point("before-effects-undone");
+				effects_abort();
+			}
 			break;
 		default:
 			break;
@@ -332,6 +344,7 @@ transaction_callback(XactEvent event, void *arg)
 	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT || event == XACT_EVENT_PREPARE)
 	{
 		ledger_forget();
+		effects_forget();
 		domain_at_transaction_end();
 		attach_at_transaction_end();
 		detached_at_transaction_end();
@@ -347,12 +360,18 @@ subtransaction_callback(SubXactEvent event, SubTransactionId id, SubTransactionI
 	(void) arg;
 	if (event == SUBXACT_EVENT_ABORT_SUB)
 		progress_end();
-	if (ledger_is_empty())
+	if (ledger_is_empty() && effects_is_empty())
 		return;
 	if (event == SUBXACT_EVENT_COMMIT_SUB)
+	{
 		ledger_savepoint_release(GetCurrentTransactionNestLevel());
+		effects_savepoint_release(GetCurrentTransactionNestLevel());
+	}
 	else if (event == SUBXACT_EVENT_ABORT_SUB)
+	{
 		ledger_savepoint_rollback(GetCurrentTransactionNestLevel());
+		effects_savepoint_rollback(GetCurrentTransactionNestLevel());
+	}
 }
 
 /* The end of a prepared transaction is nobody's callback: the patrol is told to look at once. */

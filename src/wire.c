@@ -607,3 +607,16 @@ wire_ask(int node, int argc, const char **argv, const size_t *argvlen, int64 dea
 		reply = ask_once(wire, argc, argv, argvlen, deadline);
 	return reply;
 }
+
+redisReply *
+wire_ask_once(int node, int argc, const char **argv, const size_t *argvlen, int64 deadline)
+{
+	Wire	   *wire = wire_of(node);
+
+	wire_send(true);
+	if (is_connected(wire) && collect(wire, deadline) && !redis_flush(wire->connection))
+		hang_up(wire, redis_error(wire->connection));	/* the other side has closed it while it was idle */
+	if (wire->connection == NULL && !call(wire, deadline))
+		return NULL;
+	return ask_once(wire, argc, argv, argvlen, deadline);
+}

@@ -64,6 +64,12 @@ extern bool wire_send_after(const Letter *letter);
  */
 extern redisReply *wire_ask(int node, int argc, const char **argv, const size_t *argvlen, int64 deadline);
 
+/*
+ * The same for what must not be said twice: what was sent on a connection that broke is not sent again on another, where the
+ * first might still arrive after all that follows.
+ */
+extern redisReply *wire_ask_once(int node, int argc, const char **argv, const size_t *argvlen, int64 deadline);
+
 /* Why the last call failed, for people. */
 extern const char *wire_problem(void);
 

@@ -20,8 +20,6 @@
 
 #define REPLICA_MESSAGE "this Redis is a replica: its master is needed"
 
-#define MAX_ARGUMENTS 16
-
 const char *
 library_owner(void)
 {
@@ -35,12 +33,14 @@ library_owner(void)
 bool
 library_send(LibraryCall *call, int argc, const char **argv)
 {
-	size_t		argvlen[MAX_ARGUMENTS];
+	size_t	   *argvlen = palloc(sizeof(size_t) * argc);
+	bool		ok;
 
-	Assert(argc <= MAX_ARGUMENTS);
 	for (int i = 0; i < argc; i++)
 		argvlen[i] = strlen(argv[i]);
-	if (redis_send(call->conn, argc, argv, argvlen))
+	ok = redis_send(call->conn, argc, argv, argvlen);
+	pfree(argvlen);
+	if (ok)
 		return true;
 	strlcpy(call->error, redis_error(call->conn), sizeof(call->error));
 	return false;

@@ -11,7 +11,10 @@ use Test::More;
 use Time::HiRes qw(time);
 
 # What doc/operations.md gives to the extension's user and to readers. %s: the namespace.
-my @EXTENSION = qw(+fcall +function|list +function|load +info +set +mget +del +time +select);
+my @EXTENSION = qw(+fcall +function|list +function|load +info +set +mget +del +time +select +scan);
+# And for effects, besides
+my @EFFECTS = qw(~app:* +get +incrby +decrby +setrange +exists +type +rename +unlink +pexpire +pttl +persist +hset +hget +hdel +hincrby
+  +hgetall +hkeys +hexists +hscan +lpush +rpush +lrange +ltrim +lrem +zadd +zrange +zremrangebyrank +xadd +xtrim +xrevrange);
 my @READER = qw(+fcall|fence_get +fcall|fence_get_many +fcall|fence_put +fcall|fence_release +fcall|fence_current
   +fcall|fence_check +fcall|fence_check_many +fcall|fence_peek +get +mget +set +del +time +select);
 # Of those who may not even fill a cache; their keys: %R~
@@ -69,6 +72,36 @@ subtest 'the extension needs no more than its ACL' => sub {
 	compare_fences($node, 'item');
 	is(scalar grep({ my %entry = @$_; $entry{username} eq 'extension' } @{ $redis->call('ACL', 'LOG') }), 0,
 		'Redis has refused it nothing');
+};
+
+subtest 'effects need what is said, and reach no other key' => sub {
+	like($sql->error_of("SELECT fence.counter_add('app:c', 1)"), qr/NOPERM|can't run this command|can't access|No permissions/,
+		'refused without');
+	set_user('extension', 'p1-hidden', @EXTENSION, @EFFECTS);
+	$redis->call('ACL', 'LOG', 'RESET');
+	foreach my $end ('ROLLBACK', 'COMMIT')
+	{
+		$sql->run($_)
+		  foreach 'BEGIN', "SELECT fence.once('app:once'), fence.once_result('app:once', '1')", "SELECT fence.counter_add('app:c', 1)",
+		  "SELECT fence.transfer('app:{t}1', 'app:{t}2', 1, NULL)", "SELECT fence.compare_and_set('app:v', NULL, 'x')",
+		  "SELECT fence.take_and_extend('app:v', '1 hour'), fence.take_and_extend('app:v', '0')",
+		  "SELECT fence.publish('app:p', repeat('x', 600000)), fence.publish('app:q', 'x', '1 hour'), fence.publish_hash('app:h', '{\"a\": 1}')",
+		  "SELECT fence.append('app:l', 'x', 'list', 3), fence.append('app:z', 'x', 'zset', 3), fence.append('app:s', 'x', 'stream', 3)",
+		  "SELECT fence.append('app:d', 'x', durable => true)", "SELECT fence.enqueue('app:{q}', 'x', '100 ms')",
+		  'SELECT fence.commit_marker()', $end;
+	}
+	$sql->run("SELECT fence._log_stamps('app:' || k, 5) FROM unnest('{l,z,s}'::text[]) k");
+	poll(sub { $redis->call('LLEN', 'app:{q}') == 1 }, 'the queue');
+	$redis->call('LMOVE', 'app:{q}', 'app:{q}:processing', 'RIGHT', 'LEFT');
+	poll(sub { $redis->call('LLEN', 'app:{q}') == 1 }, 'the job is back');
+	poll(sub { !grep { /:[hs]:/ } @{ $redis->call('KEYS', "$NAMESPACE:*") } }, 'the end of all holds');
+	is($redis->call('LLEN', 'app:d'), 1, 'a durable one');
+	is(scalar grep({ my %entry = @$_; $entry{username} eq 'extension' } @{ $redis->call('ACL', 'LOG') }), 0,
+		'Redis has refused it nothing');
+	like($sql->error_of("SELECT fence.counter_add('other', 1)"), qr/could not hold an effect in Redis/, 'another key');
+	is($redis->call('EXISTS', 'other'), 0, 'is not touched');
+	set_user('extension', 'p1-hidden', @EXTENSION);
+	$redis->call('ACL', 'LOG', 'RESET');
 };
 
 subtest 'and no less' => sub {

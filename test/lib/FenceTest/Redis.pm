@@ -206,17 +206,23 @@ sub resume
 	return;
 }
 
-# The text of src/redis/fence.lua.
+# The text of the function library: the files of src/redis that the build joins.
 sub library_source
 {
-	my $path = dirname(abs_path(__FILE__)) . '/../../../src/redis/fence.lua';
+	my $text = '';
 
-	open my $fh, '<', $path or croak "$path: $!";
-	local $/;
-	return <$fh>;
+	foreach my $file (qw(fence.lua effects.lua))
+	{
+		my $path = dirname(abs_path(__FILE__)) . "/../../../src/redis/$file";
+
+		open my $fh, '<', $path or croak "$path: $!";
+		local $/;
+		$text .= <$fh>;
+	}
+	return $text;
 }
 
-# Loads the function library (src/redis/fence.lua, or the text given), replacing what is there.
+# Loads the function library (library_source, or the text given), replacing what is there.
 sub load_library
 {
 	my ($self, $text) = @_;

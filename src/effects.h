@@ -1,0 +1,77 @@
+/*
+ * effects.h
+ *	  Effects: changes of keys in Redis that live and die with the PostgreSQL transaction.
+ *
+ * Owns: the list of this transaction's effects, by savepoint level (memory: TopTransactionContext). The life cycle of all
+ * kinds is here and in redis/effects.lua; effect_functions.c only says what each kind wants. A hold in Redis names the
+ * subtransaction that made it, so its fate alone decides: apply if that is committed, else undo. COMMIT, ROLLBACK and
+ * ROLLBACK TO post the one or the other as letters (outbox.h); what does not arrive is settled by the patrol
+ * (effect_patrol.c), or by whoever finds the hold in his way.
+ * Takes no locks. Effects need neither lease nor epoch: holds are data, and a process that lost them has lost the effect.
+ */
+#ifndef FENCE_EFFECTS_H
+#define FENCE_EFFECTS_H
+
+#include "access/xact.h"
+#include "stamp.h"
+
+#define EFFECT_ID_LEN 100
+#define EFFECT_MAX_KEY 1024
+#define EFFECT_MAX_ARGS 6
+
+/* What is asked for; see the kinds in redis/effects.lua. Strings need to live as long as the call. */
+typedef struct EffectCall
+{
+	const char *kind;
+	const char *key;
+	const char *other_key;		/* or NULL */
+	int			nargs;
+	const char *args[EFFECT_MAX_ARGS];	/* kept with the hold */
+	int			nchecks;
+	const char *checks[2];		/* looked at only now */
+	bool		durable;		/* it is also a row of fence.outbox */
+	bool		needs_redis;	/* durable or not: it is nothing unless it was checked */
+	int			nrow;			/* arguments of the row, if there are more than args (then nrow > 0) */
+	const char **row;
+} EffectCall;
+
+/* What Redis said; palloc'd. The first word is "held", or why not. */
+typedef struct EffectAnswer
+{
+	int			n;
+	char	  **words;
+	bool		unasked;		/* a durable effect that Redis could not be told of: its row will do */
+} EffectAnswer;
+
+/*
+ * Holds the effect for this (sub)transaction, or tells why not. Raises 08006 or 58000 if Redis cannot be asked, 22023 if the key
+ * is none for effects. Interruptible; waits at most `timeout`. Holds of transactions that are over are settled on the way,
+ * not waited for.
+ */
+extern EffectAnswer effect_hold(const EffectCall *call);
+
+/* The name of the hold that effect_hold made last, and its number in the transaction. */
+extern const char *effect_last_hold(void);
+extern int	effect_last_number(void);
+
+/* One question about a key (FCALL function 1 key ...), answered by an array of strings or a number; raises as effect_hold. */
+extern EffectAnswer effect_ask(const char *function, const char *key, int nargs, const char **args);
+
+/* Raises 22023 unless the key is one for effects. */
+extern void effect_require_key(const char *key);
+
+/* The fate of a hold's transaction; false: it is of another cluster, or malformed. */
+extern bool effect_fate(const char *hold, StampFate *fate);
+
+/* What must stay when the transaction is over, and may be forgotten. Neither waits nor raises nor allocates. */
+extern bool effects_is_empty(void);
+extern void effects_commit(void);
+extern void effects_abort(void);
+extern void effects_forget(void);
+extern void effects_savepoint_release(int level);
+extern void effects_savepoint_rollback(int level);
+
+/* effect_outbox.c: the row of a durable effect, written as the extension's owner. */
+extern void effect_outbox_insert(const char *hold, const EffectCall *call);
+
+#endif
