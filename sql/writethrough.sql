@@ -38,9 +38,9 @@ LANGUAGE sql SET timezone = 'UTC' AS $$
 $$;
 CREATE FUNCTION too_large() RETURNS bigint LANGUAGE sql AS 'SELECT values_too_large FROM fence.state';
 
--- a cold key stays cold: nobody has proved what its version is
-UPDATE item SET name = 'cold' WHERE id = 1;
-SELECT * FROM look(1);
+-- a write warms its key, though nobody has read it before; another key stays cold
+UPDATE item SET name = 'warm' WHERE id = 1;
+SELECT * FROM look(1, 2);
 
 -- what a reader stores, and what a writer stores
 SELECT fence.read('wt.item', id::text) FROM item ORDER BY id;

@@ -343,7 +343,7 @@ read_cache(int n, ManyItem *items)
 		return busy ? SET_BUSY : SET_INCOMPLETE;
 	if (calls > 1 && !many_check(n, items))
 	{
-		ereport(DEBUG1, (errmsg("fenced keys changed while they were read")));
+		metrics_add_server(SERVER_METRIC_TORN, 1);
 		return SET_TORN;
 	}
 	return SET_AGREES;

@@ -30,6 +30,7 @@
 	F(STATE_CHANGES, "cache_fence_state_changes_total", COUNTER, "state", "Times that the state was entered") \
 	F(BYPASSED, "cache_fence_bypassed_transactions_total", COUNTER, "", "Transactions that committed without reservations") \
 	F(TOO_LARGE, "cache_fence_values_too_large_total", COUNTER, "", "Rows of tables with write-through that were too large for it") \
+	F(TORN, "cache_fence_torn_reads_total", COUNTER, "", "Reads of several keys that changed meanwhile, and were read again") \
 	F(OPEN, "cache_fence_open", GAUGE, "", "1 while fences may be used (state OPEN), else 0") \
 	F(LEASE, "cache_fence_lease_seconds", SECONDS, "", "The setting pgcache_fence.lease") \
 	F(HEARTBEAT, "cache_fence_heartbeat_worst_seconds", SECONDS, "", "Longest heartbeat since the last reset") \
@@ -102,6 +103,7 @@
 	S(STATE_CLOSED, STATE_CHANGES, "CLOSED", NULL) \
 	S(BYPASSED, BYPASSED, NULL, NULL) \
 	S(TOO_LARGE, TOO_LARGE, NULL, NULL) \
+	S(TORN, TORN, NULL, NULL) \
 	S(OPEN, OPEN, NULL, NULL) \
 	S(LEASE, LEASE, NULL, NULL) \
 	S(HEARTBEAT, HEARTBEAT, NULL, NULL) \

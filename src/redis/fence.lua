@@ -400,13 +400,15 @@ end
 
 -- commit and settle(u): the transaction's version w is in PostgreSQL. A fence that has a version is raised; one that
 -- has none keeps none: a late commit must not revive what an eviction took [4], only a reader with the current ticket
--- may. A reservation of an older generation proves nothing today: the fence goes. The fence names the transaction only
--- if the version is certainly its own: settle's may be of a later one.
+-- may, or a commit that brings the row and proves that it is the newest. A reservation of an older generation proves
+-- nothing today: the fence goes. The fence names the transaction only if the version is certainly its own: settle's may
+-- be of a later one.
 -- value: the value's name if the transaction tells of the row, nil if not. payload: the row, nil if there is none any
--- more. It is stored only if all of this holds: the fence has a version that may be trusted; that is now w; and the own
--- reservation is still there, granted in the domain's present generation and under this very grant, so that nobody
--- else's commit of the row has ended here since. Without that a late commit from before a TRUNCATE, whose reservation
--- may have come late as well, would store what it wrote then, under a version that another row has today.
+-- more. It is stored, and gives a fence without a version its own, only if this holds: the own reservation is still
+-- there, granted in the domain's present generation and under this very grant, so that nobody else's commit of the row
+-- has ended here since: whoever has committed a newer version is still pending. Without that a late commit from before
+-- a TRUNCATE, whose reservation may have come late as well, would store what it wrote then, under a version that
+-- another row has today. And what the fence knows must not be newer.
 -- raw: see read_fence; returned as it is afterwards.
 local function commit_one(space, domain, fence, stamp, w, raw, value, payload, ttl_ms, grant)
   local own = own_pending(space.pending[fence], stamp)
@@ -417,14 +419,19 @@ local function commit_one(space, domain, fence, stamp, w, raw, value, payload, t
   end
   local v, _, exists = read_fence(fence, domain, raw)
   local newest = (v and below(w, v)) and v or w
-  if exists and (not v or (own and own.gen ~= domain.gen)) then
+  local author = own and own.w == newest and names_writer(stamp) or ''
+  local proves = payload and own and own.gen == domain.gen and own.grant == grant
+  if not v and proves then
+    raw = write_fence(space, fence, domain, w, author)
+    store_value(value, domain.token, w, stamp, payload, ttl_ms)
+  elseif exists and (not v or (own and own.gen ~= domain.gen)) then
     redis.call('DEL', fence)
     raw = false
   elseif v then
     if v ~= newest then
-      raw = write_fence(space, fence, domain, newest, own and own.w == newest and names_writer(stamp) or '')
+      raw = write_fence(space, fence, domain, newest, author)
     end
-    if payload and own and own.grant == grant and newest == w then
+    if proves and newest == w then
       store_value(value, domain.token, w, stamp, payload, ttl_ms)
     end
   end

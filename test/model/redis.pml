@@ -230,7 +230,7 @@ inline redis_domain_reserve(p, i)
 }
 
 /*
- * Proposed: a commit stores its value (STORES), and gives a version to a fence that has none (WARM), if its own
+ * Write-through: a commit stores its value (STORES), and gives a version to a fence that has none (WARM), if its own
  * reservation is there, under the current gen, with the grant number of the reply that the writer counted. A number is
  * void as soon as somebody else's commit of that row has arrived: then a newer version may have come and gone.
  */

@@ -492,8 +492,12 @@ my @mutations = (
 	[ 'a commit drops the reservations of others', "if list[i].stamp == stamp then\n      local domain", "if list[i].w then\n      local domain" ],
 	[ 'reserve forgets a higher version of its own', 'if below(own.w, w) then own.w = w end', 'own.w = w' ],
 	[ 'settle without a version leaves the fence', "redis.call('DEL', fence)\n    end_committed", 'end_committed' ],
-	[ 'a commit stores without its reservation', 'if payload and own and own.grant == grant and newest == w', 'if payload and newest == w' ],
-	[ 'a commit stores below a newer version', 'if payload and own and own.grant == grant and newest == w', 'if payload and own and own.grant == grant' ],
+	[ 'a commit stores without its reservation', 'local proves = payload and own and own.gen == domain.gen and own.grant == grant',
+		'local proves = payload; own = own or {}' ],
+	[ 'a commit stores in another generation', 'own and own.gen == domain.gen and own.grant', 'own and own.grant' ],
+	[ 'a commit stores under another grant', 'domain.gen and own.grant == grant', 'domain.gen' ],
+	[ 'a commit stores below a newer version', 'if proves and newest == w', 'if proves' ],
+	[ 'a commit leaves a missing fence alone', 'if not v and proves then', 'if false then' ],
 	[ 'a deletion takes a newer value', 'if value and not payload and newest == w', 'if value and not payload' ],
 	[ 'every reader is asked to fill', 'if left > 0 and left <= lease then return left end', '' ],
 	[ 'a fill lease outlives what it was for', 'fill and fill.what == what and fill.till', 'fill and fill.till' ],
@@ -506,7 +510,7 @@ my @mutations = (
 	[ 'get_many overlooks a pair', 'for j, s in ipairs(answer) do reply[n + 1 + j] = s end', 'reply[n + 2] = answer[1]' ],
 	[ 'the read-only get hands out tickets', "get(keys, args, 'read only')", 'get(keys, args)' ],
 	[ 'peek takes what was replaced for fresh', "if newest and below(v, newest) then\n      freshness = 'stale'", "if newest and below(v, newest) then\n      freshness = 'fresh'" ],
-	[ 'a stamp that is not the version\'s', "own and own.w == newest and stamp or ''", 'stamp' ],
+	[ 'a stamp that is not the version\'s', "own and own.w == newest and names_writer(stamp) or ''", 'stamp' ],
 	[ 'fences of the caller\'s database', "    redis.call('SELECT', '0')\n    return callback", '    return callback' ],
 	[ 'tickets in the caller\'s database', "    redis.call('SELECT', '0')\n    both", '    both' ]);
 

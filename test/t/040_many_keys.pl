@@ -21,7 +21,7 @@ my $HITS = 10;         # and until so many of them were hits
 my $PATIENCE = 150;    # seconds for each of the two
 
 my $redis = FenceTest::Redis->start;
-my $node = new_postgres('many', $redis, log_min_messages => 'debug1');
+my $node = new_postgres('many', $redis);
 my $sql = FenceTest::Session->open($node);
 
 $sql->run(<<'SQL');
@@ -110,7 +110,7 @@ SQL
 		$control->take;
 		$control->run("SELECT fence.read('part', '1'), fence.read('part', '300')") if time() < $deadline;
 		kill 'CONT', $reader->pid;
-		$found = () = slurp_file($node->logfile) =~ /fenced keys changed while they were read/g;
+		$found = $control->run("SELECT value FROM fence.metrics WHERE name = 'cache_fence_torn_reads_total'");
 	}
 	$sql->run('INSERT INTO stop DEFAULT VALUES');
 	my ($sets, $torn, $cached) = split /\|/, $reader->take;

@@ -446,6 +446,15 @@ sub fence_reserve
 	return \@reply;
 }
 
+# Somebody's commit has ended: what others were granted before proves nothing any more.
+sub _void_grants
+{
+	my ($space, $fence) = @_;
+
+	$_->{grant} = undef foreach values %{ $space->{pending}{$fence} // {} };
+	return;
+}
+
 # what: nothing is said of the value ('c'), there is none ('d'), this is it ('v').
 sub _commit
 {
@@ -458,13 +467,15 @@ sub _commit
 	my $is_newest = $kind ne 'version' || $w >= $v;
 	my $value = $fence =~ s/:f:/:v:/r;
 
-	$self->_set($fence, $domain, $w, $own && $own->{w} == $w ? $stamp : '') if $kind eq 'version' && $w > $v;
-	delete $self->{keys}{$fence} if $kind ne 'version' || $own && !$present;
-	$_->{grant} = undef foreach values %{ $space->{pending}{$fence} // {} };
+	my $warms = $what eq 'v' && $kind ne 'version' && $proves;
+
+	$self->_set($fence, $domain, $w, $own && $own->{w} == $w ? $stamp : '') if $warms || $kind eq 'version' && $w > $v;
+	delete $self->{keys}{$fence} if !$warms && ($kind ne 'version' || $own && !$present);
+	_void_grants($space, $fence);
 	return unless $is_newest;
 	delete $self->{keys}{$value} if $what eq 'd';
 	$self->{keys}{$value} = "$self->{token}{ $domain->{gen} } $w $stamp\n$payload"
-	  if $what eq 'v' && $kind eq 'version' && $proves;
+	  if $what eq 'v' && $proves;
 	return;
 }
 
@@ -530,6 +541,7 @@ sub fence_settle
 	else
 	{
 		_drop_own($space, $fence, $stamp);
+		_void_grants($space, $fence);
 		delete $self->{keys}{$fence};
 	}
 	return ['settled'];
