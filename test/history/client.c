@@ -124,14 +124,17 @@ pg_ready(Client *c)
 	{
 		if (control->stop)
 			return false;
-		snprintf(dsn, sizeof(dsn), "%s connect_timeout=2 application_name=history-%d options='-c deadlock_timeout=20ms'",
+		snprintf(dsn, sizeof(dsn), "%s connect_timeout=2 application_name=history-%d options='-c deadlock_timeout=20ms -c lock_timeout=2s'",
 				 c->at.dsn, c->worker);
 		c->pg = PQconnectdb(dsn);
 		if (PQstatus(c->pg) == CONNECTION_OK)
 		{
 			PQclear(PQexec(c->pg, "SET client_min_messages = error"));
 			if (prepare_all(c->pg))
+			{
+				c->sessions++;
 				return true;
+			}
 		}
 		pg_leave(c);
 		sleep_ms(backoff);

@@ -51,6 +51,7 @@ typedef struct Record
 enum
 {
 	READ_HIT = 'h',
+	READ_WRITTEN = 'w',				/* a hit, and the value came with the commit */
 	READ_MISS = 'm',				/* from PostgreSQL, then offered to the cache */
 	READ_PENDING = 'p',				/* from here on: from PostgreSQL, not offered */
 	READ_UNARMED = 'u',
@@ -85,6 +86,8 @@ typedef struct Control
 
 struct Strategy;
 
+#define IS_HIT(kind)	((kind) == READ_HIT || (kind) == READ_WRITTEN)
+
 typedef struct Options
 {
 	const char *directory;			/* where the control file, the endpoints and the histories are */
@@ -117,6 +120,7 @@ typedef struct Client
 	FILE	   *history;
 	Endpoints	at;
 	PGconn	   *pg;
+	uint32_t	sessions;			/* how many there were, this one included */
 	redisContext *redis;
 	int64_t		redis_retry_at;		/* backoff */
 	int			redis_backoff_ms;
@@ -220,5 +224,14 @@ extern bool is_word(const redisReply *reply, size_t element, const char *word);
 /* reader.c, writer.c */
 extern void run_reader(Client *c);
 extern void run_writer(Client *c);
+extern void record_txn(Client *c, const Txn *txn, int outcome, int64_t done);
+extern void txn_commit(Client *c, Txn *txn);
+extern void txn_committed(Client *c, Txn *txn);
+extern void txn_aborted(Client *c, Txn *txn);
+
+/* prepared.c */
+extern void txn_prepare(Client *c, Txn *txn);
+extern void resolve_prepared(Client *c);
+extern void leave_prepared(Client *c);
 
 #endif

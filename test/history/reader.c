@@ -61,7 +61,7 @@ read_one(Client *c)
 
 	options.strategy->get(c, key, &found);
 	row = found.row;
-	if (found.kind != READ_HIT)
+	if (!IS_HIT(found.kind))
 	{
 		middle = now_ns();
 		if (!read_row(c, key, &row))
@@ -71,7 +71,7 @@ read_one(Client *c)
 		}
 	}
 	record(c, 'R', found.kind, key, 0, row.version, row.val, start, middle, now_ns());
-	count_read(c, found.kind == READ_HIT);
+	count_read(c, IS_HIT(found.kind));
 	if (found.kind == READ_MISS && row.version != NONE)
 		offer(c, key, &found, &row);
 }
@@ -139,7 +139,7 @@ read_group(Client *c)
 	{
 		options.strategy->get(c, keys[i], &found[i]);
 		rows[i] = found[i].row;
-		hits = hits && found[i].kind == READ_HIT;
+		hits = hits && IS_HIT(found[i].kind);
 	}
 	if (hits && options.strategy->check != NULL)
 		hits = options.strategy->check(c, keys, found, n);
@@ -154,7 +154,7 @@ read_group(Client *c)
 	for (int i = 0; i < n; i++)
 	{
 		/* a hit that was given up for the snapshot is none: what was used came from PostgreSQL */
-		int			kind = hits || found[i].kind != READ_HIT ? found[i].kind : READ_MISS;
+		int			kind = hits || !IS_HIT(found[i].kind) ? found[i].kind : READ_MISS;
 
 		record(c, 'R', kind, keys[i], group, rows[i].version, rows[i].val, start, middle, end);
 		count_read(c, hits);

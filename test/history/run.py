@@ -37,6 +37,8 @@ def arguments(parser):
     parser.add_argument('--readers', type=int, default=6)
     parser.add_argument('--writers', type=int, default=4)
     parser.add_argument('--keys', type=int, default=64)
+    parser.add_argument('--cache', choices=('none', 'row'), default=None,
+                        help='of strategy fence: who fills the cache, readers only or commits too; default: drawn')
     parser.add_argument('--pause-us', type=int, default=3000, help='of a writer between two transactions')
     parser.add_argument('--gap', type=float, default=1.0, help='seconds between two faults')
     parser.add_argument('--once', action='store_true', help='each fault once')
@@ -147,7 +149,8 @@ class Run:
         self.workload = Workload(self.site, os.path.join(self.directory, 'run'), options.strategy, options.seed,
                                  options.keys, options.readers, options.writers, options.pause_us,
                                  sum(1 << (n - 1) for n in defects), 400,
-                                 2 ** 53 if options.strategy == 'lease-timeout' and 5 in defects else 0)
+                                 2 ** 53 if options.strategy == 'lease-timeout' and 5 in defects else 0,
+                                 options.cache)
         try:
             self.site.start()
             self.workload.start(self.program)
@@ -185,6 +188,8 @@ class Run:
             print('AT THE END: ' + complaint)
         if not result['hits']:
             self.complaints.append('there was no hit, so nothing is proven')
+        if self.options.strategy == 'fence' and (result['written'] > 0) != (self.options.cache == 'row'):
+            self.complaints.append('cache %s, and %d hits of what commits wrote' % (self.options.cache, result['written']))
         result['wrong_hits'] = sum(result[kind] for kind in checker.READ_KINDS)
         result['good'] = not result['wrong_reads'] and not self.complaints
         result['faults'] = [record['name'] for record in self.records]
@@ -196,8 +201,10 @@ def per_million(number, reads):
 
 
 def summary(result):
-    print('reads %d, hits %d (%.1f %%), groups of one snapshot %d; transactions %s' % (
-        result['reads'], result['hits'], 100 * result['hits'] / max(1, result['reads']), result['groups'],
+    print('reads %d, hits %d (%.1f %%; %d of a value that came with its commit), groups of one snapshot %d; '
+          'transactions %s' % (
+        result['reads'], result['hits'], 100 * result['hits'] / max(1, result['reads']), result['written'],
+        result['groups'],
         ', '.join('%s %d' % ({'c': 'committed', 'a': 'failed', '?': 'unknown'}[k], n)
                   for k, n in sorted(result['transactions'].items()))))
     print('answers: ' + ', '.join('%s %d' % (checker.WORDS.get(k, 'nothing'), n)
@@ -238,13 +245,15 @@ def run_once(options, program=None):
     """Does it and cleans up. The command that would repeat it is printed first."""
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 31)
+    if options.cache is None:
+        options.cache = ('none', 'row')[options.seed % 2]
     directory = options.keep or os.path.join(base_directory(), 'history-%d-%d' % (os.getpid(), random.getrandbits(24)))
     os.makedirs(directory, exist_ok=True)
     words = ['run']
-    for name in ('strategy', 'defects', 'faults', 'clients', 'seconds', 'reads', 'readers', 'writers', 'keys', 'gap',
-                 'seed'):
+    for name in ('strategy', 'defects', 'cache', 'faults', 'clients', 'seconds', 'reads', 'readers', 'writers', 'keys',
+                 'gap', 'seed'):
         value = getattr(options, name)
-        if value and (name != 'defects' or options.strategy == 'lease-timeout'):
+        if value and {'defects': 'lease-timeout', 'cache': 'fence'}.get(name, options.strategy) == options.strategy:
             words += ['--' + name, str(value)]
     print(' '.join(words), flush=True)
     try:
