@@ -76,9 +76,7 @@ fence_get(Client *c, int key, Cached *found)
 	int64_t		until = 0;
 	int			busy_ms;
 
-	found->kind = READ_ERROR;
-	if (!redis_ready(c))
-		return;
+	follow_endpoints(c);
 	names_of(c, key, &names);
 	while ((busy_ms = get_once(c, &names, found)) > 0 && c->worker % 4 < 2)
 	{
@@ -98,8 +96,7 @@ fence_fill(Client *c, int key, const Cached *found, const Row *row)
 	char		payload[128];
 	redisReply *reply;
 
-	if (!redis_ready(c))
-		return;
+	follow_endpoints(c);
 	names_of(c, key, &names);
 	snprintf(version, sizeof(version), "%lld", (long long) row->version);
 	snprintf(payload, sizeof(payload), "{\"id\":%d,\"version\":%lld,\"val\":%lld," BY_READER "}", key, (long long) row->version,
@@ -117,23 +114,17 @@ fence_check(Client *c, const int *keys, const Cached *found, int n)
 	Names		names;
 	char		version[24];
 	bool		all = true;
-	int			sent = 0;
 
-	for (; sent < n; sent++)
+	for (int i = 0; i < n && all; i++)
 	{
-		names_of(c, keys[sent], &names);
-		snprintf(version, sizeof(version), "%lld", (long long) found[sent].row.version);
-		if (!redis_append(c, 6, (const char *[]) {"FCALL", "fence_check", "1", names.fence, found[sent].token, version}))
-			break;
-	}
-	for (int i = 0; i < sent; i++)
-	{
-		redisReply *reply = redis_reply(c);
+		redisReply *reply;
 
-		if (reply == NULL || reply->type != REDIS_REPLY_INTEGER || reply->integer != 1)
-			all = false;
+		names_of(c, keys[i], &names);
+		snprintf(version, sizeof(version), "%lld", (long long) found[i].row.version);
+		reply = redis_call(c, 6, (const char *[]) {"FCALL", "fence_check", "1", names.fence, found[i].token, version});
+		all = reply != NULL && reply->type == REDIS_REPLY_INTEGER && reply->integer == 1;
 		if (reply != NULL)
 			freeReplyObject(reply);
 	}
-	return all && sent == n;
+	return all;
 }

@@ -106,11 +106,24 @@ typedef struct Endpoints
 {
 	uint32_t	number;
 	char		dsn[512];
-	char		redis[256];			/* host:port, or a path */
-	char		old_redis[256];		/* of a former master that is alive: who is connected to it may stay */
+	char		redis[512];			/* host:port, or a path; "shards" or "cluster" and several */
+	char		old_redis[512];		/* of a former master that is alive: who is connected to it may stay */
 	char		fence[128];			/* names of a key's fence and value are these, the key, a closing brace */
 	char		value[128];
 } Endpoints;
+
+#define SLOTS			16384
+#define SERVERS_MAX		16
+#define BACKOFF_MIN_MS	5
+#define BACKOFF_MAX_MS	200
+
+typedef struct Server
+{
+	char		address[256];
+	redisContext *redis;			/* NULL: not connected */
+	int64_t		retry_at;			/* backoff */
+	int			backoff_ms;
+} Server;
 
 typedef struct Client
 {
@@ -121,9 +134,15 @@ typedef struct Client
 	Endpoints	at;
 	PGconn	   *pg;
 	uint32_t	sessions;			/* how many there were, this one included */
-	redisContext *redis;
-	int64_t		redis_retry_at;		/* backoff */
-	int			redis_backoff_ms;
+	enum
+	{
+		SINGLE,
+		SHARDS,
+		CLUSTER
+	}			layout;
+	Server		servers[SERVERS_MAX];
+	int			servers_known;
+	uint8_t		server_of_slot[SLOTS];	/* of a cluster: its number + 1, or 0 */
 	int64_t		operations;
 } Client;
 
@@ -214,11 +233,12 @@ extern PGresult *pg_query(Client *c, const char *sql);
 extern PGresult *pg_execute(Client *c, const char *prepared, int n, const char *const *values);
 extern bool pg_ok(const PGresult *result);
 extern int64_t pg_number(const PGresult *result, int row, int column);
-extern bool redis_ready(Client *c);
+extern void follow_endpoints(Client *c);
+
+/* nodes.c */
+extern void redis_servers(Client *c);
 extern void redis_leave(Client *c);
 extern redisReply *redis_call(Client *c, int n, const char *const *words);
-extern bool redis_append(Client *c, int n, const char *const *words);
-extern redisReply *redis_reply(Client *c);
 extern bool is_word(const redisReply *reply, size_t element, const char *word);
 
 /* reader.c, writer.c */
