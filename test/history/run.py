@@ -17,16 +17,20 @@ import time
 import checker
 import faults
 from fence_site import Site
+from nodes_site import NodesSite
 from servers import Timeout
 from workload import CLIENT_FAULTS, Workload, build
 
-ALL_FAULTS = {**faults.FAULTS, **CLIENT_FAULTS}
+ALL_FAULTS = {**faults.FAULTS, **CLIENT_FAULTS}         # where there is one Redis server
+FAULTS_OF = {'single': ALL_FAULTS, **{layout: {**found, **CLIENT_FAULTS} for layout, found in faults.NODES_FAULTS.items()}}
 STRATEGIES = ('fence', 'delete', 'delete-twice', 'write-through', 'notify', 'version-check', 'lease-timeout')
 SETTLE_SECONDS = 40
 
 
 def arguments(parser):
     parser.add_argument('--strategy', choices=STRATEGIES, default='fence')
+    parser.add_argument('--nodes', choices=tuple(FAULTS_OF), default='single',
+                        help='what Redis is; several nodes only with strategy fence')
     parser.add_argument('--faults', default='none', help='names separated by commas, in this order, again and again; '
                         'random; none')
     parser.add_argument('--clients', default='', help='faults of clients that last as long as the run')
@@ -56,7 +60,8 @@ class Run:
     def __init__(self, options, directory, program):
         self.options, self.directory, self.program = options, directory, program
         self.rng = random.Random(options.seed)
-        self.names = [] if options.faults in ('none', '') else sorted(ALL_FAULTS) if options.faults == 'random' \
+        self.known = FAULTS_OF[options.nodes]
+        self.names = [] if options.faults in ('none', '') else sorted(self.known) if options.faults == 'random' \
             else options.faults.split(',')
         self.broken = False
         self.records, self.losses, self.logs, self.complaints = [], [], [], []
@@ -64,7 +69,7 @@ class Run:
     def site_options(self):
         found = {}
         for name in self.names:
-            found.update(ALL_FAULTS[name].options)
+            found.update(self.known[name].options)
         return found
 
     def next_names(self):
@@ -78,7 +83,7 @@ class Run:
                 return
 
     def inject(self, name):
-        fault = ALL_FAULTS[name]
+        fault = self.known[name]
         try:
             record = fault.inject(self.workload if name in CLIENT_FAULTS else self.site, self.rng)
         except faults.NotDone as error:
@@ -144,7 +149,9 @@ class Run:
     def run(self):
         """The figures of the checker, with what the end has shown."""
         options = self.options
-        self.site = Site(os.path.join(self.directory, 'site'), options.seed, **self.site_options())
+        directory = os.path.join(self.directory, 'site')
+        self.site = Site(directory, options.seed, **self.site_options()) if options.nodes == 'single' else \
+            NodesSite(directory, options.seed, options.nodes, **self.site_options())
         defects = {int(n) for n in options.defects.split(',') if n}
         self.workload = Workload(self.site, os.path.join(self.directory, 'run'), options.strategy, options.seed,
                                  options.keys, options.readers, options.writers, options.pause_us,
@@ -250,11 +257,13 @@ def run_once(options, program=None):
     directory = options.keep or os.path.join(base_directory(), 'history-%d-%d' % (os.getpid(), random.getrandbits(24)))
     os.makedirs(directory, exist_ok=True)
     words = ['run']
-    for name in ('strategy', 'defects', 'cache', 'faults', 'clients', 'seconds', 'reads', 'readers', 'writers', 'keys',
-                 'gap', 'seed'):
+    for name in ('strategy', 'nodes', 'defects', 'cache', 'faults', 'clients', 'seconds', 'reads', 'readers', 'writers',
+                 'keys', 'gap', 'seed'):
         value = getattr(options, name)
         if value and {'defects': 'lease-timeout', 'cache': 'fence'}.get(name, options.strategy) == options.strategy:
             words += ['--' + name, str(value)]
+    if options.once:
+        words.append('--once')
     print(' '.join(words), flush=True)
     try:
         return Run(options, directory, program or build(directory)).run()
@@ -269,8 +278,11 @@ def main():
     options = parser.parse_args()
     if options.list:
         print('strategies: ' + ' '.join(STRATEGIES))
-        for name, fault in ALL_FAULTS.items():
-            print('%-28s %s' % (name, fault.describe))
+        for layout, found in FAULTS_OF.items():
+            print('%s:' % layout)
+            for name, fault in found.items():
+                if layout == 'single' or name not in ALL_FAULTS:
+                    print('%-28s %s' % (name, fault.describe))
         return 0
     begin = time.monotonic()
     result = run_once(options)
