@@ -31,6 +31,8 @@
  *	       from one snapshot
  *	 'T'   outcome: OUTCOME_*       rows   its number   strategy's work for  first   COMMIT sent   outcome known
  *	                                       it done at, or 0                 statement
+ *	 'P'   outcome, of what     0      its number   sessions    0        0        0             0
+ *	       was prepared                             it outlived
  *	 'W'   u: update, i: insert,    key    its          stored   written   0        0             0
  *	       d: delete                       transaction
  */

@@ -25,6 +25,7 @@ typedef struct Kept
 	bool		commit;				/* the decision */
 	bool		told;				/* COMMIT PREPARED was sent, and not answered */
 	int64_t		due;				/* when it is to end */
+	uint32_t	session;			/* in which it was prepared */
 	Txn			txn;
 } Kept;
 
@@ -90,9 +91,17 @@ txn_prepare(Client *c, Txn *txn)
 		one->told = false;
 		one->commit = result != NULL && draw(c, 4) != 0;	/* not known to be prepared: abort */
 		one->due = now_ns() + draw_delay(c);
+		one->session = c->sessions;
 		one->txn = *txn;
 	}
 	PQclear(result);
+}
+
+/* Tells how it ended: for the run's figures, not for its judgement. */
+static void
+record_end(Client *c, const Kept *one, int outcome)
+{
+	record(c, 'P', outcome, 0, one->txn.id, c->sessions - one->session, 0, 0, 0, 0);
 }
 
 static void
@@ -105,6 +114,8 @@ commit_kept(Client *c, Kept *one)
 	one->txn.end = now_ns();
 	one->told = !pg_ok(result) && !is_gone(result);
 	one->used = one->told;
+	if (!one->told)
+		record_end(c, one, pg_ok(result) ? OUTCOME_COMMITTED : OUTCOME_ABORTED);
 	if (pg_ok(result))
 		txn_committed(c, &one->txn);
 	else if (!one->told)
@@ -120,6 +131,7 @@ roll_back_kept(Client *c, Kept *one)
 	if (pg_ok(result) || is_gone(result))
 	{
 		one->used = false;
+		record_end(c, one, one->told ? OUTCOME_UNKNOWN : OUTCOME_ABORTED);
 		if (!one->told)
 			txn_aborted(c, &one->txn);
 		else

@@ -25,6 +25,7 @@ ALL_FAULTS = {**faults.FAULTS, **CLIENT_FAULTS}         # where there is one Red
 FAULTS_OF = {'single': ALL_FAULTS, **{layout: {**found, **CLIENT_FAULTS} for layout, found in faults.NODES_FAULTS.items()}}
 STRATEGIES = ('fence', 'delete', 'delete-twice', 'write-through', 'notify', 'version-check', 'lease-timeout')
 SETTLE_SECONDS = 40
+PREPARED = {'c': 'committed', 'a': 'rolled back', '?': 'unknown', 'outlived': 'committed in another session than prepared'}
 
 
 def arguments(parser):
@@ -216,6 +217,9 @@ def summary(result):
                   for k, n in sorted(result['transactions'].items()))))
     print('answers: ' + ', '.join('%s %d' % (checker.WORDS.get(k, 'nothing'), n)
                                   for k, n in sorted(result['kinds'].items(), key=lambda item: -item[1])))
+    if result['prepared']:
+        print('two-phase transactions: ' + ', '.join('%s %d' % (PREPARED[how], n)
+                                                     for how, n in sorted(result['prepared'].items())))
     for note, number in result['notes'].items():
         print('note: %d %s' % (number, note))
     for effect in result['effects']:
