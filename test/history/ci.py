@@ -2,7 +2,8 @@
 """The bounded run for every change: prints TAP.
 
 pgcache_fence must return nothing stale, with a fixed seed and with one drawn now, under random faults; and, with several
-Redis servers, while slots move and masters go. Each of the other strategies must be caught, each defect of lease-timeout by itself too: that shows that the checker can fail.
+Redis servers, while slots move and masters go. Each of the other strategies must be caught, each defect of
+lease-timeout by itself too: that shows that the checker can fail.
 """
 
 import random

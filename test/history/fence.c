@@ -35,7 +35,43 @@ parse_payload(const char *payload, Row *row)
 	return true;
 }
 
-/* Returns for how many ms another reader is still expected to put the value, 0 if nobody is. */
+static bool
+is(const redisReply *word, const char *wanted)
+{
+	return word->str != NULL && strcmp(word->str, wanted) == 0;
+}
+
+/*
+ * An answer of fence_get, in so many strings; of fence_get_many, whose hits have one more, the stamp. Returns for how many
+ * ms another reader is still expected to put the value, 0 if nobody is.
+ */
+static int
+take_answer(redisReply *const *words, size_t n, Cached *found)
+{
+	found->kind = READ_ERROR;
+	if (is(words[0], "hit") && n >= 4 && parse_payload(words[3]->str, &found->row))
+	{
+		/* the version of the header must be that of the payload; else the checker shall see it */
+		found->kind = strstr(words[3]->str, BY_READER) != NULL ? READ_HIT : READ_WRITTEN;
+		if (found->row.version != strtoll(words[2]->str, NULL, 10))
+			found->row.val = NONE;
+		snprintf(found->token, sizeof(found->token), "%s", words[1]->str);
+	}
+	else if (is(words[0], "miss") && n >= 3)
+	{
+		found->kind = READ_MISS;
+		snprintf(found->token, sizeof(found->token), "%s", words[1]->str);
+		snprintf(found->ticket, sizeof(found->ticket), "%s", words[2]->str);
+		if (n == 5 && is(words[3], "busy"))
+			return atoi(words[4]->str);
+	}
+	else if (is(words[0], "pending"))
+		found->kind = READ_PENDING;
+	else if (is(words[0], "unarmed"))
+		found->kind = READ_UNARMED;
+	return 0;
+}
+
 static int
 get_once(Client *c, const Names *names, Cached *found)
 {
@@ -43,28 +79,11 @@ get_once(Client *c, const Names *names, Cached *found)
 	int			busy_ms = 0;
 
 	found->kind = READ_ERROR;
-	if (is_word(reply, 0, "hit") && reply->elements == 4 && parse_payload(reply->element[3]->str, &found->row))
-	{
-		/* the version of the header must be that of the payload; else the checker shall see it */
-		found->kind = strstr(reply->element[3]->str, BY_READER) != NULL ? READ_HIT : READ_WRITTEN;
-		if (found->row.version != strtoll(reply->element[2]->str, NULL, 10))
-			found->row.val = NONE;
-		snprintf(found->token, sizeof(found->token), "%s", reply->element[1]->str);
-	}
-	else if (is_word(reply, 0, "miss") && reply->elements >= 3)
-	{
-		found->kind = READ_MISS;
-		snprintf(found->token, sizeof(found->token), "%s", reply->element[1]->str);
-		snprintf(found->ticket, sizeof(found->ticket), "%s", reply->element[2]->str);
-		if (is_word(reply, 3, "busy") && reply->elements == 5)
-			busy_ms = atoi(reply->element[4]->str);
-	}
-	else if (is_word(reply, 0, "pending"))
-		found->kind = READ_PENDING;
-	else if (is_word(reply, 0, "unarmed"))
-		found->kind = READ_UNARMED;
-	if (reply != NULL)
-		freeReplyObject(reply);
+	if (reply == NULL)
+		return 0;
+	if (reply->type == REDIS_REPLY_ARRAY && reply->elements > 0)
+		busy_ms = take_answer(reply->element, reply->elements, found);
+	freeReplyObject(reply);
 	return busy_ms;
 }
 
@@ -86,6 +105,41 @@ fence_get(Client *c, int key, Cached *found)
 			break;
 		sleep_ms(2);
 	}
+}
+
+/* All in one call, which is one moment: hits need no check afterwards. */
+void
+fence_get_many(Client *c, const int *keys, Cached *found, int n)
+{
+	Names		names[GROUP_MAX];
+	const char *words[3 + 2 * GROUP_MAX] = {"FCALL", "fence_get_many"};
+	char		number[16];
+	redisReply *reply;
+	size_t		at = 0;
+
+	follow_endpoints(c);
+	snprintf(number, sizeof(number), "%d", 2 * n);
+	words[2] = number;
+	for (int i = 0; i < n; i++)
+	{
+		names_of(c, keys[i], &names[i]);
+		words[3 + 2 * i] = names[i].fence;
+		words[4 + 2 * i] = names[i].value;
+		found[i].kind = READ_ERROR;
+	}
+	reply = redis_call(c, 3 + 2 * n, words);
+	if (reply == NULL)
+		return;
+	for (int i = 0; i < n && reply->type == REDIS_REPLY_ARRAY && at < reply->elements; i++)
+	{
+		size_t		length = strtoul(reply->element[at]->str, NULL, 10);
+
+		if (length == 0 || at + length >= reply->elements)
+			break;
+		take_answer(reply->element + at + 1, length, &found[i]);
+		at += length + 1;
+	}
+	freeReplyObject(reply);
 }
 
 void

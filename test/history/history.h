@@ -19,6 +19,7 @@
 #define KEYS_MAX		200			/* keys are 1 .. keys; a key that moves goes to itself + keys, and back */
 #define CHANGES_MAX		1024
 #define WORKERS_MAX		64
+#define GROUP_MAX		4			/* keys that are read together */
 #define NONE			(-1)		/* no version, no row */
 
 /*
@@ -193,6 +194,7 @@ typedef struct Strategy
 	void		(*get) (Client *c, int key, Cached *found);
 	void		(*fill) (Client *c, int key, const Cached *found, const Row *row);
 	bool		(*check) (Client *c, const int *keys, const Cached *found, int n);
+	void		(*get_many) (Client *c, const int *keys, Cached *found, int n);	/* hits are one snapshot */
 
 	void		(*before) (Client *c, int key);		/* before the statement that changes it */
 	bool		(*reserve) (Client *c, Change *change); /* row: as observed; out: version to be written, token */
@@ -210,6 +212,7 @@ extern bool is_last(const Txn *txn, int change);
 /* fence.c, lease.c */
 extern void fence_get(Client *c, int key, Cached *found);
 extern void fence_fill(Client *c, int key, const Cached *found, const Row *row);
+extern void fence_get_many(Client *c, const int *keys, Cached *found, int n);
 extern bool fence_check(Client *c, const int *keys, const Cached *found, int n);
 extern void lease_get(Client *c, int key, Cached *found);
 extern void lease_fill(Client *c, int key, const Cached *found, const Row *row);

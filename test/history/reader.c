@@ -9,7 +9,6 @@
 #include "history.h"
 
 #define GROUP_PER_MILLE	30
-#define GROUP_MAX		4
 
 static bool
 read_row(Client *c, int key, Row *row)
@@ -121,7 +120,7 @@ draw_group(Client *c, int *keys)
 	return n;
 }
 
-/* Get all, then check all; if any is no hit or has changed, all from PostgreSQL in one snapshot. */
+/* Get all, then check all, or all in one call; if any is no hit or has changed, all from PostgreSQL in one snapshot. */
 static void
 read_group(Client *c)
 {
@@ -134,14 +133,18 @@ read_group(Client *c)
 	int64_t		end;
 	int64_t		group = ((int64_t) c->worker << 40) | ++c->operations;
 	bool		hits = true;
+	bool		at_once = options.strategy->get_many != NULL && c->layout == SINGLE && draw(c, 2) == 0;
 
+	if (at_once)
+		options.strategy->get_many(c, keys, found, n);
 	for (int i = 0; i < n; i++)
 	{
-		options.strategy->get(c, keys[i], &found[i]);
+		if (!at_once)
+			options.strategy->get(c, keys[i], &found[i]);
 		rows[i] = found[i].row;
 		hits = hits && IS_HIT(found[i].kind);
 	}
-	if (hits && options.strategy->check != NULL)
+	if (hits && !at_once && options.strategy->check != NULL)
 		hits = options.strategy->check(c, keys, found, n);
 	if (!hits)
 	{
