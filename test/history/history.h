@@ -255,7 +255,7 @@ extern void txn_committed(Client *c, Txn *txn);
 extern void txn_aborted(Client *c, Txn *txn);
 
 /* prepared.c */
-extern void txn_prepare(Client *c, Txn *txn);
+extern void txn_prepare(Client *c, Txn *txn, int most_ms);
 extern void resolve_prepared(Client *c);
 extern void leave_prepared(Client *c);
 

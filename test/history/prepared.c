@@ -16,8 +16,6 @@
 
 #define KEPT_MAX		2			/* max_prepared_transactions (fence_site.py) has room for those of ten writers */
 #define LOOK_NS			INT64_C(1000000000)
-#define LONG_MS			2500
-#define SHORT_MS		40
 
 typedef struct Kept
 {
@@ -49,16 +47,6 @@ is_gone(const PGresult *result)
 	return state != NULL && strcmp(state, "42704") == 0;
 }
 
-/* Most end at once or soon; some stay long enough to outlive whatever is restarted meanwhile. */
-static int64_t
-draw_delay(Client *c)
-{
-	uint64_t	drawn = draw(c, 40);
-	uint64_t	most = drawn == 0 ? LONG_MS : drawn < 20 ? SHORT_MS : 1;
-
-	return (int64_t) draw(c, most) * 1000000;
-}
-
 static Kept *
 find_free(void)
 {
@@ -68,9 +56,9 @@ find_free(void)
 	return NULL;
 }
 
-/* PREPARE TRANSACTION, if there is room for it; else COMMIT. */
+/* PREPARE TRANSACTION, if there is room for it, to be ended in less than that time; else COMMIT. */
 void
-txn_prepare(Client *c, Txn *txn)
+txn_prepare(Client *c, Txn *txn, int most_ms)
 {
 	Kept	   *one = find_free();
 	char		sql[128];
@@ -90,7 +78,7 @@ txn_prepare(Client *c, Txn *txn)
 		one->used = true;
 		one->told = false;
 		one->commit = result != NULL && draw(c, 4) != 0;	/* not known to be prepared: abort */
-		one->due = now_ns() + draw_delay(c);
+		one->due = now_ns() + (int64_t) draw(c, (uint64_t) most_ms) * 1000000;
 		one->session = c->sessions;
 		one->txn = *txn;
 	}

@@ -392,13 +392,19 @@ bulk(Client *c, Txn *txn)
 	txn_commit(c, txn);
 }
 
-/* Any row as likely as another: it may stay locked for long. */
+/*
+ * Most are ended at once or soon. Some stay prepared long enough to outlive whatever is restarted meanwhile: of rows that
+ * few others want, because the lock stays too.
+ */
 static void
 two_phase(Client *c, Txn *txn)
 {
-	if (txn_begin(c, txn, "") && write_row(c, txn, 1 + (int) draw(c, (uint64_t) options.keys)) && draw(c, 3) == 0)
-		write_row(c, txn, 1 + (int) draw(c, (uint64_t) options.keys));
-	txn_prepare(c, txn);
+	bool		patient = draw(c, 5) == 0;
+	uint64_t	among = (uint64_t) (patient ? (options.keys + 3) / 4 : options.keys);
+
+	if (txn_begin(c, txn, "") && write_row(c, txn, options.keys - (int) draw(c, among)) && draw(c, 3) == 0)
+		write_row(c, txn, options.keys - (int) draw(c, among));
+	txn_prepare(c, txn, patient ? 2500 : draw(c, 2) ? 40 : 1);
 }
 
 static const struct
