@@ -59,12 +59,10 @@ class Write:
 
 
 class Txn:
-    """outcome as the writer saw it: c, a or ?. done: when its strategy's work after COMMIT was over; 0: never.
-    autocommit: its COMMIT is part of its statement, which may have waited for locks."""
-    __slots__ = ('id', 'worker', 'outcome', 'start', 'sent', 'end', 'done', 'autocommit')
+    """outcome as the writer saw it: c, a or ?. done: when its strategy's work after COMMIT was over; 0: never."""
+    __slots__ = ('id', 'worker', 'outcome', 'start', 'sent', 'end', 'done')
 
-    def __init__(self, number, worker, outcome, start, sent, end, done, autocommit=False):
-        self.autocommit = autocommit
+    def __init__(self, number, worker, outcome, start, sent, end, done):
         self.id, self.worker, self.outcome = number, worker, outcome
         self.start, self.sent, self.end, self.done = start, sent, end, done
 
@@ -105,7 +103,7 @@ class History:
             elif kind == 87:        # W
                 claimed.append((group, key, version, val, chr(how)))
             elif kind == 84:        # T
-                self.txns[group] = Txn(group, worker, chr(how), start, middle, end, version, bool(val))
+                self.txns[group] = Txn(group, worker, chr(how), start, middle, end, version)
             elif kind == 80:        # P
                 self.prepared[chr(how)] += 1
                 self.prepared['outlived'] += chr(how) == 'c' and version > 0
@@ -501,7 +499,7 @@ def effects(history, faults, end):
     """Of each fault: the longest time without any hit, the longest wait of a COMMIT, the hit rate before and after."""
     hits = sorted(read[8] for read in history.reads if read[1] == 'h')
     reads = sorted(read[8] for read in history.reads if read[1] != 'n')
-    commits = [(t.sent, t.end) for t in history.txns.values() if t.outcome == 'c' and not t.autocommit and t is not BEFORE_ALL]
+    commits = [(t.sent, t.end) for t in history.txns.values() if t.outcome == 'c' and t is not BEFORE_ALL]
     result = []
     for n, fault in enumerate(faults):
         begin = fault['injected']

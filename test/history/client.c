@@ -109,7 +109,12 @@ prepare_all(PGconn *pg)
 	return true;
 }
 
-/* Connected, waiting for it as long as the run lasts. False: the run is over. */
+/*
+ * Connected, waiting for it as long as the run lasts. False: the run is over.
+ *
+ * Nobody waits long for a lock: rows stay locked while they are prepared, a writer that waits may have reserved others
+ * (a whole domain, which then gives no hits), and it would count as a COMMIT that takes long.
+ */
 bool
 pg_ready(Client *c)
 {
@@ -121,7 +126,7 @@ pg_ready(Client *c)
 	{
 		if (control->stop)
 			return false;
-		snprintf(dsn, sizeof(dsn), "%s connect_timeout=2 application_name=history-%d options='-c deadlock_timeout=20ms -c lock_timeout=2s'",
+		snprintf(dsn, sizeof(dsn), "%s connect_timeout=2 application_name=history-%d options='-c deadlock_timeout=20ms -c lock_timeout=100ms'",
 				 c->at.dsn, c->worker);
 		c->pg = PQconnectdb(dsn);
 		if (PQstatus(c->pg) == CONNECTION_OK)

@@ -30,9 +30,8 @@
  *	       answered: see READ_*            of a group                               asked, or 0
  *	 'G'   h: from the cache, d:    size   its number   0        0         invoked  0             answered
  *	       from one snapshot
- *	 'T'   outcome: OUTCOME_*       rows   its number   strategy's  auto-    first   COMMIT sent   outcome known
- *	                                       work done   commit   statement
- *	                                       at, or 0    or 0
+ *	 'T'   outcome: OUTCOME_*       rows   its number   strategy's work for  first   COMMIT sent   outcome known
+ *	                                       it done at, or 0                 statement
  *	 'P'   outcome of what was      0      its number   sessions    0        0        0             0
  *	       prepared                                     it outlived
  *	 'W'   u: update, i: insert,    key    its          stored   written   0        0             0
@@ -180,7 +179,6 @@ typedef struct Txn
 	int			n;
 	Change		changes[CHANGES_MAX];
 	bool		broken;				/* a statement failed */
-	bool		autocommit;			/* one statement that commits by itself */
 	int64_t		start;
 	int64_t		sent;
 	int64_t		end;

@@ -22,7 +22,6 @@ txn_new(Client *c, Txn *txn)
 	txn->statements = 0;
 	txn->n = 0;
 	txn->broken = false;
-	txn->autocommit = false;
 	txn->sent = 0;
 	txn->start = now_ns();
 }
@@ -204,7 +203,7 @@ write_many(Client *c, Txn *txn)
 void
 record_txn(Client *c, const Txn *txn, int outcome, int64_t done)
 {
-	record(c, 'T', outcome, txn->n, txn->id, done, txn->autocommit, txn->start, txn->sent, txn->end);
+	record(c, 'T', outcome, txn->n, txn->id, done, 0, txn->start, txn->sent, txn->end);
 	for (int i = 0; i < txn->n; i++)
 		record(c, 'W', txn->changes[i].kind, txn->changes[i].key, txn->id, txn->changes[i].row.version,
 			   txn->changes[i].row.val, 0, 0, 0);
@@ -297,7 +296,6 @@ autocommit(Client *c, Txn *txn)
 	snprintf(id, sizeof(id), "%d", key);
 	next_val(txn, val, sizeof(val));
 	before(c, key);
-	txn->autocommit = true;
 	txn->sent = now_ns();
 	result = pg_execute(c, "update", 2, (const char *[]) {id, val});
 	for (int i = 0; pg_ok(result) && i < PQntuples(result); i++)
@@ -384,14 +382,11 @@ move(Client *c, Txn *txn)
 	txn_commit(c, txn);
 }
 
-/*
- * More rows than pgcache_fence.bulk_threshold, which is set low for it. While it waits for the lock of a prepared row the
- * whole domain may be reserved, and nobody gets a hit: so not for long.
- */
+/* More rows than pgcache_fence.bulk_threshold, which is set low for it. */
 static void
 bulk(Client *c, Txn *txn)
 {
-	if (txn_begin(c, txn, "") && run_sql(c, txn, "SET LOCAL lock_timeout = '100ms'") &&
+	if (txn_begin(c, txn, "") &&
 		(!options.strategy->fenced || draw(c, 3) == 0 || run_sql(c, txn, "SET LOCAL pgcache_fence.bulk_threshold = 10")))
 		write_many(c, txn);
 	txn_commit(c, txn);
