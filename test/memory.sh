@@ -167,7 +167,7 @@ run_assert() {
 run_sanitizers() {
 	COPT='-fsanitize=address,undefined -fno-sanitize-recover=all'
 	ASAN_OPTIONS=detect_leaks=0:disable_coredump=1:abort_on_error=1:log_path=$base/reports/report
-	UBSAN_OPTIONS=print_stacktrace=1:abort_on_error=1
+	UBSAN_OPTIONS=print_stacktrace=1:abort_on_error=1:log_path=$base/reports/report
 	rm -rf "$base/reports"
 	mkdir "$base/reports"
 	preload="$(cc -print-file-name=libasan.so) $(cc -print-file-name=libubsan.so)"
