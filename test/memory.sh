@@ -17,6 +17,7 @@ usage() {
 	       sh test/memory.sh sanitizers [ARG]...   tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	       sh test/memory.sh valgrind [NAME]...    tests of pg_regress under memcheck
 	       sh test/memory.sh all                   all of these, one after the other
+	       sh test/memory.sh build                 only builds what these need, into FENCE_BUILDS
 
 	  FENCE_BUILDS         a directory in which built servers are kept and found again; the run's user must own it
 	  FENCE_SOURCE         an unpacked source of PostgreSQL, instead of the source package
@@ -30,7 +31,7 @@ case ${1:-} in
 --inside) base=$2; shift 2 ;;
 esac
 case ${1:-} in
-leaks | assert | sanitizers | valgrind | all) ;;
+leaks | assert | sanitizers | valgrind | all | build) ;;
 --help | -h) usage; exit 0 ;;
 *) usage >&2; exit 2 ;;
 esac
@@ -166,7 +167,7 @@ run_assert() {
 run_sanitizers() {
 	COPT='-fsanitize=address,undefined -fno-sanitize-recover=all'
 	ASAN_OPTIONS=detect_leaks=0:disable_coredump=1:abort_on_error=1:log_path=$base/reports/report
-	UBSAN_OPTIONS=print_stacktrace=1:abort_on_error=1
+	UBSAN_OPTIONS=print_stacktrace=1:abort_on_error=1:log_path=$base/reports/report
 	rm -rf "$base/reports"
 	mkdir "$base/reports"
 	preload="$(cc -print-file-name=libasan.so) $(cc -print-file-name=libubsan.so)"
@@ -218,6 +219,8 @@ run_valgrind() {
 	say "$(find "$base/reports" -type f | wc -l) processes, $(cat "$base/others") errors and leaks of PostgreSQL alone"
 	check 'errors and leaks of pgcache_fence' "$(grep -c ' END$' "$base/ours")" "$base/ours"
 }
+
+run_build() { assert_postgres; }
 
 builds=${FENCE_BUILDS:-$base/builds}
 mkdir -p "$builds" || exit 2

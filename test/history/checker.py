@@ -83,6 +83,8 @@ class History:
         self.reads = []             # flat: (worker, kind, key, group, version, val, start, middle, end)
         self.groups = {}            # number -> kind
         self.claimed = []           # (txn, key, version, val, kind) as the writers saw them
+        self.written = 0            # hits whose value came with the commit
+        self.prepared = collections.Counter()   # two-phase transactions, by outcome; outlived: committed by a later session
         self.logs = []              # item_log after each loss, and at the end: lists of rows
         self.losses = list(losses)
         self.lease = lease
@@ -94,11 +96,17 @@ class History:
         reads, claimed = self.reads, self.claimed
         for kind, how, worker, key, group, version, val, start, middle, end in RECORD.iter_unpack(data[:size]):
             if kind == 82:          # R
+                if how == 119:      # w: a hit like any other
+                    how = 104
+                    self.written += 1
                 reads.append((worker, chr(how), key, group, version, val, start, middle, end))
             elif kind == 87:        # W
                 claimed.append((group, key, version, val, chr(how)))
             elif kind == 84:        # T
                 self.txns[group] = Txn(group, worker, chr(how), start, middle, end, version)
+            elif kind == 80:        # P
+                self.prepared[chr(how)] += 1
+                self.prepared['outlived'] += chr(how) == 'c' and version > 0
             else:
                 self.groups[group] = chr(how)
 
@@ -550,6 +558,8 @@ def check(directory, examples=2):
     end = max((read[8] for read in history.reads), default=0)
     tell_examples(checker, run['faults'], examples)
     result = {kind: checker.counts[kind] for kind in KINDS + ('reads', 'hits', 'groups', 'lasting', 'lost_writes')}
+    result['written'] = history.written
+    result['prepared'] = dict(history.prepared)
     result['wrong_reads'] = sum(checker.counts[kind] for kind in KINDS)
     result['transactions'] = collections.Counter(t.outcome for t in history.txns.values() if t is not BEFORE_ALL)
     result['kinds'] = collections.Counter(read[1] for read in history.reads)

@@ -1,8 +1,9 @@
 #!/usr/bin/python3
 """The bounded run for every change: prints TAP.
 
-pgcache_fence must return nothing stale, with a fixed seed and with one drawn now, under random faults. Each of the
-other strategies must be caught, each defect of lease-timeout by itself too: that shows that the checker can fail.
+pgcache_fence must return nothing stale, with a fixed seed and with one drawn now, under random faults; and, with several
+Redis servers, while slots move and masters go. Each of the other strategies must be caught, each defect of
+lease-timeout by itself too: that shows that the checker can fail.
 """
 
 import random
@@ -79,14 +80,14 @@ def one_run(tap, **options):
     return result
 
 
-def nothing_stale(tap, seed):
-    """pgcache_fence under random faults. What it read is judged in any case; a fault that failed itself is tried again."""
+def nothing_stale(tap, seed, what, **options):
+    """pgcache_fence under faults. What it read is judged in any case; a fault that failed itself is tried again."""
     for retry in range(3):
-        result = one_run(tap, strategy='fence', faults='random', seconds=60, seed=seed + retry)
+        result = one_run(tap, strategy='fence', seed=seed + 2 * retry, **options)
         if result is not None and (result['good'] or result['wrong_reads'] or
                                    not all(text.startswith('fault ') for text in result['complaints'])):
             break
-    tap.result(result is not None and result['good'], 'fence: nothing stale under random faults (seed %d)' % (seed + retry))
+    tap.result(result is not None and result['good'], 'fence: nothing stale %s (seed %d)' % (what, seed + 2 * retry))
 
 
 def is_caught(tap, sign, **options):
@@ -100,8 +101,13 @@ def is_caught(tap, sign, **options):
 
 def main():
     tap = Tap()
-    for seed in (FIXED_SEED, random.SystemRandom().randrange(1 << 31)):
-        nothing_stale(tap, seed)
+    # the seed's lowest bit also decides whether commits bring their values
+    for seed in (FIXED_SEED, random.SystemRandom().randrange(1 << 30) * 2 + 1):
+        nothing_stale(tap, seed, 'under random faults', faults='random', seconds=60)
+    nothing_stale(tap, FIXED_SEED, 'in a cluster', nodes='cluster', seconds=15, once=True,
+                  faults='slots_move,cluster_failover,standby_promotion,master_pause_long')
+    nothing_stale(tap, FIXED_SEED + 1, 'with shards', nodes='shards', seconds=10, once=True,
+                  faults='shard_kill9,shard_pause_long,server_kill9')
     for strategy, defects, keys, fault, clients, sign in CAUGHT:
         name = strategy + (' with defect ' + defects if defects else '')
         tap.result(is_caught(tap, sign, strategy=strategy, defects=defects, keys=keys, faults=fault, clients=clients),

@@ -1,8 +1,8 @@
 /*
  * client.c
- *	  One process's connections to PostgreSQL and Redis. They are lost often: that is what the tests are about.
+ *	  Where the servers are, and one process's connection to PostgreSQL. It is lost often: that is what the tests are about.
  *
- * A statement or command whose answer is missing ends its connection; the next use makes a new one, with a backoff.
+ * A statement whose answer is missing ends the connection; the next use makes a new one, with a backoff.
  * Never: repeats anything by itself. Whether what was sent took effect is the history's question.
  */
 #include <errno.h>
@@ -14,9 +14,6 @@
 #include "history.h"
 
 #define PG_PATIENCE_MS		20000
-#define REDIS_PATIENCE_MS	700
-#define BACKOFF_MIN_MS		5
-#define BACKOFF_MAX_MS		200
 
 static const struct
 {
@@ -66,7 +63,7 @@ read_endpoints(Client *c)
  * The servers may have moved: connections to where they are no more are given up. But every second reader has not heard
  * of the new master as long as the old one answers.
  */
-static void
+void
 follow_endpoints(Client *c)
 {
 	Endpoints	former = c->at;
@@ -79,7 +76,7 @@ follow_endpoints(Client *c)
 	if (c->reader && c->worker % 2 == 1 && strcmp(former.redis, c->at.old_redis) == 0)
 		strcpy(c->at.redis, former.redis);
 	if (strcmp(former.redis, c->at.redis) != 0)
-		redis_leave(c);
+		redis_servers(c);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -112,7 +109,12 @@ prepare_all(PGconn *pg)
 	return true;
 }
 
-/* Connected, waiting for it as long as the run lasts. False: the run is over. */
+/*
+ * Connected, waiting for it as long as the run lasts. False: the run is over.
+ *
+ * Nobody waits long for a lock: rows stay locked while they are prepared, a writer that waits may have reserved others
+ * (a whole domain, which then gives no hits), and it would count as a COMMIT that takes long.
+ */
 bool
 pg_ready(Client *c)
 {
@@ -124,14 +126,17 @@ pg_ready(Client *c)
 	{
 		if (control->stop)
 			return false;
-		snprintf(dsn, sizeof(dsn), "%s connect_timeout=2 application_name=history-%d options='-c deadlock_timeout=20ms'",
+		snprintf(dsn, sizeof(dsn), "%s connect_timeout=2 application_name=history-%d options='-c deadlock_timeout=20ms -c lock_timeout=100ms'",
 				 c->at.dsn, c->worker);
 		c->pg = PQconnectdb(dsn);
 		if (PQstatus(c->pg) == CONNECTION_OK)
 		{
 			PQclear(PQexec(c->pg, "SET client_min_messages = error"));
 			if (prepare_all(c->pg))
+			{
+				c->sessions++;
 				return true;
+			}
 		}
 		pg_leave(c);
 		sleep_ms(backoff);
@@ -214,106 +219,4 @@ int64_t
 pg_number(const PGresult *result, int row, int column)
 {
 	return strtoll(PQgetvalue(result, row, column), NULL, 10);
-}
-
-/* -----------------------------------------------------------------------------------------------------------------
- * Redis
- * -----------------------------------------------------------------------------------------------------------------
- */
-
-void
-redis_leave(Client *c)
-{
-	if (c->redis != NULL)
-		redisFree(c->redis);
-	c->redis = NULL;
-}
-
-static redisContext *
-redis_open(const char *address)
-{
-	struct timeval patience = {.tv_usec = REDIS_PATIENCE_MS * 1000};
-	const char *colon = strrchr(address, ':');
-	redisContext *redis;
-	char		host[256];
-
-	if (address[0] == '/' || colon == NULL)
-		redis = redisConnectUnixWithTimeout(address, patience);
-	else
-	{
-		snprintf(host, sizeof(host), "%.*s", (int) (colon - address), address);
-		redis = redisConnectWithTimeout(host, atoi(colon + 1), patience);
-	}
-	if (redis != NULL && (redis->err || redisSetTimeout(redis, patience) != REDIS_OK))
-	{
-		redisFree(redis);
-		redis = NULL;
-	}
-	return redis;
-}
-
-/* Connected. False: not now; the caller goes without. */
-bool
-redis_ready(Client *c)
-{
-	int64_t		now;
-
-	if (c->at.number == 0 || c->at.number != control->endpoints)
-		follow_endpoints(c);
-	if (c->redis != NULL)
-		return true;
-	now = now_ns();
-	if (now < c->redis_retry_at)
-		return false;
-	c->redis = redis_open(c->at.redis);
-	if (c->redis != NULL)
-	{
-		c->redis_backoff_ms = 0;
-		return true;
-	}
-	c->redis_backoff_ms = c->redis_backoff_ms == 0 ? BACKOFF_MIN_MS : c->redis_backoff_ms * 2;
-	if (c->redis_backoff_ms > BACKOFF_MAX_MS)
-		c->redis_backoff_ms = BACKOFF_MAX_MS;
-	c->redis_retry_at = now + (int64_t) c->redis_backoff_ms * 1000000;
-	return false;
-}
-
-bool
-redis_append(Client *c, int n, const char *const *words)
-{
-	return redis_ready(c) && redisAppendCommandArgv(c->redis, n, (const char **) words, NULL) == REDIS_OK;
-}
-
-/* NULL if the connection is lost, and for an error that the server tells (LOADING, READONLY, OOM, ...). */
-redisReply *
-redis_reply(Client *c)
-{
-	void	   *reply = NULL;
-
-	if (c->redis == NULL)
-		return NULL;
-	if (redisGetReply(c->redis, &reply) != REDIS_OK)
-	{
-		redis_leave(c);
-		return NULL;
-	}
-	if (((redisReply *) reply)->type == REDIS_REPLY_ERROR)
-	{
-		freeReplyObject(reply);
-		return NULL;
-	}
-	return reply;
-}
-
-redisReply *
-redis_call(Client *c, int n, const char *const *words)
-{
-	return redis_append(c, n, words) ? redis_reply(c) : NULL;
-}
-
-bool
-is_word(const redisReply *reply, size_t element, const char *word)
-{
-	return reply != NULL && reply->type == REDIS_REPLY_ARRAY && reply->elements > element &&
-		reply->element[element]->str != NULL && strcmp(reply->element[element]->str, word) == 0;
 }

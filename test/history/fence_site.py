@@ -29,7 +29,7 @@ SETTINGS = '''
 listen_addresses = ''
 max_connections = 80
 max_worker_processes = 16
-max_prepared_transactions = 10
+max_prepared_transactions = 20
 shared_buffers = 64MB
 fsync = off
 wal_level = replica
@@ -103,11 +103,7 @@ class Site:
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
         if self.with_clock:
             self.clock = build_clock(self.directory)
-        self.redis = self.new_redis()
-        self.redis.start()
-        if self.with_proxy:
-            from proxy import Proxy
-            self.proxy = Proxy(self.redis.socket, os.path.join(self.directory, 'proxy.log'))
+        self.start_redis()
         self.postgres = self.new_postgres()
         self.postgres.initdb()
         self.postgres.configure(SETTINGS + self.place + self.settings_text())
@@ -120,6 +116,13 @@ class Site:
         if self.at_start['replica']:
             self.ensure_replica()
         self.changed()
+
+    def start_redis(self):
+        self.redis = self.new_redis()
+        self.redis.start()
+        if self.with_proxy:
+            from proxy import Proxy
+            self.proxy = Proxy(self.redis.socket, os.path.join(self.directory, 'proxy.log'))
 
     def make_tables(self):
         """What faults need for themselves: a row of each in fault_mark shows what was lost; fault_row is fenced."""

@@ -19,6 +19,7 @@
 #define KEYS_MAX		200			/* keys are 1 .. keys; a key that moves goes to itself + keys, and back */
 #define CHANGES_MAX		1024
 #define WORKERS_MAX		64
+#define GROUP_MAX		4			/* keys that are read together */
 #define NONE			(-1)		/* no version, no row */
 
 /*
@@ -31,6 +32,8 @@
  *	       from one snapshot
  *	 'T'   outcome: OUTCOME_*       rows   its number   strategy's work for  first   COMMIT sent   outcome known
  *	                                       it done at, or 0                 statement
+ *	 'P'   outcome of what was      0      its number   sessions    0        0        0             0
+ *	       prepared                                     it outlived
  *	 'W'   u: update, i: insert,    key    its          stored   written   0        0             0
  *	       d: delete                       transaction
  */
@@ -51,6 +54,7 @@ typedef struct Record
 enum
 {
 	READ_HIT = 'h',
+	READ_WRITTEN = 'w',				/* a hit, and the value came with the commit */
 	READ_MISS = 'm',				/* from PostgreSQL, then offered to the cache */
 	READ_PENDING = 'p',				/* from here on: from PostgreSQL, not offered */
 	READ_UNARMED = 'u',
@@ -85,6 +89,8 @@ typedef struct Control
 
 struct Strategy;
 
+#define IS_HIT(kind)	((kind) == READ_HIT || (kind) == READ_WRITTEN)
+
 typedef struct Options
 {
 	const char *directory;			/* where the control file, the endpoints and the histories are */
@@ -103,11 +109,24 @@ typedef struct Endpoints
 {
 	uint32_t	number;
 	char		dsn[512];
-	char		redis[256];			/* host:port, or a path */
-	char		old_redis[256];		/* of a former master that is alive: who is connected to it may stay */
+	char		redis[512];			/* host:port, or a path; "shards" or "cluster" and several */
+	char		old_redis[512];		/* of a former master that is alive: who is connected to it may stay */
 	char		fence[128];			/* names of a key's fence and value are these, the key, a closing brace */
 	char		value[128];
 } Endpoints;
+
+#define SLOTS			16384
+#define SERVERS_MAX		16
+#define BACKOFF_MIN_MS	5
+#define BACKOFF_MAX_MS	200
+
+typedef struct Server
+{
+	char		address[256];
+	redisContext *redis;			/* NULL: not connected */
+	int64_t		retry_at;			/* backoff */
+	int			backoff_ms;
+} Server;
 
 typedef struct Client
 {
@@ -117,9 +136,16 @@ typedef struct Client
 	FILE	   *history;
 	Endpoints	at;
 	PGconn	   *pg;
-	redisContext *redis;
-	int64_t		redis_retry_at;		/* backoff */
-	int			redis_backoff_ms;
+	uint32_t	sessions;			/* how many there were, this one included */
+	enum
+	{
+		SINGLE,
+		SHARDS,
+		CLUSTER
+	}			layout;
+	Server		servers[SERVERS_MAX];
+	int			servers_known;
+	uint8_t		server_of_slot[SLOTS];	/* of a cluster: its number + 1, or 0 */
 	int64_t		operations;
 } Client;
 
@@ -168,6 +194,7 @@ typedef struct Strategy
 	void		(*get) (Client *c, int key, Cached *found);
 	void		(*fill) (Client *c, int key, const Cached *found, const Row *row);
 	bool		(*check) (Client *c, const int *keys, const Cached *found, int n);
+	void		(*get_many) (Client *c, const int *keys, Cached *found, int n);	/* hits are one snapshot */
 
 	void		(*before) (Client *c, int key);		/* before the statement that changes it */
 	bool		(*reserve) (Client *c, Change *change); /* row: as observed; out: version to be written, token */
@@ -185,6 +212,7 @@ extern bool is_last(const Txn *txn, int change);
 /* fence.c, lease.c */
 extern void fence_get(Client *c, int key, Cached *found);
 extern void fence_fill(Client *c, int key, const Cached *found, const Row *row);
+extern void fence_get_many(Client *c, const int *keys, Cached *found, int n);
 extern bool fence_check(Client *c, const int *keys, const Cached *found, int n);
 extern void lease_get(Client *c, int key, Cached *found);
 extern void lease_fill(Client *c, int key, const Cached *found, const Row *row);
@@ -210,15 +238,25 @@ extern PGresult *pg_query(Client *c, const char *sql);
 extern PGresult *pg_execute(Client *c, const char *prepared, int n, const char *const *values);
 extern bool pg_ok(const PGresult *result);
 extern int64_t pg_number(const PGresult *result, int row, int column);
-extern bool redis_ready(Client *c);
+extern void follow_endpoints(Client *c);
+
+/* nodes.c */
+extern void redis_servers(Client *c);
 extern void redis_leave(Client *c);
 extern redisReply *redis_call(Client *c, int n, const char *const *words);
-extern bool redis_append(Client *c, int n, const char *const *words);
-extern redisReply *redis_reply(Client *c);
 extern bool is_word(const redisReply *reply, size_t element, const char *word);
 
 /* reader.c, writer.c */
 extern void run_reader(Client *c);
 extern void run_writer(Client *c);
+extern void record_txn(Client *c, const Txn *txn, int outcome, int64_t done);
+extern void txn_commit(Client *c, Txn *txn);
+extern void txn_committed(Client *c, Txn *txn);
+extern void txn_aborted(Client *c, Txn *txn);
+
+/* prepared.c */
+extern void txn_prepare(Client *c, Txn *txn, int most_ms);
+extern void resolve_prepared(Client *c);
+extern void leave_prepared(Client *c);
 
 #endif

@@ -72,8 +72,7 @@ evaluate(Client *c, const char *script, int key, const char *a, const char *b, c
 	char		value[160];
 	char		defects[16];
 
-	if (!redis_ready(c))
-		return NULL;
+	follow_endpoints(c);
 	snprintf(fence, sizeof(fence), "%s%d}", c->at.fence, key);
 	snprintf(value, sizeof(value), "%s%d}", c->at.value, key);
 	snprintf(defects, sizeof(defects), "%d", options.defects);

@@ -9,7 +9,6 @@
 #include "history.h"
 
 #define GROUP_PER_MILLE	30
-#define GROUP_MAX		4
 
 static bool
 read_row(Client *c, int key, Row *row)
@@ -61,7 +60,7 @@ read_one(Client *c)
 
 	options.strategy->get(c, key, &found);
 	row = found.row;
-	if (found.kind != READ_HIT)
+	if (!IS_HIT(found.kind))
 	{
 		middle = now_ns();
 		if (!read_row(c, key, &row))
@@ -71,7 +70,7 @@ read_one(Client *c)
 		}
 	}
 	record(c, 'R', found.kind, key, 0, row.version, row.val, start, middle, now_ns());
-	count_read(c, found.kind == READ_HIT);
+	count_read(c, IS_HIT(found.kind));
 	if (found.kind == READ_MISS && row.version != NONE)
 		offer(c, key, &found, &row);
 }
@@ -121,7 +120,7 @@ draw_group(Client *c, int *keys)
 	return n;
 }
 
-/* Get all, then check all; if any is no hit or has changed, all from PostgreSQL in one snapshot. */
+/* Get all, then check all, or all in one call; if any is no hit or has changed, all from PostgreSQL in one snapshot. */
 static void
 read_group(Client *c)
 {
@@ -134,14 +133,18 @@ read_group(Client *c)
 	int64_t		end;
 	int64_t		group = ((int64_t) c->worker << 40) | ++c->operations;
 	bool		hits = true;
+	bool		at_once = options.strategy->get_many != NULL && c->layout == SINGLE && draw(c, 2) == 0;
 
+	if (at_once)
+		options.strategy->get_many(c, keys, found, n);
 	for (int i = 0; i < n; i++)
 	{
-		options.strategy->get(c, keys[i], &found[i]);
+		if (!at_once)
+			options.strategy->get(c, keys[i], &found[i]);
 		rows[i] = found[i].row;
-		hits = hits && found[i].kind == READ_HIT;
+		hits = hits && IS_HIT(found[i].kind);
 	}
-	if (hits && options.strategy->check != NULL)
+	if (hits && !at_once && options.strategy->check != NULL)
 		hits = options.strategy->check(c, keys, found, n);
 	if (!hits)
 	{
@@ -154,7 +157,7 @@ read_group(Client *c)
 	for (int i = 0; i < n; i++)
 	{
 		/* a hit that was given up for the snapshot is none: what was used came from PostgreSQL */
-		int			kind = hits || found[i].kind != READ_HIT ? found[i].kind : READ_MISS;
+		int			kind = hits || !IS_HIT(found[i].kind) ? found[i].kind : READ_MISS;
 
 		record(c, 'R', kind, keys[i], group, rows[i].version, rows[i].val, start, middle, end);
 		count_read(c, hits);

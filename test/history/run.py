@@ -17,16 +17,21 @@ import time
 import checker
 import faults
 from fence_site import Site
+from nodes_site import NodesSite
 from servers import Timeout
 from workload import CLIENT_FAULTS, Workload, build
 
-ALL_FAULTS = {**faults.FAULTS, **CLIENT_FAULTS}
+ALL_FAULTS = {**faults.FAULTS, **CLIENT_FAULTS}         # where there is one Redis server
+FAULTS_OF = {'single': ALL_FAULTS, **{layout: {**found, **CLIENT_FAULTS} for layout, found in faults.NODES_FAULTS.items()}}
 STRATEGIES = ('fence', 'delete', 'delete-twice', 'write-through', 'notify', 'version-check', 'lease-timeout')
 SETTLE_SECONDS = 40
+PREPARED = {'c': 'committed', 'a': 'rolled back', '?': 'unknown', 'outlived': 'committed in another session than prepared'}
 
 
 def arguments(parser):
     parser.add_argument('--strategy', choices=STRATEGIES, default='fence')
+    parser.add_argument('--nodes', choices=tuple(FAULTS_OF), default='single',
+                        help='what Redis is; several nodes only with strategy fence')
     parser.add_argument('--faults', default='none', help='names separated by commas, in this order, again and again; '
                         'random; none')
     parser.add_argument('--clients', default='', help='faults of clients that last as long as the run')
@@ -37,6 +42,8 @@ def arguments(parser):
     parser.add_argument('--readers', type=int, default=6)
     parser.add_argument('--writers', type=int, default=4)
     parser.add_argument('--keys', type=int, default=64)
+    parser.add_argument('--cache', choices=('none', 'row'), default=None,
+                        help='of strategy fence: who fills the cache, readers only or commits too; default: drawn')
     parser.add_argument('--pause-us', type=int, default=3000, help='of a writer between two transactions')
     parser.add_argument('--gap', type=float, default=1.0, help='seconds between two faults')
     parser.add_argument('--once', action='store_true', help='each fault once')
@@ -54,7 +61,8 @@ class Run:
     def __init__(self, options, directory, program):
         self.options, self.directory, self.program = options, directory, program
         self.rng = random.Random(options.seed)
-        self.names = [] if options.faults in ('none', '') else sorted(ALL_FAULTS) if options.faults == 'random' \
+        self.known = FAULTS_OF[options.nodes]
+        self.names = [] if options.faults in ('none', '') else sorted(self.known) if options.faults == 'random' \
             else options.faults.split(',')
         self.broken = False
         self.records, self.losses, self.logs, self.complaints = [], [], [], []
@@ -62,7 +70,7 @@ class Run:
     def site_options(self):
         found = {}
         for name in self.names:
-            found.update(ALL_FAULTS[name].options)
+            found.update(self.known[name].options)
         return found
 
     def next_names(self):
@@ -76,7 +84,7 @@ class Run:
                 return
 
     def inject(self, name):
-        fault = ALL_FAULTS[name]
+        fault = self.known[name]
         try:
             record = fault.inject(self.workload if name in CLIENT_FAULTS else self.site, self.rng)
         except faults.NotDone as error:
@@ -142,12 +150,15 @@ class Run:
     def run(self):
         """The figures of the checker, with what the end has shown."""
         options = self.options
-        self.site = Site(os.path.join(self.directory, 'site'), options.seed, **self.site_options())
+        directory = os.path.join(self.directory, 'site')
+        self.site = Site(directory, options.seed, **self.site_options()) if options.nodes == 'single' else \
+            NodesSite(directory, options.seed, options.nodes, **self.site_options())
         defects = {int(n) for n in options.defects.split(',') if n}
         self.workload = Workload(self.site, os.path.join(self.directory, 'run'), options.strategy, options.seed,
                                  options.keys, options.readers, options.writers, options.pause_us,
                                  sum(1 << (n - 1) for n in defects), 400,
-                                 2 ** 53 if options.strategy == 'lease-timeout' and 5 in defects else 0)
+                                 2 ** 53 if options.strategy == 'lease-timeout' and 5 in defects else 0,
+                                 options.cache)
         try:
             self.site.start()
             self.workload.start(self.program)
@@ -185,6 +196,8 @@ class Run:
             print('AT THE END: ' + complaint)
         if not result['hits']:
             self.complaints.append('there was no hit, so nothing is proven')
+        if self.options.strategy == 'fence' and (result['written'] > 0) != (self.options.cache == 'row'):
+            self.complaints.append('cache %s, and %d hits of what commits wrote' % (self.options.cache, result['written']))
         result['wrong_hits'] = sum(result[kind] for kind in checker.READ_KINDS)
         result['good'] = not result['wrong_reads'] and not self.complaints
         result['faults'] = [record['name'] for record in self.records]
@@ -196,12 +209,17 @@ def per_million(number, reads):
 
 
 def summary(result):
-    print('reads %d, hits %d (%.1f %%), groups of one snapshot %d; transactions %s' % (
-        result['reads'], result['hits'], 100 * result['hits'] / max(1, result['reads']), result['groups'],
+    print('reads %d, hits %d (%.1f %%; %d of a value that came with its commit), groups of one snapshot %d; '
+          'transactions %s' % (
+        result['reads'], result['hits'], 100 * result['hits'] / max(1, result['reads']), result['written'],
+        result['groups'],
         ', '.join('%s %d' % ({'c': 'committed', 'a': 'failed', '?': 'unknown'}[k], n)
                   for k, n in sorted(result['transactions'].items()))))
     print('answers: ' + ', '.join('%s %d' % (checker.WORDS.get(k, 'nothing'), n)
                                   for k, n in sorted(result['kinds'].items(), key=lambda item: -item[1])))
+    if result['prepared']:
+        print('two-phase transactions: ' + ', '.join('%s %d' % (PREPARED[how], n)
+                                                     for how, n in sorted(result['prepared'].items())))
     for note, number in result['notes'].items():
         print('note: %d %s' % (number, note))
     for effect in result['effects']:
@@ -238,14 +256,18 @@ def run_once(options, program=None):
     """Does it and cleans up. The command that would repeat it is printed first."""
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 31)
+    if options.cache is None:
+        options.cache = ('none', 'row')[options.seed % 2]
     directory = options.keep or os.path.join(base_directory(), 'history-%d-%d' % (os.getpid(), random.getrandbits(24)))
     os.makedirs(directory, exist_ok=True)
     words = ['run']
-    for name in ('strategy', 'defects', 'faults', 'clients', 'seconds', 'reads', 'readers', 'writers', 'keys', 'gap',
-                 'seed'):
+    for name in ('strategy', 'nodes', 'defects', 'cache', 'faults', 'clients', 'seconds', 'reads', 'readers', 'writers',
+                 'keys', 'gap', 'seed'):
         value = getattr(options, name)
-        if value and (name != 'defects' or options.strategy == 'lease-timeout'):
+        if value and {'defects': 'lease-timeout', 'cache': 'fence'}.get(name, options.strategy) == options.strategy:
             words += ['--' + name, str(value)]
+    if options.once:
+        words.append('--once')
     print(' '.join(words), flush=True)
     try:
         return Run(options, directory, program or build(directory)).run()
@@ -260,8 +282,11 @@ def main():
     options = parser.parse_args()
     if options.list:
         print('strategies: ' + ' '.join(STRATEGIES))
-        for name, fault in ALL_FAULTS.items():
-            print('%-28s %s' % (name, fault.describe))
+        for layout, found in FAULTS_OF.items():
+            print('%s:' % layout)
+            for name, fault in found.items():
+                if layout == 'single' or name not in ALL_FAULTS:
+                    print('%-28s %s' % (name, fault.describe))
         return 0
     begin = time.monotonic()
     result = run_once(options)

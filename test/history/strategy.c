@@ -178,7 +178,8 @@ version_committed(Client *c, const Txn *txn)
 /* ----------------------------------------------------------------------------------------------------------------- */
 
 const Strategy strategies[] = {
-	{.name = "fence", .fenced = true, .get = fence_get, .fill = fence_fill, .check = fence_check},
+	{.name = "fence", .fenced = true, .get = fence_get, .fill = fence_fill, .check = fence_check,
+	.get_many = fence_get_many},
 	{.name = "delete", .get = plain_get, .fill = plain_fill, .committed = delete_committed},
 	{.name = "delete-twice", .get = plain_get, .fill = plain_fill, .before = plain_delete, .committed = delete_committed},
 	{.name = "write-through", .get = plain_get, .fill = plain_fill, .committed = through_committed},

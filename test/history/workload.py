@@ -92,13 +92,14 @@ def address_text(address):
 
 
 class Workload:
-    """strategy: name in strategy.c. keys, readers, writers, pause_us, defects, lease_ms: see there and history.h."""
+    """strategy: name in strategy.c. cache: as in fence.attach. keys, readers, writers, pause_us, defects, lease_ms: see there and history.h."""
 
     def __init__(self, site, directory, strategy, seed, keys, readers, writers, pause_us, defects=63, lease_ms=1000,
-                 first_version=0):
+                 first_version=0, cache='none'):
         self.site, self.directory, self.strategy, self.seed = site, directory, strategy, seed
         self.keys, self.readers, self.writers, self.pause_us = keys, readers, writers, pause_us
         self.defects, self.lease_ms, self.first_version = defects, lease_ms, first_version
+        self.cache = cache
         self.process = None
         os.makedirs(directory, exist_ok=True)
         with open(os.path.join(directory, 'control'), 'wb') as file:
@@ -112,7 +113,7 @@ class Workload:
         fenced = self.strategy == 'fence'
         self.site.psql(TABLES)
         if fenced:
-            self.site.psql("SELECT fence.attach('item')")
+            self.site.psql("SELECT fence.attach('item', cache => %s)", (self.cache,))
         else:
             self.site.psql(VERSIONS)
         if self.strategy == 'notify':
@@ -169,6 +170,8 @@ class Workload:
                 raise RuntimeError('the workload failed (%s): %s' % (status, file.read()[-2000:]))
         sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name ~ '^history-'"
         wait_for(lambda: self.site.value(sessions) == 0, 'the last sessions to end', 60)
+        for gid, in self.site.psql('SELECT gid FROM pg_prepared_xacts'):        # see leave_prepared()
+            self.site.psql('ROLLBACK PREPARED %s', (gid,))
 
     def dump_log(self, name):
         """item_log as it is now."""

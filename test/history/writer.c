@@ -200,7 +200,7 @@ write_many(Client *c, Txn *txn)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-static void
+void
 record_txn(Client *c, const Txn *txn, int outcome, int64_t done)
 {
 	record(c, 'T', outcome, txn->n, txn->id, done, 0, txn->start, txn->sent, txn->end);
@@ -210,7 +210,7 @@ record_txn(Client *c, const Txn *txn, int outcome, int64_t done)
 }
 
 /* What the strategy has to do after COMMIT, unless the client dies before it. */
-static void
+void
 txn_committed(Client *c, Txn *txn)
 {
 	int64_t		done = 0;
@@ -232,7 +232,7 @@ txn_committed(Client *c, Txn *txn)
 	record_txn(c, txn, OUTCOME_COMMITTED, done);
 }
 
-static void
+void
 txn_aborted(Client *c, Txn *txn)
 {
 	txn->end = now_ns();
@@ -265,7 +265,7 @@ txn_settle(Client *c, Txn *txn, PGresult *result)
 		record_txn(c, txn, OUTCOME_UNKNOWN, 0);
 }
 
-static void
+void
 txn_commit(Client *c, Txn *txn)
 {
 	if (txn->broken)
@@ -392,6 +392,21 @@ bulk(Client *c, Txn *txn)
 	txn_commit(c, txn);
 }
 
+/*
+ * Most are ended at once or soon. Some stay prepared long enough to outlive whatever is restarted meanwhile: of rows that
+ * few others want, because the lock stays too.
+ */
+static void
+two_phase(Client *c, Txn *txn)
+{
+	bool		patient = draw(c, 5) == 0;
+	uint64_t	among = (uint64_t) (patient ? (options.keys + 3) / 4 : options.keys);
+
+	if (txn_begin(c, txn, "") && write_row(c, txn, options.keys - (int) draw(c, among)) && draw(c, 3) == 0)
+		write_row(c, txn, options.keys - (int) draw(c, among));
+	txn_prepare(c, txn, patient ? 2500 : draw(c, 2) ? 40 : 1);
+}
+
 static const struct
 {
 	int			share;
@@ -408,6 +423,7 @@ static const struct
 	{4, deletion, false},
 	{3, move, false},
 	{1, bulk, false},
+	{5, two_phase, false},
 };
 
 #define KINDS	(sizeof(kinds) / sizeof(kinds[0]))
@@ -443,10 +459,12 @@ run_writer(Client *c)
 	while (!control->stop)
 	{
 		if (!pg_ready(c))
-			return;
+			break;
+		resolve_prepared(c);
 		txn_new(c, &txn);
 		run_kind(c, &txn);
 		if (options.pause_us > 0)
 			sleep_ms((int) draw(c, (uint64_t) options.pause_us * 2 / 1000 + 1));
 	}
+	leave_prepared(c);
 }

@@ -659,6 +659,8 @@ foreach my $where (qw(before after))
 				$fault{$fault}->();
 				if ($crash)
 				{
+					# it is not asked while it has not noticed yet
+					poll(sub { !kill 0, $writer->pid }, 'the postmaster to notice');
 					# no writer is left that could change the old epoch's fences: what they may serve is what is stored, or nothing
 					poll(sub { my ($rc) = $node->psql('postgres', 'SELECT 1'); $rc == 0 }, 'the recovery');
 					$sql = FenceTest::Session->open($node);

@@ -6,11 +6,15 @@
 What a record tells is described at Fault. Faults are injected one at a time; any sequence is possible.
 """
 
-from faults import combined, failover, lost_commits, network, pauses, postgres, redis_server
+from faults import combined, failover, lost_commits, network, nodes, pauses, postgres, redis_server
 from faults.fault import Fault, NotDone
 
 FAULTS = {fault.name: fault for module in (postgres, lost_commits, redis_server, failover, pauses, network, combined)
           for fault in module.FAULTS}
+
+# Where there are several Redis servers (nodes_site.py): layout -> name -> fault
+NODES_FAULTS = {layout: {fault.name: fault for fault in (*postgres.FAULTS, *lost_commits.FAULTS, *nodes.FAULTS)
+                         if getattr(fault, 'layout', layout) == layout} for layout in ('cluster', 'shards')}
 
 
 def options_for(names):
@@ -18,4 +22,4 @@ def options_for(names):
     return {option: value for name in names for option, value in FAULTS[name].options.items()}
 
 
-__all__ = ['FAULTS', 'Fault', 'NotDone', 'options_for']
+__all__ = ['FAULTS', 'NODES_FAULTS', 'Fault', 'NotDone', 'options_for']

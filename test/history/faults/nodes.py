@@ -1,0 +1,153 @@
+"""What happens where there are several Redis servers (nodes_site.py): slots move, masters go and come back.
+
+Each fault is over when every slot is granted where it is served.
+"""
+
+import time
+
+from faults.fault import Fault, sleep, wait_for
+from faults.pauses import stopped
+
+HOT = 12                    # keys whose slots are moved
+
+
+class NodesFault(Fault):
+    """layout: 'cluster' or 'shards'."""
+
+    layout = 'cluster'
+
+    def do(self, site, rng, record):
+        site.wait_whole()
+        self.disturb(site, rng, record)
+        if site.layout == 'cluster':
+            site.wait_healthy()
+        site.wait_whole()
+
+    def disturb(self, site, rng, record):
+        raise NotImplementedError
+
+
+class SlotsMove(NodesFault):
+    name = 'slots_move'
+    describe = 'slots of keys that are in use move to another master'
+    epoch = 'new'
+
+    def disturb(self, site, rng, record):
+        before = site.owners()
+        for slot in set(rng.sample(site.slots_of_keys(HOT), 5)):
+            source = site.owner(slot)
+            site.move_slot(slot, rng.choice([master for master in site.masters() if master is not source]))
+        record['proof']['moved'] = site.owners() != before
+        if not record['proof']['moved']:
+            raise RuntimeError('no slot has moved')
+
+
+class SlotsReturn(NodesFault):
+    name = 'slots_return'
+    describe = 'a slot of a key that is in use moves to another master and, before it is granted there, back'
+
+    def disturb(self, site, rng, record):
+        for slot in set(rng.sample(site.slots_of_keys(HOT), 2)):
+            source = site.owner(slot)
+            site.move_slot(slot, rng.choice([master for master in site.masters() if master is not source]))
+            sleep(rng, 0, 1)
+            site.move_slot(slot, source)
+
+
+class ClusterFailover(NodesFault):
+    name = 'cluster_failover'
+    describe = 'CLUSTER FAILOVER: a replica and its master change places'
+    epoch = 'new'
+
+    def disturb(self, site, rng, record):
+        master = rng.choice(site.masters())
+        replica = site.replica_of(master)
+        replica.call('CLUSTER', 'FAILOVER')
+        wait_for(lambda: replica.port in site.owned(), 'the replica to take over')
+
+
+class MasterKilled(NodesFault):
+    """quick: it is back, without its memory, before anybody takes its place."""
+
+    epoch = 'new'
+
+    def __init__(self, name, describe, quick):
+        self.name, self.describe, self.quick = name, describe, quick
+
+    def disturb(self, site, rng, record):
+        master = rng.choice(site.masters())
+        replica = site.replica_of(master)
+        went = time.monotonic()
+        master.kill9()
+        if self.quick:
+            sleep(rng, 0, 0.5)
+        else:
+            wait_for(lambda: replica.port in site.owned(), 'the replica to take over', 60)
+            sleep(rng, 0, 2 * site.lease)
+        master.start()
+        record['down'] = (went, time.monotonic())
+
+
+class MasterPaused(NodesFault):
+    name = 'master_pause_long'
+    describe = 'a master stands still, its replica takes its place, and it comes back in the middle of what it was doing'
+    epoch = 'new'
+
+    def disturb(self, site, rng, record):
+        master = rng.choice(site.masters())
+        replica = site.replica_of(master)
+        with stopped(master.pid):
+            wait_for(lambda: replica.call('ROLE')[0] == 'master', 'the replica to take over', 60)
+            sleep(rng, 0, 2 * site.lease)
+        wait_for(lambda: master.info('replication', 'role') == 'slave', 'the old master to give in', 60)
+
+
+class ShardKilled(NodesFault):
+    layout = 'shards'
+    name = 'shard_kill9'
+    describe = 'one of the shards is killed and comes back empty'
+    epoch = 'new'
+
+    def disturb(self, site, rng, record):
+        server = rng.choice(site.members)
+        went = time.monotonic()
+        server.kill9()
+        sleep(rng, *rng.choice(((0, 0.3), (0, 4 * site.lease))))
+        server.start()
+        record['down'] = (went, time.monotonic())
+        site.wait_open(60, above=record['epoch_before'])
+
+
+class ShardPaused(NodesFault):
+    layout = 'shards'
+    name = 'shard_pause_long'
+    describe = 'one of the shards stands still for two leases or more'
+
+    def disturb(self, site, rng, record):
+        with stopped(rng.choice(site.members).pid):
+            sleep(rng, 2 * site.lease, 5 * site.lease)
+
+
+class ShardFlushed(NodesFault):
+    layout = 'shards'
+    name = 'shard_flushall'
+    describe = 'FLUSHALL of one of the shards, several times'
+    epoch = 'same'
+
+    def disturb(self, site, rng, record):
+        for _ in range(rng.randint(2, 5)):
+            rng.choice(site.members).call('FLUSHALL')
+            sleep(rng, 0.05, 0.4)
+
+
+FAULTS = [
+    SlotsMove(),
+    SlotsReturn(),
+    ClusterFailover(),
+    MasterKilled('master_kill9', 'a master of the cluster is killed, its replica takes its place', False),
+    MasterKilled('master_kill9_quick', 'a master of the cluster is killed and is back, empty, before it is missed', True),
+    MasterPaused(),
+    ShardKilled(),
+    ShardPaused(),
+    ShardFlushed(),
+]
