@@ -18,7 +18,7 @@ def run(bench):
     count = bench.rounds or bench.amount(2, 5)
     seconds = bench.seconds or bench.amount(0.6, 1.5)
     result = {}
-    bench.redis.call('FUNCTION', 'LOAD', 'REPLACE', EMPTY)
+    bench.redis.client.function_load(EMPTY, replace=True)
     for payload in 100, 1000, 10_000:
         domain = f'hits_{payload}'
         bench.pg.sql(f'CREATE TABLE {domain} (id int8 PRIMARY KEY, version int8 NOT NULL DEFAULT 0, data text NOT NULL)')
