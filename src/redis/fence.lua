@@ -156,8 +156,8 @@ end
 -- slots: false: all; else slot -> true: granted; false: was granted and is lost (see read_keys), and then
 -- lost: slot -> a fence that was found elsewhere.
 -- pending: fence name -> list of {stamp, w, gen, since}; fences: how many there are in it; most: how many there were
--- since it was made. domains: name -> see domain_of(). filling, filled_before, turned: see busy_ms(). A gen is a table
--- of its own: it equals nothing but itself.
+-- since it was made. domains: name -> see domain_of(). filling, filled_before, turned: see turn_fills(). A gen is a
+-- table of its own: it equals nothing but itself.
 local function new_space(armed, slots)
   return { armed = armed, slots = slots, lost = {}, pending = {}, fences = 0, most = 0, domains = {},
            filling = {}, filled_before = {}, turned = 0 }
@@ -570,6 +570,15 @@ local function is_back(space)
   return false
 end
 
+-- Fill leases (busy_ms) are kept in two tables, those given since the last turn and those before it, which are thrown
+-- away whole: a Lua table never shrinks, and every round of the garbage collector walks through it. So a turn comes as
+-- soon as all of the older have run out, with the next lease or the next heartbeat.
+local function turn_fills(space, now)
+  if now - space.turned >= space.armed.fill_ms or now < space.turned then
+    space.filled_before, space.filling, space.turned = space.filling, {}, now
+  end
+end
+
 -- renew | heartbeat-key identity epoch until settings -> renewed '' now back. back '1': slots that were lost could be
 -- granted again, in another epoch. Refused unless armed in exactly that epoch: a renewal that was sent to the process
 -- before this one must not bring this one to life [1]. The key is an argument: a process whose slots are moving away
@@ -588,6 +597,7 @@ local function renew(_, args)
   if wrote.err and not is_elsewhere(wrote) then error(wrote) end
   extend(space.armed, till)
   use_settings(space, settings)
+  turn_fills(space, now)
   return { 'renewed', '', tostring(now), is_back(space) and '1' or '0' }
 end
 
@@ -914,18 +924,14 @@ local function count(domain, what)
 end
 
 -- Fill leases. Milliseconds for which another reader has been asked to fill in the value of what the fence says now (a
--- version, or '-' and a ticket); nil: this reader is it from now on. Kept are those given since the last turn and those
--- before it, two tables that are thrown away whole, because a Lua table never shrinks: the next turn comes when all of
--- the older have run out.
+-- version, or '-' and a ticket); nil: this reader is it from now on.
 local function busy_ms(space, fence, what)
   local lease, now = space.armed.fill_ms, now_ms()
   if lease == 0 then return nil end
   local fill = space.filling[fence] or space.filled_before[fence]
   local left = fill and fill.what == what and fill.till - now or 0
   if left > 0 and left <= lease then return left end
-  if now - space.turned >= lease or now < space.turned then
-    space.filled_before, space.filling, space.turned = space.filling, {}, now
-  end
+  turn_fills(space, now)
   space.filling[fence] = { what = what, till = now + lease }
 end
 
