@@ -323,6 +323,14 @@ sub compare_state
 	my ($run, $keys, $pending) = @_;
 	my $model = $run->{model};
 
+	foreach my $domain ($model->unknown_tokens)
+	{
+		my ($ns, $name) = @$domain;
+		my $token = $zero->call('FCALL', 'fence_status', 1, "$ns:f:$name:{1}")->[1];
+		my $wrong = $model->learn_token($ns, $name, $token);
+		return $wrong if $wrong;
+		remember($run->{old_tokens}, $token);
+	}
 	foreach my $key (@fences, @values)
 	{
 		my ($is, $should) = (shift @$keys, $model->{keys}{$key});
@@ -339,14 +347,6 @@ sub compare_state
 		@is = sort @is;
 		my @should = $model->reservations($ns);
 		return "reservations are [@is], expected [@should]" if "@is" ne "@should";
-	}
-	foreach my $domain ($model->unknown_tokens)
-	{
-		my ($ns, $name) = @$domain;
-		my $token = $zero->call('FCALL', 'fence_status', 1, "$ns:f:$name:{1}")->[1];
-		my $wrong = $model->learn_token($ns, $name, $token);
-		return $wrong if $wrong;
-		remember($run->{old_tokens}, $token);
 	}
 	return if $run->{done} % 16;
 

@@ -86,9 +86,21 @@ sub learn_token
 {
 	my ($self, $ns, $name, $token) = @_;
 
+	my $domain = $self->{spaces}{$ns}{domains}{$name};
+	my $unknown = $self->_token($domain);
+
 	return "token '$token' of $ns $name is not new" if $self->{used}{$token}++;
-	$self->{token}{ $self->{spaces}{$ns}{domains}{$name}{gen} } = $token;
+	s/^\Q$unknown\E / "$token " /e foreach values %{ $self->{keys} };
+	$self->{token}{ $domain->{gen} } = $token;
 	return;
+}
+
+# A commit may be the first that is heard of a domain, and write with the token that is learned afterwards.
+sub _token
+{
+	my ($self, $domain) = @_;
+
+	return $self->{token}{ $domain->{gen} } // "<gen$domain->{gen}>";
 }
 
 sub learn_ticket
@@ -172,7 +184,7 @@ sub _fence
 	my $text = $self->{keys}{$fence} // return ('none');
 	my ($token, $v, $rest) = split / /, $text, 3;
 
-	return ('other') if ($self->{token}{ $domain->{gen} } // '') ne $token;
+	return ('other') if $self->_token($domain) ne $token;
 	return $v eq '-' ? ('ticket', $rest) : ('version', $v);
 }
 
@@ -192,7 +204,7 @@ sub _set
 {
 	my ($self, $fence, $domain, $v, $stamp) = @_;
 
-	$self->{keys}{$fence} = "$self->{token}{$domain->{gen}} $v $stamp";
+	$self->{keys}{$fence} = $self->_token($domain) . " $v $stamp";
 	return;
 }
 
@@ -474,7 +486,7 @@ sub _commit
 	_void_grants($space, $fence);
 	return unless $is_newest;
 	delete $self->{keys}{$value} if $what eq 'd';
-	$self->{keys}{$value} = "$self->{token}{ $domain->{gen} } $w $stamp\n$payload"
+	$self->{keys}{$value} = $self->_token($domain) . " $w $stamp\n$payload"
 	  if $what eq 'v' && $proves;
 	return;
 }
