@@ -112,6 +112,15 @@ passed=0
 failed=0
 skipped=0
 
+# What failed, once more, for who reads only the end; the details stand above.
+recall_failures() {
+	for file in "$base"/*.log; do
+		case $file in */postgres.log | */redis.log) continue ;; esac
+		grep -E '^(    )*not ok |\.\.\. FAILED |^#   Failed test |[(]Wstat: [1-9]|^[|].* [1-9][0-9]* failed' "$file" |
+			sed "s/^/$(basename "$file" .log): /" | head -n 40
+	done
+}
+
 finish() {
 	if [ -e "$base/matrix.counts" ]; then
 		read -r good bad <"$base/matrix.counts"
@@ -119,6 +128,11 @@ finish() {
 		failed=$((failed + bad))
 	fi
 	say
+	if [ $failed -gt 0 ]; then
+		say '--- what failed'
+		recall_failures
+		say
+	fi
 	[ "$skipped" -eq 0 ] || say "$skipped TAP files skipped themselves; see above for why"
 	say "$passed passed, $failed failed"
 	[ $failed -eq 0 ]

@@ -315,7 +315,7 @@ static void
 watch_clock(RedisNode *node, int64 asked_at)
 {
 	int64		ahead = node->hello.time_ms * 1000 - node->heard_at;
-	int64		step = node->clock_ahead ? Abs(ahead - node->clock_ahead) - (node->heard_at - asked_at) - 1000 : 0;
+	int64		step = node->clock_ahead ? llabs(ahead - node->clock_ahead) - (node->heard_at - asked_at) - 1000 : 0;
 
 	if (step > setting_clock_margin * INT64CONST(1000))
 		ereport(LOG,
