@@ -1104,7 +1104,7 @@ subtest 'events: stream' => sub {
 };
 
 subtest 'events in a cluster: to the slot of the fence' => sub {
-	my $cluster = FenceTest::Redis->start(config => [ 'cluster-enabled yes', 'cluster-require-full-coverage no' ]);
+	my $cluster = FenceTest::Redis->start(config => [ 'cluster-enabled yes', 'cluster-port ' . FenceTest::Redis::_free_port(), 'cluster-require-full-coverage no' ]);
 	local $FenceTest::Library::redis = $cluster;
 	$cluster->call('CLUSTER', 'ADDSLOTSRANGE', 0, 16383);
 	poll(sub { $cluster->call('CLUSTER', 'INFO') =~ /cluster_state:ok/ }, 'the cluster');
