@@ -152,22 +152,26 @@ sub move_slots
 		next if $from == $to;
 		$to->call('CLUSTER', 'SETSLOT', $slot, 'IMPORTING', $from->id);
 		$from->call('CLUSTER', 'SETSLOT', $slot, 'MIGRATING', $to->id);
-		while (my @keys = @{ $from->call('CLUSTER', 'GETKEYSINSLOT', $slot, 100) })
-		{
-			$from->attempt('MIGRATE', '127.0.0.1', $to->port, '', 0, 5000, 'REPLACE', 'KEYS', @keys);
-		}
+		_poll(
+			sub {
+				my @keys = @{ $from->call('CLUSTER', 'GETKEYSINSLOT', $slot, 100) } or return 1;
+				$from->attempt('MIGRATE', '127.0.0.1', $to->port, '', 0, 5000, 'REPLACE', 'KEYS', @keys);
+				return 0;
+			},
+			"the keys of slot $slot to move");
 		$_->attempt('CLUSTER', 'SETSLOT', $slot, 'NODE', $to->id) foreach $to, $from, grep { $_ != $to && $_ != $from } $self->masters;
 	}
 	return;
 }
 
-# One more member; a master without slots.
+# One more member; a master without slots. It knows who has them: one that does not can never import any.
 sub join
 {
 	my ($self) = @_;
 	my $new = $self->_member;
 
 	$self->_meet;
+	$self->wait_healthy;
 	return $new;
 }
 
