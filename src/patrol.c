@@ -688,8 +688,8 @@ fence_patrol_main(Datum arg)
 	{
 		bool		wanted;
 
-		/* asked for while the last round was under way, perhaps after it had looked: that round's waits took the latch */
-		if (pg_atomic_read_u32(&fence_shared->patrol_wanted) == 0)
+		/* what was asked for, or set, while the last round was under way: that round's waits took the latch */
+		if (pg_atomic_read_u32(&fence_shared->patrol_wanted) == 0 && !ConfigReloadPending)
 			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 							 setting_patrol_interval, wait_event_worker());
 		ResetLatch(MyLatch);
