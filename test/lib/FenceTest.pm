@@ -97,7 +97,7 @@ sub new_postgres
 	my %option = map { $_ => delete $settings{$_} } qw(init new preload start extension wait);
 	my %default = (
 		namespace       => sprintf('t%d.%d', $$, ++$nodes_made),
-		lease           => '1000ms',
+		lease           => '2s',
 		clock_margin    => '50ms',
 		timeout         => '2s',
 		patrol_interval => '100ms',

@@ -16,7 +16,7 @@ use Time::HiRes qw(time);
 my $lease = 0.5;
 my $redis = FenceTest::Redis->start;
 my $node = new_postgres('main', $redis,
-	lease                     => '500ms',
+	lease                     => '1500ms',
 	bulk_threshold            => 20,
 	max_prepared_transactions => 20,
 	autovacuum                => 'off');

@@ -14,7 +14,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $redis = FenceTest::Redis->start;
-my $node = new_postgres('main', $redis, lease => '500ms', max_worker_processes => 16);
+my $node = new_postgres('main', $redis, lease => '1500ms', max_worker_processes => 16);
 my $dir = PostgreSQL::Test::Utils::tempdir();
 my $names = 0;
 
@@ -246,7 +246,7 @@ foreach my $way (sort keys %way)
 is(inventory($node, 'original'), $inventory, 'the original is as it was');
 
 subtest 'into another cluster, at the same Redis' => sub {
-	my $second = new_postgres('second', $redis, lease => '500ms');
+	my $second = new_postgres('second', $redis, lease => '1500ms');
 	my $other = new_database($second);
 
 	runs($second, @{ $way{parallel}->($other) });

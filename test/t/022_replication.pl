@@ -53,7 +53,7 @@ sub error_of
 subtest 'a subscriber: what the apply worker writes is fenced' => sub {
 	my $publisher = new_postgres('publisher', $redis, preload => 0, extension => 0, init => { allows_streaming => 'logical' },
 		max_prepared_transactions => 5);
-	my $subscriber = new_postgres('subscriber', $redis, lease => '500ms', bulk_threshold => 50, max_prepared_transactions => 5,
+	my $subscriber = new_postgres('subscriber', $redis, lease => '1500ms', bulk_threshold => 50, max_prepared_transactions => 5,
 		max_worker_processes => 16);
 	my $from = $publisher->connstr . ' dbname=postgres';
 	my $caught_up = sub { $publisher->wait_for_catchup('sub'); return; };

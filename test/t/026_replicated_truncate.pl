@@ -11,7 +11,7 @@ use Test::More;
 
 my $redis = FenceTest::Redis->start;
 my $publisher = new_postgres('publisher', $redis, preload => 0, extension => 0, init => { allows_streaming => 'logical' });
-my $subscriber = new_postgres('subscriber', $redis, lease => '500ms', max_worker_processes => 16);
+my $subscriber = new_postgres('subscriber', $redis, lease => '1500ms', max_worker_processes => 16);
 my $from = $publisher->connstr . ' dbname=postgres';
 my $table = 'CREATE TABLE parts (id int PRIMARY KEY, name text%s) PARTITION BY RANGE (id);
 	CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (1) TO (10);

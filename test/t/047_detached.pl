@@ -12,7 +12,7 @@ use Time::HiRes qw(time);
 
 my $redis = FenceTest::Redis->start;
 my $node = new_postgres('main', $redis,
-	lease                     => '500ms',
+	lease                     => '1500ms',
 	max_prepared_transactions => 5,
 	autovacuum                => 'off');
 my ($sql, $other);
