@@ -181,6 +181,18 @@ CREATE OR REPLACE VIEW fence.pending AS
             AND x.transaction::text = CASE WHEN p.stamp ~ '^[0-9]+[.]'
                 THEN (pg_catalog.split_part(p.stamp, '.', 1)::numeric % 4294967296)::text END;
 
+-- Effects that are held: of transactions under way or prepared, or over and not settled yet (all databases). kind: which function;
+-- stamp: of the whole transaction. fate is what the patrol goes by: of the savepoint's subtransaction that made it.
+CREATE FUNCTION fence._effects(OUT key text, OUT kind text, OUT stamp text, OUT age interval, OUT pid integer, OUT fate text)
+    RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_effects_view';
+CREATE VIEW fence.effects AS
+    SELECT e.key, e.kind, e.stamp, e.age, e.pid,
+           CASE WHEN x.gid IS NULL THEN e.fate ELSE 'prepared' END AS fate, x.gid
+      FROM fence._effects() e
+      LEFT JOIN pg_catalog.pg_prepared_xacts x
+             ON e.fate = 'in progress' AND e.pid IS NULL
+            AND x.transaction::text = (pg_catalog.split_part(e.stamp, '.', 1)::numeric % 4294967296)::text;
+
 -- Compares all rows of a domain with their fences and repairs what is ahead or behind; tells what was found.
 CREATE FUNCTION fence.repair_domain(domain text, OUT relation text, OUT count bigint)
     RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_repair_domain';
@@ -211,7 +223,8 @@ CREATE VIEW fence.metrics AS
 CREATE FUNCTION fence.reset_metrics() RETURNS void
     LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_reset_metrics';
 
-REVOKE ALL ON FUNCTION fence.reserve, fence.commit, fence.abort, fence.repair_domain, fence._metrics, fence.reset_metrics, fence.doctor FROM PUBLIC;
+REVOKE ALL ON FUNCTION fence.reserve, fence.commit, fence.abort, fence.repair_domain, fence._effects, fence._metrics, fence.reset_metrics,
+                       fence.doctor FROM PUBLIC;
 -- Effects reach any key that Redis lets this server reach, outside of its namespace.
 REVOKE ALL ON FUNCTION fence.once, fence.once_result, fence.counter_add, fence.transfer, fence.compare_and_set, fence.take,
                        fence.take_and_extend, fence.take_and_set, fence.publish, fence.publish_hash,

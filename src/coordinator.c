@@ -89,6 +89,16 @@ coordinator_is_redirection(const redisReply *reply)
 	return false;
 }
 
+/* Who holds the key now. False: nobody. */
+static bool
+find_node(const char *key, int *node)
+{
+	*node = fence_node_of(key);
+	if (*node == SLOT_NOBODY)
+		strlcpy(problem, "the Redis process that holds the slot of this key was not there when the epoch began", sizeof(problem));
+	return *node != SLOT_NOBODY;
+}
+
 /* Who was granted the slot knows whether the fence may be trusted; whoever Redis Cluster points to instead does not. */
 static redisReply *
 ask_with(redisReply *(*ask) (int, int, const char **, const size_t *, int64), const char *fence, int argc, const char **argv,
@@ -98,12 +108,8 @@ ask_with(redisReply *(*ask) (int, int, const char **, const size_t *, int64), co
 	redisReply *reply;
 
 	coordinator_await_letters();
-	node = fence_node_of(fence);
-	if (node == SLOT_NOBODY)
-	{
-		strlcpy(problem, "the Redis process that holds the slot of this key was not there when the epoch began", sizeof(problem));
+	if (!find_node(fence, &node))
 		return NULL;
-	}
 	reply = ask(node, argc, argv, argvlen, reply_deadline());
 	if (reply == NULL)
 		strlcpy(problem, wire_problem(), sizeof(problem));
@@ -120,6 +126,28 @@ redisReply *
 coordinator_ask_once(const char *fence, int argc, const char **argv, const size_t *argvlen)
 {
 	return ask_with(wire_ask_once, fence, argc, argv, argvlen);
+}
+
+bool
+coordinator_say(const char *key, int argc, const char **argv, const size_t *argvlen, WireAnswer answer, uint64 number)
+{
+	int			node;
+
+	if (!find_node(key, &node))
+		return false;
+	if (wire_say(node, argc, argv, argvlen, answer, number, reply_deadline()))
+		return true;
+	strlcpy(problem, wire_problem(), sizeof(problem));
+	return false;
+}
+
+bool
+coordinator_collect(void)
+{
+	if (wire_collect(reply_deadline()))
+		return true;
+	strlcpy(problem, wire_problem(), sizeof(problem));
+	return false;
 }
 
 bool
@@ -655,8 +683,11 @@ keep_values(void)
 bool
 coordinator_post(const Letter *letter)
 {
-	uint64		number = outbox_post(letter);
+	uint64		number;
 
+	if (wire_send_after(letter))
+		return true;
+	number = outbox_post(letter);
 	if (number != 0)
 	{
 		first_end = first_end ? first_end : number;
@@ -665,13 +696,6 @@ coordinator_post(const Letter *letter)
 	else if (!letter->spare)
 		metrics_count_end(&letter->count, letter->kind == LETTER_END_DOMAIN, LETTER_LOST);
 	return number != 0;
-}
-
-/* What was sent on a wire, and perhaps has not arrived, is ended on the same wire. */
-static bool
-send_end(const Letter *letter)
-{
-	return (letter->kind == LETTER_END && wire_send_after(letter)) || coordinator_post(letter);
 }
 
 void
@@ -719,7 +743,7 @@ coordinator_commit(void)
 			told = !wire_is_busy(letter.node) && coordinator_post(&letter);
 		else
 		{
-			ok = (told || send_end(&letter)) && ok;
+			ok = (told || coordinator_post(&letter)) && ok;
 			told = false;
 		}
 	}
@@ -731,6 +755,6 @@ void
 coordinator_abort(void)
 {
 	coordinator_forget();
-	if (!emit_end(false, send_end))
+	if (!emit_end(false, coordinator_post))
 		fence_wake_patrol();
 }

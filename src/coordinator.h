@@ -14,6 +14,7 @@
 
 #include "ledger.h"
 #include "outbox.h"
+#include "wire.h"
 
 /*
  * Asks for the reservation's wanted version if fences are OPEN; else nothing happens: before the commit it is sent anyway. The
@@ -58,8 +59,9 @@ extern void coordinator_forget(void);
 extern void coordinator_abort(void);
 
 /*
- * Posts a letter that ends something of this transaction; coordinator_await_letters and coordinator_ask wait for it. False:
- * there is no room. Same restrictions as coordinator_commit.
+ * Sends a letter that ends something of this transaction: after what is on its way to the same process, else through the
+ * courier. coordinator_await_letters and coordinator_ask wait for it. False: there is no room. Same restrictions as
+ * coordinator_commit.
  */
 extern bool coordinator_post(const Letter *letter);
 
@@ -75,6 +77,14 @@ extern redisReply *coordinator_ask(const char *fence, int argc, const char **arg
 
 /* The same for what must not arrive twice: see wire_ask_once. */
 extern redisReply *coordinator_ask_once(const char *fence, int argc, const char **argv, const size_t *argvlen);
+
+/*
+ * Says something to the process that holds the key, once, without waiting for the answer: wire_say tells when that comes.
+ * coordinator_collect waits for all answers that are outstanding, of reservations too, at most `timeout`. Interruptible.
+ * False: it was not sent, or not all were answered; coordinator_problem() tells.
+ */
+extern bool coordinator_say(const char *key, int argc, const char **argv, const size_t *argvlen, WireAnswer answer, uint64 number);
+extern bool coordinator_collect(void);
 
 /*
  * Whether Redis Cluster answered that the key's slot is another process's affair, or nobody's, now. It is never followed

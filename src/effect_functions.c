@@ -120,28 +120,32 @@ text_datum(const char *s)
 	return CStringGetTextDatum(s);
 }
 
-/* What kinds have in common that was not held. */
-static void
-raise_not_held(const EffectCall *call, const EffectAnswer *answer)
+void
+effect_raise_refused(const char *key, const EffectAnswer *answer)
 {
 	if (says(answer, "busy"))
 		ereport(ERROR,
 				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
-				 errmsg("another transaction is about to change key \"%s\"", call->key),
+				 errmsg("another transaction is about to change key \"%s\"", key),
 				 errhint("Try again when it has ended.")));
 	if (says(answer, "mixed"))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("this transaction has another kind of effect on key \"%s\"", call->key)));
+				 errmsg("this transaction has another kind of effect on key \"%s\"", key)));
 	if (says(answer, "inexact"))
 		ereport(ERROR,
 				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
-				 errmsg("counter \"%s\" is no whole number that can be counted exactly", call->key),
+				 errmsg("counter \"%s\" is no whole number that can be counted exactly", key),
 				 errdetail("Counters count from -" INT64_FORMAT " to " INT64_FORMAT ".", EXACT, EXACT)));
 	if (says(answer, "type"))
 		ereport(ERROR,
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
-				 errmsg("key \"%s\" holds something else than a log of this kind", call->key)));
+				 errmsg("key \"%s\" holds something else than a log of this kind", key)));
+	if (says(answer, "none"))
+		ereport(ERROR,
+				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+				 errmsg("Redis has lost that this transaction took idempotency key \"%s\"", key),
+				 errhint("Try the transaction again.")));
 	elog(ERROR, "Redis gave a malformed answer about an effect");
 }
 
@@ -179,7 +183,7 @@ fence_once(PG_FUNCTION_ARGS)
 	answer = effect_hold(&call);
 	/* busy: another transaction is at it */
 	if (!says(&answer, "held") && !says(&answer, "busy") && !says(&answer, "own") && !says(&answer, "done"))
-		raise_not_held(&call, &answer);
+		effect_raise_refused(call.key, &answer);
 	values[0] = BoolGetDatum(says(&answer, "held"));
 	if ((says(&answer, "own") || says(&answer, "done")) && answer.n > 1)
 		result = answer.words[1];
@@ -194,7 +198,7 @@ fence_once(PG_FUNCTION_ARGS)
 Datum
 fence_once_result(PG_FUNCTION_ARGS)
 {
-	EffectCall	call = {.kind = "result", .nargs = 1, .needs_redis = true};
+	EffectCall	call = {.kind = "result", .nargs = 1, .unheard = true, .needs_redis = true};
 	EffectAnswer answer;
 	Jsonb	   *result;
 
@@ -207,14 +211,14 @@ fence_once_result(PG_FUNCTION_ARGS)
 				 errmsg("%s must not have more than %d bytes", "the result", MAX_ENTRY)));
 	call.args[0] = JsonbToCString(NULL, &result->root, VARSIZE(result));
 	call.durable = durable_argument(fcinfo, 2);
-	answer = effect_hold(&call);
-	if (says(&answer, "none") || says(&answer, "busy"))
+	if (!effect_is_own("once", call.key))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("this transaction has not taken idempotency key \"%s\"", call.key),
 				 errhint("Call fence.once first, and do the work only if it says that this is the first time.")));
+	answer = effect_hold(&call);
 	if (!says(&answer, "held"))
-		raise_not_held(&call, &answer);
+		effect_raise_refused(call.key, &answer);
 	PG_RETURN_VOID();
 }
 
@@ -244,7 +248,7 @@ counter_answer(const EffectCall *call, const EffectAnswer *answer)
 	if (says(answer, "full") && answer->n > 1)
 		raise_bound(call->other_key, answer);
 	if (!says(answer, "held") || answer->n < 2)
-		raise_not_held(call, answer);
+		effect_raise_refused(call->key, answer);
 	return strtoll(answer->words[1], NULL, 10);
 }
 
@@ -306,7 +310,7 @@ hold_set(const char *key, const char *how, const char *value, const char *ttl, c
 	EffectAnswer answer = effect_hold(&call);
 
 	if (!says(&answer, "held") && !says(&answer, "differs") && !says(&answer, "nothing"))
-		raise_not_held(&call, &answer);
+		effect_raise_refused(call.key, &answer);
 	if (answer.n < 3)
 		elog(ERROR, "Redis gave a malformed answer about an effect");
 	return answer;
@@ -374,15 +378,20 @@ send_piece(const char *key, size_t offset, int n, const char **piece)
 	pfree(args);
 }
 
-/* False: there is no use in sending pieces now. */
+/*
+ * Holds the value: one that is small with its hold. False: it has to be sent in pieces, which are nothing without the hold, and
+ * of which Redis and this backend are to have one at a time only.
+ */
 static bool
-hold_publish(EffectCall *call)
+hold_publish(EffectCall *call, bool small)
 {
-	EffectAnswer answer = effect_hold(call);
+	EffectAnswer answer;
 
+	call->unheard = small;
+	answer = effect_hold(call);
 	if (!says(&answer, "held"))
-		raise_not_held(call, &answer);
-	return !answer.unasked;
+		effect_raise_refused(call->key, &answer);
+	return small || answer.unasked;
 }
 
 Datum
@@ -395,21 +404,20 @@ fence_publish(PG_FUNCTION_ARGS)
 	EffectCall	call = {.kind = "publish", .key = key, .nargs = 2, .args = {ttl, "string"},
 		.durable = durable_argument(fcinfo, 3), .nrow = lengthof(row), .row = row};
 	size_t		size = strlen(value);
-	size_t		offset = 0;
-	char	   *piece = palloc(PIECE_BYTES + 1);
+	char	   *piece;
 
-	if (!hold_publish(&call))
+	if (hold_publish(&call, size <= PIECE_BYTES))
 		PG_RETURN_VOID();
-	do
+	piece = palloc(PIECE_BYTES + 1);
+	for (size_t offset = 0; offset < size; offset += PIECE_BYTES)
 	{
-		size_t		len = Min(size - offset, PIECE_BYTES);
 		const char *argument = piece;
+		size_t		len = Min(size - offset, PIECE_BYTES);
 
 		memcpy(piece, value + offset, len);
 		piece[len] = '\0';
 		send_piece(key, offset, 1, &argument);
-		offset += len;
-	} while (offset < size);
+	}
 	PG_RETURN_VOID();
 }
 
@@ -449,6 +457,7 @@ fence_publish_hash(PG_FUNCTION_ARGS)
 	const char *key = key_argument_of(fcinfo, 0);
 	const char *ttl = ttl_argument(fcinfo, 2);
 	int			n;
+	size_t		bytes = 0;
 	const char **fields;
 	const char **row;
 	EffectCall	call = {.kind = "publish", .key = key, .nargs = 2, .args = {ttl, "hash"},
@@ -462,7 +471,9 @@ fence_publish_hash(PG_FUNCTION_ARGS)
 	memcpy(row + 2, fields, sizeof(char *) * n);
 	call.row = row;
 	call.nrow = n + 2;
-	if (!hold_publish(&call))
+	for (int i = 0; i < n; i++)
+		bytes += strlen(fields[i]);
+	if (hold_publish(&call, n <= 2 * PIECE_FIELDS && bytes <= PIECE_BYTES))
 		PG_RETURN_VOID();
 	for (int i = 0; i < n; i += 2 * PIECE_FIELDS)
 		send_piece(key, 0, Min(2 * PIECE_FIELDS, n - i), fields + i);
@@ -478,11 +489,11 @@ static void
 append_to(const char *key, const char *form, const char *entry, const char *most, bool durable)
 {
 	EffectCall	call = {.kind = "append", .key = key, .nargs = 4, .args = {form, entry, fence_stamp(), most},
-		.durable = durable};
+		.unheard = true, .durable = durable};
 	EffectAnswer answer = effect_hold(&call);
 
 	if (!says(&answer, "held"))
-		raise_not_held(&call, &answer);
+		effect_raise_refused(call.key, &answer);
 }
 
 static const char *
@@ -578,9 +589,17 @@ marker_key(const char *stamp)
 Datum
 fence_commit_marker(PG_FUNCTION_ARGS)
 {
+	EffectCall	call = {.kind = "set", .nargs = 3, .args = {"set", "1"}, .nchecks = 2, .checks = {"", ""}, .unheard = true};
+	EffectAnswer answer;
+
 	require_not_null(fcinfo, 0, "a time to live");
 	shared_require();
-	(void) hold_set(marker_key(fence_stamp()), "set", "1", ttl_argument(fcinfo, 0), "", "", durable_argument(fcinfo, 1));
+	call.key = marker_key(fence_stamp());
+	call.args[2] = ttl_argument(fcinfo, 0);
+	call.durable = durable_argument(fcinfo, 1);
+	answer = effect_hold(&call);
+	if (!says(&answer, "held"))
+		effect_raise_refused(call.key, &answer);
 	PG_RETURN_TEXT_P(cstring_to_text(fence_stamp()));
 }
 

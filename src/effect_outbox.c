@@ -154,19 +154,24 @@ effect_outbox_round(void)
 	int64		after = 0;
 	List	   *marks;
 	ListCell   *cell;
+	bool		exists;
 
-	while (redo_rows(&after))
+	worker_begin_transaction();
+	exists = OidIsValid(fence_table_oid("outbox"));
+	worker_end_transaction();
+	while (exists && redo_rows(&after))
 		;
 
-	/* marks whose rows are gone. Listed first, looked for afterwards. */
+	/* marks whose rows are gone, if only with the whole table. Listed first, looked for afterwards. */
 	marks = effect_patrol_marks(MyDatabaseId);
 	worker_begin_transaction();
+	exists = OidIsValid(fence_table_oid("outbox"));
 	SPI_connect();
 	foreach(cell, marks)
 	{
-		EffectMark *mark = lfirst(cell);
+		ListedEffect *mark = lfirst(cell);
 
-		if (!has_row(mark->hold))
+		if (!exists || !has_row(mark->hold))
 			effect_patrol_forget(mark->key, mark->hold);
 	}
 	SPI_finish();

@@ -13,19 +13,12 @@
 
 #include "effect_patrol.h"
 #include "effects.h"
+#include "metrics.h"
 #include "patrol.h"
 #include "settings.h"
 
 #define PAGE 1000				/* holds listed at once */
-
-/* A line of what fence_effects lists */
-typedef struct Listed
-{
-	const char *key;
-	const char *hold;
-	const char *kind;			/* or "done <database>" */
-} Listed;
-
+#define LINE 5					/* strings in a line of what fence_effects lists */
 #define DONE "done "
 
 static void
@@ -34,11 +27,23 @@ extend_deadline(LibraryCall *call)
 	call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
 }
 
-/*
- * One page of what a node lists; cursor as for library_pending. Lines are Listed, palloc'd. False: no answer.
- */
-static bool
-list_page(LibraryCall *call, int min_age_ms, char **cursor, List **lines)
+static ListedEffect *
+line_of(redisReply *const *words)
+{
+	ListedEffect *line = palloc(sizeof(ListedEffect));
+	bool		done = strncmp(words[2]->str, DONE, strlen(DONE)) == 0;
+
+	line->key = pstrdup(words[0]->str);
+	line->hold = pstrdup(words[1]->str);
+	line->kind = pstrdup(words[2]->str);
+	line->top = pstrdup(words[3]->str);
+	line->age_ms = strtoll(words[4]->str, NULL, 10);
+	line->done_in = done ? (Oid) strtoul(words[2]->str + strlen(DONE), NULL, 10) : InvalidOid;
+	return line;
+}
+
+bool
+effect_patrol_page(LibraryCall *call, int min_age_ms, char **cursor, List **list)
 {
 	char		age[12];
 	const char *argv[] = {"FCALL", "fence_effects", "0", setting_namespace, age, CppAsString2(PAGE), *cursor};
@@ -51,26 +56,21 @@ list_page(LibraryCall *call, int min_age_ms, char **cursor, List **lines)
 	reply = library_call(call, lengthof(argv), argv);
 	if (reply == NULL)
 		return false;
-	ok = reply->type == REDIS_REPLY_ARRAY && reply->elements % 3 == 1;
+	ok = reply->type == REDIS_REPLY_ARRAY && reply->elements % LINE == 1;
 	for (size_t i = 0; ok && i < reply->elements; i++)
 		ok = reply->element[i]->type == REDIS_REPLY_STRING;
-	for (size_t i = 1; ok && i < reply->elements; i += 3)
-	{
-		Listed	   *line = palloc(sizeof(Listed));
-
-		line->key = pstrdup(reply->element[i]->str);
-		line->hold = pstrdup(reply->element[i + 1]->str);
-		line->kind = pstrdup(reply->element[i + 2]->str);
-		*lines = lappend(*lines, line);
-	}
+	for (size_t i = 1; ok && i < reply->elements; i += LINE)
+		*list = lappend(*list, line_of(reply->element + i));
 	if (ok)
 		*cursor = pstrdup(reply->element[0]->str);
+	else
+		strlcpy(call->error, "Redis gave a malformed list of effects", sizeof(call->error));
 	freeReplyObject(reply);
 	return ok;
 }
 
 static bool
-send_end(LibraryCall *call, const Listed *line, StampFate fate)
+send_end(LibraryCall *call, const ListedEffect *line, StampFate fate)
 {
 	const char *verb = fate == FATE_COMMITTED ? "apply" : "undo";
 	const char *argv[] = {"FCALL", "fence_effects_end", "0", setting_namespace, verb, line->key, line->hold};
@@ -80,6 +80,27 @@ send_end(LibraryCall *call, const Listed *line, StampFate fate)
 				(errmsg("pgcache_fence: an effect on key \"%s\" is undone: the fate of its transaction is not recorded any more",
 						line->key)));
 	return library_send(call, lengthof(argv), argv);
+}
+
+/* Counts what became of the holds that were sent for, in their order. */
+static void
+collect_ends(LibraryCall *call, List *fates)
+{
+	ListCell   *cell;
+	bool		ok = true;
+
+	extend_deadline(call);
+	foreach(cell, fates)
+	{
+		bool		ended = redis_error(call->conn) == NULL && library_next(call);
+
+		metrics_add_server(!ended ? SERVER_METRIC_EFFECT_SETTLE_FAILED :
+						   lfirst_int(cell) == FATE_COMMITTED ? SERVER_METRIC_EFFECT_SETTLE_APPLIED :
+						   SERVER_METRIC_EFFECT_SETTLE_UNDONE, 1);
+		ok = ok && ended;
+	}
+	if (!ok && fence_log_due("effects"))
+		ereport(LOG, (errmsg("pgcache_fence: an effect could not be settled: %s", call->error)));
 }
 
 static void
@@ -95,36 +116,79 @@ return_abandoned_jobs(LibraryCall *call)
 }
 
 List *
-effect_patrol_settle(LibraryCall *call, int min_age_ms, List *databases)
+effect_patrol_settle(LibraryCall *call, int min_age_ms, List *databases, uint64 *held)
 {
 	char	   *cursor = pstrdup("");
 
 	do
 	{
 		List	   *lines = NIL;
+		List	   *fates = NIL;
 		ListCell   *cell;
 
-		if (!list_page(call, min_age_ms, &cursor, &lines))
+		if (!effect_patrol_page(call, min_age_ms, &cursor, &lines))
 			return databases;
 		foreach(cell, lines)
 		{
-			Listed	   *line = lfirst(cell);
+			ListedEffect *line = lfirst(cell);
 			StampFate	fate;
 
 			if (!effect_fate(line->hold, &fate))
 				continue;
-			if (strncmp(line->kind, DONE, strlen(DONE)) == 0)
-				databases = list_append_unique_oid(databases, (Oid) strtoul(line->kind + strlen(DONE), NULL, 10));
-			else if (fate != FATE_IN_PROGRESS && !send_end(call, line, fate))
-				return databases;
+			if (OidIsValid(line->done_in))
+				databases = list_append_unique_oid(databases, line->done_in);
+			else if (fate == FATE_IN_PROGRESS)
+				++*held;
+			else if (send_end(call, line, fate))
+				fates = lappend_int(fates, fate);
+			else
+				break;
 		}
-		extend_deadline(call);
-		if (!library_finish(call) && fence_log_due("effects"))
-			ereport(LOG, (errmsg("pgcache_fence: an effect could not be settled: %s", call->error)));
+		collect_ends(call, fates);
 	} while (*cursor && redis_error(call->conn) == NULL);
 	if (redis_error(call->conn) == NULL)
 		return_abandoned_jobs(call);
 	return databases;
+}
+
+/* The marks of that database that one node lists. */
+static List *
+marks_on(LibraryCall *call, Oid database)
+{
+	char	   *cursor = pstrdup("");
+	List	   *lines = NIL;
+	List	   *marks = NIL;
+	ListCell   *cell;
+	StampFate	fate;
+
+	while (effect_patrol_page(call, 0, &cursor, &lines) && *cursor)
+		;
+	foreach(cell, lines)
+	{
+		ListedEffect *line = lfirst(cell);
+
+		if (line->done_in == database && effect_fate(line->hold, &fate))
+			marks = lappend(marks, line);
+	}
+	return marks;
+}
+
+void
+effect_patrol_forget_database(LibraryCall *call, Oid database)
+{
+	List	   *marks = marks_on(call, database);
+	ListCell   *cell;
+
+	foreach(cell, marks)
+	{
+		ListedEffect *mark = lfirst(cell);
+		const char *argv[] = {"FCALL", "fence_effects_forget", "0", setting_namespace, mark->key, mark->hold};
+
+		if (!library_send(call, lengthof(argv), argv))
+			break;
+	}
+	extend_deadline(call);
+	(void) library_finish(call);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -184,6 +248,7 @@ effect_patrol_redo(const char *key, const char *other_key, const char *hold, con
 	const char **argv = palloc(sizeof(char *) * (n + 10));
 	char		database[12];
 	int			argc = 0;
+	bool		done;
 
 	snprintf(database, sizeof(database), "%u", MyDatabaseId);
 	argv[argc++] = "FCALL";
@@ -198,7 +263,9 @@ effect_patrol_redo(const char *key, const char *other_key, const char *hold, con
 	argv[argc++] = kind;
 	for (int i = 0; i < n; i++)
 		argv[argc++] = arguments[i];
-	return call_with(key, argc, argv);
+	done = call_with(key, argc, argv);
+	metrics_add_server(done ? SERVER_METRIC_EFFECT_OUTBOX_DONE : SERVER_METRIC_EFFECT_OUTBOX_FAILED, 1);
+	return done;
 }
 
 void
@@ -218,26 +285,9 @@ effect_patrol_marks(Oid database)
 	for (int i = 0; i < nodes.n; i++)
 	{
 		LibraryCall *call = call_to(i);
-		char	   *cursor = pstrdup("");
-		List	   *lines = NIL;
-		ListCell   *cell;
 
-		while (call && list_page(call, 0, &cursor, &lines) && *cursor)
-			;
-		foreach(cell, lines)
-		{
-			Listed	   *line = lfirst(cell);
-			StampFate	fate;
-			EffectMark *mark;
-
-			if (!effect_fate(line->hold, &fate) || strncmp(line->kind, DONE, strlen(DONE)) != 0 ||
-				(Oid) strtoul(line->kind + strlen(DONE), NULL, 10) != database)
-				continue;
-			mark = palloc(sizeof(EffectMark));
-			mark->key = pstrdup(line->key);
-			mark->hold = pstrdup(line->hold);
-			marks = lappend(marks, mark);
-		}
+		if (call)
+			marks = list_concat(marks, marks_on(call, database));
 	}
 	return marks;
 }

@@ -17,6 +17,7 @@
 #include "coordinator.h"
 #include "draft.h"
 #include "effects.h"
+#include "metrics.h"
 #include "redis/library.h"
 #include "settings.h"
 #include "shared.h"
@@ -25,10 +26,32 @@
 #define HEAD_BYTES	256			/* of a letter, before its pairs of key and hold */
 #define SETTLE_TRIES 5
 
+/* What is asked of Redis; one chunk of memory */
+typedef struct Command
+{
+	int			nkeys;			/* they are argv[3] and, if there are two, argv[4] */
+	int			argc;
+	const char **argv;
+	size_t	   *argvlen;
+} Command;
+
+typedef enum EffectState
+{
+	EFFECT_SAID,				/* no answer yet */
+	EFFECT_HELD,
+	EFFECT_REFUSED,				/* answered, not held: may be asked for again */
+	EFFECT_UNANSWERED			/* never to be said again, see ask() */
+} EffectState;
+
 typedef struct Effect
 {
+	const char *kind;
 	char	   *key;
 	char		hold[EFFECT_ID_LEN];
+	uint64		serial;			/* of this process; answers name it */
+	EffectState state;
+	bool		row_will_do;	/* it is applied from its row, if need be */
+	Command    *command;		/* NULL once it is held */
 	int			node;			/* that was asked */
 	int			level;			/* of the savepoint in which it was made */
 } Effect;
@@ -37,7 +60,11 @@ static Effect *effects = NULL;
 static int	neffects = 0,
 			effects_size = 0;
 static int	number = 0;			/* of the last effect in this transaction, those taken back included */
+static uint64 last_serial = 0;	/* of this process */
 static bool any_durable = false;
+static bool any_said = false;
+static bool collected = false;	/* the transaction is about to end */
+static char unanswered_why[REASON_LEN];
 
 bool
 effects_is_empty(void)
@@ -55,6 +82,15 @@ int
 effect_last_number(void)
 {
 	return number;
+}
+
+bool
+effect_is_own(const char *kind, const char *key)
+{
+	for (int i = 0; i < neffects; i++)
+		if (strcmp(effects[i].kind, kind) == 0 && strcmp(effects[i].key, key) == 0)
+			return true;
+	return false;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -117,22 +153,23 @@ effect_fate(const char *hold, StampFate *fate)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Raises: Redis could not be asked, or (reply) answered with an error. Frees the reply. */
+/* Raises: Redis could not be asked (why), or (reply) answered with an error. Frees the reply. */
 static void
-raise_problem(redisReply *reply)
+raise_problem(redisReply *reply, const char *why)
 {
-	char		why[REASON_LEN];
+	char		text[REASON_LEN];
 
 	if (reply)
 	{
-		snprintf(why, sizeof(why), "Redis answered: %.*s", (int) Min(reply->len, sizeof(why) - 32), reply->str);
+		snprintf(text, sizeof(text), "Redis answered: %.*s", (int) Min(reply->len, sizeof(text) - 32), reply->str);
 		freeReplyObject(reply);
 	}
 	else
-		strlcpy(why, coordinator_problem(), sizeof(why));
+		strlcpy(text, why, sizeof(text));
+	metrics_add_server(SERVER_METRIC_EFFECT_HOLD_FAILED, 1);
 	ereport(ERROR,
 			(errcode(reply ? ERRCODE_SYSTEM_ERROR : ERRCODE_CONNECTION_FAILURE),
-			 errmsg("could not hold an effect in Redis: %s", why),
+			 errmsg("could not hold an effect in Redis: %s", text),
 			 errhint("Try the transaction again when Redis is back; SELECT * FROM fence.state tells how things stand.")));
 }
 
@@ -159,41 +196,61 @@ take_answer(redisReply *reply)
 	return answer;
 }
 
-/*
- * NULL: Redis could not be asked. May be an error reply. keys: one, or two of one slot. Never sent twice: a hold that arrived
- * after the transaction has committed and its effect was applied would be settled, and applied again. What was sent and not
- * answered is an error, so whatever arrives late belongs to a subtransaction that is rolled back.
- */
-static redisReply *
-ask(const char *function, int nkeys, const char **keys, int nargs, const char **args)
+/* FCALL of that function; keys: one, or two of one slot. In TopTransactionContext: it may be said again before the commit. */
+static Command *
+make_command(const char *function, int nkeys, const char **keys, int nargs, const char **args)
 {
 	int			argc = 3 + nkeys + nargs;
-	const char **argv = palloc(sizeof(char *) * argc);
-	size_t	   *argvlen = palloc(sizeof(size_t) * argc);
-	redisReply *reply;
+	const char *head[] = {"FCALL", function, nkeys == 2 ? "2" : "1"};
+	Size		size = MAXALIGN(sizeof(Command)) + argc * (sizeof(char *) + sizeof(size_t));
+	Size		bytes = 0;
+	Command    *command;
+	char	   *p;
 
-	argv[0] = "FCALL";
-	argv[1] = function;
-	argv[2] = nkeys == 2 ? "2" : "1";
-	memcpy(argv + 3, keys, sizeof(char *) * nkeys);
-	memcpy(argv + 3 + nkeys, args, sizeof(char *) * nargs);
+#define STRING(i) ((i) < 3 ? head[i] : (i) < 3 + nkeys ? keys[(i) - 3] : args[(i) - 3 - nkeys])
 	for (int i = 0; i < argc; i++)
-		argvlen[i] = strlen(argv[i]);
-	reply = coordinator_ask_once(keys[0], argc, argv, argvlen);
-	pfree(argv);
-	pfree(argvlen);
-	return reply;
+		bytes += strlen(STRING(i)) + 1;
+	command = MemoryContextAllocHuge(TopTransactionContext, size + bytes);
+	command->nkeys = nkeys;
+	command->argc = argc;
+	command->argv = (const char **) ((char *) command + MAXALIGN(sizeof(Command)));
+	command->argvlen = (size_t *) (command->argv + argc);
+	p = (char *) command + size;
+	for (int i = 0; i < argc; i++)
+	{
+		command->argv[i] = p;
+		command->argvlen[i] = strlen(STRING(i));
+		memcpy(p, STRING(i), command->argvlen[i] + 1);
+		p += command->argvlen[i] + 1;
+	}
+#undef STRING
+	return command;
+}
+
+/*
+ * NULL: Redis could not be asked. May be an error reply. Never sent twice unless it was answered: a hold that arrived after the
+ * transaction has committed and its effect was applied would be settled, and applied again. What was sent and not answered is
+ * an error, so whatever arrives late belongs to a subtransaction that is rolled back. (Of durable effects a late one is known
+ * by its mark.)
+ */
+static redisReply *
+ask(const Command *command)
+{
+	return coordinator_ask_once(command->argv[3], command->argc, command->argv, command->argvlen);
 }
 
 EffectAnswer
 effect_ask(const char *function, const char *key, int nargs, const char **args)
 {
 	redisReply *reply;
+	Command    *command;
 
 	shared_require();
-	reply = ask(function, 1, &key, nargs, args);
+	command = make_command(function, 1, &key, nargs, args);
+	reply = ask(command);
+	pfree(command);
 	if (reply == NULL || reply->type == REDIS_REPLY_ERROR)
-		raise_problem(reply);
+		raise_problem(reply, coordinator_problem());
 	return take_answer(reply);
 }
 
@@ -202,7 +259,7 @@ effect_ask(const char *function, const char *key, int nargs, const char **args)
  * now. Returns whether there was any.
  */
 static bool
-settle_holders(const EffectCall *call, const EffectAnswer *answer)
+settle_holders(const Command *command, const EffectAnswer *answer)
 {
 	bool		any = false;
 
@@ -213,9 +270,9 @@ settle_holders(const EffectCall *call, const EffectAnswer *answer)
 
 		if (!effect_fate(hold, &fate) || fate == FATE_IN_PROGRESS)
 			continue;
-		for (int k = 0; k < (call->other_key ? 2 : 1); k++)
+		for (int k = 0; k < command->nkeys; k++)
 		{
-			const char *key = k == 0 ? call->key : call->other_key;
+			const char *key = command->argv[3 + k];
 			const char *verb = fate == FATE_COMMITTED ? "apply" : "undo";
 			const char *argv[] = {"FCALL", "fence_effects_end", "0", setting_namespace, verb, key, hold};
 			size_t		argvlen[lengthof(argv)];
@@ -250,7 +307,12 @@ note_effect(const EffectCall *call)
 			MemoryContextAlloc(TopTransactionContext, effects_size * sizeof(Effect));
 	}
 	effect = &effects[neffects];
+	effect->kind = call->kind;
 	effect->key = MemoryContextStrdup(TopTransactionContext, call->key);
+	effect->serial = ++last_serial;
+	effect->state = EFFECT_SAID;
+	effect->row_will_do = call->durable && !call->needs_redis;
+	effect->command = NULL;
 	effect->node = fence_node_of(call->key);
 	effect->level = GetCurrentTransactionNestLevel();
 	snprintf(effect->hold, sizeof(effect->hold), "%s.%llu.%08x.%d", library_owner(),
@@ -260,32 +322,37 @@ note_effect(const EffectCall *call)
 	return effect;
 }
 
-/* Returns what ask does. */
-static redisReply *
-ask_for_hold(const EffectCall *call, const Effect *effect)
+static Command *
+hold_command(const EffectCall *call, const char *hold)
 {
 	const char *keys[] = {call->key, call->other_key};
-	const char *args[6 + EFFECT_MAX_ARGS + 2];
+	bool		whole = call->unheard && call->nrow > 0;
+	int			nkept = whole ? call->nrow : call->nargs;
+	const char *const *kept = whole ? call->row : call->args;
+	const char **args = palloc(sizeof(char *) * (6 + nkept + call->nchecks));
 	char		top[64];
 	char		database[12] = "";
-	char		nargs[12];
+	char		count[12];
 	int			n = 0;
+	Command    *command;
 
 	snprintf(top, sizeof(top), "%s.%s", library_owner(), fence_stamp());
 	if (call->durable)
 		snprintf(database, sizeof(database), "%u", MyDatabaseId);
-	pg_ltoa(call->nargs, nargs);
+	pg_ltoa(nkept, count);
 	args[n++] = setting_namespace;
-	args[n++] = effect->hold;
+	args[n++] = hold;
 	args[n++] = top;
 	args[n++] = database;
 	args[n++] = call->kind;
-	args[n++] = nargs;
-	for (int i = 0; i < call->nargs; i++)
-		args[n++] = call->args[i];
+	args[n++] = count;
+	for (int i = 0; i < nkept; i++)
+		args[n++] = kept[i];
 	for (int i = 0; i < call->nchecks; i++)
 		args[n++] = call->checks[i];
-	return ask("fence_effect", call->other_key ? 2 : 1, keys, n, args);
+	command = make_command("fence_effect", call->other_key ? 2 : 1, keys, n, args);
+	pfree(args);
+	return command;
 }
 
 static bool
@@ -294,28 +361,22 @@ is_word(const EffectAnswer *answer, const char *word)
 	return answer->n > 0 && strcmp(answer->words[0], word) == 0;
 }
 
-/* One try. */
-static EffectAnswer
-try_to_hold(const EffectCall *call)
+static void
+note_held(Effect *effect)
 {
-	Effect	   *effect = note_effect(call);
-	redisReply *reply = ask_for_hold(call, effect);
-	static char *held[] = {"held", NULL};
-	EffectAnswer answer;
+	effect->state = EFFECT_HELD;
+	pfree(effect->command);
+	effect->command = NULL;
+}
 
-	if (reply == NULL || reply->type == REDIS_REPLY_ERROR)
-	{
-		if (!call->durable || call->needs_redis)
-			raise_problem(reply);
-		if (reply)
-			freeReplyObject(reply);
-		/* it will be applied from its row; what may have arrived all the same counts once */
-		return (EffectAnswer) {.n = 1, .words = held, .unasked = true};
-	}
-	answer = take_answer(reply);
-	if (!is_word(&answer, "held"))
-		neffects--;
-	return answer;
+/* It will be applied from its row; what may have arrived all the same counts once. */
+static EffectAnswer
+leave_to_row(Effect *effect)
+{
+	static char *held[] = {"held", NULL};
+
+	effect->state = EFFECT_UNANSWERED;
+	return (EffectAnswer) {.n = 1, .words = held, .unasked = true};
 }
 
 /* Whether one of the holders that an answer names is this transaction itself. */
@@ -329,25 +390,120 @@ any_is_own(const EffectAnswer *answer)
 	return false;
 }
 
+/* Asks, and again when those that are in the way were settled. */
+static EffectAnswer
+hold_now(Effect *effect)
+{
+	EffectAnswer answer = {0};
+
+	for (int try = 0; try < SETTLE_TRIES; try++)
+	{
+		redisReply *reply;
+
+		CHECK_FOR_INTERRUPTS();
+		effect->state = EFFECT_UNANSWERED;
+		reply = ask(effect->command);
+		if (reply == NULL || reply->type == REDIS_REPLY_ERROR)
+		{
+			if (!effect->row_will_do)
+				raise_problem(reply, coordinator_problem());
+			if (reply)
+				freeReplyObject(reply);
+			return leave_to_row(effect);
+		}
+		answer = take_answer(reply);
+		if (is_word(&answer, "held"))
+		{
+			metrics_add_server(SERVER_METRIC_EFFECT_HOLD_HELD, 1);
+			note_held(effect);
+			return answer;
+		}
+		effect->state = EFFECT_REFUSED;
+		if (!settle_holders(effect->command, &answer))
+			break;
+	}
+	metrics_add_server(SERVER_METRIC_EFFECT_HOLD_REFUSED, 1);
+	if (is_word(&answer, "busy") && any_is_own(&answer))
+		answer.words[0] = pstrdup("mixed");
+	return answer;
+}
+
+/* NULL: it is of an earlier transaction, or a savepoint took it back. */
+static Effect *
+effect_of(uint64 serial)
+{
+	int			low = 0;
+
+	for (int high = neffects - 1; low <= high;)
+	{
+		int			middle = low + (high - low) / 2;
+
+		if (effects[middle].serial == serial)
+			return &effects[middle];
+		if (effects[middle].serial < serial)
+			low = middle + 1;
+		else
+			high = middle - 1;
+	}
+	return NULL;
+}
+
+/* The answer to what was said; see WireAnswer. */
+static void
+take_answer_to_said(uint64 serial, const redisReply *reply)
+{
+	Effect	   *effect = effect_of(serial);
+	bool		held = reply && reply->type == REDIS_REPLY_ARRAY && reply->elements > 0 &&
+		reply->element[0]->type == REDIS_REPLY_STRING && strcmp(reply->element[0]->str, "held") == 0;
+
+	metrics_add_server(SERVER_METRIC_EFFECT_HOLD_HELD, held);
+	if (effect == NULL)
+		return;
+	if (held)
+		note_held(effect);
+	else if (reply)
+		effect->state = EFFECT_REFUSED;
+	else
+	{
+		effect->state = EFFECT_UNANSWERED;
+		strlcpy(unanswered_why, wire_problem(), sizeof(unanswered_why));
+	}
+}
+
+/* Says it; whether it is held is known before the commit. */
+static EffectAnswer
+hold_unheard(Effect *effect)
+{
+	const Command *command = effect->command;
+	static char *held[] = {"held", NULL};
+
+	CHECK_FOR_INTERRUPTS();
+	any_said = true;
+	if (coordinator_say(effect->key, command->argc, command->argv, command->argvlen, take_answer_to_said, effect->serial))
+		return (EffectAnswer) {.n = 1, .words = held};
+	if (!effect->row_will_do)
+		raise_problem(NULL, coordinator_problem());
+	return leave_to_row(effect);
+}
+
 EffectAnswer
 effect_hold(const EffectCall *call)
 {
-	EffectAnswer answer = {0};
+	Effect	   *effect;
+	EffectAnswer answer;
 
 	shared_require();
 	PreventCommandDuringRecovery("an effect");
 	PreventCommandIfReadOnly("an effect");
-	for (int try = 0; try < SETTLE_TRIES; try++)
-	{
-		CHECK_FOR_INTERRUPTS();
-		answer = try_to_hold(call);
-		if (is_word(&answer, "held") || !settle_holders(call, &answer))
-			break;
-	}
-	if (is_word(&answer, "busy") && any_is_own(&answer))
-		answer.words[0] = pstrdup("mixed");
+	effect = note_effect(call);
+	effect->command = hold_command(call, effect->hold);
+	answer = call->unheard && !collected ? hold_unheard(effect) : hold_now(effect);
 	if (!is_word(&answer, "held"))
+	{
+		pfree(effect->command);
+		neffects--;
 		return answer;
+	}
 	fence_test_point("effect-held");
 	/* a commit that is lost in a crash must not have been applied */
 	ForceSyncCommit();
@@ -357,6 +513,31 @@ effect_hold(const EffectCall *call)
 		effect_outbox_insert(effect_last_hold(), call);
 	}
 	return answer;
+}
+
+void
+effects_before_end(void)
+{
+	fence_test_point("before-effects-collected");
+	if (any_said)
+		(void) coordinator_collect();
+	for (int i = 0; i < neffects; i++)
+	{
+		Effect	   *effect = &effects[i];
+
+		/* the one that is in the way may only be on its way out */
+		if (effect->state == EFFECT_REFUSED)
+		{
+			EffectAnswer answer = hold_now(effect);
+
+			if (!is_word(&answer, "held"))
+				effect_raise_refused(effect->key, &answer);
+		}
+		else if (effect->state != EFFECT_HELD && !effect->row_will_do)
+			raise_problem(NULL, unanswered_why);
+	}
+	collected = true;
+	fence_test_point("effects-collected");
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -381,6 +562,8 @@ post_pairs(int node, const char *verb)
 				   5 + pairs.strings, strlen(setting_namespace), setting_namespace, strlen(verb), verb);
 	memcpy(bytes + len, pairs.bytes, pairs.len);
 	letter.arg_len = len + pairs.len;
+	letter.count.slot = METRIC_EFFECTS;
+	*(*verb == 'a' ? &letter.count.commits : &letter.count.aborts) = pairs.strings / 2;
 	draft_clear(&pairs);
 	return coordinator_post(&letter);
 }
@@ -445,7 +628,7 @@ effects_forget(void)
 {
 	effects = NULL;
 	neffects = effects_size = number = 0;
-	any_durable = false;
+	any_durable = any_said = collected = false;
 }
 
 void

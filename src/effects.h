@@ -7,6 +7,10 @@
  * subtransaction that made it, so its fate alone decides: apply if that is committed, else undo. COMMIT, ROLLBACK and
  * ROLLBACK TO post the one or the other as letters (outbox.h); what does not arrive is settled by the patrol
  * (effect_patrol.c), or by whoever finds the hold in his way.
+ *
+ * Who needs Redis' answer (a counter's bounds, a value that is taken) waits for it at the call. All others are only said
+ * (wire.h): their answers are collected before the commit, in the one wait in which those to reservations are, and a refusal
+ * is an error there. Nothing is committed whose hold was not confirmed, but for durable effects that a row will make happen.
  * Takes no locks. Effects need neither lease nor epoch: holds are data, and a process that lost them has lost the effect.
  */
 #ifndef FENCE_EFFECTS_H
@@ -29,10 +33,11 @@ typedef struct EffectCall
 	const char *args[EFFECT_MAX_ARGS];	/* kept with the hold */
 	int			nchecks;
 	const char *checks[2];		/* looked at only now */
+	bool		unheard;		/* nobody needs the answer before the commit */
 	bool		durable;		/* it is also a row of fence.outbox */
 	bool		needs_redis;	/* durable or not: it is nothing unless it was checked */
-	int			nrow;			/* arguments of the row, if there are more than args (then nrow > 0) */
-	const char **row;
+	int			nrow;			/* arguments of the row, if there are more than args (then nrow > 0); */
+	const char **row;			/* unheard: kept with the hold too, instead of args */
 } EffectCall;
 
 /* What Redis said; palloc'd. The first word is "held", or why not. */
@@ -44,11 +49,21 @@ typedef struct EffectAnswer
 } EffectAnswer;
 
 /*
- * Holds the effect for this (sub)transaction, or tells why not. Raises 08006 or 58000 if Redis cannot be asked, 22023 if the key
- * is none for effects. Interruptible; waits at most `timeout`. Holds of transactions that are over are settled on the way,
- * not waited for.
+ * Holds the effect for this (sub)transaction, or tells why not; of an unheard one it says "held" before it is known. Raises
+ * 08006 or 58000 if Redis cannot be asked, 22023 if the key is none for effects. Interruptible; waits at most `timeout`. Holds
+ * of transactions that are over are settled on the way, not waited for.
  */
 extern EffectAnswer effect_hold(const EffectCall *call);
+
+/*
+ * PRE_COMMIT and PRE_PREPARE: returns when every effect is held, and raises if one is not: as effect_hold, or what
+ * effect_raise_refused does. Interruptible; waits at most `timeout`, and once more where another transaction is in the way.
+ * What is asked for afterwards is waited for at once.
+ */
+extern void effects_before_end(void);
+
+/* Whether this transaction has an effect of that kind on the key. */
+extern bool effect_is_own(const char *kind, const char *key);
 
 /* The name of the hold that effect_hold made last, and its number in the transaction. */
 extern const char *effect_last_hold(void);
@@ -70,6 +85,9 @@ extern void effects_abort(void);
 extern void effects_forget(void);
 extern void effects_savepoint_release(int level);
 extern void effects_savepoint_rollback(int level);
+
+/* effect_functions.c: raises what a refusal that kinds have in common means for people. */
+extern void effect_raise_refused(const char *key, const EffectAnswer *answer) pg_attribute_noreturn();
 
 /* effect_outbox.c: the row of a durable effect, written as the extension's owner. */
 extern void effect_outbox_insert(const char *hold, const EffectCall *call);

@@ -184,6 +184,12 @@ metrics_set(MetricSlot slot, DomainMetric metric, uint64 value)
 }
 
 void
+metrics_set_server(ServerMetric metric, uint64 value)
+{
+	pg_atomic_write_u64(&metrics->server[metric], value);
+}
+
+void
 metrics_raise_server(ServerMetric metric, uint64 value)
 {
 	uint64		current = pg_atomic_read_u64(&metrics->server[metric]);
@@ -234,6 +240,14 @@ metrics_count_end(const LetterCount *count, bool whole, LetterResult result)
 					 METRIC_DOMAIN_COMMIT_FAILED == METRIC_DOMAIN_COMMIT_WRITTEN + (int) LETTER_LOST &&
 					 METRIC_DOMAIN_ABORT_FAILED == METRIC_DOMAIN_ABORT_WRITTEN + (int) LETTER_LOST,
 					 "results are listed in the order of LetterResult");
+	if (count->slot == METRIC_EFFECTS)
+	{
+		metrics_add_server(result == LETTER_LOST ? SERVER_METRIC_EFFECT_APPLY_FAILED : SERVER_METRIC_EFFECT_APPLY_DONE,
+						   count->commits);
+		metrics_add_server(result == LETTER_LOST ? SERVER_METRIC_EFFECT_UNDO_FAILED : SERVER_METRIC_EFFECT_UNDO_DONE,
+						   count->aborts);
+		return;
+	}
 	metrics_add(count->slot, commit + (int) result, count->commits);
 	metrics_add(count->slot, abort + (int) result, count->aborts);
 	if (result == LETTER_WRITTEN && count->committed_at != 0)

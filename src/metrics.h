@@ -31,6 +31,8 @@
 	F(BYPASSED, "cache_fence_bypassed_transactions_total", COUNTER, "", "Transactions that committed without reservations") \
 	F(TOO_LARGE, "cache_fence_values_too_large_total", COUNTER, "", "Rows of tables with write-through that were too large for it") \
 	F(TORN, "cache_fence_torn_reads_total", COUNTER, "", "Reads of several keys that changed meanwhile, and were read again") \
+	F(EFFECTS, "cache_fence_effects_total", COUNTER, "operation,result", "Effects on keys in Redis that are bound to transactions, by what came of them") \
+	F(EFFECTS_HELD, "cache_fence_effects_held", GAUGE, "", "Effects of transactions under way or prepared that the last patrol round found held") \
 	F(OPEN, "cache_fence_open", GAUGE, "", "1 while fences may be used (state OPEN), else 0") \
 	F(LEASE, "cache_fence_lease_seconds", SECONDS, "", "The setting pgcache_fence.lease") \
 	F(HEARTBEAT, "cache_fence_heartbeat_worst_seconds", SECONDS, "", "Longest heartbeat since the last reset") \
@@ -104,6 +106,19 @@
 	S(BYPASSED, BYPASSED, NULL, NULL) \
 	S(TOO_LARGE, TOO_LARGE, NULL, NULL) \
 	S(TORN, TORN, NULL, NULL) \
+	S(EFFECT_HOLD_HELD, EFFECTS, "hold", "held") \
+	S(EFFECT_HOLD_REFUSED, EFFECTS, "hold", "refused") \
+	S(EFFECT_HOLD_FAILED, EFFECTS, "hold", "failed") \
+	S(EFFECT_APPLY_DONE, EFFECTS, "apply", "done") \
+	S(EFFECT_APPLY_FAILED, EFFECTS, "apply", "failed") \
+	S(EFFECT_UNDO_DONE, EFFECTS, "undo", "done") \
+	S(EFFECT_UNDO_FAILED, EFFECTS, "undo", "failed") \
+	S(EFFECT_SETTLE_APPLIED, EFFECTS, "settle", "applied") \
+	S(EFFECT_SETTLE_UNDONE, EFFECTS, "settle", "undone") \
+	S(EFFECT_SETTLE_FAILED, EFFECTS, "settle", "failed") \
+	S(EFFECT_OUTBOX_DONE, EFFECTS, "outbox", "done") \
+	S(EFFECT_OUTBOX_FAILED, EFFECTS, "outbox", "failed") \
+	S(EFFECTS_HELD, EFFECTS_HELD, NULL, NULL) \
 	S(OPEN, OPEN, NULL, NULL) \
 	S(LEASE, LEASE, NULL, NULL) \
 	S(HEARTBEAT, HEARTBEAT, NULL, NULL) \
@@ -133,6 +148,7 @@ typedef enum MetricFamily
 /* A domain's counters. Slot 0 has those of all domains for which there was no room. */
 typedef int MetricSlot;
 #define METRIC_OTHER_SLOT 0
+#define METRIC_EFFECTS (-1)			/* no domain's */
 #define METRIC_MAX_SLOTS 1024		/* domains of all databases since the server start */
 #define METRIC_OTHER_NAME "(other)"	/* the domain label of slot 0 */
 
@@ -153,6 +169,7 @@ extern void metrics_add_named(MetricSlot slot, MetricFamily family, const char *
 
 /* Gauges. metrics_raise_server keeps the highest value since the last reset. */
 extern void metrics_set(MetricSlot slot, DomainMetric metric, uint64 value);
+extern void metrics_set_server(ServerMetric metric, uint64 value);
 extern void metrics_raise_server(ServerMetric metric, uint64 value);
 extern uint64 metrics_value_server(ServerMetric metric);
 
@@ -165,10 +182,10 @@ extern void metrics_window(int64 microseconds);
 /* Number of slots in use, for loops over all. */
 extern int	metrics_slots(void);
 
-/* What a letter (outbox.h) that ends reservations is about. */
+/* What a letter (outbox.h) that ends reservations, or effects, is about. */
 typedef struct LetterCount
 {
-	MetricSlot	slot;
+	MetricSlot	slot;			/* or METRIC_EFFECTS: commits are effects applied, aborts effects undone */
 	uint16		commits;		/* operations in it, all of the slot's domain; a reservation counts as neither */
 	uint16		aborts;
 	int64		committed_at;	/* fence_clock() time of the transaction's commit; 0: none of its operations commits */
@@ -181,7 +198,7 @@ typedef enum LetterResult
 	LETTER_LOST					/* left to the patrol */
 } LetterResult;
 
-/* A letter that ends reservations was answered, or given up. whole: of whole domains. */
+/* A letter that ends reservations or effects was answered, or given up. whole: of whole domains. */
 extern void metrics_count_end(const LetterCount *count, bool whole, LetterResult result);
 
 #endif

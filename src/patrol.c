@@ -474,7 +474,7 @@ fence_patrol_round_main(Datum arg)
 		detached_expire();
 	worker_end_transaction();
 	settle(database, (duties & DUTY_AT_ONCE) ? 0 : setting_patrol_grace);
-	if (extension && (duties & DUTY_OUTBOX))
+	if (duties & DUTY_OUTBOX)
 		effect_outbox_round();
 	if (extension && (duties & DUTY_SUSPECTS))
 		look_at_suspects(database);
@@ -586,9 +586,8 @@ run_round(Oid database, char duties)
 
 /* A database that was dropped has nobody left to say so: what is pending for it must not wait for a round in it. */
 static List *
-without_dropped(List *served)
+without_dropped(List *served, List *existing)
 {
-	List	   *existing = worker_list_databases(true);
 	List	   *kept = NIL;
 	ListCell   *cell;
 
@@ -603,6 +602,28 @@ without_dropped(List *served)
 }
 
 /*
+ * Databases that have marks in Redis and do not serve the extension any more. Where it was dropped there is no outbox, and
+ * that is to be seen there: DROP EXTENSION may not have committed. Nor is a database gone that only takes no connections.
+ */
+static void
+forget_outboxes(List *databases, List *connectable, LibraryCall *calls)
+{
+	ListCell   *cell;
+
+	foreach(cell, databases)
+	{
+		Oid			database = lfirst_oid(cell);
+
+		if (list_member_oid(connectable, database))
+			run_round(database, DUTY_OUTBOX);
+		else if (!worker_database_exists(database))
+			for (int i = 0; i < MAX_NODES; i++)
+				if (calls[i].conn && redis_error(calls[i].conn) == NULL)
+					effect_patrol_forget_database(&calls[i], database);
+	}
+}
+
+/*
  * One round over all nodes and databases. at_once: somebody woke the patrol because something is to be settled; the
  * grace period only spares work on reservations that their own transactions are about to end.
  */
@@ -610,6 +631,7 @@ static void
 patrol(bool at_once, bool audit)
 {
 	List	   *served = NIL;
+	List	   *existing;
 	List	   *work = NIL;
 	List	   *counts = NIL;
 	static PatrolNodes nodes;
@@ -618,6 +640,7 @@ patrol(bool at_once, bool audit)
 	bool		suspects;
 	bool		outbox = pg_atomic_exchange_u32(&fence_shared->outbox_wanted, 0) != 0 || audit;
 	List	   *durable = NIL;	/* databases with durable effects */
+	uint64		effects_held = 0;
 	ListCell   *cell;
 
 	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
@@ -628,7 +651,8 @@ patrol(bool at_once, bool audit)
 		served = lappend_oid(served, fence_shared->databases[i]);
 	LWLockRelease(fence_shared->lock);
 
-	served = without_dropped(served);
+	existing = worker_list_databases(true);
+	served = without_dropped(served, existing);
 	patrol_copy_nodes(&nodes);
 	for (int i = 0; i < MAX_NODES; i++)
 	{
@@ -645,10 +669,11 @@ patrol(bool at_once, bool audit)
 		if (redis_error(call->conn) == NULL)
 			(void) library_take_counts(call, &counts);
 		if (redis_error(call->conn) == NULL)
-			durable = effect_patrol_settle(call, at_once ? 0 : setting_patrol_grace, durable);
+			durable = effect_patrol_settle(call, at_once ? 0 : setting_patrol_grace, durable, &effects_held);
 	}
 	serial = nodes.serial;
 	note_counts(counts);
+	metrics_set_server(SERVER_METRIC_EFFECTS_HELD, effects_held);
 	foreach(cell, served)
 	{
 		bool		settle_here = list_member_oid(work, lfirst_oid(cell));
@@ -659,6 +684,7 @@ patrol(bool at_once, bool audit)
 			run_round(lfirst_oid(cell), (at_once ? DUTY_AT_ONCE : 0) | (suspects ? DUTY_SUSPECTS : 0) |
 					  (audit ? DUTY_AUDIT : 0) | (outbox_here ? DUTY_OUTBOX : 0));
 	}
+	forget_outboxes(list_difference_oid(durable, served), existing, calls);
 }
 
 static void

@@ -299,11 +299,15 @@ transaction_callback(XactEvent event, void *arg)
 	{
 		case XACT_EVENT_PRE_COMMIT:
 			attach_before_commit();
+			if (!effects_is_empty())
+				effects_before_end();
 			if (!ledger_is_empty())
 				before_commit();
 			break;
 		case XACT_EVENT_PRE_PREPARE:
 			attach_before_commit();
+			if (!effects_is_empty())
+				effects_before_end();
 			if (!ledger_is_empty())
 				before_prepare();
 			break;

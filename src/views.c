@@ -1,6 +1,6 @@
 /*
  * views.c
- *	  What fence.state, fence.nodes and fence.pending show.
+ *	  What fence.state, fence.nodes, fence.pending and fence.effects show.
  */
 #include "postgres.h"
 
@@ -14,6 +14,8 @@
 #include "utils/timestamp.h"
 
 #include "coordinator.h"
+#include "effect_patrol.h"
+#include "effects.h"
 #include "key.h"
 #include "metrics.h"
 #include "redis/library.h"
@@ -25,6 +27,7 @@
 PG_FUNCTION_INFO_V1(fence_state_view);
 PG_FUNCTION_INFO_V1(fence_nodes_view);
 PG_FUNCTION_INFO_V1(fence_pending_view);
+PG_FUNCTION_INFO_V1(fence_effects_view);
 
 #define PENDING_PAGE 1000
 
@@ -175,38 +178,91 @@ put_pending(ReturnSetInfo *rsinfo, const ListedReservation *r)
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
 
+/* One line of fence.effects. Of another cluster's transaction nobody here knows anything. */
+static void
+put_effect(ReturnSetInfo *rsinfo, const ListedEffect *line)
+{
+	Datum		values[6];
+	bool		nulls[6] = {false};
+	size_t		len = strlen(library_owner());
+	StampFate	fate;
+	int			pid = 0;
+	bool		own = effect_fate(line->hold, &fate);
+
+	if (own && fate == FATE_IN_PROGRESS && strncmp(line->top, library_owner(), len) == 0 && line->top[len] == '.')
+		(void) fence_stamp_fate(line->top + len + 1, &pid);
+	values[0] = CStringGetTextDatum(line->key);
+	values[1] = CStringGetTextDatum(line->kind);
+	values[2] = CStringGetTextDatum(own && strlen(line->top) > len ? line->top + len + 1 : line->top);
+	values[3] = interval_of_us(line->age_ms * 1000);
+	nulls[4] = pid == 0;
+	values[4] = Int32GetDatum(pid);
+	values[5] = CStringGetTextDatum(own ? fence_fate_name(fate) : "of another cluster");
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Listing what the processes have
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Puts one page of what a process lists; cursor as for library_pending. False: no answer, call->error tells. */
+typedef bool (*PutPage) (LibraryCall *call, char **cursor, ReturnSetInfo *rsinfo);
+
+static bool
+put_pending_page(LibraryCall *call, char **cursor, ReturnSetInfo *rsinfo)
+{
+	char		epoch[EPOCH_LEN];
+	List	   *page = NIL;
+	ListCell   *cell;
+
+	if (!library_pending(call, 0, PENDING_PAGE, cursor, epoch, &page))
+		return false;
+	foreach(cell, page)
+		put_pending(rsinfo, lfirst(cell));
+	return true;
+}
+
+static bool
+put_effects_page(LibraryCall *call, char **cursor, ReturnSetInfo *rsinfo)
+{
+	List	   *page = NIL;
+	ListCell   *cell;
+
+	if (!effect_patrol_page(call, 0, cursor, &page))
+		return false;
+	foreach(cell, page)
+		if (!OidIsValid(((ListedEffect *) lfirst(cell))->done_in))
+			put_effect(rsinfo, lfirst(cell));
+	return true;
+}
+
 /* A connection of its own: listing may take many round trips, and must not stand in line with reservations. */
 static void
-list_node(ReturnSetInfo *rsinfo, const RedisEndpoint *address, const RedisUrl *url)
+list_node(ReturnSetInfo *rsinfo, const RedisEndpoint *address, const RedisUrl *url, PutPage put_page, const char *what)
 {
 	LibraryCall call = {.deadline = fence_clock() + setting_timeout * INT64CONST(1000)};
 	char	   *cursor = pstrdup("");
-	char		epoch[EPOCH_LEN];
 
 	call.conn = redis_open(address, url, call.deadline, call.error, REASON_LEN);
 	if (call.conn == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_CONNECTION_FAILURE),
-				 errmsg("could not list reservations: %s", call.error)));
+				 errmsg("could not list %s: %s", what, call.error)));
 	PG_TRY();
 	{
 		do
 		{
-			List	   *page = NIL;
-			ListCell   *cell;
-
 			call.deadline = fence_clock() + setting_timeout * INT64CONST(1000);
-			if (!library_pending(&call, 0, PENDING_PAGE, &cursor, epoch, &page))
+			if (!put_page(&call, &cursor, rsinfo))
 			{
-				/* no library: no reservations */
+				/* no library: nothing of ours */
 				if (strstr(call.error, "Function not found"))
 					break;
 				ereport(ERROR,
 						(errcode(ERRCODE_CONNECTION_FAILURE),
-						 errmsg("could not list reservations: %s", call.error)));
+						 errmsg("could not list %s: %s", what, call.error)));
 			}
-			foreach(cell, page)
-				put_pending(rsinfo, lfirst(cell));
 		} while (*cursor);
 	}
 	PG_FINALLY();
@@ -216,8 +272,8 @@ list_node(ReturnSetInfo *rsinfo, const RedisEndpoint *address, const RedisUrl *u
 	PG_END_TRY();
 }
 
-Datum
-fence_pending_view(PG_FUNCTION_ARGS)
+static Datum
+list_nodes(FunctionCallInfo fcinfo, PutPage put_page, const char *what)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	FenceNode  *nodes = palloc(sizeof(FenceNode) * MAX_NODES);
@@ -226,13 +282,25 @@ fence_pending_view(PG_FUNCTION_ARGS)
 
 	shared_require();
 	InitMaterializedSRF(fcinfo, 0);
-	coordinator_await_letters();	/* its own reservations are to be seen */
+	coordinator_await_letters();	/* what this backend has said is to be seen */
 	n = copy_nodes(nodes);
 	if (redis_url_parse(setting_redis_url, &url) != NULL)
 		return (Datum) 0;
-	/* of several, those that were not armed have none of this epoch */
+	/* of several, those that were not armed have nothing of this epoch */
 	for (int i = 0; i < n; i++)
 		if (n == 1 || nodes[i].granted)
-			list_node(rsinfo, &nodes[i].address, &url);
+			list_node(rsinfo, &nodes[i].address, &url, put_page, what);
 	return (Datum) 0;
+}
+
+Datum
+fence_pending_view(PG_FUNCTION_ARGS)
+{
+	return list_nodes(fcinfo, put_pending_page, "reservations");
+}
+
+Datum
+fence_effects_view(PG_FUNCTION_ARGS)
+{
+	return list_nodes(fcinfo, put_effects_page, "effects");
 }

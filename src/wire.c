@@ -20,17 +20,19 @@
 #define MOST_OPERATIONS 64		/* of this backend's in one message: bounds how long Redis is busy with it */
 #define MOST_RIDERS		64
 #define ANSWERS			1024	/* outstanding on a wire; a power of two */
+#define MOST_UNSENT		(1024 * 1024)	/* bytes of commands that Redis has not taken yet */
 #define CALL_AGAIN_US	INT64CONST(100000)	/* after a connection on which nothing was answered, */
 #define CALL_AGAIN_TIMES 5		/* and so many times what it took */
 
-/* An operation whose answer is outstanding */
+/* An operation, or a command, whose answer is outstanding */
 typedef struct Expected
 {
+	WireAnswer	answer;			/* of a command that was said, else NULL */
 	Reservation *reservation;	/* NULL: of a transaction that has ended, or no reservation */
 	bool		reserves;		/* the reply has an answer to it */
 	bool		last;			/* of its message */
 	int			process;		/* a rider's sender, -1: no rider, or answered */
-	uint64		number;			/* the reservation's letter, or the rider's */
+	uint64		number;			/* the reservation's letter, the rider's, or the command's */
 	LetterCount count;			/* of a reservation only its slot */
 } Expected;
 
@@ -102,6 +104,11 @@ lose(Wire *wire)
 	{
 		Expected   *e = expected_at(wire, wire->first);
 
+		if (e->answer)
+		{
+			e->answer(e->number, NULL);
+			continue;
+		}
 		if (is_current(e))
 			e->reservation->letter = 0;
 		if (e->reserves)
@@ -145,11 +152,12 @@ take_answer(Reservation *r, const redisReply *answer)
 		r->ahead = strtoll(answer->str, NULL, 10);
 }
 
+/* Whether it was done: what fence_write says, or fence_effects_end. */
 static bool
 is_written(const redisReply *reply)
 {
-	return reply->type == REDIS_REPLY_ARRAY && reply->elements > 0 &&
-		reply->element[0]->type == REDIS_REPLY_STRING && strcmp(reply->element[0]->str, "written") == 0;
+	return reply->type == REDIS_REPLY_ARRAY && reply->elements > 0 && reply->element[0]->type == REDIS_REPLY_STRING &&
+		(strcmp(reply->element[0]->str, "written") == 0 || strcmp(reply->element[0]->str, "ended") == 0);
 }
 
 static void
@@ -191,9 +199,16 @@ deliver(Wire *wire, const redisReply *reply)
 	bool		riders = false;
 	bool		last = false;
 
+	note_answer(wire, reply);
+	if (expected_at(wire, wire->first)->answer)
+	{
+		Expected	said = *expected_at(wire, wire->first++);
+
+		said.answer(said.number, reply);
+		return;
+	}
 	if (!written)
 		note_refusal(reply);
-	note_answer(wire, reply);
 	for (; !last; wire->first++)
 	{
 		Expected   *e = expected_at(wire, wire->first);
@@ -557,20 +572,64 @@ wire_is_busy(int node)
 	return node < nwires && wire->connection != NULL && redis_error(wire->connection) == NULL && is_busy(wire);
 }
 
+/* The answer to a command of its own, which is sent now: no draft for the same wire is under way. */
+static Expected *
+expect_command(Wire *wire)
+{
+	Expected   *e = expect(wire);
+
+	e->last = true;
+	wire->sent = wire->next;
+	return e;
+}
+
 bool
 wire_send_after(const Letter *letter)
 {
-	Wire	   *wire = &wires[letter->node];
-	Expected   *e;
+	Wire	   *wire;
 
+	if (letter->kind != LETTER_END && letter->kind != LETTER_END_EFFECTS)
+		return false;
+	wire = &wires[letter->node];
+	if (draft_node == letter->node)
+		wire_send(true);
 	if (!wire_is_busy(letter->node) || wire->next - wire->first == ANSWERS)
 		return false;
-	begin_draft(letter->node, letter->epoch);
-	add_letter(letter);
-	e = expect(wire);
-	e->last = true;
-	e->count = letter->count;
-	send_draft(wire);
+	if (letter->kind == LETTER_END)
+	{
+		begin_draft(letter->node, letter->epoch);
+		add_letter(letter);
+		expect(wire)->count = letter->count;
+		send_draft(wire);
+		return true;
+	}
+	expect_command(wire)->count = letter->count;
+	if (!redis_send_raw(wire->connection, letter->arg_bytes, letter->arg_len, 1) || !redis_flush(wire->connection))
+		hang_up(wire, redis_error(wire->connection));
+	return true;
+}
+
+bool
+wire_say(int node, int argc, const char **argv, const size_t *argvlen, WireAnswer answer, uint64 number, int64 deadline)
+{
+	Wire	   *wire = wire_of(node);
+	Expected   *e;
+
+	if (draft_node == node)
+		wire_send(true);
+	/* the other side may have closed it while it was idle */
+	if (is_connected(wire) && !redis_flush(wire->connection))
+		hang_up(wire, redis_error(wire->connection));
+	if (wire->connection != NULL && (wire->next - wire->first >= ANSWERS - MOST_OPERATIONS - MOST_RIDERS ||
+									 redis_unsent(wire->connection) > MOST_UNSENT))
+		(void) collect(wire, deadline);
+	if (wire->connection == NULL && !call(wire, deadline))
+		return false;
+	e = expect_command(wire);
+	e->answer = answer;
+	e->number = number;
+	if (!redis_send(wire->connection, argc, argv, argvlen) || !redis_flush(wire->connection))
+		hang_up(wire, redis_error(wire->connection));
 	return true;
 }
 

@@ -1,7 +1,7 @@
 /*
  * wire.h
  *	  This backend's own connections to the Redis processes, one to each that it has to do with: reservations of rows before
- *	  the commit, and questions.
+ *	  the commit, effects, and questions.
  *
  * A reservation is what a transaction waits for, so it goes straight to Redis and its answer straight back: every process in
  * between would cost two more wake-ups. What ends transactions nobody waits for: it lies in the outbox, and whoever sends
@@ -53,8 +53,22 @@ extern void wire_forget(void);
 extern bool wire_is_busy(int node);
 
 /*
- * A letter that ends reservations of which some may not have arrived yet: it has to arrive after them, so it goes the same
- * way. False: nothing is outstanding there, any way will do. Usable in ABORT.
+ * What becomes of a command that was said: its reply, or NULL: there will be none, wire_problem() tells why. Called while
+ * other answers are waited for, or a connection ends, in ABORT too: it neither waits nor raises nor allocates.
+ */
+typedef void (*WireAnswer) (uint64 number, const redisReply *reply);
+
+/*
+ * Sends one command to the process of that node, whose answer wire_collect collects, or whatever waits on that wire before.
+ * May connect, and waits for that, and for room, until deadline. Interruptible. False: it was not sent, wire_problem() tells;
+ * else `answer` is called once, with this number.
+ */
+extern bool wire_say(int node, int argc, const char **argv, const size_t *argvlen, WireAnswer answer, uint64 number,
+					 int64 deadline);
+
+/*
+ * A letter that ends what may not have arrived yet: it has to arrive after that, so it goes the same way. False: nothing is
+ * outstanding there, or it is for several processes: any way will do. Usable in ABORT.
  */
 extern bool wire_send_after(const Letter *letter);
 

@@ -44,4 +44,7 @@ extern void worker_end_transaction(void);
 /* The databases that are served, or all that can be connected to: a List of Oid, ascending. Runs a transaction. */
 extern List *worker_list_databases(bool all);
 
+/* Whether there is such a database, whoever may connect to it. Runs a transaction. */
+extern bool worker_database_exists(Oid database);
+
 #endif

@@ -22,6 +22,7 @@ local MAX_KEY = 1024                   -- bytes of an effect's key
 local MOST_HOLDERS = 100               -- holds that a refusal names
 local MARK_MS = 60000                  -- how long a mark of a durable effect stays at least
 local EXACT = 9007199254740991         -- counters are exact up to here (2^53 - 1), either side of 0
+local FIELDS = 1000                    -- of a hash, names and values, in one command: Lua's stack is small
 local CLASS, COUNT, LESS, MORE = '!', '#', '-', '+'  -- fields of a hash of holds that are no holds
 
 -- The name beside the key, in its slot: letter h, d, s or q. nil: no name can be in the slot of that key.
@@ -360,8 +361,8 @@ function kinds.append.apply(key, a, id, ns)
   end
 end
 
--- publish | ttl_ms form -> held. Then pieces, see effect_piece(). form: string or hash. A durable one that has no
--- shadow any more brings the whole value (from a[3] on).
+-- publish | ttl_ms form -> held. Then pieces, see effect_piece(). form: string or hash. One that has no shadow brings the
+-- whole value (from a[3] on): a small one, or a durable one whose shadow was lost.
 kinds.publish = { class = 'value', ordered = true }
 
 local function shadow_of(ns, key, id)
@@ -382,7 +383,11 @@ function kinds.publish.apply(key, a, id, ns)
   local shadow, ttl = shadow_of(ns, key, id), a[1]
   if redis.call('EXISTS', shadow) == 0 then
     if not a[3] then return 'lost' end -- the old value stays
-    redis.call(a[2] == 'hash' and 'HSET' or 'SET', shadow, unpack(a, 3))
+    if a[2] == 'hash' then
+      for i = 3, #a, FIELDS do redis.call('HSET', shadow, unpack(a, i, math.min(i + FIELDS - 1, #a))) end
+    else
+      redis.call('SET', shadow, a[3])
+    end
   end
   if ttl == '' then ttl = redis.call('PTTL', key) end
   redis.call('RENAME', shadow, key)
@@ -413,6 +418,11 @@ local function has_earlier(name, id, hold)
   end
 end
 
+-- Whether a durable effect was applied: a hold of it that arrives afterwards is nothing any more.
+local function is_done(ns, key, id)
+  return redis.call('HEXISTS', beside(ns, 'd', key), id) == 1
+end
+
 -- Ends one hold: 'ended', 'none' (it is gone) or 'later' (another has to be applied before).
 local function end_one(ns, key, id, verb)
   local name = beside(ns, 'h', key)
@@ -424,7 +434,7 @@ local function end_one(ns, key, id, verb)
     return answer
   end
   local kind = kinds[hold.k]
-  if verb == 'apply' then
+  if verb == 'apply' and not (hold.d and is_done(ns, key, id)) then
     if kind.ordered and has_earlier(name, id, hold) then return 'later' end
     local answer = kind.apply(key, hold.a, id, ns)
     if hold.d and answer ~= 'lost' then mark_done(ns, key, id, hold.d) end
@@ -515,11 +525,13 @@ local function effect_redo(keys, args)
   end
   local wrong = are_strings('fence_effect_redo', ns, keys)
   if wrong then return wrong end
-  if redis.call('HEXISTS', beside(ns, 'd', keys[1]), id) == 1 then return { 'done' } end
+  if is_done(ns, keys[1], id) then return { 'done' } end
   local answer = end_one(ns, keys[1], id, 'apply')
   if answer == 'later' then return bad('fence_effect_redo', 'another effect has to be applied before') end
-  if answer == 'none' or redis.call('HEXISTS', beside(ns, 'd', keys[1]), id) == 0 then
-    kind.apply(keys[1], { unpack(args, 5) }, id, ns)
+  if answer == 'none' or not is_done(ns, keys[1], id) then
+    local arguments = {}
+    for i = 5, #args do arguments[i - 4] = args[i] end
+    kind.apply(keys[1], arguments, id, ns)
     mark_done(ns, keys[1], id, args[3])
   end
   return { 'done' }
@@ -567,42 +579,45 @@ end
 -- ---------------------------------------------------------------------------------------------------------------
 
 -- What there is to settle in a hash of holds, or of done effects (kind: 'done <database>'), goes to the reply.
-local function list_name(ns, name, reply, oldest)
+local function list_name(ns, name, reply, min_age)
   local letter, key = beside_what(ns, name)
-  local function list(id, kind)
+  local now = now_ms()
+  local function list(id, kind, top, since)
     local n = #reply
-    reply[n + 1], reply[n + 2], reply[n + 3] = key, id, kind
+    reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = key, id, kind, top
+    reply[n + 5] = string.format('%.0f', math.max(now - since, 0))
   end
   if letter == 'd' then
     local all = redis.call('HGETALL', name)
     for i = 1, #all, 2 do
       local database, since = match(all[i + 1], '^(%d+) (%d+)$')
-      if tonumber(since) <= now_ms() - MARK_MS then list(all[i], 'done ' .. database) end
+      if tonumber(since) <= now - MARK_MS then list(all[i], 'done ' .. database, '', since) end
     end
     return #all > 0
   end
   local holds = holds_of(name)
   for _, h in ipairs(holds) do
-    if h.hold.at <= oldest then list(h.id, h.hold.k) end
+    if h.hold.at <= now - min_age then list(h.id, h.hold.k, h.hold.top, h.hold.at) end
   end
   return #holds > 0
 end
 
--- effects | namespace min_age_ms limit cursor -> cursor (key hold kind)... A cursor '' starts; '' in the reply ends.
+-- effects | namespace min_age_ms limit cursor -> cursor (key hold kind transaction age_ms)... A cursor '' starts; '' in the
+-- reply ends.
 local function effects(_, args)
   local min_age, limit = args[2] and whole(args[2]), args[3] and whole(args[3])
   if #args ~= 4 or not is_namespace(args[1]) or not min_age or not limit or limit < 1 then
     return bad('fence_effects', 'expected namespace, age, limit and cursor')
   end
-  local ns, reply, oldest = args[1], { '' }, now_ms() - min_age
+  local ns, reply = args[1], { '' }
   if args[4] == '' then look_around(ns) end
   local names = known_of(ns).names
   local name = next(names, names[args[4]] and args[4] or nil)
   while name do
     local here = name
-    if sub(here, #ns + 2, #ns + 2) ~= 'q' and not list_name(ns, here, reply, oldest) then names[here] = false end
+    if sub(here, #ns + 2, #ns + 2) ~= 'q' and not list_name(ns, here, reply, min_age) then names[here] = false end
     name = next(names, here)
-    if #reply >= 3 * limit then
+    if #reply >= 5 * limit then
       reply[1] = here
       break
     end

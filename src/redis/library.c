@@ -71,19 +71,22 @@ library_call(LibraryCall *call, int argc, const char **argv)
 }
 
 bool
+library_next(LibraryCall *call)
+{
+	redisReply *reply = wait_reply(call);
+
+	if (reply)
+		freeReplyObject(reply);
+	return reply != NULL;
+}
+
+bool
 library_finish(LibraryCall *call)
 {
 	bool		ok = true;
 
 	while (redis_error(call->conn) == NULL && redis_outstanding(call->conn) > 0)
-	{
-		redisReply *reply = wait_reply(call);
-
-		if (reply)
-			freeReplyObject(reply);
-		else
-			ok = false;
-	}
+		ok = library_next(call) && ok;
 	return ok && redis_error(call->conn) == NULL;
 }
 

@@ -95,8 +95,12 @@ typedef struct DomainCounts
 /* Takes what the process has counted: *list (palloc'd). Only domains of which there is something to tell. */
 extern bool library_take_counts(LibraryCall *call, List **list);
 
-/* Sends without waiting; library_finish waits for all that was sent since the last one. */
+/*
+ * Sends without waiting; library_finish waits for all that was sent since the last one, library_next for the first of it.
+ * False: an error, or no answer.
+ */
 extern bool library_send(LibraryCall *call, int argc, const char **argv);
+extern bool library_next(LibraryCall *call);
 extern bool library_finish(LibraryCall *call);
 
 /* Sends and waits; NULL if the answer is an error or does not come. Caller: freeReplyObject. */
