@@ -51,15 +51,13 @@ reply_deadline(void)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Letters to different nodes are answered in any order, so each of them is waited for. */
-void
-coordinator_await_letters(void)
+/* Letters to different nodes are answered in any order, so each of them is waited for. There must be no draft. */
+static void
+await_carried(int64 deadline)
 {
 	uint64		first = first_end;
 	uint64		last = last_end;
-	int64		deadline = reply_deadline();
 
-	(void) wire_collect(deadline);
 	if (first != 0 && outbox_answer(last, NULL) == ANSWER_NONE)
 	{
 		wire_carry(deadline);
@@ -76,6 +74,15 @@ coordinator_await_letters(void)
 	for (uint64 letter = first; letter != 0 && letter <= last; letter++)
 		(void) outbox_wait(letter, deadline, NULL);
 	first_end = last_end = 0;
+}
+
+void
+coordinator_await_letters(void)
+{
+	int64		deadline = reply_deadline();
+
+	(void) wire_collect(deadline);
+	await_carried(deadline);
 }
 
 bool
@@ -99,33 +106,33 @@ find_node(const char *key, int *node)
 	return *node != SLOT_NOBODY;
 }
 
-/* Who was granted the slot knows whether the fence may be trusted; whoever Redis Cluster points to instead does not. */
 static redisReply *
-ask_with(redisReply *(*ask) (int, int, const char **, const size_t *, int64), const char *fence, int argc, const char **argv,
-		 const size_t *argvlen)
+answer_or_problem(redisReply *reply)
 {
-	int			node;
-	redisReply *reply;
-
-	coordinator_await_letters();
-	if (!find_node(fence, &node))
-		return NULL;
-	reply = ask(node, argc, argv, argvlen, reply_deadline());
 	if (reply == NULL)
 		strlcpy(problem, wire_problem(), sizeof(problem));
 	return reply;
 }
 
+/* Who was granted the slot knows whether the fence may be trusted; whoever Redis Cluster points to instead does not. */
 redisReply *
 coordinator_ask(const char *fence, int argc, const char **argv, const size_t *argvlen)
 {
-	return ask_with(wire_ask, fence, argc, argv, argvlen);
+	int			node;
+
+	coordinator_await_letters();
+	return find_node(fence, &node) ? answer_or_problem(wire_ask(node, argc, argv, argvlen, reply_deadline())) : NULL;
 }
 
+/* What is outstanding on the same wire arrives before, so it is not waited for. */
 redisReply *
 coordinator_ask_once(const char *fence, int argc, const char **argv, const size_t *argvlen)
 {
-	return ask_with(wire_ask_once, fence, argc, argv, argvlen);
+	int			node;
+
+	wire_send(true);
+	await_carried(reply_deadline());
+	return find_node(fence, &node) ? answer_or_problem(wire_ask_once(node, argc, argv, argvlen, reply_deadline())) : NULL;
 }
 
 bool

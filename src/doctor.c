@@ -20,6 +20,7 @@
 #include "utils/memutils.h"
 #include "utils/resowner.h"
 
+#include "domain.h"
 #include "metrics.h"
 #include "outbox.h"
 #include "redis/library.h"
@@ -387,6 +388,34 @@ check_reservations(Report *report)
 					  " GROUP BY domain ORDER BY domain", wait));
 }
 
+/* In Redis those of all databases, waiting rows of this one. */
+static void
+check_effects(Report *report)
+{
+	char	   *wait = psprintf("interval '%lld milliseconds'",
+								(long long) LONG_WAIT * (setting_patrol_grace + setting_patrol_interval));
+
+	if (!OidIsValid(fence_table_oid("outbox")))
+		return;
+	put_rows(report, "warning",
+			 psprintf("SELECT format('prepared transaction %%L holds %%s effect(s), for %%s', gid, count(*), max(age)),"
+					  " format('COMMIT PREPARED %%1$L or ROLLBACK PREPARED %%1$L: until then others are refused these keys.', gid)"
+					  " FROM fence.effects WHERE gid IS NOT NULL AND age > %s GROUP BY gid ORDER BY gid", wait));
+	put_rows(report, "warning",
+			 psprintf("SELECT format('%%s effect(s) on key %%s, %%s, are not settled, for %%s', count(*), key, fate, max(age)),"
+					  " 'The server log tells what keeps the patrol from it; a key that changed its type has to go, or back.'"
+					  " FROM fence.effects WHERE fate IN ('committed', 'aborted', 'unknown') AND age > %s"
+					  " GROUP BY key, fate ORDER BY key LIMIT 10", wait));
+	put_rows(report, "warning",
+			 "SELECT format('%s effect(s) in Redis are of another PostgreSQL cluster', count(*)),"
+			 " 'If that cluster is gone (pg_upgrade, a new initdb), delete them: doc/operations.md.'"
+			 " FROM fence.effects WHERE fate = 'of another cluster' HAVING count(*) > 0");
+	put_rows(report, "warning",
+			 psprintf("SELECT format('%%s durable effect(s) wait in fence.outbox, for %%s', count(*), now() - min(created_at)),"
+					  " 'The patrol applies them when Redis takes them; the server log tells what keeps it from that.'"
+					  " FROM fence.outbox WHERE created_at < now() - %s HAVING count(*) > 0", wait));
+}
+
 static void
 check_bypassed(Report *report)
 {
@@ -437,6 +466,7 @@ static const Check checks[] = {
 	{check_indexes, false, "the unique indexes of all keys are valid"},
 	{check_unfenced, false, "no table with a version column is left unfenced"},
 	{check_reservations, true, "no reservation is left over"},
+	{check_effects, true, "no effect is left over"},
 	{check_bypassed, true, "every transaction has had its reservations"},
 	{check_promises, true, "no fence was found to differ from its row"},
 };

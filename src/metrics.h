@@ -32,7 +32,7 @@
 	F(TOO_LARGE, "cache_fence_values_too_large_total", COUNTER, "", "Rows of tables with write-through that were too large for it") \
 	F(TORN, "cache_fence_torn_reads_total", COUNTER, "", "Reads of several keys that changed meanwhile, and were read again") \
 	F(EFFECTS, "cache_fence_effects_total", COUNTER, "operation,result", "Effects on keys in Redis that are bound to transactions, by what came of them") \
-	F(EFFECTS_HELD, "cache_fence_effects_held", GAUGE, "", "Effects of transactions under way or prepared that the last patrol round found held") \
+	F(EFFECTS_HELD, "cache_fence_held_effects", GAUGE, "", "Effects of transactions under way or prepared that the last patrol round found held") \
 	F(OPEN, "cache_fence_open", GAUGE, "", "1 while fences may be used (state OPEN), else 0") \
 	F(LEASE, "cache_fence_lease_seconds", SECONDS, "", "The setting pgcache_fence.lease") \
 	F(HEARTBEAT, "cache_fence_heartbeat_worst_seconds", SECONDS, "", "Longest heartbeat since the last reset") \

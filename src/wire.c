@@ -643,12 +643,17 @@ ask_once(Wire *wire, int argc, const char **argv, const size_t *argvlen, int64 d
 {
 	redisReply *reply = NULL;
 
-	if (redis_send(wire->connection, argc, argv, argvlen))
-		reply = redis_wait_reply(wire->connection, deadline, wait_event_redis());
-	if (reply == NULL)
+	/* its answer comes after all that is outstanding, and is waited for together with that */
+	if (!redis_send(wire->connection, argc, argv, argvlen))
 		hang_up(wire, redis_error(wire->connection));
-	else
-		note_answer(wire, reply);
+	else if (collect(wire, deadline))
+	{
+		reply = redis_wait_reply(wire->connection, deadline, wait_event_redis());
+		if (reply == NULL)
+			hang_up(wire, redis_error(wire->connection));
+		else
+			note_answer(wire, reply);
+	}
 	return reply;
 }
 
@@ -673,7 +678,7 @@ wire_ask_once(int node, int argc, const char **argv, const size_t *argvlen, int6
 	Wire	   *wire = wire_of(node);
 
 	wire_send(true);
-	if (is_connected(wire) && collect(wire, deadline) && !redis_flush(wire->connection))
+	if (is_connected(wire) && !redis_flush(wire->connection))
 		hang_up(wire, redis_error(wire->connection));	/* the other side has closed it while it was idle */
 	if (wire->connection == NULL && !call(wire, deadline))
 		return NULL;

@@ -80,7 +80,7 @@ extern redisReply *wire_ask(int node, int argc, const char **argv, const size_t 
 
 /*
  * The same for what must not be said twice: what was sent on a connection that broke is not sent again on another, where the
- * first might still arrive after all that follows.
+ * first might still arrive after all that follows. Does not wait for what is outstanding before, but together with it.
  */
 extern redisReply *wire_ask_once(int node, int argc, const char **argv, const size_t *argvlen, int64 deadline);
 

@@ -361,8 +361,8 @@ function kinds.append.apply(key, a, id, ns)
   end
 end
 
--- publish | ttl_ms form -> held. Then pieces, see effect_piece(). form: string or hash. One that has no shadow brings the
--- whole value (from a[3] on): a small one, or a durable one whose shadow was lost.
+-- publish | ttl_ms form -> held. Then pieces, see effect_piece(). form: string or hash. One that has no shadow brings
+-- the whole value (from a[3] on): a small one, or a durable one whose shadow was lost.
 kinds.publish = { class = 'value', ordered = true }
 
 local function shadow_of(ns, key, id)
@@ -602,8 +602,8 @@ local function list_name(ns, name, reply, min_age)
   return #holds > 0
 end
 
--- effects | namespace min_age_ms limit cursor -> cursor (key hold kind transaction age_ms)... A cursor '' starts; '' in the
--- reply ends.
+-- effects | namespace min_age_ms limit cursor -> cursor (key hold kind transaction age_ms)... A cursor '' starts; '' in
+-- the reply ends.
 local function effects(_, args)
   local min_age, limit = args[2] and whole(args[2]), args[3] and whole(args[3])
   if #args ~= 4 or not is_namespace(args[1]) or not min_age or not limit or limit < 1 then

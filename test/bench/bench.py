@@ -12,6 +12,7 @@ from servers import BASE, Postgres, Redis, fill, running
 
 import part_against
 import part_calls
+import part_effects
 import part_growth
 import part_hits
 import part_memory
@@ -23,6 +24,7 @@ import part_window
 PARTS = {
     'single': part_single, 'against': part_against, 'rows': part_rows, 'hits': part_hits, 'calls': part_calls,
     'window': part_window, 'memory': part_memory, 'growth': part_growth, 'patrol': part_patrol,
+    'effects': part_effects,
 }
 
 

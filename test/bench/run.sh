@@ -20,6 +20,7 @@ usage() {
 	               memory   bytes of Redis per fence
 	               patrol   reservations settled per second
 	               growth   many fences, tables, backends
+	               effects  what an effect adds to a transaction
 	  --out DIR    write performance.md and the plots there
 	  --rounds N, --seconds S   rounds of each comparison, and seconds of each measurement in a round
 	TEXT
@@ -38,7 +39,7 @@ parse_arguments() {
 		--quick) ;;
 		--only)
 			case ${2:-} in
-			single | against | rows | hits | calls | window | memory | patrol | growth) publish=${named_out:-} ;;
+			single | against | rows | hits | calls | window | memory | patrol | growth | effects) publish=${named_out:-} ;;
 			*) usage >&2; exit 2 ;;
 			esac
 			shift

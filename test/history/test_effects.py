@@ -27,6 +27,8 @@ from servers import Timeout, process_state, send_signal, wait_for
 
 POINTS = {                      # where a backend is stopped: name -> how its transaction is to end
     'effect-held': 'COMMIT',
+    'before-effects-collected': 'COMMIT',
+    'effects-collected': 'COMMIT',
     'before-effects-applied': 'COMMIT',
     'after-effects-applied': 'COMMIT',
     'before-effects-undone': 'ROLLBACK',
@@ -197,7 +199,8 @@ def test_kills(site, _):
 
 def test_crash(site, _):
     """The whole server is killed with holds of a commit that was not told to Redis."""
-    for point in ('effect-held', 'before-effects-applied', 'after-effects-applied'):
+    for point in ('effect-held', 'before-effects-collected', 'effects-collected', 'before-effects-applied',
+                  'after-effects-applied'):
         stopped = Stopped(site, point)
         # it is committed on disk before any effect is applied, whatever it asked for
         trial = Trial(site, 'COMMIT', settings='SET LOCAL synchronous_commit = off')
@@ -322,6 +325,40 @@ def test_durable(site, _):
     report(rows == 0, 'no row of fence.outbox is left', rows)
 
 
+def test_waits(site, _, delay=0.08):
+    """Messages take long each way: what a transaction waits for is the number of round trips, by the clock."""
+    site.set_system(pgcache_fence__timeout=3000, pgcache_fence__lease=10000)
+    site.proxy.treat('extension', delay=delay)
+    try:
+        connection = psycopg2.connect(site.pg_dsn(), connect_timeout=10)
+        connection.autocommit = True
+        cursor = connection.cursor()
+        write = 'UPDATE fault_row SET n = n + 1 WHERE id = 1; '
+        early = ("SELECT fence.append(ARRAY['wait log', 'wait log 2'], 'x'), fence.append('wait set', 'x', 'zset'), "
+                 "fence.enqueue('wait queue', 'x'), fence.publish('wait page ' || txid_current(), repeat('x', 100000)), "
+                 "fence.publish_hash('wait hash ' || txid_current(), '{\"a\": 1}'), fence.commit_marker(); ")
+        answered = "SELECT fence.counter_add('wait count', 1); "
+        for name, statements, trips in (
+                ('a fenced row', write, 1), ('seven effects', early, 1), ('a fenced row and seven effects', write + early, 1),
+                ('a counter', answered, 1), ('a fenced row, a counter and seven effects', write + answered + early, 2),
+                ('seven effects that are rolled back', 'SAVEPOINT s; ' + early + 'ROLLBACK TO s; ', 0)):
+            taken = []
+            for _ in range(4):
+                site.wait_open()
+                started = time.monotonic()
+                cursor.execute('BEGIN; ' + statements)
+                cursor.execute('COMMIT')
+                taken.append(time.monotonic() - started)
+            # the first has to connect; a loaded machine only makes it slower
+            seen = min(taken) / (2 * delay)
+            report(trips - 0.2 <= seen < trips + 0.8, '%s: %d round trip(s), waited for %.2f' % (name, trips, seen), taken)
+        connection.close()
+    finally:
+        site.proxy.treat('extension')
+        site.set_system(pgcache_fence__timeout=None, pgcache_fence__lease=None)
+        site.wait_open()
+
+
 class Seller(threading.Thread):
     """Takes from and gives back to a counter that must stay between 0 and 100; notes what was committed."""
 
@@ -420,7 +457,7 @@ def test_sums(site, rng, seconds=12):
 
 TESTS = {'kills': test_kills, 'crash': test_crash, 'lost_messages': test_lost_messages,
          'lost_savepoint': test_lost_savepoint, 'two_phase': test_two_phase,
-         'redis_restart': test_redis_restart, 'durable': test_durable, 'sums': test_sums}
+         'redis_restart': test_redis_restart, 'durable': test_durable, 'sums': test_sums, 'waits': test_waits}
 
 
 def main():

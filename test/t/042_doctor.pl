@@ -55,9 +55,9 @@ ok(
 		poll(
 			sub {
 				$sql->run('SELECT fence.reset_metrics()');
-				return $sql->run("SELECT count(*) FROM fence.doctor() WHERE severity = 'ok'") == 16;
+				return $sql->run("SELECT count(*) FROM fence.doctor() WHERE severity = 'ok'") == 17;
 			},
-			'16 checks');
+			'17 checks');
 	},
 	'every check says that it found nothing');
 is($sql->run('SELECT count(*) FROM fence.doctor() WHERE (hint IS NULL) <> (severity = $$ok$$)'), 0, 'nothing has a hint but findings');
@@ -144,6 +144,22 @@ subtest 'Redis gone' => sub {
 	wait_open($node);
 	poll(sub { $sql->run("SELECT finding FROM fence.explain('item', '1') WHERE topic = 'answer'") =~ /^miss/ }, 'a miss');
 	well('Redis is back');
+};
+
+subtest 'effects' => sub {
+	my $ns = $sql->run('SHOW pgcache_fence.namespace');
+	my @theirs = ('12345.700.0000abcd.1', '12345.700.0000abcd');
+
+	$redis->call('FCALL', 'fence_effect', 1, 'theirs', $ns, @theirs, '', 'counter', 1, 5, '', '');
+	finds('warning', '1 effect\(s\) in Redis are of another PostgreSQL cluster', 'another cluster');
+	$redis->call('FCALL', 'fence_effects_end', 0, $ns, 'undo', 'theirs', $theirs[0]);
+	$sql->run($_) foreach 'BEGIN', "SELECT fence.counter_add('turned', 1, durable => true)";
+	$redis->call('RPUSH', 'turned', 'x');
+	$sql->run('COMMIT');
+	finds('warning', '1 effect\(s\) on key turned, committed, are not settled', 'a key that changed its type');
+	finds('warning', '1 durable effect\(s\) wait in fence.outbox', 'and its row');
+	$redis->call('DEL', 'turned');
+	well('all applied');
 };
 
 subtest 'a replica' => sub {

@@ -9,6 +9,7 @@ use FenceTest;
 use FenceTest::Cluster;
 use FenceTest::Session;
 use Test::More;
+use Time::HiRes qw(time);
 
 my $redis = FenceTest::Redis->start;
 my $node = new_postgres('main', $redis, max_prepared_transactions => 5, timeout => '500ms');
@@ -32,6 +33,37 @@ sub nothing_left
 	return settles(sub { !@{ left() } }, 'nothing is left') || diag("@{ left() }");
 }
 
+sub held { return scalar grep { /^\Q$ns\E:h:/ } @{ left() }; }
+
+# Seconds that a statement takes in the session, and its error, if it has one.
+sub timed
+{
+	my ($statement) = @_;
+	my $started = time();
+	my $error = $sql->error_of($statement);
+
+	return (time() - $started, $error);
+}
+
+# What Redis is told of effects while the statements run, up to the end of their transaction: [ function, argument, ... ].
+sub messages_of
+{
+	my (@statements) = @_;
+	my $monitor = $redis->connect;
+	my @messages;
+
+	$monitor->call('MONITOR');
+	$sql->run($_) foreach @statements;
+	while (!@messages || $messages[-1][0] ne 'fence_effects_end')
+	{
+		my $line = $monitor->reply;
+		my @words = map { s/\\(.)/$1/gr } $line =~ /"((?:[^"\\]++|\\.)*)"/g;
+
+		push @messages, [ @words[ 1 .. $#words ] ] if lc($words[0]) eq 'fcall' && $words[1] =~ /^fence_effect(s_end|_piece)?$/;
+	}
+	return @messages;
+}
+
 subtest 'readers see nothing before COMMIT' => sub {
 	$redis->call('SET', 'value', 'old', 'PX', 600_000);
 	$redis->call('SET', 'page', 'old page', 'PX', 600_000);
@@ -40,7 +72,7 @@ subtest 'readers see nothing before COMMIT' => sub {
 	  "SELECT fence.once('request')", "SELECT fence.enqueue('{q}', 'job')", 'SELECT fence.commit_marker()';
 	is_deeply($redis->call('MGET', 'stock', 'value', 'page', 'request'), [ undef, 'old', 'old page', undef ], 'values are as before');
 	is($redis->call('EXISTS', 'log', '{q}'), 0, 'logs and queues too');
-	is(scalar(grep { /:h:/ } @{ left() }), 7, 'a hold for each key');
+	settles(sub { held() == 7 }, 'a hold for each key');
 	$sql->run('COMMIT');
 	settles(sub { $redis->call('EXISTS', 'log', '{q}') == 2 }, 'they are there after COMMIT');
 	is_deeply($redis->call('MGET', 'stock', 'value', 'request'), [ 3, undef, 'null' ], 'values');
@@ -58,6 +90,128 @@ subtest 'readers see nothing before COMMIT' => sub {
 	settles(sub { $redis->call('HLEN', 'hash') == 1000 }, 'a large hash');
 };
 
+subtest 'one message before the commit, one after it' => sub {
+	my @all = (
+		"SELECT fence.append('m log', 'x')", "SELECT fence.append('m set', 'x', 'zset')", "SELECT fence.append('m stream', 'x', 'stream')",
+		"SELECT fence.enqueue('m queue', 'x')", "SELECT fence.publish('m page', repeat('x', 200000))",
+		"SELECT fence.publish_hash('m hash', '{\"a\": 1}')", 'SELECT fence.commit_marker()',
+		"SELECT fence.counter_add('m count', 1)", "SELECT fence.transfer('{m}a', '{m}b', 1, NULL)",
+		"SELECT fence.compare_and_set('m value', NULL, 'x')", "SELECT fence.take_and_set('m other', 'x')",
+		"SELECT fence.take_and_extend('m value', '1 min')", "SELECT fence.take('m value')", "SELECT fence.once('m request')");
+
+	foreach my $statement (@all)
+	{
+		is_deeply([ map { $_->[0] } messages_of($statement) ], [ 'fence_effect', 'fence_effects_end' ], $statement);
+		nothing_left();
+	}
+	is_deeply([ map { $_->[0] } messages_of('BEGIN', @all[ 0 .. 6 ], 'COMMIT') ], [ ('fence_effect') x 7, 'fence_effects_end' ],
+		'several: one each before, one for all after');
+	is_deeply([ map { $_->[0] } messages_of('BEGIN', @all[ 0 .. 6 ], 'ROLLBACK') ], [ ('fence_effect') x 7, 'fence_effects_end' ],
+		'also at ROLLBACK');
+	nothing_left();
+	is_deeply([ map { $_->[0] } messages_of("SELECT fence.publish('m page', repeat('x', 600000))") ],
+		[ 'fence_effect', ('fence_effect_piece') x 3, 'fence_effects_end' ], 'a large value: one for each piece between');
+	nothing_left();
+};
+
+subtest 'who needs no answer does not wait for it before the commit' => sub {
+	my @unheard = ("SELECT fence.append('w log', 'x')", "SELECT fence.enqueue('w queue', 'x')", "SELECT fence.publish('w page', 'x')",
+		"SELECT fence.publish_hash('w hash', '{\"a\": 1}')", 'SELECT fence.commit_marker()', "SELECT fence.once_result('w request', '1')");
+
+	$sql->run('CREATE TABLE waited (x int)');
+	$sql->run('BEGIN; SELECT fence.once($$w request$$)');
+	$redis->pause;
+	foreach my $statement (@unheard)
+	{
+		my ($seconds, $error) = timed($statement);
+		is($error, undef, "$statement: $seconds s");
+	}
+	$sql->run('INSERT INTO waited VALUES (1)');
+	my ($seconds, $error) = timed('COMMIT');
+	like($error, qr/^08006: could not hold an effect in Redis/, 'what is not acknowledged is not committed');
+	cmp_ok($seconds, '>=', 0.4, "the commit waits for it: $seconds s");
+	is($sql->run('SELECT count(*) FROM waited'), 0, 'nor is the rest of the transaction');
+	$redis->resume;
+	wait_open($node);
+	nothing_left();
+	is($redis->call('EXISTS', 'w log', 'w queue', 'w page', 'w hash', 'w request'), 0, 'and nothing of it happens');
+
+	$sql->run('BEGIN; INSERT INTO waited VALUES (2)');
+	$redis->pause;
+	$sql->run("SELECT fence.append('w log', 'x', durable => true)");
+	($seconds, $error) = timed('COMMIT');
+	is($error, undef, 'a durable one has its row');
+	$redis->resume;
+	wait_open($node);
+	settles(sub { $sql->run('SELECT count(*) FROM fence.outbox') == 0 }, 'which is applied');
+	is($redis->call('LLEN', 'w log'), 1, 'once, though the hold arrives too');
+	nothing_left();
+	is($redis->call('LLEN', 'w log'), 1, 'and stays once');
+};
+
+subtest 'a refusal is an error of the commit' => sub {
+	$redis->call('SET', 'text', 'x');
+	$sql->run($_) foreach 'BEGIN', 'INSERT INTO waited VALUES (3)', "SELECT fence.append('text', 'x')";
+	like($sql->error_of('COMMIT'), qr/^42809: key "text" holds something else than a log/, 'a wrong type');
+	$sql->run($_) foreach 'BEGIN', 'INSERT INTO waited VALUES (3)', "SELECT fence.append('text', 'x')";
+	like($sql->error_of("PREPARE TRANSACTION 'refused'"), qr/^42809/, 'or of PREPARE TRANSACTION');
+	is($sql->run('SELECT count(*) FROM waited WHERE x = 3'), 0, 'rolls back all');
+	$sql->run($_) foreach 'BEGIN', 'SAVEPOINT s', "SELECT fence.append('text', 'x')", 'ROLLBACK TO s', "SELECT fence.append('list', 'x')", 'COMMIT';
+	settles(sub { $redis->call('LLEN', 'list') == 1 }, 'not if a savepoint took it back');
+	$redis->call('CONFIG', 'SET', 'maxmemory', '1');
+	like($sql->error_of("SELECT fence.append('list', 'x')"), qr/^(58000|08006): could not hold an effect in Redis/, 'no memory');
+	$redis->call('CONFIG', 'SET', 'maxmemory', '0');
+	wait_open($node);
+	nothing_left();
+
+	my $other = FenceTest::Session->open($node);
+	$other->run($_) foreach 'BEGIN', "SELECT fence.publish('page', 'theirs')";
+	settles(sub { held() == 1 }, 'another transaction publishes');
+	$sql->run($_) foreach 'BEGIN', "SELECT fence.publish('page', 'ours')";
+	like($sql->error_of('COMMIT'), qr/^55P03: another transaction is about to change key "page"/, 'two at a time');
+	$other->run('COMMIT');
+	$sql->run("SELECT fence.publish('page', 'ours')");
+	settles(sub { $redis->call('GET', 'page') eq 'ours' }, 'one after the other, however fast');
+	nothing_left();
+};
+
+subtest 'messages that come twice' => sub {
+	my %once = (
+		"SELECT fence.append('t list', 'x')" => sub { $redis->call('LLEN', 't list') == 1 },
+		"SELECT fence.append('t zset', 'x', 'zset')" => sub { $redis->call('ZCARD', 't zset') == 1 },
+		"SELECT fence.append('t stream', 'x', 'stream')" => sub { $redis->call('XLEN', 't stream') == 1 },
+		"SELECT fence.enqueue('t queue', 'x')" => sub { $redis->call('LLEN', 't queue') == 1 },
+		"SELECT fence.counter_add('t count', 2)" => sub { ($redis->call('GET', 't count') // 0) == 2 },
+		"SELECT fence.transfer('{t}a', '{t}b', 3, NULL)" => sub { ($redis->call('GET', '{t}a') // 0) == -3 && $redis->call('GET', '{t}b') == 3 },
+		"SELECT fence.publish('t page', repeat('x', 600000))" => sub { $redis->call('STRLEN', 't page') == 600000 },
+		"SELECT fence.publish_hash('t hash', '{\"a\": 1}')" => sub { $redis->call('HLEN', 't hash') == 1 },
+		"SELECT fence.compare_and_set('t value', NULL, 'x')" => sub { ($redis->call('GET', 't value') // '') eq 'x' },
+		"SELECT fence.once('t request')" => sub { ($redis->call('GET', 't request') // '') eq 'null' });
+
+	foreach my $statement (sort keys %once)
+	{
+		my @messages = messages_of('BEGIN', $statement, 'ROLLBACK');
+
+		pop @messages;
+		# again in a transaction that commits, each of whose messages is heard twice
+		my $monitor = $redis->connect;
+		$monitor->call('MONITOR');
+		$sql->run($_) foreach 'BEGIN', $statement;
+		my @again;
+		while (@again < @messages)
+		{
+			my @words = map { s/\\(.)/$1/gr } $monitor->reply =~ /"((?:[^"\\]++|\\.)*)"/g;
+			push @again, [ @words[ 1 .. $#words ] ] if lc($words[0]) eq 'fcall' && $words[1] =~ /^fence_effect(_piece)?$/;
+		}
+		$redis->call('FCALL', @$_) foreach @again;
+		$sql->run('COMMIT');
+		settles($once{$statement}, $statement);
+		$redis->call('FCALL', 'fence_effects_end', 0, $ns, $_, $again[0][2], $again[0][ 3 + $again[0][1] ]) foreach 'apply', 'undo', 'apply';
+		ok($once{$statement}->(), 'stays so');
+		nothing_left();
+	}
+};
+
 subtest 'durable: its row and its message apply it once' => sub {
 	foreach my $try (1 .. 5)
 	{
@@ -66,6 +220,36 @@ subtest 'durable: its row and its message apply it once' => sub {
 		is_deeply([ $redis->call('LLEN', 'durable'), $redis->call('GET', 'durable count') ], [ $try, 2 * $try ], 'once');
 	}
 	nothing_left();
+
+	# the hold that was on its way for long: its row was faster
+	my $hold = '12345.700.0000abcd.1';
+	my @late = ('fence_effect', 1, 'late', $ns, $hold, '12345.700.0000abcd', 5, 'append', 4, 'list', 'x', 's', '');
+	is_deeply($redis->call('FCALL', 'fence_effect_redo', 1, 'late', $ns, $hold, 5, 'append', 'list', 'x', 's', ''), ['done'], 'from its row');
+	is_deeply($redis->call('FCALL', @late), ['held'], 'its hold arrives');
+	is_deeply($redis->call('FCALL', 'fence_effects_end', 0, $ns, 'apply', 'late', $hold), ['ended'], 'and is settled');
+	is($redis->call('LLEN', 'late'), 1, 'once');
+	nothing_left();
+};
+
+subtest 'marks of durable effects whose outbox is gone' => sub {
+	my $system = $sql->run('SELECT system_identifier FROM pg_control_system()');
+	my $marks = sub { return scalar grep { /^\Q$ns\E:d:/ } @{ $redis->call('KEYS', '*') } };
+	my $database = sub { return $sql->run("SELECT oid FROM pg_database WHERE datname = '$_[0]'"); };
+	my $mark = sub { $redis->call('HSET', "$ns:d:{$_[0]}", "$system.700.0000abcd.1", "$_[1] 0"); };
+
+	$redis->call('DEL', @{ $redis->call('KEYS', "$ns:d:*") });
+	$sql->run("CREATE DATABASE $_") foreach 'without', 'closed', 'dropped';
+	my $dropped = $database->('dropped');
+	$sql->run('ALTER DATABASE closed ALLOW_CONNECTIONS false');
+	$sql->run('DROP DATABASE dropped');
+	$mark->('without', $database->('without'));
+	$mark->('dropped', $dropped);
+	$mark->('closed', $database->('closed'));
+	settles(sub { $marks->() == 1 }, 'are forgotten');
+	is($redis->call('EXISTS', "$ns:d:{closed}"), 1, 'but not while the database may come back');
+	$sql->run('ALTER DATABASE closed ALLOW_CONNECTIONS true');
+	settles(sub { $marks->() == 0 }, 'and has none');
+	$sql->run("DROP DATABASE $_") foreach 'without', 'closed';
 };
 
 subtest 'two-phase commit' => sub {
@@ -74,6 +258,8 @@ subtest 'two-phase commit' => sub {
 	$sql->run($_) foreach 'BEGIN', "SELECT fence.counter_add('stock', 4)", "PREPARE TRANSACTION 'b'";
 	$sql->error_of("SELECT fence.counter_add('stock', 1, max => 7)");
 	like($sql->error_of("SELECT fence.counter_add('stock', 1, max => 7)"), qr/^23514/, 'what is prepared counts');
+	is($sql->run('SELECT key, kind, fate, gid, pid IS NULL, age > interval $$0$$ FROM fence.effects ORDER BY gid'),
+		"stock|counter|prepared|a|t|t\nstock|counter|prepared|b|t|t", 'fence.effects shows it');
 	$sql->run("COMMIT PREPARED 'a'");
 	$sql->run("ROLLBACK PREPARED 'b'");
 	settles(sub { ($redis->call('GET', 'stock') // 0) == 3 }, 'the one is applied');
@@ -167,13 +353,16 @@ subtest 'Redis is away' => sub {
 	like($sql->error_of("SELECT fence.once('away', durable => true)"), qr/^08006/, 'also for what has to be checked');
 	$sql->run($_) foreach 'BEGIN', "SELECT fence.append('away log', 'x', durable => true)",
 	  "SELECT fence.publish('away page', repeat('x', 600000), durable => true)",
-	  "SELECT fence.enqueue('away queue', 'x', durable => true)", 'COMMIT';
+	  "SELECT fence.enqueue('away queue', 'x', durable => true)", 'SELECT fence.commit_marker(durable => true)',
+	  "SELECT fence.publish_hash('away hash', (SELECT jsonb_object_agg('f' || g, g) FROM generate_series(1, 20000) g), durable => true)",
+	  'COMMIT';
 	$sql->run($_) foreach 'BEGIN', "SELECT fence.append('away log', 'y', durable => true)", 'ROLLBACK';
-	is($sql->run('SELECT count(*) FROM fence.outbox'), 3, 'what is durable waits');
+	is($sql->run('SELECT count(*) FROM fence.outbox'), 5, 'what is durable waits');
 	$redis->restart;
 	settles(sub { $sql->run('SELECT count(*) FROM fence.outbox') == 0 }, 'until Redis is back');
-	is_deeply([ $redis->call('LLEN', 'away log'), $redis->call('STRLEN', 'away page'), $redis->call('LLEN', 'away queue') ],
-		[ 1, 600000, 1 ], 'once each');
+	is_deeply([ $redis->call('LLEN', 'away log'), $redis->call('STRLEN', 'away page'), $redis->call('LLEN', 'away queue'),
+			$redis->call('HLEN', 'away hash'), scalar @{ $redis->call('KEYS', "$ns:m:*") } ],
+		[ 1, 600000, 1, 20000, 1 ], 'once each');
 	nothing_left();
 };
 
@@ -237,6 +426,25 @@ subtest 'cluster' => sub {
 	$router = $cluster->router;
 	settles(sub { ($router->call('GET', 'c1') // 0) == 11 }, 'a slot that moved meanwhile');
 	settles(sub { $left->() == 0 }, 'nothing is left there');
+};
+
+subtest 'what was counted' => sub {
+	my $count = sub {
+		return $sql->run("SELECT sum(value) FROM fence.metrics WHERE name = 'cache_fence_effects_total' AND labels ->> 'operation' = '$_[0]'"
+			  . " AND labels ->> 'result' = '$_[1]'");
+	};
+
+	cmp_ok($count->(@$_), '>', 0, "@$_")
+	  foreach [ 'hold', 'held' ], [ 'hold', 'refused' ], [ 'hold', 'failed' ], [ 'apply', 'done' ], [ 'apply', 'failed' ], [ 'undo', 'done' ],
+	  [ 'settle', 'applied' ], [ 'settle', 'undone' ], [ 'settle', 'failed' ], [ 'outbox', 'done' ], [ 'outbox', 'failed' ];
+	$sql->run('SELECT fence.reset_metrics()');
+	$sql->run($_) foreach 'BEGIN', "SELECT fence.append('counted', 'x')", 'SAVEPOINT s', "SELECT fence.append('counted', 'y')",
+	  'ROLLBACK TO s', "SELECT fence.append('counted', 'z')", 'COMMIT';
+	settles(sub { $count->('apply', 'done') == 2 && $count->('undo', 'done') == 1 && $count->('hold', 'held') == 3 }, 'each once');
+	$sql->run($_) foreach 'BEGIN', "SELECT fence.counter_add('counted number', 1)", "PREPARE TRANSACTION 'counted'";
+	settles(sub { $sql->run("SELECT value FROM fence.metrics WHERE name = 'cache_fence_held_effects'") == 1 }, 'what is held');
+	$sql->run("ROLLBACK PREPARED 'counted'");
+	settles(sub { $sql->run("SELECT value FROM fence.metrics WHERE name = 'cache_fence_held_effects'") == 0 }, 'and is no more');
 };
 
 done_testing();
