@@ -583,6 +583,14 @@ expect_command(Wire *wire)
 	return e;
 }
 
+/* Whether it leads to its node for all that is known, and takes bytes at once. Takes no lock. */
+static bool
+is_at_hand(const Wire *wire)
+{
+	return wire->connection != NULL && redis_error(wire->connection) == NULL && redis_unsent(wire->connection) == 0 &&
+		wire->nodes_serial == pg_atomic_read_u32(&fence_shared->nodes_serial);
+}
+
 bool
 wire_send_after(const Letter *letter)
 {
@@ -593,7 +601,9 @@ wire_send_after(const Letter *letter)
 	wire = &wires[letter->node];
 	if (draft_node == letter->node)
 		wire_send(true);
-	if (!wire_is_busy(letter->node) || wire->next - wire->first == ANSWERS)
+	if (!wire_is_busy(letter->node) && !(letter->kind == LETTER_END_EFFECTS && is_at_hand(wire)))
+		return false;
+	if (wire->next - wire->first == ANSWERS)
 		return false;
 	if (letter->kind == LETTER_END)
 	{

@@ -67,8 +67,9 @@ extern bool wire_say(int node, int argc, const char **argv, const size_t *argvle
 					 int64 deadline);
 
 /*
- * A letter that ends what may not have arrived yet: it has to arrive after that, so it goes the same way. False: nothing is
- * outstanding there, or it is for several processes: any way will do. Usable in ABORT.
+ * A letter that ends what may not have arrived yet: it has to arrive after that, so it goes the same way. One that ends effects
+ * does so wherever there is a connection: what this backend says next has to arrive after it, and is not to wait for it. False:
+ * any way will do. Usable in COMMIT and ABORT.
  */
 extern bool wire_send_after(const Letter *letter);
 
