@@ -5,8 +5,9 @@
  * Owns: the list of this transaction's effects, by savepoint level (memory: TopTransactionContext). The life cycle of all
  * kinds is here and in redis/effects.lua; effect_functions.c only says what each kind wants. A hold in Redis names the
  * subtransaction that made it, so its fate alone decides: apply if that is committed, else undo. COMMIT, ROLLBACK and
- * ROLLBACK TO post the one or the other as letters (outbox.h); what does not arrive is settled by the patrol
- * (effect_patrol.c), or by whoever finds the hold in his way.
+ * ROLLBACK TO say the one or the other on the wire that the hold went, without waiting, or post it as a letter (outbox.h) if
+ * there is none any more; what does not arrive is settled by the patrol (effect_patrol.c), or by whoever finds the hold in his
+ * way.
  *
  * Who needs Redis' answer (a counter's bounds, a value that is taken) waits for it at the call. All others are only said
  * (wire.h): their answers are collected before the commit, in the one wait in which those to reservations are, and a refusal
