@@ -388,7 +388,7 @@ check_reservations(Report *report)
 					  " GROUP BY domain ORDER BY domain", wait));
 }
 
-/* In Redis those of all databases, waiting rows of this one. */
+/* In Redis those of all databases, waiting rows of this one. Keys are users' data, and not for everybody who may see this. */
 static void
 check_effects(Report *report)
 {
@@ -402,10 +402,10 @@ check_effects(Report *report)
 					  " format('COMMIT PREPARED %%1$L or ROLLBACK PREPARED %%1$L: until then others are refused these keys.', gid)"
 					  " FROM fence.effects WHERE gid IS NOT NULL AND age > %s GROUP BY gid ORDER BY gid", wait));
 	put_rows(report, "warning",
-			 psprintf("SELECT format('%%s effect(s) on key %%s, %%s, are not settled, for %%s', count(*), key, fate, max(age)),"
-					  " 'The server log tells what keeps the patrol from it; a key that changed its type has to go, or back.'"
+			 psprintf("SELECT format('%%s effect(s) of kind %%s, %%s, are not settled, for %%s', count(*), kind, fate, max(age)),"
+					  " 'fence.effects tells the keys, the server log what keeps the patrol from it: see doc/operations.md, \"Effects\".'"
 					  " FROM fence.effects WHERE fate IN ('committed', 'aborted', 'unknown') AND age > %s"
-					  " GROUP BY key, fate ORDER BY key LIMIT 10", wait));
+					  " GROUP BY kind, fate ORDER BY kind, fate", wait));
 	put_rows(report, "warning",
 			 "SELECT format('%s effect(s) in Redis are of another PostgreSQL cluster', count(*)),"
 			 " 'If that cluster is gone (pg_upgrade, a new initdb), delete them: doc/operations.md.'"

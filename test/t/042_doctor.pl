@@ -156,7 +156,7 @@ subtest 'effects' => sub {
 	$sql->run($_) foreach 'BEGIN', "SELECT fence.counter_add('turned', 1, durable => true)";
 	$redis->call('RPUSH', 'turned', 'x');
 	$sql->run('COMMIT');
-	finds('warning', '1 effect\(s\) on key turned, committed, are not settled', 'a key that changed its type');
+	finds('warning', '1 effect\(s\) of kind counter, committed, are not settled', 'a key that changed its type');
 	finds('warning', '1 durable effect\(s\) wait in fence.outbox', 'and its row');
 	$redis->call('DEL', 'turned');
 	well('all applied');
