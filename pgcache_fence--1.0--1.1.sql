@@ -191,7 +191,8 @@ CREATE VIEW fence.effects AS
       FROM fence._effects() e
       LEFT JOIN pg_catalog.pg_prepared_xacts x
              ON e.fate = 'in progress' AND e.pid IS NULL
-            AND x.transaction::text = (pg_catalog.split_part(e.stamp, '.', 1)::numeric % 4294967296)::text;
+            AND x.transaction::text = CASE WHEN e.stamp ~ '^[0-9]+[.]'
+                THEN (pg_catalog.split_part(e.stamp, '.', 1)::numeric % 4294967296)::text END;
 
 -- Compares all rows of a domain with their fences and repairs what is ahead or behind; tells what was found.
 CREATE FUNCTION fence.repair_domain(domain text, OUT relation text, OUT count bigint)
