@@ -12,7 +12,7 @@ use Test::More;
 use Time::HiRes qw(time);
 
 my $redis = FenceTest::Redis->start;
-my $node = new_postgres('main', $redis, max_prepared_transactions => 5, timeout => '500ms');
+my $node = new_postgres('main', $redis, max_prepared_transactions => 5);
 my $sql = FenceTest::Session->open($node);
 my $ns = $sql->run('SHOW pgcache_fence.namespace');
 
