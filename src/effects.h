@@ -88,7 +88,7 @@ extern void effects_savepoint_release(int level);
 extern void effects_savepoint_rollback(int level);
 
 /* effect_functions.c: raises what a refusal that kinds have in common means for people. */
-extern void effect_raise_refused(const char *key, const EffectAnswer *answer) pg_attribute_noreturn();
+extern void effect_raise_refused(const char *key, const EffectAnswer *answer);
 
 /* effect_outbox.c: the row of a durable effect, written as the extension's owner. */
 extern void effect_outbox_insert(const char *hold, const EffectCall *call);
