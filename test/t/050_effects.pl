@@ -317,15 +317,17 @@ subtest 'hostile callers' => sub {
 };
 
 subtest 'a key that changed its type' => sub {
-	$sql->run($_) foreach 'BEGIN', "SELECT fence.counter_add('turned', 3)", "SELECT fence.counter_add('other', 3)";
+	$sql->run($_) foreach 'BEGIN', "SELECT fence.counter_add('turned', 3, durable => true)", "SELECT fence.counter_add('other', 3)";
 	$redis->call('RPUSH', 'turned', 'x');
 	$sql->run('COMMIT');
 	settles(sub { ($redis->call('GET', 'other') // 0) == 3 }, 'other effects of the transaction are applied');
-	settles(sub { counted('settle', 'failed') > 0 }, 'the patrol tries');
+	settles(sub { counted('settle', 'failed') > 0 && counted('outbox', 'failed') > 0 }, 'the patrol tries');
 	is(scalar @{ left() }, 1, 'its own waits');
 	$redis->call('DEL', 'turned');
 	settles(sub { ($redis->call('GET', 'turned') // 0) == 3 }, 'until it can be applied');
+	settles(sub { $sql->run('SELECT count(*) FROM fence.outbox') == 0 }, 'its row goes then');
 	nothing_left();
+	is($redis->call('GET', 'turned'), 3, 'once');
 };
 
 subtest 'queues' => sub {
@@ -441,6 +443,8 @@ subtest 'what was counted' => sub {
 	cmp_ok(counted(@$_), '>', 0, "@$_")
 	  foreach [ 'hold', 'held' ], [ 'hold', 'refused' ], [ 'hold', 'failed' ], [ 'apply', 'done' ], [ 'apply', 'failed' ], [ 'undo', 'done' ],
 	  [ 'settle', 'applied' ], [ 'settle', 'undone' ], [ 'settle', 'failed' ], [ 'outbox', 'done' ], [ 'outbox', 'failed' ];
+	# what was answered is counted before
+	$sql->run('SELECT count(*) FROM fence.effects');
 	$sql->run('SELECT fence.reset_metrics()');
 	$sql->run($_) foreach 'BEGIN', "SELECT fence.append('counted', 'x')", 'SAVEPOINT s', "SELECT fence.append('counted', 'y')",
 	  'ROLLBACK TO s', "SELECT fence.append('counted', 'z')", 'COMMIT';
