@@ -8,7 +8,7 @@ CLIENTS = 8
 APPEND = "sql:SELECT fence.append('bench:log:' || ($1::int8 % 100), 'entry', max_entries => 100)"
 COUNTER = "sql:SELECT fence.counter_add('bench:count:' || ($1::int8 % 100), 1)"
 TABLES = 'unfenced', 'fenced'
-EFFECTS = {'': [], ', append': [APPEND], ', counter_add': [COUNTER]}
+EFFECTS = {'': ['sql:SELECT $1::int8'], ', append': [APPEND], ', counter_add': [COUNTER]}     # statement for statement
 
 
 def steps(table, effect, apart=False):
@@ -43,12 +43,13 @@ def show(result):
     rows = []
     for name, (table, _) in NAMES.items():
         calls = result['calls'][name]
-        line = [f'BEGIN, UPDATE {name}, COMMIT', f"{result['messages'][name]:.2f}", f'{sum(calls.values()):.1f}',
+        what = name if ',' in name else f'{name}, a SELECT of nothing'
+        line = [f'BEGIN, UPDATE {what}, COMMIT', f"{result['messages'][name]:.2f}", f'{sum(calls.values()):.1f}',
                 f"{max(part_calls.waits(calls) - part_calls.waits(result['calls']['unfenced']), 0):.2f}"]
         for clients in 1, CLIENTS:
             r = result[f'{clients} clients']
             line += [f"{compare.median(r, name, 'tps'):.0f}", compare.format_spread(compare.ratio(r, name, table))]
-        rows.append(line)
-    return report.table(['synchronous_commit=on', 'FCALLs per transaction', "system calls", 'more waits than without Redis',
-                         '1 client, TPS', 'to the same without effect (spread)', f'{CLIENTS} clients, TPS',
-                         'to the same without effect (spread)'], rows)
+        rows.append([*line, *(f'{compare.median(r, name, field):.0f}' for field in ('cpu_backends', 'cpu_redis'))])
+    return report.table(['synchronous_commit=on', 'FCALLs per transaction', 'system calls', 'more waits than without Redis',
+                         '1 client, TPS', 'ratio to no effect (spread)', f'{CLIENTS} clients, TPS',
+                         'ratio to no effect (spread)', 'CPU µs/tx backends', 'Redis'], rows)
