@@ -37,19 +37,26 @@
 #define FLAP_FIRST		INT64CONST(100000)	/* time in CLOSED after the first failure, doubled for each that follows, */
 #define FLAP_MOST		INT64CONST(30000000)	/* at most this, */
 #define FLAP_FORGET		INT64CONST(60000000)	/* until fences were OPEN for that long */
+#define COMMITS_TAKE	INT64CONST(100000)	/* how long who is committing is waited for before slots change hands */
 
 PGDLLEXPORT void fence_keeper_main(Datum arg);
 
 static List *databases = NIL;	/* Oids of databases that have the extension, ascending: the first holds the row */
 static bool databases_known = false;
 static List *announce_queue = NIL;	/* Oids whose domains are to be announced in the current epoch */
-static List *announced = NIL;	/* Oids of databases whose domains were announced in the current epoch */
+static List *announced = NIL;	/* Announced, of each database whose domains were announced in the current epoch */
 static uint32 catalog_seen = 0; /* when databases was made */
 static bool announce_again = true;	/* whatever was announced before */
 static uint32 announce_seen = 0;	/* value of catalog_serial at the last announcement */
 static bool announcing = false; /* the job is, or was last, an announcement whose end was not looked at yet */
 static bool job_slots_exhausted = false;
 static int64 databases_next = 0;
+
+typedef struct Announced
+{
+	Oid			database;
+	uint32		grant;			/* for which that was last */
+} Announced;
 
 static int64 opened_at = 0;
 static int	flaps = 0;
@@ -214,21 +221,21 @@ is_armed(int node, const char *epoch)
 		strcmp(fence_shared->nodes[node].armed_identity, hello->identity) == 0;
 }
 
-/* Whether every process is still the one that was armed, in the current epoch, with exactly its slots [c10]. */
+/*
+ * The one place that decides between the two ways to open. True: the epoch may go on, because every process that was armed in it
+ * is there as it was, and nobody has committed without reservations. Then slots can be taken from a process, which says so itself,
+ * and given to another one, which need not have been armed before. False: it takes a new epoch, after the bound.
+ */
 static bool
-same_processes(FenceWord word)
+epoch_may_go_on(FenceWord word)
 {
 	char		epoch[EPOCH_LEN];
-	unsigned char map[SLOTS];
 
 	fence_epoch_of(WORD_EPOCH(word), epoch);
-	if (WORD_EPOCH(word) == 0 || !fence_shared->epoch_armed)
-		return false;
-	topology_slots(map);
-	if (memcmp(map, fence_shared->slot_node, SLOTS) != 0)
+	if (WORD_EPOCH(word) == 0 || !fence_shared->epoch_armed || pg_atomic_read_u32(&fence_shared->bypassed))
 		return false;
 	for (int i = 0; i < topology_size; i++)
-		if (topology_nodes[i].present != fence_shared->nodes[i].granted || (topology_nodes[i].present && !is_armed(i, epoch)))
+		if (fence_shared->nodes[i].granted && !is_armed(i, epoch))
 			return false;
 	return topology_size > 0;
 }
@@ -243,22 +250,22 @@ count_present(const char **first_error)
 	for (int i = 0; i < topology_size; i++)
 		if (topology_nodes[i].present)
 			present++;
-		else if (*first_error == NULL)
+		else if (*first_error == NULL && topology_has_slots(i))
 			*first_error = topology_nodes[i].error;
 	return present;
 }
 
 /*
- * What will be granted: to each process that is there, its slots. The slots of one that is not have nobody in this epoch: it
- * may not answer, so reads there are unarmed, and writes need no reservation there. Only in ARMING, before anything is armed.
+ * What will be granted: to each process that is there, its slots. The slots of one that is not have nobody: it
+ * may not answer, so reads there are unarmed, and writes need no reservation there. Only in ARMING, before any of it is granted.
  */
 static void
-choose_slots(void)
+choose_slots(const unsigned char map[SLOTS])
 {
-	topology_slots(fence_shared->slot_node);
+	memcpy(fence_shared->slot_node, map, SLOTS);
 	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
 	for (int i = 0; i < topology_size; i++)
-		fence_shared->nodes[i].granted = topology_nodes[i].present;
+		fence_shared->nodes[i].granted = slot_has_any(map, i);
 	LWLockRelease(fence_shared->lock);
 }
 
@@ -271,68 +278,172 @@ back_to_closed(FenceWord from, const char *why)
 	return false;
 }
 
-/* The slots that a node was granted, as arm takes them; palloc'd. "All" is for a process that is no part of a cluster. */
+/* The slots of a node in a map, as arm takes them; palloc'd. "All" is for a process that is no part of a cluster. */
 static char *
-granted_ranges(int node)
+ranges_in(const unsigned char map[SLOTS], int node)
 {
 	char	   *text = palloc(SLOT_RANGES_LEN);
 
-	if (slot_ranges(fence_shared->slot_node, node, text) == SLOTS && topology_is_cluster())
+	if (slot_ranges(map, node, text) == SLOTS && topology_is_cluster())
 		strcpy(text, "0,1-16383");
 	return text;
 }
 
-/* The last step of both ways: raise the bound, grant the leases, open. */
+/*
+ * Raises the bound, then grants the node its lease: arms it, if it is not armed in this epoch; else renews, for those slots (NULL:
+ * as they are). *came: see library_renew. False: why tells, and *burnt if it is not known what the process has now.
+ */
 static bool
-grant_and_open(FenceWord arming, bool new_epoch, const char *why)
+grant_lease(FenceWord arming, int i, const char *slots, bool *came, bool *burnt, char *why)
 {
+	RedisNode  *node = &topology_nodes[i];
+	LibraryCall call = {.conn = node->conn, .deadline = fence_clock() + timeout_us()};
+	int64		until = node->hello.time_ms + setting_lease;
+	uint32		grant = fence_shared->grant + 1;
+	const char *key = topology_heartbeat_key(node);
 	char		epoch[EPOCH_LEN];
+	bool		ok;
 
 	fence_epoch_of(WORD_EPOCH(arming), epoch);
+	*burnt = false;
+	fence_lease_bound_raise(lease_end(node->heard_at));
+	if (fence_word() != arming)
+		return false;
+	if (strcmp(node->hello.epoch, epoch) == 0)
+		ok = library_renew(&call, key, node->hello.identity, epoch, until, slots, grant, &node->slots_back, came);
+	else
+	{
+		ok = library_arm(&call, key, node->hello.identity, epoch, until, ranges_in(fence_shared->slot_node, i), grant,
+						 GetWALInsertionTimeLine());
+		*came = true;
+	}
+	if (ok)
+		strlcpy(node->hello.epoch, epoch, EPOCH_LEN);
+	else
+	{
+		*burnt = true;
+		strlcpy(node->error, call.error, REASON_LEN);
+		strlcpy(why, call.error, REASON_LEN);
+	}
+	return ok;
+}
+
+/* c2: an epoch that some process may have and another not is burnt; so is one in which it is not known whose a slot is. */
+static bool
+burn_epoch(FenceWord arming, const char *why)
+{
+	fence_shared->epoch_armed = false;
+	topology_publish(false);
+	/* the bound was raised for nothing: writers get a while in CLOSED after it has passed */
+	stay_closed_until = pg_atomic_read_u64(&fence_shared->lease_bound) + Min(FLAP_FIRST << Min(flaps, 10), FLAP_MOST);
+	flaps++;
+	return back_to_closed(arming, why);
+}
+
+/* What was granted last counts from now on. came: to whom slots have come. */
+static void
+note_grant(const bool came[MAX_NODES])
+{
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	fence_shared->grant++;
+	for (int i = 0; i < topology_size; i++)
+		if (came[i])
+			fence_shared->nodes[i].received = fence_shared->grant;
+	LWLockRelease(fence_shared->lock);
+}
+
+/* The last step of all ways: grant the leases, and the slots of the map if they change hands; open. */
+static bool
+grant_and_open(FenceWord arming, bool slots_change, const char *why)
+{
+	bool		came[MAX_NODES] = {false};
+	bool		burnt;
+	char		error[REASON_LEN];
+
 	for (int i = 0; i < topology_size; i++)
 	{
-		RedisNode  *node = &topology_nodes[i];
-		LibraryCall call = {.conn = node->conn, .deadline = fence_clock() + timeout_us()};
-		int64		until = node->hello.time_ms + setting_lease;
-		bool		ok;
+		const char *slots = slots_change ? ranges_in(fence_shared->slot_node, i) : NULL;
 
 		if (!fence_shared->nodes[i].granted)
 			continue;
-		fence_lease_bound_raise(lease_end(node->heard_at));
-		if (fence_word() != arming)
-			return false;
-		ok = new_epoch ?
-			library_arm(&call, topology_heartbeat_key(node), node->hello.identity, epoch, until,
-						granted_ranges(i), GetWALInsertionTimeLine(), NIL) :
-			library_renew(&call, topology_heartbeat_key(node), node->hello.identity, epoch, until, &node->slots_back);
-		if (!ok)
-		{
-			/* c2: an epoch that some process may have and another not is burnt */
-			fence_shared->epoch_armed = false;
-			strlcpy(node->error, call.error, REASON_LEN);
-			topology_publish(false);
-			/* the bound was raised for nothing: writers get a while in CLOSED after it has passed */
-			stay_closed_until = pg_atomic_read_u64(&fence_shared->lease_bound) +
-				Min(FLAP_FIRST << Min(flaps, 10), FLAP_MOST);
-			flaps++;
-			return back_to_closed(arming, call.error);
-		}
-		strlcpy(fence_shared->nodes[i].armed_identity, node->hello.identity, IDENTITY_LEN);
-		strlcpy(node->hello.epoch, epoch, EPOCH_LEN);
+		if (!grant_lease(arming, i, slots, &came[i], &burnt, error))
+			return burnt ? burn_epoch(arming, error) : false;
+		strlcpy(fence_shared->nodes[i].armed_identity, topology_nodes[i].hello.identity, IDENTITY_LEN);
 	}
 	fence_shared->epoch_armed = true;
 	topology_publish(true);
-	if (new_epoch)
-	{
-		list_free(announced);
-		announced = NIL;
-	}
+	note_grant(came);
 	if (!fence_word_change(arming, FENCE_OPEN, WORD_EPOCH(arming), why))
 		return false;
 	opened_at = fence_clock();
 	retry_pause = RETRY_FIRST;
 	announce_again = true;
 	return true;
+}
+
+/* Whether nobody is committing. To wait for who is takes less than another try. */
+static bool
+nobody_commits(void)
+{
+	int64		deadline = fence_clock() + COMMITS_TAKE;
+
+	while (fence_marker_exists(false))
+	{
+		if (fence_clock() > deadline)
+			return false;
+		(void) WaitLatch(NULL, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 1, wait_event_worker());
+		CHECK_FOR_INTERRUPTS();
+	}
+	return true;
+}
+
+/* Takes from each process the slots that it does not keep. What it has been told is true whatever becomes of the epoch. */
+static bool
+take_slots(FenceWord arming, const unsigned char map[SLOTS])
+{
+	unsigned char kept[SLOTS];
+	bool		came;
+	bool		burnt;
+	char		error[REASON_LEN];
+
+	for (int s = 0; s < SLOTS; s++)
+		kept[s] = map[s] == fence_shared->slot_node[s] ? map[s] : SLOT_NOBODY;
+	for (int i = 0; i < topology_size; i++)
+	{
+		bool		loses = false;
+
+		for (int s = 0; s < SLOTS && !loses; s++)
+			loses = fence_shared->slot_node[s] == i && kept[s] != i;
+		if (loses && !grant_lease(arming, i, ranges_in(kept, i), &came, &burnt, error))
+			return burnt ? burn_epoch(arming, error) : false;
+	}
+	return true;
+}
+
+/*
+ * The same epoch, with other slots if they have moved: then nobody may be committing, because an acknowledgement of who has lost
+ * the slot says nothing about it any more; and whoever has to give a slot up has done so before another one gets it.
+ */
+static bool
+go_on(FenceWord arming)
+{
+	unsigned char map[SLOTS];
+	bool		slots_change;
+
+	topology_slots(map);
+	slots_change = memcmp(map, fence_shared->slot_node, SLOTS) != 0;
+	for (int i = 0; i < topology_size; i++)
+		slots_change = slots_change || (fence_shared->nodes[i].granted && topology_nodes[i].slots_back);
+	if (!slots_change)
+		return grant_and_open(arming, false, "every process is there as it was: the epoch goes on");
+	if (!nobody_commits())
+		return back_to_closed(arming, "waiting for transactions that are committing while slots move");
+	/* until all of it is granted; also if this process ends in between */
+	fence_shared->epoch_armed = false;
+	if (!take_slots(arming, map))
+		return false;
+	choose_slots(map);
+	return grant_and_open(arming, true, "slots have moved, or come back: the epoch goes on");
 }
 
 /* What makes a new epoch necessary, for the metrics. */
@@ -353,6 +464,7 @@ open_new_epoch(FenceWord arming)
 	uint32		number = fence_shared->last_epoch;
 	ServerMetric why = why_new_epoch(arming);
 	uint64		random;
+	unsigned char map[SLOTS];
 	char		error[REASON_LEN];
 	const char *missing;
 	FenceWord	next;
@@ -388,12 +500,15 @@ open_new_epoch(FenceWord arming)
 
 	/* the durable write took a worker and perhaps long: read the clocks anew, and see that nobody was replaced [c2] */
 	pg_atomic_write_u64(&fence_shared->arming_until, (uint64) fence_clock() + lease_us());
-	choose_slots();
+	topology_slots(map);
+	choose_slots(map);
+	list_free_deep(announced);
+	announced = NIL;
 	for (int i = 0; i < topology_size; i++)
 	{
 		char		before[IDENTITY_LEN];
 
-		if (!topology_nodes[i].present)
+		if (!fence_shared->nodes[i].granted)
 			continue;
 		strlcpy(before, topology_nodes[i].hello.identity, IDENTITY_LEN);
 		if (!topology_greet(&topology_nodes[i], false))
@@ -404,19 +519,20 @@ open_new_epoch(FenceWord arming)
 	(void) count_present(&missing);
 	if (missing != NULL)
 		snprintf(error, REASON_LEN, "a new epoch begins, without a process for some slots: %s", missing);
-	return grant_and_open(next, true, missing ? error : "a new epoch begins");
+	return grant_and_open(next, false, missing ? error : "a new epoch begins");
 }
 
-/* One try to open; leaves the reason in the word's history when it cannot. */
+/*
+ * One try to open, from CLOSED, or from OPEN with another map of slots; leaves the reason in the word's history when it cannot.
+ */
 static bool
-try_open(void)
+try_open(FenceWord closed)
 {
-	FenceWord	closed = fence_word_expire();
 	FenceWord	arming;
 	char		error[REASON_LEN] = "";
 	const char *missing;
 
-	if (WORD_STATE(closed) != FENCE_CLOSED)
+	if (WORD_STATE(closed) == FENCE_ARMING)
 		return false;
 	if (outbox_is_stuck(timeout_us() + COURIER_RESTART_US))
 		return back_to_closed(closed, "the courier does not carry what writers have to say");
@@ -427,7 +543,10 @@ try_open(void)
 	if (!topology_find(error))
 		return back_to_closed(closed, error);
 	for (int i = 0; i < topology_size; i++)
-		(void) topology_greet(&topology_nodes[i], true);
+		if (topology_has_slots(i) || fence_shared->nodes[i].granted)
+			(void) topology_greet(&topology_nodes[i], true);
+		else
+			topology_dismiss(&topology_nodes[i]);
 	topology_publish(false);
 	if (count_present(&missing) == 0)
 		return back_to_closed(closed, missing ? missing : "no Redis process is known");
@@ -435,13 +554,13 @@ try_open(void)
 	/* A longer lease than ever is durable before it is granted. */
 	if (setting_lease > fence_shared->longest_lease && !store_durably(fence_shared->last_epoch, error))
 		return back_to_closed(closed, error);
-	closed = fence_word();
-	if (WORD_STATE(closed) != FENCE_CLOSED)
+	if (fence_word() != closed)
 		return false;
 
-	if ((!same_processes(closed) || pg_atomic_read_u32(&fence_shared->bypassed)) && !fence_lease_bound_passed())
+	if (!epoch_may_go_on(closed) && !fence_lease_bound_passed())
 	{
 		/* no need to keep writers waiting in ARMING for what only time can bring */
+		(void) back_to_closed(closed, "waiting until the leases of the last epoch are over");
 		for (int i = 0; i < topology_size; i++)
 		{
 			LibraryCall call = {.conn = topology_nodes[i].conn, .deadline = fence_clock() + timeout_us()};
@@ -449,7 +568,7 @@ try_open(void)
 			if (topology_nodes[i].present)
 				(void) library_disarm(&call, GetWALInsertionTimeLine());
 		}
-		return back_to_closed(closed, "waiting until the leases of the last epoch are over");
+		return false;
 	}
 
 	pg_atomic_write_u64(&fence_shared->arming_until, (uint64) fence_clock() + lease_us());
@@ -460,9 +579,7 @@ try_open(void)
 		return false;
 	if (fence_marker_exists(true))
 		return back_to_closed(arming, "waiting for transactions that commit without reservations");
-	if (same_processes(arming) && !pg_atomic_read_u32(&fence_shared->bypassed))
-		return grant_and_open(arming, false, "every process is there as it was: the epoch goes on");
-	return open_new_epoch(arming);
+	return epoch_may_go_on(arming) ? go_on(arming) : open_new_epoch(arming);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -522,7 +639,7 @@ heartbeat(FenceWord word, char *error)
 			return true;		/* c5: no renewal in CLOSED */
 		call.conn = node->conn;
 		renewed = library_renew(&call, topology_heartbeat_key(node), node->hello.identity, epoch,
-								node->hello.time_ms + setting_lease, &node->slots_back);
+								node->hello.time_ms + setting_lease, NULL, fence_shared->grant, &node->slots_back, NULL);
 		metrics_raise_server(SERVER_METRIC_HEARTBEAT, fence_clock() - started);
 		if (!renewed)
 		{
@@ -532,13 +649,41 @@ heartbeat(FenceWord word, char *error)
 		}
 	}
 	topology_publish(true);
-	/* after the renewals: an answer that does not come must not cost a lease */
-	if (!topology_moved(lease_us() / 16, error))
-		return true;
-	planned = topology_size > 1 || topology_is_cluster();
-	/* slots that a process lost are the same as before perhaps, but only another epoch gives them back */
-	fence_shared->epoch_armed = fence_shared->epoch_armed && !planned;
-	return false;
+	return true;
+}
+
+/* The grant for which the database was announced last in this epoch; 0: it was not. */
+static uint32
+announced_for(Oid database)
+{
+	ListCell   *cell;
+
+	foreach(cell, announced)
+		if (((Announced *) lfirst(cell))->database == database)
+			return ((Announced *) lfirst(cell))->grant;
+	return 0;
+}
+
+static void
+note_announced(Oid database, uint32 grant)
+{
+	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+	Announced  *entry;
+	ListCell   *cell;
+
+	foreach(cell, announced)
+		if (((Announced *) lfirst(cell))->database == database)
+			break;
+	if (cell == NULL)
+	{
+		entry = palloc(sizeof(Announced));
+		entry->database = database;
+		announced = lappend(announced, entry);
+	}
+	else
+		entry = lfirst(cell);
+	entry->grant = grant;
+	MemoryContextSwitchTo(old);
 }
 
 /*
@@ -557,7 +702,7 @@ announcement_ended(FenceWord word)
 		databases_next = Min(databases_next, fence_clock() + DATABASES_AGAIN);
 		return;
 	}
-	remember(&announced, job->database);
+	note_announced(job->database, job->grant);
 	if (job->refused == 0)
 	{
 		refused_in = list_delete_oid(refused_in, job->database);
@@ -602,7 +747,8 @@ announce(FenceWord word)
 		return;
 	job.database = linitial_oid(announce_queue);
 	announce_queue = list_delete_first(announce_queue);
-	job.first_in_epoch = !list_member_oid(announced, job.database);
+	job.carried = announced_for(job.database);
+	job.grant = fence_shared->grant;
 	announcing = job_start(&job);
 	if (!announcing)
 		databases_next = fence_clock() + DATABASES_AGAIN;
@@ -637,6 +783,16 @@ note_flap(void)
 }
 
 /*
+ * Slots have moved. If the epoch can go on, writers wait for the moment that it takes, and nobody is told CLOSED.
+ */
+static bool
+reopen(FenceWord word)
+{
+	note_flap();
+	return try_open(word);
+}
+
+/*
  * On a standby nothing is armed, renewed or opened: all that is done is to know where Redis is, and whether it answers, for
  * those who read there (standby.c). What a primary must know at its start is looked up at the promotion.
  */
@@ -644,12 +800,14 @@ static int64
 watch(void)
 {
 	char		error[REASON_LEN] = "";
+	unsigned char map[SLOTS];
 
 	if (topology_find(error))
 	{
 		for (int i = 0; i < topology_size; i++)
 			(void) topology_greet(&topology_nodes[i], false);
-		choose_slots();			/* nothing is OPEN here that they could belong to */
+		topology_slots(map);
+		choose_slots(map);		/* nothing is OPEN here that they could belong to */
 	}
 	topology_publish(false);
 	(void) back_to_closed(fence_word(), "this server is a standby: only its primary opens fences");
@@ -668,11 +826,21 @@ keeper_step(void)
 		return watch();
 	if (WORD_STATE(word) == FENCE_OPEN)
 	{
+		bool		moved;
+
 		opened_at = opened_at ? opened_at : fence_clock();
+		/* what moved is asked after the renewals: an answer that does not come must not cost a lease */
 		if (heartbeat(word, error))
 		{
-			announce(word);
-			return lease_us() / 4;
+			moved = topology_moved(lease_us() / 16, error);
+			if (!moved)
+			{
+				announce(word);
+				return lease_us() / 4;
+			}
+			planned = topology_size > 1 || topology_is_cluster();
+			if (planned && reopen(word))
+				return 0;
 		}
 		topology_publish(false);
 		topology_disconnect();
@@ -686,7 +854,7 @@ keeper_step(void)
 		return stay_closed_until - fence_clock();
 	if (pg_atomic_read_u32(&fence_shared->catalog_serial) != catalog_seen || fence_clock() > databases_next)
 		databases_known = false;
-	if (try_open())
+	if (try_open(fence_word_expire()))
 		return 0;
 	retry_pause = Min(retry_pause * 2, RETRY_MOST);
 	bound_left = (int64) pg_atomic_read_u64(&fence_shared->lease_bound) - fence_clock();

@@ -10,6 +10,7 @@
  *     while anything is sent or waited for, never in COMMIT or ABORT.
  *   - epoch_random and slot_node are changed only while the word is ARMING, so OPEN - read - the same OPEN reads what
  *     belongs together.
+ *   - the nodes of an epoch keep their places in the table as long as it lasts; others may be added behind them.
  */
 #ifndef FENCE_SHARED_H
 #define FENCE_SHARED_H
@@ -56,7 +57,8 @@ typedef struct FenceNode
 	RedisEndpoint address;		/* numeric or a socket path */
 	uint32		serial;			/* changes whenever connections there are to be made anew */
 	bool		reachable;
-	bool		granted;		/* it was armed in the word's epoch, for the slots that slot_node says */
+	bool		granted;		/* it is armed in the word's epoch, for the slots that slot_node says */
+	uint32		received;		/* number of the grant that gave it slots last */
 	char		armed_identity[IDENTITY_LEN];	/* process that was armed last; keeper only */
 	char		role[16];
 	char		version[32];	/* of the server */
@@ -76,7 +78,8 @@ typedef struct FenceJob
 	uint32		epoch_number;
 	int			longest_lease;	/* ms; as stored, or to be stored */
 	int			refused;		/* announce: attachments that Redis takes for ended */
-	bool		first_in_epoch; /* announce: transactions prepared before the epoch are to be reserved first */
+	uint32		grant;			/* announce: number of the present grant */
+	uint32		carried;		/* and of the one for which this database was announced last in this epoch, 0: for none */
 
 	bool		done;			/* false: the worker failed or is at it */
 	bool		extension;		/* the database has the extension */
@@ -110,7 +113,7 @@ typedef struct FenceShared
 	pg_atomic_uint32 outbox_wanted; /* transactions with durable effects have ended: fence.outbox is to be looked at */
 
 	/*
-	 * Which of the nodes was granted each slot in the word's epoch, SLOT_NOBODY if none was: then no process may answer
+	 * Which of the nodes was granted each slot under the word, SLOT_NOBODY if none was: then no process may answer
 	 * readers there, and writers need no reservation. Not what a cluster says now.
 	 */
 	unsigned char slot_node[SLOTS];
@@ -125,6 +128,7 @@ typedef struct FenceShared
 	uint32		last_epoch;		/* highest number known to have been written; keeper only */
 	int			longest_lease;	/* ms, the longest that may ever have been granted; 0: none; keeper only */
 	bool		epoch_armed;	/* all processes were armed in the word's epoch; keeper only, outlives its restart */
+	uint32		grant;			/* number of the last grant of slots: one each time that fences were opened; written by the keeper */
 	FenceJob	job;
 	int			ndatabases;
 	Oid			databases[MAX_DATABASES];	/* known to have the extension: where patrols go */

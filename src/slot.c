@@ -57,7 +57,15 @@ slot_ranges(const unsigned char map[SLOTS], int process, char text[SLOT_RANGES_L
 		count += last - first + 1;
 		first = last;
 	}
+	if (count == 0)
+		strcpy(text, "none");
 	return count;
+}
+
+bool
+slot_has_any(const unsigned char map[SLOTS], int process)
+{
+	return memchr(map, process, SLOTS) != NULL;
 }
 
 bool

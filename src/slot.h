@@ -20,11 +20,14 @@
 extern int	slot_of_key(const char *key, size_t len);
 
 /*
- * The slots of a process in a map, as "a-b,c,d-e"; "" if it has none. The text has at most SLOT_RANGES_LEN bytes with its
+ * The slots of a process in a map, as "a-b,c,d-e"; "none" if it has none. The text has at most SLOT_RANGES_LEN bytes with its
  * NUL. Returns how many slots they are.
  */
 #define SLOT_RANGES_LEN (SLOTS * 6 + 1)
 extern int	slot_ranges(const unsigned char map[SLOTS], int process, char text[SLOT_RANGES_LEN]);
+
+/* Whether a process has any slot in a map. */
+extern bool slot_has_any(const unsigned char map[SLOTS], int process);
 
 /* A hash tag in one of the slots of a process, not always the same one; false if it has none. tag: 12 bytes. */
 extern bool slot_some_tag(const unsigned char map[SLOTS], int process, char tag[12]);

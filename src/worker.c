@@ -249,8 +249,8 @@ store_cluster(const FenceJob *job)
 }
 
 /*
- * Transactions that were prepared before this epoch and hold a fenced table: Redis knows nothing of them any more, so
- * each becomes a reservation of the whole domain, before anything of the domain is announced and could be read [c8].
+ * Transactions that were prepared before a process was granted its slots and hold a fenced table: it knows nothing of them,
+ * so each becomes a reservation of the whole domain, before anything of the domain is announced and could be read there [c8].
  * One that ends right now is settled by the patrol.
  */
 static bool
@@ -298,8 +298,10 @@ complete_upgraded(void)
 }
 
 /*
- * The attachments of this database, in a snapshot taken after the epoch began: what was detached before is not in it.
- * The first time in an epoch, what was prepared or reserved detached before goes first.
+ * The attachments of this database, in a snapshot taken after the epoch began, and after fences were opened the last time: what
+ * was detached before is not in it. Where slots were granted since the database was announced last, what was prepared or
+ * reserved detached before goes first. All of that belongs to one grant: where readers are answered from now on is said with
+ * its number, and the nodes to which it gave something are told with it.
  */
 static void
 announce_domains(FenceJob *job)
@@ -309,6 +311,7 @@ announce_domains(FenceJob *job)
 	LibraryCall call = {.deadline = fence_clock() + setting_timeout * INT64CONST(1000) * 2};
 	RedisUrl	url;
 	int			nnodes;
+	bool		superseded;
 	FenceNode  *nodes = palloc(sizeof(FenceNode) * MAX_NODES);
 
 	foreach(cell, domains)
@@ -318,7 +321,12 @@ announce_domains(FenceJob *job)
 	LWLockAcquire(fence_shared->lock, LW_SHARED);
 	nnodes = fence_shared->nnodes;
 	memcpy(nodes, fence_shared->nodes, sizeof(FenceNode) * nnodes);
+	superseded = fence_shared->grant != job->grant;
 	LWLockRelease(fence_shared->lock);
+	if (superseded)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("could not announce the fenced tables to Redis: fences were opened anew meanwhile")));
 	for (int i = 0; i < nnodes; i++)
 	{
 		int			refused = 0;
@@ -326,9 +334,10 @@ announce_domains(FenceJob *job)
 		if (!nodes[i].granted)
 			continue;
 		call.conn = redis_open(&nodes[i].address, &url, call.deadline, call.error, REASON_LEN);
-		if (call.conn == NULL || (job->first_in_epoch && !(reserve_for_prepared(&call, job->epoch) &&
-													 detached_carry(&call, i, job->epoch))) ||
-			!library_announce(&call, job->epoch, domains, &refused))
+		if (call.conn == NULL ||
+			(nodes[i].received > job->carried && !(reserve_for_prepared(&call, job->epoch) &&
+												   detached_carry(&call, i, job->epoch))) ||
+			!library_announce(&call, job->epoch, job->grant, domains, &refused))
 			ereport(ERROR,
 					(errcode(ERRCODE_CONNECTION_FAILURE),
 					 errmsg("could not announce the fenced tables to Redis: %s", call.error)));
@@ -367,7 +376,7 @@ fence_job_main(Datum arg)
 				break;
 			case JOB_ANNOUNCE:
 				store_cluster(&job);	/* in each database: whichever is the first one after a restart */
-				if (job.first_in_epoch)
+				if (job.carried == 0)
 					complete_upgraded();
 				announce_domains(&job);
 				break;

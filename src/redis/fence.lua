@@ -129,10 +129,11 @@ local function slot_of(fence)
   return slot
 end
 
--- The slots of arm, "a-b,c,d-e" or '' for all: {[slot] = true}, or false for all; nil if malformed.
+-- The slots of arm and renew, "a-b,c,d-e", 'none', or '' for all: {[slot] = true}, or false for all; nil if malformed.
 local function parse_slots(text)
   if text == '' or text == '0-16383' then return false end
   local slots = {}
+  if text == 'none' then return slots end
   for range in (text .. ','):gmatch('(.-),') do
     local first, last = match(range, '^(%d+)%-(%d+)$')
     first, last = whole(first or range), whole(last or range)
@@ -142,9 +143,16 @@ local function parse_slots(text)
   return slots
 end
 
--- Whether the process was granted the fence's slot and serves it: readers there may be answered.
+-- Whether the process was granted the fence's slot and serves it.
 local function grants(space, fence)
   return not space.slots or space.slots[slot_of(fence)] == true
+end
+
+-- Whether readers there may be answered: in a slot that was granted while the epoch went on, only once the domain was
+-- announced since, and with that all that was prepared or reserved detached before has been reserved here [c8].
+local function answers_in(space, domain, fence)
+  local slot = slot_of(fence)
+  return space.slots[slot] == true and space.since[slot] <= domain.carried
 end
 
 -- ---------------------------------------------------------------------------------------------------------------
@@ -154,12 +162,15 @@ end
 -- One cluster's view of this process. armed: {owner, timeline, server, epoch, number, until_ms, granted_ms, idle_ms,
 -- fill_ms, stream_max}; granted_ms: until_ms as it was granted, whatever a disarm made of it.
 -- slots: false: all; else slot -> true: granted; false: was granted and is lost (see read_keys), and then
--- lost: slot -> a fence that was found elsewhere.
+-- lost: slot -> a fence that was found elsewhere. since: slot -> number of the grant by which it came here last; of all
+-- that this process was ever granted in the epoch.
 -- pending: fence name -> list of {stamp, w, gen, since}; fences: how many there are in it; most: how many there were
 -- since it was made. domains: name -> see domain_of(). filling, filled_before, turned: see turn_fills(). A gen is a
 -- table of its own: it equals nothing but itself.
-local function new_space(armed, slots)
-  return { armed = armed, slots = slots, lost = {}, pending = {}, fences = 0, most = 0, domains = {},
+local function new_space(armed, slots, grant)
+  local since = {}
+  for slot in pairs(slots or {}) do since[slot] = grant end
+  return { armed = armed, slots = slots, lost = {}, since = since, pending = {}, fences = 0, most = 0, domains = {},
            filling = {}, filled_before = {}, turned = 0 }
 end
 
@@ -191,14 +202,15 @@ local function new_gen(space, domain)
 end
 
 -- The domain's record, made on first use. id: the attachment that is announced (nil: not attached, readers are told
--- unarmed); ended: the newest attachment that is known to be over, so a late announcement of it changes nothing.
+-- unarmed); ended: the newest attachment that is known to be over, so a late announcement of it changes nothing;
+-- carried: the number of the grant that it was announced for last.
 -- pending: stamp -> {since, ended}, of reservations of the whole domain; pendings: how many. publish: see publish().
 -- reserved: how many reservations of its rows there are; counts: what readers were answered since the last
 -- fence_counts.
 local function domain_of(space, name)
   local d = space.domains[name]
   if not d then
-    d = { id = nil, ended = 0, pending = {}, pendings = 0, publish = false, reserved = 0 }
+    d = { id = nil, ended = 0, carried = 0, pending = {}, pendings = 0, publish = false, reserved = 0 }
     d.counts = { 0, 0, 0, 0, 0, 0, 0 }
     new_gen(space, d)
     space.domains[name] = d
@@ -257,7 +269,7 @@ end
 
 -- Whether this process may answer readers there now.
 local function may_answer(r, fence)
-  return r and r.domain.id and (not r.space.slots or grants(r.space, fence)) and now_ms() < r.space.armed.until_ms
+  return r and r.domain.id and (not r.space.slots or answers_in(r.space, r.domain, fence)) and now_ms() < r.space.armed.until_ms
 end
 
 -- The space if it is armed in this epoch. With a lease: only while the lease runs (reserve); without: for commit,
@@ -280,7 +292,7 @@ local function is_elsewhere(answer)
 end
 
 -- What the keys hold (false: nothing), or 'elsewhere'. From the first time that a granted slot is found elsewhere it
--- is lost to this process until another epoch: fences there miss commits from now on, so if they ever come back nobody
+-- is lost to this process until it is granted anew: fences there miss commits from now on, so if they ever come back nobody
 -- may be answered from them. Writers are granted what they ask there all the same: no process was granted the slot but
 -- this one, so nobody answers readers there.
 local function read_keys(space, fences)
@@ -487,16 +499,17 @@ local function domain_pend(d, stamp, ended, now)
 end
 
 -- The settings of arm and renew, or nil if they are malformed: JSON {idle_ms, fill_ms, stream_max, server: "...",
--- domains: [[name, id], ...], reservations: [[domain, stamp], ...]}, all but the first optional. server: the run of a
--- PostgreSQL server that asks.
+-- grant, domains: [[name, id], ...], reservations: [[domain, stamp], ...]}, all but the first optional. server: the run
+-- of a PostgreSQL server that asks. grant: see renew.
 local function arm_settings(json)
   local ok, settings = pcall(cjson.decode, json)
   if not ok or type(settings) ~= 'table' then return nil end
   local idle_ms, domains, reservations = settings.idle_ms, settings.domains or {}, settings.reservations or {}
-  local fill_ms, stream_max = settings.fill_ms or 0, settings.stream_max or 1000
+  local fill_ms, stream_max, grant = settings.fill_ms or 0, settings.stream_max or 1000, settings.grant or 0
   if type(idle_ms) ~= 'number' or idle_ms < 1 or idle_ms > 1e14 then return nil end
   if type(fill_ms) ~= 'number' or fill_ms < 0 or fill_ms > 1e14 then return nil end
   if type(stream_max) ~= 'number' or stream_max < 1 or stream_max > 1e14 then return nil end
+  if type(grant) ~= 'number' or grant < 0 or grant > 1e14 then return nil end
   if type(domains) ~= 'table' or type(reservations) ~= 'table' then return nil end
   if settings.server ~= nil and type(settings.server) ~= 'string' then return nil end
   for _, d in ipairs(domains) do
@@ -507,7 +520,7 @@ local function arm_settings(json)
     if type(r[2]) ~= 'string' or not is_stamp(r[2]) then return nil end
   end
   return { idle_ms = math.floor(idle_ms), fill_ms = math.floor(fill_ms), stream_max = math.floor(stream_max),
-           server = settings.server, domains = domains, reservations = reservations }
+           server = settings.server, grant = math.floor(grant), domains = domains, reservations = reservations }
 end
 
 local function use_settings(space, settings)
@@ -552,7 +565,7 @@ local function arm(keys, args)
     extend(a, till)
   else
     space = new_space({ owner = args[5], timeline = timeline, server = settings.server, epoch = epoch, number = number,
-                        until_ms = till, granted_ms = till }, slots)
+                        until_ms = till, granted_ms = till }, slots, settings.grant)
     spaces[ns] = space
     routes = {}
   end
@@ -570,6 +583,27 @@ local function is_back(space)
   return false
 end
 
+-- The epoch goes on with these slots. One that this process had before in the epoch holds fences that have missed commits
+-- since, and one that it has lost: what it has of any slot is not trusted any more then. A lost slot that is still
+-- elsewhere stays lost. Returns how many have come.
+local function regrant(space, slots, grant)
+  local came, again = 0, false
+  for slot in pairs(space.slots) do
+    if not slots[slot] then space.slots[slot], space.lost[slot] = nil, nil end
+  end
+  for slot in pairs(slots) do
+    local fence = space.lost[slot]
+    if not space.slots[slot] and not (fence and is_elsewhere(redis.pcall('MGET', fence))) then
+      came, again = came + 1, again or space.since[slot] ~= nil
+      space.slots[slot], space.lost[slot], space.since[slot] = true, nil, grant
+    end
+  end
+  if again then
+    for _, d in pairs(space.domains) do new_gen(space, d) end
+  end
+  return came
+end
+
 -- Fill leases (busy_ms) are kept in two tables, those given since the last turn and those before it, which are thrown
 -- away whole: a Lua table never shrinks, and every round of the garbage collector walks through it. So a turn comes as
 -- soon as all of the older have run out, with the next lease or the next heartbeat.
@@ -579,26 +613,32 @@ local function turn_fills(space, now)
   end
 end
 
--- renew | heartbeat-key identity epoch until settings -> renewed '' now back. back '1': slots that were lost could be
--- granted again, in another epoch. Refused unless armed in exactly that epoch: a renewal that was sent to the process
+-- renew | heartbeat-key identity epoch until settings [slots] -> renewed '' now back came. back '1': slots that were lost
+-- could be granted again. Refused unless armed in exactly that epoch: a renewal that was sent to the process
 -- before this one must not bring this one to life [1]. The key is an argument: a process whose slots are moving away
 -- goes on answering for those that it has.
+-- slots: from now on these, in the same epoch; came: how many the process has not had until now. Readers are not answered
+-- in those before their domain is announced for this grant, whose number is in the settings, or a later one.
 local function renew(_, args)
   local ns, till = args[1] and match(args[1], '^([%w_.-]+):'), args[4] and whole(args[4])
-  local settings = args[5] and arm_settings(args[5])
-  if #args ~= 5 or not ns or not till or not settings then
-    return bad('fence_renew', 'expected heartbeat key, identity, epoch, until and settings')
+  local settings, slots = args[5] and arm_settings(args[5]), args[6] and parse_slots(args[6])
+  if #args < 5 or #args > 6 or not ns or not till or not settings or (args[6] and slots == nil) then
+    return bad('fence_renew', 'expected heartbeat key, identity, epoch, until, settings and perhaps slots')
   end
   local now, space = now_ms(), in_epoch(ns, args[3], false)
   if args[2] ~= identity then return { 'refused', 'another process answers here', tostring(now) } end
   if not space then return { 'refused', 'not armed in this epoch', tostring(now) } end
   if till <= now then return { 'refused', 'the lease was over on arrival', tostring(now) } end
+  if args[6] and not slots ~= not space.slots then
+    return { 'refused', 'all slots, and some, are not of one epoch', tostring(now) }
+  end
   local wrote = redis.pcall('SET', args[1], args[3], 'PX', 3600000)   -- proves that this node takes writes
   if wrote.err and not is_elsewhere(wrote) then error(wrote) end
   extend(space.armed, till)
   use_settings(space, settings)
   turn_fills(space, now)
-  return { 'renewed', '', tostring(now), is_back(space) and '1' or '0' }
+  local came = slots and regrant(space, slots, settings.grant) or 0
+  return { 'renewed', '', tostring(now), is_back(space) and '1' or '0', tostring(came) }
 end
 
 -- disarm <namespace> <owner> <timeline>: the lease ends now. Only its own cluster, and no older timeline, may ask.
@@ -611,11 +651,17 @@ local function disarm(_, args)
   return { 'disarmed' }
 end
 
--- announce <namespace> <epoch> (<domain> <id> <publish>)... -> announced refused | unarmed
--- These attachments are committed; readers may be answered. refused: how many are taken for ended, and stay so.
+-- announce <namespace> <epoch> (<domain> <id> <publish>)... [grant] -> announced refused | unarmed
+-- These attachments are committed; readers may be answered: in slots that were granted by that number or a lower one.
+-- refused: how many are taken for ended, and stay so.
 local function announce(_, args)
-  if #args < 2 or #args % 3 ~= 2 then return bad('fence_announce', 'expected namespace, epoch and triples') end
-  for i = 3, #args, 3 do
+  local named = #args % 3 == 0
+  local grant = named and whole(args[#args] or '') or 0
+  if #args < 2 or #args % 3 == 1 or not grant then
+    return bad('fence_announce', 'expected namespace, epoch, triples and perhaps the number of a grant')
+  end
+  local last = named and #args - 1 or #args
+  for i = 3, last, 3 do
     if not is_domain(args[i]) or not whole(args[i + 1]) or PUBLISH[args[i + 2]] == nil then
       return bad('fence_announce', 'malformed domain, id or publish')
     end
@@ -623,8 +669,13 @@ local function announce(_, args)
   local space = in_epoch(args[1], args[2], false)
   if not space then return { 'unarmed' } end
   local refused = 0
-  for i = 3, #args, 3 do
-    if not attach_domain(space, args[i], whole(args[i + 1]), args[i + 2]) then refused = refused + 1 end
+  for i = 3, last, 3 do
+    local d = domain_of(space, args[i])
+    if not attach_domain(space, args[i], whole(args[i + 1]), args[i + 2]) then
+      refused = refused + 1
+    elseif grant > d.carried then
+      d.carried = grant
+    end
   end
   return { 'announced', tostring(refused) }
 end

@@ -291,67 +291,49 @@ library_probe_writes(LibraryCall *call, const char *key)
 
 /* The beginning of a JSON object with what the functions go by */
 static void
-append_settings(StringInfo settings)
+append_settings(StringInfo settings, uint32 grant)
 {
-	appendStringInfo(settings, "{\"idle_ms\": %lld, \"fill_ms\": %d, \"stream_max\": %d",
-					 (long long) setting_idle_fence_ttl * 1000, setting_fill_lease, setting_stream_limit);
+	appendStringInfo(settings, "{\"idle_ms\": %lld, \"fill_ms\": %d, \"stream_max\": %d, \"grant\": %u",
+					 (long long) setting_idle_fence_ttl * 1000, setting_fill_lease, setting_stream_limit, grant);
 }
 
 bool
 library_arm(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until,
-			const char *slots, uint32 timeline, List *reservations)
+			const char *slots, uint32 grant, uint32 timeline)
 {
 	StringInfoData settings;
 	char		until_text[24];
 	char		timeline_text[12];
-	const char *argv[11];
-	ListCell   *cell;
-	bool		odd = true;
+	const char *argv[] = {"FCALL", "fence_arm", "1", key, identity, epoch, until_text, slots, library_owner(), timeline_text,
+	NULL};
 
 	initStringInfo(&settings);
-	append_settings(&settings);
-	appendStringInfo(&settings, ", \"server\": \"%016llx\", \"reservations\": [", (unsigned long long) fence_shared->nonce);
-	foreach(cell, reservations)
-	{
-		appendStringInfoString(&settings, odd ? (cell == list_head(reservations) ? "[" : ", [") : ", ");
-		escape_json(&settings, (const char *) lfirst(cell));
-		if (!odd)
-			appendStringInfoChar(&settings, ']');
-		odd = !odd;
-	}
-	appendStringInfoString(&settings, "]}");
+	append_settings(&settings, grant);
+	appendStringInfo(&settings, ", \"server\": \"%016llx\"}", (unsigned long long) fence_shared->nonce);
+	argv[10] = settings.data;
 	pg_lltoa(until, until_text);
 	snprintf(timeline_text, sizeof(timeline_text), "%u", timeline);
-
-	argv[0] = "FCALL";
-	argv[1] = "fence_arm";
-	argv[2] = "1";
-	argv[3] = key;
-	argv[4] = identity;
-	argv[5] = epoch;
-	argv[6] = until_text;
-	argv[7] = slots;
-	argv[8] = library_owner();
-	argv[9] = timeline_text;
-	argv[10] = settings.data;
 	return expect(call, library_call(call, lengthof(argv), argv), "armed");
 }
 
 bool
-library_renew(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until, bool *back)
+library_renew(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until,
+			  const char *slots, uint32 grant, bool *back, bool *came)
 {
 	redisReply *reply;
 	char		until_text[24];
 	StringInfoData settings;
-	const char *argv[] = {"FCALL", "fence_renew", "0", key, identity, epoch, until_text, NULL};
+	const char *argv[] = {"FCALL", "fence_renew", "0", key, identity, epoch, until_text, NULL, slots};
 
 	initStringInfo(&settings);
-	append_settings(&settings);
+	append_settings(&settings, grant);
 	appendStringInfoChar(&settings, '}');
 	argv[7] = settings.data;
 	pg_lltoa(until, until_text);
-	reply = library_call(call, lengthof(argv), argv);
+	reply = library_call(call, slots ? lengthof(argv) : lengthof(argv) - 1, argv);
 	*back = reply && element(reply, 3) && strcmp(element(reply, 3), "1") == 0;
+	if (came)
+		*came = reply && element(reply, 4) && strcmp(element(reply, 4), "0") != 0;
 	return expect(call, reply, "renewed");
 }
 
@@ -366,17 +348,20 @@ library_disarm(LibraryCall *call, uint32 timeline)
 }
 
 bool
-library_announce(LibraryCall *call, const char *epoch, List *domains, int *refused)
+library_announce(LibraryCall *call, const char *epoch, uint32 grant, List *domains, int *refused)
 {
 	ListCell   *cell;
+	char		number[12];
 	bool		ok = true;
 
+	snprintf(number, sizeof(number), "%u", grant);
 	*refused = 0;
 	foreach(cell, domains)
 	{
 		DomainRef  *domain = lfirst(cell);
 		char		id[24];
-		const char *argv[] = {"FCALL", "fence_announce", "0", setting_namespace, epoch, domain->wire_name, id, domain->publish};
+		const char *argv[] = {"FCALL", "fence_announce", "0", setting_namespace, epoch, domain->wire_name, id, domain->publish,
+		number};
 		redisReply *reply;
 
 		pg_lltoa(domain->id, id);

@@ -50,18 +50,22 @@ extern bool library_server_version(LibraryCall *call, char *version, size_t size
 
 /*
  * key: of heartbeats, in one of the node's slots. until: milliseconds of the node's clock. slots: as slot_ranges tells.
- * reservations: a List of char *: wire name, stamp, wire name, stamp, ... arm and renew carry the settings that the
- * functions go by, so that a reload takes effect with the next heartbeat.
+ * grant: number of the grant that the slots are of; readers there are answered once their domain was announced for it.
+ * arm and renew carry the settings that the functions go by, so that a reload takes effect with the next heartbeat.
  */
 extern bool library_arm(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until,
-						const char *slots, uint32 timeline, List *reservations);
-/* *back: slots that the process lost in this epoch are its own again, and could be granted to it in another. */
+						const char *slots, uint32 grant, uint32 timeline);
+
+/*
+ * slots: from now on these, in the same epoch; NULL: as they are. *back: slots that the process lost in this epoch are its
+ * own again, and could be granted to it anew. *came (may be NULL): whether it has slots that it had not until now.
+ */
 extern bool library_renew(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until,
-						  bool *back);
+						  const char *slots, uint32 grant, bool *back, bool *came);
 extern bool library_disarm(LibraryCall *call, uint32 timeline);
 
-/* domains: a List of DomainRef. *refused counts those that Redis takes for attachments that have ended. */
-extern bool library_announce(LibraryCall *call, const char *epoch, List *domains, int *refused);
+/* domains: a List of DomainRef. grant: see library_arm. *refused counts those that Redis takes for attachments that have ended. */
+extern bool library_announce(LibraryCall *call, const char *epoch, uint32 grant, List *domains, int *refused);
 
 /* Reserves a whole domain for a transaction other than the present one. */
 extern bool library_domain_reserve(LibraryCall *call, const char *epoch, const char *wire_name, const char *stamp);

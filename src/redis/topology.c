@@ -14,8 +14,8 @@
 #include "redis/topology.h"
 #include "settings.h"
 
-#define MAP_STABLE	INT64CONST(2000000)	/* microseconds for which changed slots must rest before a new epoch, */
-#define MAP_LONGEST	INT64CONST(30000000)	/* unless they do not come to rest for so long */
+#define MAP_STABLE	INT64CONST(1000000)	/* microseconds for which changed slots must rest before they are granted anew, */
+#define MAP_LONGEST	INT64CONST(5000000) /* unless they do not come to rest for so long */
 
 RedisNode	topology_nodes[MAX_NODES];
 int			topology_size = 0;
@@ -176,28 +176,57 @@ locate(ClusterMap *found, char *error)
 	return true;
 }
 
-/* The table holds exactly these nodes; those that it had stay where they are, with their connections, if all are the same. */
+/*
+ * Where in the table the nodes are, those at its end included that were not in it. False: there is no room.
+ */
+static bool
+find_places(const ClusterMap *found, int place[MAX_NODES])
+{
+	int			size = topology_size;
+
+	for (int i = 0; i < found->n; i++)
+	{
+		place[i] = node_at(&found->addresses[i]);
+		if (place[i] < 0)
+			place[i] = size++;
+	}
+	return size <= MAX_NODES;
+}
+
+/*
+ * The table holds these nodes; those that it had stay where they are, with their connections, if all are the same, or while the
+ * epoch may go on: then others come behind them, and those stay that are not among these. The nodes of shards are what their
+ * place says.
+ */
 static void
 make_table(const ClusterMap *found)
 {
 	static RedisNode old[MAX_NODES];
 	int			old_size = topology_size;
 	int			place[MAX_NODES] = {0};
+	bool		stay = find_places(found, place);
 	bool		same = found->n == topology_size;
 
 	for (int i = 0; i < found->n; i++)
-	{
-		place[i] = node_at(&found->addresses[i]);
-		same = same && place[i] >= 0;
-	}
+		same = same && place[i] < topology_size;
+	stay = same || (stay && url.topology == REDIS_CLUSTER && fence_shared->epoch_armed);
 	for (int s = 0; s < SLOTS; s++)
 	{
 		slots[s] = found->slots[s];
-		if (same && slots[s] != SLOT_NOBODY)
+		if (stay && slots[s] != SLOT_NOBODY)
 			slots[s] = place[slots[s]];
 	}
-	if (same)
+	if (stay)
+	{
+		for (int i = 0; i < found->n; i++)
+			topology_nodes[place[i]].address = found->addresses[i];
+		for (int i = 0; i < found->n; i++)
+			topology_size = Max(topology_size, place[i] + 1);
 		return;
+	}
+	for (int i = 0; i < found->n; i++)
+		if (place[i] >= old_size)
+			place[i] = -1;
 	memcpy(old, topology_nodes, sizeof(old));
 	memset(topology_nodes, 0, sizeof(topology_nodes));
 	topology_size = found->n;
@@ -261,6 +290,21 @@ topology_resume(char *error)
 		granted.slots[s] = url.topology == REDIS_SHARDS ? s * granted.n / SLOTS : fence_shared->slot_node[s];
 	make_table(&granted);
 	return true;
+}
+
+bool
+topology_has_slots(int node)
+{
+	return slot_has_any(slots, node);
+}
+
+void
+topology_dismiss(RedisNode *node)
+{
+	redis_close(node->conn);
+	node->conn = NULL;
+	node->present = false;
+	strlcpy(node->error, "it has no slots any more", REASON_LEN);
 }
 
 void
@@ -486,8 +530,8 @@ slots_changed(const ClusterMap *found, int64 patience)
 }
 
 /*
- * Slots that moved are served by nobody until the next epoch, which costs everybody the cache: so it waits until nothing has
- * moved for a while.
+ * Slots that moved are served by nobody until they are granted anew. Processes tell different things while they move, and a slot
+ * that is granted back to a process costs all that is cached there: so it waits until nothing has moved for a while.
  */
 static bool
 slots_moved(int64 patience, char *error)
@@ -550,7 +594,9 @@ topology_publish(bool armed)
 		{
 			uint32		serial = shared->serial;
 
-			/* whatever was granted was granted to somebody else */
+			/* whatever was granted was granted to somebody else, who may still have it */
+			if (shared->granted)
+				fence_shared->epoch_armed = false;
 			memset(shared, 0, sizeof(*shared));
 			shared->serial = serial;
 			shared->address = node->address;

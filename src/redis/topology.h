@@ -4,7 +4,7 @@
  *
  * Owns: the keeper's table of nodes, and its copy in shared memory, from which backends take addresses and views take
  * the rest. Only the keeper calls this: it is the only process that resolves names, which blocks.
- * A table of nodes is used as long as an epoch lasts: while fences are OPEN it is not changed. Which slots are whose is told by
+ * A node keeps its place in the table as long as the epoch may go on; others may be added behind it. Which slots are whose is told by
  * the URL (all belong to the one process; shards divide them evenly, in the order in which they are written) or by Redis
  * Cluster.
  * error: a buffer of REASON_LEN bytes for what went wrong, in words for people.
@@ -46,6 +46,12 @@ extern bool topology_resume(char *error);
  */
 extern bool topology_greet(RedisNode *node, bool load);
 
+/* Whether any slot is the node's, as those say whom the URL names. */
+extern bool topology_has_slots(int node);
+
+/* The node has no slots, and is nobody whose answer is needed: closes its connection. */
+extern void topology_dismiss(RedisNode *node);
+
 /* Which node could be granted each slot: whose it is, if that one is present, else SLOT_NOBODY. */
 extern void topology_slots(unsigned char map[SLOTS]);
 
@@ -56,7 +62,7 @@ extern bool topology_is_cluster(void);
 extern const char *topology_heartbeat_key(const RedisNode *node);
 
 /*
- * Beside heartbeats: whether another epoch is needed, because sentinels tell of another master, or slots of the cluster have
+ * Beside heartbeats: whether fences must be opened anew, because sentinels tell of another master, or slots of the cluster have
  * moved, or a process that was not there when the epoch began is there now. The latter two have to rest for a while. Waits
  * for no more than a few times patience microseconds; error says what moved.
  */
