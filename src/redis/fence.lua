@@ -269,7 +269,8 @@ end
 
 -- Whether this process may answer readers there now.
 local function may_answer(r, fence)
-  return r and r.domain.id and (not r.space.slots or answers_in(r.space, r.domain, fence)) and now_ms() < r.space.armed.until_ms
+  return r and r.domain.id and (not r.space.slots or answers_in(r.space, r.domain, fence))
+    and now_ms() < r.space.armed.until_ms
 end
 
 -- The space if it is armed in this epoch. With a lease: only while the lease runs (reserve); without: for commit,
@@ -292,9 +293,9 @@ local function is_elsewhere(answer)
 end
 
 -- What the keys hold (false: nothing), or 'elsewhere'. From the first time that a granted slot is found elsewhere it
--- is lost to this process until it is granted anew: fences there miss commits from now on, so if they ever come back nobody
--- may be answered from them. Writers are granted what they ask there all the same: no process was granted the slot but
--- this one, so nobody answers readers there.
+-- is lost to this process until it is granted anew: fences there miss commits from now on, so if they ever come back
+-- nobody may be answered from them. Writers are granted what they ask there all the same: no process was granted the
+-- slot but this one, so nobody answers readers there.
 local function read_keys(space, fences)
   if not space.slots then
     local all = redis.pcall('MGET', unpack(fences))
@@ -583,8 +584,8 @@ local function is_back(space)
   return false
 end
 
--- The epoch goes on with these slots. One that this process had before in the epoch holds fences that have missed commits
--- since, and one that it has lost: what it has of any slot is not trusted any more then. A lost slot that is still
+-- The epoch goes on with these slots. In one that this process had before in the epoch, or has lost, may be fences
+-- that have missed commits since: then what it has, of any slot, is not trusted any more. A lost slot that is still
 -- elsewhere stays lost. Returns how many have come.
 local function regrant(space, slots, grant)
   local came, again = 0, false
@@ -613,12 +614,12 @@ local function turn_fills(space, now)
   end
 end
 
--- renew | heartbeat-key identity epoch until settings [slots] -> renewed '' now back came. back '1': slots that were lost
--- could be granted again. Refused unless armed in exactly that epoch: a renewal that was sent to the process
+-- renew | heartbeat-key identity epoch until settings [slots] -> renewed '' now back came. back '1': slots that were
+-- lost could be granted again. Refused unless armed in exactly that epoch: a renewal that was sent to the process
 -- before this one must not bring this one to life [1]. The key is an argument: a process whose slots are moving away
 -- goes on answering for those that it has.
--- slots: from now on these, in the same epoch; came: how many the process has not had until now. Readers are not answered
--- in those before their domain is announced for this grant, whose number is in the settings, or a later one.
+-- slots: from now on these, in the same epoch; came: how many the process has not had until now. Readers are not
+-- answered in those before their domain is announced for this grant, whose number is in the settings, or a later one.
 local function renew(_, args)
   local ns, till = args[1] and match(args[1], '^([%w_.-]+):'), args[4] and whole(args[4])
   local settings, slots = args[5] and arm_settings(args[5]), args[6] and parse_slots(args[6])

@@ -71,6 +71,9 @@ init {
 #ifdef MOVES
 		run Mover();
 		run Mapkeeper();
+#ifdef PREPARES
+		run Announcer();
+#endif
 #endif
 #ifdef FAILOVERS
 		run Failovers();

@@ -1,5 +1,5 @@
 /*
- * moves.pml - proposed (MOVES): the epoch goes on when slots move. Two processes of one epoch; the row's slot was granted to
+ * moves.pml - (MOVES): the epoch goes on when slots move. Two processes of one epoch; the row's slot was granted to
  * the first, and wanders. No leases: what a grant that fails, a replaced process or a bypass does, is keeper.pml's.
  *
  * The keys move one by one. A node where the slot is has a key or, while it migrates, says that the other one has.
@@ -62,8 +62,23 @@ end:
 inline narrow(p)
 {
 	R[p].granted_slot = 0;
-	R[p].poisoned = 0
+	R[p].poisoned = 0;
+	R[p].silent = 0
 }
+
+/*
+ * Readers are answered in a slot that was granted only once a job has reserved there for what is prepared, and has said so with
+ * the number of that grant. It runs beside everything else; one that is late speaks of a former grant.
+ */
+#if defined(PREPARES) && !defined(MUTATION_speaks_at_once)
+inline grow_silent(p)
+{
+	R[p].silent = 1;
+	job_current = 0
+}
+#else
+#define grow_silent(p) skip
+#endif
 
 inline widen(p)
 {
@@ -78,10 +93,12 @@ inline widen(p)
 #endif
 		R[p].granted_slot = 1;
 		R[p].had_slot = 1;
-		R[p].poisoned = 0
+		R[p].poisoned = 0;
+		grow_silent(p)
 	fi
 }
 
+#ifdef PREPARES
 #ifdef MUTATION_prepared_are_not_carried
 #define CARRY(p) skip
 #else
@@ -92,12 +109,66 @@ inline CARRY(p)
 	:: each == NW -> break
 	:: else ->
 		if
-		:: fate[each] == PREPARED || (fate[each] == LOGGED && marker[each] == NO_MARKER) -> R[p].dpend[each] = 1
+		:: listed[each] -> R[p].dpend[each] = 1
 		:: else
 		fi;
 		each++
 	od;
 	each = 0
+}
+#endif
+
+inline list_prepared()
+{
+	each = 0;
+	do
+	:: each == NW -> break
+	:: else ->
+		listed[each] = (fate[each] == PREPARED || (fate[each] == LOGGED && marker[each] == NO_MARKER));
+		each++
+	od;
+	each = 0
+}
+
+inline list_nothing()
+{
+	each = 0;
+	do
+	:: each == NW -> break
+	:: else -> listed[each] = 0; each++
+	od;
+	each = 0
+}
+
+#ifdef MUTATION_announced_for_a_former_grant
+#define OF_THE_LAST_GRANT true
+#else
+#define OF_THE_LAST_GRANT job_current
+#endif
+
+proctype Announcer()
+{
+end:
+	do
+	:: atomic { word == OPEN && (R[0].silent || R[1].silent) -> job_current = 1 };
+	   atomic { list_prepared() };
+	   /* to which processes something was granted is looked up now, and the job ends if that is another grant's */
+	   if
+	   :: atomic { job_current && R[0].silent -> CARRY(0) }
+	   :: atomic { job_current && R[1].silent -> CARRY(1) }
+#ifdef MUTATION_announced_for_a_former_grant
+	   :: atomic { !job_current -> skip }
+#endif
+	   :: atomic { !job_current -> goto over }
+	   :: atomic { job_current && !R[0].silent && !R[1].silent -> goto over }
+	   fi;
+	   if
+	   :: atomic { OF_THE_LAST_GRANT -> R[0].silent = 0; R[1].silent = 0 }
+	   :: atomic { !job_current -> skip }
+	   fi;
+over:
+	   atomic { list_nothing(); job_current = 0 }
+	od
 }
 #endif
 
@@ -129,18 +200,10 @@ end:
 	   :: else -> atomic { narrow(0) }
 	   fi;
 #endif
-#ifdef PREPARES
-	   /* the list is read, then sent with the grant: one message */
-	   if
-	   :: to == 0 -> atomic { CARRY(0); widen(0) }
-	   :: else -> atomic { CARRY(1); widen(1) }
-	   fi;
-#else
 	   if
 	   :: to == 0 -> atomic { widen(0) }
 	   :: else -> atomic { widen(1) }
 	   fi;
-#endif
 #ifdef MUTATION_opens_before_narrowing
 	   atomic { if :: keeper_same -> change_word(OPEN, word_epoch) :: else fi; goto late };
 late:

@@ -344,7 +344,7 @@ inline redis_domain_commit(p, i)
 
 #ifdef MOVES
 #define READABLE(p) (KEYS_HERE(p, R[p].exists && R[p].vtoken != 0, !R[1 - (p)].exists && R[1 - (p)].vtoken == 0) && \
-					 R[p].granted_slot && !R[p].poisoned)
+					 R[p].granted_slot && !R[p].poisoned && !R[p].silent)
 #else
 #define READABLE(p) true
 #endif

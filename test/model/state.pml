@@ -89,6 +89,7 @@ typedef Process {
 	bit granted_slot;		/* it is in the keeper's grant */
 	bit had_slot;			/* and was before, in this epoch */
 	bit poisoned;			/* it is out of the grant, because it was found to be away */
+	bit silent;				/* (PREPARES) readers are not answered there yet: nothing was announced since it was granted */
 	byte disarmed;			/* (DISARM) no grant of this epoch or an older one is taken any more */
 	byte token;				/* of the domain, as it is now */
 	byte pend[NW];			/* reserved version */
@@ -108,6 +109,8 @@ typedef Process {
 Process R[NP];
 #ifdef MOVES
 byte leaving;				/* the slot migrates from process leaving - 1; 0: it does not */
+bit job_current;			/* (PREPARES) what the announcing job will say is of the last grant */
+bit listed[NW];				/* prepared, as the job has read it */
 #endif
 #ifdef SNAPSHOT
 Process saved;				/* keys as an RDB file or a lagging replica has them */
