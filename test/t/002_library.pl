@@ -7,6 +7,7 @@ use warnings;
 
 use FenceTest;
 use FenceTest::Library;
+use FenceTest::Router ();
 use Test::More;
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -228,6 +229,70 @@ subtest 'attachments: announce, end, attach again' => sub {
 	is(answer('fence_get', 2, @u), 'unarmed', 'the domain is over');
 	announce('1.u', 10);
 	like(answer('fence_get', 2, @u), qr/^miss (?!$token)\S+ \d/, 'attached again: nothing of before is trusted');
+};
+
+subtest 'slots come and go in one epoch' => sub {
+	my ($j, $k) = ('j', 'k');
+	my ($slot_j, $slot_k) = map { FenceTest::Router::slot_of("{$_}") } $j, $k;
+	my $renewed = sub { my ($slots, $grant) = @_; return (split / /, renew(until => $hour, slots => $slots, grant => $grant), 5)[4]; };
+
+	fresh('unarmed');
+	like(arm(domains => '[["1.t", 1]]', slots => $slot_k), qr/^armed /, 'armed for one slot');
+	fill($k, 5);
+	my $token = token();
+	is(get($j), 'unarmed', 'no answer in the other');
+	is(reserve($j, '1.a', '', 6), 'reserved -', 'nor a reservation');
+	is($renewed->($slot_k, 1), 0, 'granted the same: nothing comes');
+	like(get($k), qr/^hit /, '... and nothing goes');
+
+	is($renewed->("$slot_j,$slot_k", 2), 1, 'granted one more');
+	like(get($k), qr/^hit /, 'the other one stays warm');
+	is(get($j), 'unarmed', 'in the new one readers are not answered yet');
+	is(reserve($j, '1.a', '', 6), 'reserved ', '... but reservations are granted');
+	is(announce('1.t', 1), 'announced 0', 'an announcement without a grant');
+	is(announce('1.t', 1, 'none', 1), 'announced 0', '... and one for a former');
+	is(get($j), 'unarmed', '... change nothing');
+	is(announce('1.t', 1, 'none', 2), 'announced 0', 'announced for this grant');
+	is(get($j), 'pending', 'answered');
+	commit($j, '1.a', 6);
+	is(answer('fence_domain_reserve', 0, 'n', '1.u', $epoch, '2.a', ''), 'reserved', 'a domain that is made now');
+	answer('fence_domain_abort', 0, 'n', '1.u', $epoch, '2.a');
+	announce('1.u', 3, 'none', 1);
+	is(answer('fence_get', 2, 'n:f:1.u:{j}', 'n:v:1.u:{j}'), 'unarmed', '... and announced late for a former grant is silent there');
+	like(answer('fence_get', 2, 'n:f:1.u:{k}', 'n:v:1.u:{k}'), qr/^miss/, '... and only there');
+
+	reserve($k, '3.a', '', 7);
+	is($renewed->($slot_j, 3), 0, 'one is taken away');
+	is(get($k), 'unarmed', 'no answer there any more');
+	is(put($k, 9), 'refused unarmed', '... nor put');
+	is(repair($k, 5, 7), 'unarmed', '... nor repair');
+	is(pendings(), 'n:f:1.t:{k} 3.a 7', 'its reservation is still there');
+	is(commit($k, '3.a', 7), 'committed', 'until its commit,');
+	is(pendings(), '', 'which does no more');
+	is($redis->call('GET', f($k)), "$token 5 ", '... than that');
+	fill($j, 6);
+	like(get($j), qr/^hit /, 'the slot that stays is warm');
+	is($renewed->("$slot_j,$slot_k", 4), 1, 'the slot comes back');
+	announce('1.t', 1, 'none', 4);
+	isnt(token(), $token, 'under another generation');
+	like(get($k), qr/^miss /, 'so what missed a commit is not trusted');
+	like(get($j), qr/^miss /, '... nor the rest');
+
+	is($renewed->('none', 5), 0, 'all are taken away');
+	is(get($_), 'unarmed', 'no answer') foreach $j, $k;
+	is(renew(until => $hour, slots => '', grant => 6) =~ s/ \d+$//r, 'refused all slots, and some, are not of one epoch', 'all is no grant of slots');
+	like(renew(until => 2 * $hour, grant => 6), qr/^renewed /, 'a renewal without slots');
+	is(get($k), 'unarmed', '... gives none back');
+	is(refuses('fence_renew', 0, 'n:heartbeat', $identity, $epoch, clock() + $hour, '{"idle_ms": 1}', '7-x') =~ /expected/ ? 1 : 0, 1,
+		'malformed slots');
+
+	fresh('unarmed');
+	my $settings = '{"idle_ms": 3600000, "grant": 8, "domains": [["1.t", 1]]}';
+	like(arm(settings => $settings, slots => "$slot_j"), qr/^armed /, 'a process that joins is armed with a grant');
+	announce('1.t', 1, 'none', 7);
+	is(get($j), 'unarmed', 'a late announcement does not make it speak');
+	announce('1.t', 1, 'none', 8);
+	like(get($j), qr/^miss /, 'its own does');
 };
 
 subtest 'until: a lease that runs out by itself' => sub {

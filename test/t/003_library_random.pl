@@ -91,11 +91,13 @@ my @kinds = (
 	[ 3 => sub { my ($m, $ns, $d) = @_; return qw(FCALL fence_domain_commit 0), $ns, $d, epoch($ns), one(@stamps); } ],
 	[ 4 => sub { my ($m, $ns, $d) = @_; return qw(FCALL fence_domain_abort 0), $ns, $d, epoch($ns), one(@stamps); } ],
 	[ 5 => sub { my ($m, $ns, $d) = @_; return qw(FCALL fence_announce 0), $ns, epoch($ns), $d,
-		one('<id>', '<id>', '<next id>'), one(qw(none notify pubsub stream)); } ],
+		one('<id>', '<id>', '<next id>'), one(qw(none notify pubsub stream)), one((['<grant>']) x 4, ['<former grant>'], [])->@*; } ],
 	[ 3 => sub { my ($m, $ns) = @_; return invent_arm($ns, "<epoch $ns>", one(('<identity>') x 3, 'ff')); } ],
 	[ 0.5 => sub { my ($m, $ns) = @_; return invent_arm($ns, '<next epoch>', '<identity>'); } ],
 	[ 1 => sub { my ($m, $ns) = @_; return qw(FCALL fence_renew 0), "$ns:heartbeat", one(('<identity>') x 2, 'ff'),
 		epoch($ns), deadline(), '{"idle_ms": 3600000, "fill_ms": ' . fill_lease() . '}'; } ],
+	[ 1 => sub { my ($m, $ns) = @_; return qw(FCALL fence_renew 0), "$ns:heartbeat", '<identity>', epoch($ns), deadline(),
+		'{"idle_ms": 3600000, "fill_ms": ' . fill_lease() . ', "grant": <next grant>}', slots(); } ],
 	[ 0.3 => sub { my ($m, $ns) = @_; return qw(FCALL fence_disarm 0), $ns, one('us', 'us', 'them'), one(1, 2); } ],
 	[ 2 => sub { return 'DEL', one(@fences, @values); } ],
 	[ 0.2 => sub { return one('FLUSHALL', 'FLUSHDB'); } ],
@@ -162,17 +164,19 @@ sub invent_write
 	return qw(FCALL fence_write 0), scalar @names, @names, epoch($ns), @operations;
 }
 
+# The fences' slots are 9842 and 5649.
+sub slots { return one('', '0,1-16383', '0,1-16383', '0-9000', '9842', '1-2,9000-16383', 'none'); }
 sub fill_lease { return one(0, (3_600_000) x 4); }
 sub deadline { return rand() < 0.1 ? one(0, 1) : $clock + 3_600_000 + int rand 1000; }
 
 sub invent_arm
 {
 	my ($ns, $epoch, $identity) = @_;
-	my $settings = sprintf '{"idle_ms": 3600000, "fill_ms": %d, "domains": [%s], "reservations": [%s]}',
-	  fill_lease(), join(', ', map { qq(["$_", <id>]) } grep { rand() < 0.9 } @{ $domains{$ns} }),
+	my $settings = sprintf '{"idle_ms": 3600000, "grant": %s, "fill_ms": %d, "domains": [%s], "reservations": [%s]}',
+	  one('0', '<next grant>'), fill_lease(), join(', ', map { qq(["$_", <id>]) } grep { rand() < 0.9 } @{ $domains{$ns} }),
 	  rand() < 0.2 ? sprintf '["%s", "%s"]', one(@{ $domains{$ns} }), one(@stamps) : '';
 
-	return qw(FCALL fence_arm 1), "$ns:heartbeat", $identity, $epoch, deadline(), '', one(('us') x 9, 'them'),
+	return qw(FCALL fence_arm 1), "$ns:heartbeat", $identity, $epoch, deadline(), slots(), one(('us') x 9, 'them'),
 	  one((2) x 9, 1), $settings;
 }
 
@@ -208,6 +212,9 @@ sub resolve
 	return one('none', @{ $run->{old_tokens} }) if $word eq '<old token>';
 	return one('x', 'x 5 ', @{ $run->{old_fences} }) if $word eq '<old fence>';
 	return ++$run->{id} if $word eq '<next id>';
+	return $run->{grant} if $word eq '<grant>';
+	return $run->{grant} && $run->{grant} - 1 if $word eq '<former grant>';
+	$word =~ s/<next grant>/++$run->{grant}/ge;
 	$word =~ s/<id>/$run->{id} - (rand() < 0.2 ? int rand 2 : 0)/ge;
 	return $word;
 }
@@ -235,7 +242,7 @@ sub remember
 sub start_over
 {
 	my ($library) = @_;
-	my $run = { model => FenceTest::LibraryModel->new, library => $library, epochs => 0, id => 3, nonce => 0,
+	my $run = { model => FenceTest::LibraryModel->new, library => $library, epochs => 0, id => 3, nonce => 0, grant => 0,
 		old_fences => [], old_tokens => [], done => 0 };
 
 	$zero = $redis->connect;
@@ -505,6 +512,13 @@ my @mutations = (
 	[ 'repair lowers', "redis.call('DEL', keys[1])", "write_fence(space, keys[1], domain, u, '')" ],
 	[ '[6b] a bulk commit keeps the generation', "    new_gen(space, d)\n    domain_drop(d, args[4])", 'domain_drop(d, args[4])' ],
 	[ '[c9] an arm repeated in one epoch wipes reservations', 'if a and a.epoch == epoch then', 'if false then' ],
+	[ 'a slot that was taken away is still answered in', 'if not slots[slot] then space.slots[slot], space.lost[slot] = nil, nil end', '' ],
+	[ 'a slot returns under its old generation', 'again or space.since[slot] ~= nil', 'again' ],
+	[ 'readers are answered before the announcement', 'space.slots[slot] == true and space.since[slot] <= domain.carried',
+		'space.slots[slot] == true' ],
+	[ 'an announcement for a former grant', 'space.slots[slot], space.lost[slot], space.since[slot] = true, nil, grant',
+		'space.slots[slot], space.lost[slot], space.since[slot] = true, nil, 0' ],
+	[ 'writers are granted what is not here', "one == 'elsewhere' then\n      raws[i] = one", "one == 'elsewhere' then\n      raws[i] = false" ],
 	[ 'renew lowers until', 'if till > armed.until_ms then armed.until_ms = till end', 'armed.until_ms = till' ],
 	[ 'tokens do not depend on the generation', "identity .. ' ' .. generation)", "identity)" ],
 	[ 'get_many overlooks a pair', 'for j, s in ipairs(answer) do reply[n + 1 + j] = s end', 'reply[n + 2] = answer[1]' ],

@@ -47,7 +47,7 @@ sub arm
 
 	return answer('fence_arm', 1, "$ns:heartbeat", $with{identity} // $identity, $with{epoch} // $epoch,
 		$with{at} // clock() + ($with{until} // $hour),
-		'0-16383', $with{owner} // 'cluster', $with{timeline} // 3, $settings);
+		$with{slots} // '0-16383', $with{owner} // 'cluster', $with{timeline} // 3, $settings);
 }
 
 sub renew
@@ -55,7 +55,8 @@ sub renew
 	my (%with) = @_;
 
 	return answer('fence_renew', 0, ($with{ns} // 'n') . ':heartbeat', $with{identity} // $identity,
-		$with{epoch} // $epoch, $with{at} // clock() + $with{until}, $with{settings} // '{"idle_ms": 3600000}');
+		$with{epoch} // $epoch, $with{at} // clock() + $with{until},
+		$with{settings} // sprintf('{"idle_ms": 3600000, "grant": %d}', $with{grant} // 0), $with{slots} // ());
 }
 
 sub next_epoch { return sprintf '%d-%016x', ++$number, $number * 77; }
@@ -123,7 +124,12 @@ sub domain
 	push @args, '' if $what eq 'reserve' && @args == 1;
 	return answer("fence_domain_$what", 0, 'n', '1.t', $epoch, @args);
 }
-sub announce { my ($name, $id, $publish) = @_; return answer('fence_announce', 0, 'n', $epoch, $name, $id, $publish // 'none'); }
+sub announce
+{
+	my ($name, $id, $publish, @grant) = @_;
+
+	return answer('fence_announce', 0, 'n', $epoch, $name, $id, $publish // 'none', @grant);
+}
 
 # All reservations: "name stamp w", sorted.
 sub pendings

@@ -11,6 +11,8 @@ package FenceTest::LibraryModel;
 use strict;
 use warnings;
 
+use FenceTest::Router 'slot_of';
+
 use constant { NEW_TICKET => '<a new ticket>', SOME_MS => '<milliseconds>' };
 
 sub new
@@ -19,7 +21,7 @@ sub new
 
 	return bless {
 		identity => undef,
-		spaces   => {},    # namespace -> {owner, timeline, epoch, number, until, pending, domains}
+		spaces   => {},    # namespace -> {owner, timeline, epoch, number, until, slots, had, pending, domains}
 		keys     => {},    # as Redis should hold them
 		gens     => 0,     # every generation has a number here ...
 		token    => {},    # ... and a token there
@@ -154,7 +156,7 @@ sub _domain
 {
 	my ($self, $space, $name) = @_;
 
-	return $space->{domains}{$name} //= { id => 0, ended => 0, pending => {}, gen => ++$self->{gens} };
+	return $space->{domains}{$name} //= { id => 0, ended => 0, carried => 0, pending => {}, gen => ++$self->{gens} };
 }
 
 # The domain if readers may be answered (until 0 is the only lease that is over in these tests).
@@ -165,8 +167,31 @@ sub _answers
 	my $space = $self->{spaces}{$ns} // return;
 	my $domain = $space->{domains}{$name} // return;
 
-	return unless $space->{until} && $domain->{id};
+	return unless $space->{until} && $domain->{id} && _has($space, $fence);
+	return if $space->{slots} && $space->{slots}{ slot_of($fence) } > $domain->{carried};
 	return ($space, $domain);
+}
+
+# Whether the fence's slot was granted. slots: slot -> number of the grant; none: all were.
+sub _has { my ($space, $fence) = @_; return !$space->{slots} || defined $space->{slots}{ slot_of($fence) }; }
+
+# The slots of fences, and no others, of what is written as "a-b,c" or "none"; none for all.
+sub _slots
+{
+	my ($text, $grant) = @_;
+	my %slots;
+
+	return if $text eq '';
+	foreach my $tag (1 .. 2)
+	{
+		my $slot = slot_of("{$tag}");
+		foreach my $range ($text eq 'none' ? () : split /,/, $text)
+		{
+			my ($first, $last) = split /-/, $range;
+			$slots{$slot} = $grant if $first <= $slot && $slot <= ($last // $first);
+		}
+	}
+	return \%slots;
 }
 
 sub _in_epoch
@@ -226,7 +251,8 @@ sub fence_arm
 {
 	my ($self, $keys, $args) = @_;
 	my ($ns) = $keys->[0] =~ /^(.*?):/;
-	my ($identity, $epoch, $until, undef, $owner, $timeline, $settings) = @$args;
+	my ($identity, $epoch, $until, $slots, $owner, $timeline, $settings) = @$args;
+	my ($grant) = $settings =~ /"grant": (\d+)/;
 	my ($number) = $epoch =~ /^(\d+)/;
 	my $space = $self->{spaces}{$ns};
 
@@ -244,8 +270,9 @@ sub fence_arm
 	{
 		$space = $self->{spaces}{$ns} = {
 			owner => $owner, timeline => $timeline, epoch => $epoch, number => $number, until => $until,
-			pending => {}, domains => {}, filling => {}
+			slots => _slots($slots, $grant // 0), pending => {}, domains => {}, filling => {}
 		};
+		$space->{had} = { %{ $space->{slots} // {} } };
 	}
 	($space->{fill_ms}) = $settings =~ /"fill_ms": (\d+)/;
 	my ($domains) = $settings =~ /"domains": \[(.*?\]|)\]/;
@@ -269,14 +296,34 @@ sub _attach
 sub fence_renew
 {
 	my ($self, undef, $args) = @_;
-	my ($key, $identity, $epoch, $until, $settings) = @$args;
+	my ($key, $identity, $epoch, $until, $settings, $text) = @$args;
 	my ($ns) = $key =~ /^(.*?):/;
 	my $space = $self->_in_epoch($ns, $epoch);
+	my ($grant) = $settings =~ /"grant": (\d+)/;
+	my $slots = defined $text ? _slots($text, $grant) : undef;
 
 	return ['refused'] if !$space || $identity ne $self->{identity} || $until <= 1;
+	return ['refused'] if defined $text && !$slots != !$space->{slots};
 	$space->{until} = $until if $until > $space->{until};
 	($space->{fill_ms}) = $settings =~ /"fill_ms": (\d+)/;
+	$self->_regrant($space, $slots) if $slots;
 	return ['renewed'];
+}
+
+# What comes anew is of this grant; if any of it was here before, nothing of before is trusted.
+sub _regrant
+{
+	my ($self, $space, $slots) = @_;
+	my @came = grep { !defined $space->{slots}{$_} } keys %$slots;
+
+	if (grep { defined $space->{had}{$_} } @came)
+	{
+		$_->{gen} = ++$self->{gens} foreach values %{ $space->{domains} };
+	}
+	$slots->{$_} = $space->{slots}{$_} foreach grep { defined $space->{slots}{$_} } keys %$slots;
+	$space->{slots} = $slots;
+	$space->{had}{$_} = 1 foreach @came;
+	return;
 }
 
 sub fence_disarm
@@ -293,11 +340,14 @@ sub fence_disarm
 sub fence_announce
 {
 	my ($self, undef, $args) = @_;
-	my ($ns, $epoch, $name, $id) = @$args;
+	my ($ns, $epoch, $name, $id, undef, $grant) = @$args;
 	my $space = $self->_in_epoch($ns, $epoch) // return ['unarmed'];
+	my $domain = $self->_domain($space, $name);
 
 	$self->_attach($space, $name, $id);
-	return [ 'announced', $id <= $self->_domain($space, $name)->{ended} ? 1 : 0 ];
+	return [ 'announced', 1 ] if $id <= $domain->{ended};
+	$domain->{carried} = $grant if defined $grant && $grant > $domain->{carried};
+	return [ 'announced', 0 ];
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -442,6 +492,7 @@ sub fence_reserve
 		my ($observed, $w) = splice @versions, 0, 2;
 		my $domain = $self->_domain($space, (_parse($fence))[1]);
 		my ($kind, $v) = $self->_fence($fence, $domain);
+		push(@reply, '-'), next unless _has($space, $fence);
 		$self->_set($fence, $domain, $v = $observed, '') if $observed ne '' && $kind eq 'version' && $v < $observed;
 		if ($kind eq 'version' && $w <= $v)
 		{
@@ -473,6 +524,7 @@ sub _commit
 	my ($self, $space, $fence, $stamp, $w, $what, $payload, $grant) = @_;
 	my $domain = $self->_domain($space, (_parse($fence))[1]);
 	my $own = _drop_own($space, $fence, $stamp);
+	return unless _has($space, $fence);
 	my $present = $own && $own->{gen} == $domain->{gen};
 	my $proves = $present && defined $own->{grant} && defined $grant && $own->{grant} == $grant;
 	my ($kind, $v) = $self->_fence($fence, $domain);
@@ -546,7 +598,8 @@ sub fence_settle
 	my ($ns, $fence, $epoch, $stamp, $u) = @$args;
 	my $space = $self->_in_epoch($ns, $epoch) // return ['unarmed'];
 
-	if ($u ne '')
+	if (!_has($space, $fence)) { _drop_own($space, $fence, $stamp); }
+	elsif ($u ne '')
 	{
 		$self->_commit($space, $fence, $stamp, $u, 'c');
 	}
@@ -565,6 +618,7 @@ sub fence_repair
 	my $fence = $keys->[0];
 	my ($epoch, $seen, $u) = @$args;
 	my $space = $self->_in_epoch(_namespace($fence), $epoch) // return ['unarmed'];
+	return ['unarmed'] unless _has($space, $fence);
 	my $domain = $self->_domain($space, (_parse($fence))[1]);
 	my ($kind, $v) = $self->_fence($fence, $domain);
 
