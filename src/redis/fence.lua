@@ -656,8 +656,8 @@ end
 -- These attachments are committed; readers may be answered: in slots that were granted by that number or a lower one.
 -- refused: how many are taken for ended, and stay so.
 local function announce(_, args)
-  local named = #args % 3 == 0
-  local grant = named and whole(args[#args] or '') or 0
+  local named, grant = #args % 3 == 0, 0
+  if named then grant = whole(args[#args] or '') end
   if #args < 2 or #args % 3 == 1 or not grant then
     return bad('fence_announce', 'expected namespace, epoch, triples and perhaps the number of a grant')
   end

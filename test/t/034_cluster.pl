@@ -207,7 +207,7 @@ sub grants_during
 sub names { my ($ranges, $slot) = @_; return scalar grep { my ($a, $b) = split /-/; $a <= $slot && $slot <= ($b // $a) } split /,/, $ranges =~ s/none//r; }
 
 subtest 'only slots that moved go cold' => sub {
-	my ($from, $to) = $cluster->masters;
+	my ($to, undef, $from) = $cluster->masters;	# in this order they are told what they are granted
 	my ($kept, $what) = (0, '');
 
 	settled('granted');
@@ -312,6 +312,37 @@ subtest 'what stands moves with its slot' => sub {
 		last if $kept;
 	}
 	ok($kept, 'in the same epoch');
+};
+
+subtest 'who is committing is waited for' => sub {
+	my ($from, $to) = $cluster->masters;
+	my ($slot) = slots_of($from, 1);
+	my $id = key_in($slot);
+	my ($fence, $value) = split /\|/, $sql->run("SELECT fence.fence_key('item', '$id'), fence.value_key('item', '$id')");
+	my $writer = FenceTest::Session->open($node);
+
+	is(warm(), $KEYS, 'all is cached');
+	$sql->run('SET synchronous_commit = local');
+	# a commit that is in the log, and nobody sees it: it waits for a standby that there is not
+	$node->append_conf('postgresql.conf', "synchronous_standby_names = 'nobody'");
+	$node->reload;
+	poll(sub { $sql->run('SHOW synchronous_standby_names') eq 'nobody' }, 'the setting');
+	$writer->run('SET synchronous_commit = on');
+	$writer->begin("UPDATE item SET n = 3000 WHERE id = $id");
+	poll(sub { $sql->run("SELECT wait_event FROM pg_stat_activity WHERE pid = ${\$writer->pid}") eq 'SyncRep' }, 'the commit to wait');
+	$cluster->move_slots($to, $slot);
+	poll(sub { state_of('reason') =~ /committing while slots move/ || state_of('state') eq 'CLOSED'
+		  || $to->attempt('FCALL', 'fence_status', 1, $fence)->[0] eq 'armed' }, 'the move to be seen', 60);
+	isnt($to->attempt('FCALL', 'fence_status', 1, $fence)->[0], 'armed', 'nobody is granted the slot meanwhile');
+	isnt($to->attempt('FCALL', 'fence_get', 2, $fence, $value)->[0], $_, "nor is there a $_") foreach 'hit', 'miss';
+	$node->append_conf('postgresql.conf', "synchronous_standby_names = ''");
+	$node->reload;
+	$writer->wait;
+	is($writer->take, '', 'it commits');
+	settled('granted');
+	is($sql->run("SELECT fence.read('item', '$id') ->> 'n'"), 3000, 'and is read');
+	$sql->run('RESET synchronous_commit');
+	no_reservations($node);
 };
 
 subtest 'slots move under load' => sub {

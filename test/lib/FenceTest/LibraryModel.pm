@@ -270,7 +270,7 @@ sub fence_arm
 	{
 		$space = $self->{spaces}{$ns} = {
 			owner => $owner, timeline => $timeline, epoch => $epoch, number => $number, until => $until,
-			slots => _slots($slots, $grant // 0), pending => {}, domains => {}, filling => {}
+			slots => scalar _slots($slots, $grant // 0), pending => {}, domains => {}, filling => {}
 		};
 		$space->{had} = { %{ $space->{slots} // {} } };
 	}
@@ -300,7 +300,7 @@ sub fence_renew
 	my ($ns) = $key =~ /^(.*?):/;
 	my $space = $self->_in_epoch($ns, $epoch);
 	my ($grant) = $settings =~ /"grant": (\d+)/;
-	my $slots = defined $text ? _slots($text, $grant) : undef;
+	my $slots = defined $text ? scalar _slots($text, $grant) : undef;
 
 	return ['refused'] if !$space || $identity ne $self->{identity} || $until <= 1;
 	return ['refused'] if defined $text && !$slots != !$space->{slots};
