@@ -8,6 +8,9 @@
 #    $cluster->move_slots($to, 0 .. 99);
 #    my $new = $cluster->join;                      # one more member, without slots
 #    my $router = $cluster->router;                 # FenceTest::Router, by the slots as they are now
+#
+# Options: replicas (for each master: 1), config (lines), tls (lines of redis.conf but for the port: everything goes through TLS
+# then, except what the test itself asks).
 package FenceTest::Cluster;
 
 use strict;
@@ -35,7 +38,7 @@ sub _poll
 sub start
 {
 	my ($class, $n, %option) = @_;
-	my $self = bless { members => [], epoch => 0, config => $option{config} // [] }, $class;
+	my $self = bless { members => [], epoch => 0, config => $option{config} // [], tls => $option{tls} }, $class;
 	my @masters = map { $self->_member } 1 .. $n;
 
 	$_->call('CLUSTER', 'ADDSLOTSRANGE', int(16384 * $_->{index} / $n), int(16384 * ($_->{index} + 1) / $n) - 1) foreach @masters;
@@ -52,7 +55,8 @@ sub start
 sub _member
 {
 	my ($self) = @_;
-	my $member = FenceTest::Cluster::Member->start(config => $self->{config});
+	my @tls = $self->{tls} ? (@{ $self->{tls} }, 'tls-cluster yes', 'tls-replication yes') : ();
+	my $member = FenceTest::Cluster::Member->start(config => [ @{ $self->{config} }, @tls ]);
 
 	$member->{index} = @{ $self->{members} };
 	push @{ $self->{members} }, $member;
@@ -90,7 +94,7 @@ sub wait_healthy
 			{
 				return 0 if (eval { $m->call('CLUSTER', 'INFO') } // '') !~ /cluster_state:ok/;
 				return 0 if $m->info('replication', 'role') eq 'slave' && $m->info('replication', 'master_link_status') ne 'up';
-				push @slots, join ',', map { "$_->[0]-$_->[1] $_->[2][1]" } @{ $m->call('CLUSTER', 'SLOTS') };
+				push @slots, join ',', map { "$_->[0]-$_->[1] $_->[2][2]" } @{ $m->call('CLUSTER', 'SLOTS') };
 			}
 			return !grep { $_ ne $slots[0] } @slots;
 		},
@@ -100,13 +104,16 @@ sub wait_healthy
 
 sub at_port { my ($self, $port) = @_; return (grep { $_->port == $port } $self->members)[0]; }
 
+# Whose the range of CLUSTER SLOTS is. (Its port is another one over TLS.)
+sub _owner_of { my ($self, $range) = @_; return (grep { $_->id eq $range->[2][2] } $self->members)[0]; }
+
 # Those that have slots, in the order of these.
 sub masters
 {
 	my ($self) = @_;
 	my %seen;
 
-	return map { $self->at_port($_->[2][1]) } grep { !$seen{ $_->[2][1] }++ }
+	return map { $self->_owner_of($_) } grep { !$seen{ $_->[2][2] }++ }
 	  sort { $a->[0] <=> $b->[0] } @{ ($self->alive)[0]->call('CLUSTER', 'SLOTS') };
 }
 
@@ -124,7 +131,7 @@ sub owner
 
 	foreach my $range (@{ ($self->alive)[0]->call('CLUSTER', 'SLOTS') })
 	{
-		return $self->at_port($range->[2][1]) if $range->[0] <= $slot && $slot <= $range->[1];
+		return $self->_owner_of($range) if $range->[0] <= $slot && $slot <= $range->[1];
 	}
 	return;
 }
@@ -136,7 +143,7 @@ sub router
 
 	foreach my $range (@{ ($self->alive)[0]->call('CLUSTER', 'SLOTS') })
 	{
-		@owner[ $range->[0] .. $range->[1] ] = ($self->at_port($range->[2][1])) x ($range->[1] - $range->[0] + 1);
+		@owner[ $range->[0] .. $range->[1] ] = ($self->_owner_of($range)) x ($range->[1] - $range->[0] + 1);
 	}
 	return FenceTest::Router->new(sub { return $owner[ $_[0] ]; });
 }
@@ -207,8 +214,9 @@ sub _directives
 	my ($self) = @_;
 
 	$self->{bus} //= FenceTest::Redis::_free_port();
+	my @tls = grep { /^tls-cluster/ } @{ $self->{config} };
 	return ($self->SUPER::_directives, 'cluster-enabled yes', "cluster-port $self->{bus}", 'cluster-node-timeout 2000',
-		'cluster-replica-validity-factor 0');
+		'cluster-replica-validity-factor 0', @tls ? ('port 0', "tls-port $self->{port}") : ());
 }
 
 sub id { my ($self) = @_; return $self->{id} //= $self->call('CLUSTER', 'MYID'); }
