@@ -15,7 +15,8 @@ use Time::HiRes qw(time);
 
 my $KEYS = 300;
 my $cluster = FenceTest::Cluster->start(3);
-my $node = new_postgres('cluster', undef, redis_url => $cluster->url, max_prepared_transactions => 5);
+my $node = new_postgres('cluster', undef, redis_url => $cluster->url, max_prepared_transactions => 5,
+	wal_level => 'replica', max_wal_senders => 2);
 my $sql = FenceTest::Session->open($node);
 my $reader = dirname(__FILE__) . '/../lib/cluster_reader.py';
 
