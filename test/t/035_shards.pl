@@ -123,11 +123,24 @@ subtest 'one is killed' => sub {
 };
 
 subtest 'it is back' => sub {
-	my $epoch = epoch_number();
+	my $kept = 0;
 
-	$servers[1]->restart;
-	note(sprintf 'it was granted its part after %.1f s', wait_granted($all, 'every shard is granted its part'));
-	cmp_ok(epoch_number(), '>', $epoch, 'in a new epoch');
+	# on a machine that is too busy for a heartbeat another epoch may begin
+	for (1 .. 3)
+	{
+		my $epoch = epoch_number();
+
+		ok(all_hits(shard() . ' <> 1'), 'what the others hold is cached');
+		$servers[1]->restart;
+		note(sprintf 'it was granted its part after %.1f s', wait_granted($all, 'every shard is granted its part'));
+		$kept = epoch_number() == $epoch;
+		last if $kept;
+		$servers[1]->kill9;
+		wait_granted('5462 0 5461', 'once more: the others go on');
+	}
+	ok($kept, 'in the same epoch');
+	is($sql->run('SELECT count(*) FROM item WHERE ' . shard() . " <> 1 AND (fence.get('item', id::text)).status <> 'hit'"), 0,
+		'what the others hold has stayed cached');
 	ok(all_hits('true'), 'all are served');
 	is(join("\n", compare()->anomalies), '', 'fences agree with their rows');
 };
