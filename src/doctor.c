@@ -272,7 +272,8 @@ check_redis(Report *report)
 	else if (n == 0)
 		put_finding(report, "error", "the keeper has not found a Redis yet", "fence.state tells why.");
 	for (int i = 0; i < n && wrong == NULL; i++)
-		check_node(report, &nodes[i], &url);
+		if (!nodes[i].dismissed)
+			check_node(report, &nodes[i], &url);
 }
 
 static void

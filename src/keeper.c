@@ -443,6 +443,9 @@ go_on(FenceWord arming)
 	if (!take_slots(arming, map))
 		return false;
 	choose_slots(map);
+	for (int i = 0; i < topology_size; i++)
+		if (!topology_has_slots(i))
+			topology_dismiss(&topology_nodes[i]);
 	return grant_and_open(arming, true, "slots have moved, or come back: the epoch goes on");
 }
 

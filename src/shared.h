@@ -57,6 +57,7 @@ typedef struct FenceNode
 	RedisEndpoint address;		/* numeric or a socket path */
 	uint32		serial;			/* changes whenever connections there are to be made anew */
 	bool		reachable;
+	bool		dismissed;		/* it had slots in this epoch, and has none any more: of interest to nobody */
 	bool		granted;		/* it is armed in the word's epoch, for the slots that slot_node says */
 	uint32		received;		/* number of the grant that gave it slots last */
 	char		armed_identity[IDENTITY_LEN];	/* process that was armed last; keeper only */

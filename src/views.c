@@ -124,8 +124,11 @@ fence_nodes_view(PG_FUNCTION_ARGS)
 	{
 		Datum		values[8];
 		bool		nulls[8] = {false};
-		char	   *ranges = palloc(SLOT_RANGES_LEN);
+		char	   *ranges;
 
+		if (nodes[i].dismissed)
+			continue;
+		ranges = palloc(SLOT_RANGES_LEN);
 		values[0] = CStringGetTextDatum(address_text(&nodes[i].address));
 		values[1] = text_or_null(nodes[i].role, &nulls[1]);
 		values[2] = text_or_null(nodes[i].version, &nulls[2]);

@@ -304,7 +304,7 @@ topology_dismiss(RedisNode *node)
 	redis_close(node->conn);
 	node->conn = NULL;
 	node->present = false;
-	strlcpy(node->error, "it has no slots any more", REASON_LEN);
+	node->dismissed = true;
 }
 
 void
@@ -417,6 +417,7 @@ bool
 topology_greet(RedisNode *node, bool load)
 {
 	node->error[0] = '\0';
+	node->dismissed = false;
 	node->present = greet(node, load, topology_heartbeat_key(node), setting_timeout * INT64CONST(1000), node->error);
 	return node->present;
 }
@@ -607,6 +608,7 @@ topology_publish(bool armed)
 			moved = true;
 		}
 		shared->reachable = node->conn != NULL;
+		shared->dismissed = node->dismissed;
 		strlcpy(shared->role, node->hello.role, sizeof(shared->role));
 		strlcpy(shared->version, node->server, sizeof(shared->version));
 		strlcpy(shared->identity, node->hello.identity, IDENTITY_LEN);

@@ -22,6 +22,7 @@ typedef struct RedisNode
 	int64		heard_at;		/* and when it was here (fence_clock()): its clock was read no later */
 	int64		clock_ahead;	/* microseconds that the node's clock was ahead of fence_clock() then; 0: not known */
 	char		server[32];
+	bool		dismissed;		/* see topology_dismiss */
 	bool		present;		/* it answered as it should when it was greeted last; else */
 	char		error[REASON_LEN];	/* why not */
 	unsigned	failures;		/* to connect */
@@ -49,7 +50,7 @@ extern bool topology_greet(RedisNode *node, bool load);
 /* Whether any slot is the node's, as those say whom the URL names. */
 extern bool topology_has_slots(int node);
 
-/* The node has no slots, and is nobody whose answer is needed: closes its connection. */
+/* The node has no slots any more: closes its connection. It only keeps its place, until it is greeted again. */
 extern void topology_dismiss(RedisNode *node);
 
 /* Which node could be granted each slot: whose it is, if that one is present, else SLOT_NOBODY. */
