@@ -59,6 +59,7 @@ sub _member
 	my $member = FenceTest::Cluster::Member->start(config => [ @{ $self->{config} }, @tls ]);
 
 	$member->{index} = @{ $self->{members} };
+	$member->id;	# known from now on, whatever becomes of it
 	push @{ $self->{members} }, $member;
 	$member->call('CLUSTER', 'SET-CONFIG-EPOCH', ++$self->{epoch});
 	return $member;
