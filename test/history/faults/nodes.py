@@ -30,7 +30,6 @@ class NodesFault(Fault):
 class SlotsMove(NodesFault):
     name = 'slots_move'
     describe = 'slots of keys that are in use move to another master'
-    epoch = 'new'
 
     def disturb(self, site, rng, record):
         before = site.owners()
