@@ -3,8 +3,8 @@
  *	  The courier: a background worker that carries all backends' letters (outbox.h) to Redis over one connection to each
  *	  process, and brings the answers back.
  *
- * Owns: these connections and what is outstanding on them. A letter names the node for which it was drafted; a table of nodes
- * is changed only with the epoch, which is part of what is said, so a letter that meets another table is refused and not
+ * Owns: these connections and what is outstanding on them. A letter names the node for which it was drafted; a node keeps its
+ * place as long as the epoch lasts, which is part of what is said, so a letter that meets another table is refused and not
  * mistaken. A node that is slow or gone holds up nobody else's letters. It decides nothing: whether a transaction may commit is decided
  * by its backend, from the word and the answers. A letter that could not be carried, or was not answered, is answered
  * FAILED if anybody waits for it; what ends reservations is left to the patrol.
@@ -426,8 +426,9 @@ carry(Link *to, const Letter *letter, Joint *joint)
 }
 
 /*
- * To every process that was armed. If the epoch has changed meanwhile these are not those that the letter is meant for, but
- * then each of them refuses it.
+ * To every process that is armed. If the epoch has changed meanwhile these are not those that the letter is meant for, but
+ * then each of them refuses it. If slots have changed hands, so has the word: an acknowledgement does not count any more, and an end
+ * finds nothing to end at a process that came.
  */
 static void
 carry_to_all(const Letter *letter)

@@ -6,8 +6,8 @@
  * as the commit log is a transaction's. Redis holds it under the stamp "<stamp of the transaction that made it>.<id>", so
  * the patrol knows whom to ask. It is a veto on serving and nothing else: what writes the key has reservations of its own.
  *   - The row is inserted first and Redis asked second, both by one transaction, whose PRE_COMMIT treats it like a row that
- *     it wrote: acknowledged under the word, marker, the same word. So a new epoch sees the row (its workers look after
- *     the markers are gone), or the transaction reserves again in that epoch.
+ *     it wrote: acknowledged under the word, marker, the same word. So who is granted slots is told of the row (workers look
+ *     after the markers are gone), or the transaction reserves again under the new word.
  *   - A row is deleted by commit or abort, in their transaction, or by the patrol once the lease is over. Only then, or when
  *     the row of the table has reached the version reserved, the patrol settles it in Redis: with the version that it reads
  *     afterwards. If that cannot be told, the fence goes.

@@ -29,8 +29,8 @@ extern bool detached_stands(const char *stamp);
 extern void detached_expire(void);
 
 /*
- * A new epoch has begun in which Redis knows of none: reserves those whose rows are there, of this database, at one
- * node. In a transaction whose snapshot is newer than the epoch. False: call->error tells. Interruptible.
+ * Slots were granted to a node that knows of none: reserves those whose rows are there, of this database, in all of its
+ * slots. In a transaction that is newer than the grant. False: call->error tells. Interruptible.
  */
 extern bool detached_carry(LibraryCall *call, int node, const char *epoch);
 
