@@ -291,10 +291,11 @@ ranges_in(const unsigned char map[SLOTS], int node)
 
 /*
  * Raises the bound, then grants the node its lease: arms it, if it is not armed in this epoch; else renews, for those slots (NULL:
- * as they are). *came: see library_renew. False: why tells, and *burnt if it is not known what the process has now.
+ * as they are). If slots have come, notes that they are of the grant that counts once it is whole (note_grant). False: why tells,
+ * and *burnt if it is not known what the process has now.
  */
 static bool
-grant_lease(FenceWord arming, int i, const char *slots, bool *came, bool *burnt, char *why)
+grant_lease(FenceWord arming, int i, const char *slots, bool *burnt, char *why)
 {
 	RedisNode  *node = &topology_nodes[i];
 	LibraryCall call = {.conn = node->conn, .deadline = fence_clock() + timeout_us()};
@@ -302,6 +303,7 @@ grant_lease(FenceWord arming, int i, const char *slots, bool *came, bool *burnt,
 	uint32		grant = fence_shared->grant + 1;
 	const char *key = topology_heartbeat_key(node);
 	char		epoch[EPOCH_LEN];
+	bool		came = true;
 	bool		ok;
 
 	fence_epoch_of(WORD_EPOCH(arming), epoch);
@@ -310,22 +312,23 @@ grant_lease(FenceWord arming, int i, const char *slots, bool *came, bool *burnt,
 	if (fence_word() != arming)
 		return false;
 	if (strcmp(node->hello.epoch, epoch) == 0)
-		ok = library_renew(&call, key, node->hello.identity, epoch, until, slots, grant, &node->slots_back, came);
+		ok = library_renew(&call, key, node->hello.identity, epoch, until, slots, grant, &node->slots_back, &came);
 	else
-	{
 		ok = library_arm(&call, key, node->hello.identity, epoch, until, ranges_in(fence_shared->slot_node, i), grant,
 						 GetWALInsertionTimeLine());
-		*came = true;
-	}
-	if (ok)
-		strlcpy(node->hello.epoch, epoch, EPOCH_LEN);
-	else
+	if (!ok)
 	{
 		*burnt = true;
 		strlcpy(node->error, call.error, REASON_LEN);
 		strlcpy(why, call.error, REASON_LEN);
+		return false;
 	}
-	return ok;
+	strlcpy(node->hello.epoch, epoch, EPOCH_LEN);
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	if (came)
+		fence_shared->nodes[i].received = grant;
+	LWLockRelease(fence_shared->lock);
+	return true;
 }
 
 /* c2: an epoch that some process may have and another not is burnt; so is one in which it is not known whose a slot is. */
@@ -340,15 +343,12 @@ burn_epoch(FenceWord arming, const char *why)
 	return back_to_closed(arming, why);
 }
 
-/* What was granted last counts from now on. came: to whom slots have come. */
+/* What was granted last counts from now on: it may be announced. */
 static void
-note_grant(const bool came[MAX_NODES])
+note_grant(void)
 {
 	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
 	fence_shared->grant++;
-	for (int i = 0; i < topology_size; i++)
-		if (came[i])
-			fence_shared->nodes[i].received = fence_shared->grant;
 	LWLockRelease(fence_shared->lock);
 }
 
@@ -356,7 +356,6 @@ note_grant(const bool came[MAX_NODES])
 static bool
 grant_and_open(FenceWord arming, bool slots_change, const char *why)
 {
-	bool		came[MAX_NODES] = {false};
 	bool		burnt;
 	char		error[REASON_LEN];
 
@@ -366,13 +365,13 @@ grant_and_open(FenceWord arming, bool slots_change, const char *why)
 
 		if (!fence_shared->nodes[i].granted)
 			continue;
-		if (!grant_lease(arming, i, slots, &came[i], &burnt, error))
+		if (!grant_lease(arming, i, slots, &burnt, error))
 			return burnt ? burn_epoch(arming, error) : false;
 		strlcpy(fence_shared->nodes[i].armed_identity, topology_nodes[i].hello.identity, IDENTITY_LEN);
 	}
 	fence_shared->epoch_armed = true;
 	topology_publish(true);
-	note_grant(came);
+	note_grant();
 	if (!fence_word_change(arming, FENCE_OPEN, WORD_EPOCH(arming), why))
 		return false;
 	opened_at = fence_clock();
@@ -402,7 +401,6 @@ static bool
 take_slots(FenceWord arming, const unsigned char map[SLOTS])
 {
 	unsigned char kept[SLOTS];
-	bool		came;
 	bool		burnt;
 	char		error[REASON_LEN];
 
@@ -414,7 +412,7 @@ take_slots(FenceWord arming, const unsigned char map[SLOTS])
 
 		for (int s = 0; s < SLOTS && !loses; s++)
 			loses = fence_shared->slot_node[s] == i && kept[s] != i;
-		if (loses && !grant_lease(arming, i, ranges_in(kept, i), &came, &burnt, error))
+		if (loses && !grant_lease(arming, i, ranges_in(kept, i), &burnt, error))
 			return burnt ? burn_epoch(arming, error) : false;
 	}
 	return true;

@@ -289,6 +289,8 @@ topology_resume(char *error)
 	for (int s = 0; s < SLOTS; s++)
 		granted.slots[s] = url.topology == REDIS_SHARDS ? s * granted.n / SLOTS : fence_shared->slot_node[s];
 	make_table(&granted);
+	for (int i = 0; i < topology_size; i++)
+		topology_nodes[i].dismissed = fence_shared->nodes[i].dismissed;
 	return true;
 }
 

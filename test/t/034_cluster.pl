@@ -315,6 +315,37 @@ subtest 'what stands moves with its slot' => sub {
 	ok($kept, 'in the same epoch');
 };
 
+subtest 'what was prepared while its slot was away' => sub {
+	my ($from, $to) = $cluster->masters;
+	my ($slot, $other) = slots_of($from, 2);
+	my $id = key_in($slot);
+	my ($fence, $value) = split /\|/, $sql->run("SELECT fence.fence_key('item', '$id'), fence.value_key('item', '$id')");
+	my $session = FenceTest::Session->open($node);
+	my $migrate = sub {
+		my ($source, $target) = @_;
+		return $source->call('MIGRATE', '127.0.0.1', $target->port, '', 0, 5000, 'REPLACE', 'KEYS', $fence, $value);
+	};
+
+	settled('granted');
+	is(warm(), $KEYS, 'all is cached');
+	$to->call('CLUSTER', 'SETSLOT', $slot, 'IMPORTING', $from->id);
+	$from->call('CLUSTER', 'SETSLOT', $slot, 'MIGRATING', $to->id);
+	$migrate->($from, $to);
+	$session->run("BEGIN; UPDATE item SET n = 4000 WHERE id = $id; PREPARE TRANSACTION 'away'");
+	isnt($from->attempt('FCALL', 'fence_get', 2, $fence, $value)->[0], 'hit', 'it is not served where it was');
+	# it is back, and another one moves: the same message says so to its process, and takes the other
+	$migrate->($to, $from);
+	$_->call('CLUSTER', 'SETSLOT', $slot, 'STABLE') foreach $to, $from;
+	isnt($from->attempt('FCALL', 'fence_get', 2, $fence, $value)->[0], 'hit', '... nor when it is back');
+	$cluster->move_slots($to, $other);
+	poll(sub { $from->attempt('FCALL', 'fence_status', 1, $fence)->[0] eq 'armed' }, 'the slot to be granted again', 60);
+	is($from->call('FCALL', 'fence_get', 2, $fence, $value)->[0], 'pending', 'what is prepared is known there');
+	$session->run("COMMIT PREPARED 'away'");
+	is($sql->run("SELECT fence.read('item', '$id') ->> 'n'"), 4000, 'the row is read') foreach 1 .. 2;
+	no_reservations($node);
+	is($sql->run("SELECT fence.read('item', '$id') ->> 'n'"), 4000, '... and again') foreach 1 .. 2;
+};
+
 subtest 'who is committing is waited for' => sub {
 	my ($from, $to) = $cluster->masters;
 	my ($slot) = slots_of($from, 1);
