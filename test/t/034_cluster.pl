@@ -132,6 +132,15 @@ subtest 'statements over all slots' => sub {
 	is(state_of('bypassed_transactions'), 0, 'nothing was committed without a reservation');
 };
 
+# The first word of the answer; MOVED, ASK and the like are words too.
+sub said
+{
+	my ($server, @call) = @_;
+	my $answer = $server->attempt('FCALL', @call);
+
+	return ref $answer eq 'ARRAY' ? $answer->[0] : "$answer";
+}
+
 # Runs the code while others write and read.
 sub under_load
 {
@@ -266,14 +275,14 @@ subtest 'a fence that returns to a process' => sub {
 	my $epoch = epoch_number();
 	# it is at the other process, and granted to it, but nobody touches this key there
 	$cluster->move_slots($to, $slot);
-	poll(sub { $to->attempt('FCALL', 'fence_status', 1, $fence)->[0] eq 'armed' }, 'the slot to be granted to the new owner', 60);
+	poll(sub { said($to, 'fence_status', 1, $fence) eq 'armed' }, 'the slot to be granted to the new owner', 60);
 	# on its way back, its keys first, it misses a commit
 	$from->call('CLUSTER', 'SETSLOT', $slot, 'IMPORTING', $to->id);
 	$to->call('CLUSTER', 'SETSLOT', $slot, 'MIGRATING', $from->id);
 	$to->call('MIGRATE', '127.0.0.1', $from->port, '', 0, 5000, 'REPLACE', 'KEYS', $fence, $value);
 	$sql->run("UPDATE item SET n = 1000 WHERE id = $id");
 	$_->attempt('CLUSTER', 'SETSLOT', $slot, 'NODE', $from->id) foreach $from, $to, $cluster->masters;
-	poll(sub { $from->attempt('FCALL', 'fence_status', 1, $fence)->[0] eq 'armed' }, 'the slot to be granted back', 60);
+	poll(sub { said($from, 'fence_status', 1, $fence) eq 'armed' }, 'the slot to be granted back', 60);
 	note('epoch ' . epoch_number() . " after $epoch: " . state_of('reason'));
 	isnt($from->call('FCALL', 'fence_get', 2, $fence, $value)->[0], 'hit', 'what it missed is not served');
 	is($sql->run("SELECT fence.read('item', '$id') ->> 'n'"), 1000, 'the row is read');
@@ -332,13 +341,13 @@ subtest 'what was prepared while its slot was away' => sub {
 	$from->call('CLUSTER', 'SETSLOT', $slot, 'MIGRATING', $to->id);
 	$migrate->($from, $to);
 	$session->run("BEGIN; UPDATE item SET n = 4000 WHERE id = $id; PREPARE TRANSACTION 'away'");
-	isnt($from->attempt('FCALL', 'fence_get', 2, $fence, $value)->[0], 'hit', 'it is not served where it was');
+	isnt(said($from, 'fence_get', 2, $fence, $value), 'hit', 'it is not served where it was');
 	# it is back, and another one moves: the same message says so to its process, and takes the other
 	$migrate->($to, $from);
 	$_->call('CLUSTER', 'SETSLOT', $slot, 'STABLE') foreach $to, $from;
-	isnt($from->attempt('FCALL', 'fence_get', 2, $fence, $value)->[0], 'hit', '... nor when it is back');
+	isnt(said($from, 'fence_get', 2, $fence, $value), 'hit', '... nor when it is back');
 	$cluster->move_slots($to, $other);
-	poll(sub { $from->attempt('FCALL', 'fence_status', 1, $fence)->[0] eq 'armed' }, 'the slot to be granted again', 60);
+	poll(sub { said($from, 'fence_status', 1, $fence) eq 'armed' }, 'the slot to be granted again', 60);
 	is($from->call('FCALL', 'fence_get', 2, $fence, $value)->[0], 'pending', 'what is prepared is known there');
 	$session->run("COMMIT PREPARED 'away'");
 	is($sql->run("SELECT fence.read('item', '$id') ->> 'n'"), 4000, 'the row is read') foreach 1 .. 2;
@@ -364,9 +373,9 @@ subtest 'who is committing is waited for' => sub {
 	poll(sub { $sql->run("SELECT wait_event FROM pg_stat_activity WHERE pid = ${\$writer->pid}") eq 'SyncRep' }, 'the commit to wait');
 	$cluster->move_slots($to, $slot);
 	poll(sub { state_of('reason') =~ /committing while slots move/ || state_of('state') eq 'CLOSED'
-		  || $to->attempt('FCALL', 'fence_status', 1, $fence)->[0] eq 'armed' }, 'the move to be seen', 60);
-	isnt($to->attempt('FCALL', 'fence_status', 1, $fence)->[0], 'armed', 'nobody is granted the slot meanwhile');
-	isnt($to->attempt('FCALL', 'fence_get', 2, $fence, $value)->[0], $_, "nor is there a $_") foreach 'hit', 'miss';
+		  || said($to, 'fence_status', 1, $fence) eq 'armed' }, 'the move to be seen', 60);
+	isnt(said($to, 'fence_status', 1, $fence), 'armed', 'nobody is granted the slot meanwhile');
+	isnt(said($to, 'fence_get', 2, $fence, $value), $_, "nor is there a $_") foreach 'hit', 'miss';
 	$node->append_conf('postgresql.conf', "synchronous_standby_names = ''");
 	$node->reload;
 	$writer->wait;
@@ -402,11 +411,11 @@ subtest 'a slot goes and comes back' => sub {
 	is($sql->run("SELECT status FROM fence.get('item', '5')"), 'hit', 'cached');
 	my $bypassed = state_of('bypassed_transactions');
 	$cluster->move_slots($to, $slot);
-	isnt($to->attempt('FCALL', 'fence_get', 2, $fence, $value)->[0], 'hit', 'the new owner does not serve it');
+	isnt(said($to, 'fence_get', 2, $fence, $value), 'hit', 'the new owner does not serve it');
 	is($sql->run("SELECT status FROM fence.get('item', '5')"), 'unarmed', 'nor does SQL') if state_of('state') eq 'OPEN';
 	$sql->run("UPDATE item SET n = 99 WHERE id = 5");
 	$cluster->move_slots($from, $slot);
-	isnt($from->attempt('FCALL', 'fence_get', 2, $fence, $value)->[0], 'hit', 'the old one does not either: it missed a commit');
+	isnt(said($from, 'fence_get', 2, $fence, $value), 'hit', 'the old one does not either: it missed a commit');
 	is($sql->run("SELECT fence.read('item', '5') ->> 'n'"), 99, 'the row is read');
 	is(state_of('bypassed_transactions'), $bypassed, 'it was reserved all the same');
 	settled('and after a while the slot is granted again');
