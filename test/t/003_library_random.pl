@@ -165,7 +165,7 @@ sub invent_write
 }
 
 # The fences' slots are 9842 and 5649.
-sub slots { return one('', ('5649,9842') x 2, '5649-5649,9842', '5649', '9842', 'none'); }
+sub slots { return one('', ('5649,9842') x 4, '5649-5649,9842', '5649', '9842', 'none'); }
 sub fill_lease { return one(0, (3_600_000) x 4); }
 sub deadline { return rand() < 0.1 ? one(0, 1) : $clock + 3_600_000 + int rand 1000; }
 
@@ -176,7 +176,7 @@ sub invent_arm
 	  one('0', '<next grant>'), fill_lease(), join(', ', map { qq(["$_", <id>]) } grep { rand() < 0.9 } @{ $domains{$ns} }),
 	  rand() < 0.2 ? sprintf '["%s", "%s"]', one(@{ $domains{$ns} }), one(@stamps) : '';
 
-	return qw(FCALL fence_arm 1), "$ns:heartbeat", $identity, $epoch, deadline(), slots(), one(('us') x 9, 'them'),
+	return qw(FCALL fence_arm 1), "$ns:heartbeat", $identity, $epoch, deadline(), rand() < 0.25 ? slots() : '', one(('us') x 9, 'them'),
 	  one((2) x 9, 1), $settings;
 }
 
