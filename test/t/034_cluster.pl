@@ -343,8 +343,9 @@ subtest 'what was prepared while its slot was away' => sub {
 	$session->run("BEGIN; UPDATE item SET n = 4000 WHERE id = $id; PREPARE TRANSACTION 'away'");
 	isnt(said($from, 'fence_get', 2, $fence, $value), 'hit', 'it is not served where it was');
 	# it is back, and another one moves: the same message says so to its process, and takes the other
+	$from->call('CLUSTER', 'SETSLOT', $slot, 'STABLE');
 	$migrate->($to, $from);
-	$_->call('CLUSTER', 'SETSLOT', $slot, 'STABLE') foreach $to, $from;
+	$to->call('CLUSTER', 'SETSLOT', $slot, 'STABLE');
 	isnt(said($from, 'fence_get', 2, $fence, $value), 'hit', '... nor when it is back');
 	$cluster->move_slots($to, $other);
 	poll(sub { said($from, 'fence_status', 1, $fence) eq 'armed' }, 'the slot to be granted again', 60);
