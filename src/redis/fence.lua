@@ -630,7 +630,7 @@ local function renew(_, args)
   if args[2] ~= identity then return { 'refused', 'another process answers here', tostring(now) } end
   if not space then return { 'refused', 'not armed in this epoch', tostring(now) } end
   if till <= now then return { 'refused', 'the lease was over on arrival', tostring(now) } end
-  if args[6] and not slots ~= not space.slots then
+  if args[6] and (not slots) ~= (not space.slots) then
     return { 'refused', 'all slots, and some, are not of one epoch', tostring(now) }
   end
   local wrote = redis.pcall('SET', args[1], args[3], 'PX', 3600000)   -- proves that this node takes writes
