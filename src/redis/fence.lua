@@ -18,8 +18,9 @@
 --   * A fence without a version always has a ticket: deleting the ticket is deleting the fence, because the next reader
 --     who finds no fence makes one with a new ticket.
 --   * Every function that reads or writes keys does so in database 0, whatever the caller has selected: reservations
---     know no databases, so a fence in another one would never hear of a commit. The caller's own choice stays. Only
---     get looks first where the caller is: what it finds there under a current token is in database 0.
+--     know no databases, so a fence in another one would never hear of a commit. The caller's own choice stays. Those
+--     that are called most (get, current, check) look first where the caller is: what they find there under a current
+--     token is in database 0.
 --   * A reservation is dropped by its own stamp only: the versions of a truncated table restart.
 --   * Arguments are checked before anything is changed.
 --   * Replies are flat arrays of strings.
@@ -30,6 +31,7 @@ local MAX_NAME = 4096                  -- bytes in a fence, value or domain name
 local MAX_NONCE = 16
 local MAX_FENCES = 1000                -- in one write
 local MAX_STAMP = 100
+local VERSIONS_KEPT = 1000             -- see version()
 
 local identity = nil                   -- of this process: drawn once, by the first hello
 local spaces = {}                      -- namespace -> see new_space()
@@ -48,15 +50,24 @@ local function bad(name, why)
 end
 
 -- Milliseconds of this node's clock; every deadline in this file is in this unit and on this clock.
-local function now_ms()
-  local t = redis.call('TIME')
-  return t[1] * 1000 + math.floor(t[2] / 1000)
+local function ms_of(time)             -- what TIME answered
+  return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- A version, or nil. Readers' arguments come from outside, so the form is checked here and nowhere else.
+local function now_ms()
+  return ms_of(redis.call('TIME'))
+end
+
+-- A version, or nil. Readers' arguments come from outside, so the form is checked here and nowhere else. Those that
+-- passed are remembered, for most come again and to look one up is cheaper; thrown away whole when there are many.
+local good_versions, good_kept = {}, 0
+
 local function version(s)
+  if good_versions[s] then return s end
   if #s > 19 or not find(s, '^%d+$') or (#s > 1 and byte(s) == 48) then return nil end
   if #s == 19 and s > MAX_VERSION then return nil end
+  if good_kept >= VERSIONS_KEPT then good_versions, good_kept = {}, 0 end
+  good_versions[s], good_kept = true, good_kept + 1
   return s
 end
 
@@ -66,7 +77,11 @@ local function below(a, b)             -- a < b
 end
 
 -- A non-negative whole number small enough for a double, or nil.
+local SMALL = {}
+for i = 0, 64 do SMALL[i .. ''] = i end
+
 local function whole(s)
+  if SMALL[s] then return SMALL[s] end
   if #s > 15 or not find(s, '^%d+$') then return nil end
   return tonumber(s)
 end
@@ -79,7 +94,7 @@ end
 local last_stamp = nil
 local function is_stamp(s)
   if s == last_stamp then return true end
-  if #s > MAX_STAMP or not find(s, '^[%w%p]+$') then return false end
+  if #s > MAX_STAMP or not find(s, '^[!-~]+$') then return false end
   last_stamp = s
   return true
 end
@@ -159,14 +174,16 @@ end
 -- Namespaces, domains, names
 -- ---------------------------------------------------------------------------------------------------------------
 
--- One cluster's view of this process. armed: {owner, timeline, server, epoch, number, until_ms, granted_ms, idle_ms,
--- fill_ms, stream_max}; granted_ms: until_ms as it was granted, whatever a disarm made of it.
+-- One cluster's view of this process. armed: {owner, timeline, server, epoch, number, until_ms, granted_ms, idle,
+-- fill_ms, stream_max, safe_second}; granted_ms: until_ms as it was granted, whatever a disarm made of it; safe_second:
+-- see lease_runs().
 -- slots: false: all; else slot -> true: granted; false: was granted and is lost (see read_keys), and then
 -- lost: slot -> a fence that was found elsewhere. since: slot -> number of the grant by which it came here last; of all
 -- that this process was ever granted in the epoch.
--- pending: fence name -> list of {stamp, w, gen, since}; fences: how many there are in it; most: how many there were
--- since it was made. domains: name -> see domain_of(). filling, filled_before, turned: see turn_fills(). A gen is a
--- table of its own: it equals nothing but itself.
+-- pending: fence name -> the first of its reservations {stamp, w, gen, grant, time, raw, v, next}, in order of arrival
+-- (time: what TIME answered; raw, v: what the fence held then, and the version that it told); fences: how many there
+-- are in it; most: how many there were since it was made. domains: name -> see domain_of(). filling, filled_before,
+-- turned: see turn_fills(). A gen is a table of its own: it equals nothing but itself.
 local function new_space(armed, slots, grant)
   local since = {}
   for slot in pairs(slots or {}) do since[slot] = grant end
@@ -174,31 +191,32 @@ local function new_space(armed, slots, grant)
            filling = {}, filled_before = {}, turned = 0 }
 end
 
-local function add_list(space, fence, list)
-  space.pending[fence] = list
+local function add_first(space, fence, own)
+  space.pending[fence] = own
   space.fences = space.fences + 1
   if space.fences > space.most then space.most = space.fences end
 end
 
 -- A Lua table never shrinks, and the garbage collector walks all of it in one go: after 100,000 reservations at once
 -- every call would pay for them for ever. So it is made anew once it is mostly empty.
-local function drop_list(space, fence)
+local function drop_last(space, fence)
   space.pending[fence] = nil
   space.fences = space.fences - 1
   if space.most > 1000 and space.fences * 4 < space.most then
     local smaller = {}
-    for name, list in pairs(space.pending) do smaller[name] = list end
+    for name, first in pairs(space.pending) do smaller[name] = first end
     space.pending, space.most = smaller, space.fences
   end
 end
 
--- head: what a fence of the token begins with.
+-- head: what a fence of the token begins with; heads: see version_of_head().
 local function new_gen(space, domain)
   generation = generation + 1
   domain.gen = { domain = domain }
   domain.token = space.armed.number .. '.' ..
     sub(redis.sha1hex(space.armed.epoch .. ' ' .. identity .. ' ' .. generation), 1, 16)
   domain.head = domain.token .. ' '
+  domain.heads, domain.heads_kept = {}, 0
 end
 
 -- The domain's record, made on first use. id: the attachment that is announced (nil: not attached, readers are told
@@ -228,10 +246,17 @@ end
 -- names of its values begin with. Only of domains that are known, so what readers ask for does not make it grow.
 local routes = {}
 
+-- Whether there is a tag from there on, in a name that is not too long. Plain searches cost less than a pattern.
+local function has_tag(fence, from)
+  if #fence > MAX_NAME then return false end
+  local closed, opened = find(fence, '}', from, true), find(fence, '{', from, true)
+  return closed and closed > from and not (opened and opened < closed)
+end
+
 local function route_of(fence)
   local at = find(fence, ':{', 1, true)
   local r = at and routes[sub(fence, 1, at)]
-  if r and #fence <= MAX_NAME and find(fence, '^[^{}]+}', at + 2) then return r end
+  if r and has_tag(fence, at + 2) then return r end
   local ns, name = parse(fence)
   local space = ns and spaces[ns]
   local domain = space and space.domains[name]
@@ -245,10 +270,19 @@ end
 -- Without it a put could overwrite any key.
 local function names_value_of(value, fence, values)
   local n = #values
+  if value == values .. sub(fence, n + 1) then return true end
   if #value > MAX_NAME or sub(value, 1, n) ~= values or sub(value, n + 1, #fence) ~= sub(fence, n + 1) then
     return false
   end
   return #value == #fence or (#value > #fence and byte(value, #fence + 1) == 58)
+end
+
+-- The route of a reader's fence and value, nil if it takes reader_route() to tell. It does not look at the tag: that
+-- costs as much as the rest. Who finds no fence under the name asks has_tag(fence, the second result) as well.
+local function likely_route(fence, value)
+  local at = find(fence, ':{', 1, true)
+  local r = at and routes[sub(fence, 1, at)]
+  if r and value == r.values .. sub(fence, at + 1) then return r, at + 2 end
 end
 
 -- For a reader's fence and value (may be nil): the route, false if this process knows no such domain, or nil and the
@@ -267,19 +301,30 @@ local function reader_route(function_name, fence, value)
   return r
 end
 
+-- Whether the lease runs, and what TIME answered. A second that it outlasts is remembered, as TIME writes it: within it
+-- the text is enough.
+local function lease_runs(armed)
+  local time = redis.call('TIME')
+  if time[1] == armed.safe_second then return true, time end
+  local left = armed.until_ms - ms_of(time)
+  if left > 1000 then armed.safe_second = time[1] end
+  return left > 0, time
+end
+
 -- Whether this process may answer readers there now.
 local function may_answer(r, fence)
   return r and r.domain.id and (not r.space.slots or answers_in(r.space, r.domain, fence))
-    and now_ms() < r.space.armed.until_ms
+    and lease_runs(r.space.armed)
 end
 
 -- The space if it is armed in this epoch. With a lease: only while the lease runs (reserve); without: for commit,
--- abort and settle, which stay right when they come late.
+-- abort and settle, which stay right when they come late. With a lease also what TIME answered.
 local function in_epoch(ns, epoch, lease)
   local space = ns and spaces[ns]
   if not space or space.armed.epoch ~= epoch then return nil end
-  if lease and now_ms() >= space.armed.until_ms then return nil end
-  return space
+  if not lease then return space end
+  local runs, time = lease_runs(space.armed)
+  if runs then return space, time end
 end
 
 -- ---------------------------------------------------------------------------------------------------------------
@@ -320,48 +365,75 @@ local function read_keys(space, fences)
   return raws
 end
 
--- version, ticket-or-stamp, exists. version is nil when there is none that may be trusted: no fence, one of another
--- token (another epoch, generation or process), one with a ticket only (then the ticket is the second result).
--- raw is what the key holds (false: nothing), nil if it is to be read. MGET: a key of another type reads as absent
--- instead of failing.
+-- What fences and values begin with, "<token> <version> ": the version ('-' is one here), nil if the token is not the
+-- domain's present one. Those of the present token are remembered, for many rows have the same version.
+local function version_of_head(domain, head)
+  local v = domain.heads[head]
+  if v then return v end
+  local n = #domain.head
+  v = sub(head, n + 1, -2)
+  if sub(head, 1, n) ~= domain.head or not (v == '-' or version(v)) then return nil end
+  if domain.heads_kept >= VERSIONS_KEPT then domain.heads, domain.heads_kept = {}, 0 end
+  domain.heads[head], domain.heads_kept = v, domain.heads_kept + 1
+  return v
+end
+
+-- version, ticket, exists, at. version is nil when there is none that may be trusted: no fence, one of another token
+-- (another epoch, generation or process), one with a ticket only (then the ticket is the second result). at: where the
+-- blank behind the version is. raw is what the key holds (false: nothing), nil if it is to be read. MGET: a key of
+-- another type reads as absent instead of failing.
 local function read_fence(fence, domain, raw)
   if raw == nil then raw = redis.call('MGET', fence)[1] end
   if not raw then return nil, nil, false end
-  local n = #domain.head
-  local at = sub(raw, 1, n) == domain.head and find(raw, ' ', n + 1, true)
-  if not at or find(raw, '%s', at + 1) then return nil, nil, true end
-  local v = sub(raw, n + 1, at - 1)
-  if v == '-' then return nil, sub(raw, at + 1), true end
-  if not version(v) then return nil, nil, true end
-  return v, sub(raw, at + 1), true
+  local at = find(raw, ' ', #domain.head + 1, true)
+  if not at or (at < #raw and find(raw, '%s', at + 1)) then return nil, nil, true end
+  local v = version_of_head(domain, sub(raw, 1, at))
+  if v == '-' then return nil, sub(raw, at + 1), true, at end
+  return v, nil, true, at
 end
 
--- Returns what the key holds now.
-local function write_fence(space, fence, domain, v, rest)
+-- Whether this call has read fences before it chose a database; only write does.
+local read_anywhere = false
+
+-- version and raw: for a writer, whose raw counts only if it has a version, unless it was read in database 0.
+local function read_for_writer(fence, domain, raw)
+  local v = read_fence(fence, domain, raw)
+  if v or not read_anywhere then return v, raw end
+  redis.call('SELECT', '0')
+  raw = redis.call('MGET', fence)[1]
+  return read_fence(fence, domain, raw), raw
+end
+
+-- Returns what the key holds now. was: what it held before, if this call has read it: then the time to live begins anew
+-- only with versions whose last digit is 0, 4 or 8, for that takes Redis longer than the rest.
+local function write_fence(space, fence, domain, v, rest, was)
   local raw = domain.head .. v .. ' ' .. rest
-  redis.call('SET', fence, raw, 'PX', space.armed.idle_ms)
+  if was and byte(v, -1) % 4 ~= 0 then
+    redis.call('SET', fence, raw, 'KEEPTTL')
+  else
+    redis.call('SET', fence, raw, 'PX', space.armed.idle)
+  end
   return raw
 end
 
-local function own_pending(list, stamp)
-  for i = 1, list and #list or 0 do
-    if list[i].stamp == stamp then return list[i] end
-  end
+local function own_pending(first, stamp)
+  local own = first
+  while own and own.stamp ~= stamp do own = own.next end
+  return own
 end
 
--- Drops the own reservation, and no other: whose version is lower than what is committed now may still be live, for
--- versions restart when a table is truncated.
-local function drop_pending(space, fence, stamp)
-  local list = space.pending[fence]
-  for i = 1, list and #list or 0 do
-    if list[i].stamp == stamp then
-      local domain = list[i].gen.domain
-      domain.reserved = domain.reserved - 1
-      table.remove(list, i)
-      break
-    end
+-- Drops the own reservation (nil: there is none), and no other: whose version is lower than what is committed now may
+-- still be live, for versions restart when a table is truncated.
+local function drop_pending(space, fence, own)
+  if not own then return end
+  local domain, first = own.gen.domain, space.pending[fence]
+  domain.reserved = domain.reserved - 1
+  if first == own then
+    if own.next then space.pending[fence] = own.next else drop_last(space, fence) end
+  else
+    while first.next ~= own do first = first.next end
+    first.next = own.next
   end
-  if list and #list == 0 then drop_list(space, fence) end
 end
 
 local function store_value(value, token, v, stamp, payload, ttl_ms)
@@ -392,22 +464,24 @@ local function publish(space, domain, ns, name, fence, w, stamp)
   if domain.publish == 'stream' then
     redis.pcall('XADD', channel, 'MAXLEN', '~', space.armed.stream_max, '*',
                 'domain', name, 'fence', fence, 'version', w, 'stamp', stamp)
-    redis.pcall('PEXPIRE', channel, space.armed.idle_ms)
+    redis.pcall('PEXPIRE', channel, space.armed.idle)
   else
     redis.pcall(sharded and 'SPUBLISH' or 'PUBLISH', channel, name .. ' ' .. fence .. ' ' .. w .. ' ' .. stamp)
   end
 end
 
--- The end of a reservation that was committed: drops it and publishes w. A word that comes twice publishes once. The
--- domain may be nil if there is no reservation.
-local function end_committed(space, domain, fence, stamp, w)
-  local own = own_pending(space.pending[fence], stamp)
-  drop_pending(space, fence, stamp)
-  local list = space.pending[fence]
-  for i = 1, list and #list or 0 do list[i].grant = nil end
+-- The end of a reservation (nil: there is none) that was committed: drops it and publishes w. A word that comes twice
+-- publishes once. The domain may be nil if there is no reservation.
+local function end_committed(space, domain, fence, own, w)
+  drop_pending(space, fence, own)
+  local other = space.pending[fence]
+  while other do
+    other.grant = nil
+    other = other.next
+  end
   if own and domain.publish then
     local ns, name = parse(fence)
-    publish(space, domain, ns, name, fence, w, stamp)
+    publish(space, domain, ns, name, fence, w, own.stamp)
   end
 end
 
@@ -427,29 +501,31 @@ local function commit_one(space, domain, fence, stamp, w, raw, value, payload, t
   local own = own_pending(space.pending[fence], stamp)
   if raw == nil then raw = read_keys(space, { fence })[1] end
   if raw == 'elsewhere' then
-    drop_pending(space, fence, stamp)
+    drop_pending(space, fence, own)
     return raw
   end
-  local v, _, exists = read_fence(fence, domain, raw)
+  local v
+  if own and raw and own.raw == raw and own.gen == domain.gen then v = own.v end
+  if not v then v, raw = read_for_writer(fence, domain, raw) end
   local newest = (v and below(w, v)) and v or w
   local author = own and own.w == newest and names_writer(stamp) or ''
   local proves = payload and own and own.gen == domain.gen and own.grant == grant
   if not v and proves then
     raw = write_fence(space, fence, domain, w, author)
     store_value(value, domain.token, w, stamp, payload, ttl_ms)
-  elseif exists and (not v or (own and own.gen ~= domain.gen)) then
+  elseif raw and (not v or (own and own.gen ~= domain.gen)) then
     redis.call('DEL', fence)
     raw = false
   elseif v then
     if v ~= newest then
-      raw = write_fence(space, fence, domain, newest, author)
+      raw = write_fence(space, fence, domain, newest, author, raw)
     end
     if proves and newest == w then
       store_value(value, domain.token, w, stamp, payload, ttl_ms)
     end
   end
   if value and not payload and newest == w then redis.call('DEL', value) end
-  end_committed(space, domain, fence, stamp, w)
+  end_committed(space, domain, fence, own, w)
   return raw
 end
 
@@ -525,7 +601,8 @@ local function arm_settings(json)
 end
 
 local function use_settings(space, settings)
-  space.armed.idle_ms, space.armed.fill_ms = settings.idle_ms, settings.fill_ms
+  -- idle: as text, for Redis writes a number of Lua as text with great care, again in every call
+  space.armed.idle, space.armed.fill_ms = string.format('%d', settings.idle_ms), settings.fill_ms
   space.armed.stream_max = settings.stream_max
 end
 
@@ -648,7 +725,7 @@ local function disarm(_, args)
   local space = spaces[args[1]]
   if not space then return { 'unarmed' } end
   if space.armed.owner ~= args[2] or whole(args[3]) < space.armed.timeline then return { 'refused' } end
-  space.armed.until_ms = 0
+  space.armed.until_ms, space.armed.safe_second = 0, nil
   return { 'disarmed' }
 end
 
@@ -705,27 +782,38 @@ local function domain_in(space, fence)
 end
 
 -- observed may be nil; raw: see read_keys, nil if it is to be read. Returns '' (granted), the version that is ahead, or
--- '-' (this process was never granted the slot), and raw as it is afterwards.
-local function reserve_one(space, domain, fence, stamp, observed, w, now, raw, grant)
+-- '-' (this process was never granted the slot), and raw as it is afterwards. time: what TIME answered.
+local function reserve_one(space, domain, fence, stamp, observed, w, time, raw, grant)
   if raw == nil then raw = read_keys(space, { fence })[1] end
   if raw == 'elsewhere' then return space.slots[slot_of(fence)] == nil and '-' or '', raw end
-  local v, _, exists = read_fence(fence, domain, raw)
-  if v and observed and below(v, observed) then
-    raw = write_fence(space, fence, domain, observed, '')
-    v = observed
+  local v
+  local head = observed and raw and domain.head .. observed .. ' '
+  if head and sub(raw, 1, #head) == head then
+    v = observed                       -- as it is mostly
+  else
+    v, raw = read_for_writer(fence, domain, raw)
+    if v and observed and below(v, observed) then
+      raw = write_fence(space, fence, domain, observed, '', raw)
+      v = observed
+    end
   end
   if v and not below(v, w) then return v, raw end
-  local list = space.pending[fence]
-  local own = own_pending(list, stamp)
+  local first = space.pending[fence]
+  local own = own_pending(first, stamp)
   if own then
     if below(own.w, w) then own.w = w end
-    own.gen, own.grant = domain.gen, grant
+    own.gen, own.grant, own.raw, own.v = domain.gen, grant, raw, v
   else
-    own = { stamp = stamp, w = w, gen = domain.gen, grant = grant, since = now }
-    if list then list[#list + 1] = own else add_list(space, fence, { own }) end
+    own = { stamp = stamp, w = w, gen = domain.gen, grant = grant, time = time, raw = raw, v = v }
+    if first then
+      while first.next do first = first.next end
+      first.next = own
+    else
+      add_first(space, fence, own)
+    end
     domain.reserved = domain.reserved + 1
   end
-  if not v and exists then
+  if not v and raw then
     redis.call('DEL', fence)
     raw = false
   end
@@ -735,21 +823,33 @@ end
 -- How many arguments an operation of write has, besides its letter
 local WRITE_ARGUMENTS = { r = 3, g = 4, c = 2, d = 2, v = 5, a = 1 }
 
--- Whether the operations are well-formed: exactly one for each key.
-local function are_operations(keys, args)
-  local at = #keys + 3
-  for _ = 1, #keys do
-    local op = args[at]
+-- For each fence its domain (false: not known yet), nil if a fence or its operation is malformed, or is of another
+-- namespace. Whose reservation is found needs no other look at its name and stamp.
+local function domains_of(ns, space, keys, args)
+  local pending, domains, at, most = space and space.pending or {}, {}, #keys + 3, #args
+  for i = 1, #keys do
+    local fence, op, stamp = keys[i], args[at], args[at + 1]
     local n = WRITE_ARGUMENTS[op]
-    if not n or #args < at + n or not is_stamp(args[at + 1]) then return false end
-    local reserves = op == 'r' or op == 'g'
-    if n >= 2 and not version(args[at + 2]) and not (reserves and args[at + 2] == '') then return false end
-    if reserves and not version(args[at + 3]) then return false end
-    if op == 'g' and not whole(args[at + 4]) then return false end
-    if op == 'v' and not (whole(args[at + 3]) and whole(args[at + 5])) then return false end
+    if not n or most < at + n then return nil end
+    local own, w = own_pending(pending[fence], stamp), args[at + 2]
+    if own then
+      domains[i] = own.gen.domain
+    else
+      local r = route_of(fence)
+      domains[i] = r and r.space == space and r.domain
+      if not is_stamp(stamp) or not (domains[i] or parse(fence) == ns) then return nil end
+    end
+    if op == 'r' or op == 'g' then
+      if not (w == '' or version(w)) or not version(args[at + 3]) then return nil end
+      if op == 'g' and not whole(args[at + 4]) then return nil end
+    elseif op ~= 'a' and not (own and own.w == w) and not version(w) then
+      return nil
+    elseif op == 'v' and not (whole(args[at + 3]) and whole(args[at + 5])) then
+      return nil
+    end
     at = at + n + 1
   end
-  return at == #args + 1
+  return at == most + 1 and domains
 end
 
 -- write | number fence... epoch operation... -> written answer... | unarmed
@@ -770,39 +870,44 @@ local function write(_, args)
     return bad('fence_write', 'expected the number of fences, fences, epoch and an operation for each fence')
   end
   local keys, epoch = { unpack(args, 2, n + 1) }, args[n + 2]
-  local ns = match(keys[1], '^([%w_.-]+):')
-  local space, domains = spaces[ns or ''], {}
-  for i = 1, #keys do
-    local r = route_of(keys[i])
-    if r and r.space == space then domains[i] = r.domain elseif parse(keys[i]) ~= ns then ns = nil end
-  end
-  if not ns or not are_operations(keys, args) then
+  local ns = sub(keys[1], 1, (find(keys[1], ':', 1, true) or 1) - 1)
+  local space = spaces[ns]
+  local domains = domains_of(ns, space, keys, args)
+  if not domains then
     return bad('fence_write', 'expected the number of fences, fences, epoch and an operation for each fence')
   end
   if not space or space.armed.epoch ~= epoch then return { 'unarmed' } end
-  local now = now_ms()
-  local leased = now < space.armed.until_ms
-  local reply, at, raws = { 'written' }, n + 3, {}
-  for i, raw in ipairs(read_keys(space, keys)) do raws[keys[i]] = raw end
-  for i = 1, #keys do
+  -- few: as in get, a fence that is found under a current token is in database 0
+  read_anywhere = n <= 4
+  if not read_anywhere then redis.call('SELECT', '0') end
+  local raws, changed, leased, time = read_keys(space, keys), {}, nil, nil
+  local reply, answers, at = { 'written' }, 1, n + 3
+  for i = 1, n do
     local fence, op, stamp = keys[i], args[at], args[at + 1]
-    local raw = raws[fence]
-    if op == 'a' then
-      drop_pending(space, fence, stamp)
-    elseif op ~= 'r' and op ~= 'g' then
-      local value = op ~= 'c' and ns .. ':v:' .. sub(fence, #ns + 4) or nil
-      raw = commit_one(space, domains[i] or domain_in(space, fence), fence, stamp, args[at + 2], raw, value,
-                       op == 'v' and args[at + 4] or nil, op == 'v' and whole(args[at + 3]),
-                       op == 'v' and args[at + 5] or nil)
-    elseif leased then
-      local observed = args[at + 2]
-      if observed == '' then observed = nil end
-      reply[#reply + 1], raw = reserve_one(space, domains[i] or domain_in(space, fence), fence, stamp, observed,
-                                           args[at + 3], now, raw, op == 'g' and args[at + 4] or nil)
+    local was = changed[fence]
+    if was == nil then was = raws[i] end
+    local raw = was
+    if op == 'r' or op == 'g' then
+      if leased == nil then leased, time = lease_runs(space.armed) end
+      local answer, observed = '-', args[at + 2]
+      if leased then
+        answer, raw = reserve_one(space, domains[i] or domain_in(space, fence), fence, stamp,
+                                  observed ~= '' and observed, args[at + 3], time, raw,
+                                  op == 'g' and args[at + 4] or nil)
+      end
+      answers = answers + 1
+      reply[answers] = answer
+    elseif op == 'c' then
+      raw = commit_one(space, domains[i] or domain_in(space, fence), fence, stamp, args[at + 2], raw)
+    elseif op == 'a' then
+      drop_pending(space, fence, own_pending(space.pending[fence], stamp))
     else
-      reply[#reply + 1] = '-'
+      local is_row = op == 'v'
+      raw = commit_one(space, domains[i] or domain_in(space, fence), fence, stamp, args[at + 2], raw,
+                       ns .. ':v:' .. sub(fence, #ns + 4), is_row and args[at + 4] or nil,
+                       is_row and whole(args[at + 3]), is_row and args[at + 5] or nil)
     end
-    raws[fence] = raw
+    if raw ~= was and i < n then changed[fence] = raw end
     at = at + WRITE_ARGUMENTS[op] + 1
   end
   return reply
@@ -821,13 +926,13 @@ local function reserve(keys, args)
       return bad('fence_reserve', 'malformed version')
     end
   end
-  local space = in_epoch(ns, args[1], true)
+  local space, time = in_epoch(ns, args[1], true)
   if not space then return { 'unarmed' } end
   local reply = { 'reserved' }
   for i, fence in ipairs(keys) do
     local observed = args[1 + 2 * i]
     reply[i + 1] = (reserve_one(space, domain_in(space, fence), fence, args[2], observed ~= '' and observed or nil,
-                                args[2 + 2 * i], now_ms()))
+                                args[2 + 2 * i], time))
   end
   return reply
 end
@@ -855,7 +960,7 @@ local function abort(keys, args)
   if not ns or #args ~= 2 then return bad('fence_abort', 'expected fences, epoch and stamp') end
   local space = in_epoch(ns, args[1], false)
   if not space then return { 'unarmed' } end
-  for _, fence in ipairs(keys) do drop_pending(space, fence, args[2]) end
+  for _, fence in ipairs(keys) do drop_pending(space, fence, own_pending(space.pending[fence], args[2])) end
   return { 'aborted' }
 end
 
@@ -873,13 +978,14 @@ local function settle(_, args)
   local fence, stamp = args[2], args[4]
   local _, name = parse(fence)
   local raw = read_keys(space, { fence })[1]
+  local own = own_pending(space.pending[fence], stamp)
   if raw == 'elsewhere' then
-    drop_pending(space, fence, stamp)
+    drop_pending(space, fence, own)
   elseif args[5] ~= '' then
     commit_one(space, domain_of(space, name), fence, stamp, args[5], raw)
   else
     redis.call('DEL', fence)
-    end_committed(space, space.domains[name], fence, stamp, '-')
+    end_committed(space, space.domains[name], fence, own, '-')
   end
   return { 'settled' }
 end
@@ -926,9 +1032,9 @@ local function domain_reserve(_, args)
   if #args ~= 5 or not is_domain(args[2]) or not is_stamp(args[4]) or not ended then
     return bad('fence_domain_reserve', 'expected namespace, domain, epoch, stamp and ended attachment')
   end
-  local space = in_epoch(args[1], args[3], true)
+  local space, time = in_epoch(args[1], args[3], true)
   if not space then return { 'unarmed' } end
-  domain_pend(domain_of(space, args[2]), args[4], ended, now_ms())
+  domain_pend(domain_of(space, args[2]), args[4], ended, ms_of(time))
   return { 'reserved' }
 end
 
@@ -993,38 +1099,44 @@ end
 -- how: nil, 'read only' (see get_ro), or 'many': who reads several keys neither waits for others nor makes them wait.
 local function get(keys, args, how)
   if #keys ~= 2 or #args ~= 0 then return bad('fence_get', 'expected 2 keys (fence, value) and no argument') end
-  local fence = keys[1]
-  local r, wrong = reader_route('fence_get', fence, keys[2])
-  if wrong then return wrong end
-  if not may_answer(r, fence) then
-    if r then count(r.domain, UNARMED) end
-    return { 'unarmed' }
+  local fence, value = keys[1], keys[2]
+  local r, tag = likely_route(fence, value)
+  if not r then
+    local wrong
+    r, wrong = reader_route('fence_get', fence, value)
+    if wrong then return wrong end
   end
-  local space, domain = r.space, r.domain
-  local counts = domain.counts
-  if space.pending[fence] or domain.pendings > 0 then
-    counts[PENDING] = counts[PENDING] + 1
-    return { 'pending' }
+  local armed = may_answer(r, fence)
+  local space, domain = r and r.space, r and r.domain
+  local is_pending = armed and (space.pending[fence] or domain.pendings > 0)
+  local both, v, ticket, _, at
+  if armed and not is_pending then
+    both = redis.call('MGET', fence, value)
+    v, ticket, _, at = read_fence(fence, domain, both[1])
   end
-  local both = redis.call('MGET', fence, keys[2])
-  local token = domain.token
-  local v, ticket = read_fence(fence, domain, both[1])
   if not v then
+    if tag and not has_tag(fence, tag) then return bad('fence_get', 'the first key is no fence') end
+    if not armed then
+      if r then count(domain, UNARMED) end
+      return { 'unarmed' }
+    elseif is_pending then
+      count(domain, PENDING)
+      return { 'pending' }
+    end
     -- Nobody but these functions writes a fence of the token, and only in database 0: so one that was found is there,
     -- and hits need not ask where they are.
     redis.call('SELECT', '0')
-    both = redis.call('MGET', fence, keys[2])
-    v, ticket = read_fence(fence, domain, both[1])
+    both = redis.call('MGET', fence, value)
+    v, ticket, _, at = read_fence(fence, domain, both[1])
   end
+  local token = domain.token
   if v then
-    local value = both[2]
-    local head = domain.head .. v .. ' '
-    if value and sub(value, 1, #head) == head then
-      local at = find(value, '\n', #head, true)
-      if at then
-        counts[HIT] = counts[HIT] + 1
-        return { 'hit', token, v, sub(value, at + 1) }, ticket
-      end
+    -- token and version: both are what the texts begin with
+    local raw, held = both[1], both[2]
+    local newline = held and sub(held, 1, at) == sub(raw, 1, at) and find(held, '\n', at, true)
+    if newline then
+      count(domain, HIT)
+      return { 'hit', token, v, sub(held, newline + 1) }, how == 'many' and sub(raw, at + 1)
     end
     ticket = ''
   elseif how == 'read only' then
@@ -1034,7 +1146,7 @@ local function get(keys, args, how)
     ticket = tostring(tickets)
     write_fence(space, fence, domain, '-', ticket)
   end
-  counts[MISS] = counts[MISS] + 1
+  count(domain, MISS)
   local busy = not how and busy_ms(space, fence, v or '-' .. ticket)
   if busy then return { 'miss', token, ticket, 'busy', tostring(busy) } end
   return { 'miss', token, ticket }
@@ -1085,10 +1197,15 @@ local function release(keys, args)
   return { 'released' }
 end
 
--- The version of the fence, if readers may be told of it now.
+-- The version of the fence, if readers may be told of it now. It is looked for as get does.
 local function servable(r, fence)
   if not may_answer(r, fence) or r.space.pending[fence] or r.domain.pendings > 0 then return nil end
-  return (read_fence(fence, r.domain))
+  local v = read_fence(fence, r.domain)
+  if not v then
+    redis.call('SELECT', '0')
+    v = read_fence(fence, r.domain)
+  end
+  return v
 end
 
 -- current <fence> -> token version | (nothing)
@@ -1206,15 +1323,20 @@ local function status(keys, args)
   local space = spaces[ns]
   local domain = space and space.domains[name]
   if not domain then return { 'unarmed', '', '', '', '0' } end
-  local v, rest = read_fence(keys[1], domain)
-  local list, now = space.pending[keys[1]] or {}, now_ms()
-  local reply = { may_answer(route_of(keys[1]), keys[1]) and 'armed' or 'unarmed', domain.token, v or '', rest or '',
-                  tostring(#list + domain.pendings) }
-  for _, p in ipairs(list) do
-    reply[#reply + 1] = p.stamp
-    reply[#reply + 1] = p.w
-    reply[#reply + 1] = tostring(now - p.since)
+  local raw = redis.call('MGET', keys[1])[1]
+  local v, rest, _, at = read_fence(keys[1], domain, raw)
+  if v then rest = sub(raw, at + 1) end
+  local now = now_ms()
+  local armed = may_answer(route_of(keys[1]), keys[1])
+  local reply = { armed and 'armed' or 'unarmed', domain.token, v or '', rest or '', '' }
+  local own = space.pending[keys[1]]
+  while own do
+    reply[#reply + 1] = own.stamp
+    reply[#reply + 1] = own.w
+    reply[#reply + 1] = tostring(now - ms_of(own.time))
+    own = own.next
   end
+  reply[5] = tostring((#reply - 5) / 3 + domain.pendings)
   for stamp, p in pairs(domain.pending) do
     reply[#reply + 1] = stamp
     reply[#reply + 1] = ''
@@ -1247,14 +1369,17 @@ local function pending(_, args)
   elseif not space.pending[cursor] then
     cursor = nil                       -- settled meanwhile: its place in the table is lost, start again
   end
-  local fence, reservations = next(space.pending, cursor)
+  local fence, p = next(space.pending, cursor)
   while fence do
-    for _, p in ipairs(reservations) do list('row', fence, p.stamp, p.w, p.since) end
+    while p do
+      list('row', fence, p.stamp, p.w, ms_of(p.time))
+      p = p.next
+    end
     if #reply >= 5 * limit then
       reply[1] = fence
       break
     end
-    fence, reservations = next(space.pending, fence)
+    fence, p = next(space.pending, fence)
   end
   return reply
 end
@@ -1290,9 +1415,11 @@ local function register(name, callback, flags)
   }
 end
 
--- The same for functions that read or write keys, except get. SELECT inside a function ends with it.
+-- The same for functions that read or write keys, except those that look by themselves. SELECT inside a function ends
+-- with it.
 local function register_keyed(name, callback, flags)
   register(name, function(keys, args)
+    read_anywhere = false
     redis.call('SELECT', '0')
     return callback(keys, args)
   end, flags)
@@ -1303,7 +1430,7 @@ register_keyed('fence_arm', arm)
 register_keyed('fence_renew', renew, { 'allow-cross-slot-keys' })
 register('fence_disarm', disarm, { 'no-writes' })
 register('fence_announce', announce, { 'no-writes' })
-register_keyed('fence_write', write, { 'allow-cross-slot-keys' })
+register('fence_write', write, { 'allow-cross-slot-keys' })
 register_keyed('fence_reserve', reserve)
 register_keyed('fence_commit', commit)
 register('fence_abort', abort, { 'no-writes' })
@@ -1313,12 +1440,12 @@ register('fence_domain_reserve', domain_reserve, { 'no-writes' })
 register_keyed('fence_domain_commit', domain_commit, { 'allow-oom' })
 register('fence_domain_abort', domain_abort, { 'no-writes' })
 register('fence_get', get)
-register_keyed('fence_get_ro', get_ro, { 'no-writes' })
-register_keyed('fence_get_many', get_many)
+register('fence_get_ro', get_ro, { 'no-writes' })
+register('fence_get_many', get_many)
 register('fence_release', release, { 'no-writes' })
-register_keyed('fence_current', current, { 'no-writes' })
-register_keyed('fence_check', check, { 'no-writes' })
-register_keyed('fence_check_many', check_many, { 'no-writes' })
+register('fence_current', current, { 'no-writes' })
+register('fence_check', check, { 'no-writes' })
+register('fence_check_many', check_many, { 'no-writes' })
 register_keyed('fence_peek', peek, { 'no-writes' })
 register_keyed('fence_put', put)
 register_keyed('fence_status', status, { 'no-writes' })
