@@ -24,6 +24,7 @@
 #include "utils/memutils.h"
 
 #include "compat.h"
+#include "draft.h"
 #include "outbox.h"
 #include "redis/connection.h"
 #include "settings.h"
@@ -342,22 +343,19 @@ static void
 send_batch(Link *to)
 {
 	char		epoch[EPOCH_LEN];
-	char		head[128];
-	char		number[12];
-	char		middle[64];
+	char		head[DRAFT_HEAD_BYTES];
+	char		middle[EPOCH_LEN + 32];
+	size_t		middle_len;
 	int			letters = to->batch_letters;
 
 	to->batch_letters = 0;
 	if (letters == 0)
 		return;
 	fence_epoch_of(to->batch_epoch, epoch);
-	snprintf(number, sizeof(number), "%d", to->batch_keys);
-	snprintf(head, sizeof(head), "*%d\r\n$5\r\nFCALL\r\n$11\r\nfence_write\r\n$1\r\n0\r\n$%zu\r\n%s\r\n",
-			 5 + to->batch_keys + to->batch_args, strlen(number), number);
-	snprintf(middle, sizeof(middle), "$%zu\r\n%s\r\n", strlen(epoch), epoch);
-	(void) (redis_send_raw(to->connection, head, strlen(head), 0) &&
+	middle_len = draft_text(middle, epoch, strlen(epoch)) - middle;
+	(void) (redis_send_raw(to->connection, head, draft_head(head, to->batch_keys, to->batch_args), 0) &&
 			redis_send_raw(to->connection, to->batch_key_bytes.data, to->batch_key_bytes.len, 0) &&
-			redis_send_raw(to->connection, middle, strlen(middle), 0) &&
+			redis_send_raw(to->connection, middle, middle_len, 0) &&
 			redis_send_raw(to->connection, to->batch_arg_bytes.data, to->batch_arg_bytes.len, 1));
 }
 

@@ -35,26 +35,40 @@ draft_has_room(const Draft *draft, size_t len)
 	return draft->len + len + 32 <= sizeof(draft->bytes);
 }
 
+/* A line of the protocol that tells a number: of strings ('*') or of bytes ('$'). Returns where it ends. */
+static inline char *
+draft_line(char *p, char what, int64 number)
+{
+	*p++ = what;
+	p += pg_lltoa(number, p);
+	*p++ = '\r';
+	*p++ = '\n';
+	return p;
+}
+
+/* A string of the protocol, which needs 32 bytes more than itself. Returns where it ends. */
+static inline char *
+draft_text(char *p, const char *string, size_t len)
+{
+	p = draft_line(p, '$', len);
+	memcpy(p, string, len);
+	p += len;
+	*p++ = '\r';
+	*p++ = '\n';
+	return p;
+}
+
 static inline void
 draft_string(Draft *draft, const char *string)
 {
 	size_t		len = strlen(string);
-	char	   *p = draft->bytes + draft->len;
 
 	if (!draft_has_room(draft, len))
 	{
 		draft->full = true;
 		return;
 	}
-	*p++ = '$';
-	p += pg_lltoa(len, p);
-	*p++ = '\r';
-	*p++ = '\n';
-	memcpy(p, string, len);
-	p += len;
-	*p++ = '\r';
-	*p++ = '\n';
-	draft->len = p - draft->bytes;
+	draft->len = draft_text(draft->bytes + draft->len, string, len) - draft->bytes;
 	draft->strings++;
 }
 
@@ -94,6 +108,23 @@ draft_cut(Draft *draft, DraftEnd end)
 {
 	draft->strings = end.strings;
 	draft->len = end.len;
+}
+
+#define DRAFT_HEAD_BYTES 128
+#define DRAFT_CALL "$5\r\nFCALL\r\n$11\r\nfence_write\r\n$1\r\n0\r\n"
+
+/*
+ * What a call of fence_write with so many fences and other strings begins with: all before the fences. Returns its length.
+ * Written by hand: snprintf would take as long as all the rest of a message.
+ */
+static inline size_t
+draft_head(char head[DRAFT_HEAD_BYTES], int nfences, int nstrings)
+{
+	char	   *p = draft_line(head, '*', 5 + nfences + nstrings);
+	char		number[24];
+
+	memcpy(p, DRAFT_CALL, sizeof(DRAFT_CALL) - 1);
+	return draft_text(p + sizeof(DRAFT_CALL) - 1, number, pg_lltoa(nfences, number)) - head;
 }
 
 /* So many strings that are in the protocol already; there has to be room. */

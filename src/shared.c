@@ -218,8 +218,17 @@ fence_word_change(FenceWord from, FenceState state, uint32 epoch, const char *re
 void
 fence_epoch_of(uint32 number, char epoch[EPOCH_LEN])
 {
-	snprintf(epoch, EPOCH_LEN, "%u-%016llx", number,
-			 (unsigned long long) pg_atomic_read_u64(&fence_shared->epoch_random));
+	static uint32 last_number = 0;
+	static uint64 last_random = 0;
+	static char last[EPOCH_LEN] = "";
+	uint64		random = pg_atomic_read_u64(&fence_shared->epoch_random);
+
+	/* every message names it, and it seldom changes */
+	if (last[0] == '\0' || number != last_number || random != last_random)
+		snprintf(last, EPOCH_LEN, "%u-%016llx", number, (unsigned long long) random);
+	last_number = number;
+	last_random = random;
+	memcpy(epoch, last, EPOCH_LEN);
 }
 
 bool

@@ -253,15 +253,13 @@ raise_rewritten(const Domain *domain, int64 stored, int64 last)
 			 errhint("Leave the version column to pgcache_fence, or let the other trigger fire before zzz_pgcache_fence_before.")));
 }
 
-/* The row, NULL if there is none, as COMMIT is to tell Redis; NULL: not at all. */
+/* The row, NULL if there is none, as COMMIT is to tell Redis with write-through; NULL: not at all. */
 static const char *
 value_of(const Domain *domain, HeapTuple row, TupleDesc desc)
 {
 	bool		too_large;
 	char	   *value;
 
-	if (!domain->write_through)
-		return NULL;
 	if (row == NULL)
 		return "";
 	if (setting_value_limit == 0)
@@ -287,6 +285,11 @@ apply_stored(const Domain *domain, Reservation *r, int64 observed, int64 stored,
 	reserve(r, observed, stored);
 	if (stored <= r->applied)
 		return;					/* another trigger has changed the row again, and that came first */
+	if (!domain->write_through)
+	{
+		ledger_apply(r, stored, NULL);
+		return;
+	}
 	scratch = AllocSetContextCreate(CurrentMemoryContext, "pgcache_fence value", ALLOCSET_SMALL_SIZES);
 	old = MemoryContextSwitchTo(scratch);
 	ledger_apply(r, stored, value_of(domain, row, desc));

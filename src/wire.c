@@ -442,21 +442,19 @@ send_draft(Wire *wire)
 {
 	uint32		from = wire->sent;
 	char		epoch[EPOCH_LEN];
-	char		number[12];
-	char		head[128];
-	char		middle[64];
+	char		head[DRAFT_HEAD_BYTES];
+	char		middle[EPOCH_LEN + 32];
+	size_t		head_len = draft_head(head, keys.strings, arguments.strings);
+	size_t		middle_len;
 	RedisConnection *c = wire->connection;
 
 	draft_node = -1;
 	expected_at(wire, wire->next - 1)->last = true;
 	wire->sent = wire->next;
 	fence_epoch_of(draft_epoch, epoch);
-	snprintf(number, sizeof(number), "%d", keys.strings);
-	snprintf(head, sizeof(head), "*%d\r\n$5\r\nFCALL\r\n$11\r\nfence_write\r\n$1\r\n0\r\n$%zu\r\n%s\r\n",
-			 5 + keys.strings + arguments.strings, strlen(number), number);
-	snprintf(middle, sizeof(middle), "$%zu\r\n%s\r\n", strlen(epoch), epoch);
-	if (!(redis_send_raw(c, head, strlen(head), 0) && redis_send_raw(c, keys.bytes, keys.len, 0) &&
-		  redis_send_raw(c, middle, strlen(middle), 0) && redis_send_raw(c, arguments.bytes, arguments.len, 1) &&
+	middle_len = draft_text(middle, epoch, strlen(epoch)) - middle;
+	if (!(redis_send_raw(c, head, head_len, 0) && redis_send_raw(c, keys.bytes, keys.len, 0) &&
+		  redis_send_raw(c, middle, middle_len, 0) && redis_send_raw(c, arguments.bytes, arguments.len, 1) &&
 		  redis_flush(c)))
 		hang_up(wire, redis_error(c));
 	else if (redis_unsent(c) == 0)

@@ -39,6 +39,7 @@
 #define CHUNK_BYTES (16 * 1024)
 #define WRITE_BYTES (64 * 1024)		/* handed to hiredis for writing at once */
 #define KEEP_BYTES (1024 * 1024)	/* an empty queue larger than this gives its memory back */
+#define SILENCE_US	INT64CONST(10000)	/* after it, it is looked at whether the server has said or closed something */
 #define MAX_UNSENT_BYTES (1024 * 1024 * 1024)
 #define MAX_UNTAKEN_BYTES (64 * 1024 * 1024)	/* received and not yet taken: beyond, it is left in the socket */
 #define MAX_REPLY_BYTES (64 * 1024 * 1024)
@@ -66,6 +67,7 @@ struct RedisConnection
 	size_t		reply_bytes;	/* of the reply being parsed */
 	size_t		reply_elements;
 	int			outstanding;
+	int64		read_at;		/* fence_clock() time of the last look at the socket */
 	uint64		serial;
 	bool		has_fd;			/* AcquireExternalFD succeeded */
 	WaitEventSet *wait_set;		/* of the latch and the socket; NULL: not needed yet */
@@ -314,6 +316,7 @@ read_some(RedisConnection *conn)
 		fail(conn, false, "out of memory");
 		return -1;
 	}
+	conn->read_at = fence_clock();
 	tls_forget_errors(conn->ssl);
 	n = fence_redis_read(conn->context, conn->in.data + conn->in.end, CHUNK_BYTES);
 	if (n >= 0)
@@ -415,14 +418,16 @@ wait_socket(RedisConnection *conn, int events, int64 deadline, uint32 wait_event
 
 /*
  * Whether a command may be queued. What has come before any command is on its way must not be taken for its answer; when
- * the server has closed the connection meanwhile, this notices too.
+ * the server has closed the connection meanwhile, this notices too. That is looked for after some time of silence, not in
+ * a connection that is in use all the time: it is a system call, and what comes after it is not noticed either.
  */
 static bool
 may_send(RedisConnection *conn)
 {
 	if (conn->failed || conn->waiting)
 		return false;
-	if (conn->outstanding == 0 && redis_unsent(conn) == 0 && read_some(conn) >= 0 && has_input(conn))
+	if (conn->outstanding == 0 && redis_unsent(conn) == 0 &&
+		(has_input(conn) || (fence_clock() - conn->read_at > SILENCE_US && read_some(conn) >= 0 && has_input(conn))))
 		fail_unasked(conn);
 	return !conn->failed;
 }
