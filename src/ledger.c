@@ -18,8 +18,10 @@
 typedef struct LedgerEntry
 {
 	const char *name;			/* hash key: by content */
-	Reservation reservation;
+	Reservation *reservation;
 } LedgerEntry;
+
+#define FEW		4				/* so many are found by looking at each: to make a table would take longer */
 
 /* What is counted per domain; a handful in a transaction, so a list */
 typedef struct DomainCount
@@ -46,7 +48,8 @@ typedef struct Level
 	int			first;
 } Level;
 
-static HTAB *entries = NULL;
+static HTAB *entries = NULL;	/* of those without a stamp of their own; NULL: there are only a few */
+static int	nreservations = 0;
 static Reservation *first_reservation = NULL;
 static Reservation **last_link = &first_reservation;
 static DomainCount *domain_counts = NULL;
@@ -77,8 +80,18 @@ name_compare(const void *a, const void *b, Size size)
 }
 
 static void
+add_to_table(HTAB *table, const char *name, Reservation *r)
+{
+	LedgerEntry *entry = hash_search(table, &name, HASH_ENTER, NULL);
+
+	entry->reservation = r;
+}
+
+/* A table of all that ledger_find() is to find. */
+static HTAB *
 make_table(void)
 {
+	HTAB	   *table;
 	HASHCTL		control = {0};
 
 	control.keysize = sizeof(char *);
@@ -86,8 +99,11 @@ make_table(void)
 	control.hash = name_hash;
 	control.match = name_compare;
 	control.hcxt = TopTransactionContext;
-	entries = hash_create("pgcache_fence ledger", 32, &control,
-						  HASH_ELEM | HASH_FUNCTION | HASH_COMPARE | HASH_CONTEXT);
+	table = hash_create("pgcache_fence ledger", 32, &control, HASH_ELEM | HASH_FUNCTION | HASH_COMPARE | HASH_CONTEXT);
+	for (Reservation *r = first_reservation; r != NULL; r = r->next)
+		if (r->stamp == NULL)
+			add_to_table(table, r->name, r);
+	return table;
 }
 
 static DomainCount *
@@ -152,6 +168,7 @@ initialise(Reservation *r, ReservationKind kind, const char *name, const Domain 
 	r->name = name;
 	*last_link = r;
 	last_link = &r->next;
+	nreservations++;
 }
 
 Reservation *
@@ -168,39 +185,45 @@ ledger_detached(const char *name, const char *stamp, const Domain *domain)
 Reservation *
 ledger_reservation(ReservationKind kind, const char *name, const Domain *domain)
 {
-	LedgerEntry *entry;
-	Reservation *r;
-	bool		found;
+	Reservation *r = ledger_find(name);
+	DomainCount *of_domain;
 
-	r = ledger_find(name);
 	if (r != NULL)
 		return r;
-	if (entries == NULL)
-		make_table();
-	name = MemoryContextStrdup(TopTransactionContext, name);
-	entry = hash_search(entries, &name, HASH_ENTER, &found);
-	r = &entry->reservation;
-	if (!found)
-	{
-		initialise(r, kind, name, domain);
-		r->manual = kind == RESERVE_ROW && domain->scope == SCOPE_MANUAL;
-		r->write_through = domain->write_through;
-		r->notify = domain->notify;
-		r->ttl_ms = domain->ttl_ms;
-		if (kind == RESERVE_ROW)
-			count_of(domain->id)->rows++;
-		else
-			count_of(domain->id)->whole = r;
-	}
+	of_domain = count_of(domain->id);
+	r = MemoryContextAlloc(TopTransactionContext, sizeof(Reservation) + strlen(name) + 1);
+	name = strcpy((char *) (r + 1), name);
+	/* what raises for lack of memory leaves a list whose members are all found */
+	if (entries != NULL)
+		add_to_table(entries, name, r);
+	initialise(r, kind, name, domain);
+	r->manual = kind == RESERVE_ROW && domain->scope == SCOPE_MANUAL;
+	r->write_through = domain->write_through;
+	r->notify = domain->notify;
+	r->ttl_ms = domain->ttl_ms;
+	if (kind == RESERVE_ROW)
+		of_domain->rows++;
+	else
+		of_domain->whole = r;
+	if (entries == NULL && nreservations > FEW)
+		entries = make_table();
 	return r;
 }
 
 Reservation *
 ledger_find(const char *name)
 {
-	LedgerEntry *entry = entries ? hash_search(entries, &name, HASH_FIND, NULL) : NULL;
+	Reservation *r = first_reservation;
 
-	return entry ? &entry->reservation : NULL;
+	if (entries != NULL)
+	{
+		LedgerEntry *entry = hash_search(entries, &name, HASH_FIND, NULL);
+
+		return entry ? entry->reservation : NULL;
+	}
+	while (r != NULL && (r->stamp != NULL || strcmp(r->name, name) != 0))
+		r = r->next;
+	return r;
 }
 
 Reservation *
@@ -259,6 +282,7 @@ void
 ledger_forget(void)
 {
 	entries = NULL;
+	nreservations = 0;
 	first_reservation = NULL;
 	last_link = &first_reservation;
 	domain_counts = NULL;
