@@ -277,12 +277,12 @@ local function names_value_of(value, fence, values)
   return #value == #fence or (#value > #fence and byte(value, #fence + 1) == 58)
 end
 
--- The route of a reader's fence and value, nil if it takes reader_route() to tell. It does not look at the tag: that
--- costs as much as the rest. Who finds no fence under the name asks has_tag(fence, the second result) as well.
+-- The route of a reader's fence and value (may be nil), nil if it takes reader_route() to tell. It does not look at the
+-- tag: that costs as much as the rest. Who finds no fence of the name asks has_tag(fence, the second result) as well.
 local function likely_route(fence, value)
   local at = find(fence, ':{', 1, true)
   local r = at and routes[sub(fence, 1, at)]
-  if r and value == r.values .. sub(fence, at + 1) then return r, at + 2 end
+  if r and (not value or value == r.values .. sub(fence, at + 1)) then return r, at + 2 end
 end
 
 -- For a reader's fence and value (may be nil): the route, false if this process knows no such domain, or nil and the
@@ -1208,26 +1208,37 @@ local function servable(r, fence)
   return v
 end
 
+-- The domain and the version of the fence, the latter only if readers may be told of it now; or nil, nil and the error.
+local function look_up(function_name, fence)
+  local r, tag = likely_route(fence)
+  local v = r and servable(r, fence)
+  if not v and not (tag and has_tag(fence, tag)) then
+    local wrong
+    r, wrong = reader_route(function_name, fence, nil)
+    if wrong then return nil, nil, wrong end
+    v = r and servable(r, fence)
+  end
+  return r and r.domain, v or nil
+end
+
 -- current <fence> -> token version | (nothing)
 -- What a value must name to be served now. Who got the value before it asks this, in the same round trip, makes the
 -- comparison of get by itself, and the payload does not go through Lua.
 local function current(keys, args)
   if #keys ~= 1 or #args ~= 0 then return bad('fence_current', 'expected 1 key and no argument') end
-  local r, wrong = reader_route('fence_current', keys[1], nil)
+  local domain, v, wrong = look_up('fence_current', keys[1])
   if wrong then return wrong end
-  local v = servable(r, keys[1])
   if not v then return {} end
-  return { r.domain.token, v }
+  return { domain.token, v }
 end
 
 -- check <fence> | token version -> 1 | 0
 local function check(keys, args)
   if #keys ~= 1 or #args ~= 2 then return bad('fence_check', 'expected 1 key, token and version') end
-  local fence = keys[1]
-  local r, wrong = reader_route('fence_check', fence, nil)
+  local domain, v, wrong = look_up('fence_check', keys[1])
   if wrong then return wrong end
   if not version(args[2]) then return bad('fence_check', 'malformed version') end
-  return servable(r, fence) == args[2] and r.domain.token == args[1] and 1 or 0
+  return v == args[2] and domain.token == args[1] and 1 or 0
 end
 
 -- check_many <fence>... | (token version)... -> for each 1 | 0. The call is one moment.
