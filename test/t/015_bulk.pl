@@ -662,7 +662,8 @@ foreach my $where (qw(before after))
 					# it is not asked while it has not noticed yet
 					poll(sub { !kill 0, $writer->pid }, 'the postmaster to notice');
 					# no writer is left that could change the old epoch's fences: what they may serve is what is stored, or nothing
-					poll(sub { my ($rc) = $node->psql('postgres', 'SELECT 1'); $rc == 0 }, 'the recovery');
+					# psql may be gone before it is told what to ask: a broken pipe
+					poll(sub { my ($rc) = eval { $node->psql('postgres', 'SELECT 1') }; defined $rc && $rc == 0 }, 'the recovery');
 					$sql = FenceTest::Session->open($node);
 				}
 				elsif ($fault !~ /terminated|restarted/)
