@@ -447,13 +447,24 @@ post_patiently(Reservation *r, FenceWord word)
 }
 
 /*
+ * Whether the wire was told that the fence is ahead. That may be of before a TRUNCATE that has just committed, here or in another
+ * session: versions begin anew with the end of its reservation, which goes with the courier, and the courier keeps the order
+ * of what it is given.
+ */
+static bool
+has_overtaken(const Reservation *r, FenceWord word)
+{
+	return asked(r, word) && r->ahead != NO_VERSION && !r->by_courier;
+}
+
+/*
  * Asks for it if it is neither acknowledged nor asked for: a row on the wire, a domain through the courier, and by_courier a
- * row too that the wire did not get through. False: it could not be sent.
+ * row too that the wire did not get through, or whose answer may have been too early. False: it could not be sent.
  */
 static bool
 ask_if_missing(Reservation *r, FenceWord word, bool by_courier)
 {
-	if (settled(r, word))
+	if (settled(r, word) && !(by_courier && has_overtaken(r, word)))
 		return true;
 	if (r->kind == RESERVE_DOMAIN || by_courier)
 		return post_patiently(r, word);

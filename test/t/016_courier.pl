@@ -90,6 +90,31 @@ subtest 'stopped: writes go on' => sub {
 	finish();
 };
 
+subtest 'TRUNCATE, then INSERT: the end of the one is not overtaken by the other' => sub {
+	begin_with(lease => '60s', timeout => '20s');
+	my @writers = map { FenceTest::Session->open($node) } 1 .. 2;
+
+	foreach my $writer (@writers)
+	{
+		my $courier = courier();
+
+		$sql->run("UPDATE item SET name = 'new'; SELECT count(fence.read('item', id::text)) FROM item");
+		is(status(1), 'hit', 'cached, above version 0');
+		$writers[0]->run('BEGIN; TRUNCATE item');
+		poll(sub { $sql->run("SELECT count(*) FROM fence.pending WHERE key IS NULL") eq '1' }, 'the table to be reserved');
+		poll(sub { status(1) eq 'pending' }, 'no reader to be answered') for 1 .. 20;    # time for the courier to hear of it
+		kill 'STOP', $courier;
+		$writers[0]->run('COMMIT');
+		$writer->begin('INSERT INTO item (id) SELECT g FROM generate_series(1, 300) g');
+		poll(sub { $sql->run("SELECT wait_event_type FROM pg_stat_activity WHERE pid = " . $writer->pid) eq 'Extension' },
+			'the INSERT to wait');
+		kill 'CONT', $courier;
+		$writer->take;
+		is($sql->run('SELECT count(*), max(version) FROM item'), '300|0', 'inserted, versions begin anew');
+	}
+	finish();
+};
+
 subtest 'a letter that has just come is not one that nobody carries' => sub {
 	begin_with(lease => '60s', timeout => '1500ms');
 	my $courier = courier();
