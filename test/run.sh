@@ -116,7 +116,7 @@ skipped=0
 recall_failures() {
 	for file in "$base"/*.log; do
 		case $file in */postgres.log | */redis.log) continue ;; esac
-		grep -E '^(    )*not ok |\.\.\. FAILED |^#   Failed test |[(]Wstat: [1-9]|^[|].* [1-9][0-9]* failed' "$file" |
+		grep -E '^(    )*not (ok|in) |\.\.\. FAILED |^#   Failed test |[(]Wstat: [1-9]|^[|].* [1-9][0-9]* failed' "$file" |
 			sed "s/^/$(basename "$file" .log): /" | head -n 40
 	done
 }
