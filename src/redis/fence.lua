@@ -404,15 +404,10 @@ local function read_for_writer(fence, domain, raw)
   return read_fence(fence, domain, raw), raw
 end
 
--- Returns what the key holds now. was: what it held before, if this call has read it: then the time to live begins anew
--- only with versions whose last digit is 0, 4 or 8, for that takes Redis longer than the rest.
-local function write_fence(space, fence, domain, v, rest, was)
+-- Returns what the key holds now.
+local function write_fence(space, fence, domain, v, rest)
   local raw = domain.head .. v .. ' ' .. rest
-  if was and byte(v, -1) % 4 ~= 0 then
-    redis.call('SET', fence, raw, 'KEEPTTL')
-  else
-    redis.call('SET', fence, raw, 'PX', space.armed.idle)
-  end
+  redis.call('SET', fence, raw, 'PX', space.armed.idle)
   return raw
 end
 
@@ -518,7 +513,7 @@ local function commit_one(space, domain, fence, stamp, w, raw, value, payload, t
     raw = false
   elseif v then
     if v ~= newest then
-      raw = write_fence(space, fence, domain, newest, author, raw)
+      raw = write_fence(space, fence, domain, newest, author)
     end
     if proves and newest == w then
       store_value(value, domain.token, w, stamp, payload, ttl_ms)
@@ -793,7 +788,7 @@ local function reserve_one(space, domain, fence, stamp, observed, w, time, raw, 
   else
     v, raw = read_for_writer(fence, domain, raw)
     if v and observed and below(v, observed) then
-      raw = write_fence(space, fence, domain, observed, '', raw)
+      raw = write_fence(space, fence, domain, observed, '')
       v = observed
     end
   end
