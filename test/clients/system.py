@@ -59,7 +59,7 @@ class System:
         for n, server in enumerate(self.redis):
             server.call('CLUSTER', 'ADDSLOTSRANGE', n * share, min(16384, (n + 1) * share) - 1)
             if server is not first:
-                first.call('CLUSTER', 'MEET', '127.0.0.1', server.port)
+                first.call('CLUSTER', 'MEET', '127.0.0.1', server.port, server.bus)
         wanted = {'cluster_state:ok', 'cluster_known_nodes:%d' % len(self.redis)}
         for server in self.redis:
             wait_for(lambda s=server: wanted <= set(s.call('CLUSTER', 'INFO').split()), 'the cluster')

@@ -11,7 +11,7 @@ import itertools
 import redis
 
 from fence_site import Site
-from servers import RedisServer, free_port, wait_for
+from servers import RedisServer, wait_for
 
 MASTERS = 3
 SLOTS = 16384
@@ -66,12 +66,11 @@ class NodesSite(Site):
 
     def form_cluster(self):
         for number in range(2 * MASTERS):
-            config = ['cluster-enabled yes', 'cluster-port %d' % free_port(), 'cluster-node-timeout 2000',
-                      'cluster-replica-validity-factor 0', *self.redis_config]
+            config = ['cluster-enabled yes', 'cluster-node-timeout 2000', 'cluster-replica-validity-factor 0',
+                      *self.redis_config]
             member = RedisServer(self.name('redis'), config)
             member.start()
             member.call('CLUSTER', 'SET-CONFIG-EPOCH', number + 1)
-            member.bus = config[1].split()[1]
             self.members.append(member)
         masters, replicas = self.members[:MASTERS], self.members[MASTERS:]
         for n, master in enumerate(masters):

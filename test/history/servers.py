@@ -18,6 +18,9 @@ import redis
 
 START_SECONDS = 60
 
+# A reset connection is a ConnectionError. Debian 12's redis-py names host and port in it, which a Unix socket's lacks.
+redis.UnixDomainSocketConnection.host = redis.UnixDomainSocketConnection.port = None
+
 
 class Timeout(Exception):
     """A condition did not come true in time."""
@@ -244,6 +247,7 @@ class RedisServer(Process):
         self.directory = directory
         self.socket = os.path.join(directory, 'sock')
         self.port = None
+        self.bus = None             # a cluster's second port; the usual one, 10,000 higher, is none for a high port
         self.persistence = None
         self.config = list(config)
         self.program = program or os.environ.get('REDIS_SERVER') or 'redis-server'
@@ -281,7 +285,7 @@ class RedisServer(Process):
                 shutil.rmtree(path) if os.path.isdir(path) else os.path.exists(path) and os.unlink(path)
         for attempt in range(5):
             if self.port is None or attempt:
-                self.port = free_port()
+                self.port, self.bus = free_port(), free_port()
             self.spawn(self.command(), self.environment())
             if self.wait_ready():
                 return
@@ -292,6 +296,8 @@ class RedisServer(Process):
                  'daemonize no', 'save ""', 'appendonly ' + ('yes' if self.persistence == 'aof' else 'no'),
                  'appendfsync everysec', 'repl-diskless-sync yes', 'repl-diskless-sync-delay 0',
                  'repl-diskless-load swapdb', 'enable-debug-command yes', *self.config]
+        if 'cluster-enabled yes' in self.config:
+            lines.append('cluster-port %d' % self.bus)
         return shlex.split(self.program) + [word for line in lines for word in option(line)]
 
     def environment(self):
