@@ -22,6 +22,7 @@
 #include "stamp.h"
 
 #define NAMES_PER_LETTER 64		/* fences in one letter that ends reservations */
+#define ROWS_AT_ONCE	64		/* of one statement: those after it may turn out to be so many that none is needed */
 
 static char problem[REASON_LEN] = "";
 
@@ -29,6 +30,9 @@ static char problem[REASON_LEN] = "";
 static Reservation *waiting[OUTBOX_ANSWERS];	/* whose answers are outstanding, by letter number */
 static StringInfoData commit_letters;	/* a Letter, its bytes, a Letter, ... */
 static bool commit_prepared = false;
+
+static int	rows_of_statement = 0;	/* wanted since the end of a statement */
+static Reservation *held_back = NULL;	/* the first of these that may not have been asked for; NULL: there is none */
 
 static uint64 first_end = 0;	/* letters that ended transactions since somebody waited for them: the first */
 static uint64 last_end = 0;		/* and the last; 0: none */
@@ -394,13 +398,23 @@ coordinator_reserve_early(Reservation *r)
 		if (make_room(false))
 			(void) post_reserve(r, r->wanted, word);
 	}
+	else if (rows_of_statement++ >= ROWS_AT_ONCE)
+		held_back = held_back ? held_back : r;
 	else if (ask_for_row(r, r->wanted, word))
 		wire_send(false);
 }
 
+/* Of a domain that is reserved as a whole by now, rows that were held back are not needed. */
 void
 coordinator_send_early(void)
 {
+	FenceWord	word = fence_word();
+
+	for (Reservation *r = held_back; r != NULL && WORD_STATE(word) == FENCE_OPEN; r = r->next)
+		if (r->kind == RESERVE_ROW && r->wanted > r->sent && !ledger_is_whole(r->domain_id))
+			(void) ask_for_row(r, r->wanted, word);
+	held_back = NULL;
+	rows_of_statement = 0;
 	wire_send(true);
 }
 
@@ -732,6 +746,8 @@ void
 coordinator_forget(void)
 {
 	commit_prepared = false;
+	rows_of_statement = 0;
+	held_back = NULL;
 	memset(waiting, 0, sizeof(waiting));
 	wire_forget();
 }
