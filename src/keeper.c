@@ -21,17 +21,15 @@
 #include "utils/memutils.h"
 
 #include "compat.h"
+#include "databases.h"
 #include "metrics.h"
 #include "outbox.h"
 #include "redis/topology.h"
 #include "settings.h"
 #include "shared.h"
 #include "stamp.h"
-#include "worker.h"
 
-#define DATABASES_EVERY	INT64CONST(60000000)	/* microseconds between looks at all databases without a reason, */
-#define DATABASES_AGAIN	INT64CONST(10000000)	/* and after one that failed */
-#define WATCH_EVERY		INT64CONST(250000)	/* at most, between looks of a standby: it may have been promoted */
+#define WATCH_EVERY		INT64CONST(250000)	/* microseconds between looks of a standby, at most: it may have been promoted */
 #define RETRY_FIRST		INT64CONST(50000)	/* between tries to open: at first, and at most */
 #define RETRY_MOST		INT64CONST(1000000)
 #define FLAP_FIRST		INT64CONST(100000)	/* time in CLOSED after the first failure, doubled for each that follows, */
@@ -40,23 +38,6 @@
 #define COMMITS_TAKE	INT64CONST(100000)	/* how long who is committing is waited for before slots change hands */
 
 PGDLLEXPORT void fence_keeper_main(Datum arg);
-
-static List *databases = NIL;	/* Oids of databases that have the extension, ascending: the first holds the row */
-static bool databases_known = false;
-static List *announce_queue = NIL;	/* Oids whose domains are to be announced in the current epoch */
-static List *announced = NIL;	/* Announced, of each database whose domains were announced in the current epoch */
-static uint32 catalog_seen = 0; /* when databases was made */
-static bool announce_again = true;	/* whatever was announced before */
-static uint32 announce_seen = 0;	/* value of catalog_serial at the last announcement */
-static bool announcing = false; /* the job is, or was last, an announcement whose end was not looked at yet */
-static bool job_slots_exhausted = false;
-static int64 databases_next = 0;
-
-typedef struct Announced
-{
-	Oid			database;
-	uint32		grant;			/* for which that was last */
-} Announced;
 
 static int64 opened_at = 0;
 static int	flaps = 0;
@@ -81,129 +62,6 @@ static int64
 lease_end(int64 heard_at)
 {
 	return heard_at + lease_us() + setting_clock_margin * INT64CONST(1000);
-}
-
-/* -----------------------------------------------------------------------------------------------------------------
- * Databases and the durable row
- * -----------------------------------------------------------------------------------------------------------------
- */
-
-static bool
-run_job(FenceJob *job, char *error)
-{
-	int64		deadline = fence_clock() + Max(lease_us(), INT64CONST(5000000));
-
-	if (job_abandon() || announcing)
-		announce_again = true;
-	announcing = false;
-	job->done = false;
-	job_slots_exhausted = !job_start(job);
-	if (job_slots_exhausted)
-	{
-		strlcpy(error, "no background worker slot is free: raise max_worker_processes", REASON_LEN);
-		return false;
-	}
-	if (!job_finish(job, deadline))
-	{
-		strlcpy(error, job->error, REASON_LEN);
-		return false;
-	}
-	return true;
-}
-
-static void
-remember(List **list, Oid database)
-{
-	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
-
-	*list = list_append_unique_oid(*list, database);
-	MemoryContextSwitchTo(old);
-}
-
-/*
- * c6: at the first look after a server start, leases that were granted before it may run. Where a database cannot be
- * read, or has the extension but not the row, the longest lease possible counts. Else, without any row, none was ever
- * granted. The row may come from a backup that is older than a raise of the setting.
- */
-static void
-set_first_bound(int longest, bool unknown)
-{
-	int64		ms = unknown ? LEASE_MAX_MS : longest > 0 ? Max(longest, setting_lease) : 0;
-
-	pg_atomic_write_u64(&fence_shared->lease_bound,
-						(uint64) fence_clock() + (ms ? (ms + setting_clock_margin) * 1000 : 0));
-	fence_shared->bound_known = true;
-}
-
-/* Which databases have the extension, and the highest durable state among them. Waits for a worker in each. */
-static bool
-load_databases(char *error)
-{
-	List	   *served;
-	List	   *all;
-	bool		unknown = false;
-	ListCell   *cell;
-
-	if (databases_known)
-		return true;
-	catalog_seen = pg_atomic_read_u32(&fence_shared->catalog_serial);
-	databases_next = fence_clock() + DATABASES_EVERY;
-	served = worker_list_databases(false);
-	/* the first time also those that are not served: they may have been, until this start */
-	all = fence_shared->bound_known ? served : worker_list_databases(true);
-	list_free(databases);
-	databases = NIL;
-	foreach(cell, all)
-	{
-		FenceJob	job = {.kind = JOB_LOAD, .database = lfirst_oid(cell)};
-
-		if (!run_job(&job, error))
-		{
-			if (job_slots_exhausted)
-				return false;
-			/* one database that cannot be read is no reason to serve none */
-			if (fence_log_due(error))
-				ereport(LOG, (errmsg("pgcache_fence: database %u is passed over: %s", job.database, error)));
-			unknown = true;
-			databases_next = fence_clock() + DATABASES_AGAIN;
-			continue;
-		}
-		if (!job.extension)
-			continue;
-		if (list_member_oid(served, job.database))
-			remember(&databases, job.database);
-		if (job.has_row)
-		{
-			fence_shared->last_epoch = Max(fence_shared->last_epoch, job.epoch_number);
-			fence_shared->longest_lease = Max(fence_shared->longest_lease, job.longest_lease);
-		}
-		else
-			unknown = true;
-	}
-	if (!fence_shared->bound_known)
-		set_first_bound(fence_shared->longest_lease, unknown);
-	databases_known = true;
-	return true;
-}
-
-static bool
-store_durably(uint32 epoch_number, char *error)
-{
-	FenceJob	job = {.kind = JOB_STORE, .database = linitial_oid(databases),
-		.epoch_number = epoch_number, .longest_lease = setting_lease};
-
-	if (!run_job(&job, error) || !job.extension)
-		databases_known = false;	/* it may have been dropped: look again before the next try */
-	if (!job.done)
-		return false;
-	if (!job.extension)
-	{
-		strlcpy(error, "the extension was dropped", REASON_LEN);
-		return false;
-	}
-	fence_shared->last_epoch = Max(fence_shared->last_epoch, epoch_number);
-	fence_shared->longest_lease = Max(fence_shared->longest_lease, setting_lease);
-	return true;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -376,7 +234,7 @@ grant_and_open(FenceWord arming, bool slots_change, const char *why)
 		return false;
 	opened_at = fence_clock();
 	retry_pause = RETRY_FIRST;
-	announce_again = true;
+	databases_announce_again();
 	return true;
 }
 
@@ -480,7 +338,7 @@ open_new_epoch(FenceWord arming)
 	number++;
 	if (number > WORD_MAX_EPOCH)
 		return back_to_closed(arming, "epoch numbers are used up: choose another pgcache_fence.namespace");
-	if (!store_durably(number, error))
+	if (!databases_store(number, error))
 		return back_to_closed(arming, error);
 
 	if (!pg_strong_random(&random, sizeof(random)))
@@ -503,8 +361,7 @@ open_new_epoch(FenceWord arming)
 	pg_atomic_write_u64(&fence_shared->arming_until, (uint64) fence_clock() + lease_us());
 	topology_slots(map);
 	choose_slots(map);
-	list_free_deep(announced);
-	announced = NIL;
+	databases_forget_announced();
 	for (int i = 0; i < topology_size; i++)
 	{
 		char		before[IDENTITY_LEN];
@@ -537,9 +394,9 @@ try_open(FenceWord closed)
 		return false;
 	if (outbox_is_stuck(timeout_us() + COURIER_RESTART_US))
 		return back_to_closed(closed, "the courier does not carry what writers have to say");
-	if (!load_databases(error))
+	if (!databases_load(error))
 		return back_to_closed(closed, error);
-	if (databases == NIL)
+	if (databases_none())
 		return back_to_closed(closed, "no database that pgcache_fence.databases names has the extension");
 	if (!topology_find(error))
 		return back_to_closed(closed, error);
@@ -553,7 +410,7 @@ try_open(FenceWord closed)
 		return back_to_closed(closed, missing ? missing : "no Redis process is known");
 
 	/* A longer lease than ever is durable before it is granted. */
-	if (setting_lease > fence_shared->longest_lease && !store_durably(fence_shared->last_epoch, error))
+	if (setting_lease > fence_shared->longest_lease && !databases_store(fence_shared->last_epoch, error))
 		return back_to_closed(closed, error);
 	if (fence_word() != closed)
 		return false;
@@ -608,9 +465,9 @@ heartbeat(FenceWord word, char *error)
 		return false;
 	}
 	/* after a restart of the keeper: what it must know */
-	if (!topology_resume(error) || !load_databases(error))
+	if (!topology_resume(error) || !databases_load(error))
 		return false;
-	if (setting_lease > fence_shared->longest_lease && !store_durably(fence_shared->last_epoch, error))
+	if (setting_lease > fence_shared->longest_lease && !databases_store(fence_shared->last_epoch, error))
 		return false;
 	for (int i = 0; i < topology_size; i++)
 	{
@@ -653,108 +510,6 @@ heartbeat(FenceWord word, char *error)
 	return true;
 }
 
-/* The grant for which the database was announced last in this epoch; 0: it was not. */
-static uint32
-announced_for(Oid database)
-{
-	ListCell   *cell;
-
-	foreach(cell, announced)
-		if (((Announced *) lfirst(cell))->database == database)
-			return ((Announced *) lfirst(cell))->grant;
-	return 0;
-}
-
-static void
-note_announced(Oid database, uint32 grant)
-{
-	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
-	Announced  *entry;
-	ListCell   *cell;
-
-	foreach(cell, announced)
-		if (((Announced *) lfirst(cell))->database == database)
-			break;
-	if (cell == NULL)
-	{
-		entry = palloc(sizeof(Announced));
-		entry->database = database;
-		announced = lappend(announced, entry);
-	}
-	else
-		entry = lfirst(cell);
-	entry->grant = grant;
-	MemoryContextSwitchTo(old);
-}
-
-/*
- * What became of the last announcement. An attachment that Redis takes for ended, twice in a row in one database (once may
- * be a detach under way), has come back from a dump under its old id: only another epoch forgets that it ended.
- */
-static void
-announcement_ended(FenceWord word)
-{
-	FenceJob   *job = &fence_shared->job;	/* the worker is gone: nobody writes it */
-	static List *refused_in = NIL;	/* databases; the announcements of several take turns */
-
-	announcing = false;
-	if (job->kind != JOB_ANNOUNCE || !job->done || job->epoch_number != WORD_EPOCH(word))
-	{
-		databases_next = Min(databases_next, fence_clock() + DATABASES_AGAIN);
-		return;
-	}
-	note_announced(job->database, job->grant);
-	if (job->refused == 0)
-	{
-		refused_in = list_delete_oid(refused_in, job->database);
-		return;
-	}
-	if (list_member_oid(refused_in, job->database))
-	{
-		list_free(refused_in);
-		refused_in = NIL;
-		fence_shared->epoch_armed = false;
-		fence_word_change(word, FENCE_CLOSED, WORD_EPOCH(word),
-						  "an attachment came back under an id that had ended (a restored dump): another epoch is needed");
-		return;
-	}
-	remember(&refused_in, job->database);
-	announce_again = true;
-}
-
-/* Lets workers announce the attached domains of each database, one after the other, beside the heartbeats. */
-static void
-announce(FenceWord word)
-{
-	uint32		serial = pg_atomic_read_u32(&fence_shared->catalog_serial);
-	FenceJob	job = {.kind = JOB_ANNOUNCE, .epoch_number = WORD_EPOCH(word), .longest_lease = fence_shared->longest_lease};
-
-	if (job_running())
-		return;
-	if (announcing)
-		announcement_ended(word);
-	if (announce_queue == NIL && (announce_again || serial != announce_seen || fence_clock() > databases_next))
-	{
-		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
-
-		/* all that are served: the extension may have been created in any of them */
-		announce_queue = worker_list_databases(false);
-		MemoryContextSwitchTo(old);
-		announce_seen = serial;
-		announce_again = false;
-		databases_next = fence_clock() + DATABASES_EVERY;
-	}
-	if (announce_queue == NIL || !fence_epoch_text(word, job.epoch))
-		return;
-	job.database = linitial_oid(announce_queue);
-	announce_queue = list_delete_first(announce_queue);
-	job.carried = announced_for(job.database);
-	job.grant = fence_shared->grant;
-	announcing = job_start(&job);
-	if (!announcing)
-		databases_next = fence_clock() + DATABASES_AGAIN;
-}
-
 /* -----------------------------------------------------------------------------------------------------------------
  * The worker
  * -----------------------------------------------------------------------------------------------------------------
@@ -777,10 +532,7 @@ note_flap(void)
 	}
 	planned = false;
 	opened_at = 0;
-	(void) job_abandon();
-	announcing = false;
-	list_free(announce_queue);
-	announce_queue = NIL;
+	databases_stop_announcing();
 }
 
 /*
@@ -836,7 +588,7 @@ keeper_step(void)
 			moved = topology_moved(lease_us() / 16, error);
 			if (!moved)
 			{
-				announce(word);
+				databases_announce(word);
 				return lease_us() / 4;
 			}
 			planned = topology_size > 1 || topology_is_cluster();
@@ -853,8 +605,7 @@ keeper_step(void)
 		fence_word_change(word, FENCE_CLOSED, WORD_EPOCH(word), "the keeper was restarted");
 	if (fence_clock() < stay_closed_until)
 		return stay_closed_until - fence_clock();
-	if (pg_atomic_read_u32(&fence_shared->catalog_serial) != catalog_seen || fence_clock() > databases_next)
-		databases_known = false;
+	databases_look_if_due();
 	if (try_open(fence_word_expire()))
 		return 0;
 	retry_pause = Min(retry_pause * 2, RETRY_MOST);
@@ -895,7 +646,7 @@ fence_keeper_main(Datum arg)
 		{
 			ConfigReloadPending = false;
 			ProcessConfigFile(PGC_SIGHUP);
-			databases_next = 0;
+			databases_look_soon();
 		}
 		MemoryContextSwitchTo(loop);
 		pause = keeper_step();

@@ -7,6 +7,7 @@
 #ifndef FENCE_WORKER_H
 #define FENCE_WORKER_H
 
+#include "nodes/pg_list.h"
 #include "postmaster/bgworker.h"
 #include "shared.h"
 

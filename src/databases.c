@@ -1,0 +1,298 @@
+/*
+ * databases.c
+ *	  What the keeper has done inside databases; see databases.h.
+ *
+ * Owns: the list of databases that have the extension, and what of them was announced in this epoch.
+ */
+#include "postgres.h"
+
+#include "utils/memutils.h"
+
+#include "databases.h"
+#include "settings.h"
+#include "worker.h"
+
+#define LOOK_EVERY	INT64CONST(60000000)	/* microseconds between looks at all databases without a reason, */
+#define LOOK_AGAIN	INT64CONST(10000000)	/* and after one that failed */
+
+typedef struct Announced
+{
+	Oid			database;
+	uint32		grant;			/* for which that was last */
+} Announced;
+
+static List *databases = NIL;	/* Oids of databases that have the extension, ascending: the first holds the row */
+static bool known = false;		/* databases can be relied on */
+static uint32 catalog_seen = 0; /* when databases was made */
+static int64 next_look = 0;		/* fence_clock() */
+static bool job_slots_exhausted = false;
+
+static List *announce_queue = NIL;	/* Oids whose domains are to be announced in the current epoch */
+static List *announced = NIL;	/* Announced, of each database whose domains were announced in the current epoch */
+static bool announce_again = true;	/* whatever was announced before */
+static uint32 announce_seen = 0;	/* value of catalog_serial at the last announcement */
+static bool announcing = false; /* the job is, or was last, an announcement whose end was not looked at yet */
+
+static bool
+run_job(FenceJob *job, char *error)
+{
+	int64		deadline = fence_clock() + Max(setting_lease * INT64CONST(1000), INT64CONST(5000000));
+
+	if (job_abandon() || announcing)
+		announce_again = true;
+	announcing = false;
+	job->done = false;
+	job_slots_exhausted = !job_start(job);
+	if (job_slots_exhausted)
+	{
+		strlcpy(error, "no background worker slot is free: raise max_worker_processes", REASON_LEN);
+		return false;
+	}
+	if (!job_finish(job, deadline))
+	{
+		strlcpy(error, job->error, REASON_LEN);
+		return false;
+	}
+	return true;
+}
+
+static void
+remember(List **list, Oid database)
+{
+	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+
+	*list = list_append_unique_oid(*list, database);
+	MemoryContextSwitchTo(old);
+}
+
+/*
+ * c6: at the first look after a server start, leases that were granted before it may run. Where a database cannot be
+ * read, or has the extension but not the row, the longest lease possible counts. Else, without any row, none was ever
+ * granted. The row may come from a backup that is older than a raise of the setting.
+ */
+static void
+set_first_bound(int longest, bool unknown)
+{
+	int64		ms = unknown ? LEASE_MAX_MS : longest > 0 ? Max(longest, setting_lease) : 0;
+
+	pg_atomic_write_u64(&fence_shared->lease_bound,
+						(uint64) fence_clock() + (ms ? (ms + setting_clock_margin) * 1000 : 0));
+	fence_shared->bound_known = true;
+}
+
+bool
+databases_load(char *error)
+{
+	List	   *served;
+	List	   *all;
+	bool		unknown = false;
+	ListCell   *cell;
+
+	if (known)
+		return true;
+	catalog_seen = pg_atomic_read_u32(&fence_shared->catalog_serial);
+	next_look = fence_clock() + LOOK_EVERY;
+	served = worker_list_databases(false);
+	/* the first time also those that are not served: they may have been, until this start */
+	all = fence_shared->bound_known ? served : worker_list_databases(true);
+	list_free(databases);
+	databases = NIL;
+	foreach(cell, all)
+	{
+		FenceJob	job = {.kind = JOB_LOAD, .database = lfirst_oid(cell)};
+
+		if (!run_job(&job, error))
+		{
+			if (job_slots_exhausted)
+				return false;
+			/* one database that cannot be read is no reason to serve none */
+			if (fence_log_due(error))
+				ereport(LOG, (errmsg("pgcache_fence: database %u is passed over: %s", job.database, error)));
+			unknown = true;
+			next_look = fence_clock() + LOOK_AGAIN;
+			continue;
+		}
+		if (!job.extension)
+			continue;
+		if (list_member_oid(served, job.database))
+			remember(&databases, job.database);
+		if (job.has_row)
+		{
+			fence_shared->last_epoch = Max(fence_shared->last_epoch, job.epoch_number);
+			fence_shared->longest_lease = Max(fence_shared->longest_lease, job.longest_lease);
+		}
+		else
+			unknown = true;
+	}
+	if (!fence_shared->bound_known)
+		set_first_bound(fence_shared->longest_lease, unknown);
+	known = true;
+	return true;
+}
+
+bool
+databases_store(uint32 epoch_number, char *error)
+{
+	FenceJob	job = {.kind = JOB_STORE, .database = linitial_oid(databases),
+		.epoch_number = epoch_number, .longest_lease = setting_lease};
+
+	if (!run_job(&job, error) || !job.extension)
+		known = false;	/* it may have been dropped: look again before the next try */
+	if (!job.done)
+		return false;
+	if (!job.extension)
+	{
+		strlcpy(error, "the extension was dropped", REASON_LEN);
+		return false;
+	}
+	fence_shared->last_epoch = Max(fence_shared->last_epoch, epoch_number);
+	fence_shared->longest_lease = Max(fence_shared->longest_lease, setting_lease);
+	return true;
+}
+
+bool
+databases_none(void)
+{
+	return databases == NIL;
+}
+
+void
+databases_look_if_due(void)
+{
+	if (pg_atomic_read_u32(&fence_shared->catalog_serial) != catalog_seen || fence_clock() > next_look)
+		known = false;
+}
+
+void
+databases_look_soon(void)
+{
+	next_look = 0;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Announcements
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* The grant for which the database was announced last in this epoch; 0: it was not. */
+static uint32
+announced_for(Oid database)
+{
+	ListCell   *cell;
+
+	foreach(cell, announced)
+		if (((Announced *) lfirst(cell))->database == database)
+			return ((Announced *) lfirst(cell))->grant;
+	return 0;
+}
+
+static void
+note_announced(Oid database, uint32 grant)
+{
+	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+	Announced  *entry;
+	ListCell   *cell;
+
+	foreach(cell, announced)
+		if (((Announced *) lfirst(cell))->database == database)
+			break;
+	if (cell == NULL)
+	{
+		entry = palloc(sizeof(Announced));
+		entry->database = database;
+		announced = lappend(announced, entry);
+	}
+	else
+		entry = lfirst(cell);
+	entry->grant = grant;
+	MemoryContextSwitchTo(old);
+}
+
+/*
+ * What became of the last announcement. An attachment that Redis takes for ended, twice in a row in one database (once may
+ * be a detach under way), has come back from a dump under its old id: only another epoch forgets that it ended.
+ */
+static void
+announcement_ended(FenceWord word)
+{
+	FenceJob   *job = &fence_shared->job;	/* the worker is gone: nobody writes it */
+	static List *refused_in = NIL;	/* databases; the announcements of several take turns */
+
+	announcing = false;
+	if (job->kind != JOB_ANNOUNCE || !job->done || job->epoch_number != WORD_EPOCH(word))
+	{
+		next_look = Min(next_look, fence_clock() + LOOK_AGAIN);
+		return;
+	}
+	note_announced(job->database, job->grant);
+	if (job->refused == 0)
+	{
+		refused_in = list_delete_oid(refused_in, job->database);
+		return;
+	}
+	if (list_member_oid(refused_in, job->database))
+	{
+		list_free(refused_in);
+		refused_in = NIL;
+		fence_shared->epoch_armed = false;
+		fence_word_change(word, FENCE_CLOSED, WORD_EPOCH(word),
+						  "an attachment came back under an id that had ended (a restored dump): another epoch is needed");
+		return;
+	}
+	remember(&refused_in, job->database);
+	announce_again = true;
+}
+
+void
+databases_announce(FenceWord word)
+{
+	uint32		serial = pg_atomic_read_u32(&fence_shared->catalog_serial);
+	FenceJob	job = {.kind = JOB_ANNOUNCE, .epoch_number = WORD_EPOCH(word), .longest_lease = fence_shared->longest_lease};
+
+	if (job_running())
+		return;
+	if (announcing)
+		announcement_ended(word);
+	if (announce_queue == NIL && (announce_again || serial != announce_seen || fence_clock() > next_look))
+	{
+		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+
+		/* all that are served: the extension may have been created in any of them */
+		announce_queue = worker_list_databases(false);
+		MemoryContextSwitchTo(old);
+		announce_seen = serial;
+		announce_again = false;
+		next_look = fence_clock() + LOOK_EVERY;
+	}
+	if (announce_queue == NIL || !fence_epoch_text(word, job.epoch))
+		return;
+	job.database = linitial_oid(announce_queue);
+	announce_queue = list_delete_first(announce_queue);
+	job.carried = announced_for(job.database);
+	job.grant = fence_shared->grant;
+	announcing = job_start(&job);
+	if (!announcing)
+		next_look = fence_clock() + LOOK_AGAIN;
+}
+
+void
+databases_announce_again(void)
+{
+	announce_again = true;
+}
+
+void
+databases_stop_announcing(void)
+{
+	(void) job_abandon();
+	announcing = false;
+	list_free(announce_queue);
+	announce_queue = NIL;
+}
+
+void
+databases_forget_announced(void)
+{
+	list_free_deep(announced);
+	announced = NIL;
+}

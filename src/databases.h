@@ -1,0 +1,44 @@
+/*
+ * databases.h
+ *	  What the keeper has done inside databases, by short-lived workers (worker.h): which of them have the extension, the
+ *	  durable row (the highest epoch, the longest lease), and telling Redis their attached domains.
+ *
+ * Called by the keeper only, which is connected to none itself.
+ */
+#ifndef FENCE_DATABASES_H
+#define FENCE_DATABASES_H
+
+#include "shared.h"
+
+/*
+ * Learns which databases have the extension, and takes the highest durable state among them into shared memory; at once if it
+ * is known. The first time after a start of the server it also sets until when a lease of before may run [c6]. Waits for a worker
+ * in each database. False: error (REASON_LEN bytes) tells why; a single database that cannot be read is passed over.
+ */
+extern bool databases_load(char *error);
+
+/* Whether none has the extension, as far as the last databases_load found. */
+extern bool databases_none(void);
+
+/* What databases_load knows is to be learned anew: if the catalogue has changed or a minute is over; or soon, in any case. */
+extern void databases_look_if_due(void);
+extern void databases_look_soon(void);
+
+/*
+ * Writes the epoch's number, and the lease that is set, into the durable row: before the epoch is armed or so long a lease granted.
+ * Waits for a worker. False: error (REASON_LEN bytes) tells why; it may have been written nevertheless.
+ */
+extern bool databases_store(uint32 epoch_number, char *error);
+
+/*
+ * While OPEN, beside the heartbeats: lets workers tell Redis the domains of each database, one after the other, once for each grant and
+ * again when the catalogue changes. Never waits. Ends the epoch (CLOSED) if an attachment came back that had ended.
+ */
+extern void databases_announce(FenceWord word);
+
+/* All of them once more; none for now, because OPEN has ended; and: a new epoch knows of no announcement. */
+extern void databases_announce_again(void);
+extern void databases_stop_announcing(void);
+extern void databases_forget_announced(void);
+
+#endif
