@@ -1,6 +1,6 @@
 /*
  * reader.h
- *	  What the ways of reading through SQL share (functions.c, many.c, derived.c).
+ *	  What the ways of reading through SQL share (reader.c, many.c, derived.c).
  */
 #ifndef FENCE_READER_H
 #define FENCE_READER_H
