@@ -8,6 +8,7 @@ use FenceTest;
 use FenceTest::Certificates;
 use FenceTest::Session;
 use IO::Socket::INET;
+use IPC::Run;
 use PostgreSQL::Test::Utils;
 use Socket qw(inet_aton inet_ntoa);
 use Test::More;
@@ -152,6 +153,24 @@ subtest 'who the server is' => sub {
 	my ($numbered, $numbered_port) = tls_redis($authority->issue('numbered', 'IP:127.0.0.1'));
 	settle('a certificate for the address', undef, redis_url => "rediss://127.0.0.1:$numbered_port");
 	$numbered->stop;
+};
+
+subtest 'the server is told which name is meant' => sub {
+	begin_anew();
+	# It shows the certificate for the name only to those who ask for that name (SNI), and what it was asked for. It is no Redis.
+	my $many_port = FenceTest::Redis::_free_port();
+	my $log = $authority->dir . '/many.log';
+	my ($other_cert, $other_key) = $authority->issue('default', 'DNS:default.invalid');
+	my $many = IPC::Run::start(
+		[ 'openssl', 's_server', '-accept', "127.0.0.1:$many_port", '-cert', $other_cert, '-key', $other_key,
+			'-servername', $name, '-cert2', $cert, '-key2', $key ],
+		'<', \undef, '>&', $log);
+
+	settle('it has the right certificate', 'no (reply|answer)|in time|closed the connection|reset',
+		redis_url => "rediss://$name:$many_port", tls_ca_file => $authority->file, timeout => '300ms');
+	like(slurp_file($log), qr/Hostname in TLS extension: "\Q$name\E"/, 'the name was said');
+	$many->kill_kill;
+	settle('back', undef, redis_url => "rediss://$name:$port", timeout => '2s');
 };
 
 subtest 'who we are' => sub {
