@@ -874,6 +874,16 @@ subtest 'the number of messages does not grow with the rows' => sub {
 		note "$kind: 200 UPDATEs of a row: $messages messages, $bytes bytes";
 		cmp_ok($messages, '<', $threshold + 15, 'nor with the statements');
 		cmp_ok($bytes, '<', $twice + 4000, 'nor do the bytes');
+
+		my $limit = 1000;
+		($messages, $bytes) = traffic_for("SET LOCAL pgcache_fence.bulk_threshold = $limit; UPDATE $table SET name = 'z' WHERE id < 500");
+		note "$kind: UPDATE of 499 rows that stays below the threshold: $messages messages, $bytes bytes";
+		cmp_ok($messages, '<', 40, 'many rows share a message');
+		($messages, $bytes) = traffic_for("SET LOCAL pgcache_fence.bulk_threshold = $limit; UPDATE $table SET name = 'z'");
+		note "$kind: UPDATE of 2000 rows that crosses a threshold of $limit: $messages messages, $bytes bytes";
+		# of a group that has advanced its version the reservation is wanted either way
+		cmp_ok($messages, '<', $kind eq 'group' ? 40 : 15,
+			'what one statement changes before it crosses the threshold is not reserved in vain');
 		no_reservations($node);
 		compare_fences($node, $table);
 	}
