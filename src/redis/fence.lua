@@ -598,6 +598,7 @@ end
 local function use_settings(space, settings)
   -- idle: as text, for Redis writes a number of Lua as text with great care, again in every call
   space.armed.idle, space.armed.fill_ms = string.format('%d', settings.idle_ms), settings.fill_ms
+  if settings.fill_ms == 0 then space.filling, space.filled_before = {}, {} end    -- switched off: none is remembered
   space.armed.stream_max = settings.stream_max
 end
 

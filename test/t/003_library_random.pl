@@ -546,7 +546,7 @@ subtest 'a broken library is noticed' => sub {
 		$library =~ s/\Q$text\E/$instead/;
 		my ($wrong, $done);
 		# a walk comes by some of them seldom
-		for (my $more = 0; $more < 5 && !defined $wrong; $more++)
+		for (my $more = 0; $more < 20 && !defined $wrong; $more++)
 		{
 			($wrong, $done) = run_random($library, $most, 0, $seed + $more);
 		}

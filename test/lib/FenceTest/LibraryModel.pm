@@ -214,7 +214,7 @@ sub _fence
 }
 
 # Whether another reader has been asked to put the value of what the fence says; if not, this one is from now on. Fill
-# leases are without end in these tests, or there are none.
+# leases are without end in these tests, or there are none and none is remembered.
 sub _busy
 {
 	my ($self, $space, $fence, $what) = @_;
@@ -275,6 +275,7 @@ sub fence_arm
 		$space->{had} = { %{ $space->{slots} // {} } };
 	}
 	($space->{fill_ms}) = $settings =~ /"fill_ms": (\d+)/;
+	$space->{filling} = {} if !$space->{fill_ms};
 	my ($domains) = $settings =~ /"domains": \[(.*?\]|)\]/;
 	my ($carried) = $settings =~ /"reservations": \[(.*?\]|)\]/;
 	$self->_attach($space, $1, $2) while $domains =~ /\["(.*?)", (\d+)\]/g;
@@ -306,6 +307,7 @@ sub fence_renew
 	return ['refused'] if defined $text && !$slots != !$space->{slots};
 	$space->{until} = $until if $until > $space->{until};
 	($space->{fill_ms}) = $settings =~ /"fill_ms": (\d+)/;
+	$space->{filling} = {} if !$space->{fill_ms};
 	$self->_regrant($space, $slots) if $slots;
 	return ['renewed'];
 }
