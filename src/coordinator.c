@@ -32,7 +32,7 @@ static StringInfoData commit_letters;	/* a Letter, its bytes, a Letter, ... */
 static bool commit_prepared = false;
 
 static int	rows_of_statement = 0;	/* wanted since the end of a statement */
-static Reservation *held_back = NULL;	/* the first of these that may not have been asked for; NULL: there is none */
+static bool held_back = false;	/* some of them were not asked for */
 
 static uint64 first_end = 0;	/* letters that ended transactions since somebody waited for them: the first */
 static uint64 last_end = 0;		/* and the last; 0: none */
@@ -54,6 +54,8 @@ reply_deadline(void)
  * Questions
  * -----------------------------------------------------------------------------------------------------------------
  */
+
+static void ask_for_held_back(void);
 
 /* Letters to different nodes are answered in any order, so each of them is waited for. There must be no draft. */
 static void
@@ -85,6 +87,7 @@ coordinator_await_letters(void)
 {
 	int64		deadline = reply_deadline();
 
+	ask_for_held_back();
 	(void) wire_collect(deadline);
 	await_carried(deadline);
 }
@@ -134,6 +137,7 @@ coordinator_ask_once(const char *fence, int argc, const char **argv, const size_
 {
 	int			node;
 
+	ask_for_held_back();
 	wire_send(true);
 	await_carried(reply_deadline());
 	return find_node(fence, &node) ? answer_or_problem(wire_ask_once(node, argc, argv, argvlen, reply_deadline())) : NULL;
@@ -386,6 +390,22 @@ make_room(bool wait)
 	return !is_waiting(oldest);
 }
 
+/* Of a domain that is reserved as a whole by now, rows that were held back are not needed. */
+static void
+ask_for_held_back(void)
+{
+	FenceWord	word = fence_word();
+
+	if (!held_back)
+		return;
+	held_back = false;
+	if (WORD_STATE(word) != FENCE_OPEN)
+		return;
+	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
+		if (r->kind == RESERVE_ROW && r->wanted > r->sent && !ledger_is_whole(r->domain_id))
+			(void) ask_for_row(r, r->wanted, word);
+}
+
 void
 coordinator_reserve_early(Reservation *r)
 {
@@ -399,23 +419,17 @@ coordinator_reserve_early(Reservation *r)
 			(void) post_reserve(r, r->wanted, word);
 	}
 	else if (rows_of_statement++ >= ROWS_AT_ONCE)
-		held_back = held_back ? held_back : r;
+		held_back = true;
 	else if (ask_for_row(r, r->wanted, word))
 		wire_send(false);
 }
 
-/* Of a domain that is reserved as a whole by now, rows that were held back are not needed. */
 void
-coordinator_send_early(void)
+coordinator_send_early(bool always)
 {
-	FenceWord	word = fence_word();
-
-	for (Reservation *r = held_back; r != NULL && WORD_STATE(word) == FENCE_OPEN; r = r->next)
-		if (r->kind == RESERVE_ROW && r->wanted > r->sent && !ledger_is_whole(r->domain_id))
-			(void) ask_for_row(r, r->wanted, word);
-	held_back = NULL;
+	ask_for_held_back();
 	rows_of_statement = 0;
-	wire_send(true);
+	wire_send(always);
 }
 
 /* Whether the applied version is acknowledged under the word. */
@@ -747,7 +761,7 @@ coordinator_forget(void)
 {
 	commit_prepared = false;
 	rows_of_statement = 0;
-	held_back = NULL;
+	held_back = false;
 	memset(waiting, 0, sizeof(waiting));
 	wire_forget();
 }

@@ -18,14 +18,17 @@
 
 /*
  * Asks for the reservation's wanted version if fences are OPEN; else nothing happens: before the commit it is sent anyway. The
- * first is sent at once, those after it together, and of a statement that changes many rows most of them at its end: if it
- * passes bulk_threshold, they are not needed. Waits only to connect, and if more answers are outstanding than can be kept.
- * Never raises because of Redis.
+ * first is sent at once, those after it together. After the first 64 of a statement they are held back until its end, or until
+ * this backend asks Redis something: if the statement passes bulk_threshold, they are not needed. Waits only to connect, and
+ * if more answers are outstanding than can be kept. Never raises because of Redis.
  */
 extern void coordinator_reserve_early(Reservation *reservation);
 
-/* Sends what gathered meanwhile: at the end of a statement nothing is held back. Waits and raises as little as that. */
-extern void coordinator_send_early(void);
+/*
+ * At the end of a statement: asks for what was held back; always: and sends what gathered while an answer is outstanding. Waits
+ * and raises as little as coordinator_reserve_early.
+ */
+extern void coordinator_send_early(bool always);
 
 typedef enum ReserveOutcome
 {

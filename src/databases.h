@@ -20,7 +20,10 @@ extern bool databases_load(char *error);
 /* Whether none has the extension, as far as the last databases_load found. */
 extern bool databases_none(void);
 
-/* What databases_load knows is to be learned anew: if the catalogue has changed or a minute is over; or soon, in any case. */
+/*
+ * A look at all databases is due when the catalogue has changed, when a minute is over, and after databases_look_soon. While OPEN it is
+ * databases_announce that looks; else databases_look_if_due lets the next databases_load do it.
+ */
 extern void databases_look_if_due(void);
 extern void databases_look_soon(void);
 
@@ -32,7 +35,7 @@ extern bool databases_store(uint32 epoch_number, char *error);
 
 /*
  * While OPEN, beside the heartbeats: lets workers tell Redis the domains of each database, one after the other, once for each grant and
- * again when the catalogue changes. Never waits. Ends the epoch (CLOSED) if an attachment came back that had ended.
+ * again when a look at all is due. Never waits. Ends the epoch (CLOSED) if an attachment came back that had ended.
  */
 extern void databases_announce(FenceWord word);
 

@@ -2,7 +2,7 @@
  * reader.c
  *	  The SQL-callable functions of readers, and what other ways of reading share with them (reader.h).
  *
- * Owns: the reading rules (doc/protocol.md, "Reading") for those who read through SQL: PostgreSQL is read after get
+ * Owns: the rules for those who read through SQL and fill (doc/clients.md, "Rules"): PostgreSQL is read after get
  * answered, in a snapshot taken after it; an older snapshot may be used, never put; a transaction that has written in
  * a domain fills no cache of it.
  */

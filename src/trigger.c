@@ -377,15 +377,15 @@ fence_after_row(PG_FUNCTION_ARGS)
 	TupleDesc	desc = RelationGetDescr(data->tg_relation);
 	HeapTuple	row = data->tg_trigtuple;
 
+	/* BEFORE ROW has seen all rows of the statement; groups are reserved only here, one after the other */
+	coordinator_send_early(domain->scope != SCOPE_GROUP);
 	if (domain->scope == SCOPE_GROUP)
 	{
 		group_changed(domain, row, desc);
 		if (TRIGGER_FIRED_BY_UPDATE(data->tg_event))
 			group_changed(domain, data->tg_newtuple, desc);
-		return PointerGetDatum(NULL);
 	}
-	coordinator_send_early();	/* BEFORE ROW has seen all rows of the statement; groups are reserved one by one, here */
-	if (TRIGGER_FIRED_BY_INSERT(data->tg_event))
+	else if (TRIGGER_FIRED_BY_INSERT(data->tg_event))
 		after_new_row(domain, row, desc);
 	else if (TRIGGER_FIRED_BY_DELETE(data->tg_event))
 		after_old_row_gone(domain, row, desc);

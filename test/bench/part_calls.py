@@ -158,8 +158,9 @@ def by_function(path, inclusive):
     done = subprocess.run(['callgrind_annotate', how, '--threshold=100', '--auto=no', path], stdout=subprocess.PIPE, text=True)
     result = collections.Counter()
     for count, name, where in re.findall(r'^\s*([\d,]+) \([ \d.]+%\)\s+\S*?:(\S+)(?: \[(.*)\])?$', done.stdout, re.M):
-        result[re.sub(r"'\d+$", '', name), os.path.basename(where)] = max(
-            result[re.sub(r"'\d+$", '', name), os.path.basename(where)], int(count.replace(',', '')))
+        function, n = (re.sub(r"'\d+$", '', name), os.path.basename(where)), int(count.replace(',', ''))
+        # a function has a row for each file that it has lines of, and for each level of a recursion
+        result[function] = max(result[function], n) if inclusive else result[function] + n
     return result
 
 

@@ -852,6 +852,33 @@ sub traffic_for
 	return @least;
 }
 
+subtest 'what a statement held back is reserved at its end, and before its backend asks' => sub {
+	foreach my $kind (@kinds)
+	{
+		my $table = new_table($kind);
+		$sql->run("INSERT INTO $table (id, name) SELECT g, 'old' FROM generate_series(61, 200) g");
+		my $pending = "SELECT count(*) FROM generate_series(1, 200) k WHERE (fence.get('$table', k::text)).status = 'pending'";
+		$writer->run('BEGIN; SET LOCAL pgcache_fence.bulk_threshold = 1000');
+		if ($kind ne 'group')
+		{
+			is($writer->run("WITH u AS (UPDATE $table SET name = 'all' RETURNING (fence.get('$table', id::text)).status) "
+					  . 'SELECT string_agg(DISTINCT status, $$,$$) FROM u'),
+				'pending', "$kind: the writer is not served a row that its statement has changed");
+			$writer->run('ROLLBACK; BEGIN; SET LOCAL pgcache_fence.bulk_threshold = 1000');
+		}
+		# in the order of the table those come last that have a reservation already
+		$writer->run("UPDATE $table SET name = 'first' WHERE id BETWEEN 40 AND 59");
+		$writer->run("UPDATE $table SET name = 'all'");
+		flush($writer) if $kind eq 'group';
+		ok(eval { poll(sub { $other->run($pending) eq '200' }, 'all', 20) }, "$kind: all are pending at the end of the statement")
+		  or diag($other->run($pending));
+		is($writer->run($pending), 200, "$kind: also for the writer");
+		$writer->run('ROLLBACK');
+		no_reservations($node);
+		compare_fences($node, $table);
+	}
+};
+
 subtest 'the number of messages does not grow with the rows' => sub {
 	set("pgcache_fence.lease = '60s'", "pgcache_fence.patrol_interval = '60s'");
 	wait_open($node);

@@ -166,9 +166,8 @@ subtest 'the server is told which name is meant' => sub {
 			'-servername', $name, '-cert2', $cert, '-key2', $key ],
 		'<', \undef, '>&', $log);
 
-	settle('it has the right certificate', 'no (reply|answer)|in time|closed the connection|reset',
-		redis_url => "rediss://$name:$many_port", tls_ca_file => $authority->file, timeout => '300ms');
-	like(slurp_file($log), qr/Hostname in TLS extension: "\Q$name\E"/, 'the name was said');
+	settle('it has the right certificate', 'no reply in time', redis_url => "rediss://$name:$many_port", tls_ca_file => $authority->file, timeout => '300ms');
+	ok(eval { poll(sub { slurp_file($log) =~ /Hostname in TLS extension: "\Q$name\E"/ }, 'its log') }, 'the name was said');
 	$many->kill_kill;
 	settle('back', undef, redis_url => "rediss://$name:$port", timeout => '2s');
 };
