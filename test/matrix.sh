@@ -89,7 +89,10 @@ test_combination() {
 		tar -C "$top" --exclude=./.git --exclude='*.o' --exclude='*.so' --exclude=fence_lua.h -cf - . |
 		as_root tar --no-same-owner -C "$place/$suite$directory" -xf - || return 1
 	say "--- $name: begins"
-	enter "$place/$suite" PROVE_JOBS="${PROVE_JOBS:-2}" REDIS_PROGRAM="$program" \
+	# npm there meets the same registry, or proxy, as here
+	authorities=${NODE_EXTRA_CA_CERTS:+/etc/ssl/machine.crt}
+	[ -z "$authorities" ] || as_root cp "$NODE_EXTRA_CA_CERTS" "$place/$suite$authorities" || return 1
+	enter "$place/$suite" PROVE_JOBS="${PROVE_JOBS:-2}" REDIS_PROGRAM="$program" NODE_EXTRA_CA_CERTS="$authorities" \
 		sh "$directory/test/run.sh" "$@" >"$place/$name.log" 2>&1
 	status=$?
 	took=$(($(date +%s) - begun))
