@@ -20,7 +20,7 @@
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
-#include "tcop/tcopprot.h"
+#include "utils/guc.h"
 #include "utils/memutils.h"
 
 #include "compat.h"
@@ -30,6 +30,7 @@
 #include "settings.h"
 #include "shared.h"
 #include "tombstone.h"
+#include "worker.h"
 
 #define CONNECT_AGAIN_US	INT64CONST(50000)	/* after an attempt to connect that led to no answer */
 #define MAX_UNSENT			(1024 * 1024)	/* bytes; more letters stay in the ring, */
@@ -643,9 +644,7 @@ fence_courier_main(Datum arg)
 	int			naps = 0;
 
 	(void) arg;
-	pqsignal(SIGTERM, die);
-	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	BackgroundWorkerUnblockSignals();
+	worker_signals();
 	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
 	initStringInfo(&bag);
 	enlargeStringInfo(&bag, 2 * OUTBOX_MAX_LETTER);

@@ -17,7 +17,7 @@
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
-#include "tcop/tcopprot.h"
+#include "utils/guc.h"
 #include "utils/memutils.h"
 
 #include "compat.h"
@@ -28,6 +28,7 @@
 #include "settings.h"
 #include "shared.h"
 #include "stamp.h"
+#include "worker.h"
 
 #define WATCH_EVERY		INT64CONST(250000)	/* microseconds between looks of a standby, at most: it may have been promoted */
 #define RETRY_FIRST		INT64CONST(50000)	/* between tries to open: at first, and at most */
@@ -627,9 +628,7 @@ fence_keeper_main(Datum arg)
 	MemoryContext loop;
 
 	(void) arg;
-	pqsignal(SIGTERM, die);
-	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	BackgroundWorkerUnblockSignals();
+	worker_signals();
 	stamp_note_start();
 	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
 	fence_shared->keeper_latch = MyLatch;

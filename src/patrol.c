@@ -19,7 +19,6 @@
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
-#include "tcop/tcopprot.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
@@ -702,9 +701,7 @@ fence_patrol_main(Datum arg)
 	int64		audit_next = fence_clock() + AUDIT_EVERY * INT64CONST(1000000);
 
 	(void) arg;
-	pqsignal(SIGTERM, die);
-	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	BackgroundWorkerUnblockSignals();
+	worker_signals();
 	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
 	fence_shared->patrol_latch = MyLatch;
 	before_shmem_exit(patrol_exit, 0);

@@ -182,11 +182,19 @@ job_finish(FenceJob *job, int64 deadline)
  */
 
 void
-worker_begin(Oid database)
+worker_signals(void)
 {
 	pqsignal(SIGTERM, die);
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	BackgroundWorkerUnblockSignals();
+	/* BackgroundWorkerMain ignores SIGHUP: one that came after the fork and before that is lost, with what it told */
+	ConfigReloadPending = true;
+}
+
+void
+worker_begin(Oid database)
+{
+	worker_signals();
 	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
 	/* ALTER DATABASE ... SET must not change what we are and may */
 	SetConfigOption("role", "none", PGC_SUSET, PGC_S_OVERRIDE);

@@ -37,6 +37,9 @@ extern bool job_abandon(void);
 /* Starts a patrol round with these duties (patrol.c) in a database; NULL: no worker slot is free. */
 extern BackgroundWorkerHandle *worker_start_patrol(Oid database, char duties);
 
+/* The first step of every worker: its signals. It reads the configuration files once more. */
+extern void worker_signals(void);
+
 /* For the main functions of short-lived workers: signals, connection, a transaction with a safe search_path. */
 extern void worker_begin(Oid database);
 extern void worker_begin_transaction(void);
