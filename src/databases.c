@@ -2,7 +2,8 @@
  * databases.c
  *	  What the keeper has done inside databases; see databases.h.
  *
- * Owns: the list of databases that have the extension, and what of them was announced in this epoch.
+ * Owns: the list of databases that have the extension, and what of them was announced in this epoch; the rule that after a start the
+ * longest lease of before counts [c6].
  */
 #include "postgres.h"
 

@@ -39,9 +39,13 @@ extern bool databases_store(uint32 epoch_number, char *error);
  */
 extern void databases_announce(FenceWord word);
 
-/* All of them once more; none for now, because OPEN has ended; and: a new epoch knows of no announcement. */
+/* What was announced is announced once more: OPEN begins. */
 extern void databases_announce_again(void);
+
+/* Ends an announcement that is under way, and drops those that wait: OPEN has ended. */
 extern void databases_stop_announcing(void);
+
+/* Nothing was announced yet: a new epoch begins. */
 extern void databases_forget_announced(void);
 
 #endif

@@ -37,7 +37,7 @@ extern bool job_abandon(void);
 /* Starts a patrol round with these duties (patrol.c) in a database; NULL: no worker slot is free. */
 extern BackgroundWorkerHandle *worker_start_patrol(Oid database, char duties);
 
-/* The first step of every worker: its signals. It reads the configuration files once more. */
+/* The first step of every worker: its signals. ConfigReloadPending is set, for a SIGHUP before that may be lost. */
 extern void worker_signals(void);
 
 /* For the main functions of short-lived workers: signals, connection, a transaction with a safe search_path. */
