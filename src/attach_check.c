@@ -308,7 +308,8 @@ equal_means_same_text(const KeyEquality *eq)
 		/* numeric has its trailing zeros trimmed; bpchar differs in blanks only, if its collation is deterministic */
 		return !OidIsValid(eq->collation) || get_collation_isdeterministic(eq->collation);
 	}
-	if (!OidIsValid(eq->opfamily))
+	/* '1 day' is '24:00:00'; releases before 15.5 and 16.0 say the contrary of it */
+	if (eq->input_type == INTERVALOID || !OidIsValid(eq->opfamily))
 		return false;
 	proc = get_opfamily_proc(eq->opfamily, eq->input_type, eq->input_type, BTEQUALIMAGE_PROC);
 	return OidIsValid(proc) &&

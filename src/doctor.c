@@ -7,6 +7,7 @@
  */
 #include "postgres.h"
 
+#include "access/xlog.h"
 #include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "commands/dbcommands.h"
@@ -101,6 +102,8 @@ check_workers(Report *report)
 
 	if (fence_shared->keeper_latch == NULL)
 		put_finding(report, "error", "the keeper is not running: no lease is renewed", hint);
+	if (RecoveryInProgress())
+		return;					/* the others begin when it ends, and fences are opened then */
 	if (fence_shared->patrol_latch == NULL)
 		put_finding(report, "error", "the patrol is not running: nothing is settled", hint);
 	if (!outbox_is_served())
@@ -117,7 +120,7 @@ check_state(Report *report)
 	word = fence_word();
 	strlcpy(reason, fence_shared->reason, REASON_LEN);
 	LWLockRelease(fence_shared->lock);
-	if (WORD_STATE(word) != FENCE_OPEN)
+	if (WORD_STATE(word) != FENCE_OPEN && !RecoveryInProgress())
 		put_finding(report, "error", psprintf("fences are %s: %s", fence_state_name(word), reason),
 					"doc/operations.md lists the reasons and what to do about each.");
 }
@@ -172,25 +175,38 @@ info_number(const char *info, const char *field)
 	return at ? strtoll(at + strlen(field), NULL, 10) : -1;
 }
 
+/* Since the counters began. */
+static bool
+effects_are_used(void)
+{
+	return metrics_value_server(SERVER_METRIC_EFFECT_HOLD_HELD) + metrics_value_server(SERVER_METRIC_EFFECT_OUTBOX_DONE) > 0;
+}
+
 static bool
 info_has(const char *info, const char *line)
 {
 	return strstr(info, line) != NULL;
 }
 
+/* Fences and values may be evicted as Redis likes. What it holds of effects may not: it has no time to live. */
 static void
 check_memory(Report *report, const char *node, const char *info)
 {
 	int64		limit = info_number(info, "\nmaxmemory:");
 	int64		used = info_number(info, "\nused_memory:");
+	const char *policy = "Set maxmemory-policy to allkeys-lru or allkeys-lfu, which is safe for fences and values; if it also "
+		"keeps effects, to volatile-lru, volatile-lfu or volatile-ttl.";
 
 	if (limit == 0)
 		put_finding(report, "info", psprintf("Redis %s has no maxmemory: cached values may use up the machine's memory", node),
-					"Set maxmemory, and maxmemory-policy to allkeys-lru or allkeys-lfu: any eviction is safe here.");
+					psprintf("Set maxmemory. %s", policy));
+	else if (limit > 0 && info_has(info, "\nmaxmemory_policy:allkeys-") && effects_are_used())
+		put_finding(report, "warning", psprintf("Redis %s may evict what it holds of effects: those would be lost", node),
+					"Set maxmemory-policy to volatile-lru, volatile-lfu, volatile-ttl or noeviction (doc/patterns.md).");
 	else if (limit > 0 && info_has(info, "\nmaxmemory_policy:noeviction"))
 		put_finding(report, used > limit / 10 * 9 ? "error" : "warning",
 					psprintf("Redis %s refuses writes once its memory is full (noeviction): fences close then", node),
-					"Set maxmemory-policy to allkeys-lru or allkeys-lfu: any eviction is safe here.");
+					policy);
 }
 
 static void

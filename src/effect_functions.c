@@ -143,7 +143,7 @@ effect_raise_refused(const char *key, const EffectAnswer *answer)
 				 errmsg("key \"%s\" holds something else than a log of this kind", key)));
 	if (says(answer, "none"))
 		ereport(ERROR,
-				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 				 errmsg("Redis has lost that this transaction took idempotency key \"%s\"", key),
 				 errhint("Try the transaction again.")));
 	elog(ERROR, "Redis gave a malformed answer about an effect");

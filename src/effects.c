@@ -17,6 +17,7 @@
 #include "coordinator.h"
 #include "draft.h"
 #include "effects.h"
+#include "ledger.h"
 #include "metrics.h"
 #include "redis/library.h"
 #include "settings.h"
@@ -170,6 +171,7 @@ raise_problem(redisReply *reply, const char *why)
 	ereport(ERROR,
 			(errcode(reply ? ERRCODE_SYSTEM_ERROR : ERRCODE_CONNECTION_FAILURE),
 			 errmsg("could not hold an effect in Redis: %s", text),
+			 reply ? errhint("Redis refused it: what it needs is in doc/operations.md, \"Redis\".") :
 			 errhint("Try the transaction again when Redis is back; SELECT * FROM fence.state tells how things stand.")));
 }
 
@@ -300,6 +302,7 @@ note_effect(const EffectCall *call)
 {
 	Effect	   *effect;
 
+	ledger_require_open();
 	if (neffects == effects_size)
 	{
 		effects_size = effects_size ? effects_size * 2 : 16;

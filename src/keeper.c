@@ -36,6 +36,7 @@
 #define FLAP_FIRST		INT64CONST(100000)	/* time in CLOSED after the first failure, doubled for each that follows, */
 #define FLAP_MOST		INT64CONST(30000000)	/* at most this, */
 #define FLAP_FORGET		INT64CONST(60000000)	/* until fences were OPEN for that long */
+#define EPOCH_LEAP		1000000	/* how far above ours an epoch may be that Redis tells of */
 #define COMMITS_TAKE	INT64CONST(100000)	/* how long who is committing is waited for before slots change hands */
 
 PGDLLEXPORT void fence_keeper_main(Datum arg);
@@ -334,8 +335,14 @@ open_new_epoch(FenceWord arming)
 	if (!fence_lease_bound_passed())
 		return back_to_closed(arming, "waiting until the leases of the last epoch are over");
 	for (int i = 0; i < topology_size; i++)
-		if (topology_nodes[i].present)
-			number = Max(number, (uint32) strtoul(topology_nodes[i].hello.epoch, NULL, 10));
+	{
+		uint64		seen = topology_nodes[i].present ? strtoull(topology_nodes[i].hello.epoch, NULL, 10) : 0;
+
+		/* what is stored here stays for ever: nobody who may write in Redis shall use the numbers up */
+		if (seen > fence_shared->last_epoch + EPOCH_LEAP)
+			return back_to_closed(arming, "Redis tells of an epoch far above those of this cluster");
+		number = Max(number, (uint32) seen);
+	}
 	number++;
 	if (number > WORD_MAX_EPOCH)
 		return back_to_closed(arming, "epoch numbers are used up: choose another pgcache_fence.namespace");
@@ -381,6 +388,18 @@ open_new_epoch(FenceWord arming)
 	return grant_and_open(next, false, missing ? error : "a new epoch begins");
 }
 
+/* Whether two nodes are one process: it would be granted the slots of one of them only. */
+static bool
+two_are_one(void)
+{
+	for (int i = 0; i < topology_size; i++)
+		for (int j = 0; j < i; j++)
+			if (topology_nodes[i].present && topology_nodes[j].present &&
+				strcmp(topology_nodes[i].hello.identity, topology_nodes[j].hello.identity) == 0)
+				return true;
+	return false;
+}
+
 /*
  * One try to open, from CLOSED, or from OPEN with another map of slots; leaves the reason in the word's history when it cannot.
  */
@@ -409,9 +428,11 @@ try_open(FenceWord closed)
 	topology_publish(false);
 	if (count_present(&missing) == 0)
 		return back_to_closed(closed, missing ? missing : "no Redis process is known");
+	if (two_are_one())
+		return back_to_closed(closed, "two addresses of pgcache_fence.redis_url are one Redis process");
 
 	/* A longer lease than ever is durable before it is granted. */
-	if (setting_lease > fence_shared->longest_lease && !databases_store(fence_shared->last_epoch, error))
+	if (setting_lease > fence_shared->longest_lease && !databases_none() && !databases_store(fence_shared->last_epoch, error))
 		return back_to_closed(closed, error);
 	if (fence_word() != closed)
 		return false;
@@ -578,6 +599,7 @@ keeper_step(void)
 
 	if (RecoveryInProgress())
 		return watch();
+	stamp_note_start();
 	if (WORD_STATE(word) == FENCE_OPEN)
 	{
 		bool		moved;
@@ -590,7 +612,8 @@ keeper_step(void)
 			if (!moved)
 			{
 				databases_announce(word);
-				return lease_us() / 4;
+				/* a writer may have closed while answers were waited for, which takes the latch */
+				return fence_word() == word ? lease_us() / 4 : 0;
 			}
 			planned = topology_size > 1 || topology_is_cluster();
 			if (planned && reopen(word))
@@ -629,7 +652,7 @@ fence_keeper_main(Datum arg)
 
 	(void) arg;
 	worker_signals();
-	stamp_note_start();
+	stamp_note_start();			/* before it has a transaction of its own */
 	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
 	fence_shared->keeper_latch = MyLatch;
 	before_shmem_exit(keeper_exit, 0);
@@ -651,7 +674,7 @@ fence_keeper_main(Datum arg)
 		pause = keeper_step();
 		MemoryContextReset(loop);
 		pgstat_report_activity(STATE_IDLE, fence_state_name(fence_word()));
-		if (pause > 0)
+		if (pause > 0 && !ConfigReloadPending)
 			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 							 (long) (pause / 1000 + 1), wait_event_worker());
 	}

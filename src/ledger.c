@@ -57,6 +57,7 @@ static bool catalog_changed = false;
 static Size payload_bytes = 0;	/* of all payloads, in reservations and saved */
 
 static Saved *saved = NULL;
+static bool closed = false;		/* see ledger_close() */
 static int	nsaved = 0,
 			saved_size = 0;
 static Level *levels = NULL;
@@ -171,11 +172,29 @@ initialise(Reservation *r, ReservationKind kind, const char *name, const Domain 
 	nreservations++;
 }
 
+void
+ledger_close(void)
+{
+	closed = true;
+}
+
+void
+ledger_require_open(void)
+{
+	if (closed)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("cannot change a fenced table, or hold an effect, while the transaction commits"),
+				 errdetail("Another library does so at the end of transactions, after pgcache_fence has finished them."),
+				 errhint("List pgcache_fence before that library in shared_preload_libraries.")));
+}
+
 Reservation *
 ledger_detached(const char *name, const char *stamp, const Domain *domain)
 {
 	Reservation *r = MemoryContextAlloc(TopTransactionContext, sizeof(Reservation));
 
+	ledger_require_open();
 	stamp = MemoryContextStrdup(TopTransactionContext, stamp);
 	initialise(r, RESERVE_ROW, MemoryContextStrdup(TopTransactionContext, name), domain);
 	r->stamp = stamp;
@@ -188,6 +207,7 @@ ledger_reservation(ReservationKind kind, const char *name, const Domain *domain)
 	Reservation *r = ledger_find(name);
 	DomainCount *of_domain;
 
+	ledger_require_open();
 	if (r != NULL)
 		return r;
 	of_domain = count_of(domain->id);
@@ -287,6 +307,7 @@ ledger_forget(void)
 	last_link = &first_reservation;
 	domain_counts = NULL;
 	catalog_changed = false;
+	closed = false;
 	payload_bytes = 0;
 	saved = NULL;
 	levels = NULL;
@@ -347,6 +368,7 @@ save_applied(Reservation *r)
 void
 ledger_apply(Reservation *r, int64 version, const char *payload)
 {
+	ledger_require_open();
 	if (version <= r->applied)
 		return;
 	save_applied(r);

@@ -115,6 +115,13 @@ extern Reservation *ledger_first(void);
 extern bool ledger_is_empty(void);
 extern bool ledger_catalog_has_changed(void);
 
+/*
+ * Our part of PRE_COMMIT or PRE_PREPARE is done: what is reserved from here on would be neither awaited nor committed. Until the
+ * transaction has ended ledger_require_open raises 55000, as does whoever reserves or applies.
+ */
+extern void ledger_close(void);
+extern void ledger_require_open(void);
+
 /* The end of the top-level transaction: forgets everything. The memory goes with TopTransactionContext. */
 extern void ledger_forget(void);
 

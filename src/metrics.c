@@ -7,6 +7,7 @@
  */
 #include "postgres.h"
 
+#include "access/xlog.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
@@ -348,12 +349,20 @@ fence_metrics_view(PG_FUNCTION_ARGS)
 			put_series(rsinfo, &domain_series[i], name, pg_atomic_read_u64(&metrics->slots[slot].values[i]));
 	}
 	for (int i = 0; i < SERVER_METRICS; i++)
+	{
+		/* a standby never opens fences: nobody is to be called for that */
+		if (i == SERVER_METRIC_OPEN && RecoveryInProgress())
+			continue;
 		put_series(rsinfo, &server_series[i], NULL, metrics_value_server(i));
+	}
 	put_window(rsinfo);
 	return (Datum) 0;
 }
 
-/* All counters of the server begin again at 0. Gauges that tell how things stand stay as they are. */
+/*
+ * All counters of the server begin again at 0, and its worst values. Gauges that tell how things stand stay as they are; that
+ * of held effects is back with the patrol's next round.
+ */
 Datum
 fence_reset_metrics(PG_FUNCTION_ARGS)
 {

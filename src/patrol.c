@@ -11,6 +11,8 @@
  */
 #include "postgres.h"
 
+#include <math.h>
+
 #include "access/xact.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
@@ -401,7 +403,7 @@ audit_domain(void *wire_name)
 {
 	Domain	   *domain = domain_by_wire_name(wire_name);
 	int64		counts[RELATION_COUNT] = {0};
-	int			most = (int) Min(setting_audit_rate * AUDIT_EVERY, 100000);
+	int			most = (int) Min(ceil(setting_audit_rate * AUDIT_EVERY), 100000);
 
 	if (domain != NULL && most > 0)
 		audit_sample(domain, 0.0, most, true, counts);

@@ -45,10 +45,28 @@ static const struct config_enum_entry failure_policies[] = {
 	{NULL, 0, false}
 };
 
+/*
+ * What a check hook answers to an invalid value; detail: a sentence. At the start PostgreSQL would warn and go on with the
+ * default: with another Redis, or other keys. So it does not start, as with an invalid value of its own.
+ */
+static bool
+refuse(const char *name, int code, const char *detail)
+{
+	if (process_shared_preload_libraries_in_progress)
+		ereport(FATAL,
+				(errcode(code),
+				 errmsg("invalid value for parameter \"%s\"", name),
+				 errdetail("%s", detail)));
+	GUC_check_errcode(code);
+	GUC_check_errdetail("%s", detail);
+	return false;
+}
+
 /* PostgreSQL's own message would repeat the value, and with it the password, in the log: so there is one of ours. */
 static bool
 check_redis_url(char **newval, void **extra, GucSource source)
 {
+	static const char *const name = "pgcache_fence.redis_url";
 	RedisUrl	url;
 	const char *why = redis_url_parse(*newval, &url);
 
@@ -57,33 +75,35 @@ check_redis_url(char **newval, void **extra, GucSource source)
 	if (why != NULL)
 	{
 		GUC_check_errmsg("invalid value for parameter \"pgcache_fence.redis_url\"");
-		GUC_check_errdetail("The URL is malformed: %s.", why);
-		return false;
+		return refuse(name, ERRCODE_INVALID_PARAMETER_VALUE, psprintf("The URL is malformed: %s.", why));
 	}
 	why = url.tls ? tls_missing() : NULL;
 	if (why != NULL)
 	{
-		GUC_check_errcode(ERRCODE_FEATURE_NOT_SUPPORTED);
 		GUC_check_errmsg("unsupported value for parameter \"pgcache_fence.redis_url\"");
-		GUC_check_errdetail("%s.", why);
-		return false;
+		return refuse(name, ERRCODE_FEATURE_NOT_SUPPORTED, psprintf("%s.", why));
 	}
 	return true;
 }
 
 static emit_log_hook_type next_emit_log_hook = NULL;
 
-/* At a reload the postmaster logs the new value of each parameter: of this one it may hold a password. */
+/*
+ * At a reload the postmaster logs the new value of each parameter: of this one it may hold a password. The message is in the
+ * server's language, and has the name as the file spells it.
+ */
 static void
 hide_redis_url(ErrorData *edata)
 {
 	static bool ours = false;
 
-	if (next_emit_log_hook)
-		next_emit_log_hook(edata);
 	if (ours || edata->elevel >= ERROR || !edata->output_to_server || edata->message == NULL ||
-		strstr(edata->message, "\"pgcache_fence.redis_url\"") == NULL || strstr(edata->message, "://") == NULL)
+		strcasestr(edata->message, "pgcache_fence.redis_url") == NULL || strstr(edata->message, "://") == NULL)
+	{
+		if (next_emit_log_hook)
+			next_emit_log_hook(edata);
 		return;
+	}
 	edata->output_to_server = false;
 	ours = true;
 	ereport(LOG, (errmsg("parameter \"pgcache_fence.redis_url\" changed")));
@@ -100,9 +120,8 @@ check_namespace(char **newval, void **extra, GucSource source)
 	if (len >= 1 && len <= NAMESPACE_MAX &&
 		strspn(*newval, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-") == len)
 		return true;
-	GUC_check_errdetail("A namespace has 1 to %d letters (A-Z, a-z), digits, underscores, dots and hyphens.",
-						NAMESPACE_MAX);
-	return false;
+	return refuse("pgcache_fence.namespace", ERRCODE_INVALID_PARAMETER_VALUE,
+				  psprintf("A namespace has 1 to %d letters (A-Z, a-z), digits, underscores, dots and hyphens.", NAMESPACE_MAX));
 }
 
 static bool
@@ -116,10 +135,9 @@ check_databases(char **newval, void **extra, GucSource source)
 	(void) source;
 	list_free(names);
 	pfree(copy);
-	if (!valid)
-		GUC_check_errdetail("It must be * or a list of database names separated by commas; names with upper-case "
-							"letters or special characters are quoted as in SQL.");
-	return valid;
+	return valid || refuse("pgcache_fence.databases", ERRCODE_INVALID_PARAMETER_VALUE,
+						   "It must be * or a list of database names separated by commas; names with upper-case "
+						   "letters or special characters are quoted as in SQL.");
 }
 
 /* Whether pgcache_fence.databases names the database. Names are read as identifiers: unquoted ones in lower case. */
@@ -161,15 +179,13 @@ define_redis(void)
 							   &setting_redis_url, "redis://127.0.0.1:6379",
 							   PGC_SIGHUP, GUC_SUPERUSER_ONLY, check_redis_url, NULL, NULL);
 
-	/* A session that loads the library without preloading it gets a proper message later; this would be FATAL. */
 	DefineCustomStringVariable("pgcache_fence.namespace",
 							   "First part of the name of every Redis key of this cluster.",
 							   "Keeps several PostgreSQL clusters that use one Redis apart: two that run at the "
 							   "same time must never have the same. Applications use it in the names of keys that "
 							   "they compute themselves.",
 							   &setting_namespace, "fence",
-							   process_shared_preload_libraries_in_progress ? PGC_POSTMASTER : PGC_SIGHUP,
-							   0, check_namespace, NULL, NULL);
+							   PGC_POSTMASTER, 0, check_namespace, NULL, NULL);
 
 	DefineCustomIntVariable("pgcache_fence.timeout",
 							"Longest time to wait for one answer of Redis.",
@@ -236,7 +252,7 @@ define_patrol(void)
 	DefineCustomStringVariable("pgcache_fence.databases",
 							   "Databases that the background workers look after.",
 							   "A list of names separated by commas, or * for every database that allows "
-							   "connections. A fenced table of any other database is not served from the cache.",
+							   "connections; never a template. A fenced table of any other database is not served from the cache.",
 							   &setting_databases, "*",
 							   PGC_SIGHUP, 0, check_databases, NULL, NULL);
 
@@ -256,7 +272,8 @@ define_patrol(void)
 
 	DefineCustomRealVariable("pgcache_fence.audit_rate",
 							 "Rows per second that the patrol compares with their fences.",
-							 "For each fenced table. 0 turns the comparison off.",
+							 "For each fenced table, and at least one in each round of ten seconds; more than 10000 count "
+							 "as so many. 0 turns the comparison off.",
 							 &setting_audit_rate, 10, 0, 1e6,
 							 PGC_SIGHUP, 0, NULL, NULL, NULL);
 }
@@ -302,7 +319,7 @@ static void
 define_retention(void)
 {
 	DefineCustomIntVariable("pgcache_fence.idle_fence_ttl",
-							"Time after which Redis forgets a fence that nobody uses.",
+							"Time after which Redis forgets a fence that was neither written nor filled.",
 							"A forgotten fence costs one cache miss, nothing else.",
 							&setting_idle_fence_ttl, 86400, 60, 365 * 86400,
 							PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
@@ -315,7 +332,7 @@ define_retention(void)
 							PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
 }
 
-/* Defines all parameters; called once, when the library is loaded. */
+/* Defines all parameters; called once, when the library is preloaded. */
 void
 settings_define(void)
 {
@@ -327,9 +344,6 @@ settings_define(void)
 	define_values();
 	define_retention();
 	MarkGUCPrefixReserved("pgcache_fence");
-	if (process_shared_preload_libraries_in_progress)
-	{
-		next_emit_log_hook = emit_log_hook;
-		emit_log_hook = hide_redis_url;
-	}
+	next_emit_log_hook = emit_log_hook;
+	emit_log_hook = hide_redis_url;
 }

@@ -2,7 +2,7 @@
  * settings.h
  *	  The configuration parameters pgcache_fence.*; defined and documented in settings.c.
  *
- * All durations are in milliseconds.
+ * Durations are in milliseconds, those of idle fences and tombstones in seconds.
  */
 #ifndef FENCE_SETTINGS_H
 #define FENCE_SETTINGS_H

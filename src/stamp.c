@@ -30,6 +30,7 @@ fence_stamp(void)
 		/* in ABORT and COMMIT the xid may be gone from the transaction state: the last one made is meant */
 		if (!IsTransactionState())
 			return stamp;
+		stamp_note_start();
 		xid = U64FromFullTransactionId(GetTopFullTransactionId());
 	}
 	if (xid != stamped)
@@ -127,8 +128,13 @@ fence_stamp_own_fate(const char *stamp)
 	unsigned int nonce;
 	uint64		first = pg_atomic_read_u64(&fence_shared->first_xid);
 
-	if (sscanf(stamp, "%llu.%8x", &xid, &nonce) == 2 && first != 0 && xid >= first && nonce != (uint32) fence_shared->nonce)
-		return FATE_ABORTED;
+	if (sscanf(stamp, "%llu.%8x", &xid, &nonce) == 2 && nonce != (uint32) fence_shared->nonce)
+	{
+		if (first == 0)
+			return FATE_IN_PROGRESS;	/* a promotion that nobody has noted yet: asked again later */
+		if (xid >= first)
+			return FATE_ABORTED;
+	}
 	return fence_stamp_fate(stamp, NULL);
 }
 

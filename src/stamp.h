@@ -45,7 +45,8 @@ extern StampFate fence_stamp_own_fate(const char *stamp);
 /*
  * Notes which xids are of this server start, before the first client can be given one: an earlier start may have issued the
  * same, and lost them in a crash. stamp_install is called while shared_preload_libraries is processed; stamp_note_start by
- * workers that come before clients do.
+ * workers that come before clients do, and again and again: while a standby replays it does nothing, and after a promotion
+ * sessions are there already. (What gets an xid before anybody looks, at most a quarter of a second, is not told apart.)
  */
 extern void stamp_install(void);
 extern void stamp_note_start(void);

@@ -312,32 +312,6 @@ tombstone_group_version(int64 domain_id, const char *key, Snapshot snapshot)
 	return version;
 }
 
-void
-tombstone_raise_floor(int64 domain_id, int64 version)
-{
-	Relation	table = fence_table_open("floor", RowExclusiveLock);
-	Datum		values[FLOOR_COLUMNS];
-	bool		done = false;
-
-	if (table == NULL)
-		return;
-	/* two that raise a floor for the first time would collide in the index */
-	LockDatabaseObject(RelationGetRelid(table), (Oid) domain_id, 0, ExclusiveLock);
-	values[FLOOR_DOMAIN - 1] = Int64GetDatum(domain_id);
-	values[FLOOR_VERSION - 1] = Int64GetDatum(version);
-	while (!done)
-	{
-		Snapshot	snapshot = snapshot_of_now();
-		SysScanDesc scan = scan_floor(table, snapshot, domain_id);
-
-		CHECK_FOR_INTERRUPTS();
-		done = try_set(table, snapshot, scan, FLOOR_VERSION, version, values);
-		systable_endscan(scan);
-		UnregisterSnapshot(snapshot);
-	}
-	table_close(table, NoLock);
-}
-
 /* Deletes what the scan finds; what the patrol deletes at the same time is deleted all the same. */
 static void
 delete_all(Relation table, Snapshot snapshot, SysScanDesc scan)

@@ -43,9 +43,6 @@ extern int64 tombstone_advance(int64 domain_id, const char *key, int64 *observed
 /* The version of a group in a snapshot; 0 if it never changed. */
 extern int64 tombstone_group_version(int64 domain_id, const char *key, Snapshot snapshot);
 
-/* Raises the domain's floor to version (never lowers it). Serialized by a row lock or a unique index. */
-extern void tombstone_raise_floor(int64 domain_id, int64 version);
-
 /* Keys of all tombstones of the domain: a List of palloc'd strings. */
 extern List *tombstone_keys(int64 domain_id);
 

@@ -149,6 +149,7 @@ commit_open(FenceWord word, int *failures, CommitWait *wait)
 
 		snprintf(reason, sizeof(reason), "a writer could not reserve: %s", coordinator_problem());
 		fence_word_change(word, FENCE_CLOSED, WORD_EPOCH(word), reason);
+		fence_wake_keeper_process();
 		*failures = 0;
 		return false;
 	}
@@ -303,6 +304,7 @@ transaction_callback(XactEvent event, void *arg)
 				effects_before_end();
 			if (!ledger_is_empty())
 				before_commit();
+			ledger_close();
 			break;
 		case XACT_EVENT_PRE_PREPARE:
 			attach_before_commit();
@@ -310,6 +312,7 @@ transaction_callback(XactEvent event, void *arg)
 				effects_before_end();
 			if (!ledger_is_empty())
 				before_prepare();
+			ledger_close();
 			break;
 		case XACT_EVENT_PREPARE:
 			if (!ledger_is_empty())

@@ -2,8 +2,8 @@
  * worker.c
  *	  Registering background workers, and the short-lived ones that do the keeper's work inside a database.
  *
- * Owns: fence.cluster, the durable part of the protocol's state. Workers run as the bootstrap superuser with an empty
- * search_path and short time limits: a lock that somebody holds on our tables must not hold the keeper.
+ * Owns: fence.cluster, the durable part of the protocol's state. Workers run as the bootstrap superuser with pg_catalog as
+ * search_path and a short lock_timeout: a lock that somebody holds on our tables must not hold the keeper.
  */
 #include "postgres.h"
 
@@ -316,7 +316,7 @@ announce_domains(FenceJob *job)
 {
 	List	   *domains = domain_list();
 	ListCell   *cell;
-	LibraryCall call = {.deadline = fence_clock() + setting_timeout * INT64CONST(1000) * 2};
+	LibraryCall call = {.conn = NULL};
 	RedisUrl	url;
 	int			nnodes;
 	bool		superseded;
@@ -341,6 +341,7 @@ announce_domains(FenceJob *job)
 
 		if (!nodes[i].granted)
 			continue;
+		call.deadline = fence_clock() + setting_timeout * INT64CONST(1000) * 2;
 		call.conn = redis_open(&nodes[i].address, &url, call.deadline, call.error, REASON_LEN);
 		if (call.conn == NULL ||
 			(nodes[i].received > job->carried && !(reserve_for_prepared(&call, job->epoch) &&
@@ -421,8 +422,11 @@ worker_list_databases(bool all)
 		MemoryContext old;
 
 		/* -2: DROP DATABASE was interrupted, nobody can connect */
-		if (!database->datallowconn || database->datistemplate || database->datconnlimit == -2 ||
-			!(all || settings_serves_database(NameStr(database->datname))))
+		if (!database->datallowconn || database->datconnlimit == -2)
+			continue;
+		/* who makes a database must not find us in template1 */
+		if (all ? database->oid == Template1DbOid :
+			database->datistemplate || !settings_serves_database(NameStr(database->datname)))
 			continue;
 		old = MemoryContextSwitchTo(caller);
 		databases = lappend_oid(databases, database->oid);

@@ -45,7 +45,7 @@ extern void worker_begin(Oid database);
 extern void worker_begin_transaction(void);
 extern void worker_end_transaction(void);
 
-/* The databases that are served, or all that can be connected to: a List of Oid, ascending. Runs a transaction. */
+/* The databases that are served, or all that can be connected to but template1: a List of Oid, ascending. Runs a transaction. */
 extern List *worker_list_databases(bool all);
 
 /* Whether there is such a database, whoever may connect to it. Runs a transaction. */

@@ -168,7 +168,7 @@ done
 set -f
 # shellcheck disable=SC2086
 case $mode in
-full) set -- --only unit --only regress --only isolation --only tap --only history ;;
+full) set -- --only unit --only regress --only isolation --only tap --only history --only clients ;;
 quick) set -- --only regress --only isolation --only tap '[a-z]*' $quick_tap ;;
 short) set -- --only regress --only isolation --only tap '[a-z]*' $short_tap ;;
 esac

@@ -5,7 +5,6 @@
 #include "postgres.h"
 
 #include "redis/cluster.h"
-#include "redis/resolve.h"
 
 /* Whether the reply to CLUSTER INFO says that all is well. */
 static bool
@@ -44,14 +43,12 @@ read_address(const redisReply *node, const RedisEndpoint *asked, RedisEndpoint *
 	return true;
 }
 
-/* The place of the master in the map; -1: there is no room, or its name cannot be resolved. */
+/* The place of the master in the map; -1: there is no room. */
 static int
-place_of(ClusterMap *map, RedisEndpoint *address, char *error)
+place_of(ClusterMap *map, const RedisEndpoint *address, char *error)
 {
-	if (!resolve_endpoint(address, 0, error, REASON_LEN))
-		return -1;
 	for (int i = 0; i < map->n; i++)
-		if (memcmp(&map->addresses[i], address, sizeof(*address)) == 0)
+		if (redis_endpoint_same(&map->addresses[i], address))
 			return i;
 	if (map->n == MAX_NODES)
 	{
@@ -64,7 +61,7 @@ place_of(ClusterMap *map, RedisEndpoint *address, char *error)
 
 /* One range: [first, last, master, replica, ...] */
 static bool
-read_range(const redisReply *range, const RedisEndpoint *asked, ClusterMap *map, char *error)
+read_range(const redisReply *range, const RedisEndpoint *asked, ClusterMap *map, ResolveEndpoint resolve, char *error)
 {
 	RedisEndpoint address;
 	int			place;
@@ -75,8 +72,8 @@ read_range(const redisReply *range, const RedisEndpoint *asked, ClusterMap *map,
 		strlcpy(error, "Redis gave a malformed answer to CLUSTER SLOTS", REASON_LEN);
 		return false;
 	}
-	/* a master whose address is not known yet has its slots all the same, but nobody can ask it */
-	if (!read_address(range->element[2], asked, &address))
+	/* a master whose address is not known (yet, or any more) has its slots all the same, but nobody can ask it */
+	if (!read_address(range->element[2], asked, &address) || !resolve(&address, 0, error, REASON_LEN))
 		return true;
 	place = place_of(map, &address, error);
 	if (place < 0)
@@ -86,7 +83,7 @@ read_range(const redisReply *range, const RedisEndpoint *asked, ClusterMap *map,
 }
 
 bool
-cluster_ask(LibraryCall *call, const RedisEndpoint *asked, ClusterMap *map, bool *whole)
+cluster_ask(LibraryCall *call, const RedisEndpoint *asked, ClusterMap *map, bool *whole, ResolveEndpoint resolve)
 {
 	const char *info[] = {"CLUSTER", "INFO"};
 	const char *slots[] = {"CLUSTER", "SLOTS"};
@@ -103,14 +100,9 @@ cluster_ask(LibraryCall *call, const RedisEndpoint *asked, ClusterMap *map, bool
 	map->n = 0;
 	memset(map->slots, SLOT_NOBODY, SLOTS);
 	ok = reply->type == REDIS_REPLY_ARRAY;
-	strlcpy(call->error, "Redis gave a malformed answer to CLUSTER SLOTS", REASON_LEN);
+	strlcpy(call->error, ok ? "the cluster has no master with slots" : "Redis gave a malformed answer to CLUSTER SLOTS", REASON_LEN);
 	for (size_t i = 0; ok && i < reply->elements; i++)
-		ok = read_range(reply->element[i], asked, map, call->error);
+		ok = read_range(reply->element[i], asked, map, resolve, call->error);
 	freeReplyObject(reply);
-	if (ok && map->n == 0)
-	{
-		strlcpy(call->error, "the cluster has no master with slots", REASON_LEN);
-		return false;
-	}
-	return ok;
+	return ok && map->n > 0;
 }

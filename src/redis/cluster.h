@@ -9,6 +9,7 @@
 #define FENCE_REDIS_CLUSTER_H
 
 #include "redis/library.h"
+#include "redis/resolve.h"
 
 typedef struct ClusterMap
 {
@@ -19,8 +20,9 @@ typedef struct ClusterMap
 
 /*
  * Asks the process which masters there are and which slots they have. asked: its address, for a process that does not know
- * its own. whole: whether it sees the cluster as working. False: no answer that can be understood; call->error tells.
+ * its own. whole: whether it sees the cluster as working. Slots of a master whose name means nothing are nobody's. False: no answer
+ * that can be understood, or nobody has slots; call->error tells, and map is not to be used.
  */
-extern bool cluster_ask(LibraryCall *call, const RedisEndpoint *asked, ClusterMap *map, bool *whole);
+extern bool cluster_ask(LibraryCall *call, const RedisEndpoint *asked, ClusterMap *map, bool *whole, ResolveEndpoint resolve);
 
 #endif

@@ -9,8 +9,8 @@
  * The other side is not trusted with our memory: a reply has bounded bytes and elements, and what nobody takes is
  * left in the socket.
  *
- * Never: palloc (a connection outlives transactions, and much of this runs in COMMIT and ABORT), resolve a name, put
- * the password into a message.
+ * Never: palloc where COMMIT and ABORT come (nobody waits there; see make_wait_set), resolve a name, put the password into a
+ * message.
  */
 #include "postgres.h"
 
@@ -597,6 +597,10 @@ start_connect(RedisConnection *conn, const RedisEndpoint *address)
 	if (!AcquireExternalFD())
 		return fail(conn, false, "too many open files in this process");
 	conn->has_fd = true;
+	/* and one for the set of what is waited for, which raises if there is none */
+	if (!AcquireExternalFD())
+		return fail(conn, false, "too many open files in this process");
+	ReleaseExternalFD();
 
 	context = address->is_unix ? redisConnectUnixNonBlock(address->host) :
 		redisConnectNonBlock(address->host, address->port);

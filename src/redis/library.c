@@ -356,16 +356,21 @@ library_announce(LibraryCall *call, const char *epoch, uint32 grant, List *domai
 
 	snprintf(number, sizeof(number), "%u", grant);
 	*refused = 0;
-	foreach(cell, domains)
+	foreach(cell, domains)		/* all in one round trip: there may be many */
 	{
 		DomainRef  *domain = lfirst(cell);
 		char		id[24];
 		const char *argv[] = {"FCALL", "fence_announce", "0", setting_namespace, epoch, domain->wire_name, id, domain->publish,
 		number};
-		redisReply *reply;
 
 		pg_lltoa(domain->id, id);
-		reply = library_call(call, lengthof(argv), argv);
+		if (!library_send(call, lengthof(argv), argv))
+			return false;
+	}
+	foreach(cell, domains)
+	{
+		redisReply *reply = wait_reply(call);
+
 		if (reply && element(reply, 1) && strcmp(element(reply, 1), "0") != 0)
 			(*refused)++;
 		ok = expect(call, reply, "announced") && ok;

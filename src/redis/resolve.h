@@ -15,4 +15,7 @@
  */
 extern bool resolve_endpoint(RedisEndpoint *endpoint, unsigned try, char *error, size_t size);
 
+/* What may be called in its place: by somebody who knows some names already. */
+typedef bool (*ResolveEndpoint) (RedisEndpoint *endpoint, unsigned try, char *error, size_t size);
+
 #endif

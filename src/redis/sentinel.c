@@ -77,7 +77,7 @@ read_master(const redisReply *reply, RedisEndpoint *master)
 
 /* Asks the sentinel whose turn it is. */
 static bool
-ask(const RedisUrl *url, int64 deadline, RedisEndpoint *master, char *error)
+ask(const RedisUrl *url, int64 deadline, RedisEndpoint *master, ResolveEndpoint resolve, char *error)
 {
 	const char *argv[] = {"SENTINEL", "GET-MASTER-ADDR-BY-NAME", url->master};
 	LibraryCall call = {.deadline = deadline};
@@ -110,15 +110,15 @@ ask(const RedisUrl *url, int64 deadline, RedisEndpoint *master, char *error)
 		snprintf(error, REASON_LEN, "sentinel %.100s %s", next_sentinel(url)->host, reply->type == REDIS_REPLY_NIL ?
 				 "knows no master of that name" : "gave a malformed answer");
 	freeReplyObject(reply);
-	return known && resolve_endpoint(master, turn / url->nendpoints, error, REASON_LEN);
+	return known && resolve(master, turn / url->nendpoints, error, REASON_LEN);
 }
 
 bool
-sentinel_find_master(const RedisUrl *url, RedisEndpoint *master, char *error)
+sentinel_find_master(const RedisUrl *url, RedisEndpoint *master, ResolveEndpoint resolve, char *error)
 {
 	for (int i = 0; i < url->nendpoints; i++)
 	{
-		if (ask(url, fence_clock() + setting_timeout * INT64CONST(1000), master, error))
+		if (ask(url, fence_clock() + setting_timeout * INT64CONST(1000), master, resolve, error))
 			return true;
 		sentinel_distrust();
 	}
@@ -126,11 +126,11 @@ sentinel_find_master(const RedisUrl *url, RedisEndpoint *master, char *error)
 }
 
 bool
-sentinel_ask_again(const RedisUrl *url, int64 patience, RedisEndpoint *master)
+sentinel_ask_again(const RedisUrl *url, int64 patience, RedisEndpoint *master, ResolveEndpoint resolve)
 {
 	char		error[REASON_LEN];
 
-	if (ask(url, fence_clock() + patience, master, error))
+	if (ask(url, fence_clock() + patience, master, resolve, error))
 		return true;
 	sentinel_distrust();
 	return false;

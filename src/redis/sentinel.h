@@ -10,16 +10,16 @@
 #ifndef FENCE_REDIS_SENTINEL_H
 #define FENCE_REDIS_SENTINEL_H
 
-#include "redis/url.h"
+#include "redis/resolve.h"
 
 /* Asks the sentinels in turn until one tells. master: its address, numeric. error: REASON_LEN bytes. Waits. */
-extern bool sentinel_find_master(const RedisUrl *url, RedisEndpoint *master, char *error);
+extern bool sentinel_find_master(const RedisUrl *url, RedisEndpoint *master, ResolveEndpoint resolve, char *error);
 
 /*
  * The same beside heartbeats, which must not wait for sentinels: one sentinel, at most patience microseconds. False:
  * nothing was learned.
  */
-extern bool sentinel_ask_again(const RedisUrl *url, int64 patience, RedisEndpoint *master);
+extern bool sentinel_ask_again(const RedisUrl *url, int64 patience, RedisEndpoint *master, ResolveEndpoint resolve);
 
 /* What the last sentinel said was of no use: the next question goes to another one first. */
 extern void sentinel_distrust(void);

@@ -93,7 +93,7 @@ static int
 node_at(const RedisEndpoint *address)
 {
 	for (int i = 0; i < topology_size; i++)
-		if (memcmp(&topology_nodes[i].address, address, sizeof(*address)) == 0)
+		if (redis_endpoint_same(&topology_nodes[i].address, address))
 			return i;
 	return -1;
 }
@@ -106,16 +106,43 @@ working_connection(int node)
 	return conn != NULL && redis_error(conn) == NULL ? conn : NULL;
 }
 
-/* conn: to that address, NULL for one of its own. */
+/*
+ * A name that led to a process which still answers means that one: the resolver, which waits for as long as it likes, is not asked
+ * beside each heartbeat.
+ */
+static bool
+resolve_unless_connected(RedisEndpoint *endpoint, unsigned try, char *error, size_t size)
+{
+	for (int i = 0; i < topology_size; i++)
+	{
+		const RedisEndpoint *known = &topology_nodes[i].address;
+
+		if (endpoint->is_unix || known->port != endpoint->port || strcmp(known->name, endpoint->name) != 0 ||
+			working_connection(i) == NULL)
+			continue;
+		memcpy(endpoint->host, known->host, sizeof(endpoint->host));
+		return true;
+	}
+	return resolve_endpoint(endpoint, try, error, size);
+}
+
+/* conn: to that address, NULL for one of its own. map and whole are as they were if it fails. */
 static bool
 ask_cluster_at(const RedisEndpoint *address, RedisConnection *conn, int64 patience, ClusterMap *map, bool *whole, char *error)
 {
 	LibraryCall call = {.conn = conn, .deadline = fence_clock() + patience};
+	static ClusterMap answer;
+	bool		sees_whole;
 	bool		ok;
 
 	if (conn == NULL)
 		call.conn = redis_open(address, &url, call.deadline, call.error, REASON_LEN);
-	ok = call.conn != NULL && cluster_ask(&call, address, map, whole);
+	ok = call.conn != NULL && cluster_ask(&call, address, &answer, &sees_whole, resolve_unless_connected);
+	if (ok)
+	{
+		*map = answer;
+		*whole = sees_whole;
+	}
 	if (conn == NULL)
 		redis_close(call.conn);
 	if (!ok)
@@ -163,7 +190,7 @@ locate(ClusterMap *found, char *error)
 	for (int i = 0; i < SLOTS; i++)
 		found->slots[i] = i * found->n / SLOTS;
 	if (url.topology == REDIS_SENTINEL)
-		return sentinel_find_master(&url, &found->addresses[0], error);
+		return sentinel_find_master(&url, &found->addresses[0], resolve_unless_connected, error);
 	for (int i = 0; i < url.nendpoints; i++)
 	{
 		const RedisNode *node = &topology_nodes[i];
@@ -504,7 +531,7 @@ slots_changed(const ClusterMap *found, int64 patience)
 	static RedisNode guest;
 	char		error[REASON_LEN];
 	unsigned char wanted[SLOTS];
-	unsigned char node[MAX_NODES];	/* whom a slot of each of those found could be granted to */
+	unsigned char node[MAX_NODES] = {0};	/* whom a slot of each of those found could be granted to */
 	uint64		hash = 0;
 
 	for (int i = 0; i < found->n; i++)
@@ -518,8 +545,8 @@ slots_changed(const ClusterMap *found, int64 patience)
 		else if (greet(&guest, true, heartbeat_key(found->slots, i), patience, error))
 		{
 			node[i] = MAX_NODES + 1;
-			hash = hash_combine64(hash, hash_bytes_extended((const unsigned char *) &found->addresses[i],
-															sizeof(RedisEndpoint), 0));
+			hash = hash_combine64(hash, hash_bytes_extended((const unsigned char *) found->addresses[i].host,
+															strlen(found->addresses[i].host), found->addresses[i].port));
 		}
 		else
 			node[i] = SLOT_NOBODY;
@@ -571,9 +598,9 @@ topology_moved(int64 patience, char *error)
 
 	if (topology_size > 0 && (url.topology == REDIS_CLUSTER || url.topology == REDIS_SHARDS))
 		return slots_moved(Max(patience, INT64CONST(100000)), error);
-	if (url.topology != REDIS_SENTINEL || topology_size == 0 || !sentinel_ask_again(&url, patience, &master))
+	if (url.topology != REDIS_SENTINEL || topology_size == 0 || !sentinel_ask_again(&url, patience, &master, resolve_unless_connected))
 		return false;
-	if (memcmp(&master, &topology_nodes[0].address, sizeof(master)) == 0 || !is_another_master(&master, patience))
+	if (redis_endpoint_same(&master, &topology_nodes[0].address) || !is_another_master(&master, patience))
 		return false;
 	snprintf(error, REASON_LEN, "the sentinels name another master: %.100s, port %d", master.host, master.port);
 	return true;

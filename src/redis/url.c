@@ -413,6 +413,12 @@ parse_shard(Span text, RedisUrl *url)
 	return NULL;
 }
 
+bool
+redis_endpoint_same(const RedisEndpoint *a, const RedisEndpoint *b)
+{
+	return a->is_unix == b->is_unix && a->port == b->port && strcmp(a->host, b->host) == 0;
+}
+
 const char *
 redis_url_parse(const char *text, RedisUrl *url)
 {

@@ -27,6 +27,9 @@ typedef struct RedisEndpoint
 	char		name[REDIS_HOST_LEN];	/* of the host before it was resolved: what a certificate must be for */
 } RedisEndpoint;
 
+/* Whether both are one address, whatever name led to it. */
+extern bool redis_endpoint_same(const RedisEndpoint *a, const RedisEndpoint *b);
+
 typedef struct RedisUrl
 {
 	RedisTopology topology;

@@ -11,20 +11,22 @@ import report
 from servers import BASE, Postgres, Redis, fill, running
 
 import part_against
+import part_bounds
 import part_calls
 import part_effects
 import part_growth
 import part_hits
 import part_memory
+import part_multiplexer
 import part_patrol
 import part_rows
 import part_single
 import part_window
 
 PARTS = {
-    'single': part_single, 'against': part_against, 'rows': part_rows, 'hits': part_hits, 'calls': part_calls,
-    'window': part_window, 'memory': part_memory, 'growth': part_growth, 'patrol': part_patrol,
-    'effects': part_effects,
+    'single': part_single, 'against': part_against, 'bounds': part_bounds, 'rows': part_rows, 'hits': part_hits,
+    'calls': part_calls, 'window': part_window, 'memory': part_memory, 'growth': part_growth, 'patrol': part_patrol,
+    'effects': part_effects, 'multiplexer': part_multiplexer,
 }
 
 

@@ -41,7 +41,7 @@ def make_tables(pg, redis_server, rows=ROWS):
 
 
 def load(steps, pg=None, redis_server=None, clients=1, seconds=2.0, warmup=0.3, rows=ROWS, first_row=1, payload=PAYLOAD,
-         pipeline=1, transactions=0, tcp=False, initial=None, **settings):
+         pipeline=1, transactions=0, tcp=False, initial=None, beside=None, **settings):
     """One run of the load generator: its results."""
     command = [f'{BASE}/bin/load', '--clients', clients, '--threads', THREADS, '--seconds', seconds, '--warmup', warmup,
                '--rows', rows, '--first-row', first_row, '--payload', payload,
@@ -52,6 +52,8 @@ def load(steps, pg=None, redis_server=None, clients=1, seconds=2.0, warmup=0.3, 
         command += ['--redis', redis_server.address(tcp), '--redis-pid', redis_server.pid]
     if initial:
         command += ['--initial', initial]
+    if beside:
+        command += ['--beside', beside]
     for step in steps:
         command += ['--step', step]
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -25,9 +25,12 @@
 #include <hiredis/hiredis.h>
 #include <libpq-fe.h>
 
+#include "clock.h"
+
 #define MAX_STEPS 8
-#define MAX_WORDS 12
+#define MAX_WORDS 16
 #define MAX_PARAMS 4
+#define MAX_BESIDE 1000
 #define BUCKETS_PER_OCTAVE 64
 #define BUCKETS (40 * BUCKETS_PER_OCTAVE)
 
@@ -91,6 +94,7 @@ static double warmup = 0.5;
 static double seconds = 2;
 static long transactions = 0;	/* of each client; 0: by time */
 static const char *initial;		/* SQL that every client runs once before anything is measured */
+static Step beside;				/* for each transaction this too, on one connection of its own that nobody waits for */
 static int	redis_pid;
 static size_t payload_size = 100;
 static char *payload;
@@ -98,6 +102,7 @@ static char *payload;
 static bool needs_stamp;			/* some step has %s: then %v rises from transaction to transaction */
 static uint64_t first_version;
 
+static volatile long behind;		/* transactions whose step beside is still to be done */
 static volatile bool measuring;
 static volatile bool stopping;
 static pthread_barrier_t connected;
@@ -107,15 +112,6 @@ die(const char *what, const char *why)
 {
 	fprintf(stderr, "load: %s: %s\n", what, why);
 	exit(1);
-}
-
-static uint64_t
-now_ns(clockid_t clock)
-{
-	struct timespec t;
-
-	clock_gettime(clock, &t);
-	return (uint64_t) t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
 /* Nanoseconds a process has been on a processor; 0 if unknown. */
@@ -241,9 +237,9 @@ set_row(Client *client, uint64_t row)
 	snprintf(client->row_text, sizeof(client->row_text), "%llu", (unsigned long long) row);
 }
 
-/* One message, or as many as a pipeline holds: for this row and the ones after it, in every step alike. */
+/* So many messages at once: for this row and the ones after it, in every step alike. */
 static void
-send_redis(Client *client, const Step *step)
+send_redis(Client *client, const Step *step, int count)
 {
 	static __thread char *buffer = NULL;
 	const char *argv[MAX_WORDS];
@@ -253,7 +249,7 @@ send_redis(Client *client, const Step *step)
 	if (buffer == NULL)
 		buffer = malloc(MAX_WORDS * 256 + payload_size * 2);
 	set_row(client, client->drawn);
-	for (int n = 0; n < pipeline; n++)
+	for (int n = 0; n < count; n++)
 	{
 		char	   *p = buffer;
 
@@ -273,7 +269,7 @@ send_redis(Client *client, const Step *step)
 			argc = 0;
 		}
 	}
-	client->awaited = pipeline * step->ncommands;
+	client->awaited = count * step->ncommands;
 	while (!done)
 		if (redisBufferWrite(client->redis, &done) != REDIS_OK)
 			die("redis", client->redis->errstr);
@@ -287,7 +283,7 @@ send_step(Client *client)
 	if (step->kind == STEP_SQL)
 		send_sql(client, step);
 	else
-		send_redis(client, step);
+		send_redis(client, step, pipeline);
 }
 
 /* True when the step's answer is complete. */
@@ -356,6 +352,21 @@ record(Worker *worker, uint64_t ns)
 }
 
 static void
+sleep_seconds(double s)
+{
+	struct timespec t = {(time_t) s, (long) ((s - (time_t) s) * 1e9)};
+
+	nanosleep(&t, NULL);
+}
+
+static void
+set_stamp(Client *client)
+{
+	snprintf(client->stamp, sizeof(client->stamp), "%d.%ld", client->number, client->done);
+	snprintf(client->version, sizeof(client->version), "%lld", (long long) (first_version + client->done));
+}
+
+static void
 begin_transaction(Worker *worker, Client *client)
 {
 	client->step = 0;
@@ -363,10 +374,7 @@ begin_transaction(Worker *worker, Client *client)
 	set_row(client, client->drawn);
 	client->begun = now_ns(CLOCK_MONOTONIC);
 	if (needs_stamp)
-	{
-		snprintf(client->stamp, sizeof(client->stamp), "%d.%ld", client->number, client->done);
-		snprintf(client->version, sizeof(client->version), "%lld", (long long) (first_version + client->done));
-	}
+		set_stamp(client);
 	send_step(client);
 }
 
@@ -384,6 +392,9 @@ advance(Worker *worker, Client *client)
 		record(worker, now_ns(CLOCK_MONOTONIC) - client->begun);
 	if (stopping || (transactions > 0 && client->done >= transactions))
 		return false;
+	/* no faster than what is beside: else the measured time would have a part of it only */
+	while (behind > MAX_BESIDE)
+		sleep_seconds(0.0002);
 	begin_transaction(worker, client);
 	return true;
 }
@@ -435,23 +446,55 @@ work(void *arg)
 	return NULL;
 }
 
+/* Does the step beside as often as the clients have done a transaction, gathered for half a millisecond or while it waits. */
+static void *
+work_beside(void *arg)
+{
+	const Client *clients = arg;
+	Worker		worker = {.random = 88172645463325252ULL};
+	Client		client = {.redis = connect_redis(), .number = getpid() * 1000 + nclients};
+	long		done = 0;
+
+	while (!stopping)
+	{
+		long		count = -done;
+
+		for (int i = 0; i < nclients; i++)
+			count += clients[i].done;
+		behind = count;
+		if (count == 0)
+		{
+			sleep_seconds(0.0005);
+			continue;
+		}
+		if (count > MAX_BESIDE)
+			count = MAX_BESIDE;
+		client.drawn = first_row + next_random(&worker) % rows;
+		set_stamp(&client);
+		send_redis(&client, &beside, count);
+		while (!receive_redis(&client))
+			;
+		client.done++;
+		done += count;
+	}
+	behind = 0;
+	redisFree(client.redis);
+	return NULL;
+}
+
 /* -----------------------------------------------------------------------------------------------------------------
  * Arguments and results
  * -----------------------------------------------------------------------------------------------------------------
  */
 
 static void
-add_step(const char *text)
+parse_step(const char *text, Step *step)
 {
-	Step	   *step = &steps[nsteps];
-
-	if (nsteps == MAX_STEPS)
-		die(text, "too many steps");
 	if (strncmp(text, "sql:", 4) == 0)
 	{
 		step->kind = STEP_SQL;
 		step->text = text + 4;
-		snprintf(step->name, sizeof(step->name), "s%d", nsteps);
+		snprintf(step->name, sizeof(step->name), "s%d", (int) (step - steps));
 		for (const char *p = step->text; *p; p++)
 			if (*p == '$' && p[1] - '0' > step->nparams)
 				step->nparams = p[1] - '0';
@@ -461,8 +504,8 @@ add_step(const char *text)
 		char	   *copy = strdup(text + 6);
 
 		step->kind = STEP_REDIS;
+		step->text = text;
 		step->ncommands = 1;
-		needs_stamp |= strstr(copy, "%s") != NULL;
 		for (char *w = strtok(copy, " "); w && step->nwords < MAX_WORDS; w = strtok(NULL, " "))
 		{
 			step->words[step->nwords++] = w;
@@ -471,6 +514,15 @@ add_step(const char *text)
 	}
 	else
 		die(text, "a step begins with sql: or redis:");
+}
+
+static void
+add_step(const char *text)
+{
+	if (nsteps == MAX_STEPS)
+		die(text, "too many steps");
+	parse_step(text, &steps[nsteps]);
+	needs_stamp |= steps[nsteps].kind == STEP_REDIS && strstr(text, "%s") != NULL;
 	nsteps++;
 }
 
@@ -484,7 +536,8 @@ parse_arguments(int argc, char **argv)
 		{"rows", required_argument, NULL, 'n'}, {"first-row", required_argument, NULL, 'f'},
 		{"warmup", required_argument, NULL, 'w'}, {"seconds", required_argument, NULL, 'T'},
 		{"transactions", required_argument, NULL, 't'}, {"redis-pid", required_argument, NULL, 'p'},
-		{"payload", required_argument, NULL, 'b'}, {"initial", required_argument, NULL, 'i'}, {NULL, 0, NULL, 0}
+		{"payload", required_argument, NULL, 'b'}, {"initial", required_argument, NULL, 'i'},
+		{"beside", required_argument, NULL, 'a'}, {NULL, 0, NULL, 0}
 	};
 	int			c;
 
@@ -504,6 +557,7 @@ parse_arguments(int argc, char **argv)
 			case 't': transactions = atol(optarg); break;
 			case 'p': redis_pid = atoi(optarg); break;
 			case 'i': initial = optarg; break;
+			case 'a': parse_step(optarg, &beside); break;
 			case 'b': payload_size = strtoull(optarg, NULL, 10); break;
 			default: exit(2);
 		}
@@ -576,14 +630,6 @@ print_results(Worker *workers, const Client *first, Sample a, Sample b)
 		   (b.own - a.own) / 1e3 / (count ? count : 1), first->pg ? PQbackendPID(first->pg) : 0);
 }
 
-static void
-sleep_seconds(double s)
-{
-	struct timespec t = {(time_t) s, (long) ((s - (time_t) s) * 1e9)};
-
-	nanosleep(&t, NULL);
-}
-
 int
 main(int argc, char **argv)
 {
@@ -591,6 +637,7 @@ main(int argc, char **argv)
 	Worker	   *workers;
 	Sample		before,
 				after;
+	pthread_t	beside_thread;
 	int			next = 0;
 
 	parse_arguments(argc, argv);
@@ -612,6 +659,8 @@ main(int argc, char **argv)
 		pthread_create(&workers[w].thread, NULL, work, &workers[w]);
 	}
 	pthread_barrier_wait(&connected);
+	if (beside.text)
+		pthread_create(&beside_thread, NULL, work_beside, clients);
 	measuring = transactions > 0;
 	before = sample(clients);
 	pthread_barrier_wait(&connected);
@@ -633,6 +682,9 @@ main(int argc, char **argv)
 		pthread_join(workers[w].thread, NULL);
 	if (transactions > 0)
 		after = sample(clients);
+	stopping = true;
+	if (beside.text)
+		pthread_join(beside_thread, NULL);
 	print_results(workers, clients, before, after);
 	return 0;
 }

@@ -52,9 +52,10 @@ def show(result):
         line.append(compare.format_spread(compare.ratio(r, 'fence_get', 'GET')))
         line.append(compare.format_spread(compare.ratio(r, 'split', 'GET')))
         line.append(compare.format_spread(compare.ratio(r, 'empty', 'GET')))
-        line.append(compare.format_spread(compare.ratio(r, 'fence_get', 'SELECT')) if 'SELECT' in r else '')
+        for name in 'fence_get', 'GET':
+            line.append(compare.format_spread(compare.ratio(r, name, 'SELECT')) if 'SELECT' in r else '')
         line += [f"{compare.median(r, name, 'cpu_redis'):.1f}" for name in NAMES[:3]]
         lines.append(line)
     return report.table(['reads per second', 'GET', 'strong hit', 'GET + fence_current', 'empty function', 'SELECT', 'hit : GET',
-                         'GET + fence_current : GET', 'empty function : GET', 'hit : SELECT', 'CPU µs of Redis per GET', 'per hit',
+                         'GET + fence_current : GET', 'empty function : GET', 'hit : SELECT', 'GET : SELECT', 'CPU µs of Redis per GET', 'per hit',
                          'per GET + fence_current'], lines)

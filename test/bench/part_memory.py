@@ -1,34 +1,70 @@
-"""Bytes of Redis memory per fence that nobody uses: the growth of used_memory over many, and MEMORY USAGE of one."""
+"""Bytes of Redis memory per fence that nobody uses: the growth of used_memory over many, with all tables of names and expiries.
+
+The fences are copies of one that a reader's put made and of one that a transaction has committed, in a Redis of their own. Its
+tables double: "full" is the moment before, "doubled" the one after.
+"""
 
 import report
-from servers import fill
+from servers import Redis, running, wait_until
 
-FIRST = 2 * 10 ** 9                     # no rows: nobody else touches these fences
+STEP = 10_000
+PERIOD_MS = 86_400_000
+
+
+def contents(bench):
+    """A row's fence after put, and after a commit."""
+    client, fence = bench.redis.client, bench.pg.value("SELECT fence.fence_key('fenced', '1')")
+    bench.warm()
+    result = {'filled by a reader': client.get(fence)}
+    bench.pg.sql('UPDATE fenced SET data = data WHERE id = 1')
+    wait_until(lambda: client.get(fence) != result['filled by a reader'], 10, f'{fence} is not committed')
+    result['committed by a transaction'] = client.get(fence)
+    return fence, result
+
+
+def used(client):
+    """used_memory once Redis has moved all names into the larger table."""
+    seen = []
+
+    def settled():
+        seen.append(client.info('memory')['used_memory'])
+        return len(seen) > 3 and max(seen[-3:]) - min(seen[-3:]) < 10_000
+    wait_until(settled, 20, "Redis' memory does not settle")
+    return seen[-1]
+
+
+def grow(client, fence, content, first, last):
+    name = fence.split('{')[0] + '{%d}'
+    for start in range(first, last, STEP):
+        pipe = client.pipeline(transaction=False)
+        for number in range(start, min(start + STEP, last)):
+            pipe.set(name % (10 ** 9 + number), content, px=PERIOD_MS)
+        pipe.execute()
 
 
 def run(bench):
-    count = bench.amount(100_000, 1_000_000)
-    client = bench.redis.client
-    fence = bench.pg.value("SELECT fence.fence_key('fenced', %s)", str(FIRST))
-    value = bench.pg.value("SELECT fence.value_key('fenced', %s)", str(FIRST))
-    before = client.info('memory')['used_memory']
-    fill(bench.pg, bench.redis, 'fenced', count, payload=1, first=FIRST)
-    delete(client, value, count)
-    after = client.info('memory')['used_memory']
-    result = {'name': fence, 'name bytes': len(fence), 'fence bytes': len(client.get(fence)),
-              'MEMORY USAGE': client.memory_usage(fence), 'growth': (after - before) / count, 'count': count}
-    delete(client, fence, count)
+    full = bench.amount(2 ** 17, 2 ** 20)
+    fence, found = contents(bench)
+    result = {}
+    server = Redis('memory')
+    with running(server):
+        for how, content in found.items():
+            server.client.flushall()
+            before = used(server.client)
+            r = {'content': len(content)}
+            at = 0
+            for when, count in ('full', full), ('doubled', full + full // 20):
+                grow(server.client, fence, content, at, count)
+                at = count
+                r[when] = (used(server.client) - before) / count
+            r['name'] = server.client.randomkey().decode()
+            r['MEMORY USAGE'] = server.client.memory_usage(r['name'])
+            result[how] = r
     return result
 
 
-def delete(client, first_name, count):
-    for start in range(0, count, 10_000):
-        client.delete(*(first_name.replace(str(FIRST), str(FIRST + i)) for i in range(start, start + 10_000)))
-
-
 def show(result):
-    return report.table(['Redis memory per idle fence', 'bytes'], [
-        [f"growth of used_memory over {result['count']:,} fences, key tables included", f"{result['growth']:.0f}"],
-        ['MEMORY USAGE of one', result['MEMORY USAGE']],
-        [f"name `{result['name']}`", result['name bytes']],
-        ['content', result['fence bytes']]])
+    return report.table(['Redis memory per idle fence, bytes', 'of its name', 'of its content', 'MEMORY USAGE',
+                         'growth of used_memory, tables full', 'tables doubled'],
+                        [[f"{how}: `{r['name'].split('{')[0]}{{…}}`", len(r['name']), r['content'], r['MEMORY USAGE'],
+                          f"{r['full']:.0f}", f"{r['doubled']:.0f}"] for how, r in result.items()])

@@ -133,8 +133,9 @@ def read_targets(results):
 
 def other_targets(results):
     lines = []
-    if results.get('memory'):
-        lines.append(judge('bytes of Redis memory per idle fence', '≤ 150', results['memory']['growth'], at_most(150), '{:.0f}'))
+    for how, r in results.get('memory', {}).items():
+        lines.append(judge(f'bytes of Redis memory per idle fence, {how}', '≤ 150',
+                           {'min': r['full'], 'median': (r['full'] + r['doubled']) / 2, 'max': r['doubled']}, at_most(150), '{:.0f}'))
     patrol = results.get('patrol', {})
     for fate, r in patrol.items():
         if 'rate' not in r:

@@ -9,10 +9,11 @@ usage() {
 	cat <<-TEXT
 	usage: sh test/bench/run.sh [--quick] [--only NAME]... [--out DIR] [--rounds N] [--seconds S]
 
-	  --quick      everything, smaller and shorter: under four minutes instead of forty
+	  --quick      everything, smaller and shorter: six minutes instead of fifty
 	  --only NAME  only this part, may be repeated; prints and writes no documentation (unless --out says where to):
 	               single   UPDATE of one row by 8 clients, against the same table unfenced (a minute)
 	               against  the same against what services do today, 1, 8 and 32 clients, unix socket and TCP
+	               bounds   what no fence kept by row triggers and a function of Redis can do better than
 	               rows     rows per transaction, 1 to a million
 	               hits     strong reads against GET and a prepared SELECT
 	               calls    messages, system calls and instructions per transaction; where time goes
@@ -21,6 +22,7 @@ usage() {
 	               patrol   reservations settled per second
 	               growth   many fences, tables, backends
 	               effects  what an effect adds to a transaction
+	               multiplexer  one connection for all backends, or one for each: a model of both
 	  --out DIR    write performance.md and the plots there
 	  --rounds N, --seconds S   rounds of each comparison, and seconds of each measurement in a round
 	TEXT
@@ -39,7 +41,7 @@ parse_arguments() {
 		--quick) ;;
 		--only)
 			case ${2:-} in
-			single | against | rows | hits | calls | window | memory | patrol | growth | effects) publish=${named_out:-} ;;
+			single | against | bounds | rows | hits | calls | window | memory | patrol | growth | effects | multiplexer) publish=${named_out:-} ;;
 			*) usage >&2; exit 2 ;;
 			esac
 			shift
@@ -72,12 +74,14 @@ begin_inside "$base"
 say 'building ...'
 build || exit 1
 mkdir "$base/bin" "$base/results" || exit 1
-for tool in load listener window fill; do
+for tool in load listener window fill multiplexer; do
 	[ -e "test/bench/$tool.c" ] || continue
 	# shellcheck disable=SC2046
 	gcc -O2 -Wall -Wextra -Werror -I"$("$PG_CONFIG" --includedir)" "test/bench/$tool.c" -o "$base/bin/$tool" \
 		$(pkg-config --cflags-only-I --libs hiredis) -L"$("$PG_CONFIG" --libdir)" -lpq -lm -lpthread || exit 1
 done
+gcc -O2 -Wall -Wextra -Werror -fPIC -shared -isystem "$("$PG_CONFIG" --includedir-server)" test/bench/nothing.c \
+	-o "$base/bin/nothing.so" || exit 1
 cp doc/performance.md "$base/results/" 2>/dev/null
 export base bindir major PYTHONDONTWRITEBYTECODE=1
 # The servers are this program's: it stops them, also when it is told to end.

@@ -70,6 +70,10 @@ subtest 'a standby knows its Redis' => sub {
 		'fence.state tells what it is');
 	is($standby->safe_psql('postgres', 'SELECT role, epoch FROM fence.nodes'), $primary->safe_psql('postgres', 'SELECT role, epoch FROM fence.nodes'),
 		'fence.nodes tells what the primary has armed');
+	is($standby->safe_psql('postgres', q(SELECT string_agg(finding, ', ') FROM fence.doctor() WHERE severity = 'error')), '',
+		'fence.doctor finds nothing that is wrong');
+	is($standby->safe_psql('postgres', q(SELECT count(*) FROM fence.metrics WHERE name = 'cache_fence_open')), '0',
+		'... and no alert is given because it does not open fences');
 };
 
 subtest 'what may be read' => sub {
@@ -152,8 +156,20 @@ subtest 'promotion, and another history' => sub {
 	settled();
 	caught_up();
 	$primary->stop;
+
+	# what the old primary gave the next number to was lost with it; here it is given anew, before any client logs in
+	my $pooled = FenceTest::Session->open($standby);
+	my ($xid, $system, $ns) = split /\|/, $pooled->run("SELECT pg_snapshot_xmax(pg_current_snapshot()), system_identifier,"
+		  . " current_setting('pgcache_fence.namespace') FROM pg_control_system()");
+	is_deeply($redis->call('FCALL', 'fence_effect', 1, 'lost', $ns, "$system.$xid.0000abcd.1", "$system.$xid.0000abcd", '', 'counter',
+			1, 5, '', ''), [ 'held', 5 ], 'a hold of a lost transaction');
 	$standby->promote;
-	wait_open($standby);
+	poll(sub { $pooled->run('SELECT state FROM fence.state') eq 'OPEN' }, 'OPEN');
+	$pooled->run('SELECT pg_current_xact_id()');
+	poll(sub { @{ $redis->call('KEYS', "$ns:h:*") } == 0 }, 'the hold to be settled');
+	is($pooled->run("SELECT pg_xact_status('$xid')"), 'committed', 'another one of its number has committed');
+	is($redis->call('GET', 'lost'), undef, '... but it is not applied');
+	$pooled->close;
 	poll(sub { get($standby, 4) ne 'unarmed' }, 'the announcement');
 	is($standby->safe_psql('postgres', "SELECT count(*) FROM pg_stat_activity WHERE backend_type ~ '^pgcache_fence (keeper|patrol|courier)\$'"), '3',
 		'promoted: all workers run');

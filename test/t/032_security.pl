@@ -16,7 +16,7 @@ my @EXTENSION = qw(+fcall +function|list +function|load +info +set +mget +del +t
 my @EFFECTS = qw(~app:* +get +incrby +decrby +setrange +exists +type +rename +unlink +pexpire +pttl +persist +hset +hget +hdel +hincrby
   +hgetall +hkeys +hexists +hscan +lpush +rpush +lrange +ltrim +lrem +zadd +zrange +zremrangebyrank +xadd +xtrim +xrevrange);
 my @READER = qw(+fcall|fence_get +fcall|fence_get_many +fcall|fence_put +fcall|fence_release +fcall|fence_current
-  +fcall|fence_check +fcall|fence_check_many +fcall|fence_peek +get +mget +set +del +time +select);
+  +fcall|fence_check +fcall|fence_check_many +fcall|fence_peek +get +mget +set +time +select);
 # Of those who may not even fill a cache; their keys: %R~
 my @LOOKER = qw(+fcall_ro|fence_get_ro +fcall_ro|fence_current +fcall_ro|fence_check +fcall_ro|fence_check_many
   +fcall_ro|fence_peek +get +mget +time +select);
@@ -149,6 +149,20 @@ subtest 'a reader of Redis' => sub {
 	is($reader->call('FCALL', 'fence_get', 2, $fence, $value)->[3], 'payload', 'has a hit');
 	is($reader->call('FCALL', 'fence_check', 1, $fence, $token, $version), 1, 'checks');
 
+	my ($none, $no_value) = split /\|/, $sql->run("SELECT fence.fence_key('item', '13'), fence.value_key('item', '13')");
+	foreach my $rule (@READER)
+	{
+		$redis->call('DEL', $none);
+		$redis->call('ACL', 'SETUSER', 'reader', 'nocommands', grep { $_ ne $rule } @READER);
+		my @refused = grep { defined $reader->error_of(@$_) } [ 'GET', $value ], [ qw(FCALL fence_get 2), $none, $no_value ],
+		  [ qw(FCALL fence_get_many 2), $fence, $value ], [ qw(FCALL fence_put 2), $fence, $value, $token, $ticket, $version, 'payload', 0 ],
+		  [ qw(FCALL fence_release 1), $fence, $token, $ticket ], [ qw(FCALL fence_current 1), $fence ],
+		  [ qw(FCALL fence_check 1), $fence, $token, $version ], [ qw(FCALL fence_check_many 1), $fence, $token, $version ],
+		  [ qw(FCALL fence_peek 2), $fence, $value ];
+		ok(@refused > 0, "needs $rule");
+		$redis->call('ACL', 'SETUSER', 'reader', 'nocommands', @READER);
+	}
+
 	my @functions;
 	foreach my $library (@{ $redis->call('FUNCTION', 'LIST', 'LIBRARYNAME', 'pgcache_fence') })
 	{
@@ -220,8 +234,9 @@ subtest 'passwords are not told' => sub {
 
 	# a new one
 	set_user('extension', 'p3-hidden', @EXTENSION);
+	my $before = $sql->run('SELECT clock_timestamp()');
 	set_url(url_of('extension', 'p3-hidden'));
-	poll(sub { state_of('state, since > pg_conf_load_time()') eq 'OPEN|t' }, 'OPEN with the new password');
+	poll(sub { state_of("state, since > '$before'") eq 'OPEN|t' }, 'OPEN with the new password');
 	is(state_of('epoch'), $epoch, 'a new password needs no restart and no new epoch');
 	$redis->call('CLIENT', 'KILL', 'USER', 'extension');
 	poll(sub { $ordinary->run("SELECT status FROM fence.get('item', '1')") =~ /hit|miss/ }, 'a session that was there before');
@@ -254,9 +269,14 @@ subtest 'passwords are not told' => sub {
 	set_url('redis://extension:p5-hidden@127.0.0.1/7');
 	set_url('redis+cluster://extension:p5-hidden@127.0.0.1 redis://127.0.0.1');
 	poll(sub { slurp_file($node->logfile) =~ /redis\+sentinel:\/\/ and redis\+cluster:\/\/ stand alone/ }, 'the log');
+	# PostgreSQL tells of it with the name as it is written there
+	my $changed = qr/parameter "pgcache_fence.redis_url" changed$/m;
+	my $told = () = slurp_file($node->logfile) =~ /$changed/g;
+	$node->append_conf('postgresql.conf', "PgCache_Fence.REDIS_URL = 'redis://extension:p7-hidden\@127.0.0.1:1'");
+	$node->reload;
+	poll(sub { my $after = () = slurp_file($node->logfile) =~ /$changed/g; $after > $told }, 'the setting in capitals');
 	my $log = slurp_file($node->logfile);
 	is(join("\n", grep { /hidden/ } split /\n/, $log), '', 'the log');
-	like($log, qr/parameter "pgcache_fence.redis_url" changed$/m, '... tells of the changes');
 	foreach my $pid (split /\n/, $sql->run('SELECT pid FROM pg_stat_activity'))
 	{
 		my $title = eval { slurp_file("/proc/$pid/cmdline") } // '';
@@ -350,6 +370,26 @@ SQL
 	}
 	# that the traps work
 	like($trapped->error_of('SELECT 1::bigint = 1::bigint'), qr/trapped/, 'a trap');
+};
+
+# With the default in its place another Redis would be armed, or other keys used.
+subtest 'a start with an invalid value' => sub {
+	my %good = (redis_url => url_of('extension', 'p3-hidden'), namespace => $NAMESPACE, databases => '*');
+	my %bad = (redis_url => 'redis://extension:p8-hidden@', namespace => 'a b', databases => 'a b');
+
+	$node->stop;
+	foreach my $name (sort keys %bad)
+	{
+		my $offset = -s $node->logfile;
+		$node->append_conf('postgresql.conf', "pgcache_fence.$name = '$bad{$name}'");
+		ok(!$node->start(fail_ok => 1), "$name: refused");
+		my $log = substr(slurp_file($node->logfile), $offset);
+		like($log, qr/FATAL:  invalid value for parameter "pgcache_fence.$name"\n.*DETAIL:  /, '... with the reason');
+		unlike($log, qr/hidden/, '... and without a password');
+		$node->append_conf('postgresql.conf', "pgcache_fence.$name = '$good{$name}'");
+	}
+	$node->start;
+	wait_open($node);
 };
 
 $node->stop;

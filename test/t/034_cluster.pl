@@ -463,6 +463,23 @@ subtest 'a master joins, another leaves' => sub {
 	is($sql->run('SELECT sum(slots) FROM fence.nodes'), 16384, 'all slots are granted');
 };
 
+# The name is one that no resolver needs to be asked about.
+subtest 'a master whose name means nothing' => sub {
+	my ($lost) = $cluster->masters;
+	my @all = $cluster->alive;
+	my $port = $lost->port;
+	plan skip_all => 'this server announces no names' if defined $lost->connect->error_of('CONFIG', 'SET', 'cluster-announce-hostname', 'a..b');
+	$_->call('CONFIG', 'SET', 'cluster-announce-hostname', '127.0.0.1') foreach grep { $_ != $lost } @all;
+	$_->call('CONFIG', 'SET', 'cluster-preferred-endpoint-type', 'hostname') foreach @all;
+	poll(sub { state_of('state') eq 'OPEN' && granted() !~ /\b$port / && granted() =~ / / }, 'the others to be granted their slots', 60);
+	is($sql->error_of('UPDATE item SET n = n + 1'), undef, 'all rows can be written');
+	is($sql->run("SELECT bool_or((fence.get('item', id::text)).status IN ('hit', 'miss')) FROM item"), 't', 'keys of the others are answered');
+	$_->call('CONFIG', 'SET', 'cluster-preferred-endpoint-type', 'ip') foreach @all;
+	$_->call('CONFIG', 'SET', 'cluster-announce-hostname', '') foreach @all;
+	settled('it is granted its slots again');
+	is(join("\n", compare()->anomalies), '', 'fences agree with their rows');
+};
+
 subtest 'a master that hangs comes back after its replica was promoted' => sub {
 	my ($old) = $cluster->masters;
 	my $replica = $cluster->replica_of($old);

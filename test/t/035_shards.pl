@@ -192,4 +192,17 @@ subtest 'a reservation is listed and settled where it is' => sub {
 	is(join("\n", compare()->anomalies), '', 'fences agree with their rows');
 };
 
+# It would be granted the slots of one of them only.
+subtest 'one server under two names' => sub {
+	my $port = $servers[0]->port;
+
+	$node->append_conf('postgresql.conf', "pgcache_fence.redis_url = 'redis://127.0.0.1:$port, redis://127.1:$port'");
+	$node->reload;
+	poll(sub { state_of('reason') eq 'two addresses of pgcache_fence.redis_url are one Redis process' }, 'the reason');
+	is(state_of('state'), 'CLOSED', 'CLOSED');
+	$node->append_conf('postgresql.conf', "pgcache_fence.redis_url = '" . join(', ', map { $_->url } @servers) . "'");
+	$node->reload;
+	wait_granted($all, 'the URL is right again');
+};
+
 done_testing();

@@ -14,7 +14,7 @@ use Test::More;
 # doc/operations.md, "Users and passwords"
 my @EXTENSION = qw(+fcall +function|list +function|load +info +set +mget +del +time +select +scan +cluster|slots +cluster|info);
 my @READER = qw(+fcall|fence_get +fcall|fence_get_many +fcall|fence_put +fcall|fence_release +fcall|fence_current
-  +fcall|fence_check +fcall|fence_check_many +fcall|fence_peek +get +mget +set +del +time +select +cluster|slots +command +info);
+  +fcall|fence_check +fcall|fence_check_many +fcall|fence_peek +get +mget +set +time +select +cluster|slots +command +info);
 my $NAMESPACE = 'secured';
 my $KEYS = 60;
 

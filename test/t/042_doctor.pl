@@ -158,6 +158,7 @@ subtest 'effects' => sub {
 	$sql->run('COMMIT');
 	finds('warning', '1 effect\(s\) of kind counter, committed, are not settled', 'a key that changed its type');
 	finds('warning', '1 durable effect\(s\) wait in fence.outbox', 'and its row');
+	finds('warning', 'may evict what it holds of effects', 'a policy that evicts what has no time to live');
 	$redis->call('DEL', 'turned');
 	well('all applied');
 };

@@ -103,19 +103,22 @@ subtest "$writers writers, and a reader who compares" => sub {
 	print $out $one;
 	close $out;
 	my ($stdout, $stderr) = ('', '');
-	# slow enough for the reader to find again what it has put
+	# slow enough for a row to stay as it is for a while
 	my $run = IPC::Run::start([ 'pgbench', '-n', '-c', $writers, '-R', 400, '-T', 6, '-f', $file, '-d', $node->connstr('postgres') ],
 		'>', \$stdout, '2>', \$stderr, IPC::Run::timeout(180));
 	my $reads = 0;
 	while ($run->pumpable)
 	{
+		# a row several times in turn: also a slow reader finds what it has put
+		my $id = 1 + int($reads / 4) % 200;
+
 		# the row first, then the cache: a hit below the row is stale
-		my $answer = $reader->run("SELECT i.version, g.status, g.version FROM (SELECT version, id FROM item WHERE id = 1 + $reads % 200) i, "
+		my $answer = $reader->run("SELECT i.version, g.status, g.version FROM (SELECT version, id FROM item WHERE id = $id) i, "
 			  . "LATERAL fence.get('item', i.id::text) g");
 		my ($row, $status, $version) = split /\|/, $answer;
 		$hits++ if $status eq 'hit';
 		$stale++ if $status eq 'hit' && $version < $row;
-		$reader->run("SELECT fence.read('item', (1 + $reads % 200)::text)") if $status eq 'miss';
+		$reader->run("SELECT fence.read('item', '$id')") if $status eq 'miss';
 		$reads++;
 		$run->pump_nb;
 	}

@@ -1,0 +1,78 @@
+"""What no fence that is kept by row triggers and a function of Redis can do better than.
+
+nothing: BEFORE and AFTER ROW triggers, written in C, that do nothing. Redis beside: what Redis does for a fenced
+transaction is done for each of them, by one connection in pipelines, and nothing waits for it or is told of it: a
+connection shared by all backends, for which PostgreSQL would pay nothing at all.
+"""
+
+import compare
+import part_single
+import report
+from servers import BASE
+
+NAMES = ['unfenced', 'nothing', 'Redis beside', 'both', 'fenced']
+WHAT = {'unfenced': 'unfenced', 'nothing': 'row triggers that do nothing', 'Redis beside': 'Redis beside',
+        'both': 'row triggers that do nothing, and Redis beside', 'fenced': 'fenced'}
+TABLE = {'unfenced': 'unfenced', 'nothing': 'nothing', 'Redis beside': 'unfenced', 'both': 'nothing', 'fenced': 'fenced'}
+SIZES = [100, 10_000, 100_000]
+
+
+def make_table(bench):
+    bench.pg.sql(f"CREATE FUNCTION nothing() RETURNS trigger LANGUAGE c AS '{BASE}/bin/nothing.so'")
+    bench.pg.sql('CREATE TABLE nothing (LIKE unfenced INCLUDING ALL) WITH (autovacuum_enabled = off)')
+    bench.pg.sql('INSERT INTO nothing SELECT * FROM unfenced')
+    for when in 'BEFORE', 'AFTER':
+        bench.pg.sql(f'CREATE TRIGGER {when}_nothing {when} UPDATE ON nothing FOR EACH ROW EXECUTE FUNCTION nothing()')
+    bench.pg.sql('VACUUM ANALYZE nothing')
+
+
+def whole_transaction(bench):
+    """One call as the backends send it, but with reservation and commit of the same transaction. Of fences of no rows."""
+    fence = bench.pg.value("SELECT fence.fence_key('fenced', '0')").replace('{0}', '{beside%i}')
+    epoch = bench.pg.value('SELECT epoch FROM fence.state')
+    return f'redis:FCALL fence_write 0 2 {fence} {fence} {epoch} r %s 0 %v c %s %v'
+
+
+def one_row(bench, sync):
+    count = bench.rounds or bench.amount(3, 7)
+    seconds = bench.seconds or bench.amount(0.6, 1.5)
+
+    def measure(name):
+        beside = whole_transaction(bench) if name in ('Redis beside', 'both') else None
+        return compare.load(compare.update(TABLE[name]), bench.pg, bench.redis, part_single.CLIENTS, seconds, beside=beside,
+                            synchronous_commit=sync)
+
+    def between():
+        bench.vacuum()
+        bench.pg.sql('VACUUM nothing')
+    for name in NAMES:
+        measure(name)
+    return compare.rounds(NAMES, count, measure, between)
+
+
+def many_rows(bench, size):
+    """One client, one UPDATE of so many rows: Redis has no part in what bounds it."""
+    def measure(name):
+        bench.pg.sql(f'VACUUM {name}')
+        return compare.load([f'sql:UPDATE {name} SET data = $2 WHERE id >= $1 AND id < $1 + {size}'], bench.pg,
+                            seconds=bench.seconds or bench.amount(0.6, 1.5), rows=compare.ROWS - size + 1,
+                            transactions=0 if size < 1000 else 2, warmup=0.2, initial=f'UPDATE {name} SET data = data WHERE id = 1')
+    names = ['unfenced', 'nothing', 'fenced']
+    for name in names:
+        measure(name)
+    return compare.rounds(names, bench.rounds or bench.amount(3, 5), measure)
+
+
+def run(bench):
+    make_table(bench)
+    result = {f'1 row, 8 clients, synchronous_commit={sync}': one_row(bench, sync) for sync in ('on', 'off')}
+    result |= {f'{size:,} rows in a transaction, 1 client': many_rows(bench, size) for size in SIZES}
+    return result
+
+
+def show(result):
+    lines = [[f'{what}: {WHAT[name]}', f"{compare.median(r, name, 'tps'):.0f}",
+              compare.format_spread(compare.ratio(r, name, 'unfenced')),
+              *(f'{compare.median(r, name, f):.1f}' for f in ('cpu_backends', 'cpu_redis'))]
+             for what, r in result.items() for name in r]
+    return report.table(['UPDATE', 'TPS', 'ratio to unfenced (spread)', 'CPU µs/tx backends', 'Redis'], lines)
