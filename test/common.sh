@@ -42,7 +42,7 @@ test_packages="$history_packages lua5.1 lua-check libipc-run-perl sysbench spin 
 postgres_here() {
 	for dir in /usr/lib/postgresql/*/; do
 		major=$(basename "$dir")
-		if [ -x "$dir/bin/postgres" ] && [ -e "$dir/lib/pgxs/src/makefiles/pgxs.mk" ]; then
+		if [ -x "$dir/bin/postgres" ] && [ -e "$("$dir/bin/pg_config" --includedir-server 2>/dev/null)/postgres.h" ]; then
 			echo "$major"
 		fi
 	done | sort -n | tail -n 1

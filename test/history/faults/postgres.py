@@ -24,18 +24,23 @@ class CrashRestart(Fault):
         self.name, self.title, self.describe = name, title, describe
 
     def do(self, site, rng, record):
-        server = site.postgres
-        victims = server.children(self.title)
-        if not victims:
-            raise NotDone('no process with the title ' + self.title)
-        victim = rng.choice(victims)
-        record['proof']['start_before'] = server_start(site)
-        record['proof']['killed'] = victim
+        proof = record['proof']
+        proof['start_before'] = server_start(site)
         went = time.monotonic()
+        wait_for(lambda: self.kill_one(site, rng, proof) and server_start(site) != proof['start_before'],
+                 'a crash restart after kill -9')
+        record['down'] = (went, time.monotonic())
+
+    def kill_one(self, site, rng, proof):
+        """False if there was none: it may have ended by itself at that moment, as the rounds of the patrol do."""
+        victims = site.postgres.children(self.title)
+        if not victims:
+            return False
+        proof['killed'] = victim = rng.choice(victims)
         send_signal(victim, signal.SIGKILL)
         wait_for(lambda: process_state(victim) is None, 'the postmaster to notice')
-        wait_postgres(server)
-        record['down'] = (went, time.monotonic())
+        wait_postgres(site.postgres)
+        return True
 
     def after(self, site, record):
         record['proof']['start_after'] = server_start(site)
