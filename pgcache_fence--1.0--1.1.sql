@@ -55,6 +55,25 @@ CREATE TABLE fence.outbox (
 -- Not dumped: the original of a copy applies its effects, not the copy.
 
 -- ---------------------------------------------------------------------------------------------------------------------
+-- Fencing tables
+-- ---------------------------------------------------------------------------------------------------------------------
+
+-- For applications that count versions themselves, as ORMs with optimistic locking do: UPDATE and DELETE cost less without a
+-- trigger that sets the version, and an UPDATE that does not raise it is refused. New rows still start above what the key had.
+CREATE FUNCTION fence.version_by_application(relation regclass, enabled boolean DEFAULT true) RETURNS void
+    LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_version_by_application';
+REVOKE ALL ON FUNCTION fence.version_by_application FROM PUBLIC;
+
+CREATE OR REPLACE VIEW fence.domains AS
+    SELECT d.name AS domain, d.relation, d.key_columns AS key, d.version_column AS version, d.tag, d.scope, d.cache,
+           d.columns, d.ttl,
+           coalesce(d.on_redis_failure, pg_catalog.current_setting('pgcache_fence.on_redis_failure')) AS on_redis_failure,
+           d.publish,
+           EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = d.relation AND t.tgname = 'zzz_pgcache_fence_after'
+                   AND t.tgnargs > 0) AS version_by_application
+      FROM fence.domain d;
+
+-- ---------------------------------------------------------------------------------------------------------------------
 -- Reading and writing through the fence
 -- ---------------------------------------------------------------------------------------------------------------------
 

@@ -52,6 +52,7 @@
 #include "tombstone.h"
 
 PG_FUNCTION_INFO_V1(fence_attach);
+PG_FUNCTION_INFO_V1(fence_version_by_application);
 PG_FUNCTION_INFO_V1(fence_detach);
 PG_FUNCTION_INFO_V1(fence_detach_domain);
 
@@ -150,6 +151,15 @@ check_owner(Oid relid)
 	ReleaseSysCache(tuple);
 }
 
+static void
+raise_not_attached(Oid relid)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_UNDEFINED_OBJECT),
+			 errmsg("table \"%s\" is not attached", get_rel_name(relid)),
+			 errhint("View fence.domains lists what is.")));
+}
+
 /* Runs one statement with the rights of the caller. */
 static void
 run(const char *format,...) pg_attribute_printf(1, 2);
@@ -218,13 +228,14 @@ attach_role_of(Oid function)
 	return role;
 }
 
+/* Makes the trigger, in place of the one of that name if it is there. */
 static Oid
-create_trigger(Oid relid, const char *trigger, const char *timing, const char *level, const char *function)
+create_trigger(Oid relid, const char *trigger, const char *timing, const char *level, const char *call)
 {
 	char	   *table = quoted_table(relid);
 
-	run("CREATE TRIGGER %s %s ON %s FOR EACH %s EXECUTE FUNCTION fence.%s()",
-		trigger, timing, table, level, function);
+	run("CREATE OR REPLACE TRIGGER %s %s ON %s FOR EACH %s EXECUTE FUNCTION fence.%s",
+		trigger, timing, table, level, call);
 	run("ALTER TABLE %s ENABLE ALWAYS TRIGGER %s", table, trigger);
 	return get_trigger_oid(relid, trigger, false);
 }
@@ -302,11 +313,29 @@ attach_record_dependencies(const AttachRequest *request, Oid master, Oid other, 
 	bind_to_master(&trigger, another);
 }
 
+/*
+ * The row triggers of a domain with versions in its rows. Where the application sets them, the argument tells AFTER ROW so,
+ * and BEFORE ROW is for new rows only: they must start above what the key had before, which no application knows.
+ */
+static Oid
+create_before_trigger(Oid relid, bool by_application)
+{
+	return create_trigger(relid, TRIGGER_BEFORE, by_application ? "BEFORE INSERT" : "BEFORE INSERT OR UPDATE OR DELETE", "ROW",
+						  "before_row()");
+}
+
+static Oid
+create_after_trigger(Oid relid, bool by_application)
+{
+	return create_trigger(relid, TRIGGER_AFTER, "AFTER INSERT OR UPDATE OR DELETE", "ROW",
+						  by_application ? "after_row('version_by_application')" : "after_row()");
+}
+
 static void
 create_triggers(const AttachRequest *request)
 {
 	Oid			relid = request->row.relid;
-	Oid			truncate = create_trigger(relid, TRIGGER_TRUNCATE, "BEFORE TRUNCATE", "STATEMENT", "before_truncate");
+	Oid			truncate = create_trigger(relid, TRIGGER_TRUNCATE, "BEFORE TRUNCATE", "STATEMENT", "before_truncate()");
 	Oid			before;
 	Oid			after;
 
@@ -315,10 +344,9 @@ create_triggers(const AttachRequest *request)
 		attach_record_dependencies(request, truncate, InvalidOid, InvalidOid);
 		return;
 	}
-	after = create_trigger(relid, TRIGGER_AFTER, "AFTER INSERT OR UPDATE OR DELETE", "ROW", "after_row");
+	after = create_after_trigger(relid, false);
 	/* rows of a group carry no version */
-	before = strcmp(request->row.scope, "group") == 0 ? InvalidOid :
-		create_trigger(relid, TRIGGER_BEFORE, "BEFORE INSERT OR UPDATE OR DELETE", "ROW", "before_row");
+	before = strcmp(request->row.scope, "group") == 0 ? InvalidOid : create_before_trigger(relid, false);
 	attach_record_dependencies(request, after, truncate, before);
 }
 
@@ -486,6 +514,46 @@ fence_attach(PG_FUNCTION_ARGS)
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
+ * Who sets the versions
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Replaces the row triggers. The lock keeps writers away: none has rows that one kind began and the other ends. */
+Datum
+fence_version_by_application(PG_FUNCTION_ARGS)
+{
+	Oid			relid = PG_GETARG_OID(0);
+	bool		by_application = PG_GETARG_BOOL(1);
+	DomainRow  *row;
+
+	shared_require();
+	check_owner(relid);
+	LockRelationOid(relid, ShareRowExclusiveLock);
+	check_owner(relid);
+	row = domain_row_by_relation(relid);
+	if (row == NULL)
+		raise_not_attached(relid);
+	if (strcmp(row->scope, "row") != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("triggers set no versions in rows of domain \"%s\"", row->name),
+				 errdetail("Its scope is '%s'.", row->scope)));
+	attach_in_progress = true;
+	PG_TRY();
+	{
+		(void) create_after_trigger(relid, by_application);
+		(void) create_before_trigger(relid, by_application);
+	}
+	PG_FINALLY();
+	{
+		attach_in_progress = false;
+	}
+	PG_END_TRY();
+	attach_restore_dependencies(row);	/* CREATE OR REPLACE forgets them */
+	PG_RETURN_VOID();
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
  * The end of an attachment
  * -----------------------------------------------------------------------------------------------------------------
  */
@@ -543,9 +611,6 @@ fence_detach(PG_FUNCTION_ARGS)
 	if (row != NULL)
 		attach_end(row);
 	else if (!any)
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_OBJECT),
-				 errmsg("table \"%s\" is not attached", get_rel_name(relid)),
-				 errhint("View fence.domains lists what is.")));
+		raise_not_attached(relid);
 	PG_RETURN_VOID();
 }

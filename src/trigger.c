@@ -5,6 +5,9 @@
  * Owns: rules 1 and 2 of the write path (doc/protocol.md): which version a change gets, and that the version which is
  * stored is the one that was reserved. BEFORE ROW runs last of all BEFORE triggers by its name; whatever still gets in
  * after it is caught by AFTER ROW, which looks at the stored row and decides.
+ *
+ * Where the application sets the versions (fence.version_by_application), BEFORE ROW sees new rows only: for any BEFORE ROW of
+ * UPDATE or DELETE, PostgreSQL fetches and locks each row once more. AFTER ROW is then the first to see a changed row.
  */
 #include "postgres.h"
 
@@ -13,6 +16,7 @@
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "fmgr.h"
+#include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
 
@@ -60,16 +64,16 @@ reserve_domain(const Domain *domain)
 
 /*
  * The row's own reservation. NULL if there are too many: then the domain is reserved as a whole instead, again after a
- * savepoint took that back; what the rows before it have stays. Only BEFORE ROW (early) begins that.
+ * savepoint took that back; what the rows before it have stays. Only who sees the row first begins that.
  */
 static Reservation *
-reservation_of(const Domain *domain, HeapTuple row, TupleDesc desc, bool early)
+reservation_of(const Domain *domain, HeapTuple row, TupleDesc desc, bool first)
 {
 	char	   *key;
 	char	   *name;
 	Reservation *r;
 
-	if (ledger_is_whole(domain->id) || (early && ledger_rows(domain->id) >= setting_bulk_threshold))
+	if (ledger_is_whole(domain->id) || (first && ledger_rows(domain->id) >= setting_bulk_threshold))
 	{
 		reserve_domain(domain);
 		return NULL;
@@ -241,10 +245,17 @@ fence_before_row(PG_FUNCTION_ARGS)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Another trigger changed the version after ours had reserved one, to something that cannot be fenced. */
+/* The stored version cannot be fenced: the application set it, or another trigger after ours had reserved one. */
 static void
-raise_rewritten(const Domain *domain, int64 stored, int64 last)
+raise_unfit(const Domain *domain, bool by_application, int64 stored, int64 last)
 {
+	if (by_application)
+		ereport(ERROR,
+				(errcode(ERRCODE_CHECK_VIOLATION),
+				 errmsg("column \"%s\" of domain \"%s\" must grow with each UPDATE", domain->version_name, domain->name),
+				 errdetail("The stored version is " INT64_FORMAT ", it must be above " INT64_FORMAT ".", stored, last),
+				 errhint("Set %s = %s + 1 in the UPDATE, or let the triggers do it: fence.version_by_application(..., false).",
+						 quote_identifier(domain->version_name), quote_identifier(domain->version_name))));
 	ereport(ERROR,
 			(errcode(ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION),
 			 errmsg("another trigger set column \"%s\" of domain \"%s\" to a version that the key already had",
@@ -297,16 +308,17 @@ apply_stored(const Domain *domain, Reservation *r, int64 observed, int64 stored,
 	MemoryContextDelete(scratch);
 }
 
+/* first, here and below: no BEFORE ROW has seen the row, its version is the application's. */
 static void
-after_new_row(const Domain *domain, HeapTuple row, TupleDesc desc)
+after_new_row(const Domain *domain, HeapTuple row, TupleDesc desc, bool first)
 {
 	TombstoneView past = tombstone_of(domain, row, desc);
-	Reservation *r = reservation_of(domain, row, desc, false);
+	Reservation *r = reservation_of(domain, row, desc, first);
 	int64		last = Max(past.tombstone, past.floor);
 	int64		stored = fence_version_raw(domain, row, desc);
 
-	if (stored < 0 || (stored <= last && r != NULL && stored != r->wanted))
-		raise_rewritten(domain, stored, Max(last, -1));
+	if (stored < 0 || (stored <= last && (first || (r != NULL && stored != r->wanted))))
+		raise_unfit(domain, first, stored, Max(last, -1));
 	if (stored <= last)
 	{
 		metrics_add(domain->metrics, METRIC_STALE_POSTGRES, 1);
@@ -322,9 +334,9 @@ after_new_row(const Domain *domain, HeapTuple row, TupleDesc desc)
 
 /* The old row's key is no more: its version lives on in a tombstone. */
 static void
-after_old_row_gone(const Domain *domain, HeapTuple row, TupleDesc desc)
+after_old_row_gone(const Domain *domain, HeapTuple row, TupleDesc desc, bool first)
 {
-	Reservation *r = reservation_of(domain, row, desc, false);
+	Reservation *r = reservation_of(domain, row, desc, first);
 	int64		w = tombstone_version(domain, r, row, desc);
 	char	   *key = key_of_tuple(domain, row, desc);
 
@@ -334,14 +346,14 @@ after_old_row_gone(const Domain *domain, HeapTuple row, TupleDesc desc)
 }
 
 static void
-after_changed_row(const Domain *domain, HeapTuple old, HeapTuple new, TupleDesc desc)
+after_changed_row(const Domain *domain, HeapTuple old, HeapTuple new, TupleDesc desc, bool first)
 {
-	Reservation *r = reservation_of(domain, new, desc, false);
+	Reservation *r = reservation_of(domain, new, desc, first);
 	int64		last = domain_row_version(domain, old, desc);
 	int64		stored = fence_version_raw(domain, new, desc);
 
 	if (stored <= last)
-		raise_rewritten(domain, stored, last);
+		raise_unfit(domain, first, stored, last);
 	apply_stored(domain, r, proven_version(domain, old, desc), stored, new, desc);
 }
 
@@ -369,6 +381,18 @@ group_changed(const Domain *domain, HeapTuple row, TupleDesc desc)
 	apply_stored(domain, r, observed, w, NULL, NULL);
 }
 
+/* Whether the rows of another statement of this transaction came last. */
+static bool
+begins_statement(void)
+{
+	static CommandId last = InvalidCommandId;
+	CommandId	now = GetCurrentCommandId(false);
+	bool		begins = now != last;
+
+	last = now;
+	return begins;
+}
+
 Datum
 fence_after_row(PG_FUNCTION_ARGS)
 {
@@ -376,9 +400,11 @@ fence_after_row(PG_FUNCTION_ARGS)
 	Domain	   *domain = trigger_domain(fcinfo, TRIGGER_EVENT_AFTER, TRIGGER_EVENT_ROW);
 	TupleDesc	desc = RelationGetDescr(data->tg_relation);
 	HeapTuple	row = data->tg_trigtuple;
+	bool		first = data->tg_trigger->tgnargs > 0 && !TRIGGER_FIRED_BY_INSERT(data->tg_event);
 
-	/* BEFORE ROW has seen all rows of the statement; groups are reserved only here, one after the other */
-	coordinator_send_early(domain->scope != SCOPE_GROUP);
+	/* BEFORE ROW has seen all rows of the statement; what is reserved only here comes one after the other */
+	if (!first || begins_statement())
+		coordinator_send_early(!first && domain->scope != SCOPE_GROUP);
 	if (domain->scope == SCOPE_GROUP)
 	{
 		group_changed(domain, row, desc);
@@ -386,15 +412,15 @@ fence_after_row(PG_FUNCTION_ARGS)
 			group_changed(domain, data->tg_newtuple, desc);
 	}
 	else if (TRIGGER_FIRED_BY_INSERT(data->tg_event))
-		after_new_row(domain, row, desc);
+		after_new_row(domain, row, desc, false);
 	else if (TRIGGER_FIRED_BY_DELETE(data->tg_event))
-		after_old_row_gone(domain, row, desc);
+		after_old_row_gone(domain, row, desc, first);
 	else if (key_same(domain, row, data->tg_newtuple, desc))
-		after_changed_row(domain, row, data->tg_newtuple, desc);
+		after_changed_row(domain, row, data->tg_newtuple, desc, first);
 	else
 	{
-		after_old_row_gone(domain, row, desc);
-		after_new_row(domain, data->tg_newtuple, desc);
+		after_old_row_gone(domain, row, desc, first);
+		after_new_row(domain, data->tg_newtuple, desc, first);
 	}
 	return PointerGetDatum(NULL);
 }

@@ -46,12 +46,13 @@ class Bench:
         return quick if self.quick else full
 
     def vacuum(self):
-        for table in 'unfenced', 'fenced', 'plpython', 'notify', 'app':
+        for table in 'unfenced', 'fenced', 'versioned', 'plpython', 'notify', 'app':
             self.pg.sql(f'VACUUM {table}')
 
     def warm(self):
         """Every fence has a version, every row a value."""
-        fill(self.pg, self.redis, 'fenced', compare.ROWS)
+        for domain in 'fenced', 'versioned':
+            fill(self.pg, self.redis, domain, compare.ROWS)
 
 
 def say(text):

@@ -11,8 +11,9 @@ PAYLOAD = 100
 THREADS = 2
 
 
-def update(table):
-    return [f'sql:UPDATE {table} SET data = $2 WHERE id = $1']
+def update(table, where='id = $1'):
+    version = ', version = version + 1' if table.endswith('versioned') else ''
+    return [f'sql:UPDATE {table} SET data = $2{version} WHERE {where}']
 
 
 APP_UPDATE = 'sql:UPDATE app SET data = $2, version = $3 WHERE id = $1 AND version < $3'
@@ -22,6 +23,7 @@ APP_COMMIT = 'redis:FCALL app_commit 1 app:{%i} %v'
 VARIANTS = {
     'unfenced': update('unfenced'),
     'fenced': update('fenced'),
+    'versioned': update('versioned'),
     'plpython': update('plpython'),
     'notify': update('notify'),
     'app': [APP_BEGIN, 'sql:BEGIN', APP_UPDATE, 'sql:COMMIT', APP_COMMIT],

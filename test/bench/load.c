@@ -622,7 +622,7 @@ print_results(Worker *workers, const Client *first, Sample a, Sample b)
 			timed += workers[w].histogram[i];
 		}
 	}
-	printf("{\"count\": %llu, \"failed\": %llu, \"seconds\": %.4f, \"tps\": %.1f, \"p50\": %.1f, \"p99\": %.1f, "
+	printf("{\"count\": %llu, \"failed\": %llu, \"seconds\": %.4f, \"tps\": %.4f, \"p50\": %.1f, \"p99\": %.1f, "
 		   "\"p999\": %.1f, \"cpu_backends\": %.3f, \"cpu_redis\": %.3f, \"cpu_load\": %.3f, \"pid\": %d}\n",
 		   (unsigned long long) count, (unsigned long long) failed, elapsed, count / elapsed,
 		   quantile(histogram, timed, 0.5), quantile(histogram, timed, 0.99), quantile(histogram, timed, 0.999),

@@ -1,6 +1,6 @@
 """What no fence that is kept by row triggers and a function of Redis can do better than.
 
-nothing: BEFORE and AFTER ROW triggers, written in C, that do nothing. Redis beside: what Redis does for a fenced
+nothing: BEFORE and AFTER ROW triggers, written in C, that do nothing. after: only AFTER ROW. Redis beside: what Redis does for a fenced
 transaction is done for each of them, by one connection in pipelines, and nothing waits for it or is told of it: a
 connection shared by all backends, for which PostgreSQL would pay nothing at all.
 """
@@ -10,20 +10,24 @@ import part_single
 import report
 from servers import BASE
 
-NAMES = ['unfenced', 'nothing', 'Redis beside', 'both', 'fenced']
-WHAT = {'unfenced': 'unfenced', 'nothing': 'row triggers that do nothing', 'Redis beside': 'Redis beside',
-        'both': 'row triggers that do nothing, and Redis beside', 'fenced': 'fenced'}
-TABLE = {'unfenced': 'unfenced', 'nothing': 'nothing', 'Redis beside': 'unfenced', 'both': 'nothing', 'fenced': 'fenced'}
+NAMES = ['unfenced', 'nothing', 'after', 'Redis beside', 'both', 'fenced', 'versioned']
+WHAT = {'unfenced': 'unfenced', 'nothing': 'row triggers that do nothing',
+        'after': 'an AFTER ROW trigger that does nothing', 'Redis beside': 'Redis beside',
+        'both': 'row triggers that do nothing, and Redis beside', 'fenced': 'fenced',
+        'versioned': 'fenced, version by the application'}
+TABLE = {'Redis beside': 'unfenced', 'both': 'nothing'}
+NOTHING = {'nothing': ['BEFORE', 'AFTER'], 'after': ['AFTER']}
 SIZES = [100, 10_000, 100_000]
 
 
-def make_table(bench):
+def make_tables(bench):
     bench.pg.sql(f"CREATE FUNCTION nothing() RETURNS trigger LANGUAGE c AS '{BASE}/bin/nothing.so'")
-    bench.pg.sql('CREATE TABLE nothing (LIKE unfenced INCLUDING ALL) WITH (autovacuum_enabled = off)')
-    bench.pg.sql('INSERT INTO nothing SELECT * FROM unfenced')
-    for when in 'BEFORE', 'AFTER':
-        bench.pg.sql(f'CREATE TRIGGER {when}_nothing {when} UPDATE ON nothing FOR EACH ROW EXECUTE FUNCTION nothing()')
-    bench.pg.sql('VACUUM ANALYZE nothing')
+    for table in NOTHING:
+        bench.pg.sql(f'CREATE TABLE {table} (LIKE unfenced INCLUDING ALL) WITH (autovacuum_enabled = off)')
+        bench.pg.sql(f'INSERT INTO {table} SELECT * FROM unfenced')
+        for when in NOTHING[table]:
+            bench.pg.sql(f'CREATE TRIGGER {when}_nothing {when} UPDATE ON {table} FOR EACH ROW EXECUTE FUNCTION nothing()')
+        bench.pg.sql(f'VACUUM ANALYZE {table}')
 
 
 def whole_transaction(bench):
@@ -39,12 +43,13 @@ def one_row(bench, sync):
 
     def measure(name):
         beside = whole_transaction(bench) if name in ('Redis beside', 'both') else None
-        return compare.load(compare.update(TABLE[name]), bench.pg, bench.redis, part_single.CLIENTS, seconds, beside=beside,
+        return compare.load(compare.update(TABLE.get(name, name)), bench.pg, bench.redis, part_single.CLIENTS, seconds, beside=beside,
                             synchronous_commit=sync)
 
     def between():
         bench.vacuum()
-        bench.pg.sql('VACUUM nothing')
+        for table in NOTHING:
+            bench.pg.sql(f'VACUUM {table}')
     for name in NAMES:
         measure(name)
     return compare.rounds(NAMES, count, measure, between)
@@ -54,17 +59,18 @@ def many_rows(bench, size):
     """One client, one UPDATE of so many rows: Redis has no part in what bounds it."""
     def measure(name):
         bench.pg.sql(f'VACUUM {name}')
-        return compare.load([f'sql:UPDATE {name} SET data = $2 WHERE id >= $1 AND id < $1 + {size}'], bench.pg,
+        return compare.load(compare.update(name, f'id >= $1 AND id < $1 + {size}'), bench.pg,
                             seconds=bench.seconds or bench.amount(0.6, 1.5), rows=compare.ROWS - size + 1,
-                            transactions=0 if size < 1000 else 2, warmup=0.2, initial=f'UPDATE {name} SET data = data WHERE id = 1')
-    names = ['unfenced', 'nothing', 'fenced']
+                            transactions=0 if size < 1000 else 2, warmup=0.2,
+                            initial=compare.update(name, 'id = 1')[0][4:].replace('$2', 'data'))
+    names = ['unfenced', 'nothing', 'after', 'fenced', 'versioned']
     for name in names:
         measure(name)
     return compare.rounds(names, bench.rounds or bench.amount(3, 5), measure)
 
 
 def run(bench):
-    make_table(bench)
+    make_tables(bench)
     result = {f'1 row, 8 clients, synchronous_commit={sync}': one_row(bench, sync) for sync in ('on', 'off')}
     result |= {f'{size:,} rows in a transaction, 1 client': many_rows(bench, size) for size in SIZES}
     return result

@@ -7,6 +7,7 @@ import signal
 import subprocess
 
 import compare
+import part_single
 import report
 from servers import BASE, HERE, Postgres, fill, running, wait_until
 
@@ -194,12 +195,20 @@ def instructions(bench):
             if name == 'UPDATE, unfenced table':
                 base = profile(files, True)
             inside[name] = in_library(files)
+        per_row = {table: rows_as_a_whole(with_it, table) for table in ('unfenced', 'fenced', 'versioned')}
     without = Counted('without', None, preload=False)
     with running(without):
         for name, steps in (('UPDATE, not preloaded', compare.update('unfenced')),
                             ('SELECT, not preloaded', [SELECT.format('unfenced')])):
             result[name], _ = without.per_transaction(steps, few, many, tries)
-    return {'counts': result, 'inside': inside, 'inclusive': inclusive[:120], 'own': own[:60], 'base': base[:120]}
+    return {'counts': result, 'inside': inside, 'per_row': per_row, 'inclusive': inclusive[:120], 'own': own[:60], 'base': base[:120]}
+
+
+def rows_as_a_whole(counted, table):
+    """Instructions of a row in an UPDATE of all rows, past bulk_threshold; and those in functions of the library."""
+    counted.pg.set(pgcache_fence__bulk_threshold=64)
+    count, files = counted.per_transaction(compare.update(table, 'id > 0 OR id = $1'), 1, 4, 1)
+    return count / ROWS, in_library(files) / ROWS
 
 
 def run(bench):
@@ -234,6 +243,10 @@ def show(result):
                       for name, calls in result['calls'].items()]),
         report.table(['instructions of the backend', 'per transaction', 'of these in functions of pgcache_fence.so'],
                      [[name, f'{count:.0f}', f'{result["inside"].get(name, 0):.0f}'] for name, count in result['counts'].items()]),
+        report.table([f'instructions of the backend, UPDATE of {ROWS:,} rows past bulk_threshold', 'per row',
+                      'of these in functions of pgcache_fence.so', 'unfenced : this'],
+                     [[part_single.NAMES[name], f'{count:.0f}', f'{inside:.0f}', f"{result['per_row']['unfenced'][0] / count:.2f}"]
+                      for name, (count, inside) in result['per_row'].items()]),
         profile_table(result),
     ]
     return '\n\n'.join(parts)

@@ -6,17 +6,21 @@ from servers import fill
 
 WARM = 100_000
 OF_SESSIONS = ('FCALL fence_write ', 'FCALL fence_domain_')
+NAMES = ['many_unfenced', 'many_fenced', 'many_versioned']
 SIZES = [1, 10, 100, 1000, 10_000, 100_000, 1_000_000]
 
 
 def make_tables(bench, rows):
-    for name in 'many_unfenced', 'many_fenced':
+    for name in NAMES:
         bench.pg.sql(f'CREATE TABLE {name} (LIKE unfenced INCLUDING ALL) WITH (autovacuum_enabled = off)')
         bench.pg.sql(f"INSERT INTO {name} SELECT i, 0, repeat('x', 100) FROM generate_series(1, %s) i", rows)
         bench.pg.sql(f'VACUUM ANALYZE {name}')
-    bench.pg.sql("SELECT fence.attach('many_fenced')")
+    for name in NAMES[1:]:
+        bench.pg.sql(f"SELECT fence.attach('{name}')")
+    bench.pg.sql("SELECT fence.version_by_application('many_versioned')")
     bench.pg.sql('CHECKPOINT')
-    fill(bench.pg, bench.redis, 'many_fenced', min(rows, WARM))
+    for name in NAMES[1:]:
+        fill(bench.pg, bench.redis, name, min(rows, WARM))
 
 
 def run(bench):
@@ -33,14 +37,14 @@ def run(bench):
         def measure(name, transactions=count):
             bench.pg.sql(f'VACUUM {name}')
             # a session that has written before: it is connected to Redis
-            return compare.load([f'sql:UPDATE {name} SET data = $2 WHERE id >= $1 AND id < $1 + {size}'], bench.pg, bench.redis,
+            return compare.load(compare.update(name, f'id >= $1 AND id < $1 + {size}'), bench.pg, bench.redis,
                                 seconds=seconds, rows=among, transactions=transactions, warmup=0.2,
-                                initial=f'UPDATE {name} SET data = data WHERE id = 1')
+                                initial=compare.update(name, 'id = 1')[0][4:].replace('$2', 'data'))
         n = bench.rounds or (bench.amount(3, 5) if size <= 100_000 else 3)
         if count:
-            for name in 'many_unfenced', 'many_fenced':
+            for name in NAMES:
                 measure(name)
-        result[str(size)] = compare.rounds(['many_unfenced', 'many_fenced'], n, measure)
+        result[str(size)] = compare.rounds(NAMES, n, measure)
         transactions = 50 if size <= 1000 else 1
         calls = calls_of_sessions(bench.redis.client, lambda: measure('many_fenced', transactions))
         result[str(size)]['messages'] = (calls - 2) / transactions      # 2: the session's first UPDATE
@@ -64,7 +68,7 @@ def show(result):
         unfenced = 1e6 / compare.median(r, 'many_unfenced', 'tps')
         fenced = 1e6 / compare.median(r, 'many_fenced', 'tps')
         lines.append([f'{int(size):,}', f'{unfenced / 1000:.3f}', f'{fenced / 1000:.3f}',
-                      compare.format_spread(compare.ratio(r, 'many_fenced', 'many_unfenced')),
+                      *(compare.format_spread(compare.ratio(r, name, 'many_unfenced')) for name in NAMES[1:]),
                       f"{r['messages']:.1f}"])
     return report.table(['rows in the transaction', 'unfenced ms', 'fenced ms', 'ratio of throughput (spread)',
-                         'messages to Redis per transaction'], lines)
+                         'version by the application',                          'messages to Redis per transaction'], lines)

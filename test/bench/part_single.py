@@ -8,6 +8,7 @@ import report
 from servers import BASE, BINDIR
 
 CLIENTS = 8
+NAMES = {'unfenced': 'unfenced', 'fenced': 'fenced', 'versioned': 'fenced, version by the application'}
 
 
 def run(bench):
@@ -17,9 +18,9 @@ def run(bench):
     for sync in 'on', 'off':
         def measure(name, sync=sync):
             return compare.load(compare.VARIANTS[name], bench.pg, bench.redis, CLIENTS, seconds, synchronous_commit=sync)
-        for name in 'unfenced', 'fenced':
+        for name in NAMES:
             measure(name)                               # full-page images, plans, connections
-        result[sync] = compare.rounds(['unfenced', 'fenced'], count, measure, bench.vacuum)
+        result[sync] = compare.rounds(list(NAMES), count, measure, bench.vacuum)
         result[f'pgbench {sync}'] = compare.rounds(['unfenced', 'fenced'], 2,
                                                    lambda name, sync=sync: pgbench(bench, name, sync, seconds))
     return result
@@ -44,12 +45,12 @@ def cpu(r):
 def show(result):
     lines = []
     for sync, r in result.items():
-        for name in 'unfenced', 'fenced':
+        for name in r:
             if sync.startswith('pgbench'):
                 lines.append([f'{name}, synchronous_commit={sync[8:]}, by pgbench', f"{compare.median(r, name, 'tps'):.0f}",
                               compare.format_spread(compare.ratio(r, name, 'unfenced')), *[''] * 6])
                 continue
-            lines.append([f'{name}, synchronous_commit={sync}', f"{compare.median(r, name, 'tps'):.0f}",
+            lines.append([f'{NAMES[name]}, synchronous_commit={sync}', f"{compare.median(r, name, 'tps'):.0f}",
                           compare.format_spread(compare.ratio(r, name, 'unfenced')),
                           *(f'{compare.median(r, name, f):.0f}' for f in ('p50', 'p99')),
                           *(f'{compare.median(r, name, f):.1f}' for f in ('cpu_backends', 'cpu_redis', 'cpu_load')),

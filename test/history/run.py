@@ -44,6 +44,8 @@ def arguments(parser):
     parser.add_argument('--keys', type=int, default=64)
     parser.add_argument('--cache', choices=('none', 'row'), default=None,
                         help='of strategy fence: who fills the cache, readers only or commits too; default: drawn')
+    parser.add_argument('--versions', choices=('trigger', 'application'), default=None,
+                        help='of strategy fence: who sets the versions of changed rows; default: drawn')
     parser.add_argument('--pause-us', type=int, default=3000, help='of a writer between two transactions')
     parser.add_argument('--gap', type=float, default=1.0, help='seconds between two faults')
     parser.add_argument('--once', action='store_true', help='each fault once')
@@ -158,7 +160,7 @@ class Run:
                                  options.keys, options.readers, options.writers, options.pause_us,
                                  sum(1 << (n - 1) for n in defects), 400,
                                  2 ** 53 if options.strategy == 'lease-timeout' and 5 in defects else 0,
-                                 options.cache)
+                                 options.cache, options.versions)
         try:
             self.site.start()
             self.workload.start(self.program)
@@ -258,13 +260,15 @@ def run_once(options, program=None):
         options.seed = random.SystemRandom().randrange(1 << 31)
     if options.cache is None:
         options.cache = ('none', 'row')[options.seed % 2]
+    if options.versions is None:
+        options.versions = ('trigger', 'application')[options.seed // 2 % 2]
     directory = options.keep or os.path.join(base_directory(), 'history-%d-%d' % (os.getpid(), random.getrandbits(24)))
     os.makedirs(directory, exist_ok=True)
     words = ['run']
-    for name in ('strategy', 'nodes', 'defects', 'cache', 'faults', 'clients', 'seconds', 'reads', 'readers', 'writers',
+    for name in ('strategy', 'nodes', 'defects', 'cache', 'versions', 'faults', 'clients', 'seconds', 'reads', 'readers', 'writers',
                  'keys', 'gap', 'seed'):
         value = getattr(options, name)
-        if value and {'defects': 'lease-timeout', 'cache': 'fence'}.get(name, options.strategy) == options.strategy:
+        if value and {'defects': 'lease-timeout', 'cache': 'fence', 'versions': 'fence'}.get(name, options.strategy) == options.strategy:
             words += ['--' + name, str(value)]
     if options.once:
         words.append('--once')

@@ -31,7 +31,7 @@ def parse():
 def measure(strategy, fault, options):
     """The figures of one cell; None if this fault does not concern this strategy."""
     result = run.run_once(run.make_options(strategy=strategy, faults=fault, seconds=options.seconds, seed=options.seed,
-                                           cache='row', gap=1.5, examples=0))
+                                           cache='row', versions='trigger', gap=1.5, examples=0))
     if fault != NOTHING and not result['faults']:
         return None
     return {'reads': result['reads'], 'hits': result['hits'], 'wrong': result['wrong_hits'], 'torn': result['torn'],

@@ -35,7 +35,7 @@ END $$;
 CREATE TRIGGER item_log AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION item_log();
 '''
 
-# What gives versions without pgcache_fence: they go on after a delete, so that all strategies start from the same.
+# What gives versions where pgcache_fence does not, as an application would: they go on after a delete, so that all strategies start from the same.
 VERSIONS = '''
 CREATE TABLE item_deleted (id int PRIMARY KEY, version bigint NOT NULL);
 CREATE FUNCTION item_version() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -92,14 +92,14 @@ def address_text(address):
 
 
 class Workload:
-    """strategy: name in strategy.c. cache: as in fence.attach. keys, readers, writers, pause_us, defects, lease_ms: see there and history.h."""
+    """strategy: name in strategy.c. cache: as in fence.attach. versions: who sets them, trigger or application. keys, readers, writers, pause_us, defects, lease_ms: see there and history.h."""
 
     def __init__(self, site, directory, strategy, seed, keys, readers, writers, pause_us, defects=63, lease_ms=1000,
-                 first_version=0, cache='none'):
+                 first_version=0, cache='none', versions='trigger'):
         self.site, self.directory, self.strategy, self.seed = site, directory, strategy, seed
         self.keys, self.readers, self.writers, self.pause_us = keys, readers, writers, pause_us
         self.defects, self.lease_ms, self.first_version = defects, lease_ms, first_version
-        self.cache = cache
+        self.cache, self.versions = cache, versions
         self.process = None
         os.makedirs(directory, exist_ok=True)
         with open(os.path.join(directory, 'control'), 'wb') as file:
@@ -114,7 +114,9 @@ class Workload:
         self.site.psql(TABLES)
         if fenced:
             self.site.psql("SELECT fence.attach('item', cache => %s)", (self.cache,))
-        else:
+        if fenced and self.versions == 'application':
+            self.site.psql("SELECT fence.version_by_application('item')")
+        if not fenced or self.versions == 'application':
             self.site.psql(VERSIONS)
         if self.strategy == 'notify':
             self.site.psql(NOTIFY)
