@@ -130,6 +130,27 @@ UPDATE item SET orders = NULL WHERE id = 2;
 SELECT fence.read('groups.item', '7'), fence.group_version('groups.item', '7');
 SELECT fence.group_version('groups.nosuch', '7');
 
+-- a trigger that comes before ours, and RETURNING, read the group before it is reserved: nothing of that may reach the cache
+CREATE FUNCTION read_early() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	RAISE NOTICE 'read %, put %', fence.read('groups.item', '7'),
+		fence.put('groups.item', (g).token, (g).ticket, (g).version, '["early"]', NULL, '7') FROM fence.get('groups.item', '7') g;
+	RETURN NULL;
+END $$;
+CREATE TRIGGER aaa AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION read_early();
+BEGIN;
+INSERT INTO item VALUES (3, 7, 'never');
+ROLLBACK;
+SELECT status, version FROM fence.get('groups.item', '7');
+SELECT fence.read('groups.item', '7');
+BEGIN;
+UPDATE item SET what = 'never' WHERE id = 1 RETURNING fence.read('groups.item', '7');
+ROLLBACK;
+SELECT status, version, value FROM fence.get('groups.item', '7');
+UPDATE item SET what = 'read early' WHERE id = 1;
+SELECT fence.read('groups.item', '7');
+DROP TRIGGER aaa ON item;
+
 SELECT count(*) FROM fence.pending WHERE domain LIKE 'groups.%';
 SELECT fence.detach('member');
 SELECT count(*) FROM fence.tombstone t LEFT JOIN fence.domain d ON d.id = t.domain_id WHERE d.id IS NULL;

@@ -366,6 +366,26 @@ TRUNCATE parent CASCADE;
 SELECT (fence.get('triggers.parent', '1')).status, fence.read('triggers.parent', '1');
 
 --
+-- A key that is deleted and comes back in one statement: its row starts above its tombstone
+--
+CALL seed();
+WITH gone AS (DELETE FROM item WHERE id = 1 RETURNING *)
+INSERT INTO item SELECT id, 'back', version + 1 FROM gone RETURNING id, version;
+CREATE FUNCTION revive() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO item VALUES (OLD.id, 'revived', 0);
+	RETURN NULL;
+END $$;
+CREATE TRIGGER aaa AFTER DELETE ON item FOR EACH ROW EXECUTE FUNCTION revive();
+DELETE FROM item WHERE id = 2;
+DROP TRIGGER aaa ON item;
+SELECT key, version FROM fence.tombstone JOIN fence.domain d ON d.id = domain_id
+ WHERE d.name = 'triggers.item' AND key IN ('1', '2') ORDER BY key;
+SELECT * FROM look();
+CALL seed();
+SELECT * FROM look();
+
+--
 -- Our functions where they do not belong
 --
 CREATE TABLE plain (id int PRIMARY KEY, version bigint);

@@ -86,6 +86,11 @@ SELECT fence.attach('bag', scope => 'manual', key => '{room}', domain => 'hand')
 SELECT fence.version_by_application('bag');
 DROP TABLE bag;
 
+-- a version that is missing cannot be raised
+ALTER TABLE doc ALTER lock_version DROP NOT NULL;
+SELECT fence.version_by_application('doc');
+ALTER TABLE doc ALTER lock_version SET NOT NULL;
+
 SELECT fence.version_by_application('doc');
 SELECT domain, version_by_application FROM fence.domains WHERE domain = 'versions.doc';
 SELECT pg_get_triggerdef(oid), tgenabled FROM pg_trigger WHERE tgrelid = 'doc'::regclass ORDER BY tgname;
@@ -158,6 +163,28 @@ MERGE INTO doc USING (VALUES (3), (5), (6)) s (id) ON doc.id = s.id
 	WHEN MATCHED THEN UPDATE SET lock_version = lock_version + 1
 	WHEN NOT MATCHED THEN INSERT VALUES (6, 'merged');
 SELECT * FROM look();
+-- a trigger that comes before ours, and RETURNING, read the row before it is reserved: nothing of that may reach the cache
+CREATE FUNCTION read_early() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	RAISE NOTICE 'read %, put %', fence.read('versions.doc', NEW.id::text),
+		fence.put('versions.doc', (g).token, (g).ticket, NEW.lock_version, '{"early": true}', NULL, NEW.id::text)
+		FROM fence.get('versions.doc', NEW.id::text) g;
+	RETURN NULL;
+END $$;
+CREATE TRIGGER aaa AFTER UPDATE ON doc FOR EACH ROW EXECUTE FUNCTION read_early();
+BEGIN;
+UPDATE doc SET body = 'never', lock_version = lock_version + 1 WHERE id = 5;
+ROLLBACK;
+SELECT * FROM look();
+CALL seed();
+BEGIN;
+UPDATE doc SET body = 'never', lock_version = lock_version + 1 WHERE id = 6
+	RETURNING (fence.read('versions.doc', '6')), (SELECT count(*) FROM fence.read_many(fence.fence_keys('versions.doc', '{5,6}')));
+ROLLBACK;
+SELECT * FROM look();
+UPDATE doc SET body = 'read early', lock_version = lock_version + 1 WHERE id IN (5, 6);
+SELECT * FROM look();
+DROP TRIGGER aaa ON doc;
 -- a trigger of the table may stand in for the application
 CREATE FUNCTION raise_version() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN

@@ -314,14 +314,14 @@ attach_record_dependencies(const AttachRequest *request, Oid master, Oid other, 
 }
 
 /*
- * The row triggers of a domain with versions in its rows. Where the application sets them, the argument tells AFTER ROW so,
- * and BEFORE ROW is for new rows only: they must start above what the key had before, which no application knows.
+ * The row triggers of a domain with versions in its rows. Where the application sets them, the argument tells AFTER ROW so, and
+ * there is no BEFORE ROW for UPDATE. New rows must start above what the key had before, which no application knows.
  */
 static Oid
 create_before_trigger(Oid relid, bool by_application)
 {
-	return create_trigger(relid, TRIGGER_BEFORE, by_application ? "BEFORE INSERT" : "BEFORE INSERT OR UPDATE OR DELETE", "ROW",
-						  "before_row()");
+	return create_trigger(relid, TRIGGER_BEFORE, by_application ? "BEFORE INSERT OR DELETE" : "BEFORE INSERT OR UPDATE OR DELETE",
+						  "ROW", "before_row()");
 }
 
 static Oid
@@ -524,7 +524,11 @@ fence_version_by_application(PG_FUNCTION_ARGS)
 {
 	Oid			relid = PG_GETARG_OID(0);
 	bool		by_application = PG_GETARG_BOOL(1);
+	AttachRequest request = {0};
 	DomainRow  *row;
+	Relation	rel;
+	Oid			before;
+	Oid			after;
 
 	shared_require();
 	check_owner(relid);
@@ -538,18 +542,32 @@ fence_version_by_application(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("triggers set no versions in rows of domain \"%s\"", row->name),
 				 errdetail("Its scope is '%s'.", row->scope)));
+	request.row = *row;
+	request.key_given = true;
+	rel = relation_open(relid, NoLock);
+	attach_check_key(&request, rel);
+	(void) attach_check_version(&request, rel);
+	if (by_application && !TupleDescAttr(RelationGetDescr(rel), request.version_attnum - 1)->attnotnull)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_TABLE_DEFINITION),
+				 errmsg("version column \"%s\" can be null", row->version_column),
+				 errdetail("What has no version cannot be raised."),
+				 errhint("Set the versions that are missing, then use ALTER TABLE ... ALTER COLUMN %s SET NOT NULL.",
+						 quote_identifier(row->version_column))));
+	relation_close(rel, NoLock);
 	attach_in_progress = true;
 	PG_TRY();
 	{
-		(void) create_after_trigger(relid, by_application);
-		(void) create_before_trigger(relid, by_application);
+		after = create_after_trigger(relid, by_application);
+		before = create_before_trigger(relid, by_application);
 	}
 	PG_FINALLY();
 	{
 		attach_in_progress = false;
 	}
 	PG_END_TRY();
-	attach_restore_dependencies(row);	/* CREATE OR REPLACE forgets them */
+	/* CREATE OR REPLACE forgets them */
+	attach_record_dependencies(&request, after, InvalidOid, before);
 	PG_RETURN_VOID();
 }
 

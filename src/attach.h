@@ -65,12 +65,6 @@ extern bool attach_in_progress;
  */
 extern void attach_record_dependencies(const AttachRequest *request, Oid master, Oid other, Oid another);
 
-/*
- * hooks.c: the same for the attachment of the row as the catalogues have it now, as far as its triggers are there. An
- * attachment whose key columns are gone gets none: its first write says what is wrong.
- */
-extern void attach_restore_dependencies(const DomainRow *row);
-
 /* The attachment ends with this transaction: reserves its end, and for attach_end removes its durable rows too. */
 extern void attach_announce_end(const DomainRow *row);
 extern void attach_end(const DomainRow *row);

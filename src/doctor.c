@@ -338,6 +338,12 @@ check_triggers(Report *report)
 			 " t.tgname, t.tgrelid::regclass),"
 			 " format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', t.tgrelid::regclass, t.tgname)"
 			 " FROM pg_catalog.pg_trigger t WHERE t.tgname LIKE 'zzz\\_pgcache\\_fence\\_%' AND t.tgenabled <> 'A'");
+	put_rows(report, "warning",
+			 "SELECT DISTINCT format('table %s is filled by a subscription, and versions by its application: what comes without a new"
+			 " version stops the subscription', d.relation),"
+			 " format('SELECT fence.version_by_application(%L, false)', d.relation)"
+			 " FROM fence.domains d, pg_catalog.pg_subscription_rel s WHERE d.version_by_application"
+			 " AND (s.srrelid = d.relation OR d.relation IN (SELECT relid FROM pg_catalog.pg_partition_ancestors(s.srrelid)))");
 	put_rows(report, "error",
 			 "SELECT format('domain %s is of a table that does not exist (oid %s)', d.name, d.relation::oid),"
 			 " format('SELECT fence.detach_domain(%L)', d.name)"

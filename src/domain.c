@@ -13,13 +13,18 @@
 
 #include "access/genam.h"
 #include "access/htup_details.h"
+#include "access/relation.h"
 #include "access/table.h"
+#include "access/xact.h"
 #include "catalog/dependency.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_class.h"
+#include "catalog/pg_inherits.h"
 #include "catalog/pg_type.h"
 #include "commands/extension.h"
+#include "commands/trigger.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/hsearch.h"
 #include "utils/inval.h"
@@ -28,6 +33,7 @@
 #include "utils/rel.h"
 #include "utils/timestamp.h"
 
+#include "attach.h"
 #include "domain.h"
 #include "key.h"
 
@@ -359,6 +365,16 @@ fill_entry(Entry *entry, const DomainRow *row)
 	domain->policy = policy_of_text(row->on_redis_failure);
 }
 
+/* Whether fence.version_by_application was said of the table: AFTER ROW has an argument then (attach.c). */
+static bool
+version_by_application(Relation rel)
+{
+	for (int i = 0; rel->trigdesc != NULL && i < rel->trigdesc->numtriggers; i++)
+		if (strcmp(rel->trigdesc->triggers[i].tgname, TRIGGER_AFTER) == 0)
+			return rel->trigdesc->triggers[i].tgnargs > 0;
+	return false;
+}
+
 /* The Domain of a row as it is for that table, its own or a partition; in memory of its own. NULL: the table is gone. */
 static Entry *
 build_entry(const DomainRow *row, Oid relid)
@@ -383,6 +399,7 @@ build_entry(const DomainRow *row, Oid relid)
 		entry->domain.partitioned = rel->rd_rel->relkind == RELKIND_PARTITIONED_TABLE;
 		resolve_key(&entry->domain, row, rel);
 		resolve_version(&entry->domain, row, rel);
+		entry->domain.reserved_after = entry->domain.scope == SCOPE_GROUP || version_by_application(rel);
 		table_close(rel, AccessShareLock);
 	}
 	MemoryContextSwitchTo(old);
@@ -530,6 +547,28 @@ FailurePolicy
 domain_policy(const Domain *domain)
 {
 	return domain->policy >= 0 ? (FailurePolicy) domain->policy : (FailurePolicy) setting_on_redis_failure;
+}
+
+bool
+domain_has_writer_lock(const Domain *domain)
+{
+	bool		found = false;
+	ListCell   *lc;
+
+	if (!TransactionIdIsValid(GetTopTransactionIdIfAny()))
+		return false;
+	foreach(lc, domain->partitioned ? find_all_inheritors(domain->relid, NoLock, NULL) : list_make1_oid(domain->relid))
+	{
+		Relation	rel = try_relation_open(lfirst_oid(lc), AccessShareLock);
+
+		if (rel == NULL)
+			continue;
+		found = CheckRelationLockedByMe(rel, RowExclusiveLock, true);
+		relation_close(rel, AccessShareLock);
+		if (found)
+			break;
+	}
+	return found;
 }
 
 bool

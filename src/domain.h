@@ -70,6 +70,7 @@ typedef struct Domain
 	bool		write_through;	/* COMMIT tells Redis the row, not only its version */
 	bool		notify;			/* COMMIT sends NOTIFY */
 	int			policy;			/* FailurePolicy, or -1: the setting */
+	bool		reserved_after; /* a changed row is reserved only AFTER ROW: in groups, and where the application sets versions */
 
 	MemoryContext context;		/* holds all of this */
 	bool		dead;			/* invalidated; freed at the end of the transaction */
@@ -193,6 +194,12 @@ extern void attach_at_transaction_end(void);
 
 /* Whether PostgreSQL knows the versions of the domain's keys: in a version column, or in the groups' own rows. */
 extern bool domain_has_versions(const Domain *domain);
+
+/*
+ * Whether this transaction holds the lock that INSERT, UPDATE and DELETE take, or a stronger one, on the domain's table or one of
+ * its partitions. Who has not has changed no row of it: the lock is taken before, and is kept as long as the change.
+ */
+extern bool domain_has_writer_lock(const Domain *domain);
 
 /* The version in a tuple: NULL and negative count as 0 (such rows precede the attachment). */
 extern int64 domain_row_version(const Domain *domain, HeapTuple tuple, TupleDesc desc);

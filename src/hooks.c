@@ -210,8 +210,9 @@ restored_key_index(const AttachRequest *request, Relation rel)
 	return found;
 }
 
-void
-attach_restore_dependencies(const DomainRow *row)
+/* The dependencies of a restored attachment, as far as its triggers are there. */
+static void
+restore_dependencies(const DomainRow *row)
 {
 	Relation	rel = try_relation_open(row->relid, AccessShareLock);
 	AttachRequest request = {.row = *row};
@@ -259,7 +260,7 @@ trigger_restored(Oid relid)
 	if (row == NULL)
 		return;
 	ledger_catalog_changed();
-	attach_restore_dependencies(row);
+	restore_dependencies(row);
 }
 
 /* Trigger of fence.domain. This extension's own code changes that table without firing it: it is for restores. */
@@ -278,7 +279,7 @@ fence_domain_restored(PG_FUNCTION_ARGS)
 	CacheInvalidateRelcache(((TriggerData *) fcinfo->context)->tg_relation);
 	foreach(lc, domain_rows())
 		if (OidIsValid(((DomainRow *) lfirst(lc))->relid))
-			attach_restore_dependencies(lfirst(lc));
+			restore_dependencies(lfirst(lc));
 	return PointerGetDatum(NULL);
 }
 

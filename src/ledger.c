@@ -162,7 +162,7 @@ initialise(Reservation *r, ReservationKind kind, const char *name, const Domain 
 {
 	memset(r, 0, sizeof(*r));
 	r->kind = kind;
-	r->wanted = r->observed = r->sent = r->acked = r->ahead = r->applied = NO_VERSION;
+	r->wanted = r->leaving = r->observed = r->sent = r->acked = r->ahead = r->applied = NO_VERSION;
 	r->policy = domain_policy(domain);
 	r->domain_id = domain->id;
 	r->metrics = domain->metrics;
@@ -259,9 +259,10 @@ ledger_is_empty(void)
 }
 
 bool
-ledger_has_written(int64 domain_id)
+ledger_has_written(const Domain *domain)
 {
-	return find_count(domain_id) != NULL;
+	/* a row that waits for its AFTER ROW may be read already: by triggers that come before ours, or by RETURNING */
+	return find_count(domain->id) != NULL || (domain->reserved_after && domain_has_writer_lock(domain));
 }
 
 void

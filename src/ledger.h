@@ -40,6 +40,7 @@ typedef struct Reservation
 	int64		ttl_ms;
 
 	int64		wanted;			/* highest version that a statement asked for, sent or not; NO_VERSION if none */
+	int64		leaving;		/* of a deleted row, the tombstone's version, from BEFORE to AFTER ROW; else NO_VERSION */
 	int64		observed;		/* committed version to be told with it, NO_VERSION if none */
 	int64		sent;			/* version of the last reserve sent, NO_VERSION if none */
 	FenceWord	sent_word;		/* under which it was sent; its epoch number is the one to commit or abort in */
@@ -108,8 +109,11 @@ extern void ledger_end_domain(const Domain *domain);
  * the cost of one needless look. */
 extern void ledger_catalog_changed(void);
 
-/* Whether this transaction has reserved anything in the domain (such a transaction fills no cache: rule 6). */
-extern bool ledger_has_written(int64 domain_id);
+/*
+ * Whether this transaction has reserved anything in the domain, or may have changed a row that it reserves only AFTER ROW. Such
+ * a transaction fills no cache, and reads rows instead (rule 6).
+ */
+extern bool ledger_has_written(const Domain *domain);
 
 extern Reservation *ledger_first(void);
 extern bool ledger_is_empty(void);

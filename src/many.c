@@ -179,7 +179,7 @@ bool
 many_written(int n, ManyItem *items)
 {
 	for (int i = 0; i < n; i++)
-		if (ledger_has_written(items[i].domain->id))
+		if (ledger_has_written(items[i].domain))
 			return true;
 	return false;
 }

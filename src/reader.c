@@ -385,7 +385,7 @@ fence_read(PG_FUNCTION_ARGS)
 
 	reader_require_source(domain);
 	reader_require(domain);
-	if (ledger_has_written(domain->id))
+	if (ledger_has_written(domain))
 		metrics_add(domain->metrics, METRIC_FALLBACK_OWN_WRITE, 1);
 	else
 		answer = patient_get(domain, key);
@@ -440,7 +440,7 @@ fence_put(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("a version must not be negative")));
-	if (ledger_has_written(domain->id))
+	if (ledger_has_written(domain))
 		PG_RETURN_TEXT_P(cstring_to_text("refused this transaction has written in the domain"));
 	if (RecoveryInProgress())
 		PG_RETURN_TEXT_P(cstring_to_text("refused this server is a standby"));

@@ -113,7 +113,7 @@ raise_ahead(const Reservation *r)
 			 errmsg("the cache fence of \"%s\" is ahead of its row", r->name),
 			 errdetail("This transaction stored version " INT64_FORMAT ", Redis has committed version " INT64_FORMAT ".",
 					   r->applied, r->ahead),
-			 errhint("Try the transaction again; the fence is repaired meanwhile.")));
+			 errhint("Try the transaction again: triggers start above that version, and the fence is repaired meanwhile.")));
 }
 
 /*

@@ -6,8 +6,8 @@
  * stored is the one that was reserved. BEFORE ROW runs last of all BEFORE triggers by its name; whatever still gets in
  * after it is caught by AFTER ROW, which looks at the stored row and decides.
  *
- * Where the application sets the versions (fence.version_by_application), BEFORE ROW sees new rows only: for any BEFORE ROW of
- * UPDATE or DELETE, PostgreSQL fetches and locks each row once more. AFTER ROW is then the first to see a changed row.
+ * Where the application sets the versions (fence.version_by_application), there is no BEFORE ROW for UPDATE: for that, PostgreSQL
+ * fetches and locks each row once more. AFTER ROW is then the first to see a changed row.
  */
 #include "postgres.h"
 
@@ -159,6 +159,8 @@ reserve_new_row(const Domain *domain, HeapTuple row, TupleDesc desc)
 	int64		w;
 	bool		isnull;
 
+	if (r != NULL)
+		last = Max(last, r->leaving);
 	(void) heap_getattr(row, domain->version_attnum, desc, &isnull);
 	w = isnull ? NO_VERSION : fence_version_raw(domain, row, desc);
 	if (w < 0 || w <= last || w <= told_ahead(r))
@@ -183,8 +185,11 @@ static void
 reserve_old_row(const Domain *domain, HeapTuple row, TupleDesc desc)
 {
 	Reservation *r = reservation_of(domain, row, desc, true);
+	int64		w = tombstone_version(domain, r, row, desc);
 
-	reserve(r, proven_version(domain, row, desc), tombstone_version(domain, r, row, desc));
+	reserve(r, proven_version(domain, row, desc), w);
+	if (r != NULL)
+		r->leaving = w;
 }
 
 static Domain *
@@ -342,6 +347,8 @@ after_old_row_gone(const Domain *domain, HeapTuple row, TupleDesc desc, bool fir
 
 	tombstone_set(domain->id, key, w);
 	pfree(key);
+	if (r != NULL)
+		r->leaving = NO_VERSION;
 	apply_stored(domain, r, proven_version(domain, row, desc), w, NULL, NULL);
 }
 
@@ -400,7 +407,7 @@ fence_after_row(PG_FUNCTION_ARGS)
 	Domain	   *domain = trigger_domain(fcinfo, TRIGGER_EVENT_AFTER, TRIGGER_EVENT_ROW);
 	TupleDesc	desc = RelationGetDescr(data->tg_relation);
 	HeapTuple	row = data->tg_trigtuple;
-	bool		first = data->tg_trigger->tgnargs > 0 && !TRIGGER_FIRED_BY_INSERT(data->tg_event);
+	bool		first = domain->reserved_after && domain->scope == SCOPE_ROW && TRIGGER_FIRED_BY_UPDATE(data->tg_event);
 
 	/* BEFORE ROW has seen all rows of the statement; what is reserved only here comes one after the other */
 	if (!first || begins_statement())
@@ -414,7 +421,7 @@ fence_after_row(PG_FUNCTION_ARGS)
 	else if (TRIGGER_FIRED_BY_INSERT(data->tg_event))
 		after_new_row(domain, row, desc, false);
 	else if (TRIGGER_FIRED_BY_DELETE(data->tg_event))
-		after_old_row_gone(domain, row, desc, first);
+		after_old_row_gone(domain, row, desc, false);
 	else if (key_same(domain, row, data->tg_newtuple, desc))
 		after_changed_row(domain, row, data->tg_newtuple, desc, first);
 	else
