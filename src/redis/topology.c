@@ -381,14 +381,17 @@ forget(RedisNode *node)
 }
 
 /*
- * Leases are computed from a reading of the node's clock: a step of it is seen by comparing with the last reading. What the
- * answer took, and the millisecond in which the node tells the time, explain a difference.
+ * Leases are computed from a reading of the node's clock: a step of it is seen by comparing with the last reading. A clock is
+ * read between question and answer, so it is ahead by something from `ahead` to `ahead` + what the answer took; a step is
+ * what lies between two such ranges, but for the millisecond in which the node tells the time.
  */
 static void
 watch_clock(RedisNode *node, int64 asked_at)
 {
 	int64		ahead = node->hello.time_ms * 1000 - node->heard_at;
-	int64		step = node->clock_ahead ? llabs(ahead - node->clock_ahead) - (node->heard_at - asked_at) - 1000 : 0;
+	int64		took = node->heard_at - asked_at;
+	int64		step = node->clock_ahead == 0 ? 0 : ahead > node->clock_ahead ?
+		ahead - (node->clock_ahead + node->clock_took) - 1000 : node->clock_ahead - (ahead + took) - 1000;
 
 	if (step > setting_clock_margin * INT64CONST(1000))
 		ereport(LOG,
@@ -397,6 +400,7 @@ watch_clock(RedisNode *node, int64 asked_at)
 				 errhint("A lease relies on clocks that fall back by no more than pgcache_fence.clock_margin: let them slew, not step.")));
 	metrics_raise_server(SERVER_METRIC_CLOCK_STEP, Max(step, 0));
 	node->clock_ahead = ahead;
+	node->clock_took = took;
 }
 
 /* Connects if need be, makes sure of the library and that it takes writes if `load`, and asks the process who it is. */

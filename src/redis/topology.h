@@ -20,7 +20,8 @@ typedef struct RedisNode
 	RedisConnection *conn;
 	Hello		hello;			/* last answer, */
 	int64		heard_at;		/* and when it was here (fence_clock()): its clock was read no later */
-	int64		clock_ahead;	/* microseconds that the node's clock was ahead of fence_clock() then; 0: not known */
+	int64		clock_ahead;	/* microseconds that the node's clock was ahead of fence_clock() then, at least; 0: not known */
+	int64		clock_took;		/* and how much more it may have been: the answer was on its way */
 	char		server[32];
 	bool		dismissed;		/* see topology_dismiss */
 	bool		present;		/* it answered as it should when it was greeted last; else */

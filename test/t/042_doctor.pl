@@ -217,6 +217,27 @@ subtest 'a clock that steps' => sub {
 	wait_open($node);
 	$sql->run('SELECT fence.reset_metrics()');
 	is(findings('error'), '', 'nothing before');
+	my $renewed = sub {
+		my $left = -1;
+		# it falls until the next answer is here
+		poll(sub { my $former = $left; $left = $sql->run('SELECT extract(epoch FROM lease_left) FROM fence.nodes'); return $former >= 0 && $left > $former },
+			'an answer');
+	};
+	# the keeper asks every second: next while nobody answers, and then it does not listen for a while
+	my $keeper = $sql->run("SELECT pid FROM pg_stat_activity WHERE backend_type = 'pgcache_fence keeper'");
+	poll(sub {
+			$renewed->();
+			$stepping->pause;
+			select undef, undef, undef, 1.15;
+			kill STOP => $keeper;
+			$stepping->resume;
+			select undef, undef, undef, 0.25;
+			kill CONT => $keeper;
+			$renewed->();
+			return $sql->run("SELECT value > 0.25 FROM fence.metrics WHERE name = 'cache_fence_heartbeat_worst_seconds'") eq 't';
+		}, 'a slow answer');
+	$renewed->();
+	is(findings('error'), '', 'a slow answer is no step');
 	sysseek $offset, 0, 0;
 	syswrite $offset, pack('q', 1_000_000);
 	finds('error', 'clock of a Redis node has stepped by (9[0-9][0-9]|10[0-9][0-9])', 'a step of a second');
