@@ -399,7 +399,7 @@ build_entry(const DomainRow *row, Oid relid)
 		entry->domain.partitioned = rel->rd_rel->relkind == RELKIND_PARTITIONED_TABLE;
 		resolve_key(&entry->domain, row, rel);
 		resolve_version(&entry->domain, row, rel);
-		entry->domain.reserved_after = entry->domain.scope == SCOPE_GROUP || version_by_application(rel);
+		entry->domain.reserved_after = entry->domain.scope != SCOPE_ROW || version_by_application(rel);
 		table_close(rel, AccessShareLock);
 	}
 	MemoryContextSwitchTo(old);

@@ -70,7 +70,7 @@ typedef struct Domain
 	bool		write_through;	/* COMMIT tells Redis the row, not only its version */
 	bool		notify;			/* COMMIT sends NOTIFY */
 	int			policy;			/* FailurePolicy, or -1: the setting */
-	bool		reserved_after; /* a changed row is reserved only AFTER ROW: in groups, and where the application sets versions */
+	bool		reserved_after; /* a changed row need not be reserved before it is changed: of groups, by hand, by the application */
 
 	MemoryContext context;		/* holds all of this */
 	bool		dead;			/* invalidated; freed at the end of the transaction */

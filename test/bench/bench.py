@@ -39,6 +39,7 @@ class Bench:
         self.rounds = arguments.rounds
         self.seconds = arguments.seconds
         self.results = {}
+        self.ticks = report.processor_ticks()
         self.redis = None
         self.pg = None
 
