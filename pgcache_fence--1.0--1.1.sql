@@ -58,8 +58,8 @@ CREATE TABLE fence.outbox (
 -- Fencing tables
 -- ---------------------------------------------------------------------------------------------------------------------
 
--- For applications that count versions themselves, as ORMs with optimistic locking do: UPDATE and DELETE cost less without a
--- trigger that sets the version, and an UPDATE that does not raise it is refused. New rows still start above what the key had.
+-- For applications that count versions themselves, as ORMs with optimistic locking do: UPDATE costs less without a trigger that
+-- sets the version, and one that does not raise it is refused. New rows still start above what the key had.
 CREATE FUNCTION fence.version_by_application(relation regclass, enabled boolean DEFAULT true) RETURNS void
     LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_version_by_application';
 REVOKE ALL ON FUNCTION fence.version_by_application FROM PUBLIC;
