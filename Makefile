@@ -2,7 +2,7 @@
 
 EXTENSION = pgcache_fence
 MODULE_big = pgcache_fence
-DATA = pgcache_fence--1.0.sql pgcache_fence--1.0--1.1.sql
+DATA = pgcache_fence--1.0.sql
 
 PG_CONFIG ?= pg_config
 

@@ -69,9 +69,9 @@ UPDATE pg_extension SET extversion = '0.9' WHERE extname = 'pgcache_fence';
 -- (Debian's PostgreSQL 17 does not list what is in extension_destdir, where the tests install)
 SELECT severity, finding, hint FROM fence.doctor() WHERE finding LIKE '%version 0.9%'
 UNION ALL
-SELECT 'warning', 'the extension has version 0.9 in this database, the installed files have 1.1', 'ALTER EXTENSION pgcache_fence UPDATE.'
+SELECT 'warning', 'the extension has version 0.9 in this database, the installed files have 1.0', 'ALTER EXTENSION pgcache_fence UPDATE.'
 WHERE NOT EXISTS (SELECT FROM pg_available_extensions WHERE name = 'pgcache_fence');
-UPDATE pg_extension SET extversion = '1.1' WHERE extname = 'pgcache_fence';
+UPDATE pg_extension SET extversion = '1.0' WHERE extname = 'pgcache_fence';
 
 -- a transaction that is prepared and forgotten
 BEGIN;

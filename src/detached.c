@@ -141,7 +141,7 @@ detached_stands(const char *stamp)
 	values[0] = Int64GetDatum(id);
 	values[1] = CStringGetTextDatum(stamp);
 	if (!OidIsValid(fence_table_oid("reservation")))
-		return false;			/* the extension is still of version 1.0 here */
+		return false;			/* the extension has been dropped */
 	SPI_connect();
 	/* the attachment that it is of may have ended: then readers are told so, and it says nothing of another one */
 	execute("SELECT FROM fence.reservation r JOIN fence.domain d ON d.id = r.domain_id"
@@ -154,8 +154,6 @@ detached_stands(const char *stamp)
 void
 detached_expire(void)
 {
-	if (!OidIsValid(fence_table_oid("reservation")))
-		return;
 	SPI_connect();
 	execute("DELETE FROM fence.reservation WHERE id IN (SELECT r.id FROM fence.reservation r"
 			" WHERE r.until <= clock_timestamp() OR NOT EXISTS (SELECT FROM fence.domain d WHERE d.id = r.domain_id)"
@@ -186,8 +184,6 @@ detached_carry(LibraryCall *call, int node, const char *epoch)
 {
 	bool		ok = true;
 
-	if (!OidIsValid(fence_table_oid("reservation")))
-		return true;
 	SPI_connect();
 	execute("SELECT r.fence, r.creator || '.' || r.id, r.version"
 			"  FROM fence.reservation r JOIN fence.domain d ON d.id = r.domain_id",

@@ -418,8 +418,6 @@ check_effects(Report *report)
 	char	   *wait = psprintf("interval '%lld milliseconds'",
 								(long long) LONG_WAIT * (setting_patrol_grace + setting_patrol_interval));
 
-	if (!OidIsValid(fence_table_oid("outbox")))
-		return;
 	put_rows(report, "warning",
 			 psprintf("SELECT format('prepared transaction %%L holds %%s effect(s), for %%s', gid, count(*), max(age)),"
 					  " format('COMMIT PREPARED %%1$L or ROLLBACK PREPARED %%1$L: until then others are refused these keys.', gid)"

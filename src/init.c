@@ -15,7 +15,7 @@
 #include "transaction.h"
 #include "worker.h"
 
-FENCE_MODULE_MAGIC("pgcache_fence", "1.1");
+FENCE_MODULE_MAGIC("pgcache_fence", "1.0");
 
 void		_PG_init(void);
 

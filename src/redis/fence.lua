@@ -25,7 +25,7 @@
 --   * Arguments are checked before anything is changed.
 --   * Replies are flat arrays of strings.
 
-local LIBRARY_VERSION = '2'
+local LIBRARY_VERSION = '1'
 local MAX_VERSION = '9223372036854775807'
 local MAX_NAME = 4096                  -- bytes in a fence, value or domain name
 local MAX_NONCE = 16

@@ -23,7 +23,7 @@ subtest 'hello: identity' => sub {
 	is(fcall('fence_hello', 0, 'other', 'ffff')->[0], 'abcdef0123456789', 'it is the same for every namespace');
 	my ($seconds, $us) = @{ $redis->call('TIME') };
 	cmp_ok(abs($first->[1] - $seconds * 1000 - $us / 1000), '<', 60_000, 'the clock reading is in milliseconds');
-	is_deeply([ @{$first}[ 2 .. 7 ] ], [ 'master', 2, '', '', '', '' ], 'role, library version, armed for nothing');
+	is_deeply([ @{$first}[ 2 .. 7 ] ], [ 'master', 1, '', '', '', '' ], 'role, library version, armed for nothing');
 };
 
 subtest 'unarmed: nothing is answered or promised' => sub {

@@ -1,15 +1,15 @@
 # 045_upgrade.pl
-#    From version 1.0 to 1.1: every way leads to the same objects; a library that is older than the SQL says so, one that is
-#    newer serves it; the change of library, SQL and Redis library while writers and readers go on; two versions that
+#    From one version to the next: every way leads to the same objects; a library that is older than the SQL says so, one that
+#    is newer serves it; the change of library, SQL and Redis library while writers and readers go on; two versions that
 #    share a Redis.
 #
-# The "library of 1.0" is this build without the functions that 1.1 has and with the version of its Redis library lowered:
-# their names in the file are spoilt. Nothing else of 1.0 is at hand.
+# There is one version so far, so the next one is made up here: this build, with the version of its Redis library raised, and an
+# update script. What the next version adds is a function that version 1.0 of this test lacks: its declaration is cut out of
+# the script, and its name in the library is spoilt.
 
 use strict;
 use warnings;
 
-use File::Copy;
 use File::Path qw(make_path);
 use FenceTest;
 use IPC::Open2;
@@ -27,39 +27,72 @@ my ($tested) = $place =~ /^dynamic_library_path = '([^:']*)\Q$libdir\E:/m;
 plan skip_all => 'needs an extension that is installed in a directory of its own' unless $tested;
 
 my $dir = PostgreSQL::Test::Utils::tempdir();
-my $new = slurp_file("$tested$libdir/pgcache_fence.so");
+my $version_1_0 = '1.0';
+my $next = '1.0next';
+my $build = slurp_file("$tested$libdir/pgcache_fence.so");
+my $script = slurp_file("$tested$sharedir/extension/pgcache_fence--$version_1_0.sql");
+my $control = slurp_file("$tested$sharedir/extension/pgcache_fence.control");
 
-# The names of C functions in a script.
-sub symbols { my %found = map { $_ => 1 } slurp_file("$tested$sharedir/extension/$_[0]") =~ /'MODULE_PATHNAME', '(\w+)'/g; return %found }
-my %first = symbols('pgcache_fence--1.0.sql');
-my %second = symbols('pgcache_fence--1.0--1.1.sql');
+$control =~ s/^default_version = '\K$version_1_0'/$next'/m or die 'no default version in the control file';
+$script =~ s/^(CREATE FUNCTION fence\.is_committed\(.*?;\n)//ms or die 'no fence.is_committed in the script';
+my $added = $1;
+
+# Files that were installed while the server runs do not change the library that it has loaded: a script that needs the new
+# one begins like this.
+my $update = <<"SQL";
+DO \$\$
+BEGIN
+    CREATE FUNCTION fence._of_this_version() RETURNS boolean LANGUAGE C AS 'MODULE_PATHNAME', 'fence_is_committed';
+    DROP FUNCTION fence._of_this_version();
+EXCEPTION WHEN undefined_function THEN
+    RAISE EXCEPTION 'the server has loaded a library of pgcache_fence that is older than version $next of the extension'
+        USING ERRCODE = 'object_not_in_prerequisite_state',
+              HINT = 'Install the new library, restart PostgreSQL, then try again. Until then the extension stays as it is.';
+END \$\$;
+$added
+ALTER TABLE fence.domain
+    DROP CONSTRAINT domain_cache_check,
+    ADD CONSTRAINT domain_cache_check CHECK (cache IN ('none', 'row', 'next'));
+CREATE TABLE fence.later (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY);
+CREATE OR REPLACE VIEW fence.state AS SELECT s.*, NULL::text AS later FROM fence._state() s;
+GRANT SELECT ON fence.later TO PUBLIC;
+SQL
 
 sub library_of_1_0
 {
-	my $old = $new;
+	return $build =~ s/fence_is_committed\0/Fence_is_committed\0/gr;
+}
 
-	foreach my $name (grep { !$first{$_} } keys %second)
-	{
-		(my $other = $name) =~ s/^f/F/;
-		$old =~ s/\Q$name\E\0/$other\0/g or die "no $name in the library";
-	}
-	$old =~ s/(LIBRARY_VERSION = ')2'/${1}1'/ or die 'no version of the Redis library in the library';
-	return $old;
+sub library_of_next
+{
+	return $build =~ s/(LIBRARY_VERSION = ')1'/${1}2'/r;
+}
+
+isnt(library_of_1_0(), $build, 'a library of 1.0');
+isnt(library_of_next(), $build, 'a library of the next version');
+
+sub write_file
+{
+	my ($file, $content) = @_;
+
+	open my $out, '>:raw', "$file.new" or die $!;
+	print $out $content;
+	close $out or die $!;
+	chmod 0755, "$file.new";
+	rename "$file.new", $file or die $!;
 }
 
 # What `make install` does: a new file takes the place of the old one, which may be loaded.
 sub install
 {
 	my ($name, $library) = @_;
-	my $file = "$dir/$name$libdir/pgcache_fence.so";
+	my $files = "$dir/$name$sharedir/extension/pgcache_fence";
 
 	make_path("$dir/$name$libdir", "$dir/$name$sharedir/extension");
-	copy($_, "$dir/$name$sharedir/extension/") or die $! foreach glob("$tested$sharedir/extension/pgcache_fence*");
-	open my $out, '>:raw', "$file.new" or die $!;
-	print $out $library;
-	close $out or die $!;
-	chmod 0755, "$file.new";
-	rename "$file.new", $file or die $!;
+	write_file("$files.control", $control);
+	write_file("$files--$version_1_0.sql", $script);
+	write_file("$files--$version_1_0--$next.sql", $update);
+	write_file("$dir/$name$libdir/pgcache_fence.so", $library);
 	return (
 		dynamic_library_path => "$dir/$name$libdir:\$libdir",
 		$major >= 18 ? (extension_control_path => "$dir/$name$sharedir:\$system") : (extension_destdir => "$dir/$name"));
@@ -120,30 +153,30 @@ sub is_cached
 
 subtest 'every way leads to the same objects' => sub {
 	my $redis = FenceTest::Redis->start;
-	my $node = new_postgres('ways', $redis);
+	my $node = new_postgres('ways', $redis, install('ways', library_of_next()));
 	my %is;
 
 	is($node->safe_psql('postgres', "SELECT source, target, path FROM pg_extension_update_paths('pgcache_fence') ORDER BY 1, 2"),
-		"1.0|1.1|1.0--1.1\n1.1|1.0|", 'the ways that there are');
+		"1.0|$next|1.0--$next\n$next|1.0|", 'the ways that there are');
 	$node->safe_psql('postgres', "CREATE DATABASE $_") foreach qw(direct named walked);
 	$node->safe_psql('direct', 'CREATE EXTENSION pgcache_fence');
-	$node->safe_psql('named', "CREATE EXTENSION pgcache_fence VERSION '1.1'");
+	$node->safe_psql('named', "CREATE EXTENSION pgcache_fence VERSION '$next'");
 	$node->safe_psql('walked', "CREATE EXTENSION pgcache_fence VERSION '1.0'");
 	my $before = $node->safe_psql('walked', $inventory);
 	$node->safe_psql('walked', "CREATE VIEW mine AS SELECT state FROM fence.state; ALTER EXTENSION pgcache_fence UPDATE");
 	%is = map { $_ => $node->safe_psql($_, $inventory) } qw(direct named walked);
-	like($is{direct}, qr/^1\.1\|fence\|/, 'CREATE EXTENSION makes 1.1');
+	like($is{direct}, qr/^\Q$next\E\|/, 'CREATE EXTENSION makes the newest version');
 	isnt($before, $is{walked}, 'the update changes something');
 	is($is{$_}, $is{direct}, "the same objects, columns, constraints, privileges: $_") foreach qw(named walked);
 	is($node->safe_psql('walked', 'SELECT state FROM mine'), 'OPEN', 'a view of a user that rests on ours is still there');
-	is($node->safe_psql('walked', 'ALTER EXTENSION pgcache_fence UPDATE; SELECT count(*) FROM fence.metrics WHERE name = $$cache_fence_open$$'), '1', 'updating again is nothing');
+	is($node->safe_psql('walked', 'ALTER EXTENSION pgcache_fence UPDATE; SELECT later FROM fence.state'), '', 'updating again is nothing');
 	$node->stop;
 };
 
 subtest 'a library that is older than the SQL' => sub {
 	my $redis = FenceTest::Redis->start;
 	my $node = new_postgres('older', $redis, install('older', library_of_1_0()), extension => 0);
-	my $clear = qr/ERROR: .*library of pgcache_fence that is older than version 1\.1.*HINT: +Install the new library, restart PostgreSQL/s;
+	my $clear = qr/ERROR: .*library of pgcache_fence that is older than version $next.*HINT: +Install the new library, restart PostgreSQL/s;
 
 	like(error_of($node, 'CREATE EXTENSION pgcache_fence'), $clear, 'and says why and what to do');
 	$node->safe_psql('postgres', "CREATE EXTENSION pgcache_fence VERSION '1.0'; $table");
@@ -157,12 +190,12 @@ subtest 'a library that is older than the SQL' => sub {
 
 subtest 'a library that is newer than the SQL' => sub {
 	my $redis = FenceTest::Redis->start;
-	my $node = new_postgres('newer', $redis, extension => 0);
+	my $node = new_postgres('newer', $redis, install('newer', library_of_next()), extension => 0);
 	my $error;
 
 	$node->safe_psql('postgres', "CREATE EXTENSION pgcache_fence VERSION '1.0'; $table");
 	wait_open($node);
-	is($node->safe_psql('postgres', "SELECT count(*) FROM pg_proc WHERE pronamespace = 'fence'::regnamespace AND proname = 'doctor'"), '0', 'the SQL of 1.0');
+	is($node->safe_psql('postgres', "SELECT count(*) FROM pg_proc WHERE pronamespace = 'fence'::regnamespace AND proname = 'is_committed'"), '0', 'the SQL of 1.0');
 	foreach my $view (split /\n/, $node->safe_psql('postgres', "SELECT viewname FROM pg_views WHERE schemaname = 'fence' ORDER BY 1"))
 	{
 		is($node->psql('postgres', "SELECT * FROM fence.$view", stderr => \$error), 0, "fence.$view") or diag $error;
@@ -188,15 +221,15 @@ SELECT * FROM fence.get_many(VARIADIC fence.fence_keys('item', '{1,2}')), fence.
 SELECT * FROM fence.audit('item');
 SELECT fence.repair('item', '3'), fence.drop_derived('double'), fence.detach('grouped'), fence.detach_domain('by hand');
 SQL
-	like(error_of($node, 'SELECT * FROM fence.metrics'), qr/relation "fence.metrics" does not exist/, 'what came with 1.1');
+	like(error_of($node, 'SELECT fence.is_committed($$x$$)'), qr/function fence.is_committed\(unknown\) does not exist/, 'what came with the next version');
 
-	# the new options are the library's affair; a dump is restored to the version that is installed
+	# a dump is restored to the version that is installed
 	$node->safe_psql('postgres', "SELECT fence.detach('item'), fence.attach('item', cache => 'row', publish => 'notify'); DELETE FROM item WHERE id = 10");
 	my $dump = "$dir/dump.sql";
 	$node->command_ok([ 'pg_dump', '-f', $dump, 'postgres' ], 'a dump');
 	$node->safe_psql('postgres', 'CREATE DATABASE restored');
 	$node->command_ok([ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '-f', $dump, '-d', 'restored' ], 'restored');
-	is(version_in($node, 'restored'), '1.1', 'with 1.1');
+	is(version_in($node, 'restored'), $next, 'with the newest version');
 	$node->safe_psql('postgres', 'ALTER EXTENSION pgcache_fence UPDATE');
 	my $domains = "SELECT domain, cache, publish FROM fence.domains";
 	is($node->safe_psql($_, $domains), 'item|row|notify', "$_: what was attached still is") foreach qw(postgres restored);
@@ -269,17 +302,17 @@ subtest 'under load' => sub {
 	my $load = start_load($node, $redis);
 	passes($load, '1.0', 1);
 
-	install('load', $new);
+	install('load', library_of_next());
 	passes($load, 'new files under a running server', 1);
 	like(error_of($node, 'ALTER EXTENSION pgcache_fence UPDATE'), qr/HINT: .*restart PostgreSQL/, 'too early');
 	$node->restart;
-	poll(sub { library_in($redis) == 2 }, 'Redis to have the library of 1.1', 120);    # until then the old one's lease may run
+	poll(sub { library_in($redis) == 2 }, 'Redis to have the new library', 120);    # until then the old one's lease may run
 	passes($load, 'the new library, the SQL of 1.0', 1);
 	is(version_in($node), '1.0', 'the SQL has not changed');
 
 	$node->safe_psql('postgres', 'ALTER EXTENSION pgcache_fence UPDATE');
 	passes($load, 'ALTER EXTENSION', 1);
-	is(version_in($node), '1.1', 'now it has');
+	is(version_in($node), $next, 'now it has');
 	is($node->safe_psql('postgres', "SELECT count(*) FROM fence.doctor() WHERE severity <> 'ok' AND finding ~ 'installed files'"), '0', 'the doctor has no word on it');
 
 	# a newer cluster uses the same Redis; it goes away; then somebody loads the old library
@@ -310,19 +343,19 @@ subtest 'two versions that share a Redis' => sub {
 	my $load = start_load($old, $redis);
 	passes($load, '1.0 alone', 1);
 
-	my $new_node = new_postgres('new', $redis);
+	my $new_node = new_postgres('new', $redis, install('new', library_of_next()));
 	$new_node->safe_psql('postgres', $table);
-	is_cached($new_node, '1.1 comes: it is at work');
+	is_cached($new_node, 'the next version comes: it is at work');
 	wait_state($old, 'CLOSED');
 	poll(sub { $old->safe_psql('postgres', 'SELECT reason FROM fence.state') =~ /version 2 of the function library, this pgcache_fence has version 1: upgrade/ },
 		'1.0 says why it cannot go on');
-	passes($load, '1.0 beside 1.1', 0);
+	passes($load, '1.0 beside the next', 0);
 	my $epoch = $new_node->safe_psql('postgres', 'SELECT epoch FROM fence.state');
 	$old->restart;
-	passes($load, '1.0 restarted beside 1.1', 0);
-	is($new_node->safe_psql('postgres', 'SELECT epoch FROM fence.state'), $epoch, '1.1 does not notice');
+	passes($load, '1.0 restarted beside the next', 0);
+	is($new_node->safe_psql('postgres', 'SELECT epoch FROM fence.state'), $epoch, 'which does not notice');
 
-	install('old', $new);
+	install('old', library_of_next());
 	$old->restart;
 	wait_open($old, 120);
 	passes($load, 'both have the new library', 1);
