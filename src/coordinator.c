@@ -516,12 +516,13 @@ outcome(Reservation *r, FenceWord word)
 }
 
 ReserveOutcome
-coordinator_reserve_all(FenceWord word, Reservation **ahead)
+coordinator_reserve_all(FenceWord word, int64 give_up_at, Reservation **ahead)
 {
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 		if (!ask_if_missing(r, word, false))
 			return RESERVE_FAILED;
-	(void) wire_collect(reply_deadline());
+	if (!coordinator_collect() && fence_clock() > give_up_at)
+		return RESERVE_FAILED;
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 		if (!ask_if_missing(r, word, true))
 			return RESERVE_FAILED;

@@ -39,9 +39,10 @@ typedef enum ReserveOutcome
 
 /*
  * Makes sure that every applied reservation of the ledger is acknowledged under exactly this word: sends what is
- * missing and collects the replies, for at most `timeout` (setting). Interruptible.
+ * missing and collects the replies, for at most `timeout` (setting) from this backend's own connections, and as long again through
+ * the courier, unless it is later than give_up_at (fence_clock() microseconds) by then. Interruptible.
  */
-extern ReserveOutcome coordinator_reserve_all(FenceWord word, Reservation **ahead);
+extern ReserveOutcome coordinator_reserve_all(FenceWord word, int64 give_up_at, Reservation **ahead);
 
 /* The same for one reservation, whatever else the ledger holds. */
 extern ReserveOutcome coordinator_reserve_one(FenceWord word, Reservation *reservation);

@@ -38,6 +38,7 @@
 #define FLAP_FORGET		INT64CONST(60000000)	/* until fences were OPEN for that long */
 #define EPOCH_LEAP		1000000	/* how far above ours an epoch may be that Redis tells of */
 #define COMMITS_TAKE	INT64CONST(100000)	/* how long who is committing is waited for before slots change hands */
+#define BYPASS_TAKES	INT64CONST(200000)	/* time in CLOSED, after the bound, for writers that wait to commit without reservations */
 
 PGDLLEXPORT void fence_keeper_main(Datum arg);
 
@@ -558,6 +559,19 @@ note_flap(void)
 }
 
 /*
+ * A writer could not reserve. What the keeper sees may be well: then fences that open at once would hold the same writer again, and
+ * each opening would move the bound that it waits for. So they stay CLOSED until it can bypass.
+ */
+static void
+let_writers_bypass(void)
+{
+	int64		bound = (int64) pg_atomic_read_u64(&fence_shared->lease_bound);
+
+	if (pg_atomic_exchange_u32(&fence_shared->writer_gave_up, 0))
+		stay_closed_until = Max(stay_closed_until, bound + BYPASS_TAKES);
+}
+
+/*
  * Slots have moved. If the epoch can go on, writers wait for the moment that it takes, and nobody is told CLOSED.
  */
 static bool
@@ -627,6 +641,7 @@ keeper_step(void)
 	note_flap();
 	if (WORD_STATE(word) == FENCE_ARMING)
 		fence_word_change(word, FENCE_CLOSED, WORD_EPOCH(word), "the keeper was restarted");
+	let_writers_bypass();
 	if (fence_clock() < stay_closed_until)
 		return stay_closed_until - fence_clock();
 	databases_look_if_due();

@@ -85,6 +85,7 @@ shared_initialise(FenceShared *shared)
 	pg_atomic_init_u64(&shared->lease_bound, 0);
 	pg_atomic_init_u64(&shared->arming_until, 0);
 	pg_atomic_init_u32(&shared->bypassed, 0);
+	pg_atomic_init_u32(&shared->writer_gave_up, 0);
 	pg_atomic_init_u32(&shared->nodes_serial, 1);
 	pg_atomic_init_u32(&shared->catalog_serial, 1);
 	pg_atomic_init_u32(&shared->patrol_wanted, 0);

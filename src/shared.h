@@ -105,6 +105,7 @@ typedef struct FenceShared
 	pg_atomic_uint64 lease_bound;	/* fence_clock() time; 0: not set, counts as not passed */
 	pg_atomic_uint64 arming_until;	/* fence_clock() time after which ARMING may be ended by anybody */
 	pg_atomic_uint32 bypassed;	/* somebody committed without reservations since the last new epoch */
+	pg_atomic_uint32 writer_gave_up;	/* a writer cannot reserve: the fences stay CLOSED until it may bypass; keeper clears */
 	pg_atomic_uint32 nodes_serial;	/* changes whenever a serial in nodes does */
 	pg_atomic_uint32 catalog_serial;	/* changes whenever domains or databases may have changed */
 	pg_atomic_uint32 patrol_wanted; /* there is something to settle at once; its latch alone is reset by any wait */

@@ -28,7 +28,8 @@
 
 #define POLL_FIRST_US	1000	/* how often a waiting writer looks at the word: at first, and at most */
 #define POLL_MOST_US	20000
-#define MAX_FAILURES	2		/* failed attempts under one word before this backend closes it */
+#define MAX_FAILURES	2		/* failed attempts under one word, or */
+#define MAX_TIMEOUTS	2		/* so many timeouts of reserving in all, before this backend closes the fences */
 
 static ProcessUtility_hook_type previous_utility = NULL;
 
@@ -62,19 +63,25 @@ current_reason(void)
 	return pstrdup(reason);
 }
 
+/* The time after which a lease that is granted now is surely over, in microseconds. */
+static int64
+lease_takes(void)
+{
+	return (setting_lease + setting_clock_margin) * INT64CONST(1000);
+}
+
 /*
- * The deadline of the whole wait: longer than any lease that may run, so that bypass is always reached; bounded even
- * if the bound keeps moving.
+ * The deadline of the whole wait. Bypass comes before it: a writer that could not reserve, or that has waited for a whole lease,
+ * keeps the fences CLOSED until all leases are over. That may take longer only if longer leases were granted before.
  */
 static void
-raise_if_late(CommitWait *wait)
+raise_if_late(const CommitWait *wait)
 {
-	int64		margin = (setting_clock_margin + 4 * (int64) setting_timeout) * 1000;
+	int64		margin = lease_takes() + 4 * setting_timeout * INT64CONST(1000);
 	int64		bound = (int64) pg_atomic_read_u64(&fence_shared->lease_bound);
-	int64		usual = wait->started + setting_lease * INT64CONST(1000) + margin;
-	int64		latest = wait->started + LEASE_MAX_MS * INT64CONST(1000) + margin;
+	int64		longest = wait->started + LEASE_MAX_MS * INT64CONST(1000);
 
-	if (fence_clock() <= Min(Max(usual, bound + margin), latest))
+	if (fence_clock() <= Max(wait->started + lease_takes(), Min(bound, longest)) + margin)
 		return;
 	ereport(ERROR,
 			(errcode(ERRCODE_CONNECTION_FAILURE),
@@ -123,9 +130,10 @@ raise_ahead(const Reservation *r)
 static bool
 commit_open(FenceWord word, int *failures, CommitWait *wait)
 {
+	int64		give_up_at = wait->started + MAX_TIMEOUTS * setting_timeout * INT64CONST(1000);
 	Reservation *ahead = NULL;
 
-	switch (coordinator_reserve_all(word, &ahead))
+	switch (coordinator_reserve_all(word, give_up_at, &ahead))
 	{
 		case RESERVE_AHEAD:
 			raise_ahead(ahead);
@@ -143,11 +151,12 @@ commit_open(FenceWord word, int *failures, CommitWait *wait)
 
 	/* Let the keeper look; if it finds nothing wrong while this backend fails again, the fences close for all. */
 	fence_wake_keeper_process();
-	if (fence_word() == word && ++*failures >= MAX_FAILURES)
+	if (fence_word() == word && (++*failures >= MAX_FAILURES || fence_clock() > give_up_at))
 	{
 		char		reason[REASON_LEN];
 
 		snprintf(reason, sizeof(reason), "a writer could not reserve: %s", coordinator_problem());
+		pg_atomic_write_u32(&fence_shared->writer_gave_up, 1);
 		fence_word_change(word, FENCE_CLOSED, WORD_EPOCH(word), reason);
 		fence_wake_keeper_process();
 		*failures = 0;
@@ -183,6 +192,9 @@ commit_closed(FenceWord word, CommitWait *wait)
 	fence_lease_bound_or_longest();
 	if (!fence_lease_bound_passed())
 	{
+		/* each opening moves the bound: fences that open and close in turn must not hold a writer for ever */
+		if (fence_clock() > wait->started + lease_takes())
+			pg_atomic_write_u32(&fence_shared->writer_gave_up, 1);
 		wait_a_moment(wait);
 		return false;
 	}

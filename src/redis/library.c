@@ -271,22 +271,17 @@ library_server_version(LibraryCall *call, char *version, size_t size)
 }
 
 bool
-library_probe_writes(LibraryCall *call, const char *key)
+library_probe_writes(LibraryCall *call)
 {
-	const char *argv[] = {"SET", key, "", "PX", "3600000"};
-	redisReply *reply = library_call(call, lengthof(argv), argv);
+	char		fence[128];
+	const char *argv[] = {"FCALL", "fence_write", "0", "1", fence, "0-0", "a", "probe"};
 
-	if (reply == NULL)
-	{
-		/* its slot is just moving: whoever says so is at work */
-		if (redis_error(call->conn) == NULL && (strstr(call->error, ": MOVED ") || strstr(call->error, ": ASK ")))
-			return true;
-		if (strstr(call->error, "READONLY"))
-			strlcpy(call->error, REPLICA_MESSAGE, sizeof(call->error));
-		return false;
-	}
-	freeReplyObject(reply);
-	return true;
+	snprintf(fence, sizeof(fence), "%s:f:0.probe:{probe}", setting_namespace);
+	if (expect(call, library_call(call, lengthof(argv), argv), "unarmed"))
+		return true;
+	if (strstr(call->error, "READONLY"))
+		strlcpy(call->error, REPLICA_MESSAGE, sizeof(call->error));
+	return false;
 }
 
 /* The beginning of a JSON object with what the functions go by */

@@ -36,8 +36,11 @@ typedef struct Hello
  */
 extern bool library_ensure(LibraryCall *call);
 
-/* Whether the node takes writes now: sets the key, which is of heartbeats. */
-extern bool library_probe_writes(LibraryCall *call, const char *key);
+/*
+ * Whether a message of the kind that ends and makes reservations passes on this connection, and the node would carry it out: one is
+ * sent that changes nothing, in an epoch that never is.
+ */
+extern bool library_probe_writes(LibraryCall *call);
 
 /* The version of this build's function library. */
 extern int library_version(void);

@@ -403,9 +403,25 @@ watch_clock(RedisNode *node, int64 asked_at)
 	node->clock_took = took;
 }
 
-/* Connects if need be, makes sure of the library and that it takes writes if `load`, and asks the process who it is. */
+/*
+ * Whether what writers send passes: on a new connection, as a writer's first message does; else, if the node takes no more connections,
+ * on the keeper's own, for then writers have the courier's. A node that answers everything else must not be armed: no writer could reserve.
+ */
 static bool
-greet(RedisNode *node, bool load, const char *key, int64 patience, char *error)
+takes_writes(RedisNode *node, LibraryCall *call)
+{
+	LibraryCall anew = *call;
+	bool		passes;
+
+	anew.conn = redis_open(&node->address, &url, call->deadline, anew.error, REASON_LEN);
+	passes = anew.conn != NULL && library_probe_writes(&anew);
+	redis_close(anew.conn);
+	return passes || library_probe_writes(call);
+}
+
+/* Connects if need be, makes sure of the library and that writes pass if `load`, and asks the process who it is. */
+static bool
+greet(RedisNode *node, bool load, int64 patience, char *error)
 {
 	LibraryCall call = {.deadline = fence_clock() + patience};
 	int64		asked_at;
@@ -425,7 +441,7 @@ greet(RedisNode *node, bool load, const char *key, int64 patience, char *error)
 	call.error[0] = '\0';
 	asked_at = fence_clock();
 	/* hello needs no writes, arming does: a node that refuses them must not cost a lease each time */
-	found = (!load || (library_ensure(&call) && library_probe_writes(&call, key) &&
+	found = (!load || (library_ensure(&call) && takes_writes(node, &call) &&
 					   library_server_version(&call, node->server, sizeof(node->server)))) &&
 		library_hello(&call, &node->hello, &found) && found;
 	node->heard_at = fence_clock();
@@ -451,7 +467,7 @@ topology_greet(RedisNode *node, bool load)
 {
 	node->error[0] = '\0';
 	node->dismissed = false;
-	node->present = greet(node, load, topology_heartbeat_key(node), setting_timeout * INT64CONST(1000), node->error);
+	node->present = greet(node, load, setting_timeout * INT64CONST(1000), node->error);
 	return node->present;
 }
 
@@ -546,7 +562,7 @@ slots_changed(const ClusterMap *found, int64 patience)
 		guest.address = found->addresses[i];
 		if (at >= 0 && fence_shared->nodes[at].granted)
 			node[i] = at;
-		else if (greet(&guest, true, heartbeat_key(found->slots, i), patience, error))
+		else if (greet(&guest, true, patience, error))
 		{
 			node[i] = MAX_NODES + 1;
 			hash = hash_combine64(hash, hash_bytes_extended((const unsigned char *) found->addresses[i].host,

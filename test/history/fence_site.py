@@ -77,8 +77,8 @@ class Site:
         self.namespace = 'h%d.%d' % (os.getpid(), seed % 1000000)
         self.fence_settings = {**FENCE_SETTINGS, **fence_settings}
         self.lease = self.fence_settings['lease'] / 1000
-        self.margin = self.fence_settings['clock_margin'] / 1000
         self.timeout = self.fence_settings['timeout'] / 1000
+        self.margin = self.fence_settings['clock_margin'] / 1000
         self.place = place if place is not None else read_place()
         self.settings = {'synchronous_commit': synchronous_commit, **(settings or {})}
         self.bindir = postgres_bindir()

@@ -26,7 +26,10 @@ DOORS = ('extension', 'readers')
 #   reset       a cut is an RST towards the client instead of an orderly end
 #   hole        nothing is taken or passed on; connections stay open, new ones are accepted
 #   refuse      new connections are closed at once
-PASS = {'delay': 0, 'split': False, 'cut': 0, 'reset': False, 'hole': False, 'refuse': False}
+#   only        text: delay and lose are for requests that contain it, and for their replies; '': for all
+#   lose        'requests' or 'replies' vanish; '': none. Their connection stays open
+#   share       of the connections, drawn: the others are left alone by delay and lose
+PASS = {'delay': 0, 'split': False, 'cut': 0, 'reset': False, 'hole': False, 'refuse': False, 'only': '', 'lose': '', 'share': 1}
 
 
 class Proxy:
@@ -59,7 +62,7 @@ class Proxy:
         return self.tell('cut', door=door)
 
     def counts(self):
-        """door -> {connections, bytes, cuts, split, held}: what has happened so far."""
+        """door -> {connections, bytes, cuts, split, held, lost}: what has happened so far."""
         return self.tell('counts')
 
     def stop(self):
@@ -95,6 +98,8 @@ class Link:
         self.door = door
         self.client, self.server = client, server
         self.directions = (Direction(client, server), Direction(server, client))
+        self.chosen = True                      # it is among those that delay and lose are for
+        self.asked = False                      # the last request was one that they are for
 
 
 class Door:
@@ -103,7 +108,7 @@ class Door:
         self.policy = dict(PASS)
         self.random = random.Random(0)
         self.links = set()
-        self.counts = dict.fromkeys(('connections', 'bytes', 'cuts', 'split', 'held'), 0)
+        self.counts = dict.fromkeys(('connections', 'bytes', 'cuts', 'split', 'held', 'lost'), 0)
         self.listener = socket.socket()
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.listener.bind(('127.0.0.1', 0))
@@ -113,8 +118,9 @@ class Door:
     def port(self):
         return self.listener.getsockname()[1]
 
-    def draw_cut(self, link):
-        """Where this connection is to be cut: in one of its directions, at a byte that is drawn."""
+    def draw(self, link):
+        """Whether it is among the chosen, and where it is to be cut: in one of its directions, at a byte that is drawn."""
+        link.chosen = self.random.random() < self.policy['share']
         for direction in link.directions:
             direction.cut_after = None
         if self.policy['cut']:
@@ -175,7 +181,7 @@ class Loop:
         link = Link(door, client, server)
         door.links.add(link)
         door.counts['connections'] += 1
-        door.draw_cut(link)
+        door.draw(link)
         for sock in (client, server):
             self.selector.register(sock, selectors.EVENT_READ, lambda events, link=link: self.moved(link))
         self.interest(link)
@@ -234,10 +240,20 @@ class Loop:
         if not data:
             direction.ended = True
             return
-        held = link.door.policy['delay']
+        policy = link.door.policy
+        if direction is link.directions[0]:
+            link.asked = policy['only'].encode() in data
+        concerned = link.chosen and link.asked
+        if concerned and policy['lose'] == ('requests' if direction is link.directions[0] else 'replies'):
+            link.door.counts['lost'] += 1
+            return
+        held = policy['delay'] if concerned else 0
         if held:
             link.door.counts['held'] += 1
-        direction.queue.append([now + held, data])
+        due = now + held
+        if direction.queue:
+            due = max(due, direction.queue[-1][0])      # bytes do not overtake each other
+        direction.queue.append([due, data])
         direction.queued += len(data)
 
     def push(self, link, now):
@@ -314,7 +330,7 @@ class Loop:
 
     def retreat(self, link):
         """Brings a connection under a new policy: what was held back goes on its way."""
-        link.door.draw_cut(link)
+        link.door.draw(link)
         for direction in link.directions:
             for chunk in direction.queue:
                 chunk[0] = 0

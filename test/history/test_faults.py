@@ -38,6 +38,7 @@ WRITE = 'WITH w AS (%s) INSERT INTO written SELECT * FROM w RETURNING key, versi
 # delete and insert the same row
 EXPECTED = (None, '23505', '57P01', '57P02', '57P03', '08006', '08003', '25006', '40001', '40P01', '55P03')
 GOOD = ('hit', 'miss', 'pending')
+NETWORK = {fault.name for fault in faults.network.FAULTS}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -423,7 +424,8 @@ PROOFS = {
     'old_master_again': old_again,
     'old_master_resynced': lambda record: [*old_again(record), ('the same process', record['proof']['same_process'])],
     **dict.fromkeys(('partition', 'postgres_and_redis', 'redis_storm', 'postgres_storm', 'storm'), lambda record: []),
-    **dict.fromkeys(('connections_cut', 'connections_delayed', 'connections_split', 'refused'), ill_treated),
+    **dict.fromkeys(('connections_cut', 'connections_delayed', 'connections_split', 'refused', 'commands_lost', 'commands_delayed',
+                     'writes_lost', 'some_writes_lost'), ill_treated),
 }
 
 
@@ -514,6 +516,10 @@ def run_fault(site, name, seed, number, tap, last):
     lost = judge.lost()
     tap.ok(not lost, name + ': no commit lost beyond what may be', ['%d writes' % len(lost), *lost[:5], record])
     tap.ok(left is None, name + ': every reservation ends', [left])
+    if name in NETWORK:
+        most = site.lease + site.margin + 1
+        tap.ok(judge.wait() < most, name + ': no write waited for more than a lease, the margin and a second',
+               ['%.2f s, of %.2f' % (judge.wait(), most), record])
     bad = differing(site) if left is None else None
     tap.ok(not bad, name + ': fences agree with their rows', [bad])
     wait_for(lambda: hits_again(site), 'hits after ' + name, 20)

@@ -1,5 +1,8 @@
 """The connections to Redis are ill-treated by the proxy, at the extension's door, the readers', or both."""
 
+import glob
+import os
+import re
 import time
 
 from faults.fault import Fault
@@ -33,7 +36,41 @@ class Connections(Fault):
             door: after[door][self.counted] - before[door][self.counted] for door in doors})
 
 
+class Commands(Connections):
+    """Only some of the library's functions suffer, in one direction, on some of the connections."""
+
+    def __init__(self, name, describe, policy, counted):
+        super().__init__(name, describe, self.draw, counted, (2, 3), doors=[['extension']])
+        self.drawn = policy
+
+    def draw(self, site, rng):
+        return {'only': rng.choice(FUNCTIONS), 'share': rng.choice((0.3, 1)), **self.drawn(site, rng)}
+
+
+def functions():
+    """Of the library, those that the extension calls."""
+    sources = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..', '..', 'src')
+
+    def found(pattern, suffix):
+        names = set()
+        for path in glob.glob(os.path.join(sources, '**', '*' + suffix), recursive=True):
+            with open(path) as source:
+                names.update(re.findall(pattern, source.read()))
+        return names
+    return sorted(found(r'"(fence_\w+)"', '.c') & found(r"register\('(fence_\w+)'", '.lua'))
+
+
+FUNCTIONS = functions()
+
 FAULTS = [
+    Commands('commands_lost', 'messages that call one function of the library vanish, or the replies to them; connections stay open',
+             lambda site, rng: {'lose': rng.choice(('requests', 'replies'))}, 'lost'),
+    Commands('commands_delayed', 'messages that call one function of the library are held back',
+             lambda site, rng: {'delay': rng.choice((0.05, 0.9, 2)) * site.timeout}, 'held'),
+    Connections('writes_lost', 'what reserves and ends vanishes, all else passes: heartbeats too',
+                lambda site, rng: {'only': 'fence_write', 'lose': 'requests'}, 'lost', (3, 4), doors=[['extension']]),
+    Connections('some_writes_lost', 'the same on half of the connections',
+                lambda site, rng: {'only': 'fence_write', 'lose': 'requests', 'share': 0.5}, 'lost', (3, 4), doors=[['extension']]),
     Connections('connections_cut', 'connections to Redis are cut in the middle of a message, again and again',
                 lambda site, rng: {'cut': rng.choice((50, 500, 5000)), 'reset': rng.random() < 0.5}, 'cuts'),
     Connections('connections_delayed', 'every message to and from Redis is held back',
