@@ -444,7 +444,7 @@ check_bypassed(Report *report)
 
 	if (n > 0)
 		put_finding(report, "warning", psprintf("%llu transaction(s) committed without reservations", (unsigned long long) n),
-					"Redis could not be reached then; nothing stale was served. SELECT fence.reset_metrics() begins anew.");
+					"Nothing stale was served. The server log tells why fences were CLOSED then; SELECT fence.reset_metrics() begins anew.");
 }
 
 static void

@@ -13,7 +13,7 @@ usage() {
 	pgbench's own script with 4 clients while 2 processes read random rows straight from Redis and check each value.
 
 	  --seconds N   how long (60)
-	  --sabotage    half-way, switch the fence of pgbench_tellers off: the readers must notice and the demo must fail
+	  --sabotage    half-way, forge cached values of pgbench_tellers: the readers must notice and the demo must fail
 
 	Exit status 0: nothing stale was read, the history has no gap, and no reservation is left.
 	TEXT

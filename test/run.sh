@@ -5,8 +5,8 @@
 # The last line says "N passed, N failed". Counted are: the build and the lint (one each, if they fail), what the unit
 # tests count, each test of pg_regress and pg_isolation_regress, a crash of the server that these two share, each
 # assertion of the TAP tests and each TAP file that ends badly, each run of the history checker, each configuration and
-# mutation of the model, each test of the clients, and the same of what runs on another PostgreSQL and Redis
-# (test/matrix.sh).
+# mutation of the model, each test of the clients, the demo with and without sabotage, and the same of what runs on another
+# PostgreSQL and Redis (test/matrix.sh).
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"
@@ -15,7 +15,7 @@ usage() {
 	cat <<-TEXT
 	usage: sh test/run.sh [--only LEVEL]... [NAME...]
 
-	  --only LEVEL   unit, regress, isolation, tap, history, model, clients or matrix; may be repeated
+	  --only LEVEL   unit, regress, isolation, tap, history, model, clients, demo or matrix; may be repeated
 	  NAME           only the tests of that name; shell patterns are allowed ('key*')
 
 	  PROVE_JOBS     TAP files that run at the same time (2)
@@ -34,7 +34,7 @@ parse_arguments() {
 		case $1 in
 		--only)
 			case ${2:-} in
-			unit | regress | isolation | tap | history | model | clients | matrix) levels="$levels $2" ;;
+			unit | regress | isolation | tap | history | model | clients | demo | matrix) levels="$levels $2" ;;
 			*) usage >&2; exit 2 ;;
 			esac
 			shift
@@ -50,7 +50,7 @@ parse_arguments() {
 started=$(date +%s)
 level() { say "--- $1 (after $((($(date +%s) - started) / 60)) min)"; }
 
-wanted() { case " ${levels:-unit regress isolation tap history model clients matrix} " in *" $1 "*) return 0 ;; esac; return 1; }
+wanted() { case " ${levels:-unit regress isolation tap history model clients demo matrix} " in *" $1 "*) return 0 ;; esac; return 1; }
 
 # One other combination of versions, in a chroot (outside: an unprivileged user cannot make one). What it counted is left
 # for the sum at the end.
@@ -311,6 +311,32 @@ run_clients() {
 	done
 }
 
+# The demo must pass; where it forges what is cached, its readers must notice.
+demo() {
+	mkdir "$base/demo" && cp -R "$base/tree" "$base/demo" || return 2
+	sh "$base/demo/tree/test/demo.sh" --inside "$base/demo" --seconds 5 $1 >"$base/demo.log" 2>&1
+	status=$?
+	rm -rf "$base/demo"
+	return $status
+}
+
+run_demo() {
+	level demo
+	for expected in '0 PASS: nothing stale was read' '1 FAIL: values were read that PostgreSQL contradicts'; do
+		sabotage=
+		[ "${expected%% *}" -eq 0 ] || sabotage=--sabotage
+		demo $sabotage
+		if [ $? -eq "${expected%% *}" ] && grep -q "^${expected#* }" "$base/demo.log"; then
+			say "ok - demo $sabotage: ${expected#* }"
+			passed=$((passed + 1))
+		else
+			say "not ok - demo $sabotage: ${expected#* }"
+			tail -n 40 "$base/demo.log"
+			failed=$((failed + 1))
+		fi
+	done
+}
+
 # What the failing files and their servers said; all files, if the harness gave up before its summary.
 show_tap_logs() {
 	failing=$(sed -n 's/^test\/t\/\([^ ]*\)\.pl  *(Wstat.*/\1/p' "$1")
@@ -348,7 +374,7 @@ if wanted tap; then tap=$(chosen test/t .pl); fi
 if wanted history; then history=$(history_chosen); fi
 if wanted model; then model=$(model_chosen); fi
 if wanted clients; then clients=$(clients_chosen); fi
-[ -n "$unit$regress$isolation$tap$history$model$clients" ] || [ -e "$base/matrix.counts" ] ||
+[ -n "$unit$regress$isolation$tap$history$model$clients" ] || { wanted demo && [ -z "$patterns" ]; } || [ -e "$base/matrix.counts" ] ||
 	{ say 'no such test'; failed=$((failed + 1)); finish; }
 
 [ -z "$unit" ] || run_unit "$unit"
@@ -365,6 +391,7 @@ if [ -n "$regress$isolation" ]; then
 fi
 [ -z "$tap" ] || run_tap "$tap"
 [ -z "$clients" ] || run_clients "$clients"
+if wanted demo && [ -z "$patterns" ]; then run_demo; fi
 [ -z "$model" ] || run_model "$model"
 [ -z "$history" ] || run_history "$history"
 finish
