@@ -166,10 +166,11 @@ clients_chosen() {
 	done
 }
 
+# model_chosen SCRIPT: of the model that it runs.
 model_chosen() {
 	set -f
 	# shellcheck disable=SC2086
-	sh test/model/run.sh --list $patterns
+	sh "$1" --list $patterns
 	set +f
 }
 
@@ -277,13 +278,13 @@ run_history() {
 	done
 }
 
-# The model of the protocol: no servers, two processors for some minutes.
+# The models of the protocol, present and next: no servers, two processors for some minutes.
 run_model() {
 	level model
 	log=$base/model.log
 	{
 		# shellcheck disable=SC2086
-		sh test/model/run.sh $1 2>&1
+		{ [ -z "$1" ] || sh test/model/run.sh $1; } && { [ -z "$2" ] || sh test/model/next/run.sh $2; } 2>&1
 		echo $? >"$log.status"
 	} | tee "$log"
 	good=$(grep -c '^ok ' "$log")
@@ -366,15 +367,18 @@ isolation=
 tap=
 history=
 model=
+next_model=
 clients=
+demo=
 if wanted unit; then unit=$(chosen test/unit .sh); fi
 if wanted regress; then regress=$(chosen sql .sql); fi
 if wanted isolation; then isolation=$(chosen test/isolation/specs .spec); fi
 if wanted tap; then tap=$(chosen test/t .pl); fi
 if wanted history; then history=$(history_chosen); fi
-if wanted model; then model=$(model_chosen); fi
+if wanted model; then model=$(model_chosen test/model/run.sh) next_model=$(model_chosen test/model/next/run.sh); fi
 if wanted clients; then clients=$(clients_chosen); fi
-[ -n "$unit$regress$isolation$tap$history$model$clients" ] || { wanted demo && [ -z "$patterns" ]; } || [ -e "$base/matrix.counts" ] ||
+if wanted demo && [ -z "$patterns" ]; then demo=1; fi
+[ -n "$unit$regress$isolation$tap$history$model$next_model$clients$demo" ] || [ -e "$base/matrix.counts" ] ||
 	{ say 'no such test'; failed=$((failed + 1)); finish; }
 
 [ -z "$unit" ] || run_unit "$unit"
@@ -391,7 +395,7 @@ if [ -n "$regress$isolation" ]; then
 fi
 [ -z "$tap" ] || run_tap "$tap"
 [ -z "$clients" ] || run_clients "$clients"
-if wanted demo && [ -z "$patterns" ]; then run_demo; fi
-[ -z "$model" ] || run_model "$model"
+[ -z "$demo" ] || run_demo
+[ -z "$model$next_model" ] || run_model "$model" "$next_model"
 [ -z "$history" ] || run_history "$history"
 finish

@@ -1,0 +1,198 @@
+/*
+ * faults.cpp
+ *	  The patrol, and what goes wrong: eviction, lost memory, old keys, replicas that are promoted, crashes of PostgreSQL.
+ */
+#include <cstring>
+
+#include "state.h"
+
+/* The fate is looked up first; the message that follows from it may come however late. */
+static void
+patrol_looks(const State &from, int p, int i, int what)
+{
+	const Process &q = from.p[p];
+	int			fate = from.w[i].fate;
+	int			set = what == DOMAIN ? q.domain_pending : q.pending[what >> 1];
+	bool		drops = is_over(fate) || (patrol_log_alone && fate == LOGGED) || (patrol_ignores_prepared && fate == PREPARED) || patrol_timeout;
+
+	if (!q.up || !q.epoch || !(set >> i & 1) || !drops || (patrol_drops_committed_only && fate != COMMITTED))
+		return;
+	State	   &s = add(from, "patrol: %s of T%d at P%d: its transaction is %s", name_of(what), i + 1, p, fate == ABORTED ? "aborted" : "over");
+
+	s.patrol_on = 1;
+	s.patrol_writer = i;
+	s.patrol_process = p;
+	s.patrol_what = what;
+	s.patrol_epoch = q.epoch;
+	s.patrol_kind = fate == COMMITTED || fate == LOGGED ? DROP_COMMITTED : DROP_ABORTED;
+}
+
+static void
+forget_patrol(State &s)
+{
+	s.patrol_on = s.patrol_writer = s.patrol_process = s.patrol_what = s.patrol_kind = s.patrol_epoch = 0;
+}
+
+void
+patrol_steps(const State &from)
+{
+	int			p = from.patrol_process;
+
+	if (patrol_drops_nothing)
+		return;
+	if (!from.patrol_on)
+	{
+		for (p = 0; p < processes; p++)
+			for (int i = 0; i < writers; i++)
+				for (int what = 1; what <= DOMAIN; what <<= 1)
+					if (what == DOMAIN || what >> 1 < keys)
+						patrol_looks(from, p, i, what);
+		return;
+	}
+	if (from.p[p].up && from.p[p].epoch == from.patrol_epoch)
+	{
+		State	   &s = add(from, "the patrol's drop(%s of T%d) arrives at P%d", name_of(from.patrol_what), from.patrol_writer + 1, p);
+
+		forget_patrol(s);
+		if (from.patrol_what == DOMAIN)
+			end_domain(s, p, from.patrol_writer, (EndKind) from.patrol_kind);
+		else
+			end(s, p, from.patrol_writer, from.patrol_what >> 1, (EndKind) from.patrol_kind);
+	}
+	forget_patrol(add(from, "the patrol's drop is lost"));
+}
+
+static void
+eviction_steps(const State &from)
+{
+	for (int p = 0; p < processes; p++)
+		for (int k = 0; k < keys; k++)
+		{
+			if (eviction && from.p[p].fence[k])
+				remove_fence(add(from, "%s is evicted at P%d", name_of(1 << k), p), p, k);
+			if (recent && forgetting && from.p[p].recent[k])
+				add(from, "who committed last is thrown away").p[p].recent[k] = 0;
+		}
+}
+
+/* The keys that a replica or a file has come back. */
+static void
+restore_saved(State &s, int p)
+{
+	for (int k = 0; k < keys; k++)
+	{
+		s.p[p].fence[k] = s.saved_fence[k];
+		s.p[p].content[k] = s.saved_content[k];
+		s.saved_fence[k] = s.saved_content[k] = 0;
+	}
+	s.saved = 0;
+}
+
+static void
+restart_steps(const State &from)
+{
+	enum {WITH_KEYS, WITHOUT_KEYS, OLD_KEYS};
+
+	for (int how = WITH_KEYS; how <= (from.saved ? OLD_KEYS : WITHOUT_KEYS); how++)
+	{
+		State	   &s = add(from, "Redis P0 restarts%s", how == WITH_KEYS ? " with its keys" : how == WITHOUT_KEYS ? " without keys" :
+							" (or is synchronised) with old keys");
+
+		s.restarts_done++;
+		lose_memory(s, 0);
+		for (int k = 0; k < keys && how == WITHOUT_KEYS; k++)
+			remove_fence(s, 0, k);
+		if (how == OLD_KEYS)
+			restore_saved(s, 0);
+	}
+}
+
+static void
+failover_steps(const State &from)
+{
+	if (from.p[1].up)
+	{
+		if (from.failovers_done > 0)
+		{
+			State	   &s = add(from, "P%d is master again", 1 - from.address);
+
+			s.failovers_done++;
+			s.address = 1 - from.address;
+		}
+		return;
+	}
+	for (int old = 0; from.address == 0 && old <= from.saved; old++)
+	{
+		State	   &s = add(from, "replica P1 is promoted%s; its old master P0 lives on", old ? " with older keys" : "");
+
+		s.failovers_done++;
+		s.address = 1;
+		s.p[1].up = 1;
+		s.p[1].identity = s.next_identity++;
+		memcpy(s.p[1].fence, s.p[0].fence, sizeof(s.p[1].fence));
+		memcpy(s.p[1].content, s.p[0].content, sizeof(s.p[1].content));
+		if (old)
+			restore_saved(s, 1);
+	}
+}
+
+/* lost: a set of writers whose commit record did not reach the disk. */
+static void
+crash(const State &from, int lost)
+{
+	for (int i = 0; i < writers; i++)
+		if ((lost >> i & 1) && from.w[i].fate != LOGGED)
+			return;
+	State	   &s = add(from, "PostgreSQL crashes and comes back");
+
+	s.crashes_done++;
+	for (int i = 0; i < writers; i++)
+	{
+		Writer	   &w = s.w[i];
+		int			fate = w.fate;
+
+		if (fate == RUNNING || (fate == LOGGED && (lost >> i & 1)))
+		{
+			w.fate = ABORTED;
+			finish(s, i);
+		}
+		else if (fate == LOGGED)
+		{
+			become_visible(s, i);
+			finish(s, i);
+		}
+		else if (w.step == W_VISIBLE)
+			finish(s, i);
+		w.marker = w.acked = 0;
+	}
+	s.bypassed = 0;
+	change_word(s, CLOSED, epoch_survives_crash ? s.word_epoch : 0);
+	if (!epoch_survives_crash)
+		s.epoch_armed = s.armed_identity = 0;
+	s.bound = 0;
+	s.bound_unset = 1;
+	s.keeper_step = K_IDLE;
+	s.keeper_same_word = s.keeper_identity = s.keeper_knows = s.keeper_epoch = s.keeper_clock = 0;
+	forget_patrol(s);
+}
+
+void
+fault_steps(const State &from)
+{
+	eviction_steps(from);
+	if (snapshot && !from.saved && from.p[0].up)
+	{
+		State	   &s = add(from, "a replica or a file has the keys of P0 as they are now");
+
+		s.saved = 1;
+		memcpy(s.saved_fence, s.p[0].fence, sizeof(s.saved_fence));
+		memcpy(s.saved_content, s.p[0].content, sizeof(s.saved_content));
+	}
+	if (from.restarts_done < restarts)
+		restart_steps(from);
+	if (from.failovers_done < failovers)
+		failover_steps(from);
+	if (from.crashes_done < crashes)
+		for (int lost = 0; lost < 1 << writers; lost++)
+			crash(from, lost);
+}

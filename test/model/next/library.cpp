@@ -1,0 +1,240 @@
+/*
+ * library.cpp
+ *	  The function library inside Redis: each function is one atomic step.
+ */
+#include "state.h"
+
+/* The lowest number that is no token anywhere. */
+static int
+draw_token(const State &s)
+{
+	for (int token = 1;; token++)
+	{
+		bool		known = s.f.token == token;
+
+		for (int p = 0; p < processes; p++)
+		{
+			known = known || s.p[p].token == token;
+			for (int k = 0; k < keys; k++)
+				known = known || s.p[p].fence[k] == token;
+		}
+		for (int j = 0; j < readers; j++)
+			known = known || s.r[j].token == token;
+		for (int k = 0; k < keys; k++)
+			known = known || (s.saved && s.saved_fence[k] == token);
+		if (!known)
+			return token;
+	}
+}
+
+void
+remove_fence(State &s, int p, int key)
+{
+	s.p[p].fence[key] = s.p[p].content[key] = 0;
+}
+
+void
+new_token(State &s, int p)
+{
+	Process    &q = s.p[p];
+
+	q.token = 0;
+	q.token = token_is_epoch ? q.epoch : draw_token(s);
+	for (int k = 0; k < keys; k++)
+	{
+		if (!new_token_keeps_proofs)
+			q.proven[k] = 0;
+		if (!recent_outlives_token)
+			q.recent[k] = 0;
+	}
+}
+
+/* A put with a number of before is refused from now on. */
+void
+forget_ends(State &s, int p, int key)
+{
+	for (int j = 0; j < readers; j++)
+		if (s.r[j].step != R_IDLE && s.r[j].process == p && s.r[j].key == key)
+			s.r[j].since = 0;
+}
+
+/* ended[F] = ++counter: no number of before proves anything any more, of readers and of other writers. */
+static void
+note_end(State &s, int p, int key)
+{
+	s.p[p].proven[key] = 0;
+	forget_ends(s, p, key);
+}
+
+/* Whether the node carries out a command on the key: as the nodes of the cluster see it while the slot moves. */
+bool
+key_is_here(const State &s, int p, int key)
+{
+	const Process &q = s.p[p];
+
+	if (!moves)
+		return true;
+	if (q.serves)
+		return s.leaving != p + 1 || q.fence[key];
+	return s.leaving == 2 - p && !s.p[1 - p].fence[key];
+}
+
+bool
+has_slot(const State &s, int p)
+{
+	return !moves || (s.p[p].granted && !s.p[p].lost);
+}
+
+/* Armed, with a lease that runs, and the domain announced. */
+bool
+answers(const State &s, int p)
+{
+	const Process &q = s.p[p];
+
+	return q.up && q.epoch && q.lease && q.announced;
+}
+
+bool
+takes_reserve(const State &s, int p, int epoch)
+{
+	const Process &q = s.p[p];
+
+	return q.up && q.epoch && (q.epoch == epoch || reserve_any_epoch) && (!moves || q.granted || reserve_any_slot);
+}
+
+bool
+takes_end(const State &s, int p, int epoch)
+{
+	const Process &q = s.p[p];
+
+	return q.up && q.epoch && (q.epoch == epoch || end_any_epoch);
+}
+
+/* counted: the writer has the answer, so its commit names this number. */
+void
+reserve(State &s, int p, int i, int key, bool counted, bool fails_half_way)
+{
+	Process    &q = s.p[p];
+	int			own = 1 << i;
+	bool		had = q.pending[key] & own;
+
+	if (moves && (q.lost || !key_is_here(s, p, key)))
+	{
+		/* granted, and nothing recorded: nobody is answered there */
+		if (lost_not_noted)
+			q.pending[key] |= own;
+		else
+			q.lost = 1;
+		return;
+	}
+	q.pending[key] |= own;
+	if (counted || row_of_late_reserve)
+		q.proven[key] |= own;
+	if (fails_half_way)
+		return;
+	if (!recent_outlives_reserve)
+		q.recent[key] = 0;
+	if (!reserve_no_del && !(repeated_reserve_no_del && had))
+		remove_fence(s, p, key);
+}
+
+/* What a put and a commit with the row have in common. except: the writer's own bit, 0 for a reader. */
+static bool
+others_pending(const Process &q, int key, int except)
+{
+	return q.pending[key] & ~except;
+}
+
+static bool
+row_is_proven(const State &s, int p, int i, int key)
+{
+	const Process &q = s.p[p];
+
+	return ((q.proven[key] & 1 << i) || row_any_since) && (!others_pending(q, key, 1 << i) || row_while_pending) && q.token &&
+		has_slot(s, p) && key_is_here(s, p, key);
+}
+
+void
+end(State &s, int p, int i, int key, EndKind kind)
+{
+	Process    &q = s.p[p];
+	int			own = 1 << i;
+	bool		was_pending = q.pending[key] & own;
+	bool		proven = row_is_proven(s, p, i, key);
+	bool		is_delete = s.w[i].op == DELETE;
+	bool		committed = kind == END_COMMIT || kind == END_ROW;
+	bool		noted = kind == END_ABORT || kind == DROP_ABORTED ? !abort_not_noted : !commit_not_noted;
+
+	if (kind == END_ROW && proven && (!is_delete || row_of_delete))
+	{
+		q.fence[key] = q.token;
+		q.content[key] = i + 1;
+	}
+	if (recent && committed && (proven || (recent_no_proof && was_pending)) && (!is_delete || recent_of_deletes))
+		q.recent[key] = (is_delete ? ABSENT : i + 1) + 1;
+	q.pending[key] &= end_drops_all ? 0 : ~own;
+	q.proven[key] &= ~own;
+	if (kind == DROP_ABORTED || kind == DROP_COMMITTED)
+		noted = noted && !drop_not_noted;
+	if (was_pending && noted && !end_not_noted)
+		note_end(s, p, key);
+}
+
+void
+reserve_domain(State &s, int p, int i)
+{
+	s.p[p].domain_pending |= 1 << i;
+	if (token_at_reserve)
+		new_token(s, p);
+}
+
+void
+end_domain(State &s, int p, int i, EndKind kind)
+{
+	Process    &q = s.p[p];
+	bool		committed = kind == END_COMMIT || kind == END_ROW || (kind == DROP_COMMITTED && !drop_of_domain_keeps_token);
+
+	if (!(q.domain_pending & 1 << i))
+		return;
+	q.domain_pending &= ~(1 << i);
+	if (committed && !domain_commit_keeps_token && !token_at_reserve)
+		new_token(s, p);
+}
+
+/* One SET after one proof: the token is the domain's, and nothing is pending now or was at any time since the reader was told. */
+bool
+put_allowed(const State &s, const Reader &r)
+{
+	const Process &q = s.p[r.process];
+
+	return q.up && q.epoch && q.announced && has_slot(s, r.process) && key_is_here(s, r.process, r.key) && q.token &&
+		(q.token == r.token || put_any_token) && (!others_pending(q, r.key, 0) || put_while_pending) && (r.since || put_any_since);
+}
+
+/* fence_token: '' unless all of this holds. */
+bool
+tells_token(const State &s, int p)
+{
+	const Process &q = s.p[p];
+
+	return (answers(s, p) || (token_no_lease && q.up && q.epoch && q.announced)) && (!q.domain_pending || token_while_domain_pending) &&
+		(has_slot(s, p) || token_no_slot) && q.token;
+}
+
+void
+lose_memory(State &s, int p)
+{
+	Process    &q = s.p[p];
+
+	q.identity = s.next_identity++;
+	q.epoch = q.lease = q.announced = q.domain_pending = 0;
+	if (!token_survives_restart)
+		q.token = 0;
+	for (int k = 0; k < keys; k++)
+	{
+		q.pending[k] = q.proven[k] = q.recent[k] = 0;
+		for (int j = 0; j < readers; j++)
+			if (s.r[j].step != R_IDLE && s.r[j].process == p)
+				s.r[j].since = 0;
+	}
+}

@@ -1,0 +1,213 @@
+/*
+ * state.h
+ *	  One state of the model, and how the next ones are told.
+ *
+ * The content of a row is the name of who wrote it: 0 as it was at first, i + 1 writer i, ABSENT no row. So "current" is equality, and no
+ * version is needed: the protocol compares none. Tokens are numbers of which only equality counts; the lowest that nobody knows any more is drawn
+ * again. "Since" and what has ended are numbers in the code; here a bit tells whether nothing has ended since.
+ */
+#ifndef STATE_H
+#define STATE_H
+
+#include <cstdint>
+
+#include "switches.h"
+
+typedef uint8_t byte;
+
+enum {MAX_WRITERS = 3, MAX_KEYS = 2, MAX_PROCESSES = 2, MAX_READERS = 2};
+enum {ABSENT = 15};
+
+enum Op {UPDATE = 1, DELETE = 2, INSERT = 4, BULK = 8, INSERT_RESERVED = 16};
+
+/* What is reserved: a set of bits, 1 << key, or the domain as a whole */
+enum {DOMAIN = 4};
+
+enum Fate {NOT_BEGUN, RUNNING, LOGGED, COMMITTED, ABORTED, PREPARED};
+enum Word {CLOSED, ARMING, OPEN};
+enum {BYPASS = 7};				/* a marker; else the epoch in which the writer commits */
+
+enum WriterStep
+{
+	W_BEGIN, W_CHANGED, W_BULK_BEGUN, W_ROLLED_BACK_TO, W_LOOK, W_RESERVE, W_SET_MARKER, W_MARKER_SET, W_CLOSED, W_BYPASSING, W_COMMIT,
+	W_LOGGED, W_VISIBLE, W_PREPARED, W_OVER
+};
+
+/* A transaction, and its messages that are under way */
+struct Writer
+{
+	byte		step;
+	byte		op;
+	byte		fate;
+	byte		acked;			/* set: acknowledged under the word that it goes by */
+	byte		same_word;		/* the word has not changed since it was read */
+	byte		sent;			/* set: what it has asked for, */
+	byte		sent_epoch;		/* and in which epoch */
+	byte		epoch;			/* that it goes by */
+	byte		marker;
+	byte		late;			/* set: reserves that may still arrive, */
+	byte		late_epoch;		/* of that epoch */
+	byte		end;			/* set: ends that may still arrive, */
+	byte		end_kind;		/* of this kind, */
+	byte		end_epoch;		/* of that epoch */
+	byte		flags;
+};
+enum {APPLIED = 1, SAVEPOINT_USED = 2, SENT_EARLY = 4};
+
+/* A Redis process: the function library's memory, and its keys */
+struct Process
+{
+	byte		up;
+	byte		identity;
+	byte		epoch;			/* 0: not armed */
+	byte		lease;			/* ticks left */
+	byte		announced;
+	byte		token;			/* of the domain; 0: none */
+	byte		domain_pending; /* set of writers */
+	byte		pending[MAX_KEYS];	/* sets of writers */
+	byte		proven[MAX_KEYS];	/* writers whose acknowledgement counted, with nothing ended and no other token since */
+	byte		fence[MAX_KEYS];	/* token in the fence; 0: there is none */
+	byte		content[MAX_KEYS];
+	byte		recent[MAX_KEYS];	/* content + 1 */
+	byte		serves;			/* the slot, as the cluster has it */
+	byte		granted;		/* the slot, as the keeper has said */
+	byte		had;			/* the slot, in this epoch */
+	byte		lost;			/* the slot was found elsewhere */
+};
+
+enum ReaderStep {R_IDLE, R_TOLD, R_READ, R_READ_FIRST};
+
+/* A reader that fills the cache */
+struct Reader
+{
+	byte		step;
+	byte		key;
+	byte		process;
+	byte		token;
+	byte		since;			/* nothing has ended since it was told */
+	byte		content;
+};
+
+enum FastStep {F_IDLE, F_HAS_DATA, F_HAS_TOKEN, F_HAS_FIRST};
+
+/* A fast reader. It is in the state only if what it read was not current: only that can become a violation. */
+struct FastReader
+{
+	byte		step;
+	byte		process;
+	byte		token;
+	byte		content;
+	byte		together;		/* contents that were current at the same time as what was read first; a set */
+};
+
+enum KeeperStep
+{
+	K_IDLE, K_RENEW_BOUND, K_RENEW, K_OPEN, K_LOOK_BYPASS, K_LOOK_COMMIT, K_NUMBER, K_NOT_ARMED, K_NEW_WORD, K_CLEAR_BYPASS, K_CLOCK, K_ARM_BOUND,
+	K_ARM, K_AGAIN_BOUND, K_AGAIN, K_ARMED, K_TO_OPEN, M_LOOK_COMMIT, M_FIRST, M_SECOND, M_TO_OPEN
+};
+
+struct State
+{
+	byte		row[MAX_KEYS];	/* committed content */
+	byte		lock[MAX_KEYS]; /* writer + 1 */
+
+	byte		word;
+	byte		word_epoch;
+	byte		bound;			/* ticks until lease_bound has passed */
+	byte		bound_unset;	/* after a crash, until the keeper has set it */
+	byte		bypassed;
+	byte		epoch_armed;
+	byte		armed_identity;
+	byte		last_epoch;		/* durable */
+
+	byte		keeper_step;
+	byte		keeper_same_word;
+	byte		keeper_identity;	/* whom it greeted */
+	byte		keeper_knows;	/* the epoch of whom it greeted */
+	byte		keeper_epoch;
+	byte		keeper_clock;	/* ticks that a lease from its reading lasts */
+	byte		late_grant_identity;	/* a grant that is under way */
+	byte		late_grant_epoch;
+	byte		late_grant_ticks;
+	byte		late_grant_arms;
+
+	byte		restarts_done;
+	byte		failovers_done;
+	byte		crashes_done;
+	byte		moves_done;
+	byte		address;		/* the process where the keeper finds Redis */
+	byte		next_identity;
+	byte		saved;			/* old keys exist: */
+	byte		saved_fence[MAX_KEYS];
+	byte		saved_content[MAX_KEYS];
+	byte		leaving;		/* the process + 1 that the slot is leaving */
+
+	byte		patrol_on;		/* the patrol's message, under way */
+	byte		patrol_writer;
+	byte		patrol_process;
+	byte		patrol_what;
+	byte		patrol_kind;
+	byte		patrol_epoch;
+
+	Writer		w[MAX_WRITERS];
+	Process		p[MAX_PROCESSES];
+	Reader		r[MAX_READERS];
+	FastReader	f;
+};
+
+/* One more next state: a copy of `from` that the caller changes. The label is kept only while a trace is printed. */
+extern State &add(const State &from, const char *label, ...) __attribute__((format(printf, 2, 3)));
+
+/* The state that was added last is a violation. */
+extern void violate(const char *what);
+
+/* The kinds of steps; each adds what may come after `s`. */
+extern void writer_steps(const State &s, int i);
+extern void message_steps(const State &s, int i);
+extern void reader_steps(const State &s, int j);
+extern void fast_reader_steps(const State &s);
+extern void patrol_steps(const State &s);
+extern void fault_steps(const State &s);
+extern void keeper_steps(const State &s);
+extern void move_steps(const State &s);
+
+/* What holds in every state: NULL, or the violation. */
+extern const char *invariant(const State &s);
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * The function library (library.cpp)
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+enum EndKind {END_ABORT, END_COMMIT, END_ROW, DROP_ABORTED, DROP_COMMITTED};
+
+extern bool takes_reserve(const State &s, int p, int epoch);
+extern bool takes_end(const State &s, int p, int epoch);
+extern void reserve(State &s, int p, int i, int key, bool counted, bool fails_half_way);
+extern void end(State &s, int p, int i, int key, EndKind kind);
+extern void reserve_domain(State &s, int p, int i);
+extern void end_domain(State &s, int p, int i, EndKind kind);
+extern bool put_allowed(const State &s, const Reader &r);
+extern bool answers(const State &s, int p);
+extern bool tells_token(const State &s, int p);
+extern bool key_is_here(const State &s, int p, int key);
+extern bool has_slot(const State &s, int p);
+extern void new_token(State &s, int p);
+extern void remove_fence(State &s, int p, int key);
+extern void forget_ends(State &s, int p, int key);
+extern void lose_memory(State &s, int p);
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * PostgreSQL's shared memory
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+extern void change_word(State &s, int word, int epoch);
+extern bool bound_has_passed(const State &s);
+extern void become_visible(State &s, int i);
+extern void finish(State &s, int i);
+extern int	keys_of(int i);
+extern bool is_over(int fate);
+extern const char *name_of(int what);
+
+#endif
