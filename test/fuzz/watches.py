@@ -41,7 +41,7 @@ def read_and_fill(client, cursor, fence, value, row):
     if answer[0] == 'hit':
         return answer[1], int(answer[2]), answer[3]
     found = row(cursor)
-    if answer[0] == 'miss' and found:
+    if answer[0] == 'miss' and found and found[0] >= 0:     # a table may have had others before it was attached
         client.execute_command('FCALL', 'fence_put', 2, fence, value, answer[1], answer[2], found[0], found[1], 0)
     return None
 
@@ -150,6 +150,8 @@ class Watch:
             self.world.refresh()
             self.stale(client)
             self.clean(client)
+            self.world.heal()
+            self.world.refresh()
         self.waits.clear()
         return True
 
@@ -233,7 +235,7 @@ class Watch:
                 continue
             seen = set(rows)
             if domain['scope'] == 'row' and self.signatures[name]:
-                seen |= {key for key in client.scan_iter('%s:f:*.%s:*' % (NAMESPACE, name), 1000)}
+                seen |= {key for key in client.scan_iter('%s:f:%d.%s:*' % (NAMESPACE, self.world.oid, name), 1000)}
             for fence in sorted(seen):
                 self.compare(client, name, domain, fence, rows.get(fence))
 
@@ -311,9 +313,10 @@ class Watch:
         """What the calls have left on purpose goes, as an eviction or its time to live would do: keys of the namespace (fences
         must have a time to live, and of effects that are over nothing may be left that has none), keys of the application, and the fuzzer's own namespaces in the library."""
         for_ever, keys = [], []
+        names = '|'.join(re.escape(name) for name in self.world.domains if name != LIED)
         for key in client.scan_iter('*', 1000):
             keys.append(key)
-            if re.match(NAMESPACE + r':[fhs]:(?!\d+\.%s:)' % LIED, key) and client.ttl(key) == -1:
+            if re.match(r'%s:([hs]:|f:%d\.(%s):)' % (NAMESPACE, self.world.oid, names), key) and client.ttl(key) == -1:
                 for_ever.append(key)
         if for_ever:
             self.defect('growth', 'keys of the namespace without a time to live: %s' % abbreviated(str(sorted(for_ever)[:5])))

@@ -24,16 +24,15 @@ NAMESPACE = 'fence'
 # Calls that can legitimately lie, and so get no names but those of domain "lied", whose hits are compared with nothing:
 #  - fence_put, fence.put, SET: who may put says what the value is; that is what the right means.
 #  - begin_write, abort_write: whoever is granted them says which version is stored; PostgreSQL cannot look.
-#  - what the library's own user calls in the extension's namespace: a forged commit is a commit. Effects it calls in
-#    namespaces of the fuzzer's own only: a forged one may say what can never be done.
 #  - domains with scope => 'manual' are not compared either: their writers reserve by themselves, or do not.
 LIARS_SQL = {'put', 'begin_write', 'abort_write'}
 LIARS_REDIS = {'fence_put'}
 LIED = 'lied'
 
-# Not called in the extension's namespace at all: they are the keeper's own, and say to Redis who may answer until when.
-# In namespaces of the fuzzer's own everything is called.
-KEEPERS = {'fence_arm', 'fence_renew', 'fence_disarm', 'fence_announce'}
+# The extension's own user is believed: whoever may say "committed" (fence_write, fence_settle ...) or "you may answer until
+# then" (fence_arm, fence_renew, fence_disarm, fence_announce) can lie, and a reservation whose stamp is forged stays. So it
+# calls all functions in namespaces of its own, which it has armed itself, and in the extension's only those that readers may
+# call. FUNCTION DELETE and FLUSH are the keeper's too: what they end is a lease, which other tests look at.
 OWN_NAMESPACES = ['own%d' % n for n in range(8)]
 
 EFFECT_KEYS = ['fz:%d' % n for n in range(6)] + ['fz:{a}:%d' % n for n in range(6)] + ['fz:{b}', 'fz:é', 'fz:a b']
@@ -79,13 +78,12 @@ CREATE FUNCTION derived(i int) RETURNS jsonb STABLE LANGUAGE sql
 RESET ROLE;
 GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO fz_writer;
 GRANT SELECT ON ALL TABLES IN SCHEMA public TO fz_reader;
-SELECT fence.attach('item'); SELECT fence.attach('cached', cache => 'row', publish => 'stream');
-SELECT fence.attach('member', tag => 'room/{room}', publish => 'pubsub');
-SELECT fence.attach('room_group', key => '{room}', scope => 'group', tag => 'room/{room}');
-SELECT fence.attach('parted', cache => 'row'); SELECT fence.attach('word', publish => 'notify');
-SELECT fence.attach('by_hand', scope => 'manual'); SELECT fence.attach('lied', cache => 'row'); SELECT fence.attach('spare');
-SELECT fence.define_derived('derived', '{item}', 'derived(int)');
 '''
+
+# How the tables are fenced; what a round has changed is put back before the next.
+ATTACHED = {'item': '', 'cached': ", cache => 'row', publish => 'stream'", 'member': ", tag => 'room/{room}', publish => 'pubsub'",
+            'room_group': ", key => '{room}', scope => 'group', tag => 'room/{room}'", 'parted': ", cache => 'row'",
+            'word': ", publish => 'notify'", 'by_hand': ", scope => 'manual'", 'lied': ", cache => 'row'", 'spare': ''}
 
 # A call of each kind, by which the calls that the extension makes to Redis are learnt.
 LESSONS = '''
@@ -121,13 +119,15 @@ class World:
         self.redis = RedisServer(os.path.join(directory, 'redis'), ['save ""', 'slowlog-log-slower-than 500000'])
         self.postgres = PostgresServer(os.path.join(directory, 'pg'), postgres_bindir())
         self.domains = {}               # name -> {'relation', 'key', 'version', 'scope', 'columns', 'signature'}
-        self.relations = ['item', 'cached', 'member', 'room_group', 'parted', 'word', 'by_hand', 'lied', 'spare']
+        self.relations = list(ATTACHED)
         self.fences = {}                # domain -> names of fences
         self.replies = collections.deque(maxlen=400)
         self.uuids = collections.deque(maxlen=40)
         self.functions_sql = self.views = self.functions_redis = None
         self.samples = {}               # function of Redis -> calls of it that the extension made
+        self.session = None
         self.acl = documented_acl()
+        self.read_by = {rule.partition('|')[2] for rules in self.acl.values() for rule in rules if rule.startswith('+fcall')} - {''}
 
     def start(self):
         self.redis.start()
@@ -137,11 +137,13 @@ class World:
         monitor = Monitor(self.redis.socket)
         self.postgres.start()
         self.query(SCHEMA)
+        self.heal()
+        self.query("SELECT fence.define_derived('derived', '{item}', 'derived(int)')")
         self.query('GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA fence TO fz_owner; REVOKE EXECUTE ON FUNCTION %s FROM fz_owner' %
                    ', '.join(row[0] for row in self.query(
                        "SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = 'fence'::regnamespace AND proname ~ '^_'")))
         self.wait_open()
-        self.fill()
+        self.oid = int(self.query('SELECT oid FROM pg_database WHERE datname = current_database()')[0][0])
         self.read_catalogue()
         self.learn(monitor)
         self.refresh()
@@ -164,13 +166,27 @@ class World:
             text = file.read().partition('Effects ([patterns.md]')[2].partition(' besides')[0]
         return re.findall(r'\+[a-z|]+', text) + ['+publish', '+spublish', '+xadd', '+pexpire', '&*']
 
-    def fill(self):
-        for table in ('item', 'cached', 'parted', 'by_hand', 'lied', 'spare'):
-            self.query('INSERT INTO %s SELECT g, g FROM generate_series(1, 12) g' % table)
-        for table in ('member', 'room_group'):
-            self.query('INSERT INTO %s SELECT r, u FROM generate_series(1, 4) r, generate_series(1, 3) u' % table)
-        for key in self.key_universe('word'):
-            self.query('INSERT INTO word VALUES (%s, 1)', key)
+    def heal(self):
+        """Tables have their columns, partitions, some rows, and are fenced as at the start."""
+        if not self.query("SELECT 1 FROM pg_inherits WHERE inhrelid = 'parted_1'::regclass"):
+            self.query('ALTER TABLE parted ATTACH PARTITION parted_1 FOR VALUES WITH (MODULUS 2, REMAINDER 1)')
+        for table in self.relations:
+            columns = {row[0] for row in self.query(
+                'SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0', (table,))}
+            if 'm' in columns:
+                self.query('ALTER TABLE %s RENAME COLUMN m TO n' % table)
+            self.query('ALTER TABLE %s ALTER COLUMN version SET DEFAULT 0' % table)
+            attached = [row[0] for row in self.query('SELECT domain FROM fence.domains WHERE relation = %s::regclass', (table,))]
+            if attached and attached != [table]:
+                self.query("SELECT fence.detach('%s')" % table)
+            if attached != [table]:
+                self.query('UPDATE %s SET version = 0 WHERE version < 0' % table)
+                self.query("SELECT fence.attach('%s'%s)" % (table, ATTACHED[table]))
+            key = ('room', 'usr') if 'usr' in columns else ('id',)
+            if self.query('SELECT count(*) FROM ' + table)[0][0] < 5:
+                for values in self.rows_universe(table):
+                    self.query('INSERT INTO %s (%s, n) VALUES (%s) ON CONFLICT DO NOTHING' % (
+                        table, ', '.join(key), ', '.join(['%s'] * (len(key) + 1))), (*values, 0))
 
     def read_catalogue(self):
         """All functions and views, as the catalogue and the library tell: a new one is fuzzed without an entry here."""
@@ -214,13 +230,18 @@ class World:
         return connection
 
     def query(self, sql, parameters=None):
-        return self.postgres.query(sql, parameters)
+        """Rows, in a session of the superuser that stays; for one thread."""
+        if self.session is None or self.session.closed:
+            self.session = self.connect()
+        with self.session.cursor() as cursor:
+            cursor.execute(sql, parameters)
+            return cursor.fetchall() if cursor.description else None
 
     def wait_open(self, seconds=60):
         wait_for(lambda: self.query('SELECT state FROM fence.state')[0][0] == 'OPEN', 'the fences to open', seconds)
 
     def wait_settled(self, seconds=30):
-        wait_for(lambda: not self.query('SELECT FROM fence.pending') and not self.query('SELECT FROM fence.effects'),
+        wait_for(lambda: not self.query('SELECT 1 FROM fence.pending') and not self.query('SELECT 1 FROM fence.effects'),
                  'reservations and effects to end', seconds)
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -242,14 +263,19 @@ class World:
                 self.fences.pop(name, None)
 
     def key_universe(self, domain):
-        relation = self.domains.get(domain, {}).get('relation', domain)
-        columns = self.domains.get(domain, {}).get('key')
-        if relation == 'word':
-            return [(k,) for k in ('a', 'é', '{x}', '%41', 'a:b', 'a,b', ' ', '', 'x' * 200, '日本', "it's", '}{')]
-        if relation == 'member' or (relation == 'room_group' and columns and len(columns) == 2):
-            return [(str(r), str(u)) for r in range(1, 5) for u in range(1, 4)]
-        if relation == 'room_group':
+        """Keys of the domain, or of the table of that name."""
+        found = self.domains.get(domain, {})
+        relation = found.get('relation', domain)
+        if relation == 'room_group' and len(found.get('key') or (1,)) == 1:
             return [(str(r),) for r in range(1, 6)]
+        return self.rows_universe(relation)
+
+    @staticmethod
+    def rows_universe(table):
+        if table == 'word':
+            return [(k,) for k in ('a', 'é', '{x}', '%41', 'a:b', 'a,b', ' ', '', 'x' * 200, '日本', "it's", '}{')]
+        if table in ('member', 'room_group'):
+            return [(str(r), str(u)) for r in range(1, 5) for u in range(1, 4)]
         return [(str(n),) for n in range(1, 15)]
 
     def domain(self, rng, liar):
