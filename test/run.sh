@@ -4,9 +4,9 @@
 #
 # The last line says "N passed, N failed". Counted are: the build and the lint (one each, if they fail), what the unit
 # tests count, each test of pg_regress and pg_isolation_regress, a crash of the server that these two share, each
-# assertion of the TAP tests and each TAP file that ends badly, each run of the history checker, each configuration and
-# mutation of the model, each test of the clients, and the same of what runs on another PostgreSQL and Redis
-# (test/matrix.sh).
+# assertion of the TAP tests and each TAP file that ends badly, each watch of the fuzzer, each run of the history checker,
+# each configuration and mutation of the model, each test of the clients, and the same of what runs on another PostgreSQL
+# and Redis (test/matrix.sh).
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"
@@ -15,7 +15,7 @@ usage() {
 	cat <<-TEXT
 	usage: sh test/run.sh [--only LEVEL]... [NAME...]
 
-	  --only LEVEL   unit, regress, isolation, tap, history, model, clients or matrix; may be repeated
+	  --only LEVEL   unit, regress, isolation, tap, fuzz, history, model, clients or matrix; may be repeated
 	  NAME           only the tests of that name; shell patterns are allowed ('key*')
 
 	  PROVE_JOBS     TAP files that run at the same time (2)
@@ -34,7 +34,7 @@ parse_arguments() {
 		case $1 in
 		--only)
 			case ${2:-} in
-			unit | regress | isolation | tap | history | model | clients | matrix) levels="$levels $2" ;;
+			unit | regress | isolation | tap | fuzz | history | model | clients | matrix) levels="$levels $2" ;;
 			*) usage >&2; exit 2 ;;
 			esac
 			shift
@@ -50,7 +50,7 @@ parse_arguments() {
 started=$(date +%s)
 level() { say "--- $1 (after $((($(date +%s) - started) / 60)) min)"; }
 
-wanted() { case " ${levels:-unit regress isolation tap history model clients matrix} " in *" $1 "*) return 0 ;; esac; return 1; }
+wanted() { case " ${levels:-unit regress isolation tap fuzz history model clients matrix} " in *" $1 "*) return 0 ;; esac; return 1; }
 
 # One other combination of versions, in a chroot (outside: an unprivileged user cannot make one). What it counted is left
 # for the sum at the end.
@@ -158,6 +158,10 @@ history_chosen() {
 	for name in $(chosen test/history .py); do
 		case $name in test_* | ci) printf '%s ' "$name" ;; esac
 	done
+}
+
+fuzz_chosen() {
+	case " $(chosen test/fuzz .py)" in *' fuzz '*) echo fuzz ;; esac
 }
 
 clients_chosen() {
@@ -277,6 +281,21 @@ run_history() {
 	done
 }
 
+# Every function with senseless arguments, for some time; test/fuzz.sh does it for longer.
+run_fuzz() {
+	level fuzz
+	log=$base/fuzz.log
+	{
+		FENCE_PLACE=$base/place.conf PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3 test/fuzz/fuzz.py 2>&1
+		echo $? >"$log.status"
+	} | tee "$log"
+	good=$(grep -c '^ok ' "$log")
+	bad=$(grep -c '^not ok ' "$log")
+	[ "$(cat "$log.status")" -eq 0 ] || [ "$bad" -gt 0 ] || bad=1
+	passed=$((passed + good))
+	failed=$((failed + bad))
+}
+
 # The model of the protocol: no servers, two processors for some minutes.
 run_model() {
 	level model
@@ -338,6 +357,7 @@ unit=
 regress=
 isolation=
 tap=
+fuzz=
 history=
 model=
 clients=
@@ -345,10 +365,11 @@ if wanted unit; then unit=$(chosen test/unit .sh); fi
 if wanted regress; then regress=$(chosen sql .sql); fi
 if wanted isolation; then isolation=$(chosen test/isolation/specs .spec); fi
 if wanted tap; then tap=$(chosen test/t .pl); fi
+if wanted fuzz; then fuzz=$(fuzz_chosen); fi
 if wanted history; then history=$(history_chosen); fi
 if wanted model; then model=$(model_chosen); fi
 if wanted clients; then clients=$(clients_chosen); fi
-[ -n "$unit$regress$isolation$tap$history$model$clients" ] || [ -e "$base/matrix.counts" ] ||
+[ -n "$unit$regress$isolation$tap$fuzz$history$model$clients" ] || [ -e "$base/matrix.counts" ] ||
 	{ say 'no such test'; failed=$((failed + 1)); finish; }
 
 [ -z "$unit" ] || run_unit "$unit"
@@ -364,6 +385,7 @@ if [ -n "$regress$isolation" ]; then
 	stop_servers
 fi
 [ -z "$tap" ] || run_tap "$tap"
+[ -z "$fuzz" ] || run_fuzz
 [ -z "$clients" ] || run_clients "$clients"
 [ -z "$model" ] || run_model "$model"
 [ -z "$history" ] || run_history "$history"
