@@ -41,7 +41,8 @@ WHAT = {'crash': 'no crash: both servers live, no PANIC, no failed assertion, no
 
 
 def make_sessions(place, watch):
-    return [SqlSession(place, watch, 'superuser', 'postgres'), SqlSession(place, watch, 'owner', 'fz_owner', tables_owner=True),
+    return [SqlSession(place, watch, 'superuser', 'postgres', stays=True),
+            SqlSession(place, watch, 'owner', 'fz_owner', tables_owner=True),
             SqlSession(place, watch, 'owner 2', 'fz_owner'), SqlSession(place, watch, 'writer', 'fz_writer'),
             SqlSession(place, watch, 'nobody', 'fz_nobody'), RedisSession(place, watch, 'extension', 'pg'),
             RedisSession(place, watch, 'redis reader', 'reader'), RedisSession(place, watch, 'redis looker', 'looker')]
@@ -49,7 +50,7 @@ def make_sessions(place, watch):
 
 def run_round(number, sessions, watch):
     watch.round_over = threading.Event()
-    readers = [threading.Thread(target=watch.reader, args=(10 * number + n,), daemon=True) for n in range(2)]
+    readers = [threading.Thread(target=watch.reader, args=(10 * number + n,), daemon=True) for n in range(4)]
     threads = [session.begin_round(number, STEPS) for session in sessions]
     for reader in readers:
         reader.start()
@@ -104,8 +105,8 @@ def main():
         watch = watches.Watch(place, time.monotonic() + arguments.seconds)
         watch.start()
         rounds = fuzz(place, watch, arguments.seconds)
-        print('# %d rounds, %d calls; %d fences compared, %d of them hits; %d reads meanwhile, %d of them hits' % (
-            rounds, watch.calls, watch.compared, watch.hits, watch.read, watch.read_hits))
+        print('# %d rounds, %d calls; %d fences compared, %d of them hits; %d reads meanwhile, %d of them hits, '
+              '%d filled' % (rounds, watch.calls, watch.compared, watch.hits, watch.read, watch.read_hits, watch.filled))
         for kind in watches.KINDS:
             report.check(WHAT[kind], lambda kind=kind: none(watch.found[kind]))
         report.check('it has compared hits', lambda: none([] if watch.hits and watch.read_hits else ['no hit was seen']))

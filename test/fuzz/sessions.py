@@ -84,9 +84,12 @@ class Session:
 
 
 class SqlSession(Session):
-    def __init__(self, world, watch, name, role, tables_owner=False):
+    """stays: it never disconnects, so that its memory can be watched."""
+
+    def __init__(self, world, watch, name, role, tables_owner=False, stays=False):
         super().__init__(world, watch, name)
         self.role = role
+        self.stays = stays
         self.ddl = tables_owner
         self.values = values.SqlValues(world)
         self.connection = None
@@ -153,7 +156,7 @@ class SqlSession(Session):
         if kind < 0.10:
             return self.transaction_step(number)
         if kind < 0.12 and not self.depth:
-            return self.disconnect(number)
+            return self.disconnect()
         if kind < 0.16:
             return self.cancelled(number)
         self.one(number)
@@ -199,11 +202,16 @@ class SqlSession(Session):
             self.send("PREPARE TRANSACTION 'fz%d'" % rng.getrandbits(40))
             self.send('ROLLBACK')       # if it was refused
         else:
-            self.disconnect(number)
+            self.disconnect()
 
-    def disconnect(self, _):
-        self.connection.close()
-        self.open()
+    def disconnect(self):
+        """In the middle of whatever is going on."""
+        if self.stays:
+            self.send('ROLLBACK')
+            self.send('DISCARD ALL')
+        else:
+            self.connection.close()
+            self.open()
 
     def cancelled(self, number):
         rng = random.Random(number)

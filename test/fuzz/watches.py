@@ -5,6 +5,7 @@ Each watch reports to Watch.defect(); the run goes on, so that one run tells of 
 
 import json
 import os
+import random
 import re
 import threading
 import time
@@ -22,7 +23,7 @@ SETTLE_SECONDS = 30
 KINDS = ('crash', 'internal error', 'error in the library', 'slow call', 'growth', 'session', 'not settled', 'stale')
 
 # What may have come on top after the first third of the run, in MB.
-GROWTH = {'worker': 8, 'session': 48, 'redis': 12, 'functions in redis': 12}
+GROWTH = {'worker': 6, 'session': 16, 'redis': 6, 'functions in redis': 4}
 
 CRASH = re.compile(r'PANIC|TRAP:|AddressSanitizer|runtime error|was terminated by signal|terminating any other active server|'
                    r'background worker "pgcache_fence[^"]*" \(PID \d+\) exited with exit code [^0]')
@@ -35,15 +36,18 @@ def strong_read(client, fence, value):
     return (answer[1], int(answer[2]), answer[3]) if answer[0] == 'hit' else None
 
 
-def read_and_fill(client, cursor, fence, value, row):
-    """A strong read that puts the row after a miss; row: reads it, (version, payload) or None."""
+def read_and_fill(client, cursor, fence, value, row, pause):
+    """A strong read that puts the row after a miss, after a pause; row: reads it, (version, payload) or None. Returns the hit
+    as strong_read does, and what became of the put."""
     answer = client.execute_command('FCALL', 'fence_get', 2, fence, value)
     if answer[0] == 'hit':
-        return answer[1], int(answer[2]), answer[3]
+        return (answer[1], int(answer[2]), answer[3]), ''
     found = row(cursor)
+    time.sleep(pause)
     if answer[0] == 'miss' and found and found[0] >= 0:     # a table may have had others before it was attached
-        client.execute_command('FCALL', 'fence_put', 2, fence, value, answer[1], answer[2], found[0], found[1], 0)
-    return None
+        answer = client.execute_command('FCALL', 'fence_put', 2, fence, value, answer[1], answer[2], found[0], found[1], 0)
+        return None, answer[0]
+    return None, ''
 
 
 class Watch:
@@ -60,7 +64,7 @@ class Watch:
         self.ended = threading.Event()
         self.sizes = []                 # (what, MB) after the first third, and at the end
         self.signatures = {}            # domain -> signature; None: it has had several
-        self.compared = self.hits = self.read = self.read_hits = 0
+        self.compared = self.hits = self.read = self.read_hits = self.filled = 0
 
     def start(self):
         self.postmaster = self.world.query('SELECT pg_postmaster_start_time()')[0][0]
@@ -265,7 +269,6 @@ class Watch:
 
     def reader(self, number):
         """Reads while others write: a hit is not older than what was committed before the read began. Fills after a miss."""
-        import random
         rng = random.Random('%d reader %d' % (self.world.seed, number))
         client, connection = self.world.client(), self.world.connect('fz_reader')
         cursor = connection.cursor()
@@ -274,9 +277,9 @@ class Watch:
             if not found:
                 return
             name, domain = rng.choice(found)
-            key = rng.choice(self.world.key_universe(name))
+            key, pause = self.world.key(rng, name), rng.choice((0, 0, 0.01, 0.05))
             try:
-                self.read_one(client, cursor, name, domain, key)
+                self.read_one(client, cursor, name, domain, key, pause)
             except psycopg2.Error:
                 time.sleep(0.01)        # a table that is being changed: no such column, or locked
             except (redis.RedisError, ValueError, IndexError) as error:
@@ -284,7 +287,7 @@ class Watch:
         connection.close()
         client.close()
 
-    def read_one(self, client, cursor, name, domain, key):
+    def read_one(self, client, cursor, name, domain, key, pause):
         cursor.execute('SELECT fence.fence_key(%s, VARIADIC %s), fence.value_key(%s, VARIADIC %s)',
                        (name, list(key), name, list(key)))
         fence, value = cursor.fetchone()
@@ -295,8 +298,9 @@ class Watch:
             cursor.execute(sql, key)
             return cursor.fetchone()
         before = row(cursor)
-        hit = read_and_fill(client, cursor, fence, value, row)
+        hit, put = read_and_fill(client, cursor, fence, value, row, pause)
         self.read += 1
+        self.filled += put == 'stored'
         if hit:
             self.read_hits += 1
             if before and hit[1] < before[0]:

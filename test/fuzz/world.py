@@ -286,7 +286,9 @@ class World:
         return rng.choice(found) if rng.random() < 0.95 else rng.choice(('', 'nowhere', 'x' * 5000, 'é', '{}', 'public.item'))
 
     def key(self, rng, domain):
-        return rng.choice(self.key_universe(domain))
+        """Half of the time one of two, so that writers and readers meet."""
+        keys = self.key_universe(domain)
+        return rng.choice(keys[:2] if rng.random() < 0.5 else keys)
 
     def names(self, rng, domain):
         return self.fences.get(domain) or self.fences[LIED]
