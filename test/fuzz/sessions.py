@@ -257,7 +257,7 @@ class SqlSession(Session):
                 continue
             name = function['names'][n] if n < len(function['names']) else ''
             if liar and name == 'domain':
-                text = values.literal(LIED)
+                text = values.literal(rng.choice((LIED, 'by_hand')))
             else:
                 text = self.values.argument(number, name, type_name, domain, effect)
             if function['variadic'] and n == len(numbers) - 1:

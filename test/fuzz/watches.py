@@ -77,6 +77,8 @@ class Watch:
         return time.monotonic() > self.deadline
 
     def defect(self, kind, text):
+        if self.ended.is_set():         # the servers are stopped under whoever is stuck
+            return
         with self.lock:
             found = self.found[kind]
             found.append(text)
