@@ -89,7 +89,7 @@ ATTACHED = {'item': '', 'cached': ", cache => 'row', publish => 'stream'", 'memb
 LESSONS = '''
 DELETE FROM lied; INSERT INTO lied SELECT g, 0 FROM generate_series(1, 5) g; UPDATE lied SET n = 1; DELETE FROM lied WHERE id = 5
 BEGIN; UPDATE lied SET n = 2 WHERE id = 1; ROLLBACK
-INSERT INTO lied SELECT g, 0 FROM generate_series(6, 3000) g
+SET pgcache_fence.bulk_threshold = 10; INSERT INTO lied SELECT g, 0 FROM generate_series(6, 60) g; RESET pgcache_fence.bulk_threshold
 DELETE FROM lied WHERE id > 20
 TRUNCATE lied
 INSERT INTO lied SELECT g, 0 FROM generate_series(1, 9) g
