@@ -15,6 +15,9 @@ LARGEST_VERSION = 2 ** 40
 # Elements of an array of keys that one call gives effects to: holds of one key are looked through for each.
 MOST_EFFECTS = 20
 
+# Entries that a log keeps, until more than Redis can count are refused when they are asked for: such an append never settles.
+MOST_ENTRIES = 2 ** 31
+
 # The caller asks for the pause between his own retries; a call that then takes seconds does what it was told.
 PAUSES = ('retries', 'backoff')
 
@@ -132,6 +135,8 @@ class SqlValues:
             return rng.choice(('0', '1', '-1', 'NULL') if type_name == 'integer' else ("'0'", "'1 ms'", "'-1 s'", 'NULL'))
         if name in ('version', 'observed') and type_name == 'bigint':
             return '%d' % rng.choice([n for n in NUMBERS if n <= LARGEST_VERSION] + [3, 5, 20, LARGEST_VERSION])
+        if name == 'max_entries':
+            return '(%d)' % rng.choice([n for n in NUMBERS if n <= MOST_ENTRIES])
         if type_name in ('bigint', 'integer', 'smallint', 'oid', 'numeric'):
             number = rng.choice(NUMBERS)
             if type_name in ('integer', 'oid') and rng.random() < 0.8:
