@@ -4,9 +4,9 @@
 #
 # The last line says "N passed, N failed". Counted are: the build and the lint (one each, if they fail), what the unit
 # tests count, each test of pg_regress and pg_isolation_regress, a crash of the server that these two share, each
-# assertion of the TAP tests and each TAP file that ends badly, each run of the history checker, each configuration and
-# mutation of the model, each test of the clients, the demo with and without sabotage, and the same of what runs on another
-# PostgreSQL and Redis (test/matrix.sh).
+# assertion of the TAP tests and each TAP file that ends badly, each watch of the fuzzer, each run of the history checker, each
+# configuration and mutation of the model, each test of the clients, the demo with and without sabotage, and the same of what
+# runs on another PostgreSQL and Redis (test/matrix.sh).
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"
@@ -15,7 +15,7 @@ usage() {
 	cat <<-TEXT
 	usage: sh test/run.sh [--only LEVEL]... [NAME...]
 
-	  --only LEVEL   unit, regress, isolation, tap, history, model, clients, demo or matrix; may be repeated
+	  --only LEVEL   unit, regress, isolation, tap, fuzz, history, model, clients, demo or matrix; may be repeated
 	  NAME           only the tests of that name; shell patterns are allowed ('key*')
 
 	  PROVE_JOBS     TAP files that run at the same time (2)
@@ -34,7 +34,7 @@ parse_arguments() {
 		case $1 in
 		--only)
 			case ${2:-} in
-			unit | regress | isolation | tap | history | model | clients | demo | matrix) levels="$levels $2" ;;
+			unit | regress | isolation | tap | fuzz | history | model | clients | demo | matrix) levels="$levels $2" ;;
 			*) usage >&2; exit 2 ;;
 			esac
 			shift
@@ -50,7 +50,7 @@ parse_arguments() {
 started=$(date +%s)
 level() { say "--- $1 (after $((($(date +%s) - started) / 60)) min)"; }
 
-wanted() { case " ${levels:-unit regress isolation tap history model clients demo matrix} " in *" $1 "*) return 0 ;; esac; return 1; }
+wanted() { case " ${levels:-unit regress isolation tap fuzz history model clients demo matrix} " in *" $1 "*) return 0 ;; esac; return 1; }
 
 # One other combination of versions, in a chroot (outside: an unprivileged user cannot make one). What it counted is left
 # for the sum at the end.
@@ -160,6 +160,10 @@ history_chosen() {
 	done
 }
 
+fuzz_chosen() {
+	case " $(chosen test/fuzz .py)" in *' fuzz '*) echo fuzz ;; esac
+}
+
 clients_chosen() {
 	for name in $(chosen test/clients .py); do
 		case $name in test_*) printf '%s ' "$name" ;; esac
@@ -255,36 +259,12 @@ run_tap() {
 	[ $bad -eq 0 ] || show_tap_logs "$log" "$tap"
 }
 
-# The history checker and the faults that it injects, on a build in which tests can stop a backend anywhere.
-run_history() {
-	level history
-	make -s clean
-	if ! build TEST_HOOKS=1; then
-		failed=$((failed + 1))
-		return
-	fi
-	for name in $1; do
-		log=$base/history-$name.log
-		{
-			FENCE_PLACE=$base/place.conf PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3 "test/history/$name.py" 2>&1
-			echo $? >"$log.status"
-		} | tee "$log"
-		status=$(cat "$log.status")
-		good=$(grep -c '^ok ' "$log")
-		bad=$(grep -c '^not ok ' "$log")
-		[ $status -eq 0 ] || [ "$bad" -gt 0 ] || bad=1
-		passed=$((passed + good))
-		failed=$((failed + bad))
-	done
-}
-
-# The models of the protocol, present and next: no servers, two processors for some minutes.
-run_model() {
-	level model
-	log=$base/model.log
+# run_tap_program NAME COMMAND...: a program that prints TAP, with what programs in Python need to know; counts its lines.
+run_tap_program() {
+	log=$base/$1.log
+	shift
 	{
-		# shellcheck disable=SC2086
-		{ [ -z "$1" ] || sh test/model/run.sh $1; } && { [ -z "$2" ] || sh test/model/next/run.sh $2; } 2>&1
+		FENCE_PLACE=$base/place.conf CLIENTS_MODULES=$base/modules/node_modules PYTHONDONTWRITEBYTECODE=1 "$@" 2>&1
 		echo $? >"$log.status"
 	} | tee "$log"
 	good=$(grep -c '^ok ' "$log")
@@ -294,22 +274,36 @@ run_model() {
 	failed=$((failed + bad))
 }
 
+# The history checker and the faults that it injects, on a build in which tests can stop a backend anywhere.
+run_history() {
+	level history
+	make -s clean
+	if ! build TEST_HOOKS=1; then
+		failed=$((failed + 1))
+		return
+	fi
+	for name in $1; do run_tap_program "history-$name" /usr/bin/python3 "test/history/$name.py"; done
+}
+
+# Every function with senseless arguments, for some time; test/fuzz.sh does it for longer.
+run_fuzz() {
+	level fuzz
+	run_tap_program fuzz /usr/bin/python3 test/fuzz/fuzz.py
+}
+
+# The models of the protocol, present and next: no servers, two processors for some minutes.
+run_model() {
+	level model
+	# shellcheck disable=SC2086
+	[ -z "$1" ] || run_tap_program model sh test/model/run.sh $1
+	# shellcheck disable=SC2086
+	[ -z "$2" ] || run_tap_program model-next sh test/model/next/run.sh $2
+}
+
 # Programs in other languages that read through fences, and a browser.
 run_clients() {
 	level clients
-	for name in $1; do
-		log=$base/clients-$name.log
-		{
-			FENCE_PLACE=$base/place.conf CLIENTS_MODULES=$base/modules/node_modules PYTHONDONTWRITEBYTECODE=1 \
-				/usr/bin/python3 "test/clients/$name.py" 2>&1
-			echo $? >"$log.status"
-		} | tee "$log"
-		good=$(grep -c '^ok ' "$log")
-		bad=$(grep -c '^not ok ' "$log")
-		[ "$(cat "$log.status")" -eq 0 ] || [ "$bad" -gt 0 ] || bad=1
-		passed=$((passed + good))
-		failed=$((failed + bad))
-	done
+	for name in $1; do run_tap_program "clients-$name" /usr/bin/python3 "test/clients/$name.py"; done
 }
 
 # The demo must pass; where it forges what is cached, its readers must notice.
@@ -365,6 +359,7 @@ unit=
 regress=
 isolation=
 tap=
+fuzz=
 history=
 model=
 next_model=
@@ -374,11 +369,12 @@ if wanted unit; then unit=$(chosen test/unit .sh); fi
 if wanted regress; then regress=$(chosen sql .sql); fi
 if wanted isolation; then isolation=$(chosen test/isolation/specs .spec); fi
 if wanted tap; then tap=$(chosen test/t .pl); fi
+if wanted fuzz; then fuzz=$(fuzz_chosen); fi
 if wanted history; then history=$(history_chosen); fi
 if wanted model; then model=$(model_chosen test/model/run.sh) next_model=$(model_chosen test/model/next/run.sh); fi
 if wanted clients; then clients=$(clients_chosen); fi
 if wanted demo && [ -z "$patterns" ]; then demo=1; fi
-[ -n "$unit$regress$isolation$tap$history$model$next_model$clients$demo" ] || [ -e "$base/matrix.counts" ] ||
+[ -n "$unit$regress$isolation$tap$fuzz$history$model$next_model$clients$demo" ] || [ -e "$base/matrix.counts" ] ||
 	{ say 'no such test'; failed=$((failed + 1)); finish; }
 
 [ -z "$unit" ] || run_unit "$unit"
@@ -394,6 +390,7 @@ if [ -n "$regress$isolation" ]; then
 	stop_servers
 fi
 [ -z "$tap" ] || run_tap "$tap"
+[ -z "$fuzz" ] || run_fuzz
 [ -z "$clients" ] || run_clients "$clients"
 [ -z "$demo" ] || run_demo
 [ -z "$model$next_model" ] || run_model "$model" "$next_model"

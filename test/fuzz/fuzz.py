@@ -1,0 +1,119 @@
+#!/usr/bin/python3
+"""Calls every function of schema fence and of the library in Redis with valid, nearly valid and senseless arguments, from
+several sessions at once, among writes and DDL of fenced tables; and watches what comes of it. Prints TAP.
+
+    fuzz.py [--seconds N] [--seed N] [--directory DIR]
+
+After each round: no crash, no internal error, no call of over two seconds, every session answers, nothing stays reserved,
+the fences are open, and no hit is stale. At the end: nothing has grown. The seed is printed; the same seed makes the same
+choices, session by session and round by round. Which values earlier calls had answered, and what the sessions do to
+each other, differ from run to run, so a report tells the whole call.
+"""
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, '..', 'history'))
+sys.path.insert(0, os.path.join(HERE, '..', 'clients'))
+
+from tap import Report                                                          # noqa: E402
+import watches                                                                  # noqa: E402
+import world                                                                    # noqa: E402
+from sessions import RedisSession, SqlSession                                   # noqa: E402
+
+STEPS = 60              # of a session in a round
+ROUND_SECONDS = 90      # then a session of it is stuck
+
+WHAT = {'crash': 'no crash: both servers live, no PANIC, no failed assertion, no worker that ended badly',
+        'internal error': 'no SQLSTATE of class XX, in sessions or workers',
+        'error in the library': 'no error inside the library in Redis but its own replies',
+        'slow call': 'no call of more than %d s on a machine that answers at once' % watches.SLOW_SECONDS,
+        'growth': 'nothing has grown: memory of workers, sessions, Redis and its functions, keys, workers',
+        'session': 'every session answers after each round, none was lost',
+        'not settled': 'no reservation and no effect stays, the fences are open again',
+        'stale': 'no hit is stale, during rounds and after them'}
+
+
+def make_sessions(place, watch):
+    return [SqlSession(place, watch, 'superuser', 'postgres', stays=True),
+            SqlSession(place, watch, 'owner', 'fz_owner', tables_owner=True),
+            SqlSession(place, watch, 'owner 2', 'fz_owner'), SqlSession(place, watch, 'writer', 'fz_writer'),
+            SqlSession(place, watch, 'nobody', 'fz_nobody'), RedisSession(place, watch, 'extension', 'pg'),
+            RedisSession(place, watch, 'redis reader', 'reader'), RedisSession(place, watch, 'redis looker', 'looker')]
+
+
+def run_round(number, sessions, watch):
+    watch.round_over = threading.Event()
+    readers = [threading.Thread(target=watch.reader, args=(10 * number + n,), daemon=True) for n in range(4)]
+    threads = [session.begin_round(number, STEPS) for session in sessions]
+    for reader in readers:
+        reader.start()
+    deadline = time.monotonic() + ROUND_SECONDS
+    for session, thread in zip(sessions, threads):
+        thread.join(max(0.1, deadline - time.monotonic()))
+        if thread.is_alive():
+            watch.defect('session', 'did not come to its end: ' + session.where())
+    watch.round_over.set()
+    for reader in readers:
+        reader.join(30)
+    return not any(thread.is_alive() for thread in threads)
+
+
+def fuzz(place, watch, seconds):
+    """Rounds until the time is over. Returns how many."""
+    sessions = watch.sessions = make_sessions(place, watch)
+    begun, number, before = time.monotonic(), 0, None
+    with place.client(timeout=60) as client:
+        while not watch.over():
+            number += 1
+            if not run_round(number, sessions, watch) or not watch.after_round():
+                break
+            if before is None and time.monotonic() - begun > seconds / 3:
+                before = watch.settled_size(client, sessions[:1])
+        else:
+            after = watch.settled_size(client, sessions[:1], before)
+            watch.workers_come_back()
+            for what in sorted(after):
+                print('# MB: %s: %.1f, then %.1f' % (what, (before or after).get(what, 0), after[what]))
+    watch.ended.set()
+    return number
+
+
+def none(found):
+    if found:
+        raise AssertionError('%d, the first: %s' % (len(found), found[0]))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--seconds', type=float, default=100)
+    parser.add_argument('--seed', type=int, default=None)
+    parser.add_argument('--directory', default=None)
+    arguments = parser.parse_args()
+    seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(10 ** 6)
+    print('# seed %d' % seed, flush=True)
+    place = world.World(arguments.directory or tempfile.mkdtemp(), seed)
+    report = Report()
+    try:
+        place.start()
+        watch = watches.Watch(place, time.monotonic() + arguments.seconds)
+        watch.start()
+        rounds = fuzz(place, watch, arguments.seconds)
+        print('# %d rounds, %d calls; %d fences compared, %d of them hits; %d reads meanwhile, %d of them hits, '
+              '%d filled' % (rounds, watch.calls, watch.compared, watch.hits, watch.read, watch.read_hits, watch.filled))
+        for kind in watches.KINDS:
+            report.check(WHAT[kind], lambda kind=kind: none(watch.found[kind]))
+        report.check('it has compared hits', lambda: none([] if watch.hits and watch.read_hits else ['no hit was seen']))
+    finally:
+        place.stop()
+    sys.exit(report.finish())
+
+
+if __name__ == '__main__':
+    main()
