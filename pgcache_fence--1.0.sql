@@ -417,7 +417,9 @@ CREATE FUNCTION fence.reset_metrics() RETURNS void
 REVOKE ALL ON FUNCTION fence.attach, fence.detach, fence.detach_domain, fence.version_by_application, fence.put, fence.begin_write,
                        fence.abort_write, fence.reserve, fence.commit, fence.abort, fence.define_derived, fence.drop_derived,
                        fence._pending, fence._effects, fence._metrics, fence.audit, fence.repair, fence.repair_domain,
-                       fence.reset_metrics, fence.doctor FROM PUBLIC;
+                       fence.reset_metrics, fence.doctor, fence._domain_restored FROM PUBLIC;
+-- Of the internal functions everybody keeps those below the views that everybody may read (PostgreSQL asks the reader for EXECUTE),
+-- and those of the triggers: partitions of fenced tables, and restored ones, are made by their owners.
 -- Effects reach any key that Redis lets this server reach, outside of its namespace.
 REVOKE ALL ON FUNCTION fence.once, fence.once_result, fence.counter_add, fence.transfer, fence.compare_and_set, fence.take,
                        fence.take_and_extend, fence.take_and_set, fence.publish, fence.publish_hash,
