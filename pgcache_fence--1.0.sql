@@ -1,10 +1,22 @@
 /* pgcache_fence--1.0.sql */
 \echo Use "CREATE EXTENSION pgcache_fence" to load this file. \quit
 
--- Schema fence is made by CREATE EXTENSION (control file) and named in every reference here.
+-- The server runs this with search_path "pg_catalog, pg_temp" (control file: schema). All the same every function, operator and
+-- cast, also a hidden one, is named with its schema; and nothing is replaced, or made only if it is not there (test/unit/qualified.py).
 -- Who may do what: whoever can call attach, put or begin_write can make readers trust what he says, so these are for the
 -- owner and for whom he grants them. Reading calls are for everybody and check the privileges on the table.
 
+-- Who owns the schema can put things there that pass for ours, and drop ours: it is made here, and belongs to who installs.
+DO $$
+BEGIN
+    IF EXISTS (SELECT FROM pg_catalog.pg_namespace n WHERE n.nspname OPERATOR(pg_catalog.=) 'fence') THEN
+        RAISE EXCEPTION 'schema "fence" exists already'
+            USING ERRCODE = 'duplicate_schema',
+                  DETAIL = 'The extension makes this schema itself, because whoever made it beforehand could change what is in it.',
+                  HINT = 'Look at who owns the schema and what it has. Then drop it, or ALTER SCHEMA fence RENAME, and try again.';
+    END IF;
+END $$;
+CREATE SCHEMA fence;
 GRANT USAGE ON SCHEMA fence TO PUBLIC;
 
 -- ---------------------------------------------------------------------------------------------------------------------
@@ -20,12 +32,12 @@ CREATE TABLE fence.domain (
     key_columns      name[] NOT NULL,
     version_column   name,
     tag              text,
-    scope            text NOT NULL CHECK (scope IN ('row', 'group', 'manual')),
-    cache            text NOT NULL CHECK (cache IN ('none', 'row')),
+    scope            text NOT NULL CHECK (scope OPERATOR(pg_catalog.=) ANY (ARRAY['row', 'group', 'manual'])),
+    cache            text NOT NULL CHECK (cache OPERATOR(pg_catalog.=) ANY (ARRAY['none', 'row'])),
     columns          name[],
     ttl              interval,
-    on_redis_failure text CHECK (on_redis_failure IN ('bypass', 'error')),
-    publish          text NOT NULL CHECK (publish IN ('none', 'pubsub', 'stream', 'notify'))
+    on_redis_failure text CHECK (on_redis_failure OPERATOR(pg_catalog.=) ANY (ARRAY['bypass', 'error'])),
+    publish          text NOT NULL CHECK (publish OPERATOR(pg_catalog.=) ANY (ARRAY['none', 'pubsub', 'stream', 'notify']))
 );
 
 -- The version of each deleted key, so that a key that comes back goes on counting; and of each group of rows (scope
@@ -99,10 +111,10 @@ SELECT pg_catalog.pg_extension_config_dump('fence.derived_id_seq', '');
 
 -- Attachments are told apart by their ids even after DROP and CREATE EXTENSION, as far as Redis remembers: start at the
 -- present time in milliseconds (Redis counts ids of up to 15 digits exactly).
-SELECT pg_catalog.setval('fence.domain_id_seq', (EXTRACT(epoch FROM pg_catalog.clock_timestamp()) * 1000)::bigint);
+SELECT pg_catalog.setval('fence.domain_id_seq', (EXTRACT(epoch FROM pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000)::bigint);
 -- Definitions of derived values and detached reservations for the same reason.
-SELECT pg_catalog.setval('fence.derived_id_seq', (EXTRACT(epoch FROM pg_catalog.clock_timestamp()) * 1000)::bigint);
-SELECT pg_catalog.setval('fence.reservation_id_seq', (EXTRACT(epoch FROM pg_catalog.clock_timestamp()) * 1000)::bigint);
+SELECT pg_catalog.setval('fence.derived_id_seq', (EXTRACT(epoch FROM pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000)::bigint);
+SELECT pg_catalog.setval('fence.reservation_id_seq', (EXTRACT(epoch FROM pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000)::bigint);
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Attaching tables
@@ -145,8 +157,9 @@ CREATE VIEW fence.domains AS
            d.columns, d.ttl,
            coalesce(d.on_redis_failure, pg_catalog.current_setting('pgcache_fence.on_redis_failure')) AS on_redis_failure,
            d.publish,
-           EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = d.relation AND t.tgname = 'zzz_pgcache_fence_after'
-                   AND t.tgnargs > 0) AS version_by_application
+           EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid OPERATOR(pg_catalog.=) d.relation
+                   AND t.tgname OPERATOR(pg_catalog.=) 'zzz_pgcache_fence_after'
+                   AND t.tgnargs OPERATOR(pg_catalog.>) 0) AS version_by_application
       FROM fence.domain d;
 
 -- ---------------------------------------------------------------------------------------------------------------------
@@ -288,7 +301,8 @@ CREATE FUNCTION fence.append(log_keys text[], entry text, kind text DEFAULT 'lis
 CREATE FUNCTION fence._log_stamps(log_key text, max_entries bigint) RETURNS text[]
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_log_stamps';
 CREATE FUNCTION fence.latest_common(log_keys text[], max_entries bigint DEFAULT 1000) RETURNS text
-    LANGUAGE sql VOLATILE PARALLEL UNSAFE AS $$
+    LANGUAGE sql VOLATILE PARALLEL UNSAFE
+BEGIN ATOMIC
     WITH logs AS MATERIALIZED (
         SELECT k.n, fence._log_stamps(k.key, max_entries) AS stamps
           FROM pg_catalog.unnest(log_keys) WITH ORDINALITY AS k(key, n))
@@ -296,7 +310,8 @@ CREATE FUNCTION fence.latest_common(log_keys text[], max_entries bigint DEFAULT 
       FROM logs l, pg_catalog.unnest(l.stamps) WITH ORDINALITY AS s(stamp, place)
      WHERE l.n OPERATOR(pg_catalog.=) 1
        AND NOT EXISTS (SELECT FROM logs o WHERE NOT s.stamp OPERATOR(pg_catalog.=) ANY (o.stamps))
-     ORDER BY s.place LIMIT 1 $$;
+     ORDER BY s.place LIMIT 1;
+END;
 
 -- Leaves a marker of this transaction if it commits; returns its stamp. is_committed: null if neither PostgreSQL's log nor a
 -- marker can tell any more.
@@ -334,18 +349,20 @@ CREATE FUNCTION fence._pending(OUT domain text, OUT key text, OUT version bigint
 CREATE VIEW fence.pending AS
     SELECT p.domain, p.key, p.version, p.stamp, p.age, p.pid,
            CASE WHEN x.gid IS NOT NULL THEN 'prepared'
-                WHEN p.kind <> 'detached' OR p.fate = 'in progress' THEN p.fate
+                WHEN p.kind OPERATOR(pg_catalog.<>) 'detached' OR p.fate OPERATOR(pg_catalog.=) 'in progress' THEN p.fate
                 WHEN r.id IS NOT NULL THEN 'stands'
                 ELSE 'ended' END AS fate,
            p.kind, x.gid,
-           CASE WHEN r.id IS NOT NULL THEN greatest(r.until - pg_catalog.clock_timestamp(), interval '0') END AS lease_left
+           CASE WHEN r.id IS NOT NULL
+                THEN greatest(r.until OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp(), interval '0') END AS lease_left
       FROM fence._pending() p
       LEFT JOIN fence.reservation r
-             ON r.id = CASE WHEN p.kind = 'detached' THEN pg_catalog.split_part(p.stamp, '.', 3)::bigint END
+             ON r.id OPERATOR(pg_catalog.=) CASE WHEN p.kind OPERATOR(pg_catalog.=) 'detached'
+                THEN pg_catalog.split_part(p.stamp, '.', 3)::bigint END
       LEFT JOIN pg_catalog.pg_prepared_xacts x
-             ON p.fate = 'in progress' AND p.pid IS NULL
-            AND x.transaction::text = CASE WHEN p.stamp ~ '^[0-9]+[.]'
-                THEN (pg_catalog.split_part(p.stamp, '.', 1)::numeric % 4294967296)::text END;
+             ON p.fate OPERATOR(pg_catalog.=) 'in progress' AND p.pid IS NULL
+            AND x.transaction::pg_catalog.text OPERATOR(pg_catalog.=) CASE WHEN p.stamp OPERATOR(pg_catalog.~) '^[0-9]+[.]'
+                THEN (pg_catalog.split_part(p.stamp, '.', 1)::numeric OPERATOR(pg_catalog.%) 4294967296)::pg_catalog.text END;
 
 -- Effects that are held: of transactions under way or prepared, or over and not settled yet (all databases). kind: which function;
 -- stamp: of the whole transaction. fate is what the patrol goes by: of the savepoint's subtransaction that made it.
@@ -356,9 +373,9 @@ CREATE VIEW fence.effects AS
            CASE WHEN x.gid IS NULL THEN e.fate ELSE 'prepared' END AS fate, x.gid
       FROM fence._effects() e
       LEFT JOIN pg_catalog.pg_prepared_xacts x
-             ON e.fate = 'in progress' AND e.pid IS NULL
-            AND x.transaction::text = CASE WHEN e.stamp ~ '^[0-9]+[.]'
-                THEN (pg_catalog.split_part(e.stamp, '.', 1)::numeric % 4294967296)::text END;
+             ON e.fate OPERATOR(pg_catalog.=) 'in progress' AND e.pid IS NULL
+            AND x.transaction::pg_catalog.text OPERATOR(pg_catalog.=) CASE WHEN e.stamp OPERATOR(pg_catalog.~) '^[0-9]+[.]'
+                THEN (pg_catalog.split_part(e.stamp, '.', 1)::numeric OPERATOR(pg_catalog.%) 4294967296)::pg_catalog.text END;
 
 CREATE FUNCTION fence.audit(domain text, fraction double precision DEFAULT 1.0,
                             OUT relation text, OUT count bigint)
@@ -391,15 +408,18 @@ CREATE FUNCTION fence._metrics(OUT name text, OUT labels jsonb, OUT value double
     RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_metrics_view';
 CREATE VIEW fence.metrics AS
     SELECT m.* FROM fence._metrics() m
-     WHERE NOT m.labels ? 'domain' OR m.labels->>'domain' = '(other)'
-        OR EXISTS (SELECT FROM fence.domain d WHERE d.name = m.labels->>'domain');
+     WHERE NOT m.labels OPERATOR(pg_catalog.?) 'domain'
+        OR m.labels OPERATOR(pg_catalog.->>) 'domain' OPERATOR(pg_catalog.=) '(other)'
+        OR EXISTS (SELECT FROM fence.domain d WHERE d.name OPERATOR(pg_catalog.=) (m.labels OPERATOR(pg_catalog.->>) 'domain'));
 CREATE FUNCTION fence.reset_metrics() RETURNS void
     LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_reset_metrics';
 
 REVOKE ALL ON FUNCTION fence.attach, fence.detach, fence.detach_domain, fence.version_by_application, fence.put, fence.begin_write,
                        fence.abort_write, fence.reserve, fence.commit, fence.abort, fence.define_derived, fence.drop_derived,
                        fence._pending, fence._effects, fence._metrics, fence.audit, fence.repair, fence.repair_domain,
-                       fence.reset_metrics, fence.doctor FROM PUBLIC;
+                       fence.reset_metrics, fence.doctor, fence._domain_restored FROM PUBLIC;
+-- Of the internal functions everybody keeps those below the views that everybody may read (PostgreSQL asks the reader for EXECUTE),
+-- and those of the triggers: partitions of fenced tables, and restored ones, are made by their owners.
 -- Effects reach any key that Redis lets this server reach, outside of its namespace.
 REVOKE ALL ON FUNCTION fence.once, fence.once_result, fence.counter_add, fence.transfer, fence.compare_and_set, fence.take,
                        fence.take_and_extend, fence.take_and_set, fence.publish, fence.publish_hash,

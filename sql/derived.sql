@@ -234,8 +234,42 @@ ALTER TABLE member DISABLE ROW LEVEL SECURITY;
 CREATE FUNCTION careless(int) RETURNS text STABLE LANGUAGE plpgsql AS $$ BEGIN RETURN (SELECT permissions::text FROM room WHERE room_id = $1); END $$;
 SELECT fence.define_derived('x', '{derived.room}', 'careless(int)');
 SELECT fence.read_derived('x', '1');
+CREATE TEMP TABLE room (room_id int, permissions text);
+INSERT INTO room VALUES (1, 'forged');
+SELECT fence.read_derived('x', '1');
 ALTER FUNCTION careless SET search_path = derived, pg_temp;
 SELECT fence.read_derived('x', '1');
+-- nor does a type, which pg_temp could have in front of pg_catalog's
+CREATE FUNCTION answer(int) RETURNS text STABLE LANGUAGE plpgsql AS $$
+DECLARE
+	said text;
+BEGIN
+	IF said IS NULL THEN
+		said := 'true';
+	END IF;
+	RETURN said;
+END $$;
+SELECT fence.define_derived('answer', '{derived.room}', 'answer(int)');
+CREATE DOMAIN pg_temp.text AS pg_catalog.text DEFAULT 'forged';
+SELECT fence.read_derived('answer', '1');
+DROP DOMAIN pg_temp.text;
+SELECT fence.read_derived('answer', '1');
+-- a search_path of the function's own must not let the caller in
+ALTER FUNCTION answer SET search_path = derived;
+SELECT fence.read_derived('answer', '1');
+UPDATE derived.room SET room_id = room_id WHERE room_id = 1;
+SELECT fence.read_derived('answer', '1');
+SELECT fence.define_derived('answer', '{derived.room}', 'answer(int)');
+ALTER FUNCTION answer SET search_path = '';
+SELECT fence.define_derived('answer', '{derived.room}', 'answer(int)');
+ALTER FUNCTION answer SET search_path = pg_temp, derived;
+SELECT fence.define_derived('answer', '{derived.room}', 'answer(int)');
+ALTER FUNCTION answer SET search_path = "$user", derived, pg_temp;
+SELECT fence.define_derived('answer', '{derived.room}', 'answer(int)');
+ALTER FUNCTION answer SET search_path = derived, pg_temp;
+SELECT fence.define_derived('answer', '{derived.room}', 'answer(int)');
+SELECT fence.read_derived('answer', '1');
+DROP TABLE pg_temp.room;
 
 SELECT fence.drop_derived(name) FROM fence.derived;
 REVOKE ALL ON ALL TABLES IN SCHEMA derived FROM regress_fence_derived;

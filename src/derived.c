@@ -20,6 +20,7 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
+#include "access/xact.h"
 #include "catalog/indexing.h"
 #include "catalog/pg_collation.h"
 #include "catalog/pg_proc.h"
@@ -40,7 +41,9 @@
 #include "utils/regproc.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
+#include "utils/varlena.h"
 
 #include "compat.h"
 #include "key.h"
@@ -275,6 +278,53 @@ check_function(Oid function)
 				 errhint("Use ALTER FUNCTION ... STABLE if it only reads.")));
 }
 
+/*
+ * A search_path of the function's own must put pg_temp behind everything else, and not begin with a schema of the caller's:
+ * who reads the value first could give names of types and tables another meaning, for all who are served the value.
+ */
+static void
+check_own_search_path(Oid function)
+{
+	HeapTuple	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
+	const char *path = NULL;
+	List	   *schemas = NIL;
+	ListCell   *cell;
+	bool		isnull;
+	bool		good = true;
+	Datum		config;
+
+	if (!HeapTupleIsValid(tuple))
+		return;
+	config = SysCacheGetAttr(PROCOID, tuple, Anum_pg_proc_proconfig, &isnull);
+	if (!isnull)
+	{
+		int			n;
+		char	  **settings = texts_of_array(DatumGetArrayTypePCopy(config), &n);
+
+		for (int i = 0; i < n; i++)
+			if (pg_strncasecmp(settings[i], "search_path=", strlen("search_path=")) == 0)
+				path = settings[i] + strlen("search_path=");
+	}
+	ReleaseSysCache(tuple);
+	if (path == NULL)
+		return;
+	if (!SplitIdentifierString(pstrdup(path), ',', &schemas))
+		good = false;
+	foreach(cell, schemas)
+	{
+		const char *schema = lfirst(cell);
+
+		if (strcmp(schema, "$user") == 0 || (strcmp(schema, "pg_temp") == 0) != (lnext(schemas, cell) == NULL))
+			good = false;
+	}
+	if (!good || schemas == NIL)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_FUNCTION_DEFINITION),
+				 errmsg("the search_path of function %s lets its caller change what names in it mean", format_procedure(function)),
+				 errdetail("It is %s. What the function computes for one caller is served to others.", path),
+				 errhint("Use ALTER FUNCTION ... SET search_path with pg_temp at the end and without \"$user\".")));
+}
+
 static void
 check_sources(int nsources, char **sources, int nargs)
 {
@@ -318,6 +368,7 @@ fence_define_derived(PG_FUNCTION_ARGS)
 	function = PG_GETARG_OID(2);
 	sources = texts_of_array(PG_GETARG_ARRAYTYPE_P(1), &nsources);
 	check_function(function);
+	check_own_search_path(function);
 	(void) get_func_signature(function, &types, &nargs);
 	check_sources(nsources, sources, nargs);
 	if (!PG_ARGISNULL(3))
@@ -541,12 +592,11 @@ read_stored(Derivation *d, Datum *result, bool *isnull)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Calls the function in that snapshot, as the caller; JSON text, or NULL. */
+/* Calls the function in that snapshot, as the caller and with the settings that are now; JSON text, or NULL. */
 static char *
-compute(const Derivation *d, Snapshot snapshot)
+call_function(const Derivation *d, Snapshot snapshot)
 {
 	MemoryContext context = CurrentMemoryContext;
-	int			nest_level = NewGUCNestLevel();
 	StringInfoData query;
 	SPIPlanPtr	plan;
 	char	   *text;
@@ -559,7 +609,6 @@ compute(const Derivation *d, Snapshot snapshot)
 		appendStringInfo(&query, "%s$%d", i ? ", " : "", i + 1);
 	appendStringInfoString(&query, "))");
 
-	row_use_standard_settings();
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "SPI_connect failed");
 	plan = SPI_prepare(query.data, d->nargs, d->types);
@@ -573,7 +622,41 @@ compute(const Derivation *d, Snapshot snapshot)
 		text = MemoryContextStrdup(context, text);
 	if (SPI_finish() != SPI_OK_FINISH)
 		elog(ERROR, "SPI_finish failed");
+	return text;
+}
+
+/*
+ * The value for everybody: names in the function mean the same whoever calls it. pg_temp is searched last, and a table that
+ * is found there, because there is none of its name elsewhere, is refused.
+ */
+static char *
+compute(const Derivation *d, Snapshot snapshot)
+{
+	int			nest_level = NewGUCNestLevel();
+	int			before = MyXactFlags & XACT_FLAGS_ACCESSEDTEMPNAMESPACE;
+	bool		temporary = false;
+	char	   *text = NULL;
+
+	check_own_search_path(d->function);		/* it may have been altered */
+	row_use_standard_settings();
+	MyXactFlags &= ~XACT_FLAGS_ACCESSEDTEMPNAMESPACE;
+	PG_TRY();
+	{
+		text = call_function(d, snapshot);
+		temporary = (MyXactFlags & XACT_FLAGS_ACCESSEDTEMPNAMESPACE) != 0;
+	}
+	PG_FINALLY();
+	{
+		MyXactFlags |= before;
+	}
+	PG_END_TRY();
 	AtEOXact_GUC(true, nest_level);
+	if (temporary)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_FUNCTION_DEFINITION),
+				 errmsg("function %s has used a temporary table", format_procedure(d->function)),
+				 errdetail("What it computes is served to others, who do not have that table."),
+				 errhint("Qualify the names of tables in the function, or drop the temporary table.")));
 	return text;
 }
 

@@ -38,6 +38,9 @@
 
 #define AHEAD_TRIES		3		/* in which the version is raised above what Redis answers */
 
+/* The stamp in Redis of the reservation whose row is r. */
+#define RESERVATION_STAMP "pg_catalog.concat(r.creator, '.', r.id)"
+
 PG_FUNCTION_INFO_V1(fence_reserve);
 PG_FUNCTION_INFO_V1(fence_commit);
 PG_FUNCTION_INFO_V1(fence_abort);
@@ -99,7 +102,8 @@ highest_standing(const Domain *domain, const char *fence)
 	Oid			types[] = {INT8OID, TEXTOID};
 	Datum		values[] = {Int64GetDatum(domain->id), CStringGetTextDatum(stored_name(fence))};
 
-	execute("SELECT max(version) FROM fence.reservation WHERE domain_id = $1 AND fence = $2",
+	execute("SELECT pg_catalog.max(version) FROM fence.reservation"
+			" WHERE domain_id OPERATOR(pg_catalog.=) $1 AND fence OPERATOR(pg_catalog.=) $2",
 			SPI_OK_SELECT, lengthof(types), types, values);
 	return result_int64(0, 1, NO_VERSION);
 }
@@ -113,7 +117,7 @@ insert_row(const Domain *domain, const char *fence, int64 version, Interval *lea
 		CStringGetTextDatum(fence_stamp()), IntervalPGetDatum(lease)};
 
 	execute("INSERT INTO fence.reservation (domain_id, fence, version, creator, until)"
-			" VALUES ($1, $2, $3, $4, clock_timestamp() + $5) RETURNING id, token",
+			" VALUES ($1, $2, $3, $4, pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) $5) RETURNING id, token",
 			SPI_OK_INSERT_RETURNING, lengthof(types), types, values);
 	*token = MemoryContextStrdup(caller, result_text(0, 2));
 	return result_int64(0, 1, 0);
@@ -125,7 +129,8 @@ update_version(int64 id, int64 version)
 	Oid			types[] = {INT8OID, INT8OID};
 	Datum		values[] = {Int64GetDatum(id), Int64GetDatum(version)};
 
-	execute("UPDATE fence.reservation SET version = $2 WHERE id = $1", SPI_OK_UPDATE, lengthof(types), types, values);
+	execute("UPDATE fence.reservation SET version = $2 WHERE id OPERATOR(pg_catalog.=) $1",
+			SPI_OK_UPDATE, lengthof(types), types, values);
 }
 
 bool
@@ -144,8 +149,9 @@ detached_stands(const char *stamp)
 		return false;			/* the extension has been dropped */
 	SPI_connect();
 	/* the attachment that it is of may have ended: then readers are told so, and it says nothing of another one */
-	execute("SELECT FROM fence.reservation r JOIN fence.domain d ON d.id = r.domain_id"
-			" WHERE r.id = $1 AND r.creator || '.' || r.id = $2", SPI_OK_SELECT, lengthof(types), types, values);
+	execute("SELECT FROM fence.reservation r JOIN fence.domain d ON d.id OPERATOR(pg_catalog.=) r.domain_id"
+			" WHERE r.id OPERATOR(pg_catalog.=) $1 AND " RESERVATION_STAMP " OPERATOR(pg_catalog.=) $2",
+			SPI_OK_SELECT, lengthof(types), types, values);
 	stands = SPI_processed > 0;
 	SPI_finish();
 	return stands;
@@ -155,8 +161,9 @@ void
 detached_expire(void)
 {
 	SPI_connect();
-	execute("DELETE FROM fence.reservation WHERE id IN (SELECT r.id FROM fence.reservation r"
-			" WHERE r.until <= clock_timestamp() OR NOT EXISTS (SELECT FROM fence.domain d WHERE d.id = r.domain_id)"
+	execute("DELETE FROM fence.reservation WHERE id OPERATOR(pg_catalog.=) ANY (SELECT r.id FROM fence.reservation r"
+			" WHERE r.until OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp()"
+			" OR NOT EXISTS (SELECT FROM fence.domain d WHERE d.id OPERATOR(pg_catalog.=) r.domain_id)"
 			" FOR UPDATE SKIP LOCKED)", SPI_OK_DELETE, 0, NULL, NULL);
 	SPI_finish();
 }
@@ -185,8 +192,8 @@ detached_carry(LibraryCall *call, int node, const char *epoch)
 	bool		ok = true;
 
 	SPI_connect();
-	execute("SELECT r.fence, r.creator || '.' || r.id, r.version"
-			"  FROM fence.reservation r JOIN fence.domain d ON d.id = r.domain_id",
+	execute("SELECT r.fence, " RESERVATION_STAMP ", r.version"
+			"  FROM fence.reservation r JOIN fence.domain d ON d.id OPERATOR(pg_catalog.=) r.domain_id",
 			SPI_OK_SELECT, 0, NULL, NULL);
 	for (uint64 i = 0; ok && i < SPI_processed; i++)
 	{
@@ -322,7 +329,8 @@ take_row(FunctionCallInfo fcinfo, const char *command, char **domain, char **fen
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
 	execute("DELETE FROM fence.reservation r USING fence.domain d"
-			" WHERE r.token = $1 AND r.until > clock_timestamp() AND d.id = r.domain_id"
+			" WHERE r.token OPERATOR(pg_catalog.=) $1 AND r.until OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()"
+			" AND d.id OPERATOR(pg_catalog.=) r.domain_id"
 			" RETURNING d.name, r.fence, r.version", SPI_OK_DELETE_RETURNING, lengthof(types), types, values);
 	if (SPI_processed == 0)
 		ereport(ERROR,

@@ -90,9 +90,11 @@ static void
 check_version(Report *report)
 {
 	put_rows(report, "warning",
-			 "SELECT format('the extension has version %s in this database, the installed files have %s', installed_version, default_version),"
+			 "SELECT pg_catalog.format('the extension has version %s in this database, the installed files have %s',"
+			 " installed_version, default_version),"
 			 " 'ALTER EXTENSION pgcache_fence UPDATE.'"
-			 " FROM pg_catalog.pg_available_extensions WHERE name = " OURS " AND installed_version <> default_version");
+			 " FROM pg_catalog.pg_available_extensions WHERE name OPERATOR(pg_catalog.=) " OURS
+			 " AND installed_version OPERATOR(pg_catalog.<>) default_version");
 }
 
 static void
@@ -325,35 +327,41 @@ static void
 check_triggers(Report *report)
 {
 	put_rows(report, "error",
-			 "SELECT format('table %s lacks the trigger %s: its changes are not fenced', d.relation, w.trigger),"
-			 " format('SELECT fence.detach(%L), then attach it again.', d.relation)"
-			 " FROM fence.domain d, LATERAL unnest(CASE d.scope"
-			 "  WHEN 'row' THEN ARRAY['zzz_pgcache_fence_before', 'zzz_pgcache_fence_after', 'zzz_pgcache_fence_truncate']"
-			 "  WHEN 'group' THEN ARRAY['zzz_pgcache_fence_after', 'zzz_pgcache_fence_truncate']"
+			 "SELECT pg_catalog.format('table %s lacks the trigger %s: its changes are not fenced', d.relation, w.trigger),"
+			 " pg_catalog.format('SELECT fence.detach(%L), then attach it again.', d.relation)"
+			 " FROM fence.domain d, LATERAL pg_catalog.unnest(CASE"
+			 "  WHEN d.scope OPERATOR(pg_catalog.=) 'row'"
+			 "  THEN ARRAY['zzz_pgcache_fence_before', 'zzz_pgcache_fence_after', 'zzz_pgcache_fence_truncate']"
+			 "  WHEN d.scope OPERATOR(pg_catalog.=) 'group' THEN ARRAY['zzz_pgcache_fence_after', 'zzz_pgcache_fence_truncate']"
 			 "  ELSE ARRAY['zzz_pgcache_fence_truncate'] END) AS w (trigger)"
-			 " WHERE EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = d.relation) AND NOT EXISTS ("
-			 "  SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = d.relation AND t.tgname = w.trigger)");
+			 " WHERE EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid OPERATOR(pg_catalog.=) d.relation) AND NOT EXISTS ("
+			 "  SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid OPERATOR(pg_catalog.=) d.relation"
+			 "   AND t.tgname OPERATOR(pg_catalog.=) w.trigger)");
 	put_rows(report, "error",
-			 "SELECT format('trigger %s of table %s is not ENABLED ALWAYS: changes by replication or with triggers off are not fenced',"
-			 " t.tgname, t.tgrelid::regclass),"
-			 " format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', t.tgrelid::regclass, t.tgname)"
-			 " FROM pg_catalog.pg_trigger t WHERE t.tgname LIKE 'zzz\\_pgcache\\_fence\\_%' AND t.tgenabled <> 'A'");
+			 "SELECT pg_catalog.format('trigger %s of table %s is not ENABLED ALWAYS: changes by replication or with triggers off are not fenced',"
+			 " t.tgname, t.tgrelid::pg_catalog.regclass),"
+			 " pg_catalog.format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', t.tgrelid::pg_catalog.regclass, t.tgname)"
+			 " FROM pg_catalog.pg_trigger t WHERE t.tgname OPERATOR(pg_catalog.~~) 'zzz\\_pgcache\\_fence\\_%'"
+			 " AND t.tgenabled OPERATOR(pg_catalog.<>) 'A'");
 	put_rows(report, "warning",
-			 "SELECT DISTINCT format('table %s is filled by a subscription, and versions by its application: what comes without a new"
+			 "SELECT DISTINCT pg_catalog.format('table %s is filled by a subscription, and versions by its application: what comes without a new"
 			 " version stops the subscription', d.relation),"
-			 " format('SELECT fence.version_by_application(%L, false)', d.relation)"
+			 " pg_catalog.format('SELECT fence.version_by_application(%L, false)', d.relation)"
 			 " FROM fence.domains d, pg_catalog.pg_subscription_rel s WHERE d.version_by_application"
-			 " AND (s.srrelid = d.relation OR d.relation IN (SELECT relid FROM pg_catalog.pg_partition_ancestors(s.srrelid)))");
+			 " AND (s.srrelid OPERATOR(pg_catalog.=) d.relation OR d.relation OPERATOR(pg_catalog.=) ANY ("
+			 "  SELECT a.relid FROM pg_catalog.pg_partition_ancestors(s.srrelid) a))");
 	put_rows(report, "error",
-			 "SELECT format('domain %s is of a table that does not exist (oid %s)', d.name, d.relation::oid),"
-			 " format('SELECT fence.detach_domain(%L)', d.name)"
+			 "SELECT pg_catalog.format('domain %s is of a table that does not exist (oid %s)', d.name, d.relation::pg_catalog.oid),"
+			 " pg_catalog.format('SELECT fence.detach_domain(%L)', d.name)"
 			 " FROM fence.domain d WHERE d.relation IS NOT NULL"
-			 " AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = d.relation)");
+			 " AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid OPERATOR(pg_catalog.=) d.relation)");
 	put_rows(report, "error",
-			 "SELECT format('table %s has triggers of a fenced table, but is not attached: writes to it fail', t.tgrelid::regclass),"
-			 " format('SELECT fence.attach(%L), which replaces them.', t.tgrelid::regclass)"
-			 " FROM pg_catalog.pg_trigger t WHERE t.tgname LIKE 'zzz\\_pgcache\\_fence\\_%' AND t.tgparentid = 0"
-			 " AND NOT EXISTS (SELECT FROM fence.domain d WHERE d.relation = t.tgrelid) GROUP BY t.tgrelid");
+			 "SELECT pg_catalog.format('table %s has triggers of a fenced table, but is not attached: writes to it fail', t.tgrelid::pg_catalog.regclass),"
+			 " pg_catalog.format('SELECT fence.attach(%L), which replaces them.', t.tgrelid::pg_catalog.regclass)"
+			 " FROM pg_catalog.pg_trigger t WHERE t.tgname OPERATOR(pg_catalog.~~) 'zzz\\_pgcache\\_fence\\_%'"
+			 " AND t.tgparentid OPERATOR(pg_catalog.=) 0"
+			 " AND NOT EXISTS (SELECT FROM fence.domain d WHERE d.relation OPERATOR(pg_catalog.=) t.tgrelid)"
+			 " GROUP BY t.tgrelid");
 }
 
 /* The same demands as attach makes on the index of the key. */
@@ -361,15 +369,16 @@ static void
 check_indexes(Report *report)
 {
 	put_rows(report, "error",
-			 "SELECT format('table %s has no valid unique index on its key any more: two rows could share one fence', d.relation),"
+			 "SELECT pg_catalog.format('table %s has no valid unique index on its key any more: two rows could share one fence', d.relation),"
 			 " 'REINDEX it, or create it anew.'"
-			 " FROM fence.domain d WHERE d.scope = 'row'"
-			 " AND EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = d.relation) AND NOT EXISTS ("
-			 "  SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = d.relation AND i.indisunique AND i.indisvalid"
-			 "   AND i.indimmediate AND i.indisready AND i.indislive AND i.indpred IS NULL AND i.indexprs IS NULL"
-			 "   AND ARRAY(SELECT a.attname FROM pg_catalog.pg_attribute a WHERE a.attrelid = d.relation"
-			 "    AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]) ORDER BY a.attname)"
-			 "   = ARRAY(SELECT k FROM unnest(d.key_columns) k ORDER BY k))");
+			 " FROM fence.domain d WHERE d.scope OPERATOR(pg_catalog.=) 'row'"
+			 " AND EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid OPERATOR(pg_catalog.=) d.relation) AND NOT EXISTS ("
+			 "  SELECT FROM pg_catalog.pg_index i WHERE i.indrelid OPERATOR(pg_catalog.=) d.relation AND i.indisunique"
+			 "   AND i.indisvalid AND i.indimmediate AND i.indisready AND i.indislive AND i.indpred IS NULL AND i.indexprs IS NULL"
+			 "   AND ARRAY(SELECT a.attname FROM pg_catalog.pg_attribute a WHERE a.attrelid OPERATOR(pg_catalog.=) d.relation"
+			 "    AND a.attnum OPERATOR(pg_catalog.=) ANY ((i.indkey::pg_catalog.int2[])[0:i.indnkeyatts OPERATOR(pg_catalog.-) 1])"
+			 "    ORDER BY a.attname)"
+			 "   OPERATOR(pg_catalog.=) ARRAY(SELECT k FROM pg_catalog.unnest(d.key_columns) k ORDER BY k))");
 }
 
 /* Tables that look like fenced ones: one of the version columns in use, or the default, and a primary key. */
@@ -377,15 +386,19 @@ static void
 check_unfenced(Report *report)
 {
 	put_rows(report, "info",
-			 "SELECT format('table %s has a column %I, but is not fenced', c.oid::regclass, a.attname),"
-			 " format('SELECT fence.attach(%L), if it is cached.', c.oid::regclass)"
-			 " FROM pg_catalog.pg_class c JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid"
-			 " WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'"
-			 " AND a.atttypid IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype) AND NOT a.attisdropped"
-			 " AND (a.attname = 'version' OR a.attname IN (SELECT d.version_column FROM fence.domain d))"
-			 " AND c.relnamespace NOT IN ('pg_catalog'::regnamespace, 'information_schema'::regnamespace, 'fence'::regnamespace)"
-			 " AND EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisprimary)"
-			 " AND NOT EXISTS (SELECT FROM fence.domain d WHERE d.relation = c.oid)"
+			 "SELECT pg_catalog.format('table %s has a column %I, but is not fenced', c.oid::pg_catalog.regclass, a.attname),"
+			 " pg_catalog.format('SELECT fence.attach(%L), if it is cached.', c.oid::pg_catalog.regclass)"
+			 " FROM pg_catalog.pg_class c JOIN pg_catalog.pg_attribute a ON a.attrelid OPERATOR(pg_catalog.=) c.oid"
+			 " WHERE c.relkind OPERATOR(pg_catalog.=) ANY (ARRAY['r', 'p']::pg_catalog.\"char\"[]) AND NOT c.relispartition"
+			 " AND c.relpersistence OPERATOR(pg_catalog.=) 'p'"
+			 " AND a.atttypid OPERATOR(pg_catalog.=) ANY (ARRAY['int2', 'int4', 'int8']::pg_catalog.regtype[])"
+			 " AND NOT a.attisdropped"
+			 " AND (a.attname OPERATOR(pg_catalog.=) 'version' OR"
+			 "  a.attname OPERATOR(pg_catalog.=) ANY (SELECT d.version_column FROM fence.domain d))"
+			 " AND c.relnamespace OPERATOR(pg_catalog.<>) ALL ("
+			 "  ARRAY['pg_catalog', 'information_schema', 'fence']::pg_catalog.regnamespace[])"
+			 " AND EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid OPERATOR(pg_catalog.=) c.oid AND i.indisprimary)"
+			 " AND NOT EXISTS (SELECT FROM fence.domain d WHERE d.relation OPERATOR(pg_catalog.=) c.oid)"
 			 " ORDER BY 1");
 }
 
@@ -401,13 +414,17 @@ check_reservations(Report *report)
 								(long long) LONG_WAIT * (setting_patrol_grace + setting_patrol_interval));
 
 	put_rows(report, "warning",
-			 psprintf("SELECT format('prepared transaction %%L holds %%s reservation(s), for %%s', gid, count(*), max(age)),"
-					  " format('COMMIT PREPARED %%1$L or ROLLBACK PREPARED %%1$L: until then readers of these keys go to PostgreSQL.', gid)"
-					  " FROM fence.pending WHERE gid IS NOT NULL AND age > %s GROUP BY gid ORDER BY gid", wait));
+			 psprintf("SELECT pg_catalog.format('prepared transaction %%L holds %%s reservation(s), for %%s', gid,"
+					  " pg_catalog.count(*), pg_catalog.max(age)),"
+					  " pg_catalog.format('COMMIT PREPARED %%1$L or ROLLBACK PREPARED %%1$L: until then readers of these keys go to PostgreSQL.', gid)"
+					  " FROM fence.pending WHERE gid IS NOT NULL AND age OPERATOR(pg_catalog.>) %s"
+					  " GROUP BY gid ORDER BY gid", wait));
 	put_rows(report, "warning",
-			 psprintf("SELECT format('%%s reservation(s) of domain %%s are not settled, for %%s', count(*), domain, max(age)),"
+			 psprintf("SELECT pg_catalog.format('%%s reservation(s) of domain %%s are not settled, for %%s',"
+					  " pg_catalog.count(*), domain, pg_catalog.max(age)),"
 					  " 'The server log tells what keeps the patrol from it.'"
-					  " FROM fence.pending WHERE fate NOT IN ('in progress', 'stands') AND gid IS NULL AND age > %s"
+					  " FROM fence.pending WHERE fate OPERATOR(pg_catalog.<>) ALL (ARRAY['in progress', 'stands'])"
+					  " AND gid IS NULL AND age OPERATOR(pg_catalog.>) %s"
 					  " GROUP BY domain ORDER BY domain", wait));
 }
 
@@ -419,22 +436,29 @@ check_effects(Report *report)
 								(long long) LONG_WAIT * (setting_patrol_grace + setting_patrol_interval));
 
 	put_rows(report, "warning",
-			 psprintf("SELECT format('prepared transaction %%L holds %%s effect(s), for %%s', gid, count(*), max(age)),"
-					  " format('COMMIT PREPARED %%1$L or ROLLBACK PREPARED %%1$L: until then others are refused these keys.', gid)"
-					  " FROM fence.effects WHERE gid IS NOT NULL AND age > %s GROUP BY gid ORDER BY gid", wait));
+			 psprintf("SELECT pg_catalog.format('prepared transaction %%L holds %%s effect(s), for %%s', gid,"
+					  " pg_catalog.count(*), pg_catalog.max(age)),"
+					  " pg_catalog.format('COMMIT PREPARED %%1$L or ROLLBACK PREPARED %%1$L: until then others are refused these keys.', gid)"
+					  " FROM fence.effects WHERE gid IS NOT NULL AND age OPERATOR(pg_catalog.>) %s"
+					  " GROUP BY gid ORDER BY gid", wait));
 	put_rows(report, "warning",
-			 psprintf("SELECT format('%%s effect(s) of kind %%s, %%s, are not settled, for %%s', count(*), kind, fate, max(age)),"
+			 psprintf("SELECT pg_catalog.format('%%s effect(s) of kind %%s, %%s, are not settled, for %%s',"
+					  " pg_catalog.count(*), kind, fate, pg_catalog.max(age)),"
 					  " 'fence.effects tells the keys, the server log what keeps the patrol from it: see doc/operations.md, \"Effects\".'"
-					  " FROM fence.effects WHERE fate IN ('committed', 'aborted', 'unknown') AND age > %s"
+					  " FROM fence.effects WHERE fate OPERATOR(pg_catalog.=) ANY (ARRAY['committed', 'aborted', 'unknown'])"
+					  " AND age OPERATOR(pg_catalog.>) %s"
 					  " GROUP BY kind, fate ORDER BY kind, fate", wait));
 	put_rows(report, "warning",
-			 "SELECT format('%s effect(s) in Redis are of another PostgreSQL cluster', count(*)),"
+			 "SELECT pg_catalog.format('%s effect(s) in Redis are of another PostgreSQL cluster', pg_catalog.count(*)),"
 			 " 'If that cluster is gone (pg_upgrade, a new initdb), delete them: doc/operations.md.'"
-			 " FROM fence.effects WHERE fate = 'of another cluster' HAVING count(*) > 0");
+			 " FROM fence.effects WHERE fate OPERATOR(pg_catalog.=) 'of another cluster'"
+			 " HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 0");
 	put_rows(report, "warning",
-			 psprintf("SELECT format('%%s durable effect(s) wait in fence.outbox, for %%s', count(*), now() - min(created_at)),"
+			 psprintf("SELECT pg_catalog.format('%%s durable effect(s) wait in fence.outbox, for %%s', pg_catalog.count(*),"
+					  " pg_catalog.now() OPERATOR(pg_catalog.-) pg_catalog.min(created_at)),"
 					  " 'The patrol applies them when Redis takes them; the server log tells what keeps it from that.'"
-					  " FROM fence.outbox WHERE created_at < now() - %s HAVING count(*) > 0", wait));
+					  " FROM fence.outbox WHERE created_at OPERATOR(pg_catalog.<) (pg_catalog.now() OPERATOR(pg_catalog.-) %s)"
+					  " HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 0", wait));
 }
 
 static void
@@ -451,13 +475,17 @@ static void
 check_promises(Report *report)
 {
 	put_rows(report, "error",
-			 "SELECT format('%s fence(s) of domain %s were behind their rows: stale values may have been served', value, labels->>'domain'),"
+			 "SELECT pg_catalog.format('%s fence(s) of domain %s were behind their rows: stale values may have been served',"
+			 " value, labels OPERATOR(pg_catalog.->>) 'domain'),"
 			 " 'Look in the log for which, and for writes that bypass the triggers. SELECT fence.reset_metrics() begins anew.'"
-			 " FROM fence._metrics() WHERE name = 'cache_fence_db_compare' AND labels->>'relation' = 'fence_behind_db' AND value > 0");
+			 " FROM fence._metrics() WHERE name OPERATOR(pg_catalog.=) 'cache_fence_db_compare' AND value OPERATOR(pg_catalog.>) 0"
+			 " AND labels OPERATOR(pg_catalog.->>) 'relation' OPERATOR(pg_catalog.=) 'fence_behind_db'");
 	put_rows(report, "warning",
-			 "SELECT format('%s fence(s) of domain %s were ahead of their rows', value, labels->>'domain'),"
+			 "SELECT pg_catalog.format('%s fence(s) of domain %s were ahead of their rows', value,"
+			 " labels OPERATOR(pg_catalog.->>) 'domain'),"
 			 " 'That is so after commits were lost or a table was restored; the patrol repairs them. SELECT fence.reset_metrics() begins anew.'"
-			 " FROM fence._metrics() WHERE name = 'cache_fence_db_compare' AND labels->>'relation' = 'fence_ahead_db' AND value > 0");
+			 " FROM fence._metrics() WHERE name OPERATOR(pg_catalog.=) 'cache_fence_db_compare' AND value OPERATOR(pg_catalog.>) 0"
+			 " AND labels OPERATOR(pg_catalog.->>) 'relation' OPERATOR(pg_catalog.=) 'fence_ahead_db'");
 }
 
 /* -----------------------------------------------------------------------------------------------------------------

@@ -114,7 +114,8 @@ redo_rows(int64 *after)
 	ForceSyncCommit();
 	SPI_connect();
 	/* only rows that are committed are seen */
-	if (SPI_execute_with_args("SELECT id, hold, key, other_key, kind, arguments FROM fence.outbox WHERE id > $1"
+	if (SPI_execute_with_args("SELECT id, hold, key, other_key, kind, arguments FROM fence.outbox"
+							  " WHERE id OPERATOR(pg_catalog.>) $1"
 							  " ORDER BY id LIMIT " CppAsString2(ROWS_AT_ONCE), 1, types, id, NULL, true, 0) != SPI_OK_SELECT)
 		elog(ERROR, "could not read fence.outbox");
 	rows = SPI_tuptable;
@@ -128,7 +129,8 @@ redo_rows(int64 *after)
 		id[0] = SPI_getbinval(rows->vals[row], rows->tupdesc, 1, &isnull);
 		*after = DatumGetInt64(id[0]);
 		if (redo_row(row) &&
-			SPI_execute_with_args("DELETE FROM fence.outbox WHERE id = $1", 1, types, id, NULL, false, 0) != SPI_OK_DELETE)
+			SPI_execute_with_args("DELETE FROM fence.outbox WHERE id OPERATOR(pg_catalog.=) $1",
+								  1, types, id, NULL, false, 0) != SPI_OK_DELETE)
 			elog(ERROR, "could not delete from fence.outbox");
 	}
 	SPI_finish();
@@ -143,7 +145,8 @@ has_row(const char *hold)
 	Oid			types[] = {TEXTOID};
 	Datum		values[] = {CStringGetTextDatum(hold)};
 
-	if (SPI_execute_with_args("SELECT 1 FROM fence.outbox WHERE hold = $1", 1, types, values, NULL, true, 1) != SPI_OK_SELECT)
+	if (SPI_execute_with_args("SELECT 1 FROM fence.outbox WHERE hold OPERATOR(pg_catalog.=) $1",
+							  1, types, values, NULL, true, 1) != SPI_OK_SELECT)
 		elog(ERROR, "could not read fence.outbox");
 	return SPI_processed > 0;
 }

@@ -234,12 +234,14 @@ owner_of(const char *stamp)
 	if (pid == 0)
 	{
 		text = look_up("SELECT gid FROM pg_catalog.pg_prepared_xacts"
-					   " WHERE transaction::text = ($1 % 4294967296)::text", INT8OID,
+					   " WHERE transaction::pg_catalog.text"
+					   " OPERATOR(pg_catalog.=) ($1 OPERATOR(pg_catalog.%) 4294967296)::pg_catalog.text", INT8OID,
 					   Int64GetDatum(strtoll(stamp, NULL, 10)));
 		return text ? psprintf("prepared as '%s': COMMIT PREPARED or ROLLBACK PREPARED ends it", text) :
 			pstrdup("prepared, or just ending");
 	}
-	text = look_up("SELECT pg_catalog.concat_ws(', ', state, query) FROM pg_catalog.pg_stat_activity WHERE pid = $1",
+	text = look_up("SELECT pg_catalog.concat_ws(', ', state, query) FROM pg_catalog.pg_stat_activity"
+				   " WHERE pid OPERATOR(pg_catalog.=) $1",
 				   INT4OID, Int32GetDatum(pid));
 	return psprintf("in progress in process %d%s%s", pid, text ? ": " : "", text ? text : "");
 }

@@ -328,7 +328,7 @@ fence_initialise(PG_FUNCTION_ARGS)
 	values[1] = Int32GetDatum(fence_shared->bound_known ? fence_shared->longest_lease : LEASE_MAX_MS);
 	if (SPI_connect() != SPI_OK_CONNECT ||
 		SPI_execute_with_args("INSERT INTO fence.cluster (last_epoch, longest_lease)"
-							  " VALUES ($1, $2 * interval '1 millisecond')", 2, types, values, NULL, false, 0) != SPI_OK_INSERT ||
+							  " VALUES ($1, $2 OPERATOR(pg_catalog.*) interval '1 millisecond')", 2, types, values, NULL, false, 0) != SPI_OK_INSERT ||
 		SPI_finish() != SPI_OK_FINISH)
 		elog(ERROR, "could not write fence.cluster");
 	ledger_catalog_changed();

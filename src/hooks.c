@@ -269,7 +269,8 @@ fence_domain_restored(PG_FUNCTION_ARGS)
 {
 	ListCell   *lc;
 
-	if (!CALLED_AS_TRIGGER(fcinfo))
+	if (!CALLED_AS_TRIGGER(fcinfo) ||
+		RelationGetRelid(((TriggerData *) fcinfo->context)->tg_relation) != fence_table_oid("domain"))
 		ereport(ERROR,
 				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
 				 errmsg("this function is called by a trigger of fence.domain, and by nothing else")));

@@ -444,12 +444,14 @@ prune_tombstones(void)
 		worker_begin_transaction();
 		SPI_connect();
 		if (SPI_execute_with_args("WITH old AS (SELECT domain_id, key FROM fence.tombstone"
-								  "  WHERE removed_at < now() - $1 * interval '1 second'"
+								  "  WHERE removed_at OPERATOR(pg_catalog.<) "
+								  "   (pg_catalog.now() OPERATOR(pg_catalog.-) ($1 OPERATOR(pg_catalog.*) interval '1 second'))"
 								  "  ORDER BY removed_at LIMIT $2 FOR UPDATE SKIP LOCKED),"
 								  " gone AS (DELETE FROM fence.tombstone t USING old"
-								  "  WHERE t.domain_id = old.domain_id AND t.key = old.key RETURNING t.domain_id, t.version),"
+								  "  WHERE t.domain_id OPERATOR(pg_catalog.=) old.domain_id AND t.key OPERATOR(pg_catalog.=) old.key"
+								  "  RETURNING t.domain_id, t.version),"
 								  " raised AS (INSERT INTO fence.floor AS f (domain_id, version)"
-								  "  SELECT domain_id, max(version) FROM gone GROUP BY domain_id"
+								  "  SELECT domain_id, pg_catalog.max(version) FROM gone GROUP BY domain_id"
 								  "  ON CONFLICT (domain_id) DO UPDATE SET version = greatest(f.version, excluded.version))"
 								  " SELECT 1 FROM gone",
 								  2, types, values, NULL, false, 0) != SPI_OK_SELECT)

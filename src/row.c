@@ -168,7 +168,7 @@ row_use_standard_settings(void)
 		{"extra_float_digits", "3"},
 		{"intervalstyle", "postgres"},
 		{"lc_monetary", "C"},
-		{"search_path", "pg_catalog"},
+		{"search_path", "pg_catalog, pg_temp"},
 		{"timezone", "UTC"},
 	};
 

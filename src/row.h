@@ -26,7 +26,7 @@ extern bool row_as_jsonb(const Domain *domain, const char *key, Snapshot snapsho
 
 /*
  * One text per value, whoever reads first: what is cached is served to sessions with other settings. Until the caller's
- * GUC nest level ends; search_path is pg_catalog.
+ * GUC nest level ends; search_path is pg_catalog, pg_temp.
  */
 extern void row_use_standard_settings(void);
 

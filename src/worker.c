@@ -198,7 +198,7 @@ worker_begin(Oid database)
 	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
 	/* ALTER DATABASE ... SET must not change what we are and may */
 	SetConfigOption("role", "none", PGC_SUSET, PGC_S_OVERRIDE);
-	SetConfigOption("search_path", "pg_catalog", PGC_SUSET, PGC_S_OVERRIDE);
+	SetConfigOption("search_path", "pg_catalog, pg_temp", PGC_SUSET, PGC_S_OVERRIDE);
 	/* shorter than deadlock_timeout: if DROP EXTENSION and a worker wait for each other, the worker gives way */
 	SetConfigOption("lock_timeout", "300ms", PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("statement_timeout", "0", PGC_SUSET, PGC_S_OVERRIDE);
@@ -225,7 +225,7 @@ worker_end_transaction(void)
 static void
 load_cluster(FenceJob *job)
 {
-	if (SPI_execute("SELECT last_epoch, (EXTRACT(epoch FROM longest_lease) * 1000)::int FROM fence.cluster",
+	if (SPI_execute("SELECT last_epoch, (EXTRACT(epoch FROM longest_lease) OPERATOR(pg_catalog.*) 1000)::int FROM fence.cluster",
 					true, 1) != SPI_OK_SELECT)
 		elog(ERROR, "could not read fence.cluster");
 	job->has_row = SPI_processed > 0;
@@ -247,11 +247,12 @@ store_cluster(const FenceJob *job)
 	Datum		values[] = {Int64GetDatum(job->epoch_number), Int32GetDatum(job->longest_lease)};
 
 	if (SPI_execute_with_args("INSERT INTO fence.cluster AS c (last_epoch, longest_lease)"
-							  " VALUES ($1, $2 * interval '1 millisecond')"
+							  " VALUES ($1, $2 OPERATOR(pg_catalog.*) interval '1 millisecond')"
 							  " ON CONFLICT (only_row) DO UPDATE"
 							  " SET last_epoch = greatest(c.last_epoch, excluded.last_epoch),"
 							  "     longest_lease = greatest(c.longest_lease, excluded.longest_lease)"
-							  " WHERE c.last_epoch < excluded.last_epoch OR c.longest_lease < excluded.longest_lease",
+							  " WHERE c.last_epoch OPERATOR(pg_catalog.<) excluded.last_epoch"
+							  " OR c.longest_lease OPERATOR(pg_catalog.<) excluded.longest_lease",
 							  2, types, values, NULL, false, 0) != SPI_OK_INSERT)
 		elog(ERROR, "could not write fence.cluster");
 }
@@ -264,16 +265,18 @@ store_cluster(const FenceJob *job)
 static bool
 reserve_for_prepared(LibraryCall *call, const char *epoch)
 {
-	if (SPI_execute("SELECT DISTINCT d.name, p.transaction::text::bigint"
-					"  FROM pg_prepared_xacts p"
+	if (SPI_execute("SELECT DISTINCT d.name, p.transaction::pg_catalog.text::bigint"
+					"  FROM pg_catalog.pg_prepared_xacts p"
 	/* whose locks they are: those that share the virtual transaction with the lock of the xid itself */
-					"  JOIN pg_locks x ON x.locktype = 'transactionid' AND x.transactionid = p.transaction AND x.pid IS NULL"
-					"  JOIN pg_locks l ON l.pid IS NULL AND l.virtualtransaction = x.virtualtransaction"
-					"  JOIN fence.domain d ON d.relation = l.relation"
-					"    OR d.relation IN (SELECT relid FROM pg_partition_ancestors(l.relation))"
-					" WHERE l.locktype = 'relation' AND p.database = current_database()"
-					"   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-					"   AND l.mode NOT IN ('AccessShareLock', 'RowShareLock')", true, 0) != SPI_OK_SELECT)
+					"  JOIN pg_catalog.pg_locks x ON x.locktype OPERATOR(pg_catalog.=) 'transactionid' AND x.pid IS NULL"
+					"    AND x.transactionid OPERATOR(pg_catalog.=) p.transaction"
+					"  JOIN pg_catalog.pg_locks l ON l.virtualtransaction OPERATOR(pg_catalog.=) x.virtualtransaction AND l.pid IS NULL"
+					"  JOIN fence.domain d ON d.relation OPERATOR(pg_catalog.=) l.relation OR d.relation OPERATOR(pg_catalog.=)"
+					"    ANY (SELECT a.relid FROM pg_catalog.pg_partition_ancestors(l.relation) a)"
+					"  JOIN pg_catalog.pg_database b ON b.oid OPERATOR(pg_catalog.=) l.database"
+					" WHERE l.locktype OPERATOR(pg_catalog.=) 'relation' AND p.database OPERATOR(pg_catalog.=) b.datname"
+					"   AND b.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()"
+					"   AND l.mode OPERATOR(pg_catalog.<>) ALL (ARRAY['AccessShareLock', 'RowShareLock'])", true, 0) != SPI_OK_SELECT)
 		elog(ERROR, "could not list prepared transactions");
 	for (uint64 i = 0; i < SPI_processed; i++)
 	{
@@ -295,10 +298,14 @@ reserve_for_prepared(LibraryCall *call, const char *epoch)
 static void
 complete_upgraded(void)
 {
-	if (SPI_execute("SELECT FROM fence.domain d JOIN pg_trigger t ON t.tgrelid = d.relation"
-					" WHERE t.tgname = 'zzz_pgcache_fence_after' AND d.scope <> 'manual' AND NOT EXISTS ("
-					"  SELECT FROM pg_depend p WHERE p.classid = 'pg_trigger'::regclass AND p.objid = t.oid"
-					"   AND p.refclassid = 'pg_class'::regclass AND p.refobjid = d.relation AND p.refobjsubid > 0)",
+	if (SPI_execute("SELECT FROM fence.domain d JOIN pg_catalog.pg_trigger t ON t.tgrelid OPERATOR(pg_catalog.=) d.relation"
+					" WHERE t.tgname OPERATOR(pg_catalog.=) 'zzz_pgcache_fence_after'"
+					" AND d.scope OPERATOR(pg_catalog.<>) 'manual' AND NOT EXISTS ("
+					"  SELECT FROM pg_catalog.pg_depend p"
+					"   WHERE p.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_trigger'::pg_catalog.regclass"
+					"   AND p.objid OPERATOR(pg_catalog.=) t.oid"
+					"   AND p.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass"
+					"   AND p.refobjid OPERATOR(pg_catalog.=) d.relation AND p.refobjsubid OPERATOR(pg_catalog.>) 0)",
 					true, 1) != SPI_OK_SELECT)
 		elog(ERROR, "could not read what triggers depend on");
 	if (SPI_processed > 0 && SPI_execute("UPDATE fence.domain SET id = id WHERE false", false, 0) != SPI_OK_UPDATE)

@@ -335,43 +335,6 @@ SQL
 	like($ordinary->error_of("SELECT fence.$_('own', '2')"), qr/^42501/, "fence.$_ without SELECT") foreach qw(get read);
 };
 
-subtest 'a search_path full of traps' => sub {
-	my $trapped = FenceTest::Session->open($node);
-
-	$trapped->run(<<'SQL');
-CREATE SCHEMA trap;
-CREATE FUNCTION trap.spring() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RAISE ''trapped''; END';
-CREATE FUNCTION trap.spring(bigint, bigint) RETURNS boolean LANGUAGE sql AS 'SELECT trap.spring()';
-CREATE FUNCTION trap.spring(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT trap.spring()';
-CREATE FUNCTION trap.spring(int, int) RETURNS boolean LANGUAGE sql AS 'SELECT trap.spring()';
-CREATE FUNCTION trap.now() RETURNS timestamptz LANGUAGE plpgsql AS 'BEGIN RAISE ''trapped''; END';
-CREATE FUNCTION trap.max(bigint) RETURNS bigint LANGUAGE plpgsql AS 'BEGIN RAISE ''trapped''; END';
-CREATE FUNCTION trap.to_jsonb(anyelement) RETURNS jsonb LANGUAGE plpgsql AS 'BEGIN RAISE ''trapped''; END';
-CREATE OPERATOR trap.= (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = trap.spring);
-CREATE OPERATOR trap.= (LEFTARG = text, RIGHTARG = text, FUNCTION = trap.spring);
-CREATE OPERATOR trap.= (LEFTARG = int, RIGHTARG = int, FUNCTION = trap.spring);
-CREATE OPERATOR trap.> (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = trap.spring);
-CREATE OPERATOR trap.< (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = trap.spring);
-CREATE OPERATOR trap.<= (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = trap.spring);
-CREATE TABLE trap.domain (LIKE fence.domain);
-CREATE TABLE trap.tombstone (LIKE fence.tombstone);
-CREATE TABLE trap.floor (LIKE fence.floor);
-CREATE TABLE trap.bait (id int PRIMARY KEY, version bigint NOT NULL DEFAULT 0);
-SET search_path = trap, pg_catalog;
-SQL
-	foreach my $statement ("SELECT fence.attach('trap.bait')", 'INSERT INTO bait VALUES (1), (2), (3)',
-		'UPDATE bait SET version = version WHERE id OPERATOR(pg_catalog.=) 1', 'DELETE FROM bait WHERE id OPERATOR(pg_catalog.=) 2',
-		'INSERT INTO bait VALUES (2)', "SELECT fence.read('trap.bait', '1')", "SELECT fence.get('trap.bait', '1')",
-		"SELECT fence.status('trap.bait', '1')", "SELECT fence.audit('trap.bait')", "SELECT fence.repair('trap.bait', '1')",
-		'SELECT * FROM fence.state', 'SELECT * FROM fence.pending', 'SELECT * FROM fence.domains', 'TRUNCATE bait',
-		"SELECT fence.detach('trap.bait')")
-	{
-		is($trapped->error_of($statement), undef, $statement);
-	}
-	# that the traps work
-	like($trapped->error_of('SELECT 1::bigint = 1::bigint'), qr/trapped/, 'a trap');
-};
-
 # With the default in its place another Redis would be armed, or other keys used.
 subtest 'a start with an invalid value' => sub {
 	my %good = (redis_url => url_of('extension', 'p3-hidden'), namespace => $NAMESPACE, databases => '*');

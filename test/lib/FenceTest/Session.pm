@@ -31,7 +31,7 @@ sub open
 	my @psql = (qw(psql -X -q -A -t -v ON_ERROR_STOP=0 -v VERBOSITY=verbose -d), $where);
 	local $ENV{PGAPPNAME} = 'session';
 	$self->{psql} = IPC::Run::start(\@psql, '<', \$self->{in}, '>&', \$self->{out});
-	$self->{pid} = $self->run('SELECT pg_backend_pid()');
+	$self->{pid} = $self->run('SELECT pg_catalog.pg_backend_pid()');
 	return $self;
 }
 

@@ -1,0 +1,204 @@
+"""Checks that the SQL of the extension's scripts, and the SQL that its C code runs, names the schema of every function, operator,
+cast and relation that it uses, also where SQL hides an operator (IN, CASE x WHEN, LIKE ...): superusers run it in databases
+where anybody may have made something of the same name. And that scripts take over nothing that is there.
+
+Needs no schema, because it is no name that is looked up: what the grammar itself means (EXTRACT, coalesce, greatest, bigint,
+interval '1 s'), the equality behind ORDER BY, GROUP BY, DISTINCT and greatest (the type's own operator class), and the types of columns
+and arguments in scripts, which the server runs with search_path "pg_catalog, pg_temp".
+
+Prints what is wrong, and "N passed, N failed"; fails if anything failed. With --list: the texts that were found in src/.
+"""
+import glob
+import os
+import re
+import sys
+
+TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
+PATH = 'pg_catalog, pg_temp'
+C_STRING = r'"(?:[^"\\]|\\.)*"'
+# What takes SQL: functions of SPI, and those of ours that pass it on.
+RUNNERS = r'SPI_execute|SPI_execute_with_args|SPI_prepare|execute|put_rows|look_up|run'
+PASSED_ON = {'sql', 'sql.data', 'query.data', 'format'}
+TOKEN = re.compile(r'''"[^"]+"(?:\.(?:\w+|"[^"]+"))*|[A-Za-z_][\w$]*(?:\.(?:[A-Za-z_]\w*|"[^"]+"|\*))*|\$\d+|[0-9]+(?:\.[0-9]+)?
+    |OPERATOR|'|::|:=|=>|[-+*/<>=~!@\#%^&|`?]+|[(),;:\[\].]''', re.X)
+# followed by a parenthesis, and no function
+WORDS = set('''any all array exists values as check key unique coalesce greatest least extract operator and or not when then else on in
+    over select where from conflict materialized primary lateral by returns table limit distinct generated identity'''.split())
+CAST_TO = {'bigint', 'int', 'integer', 'smallint', 'numeric', 'boolean', 'double', 'interval', 'real'}
+HIDDEN = [(r'\bin \(', 'IN'), (r'\bbetween\b', 'BETWEEN'), (r'\bi?like\b', 'LIKE'), (r'\bsimilar to\b', 'SIMILAR TO'),
+          (r'\bcase (?!when\b)', 'CASE x WHEN'), (r'\bnullif\b', 'NULLIF'), (r'\bis (not )?distinct\b', 'IS DISTINCT FROM'),
+          (r'\bjoin [\w.]+ (?:as )?(?:\w+ )?using \(', 'JOIN ... USING'), (r'\bnatural\b', 'NATURAL JOIN'), (r'\bcast \(', 'CAST'),
+          (r'\boverlaps\b', 'OVERLAPS'), (r'\b(?:text|name|oid|reg\w+|jsonb?|uuid|timestamptz|date|xid8?) \x01', 'a type before a literal')]
+TAKEN_OVER = [(r'\bor replace\b', 'CREATE OR REPLACE'), (r'\bif not exists\b', 'IF NOT EXISTS')]
+
+counts = {True: 0, False: 0}
+
+
+def check(good, text):
+    counts[bool(good)] += 1
+    if not good:
+        print('not ok - ' + text)
+
+
+def plain(sql):
+    """Without comments and literals, which become \\x01; what a format fills in becomes a name of ours."""
+    sql = re.sub(r'--[^\n]*|/\*.*?\*/|^\\[^\n]*', ' ', sql, flags=re.S | re.M)
+    sql = re.sub(r"\braise\b.*?;", ';', sql.replace('$$', ' '), flags=re.S | re.I)
+    sql = re.sub(r"'(?:[^']|'')*'", '\x01', sql)
+    return re.sub(r'%(?:lld|[a-zA-Z])', 'fence.filled', sql)
+
+
+def faults(sql, script=False):
+    """What is not qualified in one statement."""
+    text = plain(sql)
+    words = re.sub(r'([(),;])', r' \1 ', text.lower())
+    words = ' '.join(words.split())
+    for pattern, name in HIDDEN + (TAKEN_OVER if script else []):
+        if re.search(pattern, words):
+            yield f'{name}'
+    text = re.sub(r'\bOPERATOR\(pg_catalog\.[^\s)]+\)', ' operator ', text)
+    tokens = TOKEN.findall(text)
+    lower = [t.lower() for t in tokens]
+    ctes = {lower[i] for i, t in enumerate(lower[:-2]) if lower[i + 1] == 'as' and lower[i + 2] in ('(', 'materialized')}
+    assigned = False                    # in the list of UPDATE ... SET
+    for i, t in enumerate(lower):
+        before = lower[i - 1] if i else ''
+        after = lower[i + 1] if i + 1 < len(lower) else ''
+        if t == 'set':
+            assigned = True
+        elif t in ('where', 'returning', 'from', ';', 'as', 'begin'):
+            assigned = False
+        if t == '::':
+            if after not in CAST_TO and not re.match(r'(pg_catalog|fence)\.', after):
+                yield f'cast to {after}'
+        elif re.fullmatch(r'[-+*/<>=~!@#%^&|`?]+', t):
+            if t == '*' and before in ('select', '(', ','):
+                continue
+            if t == '=' and assigned and re.match(r'[\w"]', before):
+                continue
+            yield f'operator {t}'
+        elif after == '(' and re.match(r'[a-z_"]', t) and t not in WORDS and '.' not in t and before != 'as' and t not in ctes:
+            yield f'function {t}'
+        elif '.' in t and after == '(' and not re.match(r'(pg_catalog|fence)\.', t):
+            yield f'function {t}'
+        if t in ('from', 'join', 'into', 'update', 'using', 'table') and not (t == 'update' and before in ('do', 'for', 'or')) and \
+                not (t == 'from' and 'extract' in lower[max(0, i - 3):i]):
+            yield from relations(lower, i + 1, t, ctes)
+
+
+def relations(tokens, i, keyword, ctes):
+    """Those of a list that begins at i and are neither qualified nor made by the statement itself."""
+    depth = 0
+    start = True
+    while i < len(tokens):
+        t = tokens[i]
+        depth += (t == '(') - (t == ')')
+        if depth < 0 or t in ('where', 'group', 'order', 'set', 'on', 'values', 'select', 'join', 'left', 'having', 'returning', ';', 'limit', 'for'):
+            return
+        if start and depth == 0 and t not in ('lateral', 'only'):
+            if re.match(r'[a-z_"]', t) and '.' not in t and t not in ctes and t not in ('public',):
+                yield f'relation {t}'
+            start = False
+        elif depth == 0 and t == ',':
+            start = True
+        if keyword in ('into', 'update', 'table') and depth == 0:
+            return
+        i += 1
+
+
+def statements_of(script):
+    """Each with its number of the line; a body BEGIN ... END belongs to its statement."""
+    position = 0
+    for match in re.finditer(r"(?:'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/|\$\$.*?\$\$|BEGIN ATOMIC.*?\nEND|[^;'$-]|-|\$)+;", script, re.S):
+        yield script.count('\n', 0, position) + 1, match.group()
+        position = match.end()
+
+
+def arguments_at(code, start):
+    """What is between the parenthesis before start and the one that closes it."""
+    depth = 1
+    for piece in re.compile(rf'{C_STRING}|[()]').finditer(code, start):
+        depth += (piece.group() == '(') - (piece.group() == ')')
+        if depth == 0:
+            return code[start:piece.start()]
+    return code[start:]
+
+
+def texts_of(source):
+    """(line, SQL) of each call that runs SQL. SQL is empty if the caller passes it on, None if there is none."""
+    macros = dict(re.findall(rf'^#define (\w+)\s+({C_STRING})$', source, re.M))
+    macros.update(('CppAsString2(%s)' % name, '"1"') for name in re.findall(r'CppAsString2\((\w+)\)', source))
+    code = re.sub(r'/\*.*?\*/', lambda m: re.sub(r'[^\n]', ' ', m.group()), source, flags=re.S)
+    for name in sorted(macros, key=len, reverse=True):
+        code = re.sub(rf'(?<!#define ){re.escape(name)}(?!\w)', lambda m: macros[name], code)
+    for call in re.finditer(rf'\b(?:{RUNNERS})\(|\bappendStringInfo\(&query,', code):
+        arguments = arguments_at(code, call.end())
+        if re.search(r'\bconst char \*', arguments):
+            continue                    # it is defined or declared here
+        runs = [re.sub(r'"\s*"', '', run)[1:-1] for run in re.findall(rf'{C_STRING}(?:\s*{C_STRING})*', arguments)]
+        sql = [re.sub(r'\\(.)', r'\1', run) for run in runs if re.match(r'\s*(SELECT|INSERT|UPDATE|DELETE|WITH|CREATE|ALTER|DROP)\b', run)]
+        if not sql and call.group().startswith('append'):
+            continue
+        passed = any(re.search(rf'(?<![\w.]){re.escape(name)}\b', arguments) for name in PASSED_ON)
+        yield code.count('\n', 0, call.start()) + 1, sql[0] if sql else '' if passed else None
+
+
+def check_script(name, script):
+    for line, statement in statements_of(script):
+        wrong = sorted(set(faults(statement, script=True)))
+        check(not wrong, f'{name}:{line}: {", ".join(wrong)}')
+        head = ' '.join(plain(statement).split())
+        made = re.match(r'CREATE (FUNCTION|TABLE|VIEW|TYPE|SEQUENCE|DOMAIN|AGGREGATE|OPERATOR|CAST|RULE) (\S+)', head)
+        check(not made or made.group(2).startswith('fence.'), f'{name}:{line}: {made and made.group(2)} is made outside of schema fence')
+        if 'SECURITY DEFINER' in head:
+            check(f'SET search_path = {PATH}' in head, f'{name}:{line}: SECURITY DEFINER without SET search_path = {PATH}')
+        check('LANGUAGE sql' not in head or 'BEGIN ATOMIC' in head, f'{name}:{line}: a body that is looked up when it is called: use BEGIN ATOMIC')
+        check(not re.search(r'LANGUAGE (?!C\b|sql\b)\w+', head), f'{name}:{line}: a language whose bodies are looked up when they are called')
+
+
+def check_source(name, source, listed):
+    for line, sql in texts_of(source):
+        if listed and sql:
+            print(f'{name}:{line}: {sql}')
+        check(sql is not None, f'{name}:{line}: not the text of a statement')
+        wrong = sorted(set(faults(sql or '')))
+        check(not wrong, f'{name}:{line}: {", ".join(wrong)}')
+    for path in re.findall(r'"search_path", "([^"]*)"', source):
+        check(path == PATH, f'{name}: search_path is "{path}": pg_temp is searched first unless it is named')
+
+
+# That faults are found: each is one.
+BAD = ['SELECT a + b FROM fence.t', 'SELECT 1 FROM fence.t WHERE a = 1', "SELECT 1 FROM fence.t WHERE a IN ('b')", 'SELECT CASE a WHEN 1 THEN 2 END FROM fence.t',
+       'SELECT max(a) FROM fence.t', 'SELECT trap.max(a) FROM fence.t', 'SELECT 1 FROM t', 'SELECT 1 FROM fence.t, u', 'SELECT 1 FROM fence.t JOIN u ON true',
+       'SELECT 1 FROM fence.t JOIN fence.u USING (a)', 'SELECT a::text FROM fence.t', "SELECT regclass 'a'", 'SELECT CAST(a AS text) FROM fence.t',
+       "SELECT 1 FROM fence.t WHERE a LIKE 'b'", 'SELECT 1 FROM fence.t WHERE a BETWEEN 1 AND 2', 'SELECT NULLIF(a, 1) FROM fence.t', "SELECT a->>'b' FROM fence.t",
+       'SELECT 1 FROM fence.t WHERE a IS DISTINCT FROM 1', 'SELECT 1 FROM fence.t WHERE now() OPERATOR(pg_catalog.>) a', "SELECT a || 'b' FROM fence.t",
+       'INSERT INTO t VALUES (1)', 'UPDATE t SET a = 1', 'DELETE FROM t', 'UPDATE fence.t SET a = 1 WHERE b = 2', 'SELECT 1 FROM fence.t NATURAL JOIN fence.u',
+       'SELECT a OPERATOR(trap.+) 1 FROM fence.t', 'CREATE OR REPLACE VIEW fence.v AS SELECT 1', 'CREATE TABLE IF NOT EXISTS fence.t ()']
+GOOD = ["SELECT *, EXTRACT(epoch FROM a.b) FROM fence.t a WHERE a.b OPERATOR(pg_catalog.=) ANY (ARRAY['x']::pg_catalog.regtype[])",
+        'UPDATE fence.t SET a = 1, b = greatest(2, c)', "WITH x AS (SELECT 1) SELECT interval '1 s' FROM x, pg_catalog.unnest($1) AS k (n)",
+        'INSERT INTO fence.t AS c (a, b) VALUES ($1, $2::bigint) ON CONFLICT (a) DO UPDATE SET b = c.b']
+
+
+def main():
+    listed = sys.argv[1:] == ['--list']
+    for sql in BAD:
+        check(list(faults(sql, script=True)), f'nothing is found in: {sql}')
+    for sql in GOOD:
+        check(not list(faults(sql, script=True)), f'{", ".join(faults(sql, script=True))} is found in: {sql}')
+    scripts = glob.glob(os.path.join(TOP, 'pgcache_fence--*.sql'))
+    for path in sorted(scripts + glob.glob(os.path.join(TOP, 'src', '*.c'))):
+        with open(path, encoding='utf-8') as f:
+            (check_script(os.path.basename(path), f.read()) if path in scripts else
+             check_source(os.path.basename(path), f.read(), listed))
+    with open(os.path.join(TOP, 'pgcache_fence.control'), encoding='utf-8') as f:
+        control = f.read()
+    check(re.search(r'^schema = pg_catalog$', control, re.M), 'pgcache_fence.control: scripts run with another search_path')
+    check(re.search(r'^relocatable = false$', control, re.M), 'pgcache_fence.control: the extension can be moved to another schema')
+    check(not re.search(r'^trusted', control, re.M), 'pgcache_fence.control: others than superusers can install the extension')
+    print(f'{counts[True]} passed, {counts[False]} failed')
+    return 1 if counts[False] or not scripts else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
