@@ -1,4 +1,4 @@
-# 038_traps.pl
+# 039_traps.pl
 #    Names that mean something else than they seem: a schema "fence" that somebody made beforehand, and a database whose schemas
 #    are full of functions, operators, types and tables with the names of PostgreSQL's own and of ours. None of them may be run,
 #    by whoever installs the extension, by whoever calls it, or by the workers, who are superusers.
