@@ -8,6 +8,7 @@
 #include "fmgr.h"
 #include "funcapi.h"
 #include "mb/pg_wchar.h"
+#include "miscadmin.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
@@ -200,6 +201,7 @@ fence_once_result(PG_FUNCTION_ARGS)
 {
 	EffectCall	call = {.kind = "result", .nargs = 1, .unheard = true, .needs_redis = true};
 	EffectAnswer answer;
+	const char *last_kind;
 	Jsonb	   *result;
 
 	call.key = key_argument_of(fcinfo, 0);
@@ -211,7 +213,8 @@ fence_once_result(PG_FUNCTION_ARGS)
 				 errmsg("%s must not have more than %d bytes", "the result", MAX_ENTRY)));
 	call.args[0] = JsonbToCString(NULL, &result->root, VARSIZE(result));
 	call.durable = durable_argument(fcinfo, 2);
-	if (!effect_is_own("once", call.key))
+	last_kind = effect_last_kind(call.key);
+	if (strcmp(last_kind, "once") != 0 && strcmp(last_kind, "result") != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("this transaction has not taken idempotency key \"%s\"", call.key),
@@ -551,17 +554,25 @@ Datum
 fence_log_stamps(PG_FUNCTION_ARGS)
 {
 	const char *key = key_argument_of(fcinfo, 0);
-	const char *most[1];
-	EffectAnswer answer;
-	Datum	   *stamps;
+	int64		left;
+	const char *args[] = {"", "0"}; /* how many more, and from where on */
+	ArrayBuildState *stamps = initArrayResult(TEXTOID, CurrentMemoryContext, false);
 
 	require_not_null(fcinfo, 1, "the largest number of entries");
-	most[0] = most_argument(fcinfo, 1);
-	answer = effect_ask("fence_log_stamps", key, 1, most);
-	stamps = palloc(sizeof(Datum) * (answer.n + 1));
-	for (int i = 0; i < answer.n; i++)
-		stamps[i] = text_datum(answer.words[i]);
-	PG_RETURN_ARRAYTYPE_P(construct_array(stamps, answer.n, TEXTOID, -1, false, TYPALIGN_INT));
+	args[0] = most_argument(fcinfo, 1);
+	for (left = PG_GETARG_INT64(1); left > 0 && *args[1] != '\0';)
+	{
+		EffectAnswer answer = effect_ask("fence_log_stamps", key, lengthof(args), args);
+
+		CHECK_FOR_INTERRUPTS();
+		for (int i = 1; i < answer.n; i++)
+			if (*answer.words[i] != '\0')
+				stamps = accumArrayResult(stamps, text_datum(answer.words[i]), false, TEXTOID, CurrentMemoryContext);
+		left -= answer.n - 1;
+		args[0] = psprintf(INT64_FORMAT, left);
+		args[1] = answer.n > 0 ? answer.words[0] : "";
+	}
+	PG_RETURN_DATUM(makeArrayResult(stamps, CurrentMemoryContext));
 }
 
 Datum

@@ -103,50 +103,103 @@ collect_ends(LibraryCall *call, List *fates)
 		ereport(LOG, (errmsg("pgcache_fence: an effect could not be settled: %s", call->error)));
 }
 
+/* One queue a call. */
 static void
 return_abandoned_jobs(LibraryCall *call)
 {
-	const char *argv[] = {"FCALL", "fence_queues", "0", setting_namespace};
-	redisReply *reply;
+	char	   *cursor = pstrdup("");
 
-	extend_deadline(call);
-	reply = library_call(call, lengthof(argv), argv);
-	if (reply)
+	do
+	{
+		const char *argv[] = {"FCALL", "fence_queues", "0", setting_namespace, cursor};
+		redisReply *reply;
+
+		CHECK_FOR_INTERRUPTS();
+		extend_deadline(call);
+		reply = library_call(call, lengthof(argv), argv);
+		if (reply == NULL)
+			return;
+		cursor = reply->type == REDIS_REPLY_ARRAY && reply->elements == 2 && reply->element[1]->type == REDIS_REPLY_STRING ?
+			pstrdup(reply->element[1]->str) : pstrdup("");
 		freeReplyObject(reply);
+	} while (*cursor);
+}
+
+/* The number of a hold in its transaction; effects of one transaction on a key are applied in this order. */
+static unsigned long
+number_of(const ListedEffect *line)
+{
+	const char *n = strrchr(line->hold, '.');
+
+	return n ? strtoul(n + 1, NULL, 10) : 0;
+}
+
+static int
+compare_numbers(const ListCell *a, const ListCell *b)
+{
+	unsigned long n = number_of(lfirst(a));
+	unsigned long m = number_of(lfirst(b));
+
+	return n < m ? -1 : n > m;
+}
+
+/* Ends what of these is to end, so many at once that the answers do not pile up. False: the connection is broken. */
+static bool
+end_effects(LibraryCall *call, List *lines, uint64 *held)
+{
+	List	   *fates = NIL;
+	ListCell   *cell;
+
+	foreach(cell, lines)
+	{
+		ListedEffect *line = lfirst(cell);
+		StampFate	fate;
+
+		if (!effect_fate(line->hold, &fate))
+			continue;
+		if (fate == FATE_IN_PROGRESS)
+			++*held;
+		else if (send_end(call, line, fate))
+			fates = lappend_int(fates, fate);
+		else
+			break;
+		if (list_length(fates) == PAGE)
+		{
+			collect_ends(call, fates);
+			fates = NIL;
+		}
+	}
+	collect_ends(call, fates);
+	return redis_error(call->conn) == NULL;
 }
 
 List *
 effect_patrol_settle(LibraryCall *call, int min_age_ms, List *databases, uint64 *held)
 {
 	char	   *cursor = pstrdup("");
+	List	   *lines = NIL;
 
 	do
 	{
-		List	   *lines = NIL;
-		List	   *fates = NIL;
+		List	   *page = NIL;
 		ListCell   *cell;
 
-		if (!effect_patrol_page(call, min_age_ms, &cursor, &lines))
+		if (!effect_patrol_page(call, min_age_ms, &cursor, &page))
 			return databases;
-		foreach(cell, lines)
+		foreach(cell, page)
 		{
 			ListedEffect *line = lfirst(cell);
 			StampFate	fate;
 
-			if (!effect_fate(line->hold, &fate))
-				continue;
-			if (OidIsValid(line->done_in))
+			if (!OidIsValid(line->done_in))
+				lines = lappend(lines, line);
+			else if (effect_fate(line->hold, &fate))
 				databases = list_append_unique_oid(databases, line->done_in);
-			else if (fate == FATE_IN_PROGRESS)
-				++*held;
-			else if (send_end(call, line, fate))
-				fates = lappend_int(fates, fate);
-			else
-				break;
 		}
-		collect_ends(call, fates);
-	} while (*cursor && redis_error(call->conn) == NULL);
-	if (redis_error(call->conn) == NULL)
+	} while (*cursor);
+	/* a key's holds are listed in no order */
+	list_sort(lines, compare_numbers);
+	if (end_effects(call, lines, held))
 		return_abandoned_jobs(call);
 	return databases;
 }

@@ -63,8 +63,8 @@ extern EffectAnswer effect_hold(const EffectCall *call);
  */
 extern void effects_before_end(void);
 
-/* Whether this transaction has an effect of that kind on the key. */
-extern bool effect_is_own(const char *kind, const char *key);
+/* The kind of this transaction's last effect on the key, "" if it has none. */
+extern const char *effect_last_kind(const char *key);
 
 /* The name of the hold that effect_hold made last, and its number in the transaction. */
 extern const char *effect_last_hold(void);

@@ -31,6 +31,8 @@ local MAX_NAME = 4096                  -- bytes in a fence, value or domain name
 local MAX_NONCE = 16
 local MAX_FENCES = 1000                -- in one write
 local MAX_STAMP = 100
+local MAX_PAYLOAD = 4 * 1024 * 1024    -- bytes of what a reader puts
+local TICKET_MS = 60000                -- how long a fence that has only a ticket stays, if a fill lease is not longer
 local VERSIONS_KEPT = 1000             -- see version()
 
 local identity = nil                   -- of this process: drawn once, by the first hello
@@ -174,7 +176,7 @@ end
 -- Namespaces, domains, names
 -- ---------------------------------------------------------------------------------------------------------------
 
--- One cluster's view of this process. armed: {owner, timeline, server, epoch, number, until_ms, granted_ms, idle,
+-- One cluster's view of this process. armed: {owner, timeline, server, epoch, number, until_ms, granted_ms, idle, ticket,
 -- fill_ms, stream_max, safe_second}; granted_ms: until_ms as it was granted, whatever a disarm made of it; safe_second:
 -- see lease_runs().
 -- slots: false: all; else slot -> true: granted; false: was granted and is lost (see read_keys), and then
@@ -407,7 +409,7 @@ end
 -- Returns what the key holds now.
 local function write_fence(space, fence, domain, v, rest)
   local raw = domain.head .. v .. ' ' .. rest
-  redis.call('SET', fence, raw, 'PX', space.armed.idle)
+  redis.call('SET', fence, raw, 'PX', v == '-' and space.armed.ticket or space.armed.idle)
   return raw
 end
 
@@ -598,6 +600,8 @@ end
 local function use_settings(space, settings)
   -- idle: as text, for Redis writes a number of Lua as text with great care, again in every call
   space.armed.idle, space.armed.fill_ms = string.format('%d', settings.idle_ms), settings.fill_ms
+  -- anybody who may read makes tickets, of keys that there may never be
+  space.armed.ticket = string.format('%d', math.min(settings.idle_ms, math.max(TICKET_MS, settings.fill_ms)))
   if settings.fill_ms == 0 then space.filling, space.filled_before = {}, {} end    -- switched off: none is remembered
   space.armed.stream_max = settings.stream_max
 end
@@ -1300,6 +1304,7 @@ local function put(keys, args)
   if not may_answer(r, fence) then return { 'refused', 'unarmed' } end
   local space, domain = r.space, r.domain
   if args[1] ~= domain.token then return refuse(domain, 'token') end
+  if #args[4] > MAX_PAYLOAD then return refuse(domain, 'too large') end
   local v, ticket, exists = read_fence(fence, domain)
   if v then
     if below(w, v) then
