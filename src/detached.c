@@ -37,6 +37,7 @@
 #include "version.h"
 
 #define AHEAD_TRIES		3		/* in which the version is raised above what Redis answers */
+#define STANDING_MOST	100		/* for one key: Redis goes through them when one is made or ends */
 
 PG_FUNCTION_INFO_V1(fence_reserve);
 PG_FUNCTION_INFO_V1(fence_commit);
@@ -92,15 +93,21 @@ full_name(const char *stored)
 	return psprintf("%s:f:%u.%s", setting_namespace, MyDatabaseId, stored);
 }
 
-/* The highest version for which a reservation of the key stands; NO_VERSION if none does. */
+/* The highest version for which a reservation of the key stands; NO_VERSION if none does. Raises 54000 if too many do. */
 static int64
 highest_standing(const Domain *domain, const char *fence)
 {
 	Oid			types[] = {INT8OID, TEXTOID};
 	Datum		values[] = {Int64GetDatum(domain->id), CStringGetTextDatum(stored_name(fence))};
 
-	execute("SELECT max(version) FROM fence.reservation WHERE domain_id = $1 AND fence = $2",
+	execute("SELECT max(version), count(*) FROM fence.reservation WHERE domain_id = $1 AND fence = $2",
 			SPI_OK_SELECT, lengthof(types), types, values);
+	if (result_int64(0, 2, 0) >= STANDING_MOST)
+		ereport(ERROR,
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("too many reservations of one key in domain \"%s\"", domain->name),
+				 errdetail("%d stand.", STANDING_MOST),
+				 errhint("End some with fence.commit or fence.abort, or wait until their leases are over.")));
 	return result_int64(0, 1, NO_VERSION);
 }
 

@@ -34,6 +34,10 @@ local MAX_STAMP = 100
 local MAX_PAYLOAD = 4 * 1024 * 1024    -- bytes of what a reader puts
 local TICKET_MS = 60000                -- how long a fence that has only a ticket stays, if a fill lease is not longer
 local VERSIONS_KEPT = 1000             -- see version()
+local MOST_RESERVED = 100000           -- fences with reservations; beyond it a domain that has more than ...
+local FEW_RESERVED = 1000              -- ... these is reserved as a whole
+local VISITED = 1000                   -- fences that one call lists, or passes over
+local GARBAGE_KB = 16384               -- see collect_garbage()
 
 local identity = nil                   -- of this process: drawn once, by the first hello
 local spaces = {}                      -- namespace -> see new_space()
@@ -58,6 +62,12 @@ end
 
 local function now_ms()
   return ms_of(redis.call('TIME'))
+end
+
+-- A step of Lua's garbage collector, some milliseconds at most. It keeps pace with what calls allocate, and Redis gives
+-- it a little with every fifty calls: what a large transaction has left behind would stay for hours.
+local function collect_garbage()
+  if collectgarbage('count') > GARBAGE_KB then collectgarbage('step', 1000) end
 end
 
 -- A version, or nil. Readers' arguments come from outside, so the form is checked here and nowhere else. Those that
@@ -176,16 +186,17 @@ end
 -- Namespaces, domains, names
 -- ---------------------------------------------------------------------------------------------------------------
 
--- One cluster's view of this process. armed: {owner, timeline, server, epoch, number, until_ms, granted_ms, idle, ticket,
--- fill_ms, stream_max, safe_second}; granted_ms: until_ms as it was granted, whatever a disarm made of it; safe_second:
--- see lease_runs().
+-- One cluster's view of this process. armed: {owner, timeline, server, epoch, number, until_ms, granted_ms, idle,
+-- ticket, fill_ms, stream_max, safe_second}; granted_ms: until_ms as it was granted, whatever a disarm made of it;
+-- safe_second: see lease_runs().
 -- slots: false: all; else slot -> true: granted; false: was granted and is lost (see read_keys), and then
 -- lost: slot -> a fence that was found elsewhere. since: slot -> number of the grant by which it came here last; of all
 -- that this process was ever granted in the epoch.
 -- pending: fence name -> the first of its reservations {stamp, w, gen, grant, time, raw, v, next}, in order of arrival
 -- (time: what TIME answered; raw, v: what the fence held then, and the version that it told); fences: how many there
--- are in it; most: how many there were since it was made. domains: name -> see domain_of(). filling, filled_before,
--- turned: see turn_fills(). A gen is a table of its own: it equals nothing but itself.
+-- are in it; most: how many there were since it was made; stopped, resume: where the last page of pending() ended, and
+-- the fence that comes there now. domains: name -> see domain_of(). filling, filled_before, turned: see turn_fills().
+-- A gen is a table of its own: it equals nothing but itself.
 local function new_space(armed, slots, grant)
   local since = {}
   for slot in pairs(slots or {}) do since[slot] = grant end
@@ -200,8 +211,9 @@ local function add_first(space, fence, own)
 end
 
 -- A Lua table never shrinks, and the garbage collector walks all of it in one go: after 100,000 reservations at once
--- every call would pay for them for ever. So it is made anew once it is mostly empty.
+-- every call would pay for them for ever. So it is made anew once it is mostly empty; there are never many more.
 local function drop_last(space, fence)
+  if space.resume == fence then space.resume = next(space.pending, fence) end
   space.pending[fence] = nil
   space.fences = space.fences - 1
   if space.most > 1000 and space.fences * 4 < space.most then
@@ -715,6 +727,7 @@ local function renew(_, args)
   extend(space.armed, till)
   use_settings(space, settings)
   turn_fills(space, now)
+  collect_garbage()
   local came = slots and regrant(space, slots, settings.grant) or 0
   return { 'renewed', '', tostring(now), is_back(space) and '1' or '0', tostring(came) }
 end
@@ -800,7 +813,9 @@ local function reserve_one(space, domain, fence, stamp, observed, w, time, raw, 
   if v and not below(v, w) then return v, raw end
   local first = space.pending[fence]
   local own = own_pending(first, stamp)
-  if own then
+  if not own and space.fences >= MOST_RESERVED and domain.reserved >= FEW_RESERVED then
+    domain_pend(domain, stamp, 0, ms_of(time))             -- the patrol ends it
+  elseif own then
     if below(own.w, w) then own.w = w end
     own.gen, own.grant, own.raw, own.v = domain.gen, grant, raw, v
   else
@@ -1358,8 +1373,9 @@ local function status(keys, args)
 end
 
 -- pending | namespace min_age_ms limit cursor -> cursor epoch (kind name stamp w age_ms)...
--- kind is row or domain (w is ''). A cursor '' starts; a cursor '' in the reply ends. A fence is listed whole, so limit
--- may be passed by a few. What changes meanwhile may be listed or not: the next round sees it.
+-- kind is row or domain (w is ''). A cursor '' starts; a cursor '' in the reply ends, else it is the fence that comes
+-- next. A page may be empty. A fence is listed whole, so limit may be passed by a few. What changes meanwhile may be
+-- listed or not: the next round sees it.
 local function pending(_, args)
   local min_age, limit = args[2] and whole(args[2]), args[3] and whole(args[3])
   if #args ~= 4 or not min_age or not limit or limit < 1 then
@@ -1367,32 +1383,35 @@ local function pending(_, args)
   end
   local space = spaces[args[1]]
   if not space then return { '', '' } end
+  collect_garbage()
   local now, reply = now_ms(), { '', space.armed.epoch }
   local function list(kind, name, stamp, w, since)
     if now - since < min_age then return end
     local n = #reply
     reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4], reply[n + 5] = kind, name, stamp, w, tostring(now - since)
   end
-  local cursor = args[4] ~= '' and args[4] or nil
-  if not cursor then
+  local fence = args[4]
+  if fence == '' then
     for name, d in pairs(space.domains) do
       for stamp, p in pairs(d.pending) do list('domain', name, stamp, '', p.since) end
     end
-  elseif not space.pending[cursor] then
-    cursor = nil                       -- settled meanwhile: its place in the table is lost, start again
+    fence = next(space.pending)
+  elseif fence == space.stopped then
+    fence = space.resume
+  elseif not space.pending[fence] then
+    fence = next(space.pending)        -- settled meanwhile: its place in the table is lost, start again
   end
-  local fence, p = next(space.pending, cursor)
-  while fence do
+  local visited = 0
+  while fence and visited < VISITED and #reply < 5 * limit do
+    local p = space.pending[fence]
     while p do
       list('row', fence, p.stamp, p.w, ms_of(p.time))
       p = p.next
     end
-    if #reply >= 5 * limit then
-      reply[1] = fence
-      break
-    end
-    fence, p = next(space.pending, fence)
+    fence, visited = next(space.pending, fence), visited + 1
   end
+  reply[1] = fence or ''
+  space.stopped, space.resume = fence, fence
   return reply
 end
 
