@@ -38,6 +38,7 @@ local MOST_RESERVED = 100000           -- fences with reservations; beyond it a 
 local FEW_RESERVED = 1000              -- ... these is reserved as a whole
 local VISITED = 1000                   -- fences that one call lists, or passes over
 local GARBAGE_KB = 16384               -- see collect_garbage()
+local MOST_FILLS = 100000              -- fill leases since the last turn; beyond it nobody is told to wait
 
 local identity = nil                   -- of this process: drawn once, by the first hello
 local spaces = {}                      -- namespace -> see new_space()
@@ -125,7 +126,7 @@ end
 -- ---------------------------------------------------------------------------------------------------------------
 
 local SLOTS = 16384
-local SLOTS_KEPT = 10000               -- tags whose slots are remembered, at most
+local SLOTS_KEPT, TAG_KEPT = 10000, 100 -- tags whose slots are remembered, at most, and bytes of one
 
 local crc_table = nil                  -- of CRC16/XMODEM; made by the first process that needs it
 local slot_of_tag, slots_kept = {}, 0
@@ -152,7 +153,7 @@ local function slot_of(fence)
   end
   if slots_kept >= SLOTS_KEPT then slot_of_tag, slots_kept = {}, 0 end
   slot = crc % SLOTS
-  slot_of_tag[tag], slots_kept = slot, slots_kept + 1
+  if #tag <= TAG_KEPT then slot_of_tag[tag], slots_kept = slot, slots_kept + 1 end
   return slot
 end
 
@@ -195,13 +196,14 @@ end
 -- pending: fence name -> the first of its reservations {stamp, w, gen, grant, time, raw, v, next}, in order of arrival
 -- (time: what TIME answered; raw, v: what the fence held then, and the version that it told); fences: how many there
 -- are in it; most: how many there were since it was made; stopped, resume: where the last page of pending() ended, and
--- the fence that comes there now. domains: name -> see domain_of(). filling, filled_before, turned: see turn_fills().
+-- the fence that comes there now. domains: name -> see domain_of(). filling, filled_before, fills (how many in
+-- filling), turned: see turn_fills().
 -- A gen is a table of its own: it equals nothing but itself.
 local function new_space(armed, slots, grant)
   local since = {}
   for slot in pairs(slots or {}) do since[slot] = grant end
   return { armed = armed, slots = slots, lost = {}, since = since, pending = {}, fences = 0, most = 0, domains = {},
-           filling = {}, filled_before = {}, turned = 0 }
+           filling = {}, filled_before = {}, fills = 0, turned = 0 }
 end
 
 local function add_first(space, fence, own)
@@ -614,7 +616,9 @@ local function use_settings(space, settings)
   space.armed.idle, space.armed.fill_ms = string.format('%d', settings.idle_ms), settings.fill_ms
   -- anybody who may read makes tickets, of keys that there may never be
   space.armed.ticket = string.format('%d', math.min(settings.idle_ms, math.max(TICKET_MS, settings.fill_ms)))
-  if settings.fill_ms == 0 then space.filling, space.filled_before = {}, {} end    -- switched off: none is remembered
+  if settings.fill_ms == 0 then                            -- switched off: none is remembered
+    space.filling, space.filled_before, space.fills = {}, {}, 0
+  end
   space.armed.stream_max = settings.stream_max
 end
 
@@ -699,7 +703,7 @@ end
 -- soon as all of the older have run out, with the next lease or the next heartbeat.
 local function turn_fills(space, now)
   if now - space.turned >= space.armed.fill_ms or now < space.turned then
-    space.filled_before, space.filling, space.turned = space.filling, {}, now
+    space.filled_before, space.filling, space.fills, space.turned = space.filling, {}, 0, now
   end
 end
 
@@ -775,8 +779,9 @@ end
 -- Writers
 -- ---------------------------------------------------------------------------------------------------------------
 
--- The namespace that all the fences belong to, or nil. One message never mixes namespaces.
+-- The namespace that all the fences belong to, or nil: there are too many, or they are of several.
 local function common_namespace(keys)
+  if #keys > MAX_FENCES then return nil end
   local ns
   for _, fence in ipairs(keys) do
     local n = parse(fence)
@@ -1105,7 +1110,10 @@ local function busy_ms(space, fence, what)
   local left = fill and fill.what == what and fill.till - now or 0
   if left > 0 and left <= lease then return left end
   turn_fills(space, now)
-  space.filling[fence] = { what = what, till = now + lease }
+  if space.fills < MOST_FILLS then
+    space.filling[fence] = { what = what, till = now + lease }
+    space.fills = space.fills + 1
+  end
 end
 
 -- get <fence> <value> -> hit token version payload | miss token ticket [busy ms] | pending | unarmed
