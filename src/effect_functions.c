@@ -20,8 +20,6 @@
 #include "settings.h"
 #include "shared.h"
 
-#define PIECE_BYTES		(256 * 1024)	/* of a value that is published: bounds how long Redis is busy with it */
-#define PIECE_FIELDS	100
 #define MAX_ENTRY		(1024 * 1024)	/* bytes of an entry, job, result or small value */
 #define MAX_PUBLISHED	(256 * 1024 * 1024)
 #define EXACT			INT64CONST(9007199254740991)	/* see effects.lua */
@@ -371,13 +369,14 @@ fence_take_and_set(PG_FUNCTION_ARGS)
 static void
 send_piece(const char *key, size_t offset, int n, const char **piece)
 {
-	const char **args = palloc(sizeof(char *) * (n + 3));
+	const char **args = palloc(sizeof(char *) * (n + 4));
 
 	args[0] = setting_namespace;
 	args[1] = effect_last_hold();
 	args[2] = psprintf("%zu", offset);
-	memcpy(args + 3, piece, sizeof(char *) * n);
-	(void) effect_ask("fence_effect_piece", key, n + 3, args);
+	args[3] = "";
+	memcpy(args + 4, piece, sizeof(char *) * n);
+	(void) effect_ask("fence_effect_piece", key, n + 4, args);
 	pfree(args);
 }
 
@@ -409,13 +408,13 @@ fence_publish(PG_FUNCTION_ARGS)
 	size_t		size = strlen(value);
 	char	   *piece;
 
-	if (hold_publish(&call, size <= PIECE_BYTES))
+	if (hold_publish(&call, size <= EFFECT_PIECE_BYTES))
 		PG_RETURN_VOID();
-	piece = palloc(PIECE_BYTES + 1);
-	for (size_t offset = 0; offset < size; offset += PIECE_BYTES)
+	piece = palloc(EFFECT_PIECE_BYTES + 1);
+	for (size_t offset = 0; offset < size; offset += EFFECT_PIECE_BYTES)
 	{
 		const char *argument = piece;
-		size_t		len = Min(size - offset, PIECE_BYTES);
+		size_t		len = Min(size - offset, EFFECT_PIECE_BYTES);
 
 		memcpy(piece, value + offset, len);
 		piece[len] = '\0';
@@ -476,10 +475,10 @@ fence_publish_hash(PG_FUNCTION_ARGS)
 	call.nrow = n + 2;
 	for (int i = 0; i < n; i++)
 		bytes += strlen(fields[i]);
-	if (hold_publish(&call, n <= 2 * PIECE_FIELDS && bytes <= PIECE_BYTES))
+	if (hold_publish(&call, n <= EFFECT_PIECE_STRINGS && bytes <= EFFECT_PIECE_BYTES))
 		PG_RETURN_VOID();
-	for (int i = 0; i < n; i += 2 * PIECE_FIELDS)
-		send_piece(key, 0, Min(2 * PIECE_FIELDS, n - i), fields + i);
+	for (int i = 0; i < n; i += EFFECT_PIECE_STRINGS)
+		send_piece(key, 0, Min(EFFECT_PIECE_STRINGS, n - i), fields + i);
 	PG_RETURN_VOID();
 }
 

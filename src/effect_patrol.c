@@ -281,27 +281,72 @@ effect_patrol_close(void)
 	nodes.n = 0;
 }
 
-/* Whether the answer was no error. */
-static bool
+/* The first word of the answer, palloc'd; NULL: there was none, or an error. */
+static char *
 call_with(const char *key, int argc, const char **argv)
 {
 	LibraryCall *call = call_to(fence_node_of(key));
 	redisReply *reply = call ? library_call(call, argc, argv) : NULL;
+	char	   *word = NULL;
 
 	if (reply == NULL && call && fence_log_due("effects"))
 		ereport(LOG, (errmsg("pgcache_fence: an effect could not be settled: %s", call->error)));
+	if (reply && reply->type == REDIS_REPLY_ARRAY && reply->elements > 0 && reply->element[0]->type == REDIS_REPLY_STRING)
+		word = pstrdup(reply->element[0]->str);
 	if (reply)
 		freeReplyObject(reply);
-	return reply != NULL;
+	return word;
 }
 
-bool
-effect_patrol_redo(const char *key, const char *other_key, const char *hold, const char *kind, int n, const char **arguments)
+static bool
+send_piece(const char *key, const char *hold, const char *form, size_t offset, int n, const char **piece)
+{
+	const char **argv = palloc(sizeof(char *) * (n + 8));
+	bool		sent;
+
+	argv[0] = "FCALL";
+	argv[1] = "fence_effect_piece";
+	argv[2] = "1";
+	argv[3] = key;
+	argv[4] = setting_namespace;
+	argv[5] = hold;
+	argv[6] = psprintf("%zu", offset);
+	argv[7] = form;
+	memcpy(argv + 8, piece, sizeof(char *) * n);
+	sent = call_with(key, n + 8, argv) != NULL;
+	pfree(argv);
+	return sent;
+}
+
+/* Builds the value of a publish from the arguments of its row, which are behind ttl and form. */
+static bool
+send_value(const char *key, const char *hold, int n, const char **arguments)
+{
+	bool		ok = true;
+
+	if (strcmp(arguments[1], "hash") == 0)
+	{
+		for (int i = 2; ok && i < n; i += EFFECT_PIECE_STRINGS)
+			ok = send_piece(key, hold, arguments[1], 0, Min(EFFECT_PIECE_STRINGS, n - i), arguments + i);
+		return ok;
+	}
+	for (size_t offset = 0, size = strlen(arguments[2]); ok && offset < size; offset += EFFECT_PIECE_BYTES)
+	{
+		char	   *piece = pnstrdup(arguments[2] + offset, EFFECT_PIECE_BYTES);
+
+		ok = send_piece(key, hold, arguments[1], offset, 1, (const char **) &piece);
+		pfree(piece);
+	}
+	return ok;
+}
+
+/* The answer to a row with so many of its arguments, NULL if there is none. */
+static char *
+redo(const char *key, const char *other_key, const char *hold, const char *kind, int n, const char **arguments)
 {
 	const char **argv = palloc(sizeof(char *) * (n + 10));
 	char		database[12];
 	int			argc = 0;
-	bool		done;
 
 	snprintf(database, sizeof(database), "%u", MyDatabaseId);
 	argv[argc++] = "FCALL";
@@ -316,7 +361,21 @@ effect_patrol_redo(const char *key, const char *other_key, const char *hold, con
 	argv[argc++] = kind;
 	for (int i = 0; i < n; i++)
 		argv[argc++] = arguments[i];
-	done = call_with(key, argc, argv);
+	return call_with(key, argc, argv);
+}
+
+bool
+effect_patrol_redo(const char *key, const char *other_key, const char *hold, const char *kind, int n, const char **arguments)
+{
+	bool		large = strcmp(kind, "publish") == 0 && n > 2 &&
+		(n > 2 + EFFECT_PIECE_STRINGS || strlen(arguments[2]) > EFFECT_PIECE_BYTES);
+	int			told = large ? 2 : n;
+	char	   *answer = redo(key, other_key, hold, kind, told, arguments);
+	bool		done;
+
+	if (answer && strcmp(answer, "value") == 0 && large && send_value(key, hold, n, arguments))
+		answer = redo(key, other_key, hold, kind, told, arguments);
+	done = answer && strcmp(answer, "done") == 0;
 	metrics_add_server(done ? SERVER_METRIC_EFFECT_OUTBOX_DONE : SERVER_METRIC_EFFECT_OUTBOX_FAILED, 1);
 	return done;
 }

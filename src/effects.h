@@ -23,6 +23,8 @@
 #define EFFECT_ID_LEN 100
 #define EFFECT_MAX_KEY 1024
 #define EFFECT_MAX_ARGS 6
+#define EFFECT_PIECE_BYTES (256 * 1024)	/* of a value that is published: bounds how long Redis is busy with it */
+#define EFFECT_PIECE_STRINGS 200		/* names and values of a hash */
 
 /* What is asked for; see the kinds in redis/effects.lua. Strings need to live as long as the call. */
 typedef struct EffectCall

@@ -31,6 +31,7 @@ local MOST_NAMES = 50000               -- names of a namespace that are remember
 local LOOKS = 20                       -- steps of SCAN before a listing, while names may be missing
 local STEPS = 200                      -- of SCAN's kind in one call
 local BYTES = 1024 * 1024              -- of what one call reads in such steps, before it ends
+local ROW_SHADOW_MS = 3600000          -- how long a value that is being built for a row stays, if it is not finished
 local TRIMMED = 1000                   -- entries by which a log that is too long gets shorter with an append
 local CLASS, COUNT, LESS, MORE, OWNER = '!', '#', '-', '+', '@'  -- fields of a hash of holds that are no holds
 
@@ -400,8 +401,8 @@ function kinds.append.apply(key, a, id, ns)
   end
 end
 
--- publish | ttl_ms form -> held. Then pieces, see effect_piece(). form: string or hash. One that has no shadow brings
--- the whole value (from a[3] on): a small one, or a durable one whose shadow was lost.
+-- publish | ttl_ms form -> held. Then pieces, see effect_piece(). form: string or hash. A small one has no shadow: it
+-- brings the whole value (from a[3] on).
 kinds.publish = { class = 'publish', alone = true, ordered = true }
 
 local function shadow_of(ns, key, id)
@@ -431,7 +432,7 @@ function kinds.publish.apply(key, a, id, ns)
   if old then redis.call('RENAME', key, old) end
   redis.call('RENAME', shadow, key)
   if old then redis.call('UNLINK', old) end
-  if tonumber(ttl) > 0 then redis.call('PEXPIRE', key, ttl) end
+  if tonumber(ttl) > 0 then redis.call('PEXPIRE', key, ttl) else redis.call('PERSIST', key) end
 end
 
 function kinds.publish.undo(key, _, id, ns)
@@ -513,25 +514,28 @@ local function effect(keys, args)
   return kind.prepare(c, { unpack(args, 8, 7 + n) }, { unpack(args, 8 + n) })
 end
 
--- effect_piece <key> | namespace hold offset piece... -> built. One more piece of what is published under the hold: of
--- a string, or field, value, ... of a hash. A piece that comes twice counts once.
+-- effect_piece <key> | namespace hold offset form piece... -> built. One more piece of what is published under the
+-- hold: of a string, or field, value, ... of a hash. A piece that comes twice counts once. form: '' if the hold has to
+-- be there; that of the value if effect_redo has asked for it.
 local function effect_piece(keys, args)
   local ns, id, offset = args[1], args[2], whole(args[3] or '')
-  if #keys ~= 1 or #args < 4 or not is_hold(id) or not offset then
-    return bad('fence_effect_piece', 'expected a key, namespace, hold, offset and piece')
+  local form = args[4]
+  if #keys ~= 1 or #args < 5 or not is_hold(id) or not offset then
+    return bad('fence_effect_piece', 'expected a key, namespace, hold, offset, form and piece')
   end
   local wrong = are_strings('fence_effect_piece', ns, keys)
   if wrong then return wrong end
-  local hold = read_hold(beside(ns, 'h', keys[1]), id)
-  if not hold or hold.k ~= 'publish' then return bad('fence_effect_piece', 'the hold is gone') end
+  local hold = form == '' and read_hold(beside(ns, 'h', keys[1]), id)
+  if form == '' and (not hold or hold.k ~= 'publish') then return bad('fence_effect_piece', 'the hold is gone') end
   local shadow = shadow_of(ns, keys[1], id)
-  if hold.a[2] == 'hash' then
-    redis.call('HSET', shadow, unpack(args, 4))
+  if (hold and hold.a[2] or form) == 'hash' then
+    redis.call('HSET', shadow, unpack(args, 5))
   elseif offset == 0 then
-    redis.call('SET', shadow, args[4])
+    redis.call('SET', shadow, args[5])
   else
-    redis.call('SETRANGE', shadow, offset, args[4])
+    redis.call('SETRANGE', shadow, offset, args[5])
   end
+  if not hold then redis.call('PEXPIRE', shadow, ROW_SHADOW_MS) end
   return { 'built' }
 end
 
@@ -558,8 +562,8 @@ local function effects_end(_, args)
   return failed or { 'ended' }
 end
 
--- effect_redo <key> [<key>] | namespace hold database kind argument... -> done. The row of a durable effect whose
--- transaction has committed: applied, unless it was.
+-- effect_redo <key> [<key>] | namespace hold database kind argument... -> done | value. The row of a durable effect
+-- whose transaction has committed: applied, unless it was. value: a publish without one, which has to be built first.
 local function effect_redo(keys, args)
   local ns, id, kind = args[1], args[2], kinds[args[4] or '']
   if #keys < 1 or not kind or not is_hold(id) then
@@ -573,7 +577,7 @@ local function effect_redo(keys, args)
   if answer == 'none' or not is_done(ns, keys[1], id) then
     local arguments = {}
     for i = 5, #args do arguments[i - 4] = args[i] end
-    kind.apply(keys[1], arguments, id, ns)
+    if kind.apply(keys[1], arguments, id, ns) == 'lost' then return { 'value' } end
     mark_done(ns, keys[1], id, args[3])
   end
   return { 'done' }

@@ -1225,7 +1225,7 @@ subtest 'more reservations than a process keeps: the domain as a whole' => sub {
 	is(get('k'), 'hit ' . token() . ' 5 p5', 'so many are kept');
 	is_deeply(reserve_many('2.a', 100_000, 1000), [ 'written', ('') x 1000 ], 'more are granted');
 	is(get('k'), 'pending', 'the domain as a whole');
-	is(pendings() =~ s/many\d+ 1\.a 7(, )?//gr, 'domain 1.t 2.a', 'with one reservation');
+	is(join(',', grep { !/^many\d+ 1\.a 7$/ } split /, /, pendings()), 'domain 1.t 2.a', 'with one reservation');
 	my $full = function_memory();
 	reserve_many('2.a', 101_000 + $_ * 1000, 1000) foreach 0 .. 99;
 	cmp_ok(function_memory(), '<', 2 * $full, 'memory is bounded');

@@ -301,7 +301,7 @@ subtest 'four times as many effects cost four times as much' => sub {
 	{
 		foreach my $end ('COMMIT', 'ROLLBACK')
 		{
-			grows_linearly("$what, $end", $ENV{FENCE_EFFECTS} || 400, sub {
+			grows_linearly("$what, $end", $ENV{FENCE_EFFECTS} || 300, sub {
 				$sql->run($_) foreach 'BEGIN', "SELECT count($statement{$what}) FROM generate_series(1, $_[0]) g", $end;
 			});
 		}
@@ -383,6 +383,30 @@ subtest 'durable: its row and its message apply it once' => sub {
 	is_deeply($redis->call('FCALL', 'fence_effects_end', 0, $ns, 'apply', 'late', $hold), ['ended'], 'and is settled');
 	is($redis->call('LLEN', 'late'), 1, 'once');
 	nothing_left();
+};
+
+subtest 'durable: a large value of which only the row is left comes in pieces' => sub {
+	my %statement = (
+		'row page' => "SELECT fence.publish('row page', repeat('x', 600000), '0', durable => true)",
+		'row hash' => "SELECT fence.publish_hash('row hash', (SELECT jsonb_object_agg('f' || g, g) FROM generate_series(1, 1000) g), durable => true)");
+
+	foreach my $key (sort keys %statement)
+	{
+		$sql->run($_) foreach 'BEGIN', $statement{$key};
+		settles(sub { @{ left() } == 2 }, 'the hold and what is built');
+		$redis->call('DEL', @{ left() });
+		$redis->call('CONFIG', 'SET', 'slowlog-log-slower-than', 0, 'slowlog-max-len', 100_000);
+		$redis->call('SLOWLOG', 'RESET');
+		$sql->run('COMMIT');
+		settles(sub { $sql->run('SELECT count(*) FROM fence.outbox') == 0 }, 'the row goes');
+		is($redis->call($key =~ /page/ ? 'STRLEN' : 'HLEN', $key), $key =~ /page/ ? 600000 : 1000, "$key: all of it");
+		is($redis->call('PTTL', $key), -1, 'with the time to live that it should have');
+		my $pieces = grep { lc $_->[3][0] eq 'fcall' && $_->[3][1] eq 'fence_effect_piece' } @{ $redis->call('SLOWLOG', 'GET', -1) };
+		cmp_ok($pieces, '>=', 3, "in $pieces pieces");
+		$redis->call('CONFIG', 'SET', 'slowlog-log-slower-than', 10_000, 'slowlog-max-len', 128);
+		$redis->call('SLOWLOG', 'RESET');
+		nothing_left();
+	}
 };
 
 subtest 'marks of durable effects whose outbox is gone' => sub {
@@ -488,7 +512,7 @@ subtest 'hostile callers' => sub {
 		like($redis->error_of('FCALL', @$_), qr/no effect may touch|malformed/, "$_->[0]: " . substr $key, 0, 30)
 		  foreach [ 'fence_effect', 1, $key, $ns, $hold, $top, '', '', 'set', 3, 'set', 'x', '', '', '' ],
 		  [ 'fence_effect', 2, '{a}', $key, $ns, $hold, $top, '', '', 'transfer', 2, $key, 1, '', '' ],
-		  [ 'fence_effect_piece', 1, $key, $ns, $hold, 0, 'x' ],
+		  [ 'fence_effect_piece', 1, $key, $ns, $hold, 0, 'string', 'x' ],
 		  [ 'fence_effects_end', 0, $ns, 'apply', $key, $hold ],
 		  [ 'fence_effect_redo', 1, $key, $ns, $hold, 5, 'set', 'set', 'x', '' ],
 		  [ 'fence_effects_forget', 0, $ns, $key, $hold ];
@@ -496,7 +520,7 @@ subtest 'hostile callers' => sub {
 	like($redis->error_of('FCALL', @$_), qr/expected|gone/, "$_->[0] without what it needs")
 	  foreach ['fence_effect', 0], [ 'fence_effect', 1, 'k', $ns, 'hold', $top, '', '', 'set', 0 ],
 	  [ 'fence_effect', 1, 'k', $ns, $hold, $top, '', '', 'nonsense', 0 ], [ 'fence_effect', 1, 'k', $ns, $hold, $top, '', '', 'received', 0 ],
-	  [ 'fence_effect_piece', 1, 'k', $ns, $hold, 0, 'x' ], [ 'fence_effect_piece', 1, 'k', $ns, $hold, -1, 'x' ],
+	  [ 'fence_effect_piece', 1, 'k', $ns, $hold, 0, '', 'x' ], [ 'fence_effect_piece', 1, 'k', $ns, $hold, -1, '', 'x' ],
 	  ['fence_effects_end', 0], [ 'fence_effects_end', 0, $ns, 'maybe', 'k', $hold ], [ 'fence_effect_redo', 1, 'k' ],
 	  [ 'fence_effects', 0, $ns, 'x', 1, '' ], [ 'fence_effects', 0, 'a b', 0, 1, '' ], [ 'fence_queues', 0, '*', '' ], [ 'fence_queues', 0, $ns ],
 	  ['fence_effect_read', 0], [ 'fence_log_stamps', 1, 'k', 0, '0' ], [ 'fence_log_stamps', 1, 'k', 1, '-' ];
