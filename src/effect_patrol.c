@@ -103,7 +103,7 @@ collect_ends(LibraryCall *call, List *fates)
 		ereport(LOG, (errmsg("pgcache_fence: an effect could not be settled: %s", call->error)));
 }
 
-/* One queue a call. */
+/* A few queues a call. */
 static void
 return_abandoned_jobs(LibraryCall *call)
 {

@@ -745,7 +745,7 @@ local function forget_deadlines(name, cursor, is_taken, all, long_ago)
 end
 
 -- Jobs that were taken get a deadline when they are first seen; those whose time is over go back to where they are
--- taken next. Returns how many, and where forget_deadlines() is to go on.
+-- taken next. Returns how many, where forget_deadlines() is to go on, and how many it has looked at.
 local function look_at_queue(name, queue, cursor)
   local processing, now, returned = processing_of(queue), now_ms(), 0
   local lease = tonumber(redis.call('HGET', name, 'lease') or '0')
@@ -766,22 +766,27 @@ local function look_at_queue(name, queue, cursor)
   end
   cursor = forget_deadlines(name, cursor, is_taken, all, now - lease)
   if #taken == 0 and redis.call('EXISTS', queue) == 0 then redis.call('UNLINK', name) end
-  return returned, cursor
+  return returned, cursor, #taken
 end
 
--- queues | namespace cursor -> returned cursor. Looks at one queue: how many abandoned jobs went back to it. A cursor
--- '' starts; '' in the reply ends.
+-- queues | namespace cursor -> returned cursor. How many abandoned jobs went back to their queues. A cursor '' starts;
+-- '' in the reply ends.
 local function queues(_, args)
   if #args ~= 2 or not is_namespace(args[1]) then return bad('fence_queues', 'expected a namespace and a cursor') end
   local list = known_of(args[1]).queues
   local place = math.min(whole(args[2]) or list.n, list.n)
-  if place < 1 then return { '0', '' } end
-  local name, returned = list.names[place], 0
-  local _, queue = beside_what(args[1], name)
-  local ok, n, cursor = pcall(look_at_queue, name, queue, list.cursors[name] or '0')
-  if ok then returned, list.cursors[name] = n, cursor end
-  if not ok or redis.call('EXISTS', name) == 0 then unlearn(args[1], name) end
-  return { tostring(returned), place > 1 and tostring(place - 1) or '' }
+  local returned, looked, last = 0, 0, place - 50
+  while place > 0 and place > last and looked < 100 do
+    local name = list.names[place]
+    local _, queue = beside_what(args[1], name)
+    local ok, n, cursor, jobs = pcall(look_at_queue, name, queue, list.cursors[name] or '0')
+    if ok then
+      returned, looked, list.cursors[name] = returned + n, looked + jobs, cursor
+    end
+    if not ok or redis.call('EXISTS', name) == 0 then unlearn(args[1], name) end
+    place = place - 1
+  end
+  return { tostring(returned), place > 0 and tostring(place) or '' }
 end
 
 register_keyed('fence_effect', effect)
