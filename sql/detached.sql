@@ -239,6 +239,13 @@ SELECT version FROM fence.reserve('detached.free', 0, '1 s', 'b');
 PREPARE TRANSACTION 'detached';
 
 --
+-- One key has a bounded number of them
+--
+SELECT count(fence.reserve('detached.free', 0, '1 hour', 'many')) FROM generate_series(1, 100);
+SELECT fence.reserve('detached.free', 0, '1 hour', 'many');
+SELECT count(fence.reserve('detached.free', 0, '1 hour', 'another'));
+
+--
 -- Who may
 --
 CREATE ROLE regress_fence_detached;

@@ -168,6 +168,33 @@ SELECT fence.read('privileges.secret', '2');
 RESET ROLE;
 
 --
+-- A domain without a table is for those who may write it: no table's privileges can decide
+--
+SELECT fence.attach(NULL, domain => 'privileges.manual', scope => 'manual');
+CALL wait_for('privileges.manual', '1');
+SET ROLE regress_fence_stranger;
+SELECT * FROM fence.get('privileges.manual', '1');
+SELECT * FROM fence.get_many(fence.fence_key('privileges.manual', '1'));
+SELECT * FROM fence.peek('privileges.manual', '1');
+SELECT * FROM fence.status('privileges.manual', '1');
+SELECT * FROM fence.explain('privileges.manual', '1');
+RESET ROLE;
+GRANT EXECUTE ON FUNCTION fence.put TO regress_fence_stranger;
+GRANT EXECUTE ON FUNCTION fence.begin_write TO regress_fence_reader;
+SET ROLE regress_fence_stranger;
+SELECT status FROM fence.get('privileges.manual', '1');
+SELECT fence_version FROM fence.status('privileges.manual', '1');
+SET ROLE regress_fence_reader;
+SELECT status FROM fence.get('privileges.manual', '1');
+RESET ROLE;
+REVOKE EXECUTE ON FUNCTION fence.put FROM regress_fence_stranger;
+REVOKE EXECUTE ON FUNCTION fence.begin_write FROM regress_fence_reader;
+SET ROLE regress_fence_stranger;
+SELECT status FROM fence.get('privileges.manual', '1');
+RESET ROLE;
+SELECT fence.detach_domain('privileges.manual');
+
+--
 -- The URL may hold a password
 --
 SET ROLE regress_fence_stranger;

@@ -37,6 +37,7 @@
 #include "version.h"
 
 #define AHEAD_TRIES		3		/* in which the version is raised above what Redis answers */
+#define STANDING_MOST	100		/* for one key: Redis goes through them when one is made or ends */
 
 /* The stamp in Redis of the reservation whose row is r. */
 #define RESERVATION_STAMP "pg_catalog.concat(r.creator, '.', r.id)"
@@ -95,16 +96,22 @@ full_name(const char *stored)
 	return psprintf("%s:f:%u.%s", setting_namespace, MyDatabaseId, stored);
 }
 
-/* The highest version for which a reservation of the key stands; NO_VERSION if none does. */
+/* The highest version for which a reservation of the key stands; NO_VERSION if none does. Raises 54000 if too many do. */
 static int64
 highest_standing(const Domain *domain, const char *fence)
 {
 	Oid			types[] = {INT8OID, TEXTOID};
 	Datum		values[] = {Int64GetDatum(domain->id), CStringGetTextDatum(stored_name(fence))};
 
-	execute("SELECT pg_catalog.max(version) FROM fence.reservation"
+	execute("SELECT pg_catalog.max(version), pg_catalog.count(*) FROM fence.reservation"
 			" WHERE domain_id OPERATOR(pg_catalog.=) $1 AND fence OPERATOR(pg_catalog.=) $2",
 			SPI_OK_SELECT, lengthof(types), types, values);
+	if (result_int64(0, 2, 0) >= STANDING_MOST)
+		ereport(ERROR,
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("too many reservations of one key in domain \"%s\"", domain->name),
+				 errdetail("%d stand.", STANDING_MOST),
+				 errhint("End some with fence.commit or fence.abort, or wait until their leases are over.")));
 	return result_int64(0, 1, NO_VERSION);
 }
 

@@ -8,6 +8,7 @@
 #include "fmgr.h"
 #include "funcapi.h"
 #include "mb/pg_wchar.h"
+#include "miscadmin.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
@@ -19,8 +20,6 @@
 #include "settings.h"
 #include "shared.h"
 
-#define PIECE_BYTES		(256 * 1024)	/* of a value that is published: bounds how long Redis is busy with it */
-#define PIECE_FIELDS	100
 #define MAX_ENTRY		(1024 * 1024)	/* bytes of an entry, job, result or small value */
 #define MAX_PUBLISHED	(256 * 1024 * 1024)
 #define EXACT			INT64CONST(9007199254740991)	/* see effects.lua */
@@ -200,6 +199,7 @@ fence_once_result(PG_FUNCTION_ARGS)
 {
 	EffectCall	call = {.kind = "result", .nargs = 1, .unheard = true, .needs_redis = true};
 	EffectAnswer answer;
+	const char *last_kind;
 	Jsonb	   *result;
 
 	call.key = key_argument_of(fcinfo, 0);
@@ -211,7 +211,8 @@ fence_once_result(PG_FUNCTION_ARGS)
 				 errmsg("%s must not have more than %d bytes", "the result", MAX_ENTRY)));
 	call.args[0] = JsonbToCString(NULL, &result->root, VARSIZE(result));
 	call.durable = durable_argument(fcinfo, 2);
-	if (!effect_is_own("once", call.key))
+	last_kind = effect_last_kind(call.key);
+	if (strcmp(last_kind, "once") != 0 && strcmp(last_kind, "result") != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("this transaction has not taken idempotency key \"%s\"", call.key),
@@ -368,13 +369,14 @@ fence_take_and_set(PG_FUNCTION_ARGS)
 static void
 send_piece(const char *key, size_t offset, int n, const char **piece)
 {
-	const char **args = palloc(sizeof(char *) * (n + 3));
+	const char **args = palloc(sizeof(char *) * (n + 4));
 
 	args[0] = setting_namespace;
 	args[1] = effect_last_hold();
 	args[2] = psprintf("%zu", offset);
-	memcpy(args + 3, piece, sizeof(char *) * n);
-	(void) effect_ask("fence_effect_piece", key, n + 3, args);
+	args[3] = "";
+	memcpy(args + 4, piece, sizeof(char *) * n);
+	(void) effect_ask("fence_effect_piece", key, n + 4, args);
 	pfree(args);
 }
 
@@ -406,13 +408,13 @@ fence_publish(PG_FUNCTION_ARGS)
 	size_t		size = strlen(value);
 	char	   *piece;
 
-	if (hold_publish(&call, size <= PIECE_BYTES))
+	if (hold_publish(&call, size <= EFFECT_PIECE_BYTES))
 		PG_RETURN_VOID();
-	piece = palloc(PIECE_BYTES + 1);
-	for (size_t offset = 0; offset < size; offset += PIECE_BYTES)
+	piece = palloc(EFFECT_PIECE_BYTES + 1);
+	for (size_t offset = 0; offset < size; offset += EFFECT_PIECE_BYTES)
 	{
 		const char *argument = piece;
-		size_t		len = Min(size - offset, PIECE_BYTES);
+		size_t		len = Min(size - offset, EFFECT_PIECE_BYTES);
 
 		memcpy(piece, value + offset, len);
 		piece[len] = '\0';
@@ -473,10 +475,10 @@ fence_publish_hash(PG_FUNCTION_ARGS)
 	call.nrow = n + 2;
 	for (int i = 0; i < n; i++)
 		bytes += strlen(fields[i]);
-	if (hold_publish(&call, n <= 2 * PIECE_FIELDS && bytes <= PIECE_BYTES))
+	if (hold_publish(&call, n <= EFFECT_PIECE_STRINGS && bytes <= EFFECT_PIECE_BYTES))
 		PG_RETURN_VOID();
-	for (int i = 0; i < n; i += 2 * PIECE_FIELDS)
-		send_piece(key, 0, Min(2 * PIECE_FIELDS, n - i), fields + i);
+	for (int i = 0; i < n; i += EFFECT_PIECE_STRINGS)
+		send_piece(key, 0, Min(EFFECT_PIECE_STRINGS, n - i), fields + i);
 	PG_RETURN_VOID();
 }
 
@@ -551,17 +553,25 @@ Datum
 fence_log_stamps(PG_FUNCTION_ARGS)
 {
 	const char *key = key_argument_of(fcinfo, 0);
-	const char *most[1];
-	EffectAnswer answer;
-	Datum	   *stamps;
+	int64		left;
+	const char *args[] = {"", "0"}; /* how many more, and from where on */
+	ArrayBuildState *stamps = initArrayResult(TEXTOID, CurrentMemoryContext, false);
 
 	require_not_null(fcinfo, 1, "the largest number of entries");
-	most[0] = most_argument(fcinfo, 1);
-	answer = effect_ask("fence_log_stamps", key, 1, most);
-	stamps = palloc(sizeof(Datum) * (answer.n + 1));
-	for (int i = 0; i < answer.n; i++)
-		stamps[i] = text_datum(answer.words[i]);
-	PG_RETURN_ARRAYTYPE_P(construct_array(stamps, answer.n, TEXTOID, -1, false, TYPALIGN_INT));
+	args[0] = most_argument(fcinfo, 1);
+	for (left = PG_GETARG_INT64(1); left > 0 && *args[1] != '\0';)
+	{
+		EffectAnswer answer = effect_ask("fence_log_stamps", key, lengthof(args), args);
+
+		CHECK_FOR_INTERRUPTS();
+		for (int i = 1; i < answer.n; i++)
+			if (*answer.words[i] != '\0')
+				stamps = accumArrayResult(stamps, text_datum(answer.words[i]), false, TEXTOID, CurrentMemoryContext);
+		left -= answer.n - 1;
+		args[0] = psprintf(INT64_FORMAT, left);
+		args[1] = answer.n > 0 ? answer.words[0] : "";
+	}
+	PG_RETURN_DATUM(makeArrayResult(stamps, CurrentMemoryContext));
 }
 
 Datum

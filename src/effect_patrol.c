@@ -103,50 +103,103 @@ collect_ends(LibraryCall *call, List *fates)
 		ereport(LOG, (errmsg("pgcache_fence: an effect could not be settled: %s", call->error)));
 }
 
+/* A few queues a call. */
 static void
 return_abandoned_jobs(LibraryCall *call)
 {
-	const char *argv[] = {"FCALL", "fence_queues", "0", setting_namespace};
-	redisReply *reply;
+	char	   *cursor = pstrdup("");
 
-	extend_deadline(call);
-	reply = library_call(call, lengthof(argv), argv);
-	if (reply)
+	do
+	{
+		const char *argv[] = {"FCALL", "fence_queues", "0", setting_namespace, cursor};
+		redisReply *reply;
+
+		CHECK_FOR_INTERRUPTS();
+		extend_deadline(call);
+		reply = library_call(call, lengthof(argv), argv);
+		if (reply == NULL)
+			return;
+		cursor = reply->type == REDIS_REPLY_ARRAY && reply->elements == 2 && reply->element[1]->type == REDIS_REPLY_STRING ?
+			pstrdup(reply->element[1]->str) : pstrdup("");
 		freeReplyObject(reply);
+	} while (*cursor);
+}
+
+/* The number of a hold in its transaction; effects of one transaction on a key are applied in this order. */
+static unsigned long
+number_of(const ListedEffect *line)
+{
+	const char *n = strrchr(line->hold, '.');
+
+	return n ? strtoul(n + 1, NULL, 10) : 0;
+}
+
+static int
+compare_numbers(const ListCell *a, const ListCell *b)
+{
+	unsigned long n = number_of(lfirst(a));
+	unsigned long m = number_of(lfirst(b));
+
+	return n < m ? -1 : n > m;
+}
+
+/* Ends what of these is to end, so many at once that the answers do not pile up. False: the connection is broken. */
+static bool
+end_effects(LibraryCall *call, List *lines, uint64 *held)
+{
+	List	   *fates = NIL;
+	ListCell   *cell;
+
+	foreach(cell, lines)
+	{
+		ListedEffect *line = lfirst(cell);
+		StampFate	fate;
+
+		if (!effect_fate(line->hold, &fate))
+			continue;
+		if (fate == FATE_IN_PROGRESS)
+			++*held;
+		else if (send_end(call, line, fate))
+			fates = lappend_int(fates, fate);
+		else
+			break;
+		if (list_length(fates) == PAGE)
+		{
+			collect_ends(call, fates);
+			fates = NIL;
+		}
+	}
+	collect_ends(call, fates);
+	return redis_error(call->conn) == NULL;
 }
 
 List *
 effect_patrol_settle(LibraryCall *call, int min_age_ms, List *databases, uint64 *held)
 {
 	char	   *cursor = pstrdup("");
+	List	   *lines = NIL;
 
 	do
 	{
-		List	   *lines = NIL;
-		List	   *fates = NIL;
+		List	   *page = NIL;
 		ListCell   *cell;
 
-		if (!effect_patrol_page(call, min_age_ms, &cursor, &lines))
+		if (!effect_patrol_page(call, min_age_ms, &cursor, &page))
 			return databases;
-		foreach(cell, lines)
+		foreach(cell, page)
 		{
 			ListedEffect *line = lfirst(cell);
 			StampFate	fate;
 
-			if (!effect_fate(line->hold, &fate))
-				continue;
-			if (OidIsValid(line->done_in))
+			if (!OidIsValid(line->done_in))
+				lines = lappend(lines, line);
+			else if (effect_fate(line->hold, &fate))
 				databases = list_append_unique_oid(databases, line->done_in);
-			else if (fate == FATE_IN_PROGRESS)
-				++*held;
-			else if (send_end(call, line, fate))
-				fates = lappend_int(fates, fate);
-			else
-				break;
 		}
-		collect_ends(call, fates);
-	} while (*cursor && redis_error(call->conn) == NULL);
-	if (redis_error(call->conn) == NULL)
+	} while (*cursor);
+	/* a key's holds are listed in no order */
+	list_sort(lines, compare_numbers);
+	if (end_effects(call, lines, held))
 		return_abandoned_jobs(call);
 	return databases;
 }
@@ -228,27 +281,72 @@ effect_patrol_close(void)
 	nodes.n = 0;
 }
 
-/* Whether the answer was no error. */
-static bool
+/* The first word of the answer, palloc'd; NULL: there was none, or an error. */
+static char *
 call_with(const char *key, int argc, const char **argv)
 {
 	LibraryCall *call = call_to(fence_node_of(key));
 	redisReply *reply = call ? library_call(call, argc, argv) : NULL;
+	char	   *word = NULL;
 
 	if (reply == NULL && call && fence_log_due("effects"))
 		ereport(LOG, (errmsg("pgcache_fence: an effect could not be settled: %s", call->error)));
+	if (reply && reply->type == REDIS_REPLY_ARRAY && reply->elements > 0 && reply->element[0]->type == REDIS_REPLY_STRING)
+		word = pstrdup(reply->element[0]->str);
 	if (reply)
 		freeReplyObject(reply);
-	return reply != NULL;
+	return word;
 }
 
-bool
-effect_patrol_redo(const char *key, const char *other_key, const char *hold, const char *kind, int n, const char **arguments)
+static bool
+send_piece(const char *key, const char *hold, const char *form, size_t offset, int n, const char **piece)
+{
+	const char **argv = palloc(sizeof(char *) * (n + 8));
+	bool		sent;
+
+	argv[0] = "FCALL";
+	argv[1] = "fence_effect_piece";
+	argv[2] = "1";
+	argv[3] = key;
+	argv[4] = setting_namespace;
+	argv[5] = hold;
+	argv[6] = psprintf("%zu", offset);
+	argv[7] = form;
+	memcpy(argv + 8, piece, sizeof(char *) * n);
+	sent = call_with(key, n + 8, argv) != NULL;
+	pfree(argv);
+	return sent;
+}
+
+/* Builds the value of a publish from the arguments of its row, which are behind ttl and form. */
+static bool
+send_value(const char *key, const char *hold, int n, const char **arguments)
+{
+	bool		ok = true;
+
+	if (strcmp(arguments[1], "hash") == 0)
+	{
+		for (int i = 2; ok && i < n; i += EFFECT_PIECE_STRINGS)
+			ok = send_piece(key, hold, arguments[1], 0, Min(EFFECT_PIECE_STRINGS, n - i), arguments + i);
+		return ok;
+	}
+	for (size_t offset = 0, size = strlen(arguments[2]); ok && offset < size; offset += EFFECT_PIECE_BYTES)
+	{
+		char	   *piece = pnstrdup(arguments[2] + offset, EFFECT_PIECE_BYTES);
+
+		ok = send_piece(key, hold, arguments[1], offset, 1, (const char **) &piece);
+		pfree(piece);
+	}
+	return ok;
+}
+
+/* The answer to a row with so many of its arguments, NULL if there is none. */
+static char *
+redo(const char *key, const char *other_key, const char *hold, const char *kind, int n, const char **arguments)
 {
 	const char **argv = palloc(sizeof(char *) * (n + 10));
 	char		database[12];
 	int			argc = 0;
-	bool		done;
 
 	snprintf(database, sizeof(database), "%u", MyDatabaseId);
 	argv[argc++] = "FCALL";
@@ -263,7 +361,21 @@ effect_patrol_redo(const char *key, const char *other_key, const char *hold, con
 	argv[argc++] = kind;
 	for (int i = 0; i < n; i++)
 		argv[argc++] = arguments[i];
-	done = call_with(key, argc, argv);
+	return call_with(key, argc, argv);
+}
+
+bool
+effect_patrol_redo(const char *key, const char *other_key, const char *hold, const char *kind, int n, const char **arguments)
+{
+	bool		large = strcmp(kind, "publish") == 0 && n > 2 &&
+		(n > 2 + EFFECT_PIECE_STRINGS || strlen(arguments[2]) > EFFECT_PIECE_BYTES);
+	int			told = large ? 2 : n;
+	char	   *answer = redo(key, other_key, hold, kind, told, arguments);
+	bool		done;
+
+	if (answer && strcmp(answer, "value") == 0 && large && send_value(key, hold, n, arguments))
+		answer = redo(key, other_key, hold, kind, told, arguments);
+	done = answer && strcmp(answer, "done") == 0;
 	metrics_add_server(done ? SERVER_METRIC_EFFECT_OUTBOX_DONE : SERVER_METRIC_EFFECT_OUTBOX_FAILED, 1);
 	return done;
 }

@@ -9,9 +9,10 @@
 
 #include "access/transam.h"
 #include "access/xlog.h"
-#include "mb/pg_wchar.h"
+#include "common/hashfn.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/hsearch.h"
 #include "utils/memutils.h"
 
 #include "coordinator.h"
@@ -26,6 +27,8 @@
 
 #define HEAD_BYTES	256			/* of a letter, before its pairs of key and hold */
 #define SETTLE_TRIES 5
+#define LETTER_EFFECTS 100		/* in one letter, and bytes that these keep in Redis, unless one alone has more: ... */
+#define LETTER_KEPT	(1024 * 1024)	/* ... Redis does nothing else while it ends them */
 
 /* What is asked of Redis; one chunk of memory */
 typedef struct Command
@@ -55,9 +58,19 @@ typedef struct Effect
 	Command    *command;		/* NULL once it is held */
 	int			node;			/* that was asked */
 	int			level;			/* of the savepoint in which it was made */
+	int			before;			/* index of the effect before it on that key, -1 if there is none */
+	size_t		kept;			/* bytes that go with the hold */
 } Effect;
 
+/* The last effect on each key. Keyed by the text that the pointer leads to. */
+typedef struct LastEffect
+{
+	const char *key;
+	int			index;			/* -1: all were taken back */
+} LastEffect;
+
 static Effect *effects = NULL;
+static HTAB *last_effects = NULL;
 static int	neffects = 0,
 			effects_size = 0;
 static int	number = 0;			/* of the last effect in this transaction, those taken back included */
@@ -85,13 +98,57 @@ effect_last_number(void)
 	return number;
 }
 
-bool
-effect_is_own(const char *kind, const char *key)
+static uint32
+key_hash(const void *key, Size size)
 {
-	for (int i = 0; i < neffects; i++)
-		if (strcmp(effects[i].kind, kind) == 0 && strcmp(effects[i].key, key) == 0)
-			return true;
-	return false;
+	const char *text = *(const char *const *) key;
+
+	(void) size;
+	return DatumGetUInt32(hash_any((const unsigned char *) text, strlen(text)));
+}
+
+static int
+key_compare(const void *a, const void *b, Size size)
+{
+	(void) size;
+	return strcmp(*(const char *const *) a, *(const char *const *) b);
+}
+
+static void
+create_last_effects(void)
+{
+	HASHCTL		control = {.keysize = sizeof(char *), .entrysize = sizeof(LastEffect), .hash = key_hash, .match = key_compare,
+		.hcxt = TopTransactionContext};
+
+	last_effects = hash_create("pgcache_fence effects", 32, &control, HASH_ELEM | HASH_FUNCTION | HASH_COMPARE | HASH_CONTEXT);
+}
+
+/* NULL if there is none. Allocates nothing. */
+static LastEffect *
+find_last(const char *key)
+{
+	LastEffect *last = last_effects ? hash_search(last_effects, &key, HASH_FIND, NULL) : NULL;
+
+	return last && last->index >= 0 ? last : NULL;
+}
+
+const char *
+effect_last_kind(const char *key)
+{
+	LastEffect *last = find_last(key);
+
+	return last ? effects[last->index].kind : "";
+}
+
+/* Takes the last effect from the list. */
+static void
+forget_last(void)
+{
+	const Effect *effect = &effects[--neffects];
+	LastEffect *last = find_last(effect->key);
+
+	if (last)
+		last->index = effect->before;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -301,8 +358,12 @@ static Effect *
 note_effect(const EffectCall *call)
 {
 	Effect	   *effect;
+	LastEffect *last;
+	bool		found;
 
 	ledger_require_open();
+	if (last_effects == NULL)
+		create_last_effects();
 	if (neffects == effects_size)
 	{
 		effects_size = effects_size ? effects_size * 2 : 16;
@@ -318,6 +379,10 @@ note_effect(const EffectCall *call)
 	effect->command = NULL;
 	effect->node = fence_node_of(call->key);
 	effect->level = GetCurrentTransactionNestLevel();
+	effect->kept = 0;
+	last = hash_search(last_effects, &effect->key, HASH_ENTER, &found);
+	effect->before = found ? last->index : -1;
+	last->index = neffects;
 	snprintf(effect->hold, sizeof(effect->hold), "%s.%llu.%08x.%d", library_owner(),
 			 (unsigned long long) U64FromFullTransactionId(GetCurrentFullTransactionId()),
 			 (uint32) fence_shared->nonce, ++number);
@@ -325,14 +390,15 @@ note_effect(const EffectCall *call)
 	return effect;
 }
 
+/* *kept: bytes that Redis keeps of it. */
 static Command *
-hold_command(const EffectCall *call, const char *hold)
+hold_command(const EffectCall *call, const Effect *effect, size_t *kept)
 {
 	const char *keys[] = {call->key, call->other_key};
 	bool		whole = call->unheard && call->nrow > 0;
 	int			nkept = whole ? call->nrow : call->nargs;
-	const char *const *kept = whole ? call->row : call->args;
-	const char **args = palloc(sizeof(char *) * (6 + nkept + call->nchecks));
+	const char *const *keep = whole ? call->row : call->args;
+	const char **args = palloc(sizeof(char *) * (7 + nkept + call->nchecks));
 	char		top[64];
 	char		database[12] = "";
 	char		count[12];
@@ -344,13 +410,17 @@ hold_command(const EffectCall *call, const char *hold)
 		snprintf(database, sizeof(database), "%u", MyDatabaseId);
 	pg_ltoa(nkept, count);
 	args[n++] = setting_namespace;
-	args[n++] = hold;
+	args[n++] = effect->hold;
 	args[n++] = top;
+	args[n++] = effect->before >= 0 ? effects[effect->before].hold : "";
 	args[n++] = database;
 	args[n++] = call->kind;
 	args[n++] = count;
 	for (int i = 0; i < nkept; i++)
-		args[n++] = kept[i];
+	{
+		args[n++] = keep[i];
+		*kept += strlen(keep[i]);
+	}
 	for (int i = 0; i < call->nchecks; i++)
 		args[n++] = call->checks[i];
 	command = make_command("fence_effect", call->other_key ? 2 : 1, keys, n, args);
@@ -382,14 +452,39 @@ leave_to_row(Effect *effect)
 	return (EffectAnswer) {.n = 1, .words = held, .unasked = true};
 }
 
+/* NULL: it is of an earlier transaction, or a savepoint took it back. */
+static Effect *
+effect_of(uint64 serial)
+{
+	int			low = 0;
+
+	for (int high = neffects - 1; low <= high;)
+	{
+		int			middle = low + (high - low) / 2;
+
+		if (effects[middle].serial == serial)
+			return &effects[middle];
+		if (effects[middle].serial < serial)
+			low = middle + 1;
+		else
+			high = middle - 1;
+	}
+	return NULL;
+}
+
 /* Whether one of the holders that an answer names is this transaction itself. */
 static bool
 any_is_own(const EffectAnswer *answer)
 {
 	for (int i = 1; i < answer->n; i++)
-		for (int e = 0; e < neffects; e++)
-			if (strcmp(answer->words[i], effects[e].hold) == 0)
-				return true;
+	{
+		const char *n = strrchr(answer->words[i], '.');
+		/* numbers and serials are counted together */
+		Effect	   *effect = n ? effect_of(last_serial - number + strtoul(n + 1, NULL, 10)) : NULL;
+
+		if (effect && strcmp(answer->words[i], effect->hold) == 0)
+			return true;
+	}
 	return false;
 }
 
@@ -429,26 +524,6 @@ hold_now(Effect *effect)
 	if (is_word(&answer, "busy") && any_is_own(&answer))
 		answer.words[0] = pstrdup("mixed");
 	return answer;
-}
-
-/* NULL: it is of an earlier transaction, or a savepoint took it back. */
-static Effect *
-effect_of(uint64 serial)
-{
-	int			low = 0;
-
-	for (int high = neffects - 1; low <= high;)
-	{
-		int			middle = low + (high - low) / 2;
-
-		if (effects[middle].serial == serial)
-			return &effects[middle];
-		if (effects[middle].serial < serial)
-			low = middle + 1;
-		else
-			high = middle - 1;
-	}
-	return NULL;
 }
 
 /* The answer to what was said; see WireAnswer. */
@@ -499,12 +574,12 @@ effect_hold(const EffectCall *call)
 	PreventCommandDuringRecovery("an effect");
 	PreventCommandIfReadOnly("an effect");
 	effect = note_effect(call);
-	effect->command = hold_command(call, effect->hold);
+	effect->command = hold_command(call, effect, &effect->kept);
 	answer = call->unheard && !collected ? hold_unheard(effect) : hold_now(effect);
 	if (!is_word(&answer, "held"))
 	{
 		pfree(effect->command);
-		neffects--;
+		forget_last();
 		return answer;
 	}
 	fence_test_point("effect-held");
@@ -576,14 +651,20 @@ static bool
 end_on_node(int first, int node, const char *verb)
 {
 	bool		ok = true;
+	size_t		kept = 0;
 
 	draft_clear(&pairs);
 	for (int i = first; i < neffects; i++)
 	{
 		if (effects[i].node != node)
 			continue;
-		if (!draft_has_room(&pairs, EFFECT_MAX_KEY + EFFECT_ID_LEN + 64))
+		if (!draft_has_room(&pairs, EFFECT_MAX_KEY + EFFECT_ID_LEN + 64) || pairs.strings >= 2 * LETTER_EFFECTS ||
+			kept + effects[i].kept > LETTER_KEPT)
+		{
 			ok = post_pairs(node, verb) && ok;
+			kept = 0;
+		}
+		kept += effects[i].kept;
 		draft_string(&pairs, effects[i].key);
 		draft_string(&pairs, effects[i].hold);
 	}
@@ -630,6 +711,7 @@ void
 effects_forget(void)
 {
 	effects = NULL;
+	last_effects = NULL;
 	neffects = effects_size = number = 0;
 	any_durable = any_said = collected = false;
 }
@@ -649,5 +731,6 @@ effects_savepoint_rollback(int level)
 	while (first > 0 && effects[first - 1].level >= level)
 		first--;
 	end_from(first, "undo");
-	neffects = first;
+	while (neffects > first)
+		forget_last();
 }

@@ -23,6 +23,8 @@
 #define EFFECT_ID_LEN 100
 #define EFFECT_MAX_KEY 1024
 #define EFFECT_MAX_ARGS 6
+#define EFFECT_PIECE_BYTES (256 * 1024)	/* of a value that is published: bounds how long Redis is busy with it */
+#define EFFECT_PIECE_STRINGS 200		/* names and values of a hash */
 
 /* What is asked for; see the kinds in redis/effects.lua. Strings need to live as long as the call. */
 typedef struct EffectCall
@@ -63,8 +65,8 @@ extern EffectAnswer effect_hold(const EffectCall *call);
  */
 extern void effects_before_end(void);
 
-/* Whether this transaction has an effect of that kind on the key. */
-extern bool effect_is_own(const char *kind, const char *key);
+/* The kind of this transaction's last effect on the key, "" if it has none. */
+extern const char *effect_last_kind(const char *key);
 
 /* The name of the hold that effect_hold made last, and its number in the transaction. */
 extern const char *effect_last_hold(void);

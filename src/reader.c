@@ -10,10 +10,13 @@
 
 #include "access/xact.h"
 #include "access/xlog.h"
+#include "catalog/pg_proc.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
+#include "nodes/value.h"
+#include "parser/parse_func.h"
 #include "storage/latch.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
@@ -24,6 +27,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
+#include "compat.h"
 #include "coordinator.h"
 #include "functions.h"
 #include "key.h"
@@ -43,11 +47,29 @@ PG_FUNCTION_INFO_V1(fence_read);
 PG_FUNCTION_INFO_V1(fence_put);
 PG_FUNCTION_INFO_V1(fence_peek);
 
+/* Whether the user may call this function of schema fence. */
+static bool
+may_call(char *name)
+{
+	Oid			function = LookupFuncName(list_make2(makeString("fence"), makeString(name)), -1, NULL, true);
+
+	return OidIsValid(function) &&
+		object_aclcheck(ProcedureRelationId, function, GetUserId(), ACL_EXECUTE) == ACLCHECK_OK;
+}
+
 void
 reader_require(const Domain *domain)
 {
 	if (!OidIsValid(domain->relid))
+	{
+		if (!may_call("put") && !may_call("begin_write"))
+			ereport(ERROR,
+					(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+					 errmsg("permission denied for domain \"%s\"", domain->name),
+					 errdetail("It has no table whose privileges could decide: who may write it may read it."),
+					 errhint("GRANT EXECUTE ON FUNCTION fence.put, or fence.begin_write, to the role.")));
 		return;
+	}
 	if (pg_class_aclcheck(domain->relid, GetUserId(), ACL_SELECT) != ACLCHECK_OK)
 		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_TABLE, get_rel_name(domain->relid));
 	if (check_enable_rls(domain->relid, InvalidOid, true) == RLS_ENABLED)
@@ -157,7 +179,7 @@ strong_get(const Domain *domain, const char *key)
 	return answer;
 }
 
-char *
+const char *
 reader_put(const char *fence, const char *value, const char *token, const char *ticket, int64 version,
 		   const char *payload, size_t payload_len, int64 ttl_ms)
 {
@@ -168,6 +190,8 @@ reader_put(const char *fence, const char *value, const char *token, const char *
 	redisReply *reply;
 	StringInfoData answer;
 
+	if (payload_len > PAYLOAD_MAX_BYTES)
+		return "refused too large";
 	pg_lltoa(version, version_text);
 	pg_lltoa(ttl_ms, ttl_text);
 	for (int i = 0; i < (int) lengthof(argv); i++)
@@ -304,13 +328,16 @@ release_fill(const Domain *domain, const char *key, const GetAnswer *answer)
 		freeReplyObject(reply);
 }
 
-static void
+/* False: the row is too large to be put. */
+static bool
 put_row(const Domain *domain, const char *key, const char *token, const char *ticket, int64 version, Datum jsonb)
 {
 	char	   *payload = row_value_text(jsonb);
+	size_t		len = strlen(payload);
 
-	(void) reader_put(key_fence_name(domain, key), key_value_name(domain, key), token, ticket, version,
-					  payload, strlen(payload), domain->ttl_ms);
+	(void) reader_put(key_fence_name(domain, key), key_value_name(domain, key), token, ticket, version, payload, len,
+					  domain->ttl_ms);
+	return len <= PAYLOAD_MAX_BYTES;
 }
 
 /* In which rows are read now */
@@ -329,9 +356,8 @@ read_row(const Domain *domain, const char *key, const GetAnswer *answer, Datum *
 	bool		found = row_as_jsonb(domain, key, snapshot, jsonb, &version, NULL);
 
 	UnregisterSnapshot(snapshot);
-	if (found && answer->token && answer->ticket && !IsolationUsesXactSnapshot())
-		put_row(domain, key, answer->token, answer->ticket, version, *jsonb);
-	else
+	if (!found || !answer->token || !answer->ticket || IsolationUsesXactSnapshot() ||
+		!put_row(domain, key, answer->token, answer->ticket, version, *jsonb))
 		release_fill(domain, key, answer);
 	return found;
 }
@@ -350,7 +376,7 @@ read_row_of_standby(const Domain *domain, const char *key, Datum *jsonb)
 	proven = standby_row(domain, key, &status, snapshot, jsonb);
 	UnregisterSnapshot(snapshot);
 	if (proven)
-		put_row(domain, key, status.token, "", status.fence_version, *jsonb);
+		(void) put_row(domain, key, status.token, "", status.fence_version, *jsonb);
 	return proven;
 }
 
@@ -430,7 +456,7 @@ fence_put(PG_FUNCTION_ARGS)
 	Domain	   *domain = domain_argument(fcinfo, 0);
 	char	   *key = key_argument(fcinfo, 6, domain);
 	text	   *payload;
-	char	   *answer;
+	const char *answer;
 
 	if (PG_ARGISNULL(1) || PG_ARGISNULL(3) || PG_ARGISNULL(4))
 		ereport(ERROR,

@@ -32,7 +32,10 @@ extern void reader_count_unanswered(const Domain *domain, const char *status);
 /* The status to give without asking Redis, while fences are not OPEN: unarmed, or unavailable if Redis is away. */
 extern const char *reader_closed_status(void);
 
-/* Raises 42501 unless the current user may read the domain's whole table: Redis knows neither columns nor policies. */
+/*
+ * Raises 42501 unless the current user may read the domain's whole table: Redis knows neither columns nor policies. A domain
+ * without a table is for those who may write it: who has EXECUTE on fence.put or fence.begin_write.
+ */
 extern void reader_require(const Domain *domain);
 
 /* Raises 55000 during recovery. */
@@ -54,8 +57,10 @@ extern int64 reader_interval_ms(const Interval *ttl);
 /* Raises 22021 if the payload, if any, is no text in this database's encoding. */
 extern void reader_require_text(const GetAnswer *answer);
 
+#define PAYLOAD_MAX_BYTES (4 * 1024 * 1024)	/* fence.lua refuses longer ones too */
+
 /* fence_put; the answer's words joined by a blank. NULL: Redis could not be asked. */
-extern char *reader_put(const char *fence, const char *value, const char *token, const char *ticket, int64 version,
-						const char *payload, size_t payload_len, int64 ttl_ms);
+extern const char *reader_put(const char *fence, const char *value, const char *token, const char *ticket, int64 version,
+							  const char *payload, size_t payload_len, int64 ttl_ms);
 
 #endif

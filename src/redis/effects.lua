@@ -13,7 +13,10 @@
 -- Also <namespace>:d: (durable effects that were applied, until their row in PostgreSQL is gone), <namespace>:s:
 -- (values that are being built) and <namespace>:q: (queues that have jobs), all in the key's slot.
 -- A hold's name is "<system>.<xid>.<nonce>.<n>": the transaction or subtransaction whose fate decides, and a number in
--- the whole transaction. top: the whole transaction.
+-- the whole transaction. top: the whole transaction. A hold knows the one that its transaction made before on the key,
+-- if that was not rolled back by then: whoever made the later one has committed both, or neither.
+-- No call costs more than its own arguments, however many holds a key has: nothing here walks through the holds of a
+-- key but listings, and these answer after a bounded piece of work and name where to go on.
 -- =================================================================================================================
 
 do
@@ -23,7 +26,14 @@ local MOST_HOLDERS = 100               -- holds that a refusal names
 local MARK_MS = 60000                  -- how long a mark of a durable effect stays at least
 local EXACT = 9007199254740991         -- counters are exact up to here (2^53 - 1), either side of 0
 local FIELDS = 1000                    -- of a hash, names and values, in one command: Lua's stack is small
-local CLASS, COUNT, LESS, MORE = '!', '#', '-', '+'  -- fields of a hash of holds that are no holds
+local MOST_ENDS = 1000                 -- pairs of key and hold in one call
+local MOST_NAMES = 50000               -- names of a namespace that are remembered, of either kind
+local LOOKS = 20                       -- steps of SCAN before a listing, while names may be missing
+local STEPS = 200                      -- of SCAN's kind in one call
+local BYTES = 1024 * 1024              -- of what one call reads in such steps, before it ends
+local ROW_SHADOW_MS = 3600000          -- how long a value that is being built for a row stays, if it is not finished
+local TRIMMED = 1000                   -- entries by which a log that is too long gets shorter with an append
+local CLASS, COUNT, LESS, MORE, OWNER = '!', '#', '-', '+', '@'  -- fields of a hash of holds that are no holds
 
 -- The name beside the key, in its slot: letter h, d, s or q. nil: no name can be in the slot of that key.
 local function beside(ns, letter, key)
@@ -57,39 +67,60 @@ local function is_hold(id)
   return #id <= MAX_STAMP and find(id, '^%d+%.%d+%.%x+%.%d+$')
 end
 
-local function place_of(id)            -- a hold's number in its transaction
-  return tonumber(match(id, '(%d+)$'))
-end
-
 -- ---------------------------------------------------------------------------------------------------------------
 -- What the patrol looks at: names of this process that it has seen or made. Lost with the process and found again by
--- SCAN, which goes on slowly for ever, because slots may move here.
+-- SCAN, which goes on slowly for ever, because slots may move here, and because no more than MOST_NAMES are remembered.
 -- ---------------------------------------------------------------------------------------------------------------
 
-local known = {}                       -- namespace -> {names: name -> true, cursor, complete}
+local known = {}                       -- namespace -> {holds, queues, cursor, complete, missed}
+
+-- Names in no order: n, names[1 .. n], and at: name -> its place; cursors: see forget_deadlines(). Who goes through
+-- them does so from the end, where new ones are added and from where a gap is filled, and may drop the one it is at.
+local function new_list()
+  return { n = 0, names = {}, at = {}, cursors = {} }
+end
 
 local function known_of(ns)
   local k = known[ns]
   if not k then
-    k = { names = {}, cursor = '0', complete = false }
+    k = { holds = new_list(), queues = new_list(), cursor = '0', complete = false, missed = false }
     known[ns] = k
   end
   return k
 end
 
-local function learn(ns, name)
-  known_of(ns).names[name] = true
+local function list_of(ns, name)
+  local k = known_of(ns)
+  return sub(name, #ns + 2, #ns + 2) == 'q' and k.queues or k.holds, k
 end
 
-local function look_around(ns)
-  local k = known_of(ns)
-  local steps, most = k.complete and 1 or 20, k.complete and 100 or 1000
-  repeat
-    local found = redis.call('SCAN', k.cursor, 'MATCH', ns .. ':[hdq]:{*', 'COUNT', most)
-    k.cursor, steps = found[1], steps - 1
-    for _, name in ipairs(found[2]) do k.names[name] = true end
-    if k.cursor == '0' then k.complete = true end
-  until steps == 0 or k.cursor == '0'
+local function learn(ns, name)
+  local list, k = list_of(ns, name)
+  if list.at[name] then return end
+  if list.n >= MOST_NAMES then
+    k.complete, k.missed = false, true
+    return
+  end
+  list.n = list.n + 1
+  list.names[list.n], list.at[name] = name, list.n
+end
+
+local function unlearn(ns, name)
+  local list = list_of(ns, name)
+  local at, last = list.at[name], list.names[list.n]
+  if not at then return end
+  list.names[at], list.at[last] = last, at
+  list.names[list.n], list.at[name], list.cursors[name] = nil, nil, nil
+  list.n = list.n - 1
+  if list.n == 0 then list.names, list.at, list.cursors = {}, {}, {} end   -- a Lua table never shrinks
+end
+
+-- One step of SCAN.
+local function look_around(ns, k)
+  local found = redis.call('SCAN', k.cursor, 'MATCH', ns .. ':[hdq]:{*', 'COUNT', k.complete and 100 or 1000)
+  k.cursor = found[1]
+  for _, name in ipairs(found[2]) do learn(ns, name) end
+  if k.cursor == '0' then k.complete, k.missed = not k.missed, false end
 end
 
 -- ---------------------------------------------------------------------------------------------------------------
@@ -98,11 +129,13 @@ end
 
 local kinds = {}
 
--- c: the call, see effect().
-local function add_hold(c, key, kind, arguments)
+-- c: the call, see effect(). made_by: what kinds.set keeps, or nil.
+local function add_hold(c, key, kind, arguments, made_by)
   local name = beside(c.ns, 'h', key)
-  local hold = { k = kind, top = c.top, at = now_ms(), a = arguments, d = c.durable ~= '' and c.durable or nil }
+  local hold = { k = kind, top = c.top, at = now_ms(), a = arguments, d = c.durable ~= '' and c.durable or nil,
+                 before = kinds[kind].ordered and c.before ~= '' and c.before or nil, made_by = made_by }
   redis.call('HSET', name, c.id, cmsgpack.pack(hold), CLASS, kinds[kind].class)
+  if kinds[kind].alone then redis.call('HSET', name, OWNER, c.top) end
   redis.call('HINCRBY', name, COUNT, 1)
   if kinds[kind].class == 'counter' then
     local delta = kinds[kind].delta(arguments)
@@ -111,10 +144,11 @@ local function add_hold(c, key, kind, arguments)
   learn(c.ns, name)
 end
 
-local function drop_hold(name, id, hold)
+local function drop_hold(ns, name, id, hold)
   if redis.call('HDEL', name, id) == 0 then return end
   if redis.call('HINCRBY', name, COUNT, -1) <= 0 then
-    redis.call('DEL', name)
+    redis.call('UNLINK', name)
+    unlearn(ns, name)
   elseif kinds[hold.k].class == 'counter' then
     local delta = kinds[hold.k].delta(hold.a)
     redis.call('HINCRBY', name, delta < 0 and LESS or MORE, string.format('%.0f', -delta))
@@ -126,33 +160,26 @@ local function read_hold(name, id)
   return raw and cmsgpack.unpack(raw)
 end
 
--- The holds of a name in the order in which their transactions made them: {id, hold}.
-local function holds_of(name)
-  local all, list = redis.call('HGETALL', name), {}
-  for i = 1, #all, 2 do
-    if is_hold(all[i]) then list[#list + 1] = { id = all[i], hold = cmsgpack.unpack(all[i + 1]) } end
-  end
-  table.sort(list, function(a, b) return place_of(a.id) < place_of(b.id) end)
-  return list
-end
-
 -- Who has holds there, up to MOST_HOLDERS of them, behind the word: the caller knows whose transactions are over.
 local function refused_by_holders(word, name)
-  local reply = { word }
-  local found = redis.call('HSCAN', name, 0, 'COUNT', 2 * MOST_HOLDERS)[2]
-  for i = 1, #found, 2 do
-    if is_hold(found[i]) and #reply <= MOST_HOLDERS then reply[#reply + 1] = found[i] end
-  end
+  local reply, cursor, steps, bytes = { word }, '0', STEPS, BYTES
+  repeat
+    local found = redis.call('HSCAN', name, cursor, 'COUNT', 10)
+    cursor, steps = found[1], steps - 1
+    for i = 1, #found[2], 2 do
+      if is_hold(found[2][i]) and #reply <= MOST_HOLDERS then reply[#reply + 1] = found[2][i] end
+      bytes = bytes - #found[2][i + 1]
+    end
+  until cursor == '0' or #reply > MOST_HOLDERS or steps == 0 or bytes < 0
   return reply
 end
 
--- For kinds of which only one transaction at a time has holds on a key: its own holds, or nil and what to answer.
-local function own_holds(c)
-  local own = holds_of(c.name)
-  for _, h in ipairs(own) do
-    if h.hold.top ~= c.top then return nil, refused_by_holders('busy', c.name) end
-  end
-  return own
+-- For kinds of which only one transaction at a time has holds on a key ("alone"): whether this one has any; or nil and
+-- what to answer.
+local function is_owner(c)
+  local owner = redis.call('HGET', c.name, OWNER)
+  if owner and owner ~= c.top then return nil, refused_by_holders('busy', c.name) end
+  return owner == c.top
 end
 
 local function set_value(key, value, ttl)           -- ttl in ms; '' keeps the present one, '0' is none
@@ -166,20 +193,21 @@ local function set_value(key, value, ttl)           -- ttl in ms; '' keeps the p
 end
 
 -- ---------------------------------------------------------------------------------------------------------------
--- The kinds. class: a key has holds of one class at a time. ordered: one transaction's are applied in its order.
+-- The kinds. class: a key has holds of one class at a time. alone: and of one transaction. ordered: one transaction's
+-- are applied in its order.
 -- prepare(c, arguments, checks) answers 'held ...' after add_hold, else why not; apply(key, arguments, id, ns) may
 -- answer 'lost'; undo(key, id, ns) if there is more to undo than the hold.
 -- ---------------------------------------------------------------------------------------------------------------
 
 -- once | ttl_ms -> held | own [result] | done result | busy holder...
-kinds.once = { class = 'value', ordered = true }
+kinds.once = { class = 'once', alone = true, ordered = true }
 
 function kinds.once.prepare(c, a)
-  local own, busy = own_holds(c)
+  local own, busy = is_owner(c)
   if busy then return busy end
-  if #own > 0 then
-    local last = own[#own].hold
-    return { 'own', last.k == 'result' and last.a[1] or nil }
+  if own and c.before ~= '' then
+    local last = read_hold(c.name, c.before)
+    return { 'own', last and last.k == 'result' and last.a[1] or nil }
   end
   local result = redis.call('GET', c.key)
   if result then return { 'done', result } end
@@ -192,12 +220,12 @@ function kinds.once.apply(key, a)
 end
 
 -- result | text -> held | none. The result of the once before.
-kinds.result = { class = 'value', ordered = true }
+kinds.result = { class = 'once', alone = true, ordered = true }
 
 function kinds.result.prepare(c, a)
-  local own, busy = own_holds(c)
+  local own, busy = is_owner(c)
   if busy then return busy end
-  if #own == 0 then return { 'none' } end
+  if not own then return { 'none' } end
   add_hold(c, c.key, 'result', a)
   return { 'held' }
 end
@@ -208,24 +236,25 @@ end
 
 -- set | how value ttl_ms ; expects expected -> held found value | differs found value | nothing | busy holder...
 -- how: 'set', 'del', or 'ttl' (the value stays); expects: '' (anything), '=' (that text), '0' (no key). value in the
--- answer: what the key had as this transaction sees it, with what it will do itself.
-kinds.set = { class = 'value', ordered = true }
+-- answer: what the key had as this transaction sees it, with what it will do itself. A hold names the one that made
+-- the value what it is then (made_by): itself, or one before a 'ttl'.
+kinds.set = { class = 'set', alone = true, ordered = true }
 
 function kinds.set.prepare(c, a, checks)
-  local own, busy = own_holds(c)
+  local own, busy = is_owner(c)
   if busy then return busy end
   local value = redis.call('GET', c.key)
-  for _, h in ipairs(own) do
-    if h.hold.k ~= 'set' then return { 'mixed' } end
-    if h.hold.a[1] == 'set' then value = h.hold.a[2] elseif h.hold.a[1] == 'del' then value = false end
-  end
+  local last = own and c.before ~= '' and read_hold(c.name, c.before)
+  local made_by = last and last.made_by
+  local maker = made_by and (made_by == c.before and last or read_hold(c.name, made_by))
+  if maker then value = maker.a[1] == 'set' and maker.a[2] end
   local answer = { 'held', value and '1' or '0', value or '' }
   if (checks[1] == '=' and value ~= checks[2]) or (checks[1] == '0' and value) then
     answer[1] = 'differs'
   elseif not value and a[1] ~= 'set' then
     answer[1] = 'nothing'
   else
-    add_hold(c, c.key, 'set', a)
+    add_hold(c, c.key, 'set', a, a[1] == 'ttl' and made_by or c.id)
   end
   return answer
 end
@@ -234,7 +263,7 @@ function kinds.set.apply(key, a)
   if a[1] == 'set' then
     set_value(key, a[2], a[3])
   elseif a[1] == 'del' then
-    redis.call('DEL', key)
+    redis.call('UNLINK', key)
   elseif a[3] == '0' then
     redis.call('PERSIST', key)
   else
@@ -315,12 +344,16 @@ end
 local function drop_received(a, id, ns)
   local name = beside(ns, 'h', a[1])
   local other = read_hold(name, id)
-  if other then drop_hold(name, id, other) end
+  if other then drop_hold(ns, name, id, other) end
 end
 
 function kinds.transfer.apply(key, a, id, ns)
-  redis.call('DECRBY', key, a[2])
   redis.call('INCRBY', a[1], a[2])
+  local answer = redis.pcall('DECRBY', key, a[2])
+  if type(answer) == 'table' and answer.err then
+    redis.call('DECRBY', a[1], a[2])   -- both or none: it is tried again
+    error(answer)
+  end
   drop_received(a, id, ns)
 end
 
@@ -341,40 +374,44 @@ function kinds.append.prepare(c, a)
   return { 'held' }
 end
 
+-- By how many entries a log of that length is too long, if one append has to see to them: the rest is left to the next.
+local function to_trim(length, most)
+  return most ~= '' and math.min(length - tonumber(most), TRIMMED) or 0
+end
+
+-- What may fail comes before the entry is there, or does not matter: nothing is appended twice.
 function kinds.append.apply(key, a, id, ns)
   local form, entry, stamp, most = a[1], a[2], a[3], a[4]
   local n = match(id, '(%d+)$')
   local text = stamp .. ' ' .. n .. ' ' .. entry
   if form == 'list' then
-    redis.call('RPUSH', key, text)
-    if most ~= '' then redis.call('LTRIM', key, '-' .. most, -1) end
+    local excess = to_trim(redis.call('RPUSH', key, text), most)
+    if excess > 0 then redis.pcall('LTRIM', key, excess, -1) end
   elseif form == 'queue' then
-    redis.call('LPUSH', key, text)
     redis.call('HSET', beside(ns, 'q', key), 'lease', most)
     learn(ns, beside(ns, 'q', key))
+    redis.call('LPUSH', key, text)
   elseif form == 'zset' then
     redis.call('ZADD', key, now_ms(), text)
-    if most ~= '' then redis.call('ZREMRANGEBYRANK', key, 0, '-' .. (tonumber(most) + 1)) end
+    local excess = to_trim(most ~= '' and redis.call('ZCARD', key) or 0, most)
+    if excess > 0 then redis.pcall('ZREMRANGEBYRANK', key, 0, excess - 1) end
   else
     redis.call('XADD', key, '*', 'stamp', stamp, 'n', n, 'entry', entry)
-    if most ~= '' then redis.call('XTRIM', key, 'MAXLEN', '~', most) end
+    if most ~= '' then redis.pcall('XTRIM', key, 'MAXLEN', '~', most, 'LIMIT', TRIMMED) end
   end
 end
 
--- publish | ttl_ms form -> held. Then pieces, see effect_piece(). form: string or hash. One that has no shadow brings
--- the whole value (from a[3] on): a small one, or a durable one whose shadow was lost.
-kinds.publish = { class = 'value', ordered = true }
+-- publish | ttl_ms form -> held. Then pieces, see effect_piece(). form: string or hash. A small one has no shadow: it
+-- brings the whole value (from a[3] on).
+kinds.publish = { class = 'publish', alone = true, ordered = true }
 
 local function shadow_of(ns, key, id)
   return beside(ns, 's', key) .. ':' .. id
 end
 
 function kinds.publish.prepare(c, a)
-  local own, busy = own_holds(c)
+  local _, busy = is_owner(c)
   if busy then return busy end
-  for _, h in ipairs(own) do
-    if h.hold.k ~= 'publish' then return { 'mixed' } end
-  end
   add_hold(c, c.key, 'publish', a)
   return { 'held' }
 end
@@ -390,8 +427,12 @@ function kinds.publish.apply(key, a, id, ns)
     end
   end
   if ttl == '' then ttl = redis.call('PTTL', key) end
+  -- over an old value RENAME would free that here and now, which takes as long as it is large
+  local old = redis.call('EXISTS', key) == 1 and shadow .. ':old'
+  if old then redis.call('RENAME', key, old) end
   redis.call('RENAME', shadow, key)
-  if tonumber(ttl) > 0 then redis.call('PEXPIRE', key, ttl) end
+  if old then redis.call('UNLINK', old) end
+  if tonumber(ttl) > 0 then redis.call('PEXPIRE', key, ttl) else redis.call('PERSIST', key) end
 end
 
 function kinds.publish.undo(key, _, id, ns)
@@ -410,12 +451,10 @@ local function mark_done(ns, key, id, database)
   learn(ns, name)
 end
 
--- Whether a hold of the same transaction has to be applied before.
-local function has_earlier(name, id, hold)
-  for _, h in ipairs(holds_of(name)) do
-    if h.id == id then return false end
-    if h.hold.top == hold.top then return true end
-  end
+-- Whether a hold of the same transaction has to be applied before. Each one is applied after the one before it, so that
+-- is the only one to look for.
+local function has_earlier(name, hold)
+  return hold.before and redis.call('HEXISTS', name, hold.before) == 1
 end
 
 -- Whether a durable effect was applied: a hold of it that arrives afterwards is nothing any more.
@@ -430,18 +469,18 @@ local function end_one(ns, key, id, verb)
   if not hold then return 'none' end
   if hold.k == 'received' then
     local answer = end_one(ns, hold.a[1], id, verb)
-    if answer == 'none' then drop_hold(name, id, hold) end
+    if answer == 'none' then drop_hold(ns, name, id, hold) end
     return answer
   end
   local kind = kinds[hold.k]
   if verb == 'apply' and not (hold.d and is_done(ns, key, id)) then
-    if kind.ordered and has_earlier(name, id, hold) then return 'later' end
+    if has_earlier(name, hold) then return 'later' end
     local answer = kind.apply(key, hold.a, id, ns)
     if hold.d and answer ~= 'lost' then mark_done(ns, key, id, hold.d) end
   elseif kind.undo then
     kind.undo(key, hold.a, id, ns)
   end
-  drop_hold(name, id, hold)
+  drop_hold(ns, name, id, hold)
   return 'ended'
 end
 
@@ -452,45 +491,51 @@ local function are_strings(function_name, ns, keys)
   end
 end
 
--- effect <key> [<key>] | namespace hold top durable kind n argument... check... -> held ... | why not ...
--- durable: the database that has a row of it, '' if none has. A call that comes twice counts once.
+-- effect <key> [<key>] | namespace hold top before durable kind n argument... check... -> held ... | why not ...
+-- before: the hold that the transaction made before on the (first) key and has not rolled back, '' if none. durable:
+-- the database that has a row of it, '' if none has. A call that comes twice counts once.
 local function effect(keys, args)
-  local kind, n = kinds[args[5] or ''], whole(args[6] or '')
-  if #keys < 1 or not n or #args < 6 + n or not kind or not kind.prepare or not is_hold(args[2]) then
-    return bad('fence_effect', 'expected keys, namespace, hold, transaction, durable, kind and arguments')
+  local kind, n = kinds[args[6] or ''], whole(args[7] or '')
+  if #keys < 1 or #keys > 2 or not n or #args < 7 + n or not kind or not kind.prepare or not is_hold(args[2]) then
+    return bad('fence_effect', 'expected keys, namespace, hold, transaction, hold before, durable, kind and arguments')
   end
   local wrong = are_strings('fence_effect', args[1], keys)
   if wrong then return wrong end
-  local c = { ns = args[1], id = args[2], top = args[3], durable = args[4], key = keys[1] }
+  local c = { ns = args[1], id = args[2], top = args[3], before = args[4], durable = args[5], key = keys[1] }
   c.name = beside(c.ns, 'h', c.key)
   end_one(c.ns, c.key, c.id, 'undo')
   for _, key in ipairs(keys) do
     local name = beside(c.ns, 'h', key)
-    local class = redis.call('HGET', name, CLASS)
-    if class and class ~= kind.class then return refused_by_holders('busy', name) end
+    local class, owner = unpack(redis.call('HMGET', name, CLASS, OWNER))
+    if class and class ~= kind.class then
+      return owner == c.top and { 'mixed' } or refused_by_holders('busy', name)
+    end
   end
-  return kind.prepare(c, { unpack(args, 7, 6 + n) }, { unpack(args, 7 + n) })
+  return kind.prepare(c, { unpack(args, 8, 7 + n) }, { unpack(args, 8 + n) })
 end
 
--- effect_piece <key> | namespace hold offset piece... -> built. One more piece of what is published under the hold: of
--- a string, or field, value, ... of a hash. A piece that comes twice counts once.
+-- effect_piece <key> | namespace hold offset form piece... -> built. One more piece of what is published under the
+-- hold: of a string, or field, value, ... of a hash. A piece that comes twice counts once. form: '' if the hold has to
+-- be there; that of the value if effect_redo has asked for it.
 local function effect_piece(keys, args)
   local ns, id, offset = args[1], args[2], whole(args[3] or '')
-  if #keys ~= 1 or #args < 4 or not is_hold(id) or not offset then
-    return bad('fence_effect_piece', 'expected a key, namespace, hold, offset and piece')
+  local form = args[4]
+  if #keys ~= 1 or #args < 5 or not is_hold(id) or not offset then
+    return bad('fence_effect_piece', 'expected a key, namespace, hold, offset, form and piece')
   end
   local wrong = are_strings('fence_effect_piece', ns, keys)
   if wrong then return wrong end
-  local hold = read_hold(beside(ns, 'h', keys[1]), id)
-  if not hold or hold.k ~= 'publish' then return bad('fence_effect_piece', 'the hold is gone') end
+  local hold = form == '' and read_hold(beside(ns, 'h', keys[1]), id)
+  if form == '' and (not hold or hold.k ~= 'publish') then return bad('fence_effect_piece', 'the hold is gone') end
   local shadow = shadow_of(ns, keys[1], id)
-  if hold.a[2] == 'hash' then
-    redis.call('HSET', shadow, unpack(args, 4))
+  if (hold and hold.a[2] or form) == 'hash' then
+    redis.call('HSET', shadow, unpack(args, 5))
   elseif offset == 0 then
-    redis.call('SET', shadow, args[4])
+    redis.call('SET', shadow, args[5])
   else
-    redis.call('SETRANGE', shadow, offset, args[4])
+    redis.call('SETRANGE', shadow, offset, args[5])
   end
+  if not hold then redis.call('PEXPIRE', shadow, ROW_SHADOW_MS) end
   return { 'built' }
 end
 
@@ -498,8 +543,9 @@ end
 -- ended even if one cannot be; then the answer is the error.
 local function effects_end(_, args)
   local ns, verb, failed = args[1], args[2], nil
-  if #args < 4 or #args % 2 ~= 0 or not is_namespace(ns) or (verb ~= 'apply' and verb ~= 'undo') then
-    return bad('fence_effects_end', 'expected namespace, apply or undo, and pairs of key and hold')
+  if #args < 4 or #args > 2 + 2 * MOST_ENDS or #args % 2 ~= 0 or not is_namespace(ns)
+    or (verb ~= 'apply' and verb ~= 'undo') then
+    return bad('fence_effects_end', 'expected namespace, apply or undo, and 1 to 1000 pairs of key and hold')
   end
   for i = 3, #args, 2 do
     if not is_effect_key(ns, args[i]) or not is_hold(args[i + 1]) then
@@ -516,8 +562,8 @@ local function effects_end(_, args)
   return failed or { 'ended' }
 end
 
--- effect_redo <key> [<key>] | namespace hold database kind argument... -> done. The row of a durable effect whose
--- transaction has committed: applied, unless it was.
+-- effect_redo <key> [<key>] | namespace hold database kind argument... -> done | value. The row of a durable effect
+-- whose transaction has committed: applied, unless it was. value: a publish without one, which has to be built first.
 local function effect_redo(keys, args)
   local ns, id, kind = args[1], args[2], kinds[args[4] or '']
   if #keys < 1 or not kind or not is_hold(id) then
@@ -531,7 +577,7 @@ local function effect_redo(keys, args)
   if answer == 'none' or not is_done(ns, keys[1], id) then
     local arguments = {}
     for i = 5, #args do arguments[i - 4] = args[i] end
-    kind.apply(keys[1], arguments, id, ns)
+    if kind.apply(keys[1], arguments, id, ns) == 'lost' then return { 'value' } end
     mark_done(ns, keys[1], id, args[3])
   end
   return { 'done' }
@@ -539,8 +585,8 @@ end
 
 -- effects_forget | namespace (key hold)... -> forgotten. Marks whose rows are gone.
 local function effects_forget(_, args)
-  if #args % 2 ~= 1 or not is_namespace(args[1]) then
-    return bad('fence_effects_forget', 'expected namespace and pairs of key and hold')
+  if #args % 2 ~= 1 or #args > 1 + 2 * MOST_ENDS or not is_namespace(args[1]) then
+    return bad('fence_effects_forget', 'expected namespace and up to 1000 pairs of key and hold')
   end
   for i = 2, #args, 2 do
     if not is_effect_key(args[1], args[i]) then return bad('fence_effects_forget', 'malformed key') end
@@ -556,75 +602,107 @@ local function effect_read(keys, args)
   return value and { 'value', value } or { 'none' }
 end
 
--- log_stamps <key> | most -> stamp... of the last entries, newest first
+-- The entries of a log from a place on, newest first, and the place behind them, '' if there is nothing behind. A place
+-- is a number of entries from the newest; of a stream, the id of the last that was seen.
+local function entries_from(key, form, place, n)
+  local found
+  if form == 'stream' then
+    found = redis.call('XREVRANGE', key, place == '0' and '+' or '(' .. place, '-', 'COUNT', n)
+    return found, #found == n and found[n][1] or ''
+  end
+  local from = whole(place) or 0
+  found = redis.call(form == 'list' and 'LRANGE' or 'ZRANGE', key, -from - n, -from - 1)
+  local newest_first = {}
+  for i = #found, 1, -1 do newest_first[#newest_first + 1] = found[i] end
+  return newest_first, #found == n and string.format('%d', from + n) or ''
+end
+
+-- log_stamps <key> | most place -> place stamp... of up to so many entries, newest first. A place '0' starts; '' in the
+-- reply ends, else it is where to go on. An entry without a stamp is ''.
 local function log_stamps(keys, args)
   local most = args[1] and whole(args[1])
-  if #keys ~= 1 or not most or most < 1 then return bad('fence_log_stamps', 'expected a key and a number') end
-  local form, stamps, entries = redis.call('TYPE', keys[1]).ok, {}, {}
-  if form == 'list' then
-    entries = redis.call('LRANGE', keys[1], -most, -1)
-  elseif form == 'zset' then
-    entries = redis.call('ZRANGE', keys[1], -most, -1)
-  elseif form == 'stream' then
-    for _, entry in ipairs(redis.call('XREVRANGE', keys[1], '+', '-', 'COUNT', most)) do
-      stamps[#stamps + 1] = entry[2][1] == 'stamp' and entry[2][2] or nil
-    end
+  if #keys ~= 1 or #args ~= 2 or not most or most < 1 or not find(args[2], '^%d+%-?%d*$') then
+    return bad('fence_log_stamps', 'expected a key, a number and a place')
   end
-  for i = #entries, 1, -1 do stamps[#stamps + 1] = match(entries[i], '^(%S+) %d+ ') end
-  return stamps
+  local form, reply, place, bytes = redis.call('TYPE', keys[1]).ok, { '' }, args[2], BYTES
+  if form ~= 'list' and form ~= 'zset' and form ~= 'stream' then return reply end
+  most = math.min(most, FIELDS)
+  repeat
+    local entries
+    entries, place = entries_from(keys[1], form, place, math.min(10, most - #reply + 1))
+    for _, entry in ipairs(entries) do
+      local fields = form == 'stream' and entry[2]
+      if fields then
+        reply[#reply + 1] = fields[1] == 'stamp' and fields[2] or ''
+      else
+        reply[#reply + 1] = match(entry, '^(%S+) %d+ ') or ''
+      end
+      bytes = bytes - #(fields and fields[#fields] or entry)
+    end
+  until place == '' or #reply > most or bytes < 0
+  reply[1] = place
+  return reply
 end
 
 -- ---------------------------------------------------------------------------------------------------------------
 -- For the patrol
 -- ---------------------------------------------------------------------------------------------------------------
 
--- What there is to settle in a hash of holds, or of done effects (kind: 'done <database>'), goes to the reply.
-local function list_name(ns, name, reply, min_age)
+-- One step through a hash of holds, or of done effects (kind: 'done <database>'): what there is to settle goes to the
+-- reply, in no order. Returns where to go on, '0' at the end, and how many bytes it has read.
+local function list_name(ns, name, cursor, reply, min_age)
   local letter, key = beside_what(ns, name)
-  local now = now_ms()
+  local now, bytes = now_ms(), 0
+  local found = redis.pcall('HSCAN', name, cursor, 'COUNT', 10)
+  if found.err or (cursor == '0' and found[1] == '0' and #found[2] == 0) then
+    unlearn(ns, name)                  -- gone, elsewhere, or somebody else's
+    return '0', 0
+  end
   local function list(id, kind, top, since)
     local n = #reply
     reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = key, id, kind, top
     reply[n + 5] = string.format('%.0f', math.max(now - since, 0))
   end
-  if letter == 'd' then
-    local all = redis.call('HGETALL', name)
-    for i = 1, #all, 2 do
-      local database, since = match(all[i + 1], '^(%d+) (%d+)$')
-      if tonumber(since) <= now - MARK_MS then list(all[i], 'done ' .. database, '', since) end
+  for i = 1, #found[2], 2 do
+    local id, raw = found[2][i], found[2][i + 1]
+    bytes = bytes + #raw
+    if letter == 'd' then
+      local database, since = match(raw, '^(%d+) (%d+)$')
+      if since and tonumber(since) <= now - MARK_MS then list(id, 'done ' .. database, '', since) end
+    elseif is_hold(id) then
+      local hold = cmsgpack.unpack(raw)
+      if hold.at <= now - min_age then list(id, hold.k, hold.top, hold.at) end
     end
-    return #all > 0
   end
-  local holds = holds_of(name)
-  for _, h in ipairs(holds) do
-    if h.hold.at <= now - min_age then list(h.id, h.hold.k, h.hold.top, h.hold.at) end
-  end
-  return #holds > 0
+  return found[1], bytes
 end
 
 -- effects | namespace min_age_ms limit cursor -> cursor (key hold kind transaction age_ms)... A cursor '' starts; '' in
--- the reply ends.
+-- the reply ends. A page may be empty, and what changes meanwhile may be listed twice or not: the next round sees it.
+-- Cursors: "look <steps>" while SCAN finds names, then "<place in the list of names> <cursor of HSCAN there>".
 local function effects(_, args)
   local min_age, limit = args[2] and whole(args[2]), args[3] and whole(args[3])
   if #args ~= 4 or not is_namespace(args[1]) or not min_age or not limit or limit < 1 then
     return bad('fence_effects', 'expected namespace, age, limit and cursor')
   end
-  local ns, reply = args[1], { '' }
-  if args[4] == '' then look_around(ns) end
-  local names = known_of(ns).names
-  local name = next(names, names[args[4]] and args[4] or nil)
-  while name do
-    local here = name
-    if sub(here, #ns + 2, #ns + 2) ~= 'q' and not list_name(ns, here, reply, min_age) then names[here] = false end
-    name = next(names, here)
-    if #reply >= 5 * limit then
-      reply[1] = here
-      break
-    end
+  local ns, reply, steps, bytes = args[1], { '' }, STEPS, BYTES
+  local k = known_of(ns)
+  local looks = args[4] == '' and LOOKS or whole(match(args[4], '^look (%d+)$') or '')
+  if looks then
+    look_around(ns, k)
+    if looks > 1 and not k.complete and k.cursor ~= '0' then return { 'look ' .. (looks - 1) } end
   end
-  for n, is in pairs(names) do
-    if not is and n ~= reply[1] then names[n] = nil end
+  local place, cursor = match(args[4], '^(%d+) (%d+)$')
+  place = place and whole(place) or k.holds.n
+  if place > k.holds.n then place, cursor = k.holds.n, '0' end
+  cursor = cursor or '0'
+  while place > 0 and #reply < 5 * limit and steps > 0 and bytes > 0 do
+    local read
+    cursor, read = list_name(ns, k.holds.names[place], cursor, reply, min_age)
+    steps, bytes = steps - 1, bytes - read
+    if cursor == '0' then place = place - 1 end
   end
+  if place > 0 then reply[1] = place .. ' ' .. cursor end
   return reply
 end
 
@@ -633,45 +711,82 @@ local function processing_of(queue)
   return match(queue, '^[^{]*{[^}]+}') and queue .. ':processing' or '{' .. queue .. '}:processing'
 end
 
+-- The field of a job's deadline: what enqueue told, "<stamp> <n>".
+local function field_of(job)
+  return match(job, '^(%S+ %d+) ') or redis.sha1hex(job)
+end
+
+-- The jobs that were taken first, up to 1,000 or so many bytes, and whether these are all. LMOVE ... LEFT puts new ones
+-- in front.
+local function jobs_taken(processing)
+  local taken, bytes = {}, 4 * BYTES
+  repeat
+    local some = redis.call('LRANGE', processing, -#taken - 10, -#taken - 1)
+    for i = #some, 1, -1 do
+      taken[#taken + 1] = some[i]
+      bytes = bytes - #some[i]
+    end
+    if #some < 10 then return taken, true end
+  until #taken >= 1000 or bytes < 0
+  return taken, false
+end
+
+-- Drops deadlines of jobs that are not taken any more: those that are not among the taken, if these are all, else those
+-- that have long been over. One step through them a call.
+local function forget_deadlines(name, cursor, is_taken, all, long_ago)
+  local found = redis.call('HSCAN', name, cursor, 'COUNT', 1000)
+  for i = 1, #found[2], 2 do
+    local field = found[2][i]
+    if field ~= 'lease' and not is_taken[field] and (all or (tonumber(found[2][i + 1]) or 0) < long_ago) then
+      redis.call('HDEL', name, field)
+    end
+  end
+  return found[1]
+end
+
 -- Jobs that were taken get a deadline when they are first seen; those whose time is over go back to where they are
--- taken next.
-local function look_at_queue(name, queue)
+-- taken next. Returns how many, where forget_deadlines() is to go on, and how many it has looked at.
+local function look_at_queue(name, queue, cursor)
   local processing, now, returned = processing_of(queue), now_ms(), 0
   local lease = tonumber(redis.call('HGET', name, 'lease') or '0')
-  local taken, is_taken = redis.call('LRANGE', processing, 0, 999), { lease = true }
+  local taken, all = jobs_taken(processing)
+  local is_taken = {}
   for _, job in ipairs(taken) do
-    local till = tonumber(redis.call('HGET', name, job) or nil)
-    is_taken[job] = true
+    local field = field_of(job)
+    local till = tonumber(redis.call('HGET', name, field) or nil)
+    is_taken[field] = true
     if not till then
-      redis.call('HSET', name, job, string.format('%.0f', now + lease))
+      redis.call('HSET', name, field, string.format('%.0f', now + lease))
     elseif till <= now then
-      redis.call('LREM', processing, 1, job)
+      redis.call('LREM', processing, -1, job)
       redis.call('RPUSH', queue, job)
-      redis.call('HDEL', name, job)
+      redis.call('HDEL', name, field)
       returned = returned + 1
     end
   end
-  if #taken < 1000 then
-    for _, job in ipairs(redis.call('HKEYS', name)) do
-      if not is_taken[job] then redis.call('HDEL', name, job) end
-    end
-  end
-  if #taken == 0 and redis.call('EXISTS', queue) == 0 then redis.call('DEL', name) end
-  return returned
+  cursor = forget_deadlines(name, cursor, is_taken, all, now - lease)
+  if #taken == 0 and redis.call('EXISTS', queue) == 0 then redis.call('UNLINK', name) end
+  return returned, cursor, #taken
 end
 
--- queues | namespace -> returned. How many abandoned jobs went back to their queues.
+-- queues | namespace cursor -> returned cursor. How many abandoned jobs went back to their queues. A cursor '' starts;
+-- '' in the reply ends.
 local function queues(_, args)
-  if #args ~= 1 or not is_namespace(args[1]) then return bad('fence_queues', 'expected a namespace') end
-  local names, returned = known_of(args[1]).names, 0
-  for name in pairs(names) do
-    local letter, queue = beside_what(args[1], name)
-    local ok, n = true, 0
-    if letter == 'q' then ok, n = pcall(look_at_queue, name, queue) end
-    if ok then returned = returned + n end
-    if letter == 'q' and (not ok or redis.call('EXISTS', name) == 0) then names[name] = nil end
+  if #args ~= 2 or not is_namespace(args[1]) then return bad('fence_queues', 'expected a namespace and a cursor') end
+  local list = known_of(args[1]).queues
+  local place = math.min(whole(args[2]) or list.n, list.n)
+  local returned, looked, last = 0, 0, place - 50
+  while place > 0 and place > last and looked < 100 do
+    local name = list.names[place]
+    local _, queue = beside_what(args[1], name)
+    local ok, n, cursor, jobs = pcall(look_at_queue, name, queue, list.cursors[name] or '0')
+    if ok then
+      returned, looked, list.cursors[name] = returned + n, looked + jobs, cursor
+    end
+    if not ok or redis.call('EXISTS', name) == 0 then unlearn(args[1], name) end
+    place = place - 1
   end
-  return { tostring(returned) }
+  return { tostring(returned), place > 0 and tostring(place) or '' }
 end
 
 register_keyed('fence_effect', effect)

@@ -31,7 +31,14 @@ local MAX_NAME = 4096                  -- bytes in a fence, value or domain name
 local MAX_NONCE = 16
 local MAX_FENCES = 1000                -- in one write
 local MAX_STAMP = 100
+local MAX_PAYLOAD = 4 * 1024 * 1024    -- bytes of what a reader puts
+local TICKET_MS = 60000                -- how long a fence that has only a ticket stays, if a fill lease is not longer
 local VERSIONS_KEPT = 1000             -- see version()
+local MOST_RESERVED = 100000           -- fences with reservations; beyond it a domain that has more than ...
+local FEW_RESERVED = 1000              -- ... these is reserved as a whole
+local VISITED = 1000                   -- fences that one call lists, or passes over
+local GARBAGE_KB = 16384               -- see collect_garbage()
+local MOST_FILLS = 100000              -- fill leases since the last turn; beyond it nobody is told to wait
 
 local identity = nil                   -- of this process: drawn once, by the first hello
 local spaces = {}                      -- namespace -> see new_space()
@@ -56,6 +63,12 @@ end
 
 local function now_ms()
   return ms_of(redis.call('TIME'))
+end
+
+-- A step of Lua's garbage collector, some milliseconds at most. It keeps pace with what calls allocate, and Redis gives
+-- it a little with every fifty calls: what a large transaction has left behind would stay for hours.
+local function collect_garbage()
+  if collectgarbage('count') > GARBAGE_KB then collectgarbage('step', 1000) end
 end
 
 -- A version, or nil. Readers' arguments come from outside, so the form is checked here and nowhere else. Those that
@@ -113,7 +126,7 @@ end
 -- ---------------------------------------------------------------------------------------------------------------
 
 local SLOTS = 16384
-local SLOTS_KEPT = 10000               -- tags whose slots are remembered, at most
+local SLOTS_KEPT, TAG_KEPT = 10000, 100 -- tags whose slots are remembered, at most, and bytes of one
 
 local crc_table = nil                  -- of CRC16/XMODEM; made by the first process that needs it
 local slot_of_tag, slots_kept = {}, 0
@@ -140,7 +153,7 @@ local function slot_of(fence)
   end
   if slots_kept >= SLOTS_KEPT then slot_of_tag, slots_kept = {}, 0 end
   slot = crc % SLOTS
-  slot_of_tag[tag], slots_kept = slot, slots_kept + 1
+  if #tag <= TAG_KEPT then slot_of_tag[tag], slots_kept = slot, slots_kept + 1 end
   return slot
 end
 
@@ -175,20 +188,22 @@ end
 -- ---------------------------------------------------------------------------------------------------------------
 
 -- One cluster's view of this process. armed: {owner, timeline, server, epoch, number, until_ms, granted_ms, idle,
--- fill_ms, stream_max, safe_second}; granted_ms: until_ms as it was granted, whatever a disarm made of it; safe_second:
--- see lease_runs().
+-- ticket, fill_ms, stream_max, safe_second}; granted_ms: until_ms as it was granted, whatever a disarm made of it;
+-- safe_second: see lease_runs().
 -- slots: false: all; else slot -> true: granted; false: was granted and is lost (see read_keys), and then
 -- lost: slot -> a fence that was found elsewhere. since: slot -> number of the grant by which it came here last; of all
 -- that this process was ever granted in the epoch.
 -- pending: fence name -> the first of its reservations {stamp, w, gen, grant, time, raw, v, next}, in order of arrival
 -- (time: what TIME answered; raw, v: what the fence held then, and the version that it told); fences: how many there
--- are in it; most: how many there were since it was made. domains: name -> see domain_of(). filling, filled_before,
--- turned: see turn_fills(). A gen is a table of its own: it equals nothing but itself.
+-- are in it; most: how many there were since it was made; stopped, resume: where the last page of pending() ended, and
+-- the fence that comes there now. domains: name -> see domain_of(). filling, filled_before, fills (how many in
+-- filling), turned: see turn_fills().
+-- A gen is a table of its own: it equals nothing but itself.
 local function new_space(armed, slots, grant)
   local since = {}
   for slot in pairs(slots or {}) do since[slot] = grant end
   return { armed = armed, slots = slots, lost = {}, since = since, pending = {}, fences = 0, most = 0, domains = {},
-           filling = {}, filled_before = {}, turned = 0 }
+           filling = {}, filled_before = {}, fills = 0, turned = 0 }
 end
 
 local function add_first(space, fence, own)
@@ -198,8 +213,9 @@ local function add_first(space, fence, own)
 end
 
 -- A Lua table never shrinks, and the garbage collector walks all of it in one go: after 100,000 reservations at once
--- every call would pay for them for ever. So it is made anew once it is mostly empty.
+-- every call would pay for them for ever. So it is made anew once it is mostly empty; there are never many more.
 local function drop_last(space, fence)
+  if space.resume == fence then space.resume = next(space.pending, fence) end
   space.pending[fence] = nil
   space.fences = space.fences - 1
   if space.most > 1000 and space.fences * 4 < space.most then
@@ -407,7 +423,7 @@ end
 -- Returns what the key holds now.
 local function write_fence(space, fence, domain, v, rest)
   local raw = domain.head .. v .. ' ' .. rest
-  redis.call('SET', fence, raw, 'PX', space.armed.idle)
+  redis.call('SET', fence, raw, 'PX', v == '-' and space.armed.ticket or space.armed.idle)
   return raw
 end
 
@@ -598,7 +614,11 @@ end
 local function use_settings(space, settings)
   -- idle: as text, for Redis writes a number of Lua as text with great care, again in every call
   space.armed.idle, space.armed.fill_ms = string.format('%d', settings.idle_ms), settings.fill_ms
-  if settings.fill_ms == 0 then space.filling, space.filled_before = {}, {} end    -- switched off: none is remembered
+  -- anybody who may read makes tickets, of keys that there may never be
+  space.armed.ticket = string.format('%d', math.min(settings.idle_ms, math.max(TICKET_MS, settings.fill_ms)))
+  if settings.fill_ms == 0 then                            -- switched off: none is remembered
+    space.filling, space.filled_before, space.fills = {}, {}, 0
+  end
   space.armed.stream_max = settings.stream_max
 end
 
@@ -683,7 +703,7 @@ end
 -- soon as all of the older have run out, with the next lease or the next heartbeat.
 local function turn_fills(space, now)
   if now - space.turned >= space.armed.fill_ms or now < space.turned then
-    space.filled_before, space.filling, space.turned = space.filling, {}, now
+    space.filled_before, space.filling, space.fills, space.turned = space.filling, {}, 0, now
   end
 end
 
@@ -711,6 +731,7 @@ local function renew(_, args)
   extend(space.armed, till)
   use_settings(space, settings)
   turn_fills(space, now)
+  collect_garbage()
   local came = slots and regrant(space, slots, settings.grant) or 0
   return { 'renewed', '', tostring(now), is_back(space) and '1' or '0', tostring(came) }
 end
@@ -758,8 +779,9 @@ end
 -- Writers
 -- ---------------------------------------------------------------------------------------------------------------
 
--- The namespace that all the fences belong to, or nil. One message never mixes namespaces.
+-- The namespace that all the fences belong to, or nil: there are too many, or they are of several.
 local function common_namespace(keys)
+  if #keys > MAX_FENCES then return nil end
   local ns
   for _, fence in ipairs(keys) do
     local n = parse(fence)
@@ -796,7 +818,9 @@ local function reserve_one(space, domain, fence, stamp, observed, w, time, raw, 
   if v and not below(v, w) then return v, raw end
   local first = space.pending[fence]
   local own = own_pending(first, stamp)
-  if own then
+  if not own and space.fences >= MOST_RESERVED and domain.reserved >= FEW_RESERVED then
+    domain_pend(domain, stamp, 0, ms_of(time))             -- the patrol ends it
+  elseif own then
     if below(own.w, w) then own.w = w end
     own.gen, own.grant, own.raw, own.v = domain.gen, grant, raw, v
   else
@@ -1086,7 +1110,10 @@ local function busy_ms(space, fence, what)
   local left = fill and fill.what == what and fill.till - now or 0
   if left > 0 and left <= lease then return left end
   turn_fills(space, now)
-  space.filling[fence] = { what = what, till = now + lease }
+  if space.fills < MOST_FILLS then
+    space.filling[fence] = { what = what, till = now + lease }
+    space.fills = space.fills + 1
+  end
 end
 
 -- get <fence> <value> -> hit token version payload | miss token ticket [busy ms] | pending | unarmed
@@ -1300,6 +1327,7 @@ local function put(keys, args)
   if not may_answer(r, fence) then return { 'refused', 'unarmed' } end
   local space, domain = r.space, r.domain
   if args[1] ~= domain.token then return refuse(domain, 'token') end
+  if #args[4] > MAX_PAYLOAD then return refuse(domain, 'too large') end
   local v, ticket, exists = read_fence(fence, domain)
   if v then
     if below(w, v) then
@@ -1353,8 +1381,9 @@ local function status(keys, args)
 end
 
 -- pending | namespace min_age_ms limit cursor -> cursor epoch (kind name stamp w age_ms)...
--- kind is row or domain (w is ''). A cursor '' starts; a cursor '' in the reply ends. A fence is listed whole, so limit
--- may be passed by a few. What changes meanwhile may be listed or not: the next round sees it.
+-- kind is row or domain (w is ''). A cursor '' starts; a cursor '' in the reply ends, else it is the fence that comes
+-- next. A page may be empty. A fence is listed whole, so limit may be passed by a few. What changes meanwhile may be
+-- listed or not: the next round sees it.
 local function pending(_, args)
   local min_age, limit = args[2] and whole(args[2]), args[3] and whole(args[3])
   if #args ~= 4 or not min_age or not limit or limit < 1 then
@@ -1362,32 +1391,35 @@ local function pending(_, args)
   end
   local space = spaces[args[1]]
   if not space then return { '', '' } end
+  collect_garbage()
   local now, reply = now_ms(), { '', space.armed.epoch }
   local function list(kind, name, stamp, w, since)
     if now - since < min_age then return end
     local n = #reply
     reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4], reply[n + 5] = kind, name, stamp, w, tostring(now - since)
   end
-  local cursor = args[4] ~= '' and args[4] or nil
-  if not cursor then
+  local fence = args[4]
+  if fence == '' then
     for name, d in pairs(space.domains) do
       for stamp, p in pairs(d.pending) do list('domain', name, stamp, '', p.since) end
     end
-  elseif not space.pending[cursor] then
-    cursor = nil                       -- settled meanwhile: its place in the table is lost, start again
+    fence = next(space.pending)
+  elseif fence == space.stopped then
+    fence = space.resume
+  elseif not space.pending[fence] then
+    fence = next(space.pending)        -- settled meanwhile: its place in the table is lost, start again
   end
-  local fence, p = next(space.pending, cursor)
-  while fence do
+  local visited = 0
+  while fence and visited < VISITED and #reply < 5 * limit do
+    local p = space.pending[fence]
     while p do
       list('row', fence, p.stamp, p.w, ms_of(p.time))
       p = p.next
     end
-    if #reply >= 5 * limit then
-      reply[1] = fence
-      break
-    end
-    fence, p = next(space.pending, fence)
+    fence, visited = next(space.pending, fence), visited + 1
   end
+  reply[1] = fence or ''
+  space.stopped, space.resume = fence, fence
   return reply
 end
 

@@ -362,12 +362,20 @@ subtest 'get: miss, ticket, hit' => sub {
 		$ticket = fcall('fence_get', 2, f('k'), v('k'))->[2];
 		ok(!$seen{$ticket}++, "after $loss of the fence: a ticket that was never given before");
 	}
-	cmp_ok($redis->call('PTTL', f('k')), '>', 3_500_000, 'a fence has its idle time to live');
+	my $ttl = $redis->call('PTTL', f('k'));
+	ok(50_000 < $ttl && $ttl <= 60_000, "a fence that has only a ticket goes after a minute: $ttl");
 	fill('k', 5);
+	cmp_ok($redis->call('PTTL', f('k')), '>', 3_500_000, 'a fence has its idle time to live');
 	$redis->call('PEXPIRE', f('k'), 1_000_000);
 	reserve('k', '1.a', 5, 6);
 	commit('k', '1.a', 6);
 	cmp_ok($redis->call('PTTL', f('k')), '>', 3_500_000, 'which begins anew with a commit');
+	renew(until => $hour, settings => '{"idle_ms": 3600000, "fill_ms": 300000}');
+	get('waited');
+	cmp_ok($redis->call('PTTL', f('waited')), '>', 200_000, 'a ticket lives as long as a fill lease');
+	renew(until => $hour, settings => '{"idle_ms": 5000}');
+	get('short');
+	cmp_ok($redis->call('PTTL', f('short')), '<=', 5000, 'and not longer than fences do');
 };
 
 subtest 'put: token, ticket, version' => sub {
@@ -405,6 +413,7 @@ subtest 'put: token, ticket, version' => sub {
 			'stored', 'another value of the same fence');
 		is(fcall('fence_get', 2, f('k'), v('k') . $suffix)->[3], $suffix, 'comes back');
 	}
+	is(put('k', 99, payload => 'x' x (4 * 1024 * 1024 + 1)), 'refused too large', 'what is too large for Redis to copy around');
 };
 
 subtest 'get_ro: no ticket, no trace' => sub {
@@ -1194,6 +1203,61 @@ subtest 'events in a cluster: to the slot of the fence' => sub {
 	domain('commit', '3.e');
 	is($wide->reply->[2], '1.t - - 3.e', 'the whole domain: to everybody');
 	$cluster->stop;
+};
+
+# Function memory in kilobytes
+sub function_memory { return ($redis->info('memory', 'used_memory_vm_functions') =~ /(\d+)$/)[0] / 1024; }
+
+sub reserve_many
+{
+	my ($stamp, $first, $n) = @_;
+	my @fences = map { f("many$_") } $first .. $first + $n - 1;
+
+	return fcall('fence_write', 0, $n, @fences, $epoch, ('r', $stamp, '', 7) x $n);
+}
+
+subtest 'more reservations than a process keeps: the domain as a whole' => sub {
+	fresh();
+	announce('1.u', 1);
+	fill('k', 5);
+	my $before = function_memory();
+	reserve_many('1.a', $_ * 1000, 1000) foreach 0 .. 99;
+	is(get('k'), 'hit ' . token() . ' 5 p5', 'so many are kept');
+	is_deeply(reserve_many('2.a', 100_000, 1000), [ 'written', ('') x 1000 ], 'more are granted');
+	is(get('k'), 'pending', 'the domain as a whole');
+	is(join(',', grep { !/^many\d+ 1\.a 7$/ } split /, /, pendings()), 'domain 1.t 2.a', 'with one reservation');
+	my $full = function_memory();
+	reserve_many('2.a', 101_000 + $_ * 1000, 1000) foreach 0 .. 99;
+	cmp_ok(function_memory(), '<', 2 * $full, 'memory is bounded');
+	is(answer('fence_write', 0, 1, 'n:f:1.u:{k}', $epoch, 'r', '3.a', '', 7), 'written ', 'a domain that has few keeps rows');
+	unlike(pendings(), qr/domain 1\.u/, '... and is not reserved');
+	is(writes('many100000', 'c', '2.a', 7), 'written', 'what is committed');
+	is(get('k'), 'pending', '... ends nothing');
+	domain('commit', '2.a');
+	is(get('many100000') =~ s/ .*//r, 'miss', 'the patrol does, by the fate of the transaction');
+	is(get('k') =~ s/ .*//r, 'miss', 'and nothing of before is trusted');
+
+	fcall('fence_write', 0, 1000, (map { f("many$_") } $_ * 1000 .. $_ * 1000 + 999), $epoch, ('a', '1.a') x 1000) foreach 0 .. 99;
+	is(pendings(), 'n:f:1.u:{k} 3.a 7', 'all are dropped');
+	my $rounds = 0;
+	renew(until => $hour) while function_memory() > $before + 20_000 && $rounds++ < 500;
+	cmp_ok(function_memory(), '<', $before + 20_000, "memory is given back after $rounds heartbeats, of $full kB");
+};
+
+subtest 'a listing of young reservations is a bounded piece of work, too' => sub {
+	fresh();
+	reserve_many('1.a', $_ * 1000, 1000) foreach 0 .. 9;
+	my ($cursor, $pages, @list) = ('', 0);
+	do
+	{
+		($cursor, undef, @list) = @{ fcall('fence_pending', 0, 'n', $hour, 10, $cursor) };
+		is(scalar @list, 0, 'nothing is old enough');
+		# what the next page begins with is gone by then
+		fcall('fence_abort', 1, $cursor, $epoch, '1.a') if $cursor ne '';
+		$pages++;
+	} while $cursor ne '' && $pages < 100;
+	cmp_ok($pages, '>=', 10, 'pages');
+	cmp_ok($pages, '<=', 11, 'none begins anew');
 };
 
 # Many reservations at once: the table that held them is made anew when most are gone, and every call is as fast as before.

@@ -14,7 +14,7 @@ use Time::HiRes qw(time);
 my @EXTENSION = qw(+fcall +function|list +function|load +info +set +mget +del +time +select +scan);
 # And for effects, besides
 my @EFFECTS = qw(~app:* +get +incrby +decrby +setrange +exists +type +rename +unlink +pexpire +pttl +persist +hset +hget +hdel +hincrby
-  +hgetall +hkeys +hexists +hscan +lpush +rpush +lrange +ltrim +lrem +zadd +zrange +zremrangebyrank +xadd +xtrim +xrevrange);
+  +hmget +hexists +hscan +lpush +rpush +lrange +ltrim +lrem +zadd +zcard +zrange +zremrangebyrank +xadd +xtrim +xrevrange);
 my @READER = qw(+fcall|fence_get +fcall|fence_get_many +fcall|fence_put +fcall|fence_release +fcall|fence_current
   +fcall|fence_check +fcall|fence_check_many +fcall|fence_peek +get +mget +set +time +select);
 # Of those who may not even fill a cache; their keys: %R~
@@ -86,7 +86,8 @@ subtest 'effects need what is said, and reach no other key' => sub {
 		  "SELECT fence.transfer('app:{t}1', 'app:{t}2', 1, NULL)", "SELECT fence.compare_and_set('app:v', NULL, 'x')",
 		  "SELECT fence.take_and_extend('app:v', '1 hour'), fence.take_and_extend('app:v', '0')",
 		  "SELECT fence.publish('app:p', repeat('x', 600000)), fence.publish('app:q', 'x', '1 hour'), fence.publish_hash('app:h', '{\"a\": 1}')",
-		  "SELECT fence.append('app:l', 'x', 'list', 3), fence.append('app:z', 'x', 'zset', 3), fence.append('app:s', 'x', 'stream', 3)",
+		  "SELECT fence.append('app:l', g, 'list', 1), fence.append('app:z', g, 'zset', 1), fence.append('app:s', g, 'stream', 1) "
+		  . "FROM unnest('{1,2}'::text[]) g",
 		  "SELECT fence.append('app:d', 'x', durable => true)", "SELECT fence.enqueue('app:{q}', 'x', '100 ms')",
 		  'SELECT fence.commit_marker()', $end;
 	}

@@ -220,6 +220,152 @@ subtest 'messages that come twice' => sub {
 	}
 };
 
+# Microseconds that Redis has had the processor.
+sub cpu_of_redis
+{
+	my $sum = 0;
+
+	$sum += 1e6 * $_ foreach $redis->call('INFO', 'cpu') =~ /^used_cpu_(?:user|sys)_main_thread:(\S+)/mg;
+	return $sum;
+}
+
+# What Redis does for effects meanwhile: commands that were called, functions' commands among them, microseconds that it has had
+# the processor, and by the clock the longest call of a function.
+sub cost_of
+{
+	my ($what) = @_;
+	my %all = (commands => 0, longest => 0);
+
+	nothing_left();
+	$redis->call('CONFIG', 'RESETSTAT');
+	$redis->call('CONFIG', 'SET', 'slowlog-log-slower-than', 0, 'slowlog-max-len', 100_000);
+	$redis->call('SLOWLOG', 'RESET');
+	my $before = cpu_of_redis();
+	$what->();
+	nothing_left();
+	$all{cpu} = cpu_of_redis() - $before;
+	foreach (split /\r\n/, $redis->call('INFO', 'commandstats'))
+	{
+		my ($command, $calls) = /^cmdstat_([^:]+):calls=(\d+)/ or next;
+		$all{commands} += $calls unless $command =~ /^(keys|info|ping|time|select|scan|hello|config|slowlog|client|get|set|mget|function)/;
+	}
+	foreach (@{ $redis->call('SLOWLOG', 'GET', -1) })
+	{
+		$all{longest} = $_->[2] if lc $_->[3][0] eq 'fcall' && $_->[3][1] =~ /effect|queue/ && $_->[2] > $all{longest};
+	}
+	$redis->call('CONFIG', 'SET', 'slowlog-log-slower-than', 10_000, 'slowlog-max-len', 128);
+	$redis->call('SLOWLOG', 'RESET');
+	return \%all;
+}
+
+# Four times as much may cost eight times as much: what is quadratic costs sixteen times as much. Commands are counted; of
+# the time, the least of a few attempts counts.
+sub grows_linearly
+{
+	my ($what, $n, $do) = @_;
+	my (%few, %many);
+
+	foreach (1 .. 3)
+	{
+		foreach ([ \%few, $n ], [ \%many, 4 * $n ])
+		{
+			my ($least, $size) = @$_;
+			my $cost = cost_of(sub { $do->($size) });
+			foreach (keys %$cost) { $least->{$_} = $cost->{$_} if !defined $least->{$_} || $cost->{$_} < $least->{$_}; }
+		}
+		last if $many{cpu} < 6 * $few{cpu};
+	}
+	note sprintf '%-40s %5d: %6d commands, %7d us, longest call %5d us; %5d: %6d commands, %7d us, longest call %5d us', $what, $n,
+	  @few{qw(commands cpu longest)}, 4 * $n, @many{qw(commands cpu longest)};
+	cmp_ok($many{commands}, '<', 8 * $few{commands}, "$what: commands");
+	cmp_ok($many{cpu}, '<', 8 * $few{cpu}, "$what: time");
+	return;
+}
+
+subtest 'four times as many effects cost four times as much' => sub {
+	my %statement = (
+		'appends to one key' => "fence.append('g', 'x')",
+		'appends that are trimmed' => "fence.append('g trimmed', 'x', 'zset', 10)",
+		'appends to many keys' => "fence.append('g' || g, 'x')",
+		'a counter' => "fence.counter_add('g count', 1)",
+		'many counters' => "fence.counter_add('g count' || g, 1)",
+		'transfers' => "fence.transfer('{g}a', '{g}b', 1, NULL)",
+		'publishes of one key' => "fence.publish('g page', 'x')",
+		'publishes of many keys' => "fence.publish('g page' || g, 'x')",
+		'a value that is taken and set' => "fence.take_and_set('g value', 'x', '1 hour')",
+		'a value that is extended' => "fence.take_and_extend('g value', '1 hour')",
+		'idempotency keys' => "fence.once('g once' || g)",
+		'durable appends' => "fence.append('g durable', 'x', durable => true)");
+
+	foreach my $what (sort keys %statement)
+	{
+		foreach my $end ('COMMIT', 'ROLLBACK')
+		{
+			grows_linearly("$what, $end", $ENV{FENCE_EFFECTS} || 300, sub {
+				$sql->run($_) foreach 'BEGIN', "SELECT count($statement{$what}) FROM generate_series(1, $_[0]) g", $end;
+			});
+		}
+	}
+	grows_linearly('results of one once', 250, sub {
+		$sql->run($_) foreach 'BEGIN', "SELECT fence.once('g result')", "SELECT count(fence.once_result('g result', '1')::text) "
+		  . "FROM generate_series(1, $_[0])", 'ROLLBACK';
+	});
+	grows_linearly('savepoints that are taken back', 250, sub {
+		$sql->run('BEGIN');
+		$sql->run("DO \$\$ BEGIN FOR i IN 1 .. $_[0] LOOP BEGIN PERFORM fence.append('g', 'x'); RAISE division_by_zero; "
+			  . "EXCEPTION WHEN division_by_zero THEN NULL; END; END LOOP; END \$\$");
+		$sql->run('COMMIT');
+	});
+};
+
+# Makes holds of a transaction whose end Redis has not heard of, as a lost letter leaves them.
+sub hold_by_hand
+{
+	my ($key, $system, $stamp, $first, $n) = @_;
+	my $before = '';
+
+	foreach my $i ($first .. $first + $n - 1)
+	{
+		my $hold = "$system.$stamp.$i";
+		$redis->connection->send('FCALL', 'fence_effect', 1, $key, $ns, $hold, "$system.$stamp", $before, '', 'append', 4, 'list', "e$i", $stamp, '');
+		$before = $hold;
+	}
+	$redis->connection->reply foreach 1 .. $n;
+	return;
+}
+
+subtest 'what the patrol settles' => sub {
+	my $system = $sql->run('SELECT system_identifier FROM pg_control_system()');
+
+	# a key may have many holds, which Redis lists in no order
+	my $stamp = $sql->run("SELECT fence.append('ordered', 'e1')");
+	settles(sub { $redis->call('LLEN', 'ordered') == 1 }, 'a transaction');
+	hold_by_hand('ordered', $system, $stamp, 2, 1500);
+	nothing_left();
+	is_deeply([ map { (split / /)[2] } @{ $redis->call('LRANGE', 'ordered', 0, -1) } ], [ map { "e$_" } 1 .. 1501 ], 'in their order');
+
+	$sql->run('BEGIN');
+	my $aborted = $sql->run("SELECT fence.append('other', 'x')");
+	$sql->run('ROLLBACK');
+	grows_linearly('holds that the patrol settles', 500, sub { hold_by_hand('unordered', $system, $aborted, 2, $_[0]); });
+	is($redis->call('EXISTS', 'unordered'), 0, 'and undoes');
+
+	# a page is a bounded piece of work
+	hold_by_hand('paged', '12345', '700.0000abcd', 1, 3000);
+	my ($cursor, %seen) = ('');
+	my $pages = 0;
+	do
+	{
+		my ($next, @lines) = @{ $redis->call('FCALL', 'fence_effects', 0, $ns, 0, 100, $cursor) };
+		die "a page of @{[ @lines / 5 ]} holds\n" if @lines > 5 * 200;
+		while (my ($key, $hold) = splice @lines, 0, 5) { $seen{$hold}++ if $key eq 'paged'; }
+		($cursor, $pages) = ($next, $pages + 1);
+	} while ($cursor ne '');
+	cmp_ok($pages, '>=', 10, "$pages pages");
+	is(scalar keys %seen, 3000, 'and nothing is left out');
+	$redis->call('DEL', "$ns:h:{paged}");
+};
+
 subtest 'durable: its row and its message apply it once' => sub {
 	foreach my $try (1 .. 5)
 	{
@@ -231,12 +377,36 @@ subtest 'durable: its row and its message apply it once' => sub {
 
 	# the hold that was on its way for long: its row was faster
 	my $hold = '12345.700.0000abcd.1';
-	my @late = ('fence_effect', 1, 'late', $ns, $hold, '12345.700.0000abcd', 5, 'append', 4, 'list', 'x', 's', '');
+	my @late = ('fence_effect', 1, 'late', $ns, $hold, '12345.700.0000abcd', '', 5, 'append', 4, 'list', 'x', 's', '');
 	is_deeply($redis->call('FCALL', 'fence_effect_redo', 1, 'late', $ns, $hold, 5, 'append', 'list', 'x', 's', ''), ['done'], 'from its row');
 	is_deeply($redis->call('FCALL', @late), ['held'], 'its hold arrives');
 	is_deeply($redis->call('FCALL', 'fence_effects_end', 0, $ns, 'apply', 'late', $hold), ['ended'], 'and is settled');
 	is($redis->call('LLEN', 'late'), 1, 'once');
 	nothing_left();
+};
+
+subtest 'durable: a large value of which only the row is left comes in pieces' => sub {
+	my %statement = (
+		'row page' => "SELECT fence.publish('row page', repeat('x', 600000), '0', durable => true)",
+		'row hash' => "SELECT fence.publish_hash('row hash', (SELECT jsonb_object_agg('f' || g, g) FROM generate_series(1, 1000) g), durable => true)");
+
+	foreach my $key (sort keys %statement)
+	{
+		$sql->run($_) foreach 'BEGIN', $statement{$key};
+		settles(sub { @{ left() } == 2 }, 'the hold and what is built');
+		$redis->call('DEL', @{ left() });
+		$redis->call('CONFIG', 'SET', 'slowlog-log-slower-than', 0, 'slowlog-max-len', 100_000);
+		$redis->call('SLOWLOG', 'RESET');
+		$sql->run('COMMIT');
+		settles(sub { $sql->run('SELECT count(*) FROM fence.outbox') == 0 }, 'the row goes');
+		is($redis->call($key =~ /page/ ? 'STRLEN' : 'HLEN', $key), $key =~ /page/ ? 600000 : 1000, "$key: all of it");
+		is($redis->call('PTTL', $key), -1, 'with the time to live that it should have');
+		my $pieces = grep { lc $_->[3][0] eq 'fcall' && $_->[3][1] eq 'fence_effect_piece' } @{ $redis->call('SLOWLOG', 'GET', -1) };
+		cmp_ok($pieces, '>=', 3, "in $pieces pieces");
+		$redis->call('CONFIG', 'SET', 'slowlog-log-slower-than', 10_000, 'slowlog-max-len', 128);
+		$redis->call('SLOWLOG', 'RESET');
+		nothing_left();
+	}
 };
 
 subtest 'marks of durable effects whose outbox is gone' => sub {
@@ -274,10 +444,55 @@ subtest 'two-phase commit' => sub {
 	nothing_left();
 };
 
+subtest 'logs of a bounded length' => sub {
+	foreach my $most ('3', '100000000000000', '9007199254740991')
+	{
+		foreach my $form ('list', 'zset', 'stream')
+		{
+			$sql->run("SELECT fence.append('bounded $form $most', g::text, '$form', $most) FROM generate_series(1, 5) g");
+			settles(sub { $redis->call('EXISTS', "bounded $form $most") }, "at most $most, $form");
+		}
+	}
+	nothing_left();
+	is_deeply([ map { s/.* //r } @{ $redis->call('LRANGE', 'bounded list 3', 0, -1) } ], [ 3, 4, 5 ], 'a list');
+	is_deeply([ map { s/.* //r } @{ $redis->call('ZRANGE', 'bounded zset 3', 0, -1) } ], [ 3, 4, 5 ], 'a sorted set');
+	is($redis->call('LLEN', 'bounded list 9007199254740991'), 5, 'one that is never full');
+
+	# what is much too long gets shorter with each append
+	$redis->call('RPUSH', 'long', map { "s $_ old" } 1 .. 2500);
+	$sql->run("SELECT fence.append('long', 'new', 'list', 1)");
+	settles(sub { $redis->call('LLEN', 'long') == 1501 }, 'by a thousand');
+	$sql->run("SELECT fence.append('long', 'new', 'list', 1)") foreach 1 .. 2;
+	settles(sub { $redis->call('LLEN', 'long') == 1 }, 'until it is short');
+
+	# the stamps of a long log come in pages
+	foreach my $form ('list', 'zset', 'stream')
+	{
+		my $first = $sql->run("SELECT fence.append('paged $form', 'x', '$form')");
+		$sql->run("SELECT count(fence.append('paged $form', 'x', '$form')) FROM generate_series(1, 1500)");
+		nothing_left();
+		is($sql->run("SELECT cardinality(s), s[1501] = '$first', s[1] <> '$first' FROM fence._log_stamps('paged $form', 5000) s"),
+			'1501|t|t', "all of a $form");
+		is($sql->run("SELECT cardinality(fence._log_stamps('paged $form', 7))"), 7, 'no more than were asked for');
+	}
+};
+
+subtest 'a transfer that is tried again' => sub {
+	$sql->run($_) foreach 'BEGIN', "SELECT fence.transfer('{u}a', '{u}b', 3, NULL)";
+	$redis->call('RPUSH', '{u}a', 'x');
+	my $before = counted('settle', 'failed');
+	$sql->run('COMMIT');
+	settles(sub { counted('settle', 'failed') > $before + 1 }, 'while it cannot be applied');
+	is($redis->call('GET', '{u}b') // 0, 0, 'neither half happens');
+	$redis->call('DEL', '{u}a');
+	nothing_left();
+	is_deeply($redis->call('MGET', '{u}a', '{u}b'), [ -3, 3 ], 'then both, once');
+};
+
 subtest 'a hold of another cluster' => sub {
 	my $hold = '12345.700.0000abcd.1';
 
-	is_deeply($redis->call('FCALL', 'fence_effect', 1, 'theirs', $ns, $hold, '12345.700.0000abcd', '', 'counter', 1, 5, '', ''),
+	is_deeply($redis->call('FCALL', 'fence_effect', 1, 'theirs', $ns, $hold, '12345.700.0000abcd', '', '', 'counter', 1, 5, '', ''),
 		[ 'held', 5 ], 'is made');
 	my $monitor = $redis->connect;
 	$monitor->call('MONITOR');
@@ -295,20 +510,20 @@ subtest 'hostile callers' => sub {
 	foreach my $key ('', "$ns:x", "$ns:f:1.t:{k}", 'a}b', 'x' x 1025)
 	{
 		like($redis->error_of('FCALL', @$_), qr/no effect may touch|malformed/, "$_->[0]: " . substr $key, 0, 30)
-		  foreach [ 'fence_effect', 1, $key, $ns, $hold, $top, '', 'set', 3, 'set', 'x', '', '', '' ],
-		  [ 'fence_effect', 2, '{a}', $key, $ns, $hold, $top, '', 'transfer', 2, $key, 1, '', '' ],
-		  [ 'fence_effect_piece', 1, $key, $ns, $hold, 0, 'x' ],
+		  foreach [ 'fence_effect', 1, $key, $ns, $hold, $top, '', '', 'set', 3, 'set', 'x', '', '', '' ],
+		  [ 'fence_effect', 2, '{a}', $key, $ns, $hold, $top, '', '', 'transfer', 2, $key, 1, '', '' ],
+		  [ 'fence_effect_piece', 1, $key, $ns, $hold, 0, 'string', 'x' ],
 		  [ 'fence_effects_end', 0, $ns, 'apply', $key, $hold ],
 		  [ 'fence_effect_redo', 1, $key, $ns, $hold, 5, 'set', 'set', 'x', '' ],
 		  [ 'fence_effects_forget', 0, $ns, $key, $hold ];
 	}
 	like($redis->error_of('FCALL', @$_), qr/expected|gone/, "$_->[0] without what it needs")
-	  foreach ['fence_effect', 0], [ 'fence_effect', 1, 'k', $ns, 'hold', $top, '', 'set', 0 ],
-	  [ 'fence_effect', 1, 'k', $ns, $hold, $top, '', 'nonsense', 0 ], [ 'fence_effect', 1, 'k', $ns, $hold, $top, '', 'received', 0 ],
-	  [ 'fence_effect_piece', 1, 'k', $ns, $hold, 0, 'x' ], [ 'fence_effect_piece', 1, 'k', $ns, $hold, -1, 'x' ],
+	  foreach ['fence_effect', 0], [ 'fence_effect', 1, 'k', $ns, 'hold', $top, '', '', 'set', 0 ],
+	  [ 'fence_effect', 1, 'k', $ns, $hold, $top, '', '', 'nonsense', 0 ], [ 'fence_effect', 1, 'k', $ns, $hold, $top, '', '', 'received', 0 ],
+	  [ 'fence_effect_piece', 1, 'k', $ns, $hold, 0, '', 'x' ], [ 'fence_effect_piece', 1, 'k', $ns, $hold, -1, '', 'x' ],
 	  ['fence_effects_end', 0], [ 'fence_effects_end', 0, $ns, 'maybe', 'k', $hold ], [ 'fence_effect_redo', 1, 'k' ],
-	  [ 'fence_effects', 0, $ns, 'x', 1, '' ], [ 'fence_effects', 0, 'a b', 0, 1, '' ], [ 'fence_queues', 0, '*' ],
-	  ['fence_effect_read', 0], [ 'fence_log_stamps', 1, 'k', 0 ];
+	  [ 'fence_effects', 0, $ns, 'x', 1, '' ], [ 'fence_effects', 0, 'a b', 0, 1, '' ], [ 'fence_queues', 0, '*', '' ], [ 'fence_queues', 0, $ns ],
+	  ['fence_effect_read', 0], [ 'fence_log_stamps', 1, 'k', 0, '0' ], [ 'fence_log_stamps', 1, 'k', 1, '-' ];
 	is_deeply($redis->call('FCALL', 'fence_effects_end', 0, $ns, 'apply', 'k', $hold), ['ended'], 'a hold that never was');
 	is($redis->call('GET', "$ns:x"), 'ours', 'nothing was touched');
 	is($redis->call('EXISTS', 'k', '{a}'), 0, 'nothing was made');
@@ -382,7 +597,7 @@ subtest 'an earlier xid that is issued again' => sub {
 	my $system = $sql->run('SELECT system_identifier FROM pg_control_system()');
 
 	# committed now, but another start's transaction had the number: it never reached the disk
-	is_deeply($redis->call('FCALL', 'fence_effect', 1, 'reissued', $ns, "$system.$xid.0000abcd.1", "$system.$xid.0000abcd", '', 'counter',
+	is_deeply($redis->call('FCALL', 'fence_effect', 1, 'reissued', $ns, "$system.$xid.0000abcd.1", "$system.$xid.0000abcd", '', '', 'counter',
 			1, 5, '', ''), [ 'held', 5 ], 'a hold of a lost transaction');
 	nothing_left();
 	is($redis->call('GET', 'reissued'), undef, 'is not applied');
@@ -399,7 +614,7 @@ subtest 'a hold that arrives after its subtransaction was rolled back' => sub {
 		$sql->run($end);
 		my $top = $sql->run("SELECT fence.append('late log', 'x')");
 		$sql->run('COMMIT');
-		is_deeply($redis->call('FCALL', 'fence_effect', 1, 'late', $ns, "$system.$sub." . ($top =~ s/.*\.//r) . '.9', "$system.$top", '',
+		is_deeply($redis->call('FCALL', 'fence_effect', 1, 'late', $ns, "$system.$sub." . ($top =~ s/.*\.//r) . '.9', "$system.$top", '', '',
 				'counter', 1, 5, '', ''), [ 'held', 5 ], 'it is held');
 		nothing_left();
 		is($redis->call('GET', 'late'), $end =~ /^ROLLBACK/ ? undef : 5, "after $end");
