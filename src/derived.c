@@ -48,6 +48,7 @@
 #include "row.h"
 #include "shared.h"
 #include "tombstone.h"
+#include "utf8.h"
 
 PG_FUNCTION_INFO_V1(fence_define_derived);
 PG_FUNCTION_INFO_V1(fence_drop_derived);
@@ -602,6 +603,8 @@ store(const Derivation *d, const char *text)
 {
 	const ManyItem *first = &d->sources[0];
 	StringInfoData payload;
+	const char *utf8;
+	size_t		len;
 
 	initStringInfo(&payload);
 	appendStringInfoString(&payload, "{\"sources\": [");
@@ -616,8 +619,11 @@ store(const Derivation *d, const char *text)
 		appendStringInfo(&payload, ", \"%lld\"]", (long long) source->version);
 	}
 	appendStringInfo(&payload, "], \"value\": %s}", text ? text : "null");
-	(void) reader_put(first->fence, d->value, first->answer.token, first->answer.ticket ? first->answer.ticket : "",
-					  first->version, payload.data, payload.len, d->definition->ttl_ms);
+	len = payload.len;
+	utf8 = utf8_of_text(payload.data, &len);
+	if (utf8 != NULL)
+		(void) reader_put(first->fence, d->value, first->answer.token, first->answer.ticket ? first->answer.ticket : "",
+						  first->version, utf8, len, d->definition->ttl_ms);
 }
 
 /*

@@ -24,7 +24,7 @@
 #define EFFECT_MAX_KEY 1024
 #define EFFECT_MAX_ARGS 6
 
-/* What is asked for; see the kinds in redis/effects.lua. Strings need to live as long as the call. */
+/* What is asked for; see the kinds in redis/effects.lua. Strings are UTF-8, and need to live as long as the call. */
 typedef struct EffectCall
 {
 	const char *kind;
@@ -41,11 +41,12 @@ typedef struct EffectCall
 	const char **row;			/* unheard: kept with the hold too, instead of args */
 } EffectCall;
 
-/* What Redis said; palloc'd. The first word is "held", or why not. */
+/* What Redis said, as it said it (utf8.h); palloc'd. The first word is "held", or why not. */
 typedef struct EffectAnswer
 {
 	int			n;
 	char	  **words;
+	size_t	   *lens;			/* of the words; NULL if unasked */
 	bool		unasked;		/* a durable effect that Redis could not be told of: its row will do */
 } EffectAnswer;
 

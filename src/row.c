@@ -33,6 +33,7 @@
 #include "progress.h"
 #include "row.h"
 #include "tombstone.h"
+#include "utf8.h"
 #include "version.h"
 
 /* The rows of the key in the snapshot, copies; none if the key is none of this table. One at most but for groups. */
@@ -191,8 +192,9 @@ row_as_json(const Domain *domain, HeapTuple row, TupleDesc desc)
 	return TextDatumGetCString(json);
 }
 
-bool
-row_json_as_jsonb(char *json, size_t len, Datum *jsonb)
+/* JSON text, in the database's encoding, as jsonb. False: it is no JSON, or jsonb does not hold it. */
+static bool
+json_as_jsonb(char *json, size_t len, Datum *jsonb)
 {
 	MemoryContext context = CurrentMemoryContext;
 	volatile bool done = false;
@@ -210,7 +212,8 @@ row_json_as_jsonb(char *json, size_t len, Datum *jsonb)
 		/* parsing holds nothing but memory, so it may fail without a subtransaction around it */
 		int			category = ERRCODE_TO_CATEGORY(geterrcode());
 
-		if (category != ERRCODE_DATA_EXCEPTION && category != ERRCODE_PROGRAM_LIMIT_EXCEEDED)
+		if (category != ERRCODE_DATA_EXCEPTION && category != ERRCODE_PROGRAM_LIMIT_EXCEEDED &&
+			category != ERRCODE_FEATURE_NOT_SUPPORTED /* \u for a character that the encoding lacks */ )
 			PG_RE_THROW();
 		MemoryContextSwitchTo(context);
 		FlushErrorState();
@@ -219,10 +222,21 @@ row_json_as_jsonb(char *json, size_t len, Datum *jsonb)
 	return done;
 }
 
-char *
-row_value_text(Datum jsonb)
+bool
+row_value_as_jsonb(char *value, size_t len, Datum *jsonb)
 {
-	return JsonbToCString(NULL, &DatumGetJsonbP(jsonb)->root, VARSIZE(DatumGetJsonbP(jsonb)));
+	char	   *json = utf8_to_text(value, len);
+
+	return json != NULL && json_as_jsonb(json, strlen(json), jsonb);
+}
+
+const char *
+row_jsonb_as_value(Datum jsonb)
+{
+	char	   *text = JsonbToCString(NULL, &DatumGetJsonbP(jsonb)->root, VARSIZE(DatumGetJsonbP(jsonb)));
+	size_t		len = strlen(text);
+
+	return utf8_of_text(text, &len);
 }
 
 /*
@@ -257,11 +271,11 @@ raw_size(const Domain *domain, HeapTuple row, TupleDesc desc)
 	return size;
 }
 
-char *
+const char *
 row_value(const Domain *domain, HeapTuple row, TupleDesc desc, int limit, bool *too_large)
 {
 	char	   *json;
-	char	   *text;
+	const char *value;
 	Datum		jsonb;
 
 	/* a row of hundreds of megabytes cannot even be printed, and must not fail for that */
@@ -269,11 +283,11 @@ row_value(const Domain *domain, HeapTuple row, TupleDesc desc, int limit, bool *
 	if (*too_large)
 		return NULL;
 	json = row_as_json(domain, row, desc);
-	if (!row_json_as_jsonb(json, strlen(json), &jsonb))
+	if (!json_as_jsonb(json, strlen(json), &jsonb))
 		return NULL;
-	text = row_value_text(jsonb);
-	*too_large = strlen(text) > (Size) limit;
-	return *too_large ? NULL : text;
+	value = row_jsonb_as_value(jsonb);
+	*too_large = value != NULL && strlen(value) > (Size) limit;
+	return *too_large ? NULL : value;
 }
 
 static int
