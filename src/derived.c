@@ -45,6 +45,7 @@
 #include "compat.h"
 #include "key.h"
 #include "many.h"
+#include "plain_json.h"
 #include "row.h"
 #include "shared.h"
 #include "tombstone.h"
@@ -549,16 +550,20 @@ compute(const Derivation *d, Snapshot snapshot)
 	MemoryContext context = CurrentMemoryContext;
 	int			nest_level = NewGUCNestLevel();
 	StringInfoData query;
+	StringInfoData json;
 	SPIPlanPtr	plan;
-	char	   *text;
+	Datum		value;
+	bool		isnull;
+	Jsonb	   *jsonb;
+	char	   *text = NULL;
 
 	initStringInfo(&query);
-	appendStringInfo(&query, "SELECT pg_catalog.to_jsonb(%s(",
+	appendStringInfo(&query, "SELECT %s(",
 					 quote_qualified_identifier(get_namespace_name(get_func_namespace(d->function)),
 												get_func_name(d->function)));
 	for (int i = 0; i < d->nargs; i++)
 		appendStringInfo(&query, "%s$%d", i ? ", " : "", i + 1);
-	appendStringInfoString(&query, "))");
+	appendStringInfoChar(&query, ')');
 
 	row_use_standard_settings();
 	if (SPI_connect() != SPI_OK_CONNECT)
@@ -569,9 +574,14 @@ compute(const Derivation *d, Snapshot snapshot)
 	if (SPI_execute_snapshot(plan, d->values, NULL, snapshot, InvalidSnapshot, true, false, 0) != SPI_OK_SELECT ||
 		SPI_processed != 1)
 		elog(ERROR, "could not compute derived value \"%s\"", d->definition->name);
-	text = SPI_getvalue(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1);
-	if (text != NULL)
-		text = MemoryContextStrdup(context, text);
+	value = SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1, &isnull);
+	if (!isnull)
+	{
+		initStringInfo(&json);
+		plain_json_value(&json, value, false, SPI_gettypeid(SPI_tuptable->tupdesc, 1));
+		jsonb = DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(json.data)));
+		text = MemoryContextStrdup(context, JsonbToCString(NULL, &jsonb->root, VARSIZE(jsonb)));
+	}
 	if (SPI_finish() != SPI_OK_FINISH)
 		elog(ERROR, "SPI_finish failed");
 	AtEOXact_GUC(true, nest_level);

@@ -17,7 +17,7 @@
 extern int64 row_current_version(const Domain *domain, const char *key, bool *is_row);
 
 /*
- * The row (of a group: the array of its rows, perhaps empty) as jsonb (to_jsonb semantics, the domain's columns only) with
+ * The row (of a group: the array of its rows, perhaps empty) as jsonb (plain_json.h, the domain's columns only) with
  * its version, in the given snapshot; false if there is none. *writer, if not NULL, is the transaction or subtransaction
  * that wrote it, 0 if that is not known any more, or for a group.
  */
