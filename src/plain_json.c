@@ -14,6 +14,7 @@
 #include "miscadmin.h"
 #include "nodes/makefuncs.h"
 #include "parser/parse_coerce.h"
+#include "storage/lmgr.h"
 #include "utils/acl.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
@@ -151,12 +152,18 @@ static void
 append_composite(StringInfo buf, Datum value)
 {
 	HeapTupleHeader header = DatumGetHeapTupleHeader(value);
-	TupleDesc	desc = lookup_rowtype_tupdesc(HeapTupleHeaderGetTypeId(header), HeapTupleHeaderGetTypMod(header));
 	HeapTupleData tuple = {.t_len = HeapTupleHeaderGetDatumLength(header), .t_data = header};
+	Oid			relid = get_typ_typrelid(HeapTupleHeaderGetTypeId(header));
+	TupleDesc	desc;
 
+	/* who alters it tells Redis first, and other backends then, but keeps the lock until both are told */
+	if (OidIsValid(relid))
+		LockRelationOid(relid, AccessShareLock);
+	desc = lookup_rowtype_tupdesc_copy(HeapTupleHeaderGetTypeId(header), HeapTupleHeaderGetTypMod(header));
+	if (OidIsValid(relid))
+		UnlockRelationOid(relid, AccessShareLock);
 	ItemPointerSetInvalid(&tuple.t_self);
 	plain_json_row(buf, &tuple, desc, NIL);
-	ReleaseTupleDesc(desc);
 }
 
 void
