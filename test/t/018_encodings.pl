@@ -305,6 +305,17 @@ subtest 'SQL_ASCII: UTF-8 or nothing' => sub {
 	}
 };
 
+subtest 'SQL_ASCII: rows that were there before' => sub {
+	my $sql = FenceTest::Session->open($node, dbname => 'sql_ascii');
+
+	$sql->run("SET client_encoding = 'SQL_ASCII'; CREATE TABLE old (key text PRIMARY KEY, version bigint NOT NULL DEFAULT 0)");
+	$sql->run("INSERT INTO old VALUES ('\xe9'), ('x'); SELECT fence.attach('old')");
+	is_refused($sql, "DELETE FROM old WHERE key = '\xe9'", 'deleting one');
+	$sql->run("UPDATE old SET key = 'y' WHERE key = 'x'");
+	$sql->run("SELECT fence.detach('old'); UPDATE old SET key = 'z' WHERE key = '\xe9'; SELECT fence.attach('old')");
+	$sql->run("DELETE FROM old WHERE key = 'z'");
+};
+
 subtest 'other databases see names as they are' => sub {
 	my $utf8 = FenceTest::Session->open($node);
 
