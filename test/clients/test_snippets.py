@@ -437,6 +437,9 @@ def main(cluster=False):
     try:
         system.start()
         system.sql(TABLES)
+        system.sql("CREATE DATABASE latin1 ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+        with contextlib.closing(psycopg2.connect(system.postgres.dsn('latin1'))) as pg, pg, pg.cursor() as cursor:
+            cursor.execute(LATIN1)
         run(system, report, options.client or CLIENTS)
     finally:
         system.stop()
