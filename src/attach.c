@@ -50,6 +50,7 @@
 #include "progress.h"
 #include "shared.h"
 #include "tombstone.h"
+#include "utf8.h"
 
 PG_FUNCTION_INFO_V1(fence_attach);
 PG_FUNCTION_INFO_V1(fence_version_by_application);
@@ -410,11 +411,11 @@ choose_name(DomainRow *row)
 
 		row->name = strcmp(schema, "public") == 0 ? pstrdup(table) : psprintf("%s.%s", schema, table);
 	}
-	if (row->name[0] == '\0' || strlen(row->name) >= NAMEDATALEN)
+	if (row->name[0] == '\0' || strlen(row->name) >= NAMEDATALEN || strlen(utf8_of_string(row->name)) >= NAMEDATALEN)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("domain name \"%s\" is %s", row->name, row->name[0] == '\0' ? "empty" : "too long"),
-				 errdetail("A name has 1 to %d bytes.", NAMEDATALEN - 1),
+				 errdetail("A name has 1 to %d bytes of UTF-8.", NAMEDATALEN - 1),
 				 errhint("Pass another one with domain => '...'.")));
 	if (domain_row_by_name(row->name) != NULL)
 		ereport(ERROR,

@@ -21,6 +21,7 @@
 #include "row.h"
 #include "shared.h"
 #include "tombstone.h"
+#include "utf8.h"
 
 const char *
 audit_relation_name(FenceRelation relation)
@@ -88,9 +89,9 @@ audit_ask(const char *fence, FenceStatus *status)
 	{
 		status->asked = true;
 		status->armed = strcmp(reply->element[0]->str, "armed") == 0;
-		strlcpy(status->token, reply->element[1]->str, sizeof(status->token));
+		strlcpy(status->token, utf8_to_display(reply->element[1]->str), sizeof(status->token));
 		status->fence_version = version_or_none(reply->element[2]->str);
-		strlcpy(status->stamp, status->fence_version != NO_VERSION ? reply->element[3]->str : "", sizeof(status->stamp));
+		strlcpy(status->stamp, status->fence_version != NO_VERSION ? utf8_to_display(reply->element[3]->str) : "", sizeof(status->stamp));
 		status->ticket = status->fence_version == NO_VERSION && reply->element[3]->len > 0;
 		status->pending = atoi(reply->element[4]->str);
 		for (size_t i = 5; i < reply->elements; i += 3)

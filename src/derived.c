@@ -48,9 +48,11 @@
 #include "compat.h"
 #include "key.h"
 #include "many.h"
+#include "plain_json.h"
 #include "row.h"
 #include "shared.h"
 #include "tombstone.h"
+#include "utf8.h"
 
 PG_FUNCTION_INFO_V1(fence_define_derived);
 PG_FUNCTION_INFO_V1(fence_drop_derived);
@@ -598,16 +600,20 @@ call_function(const Derivation *d, Snapshot snapshot)
 {
 	MemoryContext context = CurrentMemoryContext;
 	StringInfoData query;
+	StringInfoData json;
 	SPIPlanPtr	plan;
-	char	   *text;
+	Datum		value;
+	bool		isnull;
+	Jsonb	   *jsonb;
+	char	   *text = NULL;
 
 	initStringInfo(&query);
-	appendStringInfo(&query, "SELECT pg_catalog.to_jsonb(%s(",
+	appendStringInfo(&query, "SELECT %s(",
 					 quote_qualified_identifier(get_namespace_name(get_func_namespace(d->function)),
 												get_func_name(d->function)));
 	for (int i = 0; i < d->nargs; i++)
 		appendStringInfo(&query, "%s$%d", i ? ", " : "", i + 1);
-	appendStringInfoString(&query, "))");
+	appendStringInfoChar(&query, ')');
 
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "SPI_connect failed");
@@ -617,9 +623,14 @@ call_function(const Derivation *d, Snapshot snapshot)
 	if (SPI_execute_snapshot(plan, d->values, NULL, snapshot, InvalidSnapshot, true, false, 0) != SPI_OK_SELECT ||
 		SPI_processed != 1)
 		elog(ERROR, "could not compute derived value \"%s\"", d->definition->name);
-	text = SPI_getvalue(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1);
-	if (text != NULL)
-		text = MemoryContextStrdup(context, text);
+	value = SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1, &isnull);
+	if (!isnull)
+	{
+		initStringInfo(&json);
+		plain_json_value(&json, value, false, SPI_gettypeid(SPI_tuptable->tupdesc, 1));
+		jsonb = DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(json.data)));
+		text = MemoryContextStrdup(context, JsonbToCString(NULL, &jsonb->root, VARSIZE(jsonb)));
+	}
 	if (SPI_finish() != SPI_OK_FINISH)
 		elog(ERROR, "SPI_finish failed");
 	return text;
@@ -685,6 +696,8 @@ store(const Derivation *d, const char *text)
 {
 	const ManyItem *first = &d->sources[0];
 	StringInfoData payload;
+	const char *utf8;
+	size_t		len;
 
 	initStringInfo(&payload);
 	appendStringInfoString(&payload, "{\"sources\": [");
@@ -699,8 +712,11 @@ store(const Derivation *d, const char *text)
 		appendStringInfo(&payload, ", \"%lld\"]", (long long) source->version);
 	}
 	appendStringInfo(&payload, "], \"value\": %s}", text ? text : "null");
-	(void) reader_put(first->fence, d->value, first->answer.token, first->answer.ticket ? first->answer.ticket : "",
-					  first->version, payload.data, payload.len, d->definition->ttl_ms);
+	len = payload.len;
+	utf8 = utf8_of_text(payload.data, &len);
+	if (utf8 != NULL)
+		(void) reader_put(first->fence, d->value, first->answer.token, first->answer.ticket ? first->answer.ticket : "",
+						  first->version, utf8, len, d->definition->ttl_ms);
 }
 
 /*

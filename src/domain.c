@@ -36,6 +36,7 @@
 #include "attach.h"
 #include "domain.h"
 #include "key.h"
+#include "plain_json.h"
 
 /* A Domain in the cache; the Domain comes first, so that a pointer to one is a pointer to the other. */
 typedef struct Entry
@@ -375,6 +376,15 @@ version_by_application(Relation rel)
 	return false;
 }
 
+static bool
+has_builtin_types(TupleDesc desc)
+{
+	for (int i = 0; i < desc->natts; i++)
+		if (!TupleDescAttr(desc, i)->attisdropped && !plain_json_is_builtin(TupleDescAttr(desc, i)->atttypid))
+			return false;
+	return true;
+}
+
 /* The Domain of a row as it is for that table, its own or a partition; in memory of its own. NULL: the table is gone. */
 static Entry *
 build_entry(const DomainRow *row, Oid relid)
@@ -399,6 +409,7 @@ build_entry(const DomainRow *row, Oid relid)
 		entry->domain.partitioned = rel->rd_rel->relkind == RELKIND_PARTITIONED_TABLE;
 		resolve_key(&entry->domain, row, rel);
 		resolve_version(&entry->domain, row, rel);
+		entry->domain.builtin_types = has_builtin_types(RelationGetDescr(rel));
 		entry->domain.reserved_after = entry->domain.scope != SCOPE_ROW || version_by_application(rel);
 		table_close(rel, AccessShareLock);
 	}

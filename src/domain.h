@@ -66,6 +66,7 @@ typedef struct Domain
 	int64		version_max;
 	char	   *tag;			/* template, or NULL: the whole key is the hash tag */
 	List	   *columns;		/* names (char *) that read returns; NIL: all */
+	bool		builtin_types;	/* of all columns: to_json runs nobody's code for them (plain_json.h) */
 	int64		ttl_ms;			/* of values that read and COMMIT store; 0: none */
 	bool		write_through;	/* COMMIT tells Redis the row, not only its version */
 	bool		notify;			/* COMMIT sends NOTIFY */

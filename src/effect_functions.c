@@ -7,7 +7,6 @@
 #include "catalog/pg_type.h"
 #include "fmgr.h"
 #include "funcapi.h"
-#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
@@ -19,6 +18,7 @@
 #include "reader.h"
 #include "settings.h"
 #include "shared.h"
+#include "utf8.h"
 
 #define MAX_ENTRY		(1024 * 1024)	/* bytes of an entry, job, result or small value */
 #define MAX_PUBLISHED	(256 * 1024 * 1024)
@@ -42,7 +42,7 @@ PG_FUNCTION_INFO_V1(fence_commit_marker);
 PG_FUNCTION_INFO_V1(fence_is_committed);
 
 /* -----------------------------------------------------------------------------------------------------------------
- * Arguments and answers
+ * Arguments and answers. From here on keys and values are as Redis has them, in UTF-8; in messages they are displayed.
  * -----------------------------------------------------------------------------------------------------------------
  */
 
@@ -61,7 +61,7 @@ key_argument_of(FunctionCallInfo fcinfo, int n)
 	const char *key;
 
 	require_not_null(fcinfo, n, "the key of an effect");
-	key = text_to_cstring(PG_GETARG_TEXT_PP(n));
+	key = utf8_of_string(text_to_cstring(PG_GETARG_TEXT_PP(n)));
 	effect_require_key(key);
 	return key;
 }
@@ -69,15 +69,15 @@ key_argument_of(FunctionCallInfo fcinfo, int n)
 static const char *
 text_argument(FunctionCallInfo fcinfo, int n, const char *what, int most)
 {
-	text	   *value;
+	const char *value;
 
 	require_not_null(fcinfo, n, what);
-	value = PG_GETARG_TEXT_PP(n);
-	if (VARSIZE_ANY_EXHDR(value) > (size_t) most)
+	value = utf8_of_string(text_to_cstring(PG_GETARG_TEXT_PP(n)));
+	if (strlen(value) > (size_t) most)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("%s must not have more than %d bytes", what, most)));
-	return text_to_cstring(value);
+	return value;
 }
 
 /* "" if NULL: the key keeps what it has; "0": none. */
@@ -108,20 +108,18 @@ says(const EffectAnswer *answer, const char *word)
 	return answer->n > 0 && strcmp(answer->words[0], word) == 0;
 }
 
-/* Text that Redis gave, as a Datum. */
-static Datum
-text_datum(const char *s)
+/* A word of Redis as text of this database; raises 22021 if it is none. */
+static char *
+text_of(const EffectAnswer *answer, int i)
 {
-	if (!pg_verifymbstr(s, strlen(s), true))
-		ereport(ERROR,
-				(errcode(ERRCODE_CHARACTER_NOT_IN_REPERTOIRE),
-				 errmsg("the cached value is no text in the encoding of this database")));
-	return CStringGetTextDatum(s);
+	return utf8_require_text(answer->words[i], answer->lens[i]);
 }
 
 void
-effect_raise_refused(const char *key, const EffectAnswer *answer)
+effect_raise_refused(const char *key_in_redis, const EffectAnswer *answer)
 {
+	const char *key = utf8_to_display(key_in_redis);
+
 	if (says(answer, "busy"))
 		ereport(ERROR,
 				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
@@ -166,7 +164,6 @@ fence_once(PG_FUNCTION_ARGS)
 	EffectAnswer answer;
 	Datum		values[2] = {0};
 	bool		nulls[2] = {false, true};
-	const char *result = NULL;
 	TupleDesc	desc;
 
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
@@ -185,10 +182,8 @@ fence_once(PG_FUNCTION_ARGS)
 		effect_raise_refused(call.key, &answer);
 	values[0] = BoolGetDatum(says(&answer, "held"));
 	if ((says(&answer, "own") || says(&answer, "done")) && answer.n > 1)
-		result = answer.words[1];
-	if (result)
 	{
-		values[1] = DirectFunctionCall1(jsonb_in, CStringGetDatum(result));
+		values[1] = DirectFunctionCall1(jsonb_in, CStringGetDatum(text_of(&answer, 1)));
 		nulls[1] = false;
 	}
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
@@ -209,13 +204,13 @@ fence_once_result(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("%s must not have more than %d bytes", "the result", MAX_ENTRY)));
-	call.args[0] = JsonbToCString(NULL, &result->root, VARSIZE(result));
+	call.args[0] = utf8_of_string(JsonbToCString(NULL, &result->root, VARSIZE(result)));
 	call.durable = durable_argument(fcinfo, 2);
 	last_kind = effect_last_kind(call.key);
 	if (strcmp(last_kind, "once") != 0 && strcmp(last_kind, "result") != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("this transaction has not taken idempotency key \"%s\"", call.key),
+				 errmsg("this transaction has not taken idempotency key \"%s\"", utf8_to_display(call.key)),
 				 errhint("Call fence.once first, and do the work only if it says that this is the first time.")));
 	answer = effect_hold(&call);
 	if (!says(&answer, "held"))
@@ -235,7 +230,7 @@ raise_bound(const char *key, const EffectAnswer *answer)
 
 	ereport(ERROR,
 			(errcode(ERRCODE_CHECK_VIOLATION),
-			 errmsg("counter \"%s\" would pass its bound", key),
+			 errmsg("counter \"%s\" would pass its bound", utf8_to_display(key)),
 			 answer->n > 2 ? errdetail("It is at %lld; transactions under way hold a part of it.", value) :
 			 errdetail("It is at %lld.", value),
 			 answer->n > 2 ? errhint("What they hold is given back if they are rolled back: try again later.") : 0));
@@ -286,7 +281,8 @@ fence_transfer(PG_FUNCTION_ARGS)
 	if (!coordinator_same_place(call.key, call.other_key))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("counters \"%s\" and \"%s\" are not in one slot", call.key, call.other_key),
+				 errmsg("counters \"%s\" and \"%s\" are not in one slot", utf8_to_display(call.key),
+						utf8_to_display(call.other_key)),
 				 errhint("Give both the same hash tag: {tag}.")));
 	call.args[0] = call.other_key;
 	call.args[1] = number_argument(fcinfo, 2);
@@ -337,7 +333,7 @@ take(FunctionCallInfo fcinfo, const char *key, const char *how, const char *valu
 
 	if (strcmp(answer.words[1], "1") != 0)
 		PG_RETURN_NULL();
-	PG_RETURN_DATUM(text_datum(answer.words[2]));
+	PG_RETURN_TEXT_P(cstring_to_text(text_of(&answer, 2)));
 }
 
 Datum
@@ -442,12 +438,12 @@ fields_of(Jsonb *object, int *n)
 	while ((token = JsonbIteratorNext(&it, &v, true)) != WJB_DONE)
 	{
 		if (token == WJB_KEY || (token == WJB_VALUE && v.type == jbvString))
-			fields[(*n)++] = pnstrdup(v.val.string.val, v.val.string.len);
+			fields[(*n)++] = utf8_of_string(pnstrdup(v.val.string.val, v.val.string.len));
 		else if (token == WJB_VALUE)
 		{
 			Jsonb	   *one = JsonbValueToJsonb(&v);
 
-			fields[(*n)++] = JsonbToCString(NULL, &one->root, VARSIZE(one));
+			fields[(*n)++] = utf8_of_string(JsonbToCString(NULL, &one->root, VARSIZE(one)));
 		}
 	}
 	return fields;
@@ -539,7 +535,7 @@ fence_append_all(PG_FUNCTION_ARGS)
 	deconstruct_array(PG_GETARG_ARRAYTYPE_P(0), TEXTOID, -1, false, TYPALIGN_INT, &keys, &nulls, &n);
 	for (int i = 0; i < n; i++)
 	{
-		const char *key = nulls[i] ? "" : TextDatumGetCString(keys[i]);
+		const char *key = nulls[i] ? "" : utf8_of_string(TextDatumGetCString(keys[i]));
 
 		effect_require_key(key);
 		append_to(key, form_argument(fcinfo, 2), text_argument(fcinfo, 1, "the entry", MAX_ENTRY),
@@ -566,7 +562,7 @@ fence_log_stamps(PG_FUNCTION_ARGS)
 		CHECK_FOR_INTERRUPTS();
 		for (int i = 1; i < answer.n; i++)
 			if (*answer.words[i] != '\0')
-				stamps = accumArrayResult(stamps, text_datum(answer.words[i]), false, TEXTOID, CurrentMemoryContext);
+				stamps = accumArrayResult(stamps, CStringGetTextDatum(text_of(&answer, i)), false, TEXTOID, CurrentMemoryContext);
 		left -= answer.n - 1;
 		args[0] = psprintf(INT64_FORMAT, left);
 		args[1] = answer.n > 0 ? answer.words[0] : "";

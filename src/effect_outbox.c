@@ -24,9 +24,17 @@
 #include "effects.h"
 #include "settings.h"
 #include "shared.h"
+#include "utf8.h"
 #include "worker.h"
 
 #define ROWS_AT_ONCE 500
+
+/* What a caller gave, which came from text of this database. */
+static Datum
+text_datum(const char *utf8)
+{
+	return CStringGetTextDatum(utf8_to_text(utf8, strlen(utf8)));
+}
 
 static ArrayType *
 text_array(int n, const char **strings)
@@ -34,7 +42,7 @@ text_array(int n, const char **strings)
 	Datum	   *values = palloc(sizeof(Datum) * (n + 1));
 
 	for (int i = 0; i < n; i++)
-		values[i] = CStringGetTextDatum(strings[i]);
+		values[i] = text_datum(strings[i]);
 	return construct_array(values, n, TEXTOID, -1, false, TYPALIGN_INT);
 }
 
@@ -53,8 +61,8 @@ effect_outbox_insert(const char *hold, const EffectCall *call)
 				(errcode(ERRCODE_UNDEFINED_TABLE),
 				 errmsg("the tables of extension pgcache_fence do not exist in this database")));
 	values[0] = CStringGetTextDatum(hold);
-	values[1] = CStringGetTextDatum(call->key);
-	values[2] = call->other_key ? CStringGetTextDatum(call->other_key) : (Datum) 0;
+	values[1] = text_datum(call->key);
+	values[2] = call->other_key ? text_datum(call->other_key) : (Datum) 0;
 	nulls[2] = call->other_key ? ' ' : 'n';
 	values[3] = CStringGetTextDatum(call->kind);
 	values[4] = PointerGetDatum(call->nrow > 0 ? text_array(call->nrow, call->row) :
@@ -80,7 +88,9 @@ effect_outbox_insert(const char *hold, const EffectCall *call)
 static char *
 column(int row, int n)
 {
-	return SPI_getvalue(SPI_tuptable->vals[row], SPI_tuptable->tupdesc, n);
+	char	   *text = SPI_getvalue(SPI_tuptable->vals[row], SPI_tuptable->tupdesc, n);
+
+	return text ? utf8_of_string(text) : NULL;
 }
 
 /* Applies what the row says unless it was. False: not now. */
@@ -96,7 +106,7 @@ redo_row(int row)
 	deconstruct_array(DatumGetArrayTypeP(array), TEXTOID, -1, false, TYPALIGN_INT, &arguments, NULL, &n);
 	strings = palloc(sizeof(char *) * (n + 1));
 	for (int i = 0; i < n; i++)
-		strings[i] = TextDatumGetCString(arguments[i]);
+		strings[i] = utf8_of_string(TextDatumGetCString(arguments[i]));
 	return effect_patrol_redo(column(row, 3), column(row, 4), column(row, 2), column(row, 5), n, strings);
 }
 
@@ -143,7 +153,7 @@ static bool
 has_row(const char *hold)
 {
 	Oid			types[] = {TEXTOID};
-	Datum		values[] = {CStringGetTextDatum(hold)};
+	Datum		values[] = {CStringGetTextDatum(utf8_to_display(hold))};
 
 	if (SPI_execute_with_args("SELECT 1 FROM fence.outbox WHERE hold OPERATOR(pg_catalog.=) $1",
 							  1, types, values, NULL, true, 1) != SPI_OK_SELECT)

@@ -24,6 +24,7 @@
 #include "settings.h"
 #include "shared.h"
 #include "test_hooks.h"
+#include "utf8.h"
 
 #define HEAD_BYTES	256			/* of a letter, before its pairs of key and hold */
 #define SETTLE_TRIES 5
@@ -178,12 +179,12 @@ effect_require_key(const char *key)
 	if (strncmp(key, setting_namespace, len) == 0 && key[len] == ':')
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("no effect may touch key \"%s\"", key),
+				 errmsg("no effect may touch key \"%s\"", utf8_to_display(key)),
 				 errdetail("Keys that begin with \"%s:\" belong to pgcache_fence.", setting_namespace)));
 	if (!has_plain_slot(key))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("no effect may touch key \"%s\"", key),
+				 errmsg("no effect may touch key \"%s\"", utf8_to_display(key)),
 				 errdetail("It has a closing brace, but no hash tag."),
 				 errhint("Write the hash tag as {tag}, or use no braces.")));
 }
@@ -241,14 +242,17 @@ take_answer(redisReply *reply)
 	size_t		n = many ? reply->elements : 1;
 
 	answer.words = palloc(sizeof(char *) * (n + 1));
+	answer.lens = palloc(sizeof(size_t) * (n + 1));
 	for (size_t i = 0; i < n; i++)
 	{
 		redisReply *one = many ? reply->element[i] : reply;
 
-		if (one->type == REDIS_REPLY_INTEGER)
-			answer.words[answer.n++] = psprintf("%lld", one->integer);
-		else if (one->type == REDIS_REPLY_STRING)
-			answer.words[answer.n++] = pnstrdup(one->str, one->len);
+		if (one->type != REDIS_REPLY_INTEGER && one->type != REDIS_REPLY_STRING)
+			continue;
+		answer.words[answer.n] = one->type == REDIS_REPLY_INTEGER ? psprintf("%lld", one->integer) :
+			pnstrdup(one->str, one->len);
+		answer.lens[answer.n] = one->type == REDIS_REPLY_INTEGER ? strlen(answer.words[answer.n]) : one->len;
+		answer.n++;
 	}
 	answer.words[answer.n] = NULL;
 	freeReplyObject(reply);

@@ -26,7 +26,7 @@
 #define EFFECT_PIECE_BYTES (256 * 1024)	/* of a value that is published: bounds how long Redis is busy with it */
 #define EFFECT_PIECE_STRINGS 200		/* names and values of a hash */
 
-/* What is asked for; see the kinds in redis/effects.lua. Strings need to live as long as the call. */
+/* What is asked for; see the kinds in redis/effects.lua. Strings are UTF-8, and need to live as long as the call. */
 typedef struct EffectCall
 {
 	const char *kind;
@@ -43,11 +43,12 @@ typedef struct EffectCall
 	const char **row;			/* unheard: kept with the hold too, instead of args */
 } EffectCall;
 
-/* What Redis said; palloc'd. The first word is "held", or why not. */
+/* What Redis said, as it said it (utf8.h); palloc'd. The first word is "held", or why not. */
 typedef struct EffectAnswer
 {
 	int			n;
 	char	  **words;
+	size_t	   *lens;			/* of the words; NULL if unasked */
 	bool		unasked;		/* a durable effect that Redis could not be told of: its row will do */
 } EffectAnswer;
 

@@ -23,6 +23,7 @@
 #include "shared.h"
 #include "stamp.h"
 #include "tombstone.h"
+#include "utf8.h"
 
 PG_FUNCTION_INFO_V1(fence_explain);
 
@@ -86,7 +87,7 @@ value_header(Explanation *e)
 
 	if (reply && reply->type == REDIS_REPLY_ARRAY && reply->elements == 1 &&
 		reply->element[0]->type == REDIS_REPLY_STRING)
-		header = pnstrdup(reply->element[0]->str, strcspn(reply->element[0]->str, "\n"));
+		header = utf8_to_display(pnstrdup(reply->element[0]->str, strcspn(reply->element[0]->str, "\n")));
 	if (reply)
 		freeReplyObject(reply);
 	return header;

@@ -25,6 +25,7 @@
 #include "reader.h"
 #include "shared.h"
 #include "stamp.h"
+#include "utf8.h"
 #include "version.h"
 
 #define KEEPER_PATIENCE INT64CONST(5000000)	/* microseconds */
@@ -96,9 +97,9 @@ fence_value_key(PG_FUNCTION_ARGS)
 Datum
 fence_key_slot(PG_FUNCTION_ARGS)
 {
-	text	   *name = PG_GETARG_TEXT_PP(0);
+	char	   *name = utf8_of_string(text_to_cstring(PG_GETARG_TEXT_PP(0)));
 
-	PG_RETURN_INT32(slot_of_key(VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name)));
+	PG_RETURN_INT32(slot_of_key(name, strlen(name)));
 }
 
 /* Names of several fences: of one dimension, each element is a key; of two, each row. */

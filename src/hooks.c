@@ -19,10 +19,14 @@
 #include "catalog/namespace.h"
 #include "catalog/objectaccess.h"
 #include "catalog/pg_attribute.h"
+#include "catalog/pg_cast.h"
 #include "catalog/pg_class.h"
+#include "catalog/pg_depend.h"
 #include "catalog/pg_index.h"
 #include "catalog/pg_trigger.h"
+#include "catalog/pg_type.h"
 #include "commands/trigger.h"
+#include "miscadmin.h"
 #include "replication/logicalworker.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
@@ -45,21 +49,30 @@ static object_access_hook_type previous_hook = NULL;
 
 static void partition_changed(Oid root_trigger);
 
-/* A trigger's row of pg_trigger, a copy; NULL if there is none. snapshot NULL: as the catalogue was before this command. */
+/*
+ * The row of a catalogue with that oid, a copy; NULL if there is none. snapshot NULL: as the catalogue was before this
+ * command.
+ */
 static HeapTuple
-find_trigger(Relation catalog, Oid trigger, Snapshot snapshot)
+find_object(Relation catalog, Oid index, AttrNumber attnum, Oid object, Snapshot snapshot)
 {
 	ScanKeyData key;
 	SysScanDesc scan;
 	HeapTuple	tuple;
 
-	ScanKeyInit(&key, Anum_pg_trigger_oid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(trigger));
-	scan = systable_beginscan(catalog, TriggerOidIndexId, true, snapshot, 1, &key);
+	ScanKeyInit(&key, attnum, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(object));
+	scan = systable_beginscan(catalog, index, true, snapshot, 1, &key);
 	tuple = systable_getnext(scan);
 	if (HeapTupleIsValid(tuple))
 		tuple = heap_copytuple(tuple);
 	systable_endscan(scan);
 	return tuple;
+}
+
+static HeapTuple
+find_trigger(Relation catalog, Oid trigger, Snapshot snapshot)
+{
+	return find_object(catalog, TriggerOidIndexId, Anum_pg_trigger_oid, trigger, snapshot);
 }
 
 /* One of ours, by its name too: somebody else's trigger that calls our function is not the attachment's. */
@@ -152,6 +165,55 @@ table_changed(Oid relid, int sub_id)
 	if (sub_id > 0 && row->relid == relid)
 		follow_rename(row, sub_id);
 	domain_changed(row);
+}
+
+/*
+ * Values of the type may look different from now on: those in rows of fenced tables, directly or within arrays, domains,
+ * ranges and rows. Who uses a type is in pg_depend.
+ */
+static void
+type_changed(Oid type)
+{
+	Relation	catalog;
+	ScanKeyData keys[2];
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	if (!OidIsValid(type) || !OidIsValid(fence_table_oid("domain")))
+		return;
+	check_stack_depth();
+	catalog = table_open(DependRelationId, AccessShareLock);
+	ScanKeyInit(&keys[0], Anum_pg_depend_refclassid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(TypeRelationId));
+	ScanKeyInit(&keys[1], Anum_pg_depend_refobjid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(type));
+	scan = systable_beginscan(catalog, DependReferenceIndexId, true, NULL, 2, keys);
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		Form_pg_depend user = (Form_pg_depend) GETSTRUCT(tuple);
+		DomainRow  *row = NULL;
+
+		if (user->classid == TypeRelationId)
+			type_changed(user->objid);
+		if (user->classid != RelationRelationId || user->objsubid == 0)
+			continue;
+		row = domain_row_covering(user->objid);
+		if (row != NULL)
+			domain_changed(row);
+		type_changed(get_rel_type_id(user->objid));
+	}
+	systable_endscan(scan);
+	table_close(catalog, AccessShareLock);
+}
+
+/* What is cached has a value of the type as the cast to json gives it, or would (plain_json.h). */
+static void
+cast_changed(Oid cast, bool created)
+{
+	Relation	catalog = table_open(CastRelationId, AccessShareLock);
+	HeapTuple	tuple = find_object(catalog, CastOidIndexId, Anum_pg_cast_oid, cast, created ? SnapshotSelf : NULL);
+
+	table_close(catalog, AccessShareLock);
+	if (HeapTupleIsValid(tuple) && ((Form_pg_cast) GETSTRUCT(tuple))->casttarget == JSONOID)
+		type_changed(((Form_pg_cast) GETSTRUCT(tuple))->castsource);
 }
 
 /* A partition comes or goes with its rows: the trigger that it gets, or loses, is a copy of the root's. */
@@ -381,13 +443,9 @@ attach_check_utility(Node *stmt)
 {
 	ListCell   *lc;
 
-	if (IsA(stmt, AlterTableStmt) && ((AlterTableStmt *) stmt)->objtype == OBJECT_TYPE)
-		all_domains_changed();
-	else if (IsA(stmt, AlterTableStmt))
+	if (IsA(stmt, AlterTableStmt) && ((AlterTableStmt *) stmt)->objtype != OBJECT_TYPE)
 		check_alter_table((AlterTableStmt *) stmt);
 	else if (IsA(stmt, AlterEnumStmt) && ((AlterEnumStmt *) stmt)->oldVal != NULL)
-		all_domains_changed();
-	else if (IsA(stmt, RenameStmt) && ((RenameStmt *) stmt)->renameType == OBJECT_ATTRIBUTE)
 		all_domains_changed();
 	else if (IsA(stmt, CreateStmt) && ((CreateStmt *) stmt)->partbound == NULL)
 		foreach(lc, ((CreateStmt *) stmt)->inhRelations)
@@ -472,6 +530,8 @@ object_access(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, 
 		trigger_dropped(object_id);
 	else if (class_id == TriggerRelationId && (access == OAT_POST_ALTER || access == OAT_POST_CREATE))
 		trigger_changed(object_id, access == OAT_POST_CREATE);
+	else if (class_id == CastRelationId && (access == OAT_POST_CREATE || access == OAT_DROP))
+		cast_changed(object_id, access == OAT_POST_CREATE);
 	else if (class_id != RelationRelationId)
 		return;
 	else if (access == OAT_TRUNCATE)
@@ -479,7 +539,11 @@ object_access(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, 
 	else if (access == OAT_DROP && sub_id == 0 && object_id == fence_table_oid("domain"))
 		catalog_dropped();
 	else if ((access == OAT_POST_ALTER && !internal) || ((access == OAT_DROP || access == OAT_POST_CREATE) && sub_id != 0))
+	{
 		table_changed(object_id, sub_id);
+		/* its rows may be values in other tables; of a composite type that is all there is */
+		type_changed(get_rel_type_id(object_id));
+	}
 }
 
 void

@@ -6,7 +6,8 @@
  * lc_monetary) or prints equal values differently (numeric, bpchar) is printed here; all others by their output
  * function. Takes no locks, keeps nothing.
  *
- * The text is in the database's encoding. Renaming a label of an enum changes the text of its keys.
+ * Also owns: that percent-encoded is UTF-8 (utf8.h), whatever the database's encoding; so names and keys are ASCII, and a
+ * key has one text for clients of all languages. Renaming a label of an enum changes the text of its keys.
  */
 #include "postgres.h"
 
@@ -23,6 +24,7 @@
 #include "utils/uuid.h"
 
 #include "key.h"
+#include "utf8.h"
 
 static const char hex_lower[] = "0123456789abcdef";
 static const char hex_upper[] = "0123456789ABCDEF";
@@ -40,12 +42,14 @@ is_unreserved(unsigned char c)
 }
 
 static void
-encode_bytes(StringInfo buf, const char *s, int len)
+encode_text(StringInfo buf, const char *text, size_t len)
 {
+	const char *utf8 = utf8_require(text, &len);
+
 	enlargeStringInfo(buf, len);
-	for (int i = 0; i < len; i++)
+	for (size_t i = 0; i < len; i++)
 	{
-		unsigned char c = s[i];
+		unsigned char c = utf8[i];
 
 		if (is_unreserved(c))
 			appendStringInfoCharMacro(buf, c);
@@ -56,12 +60,14 @@ encode_bytes(StringInfo buf, const char *s, int len)
 			appendStringInfoCharMacro(buf, hex_upper[c & 0xF]);
 		}
 	}
+	if (utf8 != text)
+		pfree(unconstify(char *, utf8));
 }
 
 void
 key_encode(StringInfo buf, const char *s)
 {
-	encode_bytes(buf, s, strlen(s));
+	encode_text(buf, s, strlen(s));
 }
 
 /* Value of an upper-case hex digit, -1 if it is none. */
@@ -105,8 +111,9 @@ decode_part(const char *part, int len, char *out)
 	return true;
 }
 
-bool
-key_parts(const char *key, int *nparts, char ***parts)
+/* Parts of a canonical key, decoded, in UTF-8. False if malformed. Needs no database. */
+static bool
+split_key(const char *key, int *nparts, char ***parts)
 {
 	char	  **found = palloc(sizeof(char *) * (strlen(key) + 1));
 	int			n = 0;
@@ -124,6 +131,20 @@ key_parts(const char *key, int *nparts, char ***parts)
 	}
 	*nparts = n;
 	*parts = found;
+	return true;
+}
+
+bool
+key_parts(const char *key, int *nparts, char ***parts)
+{
+	if (!split_key(key, nparts, parts))
+		return false;
+	for (int i = 0; i < *nparts; i++)
+	{
+		(*parts)[i] = utf8_to_text((*parts)[i], strlen((*parts)[i]));
+		if ((*parts)[i] == NULL)
+			return false;
+	}
 	return true;
 }
 
@@ -148,7 +169,7 @@ print_text(StringInfo buf, Datum value, bool blank_padded)
 
 	if (blank_padded)
 		len = bpchartruelen(VARDATA_ANY(text), len);
-	encode_bytes(buf, VARDATA_ANY(text), len);
+	encode_text(buf, VARDATA_ANY(text), len);
 	if ((Pointer) text != DatumGetPointer(value))
 		pfree(text);
 }
@@ -159,7 +180,7 @@ print_bytea(StringInfo buf, Datum value)
 	struct varlena *bytes = PG_DETOAST_DATUM_PACKED(value);
 	int			len = VARSIZE_ANY_EXHDR(bytes);
 
-	encode_bytes(buf, "\\x", 2);
+	encode_text(buf, "\\x", 2);
 	for (int i = 0; i < len; i++)
 	{
 		unsigned char c = VARDATA_ANY(bytes)[i];
@@ -616,5 +637,5 @@ key_parse_fence_name(const char *fence, Oid *database, char **wire_name, char **
 	else
 		return false;
 	*wire_name = pnstrdup(wire, colon - wire);
-	return key_parts(*key, &nparts, &parts);
+	return split_key(*key, &nparts, &parts);
 }

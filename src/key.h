@@ -3,8 +3,9 @@
  *	  From a row, or from what a caller spells, to the one canonical text of its key, and to the names in Redis.
  *
  * Equal keys have equal text, whatever the session's settings; different keys have different text. Each key value is
- * printed canonically and percent-encoded (RFC 3986: all but A-Z a-z 0-9 - . _ ~; upper-case hex), an empty value is
- * "%00"; values are joined with commas. So no data can forge a brace, colon, comma, blank or newline.
+ * printed canonically, in UTF-8 (utf8.h: raises 22P05 if it has none), and percent-encoded (RFC 3986: all but A-Z a-z 0-9
+ * - . _ ~; upper-case hex), an empty value is "%00"; values are joined with commas. So no data can forge a brace, colon,
+ * comma, blank or newline, and keys and names are ASCII.
  *
  *   fence name   <namespace>:f:<database oid>.<domain>:{<key>}            without a tag
  *                <namespace>:f:<database oid>.<domain>:{<tag>}:<key>      with one
@@ -35,8 +36,9 @@ extern bool key_same(const Domain *domain, HeapTuple a, HeapTuple b, TupleDesc d
 extern char *key_of_texts(const Domain *domain, int nparts, const char *const *parts);
 
 /*
- * Parts of a canonical key, decoded (palloc'd strings, palloc'd array); *nparts is set. False if malformed. For a
- * domain with a table each part is the text of KeyColumn.text_type (money: of int8, the same bytes).
+ * Parts of a canonical key, decoded (palloc'd strings, palloc'd array); *nparts is set. False if malformed, or of no text
+ * in the database's encoding. For a domain with a table each part is the text of KeyColumn.text_type (money: of int8, the
+ * same bytes).
  */
 extern bool key_parts(const char *key, int *nparts, char ***parts);
 
@@ -56,7 +58,7 @@ extern char *key_value_name(const Domain *domain, const char *key);
  */
 extern bool key_parse_fence_name(const char *fence, Oid *database, char **wire_name, char **key);
 
-/* Percent-encodes s onto buf. */
+/* Percent-encodes text of the database onto buf. */
 extern void key_encode(StringInfo buf, const char *s);
 
 /* Checks a tag template against the key columns; raises 22023. */

@@ -210,11 +210,13 @@ many_put_rows(int n, ManyItem *items)
 	for (int i = 0; i < n; i++)
 	{
 		ManyItem   *item = &items[i];
-		char	   *payload;
+		const char *payload;
 
 		if (!item->found || !item->answer.token || !item->answer.ticket)
 			continue;
-		payload = row_value_text(item->row);
+		payload = row_jsonb_as_value(item->row);
+		if (payload == NULL)
+			continue;
 		(void) reader_put(item->fence, item->value, item->answer.token, item->answer.ticket, item->version,
 						  payload, strlen(payload), item->domain->ttl_ms);
 	}
@@ -286,13 +288,12 @@ fence_get_many(PG_FUNCTION_ARGS)
 		Datum		values[7];
 		bool		nulls[7];
 
-		reader_require_text(answer);
 		values[0] = reader_text(items[i].fence, &nulls[0]);
 		values[1] = reader_text(answer->status, &nulls[1]);
 		values[2] = reader_text(answer->token, &nulls[2]);
 		values[3] = reader_version(answer->version, &nulls[3]);
 		values[4] = reader_text(answer->ticket, &nulls[4]);
-		values[5] = reader_text(answer->payload, &nulls[5]);
+		values[5] = reader_payload_text(answer, &nulls[5]);
 		values[6] = reader_text(answer->stamp, &nulls[6]);
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	}

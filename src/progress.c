@@ -19,6 +19,7 @@
 #include "compat.h"
 #include "progress.h"
 #include "shared.h"
+#include "utf8.h"
 
 PG_FUNCTION_INFO_V1(fence_progress_view);
 
@@ -96,11 +97,12 @@ show(Entry *entry)
 void
 progress_begin(const char *command, const char *domain)
 {
+	char	   *utf8 = utf8_of_string(domain);
 	Entry	   *entry = hide();
 
 	entry->database = MyDatabaseId;
 	strlcpy(entry->command, command, NAMEDATALEN);
-	strlcpy(entry->domain, domain, NAMEDATALEN);
+	strlcpy(entry->domain, utf8, NAMEDATALEN);	/* read in databases of other encodings */
 	strlcpy(entry->phase, "starting", NAMEDATALEN);
 	entry->started = GetCurrentTimestamp();
 	pg_atomic_write_u64(&entry->done, 0);
@@ -178,7 +180,7 @@ fence_progress_view(PG_FUNCTION_ARGS)
 		nulls[1] = database == NULL;
 		values[1] = database ? CStringGetTextDatum(database) : (Datum) 0;
 		values[2] = CStringGetTextDatum(entry.command);
-		values[3] = CStringGetTextDatum(entry.domain);
+		values[3] = CStringGetTextDatum(utf8_to_display(entry.domain));
 		values[4] = CStringGetTextDatum(entry.phase);
 		values[5] = Int64GetDatum((int64) pg_atomic_read_u64(&entry.done));
 		values[6] = Int64GetDatum((int64) pg_atomic_read_u64(&entry.total));

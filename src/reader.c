@@ -13,7 +13,6 @@
 #include "catalog/pg_proc.h"
 #include "fmgr.h"
 #include "funcapi.h"
-#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "nodes/value.h"
 #include "parser/parse_func.h"
@@ -39,6 +38,7 @@
 #include "shared.h"
 #include "standby.h"
 #include "tombstone.h"
+#include "utf8.h"
 #include "version.h"
 
 PG_FUNCTION_INFO_V1(fence_group_version);
@@ -211,22 +211,18 @@ reader_put(const char *fence, const char *value, const char *token, const char *
 	return answer.data;
 }
 
-void
-reader_require_text(const GetAnswer *answer)
+Datum
+reader_payload_text(const GetAnswer *answer, bool *isnull)
 {
-	if (answer->payload &&
-		(strlen(answer->payload) != answer->payload_len || !pg_verifymbstr(answer->payload, answer->payload_len, true)))
-		ereport(ERROR,
-				(errcode(ERRCODE_CHARACTER_NOT_IN_REPERTOIRE),
-				 errmsg("the cached value is no text in the encoding of this database"),
-				 errhint("Read it with a Redis client, or store it as text.")));
+	*isnull = answer->payload == NULL;
+	return *isnull ? (Datum) 0 : CStringGetTextDatum(utf8_require_text(answer->payload, answer->payload_len));
 }
 
 Datum
 reader_text(const char *s, bool *isnull)
 {
 	*isnull = s == NULL;
-	return s ? CStringGetTextDatum(s) : (Datum) 0;
+	return s ? CStringGetTextDatum(utf8_to_display(s)) : (Datum) 0;
 }
 
 Datum
@@ -266,19 +262,18 @@ fence_get(PG_FUNCTION_ARGS)
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
 	answer = strong_get(domain, key);
-	reader_require_text(&answer);
 	values[0] = reader_text(answer.status, &nulls[0]);
 	values[1] = reader_text(answer.token, &nulls[1]);
 	values[2] = reader_version(answer.version, &nulls[2]);
 	values[3] = reader_text(answer.ticket, &nulls[3]);
-	values[4] = reader_text(answer.payload, &nulls[4]);
+	values[4] = reader_payload_text(&answer, &nulls[4]);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
 }
 
 bool
 reader_payload(const GetAnswer *answer, Datum *jsonb)
 {
-	return row_json_as_jsonb(answer->payload, answer->payload_len, jsonb);
+	return row_value_as_jsonb(answer->payload, answer->payload_len, jsonb);
 }
 
 #define FILL_PAUSE_US	INT64CONST(1000)	/* between two looks for a value that another reader is about to put: at first */
@@ -328,13 +323,15 @@ release_fill(const Domain *domain, const char *key, const GetAnswer *answer)
 		freeReplyObject(reply);
 }
 
-/* False: the row is too large to be put. */
+/* False: there is nothing that could be put, or it is too large. */
 static bool
 put_row(const Domain *domain, const char *key, const char *token, const char *ticket, int64 version, Datum jsonb)
 {
-	char	   *payload = row_value_text(jsonb);
-	size_t		len = strlen(payload);
+	const char *payload = row_jsonb_as_value(jsonb);
+	size_t		len = payload ? strlen(payload) : 0;
 
+	if (payload == NULL)
+		return false;
 	(void) reader_put(key_fence_name(domain, key), key_value_name(domain, key), token, ticket, version, payload, len,
 					  domain->ttl_ms);
 	return len <= PAYLOAD_MAX_BYTES;
@@ -455,7 +452,7 @@ fence_put(PG_FUNCTION_ARGS)
 {
 	Domain	   *domain = domain_argument(fcinfo, 0);
 	char	   *key = key_argument(fcinfo, 6, domain);
-	text	   *payload;
+	char	   *payload;
 	const char *answer;
 
 	if (PG_ARGISNULL(1) || PG_ARGISNULL(3) || PG_ARGISNULL(4))
@@ -472,10 +469,10 @@ fence_put(PG_FUNCTION_ARGS)
 		PG_RETURN_TEXT_P(cstring_to_text("refused this server is a standby"));
 	if (WORD_STATE(fence_word_expire()) != FENCE_OPEN)
 		PG_RETURN_TEXT_P(cstring_to_text("refused unarmed"));
-	payload = PG_GETARG_TEXT_PP(4);
+	payload = utf8_of_string(text_to_cstring(PG_GETARG_TEXT_PP(4)));
 	answer = reader_put(key_fence_name(domain, key), key_value_name(domain, key), text_to_cstring(PG_GETARG_TEXT_PP(1)),
 						PG_ARGISNULL(2) ? "" : text_to_cstring(PG_GETARG_TEXT_PP(2)), PG_GETARG_INT64(3),
-						VARDATA_ANY(payload), VARSIZE_ANY_EXHDR(payload),
+						payload, strlen(payload),
 						PG_ARGISNULL(5) ? 0 : reader_interval_ms(PG_GETARG_INTERVAL_P(5)));
 	PG_RETURN_TEXT_P(cstring_to_text(answer ? answer : "refused unavailable"));
 }
@@ -517,11 +514,10 @@ fence_peek(PG_FUNCTION_ARGS)
 	}
 	if (reply)
 		freeReplyObject(reply);
-	reader_require_text(&found);
 	values[0] = reader_text(found.status, &nulls[0]);
 	values[1] = reader_text(found.token, &nulls[1]);
 	values[2] = reader_version(found.version, &nulls[2]);
-	values[3] = reader_text(found.payload, &nulls[3]);
+	values[3] = reader_payload_text(&found, &nulls[3]);
 	values[4] = reader_text(found.stamp, &nulls[4]);
 	values[5] = reader_version(newest, &nulls[5]);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));

@@ -47,19 +47,19 @@ extern void reader_require_source(const Domain *domain);
 /* The payload of a hit as jsonb. False: it is no JSON, or none that jsonb holds. */
 extern bool reader_payload(const GetAnswer *answer, Datum *jsonb);
 
-/* A text, or a version, as a Datum: NULL if there is none. */
+/* The payload of a hit as a Datum; raises 22021 if it is no text in this database's encoding. */
+extern Datum reader_payload_text(const GetAnswer *answer, bool *isnull);
+
+/* A word of Redis, or a version, as a Datum: NULL if there is none. */
 extern Datum reader_text(const char *s, bool *isnull);
 extern Datum reader_version(const char *s, bool *isnull);
 
 /* A time to live in milliseconds; raises 22023 if it is below 0 or above 10 years. */
 extern int64 reader_interval_ms(const Interval *ttl);
 
-/* Raises 22021 if the payload, if any, is no text in this database's encoding. */
-extern void reader_require_text(const GetAnswer *answer);
-
 #define PAYLOAD_MAX_BYTES (4 * 1024 * 1024)	/* fence.lua refuses longer ones too */
 
-/* fence_put; the answer's words joined by a blank. NULL: Redis could not be asked. */
+/* fence_put of a payload in UTF-8; the answer's words joined by a blank. NULL: Redis could not be asked. */
 extern const char *reader_put(const char *fence, const char *value, const char *token, const char *ticket, int64 version,
 							  const char *payload, size_t payload_len, int64 ttl_ms);
 

@@ -17,7 +17,7 @@
 extern int64 row_current_version(const Domain *domain, const char *key, bool *is_row);
 
 /*
- * The row (of a group: the array of its rows, perhaps empty) as jsonb (to_jsonb semantics, the domain's columns only) with
+ * The row (of a group: the array of its rows, perhaps empty) as jsonb (plain_json.h, the domain's columns only) with
  * its version, in the given snapshot; false if there is none. *writer, if not NULL, is the transaction or subtransaction
  * that wrote it, 0 if that is not known any more, or for a group.
  */
@@ -31,20 +31,20 @@ extern bool row_as_jsonb(const Domain *domain, const char *key, Snapshot snapsho
 extern void row_use_standard_settings(void);
 
 /*
- * A row as the value that Redis holds of it: the text of what row_as_jsonb returns for a row, so that what a writer and
- * what a reader stores of one version is the same to the byte. Palloc'd. NULL: jsonb cannot hold it, or it is longer than
- * `limit` bytes; then *too_large.
+ * A row as the value that Redis holds of it: the text of what row_as_jsonb returns for a row, in UTF-8, so that what a
+ * writer and what a reader stores of one version is the same to the byte. Palloc'd. NULL: jsonb or UTF-8 cannot hold it, or
+ * it is longer than `limit` bytes; then *too_large.
  */
-extern char *row_value(const Domain *domain, HeapTuple row, TupleDesc desc, int limit, bool *too_large);
+extern const char *row_value(const Domain *domain, HeapTuple row, TupleDesc desc, int limit, bool *too_large);
 
-/* The text of a jsonb as a value; palloc'd. */
-extern char *row_value_text(Datum jsonb);
+/* The text of a jsonb as a value, in UTF-8; palloc'd. NULL: it has none (utf8.h). */
+extern const char *row_jsonb_as_value(Datum jsonb);
 
 /*
- * JSON text as jsonb. False: it is no JSON, or jsonb does not hold it (\u0000, 1e1000000, deep nesting). Raises only what
- * is no fault of the text. json must be followed by a NUL.
+ * A value as jsonb. False: it is no JSON in UTF-8, or jsonb does not hold it in the database's encoding (\u0000, 1e1000000,
+ * deep nesting, characters that the encoding lacks). Raises only what is no fault of the value, which a NUL must follow.
  */
-extern bool row_json_as_jsonb(char *json, size_t len, Datum *jsonb);
+extern bool row_value_as_jsonb(char *value, size_t len, Datum *jsonb);
 
 /*
  * Keys of rows, at most `most`: of that fraction of the blocks; fraction 0: of one block somewhere. For the audit.

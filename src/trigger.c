@@ -274,7 +274,7 @@ static const char *
 value_of(const Domain *domain, HeapTuple row, TupleDesc desc)
 {
 	bool		too_large;
-	char	   *value;
+	const char *value;
 
 	if (row == NULL)
 		return "";

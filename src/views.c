@@ -23,6 +23,7 @@
 #include "shared.h"
 #include "stamp.h"
 #include "tombstone.h"
+#include "utf8.h"
 
 PG_FUNCTION_INFO_V1(fence_state_view);
 PG_FUNCTION_INFO_V1(fence_nodes_view);
@@ -30,6 +31,13 @@ PG_FUNCTION_INFO_V1(fence_pending_view);
 PG_FUNCTION_INFO_V1(fence_effects_view);
 
 #define PENDING_PAGE 1000
+
+/* What a Redis process said */
+static Datum
+shown(const char *word)
+{
+	return CStringGetTextDatum(utf8_to_display(word));
+}
 
 static Datum
 interval_of_us(int64 us)
@@ -75,7 +83,7 @@ fence_state_view(PG_FUNCTION_ARGS)
 	values[0] = CStringGetTextDatum(fence_state_name(word));
 	nulls[1] = WORD_EPOCH(word) == 0;
 	values[1] = nulls[1] ? (Datum) 0 : CStringGetTextDatum(epoch);
-	values[2] = CStringGetTextDatum(reason);
+	values[2] = shown(reason);
 	values[3] = TimestampTzGetDatum(since);
 	nulls[4] = bound == 0;
 	values[4] = nulls[4] ? (Datum) 0 : time_left(bound);
@@ -95,7 +103,7 @@ static Datum
 text_or_null(const char *s, bool *isnull)
 {
 	*isnull = s[0] == '\0';
-	return *isnull ? (Datum) 0 : CStringGetTextDatum(s);
+	return *isnull ? (Datum) 0 : shown(s);
 }
 
 static int
@@ -129,7 +137,7 @@ fence_nodes_view(PG_FUNCTION_ARGS)
 		if (nodes[i].dismissed)
 			continue;
 		ranges = palloc(SLOT_RANGES_LEN);
-		values[0] = CStringGetTextDatum(address_text(&nodes[i].address));
+		values[0] = shown(address_text(&nodes[i].address));
 		values[1] = text_or_null(nodes[i].role, &nulls[1]);
 		values[2] = text_or_null(nodes[i].version, &nulls[2]);
 		values[3] = text_or_null(nodes[i].identity, &nulls[3]);
@@ -166,13 +174,14 @@ put_pending(ReturnSetInfo *rsinfo, const ListedReservation *r)
 	/* the name as users know it, if it is of this database; without looking at the table, which may be broken */
 	dot = strchr(wire_name, '.');
 	if (database == MyDatabaseId && dot && key_parts(dot + 1, &nparts, &parts) && nparts == 1)
-		wire_name = parts[0];
-	values[0] = CStringGetTextDatum(wire_name);
+		values[0] = CStringGetTextDatum(parts[0]);
+	else
+		values[0] = shown(wire_name);
 	nulls[1] = key == NULL;
-	values[1] = key ? CStringGetTextDatum(key) : (Datum) 0;
+	values[1] = key ? shown(key) : (Datum) 0;
 	nulls[2] = r->version == NO_VERSION;
 	values[2] = Int64GetDatum(r->version);
-	values[3] = CStringGetTextDatum(r->stamp);
+	values[3] = shown(r->stamp);
 	values[4] = interval_of_us(r->age_ms * 1000);
 	nulls[5] = pid == 0;
 	values[5] = Int32GetDatum(pid);
@@ -194,9 +203,9 @@ put_effect(ReturnSetInfo *rsinfo, const ListedEffect *line)
 
 	if (own && fate == FATE_IN_PROGRESS && strncmp(line->top, library_owner(), len) == 0 && line->top[len] == '.')
 		(void) fence_stamp_fate(line->top + len + 1, &pid);
-	values[0] = CStringGetTextDatum(line->key);
-	values[1] = CStringGetTextDatum(line->kind);
-	values[2] = CStringGetTextDatum(own && strlen(line->top) > len ? line->top + len + 1 : line->top);
+	values[0] = shown(line->key);
+	values[1] = shown(line->kind);
+	values[2] = shown(own && strlen(line->top) > len ? line->top + len + 1 : line->top);
 	values[3] = interval_of_us(line->age_ms * 1000);
 	nulls[4] = pid == 0;
 	values[4] = Int32GetDatum(pid);

@@ -227,6 +227,15 @@ fail_unparsable(RedisConnection *conn)
 	fail(conn, false, strstr(why, "got \"\\x15\"") != NULL ? "this port is for TLS (rediss://)" : why);
 }
 
+/* What Redis says of an error goes into messages and views of databases of any encoding, and it may repeat what it was sent. */
+static void
+make_ascii(redisReply *error)
+{
+	for (size_t i = 0; i < error->len; i++)
+		if (error->str[i] < ' ' || error->str[i] > '~')
+			error->str[i] = '?';
+}
+
 /* The next whole reply of what was received, or NULL. */
 static redisReply *
 parse_reply(RedisConnection *conn)
@@ -247,6 +256,8 @@ parse_reply(RedisConnection *conn)
 		{
 			conn->reply_bytes = reader->len - reader->pos;
 			conn->reply_elements = 0;
+			if (((redisReply *) reply)->type == REDIS_REPLY_ERROR)
+				make_ascii(reply);
 			return reply;
 		}
 		slice = Min(queue_length(&conn->in), CHUNK_BYTES);

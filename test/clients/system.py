@@ -99,11 +99,11 @@ class System:
         for server in self.redis:
             server.call('FLUSHALL')
 
-    def settings(self, **more):
-        return json.dumps({'dsn': self.postgres.dsn(), 'nodes': [['127.0.0.1', s.port] for s in self.redis],
+    def settings(self, dbname='postgres', **more):
+        return json.dumps({'dsn': self.postgres.dsn(dbname), 'nodes': [['127.0.0.1', s.port] for s in self.redis],
                            'cluster': self.cluster, **more})
 
-    def environment(self):
+    def environment(self, dbname='postgres'):
         """By which psql and pg find PostgreSQL, and the shell's snippets Redis."""
         tools = os.path.join(self.directory, 'tools')           # Valkey's program has another name
         if not os.path.exists(tools):
@@ -111,7 +111,7 @@ class System:
             os.symlink(shutil.which(os.environ.get('REDIS_CLI') or 'redis-cli'), os.path.join(tools, 'redis-cli'))
         return {**os.environ, 'PATH': tools + ':' + os.environ['PATH'], 'PYTHONDONTWRITEBYTECODE': '1',
                 'PGHOST': self.postgres.directory, 'PGPORT': str(self.postgres.PORT), 'PGUSER': 'postgres',
-                'PGDATABASE': 'postgres', 'REDIS_PORT': str(self.redis[0].port),
+                'PGDATABASE': dbname, 'REDIS_PORT': str(self.redis[0].port),
                 'REDIS': '-p %d' % self.redis[0].port + (' -c' if self.cluster else '')}
 
     def snippets(self, name, changes=()):
@@ -122,9 +122,9 @@ class System:
             os.symlink(os.environ['CLIENTS_MODULES'], os.path.join(directory, 'node_modules'))
         return directory
 
-    def driver(self, client, snippets='files', changes=()):
+    def driver(self, client, snippets='files', changes=(), dbname='postgres'):
         """client: python, ioredis, node_redis or shell."""
-        driver = Driver(self, client, self.snippets(snippets, changes))
+        driver = Driver(self, client, self.snippets(snippets, changes), dbname)
         self.drivers.append(driver)
         return driver
 
@@ -132,13 +132,13 @@ class System:
 class Driver:
     """A process that reads with the document's code; see drive.py. Every answer comes within a deadline."""
 
-    def __init__(self, system, client, directory):
+    def __init__(self, system, client, directory, dbname):
         self.client = client
         self.log = open(os.path.join(system.directory, 'drivers.log'), 'ab')
-        command = {'python': [sys.executable, os.path.join(HERE, 'drive.py'), system.settings()],
+        command = {'python': [sys.executable, os.path.join(HERE, 'drive.py'), system.settings(dbname)],
                    'shell': ['bash', os.path.join(HERE, 'drive.bash')]}.get(client) or \
-            ['node', os.path.join(HERE, 'drive.js'), system.settings(client='with_' + client)]
-        self.process = subprocess.Popen(command, cwd=directory, env=system.environment(), stdin=subprocess.PIPE,
+            ['node', os.path.join(HERE, 'drive.js'), system.settings(dbname, client='with_' + client)]
+        self.process = subprocess.Popen(command, cwd=directory, env=system.environment(dbname), stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, stderr=self.log)
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.process.stdout, selectors.EVENT_READ)

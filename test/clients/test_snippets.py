@@ -32,6 +32,15 @@ CREATE TABLE seat (room text, row int, version bigint NOT NULL DEFAULT 0, PRIMAR
 SELECT fence.attach('seat', tag => 'room/{room}');
 '''
 
+LATIN1 = '''
+CREATE EXTENSION pgcache_fence;
+CREATE TABLE account (id bigint PRIMARY KEY, owner text NOT NULL, balance int NOT NULL DEFAULT 100,
+                      version bigint NOT NULL DEFAULT 0);
+SELECT fence.attach('account');
+CREATE TABLE floor (id text PRIMARY KEY, version bigint NOT NULL DEFAULT 0);
+SELECT fence.attach('floor', domain => 'étage');
+'''
+
 TEXTS = ('plain-._~09AZ', '', ' ', 'a{b}c', '{', '}', ':', ',', '%', '%00', '%2C', 'a,b', 'new\nline', 'end\n', 'tab\tcr\r',
          '"', "'", "!'()*", '\\', '/', '?', '#&=+', 'ü', '漢字', '🙂', 'a:f:{x}', 'NULL', '$HOME `id`', '-n', '%s\\n')
 
@@ -118,6 +127,24 @@ class Scenes:
                     compare('k', [[type_name, given]], [text])
                 cursor.execute('DROP TABLE k')
                 pg.commit()
+
+    @SCENES
+    def a_database_of_another_encoding_has_the_same_names(self):
+        driver = self.driver(dbname='latin1')
+        with contextlib.closing(psycopg2.connect(self.system.postgres.dsn('latin1'))) as pg, pg.cursor() as cursor:
+            pg.autocommit = True
+            for text in ('José', 'ÿ', 'plain'):
+                cursor.execute('SELECT fence.fence_key(%s, %s), fence.value_key(%s, %s)', ('étage', text, 'étage', text))
+                same(driver.ask('names', domain='étage', key=[['text', text]], tag=None)['names'], list(cursor.fetchone()), text)
+            self.id += 1
+            cursor.execute('INSERT INTO account (id, owner) VALUES (%s, %s)', (self.id, 'Zoë'))
+            for owner in ('Zoë', 'José', 'ÿ'):
+                cursor.execute('UPDATE account SET owner = %s WHERE id = %s', (owner, self.id))
+                same(driver.read(self.id)[0]['owner'], owner, 'read')
+                wait_for(lambda: driver.read(self.id)[1] == 0, 'a hit')
+                same(driver.read(self.id)[0]['owner'], owner, 'hit')
+                cursor.execute("SELECT fence.read('account', %s)->>'owner'", (str(self.id),))
+                same(cursor.fetchone()[0], owner, 'by SQL')
 
     @SCENES
     def an_unchanged_row_is_a_hit(self):
@@ -410,6 +437,9 @@ def main(cluster=False):
     try:
         system.start()
         system.sql(TABLES)
+        system.sql("CREATE DATABASE latin1 ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+        with contextlib.closing(psycopg2.connect(system.postgres.dsn('latin1'))) as pg, pg, pg.cursor() as cursor:
+            cursor.execute(LATIN1)
         run(system, report, options.client or CLIENTS)
     finally:
         system.stop()

@@ -158,8 +158,8 @@ class PostgresServer(Process):
         with open(os.path.join(self.data, name), 'a') as file:
             file.write(lines + '\n')
 
-    def dsn(self):
-        return 'host=%s port=%d user=postgres dbname=postgres' % (self.directory, self.PORT)
+    def dsn(self, dbname='postgres'):
+        return 'host=%s port=%d user=postgres dbname=%s' % (self.directory, self.PORT, dbname)
 
     def start(self, **settings):
         """With settings that count for this start only. After a kill -9 former children may still hold shared memory:
