@@ -191,7 +191,7 @@ SELECT * FROM look('reading.wide', '{00000000-0000-0000-0000-00000000000a}');
 CREATE TABLE styled (id int PRIMARY KEY, f float8, b bytea, at timestamptz, i interval, r daterange, c regclass,
 					 version int NOT NULL DEFAULT 0);
 INSERT INTO styled VALUES (1, 0.1::float8 + 0.2, '\x00ff', '2024-01-02 03:04:05+00',
-						   '1 day -00:00:01', '[2024-01-02,2024-02-03)', 'reading.styled');
+						   '1 day -00:00:01', '[2024-01-02,2024-02-03)', 'pg_class');
 SELECT fence.attach('styled');
 CALL wait_for('reading.styled', '1');
 SET extra_float_digits = -10;
