@@ -205,7 +205,6 @@ SELECT fails('ALTER TABLE good DROP COLUMN version');
 SELECT fails('ALTER TABLE good DROP CONSTRAINT good_pkey');
 SELECT fails('ALTER TABLE good ALTER COLUMN id TYPE text') ~ '^0A000';
 SELECT fails('ALTER TABLE good ALTER COLUMN version TYPE bigint') ~ '^0A000';
-SELECT fails('DROP TRIGGER zzz_pgcache_fence_before ON good') ~ '^2BP01';
 SELECT fails('ALTER TABLE good SET UNLOGGED') ~ '^0A000';
 SELECT fails('ALTER TABLE good DISABLE TRIGGER USER') ~ '^0A000';
 SELECT fails('DROP EXTENSION pgcache_fence') ~ '^2BP01';
@@ -256,6 +255,8 @@ END$$;
 SET client_min_messages = warning;
 SELECT ends($$SELECT fence.detach('good')$$);
 SELECT ends('DROP TRIGGER zzz_pgcache_fence_after ON good');
+SELECT ends('DROP TRIGGER zzz_pgcache_fence_truncate ON good', 'DROP TRIGGER zzz_pgcache_fence_before ON good',
+            'DROP TRIGGER zzz_pgcache_fence_after ON good');
 SELECT ends('ALTER TABLE good DROP COLUMN id CASCADE');
 SELECT ends('ALTER TABLE good DROP COLUMN version CASCADE');
 SELECT ends('ALTER TABLE good DROP CONSTRAINT good_pkey CASCADE');
@@ -302,6 +303,16 @@ SELECT fence.attach(NULL, domain => 'att.fleeting', scope => 'manual');
 SELECT regexp_replace(fence.fence_key('att.fleeting', '1'), '.*:', '');
 ROLLBACK TO s;
 SELECT fails($$SELECT fence.fence_key('att.fleeting', '1')$$);
+ROLLBACK;
+
+-- ended twice in one statement
+BEGIN;
+SELECT fence.attach(NULL, domain => 'att.twice', scope => 'manual');
+SELECT fails($$SELECT fence.detach_domain(d) FROM unnest(ARRAY['att.twice', 'att.twice']) d$$);
+SELECT fence.attach('good');
+SELECT fails($$SELECT fence.define_derived('att.twice', '{att.good(1)}', f) FROM (VALUES ('pg_catalog.version()'::regprocedure), ('pg_catalog.version()')) x (f)$$);
+SELECT fails($$SELECT fence.drop_derived(d) FROM unnest(ARRAY['att.twice', 'att.twice']) d$$);
+SELECT fails($$SELECT fence.define_derived('att.twice', '{att.good(1)}', 4294967295::regprocedure)$$);
 ROLLBACK;
 
 -- scope manual: no row triggers; a table need not have a version

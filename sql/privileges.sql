@@ -77,6 +77,27 @@ SELECT key, version FROM fence.tombstone JOIN fence.domain d ON d.id = domain_id
  WHERE d.name = 'privileges.item' ORDER BY key COLLATE "C";
 SELECT relation, count FROM fence.audit('privileges.item') WHERE count > 0;
 
+-- TRIGGER on the table is no way around its triggers, even where their functions are granted
+GRANT TRIGGER ON item TO regress_fence_writer;
+GRANT CREATE ON SCHEMA privileges TO regress_fence_writer;
+GRANT EXECUTE ON FUNCTION fence.before_row, fence.after_row, fence.before_truncate TO regress_fence_writer;
+SET ROLE regress_fence_writer;
+CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+CREATE OR REPLACE TRIGGER zzz_pgcache_fence_after AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW WHEN (false)
+	EXECUTE FUNCTION fence.after_row();
+CREATE OR REPLACE TRIGGER zzz_pgcache_fence_before BEFORE UPDATE ON item FOR EACH ROW WHEN (false) EXECUTE FUNCTION nothing();
+CREATE TRIGGER zzz_pgcache_fence_x AFTER UPDATE ON item FOR EACH ROW EXECUTE FUNCTION fence.after_row();
+ALTER TRIGGER zzz_pgcache_fence_after ON item RENAME TO aaa;
+DROP TRIGGER zzz_pgcache_fence_after ON item;
+SET session_replication_role = replica;
+SELECT fence.read('privileges.item', '1');
+UPDATE item SET v = 'AA' WHERE id = 1 RETURNING version;
+RESET ROLE;
+SELECT (fence.get('privileges.item', '1')).status, fence.read('privileges.item', '1');
+UPDATE item SET v = 'A' WHERE id = 1;
+DROP FUNCTION nothing;
+REVOKE EXECUTE ON FUNCTION fence.before_row, fence.after_row, fence.before_truncate FROM regress_fence_writer;
+
 --
 -- A reader needs SELECT on the table
 --

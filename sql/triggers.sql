@@ -400,6 +400,137 @@ INSERT INTO plain VALUES (1);
 DROP TRIGGER t ON plain;
 SELECT fence.before_row();
 
+--
+-- Our triggers look as they are made: whatever else has one of their names, or calls one of their functions, is refused
+--
+CREATE FUNCTION attempt(statement text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	detail text;
+BEGIN
+	EXECUTE statement;
+	RETURN 'done';
+EXCEPTION WHEN OTHERS THEN
+	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
+	RETURN concat_ws(E'\n', SQLSTATE || ' ' || SQLERRM, nullif(detail, ''));
+END $$;
+CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+CREATE TABLE crowd (room int, n int PRIMARY KEY);
+CREATE TABLE hand (id int PRIMARY KEY);
+SELECT fence.attach('crowd', scope => 'group', key => '{room}'), fence.attach('hand', scope => 'manual');
+\pset format unaligned
+\pset tuples_only on
+-- made anew, in every way that would leave it hollow, or without what it was
+SELECT attempt('CREATE OR REPLACE TRIGGER zzz_pgcache_fence_after ' || rest) FROM (VALUES
+	('AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW WHEN (false) EXECUTE FUNCTION fence.after_row()'),
+	('AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION nothing()'),
+	('AFTER INSERT OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION fence.after_row()'),
+	('AFTER INSERT OR UPDATE OF v OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION fence.after_row()'),
+	('AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH STATEMENT EXECUTE FUNCTION fence.after_row()'),
+	('BEFORE INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION fence.after_row()'),
+	('AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION fence.before_row()'),
+	('AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION fence.after_row(''x'')'),
+	('AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION fence.after_row(''version_by_application'', ''x'')'),
+	('AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION fence.after_row(''version_by_application'')'),
+	('AFTER DELETE ON item REFERENCING OLD TABLE AS t FOR EACH ROW EXECUTE FUNCTION fence.after_row()'),
+	('AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION fence.after_row()')) x (rest);
+SELECT attempt('CREATE OR REPLACE TRIGGER zzz_pgcache_fence_before ' || rest) FROM (VALUES
+	('BEFORE INSERT OR UPDATE OR DELETE ON item FOR EACH ROW WHEN (false) EXECUTE FUNCTION fence.before_row()'),
+	('BEFORE INSERT OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION fence.before_row()'),
+	('BEFORE INSERT OR UPDATE ON item FOR EACH ROW EXECUTE FUNCTION fence.before_row()'),
+	('BEFORE INSERT ON crowd FOR EACH ROW EXECUTE FUNCTION fence.before_row()')) x (rest);
+SELECT attempt('CREATE OR REPLACE TRIGGER zzz_pgcache_fence_truncate BEFORE TRUNCATE ON item FOR EACH STATEMENT EXECUTE FUNCTION nothing()');
+-- others that call our functions, and junk with a name that begins like ours
+SELECT attempt(statement) FROM (VALUES
+	('CREATE TRIGGER mine AFTER UPDATE ON item FOR EACH ROW EXECUTE FUNCTION fence.after_row()'),
+	('CREATE TRIGGER zzz_pgcache_fence_x AFTER UPDATE ON item FOR EACH ROW EXECUTE FUNCTION fence.after_row()'),
+	('CREATE CONSTRAINT TRIGGER zzz_pgcache_fence_x AFTER UPDATE ON item FOR EACH ROW EXECUTE FUNCTION fence.after_row()'),
+	('CREATE TRIGGER zzz_pgcache_fence_after AFTER INSERT OR UPDATE OR DELETE ON hand FOR EACH ROW EXECUTE FUNCTION fence.after_row()'),
+	('CREATE TRIGGER zzz_pgcache_fence_x BEFORE UPDATE ON item FOR EACH ROW WHEN (false) EXECUTE FUNCTION nothing()'),
+	('DROP TRIGGER zzz_pgcache_fence_x ON item'),
+	('CREATE RULE elsewhere AS ON UPDATE TO item DO INSTEAD NOTHING'),
+	('ALTER TRIGGER zzz_pgcache_fence_after ON item RENAME TO zzz_pgcache_fence_later'),
+	('ALTER TRIGGER zzz_pgcache_fence_after ON item DEPENDS ON EXTENSION plpgsql'),
+	('ALTER TRIGGER zzz_pgcache_fence_after ON item NO DEPENDS ON EXTENSION plpgsql'),
+	('ALTER TABLE item DISABLE TRIGGER USER'),
+	('ALTER TABLE item ENABLE TRIGGER zzz_pgcache_fence_after'),
+	('ALTER TABLE item ENABLE REPLICA TRIGGER zzz_pgcache_fence_after'),
+	('ALTER TABLE item ENABLE ALWAYS TRIGGER zzz_pgcache_fence_after'),
+	('ALTER TRIGGER zzz_pgcache_fence_before ON crowd RENAME TO x')) x (statement);
+-- a rule changes no row behind the triggers' backs: the statement does nothing
+CALL seed();
+UPDATE item SET v = 'never';
+SELECT * FROM look();
+DROP RULE elsewhere ON item;
+-- none of that has ended the attachment, or weakened it
+UPDATE item SET v = 'fenced';
+SELECT * FROM look();
+SELECT tgname, tgenabled, tgqual IS NULL AS always FROM pg_trigger WHERE tgrelid = 'item'::regclass ORDER BY tgname COLLATE "C";
+-- a hollow one of ours, and another's of that name, that were there before
+CREATE TABLE before (id int PRIMARY KEY, version bigint NOT NULL DEFAULT 0);
+CREATE TRIGGER zzz_pgcache_fence_after AFTER UPDATE ON before FOR EACH ROW WHEN (false) EXECUTE FUNCTION nothing();
+CREATE TRIGGER zzz_pgcache_fence_before BEFORE UPDATE ON before FOR EACH ROW WHEN (false) EXECUTE FUNCTION fence.before_row();
+CREATE TRIGGER mine BEFORE UPDATE ON before FOR EACH ROW WHEN (false) EXECUTE FUNCTION fence.before_row();
+SELECT fence.attach('before');
+SELECT tgname, tgenabled, tgqual IS NULL AS always, tgfoid::regproc FROM pg_trigger WHERE tgrelid = 'before'::regclass ORDER BY tgname COLLATE "C";
+DROP TABLE before;
+-- one that is dropped ends the attachment, as the master does; what is left of it lets nothing pass
+BEGIN;
+DROP TRIGGER zzz_pgcache_fence_before ON item;
+SELECT count(*) FROM fence.domains WHERE domain = 'triggers.item';
+SELECT attempt('UPDATE item SET v = v');
+SELECT fence.attach('item');
+UPDATE item SET v = v;
+ROLLBACK;
+\pset format aligned
+\pset tuples_only off
+
+--
+-- What was edited past ALTER TABLE is found when the table is looked at: nothing is served, nothing is written
+--
+CREATE PROCEDURE edit(change text, relation regclass) LANGUAGE plpgsql AS $$
+BEGIN
+	SET LOCAL allow_system_table_mods = on;
+	EXECUTE 'UPDATE pg_trigger SET ' || change || ' AND tgrelid = $1' USING relation;
+	-- the cached Domain goes with the relation's cache
+	EXECUTE 'UPDATE pg_class SET relpages = relpages WHERE oid = $1' USING relation;
+END $$;
+CREATE FUNCTION broken() RETURNS text LANGUAGE sql AS $$
+	SELECT concat_ws(E'\n', attempt('SELECT fence.get(''triggers.item'', ''1'')'), attempt('SELECT fence.read(''triggers.item'', ''1'')'),
+					 attempt('SELECT fence.status(''triggers.item'', ''1'')'), attempt('SELECT fence.audit(''triggers.item'')'),
+					 attempt('UPDATE item SET v = ''never'' WHERE id = 1'), finding, hint)
+	  FROM fence.doctor() WHERE finding ~ 'triggers.item'
+$$;
+\pset format unaligned
+\pset tuples_only on
+BEGIN;
+CALL edit('tgenabled = ''O'' WHERE tgname = ''zzz_pgcache_fence_before''', 'item');
+SELECT broken();
+ROLLBACK;
+BEGIN;
+CALL edit('tgtype = 9 WHERE tgname = ''zzz_pgcache_fence_after''', 'item');
+SELECT broken();
+ROLLBACK;
+BEGIN;
+SET LOCAL allow_system_table_mods = on;
+WITH gone AS (DELETE FROM pg_trigger WHERE tgrelid = 'item'::regclass AND tgname = 'zzz_pgcache_fence_truncate' RETURNING oid)
+DELETE FROM pg_depend d USING gone WHERE gone.oid IN (d.objid, d.refobjid);
+CALL edit('tgname = tgname WHERE true', 'item');
+SELECT broken();
+-- the way out
+SELECT fence.detach('item');
+SELECT fence.attach('item');
+UPDATE item SET v = 'fenced again' WHERE id = 1;
+ROLLBACK;
+BEGIN;
+CREATE OR REPLACE FUNCTION fence.after_row() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+CALL edit('tgname = tgname WHERE true', 'item');
+SELECT broken();
+ROLLBACK;
+\pset format aligned
+\pset tuples_only off
+CALL seed();
+SELECT * FROM look();
+
 SET client_min_messages = warning;
 DROP SCHEMA triggers CASCADE;
 SELECT count(*) FROM fence.domains WHERE domain LIKE 'triggers.%';

@@ -98,7 +98,6 @@ SELECT pg_get_triggerdef(oid), tgenabled FROM pg_trigger WHERE tgrelid = 'doc'::
 SELECT fence.version_by_application('doc');
 SELECT count(*) FROM pg_trigger WHERE tgrelid = 'doc'::regclass;
 -- what the attachment rests on is guarded as before
-DROP TRIGGER zzz_pgcache_fence_before ON doc;
 ALTER TABLE doc DROP COLUMN lock_version;
 ALTER TABLE doc DISABLE TRIGGER zzz_pgcache_fence_before;
 SELECT severity, finding FROM fence.doctor() WHERE finding LIKE '%versions.doc%';

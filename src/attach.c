@@ -8,7 +8,8 @@
  *
  * The extension's own end is seen in the drop of fence.domain, which may go before the triggers.
  *
- * One trigger (the master) depends on the key columns, the version column and the unique index, the others on it.
+ * One trigger (the master) depends on the key columns, the version column and the unique index, the others on it. How they look
+ * is in shape.c.
  *
  * Locks: attach takes ShareRowExclusiveLock on the table, so that no writer is under way when the triggers appear;
  * detach takes what DROP TRIGGER takes. All are kept to the end of the transaction.
@@ -27,8 +28,6 @@
 #include "catalog/pg_class.h"
 #include "catalog/pg_constraint.h"
 #include "catalog/pg_depend.h"
-#include "catalog/pg_language.h"
-#include "catalog/pg_proc.h"
 #include "catalog/pg_trigger.h"
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
@@ -48,6 +47,7 @@
 #include "domain.h"
 #include "ledger.h"
 #include "progress.h"
+#include "shape.h"
 #include "shared.h"
 #include "tombstone.h"
 #include "utf8.h"
@@ -200,45 +200,17 @@ quoted_table(Oid relid)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Which of our triggers runs this function. */
-TriggerRole
-attach_role_of(Oid function)
-{
-	HeapTuple	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
-	TriggerRole role = ROLE_NONE;
-	bool		isnull;
-	Datum		source;
-
-	if (!HeapTupleIsValid(tuple))
-		return ROLE_NONE;
-	source = SysCacheGetAttr(PROCOID, tuple, Anum_pg_proc_prosrc, &isnull);
-	/* only superusers make C functions, so nobody else can pass for ours */
-	if (((Form_pg_proc) GETSTRUCT(tuple))->prolang == ClanguageId && !isnull)
-	{
-		char	   *symbol = TextDatumGetCString(source);
-
-		if (strcmp(symbol, "fence_before_row") == 0)
-			role = ROLE_BEFORE;
-		else if (strcmp(symbol, "fence_after_row") == 0)
-			role = ROLE_AFTER;
-		else if (strcmp(symbol, "fence_before_truncate") == 0)
-			role = ROLE_TRUNCATE;
-		pfree(symbol);
-	}
-	ReleaseSysCache(tuple);
-	return role;
-}
-
 /* Makes the trigger, in place of the one of that name if it is there. */
 static Oid
-create_trigger(Oid relid, const char *trigger, const char *timing, const char *level, const char *call)
+create_trigger(Oid relid, TriggerRole role, bool by_application)
 {
+	const TriggerShape *shape = shape_of(role, by_application);
 	char	   *table = quoted_table(relid);
 
 	run("CREATE OR REPLACE TRIGGER %s %s ON %s FOR EACH %s EXECUTE FUNCTION fence.%s",
-		trigger, timing, table, level, call);
-	run("ALTER TABLE %s ENABLE ALWAYS TRIGGER %s", table, trigger);
-	return get_trigger_oid(relid, trigger, false);
+		shape->name, shape->timing, table, shape->level, shape->call);
+	run("ALTER TABLE %s ENABLE ALWAYS TRIGGER %s", table, shape->name);
+	return get_trigger_oid(relid, shape->name, false);
 }
 
 /* Records that the one depends on the other, unless that is on record. */
@@ -276,7 +248,10 @@ depend_on_column(const ObjectAddress *trigger, Oid relid, AttrNumber attnum)
 	depend(trigger, &column, DEPENDENCY_NORMAL);
 }
 
-/* The other trigger, if there is one, goes with the master, and not without it. */
+/*
+ * The other trigger, if there is one, goes with the master. Without it too: a restore with --clean drops one after the other, and
+ * the first of them ends the attachment.
+ */
 static void
 bind_to_master(const ObjectAddress *master, Oid other)
 {
@@ -285,7 +260,7 @@ bind_to_master(const ObjectAddress *master, Oid other)
 	if (!OidIsValid(other))
 		return;
 	ObjectAddressSet(address, TriggerRelationId, other);
-	depend(&address, master, DEPENDENCY_INTERNAL);
+	depend(&address, master, DEPENDENCY_AUTO);
 }
 
 /* Lets the master's end be that of the others, and guards what the attachment rests on. What is on record stays. */
@@ -314,41 +289,33 @@ attach_record_dependencies(const AttachRequest *request, Oid master, Oid other, 
 	bind_to_master(&trigger, another);
 }
 
-/*
- * The row triggers of a domain with versions in its rows. Where the application sets them, the argument tells AFTER ROW so, and
- * there is no BEFORE ROW for UPDATE. New rows must start above what the key had before, which no application knows.
- */
-static Oid
-create_before_trigger(Oid relid, bool by_application)
+/* The one whose end is that of the others. */
+static TriggerRole
+master_role(const DomainRow *row)
 {
-	return create_trigger(relid, TRIGGER_BEFORE, by_application ? "BEFORE INSERT OR DELETE" : "BEFORE INSERT OR UPDATE OR DELETE",
-						  "ROW", "before_row()");
+	return shape_is_wanted(row, ROLE_AFTER, false) ? ROLE_AFTER : ROLE_TRUNCATE;
 }
 
-static Oid
-create_after_trigger(Oid relid, bool by_application)
-{
-	return create_trigger(relid, TRIGGER_AFTER, "AFTER INSERT OR UPDATE OR DELETE", "ROW",
-						  by_application ? "after_row('version_by_application')" : "after_row()");
-}
-
+/* Makes all that the domain is to have, or makes them anew; the hooks let that pass. The caller holds ShareRowExclusiveLock. */
 static void
-create_triggers(const AttachRequest *request)
+create_triggers(const AttachRequest *request, bool by_application)
 {
-	Oid			relid = request->row.relid;
-	Oid			truncate = create_trigger(relid, TRIGGER_TRUNCATE, "BEFORE TRUNCATE", "STATEMENT", "before_truncate()");
-	Oid			before;
-	Oid			after;
+	Oid			made[ROLE_AFTER + 1] = {InvalidOid};
+	TriggerRole master = master_role(&request->row);
 
-	if (strcmp(request->row.scope, "manual") == 0)
+	attach_in_progress = true;
+	PG_TRY();
 	{
-		attach_record_dependencies(request, truncate, InvalidOid, InvalidOid);
-		return;
+		for (TriggerRole role = ROLE_BEFORE; role <= ROLE_AFTER; role++)
+			if (shape_is_wanted(&request->row, role, false))
+				made[role] = create_trigger(request->row.relid, role, by_application);
 	}
-	after = create_after_trigger(relid, false);
-	/* rows of a group carry no version */
-	before = strcmp(request->row.scope, "group") == 0 ? InvalidOid : create_before_trigger(relid, false);
-	attach_record_dependencies(request, after, truncate, before);
+	PG_FINALLY();
+	{
+		attach_in_progress = false;
+	}
+	PG_END_TRY();
+	attach_record_dependencies(request, made[master], made[ROLE_BEFORE], master == ROLE_TRUNCATE ? InvalidOid : made[ROLE_TRUNCATE]);
 }
 
 /* Name of one of the table's triggers of ours, the master if it is there; NULL if there is none. */
@@ -367,7 +334,7 @@ find_our_trigger(Oid relid)
 	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
 	{
 		Form_pg_trigger form = (Form_pg_trigger) GETSTRUCT(tuple);
-		TriggerRole role = attach_role_of(form->tgfoid);
+		TriggerRole role = shape_role_of_function(form->tgfoid);
 
 		if (role > best)
 		{
@@ -497,18 +464,10 @@ fence_attach(PG_FUNCTION_ARGS)
 	if (OidIsValid(request.row.relid))
 	{
 		progress_phase("creating triggers", 0);
-		attach_in_progress = true;
-		PG_TRY();
-		{
-			create_triggers(&request);
-		}
-		PG_FINALLY();
-		{
-			attach_in_progress = false;
-		}
-		PG_END_TRY();
+		create_triggers(&request, false);
 	}
 	domain_row_insert(&request.row);
+	domain_require_shape(&request.row);
 	ledger_catalog_changed();
 	progress_end();
 	PG_RETURN_TEXT_P(cstring_to_text(request.row.name));
@@ -519,7 +478,7 @@ fence_attach(PG_FUNCTION_ARGS)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Replaces the row triggers. The lock keeps writers away: none has rows that one kind began and the other ends. */
+/* Replaces the triggers. The lock keeps writers away: none has rows that one kind began and the other ends. */
 Datum
 fence_version_by_application(PG_FUNCTION_ARGS)
 {
@@ -528,8 +487,6 @@ fence_version_by_application(PG_FUNCTION_ARGS)
 	AttachRequest request = {0};
 	DomainRow  *row;
 	Relation	rel;
-	Oid			before;
-	Oid			after;
 
 	shared_require();
 	check_owner(relid);
@@ -556,19 +513,8 @@ fence_version_by_application(PG_FUNCTION_ARGS)
 				 errhint("Set the versions that are missing, then use ALTER TABLE ... ALTER COLUMN %s SET NOT NULL.",
 						 quote_identifier(row->version_column))));
 	relation_close(rel, NoLock);
-	attach_in_progress = true;
-	PG_TRY();
-	{
-		after = create_after_trigger(relid, by_application);
-		before = create_before_trigger(relid, by_application);
-	}
-	PG_FINALLY();
-	{
-		attach_in_progress = false;
-	}
-	PG_END_TRY();
-	/* CREATE OR REPLACE forgets them */
-	attach_record_dependencies(&request, after, InvalidOid, before);
+	create_triggers(&request, by_application);	/* CREATE OR REPLACE forgets what they depend on */
+	domain_require_shape(row);
 	PG_RETURN_VOID();
 }
 
@@ -583,12 +529,33 @@ attach_announce_end(const DomainRow *row)
 	ledger_end_domain(domain_stub(row));
 }
 
-void
+bool
 attach_end(const DomainRow *row)
 {
 	attach_announce_end(row);
-	domain_row_delete(row);
+	if (!domain_row_delete(row))
+		return false;
 	tombstone_forget_domain(row->id);
+	return true;
+}
+
+/* The same outside of a hook: a second call in the same statement sees it. */
+static bool
+end_now(const DomainRow *row)
+{
+	bool		ended = attach_end(row);
+
+	CommandCounterIncrement();
+	return ended;
+}
+
+static void
+raise_no_domain(const char *name)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_UNDEFINED_OBJECT),
+			 errmsg("fence domain \"%s\" does not exist", name),
+			 errhint("View fence.domains lists what is fenced in this database.")));
 }
 
 /* Whoever may call it (it is not granted to PUBLIC) may end a domain without a table; one with a table, its owner. */
@@ -601,14 +568,11 @@ fence_detach_domain(PG_FUNCTION_ARGS)
 	shared_require();
 	row = domain_row_by_name(name);
 	if (row == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_OBJECT),
-				 errmsg("fence domain \"%s\" does not exist", name),
-				 errhint("View fence.domains lists what is fenced in this database.")));
+		raise_no_domain(name);
 	if (OidIsValid(row->relid))
 		(void) DirectFunctionCall1(fence_detach, ObjectIdGetDatum(row->relid));
-	else
-		attach_end(row);
+	else if (!end_now(row))
+		raise_no_domain(name);
 	PG_RETURN_VOID();
 }
 
@@ -628,7 +592,7 @@ fence_detach(PG_FUNCTION_ARGS)
 	/* what a restore or a superuser left without triggers */
 	row = domain_row_by_relation(relid);
 	if (row != NULL)
-		attach_end(row);
+		(void) end_now(row);
 	else if (!any)
 		raise_not_attached(relid);
 	PG_RETURN_VOID();

@@ -39,34 +39,20 @@ extern bool attach_check_version(AttachRequest *request, Relation rel);
 /* The columns that `read` is to return exist. */
 extern void attach_check_columns(const AttachRequest *request, Relation rel);
 
-/* Names that let ours fire after the table's other triggers of the same kind */
-#define TRIGGER_PREFIX		"zzz_pgcache_fence_"
-#define TRIGGER_BEFORE		"zzz_pgcache_fence_before"
-#define TRIGGER_AFTER		"zzz_pgcache_fence_after"
-#define TRIGGER_TRUNCATE	"zzz_pgcache_fence_truncate"
-
-typedef enum TriggerRole
-{
-	ROLE_NONE = 0,				/* not ours */
-	ROLE_BEFORE,
-	ROLE_TRUNCATE,
-	ROLE_AFTER
-} TriggerRole;
-
-/* Which of our triggers runs this function: by its C symbol, which only superusers can use. */
-extern TriggerRole attach_role_of(Oid function);
-
-/* fence.attach is making triggers: what the hooks see of them is no restore. */
+/* fence.attach is making triggers: what the hooks see of them is no restore, and is not finished. */
 extern bool attach_in_progress;
 
 /*
  * Records what the master trigger depends on (key and version columns, the key's index), and that the others go with
- * it. other and another may be InvalidOid. What is on record stays.
+ * it, though each can be dropped by itself. other and another may be InvalidOid. What is on record stays.
  */
 extern void attach_record_dependencies(const AttachRequest *request, Oid master, Oid other, Oid another);
 
-/* The attachment ends with this transaction: reserves its end, and for attach_end removes its durable rows too. */
+/*
+ * The attachment ends with this transaction: reserves its end, and for attach_end removes its durable rows too; false: another session
+ * has ended it.
+ */
 extern void attach_announce_end(const DomainRow *row);
-extern void attach_end(const DomainRow *row);
+extern bool attach_end(const DomainRow *row);
 
 #endif

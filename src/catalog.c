@@ -5,7 +5,8 @@
  * Owns: which column of fence.domain means what. Tables are read and written directly, with a snapshot of now and
  * without privileges: whoever fires a trigger or attaches a table of his own needs none on them.
  *
- * Locks: AccessShareLock to read, kept no longer than the look-up; RowExclusiveLock to write, kept to the end.
+ * Locks: AccessShareLock to read, kept no longer than the look-up; RowExclusiveLock to write, and to delete an ExclusiveLock on the
+ * row as an object, kept to the end.
  * Never runs user-defined code.
  */
 #include "postgres.h"
@@ -23,6 +24,7 @@
 #include "catalog/pg_index.h"
 #include "catalog/pg_type.h"
 #include "commands/sequence.h"
+#include "storage/lmgr.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
@@ -226,6 +228,7 @@ domain_list(void)
 		DomainRow  *row = lfirst(lc);
 		DomainRef  *ref = palloc(sizeof(DomainRef));
 
+		ref->row = row;
 		ref->wire_name = domain_wire_name(row->name);
 		ref->id = row->id;
 		ref->publish = row->publish;
@@ -322,19 +325,22 @@ find_by_id(Relation table, int64 id)
 	return tuple;
 }
 
-void
+bool
 domain_row_delete(const DomainRow *row)
 {
 	Relation	table = fence_table_open("domain", RowExclusiveLock);
 	HeapTuple	tuple;
 
 	if (table == NULL)
-		return;
+		return false;
+	/* without a table nothing else keeps two sessions from ending one domain */
+	LockDatabaseObject(RelationGetRelid(table), (Oid) row->id, 0, ExclusiveLock);
 	tuple = find_by_id(table, row->id);
 	if (HeapTupleIsValid(tuple))
 		CatalogTupleDelete(table, &tuple->t_self);
 	CacheInvalidateRelcache(table);
 	table_close(table, NoLock);
+	return HeapTupleIsValid(tuple);
 }
 
 void

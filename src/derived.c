@@ -26,9 +26,11 @@
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "commands/sequence.h"
+#include "common/hashfn.h"
 #include "executor/spi.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
 #include "utils/acl.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
@@ -268,6 +270,10 @@ source_parts(const Source *source, const Domain *domain, int nargs, char **texts
 static void
 check_function(Oid function)
 {
+	if (!SearchSysCacheExists1(PROCOID, ObjectIdGetDatum(function)))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_FUNCTION),
+				 errmsg("function with OID %u does not exist", function)));
 	if (get_func_prokind(function) != PROKIND_FUNCTION || get_func_retset(function))
 		ereport(ERROR,
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
@@ -346,6 +352,14 @@ check_sources(int nsources, char **sources, int nargs)
 	}
 }
 
+/* The definition's tuple, which no other session changes until the end of the transaction; NULL if there is none. */
+static HeapTuple
+find_to_change(Relation table, const char *name)
+{
+	LockDatabaseObject(RelationGetRelid(table), string_hash(name, strlen(name) + 1), 0, ExclusiveLock);
+	return find_definition(table, name);
+}
+
 /* Another definition of the name takes the place of the former one, with an id of its own: nothing it stored is used. */
 Datum
 fence_define_derived(PG_FUNCTION_ARGS)
@@ -384,12 +398,13 @@ fence_define_derived(PG_FUNCTION_ARGS)
 	nulls[DERIVED_TTL - 1] = PG_ARGISNULL(3);
 	values[DERIVED_TTL - 1] = PG_GETARG_DATUM(3);
 	new = heap_form_tuple(RelationGetDescr(table), values, nulls);
-	old = find_definition(table, text_to_cstring(PG_GETARG_TEXT_PP(0)));
+	old = find_to_change(table, text_to_cstring(PG_GETARG_TEXT_PP(0)));
 	if (HeapTupleIsValid(old))
 		CatalogTupleUpdate(table, &old->t_self, new);
 	else
 		CatalogTupleInsert(table, new);
 	table_close(table, NoLock);
+	CommandCounterIncrement();	/* a second call in the same statement sees it */
 	PG_RETURN_VOID();
 }
 
@@ -398,12 +413,13 @@ fence_drop_derived(PG_FUNCTION_ARGS)
 {
 	char	   *name = text_to_cstring(PG_GETARG_TEXT_PP(0));
 	Relation	table = fence_table_open("derived", RowExclusiveLock);
-	HeapTuple	tuple = find_definition(table, name);
+	HeapTuple	tuple = find_to_change(table, name);
 
 	if (!HeapTupleIsValid(tuple))
 		raise_undefined(name);
 	CatalogTupleDelete(table, &tuple->t_self);
 	table_close(table, NoLock);
+	CommandCounterIncrement();
 	PG_RETURN_VOID();
 }
 

@@ -26,6 +26,7 @@
 #include "outbox.h"
 #include "redis/library.h"
 #include "settings.h"
+#include "shape.h"
 #include "shared.h"
 
 PG_FUNCTION_INFO_V1(fence_doctor);
@@ -322,27 +323,29 @@ check_clock(Report *report)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* On the table and, where PostgreSQL copies row triggers there, on its partitions. */
+/* What keeps a domain from being served; on the table and, where PostgreSQL copies row triggers there, on its partitions. */
+static void
+check_shapes(Report *report)
+{
+	ListCell   *lc;
+
+	foreach(lc, domain_rows())
+	{
+		DomainRow  *row = lfirst(lc);
+		char	   *fault = shape_fault_of_domain(row, NULL);
+
+		if (fault == NULL)
+			continue;
+		put_finding(report, "error", psprintf("nothing of domain %s is served, its changes are not fenced: %s", row->name, fault),
+					psprintf("Find out who changed that. Then SELECT fence.detach_domain(%s), and attach the table again.",
+							 quote_literal_cstr(row->name)));
+	}
+}
+
 static void
 check_triggers(Report *report)
 {
-	put_rows(report, "error",
-			 "SELECT pg_catalog.format('table %s lacks the trigger %s: its changes are not fenced', d.relation, w.trigger),"
-			 " pg_catalog.format('SELECT fence.detach(%L), then attach it again.', d.relation)"
-			 " FROM fence.domain d, LATERAL pg_catalog.unnest(CASE"
-			 "  WHEN d.scope OPERATOR(pg_catalog.=) 'row'"
-			 "  THEN ARRAY['zzz_pgcache_fence_before', 'zzz_pgcache_fence_after', 'zzz_pgcache_fence_truncate']"
-			 "  WHEN d.scope OPERATOR(pg_catalog.=) 'group' THEN ARRAY['zzz_pgcache_fence_after', 'zzz_pgcache_fence_truncate']"
-			 "  ELSE ARRAY['zzz_pgcache_fence_truncate'] END) AS w (trigger)"
-			 " WHERE EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid OPERATOR(pg_catalog.=) d.relation) AND NOT EXISTS ("
-			 "  SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid OPERATOR(pg_catalog.=) d.relation"
-			 "   AND t.tgname OPERATOR(pg_catalog.=) w.trigger)");
-	put_rows(report, "error",
-			 "SELECT pg_catalog.format('trigger %s of table %s is not ENABLED ALWAYS: changes by replication or with triggers off are not fenced',"
-			 " t.tgname, t.tgrelid::pg_catalog.regclass),"
-			 " pg_catalog.format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', t.tgrelid::pg_catalog.regclass, t.tgname)"
-			 " FROM pg_catalog.pg_trigger t WHERE t.tgname OPERATOR(pg_catalog.~~) 'zzz\\_pgcache\\_fence\\_%'"
-			 " AND t.tgenabled OPERATOR(pg_catalog.<>) 'A'");
+	check_shapes(report);
 	put_rows(report, "warning",
 			 "SELECT DISTINCT pg_catalog.format('table %s is filled by a subscription, and versions by its application: what comes without a new"
 			 " version stops the subscription', d.relation),"
@@ -358,7 +361,8 @@ check_triggers(Report *report)
 	put_rows(report, "error",
 			 "SELECT pg_catalog.format('table %s has triggers of a fenced table, but is not attached: writes to it fail', t.tgrelid::pg_catalog.regclass),"
 			 " pg_catalog.format('SELECT fence.attach(%L), which replaces them.', t.tgrelid::pg_catalog.regclass)"
-			 " FROM pg_catalog.pg_trigger t WHERE t.tgname OPERATOR(pg_catalog.~~) 'zzz\\_pgcache\\_fence\\_%'"
+			 " FROM pg_catalog.pg_trigger t WHERE t.tgname OPERATOR(pg_catalog.=) ANY"
+			 " ('{zzz_pgcache_fence_before,zzz_pgcache_fence_after,zzz_pgcache_fence_truncate}'::pg_catalog.name[])"
 			 " AND t.tgparentid OPERATOR(pg_catalog.=) 0"
 			 " AND NOT EXISTS (SELECT FROM fence.domain d WHERE d.relation OPERATOR(pg_catalog.=) t.tgrelid)"
 			 " GROUP BY t.tgrelid");
@@ -511,7 +515,7 @@ static const Check checks[] = {
 	{check_redis, true, "Redis answers and is set up well"},
 	{check_heartbeat, true, "heartbeats are quick enough for the lease"},
 	{check_clock, true, "no clock of a Redis node has stepped"},
-	{check_triggers, false, "all triggers are there and ENABLED ALWAYS"},
+	{check_triggers, false, "all triggers are there, and as fence.attach makes them"},
 	{check_indexes, false, "the unique indexes of all keys are valid"},
 	{check_unfenced, false, "no table with a version column is left unfenced"},
 	{check_reservations, true, "no reservation is left over"},

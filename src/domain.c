@@ -33,10 +33,11 @@
 #include "utils/rel.h"
 #include "utils/timestamp.h"
 
-#include "attach.h"
 #include "domain.h"
 #include "key.h"
 #include "plain_json.h"
+#include "shape.h"
+#include "shared.h"
 
 /* A Domain in the cache; the Domain comes first, so that a pointer to one is a pointer to the other. */
 typedef struct Entry
@@ -366,14 +367,40 @@ fill_entry(Entry *entry, const DomainRow *row)
 	domain->policy = policy_of_text(row->on_redis_failure);
 }
 
-/* Whether fence.version_by_application was said of the table: AFTER ROW has an argument then (attach.c). */
-static bool
-version_by_application(Relation rel)
+/* The keeper is told, too, so that Redis hears of it; the caller's transaction does not live to tell. */
+static void
+raise_misshapen(const DomainRow *row, const char *fault)
 {
-	for (int i = 0; rel->trigdesc != NULL && i < rel->trigdesc->numtriggers; i++)
-		if (strcmp(rel->trigdesc->triggers[i].tgname, TRIGGER_AFTER) == 0)
-			return rel->trigdesc->triggers[i].tgnargs > 0;
-	return false;
+	if (fence_shared != NULL && fence_log_due(psprintf("misshapen %s", domain_wire_name(row->name))))
+	{
+		pg_atomic_fetch_add_u32(&fence_shared->catalog_serial, 1);
+		fence_wake_keeper_process();
+	}
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("table \"%s\" is not fenced any more: nothing of domain \"%s\" is served", get_rel_name(row->relid), row->name),
+			 errdetail("%s", fault),
+			 errhint("Find out who changed that past ALTER TABLE. Then use fence.detach and fence.attach.")));
+}
+
+/* Checks the triggers of the table, or of one of its partitions; of the root those of all. Returns who sets the versions. */
+static bool
+check_shape(const DomainRow *row, Oid relid)
+{
+	bool		by_application = false;
+	char	   *fault = relid == row->relid ? shape_fault_of_domain(row, &by_application) :
+		shape_fault_of_table(row, relid, &by_application);
+
+	if (fault != NULL)
+		raise_misshapen(row, fault);
+	return by_application;
+}
+
+void
+domain_require_shape(const DomainRow *row)
+{
+	if (OidIsValid(row->relid))
+		(void) check_shape(row, row->relid);
 }
 
 static bool
@@ -410,7 +437,7 @@ build_entry(const DomainRow *row, Oid relid)
 		resolve_key(&entry->domain, row, rel);
 		resolve_version(&entry->domain, row, rel);
 		entry->domain.builtin_types = has_builtin_types(RelationGetDescr(rel));
-		entry->domain.reserved_after = entry->domain.scope != SCOPE_ROW || version_by_application(rel);
+		entry->domain.reserved_after = check_shape(row, relid) || entry->domain.scope != SCOPE_ROW;
 		table_close(rel, AccessShareLock);
 	}
 	MemoryContextSwitchTo(old);

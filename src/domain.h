@@ -92,15 +92,6 @@ extern Domain *domain_by_wire_name(const char *wire_name);
 /* The policy in force for the domain. */
 extern FailurePolicy domain_policy(const Domain *domain);
 
-/* Every domain of this database, for announcing. A List of DomainRef in the caller's context. */
-typedef struct DomainRef
-{
-	char	   *wire_name;
-	int64		id;
-	char	   *publish;		/* as in fence.domain */
-} DomainRef;
-extern List *domain_list(void);
-
 /* OID of the extension's table of that name in schema fence, InvalidOid if the extension is not installed. */
 extern Oid	fence_table_oid(const char *relname);
 
@@ -140,15 +131,37 @@ extern DomainRow *domain_row_covering(Oid relid);
 /* All of them. */
 extern List *domain_rows(void);
 
-/* Adds the row with the next id, which is stored in it; deletes the row. Both empty every backend's cache at COMMIT. */
+/* Every domain of this database, for announcing. A List of DomainRef in the caller's context. */
+typedef struct DomainRef
+{
+	const DomainRow *row;
+	char	   *wire_name;
+	int64		id;
+	const char *publish;		/* as in fence.domain, or PUBLISH_WITHDRAWN */
+} DomainRef;
+extern List *domain_list(void);
+
+/* What must be told instead of publish of a domain whose triggers are not as they should be: it is not served. */
+#define PUBLISH_WITHDRAWN "withdrawn"
+
+/*
+ * Adds the row with the next id, which is stored in it; deletes the row, false: it is gone, another session was first. Both empty
+ * every backend's cache at COMMIT. What was deleted is seen until the command counter is incremented.
+ */
 extern void domain_row_insert(DomainRow *row);
-extern void domain_row_delete(const DomainRow *row);
+extern bool domain_row_delete(const DomainRow *row);
 
 /* Writes the row again, found by its id. No later look-up in the same command sees it. */
 extern void domain_row_update(const DomainRow *row);
 
 /* Puts another name wherever the row names that column, the tag included; false if it nowhere does. */
 extern bool domain_row_rename_column(DomainRow *row, const char *old, const char *new);
+
+/*
+ * Raises 55000 unless the triggers of the domain's table and of its partitions look as fence.attach makes them (shape.h). A Domain is
+ * loaded only if they do.
+ */
+extern void domain_require_shape(const DomainRow *row);
 
 /* "<database oid>.<percent-encoded name>", palloc'd. */
 extern char *domain_wire_name(const char *name);

@@ -41,6 +41,7 @@
 #include "compat.h"
 #include "domain.h"
 #include "ledger.h"
+#include "shape.h"
 #include "shared.h"
 
 PG_FUNCTION_INFO_V1(fence_domain_restored);
@@ -69,36 +70,22 @@ find_object(Relation catalog, Oid index, AttrNumber attnum, Oid object, Snapshot
 	return tuple;
 }
 
-static HeapTuple
-find_trigger(Relation catalog, Oid trigger, Snapshot snapshot)
-{
-	return find_object(catalog, TriggerOidIndexId, Anum_pg_trigger_oid, trigger, snapshot);
-}
-
-/* One of ours, by its name too: somebody else's trigger that calls our function is not the attachment's. */
-static bool
-is_ours(Form_pg_trigger trigger)
-{
-	return strncmp(NameStr(trigger->tgname), TRIGGER_PREFIX, strlen(TRIGGER_PREFIX)) == 0 &&
-		attach_role_of(trigger->tgfoid) != ROLE_NONE;
-}
-
 /* A trigger is about to be dropped: if it is ours, so ends its domain, once. If it is a partition's, that leaves. */
 static void
 trigger_dropped(Oid trigger)
 {
 	Relation	catalog = table_open(TriggerRelationId, AccessShareLock);
-	HeapTuple	tuple = find_trigger(catalog, trigger, NULL);
+	HeapTuple	tuple = shape_find_trigger(catalog, trigger, NULL);
 	Form_pg_trigger form = HeapTupleIsValid(tuple) ? (Form_pg_trigger) GETSTRUCT(tuple) : NULL;
 
-	if (form && is_ours(form))
+	if (form && shape_is_ours(form))
 	{
 		DomainRow  *row = domain_row_by_relation(form->tgrelid);
 
 		if (OidIsValid(form->tgparentid))
 			partition_changed(form->tgparentid);
 		else if (row != NULL)
-			attach_end(row);
+			(void) attach_end(row);
 	}
 	table_close(catalog, AccessShareLock);
 }
@@ -225,7 +212,7 @@ partition_changed(Oid root_trigger)
 
 	while (OidIsValid(root_trigger))
 	{
-		HeapTuple	tuple = find_trigger(catalog, root_trigger, NULL);
+		HeapTuple	tuple = shape_find_trigger(catalog, root_trigger, NULL);
 
 		if (!HeapTupleIsValid(tuple))
 			break;
@@ -278,8 +265,8 @@ restore_dependencies(const DomainRow *row)
 {
 	Relation	rel = try_relation_open(row->relid, AccessShareLock);
 	AttachRequest request = {.row = *row};
-	Oid			after = get_trigger_oid(row->relid, TRIGGER_AFTER, true);
-	Oid			truncate = get_trigger_oid(row->relid, TRIGGER_TRUNCATE, true);
+	Oid			after = get_trigger_oid(row->relid, shape_of(ROLE_AFTER, false)->name, true);
+	Oid			truncate = get_trigger_oid(row->relid, shape_of(ROLE_TRUNCATE, false)->name, true);
 	bool		broken = false;
 	int			n = 0;
 	ListCell   *lc;
@@ -299,7 +286,8 @@ restore_dependencies(const DomainRow *row)
 	if (broken)
 		return;
 	if (OidIsValid(after))
-		attach_record_dependencies(&request, after, truncate, get_trigger_oid(row->relid, TRIGGER_BEFORE, true));
+		attach_record_dependencies(&request, after, truncate,
+								   get_trigger_oid(row->relid, shape_of(ROLE_BEFORE, false)->name, true));
 	else if (OidIsValid(truncate) && strcmp(row->scope, "manual") == 0)
 		attach_record_dependencies(&request, truncate, InvalidOid, InvalidOid);
 }
@@ -315,7 +303,7 @@ trigger_restored(Oid relid)
 	Oid			table = fence_table_oid("domain");
 	DomainRow  *row;
 
-	if (attach_in_progress || !OidIsValid(table))
+	if (!OidIsValid(table))
 		return;
 	LockRelationOid(table, ShareLock);
 	row = domain_row_by_relation(relid);
@@ -356,36 +344,43 @@ refuse_alter(const char *table, const char *what, const char *detail, const char
 			 errhint("%s", hint)));
 }
 
-/* A trigger was made or altered, as this command wrote it. Ours must always fire; a partition's tells that it came. */
+/*
+ * A trigger was made, replaced, renamed, enabled or disabled, as this command wrote it. What has our name or our function on a
+ * fenced table looks as fence.attach makes it, or is refused. A partition's copy tells that the partition came.
+ */
 static void
-trigger_changed(Oid trigger, bool created)
+trigger_changed(Oid trigger, bool made)
 {
-	Relation	catalog = table_open(TriggerRelationId, AccessShareLock);
-	HeapTuple	tuple = find_trigger(catalog, trigger, SnapshotSelf);
-	Form_pg_trigger form = HeapTupleIsValid(tuple) ? (Form_pg_trigger) GETSTRUCT(tuple) : NULL;
+	Relation	catalog;
+	HeapTuple	tuple;
+	Form_pg_trigger form;
+	DomainRow  *row;
+	const char *fault = NULL;
 
-	table_close(catalog, AccessShareLock);
-	if (form == NULL || attach_role_of(form->tgfoid) == ROLE_NONE)
-		return;
-	if (!is_ours(form))
+	if (attach_in_progress)
+		return;					/* it looks at them when all are there */
+	catalog = table_open(TriggerRelationId, AccessShareLock);
+	tuple = shape_find_trigger(catalog, trigger, SnapshotSelf);
+	form = HeapTupleIsValid(tuple) ? (Form_pg_trigger) GETSTRUCT(tuple) : NULL;
+	if (form != NULL && made && OidIsValid(form->tgparentid))
 	{
-		/* its name makes it fire last, and tells ours from others */
-		if (!created && domain_row_covering(form->tgrelid) != NULL)
-			refuse_alter(get_rel_name(form->tgrelid), "renaming its triggers", "The triggers of a fenced table keep their names.",
-						 "Use fence.detach first.");
-		return;
+		if (shape_is_ours(form))
+			partition_changed(form->tgparentid);	/* a copy is as the original */
 	}
-	if (created && OidIsValid(form->tgparentid))
-		partition_changed(form->tgparentid);
-	else if (!created && form->tgenabled != TRIGGER_FIRES_ALWAYS)
-		ereport(ERROR,
-				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("trigger \"%s\" must always be enabled, because table \"%s\" is fenced",
-						NameStr(form->tgname), get_rel_name(form->tgrelid)),
-				 errdetail("Without it readers would be served values that were replaced."),
-				 errhint("Name the triggers that you want to disable, or use fence.detach first.")));
-	else if (!created && !OidIsValid(form->tgparentid))
+	else if (form != NULL && (row = domain_row_covering(form->tgrelid)) != NULL)
+	{
+		/* a restore makes it first and enables it next; CREATE OR REPLACE updates the row of one that was enabled */
+		bool		is_new = made && (tuple->t_data->t_infomask & HEAP_UPDATED) == 0;
+
+		fault = shape_fault(row, catalog, tuple, is_new);
+	}
+	if (fault != NULL)
+		refuse_alter(get_rel_name(form->tgrelid), psprintf("this change of trigger \"%s\"", NameStr(form->tgname)),
+					 psprintf("With it, the trigger %s: readers could be served values that were replaced.", fault),
+					 "Leave the triggers of pgcache_fence as they are, or use fence.detach first. Others can be disabled by their names.");
+	if (form != NULL && !made && !OidIsValid(form->tgparentid) && shape_is_ours(form))
 		trigger_restored(form->tgrelid);
+	table_close(catalog, AccessShareLock);
 }
 
 static bool
@@ -402,6 +397,48 @@ refuse_inheritance(const char *table)
 {
 	refuse_alter(table, "an inheritance child", "No index would keep the key unique over the table and its child.",
 				 "Use a partitioned table, or fence.detach first.");
+}
+
+/* The same demands as attach makes on the partitions that are there. unfit: a predicate, or NULL. */
+static void
+check_partition(const char *table, const char *partition, const char *unfit)
+{
+	if (unfit != NULL)
+		refuse_alter(table, "this partition", psprintf("Table \"%s\" %s: its rows would change or vanish unfenced.", partition, unfit),
+					 "Use a permanent table as partition.");
+}
+
+/* A table that is to become a partition, with those below it. */
+static void
+check_attached(const char *table, const RangeVar *partition)
+{
+	Oid			relid = RangeVarGetRelid(partition, NoLock, true);
+	ListCell   *lc;
+
+	if (!OidIsValid(relid))
+		return;
+	foreach(lc, shape_members(relid))
+		check_partition(table, get_rel_name(lfirst_oid(lc)), shape_unfit_partition(lfirst_oid(lc)));
+}
+
+/* CREATE [FOREIGN] TABLE ... INHERITS or PARTITION OF. */
+static void
+check_create_table(CreateStmt *stmt)
+{
+	bool		foreign = IsA(stmt, CreateForeignTableStmt);
+	ListCell   *lc;
+
+	foreach(lc, stmt->inhRelations)
+	{
+		RangeVar   *parent = lfirst(lc);
+
+		if (!is_covered(parent))
+			continue;
+		if (stmt->partbound == NULL)
+			refuse_inheritance(parent->relname);
+		check_partition(parent->relname, stmt->relation->relname, foreign ? "is a foreign table" :
+						stmt->relation->relpersistence == RELPERSISTENCE_UNLOGGED ? "is unlogged" : NULL);
+	}
 }
 
 static void
@@ -423,6 +460,8 @@ check_alter_table(AlterTableStmt *stmt)
 			refuse_alter(table, "DETACH PARTITION CONCURRENTLY",
 						 "Its rows are gone in the first of two transactions, its triggers in the second.",
 						 "Use DETACH PARTITION without CONCURRENTLY.");
+		else if (cmd->subtype == AT_AttachPartition && is_covered(stmt->relation))
+			check_attached(table, ((PartitionCmd *) cmd->def)->name);
 		else if (cmd->subtype == AT_AddInherit && is_covered((RangeVar *) cmd->def))
 			refuse_inheritance(((RangeVar *) cmd->def)->relname);
 	}
@@ -441,16 +480,12 @@ all_domains_changed(void)
 void
 attach_check_utility(Node *stmt)
 {
-	ListCell   *lc;
-
 	if (IsA(stmt, AlterTableStmt) && ((AlterTableStmt *) stmt)->objtype != OBJECT_TYPE)
 		check_alter_table((AlterTableStmt *) stmt);
 	else if (IsA(stmt, AlterEnumStmt) && ((AlterEnumStmt *) stmt)->oldVal != NULL)
 		all_domains_changed();
-	else if (IsA(stmt, CreateStmt) && ((CreateStmt *) stmt)->partbound == NULL)
-		foreach(lc, ((CreateStmt *) stmt)->inhRelations)
-			if (is_covered(lfirst(lc)))
-				refuse_inheritance(((RangeVar *) lfirst(lc))->relname);
+	else if (IsA(stmt, CreateStmt) || IsA(stmt, CreateForeignTableStmt))
+		check_create_table((CreateStmt *) stmt);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@
 #include "metrics.h"
 #include "redis/library.h"
 #include "settings.h"
+#include "shape.h"
 #include "shared.h"
 #include "stamp.h"
 #include "worker.h"
@@ -313,6 +314,30 @@ complete_upgraded(void)
 }
 
 /*
+ * A domain whose triggers are not as they should be is not announced, and ends where it was: writes may pass it unfenced. Once they are,
+ * it is served again.
+ */
+static void
+withdraw_misshapen(List *domains)
+{
+	ListCell   *cell;
+
+	foreach(cell, domains)
+	{
+		DomainRef  *domain = lfirst(cell);
+		char	   *fault = shape_fault_of_domain(domain->row, NULL);
+
+		if (fault == NULL)
+			continue;
+		domain->publish = PUBLISH_WITHDRAWN;
+		if (fence_log_due(domain->wire_name))
+			ereport(LOG,
+					(errmsg("pgcache_fence: nothing of domain \"%s\" is served, because its table is not fenced any more", domain->row->name),
+					 errdetail("%s", fault)));
+	}
+}
+
+/*
  * The attachments of this database, in a snapshot taken after the epoch began, and after fences were opened the last time: what
  * was detached before is not in it. Where slots were granted since the database was announced last, what was prepared or
  * reserved detached before goes first. All of that belongs to one grant: where readers are answered from now on is said with
@@ -331,6 +356,7 @@ announce_domains(FenceJob *job)
 
 	foreach(cell, domains)
 		(void) metrics_slot(((DomainRef *) lfirst(cell))->wire_name);	/* counters are there, at 0, before they are needed */
+	withdraw_misshapen(domains);
 	if (domains == NIL || redis_url_parse(setting_redis_url, &url) != NULL)
 		return;
 	LWLockAcquire(fence_shared->lock, LW_SHARED);

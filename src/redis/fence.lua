@@ -237,6 +237,7 @@ end
 
 -- The domain's record, made on first use. id: the attachment that is announced (nil: not attached, readers are told
 -- unarmed); ended: the newest attachment that is known to be over, so a late announcement of it changes nothing;
+-- withdrawn (or nil): it was announced, and is not to be served any more;
 -- carried: the number of the grant that it was announced for last.
 -- pending: stamp -> {since, ended}, of reservations of the whole domain; pendings: how many. publish: see publish().
 -- reserved: how many reservations of its rows there are; counts: what readers were answered since the last
@@ -569,10 +570,19 @@ local function attach_domain(space, name, id, publish_how)
   local d = domain_of(space, name)
   if id <= d.ended then return false end
   if d.id and id <= d.id then return true end
-  if d.id then new_gen(space, d) end   -- another attachment of the name: nothing of the former one is trusted
-  d.id = id
+  -- another attachment of the name, or writes that passed its triggers by: nothing of before is trusted
+  if d.id or d.withdrawn then new_gen(space, d) end
+  d.id, d.withdrawn = id, nil
   d.publish = PUBLISH[publish_how]
   return true
+end
+
+-- Writes may pass the triggers of that attachment by: its readers are told unarmed until it is announced again.
+local function withdraw_domain(space, name, id)
+  local d = domain_of(space, name)
+  if d.id ~= id then return end
+  d.id, d.withdrawn = nil, true
+  new_gen(space, d)
 end
 
 -- Records a reservation of a whole domain. ended: the attachment that ends if it is committed, 0 if none.
@@ -748,7 +758,7 @@ end
 
 -- announce <namespace> <epoch> (<domain> <id> <publish>)... [grant] -> announced refused | unarmed
 -- These attachments are committed; readers may be answered: in slots that were granted by that number or a lower one.
--- refused: how many are taken for ended, and stay so.
+-- publish 'withdrawn': this one is not, or no longer, to be served. refused: how many are taken for ended, and stay so.
 local function announce(_, args)
   local named, grant = #args % 3 == 0, 0
   if named then grant = whole(args[#args] or '') end
@@ -757,7 +767,8 @@ local function announce(_, args)
   end
   local last = named and #args - 1 or #args
   for i = 3, last, 3 do
-    if not is_domain(args[i]) or not whole(args[i + 1]) or PUBLISH[args[i + 2]] == nil then
+    if not is_domain(args[i]) or not whole(args[i + 1]) or
+       (PUBLISH[args[i + 2]] == nil and args[i + 2] ~= 'withdrawn') then
       return bad('fence_announce', 'malformed domain, id or publish')
     end
   end
@@ -766,7 +777,9 @@ local function announce(_, args)
   local refused = 0
   for i = 3, last, 3 do
     local d = domain_of(space, args[i])
-    if not attach_domain(space, args[i], whole(args[i + 1]), args[i + 2]) then
+    if args[i + 2] == 'withdrawn' then
+      withdraw_domain(space, args[i], whole(args[i + 1]))
+    elseif not attach_domain(space, args[i], whole(args[i + 1]), args[i + 2]) then
       refused = refused + 1
     elseif grant > d.carried then
       d.carried = grant

@@ -214,6 +214,14 @@ subtest 'attachments: announce, end, attach again' => sub {
 	is(announce('1.u', 8), 'announced 1', 'a late announcement of the ended attachment is refused');
 	is(answer('fence_get', 2, @u), 'unarmed', '... does not revive it');
 	is(announce('1.u', 9), 'announced 0', 'attached again');
+	my $seen = fcall('fence_get', 2, @u)->[1];
+	is(announce('1.u', 8, 'withdrawn'), 'announced 0', 'a late word that a former attachment is not to be served');
+	is(fcall('fence_get', 2, @u)->[1], $seen, '... changes nothing');
+	is(announce('1.u', 9, 'withdrawn'), 'announced 0', 'this one is not to be served any more:');
+	is(answer('fence_get', 2, @u), 'unarmed', 'readers are told unarmed,');
+	is(announce('1.u', 9), 'announced 0', 'until it is announced again,');
+	isnt(fcall('fence_get', 2, @u)->[1], $seen, 'and nothing of before is trusted');
+	is(announce('1.v', 1, 'withdrawn'), 'announced 0', 'one that was never announced');
 	like(answer('fence_get', 2, @u), qr/^miss /, 'answers');
 
 	# the reservation knows what ends, whoever commits it: the transaction itself or the patrol

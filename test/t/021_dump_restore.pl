@@ -308,16 +308,16 @@ subtest 'first the schema, then the data' => sub {
 	is(query($node, $dbname, 'SELECT count(*), min(version), max(version) FROM plain'), '8|5|5', 'rows have their versions');
 	is(query($node, $dbname, 'SELECT count(*), min(version), max(version) FROM early.first'), '9|21|21',
 		'at or below the floor they get others: as rows that are new');
-	is(query($node, $dbname, "SELECT count(*) FROM pg_depend WHERE classid = 'pg_trigger'::regclass AND deptype = 'i' "
+	is(query($node, $dbname, "SELECT count(*) FROM pg_depend WHERE classid = 'pg_trigger'::regclass AND deptype = 'a' "
 			  . "AND refclassid = 'pg_trigger'::regclass AND pg_describe_object(classid, objid, 0) ~ 'zzz_pgcache_fence'"),
-		query($node, 'original', "SELECT count(*) FROM pg_depend WHERE classid = 'pg_trigger'::regclass AND deptype = 'i' "
+		query($node, 'original', "SELECT count(*) FROM pg_depend WHERE classid = 'pg_trigger'::regclass AND deptype = 'a' "
 			  . "AND refclassid = 'pg_trigger'::regclass AND pg_describe_object(classid, objid, 0) ~ 'zzz_pgcache_fence'"),
 		'the triggers depend on each other as before');
 	cycle_of($node, $dbname, 'plain', 'plain', [2], 'id = 2', [ 6, '(id) VALUES (1)', 1 ]);
 	compare_fences($node, $_, $dbname) foreach 'parts', 'early.first', 'members', 'Größe.Räume {x}';
 
 	like(program($node, 'pg_restore', '-e', '--data-only', '--disable-triggers', '-d', $dbname, "$dir/custom"),
-		qr/^bad: .*trigger "zzz_pgcache_fence_after" must always be enabled, because table/, '--disable-triggers is refused');
+		qr/^bad: .*change of trigger "zzz_pgcache_fence_after" is not possible for table/, '--disable-triggers is refused');
 };
 
 subtest 'one table only' => sub {
@@ -343,10 +343,30 @@ subtest '--clean, into the database that it came from' => sub {
 	fence_call('read', '1', $node, $dbname, 'plain', 2);
 	query($node, $dbname, "UPDATE plain SET name = 'after the dump' WHERE id = 2");
 	fence_call('read', '1', $node, $dbname, 'plain', 2);
-	# it complains that it cannot drop triggers one by one, and inherited constraints; then it goes on
-	program($node, 'pg_restore', '--clean', '--if-exists', '-d', $dbname, "$dir/custom");
+	# it complains that it cannot drop inherited constraints, with triggers or without; then it goes on
+	unlike(program($node, 'pg_restore', '--clean', '--if-exists', '-d', $dbname, "$dir/custom"), qr/zzz_pgcache_fence/, 'triggers are dropped one by one');
 	is(inventory($node, $dbname), $inventory, 'all is there again');
 	cycle($node, $dbname);
+};
+
+subtest '--clean in one transaction' => sub {
+	my $from = new_database($node);
+	my $fresh = new_database($node);
+	my $tables = "SELECT d.name, d.id, t.tgname, t.tgenabled FROM fence.domain d LEFT JOIN pg_trigger t ON t.tgrelid = d.relation ORDER BY 1, 3";
+
+	runs($node, @{ $way{custom}->($from) });
+	query($node, $from, 'DROP TABLE parts');
+	my $before = query($node, $from, $tables);
+	runs($node, 'pg_dump', '-Fc', '-f', "$dir/clean", $from);
+	query($node, $from, "UPDATE plain SET name = 'after the dump' WHERE id = 2");
+	runs($node, 'pg_restore', '-1', '--clean', '-d', $from, "$dir/clean");
+	runs($node, 'pg_restore', '-1', '--clean', '--if-exists', '-d', $fresh, "$dir/clean");
+	foreach my $dbname ($from, $fresh)
+	{
+		is(query($node, $dbname, $tables), $before, 'domains and triggers are there');
+		cycle_of($node, $dbname, 'plain', 'plain', [2], 'id = 2', [ 6, '(id) VALUES (1)', 1 ]);
+		cycle_of($node, $dbname, 'early.first', 'early.first', [2], 'id = 2', [ 20, "VALUES (77, 'x')", 77 ]);
+	}
 };
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -365,8 +385,9 @@ subtest 'a restored table is altered like any fenced table' => sub {
 	$refused->('ALTER TABLE plain DROP CONSTRAINT plain_pkey', 'cannot drop constraint plain_pkey');
 	$refused->('DROP INDEX early.first_id_idx', 'cannot drop index');
 	$refused->('ALTER TABLE plain ALTER version TYPE text', 'cannot alter type|.*version');
-	$refused->('ALTER TABLE plain DISABLE TRIGGER ALL', 'trigger "zzz_pgcache_fence_after" must always be enabled');
-	$refused->('DROP TRIGGER zzz_pgcache_fence_before ON parts', 'cannot drop trigger');
+	$refused->('ALTER TABLE plain DISABLE TRIGGER ALL', 'this change of trigger "zzz_pgcache_fence_after" is not possible');
+	$refused->('CREATE OR REPLACE TRIGGER zzz_pgcache_fence_truncate BEFORE TRUNCATE ON plain EXECUTE FUNCTION fence.before_truncate()',
+		'this change of trigger "zzz_pgcache_fence_truncate" is not possible');
 
 	query($node, $copy, 'ALTER TABLE plain RENAME id TO number; ALTER TABLE plain RENAME version TO v; '
 		  . 'ALTER TABLE "Größe"."Räume {x}" RENAME n TO "Nummer"; ALTER TABLE parts RENAME TO pieces');
