@@ -381,12 +381,12 @@ CALL wait_for('versions.member', '1');
 SELECT fence.read('versions.member', '1');
 INSERT INTO member VALUES (1, 3);
 SELECT fence.read('versions.member', '1');
-SELECT fence.attach(NULL, scope => 'manual', domain => 'free');
-CALL wait_for('free', '1');
-SELECT fence.begin_write('free', 6, '1');
-SELECT fence.renumber('free');
-SELECT fence.begin_write('free', 0, '1');
-SELECT fence.detach_domain('free');
+SELECT fence.attach(NULL, scope => 'manual', domain => 'versions.free');
+CALL wait_for('versions.free', '1');
+SELECT fence.begin_write('versions.free', 6, '1');
+SELECT fence.renumber('versions.free');
+SELECT fence.begin_write('versions.free', 0, '1');
+SELECT fence.detach_domain('versions.free');
 
 -- who may; row-level security hides no row, or it is an error
 CREATE ROLE versions_tenant;
