@@ -70,14 +70,13 @@ update_rows(const Domain *domain)
 	const char *table = quote_qualified_identifier(get_namespace_name(get_rel_namespace(domain->relid)),
 												   get_rel_name(domain->relid));
 	const char *column = quote_identifier(domain->version_name);
+	const char *others = psprintf("%s IS NULL OR %s OPERATOR(pg_catalog.<>) " FIRST_VERSION, column, column);
 	/* inheritors that are no partitions are other tables */
 	const char *only = get_rel_relkind(domain->relid) == RELKIND_PARTITIONED_TABLE ? "" : "ONLY ";
-	uint64		updated = execute(psprintf("UPDATE %s%s SET %s = " FIRST_VERSION " WHERE %s IS DISTINCT FROM " FIRST_VERSION,
-										   only, table, column, column), SPI_OK_UPDATE);
+	uint64		updated = execute(psprintf("UPDATE %s%s SET %s = " FIRST_VERSION " WHERE %s", only, table, column, others), SPI_OK_UPDATE);
 
 	CommandCounterIncrement();
-	if (execute(psprintf("SELECT FROM %s%s WHERE %s IS DISTINCT FROM " FIRST_VERSION " LIMIT 1", only, table, column),
-				SPI_OK_SELECT) > 0)
+	if (execute(psprintf("SELECT FROM %s%s WHERE %s LIMIT 1", only, table, others), SPI_OK_SELECT) > 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION),
 				 errmsg("could not renumber all rows of domain \"%s\"", domain->name),

@@ -195,7 +195,8 @@ end
 -- that this process was ever granted in the epoch.
 -- pending: fence name -> the first of its reservations {stamp, w, gen, grant, time, raw, v, over, next}, in order of
 -- arrival (time: what TIME answered; raw, v: what the fence held then, and the version that it told; over: that was not
--- below w); fences: how many there are in it; most: how many there were since it was made; stopped, resume: where the last page of pending() ended, and
+-- below w); fences: how many there are in it;
+-- most: how many there were since it was made; stopped, resume: where the last page of pending() ended, and
 -- the fence that comes there now. domains: name -> see domain_of(). filling, filled_before, fills (how many in
 -- filling), turned: see turn_fills().
 -- A gen is a table of its own: it equals nothing but itself.
