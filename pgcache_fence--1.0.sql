@@ -152,6 +152,11 @@ CREATE FUNCTION fence.detach_domain(domain text) RETURNS void
 CREATE FUNCTION fence.version_by_application(relation regclass, enabled boolean DEFAULT true) RETURNS void
     LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_version_by_application';
 
+-- The versions of a domain begin anew: rows get version 1, tombstones and floor go, nothing cached before is served. Returns how many
+-- rows were changed. For the owner of the table, who waits for its writers.
+CREATE FUNCTION fence.renumber(domain text) RETURNS bigint
+    LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_renumber';
+
 CREATE VIEW fence.domains AS
     SELECT d.name AS domain, d.relation, d.key_columns AS key, d.version_column AS version, d.tag, d.scope, d.cache,
            d.columns, d.ttl,
@@ -414,8 +419,8 @@ CREATE VIEW fence.metrics AS
 CREATE FUNCTION fence.reset_metrics() RETURNS void
     LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_reset_metrics';
 
-REVOKE ALL ON FUNCTION fence.attach, fence.detach, fence.detach_domain, fence.version_by_application, fence.put, fence.begin_write,
-                       fence.abort_write, fence.reserve, fence.commit, fence.abort, fence.define_derived, fence.drop_derived,
+REVOKE ALL ON FUNCTION fence.attach, fence.detach, fence.detach_domain, fence.version_by_application, fence.renumber, fence.put,
+                       fence.begin_write, fence.abort_write, fence.reserve, fence.commit, fence.abort, fence.define_derived, fence.drop_derived,
                        fence._pending, fence._effects, fence._metrics, fence.audit, fence.repair, fence.repair_domain,
                        fence.reset_metrics, fence.doctor, fence._domain_restored FROM PUBLIC;
 -- Of the internal functions everybody keeps those below the views that everybody may read (PostgreSQL asks the reader for EXECUTE),

@@ -60,7 +60,7 @@ SELECT fence.begin_write('manual.free', 2, 'a');
 ROLLBACK;
 SELECT * FROM look('manual.free', 'a');
 
--- observed too low: the version is above the fence; again: above that; larger: counts
+-- observed too low: the version is above the last one given; again: above that; larger: counts
 BEGIN;
 SELECT fence.begin_write('manual.free', 0, 'a');
 SELECT fence.begin_write('manual.free', 0, 'a');
@@ -133,12 +133,14 @@ SELECT fence, get, value FROM look('manual.free', 'a', 'b', '{:%}');
 SELECT fence, get FROM look('manual.free', 'a', 'b,{:%}');
 SELECT fence.begin_write('manual.free', 0, VARIADIC '{}');
 
--- exact to the last digit, up to the end
+-- exact to the last digit; beyond half of what a bigint holds only one by one
 SELECT fence.begin_write('manual.free', 9007199254740992, 'big');
 SELECT fill('manual.free', 9007199254740993, 'big', 'big');
 SELECT fence.begin_write('manual.free', 0, 'big');
 SELECT fence, get FROM look('manual.free', 'big');
-SELECT fence.begin_write('manual.free', 9223372036854775806, 'big');
+SELECT fence.begin_write('manual.free', 4611686018427387903, 'big');
+SELECT fence.begin_write('manual.free', 4611686018427387904, 'big');
+SELECT fence.begin_write('manual.free', 4611686018427387907, 'big');
 SELECT fence.begin_write('manual.free', 9223372036854775807, 'big');
 SELECT fence.begin_write('manual.free', 0, 'big');
 SELECT fence, pending FROM look('manual.free', 'big');

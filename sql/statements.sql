@@ -334,10 +334,10 @@ INSERT INTO seat VALUES ('blue', 1, 'Bob') RETURNING version;
 COMMIT;
 SELECT * FROM changed('statements.seat');
 UPDATE seat SET version = 2147483646, holder = 'Zoe' WHERE (room, n) = ('red', 1) RETURNING version;
-INSERT INTO seat VALUES ('red', 9, 'Max', 2147483646);
+INSERT INTO seat VALUES ('red', 9, 'Max', 1073741823);
 CALL seed('statements.seat');
 UPDATE seat SET holder = 'last' WHERE (room, n) = ('red', 9) RETURNING version;
-UPDATE seat SET holder = 'one too many' WHERE (room, n) = ('red', 9);
+UPDATE seat SET holder = 'one more' WHERE (room, n) = ('red', 9);
 SELECT * FROM changed('statements.seat') WHERE "row" = 'live';
 
 --

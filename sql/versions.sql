@@ -263,5 +263,198 @@ SELECT fence.detach('doc');
 SELECT count(*) FROM pg_trigger WHERE tgrelid = 'doc'::regclass;
 SELECT count(*) FROM fence.domains WHERE domain = 'versions.doc';
 
+--
+-- Versions that are brought: up to half of what the column can hold, or the next one. Nobody comes near the end with one row.
+--
+CREATE TABLE big (id int PRIMARY KEY, parent int REFERENCES big ON DELETE CASCADE, version bigint NOT NULL DEFAULT 0);
+CREATE TABLE mid (id int PRIMARY KEY, v int NOT NULL DEFAULT 0);
+CREATE TABLE tiny (id int PRIMARY KEY, v smallint NOT NULL DEFAULT 0);
+SELECT fence.attach('big'), fence.attach('mid', version => 'v'), fence.attach('tiny', version => 'v');
+CALL wait_for('versions.big', '1');
+INSERT INTO big (id, version) VALUES (1, 4611686018427387903), (2, 4611686018427387904), (3, 9223372036854775806),
+	(4, 9223372036854775807), (5, 1792000000000000) RETURNING id, version;
+INSERT INTO mid VALUES (1, 1073741823), (2, 1073741824), (3, 2147483647) RETURNING *;
+INSERT INTO tiny VALUES (1, 16383), (2, 16384), (3, 32767) RETURNING *;
+-- what is there counts on from there
+UPDATE big SET parent = NULL WHERE id = 1 RETURNING version;
+DELETE FROM big WHERE id = 1;
+INSERT INTO big (id, version) VALUES (1, 9223372036854775806) RETURNING version;
+SELECT max(version) FROM fence.tombstone WHERE domain_id = (SELECT id FROM fence.domain WHERE name = 'versions.big');
+-- many rows
+SET pgcache_fence.bulk_threshold = 1;
+INSERT INTO big (id, version) VALUES (11, 7), (12, 9223372036854775806), (13, 9223372036854775806) ON CONFLICT DO NOTHING
+	RETURNING id, version;
+RESET pgcache_fence.bulk_threshold;
+-- an application that sets them, and another trigger
+SELECT fence.version_by_application('mid');
+UPDATE mid SET v = 1073741824 WHERE id = 3 RETURNING v;
+UPDATE mid SET v = 1073741823 WHERE id = 3 RETURNING v;
+UPDATE mid SET v = 1073741824 WHERE id = 3 RETURNING v;
+UPDATE mid SET v = 2147483647 WHERE id = 3 RETURNING v;
+SELECT fence.version_by_application('mid', false);
+CREATE FUNCTION jump() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.v := 32767; RETURN NEW; END';
+CREATE TRIGGER zzzz BEFORE INSERT OR UPDATE ON tiny FOR EACH ROW EXECUTE FUNCTION jump();
+INSERT INTO tiny VALUES (4);
+UPDATE tiny SET id = id WHERE id = 2;
+SET pgcache_fence.bulk_threshold = 1;
+UPDATE tiny SET id = id;
+RESET pgcache_fence.bulk_threshold;
+DROP TRIGGER zzzz ON tiny;
+
+--
+-- At the end: rows that were there before the table was fenced
+--
+SELECT fence.detach('big'), fence.detach('mid'), fence.detach('tiny');
+INSERT INTO big VALUES (20, NULL, 5), (21, 20, 9223372036854775807), (22, NULL, 9223372036854775807);
+INSERT INTO mid VALUES (20, 2147483647);
+SELECT fence.attach('big', cache => 'row'), fence.attach('mid', version => 'v');
+CALL wait_for('versions.big', '1');
+CALL wait_for('versions.mid', '1');
+UPDATE big SET parent = 5 WHERE id = 22;
+UPDATE mid SET v = 1 WHERE id = 20;
+-- a parent's DELETE is not held up by such a child
+SELECT fence.read('versions.big', '21');
+DELETE FROM big WHERE id = 20;
+SELECT status FROM fence.get('versions.big', '21');
+SELECT fence.read('versions.big', '21') IS NULL;
+INSERT INTO big (id) VALUES (21);
+-- and where the patrol has made a floor of it
+INSERT INTO fence.floor SELECT id, 9223372036854775807 FROM fence.domain WHERE name = 'versions.big';
+INSERT INTO big (id) VALUES (30);
+\echo :LAST_ERROR_SQLSTATE
+
+--
+-- fence.renumber: the way out
+--
+SELECT fence.read('versions.big', '22'), fence.read('versions.big', '5');
+CREATE FUNCTION loud() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE NOTICE ''a trigger of the table''; RETURN NEW; END';
+CREATE TRIGGER loud BEFORE UPDATE ON big FOR EACH ROW EXECUTE FUNCTION loud();
+CREATE RULE nothing AS ON UPDATE TO big WHERE NEW.version = 1 DO INSTEAD NOTHING;
+BEGIN;
+SELECT fence.renumber('versions.big');
+ROLLBACK;
+CALL wait_for('versions.big', '5');
+SELECT max(version), (SELECT status FROM fence.get('versions.big', '5')) FROM big;
+SELECT fence.renumber('versions.big');
+CALL wait_for('versions.big', '5');
+SELECT min(version), max(version), (SELECT status FROM fence.get('versions.big', '5')) FROM big;
+SELECT (SELECT count(*) FROM fence.tombstone t WHERE t.domain_id = d.id), (SELECT count(*) FROM fence.floor f WHERE f.domain_id = d.id)
+  FROM fence.domain d WHERE name = 'versions.big';
+DROP RULE nothing ON big;
+DROP TRIGGER loud ON big;
+INSERT INTO big (id) VALUES (21), (30) RETURNING version;
+UPDATE big SET parent = 5 WHERE id = 22 RETURNING version;
+SELECT fence.read('versions.big', '22');
+SELECT status, version FROM fence.get('versions.big', '22');
+SELECT sum(count) FROM fence.audit('versions.big') WHERE relation LIKE 'fence_%';
+-- at once with other changes, and again: nothing is left to do
+BEGIN;
+UPDATE big SET parent = NULL WHERE id = 22;
+DELETE FROM big WHERE id = 30;
+SELECT fence.renumber('versions.big');
+INSERT INTO big (id) VALUES (30) RETURNING version;
+COMMIT;
+SELECT fence.renumber('versions.big');
+SELECT fence.renumber('versions.mid') > 0;
+UPDATE mid SET v = 1 WHERE id = 20 RETURNING v;
+
+-- partitions, groups, by hand with a table and without
+CREATE TABLE parts (id int PRIMARY KEY, version int NOT NULL DEFAULT 7) PARTITION BY RANGE (id);
+CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (1) TO (10);
+CREATE TABLE parts_2 PARTITION OF parts FOR VALUES FROM (10) TO (20);
+INSERT INTO parts VALUES (1), (11);
+SELECT fence.attach('parts');
+CALL wait_for('versions.parts', '1');
+SELECT fence.renumber('versions.parts');
+SELECT * FROM parts;
+CREATE TABLE member (room int NOT NULL, n int);
+CREATE INDEX ON member (room);
+SELECT fence.attach('member', scope => 'group', key => '{room}');
+CALL wait_for('versions.member', '1');
+INSERT INTO member VALUES (1, 1);
+INSERT INTO member VALUES (1, 2);
+SELECT fence.group_version('versions.member', '1');
+SELECT fence.renumber('versions.member');
+SELECT fence.group_version('versions.member', '1');
+CALL wait_for('versions.member', '1');
+SELECT fence.read('versions.member', '1');
+INSERT INTO member VALUES (1, 3);
+SELECT fence.read('versions.member', '1');
+SELECT fence.attach(NULL, scope => 'manual', domain => 'versions.free');
+CALL wait_for('versions.free', '1');
+SELECT fence.begin_write('versions.free', 6, '1');
+SELECT fence.renumber('versions.free');
+SELECT fence.begin_write('versions.free', 0, '1');
+SELECT fence.detach_domain('versions.free');
+
+-- who may; row-level security hides no row, or it is an error
+CREATE ROLE versions_tenant;
+GRANT USAGE, CREATE ON SCHEMA versions TO versions_tenant;
+SET ROLE versions_tenant;
+SELECT fence.renumber('versions.big');
+RESET ROLE;
+GRANT EXECUTE ON FUNCTION fence.renumber, fence.attach TO versions_tenant;
+CREATE TABLE own (id int PRIMARY KEY, tenant text NOT NULL, version bigint NOT NULL DEFAULT 3);
+ALTER TABLE own OWNER TO versions_tenant;
+INSERT INTO own VALUES (1, 'a'), (2, 'b');
+SET ROLE versions_tenant;
+SELECT fence.renumber('versions.big');
+SELECT fence.attach('own');
+ALTER TABLE own ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+CREATE POLICY p ON own USING (tenant = 'a');
+SELECT fence.renumber('versions.own');
+\echo :LAST_ERROR_SQLSTATE
+ALTER TABLE own NO FORCE ROW LEVEL SECURITY;
+SELECT fence.renumber('versions.own');
+SELECT id, version FROM own ORDER BY id;
+-- what the table's owner has prepared runs as him
+CREATE FUNCTION who(bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+	IF current_user <> 'versions_tenant' THEN
+		RAISE 'runs as %', current_user;
+	END IF;
+	RETURN true;
+END $$;
+UPDATE own SET tenant = tenant;
+ALTER TABLE own ADD CHECK (versions.who(version));
+RESET ROLE;
+SELECT fence.renumber('versions.own');
+-- a trigger that keeps the version is noticed
+SET ROLE versions_tenant;
+CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.version := 9; RETURN NEW; END';
+CREATE TRIGGER keep BEFORE UPDATE ON own FOR EACH ROW EXECUTE FUNCTION keep();
+ALTER TABLE own ENABLE ALWAYS TRIGGER keep;
+UPDATE own SET tenant = tenant;
+SELECT fence.renumber('versions.own');
+RESET ROLE;
+SELECT fence.detach('own');
+DROP TABLE own;
+DROP FUNCTION who, keep;
+REVOKE EXECUTE ON FUNCTION fence.renumber, fence.attach FROM versions_tenant;
+REVOKE ALL ON SCHEMA versions FROM versions_tenant;
+
+-- a tenant who may write his own rows, and no others
+CREATE TABLE shared (id int PRIMARY KEY, tenant text NOT NULL DEFAULT current_user, version bigint NOT NULL DEFAULT 0);
+SELECT fence.attach('shared');
+ALTER TABLE shared ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_rows ON shared USING (tenant = current_user);
+GRANT SELECT, INSERT, UPDATE, DELETE ON shared TO versions_tenant;
+GRANT USAGE ON SCHEMA versions TO versions_tenant;
+CALL wait_for('versions.shared', '1');
+SET ROLE versions_tenant;
+INSERT INTO shared (id, version) VALUES (1, 9223372036854775806) RETURNING version;
+INSERT INTO shared (id, version) VALUES (2, 4611686018427387903) RETURNING version;
+UPDATE shared SET version = 9223372036854775806 RETURNING version;
+DELETE FROM shared;
+RESET ROLE;
+-- as the patrol does when they are old
+INSERT INTO fence.floor SELECT domain_id, max(version) FROM fence.tombstone
+ WHERE domain_id = (SELECT id FROM fence.domain WHERE name = 'versions.shared') GROUP BY 1;
+INSERT INTO shared (id) VALUES (3) RETURNING version > 4611686018427387903 AS above_the_floor, version < 4611686018427388000 AS far_from_the_end;
+UPDATE shared SET id = 4 RETURNING version < 4611686018427388000;
+DROP TABLE shared;
+REVOKE USAGE ON SCHEMA versions FROM versions_tenant;
+DROP ROLE versions_tenant;
+
 SET client_min_messages = warning;
 DROP SCHEMA versions CASCADE;

@@ -134,8 +134,8 @@ read_arguments(FunctionCallInfo fcinfo, AttachRequest *request)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-static void
-check_owner(Oid relid)
+void
+attach_check_owner(Oid relid)
 {
 	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
 	Form_pg_class form;
@@ -410,10 +410,10 @@ prepare_table(AttachRequest *request)
 	Oid			relid = request->row.relid;
 	Relation	rel;
 
-	check_owner(relid);
+	attach_check_owner(relid);
 	progress_phase("waiting for the lock", 0);
 	rel = relation_open(relid, ShareRowExclusiveLock);
-	check_owner(relid);			/* it may have changed while the lock was waited for */
+	attach_check_owner(relid);	/* it may have changed while the lock was waited for */
 	progress_phase("checking the table", 0);
 	attach_check_table(rel);
 	check_not_attached(rel);
@@ -489,9 +489,9 @@ fence_version_by_application(PG_FUNCTION_ARGS)
 	Relation	rel;
 
 	shared_require();
-	check_owner(relid);
+	attach_check_owner(relid);
 	LockRelationOid(relid, ShareRowExclusiveLock);
-	check_owner(relid);
+	attach_check_owner(relid);
 	row = domain_row_by_relation(relid);
 	if (row == NULL)
 		raise_not_attached(relid);
@@ -584,9 +584,9 @@ fence_detach(PG_FUNCTION_ARGS)
 	bool		any;
 
 	shared_require();
-	check_owner(relid);
+	attach_check_owner(relid);
 	LockRelationOid(relid, AccessExclusiveLock);
-	check_owner(relid);
+	attach_check_owner(relid);
 	any = drop_triggers(relid);
 
 	/* what a restore or a superuser left without triggers */

@@ -19,6 +19,9 @@ typedef struct AttachRequest
 	Oid			key_index;		/* the unique index on the key */
 } AttachRequest;
 
+/* Raises 42501 unless the caller is the table's owner, a member of that role or a superuser, and 42P01 if it is gone. */
+extern void attach_check_owner(Oid relid);
+
 /* Everything here raises, with a reason, a detail and a hint, or returns. */
 
 /* Arguments that make sense whatever the table is. */

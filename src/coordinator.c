@@ -64,7 +64,7 @@ await_carried(int64 deadline)
 	uint64		first = first_end;
 	uint64		last = last_end;
 
-	if (first != 0 && outbox_answer(last, NULL) == ANSWER_NONE)
+	if (first != 0 && outbox_answer(last) == ANSWER_NONE)
 	{
 		wire_carry(deadline);
 		(void) wire_collect(deadline);
@@ -78,7 +78,7 @@ await_carried(int64 deadline)
 	if (last - first >= OUTBOX_ANSWERS)
 		first = last - OUTBOX_ANSWERS + 1;	/* of older ones the answer is forgotten */
 	for (uint64 letter = first; letter != 0 && letter <= last; letter++)
-		(void) outbox_wait(letter, deadline, NULL);
+		(void) outbox_wait(letter, deadline);
 	first_end = last_end = 0;
 }
 
@@ -252,7 +252,6 @@ note_sent(Reservation *r, int node, int64 version, FenceWord word)
 	r->node = node;
 	r->sent = version;
 	r->sent_word = word;
-	r->ahead = NO_VERSION;
 }
 
 /*
@@ -345,7 +344,7 @@ post_reserve(Reservation *r, int64 version, FenceWord word)
 
 /* Takes the answer, if it is here: it counts for the version and the word that it was sent with. */
 static void
-take_answer(Reservation *r, AnswerKind answer, int64 ahead)
+take_answer(Reservation *r, AnswerKind answer)
 {
 	if (answer == ANSWER_NONE)
 		return;
@@ -356,8 +355,6 @@ take_answer(Reservation *r, AnswerKind answer, int64 ahead)
 		r->acked_word = r->sent_word;
 		r->grant = 0;
 	}
-	else if (answer == ANSWER_AHEAD)
-		r->ahead = ahead;
 	else
 		r->letter = 0;			/* not granted: it has to be sent again */
 }
@@ -366,12 +363,11 @@ take_answer(Reservation *r, AnswerKind answer, int64 ahead)
 static bool
 await_answer(Reservation *r)
 {
-	int64		ahead = NO_VERSION;
-	AnswerKind	answer = outbox_wait(r->letter, reply_deadline(), &ahead);
+	AnswerKind	answer = outbox_wait(r->letter, reply_deadline());
 
 	if (answer == ANSWER_NONE || answer == ANSWER_FAILED)
 		outbox_problem(problem, sizeof(problem), answer == ANSWER_NONE);
-	take_answer(r, answer == ANSWER_NONE ? ANSWER_FAILED : answer, ahead);
+	take_answer(r, answer == ANSWER_NONE ? ANSWER_FAILED : answer);
 	return answer != ANSWER_NONE;
 }
 
@@ -380,13 +376,12 @@ static bool
 make_room(bool wait)
 {
 	Reservation *oldest = waiting[outbox_next() % OUTBOX_ANSWERS];
-	int64		ahead = NO_VERSION;
 
 	if (oldest == NULL)
 		return true;
 	if (wait)
 		return await_answer(oldest);
-	take_answer(oldest, outbox_answer(oldest->letter, &ahead), ahead);
+	take_answer(oldest, outbox_answer(oldest->letter));
 	return !is_waiting(oldest);
 }
 
@@ -475,24 +470,13 @@ post_patiently(Reservation *r, FenceWord word)
 }
 
 /*
- * Whether the wire was told that the fence is ahead. That may be of before a TRUNCATE that has just committed, here or in another
- * session: versions begin anew with the end of its reservation, which goes with the courier, and the courier keeps the order
- * of what it is given.
- */
-static bool
-has_overtaken(const Reservation *r, FenceWord word)
-{
-	return asked(r, word) && r->ahead != NO_VERSION && !r->by_courier;
-}
-
-/*
  * Asks for it if it is neither acknowledged nor asked for: a row on the wire, a domain through the courier, and by_courier a
- * row too that the wire did not get through, or whose answer may have been too early. False: it could not be sent.
+ * row too that the wire did not get through. False: it could not be sent.
  */
 static bool
 ask_if_missing(Reservation *r, FenceWord word, bool by_courier)
 {
-	if (settled(r, word) && !(by_courier && has_overtaken(r, word)))
+	if (settled(r, word))
 		return true;
 	if (r->kind == RESERVE_DOMAIN || by_courier)
 		return post_patiently(r, word);
@@ -500,50 +484,41 @@ ask_if_missing(Reservation *r, FenceWord word, bool by_courier)
 	return true;
 }
 
-/* What became of it, once all answers of rows are here. */
-static ReserveOutcome
-outcome(Reservation *r, FenceWord word)
+/* Whether it is granted, once all answers of rows are here. */
+static bool
+is_granted(Reservation *r, FenceWord word)
 {
 	if (r->applied == NO_VERSION || granted(r, word))
-		return RESERVE_GRANTED;
+		return true;
 	if (asked(r, word) && is_waiting(r))
 		await_answer(r);
-	if (granted(r, word))
-		return RESERVE_GRANTED;
-	if (asked(r, word) && r->ahead != NO_VERSION)
-		return RESERVE_AHEAD;
-	return RESERVE_FAILED;
+	return granted(r, word);
 }
 
-ReserveOutcome
-coordinator_reserve_all(FenceWord word, int64 give_up_at, Reservation **ahead)
+bool
+coordinator_reserve_all(FenceWord word, int64 give_up_at)
 {
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 		if (!ask_if_missing(r, word, false))
-			return RESERVE_FAILED;
+			return false;
 	if (!coordinator_collect() && fence_clock() > give_up_at)
-		return RESERVE_FAILED;
+		return false;
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 		if (!ask_if_missing(r, word, true))
-			return RESERVE_FAILED;
+			return false;
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
-	{
-		ReserveOutcome result = outcome(r, word);
-
-		*ahead = r;
-		if (result != RESERVE_GRANTED)
-			return result;
-	}
-	return RESERVE_GRANTED;
+		if (!is_granted(r, word))
+			return false;
+	return true;
 }
 
-ReserveOutcome
+bool
 coordinator_reserve_one(FenceWord word, Reservation *r)
 {
 	if (!ask_if_missing(r, word, false))
-		return RESERVE_FAILED;
+		return false;
 	(void) wire_collect(reply_deadline());
-	return ask_if_missing(r, word, true) ? outcome(r, word) : RESERVE_FAILED;
+	return ask_if_missing(r, word, true) && is_granted(r, word);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------

@@ -30,22 +30,16 @@ extern void coordinator_reserve_early(Reservation *reservation);
  */
 extern void coordinator_send_early(bool always);
 
-typedef enum ReserveOutcome
-{
-	RESERVE_GRANTED,			/* every applied version is acknowledged under the word */
-	RESERVE_AHEAD,				/* a fence is ahead of its table: *ahead tells which */
-	RESERVE_FAILED				/* no answer, or not armed: coordinator_problem() tells */
-} ReserveOutcome;
-
 /*
  * Makes sure that every applied reservation of the ledger is acknowledged under exactly this word: sends what is
  * missing and collects the replies, for at most `timeout` (setting) from this backend's own connections, and as long again through
  * the courier, unless it is later than give_up_at (fence_clock() microseconds) by then. Interruptible.
+ * False: no answer, or not armed: coordinator_problem() tells.
  */
-extern ReserveOutcome coordinator_reserve_all(FenceWord word, int64 give_up_at, Reservation **ahead);
+extern bool coordinator_reserve_all(FenceWord word, int64 give_up_at);
 
 /* The same for one reservation, whatever else the ledger holds. */
-extern ReserveOutcome coordinator_reserve_one(FenceWord word, Reservation *reservation);
+extern bool coordinator_reserve_one(FenceWord word, Reservation *reservation);
 
 /* Why the last call failed, for people. */
 extern const char *coordinator_problem(void);

@@ -27,6 +27,7 @@
 #include "draft.h"
 #include "outbox.h"
 #include "redis/connection.h"
+#include "redis/library.h"
 #include "settings.h"
 #include "shared.h"
 #include "tombstone.h"
@@ -120,7 +121,7 @@ expect(Link *to, const Letter *letter, Joint *joint)
 
 /* The answer of one node; of a letter to several it waits for the others, and the worst is counted. */
 static void
-give_answer(const Expected *letter, AnswerKind answer, int64 ahead, LetterResult ended)
+give_answer(const Expected *letter, AnswerKind answer, LetterResult ended)
 {
 	Joint	   *joint = letter->joint;
 
@@ -135,20 +136,19 @@ give_answer(const Expected *letter, AnswerKind answer, int64 ahead, LetterResult
 		pfree(joint);
 	}
 	if (letter->kind == LETTER_RESERVE)
-		metrics_add(letter->count.slot, answer == ANSWER_GRANTED ? METRIC_RESERVE_GRANTED :
-					answer == ANSWER_AHEAD ? METRIC_RESERVE_AHEAD : METRIC_RESERVE_FAILED, 1);
+		metrics_add(letter->count.slot, answer == ANSWER_GRANTED ? METRIC_RESERVE_GRANTED : METRIC_RESERVE_FAILED, 1);
 	else if (letter->kind == LETTER_RESERVE_DOMAIN)
 		metrics_add(letter->count.slot, answer == ANSWER_GRANTED ? METRIC_DOMAIN_RESERVE_GRANTED : METRIC_DOMAIN_RESERVE_FAILED, 1);
 	else
 		metrics_count_end(&letter->count, letter->kind == LETTER_END_DOMAIN, ended);
-	outbox_give_answer(letter->process, letter->number, answer, ahead);
+	outbox_give_answer(letter->process, letter->number, answer);
 }
 
 /* A letter that will not be answered */
 static void
 give_up(const Expected *letter)
 {
-	give_answer(letter, ANSWER_FAILED, NO_VERSION, LETTER_LOST);
+	give_answer(letter, ANSWER_FAILED, LETTER_LOST);
 	if (letter->kind != LETTER_RESERVE && letter->kind != LETTER_RESERVE_DOMAIN)
 		fence_wake_patrol();
 }
@@ -212,20 +212,13 @@ is_reservation(LetterKind kind)
 	return kind == LETTER_RESERVE || kind == LETTER_RESERVE_DOMAIN;
 }
 
-/* What a reply says to a reservation: of a domain "reserved", of a row "written" and '', '-' or the version that is ahead. */
+/* What a reply says to a reservation: of a domain "reserved", of a row "written" and the answer to it. */
 static AnswerKind
-answer_of(LetterKind kind, const redisReply *reply, int64 *ahead)
+answer_of(LetterKind kind, const redisReply *reply)
 {
-	const redisReply *said = kind == LETTER_RESERVE && reply_begins(reply, "written") && reply->elements == 2 ?
-		reply->element[1] : NULL;
-
-	if (kind == LETTER_RESERVE_DOMAIN && reply_begins(reply, "reserved"))
+	if (kind == LETTER_RESERVE_DOMAIN ? reply_begins(reply, "reserved") :
+		reply_begins(reply, "written") && reply->elements == 2 && library_granted(reply->element[1]))
 		return ANSWER_GRANTED;
-	if (said != NULL && said->type == REDIS_REPLY_STRING && strcmp(said->str, "-") != 0)
-	{
-		*ahead = said->len > 0 ? strtoll(said->str, NULL, 10) : NO_VERSION;
-		return said->len > 0 ? ANSWER_AHEAD : ANSWER_GRANTED;
-	}
 	note_refusal(reply);
 	return ANSWER_FAILED;
 }
@@ -244,14 +237,13 @@ deliver(Link *from, const redisReply *reply)
 	{
 		Expected	letter = from->expected[from->first];
 		AnswerKind	answer = ANSWER_GRANTED;
-		int64		ahead = NO_VERSION;
 
 		if (is_reservation(letter.kind))
-			answer = answer_of(letter.kind, reply, &ahead);
+			answer = answer_of(letter.kind, reply);
 		last = letter.last;
 		from->first = (from->first + 1) % from->size;
 		from->used--;
-		give_answer(&letter, answer, ahead, ended);
+		give_answer(&letter, answer, ended);
 	}
 }
 

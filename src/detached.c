@@ -36,7 +36,6 @@
 #include "stamp.h"
 #include "version.h"
 
-#define AHEAD_TRIES		3		/* in which the version is raised above what Redis answers */
 #define STANDING_MOST	100		/* for one key: Redis goes through them when one is made or ends */
 
 /* The stamp in Redis of the reservation whose row is r. */
@@ -130,16 +129,6 @@ insert_row(const Domain *domain, const char *fence, int64 version, Interval *lea
 	return result_int64(0, 1, 0);
 }
 
-static void
-update_version(int64 id, int64 version)
-{
-	Oid			types[] = {INT8OID, INT8OID};
-	Datum		values[] = {Int64GetDatum(id), Int64GetDatum(version)};
-
-	execute("UPDATE fence.reservation SET version = $2 WHERE id OPERATOR(pg_catalog.=) $1",
-			SPI_OK_UPDATE, lengthof(types), types, values);
-}
-
 bool
 detached_stands(const char *stamp)
 {
@@ -175,7 +164,6 @@ detached_expire(void)
 	SPI_finish();
 }
 
-/* Anything but '-' (no lease now) will do: `ahead` is a fence that a reader of this epoch has given the version already. */
 static bool
 carry_one(LibraryCall *call, const char *epoch, const char *fence, const char *stamp, const char *version)
 {
@@ -185,8 +173,7 @@ carry_one(LibraryCall *call, const char *epoch, const char *fence, const char *s
 
 	if (reply == NULL)
 		return false;
-	ok = reply->type == REDIS_REPLY_ARRAY && reply->elements == 2 && reply->element[1]->type == REDIS_REPLY_STRING &&
-		strcmp(reply->element[1]->str, "-") != 0;
+	ok = reply->type == REDIS_REPLY_ARRAY && reply->elements == 2 && library_granted(reply->element[1]);
 	if (!ok)
 		strlcpy(call->error, "a detached reservation was not granted again", REASON_LEN);
 	freeReplyObject(reply);
@@ -221,26 +208,24 @@ detached_carry(LibraryCall *call, int node, const char *epoch)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* The version that the key has, as the caller states it or, if he leaves that to us, as PostgreSQL knows it. */
+/*
+ * The version that a reservation must be above: what PostgreSQL knows of the key, other reservations that stand, and what the
+ * caller says that he has read, unless he leaves that to us.
+ */
 static int64
-observed_argument(FunctionCallInfo fcinfo, int n, const Domain *domain, const char *key)
+last_version(FunctionCallInfo fcinfo, int n, const Domain *domain, const char *key, const char *fence)
 {
-	int64		observed;
+	int64		known = Max(explicit_known(domain, key), highest_standing(domain, fence));
 
-	if (PG_ARGISNULL(n) && !domain_has_versions(domain))
+	if (!PG_ARGISNULL(n))
+		return explicit_observed(domain, PG_GETARG_INT64(n), known);
+	if (!domain_has_versions(domain))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("the observed version must not be null"),
 				 errdetail("Domain \"%s\" has no rows with versions to look at.", domain->name),
 				 errhint("Pass 0 for a key that never had a version.")));
-	if (PG_ARGISNULL(n))
-		return Max(row_current_version(domain, key, NULL), 0);
-	observed = PG_GETARG_INT64(n);
-	if (observed < 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("the observed version must not be negative")));
-	return observed;
+	return Max(known, 0);
 }
 
 static Interval *
@@ -255,25 +240,6 @@ lease_argument(FunctionCallInfo fcinfo, int n)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("the lease of a reservation must be between 1 millisecond and 1 day")));
 	return lease;
-}
-
-/* Asks Redis; where that is ahead, for a version above. While fences are not OPEN it is asked before the commit, or not. */
-static void
-reserve_in_redis(const Domain *domain, Reservation *r, int64 id)
-{
-	int64		first = r->wanted;
-
-	for (int try = 0; try < AHEAD_TRIES; try++)
-	{
-		FenceWord	word = fence_word_expire();
-
-		if (WORD_STATE(word) != FENCE_OPEN || coordinator_reserve_one(word, r) != RESERVE_AHEAD)
-			break;
-		r->wanted = fence_version_after(domain, r->ahead);
-		ledger_apply(r, r->wanted, NULL);
-	}
-	if (r->wanted != first)
-		update_version(id, r->wanted);
 }
 
 /*
@@ -299,16 +265,15 @@ fence_reserve(PG_FUNCTION_ARGS)
 		elog(ERROR, "return type must be a row type");
 	PreventCommandIfReadOnly("fence.reserve()");
 	PreventCommandDuringRecovery("fence.reserve()");
-	version = observed_argument(fcinfo, 1, domain, key);
 	explicit_lock_key(fence);
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
-	version = fence_version_after(domain, Max(version, highest_standing(domain, fence)));
+	version = fence_version_after(domain, last_version(fcinfo, 1, domain, key, fence));
 	id = insert_row(domain, fence, version, lease, caller, &token);
 	r = ledger_detached(fence, psprintf("%s." INT64_FORMAT, fence_stamp(), id), domain);
 	r->wanted = version;
 	ledger_apply(r, version, NULL);
-	reserve_in_redis(domain, r, id);
+	explicit_reserve(r);
 	SPI_finish();
 
 	values[0] = Int64GetDatum(r->applied);
@@ -360,9 +325,7 @@ take_row(FunctionCallInfo fcinfo, const char *command, char **domain, char **fen
 static int64
 take_over(const Domain *domain, const char *key, int64 reserved)
 {
-	explicit_lock_key(key_fence_name(domain, key));
-	coordinator_await_letters();	/* so that Redis knows at least what this session has written */
-	return explicit_write(domain, key, Max(reserved - 1, row_current_version(domain, key, NULL)));
+	return explicit_write(domain, key, reserved - 1);
 }
 
 /* fence.commit(token) → version. Where triggers write the versions, there is nothing to add. */

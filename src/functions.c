@@ -23,8 +23,10 @@
 #include "ledger.h"
 #include "progress.h"
 #include "reader.h"
+#include "row.h"
 #include "shared.h"
 #include "stamp.h"
+#include "tombstone.h"
 #include "utf8.h"
 #include "version.h"
 
@@ -156,9 +158,47 @@ explicit_lock_key(const char *fence)
 	(void) LockAcquire(&tag, ExclusiveLock, false, false);
 }
 
+int64
+explicit_known(const Domain *domain, const char *key)
+{
+	int64		known = row_current_version(domain, key, NULL);
+	TombstoneView past;
+
+	if (domain->scope != SCOPE_MANUAL)
+		return known;
+	past = tombstone_look_up(domain->id, key);
+	return Max(known, Max(past.tombstone, past.floor));
+}
+
+int64
+explicit_observed(const Domain *domain, int64 observed, int64 known)
+{
+	if (observed < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("the observed version must not be negative")));
+	if (!fence_version_fits(domain, observed, known))
+		ereport(ERROR,
+				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
+				 errmsg("the observed version is too large"),
+				 errdetail("It is " INT64_FORMAT "; it may be " INT64_FORMAT " at most.", observed,
+						   fence_version_most(domain, known)),
+				 errhint("Pass the version that was stored with what the caller has read.")));
+	return Max(observed, known);
+}
+
+void
+explicit_reserve(Reservation *r)
+{
+	FenceWord	word = fence_word_expire();
+
+	if (WORD_STATE(word) == FENCE_OPEN)
+		(void) coordinator_reserve_one(word, r);
+}
+
 /*
- * Reserves at once if fences are OPEN, so that the version returned is final even where Redis is ahead of what the
- * caller observed. The caller states `observed` without proof: it is not told to Redis.
+ * The version given is remembered as a tombstone: no row's version and no fence tells the next caller, who may have read an older
+ * one. The caller states `observed` without proof: it is not told to Redis.
  */
 int64
 explicit_write(const Domain *domain, const char *key, int64 observed)
@@ -168,18 +208,11 @@ explicit_write(const Domain *domain, const char *key, int64 observed)
 
 	explicit_lock_key(fence);
 	r = ledger_reservation(RESERVE_ROW, fence, domain);
-	r->wanted = fence_version_after(domain, Max(Max(observed, r->wanted), ledger_told_ahead(r->name)));
+	r->wanted = fence_version_after(domain, explicit_observed(domain, observed, Max(explicit_known(domain, key), r->wanted)));
 	(void) fence_stamp();		/* assigns the xid: without a row written, the transaction must still have a fate */
+	tombstone_set(domain->id, key, r->wanted);
 	ledger_apply(r, r->wanted, NULL);
-	for (int try = 0; try < 3; try++)
-	{
-		FenceWord	word = fence_word_expire();
-
-		if (WORD_STATE(word) != FENCE_OPEN || coordinator_reserve_one(word, r) != RESERVE_AHEAD)
-			break;
-		r->wanted = fence_version_after(domain, r->ahead);
-		ledger_apply(r, r->wanted, NULL);
-	}
+	explicit_reserve(r);
 	return r->applied;
 }
 
@@ -188,7 +221,6 @@ fence_begin_write(PG_FUNCTION_ARGS)
 {
 	Domain	   *domain = domain_argument(fcinfo, 0);
 	char	   *key = key_argument(fcinfo, 2, domain);
-	int64		observed;
 
 	require_manual(domain);
 	if (PG_ARGISNULL(1))
@@ -196,14 +228,9 @@ fence_begin_write(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("the observed version must not be null"),
 				 errhint("Pass 0 for a key that never had a version.")));
-	observed = PG_GETARG_INT64(1);
-	if (observed < 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("the observed version must not be negative")));
 	PreventCommandIfReadOnly("fence.begin_write()");
 	PreventCommandDuringRecovery("fence.begin_write()");
-	PG_RETURN_INT64(explicit_write(domain, key, observed));
+	PG_RETURN_INT64(explicit_write(domain, key, PG_GETARG_INT64(1)));
 }
 
 Datum

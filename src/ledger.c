@@ -162,7 +162,7 @@ initialise(Reservation *r, ReservationKind kind, const char *name, const Domain 
 {
 	memset(r, 0, sizeof(*r));
 	r->kind = kind;
-	r->wanted = r->leaving = r->observed = r->sent = r->acked = r->ahead = r->applied = NO_VERSION;
+	r->wanted = r->leaving = r->observed = r->sent = r->acked = r->applied = NO_VERSION;
 	r->policy = domain_policy(domain);
 	r->domain_id = domain->id;
 	r->metrics = domain->metrics;
@@ -422,49 +422,4 @@ ledger_savepoint_rollback(int level)
 		s->reservation->applied_in = s->applied_in;
 	}
 	nlevels--;
-}
-
-/* -----------------------------------------------------------------------------------------------------------------
- * Versions told by a fence that is ahead of its table
- * -----------------------------------------------------------------------------------------------------------------
- */
-
-#define TOLD_MAX 16
-
-static struct
-{
-	uint64		hash;
-	int64		version;
-}			told[TOLD_MAX];
-static int	told_next = 0;
-
-static uint64
-told_hash(const char *fence)
-{
-	return hash_any_extended((const unsigned char *) fence, strlen(fence), 0) | 1;
-}
-
-void
-ledger_remember_ahead(const char *fence, int64 version)
-{
-	told[told_next].hash = told_hash(fence);
-	told[told_next].version = version;
-	told_next = (told_next + 1) % TOLD_MAX;
-}
-
-int64
-ledger_told_ahead(const char *fence)
-{
-	int64		version = NO_VERSION;
-
-	/* a collision of hashes only makes a version skip some numbers */
-	if (told[0].hash != 0)
-	{
-		uint64		hash = told_hash(fence);
-
-		for (int i = 0; i < TOLD_MAX; i++)
-			if (told[i].hash == hash)
-				version = Max(version, told[i].version);
-	}
-	return version;
 }

@@ -50,7 +50,6 @@ typedef struct Reservation
 	int64		acked;			/* version of the last reserve that Redis granted, NO_VERSION if none */
 	FenceWord	acked_word;		/* under which it was sent */
 	uint64		grant;			/* its number: the commit names it if it brings the row */
-	int64		ahead;			/* version that Redis answered for `sent` when it is ahead; else NO_VERSION */
 
 	int64		applied;		/* version stored by statements not rolled back so far, NO_VERSION if none */
 	char	   *payload;		/* the row of that version, for Redis; empty: there is none; NULL: Redis is not told */
@@ -132,12 +131,5 @@ extern void ledger_forget(void);
 /* Savepoints; called from the subtransaction callback. */
 extern void ledger_savepoint_release(int level);
 extern void ledger_savepoint_rollback(int level);
-
-/*
- * Versions that Redis told when it was ahead: the next write of the key by this backend starts above it. Kept across
- * transactions, a bounded number.
- */
-extern void ledger_remember_ahead(const char *fence, int64 version);
-extern int64 ledger_told_ahead(const char *fence);
 
 #endif

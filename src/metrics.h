@@ -47,7 +47,6 @@
 /* Of each domain: identifier, family, values of the labels after "domain" in their order. */
 #define METRIC_DOMAIN_SERIES(S) \
 	S(RESERVE_GRANTED, OPERATIONS, "reserve", "granted") \
-	S(RESERVE_AHEAD, OPERATIONS, "reserve", "ahead") \
 	S(RESERVE_FAILED, OPERATIONS, "reserve", "failed") \
 	S(COMMIT_WRITTEN, OPERATIONS, "commit", "written") \
 	S(COMMIT_UNARMED, OPERATIONS, "commit", "unarmed") \

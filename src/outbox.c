@@ -49,7 +49,6 @@ typedef struct Sender
 	uint64		posted;			/* number of its last letter; written by its owner only */
 	pg_atomic_uint64 awaited;	/* letter whose answer it sleeps for, or 0 */
 	pg_atomic_uint64 answers[OUTBOX_ANSWERS];	/* number << 2 | AnswerKind */
-	int64		ahead[OUTBOX_ANSWERS];
 } Sender;
 
 typedef struct Outbox
@@ -285,27 +284,22 @@ outbox_post(const Letter *letter)
  */
 
 AnswerKind
-outbox_answer(uint64 letter, int64 *ahead)
+outbox_answer(uint64 letter)
 {
 	Sender	   *me = myself();
 	uint64		answer = pg_atomic_read_u64(&me->answers[letter % OUTBOX_ANSWERS]);
 
 	if (answer >> 2 != letter)
 		return ANSWER_FAILED;	/* its place was used again: whoever asks so late sends it again */
-	if ((answer & 3) == ANSWER_AHEAD && ahead != NULL)
-	{
-		pg_read_barrier();
-		*ahead = me->ahead[letter % OUTBOX_ANSWERS];
-	}
 	return answer & 3;
 }
 
 AnswerKind
-outbox_wait(uint64 letter, int64 deadline, int64 *ahead)
+outbox_wait(uint64 letter, int64 deadline)
 {
 	Sender	   *me = myself();
 	int64		patience = deadline + COURIER_RESTART_US;
-	AnswerKind	answer = outbox_answer(letter, ahead);
+	AnswerKind	answer = outbox_answer(letter);
 
 	while (answer == ANSWER_NONE)
 	{
@@ -316,14 +310,14 @@ outbox_wait(uint64 letter, int64 deadline, int64 *ahead)
 			break;
 		pg_atomic_write_u64(&me->awaited, letter);
 		pg_memory_barrier();
-		answer = outbox_answer(letter, ahead);
+		answer = outbox_answer(letter);
 		if (answer != ANSWER_NONE)
 			break;
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						 Min((until - now) / 1000 + 1, 100), wait_event_redis());
 		ResetLatch(MyLatch);
 		CHECK_FOR_INTERRUPTS();
-		answer = outbox_answer(letter, ahead);
+		answer = outbox_answer(letter);
 	}
 	pg_atomic_write_u64(&me->awaited, 0);
 	return answer;
@@ -446,16 +440,11 @@ outbox_is_stuck(int64 patience)
 }
 
 void
-outbox_give_answer(int process, uint64 number, AnswerKind kind, int64 ahead)
+outbox_give_answer(int process, uint64 number, AnswerKind kind)
 {
 	Sender	   *sender = &outbox->senders[process];
 	uint64		unanswered = number << 2 | ANSWER_NONE;
 
-	if (kind == ANSWER_AHEAD)
-	{
-		sender->ahead[number % OUTBOX_ANSWERS] = ahead;
-		pg_write_barrier();
-	}
 	if (!pg_atomic_compare_exchange_u64(&sender->answers[number % OUTBOX_ANSWERS], &unanswered, number << 2 | kind))
 		return;					/* its sender has given up on it */
 	if (pg_atomic_read_u64(&sender->awaited) == number)

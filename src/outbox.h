@@ -58,7 +58,6 @@ typedef enum AnswerKind
 {
 	ANSWER_NONE = 0,			/* not yet */
 	ANSWER_GRANTED,				/* of a letter that ends: it was answered, or is on its way already */
-	ANSWER_AHEAD,				/* the fence is ahead; outbox_answer tells of which version */
 	ANSWER_FAILED				/* it was not carried, or not granted: outbox_problem tells */
 } AnswerKind;
 
@@ -92,14 +91,14 @@ extern uint64 outbox_next(void);
  */
 extern uint64 outbox_post(const Letter *letter);
 
-/* The answer so far to a letter of this process; ahead (may be NULL) is set with ANSWER_AHEAD. */
-extern AnswerKind outbox_answer(uint64 letter, int64 *ahead);
+/* The answer so far to a letter of this process. */
+extern AnswerKind outbox_answer(uint64 letter);
 
 /*
  * Waits until the letter is answered, at most until deadline (fence_clock() microseconds); a courier that is just being
  * restarted gets longer. Interruptible. Returns what outbox_answer does.
  */
-extern AnswerKind outbox_wait(uint64 letter, int64 deadline, int64 *ahead);
+extern AnswerKind outbox_wait(uint64 letter, int64 deadline);
 
 /* Why the last letter failed, or (late) was not answered in time, for people; copied. Takes the lock of shared memory. */
 extern void outbox_problem(char *text, size_t size, bool late);
@@ -126,7 +125,7 @@ extern bool outbox_look(Letter *letter);
 extern bool outbox_take(const Letter *letter);
 
 /* Answers a letter, and wakes its sender if it waits for that. */
-extern void outbox_give_answer(int process, uint64 number, AnswerKind kind, int64 ahead);
+extern void outbox_give_answer(int process, uint64 number, AnswerKind kind);
 
 /* Whether anybody has taken letters since the last call. */
 extern bool outbox_is_in_use(void);

@@ -49,7 +49,6 @@
 #define ROUND_LIMIT		INT64CONST(60000000)	/* microseconds that a round may take */
 
 /* Duties of a round, besides settling */
-#define DUTY_SUSPECTS	'\2'
 #define DUTY_AUDIT		'\4'
 #define DUTY_OUTBOX		'\20'		/* durable effects */
 #define DUTY_AT_ONCE	'\10'		/* settle without waiting for patrol_grace: somebody said that there is something */
@@ -353,51 +352,6 @@ settle(Oid database, int grace)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Fences that writers found ahead of their table: repaired at once. */
-static void
-look_at_suspects(Oid database)
-{
-	char		(*suspects)[SUSPECT_LEN] = palloc(sizeof(fence_shared->suspects));
-	int			n = 0;
-	int			kept = 0;
-
-	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
-	for (int i = 0; i < fence_shared->nsuspects; i++)
-	{
-		Oid			of;
-		const char *at = strstr(fence_shared->suspects[i], ":f:");
-
-		of = at ? (Oid) strtoul(at + 3, NULL, 10) : InvalidOid;
-		if (of == database)
-			strcpy(suspects[n++], fence_shared->suspects[i]);
-		else if (kept < i)
-			memcpy(fence_shared->suspects[kept++], fence_shared->suspects[i], SUSPECT_LEN);
-		else
-			kept++;
-	}
-	fence_shared->nsuspects = kept;
-	LWLockRelease(fence_shared->lock);
-
-	worker_begin_transaction();
-	for (int i = 0; i < n; i++)
-	{
-		Oid			of;
-		char	   *wire_name;
-		char	   *key;
-		Domain	   *domain;
-
-		if (key_parse_fence_name(suspects[i], &of, &wire_name, &key) &&
-			(domain = domain_by_wire_name(wire_name)) != NULL)
-		{
-			const char *result = audit_repair(domain, key);
-
-			if (fence_log_due(suspects[i]))
-				ereport(LOG, (errmsg("pgcache_fence: fence \"%s\" was ahead of its row: %s", suspects[i], result)));
-		}
-	}
-	worker_end_transaction();
-}
-
 static void
 audit_domain(void *wire_name)
 {
@@ -479,8 +433,6 @@ fence_patrol_round_main(Datum arg)
 	settle(database, (duties & DUTY_AT_ONCE) ? 0 : setting_patrol_grace);
 	if (duties & DUTY_OUTBOX)
 		effect_outbox_round();
-	if (extension && (duties & DUTY_SUSPECTS))
-		look_at_suspects(database);
 	if (extension && (duties & DUTY_AUDIT))
 	{
 		prune_tombstones();
@@ -640,16 +592,12 @@ patrol(bool at_once, bool audit)
 	static PatrolNodes nodes;
 	static LibraryCall calls[MAX_NODES];	/* kept from round to round */
 	static uint32 serial = 0;	/* of the addresses when they were opened */
-	bool		suspects;
 	bool		outbox = pg_atomic_exchange_u32(&fence_shared->outbox_wanted, 0) != 0 || audit;
 	List	   *durable = NIL;	/* databases with durable effects */
 	uint64		effects_held = 0;
 	ListCell   *cell;
 
 	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
-	suspects = fence_shared->nsuspects > 0;
-	if (fence_shared->ndatabases == 0)
-		fence_shared->nsuspects = 0;	/* of no database that is served */
 	for (int i = 0; i < fence_shared->ndatabases; i++)
 		served = lappend_oid(served, fence_shared->databases[i]);
 	LWLockRelease(fence_shared->lock);
@@ -683,9 +631,8 @@ patrol(bool at_once, bool audit)
 
 		bool		outbox_here = outbox || list_member_oid(durable, lfirst_oid(cell));
 
-		if (settle_here || suspects || audit || outbox_here)
-			run_round(lfirst_oid(cell), (at_once ? DUTY_AT_ONCE : 0) | (suspects ? DUTY_SUSPECTS : 0) |
-					  (audit ? DUTY_AUDIT : 0) | (outbox_here ? DUTY_OUTBOX : 0));
+		if (settle_here || audit || outbox_here)
+			run_round(lfirst_oid(cell), (at_once ? DUTY_AT_ONCE : 0) | (audit ? DUTY_AUDIT : 0) | (outbox_here ? DUTY_OUTBOX : 0));
 	}
 	forget_outboxes(list_difference_oid(durable, served), existing, calls);
 }

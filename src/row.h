@@ -11,7 +11,7 @@
 #include "utils/snapshot.h"
 
 /*
- * Version of the key's row, else of its tombstone, else NO_VERSION; in one snapshot that is taken now. *is_row, if not
+ * Version of the key's row, else of its tombstone (not in manual domains), else NO_VERSION; now. *is_row, if not
  * NULL, tells which. Domains without a table, or without a version column, know none.
  */
 extern int64 row_current_version(const Domain *domain, const char *key, bool *is_row);

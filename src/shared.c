@@ -326,7 +326,7 @@ fence_lease_bound_or_longest(void)
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
- * Waking the workers, reporting suspects, seldom logging
+ * Waking the workers, seldom logging
  * -----------------------------------------------------------------------------------------------------------------
  */
 
@@ -366,20 +366,6 @@ fence_database_note(Oid database, bool has_extension)
 	else if (!has_extension && i < fence_shared->ndatabases)
 		fence_shared->databases[i] = fence_shared->databases[--fence_shared->ndatabases];
 	LWLockRelease(fence_shared->lock);
-}
-
-void
-fence_suspect_add(const char *fence)
-{
-	bool		known = false;
-
-	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
-	for (int i = 0; i < fence_shared->nsuspects && !known; i++)
-		known = strcmp(fence_shared->suspects[i], fence) == 0;
-	if (!known && fence_shared->nsuspects < MAX_SUSPECTS && strlen(fence) < SUSPECT_LEN)
-		strcpy(fence_shared->suspects[fence_shared->nsuspects++], fence);
-	LWLockRelease(fence_shared->lock);
-	fence_wake_patrol();
 }
 
 /* An element of the table: 24 bits of the text's hash, 40 bits of the time in milliseconds. */

@@ -6,7 +6,7 @@
  * Lock protocol:
  *   - word, epoch_random, lease_bound, arming_until, bypassed, markers and counters are atomics; no lock.
  *     Every change of the word is a compare-and-swap on the exact word read (fence_word_change).
- *   - lock (an LWLock) protects reason, since and the table of nodes, the job, the suspects and the repairs. Held for copies only, never
+ *   - lock (an LWLock) protects reason, since and the table of nodes, the job and the repairs. Held for copies only, never
  *     while anything is sent or waited for, never in COMMIT or ABORT.
  *   - epoch_random and slot_node are changed only while the word is ARMING, so OPEN - read - the same OPEN reads what
  *     belongs together.
@@ -46,8 +46,6 @@ typedef uint64 FenceWord;
 #define EPOCH_LEN		32		/* "<number>-<16 hex digits>" and NUL */
 #define REASON_LEN		256
 #define MAX_DATABASES	256
-#define MAX_SUSPECTS	64		/* fences for the patrol to look at before its turn; more are found by the audit */
-#define SUSPECT_LEN		512
 #define MAX_REPAIRS		256		/* that are remembered */
 #define LOG_INTERVAL_MS	UINT64CONST(10000)	/* between two log lines of the same text */
 #define LOG_TIMES		1024
@@ -134,8 +132,6 @@ typedef struct FenceShared
 	FenceJob	job;
 	int			ndatabases;
 	Oid			databases[MAX_DATABASES];	/* known to have the extension: where patrols go */
-	int			nsuspects;
-	char		suspects[MAX_SUSPECTS][SUSPECT_LEN];	/* fence names that were found ahead of their table */
 
 	uint32		nrepairs;		/* ever: the last one is at (nrepairs - 1) % MAX_REPAIRS */
 	FenceRepair repairs[MAX_REPAIRS];
@@ -210,9 +206,6 @@ extern bool fence_log_due(const char *text);
 
 /* Notes whether a database has the extension. Takes the lock. */
 extern void fence_database_note(Oid database, bool has_extension);
-
-/* A fence was found ahead of its table: the patrol is to look at it at once. Takes the lock. */
-extern void fence_suspect_add(const char *fence);
 
 /* Wakes the keeper (a heartbeat at once) or the patrol (a round at once). Safe in COMMIT and ABORT. */
 extern void fence_wake_keeper_process(void);

@@ -341,6 +341,9 @@ tombstone_forget_domain(int64 domain_id)
 		Snapshot	snapshot = snapshot_of_now();
 
 		delete_all(tombstones, snapshot, scan_tombstone(tombstones, snapshot, domain_id, NULL));
+		UnregisterSnapshot(snapshot);
+		/* another one: a patrol that was pruning tombstones, and has been waited for, has raised the floor */
+		snapshot = snapshot_of_now();
 		delete_all(floors, snapshot, scan_floor(floors, snapshot, domain_id));
 		UnregisterSnapshot(snapshot);
 	}

@@ -29,7 +29,7 @@ extern TombstoneView tombstone_look_up(int64 domain_id, const char *key);
 
 /*
  * Records that key was deleted at version. The caller holds the lock of the deleted row, so nobody else writes this
- * tombstone. A tombstone never goes down.
+ * tombstone; or, where begin_write gives versions, the key's explicit lock. A tombstone never goes down.
  */
 extern void tombstone_set(int64 domain_id, const char *key, int64 version);
 
@@ -46,7 +46,7 @@ extern int64 tombstone_group_version(int64 domain_id, const char *key, Snapshot 
 /* Keys of all tombstones of the domain: a List of palloc'd strings. */
 extern List *tombstone_keys(int64 domain_id);
 
-/* Forgets tombstones and floor of a domain that has ended. Its id is never used again. */
+/* Forgets tombstones and floor of a domain that has ended, or whose versions begin anew. */
 extern void tombstone_forget_domain(int64 domain_id);
 
 #endif

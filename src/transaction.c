@@ -108,21 +108,6 @@ policy_is_error(void)
 	return false;
 }
 
-/* A fence that is ahead of its table: an anomaly (lost commits, a restored table) that a retry gets over. */
-static void
-raise_ahead(const Reservation *r)
-{
-	metrics_add(r->metrics, METRIC_STALE_POSTGRES, 1);
-	ledger_remember_ahead(r->name, r->ahead);
-	fence_suspect_add(r->name);
-	ereport(ERROR,
-			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-			 errmsg("the cache fence of \"%s\" is ahead of its row", r->name),
-			 errdetail("This transaction stored version " INT64_FORMAT ", Redis has committed version " INT64_FORMAT ".",
-					   r->applied, r->ahead),
-			 errhint("Try the transaction again: triggers start above that version, and the fence is repaired meanwhile.")));
-}
-
 /*
  * OPEN: every applied version acknowledged under this very word, then the marker, then the same word still. True:
  * commit. False: look at the word again.
@@ -131,22 +116,15 @@ static bool
 commit_open(FenceWord word, int *failures, CommitWait *wait)
 {
 	int64		give_up_at = wait->started + MAX_TIMEOUTS * setting_timeout * INT64CONST(1000);
-	Reservation *ahead = NULL;
 
-	switch (coordinator_reserve_all(word, give_up_at, &ahead))
+	if (coordinator_reserve_all(word, give_up_at))
 	{
-		case RESERVE_AHEAD:
-			raise_ahead(ahead);
-			break;
-		case RESERVE_GRANTED:
-			fence_test_point("before-marker");
-			fence_marker_set(WORD_EPOCH(word));
-			if (fence_word() == word)
-				return true;
-			fence_marker_clear();
-			return false;
-		case RESERVE_FAILED:
-			break;
+		fence_test_point("before-marker");
+		fence_marker_set(WORD_EPOCH(word));
+		if (fence_word() == word)
+			return true;
+		fence_marker_clear();
+		return false;
 	}
 
 	/* Let the keeper look; if it finds nothing wrong while this backend fails again, the fences close for all. */

@@ -25,6 +25,7 @@
 #include "key.h"
 #include "ledger.h"
 #include "metrics.h"
+#include "renumber.h"
 #include "row.h"
 #include "settings.h"
 #include "shared.h"
@@ -98,27 +99,6 @@ reserve(Reservation *r, int64 observed, int64 w)
 	coordinator_reserve_early(r);
 }
 
-/* What Redis told of the key when it was ahead. A whole domain's fences end with the transaction, so it tells nothing. */
-static int64
-told_ahead(const Reservation *r)
-{
-	return r ? ledger_told_ahead(r->name) : NO_VERSION;
-}
-
-/* The next version of a row, after `last`. */
-static int64
-next_version(const Domain *domain, const Reservation *r, int64 last)
-{
-	return fence_version_after(domain, Max(last, told_ahead(r)));
-}
-
-/* The version of a tombstone for a row that had `last`: not limited by the column's type, for no row will hold it. */
-static int64
-tombstone_version(const Domain *domain, const Reservation *r, HeapTuple row, TupleDesc desc)
-{
-	return fence_version_after(NULL, Max(domain_row_version(domain, row, desc), told_ahead(r)));
-}
-
 /* What a new row of the key must start above, and what a tombstone proves. */
 static TombstoneView
 tombstone_of(const Domain *domain, HeapTuple row, TupleDesc desc)
@@ -149,7 +129,7 @@ stamp_version(const Domain *domain, HeapTuple row, TupleDesc desc, int64 w)
 	return heap_modify_tuple_by_cols(row, desc, 1, &attnum, &value, &isnull);
 }
 
-/* A new key: the application's own version counts if it is above everything the key ever had, else the next one. */
+/* A new key: the application's own version counts if it is above everything the key ever had and fits, else the next one. */
 static int64
 reserve_new_row(const Domain *domain, HeapTuple row, TupleDesc desc)
 {
@@ -163,8 +143,8 @@ reserve_new_row(const Domain *domain, HeapTuple row, TupleDesc desc)
 		last = Max(last, r->leaving);
 	(void) heap_getattr(row, domain->version_attnum, desc, &isnull);
 	w = isnull ? NO_VERSION : fence_version_raw(domain, row, desc);
-	if (w < 0 || w <= last || w <= told_ahead(r))
-		w = next_version(domain, r, Max(last, 0));
+	if (w < 0 || w <= last || !fence_version_fits(domain, w, last))
+		w = fence_version_after(domain, Max(last, 0));
 	reserve(r, past.own ? NO_VERSION : past.tombstone, w);
 	return w;
 }
@@ -174,7 +154,7 @@ static int64
 reserve_changed_row(const Domain *domain, HeapTuple row, TupleDesc desc)
 {
 	Reservation *r = reservation_of(domain, row, desc, true);
-	int64		w = next_version(domain, r, domain_row_version(domain, row, desc));
+	int64		w = fence_version_after(domain, domain_row_version(domain, row, desc));
 
 	reserve(r, proven_version(domain, row, desc), w);
 	return w;
@@ -185,7 +165,7 @@ static void
 reserve_old_row(const Domain *domain, HeapTuple row, TupleDesc desc)
 {
 	Reservation *r = reservation_of(domain, row, desc, true);
-	int64		w = tombstone_version(domain, r, row, desc);
+	int64		w = fence_version_of_absence(domain, row, desc);
 
 	reserve(r, proven_version(domain, row, desc), w);
 	if (r != NULL)
@@ -224,6 +204,8 @@ fence_before_row(PG_FUNCTION_ARGS)
 	HeapTuple	new = data->tg_newtuple;
 	int64		w;
 
+	if (renumber_is_running(domain))
+		return PointerGetDatum(TRIGGER_FIRED_BY_UPDATE(data->tg_event) ? new : old);
 	if (TRIGGER_FIRED_BY_DELETE(data->tg_event))
 	{
 		reserve_old_row(domain, old, desc);
@@ -250,23 +232,37 @@ fence_before_row(PG_FUNCTION_ARGS)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* The stored version cannot be fenced: the application set it, or another trigger after ours had reserved one. */
+/*
+ * The stored version cannot be fenced: the application set it, or another trigger after ours had reserved one. It is not above what
+ * the key had, or too far above.
+ */
 static void
 raise_unfit(const Domain *domain, bool by_application, int64 stored, int64 last)
 {
+	const char *why = stored <= last ? "a version that the key already had" : "a version that is too large";
+
 	if (by_application)
 		ereport(ERROR,
 				(errcode(ERRCODE_CHECK_VIOLATION),
-				 errmsg("column \"%s\" of domain \"%s\" must grow with each UPDATE", domain->version_name, domain->name),
-				 errdetail("The stored version is " INT64_FORMAT ", it must be above " INT64_FORMAT ".", stored, last),
+				 errmsg("column \"%s\" of domain \"%s\" must grow with each UPDATE%s", domain->version_name, domain->name,
+						stored <= last ? "" : ", but not as far"),
+				 errdetail("The stored version is " INT64_FORMAT ", it must be from " INT64_FORMAT " to " INT64_FORMAT ".",
+						   stored, last + 1, fence_version_most(domain, last)),
 				 errhint("Set %s = %s + 1 in the UPDATE, or let the triggers do it: fence.version_by_application(..., false).",
 						 quote_identifier(domain->version_name), quote_identifier(domain->version_name))));
 	ereport(ERROR,
 			(errcode(ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION),
-			 errmsg("another trigger set column \"%s\" of domain \"%s\" to a version that the key already had",
-					domain->version_name, domain->name),
-			 errdetail("The stored version is " INT64_FORMAT ", it must be above " INT64_FORMAT ".", stored, last),
+			 errmsg("another trigger set column \"%s\" of domain \"%s\" to %s", domain->version_name, domain->name, why),
+			 errdetail("The stored version is " INT64_FORMAT ", it must be from " INT64_FORMAT " to " INT64_FORMAT ".",
+					   stored, last + 1, fence_version_most(domain, last)),
 			 errhint("Leave the version column to pgcache_fence, or let the other trigger fire before zzz_pgcache_fence_before.")));
+}
+
+/* Whether the stored version is not what BEFORE ROW gave, and beyond what others may bring. */
+static bool
+brings_too_much(const Domain *domain, const Reservation *r, int64 stored, int64 last)
+{
+	return !fence_version_fits(domain, stored, last) && (r == NULL || stored > r->wanted);
 }
 
 /* The row, NULL if there is none, as COMMIT is to tell Redis with write-through; NULL: not at all. */
@@ -322,7 +318,7 @@ after_new_row(const Domain *domain, HeapTuple row, TupleDesc desc, bool first)
 	int64		last = Max(past.tombstone, past.floor);
 	int64		stored = fence_version_raw(domain, row, desc);
 
-	if (stored < 0 || (stored <= last && (first || (r != NULL && stored != r->wanted))))
+	if (stored < 0 || (stored <= last && (first || (r != NULL && stored != r->wanted))) || brings_too_much(domain, r, stored, last))
 		raise_unfit(domain, first, stored, Max(last, -1));
 	if (stored <= last)
 	{
@@ -342,7 +338,7 @@ static void
 after_old_row_gone(const Domain *domain, HeapTuple row, TupleDesc desc, bool first)
 {
 	Reservation *r = reservation_of(domain, row, desc, first);
-	int64		w = tombstone_version(domain, r, row, desc);
+	int64		w = fence_version_of_absence(domain, row, desc);
 	char	   *key = key_of_tuple(domain, row, desc);
 
 	tombstone_set(domain->id, key, w);
@@ -359,7 +355,7 @@ after_changed_row(const Domain *domain, HeapTuple old, HeapTuple new, TupleDesc 
 	int64		last = domain_row_version(domain, old, desc);
 	int64		stored = fence_version_raw(domain, new, desc);
 
-	if (stored <= last)
+	if (stored <= last || brings_too_much(domain, r, stored, last))
 		raise_unfit(domain, first, stored, last);
 	apply_stored(domain, r, proven_version(domain, old, desc), stored, new, desc);
 }
@@ -409,6 +405,8 @@ fence_after_row(PG_FUNCTION_ARGS)
 	HeapTuple	row = data->tg_trigtuple;
 	bool		first = domain->reserved_after && domain->scope == SCOPE_ROW && TRIGGER_FIRED_BY_UPDATE(data->tg_event);
 
+	if (renumber_is_running(domain))
+		return PointerGetDatum(NULL);
 	/* BEFORE ROW has seen all rows of the statement; what is reserved only here comes one after the other */
 	if (!first || begins_statement())
 		coordinator_send_early(!first && domain->scope != SCOPE_GROUP);

@@ -10,20 +10,45 @@
 
 #include "version.h"
 
+/* The largest version that a row of the domain can have. */
+static int64
+largest(const Domain *domain)
+{
+	return OidIsValid(domain->version_type) ? domain->version_max : PG_INT64_MAX;
+}
+
+int64
+fence_version_most(const Domain *domain, int64 last)
+{
+	int64		end = largest(domain);
+
+	return Max(end / 2, last < end ? last + 1 : end);
+}
+
+bool
+fence_version_fits(const Domain *domain, int64 version, int64 last)
+{
+	return version <= fence_version_most(domain, last);
+}
+
 int64
 fence_version_after(const Domain *domain, int64 last)
 {
-	bool		wide = domain == NULL || domain->version_type == INT8OID || !OidIsValid(domain->version_type);
-
-	if (last >= (wide ? PG_INT64_MAX : domain->version_max))
+	if (last >= largest(domain))
 		ereport(ERROR,
 				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
 				 errmsg("the version of a row has reached its largest value"),
 				 errdetail("The last version is " INT64_FORMAT ".", last),
-				 wide ? 0 :
-				 errhint("Change column \"%s\" of domain \"%s\" to bigint: fence.detach the table, ALTER it, and fence.attach it again.",
-						 domain->version_name, domain->name)));
+				 errhint("The owner of the table can begin anew with fence.renumber('%s').", domain->name)));
 	return last + 1;
+}
+
+int64
+fence_version_of_absence(const Domain *domain, HeapTuple row, TupleDesc desc)
+{
+	int64		last = domain_row_version(domain, row, desc);
+
+	return last < PG_INT64_MAX ? last + 1 : last;
 }
 
 int64

@@ -13,6 +13,7 @@
 #include "draft.h"
 #include "wire.h"
 #include "redis/connection.h"
+#include "redis/library.h"
 #include "settings.h"
 #include "stamp.h"
 #include "test_hooks.h"
@@ -116,7 +117,7 @@ lose(Wire *wire)
 		else
 			metrics_count_end(&e->count, false, LETTER_LOST);
 		if (e->process >= 0)
-			outbox_give_answer(e->process, e->number, ANSWER_FAILED, 0);
+			outbox_give_answer(e->process, e->number, ANSWER_FAILED);
 		riders = riders || !e->reserves;
 	}
 	if (riders)
@@ -137,19 +138,17 @@ hang_up(Wire *wire, const char *why)
 static void
 take_answer(Reservation *r, const redisReply *answer)
 {
-	if (answer->type != REDIS_REPLY_STRING || strcmp(answer->str, "-") == 0)
+	if (!library_granted(answer))
 	{
 		strlcpy(problem, "the lease that Redis was given is over", sizeof(problem));
 		r->letter = 0;
 	}
-	else if (answer->len == 0)
+	else
 	{
 		r->acked = r->sent;
 		r->acked_word = r->sent_word;
 		r->grant = r->letter;
 	}
-	else
-		r->ahead = strtoll(answer->str, NULL, 10);
 }
 
 /* Whether it was done: what fence_write says, or fence_effects_end. */
@@ -175,10 +174,8 @@ count_answer(const Expected *e, const redisReply *reply, const redisReply *answe
 	if (!e->reserves)
 		metrics_count_end(&e->count, false, reply->type == REDIS_REPLY_ERROR ? LETTER_LOST :
 						  is_written(reply) ? LETTER_WRITTEN : LETTER_UNARMED);
-	else if (answer == NULL || answer->type != REDIS_REPLY_STRING || strcmp(answer->str, "-") == 0)
-		metrics_add(e->count.slot, METRIC_RESERVE_FAILED, 1);
 	else
-		metrics_add(e->count.slot, answer->len == 0 ? METRIC_RESERVE_GRANTED : METRIC_RESERVE_AHEAD, 1);
+		metrics_add(e->count.slot, answer && library_granted(answer) ? METRIC_RESERVE_GRANTED : METRIC_RESERVE_FAILED, 1);
 }
 
 static void
@@ -220,7 +217,7 @@ deliver(Wire *wire, const redisReply *reply)
 			e->reservation->letter = 0;
 		count_answer(e, reply, answer);
 		if (e->process >= 0)
-			outbox_give_answer(e->process, e->number, ANSWER_GRANTED, 0);
+			outbox_give_answer(e->process, e->number, ANSWER_GRANTED);
 		riders = riders || !e->reserves;
 		last = e->last;
 	}
@@ -431,7 +428,7 @@ answer_riders(Wire *wire, uint32 from)
 		Expected   *e = expected_at(wire, p);
 
 		if (e->process >= 0)
-			outbox_give_answer(e->process, e->number, ANSWER_GRANTED, 0);
+			outbox_give_answer(e->process, e->number, ANSWER_GRANTED);
 		e->process = -1;
 	}
 }

@@ -25,7 +25,7 @@ extern const char *wire_stamp(const Reservation *reservation);
 
 /*
  * Adds reserve for that version under the word, to the process of that node, to the draft. The answer goes to the
- * reservation: acked or ahead; a refusal, or the end of the wire, makes its letter 0. May connect, if that did not fail a
+ * reservation: acked; a refusal, or the end of the wire, makes its letter 0. May connect, if that did not fail a
  * moment ago, and waits for that, and for room, until deadline (fence_clock() microseconds). Interruptible. False:
  * wire_problem() tells; the courier may get through.
  */

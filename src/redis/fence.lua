@@ -193,9 +193,10 @@ end
 -- slots: false: all; else slot -> true: granted; false: was granted and is lost (see read_keys), and then
 -- lost: slot -> a fence that was found elsewhere. since: slot -> number of the grant by which it came here last; of all
 -- that this process was ever granted in the epoch.
--- pending: fence name -> the first of its reservations {stamp, w, gen, grant, time, raw, v, next}, in order of arrival
--- (time: what TIME answered; raw, v: what the fence held then, and the version that it told); fences: how many there
--- are in it; most: how many there were since it was made; stopped, resume: where the last page of pending() ended, and
+-- pending: fence name -> the first of its reservations {stamp, w, gen, grant, time, raw, v, over, next}, in order of
+-- arrival (time: what TIME answered; raw, v: what the fence held then, and the version that it told; over: that was not
+-- below w); fences: how many there are in it;
+-- most: how many there were since it was made; stopped, resume: where the last page of pending() ended, and
 -- the fence that comes there now. domains: name -> see domain_of(). filling, filled_before, fills (how many in
 -- filling), turned: see turn_fills().
 -- A gen is a table of its own: it equals nothing but itself.
@@ -500,7 +501,8 @@ end
 -- commit and settle(u): the transaction's version w is in PostgreSQL. A fence that has a version is raised; one that
 -- has none keeps none: a late commit must not revive what an eviction took [4], only a reader with the current ticket
 -- may, or a commit that brings the row and proves that it is the newest. A reservation of an older generation proves
--- nothing today: the fence goes. The fence names the transaction only if the version is certainly its own: settle's may
+-- nothing today: the fence goes. So does one that was not below the version when that was reserved: it is wrong, and
+-- counts as evicted just now. The fence names the transaction only if the version is certainly its own: settle's may
 -- be of a later one.
 -- value: the value's name if the transaction tells of the row, nil if not. payload: the row, nil if there is none any
 -- more. It is stored, and gives a fence without a version its own, only if this holds: the own reservation is still
@@ -519,6 +521,7 @@ local function commit_one(space, domain, fence, stamp, w, raw, value, payload, t
   local v
   if own and raw and own.raw == raw and own.gen == domain.gen then v = own.v end
   if not v then v, raw = read_for_writer(fence, domain, raw) end
+  if own and own.over then v = nil end
   local newest = (v and below(w, v)) and v or w
   local author = own and own.w == newest and names_writer(stamp) or ''
   local proves = payload and own and own.gen == domain.gen and own.grant == grant
@@ -812,8 +815,10 @@ local function domain_in(space, fence)
   return domain_of(space, name)
 end
 
--- observed may be nil; raw: see read_keys, nil if it is to be read. Returns '' (granted), the version that is ahead, or
--- '-' (this process was never granted the slot), and raw as it is afterwards. time: what TIME answered.
+-- observed may be nil; raw: see read_keys, nil if it is to be read. Returns '' (granted) or '-' (this process was never
+-- granted the slot), and raw as it is afterwards. time: what TIME answered.
+-- A fence that is not below w is remembered, see commit_one. It need not be wrong: INSERT reserves before it finds the
+-- row. No number from here counts in PostgreSQL: whoever may put, or write keys here, can make a fence say anything.
 local function reserve_one(space, domain, fence, stamp, observed, w, time, raw, grant)
   if raw == nil then raw = read_keys(space, { fence })[1] end
   if raw == 'elsewhere' then return space.slots[slot_of(fence)] == nil and '-' or '', raw end
@@ -828,7 +833,6 @@ local function reserve_one(space, domain, fence, stamp, observed, w, time, raw, 
       v = observed
     end
   end
-  if v and not below(v, w) then return v, raw end
   local first = space.pending[fence]
   local own = own_pending(first, stamp)
   if not own and space.fences >= MOST_RESERVED and domain.reserved >= FEW_RESERVED then
@@ -846,6 +850,7 @@ local function reserve_one(space, domain, fence, stamp, observed, w, time, raw, 
     end
     domain.reserved = domain.reserved + 1
   end
+  if own then own.over = v and not below(v, w) end
   if not v and raw then
     redis.call('DEL', fence)
     raw = false
@@ -888,9 +893,8 @@ end
 -- write | number fence... epoch operation... -> written answer... | unarmed
 -- What many transactions have to say, in one call: for each fence one operation, done in that order. The fences are
 -- arguments, not keys: they are of many slots, and what is said of one that has moved away is still said here.
---   r stamp observed w   reserve; answered '' (granted), a version (ahead: PostgreSQL is about to write at or below
---                        it) or '-' (the lease is over, or was not for this slot). observed is '' unless it is a
---                        committed version of that very key [2, 2b, 6d].
+--   r stamp observed w   reserve; answered '' (granted) or '-' (the lease is over, or was not for this slot). observed
+--                        is '' unless it is a committed version of that very key [2, 2b, 6d].
 --   g stamp observed w grant   the same; the commit may bring the row if it names this number, which the transaction
 --                        uses for no other reservation
 --   c stamp w            commit
@@ -946,8 +950,8 @@ local function write(_, args)
   return reply
 end
 
--- reserve <fence>... | epoch stamp (observed w)... -> reserved (''|v)... | unarmed
--- Per fence '' means granted and a version means ahead: PostgreSQL is about to write at or below it.
+-- reserve <fence>... | epoch stamp (observed w)... -> reserved (''|'-')... | unarmed
+-- Per fence what write answers to r.
 -- observed is '' unless it is a committed version of that very key [2, 2b, 6d].
 local function reserve(keys, args)
   local ns = common_namespace(keys)

@@ -68,3 +68,21 @@ end:
 	od
 }
 #endif
+
+#ifdef LIES
+/* Somebody who may put, or SET keys of the namespace, vouches for a version and a value of his own. */
+active proctype Liar()
+{
+end:
+	do
+	:: atomic {
+		R[0].up && lies < LIES ->
+		lies++;
+		write_version(0, LIE);
+		R[0].vtoken = R[0].token;
+		R[0].vversion = LIE;
+		R[0].vauthor = LIAR
+	   }
+	od
+}
+#endif

@@ -9,8 +9,7 @@ byte each;
 byte outcome;
 
 #define GRANTED 1
-#define AHEAD 2
-#define FAILED 3
+#define FAILED 2
 
 #define ROW_TOKEN(p, i, t) (R[p].pend_token[i] == t)
 #if NW == 1
@@ -89,7 +88,7 @@ inline write_version(p, version)
 	R[p].ftoken = R[p].token;
 	R[p].v = version;
 	R[p].ticket = 0;
-#if !defined(VERSIONS_RESTART) && !defined(MOVES)
+#if !defined(VERSIONS_RESTART) && !defined(MOVES) && !defined(LIES)
 #ifdef WARM
 	/* lower than a version that is lost by now only while the writer of that one is pending: see redis_get */
 	R[p].top = (version > R[p].top -> version : R[p].top);
@@ -104,6 +103,7 @@ inline drop_own(p, i)
 {
 	R[p].pend[i] = 0;
 	R[p].pend_token[i] = 0;
+	R[p].over[i] = 0;
 	R[p].granted[i] = 0
 }
 
@@ -204,19 +204,17 @@ inline redis_reserve(p, i, observed, wanted)
 		drop_up_to(p, observed)
 	:: else
 	fi;
-	if
-	:: version_now != 0 && wanted <= version_now -> outcome = AHEAD
-	:: else ->
-		record(p, i, wanted);
+	record(p, i, wanted);
+	R[p].over[i] = (version_now != 0 && wanted <= version_now);
 #ifndef MUTATION_reserve_keeps_the_ticket
-		if
-		:: version_now == 0 && R[p].exists -> delete_fence(p)
-		:: else
-		fi
-#else
-		skip
-#endif
+	if
+	:: version_now == 0 && R[p].exists -> delete_fence(p)
+	:: else
 	fi;
+#endif
+#ifdef LIES
+	lies_seen[i] = lies;
+#endif
 #ifdef MOVES
 	fi;
 #endif
@@ -281,6 +279,13 @@ inline void_others(p, i)
 inline redis_commit(p, i, version, is_own)
 {
 	read_fence(p);
+#ifndef MUTATION_commit_keeps_what_was_ahead
+	/* a fence that was not below what is written counts as one that was evicted just now */
+	version_now = (R[p].over[i] -> 0 : version_now);
+#endif
+#ifdef LIES
+	lies_ended = (R[p].pend[i] != 0 && lies_seen[i] > lies_ended -> lies_seen[i] : lies_ended);
+#endif
 	scratch = (version_now > version -> version_now : version);
 	if
 #ifdef WARM
@@ -351,7 +356,11 @@ inline redis_domain_commit(p, i)
 #define MAY_ANSWER(p) (R[p].up && R[p].epoch != 0 && R[p].lease > 0 && R[p].announced && READABLE(p))
 
 /* A hit is current at the very instant of the get: an instant that lies between the read's start and end. */
+#ifdef LIES
+#define FRESH(p) (R[p].vauthor == author || (R[p].vauthor == LIAR && lies > lies_ended))
+#else
 #define FRESH(p) (R[p].vauthor == author)
+#endif
 
 /* get; for a miss the reader holds token and ticket (0: none needed) afterwards, else token 0 */
 inline redis_get(p, r)
@@ -360,7 +369,7 @@ inline redis_get(p, r)
 	:: !MAY_ANSWER(p) || PENDING(p)
 	:: else ->
 		read_fence(p);
-#if !defined(VERSIONS_RESTART) && !defined(MOVES)
+#if !defined(VERSIONS_RESTART) && !defined(MOVES) && !defined(LIES)
 		assert(version_now == 0 || version_now >= R[p].top);		/* nor does a reader see one that has */
 #endif
 		if

@@ -94,6 +94,7 @@ typedef Process {
 	byte token;				/* of the domain, as it is now */
 	byte pend[NW];			/* reserved version */
 	byte pend_token[NW];	/* under which gen it was granted */
+	bit over[NW];			/* the fence was not below it then */
 	bit granted[NW];		/* (STORES) its grant number is the one that the writer has counted */
 	bit dpend[NW];			/* the whole domain is reserved by that stamp */
 	/* keys */
@@ -119,6 +120,14 @@ Process saved;				/* keys as an RDB file or a lagging replica has them */
 /* ---- readers between get and put ---- */
 byte r_token[NR];
 byte r_ticket[NR];
+
+#ifdef LIES
+#define LIAR 250
+#define LIE 250				/* a version that no row gets */
+byte lies;					/* ghosts: how many there were; when the writer reserved; when one reserved that has committed */
+byte lies_seen[NW];
+byte lies_ended;
+#endif
 
 /* ---- messages that their sender does not wait for (any more): they arrive once, at any time, or never ---- */
 #define NOTHING 0

@@ -228,7 +228,6 @@ look:
 		:: else ->
 			reserve(i, epoch);
 			if
-			:: outcome == AHEAD -> outcome = 0; goto aborting
 			:: outcome == GRANTED -> outcome = 0
 			:: outcome == FAILED ->
 				outcome = 0;

@@ -555,14 +555,13 @@ subtest '[6c] a ticket of an older generation is worth nothing' => sub {
 # Writers
 # ---------------------------------------------------------------------------------------------------------------------
 
-subtest 'reserve: granted, ahead, max(own, w)' => sub {
+subtest 'reserve: granted, max(own, w)' => sub {
 	fresh();
 	fill('k', 5);
 	is(reserve('k', '1.a', 5, 6), 'reserved ', 'granted');
 	is(get('k'), 'pending', 'readers wait');
 	is(check('k', 5), 0, 'check says no');
-	is(reserve('k', '1.a', 5, 5), 'reserved 5', 'at the version: ahead');
-	is(reserve('k', '1.a', 5, 4), 'reserved 5', 'below it: ahead');
+	is(reserve('k', '1.a', 5, 5), 'reserved ', 'at the version: granted');
 	is(pendings(), 'k 1.a 6', 'what was granted before stays');
 	is(reserve('k', '1.a', 5, 9), 'reserved ', 'the same stamp again, higher');
 	is(reserve('k', '1.a', 5, 7), 'reserved ', '... lower');
@@ -570,8 +569,28 @@ subtest 'reserve: granted, ahead, max(own, w)' => sub {
 	is(reserve('k', '2.a', '', 8), 'reserved ', 'another stamp');
 	is(pendings(), 'k 1.a 9, k 2.a 8', 'both are pending');
 	is(answer('fence_reserve', 3, f('k'), f('l'), f('k'), $epoch, '3.a', '', 5, '', 1, '', 12),
-		'reserved 5  ', 'several fences in one message, an answer for each');
+		'reserved   ', 'several fences in one message, an answer for each');
 	is(pendings(), 'k 1.a 9, k 2.a 8, k 3.a 12, l 3.a 1', 'all counted');
+};
+
+subtest 'a fence that is not below what is reserved' => sub {
+	foreach my $w (5, 4)
+	{
+		fresh();
+		fill('k', 5);
+		is(reserve('k', '1.a', '', $w), 'reserved ', "at 5, $w is granted");
+		is(get('k'), 'pending', 'readers wait');
+		aborts('k', '1.a');
+		is(version_of('k'), 5, 'an abort leaves it');
+		reserve('k', '1.a', '', $w);
+		commit('k', '1.a', $w);
+		is(version_of('k'), 'none', 'behind a commit it is gone, as if it had been evicted');
+		fill('k', 5);
+		reserve('k', '1.a', '', $w);
+		reserve('k', '1.a', 5, 6);
+		commit('k', '1.a', 6);
+		is(version_of('k'), 6, 'unless the last word was above it');
+	}
 };
 
 subtest 'reserve drops nobody else\'s reservation' => sub {
@@ -981,7 +1000,7 @@ subtest 'versions up to 9223372036854775807 compare exactly' => sub {
 		{
 			my ($a, $b, $k) = (@edges[ $i, $j ], "$i.$j");
 			my %expected = (
-				reserve => $j > $i ? 'reserved ' : "reserved $a",
+				reserve => 'reserved ' . ($j > $i ? $b : 'none'),
 				put     => $j < $i ? "stale $a"  : 'stored',
 				check   => $j < $i ? "$a 1 0"    : $j > $i ? "$b 0 1" : "$a 1 1",
 				repair  => $j > $i ? "repaired $b" : $j < $i ? 'repaired none' : "unchanged $a",
@@ -990,7 +1009,9 @@ subtest 'versions up to 9223372036854775807 compare exactly' => sub {
 			my ($status, $token, $ticket) = @{ fcall('fence_get', 2, f($k), v($k)) };
 			put($k, $a, ticket => $ticket, token => $token);
 			$got{reserve} = reserve($k, '1.a', '', $b);
-			aborts($k, '1.a');
+			commit($k, '1.a', $b);
+			$got{reserve} .= version_of($k);
+			$redis->call('SET', f($k), "$token $a ");
 			$got{put} = put($k, $b, token => $token);
 			$got{check} = join ' ', version_of($k), map { check($k, $_, $token) } $a, $b;
 

@@ -494,6 +494,7 @@ my @mutations = (
 	[ 'current overlooks reservations', 'if not may_answer(r, fence) or r.space.pending[fence] or r.domain.pendings > 0 then',
 		'if not may_answer(r, fence) then' ],
 	[ 'reserve leaves the ticket', "if not v and raw then\n    redis.call('DEL', fence)\n    raw = false", "if false then" ],
+	[ 'a commit leaves a fence that was ahead', 'if own and own.over then v = nil end', '' ],
 	[ '[1r] reserve drops without raising', 'write_fence(space, fence, domain, observed, \'\')', 'raw' ],
 	[ 'a write does not see what it wrote before', '    if raw ~= was and i < n then changed[fence] = raw end', '' ],
 	[ 'a commit drops the reservations of others', "while own and own.stamp ~= stamp do own = own.next end",

@@ -302,38 +302,22 @@ subtest 'a fence ahead of its row' => sub {
 	forge_version($table, 1, 50);
 	is(status_of($table, 1), 'fence_ahead_db|50|5|0', 'forged');
 	is($sql->run("SELECT count(*) FROM fence.get('$table', '1') WHERE status = 'hit'"), '0', 'the cached value is no hit');
-	my $from = log_end();
-	my $error = $writer->error_of("UPDATE $table SET name = 'y' WHERE id = 1");
-	like($error, qr/^40001: .*\nDETAIL:  .*\nHINT:  /, 'a writer is told to try again');
-	poll(sub { status_of($table, 1) =~ /^missing\|/ }, 'the patrol to repair it', 10);
-	pass('the patrol repairs it at once');
-	poll(sub { log_has('was ahead of its row: repaired', $from) }, 'the log line', 10);
-	$writer->run("UPDATE $table SET name = 'y' WHERE id = 1");
-	no_reservations($node);
-	is($sql->run("SELECT version FROM $table WHERE id = 1"), '51', 'the second try starts above it');
-	$sql->run("SELECT fence.read('$table', '1')");
-	is(status_of($table, 1), 'equal|51|51|0', 'row and fence agree');
-
-	# the same while the fence is still ahead, for UPDATE, DELETE, INSERT
-	forge_version($table, 2, 50);
-	forge_version($table, 3, 50);
-	forge_version($table, 99, 50);
 	set('pgcache_fence.patrol_interval = 3600000');    # nobody repairs it
 	foreach my $case (
-		[ 2, "UPDATE $table SET name = 'y' WHERE id = 2", 51 ],
-		[ 3, "DELETE FROM $table WHERE id = 3", 51 ],
-		[ 99, "INSERT INTO $table (id) VALUES (99)", 51 ])
+		[ 1, "UPDATE $table SET name = 'y' WHERE id = 1", 6 ],
+		[ 3, "DELETE FROM $table WHERE id = 3", 6 ],
+		[ 99, "INSERT INTO $table (id) VALUES (99)", 0 ])
 	{
 		my ($key, $statement, $version) = @$case;
 		forge_version($table, $key, 50);
-		like($writer->error_of($statement), qr/^40001: /, "$key: 40001");
-		# it may have been repaired meanwhile: then the version is above 50 all the same
-		$writer->run($statement);
-		like($sql->run("SELECT row_version FROM fence.status('$table', '$key')"), qr/^$version$/, "$key: above it");
+		is($writer->error_of($statement), undef, "$key: a write takes no notice");
+		is($sql->run("SELECT row_version FROM fence.status('$table', '$key')"), $version, '... and goes on from the row');
 	}
 	set('pgcache_fence.patrol_interval = 100');
 	$sql->run('SELECT pg_terminate_backend(' . worker_pid('patrol') . ', 5000)');    # it may sleep for that hour
 	no_reservations($node);
+	is($sql->run("SELECT fence.read('$table', '1')->>'name'"), 'y', 'readers get the row');
+	is(status_of($table, 1), 'equal|6|6|0', 'row and fence agree');
 	compare_fences($node, $table);
 };
 

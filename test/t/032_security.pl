@@ -17,6 +17,8 @@ my @EFFECTS = qw(~app:* +get +incrby +decrby +setrange +exists +type +rename +un
   +hmget +hexists +hscan +lpush +rpush +lrange +ltrim +lrem +zadd +zcard +zrange +zremrangebyrank +xadd +xtrim +xrevrange);
 my @READER = qw(+fcall|fence_get +fcall|fence_get_many +fcall|fence_put +fcall|fence_release +fcall|fence_current
   +fcall|fence_check +fcall|fence_check_many +fcall|fence_peek +get +mget +set +time +select);
+# Which may read and write fences and values, and nothing else of the namespace
+my @READER_KEYS = map { "~secured:$_:*" } qw(f v);
 # Of those who may not even fill a cache; their keys: %R~
 my @LOOKER = qw(+fcall_ro|fence_get_ro +fcall_ro|fence_current +fcall_ro|fence_check +fcall_ro|fence_check_many
   +fcall_ro|fence_peek +get +mget +time +select);
@@ -138,7 +140,7 @@ subtest 'and no less' => sub {
 };
 
 subtest 'a reader of Redis' => sub {
-	set_user('reader', 'p2-hidden', @READER);
+	set_user('reader', 'p2-hidden', 'resetkeys', @READER_KEYS, @READER);
 	my $reader = $redis->connect;
 	$reader->call('AUTH', 'reader', 'p2-hidden');
 	my ($fence, $value) = split /\|/, $sql->run("SELECT fence.fence_key('item', '8'), fence.value_key('item', '8')");
@@ -182,7 +184,8 @@ subtest 'a reader of Redis' => sub {
 	{
 		like($reader->error_of(@$command) // 'none', qr/^NOPERM/, "not @$command[0 .. ($#$command > 1 ? 1 : $#$command)]");
 	}
-	like($reader->error_of('SET', 'other:key', 1) // 'none', qr/^NOPERM/, 'no key of another namespace');
+	like($reader->error_of('SET', $_, 1) // 'none', qr/^NOPERM/, "not $_")
+	  foreach 'other:key', map { "$NAMESPACE:$_:{1}" } qw(d e h m q s);
 	# said plainly in doc/operations.md: what the functions do, they do with the caller's rights
 	is($reader->call('SET', $fence, 'forged'), 'OK', 'a reader that may put can also write a fence by itself');
 	$sql->run("UPDATE item SET name = 'after' WHERE id = 8");
@@ -190,8 +193,97 @@ subtest 'a reader of Redis' => sub {
 	is($sql->run('SELECT state FROM fence.state'), 'OPEN', 'the fences are open');
 };
 
+# Who may put, or SET keys of the namespace, can say any version and any value. PostgreSQL believes none of it.
+subtest 'a reader that forges versions' => sub {
+	my $huge = '9223372036854775806';
+	my $liar = $redis->connect;
+
+	$sql->run(<<'SQL');
+CREATE TABLE note (id int PRIMARY KEY, name text, version bigint NOT NULL DEFAULT 0);
+INSERT INTO note VALUES (1, 'true');
+SELECT fence.attach('note');
+SELECT fence.attach(NULL, scope => 'manual', domain => 'hand');
+SQL
+	poll(sub { $sql->run("SELECT count(*) FROM unnest('{note,hand}'::text[]) d WHERE (fence.get(d, '1')).status IN ('unarmed', 'pending')") == 0 },
+		'the announcement');
+	set_user('reader', 'p2-hidden', 'resetkeys', @READER_KEYS, @READER);
+	$liar->call('AUTH', 'reader', 'p2-hidden');
+	my %ways = (
+		'a put with a ticket' => sub {
+			my ($fence, $value) = @_;
+			$redis->call('DEL', $fence);
+			my ($status, $token, $ticket) = @{ $liar->call('FCALL', 'fence_get', 2, $fence, $value) };
+			return $liar->call('FCALL', 'fence_put', 2, $fence, $value, $token, $ticket, $huge, '{"name": "lie"}', 0)->[0];
+		},
+		'a put on a fence that is there' => sub {
+			my ($fence, $value) = @_;
+			$redis->call('DEL', $fence);
+			my ($status, $token, $ticket) = @{ $liar->call('FCALL', 'fence_get', 2, $fence, $value) };
+			$liar->call('FCALL', 'fence_put', 2, $fence, $value, $token, $ticket, 1, '{"name": "lie"}', 0);
+			return $liar->call('FCALL', 'fence_put', 2, $fence, $value, $token, '', $huge, '{"name": "lie"}', 0)->[0];
+		},
+		'SET of both keys' => sub {
+			my ($fence, $value) = @_;
+			my $token = $liar->call('FCALL', 'fence_get', 2, $fence, $value)->[1];
+			$liar->call('SET', $fence, "$token $huge ");
+			$liar->call('SET', $value, "$token $huge \n{\"name\": \"lie\"}");
+			return 'stored';
+		});
+	my %last = map { $_ => 0 } qw(note hand);
+	foreach my $way (sort keys %ways)
+	{
+		my %keys = map { $_ => [ split /\|/, $sql->run("SELECT fence.fence_key('$_', '1'), fence.value_key('$_', '1')") ] } qw(note hand);
+		my $forge = sub {
+			my ($domain, $what) = @_;
+			is($ways{$way}->(@{ $keys{$domain} }), 'stored', "$way, before $what");
+			my ($status, undef, $version) = @{ $liar->call('FCALL', 'fence_get', 2, @{ $keys{$domain} }) };
+			is("$status $version", "hit $huge", '... is believed by readers');
+		};
+		foreach my $write (
+			"UPDATE note SET name = 'new'", "UPDATE note SET name = 'newer'", 'DELETE FROM note', "INSERT INTO note VALUES (1, 'back')",
+			"INSERT INTO note VALUES (1, 'upsert') ON CONFLICT (id) DO UPDATE SET name = EXCLUDED.name")
+		{
+			$forge->('note', $write);
+			is($sql->error_of($write), undef, '... and not by the write');
+			no_reservations($node);
+			is($liar->call('FCALL', 'fence_get', 2, @{ $keys{note} })->[0], 'miss', '... which ends it');
+			is($sql->run("SELECT fence.read('note', '1')->>'name'"), $sql->run('SELECT name FROM note'), '... readers get the row');
+			my $version = $sql->run("SELECT row_version FROM fence.status('note', '1')");
+			is($version, ++$last{note}, '... and the version is the next one');
+		}
+		$forge->('note', 'fence.reserve');
+		my ($version, $token) = split /\|/, $sql->run("SELECT * FROM fence.reserve('note', NULL, '1 min', '1')");
+		is($version, $last{note} + 1, '... which goes by the row');
+		is($sql->error_of("SELECT fence.abort('$token')"), undef, '... and ends');
+		no_reservations($node);
+		foreach my $in (qw(COMMIT ROLLBACK))
+		{
+			$forge->('hand', "fence.begin_write and $in");
+			is($sql->run('BEGIN; ' . "SELECT fence.begin_write('hand', 0, '1')"), $last{hand} + 1, '... which goes by what it gave last');
+			$sql->run($in);
+			$last{hand}++ if $in eq 'COMMIT';
+			no_reservations($node);
+		}
+		$forge->('hand', 'fence.reserve');
+		($version, $token) = split /\|/, $sql->run("SELECT * FROM fence.reserve('hand', 0, '1 min', '1')");
+		is($version, $last{hand} + 1, '... the same');
+		is($sql->run("SELECT fence.commit('$token')"), ++$last{hand}, '... nor does fence.commit go by it');
+		no_reservations($node);
+	}
+	# while a write is under way, and what a put behind it says
+	my ($fence, $value) = split /\|/, $sql->run("SELECT fence.fence_key('note', '1'), fence.value_key('note', '1')");
+	my $writer = FenceTest::Session->open($node);
+	$writer->run("BEGIN; UPDATE note SET name = 'late'");
+	my $token = $sql->run("SELECT token FROM fence.status('note', '1')");
+	$liar->call('SET', $fence, "$token $huge ");
+	is($writer->error_of("UPDATE note SET name = 'later'; COMMIT"), undef, 'forged while a write is under way: no error');
+	is($sql->error_of("UPDATE note SET name = 'latest'"), undef, '... nor for the next one');
+	is($sql->run("SELECT fence.read('note', '1')->>'name'"), 'latest', '... behind which nothing of it is left');
+	cmp_ok($sql->run('SELECT version FROM note'), '<', 100, '... and the version has stayed small');
+};
+
 subtest 'a reader that can forge nothing' => sub {
-	$redis->call('ACL', 'SETUSER', 'looker', 'reset', 'on', 'resetkeys', "%R~$NAMESPACE:*", 'resetchannels', 'nocommands',
+	$redis->call('ACL', 'SETUSER', 'looker', 'reset', 'on', 'resetkeys', (map { "%R$_" } @READER_KEYS), 'resetchannels', 'nocommands',
 		'>p6-hidden', @LOOKER);
 	my $looker = $redis->connect;
 	$looker->call('AUTH', 'looker', 'p6-hidden');

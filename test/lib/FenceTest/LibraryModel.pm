@@ -496,15 +496,11 @@ sub fence_reserve
 		my ($kind, $v) = $self->_fence($fence, $domain);
 		push(@reply, '-'), next unless _has($space, $fence);
 		$self->_set($fence, $domain, $v = $observed, '') if $observed ne '' && $kind eq 'version' && $v < $observed;
-		if ($kind eq 'version' && $w <= $v)
-		{
-			push @reply, $v;
-			next;
-		}
 		my $own = $space->{pending}{$fence}{$stamp} //= { w => $w };
 		$own->{w} = $w if $w > $own->{w};
 		$own->{gen} = $domain->{gen};
 		$own->{grant} = $grant;
+		$own->{over} = $kind eq 'version' && $w <= $v;
 		delete $self->{keys}{$fence} unless $kind eq 'version';
 		push @reply, '';
 	}
@@ -530,6 +526,7 @@ sub _commit
 	my $present = $own && $own->{gen} == $domain->{gen};
 	my $proves = $present && defined $own->{grant} && defined $grant && $own->{grant} == $grant;
 	my ($kind, $v) = $self->_fence($fence, $domain);
+	$kind = 'wrong' if $own && $own->{over} && $kind eq 'version';
 	my $is_newest = $kind ne 'version' || $w >= $v;
 	my $value = $fence =~ s/:f:/:v:/r;
 

@@ -1,0 +1,154 @@
+/*
+ * renumber.c
+ *	  fence.renumber: all versions of a domain begin anew, for a domain whose versions have come to their end.
+ *
+ * Owns: nothing. The whole domain is reserved, so with the commit every token of it changes, and versions are compared only beside
+ * their token: they may be used again, as after TRUNCATE (doc/protocol.md). Rows get version 1, tombstones and floor are forgotten.
+ *
+ * The UPDATE runs as the table's owner, in a security-restricted operation, with session_replication_role = replica: the table's own
+ * triggers and foreign keys have nothing to do with it. Row-level security must not hide rows: then it is an error.
+ *
+ * Locks: ShareRowExclusiveLock on the table and its partitions, to the end of the transaction: no writer is under way.
+ */
+#include "postgres.h"
+
+#include "access/table.h"
+#include "access/xact.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_inherits.h"
+#include "executor/spi.h"
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+
+#include "attach.h"
+#include "functions.h"
+#include "ledger.h"
+#include "progress.h"
+#include "renumber.h"
+#include "tombstone.h"
+
+#define FIRST_VERSION	"1"
+
+PG_FUNCTION_INFO_V1(fence_renumber);
+
+static int64 running = 0;		/* the domain's id */
+
+bool
+renumber_is_running(const Domain *domain)
+{
+	return running != 0 && domain->id == running;
+}
+
+/* Runs one statement in a snapshot that is taken now, whatever the isolation level. Returns how many rows there were. */
+static uint64
+execute(const char *sql, int expected)
+{
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	SPIPlanPtr	plan = SPI_prepare(sql, 0, NULL);
+
+	if (plan == NULL || SPI_execute_snapshot(plan, NULL, NULL, snapshot, InvalidSnapshot, false, true, 0) != expected)
+		elog(ERROR, "could not execute \"%s\"", sql);
+	UnregisterSnapshot(snapshot);
+	return SPI_processed;
+}
+
+static void
+set_for_this_call(const char *name, const char *value)
+{
+	(void) set_config_option(name, value, PGC_SUSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+}
+
+/* Rows that something else keeps from the new version, such as a trigger that is enabled ALWAYS, make it fail. */
+static uint64
+update_rows(const Domain *domain)
+{
+	const char *table = quote_qualified_identifier(get_namespace_name(get_rel_namespace(domain->relid)),
+												   get_rel_name(domain->relid));
+	const char *column = quote_identifier(domain->version_name);
+	const char *others = psprintf("%s IS NULL OR %s OPERATOR(pg_catalog.<>) " FIRST_VERSION, column, column);
+	/* inheritors that are no partitions are other tables */
+	const char *only = get_rel_relkind(domain->relid) == RELKIND_PARTITIONED_TABLE ? "" : "ONLY ";
+	uint64		updated = execute(psprintf("UPDATE %s%s SET %s = " FIRST_VERSION " WHERE %s", only, table, column, others), SPI_OK_UPDATE);
+
+	CommandCounterIncrement();
+	if (execute(psprintf("SELECT FROM %s%s WHERE %s LIMIT 1", only, table, others), SPI_OK_SELECT) > 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION),
+				 errmsg("could not renumber all rows of domain \"%s\"", domain->name),
+				 errdetail("A trigger or a rule of the table that is enabled ALWAYS has kept another version in a row."),
+				 errhint("Disable it, renumber, and enable it again.")));
+	return updated;
+}
+
+/* The same as the table's owner, with nobody's settings. */
+static uint64
+update_rows_as_owner(const Domain *domain)
+{
+	int			nest_level = NewGUCNestLevel();
+	volatile uint64 updated = 0;
+	Relation	rel = table_open(domain->relid, NoLock);	/* the caller has locked it */
+	Oid			owner = rel->rd_rel->relowner;
+	Oid			user;
+	int			context;
+
+	table_close(rel, NoLock);
+	GetUserIdAndSecContext(&user, &context);
+	running = domain->id;
+	PG_TRY();
+	{
+		SetUserIdAndSecContext(owner, context | SECURITY_RESTRICTED_OPERATION | SECURITY_LOCAL_USERID_CHANGE);
+		set_for_this_call("search_path", "pg_catalog, pg_temp");
+		set_for_this_call("session_replication_role", "replica");
+		set_for_this_call("row_security", "off");
+		SPI_connect();
+		updated = update_rows(domain);
+		SPI_finish();
+	}
+	PG_FINALLY();
+	{
+		running = 0;
+	}
+	PG_END_TRY();
+	SetUserIdAndSecContext(user, context);
+	AtEOXact_GUC(true, nest_level);
+	return updated;
+}
+
+/*
+ * fence.renumber(domain) → rows. Of a domain with a table, for its owner.
+ */
+Datum
+fence_renumber(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+	Oid			relid = domain->relid;
+	uint64		updated = 0;
+
+	PreventCommandIfReadOnly("fence.renumber()");
+	PreventCommandDuringRecovery("fence.renumber()");
+	progress_begin("renumber", domain->name);
+	if (OidIsValid(relid))
+	{
+		attach_check_owner(relid);
+		progress_phase("waiting for the lock", 0);
+		(void) find_all_inheritors(relid, ShareRowExclusiveLock, NULL);
+		domain = domain_argument(fcinfo, 0);	/* it may have changed while the lock was waited for */
+		if (domain->relid != relid)
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_IN_USE),
+					 errmsg("domain \"%s\" was attached anew meanwhile", domain->name)));
+		attach_check_owner(relid);
+	}
+	ledger_apply_domain(domain);
+	progress_phase("renumbering rows", 0);
+	if (domain->version_name != NULL)
+		updated = update_rows_as_owner(domain);
+	tombstone_forget_domain(domain->id);
+	progress_end();
+	PG_RETURN_INT64(updated);
+}
