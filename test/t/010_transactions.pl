@@ -12,7 +12,7 @@ use FenceTest::Session;
 use Test::More;
 
 my $redis = FenceTest::Redis->start;
-my $node = new_postgres('main', $redis, lease => '1500ms', timeout => '5s', max_prepared_transactions => 5);
+my $node = new_postgres('main', $redis, lease => '1500ms', timeout => '5s', patrol_grace => '3s', max_prepared_transactions => 5);
 my $sql = FenceTest::Session->open($node);      # the second session
 my $writer = FenceTest::Session->open($node);
 
