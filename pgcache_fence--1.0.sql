@@ -68,7 +68,7 @@ CREATE TABLE fence.derived (
 );
 
 -- What must outlive a crash of PostgreSQL: the last epoch, and the longest lease that Redis may still hold.
--- One row, in the first served database that has the extension.
+-- One row, in each database that has the extension: the highest of all counts.
 CREATE TABLE fence.cluster (
     only_row      boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     last_epoch    bigint NOT NULL,

@@ -227,7 +227,18 @@ SELECT current_setting('pgcache_fence.redis_url');
 SELECT count(*) FROM pg_settings WHERE name = 'pgcache_fence.redis_url';
 SHOW pgcache_fence.namespace;
 SET pgcache_fence.on_redis_failure = 'error';
+-- what others pay for: reservations in the memory of Redis, or the cache of a whole table
+SET pgcache_fence.bulk_threshold = 2000000000;
+SET pgcache_fence.bulk_threshold = 1;
+ALTER ROLE regress_fence_stranger SET pgcache_fence.bulk_threshold = 2000000000;
+SELECT set_config('pgcache_fence.bulk_threshold', '2000000000', false);
 RESET ROLE;
+GRANT SET ON PARAMETER pgcache_fence.bulk_threshold TO regress_fence_stranger;
+SET ROLE regress_fence_stranger;
+SET pgcache_fence.bulk_threshold = 1;
+RESET pgcache_fence.bulk_threshold;
+RESET ROLE;
+REVOKE SET ON PARAMETER pgcache_fence.bulk_threshold FROM regress_fence_stranger;
 GRANT pg_read_all_settings TO regress_fence_stranger;
 SET ROLE regress_fence_stranger;
 SELECT current_setting('pgcache_fence.redis_url') <> '' AS told;

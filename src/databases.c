@@ -15,6 +15,7 @@
 
 #define LOOK_EVERY	INT64CONST(60000000)	/* microseconds between looks at all databases without a reason, */
 #define LOOK_AGAIN	INT64CONST(10000000)	/* and after one that failed */
+#define JOB_LIMIT	INT64CONST(5000000)		/* microseconds that a job may take: other databases wait for theirs */
 
 typedef struct Announced
 {
@@ -22,7 +23,7 @@ typedef struct Announced
 	uint32		grant;			/* for which that was last */
 } Announced;
 
-static List *databases = NIL;	/* Oids of databases that have the extension, ascending: the first holds the row */
+static List *databases = NIL;	/* Oids of databases that have the extension: the first one that can be written has the row */
 static bool known = false;		/* databases can be relied on */
 static uint32 catalog_seen = 0; /* when databases was made */
 static int64 next_look = 0;		/* fence_clock() */
@@ -31,13 +32,16 @@ static bool job_slots_exhausted = false;
 static List *announce_queue = NIL;	/* Oids whose domains are to be announced in the current epoch */
 static List *announced = NIL;	/* Announced, of each database whose domains were announced in the current epoch */
 static bool announce_again = true;	/* whatever was announced before */
+static bool lower_everywhere = false;	/* the next time also those that are not served are told the longest lease, */
+static List *lower_queue = NIL; /* after all others */
 static uint32 announce_seen = 0;	/* value of catalog_serial at the last announcement */
 static bool announcing = false; /* the job is, or was last, an announcement whose end was not looked at yet */
+static int64 announcing_until = 0;	/* fence_clock() time at which that is given up */
 
 static bool
 run_job(FenceJob *job, char *error)
 {
-	int64		deadline = fence_clock() + Max(setting_lease * INT64CONST(1000), INT64CONST(5000000));
+	int64		deadline = fence_clock() + Max(setting_lease * INT64CONST(1000), JOB_LIMIT);
 
 	if (job_abandon() || announcing)
 		announce_again = true;
@@ -78,6 +82,7 @@ set_first_bound(int longest, bool unknown)
 
 	pg_atomic_write_u64(&fence_shared->lease_bound,
 						(uint64) fence_clock() + (ms ? (ms + setting_clock_margin) * 1000 : 0));
+	fence_shared->longer_until = (int64) pg_atomic_read_u64(&fence_shared->lease_bound);
 	fence_shared->bound_known = true;
 }
 
@@ -120,7 +125,9 @@ databases_load(char *error)
 		if (job.has_row)
 		{
 			fence_shared->last_epoch = Max(fence_shared->last_epoch, job.epoch_number);
-			fence_shared->longest_lease = Max(fence_shared->longest_lease, job.longest_lease);
+			/* of this server run the keeper knows more than a row, which may be a restored one */
+			if (!fence_shared->bound_known)
+				fence_shared->longest_lease = Max(fence_shared->longest_lease, job.longest_lease);
 		}
 		else
 			unknown = true;
@@ -131,23 +138,68 @@ databases_load(char *error)
 	return true;
 }
 
-bool
-databases_store(uint32 epoch_number, char *error)
+/* In one database. */
+static bool
+store_in(Oid database, uint32 epoch_number, char *error)
 {
-	FenceJob	job = {.kind = JOB_STORE, .database = linitial_oid(databases),
+	FenceJob	job = {.kind = JOB_STORE, .database = database,
 		.epoch_number = epoch_number, .longest_lease = setting_lease};
 
 	if (!run_job(&job, error) || !job.extension)
 		known = false;	/* it may have been dropped: look again before the next try */
-	if (!job.done)
-		return false;
-	if (!job.extension)
-	{
+	if (job.done && !job.extension)
 		strlcpy(error, "the extension was dropped", REASON_LEN);
-		return false;
+	return job.done && job.extension;
+}
+
+/* Wherever it can be written: at a start the highest of all databases counts. One that cannot be is tried last from then on. */
+bool
+databases_store(uint32 epoch_number, char *error)
+{
+	int			tries = list_length(databases);
+
+	while (tries > 0 && !store_in(linitial_oid(databases), epoch_number, error))
+	{
+		Oid			failed = linitial_oid(databases);
+		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+
+		databases = lappend_oid(list_delete_first(databases), failed);
+		MemoryContextSwitchTo(old);
+		tries--;
 	}
+	if (tries == 0)
+		return false;
 	fence_shared->last_epoch = Max(fence_shared->last_epoch, epoch_number);
 	fence_shared->longest_lease = Max(fence_shared->longest_lease, setting_lease);
+	return true;
+}
+
+/*
+ * c6: notes the length of a lease before it is granted. lease_bound says until when those run that were granted before: so when the
+ * setting is lowered, it says until when longer ones run.
+ */
+void
+databases_note_lease(void)
+{
+	if (setting_lease < fence_shared->last_lease)
+		fence_shared->longer_until = (int64) pg_atomic_read_u64(&fence_shared->lease_bound);
+	fence_shared->last_lease = setting_lease;
+}
+
+/*
+ * Whether the longest lease of before is over, wherever it was granted: then longest_lease is the present setting, and every
+ * announcement stores that. It is lowered here first: a longer setting is made durable again before it is granted.
+ */
+static bool
+longest_lease_is_over(void)
+{
+	if (fence_shared->last_lease != setting_lease || fence_clock() <= fence_shared->longer_until)
+		return false;
+	if (setting_lease < fence_shared->longest_lease)
+	{
+		fence_shared->longest_lease = setting_lease;
+		announce_again = lower_everywhere = true;
+	}
 	return true;
 }
 
@@ -216,22 +268,25 @@ note_announced(Oid database, uint32 grant)
 static void
 announcement_ended(FenceWord word)
 {
-	FenceJob   *job = &fence_shared->job;	/* the worker is gone: nobody writes it */
+	FenceJob	job;
 	static List *refused_in = NIL;	/* databases; the announcements of several take turns */
 
 	announcing = false;
-	if (job->kind != JOB_ANNOUNCE || !job->done || job->epoch_number != WORD_EPOCH(word))
+	job_result(&job);
+	if (!job.done || job.epoch_number != WORD_EPOCH(word))
 	{
 		next_look = Min(next_look, fence_clock() + LOOK_AGAIN);
 		return;
 	}
-	note_announced(job->database, job->grant);
-	if (job->refused == 0)
+	if (job.kind != JOB_ANNOUNCE)
+		return;
+	note_announced(job.database, job.grant);
+	if (job.refused == 0)
 	{
-		refused_in = list_delete_oid(refused_in, job->database);
+		refused_in = list_delete_oid(refused_in, job.database);
 		return;
 	}
-	if (list_member_oid(refused_in, job->database))
+	if (list_member_oid(refused_in, job.database))
 	{
 		list_free(refused_in);
 		refused_in = NIL;
@@ -240,37 +295,67 @@ announcement_ended(FenceWord word)
 						  "an attachment came back under an id that had ended (a restored dump): another epoch is needed");
 		return;
 	}
-	remember(&refused_in, job->database);
+	remember(&refused_in, job.database);
 	announce_again = true;
+}
+
+/*
+ * All that are served are due: the extension may have been created in any of them. And for a longest lease that is lowered, all
+ * others: at the next start their rows count too.
+ */
+static void
+make_queue(void)
+{
+	List	   *served = worker_list_databases(false);
+	List	   *others = lower_everywhere ? list_difference_oid(worker_list_databases(true), served) : NIL;
+	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+
+	announce_queue = list_copy(served);
+	list_free(lower_queue);
+	lower_queue = list_copy(others);
+	MemoryContextSwitchTo(old);
+	lower_everywhere = false;
+	announce_again = false;
+	next_look = fence_clock() + LOOK_EVERY;
+}
+
+static Oid
+take_first(List **queue)
+{
+	Oid			first = linitial_oid(*queue);
+
+	*queue = list_delete_first(*queue);
+	return first;
 }
 
 void
 databases_announce(FenceWord word)
 {
 	uint32		serial = pg_atomic_read_u32(&fence_shared->catalog_serial);
-	FenceJob	job = {.kind = JOB_ANNOUNCE, .epoch_number = WORD_EPOCH(word), .longest_lease = fence_shared->longest_lease};
+	FenceJob	job = {.epoch_number = WORD_EPOCH(word), .lower = longest_lease_is_over()};
 
 	if (job_running())
-		return;
+	{
+		if (!announcing || fence_clock() < announcing_until)
+			return;
+		/* of a database that nobody can connect to now, for instance: others must not wait for it */
+		(void) job_abandon();
+	}
 	if (announcing)
 		announcement_ended(word);
 	if (announce_queue == NIL && (announce_again || serial != announce_seen || fence_clock() > next_look))
 	{
-		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
-
-		/* all that are served: the extension may have been created in any of them */
-		announce_queue = worker_list_databases(false);
-		MemoryContextSwitchTo(old);
 		announce_seen = serial;
-		announce_again = false;
-		next_look = fence_clock() + LOOK_EVERY;
+		make_queue();
 	}
-	if (announce_queue == NIL || !fence_epoch_text(word, job.epoch))
+	if ((announce_queue == NIL && lower_queue == NIL) || !fence_epoch_text(word, job.epoch))
 		return;
-	job.database = linitial_oid(announce_queue);
-	announce_queue = list_delete_first(announce_queue);
+	job.kind = announce_queue != NIL ? JOB_ANNOUNCE : JOB_STORE;
+	job.database = take_first(announce_queue != NIL ? &announce_queue : &lower_queue);
+	job.longest_lease = fence_shared->longest_lease;
 	job.carried = announced_for(job.database);
 	job.grant = fence_shared->grant;
+	announcing_until = fence_clock() + JOB_LIMIT;
 	announcing = job_start(&job);
 	if (!announcing)
 		next_look = fence_clock() + LOOK_AGAIN;
@@ -289,6 +374,8 @@ databases_stop_announcing(void)
 	announcing = false;
 	list_free(announce_queue);
 	announce_queue = NIL;
+	list_free(lower_queue);
+	lower_queue = NIL;
 }
 
 void

@@ -28,14 +28,18 @@ extern void databases_look_if_due(void);
 extern void databases_look_soon(void);
 
 /*
- * Writes the epoch's number, and the lease that is set, into the durable row: before the epoch is armed or so long a lease granted.
+ * Writes the epoch's number, and the lease that is set, into a durable row: before the epoch is armed or so long a lease granted.
  * Waits for a worker. False: error (REASON_LEN bytes) tells why; it may have been written nevertheless.
  */
 extern bool databases_store(uint32 epoch_number, char *error);
 
+/* c6: the lease that is set is about to be granted; before the bound of all leases is raised for it. */
+extern void databases_note_lease(void);
+
 /*
  * While OPEN, beside the heartbeats: lets workers tell Redis the domains of each database, one after the other, once for each grant and
- * again when a look at all is due. Never waits. Ends the epoch (CLOSED) if an attachment came back that had ended.
+ * again when a look at all is due. They lower the durable longest lease too, when longer ones are over everywhere. Never waits.
+ * Ends the epoch (CLOSED) if an attachment came back that had ended.
  */
 extern void databases_announce(FenceWord word);
 

@@ -28,6 +28,7 @@
 #include "settings.h"
 #include "shape.h"
 #include "shared.h"
+#include "worker.h"
 
 PG_FUNCTION_INFO_V1(fence_doctor);
 
@@ -138,14 +139,28 @@ check_served(Report *report)
 					"Add it to pgcache_fence.databases, and reload.");
 }
 
-/* Keeper, patrol and courier always run; one more slot is needed now and then in each round. */
+/*
+ * Those that stay have their slots if there are enough at the start. What is done inside databases takes a free slot, or else waits
+ * for the reserve: worth a word if parallel queries of anybody may take all that are free.
+ */
 static void
 check_slots(Report *report)
 {
-	if (max_worker_processes < 5)
-		put_finding(report, "warning", psprintf("max_worker_processes is %d: too few for three workers of pgcache_fence and the short-lived ones",
-												max_worker_processes),
-					"Raise it to 8 or more, and restart PostgreSQL.");
+	bool		reserved = fence_shared->reserves[JOBS_OF_KEEPER].exists && fence_shared->reserves[JOBS_OF_PATROL].exists;
+	int			needed = max_parallel_workers + WORKERS_THAT_STAY + 2;
+	const char *why = "parallel queries may hold every free background worker";
+
+	if (!RecoveryInProgress() && !reserved)
+		put_finding(report, "warning",
+					psprintf("max_worker_processes is %d: too few for the %d workers of pgcache_fence that stay, and those of others",
+							 max_worker_processes, WORKERS_THAT_STAY),
+					psprintf("Raise it to %d or more, and restart PostgreSQL.", needed));
+	else if (max_worker_processes < needed)
+		put_finding(report, "info",
+					psprintf("%s (max_worker_processes %d, max_parallel_workers %d): announcements, and other work in databases, then"
+							 " take a second each", why, max_worker_processes, max_parallel_workers),
+					psprintf("Raise max_worker_processes to %d or more, with what other extensions and replication take on top;"
+							 " or lower max_parallel_workers.", needed));
 }
 
 static void

@@ -169,6 +169,7 @@ grant_lease(FenceWord arming, int i, const char *slots, bool *burnt, char *why)
 
 	fence_epoch_of(WORD_EPOCH(arming), epoch);
 	*burnt = false;
+	databases_note_lease();
 	fence_lease_bound_raise(lease_end(node->heard_at));
 	if (fence_word() != arming)
 		return false;
@@ -515,6 +516,7 @@ heartbeat(FenceWord word, char *error)
 			strlcpy(error, "another Redis process answers, or it was armed by somebody else", REASON_LEN);
 			return false;
 		}
+		databases_note_lease();
 		fence_lease_bound_raise(lease_end(node->heard_at));
 		if (fence_word() != word)
 			return true;		/* c5: no renewal in CLOSED */
@@ -667,6 +669,7 @@ fence_keeper_main(Datum arg)
 
 	(void) arg;
 	worker_signals();
+	worker_jobs_of(JOBS_OF_KEEPER);
 	stamp_note_start();			/* before it has a transaction of its own */
 	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
 	fence_shared->keeper_latch = MyLatch;

@@ -3,17 +3,20 @@
  *	  The patrol: settles what is left pending, audits committed fences, prunes tombstones.
  *
  * Owns: rules of doc/protocol.md, "Patrol". The patrol itself is connected to no database: it lists reservations, asks
- * for the fate of their transactions, and starts a short-lived round in each database that has something to settle.
- * A timeout alone never ends a transaction's reservation; one that ends a detached reservation is a row deleted first.
+ * for the fate of their transactions, and settles them, reading no table: nobody's lock and no missing worker holds it up.
+ * What needs a database (detached reservations, durable effects, tombstones, the audit) is done in rounds, by a worker
+ * in one database after the other, beside that. A timeout alone never ends a transaction's reservation; one that ends a
+ * detached reservation is a row deleted first.
  *
- * The order is the protocol: first the fate of the stamp (running and prepared transactions, then the commit log),
- * then the row in a snapshot taken afterwards [8].
+ * The order is the protocol: the fate of the stamp (running and prepared transactions, then the commit log) [8] comes first;
+ * of a detached reservation then its row, and then the row of the table, in a snapshot taken afterwards.
  */
 #include "postgres.h"
 
 #include <math.h>
 
 #include "access/xact.h"
+#include "common/pg_prng.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
 #include "pgstat.h"
@@ -46,15 +49,22 @@
 #define PAGE			1000	/* reservations listed at once */
 #define AUDIT_EVERY		10		/* seconds between audits of a database, and prunings of its tombstones */
 #define PRUNE_MOST		10000	/* tombstones pruned at once */
-#define ROUND_LIMIT		INT64CONST(60000000)	/* microseconds that a round may take */
+#define ROUND_LIMIT		INT64CONST(10000000)	/* microseconds that a round may take: other databases wait for theirs */
+#define ROUND_LOCK_WAIT	"20ms"	/* for a table that somebody has locked, once in a round */
 
-/* Duties of a round, besides settling */
-#define DUTY_AUDIT		'\4'
-#define DUTY_OUTBOX		'\20'		/* durable effects */
-#define DUTY_AT_ONCE	'\10'		/* settle without waiting for patrol_grace: somebody said that there is something */
+/* Duties of a round */
+#define DUTY_DETACHED	1		/* settle detached reservations */
+#define DUTY_AUDIT		2
+#define DUTY_AT_ONCE	4		/* settle without waiting for patrol_grace: somebody said that there is something */
+#define DUTY_OUTBOX		8		/* durable effects */
+
+typedef struct Round
+{
+	Oid			database;
+	int			duties;
+} Round;
 
 PGDLLEXPORT void fence_patrol_main(Datum arg);
-PGDLLEXPORT void fence_patrol_round_main(Datum arg);
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Asking the nodes
@@ -102,17 +112,40 @@ owner_of(const ListedReservation *r, Oid *database, char **wire_name, char **key
 	return OidIsValid(*database);
 }
 
+static void
+log_passed_over(const char *what, const ErrorData *error)
+{
+	if (fence_log_due(what))
+		ereport(LOG, (errmsg("pgcache_fence: the patrol passes over %s: %s", what, error->message)));
+}
+
+static List *locked_tables = NIL;	/* char *, what could not be locked in this round */
+
+static bool
+is_locked(const char *table)
+{
+	ListCell   *cell;
+
+	foreach(cell, locked_tables)
+		if (strcmp(lfirst(cell), table) == 0)
+			return true;
+	return false;
+}
+
 /*
  * Does work in a subtransaction: one table whose columns were renamed away, or one key that its type no longer
- * understands, must not keep all others from being settled. False: it failed, and the log says why.
+ * understands, must not keep all others from being settled. A table that somebody has locked is waited for once in a round.
+ * False: it failed, and the log says why.
  */
 static bool
-guarded(void (*work) (void *arg), void *arg, const char *what)
+guarded(void (*work) (void *arg), void *arg, const char *what, const char *table)
 {
 	MemoryContext context = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
 	volatile bool ok = true;
 
+	if (is_locked(table))
+		return false;
 	BeginInternalSubTransaction(NULL);
 	MemoryContextSwitchTo(context);
 	PG_TRY();
@@ -124,12 +157,14 @@ guarded(void (*work) (void *arg), void *arg, const char *what)
 	{
 		ErrorData  *error;
 
-		MemoryContextSwitchTo(context);
+		MemoryContextSwitchTo(TopMemoryContext);
 		error = CopyErrorData();
 		FlushErrorState();
 		RollbackAndReleaseCurrentSubTransaction();
-		if (fence_log_due(what))
-			ereport(LOG, (errmsg("pgcache_fence: the patrol passes over %s: %s", what, error->message)));
+		MemoryContextSwitchTo(TopMemoryContext);
+		log_passed_over(what, error);
+		if (error->sqlerrcode == ERRCODE_LOCK_NOT_AVAILABLE)
+			locked_tables = lappend(locked_tables, pstrdup(table));
 		FreeErrorData(error);
 		ok = false;
 	}
@@ -166,43 +201,6 @@ send_settle(LibraryCall *call, const ListedReservation *r, const char *epoch, in
 	return r->domain ? library_send(call, lengthof(domain), domain) : library_send(call, lengthof(row), row);
 }
 
-typedef struct VersionQuestion
-{
-	const ListedReservation *reservation;
-	int64		version;
-} VersionQuestion;
-
-typedef struct DetachedQuestion
-{
-	const ListedReservation *reservation;
-	bool		stands;
-} DetachedQuestion;
-
-static void
-look_up_version(void *arg)
-{
-	VersionQuestion *question = arg;
-	Oid			database;
-	char	   *wire_name;
-	char	   *key;
-	Domain	   *domain;
-
-	if (!owner_of(question->reservation, &database, &wire_name, &key))
-		return;
-	domain = domain_by_wire_name(wire_name);
-	if (domain != NULL)
-		question->version = row_current_version(domain, key, NULL);
-}
-
-/* Version of the row or tombstone; NO_VERSION if there is neither, or if it cannot be told. */
-static int64
-current_version(const ListedReservation *r)
-{
-	VersionQuestion question = {.reservation = r, .version = NO_VERSION};
-
-	return guarded(look_up_version, &question, r->name) ? question.version : NO_VERSION;
-}
-
 static void
 count_settled(const ListedReservation *r, StampFate fate)
 {
@@ -215,56 +213,15 @@ count_settled(const ListedReservation *r, StampFate fate)
 					fate == FATE_ABORTED ? METRIC_SETTLE_ABORTED : METRIC_SETTLE_UNKNOWN, 1);
 }
 
-static void
-look_whether_stands(void *arg)
-{
-	DetachedQuestion *question = arg;
-
-	question->stands = detached_stands(question->reservation->stamp);
-}
-
 /*
- * A detached reservation, which no transaction is just making: its row decides, and then the version of the table's row,
- * which is read later. It is settled with that version in any case: dropped alone, it could leave a fence that is behind what
- * was written under it without triggers. Without one (no such row, no such table) the fence goes. What cannot be asked keeps
- * the reservation: a database that is not served, or not yet, for as long as a lease may last.
+ * The table of doc/protocol.md, of a transaction that has ended: what it may have committed makes the fence go, and the next
+ * reader reads the row. What the row has today is not asked for, so no lock on its table delays anything.
  */
 static bool
-settle_detached(LibraryCall *call, const ListedReservation *r, const char *epoch, bool domain_known)
+settle_ended(LibraryCall *call, const ListedReservation *r, const char *epoch, StampFate fate)
 {
-	DetachedQuestion question = {.reservation = r, .stands = false};
-	int64		version;
-
-	if (domain_known ? !guarded(look_whether_stands, &question, r->name) : r->age_ms < DETACHED_LEASE_MOST_MS)
-		return true;
-	version = domain_known ? current_version(r) : NO_VERSION;
-	if (question.stands && (version == NO_VERSION || version < r->version))
-		return true;
-	count_settled(r, FATE_UNKNOWN);
-	return send_settle(call, r, epoch, version);
-}
-
-/*
- * The table of doc/protocol.md. domain_known: this process is in the reservation's database; else nothing is known of
- * the row, because the database is gone.
- */
-static bool
-settle_one(LibraryCall *call, const ListedReservation *r, const char *epoch, StampFate fate, bool domain_known)
-{
-	int64		version = NO_VERSION;
-
-	if (fate == FATE_IN_PROGRESS)
-		return true;
-	if (fence_stamp_is_detached(r->stamp, NULL))
-		return settle_detached(call, r, epoch, domain_known);
 	count_settled(r, fate);
-	if (fate == FATE_ABORTED)
-		return send_abort(call, r, epoch);
-	if (!r->domain && domain_known)
-		version = current_version(r);
-	if (fate == FATE_UNKNOWN && !r->domain && version != NO_VERSION && version < r->version)
-		return send_abort(call, r, epoch);
-	return send_settle(call, r, epoch, version);
+	return fate == FATE_ABORTED ? send_abort(call, r, epoch) : send_settle(call, r, epoch, NO_VERSION);
 }
 
 /* The fate of a listed reservation; neighbours in the list often have the same stamp. */
@@ -282,14 +239,44 @@ fate_of(const ListedReservation *r)
 	return fate;
 }
 
-/* Settles what one node lists for this database; returns how many messages it took. */
-static int64
-settle_node(LibraryCall *call, Oid database, int grace)
+typedef bool (*Settler) (LibraryCall *call, const ListedReservation *r, const char *epoch, void *arg);
+
+/* Copies of the reservations of that fence, in this memory context. */
+static List *
+copy_of_fence(List *page, const char *fence)
+{
+	List	   *copies = NIL;
+	ListCell   *cell;
+
+	foreach(cell, page)
+	{
+		const ListedReservation *r = lfirst(cell);
+		ListedReservation *copy;
+
+		if (r->domain || strcmp(r->name, fence) != 0)
+			continue;
+		copy = palloc(sizeof(ListedReservation));
+		*copy = *r;
+		copy->name = pstrdup(r->name);
+		copy->stamp = pstrdup(r->stamp);
+		copies = lappend(copies, copy);
+	}
+	return copies;
+}
+
+/*
+ * Hands to `settle` whatever a node lists, until it says false. The list goes on behind the last fence of a page while that has
+ * reservations: so what is settled of it is settled with the next page. Else many that stay would be listed again and again.
+ */
+static void
+settle_listed(LibraryCall *call, int grace, Settler settle, void *arg)
 {
 	char	   *cursor = pstrdup("");
 	char		epoch[EPOCH_LEN];
-	int64		settled = 0;
-	MemoryContext page_context = AllocSetContextCreate(TopMemoryContext, "pgcache_fence page", ALLOCSET_DEFAULT_SIZES);
+	List	   *later = NIL;
+	MemoryContext context = CurrentMemoryContext;
+	MemoryContext page_context = AllocSetContextCreate(context, "pgcache_fence page", ALLOCSET_DEFAULT_SIZES);
+	bool		go_on;
 
 	do
 	{
@@ -299,39 +286,117 @@ settle_node(LibraryCall *call, Oid database, int grace)
 		CHECK_FOR_INTERRUPTS();
 		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
 		MemoryContextSwitchTo(page_context);
-		if (!library_pending(call, grace, PAGE, &cursor, epoch, &page))
-			return settled;
-		worker_begin_transaction();
-		MemoryContextSwitchTo(page_context);
+		go_on = library_pending(call, grace, PAGE, &cursor, epoch, &page);
+		foreach(cell, later)
+			go_on = go_on && settle(call, lfirst(cell), epoch, arg);
 		foreach(cell, page)
 		{
 			ListedReservation *r = lfirst(cell);
-			Oid			of;
-			char	   *wire_name;
-			char	   *key;
-			StampFate	fate;
 
-			if (!owner_of(r, &of, &wire_name, &key) || of != database)
-				continue;
-			fate = fate_of(r);
-			settled += fate != FATE_IN_PROGRESS;
-			if (!settle_one(call, r, epoch, fate, true))
-				break;
+			if (*cursor == '\0' || r->domain || strcmp(r->name, cursor) != 0)
+				go_on = go_on && settle(call, r, epoch, arg);
 		}
-		worker_end_transaction();
 		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
 		(void) library_finish(call);	/* an error reply concerns one reservation */
-		cursor = MemoryContextStrdup(TopMemoryContext, cursor);
+		MemoryContextSwitchTo(context);
+		later = copy_of_fence(page, cursor);
+		cursor = pstrdup(cursor);
 		MemoryContextReset(page_context);
-	} while (*cursor && redis_error(call->conn) == NULL);
-	return settled;
+	} while (go_on && *cursor && redis_error(call->conn) == NULL);
+	MemoryContextDelete(page_context);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Settling detached reservations, in their database
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct VersionQuestion
+{
+	Domain	   *domain;
+	const char *wire_name;
+	const char *key;
+	int64		version;
+} VersionQuestion;
+
+typedef struct DetachedQuestion
+{
+	const ListedReservation *reservation;
+	bool		stands;
+} DetachedQuestion;
+
+static void
+look_up_version(void *arg)
+{
+	VersionQuestion *question = arg;
+	Domain	   *domain = domain_by_wire_name(question->wire_name);
+
+	if (domain != NULL)
+		question->version = row_current_version(domain, question->key, NULL);
+}
+
+/* Version of the row or tombstone; NO_VERSION if there is neither, or if it cannot be told. */
+static int64
+current_version(const ListedReservation *r)
+{
+	VersionQuestion question = {.version = NO_VERSION};
+	Oid			database;
+	char	   *wire_name;
+	char	   *key;
+
+	if (!owner_of(r, &database, &wire_name, &key))
+		return NO_VERSION;
+	question.wire_name = wire_name;
+	question.key = key;
+	return guarded(look_up_version, &question, r->name, wire_name) ? question.version : NO_VERSION;
 }
 
 static void
-settle(Oid database, int grace)
+look_whether_stands(void *arg)
 {
-	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
-	static PatrolNodes nodes;
+	DetachedQuestion *question = arg;
+
+	question->stands = detached_stands(question->reservation->stamp);
+}
+
+/*
+ * A detached reservation, which no transaction is just making: its row decides, and then the version of the table's row,
+ * which is read later. It is settled with that version in any case: dropped alone, it could leave a fence that is behind what
+ * was written under it without triggers. Without one (no such row, no such table, a lock on it) the fence goes. What cannot be
+ * asked keeps the reservation.
+ */
+static bool
+settle_detached(LibraryCall *call, const ListedReservation *r, const char *epoch, void *arg)
+{
+	DetachedQuestion question = {.reservation = r, .stands = false};
+	Oid			database;
+	char	   *wire_name;
+	char	   *key;
+	MemoryContext context = CurrentMemoryContext;
+	int64		version = NO_VERSION;
+	bool		asked;
+
+	(void) arg;
+	if (!fence_stamp_is_detached(r->stamp, NULL) || !owner_of(r, &database, &wire_name, &key) ||
+		database != MyDatabaseId || fate_of(r) == FATE_IN_PROGRESS)
+		return true;
+	worker_begin_transaction();
+	MemoryContextSwitchTo(context);
+	asked = guarded(look_whether_stands, &question, r->name, "fence.reservation");
+	if (asked)
+		version = current_version(r);
+	worker_end_transaction();
+	MemoryContextSwitchTo(context);
+	if (!asked || (question.stands && (version == NO_VERSION || version < r->version)))
+		return true;
+	count_settled(r, FATE_UNKNOWN);
+	return send_settle(call, r, epoch, version);
+}
+
+static void
+settle_all_detached(int duties)
+{
+	PatrolNodes nodes;
 
 	patrol_copy_nodes(&nodes);
 	for (int i = 0; i < nodes.n; i++)
@@ -340,11 +405,9 @@ settle(Oid database, int grace)
 
 		if (!nodes.granted[i] || !patrol_connect(&call, &nodes.addresses[i]))
 			continue;
-		if (settle_node(&call, database, grace) > 0)
-			elog(DEBUG1, "pgcache_fence: the patrol settled reservations in database %u", database);
+		settle_listed(&call, (duties & DUTY_AT_ONCE) ? 0 : setting_patrol_grace, settle_detached, NULL);
 		redis_close(call.conn);
 	}
-	MemoryContextSwitchTo(old);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -363,20 +426,25 @@ audit_domain(void *wire_name)
 		audit_sample(domain, 0.0, most, true, counts);
 }
 
+/* Beginning with any one of them: a round may end before the last. */
 static void
-audit_database(void)
+audit_database(int duties)
 {
 	List	   *domains;
-	ListCell   *cell;
+	int			n;
+	int			first;
 
+	(void) duties;
 	worker_begin_transaction();
 	domains = domain_list();
-	foreach(cell, domains)
+	n = list_length(domains);
+	first = (int) (pg_prng_double(&pg_global_prng_state) * n);
+	for (int i = 0; i < n; i++)
 	{
-		DomainRef  *ref = lfirst(cell);
+		DomainRef  *ref = list_nth(domains, (first + i) % n);
 
 		CHECK_FOR_INTERRUPTS();
-		(void) guarded(audit_domain, ref->wire_name, ref->wire_name);
+		(void) guarded(audit_domain, ref->wire_name, ref->wire_name, ref->wire_name);
 	}
 	worker_end_transaction();
 }
@@ -386,12 +454,13 @@ audit_database(void)
  * key starts again at a version that it had [7].
  */
 static void
-prune_tombstones(void)
+prune_tombstones(int duties)
 {
 	Oid			types[] = {INT4OID, INT4OID};
 	Datum		values[] = {Int32GetDatum(setting_tombstone_retention), Int32GetDatum(PRUNE_MOST)};
 	uint64		pruned;
 
+	(void) duties;
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
@@ -416,29 +485,76 @@ prune_tombstones(void)
 	} while (pruned == PRUNE_MOST);
 }
 
-void
-fence_patrol_round_main(Datum arg)
+static void
+expire_detached(int duties)
 {
-	Oid			database = DatumGetObjectId(arg);
-	char		duties = MyBgworkerEntry->bgw_extra[0];
+	(void) duties;
+	worker_begin_transaction();
+	detached_expire();
+	worker_end_transaction();
+}
+
+static void
+apply_outbox(int duties)
+{
+	(void) duties;
+	effect_outbox_round();
+}
+
+/* In this order. What needs the extension is passed over where it was dropped. */
+static const struct
+{
+	int			duty;			/* 0: of every round */
+	bool		needs_extension;
+	void		(*work) (int duties);
+	const char *what;
+} duties_of_round[] = {
+	{0, true, expire_detached, "detached reservations whose leases are over"},
+	{DUTY_DETACHED, true, settle_all_detached, "detached reservations"},
+	{DUTY_OUTBOX, false, apply_outbox, "durable effects"},
+	{DUTY_AUDIT, true, prune_tombstones, "old tombstones"},
+	{DUTY_AUDIT, true, audit_database, "the audit"},
+};
+
+/* What a duty raises ends it alone, and the log tells: others may do better. */
+static void
+attempt(void (*work) (int duties), int duties, const char *what)
+{
+	PG_TRY();
+	{
+		work(duties);
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		HOLD_INTERRUPTS();
+		MemoryContextSwitchTo(TopMemoryContext);
+		error = CopyErrorData();
+		FlushErrorState();
+		AbortOutOfAnyTransaction();
+		log_passed_over(what, error);
+		FreeErrorData(error);
+		RESUME_INTERRUPTS();
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(TopMemoryContext);
+}
+
+void
+patrol_round(int duties)
+{
 	bool		extension;
 
-	worker_begin(database);
 	pgstat_report_activity(STATE_RUNNING, "pgcache_fence patrol round");
+	SetConfigOption("lock_timeout", ROUND_LOCK_WAIT, PGC_SUSET, PGC_S_OVERRIDE);
 	worker_begin_transaction();
 	extension = OidIsValid(fence_table_oid("domain"));
-	if (extension)
-		detached_expire();
 	worker_end_transaction();
-	settle(database, (duties & DUTY_AT_ONCE) ? 0 : setting_patrol_grace);
-	if (duties & DUTY_OUTBOX)
-		effect_outbox_round();
-	if (extension && (duties & DUTY_AUDIT))
-	{
-		prune_tombstones();
-		audit_database();
-	}
-	proc_exit(0);
+	for (int i = 0; i < (int) lengthof(duties_of_round); i++)
+		if ((duties & duties_of_round[i].duty) == duties_of_round[i].duty &&
+			(extension || !duties_of_round[i].needs_extension))
+			attempt(duties_of_round[i].work, duties, duties_of_round[i].what);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -446,39 +562,34 @@ fence_patrol_round_main(Datum arg)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Lists what one node has; settles what belongs to no database any more; returns the databases with work. */
-static List *
-databases_with_work(LibraryCall *call, int grace, List *served, List *found)
+typedef struct Settling
 {
-	char	   *cursor = pstrdup("");
-	char		epoch[EPOCH_LEN];
+	List	   *served;			/* databases */
+	List	   *detached;		/* those of them that have detached reservations to be looked at */
+	MemoryContext context;		/* of detached */
+} Settling;
 
-	do
-	{
-		List	   *page = NIL;
-		ListCell   *cell;
+/* What is detached is settled in its database; where that is served no more, when its lease is over in any case. */
+static bool
+settle_or_note(LibraryCall *call, const ListedReservation *r, const char *epoch, void *arg)
+{
+	Settling   *settling = arg;
+	Oid			database;
+	char	   *wire_name;
+	char	   *key;
+	StampFate	fate;
+	MemoryContext caller;
 
-		CHECK_FOR_INTERRUPTS();
-		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
-		if (!library_pending(call, grace, PAGE, &cursor, epoch, &page))
-			break;
-		foreach(cell, page)
-		{
-			ListedReservation *r = lfirst(cell);
-			Oid			database;
-			char	   *wire_name;
-			char	   *key;
-
-			if (!owner_of(r, &database, &wire_name, &key) || fate_of(r) == FATE_IN_PROGRESS)
-				continue;
-			if (list_member_oid(served, database))
-				found = list_append_unique_oid(found, database);
-			else
-				(void) settle_one(call, r, epoch, fate_of(r), false);
-		}
-		(void) library_finish(call);
-	} while (*cursor && redis_error(call->conn) == NULL);
-	return found;
+	if (!owner_of(r, &database, &wire_name, &key) || (fate = fate_of(r)) == FATE_IN_PROGRESS)
+		return true;
+	if (!fence_stamp_is_detached(r->stamp, NULL))
+		return settle_ended(call, r, epoch, fate);
+	if (!list_member_oid(settling->served, database))
+		return r->age_ms < DETACHED_LEASE_MOST_MS || settle_ended(call, r, epoch, FATE_UNKNOWN);
+	caller = MemoryContextSwitchTo(settling->context);
+	settling->detached = list_append_unique_oid(settling->detached, database);
+	MemoryContextSwitchTo(caller);
+	return true;
 }
 
 /* What the nodes have counted of readers goes to the metrics; the lists are of DomainCounts. */
@@ -509,34 +620,60 @@ note_counts(List *all)
 		metrics_set(slot, METRIC_PENDING, reserved[slot]);
 }
 
-/* Runs a round in a database and waits for its end. */
-static void
-run_round(Oid database, char duties)
-{
-	BackgroundWorkerHandle *handle = worker_start_patrol(database, duties);
-	int64		deadline = fence_clock() + ROUND_LIMIT;
-	pid_t		pid;
+static List *rounds = NIL;		/* Round, of a database each: what comes next is first */
+static int64 round_deadline = 0;	/* fence_clock() time at which the round under way is given up */
 
-	if (handle == NULL)
+static void
+want_round(Oid database, int duties)
+{
+	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+	Round	   *round = NULL;
+	ListCell   *cell;
+
+	foreach(cell, rounds)
+		if (((Round *) lfirst(cell))->database == database)
+			round = lfirst(cell);
+	if (round == NULL)
 	{
-		if (fence_log_due("no background worker slot"))
+		round = palloc0(sizeof(Round));
+		round->database = database;
+		rounds = lappend(rounds, round);
+	}
+	round->duties |= duties;
+	MemoryContextSwitchTo(old);
+}
+
+/* Starts the next round when there is none under way; one that takes too long is given up. Never waits. */
+static void
+go_on_with_rounds(void)
+{
+	static Oid	database = InvalidOid;
+	FenceJob	job = {.kind = JOB_ROUND};
+
+	if (job_running())
+	{
+		if (fence_clock() < round_deadline)
+			return;
+		if (fence_log_due("round"))
 			ereport(LOG,
-					(errmsg("pgcache_fence: the patrol found no free background worker slot"),
-					 errhint("Raise max_worker_processes.")));
+					(errmsg("pgcache_fence: the patrol gives up its round in database %u, which took longer than %d s",
+							database, (int) (ROUND_LIMIT / 1000000))));
+		(void) job_abandon();
+	}
+	if (rounds == NIL)
 		return;
-	}
-	while (GetBackgroundWorkerPid(handle, &pid) != BGWH_STOPPED)
+	database = job.database = ((Round *) linitial(rounds))->database;
+	job.duties = ((Round *) linitial(rounds))->duties;
+	if (job_start(&job))
 	{
-		if (fence_clock() > deadline)
-		{
-			TerminateBackgroundWorker(handle);
-			break;
-		}
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 1000, wait_event_worker());
-		ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
+		pfree(linitial(rounds));
+		rounds = list_delete_first(rounds);
+		round_deadline = fence_clock() + ROUND_LIMIT;
 	}
-	pfree(handle);
+	else if (fence_log_due("no background worker slot"))
+		ereport(LOG,
+				(errmsg("pgcache_fence: the patrol found no free background worker slot"),
+				 errhint("Raise max_worker_processes.")));
 }
 
 /* A database that was dropped has nobody left to say so: what is pending for it must not wait for a round in it. */
@@ -570,7 +707,7 @@ forget_outboxes(List *databases, List *connectable, LibraryCall *calls)
 		Oid			database = lfirst_oid(cell);
 
 		if (list_member_oid(connectable, database))
-			run_round(database, DUTY_OUTBOX);
+			want_round(database, DUTY_OUTBOX);
 		else if (!worker_database_exists(database))
 			for (int i = 0; i < MAX_NODES; i++)
 				if (calls[i].conn && redis_error(calls[i].conn) == NULL)
@@ -579,31 +716,32 @@ forget_outboxes(List *databases, List *connectable, LibraryCall *calls)
 }
 
 /*
- * One round over all nodes and databases. at_once: somebody woke the patrol because something is to be settled; the
- * grace period only spares work on reservations that their own transactions are about to end.
+ * Settles what all nodes list, and asks for rounds where there is something to do in a database. at_once: somebody woke the
+ * patrol because something is to be settled; the grace period only spares work on reservations that their own transactions are
+ * about to end.
  */
 static void
 patrol(bool at_once, bool audit)
 {
-	List	   *served = NIL;
+	Settling	settling = {.context = CurrentMemoryContext};
 	List	   *existing;
-	List	   *work = NIL;
 	List	   *counts = NIL;
 	static PatrolNodes nodes;
-	static LibraryCall calls[MAX_NODES];	/* kept from round to round */
+	static LibraryCall calls[MAX_NODES];	/* kept from turn to turn */
 	static uint32 serial = 0;	/* of the addresses when they were opened */
 	bool		outbox = pg_atomic_exchange_u32(&fence_shared->outbox_wanted, 0) != 0 || audit;
+	int			grace = at_once ? 0 : setting_patrol_grace;
 	List	   *durable = NIL;	/* databases with durable effects */
 	uint64		effects_held = 0;
 	ListCell   *cell;
 
 	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
 	for (int i = 0; i < fence_shared->ndatabases; i++)
-		served = lappend_oid(served, fence_shared->databases[i]);
+		settling.served = lappend_oid(settling.served, fence_shared->databases[i]);
 	LWLockRelease(fence_shared->lock);
 
 	existing = worker_list_databases(true);
-	served = without_dropped(served, existing);
+	settling.served = without_dropped(settling.served, existing);
 	patrol_copy_nodes(&nodes);
 	for (int i = 0; i < MAX_NODES; i++)
 	{
@@ -616,25 +754,25 @@ patrol(bool at_once, bool audit)
 		}
 		if (i >= nodes.n || !nodes.granted[i] || (call->conn == NULL && !patrol_connect(call, &nodes.addresses[i])))
 			continue;
-		work = databases_with_work(call, at_once ? 0 : setting_patrol_grace, served, work);
+		settle_listed(call, grace, settle_or_note, &settling);
 		if (redis_error(call->conn) == NULL)
 			(void) library_take_counts(call, &counts);
 		if (redis_error(call->conn) == NULL)
-			durable = effect_patrol_settle(call, at_once ? 0 : setting_patrol_grace, durable, &effects_held);
+			durable = effect_patrol_settle(call, grace, durable, &effects_held);
 	}
 	serial = nodes.serial;
 	note_counts(counts);
 	metrics_set_server(SERVER_METRIC_EFFECTS_HELD, effects_held);
-	foreach(cell, served)
+	foreach(cell, settling.served)
 	{
-		bool		settle_here = list_member_oid(work, lfirst_oid(cell));
+		int			duties = (list_member_oid(settling.detached, lfirst_oid(cell)) ? DUTY_DETACHED : 0) |
+			(audit ? DUTY_AUDIT : 0) |
+			(outbox || list_member_oid(durable, lfirst_oid(cell)) ? DUTY_OUTBOX : 0);
 
-		bool		outbox_here = outbox || list_member_oid(durable, lfirst_oid(cell));
-
-		if (settle_here || audit || outbox_here)
-			run_round(lfirst_oid(cell), (at_once ? DUTY_AT_ONCE : 0) | (audit ? DUTY_AUDIT : 0) | (outbox_here ? DUTY_OUTBOX : 0));
+		if (duties != 0)
+			want_round(lfirst_oid(cell), duties | (at_once ? DUTY_AT_ONCE : 0));
 	}
-	forget_outboxes(list_difference_oid(durable, served), existing, calls);
+	forget_outboxes(list_difference_oid(durable, settling.served), existing, calls);
 }
 
 static void
@@ -650,9 +788,11 @@ fence_patrol_main(Datum arg)
 {
 	MemoryContext loop;
 	int64		audit_next = fence_clock() + AUDIT_EVERY * INT64CONST(1000000);
+	int64		turn_next = fence_clock() + setting_patrol_interval * INT64CONST(1000);
 
 	(void) arg;
 	worker_signals();
+	worker_jobs_of(JOBS_OF_PATROL);
 	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
 	fence_shared->patrol_latch = MyLatch;
 	before_shmem_exit(patrol_exit, 0);
@@ -661,19 +801,25 @@ fence_patrol_main(Datum arg)
 	for (;;)
 	{
 		bool		wanted;
+		int64		until = job_running() ? Min(turn_next, round_deadline) : turn_next;
 
-		/* what was asked for, or set, while the last round was under way: that round's waits took the latch */
-		if (pg_atomic_read_u32(&fence_shared->patrol_wanted) == 0 && !ConfigReloadPending)
+		/* what was asked for, or set, in the last turn: its waits took the latch */
+		if (pg_atomic_read_u32(&fence_shared->patrol_wanted) == 0 && !ConfigReloadPending && until > fence_clock())
 			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-							 setting_patrol_interval, wait_event_worker());
+							 (long) ((until - fence_clock()) / 1000 + 1), wait_event_worker());
 		ResetLatch(MyLatch);
-		wanted = pg_atomic_exchange_u32(&fence_shared->patrol_wanted, 0) != 0;
 		CHECK_FOR_INTERRUPTS();
 		if (ConfigReloadPending)
 		{
 			ConfigReloadPending = false;
 			ProcessConfigFile(PGC_SIGHUP);
+			turn_next = Min(turn_next, fence_clock() + setting_patrol_interval * INT64CONST(1000));
 		}
+		go_on_with_rounds();
+		wanted = pg_atomic_exchange_u32(&fence_shared->patrol_wanted, 0) != 0;
+		if (!wanted && fence_clock() < turn_next)
+			continue;			/* a round has ended */
+		turn_next = fence_clock() + setting_patrol_interval * INT64CONST(1000);
 		if (WORD_STATE(fence_word()) != FENCE_OPEN)
 		{
 			metrics_clear(METRIC_PENDING);	/* no reader waits for a reservation now */
@@ -684,6 +830,8 @@ fence_patrol_main(Datum arg)
 		if (fence_clock() > audit_next)
 			audit_next = fence_clock() + AUDIT_EVERY * INT64CONST(1000000);
 		MemoryContextReset(loop);
+		turn_next = fence_clock() + setting_patrol_interval * INT64CONST(1000);
+		go_on_with_rounds();
 		pgstat_report_activity(STATE_IDLE, NULL);
 	}
 }

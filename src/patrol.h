@@ -1,6 +1,6 @@
 /*
  * patrol.h
- *	  How the patrol's parts reach the Redis processes (patrol.c, effect_patrol.c).
+ *	  A round of the patrol in a database, and how the patrol's parts reach the Redis processes (patrol.c, effect_patrol.c).
  */
 #ifndef FENCE_PATROL_H
 #define FENCE_PATROL_H
@@ -22,5 +22,8 @@ extern void patrol_copy_nodes(PatrolNodes *nodes);
 
 /* Connects, within `timeout`; false: call->error tells why not. */
 extern bool patrol_connect(LibraryCall *call, const RedisEndpoint *address);
+
+/* Does the duties of a round, in the database that this worker is connected to. What one of them raises is logged. */
+extern void patrol_round(int duties);
 
 #endif

@@ -278,6 +278,10 @@ define_patrol(void)
 							 PGC_SIGHUP, 0, NULL, NULL, NULL);
 }
 
+/*
+ * Not for everybody: who raises it keeps as many reservations in the memory of Redis as he changes rows, and who lowers it makes a
+ * whole table cold with one row. GRANT SET ON PARAMETER gives it to a role.
+ */
 static void
 define_bulk(void)
 {
@@ -286,7 +290,7 @@ define_bulk(void)
 							"A transaction that changes more rows reserves the whole table instead: one message instead "
 							"of one per row. When it commits, no cached value of the table is trusted any more.",
 							&setting_bulk_threshold, 3000, 1, INT_MAX,
-							PGC_USERSET, 0, NULL, NULL, NULL);
+							PGC_SUSET, 0, NULL, NULL, NULL);
 }
 
 static void

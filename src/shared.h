@@ -6,8 +6,8 @@
  * Lock protocol:
  *   - word, epoch_random, lease_bound, arming_until, bypassed, markers and counters are atomics; no lock.
  *     Every change of the word is a compare-and-swap on the exact word read (fence_word_change).
- *   - lock (an LWLock) protects reason, since and the table of nodes, the job and the repairs. Held for copies only, never
- *     while anything is sent or waited for, never in COMMIT or ABORT.
+ *   - lock (an LWLock) protects reason, since and the table of nodes, the jobs and their reserves, and the repairs.
+ *     Held for copies only, never while anything is sent or waited for, never in COMMIT or ABORT.
  *   - epoch_random and slot_node are changed only while the word is ARMING, so OPEN - read - the same OPEN reads what
  *     belongs together.
  *   - the nodes of an epoch keep their places in the table as long as it lasts; others may be added behind them.
@@ -67,15 +67,25 @@ typedef struct FenceNode
 	char		error[REASON_LEN];
 } FenceNode;
 
-/* Work that needs a database, done by a short-lived worker for the keeper; see worker.h. One at a time. */
+/* Who has work done inside databases, one job at a time; see worker.h */
+typedef enum JobsOf
+{
+	JOBS_OF_KEEPER,
+	JOBS_OF_PATROL,
+	JOBS_OF_COUNT
+} JobsOf;
+
+/* Work that needs a database, done by a worker that is connected to it for no longer than that. */
 typedef struct FenceJob
 {
 	uint32		serial;			/* tells a job from a former one that was given up */
 	int			kind;			/* JobKind */
 	Oid			database;
+	int			duties;			/* round: patrol.c */
 	char		epoch[EPOCH_LEN];
 	uint32		epoch_number;
 	int			longest_lease;	/* ms; as stored, or to be stored */
+	bool		lower;			/* no longer lease runs any more: longest_lease is stored even if the row has a longer one */
 	int			refused;		/* announce: attachments that Redis takes for ended */
 	uint32		grant;			/* announce: number of the present grant */
 	uint32		carried;		/* and of the one for which this database was announced last in this epoch, 0: for none */
@@ -85,6 +95,16 @@ typedef struct FenceJob
 	bool		has_row;		/* and fence.cluster has its row */
 	char		error[REASON_LEN];
 } FenceJob;
+
+/* A worker that has its slot whether it runs or not, for the job that finds no other one free; see worker.h. */
+typedef struct FenceReserve
+{
+	struct Latch *latch;		/* NULL: it is not running */
+	pid_t		pid;
+	bool		exists;			/* it has run: it was given a slot at the server start */
+	uint32		wanted;			/* serial of the job that waits for it, or that it is at; 0: none */
+	bool		at_work;
+} FenceReserve;
 
 /* A fence that was repaired */
 typedef struct FenceRepair
@@ -126,10 +146,13 @@ typedef struct FenceShared
 	uint32		nodes_settings;	/* hash of the settings that the table was made from; keeper only */
 	bool		bound_known;	/* the keeper has set lease_bound from durable state since the server start */
 	uint32		last_epoch;		/* highest number known to have been written; keeper only */
-	int			longest_lease;	/* ms, the longest that may ever have been granted; 0: none; keeper only */
+	int			longest_lease;	/* ms, none longer may run or be granted before that is durable; 0: none; keeper only */
+	int			last_lease;		/* ms, the length of the leases that were granted last; 0: none yet; keeper only */
+	int64		longer_until;	/* fence_clock() time at which all that are longer than last_lease are over; keeper only */
 	bool		epoch_armed;	/* all processes were armed in the word's epoch; keeper only, outlives its restart */
 	uint32		grant;			/* number of the last grant of slots: one each time that fences were opened; written by the keeper */
-	FenceJob	job;
+	FenceJob	jobs[JOBS_OF_COUNT];
+	FenceReserve reserves[JOBS_OF_COUNT];
 	int			ndatabases;
 	Oid			databases[MAX_DATABASES];	/* known to have the extension: where patrols go */
 

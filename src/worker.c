@@ -1,6 +1,6 @@
 /*
  * worker.c
- *	  Registering background workers, and the short-lived ones that do the keeper's work inside a database.
+ *	  Registering background workers, and those that do the work of keeper and patrol inside a database; see worker.h.
  *
  * Owns: fence.cluster, the durable part of the protocol's state. Workers run as the bootstrap superuser with pg_catalog as
  * search_path and a short lock_timeout: a lock that somebody holds on our tables must not hold the keeper.
@@ -19,6 +19,7 @@
 #include "executor/spi.h"
 #include "miscadmin.h"
 #include "pgstat.h"
+#include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
@@ -34,6 +35,7 @@
 #include "detached.h"
 #include "domain.h"
 #include "metrics.h"
+#include "patrol.h"
 #include "redis/library.h"
 #include "settings.h"
 #include "shape.h"
@@ -42,8 +44,14 @@
 #include "worker.h"
 
 PGDLLEXPORT void fence_job_main(Datum arg);
+PGDLLEXPORT void fence_reserve_main(Datum arg);
 
-static BackgroundWorkerHandle *job_handle = NULL;
+static const char *const job_names[JOBS_OF_COUNT] = {"pgcache_fence job", "pgcache_fence patrol round"};
+
+/* Of the process that starts jobs */
+static JobsOf jobs_of;
+static BackgroundWorkerHandle *job_handle = NULL;	/* of the job's own worker */
+static uint32 reserved_serial = 0;	/* of the job that the reserve has; 0: none */
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Registering
@@ -78,53 +86,81 @@ worker_install(void)
 	describe(&worker, "pgcache_fence courier", "fence_courier_main");
 	worker.bgw_restart_time = 1;
 	RegisterBackgroundWorker(&worker);
-}
-
-static BackgroundWorkerHandle *
-start_dynamic(const char *name, const char *function, Oid database, const void *extra, size_t len)
-{
-	BackgroundWorker worker;
-	BackgroundWorkerHandle *handle = NULL;
-	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
-
-	describe(&worker, name, function);
-	worker.bgw_main_arg = ObjectIdGetDatum(database);
-	memcpy(worker.bgw_extra, extra, len);
-	worker.bgw_notify_pid = MyProcPid;
-	if (!RegisterDynamicBackgroundWorker(&worker, &handle))
-		handle = NULL;
-	MemoryContextSwitchTo(old);
-	return handle;
-}
-
-BackgroundWorkerHandle *
-worker_start_patrol(Oid database, char duties)
-{
-	return start_dynamic("pgcache_fence patrol round", "fence_patrol_round_main", database, &duties, 1);
+	for (int whose = 0; whose < JOBS_OF_COUNT; whose++)
+	{
+		describe(&worker, job_names[whose], "fence_reserve_main");
+		worker.bgw_main_arg = Int32GetDatum(whose);
+		/* not 0: if it could not be forked, the postmaster would try again and again without a pause */
+		worker.bgw_restart_time = 1;
+		RegisterBackgroundWorker(&worker);
+	}
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
- * Jobs, seen by the keeper
+ * Jobs, seen by who starts them
  * -----------------------------------------------------------------------------------------------------------------
  */
+
+void
+worker_jobs_of(JobsOf whose)
+{
+	jobs_of = whose;
+}
+
+/* A worker of the job's own; false: no slot is free. */
+static bool
+start_dynamic(const FenceJob *job)
+{
+	BackgroundWorker worker;
+	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+
+	describe(&worker, job_names[jobs_of], "fence_job_main");
+	worker.bgw_main_arg = Int32GetDatum(jobs_of);
+	memcpy(worker.bgw_extra, &job->serial, sizeof(job->serial));
+	worker.bgw_notify_pid = MyProcPid;
+	if (!RegisterDynamicBackgroundWorker(&worker, &job_handle))
+		job_handle = NULL;
+	MemoryContextSwitchTo(old);
+	return job_handle != NULL;
+}
+
+/* False: the reserve is not there, or still at a job that was given up. */
+static bool
+give_to_reserve(const FenceJob *job)
+{
+	FenceReserve *reserve = &fence_shared->reserves[jobs_of];
+	bool		free;
+
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	free = reserve->exists && reserve->wanted == 0;
+	if (free)
+	{
+		reserve->wanted = reserved_serial = job->serial;
+		if (reserve->latch)
+			SetLatch(reserve->latch);
+	}
+	LWLockRelease(fence_shared->lock);
+	return free;
+}
 
 bool
 job_start(const FenceJob *job)
 {
-	uint32		serial;
+	FenceJob   *next = &fence_shared->jobs[jobs_of];
+	FenceJob	started = *job;
 
-	Assert(job_handle == NULL);
+	Assert(!job_running());
 	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
-	serial = fence_shared->job.serial + 1;
-	fence_shared->job = *job;
-	fence_shared->job.serial = serial;
-	fence_shared->job.done = false;
-	fence_shared->job.extension = false;
-	fence_shared->job.has_row = false;
-	fence_shared->job.error[0] = '\0';
+	started.serial = next->serial + 1;
+	if (started.serial == 0)
+		started.serial = 1;
+	started.done = false;
+	started.extension = false;
+	started.has_row = false;
+	started.error[0] = '\0';
+	*next = started;
 	LWLockRelease(fence_shared->lock);
-	job_handle = start_dynamic("pgcache_fence job", "fence_job_main", job->database, &serial, sizeof(serial));
-	return job_handle != NULL;
+	return start_dynamic(&started) || give_to_reserve(&started);
 }
 
 bool
@@ -132,13 +168,33 @@ job_running(void)
 {
 	pid_t		pid;
 
-	if (job_handle == NULL)
-		return false;
-	if (GetBackgroundWorkerPid(job_handle, &pid) != BGWH_STOPPED)
-		return true;
-	pfree(job_handle);
-	job_handle = NULL;
-	return false;
+	if (reserved_serial != 0)
+	{
+		LWLockAcquire(fence_shared->lock, LW_SHARED);
+		if (fence_shared->reserves[jobs_of].wanted != reserved_serial)
+			reserved_serial = 0;
+		LWLockRelease(fence_shared->lock);
+	}
+	if (job_handle != NULL && GetBackgroundWorkerPid(job_handle, &pid) == BGWH_STOPPED)
+	{
+		pfree(job_handle);
+		job_handle = NULL;
+	}
+	return job_handle != NULL || reserved_serial != 0;
+}
+
+static void
+take_from_reserve(void)
+{
+	FenceReserve *reserve = &fence_shared->reserves[jobs_of];
+
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	if (reserve->wanted == reserved_serial && !reserve->at_work)
+		reserve->wanted = 0;
+	else if (reserve->wanted == reserved_serial)
+		kill(reserve->pid, SIGTERM);
+	LWLockRelease(fence_shared->lock);
+	reserved_serial = 0;
 }
 
 bool
@@ -146,10 +202,23 @@ job_abandon(void)
 {
 	if (!job_running())
 		return false;
-	TerminateBackgroundWorker(job_handle);
-	pfree(job_handle);
-	job_handle = NULL;
+	if (reserved_serial != 0)
+		take_from_reserve();
+	if (job_handle != NULL)
+	{
+		TerminateBackgroundWorker(job_handle);
+		pfree(job_handle);
+		job_handle = NULL;
+	}
 	return true;
+}
+
+void
+job_result(FenceJob *job)
+{
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	*job = fence_shared->jobs[jobs_of];
+	LWLockRelease(fence_shared->lock);
 }
 
 bool
@@ -169,9 +238,7 @@ job_finish(FenceJob *job, int64 deadline)
 		ResetLatch(MyLatch);
 		CHECK_FOR_INTERRUPTS();
 	}
-	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	*job = fence_shared->job;
-	LWLockRelease(fence_shared->lock);
+	job_result(job);
 	if (!job->done && job->error[0] == '\0')
 		snprintf(job->error, sizeof(job->error), "a worker in database %u failed; the server log tells why", job->database);
 	return job->done;
@@ -195,7 +262,6 @@ worker_signals(void)
 void
 worker_begin(Oid database)
 {
-	worker_signals();
 	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
 	/* ALTER DATABASE ... SET must not change what we are and may */
 	SetConfigOption("role", "none", PGC_SUSET, PGC_S_OVERRIDE);
@@ -203,6 +269,8 @@ worker_begin(Oid database)
 	/* shorter than deadlock_timeout: if DROP EXTENSION and a worker wait for each other, the worker gives way */
 	SetConfigOption("lock_timeout", "300ms", PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("statement_timeout", "0", PGC_SUSET, PGC_S_OVERRIDE);
+	if (GetConfigOption("transaction_timeout", true, false) != NULL)	/* from 17 on */
+		SetConfigOption("transaction_timeout", "0", PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("synchronous_commit", "local", PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("default_transaction_isolation", "read committed", PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("default_transaction_read_only", "off", PGC_SUSET, PGC_S_OVERRIDE);
@@ -240,22 +308,42 @@ load_cluster(FenceJob *job)
 	}
 }
 
-/* The row only ever grows: a lease longer than the present setting may still run. */
+/* Whether the job was given up, and another one was started. */
+static bool
+is_superseded(const FenceJob *job)
+{
+	bool		superseded;
+
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	superseded = fence_shared->jobs[JOBS_OF_KEEPER].serial != job->serial;
+	LWLockRelease(fence_shared->lock);
+	return superseded;
+}
+
+/*
+ * A lease longer than the present setting may still run: then the row only grows. The keeper may raise it by another job while one
+ * that lowers it has been given up and not ended yet. That one either sees so when it has the row's lock, or has it before, and
+ * the other waits for it.
+ */
 static void
 store_cluster(const FenceJob *job)
 {
-	Oid			types[] = {INT8OID, INT4OID};
-	Datum		values[] = {Int64GetDatum(job->epoch_number), Int32GetDatum(job->longest_lease)};
+	Oid			types[] = {INT8OID, INT4OID, BOOLOID};
+	Datum		values[] = {Int64GetDatum(job->epoch_number), Int32GetDatum(job->longest_lease), BoolGetDatum(job->lower)};
 
 	if (SPI_execute_with_args("INSERT INTO fence.cluster AS c (last_epoch, longest_lease)"
 							  " VALUES ($1, $2 OPERATOR(pg_catalog.*) interval '1 millisecond')"
 							  " ON CONFLICT (only_row) DO UPDATE"
 							  " SET last_epoch = greatest(c.last_epoch, excluded.last_epoch),"
-							  "     longest_lease = greatest(c.longest_lease, excluded.longest_lease)"
+							  "     longest_lease = CASE WHEN $3 THEN excluded.longest_lease"
+							  "      ELSE greatest(c.longest_lease, excluded.longest_lease) END"
 							  " WHERE c.last_epoch OPERATOR(pg_catalog.<) excluded.last_epoch"
-							  " OR c.longest_lease OPERATOR(pg_catalog.<) excluded.longest_lease",
-							  2, types, values, NULL, false, 0) != SPI_OK_INSERT)
+							  "  OR c.longest_lease OPERATOR(pg_catalog.<) excluded.longest_lease"
+							  "  OR ($3 AND c.longest_lease OPERATOR(pg_catalog.>) excluded.longest_lease)",
+							  3, types, values, NULL, false, 0) != SPI_OK_INSERT)
 		elog(ERROR, "could not write fence.cluster");
+	if (job->lower && is_superseded(job))
+		elog(ERROR, "could not lower the longest lease: another job has begun");
 }
 
 /*
@@ -388,53 +476,149 @@ announce_domains(FenceJob *job)
 	}
 }
 
-void
-fence_job_main(Datum arg)
+/* What the keeper wants done in this database. */
+static void
+do_keepers_job(FenceJob *job)
 {
-	FenceJob	job;
-	uint32		serial;
-
-	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	job = fence_shared->job;
-	LWLockRelease(fence_shared->lock);
-	memcpy(&serial, MyBgworkerEntry->bgw_extra, sizeof(serial));
-	if (job.serial != serial)
-		proc_exit(0);			/* given up before it began; the next one has its own worker */
-
-	worker_begin(DatumGetObjectId(arg));
-	pgstat_report_activity(STATE_RUNNING, "pgcache_fence job");
+	pgstat_report_activity(STATE_RUNNING, job_names[JOBS_OF_KEEPER]);
 	worker_begin_transaction();
-	job.extension = OidIsValid(fence_table_oid("cluster"));
-	if (job.extension)
+	job->extension = OidIsValid(fence_table_oid("cluster"));
+	if (job->extension)
 	{
 		SPI_connect();
-		switch ((JobKind) job.kind)
+		switch ((JobKind) job->kind)
 		{
 			case JOB_LOAD:
-				load_cluster(&job);
+				load_cluster(job);
 				break;
 			case JOB_STORE:
-				store_cluster(&job);
+				store_cluster(job);
 				break;
 			case JOB_ANNOUNCE:
-				store_cluster(&job);	/* in each database: whichever is the first one after a restart */
-				if (job.carried == 0)
+				store_cluster(job);	/* in each database: whichever is the first one after a restart */
+				if (job->carried == 0)
 					complete_upgraded();
-				announce_domains(&job);
+				announce_domains(job);
+				break;
+			case JOB_ROUND:
 				break;
 		}
 		SPI_finish();
 	}
 	worker_end_transaction();
+	fence_database_note(job->database, job->extension);
+}
+
+/* Does the job with that serial, unless it was given up before. */
+static void
+do_job(JobsOf whose, uint32 serial)
+{
+	FenceJob   *shared = &fence_shared->jobs[whose];
+	FenceJob	job;
+
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	job = *shared;
+	LWLockRelease(fence_shared->lock);
+	if (job.serial != serial)
+		return;
+	worker_begin(job.database);
+	if (job.kind == JOB_ROUND)
+		patrol_round(job.duties);
+	else
+		do_keepers_job(&job);
 	job.done = true;
-	fence_database_note(job.database, job.extension);
 
 	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
-	if (fence_shared->job.serial == job.serial)
-		fence_shared->job = job;
+	if (shared->serial == job.serial)
+		*shared = job;
 	LWLockRelease(fence_shared->lock);
+}
+
+/* A job's own worker */
+void
+fence_job_main(Datum arg)
+{
+	uint32		serial;
+
+	worker_signals();
+	memcpy(&serial, MyBgworkerEntry->bgw_extra, sizeof(serial));
+	do_job((JobsOf) DatumGetInt32(arg), serial);
 	proc_exit(0);
 }
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * The reserves
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* However it ends, its job has ended with it. */
+static void
+reserve_exit(int code, Datum arg)
+{
+	JobsOf		whose = (JobsOf) DatumGetInt32(arg);
+	FenceReserve *reserve = &fence_shared->reserves[whose];
+	struct Latch *waiting = whose == JOBS_OF_KEEPER ? fence_shared->keeper_latch : fence_shared->patrol_latch;
+
+	(void) code;
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	if (reserve->at_work)
+		reserve->wanted = 0;
+	reserve->at_work = false;
+	reserve->latch = NULL;
+	LWLockRelease(fence_shared->lock);
+	if (waiting)
+		SetLatch(waiting);
+}
+
+/* The serial of the job that waits; 0: none does. */
+static uint32
+take_job(FenceReserve *reserve)
+{
+	uint32		serial;
+
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	serial = reserve->wanted;
+	reserve->at_work = serial != 0;
+	LWLockRelease(fence_shared->lock);
+	return serial;
+}
+
+void
+fence_reserve_main(Datum arg)
+{
+	JobsOf		whose = (JobsOf) DatumGetInt32(arg);
+	FenceReserve *reserve = &fence_shared->reserves[whose];
+	uint32		serial;
+
+	worker_signals();
+	before_shmem_exit(reserve_exit, arg);
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	reserve->exists = true;
+	reserve->pid = MyProcPid;
+	reserve->latch = MyLatch;
+	LWLockRelease(fence_shared->lock);
+	for (;;)
+	{
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+		if (ConfigReloadPending)
+		{
+			ConfigReloadPending = false;
+			ProcessConfigFile(PGC_SIGHUP);
+		}
+		serial = take_job(reserve);
+		if (serial != 0)
+			break;
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH, -1, wait_event_worker());
+	}
+	do_job(whose, serial);
+	proc_exit(1);				/* 0 would free the slot for ever */
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * The databases
+ * -----------------------------------------------------------------------------------------------------------------
+ */
 
 List *
 worker_list_databases(bool all)

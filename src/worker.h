@@ -1,32 +1,42 @@
 /*
  * worker.h
- *	  Background workers: the two that always run, and short-lived ones inside a database.
+ *	  Background workers: those that always run, and jobs inside a database.
  *
- * Only short-lived workers are connected to a database, so DROP DATABASE never waits for more than a moment.
+ * A worker can be connected to one database in its life, so each job has its own, which ends with it: DROP DATABASE never waits for
+ * more than a moment. Where no slot is free for it (parallel queries may hold all that max_worker_processes allows), the job
+ * goes to a reserve: a worker that was given its slot at the server start, and keeps it. After each job it ends, and PostgreSQL
+ * starts it again a second later; so what finds no other slot is done at one job in a second. Keeper and patrol have a
+ * reserve each, for a long round of the patrol must not hold up the keeper.
  */
 #ifndef FENCE_WORKER_H
 #define FENCE_WORKER_H
 
 #include "nodes/pg_list.h"
-#include "postmaster/bgworker.h"
 #include "shared.h"
 
 typedef enum JobKind
 {
 	JOB_LOAD,					/* is the extension here? the row of fence.cluster */
 	JOB_STORE,					/* write epoch_number and longest_lease to fence.cluster */
-	JOB_ANNOUNCE				/* tell Redis the attached domains of this database */
+	JOB_ANNOUNCE,				/* tell Redis the attached domains of this database */
+	JOB_ROUND					/* a round of the patrol */
 } JobKind;
 
-/* Registers keeper and patrol; only while shared_preload_libraries is processed. */
+#define WORKERS_THAT_STAY	5	/* keeper, patrol, courier, two reserves: each has a slot all the time */
+
+/* Registers them; only while shared_preload_libraries is processed. */
 extern void worker_install(void);
 
+/* Says whose jobs this process starts, once; then its latch is set when a job ends. */
+extern void worker_jobs_of(JobsOf whose);
+
 /*
- * Starts a job for the keeper; database and what the kind needs are set in `job`. False: no worker slot is free.
- * The result is in fence_shared->job once job_running is false.
+ * Starts a job, when none is running; database and what the kind needs are set in `job`. False: no worker slot is free, the
+ * reserve's neither. The result is told by job_result once job_running is false.
  */
 extern bool job_start(const FenceJob *job);
 extern bool job_running(void);
+extern void job_result(FenceJob *job);
 
 /* Waits for the job until deadline (fence_clock() microseconds), then ends it. False: it failed; job->error tells. */
 extern bool job_finish(FenceJob *job, int64 deadline);
@@ -34,13 +44,10 @@ extern bool job_finish(FenceJob *job, int64 deadline);
 /* Ends a job whose result nobody wants any more; whether there was one. */
 extern bool job_abandon(void);
 
-/* Starts a patrol round with these duties (patrol.c) in a database; NULL: no worker slot is free. */
-extern BackgroundWorkerHandle *worker_start_patrol(Oid database, char duties);
-
 /* The first step of every worker: its signals. ConfigReloadPending is set, for a SIGHUP before that may be lost. */
 extern void worker_signals(void);
 
-/* For the main functions of short-lived workers: signals, connection, a transaction with a safe search_path. */
+/* For short-lived workers: connection, with a safe search_path and settings that hold nobody up; transactions. */
 extern void worker_begin(Oid database);
 extern void worker_begin_transaction(void);
 extern void worker_end_transaction(void);

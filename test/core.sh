@@ -131,7 +131,7 @@ write_schedule() {
 
 # Settings of both servers; the suite skips what it cannot do without them.
 write_settings() {
-	printf 'fsync = off\nmax_prepared_transactions = 2\n' >"$base/core.conf"
+	printf 'fsync = off\nmax_prepared_transactions = 2\nmax_worker_processes = 16\n' >"$base/core.conf"
 	echo "shared_preload_libraries = ''" >"$base/without.conf"
 }
 

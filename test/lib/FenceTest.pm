@@ -95,13 +95,14 @@ sub new_postgres
 {
 	my ($name, $redis, %settings) = @_;
 	my %option = map { $_ => delete $settings{$_} } qw(init new preload start extension wait);
+	# patrol_grace: what a commit has to say may take that long on a loaded machine; the patrol must not be faster
 	my %default = (
 		namespace       => sprintf('t%d.%d', $$, ++$nodes_made),
 		lease           => '2s',
 		clock_margin    => '50ms',
 		timeout         => '2s',
 		patrol_interval => '100ms',
-		patrol_grace    => '100ms');
+		patrol_grace    => '500ms');
 
 	_find_installation();
 	$default{redis_url} = $redis->url if $redis;

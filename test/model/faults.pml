@@ -136,6 +136,9 @@ end:
 #endif
 		bound = 0;
 		bound_unset = 1;
+#ifdef LENGTHS
+		last_lease = 0;
+#endif
 #ifdef MUTATION_crash_forgets_the_holders
 		last_holders = 0;
 #endif

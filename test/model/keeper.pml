@@ -15,10 +15,45 @@ bit late_is_arm;
 
 #define MAX(a, b) ((a) > (b) -> (a) : (b))
 
+/*
+ * The setting changes (LENGTHS times), between LEASE ticks and one. The longest lease is in a row that outlives a crash [c6]: raised
+ * before so long a lease is granted, lowered when all longer ones are over.
+ */
+#ifdef LENGTHS
+byte setting = LEASE;
+byte durable = LEASE;
+byte last_lease = LEASE;	/* of the last grant */
+byte longer = LEASE;		/* ticks until those that are longer are over */
+#define SETTING setting
+#ifdef MUTATION_longest_lease_is_stored_too_late
+#define STORE_LEASE skip
+#else
+#define STORE_LEASE durable = MAX(durable, setting)
+#endif
+#ifdef MUTATION_longest_lease_falls_at_once
+#define LONGER_OVER true
+#else
+#define LONGER_OVER (last_lease == setting && longer == 0)
+#endif
+
+inline note_lease()
+{
+	if
+	:: setting < last_lease -> longer = bound
+	:: else
+	fi;
+	last_lease = setting
+}
+#else
+#define SETTING LEASE
+#define STORE_LEASE skip
+#define note_lease() skip
+#endif
+
 inline hello(p)
 {
 	if
-	:: R[p].up -> identity = R[p].identity; known = R[p].epoch; reading = LEASE
+	:: R[p].up -> STORE_LEASE; identity = R[p].identity; known = R[p].epoch; reading = SETTING
 	:: true -> goto unreachable
 	fi
 }
@@ -138,7 +173,7 @@ inline grant_at_address(is_arm)
 #define RAISE_BOUND skip
 #else
 #ifndef DISARM
-#define RAISE_BOUND bound = MAX(bound, reading)
+#define RAISE_BOUND atomic { note_lease(); bound = MAX(bound, reading) }
 #else
 #ifdef MUTATION_holders_are_noted_too_late
 #define RAISE_BOUND bound = MAX(bound, reading)
@@ -196,6 +231,9 @@ proctype Keeper()
 	byte identity;
 	byte known;			/* epoch that the process named */
 	byte number;		/* epoch that is being granted */
+#ifdef LENGTHS
+	byte changes;
+#endif
 
 start:
 	{
@@ -233,7 +271,12 @@ end:
 		/* c6: the longest lease ever granted may have been granted just before the crash */
 		bound_unset ->
 #ifndef MUTATION_crash_forgets_the_bound
+#ifdef LENGTHS
+		bound = MAX(durable, setting);
+		longer = bound;
+#else
 		bound = LEASE;
+#endif
 #endif
 		bound_unset = 0
 	   }
@@ -255,6 +298,10 @@ end:
 		fi
 	   }
 	:: atomic { word == ARMING -> change_word(CLOSED, word_epoch) }		/* the keeper was restarted */
+#ifdef LENGTHS
+	:: atomic { changes < LENGTHS -> changes++; setting = (setting == 1 -> LEASE : 1) }
+	:: atomic { word == OPEN && !bound_unset && setting < durable && LONGER_OVER -> durable = setting }
+#endif
 #ifdef DISARM
 	/* for whatever reason the epoch is given up; who is asked may be reached by another way than the address */
 	:: atomic { word == CLOSED && bound > 0 && epoch_armed -> epoch_armed = 0 }
@@ -375,9 +422,9 @@ new_epoch:
 		atomic {
 			known = identity;
 			if
-			:: address == 0 && R[0].up -> identity = R[0].identity; reading = LEASE
+			:: address == 0 && R[0].up -> identity = R[0].identity; reading = SETTING
 #if NP == 2
-			:: address == 1 && R[1].up -> identity = R[1].identity; reading = LEASE
+			:: address == 1 && R[1].up -> identity = R[1].identity; reading = SETTING
 #endif
 			:: true -> goto close_again
 			fi;
@@ -487,6 +534,11 @@ end:
 #else
 #define ANY_LEASE (R[0].lease > 0)
 #endif
+#ifdef LENGTHS
+#define LENGTHS_RUN || longer > 0
+#else
+#define LENGTHS_RUN
+#endif
 #define LESS(x) x = ((x) > 0 -> (x) - 1 : 0)
 
 /* Time passes; and a node may find its lease over earlier (its clock is ahead, or it was told to disarm). */
@@ -495,8 +547,11 @@ proctype Clock()
 end:
 	do
 	:: atomic {
-		bound > 0 || ANY_LEASE || reading > 0 || late_until > 0 ->
+		bound > 0 || ANY_LEASE || reading > 0 || late_until > 0 LENGTHS_RUN ->
 		LESS(bound);
+#ifdef LENGTHS
+		LESS(longer);
+#endif
 		LESS(reading);
 		LESS(late_until);
 		if

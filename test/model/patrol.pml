@@ -1,6 +1,6 @@
 /*
- * patrol.pml - settling: the fate of the stamp, then the row in a snapshot taken afterwards [8], then the message, which
- * goes to the process that listed the reservation. Audit: a fence that differs from its row, with nothing pending.
+ * patrol.pml - settling: the fate of the stamp [8], then the message, which goes to the process that listed the reservation. Rows
+ * are not read: what was committed makes the fence go. Audit: a fence that differs from its row, with nothing pending.
  */
 #ifdef MUTATION_fate_from_the_log_alone
 #define IN_PROGRESS(i) (fate[i] == RUNNING || fate[i] == PREPARED)
@@ -21,8 +21,11 @@ inline settle_at(p)
 	:: else ->
 		if
 		:: found == COMMITTED && R[p].dpend[i] -> redis_domain_commit(p, i)
-		:: found == COMMITTED && !R[p].dpend[i] && version != 0 -> COMMIT_AT(p, i, version, false)
-		:: found == COMMITTED && !R[p].dpend[i] && version == 0 -> delete_fence(p); void_others(p, i); drop_own(p, i)
+#ifdef MUTATION_settling_keeps_the_fence
+		:: found == COMMITTED && !R[p].dpend[i] -> void_others(p, i); drop_own(p, i)
+#else
+		:: found == COMMITTED && !R[p].dpend[i] -> delete_fence(p); void_others(p, i); drop_own(p, i)
+#endif
 		:: found == ABORTED && R[p].dpend[i] -> R[p].dpend[i] = 0
 		:: found == ABORTED && !R[p].dpend[i] -> drop_own(p, i)
 		fi
@@ -34,10 +37,6 @@ inline list_and_ask(p, n)
 	i = n;
 	at = p;
 	epoch = R[p].epoch;
-#ifdef MUTATION_row_before_fate
-	version = row;
-	goto asking
-#else
 #ifdef MUTATION_settle_by_timeout
 	found = (fate[i] == COMMITTED -> COMMITTED : ABORTED);
 #else
@@ -46,11 +45,7 @@ inline list_and_ask(p, n)
 	:: else -> found = (fate[i] == ABORTED -> ABORTED : COMMITTED)
 	fi;
 #endif
-	if
-	:: found == ABORTED -> goto settling
-	:: else -> goto looking
-	fi
-#endif
+	goto settling
 }
 
 proctype Patrol()
@@ -59,7 +54,6 @@ proctype Patrol()
 	byte at;
 	byte epoch;
 	byte found;
-	byte version;
 
 end:
 	do
@@ -77,16 +71,6 @@ end:
 #endif
 #endif
 	:: false ->
-asking:
-		atomic {
-			if
-			:: IN_PROGRESS(i) -> goto next
-			:: else -> found = (fate[i] == ABORTED -> ABORTED : COMMITTED)
-			fi;
-			goto settling
-		}
-looking:
-		version = row;
 settling:
 		atomic {
 #if NP == 2
@@ -101,8 +85,7 @@ next:
 			i = 0;
 			at = 0;
 			epoch = 0;
-			found = 0;
-			version = 0
+			found = 0
 		}
 	od
 }

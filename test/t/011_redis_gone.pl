@@ -499,4 +499,75 @@ subtest 'Redis is out of memory and evicts nothing: noticed by the heartbeat' =>
 	compare_fences($node, $table);
 };
 
+$node->stop('fast');
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Somebody's parallel queries hold every background worker
+# ---------------------------------------------------------------------------------------------------------------------
+
+subtest 'no background worker is free: Redis comes back, fences are opened, announced, settled' => sub {
+	$node = new_postgres('slots', $redis, lease => '1500ms', max_worker_processes => 8, max_parallel_workers => 8);
+	$sql = FenceTest::Session->open($node);
+	my $table = new_table();
+
+	$sql->run('CREATE DATABASE second');
+	my $second = FenceTest::Session->open($node, dbname => 'second');
+	$second->run('CREATE EXTENSION pgcache_fence; CREATE TABLE other (id int PRIMARY KEY, version bigint NOT NULL DEFAULT 0)');
+	$second->run("INSERT INTO other VALUES (1); SELECT fence.attach('other')");
+	my $answer_of_second = sub { $second->run("SELECT status FROM fence.get('other', '1')") };
+	poll(sub { $answer_of_second->() ne 'unarmed' }, 'the second database');
+
+	$sql->run('CREATE ROLE greedy LOGIN; GRANT CREATE ON SCHEMA public TO greedy');
+	my $greedy = FenceTest::Session->open($node, user => 'greedy', timeout => 180);
+	$greedy->run('CREATE TABLE mine (g int, wide char(1000)) WITH (parallel_workers = 8); '
+		  . 'INSERT INTO mine SELECT g, g FROM generate_series(1, 200) g; '
+		  . 'CREATE FUNCTION hold(int) RETURNS bool PARALLEL SAFE COST 1000000 LANGUAGE plpgsql AS '
+		  . q{$$BEGIN PERFORM pg_sleep(0.1) FROM generate_series(1, 6000); RETURN true; END$$;}
+		  . 'SET max_parallel_workers_per_gather = 8; SET min_parallel_table_scan_size = 0; '
+		  . 'SET parallel_leader_participation = off');
+	my $held = sub { $sql->run("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'parallel worker'") };
+	my $all = 8 - 5 - 1;    # the five that stay, and that of logical replication
+	# a job may have one when the query begins
+	poll(sub {
+			$greedy->begin('SELECT count(*) FROM mine WHERE hold(g)');
+			my $begun = time();
+			poll(sub { $held->() == $all || time() > $begun + 2 }, 'its workers');
+			return 1 if $held->() == $all;
+			$sql->run('SELECT pg_cancel_backend(' . $greedy->pid . ')');
+			$greedy->error_of;
+			poll(sub { $held->() == 0 }, 'their end');
+			return 0;
+		}, 'every free background worker');
+	is($held->(), $all, 'one role has all that are free');
+
+	my $epoch = epoch_number();
+	$redis->kill9;
+	$redis->restart;
+	my $start = time();
+	poll(sub { state_of('state') eq 'OPEN' && epoch_number() > $epoch }, 'a new epoch');
+	note sprintf 'OPEN after %.2f s', time() - $start;
+	poll(sub { $sql->run("SELECT status FROM fence.get('$table', '1')") ne 'unarmed' }, 'the first database to be announced', 20);
+	note sprintf 'the first database is announced after %.2f s', time() - $start;
+	poll(sub { $answer_of_second->() ne 'unarmed' }, 'the second database to be announced', 20);
+	note sprintf 'the second database is announced after %.2f s', time() - $start;
+	is($held->(), $all, 'it has them still');
+
+	my ($fence) = names_of($table, 2);
+	my $xid = $sql->run('SELECT pg_current_xact_id()');
+	is($redis->call('FCALL', 'fence_reserve', 1, $fence, state_of('epoch'), "$xid.0000abcd", '', 9)->[0], 'reserved', 'an orphan,');
+	$sql->run("SELECT fence.reserve('$table', NULL, '1 ms', '3')");
+	$start = time();
+	no_reservations($node, 20);
+	note sprintf 'it, and a detached one, are settled after %.2f s', time() - $start;
+	is($held->(), $all, 'and has them still');
+	$sql->run("UPDATE $table SET name = 'new'");
+	is($sql->run("SELECT fence.read('$table', '1') ->> 'name'"), 'new', 'written, and read');
+	no_reservations($node);
+	compare_fences($node, $table);
+	$sql->run('SELECT pg_cancel_backend(' . $greedy->pid . ')');
+	$greedy->error_of;
+	$_->close foreach $greedy, $second;
+	$node->stop('fast');
+};
+
 done_testing();

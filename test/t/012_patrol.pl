@@ -164,13 +164,13 @@ subtest 'each reservation ends as its transaction did' => sub {
 
 	# [key, stamp, what the fence is made to be before, what it must be when the reservation has gone]
 	my @cases = (
-		[ 1, "$committed.$nonce", 3, 5, 'committed: settled at the version of the row' ],
-		[ 4, "$committed.$nonce", 3, 6, 'committed: settled at the version of the tombstone' ],
+		[ 1, "$committed.$nonce", 3, '', 'committed: the fence goes, whatever the row' ],
+		[ 4, "$committed.$nonce", 3, '', 'committed, and deleted since: the fence goes' ],
 		[ 99, "$committed.$nonce", 3, '', 'committed, neither row nor tombstone: the fence goes' ],
 		[ 2, "$aborted.$nonce", 3, 3, 'aborted: only the reservation goes' ],
 		[ 3, "$future.$nonce", 3, 3, 'an xid that was not issued yet: aborted' ],
 		[ 5, "$aborted.$other", 3, 3, 'of an earlier server start, aborted' ],
-		[ 6, "$committed.$other", 3, 5, 'of an earlier server start, committed' ],
+		[ 6, "$committed.$other", 3, '', 'of an earlier server start, committed' ],
 		[ 7, "$running.$other", 3, 3, 'of an earlier server start, its xid was issued again: aborted' ],
 		[ 8, 'nonsense', 3, 3, 'malformed: aborted' ],
 		[ 9, "$committed", 3, 3, 'malformed: aborted' ],
@@ -209,7 +209,7 @@ subtest 'each reservation ends as its transaction did' => sub {
 	$open->run('COMMIT');
 	$sql->run("COMMIT PREPARED 'p'");
 	no_reservations($node);
-	is(fence_version($table, $_), '5', "$_: after its commit it is settled too") foreach 16, 18, 19;
+	is(fence_version($table, $_) // '', '', "$_: after its commit it is settled too") foreach 16, 18, 19;
 	is($sql->run("SELECT status FROM fence.get('$table', '17')"), 'hit', 'reads go on');
 };
 
@@ -402,10 +402,126 @@ subtest 'SIGHUP with a longer lease' => sub {
 	poll(sub { $sql->run("SELECT lease_left > interval '4 s' FROM fence.nodes") eq 't' },
 		'the longer lease to be granted');
 	is(state_of('state, epoch'), "OPEN|$epoch", 'fences stay OPEN');
-	set("pgcache_fence.lease = '2s'");
-	patrol_rounds(3);
-	is($sql->run('SELECT longest_lease FROM fence.cluster'), '00:00:06', 'it does not become shorter again');
-	set('pgcache_fence.audit_rate = 1000');
+	set("pgcache_fence.lease = '2s'", 'pgcache_fence.audit_rate = 1000');
+};
+
+# The longest time for which a lease may run, seen from the restart of the server until fences are OPEN.
+sub longest_wait_after_restart
+{
+	my ($how) = @_;
+	my ($longest, $state) = (0, '');
+
+	$sql->close;
+	$node->stop($how);
+	$node->start;
+	$sql = FenceTest::Session->open($node);
+	poll(sub {
+			($state, my $left) = split /\|/, state_of('state, coalesce(extract(epoch FROM lease_left), 0)');
+			$longest = $left if $state ne 'OPEN' && $left > $longest;
+			return $state eq 'OPEN';
+		}, 'OPEN after a restart');
+	return $longest;
+}
+
+# A record that is too short would let writers go on while Redis still answers; one that stays makes each restart a long wait.
+subtest 'the longest lease is forgotten when it is over, and not before' => sub {
+	my $durable = sub { $sql->run('SELECT longest_lease FROM fence.cluster') };
+	my $aside;
+	my $lengthen = sub {
+		set("pgcache_fence.lease = '8s'");
+		poll(sub { $sql->run("SELECT lease_left > interval '6 s' FROM fence.nodes") eq 't' }, 'a longer lease to be granted');
+		is($durable->(), '00:00:08', 'it is durable');
+	};
+	my $shorten = sub {
+		set("pgcache_fence.lease = '2s'");
+		poll(sub { $sql->run("SELECT lease_left BETWEEN '0' AND interval '2.1 s' FROM fence.nodes") eq 't' }, 'a shorter lease to be granted');
+		is($durable->(), '00:00:08', 'and longer ones may run');
+	};
+
+	$lengthen->();
+	$sql->run('CREATE DATABASE aside');
+	$aside = FenceTest::Session->open($node, dbname => 'aside');
+	$aside->run('CREATE EXTENSION pgcache_fence');
+	is($aside->run('SELECT longest_lease FROM fence.cluster'), '00:00:08', 'another database knows it, too');
+	$aside->close;
+	set("pgcache_fence.databases = 'postgres'");
+	$shorten->();
+	# it is not over: whoever was granted it cannot be asked after a crash
+	cmp_ok(longest_wait_after_restart('immediate'), '>', 4, 'after a crash it is waited for');
+	poll(sub { $durable->() eq '00:00:02' }, 'the longest lease to fall');
+	pass('then it is forgotten');
+	cmp_ok(longest_wait_after_restart('fast'), '<', 2.1, 'and the next start is quick') if
+		poll(sub { $node->safe_psql('aside', 'SELECT longest_lease FROM fence.cluster') eq '00:00:02' }, 'also where nothing is served');
+
+	$lengthen->();
+	my $epoch = state_of('epoch');
+	$shorten->();
+	my $start = time();
+	poll(sub { $durable->() eq '00:00:02' }, 'the longest lease to fall');
+	cmp_ok(time() - $start, '>', 3, 'without a restart it falls when it is over');
+	$lengthen->();
+	is(state_of('state, epoch'), "OPEN|$epoch", 'and rises again: OPEN all the time');
+	set("pgcache_fence.lease = '2s'", "pgcache_fence.databases = '*'");
+	$sql->run('DROP DATABASE aside');
+};
+
+# What one role can hold, and what another database waits for.
+subtest 'nobody who holds a lock holds the patrol' => sub {
+	my ($locked, $table) = (new_table(), new_table());
+	my ($holder, $other) = map { FenceTest::Session->open($node) } 1, 2;
+
+	$sql->run("INSERT INTO $locked (id, version) SELECT g, 5 FROM generate_series(100, 2099) g");
+	no_reservations($node);
+	$sql->run("SELECT count(*) FROM generate_series(1, 20) g, LATERAL fence.reserve('$locked', NULL, '1 hour', g::text)");
+	my $committed = $sql->run('SELECT pg_current_xact_id()');
+	my ($lock_it, $catalogue) = ("LOCK TABLE $locked IN ACCESS EXCLUSIVE MODE", 'LOCK TABLE fence.tombstone, fence.floor IN ACCESS EXCLUSIVE MODE');
+	foreach my $lock ($lock_it, "$lock_it; $catalogue")
+	{
+		my $epoch = state_of('epoch');
+		my @names = map { fence_of($locked, $_) } 100 .. 399;
+		$holder->run("BEGIN; $lock");
+		$redis->call('FCALL', 'fence_reserve', 1, $_, $epoch, "$committed.$nonce", '', 9) foreach @names;
+		forge_reservation(fence_of($table, 1), "$committed.$nonce", 9);
+		my $start = time();
+		poll(sub { !grep { $_ eq "$committed.$nonce" } stamps() }, 'the patrol', 15);
+		note sprintf '%d reservations of a locked table, and another: %.2f s', scalar @names, time() - $start;
+		pass("settled: $lock");
+		# those that stand are asked for their rows, one wait in a round: another table's is over soon
+		$other->run("SELECT fence.reserve('$table', NULL, '1 ms', '2')");
+		$start = time();
+		poll(sub { $sql->run("SELECT count(*) FROM fence.pending WHERE domain = '$table'") eq '0' }, 'a detached one', 15);
+		note sprintf 'a detached one: %.2f s', time() - $start;
+		is($sql->run("SELECT count(*) FROM fence.pending WHERE domain = '$locked'"), '20', 'those that stand do');
+		$holder->run('ROLLBACK');
+	}
+	$sql->run("DELETE FROM fence.reservation");
+	no_reservations($node);
+	compare_fences($node, $table);
+};
+
+subtest 'a database that nobody can connect to holds no other' => sub {
+	my $table = new_table();
+	my $renamer = FenceTest::Session->open($node);
+
+	$sql->run('CREATE DATABASE hung');
+	my $hung = FenceTest::Session->open($node, dbname => 'hung');
+	$hung->run('CREATE EXTENSION pgcache_fence');
+	new_table($hung);
+	my $fence = $hung->run("SELECT fence.fence_key('item$tables', '1')");
+	$hung->close;
+	my $committed = $sql->run('SELECT pg_current_xact_id()');
+	# who comes now waits for the end of this transaction
+	poll(sub { !defined $renamer->error_of('BEGIN; ALTER DATABASE hung RENAME TO hanging') || !$renamer->run('ROLLBACK') && 0 }, 'the lock');
+	forge_reservation($fence, "$committed.$nonce", 9);
+	$sql->run("SELECT fence.reserve('$table', NULL, '1 ms', '2')");
+	no_reservations($node, 40);
+	my $new = new_table();
+	pass('a table is attached, and announced');
+	is($sql->run("SELECT status FROM fence.get('$new', '1')"), 'hit', 'and cached');
+	is(state_of('state'), 'OPEN', 'OPEN');
+	$renamer->run('ROLLBACK');
+	$renamer->close;
+	poll(sub { !defined $sql->error_of('DROP DATABASE hung') }, 'the database to go');
 };
 
 subtest 'databases come and go' => sub {
