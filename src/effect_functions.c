@@ -526,9 +526,13 @@ fence_append(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(fence_stamp()));
 }
 
+/* Nothing is held for any of the keys before all of them were looked at. */
 Datum
 fence_append_all(PG_FUNCTION_ARGS)
 {
+	const char *form;
+	const char *entry;
+	const char *most;
 	Datum	   *keys;
 	bool	   *nulls;
 	int			n;
@@ -536,13 +540,12 @@ fence_append_all(PG_FUNCTION_ARGS)
 	require_not_null(fcinfo, 0, "the key of an effect");
 	deconstruct_array(PG_GETARG_ARRAYTYPE_P(0), TEXTOID, -1, false, TYPALIGN_INT, &keys, &nulls, &n);
 	for (int i = 0; i < n; i++)
-	{
-		const char *key = nulls[i] ? "" : TextDatumGetCString(keys[i]);
-
-		effect_require_key(key);
-		append_to(key, form_argument(fcinfo, 2), text_argument(fcinfo, 1, "the entry", MAX_ENTRY),
-				  most_argument(fcinfo, 3), durable_argument(fcinfo, 4));
-	}
+		effect_require_key(nulls[i] ? "" : TextDatumGetCString(keys[i]));
+	form = form_argument(fcinfo, 2);
+	entry = text_argument(fcinfo, 1, "the entry", MAX_ENTRY);
+	most = most_argument(fcinfo, 3);
+	for (int i = 0; i < n; i++)
+		append_to(TextDatumGetCString(keys[i]), form, entry, most, durable_argument(fcinfo, 4));
 	PG_RETURN_TEXT_P(cstring_to_text(fence_stamp()));
 }
 

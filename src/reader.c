@@ -10,6 +10,7 @@
 
 #include "access/xact.h"
 #include "access/xlog.h"
+#include "catalog/pg_namespace.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "mb/pg_wchar.h"
@@ -24,6 +25,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
+#include "compat.h"
 #include "coordinator.h"
 #include "functions.h"
 #include "key.h"
@@ -46,8 +48,14 @@ PG_FUNCTION_INFO_V1(fence_peek);
 void
 reader_require(const Domain *domain)
 {
+	Oid			schema;
+
 	if (!OidIsValid(domain->relid))
 		return;
+	/* as if he named the table: who is not let into a schema may have SELECT on all that is in it */
+	schema = get_rel_namespace(domain->relid);
+	if (object_aclcheck(NamespaceRelationId, schema, GetUserId(), ACL_USAGE) != ACLCHECK_OK)
+		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_SCHEMA, get_namespace_name(schema));
 	if (pg_class_aclcheck(domain->relid, GetUserId(), ACL_SELECT) != ACLCHECK_OK)
 		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_TABLE, get_rel_name(domain->relid));
 	if (check_enable_rls(domain->relid, InvalidOid, true) == RLS_ENABLED)

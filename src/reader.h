@@ -32,7 +32,7 @@ extern void reader_count_unanswered(const Domain *domain, const char *status);
 /* The status to give without asking Redis, while fences are not OPEN: unarmed, or unavailable if Redis is away. */
 extern const char *reader_closed_status(void);
 
-/* Raises 42501 unless the current user may read the domain's whole table: Redis knows neither columns nor policies. */
+/* Raises 42501 unless the current user may name the domain's table and read all of it: Redis knows neither columns nor policies. */
 extern void reader_require(const Domain *domain);
 
 /* Raises 55000 during recovery. */
