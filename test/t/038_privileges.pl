@@ -208,8 +208,8 @@ my %rule = (
 		return yes_or(!exists $owner_of{$object} || !defined $owner_of{$object} || owns($role, $object)) } },
 	# EXECUTE, and a key that is not ours
 	effects => sub { my ($f) = @_; sub { executes($_[0], $f) ? ($_[1] eq 'inside' ? '22023' : $ALLOWED) : $DENIED } },
-	# Nobody calls it. Those of row triggers are PUBLIC's: who makes a partition needs EXECUTE on them.
-	row_triggers => sub { sub { '39P01' } },
+	# Nobody calls it. Whether EXECUTE on those of row triggers is PUBLIC's is no matter here, but who makes partitions needs it.
+	row_triggers => sub { sub { "39P01|$DENIED" } },
 	triggers => sub { my ($f) = @_; sub { executes($_[0], $f) ? '39P01' : $DENIED } },
 );
 
@@ -233,7 +233,7 @@ my %FUNCTIONS = (
 	fence_keys => [ 'everybody', "fence.fence_keys('%o', '{%k}')", \@ANY ],
 	key_slot => [ 'everybody', "fence.key_slot('%k')", ['-'] ],
 	is_committed => [ 'everybody', "fence.is_committed('1.0')", ['-'] ],
-	_server_state => [ 'everybody', 'fence._server_state()', ['-'] ],
+	_state => [ 'everybody', 'fence._state()', ['-'] ],
 	_nodes => [ 'everybody', 'fence._nodes()', ['-'] ],
 	_progress => [ 'everybody', 'fence._progress()', ['-'] ],
 
@@ -426,6 +426,7 @@ foreach my $name (sort keys %RELATIONS)
 # ----------------------------------------------------------------------------------------------------------------------
 
 my @WRITTEN = qw(item part grp mtab guarded);
+# Each cell has a group of its own, which is new to the extension's tables
 my $row = "INSERT INTO %t (id, ref, owner) VALUES (%k, 1, '%r') ON CONFLICT DO NOTHING";
 
 # PostgreSQL itself has no COPY where policies apply, and no MERGE that passes over the rows that they hide.
@@ -434,15 +435,15 @@ sub writes
 	my ($suffix, $only_allowed) = @_;
 
 	foreach my $write (
-		[ insert => 'INSERT', 'INSERT INTO %t (id, ref, owner) VALUES (%k, 2, current_user)' ],
-		[ insert => 'COPY', "\\copy %t (id, ref, owner) from program 'echo \"%k,2,%r\"' csv" ],
-		[ update => 'UPDATE', 'UPDATE %t SET ref = 3', committed => $row ],
+		[ insert => 'INSERT', 'INSERT INTO %t (id, ref, owner) VALUES (%k, %k, current_user)' ],
+		[ insert => 'COPY', "\\copy %t (id, ref, owner) from program 'echo \"%k,%k,%r\"' csv" ],
+		[ update => 'UPDATE', 'UPDATE %t SET ref = %k', committed => $row ],
 		[ update => 'UPDATE of keys', 'UPDATE %t SET id = %k + 100000', committed => "DELETE FROM %t; $row" ],
 		[ delete => 'DELETE', 'DELETE FROM %t', committed => $row ],
 		[ truncate => 'TRUNCATE', 'TRUNCATE %t', committed => $row ],
 		[ insert => 'MERGE insert', 'MERGE INTO %t USING (VALUES (1)) v (i) ON false WHEN NOT MATCHED THEN '
-			  . 'INSERT (id, ref, owner) VALUES (%k, 2, current_user)' ],
-		[ update => 'MERGE update', 'MERGE INTO %t USING (VALUES (1)) v (i) ON true WHEN MATCHED THEN UPDATE SET ref = 4', committed => $row ],
+			  . 'INSERT (id, ref, owner) VALUES (%k, %k, current_user)' ],
+		[ update => 'MERGE update', 'MERGE INTO %t USING (VALUES (1)) v (i) ON true WHEN MATCHED THEN UPDATE SET ref = %k', committed => $row ],
 		[ delete => 'MERGE delete', 'MERGE INTO %t USING (VALUES (1)) v (i) ON true WHEN MATCHED THEN DELETE', committed => $row ])
 	{
 		my ($privilege, $title, $statement, %option) = @$write;
@@ -486,7 +487,7 @@ ddl("CREATE TRIGGER t%k $on_item EXECUTE FUNCTION fence.after_row()", all("$DENI
 ddl("CREATE OR REPLACE TRIGGER $trigger $on_item WHEN (false) EXECUTE FUNCTION fence.after_row()", all("$DENIED|0A000", @MAKERS));
 ddl("CREATE TRIGGER t%k BEFORE INSERT ON app.item FOR EACH ROW EXECUTE FUNCTION fence.before_row()", all("$DENIED|0A000", @MAKERS));
 ddl("CREATE OR REPLACE TRIGGER $trigger $on_item EXECUTE FUNCTION app.noop()", all("$DENIED|0A000", @MAKERS));
-ddl('CREATE TRIGGER t%k BEFORE TRUNCATE ON app.item EXECUTE FUNCTION fence.before_truncate()');
+ddl('CREATE TRIGGER t%k BEFORE TRUNCATE ON app.item EXECUTE FUNCTION fence.before_truncate()', all("$DENIED|0A000", @MAKERS));
 ddl('CREATE TRIGGER t%k AFTER INSERT ON app.item EXECUTE FUNCTION fence._domain_restored()');
 ddl("CREATE TRIGGER t%k $on_item EXECUTE FUNCTION app.noop()", all($ALLOWED, @MAKERS), undo => 1);
 ddl("ALTER TABLE app.item $_", all('0A000', @OWNERS))
@@ -579,6 +580,7 @@ sub run_cells
 		my @lines = @{ $told{ $cell->{key} } // [ [ 'none', 'psql told nothing' ] ] };
 		my ($first) = grep { $_->[0] ne $ALLOWED } @lines;
 		($cell->{state}, $cell->{message}) = @{ $first // $lines[0] };
+		$cell->{message} =~ s/$cell->{key}/%k/g;
 	}
 	return;
 }
