@@ -561,7 +561,8 @@ sub script_of
 		$script =~ s/^BEGIN;\n/BEGIN;\n$before\n/;
 	}
 	$script = "$cell->{committed};\n$script" if $cell->{committed};
-	return $script . ($cell->{undo} ? 'ROLLBACK' : 'COMMIT') . ";\n$tell";
+	# psql tells of an error at the end of \copy by nothing but the state of the transaction
+	return $script . "SELECT;\n$tell" . ($cell->{undo} ? 'ROLLBACK' : 'COMMIT') . ";\n$tell";
 }
 
 sub run_cells
