@@ -45,9 +45,11 @@
 #define fence_new_storage_in(rel) ((rel)->rd_firstRelfilenodeSubid)
 #endif
 
-/* Privileges on an object; used for functions only. */
+/* Privileges on an object; used for functions and schemas only. */
 #if PG_VERSION_NUM < 160000
-#define object_aclcheck(class_id, object, role, mode) pg_proc_aclcheck(object, role, mode)
+#include "catalog/pg_namespace.h"
+#define object_aclcheck(class_id, object, role, mode) \
+	((class_id) == NamespaceRelationId ? pg_namespace_aclcheck(object, role, mode) : pg_proc_aclcheck(object, role, mode))
 #endif
 
 /* A set of wait events for the life of the process. */

@@ -524,23 +524,31 @@ fence_append(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(fence_stamp()));
 }
 
+/* Nothing is held for any of the keys before all of them were looked at. */
 Datum
 fence_append_all(PG_FUNCTION_ARGS)
 {
+	const char *form;
+	const char *entry;
+	const char *most;
+	const char **names;
 	Datum	   *keys;
 	bool	   *nulls;
 	int			n;
 
 	require_not_null(fcinfo, 0, "the key of an effect");
 	deconstruct_array(PG_GETARG_ARRAYTYPE_P(0), TEXTOID, -1, false, TYPALIGN_INT, &keys, &nulls, &n);
+	names = palloc(sizeof(char *) * Max(n, 1));
 	for (int i = 0; i < n; i++)
 	{
-		const char *key = nulls[i] ? "" : utf8_of_string(TextDatumGetCString(keys[i]));
-
-		effect_require_key(key);
-		append_to(key, form_argument(fcinfo, 2), text_argument(fcinfo, 1, "the entry", MAX_ENTRY),
-				  most_argument(fcinfo, 3), durable_argument(fcinfo, 4));
+		names[i] = nulls[i] ? "" : utf8_of_string(TextDatumGetCString(keys[i]));
+		effect_require_key(names[i]);
 	}
+	form = form_argument(fcinfo, 2);
+	entry = text_argument(fcinfo, 1, "the entry", MAX_ENTRY);
+	most = most_argument(fcinfo, 3);
+	for (int i = 0; i < n; i++)
+		append_to(names[i], form, entry, most, durable_argument(fcinfo, 4));
 	PG_RETURN_TEXT_P(cstring_to_text(fence_stamp()));
 }
 

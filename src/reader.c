@@ -10,6 +10,7 @@
 
 #include "access/xact.h"
 #include "access/xlog.h"
+#include "catalog/pg_namespace.h"
 #include "catalog/pg_proc.h"
 #include "fmgr.h"
 #include "funcapi.h"
@@ -60,6 +61,8 @@ may_call(char *name)
 void
 reader_require(const Domain *domain)
 {
+	Oid			schema;
+
 	if (!OidIsValid(domain->relid))
 	{
 		if (!may_call("put") && !may_call("begin_write"))
@@ -70,6 +73,10 @@ reader_require(const Domain *domain)
 					 errhint("GRANT EXECUTE ON FUNCTION fence.put, or fence.begin_write, to the role.")));
 		return;
 	}
+	/* as if he named the table: who is not let into a schema may have SELECT on all that is in it */
+	schema = get_rel_namespace(domain->relid);
+	if (object_aclcheck(NamespaceRelationId, schema, GetUserId(), ACL_USAGE) != ACLCHECK_OK)
+		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_SCHEMA, get_namespace_name(schema));
 	if (pg_class_aclcheck(domain->relid, GetUserId(), ACL_SELECT) != ACLCHECK_OK)
 		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_TABLE, get_rel_name(domain->relid));
 	if (check_enable_rls(domain->relid, InvalidOid, true) == RLS_ENABLED)

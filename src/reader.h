@@ -33,8 +33,8 @@ extern void reader_count_unanswered(const Domain *domain, const char *status);
 extern const char *reader_closed_status(void);
 
 /*
- * Raises 42501 unless the current user may read the domain's whole table: Redis knows neither columns nor policies. A domain
- * without a table is for those who may write it: who has EXECUTE on fence.put or fence.begin_write.
+ * Raises 42501 unless the current user may name the domain's table and read all of it: Redis knows neither columns nor policies. A
+ * domain without a table is for those who may write it: who has EXECUTE on fence.put or fence.begin_write.
  */
 extern void reader_require(const Domain *domain);
 
