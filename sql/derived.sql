@@ -271,6 +271,23 @@ SELECT fence.define_derived('answer', '{derived.room}', 'answer(int)');
 SELECT fence.read_derived('answer', '1');
 DROP TABLE pg_temp.room;
 
+-- it runs with the rights of the function's owner, whoever reads it first; so only the owner may define it
+GRANT CREATE ON SCHEMA derived TO regress_fence_derived;
+GRANT EXECUTE ON FUNCTION fence.define_derived TO regress_fence_derived;
+SET ROLE regress_fence_derived;
+CREATE FUNCTION derived.who(int) RETURNS text STABLE LANGUAGE plpgsql AS $$ BEGIN RETURN current_user; END $$;
+SELECT fence.define_derived('who', '{derived.room}', 'derived.who(int)');
+SELECT fence.define_derived('x', '{derived.room}', 'derived.answer(int)');
+RESET ROLE;
+SELECT fence.read_derived('who', '1');
+SELECT current_user = 'regress_fence_derived';
+-- and changes nothing, nor who is who
+CREATE OR REPLACE FUNCTION derived.who(int) RETURNS text STABLE LANGUAGE plpgsql AS $$ BEGIN EXECUTE 'RESET ROLE'; RETURN current_user; END $$;
+SELECT fence.define_derived('who', '{derived.room}', 'derived.who(int)');
+SELECT fence.read_derived('who', '1');
+DROP FUNCTION derived.who;
+REVOKE EXECUTE ON FUNCTION fence.define_derived FROM regress_fence_derived;
+
 SELECT fence.drop_derived(name) FROM fence.derived;
 REVOKE ALL ON ALL TABLES IN SCHEMA derived FROM regress_fence_derived;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA derived FROM regress_fence_derived;

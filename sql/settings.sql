@@ -26,7 +26,7 @@ SET pgcache_fence.on_redis_failure = 'ignore';
 \echo :LAST_ERROR_SQLSTATE
 RESET pgcache_fence.on_redis_failure;
 
--- and two for everybody
+-- and one for everybody
 SELECT name FROM pg_settings WHERE name LIKE 'pgcache_fence.%' AND context = 'user' ORDER BY name COLLATE "C";
 
 -- bounds and units. Nothing of this is read before a reload, and there is none.

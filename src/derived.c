@@ -266,14 +266,25 @@ source_parts(const Source *source, const Domain *domain, int nargs, char **texts
 	return parts;
 }
 
+static Oid
+function_owner(Oid function)
+{
+	HeapTuple	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
+	Oid			owner;
+
+	if (!HeapTupleIsValid(tuple))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_FUNCTION),
+				 errmsg("function with OID %u does not exist", function)));
+	owner = ((Form_pg_proc) GETSTRUCT(tuple))->proowner;
+	ReleaseSysCache(tuple);
+	return owner;
+}
+
 /* What is computed by it is kept and served: it must depend on nothing but its arguments and one snapshot. */
 static void
 check_function(Oid function)
 {
-	if (!SearchSysCacheExists1(PROCOID, ObjectIdGetDatum(function)))
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_FUNCTION),
-				 errmsg("function with OID %u does not exist", function)));
 	if (get_func_prokind(function) != PROKIND_FUNCTION || get_func_retset(function))
 		ereport(ERROR,
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
@@ -383,6 +394,9 @@ fence_define_derived(PG_FUNCTION_ARGS)
 					 errmsg("name, sources and function must not be null")));
 	function = PG_GETARG_OID(2);
 	sources = texts_of_array(PG_GETARG_ARRAYTYPE_P(1), &nsources);
+	/* it will run with the rights of its owner */
+	if (!has_privs_of_role(GetUserId(), function_owner(function)))
+		aclcheck_error(ACLCHECK_NOT_OWNER, OBJECT_FUNCTION, get_func_name(function));
 	check_function(function);
 	check_own_search_path(function);
 	(void) get_func_signature(function, &types, &nargs);
@@ -610,7 +624,7 @@ read_stored(Derivation *d, Datum *result, bool *isnull)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Calls the function in that snapshot, as the caller and with the settings that are now; JSON text, or NULL. */
+/* Calls the function in that snapshot, with the rights and settings that are now; JSON text, or NULL. */
 static char *
 call_function(const Derivation *d, Snapshot snapshot)
 {
@@ -654,19 +668,24 @@ call_function(const Derivation *d, Snapshot snapshot)
 
 /*
  * The value for everybody: names in the function mean the same whoever calls it. pg_temp is searched last, and a table that
- * is found there, because there is none of its name elsewhere, is refused.
+ * is found there, because there is none of its name elsewhere, is refused. It runs with the rights of the function's owner, so that
+ * what is served does not depend on who asked first, and nobody who reads a value runs another's code with rights of his own.
  */
 static char *
 compute(const Derivation *d, Snapshot snapshot)
 {
 	int			nest_level = NewGUCNestLevel();
 	int			before = MyXactFlags & XACT_FLAGS_ACCESSEDTEMPNAMESPACE;
+	Oid			reader;
+	int			context;
 	bool		temporary = false;
 	char	   *text = NULL;
 
 	check_own_search_path(d->function);		/* it may have been altered */
 	row_use_standard_settings();
 	MyXactFlags &= ~XACT_FLAGS_ACCESSEDTEMPNAMESPACE;
+	GetUserIdAndSecContext(&reader, &context);
+	SetUserIdAndSecContext(function_owner(d->function), context | SECURITY_LOCAL_USERID_CHANGE | SECURITY_RESTRICTED_OPERATION);
 	PG_TRY();
 	{
 		text = call_function(d, snapshot);
@@ -675,6 +694,7 @@ compute(const Derivation *d, Snapshot snapshot)
 	PG_FINALLY();
 	{
 		MyXactFlags |= before;
+		SetUserIdAndSecContext(reader, context);
 	}
 	PG_END_TRY();
 	AtEOXact_GUC(true, nest_level);

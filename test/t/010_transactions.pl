@@ -240,8 +240,10 @@ stores_what_it_reserved('INSERT with NULL for the version',
 	"INSERT INTO :t (id, version) VALUES (10, NULL)", { 10 => 1 }, cold => [10]);
 stores_what_it_reserved('INSERT with a version', "INSERT INTO :t (id, version) VALUES (10, 41)", { 10 => 41 },
 	cold => [10]);
-stores_what_it_reserved('INSERT of the largest version but one',
-	"INSERT INTO :t (id, version) VALUES (10, 9223372036854775806)", { 10 => '9223372036854775806' }, cold => [10]);
+stores_what_it_reserved('INSERT of the largest version that a row may bring',
+	"INSERT INTO :t (id, version) VALUES (10, 4611686018427387903)", { 10 => '4611686018427387903' }, cold => [10]);
+stores_what_it_reserved('INSERT of one above: the next version of the key instead',
+	"INSERT INTO :t (id, version) VALUES (10, 4611686018427387904)", { 10 => 1 }, cold => [10]);
 stores_what_it_reserved('INSERT of several rows',
 	"INSERT INTO :t (id, version) SELECT g, g FROM generate_series(10, 12) g",
 	{ map { $_ => $_ } 10 .. 12 }, cold => [ 10 .. 12 ]);
@@ -443,7 +445,11 @@ subtest 'version overflow of the column: 22003 for an UPDATE, DELETE works' => s
 		my ($name, $max) = @$type;
 		my $table = new_table("id int PRIMARY KEY, name text, version $name NOT NULL DEFAULT 0");
 
+		# versions that were there before stay
+		$sql->run("SELECT fence.detach('$table')");
 		$sql->run("INSERT INTO $table (id, version) VALUES (10, $max)");
+		$sql->run("SELECT fence.attach('$table')");
+		poll(sub { $sql->run("SELECT status FROM fence.get('$table', '1')") ne 'unarmed' }, "$table is announced");
 		warm($table, 10);
 		if ($name ne 'bigint')
 		{

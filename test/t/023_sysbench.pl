@@ -96,7 +96,7 @@ sub watch
 			$back{$key} = "$last{$key} > $version" if defined $last{$key} && $version < $last{$key};
 			$last{$key} = $version;
 		}
-		$program->pump_nb;
+		eval { $program->pump_nb; 1 } or last;	# it has just ended
 	}
 	$program->finish;
 	return ($hits // 0, join ', ', map { "$_: $back{$_}" } sort keys %back);
