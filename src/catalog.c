@@ -199,8 +199,9 @@ domain_row_by_name(const char *name)
 	return fetch_row(COLUMN_NAME, DEFAULT_COLLATION_OID, F_TEXTEQ, CStringGetTextDatum(name));
 }
 
-List *
-domain_rows(void)
+/* own: only those that this transaction has written. */
+static List *
+read_rows(bool own)
 {
 	Relation	table = fence_table_open("domain", AccessShareLock);
 	List	   *rows = NIL;
@@ -211,22 +212,29 @@ domain_rows(void)
 		return NIL;
 	scan = systable_beginscan(table, InvalidOid, false, NULL, 0, NULL);
 	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
-		rows = lappend(rows, row_of_tuple(tuple, RelationGetDescr(table)));
+		if (!own || TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(tuple->t_data)))
+			rows = lappend(rows, row_of_tuple(tuple, RelationGetDescr(table)));
 	systable_endscan(scan);
 	table_close(table, AccessShareLock);
 	return rows;
 }
 
 List *
-domain_list(void)
+domain_rows(void)
+{
+	return read_rows(false);
+}
+
+static List *
+refs_of(List *rows)
 {
 	List	   *list = NIL;
 	ListCell   *lc;
 
-	foreach(lc, domain_rows())
+	foreach(lc, rows)
 	{
 		DomainRow  *row = lfirst(lc);
-		DomainRef  *ref = palloc(sizeof(DomainRef));
+		DomainRef  *ref = palloc0(sizeof(DomainRef));
 
 		ref->row = row;
 		ref->wire_name = domain_wire_name(row->name);
@@ -235,6 +243,18 @@ domain_list(void)
 		list = lappend(list, ref);
 	}
 	return list;
+}
+
+List *
+domain_list(void)
+{
+	return refs_of(domain_rows());
+}
+
+List *
+domain_list_own(void)
+{
+	return refs_of(read_rows(true));
 }
 
 /* -----------------------------------------------------------------------------------------------------------------

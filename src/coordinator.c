@@ -15,10 +15,12 @@
 #include "utils/memutils.h"
 
 #include "coordinator.h"
+#include "domain.h"
 #include "draft.h"
 #include "wire.h"
 #include "outbox.h"
 #include "settings.h"
+#include "shape.h"
 #include "stamp.h"
 
 #define NAMES_PER_LETTER 64		/* fences in one letter that ends reservations */
@@ -730,6 +732,53 @@ coordinator_prepare_commit(void)
 	if (!emit_end(true, keep_letter) || !keep_values())
 		elog(ERROR, "could not write what ends the reservations");
 	commit_prepared = true;
+}
+
+/* One letter to every process. The number of the grant is that of the word: if slots change hands, so does the word. */
+static void
+keep_announcement(const DomainRef *domain, FenceWord word, uint32 grant)
+{
+	char		epoch[EPOCH_LEN];
+	char		id[24];
+	char		number[12];
+	const char *argv[] = {"FCALL", "fence_announce", "0", setting_namespace, epoch, domain->wire_name, id, domain->publish, number};
+	Letter		letter;
+
+	fence_epoch_of(WORD_EPOCH(word), epoch);
+	pg_lltoa(domain->id, id);
+	snprintf(number, sizeof(number), "%u", grant);
+	draft_begin();
+	arguments.len = snprintf(arguments.bytes, 8, "*%d\r\n", (int) lengthof(argv));
+	for (int i = 0; i < (int) lengthof(argv); i++)
+		draft_string(&arguments, argv[i]);
+	if (draft_letter(&letter, LETTER_END_DOMAIN, word, LETTER_TO_ALL))
+		(void) keep_letter(&letter);
+}
+
+void
+coordinator_prepare_announcement(void)
+{
+	FenceWord	word = fence_word();
+	uint32		grant;
+	ListCell   *cell;
+
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	grant = fence_shared->grant;
+	LWLockRelease(fence_shared->lock);
+	if (WORD_STATE(word) != FENCE_OPEN || fence_word() != word)
+		return;
+	outbox_join();
+	if (!commit_prepared)
+		coordinator_prepare_commit();
+	foreach(cell, domain_list_own())
+	{
+		DomainRef  *domain = lfirst(cell);
+		bool		by_application;
+
+		/* a restore brings the rows of fence.domain before the triggers */
+		if (!OidIsValid(domain->row->relid) || shape_fault_of_domain(domain->row, &by_application) == NULL)
+			keep_announcement(domain, word, grant);
+	}
 }
 
 void

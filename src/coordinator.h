@@ -51,6 +51,12 @@ extern const char *coordinator_problem(void);
 extern void coordinator_prepare_commit(void);
 extern void coordinator_commit(void);
 
+/*
+ * Lets COMMIT announce the tables that this transaction has attached, so that readers need not wait until a worker has. Nothing relies on
+ * it: the worker announces them, too. May raise (memory); before the commit.
+ */
+extern void coordinator_prepare_announcement(void);
+
 /* The transaction was prepared: sends nothing, its reservations stay pending. Same restrictions. */
 extern void coordinator_forget(void);
 

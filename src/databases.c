@@ -262,14 +262,13 @@ note_announced(Oid database, uint32 grant)
 }
 
 /*
- * What became of the last announcement. An attachment that Redis takes for ended, twice in a row in one database (once may
- * be a detach under way), has come back from a dump under its old id: only another epoch forgets that it ended.
+ * What became of the last job. An attachment that Redis takes for ended, and that is there, has come back from a dump under its old id:
+ * only another epoch forgets that it ended.
  */
 static void
 announcement_ended(FenceWord word)
 {
 	FenceJob	job;
-	static List *refused_in = NIL;	/* databases; the announcements of several take turns */
 
 	announcing = false;
 	job_result(&job);
@@ -281,22 +280,11 @@ announcement_ended(FenceWord word)
 	if (job.kind != JOB_ANNOUNCE)
 		return;
 	note_announced(job.database, job.grant);
-	if (job.refused == 0)
-	{
-		refused_in = list_delete_oid(refused_in, job.database);
+	if (!job.restored)
 		return;
-	}
-	if (list_member_oid(refused_in, job.database))
-	{
-		list_free(refused_in);
-		refused_in = NIL;
-		fence_shared->epoch_armed = false;
-		fence_word_change(word, FENCE_CLOSED, WORD_EPOCH(word),
-						  "an attachment came back under an id that had ended (a restored dump): another epoch is needed");
-		return;
-	}
-	remember(&refused_in, job.database);
-	announce_again = true;
+	fence_shared->epoch_armed = false;
+	fence_word_change(word, FENCE_CLOSED, WORD_EPOCH(word),
+					  "an attachment came back under an id that had ended (a restored dump): another epoch is needed");
 }
 
 /*

@@ -138,8 +138,12 @@ typedef struct DomainRef
 	char	   *wire_name;
 	int64		id;
 	const char *publish;		/* as in fence.domain, or PUBLISH_WITHDRAWN */
+	bool		refused;		/* a Redis process takes the attachment for ended */
 } DomainRef;
 extern List *domain_list(void);
+
+/* Those whose rows this transaction has written, and has not taken back. */
+extern List *domain_list_own(void);
 
 /* What must be told instead of publish of a domain whose triggers are not as they should be: it is not served. */
 #define PUBLISH_WITHDRAWN "withdrawn"

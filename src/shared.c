@@ -353,6 +353,18 @@ fence_wake_patrol(void)
 	wake(&fence_shared->patrol_latch);
 }
 
+bool
+fence_database_is_known(Oid database)
+{
+	bool		known = false;
+
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	for (int i = 0; i < fence_shared->ndatabases && !known; i++)
+		known = fence_shared->databases[i] == database;
+	LWLockRelease(fence_shared->lock);
+	return known;
+}
+
 void
 fence_database_note(Oid database, bool has_extension)
 {

@@ -86,7 +86,7 @@ typedef struct FenceJob
 	uint32		epoch_number;
 	int			longest_lease;	/* ms; as stored, or to be stored */
 	bool		lower;			/* no longer lease runs any more: longest_lease is stored even if the row has a longer one */
-	int			refused;		/* announce: attachments that Redis takes for ended */
+	bool		restored;		/* announce: an attachment that Redis takes for ended is there */
 	uint32		grant;			/* announce: number of the present grant */
 	uint32		carried;		/* and of the one for which this database was announced last in this epoch, 0: for none */
 
@@ -227,8 +227,9 @@ extern int64 fence_lease_bound_or_longest(void);
  */
 extern bool fence_log_due(const char *text);
 
-/* Notes whether a database has the extension. Takes the lock. */
+/* Notes whether a database has the extension; whether it is known to have it. Both take the lock. */
 extern void fence_database_note(Oid database, bool has_extension);
+extern bool fence_database_is_known(Oid database);
 
 /* Wakes the keeper (a heartbeat at once) or the patrol (a round at once). Safe in COMMIT and ABORT. */
 extern void fence_wake_keeper_process(void);

@@ -38,6 +38,7 @@ typedef struct CommitWait
 {
 	int64		started;
 	int64		pause;
+	bool		asked_to_look;	/* the keeper, whether this database has the extension */
 } CommitWait;
 
 /* Sleeps a moment; serves interrupts. */
@@ -154,12 +155,33 @@ count_bypass(void)
 }
 
 /*
+ * Whether fences may be CLOSED because the keeper has not found this database yet: it was cloned from one that has the extension, and
+ * nothing tells of that. Then it looks at once, and a writer with policy error waits for two timeouts at most.
+ */
+static bool
+keeper_is_to_look(CommitWait *wait)
+{
+	if (!wait->asked_to_look && !fence_database_is_known(MyDatabaseId))
+	{
+		wait->asked_to_look = true;
+		pg_atomic_fetch_add_u32(&fence_shared->catalog_serial, 1);
+		fence_wake_keeper_process();
+	}
+	return wait->asked_to_look && fence_clock() < wait->started + MAX_TIMEOUTS * setting_timeout * INT64CONST(1000);
+}
+
+/*
  * CLOSED: raise, or wait until nobody in Redis may vouch for the old values, then commit without reservations if
  * nothing changed meanwhile (the same word: CLOSED, OPEN, CLOSED again is another [c4]).
  */
 static bool
 commit_closed(FenceWord word, CommitWait *wait)
 {
+	if (policy_is_error() && keeper_is_to_look(wait))
+	{
+		wait_a_moment(wait);
+		return false;
+	}
 	if (policy_is_error())
 		ereport(ERROR,
 				(errcode(ERRCODE_CONNECTION_FAILURE),
@@ -294,6 +316,8 @@ transaction_callback(XactEvent event, void *arg)
 				effects_before_end();
 			if (!ledger_is_empty())
 				before_commit();
+			if (ledger_catalog_has_changed())
+				coordinator_prepare_announcement();
 			ledger_close();
 			break;
 		case XACT_EVENT_PRE_PREPARE:
@@ -329,6 +353,8 @@ transaction_callback(XactEvent event, void *arg)
 				fence_test_point("abort");
 				coordinator_abort();
 			}
+			else if (ledger_catalog_has_changed())
+				coordinator_forget();
 			if (!effects_is_empty())
 			{
 				fence_test_point("before-effects-undone");

@@ -426,6 +426,30 @@ withdraw_misshapen(List *domains)
 }
 
 /*
+ * Whether an attachment that was refused is there. Redis hears of an end only when it is committed and visible, so in a snapshot that is
+ * taken afterwards, as this one is, an attachment that has really ended is gone: one that is not has come back from a dump.
+ */
+static bool
+still_there(List *domains)
+{
+	ListCell   *announced;
+	ListCell   *now;
+	List	   *present = NIL;
+
+	foreach(announced, domains)
+	{
+		if (!((DomainRef *) lfirst(announced))->refused)
+			continue;
+		if (present == NIL)
+			present = domain_rows();
+		foreach(now, present)
+			if (((DomainRow *) lfirst(now))->id == ((DomainRef *) lfirst(announced))->id)
+				return true;
+	}
+	return false;
+}
+
+/*
  * The attachments of this database, in a snapshot taken after the epoch began, and after fences were opened the last time: what
  * was detached before is not in it. Where slots were granted since the database was announced last, what was prepared or
  * reserved detached before goes first. All of that belongs to one grant: where readers are answered from now on is said with
@@ -458,8 +482,6 @@ announce_domains(FenceJob *job)
 				 errmsg("could not announce the fenced tables to Redis: fences were opened anew meanwhile")));
 	for (int i = 0; i < nnodes; i++)
 	{
-		int			refused = 0;
-
 		if (!nodes[i].granted)
 			continue;
 		call.deadline = fence_clock() + setting_timeout * INT64CONST(1000) * 2;
@@ -467,13 +489,13 @@ announce_domains(FenceJob *job)
 		if (call.conn == NULL ||
 			(nodes[i].received > job->carried && !(reserve_for_prepared(&call, job->epoch) &&
 												   detached_carry(&call, i, job->epoch))) ||
-			!library_announce(&call, job->epoch, job->grant, domains, &refused))
+			!library_announce(&call, job->epoch, job->grant, domains))
 			ereport(ERROR,
 					(errcode(ERRCODE_CONNECTION_FAILURE),
 					 errmsg("could not announce the fenced tables to Redis: %s", call.error)));
-		job->refused += refused;
 		redis_close(call.conn);
 	}
+	job->restored = still_there(domains);
 }
 
 /* What the keeper wants done in this database. */

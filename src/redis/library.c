@@ -343,14 +343,13 @@ library_disarm(LibraryCall *call, uint32 timeline)
 }
 
 bool
-library_announce(LibraryCall *call, const char *epoch, uint32 grant, List *domains, int *refused)
+library_announce(LibraryCall *call, const char *epoch, uint32 grant, List *domains)
 {
 	ListCell   *cell;
 	char		number[12];
 	bool		ok = true;
 
 	snprintf(number, sizeof(number), "%u", grant);
-	*refused = 0;
 	foreach(cell, domains)		/* all in one round trip: there may be many */
 	{
 		DomainRef  *domain = lfirst(cell);
@@ -367,7 +366,7 @@ library_announce(LibraryCall *call, const char *epoch, uint32 grant, List *domai
 		redisReply *reply = wait_reply(call);
 
 		if (reply && element(reply, 1) && strcmp(element(reply, 1), "0") != 0)
-			(*refused)++;
+			((DomainRef *) lfirst(cell))->refused = true;
 		ok = expect(call, reply, "announced") && ok;
 	}
 	return ok;

@@ -67,8 +67,8 @@ extern bool library_renew(LibraryCall *call, const char *key, const char *identi
 						  const char *slots, uint32 grant, bool *back, bool *came);
 extern bool library_disarm(LibraryCall *call, uint32 timeline);
 
-/* domains: a List of DomainRef. grant: see library_arm. *refused counts those that Redis takes for attachments that have ended. */
-extern bool library_announce(LibraryCall *call, const char *epoch, uint32 grant, List *domains, int *refused);
+/* domains: a List of DomainRef; those that Redis takes for attachments that have ended are marked as refused. grant: see library_arm. */
+extern bool library_announce(LibraryCall *call, const char *epoch, uint32 grant, List *domains);
 
 /* Whether this is what fence_write answers to a reservation that it has granted. */
 extern bool library_granted(const redisReply *answer);

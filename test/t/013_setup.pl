@@ -142,4 +142,55 @@ subtest 'two clusters, one namespace' => sub {
 	$second->stop;
 };
 
+subtest 'a table is served as soon as fence.attach has committed' => sub {
+	my $node = new_postgres('attaching', $redis);
+	my @answers;
+
+	foreach my $i (1 .. 20)
+	{
+		# another session: what it asks does not wait for anything of this one
+		$node->safe_psql('postgres', "CREATE TABLE t$i (id int PRIMARY KEY, version int); SELECT fence.attach('t$i')");
+		push @answers, $node->safe_psql('postgres', "SELECT status FROM fence.get('t$i', '1')");
+	}
+	is(scalar(grep { $_ eq 'unarmed' } @answers), 0, 'no read finds it unarmed') or diag("@answers");
+	# taken back, it is not announced
+	$node->safe_psql('postgres', <<'SQL');
+CREATE TABLE u (id int PRIMARY KEY, version int);
+BEGIN; SAVEPOINT s; SELECT fence.attach('u'); ROLLBACK TO s; CREATE TABLE v (id int PRIMARY KEY, version int);
+SELECT fence.attach('v'); COMMIT;
+SQL
+	is($node->safe_psql('postgres', "SELECT status FROM fence.get('v', '1')"), 'miss', 'attached behind a savepoint that was rolled back');
+	is($redis->call(qw(FCALL fence_get 2), map { $node->safe_psql('postgres', "SELECT fence.$_('v', '1')") =~ s/\.v:/.u:/r } qw(fence_key value_key))->[0],
+		'unarmed', 'and what was rolled back is not announced');
+};
+
+subtest 'tables that are attached and dropped again and again' => sub {
+	my $node = new_postgres('again', $redis);
+	my $epoch = $node->safe_psql('postgres', "CREATE TABLE stays (id int PRIMARY KEY, version int); SELECT fence.attach('stays'); SELECT epoch FROM fence.state") =~ s/.*\n//r;
+	my %seen;
+
+	foreach my $i (1 .. 150)
+	{
+		$node->safe_psql('postgres', "CREATE TABLE goes (id int PRIMARY KEY, version int); SELECT fence.attach('goes')");
+		$node->safe_psql('postgres', "DROP TABLE goes");
+		$seen{ $node->safe_psql('postgres', "SELECT status FROM fence.get('stays', '1')") }++;
+	}
+	is($seen{unarmed} // 0, 0, 'the other table is served all the time') or diag(explain(\%seen));
+	is($node->safe_psql('postgres', 'SELECT epoch FROM fence.state'), $epoch, 'the epoch goes on');
+};
+
+subtest 'policy error in a database that was cloned' => sub {
+	my $node = new_postgres('cloned', $redis, extension => 0, wait => 0);
+
+	$node->safe_psql('postgres', 'CREATE DATABASE pattern');
+	$node->safe_psql('pattern', 'CREATE EXTENSION pgcache_fence');
+	poll(sub { $node->safe_psql('pattern', 'SELECT state FROM fence.state') eq 'OPEN' }, 'fences to open');
+	$node->safe_psql('pattern', "CREATE TABLE t (id int PRIMARY KEY, version int); SELECT fence.attach('t', on_redis_failure => 'error')");
+	$node->safe_psql('postgres', 'ALTER DATABASE pattern ALLOW_CONNECTIONS false IS_TEMPLATE true');
+	$node->restart;
+	$node->safe_psql('postgres', 'CREATE DATABASE clone TEMPLATE pattern');
+	my ($rc, undef, $error) = $node->psql('clone', 'INSERT INTO t VALUES (1)');
+	is($rc, 0, 'the first INSERT works') or diag($error);
+};
+
 done_testing();

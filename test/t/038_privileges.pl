@@ -136,6 +136,8 @@ SELECT fence.attach('app.grp', domain => 'grp', key => '{ref}', scope => 'group'
 SELECT fence.attach('app.mtab', domain => 'mtab', version => NULL, scope => 'manual');
 SELECT fence.attach(NULL, domain => 'solo', scope => 'manual');
 CREATE FUNCTION app.compute(int) RETURNS int STABLE LANGUAGE sql AS 'SELECT $1';
+CREATE FUNCTION app.own(int) RETURNS int STABLE LANGUAGE sql AS 'SELECT $1';
+ALTER FUNCTION app.own OWNER TO executor;
 CREATE FUNCTION vault.compute(int) RETURNS int STABLE LANGUAGE sql AS 'SELECT $1';
 CREATE FUNCTION app.secret(int) RETURNS int STABLE LANGUAGE sql AS 'SELECT $1';
 ALTER FUNCTION app.secret OWNER TO superuser;
@@ -206,6 +208,8 @@ my %rule = (
 		return $DENIED unless executes($role, $f);
 		return '42704' if $object eq 'none';
 		return yes_or(!exists $owner_of{$object} || !defined $owner_of{$object} || owns($role, $object)) } },
+	# EXECUTE, and owning the function
+	function_owners => sub { my ($f) = @_; sub { yes_or(executes($_[0], $f) && is_one($_[0], qw(superuser executor))) } },
 	# EXECUTE, and a key that is not ours
 	effects => sub { my ($f) = @_; sub { executes($_[0], $f) ? ($_[1] eq 'inside' ? '22023' : $ALLOWED) : $DENIED } },
 	# Nobody calls it. Whether EXECUTE on those of row triggers is PUBLIC's is no matter here, but who makes partitions needs it.
@@ -262,7 +266,7 @@ my %FUNCTIONS = (
 	_metrics => [ 'trusted', 'fence._metrics()', ['-'] ],
 	_pending => [ 'trusted', 'fence._pending()', ['-'] ],
 	_effects => [ 'trusted', 'fence._effects()', ['-'] ],
-	define_derived => [ 'trusted', "fence.define_derived('x%k', '{item}', 'app.compute(int)')", ['-'], undo => 1 ],
+	define_derived => [ 'function_owners', "fence.define_derived('x%k', '{item}', 'app.own(int)')", ['-'], undo => 1 ],
 	drop_derived => [ 'trusted', "fence.drop_derived('of_item')", ['-'], undo => 1 ],
 
 	attach => [ 'owners', "fence.attach('%t', domain => 'a%k', add_version => true)", [qw(free bare free_part other_free)], undo => 1 ],
@@ -288,8 +292,8 @@ my %FUNCTIONS = (
 	enqueue => effect("fence.enqueue('%x', 'x')"),
 	commit_marker => [ 'trusted', 'fence.commit_marker()', ['-'] ],
 
-	(map { $_ => [ 'row_triggers', "fence.$_()", ['-'] ] } qw(before_row after_row)),
-	(map { $_ => [ 'triggers', "fence.$_()", ['-'] ] } qw(before_truncate _domain_restored)),
+	(map { $_ => [ 'row_triggers', "fence.$_()", ['-'] ] } qw(before_row after_row before_truncate)),
+	(map { $_ => [ 'triggers', "fence.$_()", ['-'] ] } qw(_domain_restored)),
 );
 
 $rule{derived} = sub {
