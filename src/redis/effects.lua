@@ -196,11 +196,21 @@ end
 -- The kinds. class: a key has holds of one class at a time. alone: and of one transaction. ordered: one transaction's
 -- are applied in its order.
 -- prepare(c, arguments, checks) answers 'held ...' after add_hold, else why not; apply(key, arguments, id, ns) may
--- answer 'lost'; undo(key, id, ns) if there is more to undo than the hold.
+-- answer 'lost'; undo(key, id, ns) if there is more to undo than the hold. takes: what its first arguments are, see
+-- TAKES; checks: how many there are at least.
 -- ---------------------------------------------------------------------------------------------------------------
 
+local TAKES = { m = '^%d*$', n = '^%-?%d+$', t = '' }     -- milliseconds or '', a whole number, any text
+
+local function takes(kind, arguments, checks)
+  for i = 1, #kind.takes do
+    if not arguments[i] or not find(arguments[i], TAKES[sub(kind.takes, i, i)]) then return false end
+  end
+  return not checks or #checks >= (kind.checks or 0)
+end
+
 -- once | ttl_ms -> held | own [result] | done result | busy holder...
-kinds.once = { class = 'once', alone = true, ordered = true }
+kinds.once = { class = 'once', alone = true, ordered = true, takes = 'm' }
 
 function kinds.once.prepare(c, a)
   local own, busy = is_owner(c)
@@ -220,7 +230,7 @@ function kinds.once.apply(key, a)
 end
 
 -- result | text -> held | none. The result of the once before.
-kinds.result = { class = 'once', alone = true, ordered = true }
+kinds.result = { class = 'once', alone = true, ordered = true, takes = 't' }
 
 function kinds.result.prepare(c, a)
   local own, busy = is_owner(c)
@@ -238,7 +248,7 @@ end
 -- how: 'set', 'del', or 'ttl' (the value stays); expects: '' (anything), '=' (that text), '0' (no key). value in the
 -- answer: what the key had as this transaction sees it, with what it will do itself. A hold names the one that made
 -- the value what it is then (made_by): itself, or one before a 'ttl'.
-kinds.set = { class = 'set', alone = true, ordered = true }
+kinds.set = { class = 'set', alone = true, ordered = true, takes = 'ttm', checks = 1 }
 
 function kinds.set.prepare(c, a, checks)
   local own, busy = is_owner(c)
@@ -273,7 +283,7 @@ end
 
 -- counter | delta ; min max -> held value | bound value holder... | inexact
 -- The bounds hold whatever becomes of the other holds; value: with all holds in that direction.
-kinds.counter = { class = 'counter' }
+kinds.counter = { class = 'counter', takes = 'n', checks = 2 }
 
 function kinds.counter.delta(a)
   return tonumber(a[1])
@@ -314,7 +324,7 @@ end
 
 -- transfer <from> <to> | to amount ; min max -> held value | bound value holder... | full value holder... | inexact
 -- The hold of `to` (received) only counts there: both end together with that of `from`.
-kinds.transfer = { class = 'counter' }
+kinds.transfer = { class = 'counter', takes = 'tn', checks = 2 }
 kinds.received = { class = 'counter' }
 
 function kinds.transfer.delta(a) return -tonumber(a[2]) end
@@ -363,7 +373,7 @@ end
 
 -- append | form entry stamp most -> held. form: list, zset, stream, or queue (then most is the lease of a job, in ms).
 -- An entry is "<stamp> <n> <text>", in a stream the fields stamp, n and entry.
-kinds.append = { class = 'log', ordered = true }
+kinds.append = { class = 'log', ordered = true, takes = 'tttm' }
 
 local FORM_TYPES = { list = 'list', queue = 'list', zset = 'zset', stream = 'stream' }
 
@@ -403,7 +413,7 @@ end
 
 -- publish | ttl_ms form -> held. Then pieces, see effect_piece(). form: string or hash. A small one has no shadow: it
 -- brings the whole value (from a[3] on).
-kinds.publish = { class = 'publish', alone = true, ordered = true }
+kinds.publish = { class = 'publish', alone = true, ordered = true, takes = 'mt' }
 
 local function shadow_of(ns, key, id)
   return beside(ns, 's', key) .. ':' .. id
@@ -499,6 +509,8 @@ local function effect(keys, args)
   if #keys < 1 or #keys > 2 or not n or #args < 7 + n or not kind or not kind.prepare or not is_hold(args[2]) then
     return bad('fence_effect', 'expected keys, namespace, hold, transaction, hold before, durable, kind and arguments')
   end
+  local arguments, checks = { unpack(args, 8, 7 + n) }, { unpack(args, 8 + n) }
+  if not takes(kind, arguments, checks) then return bad('fence_effect', 'malformed argument of this kind') end
   local wrong = are_strings('fence_effect', args[1], keys)
   if wrong then return wrong end
   local c = { ns = args[1], id = args[2], top = args[3], before = args[4], durable = args[5], key = keys[1] }
@@ -511,7 +523,7 @@ local function effect(keys, args)
       return owner == c.top and { 'mixed' } or refused_by_holders('busy', name)
     end
   end
-  return kind.prepare(c, { unpack(args, 8, 7 + n) }, { unpack(args, 8 + n) })
+  return kind.prepare(c, arguments, checks)
 end
 
 -- effect_piece <key> | namespace hold offset form piece... -> built. One more piece of what is published under the
@@ -566,7 +578,9 @@ end
 -- whose transaction has committed: applied, unless it was. value: a publish without one, which has to be built first.
 local function effect_redo(keys, args)
   local ns, id, kind = args[1], args[2], kinds[args[4] or '']
-  if #keys < 1 or not kind or not is_hold(id) then
+  local arguments = {}
+  for i = 5, #args do arguments[i - 4] = args[i] end      -- too many for unpack
+  if #keys < 1 or not kind or not kind.apply or not is_hold(id) or not takes(kind, arguments) then
     return bad('fence_effect_redo', 'expected key, namespace, hold, database, kind and arguments')
   end
   local wrong = are_strings('fence_effect_redo', ns, keys)
@@ -575,8 +589,6 @@ local function effect_redo(keys, args)
   local answer = end_one(ns, keys[1], id, 'apply')
   if answer == 'later' then return bad('fence_effect_redo', 'another effect has to be applied before') end
   if answer == 'none' or not is_done(ns, keys[1], id) then
-    local arguments = {}
-    for i = 5, #args do arguments[i - 4] = args[i] end
     if kind.apply(keys[1], arguments, id, ns) == 'lost' then return { 'value' } end
     mark_done(ns, keys[1], id, args[3])
   end
