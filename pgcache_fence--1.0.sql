@@ -339,6 +339,9 @@ CREATE FUNCTION fence._state(OUT state text, OUT epoch text, OUT reason text, OU
                              OUT lease_left interval, OUT bypassed_transactions bigint, OUT values_too_large bigint)
     RETURNS record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_state_view';
 CREATE VIEW fence.state AS SELECT * FROM fence._state();
+-- For scripts: waits until fences are OPEN, at most for that time, and returns the state. Not in the transaction of CREATE EXTENSION.
+CREATE FUNCTION fence.wait_open(timeout interval DEFAULT '10 s') RETURNS text
+    LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_wait_open';
 
 CREATE FUNCTION fence._nodes(OUT address text, OUT role text, OUT version text, OUT identity text, OUT epoch text,
                              OUT lease_left interval, OUT error text, OUT slots integer)

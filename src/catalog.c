@@ -199,6 +199,22 @@ domain_row_by_name(const char *name)
 	return fetch_row(COLUMN_NAME, DEFAULT_COLLATION_OID, F_TEXTEQ, CStringGetTextDatum(name));
 }
 
+HeapTuple
+catalog_find_row(Relation catalog, Oid index, AttrNumber attnum, Oid object, Snapshot snapshot)
+{
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	ScanKeyInit(&key, attnum, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(object));
+	scan = systable_beginscan(catalog, index, true, snapshot, 1, &key);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+		tuple = heap_copytuple(tuple);
+	systable_endscan(scan);
+	return tuple;
+}
+
 /* own: only those that this transaction has written. */
 static List *
 read_rows(bool own)

@@ -114,6 +114,13 @@ check_workers(Report *report)
 		put_finding(report, "error", "the courier is not running: no transaction reaches Redis", hint);
 }
 
+/* No epoch has begun since the server start, because leases that were granted before it may run, or the keeper has not looked yet. */
+static bool
+is_starting(void)
+{
+	return WORD_EPOCH(fence_word()) == 0 && (!fence_shared->bound_known || !fence_lease_bound_passed());
+}
+
 static void
 check_state(Report *report)
 {
@@ -124,7 +131,12 @@ check_state(Report *report)
 	word = fence_word();
 	strlcpy(reason, fence_shared->reason, REASON_LEN);
 	LWLockRelease(fence_shared->lock);
-	if (WORD_STATE(word) != FENCE_OPEN && !RecoveryInProgress())
+	if (WORD_STATE(word) == FENCE_OPEN || RecoveryInProgress())
+		return;
+	if (is_starting())
+		put_finding(report, "info", "the server was started a moment ago: fences are opened when the leases of before are over",
+					"SELECT fence.wait_open() waits for that; writes wait, too, or fail if their policy is error.");
+	else
 		put_finding(report, "error", psprintf("fences are %s: %s", fence_state_name(word), reason),
 					"doc/operations.md lists the reasons and what to do about each.");
 }

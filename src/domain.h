@@ -17,6 +17,7 @@
 #include "nodes/pg_list.h"
 #include "storage/lockdefs.h"
 #include "utils/relcache.h"
+#include "utils/snapshot.h"
 
 #include "metrics.h"
 #include "settings.h"
@@ -130,6 +131,12 @@ extern DomainRow *domain_row_covering(Oid relid);
 
 /* All of them. */
 extern List *domain_rows(void);
+
+/*
+ * A copy of the row with that oid in a catalogue of PostgreSQL's, found by the index on it; NULL if there is none. snapshot NULL: as the
+ * catalogue was before this command.
+ */
+extern HeapTuple catalog_find_row(Relation catalog, Oid index, AttrNumber attnum, Oid object, Snapshot snapshot);
 
 /* Every domain of this database, for announcing. A List of DomainRef in the caller's context. */
 typedef struct DomainRef

@@ -50,26 +50,6 @@ static object_access_hook_type previous_hook = NULL;
 
 static void partition_changed(Oid root_trigger);
 
-/*
- * The row of a catalogue with that oid, a copy; NULL if there is none. snapshot NULL: as the catalogue was before this
- * command.
- */
-static HeapTuple
-find_object(Relation catalog, Oid index, AttrNumber attnum, Oid object, Snapshot snapshot)
-{
-	ScanKeyData key;
-	SysScanDesc scan;
-	HeapTuple	tuple;
-
-	ScanKeyInit(&key, attnum, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(object));
-	scan = systable_beginscan(catalog, index, true, snapshot, 1, &key);
-	tuple = systable_getnext(scan);
-	if (HeapTupleIsValid(tuple))
-		tuple = heap_copytuple(tuple);
-	systable_endscan(scan);
-	return tuple;
-}
-
 /* A trigger is about to be dropped: if it is ours, so ends its domain, once. If it is a partition's, that leaves. */
 static void
 trigger_dropped(Oid trigger)
@@ -196,7 +176,7 @@ static void
 cast_changed(Oid cast, bool created)
 {
 	Relation	catalog = table_open(CastRelationId, AccessShareLock);
-	HeapTuple	tuple = find_object(catalog, CastOidIndexId, Anum_pg_cast_oid, cast, created ? SnapshotSelf : NULL);
+	HeapTuple	tuple = catalog_find_row(catalog, CastOidIndexId, Anum_pg_cast_oid, cast, created ? SnapshotSelf : NULL);
 
 	table_close(catalog, AccessShareLock);
 	if (HeapTupleIsValid(tuple) && ((Form_pg_cast) GETSTRUCT(tuple))->casttarget == JSONOID)

@@ -121,17 +121,7 @@ shape_is_ours(const FormData_pg_trigger *trigger)
 HeapTuple
 shape_find_trigger(Relation catalog, Oid trigger, Snapshot snapshot)
 {
-	ScanKeyData key;
-	SysScanDesc scan;
-	HeapTuple	tuple;
-
-	ScanKeyInit(&key, Anum_pg_trigger_oid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(trigger));
-	scan = systable_beginscan(catalog, TriggerOidIndexId, true, snapshot, 1, &key);
-	tuple = systable_getnext(scan);
-	if (HeapTupleIsValid(tuple))
-		tuple = heap_copytuple(tuple);
-	systable_endscan(scan);
-	return tuple;
+	return catalog_find_row(catalog, TriggerOidIndexId, Anum_pg_trigger_oid, trigger, snapshot);
 }
 
 static bool

@@ -8,6 +8,7 @@
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "storage/latch.h"
 #include "storage/lwlock.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
@@ -18,6 +19,7 @@
 #include "effects.h"
 #include "key.h"
 #include "metrics.h"
+#include "reader.h"
 #include "redis/library.h"
 #include "settings.h"
 #include "shared.h"
@@ -26,6 +28,7 @@
 #include "utf8.h"
 
 PG_FUNCTION_INFO_V1(fence_state_view);
+PG_FUNCTION_INFO_V1(fence_wait_open);
 PG_FUNCTION_INFO_V1(fence_nodes_view);
 PG_FUNCTION_INFO_V1(fence_pending_view);
 PG_FUNCTION_INFO_V1(fence_effects_view);
@@ -116,6 +119,23 @@ copy_nodes(FenceNode nodes[MAX_NODES])
 	memcpy(nodes, fence_shared->nodes, n * sizeof(FenceNode));
 	LWLockRelease(fence_shared->lock);
 	return n;
+}
+
+/* For scripts: waits until fences are OPEN, at most for that time; the state then. Raises 22023 if the time is negative. */
+Datum
+fence_wait_open(PG_FUNCTION_ARGS)
+{
+	int64		deadline;
+
+	shared_require();
+	deadline = fence_clock() + reader_interval_ms(PG_GETARG_INTERVAL_P(0)) * INT64CONST(1000);
+	while (WORD_STATE(fence_word()) != FENCE_OPEN && fence_clock() < deadline)
+	{
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 5, wait_event_worker());
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+	}
+	PG_RETURN_TEXT_P(cstring_to_text(fence_state_name(fence_word())));
 }
 
 Datum

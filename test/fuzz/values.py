@@ -10,7 +10,7 @@ import re
 import string
 
 # The caller asks for the pause between his own retries; a call that then takes seconds does what it was told.
-PAUSES = ('retries', 'backoff')
+PAUSES = ('retries', 'backoff', 'timeout')
 
 NUMBERS = (0, 1, -1, 2, 7, 100, 999, 1000, 1001, 65535, 65536, 2 ** 31 - 1, 2 ** 31, -2 ** 31, 2 ** 32, 2 ** 53 - 1, 2 ** 53,
            2 ** 53 + 1, 2 ** 63 - 2, 2 ** 63 - 1, -2 ** 63)

@@ -164,6 +164,17 @@ SQL
 		'unarmed', 'and what was rolled back is not announced');
 };
 
+subtest 'who pastes need not wait: wait_open, and what the doctor says of a start' => sub {
+	my $node = new_postgres('pasted', $redis, extension => 0, lease => '3s');
+
+	is($node->safe_psql('postgres', "CREATE EXTENSION pgcache_fence; SELECT fence.wait_open()"), 'OPEN', 'behind CREATE EXTENSION');
+	$node->restart;
+	my $doctor = $node->safe_psql('postgres', "SELECT severity, finding FROM fence.doctor() WHERE finding ~ 'started a moment ago|fences are'");
+	like($doctor, qr/^info\|the server was started a moment ago/, 'while the leases of before are waited for, that is what it says');
+	is($node->safe_psql('postgres', "SELECT fence.wait_open('1 ms')"), 'CLOSED', 'wait_open waits for no longer than it is told');
+	is($node->safe_psql('postgres', "SELECT fence.wait_open('1 min')"), 'OPEN', 'and no longer than it takes');
+};
+
 subtest 'tables that are attached and dropped again and again' => sub {
 	my $node = new_postgres('again', $redis);
 	my $epoch = $node->safe_psql('postgres', "CREATE TABLE stays (id int PRIMARY KEY, version int); SELECT fence.attach('stays'); SELECT epoch FROM fence.state") =~ s/.*\n//r;

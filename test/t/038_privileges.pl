@@ -238,6 +238,7 @@ my %FUNCTIONS = (
 	key_slot => [ 'everybody', "fence.key_slot('%k')", ['-'] ],
 	is_committed => [ 'everybody', "fence.is_committed('1.0')", ['-'] ],
 	_state => [ 'everybody', 'fence._state()', ['-'] ],
+	wait_open => [ 'everybody', 'fence.wait_open()', ['-'] ],
 	_nodes => [ 'everybody', 'fence._nodes()', ['-'] ],
 	_progress => [ 'everybody', 'fence._progress()', ['-'] ],
 

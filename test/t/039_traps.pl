@@ -223,7 +223,7 @@ UPDATE trap.item SET id = id WHERE id OPERATOR(pg_catalog.=) 2
 SELECT fence.commit_marker()
 PREPARE TRANSACTION 'trapped'
 SELECT fence.explain('item', '1'), fence.explain('item', '2'), fence.explain('item', '5')
-SELECT * FROM fence.state, fence._state()
+SELECT * FROM fence.state, fence._state(), fence.wait_open()
 SELECT * FROM fence.nodes, fence._nodes()
 SELECT * FROM fence.pending, fence._pending()
 SELECT * FROM fence.effects, fence._effects()

@@ -76,14 +76,6 @@ sub in_postgres_conf
 	$sql = FenceTest::Session->open($node);
 }
 
-# Until Redis knows what was attached: a person is slow enough not to notice.
-sub wait_announced
-{
-	wait_open($node);
-	poll(sub { $node->safe_psql('postgres', "SELECT count(*) FROM fence.domains d, fence.get(d.domain, '1') g WHERE g.status IN ('unarmed', 'unavailable')") eq '0' },
-		'attached tables to be announced');
-}
-
 # [statement, what it shows or undef] of each
 sub statements
 {
@@ -108,19 +100,6 @@ sub statements
 	return @found;
 }
 
-# Runs it until it shows what it should; what it said last. A reservation that was granted is committed a moment later.
-my $last_select = sub { };
-sub until_shown
-{
-	my ($run, $wanted) = @_;
-	my $got;
-
-	eval {
-		poll(sub { $got = $run->(); return 1 if shown($got, $wanted); $last_select->(); return 0 }, 'what is shown', 30);
-	};
-	return $got;
-}
-
 sub run_sql
 {
 	my ($text) = @_;
@@ -135,15 +114,13 @@ sub run_sql
 		if (defined $wanted && $statement =~ /^\s*SELECT/m && $statement !~ /attach\(/)
 		{
 			$wanted = '' if $wanted eq '(0 rows)';
-			my $got = until_shown(sub { $sql->run($statement) }, $wanted);
+			my $got = $sql->run($statement);	# at once, as somebody who pastes does
 			ok(shown($got, $wanted), $name) or diag("shown: $got\nwanted: $wanted");
-			$last_select = sub { $sql->run($statement) };
 			next;
 		}
 		my $got = eval { $sql->run($statement) };
 		ok(defined $got, $name) or diag($@);
 		is($got, $wanted, '... shows that') if defined $wanted;
-		wait_announced() if $statement =~ /\battach\(/;
 	}
 }
 
@@ -167,7 +144,7 @@ sub run_console
 		chmod 0755, "$dir/bin/redis-cli";
 	}
 	local @ENV{qw(PGHOST PGPORT PGDATABASE PATH)} = ($node->host, $node->port, 'postgres', "$dir/bin:$ENV{PATH}");
-	my $got = until_shown(sub { (output_of($script, 'sh'))[0] }, $wanted);
+	my ($got) = output_of($script, 'sh');
 	ok(shown($got, $wanted), (split /\n/, $script)[-1]) or diag("shown: $got\nwanted: $wanted");
 }
 
