@@ -37,7 +37,8 @@ CREATE TABLE fence.domain (
     columns          name[],
     ttl              interval,
     on_redis_failure text CHECK (on_redis_failure OPERATOR(pg_catalog.=) ANY (ARRAY['bypass', 'error'])),
-    publish          text NOT NULL CHECK (publish OPERATOR(pg_catalog.=) ANY (ARRAY['none', 'pubsub', 'stream', 'notify']))
+    publish          text NOT NULL CHECK (publish OPERATOR(pg_catalog.=) ANY (ARRAY['none', 'pubsub', 'stream', 'notify'])),
+    version_added    boolean NOT NULL DEFAULT false     -- fence.attach has added the version column
 );
 
 -- The version of each deleted key, so that a key that comes back goes on counting; and of each group of rows (scope

@@ -427,6 +427,7 @@ prepare_table(AttachRequest *request)
 		progress_phase("adding the version column", 0);
 		run("ALTER TABLE %s ADD COLUMN %s pg_catalog.int8 NOT NULL DEFAULT 0",
 			quoted_table(relid), quote_identifier(request->row.version_column));
+		request->row.version_added = true;
 		rel = relation_open(relid, NoLock);
 		(void) attach_check_version(request, rel);
 	}
@@ -580,6 +581,7 @@ Datum
 fence_detach(PG_FUNCTION_ARGS)
 {
 	Oid			relid = PG_GETARG_OID(0);
+	DomainRow  *attached;
 	DomainRow  *row;
 	bool		any;
 
@@ -587,6 +589,7 @@ fence_detach(PG_FUNCTION_ARGS)
 	attach_check_owner(relid);
 	LockRelationOid(relid, AccessExclusiveLock);
 	attach_check_owner(relid);
+	attached = domain_row_by_relation(relid);
 	any = drop_triggers(relid);
 
 	/* what a restore or a superuser left without triggers */
@@ -595,5 +598,10 @@ fence_detach(PG_FUNCTION_ARGS)
 		(void) end_now(row);
 	else if (!any)
 		raise_not_attached(relid);
+	if (attached != NULL && attached->version_added)
+		ereport(NOTICE,
+				(errmsg("column \"%s\" of table \"%s\" stays", attached->version_column, get_rel_name(relid)),
+				 errdetail("fence.attach has added it."),
+				 errhint("Use ALTER TABLE ... DROP COLUMN if nothing else reads it.")));
 	PG_RETURN_VOID();
 }

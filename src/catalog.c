@@ -51,7 +51,8 @@ typedef enum DomainColumn
 	COLUMN_TTL,
 	COLUMN_ON_REDIS_FAILURE,
 	COLUMN_PUBLISH,
-	NCOLUMNS = COLUMN_PUBLISH
+	COLUMN_VERSION_ADDED,
+	NCOLUMNS = COLUMN_VERSION_ADDED
 } DomainColumn;
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -144,6 +145,7 @@ row_of_tuple(HeapTuple tuple, TupleDesc desc)
 	}
 	row->on_redis_failure = text_or_null(values[COLUMN_ON_REDIS_FAILURE], nulls[COLUMN_ON_REDIS_FAILURE]);
 	row->publish = TextDatumGetCString(values[COLUMN_PUBLISH]);
+	row->version_added = DatumGetBool(values[COLUMN_VERSION_ADDED]);
 	return row;
 }
 
@@ -322,6 +324,7 @@ tuple_of_row(const DomainRow *row, TupleDesc desc)
 	values[COLUMN_TTL - 1] = IntervalPGetDatum(row->ttl);
 	set_text(values, nulls, COLUMN_ON_REDIS_FAILURE, row->on_redis_failure);
 	set_text(values, nulls, COLUMN_PUBLISH, row->publish);
+	values[COLUMN_VERSION_ADDED - 1] = BoolGetDatum(row->version_added);
 	return heap_form_tuple(desc, values, nulls);
 }
 

@@ -120,6 +120,7 @@ typedef struct DomainRow
 	Interval   *ttl;			/* or NULL */
 	char	   *on_redis_failure;	/* or NULL */
 	char	   *publish;
+	bool		version_added;	/* fence.attach has added the version column */
 } DomainRow;
 
 /* The row as of now, or NULL; palloc'd. */
