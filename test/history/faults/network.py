@@ -37,14 +37,27 @@ class Connections(Fault):
 
 
 class Commands(Connections):
-    """Only some of the library's functions suffer, in one direction, on some of the connections."""
+    """Only one of the library's functions suffers, in one direction, on some of the connections."""
 
     def __init__(self, name, describe, policy, counted):
-        super().__init__(name, describe, self.draw, counted, (2, 3), doors=[['extension']])
-        self.drawn = policy
+        super().__init__(name, describe, policy, counted, (2, 3), doors=[['extension']])
 
-    def draw(self, site, rng):
-        return {'only': rng.choice(FUNCTIONS), 'share': rng.choice((0.3, 1)), **self.drawn(site, rng)}
+    def do(self, site, rng, record):
+        # some are called only when something else is wrong: then the next one is tried
+        for function in rng.sample(FUNCTIONS, len(FUNCTIONS)):
+            policy = {'only': function, 'share': rng.choice((0.3, 1)), **self.policy(site, rng)}
+            before = site.proxy.counts()['extension'][self.counted]
+            happened = lambda: site.proxy.counts()['extension'][self.counted] - before
+            site.proxy.treat('extension', rng.getrandbits(30), **policy)
+            try:
+                time.sleep(0.5 * site.lease)
+                if happened():
+                    time.sleep(rng.uniform(*self.leases) * site.lease)
+            finally:
+                site.proxy.treat('extension')
+            record['proof'].update(doors=['extension'], policy=policy, happened={'extension': happened()})
+            if happened():
+                return
 
 
 def functions():
