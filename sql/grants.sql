@@ -33,7 +33,8 @@ SELECT n.nspname AS schema, others(coalesce(i.initprivs, acldefault('n', n.nspow
 -- Columns with privileges of their own; kinds of objects that are not listed above; objects that are not the installing superuser's.
 SELECT a.attrelid::regclass, a.attname, a.attacl FROM member m JOIN pg_attribute a ON m.classid = 'pg_class'::regclass AND m.objid = a.attrelid
 	WHERE a.attacl IS NOT NULL;
-SELECT DISTINCT m.classid::regclass AS kind FROM member m ORDER BY 1;
+-- from PostgreSQL 17 on row types are members, too
+SELECT DISTINCT m.classid::regclass AS kind FROM member m WHERE m.classid <> 'pg_type'::regclass ORDER BY 1;
 SELECT pg_describe_object(m.classid, m.objid, 0) FROM member m
 	LEFT JOIN pg_proc p ON m.classid = 'pg_proc'::regclass AND m.objid = p.oid
 	LEFT JOIN pg_class c ON m.classid = 'pg_class'::regclass AND m.objid = c.oid

@@ -496,11 +496,12 @@ fence_version_by_application(PG_FUNCTION_ARGS)
 	row = domain_row_by_relation(relid);
 	if (row == NULL)
 		raise_not_attached(relid);
-	if (strcmp(row->scope, "row") != 0)
+	if (strcmp(row->scope, "row") != 0 || row->version_column == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("triggers set no versions in rows of domain \"%s\"", row->name),
-				 errdetail("Its scope is '%s'.", row->scope)));
+				 strcmp(row->scope, "row") != 0 ? errdetail("Its scope is '%s'.", row->scope) :
+				 errdetail("It has no version column.")));
 	request.row = *row;
 	request.key_given = true;
 	rel = relation_open(relid, NoLock);

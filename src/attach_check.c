@@ -60,6 +60,12 @@ check_cache(const DomainRow *row)
 				 errmsg("cache => 'row' needs scope => 'row'"),
 				 errdetail("Only a row that has a fence of its own is known when it is written."),
 				 errhint("With scope => '%s' values are stored by readers.", row->scope)));
+	if (strcmp(row->cache, "row") == 0 && row->version_column == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("cache => 'row' needs a version column"),
+				 errdetail("What COMMIT brings is compared by the version in it."),
+				 errhint("Name a version column, or leave values to readers with cache => 'none'.")));
 }
 
 static void
@@ -420,11 +426,11 @@ attach_check_version(AttachRequest *request, Relation rel)
 	}
 	if (name == NULL)
 	{
-		if (!manual || request->add_version)
+		if (request->add_version)
 			ereport(ERROR,
 					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-					 errmsg("version must not be null"),
-					 errhint("Only scope => 'manual' works without a version column.")));
+					 errmsg("add_version needs a name for the version column"),
+					 errhint("Leave out version, or add_version: with version => NULL the versions are kept in a table of the extension.")));
 		return true;
 	}
 	request->version_attnum = get_attnum(RelationGetRelid(rel), name);

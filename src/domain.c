@@ -358,6 +358,7 @@ fill_entry(Entry *entry, const DomainRow *row)
 	domain->relid = row->relid;
 	domain->scope = strcmp(row->scope, "row") == 0 ? SCOPE_ROW :
 		strcmp(row->scope, "group") == 0 ? SCOPE_GROUP : SCOPE_MANUAL;
+	domain->version_aside = domain->scope == SCOPE_GROUP || (domain->scope == SCOPE_ROW && row->version_column == NULL);
 	domain->tag = row->tag ? pstrdup(row->tag) : NULL;
 	foreach(lc, row->columns)
 		domain->columns = lappend(domain->columns, pstrdup(lfirst(lc)));
@@ -437,7 +438,7 @@ build_entry(const DomainRow *row, Oid relid)
 		resolve_key(&entry->domain, row, rel);
 		resolve_version(&entry->domain, row, rel);
 		entry->domain.builtin_types = has_builtin_types(RelationGetDescr(rel));
-		entry->domain.reserved_after = check_shape(row, relid) || entry->domain.scope != SCOPE_ROW;
+		entry->domain.reserved_after = check_shape(row, relid) || entry->domain.scope == SCOPE_MANUAL || entry->domain.version_aside;
 		table_close(rel, AccessShareLock);
 	}
 	MemoryContextSwitchTo(old);
@@ -612,7 +613,7 @@ domain_has_writer_lock(const Domain *domain)
 bool
 domain_has_versions(const Domain *domain)
 {
-	return OidIsValid(domain->relid) && (domain->scope == SCOPE_GROUP || domain->version_name != NULL);
+	return OidIsValid(domain->relid) && (domain->version_aside || domain->version_name != NULL);
 }
 
 int64

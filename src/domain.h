@@ -61,6 +61,7 @@ typedef struct Domain
 	KeyColumn  *keys;
 	Oid			key_index;		/* by which rows are found: the unique index on exactly the key columns; of a group any
 								 * that begins with them. InvalidOid: there is none */
+	bool		version_aside;	/* versions are in fence.tombstone: of groups, and of rows without a version column */
 	char	   *version_name;
 	AttrNumber	version_attnum;
 	Oid			version_type;	/* INT2OID, INT4OID or INT8OID */

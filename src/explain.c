@@ -106,7 +106,7 @@ value_is_current(const Explanation *e)
 static bool
 is_there(const Explanation *e)
 {
-	return e->status.is_row || (e->domain->scope == SCOPE_GROUP && e->status.row_version != NO_VERSION);
+	return e->status.is_row || (e->domain->version_aside && e->status.row_version != NO_VERSION);
 }
 
 static void

@@ -247,7 +247,7 @@ fence_group_version(PG_FUNCTION_ARGS)
 	char	   *key = key_argument(fcinfo, 1, domain);
 
 	reader_require(domain);
-	if (domain->scope != SCOPE_GROUP)
+	if (!domain->version_aside)
 		ereport(ERROR,
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
 				 errmsg("domain \"%s\" is no domain of groups", domain->name),

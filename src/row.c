@@ -120,7 +120,7 @@ row_current_version(const Domain *domain, const char *key, bool *is_row)
 	HeapTuple	row = NULL;
 	int64		version = NO_VERSION;
 
-	if (domain->scope == SCOPE_GROUP)
+	if (domain->version_aside)
 		version = tombstone_group_version(domain->id, key, snapshot);
 	else if ((row = find_row(domain, key, snapshot, &leaf, &rel)) != NULL)
 	{
@@ -359,7 +359,8 @@ row_as_jsonb(const Domain *domain, const char *key, Snapshot snapshot, Datum *js
 		if (row == NULL)
 			return false;
 		json = row_as_json(leaf, row, RelationGetDescr(rel));
-		*version = domain_row_version(leaf, row, RelationGetDescr(rel));
+		*version = domain->version_aside ? tombstone_group_version(domain->id, key, snapshot) :
+			domain_row_version(leaf, row, RelationGetDescr(rel));
 		if (writer)
 			*writer = writer_of(row);
 		relation_close(rel, AccessShareLock);

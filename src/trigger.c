@@ -403,14 +403,14 @@ fence_after_row(PG_FUNCTION_ARGS)
 	Domain	   *domain = trigger_domain(fcinfo, TRIGGER_EVENT_AFTER, TRIGGER_EVENT_ROW);
 	TupleDesc	desc = RelationGetDescr(data->tg_relation);
 	HeapTuple	row = data->tg_trigtuple;
-	bool		first = domain->reserved_after && domain->scope == SCOPE_ROW && TRIGGER_FIRED_BY_UPDATE(data->tg_event);
+	bool		first = domain->reserved_after && !domain->version_aside && TRIGGER_FIRED_BY_UPDATE(data->tg_event);
 
 	if (renumber_is_running(domain))
 		return PointerGetDatum(NULL);
 	/* BEFORE ROW has seen all rows of the statement; what is reserved only here comes one after the other */
 	if (!first || begins_statement())
-		coordinator_send_early(!first && domain->scope != SCOPE_GROUP);
-	if (domain->scope == SCOPE_GROUP)
+		coordinator_send_early(!first && !domain->version_aside);
+	if (domain->version_aside)
 	{
 		group_changed(domain, row, desc);
 		if (TRIGGER_FIRED_BY_UPDATE(data->tg_event))
