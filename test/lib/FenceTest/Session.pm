@@ -92,6 +92,8 @@ sub _error
 	my ($text) = @_;
 	my @lines = grep { /^(?:ERROR|FATAL|DETAIL|HINT):/ || /server closed the connection/ } split /\n/, $text;
 
+	# a NOTICE has details and hints, too
+	@lines = () unless grep { !/^(?:DETAIL|HINT):/ } @lines;
 	s/^(?:ERROR|FATAL):\s+// foreach @lines;
 	return @lines ? join("\n", @lines) : undef;
 }
