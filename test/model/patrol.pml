@@ -14,6 +14,17 @@
 
 #define LISTED(p, i) (R[p].up && R[p].epoch != 0 && (R[p].pend[i] != 0 || R[p].dpend[i]))
 
+#define SETTLE(p, i) delete_fence(p); void_others(p, i); drop_own(p, i)
+#ifdef MOVES
+#define SETTLE_AT(p, i) \
+	if \
+	:: FENCE_HERE(p) -> SETTLE(p, i) \
+	:: else -> end_away(p, i) \
+	fi
+#else
+#define SETTLE_AT(p, i) SETTLE(p, i)
+#endif
+
 inline settle_at(p)
 {
 	if
@@ -24,7 +35,7 @@ inline settle_at(p)
 #ifdef MUTATION_settling_keeps_the_fence
 		:: found == COMMITTED && !R[p].dpend[i] -> void_others(p, i); drop_own(p, i)
 #else
-		:: found == COMMITTED && !R[p].dpend[i] -> delete_fence(p); void_others(p, i); drop_own(p, i)
+		:: found == COMMITTED && !R[p].dpend[i] -> SETTLE_AT(p, i)
 #endif
 		:: found == ABORTED && R[p].dpend[i] -> R[p].dpend[i] = 0
 		:: found == ABORTED && !R[p].dpend[i] -> drop_own(p, i)
