@@ -42,7 +42,7 @@ CREATE TABLE fence.domain (
 );
 
 -- The version of each deleted key, so that a key that comes back goes on counting; and of each group of rows (scope
--- 'group'), which has no row of its own. These are never pruned: removed_at is infinity.
+-- 'group'), or row of a table without a version column, since its first change. These are never pruned: removed_at is infinity.
 CREATE TABLE fence.tombstone (
     domain_id  bigint NOT NULL,
     key        text COLLATE "C" NOT NULL,

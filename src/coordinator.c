@@ -2,7 +2,8 @@
  * coordinator.c
  *	  This backend's conversation with Redis; see coordinator.h.
  *
- * Owns: this backend's letters and what their answers mean for its reservations; its connection for questions.
+ * Owns: this backend's letters and what their answers mean for its reservations; what COMMIT says, announcements of what it has
+ * attached included; its connection for questions.
  */
 #include "postgres.h"
 

@@ -12,8 +12,8 @@
  * that passes later proves that the rows are still those that were computed from.
  *
  * Locks: AccessShareLock to read the catalogue, RowExclusiveLock to write it, kept to the end.
- * Must never: run the user's function with other rights than the caller's, or with the caller's search_path: what it
- * computes is served to others.
+ * Must never: run the user's function with other rights than those of its owner, or with the caller's search_path: what it
+ * computes is served to others, and whoever reads it must not run another's code with rights of his own.
  */
 #include "postgres.h"
 

@@ -25,7 +25,7 @@
 typedef enum DomainScope
 {
 	SCOPE_ROW,					/* one fence per row; triggers write it */
-	SCOPE_GROUP,				/* one fence for all rows with the same key; its version lives in fence.tombstone */
+	SCOPE_GROUP,				/* one fence for all rows with the same key */
 	SCOPE_MANUAL				/* fences are written by begin_write only */
 } DomainScope;
 
