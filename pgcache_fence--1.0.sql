@@ -169,32 +169,49 @@ CREATE VIEW fence.domains AS
       FROM fence.domain d;
 
 -- ---------------------------------------------------------------------------------------------------------------------
--- Reading and writing through the fence
+-- Reading and writing through the fence. What takes the values of a key is there twice, and both are the same function in C:
+-- with text[] for literals and for parameters without a type, with "any" for values of all other types (src/argument.c). Neither
+-- is STRICT: a null among the values is an error, not a null.
 -- ---------------------------------------------------------------------------------------------------------------------
 
 CREATE FUNCTION fence.fence_key(domain text, VARIADIC key text[]) RETURNS text
-    LANGUAGE C STRICT STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_fence_key';
+    LANGUAGE C STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_fence_key';
+CREATE FUNCTION fence.fence_key(domain text, VARIADIC key "any") RETURNS text
+    LANGUAGE C STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_fence_key';
 CREATE FUNCTION fence.value_key(domain text, VARIADIC key text[]) RETURNS text
-    LANGUAGE C STRICT STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_value_key';
+    LANGUAGE C STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_value_key';
+CREATE FUNCTION fence.value_key(domain text, VARIADIC key "any") RETURNS text
+    LANGUAGE C STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_value_key';
 -- The hash slot (0 to 16383) of a name in Redis. Of n shards, shard slot * n / 16384 (rounded down, from 0) has it.
 CREATE FUNCTION fence.key_slot(name text) RETURNS integer
     LANGUAGE C STRICT IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_key_slot';
 
--- Names of several fences of a domain: each element is a key or, of an array of two dimensions, each row.
+-- Names of several fences of a domain: each element is a key or, of an array of two dimensions, each row. Of text[] only: with a
+-- second one PostgreSQL could not tell which one a literal '{1,2}' is for.
 CREATE FUNCTION fence.fence_keys(domain text, keys text[]) RETURNS text[]
     LANGUAGE C STRICT STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_fence_keys';
 
 -- The version of a group in the snapshot of the statement: to be read together with its rows. 0 before its first change.
 CREATE FUNCTION fence.group_version(domain text, VARIADIC key text[]) RETURNS bigint
-    LANGUAGE C STRICT STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_group_version';
+    LANGUAGE C STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_group_version';
+CREATE FUNCTION fence.group_version(domain text, VARIADIC key "any") RETURNS bigint
+    LANGUAGE C STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_group_version';
 
 CREATE FUNCTION fence.get(domain text, VARIADIC key text[],
                           OUT status text, OUT token text, OUT version bigint, OUT ticket text, OUT value text)
-    RETURNS record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_get';
+    RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_get';
+CREATE FUNCTION fence.get(domain text, VARIADIC key "any",
+                          OUT status text, OUT token text, OUT version bigint, OUT ticket text, OUT value text)
+    RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_get';
 CREATE FUNCTION fence.read(domain text, VARIADIC key text[]) RETURNS jsonb
-    LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_read';
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_read';
+CREATE FUNCTION fence.read(domain text, VARIADIC key "any") RETURNS jsonb
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_read';
 CREATE FUNCTION fence.put(domain text, token text, ticket text, version bigint, value text, ttl interval,
                           VARIADIC key text[]) RETURNS text
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_put';
+CREATE FUNCTION fence.put(domain text, token text, ticket text, version bigint, value text, ttl interval,
+                          VARIADIC key "any") RETURNS text
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_put';
 
 -- Never a strong read: freshness tells whether what was found is fresh, pending, stale or unknown; none, unavailable: nothing
@@ -202,7 +219,11 @@ CREATE FUNCTION fence.put(domain text, token text, ticket text, version bigint, 
 CREATE FUNCTION fence.peek(domain text, VARIADIC key text[],
                            OUT freshness text, OUT token text, OUT version bigint, OUT value text, OUT stamp text,
                            OUT newest_version bigint)
-    RETURNS record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_peek';
+    RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_peek';
+CREATE FUNCTION fence.peek(domain text, VARIADIC key "any",
+                           OUT freshness text, OUT token text, OUT version bigint, OUT value text, OUT stamp text,
+                           OUT newest_version bigint)
+    RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_peek';
 
 -- Several keys that agree. fences: names as fence_key and fence_keys tell them. get_many gets them all, in as few calls as
 -- their places allow; read_many returns values of one moment: from the cache if all are there and unchanged, tried again
@@ -223,14 +244,22 @@ CREATE FUNCTION fence.define_derived(name text, sources text[], compute regproce
 CREATE FUNCTION fence.drop_derived(name text) RETURNS void
     LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_drop_derived';
 CREATE FUNCTION fence.read_derived(name text, VARIADIC arguments text[]) RETURNS jsonb
-    LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_read_derived';
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_read_derived';
+CREATE FUNCTION fence.read_derived(name text, VARIADIC arguments "any") RETURNS jsonb
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_read_derived';
 CREATE FUNCTION fence.derived_keys(name text, VARIADIC arguments text[], OUT fence text, OUT value text)
-    RETURNS record LANGUAGE C STRICT STABLE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_derived_keys';
+    RETURNS record LANGUAGE C STABLE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_derived_keys';
+CREATE FUNCTION fence.derived_keys(name text, VARIADIC arguments "any", OUT fence text, OUT value text)
+    RETURNS record LANGUAGE C STABLE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_derived_keys';
 
 CREATE FUNCTION fence.begin_write(domain text, observed bigint, VARIADIC key text[]) RETURNS bigint
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_begin_write';
+CREATE FUNCTION fence.begin_write(domain text, observed bigint, VARIADIC key "any") RETURNS bigint
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_begin_write';
 CREATE FUNCTION fence.abort_write(domain text, VARIADIC key text[]) RETURNS void
-    LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_abort_write';
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_abort_write';
+CREATE FUNCTION fence.abort_write(domain text, VARIADIC key "any") RETURNS void
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_abort_write';
 
 -- Detached reservations, for work that spans several transactions: until commit or abort with the token, from any session, or
 -- until the row has reached the version, or the lease is over, strong reads of the key say pending. They stand from COMMIT of
@@ -238,6 +267,10 @@ CREATE FUNCTION fence.abort_write(domain text, VARIADIC key text[]) RETURNS void
 -- caller has read; NULL: that which the row has now. commit returns the version to be stored where the caller stores it
 -- (scope 'manual'), in the same transaction. Like begin_write for the owner, and for whom he grants them.
 CREATE FUNCTION fence.reserve(domain text, observed bigint, lease interval, VARIADIC key text[],
+                              OUT version bigint, OUT token uuid)
+    RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp AS 'MODULE_PATHNAME', 'fence_reserve';
+CREATE FUNCTION fence.reserve(domain text, observed bigint, lease interval, VARIADIC key "any",
                               OUT version bigint, OUT token uuid)
     RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp AS 'MODULE_PATHNAME', 'fence_reserve';
@@ -251,7 +284,11 @@ CREATE FUNCTION fence.abort(token uuid) RETURNS void
 CREATE FUNCTION fence.status(domain text, VARIADIC key text[],
                              OUT fence_version bigint, OUT row_version bigint, OUT relation text, OUT pending integer,
                              OUT token text)
-    RETURNS record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_status';
+    RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_status';
+CREATE FUNCTION fence.status(domain text, VARIADIC key "any",
+                             OUT fence_version bigint, OUT row_version bigint, OUT relation text, OUT pending integer,
+                             OUT token text)
+    RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_status';
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Effects: changes of keys in Redis that happen at COMMIT, and not at all after ROLLBACK (doc/patterns.md). Keys are the
@@ -390,7 +427,9 @@ CREATE FUNCTION fence.audit(domain text, fraction double precision DEFAULT 1.0,
                             OUT relation text, OUT count bigint)
     RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_audit';
 CREATE FUNCTION fence.repair(domain text, VARIADIC key text[]) RETURNS text
-    LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_repair';
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_repair';
+CREATE FUNCTION fence.repair(domain text, VARIADIC key "any") RETURNS text
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_repair';
 
 -- Compares all rows of a domain with their fences and repairs what is ahead or behind; tells what was found.
 CREATE FUNCTION fence.repair_domain(domain text, OUT relation text, OUT count bigint)
@@ -409,7 +448,9 @@ CREATE FUNCTION fence.doctor(OUT severity text, OUT finding text, OUT hint text)
 
 -- In words, why the key is a hit, a miss, pending or unarmed right now.
 CREATE FUNCTION fence.explain(domain text, VARIADIC key text[], OUT topic text, OUT finding text)
-    RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_explain';
+    RETURNS SETOF record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_explain';
+CREATE FUNCTION fence.explain(domain text, VARIADIC key "any", OUT topic text, OUT finding text)
+    RETURNS SETOF record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_explain';
 
 -- Counters since the server start or the last reset, and gauges: of this database's domains, and of the whole server. For
 -- those who watch servers (pg_monitor).
@@ -423,10 +464,15 @@ CREATE VIEW fence.metrics AS
 CREATE FUNCTION fence.reset_metrics() RETURNS void
     LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_reset_metrics';
 
-REVOKE ALL ON FUNCTION fence.attach, fence.detach, fence.detach_domain, fence.version_by_application, fence.renumber, fence.put,
-                       fence.begin_write, fence.abort_write, fence.reserve, fence.commit, fence.abort, fence.define_derived, fence.drop_derived,
-                       fence._pending, fence._effects, fence._metrics, fence.audit, fence.repair, fence.repair_domain,
+REVOKE ALL ON FUNCTION fence.attach, fence.detach, fence.detach_domain, fence.version_by_application, fence.renumber,
+                       fence.commit, fence.abort, fence.define_derived, fence.drop_derived,
+                       fence._pending, fence._effects, fence._metrics, fence.audit, fence.repair_domain,
                        fence.reset_metrics, fence.doctor, fence._domain_restored FROM PUBLIC;
+REVOKE ALL ON FUNCTION fence.put(text, text, text, bigint, text, interval, text[]), fence.put(text, text, text, bigint, text, interval, "any"),
+                       fence.begin_write(text, bigint, text[]), fence.begin_write(text, bigint, "any"),
+                       fence.abort_write(text, text[]), fence.abort_write(text, "any"),
+                       fence.reserve(text, bigint, interval, text[]), fence.reserve(text, bigint, interval, "any"),
+                       fence.repair(text, text[]), fence.repair(text, "any") FROM PUBLIC;
 -- Of the internal functions everybody keeps those below the views that everybody may read (PostgreSQL asks the reader for EXECUTE),
 -- and those of the triggers: partitions of fenced tables, and restored ones, are made by their owners.
 -- Effects reach any key that Redis lets this server reach, outside of its namespace.

@@ -256,7 +256,7 @@ SELECT fence.commit('00000000-0000-0000-0000-000000000000');
 SELECT fence.abort('00000000-0000-0000-0000-000000000000');
 SELECT * FROM fence.reservation;
 RESET ROLE;
-GRANT EXECUTE ON FUNCTION fence.reserve, fence.commit, fence.abort TO regress_fence_detached;
+GRANT EXECUTE ON FUNCTION fence.reserve(text, bigint, interval, text[]), fence.commit, fence.abort TO regress_fence_detached;
 SET ROLE regress_fence_detached;
 SELECT version, token FROM fence.reserve('detached.item', 1, '1 hour', '1') \gset
 SELECT fence.abort(:'token');
@@ -264,7 +264,7 @@ SELECT * FROM fence.reservation;
 RESET ROLE;
 SELECT pending FROM settled('detached.item', '1');
 SELECT count(*) FROM fence.reservation WHERE token = :'token';
-REVOKE EXECUTE ON FUNCTION fence.reserve, fence.commit, fence.abort FROM regress_fence_detached;
+REVOKE EXECUTE ON FUNCTION fence.reserve(text, bigint, interval, text[]), fence.commit, fence.abort FROM regress_fence_detached;
 REVOKE USAGE ON SCHEMA detached FROM regress_fence_detached;
 DROP ROLE regress_fence_detached;
 

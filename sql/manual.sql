@@ -131,7 +131,7 @@ SELECT fence.begin_write('manual.free', 0, 'a', 'b', '{:%}');
 SELECT fill('manual.free', 1, 'three', 'a', 'b', '{:%}');
 SELECT fence, get, value FROM look('manual.free', 'a', 'b', '{:%}');
 SELECT fence, get FROM look('manual.free', 'a', 'b,{:%}');
-SELECT fence.begin_write('manual.free', 0, VARIADIC '{}');
+SELECT fence.begin_write('manual.free', 0, VARIADIC '{}'::text[]);
 
 -- exact to the last digit; beyond half of what a bigint holds only one by one
 SELECT fence.begin_write('manual.free', 9007199254740992, 'big');

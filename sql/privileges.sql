@@ -145,12 +145,13 @@ SELECT fence.attach('item');
 SELECT fence.detach('item');
 CREATE TABLE fence.mine (id int);
 RESET ROLE;
-GRANT EXECUTE ON FUNCTION fence.put TO regress_fence_reader;
+GRANT EXECUTE ON FUNCTION fence.put(text, text, text, bigint, text, interval, text[]) TO regress_fence_reader;
 SET ROLE regress_fence_reader;
 SELECT fence.put('privileges.item', :'token', :'ticket', 0, 'x', NULL, '4');
+SELECT fence.put('privileges.item', :'token', :'ticket', 0, 'x', NULL, 4);
 SELECT status, value FROM fence.get('privileges.item', '4');
 RESET ROLE;
-REVOKE EXECUTE ON FUNCTION fence.put FROM regress_fence_reader;
+REVOKE EXECUTE ON FUNCTION fence.put(text, text, text, bigint, text, interval, text[]) FROM regress_fence_reader;
 
 --
 -- Row-level security: a cached row knows no policies
@@ -200,19 +201,23 @@ SELECT * FROM fence.peek('privileges.manual', '1');
 SELECT * FROM fence.status('privileges.manual', '1');
 SELECT * FROM fence.explain('privileges.manual', '1');
 RESET ROLE;
-GRANT EXECUTE ON FUNCTION fence.put TO regress_fence_stranger;
-GRANT EXECUTE ON FUNCTION fence.begin_write TO regress_fence_reader;
+-- one of the two functions of a name is enough
+GRANT EXECUTE ON FUNCTION fence.put(text, text, text, bigint, text, interval, "any") TO regress_fence_stranger;
+GRANT EXECUTE ON FUNCTION fence.begin_write(text, bigint, text[]) TO regress_fence_reader;
 SET ROLE regress_fence_stranger;
 SELECT status FROM fence.get('privileges.manual', '1');
 SELECT fence_version FROM fence.status('privileges.manual', '1');
 SET ROLE regress_fence_reader;
 SELECT status FROM fence.get('privileges.manual', '1');
 RESET ROLE;
-REVOKE EXECUTE ON FUNCTION fence.put FROM regress_fence_stranger;
-REVOKE EXECUTE ON FUNCTION fence.begin_write FROM regress_fence_reader;
+REVOKE EXECUTE ON FUNCTION fence.put(text, text, text, bigint, text, interval, "any") FROM regress_fence_stranger;
+REVOKE EXECUTE ON FUNCTION fence.begin_write(text, bigint, text[]) FROM regress_fence_reader;
+-- another function of the name, which somebody has put there, is none of them
+CREATE FUNCTION fence.put(text) RETURNS text LANGUAGE sql AS 'SELECT $1';
 SET ROLE regress_fence_stranger;
 SELECT status FROM fence.get('privileges.manual', '1');
 RESET ROLE;
+DROP FUNCTION fence.put(text);
 SELECT fence.detach_domain('privileges.manual');
 
 --

@@ -224,7 +224,7 @@ SELECT * FROM fence.get('no such domain', '1');
 SELECT fence.read('', '1');
 SELECT fence.read('note', '1');
 SELECT * FROM fence.get('reading.note', '1', '2');
-SELECT * FROM fence.get('reading.note', VARIADIC '{}');
+SELECT * FROM fence.get('reading.note', VARIADIC '{}'::text[]);
 SELECT * FROM fence.get('reading.note', 'one');
 SELECT fence.status('reading.note', '99999999999');
 SELECT * FROM fence.audit('reading.note', 0);

@@ -47,6 +47,7 @@
 #include "utils/timestamp.h"
 #include "utils/varlena.h"
 
+#include "argument.h"
 #include "compat.h"
 #include "key.h"
 #include "many.h"
@@ -241,10 +242,10 @@ parse_source(const char *text)
 }
 
 /* The key's parts for these arguments; checks that there are so many. texts NULL: only checks. */
-static const char **
+static Argument *
 source_parts(const Source *source, const Domain *domain, int nargs, char **texts, int *nparts)
 {
-	const char **parts;
+	Argument   *parts;
 
 	*nparts = source->nparts < 0 ? domain->nkeys : source->nparts;
 	if (*nparts != domain->nkeys)
@@ -252,7 +253,7 @@ source_parts(const Source *source, const Domain *domain, int nargs, char **texts
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("wrong number of key values for domain \"%s\"", domain->name),
 				 errdetail("Its key has %d columns, the source has %d values.", domain->nkeys, *nparts)));
-	parts = palloc(sizeof(char *) * Max(*nparts, 1));
+	parts = palloc(sizeof(Argument) * Max(*nparts, 1));
 	for (int i = 0; i < *nparts; i++)
 	{
 		int			argument = source->nparts < 0 ? i + 1 : source->arguments[i];
@@ -261,7 +262,9 @@ source_parts(const Source *source, const Domain *domain, int nargs, char **texts
 			ereport(ERROR,
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 					 errmsg("source \"%s\" needs argument %d, but the function has %d", source->domain, argument, nargs)));
-		parts[i] = argument == 0 ? source->literals[i] : texts ? texts[argument - 1] : NULL;
+		if (texts != NULL)
+			parts[i] = (Argument) {.type = TEXTOID,
+				.value = CStringGetTextDatum(argument == 0 ? source->literals[i] : texts[argument - 1])};
 	}
 	return parts;
 }
@@ -442,9 +445,38 @@ fence_drop_derived(PG_FUNCTION_ARGS)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
+/* The text of argument i for the input function of the parameter's type; in the settings of row_use_standard_settings. */
+static char *
+argument_of_function(const Derivation *d, int i, const Argument *given)
+{
+	Oid			type = getBaseType(d->types[i]);
+	Oid			output;
+	bool		varlena;
+
+	if (given->isnull)
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("argument %d of derived value \"%s\" must not be null", i + 1, d->definition->name)));
+	switch (argument_form(given->type, type))
+	{
+		case ARGUMENT_TEXT:
+			return argument_text(given);
+		case ARGUMENT_VALUE:
+			getTypeOutputInfo(type, &output, &varlena);
+			return OidOutputFunctionCall(output, given->value);
+		case ARGUMENT_UNFIT:
+			break;
+	}
+	ereport(ERROR,
+			(errcode(ERRCODE_DATATYPE_MISMATCH),
+			 errmsg("argument %d of derived value \"%s\" is of type %s", i + 1, d->definition->name, format_type_be(given->type)),
+			 errdetail("The function takes %s.", format_type_be(d->types[i])),
+			 errhint("Cast it to that type.")));
+}
+
 /* Parses the arguments by the function's types and prints them: one text for each value. */
 static void
-resolve_arguments(Derivation *d, char **given, int ngiven)
+resolve_arguments(Derivation *d, const Argument *given, int ngiven)
 {
 	int			nest_level = NewGUCNestLevel();
 
@@ -462,7 +494,7 @@ resolve_arguments(Derivation *d, char **given, int ngiven)
 		bool		varlena;
 
 		getTypeInputInfo(d->types[i], &proc, &ioparam);
-		d->values[i] = OidInputFunctionCall(proc, given[i], ioparam, -1);
+		d->values[i] = OidInputFunctionCall(proc, argument_of_function(d, i, &given[i]), ioparam, -1);
 		getTypeOutputInfo(d->types[i], &proc, &varlena);
 		d->texts[i] = OidOutputFunctionCall(proc, d->values[i]);
 	}
@@ -479,12 +511,12 @@ resolve_sources(Derivation *d)
 		Source		source = parse_source(d->definition->sources[i]);
 		Domain	   *domain = domain_by_name(source.domain, false);
 		int			nparts;
-		const char **parts = source_parts(&source, domain, d->nargs, d->texts, &nparts);
+		Argument   *parts = source_parts(&source, domain, d->nargs, d->texts, &nparts);
 
 		reader_require(domain);
 		reader_require_primary();
 		reader_require_source(domain);
-		d->sources[i] = many_item(domain, key_of_texts(domain, nparts, parts));
+		d->sources[i] = many_item(domain, key_of_arguments(domain, nparts, parts));
 	}
 }
 
@@ -513,18 +545,21 @@ value_name(const Derivation *d)
 }
 
 /*
- * Everything about the value that arguments 0 (name) and 1 (VARIADIC text[]) mean. Who may not read all the sources, or
+ * Everything about the value that arguments 0 (name) and those from 1 on mean. Who may not read all the sources, or
  * not run the function, may not have its results either.
  */
 static void
 derivation_arguments(FunctionCallInfo fcinfo, Derivation *d)
 {
-	char	  **given;
-	int			ngiven;
+	Argument   *given;
+	int			ngiven = argument_list(fcinfo, 1, &given);
 
 	shared_require();
+	if (PG_ARGISNULL(0) || ngiven < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("the name of a derived value, and its arguments, must not be null")));
 	d->definition = load_definition(text_to_cstring(PG_GETARG_TEXT_PP(0)));
-	given = texts_of_array(PG_GETARG_ARRAYTYPE_P(1), &ngiven);
 	d->function = DatumGetObjectId(DirectFunctionCall1(regprocedurein, CStringGetDatum(d->definition->compute)));
 	check_function(d->function);
 	if (object_aclcheck(ProcedureRelationId, d->function, GetUserId(), ACL_EXECUTE) != ACLCHECK_OK)

@@ -64,20 +64,14 @@ domain_argument(FunctionCallInfo fcinfo, int n)
 char *
 key_argument(FunctionCallInfo fcinfo, int n, const Domain *domain)
 {
-	Datum	   *values;
-	bool	   *nulls;
-	int			nparts;
-	const char **parts;
+	Argument   *parts;
+	int			nparts = argument_list(fcinfo, n, &parts);
 
-	if (PG_ARGISNULL(n))
+	if (nparts < 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("the key must not be null")));
-	deconstruct_array(PG_GETARG_ARRAYTYPE_P(n), TEXTOID, -1, false, TYPALIGN_INT, &values, &nulls, &nparts);
-	parts = palloc(sizeof(char *) * Max(nparts, 1));
-	for (int i = 0; i < nparts; i++)
-		parts[i] = nulls[i] ? NULL : TextDatumGetCString(values[i]);
-	return key_of_texts(domain, nparts, parts);
+	return key_of_arguments(domain, nparts, parts);
 }
 
 Datum
@@ -114,18 +108,18 @@ fence_fence_keys(PG_FUNCTION_ARGS)
 	Datum	   *values;
 	bool	   *nulls;
 	int			n;
-	const char **parts;
+	Argument   *parts;
 
 	if (ARR_NDIM(array) > 2)
 		ereport(ERROR,
 				(errcode(ERRCODE_ARRAY_SUBSCRIPT_ERROR),
 				 errmsg("keys must be an array of one or two dimensions")));
 	deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT, &values, &nulls, &n);
-	parts = palloc(sizeof(char *) * (n + 1));
+	parts = palloc(sizeof(Argument) * (n + 1));
 	for (int i = 0; i < n; i++)
-		parts[i] = nulls[i] ? NULL : TextDatumGetCString(values[i]);
+		parts[i] = (Argument) {.type = TEXTOID, .value = values[i], .isnull = nulls[i]};
 	for (int i = 0; i < n / nparts; i++)
-		values[i] = CStringGetTextDatum(key_fence_name(domain, key_of_texts(domain, nparts, parts + i * nparts)));
+		values[i] = CStringGetTextDatum(key_fence_name(domain, key_of_arguments(domain, nparts, parts + i * nparts)));
 	PG_RETURN_ARRAYTYPE_P(construct_array(values, n / nparts, TEXTOID, -1, false, TYPALIGN_INT));
 }
 

@@ -13,7 +13,10 @@
 /* The domain that argument n names. Raises 22004 for a null, 42704 if there is none, 55000 if the library is not loaded. */
 extern Domain *domain_argument(FunctionCallInfo fcinfo, int n);
 
-/* The canonical key of the VARIADIC text[] argument n. Raises 22004 for a null, and what key_of_texts raises. */
+/*
+ * The canonical key of the values from argument n on, VARIADIC text[] or "any". Raises 22004 for a null array, and what
+ * argument_list and key_of_arguments raise.
+ */
 extern char *key_argument(FunctionCallInfo fcinfo, int n, const Domain *domain);
 
 /*

@@ -363,7 +363,7 @@ compare_texts:
 }
 
 static void
-check_parts(const Domain *domain, int nparts, const char *const *parts)
+check_parts(const Domain *domain, int nparts, const Argument *parts)
 {
 	if (nparts == 0 || (OidIsValid(domain->relid) && nparts != domain->nkeys))
 	{
@@ -379,14 +379,53 @@ check_parts(const Domain *domain, int nparts, const char *const *parts)
 				 errdetail("At least one is needed.")));
 	}
 	for (int i = 0; i < nparts; i++)
-		if (parts[i] == NULL)
+		if (parts[i].isnull)
 			ereport(ERROR,
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 					 errmsg("key value %d for domain \"%s\" is null", i + 1, domain->name)));
 }
 
+static void
+raise_unfit(const Domain *domain, int i, Oid type)
+{
+	const KeyColumn *column = OidIsValid(domain->relid) ? &domain->keys[i] : NULL;
+
+	ereport(ERROR,
+			(errcode(ERRCODE_DATATYPE_MISMATCH),
+			 errmsg("key value %d for domain \"%s\" is of type %s", i + 1, domain->name, format_type_be(type)),
+			 column ? errdetail("Key column \"%s\" is of type %s.", column->name, format_type_be(column->input_type)) :
+			 errdetail("The domain has no table: its key values are texts, integers, UUIDs and labels of enums."),
+			 OidIsValid(get_element_type(type)) ? errhint("Write VARIADIC before an array of all values of the key.") :
+			 column ? errhint("Cast it to the type of the column.") :
+			 errhint("Cast it to text, in the same way wherever the key is named.")));
+}
+
+/* One value that a caller gave. */
+static void
+print_part(StringInfo buf, const Domain *domain, int i, const Argument *part)
+{
+	KeyColumn  *column = OidIsValid(domain->relid) ? &domain->keys[i] : NULL;
+	char	   *text;
+
+	switch (argument_form(part->type, column ? column->input_type : InvalidOid))
+	{
+		case ARGUMENT_VALUE:
+			print_value(buf, column, part->value);
+			break;
+		case ARGUMENT_TEXT:
+			text = argument_text(part);
+			if (column == NULL)
+				key_encode(buf, text);
+			else
+				print_value(buf, column, InputFunctionCall(&column->input, text, column->input_ioparam, column->input_typmod));
+			break;
+		case ARGUMENT_UNFIT:
+			raise_unfit(domain, i, part->type);
+	}
+}
+
 char *
-key_of_texts(const Domain *domain, int nparts, const char *const *parts)
+key_of_arguments(const Domain *domain, int nparts, const Argument *parts)
 {
 	StringInfoData buf;
 
@@ -399,16 +438,7 @@ key_of_texts(const Domain *domain, int nparts, const char *const *parts)
 		if (i > 0)
 			appendStringInfoChar(&buf, ',');
 		start = buf.len;
-		if (!OidIsValid(domain->relid))
-			key_encode(&buf, parts[i]);
-		else
-		{
-			KeyColumn  *column = &domain->keys[i];
-			Datum		value = InputFunctionCall(&column->input, unconstify(char *, parts[i]),
-												  column->input_ioparam, column->input_typmod);
-
-			print_value(&buf, column, value);
-		}
+		print_part(&buf, domain, i, &parts[i]);
 		finish_part(&buf, start);
 	}
 	return finish_key(domain, &buf);

@@ -15,6 +15,7 @@
 #define FENCE_KEY_H
 
 #include "access/htup.h"
+#include "argument.h"
 #include "domain.h"
 
 #define NAME_MAX_LENGTH 4000	/* bytes of a name in Redis; fence.lua refuses longer ones than 4096 */
@@ -30,10 +31,11 @@ extern char *key_of_tuple(const Domain *domain, HeapTuple tuple, TupleDesc desc)
 extern bool key_same(const Domain *domain, HeapTuple a, HeapTuple b, TupleDesc desc);
 
 /*
- * The key that a caller spells, each part parsed by its column's type. Raises 22023 for a wrong number of parts or a
- * NULL, and whatever the type's input function raises.
+ * The key that a caller gives: texts are parsed by their columns' types, of other types are taken those that argument.c lets
+ * stand for the column's. Palloc'd. Raises 22023 for a wrong number of parts or a NULL, 42804 for a type that does not fit, 54000 if it
+ * is longer than KEY_MAX_LENGTH, and whatever the type's input function raises.
  */
-extern char *key_of_texts(const Domain *domain, int nparts, const char *const *parts);
+extern char *key_of_arguments(const Domain *domain, int nparts, const Argument *parts);
 
 /*
  * Parts of a canonical key, decoded (palloc'd strings, palloc'd array); *nparts is set. False if malformed, or of no text

@@ -12,6 +12,7 @@
 #include "access/xlog.h"
 #include "catalog/pg_namespace.h"
 #include "catalog/pg_proc.h"
+#include "catalog/pg_type.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
@@ -48,14 +49,38 @@ PG_FUNCTION_INFO_V1(fence_read);
 PG_FUNCTION_INFO_V1(fence_put);
 PG_FUNCTION_INFO_V1(fence_peek);
 
-/* Whether the user may call this function of schema fence. */
+/*
+ * Whether the user may call this function of schema fence, which has these arguments and then key values. Each such function is
+ * there twice (argument.c), and who may call one of the two can do with it all that the other does. They are looked up by all of their types:
+ * of other functions of the name, whoever made them, none counts.
+ */
 static bool
-may_call(char *name)
+may_call(char *name, int ntypes, const Oid *types)
 {
-	Oid			function = LookupFuncName(list_make2(makeString("fence"), makeString(name)), -1, NULL, true);
+	static const Oid key_types[] = {TEXTARRAYOID, ANYOID};
+	Oid			all[FUNC_MAX_ARGS];
+	bool		may = false;
 
-	return OidIsValid(function) &&
-		object_aclcheck(ProcedureRelationId, function, GetUserId(), ACL_EXECUTE) == ACLCHECK_OK;
+	memcpy(all, types, sizeof(Oid) * ntypes);
+	for (int i = 0; i < (int) lengthof(key_types) && !may; i++)
+	{
+		Oid			function;
+
+		all[ntypes] = key_types[i];
+		function = LookupFuncName(list_make2(makeString("fence"), makeString(name)), ntypes + 1, all, true);
+		may = OidIsValid(function) &&
+			object_aclcheck(ProcedureRelationId, function, GetUserId(), ACL_EXECUTE) == ACLCHECK_OK;
+	}
+	return may;
+}
+
+static bool
+may_write_anything(void)
+{
+	static const Oid put[] = {TEXTOID, TEXTOID, TEXTOID, INT8OID, TEXTOID, INTERVALOID};
+	static const Oid begin_write[] = {TEXTOID, INT8OID};
+
+	return may_call("put", lengthof(put), put) || may_call("begin_write", lengthof(begin_write), begin_write);
 }
 
 void
@@ -65,12 +90,12 @@ reader_require(const Domain *domain)
 
 	if (!OidIsValid(domain->relid))
 	{
-		if (!may_call("put") && !may_call("begin_write"))
+		if (!may_write_anything())
 			ereport(ERROR,
 					(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 					 errmsg("permission denied for domain \"%s\"", domain->name),
 					 errdetail("It has no table whose privileges could decide: who may write it may read it."),
-					 errhint("GRANT EXECUTE ON FUNCTION fence.put, or fence.begin_write, to the role.")));
+					 errhint("GRANT EXECUTE ON FUNCTION fence.begin_write(text, bigint, text[]), or fence.put, to the role.")));
 		return;
 	}
 	/* as if he named the table: who is not let into a schema may have SELECT on all that is in it */

@@ -389,7 +389,7 @@ CREATE ROLE operator LOGIN;
 GRANT fence_admin TO operator;
 GRANT USAGE, CREATE ON SCHEMA public TO owner;
 GRANT EXECUTE ON FUNCTION fence.attach, fence.detach TO owner;
-GRANT EXECUTE ON FUNCTION fence.audit, fence.repair, fence._pending TO fence_admin;
+GRANT EXECUTE ON FUNCTION fence.audit, fence.repair(text, text[]), fence._pending TO fence_admin;
 GRANT SELECT ON fence.pending TO fence_admin;
 SQL
 	my $owner = FenceTest::Session->open($node, user => 'owner');

@@ -83,8 +83,9 @@ sub executes
 {
 	my ($role, $function) = @_;
 
-	return is_one($role, qw(superuser deputy executor owner_executor)) || ($role eq 'filler' && $function eq 'put')
-	  || ($role eq 'beginner' && $function eq 'begin_write') || ($role eq 'monitor' && is_one($function, qw(doctor _metrics)));
+	return is_one($role, qw(superuser deputy executor owner_executor))
+	  || ($role eq 'filler' && $function eq 'fence.put(text,text,text,bigint,text,interval,text[])')
+	  || ($role eq 'beginner' && $function eq 'fence.begin_write(text,bigint,"any")') || ($role eq 'monitor' && is_one($function, qw(doctor _metrics)));
 }
 
 my $setup = <<'SQL';
@@ -98,8 +99,8 @@ CREATE ROLE write_all IN ROLE pg_write_all_data;
 CREATE ROLE owner_executor IN ROLE table_owner;
 %plain
 ALTER DATABASE postgres OWNER TO db_owner;
-GRANT EXECUTE ON FUNCTION fence.put TO filler;
-GRANT EXECUTE ON FUNCTION fence.begin_write TO beginner;
+GRANT EXECUTE ON FUNCTION fence.put(text, text, text, bigint, text, interval, text[]) TO filler;
+GRANT EXECUTE ON FUNCTION fence.begin_write(text, bigint, "any") TO beginner;
 CREATE SCHEMA app AUTHORIZATION schema_owner;
 GRANT USAGE ON SCHEMA app TO PUBLIC;
 GRANT CREATE ON SCHEMA app TO table_owner, other_owner;
@@ -230,10 +231,22 @@ my %SOURCES = (of_item => [qw(item part)], of_guarded => [qw(item guarded)], of_
 	by_secret => ['item']);
 my @DERIVED = (sort(keys %SOURCES), 'none');
 
+# Those that take the values of a key are there twice: with texts, and with values of any type.
+my %BEFORE_KEY = (put => 'text,text,text,bigint,text,interval', begin_write => 'text,bigint', reserve => 'text,bigint,interval');
+
+sub keyed
+{
+	my ($name, $rule, $call, @rest) = @_;
+	my $types = $BEFORE_KEY{$name} // 'text';
+	(my $typed = $call) =~ s/'%k'/%k/;
+
+	return ("fence.$name($types,text[])" => [ $rule, $call, @rest ], "fence.$name($types,\"any\")" => [ $rule, $typed, @rest ]);
+}
+
 # Every function: its rule, a call with valid arguments, and the objects. %x: the key of an effect.
 my %FUNCTIONS = (
-	fence_key => [ 'everybody', "fence.fence_key('%o', '%k')", \@ANY ],
-	value_key => [ 'everybody', "fence.value_key('%o', '%k')", \@ANY ],
+	keyed(fence_key => 'everybody', "fence.fence_key('%o', '%k')", \@ANY),
+	keyed(value_key => 'everybody', "fence.value_key('%o', '%k')", \@ANY),
 	fence_keys => [ 'everybody', "fence.fence_keys('%o', '{%k}')", \@ANY ],
 	key_slot => [ 'everybody', "fence.key_slot('%k')", ['-'] ],
 	is_committed => [ 'everybody', "fence.is_committed('1.0')", ['-'] ],
@@ -242,25 +255,25 @@ my %FUNCTIONS = (
 	_nodes => [ 'everybody', 'fence._nodes()', ['-'] ],
 	_progress => [ 'everybody', 'fence._progress()', ['-'] ],
 
-	get => [ 'readers', "fence.get('%o', '%k')", \@ANY ],
-	peek => [ 'readers', "fence.peek('%o', '%k')", \@ANY ],
-	status => [ 'readers', "fence.status('%o', '%k')", \@ANY ],
-	explain => [ 'readers', "fence.explain('%o', '%k')", \@ANY ],
+	keyed(get => 'readers', "fence.get('%o', '%k')", \@ANY),
+	keyed(peek => 'readers', "fence.peek('%o', '%k')", \@ANY),
+	keyed(status => 'readers', "fence.status('%o', '%k')", \@ANY),
+	keyed(explain => 'readers', "fence.explain('%o', '%k')", \@ANY),
 	get_many => [ 'readers', "fence.get_many(fence.fence_key('%o', '%k'), fence.fence_key('%o', '-%k'))", \@ANY ],
-	read => [ 'readers', "fence.read('%o', '%k')", [ @ROW_DOMAINS, qw(grp none) ] ],
+	keyed(read => 'readers', "fence.read('%o', '%k')", [ @ROW_DOMAINS, qw(grp none) ]),
 	read_many => [ 'readers', "fence.read_many(fence.fence_keys('%o', '{%k,-%k}'))", [ @ROW_DOMAINS, qw(grp none) ] ],
-	group_version => [ 'readers', "fence.group_version('%o', '%k')", [qw(grp none)] ],
-	read_derived => [ 'derived', "fence.read_derived('%o', '%k')", \@DERIVED ],
-	derived_keys => [ 'derived', "fence.derived_keys('%o', '%k')", \@DERIVED ],
+	keyed(group_version => 'readers', "fence.group_version('%o', '%k')", [qw(grp none)]),
+	keyed(read_derived => 'derived', "fence.read_derived('%o', '%k')", \@DERIVED),
+	keyed(derived_keys => 'derived', "fence.derived_keys('%o', '%k')", \@DERIVED),
 
-	put => [ 'trusted', "1 / (fence.put('%o', :'token', :'ticket', 1, 'x', NULL, '%k') = 'stored')::int", \@ANY, before => $token ],
-	begin_write => [ 'trusted', "fence.begin_write('%o', 0, '%k')", \@MANUAL ],
-	abort_write => [ 'trusted', "fence.abort_write('%o', '%k')", \@MANUAL, before => "SELECT fence.begin_write('%o', 0, '%k')" ],
-	reserve => [ 'trusted', "fence.reserve('%o', NULL, '1 ms', '%k')", [ @ROW_DOMAINS, qw(grp none) ] ],
+	keyed(put => 'trusted', "1 / (fence.put('%o', :'token', :'ticket', 1, 'x', NULL, '%k') = 'stored')::int", \@ANY, before => $token),
+	keyed(begin_write => 'trusted', "fence.begin_write('%o', 0, '%k')", \@MANUAL),
+	keyed(abort_write => 'trusted', "fence.abort_write('%o', '%k')", \@MANUAL, before => "SELECT fence.begin_write('%o', 0, '%k')"),
+	keyed(reserve => 'trusted', "fence.reserve('%o', NULL, '1 ms', '%k')", [ @ROW_DOMAINS, qw(grp none) ]),
 	commit => [ 'trusted', "fence.commit(:'uuid')", \@CACHED, before => $uuid ],
 	abort => [ 'trusted', "fence.abort(:'uuid')", \@CACHED, before => $uuid ],
 	audit => [ 'trusted', "fence.audit('%o')", \@ANY ],
-	repair => [ 'trusted', "fence.repair('%o', '%k')", \@ANY ],
+	keyed(repair => 'trusted', "fence.repair('%o', '%k')", \@ANY),
 	repair_domain => [ 'trusted', "fence.repair_domain('%o')", \@ANY ],
 	doctor => [ 'trusted', 'fence.doctor()', ['-'] ],
 	reset_metrics => [ 'trusted', 'fence.reset_metrics()', ['-'] ],
@@ -531,9 +544,9 @@ ddl($_) foreach (
 );
 # Who has a privilege without being allowed to grant it is only warned: that it stays is told by the fingerprint below
 ddl($_, all("$DENIED|$ALLOWED", @OTHERS), keep => 1) foreach (
-	'GRANT EXECUTE ON FUNCTION fence.put TO PUBLIC', 'GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA fence TO %r',
+	'GRANT EXECUTE ON FUNCTION fence.put(text, text, text, bigint, text, interval, text[]) TO PUBLIC', 'GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA fence TO %r',
 	'GRANT SELECT ON fence.tombstone TO PUBLIC', 'GRANT CREATE ON SCHEMA fence TO %r', 'REVOKE USAGE ON SCHEMA fence FROM PUBLIC',
-	'REVOKE SELECT ON fence.domain FROM PUBLIC', 'REVOKE EXECUTE ON FUNCTION fence.get FROM PUBLIC',
+	'REVOKE SELECT ON fence.domain FROM PUBLIC', 'REVOKE EXECUTE ON FUNCTION fence.get(text, text[]) FROM PUBLIC',
 );
 # Only a provider of labels could tell who may
 ddl("SECURITY LABEL ON FUNCTION $function IS 'x'", all('22023', @OTHERS));
