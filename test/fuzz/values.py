@@ -77,6 +77,10 @@ def mutated(rng, text):
     return text[:200000]
 
 
+# What values of keys are given as, besides text: some fit some columns
+KEY_TYPES = ('integer', 'integer', 'bigint', 'smallint', 'numeric', 'oid', 'name', 'varchar', 'uuid', 'timestamptz', 'boolean', 'jsonb')
+
+
 class SqlValues:
     """Expressions for arguments of SQL functions."""
 
@@ -86,6 +90,8 @@ class SqlValues:
     def argument(self, number, name, type_name, domain, effect):
         """number: the one draw that decides all. domain: the one that the call is about."""
         rng = random.Random(number)
+        if type_name == '"any"':                # the values of a key, in an array
+            type_name = rng.choice(KEY_TYPES) + '[]'
         if rng.random() < 0.06:
             return 'NULL::' + type_name
         if rng.random() < 0.02:                 # another type
