@@ -112,7 +112,7 @@ help:
 	@echo 'make lint            check style and syntax of all that is C, Lua, shell, Python and Perl'
 	@echo 'make analyze         gcc -fanalyzer over the C files; a minute'
 	@echo 'make clean           remove what was built'
-	@echo 'sh test/run.sh       all tests, on private servers; installs what it needs'
+	@echo 'sh test/run.sh       all tests, on private servers; installs what it needs (--all: before a release)'
 	@echo 'sh test/coverage.sh  which lines of the C files the tests reach'
 	@echo 'sh test/deb.sh       the Debian package, built and used in clean chroots'
 	@echo 'sh test/demo.sh      the main job, live'

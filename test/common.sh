@@ -8,6 +8,28 @@
 say() { printf '%s\n' "$*"; }
 die() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit 2; }
 
+# tell_newest DIRECTORY: what the log there that was written last says, and how many tests in it are done.
+tell_newest() {
+	# shellcheck disable=SC2010,SC2012
+	newest=$(ls -t "$1"/*.log 2>/dev/null | grep -vE '/(postgres|redis)[.]log$' | head -n 1)
+	[ -n "$newest" ] || return 0
+	finished=$(grep -cE '^(not )?ok |[.][.][.] (ok|FAILED) |[.]pl [.]+ ' "$newest")
+	say "... at $(date +%T): $(basename "$newest" .log), $finished done; $(tail -n 1 "$newest" | cut -c 1-110)"
+}
+
+# pulse COMMAND...: runs it every half minute beside the script, so that no long step is silent; stop_pulse, and at the latest
+# the end of the script, ends it.
+pulse() {
+	(while sleep 30 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do "$@"; done) &
+	pulse=$!
+}
+
+stop_pulse() {
+	# a shell that has only just begun may not heed anything less
+	[ -z "${pulse:-}" ] || kill -KILL "$pulse" 2>/dev/null
+	pulse=
+}
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Packages (outside)
 # ----------------------------------------------------------------------------------------------------------------------
@@ -143,6 +165,7 @@ begin_outside() {
 }
 
 end_outside() {
+	stop_pulse
 	unguard_services
 	rm -rf "$outside"
 }

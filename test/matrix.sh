@@ -180,7 +180,7 @@ if [ "$(id -u)" -ne 0 ] && ! command -v sudo >/dev/null; then
 	exit 77
 fi
 # the files of a chroot are root's
-end_outside() { unguard_services; as_root rm -rf "$outside"; }
+end_outside() { stop_pulse; unguard_services; as_root rm -rf "$outside"; }
 installed mmdebstrap || available mmdebstrap && install_packages mmdebstrap
 if ! can_enter; then
 	say 'no chroot can be made here: mmdebstrap is missing, or namespaces and mounts are not allowed'
@@ -197,6 +197,7 @@ if [ -n "$keep" ]; then
 	place=$(cd "$keep" && pwd)
 fi
 rm -f "$place"/*.row
+pulse tell_newest "$place"
 
 # in_parallel WHAT NAME... [-- ARG...]: the steps in a session of their own, which the traps of begin_outside end.
 in_parallel() {
@@ -223,6 +224,7 @@ fi
 of=$names
 in_parallel test "$@"
 tests=$?
+stop_pulse
 
 table=$(
 	say '| combination | PostgreSQL | hiredis | server | gcc | result | time |'

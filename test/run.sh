@@ -13,8 +13,10 @@ top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 
 usage() {
 	cat <<-TEXT
-	usage: sh test/run.sh [--only LEVEL]... [NAME...]
+	usage: sh test/run.sh [--all] [--seed N] [--only LEVEL]... [NAME...]
 
+	  --all          also what takes long: every fault, the long configurations of the model, longer runs; before a release
+	  --seed N       what is drawn at random is drawn from it; default: drawn, and printed
 	  --only LEVEL   unit, regress, isolation, tap, fuzz, history, model, clients, demo or matrix; may be repeated
 	  NAME           only the tests of that name; shell patterns are allowed ('key*')
 
@@ -23,6 +25,8 @@ usage() {
 }
 
 base=
+all=
+seed=
 levels=
 patterns=
 
@@ -32,6 +36,12 @@ parse_arguments() {
 	esac
 	while [ $# -gt 0 ]; do
 		case $1 in
+		--all) all=--all ;;
+		--seed)
+			case ${2:-} in '' | *[!0-9]*) usage >&2; exit 2 ;; esac
+			seed=$2
+			shift
+			;;
 		--only)
 			case ${2:-} in
 			unit | regress | isolation | tap | fuzz | history | model | clients | demo | matrix) levels="$levels $2" ;;
@@ -77,12 +87,15 @@ run_matrix() {
 	level matrix
 	log=$outside/matrix.log
 	# a mirror that does not answer must not hold everything else
+	: >"$log"
 	setsid timeout --kill-after=30 $matrix_seconds sh "$top/test/matrix.sh" --short "$@" >"$log" 2>&1 &
 	inside=$!
+	tail -n +1 -f --pid="$inside" "$log" &
+	shown=$!
 	wait "$inside"
 	status=$?
 	inside=
-	cat "$log"
+	wait "$shown"
 	echo '0 0' >"$outside/matrix.counts"
 	if [ $status -eq 77 ]; then
 		say 'matrix: skipped, see above for why; only the versions of this machine are tested'
@@ -98,12 +111,16 @@ run_matrix() {
 parse_arguments "$@"
 if [ -z "$base" ]; then
 	begin_outside
+	pulse tell_newest "$outside"
 	clients=
 	if wanted clients; then clients="chromium|chromium-headless-shell $(node_packages)"; fi
 	# shellcheck disable=SC2086
 	install_packages $test_packages $clients
+	stop_pulse
 	if wanted matrix; then run_matrix; fi
+	pulse tell_newest "$outside"
 	if wanted clients; then install_modules; fi		# if it fails, so does the level
+	stop_pulse
 	run_inside run.sh "$@"
 	exit $?
 fi
@@ -122,6 +139,7 @@ recall_failures() {
 }
 
 finish() {
+	stop_pulse
 	if [ -e "$base/matrix.counts" ]; then
 		read -r good bad <"$base/matrix.counts"
 		passed=$((passed + good))
@@ -174,7 +192,7 @@ clients_chosen() {
 model_chosen() {
 	set -f
 	# shellcheck disable=SC2086
-	sh "$1" --list $patterns
+	sh "$1" --list ${patterns:-$all}
 	set +f
 }
 
@@ -274,7 +292,21 @@ run_tap_program() {
 	failed=$((failed + bad))
 }
 
-# The history checker and the faults that it injects, on a build in which tests can stop a backend anywhere.
+# run_history_programs NAME...: one after the other. Leaves what they counted in a file, for they have a shell of their own.
+run_history_programs() {
+	passed=0
+	failed=0
+	for name in "$@"; do
+		case $name in
+		test_checker) run_tap_program "history-$name" /usr/bin/python3 "test/history/$name.py" ;;
+		*) run_tap_program "history-$name" /usr/bin/python3 "test/history/$name.py" --seed "$seed" $all ;;
+		esac
+	done
+	echo "$passed $failed" >"$base/history-$1.counts"
+}
+
+# The history checker and the faults that it injects, on a build in which tests can stop a backend anywhere. Mostly they wait
+# and last for a set time, each with servers of its own: so the longest of them runs beside the others.
 run_history() {
 	level history
 	make -s clean
@@ -282,13 +314,28 @@ run_history() {
 		failed=$((failed + 1))
 		return
 	fi
-	for name in $1; do run_tap_program "history-$name" /usr/bin/python3 "test/history/$name.py"; done
+	others=
+	beside=
+	for name in $1; do
+		case $name in
+		test_faults) run_history_programs test_faults & beside=$! ;;
+		*) others="$others $name" ;;
+		esac
+	done
+	# shellcheck disable=SC2086
+	[ -z "$others" ] || (run_history_programs $others)
+	[ -z "$beside" ] || wait "$beside"
+	for counts in "$base"/history-*.counts; do
+		read -r good bad <"$counts"
+		passed=$((passed + good))
+		failed=$((failed + bad))
+	done
 }
 
-# Every function with senseless arguments, for some time; test/fuzz.sh does it for longer.
+# Every function with senseless arguments, for some time (seconds); test/fuzz.sh does it for longer.
 run_fuzz() {
 	level fuzz
-	run_tap_program fuzz /usr/bin/python3 test/fuzz/fuzz.py
+	run_tap_program fuzz /usr/bin/python3 test/fuzz/fuzz.py --seed "$seed" --seconds "$([ -n "$all" ] && echo 300 || echo 60)"
 }
 
 # The models of the protocol, present and next: no servers, two processors for some minutes.
@@ -344,7 +391,23 @@ show_tap_logs() {
 	done
 }
 
+# What runs now, every half minute.
+tell_progress() {
+	tell_newest "$base"
+	case $newest in
+	*/tap.log)
+		for file in tmp_check/log/regress_log_*; do
+			name=${file##*/regress_log_}
+			grep -qs "test/t/${name}[.]pl [.]" "$newest" || printf '... at work: %s\n' "$name"
+		done
+		;;
+	esac
+}
+
 begin_inside "$base"
+[ -n "$seed" ] || seed=$(od -An -N 3 -t u4 /dev/urandom | tr -d ' ')
+say "seed $seed: what is drawn at random is drawn again with --seed $seed"
+pulse tell_progress
 say "PostgreSQL $("$bindir/postgres" --version | sed 's/.*) //'), $("$REDIS_SERVER" --version | cut -d' ' -f1-3)"
 
 if ! make -s lint; then

@@ -72,6 +72,7 @@ def fuzz(place, watch, seconds):
     with place.client(timeout=60) as client:
         while not watch.over():
             number += 1
+            print('# round %d, after %d s and %d calls' % (number, time.monotonic() - begun, watch.calls), flush=True)
             if not run_round(number, sessions, watch) or not watch.after_round():
                 break
             if before is None and time.monotonic() - begun > seconds / 3:

@@ -496,15 +496,19 @@ def tell_examples(checker, faults, number):
 # ----------------------------------------------------------------------------------------------------------------------
 
 def effects(history, faults, end):
-    """Of each fault: the longest time without any hit, the longest wait of a COMMIT, the hit rate before and after."""
+    """Of each fault: the longest time without any hit, the longest wait of a COMMIT (without the time for which the fault
+    itself held that writer's backend), the hit rate before and after."""
     hits = sorted(read[8] for read in history.reads if read[1] == 'h')
     reads = sorted(read[8] for read in history.reads if read[1] != 'n')
-    commits = [(t.sent, t.end) for t in history.txns.values() if t.outcome == 'c' and t is not BEFORE_ALL]
+    commits = [(t.sent, t.end, 'history-%d' % t.worker) for t in history.txns.values()
+               if t.outcome == 'c' and t is not BEFORE_ALL]
     result = []
     for n, fault in enumerate(faults):
         begin = fault['injected']
         until = faults[n + 1]['injected'] if n + 1 < len(faults) else end
-        waits = [b - max(a, begin) for a, b in commits if b >= begin and a <= until]
+        who, since, held_until = fault.get('stopped') or (None, 0, 0)
+        waits = [b - max(a, begin) - (max(0, min(b, held_until) - max(a, since)) if name == who else 0)
+                 for a, b, name in commits if b >= begin and a <= until]
         result.append({'name': fault['name'], 'bypass': longest_gap(hits, begin, until) / 1e9,
                        'wait': max(waits, default=0) / 1e9, 'before': rate(hits, reads, begin - 10**9, begin),
                        'after': rate(hits, reads, until - 10**9, until)})

@@ -21,8 +21,8 @@ static const struct
 	const char *sql;
 }			statements[] =
 {
-	{"row", "SELECT version, val FROM item WHERE id = $1"},
-	{"rows", "SELECT id, version, val FROM item WHERE id = ANY ($1::int[])"},
+	{"row", "SELECT version, val, fenced_version(item) FROM item WHERE id = $1"},
+	{"rows", "SELECT id, version, val, fenced_version(item) FROM item WHERE id = ANY ($1::int[])"},
 	{"update", "UPDATE item SET val = $2 WHERE id = $1 RETURNING id, version, val"},
 	{"update_version", "UPDATE item SET val = $2, version = $3 WHERE id = $1 AND version = $4 RETURNING id, version, val"},
 	{"insert", "INSERT INTO item (id, val) VALUES ($1, $2) ON CONFLICT (id) DO UPDATE SET val = EXCLUDED.val "

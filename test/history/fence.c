@@ -8,6 +8,7 @@
 #include "history.h"
 
 #define BY_READER	"\"by\":\"reader\""	/* in what a reader puts; what a commit brings is the row alone */
+#define FENCED		"\"fenced\":"			/* the fence's version; in what a commit brings it is the row's own */
 
 typedef struct Names
 {
@@ -27,11 +28,13 @@ parse_payload(const char *payload, Row *row)
 {
 	const char *version = strstr(payload, "\"version\":");
 	const char *val = strstr(payload, "\"val\":");
+	const char *fenced = strstr(payload, FENCED);
 
 	if (version == NULL || val == NULL)
 		return false;
 	row->version = strtoll(version + 10, NULL, 10);
 	row->val = strtoll(val + 6, NULL, 10);
+	row->fenced = fenced == NULL ? row->version : strtoll(fenced + strlen(FENCED), NULL, 10);
 	return true;
 }
 
@@ -53,7 +56,7 @@ take_answer(redisReply *const *words, size_t n, Cached *found)
 	{
 		/* the version of the header must be that of the payload; else the checker shall see it */
 		found->kind = strstr(words[3]->str, BY_READER) != NULL ? READ_HIT : READ_WRITTEN;
-		if (found->row.version != strtoll(words[2]->str, NULL, 10))
+		if (found->row.fenced != strtoll(words[2]->str, NULL, 10))
 			found->row.val = NONE;
 		snprintf(found->token, sizeof(found->token), "%s", words[1]->str);
 	}
@@ -152,9 +155,9 @@ fence_fill(Client *c, int key, const Cached *found, const Row *row)
 
 	follow_endpoints(c);
 	names_of(c, key, &names);
-	snprintf(version, sizeof(version), "%lld", (long long) row->version);
-	snprintf(payload, sizeof(payload), "{\"id\":%d,\"version\":%lld,\"val\":%lld," BY_READER "}", key, (long long) row->version,
-			 (long long) row->val);
+	snprintf(version, sizeof(version), "%lld", (long long) row->fenced);
+	snprintf(payload, sizeof(payload), "{\"id\":%d,\"version\":%lld,\"val\":%lld," FENCED "%lld," BY_READER "}", key,
+			 (long long) row->version, (long long) row->val, (long long) row->fenced);
 	reply = redis_call(c, 10, (const char *[]) {"FCALL", "fence_put", "2", names.fence, names.value, found->token,
 					   found->ticket, version, payload, "0"});
 	if (reply != NULL)
@@ -174,7 +177,7 @@ fence_check(Client *c, const int *keys, const Cached *found, int n)
 		redisReply *reply;
 
 		names_of(c, keys[i], &names);
-		snprintf(version, sizeof(version), "%lld", (long long) found[i].row.version);
+		snprintf(version, sizeof(version), "%lld", (long long) found[i].row.fenced);
 		reply = redis_call(c, 6, (const char *[]) {"FCALL", "fence_check", "1", names.fence, found[i].token, version});
 		all = reply != NULL && reply->type == REDIS_REPLY_INTEGER && reply->integer == 1;
 		if (reply != NULL)

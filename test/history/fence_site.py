@@ -222,6 +222,11 @@ class Site:
     def epoch(self):
         return self.state()[1]
 
+    def longest_wait(self):
+        """Seconds in which every write ends, whatever became of Redis: a lease and the margin until nobody can have a hit
+        any more; the rest is for the machine."""
+        return self.lease + self.margin + 1
+
     def wait_open(self, seconds=60, above=-1):
         """Waits until fences are OPEN, in an epoch above the given one."""
         seen = [None]

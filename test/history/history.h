@@ -153,6 +153,7 @@ typedef struct Row
 {
 	int64_t		version;			/* NONE: there is no such row */
 	int64_t		val;
+	int64_t		fenced;				/* what the fence counts as its version: the same, or kept aside */
 } Row;
 
 /* What a strategy's get found. */

@@ -91,7 +91,7 @@ lease_get(Client *c, int key, Cached *found)
 {
 	redisReply *reply = evaluate(c, get_script, key, "", "", "");
 	Row		   *near = &level1[key];
-	Row			far = {0, 0};
+	Row			far = {0};
 	int64_t		fence;
 	char	   *rest;
 

@@ -22,12 +22,12 @@ read_row(Client *c, int key, Row *row)
 		return false;
 	result = pg_execute(c, "row", 1, (const char *[]) {text});
 	ok = pg_ok(result);
-	row->version = NONE;
-	row->val = NONE;
+	*row = (Row) {NONE, NONE, NONE};
 	if (ok && PQntuples(result) == 1)
 	{
 		row->version = pg_number(result, 0, 0);
 		row->val = pg_number(result, 0, 1);
+		row->fenced = pg_number(result, 0, 2);
 	}
 	PQclear(result);
 	return ok;
@@ -92,10 +92,10 @@ read_rows(Client *c, const int *keys, Row *rows, int n)
 	ok = pg_ok(result);
 	for (int i = 0; i < n; i++)
 	{
-		rows[i] = (Row) {NONE, NONE};
+		rows[i] = (Row) {NONE, NONE, NONE};
 		for (int r = 0; ok && r < PQntuples(result); r++)
 			if (pg_number(result, r, 0) == keys[i])
-				rows[i] = (Row) {pg_number(result, r, 1), pg_number(result, r, 2)};
+				rows[i] = (Row) {pg_number(result, r, 1), pg_number(result, r, 2), pg_number(result, r, 3)};
 	}
 	PQclear(result);
 	return ok;

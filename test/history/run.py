@@ -44,8 +44,9 @@ def arguments(parser):
     parser.add_argument('--keys', type=int, default=64)
     parser.add_argument('--cache', choices=('none', 'row'), default=None,
                         help='of strategy fence: who fills the cache, readers only or commits too; default: drawn')
-    parser.add_argument('--versions', choices=('trigger', 'application'), default=None,
-                        help='of strategy fence: who sets the versions of changed rows; default: drawn')
+    parser.add_argument('--versions', choices=('trigger', 'application', 'aside'), default=None,
+                        help='of strategy fence: who sets the versions of changed rows; aside: the table is attached with '
+                        'version => NULL, and without --cache row; default: one of the first two, drawn')
     parser.add_argument('--pause-us', type=int, default=3000, help='of a writer between two transactions')
     parser.add_argument('--gap', type=float, default=1.0, help='seconds between two faults')
     parser.add_argument('--once', action='store_true', help='each fault once')
@@ -184,12 +185,15 @@ class Run:
     def write_record(self):
         def ns(seconds):
             return None if seconds is None else int(seconds * 1e9)
+
+        def stopped(who):
+            return who and (who[0], ns(who[1]), ns(who[2]))
         with open(os.path.join(self.directory, 'run', 'run.json'), 'w') as file:
             json.dump({'strategy': self.options.strategy, 'seed': self.options.seed,
                        'losses': [ns(loss) for loss in self.losses], 'lost_grace': ns(self.site.lease),
                        'logs': self.logs,
-                       'faults': [{'name': r['name'], 'injected': ns(r['injected']), 'healed': ns(r['healed'])}
-                                  for r in self.records]}, file, indent=1)
+                       'faults': [{'name': r['name'], 'injected': ns(r['injected']), 'healed': ns(r['healed']),
+                                   'stopped': stopped(r.get('stopped'))} for r in self.records]}, file, indent=1)
 
     def judge(self):
         result = checker.check(os.path.join(self.directory, 'run'), self.options.examples)
@@ -200,6 +204,8 @@ class Run:
             self.complaints.append('there was no hit, so nothing is proven')
         if self.options.strategy == 'fence' and (result['written'] > 0) != (self.options.cache == 'row'):
             self.complaints.append('cache %s, and %d hits of what commits wrote' % (self.options.cache, result['written']))
+        result['slow'] = ['%s: a COMMIT waited %.2f s, of %.2f' % (effect['name'], effect['wait'], self.site.longest_wait())
+                          for effect in result['effects'] if effect['wait'] > self.site.longest_wait()]
         result['wrong_hits'] = sum(result[kind] for kind in checker.READ_KINDS)
         result['good'] = not result['wrong_reads'] and not self.complaints
         result['faults'] = [record['name'] for record in self.records]
@@ -258,6 +264,8 @@ def run_once(options, program=None):
     """Does it and cleans up. The command that would repeat it is printed first."""
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 31)
+    if options.versions == 'aside':
+        options.cache = 'none'
     if options.cache is None:
         options.cache = ('none', 'row')[options.seed % 2]
     if options.versions is None:

@@ -34,8 +34,9 @@ def measure(strategy, fault, options):
                                            cache='row', versions='trigger', gap=1.5, examples=0))
     if fault != NOTHING and not result['faults']:
         return None
+    result['complaints'] += result['slow']
     return {'reads': result['reads'], 'hits': result['hits'], 'wrong': result['wrong_hits'], 'torn': result['torn'],
-            'lasting': result['lasting'], 'good': result['good'], 'effects': result['effects'],
+            'lasting': result['lasting'], 'good': result['good'] and not result['slow'], 'effects': result['effects'],
             'complaints': result['complaints']}
 
 

@@ -6,7 +6,7 @@ Prints TAP. Times are plain numbers here; a value is its transaction's number * 
 
 import sys
 
-from checker import INFINITY, Checker, History, Story, Txn
+from checker import INFINITY, Checker, History, Story, Txn, effects
 
 tests = []
 
@@ -390,6 +390,18 @@ def a_wrong_answer_of_postgresql():
     s.write(1, 2, 20, 30)
     s.read(1, 1, 1, 40, 41, kind='m')
     same(s.found(), {'postgres': 1})
+
+
+@test
+def a_wait_counts_but_for_the_time_that_the_fault_held_the_writer():
+    s = Script()
+    for worker, end in ((1, 5), (2, 8)):
+        number = 10 + worker
+        s.history.txns[number] = Txn(number, worker, 'c', 0, 10**9, end * 10**9, 0)
+    fault = {'name': 'pause', 'injected': 10**9, 'stopped': ('history-2', 2 * 10**9, 7 * 10**9)}
+    same(effects(s.history, [fault], 9 * 10**9)[0]['wait'], 4)
+    fault['stopped'] = None
+    same(effects(s.history, [fault], 9 * 10**9)[0]['wait'], 7)
 
 
 def main():

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Effects under faults: after the dust has settled each happened exactly if its transaction committed.
 
-    python3 test_effects.py [--seed N] [--rounds N] [NAME...]
+    python3 test_effects.py [--seed N] [--rounds N | --all] [NAME...]
 
 TAP on standard output. The server must find the extension and be built with TEST_HOOKS=1: see test_faults.py. One
 transaction does every kind of effect, each to a key of its own, and writes a row: where the row is, there the effects
@@ -464,6 +464,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument('--seed', type=int, default=random.randrange(1000000))
     parser.add_argument('--rounds', type=int, default=1)
+    parser.add_argument('--all', action='store_const', const=3, dest='rounds', help='three rounds')
     parser.add_argument('names', nargs='*', metavar='NAME', help=' '.join(TESTS))
     arguments = parser.parse_args()
     unprivileged()

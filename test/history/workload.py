@@ -64,6 +64,11 @@ CREATE TRIGGER item_version BEFORE INSERT OR UPDATE ON item FOR EACH ROW EXECUTE
 CREATE TRIGGER item_deleted AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION item_deleted();
 '''
 
+# What the fence counts as a row's version, as its readers ask for it: the column, or what is kept aside (version => NULL).
+FENCED_VERSION = '''
+CREATE FUNCTION fenced_version(item) RETURNS bigint STABLE LANGUAGE sql AS $$ SELECT %s $$;
+'''
+
 # A version that the application stores as the cache told it, even if it is not a new one (strategy lease-timeout).
 EXACT = "ALTER TABLE item DISABLE TRIGGER item_version"
 
@@ -92,7 +97,9 @@ def address_text(address):
 
 
 class Workload:
-    """strategy: name in strategy.c. cache: as in fence.attach. versions: who sets them, trigger or application. keys, readers, writers, pause_us, defects, lease_ms: see there and history.h."""
+    """strategy: name in strategy.c. cache: as in fence.attach. versions: who sets them, trigger or
+    application; aside: the fence has its own and the column is the application's alone. keys, readers, writers, pause_us, defects,
+    lease_ms: see there and history.h."""
 
     def __init__(self, site, directory, strategy, seed, keys, readers, writers, pause_us, defects=63, lease_ms=1000,
                  first_version=0, cache='none', versions='trigger'):
@@ -112,11 +119,14 @@ class Workload:
     def make_tables(self):
         fenced = self.strategy == 'fence'
         self.site.psql(TABLES)
+        aside = fenced and self.versions == 'aside'
+        self.site.psql(FENCED_VERSION % ("fence.group_version('item', $1.id::text)" if aside else '$1.version'))
         if fenced:
-            self.site.psql("SELECT fence.attach('item', cache => %s)", (self.cache,))
+            self.site.psql("SELECT fence.attach('item', cache => %s, version => %s)",
+                           (self.cache, None if aside else 'version'))
         if fenced and self.versions == 'application':
             self.site.psql("SELECT fence.version_by_application('item')")
-        if not fenced or self.versions == 'application':
+        if not fenced or self.versions != 'trigger':
             self.site.psql(VERSIONS)
         if self.strategy == 'notify':
             self.site.psql(NOTIFY)

@@ -18,8 +18,10 @@ my $node = new_postgres('hostile', undef, redis_url => $impostor->url, lease => 
 $node->{fence_redis} = $redis;
 my $sql = FenceTest::Session->open($node);
 
-# One transaction waits no longer than its lease, what it asks no longer than the timeout. The rest is for a slow machine.
-my $PATIENCE = 0.5 + 0.5 + 10;
+# Seconds: one transaction waits no longer than its lease, what it asks no longer than the timeout.
+my $WAIT = 0.5 + 0.5;
+# The rest is for the machine: so long may what takes a second of a processor take, if nobody else wants one.
+my $WORK = 10;
 my $MEMORY = 400;    # megabytes of one process, and far from what is sent without end
 
 $sql->run(<<'SQL');
@@ -27,6 +29,24 @@ CREATE TABLE item (id int PRIMARY KEY, n int NOT NULL DEFAULT 0, version bigint 
 INSERT INTO item SELECT g FROM generate_series(1, 20) g;
 SELECT fence.attach('item');
 SQL
+
+# Whether a statement that took these seconds has waited no longer than it may, so many times over. A machine that is busy with
+# something else is given as much more time as it then needs for work of a known length.
+sub in_time
+{
+	my ($seconds, $times, $what) = @_;
+	my $allowed = $times * ($WAIT + $WORK);
+
+	if ($seconds >= $allowed)
+	{
+		my $begin = time();
+		my $used  = (times)[0];
+		1 while (times)[0] - $used < 0.2;
+		$allowed = $times * ($WAIT + $WORK * (time() - $begin) / 0.2);
+	}
+	cmp_ok($seconds, '<', $allowed, $what);
+	return;
+}
 
 sub state_of { my ($field) = @_; return $sql->run("SELECT $field FROM fence.state"); }
 
@@ -90,7 +110,7 @@ sub survives
 		my $now = memory();
 		$most = $now if $now > $most;
 	}
-	cmp_ok($slowest, '<', $PATIENCE, "$what: no statement hangs");
+	in_time($slowest, 1, "$what: no statement hangs");
 	is($wrong, 0, "$what: no read is wrong") unless $option{lies};
 	cmp_ok($most, '<', $MEMORY, "$what: memory");
 	return;
@@ -171,7 +191,7 @@ sub real
 			my $started = time();
 			is($sql->error_of('UPDATE item SET n = n + 1 WHERE id = 5'), undef, 'a write');
 			is($sql->run("SELECT fence.read('item', '5')->>'n'"), ++$n, 'a read');
-			cmp_ok(time() - $started, '<', 2 * $PATIENCE, 'in time');
+			in_time(time() - $started, 2, 'in time');
 		}
 		$mend->();
 		recovers($what);

@@ -17,9 +17,18 @@ NODES_FAULTS = {layout: {fault.name: fault for fault in (*postgres.FAULTS, *lost
                          if getattr(fault, 'layout', layout) == layout} for layout in ('cluster', 'shards')}
 
 
+def one_of_each_kind(rng):
+    """Names, in the order of the list: a short run. Which one of a kind is drawn."""
+    kinds = {}
+    for fault in FAULTS.values():
+        kinds.setdefault(fault.kind(), []).append(fault.name)
+    drawn = {rng.choice(names) for names in kinds.values()}
+    return [name for name in FAULTS if name in drawn]
+
+
 def options_for(names):
     """Options of a Site in which all these can be injected."""
     return {option: value for name in names for option, value in FAULTS[name].options.items()}
 
 
-__all__ = ['FAULTS', 'NODES_FAULTS', 'Fault', 'NotDone', 'options_for']
+__all__ = ['FAULTS', 'NODES_FAULTS', 'Fault', 'NotDone', 'one_of_each_kind', 'options_for']

@@ -21,6 +21,7 @@ class Fault:
     lost_commits_possible   None, or (from, to): what was acknowledged as committed in between may be lost. A value that
                             is lost may be read until a lease after `to` and never after `lost_served_until`
     lost_served_until       when the new epoch was OPEN; None if nothing can be lost
+    stopped                 None, or (who, from, to): the fault held the writer of that application_name itself in between
     epoch_before, epoch_after
     proof                   what was seen to have happened; test_faults.py checks it
     """
@@ -30,11 +31,15 @@ class Fault:
     options = {}            # what the Site must be built with
     epoch = 'any'           # 'same', 'new' or 'any': what the fault must do to the epoch
 
+    def kind(self):
+        """Faults of one kind differ in their victim or their measure only: a short run takes one of each."""
+        return type(self).__name__
+
     def inject(self, site, rng):
         before = site.epoch()
         record = {'fault': self.name, 'injected': time.monotonic(), 'healed': None, 'down': None, 'durable': True,
-                  'lost_commits_possible': None, 'lost_served_until': None, 'epoch_before': before, 'epoch_after': None,
-                  'proof': {}}
+                  'lost_commits_possible': None, 'lost_served_until': None, 'stopped': None, 'epoch_before': before,
+                  'epoch_after': None, 'proof': {}}
         self.do(site, rng, record)
         record['epoch_after'] = site.wait_open(OPEN_SECONDS, above=before if self.epoch == 'new' else -1)
         record['healed'] = time.monotonic()

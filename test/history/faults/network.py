@@ -17,6 +17,9 @@ class Connections(Fault):
         self.name, self.describe, self.policy, self.counted = name, describe, policy, counted
         self.leases, self.doors = leases, doors
 
+    def kind(self):
+        return 'Connections: ' + self.counted
+
     def do(self, site, rng, record):
         choice = self.doors or [['extension']]
         if not self.doors and site.with_proxy is True:

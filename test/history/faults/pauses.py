@@ -41,6 +41,9 @@ class Pause(Fault):
     def __init__(self, name, describe, who, leases, epoch='any'):
         self.name, self.describe, self.who, self.leases, self.epoch = name, describe, who, leases, epoch
 
+    def kind(self):
+        return 'Pause: ' + self.name.split('_')[0]
+
     def do(self, site, rng, record):
         pid = self.who(site, rng)
         if not pid:
@@ -95,6 +98,9 @@ class BackendPause(Fault):
         self.describe = 'a backend stands still: %s%s' % (POINTS[point], '; ' + meanwhile.__doc__ if meanwhile else '')
         self.epoch = 'new' if meanwhile is redis_restart else epoch
 
+    def kind(self):
+        return 'BackendPause: ' + (self.meanwhile.__name__ if self.meanwhile else 'alone')
+
     def do(self, site, rng, record):
         data = site.postgres.data
         wanted = os.path.join(data, 'fence_pause_' + self.point)
@@ -117,6 +123,7 @@ class BackendPause(Fault):
             wait_for(lambda: process_state(pid) in ('T', None), 'the backend to stop')
             record['proof'].update(victim=pid, state=process_state(pid))
             begin = time.monotonic()
+            name = site.psql('SELECT application_name FROM pg_stat_activity WHERE pid = %s', (pid,))
             if self.meanwhile:
                 self.meanwhile(site, rng)
             if self.reopens:        # so that readers cache, in the new epoch, the row that this backend is to change
@@ -125,6 +132,8 @@ class BackendPause(Fault):
             record['proof'].update(stood=time.monotonic() - begin, state_after=process_state(pid))
         finally:
             send_signal(pid, signal.SIGCONT)
+        if name:
+            record['stopped'] = (name[0][0], begin, time.monotonic())
         if helper:
             helper.finish()
 
