@@ -12,7 +12,7 @@ die() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit 2; }
 tell_newest() {
 	# shellcheck disable=SC2010,SC2012
 	newest=$(ls -t "$1"/*.log 2>/dev/null | grep -vE '/(postgres|redis)[.]log$' | head -n 1)
-	[ -n "$newest" ] || return 0
+	[ -n "$newest" ] || { say "... at $(date +%T)"; return; }
 	finished=$(grep -cE '^(not )?ok |[.][.][.] (ok|FAILED) |[.]pl [.]+ ' "$newest")
 	say "... at $(date +%T): $(basename "$newest" .log), $finished done; $(tail -n 1 "$newest" | cut -c 1-110)"
 }

@@ -92,7 +92,7 @@ test_combination() {
 	# npm there meets the same registry, or proxy, as here
 	authorities=${NODE_EXTRA_CA_CERTS:+/etc/ssl/machine.crt}
 	[ -z "$authorities" ] || as_root cp "$NODE_EXTRA_CA_CERTS" "$place/$suite$authorities" || return 1
-	enter "$place/$suite" PROVE_JOBS="${PROVE_JOBS:-2}" REDIS_PROGRAM="$program" NODE_EXTRA_CA_CERTS="$authorities" \
+	enter "$place/$suite" PROVE_JOBS="${PROVE_JOBS:-4}" REDIS_PROGRAM="$program" NODE_EXTRA_CA_CERTS="$authorities" \
 		sh "$directory/test/run.sh" "$@" >"$place/$name.log" 2>&1
 	status=$?
 	took=$(($(date +%s) - begun))

@@ -20,7 +20,7 @@ usage() {
 	  --only LEVEL   unit, regress, isolation, tap, fuzz, history, model, clients, demo or matrix; may be repeated
 	  NAME           only the tests of that name; shell patterns are allowed ('key*')
 
-	  PROVE_JOBS     TAP files that run at the same time (2)
+	  PROVE_JOBS     TAP files that run at the same time (4; they mostly wait)
 	TEXT
 }
 
@@ -259,7 +259,7 @@ run_tap() {
 	log=$base/tap.log
 	{
 		TEMP_CONFIG=$base/place.conf timeout $tap_seconds make -s installcheck REGRESS= ISOLATION= "PROVE_TESTS=$files" \
-			"PROVE_FLAGS=--timer -j${PROVE_JOBS:-2}" 2>&1
+			"PROVE_FLAGS=--timer -j${PROVE_JOBS:-4}" 2>&1
 		echo $? >"$log.status"
 	} | tee "$log" | grep --line-buffered -vE '^(\+\+\+|make)'
 	status=$(cat "$log.status")
@@ -306,7 +306,7 @@ run_history_programs() {
 }
 
 # The history checker and the faults that it injects, on a build in which tests can stop a backend anywhere. Mostly they wait
-# and last for a set time, each with servers of its own: so the longest of them runs beside the others.
+# and last for a set time, each with servers of its own: so there are always two of them at a time.
 run_history() {
 	level history
 	make -s clean
@@ -314,17 +314,20 @@ run_history() {
 		failed=$((failed + 1))
 		return
 	fi
-	others=
+	here=
 	beside=
 	for name in $1; do
 		case $name in
-		test_faults) run_history_programs test_faults & beside=$! ;;
-		*) others="$others $name" ;;
+		test_faults | test_effects) beside="$beside $name" ;;
+		*) here="$here $name" ;;
 		esac
 	done
 	# shellcheck disable=SC2086
-	[ -z "$others" ] || (run_history_programs $others)
-	[ -z "$beside" ] || wait "$beside"
+	[ -z "$beside" ] || run_history_programs $beside &
+	beside=$!
+	# shellcheck disable=SC2086
+	[ -z "$here" ] || (run_history_programs $here)
+	wait "$beside"
 	for counts in "$base"/history-*.counts; do
 		read -r good bad <"$counts"
 		passed=$((passed + good))
@@ -410,6 +413,7 @@ say "seed $seed: what is drawn at random is drawn again with --seed $seed"
 pulse tell_progress
 say "PostgreSQL $("$bindir/postgres" --version | sed 's/.*) //'), $("$REDIS_SERVER" --version | cut -d' ' -f1-3)"
 
+level 'lint, build'
 if ! make -s lint; then
 	failed=$((failed + 1))
 fi
