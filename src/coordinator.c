@@ -17,17 +17,13 @@
 
 #include "coordinator.h"
 #include "domain.h"
-#include "draft.h"
 #include "wire.h"
-#include "outbox.h"
 #include "settings.h"
 #include "shape.h"
 #include "stamp.h"
 
 #define NAMES_PER_LETTER 64		/* fences in one letter that ends reservations */
 #define ROWS_AT_ONCE	64		/* of one statement: those after it may turn out to be so many that none is needed */
-
-static char problem[REASON_LEN] = "";
 
 /* State of the current transaction */
 static Reservation *waiting[OUTBOX_ANSWERS];	/* whose answers are outstanding, by letter number */
@@ -43,7 +39,7 @@ static uint64 last_end = 0;		/* and the last; 0: none */
 const char *
 coordinator_problem(void)
 {
-	return problem;
+	return link_problem;
 }
 
 /* Until when an answer is waited for that is asked, or waited for, now. */
@@ -112,16 +108,8 @@ find_node(const char *key, int *node)
 {
 	*node = fence_node_of(key);
 	if (*node == SLOT_NOBODY)
-		strlcpy(problem, "the Redis process that holds the slot of this key was not there when the epoch began", sizeof(problem));
+		link_note("the Redis process that holds the slot of this key was not there when the epoch began");
 	return *node != SLOT_NOBODY;
-}
-
-static redisReply *
-answer_or_problem(redisReply *reply)
-{
-	if (reply == NULL)
-		strlcpy(problem, wire_problem(), sizeof(problem));
-	return reply;
 }
 
 /* Who was granted the slot knows whether the fence may be trusted; whoever Redis Cluster points to instead does not. */
@@ -131,7 +119,7 @@ coordinator_ask(const char *fence, int argc, const char **argv, const size_t *ar
 	int			node;
 
 	coordinator_await_letters();
-	return find_node(fence, &node) ? answer_or_problem(wire_ask(node, argc, argv, argvlen, reply_deadline())) : NULL;
+	return find_node(fence, &node) ? wire_ask(node, argc, argv, argvlen, reply_deadline()) : NULL;
 }
 
 /* What is outstanding on the same wire arrives before, so it is not waited for. */
@@ -143,29 +131,21 @@ coordinator_ask_once(const char *fence, int argc, const char **argv, const size_
 	ask_for_held_back();
 	wire_send(true);
 	await_carried(reply_deadline());
-	return find_node(fence, &node) ? answer_or_problem(wire_ask_once(node, argc, argv, argvlen, reply_deadline())) : NULL;
+	return find_node(fence, &node) ? wire_ask_once(node, argc, argv, argvlen, reply_deadline()) : NULL;
 }
 
 bool
-coordinator_say(const char *key, int argc, const char **argv, const size_t *argvlen, WireAnswer answer, uint64 number)
+coordinator_say(const char *key, int argc, const char **argv, const size_t *argvlen, LinkAnswer answer, uint64 number)
 {
 	int			node;
 
-	if (!find_node(key, &node))
-		return false;
-	if (wire_say(node, argc, argv, argvlen, answer, number, reply_deadline()))
-		return true;
-	strlcpy(problem, wire_problem(), sizeof(problem));
-	return false;
+	return find_node(key, &node) && wire_say(node, argc, argv, argvlen, answer, number, reply_deadline());
 }
 
 bool
 coordinator_collect(void)
 {
-	if (wire_collect(reply_deadline()))
-		return true;
-	strlcpy(problem, wire_problem(), sizeof(problem));
-	return false;
+	return wire_collect(reply_deadline());
 }
 
 bool
@@ -202,16 +182,14 @@ forget_letter(Reservation *r)
 	r->letter = 0;
 }
 
-/* What is being written: of operations the fences and the arguments, of a command all its strings (arguments) */
-static Draft keys;
-static Draft arguments;
+/* What is being written: of a command all its strings are arguments */
+static Operations draft;
 static LetterCount count;
 
 static void
 draft_begin(void)
 {
-	draft_clear(&keys);
-	draft_clear(&arguments);
+	operations_clear(&draft);
 	count = (LetterCount) {.slot = METRIC_OTHER_SLOT};
 }
 
@@ -219,12 +197,17 @@ draft_begin(void)
 static bool
 draft_letter(Letter *letter, LetterKind kind, FenceWord word, int node)
 {
-	*letter = (Letter) {
-		.kind = kind, .epoch = WORD_EPOCH(word), .node = node, .keys = keys.strings, .args = arguments.strings,
-		.key_bytes = keys.bytes, .key_len = keys.len, .arg_bytes = arguments.bytes, .arg_len = arguments.len,
-		.count = count
-	};
-	return !keys.full && !arguments.full;
+	*letter = (Letter) {.kind = kind, .epoch = WORD_EPOCH(word), .node = node, .count = count};
+	return operations_to_letter(&draft, letter);
+}
+
+static void
+draft_command(int argc, const char *const *argv)
+{
+	draft_begin();
+	draft.arguments.len = draft_line(draft.arguments.bytes, '*', argc) - draft.arguments.bytes;
+	for (int i = 0; i < argc; i++)
+		draft_string(&draft.arguments, argv[i]);
 }
 
 /* A command about a whole domain, of the form that all three have; ended: see fence.lua, or NULL. */
@@ -232,20 +215,11 @@ static void
 draft_domain_command(const char *function, const Reservation *r, FenceWord word, const char *ended)
 {
 	char		epoch[EPOCH_LEN];
+	const char *argv[] = {"FCALL", function, "0", setting_namespace, r->name, epoch, fence_stamp(), ended};
 
-	draft_begin();
-	count.slot = r->metrics;
 	fence_epoch_of(WORD_EPOCH(word), epoch);
-	arguments.len = snprintf(arguments.bytes, 8, "*%d\r\n", ended ? 8 : 7);
-	draft_string(&arguments, "FCALL");
-	draft_string(&arguments, function);
-	draft_string(&arguments, "0");
-	draft_string(&arguments, setting_namespace);
-	draft_string(&arguments, r->name);
-	draft_string(&arguments, epoch);
-	draft_string(&arguments, fence_stamp());
-	if (ended)
-		draft_string(&arguments, ended);
+	draft_command(lengthof(argv) - (ended == NULL), argv);
+	count.slot = r->metrics;
 }
 
 /* What is sent is the reservation's last word, and its answer the only one that counts. */
@@ -259,7 +233,7 @@ note_sent(Reservation *r, int node, int64 version, FenceWord word)
 
 /*
  * Asks for that version of a row under the word, on this backend's own wire. The map of slots is read after the word: if it is
- * another one's by now, the word has changed, and neither what is sent nor its answer counts. False: problem tells.
+ * another one's by now, the word has changed, and neither what is sent nor its answer counts. False: link_problem tells.
  */
 static bool
 ask_for_row(Reservation *r, int64 version, FenceWord word)
@@ -276,39 +250,15 @@ ask_for_row(Reservation *r, int64 version, FenceWord word)
 		return true;
 	}
 	if (!wire_reserve(r, node, version, word, reply_deadline()))
-	{
-		strlcpy(problem, wire_problem(), sizeof(problem));
 		return false;
-	}
 	note_sent(r, node, version, word);
 	return true;
 }
 
 /*
- * A reservation of a row as a command of its own: for the courier, if this backend gets no connection. It is granted without a
- * number, so its commit will bring no value.
+ * Of a row: for the courier, if this backend gets no connection. It is granted without a number, so its commit will bring no
+ * value.
  */
-static void
-draft_row_command(const Reservation *r, int64 version, FenceWord word)
-{
-	char		epoch[EPOCH_LEN];
-
-	draft_begin();
-	count.slot = r->metrics;
-	fence_epoch_of(WORD_EPOCH(word), epoch);
-	arguments.len = snprintf(arguments.bytes, 8, "*%d\r\n", 10);
-	draft_string(&arguments, "FCALL");
-	draft_string(&arguments, "fence_write");
-	draft_string(&arguments, "0");
-	draft_string(&arguments, "1");
-	draft_string(&arguments, r->name);
-	draft_string(&arguments, epoch);
-	draft_string(&arguments, "r");
-	draft_string(&arguments, wire_stamp(r));
-	draft_version(&arguments, r->observed);
-	draft_version(&arguments, version);
-}
-
 static bool
 draft_reserve(Letter *letter, const Reservation *r, int node, int64 version, FenceWord word)
 {
@@ -316,7 +266,9 @@ draft_reserve(Letter *letter, const Reservation *r, int node, int64 version, Fen
 
 	if (r->kind == RESERVE_ROW)
 	{
-		draft_row_command(r, version, word);
+		draft_begin();
+		count.slot = r->metrics;
+		operations_reserve(&draft, r->name, wire_stamp(r), r->observed, version, 0);
 		return draft_letter(letter, LETTER_RESERVE, word, node);
 	}
 	if (version > WHOLE_DOMAIN)
@@ -369,7 +321,7 @@ await_answer(Reservation *r)
 	AnswerKind	answer = outbox_wait(r->letter, reply_deadline());
 
 	if (answer == ANSWER_NONE || answer == ANSWER_FAILED)
-		outbox_problem(problem, sizeof(problem), answer == ANSWER_NONE);
+		outbox_problem(link_problem, sizeof(link_problem), answer == ANSWER_NONE);
 	take_answer(r, answer == ANSWER_NONE ? ANSWER_FAILED : answer);
 	return answer != ANSWER_NONE;
 }
@@ -462,7 +414,7 @@ post_patiently(Reservation *r, FenceWord word)
 	{
 		if (fence_clock() > deadline)
 		{
-			strlcpy(problem, "the courier is behind: there is no room for more", sizeof(problem));
+			link_note("the courier is behind: there is no room for more");
 			return false;
 		}
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 1, wait_event_redis());
@@ -542,7 +494,7 @@ emit_draft(EmitLetter emit, FenceWord word, int node)
 	Letter		letter;
 	bool		ok = true;
 
-	if (keys.strings > 0)
+	if (draft.fences.strings > 0)
 		ok = draft_letter(&letter, LETTER_END, word, node) && emit(&letter);
 	draft_begin();
 	return ok;
@@ -560,11 +512,10 @@ static void
 draft_end(const Reservation *r, bool commit)
 {
 	count_end(r, commit);
-	draft_string(&keys, r->name);
-	draft_string(&arguments, !commit ? "a" : r->payload && *r->payload == '\0' ? "d" : "c");
-	draft_string(&arguments, wire_stamp(r));
 	if (commit)
-		draft_version(&arguments, r->applied);
+		operations_commit(&draft, r->name, wire_stamp(r), r->applied, r->payload && *r->payload == '\0');
+	else
+		operations_abort(&draft, r->name, wire_stamp(r));
 }
 
 /* Whether COMMIT tells Redis the row. Of a domain that was reserved as a whole no value will be trusted anyway. */
@@ -605,7 +556,7 @@ emit_rows_of(int node, bool committing, EmitLetter emit)
 		if (r->sent == NO_VERSION || r->kind != RESERVE_ROW || r->node != node || (committing && brings_value(r)) ||
 			stays(r, committing))
 			continue;
-		if (keys.strings == NAMES_PER_LETTER || keys.len > DRAFT_BYTES / 2 || arguments.len > DRAFT_BYTES / 2 ||
+		if (draft.fences.strings == NAMES_PER_LETTER || !operations_have_room(&draft) ||
 			WORD_EPOCH(r->sent_word) != WORD_EPOCH(word) || r->metrics != count.slot)
 			ok = emit_draft(emit, word, node) && ok;
 		word = r->sent_word;
@@ -675,11 +626,7 @@ keep_value(const Reservation *r)
 
 	draft_begin();
 	count_end(r, true);
-	draft_string(&keys, r->name);
-	draft_string(&arguments, "v");
-	draft_string(&arguments, fence_stamp());
-	draft_version(&arguments, r->applied);
-	draft_number(&arguments, r->ttl_ms);
+	operations_commit_value(&draft, r->name, fence_stamp(), r->applied, r->ttl_ms);
 	ok = draft_letter(&letter, LETTER_END, r->sent_word, r->node);
 	keep_letter(&letter);
 	grant[pg_ulltoa_n(r->grant, grant)] = '\0';
@@ -748,10 +695,7 @@ keep_announcement(const DomainRef *domain, FenceWord word, uint32 grant)
 	fence_epoch_of(WORD_EPOCH(word), epoch);
 	pg_lltoa(domain->id, id);
 	snprintf(number, sizeof(number), "%u", grant);
-	draft_begin();
-	arguments.len = snprintf(arguments.bytes, 8, "*%d\r\n", (int) lengthof(argv));
-	for (int i = 0; i < (int) lengthof(argv); i++)
-		draft_string(&arguments, argv[i]);
+	draft_command(lengthof(argv), argv);
 	if (draft_letter(&letter, LETTER_END_DOMAIN, word, LETTER_TO_ALL))
 		(void) keep_letter(&letter);
 }

@@ -88,7 +88,7 @@ extern redisReply *coordinator_ask_once(const char *fence, int argc, const char 
  * coordinator_collect waits for all answers that are outstanding, of reservations too, at most `timeout`. Interruptible.
  * False: it was not sent, or not all were answered; coordinator_problem() tells.
  */
-extern bool coordinator_say(const char *key, int argc, const char **argv, const size_t *argvlen, WireAnswer answer, uint64 number);
+extern bool coordinator_say(const char *key, int argc, const char **argv, const size_t *argvlen, LinkAnswer answer, uint64 number);
 extern bool coordinator_collect(void);
 
 /*

@@ -30,6 +30,7 @@
 #include "functions.h"
 #include "key.h"
 #include "ledger.h"
+#include "redis/calls.h"
 #include "row.h"
 #include "settings.h"
 #include "shared.h"
@@ -173,7 +174,7 @@ carry_one(LibraryCall *call, const char *epoch, const char *fence, const char *s
 
 	if (reply == NULL)
 		return false;
-	ok = reply->type == REDIS_REPLY_ARRAY && reply->elements == 2 && library_granted(reply->element[1]);
+	ok = calls_grants(reply, 1);
 	if (!ok)
 		strlcpy(call->error, "a detached reservation was not granted again", REASON_LEN);
 	freeReplyObject(reply);

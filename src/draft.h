@@ -90,43 +90,6 @@ draft_version(Draft *draft, int64 version)
 		draft_number(draft, version);
 }
 
-/* Where the draft ends, and back to there. */
-typedef struct DraftEnd
-{
-	int			strings;
-	size_t		len;
-} DraftEnd;
-
-static inline DraftEnd
-draft_end_of(const Draft *draft)
-{
-	return (DraftEnd) {.strings = draft->strings, .len = draft->len};
-}
-
-static inline void
-draft_cut(Draft *draft, DraftEnd end)
-{
-	draft->strings = end.strings;
-	draft->len = end.len;
-}
-
-#define DRAFT_HEAD_BYTES 128
-#define DRAFT_CALL "$5\r\nFCALL\r\n$11\r\nfence_write\r\n$1\r\n0\r\n"
-
-/*
- * What a call of fence_write with so many fences and other strings begins with: all before the fences. Returns its length.
- * Written by hand: snprintf would take as long as all the rest of a message.
- */
-static inline size_t
-draft_head(char head[DRAFT_HEAD_BYTES], int nfences, int nstrings)
-{
-	char	   *p = draft_line(head, '*', 5 + nfences + nstrings);
-	char		number[24];
-
-	memcpy(p, DRAFT_CALL, sizeof(DRAFT_CALL) - 1);
-	return draft_text(p + sizeof(DRAFT_CALL) - 1, number, pg_lltoa(nfences, number)) - head;
-}
-
 /* So many strings that are in the protocol already; there has to be room. */
 static inline void
 draft_strings(Draft *draft, int strings, const char *bytes, size_t len)

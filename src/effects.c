@@ -530,13 +530,12 @@ hold_now(Effect *effect)
 	return answer;
 }
 
-/* The answer to what was said; see WireAnswer. */
+/* The answer to what was said; see LinkAnswer. */
 static void
-take_answer_to_said(uint64 serial, const redisReply *reply)
+take_answer_to_said(const Expected *expected, const redisReply *reply)
 {
-	Effect	   *effect = effect_of(serial);
-	bool		held = reply && reply->type == REDIS_REPLY_ARRAY && reply->elements > 0 &&
-		reply->element[0]->type == REDIS_REPLY_STRING && strcmp(reply->element[0]->str, "held") == 0;
+	Effect	   *effect = effect_of(expected->number);
+	bool		held = reply && calls_is(reply, "held");
 
 	metrics_add_server(SERVER_METRIC_EFFECT_HOLD_HELD, held);
 	if (effect == NULL)
@@ -548,7 +547,7 @@ take_answer_to_said(uint64 serial, const redisReply *reply)
 	else
 	{
 		effect->state = EFFECT_UNANSWERED;
-		strlcpy(unanswered_why, wire_problem(), sizeof(unanswered_why));
+		strlcpy(unanswered_why, link_problem, sizeof(unanswered_why));
 	}
 }
 

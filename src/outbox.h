@@ -20,7 +20,7 @@
 typedef enum LetterKind
 {
 	LETTER_END,					/* operations of fence_write that end reservations */
-	LETTER_RESERVE,				/* a whole command: fence_write with one reservation of a row */
+	LETTER_RESERVE,				/* an operation of fence_write that reserves a row */
 	LETTER_RESERVE_DOMAIN,		/* a whole command, answered "reserved" */
 	LETTER_END_DOMAIN,			/* a whole command, which ends the reservation of a domain or announces it */
 	LETTER_END_EFFECTS			/* a whole command: effects.c */

@@ -7,7 +7,7 @@
  * between would cost two more wake-ups. What ends transactions nobody waits for: it lies in the outbox, and whoever sends
  * a reservation to the same process takes it along (riders); the courier carries what nobody took.
  *
- * Operations gather in a draft; one message is one call of fence_write. Answers come in the order of the messages of a wire.
+ * A wire is a link (link.h): operations for one process gather in its draft, and one message is one call of fence_write.
  * Rules: nothing here decides whether a transaction may commit. After an error, timeout or interrupt the wire is hung up,
  * because a late reply would answer another question: reservations that were outstanding have to be sent again, riders are
  * left to the patrol.
@@ -15,10 +15,8 @@
 #ifndef FENCE_WIRE_H
 #define FENCE_WIRE_H
 
-#include <hiredis/hiredis.h>
-
 #include "ledger.h"
-#include "outbox.h"
+#include "link.h"
 
 /* The stamp under which Redis holds it. Usable in COMMIT and ABORT. */
 extern const char *wire_stamp(const Reservation *reservation);
@@ -27,20 +25,17 @@ extern const char *wire_stamp(const Reservation *reservation);
  * Adds reserve for that version under the word, to the process of that node, to the draft. The answer goes to the
  * reservation: acked; a refusal, or the end of the wire, makes its letter 0. May connect, if that did not fail a
  * moment ago, and waits for that, and for room, until deadline (fence_clock() microseconds). Interruptible. False:
- * wire_problem() tells; the courier may get through.
+ * link_problem tells; the courier may get through.
  */
 extern bool wire_reserve(Reservation *reservation, int node, int64 version, FenceWord word, int64 deadline);
 
-/* Sends the draft if no answer of its wire is outstanding, or (always) in any case. Neither waits nor raises. */
+/* Sends each draft if no answer of its wire is outstanding, or (always) in any case. Neither waits nor raises. */
 extern void wire_send(bool always);
 
-/* Sends the draft and waits for all outstanding answers until deadline. False: a wire was hung up. Interruptible. */
+/* Sends the drafts and waits for all outstanding answers until deadline. False: a wire was hung up. Interruptible. */
 extern bool wire_collect(int64 deadline);
 
-/*
- * Carries what lies in the outbox for nobody to wait until the courier does. There must be no draft. Interruptible; waits at
- * most until deadline.
- */
+/* Carries what lies in the outbox for nobody to wait until the courier does. Interruptible; waits at most until deadline. */
 extern void wire_carry(int64 deadline);
 
 /*
@@ -53,17 +48,11 @@ extern void wire_forget(void);
 extern bool wire_is_busy(int node);
 
 /*
- * What becomes of a command that was said: its reply, or NULL: there will be none, wire_problem() tells why. Called while
- * other answers are waited for, or a connection ends, in ABORT too: it neither waits nor raises nor allocates.
- */
-typedef void (*WireAnswer) (uint64 number, const redisReply *reply);
-
-/*
  * Sends one command to the process of that node, whose answer wire_collect collects, or whatever waits on that wire before.
- * May connect, and waits for that, and for room, until deadline. Interruptible. False: it was not sent, wire_problem() tells;
- * else `answer` is called once, with this number.
+ * May connect, and waits for that, and for room, until deadline. Interruptible. False: it was not sent, link_problem tells;
+ * else `answer` is called once, for this number.
  */
-extern bool wire_say(int node, int argc, const char **argv, const size_t *argvlen, WireAnswer answer, uint64 number,
+extern bool wire_say(int node, int argc, const char **argv, const size_t *argvlen, LinkAnswer answer, uint64 number,
 					 int64 deadline);
 
 /*
@@ -75,7 +64,7 @@ extern bool wire_send_after(const Letter *letter);
 
 /*
  * One question to the process of that node, and its answer (caller: freeReplyObject); NULL if it could not be had:
- * wire_problem() tells. Collects what is outstanding on the wire before. Interruptible.
+ * link_problem tells. Collects what is outstanding on the wire before. Interruptible.
  */
 extern redisReply *wire_ask(int node, int argc, const char **argv, const size_t *argvlen, int64 deadline);
 
@@ -84,8 +73,5 @@ extern redisReply *wire_ask(int node, int argc, const char **argv, const size_t 
  * first might still arrive after all that follows. Does not wait for what is outstanding before, but together with it.
  */
 extern redisReply *wire_ask_once(int node, int argc, const char **argv, const size_t *argvlen, int64 deadline);
-
-/* Why the last call failed, for people. */
-extern const char *wire_problem(void);
 
 #endif

@@ -373,12 +373,6 @@ library_announce(LibraryCall *call, const char *epoch, uint32 grant, List *domai
 }
 
 bool
-library_granted(const redisReply *answer)
-{
-	return answer->type == REDIS_REPLY_STRING && answer->len == 0;
-}
-
-bool
 library_domain_reserve(LibraryCall *call, const char *epoch, const char *wire_name, const char *stamp)
 {
 	const char *argv[] = {"FCALL", "fence_domain_reserve", "0", setting_namespace, wire_name, epoch, stamp, ""};

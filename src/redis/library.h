@@ -70,9 +70,6 @@ extern bool library_disarm(LibraryCall *call, uint32 timeline);
 /* domains: a List of DomainRef; those that Redis takes for attachments that have ended are marked as refused. grant: see library_arm. */
 extern bool library_announce(LibraryCall *call, const char *epoch, uint32 grant, List *domains);
 
-/* Whether this is what fence_write answers to a reservation that it has granted. */
-extern bool library_granted(const redisReply *answer);
-
 /* Reserves a whole domain for a transaction other than the present one. */
 extern bool library_domain_reserve(LibraryCall *call, const char *epoch, const char *wire_name, const char *stamp);
 
