@@ -65,7 +65,10 @@ extern Link links[MAX_NODES];	/* by node */
 extern int	nlinks;				/* those that were ever used are below */
 extern uint32 link_changes;		/* counts connections that were made or closed */
 
-/* Why something failed last, for people; and who is told that too (courier), before those who wait for answers are. */
+/*
+ * Why something failed last, for people; and who is told that too, before those who wait for answers are: the courier's backends.
+ * There the lock of shared memory is taken for it; the courier has no COMMIT and ABORT.
+ */
 extern char link_problem[REASON_LEN];
 extern void (*link_on_problem) (const char *why);
 extern void link_note(const char *why);
@@ -85,7 +88,7 @@ extern bool link_check(Link *link);
  */
 extern bool link_connect(Link *link, int64 deadline, int64 pause, int times);
 
-/* Closes the connection; why: for people, or NULL. Usable in COMMIT and ABORT. */
+/* Closes the connection, if there is one; why: for people, or NULL. Usable in COMMIT and ABORT. */
 extern void link_hang_up(Link *link, const char *why);
 
 /* The answer that is expected at that position. */
