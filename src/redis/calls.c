@@ -14,53 +14,6 @@
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-void
-operations_clear(Operations *ops)
-{
-	draft_clear(&ops->fences);
-	draft_clear(&ops->arguments);
-}
-
-bool
-operations_have_room(const Operations *ops)
-{
-	return draft_has_room(&ops->fences, DRAFT_BYTES / 2) && draft_has_room(&ops->arguments, DRAFT_BYTES / 2);
-}
-
-bool
-operations_to_letter(const Operations *ops, Letter *letter)
-{
-	letter->keys = ops->fences.strings;
-	letter->key_bytes = ops->fences.bytes;
-	letter->key_len = ops->fences.len;
-	letter->args = ops->arguments.strings;
-	letter->arg_bytes = ops->arguments.bytes;
-	letter->arg_len = ops->arguments.len;
-	return !ops->fences.full && !ops->arguments.full;
-}
-
-bool
-operations_fit(const Operations *ops, const Letter *letter)
-{
-	return draft_has_room(&ops->fences, letter->key_len) && draft_has_room(&ops->arguments, letter->arg_len);
-}
-
-void
-operations_add(Operations *ops, const Letter *letter)
-{
-	draft_strings(&ops->fences, letter->keys, letter->key_bytes, letter->key_len);
-	draft_strings(&ops->arguments, letter->args, letter->arg_bytes, letter->arg_len);
-}
-
-void
-operations_remove(Operations *ops, const Letter *letter)
-{
-	ops->fences.strings -= letter->keys;
-	ops->fences.len -= letter->key_len;
-	ops->arguments.strings -= letter->args;
-	ops->arguments.len -= letter->arg_len;
-}
-
 static void
 begin_operation(Operations *ops, const char *fence, const char *what, const char *stamp)
 {

@@ -20,18 +20,55 @@ typedef struct Operations
 	Draft		arguments;		/* of all of them */
 } Operations;
 
-extern void operations_clear(Operations *ops);
+static inline void
+operations_clear(Operations *ops)
+{
+	draft_clear(&ops->fences);
+	draft_clear(&ops->arguments);
+}
 
 /* Whether another operation fits, whatever it is, but for values. */
-extern bool operations_have_room(const Operations *ops);
+static inline bool
+operations_have_room(const Operations *ops)
+{
+	return draft_has_room(&ops->fences, DRAFT_BYTES / 2) && draft_has_room(&ops->arguments, DRAFT_BYTES / 2);
+}
 
 /* The operations as a letter has them: its keys and arguments point there. False: not all of them did fit. */
-extern bool operations_to_letter(const Operations *ops, Letter *letter);
+static inline bool
+operations_to_letter(const Operations *ops, Letter *letter)
+{
+	letter->keys = ops->fences.strings;
+	letter->key_bytes = ops->fences.bytes;
+	letter->key_len = ops->fences.len;
+	letter->args = ops->arguments.strings;
+	letter->arg_bytes = ops->arguments.bytes;
+	letter->arg_len = ops->arguments.len;
+	return !ops->fences.full && !ops->arguments.full;
+}
 
 /* Whether the letter's operations fit; adds them; and takes them away again, which were added last. */
-extern bool operations_fit(const Operations *ops, const Letter *letter);
-extern void operations_add(Operations *ops, const Letter *letter);
-extern void operations_remove(Operations *ops, const Letter *letter);
+static inline bool
+operations_fit(const Operations *ops, const Letter *letter)
+{
+	return draft_has_room(&ops->fences, letter->key_len) && draft_has_room(&ops->arguments, letter->arg_len);
+}
+
+static inline void
+operations_add(Operations *ops, const Letter *letter)
+{
+	draft_strings(&ops->fences, letter->keys, letter->key_bytes, letter->key_len);
+	draft_strings(&ops->arguments, letter->args, letter->arg_bytes, letter->arg_len);
+}
+
+static inline void
+operations_remove(Operations *ops, const Letter *letter)
+{
+	ops->fences.strings -= letter->keys;
+	ops->fences.len -= letter->key_len;
+	ops->arguments.strings -= letter->args;
+	ops->arguments.len -= letter->arg_len;
+}
 
 /*
  * Reserves a version. observed: committed version to be told with it, or NO_VERSION. grant: number of the grant, so that the
