@@ -147,6 +147,7 @@ SELECT fence.detach('pair');
 SELECT fence.attach('pair', key => '{b,a}', domain => 'pair', tag => 'room/{a}');
 SELECT k('pair', 'the b', 'the a');
 SELECT regexp_replace(fence.value_key('pair', 'the b', 'the a'), '^[^:]+:', '') ~ '^v:[0-9]+\.pair:\{room/the%20a\}:the%20b,the%20a$';
+SELECT fence.read('pair', 'b,c', 'a'), fence.read('pair', 'a', 'b,c');
 SELECT fence.detach('pair');
 SELECT fence.attach('pair', domain => 'pair', tag => '{b}.{a}~{b}');
 SELECT k('pair', '', '}{');

@@ -19,6 +19,7 @@
 #include "catalog/dependency.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_class.h"
+#include "catalog/pg_index.h"
 #include "catalog/pg_inherits.h"
 #include "catalog/pg_type.h"
 #include "commands/extension.h"
@@ -31,6 +32,7 @@
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "domain.h"
@@ -251,6 +253,36 @@ describe_key_column(KeyColumn *column, Relation rel, Oid index, AttrNumber attnu
 	fmgr_info_cxt(proc, &column->input, CurrentMemoryContext);
 }
 
+/* The column's first place in the index. */
+static int
+place_in_index(const FormData_pg_index *index, AttrNumber attnum)
+{
+	int			place = 0;
+
+	while (place < index->indnatts && index->indkey.values[place] != attnum)
+		place++;
+	return place;
+}
+
+/* A btree wants the conditions of a scan in the order of its columns; the key may have another one. */
+static void
+place_key_columns(Domain *domain)
+{
+	HeapTuple	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(domain->key_index));
+	Form_pg_index index = HeapTupleIsValid(tuple) ? (Form_pg_index) GETSTRUCT(tuple) : NULL;
+
+	for (int i = 0; i < domain->nkeys; i++)
+	{
+		KeyColumn  *column = &domain->keys[i];
+
+		column->place = index ? 0 : i;
+		for (int j = 0; index && j < domain->nkeys; j++)
+			column->place += place_in_index(index, domain->keys[j].attnum) < place_in_index(index, column->attnum);
+	}
+	if (HeapTupleIsValid(tuple))
+		ReleaseSysCache(tuple);
+}
+
 /* -----------------------------------------------------------------------------------------------------------------
  * From a row of fence.domain to a Domain
  * -----------------------------------------------------------------------------------------------------------------
@@ -287,6 +319,7 @@ resolve_key(Domain *domain, const DomainRow *row, Relation rel)
 	domain->key_index = index;
 	for (int i = 0; i < domain->nkeys; i++)
 		describe_key_column(&domain->keys[i], rel, domain->scope == SCOPE_GROUP ? InvalidOid : index, attnums[i]);
+	place_key_columns(domain);
 	pfree(attnums);
 }
 

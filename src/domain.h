@@ -39,6 +39,7 @@ typedef struct KeyColumn
 	Oid			text_type;		/* type whose text is canonical: the operator class's input type, see key.c */
 	Oid			collation;
 	Oid			equality;		/* the unique index's equality operator, for look-ups by key */
+	int			place;			/* among the conditions of a look-up: from 0 on, in the order of the index' columns */
 	bool		byval;
 	int16		len;
 	FmgrInfo	output;			/* of text_type; unused where key.c prints the type itself */

@@ -54,7 +54,7 @@ fetch_rows(const Domain *domain, Relation rel, const char *key, Snapshot snapsho
 	{
 		const KeyColumn *column = &domain->keys[i];
 
-		ScanKeyEntryInitialize(&scankeys[i], 0, column->attnum, BTEqualStrategyNumber, InvalidOid,
+		ScanKeyEntryInitialize(&scankeys[column->place], 0, column->attnum, BTEqualStrategyNumber, InvalidOid,
 							   column->collation, get_opcode(column->equality), key_part_datum(column, parts[i]));
 	}
 	scan = systable_beginscan(rel, domain->key_index, OidIsValid(domain->key_index), snapshot, nparts, scankeys);
