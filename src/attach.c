@@ -5,6 +5,7 @@
  * Owns: the triggers of fenced tables, and when rows of fence.domain appear and vanish. There is one way for an
  * attachment to end: one of its triggers is dropped. fence.detach drops them; so do DROP TABLE, DROP SCHEMA, DROP
  * OWNED, DROP EXTENSION ... CASCADE and DROP COLUMN ... CASCADE of a key column. The object access hook (hooks.c) sees each.
+ * attach_renew ends one without that, to begin the next at once, with the same triggers.
  *
  * The extension's own end is seen in the drop of fence.domain, which may go before the triggers.
  *
@@ -296,6 +297,48 @@ master_role(const DomainRow *row)
 	return shape_is_wanted(row, ROLE_AFTER, false) ? ROLE_AFTER : ROLE_TRUNCATE;
 }
 
+static Oid
+master_trigger(const DomainRow *row)
+{
+	return get_trigger_oid(row->relid, shape_of(master_role(row), false)->name, true);
+}
+
+void
+attach_loosen(const DomainRow *row)
+{
+	Oid			master = master_trigger(row);
+
+	if (!OidIsValid(master))
+		return;
+	/* the trigger goes with its table by a dependency of another type */
+	(void) deleteDependencyRecordsForClass(TriggerRelationId, master, RelationRelationId, DEPENDENCY_NORMAL);
+	(void) deleteDependencyRecordsForClass(TriggerRelationId, master, ConstraintRelationId, DEPENDENCY_NORMAL);
+	CommandCounterIncrement();
+}
+
+/* Asks of the table of an attachment once more what fence.attach has asked of its key and its version. The caller has locked it. */
+static void
+check_again(AttachRequest *request, const DomainRow *row, Relation rel)
+{
+	request->row = *row;
+	request->key_given = true;
+	attach_check_key(request, rel);
+	(void) attach_check_version(request, rel);
+}
+
+void
+attach_fasten(const DomainRow *row)
+{
+	AttachRequest request = {0};
+	Oid			master = master_trigger(row);
+	Relation	rel = relation_open(row->relid, NoLock);
+
+	check_again(&request, row, rel);
+	relation_close(rel, NoLock);
+	if (OidIsValid(master))
+		attach_record_dependencies(&request, master, InvalidOid, InvalidOid);
+}
+
 /* Makes all that the domain is to have, or makes them anew; the hooks let that pass. The caller holds ShareRowExclusiveLock. */
 static void
 create_triggers(const AttachRequest *request, bool by_application)
@@ -502,11 +545,8 @@ fence_version_by_application(PG_FUNCTION_ARGS)
 				 errmsg("triggers set no versions in rows of domain \"%s\"", row->name),
 				 strcmp(row->scope, "row") != 0 ? errdetail("Its scope is '%s'.", row->scope) :
 				 errdetail("It has no version column.")));
-	request.row = *row;
-	request.key_given = true;
 	rel = relation_open(relid, NoLock);
-	attach_check_key(&request, rel);
-	(void) attach_check_version(&request, rel);
+	check_again(&request, row, rel);
 	if (by_application && !TupleDescAttr(RelationGetDescr(rel), request.version_attnum - 1)->attnotnull)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_TABLE_DEFINITION),
@@ -549,6 +589,13 @@ end_now(const DomainRow *row)
 
 	CommandCounterIncrement();
 	return ended;
+}
+
+void
+attach_renew(DomainRow *row)
+{
+	(void) end_now(row);
+	domain_row_insert(row);
 }
 
 static void

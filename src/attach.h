@@ -52,6 +52,16 @@ extern bool attach_in_progress;
 extern void attach_record_dependencies(const AttachRequest *request, Oid master, Oid other, Oid another);
 
 /*
+ * Lets a statement change what the attachment rests on; and holds on to it again, as it is now, or raises what fence.attach would. In
+ * between the caller keeps AccessExclusiveLock on the table.
+ */
+extern void attach_loosen(const DomainRow *row);
+extern void attach_fasten(const DomainRow *row);
+
+/* Ends the attachment and begins it anew, with the same options and triggers and a new id, which is stored in row. */
+extern void attach_renew(DomainRow *row);
+
+/*
  * The attachment ends with this transaction: reserves its end, and for attach_end removes its durable rows too; false: another session
  * has ended it.
  */

@@ -17,6 +17,7 @@
 #include "detached.h"
 #include "domain.h"
 #include "effects.h"
+#include "follow.h"
 #include "ledger.h"
 #include "metrics.h"
 #include "progress.h"
@@ -405,12 +406,15 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only, Proce
 	TransactionStmt *stmt = (TransactionStmt *) statement->utilityStmt;
 	bool		ends_prepared = IsA(stmt, TransactionStmt) &&
 		(stmt->kind == TRANS_STMT_COMMIT_PREPARED || stmt->kind == TRANS_STMT_ROLLBACK_PREPARED);
+	List	   *followed;
 
 	attach_check_utility(statement->utilityStmt);
+	followed = follow_begin(statement->utilityStmt);
 	if (previous_utility)
 		previous_utility(statement, query, read_only, context, params, environment, dest, completion);
 	else
 		standard_ProcessUtility(statement, query, read_only, context, params, environment, dest, completion);
+	follow_end(followed);
 	if (ends_prepared)
 		fence_wake_patrol();
 }
