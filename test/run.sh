@@ -113,7 +113,7 @@ if [ -z "$base" ]; then
 	begin_outside
 	pulse tell_newest "$outside"
 	clients=
-	if wanted clients; then clients="chromium|chromium-headless-shell $(node_packages)"; fi
+	if wanted clients; then clients="chromium|chromium-headless-shell $(node_packages) python3-sqlalchemy python3-django"; fi
 	# shellcheck disable=SC2086
 	install_packages $test_packages $clients
 	stop_pulse
