@@ -372,12 +372,11 @@ SQL
 		$tables->holds("an UPDATE after it", $in->("UPDATE :t SET v = 'later'", $now));
 		$tables->holds($undo, $in->($undo));
 	}
-	foreach my $refused ('ALTER TABLE :t ALTER id TYPE bigint', 'ALTER TABLE :t DROP id', 'ALTER TABLE :t ALTER version TYPE bigint', 'ALTER TABLE :t DROP version',
-		'ALTER TABLE :t DROP CONSTRAINT thing_pkey')
+	foreach my $refused ('ALTER TABLE :t DROP id', 'ALTER TABLE :t DROP version', 'ALTER TABLE :t DROP CONSTRAINT thing_pkey')
 	{
 		my $error;
 		$tables->holds("$refused: refused", sub { $error = $writer->error_of("BEGIN; UPDATE one.thing SET v = 'x'; " . $refused =~ s/:t/one.thing/r); $writer->run('ROLLBACK'); });
-		like($error, qr/^(?:0A000|2BP01): /, 'with an error') or diag($error);
+		like($error, qr/^(?:0A000|2BP01|42P16): /, 'with an error') or diag($error);
 	}
 	foreach my $rewrite ('VACUUM FULL one.thing', 'CLUSTER one.thing USING thing_pkey', 'REINDEX TABLE one.split', 'REINDEX TABLE CONCURRENTLY one.thing',
 		'ALTER SCHEMA one RENAME TO two; UPDATE two.thing SET v = 2; ALTER SCHEMA two RENAME TO one',
