@@ -57,7 +57,7 @@ available() { apt-cache show --no-all-versions "$1" 2>/dev/null | grep -q '^Pack
 history_packages='make gcc libc6-dev libhiredis-dev libpq-dev pkgconf|pkg-config python3 python3-psycopg2 python3-redis'
 
 # What run.sh needs (run.sh, and matrix.sh for its chroots).
-test_packages="$history_packages g++ lua5.1 lua-check libipc-run-perl sysbench spin libssl-dev openssl \
+test_packages="$history_packages g++ lua5.1 lua-check libipc-run-perl sysbench libssl-dev openssl \
 	shellcheck pyflakes3 python3-editorconfig prometheus prometheus-postgres-exporter"
 
 # The newest major version of PostgreSQL whose server and headers are both here; empty if there is none.

@@ -188,11 +188,10 @@ clients_chosen() {
 	done
 }
 
-# model_chosen SCRIPT: of the model that it runs.
 model_chosen() {
 	set -f
 	# shellcheck disable=SC2086
-	sh "$1" --list ${patterns:-$all}
+	sh test/model/run.sh --list ${patterns:-$all}
 	set +f
 }
 
@@ -341,13 +340,11 @@ run_fuzz() {
 	run_tap_program fuzz /usr/bin/python3 test/fuzz/fuzz.py --seed "$seed" --seconds "$([ -n "$all" ] && echo 300 || echo 60)"
 }
 
-# The models of the protocol, present and next: no servers, two processors for some minutes.
+# The model of the protocol: no servers, two processors for some minutes.
 run_model() {
 	level model
 	# shellcheck disable=SC2086
-	[ -z "$1" ] || run_tap_program model sh test/model/run.sh $1
-	# shellcheck disable=SC2086
-	[ -z "$2" ] || run_tap_program model-next sh test/model/next/run.sh $2
+	run_tap_program model sh test/model/run.sh $1
 }
 
 # Programs in other languages that read through fences, and a browser.
@@ -429,7 +426,6 @@ tap=
 fuzz=
 history=
 model=
-next_model=
 clients=
 demo=
 if wanted unit; then unit=$(chosen test/unit .sh); fi
@@ -438,10 +434,10 @@ if wanted isolation; then isolation=$(chosen test/isolation/specs .spec); fi
 if wanted tap; then tap=$(chosen test/t .pl); fi
 if wanted fuzz; then fuzz=$(fuzz_chosen); fi
 if wanted history; then history=$(history_chosen); fi
-if wanted model; then model=$(model_chosen test/model/run.sh) next_model=$(model_chosen test/model/next/run.sh); fi
+if wanted model; then model=$(model_chosen); fi
 if wanted clients; then clients=$(clients_chosen); fi
 if wanted demo && [ -z "$patterns" ]; then demo=1; fi
-[ -n "$unit$regress$isolation$tap$fuzz$history$model$next_model$clients$demo" ] || [ -e "$base/matrix.counts" ] ||
+[ -n "$unit$regress$isolation$tap$fuzz$history$model$clients$demo" ] || [ -e "$base/matrix.counts" ] ||
 	{ say 'no such test'; failed=$((failed + 1)); finish; }
 
 [ -z "$unit" ] || run_unit "$unit"
@@ -460,6 +456,6 @@ fi
 [ -z "$fuzz" ] || run_fuzz
 [ -z "$clients" ] || run_clients "$clients"
 [ -z "$demo" ] || run_demo
-[ -z "$model$next_model" ] || run_model "$model" "$next_model"
+[ -z "$model" ] || run_model "$model"
 [ -z "$history" ] || run_history "$history"
 finish
