@@ -197,12 +197,13 @@ end
 -- are applied in its order.
 -- prepare(c, arguments, checks) answers 'held ...' after add_hold, else why not; apply(key, arguments, id, ns) may
 -- answer 'lost'; undo(key, id, ns) if there is more to undo than the hold. takes: what its first arguments are, see
--- TAKES; checks: how many there are at least.
+-- TAKES; other: whether the first of them is the second key; checks: how many there are at least.
 -- ---------------------------------------------------------------------------------------------------------------
 
 local TAKES = { m = '^%d*$', n = '^%-?%d+$', t = '' }     -- milliseconds or '', a whole number, any text
 
-local function takes(kind, arguments, checks)
+local function takes(kind, keys, arguments, checks)
+  if keys[2] ~= (kind.other and arguments[1] or nil) then return false end
   for i = 1, #kind.takes do
     if not arguments[i] or not find(arguments[i], TAKES[sub(kind.takes, i, i)]) then return false end
   end
@@ -324,7 +325,7 @@ end
 
 -- transfer <from> <to> | to amount ; min max -> held value | bound value holder... | full value holder... | inexact
 -- The hold of `to` (received) only counts there: both end together with that of `from`.
-kinds.transfer = { class = 'counter', takes = 'tn', checks = 2 }
+kinds.transfer = { class = 'counter', takes = 'tn', other = true, checks = 2 }
 kinds.received = { class = 'counter' }
 
 function kinds.transfer.delta(a) return -tonumber(a[2]) end
@@ -510,7 +511,7 @@ local function effect(keys, args)
     return bad('fence_effect', 'expected keys, namespace, hold, transaction, hold before, durable, kind and arguments')
   end
   local arguments, checks = { unpack(args, 8, 7 + n) }, { unpack(args, 8 + n) }
-  if not takes(kind, arguments, checks) then return bad('fence_effect', 'malformed argument of this kind') end
+  if not takes(kind, keys, arguments, checks) then return bad('fence_effect', 'malformed argument of this kind') end
   local wrong = are_strings('fence_effect', args[1], keys)
   if wrong then return wrong end
   local c = { ns = args[1], id = args[2], top = args[3], before = args[4], durable = args[5], key = keys[1] }
@@ -580,7 +581,7 @@ local function effect_redo(keys, args)
   local ns, id, kind = args[1], args[2], kinds[args[4] or '']
   local arguments = {}
   for i = 5, #args do arguments[i - 4] = args[i] end      -- too many for unpack
-  if #keys < 1 or not kind or not kind.apply or not is_hold(id) or not takes(kind, arguments) then
+  if #keys < 1 or not kind or not kind.apply or not is_hold(id) or not takes(kind, keys, arguments) then
     return bad('fence_effect_redo', 'expected key, namespace, hold, database, kind and arguments')
   end
   local wrong = are_strings('fence_effect_redo', ns, keys)

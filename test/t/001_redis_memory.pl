@@ -10,6 +10,7 @@ use Test::More;
 
 my $nonce = 0;
 my $epoch = 0;
+my $settings = '3600000 0 1000 0';
 
 sub hello
 {
@@ -21,12 +22,12 @@ sub hello
 sub pending
 {
 	my ($server) = @_;
-	my (undef, undef, @list) = @{ $server->call('FCALL', 'fence_pending', 0, 'm', 0, 100, '') };
+	my (undef, undef, @list) = @{ $server->call('FCALL', 'fence_pending', 0, 'm', 100, '') };
 	my @found;
 
-	while (my (undef, $name, $stamp, $w) = splice @list, 0, 5)
+	while (my (undef, $name, $stamp, $n) = splice @list, 0, 5)
 	{
-		push @found, "$name $stamp $w";
+		push @found, "$name $stamp $n";
 	}
 	return join ',', @found;
 }
@@ -37,13 +38,12 @@ sub remember
 	my ($server) = @_;
 	my $hello = hello($server);
 	my $text = sprintf '%d-%016x', ++$epoch, $$;
-	my $settings = '{"idle_ms": 3600000, "domains": [["1.t", 1]]}';
 	my $armed = $server->call('FCALL', 'fence_arm', 1, 'm:heartbeat', $hello->[0], $text, $hello->[1] + 3_600_000,
-		'0-16383', 'cluster', 1, $settings);
+		'0-16383', 'cluster', 1, 'run', $settings);
 	die "not armed: @$armed" unless $armed->[0] eq 'armed';
-	my $reserved = $server->call('FCALL', 'fence_reserve', 1, 'm:f:1.t:{1}', $text, '7.aa', '', 5);
-	die "not reserved: @$reserved" unless $reserved->[0] eq 'reserved';
-	return { identity => $hello->[0], epoch => $text, pending => 'm:f:1.t:{1} 7.aa 5' };
+	$server->call('FCALL', 'fence_announce', 0, 'm', $text, '1.t', 1, 'none', 0);
+	$server->call('FCALL', 'fence_write', 0, "m $text", '7.aa', 1, 'm:f:1.t:{1}') or die 'not reserved';
+	return { identity => $hello->[0], epoch => $text, pending => 'm:f:1.t:{1} 7.aa 1' };
 }
 
 sub survives
@@ -65,7 +65,7 @@ sub gone
 	isnt($hello->[0], $memory->{identity}, "identity changes with $what");
 	is("$hello->[6] " . pending($server), ' ', "... and the process is neither armed nor has it reservations");
 	my $renewed = $server->call('FCALL', 'fence_renew', 0, 'm:heartbeat', $memory->{identity}, $memory->{epoch},
-		$hello->[1] + 3_600_000, '{"idle_ms": 1000}');
+		$hello->[1] + 3_600_000, $settings);
 	is($renewed->[0], 'refused', '... and what was meant for the former memory is refused [1]');
 }
 
@@ -137,7 +137,7 @@ subtest 'the library is loaded anew' => sub {
 
 	$memory = remember($redis);
 	$redis->call('FUNCTION', 'FLUSH');
-	like($redis->error_of('FCALL', 'fence_get', 2, 'm:f:1.t:{1}', 'm:v:1.t:{1}'),
+	like($redis->error_of('FCALL', 'fence_get', 1, 'm:f:1.t:{1}'),
 		qr/Function not found/, 'FUNCTION FLUSH takes the functions');
 	$redis->load_library;
 	gone($redis, $memory, 'FUNCTION FLUSH');
@@ -202,12 +202,12 @@ subtest 'replication' => sub {
 	is("$own->[6] " . pending($replica), ' ', '... is not armed, has no reservations');
 	like(
 		$replica->error_of('FCALL', 'fence_arm', 1, 'm:heartbeat', $own->[0], '99-aa', $own->[1] + 60_000, '0-16383',
-			'cluster', 1, '{"idle_ms": 1000}'),
+			'cluster', 1, 'run', $settings),
 		qr/READONLY/i, '... and cannot be armed');
 	is(hello($replica)->[6], '', '... not even half-way');
-	like($replica->error_of('FCALL', 'fence_get', 2, 'm:f:1.t:{1}', 'm:v:1.t:{1}'),
-		qr/READONLY/i, '... a strong get is refused there');
-	is($replica->call('FCALL', 'fence_check', 1, 'm:f:1.t:{1}', 'x', 1), 0, '... a check says no');
+	is($replica->call('FCALL_RO', 'fence_token', 1, 'm:f:1.t:{1}'), '', '... no token is told there');
+	is($replica->call('FCALL_RO', 'fence_get', 1, 'm:f:1.t:{1}')->[0], 'unarmed', '... get says why');
+	is($replica->call('FCALL_RO', 'fence_check', 1, 'm:f:1.t:{1}', 'x', 1), 0, '... a check says no');
 
 	my $partial = sub { return $redis->info('stats', 'sync_partial_ok'); };
 	my $before = $partial->();
@@ -226,8 +226,8 @@ subtest 'replication' => sub {
 	is($replica->info('stats', 'sync_partial_ok'),
 		$before + 1, 'a demoted master that had not diverged resyncs partially');
 	survives($redis, $memory, 'that, on the demoted master');
-	like($redis->error_of('FCALL', 'fence_get', 2, 'm:f:1.t:{1}', 'm:v:1.t:{1}'),
-		qr/READONLY/i, '... which answers no strong get all the same');
+	like($redis->error_of('FCALL', 'fence_write', 0, "m $memory->{epoch}", '8.aa', 1, 'm:f:1.t:{1}'),
+		qr/READONLY/i, '... which grants no reservation all the same');
 
 	$redis->call('REPLICAOF', 'NO', 'ONE');
 	survives($redis, $memory, 'promotion');

@@ -2,7 +2,7 @@
 #    Words for tests of the function library: one Redis, one namespace n, one process that is armed in an epoch.
 #
 # Owns: the server $redis, and what the library there was last told ($identity, $epoch). Keys are named by a short
-# text k: f(k) is its fence, v(k) its value, in domain 1.t.
+# text k: f(k) is its fence in domain 1.t, v(k, suffix) a value beside it.
 package FenceTest::Library;
 
 use strict;
@@ -14,8 +14,9 @@ use FenceTest::Redis;
 
 our @EXPORT = qw(
   $redis $hour $identity $epoch
-  fcall answer refuses f v hello clock until_of arm renew next_epoch fresh get token check put fill
-  grants reserve commit aborts writes settle repair domain announce pendings version_of snapshot
+  fcall answer refuses f v hello clock until_of arm renew next_epoch heartbeat disarm announce fresh settings
+  token permit read_fast get check put fill header reserve ends store domain derived
+  status holders recent pendings version_of snapshot function_memory
 );
 
 our $redis = $^C ? undef : FenceTest::Redis->start;    # perl -c, which checks syntax, would leave it behind
@@ -26,140 +27,171 @@ my $nonce = 0;
 my $number = 0;    # of the last epoch
 
 sub fcall   { return $redis->call('FCALL', @_); }
-sub answer  { return join ' ', @{ fcall(@_) }; }
+sub answer  { my $reply = fcall(@_); return ref $reply ? join ' ', @$reply : $reply; }
 sub refuses { return $redis->error_of('FCALL', @_) // 'no error'; }
 
 sub f { return "n:f:1.t:{$_[0]}"; }
-sub v { return "n:v:1.t:{$_[0]}"; }
+sub v { return "n:v:1.t:{$_[0]}:$_[1]"; }
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The process
+# ---------------------------------------------------------------------------------------------------------------------
 
 sub hello { return fcall('fence_hello', 0, $_[0] // 'n', sprintf '%016x', ++$nonce); }
 sub clock { return hello()->[1]; }
 sub until_of { return hello($_[0])->[7]; }
 
+# ttl, fill_ms, stream_max, grant
+sub settings { my (%with) = @_; return join ' ', $with{ttl} // $hour, $with{fill} // 0, $with{most} // 1000, $with{grant} // 0; }
+
 # Arms; what is not said is as fresh() left it. until: from now.
 sub arm
 {
 	my (%with) = @_;
-	my $ns = $with{ns} // 'n';
-	my $settings = $with{settings}
-	  // sprintf '{"idle_ms": 3600000, %s"domains": %s, "reservations": %s}',
-	  $with{server} ? qq("server": "$with{server}", ) : '', $with{domains} // '[]', $with{reservations} // '[]';
 
-	return answer('fence_arm', 1, "$ns:heartbeat", $with{identity} // $identity, $with{epoch} // $epoch,
-		$with{at} // clock() + ($with{until} // $hour),
-		$with{slots} // '0-16383', $with{owner} // 'cluster', $with{timeline} // 3, $settings);
+	return answer('fence_arm', 1, ($with{ns} // 'n') . ':heartbeat:{h}', $with{identity} // $identity, $with{epoch} // $epoch,
+		$with{at} // clock() + ($with{until} // $hour), $with{slots} // '', $with{owner} // 'cluster', $with{timeline} // 3,
+		$with{server} // 'run', $with{settings} // settings(%with));
 }
 
 sub renew
 {
 	my (%with) = @_;
 
-	return answer('fence_renew', 0, ($with{ns} // 'n') . ':heartbeat', $with{identity} // $identity,
-		$with{epoch} // $epoch, $with{at} // clock() + $with{until},
-		$with{settings} // sprintf('{"idle_ms": 3600000, "grant": %d}', $with{grant} // 0), $with{slots} // ());
+	return answer('fence_renew', 0, 'n:heartbeat:{h}', $with{identity} // $identity, $with{epoch} // $epoch,
+		$with{at} // clock() + ($with{until} // $hour), settings(%with), $with{slots} // ());
 }
 
 sub next_epoch { return sprintf '%d-%016x', ++$number, $number * 77; }
+# The key that is there while the lease runs
+sub heartbeat { return "n:heartbeat:{h}:$identity"; }
+sub disarm { return answer('fence_disarm', 0, 'n', $_[0] // 'cluster', $_[1] // 3); }
 
-# A process without any memory or key, armed in a new epoch with domain 1.t attached.
+# announce(name, id, publish, grant)
+sub announce { my ($name, $id, $publish, $grant) = @_; return answer('fence_announce', 0, 'n', $epoch, $name, $id, $publish // 'none', $grant // 0); }
+
+# A process without any memory or key, armed in a new epoch with domain 1.t announced.
 sub fresh
 {
 	$redis->call('FLUSHALL');
 	$redis->load_library;
 	$identity = hello()->[0];
 	$epoch = next_epoch();
-	like(arm(domains => '[["1.t", 1]]'), qr/^armed /, 'armed') if !$_[0];
+	return if $_[0];
+	like(arm(), qr/^armed /, 'armed');
+	announce('1.t', 1);
 	return;
 }
 
-sub get    { return answer('fence_get', 2, f($_[0]), v($_[0])); }
-sub token  { return fcall('fence_status', 1, f($_[0] // 'k'))->[1]; }
-sub check  { my ($k, $version, $token) = @_; return fcall('fence_check', 1, f($k), $token // token(), $version); }
+# ---------------------------------------------------------------------------------------------------------------------
+# Readers
+# ---------------------------------------------------------------------------------------------------------------------
+
+sub permit { return $redis->call('FCALL_RO', 'fence_token', 1, f($_[0] // 'k')); }
+sub token { return (split / /, status($_[0] // 'k')->[1])[0]; }
+
+# The strong read: 'hit record', 'miss', or 'closed' where nothing may be taken for current.
+sub read_fast
+{
+	my ($k) = @_;
+
+	$redis->call('MULTI');
+	$redis->call('MGET', f($k));
+	$redis->call('FCALL_RO', 'fence_token', 1, f($k));
+	my ($found, $permit) = @{ $redis->call('EXEC') };
+	return 'closed' if $permit eq '';
+	my ($token) = split / /, $permit;
+	return defined $found->[0] && $found->[0] =~ /^\Q$token\E (.*)$/s ? "hit $1" : 'miss';
+}
+
+# The slow path; get(k, suffix) of a value beside the fence.
+sub get { return answer('fence_get', @_ > 1 ? (2, f($_[0]), v(@_)) : (1, f($_[0]))); }
+sub check { my ($k, $version, $token) = @_; return fcall('fence_check', 1, f($k), $token // token(), $version); }
 
 sub put
 {
 	my ($k, $version, %with) = @_;
+	my @keys = (f($k), defined $with{suffix} ? v($k, $with{suffix}) : ());
 
-	return answer('fence_put', 2, f($k), v($k), $with{token} // token(), $with{ticket} // '', $version,
-		$with{payload} // "p$version", $with{ttl} // 0);
+	return fcall('fence_put', scalar @keys, @keys, $with{permit} // permit($k), $version, $with{payload} // "p$version", $with{ttl} // 0);
 }
 
-# What a reader does: get, and put if that is a miss.
-sub fill
+# What a reader does after a miss.
+sub fill { my ($k, $version, %with) = @_; is(put($k, $version, %with), 'stored', "$k is filled"); return; }
+
+# Stores what is computed from these keys, whose fences are there, and returns its name.
+sub derived
 {
-	my ($k, $version) = @_;
-	my ($status, undef, $ticket) = @{ fcall('fence_get', 2, f($k), v($k)) };
+	my ($payload, @keys) = @_;
+	my $record = join '', map { $redis->call('GET', f($_)) =~ /^(\S+ \d+) / ? f($_) . " $1\n" : die "no fence of $_" } @keys;
 
-	die "no miss but $status" unless $status eq 'miss';
-	return put($k, $version, ticket => $ticket);
+	$redis->call('SET', 'n:v:1.t:{d}:sum.1:', "$record\n$payload");
+	return 'n:v:1.t:{d}:sum.1:';
 }
 
-sub reserve
+# ---------------------------------------------------------------------------------------------------------------------
+# Writers
+# ---------------------------------------------------------------------------------------------------------------------
+
+sub header { return "n $epoch"; }
+sub reserve { my ($stamp, @keys) = @_; return fcall('fence_write', 0, header(), $stamp, scalar @keys, map { f($_) } @keys); }
+sub ends { return fcall('fence_write', 0, header(), '', 0, @_); }
+
+# store(stamp, since, key, version, ended...): one row; whether it was stored, -1 if nobody is armed. ttl: the default.
+sub store
 {
-	my ($k, $stamp, $observed, $w) = @_;
+	my ($stamp, $since, $k, $version, @ended) = @_;
 
-	return answer('fence_reserve', 1, f($k), $epoch, $stamp, $observed, $w);
+	return fcall('fence_store', 0, header(), $stamp, 1, f($k), $since, $version, 0, "p$version", @ended) - 1;
 }
 
-sub commit { my ($k, $stamp, $w) = @_; return answer('fence_commit', 1, f($k), $epoch, $stamp, $w); }
-sub aborts { my ($k, $stamp) = @_; return answer('fence_abort', 1, f($k), $epoch, $stamp); }
-# One operation: writes('k', 'v', stamp, w, ttl_ms, payload, grant). Without a grant: the one of grants().
-sub writes
-{
-	my ($k, @operation) = @_;
-
-	push @operation, 1 if $operation[0] eq 'v' && @operation == 5;
-	return answer('fence_write', 0, 1, f($k), $epoch, @operation);
-}
-
-# A reservation whose commit may bring the row.
-sub grants { my ($k, $stamp, $observed, $w) = @_; return writes($k, 'g', $stamp, $observed, $w, 1); }
-sub settle { my ($k, $stamp, $u) = @_; return answer('fence_settle', 0, 'n', f($k), $epoch, $stamp, $u); }
-sub repair { my ($k, $seen, $u) = @_; return answer('fence_repair', 1, f($k), $epoch, $seen, $u); }
-
-# domain('reserve', stamp, ended): a reservation ends no attachment unless told.
+# domain('reserve', stamp, ended attachment), domain('committed' or 'aborted', stamp)
 sub domain
 {
-	my ($what, @args) = @_;
-	push @args, '' if $what eq 'reserve' && @args == 1;
-	return answer("fence_domain_$what", 0, 'n', '1.t', $epoch, @args);
+	my ($what, $stamp, $ended) = @_;
+
+	return fcall('fence_domain_reserve', 0, header(), '1.t', $stamp, $ended // 0) if $what eq 'reserve';
+	return fcall('fence_domain_end', 0, header(), '1.t', $stamp, $what);
 }
-sub announce
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is known
+# ---------------------------------------------------------------------------------------------------------------------
+
+sub status { return fcall('fence_status', 1, f($_[0] // 'k')); }
+sub recent { return status($_[0])->[2]; }
+
+# Who has the key reserved: "stamp kind", sorted.
+sub holders
 {
-	my ($name, $id, $publish, @grant) = @_;
+	my (undef, undef, undef, @list) = @{ status($_[0]) };
+	my @found;
 
-	return answer('fence_announce', 0, 'n', $epoch, $name, $id, $publish // 'none', @grant);
+	while (my ($stamp, $kind) = splice @list, 0, 3) { push @found, "$stamp $kind"; }
+	return join ', ', sort @found;
 }
 
-# All reservations: "name stamp w", sorted.
+# All reservations by transaction: "stamp fences", of a domain "domain name stamp", sorted.
 sub pendings
 {
 	my ($ns, $limit) = @_;
-	my @found;
-	my $cursor = '';
+	my ($cursor, @found, @list) = ('');
 
 	do
 	{
-		($cursor, undef, my @list) = @{ fcall('fence_pending', 0, $ns // 'n', 0, $limit // 1000, $cursor) };
-		while (my ($kind, $name, $stamp, $w) = splice @list, 0, 5)
+		($cursor, undef, @list) = @{ fcall('fence_pending', 0, $ns // 'n', $limit // 1000, $cursor) };
+		while (my ($kind, $name, $stamp, $n) = splice @list, 0, 5)
 		{
-			$name =~ s/^n:f:1\.t:\{(.*)\}$/$1/;
-			push @found, $kind eq 'row' ? "$name $stamp $w" : "domain $name $stamp";
+			push @found, $kind eq 'row' ? "$stamp $n" : "domain $name $stamp";
 		}
 	} while $cursor ne '';
 	return join ', ', sort @found;
 }
 
-# The fence's version, '-' if it has none, 'none' if there is no fence.
-sub version_of
-{
-	my ($k) = @_;
-	my $fence = $redis->call('GET', f($k)) // return 'none';
+# The version of the fence that is there, current or not; 'none'.
+sub version_of { my $fence = $redis->call('GET', f($_[0])) // return 'none'; return (split / /, $fence)[1]; }
 
-	return (split / /, $fence)[1];
-}
-
-# Everything that the library knows or has written, but for ages and times to live.
+# Everything that the library knows or has written, but for ages, times to live and the numbers in permits.
 sub snapshot
 {
 	my @all;
@@ -174,8 +206,20 @@ sub snapshot
 	{
 		push @all, pendings($ns), join ' ', @{ hello($ns) }[ 0, 4 .. 7 ];
 	}
-	push @all, join ' ', @{ fcall('fence_status', 1, "n:f:$_:{k}") }[ 0 .. 1 ] foreach '1.t', '1.u';
-	return join "\n", @all;
+	foreach my $fence (map { ("n:f:1.t:{$_}", "n:f:1.u:{$_}") } 'k', 'l', 'p', 'q')
+	{
+		my ($armed, $permit, $recent) = @{ fcall('fence_status', 1, $fence) };
+		push @all, join ' ', $armed, $permit =~ s/ .*//r, $recent;
+	}
+	return join "\n", @all, map { holders($_) } 'k', 'l', 'p', 'q';
+}
+
+# Kilobytes of Lua, after a full collection.
+sub function_memory
+{
+	$redis->attempt('FUNCTION', 'LOAD', "#!lua name=collect\nredis.register_function('collect_all', function() collectgarbage() collectgarbage() return 1 end)");
+	fcall('collect_all', 0);
+	return ($redis->info('memory', 'used_memory_vm_functions') =~ /(\d+)/)[0] / 1024;
 }
 
 1;

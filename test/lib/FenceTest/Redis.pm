@@ -211,7 +211,7 @@ sub library_source
 {
 	my $text = '';
 
-	foreach my $file (qw(fence.lua effects.lua))
+	foreach my $file (qw(fence.lua arming.lua effects.lua))
 	{
 		my $path = dirname(abs_path(__FILE__)) . "/../../../src/redis/$file";
 
@@ -332,6 +332,13 @@ sub send
 {
 	my ($self, @words) = @_;
 
+	return $self->send_raw(encoded(@words));
+}
+
+# A command's bytes: several that are sent at once take less of a socket's room.
+sub encoded
+{
+	my (@words) = @_;
 	my $bytes = '*' . @words . "\r\n";
 
 	foreach my $word (@words)
@@ -340,7 +347,7 @@ sub send
 		utf8::encode($octets) if utf8::is_utf8($octets);
 		$bytes .= '$' . length($octets) . "\r\n$octets\r\n";
 	}
-	return $self->send_raw($bytes);
+	return $bytes;
 }
 
 # Sends bytes as they are. While the server does not take them, what it answers is read: both sides' buffers never

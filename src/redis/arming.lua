@@ -1,0 +1,254 @@
+
+-- =================================================================================================================
+-- Arming: who this process is, and for which epoch, lease, slots and attachments it may answer (doc/protocol.md).
+-- The build joins this file to fence.lua, whose tables it fills in: spaces, headers, and each space's armed and slots.
+-- PostgreSQL's keeper calls hello, arm and renew, whoever attaches calls announce.
+-- =================================================================================================================
+
+do
+
+local function epoch_number(epoch)
+  return whole(match(epoch, '^(%d+)%-%x+$') or '')
+end
+
+-- The slots of arm and renew, "a-b,c,d-e", 'none', or '' for all: {[slot] = true}, or false for all; nil if malformed.
+local function parse_slots(text)
+  if text == '' or text == '0-16383' then return false end
+  local slots = {}
+  if text == 'none' then return slots end
+  for range in (text .. ','):gmatch('(.-),') do
+    local first, last = match(range, '^(%d+)%-(%d+)$')
+    first, last = whole(first or range), whole(last or range)
+    if not first or not last or last < first or last >= SLOTS then return nil end
+    for slot = first, last do slots[slot] = true end
+  end
+  return slots
+end
+
+-- hello | namespace nonce -> identity, time, role, library version, owner, timeline, epoch, until
+-- The last four are empty if this process was never armed for the namespace.
+local function hello(_, args)
+  if #args ~= 2 or not find(args[1], '^[%w_.-]+$') or not find(args[2], '^%x+$') or #args[2] > MAX_NONCE then
+    return bad('fence_hello', 'expected a namespace and a nonce of up to 16 hexadecimal digits')
+  end
+  if not identity then identity = args[2] end
+  local role = match(redis.call('INFO', 'replication'), 'role:(%a+)') or '?'
+  local reply = { identity, tostring(now_ms()), role, LIBRARY_VERSION, '', '', '', '' }
+  local space = spaces[args[1]]
+  if space then
+    local a = space.armed
+    reply[5], reply[6], reply[7], reply[8] = a.owner, tostring(a.timeline), a.epoch, tostring(a.until_ms)
+  end
+  return reply
+end
+
+-- What attach's publish means here: notify is PostgreSQL's affair.
+local PUBLISH = { none = false, notify = false, pubsub = 'pubsub', stream = 'stream' }
+
+-- False: that attachment is taken for ended.
+local function attach_domain(space, name, id, publish_how)
+  local d = domain_of(space, name)
+  if id <= d.ended then return false end
+  if d.id and id <= d.id then return true end
+  -- another attachment of the name, or writes that passed its triggers by: nothing of before is trusted
+  if d.id or d.withdrawn then new_token(space, d) end
+  d.id, d.withdrawn, d.publish = id, nil, PUBLISH[publish_how]
+  if d.publish then space.events = true end
+  set_gate(d)
+  return true
+end
+
+-- Writes may pass the triggers of that attachment by: its readers are told unarmed until it is announced again.
+local function withdraw_domain(space, name, id)
+  local d = domain_of(space, name)
+  if d.id ~= id then return end
+  d.id, d.withdrawn = nil, true
+  new_token(space, d)
+  set_gate(d)
+end
+
+-- What the functions go by, from "ttl_ms fill_ms stream_max grant", or nil. ttl_ms: how long a fence lives if whoever
+-- puts it does not say; as text, for Redis writes a number of Lua as text with great care, again in every call. grant:
+-- see renew.
+local function parse_settings(text)
+  local ttl, fill, most, grant = match(text or '', '^(%d+) (%d+) (%d+) (%d+)$')
+  if not ttl or not (whole(ttl) and whole(fill) and whole(most) and whole(grant)) or whole(ttl) == 0 then return nil end
+  return { ttl = ttl, fill_ms = whole(fill), stream_max = most, grant = whole(grant) }
+end
+
+-- With every fifty calls of a function Redis has the collector take some steps. At its usual pace it goes through all
+-- that is remembered of ends and reservations every thousand calls or so: each call is twice as dear. An eighth of the
+-- pace keeps up with what calls allocate.
+local COLLECTOR_PACE = 25
+
+local function use_settings(space, settings)
+  collectgarbage('setstepmul', COLLECTOR_PACE)
+  local armed = space.armed
+  armed.ttl, armed.fill_ms, armed.stream_max = settings.ttl, settings.fill_ms, settings.stream_max
+  if settings.fill_ms == 0 then                            -- switched off: none is remembered
+    space.filling, space.filled_before, space.fills = {}, {}, 0
+  end
+end
+
+-- The lease, and what proves that this node takes writes and tells readers how long the lease runs: a key is there
+-- until its time has passed, so it goes a millisecond before. It has the identity in its name: a demoted master keeps
+-- its memory, and gets the keys of the master that it follows now.
+local function extend(armed, key, till)
+  armed.key = key .. ':' .. identity
+  if till > armed.until_ms then armed.until_ms = till end
+  if till > armed.granted_ms then armed.granted_ms = till end
+  local wrote = redis.pcall('SET', armed.key, armed.epoch, 'PXAT', string.format('%d', armed.until_ms - 1))
+  if wrote.err and not is_elsewhere(wrote) then error(wrote) end
+end
+
+local function set_gates(space)
+  for _, d in pairs(space.domains) do set_gate(d) end
+end
+
+-- Why that process may not be armed, or nil.
+local function refusal(a, epoch, number, owner, timeline, server, now)
+  if not a then return nil end
+  if a.owner ~= owner and now < a.until_ms then return 'armed by cluster ' .. a.owner .. ', whose lease runs' end
+  if timeline < a.timeline and now < a.until_ms then
+    return 'armed by timeline ' .. a.timeline .. ', whose lease runs'
+  end
+  -- A server that was started again has waited until its last lease was over: this one lives, and another one asks.
+  if timeline == a.timeline and server ~= a.server and now < a.granted_ms then
+    return 'armed by another server of this cluster and timeline, whose lease runs'
+  end
+  if a.epoch ~= epoch and number <= a.number then return 'already armed in epoch ' .. a.epoch end
+end
+
+-- arm <heartbeat-key> | identity epoch until slots owner timeline server settings -> armed|refused why now until is
+-- absolute on this node's clock: an arm that was delayed past it is over before it starts, and refused. server: the run
+-- of the PostgreSQL server that asks.
+local function arm(keys, args)
+  if #keys ~= 1 or #args ~= 8 then return bad('fence_arm', 'expected 1 key and 8 arguments') end
+  local ns = match(keys[1], '^([%w_.-]+):')
+  local epoch, number, till, timeline = args[2], epoch_number(args[2]), whole(args[3]), whole(args[6])
+  local slots, settings = parse_slots(args[4]), parse_settings(args[8])
+  if not (ns and number and till and timeline and slots ~= nil and settings) then
+    return bad('fence_arm', 'malformed argument')
+  end
+  local now, space = now_ms(), spaces[ns]
+  local a = space and space.armed
+  local why = args[1] ~= identity and 'another process answers here' or till <= now and 'the lease was over on arrival'
+    or refusal(a, epoch, number, args[5], timeline, args[7], now)
+  if why then return { 'refused', why, tostring(now) } end
+  if a and a.epoch == epoch then
+    extend(a, keys[1], till)
+    set_gates(space)
+  else
+    local fresh = { owner = args[5], timeline = timeline, server = args[7], epoch = epoch, number = number,
+                    until_ms = till, granted_ms = till }
+    extend(fresh, keys[1], till)
+    if a then headers[ns .. ' ' .. a.epoch] = nil end
+    space = new_space(ns, fresh, slots, settings.grant)
+    spaces[ns], headers[ns .. ' ' .. epoch], routes = space, space, {}
+  end
+  use_settings(space, settings)
+  return { 'armed', '', tostring(now) }
+end
+
+-- Whether a slot that was lost is served here again: its fence can be touched, or could be if there was one.
+local function is_back(space)
+  for _, fence in pairs(space.lost) do
+    if not is_elsewhere(redis.pcall('EXISTS', fence)) then return true end
+  end
+  return false
+end
+
+-- The epoch goes on with these slots. In one that this process had before in the epoch, or has lost, may be fences that
+-- have missed reservations since: then what it has, of any slot, is not trusted any more. A lost slot that is still
+-- elsewhere stays lost. Returns how many have come.
+local function regrant(space, slots, grant)
+  local came, again = 0, false
+  for slot in pairs(space.slots) do
+    if not slots[slot] then space.slots[slot], space.lost[slot] = nil, nil end
+  end
+  for slot in pairs(slots) do
+    local fence = space.lost[slot]
+    if not space.slots[slot] and not (fence and is_elsewhere(redis.pcall('EXISTS', fence))) then
+      came, again = came + 1, again or space.since[slot] ~= nil
+      space.slots[slot], space.lost[slot], space.since[slot] = true, nil, grant
+    end
+  end
+  if again then
+    for _, d in pairs(space.domains) do new_token(space, d) end
+  end
+  return came
+end
+
+-- renew | heartbeat-key identity epoch until settings [slots] -> renewed '' now back came. back '1': slots that were
+-- lost could be granted again. Refused unless armed in exactly that epoch: a renewal that was sent to the process
+-- before this one must not bring this one to life [1]. The key is an argument: a process whose slots are moving away
+-- goes on answering for those that it has.
+-- slots: from now on these, in the same epoch; came: how many the process has not had until now. Readers are not
+-- answered in those before their domain is announced for this grant, whose number is in the settings, or a later one.
+local function renew(_, args)
+  local ns, till = args[1] and match(args[1], '^([%w_.-]+):'), whole(args[4])
+  local settings, slots = parse_settings(args[5]), args[6] and parse_slots(args[6])
+  if #args < 5 or #args > 6 or not ns or not till or not settings or (args[6] and slots == nil) then
+    return bad('fence_renew', 'expected heartbeat key, identity, epoch, until, settings and perhaps slots')
+  end
+  local now, space = now_ms(), headers[ns .. ' ' .. args[3]]
+  local why = args[2] ~= identity and 'another process answers here' or not space and 'not armed in this epoch'
+    or till <= now and 'the lease was over on arrival'
+    or args[6] and (not slots) ~= (not space.slots) and 'all slots, and some, are not of one epoch'
+  if why then return { 'refused', why, tostring(now) } end
+  extend(space.armed, args[1], till)
+  set_gates(space)
+  use_settings(space, settings)
+  turn_fills(space, now)
+  collect_garbage()
+  local came = slots and regrant(space, slots, settings.grant) or 0
+  return { 'renewed', '', tostring(now), is_back(space) and '1' or '0', tostring(came) }
+end
+
+-- disarm | namespace owner timeline -> disarmed | refused | unarmed
+-- The lease ends now. Only its own cluster, and no older timeline, may ask.
+local function disarm(_, args)
+  if #args ~= 3 or not whole(args[3]) then return bad('fence_disarm', 'expected namespace, owner and timeline') end
+  local space = spaces[args[1]]
+  if not space then return { 'unarmed' } end
+  if space.armed.owner ~= args[2] or whole(args[3]) < space.armed.timeline then return { 'refused' } end
+  space.armed.until_ms = 0
+  set_gates(space)
+  return { 'disarmed' }
+end
+
+-- announce | namespace epoch (domain id publish)... grant -> announced refused | unarmed
+-- These attachments are committed; readers may be answered: in slots that were granted by that number or a lower one.
+-- publish 'withdrawn': this one is not, or no longer, to be served. refused: how many are taken for ended, and stay so.
+local function announce(_, args)
+  local grant = #args % 3 == 0 and whole(args[#args])
+  if not grant then return bad('fence_announce', 'expected namespace, epoch, triples and the number of a grant') end
+  for i = 3, #args - 1, 3 do
+    if not is_domain(args[i]) or not whole(args[i + 1]) or
+       (PUBLISH[args[i + 2]] == nil and args[i + 2] ~= 'withdrawn') then
+      return bad('fence_announce', 'malformed domain, id or publish')
+    end
+  end
+  local space = headers[args[1] .. ' ' .. args[2]]
+  if not space then return { 'unarmed' } end
+  local refused = 0
+  for i = 3, #args - 1, 3 do
+    local d = domain_of(space, args[i])
+    if args[i + 2] == 'withdrawn' then
+      withdraw_domain(space, args[i], whole(args[i + 1]))
+    elseif not attach_domain(space, args[i], whole(args[i + 1]), args[i + 2]) then
+      refused = refused + 1
+    elseif grant > d.carried then
+      d.carried = grant
+    end
+  end
+  return { 'announced', tostring(refused) }
+end
+
+register('fence_hello', hello, { 'no-writes' })
+register_keyed('fence_arm', arm, { 'allow-oom' })
+register_keyed('fence_renew', renew, { 'allow-cross-slot-keys', 'allow-oom' })
+register('fence_disarm', disarm, { 'no-writes' })
+register('fence_announce', announce, { 'no-writes' })
+
+end
