@@ -38,7 +38,9 @@ CREATE TABLE fence.domain (
     ttl              interval,
     on_redis_failure text CHECK (on_redis_failure OPERATOR(pg_catalog.=) ANY (ARRAY['bypass', 'error'])),
     publish          text NOT NULL CHECK (publish OPERATOR(pg_catalog.=) ANY (ARRAY['none', 'pubsub', 'stream', 'notify'])),
-    version_added    boolean NOT NULL DEFAULT false     -- fence.attach has added the version column
+    version_added    boolean NOT NULL DEFAULT false,    -- fence.attach has added the version column
+    cache_absent     boolean NOT NULL DEFAULT false,
+    reserve          text CHECK (reserve OPERATOR(pg_catalog.=) ANY (ARRAY['early', 'commit']))
 );
 
 -- The version of each deleted key, so that a key that comes back goes on counting; and of each group of rows (scope
@@ -138,7 +140,7 @@ CREATE FUNCTION fence.attach(
     relation regclass, key name[] DEFAULT NULL, version name DEFAULT 'version', domain text DEFAULT NULL,
     tag text DEFAULT NULL, scope text DEFAULT 'row', cache text DEFAULT 'none', columns name[] DEFAULT NULL,
     ttl interval DEFAULT NULL, on_redis_failure text DEFAULT NULL, publish text DEFAULT 'none',
-    add_version boolean DEFAULT false)
+    add_version boolean DEFAULT false, cache_absent boolean DEFAULT false, reserve text DEFAULT NULL)
     RETURNS text LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_attach';
 
 CREATE FUNCTION fence.detach(relation regclass) RETURNS void
@@ -162,7 +164,8 @@ CREATE VIEW fence.domains AS
     SELECT d.name AS domain, d.relation, d.key_columns AS key, d.version_column AS version, d.tag, d.scope, d.cache,
            d.columns, d.ttl,
            coalesce(d.on_redis_failure, pg_catalog.current_setting('pgcache_fence.on_redis_failure')) AS on_redis_failure,
-           d.publish,
+           d.publish, d.cache_absent,
+           coalesce(d.reserve, pg_catalog.current_setting('pgcache_fence.reserve')) AS reserve,
            EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid OPERATOR(pg_catalog.=) d.relation
                    AND t.tgname OPERATOR(pg_catalog.=) 'zzz_pgcache_fence_after'
                    AND t.tgnargs OPERATOR(pg_catalog.>) 0) AS version_by_application
@@ -197,40 +200,39 @@ CREATE FUNCTION fence.group_version(domain text, VARIADIC key text[]) RETURNS bi
 CREATE FUNCTION fence.group_version(domain text, VARIADIC key "any") RETURNS bigint
     LANGUAGE C STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_group_version';
 
+-- A strong read. permit: of a miss; who has read PostgreSQL in a snapshot taken after it may put what he read. version: of a hit.
 CREATE FUNCTION fence.get(domain text, VARIADIC key text[],
-                          OUT status text, OUT token text, OUT version bigint, OUT ticket text, OUT value text)
+                          OUT status text, OUT permit text, OUT version bigint, OUT payload text)
     RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_get';
 CREATE FUNCTION fence.get(domain text, VARIADIC key "any",
-                          OUT status text, OUT token text, OUT version bigint, OUT ticket text, OUT value text)
+                          OUT status text, OUT permit text, OUT version bigint, OUT payload text)
     RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_get';
 CREATE FUNCTION fence.read(domain text, VARIADIC key text[]) RETURNS jsonb
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_read';
 CREATE FUNCTION fence.read(domain text, VARIADIC key "any") RETURNS jsonb
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_read';
-CREATE FUNCTION fence.put(domain text, token text, ticket text, version bigint, value text, ttl interval,
+-- Returns 'stored', or 'refused' and why. ttl null: the domain's, else pgcache_fence.default_ttl.
+CREATE FUNCTION fence.put(domain text, permit text, version bigint, payload text, ttl interval,
                           VARIADIC key text[]) RETURNS text
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_put';
-CREATE FUNCTION fence.put(domain text, token text, ticket text, version bigint, value text, ttl interval,
+CREATE FUNCTION fence.put(domain text, permit text, version bigint, payload text, ttl interval,
                           VARIADIC key "any") RETURNS text
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_put';
 
--- Never a strong read: freshness tells whether what was found is fresh, pending, stale or unknown; none, unavailable: nothing
--- was found.
+-- Never a strong read: what is stored. freshness: fresh, or unknown; none, unavailable: nothing was found.
 CREATE FUNCTION fence.peek(domain text, VARIADIC key text[],
-                           OUT freshness text, OUT token text, OUT version bigint, OUT value text, OUT stamp text,
-                           OUT newest_version bigint)
+                           OUT freshness text, OUT version bigint, OUT payload text, OUT stamp text)
     RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_peek';
 CREATE FUNCTION fence.peek(domain text, VARIADIC key "any",
-                           OUT freshness text, OUT token text, OUT version bigint, OUT value text, OUT stamp text,
-                           OUT newest_version bigint)
+                           OUT freshness text, OUT version bigint, OUT payload text, OUT stamp text)
     RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_peek';
 
 -- Several keys that agree. fences: names as fence_key and fence_keys tell them. get_many gets them all, in as few calls as
 -- their places allow; read_many returns values of one moment: from the cache if all are there and unchanged, tried again
 -- after a pause (doubled each time) while something changes, else all of them from the tables in one snapshot.
 CREATE FUNCTION fence.get_many(VARIADIC fences text[],
-                               OUT fence text, OUT status text, OUT token text, OUT version bigint, OUT ticket text,
-                               OUT value text, OUT stamp text)
+                               OUT fence text, OUT status text, OUT permit text, OUT version bigint, OUT payload text,
+                               OUT stamp text)
     RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE ROWS 10 AS 'MODULE_PATHNAME', 'fence_get_many';
 CREATE FUNCTION fence.read_many(fences text[], retries integer DEFAULT 2, backoff interval DEFAULT '1 ms',
                                 OUT fence text, OUT version bigint, OUT value jsonb, OUT stamp text, OUT source text)
@@ -238,7 +240,7 @@ CREATE FUNCTION fence.read_many(fences text[], retries integer DEFAULT 2, backof
 
 -- A value that a STABLE function computes from rows of several domains. Each source is the name of a domain and how its key
 -- is made of the function's arguments: 'room($1)', 'setting(default)'; a name alone stands for the first arguments. The
--- value is kept beside the first source. Define it again after the function has changed.
+-- value is kept in the first source's slot. Define it again after the function has changed.
 CREATE FUNCTION fence.define_derived(name text, sources text[], compute regprocedure, ttl interval DEFAULT '1 day')
     RETURNS void LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_define_derived';
 CREATE FUNCTION fence.drop_derived(name text) RETURNS void
@@ -386,14 +388,16 @@ CREATE FUNCTION fence._nodes(OUT address text, OUT role text, OUT version text, 
     RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_nodes_view';
 CREATE VIEW fence.nodes AS SELECT * FROM fence._nodes();
 
--- fate is what the patrol goes by: in progress, committed, aborted, or unknown (not recorded any more).
-CREATE FUNCTION fence._pending(OUT domain text, OUT key text, OUT version bigint, OUT stamp text, OUT age interval,
+-- One line for each transaction that has reserved rows, with one of these, and how many fences there are; and one for each domain
+-- that it has reserved. age: since a listing has seen it first, for rows. fate is what the patrol goes by: in progress, committed,
+-- aborted, or unknown (not recorded any more).
+CREATE FUNCTION fence._pending(OUT domain text, OUT key text, OUT fences integer, OUT stamp text, OUT age interval,
                                OUT pid integer, OUT fate text, OUT kind text)
     RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_pending_view';
 -- A prepared transaction is in progress for the patrol; its gid tells what to COMMIT PREPARED or ROLLBACK PREPARED. A detached
 -- reservation, once it is made, stands or has ended; lease_left is only of these.
 CREATE VIEW fence.pending AS
-    SELECT p.domain, p.key, p.version, p.stamp, p.age, p.pid,
+    SELECT p.domain, p.key, p.fences, p.stamp, p.age, p.pid,
            CASE WHEN x.gid IS NOT NULL THEN 'prepared'
                 WHEN p.kind OPERATOR(pg_catalog.<>) 'detached' OR p.fate OPERATOR(pg_catalog.=) 'in progress' THEN p.fate
                 WHEN r.id IS NOT NULL THEN 'stands'
@@ -431,7 +435,7 @@ CREATE FUNCTION fence.repair(domain text, VARIADIC key text[]) RETURNS text
 CREATE FUNCTION fence.repair(domain text, VARIADIC key "any") RETURNS text
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_repair';
 
--- Compares all rows of a domain with their fences and repairs what is ahead or behind; tells what was found.
+-- Compares all rows of a domain with their fences and removes what differs; tells what was found.
 CREATE FUNCTION fence.repair_domain(domain text, OUT relation text, OUT count bigint)
     RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_repair_domain';
 
@@ -468,7 +472,7 @@ REVOKE ALL ON FUNCTION fence.attach, fence.detach, fence.detach_domain, fence.ve
                        fence.commit, fence.abort, fence.define_derived, fence.drop_derived,
                        fence._pending, fence._effects, fence._metrics, fence.audit, fence.repair_domain,
                        fence.reset_metrics, fence.doctor, fence._domain_restored FROM PUBLIC;
-REVOKE ALL ON FUNCTION fence.put(text, text, text, bigint, text, interval, text[]), fence.put(text, text, text, bigint, text, interval, "any"),
+REVOKE ALL ON FUNCTION fence.put(text, text, bigint, text, interval, text[]), fence.put(text, text, bigint, text, interval, "any"),
                        fence.begin_write(text, bigint, text[]), fence.begin_write(text, bigint, "any"),
                        fence.abort_write(text, text[]), fence.abort_write(text, "any"),
                        fence.reserve(text, bigint, interval, text[]), fence.reserve(text, bigint, interval, "any"),

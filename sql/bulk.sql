@@ -30,18 +30,18 @@ CREATE PROCEDURE seed() LANGUAGE sql AS $$ SELECT fence.read('bulk.many', id::te
 -- How many rows are hits, and how many of these are not what the table holds.
 CREATE FUNCTION look() RETURNS TABLE (rows bigint, hits bigint, stale bigint) LANGUAGE sql AS $$
 	SELECT count(*), count(*) FILTER (WHERE g.status = 'hit'),
-		   count(*) FILTER (WHERE g.status = 'hit' AND g.value::jsonb IS DISTINCT FROM to_jsonb(t))
+		   count(*) FILTER (WHERE g.status = 'hit' AND g.payload::jsonb IS DISTINCT FROM to_jsonb(t))
 	  FROM generate_series(1, 60) k CROSS JOIN LATERAL fence.get('bulk.many', k::text) g LEFT JOIN many t ON t.id = k
 $$;
 CREATE FUNCTION anomalies() RETURNS SETOF record LANGUAGE sql AS $$
 	SELECT relation, count FROM fence.audit('bulk.many')
-	 WHERE relation IN ('fence_behind_db', 'fence_ahead_db', 'pending_ahead_db') AND count > 0
+	 WHERE relation IN ('fence_behind_db', 'fence_ahead_db', 'payload_differs', 'pending') AND count > 0
 $$;
 -- What this session has reserved. The answer of status comes after all reservations on the same connection.
 CREATE FUNCTION reserved() RETURNS TABLE (kind text, count bigint) LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM fence.status('bulk.many', '1');
-	RETURN QUERY SELECT p.kind, count(*) FROM fence.pending p
+	RETURN QUERY SELECT p.kind, coalesce(sum(p.fences), count(*)) FROM fence.pending p
 				  WHERE p.domain = 'bulk.many' AND p.pid = pg_backend_pid() GROUP BY 1 ORDER BY 1;
 END $$;
 
@@ -64,7 +64,7 @@ SELECT * FROM look();
 SELECT count(*), min(version), max(version) FROM many WHERE id <= 10;
 SELECT * FROM anomalies() AS (relation text, count bigint);
 
--- rolled back: nothing happened
+-- rolled back: nothing happened, but what was reserved row by row is cold
 CALL seed();
 BEGIN;
 UPDATE many SET v = v || '?';

@@ -116,6 +116,26 @@ INSERT INTO member VALUES (2, 3, 'owner');
 SELECT fence.read_derived('permission', '2', '3');
 SELECT times_computed FROM everybody();
 
+-- unless its absence is cached
+CREATE TABLE pardon (user_id int PRIMARY KEY, version bigint NOT NULL DEFAULT 0);
+SELECT fence.attach('pardon', cache_absent => true);
+CALL wait_for('derived.pardon', '1');
+CREATE FUNCTION pardoned(usr int) RETURNS boolean STABLE LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM nextval('derived.computed');
+	RETURN EXISTS (SELECT FROM derived.pardon WHERE user_id = usr);
+END $$;
+SELECT fence.define_derived('pardoned', '{derived.pardon}', 'pardoned(int)');
+SELECT fence.read_derived('pardoned', '1'), currval('computed') AS before \gset
+SELECT fence.read_derived('pardoned', '1'), currval('computed') - :before AS times_computed;
+INSERT INTO pardon VALUES (1);
+-- its version is another one than that of its absence
+SELECT fence.read('derived.pardon', '1');
+SELECT fence.read_derived('pardoned', '1'), fence.read_derived('pardoned', '1'), currval('computed') - :before AS times_computed;
+DELETE FROM pardon;
+SELECT fence.read_derived('pardoned', '1'), fence.read_derived('pardoned', '1'), currval('computed') - :before AS times_computed;
+SELECT fence.drop_derived('pardoned');
+
 -- arguments are one whatever they are spelled like
 SELECT regexp_replace(fence, '^.*?:f:[0-9]+\.', '') AS fence,
 	   regexp_replace(regexp_replace(value, '^.*?:v:[0-9]+\.', ''), 'permission\.[0-9]+', 'permission.N') AS value

@@ -38,8 +38,8 @@ CREATE FUNCTION look(domain text, VARIADIC key text[])
 	SELECT s.fence_version, s.row_version, s.relation, s.pending, g.status
 	  FROM fence.get(domain, VARIADIC key) g CROSS JOIN fence.status(domain, VARIADIC key) s
 $$;
-CREATE VIEW pending AS SELECT domain, key, version, fate, kind, lease_left > '30 min' AND lease_left <= '1 h' AS an_hour
-  FROM fence.pending WHERE domain LIKE 'detached.%' ORDER BY key COLLATE "C", version, kind;
+CREATE VIEW pending AS SELECT domain, key, fences, fate, kind, lease_left > '30 min' AND lease_left <= '1 h' AS an_hour
+  FROM fence.pending WHERE domain LIKE 'detached.%' ORDER BY key COLLATE "C", kind;
 
 --
 -- A table with triggers
@@ -62,7 +62,7 @@ SELECT * FROM look('detached.item', '2');
 SELECT fence.read('detached.item', '1');
 SELECT topic, regexp_replace(finding, 'for .* by transaction [0-9a-f.]+', 'for ... by transaction ...')
   FROM fence.explain('detached.item', '1') WHERE topic = 'reservation';
--- nothing was written: what was cached is current
+-- nothing was written: the key is only cold
 SELECT fence.abort(:'token');
 SELECT * FROM settled('detached.item', '1');
 
@@ -71,17 +71,16 @@ SELECT token FROM fence.reserve('detached.item', NULL, '1 hour', '1') \gset
 SELECT fence.commit(:'token');
 SELECT * FROM settled('detached.item', '1');
 
--- of two writes reserved, one is not the end
+-- a write that it was made for is not its end: it stands until its token is used
 SELECT version, token FROM fence.reserve('detached.item', 6, '1 hour', '1') \gset
 SELECT :version;
 UPDATE item SET v = 'A' WHERE id = 1;
 SELECT * FROM look('detached.item', '1');
 SELECT * FROM pending WHERE kind = 'detached';
--- the version that was reserved is
 UPDATE item SET v = 'AA' WHERE id = 1;
-SELECT * FROM settled('detached.item', '1');
--- the token is good until the lease is over
+SELECT * FROM look('detached.item', '1');
 SELECT fence.commit(:'token');
+SELECT * FROM settled('detached.item', '1');
 SELECT fence.commit(:'token');
 SELECT fence.abort(:'token');
 
@@ -141,8 +140,9 @@ SELECT * FROM settled('detached.item', '4');
 SELECT fence.read('detached.item', '3');
 SELECT token FROM fence.reserve('detached.item', NULL, '1 hour', '3') \gset
 DELETE FROM item WHERE id = 3;
-SELECT * FROM settled('detached.item', '3');
+SELECT get FROM look('detached.item', '3');
 SELECT fence.abort(:'token');
+SELECT * FROM settled('detached.item', '3');
 
 -- the lease
 SELECT version FROM fence.reserve('detached.item', NULL, '100 ms', '2');
@@ -157,7 +157,7 @@ SELECT * FROM settled('detached.item', '2');
 --
 SELECT fence.attach(NULL, scope => 'manual', domain => 'detached.free');
 CALL wait_for('detached.free', 'a');
-SELECT fence.put('detached.free', token, ticket, 7, 'seven', NULL, 'a') FROM fence.get('detached.free', 'a');
+SELECT fence.put('detached.free', permit, 7, 'seven', NULL, 'a') FROM fence.get('detached.free', 'a');
 SELECT * FROM look('detached.free', 'a');
 SELECT version, token FROM fence.reserve('detached.free', 7, '1 hour', 'a') \gset
 SELECT :version;
@@ -165,7 +165,7 @@ SELECT get FROM look('detached.free', 'a');
 SELECT fence.commit(:'token');
 SELECT get FROM settled('detached.free', 'a');
 -- above what Redis knows
-SELECT fence.put('detached.free', token, ticket, 8, 'eight', NULL, 'a') FROM fence.get('detached.free', 'a');
+SELECT fence.put('detached.free', permit, 8, 'eight', NULL, 'a') FROM fence.get('detached.free', 'a');
 SELECT version, token FROM fence.reserve('detached.free', 3, '1 hour', 'a') \gset
 SELECT :version, version = :version FROM fence.reservation;
 -- somebody else was faster: a version above his
@@ -188,9 +188,11 @@ SELECT version FROM fence.reserve('detached.doc', 9, '1 s', '1') \gset
 SELECT :version;
 UPDATE doc SET v = 'b', version = 8;
 SELECT * FROM settled('detached.doc', '1');
--- the version reserved ends it at once
-SELECT version FROM fence.reserve('detached.doc', NULL, '1 hour', '1') \gset
+-- and which is ended after that
+SELECT version, token FROM fence.reserve('detached.doc', NULL, '1 hour', '1') \gset
 UPDATE doc SET v = 'c', version = :version;
+SELECT get FROM look('detached.doc', '1');
+SELECT fence.abort(:'token');
 SELECT * FROM settled('detached.doc', '1');
 SELECT fence.read('detached.doc', '1');
 
@@ -204,8 +206,9 @@ SELECT version, token FROM fence.reserve('detached.member', NULL, '1 hour', '1')
 SELECT :version;
 SELECT get FROM look('detached.member', '1');
 INSERT INTO member VALUES (1, 'x');
-SELECT * FROM settled('detached.member', '1');
+SELECT get FROM look('detached.member', '1');
 SELECT fence.commit(:'token');
+SELECT * FROM settled('detached.member', '1');
 
 -- the end of the attachment is its end
 SELECT token FROM fence.reserve('detached.member', NULL, '1 hour', '2') \gset

@@ -50,13 +50,13 @@ CALL wait_for('explain.item', '0');
 SELECT * FROM explain('1');
 -- asking changes nothing
 SELECT * FROM explain('1');
--- a reader has the ticket
-SELECT status, ticket <> '' AS ticket FROM fence.get('explain.item', '1');
+-- a reader has a permit
+SELECT status, permit <> '' AS permit FROM fence.get('explain.item', '1');
 SELECT * FROM explain('1');
 -- a hit
 SELECT fence.read('explain.item', '1');
 SELECT * FROM explain('1');
--- the cached value is older than the fence
+-- written, and nobody has read it since
 UPDATE item SET v = 'A' WHERE id = 1;
 CALL settled();
 SELECT * FROM explain('1');
@@ -80,6 +80,14 @@ UPDATE item SET v = 'D';
 SELECT topic, finding FROM explain('2') WHERE topic IN ('answer', 'reservation');
 COMMIT;
 CALL settled();
+-- what was cached before is of another token
+SELECT fence.read('explain.item', '1');
+BEGIN;
+SET LOCAL pgcache_fence.bulk_threshold = 1;
+UPDATE item SET v = 'E';
+COMMIT;
+CALL settled();
+SELECT * FROM explain('1');
 -- deleted, and never there
 DELETE FROM item WHERE id = 2;
 CALL settled();

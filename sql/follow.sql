@@ -59,7 +59,7 @@ SELECT * FROM rests;
 SELECT * FROM look('follow.account', '1', '2', '3');
 SELECT fence.read_derived('follow.title', '1');
 UPDATE account SET owner = 'again' WHERE id = 1 RETURNING *;
-SELECT (fence.get('follow.account', '1')).value;
+SELECT (fence.get('follow.account', '1')).payload;
 SELECT fence.read_derived('follow.title', '1');
 UPDATE orders SET id = 2;
 SELECT key, value FROM look('follow.orders', '1');

@@ -106,7 +106,7 @@ SELECT call, same(call) FROM unnest('{
 	"fence.fence_key(''account'', %s)", "fence.value_key(''account'', %s)",
 	"fence.get(''account'', %s)", "fence.peek(''account'', %s)", "fence.status(''account'', %s)", "fence.read(''account'', %s)",
 	"fence.explain(''account'', %s)", "fence.repair(''account'', %s)", "fence.group_version(''member'', %s)", "fence.read(''member'', %s)",
-	"fence.put(''account'', ''none'', '''', 1, ''{}'', NULL, %s)", "fence.read_derived(''balance'', %s)", "fence.derived_keys(''balance'', %s)"
+	"fence.put(''account'', ''none'', 1, ''{}'', NULL, %s)", "fence.read_derived(''balance'', %s)", "fence.derived_keys(''balance'', %s)"
 	}'::text[]) call;
 BEGIN;
 SELECT fence.begin_write('keytypes.free', 0, 42);

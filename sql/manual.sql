@@ -23,15 +23,15 @@ END $$;
 
 -- What get and status say, without what differs from run to run.
 CREATE FUNCTION look(domain text, VARIADIC key text[])
-	RETURNS TABLE (fence bigint, "row" bigint, relation text, pending int, get text, ticket text, value text) LANGUAGE sql AS $$
+	RETURNS TABLE (fence bigint, "row" bigint, relation text, pending int, get text, permit boolean, payload text) LANGUAGE sql AS $$
 	SELECT s.fence_version, s.row_version, s.relation, s.pending, g.status,
-		   CASE WHEN g.ticket <> '' THEN 'ticket' ELSE g.ticket END, g.value
+		   g.permit <> '', g.payload
 	  FROM fence.get(domain, VARIADIC key) g CROSS JOIN fence.status(domain, VARIADIC key) s
 $$;
 
 -- A reader's part: asks, and stores what he read elsewhere.
 CREATE FUNCTION fill(domain text, version bigint, value text, VARIADIC key text[]) RETURNS text LANGUAGE sql AS $$
-	SELECT fence.put(domain, g.token, g.ticket, fill.version, fill.value, NULL, VARIADIC key) FROM fence.get(domain, VARIADIC key) g
+	SELECT fence.put(domain, g.permit, fill.version, fill.value, NULL, VARIADIC key) FROM fence.get(domain, VARIADIC key) g
 $$;
 
 --
@@ -48,13 +48,12 @@ SELECT * FROM look('manual.free', 'a');
 BEGIN;
 SELECT fence.begin_write('manual.free', 1, 'a');
 SELECT * FROM look('manual.free', 'a');
-SELECT fence.put('manual.free', 'any', '', 2, 'two', NULL, 'a');
+SELECT fence.put('manual.free', 'any', 2, 'two', NULL, 'a');
 COMMIT;
 SELECT * FROM look('manual.free', 'a');
-SELECT fill('manual.free', 1, 'one', 'a');
 SELECT fill('manual.free', 2, 'two', 'a');
 
--- a rollback leaves it
+-- a rollback leaves the key cold
 BEGIN;
 SELECT fence.begin_write('manual.free', 2, 'a');
 ROLLBACK;
@@ -68,7 +67,7 @@ SELECT fence.begin_write('manual.free', 0, 'a');
 SELECT fence.begin_write('manual.free', 41, 'a');
 COMMIT;
 SELECT * FROM look('manual.free', 'a');
--- stated without proof: a larger one that is not committed raises nothing
+-- a larger one that is not committed raises nothing
 SELECT fill('manual.free', 42, 'forty-two', 'a');
 BEGIN;
 SELECT fence.begin_write('manual.free', 1000, 'a');
@@ -97,13 +96,13 @@ SELECT fence.abort_write('manual.free', 'a');
 ROLLBACK;
 
 -- savepoints
-SELECT fill('manual.free', 44, 'forty-four', 'a');
+SELECT fill('manual.free', 45, 'forty-five', 'a');
 BEGIN;
 SAVEPOINT s;
 SELECT fence.begin_write('manual.free', 44, 'a');
 ROLLBACK TO s;
 COMMIT;
-SELECT fence, pending, get, value FROM look('manual.free', 'a');
+SELECT fence, pending, get, payload FROM look('manual.free', 'a');
 BEGIN;
 SELECT fence.begin_write('manual.free', 44, 'a');
 SAVEPOINT s;
@@ -129,7 +128,7 @@ SELECT fence, pending, get FROM look('manual.free', 'a');
 -- any number of key parts, all of them text
 SELECT fence.begin_write('manual.free', 0, 'a', 'b', '{:%}');
 SELECT fill('manual.free', 1, 'three', 'a', 'b', '{:%}');
-SELECT fence, get, value FROM look('manual.free', 'a', 'b', '{:%}');
+SELECT fence, get, payload FROM look('manual.free', 'a', 'b', '{:%}');
 SELECT fence, get FROM look('manual.free', 'a', 'b,{:%}');
 SELECT fence.begin_write('manual.free', 0, VARIADIC '{}'::text[]);
 

@@ -65,10 +65,9 @@ SELECT DISTINCT labels->>'domain' FROM fence.metrics WHERE labels->>'domain' LIK
 CALL expect('get', 'miss', 1);
 SELECT fence.reset_metrics();
 SELECT * FROM counted();
-INSERT INTO item VALUES (1, 'a'), (2, 'b'), (3, 'c');
-CALL expect('commit', 'written', 3);
+INSERT INTO item VALUES (1, 'a'), (2, 'b'), (3, 'c');	-- of new rows Redis is not told
 UPDATE item SET v = 'A' WHERE id = 1;
-CALL expect('commit', 'written', 4);
+CALL expect('commit', 'written', 1);
 BEGIN;
 UPDATE item SET v = 'never';
 ROLLBACK;
@@ -77,16 +76,15 @@ BEGIN;
 UPDATE item SET v = 'own' WHERE id = 3;
 SELECT fence.read('metrics.item', '3');
 COMMIT;
-CALL expect('commit', 'written', 5);
+CALL expect('commit', 'written', 2);
 SELECT fence.read('metrics.item', '1'), fence.read('metrics.item', '2');
 SELECT fence.read('metrics.item', '1'), fence.read('metrics.item', '2');
 SELECT status FROM fence.get('metrics.item', '1');
 -- a put that comes too late
-SELECT token FROM fence.get('metrics.item', '1') \gset
-SELECT fence.put('metrics.item', :'token', '', 0, 'old', NULL, '1');
-SELECT fence.put('metrics.item', 'another', '', 5, 'old', NULL, '1');
-CALL expect('get', 'hit', 4);
-CALL expect('put', 'refused', 1);
+SELECT fence.put('metrics.item', '1.0123456789abcdef 1', 0, 'old', NULL, '1');
+SELECT fence.put('metrics.item', 'another', 5, 'old', NULL, '1');
+CALL expect('get', 'hit', 3);
+CALL expect('put', 'refused', 2);
 SELECT fence.repair('metrics.item', '1');
 -- many rows
 SET pgcache_fence.bulk_threshold = 1;
@@ -152,7 +150,7 @@ SELECT fence.detach('item');
 SELECT fence.attach('item');
 CALL wait_for('metrics.item', '1');
 CALL expect('commit', 'written', 1);
-INSERT INTO item VALUES (4, 'd');
+UPDATE item SET v = 'd' WHERE id = 1;
 CALL expect('commit', 'written', 2);
 
 --

@@ -39,13 +39,13 @@ CREATE PROCEDURE seed() LANGUAGE sql AS $$ SELECT fence.read('parts.m', city::te
 CREATE TABLE keys AS SELECT city, day FROM m;
 CREATE FUNCTION look() RETURNS TABLE (rows bigint, hits bigint, stale bigint) LANGUAGE sql AS $$
 	SELECT count(*), count(*) FILTER (WHERE g.status = 'hit'),
-		   count(*) FILTER (WHERE g.status = 'hit' AND g.value::jsonb IS DISTINCT FROM to_jsonb(t))
+		   count(*) FILTER (WHERE g.status = 'hit' AND g.payload::jsonb IS DISTINCT FROM to_jsonb(t))
 	  FROM (SELECT city, day FROM m UNION SELECT city, day FROM keys) k
 	 CROSS JOIN LATERAL fence.get('parts.m', k.city::text, k.day::text) g LEFT JOIN m t USING (city, day)
 $$;
 CREATE FUNCTION anomalies() RETURNS SETOF record LANGUAGE sql AS $$
 	SELECT relation, count FROM fence.audit('parts.m')
-	 WHERE relation IN ('fence_behind_db', 'fence_ahead_db', 'pending_ahead_db') AND count > 0
+	 WHERE relation IN ('fence_behind_db', 'fence_ahead_db', 'payload_differs', 'pending') AND count > 0
 $$;
 
 -- through the root and directly

@@ -68,7 +68,7 @@ CALL wait_for('payloads.lure_group', '1');
 SELECT fence.define_derived('mood', '{payloads.lure}', 'payloads.whose_mood(int)');
 SELECT fence.read('payloads.lure', id::text) FROM generate_series(1, 2) id;
 UPDATE lure SET t = t || '!';
-SELECT value FROM generate_series(1, 2) id, fence.get('payloads.lure', id::text);
+SELECT payload FROM generate_series(1, 2) id, fence.get('payloads.lure', id::text);
 SELECT value FROM fence.read_many(fence.fence_keys('payloads.lure', '{1}'));
 SELECT fence.read('payloads.lure_some', '1'), fence.read('payloads.lure_group', '1');
 SELECT fence.read_derived('mood', '1'), fence.read_derived('mood', '2');
@@ -84,7 +84,7 @@ DROP CAST (span AS json);
 DROP CAST (pair AS json);
 SELECT fence.read('payloads.lure', id::text) = to_jsonb(lure) FROM lure ORDER BY id;
 UPDATE lure SET t = t;
-SELECT value::jsonb = to_jsonb(lure) FROM lure, fence.get('payloads.lure', id::text) ORDER BY id;
+SELECT payload::jsonb = to_jsonb(lure) FROM lure, fence.get('payloads.lure', id::text) ORDER BY id;
 
 --
 -- What prints the name of something else
@@ -105,9 +105,9 @@ CREATE FUNCTION referred_as_oids(j jsonb) RETURNS boolean LANGUAGE sql AS $$
 	  FROM to_jsonb('payloads.referred'::regclass::oid) o, (SELECT oid FROM pg_roles WHERE rolname = 'regress_fence_author') x (r)
 $$;
 UPDATE refers SET id = 1;
-SELECT referred_as_oids(fence.read('payloads.refers', '1')), status, referred_as_oids(value::jsonb) FROM fence.get('payloads.refers', '1');
+SELECT referred_as_oids(fence.read('payloads.refers', '1')), status, referred_as_oids(payload::jsonb) FROM fence.get('payloads.refers', '1');
 ALTER ROLE regress_fence_author RENAME TO regress_fence_penman;
-SELECT status, value::jsonb = fence.read('payloads.refers', '1') FROM fence.get('payloads.refers', '1');
+SELECT status, payload::jsonb = fence.read('payloads.refers', '1') FROM fence.get('payloads.refers', '1');
 ALTER ROLE regress_fence_penman RENAME TO regress_fence_author;
 
 --

@@ -103,14 +103,14 @@ REVOKE EXECUTE ON FUNCTION fence.before_row, fence.after_row, fence.before_trunc
 --
 SET ROLE regress_fence_reader;
 SELECT fence.read('privileges.item', '1');
-SELECT status, value FROM fence.get('privileges.item', '1');
+SELECT status, payload FROM fence.get('privileges.item', '1');
 SELECT fence_version, row_version, relation, pending FROM fence.status('privileges.item', '1');
 SELECT domain, relation FROM fence.domains WHERE domain LIKE 'privileges.%';
 SELECT state FROM fence.state;
 SELECT count(*) FROM fence.nodes;
 SET ROLE regress_fence_stranger;
 SELECT fence.read('privileges.item', '1');
-SELECT status, value FROM fence.get('privileges.item', '1');
+SELECT status, payload FROM fence.get('privileges.item', '1');
 SELECT fence.status('privileges.item', '1');
 SELECT fence.fence_key('privileges.item', '1') LIKE 'fence:f:%:{1}',
 	   fence.value_key('privileges.item', '1') LIKE 'fence:v:%:{1}';
@@ -132,9 +132,9 @@ RESET ROLE;
 --
 -- What lets readers be deceived is denied unless it is granted
 --
-SELECT token, ticket FROM fence.get('privileges.item', '4') \gset
+SELECT permit FROM fence.get('privileges.item', '4') \gset
 SET ROLE regress_fence_reader;
-SELECT fence.put('privileges.item', :'token', :'ticket', 0, 'x', NULL, '4');
+SELECT fence.put('privileges.item', :'permit', 0, 'x', NULL, '4');
 SELECT fence.begin_write('privileges.item', 0, '4');
 SELECT fence.abort_write('privileges.item', '4');
 SELECT * FROM fence.pending;
@@ -145,13 +145,13 @@ SELECT fence.attach('item');
 SELECT fence.detach('item');
 CREATE TABLE fence.mine (id int);
 RESET ROLE;
-GRANT EXECUTE ON FUNCTION fence.put(text, text, text, bigint, text, interval, text[]) TO regress_fence_reader;
+GRANT EXECUTE ON FUNCTION fence.put(text, text, bigint, text, interval, text[]) TO regress_fence_reader;
 SET ROLE regress_fence_reader;
-SELECT fence.put('privileges.item', :'token', :'ticket', 0, 'x', NULL, '4');
-SELECT fence.put('privileges.item', :'token', :'ticket', 0, 'x', NULL, 4);
-SELECT status, value FROM fence.get('privileges.item', '4');
+SELECT fence.put('privileges.item', :'permit', 0, 'x', NULL, '4');
+SELECT fence.put('privileges.item', :'permit', 0, 'x', NULL, 4);
+SELECT status, payload FROM fence.get('privileges.item', '4');
 RESET ROLE;
-REVOKE EXECUTE ON FUNCTION fence.put(text, text, text, bigint, text, interval, text[]) FROM regress_fence_reader;
+REVOKE EXECUTE ON FUNCTION fence.put(text, text, bigint, text, interval, text[]) FROM regress_fence_reader;
 
 --
 -- Row-level security: a cached row knows no policies
@@ -202,7 +202,7 @@ SELECT * FROM fence.status('privileges.manual', '1');
 SELECT * FROM fence.explain('privileges.manual', '1');
 RESET ROLE;
 -- one of the two functions of a name is enough
-GRANT EXECUTE ON FUNCTION fence.put(text, text, text, bigint, text, interval, "any") TO regress_fence_stranger;
+GRANT EXECUTE ON FUNCTION fence.put(text, text, bigint, text, interval, "any") TO regress_fence_stranger;
 GRANT EXECUTE ON FUNCTION fence.begin_write(text, bigint, text[]) TO regress_fence_reader;
 SET ROLE regress_fence_stranger;
 SELECT status FROM fence.get('privileges.manual', '1');
@@ -210,7 +210,7 @@ SELECT fence_version FROM fence.status('privileges.manual', '1');
 SET ROLE regress_fence_reader;
 SELECT status FROM fence.get('privileges.manual', '1');
 RESET ROLE;
-REVOKE EXECUTE ON FUNCTION fence.put(text, text, text, bigint, text, interval, "any") FROM regress_fence_stranger;
+REVOKE EXECUTE ON FUNCTION fence.put(text, text, bigint, text, interval, "any") FROM regress_fence_stranger;
 REVOKE EXECUTE ON FUNCTION fence.begin_write(text, bigint, text[]) FROM regress_fence_reader;
 -- another function of the name, which somebody has put there, is none of them
 CREATE FUNCTION fence.put(text) RETURNS text LANGUAGE sql AS 'SELECT $1';

@@ -23,8 +23,8 @@ END $$;
 
 -- What get says, without what differs from run to run.
 CREATE FUNCTION look(domain text, VARIADIC key text[])
-	RETURNS TABLE (status text, token boolean, version bigint, ticket text, value text) LANGUAGE sql AS $$
-	SELECT status, token <> '', version, CASE WHEN ticket <> '' THEN 'ticket' ELSE ticket END, value
+	RETURNS TABLE (status text, permit boolean, version bigint, payload text) LANGUAGE sql AS $$
+	SELECT status, permit <> '', version, payload
 	  FROM fence.get(domain, VARIADIC key)
 $$;
 
@@ -37,41 +37,41 @@ CALL wait_for('reading.note', '1');
 
 -- miss, put, hit
 SELECT * FROM look('reading.note', '1');
-SELECT token, ticket FROM fence.get('reading.note', '1') \gset
-SELECT fence.put('reading.note', :'token', :'ticket', 0, 'anything', NULL, '1');
+SELECT permit FROM fence.get('reading.note', '1') \gset
+SELECT fence.put('reading.note', :'permit', 0, 'anything', NULL, '1');
 SELECT * FROM look('reading.note', '1');
 -- any number of reads; the same through read
 SELECT fence.read('reading.note', '2');
 SELECT * FROM look('reading.note', '2');
 SELECT fence.read('reading.note', '2');
 
--- a reader who was slow: his version is below the fence's, nothing is lowered
+-- a reader who was slow: something has ended since he was given the permit
 UPDATE note SET body = 'new' WHERE id = 1;
 SELECT * FROM look('reading.note', '1');
-SELECT fence.put('reading.note', :'token', :'ticket', 0, 'old', NULL, '1');
+SELECT fence.put('reading.note', :'permit', 0, 'old', NULL, '1');
 SELECT * FROM look('reading.note', '1');
-SELECT fence.put('reading.note', :'token', '', 1, 'new', NULL, '1');
+-- a permit is good for all keys of which nothing has ended since, and more than once
+SELECT permit FROM fence.get('reading.note', '1') \gset
+SELECT fence.put('reading.note', :'permit', 1, 'new', NULL, '1');
+SELECT fence.put('reading.note', :'permit', 1, 'new again', NULL, '1');
+SELECT fence.put('reading.note', :'permit', 0, 'good', NULL, '3');
 SELECT * FROM look('reading.note', '1');
--- once more the same
-SELECT fence.put('reading.note', :'token', NULL, 1, 'new again', NULL, '1');
-SELECT value FROM look('reading.note', '1');
+SELECT payload FROM look('reading.note', '3');
 
--- wrong token, wrong ticket, no fence
-SELECT fence.put('reading.note', '1.0123456789abcdef', '', 1, 'never', NULL, '1');
-SELECT fence.put('reading.note', '', '', 1, 'never', NULL, '1');
-SELECT value FROM look('reading.note', '1');
-SELECT fence.put('reading.note', :'token', '', 0, 'never', NULL, '3');
-SELECT token, ticket FROM fence.get('reading.note', '3') \gset
-SELECT fence.put('reading.note', :'token', '', 0, 'never', NULL, '3');
-SELECT fence.put('reading.note', :'token', 'x' || :'ticket', 0, 'never', NULL, '3');
-SELECT fence.put('reading.note', :'token', :'ticket', 0, 'good', NULL, '3');
+-- no permit
+SELECT fence.put('reading.note', '1.0123456789abcdef 1', 1, 'never', NULL, '1');
+SELECT fence.put('reading.note', split_part(:'permit', ' ', 1) || ' 999999999999', 1, 'never', NULL, '1');
+SELECT fence.put('reading.note', split_part(:'permit', ' ', 1), 1, 'never', NULL, '1');
+SELECT fence.put('reading.note', '', 1, 'never', NULL, '1');
+SELECT payload FROM look('reading.note', '1');
 
--- a ticket is good until the next write, whatever the version that is put with it
-SELECT token, ticket FROM fence.get('reading.note', '4') \gset
-UPDATE note SET body = 'new' WHERE id = 4;
-SELECT fence.put('reading.note', :'token', :'ticket', 0, 'old', NULL, '4');
+-- a write that was rolled back has ended, too
+SELECT permit FROM fence.get('reading.note', '4') \gset
+BEGIN;
+UPDATE note SET body = 'never' WHERE id = 4;
+ROLLBACK;
 SELECT * FROM look('reading.note', '4');
-SELECT fence.put('reading.note', :'token', :'ticket', 0, 'old', NULL, '4');
+SELECT fence.put('reading.note', :'permit', 0, 'old', NULL, '4');
 SELECT fence.read('reading.note', '4');
 SELECT * FROM look('reading.note', '4');
 
@@ -80,13 +80,13 @@ SELECT fence.read('reading.note', '100');
 SELECT * FROM look('reading.note', '100');
 SELECT fence_version, row_version, relation, pending, token <> '' AS token FROM fence.status('reading.note', '100');
 
--- deleted: a miss without a ticket, and nothing is put
+-- deleted: nothing is put
+SELECT permit FROM fence.get('reading.note', '5') \gset
 SELECT fence.read('reading.note', '5');
-SELECT token FROM fence.get('reading.note', '5') \gset
 DELETE FROM note WHERE id = 5;
 SELECT * FROM look('reading.note', '5');
 SELECT fence.read('reading.note', '5');
-SELECT fence.put('reading.note', :'token', '', 0, 'old', NULL, '5');
+SELECT fence.put('reading.note', :'permit', 0, 'old', NULL, '5');
 SELECT * FROM look('reading.note', '5');
 SELECT fence_version, row_version, relation, pending FROM fence.status('reading.note', '5');
 INSERT INTO note VALUES (5, 'back');
@@ -96,13 +96,13 @@ SELECT * FROM look('reading.note', '5');
 -- a transaction that has written reads what it wrote, and neither caches it nor anything else of the domain
 SELECT fence.read('reading.note', '6') IS NOT NULL;
 BEGIN;
-SELECT token, ticket FROM fence.get('reading.note', '7') \gset
+SELECT permit FROM fence.get('reading.note', '7') \gset
 UPDATE note SET body = 'mine' WHERE id = 6;
 SELECT fence.read('reading.note', '6');
 SELECT * FROM look('reading.note', '6');
 SELECT fence.read('reading.note', '7');
 SELECT * FROM look('reading.note', '7');
-SELECT fence.put('reading.note', :'token', :'ticket', 0, 'never', NULL, '7');
+SELECT fence.put('reading.note', :'permit', 0, 'never', NULL, '7');
 -- what was cached is served to others meanwhile, of other keys
 SELECT * FROM look('reading.note', '2');
 ROLLBACK;
@@ -136,17 +136,17 @@ COMMIT;
 SELECT fence.read('reading.note', k) FROM (VALUES ('8'), ('8')) x (k);
 
 -- values that are no JSON, or JSON that jsonb does not hold: read looks past them and leaves them alone
-SELECT token, ticket FROM fence.get('reading.note', '9') \gset
-SELECT fence.put('reading.note', :'token', :'ticket', 0, 'no {json', NULL, '9');
+SELECT permit FROM fence.get('reading.note', '9') \gset
+SELECT fence.put('reading.note', :'permit', 0, 'no {json', NULL, '9');
 SELECT fence.read('reading.note', '9');
 SELECT * FROM look('reading.note', '9');
-SELECT left(v, 20) AS value, fence.put('reading.note', :'token', '', 0, v, NULL, '9'), fence.read('reading.note', '9'),
-	   (SELECT value = v FROM look('reading.note', left('9' || v, 1))) AS kept
+SELECT left(v, 20) AS payload, fence.put('reading.note', :'permit', 0, v, NULL, '9'), fence.read('reading.note', '9'),
+	   (SELECT payload = v FROM look('reading.note', left('9' || v, 1))) AS kept
   FROM (VALUES (''), ('{"a":"\u0000"}'), ('"\ud800"'), ('1e1000000'), ('[1,2'),
-			   (repeat('[', 100000)), ('{"own": "json"}')) x (v);
+			   (repeat('[', 100000)), ('null'), ('{"own": "json"}')) x (v);
 
 -- a time to live
-SELECT fence.put('reading.note', :'token', '', 0, 'brief', '1 ms', '9');
+SELECT fence.put('reading.note', :'permit', 0, 'brief', '1 ms', '9');
 DO $$
 DECLARE
 	deadline timestamptz := clock_timestamp() + '30 s';
@@ -157,25 +157,22 @@ BEGIN
 		END IF;
 	END LOOP;
 END $$;
--- the fence stays
 SELECT fence_version, relation FROM fence.status('reading.note', '9');
-SELECT fence.put('reading.note', :'token', '', 0, 'long', '1 month 2 days 03:04:05', '9');
+SELECT fence.put('reading.note', :'permit', 0, 'long', '1 month 2 days 03:04:05', '9');
 SELECT * FROM look('reading.note', '9');
-SELECT fence.put('reading.note', :'token', '', 0, 'never', '-1 ms', '9');
-SELECT fence.put('reading.note', :'token', '', 0, 'never', '11 years', '9');
+SELECT fence.put('reading.note', :'permit', 0, 'never', '-1 ms', '9');
+SELECT fence.put('reading.note', :'permit', 0, 'never', '11 years', '9');
 
 -- large values, and versions beyond what a double holds
-SELECT fence.put('reading.note', :'token', '', 0, repeat('x', 2000000), NULL, '9');
-SELECT length(value) FROM look('reading.note', '9');
+SELECT fence.put('reading.note', :'permit', 0, repeat('x', 2000000), NULL, '9');
+SELECT length(payload) FROM look('reading.note', '9');
 CREATE TABLE far (id int PRIMARY KEY, body text, version bigint NOT NULL);
 INSERT INTO far VALUES (1, 'a', 9007199254740993);
 SELECT fence.attach('far');
 CALL wait_for('reading.far', '1');
 SELECT fence.read('reading.far', '1');
 SELECT * FROM look('reading.far', '1');
-SELECT token FROM fence.get('reading.far', '1') \gset
-SELECT fence.put('reading.far', :'token', '', 9007199254740992, 'old', NULL, '1');
-SELECT fence.put('reading.far', :'token', '', 9007199254740993, 'good', NULL, '1');
+SELECT fence_version, relation FROM fence.status('reading.far', '1');
 
 -- only some columns; a value per type
 CREATE TABLE wide (id uuid PRIMARY KEY, "Name" text, secret text, at timestamptz, n numeric, tags text[], doc jsonb,
@@ -206,20 +203,40 @@ RESET bytea_output;
 RESET timezone;
 RESET intervalstyle;
 RESET datestyle;
-SELECT value FROM look('reading.styled', '1');
+SELECT payload FROM look('reading.styled', '1');
+
+-- that there is no such row is cached, too
+CREATE TABLE rare (id int PRIMARY KEY, body text, version bigint NOT NULL DEFAULT 0);
+SELECT fence.attach('rare', cache_absent => true);
+CALL wait_for('reading.rare', '1');
+SELECT fence.read('reading.rare', '1');
+SELECT * FROM look('reading.rare', '1');
+SELECT fence.read('reading.rare', '1');
+SELECT fence_version, row_version, relation FROM fence.status('reading.rare', '1');
+INSERT INTO rare VALUES (1, 'here');
+SELECT * FROM look('reading.rare', '1');
+SELECT fence.read('reading.rare', '1');
+SELECT * FROM look('reading.rare', '1');
+DELETE FROM rare;
+SELECT fence.read('reading.rare', '1');
+SELECT * FROM look('reading.rare', '1');
+SELECT fence_version, row_version, relation FROM fence.status('reading.rare', '1');
+SELECT version, value, source FROM fence.read_many(fence.fence_keys('reading.rare', '{1,2}'));
+SELECT version, value, source FROM fence.read_many(fence.fence_keys('reading.rare', '{1,2}'));
+SELECT relation, count FROM fence.audit('reading.rare') WHERE count > 0;
 
 -- arguments
 SELECT * FROM fence.get(NULL, '1');
 SELECT fence.read('reading.note', VARIADIC NULL::text[]);
 SELECT * FROM fence.get('reading.note', NULL);
 SELECT fence.read('reading.note', NULL);
-SELECT fence.put(NULL, 't', '', 0, 'v', NULL, '1');
-SELECT fence.put('reading.note', NULL, '', 0, 'v', NULL, '1');
-SELECT fence.put('reading.note', 't', '', NULL, 'v', NULL, '1');
-SELECT fence.put('reading.note', 't', '', 0, NULL, NULL, '1');
-SELECT fence.put('reading.note', 't', '', -1, 'v', NULL, '1');
-SELECT fence.put('reading.note', 't', '', 0, 'v', NULL, VARIADIC NULL::text[]);
-SELECT fence.put('reading.note', 't', '', 0, 'v', NULL, NULL);
+SELECT fence.put(NULL, 't', 0, 'v', NULL, '1');
+SELECT fence.put('reading.note', NULL, 0, 'v', NULL, '1');
+SELECT fence.put('reading.note', 't', NULL, 'v', NULL, '1');
+SELECT fence.put('reading.note', 't', 0, NULL, NULL, '1');
+SELECT fence.put('reading.note', 't', -1, 'v', NULL, '1');
+SELECT fence.put('reading.note', 't', 0, 'v', NULL, VARIADIC NULL::text[]);
+SELECT fence.put('reading.note', 't', 0, 'v', NULL, NULL);
 SELECT * FROM fence.get('no such domain', '1');
 SELECT fence.read('', '1');
 SELECT fence.read('note', '1');
@@ -233,6 +250,23 @@ SELECT * FROM fence.audit('reading.note', 'NaN');
 SELECT * FROM fence.audit('no such domain');
 SELECT fence.repair('no such domain', '1');
 SELECT fence.repair('reading.note', '1');
+-- a row that is not what the table has, of its version; what is of another form is let be
+SELECT fence.read('reading.note', '8') IS NOT NULL AS cached;
+SELECT permit FROM fence.get('reading.note', '0') \gset
+SELECT fence.put('reading.note', :'permit', 0, '{"id": 8, "body": "forged", "version": 0}', NULL, '8');
+SELECT relation FROM fence.status('reading.note', '8');
+SELECT fence.repair('reading.note', '8');
+SELECT permit FROM fence.get('reading.note', '8') \gset
+SELECT relation FROM fence.status('reading.note', '8');
+SELECT fence.put('reading.note', :'permit', 0, '{"version": 0, "body": "note 8", "id": 8.0}', NULL, '8');
+SELECT relation FROM fence.status('reading.note', '8');
+SELECT fence.put('reading.note', :'permit', 0, '{"id": 8, "body": "other"}', NULL, '8');
+SELECT relation FROM fence.status('reading.note', '8');
+-- a fence of another version than the row's
+SELECT fence.put('reading.note', :'permit', 7, 'ahead', NULL, '8');
+SELECT fence_version, row_version, relation FROM fence.status('reading.note', '8');
+SELECT fence.repair('reading.note', '8');
+SELECT fence_version, row_version, relation FROM fence.status('reading.note', '8');
 SELECT relation, count > 0 AS any FROM fence.audit('reading.note') ORDER BY relation COLLATE "C";
 SELECT sum(count) > 0 AS sampled FROM fence.audit('reading.note', 0.5);
 

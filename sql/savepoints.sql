@@ -26,7 +26,7 @@ CREATE TABLE item (id int PRIMARY KEY, v text, version bigint NOT NULL DEFAULT 0
 CREATE FUNCTION look() RETURNS TABLE (id int, stored bigint, fence bigint, relation text, cached text)
 LANGUAGE sql AS $$
 	SELECT k, s.row_version, s.fence_version, s.relation,
-		   CASE WHEN g.status = 'hit' AND g.value::jsonb IS DISTINCT FROM to_jsonb(t) THEN 'STALE ' || g.value
+		   CASE WHEN g.status = 'hit' AND g.payload::jsonb IS DISTINCT FROM to_jsonb(t) THEN 'STALE ' || g.payload
 				ELSE g.status END
 	  FROM generate_series(1, 6) k
 	 CROSS JOIN LATERAL fence.get('savepoints.item', k::text) g
@@ -36,15 +36,13 @@ LANGUAGE sql AS $$
 	 ORDER BY k
 $$;
 
--- Within a transaction: what it has reserved, beside what its statements have stored.
-CREATE FUNCTION reserved() RETURNS TABLE (key text, reserved bigint, stored bigint) LANGUAGE plpgsql AS $$
-BEGIN
-	-- an answer on the connection on which reservations are sent comes after they are made
-	PERFORM fence.status('savepoints.item', '1');
-	RETURN QUERY
-	SELECT p.key, p.version, (fence.status('savepoints.item', p.key)).row_version
-	  FROM fence.pending p WHERE p.domain = 'savepoints.item' AND p.pid = pg_backend_pid() ORDER BY p.key COLLATE "C";
-END $$;
+-- Within a transaction: keys that are reserved, and what its statements have stored. An answer on the connection on which
+-- reservations are sent comes after they are made.
+CREATE FUNCTION reserved() RETURNS TABLE (key int, stored bigint) LANGUAGE sql AS $$
+	SELECT k, s.row_version
+	  FROM generate_series(1, 6) k CROSS JOIN LATERAL fence.status('savepoints.item', k::text) s
+	 WHERE s.pending > 0 ORDER BY k
+$$;
 
 -- Every row a hit
 CREATE PROCEDURE seed() LANGUAGE plpgsql AS $$
@@ -63,7 +61,7 @@ INSERT INTO item VALUES (1, 'a'), (2, 'b'), (3, 'c');
 SELECT fence.attach('item');
 CALL wait_for('savepoints.item', '1');
 
--- nothing is left: the cached copy is still good
+-- nothing is left but a cold key
 CALL seed();
 BEGIN;
 SAVEPOINT a;
@@ -84,7 +82,7 @@ SELECT * FROM reserved();
 COMMIT;
 SELECT * FROM look();
 
--- the earlier of two writes is left: committed is 2, not the 3 that was reserved
+-- the earlier of two writes is left: committed is 2, not the 3 that was asked for
 CALL seed();
 BEGIN;
 UPDATE item SET v = 'kept' WHERE id = 1 RETURNING version;

@@ -48,7 +48,7 @@ ALTER SYSTEM SET pgcache_fence.audit_rate = 1e7;
 ALTER SYSTEM SET pgcache_fence.value_limit = '513kB';
 ALTER SYSTEM SET pgcache_fence.fill_lease = '11s';
 ALTER SYSTEM SET pgcache_fence.stream_limit = 0;
-ALTER SYSTEM SET pgcache_fence.idle_fence_ttl = '59s';
+ALTER SYSTEM SET pgcache_fence.default_ttl = '59s';
 ALTER SYSTEM SET pgcache_fence.tombstone_retention = '11000d';
 \set VERBOSITY default
 
@@ -58,7 +58,7 @@ ALTER SYSTEM SET pgcache_fence.timeout = '1s';
 ALTER SYSTEM SET pgcache_fence.patrol_interval = '1h';
 ALTER SYSTEM SET pgcache_fence.patrol_grace = 0;
 ALTER SYSTEM SET pgcache_fence.audit_rate = 0.5;
-ALTER SYSTEM SET pgcache_fence.idle_fence_ttl = '365d';
+ALTER SYSTEM SET pgcache_fence.default_ttl = '365d';
 ALTER SYSTEM SET pgcache_fence.tombstone_retention = 0;
 SELECT name, setting, error FROM pg_file_settings
  WHERE name LIKE 'pgcache_fence.%' AND sourcefile LIKE '%postgresql.auto.conf' ORDER BY name COLLATE "C";
@@ -68,7 +68,7 @@ ALTER SYSTEM RESET pgcache_fence.timeout;
 ALTER SYSTEM RESET pgcache_fence.patrol_interval;
 ALTER SYSTEM RESET pgcache_fence.patrol_grace;
 ALTER SYSTEM RESET pgcache_fence.audit_rate;
-ALTER SYSTEM RESET pgcache_fence.idle_fence_ttl;
+ALTER SYSTEM RESET pgcache_fence.default_ttl;
 ALTER SYSTEM RESET pgcache_fence.tombstone_retention;
 
 -- a namespace is part of key names

@@ -63,19 +63,14 @@ BEGIN
 	END LOOP;
 END $$;
 
--- What this transaction has reserved in Redis, beside what its statements stored in row or tombstone.
-CREATE FUNCTION reserved(domain text) RETURNS TABLE (key text, reserved bigint, stored bigint) LANGUAGE plpgsql AS $$
+-- Keys that this transaction has reserved in Redis, beside what its statements stored in row or tombstone. An answer on the
+-- connection on which reservations are sent comes after they are made.
+CREATE FUNCTION reserved(domain text) RETURNS TABLE (key text, stored bigint) LANGUAGE plpgsql AS $$
 BEGIN
 	CALL learn(domain);
-	-- an answer on the connection on which reservations are sent comes after they are made
-	PERFORM fence.status(k.domain, VARIADIC k.key) FROM known k WHERE k.domain = reserved.domain LIMIT 1;
 	RETURN QUERY
-	SELECT k.key::text, p.version, (fence.status(k.domain, VARIADIC k.key)).row_version
-	  FROM fence.pending p
-	  JOIN known k ON k.domain = p.domain
-	   AND substring(fence.fence_key(k.domain, VARIADIC k.key), '([^{:]*?)}?$') = p.key
-	 WHERE p.domain = reserved.domain AND p.pid = pg_backend_pid()
-	 ORDER BY k.key COLLATE "C";
+	SELECT k.key::text, s.row_version FROM known k CROSS JOIN LATERAL fence.status(k.domain, VARIADIC k.key) s
+	 WHERE k.domain = reserved.domain AND s.pending > 0 ORDER BY k.key COLLATE "C";
 END $$;
 
 -- The mechanical comparison: every fence is equal to its row or absent, and nothing is pending.
@@ -99,12 +94,12 @@ BEGIN
 	CALL learn(domain);
 	RETURN QUERY
 	SELECT k.key::text, CASE WHEN r IS NULL THEN 'gone' ELSE 'live' END, s.row_version, s.fence_version, s.relation,
-		   CASE WHEN g.status = 'hit' AND r IS DISTINCT FROM g.value::jsonb THEN 'STALE ' || g.value ELSE g.status END
+		   CASE WHEN g.status = 'hit' AND r IS DISTINCT FROM g.payload::jsonb THEN 'STALE ' || g.payload ELSE g.status END
 	  FROM known k
 	 CROSS JOIN LATERAL fence.get(k.domain, VARIADIC k.key) g
 	 CROSS JOIN LATERAL row_of(k.domain, k.key) r
 	 CROSS JOIN LATERAL fence.status(k.domain, VARIADIC k.key) s
-	 WHERE k.domain = changed.domain AND (g.status <> 'hit' OR r IS DISTINCT FROM g.value::jsonb)
+	 WHERE k.domain = changed.domain AND (g.status <> 'hit' OR r IS DISTINCT FROM g.payload::jsonb)
 	 ORDER BY k.key COLLATE "C";
 END $$;
 
@@ -207,7 +202,7 @@ INSERT INTO item VALUES (3, 'upsert', 0), (4, 'upsert', 6000), (41, 'new', 0)
 	ON CONFLICT (id) DO UPDATE SET v = excluded.v RETURNING id, version;
 INSERT INTO item VALUES (5, 'upsert') ON CONFLICT (id) DO UPDATE SET v = excluded.v WHERE item.v = 'no such';
 SELECT id, v, version FROM item WHERE id <= 5 ORDER BY id;
--- what was only asked for (5000, 6000) stays reserved until the end
+-- who only asked to insert has reserved nothing
 SELECT * FROM reserved('statements.item');
 COMMIT;
 SELECT * FROM changed('statements.item');
@@ -306,7 +301,7 @@ SELECT * FROM reserved('statements.item');
 COMMIT;
 SELECT * FROM changed('statements.item') WHERE "row" = 'live';
 
--- an error in the middle of a statement, and ROLLBACK: nothing is left, what was cached is still served
+-- an error in the middle of a statement, and ROLLBACK: nothing is left but cold keys
 UPDATE item SET v = (1 / (id - 7))::text WHERE id >= 5;
 INSERT INTO item VALUES (90, 'never'), (1, 'twice');
 BEGIN;

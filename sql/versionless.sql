@@ -20,7 +20,7 @@ SELECT * FROM account ORDER BY id;
 
 -- a row by itself is the value, and each change of it is one version more
 CREATE FUNCTION look() RETURNS TABLE (id text, version bigint, status text, value text, relation text) LANGUAGE sql AS $$
-	SELECT k, fence.group_version('versionless.account', k), g.status, g.value, s.relation
+	SELECT k, fence.group_version('versionless.account', k), g.status, g.payload, s.relation
 	  FROM unnest('{1,2,3,4}'::text[]) k
 	 CROSS JOIN LATERAL fence.get('versionless.account', k) g
 	 CROSS JOIN LATERAL fence.status('versionless.account', k) s ORDER BY 1

@@ -28,7 +28,7 @@ CALL wait_for('versions.doc', '1');
 -- Key by key: what PostgreSQL holds, what Redis holds, what a reader gets. Whatever was cached must be the row as it is.
 CREATE FUNCTION look() RETURNS TABLE (id int, stored bigint, fence bigint, relation text, cached text) LANGUAGE sql AS $$
 	SELECT k, s.row_version, s.fence_version, s.relation,
-		   CASE WHEN g.status = 'hit' AND g.value::jsonb IS DISTINCT FROM to_jsonb(t) THEN 'STALE ' || g.value ELSE g.status END
+		   CASE WHEN g.status = 'hit' AND g.payload::jsonb IS DISTINCT FROM to_jsonb(t) THEN 'STALE ' || g.payload ELSE g.status END
 	  FROM generate_series(1, 6) k
 	 CROSS JOIN LATERAL fence.get('versions.doc', k::text) g
 	  LEFT JOIN doc t ON t.id = k
@@ -37,15 +37,13 @@ CREATE FUNCTION look() RETURNS TABLE (id int, stored bigint, fence bigint, relat
 	 ORDER BY k
 $$;
 
--- Within a transaction: what it has reserved, beside what its statements have stored.
-CREATE FUNCTION reserved() RETURNS TABLE (key text, reserved bigint, stored bigint) LANGUAGE plpgsql AS $$
-BEGIN
-	-- an answer on the connection on which reservations are sent comes after they are made
-	PERFORM fence.status('versions.doc', '1');
-	RETURN QUERY
-	SELECT p.key, p.version, (fence.status('versions.doc', p.key)).row_version
-	  FROM fence.pending p WHERE p.domain = 'versions.doc' AND p.pid = pg_backend_pid() ORDER BY p.key COLLATE "C";
-END $$;
+-- Within a transaction: keys that are reserved, and what its statements have stored. An answer on the connection on which
+-- reservations are sent comes after they are made.
+CREATE FUNCTION reserved() RETURNS TABLE (key int, stored bigint) LANGUAGE sql AS $$
+	SELECT k, s.row_version
+	  FROM generate_series(1, 6) k CROSS JOIN LATERAL fence.status('versions.doc', k::text) s
+	 WHERE s.pending > 0 ORDER BY k
+$$;
 
 -- Every row a hit
 CREATE PROCEDURE seed() LANGUAGE plpgsql AS $$
@@ -119,7 +117,7 @@ UPDATE doc SET lock_version = lock_version + 1 WHERE id IN (1, 2);
 SAVEPOINT s;
 UPDATE doc SET lock_version = 90 WHERE id = 3;
 ROLLBACK TO s;
-SELECT * FROM reserved() WHERE key <> '3';
+SELECT * FROM reserved() WHERE key <> 3;
 COMMIT;
 SELECT * FROM look();
 -- not raised: refused, and nothing is left
@@ -166,7 +164,7 @@ SELECT * FROM look();
 CREATE FUNCTION read_early() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
 	RAISE NOTICE 'read %, put %', fence.read('versions.doc', NEW.id::text),
-		fence.put('versions.doc', (g).token, (g).ticket, NEW.lock_version, '{"early": true}', NULL, NEW.id::text)
+		fence.put('versions.doc', coalesce((g).permit, ''), NEW.lock_version, '{"early": true}', NULL, NEW.id::text)
 		FROM fence.get('versions.doc', NEW.id::text) g;
 	RETURN NULL;
 END $$;
@@ -237,11 +235,11 @@ SELECT tgrelid::regclass, tgname, tgnargs, tgenabled FROM pg_trigger t
  WHERE tgrelid IN ('part'::regclass, 'part_1'::regclass, 'part_2'::regclass) ORDER BY 1, 2;
 CALL wait_for('versions.part', '1');
 UPDATE part SET body = 'new', version = version + 1;
-SELECT status, version, value FROM fence.get('versions.part', '1') UNION ALL SELECT status, version, value FROM fence.get('versions.part', '100');
+SELECT status, version, payload FROM fence.get('versions.part', '1') UNION ALL SELECT status, version, payload FROM fence.get('versions.part', '100');
 UPDATE part_2 SET body = 'never';
 SELECT fence.version_by_application('part', false);
 UPDATE part_2 SET body = 'newer';
-SELECT status, version, value FROM fence.get('versions.part', '100');
+SELECT status, version, payload FROM fence.get('versions.part', '100');
 DROP TABLE part;
 
 --

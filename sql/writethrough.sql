@@ -33,7 +33,7 @@ CALL wait_for('wt.item', '1');
 CREATE FUNCTION look(VARIADIC keys int[] = '{1,2,3,4,5,6}') RETURNS TABLE (id int, stored bigint, status text, version bigint, value text)
 LANGUAGE sql SET timezone = 'UTC' AS $$
 	SELECT k, t.version, g.status, g.version,
-		   CASE WHEN g.value IS NULL THEN NULL WHEN g.value = to_jsonb(t)::text THEN 'same' ELSE 'OTHER ' || g.value END
+		   CASE WHEN g.payload IS NULL THEN NULL WHEN g.payload = to_jsonb(t)::text THEN 'same' ELSE 'OTHER ' || g.payload END
 	  FROM unnest(keys) k LEFT JOIN item t ON t.id = k CROSS JOIN LATERAL fence.get('wt.item', k::text) g ORDER BY k
 $$;
 CREATE FUNCTION too_large() RETURNS bigint LANGUAGE sql AS 'SELECT values_too_large FROM fence.state';
@@ -46,7 +46,7 @@ SELECT * FROM look(1, 2);
 SELECT fence.read('wt.item', id::text) FROM item ORDER BY id;
 SELECT * FROM look();
 UPDATE item SET name = 'written', at = '2026-01-31 12:00+00', more = '{"b": [1, 2], "a": "é"}' WHERE id = 1;
-SELECT value FROM fence.get('wt.item', '1');
+SELECT payload FROM fence.get('wt.item', '1');
 SELECT * FROM look(1);
 
 -- whatever the settings of the session that writes
@@ -57,7 +57,7 @@ UPDATE item SET at = '2026-02-01 12:00+00', more = '{"pi": 3.14159265358979}' WH
 RESET timezone;
 RESET datestyle;
 RESET extra_float_digits;
-SELECT value FROM fence.get('wt.item', '1');
+SELECT payload FROM fence.get('wt.item', '1');
 
 -- many rows, the same row again, in one transaction
 BEGIN;
@@ -75,7 +75,7 @@ MERGE INTO item USING (VALUES (4, 'merged'), (5, NULL)) v (id, name) ON item.id 
 	WHEN MATCHED THEN UPDATE SET name = v.name;
 WITH moved AS (DELETE FROM item WHERE id = 6 RETURNING *) UPDATE item SET name = moved.name FROM moved WHERE item.id = 3;
 SELECT * FROM look();
--- the fence of what was deleted knows its version: what comes back is warm at once
+-- what was deleted has no fence; what comes back is warm at once
 SELECT (fence.status('wt.item', '5')).relation, (fence.status('wt.item', '6')).relation;
 INSERT INTO item (id, name) VALUES (5, 'back'), (6, 'back');
 SELECT * FROM look(5, 6);
@@ -104,7 +104,7 @@ BEGIN
 END $$;
 CREATE TRIGGER zzzz_meddle BEFORE UPDATE ON item FOR EACH ROW EXECUTE FUNCTION meddle();
 UPDATE item SET name = 'one' WHERE id = 1;
-SELECT value::jsonb ->> 'name' FROM fence.get('wt.item', '1');
+SELECT payload::jsonb ->> 'name' FROM fence.get('wt.item', '1');
 DROP TRIGGER zzzz_meddle ON item;
 -- one that writes the row again, before and after ours fires
 CREATE FUNCTION again() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -119,7 +119,7 @@ UPDATE item SET name = 'two' WHERE id = 2;
 ALTER TRIGGER aaa_again ON item RENAME TO zzzz_again;
 UPDATE item SET name = 'three' WHERE id = 3;
 SELECT * FROM look(2, 3);
-SELECT value::jsonb ->> 'name' FROM fence.get('wt.item', '2') UNION ALL SELECT value::jsonb ->> 'name' FROM fence.get('wt.item', '3');
+SELECT payload::jsonb ->> 'name' FROM fence.get('wt.item', '2') UNION ALL SELECT payload::jsonb ->> 'name' FROM fence.get('wt.item', '3');
 DROP TRIGGER zzzz_again ON item;
 
 -- ---------------------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ ROLLBACK TO e;
 COMMIT;
 SELECT * FROM look(1, 2);
 SELECT name FROM item WHERE id = 2;
--- all of it rolled back: what was cached is served again
+-- all of it rolled back: it is cold, and read again
 BEGIN;
 UPDATE item SET name = 'never';
 SELECT * FROM look(1);
@@ -211,7 +211,7 @@ SELECT too_large() - :before AS counted;
 SET pgcache_fence.value_limit = '512kB';
 SELECT fence.read('wt.item', '1') ->> 'name';
 UPDATE item SET name = repeat('y', 520000) WHERE id = 1;
-SELECT status, length(value) > 520000 AS whole FROM fence.get('wt.item', '1');
+SELECT status, length(payload) > 520000 AS whole FROM fence.get('wt.item', '1');
 UPDATE item SET name = repeat('z', 50000000) WHERE id = 1;
 SELECT status FROM fence.get('wt.item', '1');
 RESET pgcache_fence.value_limit;
@@ -224,7 +224,7 @@ SELECT fence.attach('big', cache => 'row');
 CALL wait_for('wt.big', '1');
 SELECT count(fence.read('wt.big', id::text)) FROM big;
 UPDATE big SET body = repeat('b', 8000);
-SELECT bool_or(g.status = 'hit') AS some, bool_and(g.status = 'hit') AS every, bool_and(g.value = to_jsonb(b)::text) AS same,
+SELECT bool_or(g.status = 'hit') AS some, bool_and(g.status = 'hit') AS every, bool_and(g.payload = to_jsonb(b)::text) AS same,
 	   count(*) FILTER (WHERE g.status NOT IN ('hit', 'miss')) AS neither
   FROM big b CROSS JOIN LATERAL fence.get('wt.big', id::text) g;
 
@@ -267,21 +267,21 @@ SELECT columns, ttl FROM fence.domains WHERE domain = 'wt.person';
 CALL wait_for('wt.person', '1');
 SELECT fence.read('wt.person', '1');
 UPDATE person SET name = 'bob', secret = 'still hidden' WHERE id = 1;
-SELECT status, version, value FROM fence.get('wt.person', '1');
+SELECT status, version, payload FROM fence.get('wt.person', '1');
 -- what is not told does not count
 UPDATE person SET secret = repeat('s', 100000) WHERE id = 1;
-SELECT status, version, value FROM fence.get('wt.person', '1');
+SELECT status, version, payload FROM fence.get('wt.person', '1');
 -- a column that is renamed, one that is dropped, one that is added
 ALTER TABLE person RENAME COLUMN name TO first_name;
 SELECT fence.read('wt.person', '1');
 UPDATE person SET first_name = 'carl' WHERE id = 1;
-SELECT status, value FROM fence.get('wt.person', '1');
+SELECT status, payload FROM fence.get('wt.person', '1');
 ALTER TABLE item DROP COLUMN at;
 ALTER TABLE item ADD COLUMN later int DEFAULT 7;
 SELECT fence.read('wt.item', '1') ->> 'name';
 UPDATE item SET more = NULL WHERE id = 1;
 SELECT * FROM look(1);
-SELECT value FROM fence.get('wt.item', '1');
+SELECT payload FROM fence.get('wt.item', '1');
 
 -- JSON that jsonb does not take must not fail a write: the reader is told by fence.read
 CREATE TABLE doc (id int PRIMARY KEY, body json, version bigint NOT NULL DEFAULT 0);
@@ -290,7 +290,7 @@ SELECT fence.attach('doc', cache => 'row');
 CALL wait_for('wt.doc', '1');
 SELECT fence.read('wt.doc', '1');
 UPDATE doc SET body = '{"b":1, "a": [1,  2]}' WHERE id = 1;
-SELECT value FROM fence.get('wt.doc', '1');
+SELECT payload FROM fence.get('wt.doc', '1');
 UPDATE doc SET body = '{"a": "\u0000"}' WHERE id = 1;
 SELECT status FROM fence.get('wt.doc', '1');
 UPDATE doc SET body = '1e1000000' WHERE id = 1;
@@ -309,11 +309,43 @@ SELECT fence.attach('part', cache => 'row');
 CALL wait_for('wt.part', '1');
 SELECT fence.read('wt.part', id::text) FROM part ORDER BY id;
 UPDATE part SET name = name || '!';
-SELECT g.status, g.value, g.value = to_jsonb(p)::text AS same FROM part p CROSS JOIN LATERAL fence.get('wt.part', id::text) g ORDER BY id;
+SELECT g.status, g.payload, g.payload = to_jsonb(p)::text AS same FROM part p CROSS JOIN LATERAL fence.get('wt.part', id::text) g ORDER BY id;
 SELECT fence.read('wt.part', '12');
 UPDATE part SET id = 12 WHERE id = 1;
 SELECT status FROM fence.get('wt.part', '1');
 SELECT (fence.read('wt.part', '12')) ->> 'name';
+
+-- that there is no row is stored like a row: DELETE brings it, INSERT makes it go, and so does a key that moves
+CREATE TABLE rare (id int PRIMARY KEY, name text, version bigint NOT NULL DEFAULT 0);
+INSERT INTO rare VALUES (1, 'one'), (2, 'two');
+SELECT fence.attach('rare', cache => 'row', cache_absent => true);
+CALL wait_for('wt.rare', '1');
+CREATE FUNCTION rares() RETURNS TABLE (id int, status text, version bigint, value text, row_version bigint, relation text) LANGUAGE sql AS $$
+	SELECT k, g.status, g.version, g.payload, s.row_version, s.relation
+	  FROM generate_series(1, 4) k CROSS JOIN LATERAL fence.get('wt.rare', k::text) g CROSS JOIN LATERAL fence.status('wt.rare', k::text) s
+$$;
+DELETE FROM rare WHERE id = 1;
+SELECT * FROM rares();
+SELECT fence.read('wt.rare', '1') IS NULL AS none, fence.read('wt.rare', '3') IS NULL AS none;
+SELECT * FROM rares();
+INSERT INTO rare VALUES (1, 'back'), (3, 'new');
+SELECT * FROM rares();
+UPDATE rare SET id = 4 WHERE id = 2;
+SELECT * FROM rares();
+BEGIN;
+DELETE FROM rare WHERE id = 1;
+SELECT status FROM fence.get('wt.rare', '1');
+ROLLBACK;
+SELECT status FROM fence.get('wt.rare', '1');
+BEGIN;
+DELETE FROM rare WHERE id = 3;
+INSERT INTO rare VALUES (3, 'newer');
+INSERT INTO rare VALUES (2, 'in vain');
+DELETE FROM rare WHERE id = 2;
+COMMIT;
+SELECT * FROM rares();
+SELECT fence.read('wt.rare', '2') IS NULL AS none, fence.read('wt.rare', '3') ->> 'name' AS three;
+SELECT relation, count FROM fence.audit('wt.rare') WHERE relation NOT IN ('equal', 'missing') AND count > 0;
 
 -- without write-through: as ever
 CREATE TABLE plain (id int PRIMARY KEY, version bigint NOT NULL DEFAULT 0);

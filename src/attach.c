@@ -69,7 +69,7 @@ bool		attach_in_progress = false;
 enum
 {
 	ARG_RELATION, ARG_KEY, ARG_VERSION, ARG_DOMAIN, ARG_TAG, ARG_SCOPE, ARG_CACHE, ARG_COLUMNS, ARG_TTL,
-	ARG_ON_REDIS_FAILURE, ARG_PUBLISH, ARG_ADD_VERSION
+	ARG_ON_REDIS_FAILURE, ARG_PUBLISH, ARG_ADD_VERSION, ARG_CACHE_ABSENT, ARG_RESERVE
 };
 
 static char *
@@ -128,6 +128,8 @@ read_arguments(FunctionCallInfo fcinfo, AttachRequest *request)
 	row->on_redis_failure = text_argument(fcinfo, ARG_ON_REDIS_FAILURE);
 	row->publish = choice_argument(fcinfo, ARG_PUBLISH, "publish");
 	request->add_version = !PG_ARGISNULL(ARG_ADD_VERSION) && PG_GETARG_BOOL(ARG_ADD_VERSION);
+	row->cache_absent = !PG_ARGISNULL(ARG_CACHE_ABSENT) && PG_GETARG_BOOL(ARG_CACHE_ABSENT);
+	row->reserve = text_argument(fcinfo, ARG_RESERVE);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------

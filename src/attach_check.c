@@ -116,6 +116,13 @@ attach_check_request(const AttachRequest *request)
 	check_choice("publish", row->publish, (const char *const[]) {"none", "pubsub", "stream", "notify", NULL});
 	if (row->on_redis_failure != NULL)
 		check_choice("on_redis_failure", row->on_redis_failure, (const char *const[]) {"bypass", "error", NULL});
+	if (row->reserve != NULL)
+		check_choice("reserve", row->reserve, (const char *const[]) {"early", "commit", NULL});
+	if (row->cache_absent && strcmp(row->scope, "row") != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("cache_absent needs scope => 'row'"),
+				 errdetail("A group is never absent, and what is absent in a manual domain only the application knows.")));
 	check_cache(row);
 	check_ttl(row->ttl);
 	if (!OidIsValid(row->relid))

@@ -3,7 +3,8 @@
  *	  Comparing a fence with its row, and repairing it; see audit.h.
  *
  * Owns: the audit of committed fences (doc/protocol.md, "Patrol"). The fence is read first, then the row in a snapshot
- * taken afterwards: a trusted fence without reservations may be behind that row only if a commit went by in between.
+ * taken afterwards: a current fence without reservations may be behind that row only if a commit went by in between.
+ * What differs is removed; the next reader puts it anew.
  */
 #include "postgres.h"
 
@@ -11,6 +12,9 @@
 #include "common/hashfn.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/jsonb.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "audit.h"
@@ -21,125 +25,216 @@
 #include "row.h"
 #include "shared.h"
 #include "tombstone.h"
-#include "utf8.h"
 
 const char *
 audit_relation_name(FenceRelation relation)
 {
-	static const char *const names[] = {"equal", "fence_behind_db", "fence_ahead_db", "pending_ahead_db", "missing"};
+	static const char *const names[] = {"equal", "fence_behind_db", "fence_ahead_db", "payload_differs", "pending", "missing"};
 
 	return names[relation];
 }
 
-static redisReply *
-ask(const char *function, const char *fence, int nargs, const char **args)
+static List *
+listed_reservations(const redisReply *reply, int n)
 {
-	const char *argv[8] = {"FCALL", function, "1", fence};
-	size_t		argvlen[8];
+	List	   *list = NIL;
 
-	for (int i = 0; i < nargs; i++)
-		argv[4 + i] = args[i];
-	for (int i = 0; i < 4 + nargs; i++)
-		argvlen[i] = strlen(argv[i]);
-	return coordinator_ask(fence, 4 + nargs, argv, argvlen);
+	for (int i = 0; i < n; i++)
+	{
+		ListedReservation *r = palloc0(sizeof(ListedReservation));
+		const char *stamp;
+
+		calls_reservation(reply, i, &stamp, &r->domain, &r->age_ms);
+		r->stamp = pstrdup(stamp);
+		list = lappend(list, r);
+	}
+	return list;
 }
 
-static int64
-version_or_none(const char *text)
-{
-	return *text ? strtoll(text, NULL, 10) : NO_VERSION;
-}
-
-/* Three elements: stamp, version ('': of the whole domain), age. */
 static void
-note_reservation(FenceStatus *status, redisReply *const *element)
+take_fence(FenceStatus *status, const redisReply *fence)
 {
-	ListedReservation *r = palloc0(sizeof(ListedReservation));
+	Record		record;
 
-	r->stamp = pstrdup(element[0]->str);
-	r->version = version_or_none(element[1]->str);
-	r->domain = r->version == NO_VERSION;
-	r->age_ms = strtoll(element[2]->str, NULL, 10);
-	status->reservations = lappend(status->reservations, r);
-	status->highest_pending = Max(status->highest_pending, r->version);
+	if (fence->type != REDIS_REPLY_STRING)
+		return;
+	status->header = pnstrdup(fence->str, strcspn(fence->str, "\n"));
+	if (!status->armed || !calls_record(fence->str, fence->len, &record) || !calls_is_current(&record, status->permit))
+		return;
+	status->fence_version = record.version;
+	status->stamp = pnstrdup(record.stamp, record.stamp_len);
+	status->payload = record.payload ? pnstrdup(record.payload, record.payload_len) : NULL;
+	status->payload_len = record.payload_len;
+}
+
+/* Why there is no answer to go by, for who asks coordinator_problem(). */
+static void
+note_refusal(const redisReply *fence, const redisReply *told)
+{
+	const redisReply *error = fence->type == REDIS_REPLY_ERROR ? fence : told;
+	char		why[REASON_LEN] = "Redis gave an answer that is none to this question";
+
+	if (error->type == REDIS_REPLY_ERROR)
+		calls_refusal(error, why, sizeof(why));
+	link_note(why);
 }
 
 bool
 audit_ask(const char *fence, FenceStatus *status)
 {
-	redisReply *reply;
-	bool		ok;
+	Call		calls[2];
+	redisReply *replies[2];
+	StatusReply told;
 
 	/* who holds the slot was not armed: as far as anybody may know there is no fence */
-	*status = (FenceStatus) {.fence_version = NO_VERSION, .row_version = NO_VERSION, .highest_pending = NO_VERSION};
+	*status = (FenceStatus) {.permit = "", .token = "", .recent = "", .fence_version = NO_VERSION, .row_version = NO_VERSION};
 	if (fence_node_of(fence) == SLOT_NOBODY)
 		return true;
-	reply = ask("fence_status", fence, 0, NULL);
-	if (reply == NULL)
+	call_mget(&calls[0], 1, &fence);
+	call_status(&calls[1], fence);
+	if (!coordinator_ask(fence, 2, calls, replies))
 		return false;
-	if (coordinator_is_redirection(reply))
+	status->asked = replies[0]->type == REDIS_REPLY_ARRAY && replies[0]->elements == 1 && calls_status(replies[1], &told);
+	if (status->asked)
 	{
-		freeReplyObject(reply);
-		return true;
+		status->armed = told.armed;
+		status->permit = pstrdup(told.permit);
+		status->token = pnstrdup(told.permit, calls_token_len(told.permit));
+		status->recent = pstrdup(told.recent);
+		status->pending = told.pending;
+		status->reservations = listed_reservations(replies[1], told.pending);
+		take_fence(status, replies[0]->element[0]);
 	}
-	ok = reply->type == REDIS_REPLY_ARRAY && reply->elements >= 5 && (reply->elements - 5) % 3 == 0;
-	for (size_t i = 0; ok && i < reply->elements; i++)
-		ok = reply->element[i]->type == REDIS_REPLY_STRING;
-	if (ok)
+	else if (!coordinator_is_redirection(replies[0]) && !coordinator_is_redirection(replies[1]))
 	{
-		status->asked = true;
-		status->armed = strcmp(reply->element[0]->str, "armed") == 0;
-		strlcpy(status->token, utf8_to_display(reply->element[1]->str), sizeof(status->token));
-		status->fence_version = version_or_none(reply->element[2]->str);
-		strlcpy(status->stamp, status->fence_version != NO_VERSION ? utf8_to_display(reply->element[3]->str) : "", sizeof(status->stamp));
-		status->ticket = status->fence_version == NO_VERSION && reply->element[3]->len > 0;
-		status->pending = atoi(reply->element[4]->str);
-		for (size_t i = 5; i < reply->elements; i += 3)
-			note_reservation(status, reply->element + i);
+		note_refusal(replies[0], replies[1]);
+		status = NULL;
 	}
-	freeReplyObject(reply);
-	return ok;
+	freeReplyObject(replies[0]);
+	freeReplyObject(replies[1]);
+	return status != NULL;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Comparing
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+bool
+audit_differs(FenceRelation relation)
+{
+	return relation == RELATION_BEHIND || relation == RELATION_AHEAD || relation == RELATION_PAYLOAD;
+}
+
+/* Whether both are objects of the same names. */
+static bool
+same_names(JsonbContainer *a, JsonbContainer *b)
+{
+	JsonbIterator *names;
+	JsonbValue	name;
+	JsonbIteratorToken token;
+
+	if (!JsonContainerIsObject(a) || !JsonContainerIsObject(b) || JsonContainerSize(a) != JsonContainerSize(b))
+		return false;
+	names = JsonbIteratorInit(a);
+	while ((token = JsonbIteratorNext(&names, &name, true)) != WJB_DONE)
+	{
+		JsonbValue	value;
+
+		if (token == WJB_KEY && getKeyJsonValueFromContainer(b, name.val.string.val, name.val.string.len, &value) == NULL)
+			return false;
+	}
+	return true;
+}
+
+static bool
+row_now(const Domain *domain, const char *key, Datum *row, int64 *version)
+{
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	bool		found = row_as_jsonb(domain, key, snapshot, row, version, NULL);
+
+	UnregisterSnapshot(snapshot);
+	return found;
+}
+
+/*
+ * Whether the payload is a row of the domain, as this extension writes them, and not the row that has the fence's version now. What is
+ * of another form is the affair of who put it.
+ */
+static bool
+payload_differs(const Domain *domain, const char *key, const FenceStatus *status)
+{
+	Datum		cached;
+	Datum		row;
+	int64		version;
+
+	return status->is_row && domain->scope != SCOPE_GROUP && status->payload &&
+		row_value_as_jsonb(status->payload, status->payload_len, &cached) &&
+		row_now(domain, key, &row, &version) && version == status->fence_version &&
+		same_names(&DatumGetJsonbP(cached)->root, &DatumGetJsonbP(row)->root) &&
+		compareJsonbContainers(&DatumGetJsonbP(cached)->root, &DatumGetJsonbP(row)->root) != 0;
 }
 
 /* While anything is pending no reader trusts the fence: then it is no anomaly that it differs from the row. */
 static FenceRelation
-relation_of(const FenceStatus *status)
+relation_of(const Domain *domain, const char *key, const FenceStatus *status)
 {
-	if (status->highest_pending > status->row_version)
-		return RELATION_PENDING_AHEAD;
+	Datum		row;
+	int64		version;
+
+	if (status->pending > 0)
+		return RELATION_PENDING;
 	if (status->fence_version == NO_VERSION)
 		return RELATION_MISSING;
+	/* whatever its version: tombstones are forgotten */
+	if (domain->cache_absent && status->payload && strcmp(status->payload, PAYLOAD_ABSENT) == 0)
+		return row_now(domain, key, &row, &version) ? RELATION_BEHIND : RELATION_EQUAL;
 	if (status->fence_version == status->row_version)
-		return RELATION_EQUAL;
-	if (status->pending > 0)
-		return RELATION_PENDING_AHEAD;
-	return status->fence_version < status->row_version ? RELATION_FENCE_BEHIND : RELATION_FENCE_AHEAD;
+		return payload_differs(domain, key, status) ? RELATION_PAYLOAD : RELATION_EQUAL;
+	return status->fence_version < status->row_version ? RELATION_BEHIND : RELATION_AHEAD;
 }
 
 bool
 audit_key(const Domain *domain, const char *key, FenceStatus *status)
 {
 	char	   *fence = key_fence_name(domain, key);
-	bool		ok = true;
 
-	for (int look = 0; ok && look < 2; look++)
+	for (int look = 0; look < 2; look++)
 	{
-		ok = audit_ask(fence, status);
-		if (!ok)
-			break;
+		if (!audit_ask(fence, status))
+			return false;
 		status->row_version = row_current_version(domain, key, &status->is_row);
-		status->relation = relation_of(status);
-		if (status->relation != RELATION_FENCE_BEHIND && status->relation != RELATION_FENCE_AHEAD)
+		status->relation = relation_of(domain, key, status);
+		if (!audit_differs(status->relation))
 			break;
 	}
-	pfree(fence);
-	return ok;
+	return true;
 }
 
-static uint64
-fence_hash(const char *fence)
+/* -----------------------------------------------------------------------------------------------------------------
+ * Repairing
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* It was so with nothing pending, in the moment of the repair. */
+static void
+warn_of_broken_promise(const Domain *domain, const char *key, const FenceStatus *status)
 {
-	return hash_bytes_extended((const unsigned char *) fence, strlen(fence), 0);
+	if (status->relation == RELATION_BEHIND)
+		ereport(WARNING,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("the fence of key \"%s\" in domain \"%s\" was behind its row with nothing pending: a promise was broken",
+						key, domain->name),
+				 errdetail("The fence had version " INT64_FORMAT ", the row has " INT64_FORMAT ".",
+						   status->fence_version, status->row_version),
+				 errhint("Look for writes that bypass the triggers (disabled triggers, a restored table) or a misplaced Redis; then report it.")));
+	else if (status->relation == RELATION_PAYLOAD)
+		ereport(WARNING,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("what was cached of key \"%s\" in domain \"%s\" was not its row, although it had the row's version",
+						key, domain->name),
+				 errdetail("Both have version " INT64_FORMAT ".", status->row_version),
+				 errhint("Look for writes that bypass the triggers, and for clients that put other values than they have read.")));
 }
 
 static const char *
@@ -147,45 +242,35 @@ try_repair(const Domain *domain, const char *key)
 {
 	FenceStatus status;
 	FenceWord	word = fence_word();
-	char		epoch[EPOCH_LEN];
-	char		seen[24] = "";
-	char		row[24] = "";
-	const char *args[] = {epoch, seen, row};
+	char	   *fence = key_fence_name(domain, key);
+	Call		call;
 	redisReply *reply;
-	const char *result = "unavailable";
-	static const char *const results[] = {"repaired", "unchanged", "unarmed"};
+	bool		removed;
 
-	if (WORD_STATE(word) != FENCE_OPEN || !fence_epoch_text(word, epoch))
+	if (WORD_STATE(word) != FENCE_OPEN)
 		return "unarmed";
 	if (!audit_key(domain, key, &status))
 		return "unavailable";
 	if (!domain_has_versions(domain))
 		return "unchanged";
-	if (status.pending > 0)
+	if (status.relation == RELATION_PENDING)
 		return "pending";
-	if (status.relation != RELATION_FENCE_BEHIND && status.relation != RELATION_FENCE_AHEAD)
+	if (!audit_differs(status.relation))
 		return "unchanged";
-	pg_lltoa(status.fence_version, seen);
-	if (status.row_version != NO_VERSION)
-		pg_lltoa(status.row_version, row);
-	reply = ask("fence_repair", key_fence_name(domain, key), lengthof(args), args);
-	if (reply == NULL)
+	call_remove(&call, WORD_EPOCH(word), fence, status.header);
+	if (!coordinator_ask(fence, 1, &call, &reply))
 		return "unavailable";
-	for (int i = 0; i < (int) lengthof(results); i++)
-		if (reply->type == REDIS_REPLY_ARRAY && reply->elements == 1 && reply->element[0]->type == REDIS_REPLY_STRING &&
-			strcmp(reply->element[0]->str, results[i]) == 0)
-			result = results[i];
+	removed = calls_granted(reply) > 0;
 	freeReplyObject(reply);
-	/* repaired: it was so with nothing pending, in the moment of the repair */
-	if (status.relation == RELATION_FENCE_BEHIND && strcmp(result, "repaired") == 0 && fence_word() == word)
-		ereport(WARNING,
-				(errcode(ERRCODE_DATA_CORRUPTED),
-				 errmsg("the fence of key \"%s\" in domain \"%s\" was behind its row with nothing pending: a promise was broken",
-						key, domain->name),
-				 errdetail("The fence had version " INT64_FORMAT ", the row has " INT64_FORMAT ".",
-						   status.fence_version, status.row_version),
-				 errhint("Look for writes that bypass the triggers (disabled triggers, a restored table) or a misplaced Redis; then report it.")));
-	return result;
+	if (removed && fence_word() == word)
+		warn_of_broken_promise(domain, key, &status);
+	return removed ? "repaired" : "unchanged";
+}
+
+static uint64
+fence_hash(const char *fence)
+{
+	return hash_bytes_extended((const unsigned char *) fence, strlen(fence), 0);
 }
 
 const char *
@@ -222,9 +307,27 @@ audit_last_repair(const char *fence, FenceRepair *repair)
 	return found;
 }
 
+/* The same for one of a sample. */
+static FenceRelation
+audit_one(const Domain *domain, const char *key, bool repair)
+{
+	FenceStatus status;
+
+	if (!audit_key(domain, key, &status))
+		ereport(ERROR,
+				(errcode(ERRCODE_CONNECTION_FAILURE),
+				 errmsg("could not ask Redis for a fence: %s", coordinator_problem())));
+	metrics_add_named(domain->metrics, FAMILY_COMPARE, audit_relation_name(status.relation), 1);
+	if (repair && audit_differs(status.relation))
+		(void) audit_repair(domain, key);
+	return status.relation;
+}
+
 void
 audit_sample(const Domain *domain, double fraction, int most, bool repair, int64 counts[RELATION_COUNT])
 {
+	MemoryContext caller = CurrentMemoryContext;
+	MemoryContext context;		/* of one key: payloads may be large */
 	List	   *keys;
 	ListCell   *cell;
 
@@ -234,21 +337,16 @@ audit_sample(const Domain *domain, double fraction, int most, bool repair, int64
 	if (fraction >= 1.0)
 		keys = list_concat(keys, tombstone_keys(domain->id));
 	progress_phase("comparing fences with rows", list_length(keys));
+	context = AllocSetContextCreate(caller, "pgcache_fence audit", ALLOCSET_DEFAULT_SIZES);
 	foreach(cell, keys)
 	{
-		const char *key = lfirst(cell);
-		FenceStatus status;
-
 		CHECK_FOR_INTERRUPTS();
-		if (!audit_key(domain, key, &status))
-			ereport(ERROR,
-					(errcode(ERRCODE_CONNECTION_FAILURE),
-					 errmsg("could not ask Redis for a fence: %s", coordinator_problem())));
-		counts[status.relation]++;
-		metrics_add_named(domain->metrics, FAMILY_COMPARE, audit_relation_name(status.relation), 1);
-		if (repair && (status.relation == RELATION_FENCE_BEHIND || status.relation == RELATION_FENCE_AHEAD))
-			(void) audit_repair(domain, key);
+		MemoryContextSwitchTo(context);
+		counts[audit_one(domain, lfirst(cell), repair)]++;
+		MemoryContextSwitchTo(caller);
+		MemoryContextReset(context);
 		progress_done(1);
 	}
+	MemoryContextDelete(context);
 	list_free_deep(keys);
 }

@@ -12,26 +12,30 @@
 typedef enum FenceRelation
 {
 	RELATION_EQUAL,
-	RELATION_FENCE_BEHIND,		/* a broken promise if nothing is pending and the epoch did not change */
-	RELATION_FENCE_AHEAD,		/* lost commits, a restored table */
-	RELATION_PENDING_AHEAD,		/* a write is on its way */
-	RELATION_MISSING,			/* no fence, or none with a version that is trusted */
+	RELATION_BEHIND,			/* a broken promise if nothing is pending and the epoch did not change */
+	RELATION_AHEAD,				/* lost commits, a restored table */
+	RELATION_PAYLOAD,			/* of the row's version, with the row's columns, and another content: a broken promise, too */
+	RELATION_PENDING,			/* a write is on its way */
+	RELATION_MISSING,			/* no current fence: as after every write, until a reader puts it */
 	RELATION_COUNT
 } FenceRelation;
 
-/* What Redis and PostgreSQL say of one key */
+/* What Redis and PostgreSQL say of one key; strings are palloc'd */
 typedef struct FenceStatus
 {
 	bool		asked;			/* Redis has answered */
-	bool		armed;
-	bool		ticket;			/* the fence has no version, but a ticket */
-	char		token[64];
-	int64		fence_version;	/* NO_VERSION: none */
-	char		stamp[48];		/* of the transaction that committed it; empty: a reader or the audit gave it */
+	bool		armed;			/* readers are answered, unless something is pending */
+	char	   *permit;			/* empty: Redis does not know the domain */
+	char	   *token;			/* its beginning */
+	char	   *recent;			/* stamp of who committed what is newest; empty: not known, or something is pending */
+	char	   *header;			/* what the fence holds before the payload, current or not; NULL: there is no fence */
+	int64		fence_version;	/* of a current fence; else NO_VERSION */
+	char	   *stamp;			/* of who committed it; empty: a reader put it; NULL: no current fence */
+	char	   *payload;		/* of a current fence; NULL: none */
+	size_t		payload_len;
 	int64		row_version;	/* of the row or its tombstone; NO_VERSION: neither */
 	bool		is_row;			/* of the row */
 	int			pending;		/* reservations of the key and of its domain */
-	int64		highest_pending;	/* NO_VERSION: none of the key */
 	List	   *reservations;	/* of ListedReservation, without names */
 	FenceRelation relation;
 } FenceStatus;
@@ -48,16 +52,19 @@ extern bool audit_ask(const char *fence, FenceStatus *status);
  */
 extern bool audit_key(const Domain *domain, const char *key, FenceStatus *status);
 
+/* Whether that is a difference, which a repair mends. */
+extern bool audit_differs(FenceRelation relation);
+
 /*
- * Repairs the key's fence if nothing is pending: raises a version that is behind, removes one that is ahead; never
- * lowers one. Returns repaired, unchanged, pending, unarmed or unavailable.
+ * Removes the key's fence if it differs from the row with nothing pending. Returns repaired, unchanged, pending, unarmed or
+ * unavailable.
  */
 extern const char *audit_repair(const Domain *domain, const char *key);
 
 /* The last repair of that fence, if it is among the last MAX_REPAIRS of the server. */
 extern bool audit_last_repair(const char *fence, FenceRepair *repair);
 
-/* Compares up to `most` rows, a fraction of the table; repairs what is ahead or behind if asked to; adds to counts. */
+/* Compares up to `most` rows, a fraction of the table; repairs what differs if asked to; adds to counts. */
 extern void audit_sample(const Domain *domain, double fraction, int most, bool repair, int64 counts[RELATION_COUNT]);
 
 extern const char *audit_relation_name(FenceRelation relation);

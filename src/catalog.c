@@ -52,7 +52,9 @@ typedef enum DomainColumn
 	COLUMN_ON_REDIS_FAILURE,
 	COLUMN_PUBLISH,
 	COLUMN_VERSION_ADDED,
-	NCOLUMNS = COLUMN_VERSION_ADDED
+	COLUMN_CACHE_ABSENT,
+	COLUMN_RESERVE,
+	NCOLUMNS = COLUMN_RESERVE
 } DomainColumn;
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -146,6 +148,8 @@ row_of_tuple(HeapTuple tuple, TupleDesc desc)
 	row->on_redis_failure = text_or_null(values[COLUMN_ON_REDIS_FAILURE], nulls[COLUMN_ON_REDIS_FAILURE]);
 	row->publish = TextDatumGetCString(values[COLUMN_PUBLISH]);
 	row->version_added = DatumGetBool(values[COLUMN_VERSION_ADDED]);
+	row->cache_absent = DatumGetBool(values[COLUMN_CACHE_ABSENT]);
+	row->reserve = text_or_null(values[COLUMN_RESERVE], nulls[COLUMN_RESERVE]);
 	return row;
 }
 
@@ -325,6 +329,8 @@ tuple_of_row(const DomainRow *row, TupleDesc desc)
 	set_text(values, nulls, COLUMN_ON_REDIS_FAILURE, row->on_redis_failure);
 	set_text(values, nulls, COLUMN_PUBLISH, row->publish);
 	values[COLUMN_VERSION_ADDED - 1] = BoolGetDatum(row->version_added);
+	values[COLUMN_CACHE_ABSENT - 1] = BoolGetDatum(row->cache_absent);
+	set_text(values, nulls, COLUMN_RESERVE, row->reserve);
 	return heap_form_tuple(desc, values, nulls);
 }
 

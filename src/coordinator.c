@@ -22,7 +22,7 @@
 #include "shape.h"
 #include "stamp.h"
 
-#define NAMES_PER_LETTER 64		/* fences in one letter that ends reservations */
+#define STORE_BYTES	(OUTBOX_MAX_LETTER / 2)	/* of the rows that a commit tells one process of; the others are only ended */
 #define ROWS_AT_ONCE	64		/* of one statement: those after it may turn out to be so many that none is needed */
 
 /* State of the current transaction */
@@ -113,25 +113,25 @@ find_node(const char *key, int *node)
 }
 
 /* Who was granted the slot knows whether the fence may be trusted; whoever Redis Cluster points to instead does not. */
-redisReply *
-coordinator_ask(const char *fence, int argc, const char **argv, const size_t *argvlen)
+bool
+coordinator_ask(const char *fence, int n, const Call *calls, redisReply **replies)
 {
 	int			node;
 
 	coordinator_await_letters();
-	return find_node(fence, &node) ? wire_ask(node, argc, argv, argvlen, reply_deadline()) : NULL;
+	return find_node(fence, &node) && wire_ask(node, n, calls, replies, reply_deadline());
 }
 
 /* What is outstanding on the same wire arrives before, so it is not waited for. */
-redisReply *
-coordinator_ask_once(const char *fence, int argc, const char **argv, const size_t *argvlen)
+bool
+coordinator_ask_once(const char *fence, const Call *call, redisReply **reply)
 {
 	int			node;
 
 	ask_for_held_back();
 	wire_send(true);
 	await_carried(reply_deadline());
-	return find_node(fence, &node) ? wire_ask_once(node, argc, argv, argvlen, reply_deadline()) : NULL;
+	return find_node(fence, &node) && wire_ask_once(node, call, reply, reply_deadline());
 }
 
 bool
@@ -182,61 +182,35 @@ forget_letter(Reservation *r)
 	r->letter = 0;
 }
 
-/* What is being written: of a command all its strings are arguments */
-static Operations draft;
-static LetterCount count;
-
-static void
-draft_begin(void)
-{
-	operations_clear(&draft);
-	count = (LetterCount) {.slot = METRIC_OTHER_SLOT};
-}
+/* What is being written: a command, or words */
+static Draft draft;
 
 /* A letter of what was drafted. False: it did not fit. */
 static bool
-draft_letter(Letter *letter, LetterKind kind, FenceWord word, int node)
+draft_letter(Letter *letter, LetterKind kind, FenceWord word, int node, LetterCount count)
 {
-	*letter = (Letter) {.kind = kind, .epoch = WORD_EPOCH(word), .node = node, .count = count};
-	return operations_to_letter(&draft, letter);
-}
-
-static void
-draft_command(int argc, const char *const *argv)
-{
-	draft_begin();
-	draft.arguments.len = draft_line(draft.arguments.bytes, '*', argc) - draft.arguments.bytes;
-	for (int i = 0; i < argc; i++)
-		draft_string(&draft.arguments, argv[i]);
-}
-
-/* A command about a whole domain, of the form that all three have; ended: see fence.lua, or NULL. */
-static void
-draft_domain_command(const char *function, const Reservation *r, FenceWord word, const char *ended)
-{
-	char		epoch[EPOCH_LEN];
-	const char *argv[] = {"FCALL", function, "0", setting_namespace, r->name, epoch, fence_stamp(), ended};
-
-	fence_epoch_of(WORD_EPOCH(word), epoch);
-	draft_command(lengthof(argv) - (ended == NULL), argv);
-	count.slot = r->metrics;
+	*letter = (Letter) {
+		.kind = kind, .epoch = WORD_EPOCH(word), .node = node, .strings = draft.strings, .bytes = draft.bytes, .len = draft.len,
+		.count = count
+	};
+	return !draft.full;
 }
 
 /* What is sent is the reservation's last word, and its answer the only one that counts. */
 static void
-note_sent(Reservation *r, int node, int64 version, FenceWord word)
+note_sent(Reservation *r, int node, FenceWord word)
 {
 	r->node = node;
-	r->sent = version;
+	r->sent = true;
 	r->sent_word = word;
 }
 
 /*
- * Asks for that version of a row under the word, on this backend's own wire. The map of slots is read after the word: if it is
+ * Asks for a row under the word, on this backend's own wire. The map of slots is read after the word: if it is
  * another one's by now, the word has changed, and neither what is sent nor its answer counts. False: link_problem tells.
  */
 static bool
-ask_for_row(Reservation *r, int64 version, FenceWord word)
+ask_for_row(Reservation *r, FenceWord word)
 {
 	int			node = fence_node_of(r->name);
 
@@ -245,41 +219,33 @@ ask_for_row(Reservation *r, int64 version, FenceWord word)
 	if (node == SLOT_NOBODY)
 	{
 		/* no process may answer readers there in this epoch: there is nobody to tell */
-		r->acked = version;
 		r->acked_word = word;
 		return true;
 	}
-	if (!wire_reserve(r, node, version, word, reply_deadline()))
+	if (!wire_reserve(r, node, word, reply_deadline()))
 		return false;
-	note_sent(r, node, version, word);
+	note_sent(r, node, word);
 	return true;
 }
 
-/*
- * Of a row: for the courier, if this backend gets no connection. It is granted without a number, so its commit will bring no
- * value.
- */
+/* A row's through the courier, if this backend gets no connection, is granted without a number: its commit will bring no value. */
 static bool
-draft_reserve(Letter *letter, const Reservation *r, int node, int64 version, FenceWord word)
+draft_reserve(Letter *letter, const Reservation *r, int node, FenceWord word)
 {
-	char		ended[24] = "";
+	LetterCount count = {.slot = r->metrics};
+	Call		call;
 
 	if (r->kind == RESERVE_ROW)
-	{
-		draft_begin();
-		count.slot = r->metrics;
-		operations_reserve(&draft, r->name, wire_stamp(r), r->observed, version, 0);
-		return draft_letter(letter, LETTER_RESERVE, word, node);
-	}
-	if (version > WHOLE_DOMAIN)
-		pg_lltoa(version, ended);
-	draft_domain_command("fence_domain_reserve", r, word, ended);
-	return draft_letter(letter, LETTER_RESERVE_DOMAIN, word, node);
+		call_reserve(&call, WORD_EPOCH(word), wire_stamp(r), r->name);
+	else
+		call_domain_reserve(&call, WORD_EPOCH(word), r->name, fence_stamp(), r->applied > WHOLE_DOMAIN ? r->applied : 0);
+	return draft_call(&draft, &call) &&
+		draft_letter(letter, r->kind == RESERVE_ROW ? LETTER_RESERVE : LETTER_RESERVE_DOMAIN, word, node, count);
 }
 
 /* Posts reserve under the word: whole domains always go that way. False: there is no room now. */
 static bool
-post_reserve(Reservation *r, int64 version, FenceWord word)
+post_reserve(Reservation *r, FenceWord word)
 {
 	int			node = r->kind == RESERVE_ROW ? fence_node_of(r->name) : LETTER_TO_ALL;
 	Letter		letter;
@@ -287,17 +253,18 @@ post_reserve(Reservation *r, int64 version, FenceWord word)
 
 	if (node == SLOT_NOBODY)
 		return true;			/* the word has changed: there is nothing to be granted under it */
-	if (!draft_reserve(&letter, r, node, version, word) || (number = outbox_post(&letter)) == 0)
+	if (!draft_reserve(&letter, r, node, word) || (number = outbox_post(&letter)) == 0)
 		return false;
 	forget_letter(r);
 	waiting[number % OUTBOX_ANSWERS] = r;
 	r->letter = number;
 	r->by_courier = true;
-	note_sent(r, node, version, word);
+	r->asked = Max(r->applied, WHOLE_DOMAIN);
+	note_sent(r, node, word);
 	return true;
 }
 
-/* Takes the answer, if it is here: it counts for the version and the word that it was sent with. */
+/* Takes the answer, if it is here: it counts for the word that it was sent under. */
 static void
 take_answer(Reservation *r, AnswerKind answer)
 {
@@ -306,9 +273,8 @@ take_answer(Reservation *r, AnswerKind answer)
 	waiting[r->letter % OUTBOX_ANSWERS] = NULL;
 	if (answer == ANSWER_GRANTED)
 	{
-		r->acked = r->sent;
 		r->acked_word = r->sent_word;
-		r->grant = 0;
+		r->number = 0;
 	}
 	else
 		r->letter = 0;			/* not granted: it has to be sent again */
@@ -340,6 +306,27 @@ make_room(bool wait)
 	return !is_waiting(oldest);
 }
 
+/* Whether it covers what is applied: a row, whatever its version; a whole domain, and the end of its attachment if that ends. */
+static bool
+covers(const Reservation *r)
+{
+	return r->kind == RESERVE_ROW || r->asked >= r->applied;
+}
+
+/* Whether it is acknowledged under the word. */
+static bool
+granted(const Reservation *r, FenceWord word)
+{
+	return r->acked_word == word && covers(r);
+}
+
+/* Whether it was asked for, and has an answer or may yet get one. */
+static bool
+asked(const Reservation *r, FenceWord word)
+{
+	return (r->letter != 0 || r->acked_word == word) && r->sent_word == word && covers(r);
+}
+
 /* Of a domain that is reserved as a whole by now, rows that were held back are not needed. */
 static void
 ask_for_held_back(void)
@@ -352,8 +339,8 @@ ask_for_held_back(void)
 	if (WORD_STATE(word) != FENCE_OPEN)
 		return;
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
-		if (r->kind == RESERVE_ROW && r->wanted > r->sent && !ledger_is_whole(r->domain_id))
-			(void) ask_for_row(r, r->wanted, word);
+		if (r->kind == RESERVE_ROW && r->early && r->wanted != NO_VERSION && !asked(r, word) && !ledger_is_whole(r->domain_id))
+			(void) ask_for_row(r, word);
 }
 
 void
@@ -361,16 +348,18 @@ coordinator_reserve_early(Reservation *r)
 {
 	FenceWord	word = fence_word();
 
-	if (WORD_STATE(word) != FENCE_OPEN)
+	if (WORD_STATE(word) != FENCE_OPEN || asked(r, word))
 		return;
 	if (r->kind == RESERVE_DOMAIN)
 	{
 		if (make_room(false))
-			(void) post_reserve(r, r->wanted, word);
+			(void) post_reserve(r, word);
 	}
+	else if (!r->early)
+		return;
 	else if (rows_of_statement++ >= ROWS_AT_ONCE)
 		held_back = true;
-	else if (ask_for_row(r, r->wanted, word))
+	else if (ask_for_row(r, word))
 		wire_send(false);
 }
 
@@ -380,20 +369,6 @@ coordinator_send_early(bool always)
 	ask_for_held_back();
 	rows_of_statement = 0;
 	wire_send(always);
-}
-
-/* Whether the applied version is acknowledged under the word. */
-static bool
-granted(const Reservation *r, FenceWord word)
-{
-	return r->acked == r->applied && r->acked_word == word;
-}
-
-/* Whether it was asked for, and has an answer or may yet get one. */
-static bool
-asked(const Reservation *r, FenceWord word)
-{
-	return r->letter != 0 && r->sent == r->applied && r->sent_word == word;
 }
 
 /* Whether there is nothing to be asked: it is granted, or Redis has it and will answer, or has. */
@@ -410,7 +385,7 @@ post_patiently(Reservation *r, FenceWord word)
 
 	if (!make_room(true))
 		return false;
-	for (deadline = reply_deadline(); !post_reserve(r, r->applied, word);)
+	for (deadline = reply_deadline(); !post_reserve(r, word);)
 	{
 		if (fence_clock() > deadline)
 		{
@@ -435,7 +410,7 @@ ask_if_missing(Reservation *r, FenceWord word, bool by_courier)
 		return true;
 	if (r->kind == RESERVE_DOMAIN || by_courier)
 		return post_patiently(r, word);
-	(void) ask_for_row(r, r->applied, word);
+	(void) ask_for_row(r, word);
 	return true;
 }
 
@@ -482,47 +457,43 @@ coordinator_reserve_one(FenceWord word, Reservation *r)
  */
 
 /*
- * What ends a transaction's reservations: those that were applied (if it commits) are committed at the applied version, all
- * others aborted. Operations of one epoch, node and domain share letters; a row that Redis is to store has one of its own.
- * Nothing here allocates, except where letters are kept.
+ * What ends a transaction's reservations. One word ends all that a process has recorded for it, whether it was applied or not, so
+ * there is one letter for each process and epoch, and for each domain that was reserved as a whole. A process that is told of
+ * rows gets the word with them. Nothing here allocates, except where letters are kept.
  */
 typedef bool (*EmitLetter) (const Letter *letter);
 
+/* To whom rows were sent, and in which epoch */
+typedef struct Target
+{
+	int			node;
+	FenceWord	word;			/* one of that epoch */
+} Target;
+
 static bool
-emit_draft(EmitLetter emit, FenceWord word, int node)
+is_of(const Reservation *r, const Target *target)
 {
-	Letter		letter;
-	bool		ok = true;
-
-	if (draft.fences.strings > 0)
-		ok = draft_letter(&letter, LETTER_END, word, node) && emit(&letter);
-	draft_begin();
-	return ok;
+	return r->sent && r->kind == RESERVE_ROW && r->node == target->node && WORD_EPOCH(r->sent_word) == WORD_EPOCH(target->word);
 }
 
-static void
-count_end(const Reservation *r, bool commit)
-{
-	count.slot = r->metrics;
-	count.commits += commit;
-	count.aborts += !commit;
-}
-
-static void
-draft_end(const Reservation *r, bool commit)
-{
-	count_end(r, commit);
-	if (commit)
-		operations_commit(&draft, r->name, wire_stamp(r), r->applied, r->payload && *r->payload == '\0');
-	else
-		operations_abort(&draft, r->name, wire_stamp(r));
-}
-
-/* Whether COMMIT tells Redis the row. Of a domain that was reserved as a whole no value will be trusted anyway. */
+/* The target that comes next; node -1 begins. False: there is none. */
 static bool
-brings_value(const Reservation *r)
+next_target(Target *target)
 {
-	return r->payload && *r->payload && r->applied != NO_VERSION && !ledger_is_whole(r->domain_id);
+	Target		next = {.node = -1};
+
+	for (const Reservation *r = ledger_first(); r != NULL; r = r->next)
+	{
+		Target		of = {.node = r->node, .word = r->sent_word};
+
+		if (!r->sent || r->kind != RESERVE_ROW)
+			continue;
+		if ((of.node > target->node || (of.node == target->node && WORD_EPOCH(of.word) > WORD_EPOCH(target->word))) &&
+			(next.node < 0 || of.node < next.node || (of.node == next.node && WORD_EPOCH(of.word) < WORD_EPOCH(next.word))))
+			next = of;
+	}
+	*target = next;
+	return next.node >= 0;
 }
 
 /* A detached reservation outlives the transaction that made it. */
@@ -532,47 +503,72 @@ stays(const Reservation *r, bool committing)
 	return r->stamp && committing && r->applied != NO_VERSION;
 }
 
-/* The next higher node to which rows' reservations were sent; -1: there is none. */
-static int
-next_node(int after)
+/*
+ * The smallest number of the transaction's reservations there, for whoever asks who has committed last: standbys do. 0: one has
+ * none, or nobody asks.
+ */
+static int64
+smallest_number(const Target *target)
 {
-	int			next = -1;
+	int64		smallest = 0;
 
-	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
-		if (r->sent != NO_VERSION && r->kind == RESERVE_ROW && r->node > after && (next < 0 || r->node < next))
-			next = r->node;
-	return next;
-}
-
-static bool
-emit_rows_of(int node, bool committing, EmitLetter emit)
-{
-	FenceWord	word = 0;
-	bool		ok = true;
-
-	draft_begin();
-	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
+	if (pg_atomic_read_u32(&fence_shared->standbys) == 0)
+		return 0;
+	for (const Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
-		if (r->sent == NO_VERSION || r->kind != RESERVE_ROW || r->node != node || (committing && brings_value(r)) ||
-			stays(r, committing))
+		if (!is_of(r, target) || r->stamp)
 			continue;
-		if (draft.fences.strings == NAMES_PER_LETTER || !operations_have_room(&draft) ||
-			WORD_EPOCH(r->sent_word) != WORD_EPOCH(word) || r->metrics != count.slot)
-			ok = emit_draft(emit, word, node) && ok;
-		word = r->sent_word;
-		draft_end(r, committing && r->applied != NO_VERSION);
+		if (r->number == 0)
+			return 0;
+		smallest = smallest ? Min(smallest, r->number) : r->number;
 	}
-	return emit_draft(emit, word, node) && ok;
+	return smallest;
 }
 
-static bool
-emit_rows(bool committing, EmitLetter emit)
+/* Counts the rows: those of the first one's domain with the letter, when it is answered; those of others now. */
+static LetterCount
+count_rows(const Target *target, bool committing)
 {
-	bool		ok = true;
+	LetterCount count = {.slot = -1};
 
-	for (int node = next_node(-1); node >= 0; node = next_node(node))
-		ok = emit_rows_of(node, committing, emit) && ok;
-	return ok;
+	for (const Reservation *r = ledger_first(); r != NULL; r = r->next)
+	{
+		bool		commit = committing && r->applied != NO_VERSION;
+
+		if (!is_of(r, target) || stays(r, committing))
+			continue;
+		if (count.slot < 0)
+			count.slot = r->metrics;
+		if (count.slot != r->metrics)
+			metrics_add(r->metrics, commit ? METRIC_COMMIT_WRITTEN : METRIC_ABORT_WRITTEN, 1);
+		else if (commit)
+			count.commits++;
+		else
+			count.aborts++;
+	}
+	if (count.slot < 0)
+		count.slot = METRIC_OTHER_SLOT;
+	return count;
+}
+
+/* The words that end what is there: the transaction's own, and those of detached reservations that do not stay. */
+static bool
+emit_words(const Target *target, bool committing, EmitLetter emit)
+{
+	char		word[END_WORD_LEN];
+	bool		own = false;
+	Letter		letter;
+
+	draft_clear(&draft);
+	for (const Reservation *r = ledger_first(); r != NULL; r = r->next)
+	{
+		if (!is_of(r, target) || stays(r, committing) || (own && !r->stamp))
+			continue;
+		own = own || !r->stamp;
+		draft_string(&draft, calls_end_word(word, wire_stamp(r), committing, r->stamp ? 0 : smallest_number(target)));
+	}
+	return draft.strings == 0 ||
+		(draft_letter(&letter, LETTER_END, target->word, target->node, count_rows(target, committing)) && emit(&letter));
 }
 
 static bool
@@ -583,73 +579,76 @@ emit_domains(bool committing, EmitLetter emit)
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
 		bool		commit = committing && r->applied != NO_VERSION;
+		LetterCount count = {.slot = r->metrics, .commits = commit, .aborts = !commit};
+		Call		call;
 		Letter		letter;
 
-		if (r->sent == NO_VERSION || r->kind != RESERVE_DOMAIN)
+		if (!r->sent || r->kind != RESERVE_DOMAIN)
 			continue;
-		draft_domain_command(commit ? "fence_domain_commit" : "fence_domain_abort", r, r->sent_word, NULL);
-		count_end(r, commit);
-		ok = draft_letter(&letter, LETTER_END_DOMAIN, r->sent_word, LETTER_TO_ALL) && emit(&letter) && ok;
+		call_domain_end(&call, WORD_EPOCH(r->sent_word), r->name, fence_stamp(), commit);
+		ok = draft_call(&draft, &call) && draft_letter(&letter, LETTER_END_DOMAIN, r->sent_word, LETTER_TO_ALL, count) &&
+			emit(&letter) && ok;
 	}
 	return ok;
-}
-
-/* False: something could not be emitted. */
-static bool
-emit_end(bool committing, EmitLetter emit)
-{
-	bool		ok = emit_domains(committing, emit);
-
-	return emit_rows(committing, emit) && ok;
 }
 
 static bool
 keep_letter(const Letter *letter)
 {
 	appendBinaryStringInfo(&commit_letters, (const char *) letter, sizeof(Letter));
-	appendBinaryStringInfo(&commit_letters, letter->key_bytes, letter->key_len);
-	appendBinaryStringInfo(&commit_letters, letter->arg_bytes, letter->arg_len);
+	appendBinaryStringInfo(&commit_letters, letter->bytes, letter->len);
 	return true;
 }
 
-/*
- * Keeps two letters that commit the row: one with its value, and one without, for the case that there is no room for values
- * when it commits. False: something did not fit.
- */
+/* Whether COMMIT tells Redis of the row. Of a domain that was reserved as a whole nothing will be trusted anyway. */
 static bool
-keep_value(const Reservation *r)
+is_told(const Reservation *r)
 {
-	Letter		letter;
-	size_t		before = commit_letters.len;
-	char		grant[24];
-	bool		ok;
+	return (r->payload || r->events) && !r->stamp && r->applied != NO_VERSION && !ledger_is_whole(r->domain_id);
+}
 
-	draft_begin();
-	count_end(r, true);
-	operations_commit_value(&draft, r->name, fence_stamp(), r->applied, r->ttl_ms);
-	ok = draft_letter(&letter, LETTER_END, r->sent_word, r->node);
-	keep_letter(&letter);
-	grant[pg_ulltoa_n(r->grant, grant)] = '\0';
-	appendStringInfo(&commit_letters, "$%zu\r\n%s\r\n$%zu\r\n%s\r\n", strlen(r->payload), r->payload, strlen(grant), grant);
-	letter.spare = true;
-	letter.args += 2;
-	letter.arg_len = commit_letters.len - before - sizeof(Letter) - letter.key_len;
-	memcpy(commit_letters.data + before, &letter, sizeof(Letter));
+/* Keeps a letter that tells of the rows there and ends the transaction; one that only ends it follows, in case there is no room. */
+static void
+keep_rows(const Target *target)
+{
+	StringInfoData rows;
+	StringInfoData command;
+	char		word[END_WORD_LEN];
+	int			n = 0;
+	Letter		letter = {.kind = LETTER_STORE, .epoch = WORD_EPOCH(target->word), .node = target->node, .strings = 1, .spare = true};
 
-	draft_begin();
-	draft_end(r, true);
-	return draft_letter(&letter, LETTER_END, r->sent_word, r->node) && keep_letter(&letter) && ok;
+	initStringInfo(&rows);
+	for (const Reservation *r = ledger_first(); r != NULL; r = r->next)
+	{
+		bool		stored = r->payload && r->number > 0;
+
+		if (!is_of(r, target) || !is_told(r) || !(stored || r->events) || n == MESSAGE_FENCES ||
+			rows.len + (stored ? strlen(r->payload) : 0) > STORE_BYTES)
+			continue;
+		calls_store_row(&rows, r->name, r->number, r->applied, stored ? r->ttl_ms : STORE_NOTHING, stored ? r->payload : "");
+		n++;
+	}
+	if (n > 0)
+	{
+		initStringInfo(&command);
+		calls_finish_store(&command, letter.epoch, fence_stamp(), n, &rows,
+						   calls_end_word(word, fence_stamp(), true, smallest_number(target)));
+		letter.bytes = command.data;
+		letter.len = command.len;
+		letter.count = count_rows(target, true);
+		(void) keep_letter(&letter);
+		pfree(command.data);
+	}
+	pfree(rows.data);
 }
 
 static bool
-keep_values(void)
+any_told(void)
 {
-	bool		ok = true;
-
-	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
-		if (r->sent != NO_VERSION && brings_value(r))
-			ok = keep_value(r) && ok;
-	return ok;
+	for (const Reservation *r = ledger_first(); r != NULL; r = r->next)
+		if (is_told(r))
+			return true;
+	return false;
 }
 
 bool
@@ -674,10 +673,20 @@ void
 coordinator_prepare_commit(void)
 {
 	MemoryContext old = MemoryContextSwitchTo(TopTransactionContext);
+	Target		target = {.node = -1};
+	bool		tell = any_told();
+	bool		ok;
 
 	initStringInfo(&commit_letters);
 	MemoryContextSwitchTo(old);
-	if (!emit_end(true, keep_letter) || !keep_values())
+	ok = emit_domains(true, keep_letter);
+	while (next_target(&target))
+	{
+		if (tell)
+			keep_rows(&target);
+		ok = emit_words(&target, true, keep_letter) && ok;
+	}
+	if (!ok)
 		elog(ERROR, "could not write what ends the reservations");
 	commit_prepared = true;
 }
@@ -686,17 +695,12 @@ coordinator_prepare_commit(void)
 static void
 keep_announcement(const DomainRef *domain, FenceWord word, uint32 grant)
 {
-	char		epoch[EPOCH_LEN];
-	char		id[24];
-	char		number[12];
-	const char *argv[] = {"FCALL", "fence_announce", "0", setting_namespace, epoch, domain->wire_name, id, domain->publish, number};
+	Call		call;
 	Letter		letter;
 
-	fence_epoch_of(WORD_EPOCH(word), epoch);
-	pg_lltoa(domain->id, id);
-	snprintf(number, sizeof(number), "%u", grant);
-	draft_command(lengthof(argv), argv);
-	if (draft_letter(&letter, LETTER_END_DOMAIN, word, LETTER_TO_ALL))
+	call_announce(&call, WORD_EPOCH(word), domain->wire_name, domain->id, domain->publish, grant);
+	if (draft_call(&draft, &call) &&
+		draft_letter(&letter, LETTER_END_DOMAIN, word, LETTER_TO_ALL, (LetterCount) {.slot = METRIC_OTHER_SLOT}))
 		(void) keep_letter(&letter);
 }
 
@@ -740,7 +744,7 @@ void
 coordinator_commit(void)
 {
 	bool		ok = true;
-	bool		told = false;	/* with its value: the letter without is not needed */
+	bool		told = false;	/* with its rows: the letter without is not needed */
 	int64		now;
 
 	if (!commit_prepared)
@@ -752,12 +756,10 @@ coordinator_commit(void)
 		Letter		letter;
 
 		memcpy(&letter, p, sizeof(letter));
-		letter.key_bytes = p + sizeof(letter);
-		letter.arg_bytes = letter.key_bytes + letter.key_len;
-		p = letter.arg_bytes + letter.arg_len;
+		letter.bytes = p + sizeof(letter);
+		p = letter.bytes + letter.len;
 		letter.count.committed_at = letter.count.commits > 0 ? now : 0;
 		if (letter.spare)
-			/* a wire takes short letters only */
 			told = !wire_is_busy(letter.node) && coordinator_post(&letter);
 		else
 		{
@@ -772,7 +774,13 @@ coordinator_commit(void)
 void
 coordinator_abort(void)
 {
+	Target		target = {.node = -1};
+	bool		ok;
+
 	coordinator_forget();
-	if (!emit_end(false, coordinator_post))
+	ok = emit_domains(false, coordinator_post);
+	while (next_target(&target))
+		ok = emit_words(&target, false, coordinator_post) && ok;
+	if (!ok)
 		fence_wake_patrol();
 }

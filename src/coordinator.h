@@ -14,10 +14,11 @@
 
 #include "ledger.h"
 #include "outbox.h"
+#include "redis/calls.h"
 #include "wire.h"
 
 /*
- * Asks for the reservation's wanted version if fences are OPEN; else nothing happens: before the commit it is sent anyway. The
+ * Asks for the reservation if fences are OPEN and its domain reserves early; else nothing happens: before the commit it is sent anyway. The
  * first is sent at once, those after it together. After the first 64 of a statement they are held back until its end, or until
  * this backend asks Redis something: if the statement passes bulk_threshold, they are not needed. Waits only to connect, and
  * if more answers are outstanding than can be kept. Never raises because of Redis.
@@ -45,7 +46,7 @@ extern bool coordinator_reserve_one(FenceWord word, Reservation *reservation);
 extern const char *coordinator_problem(void);
 
 /*
- * Formats what COMMIT will send: commit for applied reservations, abort for the others. May raise (memory); nothing
+ * Formats what COMMIT will send. May raise (memory); nothing
  * is sent. coordinator_commit then neither allocates nor raises nor waits; the patrol settles what never arrives.
  */
 extern void coordinator_prepare_commit(void);
@@ -60,7 +61,7 @@ extern void coordinator_prepare_announcement(void);
 /* The transaction was prepared: sends nothing, its reservations stay pending. Same restrictions. */
 extern void coordinator_forget(void);
 
-/* Sends abort for all that was sent. Same restrictions as coordinator_commit. */
+/* Ends all that was sent. Same restrictions as coordinator_commit. */
 extern void coordinator_abort(void);
 
 /*
@@ -74,14 +75,14 @@ extern bool coordinator_post(const Letter *letter);
 extern void coordinator_await_letters(void);
 
 /*
- * One question to the process that holds the fence, and its answer (caller: freeReplyObject); NULL if it could not be had:
- * coordinator_problem() tells. Error replies are returned as they are. Sees what this backend has sent before. Interruptible;
- * waits at most `timeout`.
+ * Questions to the process that holds the fence, in one round trip on one connection, and their answers (caller: freeReplyObject).
+ * Error replies are returned as they are. Sees what this backend has sent before. Interruptible; waits at most `timeout`. False:
+ * they could not be had, coordinator_problem() tells.
  */
-extern redisReply *coordinator_ask(const char *fence, int argc, const char **argv, const size_t *argvlen);
+extern bool coordinator_ask(const char *fence, int n, const Call *calls, redisReply **replies);
 
-/* The same for what must not arrive twice: see wire_ask_once. */
-extern redisReply *coordinator_ask_once(const char *fence, int argc, const char **argv, const size_t *argvlen);
+/* One question that must not arrive twice: see wire_ask_once. */
+extern bool coordinator_ask_once(const char *fence, const Call *call, redisReply **reply);
 
 /*
  * Says something to the process that holds the key, once, without waiting for the answer: wire_say tells when that comes.

@@ -71,7 +71,7 @@ static void
 answer_joint(const Expected *e, const redisReply *reply)
 {
 	Joint	   *joint = e->owner;
-	bool		refused = joint->reserves && reply && !calls_is(reply, "reserved");
+	bool		refused = joint->reserves && reply && calls_granted(reply) == 0;
 
 	if (refused)
 		link_note_refusal(reply);
@@ -149,12 +149,12 @@ carry(Link *to, const Letter *letter, Joint *joint)
 	link_make_room(to);
 	if (!link_is_busy(to) && !link_has_draft(to))
 		states[to - links].heard_at = fence_clock();
-	if (letter->keys > 0 && !link_fits(to, letter))
+	if (letter->kind == LETTER_END && !link_fits(to, letter))
 		link_send(to);
-	if (letter->keys > 0 && link_fits(to, letter))
+	if (letter->kind == LETTER_END && link_fits(to, letter))
 	{
 		link_add(to, letter);
-		link_expect(to, expected_of(letter, joint), letter->kind == LETTER_RESERVE);
+		link_expect(to, expected_of(letter, joint));
 	}
 	else
 		link_send_letter(to, letter, expected_of(letter, joint));
@@ -203,13 +203,12 @@ fill_bag(void)
 
 	resetStringInfo(&bag);
 	bag_at = 0;
-	while (outbox_look(&letter) && bag.len + sizeof(letter) + letter.key_len + letter.arg_len < (size_t) bag.maxlen)
+	while (outbox_look(&letter) && bag.len + sizeof(letter) + letter.len < (size_t) bag.maxlen)
 	{
 		int			before = bag.len;
 
 		appendBinaryStringInfo(&bag, (char *) &letter, sizeof(letter));
-		appendBinaryStringInfo(&bag, letter.key_bytes, letter.key_len);
-		appendBinaryStringInfo(&bag, letter.arg_bytes, letter.arg_len);
+		appendBinaryStringInfo(&bag, letter.bytes, letter.len);
 		if (!outbox_take(&letter))
 			bag.len = before;	/* it rides with a backend */
 	}
@@ -224,9 +223,8 @@ next_letter(Letter *letter)
 	if (bag_at == (size_t) bag.len)
 		return false;
 	memcpy(letter, bag.data + bag_at, sizeof(*letter));
-	letter->key_bytes = bag.data + bag_at + sizeof(*letter);
-	letter->arg_bytes = letter->key_bytes + letter->key_len;
-	bag_at += sizeof(*letter) + letter->key_len + letter->arg_len;
+	letter->bytes = bag.data + bag_at + sizeof(*letter);
+	bag_at += sizeof(*letter) + letter->len;
 	return true;
 }
 

@@ -2,14 +2,12 @@
  * derived.c
  *	  Values computed from rows of several domains: fence.define_derived, fence.read_derived.
  *
- * Owns: the catalogue fence.derived; the form of a derived value in Redis. It is an ordinary value of its first source's
- * fence (its name has a suffix), so that one get tells whether that source is unchanged; its payload
- *	  {"sources": [[fence, token, version], ...], "value": ...}
- * lists all sources, the first included, as they were when it was computed. It is fresh only if every source's check
- * passes (doc/protocol.md, "Several keys").
+ * Owns: the catalogue fence.derived; the values in Redis. One is a statement: computed from these sources, each with a token
+ * and a version, it is this (calls.h has its form). That stays true for ever, so anybody may store it; it is a hit iff all of its
+ * sources are current (doc/protocol.md, "Several keys"). It lies in the slot of its first source.
  *
- * Tokens are taken before the snapshot in which the sources are read and the value is computed, versions in it: a check
- * that passes later proves that the rows are still those that were computed from.
+ * Tokens are taken before the snapshot in which the sources are read and the value is computed, versions in it. The sources are put
+ * as any reader puts rows, so that there is something to be current.
  *
  * Locks: AccessShareLock to read the catalogue, RowExclusiveLock to write it, kept to the end.
  * Must never: run the user's function with other rights than those of its owner, or with the caller's search_path: what it
@@ -37,7 +35,6 @@
 #include "utils/fmgroids.h"
 #include "utils/fmgrprotos.h"
 #include "utils/guc.h"
-#include "utils/json.h"
 #include "utils/jsonb.h"
 #include "utils/lsyscache.h"
 #include "utils/regproc.h"
@@ -49,10 +46,13 @@
 
 #include "argument.h"
 #include "compat.h"
+#include "coordinator.h"
 #include "key.h"
 #include "many.h"
 #include "plain_json.h"
+#include "reader.h"
 #include "row.h"
+#include "settings.h"
 #include "shared.h"
 #include "tombstone.h"
 #include "utf8.h"
@@ -527,7 +527,7 @@ value_name(const Derivation *d)
 	StringInfoData buf;
 
 	initStringInfo(&buf);
-	appendStringInfo(&buf, "%s:", d->sources[0].value);
+	appendStringInfo(&buf, "%s:", key_value_name(d->sources[0].domain, d->sources[0].key));
 	key_encode(&buf, d->definition->name);
 	appendStringInfo(&buf, ".%lld:", (long long) d->definition->id);
 	for (int i = 0; i < d->nargs; i++)
@@ -592,66 +592,51 @@ fence_derived_keys(PG_FUNCTION_ARGS)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
+/*
+ * What other processes have to be asked for: takes token and version of each source from the record. Returns the JSON text; NULL:
+ * it is not of exactly these sources.
+ */
 static char *
-json_string(JsonbContainer *array, uint32 i)
+take_stored_sources(Derivation *d, char *record)
 {
-	JsonbValue *element = getIthJsonbValueFromContainer(array, i);
+	char	   *rest = record;
 
-	return element && element->type == jbvString ? pnstrdup(element->val.string.val, element->val.string.len) : NULL;
-}
-
-/* Takes token and version of each source from the stored list. False: it is not a list of exactly these sources. */
-static bool
-take_stored_sources(Derivation *d, JsonbContainer *list)
-{
 	for (int i = 0; i < d->nsources; i++)
 	{
-		JsonbValue *entry = getIthJsonbValueFromContainer(list, i);
-		JsonbContainer *parts = entry && entry->type == jbvBinary ? entry->val.binary.data : NULL;
 		GetAnswer  *answer = &d->sources[i].answer;
 		char	   *fence;
 
-		if (parts == NULL || !JsonContainerIsArray(parts))
-			return false;
-		fence = json_string(parts, 0);
-		answer->token = json_string(parts, 1);
-		answer->version = json_string(parts, 2);
-		if (!fence || strcmp(fence, d->sources[i].fence) != 0 || !answer->token || !answer->version)
-			return false;
+		rest = calls_next_source(rest, &fence, &answer->token, &answer->version);
+		if (rest == NULL || strcmp(fence, d->sources[i].fence) != 0)
+			return NULL;
 	}
-	return true;
+	return calls_derived_json(rest);
 }
 
-/* The stored value, if it is fresh: the first source's fence vouches for it, and the checks of all others pass. */
+/* The stored value, if all its sources are current. */
 static bool
-read_stored(Derivation *d, Datum *result, bool *isnull)
+read_stored(Derivation *d, Datum *result)
 {
-	ManyItem	stored = d->sources[0];
-	JsonbContainer *payload;
-	JsonbValue	list;
-	JsonbValue	value;
+	const char *fence = d->sources[0].fence;
+	Call		call;
+	redisReply *reply;
+	char	   *json = NULL;
 
-	stored.value = d->value;
-	(void) many_get(1, &stored);
-	if (!stored.answer.payload || !stored.answer.token || !stored.answer.version ||
-		!reader_payload(&stored.answer, &stored.row))
+	if (WORD_STATE(fence_word_expire()) != FENCE_OPEN)
 		return false;
-	payload = &DatumGetJsonbP(stored.row)->root;
-	if (!JsonContainerIsObject(payload) ||
-		getKeyJsonValueFromContainer(payload, "sources", strlen("sources"), &list) == NULL ||
-		getKeyJsonValueFromContainer(payload, "value", strlen("value"), &value) == NULL ||
-		list.type != jbvBinary || !JsonContainerIsArray(list.val.binary.data) ||
-		!take_stored_sources(d, list.val.binary.data))
+	call_get_derived(&call, d->value);
+	if (!coordinator_ask(fence, 1, &call, &reply))
 		return false;
-	if (strcmp(d->sources[0].answer.token, stored.answer.token) != 0 ||
-		strcmp(d->sources[0].answer.version, stored.answer.version) != 0)
-		return false;
-	if (d->nsources > 1 && !many_check(d->nsources - 1, d->sources + 1))
-		return false;
-	*isnull = value.type == jbvNull;
-	if (!*isnull)
-		*result = JsonbPGetDatum(JsonbValueToJsonb(&value));
-	return true;
+	if (calls_string(reply, 1))
+		json = pstrdup(calls_string(reply, 1));
+	if (json && calls_is(reply, "elsewhere"))
+	{
+		json = take_stored_sources(d, json);
+		if (json && !many_check(d->nsources, d->sources, 0))
+			json = NULL;
+	}
+	freeReplyObject(reply);
+	return json != NULL && row_value_as_jsonb(json, strlen(json), result);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -742,22 +727,12 @@ compute(const Derivation *d, Snapshot snapshot)
 	return text;
 }
 
-/* Whether every source was a hit or a miss: has a token from before the snapshot. */
+/* Whether every source has a token from before the snapshot, and a version in it: one that has no row may have none. */
 static bool
-all_tokens(const Derivation *d)
+all_known(const Derivation *d)
 {
 	for (int i = 0; i < d->nsources; i++)
-		if (!d->sources[i].answer.token)
-			return false;
-	return true;
-}
-
-/* Whether every source has a version in the snapshot: one that has no row has none. */
-static bool
-all_versions(const Derivation *d)
-{
-	for (int i = 0; i < d->nsources; i++)
-		if (d->sources[i].version == NO_VERSION)
+		if (!d->sources[i].answer.token || d->sources[i].version == NO_VERSION)
 			return false;
 	return true;
 }
@@ -765,35 +740,25 @@ all_versions(const Derivation *d)
 static void
 store(const Derivation *d, const char *text)
 {
-	const ManyItem *first = &d->sources[0];
-	StringInfoData payload;
-	const char *utf8;
-	size_t		len;
+	size_t		len = strlen(text);
+	const char *utf8 = utf8_of_text(text, &len);
+	StringInfoData record;
+	Call		call;
+	redisReply *reply;
 
-	initStringInfo(&payload);
-	appendStringInfoString(&payload, "{\"sources\": [");
+	if (utf8 == NULL || len > PAYLOAD_MAX_BYTES)
+		return;
+	initStringInfo(&record);
 	for (int i = 0; i < d->nsources; i++)
-	{
-		const ManyItem *source = &d->sources[i];
-
-		appendStringInfoString(&payload, i ? ", [" : "[");
-		escape_json(&payload, source->fence);
-		appendStringInfoString(&payload, ", ");
-		escape_json(&payload, source->answer.token);
-		appendStringInfo(&payload, ", \"%lld\"]", (long long) source->version);
-	}
-	appendStringInfo(&payload, "], \"value\": %s}", text ? text : "null");
-	len = payload.len;
-	utf8 = utf8_of_text(payload.data, &len);
-	if (utf8 != NULL)
-		(void) reader_put(first->fence, d->value, first->answer.token, first->answer.ticket ? first->answer.ticket : "",
-						  first->version, utf8, len, d->definition->ttl_ms);
+		calls_append_source(&record, d->sources[i].fence, d->sources[i].answer.token, d->sources[i].version);
+	calls_append_json(&record, utf8, len);
+	call_set(&call, d->value, record.data, record.len,
+			 d->definition->ttl_ms ? d->definition->ttl_ms : setting_default_ttl * INT64CONST(1000));
+	if (coordinator_ask(d->sources[0].fence, 1, &call, &reply))
+		freeReplyObject(reply);
 }
 
-/*
- * Sources are asked for first, then read and computed from in one snapshot. Those whose fences have no version yet get it
- * from their own rows, put as any reader would.
- */
+/* Sources are asked for first, then read and computed from in one snapshot. */
 static char *
 recompute(Derivation *d, bool fill)
 {
@@ -802,19 +767,27 @@ recompute(Derivation *d, bool fill)
 	char	   *text;
 
 	if (fill)
-		(void) many_get(d->nsources, d->sources);
+		(void) many_get(d->nsources, d->sources, false);
 	snapshot = many_snapshot(&may_put);
-	fill = fill && may_put && all_tokens(d);
+	fill = fill && may_put;
 	if (fill)
 		many_read_rows(d->nsources, d->sources, snapshot);
 	text = compute(d, snapshot);
 	UnregisterSnapshot(snapshot);
-	if (fill && all_versions(d))
-	{
-		many_put_rows(d->nsources, d->sources);
-		store(d, text);
-	}
+	if (fill && all_known(d) && many_put_rows(d->nsources, d->sources))
+		store(d, text ? text : "null");
 	return text;
+}
+
+/* A value that is null is stored as JSON's null. */
+static Datum
+json_or_null(FunctionCallInfo fcinfo, Datum jsonb)
+{
+	JsonbContainer *root = &DatumGetJsonbP(jsonb)->root;
+
+	if (JsonContainerIsScalar(root) && getIthJsonbValueFromContainer(root, 0)->type == jbvNull)
+		PG_RETURN_NULL();
+	PG_RETURN_DATUM(jsonb);
 }
 
 Datum
@@ -822,20 +795,17 @@ fence_read_derived(PG_FUNCTION_ARGS)
 {
 	Derivation	d = {0};
 	Datum		result;
-	bool		isnull;
 	bool		fill;
 	char	   *text;
 
 	derivation_arguments(fcinfo, &d);
 	fill = !many_written(d.nsources, d.sources);
-	if (fill && read_stored(&d, &result, &isnull))
+	if (!fill || !read_stored(&d, &result))
 	{
-		if (isnull)
+		text = recompute(&d, fill);
+		if (text == NULL)
 			PG_RETURN_NULL();
-		PG_RETURN_DATUM(result);
+		result = DirectFunctionCall1(jsonb_in, CStringGetDatum(text));
 	}
-	text = recompute(&d, fill);
-	if (text == NULL)
-		PG_RETURN_NULL();
-	PG_RETURN_DATUM(DirectFunctionCall1(jsonb_in, CStringGetDatum(text)));
+	return json_or_null(fcinfo, result);
 }

@@ -8,9 +8,8 @@
  *   - The row is inserted first and Redis asked second, both by one transaction, whose PRE_COMMIT treats it like a row that
  *     it wrote: acknowledged under the word, marker, the same word. So who is granted slots is told of the row (workers look
  *     after the markers are gone), or the transaction reserves again under the new word.
- *   - A row is deleted by commit or abort, in their transaction, or by the patrol once the lease is over. Only then, or when
- *     the row of the table has reached the version reserved, the patrol settles it in Redis: with the version that it reads
- *     afterwards. If that cannot be told, the fence goes.
+ *   - A row is deleted by commit or abort, in their transaction, or by the patrol once the lease is over. Then the patrol ends
+ *     the reservation in Redis.
  * Nothing here runs in COMMIT or ABORT but a flag.
  */
 #include "postgres.h"
@@ -165,29 +164,13 @@ detached_expire(void)
 	SPI_finish();
 }
 
-static bool
-carry_one(LibraryCall *call, const char *epoch, const char *fence, const char *stamp, const char *version)
-{
-	const char *argv[] = {"FCALL", "fence_write", "0", "1", fence, epoch, "r", stamp, "", version};
-	redisReply *reply = library_call(call, lengthof(argv), argv);
-	bool		ok;
-
-	if (reply == NULL)
-		return false;
-	ok = calls_grants(reply, 1);
-	if (!ok)
-		strlcpy(call->error, "a detached reservation was not granted again", REASON_LEN);
-	freeReplyObject(reply);
-	return ok;
-}
-
 bool
-detached_carry(LibraryCall *call, int node, const char *epoch)
+detached_carry(LibraryCall *call, int node, uint32 epoch)
 {
 	bool		ok = true;
 
 	SPI_connect();
-	execute("SELECT r.fence, " RESERVATION_STAMP ", r.version"
+	execute("SELECT r.fence, " RESERVATION_STAMP
 			"  FROM fence.reservation r JOIN fence.domain d ON d.id OPERATOR(pg_catalog.=) r.domain_id",
 			SPI_OK_SELECT, 0, NULL, NULL);
 	for (uint64 i = 0; ok && i < SPI_processed; i++)
@@ -198,7 +181,7 @@ detached_carry(LibraryCall *call, int node, const char *epoch)
 		if (fence_node_of(fence) != node)
 			continue;
 		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
-		ok = carry_one(call, epoch, fence, result_text(i, 2), result_text(i, 3));
+		ok = library_reserve(call, epoch, result_text(i, 2), fence);
 	}
 	SPI_finish();
 	return ok;

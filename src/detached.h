@@ -32,6 +32,6 @@ extern void detached_expire(void);
  * Slots were granted to a node that knows of none: reserves those whose rows are there, of this database, in all of its
  * slots. In a transaction that is newer than the grant. False: call->error tells. Interruptible.
  */
-extern bool detached_carry(LibraryCall *call, int node, const char *epoch);
+extern bool detached_carry(LibraryCall *call, int node, uint32 epoch);
 
 #endif

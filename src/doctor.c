@@ -446,17 +446,17 @@ check_reservations(Report *report)
 
 	put_rows(report, "warning",
 			 psprintf("SELECT pg_catalog.format('prepared transaction %%L holds %%s reservation(s), for %%s', gid,"
-					  " pg_catalog.count(*), pg_catalog.max(age)),"
+					  " pg_catalog.sum(coalesce(fences, 1)), pg_catalog.max(age)),"
 					  " pg_catalog.format('COMMIT PREPARED %%1$L or ROLLBACK PREPARED %%1$L: until then readers of these keys go to PostgreSQL.', gid)"
 					  " FROM fence.pending WHERE gid IS NOT NULL AND age OPERATOR(pg_catalog.>) %s"
 					  " GROUP BY gid ORDER BY gid", wait));
 	put_rows(report, "warning",
-			 psprintf("SELECT pg_catalog.format('%%s reservation(s) of domain %%s are not settled, for %%s',"
-					  " pg_catalog.count(*), domain, pg_catalog.max(age)),"
+			 psprintf("SELECT pg_catalog.format('%%s reservation(s) of transactions that are over are not settled, for %%s: one is of domain %%s',"
+					  " pg_catalog.sum(coalesce(fences, 1)), pg_catalog.max(age), pg_catalog.min(domain)),"
 					  " 'The server log tells what keeps the patrol from it.'"
 					  " FROM fence.pending WHERE fate OPERATOR(pg_catalog.<>) ALL (ARRAY['in progress', 'stands'])"
 					  " AND gid IS NULL AND age OPERATOR(pg_catalog.>) %s"
-					  " GROUP BY domain ORDER BY domain", wait));
+					  " HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 0", wait));
 }
 
 /* In Redis those of all databases, waiting rows of this one. Keys are users' data, and not for everybody who may see this. */
@@ -511,6 +511,12 @@ check_promises(Report *report)
 			 " 'Look in the log for which, and for writes that bypass the triggers. SELECT fence.reset_metrics() begins anew.'"
 			 " FROM fence._metrics() WHERE name OPERATOR(pg_catalog.=) 'cache_fence_db_compare' AND value OPERATOR(pg_catalog.>) 0"
 			 " AND labels OPERATOR(pg_catalog.->>) 'relation' OPERATOR(pg_catalog.=) 'fence_behind_db'");
+	put_rows(report, "error",
+			 "SELECT pg_catalog.format('%s cached row(s) of domain %s were not the rows, although of their version', value,"
+			 " labels OPERATOR(pg_catalog.->>) 'domain'),"
+			 " 'Look in the log for which, and for clients that put other values than they have read. SELECT fence.reset_metrics() begins anew.'"
+			 " FROM fence._metrics() WHERE name OPERATOR(pg_catalog.=) 'cache_fence_db_compare' AND value OPERATOR(pg_catalog.>) 0"
+			 " AND labels OPERATOR(pg_catalog.->>) 'relation' OPERATOR(pg_catalog.=) 'payload_differs'");
 	put_rows(report, "warning",
 			 "SELECT pg_catalog.format('%s fence(s) of domain %s were ahead of their rows', value,"
 			 " labels OPERATOR(pg_catalog.->>) 'domain'),"

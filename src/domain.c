@@ -368,10 +368,14 @@ milliseconds(const Interval *interval)
 		interval->day * INT64CONST(1000) * SECS_PER_DAY + interval->time / 1000;
 }
 
-static bool
-publishes_by_notify(const DomainRow *row)
+/* What a transaction does with its reservations of the domain. */
+static void
+fill_writing(Domain *domain, const DomainRow *row)
 {
-	return strcmp(row->publish, "notify") == 0;
+	domain->policy = policy_of_text(row->on_redis_failure);
+	domain->notify = strcmp(row->publish, "notify") == 0;
+	domain->events = strcmp(row->publish, "pubsub") == 0 || strcmp(row->publish, "stream") == 0;
+	domain->reserve = row->reserve == NULL ? -1 : strcmp(row->reserve, "commit") == 0 ? RESERVE_AT_COMMIT : RESERVE_EARLY;
 }
 
 /* Fills what needs no table. */
@@ -397,8 +401,11 @@ fill_entry(Entry *entry, const DomainRow *row)
 		domain->columns = lappend(domain->columns, pstrdup(lfirst(lc)));
 	domain->ttl_ms = milliseconds(row->ttl);
 	domain->write_through = strcmp(row->cache, "row") == 0;
-	domain->notify = publishes_by_notify(row);
-	domain->policy = policy_of_text(row->on_redis_failure);
+	domain->cache_absent = row->cache_absent;
+	fill_writing(domain, row);
+	/* nobody has cached a row that there was not, unless as absent; a group and a row by hand may have a fence before */
+	domain->inserts_reserve = domain->cache_absent || domain->write_through || domain->notify || domain->events ||
+		domain->version_aside || domain->scope != SCOPE_ROW;
 }
 
 /* The keeper is told, too, so that Redis hears of it; the caller's transaction does not live to tell. */
@@ -608,8 +615,7 @@ domain_stub(const DomainRow *row)
 	domain->name = pstrdup(row->name);
 	domain->wire_name = domain_wire_name(row->name);
 	domain->metrics = metrics_slot(domain->wire_name);
-	domain->policy = policy_of_text(row->on_redis_failure);
-	domain->notify = publishes_by_notify(row);
+	fill_writing(domain, row);
 	domain->dead = true;
 	MemoryContextSwitchTo(old);
 	return domain;
@@ -619,6 +625,12 @@ FailurePolicy
 domain_policy(const Domain *domain)
 {
 	return domain->policy >= 0 ? (FailurePolicy) domain->policy : (FailurePolicy) setting_on_redis_failure;
+}
+
+bool
+domain_reserves_early(const Domain *domain)
+{
+	return (domain->reserve >= 0 ? domain->reserve : setting_reserve) == RESERVE_EARLY;
 }
 
 bool

@@ -73,6 +73,10 @@ typedef struct Domain
 	int64		ttl_ms;			/* of values that read and COMMIT store; 0: none */
 	bool		write_through;	/* COMMIT tells Redis the row, not only its version */
 	bool		notify;			/* COMMIT sends NOTIFY */
+	bool		events;			/* COMMIT tells Redis the version, which publishes it there */
+	bool		cache_absent;	/* that there is no row is cached, too */
+	bool		inserts_reserve;	/* a new row may have a fence already, or Redis is to be told of it */
+	int			reserve;		/* ReserveWhen, or -1: the setting */
 	int			policy;			/* FailurePolicy, or -1: the setting */
 	bool		reserved_after; /* a changed row need not be reserved before it is changed: of groups, by hand, by the application */
 
@@ -92,8 +96,9 @@ extern Domain *domain_by_name(const char *name, bool missing_ok);
 /* The domain whose wire_name this is (of this database), or NULL. */
 extern Domain *domain_by_wire_name(const char *wire_name);
 
-/* The policy in force for the domain. */
+/* The policy in force for the domain; whether its rows are reserved at once when they change. */
 extern FailurePolicy domain_policy(const Domain *domain);
+extern bool domain_reserves_early(const Domain *domain);
 
 /* OID of the extension's table of that name in schema fence, InvalidOid if the extension is not installed. */
 extern Oid	fence_table_oid(const char *relname);
@@ -122,6 +127,8 @@ typedef struct DomainRow
 	Interval   *ttl;			/* or NULL */
 	char	   *on_redis_failure;	/* or NULL */
 	char	   *publish;
+	bool		cache_absent;
+	char	   *reserve;		/* or NULL */
 	bool		version_added;	/* fence.attach has added the version column */
 } DomainRow;
 

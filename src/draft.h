@@ -8,8 +8,6 @@
 
 #include "utils/builtins.h"
 
-#include "tombstone.h"
-
 #define DRAFT_BYTES (16 * 1024) /* a name is shorter than half of it */
 
 typedef struct Draft
@@ -59,10 +57,8 @@ draft_text(char *p, const char *string, size_t len)
 }
 
 static inline void
-draft_string(Draft *draft, const char *string)
+draft_bytes(Draft *draft, const char *string, size_t len)
 {
-	size_t		len = strlen(string);
-
 	if (!draft_has_room(draft, len))
 	{
 		draft->full = true;
@@ -73,21 +69,9 @@ draft_string(Draft *draft, const char *string)
 }
 
 static inline void
-draft_number(Draft *draft, int64 number)
+draft_string(Draft *draft, const char *string)
 {
-	char		text[24];
-
-	pg_lltoa(number, text);
-	draft_string(draft, text);
-}
-
-static inline void
-draft_version(Draft *draft, int64 version)
-{
-	if (version == NO_VERSION)
-		draft_string(draft, "");
-	else
-		draft_number(draft, version);
+	draft_bytes(draft, string, strlen(string));
 }
 
 /* So many strings that are in the protocol already; there has to be room. */
@@ -98,6 +82,14 @@ draft_strings(Draft *draft, int strings, const char *bytes, size_t len)
 	memcpy(draft->bytes + draft->len, bytes, len);
 	draft->len += len;
 	draft->strings += strings;
+}
+
+/* Takes away what was added last. */
+static inline void
+draft_take_back(Draft *draft, int strings, size_t len)
+{
+	draft->strings -= strings;
+	draft->len -= len;
 }
 
 #endif

@@ -299,7 +299,11 @@ make_command(const char *function, int nkeys, const char **keys, int nargs, cons
 static redisReply *
 ask(const Command *command)
 {
-	return coordinator_ask_once(command->argv[3], command->argc, command->argv, command->argvlen);
+	redisReply *reply;
+	Call		call;
+
+	call_wrap(&call, command->argc, command->argv, command->argvlen);
+	return coordinator_ask_once(command->argv[3], &call, &reply) ? reply : NULL;
 }
 
 EffectAnswer
@@ -339,12 +343,13 @@ settle_holders(const Command *command, const EffectAnswer *answer)
 			const char *verb = fate == FATE_COMMITTED ? "apply" : "undo";
 			const char *argv[] = {"FCALL", "fence_effects_end", "0", setting_namespace, verb, key, hold};
 			size_t		argvlen[lengthof(argv)];
+			Call		call;
 			redisReply *reply;
 
 			for (int a = 0; a < (int) lengthof(argv); a++)
 				argvlen[a] = strlen(argv[a]);
-			reply = coordinator_ask(key, lengthof(argv), argv, argvlen);
-			if (reply)
+			call_wrap(&call, lengthof(argv), argv, argvlen);
+			if (coordinator_ask(key, 1, &call, &reply))
 				freeReplyObject(reply);
 		}
 		any = true;
@@ -633,7 +638,7 @@ static bool
 post_pairs(int node, const char *verb)
 {
 	static char bytes[HEAD_BYTES + DRAFT_BYTES];
-	Letter		letter = {.kind = LETTER_END_EFFECTS, .node = node, .args = 1, .arg_bytes = bytes, .key_bytes = ""};
+	Letter		letter = {.kind = LETTER_END_EFFECTS, .node = node, .strings = 1, .bytes = bytes};
 	int			len;
 
 	if (pairs.strings == 0)
@@ -642,7 +647,7 @@ post_pairs(int node, const char *verb)
 				   "*%d\r\n$5\r\nFCALL\r\n$17\r\nfence_effects_end\r\n$1\r\n0\r\n$%zu\r\n%s\r\n$%zu\r\n%s\r\n",
 				   5 + pairs.strings, strlen(setting_namespace), setting_namespace, strlen(verb), verb);
 	memcpy(bytes + len, pairs.bytes, pairs.len);
-	letter.arg_len = len + pairs.len;
+	letter.len = len + pairs.len;
 	letter.count.slot = METRIC_EFFECTS;
 	*(*verb == 'a' ? &letter.count.commits : &letter.count.aborts) = pairs.strings / 2;
 	draft_clear(&pairs);

@@ -2,8 +2,8 @@
  * explain.c
  *	  fence.explain: in words, why a key is a hit, a miss, pending or unarmed right now.
  *
- * Changes nothing in Redis: it does not ask as a reader would, whose miss leaves a ticket. What it reads is not one
- * snapshot: of a key that is being written one line may be newer than the one before.
+ * Changes nothing in Redis: it does not ask as a reader would, who makes others wait until he has put the value. What it reads is
+ * not one snapshot: of a key that is being written one line may be newer than the one before.
  */
 #include "postgres.h"
 
@@ -35,7 +35,6 @@ typedef struct Explanation
 	const char *key;
 	char	   *fence;
 	FenceStatus status;
-	char	   *value;			/* what the value's name holds, up to the payload; NULL: nothing */
 } Explanation;
 
 static void say(Explanation *e, const char *topic, const char *format,...) pg_attribute_printf(3, 4);
@@ -75,33 +74,6 @@ seconds(int64 ms)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* What is stored with the value, "token version stamp"; NULL: there is no value, or none of ours. */
-static char *
-value_header(Explanation *e)
-{
-	char	   *name = key_value_name(e->domain, e->key);
-	const char *argv[] = {"MGET", name};
-	size_t		argvlen[] = {4, strlen(name)};
-	redisReply *reply = coordinator_ask(e->fence, lengthof(argv), argv, argvlen);
-	char	   *header = NULL;
-
-	if (reply && reply->type == REDIS_REPLY_ARRAY && reply->elements == 1 &&
-		reply->element[0]->type == REDIS_REPLY_STRING)
-		header = utf8_to_display(pnstrdup(reply->element[0]->str, strcspn(reply->element[0]->str, "\n")));
-	if (reply)
-		freeReplyObject(reply);
-	return header;
-}
-
-/* Whether the value's header has that token and version. */
-static bool
-value_is_current(const Explanation *e)
-{
-	char	   *wanted = psprintf("%s " INT64_FORMAT " ", e->status.token, e->status.fence_version);
-
-	return e->value != NULL && strncmp(e->value, wanted, strlen(wanted)) == 0;
-}
-
 /* Whether there is something to cache: groups always have a version. */
 static bool
 is_there(const Explanation *e)
@@ -120,16 +92,14 @@ explain_answer(Explanation *e)
 		say(e, "answer", "unarmed: Redis has no lease at the moment, or the attachment is not announced yet");
 	else if (status->pending > 0)
 		say(e, "answer", "pending: %d reservation(s) are not settled; readers go to PostgreSQL until they are", status->pending);
-	else if (status->fence_version == NO_VERSION && domain_has_versions(e->domain) && !is_there(e))
-		say(e, "answer", "miss: there is no such row; readers store nothing");
-	else if (status->fence_version == NO_VERSION)
-		say(e, "answer", "miss: the fence has no version; the next reader reads the row and puts it");
-	else if (value_is_current(e))
+	else if (status->payload)
 		say(e, "answer", "hit: readers get the cached value, version " INT64_FORMAT, status->fence_version);
-	else if (e->value == NULL)
-		say(e, "answer", "miss: the fence is current, but no value is cached");
+	else if (status->fence_version != NO_VERSION)
+		say(e, "answer", "miss: the fence is current, but vouches only for values beside it");
+	else if (domain_has_versions(e->domain) && !is_there(e) && !e->domain->cache_absent)
+		say(e, "answer", "miss: there is no such row; readers store nothing");
 	else
-		say(e, "answer", "miss: the cached value is not of the fence's version and token; the next reader replaces it");
+		say(e, "answer", "miss: nothing current is cached; the next reader reads the row and puts it");
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -166,13 +136,19 @@ explain_state(Explanation *e)
 static void
 explain_fence(Explanation *e)
 {
-	if (e->status.fence_version != NO_VERSION)
-		say(e, "fence", "%s has version " INT64_FORMAT " under the current token %s", e->fence, e->status.fence_version,
-			e->status.token);
-	else if (e->status.ticket)
-		say(e, "fence", "%s has no version yet; a reader was given the ticket to put one", e->fence);
+	const FenceStatus *status = &e->status;
+
+	if (status->header == NULL)
+		say(e, "fence", "%s does not exist, as after every write until a reader puts it", e->fence);
+	else if (status->fence_version == NO_VERSION)
+		say(e, "fence", "%s is not current: it holds \"%s\", and the domain's token is %s", e->fence, utf8_to_display(status->header),
+			*status->token ? utf8_to_display(status->token) : "not known");
+	else if (*status->stamp)
+		say(e, "fence", "%s has version " INT64_FORMAT " under the current token %s, stored by transaction %s", e->fence,
+			status->fence_version, utf8_to_display(status->token), utf8_to_display(status->stamp));
 	else
-		say(e, "fence", "%s does not exist, or is of another token", e->fence);
+		say(e, "fence", "%s has version " INT64_FORMAT " under the current token %s, put by a reader", e->fence,
+			status->fence_version, utf8_to_display(status->token));
 }
 
 static void
@@ -187,17 +163,6 @@ explain_row(Explanation *e)
 	else
 		say(e, "row", "was deleted, at version " INT64_FORMAT " (%s)", e->status.row_version,
 			audit_relation_name(e->status.relation));
-}
-
-static void
-explain_value(Explanation *e)
-{
-	if (e->value == NULL)
-		say(e, "value", "nothing is cached");
-	else if (value_is_current(e))
-		say(e, "value", "is cached under the fence's version and token");
-	else
-		say(e, "value", "is cached with another token or version: %s", e->value);
 }
 
 /* The text of the only row and column of a query about that number; NULL if there is none. With the caller's rights. */
@@ -257,9 +222,9 @@ explain_reservations(Explanation *e)
 	foreach(cell, e->status.reservations)
 	{
 		ListedReservation *r = lfirst(cell);
-		char	   *what = r->domain ? pstrdup("the whole domain") : psprintf("version " INT64_FORMAT, r->version);
 
-		say(e, "reservation", "%s, for %s, by transaction %s, %s", what, seconds(r->age_ms), r->stamp, owner_of(r->stamp));
+		say(e, "reservation", "of %s, for at least %s, by transaction %s, %s", r->domain ? "the whole domain" : "this key",
+			seconds(r->age_ms), utf8_to_display(r->stamp), owner_of(r->stamp));
 	}
 }
 
@@ -293,10 +258,7 @@ fence_explain(PG_FUNCTION_ARGS)
 		return (Datum) 0;
 	}
 	if (audit_key(domain, e.key, &e.status))
-	{
-		e.value = value_header(&e);
 		explain_answer(&e);
-	}
 	else
 		say(&e, "answer", "unavailable: %s", coordinator_problem());
 	explain_state(&e);
@@ -304,7 +266,6 @@ fence_explain(PG_FUNCTION_ARGS)
 	{
 		explain_fence(&e);
 		explain_row(&e);
-		explain_value(&e);
 		explain_reservations(&e);
 	}
 	explain_repair(&e);

@@ -312,7 +312,7 @@ fence_audit(PG_FUNCTION_ARGS)
 	return audit(fcinfo, "audit", fraction, false);
 }
 
-/* The same, and repairs what is ahead or behind. */
+/* The same, and repairs what differs. */
 Datum
 fence_repair_domain(PG_FUNCTION_ARGS)
 {

@@ -16,6 +16,8 @@
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
+#include "replication/walsender.h"
+#include "replication/walsender_private.h"
 #include "storage/latch.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
@@ -469,12 +471,24 @@ try_open(FenceWord closed)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
+/* Standbys ask Redis who has committed last; without them nobody does, and commits need not say it. */
+static void
+look_for_standbys(void)
+{
+	bool		any = false;
+
+	for (int i = 0; i < max_wal_senders && !any; i++)
+		any = WalSndCtl->walsnds[i].pid != 0;
+	pg_atomic_write_u32(&fence_shared->standbys, any);
+}
+
 /* Renews every lease. False: error says why the fences must be closed. */
 static bool
 heartbeat(FenceWord word, char *error)
 {
 	char		epoch[EPOCH_LEN];
 
+	look_for_standbys();
 	if (!fence_epoch_text(word, epoch))
 		return true;
 	if (outbox_is_stuck(timeout_us() + COURIER_RESTART_US))

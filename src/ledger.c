@@ -162,8 +162,9 @@ initialise(Reservation *r, ReservationKind kind, const char *name, const Domain 
 {
 	memset(r, 0, sizeof(*r));
 	r->kind = kind;
-	r->wanted = r->leaving = r->observed = r->sent = r->acked = r->applied = NO_VERSION;
+	r->wanted = r->leaving = r->applied = NO_VERSION;
 	r->policy = domain_policy(domain);
+	r->early = domain_reserves_early(domain);
 	r->domain_id = domain->id;
 	r->metrics = domain->metrics;
 	r->name = name;
@@ -218,8 +219,8 @@ ledger_reservation(ReservationKind kind, const char *name, const Domain *domain)
 		add_to_table(entries, name, r);
 	initialise(r, kind, name, domain);
 	r->manual = kind == RESERVE_ROW && domain->scope == SCOPE_MANUAL;
-	r->write_through = domain->write_through;
 	r->notify = domain->notify;
+	r->events = domain->events;
 	r->ttl_ms = domain->ttl_ms;
 	if (kind == RESERVE_ROW)
 		of_domain->rows++;
@@ -256,6 +257,13 @@ bool
 ledger_is_empty(void)
 {
 	return first_reservation == NULL;
+}
+
+void
+ledger_note_written(const Domain *domain)
+{
+	ledger_require_open();
+	(void) count_of(domain->id);
 }
 
 bool

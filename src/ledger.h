@@ -35,28 +35,31 @@ typedef struct Reservation
 	MetricSlot	metrics;		/* of the domain */
 	const char *stamp;			/* of a detached one, which outlives the transaction; NULL: the transaction's */
 	bool		manual;			/* of a domain that begin_write maintains */
-	bool		write_through;	/* its commit may bring the row */
 	bool		notify;
+	bool		events;			/* Redis is to be told the version, for those who listen */
+	bool		early;			/* it is asked for at once, not only before the commit */
 	int64		ttl_ms;
 
-	int64		wanted;			/* highest version that a statement asked for, sent or not; NO_VERSION if none */
+	int64		wanted;			/* highest version that a statement asked for; NO_VERSION if none */
 	int64		leaving;		/* of a deleted row, the tombstone's version, from BEFORE to AFTER ROW; else NO_VERSION */
-	int64		observed;		/* committed version to be told with it, NO_VERSION if none */
-	int64		sent;			/* version of the last reserve sent, NO_VERSION if none */
-	FenceWord	sent_word;		/* under which it was sent; its epoch number is the one to commit or abort in */
-	int			node;			/* to whom it was sent, in that epoch's table */
+	bool		sent;			/* it was asked for: so it has to be ended */
+	FenceWord	sent_word;		/* under which it was asked for last; its epoch number is the one to end in */
+	int			node;			/* whom, in that epoch's table */
 	uint64		letter;			/* with which it was sent (outbox.h, wire.h); 0: it has to be sent again */
 	bool		by_courier;		/* it was sent in a letter of the outbox, not on a wire */
-	int64		acked;			/* version of the last reserve that Redis granted, NO_VERSION if none */
-	FenceWord	acked_word;		/* under which it was sent */
-	uint64		grant;			/* its number: the commit names it if it brings the row */
+	int64		asked;			/* of a whole domain: for which version */
+	FenceWord	acked_word;		/* under which it was granted last; 0: it was not */
+	int64		number;			/* that Redis gave it then; 0: none that a commit may name */
 
 	int64		applied;		/* version stored by statements not rolled back so far, NO_VERSION if none */
-	char	   *payload;		/* the row of that version, for Redis; empty: there is none; NULL: Redis is not told */
+	char	   *payload;		/* the row of that version, for Redis; NULL: Redis is not told */
 	SubTransactionId applied_in;	/* subtransaction that last changed applied: saved once in each */
 
 	struct Reservation *next;	/* in order of creation */
 } Reservation;
+
+/* Notes that this transaction has written in the domain, though it reserves nothing: a new row, which nobody has cached. */
+extern void ledger_note_written(const Domain *domain);
 
 /* The reservation of that fence name, made if there is none. name is copied. */
 extern Reservation *ledger_reservation(ReservationKind kind, const char *name, const Domain *domain);
@@ -109,7 +112,7 @@ extern void ledger_end_domain(const Domain *domain);
 extern void ledger_catalog_changed(void);
 
 /*
- * Whether this transaction has reserved anything in the domain, or may have changed a row that it reserves only AFTER ROW. Such
+ * Whether this transaction has written in the domain, or may have changed a row that it reserves only AFTER ROW. Such
  * a transaction fills no cache, and reads rows instead (rule 6).
  */
 extern bool ledger_has_written(const Domain *domain);

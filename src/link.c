@@ -33,8 +33,8 @@ link_to(int node)
 	{
 		link->expected = MemoryContextAlloc(TopMemoryContext, LINK_ANSWERS * sizeof(Expected));
 		link->size = LINK_ANSWERS;
-		link->draft = MemoryContextAlloc(TopMemoryContext, sizeof(Operations));
-		operations_clear(link->draft);
+		link->draft = MemoryContextAlloc(TopMemoryContext, sizeof(Message));
+		message_clear(link->draft);
 		nlinks = Max(nlinks, node + 1);
 	}
 	return link;
@@ -73,13 +73,6 @@ deliver(Link *link, const redisReply *reply)
 	} while (!e->last);
 }
 
-static void
-clear_draft(Link *link)
-{
-	operations_clear(link->draft);
-	link->draft_reserves = 0;
-}
-
 void
 link_hang_up(Link *link, const char *why)
 {
@@ -90,7 +83,7 @@ link_hang_up(Link *link, const char *why)
 	redis_close(link->connection);
 	link->connection = NULL;
 	link_changes++;
-	clear_draft(link);
+	message_clear(link->draft);
 	link->sent = link->next;
 	while (link_is_busy(link))
 	{
@@ -103,7 +96,7 @@ link_hang_up(Link *link, const char *why)
 static void
 note_reply(Link *link, const redisReply *reply)
 {
-	if (reply->type != REDIS_REPLY_ARRAY)
+	if (reply->type == REDIS_REPLY_ERROR)
 		return;
 	link->proven = true;
 	link->connect_next = 0;
@@ -160,7 +153,7 @@ void
 link_forget(Link *link)
 {
 	if (link_has_draft(link))
-		clear_draft(link);
+		message_clear(link->draft);
 	link->next = link->sent;
 	for (uint32 p = link->first; p != link->sent; p++)
 		link_expected(link, p)->owner = NULL;
@@ -178,10 +171,10 @@ link_answer_end(const Expected *e, const redisReply *reply)
 		fence_wake_patrol();	/* unarmed means a newer epoch: nothing is left there to end */
 }
 
-bool
+int64
 link_granted(const Expected *e, const redisReply *reply)
 {
-	bool		granted = reply && calls_grants(reply, e->element);
+	int64		granted = reply ? calls_granted(reply) : 0;
 
 	if (reply && !granted)
 		link_note_refusal(reply);
@@ -274,7 +267,7 @@ link_connect(Link *link, int64 deadline, int64 pause, int times)
 bool
 link_fits(const Link *link, const Letter *letter)
 {
-	return operations_fit(link->draft, letter) && link->draft->fences.strings + letter->keys <= LINK_OPERATIONS &&
+	return draft_has_room(&link->draft->ends, letter->len) && link->draft->ends.strings + letter->strings <= LINK_WORDS &&
 		(link->draft_epoch == letter->epoch || !link_has_draft(link));
 }
 
@@ -282,31 +275,25 @@ void
 link_add(Link *link, const Letter *letter)
 {
 	link->draft_epoch = letter->epoch;
-	operations_add(link->draft, letter);
+	draft_strings(&link->draft->ends, letter->strings, letter->bytes, letter->len);
 }
 
 void
-link_expect(Link *link, Expected expected, bool reserves)
+link_expect(Link *link, Expected expected)
 {
 	Assert(link_room(link) > 0);
-	if (reserves)
-		expected.element = ++link->draft_reserves;
 	*link_expected(link, link->next++) = expected;
 }
 
 void
 link_send(Link *link)
 {
-	Letter		letter;
-
 	if (!link_has_draft(link))
 		return;
 	link_expected(link, link->next - 1)->last = true;
 	link->sent = link->next;
-	letter.epoch = link->draft_epoch;
-	(void) operations_to_letter(link->draft, &letter);
-	(void) calls_send_operations(link->connection, &letter);
-	clear_draft(link);
+	(void) calls_send_message(link->connection, link->draft_epoch, link->draft);
+	message_clear(link->draft);
 }
 
 void
@@ -314,19 +301,18 @@ link_expect_command(Link *link, Expected expected)
 {
 	link_send(link);
 	expected.last = true;
-	link_expect(link, expected, false);
+	link_expect(link, expected);
 	link->sent = link->next;
 }
 
 void
 link_send_letter(Link *link, const Letter *letter, Expected expected)
 {
-	expected.element = 1;		/* if it reserves */
 	link_expect_command(link, expected);
-	if (letter->keys > 0)
-		(void) calls_send_operations(link->connection, letter);
+	if (letter->kind == LETTER_END)
+		(void) calls_send_ends(link->connection, letter);
 	else
-		(void) redis_send_raw(link->connection, letter->arg_bytes, letter->arg_len, 1);
+		(void) redis_send_raw(link->connection, letter->bytes, letter->len, 1);
 }
 
 bool

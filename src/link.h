@@ -24,7 +24,7 @@
 #include "shared.h"
 
 #define LINK_ANSWERS	1024	/* there is room for so many, a power of two; link_make_room makes more */
-#define LINK_OPERATIONS	128		/* most in one message: bounds how long Redis is busy with it */
+#define LINK_WORDS		64		/* that end transactions, in one message */
 
 /*
  * What becomes of an operation or a command: the reply to its message, or NULL: there will be none, link_problem tells why.
@@ -39,7 +39,6 @@ struct Expected
 	void	   *owner;			/* these are the caller's, for `answer` */
 	uint64		number;
 	int			process;		/* the sender of the letter of that number, which is answered; -1: it is no letter, or was answered */
-	uint16		element;		/* of fence_write's reply, for a reservation: see link_expect */
 	bool		last;			/* of its message; set by link.c */
 	LetterCount count;
 };
@@ -56,9 +55,8 @@ typedef struct Link
 	uint32		first;			/* see above */
 	uint32		sent;
 	uint32		next;
-	Operations *draft;
+	Message    *draft;
 	uint32		draft_epoch;
-	uint16		draft_reserves; /* reservations in it */
 } Link;
 
 extern Link links[MAX_NODES];	/* by node */
@@ -120,15 +118,12 @@ link_room(const Link *link)
 
 extern void link_make_room(Link *link);
 
-/* Whether the letter's operations fit into the draft, and are of its epoch; adds them. Usable in COMMIT and ABORT. */
+/* Whether the draft takes the letter's words (LETTER_END), which are of its epoch; adds them. Usable in COMMIT and ABORT. */
 extern bool link_fits(const Link *link, const Letter *letter);
 extern void link_add(Link *link, const Letter *letter);
 
-/*
- * Expects the answer to an operation that was added to the draft. reserves: it has an element of the reply, which is noted. There has
- * to be room for an answer. Usable in COMMIT and ABORT.
- */
-extern void link_expect(Link *link, Expected expected, bool reserves);
+/* Expects the answer to what was added to the draft. There has to be room for an answer. Usable in COMMIT and ABORT. */
+extern void link_expect(Link *link, Expected expected);
 
 /* Queues the draft, if there is one. What fails shows in the connection. Usable in COMMIT and ABORT. */
 extern void link_send(Link *link);
@@ -159,8 +154,8 @@ extern void link_forget(Link *link);
 /* A letter or an operation that ends something, other than a whole domain: counted, its sender answered, the patrol woken if lost. */
 extern void link_answer_end(const Expected *expected, const redisReply *reply);
 
-/* Whether the reservation of a row was granted: counted; link_problem tells why it was not. */
-extern bool link_granted(const Expected *expected, const redisReply *reply);
+/* Whether the reservation of a row was granted, and its number: counted. 0: link_problem tells why it was not. */
+extern int64 link_granted(const Expected *expected, const redisReply *reply);
 
 /* Notes why a reply (not NULL) does not grant. */
 extern void link_note_refusal(const redisReply *reply);

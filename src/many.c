@@ -1,53 +1,105 @@
 /*
  * many.c
- *	  Several keys that agree: fence.get_many and fence.read_many; see many.h.
+ *	  Strong reads, of one key or of several that agree; fence.get_many and fence.read_many; see many.h.
  *
- * Owns: the rule for several keys (doc/protocol.md, "Several keys"): get all, then check all; all unchanged is one
- * snapshot; if any is no hit, all are read from PostgreSQL in one snapshot. Within one call of one process nothing can
- * change, so there the check is left out.
- * Must never: put what was read in a snapshot that is older than the answers.
+ * Owns: the strong read (doc/protocol.md, "Reading"): what the fences hold, and then, on the same connection, their domains'
+ * permits. One round trip for all fences of a place, which is one moment. Hits of several moments agree if those of all
+ * moments but the last are found unchanged after it. If any is no hit, all are read from PostgreSQL in one snapshot.
+ * Must never: put what was read in a snapshot that is older than the permit.
  */
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "access/xlog.h"
 #include "catalog/pg_type.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "storage/latch.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
-#include "utils/jsonb.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "coordinator.h"
 #include "key.h"
 #include "many.h"
+#include "metrics.h"
+#include "reader.h"
 #include "row.h"
+#include "settings.h"
 #include "shared.h"
+#include "tombstone.h"
 
 PG_FUNCTION_INFO_V1(fence_get_many);
 PG_FUNCTION_INFO_V1(fence_read_many);
 
 #define MANY_MOST 1000			/* fences of one read: retries and a snapshot should stay short */
-#define CALL_MOST 100			/* fences of one call: Redis does nothing else meanwhile */
+#define GROUP_MOST 100			/* fences of one round trip: Redis does nothing else meanwhile */
 #define BACKOFF_MOST 10000000	/* microseconds of one pause */
 
 /* -----------------------------------------------------------------------------------------------------------------
- * Calls
+ * Asking Redis
  * -----------------------------------------------------------------------------------------------------------------
  */
 
+const char *
+many_status_name(GetStatus status)
+{
+	static const char *const names[] = {"hit", "miss", "pending", "unarmed", "unavailable"};
+
+	return names[status];
+}
+
+/* The status to give without asking Redis, while fences are not OPEN: whether Redis is away. */
+static GetStatus
+closed_status(void)
+{
+	bool		reachable = false;
+
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	for (int i = 0; i < fence_shared->nnodes; i++)
+		reachable = reachable || fence_shared->nodes[i].reachable;
+	LWLockRelease(fence_shared->lock);
+	return reachable ? GET_UNARMED : GET_UNAVAILABLE;
+}
+
+/* Whether Redis is to be asked; else *closed. On a standby, whose fences are never OPEN, that is the primary's word. */
+static bool
+may_ask(GetStatus *closed)
+{
+	*closed = GET_UNAVAILABLE;
+	if (!RecoveryInProgress() && WORD_STATE(fence_word_expire()) == FENCE_OPEN)
+		return true;
+	*closed = closed_status();
+	return RecoveryInProgress() && *closed == GET_UNARMED;
+}
+
+/* Redis counts what fence_get answers; this is for all else. */
+static void
+count_answer(const ManyItem *item)
+{
+	static const DomainMetric metrics[][2] = {
+		[GET_HIT] = {METRIC_GET_HIT}, [GET_MISS] = {METRIC_GET_MISS, METRIC_FALLBACK_MISS},
+		[GET_PENDING] = {METRIC_GET_PENDING, METRIC_FALLBACK_PENDING}, [GET_UNARMED] = {METRIC_GET_UNARMED, METRIC_FALLBACK_UNARMED},
+		[GET_UNAVAILABLE] = {METRIC_GET_UNAVAILABLE, METRIC_FALLBACK_UNAVAILABLE}
+	};
+	GetStatus	status = item->answer.status;
+
+	metrics_add(item->domain->metrics, metrics[status][0], 1);
+	if (status != GET_HIT)
+		metrics_add(item->domain->metrics, metrics[status][1], 1);
+}
+
 /*
- * The next group of items that one call may be about: sets their indexes in group, marks them in done. Returns how many,
+ * The next group of items that one round trip may be about: sets their indexes in group, marks them in done. Returns how many,
  * 0 when all are done.
  */
 static int
-next_group(int n, ManyItem *items, bool *done, int *group)
+next_group(int n, const ManyItem *items, bool *done, int *group)
 {
 	int			size = 0;
 
-	for (int i = 0; i < n && size < CALL_MOST; i++)
+	for (int i = 0; i < n && size < GROUP_MOST; i++)
 	{
 		if (done[i] || (size > 0 && !coordinator_same_place(items[group[0]].fence, items[i].fence)))
 			continue;
@@ -57,110 +109,263 @@ next_group(int n, ManyItem *items, bool *done, int *group)
 	return size;
 }
 
-/* Calls a function with keys and arguments; NULL: the answer is none or no array. */
-static redisReply *
-call(const char *function, int nkeys, int nstrings, const char **strings)
+static GetAnswer
+no_answer(const redisReply *reply, GetStatus status)
 {
-	const char **argv = palloc(sizeof(char *) * (3 + nstrings));
-	size_t	   *argvlen = palloc(sizeof(size_t) * (3 + nstrings));
-	char		count[12];
-	redisReply *reply;
-
-	pg_ltoa(nkeys, count);
-	argv[0] = "FCALL";
-	argv[1] = function;
-	argv[2] = count;
-	memcpy(argv + 3, strings, sizeof(char *) * nstrings);
-	for (int i = 0; i < 3 + nstrings; i++)
-		argvlen[i] = strlen(argv[i]);
-	reply = coordinator_ask(strings[0], 3 + nstrings, argv, argvlen);
-	if (reply && reply->type != REDIS_REPLY_ARRAY)
-	{
-		freeReplyObject(reply);
-		reply = NULL;
-	}
-	return reply;
+	return (GetAnswer) {.status = reply && coordinator_is_redirection(reply) ? GET_UNARMED : status, .version = NO_VERSION};
 }
 
-/* Takes the answers of fence_get_many apart: each is preceded by the number of its strings. */
 static void
-take_answers(redisReply *reply, int size, const int *group, ManyItem *items)
+take_record(GetAnswer *answer, const Record *record)
 {
-	size_t		at = 0;
+	answer->version = record->version;
+	answer->stamp = pnstrdup(record->stamp, record->stamp_len);
+	answer->payload = pnstrdup(record->payload, record->payload_len);
+	answer->payload_len = record->payload_len;
+}
 
-	for (int i = 0; i < size && at < reply->elements; i++)
+static void
+take_permit(GetAnswer *answer, const char *permit)
+{
+	answer->status = GET_MISS;
+	answer->permit = RecoveryInProgress() ? NULL : pstrdup(permit);
+	answer->token = pnstrdup(permit, calls_token_len(permit));
+}
+
+/* What the fence holds, and its domain's permit. stale: takes also what is not current. */
+static void
+take_look(GetAnswer *answer, const redisReply *fence, const char *permit, bool stale)
+{
+	Record		record;
+	bool		found = fence->type == REDIS_REPLY_STRING && calls_record(fence->str, fence->len, &record) && record.payload;
+
+	*answer = (GetAnswer) {.status = GET_UNARMED, .answered = true, .version = NO_VERSION};
+	if (found && calls_is_current(&record, permit))
 	{
-		const redisReply *count = reply->element[at++];
-		int			n = count->type == REDIS_REPLY_STRING ? atoi(count->str) : 0;
-
-		if (n < 1 || n > (int) (reply->elements - at))
-			return;
-		items[group[i]].answer = reader_answer(reply->element + at, n);
-		at += n;
+		answer->status = GET_HIT;
+		answer->token = pnstrdup(record.token, record.token_len);
 	}
+	else if (*permit)
+		take_permit(answer, permit);
+	if (found && (answer->status == GET_HIT || stale))
+		take_record(answer, &record);
+}
+
+/* One round trip for all of the group. False: there is no answer. */
+static bool
+look(ManyItem *items, int size, const int *group, bool stale)
+{
+	const char **fences = palloc(sizeof(char *) * size);
+	const char **asked = palloc(sizeof(char *) * size); /* one of each domain */
+	const Domain **domains = palloc(sizeof(Domain *) * size);
+	int		   *place = palloc(sizeof(int) * size);
+	int			ndomains = 0;
+	Call		calls[2];
+	redisReply *replies[2];
+
+	for (int i = 0; i < size; i++)
+	{
+		const ManyItem *item = &items[group[i]];
+
+		fences[i] = item->fence;
+		for (place[i] = 0; place[i] < ndomains && domains[place[i]] != item->domain; place[i]++)
+			;
+		domains[place[i]] = item->domain;
+		asked[place[i]] = item->fence;
+		ndomains = Max(ndomains, place[i] + 1);
+	}
+	call_mget(&calls[0], size, fences);
+	call_token(&calls[1], ndomains, asked);
+	if (!coordinator_ask(fences[0], 2, calls, replies))
+		return false;
+	for (int i = 0; i < size; i++)
+	{
+		GetAnswer  *answer = &items[group[i]].answer;
+
+		if (replies[0]->type == REDIS_REPLY_ARRAY && replies[0]->elements == (size_t) size)
+			take_look(answer, replies[0]->element[i], calls_permit(replies[1], place[i], ndomains), stale);
+		else
+			*answer = no_answer(replies[0], GET_UNAVAILABLE);
+	}
+	freeReplyObject(replies[0]);
+	freeReplyObject(replies[1]);
+	return true;
 }
 
 int
-many_get(int n, ManyItem *items)
+many_get(int n, ManyItem *items, bool why)
 {
-	bool		open = WORD_STATE(fence_word_expire()) == FENCE_OPEN;
-	const char *closed = open ? "unavailable" : reader_closed_status();
+	GetStatus	closed;
+	bool		ask = may_ask(&closed);
 	bool	   *done = palloc0(sizeof(bool) * n);
 	int		   *group = palloc(sizeof(int) * n);
-	const char **names = palloc(sizeof(char *) * 2 * CALL_MOST);
-	int			calls = 0;
+	int			moment = 0;
 	int			size;
 
 	for (int i = 0; i < n; i++)
-		items[i].answer = (GetAnswer) {.status = closed};
-	for (int i = 0; !open && i < n; i++)
-		reader_count_unanswered(items[i].domain, closed);
-	while (open && (size = next_group(n, items, done, group)) > 0)
 	{
-		redisReply *reply;
+		/* who holds the slot was not armed: nobody may answer */
+		done[i] = ask && fence_node_of(items[i].fence) == SLOT_NOBODY;
+		items[i].answer = no_answer(NULL, done[i] ? GET_UNARMED : closed);
+		items[i].moment = 0;
+	}
+	while (ask && (size = next_group(n, items, done, group)) > 0)
+	{
+		moment++;
+		for (int i = 0; i < size; i++)
+			items[group[i]].moment = moment;
+		ask = look(items, size, group, false);	/* one that is no hit decides: the others need not be waited for */
+	}
+	why = why && ask;
+	for (int i = 0; i < n; i++)
+		if (!why || !items[i].answer.answered || items[i].answer.status == GET_HIT)
+			count_answer(&items[i]);
+	return why ? many_ask_why(n, items, moment) : moment;
+}
+
+void
+many_peek(ManyItem *item)
+{
+	GetStatus	closed;
+	int			group = 0;
+
+	item->answer = no_answer(NULL, GET_UNAVAILABLE);
+	if (may_ask(&closed) || closed == GET_UNARMED)
+		(void) look(item, 1, &group, true);
+}
+
+/* Tells Redis something about an item. False: there is nothing to tell. */
+typedef bool (*MakeCall) (const ManyItem *item, Call *call);
+
+/* reply NULL: there is none */
+typedef void (*TakeReply) (ManyItem *item, const redisReply *reply);
+
+/* One call for each item, those of a place in one round trip. */
+static void
+ask_each(int n, ManyItem *items, MakeCall make, TakeReply take)
+{
+	int			most = Min(n, GROUP_MOST);
+	bool	   *done = palloc0(sizeof(bool) * n);
+	int		   *group = palloc(sizeof(int) * n);
+	Call	   *calls = palloc(sizeof(Call) * most);
+	redisReply **replies = palloc(sizeof(redisReply *) * most);
+	int			size;
+
+	for (int i = 0; i < n; i++)
+		done[i] = !make(&items[i], &calls[0]);
+	while ((size = next_group(n, items, done, group)) > 0)
+	{
+		bool		ok;
 
 		for (int i = 0; i < size; i++)
+			(void) make(&items[group[i]], &calls[i]);
+		ok = coordinator_ask(items[group[0]].fence, size, calls, replies);
+		for (int i = 0; i < size; i++)
 		{
-			names[2 * i] = items[group[i]].fence;
-			names[2 * i + 1] = items[group[i]].value;
+			take(&items[group[i]], ok ? replies[i] : NULL);
+			if (ok)
+				freeReplyObject(replies[i]);
 		}
-		calls++;
-		reply = call("fence_get_many", 2 * size, 2 * size, names);
-		if (reply == NULL)
-			break;				/* one that is no hit decides: the others need not be waited for */
-		take_answers(reply, size, group, items);
-		freeReplyObject(reply);
 	}
-	return calls;
+}
+
+static bool
+make_get(const ManyItem *item, Call *call)
+{
+	call_get(call, item->fence);
+	return item->answer.answered && item->answer.status != GET_HIT;
+}
+
+static void
+take_get(ManyItem *item, const redisReply *reply)
+{
+	GetAnswer  *answer = &item->answer;
+	GetReply	get;
+
+	*answer = no_answer(reply, GET_UNAVAILABLE);
+	answer->answered = reply != NULL && calls_get(reply, &get);
+	if (!answer->answered)
+		count_answer(item);
+	else if (get.hit)
+	{
+		answer->status = GET_HIT;
+		answer->token = pnstrdup(get.record.token, get.record.token_len);
+		take_record(answer, &get.record);
+	}
+	else if (get.permit)
+	{
+		take_permit(answer, get.permit);
+		answer->busy_ms = get.busy_ms;
+		answer->filler = get.busy_ms == 0 && setting_fill_lease > 0;
+	}
+	else
+		answer->status = get.pending ? GET_PENDING : GET_UNARMED;
+}
+
+int
+many_ask_why(int n, ManyItem *items, int moment)
+{
+	/* each is a moment of its own */
+	for (int i = 0; i < n; i++)
+		if (items[i].answer.answered && items[i].answer.status != GET_HIT)
+			items[i].moment = ++moment;
+	ask_each(n, items, make_get, take_get);
+	return moment;
+}
+
+static bool
+make_release(const ManyItem *item, Call *call)
+{
+	call_release(call, item->fence);
+	return item->answer.filler;
+}
+
+static void
+take_release(ManyItem *item, const redisReply *reply)
+{
+	(void) reply;
+	item->answer.filler = false;
+}
+
+void
+many_release(int n, ManyItem *items)
+{
+	ask_each(n, items, make_release, take_release);
 }
 
 bool
-many_check(int n, ManyItem *items)
+many_check(int n, ManyItem *items, int moment)
 {
 	bool	   *done = palloc0(sizeof(bool) * n);
 	int		   *group = palloc(sizeof(int) * n);
-	const char **strings = palloc(sizeof(char *) * 3 * CALL_MOST);
-	bool		all = true;
+	const char **fences = palloc(sizeof(char *) * n);
+	const char **tokens = palloc(sizeof(char *) * n);
+	const char **versions = palloc(sizeof(char *) * n);
+	bool		same = true;
 	int			size;
 
-	while (all && (size = next_group(n, items, done, group)) > 0)
+	for (int i = 0; i < n; i++)
+		done[i] = moment > 0 && items[i].moment == moment;
+	while (same && (size = next_group(n, items, done, group)) > 0)
 	{
+		Call		call;
 		redisReply *reply;
 
 		for (int i = 0; i < size; i++)
 		{
-			strings[i] = items[group[i]].fence;
-			strings[size + 2 * i] = items[group[i]].answer.token;
-			strings[size + 2 * i + 1] = items[group[i]].answer.version;
+			fences[i] = items[group[i]].fence;
+			tokens[i] = items[group[i]].answer.token;
+			versions[i] = psprintf(INT64_FORMAT, items[group[i]].answer.version);
 		}
-		reply = call("fence_check_many", size, 3 * size, strings);
-		all = reply != NULL && reply->elements == (size_t) size;
-		for (int i = 0; all && i < size; i++)
-			all = reply->element[i]->type == REDIS_REPLY_INTEGER && reply->element[i]->integer == 1;
-		if (reply != NULL)
+		call_check(&call, size, fences, tokens, versions);
+		same = coordinator_ask(fences[0], 1, &call, &reply);
+		if (same)
+		{
+			same = calls_all_same(reply, size);
 			freeReplyObject(reply);
+		}
 	}
-	return all;
+	return same;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -171,8 +376,7 @@ many_check(int n, ManyItem *items)
 ManyItem
 many_item(Domain *domain, char *key)
 {
-	return (ManyItem) {.domain = domain, .key = key, .fence = key_fence_name(domain, key),
-		.value = key_value_name(domain, key), .version = NO_VERSION};
+	return (ManyItem) {.domain = domain, .key = key, .fence = key_fence_name(domain, key), .version = NO_VERSION};
 }
 
 bool
@@ -181,6 +385,27 @@ many_written(int n, ManyItem *items)
 	for (int i = 0; i < n; i++)
 		if (ledger_has_written(items[i].domain))
 			return true;
+	return false;
+}
+
+bool
+many_accept(ManyItem *item)
+{
+	GetAnswer  *answer = &item->answer;
+	bool		absent;
+
+	if (answer->status != GET_HIT)
+		return false;
+	absent = strcmp(answer->payload, PAYLOAD_ABSENT) == 0;
+	/* where absence is not cached, new rows do not reserve: nobody may have said so */
+	if (absent ? item->domain->cache_absent : row_value_as_jsonb(answer->payload, answer->payload_len, &item->row))
+	{
+		item->found = !absent;
+		item->version = answer->version;
+		return true;
+	}
+	/* somebody else's value under this name: read past it, leave it alone */
+	metrics_add(item->domain->metrics, METRIC_FALLBACK_UNREADABLE, 1);
 	return false;
 }
 
@@ -201,25 +426,41 @@ many_read_rows(int n, ManyItem *items, Snapshot snapshot)
 		CHECK_FOR_INTERRUPTS();
 		item->version = NO_VERSION;
 		item->found = row_as_jsonb(item->domain, item->key, snapshot, &item->row, &item->version, NULL);
+		if (!item->found && item->domain->cache_absent)
+		{
+			/* looked up later: whatever happened meanwhile, no row has this version */
+			item->version = tombstone_look_up(item->domain->id, item->key).tombstone;
+			if (item->version == NO_VERSION)
+				item->version = VERSION_ABSENT;
+		}
 	}
 }
 
-void
+/* False: it was refused, or there is nothing that could be put. */
+static bool
+put_row(ManyItem *item)
+{
+	const char *payload = item->found ? row_jsonb_as_value(item->row) : PAYLOAD_ABSENT;
+	size_t		len = payload ? strlen(payload) : 0;
+	const char *answer;
+
+	if (item->version == NO_VERSION || payload == NULL || len > PAYLOAD_MAX_BYTES)
+		return false;
+	item->answer.filler = false;
+	answer = reader_put(item->fence, item->answer.permit, item->version, payload, len, item->domain->ttl_ms);
+	return answer != NULL && strcmp(answer, "stored") == 0;
+}
+
+bool
 many_put_rows(int n, ManyItem *items)
 {
-	for (int i = 0; i < n; i++)
-	{
-		ManyItem   *item = &items[i];
-		const char *payload;
+	bool		all = true;
 
-		if (!item->found || !item->answer.token || !item->answer.ticket)
-			continue;
-		payload = row_jsonb_as_value(item->row);
-		if (payload == NULL)
-			continue;
-		(void) reader_put(item->fence, item->value, item->answer.token, item->answer.ticket, item->version,
-						  payload, strlen(payload), item->domain->ttl_ms);
-	}
+	for (int i = 0; i < n; i++)
+		if (items[i].answer.permit)
+			all = put_row(&items[i]) && all;
+	many_release(n, items);
+	return all;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -280,21 +521,20 @@ fence_get_many(PG_FUNCTION_ARGS)
 	int			n;
 	ManyItem   *items = items_argument(fcinfo, &n);
 
-	(void) many_get(n, items);
+	(void) many_get(n, items, true);
 	InitMaterializedSRF(fcinfo, 0);
 	for (int i = 0; i < n; i++)
 	{
 		GetAnswer  *answer = &items[i].answer;
-		Datum		values[7];
-		bool		nulls[7];
+		Datum		values[6];
+		bool		nulls[6];
 
 		values[0] = reader_text(items[i].fence, &nulls[0]);
-		values[1] = reader_text(answer->status, &nulls[1]);
-		values[2] = reader_text(answer->token, &nulls[2]);
+		values[1] = reader_text(many_status_name(answer->status), &nulls[1]);
+		values[2] = reader_text(answer->permit, &nulls[2]);
 		values[3] = reader_version(answer->version, &nulls[3]);
-		values[4] = reader_text(answer->ticket, &nulls[4]);
-		values[5] = reader_payload_text(answer, &nulls[5]);
-		values[6] = reader_text(answer->stamp, &nulls[6]);
+		values[4] = reader_payload_text(answer, &nulls[4]);
+		values[5] = reader_text(answer->stamp, &nulls[5]);
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	}
 	return (Datum) 0;
@@ -308,41 +548,22 @@ typedef enum SetState
 	SET_INCOMPLETE				/* PostgreSQL has to be asked in any case */
 } SetState;
 
-/* Whether the item is a hit with a value that can be returned, which is set then. */
-static bool
-accept_hit(ManyItem *item)
-{
-	GetAnswer  *answer = &item->answer;
-
-	if (!answer->payload || !answer->token || !answer->version)
-		return false;
-	if (reader_payload(answer, &item->row))
-	{
-		item->found = true;
-		item->version = strtoll(answer->version, NULL, 10);
-		return true;
-	}
-	metrics_add(item->domain->metrics, METRIC_FALLBACK_UNREADABLE, 1);
-	answer->token = NULL;		/* somebody else's value under this name: read past it, leave it alone */
-	return false;
-}
-
 /* One try to have them all from the cache. */
 static SetState
 read_cache(int n, ManyItem *items)
 {
-	int			calls = many_get(n, items);
+	int			moment = many_get(n, items, true);
 	bool		hits = true;
 	bool		busy = false;
 
 	for (int i = 0; i < n; i++)
 	{
-		hits = accept_hit(&items[i]) && hits;
-		busy = busy || strcmp(items[i].answer.status, "pending") == 0;
+		hits = many_accept(&items[i]) && hits;
+		busy = busy || items[i].answer.status == GET_PENDING;
 	}
 	if (!hits)
 		return busy ? SET_BUSY : SET_INCOMPLETE;
-	if (calls > 1 && !many_check(n, items))
+	if (!many_check(n, items, moment))
 	{
 		metrics_add_server(SERVER_METRIC_TORN, 1);
 		return SET_TORN;
@@ -389,7 +610,9 @@ read_database(int n, ManyItem *items, bool fill)
 	many_read_rows(n, items, snapshot);
 	UnregisterSnapshot(snapshot);
 	if (fill && may_put)
-		many_put_rows(n, items);
+		(void) many_put_rows(n, items);
+	else
+		many_release(n, items);
 }
 
 static int64

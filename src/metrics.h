@@ -66,13 +66,13 @@
 	S(SETTLE_COMMITTED, OPERATIONS, "settle", "committed") \
 	S(SETTLE_ABORTED, OPERATIONS, "settle", "aborted") \
 	S(SETTLE_UNKNOWN, OPERATIONS, "settle", "unknown") \
+	S(GET_TOLD, OPERATIONS, "get", "told") \
 	S(GET_HIT, OPERATIONS, "get", "hit") \
 	S(GET_MISS, OPERATIONS, "get", "miss") \
 	S(GET_PENDING, OPERATIONS, "get", "pending") \
 	S(GET_UNARMED, OPERATIONS, "get", "unarmed") \
 	S(GET_UNAVAILABLE, OPERATIONS, "get", "unavailable") \
 	S(PUT_STORED, OPERATIONS, "put", "stored") \
-	S(PUT_STALE, OPERATIONS, "put", "stale") \
 	S(PUT_REFUSED, OPERATIONS, "put", "refused") \
 	S(FALLBACK_MISS, FALLBACK, "miss", NULL) \
 	S(FALLBACK_PENDING, FALLBACK, "pending", NULL) \
@@ -91,7 +91,8 @@
 	S(COMPARE_EQUAL, COMPARE, "equal", NULL) \
 	S(COMPARE_BEHIND, COMPARE, "fence_behind_db", NULL) \
 	S(COMPARE_AHEAD, COMPARE, "fence_ahead_db", NULL) \
-	S(COMPARE_PENDING, COMPARE, "pending_ahead_db", NULL) \
+	S(COMPARE_PAYLOAD, COMPARE, "payload_differs", NULL) \
+	S(COMPARE_PENDING, COMPARE, "pending", NULL) \
 	S(COMPARE_MISSING, COMPARE, "missing", NULL)
 
 /* Of the whole server: identifier, family, value of its label. */
@@ -185,8 +186,8 @@ extern int	metrics_slots(void);
 typedef struct LetterCount
 {
 	MetricSlot	slot;			/* or METRIC_EFFECTS: commits are effects applied, aborts effects undone */
-	uint16		commits;		/* operations in it, all of the slot's domain; a reservation counts as neither */
-	uint16		aborts;
+	uint32		commits;		/* operations in it, all of the slot's domain; a reservation counts as neither */
+	uint32		aborts;
 	int64		committed_at;	/* fence_clock() time of the transaction's commit; 0: none of its operations commits */
 } LetterCount;
 

@@ -25,14 +25,12 @@
 #define RING_BYTES			(4 * 1024 * 1024)	/* a power of two */
 #define MARKS				(RING_BYTES / sizeof(Envelope))
 
-/* A letter in the ring, followed by its key_bytes and arg_bytes */
+/* A letter in the ring, followed by its bytes */
 typedef struct Envelope
 {
 	uint32		size;			/* with this head, a multiple of the head's alignment */
-	uint32		key_len;
-	uint32		arg_len;		/* 0: this only fills the end of the ring */
-	uint16		keys;
-	uint16		args;
+	uint32		len;			/* of its bytes; 0: this only fills the end of the ring */
+	uint32		strings;
 	uint32		epoch;
 	int32		process;
 	int32		kind;
@@ -173,7 +171,7 @@ give_up_unfinished(int code, Datum arg)
 		return;
 	envelope = envelope_at(unfinished_at);
 	envelope->size = unfinished_size;
-	envelope->arg_len = 0;		/* nothing but filling */
+	envelope->len = 0;		/* nothing but filling */
 	mark_whole(unfinished_at);
 }
 
@@ -211,7 +209,7 @@ take_place(uint32 size, uint32 part, uint64 *position)
 			Envelope   *filler = envelope_at(tail);
 
 			filler->size = skip;
-			filler->arg_len = 0;
+			filler->len = 0;
 			mark_whole(tail);
 		}
 		*position = tail + skip;
@@ -243,14 +241,13 @@ outbox_post(const Letter *letter)
 {
 	Sender	   *me = myself();
 	uint64		number = me->posted + 1;
-	size_t		len = letter->key_len + letter->arg_len;
-	uint32		size = TYPEALIGN(sizeof(Envelope), sizeof(Envelope) + len);
+	uint32		size = TYPEALIGN(sizeof(Envelope), sizeof(Envelope) + letter->len);
 	uint64		position;
 	Envelope   *envelope;
 
-	Assert(letter->arg_len > 0);
+	Assert(letter->len > 0);
 	outbox_join();
-	if (len > OUTBOX_MAX_LETTER || !take_place(size, letter->spare ? RING_BYTES / 2 : RING_BYTES, &position))
+	if (letter->len > OUTBOX_MAX_LETTER || !take_place(size, letter->spare ? RING_BYTES / 2 : RING_BYTES, &position))
 		return 0;
 	unfinished_size = size;
 	unfinished_at = position;
@@ -260,18 +257,15 @@ outbox_post(const Letter *letter)
 	pg_atomic_write_u64(&me->answers[number % OUTBOX_ANSWERS], number << 2 | ANSWER_NONE);
 
 	envelope->size = size;
-	envelope->key_len = letter->key_len;
-	envelope->arg_len = letter->arg_len;
-	envelope->keys = letter->keys;
-	envelope->args = letter->args;
+	envelope->len = letter->len;
+	envelope->strings = letter->strings;
 	envelope->epoch = letter->epoch;
 	envelope->node = letter->node;
 	envelope->process = fence_process_number();
 	envelope->kind = letter->kind;
 	envelope->number = number;
 	envelope->count = letter->count;
-	memcpy(envelope + 1, letter->key_bytes, letter->key_len);
-	memcpy((char *) (envelope + 1) + letter->key_len, letter->arg_bytes, letter->arg_len);
+	memcpy(envelope + 1, letter->bytes, letter->len);
 	mark_whole(position);
 	unfinished = false;
 	wake_courier(letter->kind);
@@ -400,13 +394,11 @@ outbox_look(Letter *letter)
 			continue;			/* somebody took it: what was read may have been written over */
 		*letter = (Letter) {
 			.kind = envelope.kind, .epoch = envelope.epoch, .node = envelope.node,
-			.keys = envelope.keys, .args = envelope.args,
-			.key_bytes = (char *) (envelope_at(head) + 1), .key_len = envelope.key_len,
-			.arg_bytes = (char *) (envelope_at(head) + 1) + envelope.key_len, .arg_len = envelope.arg_len,
+			.strings = envelope.strings, .bytes = (char *) (envelope_at(head) + 1), .len = envelope.len,
 			.process = envelope.process, .number = envelope.number, .count = envelope.count,
 			.position = head, .end = head + envelope.size
 		};
-		if (envelope.arg_len > 0)
+		if (envelope.len > 0)
 			return true;
 		(void) outbox_take(letter);	/* filling */
 	}

@@ -19,31 +19,26 @@
 
 typedef enum LetterKind
 {
-	LETTER_END,					/* operations of fence_write that end reservations */
-	LETTER_RESERVE,				/* an operation of fence_write that reserves a row */
-	LETTER_RESERVE_DOMAIN,		/* a whole command, answered "reserved" */
-	LETTER_END_DOMAIN,			/* a whole command, which ends the reservation of a domain or announces it */
-	LETTER_END_EFFECTS			/* a whole command: effects.c */
+	LETTER_END,					/* words that end transactions: redis/calls.h; the rest are whole commands */
+	LETTER_STORE,				/* tells of rows, and ends their transaction */
+	LETTER_RESERVE,				/* reserves a row */
+	LETTER_RESERVE_DOMAIN,
+	LETTER_END_DOMAIN,			/* ends the reservation of a domain, or announces it */
+	LETTER_END_EFFECTS			/* effects.c */
 } LetterKind;
 
 /* Instead of a node: to every process that was armed in the epoch; answered when all have answered. */
 #define LETTER_TO_ALL (-1)
 
-/*
- * Bytes are in Redis' protocol. Of operations: the fences as bulk strings, one for each, and all their arguments; the
- * courier makes commands of what many letters say. Of a command: all of it, as arguments.
- */
+/* Bytes are in Redis' protocol: words as strings, of which many letters' go in one message; of a command all of it. */
 typedef struct Letter
 {
 	LetterKind	kind;
-	uint32		epoch;			/* number, in which the operations are meant */
+	uint32		epoch;			/* number, in which it is meant */
 	int			node;			/* for whom, in the table of nodes of that epoch; or LETTER_TO_ALL */
-	int			keys;
-	int			args;
-	const char *key_bytes;
-	size_t		key_len;
-	const char *arg_bytes;
-	size_t		arg_len;
+	int			strings;		/* words; of a command 1 */
+	const char *bytes;
+	size_t		len;
 	bool		spare;			/* to be posted only while half of the ring is free; not carried */
 	LetterCount count;
 

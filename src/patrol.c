@@ -9,7 +9,7 @@
  * detached reservation is a row deleted first.
  *
  * The order is the protocol: the fate of the stamp (running and prepared transactions, then the commit log) [8] comes first;
- * of a detached reservation then its row, and then the row of the table, in a snapshot taken afterwards.
+ * of a detached reservation then its row.
  */
 #include "postgres.h"
 
@@ -180,26 +180,18 @@ guarded(void (*work) (void *arg), void *arg, const char *what, const char *table
  * -----------------------------------------------------------------------------------------------------------------
  */
 
+/* Not by key: it goes to whom listed it, wherever the slot is now. */
 static bool
-send_abort(LibraryCall *call, const ListedReservation *r, const char *epoch)
+send_end(LibraryCall *call, const ListedReservation *r, uint32 epoch, bool committed)
 {
-	/* not by key: it goes to whom listed it, wherever the slot is now */
-	const char *row[] = {"FCALL", "fence_write", "0", "1", r->name, epoch, "a", r->stamp};
-	const char *domain[] = {"FCALL", "fence_domain_abort", "0", setting_namespace, r->name, epoch, r->stamp};
+	char		word[END_WORD_LEN];
+	Call		question;
 
-	return r->domain ? library_send(call, lengthof(domain), domain) : library_send(call, lengthof(row), row);
-}
-
-static bool
-send_settle(LibraryCall *call, const ListedReservation *r, const char *epoch, int64 version)
-{
-	char		u[24] = "";
-	const char *row[] = {"FCALL", "fence_settle", "0", setting_namespace, r->name, epoch, r->stamp, u};
-	const char *domain[] = {"FCALL", "fence_domain_commit", "0", setting_namespace, r->name, epoch, r->stamp};
-
-	if (version != NO_VERSION)
-		pg_lltoa(version, u);
-	return r->domain ? library_send(call, lengthof(domain), domain) : library_send(call, lengthof(row), row);
+	if (r->domain)
+		call_domain_end(&question, epoch, r->name, r->stamp, committed);
+	else
+		call_end(&question, epoch, calls_end_word(word, r->stamp, committed, 0));
+	return library_tell(call, &question);
 }
 
 static void
@@ -215,66 +207,24 @@ count_settled(const ListedReservation *r, StampFate fate)
 }
 
 /*
- * The table of doc/protocol.md, of a transaction that has ended: what it may have committed makes the fence go, and the next
- * reader reads the row. What the row has today is not asked for, so no lock on its table delays anything.
+ * The transaction has ended, and that is visible: so do its reservations, whatever it did. No fence is touched, and no row is
+ * read: while they were there nothing could be cached.
  */
 static bool
-settle_ended(LibraryCall *call, const ListedReservation *r, const char *epoch, StampFate fate)
+settle_ended(LibraryCall *call, const ListedReservation *r, uint32 epoch, StampFate fate)
 {
 	count_settled(r, fate);
-	return fate == FATE_ABORTED ? send_abort(call, r, epoch) : send_settle(call, r, epoch, NO_VERSION);
+	return send_end(call, r, epoch, fate != FATE_ABORTED);
 }
 
-/* The fate of a listed reservation; neighbours in the list often have the same stamp. */
-static StampFate
-fate_of(const ListedReservation *r)
-{
-	static char stamp[64] = "";
-	static StampFate fate;
+typedef bool (*Settler) (LibraryCall *call, const ListedReservation *r, uint32 epoch, void *arg);
 
-	if (strcmp(stamp, r->stamp) != 0 || fate == FATE_IN_PROGRESS)
-	{
-		fate = fence_stamp_fate(r->stamp, NULL);
-		strlcpy(stamp, r->stamp, sizeof(stamp));
-	}
-	return fate;
-}
-
-typedef bool (*Settler) (LibraryCall *call, const ListedReservation *r, const char *epoch, void *arg);
-
-/* Copies of the reservations of that fence, in this memory context. */
-static List *
-copy_of_fence(List *page, const char *fence)
-{
-	List	   *copies = NIL;
-	ListCell   *cell;
-
-	foreach(cell, page)
-	{
-		const ListedReservation *r = lfirst(cell);
-		ListedReservation *copy;
-
-		if (r->domain || strcmp(r->name, fence) != 0)
-			continue;
-		copy = palloc(sizeof(ListedReservation));
-		*copy = *r;
-		copy->name = pstrdup(r->name);
-		copy->stamp = pstrdup(r->stamp);
-		copies = lappend(copies, copy);
-	}
-	return copies;
-}
-
-/*
- * Hands to `settle` whatever a node lists, until it says false. The list goes on behind the last fence of a page while that has
- * reservations: so what is settled of it is settled with the next page. Else many that stay would be listed again and again.
- */
+/* Hands to `settle` whatever a node lists, until it says false. */
 static void
-settle_listed(LibraryCall *call, int grace, Settler settle, void *arg)
+settle_listed(LibraryCall *call, Settler settle, void *arg)
 {
 	char	   *cursor = pstrdup("");
 	char		epoch[EPOCH_LEN];
-	List	   *later = NIL;
 	MemoryContext context = CurrentMemoryContext;
 	MemoryContext page_context = AllocSetContextCreate(context, "pgcache_fence page", ALLOCSET_DEFAULT_SIZES);
 	bool		go_on;
@@ -287,20 +237,12 @@ settle_listed(LibraryCall *call, int grace, Settler settle, void *arg)
 		CHECK_FOR_INTERRUPTS();
 		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
 		MemoryContextSwitchTo(page_context);
-		go_on = library_pending(call, grace, PAGE, &cursor, epoch, &page);
-		foreach(cell, later)
-			go_on = go_on && settle(call, lfirst(cell), epoch, arg);
+		go_on = library_pending(call, PAGE, &cursor, epoch, &page);
 		foreach(cell, page)
-		{
-			ListedReservation *r = lfirst(cell);
-
-			if (*cursor == '\0' || r->domain || strcmp(r->name, cursor) != 0)
-				go_on = go_on && settle(call, r, epoch, arg);
-		}
+			go_on = go_on && settle(call, lfirst(cell), (uint32) strtoul(epoch, NULL, 10), arg);
 		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
 		(void) library_finish(call);	/* an error reply concerns one reservation */
 		MemoryContextSwitchTo(context);
-		later = copy_of_fence(page, cursor);
 		cursor = pstrdup(cursor);
 		MemoryContextReset(page_context);
 	} while (go_on && *cursor && redis_error(call->conn) == NULL);
@@ -312,45 +254,11 @@ settle_listed(LibraryCall *call, int grace, Settler settle, void *arg)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-typedef struct VersionQuestion
-{
-	Domain	   *domain;
-	const char *wire_name;
-	const char *key;
-	int64		version;
-} VersionQuestion;
-
 typedef struct DetachedQuestion
 {
 	const ListedReservation *reservation;
 	bool		stands;
 } DetachedQuestion;
-
-static void
-look_up_version(void *arg)
-{
-	VersionQuestion *question = arg;
-	Domain	   *domain = domain_by_wire_name(question->wire_name);
-
-	if (domain != NULL)
-		question->version = row_current_version(domain, question->key, NULL);
-}
-
-/* Version of the row or tombstone; NO_VERSION if there is neither, or if it cannot be told. */
-static int64
-current_version(const ListedReservation *r)
-{
-	VersionQuestion question = {.version = NO_VERSION};
-	Oid			database;
-	char	   *wire_name;
-	char	   *key;
-
-	if (!owner_of(r, &database, &wire_name, &key))
-		return NO_VERSION;
-	question.wire_name = wire_name;
-	question.key = key;
-	return guarded(look_up_version, &question, r->name, wire_name) ? question.version : NO_VERSION;
-}
 
 static void
 look_whether_stands(void *arg)
@@ -361,43 +269,39 @@ look_whether_stands(void *arg)
 }
 
 /*
- * A detached reservation, which no transaction is just making: its row decides, and then the version of the table's row,
- * which is read later. It is settled with that version in any case: dropped alone, it could leave a fence that is behind what
- * was written under it without triggers. Without one (no such row, no such table, a lock on it) the fence goes. What cannot be
- * asked keeps the reservation.
+ * A detached reservation, which no transaction is just making: it stands as long as its row is there. What cannot be asked keeps
+ * the reservation.
  */
 static bool
-settle_detached(LibraryCall *call, const ListedReservation *r, const char *epoch, void *arg)
+settle_detached(LibraryCall *call, const ListedReservation *r, uint32 epoch, void *arg)
 {
 	DetachedQuestion question = {.reservation = r, .stands = false};
+	int			grace = *(int *) arg;
 	Oid			database;
 	char	   *wire_name;
 	char	   *key;
 	MemoryContext context = CurrentMemoryContext;
-	int64		version = NO_VERSION;
 	bool		asked;
 
-	(void) arg;
-	if (!fence_stamp_is_detached(r->stamp, NULL) || !owner_of(r, &database, &wire_name, &key) ||
-		database != MyDatabaseId || fate_of(r) == FATE_IN_PROGRESS)
+	if (!fence_stamp_is_detached(r->stamp, NULL) || r->age_ms < grace || !owner_of(r, &database, &wire_name, &key) ||
+		database != MyDatabaseId || fence_stamp_fate(r->stamp, NULL) == FATE_IN_PROGRESS)
 		return true;
 	worker_begin_transaction();
 	MemoryContextSwitchTo(context);
 	asked = guarded(look_whether_stands, &question, r->name, "fence.reservation");
-	if (asked)
-		version = current_version(r);
 	worker_end_transaction();
 	MemoryContextSwitchTo(context);
-	if (!asked || (question.stands && (version == NO_VERSION || version < r->version)))
+	if (!asked || question.stands)
 		return true;
 	count_settled(r, FATE_UNKNOWN);
-	return send_settle(call, r, epoch, version);
+	return send_end(call, r, epoch, true);
 }
 
 static void
 settle_all_detached(int duties)
 {
 	PatrolNodes nodes;
+	int			grace = (duties & DUTY_AT_ONCE) ? 0 : setting_patrol_grace;
 
 	patrol_copy_nodes(&nodes);
 	for (int i = 0; i < nodes.n; i++)
@@ -406,7 +310,7 @@ settle_all_detached(int duties)
 
 		if (!nodes.granted[i] || !patrol_connect(&call, &nodes.addresses[i]))
 			continue;
-		settle_listed(&call, (duties & DUTY_AT_ONCE) ? 0 : setting_patrol_grace, settle_detached, NULL);
+		settle_listed(&call, settle_detached, &grace);
 		redis_close(call.conn);
 	}
 }
@@ -565,14 +469,16 @@ patrol_round(int duties)
 
 typedef struct Settling
 {
+	int			grace;			/* ms */
 	List	   *served;			/* databases */
 	List	   *detached;		/* those of them that have detached reservations to be looked at */
 	MemoryContext context;		/* of detached */
+	int64		pending[METRIC_MAX_SLOTS];	/* fences that are reserved */
 } Settling;
 
 /* What is detached is settled in its database; where that is served no more, when its lease is over in any case. */
 static bool
-settle_or_note(LibraryCall *call, const ListedReservation *r, const char *epoch, void *arg)
+settle_or_note(LibraryCall *call, const ListedReservation *r, uint32 epoch, void *arg)
 {
 	Settling   *settling = arg;
 	Oid			database;
@@ -581,7 +487,10 @@ settle_or_note(LibraryCall *call, const ListedReservation *r, const char *epoch,
 	StampFate	fate;
 	MemoryContext caller;
 
-	if (!owner_of(r, &database, &wire_name, &key) || (fate = fate_of(r)) == FATE_IN_PROGRESS)
+	if (!owner_of(r, &database, &wire_name, &key))
+		return true;
+	settling->pending[metrics_slot(wire_name)] += Max(r->fences, 1);
+	if (r->age_ms < settling->grace || (fate = fence_stamp_fate(r->stamp, NULL)) == FATE_IN_PROGRESS)
 		return true;
 	if (!fence_stamp_is_detached(r->stamp, NULL))
 		return settle_ended(call, r, epoch, fate);
@@ -593,15 +502,14 @@ settle_or_note(LibraryCall *call, const ListedReservation *r, const char *epoch,
 	return true;
 }
 
-/* What the nodes have counted of readers goes to the metrics; the lists are of DomainCounts. */
+/* What the nodes have counted of readers, and what they have reserved, goes to the metrics; the list is of DomainCounts. */
 static void
-note_counts(List *all)
+note_counts(List *all, const int64 *pending)
 {
 	static const DomainMetric metrics[COUNTED] = {
-		METRIC_GET_HIT, METRIC_GET_MISS, METRIC_GET_PENDING, METRIC_GET_UNARMED,
-		METRIC_PUT_STORED, METRIC_PUT_STALE, METRIC_PUT_REFUSED
+		METRIC_GET_TOLD, METRIC_GET_HIT, METRIC_GET_MISS, METRIC_GET_PENDING, METRIC_GET_UNARMED, METRIC_PUT_STORED,
+		METRIC_PUT_REFUSED
 	};
-	int64	   *reserved = palloc0(sizeof(int64) * METRIC_MAX_SLOTS);
 	ListCell   *cell;
 
 	foreach(cell, all)
@@ -611,14 +519,13 @@ note_counts(List *all)
 
 		for (int i = 0; i < COUNTED; i++)
 			metrics_add(slot, metrics[i], counts->counted[i]);
-		metrics_add(slot, METRIC_FALLBACK_MISS, counts->counted[1]);
-		metrics_add(slot, METRIC_FALLBACK_PENDING, counts->counted[2]);
-		metrics_add(slot, METRIC_FALLBACK_UNARMED, counts->counted[3]);
-		metrics_add(slot, METRIC_STALE_REDIS, counts->counted[5] + counts->counted[6]);
-		reserved[slot] += counts->reservations;
+		metrics_add(slot, METRIC_FALLBACK_MISS, counts->counted[2]);
+		metrics_add(slot, METRIC_FALLBACK_PENDING, counts->counted[3]);
+		metrics_add(slot, METRIC_FALLBACK_UNARMED, counts->counted[4]);
+		metrics_add(slot, METRIC_STALE_REDIS, counts->counted[6]);
 	}
 	for (MetricSlot slot = 0; slot < metrics_slots(); slot++)
-		metrics_set(slot, METRIC_PENDING, reserved[slot]);
+		metrics_set(slot, METRIC_PENDING, pending[slot]);
 }
 
 static List *rounds = NIL;		/* Round, of a database each: what comes next is first */
@@ -724,25 +631,26 @@ forget_outboxes(List *databases, List *connectable, LibraryCall *calls)
 static void
 patrol(bool at_once, bool audit)
 {
-	Settling	settling = {.context = CurrentMemoryContext};
+	Settling   *settling = palloc0(sizeof(Settling));
 	List	   *existing;
 	List	   *counts = NIL;
 	static PatrolNodes nodes;
 	static LibraryCall calls[MAX_NODES];	/* kept from turn to turn */
 	static uint32 serial = 0;	/* of the addresses when they were opened */
 	bool		outbox = pg_atomic_exchange_u32(&fence_shared->outbox_wanted, 0) != 0 || audit;
-	int			grace = at_once ? 0 : setting_patrol_grace;
 	List	   *durable = NIL;	/* databases with durable effects */
 	uint64		effects_held = 0;
 	ListCell   *cell;
 
+	settling->context = CurrentMemoryContext;
+	settling->grace = at_once ? 0 : setting_patrol_grace;
 	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
 	for (int i = 0; i < fence_shared->ndatabases; i++)
-		settling.served = lappend_oid(settling.served, fence_shared->databases[i]);
+		settling->served = lappend_oid(settling->served, fence_shared->databases[i]);
 	LWLockRelease(fence_shared->lock);
 
 	existing = worker_list_databases(true);
-	settling.served = without_dropped(settling.served, existing);
+	settling->served = without_dropped(settling->served, existing);
 	patrol_copy_nodes(&nodes);
 	for (int i = 0; i < MAX_NODES; i++)
 	{
@@ -755,25 +663,25 @@ patrol(bool at_once, bool audit)
 		}
 		if (i >= nodes.n || !nodes.granted[i] || (call->conn == NULL && !patrol_connect(call, &nodes.addresses[i])))
 			continue;
-		settle_listed(call, grace, settle_or_note, &settling);
+		settle_listed(call, settle_or_note, settling);
 		if (redis_error(call->conn) == NULL)
 			(void) library_take_counts(call, &counts);
 		if (redis_error(call->conn) == NULL)
-			durable = effect_patrol_settle(call, grace, durable, &effects_held);
+			durable = effect_patrol_settle(call, settling->grace, durable, &effects_held);
 	}
 	serial = nodes.serial;
-	note_counts(counts);
+	note_counts(counts, settling->pending);
 	metrics_set_server(SERVER_METRIC_EFFECTS_HELD, effects_held);
-	foreach(cell, settling.served)
+	foreach(cell, settling->served)
 	{
-		int			duties = (list_member_oid(settling.detached, lfirst_oid(cell)) ? DUTY_DETACHED : 0) |
+		int			duties = (list_member_oid(settling->detached, lfirst_oid(cell)) ? DUTY_DETACHED : 0) |
 			(audit ? DUTY_AUDIT : 0) |
 			(outbox || list_member_oid(durable, lfirst_oid(cell)) ? DUTY_OUTBOX : 0);
 
 		if (duties != 0)
 			want_round(lfirst_oid(cell), duties | (at_once ? DUTY_AT_ONCE : 0));
 	}
-	forget_outboxes(list_difference_oid(durable, settling.served), existing, calls);
+	forget_outboxes(list_difference_oid(durable, settling->served), existing, calls);
 }
 
 static void

@@ -31,6 +31,13 @@ extern bool row_as_jsonb(const Domain *domain, const char *key, Snapshot snapsho
 extern void row_use_standard_settings(void);
 
 /*
+ * The value that says that there is no row, and its version if the key has no tombstone. A token and a version name one content, so it
+ * must be none that a row of the key can have: 0 is one.
+ */
+#define PAYLOAD_ABSENT "null"
+#define VERSION_ABSENT PG_INT64_MAX
+
+/*
  * A row as the value that Redis holds of it: the text of what row_as_jsonb returns for a row, in UTF-8, so that what a
  * writer and what a reader stores of one version is the same to the byte. Palloc'd. NULL: jsonb or UTF-8 cannot hold it, or
  * it is longer than `limit` bytes; then *too_large.

@@ -29,6 +29,7 @@ int			setting_lease;
 int			setting_clock_margin;
 int			setting_timeout;
 int			setting_on_redis_failure;
+int			setting_reserve;
 int			setting_patrol_interval;
 int			setting_patrol_grace;
 double		setting_audit_rate;
@@ -36,12 +37,18 @@ int			setting_bulk_threshold;
 int			setting_value_limit;
 int			setting_fill_lease;
 int			setting_stream_limit;
-int			setting_idle_fence_ttl;
+int			setting_default_ttl;
 int			setting_tombstone_retention;
 
 static const struct config_enum_entry failure_policies[] = {
 	{"bypass", POLICY_BYPASS, false},
 	{"error", POLICY_ERROR, false},
+	{NULL, 0, false}
+};
+
+static const struct config_enum_entry reserve_times[] = {
+	{"early", RESERVE_EARLY, false},
+	{"commit", RESERVE_AT_COMMIT, false},
 	{NULL, 0, false}
 };
 
@@ -201,6 +208,14 @@ define_redis(void)
 							 "a stale value be read. A table's own policy, given to fence.attach, comes first.",
 							 &setting_on_redis_failure, POLICY_BYPASS, failure_policies,
 							 PGC_SUSET, 0, NULL, NULL, NULL);
+
+	DefineCustomEnumVariable("pgcache_fence.reserve",
+							 "When a changed row of a fenced table stops being served from Redis.",
+							 "\"early\": with the change, so that the commit hardly waits. \"commit\": with the commit, so that readers keep "
+							 "their hits while a long transaction runs, and a rollback leaves the cache as it was. A table's own "
+							 "choice, given to fence.attach, comes first.",
+							 &setting_reserve, RESERVE_EARLY, reserve_times,
+							 PGC_USERSET, 0, NULL, NULL, NULL);
 }
 
 /* The names of files tell of the server's file system: as with data_directory, that is for superusers. */
@@ -322,10 +337,10 @@ define_values(void)
 static void
 define_retention(void)
 {
-	DefineCustomIntVariable("pgcache_fence.idle_fence_ttl",
-							"Time after which Redis forgets a fence that was neither written nor filled.",
-							"A forgotten fence costs one cache miss, nothing else.",
-							&setting_idle_fence_ttl, 86400, 60, 365 * 86400,
+	DefineCustomIntVariable("pgcache_fence.default_ttl",
+							"Time to live of what is cached, unless the table or whoever caches it says another.",
+							"Then Redis forgets it, which costs one cache miss and nothing else.",
+							&setting_default_ttl, 86400, 60, 365 * 86400,
 							PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
 
 	DefineCustomIntVariable("pgcache_fence.tombstone_retention",

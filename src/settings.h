@@ -13,6 +13,12 @@ typedef enum FailurePolicy
 	POLICY_ERROR				/* Redis gone: raise */
 } FailurePolicy;
 
+typedef enum ReserveWhen
+{
+	RESERVE_EARLY,				/* with the change */
+	RESERVE_AT_COMMIT
+} ReserveWhen;
+
 extern char *setting_redis_url;
 extern char *setting_tls_ca_file;
 extern char *setting_tls_cert_file;
@@ -23,6 +29,7 @@ extern int	setting_lease;
 extern int	setting_clock_margin;
 extern int	setting_timeout;
 extern int	setting_on_redis_failure;	/* FailurePolicy */
+extern int	setting_reserve;	/* ReserveWhen */
 extern int	setting_patrol_interval;
 extern int	setting_patrol_grace;
 extern double setting_audit_rate;	/* rows per second and domain */
@@ -30,7 +37,7 @@ extern int	setting_bulk_threshold; /* rows of a domain in one transaction */
 extern int	setting_value_limit;	/* bytes of a row as JSON; 0: none is sent */
 extern int	setting_fill_lease;		/* 0: off */
 extern int	setting_stream_limit;	/* entries */
-extern int	setting_idle_fence_ttl;	/* seconds */
+extern int	setting_default_ttl;	/* seconds */
 extern int	setting_tombstone_retention;	/* seconds */
 
 #define FILL_LEASE_MAX_MS 10000

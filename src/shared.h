@@ -125,6 +125,7 @@ typedef struct FenceShared
 	pg_atomic_uint32 bypassed;	/* somebody committed without reservations since the last new epoch */
 	pg_atomic_uint32 writer_gave_up;	/* a writer cannot reserve: the fences stay CLOSED until it may bypass; keeper clears */
 	pg_atomic_uint32 nodes_serial;	/* changes whenever a serial in nodes does */
+	pg_atomic_uint32 standbys;	/* some follow this server: they ask who has committed last; keeper only */
 	pg_atomic_uint32 catalog_serial;	/* changes whenever domains or databases may have changed */
 	pg_atomic_uint32 patrol_wanted; /* there is something to settle at once; its latch alone is reset by any wait */
 	pg_atomic_uint64 logged[LOG_TIMES]; /* when what was written to the log: fence_log_due */

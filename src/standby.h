@@ -6,19 +6,19 @@
 #define FENCE_STANDBY_H
 
 #include "audit.h"
-#include "utils/snapshot.h"
+#include "many.h"
 
 /*
- * The fence of the key, if whoever holds it in Redis vouches for it now, for the very history that this standby replays, and
- * nothing is pending. To be followed by a look at the row. False: its row cannot be judged. Interruptible; waits for Redis
- * no longer than twice the `timeout`.
+ * Whether whoever holds the fence in Redis vouches for it now, for the very history that this standby replays, with nothing pending,
+ * and knows who wrote its row (status->recent). To be followed by a look at the row. Interruptible; waits for Redis no longer
+ * than twice the `timeout`.
  */
-extern bool standby_ask(const Domain *domain, const char *key, FenceStatus *status);
+extern bool standby_ask(const char *fence, FenceStatus *status);
 
 /*
- * The key's row in a snapshot taken after standby_ask, if it is the very one that the fence names. False: it is not, or that
- * cannot be told.
+ * Reads the item's row in a snapshot taken after standby_ask. False: it is not the one that the transaction of status->recent
+ * wrote, or that cannot be told.
  */
-extern bool standby_row(const Domain *domain, const char *key, const FenceStatus *status, Snapshot snapshot, Datum *jsonb);
+extern bool standby_row(ManyItem *item, const FenceStatus *status, Snapshot snapshot);
 
 #endif

@@ -99,7 +99,7 @@ version_of(Relation table, HeapTuple tuple, AttrNumber column)
 TombstoneView
 tombstone_look_up(int64 domain_id, const char *key)
 {
-	TombstoneView view = {.tombstone = NO_VERSION, .own = false, .floor = NO_VERSION};
+	TombstoneView view = {.tombstone = NO_VERSION, .floor = NO_VERSION};
 	Relation	tombstones = fence_table_open("tombstone", AccessShareLock);
 	Relation	floors = fence_table_open("floor", AccessShareLock);
 
@@ -111,10 +111,7 @@ tombstone_look_up(int64 domain_id, const char *key)
 		HeapTuple	tuple = systable_getnext(scan);
 
 		if (HeapTupleIsValid(tuple))
-		{
 			view.tombstone = version_of(tombstones, tuple, TOMBSTONE_VERSION);
-			view.own = TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(tuple->t_data));
-		}
 		systable_endscan(scan);
 
 		scan = scan_floor(floors, snapshot, domain_id);
@@ -238,23 +235,20 @@ make_group_row(Relation table, int64 domain_id, const char *key)
 
 /* One look at the group's row. 1: done, 0: changed in between, look again, -1: there is no row. */
 static int
-try_advance(Relation table, Snapshot snapshot, SysScanDesc scan, Datum *values, int64 *observed, bool *advanced)
+try_advance(Relation table, Snapshot snapshot, SysScanDesc scan, Datum *values, bool *advanced)
 {
 	HeapTuple	old = systable_getnext(scan);
-	bool		own;
 	int64		version;
 
 	if (!HeapTupleIsValid(old))
 		return -1;
 	version = version_of(table, old, TOMBSTONE_VERSION);
-	own = TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmin(old->t_data));
 	/* version 0 was only made, not advanced to */
-	*advanced = !own || version == 0;
+	*advanced = version == 0 || !TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmin(old->t_data));
 	if (*advanced)
 	{
 		if (!lock_row(table, old, snapshot))
 			return 0;
-		*observed = own ? NO_VERSION : version;
 		version++;
 		values[TOMBSTONE_VERSION - 1] = Int64GetDatum(version);
 		write_row(table, old, values);
@@ -264,13 +258,12 @@ try_advance(Relation table, Snapshot snapshot, SysScanDesc scan, Datum *values, 
 }
 
 int64
-tombstone_advance(int64 domain_id, const char *key, int64 *observed, bool *advanced)
+tombstone_advance(int64 domain_id, const char *key, bool *advanced)
 {
 	Relation	table = fence_table_open("tombstone", RowExclusiveLock);
 	Datum		values[TOMBSTONE_COLUMNS];
 	int			outcome = 0;
 
-	*observed = NO_VERSION;
 	*advanced = false;
 	if (table == NULL)
 		return NO_VERSION;
@@ -283,7 +276,7 @@ tombstone_advance(int64 domain_id, const char *key, int64 *observed, bool *advan
 		SysScanDesc scan = scan_tombstone(table, snapshot, domain_id, key);
 
 		CHECK_FOR_INTERRUPTS();
-		outcome = try_advance(table, snapshot, scan, values, observed, advanced);
+		outcome = try_advance(table, snapshot, scan, values, advanced);
 		systable_endscan(scan);
 		UnregisterSnapshot(snapshot);
 		if (outcome == -1)

@@ -17,7 +17,6 @@
 typedef struct TombstoneView
 {
 	int64		tombstone;		/* NO_VERSION if there is none */
-	bool		own;			/* written by the current transaction: no committed version */
 	int64		floor;			/* NO_VERSION if there is none */
 } TombstoneView;
 
@@ -36,9 +35,9 @@ extern void tombstone_set(int64 domain_id, const char *key, int64 version);
 /*
  * The next version of a group, in its row, which is then locked until the transaction ends: so writers of a group are
  * ordered. Once per transaction: *advanced is false if this transaction did it before, and then the version is that
- * one. *observed: the committed version before, NO_VERSION if there is none. Raises 40P01 in a deadlock, as usual.
+ * one. Raises 40P01 in a deadlock, as usual.
  */
-extern int64 tombstone_advance(int64 domain_id, const char *key, int64 *observed, bool *advanced);
+extern int64 tombstone_advance(int64 domain_id, const char *key, bool *advanced);
 
 /* The version of a group in a snapshot; 0 if it never changed. */
 extern int64 tombstone_group_version(int64 domain_id, const char *key, Snapshot snapshot);

@@ -41,25 +41,13 @@ PG_FUNCTION_INFO_V1(fence_before_truncate);
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/*
- * The committed version that this row proves, or NO_VERSION if this transaction wrote it itself [6d]. The raw xmin:
- * COPY FREEZE makes our own rows look old.
- */
-static int64
-proven_version(const Domain *domain, HeapTuple row, TupleDesc desc)
-{
-	if (TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmin(row->t_data)))
-		return NO_VERSION;
-	return domain_row_version(domain, row, desc);
-}
-
 /* Reserves the whole domain, which now counts as changed. */
 static void
 reserve_domain(const Domain *domain)
 {
 	Reservation *whole = ledger_apply_domain(domain);
 
-	if (whole->sent == NO_VERSION)
+	if (!whole->sent)
 		coordinator_reserve_early(whole);
 }
 
@@ -87,15 +75,37 @@ reservation_of(const Domain *domain, HeapTuple row, TupleDesc desc, bool first)
 	return r;
 }
 
+/*
+ * The same for a new row. Where nobody can have cached anything under its key, it is not reserved; but the key may have
+ * lost its former row in this transaction.
+ */
+static Reservation *
+reservation_of_new(const Domain *domain, HeapTuple row, TupleDesc desc, bool first)
+{
+	char	   *key;
+	char	   *name;
+	Reservation *r;
+
+	if (domain->inserts_reserve)
+		return reservation_of(domain, row, desc, first);
+	ledger_note_written(domain);
+	if (ledger_is_empty())
+		return NULL;
+	key = key_of_tuple(domain, row, desc);
+	name = key_fence_name(domain, key);
+	r = ledger_find(name);
+	pfree(name);
+	pfree(key);
+	return r;
+}
+
 /* Reserves version w of the key, unless a reservation at or above it was made in this transaction. */
 static void
-reserve(Reservation *r, int64 observed, int64 w)
+reserve(Reservation *r, int64 w)
 {
 	if (r == NULL || r->wanted >= w)
 		return;
 	r->wanted = w;
-	if (observed != NO_VERSION)
-		r->observed = observed;
 	coordinator_reserve_early(r);
 }
 
@@ -134,7 +144,7 @@ static int64
 reserve_new_row(const Domain *domain, HeapTuple row, TupleDesc desc)
 {
 	TombstoneView past = tombstone_of(domain, row, desc);
-	Reservation *r = reservation_of(domain, row, desc, true);
+	Reservation *r = reservation_of_new(domain, row, desc, true);
 	int64		last = Max(past.tombstone, past.floor);
 	int64		w;
 	bool		isnull;
@@ -145,7 +155,7 @@ reserve_new_row(const Domain *domain, HeapTuple row, TupleDesc desc)
 	w = isnull ? NO_VERSION : fence_version_raw(domain, row, desc);
 	if (w < 0 || w <= last || !fence_version_fits(domain, w, last))
 		w = fence_version_after(domain, Max(last, 0));
-	reserve(r, past.own ? NO_VERSION : past.tombstone, w);
+	reserve(r, w);
 	return w;
 }
 
@@ -156,7 +166,7 @@ reserve_changed_row(const Domain *domain, HeapTuple row, TupleDesc desc)
 	Reservation *r = reservation_of(domain, row, desc, true);
 	int64		w = fence_version_after(domain, domain_row_version(domain, row, desc));
 
-	reserve(r, proven_version(domain, row, desc), w);
+	reserve(r, w);
 	return w;
 }
 
@@ -167,7 +177,7 @@ reserve_old_row(const Domain *domain, HeapTuple row, TupleDesc desc)
 	Reservation *r = reservation_of(domain, row, desc, true);
 	int64		w = fence_version_of_absence(domain, row, desc);
 
-	reserve(r, proven_version(domain, row, desc), w);
+	reserve(r, w);
 	if (r != NULL)
 		r->leaving = w;
 }
@@ -273,7 +283,7 @@ value_of(const Domain *domain, HeapTuple row, TupleDesc desc)
 	const char *value;
 
 	if (row == NULL)
-		return "";
+		return domain->cache_absent ? PAYLOAD_ABSENT : NULL;
 	if (setting_value_limit == 0)
 		return NULL;
 	value = row_value(domain, row, desc, setting_value_limit, &too_large);
@@ -287,14 +297,14 @@ value_of(const Domain *domain, HeapTuple row, TupleDesc desc)
  * which is NULL if there is none.
  */
 static void
-apply_stored(const Domain *domain, Reservation *r, int64 observed, int64 stored, HeapTuple row, TupleDesc desc)
+apply_stored(const Domain *domain, Reservation *r, int64 stored, HeapTuple row, TupleDesc desc)
 {
 	MemoryContext scratch;
 	MemoryContext old;
 
 	if (r == NULL)
 		return;					/* the domain is applied as a whole */
-	reserve(r, observed, stored);
+	reserve(r, stored);
 	if (stored <= r->applied)
 		return;					/* another trigger has changed the row again, and that came first */
 	if (!domain->write_through)
@@ -314,7 +324,7 @@ static void
 after_new_row(const Domain *domain, HeapTuple row, TupleDesc desc, bool first)
 {
 	TombstoneView past = tombstone_of(domain, row, desc);
-	Reservation *r = reservation_of(domain, row, desc, first);
+	Reservation *r = reservation_of_new(domain, row, desc, first);
 	int64		last = Max(past.tombstone, past.floor);
 	int64		stored = fence_version_raw(domain, row, desc);
 
@@ -328,9 +338,10 @@ after_new_row(const Domain *domain, HeapTuple row, TupleDesc desc, bool first)
 				 errmsg("could not insert into \"%s\" because the key was deleted by a concurrent transaction",
 						domain->name),
 				 errdetail("The new row has version " INT64_FORMAT ", the deleted one had " INT64_FORMAT ".", stored, last),
-				 errhint("Try the transaction again.")));
+				 errhint("Try the transaction again. If that does not help, another trigger sets column \"%s\": leave that to pgcache_fence.",
+						 domain->version_name)));
 	}
-	apply_stored(domain, r, past.own ? NO_VERSION : past.tombstone, stored, row, desc);
+	apply_stored(domain, r, stored, row, desc);
 }
 
 /* The old row's key is no more: its version lives on in a tombstone. */
@@ -345,7 +356,7 @@ after_old_row_gone(const Domain *domain, HeapTuple row, TupleDesc desc, bool fir
 	pfree(key);
 	if (r != NULL)
 		r->leaving = NO_VERSION;
-	apply_stored(domain, r, proven_version(domain, row, desc), w, NULL, NULL);
+	apply_stored(domain, r, w, NULL, NULL);
 }
 
 static void
@@ -357,7 +368,7 @@ after_changed_row(const Domain *domain, HeapTuple old, HeapTuple new, TupleDesc 
 
 	if (stored <= last || brings_too_much(domain, r, stored, last))
 		raise_unfit(domain, first, stored, last);
-	apply_stored(domain, r, proven_version(domain, old, desc), stored, new, desc);
+	apply_stored(domain, r, stored, new, desc);
 }
 
 /*
@@ -369,19 +380,18 @@ group_changed(const Domain *domain, HeapTuple row, TupleDesc desc)
 {
 	Reservation *r;
 	char	   *key;
-	int64		observed;
 	int64		w;
 	bool		advanced;
 
 	if (!key_is_complete(domain, row, desc))
 		return;
 	key = key_of_tuple(domain, row, desc);
-	w = tombstone_advance(domain->id, key, &observed, &advanced);
+	w = tombstone_advance(domain->id, key, &advanced);
 	pfree(key);
 	if (!advanced)
 		return;
 	r = reservation_of(domain, row, desc, true);
-	apply_stored(domain, r, observed, w, NULL, NULL);
+	apply_stored(domain, r, w, NULL, NULL);
 }
 
 /* Whether the rows of another statement of this transaction came last. */

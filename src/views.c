@@ -172,7 +172,10 @@ fence_nodes_view(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-/* One line of fence.pending. Of another database only the name in Redis can be told. */
+/*
+ * One line of fence.pending: a transaction's reservations of rows, or one of a domain. Of another database only the name in Redis can
+ * be told.
+ */
 static void
 put_pending(ReturnSetInfo *rsinfo, const ListedReservation *r)
 {
@@ -199,8 +202,8 @@ put_pending(ReturnSetInfo *rsinfo, const ListedReservation *r)
 		values[0] = shown(wire_name);
 	nulls[1] = key == NULL;
 	values[1] = key ? shown(key) : (Datum) 0;
-	nulls[2] = r->version == NO_VERSION;
-	values[2] = Int64GetDatum(r->version);
+	nulls[2] = r->domain;
+	values[2] = Int32GetDatum(r->fences);
 	values[3] = shown(r->stamp);
 	values[4] = interval_of_us(r->age_ms * 1000);
 	nulls[5] = pid == 0;
@@ -248,7 +251,7 @@ put_pending_page(LibraryCall *call, char **cursor, ReturnSetInfo *rsinfo)
 	List	   *page = NIL;
 	ListCell   *cell;
 
-	if (!library_pending(call, 0, PENDING_PAGE, cursor, epoch, &page))
+	if (!library_pending(call, PENDING_PAGE, cursor, epoch, &page))
 		return false;
 	foreach(cell, page)
 		put_pending(rsinfo, lfirst(cell));

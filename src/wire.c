@@ -13,13 +13,13 @@
 #include "test_hooks.h"
 #include "wire.h"
 
-#define MOST_OPERATIONS 64		/* of this backend's in one message, with as many riders at most */
-#define MOST_RIDERS		64
+#define MOST_RIDERS		64		/* letters of others in one message */
+#define MOST_ANSWERS	(MESSAGE_FENCES + MOST_RIDERS)	/* to one message */
 #define MOST_UNSENT		(1024 * 1024)	/* bytes of commands that Redis has not taken yet */
 #define CALL_AGAIN_US	INT64CONST(100000)	/* after a connection on which nothing was answered, */
 #define CALL_AGAIN_TIMES 5		/* and so many times what it took: it is not to take as long for each row of a statement */
 
-static uint64 operations = 0;	/* numbers the reservations sent */
+static uint64 reservations = 0; /* numbers those that were sent */
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Answers
@@ -27,25 +27,24 @@ static uint64 operations = 0;	/* numbers the reservations sent */
  */
 
 /*
- * To a reservation, unless its transaction has ended or it was sent again since. It counts for the version and the word that
- * it was sent with; what is not granted is to be sent again.
+ * To a reservation, unless its transaction has ended or it was sent again since. It counts for the word that it was sent
+ * under; what is not granted is to be sent again.
  */
 static void
 answer_reservation(const Expected *e, const redisReply *reply)
 {
 	Reservation *r = e->owner;
-	bool		granted = link_granted(e, reply);
+	int64		number = link_granted(e, reply);
 
 	if (r == NULL || r->by_courier || r->letter != e->number)
 		return;
-	if (granted)
-	{
-		r->acked = r->sent;
-		r->acked_word = r->sent_word;
-		r->grant = r->letter;
-	}
-	else
+	if (number == 0)
 		r->letter = 0;
+	else
+	{
+		r->acked_word = r->sent_word;
+		r->number = number;
+	}
 }
 
 void
@@ -97,7 +96,7 @@ get_ready(Link *wire, int64 deadline)
 {
 	if (!link_check(wire) && (fence_clock() < wire->connect_next || !call(wire, deadline)))
 		return false;
-	return link_room(wire) > LINK_OPERATIONS || link_collect(wire, deadline);
+	return link_room(wire) > MOST_ANSWERS || link_collect(wire, deadline);
 }
 
 /* One that the other side may have closed while it was idle; called again then. */
@@ -127,13 +126,13 @@ take_riders(Link *wire)
 		fence_test_point("taking");
 		if (!outbox_take(&letter))
 		{
-			operations_remove(wire->draft, &letter);
+			draft_take_back(&wire->draft->ends, letter.strings, letter.len);
 			continue;
 		}
 		link_expect(wire, (Expected) {
 					.answer = link_answer_end, .process = letter.process, .number = letter.number, .count = letter.count
-		}, false);
-		riders += letter.keys;
+		});
+		riders++;
 	}
 }
 
@@ -176,22 +175,21 @@ wire_stamp(const Reservation *r)
 }
 
 bool
-wire_reserve(Reservation *r, int node, int64 version, FenceWord word, int64 deadline)
+wire_reserve(Reservation *r, int node, FenceWord word, int64 deadline)
 {
 	Link	   *wire = wire_to(node);
 
-	if (link_has_draft(wire) && (wire->draft_epoch != WORD_EPOCH(word) || wire->draft->fences.strings >= MOST_OPERATIONS ||
-								 !operations_have_room(wire->draft)))
+	if (link_has_draft(wire) && (wire->draft_epoch != WORD_EPOCH(word) || !message_takes(wire->draft, wire_stamp(r))))
 		(void) send_draft(wire);
 	if (!link_has_draft(wire) && !get_ready(wire, deadline))
 		return false;
-	r->letter = ++operations;
+	r->letter = ++reservations;
 	r->by_courier = false;
 	wire->draft_epoch = WORD_EPOCH(word);
-	operations_reserve(wire->draft, r->name, wire_stamp(r), r->observed, version, r->write_through ? r->letter : 0);
+	message_reserve(wire->draft, wire_stamp(r), r->name);
 	link_expect(wire, (Expected) {
 				.answer = answer_reservation, .owner = r, .number = r->letter, .process = -1, .count.slot = r->metrics
-	}, true);
+	});
 	return true;
 }
 
@@ -263,7 +261,7 @@ wire_say(int node, int argc, const char **argv, const size_t *argvlen, LinkAnswe
 		(void) send_draft(wire);
 	if (!get_through(wire, deadline))
 		return false;
-	if ((link_room(wire) <= LINK_OPERATIONS || redis_unsent(wire->connection) > MOST_UNSENT) &&
+	if ((link_room(wire) <= MOST_ANSWERS || redis_unsent(wire->connection) > MOST_UNSENT) &&
 		!link_collect(wire, deadline) && !call(wire, deadline))
 		return false;
 	link_expect_command(wire, (Expected) {.answer = answer, .number = number, .process = -1});
@@ -277,36 +275,52 @@ wire_say(int node, int argc, const char **argv, const size_t *argvlen, LinkAnswe
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Its answer comes after all that is outstanding, and is waited for together with that. */
-static redisReply *
-ask_once(Link *wire, int argc, const char **argv, const size_t *argvlen, int64 deadline)
+static void
+free_replies(int n, redisReply **replies)
 {
-	if (redis_send(wire->connection, argc, argv, argvlen))
-		return link_collect(wire, deadline) ? link_wait(wire, deadline) : NULL;
-	link_hang_up(wire, redis_error(wire->connection));
-	return NULL;
+	for (int i = 0; i < n; i++)
+	{
+		if (replies[i])
+			freeReplyObject(replies[i]);
+		replies[i] = NULL;
+	}
 }
 
-redisReply *
-wire_ask(int node, int argc, const char **argv, const size_t *argvlen, int64 deadline)
+/* The answers come after all that is outstanding, and are waited for together with that. */
+static bool
+ask_once(Link *wire, int n, const Call *calls, redisReply **replies, int64 deadline)
+{
+	bool		ok = true;
+
+	memset(replies, 0, sizeof(*replies) * n);
+	for (int i = 0; ok && i < n; i++)
+		ok = redis_send(wire->connection, calls[i].argc, calls[i].argv, calls[i].argvlen);
+	if (!ok)
+		link_hang_up(wire, redis_error(wire->connection));
+	ok = ok && link_collect(wire, deadline);
+	for (int i = 0; ok && i < n; i++)
+		ok = (replies[i] = link_wait(wire, deadline)) != NULL;
+	if (!ok)
+		free_replies(n, replies);
+	return ok;
+}
+
+bool
+wire_ask(int node, int n, const Call *calls, redisReply **replies, int64 deadline)
 {
 	Link	   *wire = wire_to(node);
-	redisReply *reply = NULL;
 
 	wire_send(true);
 	/* a connection that the other side closed while it was idle shows only when it is used: once more, then */
-	if (link_check(wire) && link_collect(wire, deadline))
-		reply = ask_once(wire, argc, argv, argvlen, deadline);
-	if (reply == NULL && call(wire, deadline))
-		reply = ask_once(wire, argc, argv, argvlen, deadline);
-	return reply;
+	return (link_check(wire) && link_collect(wire, deadline) && ask_once(wire, n, calls, replies, deadline)) ||
+		(call(wire, deadline) && ask_once(wire, n, calls, replies, deadline));
 }
 
-redisReply *
-wire_ask_once(int node, int argc, const char **argv, const size_t *argvlen, int64 deadline)
+bool
+wire_ask_once(int node, const Call *call, redisReply **reply, int64 deadline)
 {
 	Link	   *wire = wire_to(node);
 
 	wire_send(true);
-	return get_through(wire, deadline) ? ask_once(wire, argc, argv, argvlen, deadline) : NULL;
+	return get_through(wire, deadline) && ask_once(wire, 1, call, reply, deadline);
 }

@@ -22,12 +22,12 @@
 extern const char *wire_stamp(const Reservation *reservation);
 
 /*
- * Adds reserve for that version under the word, to the process of that node, to the draft. The answer goes to the
- * reservation: acked; a refusal, or the end of the wire, makes its letter 0. May connect, if that did not fail a
+ * Adds reserve under the word, to the process of that node, to the draft. The answer goes to the
+ * reservation: acked_word and number; a refusal, or the end of the wire, makes its letter 0. May connect, if that did not fail a
  * moment ago, and waits for that, and for room, until deadline (fence_clock() microseconds). Interruptible. False:
  * link_problem tells; the courier may get through.
  */
-extern bool wire_reserve(Reservation *reservation, int node, int64 version, FenceWord word, int64 deadline);
+extern bool wire_reserve(Reservation *reservation, int node, FenceWord word, int64 deadline);
 
 /* Sends each draft if no answer of its wire is outstanding, or (always) in any case. Neither waits nor raises. */
 extern void wire_send(bool always);
@@ -63,15 +63,15 @@ extern bool wire_say(int node, int argc, const char **argv, const size_t *argvle
 extern bool wire_send_after(const Letter *letter);
 
 /*
- * One question to the process of that node, and its answer (caller: freeReplyObject); NULL if it could not be had:
- * link_problem tells. Collects what is outstanding on the wire before. Interruptible.
+ * Questions to the process of that node, in one round trip on one connection, and their answers (caller: freeReplyObject). Collects
+ * what is outstanding on the wire before. Interruptible. False: link_problem tells, and there are no answers.
  */
-extern redisReply *wire_ask(int node, int argc, const char **argv, const size_t *argvlen, int64 deadline);
+extern bool wire_ask(int node, int n, const Call *calls, redisReply **replies, int64 deadline);
 
 /*
- * The same for what must not be said twice: what was sent on a connection that broke is not sent again on another, where the
+ * The same for one that must not be said twice: what was sent on a connection that broke is not sent again on another, where the
  * first might still arrive after all that follows. Does not wait for what is outstanding before, but together with it.
  */
-extern redisReply *wire_ask_once(int node, int argc, const char **argv, const size_t *argvlen, int64 deadline);
+extern bool wire_ask_once(int node, const Call *call, redisReply **reply, int64 deadline);
 
 #endif

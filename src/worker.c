@@ -352,7 +352,7 @@ store_cluster(const FenceJob *job)
  * One that ends right now is settled by the patrol.
  */
 static bool
-reserve_for_prepared(LibraryCall *call, const char *epoch)
+reserve_for_prepared(LibraryCall *call, uint32 epoch)
 {
 	if (SPI_execute("SELECT DISTINCT d.name, p.transaction::pg_catalog.text::bigint"
 					"  FROM pg_catalog.pg_prepared_xacts p"
@@ -463,6 +463,7 @@ announce_domains(FenceJob *job)
 	LibraryCall call = {.conn = NULL};
 	RedisUrl	url;
 	int			nnodes;
+	uint32		epoch = (uint32) strtoul(job->epoch, NULL, 10);
 	bool		superseded;
 	FenceNode  *nodes = palloc(sizeof(FenceNode) * MAX_NODES);
 
@@ -487,9 +488,9 @@ announce_domains(FenceJob *job)
 		call.deadline = fence_clock() + setting_timeout * INT64CONST(1000) * 2;
 		call.conn = redis_open(&nodes[i].address, &url, call.deadline, call.error, REASON_LEN);
 		if (call.conn == NULL ||
-			(nodes[i].received > job->carried && !(reserve_for_prepared(&call, job->epoch) &&
-												   detached_carry(&call, i, job->epoch))) ||
-			!library_announce(&call, job->epoch, job->grant, domains))
+			(nodes[i].received > job->carried && !(reserve_for_prepared(&call, epoch) &&
+												   detached_carry(&call, i, epoch))) ||
+			!library_announce(&call, epoch, job->grant, domains))
 			ereport(ERROR,
 					(errcode(ERRCODE_CONNECTION_FAILURE),
 					 errmsg("could not announce the fenced tables to Redis: %s", call.error)));

@@ -1,94 +1,386 @@
 /*
  * redis/calls.c
- *	  How calls of the function library are spelled; see calls.h.
+ *	  The wire format of the function library; see calls.h. In the order of calls.h.
  */
 #include "postgres.h"
 
 #include "redis/calls.h"
-#include "shared.h"
+#include "settings.h"
 
-#define WRITE_CALL "$5\r\nFCALL\r\n$11\r\nfence_write\r\n$1\r\n0\r\n"
+void
+calls_header(char header[HEADER_LEN], uint32 number)
+{
+	size_t		len = strlen(setting_namespace);
+
+	memcpy(header, setting_namespace, len);
+	header[len] = ' ';
+	fence_epoch_of(number, header + len + 1);
+}
 
 /* -----------------------------------------------------------------------------------------------------------------
- * Operations
+ * Calls
  * -----------------------------------------------------------------------------------------------------------------
  */
 
 static void
-begin_operation(Operations *ops, const char *fence, const char *what, const char *stamp)
+add_bytes(Call *call, const char *bytes, size_t len)
 {
-	draft_string(&ops->fences, fence);
-	draft_string(&ops->arguments, what);
-	draft_string(&ops->arguments, stamp);
+	Assert(call->argv != call->few || call->argc < CALL_FEW);
+	call->argv[call->argc] = bytes;
+	call->argvlen[call->argc++] = len;
+}
+
+static void
+add(Call *call, const char *string)
+{
+	add_bytes(call, string, strlen(string));
+}
+
+static void
+add_number(Call *call, int64 number)
+{
+	char	   *text = call->numbers[call->nnumbers++];
+
+	Assert(call->nnumbers <= CALL_NUMBERS);
+	pg_lltoa(number, text);
+	add(call, text);
 }
 
 void
-operations_reserve(Operations *ops, const char *fence, const char *stamp, int64 observed, int64 version, uint64 grant)
+call_wrap(Call *call, int argc, const char **argv, size_t *argvlen)
 {
-	begin_operation(ops, fence, grant ? "g" : "r", stamp);
-	draft_version(&ops->arguments, observed);
-	draft_version(&ops->arguments, version);
-	if (grant)
-		draft_number(&ops->arguments, grant);
+	call->argc = argc;
+	call->argv = argv;
+	call->argvlen = argvlen;
+}
+
+/* n: strings that follow, if there are more than a few: that allocates. */
+static void
+begin(Call *call, const char *command, int n)
+{
+	call->argc = call->nnumbers = 0;
+	call->argv = call->few;
+	call->argvlen = call->few_len;
+	if (n + 4 > CALL_FEW)
+	{
+		call->argv = palloc(sizeof(char *) * (n + 4));
+		call->argvlen = palloc(sizeof(size_t) * (n + 4));
+	}
+	add(call, command);
+}
+
+static void
+begin_many(Call *call, const char *function, int nkeys, int n)
+{
+	begin(call, "FCALL_RO", n);
+	add(call, function);
+	add_number(call, nkeys);
+}
+
+/*
+ * A call of a function with so many keys and, in the order of `form`, strings (s), numbers (n: int64), bytes (b, and a size_t), the
+ * namespace (N), the header (h, of the epoch whose number follows: uint32), or the text of that epoch (e).
+ */
+static void
+make(Call *call, const char *command, const char *function, int nkeys, const char *form,...)
+{
+	va_list		args;
+
+	begin(call, command, 0);
+	add(call, function);
+	add_number(call, nkeys);
+	va_start(args, form);
+	for (; *form; form++)
+	{
+		const char *bytes;
+
+		if (*form == 's')
+			add(call, va_arg(args, const char *));
+		else if (*form == 'n')
+			add_number(call, va_arg(args, int64));
+		else if (*form == 'N')
+			add(call, setting_namespace);
+		else if (*form == 'b')
+		{
+			bytes = va_arg(args, const char *);
+			add_bytes(call, bytes, va_arg(args, size_t));
+		}
+		else
+		{
+			if (*form == 'h')
+				calls_header(call->header, va_arg(args, uint32));
+			else
+				fence_epoch_of(va_arg(args, uint32), call->header);
+			add(call, call->header);
+		}
+	}
+	va_end(args);
 }
 
 void
-operations_abort(Operations *ops, const char *fence, const char *stamp)
+call_mget(Call *call, int n, const char **keys)
 {
-	begin_operation(ops, fence, "a", stamp);
+	begin(call, "MGET", n);
+	for (int i = 0; i < n; i++)
+		add(call, keys[i]);
 }
 
 void
-operations_commit(Operations *ops, const char *fence, const char *stamp, int64 version, bool deleted)
+call_token(Call *call, int n, const char **fences)
 {
-	begin_operation(ops, fence, deleted ? "d" : "c", stamp);
-	draft_version(&ops->arguments, version);
+	begin_many(call, "fence_token", n, n);
+	for (int i = 0; i < n; i++)
+		add(call, fences[i]);
 }
 
 void
-operations_commit_value(Operations *ops, const char *fence, const char *stamp, int64 version, int64 ttl_ms)
+call_check(Call *call, int n, const char **fences, const char **tokens, const char **versions)
 {
-	begin_operation(ops, fence, "v", stamp);
-	draft_version(&ops->arguments, version);
-	draft_number(&ops->arguments, ttl_ms);
+	begin_many(call, "fence_check", n, 3 * n);
+	for (int i = 0; i < n; i++)
+		add(call, fences[i]);
+	for (int i = 0; i < n; i++)
+	{
+		add(call, tokens[i]);
+		add(call, versions[i]);
+	}
 }
 
-/* Written by hand: snprintf would take as long as all the rest of a message. */
+void
+call_get(Call *call, const char *fence)
+{
+	make(call, "FCALL_RO", "fence_get", 1, "s", fence);
+}
+
+void
+call_release(Call *call, const char *fence)
+{
+	make(call, "FCALL_RO", "fence_release", 1, "s", fence);
+}
+
+void
+call_put(Call *call, const char *fence, const char *permit, int64 version, const char *payload, size_t payload_len, int64 ttl_ms)
+{
+	make(call, "FCALL", "fence_put", 1, "ssnbn", fence, permit, version, payload, payload_len, ttl_ms);
+}
+
+void
+call_get_derived(Call *call, const char *value)
+{
+	make(call, "FCALL_RO", "fence_get_derived", 1, "s", value);
+}
+
+void
+call_set(Call *call, const char *key, const char *value, size_t len, int64 ttl_ms)
+{
+	begin(call, "SET", 0);
+	add(call, key);
+	add_bytes(call, value, len);
+	add(call, "PX");
+	add_number(call, ttl_ms);
+}
+
+void
+call_reserve(Call *call, uint32 epoch, const char *stamp, const char *fence)
+{
+	make(call, "FCALL", "fence_write", 0, "hsns", epoch, stamp, INT64CONST(1), fence);
+}
+
+void
+call_end(Call *call, uint32 epoch, const char *ended)
+{
+	make(call, "FCALL", "fence_write", 0, "hsns", epoch, "-", INT64CONST(0), ended);
+}
+
+void
+call_domain_reserve(Call *call, uint32 epoch, const char *wire_name, const char *stamp, int64 ended)
+{
+	make(call, "FCALL", "fence_domain_reserve", 0, "hssn", epoch, wire_name, stamp, ended);
+}
+
+void
+call_domain_end(Call *call, uint32 epoch, const char *wire_name, const char *stamp, bool committed)
+{
+	make(call, "FCALL", "fence_domain_end", 0, "hsss", epoch, wire_name, stamp, committed ? "committed" : "aborted");
+}
+
+void
+call_announce(Call *call, uint32 epoch, const char *wire_name, int64 id, const char *publish, uint32 grant)
+{
+	make(call, "FCALL", "fence_announce", 0, "Nesnsn", epoch, wire_name, id, publish, (int64) grant);
+}
+
+void
+call_remove(Call *call, uint32 epoch, const char *fence, const char *seen)
+{
+	make(call, "FCALL", "fence_remove", 1, "shs", fence, epoch, seen);
+}
+
+void
+call_status(Call *call, const char *fence)
+{
+	make(call, "FCALL_RO", "fence_status", 1, "s", fence);
+}
+
+void
+call_pending(Call *call, int limit, const char *cursor)
+{
+	make(call, "FCALL_RO", "fence_pending", 0, "Nns", (int64) limit, cursor);
+}
+
+void
+call_counts(Call *call)
+{
+	make(call, "FCALL_RO", "fence_counts", 0, "N");
+}
+
+void
+calls_settings(char settings[SETTINGS_LEN], uint32 grant)
+{
+	snprintf(settings, SETTINGS_LEN, INT64_FORMAT " %d %d %u", (int64) setting_default_ttl * 1000, setting_fill_lease,
+			 setting_stream_limit, grant);
+}
+
+void
+call_hello(Call *call, const char *nonce)
+{
+	make(call, "FCALL", "fence_hello", 0, "Ns", nonce);
+}
+
+void
+call_arm(Call *call, const char *key, const char *identity, const char *epoch, int64 until, const char *slots, const char *owner,
+		 uint32 timeline, const char *server, const char *settings)
+{
+	make(call, "FCALL", "fence_arm", 1, "sssnssnss", key, identity, epoch, until, slots, owner, (int64) timeline, server, settings);
+}
+
+void
+call_renew(Call *call, const char *key, const char *identity, const char *epoch, int64 until, const char *settings, const char *slots)
+{
+	make(call, "FCALL", "fence_renew", 0, slots ? "sssnss" : "sssns", key, identity, epoch, until, settings, slots);
+}
+
+void
+call_disarm(Call *call, const char *owner, uint32 timeline)
+{
+	make(call, "FCALL", "fence_disarm", 0, "Nsn", owner, (int64) timeline);
+}
+
 bool
-calls_send_operations(RedisConnection *conn, const Letter *letter)
+draft_call(Draft *draft, const Call *call)
 {
-	char		head[128];
-	char		number[24];
-	char		epoch[EPOCH_LEN];
-	char		middle[EPOCH_LEN + 32];
-	char	   *p = draft_line(head, '*', 5 + letter->keys + letter->args);
-	char	   *end;
-
-	memcpy(p, WRITE_CALL, sizeof(WRITE_CALL) - 1);
-	p = draft_text(p + sizeof(WRITE_CALL) - 1, number, pg_lltoa(letter->keys, number));
-	fence_epoch_of(letter->epoch, epoch);
-	end = draft_text(middle, epoch, strlen(epoch));
-	return redis_send_raw(conn, head, p - head, 0) && redis_send_raw(conn, letter->key_bytes, letter->key_len, 0) &&
-		redis_send_raw(conn, middle, end - middle, 0) && redis_send_raw(conn, letter->arg_bytes, letter->arg_len, 1);
+	draft_clear(draft);
+	draft->len = draft_line(draft->bytes, '*', call->argc) - draft->bytes;
+	for (int i = 0; i < call->argc; i++)
+		draft_bytes(draft, call->argv[i], call->argvlen[i]);
+	return !draft->full;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
- * Replies
+ * Messages
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-bool
-calls_is(const redisReply *reply, const char *word)
+const char *
+calls_end_word(char word[END_WORD_LEN], const char *stamp, bool committed, int64 number)
 {
-	return reply->type == REDIS_REPLY_ARRAY && reply->elements > 0 && reply->element[0]->type == REDIS_REPLY_STRING &&
-		strcmp(reply->element[0]->str, word) == 0;
+	if (committed && number > 0)
+		snprintf(word, END_WORD_LEN, "=" INT64_FORMAT " %s", number, stamp);
+	else
+		snprintf(word, END_WORD_LEN, "%s%s", committed ? "" : "-", stamp);
+	return word;
+}
+
+/* What a call begins with: all before the fences, or the rows. Written by hand: snprintf would take as long as all the rest. */
+#define HEAD_LEN (HEADER_LEN + 192)
+
+static size_t
+make_head(char head[HEAD_LEN], const char *function, uint32 epoch, const char *stamp, int n, int strings)
+{
+	char		header[HEADER_LEN];
+	char		number[24];
+	char	   *p = draft_line(head, '*', 6 + strings);
+
+	calls_header(header, epoch);
+	p = draft_text(p, "FCALL", 5);
+	p = draft_text(p, function, strlen(function));
+	p = draft_text(p, "0", 1);
+	p = draft_text(p, header, strlen(header));
+	p = draft_text(p, stamp, strlen(stamp));
+	return draft_text(p, number, pg_lltoa(n, number)) - head;
 }
 
 bool
-calls_grants(const redisReply *reply, size_t element)
+calls_send_message(RedisConnection *conn, uint32 epoch, const Message *message)
 {
-	return calls_is(reply, "written") && element < reply->elements &&
-		reply->element[element]->type == REDIS_REPLY_STRING && reply->element[element]->len == 0;
+	char		head[HEAD_LEN];
+	const Draft *fences = &message->fences;
+	const Draft *ends = &message->ends;
+	size_t		len = make_head(head, "fence_write", epoch, fences->strings ? message->stamp : "-", fences->strings,
+								fences->strings + ends->strings);
+
+	return redis_send_raw(conn, head, len, ends->len + fences->len == 0) &&
+		(fences->len == 0 || redis_send_raw(conn, fences->bytes, fences->len, ends->len == 0)) &&
+		(ends->len == 0 || redis_send_raw(conn, ends->bytes, ends->len, 1));
+}
+
+bool
+calls_send_ends(RedisConnection *conn, const Letter *letter)
+{
+	char		head[HEAD_LEN];
+	size_t		len = make_head(head, "fence_write", letter->epoch, "-", 0, letter->strings);
+
+	return redis_send_raw(conn, head, len, 0) && redis_send_raw(conn, letter->bytes, letter->len, 1);
+}
+
+static void
+append_string(StringInfo buf, const char *string, size_t len)
+{
+	appendStringInfo(buf, "$%zu\r\n", len);
+	appendBinaryStringInfo(buf, string, len);
+	appendBinaryStringInfo(buf, "\r\n", 2);
+}
+
+static void
+append_number(StringInfo buf, int64 number)
+{
+	char		text[24];
+
+	append_string(buf, text, pg_lltoa(number, text));
+}
+
+void
+calls_store_row(StringInfo rows, const char *fence, int64 number, int64 version, int64 ttl_ms, const char *payload)
+{
+	append_string(rows, fence, strlen(fence));
+	append_number(rows, number);
+	append_number(rows, version);
+	if (ttl_ms == STORE_NOTHING)
+		append_string(rows, "", 0);
+	else
+		append_number(rows, ttl_ms);
+	append_string(rows, payload, strlen(payload));
+}
+
+void
+calls_finish_store(StringInfo command, uint32 epoch, const char *stamp, int nrows, const StringInfo rows, const char *ended)
+{
+	char		head[HEAD_LEN];
+
+	appendBinaryStringInfo(command, head, make_head(head, "fence_store", epoch, stamp, nrows, 5 * nrows + 1));
+	appendBinaryStringInfo(command, rows->data, rows->len);
+	append_string(command, ended, strlen(ended));
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Answers
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+int64
+calls_granted(const redisReply *reply)
+{
+	return reply->type == REDIS_REPLY_INTEGER && reply->integer > 0 ? reply->integer : 0;
 }
 
 LetterResult
@@ -96,7 +388,7 @@ calls_result(const redisReply *reply)
 {
 	if (reply == NULL || reply->type == REDIS_REPLY_ERROR)
 		return LETTER_LOST;
-	return calls_is(reply, "unarmed") ? LETTER_UNARMED : LETTER_WRITTEN;
+	return (reply->type == REDIS_REPLY_INTEGER && reply->integer == 0) || calls_is(reply, "unarmed") ? LETTER_UNARMED : LETTER_WRITTEN;
 }
 
 void
@@ -105,6 +397,168 @@ calls_refusal(const redisReply *reply, char *text, size_t size)
 	if (reply->type == REDIS_REPLY_ERROR)
 		snprintf(text, size, "Redis answered: %.*s", (int) Min(reply->len, size - 32), reply->str);
 	else
-		strlcpy(text, calls_is(reply, "written") ? "the lease that Redis was given is over" :
-				"Redis is not armed for this epoch", size);
+		strlcpy(text, "Redis is not armed for this epoch", size);
+}
+
+const char *
+calls_string(const redisReply *reply, size_t i)
+{
+	if (reply->type != REDIS_REPLY_ARRAY || i >= reply->elements || reply->element[i]->type != REDIS_REPLY_STRING)
+		return NULL;
+	return reply->element[i]->str;
+}
+
+bool
+calls_is(const redisReply *reply, const char *word)
+{
+	const char *first = calls_string(reply, 0);
+
+	return first && strcmp(first, word) == 0;
+}
+
+bool
+calls_record(const char *raw, size_t len, Record *record)
+{
+	const char *end = raw + len;
+	const char *newline = memchr(raw, '\n', len);
+	const char *stop = newline ? newline : end;
+	const char *first = memchr(raw, ' ', stop - raw);
+	const char *second = first ? memchr(first + 1, ' ', stop - first - 1) : NULL;
+	char	   *after;
+
+	if (second == NULL || first == raw || second == first + 1 || second - first > 20 || strspn(first + 1, "0123456789") != (size_t) (second - first - 1))
+		return false;
+	errno = 0;
+	*record = (Record) {
+		.token = raw, .token_len = first - raw, .version = strtoll(first + 1, &after, 10), .stamp = second + 1,
+		.stamp_len = stop - second - 1, .payload = newline ? newline + 1 : NULL, .payload_len = newline ? end - newline - 1 : 0
+	};
+	return errno == 0;
+}
+
+size_t
+calls_token_len(const char *permit)
+{
+	const char *blank = strchr(permit, ' ');
+
+	return blank ? blank - permit : 0;
+}
+
+bool
+calls_is_current(const Record *record, const char *permit)
+{
+	size_t		len = calls_token_len(permit);
+
+	return len > 0 && len == record->token_len && memcmp(permit, record->token, len) == 0;
+}
+
+const char *
+calls_permit(const redisReply *reply, int i, int n)
+{
+	const char *permit = n > 1 ? calls_string(reply, i) : reply->type == REDIS_REPLY_STRING ? reply->str : NULL;
+
+	return permit ? permit : "";
+}
+
+bool
+calls_get(const redisReply *reply, GetReply *get)
+{
+	const char *record = calls_string(reply, 1);
+	const char *busy = calls_string(reply, 3);
+
+	memset(get, 0, sizeof(GetReply));
+	get->hit = calls_is(reply, "hit") && record && calls_record(record, reply->element[1]->len, &get->record);
+	get->permit = calls_is(reply, "miss") ? record : NULL;
+	get->busy_ms = get->permit && busy ? atoi(busy) : 0;
+	get->pending = calls_is(reply, "pending");
+	get->unarmed = calls_is(reply, "unarmed");
+	return get->hit || get->permit || get->pending || get->unarmed;
+}
+
+const char *
+calls_put(const redisReply *reply)
+{
+	return reply->type == REDIS_REPLY_STRING ? reply->str : NULL;
+}
+
+bool
+calls_all_same(const redisReply *reply, int n)
+{
+	return reply->type == REDIS_REPLY_STRING && reply->len == (size_t) n && strspn(reply->str, "1") == (size_t) n;
+}
+
+bool
+calls_armed_by(const redisReply *reply, const char **owner, uint32 *timeline, uint32 *epoch)
+{
+	const char *timeline_text = calls_string(reply, 5);
+	const char *epoch_text = calls_string(reply, 6);
+
+	*owner = calls_string(reply, 4);
+	if (!*owner || !timeline_text || !epoch_text || **owner == '\0')
+		return false;
+	*timeline = (uint32) strtoul(timeline_text, NULL, 10);
+	*epoch = (uint32) strtoul(epoch_text, NULL, 10);
+	return true;
+}
+
+#define STATUS_STRINGS 3		/* before the reservations, of which each has as many */
+
+bool
+calls_status(const redisReply *reply, StatusReply *status)
+{
+	if (reply->type != REDIS_REPLY_ARRAY || reply->elements < STATUS_STRINGS || reply->elements % STATUS_STRINGS != 0)
+		return false;
+	for (size_t i = 0; i < reply->elements; i++)
+		if (calls_string(reply, i) == NULL)
+			return false;
+	status->armed = calls_is(reply, "armed");
+	status->permit = calls_string(reply, 1);
+	status->recent = calls_string(reply, 2);
+	status->pending = (int) (reply->elements / STATUS_STRINGS) - 1;
+	return true;
+}
+
+void
+calls_reservation(const redisReply *reply, int i, const char **stamp, bool *domain, int64 *age_ms)
+{
+	redisReply *const *strings = reply->element + STATUS_STRINGS * (i + 1);
+
+	*stamp = strings[0]->str;
+	*domain = strcmp(strings[1]->str, "domain") == 0;
+	*age_ms = strtoll(strings[2]->str, NULL, 10);
+}
+
+void
+calls_append_source(StringInfo record, const char *fence, const char *token, int64 version)
+{
+	appendStringInfo(record, "%s %s " INT64_FORMAT "\n", fence, token, version);
+}
+
+void
+calls_append_json(StringInfo record, const char *json, size_t len)
+{
+	appendStringInfoChar(record, '\n');
+	appendBinaryStringInfo(record, json, len);
+}
+
+char *
+calls_next_source(char *rest, char **fence, char **token, int64 *version)
+{
+	char	   *newline = strchr(rest, '\n');
+	char	   *first = strchr(rest, ' ');
+	char	   *second = first ? strchr(first + 1, ' ') : NULL;
+
+	if (newline == NULL || second == NULL || second > newline)
+		return NULL;
+	*first = *second = *newline = '\0';
+	*fence = rest;
+	*token = first + 1;
+	*version = strtoll(second + 1, NULL, 10);
+	return newline + 1;
+}
+
+char *
+calls_derived_json(char *rest)
+{
+	return *rest == '\n' ? rest + 1 : NULL;
 }

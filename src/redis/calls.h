@@ -1,101 +1,236 @@
 /*
  * redis/calls.h
- *	  How calls of the function library are spelled, and what their replies say. So far: fence_write.
+ *	  The wire format of the function library: for each function of fence.lua, how it is called and what it answers. No other
+ *	  file knows it. (Effects, which are another library in all but name, have theirs in effects.c.)
  *
- * One call of fence_write carries many operations of one epoch, each on one fence: all fences come first, then the epoch, then the
- * arguments of one operation after the other. Its reply is "written" and one element for each reservation among them.
- * Nothing here waits or raises; only calls_send_operations allocates, as redis_send_raw does. All of it is usable in COMMIT and
- * ABORT.
+ * Questions and commands are built as a Call: strings that point to the caller's, and numbers that it keeps itself. What
+ * transactions say is built as a Message instead: one call of fence_write that many add to. Both can be written into fixed
+ * buffers, so all of this is usable in COMMIT and ABORT unless it says otherwise: nothing here waits or raises.
  */
 #ifndef FENCE_REDIS_CALLS_H
 #define FENCE_REDIS_CALLS_H
 
+#include "lib/stringinfo.h"
+
 #include "draft.h"
 #include "outbox.h"
 #include "redis/connection.h"
+#include "shared.h"
 
-typedef struct Operations
+/* "<namespace> <epoch>", by which writers name both. number: of the epoch */
+#define HEADER_LEN (NAMEDATALEN + EPOCH_LEN + 1)
+extern void calls_header(char header[HEADER_LEN], uint32 number);
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Calls
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+#define CALL_FEW		14		/* strings of a call with a fixed number of them */
+#define CALL_NUMBERS	6
+
+typedef struct Call
 {
-	Draft		fences;			/* one for each operation */
-	Draft		arguments;		/* of all of them */
-} Operations;
+	int			argc;
+	const char **argv;			/* points to few, or is palloc'd */
+	size_t	   *argvlen;
+	const char *few[CALL_FEW];
+	size_t		few_len[CALL_FEW];
+	int			nnumbers;
+	char		numbers[CALL_NUMBERS][24];
+	char		header[HEADER_LEN];
+} Call;
+
+/* A call of strings that are there already. */
+extern void call_wrap(Call *call, int argc, const char **argv, size_t *argvlen);
+
+/*
+ * Readers. Those with n fences allocate and may raise. payload_len 0 is possible. ttl_ms 0: the default. A strong read is call_mget
+ * and then call_token, on one connection (calls_is_current).
+ */
+extern void call_mget(Call *call, int n, const char **keys);
+extern void call_token(Call *call, int n, const char **fences);
+extern void call_get(Call *call, const char *fence);
+extern void call_release(Call *call, const char *fence);
+extern void call_put(Call *call, const char *fence, const char *permit, int64 version, const char *payload, size_t payload_len,
+					 int64 ttl_ms);
+extern void call_check(Call *call, int n, const char **fences, const char **tokens, const char **versions);
+extern void call_get_derived(Call *call, const char *value);
+extern void call_set(Call *call, const char *key, const char *value, size_t len, int64 ttl_ms);
+
+/* Writers; epoch: the number. call_reserve is fence_write with one fence and nothing else. */
+extern void call_reserve(Call *call, uint32 epoch, const char *stamp, const char *fence);
+extern void call_end(Call *call, uint32 epoch, const char *ended);
+extern void call_domain_reserve(Call *call, uint32 epoch, const char *wire_name, const char *stamp, int64 ended);
+extern void call_domain_end(Call *call, uint32 epoch, const char *wire_name, const char *stamp, bool committed);
+extern void call_announce(Call *call, uint32 epoch, const char *wire_name, int64 id, const char *publish, uint32 grant);
+extern void call_remove(Call *call, uint32 epoch, const char *fence, const char *seen);
+
+/* The patrol and the views. cursor "" to begin. */
+extern void call_status(Call *call, const char *fence);
+extern void call_pending(Call *call, int limit, const char *cursor);
+extern void call_counts(Call *call);
+
+/* The keeper. settings: calls_settings. slots of renew: NULL: as they are. */
+#define SETTINGS_LEN 96
+extern void calls_settings(char settings[SETTINGS_LEN], uint32 grant);
+extern void call_hello(Call *call, const char *nonce);
+extern void call_arm(Call *call, const char *key, const char *identity, const char *epoch, int64 until, const char *slots,
+					 const char *owner, uint32 timeline, const char *server, const char *settings);
+extern void call_renew(Call *call, const char *key, const char *identity, const char *epoch, int64 until, const char *settings,
+					   const char *slots);
+extern void call_disarm(Call *call, const char *owner, uint32 timeline);
+
+/* Writes the call into the draft, which is cleared before. False: it did not fit. */
+extern bool draft_call(Draft *draft, const Call *call);
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Messages
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+#define MESSAGE_FENCES 128		/* in one message at most: bounds how long Redis is busy with it */
+
+/* Reservations of one stamp, and words that end transactions: of any */
+typedef struct Message
+{
+	char		stamp[64];		/* whose the fences are; empty: there are none */
+	Draft		fences;
+	Draft		ends;
+} Message;
 
 static inline void
-operations_clear(Operations *ops)
+message_clear(Message *message)
 {
-	draft_clear(&ops->fences);
-	draft_clear(&ops->arguments);
+	message->stamp[0] = '\0';
+	draft_clear(&message->fences);
+	draft_clear(&message->ends);
 }
 
-/* Whether another operation fits, whatever it is, but for values. */
+/* Whether the fence can be reserved with this message; reserves it. */
 static inline bool
-operations_have_room(const Operations *ops)
+message_takes(const Message *message, const char *stamp)
 {
-	return draft_has_room(&ops->fences, DRAFT_BYTES / 2) && draft_has_room(&ops->arguments, DRAFT_BYTES / 2);
-}
-
-/* The operations as a letter has them: its keys and arguments point there. False: not all of them did fit. */
-static inline bool
-operations_to_letter(const Operations *ops, Letter *letter)
-{
-	letter->keys = ops->fences.strings;
-	letter->key_bytes = ops->fences.bytes;
-	letter->key_len = ops->fences.len;
-	letter->args = ops->arguments.strings;
-	letter->arg_bytes = ops->arguments.bytes;
-	letter->arg_len = ops->arguments.len;
-	return !ops->fences.full && !ops->arguments.full;
-}
-
-/* Whether the letter's operations fit; adds them; and takes them away again, which were added last. */
-static inline bool
-operations_fit(const Operations *ops, const Letter *letter)
-{
-	return draft_has_room(&ops->fences, letter->key_len) && draft_has_room(&ops->arguments, letter->arg_len);
+	return message->fences.strings == 0 ||
+		(message->fences.strings < MESSAGE_FENCES && draft_has_room(&message->fences, DRAFT_BYTES / 2) &&
+		 strcmp(message->stamp, stamp) == 0);
 }
 
 static inline void
-operations_add(Operations *ops, const Letter *letter)
+message_reserve(Message *message, const char *stamp, const char *fence)
 {
-	draft_strings(&ops->fences, letter->keys, letter->key_bytes, letter->key_len);
-	draft_strings(&ops->arguments, letter->args, letter->arg_bytes, letter->arg_len);
-}
-
-static inline void
-operations_remove(Operations *ops, const Letter *letter)
-{
-	ops->fences.strings -= letter->keys;
-	ops->fences.len -= letter->key_len;
-	ops->arguments.strings -= letter->args;
-	ops->arguments.len -= letter->arg_len;
+	if (message->fences.strings == 0)
+		strlcpy(message->stamp, stamp, sizeof(message->stamp));
+	draft_string(&message->fences, fence);
 }
 
 /*
- * Reserves a version. observed: committed version to be told with it, or NO_VERSION. grant: number of the grant, so that the
- * commit may bring the value; 0: it will not.
+ * The word that ends a transaction. number: of its reservations, the smallest, if a commit is to name it; 0: it names none. Returns
+ * word.
  */
-extern void operations_reserve(Operations *ops, const char *fence, const char *stamp, int64 observed, int64 version, uint64 grant);
+#define END_WORD_LEN 96
+extern const char *calls_end_word(char word[END_WORD_LEN], const char *stamp, bool committed, int64 number);
 
-/* Ends a reservation: aborted; committed; or (deleted) committed, and Redis may store that there is no such row. */
-extern void operations_abort(Operations *ops, const char *fence, const char *stamp);
-extern void operations_commit(Operations *ops, const char *fence, const char *stamp, int64 version, bool deleted);
+/* Queues the message as one call; ends: in Redis' protocol, instead of the message's own if not NULL. False: the connection failed. */
+extern bool calls_send_message(RedisConnection *conn, uint32 epoch, const Message *message);
+extern bool calls_send_ends(RedisConnection *conn, const Letter *letter);
 
-/* Committed with its value: what it begins with; the value and the number of the grant follow, as two strings of any length. */
-extern void operations_commit_value(Operations *ops, const char *fence, const char *stamp, int64 version, int64 ttl_ms);
+/*
+ * What a transaction tells of rows: fence_store, as a whole command in Redis' protocol. Rows are appended to one buffer; then
+ * calls_finish_store writes what comes before and behind them. Raises for lack of memory.
+ */
+extern void calls_store_row(StringInfo rows, const char *fence, int64 number, int64 version, int64 ttl_ms, const char *payload);
+extern void calls_finish_store(StringInfo command, uint32 epoch, const char *stamp, int nrows, const StringInfo rows, const char *ended);
 
-/* Queues one call of fence_write with a letter's operations. False: the connection has failed. */
-extern bool calls_send_operations(RedisConnection *conn, const Letter *letter);
+/* ttl_ms of a row that is not stored: its version is published only */
+#define STORE_NOTHING (-1)
 
-/* Whether the reply is an array that begins with that word. */
-extern bool calls_is(const redisReply *reply, const char *word);
+/* -----------------------------------------------------------------------------------------------------------------
+ * Answers. A reply that is none of the expected form counts as an error.
+ * -----------------------------------------------------------------------------------------------------------------
+ */
 
-/* Whether the reply of fence_write grants the reservation whose element that is: 1, 2, ... */
-extern bool calls_grants(const redisReply *reply, size_t element);
+/* fence_write: its number; 0: not granted, or an error. fence_domain_reserve: 1 or 0. */
+extern int64 calls_granted(const redisReply *reply);
 
-/* What a reply, or NULL: none, means for what was to end. */
+/* What a reply, or NULL: none, means for what was to end or be told: of fence_write, _store, _domain_end, _announce, effects'. */
 extern LetterResult calls_result(const redisReply *reply);
 
 /* Why a reply does not grant, in words for people. */
 extern void calls_refusal(const redisReply *reply, char *text, size_t size);
+
+/* Whether the reply is an array that begins with that word; its string number i, or NULL. */
+extern bool calls_is(const redisReply *reply, const char *word);
+extern const char *calls_string(const redisReply *reply, size_t i);
+
+/* What a fence, or a value beside it, holds. Pointers into the raw bytes, which are not changed. */
+typedef struct Record
+{
+	const char *token;
+	size_t		token_len;
+	int64		version;
+	const char *stamp;			/* who committed the version; length 0: not known */
+	size_t		stamp_len;
+	const char *payload;		/* NULL: a mark, which has none */
+	size_t		payload_len;
+} Record;
+
+/* False: it is no such record. */
+extern bool calls_record(const char *raw, size_t len, Record *record);
+
+/* Whether the record is current: permit is what fence_token answered after it was read, by the same process. */
+extern bool calls_is_current(const Record *record, const char *permit);
+
+/* The token of a permit: length of its beginning; 0: it is none. */
+extern size_t calls_token_len(const char *permit);
+
+/* fence_token: the permit for fence number i of the n that were asked for; "": nothing may be taken for current. */
+extern const char *calls_permit(const redisReply *reply, int i, int n);
+
+/* fence_get: either a record, or what else it is. Pointers into the reply. */
+typedef struct GetReply
+{
+	bool		hit;			/* record is set */
+	Record		record;
+	const char *permit;			/* of a miss; else NULL */
+	int			busy_ms;		/* of a miss: how long another reader has to put the value; 0: none has */
+	bool		pending;
+	bool		unarmed;
+} GetReply;
+
+/* False: it is no such answer. */
+extern bool calls_get(const redisReply *reply, GetReply *get);
+
+/* fence_put: "stored", or "refused" and why; NULL: it is no such answer. */
+extern const char *calls_put(const redisReply *reply);
+
+/* fence_check: whether all n are as they were. */
+extern bool calls_all_same(const redisReply *reply, int n);
+
+/* fence_hello: who armed the process, on which timeline, and the number of the epoch. False: nobody has, or an error. */
+extern bool calls_armed_by(const redisReply *reply, const char **owner, uint32 *timeline, uint32 *epoch);
+
+/* fence_status. Pointers into the reply. */
+typedef struct StatusReply
+{
+	bool		armed;			/* readers are answered, unless something is pending */
+	const char *permit;			/* "": the domain is not known */
+	const char *recent;			/* stamp of who committed what is newest; "": not known, or something is pending */
+	int			pending;		/* reservations: see calls_reservation */
+} StatusReply;
+
+/* False: it is no such answer. */
+extern bool calls_status(const redisReply *reply, StatusReply *status);
+extern void calls_reservation(const redisReply *reply, int i, const char **stamp, bool *domain, int64 *age_ms);
+
+/*
+ * A derived value as it is stored: its sources, then a JSON text. A record is read source by source: calls_next_source returns
+ * where the rest begins, and changes the text; NULL: there is no further one. What follows the last one is told by
+ * calls_derived_json, NULL if nothing is.
+ */
+extern void calls_append_source(StringInfo record, const char *fence, const char *token, int64 version);
+extern void calls_append_json(StringInfo record, const char *json, size_t len);
+extern char *calls_next_source(char *rest, char **fence, char **token, int64 *version);
+extern char *calls_derived_json(char *rest);
 
 #endif

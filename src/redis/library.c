@@ -10,6 +10,7 @@
 
 #include "domain.h"
 #include "redis/fence_lua.h"
+#include "redis/calls.h"
 #include "redis/library.h"
 #include "settings.h"
 #include "tombstone.h"
@@ -46,6 +47,15 @@ library_send(LibraryCall *call, int argc, const char **argv)
 	return false;
 }
 
+bool
+library_tell(LibraryCall *call, const Call *what)
+{
+	if (redis_send(call->conn, what->argc, what->argv, what->argvlen))
+		return true;
+	strlcpy(call->error, redis_error(call->conn), sizeof(call->error));
+	return false;
+}
+
 /* The next reply; NULL with the error set if none comes or it is an error reply. */
 static redisReply *
 wait_reply(LibraryCall *call)
@@ -70,6 +80,12 @@ library_call(LibraryCall *call, int argc, const char **argv)
 	return library_send(call, argc, argv) ? wait_reply(call) : NULL;
 }
 
+redisReply *
+library_ask(LibraryCall *call, const Call *what)
+{
+	return library_tell(call, what) ? wait_reply(call) : NULL;
+}
+
 bool
 library_next(LibraryCall *call)
 {
@@ -90,15 +106,6 @@ library_finish(LibraryCall *call)
 	return ok && redis_error(call->conn) == NULL;
 }
 
-/* Element i of an array of strings, or NULL. */
-static const char *
-element(const redisReply *reply, size_t i)
-{
-	if (reply->type != REDIS_REPLY_ARRAY || i >= reply->elements || reply->element[i]->type != REDIS_REPLY_STRING)
-		return NULL;
-	return reply->element[i]->str;
-}
-
 /* Whether the reply begins with that word; if not, what it says goes into the error. Frees the reply. */
 static bool
 expect(LibraryCall *call, redisReply *reply, const char *word)
@@ -108,11 +115,11 @@ expect(LibraryCall *call, redisReply *reply, const char *word)
 
 	if (reply == NULL)
 		return false;
-	first = element(reply, 0);
+	first = calls_string(reply, 0);
 	ok = first && strcmp(first, word) == 0;
 	if (!ok)
 	{
-		const char *why = element(reply, 1);
+		const char *why = calls_string(reply, 1);
 
 		snprintf(call->error, sizeof(call->error), "Redis %s%s%s", first ? first : "gave a malformed answer",
 				 why ? ": " : "", why ? why : "");
@@ -206,7 +213,7 @@ library_hello(LibraryCall *call, Hello *hello, bool *found)
 {
 	uint64		nonce;
 	char		nonce_text[20];
-	const char *argv[] = {"FCALL", "fence_hello", "0", setting_namespace, nonce_text};
+	Call		question;
 	redisReply *reply;
 	bool		ok;
 
@@ -214,7 +221,8 @@ library_hello(LibraryCall *call, Hello *hello, bool *found)
 	if (!pg_strong_random(&nonce, sizeof(nonce)))
 		elog(ERROR, "could not draw a random number");
 	snprintf(nonce_text, sizeof(nonce_text), "%016llx", (unsigned long long) nonce);
-	reply = library_call(call, lengthof(argv), argv);
+	call_hello(&question, nonce_text);
+	reply = library_ask(call, &question);
 	if (reply == NULL)
 	{
 		/* said of a process that was restarted, and of any that never had the library */
@@ -225,15 +233,15 @@ library_hello(LibraryCall *call, Hello *hello, bool *found)
 	}
 	ok = reply->type == REDIS_REPLY_ARRAY && reply->elements == 8;
 	for (size_t i = 0; ok && i < 8; i++)
-		ok = element(reply, i) != NULL;
+		ok = calls_string(reply, i) != NULL;
 	if (ok)
 	{
-		strlcpy(hello->identity, element(reply, 0), IDENTITY_LEN);
-		hello->time_ms = strtoll(element(reply, 1), NULL, 10);
-		strlcpy(hello->role, element(reply, 2), sizeof(hello->role));
-		hello->library = atoi(element(reply, 3));
-		strlcpy(hello->owner, element(reply, 4), sizeof(hello->owner));
-		strlcpy(hello->epoch, element(reply, 6), EPOCH_LEN);
+		strlcpy(hello->identity, calls_string(reply, 0), IDENTITY_LEN);
+		hello->time_ms = strtoll(calls_string(reply, 1), NULL, 10);
+		strlcpy(hello->role, calls_string(reply, 2), sizeof(hello->role));
+		hello->library = atoi(calls_string(reply, 3));
+		strlcpy(hello->owner, calls_string(reply, 4), sizeof(hello->owner));
+		strlcpy(hello->epoch, calls_string(reply, 6), EPOCH_LEN);
 	}
 	else
 		strlcpy(call->error, "Redis gave a malformed answer to hello", sizeof(call->error));
@@ -273,177 +281,182 @@ library_server_version(LibraryCall *call, char *version, size_t size)
 bool
 library_probe_writes(LibraryCall *call)
 {
-	char		fence[128];
-	const char *argv[] = {"FCALL", "fence_write", "0", "1", fence, "0-0", "a", "probe"};
+	Call		question;
+	redisReply *reply;
+	bool		passes;
 
-	snprintf(fence, sizeof(fence), "%s:f:0.probe:{probe}", setting_namespace);
-	if (expect(call, library_call(call, lengthof(argv), argv), "unarmed"))
-		return true;
-	if (strstr(call->error, "READONLY"))
+	call_end(&question, 0, "probe");
+	reply = library_ask(call, &question);
+	passes = reply != NULL && calls_result(reply) == LETTER_UNARMED;
+	if (reply != NULL)
+	{
+		if (!passes)
+			strlcpy(call->error, "Redis gave a malformed answer to a write", sizeof(call->error));
+		freeReplyObject(reply);
+	}
+	else if (strstr(call->error, "READONLY"))
 		strlcpy(call->error, REPLICA_MESSAGE, sizeof(call->error));
-	return false;
-}
-
-/* The beginning of a JSON object with what the functions go by */
-static void
-append_settings(StringInfo settings, uint32 grant)
-{
-	appendStringInfo(settings, "{\"idle_ms\": %lld, \"fill_ms\": %d, \"stream_max\": %d, \"grant\": %u",
-					 (long long) setting_idle_fence_ttl * 1000, setting_fill_lease, setting_stream_limit, grant);
+	return passes;
 }
 
 bool
 library_arm(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until,
 			const char *slots, uint32 grant, uint32 timeline)
 {
-	StringInfoData settings;
-	char		until_text[24];
-	char		timeline_text[12];
-	const char *argv[] = {"FCALL", "fence_arm", "1", key, identity, epoch, until_text, slots, library_owner(), timeline_text,
-	NULL};
+	char		settings[SETTINGS_LEN];
+	char		server[20];
+	Call		question;
 
-	initStringInfo(&settings);
-	append_settings(&settings, grant);
-	appendStringInfo(&settings, ", \"server\": \"%016llx\"}", (unsigned long long) fence_shared->nonce);
-	argv[10] = settings.data;
-	pg_lltoa(until, until_text);
-	snprintf(timeline_text, sizeof(timeline_text), "%u", timeline);
-	return expect(call, library_call(call, lengthof(argv), argv), "armed");
+	calls_settings(settings, grant);
+	snprintf(server, sizeof(server), "%016llx", (unsigned long long) fence_shared->nonce);
+	call_arm(&question, key, identity, epoch, until, slots, library_owner(), timeline, server, settings);
+	return expect(call, library_ask(call, &question), "armed");
 }
 
 bool
 library_renew(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until,
 			  const char *slots, uint32 grant, bool *back, bool *came)
 {
+	char		settings[SETTINGS_LEN];
+	Call		question;
 	redisReply *reply;
-	char		until_text[24];
-	StringInfoData settings;
-	const char *argv[] = {"FCALL", "fence_renew", "0", key, identity, epoch, until_text, NULL, slots};
 
-	initStringInfo(&settings);
-	append_settings(&settings, grant);
-	appendStringInfoChar(&settings, '}');
-	argv[7] = settings.data;
-	pg_lltoa(until, until_text);
-	reply = library_call(call, slots ? lengthof(argv) : lengthof(argv) - 1, argv);
-	*back = reply && element(reply, 3) && strcmp(element(reply, 3), "1") == 0;
+	calls_settings(settings, grant);
+	call_renew(&question, key, identity, epoch, until, settings, slots);
+	reply = library_ask(call, &question);
+	*back = reply && calls_string(reply, 3) && strcmp(calls_string(reply, 3), "1") == 0;
 	if (came)
-		*came = reply && element(reply, 4) && strcmp(element(reply, 4), "0") != 0;
+		*came = reply && calls_string(reply, 4) && strcmp(calls_string(reply, 4), "0") != 0;
 	return expect(call, reply, "renewed");
 }
 
 bool
 library_disarm(LibraryCall *call, uint32 timeline)
 {
-	char		timeline_text[12];
-	const char *argv[] = {"FCALL", "fence_disarm", "0", setting_namespace, library_owner(), timeline_text};
+	Call		question;
 
-	snprintf(timeline_text, sizeof(timeline_text), "%u", timeline);
-	return expect(call, library_call(call, lengthof(argv), argv), "disarmed");
+	call_disarm(&question, library_owner(), timeline);
+	return expect(call, library_ask(call, &question), "disarmed");
 }
 
 bool
-library_announce(LibraryCall *call, const char *epoch, uint32 grant, List *domains)
+library_announce(LibraryCall *call, uint32 epoch, uint32 grant, List *domains)
 {
 	ListCell   *cell;
-	char		number[12];
 	bool		ok = true;
 
-	snprintf(number, sizeof(number), "%u", grant);
 	foreach(cell, domains)		/* all in one round trip: there may be many */
 	{
 		DomainRef  *domain = lfirst(cell);
-		char		id[24];
-		const char *argv[] = {"FCALL", "fence_announce", "0", setting_namespace, epoch, domain->wire_name, id, domain->publish,
-		number};
+		Call		question;
 
-		pg_lltoa(domain->id, id);
-		if (!library_send(call, lengthof(argv), argv))
+		call_announce(&question, epoch, domain->wire_name, domain->id, domain->publish, grant);
+		if (!library_tell(call, &question))
 			return false;
 	}
 	foreach(cell, domains)
 	{
 		redisReply *reply = wait_reply(call);
 
-		if (reply && element(reply, 1) && strcmp(element(reply, 1), "0") != 0)
+		if (reply && calls_string(reply, 1) && strcmp(calls_string(reply, 1), "0") != 0)
 			((DomainRef *) lfirst(cell))->refused = true;
 		ok = expect(call, reply, "announced") && ok;
 	}
 	return ok;
 }
 
-bool
-library_domain_reserve(LibraryCall *call, const char *epoch, const char *wire_name, const char *stamp)
+/* What asks for a reservation has to be granted it. */
+static bool
+expect_grant(LibraryCall *call, redisReply *reply)
 {
-	const char *argv[] = {"FCALL", "fence_domain_reserve", "0", setting_namespace, wire_name, epoch, stamp, ""};
+	bool		granted = reply != NULL && calls_granted(reply) > 0;
 
-	return expect(call, library_call(call, lengthof(argv), argv), "reserved");
+	if (reply != NULL && !granted)
+		calls_refusal(reply, call->error, sizeof(call->error));
+	if (reply != NULL)
+		freeReplyObject(reply);
+	return granted;
 }
 
 bool
-library_pending(LibraryCall *call, int min_age_ms, int limit, char **cursor, char epoch[EPOCH_LEN], List **list)
+library_reserve(LibraryCall *call, uint32 epoch, const char *stamp, const char *fence)
 {
-	char		age[12];
-	char		most[12];
-	const char *argv[] = {"FCALL", "fence_pending", "0", setting_namespace, age, most, *cursor};
-	redisReply *reply;
-	bool		ok;
+	Call		question;
 
-	pg_ltoa(min_age_ms, age);
-	pg_ltoa(limit, most);
-	reply = library_call(call, lengthof(argv), argv);
-	if (reply == NULL)
-		return false;
-	ok = reply->type == REDIS_REPLY_ARRAY && reply->elements >= 2 && (reply->elements - 2) % 5 == 0;
+	call_reserve(&question, epoch, stamp, fence);
+	return expect_grant(call, library_ask(call, &question));
+}
+
+bool
+library_domain_reserve(LibraryCall *call, uint32 epoch, const char *wire_name, const char *stamp)
+{
+	Call		question;
+
+	call_domain_reserve(&question, epoch, wire_name, stamp, 0);
+	return expect_grant(call, library_ask(call, &question));
+}
+
+/* Whether it is an array of strings, of which all but the first `head` are groups of that size; if not, says so. Frees it then. */
+static bool
+is_list(LibraryCall *call, redisReply *reply, size_t head, size_t group, const char *what)
+{
+	bool		ok = reply->type == REDIS_REPLY_ARRAY && reply->elements >= head && (reply->elements - head) % group == 0;
+
 	for (size_t i = 0; ok && i < reply->elements; i++)
-		ok = element(reply, i) != NULL;
-	for (size_t i = 2; ok && i < reply->elements; i += 5)
+		ok = calls_string(reply, i) != NULL;
+	if (ok)
+		return true;
+	snprintf(call->error, sizeof(call->error), "Redis gave a malformed list of %s", what);
+	freeReplyObject(reply);
+	return false;
+}
+
+bool
+library_pending(LibraryCall *call, int limit, char **cursor, char epoch[EPOCH_LEN], List **list)
+{
+	Call		question;
+	redisReply *reply;
+
+	call_pending(&question, limit, *cursor);
+	reply = library_ask(call, &question);
+	if (reply == NULL || !is_list(call, reply, 2, 5, "reservations"))
+		return false;
+	for (size_t i = 2; i < reply->elements; i += 5)
 	{
 		ListedReservation *r = palloc(sizeof(ListedReservation));
-		const char *version = element(reply, i + 3);
 
-		r->domain = strcmp(element(reply, i), "domain") == 0;
-		r->name = pstrdup(element(reply, i + 1));
-		r->stamp = pstrdup(element(reply, i + 2));
-		r->version = *version ? strtoll(version, NULL, 10) : NO_VERSION;
-		r->age_ms = strtoll(element(reply, i + 4), NULL, 10);
+		r->domain = strcmp(calls_string(reply, i), "domain") == 0;
+		r->name = pstrdup(calls_string(reply, i + 1));
+		r->stamp = pstrdup(calls_string(reply, i + 2));
+		r->fences = atoi(calls_string(reply, i + 3));
+		r->age_ms = strtoll(calls_string(reply, i + 4), NULL, 10);
 		*list = lappend(*list, r);
 	}
-	if (ok)
-	{
-		*cursor = pstrdup(element(reply, 0));
-		strlcpy(epoch, element(reply, 1), EPOCH_LEN);
-	}
-	else
-		strlcpy(call->error, "Redis gave a malformed list of reservations", sizeof(call->error));
+	*cursor = pstrdup(calls_string(reply, 0));
+	strlcpy(epoch, calls_string(reply, 1), EPOCH_LEN);
 	freeReplyObject(reply);
-	return ok;
+	return true;
 }
 
 bool
 library_take_counts(LibraryCall *call, List **list)
 {
-	const char *argv[] = {"FCALL", "fence_counts", "0", setting_namespace};
-	redisReply *reply = library_call(call, lengthof(argv), argv);
-	bool		ok;
+	Call		question;
+	redisReply *reply;
 
-	if (reply == NULL)
+	call_counts(&question);
+	reply = library_ask(call, &question);
+	if (reply == NULL || !is_list(call, reply, 0, 1 + COUNTED, "counts"))
 		return false;
-	ok = reply->type == REDIS_REPLY_ARRAY && reply->elements % (2 + COUNTED) == 0;
-	for (size_t i = 0; ok && i < reply->elements; i++)
-		ok = element(reply, i) != NULL;
-	for (size_t i = 0; ok && i < reply->elements; i += 2 + COUNTED)
+	for (size_t i = 0; i < reply->elements; i += 1 + COUNTED)
 	{
 		DomainCounts *counts = palloc(sizeof(DomainCounts));
 
-		counts->wire_name = pstrdup(element(reply, i));
-		counts->reservations = strtoll(element(reply, i + 1), NULL, 10);
+		counts->wire_name = pstrdup(calls_string(reply, i));
 		for (int c = 0; c < COUNTED; c++)
-			counts->counted[c] = strtoll(element(reply, i + 2 + c), NULL, 10);
+			counts->counted[c] = strtoll(calls_string(reply, i + 1 + c), NULL, 10);
 		*list = lappend(*list, counts);
 	}
-	if (!ok)
-		strlcpy(call->error, "Redis gave malformed counts", sizeof(call->error));
 	freeReplyObject(reply);
-	return ok;
+	return true;
 }

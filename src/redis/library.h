@@ -10,7 +10,7 @@
 #define FENCE_REDIS_LIBRARY_H
 
 #include "nodes/pg_list.h"
-#include "redis/connection.h"
+#include "redis/calls.h"
 #include "shared.h"
 
 typedef struct LibraryCall
@@ -68,34 +68,33 @@ extern bool library_renew(LibraryCall *call, const char *key, const char *identi
 extern bool library_disarm(LibraryCall *call, uint32 timeline);
 
 /* domains: a List of DomainRef; those that Redis takes for attachments that have ended are marked as refused. grant: see library_arm. */
-extern bool library_announce(LibraryCall *call, const char *epoch, uint32 grant, List *domains);
+extern bool library_announce(LibraryCall *call, uint32 epoch, uint32 grant, List *domains);
 
-/* Reserves a whole domain for a transaction other than the present one. */
-extern bool library_domain_reserve(LibraryCall *call, const char *epoch, const char *wire_name, const char *stamp);
+/* Reserves a row, or a whole domain, for a transaction other than the present one. epoch: the number. */
+extern bool library_reserve(LibraryCall *call, uint32 epoch, const char *stamp, const char *fence);
+extern bool library_domain_reserve(LibraryCall *call, uint32 epoch, const char *wire_name, const char *stamp);
 
-/* A reservation as the process lists it. */
+/* The reservations of a stamp as the process lists them: of a whole domain, or of rows. */
 typedef struct ListedReservation
 {
-	bool		domain;			/* of a whole domain: name is its wire name */
-	char	   *name;
+	bool		domain;
+	char	   *name;			/* the domain's wire name, or one of the fences */
 	char	   *stamp;
-	int64		version;		/* NO_VERSION for a domain */
-	int64		age_ms;
+	int			fences;			/* how many there are */
+	int64		age_ms;			/* since the process was asked for its list first; of a domain since it was reserved */
 } ListedReservation;
 
 /*
- * One page of the reservations that are at least min_age_ms old: appended to *list (palloc'd). cursor: "" to begin;
- * palloc'd on return, "" at the end. epoch: of the process; "" if it is not armed.
+ * One page of the reservations: appended to *list (palloc'd). cursor: "" to begin; palloc'd on return, "" at the end. epoch: of
+ * the process; "" if it is not armed.
  */
-extern bool library_pending(LibraryCall *call, int min_age_ms, int limit, char **cursor, char epoch[EPOCH_LEN],
-							List **list);
+extern bool library_pending(LibraryCall *call, int limit, char **cursor, char epoch[EPOCH_LEN], List **list);
 
 /* What a process has counted of one domain since it was asked last; in the order of fence_counts' reply. */
-#define COUNTED 7				/* get: hit, miss, pending, unarmed; put: stored, stale, refused */
+#define COUNTED 7				/* permits told; get: hit, miss, pending, unarmed; put: stored, refused */
 typedef struct DomainCounts
 {
 	char	   *wire_name;
-	int64		reservations;	/* there now */
 	int64		counted[COUNTED];
 } DomainCounts;
 
@@ -112,6 +111,10 @@ extern bool library_finish(LibraryCall *call);
 
 /* Sends and waits; NULL if the answer is an error or does not come. Caller: freeReplyObject. */
 extern redisReply *library_call(LibraryCall *call, int argc, const char **argv);
+
+/* The same two for calls of the fence functions. */
+extern bool library_tell(LibraryCall *call, const Call *what);
+extern redisReply *library_ask(LibraryCall *call, const Call *what);
 
 /* This cluster's name in Redis: the system identifier. */
 extern const char *library_owner(void);

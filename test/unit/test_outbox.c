@@ -187,9 +187,7 @@ post(int process, uint64 n)
 {
 	char		bytes[LONGEST];
 	size_t		len = make_bytes(process, n, bytes);
-	size_t		keys = len / 3;
-	Letter		letter = {.kind = LETTER_END, .epoch = n, .node = process, .keys = 1, .args = 2, .key_bytes = bytes,
-		.key_len = keys, .arg_bytes = bytes + keys, .arg_len = len - keys};
+	Letter		letter = {.kind = LETTER_END, .epoch = n, .node = process, .strings = 3, .bytes = bytes, .len = len};
 
 	return outbox_post(&letter) != 0;
 }
@@ -200,9 +198,8 @@ copy_first(Letter *letter, char *copy)
 {
 	if (!outbox_look(letter))
 		return -1;
-	memcpy(copy, letter->key_bytes, letter->key_len);
-	memcpy(copy + letter->key_len, letter->arg_bytes, letter->arg_len);
-	return letter->key_len + letter->arg_len;
+	memcpy(copy, letter->bytes, letter->len);
+	return letter->len;
 }
 
 static bool
@@ -266,8 +263,7 @@ static void
 test_round_and_round(void)
 {
 	char		bytes[64] = "";
-	Letter		letter = {.kind = LETTER_END, .keys = 1, .args = 1, .key_bytes = bytes, .key_len = 32, .arg_bytes = bytes,
-		.arg_len = 32};
+	Letter		letter = {.kind = LETTER_END, .strings = 1, .bytes = bytes, .len = 64};
 	Letter		found;
 	int			right = 0;
 	int			rounds = 3 * RING / 128;

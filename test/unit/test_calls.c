@@ -1,0 +1,200 @@
+/*
+ * test_calls.c
+ *	  Prints every call that src/redis/calls.c makes, one a line: its strings, separated by tabs. Each argument is its own name in
+ *	  the signatures of the function library (calls.py compares), or a number that stands for one.
+ */
+#include "postgres.h"
+
+#include "redis/calls.h"
+#include "settings.h"
+
+char	   *setting_namespace = "namespace";
+int			setting_default_ttl = 1;
+int			setting_fill_lease = 2;
+int			setting_stream_limit = 3;
+
+enum {VERSION = 11, TTL_MS, SINCE, ENDED, ID, GRANT, LIMIT, UNTIL, TIMELINE};
+
+void
+fence_epoch_of(uint32 number, char epoch[EPOCH_LEN])
+{
+	(void) number;
+	strcpy(epoch, "epoch");
+}
+
+static void
+print(const Call *call)
+{
+	for (int i = 0; i < call->argc; i++)
+		printf("%s%.*s", i ? "\t" : "", (int) call->argvlen[i], call->argv[i]);
+	printf("\n");
+}
+
+/* What is sent without a Call: from Redis' protocol. */
+static void
+print_raw(const char *bytes, size_t len)
+{
+	const char *end = bytes + len;
+	bool		first = true;
+
+	bytes = memchr(bytes, '\n', len) + 1;
+	while (bytes < end)
+	{
+		int			size = atoi(bytes + 1);
+
+		bytes = (const char *) memchr(bytes, '\n', end - bytes) + 1;
+		printf("%s%.*s", first ? "" : "\t", size, bytes);
+		bytes += size + 2;
+		first = false;
+	}
+	printf("\n");
+}
+
+static char sent[64 * 1024];
+static size_t sent_len = 0;
+
+bool
+redis_send_raw(RedisConnection *conn, const char *bytes, size_t len, int commands)
+{
+	(void) conn;
+	memcpy(sent + sent_len, bytes, len);
+	sent_len += len;
+	if (commands)
+	{
+		print_raw(sent, sent_len);
+		sent_len = 0;
+	}
+	return true;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * What calls.c needs of PostgreSQL
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+int
+pg_lltoa(int64 value, char *text)
+{
+	return sprintf(text, INT64_FORMAT, value);
+}
+
+void *
+palloc(Size size)
+{
+	return malloc(size);
+}
+
+#if PG_VERSION_NUM >= 160000
+#define BYTES const void
+#else
+#define BYTES const char
+#endif
+
+void
+appendBinaryStringInfo(StringInfo str, BYTES *data, int len)
+{
+	memcpy(str->data + str->len, data, len);
+	str->len += len;
+}
+
+void
+appendStringInfo(StringInfo str, const char *format,...)
+{
+	va_list		args;
+
+	va_start(args, format);
+	str->len += vsprintf(str->data + str->len, format, args);
+	va_end(args);
+}
+
+void
+appendStringInfoChar(StringInfo str, char c)
+{
+	str->data[str->len++] = c;
+}
+
+void
+ExceptionalCondition(const char *condition, const char *error, const char *file, int line)
+{
+	fprintf(stderr, "%s: %s, %s:%d\n", error, condition, file, line);
+	abort();
+}
+
+int
+main(void)
+{
+	const char *fences[] = {"fence", "fence"};
+	const char *tokens[] = {"token", "token"};
+	const char *versions[] = {"version", "version"};
+	char		row_bytes[1000];
+	char		command_bytes[1000];
+	char		word[END_WORD_LEN];
+	StringInfoData rows = {.data = row_bytes};
+	StringInfoData command = {.data = command_bytes};
+	static Message message;
+	Letter		letter = {.strings = 1, .bytes = "$5\r\nended\r\n", .len = 11};
+	Call		call;
+
+	call_token(&call, 2, fences);
+	print(&call);
+	call_get(&call, "fence");
+	print(&call);
+	call_release(&call, "fence");
+	print(&call);
+	call_put(&call, "fence", "permit", VERSION, "payload", strlen("payload"), TTL_MS);
+	print(&call);
+	call_check(&call, 2, fences, tokens, versions);
+	print(&call);
+	call_get_derived(&call, "value");
+	print(&call);
+	call_reserve(&call, 1, "stamp", "fence");
+	print(&call);
+	call_end(&call, 1, "ended");
+	print(&call);
+	call_domain_reserve(&call, 1, "domain", "stamp", ENDED);
+	print(&call);
+	call_domain_end(&call, 1, "domain", "stamp", true);
+	print(&call);
+	call_domain_end(&call, 1, "domain", "stamp", false);
+	print(&call);
+	call_announce(&call, 1, "domain", ID, "publish", GRANT);
+	print(&call);
+	call_remove(&call, 1, "fence", "seen");
+	print(&call);
+	call_status(&call, "fence");
+	print(&call);
+	call_pending(&call, LIMIT, "cursor");
+	print(&call);
+	call_counts(&call);
+	print(&call);
+	call_hello(&call, "nonce");
+	print(&call);
+	call_arm(&call, "heartbeat-key", "identity", "epoch", UNTIL, "slots", "owner", TIMELINE, "server", "settings");
+	print(&call);
+	call_renew(&call, "heartbeat-key", "identity", "epoch", UNTIL, "settings", "slots");
+	print(&call);
+	call_renew(&call, "heartbeat-key", "identity", "epoch", UNTIL, "settings", NULL);
+	print(&call);
+	call_disarm(&call, "owner", TIMELINE);
+	print(&call);
+
+	message_clear(&message);
+	message_reserve(&message, "stamp", "fence");
+	message_reserve(&message, "stamp", "fence");
+	draft_string(&message.ends, "ended");
+	draft_string(&message.ends, "ended");
+	(void) calls_send_message(NULL, 1, &message);
+	message_clear(&message);
+	message_reserve(&message, "stamp", "fence");
+	(void) calls_send_message(NULL, 1, &message);
+	(void) calls_send_ends(NULL, &letter);
+
+	calls_store_row(&rows, "fence", SINCE, VERSION, TTL_MS, "payload");
+	calls_store_row(&rows, "fence", SINCE, VERSION, STORE_NOTHING, "payload");
+	calls_finish_store(&command, 1, "stamp", 2, &rows, "ended");
+	print_raw(command.data, command.len);
+
+	printf("word\t%s\t%s\t%s\n", calls_end_word(word, "7.ab", true, 0), strdup(calls_end_word(word, "7.ab", false, 5)) , "");
+	printf("word\t%s\n", calls_end_word(word, "7.ab", true, 5));
+	return 0;
+}
