@@ -8,7 +8,7 @@
 #    use FenceTest;
 #    my $redis = FenceTest::Redis->start;
 #    my $node = new_postgres('main', $redis, on_redis_failure => 'error');
-#    my $reply = $redis->call('FCALL', 'fence_get', 2, $fence, $value);
+#    my $reply = $redis->call('FCALL_RO', 'fence_get', 1, $fence);
 package FenceTest;
 
 use strict;
@@ -45,12 +45,16 @@ our @EXPORT = qw(
   wait_state
   no_reservations
   compare_fences
+  strong_read
+  strong_send
+  strong_take
+  strong_word
 );
 
 # Settings of the extension that new_postgres takes without their prefix; all others are PostgreSQL's own.
 my %own_setting = map { $_ => 1 } qw(redis_url namespace databases lease clock_margin timeout on_redis_failure
-  patrol_interval patrol_grace audit_rate bulk_threshold value_limit fill_lease stream_limit idle_fence_ttl
-  tombstone_retention);
+  patrol_interval patrol_grace audit_rate bulk_threshold value_limit fill_lease stream_limit default_ttl
+  tombstone_retention reserve);
 
 my $nodes_made = 0;
 
@@ -180,6 +184,51 @@ sub compare_fences
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	return is(join("\n", @wrong), '', "fences of $domain agree with its rows");
+}
+
+# The fast read of doc/clients.md, through a server or one of its connections: ('hit', version, payload, token),
+# ('miss', permit), 'unarmed', or Redis' error.
+sub strong_read
+{
+	my ($client, $fence) = @_;
+	my $connection = $client->can('connection') ? $client->connection : $client;
+
+	strong_send($connection, $fence);
+	return strong_take($connection);
+}
+
+# Its two halves, of a connection: for who asks before there is an answer. more: commands that are sent with it.
+sub strong_send
+{
+	my ($connection, $fence, @more) = @_;
+
+	return $connection->send_raw(join '', map { FenceTest::Redis::Connection::encoded(@$_) } ['MULTI'], [ 'GET', $fence ],
+		[ qw(FCALL_RO fence_token 1), $fence ], ['EXEC'], @more);
+}
+
+sub strong_take
+{
+	my ($connection) = @_;
+	my $block = (map { $connection->reply } 1 .. 4)[3];
+
+	return "$block" unless ref $block eq 'ARRAY';
+	my ($record, $permit) = @$block;
+	return "$permit" if ref $permit;
+	return 'unarmed' if $permit eq '';
+	my ($head, $payload) = split /\n/, $record // '', 2;
+	my ($token, $version) = split / /, $head // '';
+	return ('miss', $permit) unless defined $payload && $token eq (split / /, $permit)[0];
+	return ('hit', $version, $payload, $token);
+}
+
+# What a reader of that server is told in a word, which may be an error's: 'hit' if the fast read or the slow one is.
+sub strong_word
+{
+	my ($client, $fence) = @_;
+	my ($fast) = strong_read($client, $fence);
+	my $slow = $client->attempt(qw(FCALL_RO fence_get 1), $fence);
+
+	return $fast eq 'hit' ? $fast : ref $slow eq 'ARRAY' ? $slow->[0] : "$slow";
 }
 
 1;

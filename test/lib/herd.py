@@ -1,10 +1,10 @@
 #!/usr/bin/python3
 # herd.py - many readers miss one value at the same instant: how often is PostgreSQL read?
 #
-# usage: herd.py REDIS_SOCKET CONNINFO READERS MODE FENCE VALUE QUERY
+# usage: herd.py REDIS_SOCKET CONNINFO READERS MODE FENCE QUERY
 #
-# Each reader is a thread with a connection to Redis of its own. It does what doc/clients.md says: get; on a miss read
-# PostgreSQL and put. MODE: "wait" honours busy (gets again, for as long as it was told at most), "ignore" does not,
+# Each reader is a thread with a connection to Redis of its own. It does what doc/clients.md says: fence_get, which knows
+# who is filling; on a miss it reads PostgreSQL and puts. MODE: "wait" honours busy (gets again, for as long as it was told at most), "ignore" does not,
 # "dead" honours it too, but whoever is asked to fill never does. PostgreSQL is read over a few connections, as by any
 # pool. QUERY returns version and payload, and takes its time. Prints: reads of PostgreSQL, hits, longest milliseconds.
 
@@ -42,8 +42,8 @@ class Redis:
 
 
 class Herd:
-    def __init__(self, path, conninfo, readers, mode, fence, value, query):
-        self.mode, self.fence, self.value, self.query = mode, fence, value, query
+    def __init__(self, path, conninfo, readers, mode, fence, query):
+        self.mode, self.fence, self.query = mode, fence, query
         self.links = [Redis(path) for _ in range(readers)]
         self.pool = [psycopg2.connect(conninfo) for _ in range(CONNECTIONS)]
         for connection in self.pool:
@@ -70,25 +70,25 @@ class Herd:
         return row
 
     def get(self, redis):
-        return redis.call('FCALL', 'fence_get', 2, self.fence, self.value)
+        return redis.call('FCALL_RO', 'fence_get', 1, self.fence)
 
     def answer(self, redis):
         answer = self.get(redis)
         self.asked.wait()                                   # nobody's put comes before another's get
         for _ in range(0 if self.mode == 'ignore' else 2):  # fillers to wait for
-            deadline, pause = time.monotonic() + int(answer[4] if len(answer) == 5 else 0) / 1000, 0.001
-            while len(answer) == 5 and time.monotonic() < deadline:
+            deadline, pause = time.monotonic() + int(answer[3] if len(answer) == 4 else 0) / 1000, 0.001
+            while len(answer) == 4 and time.monotonic() < deadline:
                 time.sleep(min(pause, max(deadline - time.monotonic(), 0)))
                 pause *= 2
                 answer = self.get(redis)
         if answer[0] == b'hit':
-            return answer[3].decode(), True
+            return answer[1].partition(b'\n')[2].decode(), True
         if self.mode == 'dead' and not self.dead.is_set():
             self.dead.set()
             return None, False
         version, payload = self.read_postgres()
         if answer[0] == b'miss':
-            redis.call('FCALL', 'fence_put', 2, self.fence, self.value, answer[1], answer[2], version, payload, 0)
+            redis.call('FCALL', 'fence_put', 1, self.fence, answer[1], version, payload, 0)
         return payload, False
 
     def reader(self, redis):
@@ -117,4 +117,4 @@ class Herd:
         print(self.reads, self.hits, round(self.longest * 1000))
 
 
-Herd(sys.argv[1], sys.argv[2], int(sys.argv[3]), *sys.argv[4:8]).run()
+Herd(sys.argv[1], sys.argv[2], int(sys.argv[3]), *sys.argv[4:7]).run()

@@ -4,7 +4,7 @@
 # usage: load.py REDIS_SOCKET CONNINFO TABLE KEYS
 #
 # The table has the columns id (1 to KEYS, fenced), n and version. Two threads write: each owns half of the keys, so that
-# it knows the version of its last acknowledged commit. Three read from Redis as doc/clients.md says (get; on a miss read
+# it knows the version of its last acknowledged commit. Three read from Redis as doc/clients.md says (on a miss they read
 # PostgreSQL and put), one with fence.read. A hit is stale if its version is below one whose commit was acknowledged
 # before the read began. Each line on standard input is answered with one line of JSON: what was counted since the
 # last one. Ends with its input.
@@ -19,6 +19,8 @@ import time
 import psycopg2
 import redis
 
+import strong
+
 PAUSE = 0.005
 
 
@@ -31,9 +33,8 @@ class Load:
         self.counts = collections.Counter()
         self.stale = []
         with psycopg2.connect(conninfo) as connection, connection.cursor() as cursor:
-            cursor.execute('SELECT array_agg(ARRAY[fence.fence_key(%s, id::text), fence.value_key(%s, id::text)] ORDER BY id)'
-                           ' FROM generate_series(1, %s) id', (table, table, keys))
-            self.names = [None] + cursor.fetchone()[0]
+            cursor.execute('SELECT array_agg(fence.fence_key(%s, id::text) ORDER BY id) FROM generate_series(1, %s) id', (table, keys))
+            self.fences = [None] + cursor.fetchone()[0]
 
     def count(self, what):
         with self.lock:
@@ -77,22 +78,21 @@ class Load:
         server = redis.Redis(unix_socket_path=self.path, decode_responses=True)
         while not self.over.is_set():
             key = random.randrange(1, self.keys + 1)
-            fence, value = self.names[key]
-            floor = self.acknowledged[key]
-            answer = self.call(server, 'fence_get', 2, fence, value)
+            fence, floor = self.fences[key], self.acknowledged[key]
+            answer = self.call(strong.read, server, fence)
             if answer[0] == 'hit':
-                self.judge(key, floor, int(answer[2]), 'hit')
+                self.judge(key, floor, answer[2], 'hit')
                 self.count('hits')
             else:
                 self.count(answer[0])
                 row = self.sql(connection, 'SELECT version, to_jsonb(t)::text FROM %s t WHERE id = %%s' % self.table, (key,))
                 if row and answer[0] == 'miss':
-                    self.call(server, 'fence_put', 2, fence, value, answer[1], answer[2], row[0], row[1], 0)
+                    self.call(strong.put, server, fence, answer[1], *row)
             time.sleep(PAUSE)
 
-    def call(self, server, *words):
+    def call(self, function, *words):
         try:
-            return server.execute_command('FCALL', *words)
+            return function(*words)
         except redis.RedisError as problem:
             return ['no answer: %s' % str(problem)[:60]]
 

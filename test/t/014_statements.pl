@@ -273,7 +273,8 @@ while (my ($title, $statement) = splice @statements, 0, 2)
 			if ($ending eq 'rolled back')
 			{
 				is(join(' ', keys %$changed), '', 'nothing has changed');
-				is($compare->compared->{hits}, $seen, 'and all that was cached is still a hit');
+				# what was reserved row by row is cold, what TRUNCATE or ALTER reserved as a whole is not
+				cmp_ok($compare->compared->{hits}, $title =~ /^UPDATE of all/ ? '<' : '<=', $seen, 'and no more is a hit than was');
 			}
 			else
 			{
@@ -438,7 +439,7 @@ SQL
 	# reservations are sent at once over a connection that is there
 	$open->run("SELECT 1 FROM fence.get('bares', '1')");
 	like(join("\n", $tables->around(sub { $open->run("BEGIN; UPDATE bare SET v = 'open' WHERE id = 1"); $open->run("SELECT 1 FROM fence.get('bares', '1')"); })),
-		qr/^still pending: bare\|1\|6\|row/m, 'a reservation that stays');
+		qr/^still pending: bare\|1\|1\|\S+\|row\|in progress/m, 'a reservation that stays');
 	$open->run('COMMIT');
 	$sql->run('DROP TABLE bare, bares');
 };

@@ -37,7 +37,20 @@ sub new_table
 }
 
 sub status { my ($name, $key) = @_; return $sql->run("SELECT status FROM fence.get('$name', '$key')"); }
-sub names { my ($name, $key) = @_; return split /\|/, $sql->run("SELECT fence.fence_key('$name', '$key'), fence.value_key('$name', '$key')"); }
+sub fence_of { my ($name, $key) = @_; return $sql->run("SELECT fence.fence_key('$name', '$key')"); }
+sub get { my ($fence) = @_; return $redis->call(qw(FCALL_RO fence_get 1), $fence); }
+
+# Nothing is cached, and whoever asks now is the first: he is asked to fill. The permit that he gets.
+sub ask_to_fill
+{
+	my ($fence) = @_;
+
+	$redis->call('DEL', $fence);
+	$redis->call(qw(FCALL_RO fence_release 1), $fence);
+	my ($status, $permit, @more) = @{ get($fence) };
+	is("$status@more", 'miss', 'somebody is asked to fill');
+	return $permit;
+}
 
 # Seconds that a statement takes in the session, and what it returns.
 sub timed
@@ -63,7 +76,7 @@ subtest 'write-through and two-phase commit: settled without a value' => sub {
 	like($sql->run("SELECT fence.read('two', '1')"), qr/"new"/, 'read');
 	$sql->run("BEGIN; UPDATE two SET name = 'never' WHERE id = 2; PREPARE TRANSACTION 'p'; ROLLBACK PREPARED 'p'");
 	no_reservations($node);
-	is(status('two', 2), 'hit', 'rolled back: still a hit');
+	is(status('two', 2), 'miss', 'rolled back: a miss, too');
 	compare_fences($node, 'two');
 };
 
@@ -73,6 +86,59 @@ subtest 'a value that expires' => sub {
 	is(status('brief', 1), 'hit', 'written');
 	poll(sub { status('brief', 1) eq 'miss' }, 'its end');
 	like($sql->run("SELECT fence.read('brief', '1')"), qr/"new"/, 'read');
+};
+
+subtest 'nothing is cached for ever' => sub {
+	# milliseconds that are left, with the setting and with the table's own
+	my %left = (
+		default => sub { my $n = shift; return $n > 0 && $n <= 7_200_000; },
+		own => sub { my $n = shift; return $n > 7_200_000 && $n <= 10_800_000; });
+	my $left_of = sub { return $redis->call('PTTL', $_[0]); };
+
+	new_table('mortal', "cache => 'row', cache_absent => true");
+	new_table('lasting', "cache => 'row', ttl => '3 hours'");
+	my $fence = fence_of('mortal', 1);
+	my $value = $fence =~ s/:f:/:v:/r;
+	$node->append_conf('postgresql.conf', "pgcache_fence.default_ttl = '2h'");
+	$node->reload;
+	poll(
+		sub {
+			$redis->call('DEL', $fence);
+			$sql->run("SELECT fence.read('mortal', '1')");
+			return $left{default}->($left_of->($fence));
+		},
+		'the setting, of what a reader stores');
+
+	foreach my $name (qw(mortal lasting))
+	{
+		my $is = $left{ $name eq 'mortal' ? 'default' : 'own' };
+		my $stored = sub { my ($key, $who) = @_; ok($is->($left_of->(fence_of($name, $key))), "$name: $who"); };
+
+		$redis->call('DEL', fence_of($name, 2));
+		$sql->run("SELECT fence.read('$name', '2')");
+		$stored->(2, 'read');
+		$redis->call('DEL', fence_of($name, 3));
+		$sql->run("SELECT count(*) FROM fence.read_many(fence.fence_keys('$name', '{3}'))");
+		$stored->(3, 'read of many');
+		$sql->run("UPDATE $name SET name = 'new' WHERE id = 4");
+		$stored->(4, 'written');
+		$sql->run("INSERT INTO $name VALUES (11)");
+		$stored->(11, 'new');
+		$redis->call('DEL', fence_of($name, 5));
+		$sql->run("SELECT fence.put('$name', permit, 0, 'put', NULL, '5') FROM fence.get('$name', '5')");
+		$stored->(5, 'put');
+	}
+	$sql->run("DELETE FROM mortal WHERE id = 6; SELECT fence.read('mortal', '12')");
+	ok($left{default}->($left_of->(fence_of('mortal', $_))), "no row $_") foreach (6, 12);
+	# of a client, beside the fence that it marks
+	$redis->call('DEL', $fence);
+	my $permit = $redis->call('FCALL_RO', 'fence_token', 1, $fence);
+	is($redis->call('FCALL', 'fence_put', 2, $fence, "$value:xml", $permit, 0, '<row/>', 0), 'stored', 'beside the fence');
+	ok($left{default}->($left_of->($_)), "$_") foreach ($fence, "$value:xml");
+	is($redis->call('FCALL', 'fence_put', 1, $fence, $permit, 0, 'payload', 500), 'stored', 'for half a second');
+	cmp_ok($left_of->($fence), '<=', 500, 'no longer');
+	my @immortal = grep { $left_of->($_) == -1 } map { @{ $redis->call('KEYS', "$ns:$_:*") } } qw(f v);
+	is("@immortal", '', 'no fence and no value is without an end');
 };
 
 subtest 'values give way to commits where there is no room for both' => sub {
@@ -114,25 +180,21 @@ subtest 'values give way to commits where there is no room for both' => sub {
 
 subtest 'read waits for who was asked to fill, no longer than told' => sub {
 	new_table('hot', "cache => 'none'");
-	my ($fence, $value) = names('hot', 1);
+	my $fence = fence_of('hot', 1);
 	my $reader = FenceTest::Session->open($node);
 
-	$redis->call('DEL', $fence, $value);
-	my ($status, $token, $ticket) = @{ $redis->call('FCALL', 'fence_get', 2, $fence, $value) };
-	is($status, 'miss', 'somebody is asked to fill');
+	ask_to_fill($fence);
 	my ($took, $got) = timed($reader, "SELECT fence.read('hot', '1')");
 	like($got, qr/"old"/, 'he does not: another reads the row');
 	cmp_ok($took, '>=', 1, "after a while: $took s");
 	is(status('hot', 1), 'hit', '... and fills');
 
-	$redis->call('DEL', $fence, $value);
-	(undef, $token, $ticket) = @{ $redis->call('FCALL', 'fence_get', 2, $fence, $value) };
+	my $permit = ask_to_fill($fence);
 	$reader->begin("SELECT fence.read('hot', '1')");
-	is($redis->call('FCALL', 'fence_put', 2, $fence, $value, $token, $ticket, 0, '"filled"', 0)->[0], 'stored', 'he does');
+	is($redis->call(qw(FCALL fence_put 1), $fence, $permit, 0, '"filled"', 0), 'stored', 'he does');
 	is($reader->take, '"filled"', 'the other has what he put');
 
-	$redis->call('DEL', $fence, $value);
-	$redis->call('FCALL', 'fence_get', 2, $fence, $value);
+	ask_to_fill($fence);
 	$reader->run("SET statement_timeout = '100ms'");
 	like($reader->error_of("SELECT fence.read('hot', '1')"), qr/^57014/, 'the wait can be interrupted');
 	$reader->run('RESET statement_timeout');
@@ -143,32 +205,23 @@ subtest 'read waits for who was asked to fill, no longer than told' => sub {
 };
 
 subtest 'a reload changes the fill lease' => sub {
-	my ($fence, $value) = names('hot', 2);
+	my $fence = fence_of('hot', 2);
+	# the second one that asks
+	my $second = sub { $redis->call(qw(FCALL_RO fence_release 1), $fence); get($fence); return get($fence); };
+
+	$redis->call('DEL', $fence);
 
 	$node->append_conf('postgresql.conf', 'pgcache_fence.fill_lease = 0');
 	$node->reload;
-	poll(
-		sub {
-			$redis->call('DEL', $fence, $value);
-			$redis->call('FCALL', 'fence_get', 2, $fence, $value);
-			return @{ $redis->call('FCALL', 'fence_get', 2, $fence, $value) } == 3;
-		},
-		'nobody is told to wait');
+	poll(sub { @{ $second->() } == 2 }, 'nobody is told to wait');
 	$node->append_conf('postgresql.conf', 'pgcache_fence.fill_lease = 2s');
 	$node->reload;
-	poll(
-		sub {
-			$redis->call('DEL', $fence, $value);
-			$redis->call('FCALL', 'fence_get', 2, $fence, $value);
-			my $answer = $redis->call('FCALL', 'fence_get', 2, $fence, $value);
-			return @$answer == 5 && $answer->[4] > 600;
-		},
-		'the longer lease');
+	poll(sub { my (undef, undef, undef, $busy) = @{ $second->() }; ($busy // 0) > 600 }, 'the longer lease');
 	ok(1, 'both reached Redis');
 };
 
 subtest '200 readers of one missing key' => sub {
-	my ($fence, $value) = names('hot', 3);
+	my $fence = fence_of('hot', 3);
 	my $readers = 200;
 	my %run;
 
@@ -177,10 +230,11 @@ subtest '200 readers of one missing key' => sub {
 	my $query = "SELECT version, CASE WHEN nextval('reads') > 0 AND pg_sleep(0.02) IS NOT NULL THEN 'right' END FROM hot WHERE id = 3";
 	foreach my $mode (qw(ignore wait dead))
 	{
-		$redis->call('DEL', $fence, $value);
+		$redis->call('DEL', $fence);
+		$redis->call(qw(FCALL_RO fence_release 1), $fence);
 		$sql->run("SELECT setval('reads', 1, false)");
 		my ($reads, $hits, $longest) = split ' ', readpipe(join ' ', map { "'" . s/'/'\\''/gr . "'" }
-			  '/usr/bin/python3', dirname(__FILE__) . '/../lib/herd.py', $redis->socket, $node->connstr('postgres'), $readers, $mode, $fence, $value, $query);
+			  '/usr/bin/python3', dirname(__FILE__) . '/../lib/herd.py', $redis->socket, $node->connstr('postgres'), $readers, $mode, $fence, $query);
 		is($?, 0, "$mode: the readers ended well") or next;
 		is($sql->run("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM reads"), $reads, "$mode: PostgreSQL has counted the same");
 		note("$mode: $readers readers, $reads reads of PostgreSQL, $hits hits, the slowest had its answer after $longest ms");
@@ -202,19 +256,21 @@ subtest 'pubsub' => sub {
 	new_table('pub', "cache => 'row', publish => 'pubsub'");
 	my $listener = $redis->connect;
 	$listener->call('SUBSCRIBE', "$ns:e:$oid.pub");
-	my $fence = sub { return (names('pub', $_[0]))[0]; };
+	my $fence = sub { return fence_of('pub', $_[0]); };
 	my $next = sub { return (split / /, $listener->reply->[2])[ 0 .. 2 ]; };
 
 	$sql->run("UPDATE pub SET name = 'new' WHERE id = 1");
 	is(join(' ', $next->()), "$oid.pub " . $fence->(1) . ' 1', 'an UPDATE');
 	$sql->run("BEGIN; UPDATE pub SET name = 'never' WHERE id = 2; ROLLBACK");
 	$sql->run("BEGIN; SAVEPOINT a; UPDATE pub SET name = 'never' WHERE id = 3; ROLLBACK TO a; DELETE FROM pub WHERE id = 4; COMMIT");
-	is(join(' ', $next->()), "$oid.pub " . $fence->(4) . ' 1', 'a DELETE; nothing of what was rolled back');
+	is(join(' ', $next->()), "$oid.pub " . $fence->(4) . ' 1', 'a DELETE; nothing of the transaction that was rolled back');
+	is(join(' ', $next->()), "$oid.pub " . $fence->(3) . ' -', 'of a savepoint that was: the row was reserved, a version is not told');
 	$sql->run("BEGIN; UPDATE pub SET name = 'new' WHERE id = 5; PREPARE TRANSACTION 'p'");
 	$sql->run("COMMIT PREPARED 'p'");
 	is(join(' ', $next->()), "$oid.pub " . $fence->(5) . ' -', 'COMMIT PREPARED, by the patrol');
 	$sql->run("SET pgcache_fence.bulk_threshold = 1; UPDATE pub SET name = 'all'; RESET pgcache_fence.bulk_threshold");
-	is(join(' ', $next->()), "$oid.pub - -", 'many rows: one event');
+	is(join(' ', $next->()), "$oid.pub - -", 'many rows: one event for all');
+	like(join(' ', $next->()), qr/^\Q$oid\E\.pub \S+\{\d+\} -$/, 'and one for the row that was reserved before the table was');
 	$sql->run('TRUNCATE pub');
 	is(join(' ', $next->()), "$oid.pub - -", 'TRUNCATE');
 	is($sql->run("SELECT publish FROM fence.domains WHERE domain = 'pub'"), 'pubsub', 'as the view tells');
@@ -231,7 +287,7 @@ subtest 'notify' => sub {
 	new_table('word', "publish => 'notify'");
 	my $listener = FenceTest::Session->open($node);
 	my $heard = sub { return [ map { /payload "(.*?)"/ ? (split / /, $1)[ 0 .. 2 ] : () } split /\n/, $listener->run('SELECT 1') ]; };
-	my $fence = (names('word', 1))[0];
+	my $fence = fence_of('word', 1);
 
 	$listener->run('LISTEN pgcache_fence');
 	$sql->run("BEGIN; UPDATE word SET name = 'new' WHERE id = 1; UPDATE word SET name = 'newer' WHERE id = 1; COMMIT");

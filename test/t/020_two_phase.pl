@@ -73,13 +73,13 @@ sub prepare
 	return;
 }
 
-# What is pending in a domain: "key=version kind fate gid", sorted; '*' is the whole domain.
+# What is pending in a domain: "fences kind fate gid" of each transaction, sorted; '*' is the whole domain.
 sub pending_of
 {
 	my ($domain) = @_;
 
-	return $sql->run("SELECT string_agg(concat(coalesce(key, '*'), '=', version, ' ', kind, ' ', fate, ' ', gid), ', ' "
-		  . "ORDER BY key COLLATE \"C\", gid) FROM fence.pending WHERE domain = '$domain'");
+	return $sql->run("SELECT string_agg(concat_ws(' ', coalesce(fences::text, '*'), kind, fate, gid), ', ' "
+		  . "ORDER BY kind, gid) FROM fence.pending WHERE domain = '$domain'");
 }
 
 sub get_status { my ($domain, $key) = @_; return $sql->run("SELECT status FROM fence.get('$domain', '$key')"); }
@@ -152,16 +152,12 @@ sub versions
 	return $sql->run("SELECT string_agg(id || ':' || version, ' ' ORDER BY id) FROM $table WHERE version <> 5 OR name <> 'old' OR id > 30");
 }
 
-# The names of fence and value, for a read through Redis.
-sub redis_names
-{
-	my ($domain, $key) = @_;
-
-	return split /\|/, $sql->run("SELECT fence.fence_key('$domain', '$key'), fence.value_key('$domain', '$key')");
-}
+# The name of the fence, for a read through Redis.
+sub fence_of { my ($domain, $key) = @_; return $sql->run("SELECT fence.fence_key('$domain', '$key')"); }
 
 sub epoch_number { return $sql->run("SELECT split_part(epoch, '-', 1) FROM fence.state"); }
 
+# Two rows that are reserved, and one that is not, for it is new.
 my $three_changes = "UPDATE :t SET name = 'new' WHERE id = 1; DELETE FROM :t WHERE id = 2; INSERT INTO :t (id) VALUES (31)";
 sub three_changes { my ($table) = @_; return $three_changes =~ s/:t\b/$table/gr; }
 
@@ -175,9 +171,9 @@ subtest 'PREPARE keeps reservations pending, whatever the time; the end settles 
 		my $table = new_table();
 		my $gid = "gid of a $how, 1.2 % \"x\"";
 		prepare($gid, three_changes($table));
-		my $expected = join ', ', map { "$_ row prepared $gid" } '1=6', '2=6', '31=0';
+		my $expected = "2 row prepared $gid";
 		is(pending_of($table), $expected, 'pending, with the gid');
-		all_pending($table, 1, 2, 31);
+		reads_say($table, 1 => 'pending', 2 => 'pending', 31 => 'miss');
 		is(get_status($table, 3), 'hit', 'a row that it did not touch is a hit');
 		is($sql->run("SELECT fence.read('$table', '1') ->> 'version'"), '5', 'who reads gets the row as it is now');
 
@@ -185,16 +181,16 @@ subtest 'PREPARE keeps reservations pending, whatever the time; the end settles 
 		poll(sub { $sql->run("SELECT min(extract(epoch FROM age)) FROM fence.pending WHERE domain = '$table'") > 3 * $lease },
 			'three leases');
 		is(pending_of($table), $expected, 'after rounds of the patrol and three leases it is all there');
-		all_pending($table, 1, 2, 31);
-		is($sql->run("SELECT status FROM fence.get('$table', '3')"), 'hit', 'and the others are hits');
+		all_pending($table, 1, 2);
+		is(get_status($table, 3), 'hit', 'and the others are hits');
 
 		end_prepared($how, $gid, $table);
 		no_reservations($node);
 		is(versions($table), $how eq 'COMMIT' ? '1:6 31:0' : '', 'stored');
 		is($sql->run("SELECT relation, fence_version, row_version FROM fence.status('$table', '$_')"),
-			$how eq 'COMMIT' ? 'missing||6' : 'equal|5|5', "$_: the fence goes with a commit, and is as it was without")
+			$how eq 'COMMIT' ? 'missing||6' : 'missing||5', "$_: the fence has gone")
 		  foreach 1, 2;
-		is(get_status($table, 1), $how eq 'COMMIT' ? 'miss' : 'hit', 'what was cached before is served only if it is the row');
+		reads_say($table, 1 => 'miss', 3 => 'hit');
 		nothing_stale($table);
 	}
 };
@@ -207,13 +203,13 @@ subtest 'savepoints, a name that is taken, nothing to store' => sub {
 
 	prepare('taken', "UPDATE $table SET name = 'new' WHERE id = 1", 'SAVEPOINT a', "UPDATE $table SET name = 'x' WHERE id IN (1, 3)",
 		'ROLLBACK TO a', "UPDATE $table SET name = 'new' WHERE id = 4");
-	like(pending_of($table), qr/1=[67] row prepared taken.*, 4=6 row prepared taken/, 'prepared after a savepoint');
+	is(pending_of($table), '3 row prepared taken', 'prepared after a savepoint');
 
 	$writer->run("BEGIN; UPDATE $table SET name = 'new' WHERE id = 5");
 	like($writer->error_of("PREPARE TRANSACTION 'taken'"), qr/^42710/, 'the gid is taken: an error,');
-	poll(sub { pending_of($table) !~ /\b5=/ }, 'the abort');
-	unlike(pending_of($table), qr/\b5=/, 'and nothing is left of that transaction');
-	is(get_status($table, 5), 'hit', 'its row is a hit');
+	poll(sub { pending_of($table) eq '3 row prepared taken' }, 'the abort');
+	pass('and nothing is left of that transaction');
+	is(get_status($table, 5), 'miss', 'its row can be cached again');
 
 	end_prepared('COMMIT', 'taken', $table);
 	is(versions($table), '1:6 4:6', 'stored');
@@ -248,13 +244,13 @@ subtest 'two at once, in one domain' => sub {
 
 	prepare('a', "UPDATE $table SET name = 'a' WHERE id = 1");
 	prepare('b', "UPDATE $table SET name = 'b' WHERE id = 2");
-	is(pending_of($table), '1=6 row prepared a, 2=6 row prepared b', 'both are pending');
+	is(pending_of($table), '1 row prepared a, 1 row prepared b', 'both are pending');
 	end_prepared('COMMIT', 'a', $table);
-	is(pending_of($table), '2=6 row prepared b', 'the end of one leaves the other');
+	is(pending_of($table), '1 row prepared b', 'the end of one leaves the other');
 	reads_say($table, 1 => 'miss', 2 => 'pending');
 	end_prepared('ROLLBACK', 'b', $table);
 	is(versions($table), '1:6', 'stored');
-	reads_say($table, 2 => 'hit');
+	reads_say($table, 2 => 'miss');
 	nothing_stale($table);
 };
 
@@ -264,15 +260,16 @@ subtest 'bulk' => sub {
 		foreach my $how (qw(ROLLBACK COMMIT))
 		{
 			my $table = new_table();
-			my @names = redis_names($table, 30);    # SQL would wait for a lock
+			my $fence = fence_of($table, 30);    # SQL would wait for a lock
 
 			prepare('bulk', $statement =~ s/:t\b/$table/gr);
-			like(pending_of($table), qr/^(?:\*= domain prepared bulk|.*, \*= domain prepared bulk)$/, "$statement: the domain is reserved");
-			is($redis->call(qw(FCALL fence_get 2), @names)->[0], "pending", "a read says so");
+			like(pending_of($table), qr/^\* domain prepared bulk(?:, \d+ row prepared bulk)?$/, "$statement: the domain is reserved");
+			is($redis->call(qw(FCALL_RO fence_get 1), $fence)->[0], 'pending', 'a read says so');
+			is($redis->call(qw(FCALL_RO fence_token 1), $fence), '', 'the fast one, too');
 			end_prepared($how, 'bulk', $table);
 			if ($how eq 'ROLLBACK')
 			{
-				reads_say($table, 1 => 'hit', 30 => 'hit');
+				reads_say($table, 30 => 'hit');
 				is(versions($table), '', 'nothing has changed');
 			}
 			elsif ($statement =~ /UPDATE/)
@@ -293,16 +290,16 @@ subtest 'a partition, written directly and through the root' => sub {
 
 		# one row moves to another partition, one partition is emptied
 		prepare('part', "UPDATE ${table}_1 SET name = 'new' WHERE id = 1", "UPDATE $table SET id = 35 WHERE id = 11");
-		is(pending_of($table), '1=6 row prepared part, 11=6 row prepared part, 35=5 row prepared part', 'pending in the root\'s domain');
-		all_pending($table, 1, 11, 35);
+		is(pending_of($table), '2 row prepared part', 'pending in the root\'s domain');
+		reads_say($table, 1 => 'pending', 11 => 'pending', 35 => 'miss');
 		end_prepared($how, 'part', $table);
 		is(versions($table), $how eq 'COMMIT' ? '1:6 35:5' : '', 'stored');
 		nothing_stale($table);
 
-		my @names = redis_names($table, 5);
+		my $fence = fence_of($table, 5);
 		prepare('part', "TRUNCATE ${table}_1");
-		is(pending_of($table), '*= domain prepared part', 'TRUNCATE of a partition: the root\'s domain is reserved');
-		is($redis->call(qw(FCALL fence_get 2), @names)->[0], 'pending', 'a read says so');
+		is(pending_of($table), '* domain prepared part', 'TRUNCATE of a partition: the root\'s domain is reserved');
+		is($redis->call(qw(FCALL_RO fence_get 1), $fence)->[0], 'pending', 'a read says so');
 		end_prepared($how, 'part', $table);
 		nothing_stale($table);
 	}
@@ -329,12 +326,14 @@ subtest 'what ends an attachment, and explicit reservations, cannot be prepared'
 		like($writer->error_of("PREPARE TRANSACTION 'no'"), qr/^0A000: cannot PREPARE .*\n(?:HINT|DETAIL): /, "$statement: refused");
 		is($sql->run('SELECT count(*) FROM pg_prepared_xacts'), '0', 'nothing is prepared');
 		poll(sub { pending_of($domain) eq '' }, 'the abort');
-		is(get_status($domain, 1), 'hit', 'the table is fenced as before');
+		isnt(get_status($domain, 1), 'unarmed', 'the table is fenced as before');
+		warm($domain);
 	}
 	# given up again, it is no obstacle
 	prepare('yes', "SELECT fence.begin_write('$manual', 5, '1')", "SELECT fence.abort_write('$manual', '1')",
 		"UPDATE $table SET name = 'new' WHERE id = 1");
-	is(pending_of($table), '1=6 row prepared yes', 'after abort_write the transaction can be prepared');
+	all_pending($table, 1);
+	is($sql->run("SELECT fences FROM fence.pending WHERE gid = 'yes'"), '2', 'after abort_write the transaction can be prepared');
 	end_prepared('COMMIT', 'yes', $table);
 	no_reservations($node);
 	is($sql->run("SELECT relation, fence_version FROM fence.status('$manual', '1')"), 'missing|', 'of the other domain the key goes, too');
@@ -362,12 +361,12 @@ subtest 'unfenced tables only' => sub {
 # Reads through Redis until it says pending; what it said before that: never anything that could be cached or used.
 sub until_pending
 {
-	my ($domain, @names) = @_;
+	my ($domain, $fence) = @_;
 	my %before;
 
 	poll(
 		sub {
-			my $answer = eval { $redis->call(qw(FCALL fence_get 2), @names) } // ['error'];
+			my $answer = eval { $redis->call(qw(FCALL_RO fence_get 1), $fence) } // ['error'];
 			return 1 if $answer->[0] eq 'pending';
 			$before{ $answer->[0] } = 1;
 			return exists $before{hit} || exists $before{miss};
@@ -394,7 +393,7 @@ sub new_epoch
 	$table{group} = 'item' . ++$tables;
 	$sql->run("CREATE TABLE $table{group} (id int PRIMARY KEY, room int, name text DEFAULT 'old'); "
 		  . "INSERT INTO $table{group} SELECT g, g % 3 FROM generate_series(1, 9) g; SELECT fence.attach('$table{group}', scope => 'group', key => '{room}')");
-	my %names = map { $_ => [ redis_names($table{$_}, 1) ] } keys %table;
+	my %names = map { $_ => fence_of($table{$_}, 1) } keys %table;
 	my @domains = grep { $_ ne 'idle' } sort keys %table;
 
 	prepare('commit', three_changes($table{commit}));
@@ -409,14 +408,14 @@ sub new_epoch
 	my $epoch = epoch_number();
 
 	$forget->();
-	until_pending($_, @{ $names{$_} }) foreach @domains;
+	until_pending($_, $names{$_}) foreach @domains;
 	cmp_ok(epoch_number(), '>', $epoch, 'a new epoch');
-	is(pending_of($table{$_}), "*= domain prepared $_", "$_: the domain is reserved, with the gid") foreach grep { $_ ne 'two' } @domains;
-	is(pending_of($table{two}), '*= domain prepared two, *= domain prepared two more', 'two prepared transactions: two reservations');
+	is(pending_of($table{$_}), "* domain prepared $_", "$_: the domain is reserved, with the gid") foreach grep { $_ ne 'two' } @domains;
+	is(pending_of($table{two}), '* domain prepared two, * domain prepared two more', 'two prepared transactions: two reservations');
 	is($sql->run("SELECT count(*) FROM fence.pending WHERE domain = '$table{idle}'"), '0', 'and none of a table that nobody changed');
 	warm($table{idle});
 	patrol_rounds(3);
-	is($redis->call(qw(FCALL fence_get 2), @{ $names{$_} })->[0], 'pending', "$_: it stays") foreach @domains;
+	is($redis->call(qw(FCALL_RO fence_get 1), $names{$_})->[0], 'pending', "$_: it stays") foreach @domains;
 	all_pending($table{commit}, 1, 2, 3, 31);
 	is($sql->run("SELECT fence.read('$table{commit}', '1') ->> 'version'"), '5', 'who reads gets the row as it is now');
 
@@ -472,7 +471,7 @@ subtest 'PREPARE while Redis is gone' => sub {
 	my $bypass = new_table();
 	my $late = new_table();
 	my $error = new_table(undef, "on_redis_failure => 'error'");
-	my @names = redis_names($bypass, 1);
+	my $fence = fence_of($bypass, 1);
 
 	prepare('late', "UPDATE $late SET name = 'new' WHERE id = 1");
 	$redis->kill9;
@@ -488,8 +487,8 @@ subtest 'PREPARE while Redis is gone' => sub {
 	is(versions($late), '1:6', 'COMMIT PREPARED does not need Redis');
 
 	$redis->restart;
-	until_pending($bypass, @names);
-	is(pending_of($bypass), '*= domain prepared bypass', 'after it is back the domain is reserved');
+	until_pending($bypass, $fence);
+	is(pending_of($bypass), '* domain prepared bypass', 'after it is back the domain is reserved');
 	is(pending_of($late), '', 'what ended meanwhile is not');
 	end_prepared('COMMIT', 'bypass', $bypass);
 	no_reservations($node);

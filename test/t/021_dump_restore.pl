@@ -251,7 +251,7 @@ foreach my $way (sort keys %way)
 	isnt(query($node, $copy, $keys), query($node, 'original', $keys), 'its names in Redis are its own');
 	cycle($node, $copy);
 	is(get($node, 'original', 'plain', 2), 'hit', 'the original is cached as before,');
-	unlike(fence_call('get', 'value', $node, 'original', 'plain', 2), qr/written/, 'its own value');
+	unlike(fence_call('get', 'payload', $node, 'original', 'plain', 2), qr/written/, 'its own value');
 }
 is(inventory($node, 'original'), $inventory, 'the original is as it was');
 

@@ -64,7 +64,7 @@ BEGIN
 				WHEN 'hit' THEN
 					hits := hits + 1;
 					IF g.version < committed THEN stale := stale + 1; END IF;
-					IF g.value::jsonb ->> 'version' <> g.version::text OR g.value::jsonb ->> 'id' <> k THEN broken := broken + 1; END IF;
+					IF g.payload::jsonb ->> 'version' <> g.version::text OR g.payload::jsonb ->> 'id' <> k THEN broken := broken + 1; END IF;
 				WHEN 'miss' THEN
 					misses := misses + 1;
 					COMMIT;
@@ -82,7 +82,7 @@ SQL
 sub watch
 {
 	my ($program) = @_;
-	my ($prefix_f, $prefix_v) = map { s/\{1\}$//r } split /\|/, $sql->run("SELECT fence.fence_key('sbtest1', '1'), fence.value_key('sbtest1', '1')");
+	my $prefix = $sql->run("SELECT fence.fence_key('sbtest1', '1')") =~ s/\{1\}$//r;
 	my (%last, %back, $hits);
 
 	while ($program->pumpable)
@@ -90,7 +90,7 @@ sub watch
 		foreach (1 .. 50)
 		{
 			my $key = 1 + int($size * rand() ** 3);
-			my ($status, undef, $version) = @{ $redis->call(qw(FCALL fence_get 2), "$prefix_f\{$key}", "$prefix_v\{$key}") };
+			my ($status, $version) = strong_read($redis, "$prefix\{$key}");
 			next if $status ne 'hit';
 			$hits++;
 			$back{$key} = "$last{$key} > $version" if defined $last{$key} && $version < $last{$key};

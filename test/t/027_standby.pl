@@ -9,6 +9,7 @@ use FenceTest;
 use FenceTest::Session;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes qw(time);
 
 my $redis = FenceTest::Redis->start;
 my $primary = new_postgres('primary', $redis, init => { allows_streaming => 1 }, lease => '2s', hot_standby => 'on', wal_log_hints => 'on',
@@ -81,11 +82,11 @@ subtest 'what may be read' => sub {
 	$primary->safe_psql('postgres', "SELECT fence.read('item', '1')") foreach 1 .. 2;
 	is(get($standby, 1), 'hit', 'what the primary cached is a hit');
 	is(reading($standby, 1), 'old', '... which read returns');
-	is($standby->safe_psql('postgres', "SELECT token IS NULL, ticket IS NULL FROM fence.get('item', '2')"), 't|t',
-		'a miss gives neither token nor ticket');
-	is(reading($standby, 2), '55000 miss', 'a row whose fence has no version cannot be proven');
-	is($primary->safe_psql('postgres', "SELECT relation FROM fence.status('item', '2')"), 'missing', '... and no ticket was redeemed');
-	like($standby->safe_psql('postgres', "SELECT fence.put('item', 't', '', 1, 'x', NULL, '1')"), qr/^refused/, 'put is refused');
+	is($standby->safe_psql('postgres', "SELECT permit IS NULL FROM fence.get('item', '2')"), 't', 'a miss gives no permit');
+	is(reading($standby, 2), '55000 miss', 'a row of which Redis does not know who wrote it last cannot be proven');
+	is($primary->safe_psql('postgres', "SELECT relation FROM fence.status('item', '2')"), 'missing', '... and is not put');
+	my ($permit) = $primary->safe_psql('postgres', "SELECT permit FROM fence.get('item', '2')");
+	like($standby->safe_psql('postgres', "SELECT fence.put('item', '$permit', 1, 'x', NULL, '2')"), qr/^refused/, 'put is refused');
 
 	write_row($primary, "UPDATE item SET name = 'new' WHERE id = 1");
 	settled();
@@ -94,14 +95,16 @@ subtest 'what may be read' => sub {
 	is(reading($standby, 1), 'new', '... the row is the one that the fence names');
 	is(get($standby, 1), 'hit', '... and is a hit now');
 	is(get($primary, 1), 'hit', '... for the primary too');
-	is($primary->safe_psql('postgres', "SELECT value::jsonb ->> 'name' FROM fence.get('item', '1')"), 'new', '... and right');
+	is($primary->safe_psql('postgres', "SELECT payload::jsonb ->> 'name' FROM fence.get('item', '1')"), 'new', '... and right');
 
 	my $writer = FenceTest::Session->open($primary);
 	$writer->run("BEGIN; UPDATE item SET name = 'later' WHERE id = 1");
 	is(reading($standby, 1), '55000 pending', 'while it is being written: refused');
 	$writer->run('ROLLBACK');
 	settled();
-	is(reading($standby, 1), 'new', 'rolled back: a hit again');
+	is(reading($standby, 1), '55000 miss', 'rolled back: nobody is known who committed last');
+	is(reading($primary, 1), 'new', '... until the primary has read it');
+	is(reading($standby, 1), 'new', '... a hit');
 	$writer->run("BEGIN; SAVEPOINT a; UPDATE item SET name = 'sub' WHERE id = 1; COMMIT");
 	settled();
 	caught_up();
@@ -135,6 +138,71 @@ subtest 'a standby that lags' => sub {
 	is(reading($standby, 3), '55000 miss', '... and still it is not used');
 	go_on();
 	is(reading($standby, 3), 'third', 'caught up: the row');
+};
+
+# Two write the same few rows of two tables, one of which reserves at COMMIT; the standby alone reads and fills. What it reads is
+# never older than what had been committed when it was asked.
+subtest 'a standby reads what is being written' => sub {
+	$primary->safe_psql('postgres', <<'SQL');
+CREATE SEQUENCE counter;
+CREATE TABLE early (id int PRIMARY KEY, n bigint NOT NULL, version bigint NOT NULL DEFAULT 0);
+CREATE TABLE late (LIKE early INCLUDING ALL);
+SELECT fence.attach('early'), fence.attach('late', reserve => 'commit');
+CREATE TABLE stop ();
+-- n of a row only grows: nextval is called once the row is locked, and who deletes is the only one who inserts
+CREATE PROCEDURE write_on(owner int) LANGUAGE plpgsql AS $$
+DECLARE
+	t text;
+	k int;
+BEGIN
+	WHILE to_regclass('stop') IS NOT NULL LOOP
+		t := (ARRAY['early', 'late'])[1 + (random() * 1)::int];
+		k := 1 + (random() * 7)::int;
+		IF random() < 0.1 THEN
+			BEGIN
+				EXECUTE format('UPDATE %I SET n = nextval(''counter'') WHERE id = $1', t) USING k;
+				IF random() < 0.5 THEN RAISE division_by_zero; END IF;
+			EXCEPTION WHEN division_by_zero THEN NULL;
+			END;
+		ELSIF k % 2 = owner AND random() < 0.3 THEN
+			EXECUTE format('DELETE FROM %I WHERE id = $1', t) USING k;
+			IF random() < 0.5 THEN COMMIT; END IF;
+			EXECUTE format('INSERT INTO %I VALUES ($1, nextval(''counter''))', t) USING k;
+		ELSE
+			EXECUTE format('UPDATE %I SET n = nextval(''counter'') WHERE id = $1', t) USING k;
+		END IF;
+		IF random() < 0.1 THEN ROLLBACK; ELSE COMMIT; END IF;
+		PERFORM pg_sleep(random() * 0.01);
+	END LOOP;
+END $$;
+INSERT INTO early SELECT g, nextval('counter') FROM generate_series(1, 8) g;
+INSERT INTO late SELECT g, nextval('counter') FROM generate_series(1, 8) g;
+SQL
+	caught_up();
+	poll(sub { $primary->safe_psql('postgres', "SELECT bool_or((fence.get(d, '1')).status = 'unarmed') FROM unnest('{early,late}'::text[]) d") eq 'f' },
+		'the announcement');
+	my @writers = map { FenceTest::Session->open($primary) } 0, 1;
+	my ($truth, $reader) = map { FenceTest::Session->open($_) } $primary, $standby;
+	my (%seen, @old);
+	my $end = time() + 6;
+
+	$writers[$_]->begin("CALL write_on($_)") foreach 0, 1;
+	while (time() < $end || (!$seen{early} || !$seen{late}) && time() < $end + 60)
+	{
+		my ($table, $key) = ((qw(early late))[ int rand 2 ], 1 + int rand 8);
+		my $before = $truth->run("SELECT n FROM $table WHERE id = $key");
+		$reader->begin("SELECT fence.read('$table', '$key') ->> 'n'");
+		my $n = $reader->take;
+		$seen{ $n =~ /^\d+$/ ? $table : $n =~ /(The cache answered: \w+)/ ? $1 : $n }++;
+		push @old, "$table $key: $n < $before" if $n =~ /^\d+$/ && $before ne '' && $n < $before;
+	}
+	$primary->safe_psql('postgres', 'DROP TABLE stop');
+	$_->wait, is($_->take, '', 'a writer had no error') foreach @writers;
+	note(join ', ', map { "$_ $seen{$_}" } sort keys %seen);
+	is(join("\n", @old), '', 'nothing stale was read');
+	cmp_ok($seen{$_} // 0, '>', 0, "rows of $_ were read") foreach qw(early late);
+	settled();
+	compare_fences($primary, $_) foreach qw(early late);
 };
 
 subtest 'Redis is gone' => sub {
@@ -202,7 +270,7 @@ subtest 'promotion, and another history' => sub {
 	no_reservations($standby);
 	$primary->wait_for_catchup($sibling, 'replay', $primary->lsn('flush'));
 	is(name_of($sibling, 4), 'of the old history', 'the sibling has the row of the old history');
-	is(get($sibling, 4), 'miss', 'the fence has that version');
+	is(get($sibling, 4), 'miss', 'nothing is cached');
 	is(reading($sibling, 4), '55000 miss', '... and the row is not used');
 	is(reading($standby, 4), 'of the new history', 'the new primary reads its own');
 	is(reading($sibling, 4), 'of the new history', '... which is a hit everywhere');
@@ -219,10 +287,17 @@ subtest 'promotion, and another history' => sub {
 	$standby->wait_for_catchup($primary, 'replay', $standby->lsn('flush'));
 	poll(sub { get($primary, 4) eq 'hit' }, 'the keeper to find Redis');
 	is(reading($primary, 4), 'of the new history', 'rewound: a standby that reads');
-	write_row($standby, "UPDATE item SET name = 'last' WHERE id = 4");
+	# commits name themselves once the keeper has seen that a standby listens
+	my $proven = eval {
+		poll(sub {
+			write_row($standby, "UPDATE item SET name = 'last' WHERE id = 4");
+			$standby->wait_for_catchup($primary, 'replay', $standby->lsn('flush'));
+			poll(sub { get($primary, 4) ne 'pending' }, 'the end', 10);
+			return reading($primary, 4) eq 'last';
+		}, 'a proof', 30);
+	};
+	ok($proven, '... and whose rows can be proven') or diag(reading($primary, 4));
 	no_reservations($standby);
-	$standby->wait_for_catchup($primary, 'replay', $standby->lsn('flush'));
-	is(reading($primary, 4), 'last', '... and whose rows can be proven');
 
 	# started as a primary by mistake: the same timeline as the real one
 	$primary->stop;

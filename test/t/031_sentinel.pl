@@ -142,11 +142,10 @@ sub under_load
 sub told_by
 {
 	my ($redis, $key) = @_;
-	my ($fence, $value) = split /\|/, $sql->run("SELECT fence.fence_key('item', '$key'), fence.value_key('item', '$key')");
-	$redis->disconnect;
-	my $reply = $redis->attempt('FCALL', 'fence_get', 2, $fence, $value);
+	my $fence = $sql->run("SELECT fence.fence_key('item', '$key')");
 
-	return ref $reply eq 'ARRAY' ? $reply->[0] : "$reply";
+	$redis->disconnect;
+	return strong_word($redis, $fence);
 }
 
 subtest 'sentinels that do not help' => sub {

@@ -120,9 +120,9 @@ sub survives
 my %asks = (
 	'the courier'  => 'fence_write|fence_domain',
 	'the keeper'   => 'fence_hello|fence_renew|fence_arm|fence_disarm|FUNCTION|INFO|heartbeat',
-	'the patrol'   => 'fence_pending|fence_settle',
+	'the patrol'   => 'fence_pending|fence_counts',
 	'the announcer' => 'fence_announce',
-	'backends'     => 'fence_get|fence_put|fence_check|fence_status',
+	'backends'     => 'MULTI|MGET|EXEC|fence_token|fence_get|fence_put|fence_release|fence_check|fence_status',
 	'all of them'  => '.');
 
 # The processes that must not end.

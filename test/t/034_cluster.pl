@@ -132,13 +132,13 @@ subtest 'statements over all slots' => sub {
 	is(state_of('bypassed_transactions'), 0, 'nothing was committed without a reservation');
 };
 
-# The first word of the answer; MOVED, ASK and the like are words too.
-sub said
+# Whether that process serves the fence; MOVED, ASK and the like are words too.
+sub armed
 {
-	my ($server, @call) = @_;
-	my $answer = $server->attempt('FCALL', @call);
+	my ($server, $fence) = @_;
+	my $answer = $server->attempt(qw(FCALL_RO fence_status 1), $fence);
 
-	return ref $answer eq 'ARRAY' ? $answer->[0] : "$answer";
+	return ref $answer eq 'ARRAY' && $answer->[0] eq 'armed';
 }
 
 # Runs the code while others write and read.
@@ -269,22 +269,22 @@ subtest 'a fence that returns to a process' => sub {
 	my ($from, $to) = $cluster->masters;
 	my ($slot) = slots_of($from, 1);
 	my $id = key_in($slot);
-	my ($fence, $value) = split /\|/, $sql->run("SELECT fence.fence_key('item', '$id'), fence.value_key('item', '$id')");
+	my $fence = $sql->run("SELECT fence.fence_key('item', '$id')");
 
 	is(warm(), $KEYS, 'all is cached');
 	my $epoch = epoch_number();
 	# it is at the other process, and granted to it, but nobody touches this key there
 	$cluster->move_slots($to, $slot);
-	poll(sub { said($to, 'fence_status', 1, $fence) eq 'armed' }, 'the slot to be granted to the new owner', 60);
+	poll(sub { armed($to, $fence) }, 'the slot to be granted to the new owner', 60);
 	# on its way back, its keys first, it misses a commit
 	$from->call('CLUSTER', 'SETSLOT', $slot, 'IMPORTING', $to->id);
 	$to->call('CLUSTER', 'SETSLOT', $slot, 'MIGRATING', $from->id);
-	$to->call('MIGRATE', '127.0.0.1', $from->port, '', 0, 5000, 'REPLACE', 'KEYS', $fence, $value);
+	$to->call('MIGRATE', '127.0.0.1', $from->port, '', 0, 5000, 'REPLACE', 'KEYS', $fence);
 	$sql->run("UPDATE item SET n = 1000 WHERE id = $id");
 	$_->attempt('CLUSTER', 'SETSLOT', $slot, 'NODE', $from->id) foreach $from, $to, $cluster->masters;
-	poll(sub { said($from, 'fence_status', 1, $fence) eq 'armed' }, 'the slot to be granted back', 60);
+	poll(sub { armed($from, $fence) }, 'the slot to be granted back', 60);
 	note('epoch ' . epoch_number() . " after $epoch: " . state_of('reason'));
-	isnt($from->call('FCALL', 'fence_get', 2, $fence, $value)->[0], 'hit', 'what it missed is not served');
+	isnt(strong_word($from, $fence), 'hit', 'what it missed is not served');
 	is($sql->run("SELECT fence.read('item', '$id') ->> 'n'"), 1000, 'the row is read');
 	settled('granted');
 	no_reservations($node);
@@ -328,11 +328,11 @@ subtest 'what was prepared while its slot was away' => sub {
 	my ($from, $to) = $cluster->masters;
 	my ($slot, $other) = slots_of($from, 2);
 	my $id = key_in($slot);
-	my ($fence, $value) = split /\|/, $sql->run("SELECT fence.fence_key('item', '$id'), fence.value_key('item', '$id')");
+	my $fence = $sql->run("SELECT fence.fence_key('item', '$id')");
 	my $session = FenceTest::Session->open($node);
 	my $migrate = sub {
 		my ($source, $target) = @_;
-		return $source->call('MIGRATE', '127.0.0.1', $target->port, '', 0, 5000, 'REPLACE', 'KEYS', $fence, $value);
+		return $source->call('MIGRATE', '127.0.0.1', $target->port, '', 0, 5000, 'REPLACE', 'KEYS', $fence);
 	};
 
 	settled('granted');
@@ -341,15 +341,15 @@ subtest 'what was prepared while its slot was away' => sub {
 	$from->call('CLUSTER', 'SETSLOT', $slot, 'MIGRATING', $to->id);
 	$migrate->($from, $to);
 	$session->run("BEGIN; UPDATE item SET n = 4000 WHERE id = $id; PREPARE TRANSACTION 'away'");
-	isnt(said($from, 'fence_get', 2, $fence, $value), 'hit', 'it is not served where it was');
+	isnt(strong_word($from, $fence), 'hit', 'it is not served where it was');
 	# it is back, and another one moves: the same message says so to its process, and takes the other
 	$from->call('CLUSTER', 'SETSLOT', $slot, 'STABLE');
 	$migrate->($to, $from);
 	$to->call('CLUSTER', 'SETSLOT', $slot, 'STABLE');
-	isnt(said($from, 'fence_get', 2, $fence, $value), 'hit', '... nor when it is back');
+	isnt(strong_word($from, $fence), 'hit', '... nor when it is back');
 	$cluster->move_slots($to, $other);
-	poll(sub { said($from, 'fence_status', 1, $fence) eq 'armed' }, 'the slot to be granted again', 60);
-	is($from->call('FCALL', 'fence_get', 2, $fence, $value)->[0], 'pending', 'what is prepared is known there');
+	poll(sub { armed($from, $fence) }, 'the slot to be granted again', 60);
+	is(strong_word($from, $fence), 'pending', 'what is prepared is known there');
 	$session->run("COMMIT PREPARED 'away'");
 	is($sql->run("SELECT fence.read('item', '$id') ->> 'n'"), 4000, 'the row is read') foreach 1 .. 2;
 	no_reservations($node);
@@ -360,7 +360,7 @@ subtest 'who is committing is waited for' => sub {
 	my ($from, $to) = $cluster->masters;
 	my ($slot) = slots_of($from, 1);
 	my $id = key_in($slot);
-	my ($fence, $value) = split /\|/, $sql->run("SELECT fence.fence_key('item', '$id'), fence.value_key('item', '$id')");
+	my $fence = $sql->run("SELECT fence.fence_key('item', '$id')");
 	my $writer = FenceTest::Session->open($node);
 
 	is(warm(), $KEYS, 'all is cached');
@@ -379,9 +379,9 @@ subtest 'who is committing is waited for' => sub {
 		}, 'the commit to wait');
 	$cluster->move_slots($to, $slot);
 	poll(sub { state_of('reason') =~ /committing while slots move/ || state_of('state') eq 'CLOSED'
-		  || said($to, 'fence_status', 1, $fence) eq 'armed' }, 'the move to be seen', 60);
-	isnt(said($to, 'fence_status', 1, $fence), 'armed', 'nobody is granted the slot meanwhile');
-	isnt(said($to, 'fence_get', 2, $fence, $value), $_, "nor is there a $_") foreach 'hit', 'miss';
+		  || armed($to, $fence) }, 'the move to be seen', 60);
+	ok(!armed($to, $fence), 'nobody is granted the slot meanwhile');
+	isnt(strong_word($to, $fence), $_, "nor is there a $_") foreach 'hit', 'miss';
 	$node->append_conf('postgresql.conf', "synchronous_standby_names = ''");
 	$node->reload;
 	$writer->wait;
@@ -407,8 +407,7 @@ subtest 'slots move under load' => sub {
 };
 
 subtest 'a slot goes and comes back' => sub {
-	my ($slot, $fence, $value) = split /\|/,
-	  $sql->run("SELECT fence.key_slot(fence.fence_key('item', '5')), fence.fence_key('item', '5'), fence.value_key('item', '5')");
+	my ($slot, $fence) = split /\|/, $sql->run("SELECT fence.key_slot(fence.fence_key('item', '5')), fence.fence_key('item', '5')");
 	my $from = $cluster->owner($slot);
 	my ($to) = grep { $_ != $from } $cluster->masters;
 
@@ -417,11 +416,11 @@ subtest 'a slot goes and comes back' => sub {
 	is($sql->run("SELECT status FROM fence.get('item', '5')"), 'hit', 'cached');
 	my $bypassed = state_of('bypassed_transactions');
 	$cluster->move_slots($to, $slot);
-	isnt(said($to, 'fence_get', 2, $fence, $value), 'hit', 'the new owner does not serve it');
+	isnt(strong_word($to, $fence), 'hit', 'the new owner does not serve it');
 	is($sql->run("SELECT status FROM fence.get('item', '5')"), 'unarmed', 'nor does SQL') if state_of('state') eq 'OPEN';
 	$sql->run("UPDATE item SET n = 99 WHERE id = 5");
 	$cluster->move_slots($from, $slot);
-	isnt(said($from, 'fence_get', 2, $fence, $value), 'hit', 'the old one does not either: it missed a commit');
+	isnt(strong_word($from, $fence), 'hit', 'the old one does not either: it missed a commit');
 	is($sql->run("SELECT fence.read('item', '5') ->> 'n'"), 99, 'the row is read');
 	is(state_of('bypassed_transactions'), $bypassed, 'it was reserved all the same');
 	settled('and after a while the slot is granted again');
@@ -492,20 +491,19 @@ subtest 'a master that hangs comes back after its replica was promoted' => sub {
 	}
 	settled('granted');
 	$sql->run("SELECT count(fence.read('item', id::text)) FROM item");
-	my @names = map { [ split /\|/ ] }
-	  split /\n/, $sql->run("SELECT fence.fence_key('item', id::text), fence.value_key('item', id::text) FROM item $where");
+	my @names = split /\n/, $sql->run("SELECT fence.fence_key('item', id::text) FROM item $where");
 	my $reader = $old->connect;
-	is(scalar(grep { $reader->call('FCALL', 'fence_get', 2, @$_)->[0] ne 'hit' } @names), 0, scalar(@names) . ' values are cached there');
+	is(scalar(grep { (strong_read($reader, $_))[0] ne 'hit' } @names), 0, scalar(@names) . ' values are cached there');
 	$old->pause;
 	# what a client that is still connected asks: answered first when it wakes
-	$reader->send('FCALL', 'fence_get', 2, @$_) foreach @names;
+	strong_send($reader, $_, [ qw(FCALL_RO fence_get 1), $_ ]) foreach @names;
 	$sql->run("UPDATE item SET n = -1 $where");
 	poll(sub { granted() =~ /\b${\$replica->port} / }, 'the replica to take over', 90);
 	$sql->run("UPDATE item SET n = -2 $where");
 	$sql->run("SELECT count(fence.read('item', id::text)) FROM item");
 	$old->resume;
-	my @replies = map { $reader->reply } @names;
-	is(scalar(grep { ref $_ eq 'ARRAY' && $_->[0] eq 'hit' } @replies), 0, 'nothing stale');
+	my @answers = map { ((strong_take($reader))[0], $reader->reply) } @names;
+	is(scalar(grep { (ref $_ eq 'ARRAY' ? $_->[0] : "$_") eq 'hit' } @answers), 0, 'nothing stale');
 	$cluster->wait_healthy;
 	settled('granted');
 	is(join("\n", compare()->anomalies), '', 'fences agree with their rows');

@@ -8,13 +8,15 @@ use FenceTest;
 use FenceTest::Certificates;
 use FenceTest::Cluster;
 use FenceTest::Session;
+use File::Basename;
 use IPC::Run;
 use Test::More;
 
 # doc/operations.md, "Users and passwords"
-my @EXTENSION = qw(+fcall +function|list +function|load +info +set +mget +del +time +select +scan +cluster|slots +cluster|info);
-my @READER = qw(+fcall|fence_get +fcall|fence_get_many +fcall|fence_put +fcall|fence_release +fcall|fence_current
-  +fcall|fence_check +fcall|fence_check_many +fcall|fence_peek +get +mget +set +time +select +cluster|slots +command +info);
+my @EXTENSION = qw(+fcall +fcall_ro +function|list +function|load +info +set +get +mget +getrange +del +exists +multi +exec +time +select
+  +scan +cluster|slots +cluster|info);
+my @READER = qw(+fcall|fence_put +fcall_ro|fence_token +fcall_ro|fence_get +fcall_ro|fence_release +fcall_ro|fence_check
+  +fcall_ro|fence_get_derived +multi +exec +mget +get +getrange +exists +set +time +select +cluster|slots +command +info);
 my $NAMESPACE = 'secured';
 my $KEYS = 60;
 
@@ -100,21 +102,26 @@ subtest 'users with the documented rights' => sub {
 
 	# a reader with a cluster client
 	$sql->run("UPDATE item SET n = 5; SELECT count(fence.get('item', id::text)) FROM item");
-	my $names = $sql->run("SELECT string_agg(fence.fence_key('item', id::text) || ' ' || fence.value_key('item', id::text), ' ') FROM item");
+	my $names = $sql->run("SELECT string_agg(fence.fence_key('item', id::text), ' ') FROM item");
 	my ($output, $error) = ('', '');
-	IPC::Run::run([ '/usr/bin/python3', '-', ($cluster->masters)[0]->port, split / /, $names ], \<<'PYTHON', \$output, \$error);
+	IPC::Run::run([ '/usr/bin/python3', '-', dirname(__FILE__) . '/../lib', ($cluster->masters)[0]->port, split / /, $names ], \<<'PYTHON', \$output, \$error);
 import collections, sys
+sys.path.insert(0, sys.argv.pop(1))
 import redis
+import strong
 from redis.cluster import RedisCluster
 r = RedisCluster('127.0.0.1', int(sys.argv[1]), username='reader', password='reader-hidden')
 counts = collections.Counter()
 for _ in range(2):
-    for fence, value in zip(sys.argv[2::2], sys.argv[3::2]):
-        reply = r.execute_command('FCALL', 'fence_get', 2, fence, value, target_nodes=r.get_node_from_key(fence))
-        counts[reply[0].decode()] += 1
-        if reply[0] == b'miss':
-            r.execute_command('FCALL', 'fence_put', 2, fence, value, reply[1], reply[2], 5, 'v', 0,
-                              target_nodes=r.get_node_from_key(fence))
+    for fence in sys.argv[2:]:
+        node = r.get_node_from_key(fence)
+        client = r.get_redis_connection(node)
+        status, *answer = strong.read(client, fence)
+        counts[status] += 1
+        slow = client.execute_command('FCALL_RO', 'fence_get', 1, fence)[0].decode()
+        counts['disagreed'] += slow != status
+        if status == 'miss':
+            strong.put(client, fence, answer[0], 5, 'v')
 try:
     redis.Redis(port=int(sys.argv[1]), username='reader', password='reader-hidden').execute_command('FCALL', 'fence_renew', 0)
 except redis.exceptions.NoPermissionError:
@@ -124,6 +131,7 @@ PYTHON
 	is($error, '', 'the reader had no error');
 	my ($hits) = $output =~ /hit (\d+)/;
 	cmp_ok($hits // 0, '>=', $KEYS, 'what it put, it got') or diag($output);
+	like($output, qr/disagreed 0/, 'the fast way and the slow one agree');
 	like($output, qr/refused 1/, 'what a reader must not call is refused to it');
 	# newer clients say who they are, and do not mind if they may not
 	is(join(', ', grep { !/client\|setinfo/ } split /\n/, refused('reader')), 'command fcall', 'and nothing else');

@@ -84,7 +84,7 @@ sub executes
 	my ($role, $function) = @_;
 
 	return is_one($role, qw(superuser deputy executor owner_executor))
-	  || ($role eq 'filler' && $function eq 'fence.put(text,text,text,bigint,text,interval,text[])')
+	  || ($role eq 'filler' && $function eq 'fence.put(text,text,bigint,text,interval,text[])')
 	  || ($role eq 'beginner' && $function eq 'fence.begin_write(text,bigint,"any")') || ($role eq 'monitor' && is_one($function, qw(doctor _metrics)));
 }
 
@@ -99,7 +99,7 @@ CREATE ROLE write_all IN ROLE pg_write_all_data;
 CREATE ROLE owner_executor IN ROLE table_owner;
 %plain
 ALTER DATABASE postgres OWNER TO db_owner;
-GRANT EXECUTE ON FUNCTION fence.put(text, text, text, bigint, text, interval, text[]) TO filler;
+GRANT EXECUTE ON FUNCTION fence.put(text, text, bigint, text, interval, text[]) TO filler;
 GRANT EXECUTE ON FUNCTION fence.begin_write(text, bigint, "any") TO beginner;
 CREATE SCHEMA app AUTHORIZATION schema_owner;
 GRANT USAGE ON SCHEMA app TO PUBLIC;
@@ -221,7 +221,7 @@ my %rule = (
 my @EFFECT_KEYS = qw(inside outside);
 sub effect { my ($call, %option) = @_; return [ 'effects', $call, \@EFFECT_KEYS, %option ]; }
 
-my $token = "SELECT token, ticket FROM fence.get('%o', '%k') \\gset";
+my $permit = "SELECT permit FROM fence.get('%o', '%k') \\gset";
 my $uuid = "SELECT token AS uuid FROM fence.reserve('%o', 0, '1 min', '%k') \\gset";
 my @ANY = (@TABLES, qw(solo none));
 my @CACHED = (@TABLES, 'solo');
@@ -232,7 +232,7 @@ my %SOURCES = (of_item => [qw(item part)], of_guarded => [qw(item guarded)], of_
 my @DERIVED = (sort(keys %SOURCES), 'none');
 
 # Those that take the values of a key are there twice: with texts, and with values of any type.
-my %BEFORE_KEY = (put => 'text,text,text,bigint,text,interval', begin_write => 'text,bigint', reserve => 'text,bigint,interval');
+my %BEFORE_KEY = (put => 'text,text,bigint,text,interval', begin_write => 'text,bigint', reserve => 'text,bigint,interval');
 
 sub keyed
 {
@@ -266,7 +266,7 @@ my %FUNCTIONS = (
 	keyed(read_derived => 'derived', "fence.read_derived('%o', '%k')", \@DERIVED),
 	keyed(derived_keys => 'derived', "fence.derived_keys('%o', '%k')", \@DERIVED),
 
-	keyed(put => 'trusted', "1 / (fence.put('%o', :'token', :'ticket', 1, 'x', NULL, '%k') = 'stored')::int", \@ANY, before => $token),
+	keyed(put => 'trusted', "1 / (fence.put('%o', :'permit', 1, 'x', NULL, '%k') = 'stored')::int", \@ANY, before => $permit),
 	keyed(begin_write => 'trusted', "fence.begin_write('%o', 0, '%k')", \@MANUAL),
 	keyed(abort_write => 'trusted', "fence.abort_write('%o', '%k')", \@MANUAL, before => "SELECT fence.begin_write('%o', 0, '%k')"),
 	keyed(reserve => 'trusted', "fence.reserve('%o', NULL, '1 ms', '%k')", [ @ROW_DOMAINS, qw(grp none) ]),
@@ -544,7 +544,7 @@ ddl($_) foreach (
 );
 # Who has a privilege without being allowed to grant it is only warned: that it stays is told by the fingerprint below
 ddl($_, all("$DENIED|$ALLOWED", @OTHERS), keep => 1) foreach (
-	'GRANT EXECUTE ON FUNCTION fence.put(text, text, text, bigint, text, interval, text[]) TO PUBLIC', 'GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA fence TO %r',
+	'GRANT EXECUTE ON FUNCTION fence.put(text, text, bigint, text, interval, text[]) TO PUBLIC', 'GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA fence TO %r',
 	'GRANT SELECT ON fence.tombstone TO PUBLIC', 'GRANT CREATE ON SCHEMA fence TO %r', 'REVOKE USAGE ON SCHEMA fence FROM PUBLIC',
 	'REVOKE SELECT ON fence.domain FROM PUBLIC', 'REVOKE EXECUTE ON FUNCTION fence.get(text, text[]) FROM PUBLIC',
 );
@@ -586,7 +586,7 @@ sub script_of
 sub run_cells
 {
 	my (@run) = @_;
-	my $script = "\\o /dev/null\n\\set token t\n\\set ticket t\n\\set uuid 00000000-0000-0000-0000-000000000000\n"
+	my $script = "\\o /dev/null\n\\set permit t\n\\set uuid 00000000-0000-0000-0000-000000000000\n"
 	  . join('', map { script_of($_) } @run);
 	my ($stdout, $stderr);
 
@@ -622,7 +622,7 @@ sub differences
 }
 
 # The same of cells that Redis' log names, with one of the commands.
-sub told
+sub refused_cells
 {
 	my ($log, @run) = @_;
 	my %cell_of = map { $_->{key} => $_ } @run;
@@ -685,7 +685,7 @@ my @log = map { join ' ', @{ $_->[3] } } @{ $redis->call('SLOWLOG', 'GET', -1) }
 my @refused = grep { $_->{key} && !is_allowed($_) } @cells;
 cmp_ok(scalar @refused, '>', 1000, 'cells that are to be refused: ' . scalar @refused);
 is(differences(@refused), '', 'what is refused');
-is(told(\@log, @refused), '', '... and Redis was told nothing of it');
+is(refused_cells(\@log, @refused), '', '... and Redis was told nothing of it');
 # What names no key, as the end of a domain does, shows by the function
 my %said = map { /^FCALL(?:_RO)? (\w+)/i ? ($1 => $_) : () } @log;
 delete @said{@WORKERS_SAY};

@@ -193,7 +193,7 @@ SELECT fence.fence_key('item', 1), fence.value_key('item', 1::bigint), fence.fen
 SELECT fence.group_version('member', '1'), fence.group_version('member', 1)
 SELECT fence.get('item', '1'), fence.get('member', '2'), fence.get('parted', '101'), fence.get('manual', 'x')
 SELECT fence.read('item', '1'), fence.read('member', '2'), fence.read('parted', '101'), fence.read('item', 1), fence.get('item', 1), fence.peek('item', 1)
-SELECT fence.put('item', 'none', 'none', 1, '{}', NULL, '2'), fence.put('item', 'none', 'none', 1, '{}', NULL, 2)
+SELECT fence.put('item', 'none', 1, '{}', NULL, '2'), fence.put('item', 'none', 1, '{}', NULL, 2)
 SELECT fence.peek('item', '1'), fence.status('item', '1'), fence.status('member', '2')
 SELECT * FROM fence.get_many(VARIADIC fence.fence_keys('item', '{1,2}'))
 SELECT * FROM fence.read_many(fence.fence_keys('item', '{1,2}'))

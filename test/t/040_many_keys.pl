@@ -35,35 +35,40 @@ poll(sub { $sql->run("SELECT status FROM fence.get('part', '1')") ne 'unarmed' }
 
 sub fill { my ($first, $last) = @_; return $sql->run("SELECT count(*) FROM fence.read_many(names($first, $last))"); }
 
-# Pairs of fence and value.
-sub pairs
+sub fences { my ($first, $last) = @_; return split /\n/, $sql->run("SELECT unnest(names($first, $last))"); }
+
+# What a strong read in one block finds, as doc/clients.md says: for each fence [token, version, payload], or undef if it is no hit.
+sub block
 {
-	my @fences = split /\n/, $sql->run("SELECT unnest(names($_[0], $_[1]))");
-	return map { ($_, s/:f:/:v:/r) } @fences;
+	my ($server, @names) = @_;
+	my $connection = $server->connection;
+	my @words = ([ 'MULTI' ], [ 'MGET', @names ], [ 'FCALL_RO', 'fence_token', 1, $names[0] ], [ 'EXEC' ]);
+
+	$connection->send(@$_) foreach @words;
+	my ($records, $permit) = @{ (map { $connection->reply } @words)[-1] };
+	return map { undef } @names if $permit eq '';
+	my ($token) = split / /, $permit;
+	return map { ($_ // '') =~ /^(\S+) (\d+) [^\n]*\n(.*)$/s && $1 eq $token ? [ $1, $2, $3 ] : undef } @$records;
 }
 
 # n of a payload.
 sub n_of { return $_[0] =~ /"n": (\d+)/ ? $1 : die "no n in '$_[0]'"; }
 
 subtest 'get all, then check all' => sub {
-	my ($f1, $v1, $f2, $v2) = pairs(1, 2);
-	my @seen;
+	my @names = fences(1, 2);
 
 	fill(1, 2);
-	my (undef, $token, $old, $payload) = @{ $redis->call('FCALL', 'fence_get', 2, $f1, $v1) };
-	push @seen, n_of($payload);
+	my ($first) = block($redis, $names[0]);
 	$sql->run('UPDATE part SET n = n + 1 WHERE id <= 2');
+	is(join(' ', map { defined } block($redis, @names)), ' ', 'a write makes both cold');
 	fill(1, 2);
-	my ($status, undef, $new, $other) = @{ $redis->call('FCALL', 'fence_get', 2, $f2, $v2) };
-	push @seen, n_of($other);
-	is($status, 'hit', 'both were hits');
-	isnt($seen[0], $seen[1], 'and yet they are of two transactions');
-	is(join(' ', @{ $redis->call('FCALL', 'fence_check_many', 2, $f1, $f2, $token, $old, $token, $new) }), '0 1',
-		'the second look tells which has changed');
-	my @all = @{ $redis->call('FCALL', 'fence_get_many', 4, $f1, $v1, $f2, $v2) };
-	is(join(' ', @all[ 0, 1, 3, 6, 7, 9 ]), "5 hit $new 5 hit $new", 'one call is one moment');
-	is($all[5], $all[11], 'and both have the stamp of the one transaction');
-	like($all[5], qr/^\d+\.[0-9a-f]+$/, '... which is known');
+	my ($second) = block($redis, $names[1]);
+	ok($first && $second, 'both were hits');
+	isnt(n_of($first->[2]), n_of($second->[2]), 'and yet they are of two transactions');
+	is($redis->call('FCALL_RO', 'fence_check', 2, @names, map { @$_[ 0, 1 ] } $first, $second), '01', 'the second look tells which has changed');
+	my @both = block($redis, @names);
+	is(join(' ', map { $_->[1] } @both), "$second->[1] $second->[1]", 'one block is one moment');
+	is(n_of($both[0][2]), n_of($both[1][2]), 'both are of the one transaction');
 };
 
 subtest 'a backend that is stopped between its calls' => sub {
@@ -124,7 +129,7 @@ SQL
 subtest 'writers and readers that run freely' => sub {
 	my @writers = map { FenceTest::Session->open($node) } 1 .. 2;
 	my $patient = FenceTest::Session->open($node);
-	my @pairs = pairs(1, 20);
+	my @names = fences(1, 20);
 	my ($sets, $hits, $torn, %seen) = (0, 0, 0);
 
 	$sql->run('UPDATE part SET n = 0; TRUNCATE stop; CREATE TABLE pace AS SELECT 0.03::float8 AS seconds');
@@ -151,19 +156,12 @@ SQL
 		$seen{$source}++;
 		$torn++ if $different != 1;
 		# Redis
-		my @reply = @{ $redis->call('FCALL', 'fence_get_many', scalar @pairs, @pairs) };
-		my @answers;
-		while (@reply)
-		{
-			push @answers, [ splice @reply, 0, shift @reply ];
-		}
-		is(scalar @answers, 20, 'an answer for each') if @answers != 20;
+		my @answers = block($redis, @names);
 		$sets++;
-		next if grep { $_->[0] ne 'hit' } @answers;
+		next if grep { !$_ } @answers;
 		$hits++;
-		my %n = map { n_of($_->[3]) => 1 } @answers;
-		my %stamps = map { $_->[4] => 1 } grep { $_->[4] ne '' } @answers;
-		$torn++ if keys %n != 1 || keys %stamps > 1;
+		my %n = map { n_of($_->[2]) => 1 } @answers;
+		$torn++ if keys %n != 1;
 	}
 	$sql->run('INSERT INTO stop DEFAULT VALUES');
 	$_->take foreach @writers;
@@ -176,16 +174,16 @@ SQL
 
 subtest 'a replica of Redis' => sub {
 	my $replica = FenceTest::Redis->start(config => [ 'replicaof 127.0.0.1 ' . $redis->port, 'repl-diskless-sync-delay 0' ]);
-	my ($fence, $value) = pairs(7, 7);
+	my ($fence) = fences(7, 7);
 
 	fill(7, 7);
-	my $there = $redis->call('FCALL', 'fence_peek', 2, $fence, $value);
-	is($there->[0], 'fresh', 'at the master it is fresh');
+	ok((block($redis, $fence))[0], 'at the master it is a hit');
 	poll(sub { $replica->info('replication', 'master_link_status') eq 'up' }, 'the replica');
 	$redis->call('WAIT', 1, 10_000);	# what the link had not carried yet
-	my $here = $replica->call('FCALL_RO', 'fence_peek', 2, $fence, $value);
-	is(join(' ', @$here[ 0 .. 3 ]), join(' ', 'unknown', @$there[ 1 .. 3 ]), 'the replica has it, and says that it knows no more');
-	is($replica->call('FCALL_RO', 'fence_get_ro', 2, $fence, $value)->[0], 'unarmed', 'it answers no strong read');
+	is($replica->call('GET', $fence), $redis->call('GET', $fence), 'the replica has it');
+	is((block($replica, $fence))[0], undef, '... and knows no token, so it is no hit');
+	is($replica->call('FCALL_RO', 'fence_get', 1, $fence)->[0], 'unarmed', 'it answers no strong read');
+	is($replica->call('FCALL_RO', 'fence_check', 1, $fence, split / /, $redis->call('GET', $fence) =~ s/^(\S+ \d+).*/$1/sr), '0', '... and confirms nothing');
 	$replica->stop;
 };
 

@@ -94,6 +94,7 @@ subtest 'repair_domain' => sub {
 	# lower versions past the triggers, as a restored table would have
 	$sql->run('UPDATE item SET v = 1 WHERE id <= 10');
 	no_reservations($node);
+	$sql->run("SELECT count(fence.read('item', id::text)) FROM item WHERE id <= 10");
 	$sql->run(<<'SQL');
 SET allow_system_table_mods = on;
 BEGIN;

@@ -210,7 +210,7 @@ while ($readme =~ /^\| `(pgcache_fence\.\w+)` \| `?([^|`]*?)`? \|/gm)
 	my ($name, $default) = ($1, $2);
 
 	$rows++;
-	is($node->safe_psql('postgres', "SELECT boot_val || CASE WHEN unit = 'ms' THEN ' ms' ELSE '' END FROM pg_settings WHERE name = '$name'") =~ s/^(\d+)000 ms$/$1 s/r,
+	is($node->safe_psql('postgres', "SELECT boot_val || CASE WHEN unit IN ('ms', 's') THEN ' ' || unit ELSE '' END FROM pg_settings WHERE name = '$name'") =~ s/^(\d+)000 ms$/$1 s/r =~ s/^86400 s$/1 day/r,
 		$default, "the default of $name");
 }
 cmp_ok($rows, '>=', 4, 'settings');

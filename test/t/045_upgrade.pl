@@ -216,7 +216,7 @@ COMMIT;
 UPDATE item SET n = 2 WHERE id = 1;
 SELECT fence.read('item', '1'), fence.group_version('grouped', '7'), fence.read_derived('double', '1'), fence.derived_keys('double', '1'),
 	fence.key_slot(fence.fence_key('item', '1')), fence.value_key('item', '1'), fence.peek('item', '1'), fence.status('item', '1');
-SELECT fence.put('item', token, ticket, 1, 'x', NULL, '2') FROM fence.get('item', '2');
+SELECT fence.put('item', permit, 1, 'x', NULL, '2') FROM fence.get('item', '2');
 SELECT * FROM fence.get_many(VARIADIC fence.fence_keys('item', '{1,2}')), fence.read_many(fence.fence_keys('item', '{1,2}'));
 SELECT * FROM fence.audit('item');
 SELECT fence.repair('item', '3'), fence.drop_derived('double'), fence.detach('grouped'), fence.detach_domain('by hand');

@@ -529,9 +529,15 @@ subtest 'hostile callers' => sub {
 	  ['fence_effects_end', 0], [ 'fence_effects_end', 0, $ns, 'maybe', 'k', $hold ], [ 'fence_effect_redo', 1, 'k' ],
 	  [ 'fence_effects', 0, $ns, 'x', 1, '' ], [ 'fence_effects', 0, 'a b', 0, 1, '' ], [ 'fence_queues', 0, '*', '' ], [ 'fence_queues', 0, $ns ],
 	  ['fence_effect_read', 0], [ 'fence_log_stamps', 1, 'k', 0, '0' ], [ 'fence_log_stamps', 1, 'k', 1, '-' ];
+	like($redis->error_of('FCALL', @$_), qr/malformed|expected/, "$_->[0]: what is counted there is the second key")
+	  foreach [ 'fence_effect', 2, '{a}', '{a}b', $ns, $hold, $top, '', '', 'transfer', 2, '{a}c', 1, '', '' ],
+	  [ 'fence_effect', 2, '{a}', '{a}b', $ns, $hold, $top, '', '', 'transfer', 2, 'a}b', 1, '', '' ],
+	  [ 'fence_effect', 1, '{a}', $ns, $hold, $top, '', '', 'transfer', 2, '{a}c', 1, '', '' ],
+	  [ 'fence_effect', 2, '{a}', '{a}b', $ns, $hold, $top, '', '', 'counter', 1, 1, '', '' ],
+	  [ 'fence_effect_redo', 2, '{a}', '{a}b', $ns, $hold, 5, 'transfer', "$ns:x", 1 ];
 	is_deeply($redis->call('FCALL', 'fence_effects_end', 0, $ns, 'apply', 'k', $hold), ['ended'], 'a hold that never was');
 	is($redis->call('GET', "$ns:x"), 'ours', 'nothing was touched');
-	is($redis->call('EXISTS', 'k', '{a}'), 0, 'nothing was made');
+	is($redis->call('EXISTS', 'k', '{a}', '{a}b', '{a}c'), 0, 'nothing was made');
 	$redis->call('DEL', "$ns:x");
 	nothing_left();
 };

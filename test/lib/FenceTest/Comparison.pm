@@ -12,8 +12,9 @@
 #
 # What it asks for, in words:
 #   - nothing is pending any more;
-#   - a fence that has a version has that of its row, group or tombstone; what has none of these has a fence without one;
-#   - a hit is the row (or the group's rows) as it is now, of its version: so no copy of before is served;
+#   - a fence that begins with the domain's token has the version of its row, group or tombstone;
+#   - a hit, of the fast and of the slow read, is the row (or the group's rows) as it is now, of its version: so no copy of before
+#     is served;
 #   - a reader that read before the change and puts only now cannot make it a hit either;
 #   - the names of a domain that is gone are unarmed;
 #   - afterwards every row can be cached again.
@@ -104,10 +105,10 @@ sub _read_domains
 	my %domains;
 
 	foreach my $line ($self->_lines('d.domain', 'd.relation::text', 'd.scope', 'd.version::text', sprintf($array, 'd.key'),
-			sprintf($array, 'd.columns'), 'x.id::text',
+			sprintf($array, 'd.columns'), 'x.id::text', 'd.cache_absent::text',
 			"FROM fence.domains d JOIN fence.domain x ON x.name = d.domain WHERE d.relation IS NOT NULL AND d.scope <> 'manual'"))
 	{
-		my ($name, $relation, $scope, $version, $key, $columns, $id) = @$line;
+		my ($name, $relation, $scope, $version, $key, $columns, $id, $absent) = @$line;
 		next if $self->{only} && !grep { $_ eq $name } @{ $self->{only} };
 		$domains{$name} = {
 			name     => $name,
@@ -115,6 +116,7 @@ sub _read_domains
 			scope    => $scope,
 			version  => $version,
 			id       => $id,
+			absent   => $absent eq 'true',
 			key      => [ split /\n/, $key ],
 			columns  => [ split /\n/, $columns ],
 		};
@@ -156,7 +158,7 @@ sub _rows_of
 # The key parts of a tombstone's text.
 sub _key_parts { return map { s/%([0-9A-F]{2})/$1 eq '00' ? '' : pack 'H2', $1/ger } split /,/, $_[0], -1; }
 
-# Everything that has, or may have, a version: fence name => {domain, value, version, payload}. Without a payload it is
+# Everything that has, or may have, a version: fence name => {domain, version, payload}. Without a payload it is
 # deleted; without a version PostgreSQL knows nothing of it. First the domains, as they are now.
 sub _read_all
 {
@@ -176,14 +178,14 @@ sub _read_all
 		  . join(', ', map { my ($d, $v, @k) = @$_; '(' . join(', ', _quoted($d), 'ARRAY[' . join(', ', map { _quoted($_) } @k) . ']', ($v eq '' ? 'NULL' : $v) . '::bigint', 'NULL::jsonb') . ')' } @some);
 	}
 	return {} unless @parts;
-	foreach my $line ($self->_lines('d', 'fence.fence_key(d, VARIADIC k)', 'fence.value_key(d, VARIADIC k)', 'version::text', 'payload::text',
+	foreach my $line ($self->_lines('d', 'fence.fence_key(d, VARIADIC k)', 'version::text', 'payload::text',
 			'FROM (' . join(' UNION ALL ', @parts) . ') x (d, k, version, payload)'))
 	{
-		my ($domain, $fence, $value, $version, $payload) = map { $_ eq '' ? undef : $_ } @$line;
+		my ($domain, $fence, $version, $payload) = map { $_ eq '' ? undef : $_ } @$line;
 		my $known = $found{$fence};
 		# a row counts more than a tombstone, and that more than a key of which nothing is known
 		next if $known && !defined $payload && (defined $known->{payload} || !defined $version);
-		$found{$fence} = { domain => $domain, value => $value, version => $version, payload => $payload };
+		$found{$fence} = { domain => $domain, version => $version, payload => $payload };
 	}
 	# a group without rows is an empty array, not nothing
 	foreach my $row (grep { $domains->{ $_->{domain} }{scope} eq 'group' } values %found)
@@ -202,48 +204,75 @@ sub _nothing_left
 	my $domain = $self->{domains}{ $past->{domain} };
 	my $group = $domain && $domain->{scope} eq 'group';
 
-	return { domain => $past->{domain}, value => $past->{value}, version => $group ? 0 : undef, payload => $group ? '[]' : undef };
+	return { domain => $past->{domain}, version => $group ? 0 : undef, payload => $group ? '[]' : undef };
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Redis
 # ---------------------------------------------------------------------------------------------------------------------
 
-# Replies to FCALLs, in order; many are in flight at once.
-sub _fcalls
+# Replies to commands, in order; many are in flight at once.
+sub _ask
 {
-	my ($self, @calls) = @_;
+	my ($self, @commands) = @_;
 	my $connection = $self->{redis}->connection;
 	my @replies;
 
-	while (my @some = splice @calls, 0, BATCH)
+	while (my @some = splice @commands, 0, BATCH)
 	{
-		$connection->send('FCALL', @$_) foreach @some;
+		$connection->send(@$_) foreach @some;
 		push @replies, map { $connection->reply } @some;
 	}
-	foreach (@replies) { croak "Redis: $_" if ref $_ ne 'ARRAY'; }
+	foreach (@replies) { croak "Redis: $_" if ref $_ eq 'FenceTest::Redis::Error'; }
 	return @replies;
 }
 
-# {fence => reply} of fence_get.
-sub _gets
+# What a record says if it begins with the permit's token: (version, payload), the latter undef of a mark; else nothing.
+sub _judge
 {
-	my ($self, $rows, @fences) = @_;
-	my @replies = $self->_fcalls(map { [ 'fence_get', 2, $_, $rows->{$_}{value} ] } @fences);
+	my ($record, $permit) = @_;
+	my ($head, $payload) = split /\n/, $record // '', 2;
+	my ($token, $version) = split / /, $head // '';
 
-	return map { $fences[$_] => $replies[$_] } 0 .. $#fences;
+	return unless defined $version && $token eq (split / /, $permit)[0];
+	return ($version, $payload);
 }
 
-# A reader's whole way for all of them: get, and where that is a miss put. {fence => reply of the get}
+# {fence => [answer, permit, version, payload]}: a hit if the fast read or the slow one is; else what the slow one says.
+sub _gets
+{
+	my ($self, @fences) = @_;
+	my @replies = $self->_ask(map { ([ 'GET', $_ ], [qw(FCALL_RO fence_token 1), $_], [qw(FCALL_RO fence_get 1), $_]) } @fences);
+	my %got;
+
+	foreach my $fence (@fences)
+	{
+		my ($record, $permit, $slow) = splice @replies, 0, 3;
+		my ($answer, $rest) = @$slow;
+		my ($version, $payload) = $permit ne '' ? _judge($record, $permit) : ();
+		if ($answer eq 'hit' && !defined $payload)
+		{
+			($permit) = split / /, $rest;
+			($version, $payload) = _judge($rest, $permit);
+		}
+		$permit = $rest if $answer eq 'miss';
+		$got{$fence} = defined $payload ? [ 'hit', $permit, $version, $payload ] : [ $answer, $permit ];
+	}
+	return %got;
+}
+
+# A reader's whole way for all of them: get, and where that is a miss put. {fence => what the get says}
 sub _read_through
 {
 	my ($self, $rows) = @_;
-	my %got = $self->_gets($rows, sort keys %$rows);
+	my %got = $self->_gets(sort keys %$rows);
 	my @missed = grep { $got{$_}[0] eq 'miss' && defined $rows->{$_}{payload} } sort keys %$rows;
 
-	$self->_fcalls(map { [ 'fence_put', 2, $_, $rows->{$_}{value}, $got{$_}[1], $got{$_}[2], $rows->{$_}{version}, $rows->{$_}{payload}, 0 ] } @missed);
+	$self->_ask(map { _put($_, $got{$_}[1], $rows->{$_}) } @missed);
 	return \%got;
 }
+
+sub _put { my ($fence, $permit, $row) = @_; return [ qw(FCALL fence_put 1), $fence, $permit, $row->{version}, $row->{payload}, 0 ]; }
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Before
@@ -267,15 +296,9 @@ sub seed
 		}
 		my $got = $self->_read_through($rows);
 		# what a reader keeps who read now and puts too late
-		foreach my $fence (keys %$rows)
-		{
-			my ($status, $token, $rest) = @{ $got->{$fence} };
-			$rows->{$fence}{token} = $token;
-			$rows->{$fence}{ticket} = $status eq 'miss' ? $rest : '';
-		}
-		my %again = $self->_gets($rows, sort keys %$rows);
-		@uncached = map { "$_ cannot be cached: $again{$_}[0]" }
-		  grep { $again{$_}[0] ne (defined $rows->{$_}{payload} ? 'hit' : 'miss') } sort keys %again;
+		$rows->{$_}{permit} = $got->{$_}[1] foreach keys %$rows;
+		my %again = $self->_gets(sort keys %$rows);
+		@uncached = map { "$_ cannot be cached: $again{$_}[0]" } grep { !$self->_is_served($again{$_}, $rows->{$_}) } sort keys %again;
 		last if !@uncached || time() > $deadline;
 		usleep(5_000);
 	}
@@ -283,11 +306,22 @@ sub seed
 	return @uncached;
 }
 
+# Whether a reader is served as he should be: a row is a hit; what is deleted is none, unless its absence is cached.
+sub _is_served
+{
+	my ($self, $got, $row) = @_;
+
+	return $got->[0] eq 'hit' if defined $row->{payload};
+	return $got->[0] eq 'miss' || ($got->[0] eq 'hit' && $self->_is_absence($got->[3], $row));
+}
+
+sub _is_absence { my ($self, $payload, $row) = @_; return $payload eq 'null' && $self->{domains}{ $row->{domain} }{absent}; }
+
 # ---------------------------------------------------------------------------------------------------------------------
 # After
 # ---------------------------------------------------------------------------------------------------------------------
 
-# Waits until nothing of our domains is pending; what stays.
+# Waits until nothing of our domains is pending; what stays. Of a transaction one fence is listed: that may be another domain's.
 sub _pending_ones
 {
 	my ($self) = @_;
@@ -298,7 +332,8 @@ sub _pending_ones
 	return if $names eq '';
 	while (1)
 	{
-		$left = $self->_sql("SELECT domain, key, version, kind, fate, gid FROM fence.pending WHERE domain IN ($names)");
+		$left = $self->_sql("SELECT domain, key, fences, stamp, kind, fate, gid FROM fence.pending "
+			  . "WHERE domain IN ($names) OR fate NOT IN ('in progress', 'prepared', 'stands')");
 		last if $left eq '' || time() > $deadline;
 		usleep(5_000);
 	}
@@ -317,11 +352,10 @@ sub _same_payload
 	return $self->_sql("SELECT $a = $b") eq 't';
 }
 
-# One fence and what a reader gets, beside what PostgreSQL has.
+# One fence and what a reader gets, beside what PostgreSQL has. v: the version of a fence that begins with the token; '' if none does.
 sub _compare_one
 {
-	my ($self, $fence, $row, $status, $got) = @_;
-	my ($armed, undef, $v) = @$status;
+	my ($self, $fence, $row, $v, $got) = @_;
 	my ($answer, undef, $version, $payload) = @$got;
 	my $stored = $row->{version};
 	my @wrong;
@@ -331,13 +365,29 @@ sub _compare_one
 		push @wrong, "$fence: its domain is gone, a reader gets $answer" if $answer ne 'unarmed';
 		return @wrong;
 	}
-	push @wrong, "$fence: version $v, PostgreSQL has " . ($stored // 'none')
-	  if $armed eq 'armed' && $v ne '' && $v ne ($stored // '');
+	# a key that never was is cached as absent under the highest version
+	$stored //= '9223372036854775807' if $self->{domains}{ $row->{domain} }{absent};
+	push @wrong, "$fence: version $v, PostgreSQL has " . ($stored // 'none') if $v ne '' && $v ne ($stored // '');
 	return @wrong if $answer ne 'hit';
-	return (@wrong, "$fence: STALE, it is deleted: $payload") if !defined $row->{payload};
+	return $self->_is_absence($payload, $row) ? @wrong : (@wrong, "$fence: STALE, it is deleted: $payload") if !defined $row->{payload};
 	push @wrong, "$fence: STALE, $payload, PostgreSQL has $row->{payload}" if !$self->_same_payload($payload, $row);
 	push @wrong, "$fence: hit of version $version, PostgreSQL has $stored" if $version ne $stored;
 	return @wrong;
+}
+
+# {fence => its version if it begins with the domain's token, else ''}. Armed or not, and whatever is reserved.
+sub _versions
+{
+	my ($self, @fences) = @_;
+	my @replies = $self->_ask(map { ([ 'GET', $_ ], [qw(FCALL_RO fence_status 1), $_]) } @fences);
+	my %version;
+
+	foreach my $fence (@fences)
+	{
+		my ($record, $status) = splice @replies, 0, 2;
+		$version{$fence} = ($status->[0] eq 'armed' ? (_judge($record, $status->[1]))[0] : undef) // '';
+	}
+	return %version;
 }
 
 # How things are now, for everything that ever was seen.
@@ -347,8 +397,8 @@ sub _state_anomalies
 	my $rows = $self->_read_all;
 	my @fences = sort keys %{ { %{ $self->{before} }, %$rows } };
 	my %all = map { $_ => $rows->{$_} // $self->_nothing_left($self->{before}{$_}) } @fences;
-	my @status = $self->_fcalls(map { [ 'fence_status', 1, $_ ] } @fences);
-	my %got = $self->_gets(\%all, @fences);
+	my %versions = $self->_versions(@fences);
+	my %got = $self->_gets(@fences);
 
 	$self->{changed} = {};
 	foreach my $fence (grep { $self->{before}{$_} } @fences)
@@ -357,9 +407,9 @@ sub _state_anomalies
 		$self->{changed}{ $all{$fence}{domain} }++ if $old ne $new;
 	}
 	$self->{changed}{ $all{$_}{domain} }++ foreach grep { !$self->{before}{$_} } @fences;
-	$self->{compared} = { fences => scalar @fences, versions => scalar(grep { $_->[2] ne '' } @status),
+	$self->{compared} = { fences => scalar @fences, versions => scalar(grep { $_ ne '' } values %versions),
 		hits => scalar(grep { $_->[0] eq 'hit' } values %got) };
-	return map { $self->_compare_one($fences[$_], $all{ $fences[$_] }, $status[$_], $got{ $fences[$_] }) } 0 .. $#fences;
+	return map { $self->_compare_one($_, $all{$_}, $versions{$_}, $got{$_}) } @fences;
 }
 
 # What the last comparison saw right after the change: {fences, versions, hits}, each a number.
@@ -390,9 +440,9 @@ sub _late_puts
 {
 	my ($self) = @_;
 	my $before = $self->{before};
-	my @fences = grep { defined $before->{$_}{payload} && $before->{$_}{token} } sort keys %$before;
+	my @fences = grep { defined $before->{$_}{payload} && $before->{$_}{permit} } sort keys %$before;
 
-	$self->_fcalls(map { my $r = $before->{$_}; [ 'fence_put', 2, $_, $r->{value}, $r->{token}, $r->{ticket}, $r->{version}, $r->{payload}, 0 ] } @fences);
+	$self->_ask(map { _put($_, $before->{$_}{permit}, $before->{$_}) } @fences);
 	return;
 }
 

@@ -191,7 +191,12 @@ sub _way_shapes
 		_array(_string('written')), _array(_string('written'), "*0\r\n", ":7\r\n", "\$-1\r\n"), _array(_string('reserved')),
 		_array(_string('written'), map { _string($_) } ('99999999999999999999', '-', 'x', '')), _array(map { _string('x' x 1000) } 1 .. 8),
 		_array(map { _string('') } 1 .. 8), _array(map { _string("\0") } 1 .. 7), _array(map { ":9223372036854775807\r\n" } 1 .. 8),
-		_array(_string("a\nb\0c"), _string('1'), map { _string('9' x 30) } 1 .. 6), _array(_string('unarmed')), $answer));
+		_array(_string("a\nb\0c"), _string('1'), map { _string('9' x 30) } 1 .. 6), _array(_string('unarmed')),
+		# as a block, or what is in one
+		"+QUEUED\r\n", _string('1.a 1'), _string(' '), _array(_array(), _string('1.a 1')), _array(_array("\$-1\r\n"), _string('')),
+		_array(_array(_string("1.a 7 \n{}")), _string('1.a 1')), _array(_array(_string("1.a x y\n")), _string("1.a \0")),
+		_array(map { _array(_string("1.a 7 x\n" . 'x' x 1000)) } 1 .. 3), _array(_string('hit'), _string("1.a 7 \n")),
+		_array(_string('miss'), _string('')), _string('stored'), _string('0101'), ":0\r\n", $answer));
 }
 
 # One byte of the true reply is another one.

@@ -5,7 +5,7 @@
 # Owns: nothing but connections, which are the servers'. Follows no redirection.
 #
 #    my $router = FenceTest::Router->new(sub { my ($slot) = @_; return $servers[$slot * @servers / 16384]; });
-#    my $reply = $router->call('FCALL', 'fence_get', 2, $fence, $value);
+#    my $reply = $router->call('FCALL_RO', 'fence_get', 1, $fence);
 package FenceTest::Router;
 
 use strict;
@@ -50,7 +50,7 @@ sub connection { return $_[0]; }
 sub send
 {
 	my ($self, @words) = @_;
-	my $connection = $self->server($words[0] eq 'FCALL' ? $words[3] : $words[1])->connection;
+	my $connection = $self->server($words[0] =~ /^FCALL/ ? $words[3] : $words[1])->connection;
 
 	$connection->send(@words);
 	push @{ $self->{queue} }, $connection;
