@@ -67,15 +67,14 @@ def bad(totals):
 
 
 def reads(totals):
-    return totals['hits'] + totals['misses'] + totals['pending'] + totals['unarmed']
+    return totals['hits'] + totals['misses'] + totals['unarmed']
 
 
 def run_pgbench(program, seconds, readers, half_way):
     """pgbench's own script; a line per second. Returns its report, or None if it failed."""
     command = [program, '-c', str(CLIENTS), '-j', '2', '-T', str(seconds), '-P', '1']
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    print('\n%7s %8s %9s %9s %9s %9s %9s %7s' %
-          ('second', 'tps', 'reads', 'hits', 'misses', 'pending', 'unarmed', 'stale'))
+    print('\n%7s %8s %9s %9s %9s %9s %7s' % ('second', 'tps', 'reads', 'hits', 'misses', 'unarmed', 'stale'))
     readers.start()
     last = readers.totals()
     other = []
@@ -86,9 +85,8 @@ def run_pgbench(program, seconds, readers, half_way):
             continue
         now = readers.totals()
         new = {name: now[name] - last[name] for name in now}
-        print('%7.0f %8.0f %9d %9d %9d %9d %9d %7d' %
-              (float(progress[1]), float(progress[2]), reads(new), new['hits'], new['misses'], new['pending'],
-               new['unarmed'], bad(now)), flush=True)
+        print('%7.0f %8.0f %9d %9d %9d %9d %7d' %
+              (float(progress[1]), float(progress[2]), reads(new), new['hits'], new['misses'], new['unarmed'], bad(now)), flush=True)
         last = now
         if half_way and float(progress[1]) >= seconds / 2:
             half_way()
@@ -104,7 +102,7 @@ def reservations_left(cursor):
     """Rows of fence.pending once it is empty, or after SETTLE_SECONDS."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
-        cursor.execute('SELECT domain, key, version, stamp, age, pid, fate FROM fence.pending')
+        cursor.execute('SELECT * FROM fence.pending')
         rows = cursor.fetchall()
         if not rows or time.monotonic() > deadline:
             return rows
@@ -112,13 +110,13 @@ def reservations_left(cursor):
 
 
 def print_results(readers, contradictions):
-    print('\n%-18s %10s %10s %10s %10s %9s %9s %7s %7s %7s' %
-          ('table', 'reads', 'hits', 'misses', 'pending', 'unarmed', 'stored', 'stale', 'early', 'wrong'))
+    print('\n%-18s %10s %10s %10s %9s %9s %7s %7s %7s' %
+          ('table', 'reads', 'hits', 'misses', 'unarmed', 'stored', 'stale', 'early', 'wrong'))
     for n, (table, *_) in enumerate(TABLES):
         t = readers.totals(n)
-        print('%-18s %10d %10d %10d %10d %9d %9d %7d %7d %7d' %
-              (table, reads(t), t['hits'], t['misses'], t['pending'], t['unarmed'], t['stored'], t['stale'],
-               t['early'], t['wrong'] + contradictions[n]))
+        print('%-18s %10d %10d %10d %9d %9d %7d %7d %7d' %
+              (table, reads(t), t['hits'], t['misses'], t['unarmed'], t['stored'], t['stale'], t['early'],
+               t['wrong'] + contradictions[n]))
 
 
 def verdict(readers, contradictions, history, report, left):
@@ -143,14 +141,14 @@ def verdict(readers, contradictions, history, report, left):
 
 
 def forge_values(client, cursor, table, until):
-    """Leaves what proves a cached value current, and changes the value: what a fence that did not work would let happen."""
-    cursor.execute("SELECT fence.value_key(%s, '1')", (table,))
+    """Leaves what proves a cached value current, and changes the value: what a library that did not work would let happen."""
+    cursor.execute("SELECT fence.fence_key(%s, '1')", (table,))
     pattern = cursor.fetchone()[0].replace('{1}', '{*}')
     while time.monotonic() < until:
         for key in client.scan_iter(match=pattern, count=1000):
             header, newline, balance = (client.get(key) or b'').partition(b'\n')
             if newline:
-                client.set(key, header + newline + b'%d' % (int(balance) + 1))
+                client.set(key, header + newline + b'%d' % (int(balance) + 1), keepttl=True)
 
 
 def main():

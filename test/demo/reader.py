@@ -5,14 +5,20 @@ reader asks PostgreSQL just before and just after: a snapshot taken before the r
 allowed, one taken after it the newest. What the version contained is compared with these snapshots at once, and with
 the history of commits afterwards (history.py).
 
-To be fast it reads in batches: one statement is at once the "after" of a batch (and what its misses fall back to) and
-the "before" of the next.
+To be fast it reads in batches: one MULTI, MGET, fence_token, EXEC for all keys; and one statement is at once the "after" of
+a batch (and what its misses fall back to) and the "before" of the next.
 """
 
+import os
 import random
+import sys
 
 import psycopg2
 import redis
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'lib'))
+
+import strong                                                                   # noqa: E402
 
 # table, key column, balance column, rows, how many of a batch
 TABLES = (
@@ -22,7 +28,7 @@ TABLES = (
 )
 
 # What a reader counts, per table. The last three must stay 0.
-COUNTERS = ('hits', 'misses', 'pending', 'unarmed', 'stored', 'stale', 'early', 'wrong')
+COUNTERS = ('hits', 'misses', 'unarmed', 'stored', 'stale', 'early', 'wrong')
 
 PROBE = ' UNION ALL '.join(
     'SELECT %d, %s, version::bigint, %s FROM %s WHERE %s = ANY ($%d)' % (n, key, balance, table, key, n + 1)
@@ -39,17 +45,17 @@ class Reader:
         self.database.autocommit = True
         self.cursor = self.database.cursor()
         self.cursor.execute('PREPARE probe (int[], int[], int[]) AS ' + PROBE)
-        self.names = [self.key_prefixes(table) for table, *_ in TABLES]
+        self.prefixes = [self.key_prefix(table) for table, *_ in TABLES]
         self.counts = counts
         self.seen = {}          # (table, key, version) -> balance, of every value that a read returned
 
-    def key_prefixes(self, table):
-        """The names of a row's fence and value are a prefix and {key}; fence_key tells the prefix."""
-        self.cursor.execute("SELECT fence.fence_key(%s, '1'), fence.value_key(%s, '1')", (table, table))
-        fence, value = self.cursor.fetchone()
-        if not (fence.endswith('{1}') and value.endswith('{1}')):
+    def key_prefix(self, table):
+        """The name of a row's fence is a prefix and {key}; fence_key tells the prefix."""
+        self.cursor.execute("SELECT fence.fence_key(%s, '1')", (table,))
+        fence = self.cursor.fetchone()[0]
+        if not fence.endswith('{1}'):
             raise RuntimeError('unexpected key: ' + fence)
-        return fence[:-3], value[:-3]
+        return fence[:-3]
 
     def count(self, table, counter):
         self.counts[table * len(COUNTERS) + COUNTERS.index(counter)] += 1
@@ -71,21 +77,23 @@ class Reader:
         self.cursor.execute('EXECUTE probe (%s::int[], %s::int[], %s::int[])', keys)
         return {(n, key): (version, balance) for n, key, version, balance in self.cursor}
 
+    def fence(self, row):
+        return '%s{%d}' % (self.prefixes[row[0]], row[1])
+
     def exchange(self, puts, gets):
-        """Sends what the last batch found in PostgreSQL, then asks for the next; returns the answers of the gets."""
-        pipeline = self.redis.pipeline(transaction=False)
-        for (n, key), token, ticket, (version, balance) in puts:
-            fence, value = self.names[n]
-            pipeline.execute_command('FCALL', 'fence_put', 2, '%s{%d}' % (fence, key), '%s{%d}' % (value, key),
-                                     token, ticket, version, balance, 0)
-        for n, key in gets:
-            fence, value = self.names[n]
-            pipeline.execute_command('FCALL', 'fence_get', 2, '%s{%d}' % (fence, key), '%s{%d}' % (value, key))
-        answers = pipeline.execute()
-        for (row, *_), answer in zip(puts, answers):
-            if answer[0] == b'stored':
-                self.count(row[0], 'stored')
-        return answers[len(puts):]
+        """Sends what the last batch found in PostgreSQL, then asks for the next; returns what strong.judge says of each.
+        fence_token is asked for one fence of each table."""
+        with self.redis.pipeline(transaction=False) as pipeline:
+            for row, permit, (version, balance) in puts:
+                pipeline.execute_command('FCALL', 'fence_put', 1, self.fence(row), permit, version, balance, 0)
+            for (row, *_), answer in zip(puts, pipeline.execute()):
+                if answer == b'stored':
+                    self.count(row[0], 'stored')
+        with self.redis.pipeline(transaction=True) as block:
+            block.mget([self.fence(row) for row in gets])
+            block.execute_command('FCALL_RO', 'fence_token', len(TABLES), *['%s{1}' % prefix for prefix in self.prefixes])
+            records, permits = block.execute()
+        return [strong.judge(record, permits[row[0]]) for row, record in zip(gets, records)]
 
     def judge(self, row, before, got, after):
         """Of a value that came from Redis: whether it was the newest version at some instant of the read."""
@@ -115,16 +123,15 @@ class Reader:
             after = self.probe(rows | next_rows)
             puts = []
             for row, answer in zip(rows, answers):
-                kind = answer[0]
-                if kind == b'hit':
+                if answer[0] == 'hit':
                     self.count(row[0], 'hits')
-                    self.judge(row, before[row], (int(answer[2]), int(answer[3])), after[row])
+                    self.judge(row, before[row], (answer[2], int(answer[3])), after[row])
                     continue
-                if kind == b'miss':
+                if answer[0] == 'miss':
                     self.count(row[0], 'misses')
-                    puts.append((row, answer[1], answer[2], after[row]))
+                    puts.append((row, answer[1], after[row]))
                 else:
-                    self.count(row[0], kind.decode())
+                    self.count(row[0], 'unarmed')
                 self.remember(row, after[row])
             rows, before = next_rows, after
         return self.seen

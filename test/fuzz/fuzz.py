@@ -21,6 +21,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, '..', 'history'))
 sys.path.insert(0, os.path.join(HERE, '..', 'clients'))
+sys.path.insert(0, os.path.join(HERE, '..', 'lib'))
 
 from tap import Report                                                          # noqa: E402
 import watches                                                                  # noqa: E402

@@ -336,7 +336,7 @@ class RedisSession(Session):
         self.allowed = sorted(r.partition('|')[2] for r in rules if r.startswith(('+fcall|', '+fcall_ro|'))) or \
             world.functions_redis
         self.commands = (b'FCALL_RO', b'FCALL') if any(r.startswith('+fcall_ro') for r in rules) else (b'FCALL', b'FCALL_RO')
-        self.raw = [r[1:] for r in rules if r.startswith('+') and '|' not in r and r not in ('+fcall', '+info', '+scan')]
+        self.raw = [r[1:] for r in rules if r.startswith('+') and '|' not in r and r not in ('+fcall', '+fcall_ro', '+info', '+scan')]
 
     def open(self):
         if self.client is None:
@@ -389,6 +389,10 @@ class RedisSession(Session):
             self.send(command.upper().encode(), name)
         elif command == 'mget':
             self.send(b'MGET', *[name] * rng.randint(0, 50))
+        elif command in ('multi', 'exec', 'discard'):
+            fence = self.values.name(rng.getrandbits(64), self.world.domain(rng, False))
+            for words in ((b'MULTI',), (b'MGET', name, fence), (b'FCALL_RO', b'fence_token', b'1', fence), (b'EXEC',)):
+                self.send(*words)
         elif command == 'select':
             self.send(b'SELECT', rng.choice((b'0', b'0', b'1', b'15', b'16', b'-1', b'x')))
         else:
@@ -407,7 +411,7 @@ class RedisSession(Session):
             words = self.from_nothing(rng, name, self.user == 'pg' or name in LIARS_REDIS)
         if self.user == 'pg':
             space = OWN_NAMESPACES[self.round % len(OWN_NAMESPACES)] if own else NAMESPACE
-            words = [self.moved(word, space.encode()) for word in words]
+            words = [self.moved(word, space) for word in words]
         if rng.random() < 0.03:
             words[0] = rng.choice((b'-1', b'1000', b'x', b'', b'99999999999'))
         self.send(call, name.encode(), *words)
@@ -429,30 +433,30 @@ class RedisSession(Session):
         return words or [b'0']
 
     def from_nothing(self, rng, name, liar):
-        """Pairs of fence and value, or fences, and some arguments."""
-        domain = self.world.domain(rng, liar)
-        pairs = rng.random() < 0.7 and 'check' not in name and 'current' not in name
-        count = rng.choice((1, 1, 1, 1, 2, 3, 100, 1000, 1001, 0)) if 'many' in name else rng.choice((1, 1, 1, 1, 1, 1, 0, 2))
-        keys = []
-        for _ in range(count):
-            number = rng.getrandbits(64)
-            keys.append(self.values.name(number, domain))
-            if pairs:
-                keys.append(self.values.name(number, domain, value=True))
-        arguments = [self.values.argument(rng.getrandbits(64)) for _ in range(rng.choice((0, 0, 0, 1, 2, 2, 3, 4, 5, 5)))]
-        if 'many' in name and 'check' in name and rng.random() < 0.7:
+        """Fences, or one and a value beside it, and some arguments."""
+        domain, several = self.world.domain(rng, liar), name in ('fence_token', 'fence_check')
+        count = rng.choice((1, 1, 1, 1, 2, 3, 100, 1000, 1001, 0) if several else (1, 1, 1, 1, 1, 1, 0, 2))
+        numbers = [rng.getrandbits(64) for _ in range(count)]
+        keys = [self.values.name(number, domain) for number in numbers]
+        if count == 1 and not several and rng.random() < 0.4:
+            keys.append(self.values.name(numbers[0], domain, value=True))
+        arguments = [self.values.argument(rng.getrandbits(64)) for _ in range(rng.choice((0, 0, 0, 1, 2, 2, 3, 4, 4, 5)))]
+        if name == 'fence_check' and rng.random() < 0.7:
             arguments = [self.values.argument(rng.getrandbits(64))[:40] for _ in range(2 * len(keys))]
-        if liar and len(arguments) > 2:     # a version
-            arguments[2] = b'%d' % rng.choice([n for n in values.NUMBERS if n >= 0])
+        if name == 'fence_put' and len(arguments) > 1:
+            arguments[1] = b'%d' % rng.choice([n for n in values.NUMBERS if n >= 0])
         return [b'%d' % len(keys), *keys, *arguments]
 
-    @staticmethod
-    def moved(word, space):
-        """The word with the other namespace, and in the extension's own with the lied-about domain for any other."""
-        if space == NAMESPACE.encode():
+    def moved(self, word, space):
+        """The word with the other namespace, and its epoch; in the extension's own with the lied-about domain for any other."""
+        if space == NAMESPACE:
             return re.sub(rb'^((?:fence:[a-z]:)?\d+\.)(item|cached|member|room_group|parted|word|by_hand|spare)\b',
                           rb'\1' + LIED.encode(), word)
-        if word == NAMESPACE.encode():
-            return space
-        return space + word[len(NAMESPACE):] if word.startswith(NAMESPACE.encode() + b':') else word
-
+        if re.fullmatch(rb'\d+-[0-9a-f]{4,}', word):
+            return self.world.own_epochs.get(space, "1-0000").encode()
+        name, blank, rest = word.partition(b' ')
+        if blank and name == NAMESPACE.encode():
+            return b'%s %s' % (space.encode(), self.moved(rest, space))
+        if word == NAMESPACE.encode() or word.startswith(NAMESPACE.encode() + b':'):
+            return space.encode() + word[len(NAMESPACE):]
+        return word

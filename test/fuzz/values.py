@@ -41,7 +41,7 @@ BYTES = (b'', b' ', b'0', b'1', b'-1', b'2', b'-', b'*', b'+1', b'01', b'1e5', b
          b'pubsub', b'a', b'r', b'g', b'c', b'd', b'v', b'apply', b'undo', b'list', b'zset', b'publish', b'take', b'\x00',
          b'\xff\xfe', b'\n', b'a b', b'a\nb', b'%', b'%s', b'%d%n', b'[', b'[]', b'{}', b'{', b'}', b'{}{', b'{x', b'x}', b':',
          b'::', b'f:', b'fence', b'fence:', b'fence:f:', b'fence:f:1.lied:{', b'fence:f:1.lied:{}', b'fence:f:{1}', 'é'.encode(),
-         b'(.-)', b'^%d+$', b'null', b'true', b'{"idle_ms":1}', b'{"idle_ms":1e308}', b'{"domains":{}}', b'{"domains":[[1,2]]}',
+         b'(.-)', b'^%d+$', b'null', b'true', b'86400000 100 1000 0', b'0 0 0 0', b'1 999999999999999 1 1', b'1 1 1',
          b'[' * 2000, b'{"a":' * 900, b'x' * 100, b'x' * 101, b'x' * 1025, b'x' * 4097, b'y' * 100000, b'0-16383', b'5-1',
          b'16384', b'0-99999999999', b'1.1.aa.1', b'9.9.ffff.9', b'999999999999999-ffff', b'1-0', b'99999999999999999999')
 
@@ -182,6 +182,10 @@ class SqlValues:
             return 'version'
         if name == 'scope':
             return rng.choice(('row', 'group', 'manual'))
+        if name == 'permit':
+            return self.world.reply(rng, name)
+        if name == 'reserve':
+            return rng.choice(('early', 'commit'))
         if name == 'cache':
             return rng.choice(('none', 'row'))
         if name == 'publish':
@@ -233,7 +237,7 @@ class RedisValues:
         rng = random.Random(number)
         name = rng.choice(self.world.names(rng, domain)).encode()
         if value:
-            name = name.replace(b':f:', b':v:', 1)
+            name = name.replace(b':f:', b':v:', 1) + rng.choice((b':x', b':x', b':x', b':', b'', b':' + b'y' * 4096))
         kind = rng.random()
         if kind < 0.8:
             return name

@@ -13,6 +13,7 @@ import time
 import psycopg2
 import redis
 
+import strong
 from servers import Timeout, children_of, wait_for
 from sessions import said
 from world import LIED, NAMESPACE, OWN_NAMESPACES, abbreviated
@@ -30,24 +31,25 @@ CRASH = re.compile(r'PANIC|TRAP:|AddressSanitizer|runtime error|was terminated b
 WORKER_ERROR = re.compile(r'\] (?!client backend)[^\n]* XX[0-9A-Z]{3} ')
 
 
-def strong_read(client, fence, value):
-    """(token, version, payload), or None: no hit. As doc/clients.md tells to; nothing else here knows how."""
-    answer = client.execute_command('FCALL', 'fence_get', 2, fence, value)
-    return (answer[1], int(answer[2]), answer[3]) if answer[0] == 'hit' else None
-
-
-def read_and_fill(client, cursor, fence, value, row, pause):
-    """A strong read that puts the row after a miss, after a pause; row: reads it, (version, payload) or None. Returns the hit
-    as strong_read does, and what became of the put."""
-    answer = client.execute_command('FCALL', 'fence_get', 2, fence, value)
+def slow_read(client, fence):
+    """fence_get, answered as the others do; pending is no hit and no permission either."""
+    answer = client.execute_command('FCALL_RO', 'fence_get', 1, fence)
     if answer[0] == 'hit':
-        return (answer[1], int(answer[2]), answer[3]), ''
+        return strong.judge(answer[1], answer[1])
+    return tuple(answer[:2]) if answer[0] == 'miss' else ('unarmed',)
+
+
+def read_and_fill(client, cursor, read, fence, row, pause):
+    """A strong read that puts the row after a miss, after a pause; row: reads it, (version, payload) or None. Returns the
+    answer, and what became of the put."""
+    answer = read(client, fence)
+    if answer[0] == 'hit':
+        return answer, ''
     found = row(cursor)
     time.sleep(pause)
     if answer[0] == 'miss' and found and found[0] >= 0:     # a table may have had others before it was attached
-        answer = client.execute_command('FCALL', 'fence_put', 2, fence, value, answer[1], answer[2], found[0], found[1], 0)
-        return None, answer[0]
-    return None, ''
+        return answer, strong.put(client, fence, answer[1], *found)
+    return answer, ''
 
 
 class Watch:
@@ -69,6 +71,8 @@ class Watch:
     def start(self):
         self.postmaster = self.world.query('SELECT pg_postmaster_start_time()')[0][0]
         self.run_id = self.world.redis.identity()
+        with self.world.client() as client:
+            self.arm_own_namespaces(client)
         self.workers = len(self.workers_now())
         threading.Thread(target=self.probe, args=('SELECT', self.probe_postgres()), daemon=True).start()
         threading.Thread(target=self.probe, args=('PING', self.probe_redis()), daemon=True).start()
@@ -258,13 +262,16 @@ class Watch:
         return {fence: (None, rows) for fence, rows in found}
 
     def compare(self, client, name, domain, fence, row):
-        hit = strong_read(client, fence, fence.replace(':f:', ':v:', 1))
+        answer = strong.read(client, fence)
         self.compared += 1
-        if not hit:
+        if answer[0] != 'hit':
             return
         self.hits += 1
-        _, version, payload = hit
-        same = row is not None and (row[0] is None or row[0] == version) and same_rows(payload, row[1], domain['columns'])
+        _, _, version, payload = answer
+        if row is None:                 # an absent row, or group, may be cached as such
+            same = payload in ('null', '[]')
+        else:
+            same = (row[0] is None or row[0] == version) and same_rows(payload, row[1], domain['columns'])
         if not same:
             self.defect('stale', 'seed %d: %s is served in version %d as %s, the table has %s' % (
                 self.world.seed, fence, version, abbreviated(payload, 500), abbreviated(str(row), 500)))
@@ -280,8 +287,9 @@ class Watch:
                 return
             name, domain = rng.choice(found)
             key, pause = self.world.key(rng, name), rng.choice((0, 0, 0.01, 0.05))
+            read = rng.choice((strong.read, strong.read_plain, slow_read))
             try:
-                self.read_one(client, cursor, name, domain, key, pause)
+                self.read_one(client, cursor, read, name, domain, key, pause)
             except psycopg2.Error:
                 time.sleep(0.01)        # a table that is being changed: no such column, or locked
             except (redis.RedisError, ValueError, IndexError) as error:
@@ -289,10 +297,9 @@ class Watch:
         connection.close()
         client.close()
 
-    def read_one(self, client, cursor, name, domain, key, pause):
-        cursor.execute('SELECT fence.fence_key(%s, VARIADIC %s), fence.value_key(%s, VARIADIC %s)',
-                       (name, list(key), name, list(key)))
-        fence, value = cursor.fetchone()
+    def read_one(self, client, cursor, read, name, domain, key, pause):
+        cursor.execute('SELECT fence.fence_key(%s, VARIADIC %s)', (name, list(key)))
+        fence = cursor.fetchone()[0]
         sql = 'SELECT "%s", to_jsonb(t)::text FROM %s t WHERE %s' % (
             domain['version'], domain['relation'], ' AND '.join('"%s" = %%s' % column for column in domain['key']))
 
@@ -300,16 +307,16 @@ class Watch:
             cursor.execute(sql, key)
             return cursor.fetchone()
         before = row(cursor)
-        hit, put = read_and_fill(client, cursor, fence, value, row, pause)
+        answer, put = read_and_fill(client, cursor, read, fence, row, pause)
         self.read += 1
         self.filled += put == 'stored'
-        if hit:
+        if answer[0] == 'hit':
             self.read_hits += 1
-            if before and hit[1] < before[0]:
+            if before and answer[2] < before[0]:
                 after = row(cursor)     # unfenced for a while and set back by hand: then the row is no newer
-                if after and after[0] > hit[1]:
+                if after and after[0] > answer[2]:
                     self.defect('stale', 'seed %d: %s was served in version %d, after %d was committed' % (
-                        self.world.seed, fence, hit[1], before[0]))
+                        self.world.seed, fence, answer[2], before[0]))
 
     # ------------------------------------------------------------------------------------------------------------------
     # Growth
@@ -332,21 +339,21 @@ class Watch:
             client.execute_command('SELECT', number)
             client.flushdb()
         client.execute_command('SELECT', 0)
-        self.empty_own_namespaces(client)
+        self.arm_own_namespaces(client)
 
-    def empty_own_namespaces(self, client):
-        """An epoch with a higher number begins without reservations; asked for as the extension does."""
-        sample = self.world.samples['fence_arm'][0]
+    def arm_own_namespaces(self, client):
+        """Each in a new epoch, which begins without reservations; asked for as the extension does."""
+        words = [w.decode('utf-8', 'replace') if isinstance(w, bytes) else w for w in self.world.samples['fence_arm'][0]]
+        key, settings = words[1][len(NAMESPACE):], words[8:]
         for space in OWN_NAMESPACES:
             identity, now, _, _, owner, timeline, epoch, _ = client.execute_command('FCALL', 'fence_hello', 0, space, 'aa')
-            if not epoch:
-                continue
-            words = [w.decode('utf-8', 'replace') if isinstance(w, bytes) else w for w in sample]
-            words[1] = space + words[1][len(NAMESPACE):]
-            words[2:5] = identity, '%d-%s' % (int(epoch.split('-')[0]) + 1, epoch.split('-')[1]), str(int(now) + 60000)
-            words[6:8] = owner, timeline
-            answer = client.execute_command('FCALL', 'fence_arm', *words)
-            if answer[0] != 'armed':
+            number, _, text = (epoch or self.world.samples_epoch()).partition('-')
+            fresh = '%d-%s' % (int(number) + 1, text)
+            answer = client.execute_command('FCALL', 'fence_arm', 1, space + key, identity, fresh, int(now) + 120000, words[5],
+                                            owner or words[6], timeline or words[7], *settings)
+            if answer[0] == 'armed':
+                self.world.own_epochs[space] = fresh
+            else:
                 print('# %s stays as it is: %s' % (space, answer[1]), flush=True)
 
     def workers_now(self):

@@ -54,7 +54,7 @@ pgcache_fence.clock_margin = '200ms'
 pgcache_fence.timeout = '500ms'
 pgcache_fence.patrol_interval = '200ms'
 pgcache_fence.patrol_grace = '300ms'
-pgcache_fence.idle_fence_ttl = '1h'
+pgcache_fence.default_ttl = '1h'
 '''
 
 SCHEMA = '''
@@ -81,9 +81,9 @@ GRANT SELECT ON ALL TABLES IN SCHEMA public TO fz_reader;
 '''
 
 # How the tables are fenced; what a round has changed is put back before the next.
-ATTACHED = {'item': '', 'cached': ", cache => 'row', publish => 'stream'", 'member': ", tag => 'room/{room}', publish => 'pubsub'",
+ATTACHED = {'item': ", cache_absent => true", 'cached': ", cache => 'row', publish => 'stream'", 'member': ", tag => 'room/{room}', publish => 'pubsub'",
             'room_group': ", key => '{room}', scope => 'group', tag => 'room/{room}'", 'parted': ", cache => 'row'",
-            'word': ", publish => 'notify'", 'by_hand': ", scope => 'manual'", 'lied': ", cache => 'row'", 'spare': ''}
+            'word': ", publish => 'notify', reserve => 'commit'", 'by_hand': ", scope => 'manual'", 'lied': ", cache => 'row'", 'spare': ''}
 
 # A call of each kind, by which the calls that the extension makes to Redis are learnt.
 LESSONS = '''
@@ -99,6 +99,7 @@ SELECT * FROM fence.get_many(fence.fence_key('lied', '1'), fence.fence_key('lied
 SELECT * FROM fence.read_many(ARRAY[fence.fence_key('lied', '4'), fence.fence_key('lied', '5')])
 SELECT fence.repair('lied', '2'), fence.audit('lied')
 SELECT fence.abort((fence.reserve('lied', 1, '1 min', '3')).token)
+SELECT fence.read_many(fence.fence_keys('lied', '{1,2,77}'))
 SELECT fence.read_derived('derived', '1'), fence.read_derived('derived', '1')
 SELECT fence.once('fz:0'), fence.counter_add('fz:1', 5), fence.compare_and_set('fz:2', NULL, 'x'), fence.append('fz:3', 'e')
 SELECT fence.append('fz:4', 'e', 'zset'), fence.append('fz:5', 'e', 'stream'), fence.publish('fz:{a}:0', 'value')
@@ -125,6 +126,7 @@ class World:
         self.uuids = collections.deque(maxlen=40)
         self.functions_sql = self.views = self.functions_redis = None
         self.samples = {}               # function of Redis -> calls of it that the extension made
+        self.own_epochs = {}            # own namespace -> the epoch in which it is armed
         self.session = None
         self.acl = documented_acl()
         self.read_by = {rule.partition('|')[2] for rules in self.acl.values() for rule in rules if rule.startswith('+fcall')} - {''}
@@ -216,6 +218,9 @@ class World:
                 if len(kept) < 12:
                     kept.append(command[2:])
         monitor.close()
+
+    def samples_epoch(self):
+        return self.samples['fence_arm'][0][3].decode()
 
     def client(self, user=None, timeout=30):
         options = {'username': user, 'password': 'pw'} if user else {}

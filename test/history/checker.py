@@ -14,7 +14,7 @@ ended (`latest`). A hit [start, end] of version v with the successor n is wrong 
     stale     n.latest < start      the newer version was certainly there before the read began
     early     v.earliest > end      nobody had committed it yet
     phantom   v was never committed
-    wrong     key, version and content do not belong together
+    wrong     key, version and content do not belong together; or "no row" was found, and the key had one all the time
     lost      PostgreSQL lost v in a crash, a promotion or a restore, and the leases of that time were over
 
 The same is asked of reads from PostgreSQL; what is wrong there (`postgres`) is the harness's fault, not a cache's.
@@ -36,9 +36,11 @@ import os
 import struct
 import sys
 
-RECORD = struct.Struct('<BBHiqqqqqq')
+RECORD = struct.Struct('<BBBBiqqqqqq')
 INFINITY = 1 << 62
 VAL_PER_TXN = 1000
+NO_ROW = -1                 # version and content of a key that has none
+ANSWERS = ('h', 's')        # kinds of a read that are the cache's; s: of a function of SQL, which does not tell
 READ_KINDS = ('stale', 'early', 'phantom', 'wrong', 'lost')     # a single read that returned what it must not
 KINDS = READ_KINDS + ('torn', 'vanished', 'order', 'postgres')
 
@@ -84,6 +86,8 @@ class History:
         self.groups = {}            # number -> kind
         self.claimed = []           # (txn, key, version, val, kind) as the writers saw them
         self.written = 0            # hits whose value came with the commit
+        self.absent = 0             # answers that there is no row
+        self.ways = collections.Counter()       # (how the cache was asked, how it answered)
         self.prepared = collections.Counter()   # two-phase transactions, by outcome; outlived: committed by a later session
         self.logs = []              # item_log after each loss, and at the end: lists of rows
         self.losses = list(losses)
@@ -94,11 +98,14 @@ class History:
             data = file.read()
         size = len(data) - len(data) % RECORD.size      # a worker that was killed leaves half a record
         reads, claimed = self.reads, self.claimed
-        for kind, how, worker, key, group, version, val, start, middle, end in RECORD.iter_unpack(data[:size]):
+        for kind, how, way, worker, key, group, version, val, start, middle, end in RECORD.iter_unpack(data[:size]):
             if kind == 82:          # R
                 if how == 119:      # w: a hit like any other
                     how = 104
                     self.written += 1
+                if way:
+                    self.ways[chr(way), chr(how)] += 1
+                self.absent += version == NO_ROW and how == 104
                 reads.append((worker, chr(how), key, group, version, val, start, middle, end))
             elif kind == 87:        # W
                 claimed.append((group, key, version, val, chr(how)))
@@ -266,8 +273,8 @@ class Checker:
             if known is not None and known[0] == read[2] and known[1] == read[4] and known[2] <= read[8] \
                     and known[3] >= read[6]:
                 continue
-            if kind != 'h' and read[4] == -1:
-                continue                # no row
+            if kind not in ANSWERS and read[4] == NO_ROW:
+                continue
             self.judge(Read(*read))
         self.counts['reads'], self.counts['hits'] = reads, hits
 
@@ -279,7 +286,7 @@ class Checker:
                 return
             reasons = reasons or reason
         kind, text, write, newer = reasons
-        if read.kind != 'h':            # PostgreSQL itself; the history is not to be trusted then
+        if read.kind not in ANSWERS:    # PostgreSQL itself; the history is not to be trusted then
             kind, text = 'postgres', 'a read of PostgreSQL: ' + text
         elif kind == 'stale':
             done = self.history.txns[newer.txn].done
@@ -288,6 +295,8 @@ class Checker:
 
     def reason(self, read, era):
         """Why this read is wrong in this era, or None."""
+        if read.version == NO_ROW and read.val == NO_ROW:
+            return self.reason_absent(read, era)
         write = self.by_val.get(read.val)
         if write is None:
             return self.reason_unknown(read)
@@ -303,6 +312,21 @@ class Checker:
         if newer is not None and newer.latest < read.start:
             return 'stale', 'a newer version was committed before this read began', write, newer
         return None
+
+    def reason_absent(self, read, era):
+        """The key has no row before its first version, and from a delete to the next version."""
+        chain = self.chains[era].get(read.key, [])
+        if not chain or read.start <= chain[0].latest:
+            return None
+        for n, write in enumerate(chain):
+            following = chain[n + 1].latest if n + 1 < len(chain) else INFINITY
+            if write.deleted and write.earliest <= read.end and following >= read.start:
+                return None
+        if any(write.key == read.key and write.deleted and write.lost_at + self.history.lease >= read.start and
+               write.lost_at < INFINITY for write in self.writes):
+            return None                 # a delete that PostgreSQL lost, while the leases last
+        last = max((w for w in chain if w.latest < read.start), key=Write.place)
+        return 'stale', 'the key had a row all the time', None, last
 
     def reason_unknown(self, read):
         """A content that is in no log: lost with its transaction's outcome, or never committed."""
@@ -376,7 +400,11 @@ class Checker:
 # What is printed
 # ----------------------------------------------------------------------------------------------------------------------
 
-WORDS = {'h': 'hit', 'm': 'miss', 'p': 'pending', 'u': 'unarmed', 'e': 'Redis error'}
+WORDS = {'h': 'hit', 's': 'SQL', 'm': 'miss', 'p': 'pending', 'u': 'unarmed', 'e': 'Redis error'}
+
+
+WAYS = {'m': 'block', 'p': 'plain', 'g': 'slow', 'v': 'beside', 'q': 'fence.get', 'r': 'fence.read', 'R': 'fence.read_many',
+        'd': 'derived'}
 
 
 class Story:
@@ -417,7 +445,7 @@ class Story:
             self.add(txn.end, 'writer %d dies after COMMIT' % txn.worker)
 
     def add_read(self, read, remark=''):
-        how = WORDS[read.kind] if read.kind == 'h' else WORDS[read.kind] + ', from PostgreSQL'
+        how = WORDS[read.kind] if read.kind in ANSWERS else WORDS[read.kind] + ', from PostgreSQL'
         found = 'no row' if read.version == -1 else 'version %d content %d' % (read.version, read.val)
         self.add(read.start, 'reader %d: key %d -> %s (%s) [%s, %s]%s' %
                  (read.worker, read.key, found, how, self.at(read.start), self.at(read.end), remark))
@@ -562,7 +590,9 @@ def check(directory, examples=2):
     end = max((read[8] for read in history.reads), default=0)
     tell_examples(checker, run['faults'], examples)
     result = {kind: checker.counts[kind] for kind in KINDS + ('reads', 'hits', 'groups', 'lasting', 'lost_writes')}
-    result['written'] = history.written
+    result['written'], result['absent'] = history.written, history.absent
+    result['ways'] = {WAYS[way]: {WORDS[how]: n for (other, how), n in history.ways.items() if other == way and how in WORDS}
+                      for way in sorted({way for way, _ in history.ways})}
     result['prepared'] = dict(history.prepared)
     result['wrong_reads'] = sum(checker.counts[kind] for kind in KINDS)
     result['transactions'] = collections.Counter(t.outcome for t in history.txns.values() if t is not BEFORE_ALL)

@@ -4,8 +4,9 @@
     ci.py [--seed N] [--all]
 
 pgcache_fence must return nothing stale, with a fixed seed and with one drawn now or given, under random faults, in each way
-of giving versions and of filling the cache; and, with several Redis servers, while slots move and masters go. Each of
-the other strategies must be caught, each defect of lease-timeout by itself too: that shows that the checker can fail.
+of giving versions and of filling the cache; and, with several Redis servers, while slots move and masters go. Readers that do
+what they must not, and each of the other strategies, must be caught, each defect of lease-timeout by itself too: that
+shows that the checker can fail.
 --all: longer.
 """
 
@@ -20,6 +21,10 @@ FIXED_SEED = 20240
 
 # strategy, defects, keys, faults and what happens to clients meanwhile, what must be found
 CAUGHT = (
+    ('token-first', '', 64, 'redis_kill9_rdb', '', 'stale'),
+    ('token-kept', '', 64, 'none', '', 'stale'),
+    ('token-elsewhere', '', 64, 'replica_cut_off', '', 'stale'),
+    ('permit-late', '', 64, 'none', 'reader_stall', 'stale'),
     ('delete', '', 64, 'none', 'reader_stall', 'stale'),
     ('delete-twice', '', 64, 'none', 'reader_stall', 'stale'),
     ('write-through', '', 64, 'none', 'writer_stall', 'stale'),
@@ -111,10 +116,11 @@ def main():
     given = parser.parse_args()
     tap = Tap()
     seconds = 60 if given.all else 30
-    # the seed's lowest bits also decide whether commits bring their values, and who sets the versions
-    for seed in (FIXED_SEED, given.seed * 4 + 3):
+    # the seed's lowest bits also decide whether commits bring their values, who sets the versions, and so on: see run_once()
+    for seed in (FIXED_SEED, given.seed * 16 + 15):
         nothing_stale(tap, seed, 'under random faults', faults='random', seconds=seconds)
     nothing_stale(tap, given.seed, 'with versions that are kept aside', faults='random', versions='aside', seconds=seconds)
+    nothing_stale(tap, given.seed, 'with groups', faults='random', versions='group', seconds=seconds)
     nothing_stale(tap, FIXED_SEED, 'in a cluster', nodes='cluster', seconds=15, once=True,
                   faults='slots_move,cluster_failover,standby_promotion,master_pause_long')
     nothing_stale(tap, FIXED_SEED + 1, 'with shards', nodes='shards', seconds=10, once=True,

@@ -21,8 +21,15 @@ static const struct
 	const char *sql;
 }			statements[] =
 {
-	{"row", "SELECT version, val, fenced_version(item) FROM item WHERE id = $1"},
-	{"rows", "SELECT id, version, val, fenced_version(item) FROM item WHERE id = ANY ($1::int[])"},
+	{"row", "SELECT version, val, fenced_version(k) FROM (VALUES ($1::int)) x (k) LEFT JOIN item ON id = k"},
+	{"rows", "SELECT k, version, val, fenced_version(k) FROM unnest($1::int[]) k LEFT JOIN item ON id = k"},
+	{"get", "SELECT status, permit, version, payload FROM fence.get('item', $1::int)"},
+	{"put", "SELECT fence.put('item', $1, $2::bigint, $3, NULL, $4::int)"},
+	{"read", "SELECT fence.read('item', $1::int)::text"},
+	{"read_many", "SELECT k, value::text FROM unnest($1::int[]) k JOIN "
+	"fence.read_many(ARRAY(SELECT fence.fence_key('item', k) FROM unnest($1::int[]) k)) r ON r.fence = fence.fence_key('item', k)"},
+	{"derived_value", "SELECT value FROM fence.derived_keys('pair', $1::int, $2::int)"},
+	{"read_derived", "SELECT fence.read_derived('pair', $1::int, $2::int)::text"},
 	{"update", "UPDATE item SET val = $2 WHERE id = $1 RETURNING id, version, val"},
 	{"update_version", "UPDATE item SET val = $2, version = $3 WHERE id = $1 AND version = $4 RETURNING id, version, val"},
 	{"insert", "INSERT INTO item (id, val) VALUES ($1, $2) ON CONFLICT (id) DO UPDATE SET val = EXCLUDED.val "
@@ -39,15 +46,15 @@ static void
 read_endpoints(Client *c)
 {
 	char		path[512];
-	char	   *lines[] = {c->at.dsn, c->at.redis, c->at.old_redis, c->at.fence, c->at.value};
+	char	   *lines[] = {c->at.dsn, c->at.redis, c->at.old_redis, c->at.fence, c->at.value, c->at.versions};
 	size_t		sizes[] = {sizeof(c->at.dsn), sizeof(c->at.redis), sizeof(c->at.old_redis), sizeof(c->at.fence),
-		sizeof(c->at.value)};
+		sizeof(c->at.value), sizeof(c->at.versions)};
 	FILE	   *file;
 
 	c->at.number = control->endpoints;
 	snprintf(path, sizeof(path), "%s/endpoints", options.directory);
 	file = fopen(path, "r");
-	for (int i = 0; i < 5; i++)
+	for (int i = 0; i < 6; i++)
 	{
 		if (file == NULL || fgets(lines[i], (int) sizes[i], file) == NULL)
 		{
@@ -215,8 +222,11 @@ pg_ok(const PGresult *result)
 	return status == PGRES_COMMAND_OK || status == PGRES_TUPLES_OK;
 }
 
+/* NONE: it is null. */
 int64_t
 pg_number(const PGresult *result, int row, int column)
 {
+	if (PQgetisnull(result, row, column))
+		return NONE;
 	return strtoll(PQgetvalue(result, row, column), NULL, 10);
 }

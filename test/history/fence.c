@@ -1,28 +1,29 @@
 /*
  * fence.c
- *	  The strategy "fence": what pgcache_fence asks of a reader. Writers need nothing: they write SQL.
+ *	  The strategy "fence": what pgcache_fence asks of a reader, in every way that doc/clients.md tells of. Writers need
+ *	  nothing: they write SQL.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "history.h"
 
-#define BY_READER	"\"by\":\"reader\""	/* in what a reader puts; what a commit brings is the row alone */
-#define FENCED		"\"fenced\":"			/* the fence's version; in what a commit brings it is the row's own */
+#define FENCED		"\"fenced\":"			/* the fence's version, in what a reader here puts */
+#define SUFFIX		":text"					/* of the value beside the fence; its payload is the same */
 
-typedef struct Names
-{
-	char		fence[160];
-	char		value[160];
-} Names;
+/* -----------------------------------------------------------------------------------------------------------------
+ * Names and records
+ * -----------------------------------------------------------------------------------------------------------------
+ */
 
-static void
+void
 names_of(const Client *c, int key, Names *names)
 {
 	snprintf(names->fence, sizeof(names->fence), "%s%d}", c->at.fence, key);
-	snprintf(names->value, sizeof(names->value), "%s%d}", c->at.value, key);
+	snprintf(names->value, sizeof(names->value), "%s%d}" SUFFIX, c->at.value, key);
 }
 
+/* False: it is none that we know. "null": there is no such row. */
 static bool
 parse_payload(const char *payload, Row *row)
 {
@@ -30,77 +31,166 @@ parse_payload(const char *payload, Row *row)
 	const char *val = strstr(payload, "\"val\":");
 	const char *fenced = strstr(payload, FENCED);
 
+	*row = (Row) {NONE, NONE, NONE};
 	if (version == NULL || val == NULL)
-		return false;
+		return strcmp(payload, "null") == 0 || strcmp(payload, "[]") == 0;
 	row->version = strtoll(version + 10, NULL, 10);
 	row->val = strtoll(val + 6, NULL, 10);
-	row->fenced = fenced == NULL ? row->version : strtoll(fenced + strlen(FENCED), NULL, 10);
+	row->fenced = fenced == NULL ? NONE : strtoll(fenced + strlen(FENCED), NULL, 10);
 	return true;
 }
 
-static bool
-is(const redisReply *word, const char *wanted)
+/* Takes the version of the header for the fence's. If what was put says another, the checker shall see it. */
+static void
+take_row(const char *payload, int64_t version, bool written, Cached *found)
 {
-	return word->str != NULL && strcmp(word->str, wanted) == 0;
+	if (!parse_payload(payload, &found->row))
+	{
+		found->kind = READ_ERROR;
+		return;
+	}
+	found->kind = written ? READ_WRITTEN : READ_HIT;
+	if (found->row.fenced == NONE && written)
+		found->row.fenced = found->row.version;
+	if (found->row.fenced != NONE && found->row.fenced != version)
+		found->row.val = NONE - 1;
+	found->row.fenced = version;
 }
+
+/* "<token> <version> <stamp>\n<payload>", or without a newline. A hit if the permit begins with the same token; else a miss. */
+void
+take_record(const char *record, const char *permit, Cached *found)
+{
+	size_t		length = strcspn(permit, " ");
+	const char *version = record + length + 1;
+	const char *newline;
+	char	   *stamp;
+	int64_t		number;
+
+	found->kind = length == 0 ? READ_UNARMED : READ_MISS;
+	snprintf(found->permit, sizeof(found->permit), "%s", permit);
+	if (length == 0 || strncmp(record, permit, length) != 0 || record[length] != ' ')
+		return;
+	newline = strchr(record, '\n');
+	if (newline == NULL)
+		return;
+	snprintf(found->token, sizeof(found->token), "%.*s", (int) length, permit);
+	number = strtoll(version, &stamp, 10);
+	take_row(newline + 1, number, stamp + 1 < newline, found);
+}
+
+static const char *
+text_of(const redisReply *reply)
+{
+	return reply->type == REDIS_REPLY_STRING ? reply->str : "";
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Straight from Redis
+ * -----------------------------------------------------------------------------------------------------------------
+ */
 
 /*
- * An answer of fence_get, in so many strings; of fence_get_many, whose hits have one more, the stamp. Returns for how many
- * ms another reader is still expected to put the value, 0 if nobody is.
+ * The strong read of n names that are of one process: MGET, then fence_token. replies: those of both, to be freed; false:
+ * there are none. block: in MULTI and EXEC.
  */
-static int
-take_answer(redisReply *const *words, size_t n, Cached *found)
+static bool
+read_names(Client *c, bool block, int n, const char *const *names, const char *fence, redisReply **replies)
 {
-	found->kind = READ_ERROR;
-	if (is(words[0], "hit") && n >= 4 && parse_payload(words[3]->str, &found->row))
-	{
-		/* the version of the header must be that of the payload; else the checker shall see it */
-		found->kind = strstr(words[3]->str, BY_READER) != NULL ? READ_HIT : READ_WRITTEN;
-		if (found->row.fenced != strtoll(words[2]->str, NULL, 10))
-			found->row.val = NONE;
-		snprintf(found->token, sizeof(found->token), "%s", words[1]->str);
-	}
-	else if (is(words[0], "miss") && n >= 3)
-	{
-		found->kind = READ_MISS;
-		snprintf(found->token, sizeof(found->token), "%s", words[1]->str);
-		snprintf(found->ticket, sizeof(found->ticket), "%s", words[2]->str);
-		if (n == 5 && is(words[3], "busy"))
-			return atoi(words[4]->str);
-	}
-	else if (is(words[0], "pending"))
-		found->kind = READ_PENDING;
-	else if (is(words[0], "unarmed"))
-		found->kind = READ_UNARMED;
-	return 0;
+	const char *mget[1 + 2 * GROUP_MAX] = {"MGET"};
+	Command		commands[] = {{1 + n, mget}, {4, (const char *[]) {"FCALL_RO", "fence_token", "1", fence}}};
+
+	memcpy(mget + 1, names, sizeof(char *) * (size_t) n);
+	if (!redis_together(c, block, commands, 2, replies))
+		return false;
+	if (replies[0]->type == REDIS_REPLY_ARRAY && replies[0]->elements == (size_t) n)
+		return true;
+	discard(replies[0]);
+	discard(replies[1]);
+	return false;
 }
 
-static int
-get_once(Client *c, const Names *names, Cached *found)
+static void
+get_fast(Client *c, const Names *names, bool block, Cached *found)
 {
-	redisReply *reply = redis_call(c, 5, (const char *[]) {"FCALL", "fence_get", "2", names->fence, names->value});
+	redisReply *replies[COMMANDS_MAX];
+
+	if (!read_names(c, block, 1, (const char *[]) {names->fence}, names->fence, replies))
+		return;
+	take_record(text_of(replies[0]->element[0]), text_of(replies[1]), found);
+	discard(replies[0]);
+	discard(replies[1]);
+}
+
+/* Whether one record's header, "<token> <version> ", is that of the other. */
+static bool
+same_header(const char *one, const char *other)
+{
+	const char *blank = strchr(one, ' ');
+	const char *end = blank ? strchr(blank + 1, ' ') : NULL;
+
+	return end != NULL && strncmp(one, other, (size_t) (end + 1 - one)) == 0;
+}
+
+/* The value beside the fence is current if its header is that of a fence that is; the fence may be a mark. */
+static void
+get_beside(Client *c, const Names *names, Cached *found)
+{
+	redisReply *replies[COMMANDS_MAX];
+	const char *fence;
+	const char *value;
+
+	if (!read_names(c, true, 2, (const char *[]) {names->fence, names->value}, names->fence, replies))
+		return;
+	fence = text_of(replies[0]->element[0]);
+	value = text_of(replies[0]->element[1]);
+	take_record(same_header(fence, value) ? value : "", text_of(replies[1]), found);
+	discard(replies[0]);
+	discard(replies[1]);
+}
+
+/* fence_get. Returns for how many ms another reader is still expected to put the value, 0 if nobody is. */
+static int
+get_slow(Client *c, const Names *names, bool beside, Cached *found)
+{
+	redisReply *reply = redis_call(c, beside ? 5 : 4, (const char *[]) {"FCALL_RO", "fence_get", beside ? "2" : "1", names->fence,
+								   names->value});
 	int			busy_ms = 0;
 
 	found->kind = READ_ERROR;
-	if (reply == NULL)
-		return 0;
-	if (reply->type == REDIS_REPLY_ARRAY && reply->elements > 0)
-		busy_ms = take_answer(reply->element, reply->elements, found);
-	freeReplyObject(reply);
+	if (is_word(reply, 0, "hit") && reply->elements == 2)
+	{
+		/* its token is current: the function says so */
+		take_record(text_of(reply->element[1]), text_of(reply->element[1]), found);
+		if (!IS_HIT(found->kind))
+			found->kind = READ_ERROR;
+	}
+	else if (is_word(reply, 0, "miss") && reply->elements >= 2)
+	{
+		found->kind = READ_MISS;
+		snprintf(found->permit, sizeof(found->permit), "%s", text_of(reply->element[1]));
+		if (reply->elements == 4)
+			busy_ms = atoi(text_of(reply->element[3]));
+	}
+	else if (is_word(reply, 0, "pending"))
+		found->kind = READ_PENDING;
+	else if (is_word(reply, 0, "unarmed"))
+		found->kind = READ_UNARMED;
+	discard(reply);
 	return busy_ms;
 }
 
 /* Half of the readers wait while another fills in what they miss; the others read and put all the same. */
-void
-fence_get(Client *c, int key, Cached *found)
+static void
+get_patiently(Client *c, const Names *names, Cached *found)
 {
-	Names		names;
+	bool		beside = draw(c, 4) == 0;
 	int64_t		until = 0;
 	int			busy_ms;
 
-	follow_endpoints(c);
-	names_of(c, key, &names);
-	while ((busy_ms = get_once(c, &names, found)) > 0 && c->worker % 4 < 2)
+	if (beside)
+		found->way = WAY_BESIDE;
+	while ((busy_ms = get_slow(c, names, beside, found)) > 0 && c->worker % 4 < 2)
 	{
 		if (until == 0)
 			until = now_ns() + busy_ms * INT64_C(1000000);
@@ -110,78 +200,330 @@ fence_get(Client *c, int key, Cached *found)
 	}
 }
 
-/* All in one call, which is one moment: hits need no check afterwards. */
-void
-fence_get_many(Client *c, const int *keys, Cached *found, int n)
+/* -----------------------------------------------------------------------------------------------------------------
+ * Through PostgreSQL
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static PGresult *
+execute_for_key(Client *c, const char *prepared, int key)
 {
-	Names		names[GROUP_MAX];
-	const char *words[3 + 2 * GROUP_MAX] = {"FCALL", "fence_get_many"};
-	char		number[16];
-	redisReply *reply;
-	size_t		at = 0;
+	char		id[16];
+
+	snprintf(id, sizeof(id), "%d", key);
+	return pg_ready(c) ? pg_execute(c, prepared, 1, (const char *[]) {id}) : NULL;
+}
+
+/* fence.read is for domains whose rows have a version. */
+bool
+has_sql_read(const Client *c)
+{
+	return options.strategy->fenced && strcmp(c->at.versions, "aside") != 0 && strcmp(c->at.versions, "group") != 0;
+}
+
+static void
+get_by_sql(Client *c, int key, Cached *found)
+{
+	PGresult   *result = execute_for_key(c, "get", key);
+
+	found->kind = READ_NONE;
+	if (pg_ok(result) && PQntuples(result) == 1)
+	{
+		const char *status = PQgetvalue(result, 0, 0);
+
+		found->kind = status[0] == 'm' ? READ_MISS : status[0] == 'p' ? READ_PENDING :
+			strcmp(status, "unarmed") == 0 ? READ_UNARMED : READ_ERROR;
+		snprintf(found->permit, sizeof(found->permit), "%s", PQgetvalue(result, 0, 1));
+		snprintf(found->token, sizeof(found->token), "%.*s", (int) strcspn(found->permit, " "), found->permit);
+		if (status[0] == 'h')
+			take_row(PQgetvalue(result, 0, 3), pg_number(result, 0, 2), false, found);
+	}
+	PQclear(result);
+}
+
+/*
+ * Some ask in a transaction whose snapshot is older. What they are answered is not judged, but it must not come into the
+ * cache either, if it is what that snapshot sees.
+ */
+static void
+read_by_sql(Client *c, int key, Cached *found)
+{
+	bool		late = draw(c, 4) == 0;
+	PGresult   *result;
+
+	if (late && pg_ready(c))
+	{
+		PQclear(pg_query(c, "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM item LIMIT 1"));
+		sleep_ms((int) draw(c, 10));
+	}
+	result = execute_for_key(c, "read", key);
+	if (late)
+		PQclear(pg_query(c, "ROLLBACK"));
+	found->kind = READ_NONE;
+	if (late && pg_ok(result))
+		found->kind = READ_PENDING;
+	else if (pg_ok(result) && PQntuples(result) == 1)
+	{
+		found->kind = READ_SQL;
+		if (PQgetisnull(result, 0, 0) || !parse_payload(PQgetvalue(result, 0, 0), &found->row))
+			found->row = (Row) {NONE, NONE, NONE};
+	}
+	PQclear(result);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------- */
+
+/* Of 16 reads of one key so many are of each way. */
+static int
+draw_way(Client *c)
+{
+	static const char ways[] = {WAY_BLOCK, WAY_BLOCK, WAY_BLOCK, WAY_BLOCK, WAY_BLOCK, WAY_PLAIN, WAY_PLAIN, WAY_PLAIN, WAY_PLAIN,
+	WAY_SLOW, WAY_SLOW, WAY_SLOW, WAY_BESIDE, WAY_BESIDE, WAY_SQL_GET, WAY_SQL_READ};
+	int			way = ways[draw(c, sizeof(ways))];
+
+	return way == WAY_SQL_READ && !has_sql_read(c) ? WAY_SQL_GET : way;
+}
+
+void
+fence_get(Client *c, int key, Cached *found)
+{
+	Names		names;
 
 	follow_endpoints(c);
-	snprintf(number, sizeof(number), "%d", 2 * n);
-	words[2] = number;
-	for (int i = 0; i < n; i++)
-	{
-		names_of(c, keys[i], &names[i]);
-		words[3 + 2 * i] = names[i].fence;
-		words[4 + 2 * i] = names[i].value;
-		found[i].kind = READ_ERROR;
-	}
-	reply = redis_call(c, 3 + 2 * n, words);
-	if (reply == NULL)
-		return;
-	for (int i = 0; i < n && reply->type == REDIS_REPLY_ARRAY && at < reply->elements; i++)
-	{
-		size_t		length = strtoul(reply->element[at]->str, NULL, 10);
-
-		if (length == 0 || at + length >= reply->elements)
-			break;
-		take_answer(reply->element + at + 1, length, &found[i]);
-		at += length + 1;
-	}
-	freeReplyObject(reply);
+	names_of(c, key, &names);
+	found->way = draw_way(c);
+	found->kind = READ_ERROR;
+	if (found->way == WAY_SLOW)
+		get_patiently(c, &names, found);
+	else if (found->way == WAY_BESIDE)
+		get_beside(c, &names, found);
+	else if (found->way == WAY_SQL_GET)
+		get_by_sql(c, key, found);
+	else if (found->way == WAY_SQL_READ)
+		read_by_sql(c, key, found);
+	else
+		get_fast(c, &names, found->way == WAY_BLOCK, found);
 }
 
 void
 fence_fill(Client *c, int key, const Cached *found, const Row *row)
 {
 	Names		names;
+	char		id[16];
 	char		version[24];
-	char		payload[128];
-	redisReply *reply;
+	char		payload[128] = "null";
 
 	follow_endpoints(c);
 	names_of(c, key, &names);
+	snprintf(id, sizeof(id), "%d", key);
 	snprintf(version, sizeof(version), "%lld", (long long) row->fenced);
-	snprintf(payload, sizeof(payload), "{\"id\":%d,\"version\":%lld,\"val\":%lld," FENCED "%lld," BY_READER "}", key,
-			 (long long) row->version, (long long) row->val, (long long) row->fenced);
-	reply = redis_call(c, 10, (const char *[]) {"FCALL", "fence_put", "2", names.fence, names.value, found->token,
-					   found->ticket, version, payload, "0"});
-	if (reply != NULL)
-		freeReplyObject(reply);
+	if (row->version != NONE)
+		snprintf(payload, sizeof(payload), "{\"id\":%d,\"version\":%lld,\"val\":%lld," FENCED "%lld}", key,
+				 (long long) row->version, (long long) row->val, (long long) row->fenced);
+	if (found->way == WAY_SQL_GET)
+		PQclear(pg_execute(c, "put", 4, (const char *[]) {found->permit, version, payload, id}));
+	else if (found->way == WAY_BESIDE)
+		discard(redis_call(c, 9, (const char *[]) {"FCALL", "fence_put", "2", names.fence, names.value, found->permit, version,
+						   payload, "0"}));
+	else
+		discard(redis_call(c, 8, (const char *[]) {"FCALL", "fence_put", "1", names.fence, found->permit, version, payload, "0"}));
 }
 
-/* Whether all that was found is still current, each at its own moment: then all was, between the gets and the checks. */
+/* -----------------------------------------------------------------------------------------------------------------
+ * Several keys
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* One MGET is one moment: hits need no check afterwards. */
+static void
+get_many_fast(Client *c, const int *keys, Cached *found, int n, int way)
+{
+	Names		names[GROUP_MAX];
+	const char *fences[GROUP_MAX] = {0};
+	redisReply *replies[COMMANDS_MAX];
+
+	for (int i = 0; i < n; i++)
+	{
+		names_of(c, keys[i], &names[i]);
+		fences[i] = names[i].fence;
+	}
+	if (!read_names(c, way == WAY_BLOCK, n, fences, fences[0], replies))
+		return;
+	for (int i = 0; i < n; i++)
+		take_record(text_of(replies[0]->element[i]), text_of(replies[1]), &found[i]);
+	discard(replies[0]);
+	discard(replies[1]);
+}
+
+static void
+read_many_by_sql(Client *c, const int *keys, Cached *found, int n)
+{
+	char		list[128] = "{";
+	PGresult   *result;
+
+	for (int i = 0; i < n; i++)
+		snprintf(list + strlen(list), sizeof(list) - strlen(list), "%s%d", i ? "," : "", keys[i]);
+	strcat(list, "}");
+	result = pg_ready(c) ? pg_execute(c, "read_many", 1, (const char *[]) {list}) : NULL;
+	for (int i = 0; i < n && pg_ok(result); i++)
+	{
+		found[i].kind = READ_SQL;
+		found[i].row = (Row) {NONE, NONE, NONE};
+		for (int r = 0; r < PQntuples(result); r++)
+			if (pg_number(result, r, 0) == keys[i] && !PQgetisnull(result, r, 1))
+				(void) parse_payload(PQgetvalue(result, r, 1), &found[i].row);
+	}
+	PQclear(result);
+}
+
+/* {"a": row, "b": row}; a row may be null. */
+static void
+take_both(char *payload, int kind, Cached *found)
+{
+	char	   *b = strstr(payload, "\"b\":");
+
+	if (b == NULL)
+		return;
+	for (int i = 1; i >= 0; i--)
+	{
+		found[i].kind = kind;
+		if (!parse_payload(i == 0 ? payload : b, &found[i].row))
+			found[i].row = (Row) {NONE, NONE, NONE};
+		*b = '\0';
+	}
+}
+
+static bool
+is_current(Client *c, const char *fence, const char *token, const char *version)
+{
+	redisReply *reply = redis_call(c, 6, (const char *[]) {"FCALL_RO", "fence_check", "1", fence, token, version});
+	bool		current = reply != NULL && reply->type == REDIS_REPLY_STRING && strcmp(reply->str, "1") == 0;
+
+	discard(reply);
+	return current;
+}
+
+/*
+ * The payload of "<fence> <token> <version>\n... \n\n<payload>" if all its sources are current, each at its process; else NULL.
+ * They were all current when the first of them was asked for: nothing newer than the record can have been before.
+ */
+static char *
+checked_payload(Client *c, char *record)
+{
+	char	   *payload = strstr(record, "\n\n");
+	char	   *rest;
+
+	if (payload == NULL)
+		return NULL;
+	*payload = '\0';
+	for (char *line = strtok_r(record, "\n", &rest); line != NULL; line = strtok_r(NULL, "\n", &rest))
+	{
+		char		fence[160];
+		char		token[64];
+		char		version[24];
+
+		if (sscanf(line, "%159s %63s %23s", fence, token, version) != 3 || !is_current(c, fence, token, version))
+			return NULL;
+	}
+	return payload + 2;
+}
+
+/* The value that is derived from both keys, if it is there and current. */
+static bool
+ask_derived(Client *c, const char *value, Cached *found)
+{
+	redisReply *reply = redis_call(c, 4, (const char *[]) {"FCALL_RO", "fence_get_derived", "1", value});
+	char	   *payload = NULL;
+
+	if (is_word(reply, 0, "hit"))
+		payload = reply->element[1]->str;
+	else if (is_word(reply, 0, "elsewhere"))
+		payload = checked_payload(c, reply->element[1]->str);
+	if (payload != NULL)
+		take_both(payload, READ_HIT, found);
+	discard(reply);
+	return payload != NULL;
+}
+
+/* Half of those who have to compute it ask once more: among so many writers it would seldom be found by others. */
+static void
+get_derived(Client *c, const int *keys, Cached *found)
+{
+	char		ids[2][16];
+	char		value[256];
+	const char *values[] = {ids[0], ids[1]};
+	PGresult   *result;
+
+	snprintf(ids[0], sizeof(ids[0]), "%d", keys[0]);
+	snprintf(ids[1], sizeof(ids[1]), "%d", keys[1]);
+	result = pg_ready(c) ? pg_execute(c, "derived_value", 2, values) : NULL;
+	snprintf(value, sizeof(value), "%s", pg_ok(result) && PQntuples(result) == 1 ? PQgetvalue(result, 0, 0) : "");
+	PQclear(result);
+	if (value[0] == '\0' || ask_derived(c, value, found))
+		return;
+	result = pg_execute(c, "read_derived", 2, values);
+	if (pg_ok(result) && PQntuples(result) == 1 && (draw(c, 2) == 0 || !ask_derived(c, value, found)))
+		take_both(PQgetvalue(result, 0, 0), READ_SQL, found);
+	PQclear(result);
+}
+
+/*
+ * Answers of one moment, or none: kind 0 of the first then says that each key is to be read alone, and checked. With several
+ * servers one MGET cannot ask for all.
+ */
+void
+fence_get_many(Client *c, const int *keys, Cached *found, int n)
+{
+	static const char ways[] = {WAY_BLOCK, WAY_BLOCK, WAY_PLAIN, WAY_SQL_MANY, WAY_DERIVED, 0, 0};
+	int			way = ways[draw(c, sizeof(ways))];
+
+	follow_endpoints(c);
+	if (n == 2 && draw(c, 4) == 0)
+		way = WAY_DERIVED;
+	if ((way == WAY_DERIVED && n != 2) || (way == WAY_SQL_MANY && !has_sql_read(c)))
+		way = WAY_BLOCK;
+	if ((way == WAY_BLOCK || way == WAY_PLAIN) && c->layout != SINGLE)
+		way = 0;
+	if (way == 0)
+		return;
+	for (int i = 0; i < n; i++)
+	{
+		found[i].kind = READ_ERROR;
+		found[i].way = way;
+	}
+	if (way == WAY_DERIVED)
+		get_derived(c, keys, found);
+	else if (way == WAY_SQL_MANY)
+		read_many_by_sql(c, keys, found, n);
+	else
+		get_many_fast(c, keys, found, n, way);
+}
+
+/*
+ * Whether all hits that were found, each at its own moment, are still current: then all were, between the reads and the
+ * checks. Half of the times fence_check is asked, else they are read again.
+ */
 bool
 fence_check(Client *c, const int *keys, const Cached *found, int n)
 {
-	Names		names;
-	char		version[24];
+	bool		again = draw(c, 2) == 0;
 	bool		all = true;
 
 	for (int i = 0; i < n && all; i++)
 	{
-		redisReply *reply;
+		Cached		now = {.kind = READ_ERROR};
+		char		version[24];
+		Names		names;
 
 		names_of(c, keys[i], &names);
 		snprintf(version, sizeof(version), "%lld", (long long) found[i].row.fenced);
-		reply = redis_call(c, 6, (const char *[]) {"FCALL", "fence_check", "1", names.fence, found[i].token, version});
-		all = reply != NULL && reply->type == REDIS_REPLY_INTEGER && reply->integer == 1;
-		if (reply != NULL)
-			freeReplyObject(reply);
+		if (!again)
+			all = is_current(c, names.fence, found[i].token, version);
+		else
+		{
+			get_fast(c, &names, true, &now);
+			all = IS_HIT(now.kind) && strcmp(now.token, found[i].token) == 0 && now.row.fenced == found[i].row.fenced;
+		}
 	}
 	return all;
 }

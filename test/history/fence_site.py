@@ -182,6 +182,10 @@ class Site:
         with self.lock:
             return self.old_redis.socket if self.old_redis else None
 
+    def replica_address(self):
+        with self.lock:
+            return self.replica.socket if self.replica else None
+
     def extension_url(self):
         """What pgcache_fence.redis_url is to be."""
         return 'redis://127.0.0.1:%d' % self.proxy.extension if self.proxy else self.redis.url()

@@ -23,7 +23,8 @@
 #define NONE			(-1)		/* no version, no row */
 
 /*
- * One line of a history, as it stands in the file: 56 bytes, little-endian on the machines that this runs on.
+ * One line of a history, as it stands in the file: 56 bytes, little-endian on the machines that this runs on. way: of a
+ * read, how the cache was asked (WAY_*), else 0.
  *
  *	 type  kind                     key    group        version  val       start    middle        end
  *	 'R'   how the read was         key    0 or number  found    found     invoked  PostgreSQL    answered
@@ -41,7 +42,8 @@ typedef struct Record
 {
 	uint8_t		type;
 	uint8_t		kind;
-	uint16_t	worker;
+	uint8_t		way;
+	uint8_t		worker;
 	int32_t		key;
 	int64_t		group;
 	int64_t		version;
@@ -58,8 +60,19 @@ enum
 	READ_MISS = 'm',				/* from PostgreSQL, then offered to the cache */
 	READ_PENDING = 'p',				/* from here on: from PostgreSQL, not offered */
 	READ_UNARMED = 'u',
+	READ_SQL = 's',					/* a function of SQL answered; it does not tell from where */
 	READ_ERROR = 'e',				/* Redis did not answer */
 	READ_NONE = 'n',				/* nor did PostgreSQL: nothing was read */
+
+	/* of the strategies that are fenced: how a reader asks. See doc/clients.md */
+	WAY_BLOCK = 'm',				/* MULTI, MGET, fence_token, EXEC */
+	WAY_PLAIN = 'p',				/* MGET, then fence_token, on one connection */
+	WAY_SLOW = 'g',					/* fence_get */
+	WAY_BESIDE = 'v',				/* a value beside the fence: MULTI, MGET of both, fence_token, EXEC */
+	WAY_SQL_GET = 'q',				/* fence.get and fence.put */
+	WAY_SQL_READ = 'r',				/* fence.read */
+	WAY_SQL_MANY = 'R',				/* fence.read_many */
+	WAY_DERIVED = 'd',				/* fence_get_derived, and fence.read_derived after a miss */
 
 	OUTCOME_COMMITTED = 'c',
 	OUTCOME_ABORTED = 'a',
@@ -90,6 +103,7 @@ typedef struct Control
 struct Strategy;
 
 #define IS_HIT(kind)	((kind) == READ_HIT || (kind) == READ_WRITTEN)
+#define IS_ANSWER(kind)	(IS_HIT(kind) || (kind) == READ_SQL)
 
 typedef struct Options
 {
@@ -104,15 +118,16 @@ typedef struct Options
 	int			lease_ms;			/* lease: how long a reservation lasts */
 } Options;
 
-/* Where the servers are at present: the five lines of the file "endpoints". */
+/* Where the servers are at present, and how the table is fenced: the six lines of the file "endpoints". */
 typedef struct Endpoints
 {
 	uint32_t	number;
 	char		dsn[512];
 	char		redis[512];			/* host:port, or a path; "shards" or "cluster" and several */
-	char		old_redis[512];		/* of a former master that is alive: who is connected to it may stay */
+	char		old_redis[512];		/* of a former master that is alive: who is connected to it may stay. Or of a replica */
 	char		fence[128];			/* names of a key's fence and value are these, the key, a closing brace */
 	char		value[128];
+	char		versions[16];		/* as the runner's option */
 } Endpoints;
 
 #define SLOTS			16384
@@ -122,7 +137,7 @@ typedef struct Endpoints
 
 typedef struct Server
 {
-	char		address[256];
+	char		address[512];
 	redisContext *redis;			/* NULL: not connected */
 	int64_t		retry_at;			/* backoff */
 	int			backoff_ms;
@@ -146,6 +161,7 @@ typedef struct Client
 	Server		servers[SERVERS_MAX];
 	int			servers_known;
 	uint8_t		server_of_slot[SLOTS];	/* of a cluster: its number + 1, or 0 */
+	Server		replica;			/* at.old_redis, for strategy token-elsewhere */
 	int64_t		operations;
 } Client;
 
@@ -153,16 +169,17 @@ typedef struct Row
 {
 	int64_t		version;			/* NONE: there is no such row */
 	int64_t		val;
-	int64_t		fenced;				/* what the fence counts as its version: the same, or kept aside */
+	int64_t		fenced;				/* what the fence counts as its version: the same, or kept aside; NONE: not known */
 } Row;
 
 /* What a strategy's get found. */
 typedef struct Cached
 {
 	int			kind;				/* READ_* */
-	Row			row;				/* of a hit */
-	char		token[64];			/* for fill */
-	char		ticket[32];
+	int			way;				/* WAY_*, or 0 */
+	Row			row;				/* of an answer */
+	char		token[64];			/* of a hit, for check */
+	char		permit[96];			/* of a miss, for fill */
 } Cached;
 
 typedef struct Change
@@ -185,6 +202,15 @@ typedef struct Txn
 	int64_t		end;
 } Txn;
 
+/* One command to Redis: n words. */
+typedef struct Command
+{
+	int			n;
+	const char *const *words;
+} Command;
+
+#define COMMANDS_MAX	2			/* that belong together */
+
 /* A way of caching. Functions may be NULL. */
 typedef struct Strategy
 {
@@ -195,7 +221,7 @@ typedef struct Strategy
 	void		(*get) (Client *c, int key, Cached *found);
 	void		(*fill) (Client *c, int key, const Cached *found, const Row *row);
 	bool		(*check) (Client *c, const int *keys, const Cached *found, int n);
-	void		(*get_many) (Client *c, const int *keys, Cached *found, int n);	/* hits are one snapshot */
+	void		(*get_many) (Client *c, const int *keys, Cached *found, int n);	/* answers are one snapshot */
 
 	void		(*before) (Client *c, int key);		/* before the statement that changes it */
 	bool		(*reserve) (Client *c, Change *change); /* row: as observed; out: version to be written, token */
@@ -210,11 +236,25 @@ extern const Strategy *strategy_by_name(const char *name);
 /* strategy.c */
 extern bool is_last(const Txn *txn, int change);
 
-/* fence.c, lease.c */
+/* fence.c, fence_wrong.c, lease.c */
+typedef struct Names
+{
+	char		fence[160];
+	char		value[160];			/* beside it */
+} Names;
+
+extern bool has_sql_read(const Client *c);
+extern void names_of(const Client *c, int key, Names *names);
+extern void take_record(const char *record, const char *permit, Cached *found);
 extern void fence_get(Client *c, int key, Cached *found);
 extern void fence_fill(Client *c, int key, const Cached *found, const Row *row);
 extern void fence_get_many(Client *c, const int *keys, Cached *found, int n);
 extern bool fence_check(Client *c, const int *keys, const Cached *found, int n);
+extern void token_first_get(Client *c, int key, Cached *found);
+extern void token_kept_get(Client *c, int key, Cached *found);
+extern void token_elsewhere_get(Client *c, int key, Cached *found);
+extern void permit_late_get(Client *c, int key, Cached *found);
+extern void permit_late_fill(Client *c, int key, const Cached *found, const Row *row);
 extern void lease_get(Client *c, int key, Cached *found);
 extern void lease_fill(Client *c, int key, const Cached *found, const Row *row);
 extern bool lease_reserve(Client *c, Change *change);
@@ -229,7 +269,7 @@ extern void sleep_ms(int ms);
 extern uint64_t draw(Client *c, uint64_t below);
 extern bool chance(Client *c, uint32_t ppm);
 extern int	draw_key(Client *c);
-extern void record(Client *c, int type, int kind, int key, int64_t group, int64_t version, int64_t val,
+extern void record(Client *c, int type, int kind, int way, int key, int64_t group, int64_t version, int64_t val,
 				   int64_t start, int64_t middle, int64_t end);
 
 /* client.c */
@@ -245,9 +285,13 @@ extern void follow_endpoints(Client *c);
 extern void redis_servers(Client *c);
 extern void redis_leave(Client *c);
 extern redisReply *redis_call(Client *c, int n, const char *const *words);
+extern bool redis_together(Client *c, bool block, const Command *commands, int n, redisReply **replies);
+extern redisReply *replica_call(Client *c, int n, const char *const *words);
+extern void discard(redisReply *reply);
 extern bool is_word(const redisReply *reply, size_t element, const char *word);
 
 /* reader.c, writer.c */
+extern bool read_row(Client *c, int key, Row *row);
 extern void run_reader(Client *c);
 extern void run_writer(Client *c);
 extern void record_txn(Client *c, const Txn *txn, int outcome, int64_t done);

@@ -79,13 +79,6 @@ evaluate(Client *c, const char *script, int key, const char *a, const char *b, c
 	return redis_call(c, 9, (const char *[]) {"EVAL", script, "2", fence, value, defects, a, b, d});
 }
 
-static void
-discard(redisReply *reply)
-{
-	if (reply != NULL)
-		freeReplyObject(reply);
-}
-
 void
 lease_get(Client *c, int key, Cached *found)
 {

@@ -32,6 +32,7 @@ redis_leave(Client *c)
 {
 	for (int i = 0; i < c->servers_known; i++)
 		server_leave(&c->servers[i]);
+	server_leave(&c->replica);
 }
 
 /* Its number; NONE if there are too many. */
@@ -192,41 +193,179 @@ redirection(Client *c, const char *error, int slot, bool *asking)
 	return number;
 }
 
-/*
- * The answer to FCALL name numkeys key ..., EVAL script numkeys key ..., or COMMAND key ... . NULL if there is none to be had,
- * and for an error that the server tells (LOADING, READONLY, OOM, ...).
+/* -----------------------------------------------------------------------------------------------------------------
+ * Commands
+ * -----------------------------------------------------------------------------------------------------------------
  */
-redisReply *
-redis_call(Client *c, int n, const char *const *words)
+
+void
+discard(redisReply *reply)
 {
-	bool		script = strcmp(words[0], "FCALL") == 0 || strcmp(words[0], "EVAL") == 0;
-	int			slot = c->layout == SINGLE ? 0 : slot_of(words[script ? 3 : 1]);
+	if (reply != NULL)
+		freeReplyObject(reply);
+}
+
+static void
+discard_all(redisReply **replies, int n)
+{
+	for (int i = 0; i < n; i++)
+		discard(replies[i]);
+	memset(replies, 0, sizeof(redisReply *) * (size_t) n);
+}
+
+static bool
+is_script(const Command *command)
+{
+	return strncmp(command->words[0], "FCALL", 5) == 0 || strcmp(command->words[0], "EVAL") == 0;
+}
+
+/*
+ * One after the other, on one connection; now and then the client stands still in between. False: the connection was lost,
+ * or could not be had.
+ */
+static bool
+call_in_order(Client *c, Server *server, bool asking, const Command *commands, int n, redisReply **replies)
+{
+	for (int i = 0; i < n; i++)
+	{
+		if (i > 0 && chance(c, control->reader_stall_ppm))
+			sleep_ms((int) draw(c, 2 * (uint64_t) control->reader_stall_ms + 1));
+		if (i > 0 && server->redis == NULL)
+			return false;
+		if (asking)
+			discard(server_call(server, 1, (const char *[]) {"ASKING"}));
+		if (asking && server->redis == NULL)
+			return false;
+		replies[i] = server_call(server, commands[i].n, commands[i].words);
+		if (replies[i] == NULL)
+			return false;
+	}
+	return true;
+}
+
+/* MULTI, all, EXEC in one message. What is refused when it is queued is its answer, and the others have none. */
+static bool
+call_block(Server *server, const Command *commands, int n, redisReply **replies)
+{
+	static const char *multi[] = {"MULTI"};
+	static const char *exec[] = {"EXEC"};
+	void	   *reply;
+
+	if (!server_ready(server))
+		return false;
+	redisAppendCommandArgv(server->redis, 1, multi, NULL);
+	for (int i = 0; i < n; i++)
+		redisAppendCommandArgv(server->redis, commands[i].n, (const char **) commands[i].words, NULL);
+	redisAppendCommandArgv(server->redis, 1, exec, NULL);
+	for (int i = -1; i <= n; i++)
+	{
+		reply = NULL;
+		if (redisGetReply(server->redis, &reply) != REDIS_OK)
+		{
+			server_leave(server);
+			return false;
+		}
+		if (i >= 0 && i < n && ((redisReply *) reply)->type == REDIS_REPLY_ERROR)
+			replies[i] = reply;
+		else if (i == n && ((redisReply *) reply)->type == REDIS_REPLY_ARRAY && ((redisReply *) reply)->elements == (size_t) n)
+		{
+			for (int k = 0; k < n; k++)
+			{
+				discard(replies[k]);
+				replies[k] = ((redisReply *) reply)->element[k];
+				((redisReply *) reply)->element[k] = NULL;
+			}
+			freeReplyObject(reply);
+		}
+		else
+			freeReplyObject(reply);
+	}
+	return true;
+}
+
+/* The first that is an error; NULL if there is none. */
+static const char *
+first_error(redisReply **replies, int n)
+{
+	for (int i = 0; i < n; i++)
+		if (replies[i] != NULL && replies[i]->type == REDIS_REPLY_ERROR)
+			return replies[i]->str;
+	return NULL;
+}
+
+static bool
+all_answered(redisReply **replies, int n)
+{
+	for (int i = 0; i < n; i++)
+		if (replies[i] == NULL)
+			return false;
+	return true;
+}
+
+/*
+ * The answers to commands that are about keys of one slot, all of one process, over one connection; block: in MULTI and
+ * EXEC. Each is COMMAND key ..., FCALL name numkeys key ... or EVAL script numkeys key ... . False: some were not to be
+ * had, or the server told an error (LOADING, READONLY, OOM, ...): then there are none. The caller frees them.
+ */
+bool
+redis_together(Client *c, bool block, const Command *commands, int n, redisReply **replies)
+{
 	bool		asking = false;
+	int			slot;
 	int			number;
 
 	follow_endpoints(c);
+	slot = c->layout == SINGLE ? 0 : slot_of(commands[0].words[is_script(&commands[0]) ? 3 : 1]);
 	number = server_of(c, slot);
+	memset(replies, 0, sizeof(redisReply *) * (size_t) n);
 	for (int i = 0; i < REDIRECTIONS_MAX && number != NONE; i++)
 	{
-		redisReply *reply;
+		const char *error;
 
-		if (asking)
+		if (!(block ? call_block(&c->servers[number], commands, n, replies) :
+			  call_in_order(c, &c->servers[number], asking, commands, n, replies)))
 		{
-			reply = server_call(&c->servers[number], 1, (const char *[]) {"ASKING"});
-			if (reply != NULL)
-				freeReplyObject(reply);
-		}
-		reply = server_call(&c->servers[number], n, words);
-		if (reply == NULL)
-		{
+			discard_all(replies, n);
 			forget_server(c, number);
-			return NULL;
+			return false;
 		}
-		if (reply->type != REDIS_REPLY_ERROR)
-			return reply;
-		number = redirection(c, reply->str, slot, &asking);
-		freeReplyObject(reply);
+		error = first_error(replies, n);
+		if (error == NULL && all_answered(replies, n))
+			return true;
+		number = error ? redirection(c, error, slot, &asking) : NONE;
+		discard_all(replies, n);
+		if (block && asking)		/* ASKING is for one command */
+			return false;
 	}
+	return false;
+}
+
+/* The same of one command: its answer, or NULL. */
+redisReply *
+redis_call(Client *c, int n, const char *const *words)
+{
+	Command		command = {n, words};
+	redisReply *reply;
+
+	return redis_together(c, false, &command, 1, &reply) ? reply : NULL;
+}
+
+/* The answer of the server at at.old_redis; NULL if there is none, and for an error. */
+redisReply *
+replica_call(Client *c, int n, const char *const *words)
+{
+	redisReply *reply;
+
+	follow_endpoints(c);
+	if (strcmp(c->replica.address, c->at.old_redis) != 0)
+	{
+		server_leave(&c->replica);
+		snprintf(c->replica.address, sizeof(c->replica.address), "%s", c->at.old_redis);
+	}
+	reply = server_call(&c->replica, n, words);
+	if (reply == NULL || reply->type != REDIS_REPLY_ERROR)
+		return reply;
+	discard(reply);
 	return NULL;
 }
 

@@ -89,7 +89,7 @@ txn_prepare(Client *c, Txn *txn, int most_ms)
 static void
 record_end(Client *c, const Kept *one, int outcome)
 {
-	record(c, 'P', outcome, 0, one->txn.id, c->sessions - one->session, 0, 0, 0, 0);
+	record(c, 'P', outcome, 0, 0, one->txn.id, c->sessions - one->session, 0, 0, 0, 0);
 }
 
 static void

@@ -10,7 +10,8 @@
 
 #define GROUP_PER_MILLE	30
 
-static bool
+/* The row as PostgreSQL has it now; version NONE: there is none. False: PostgreSQL did not answer. */
+bool
 read_row(Client *c, int key, Row *row)
 {
 	char		text[16];
@@ -49,6 +50,13 @@ offer(Client *c, int key, const Cached *found, const Row *row)
 	options.strategy->fill(c, key, found, row);
 }
 
+/* That there is no row may be put where the version of that is known, and writers reserve what is not there. */
+static bool
+may_offer(const Client *c, const Cached *found, const Row *row)
+{
+	return found->kind == READ_MISS && (row->version != NONE || (row->fenced != NONE && strcmp(c->at.versions, "group") == 0));
+}
+
 static void
 read_one(Client *c)
 {
@@ -60,18 +68,18 @@ read_one(Client *c)
 
 	options.strategy->get(c, key, &found);
 	row = found.row;
-	if (!IS_HIT(found.kind))
+	if (!IS_ANSWER(found.kind))
 	{
 		middle = now_ns();
-		if (!read_row(c, key, &row))
+		if (found.kind == READ_NONE || !read_row(c, key, &row))
 		{
-			record(c, 'R', READ_NONE, key, 0, NONE, NONE, start, middle, now_ns());
+			record(c, 'R', READ_NONE, found.way, key, 0, NONE, NONE, start, middle, now_ns());
 			return;
 		}
 	}
-	record(c, 'R', found.kind, key, 0, row.version, row.val, start, middle, now_ns());
+	record(c, 'R', found.kind, found.way, key, 0, row.version, row.val, start, middle, now_ns());
 	count_read(c, IS_HIT(found.kind));
-	if (found.kind == READ_MISS && row.version != NONE)
+	if (may_offer(c, &found, &row))
 		offer(c, key, &found, &row);
 }
 
@@ -109,7 +117,9 @@ draw_group(Client *c, int *keys)
 
 	for (int tries = 0; n < wanted && tries < 50; tries++)
 	{
-		int			key = draw_key(c);
+		/* half of the pairs are neighbours, so that a value that is derived from two is asked for again */
+		bool		neighbour = wanted == 2 && n == 1 && draw(c, 2) == 0;
+		int			key = neighbour ? keys[0] % options.keys + 1 : draw_key(c);
 		bool		known = false;
 
 		for (int i = 0; i < n; i++)
@@ -120,7 +130,9 @@ draw_group(Client *c, int *keys)
 	return n;
 }
 
-/* Get all, then check all, or all in one call; if any is no hit or has changed, all from PostgreSQL in one snapshot. */
+/*
+ * All at one moment; or get each, then check all. If any is no answer or has changed, all from PostgreSQL in one snapshot.
+ */
 static void
 read_group(Client *c)
 {
@@ -132,36 +144,39 @@ read_group(Client *c)
 	int64_t		middle = 0;
 	int64_t		end;
 	int64_t		group = ((int64_t) c->worker << 40) | ++c->operations;
+	bool		answered = true;
 	bool		hits = true;
-	bool		at_once = options.strategy->get_many != NULL && c->layout == SINGLE && draw(c, 2) == 0;
+	bool		at_once;
 
-	if (at_once)
+	if (options.strategy->get_many != NULL)
 		options.strategy->get_many(c, keys, found, n);
+	at_once = found[0].kind != 0;
 	for (int i = 0; i < n; i++)
 	{
 		if (!at_once)
 			options.strategy->get(c, keys[i], &found[i]);
 		rows[i] = found[i].row;
+		answered = answered && IS_ANSWER(found[i].kind);
 		hits = hits && IS_HIT(found[i].kind);
 	}
-	if (hits && !at_once && options.strategy->check != NULL)
-		hits = options.strategy->check(c, keys, found, n);
-	if (!hits)
+	if (!at_once && options.strategy->check != NULL)
+		answered = hits && options.strategy->check(c, keys, found, n);
+	if (!answered)
 	{
 		middle = now_ns();
 		if (!read_rows(c, keys, rows, n))
 			return;
 	}
 	end = now_ns();
-	record(c, 'G', hits ? 'h' : 'd', n, group, 0, 0, start, middle, end);
+	record(c, 'G', answered ? 'h' : 'd', found[0].way, n, group, 0, 0, start, middle, end);
 	for (int i = 0; i < n; i++)
 	{
-		/* a hit that was given up for the snapshot is none: what was used came from PostgreSQL */
-		int			kind = hits || !IS_HIT(found[i].kind) ? found[i].kind : READ_MISS;
+		/* an answer that was given up for the snapshot is none: what was used came from PostgreSQL */
+		int			kind = answered || !IS_ANSWER(found[i].kind) ? found[i].kind : READ_MISS;
 
-		record(c, 'R', kind, keys[i], group, rows[i].version, rows[i].val, start, middle, end);
-		count_read(c, hits);
-		if (found[i].kind == READ_MISS && rows[i].version != NONE)
+		record(c, 'R', kind, found[i].way, keys[i], group, rows[i].version, rows[i].val, start, middle, end);
+		count_read(c, answered && hits);
+		if (may_offer(c, &found[i], &rows[i]))
 			offer(c, keys[i], &found[i], &rows[i]);
 	}
 }

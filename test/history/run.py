@@ -19,11 +19,11 @@ import faults
 from fence_site import Site
 from nodes_site import NodesSite
 from servers import Timeout
-from workload import CLIENT_FAULTS, Workload, build
+from workload import CLIENT_FAULTS, FENCED, MISREAD, Workload, build
 
 ALL_FAULTS = {**faults.FAULTS, **CLIENT_FAULTS}         # where there is one Redis server
 FAULTS_OF = {'single': ALL_FAULTS, **{layout: {**found, **CLIENT_FAULTS} for layout, found in faults.NODES_FAULTS.items()}}
-STRATEGIES = ('fence', 'delete', 'delete-twice', 'write-through', 'notify', 'version-check', 'lease-timeout')
+STRATEGIES = ('fence', *MISREAD, 'delete', 'delete-twice', 'write-through', 'notify', 'version-check', 'lease-timeout')
 SETTLE_SECONDS = 40
 PREPARED = {'c': 'committed', 'a': 'rolled back', '?': 'unknown', 'outlived': 'committed in another session than prepared'}
 
@@ -44,9 +44,13 @@ def arguments(parser):
     parser.add_argument('--keys', type=int, default=64)
     parser.add_argument('--cache', choices=('none', 'row'), default=None,
                         help='of strategy fence: who fills the cache, readers only or commits too; default: drawn')
-    parser.add_argument('--versions', choices=('trigger', 'application', 'aside'), default=None,
+    parser.add_argument('--versions', choices=('trigger', 'application', 'aside', 'group'), default=None,
                         help='of strategy fence: who sets the versions of changed rows; aside: the table is attached with '
-                        'version => NULL, and without --cache row; default: one of the first two, drawn')
+                        'version => NULL; group: each row is a group; both without --cache row; default: one of the first two, drawn')
+    parser.add_argument('--absent', choices=('no', 'yes'), default=None,
+                        help='of strategy fence: whether "no such row" is cached; default: drawn')
+    parser.add_argument('--reserve', choices=('early', 'commit'), default=None,
+                        help='of strategy fence: when rows are reserved; default: drawn')
     parser.add_argument('--pause-us', type=int, default=3000, help='of a writer between two transactions')
     parser.add_argument('--gap', type=float, default=1.0, help='seconds between two faults')
     parser.add_argument('--once', action='store_true', help='each fault once')
@@ -161,9 +165,11 @@ class Run:
                                  options.keys, options.readers, options.writers, options.pause_us,
                                  sum(1 << (n - 1) for n in defects), 400,
                                  2 ** 53 if options.strategy == 'lease-timeout' and 5 in defects else 0,
-                                 options.cache, options.versions)
+                                 options.cache, options.versions, options.absent == 'yes', options.reserve)
         try:
             self.site.start()
+            if options.strategy == 'token-elsewhere':
+                self.site.ensure_replica()
             self.workload.start(self.program)
             for name in filter(None, options.clients.split(',')):
                 CLIENT_FAULTS[name].begin(self.workload)
@@ -182,6 +188,17 @@ class Run:
         self.write_record()
         return self.judge()
 
+    def judge_ways(self, result):
+        """What was to be shown did happen."""
+        options, ways = self.options, result['ways']
+        if (result['written'] > 0) != (options.cache == 'row'):
+            self.complaints.append('cache %s, and %d hits of what commits wrote' % (options.cache, result['written']))
+        if result['absent'] and options.absent == 'no' and options.versions != 'group':
+            self.complaints.append('%d hits that there is no row, which was not to be cached' % result['absent'])
+        for way in ('block', 'plain', 'slow', 'beside', 'fence.get', 'derived'):
+            if not ways.get(way, {}).get('hit'):
+                self.complaints.append('no hit of the kind "%s"' % way)
+
     def write_record(self):
         def ns(seconds):
             return None if seconds is None else int(seconds * 1e9)
@@ -198,12 +215,12 @@ class Run:
     def judge(self):
         result = checker.check(os.path.join(self.directory, 'run'), self.options.examples)
         result['complaints'] = self.complaints
-        for complaint in self.complaints:
-            print('AT THE END: ' + complaint)
         if not result['hits']:
             self.complaints.append('there was no hit, so nothing is proven')
-        if self.options.strategy == 'fence' and (result['written'] > 0) != (self.options.cache == 'row'):
-            self.complaints.append('cache %s, and %d hits of what commits wrote' % (self.options.cache, result['written']))
+        if self.options.strategy == 'fence':
+            self.judge_ways(result)
+        for complaint in self.complaints:
+            print('AT THE END: ' + complaint)
         result['slow'] = ['%s: a COMMIT waited %.2f s, of %.2f' % (effect['name'], effect['wait'], self.site.longest_wait())
                           for effect in result['effects'] if effect['wait'] > self.site.longest_wait()]
         result['wrong_hits'] = sum(result[kind] for kind in checker.READ_KINDS)
@@ -225,6 +242,10 @@ def summary(result):
                   for k, n in sorted(result['transactions'].items()))))
     print('answers: ' + ', '.join('%s %d' % (checker.WORDS.get(k, 'nothing'), n)
                                   for k, n in sorted(result['kinds'].items(), key=lambda item: -item[1])))
+    if result['ways']:
+        print('ways: ' + '; '.join('%s: %s' % (way, ', '.join('%s %d' % item for item in sorted(how.items())))
+                                   for way, how in result['ways'].items()) +
+              '; hits that there is no row %d' % result['absent'])
     if result['prepared']:
         print('two-phase transactions: ' + ', '.join('%s %d' % (PREPARED[how], n)
                                                      for how, n in sorted(result['prepared'].items())))
@@ -264,19 +285,24 @@ def run_once(options, program=None):
     """Does it and cleans up. The command that would repeat it is printed first."""
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 31)
-    if options.versions == 'aside':
+    if options.versions in ('aside', 'group'):
         options.cache = 'none'
     if options.cache is None:
         options.cache = ('none', 'row')[options.seed % 2]
     if options.versions is None:
         options.versions = ('trigger', 'application')[options.seed // 2 % 2]
+    if options.absent is None:
+        options.absent = 'no' if options.versions == 'group' else ('no', 'yes')[options.seed // 4 % 2]
+    if options.reserve is None:
+        options.reserve = ('early', 'commit')[options.seed // 8 % 2]
     directory = options.keep or os.path.join(base_directory(), 'history-%d-%d' % (os.getpid(), random.getrandbits(24)))
     os.makedirs(directory, exist_ok=True)
     words = ['run']
-    for name in ('strategy', 'nodes', 'defects', 'cache', 'versions', 'faults', 'clients', 'seconds', 'reads', 'readers', 'writers',
-                 'keys', 'gap', 'seed'):
+    for name in ('strategy', 'nodes', 'defects', 'cache', 'versions', 'absent', 'reserve', 'faults', 'clients', 'seconds', 'reads',
+                 'readers', 'writers', 'keys', 'gap', 'seed'):
         value = getattr(options, name)
-        if value and {'defects': 'lease-timeout', 'cache': 'fence', 'versions': 'fence'}.get(name, options.strategy) == options.strategy:
+        if value and options.strategy in {'defects': ('lease-timeout',), 'cache': FENCED, 'versions': FENCED, 'absent': FENCED,
+                                          'reserve': FENCED}.get(name, STRATEGIES):
             words += ['--' + name, str(value)]
     if options.once:
         words.append('--once')

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Every strategy under every fault: the tables of doc/reliability.md.
+"""Every strategy, and every way of using pgcache_fence, under every fault: the tables of doc/reliability.md.
 
     sh test/history.sh table [--seconds N] [--strategies A,B] [--faults A,B] [--results FILE] [--output FILE]
 
@@ -13,15 +13,23 @@ import statistics
 import sys
 
 import run
+from workload import FENCED
 
 NOTHING = 'none'
+
+# The ways of using pgcache_fence: name in the tables -> options of run.py
+WAYS = {'fence': {'cache': 'row', 'versions': 'trigger', 'absent': 'no', 'reserve': 'early'},
+        'fence-readers': {'cache': 'none', 'versions': 'application', 'absent': 'yes', 'reserve': 'commit'},
+        'fence-aside': {'cache': 'none', 'versions': 'aside', 'absent': 'no', 'reserve': 'early'},
+        'fence-groups': {'cache': 'none', 'versions': 'group', 'absent': 'no', 'reserve': 'commit'}}
+COLUMNS = [*WAYS, *(name for name in run.STRATEGIES if name not in FENCED)]
 
 
 def parse():
     parser = argparse.ArgumentParser(prog='history.sh table', description='The tables of doc/reliability.md.')
     parser.add_argument('--seconds', type=float, default=8, help='of each run')
     parser.add_argument('--seed', type=int, default=1)
-    parser.add_argument('--strategies', default=','.join(run.STRATEGIES))
+    parser.add_argument('--strategies', default=','.join(COLUMNS))
     parser.add_argument('--faults', default=','.join([NOTHING, *run.ALL_FAULTS]))
     parser.add_argument('--results', metavar='FILE', help='kept here, and taken from here')
     parser.add_argument('--output', metavar='FILE', help='the tables, in Markdown; default: standard output')
@@ -30,8 +38,9 @@ def parse():
 
 def measure(strategy, fault, options):
     """The figures of one cell; None if this fault does not concern this strategy."""
-    result = run.run_once(run.make_options(strategy=strategy, faults=fault, seconds=options.seconds, seed=options.seed,
-                                           cache='row', versions='trigger', gap=1.5, examples=0))
+    way = WAYS.get(strategy, WAYS['fence'])
+    result = run.run_once(run.make_options(strategy='fence' if strategy in WAYS else strategy, faults=fault,
+                                           seconds=options.seconds, seed=options.seed, gap=1.5, examples=0, **way))
     if fault != NOTHING and not result['faults']:
         return None
     result['complaints'] += result['slow']
@@ -71,7 +80,7 @@ def stale_table(options, results):
     for fault in options.faults.split(','):
         cells = [cell_text(results['%s/%s' % (strategy, fault)]) for strategy in strategies]
         lines.append('| %s | %s |' % (fault, ' | '.join(cells)))
-    reads = sum(cell['reads'] for name, cell in results.items() if cell and name.startswith('fence/'))
+    reads = sum(cell['reads'] for name, cell in results.items() if cell and name.partition('/')[0] in WAYS)
     lines += ['', '%d reads of pgcache_fence in all.' % reads]
     return lines
 
@@ -112,7 +121,7 @@ def main():
             file.write(text)
     else:
         print('\n' + text)
-    bad = [name for name, cell in results.items() if cell and name.startswith('fence/') and not cell['good']]
+    bad = [name for name, cell in results.items() if cell and name.partition('/')[0] in WAYS and not cell['good']]
     for name in bad:
         print('BAD: %s %s' % (name, results[name]['complaints']))
     return 1 if bad else 0

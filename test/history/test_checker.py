@@ -103,6 +103,32 @@ def stale_after_the_acknowledgement():
 
 
 @test
+def no_row_may_be_found_while_there_is_none():
+    s = Script()
+    s.write(1, 2, 20, 30, deleted=True)
+    s.write(1, 3, 50, 60)
+    for start, end in ((19, 20), (25, 28), (40, 45), (59, 70)):
+        s.read(1, -1, -1, start, end)
+    s.read(2, -1, -1, 10, 15)
+    s.write(2, 1, 18, 22)
+    s.read(2, -1, -1, 21, 30)
+    same(s.found(), {})
+
+
+@test
+def no_row_was_found_and_there_was_one():
+    s = Script()
+    s.write(1, 2, 20, 30, deleted=True)
+    s.write(1, 3, 50, 60)
+    s.write(1, 4, 80, 90)
+    for start, end in ((10, 19), (61, 70), (95, 99)):
+        s.read(1, -1, -1, start, end)
+    s.read(1, -1, -1, 61, 70, kind='s')
+    s.read(1, -1, -1, 61, 70, kind='p')
+    same(s.found(), {'stale': 4})
+
+
+@test
 def stale_because_another_reader_has_seen_the_new_version():
     s = Script()
     a = s.write(1, 2, 20, 90)

@@ -26,9 +26,12 @@ import traceback
 import psycopg2
 import redis
 
-import faults
-from fence_site import Site, unprivileged
-from servers import Timeout, wait_for
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'lib'))
+
+import faults                                                                   # noqa: E402
+import strong                                                                   # noqa: E402
+from fence_site import Site, unprivileged                                       # noqa: E402
+from servers import Timeout, wait_for                                           # noqa: E402
 
 KEYS = 30
 WRITERS = 3
@@ -41,7 +44,7 @@ WRITE = 'WITH w AS (%s) INSERT INTO written SELECT * FROM w RETURNING key, versi
 # delete and insert the same row
 EXPECTED = (None, '23505', '57P01', '57P02', '57P03', '08006', '08003', '25006', '40001', '40P01', '55P03')
 NOT_THE_FENCE = (None, '57P01', '57P02', '57P03', '08006', '08003', '25006', '55P03')
-GOOD = ('hit', 'miss', 'pending')
+GOOD = ('hit', 'miss')
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -189,7 +192,7 @@ class Writer(Worker):
 class Reader(Worker):
     """Log: kind, key, version, content, begin, end, whether from the old master."""
 
-    names = ()
+    prefix = ''                 # of the names of fences
 
     def run(self):
         chosen = random.Random(99)
@@ -209,16 +212,16 @@ class Reader(Worker):
 
     def read(self, connection, key, old):
         begin = time.monotonic()
-        names = [prefix + '{%d}' % key for prefix in self.names]
+        fence = '%s{%d}' % (self.prefix, key)
         try:
-            answer = connection.execute_command('FCALL', 'fence_get', 2, *names)
+            answer = strong.read(connection, fence)
         except (redis.RedisError, OSError):
             self.write_log('error', key, None, None, begin, time.monotonic(), old)
             time.sleep(0.005)
             return
         end = time.monotonic()
         if answer[0] == 'hit':
-            self.write_log('hit', key, int(answer[2]), json.loads(answer[3])['content'], begin, end, old)
+            self.write_log('hit', key, answer[2], json.loads(answer[3])['content'], begin, end, old)
             return
         self.write_log(answer[0], key, None, None, begin, end, old)
         if answer[0] != 'miss':
@@ -228,8 +231,7 @@ class Reader(Worker):
             # as fence.read stores it
             cursor.execute('SELECT version, to_jsonb(item) FROM item WHERE id = %s', (key,))
             version, row = cursor.fetchone()
-            connection.execute_command('FCALL', 'fence_put', 2, *names, answer[1], answer[2], version,
-                                       json.dumps(row), 0)
+            strong.put(connection, fence, answer[1], version, json.dumps(row))
         except (psycopg2.Error, redis.RedisError, OSError):
             time.sleep(0.005)
 
@@ -382,7 +384,7 @@ def evicted(record):
 
 def writes_lost(record):
     return [('the master had a write', record['proof']['on_master'] == 1),
-            ('that its successor has not', record['proof']['on_replica'] == 0)]
+            ('that the replica has not', record['proof']['on_replica'] == 0)]
 
 
 def old_alive(record):
@@ -435,6 +437,7 @@ PROOFS = {
     'eviction_allkeys_lru': evicted,
     'clock_steps': stepped,
     'failover_lossy': writes_lost,
+    'replica_cut_off': writes_lost,
     'old_master_alive': old_alive,
     'old_master_again': old_again,
     'old_master_resynced': lambda record: [*old_again(record), ('the same process', record['proof']['same_process'])],
@@ -473,8 +476,7 @@ def prepare(site):
     site.psql("INSERT INTO item SELECT g, 'first' FROM generate_series(1, %s) g", (KEYS,))
     site.psql('CREATE TABLE written (key int, version bigint, content text)')
     site.psql("SELECT fence.attach('item')")
-    names = site.psql("SELECT fence.fence_key('item', '1'), fence.value_key('item', '1')")[0]
-    Reader.names = [name[:-3] for name in names]
+    Reader.prefix = site.value("SELECT fence.fence_key('item', '1')")[:-3]
 
 
 def differing(site):

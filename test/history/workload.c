@@ -90,10 +90,10 @@ draw_key(Client *c)
 }
 
 void
-record(Client *c, int type, int kind, int key, int64_t group, int64_t version, int64_t val, int64_t start,
+record(Client *c, int type, int kind, int way, int key, int64_t group, int64_t version, int64_t val, int64_t start,
 	   int64_t middle, int64_t end)
 {
-	Record		r = {(uint8_t) type, (uint8_t) kind, (uint16_t) c->worker, key, group, version, val, start, middle, end};
+	Record		r = {(uint8_t) type, (uint8_t) kind, (uint8_t) way, (uint8_t) c->worker, key, group, version, val, start, middle, end};
 
 	if (fwrite(&r, sizeof(r), 1, c->history) != 1)
 	{

@@ -10,6 +10,10 @@ from servers import wait_for
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
+# Those of pgcache_fence: as it is to be used, and what readers must not do.
+MISREAD = ('token-first', 'token-kept', 'token-elsewhere', 'permit-late')
+FENCED = ('fence', *MISREAD)
+
 # As struct Control in history.h.
 FIELDS = ('stop', 'endpoints', 'reader_stall_ppm', 'reader_stall_ms', 'writer_stall_ppm', 'writer_stall_ms',
           'writer_crash_ppm', 'gap_stall_ppm', 'gap_stall_ms', 'unused')
@@ -64,9 +68,21 @@ CREATE TRIGGER item_version BEFORE INSERT OR UPDATE ON item FOR EACH ROW EXECUTE
 CREATE TRIGGER item_deleted AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION item_deleted();
 '''
 
-# What the fence counts as a row's version, as its readers ask for it: the column, or what is kept aside (version => NULL).
+# What the fence counts as the version of a key's row, as its readers ask for it: the column, or what is kept aside.
 FENCED_VERSION = '''
-CREATE FUNCTION fenced_version(item) RETURNS bigint STABLE LANGUAGE sql AS $$ SELECT %s $$;
+CREATE FUNCTION fenced_version(key int) RETURNS bigint STABLE LANGUAGE sql AS $$ SELECT %s $$;
+'''
+OWN_VERSION = 'version FROM item WHERE id = $1'
+KEPT_VERSION = "fence.group_version('item', $1::text)"
+
+# A value that is derived from two rows.
+DERIVED = '''
+CREATE FUNCTION pair(a int, b int) RETURNS jsonb STABLE LANGUAGE sql
+BEGIN ATOMIC
+    SELECT jsonb_build_object('a', (SELECT to_jsonb(t) FROM item t WHERE t.id = a),
+                              'b', (SELECT to_jsonb(t) FROM item t WHERE t.id = b));
+END;
+SELECT fence.define_derived('pair', '{item($1),item($2)}', 'pair(int, int)');
 '''
 
 # A version that the application stores as the cache told it, even if it is not a new one (strategy lease-timeout).
@@ -97,16 +113,16 @@ def address_text(address):
 
 
 class Workload:
-    """strategy: name in strategy.c. cache: as in fence.attach. versions: who sets them, trigger or
-    application; aside: the fence has its own and the column is the application's alone. keys, readers, writers, pause_us, defects,
-    lease_ms: see there and history.h."""
+    """strategy: name in strategy.c. versions: who sets them, trigger or application; aside, group: the fence has its own and
+    the column is the application's alone. cache, absent, reserve: as in fence.attach. keys, readers, writers, pause_us,
+    defects, lease_ms: see there and history.h."""
 
     def __init__(self, site, directory, strategy, seed, keys, readers, writers, pause_us, defects=63, lease_ms=1000,
-                 first_version=0, cache='none', versions='trigger'):
+                 first_version=0, cache='none', versions='trigger', absent=False, reserve='early'):
         self.site, self.directory, self.strategy, self.seed = site, directory, strategy, seed
         self.keys, self.readers, self.writers, self.pause_us = keys, readers, writers, pause_us
         self.defects, self.lease_ms, self.first_version = defects, lease_ms, first_version
-        self.cache, self.versions = cache, versions
+        self.cache, self.versions, self.absent, self.reserve = cache, versions, absent, reserve
         self.process = None
         os.makedirs(directory, exist_ok=True)
         with open(os.path.join(directory, 'control'), 'wb') as file:
@@ -117,13 +133,16 @@ class Workload:
     # ------------------------------------------------------------------------------------------------------------------
 
     def make_tables(self):
-        fenced = self.strategy == 'fence'
+        fenced = self.strategy in FENCED
+        kept = self.versions in ('aside', 'group')
         self.site.psql(TABLES)
-        aside = fenced and self.versions == 'aside'
-        self.site.psql(FENCED_VERSION % ("fence.group_version('item', $1.id::text)" if aside else '$1.version'))
+        self.site.psql(FENCED_VERSION % (KEPT_VERSION if fenced and kept else OWN_VERSION))
         if fenced:
-            self.site.psql("SELECT fence.attach('item', cache => %s, version => %s)",
-                           (self.cache, None if aside else 'version'))
+            self.site.psql("SELECT fence.attach('item', cache => %s, cache_absent => %s, reserve => %s, %s)" % (
+                repr(self.cache), self.absent, repr(self.reserve),
+                "key => '{id}', scope => 'group'" if self.versions == 'group' else
+                'version => NULL' if kept else "version => 'version'"))
+            self.site.psql(DERIVED)
         if fenced and self.versions == 'application':
             self.site.psql("SELECT fence.version_by_application('item')")
         if not fenced or self.versions != 'trigger':
@@ -142,9 +161,9 @@ class Workload:
 
     def tell_endpoints(self):
         """Where the servers are now; the workers look when the number changes."""
-        old = self.site.old_redis_address()
+        old = self.site.replica_address() if self.strategy == 'token-elsewhere' else self.site.old_redis_address()
         lines = [self.site.pg_dsn(), address_text(self.site.redis_address()), address_text(old) if old else '-',
-                 *self.prefixes]
+                 *self.prefixes, self.versions]
         path = os.path.join(self.directory, 'endpoints')
         with open(path + '.new', 'w') as file:
             file.write('\n'.join(lines) + '\n')

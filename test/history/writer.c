@@ -105,7 +105,7 @@ write_reserved(Client *c, Txn *txn, int key, const char *id, const char *val)
 	char		observed[24];
 	char		version[24];
 
-	if (!pg_ok(result) || PQntuples(result) != 1)
+	if (!pg_ok(result) || PQntuples(result) != 1 || pg_number(result, 0, 0) == NONE)
 	{
 		txn->broken = true;
 		PQclear(result);
@@ -129,6 +129,17 @@ write_reserved(Client *c, Txn *txn, int key, const char *id, const char *val)
 	return false;
 }
 
+/* What a transaction reads of its own is nobody else's: it must not come into the cache. */
+static void
+read_own(Client *c, Txn *txn, const char *id)
+{
+	PGresult   *result = pg_execute(c, "read", 1, (const char *[]) {id});
+
+	if (!pg_ok(result))
+		txn->broken = true;
+	PQclear(result);
+}
+
 /* An UPDATE; of a row that is not there, an INSERT. */
 static bool
 write_row(Client *c, Txn *txn, int key)
@@ -145,7 +156,9 @@ write_row(Client *c, Txn *txn, int key)
 	rows = change_rows(c, txn, "update", 2, (const char *[]) {id, val}, 'u', "");
 	if (rows == 0)
 		rows = change_rows(c, txn, "insert", 2, (const char *[]) {id, val}, 'i', "");
-	return rows == 1;
+	if (rows == 1 && has_sql_read(c) && draw(c, 16) == 0)
+		read_own(c, txn, id);
+	return rows == 1 && !txn->broken;
 }
 
 static bool
@@ -203,9 +216,9 @@ write_many(Client *c, Txn *txn)
 void
 record_txn(Client *c, const Txn *txn, int outcome, int64_t done)
 {
-	record(c, 'T', outcome, txn->n, txn->id, done, 0, txn->start, txn->sent, txn->end);
+	record(c, 'T', outcome, 0, txn->n, txn->id, done, 0, txn->start, txn->sent, txn->end);
 	for (int i = 0; i < txn->n; i++)
-		record(c, 'W', txn->changes[i].kind, txn->changes[i].key, txn->id, txn->changes[i].row.version,
+		record(c, 'W', txn->changes[i].kind, 0, txn->changes[i].key, txn->id, txn->changes[i].row.version,
 			   txn->changes[i].row.val, 0, 0, 0);
 }
 

@@ -31,6 +31,17 @@ class Failover(Fault):
         record['proof']['on_replica'] = replica.call('EXISTS', record['proof']['key'])
 
 
+class ReplicaCutOff(Failover):
+    name = 'replica_cut_off'
+    describe = 'a replica goes on answering while its link to the master is cut'
+    epoch = 'same'
+
+    def do(self, site, rng, record):
+        replica = self.cut_off(site, rng, record)
+        record['proof']['on_replica'] = replica.call('EXISTS', record['proof']['key'])
+        replica.call('REPLICAOF', '127.0.0.1', site.redis.port)
+
+
 class LossyFailover(Failover):
     name = 'failover_lossy'
     describe = 'the master is killed, a replica that lacks its newest writes is promoted'
@@ -84,6 +95,7 @@ class OldMasterAlive(Failover):
 
 
 FAULTS = [
+    ReplicaCutOff(),
     LossyFailover(),
     OldMasterAlive('old_master_alive', 'a lagging replica is promoted, the old master lives and readers stay with it'),
     OldMasterAlive('old_master_again', 'the same, and then the old master, as it was, is the master again', again=True),

@@ -73,7 +73,7 @@ def functions():
             with open(path) as source:
                 names.update(re.findall(pattern, source.read()))
         return names
-    return sorted(found(r'"(fence_\w+)"', '.c') & found(r"register\('(fence_\w+)'", '.lua'))
+    return sorted(found(r'"(fence_\w+)"', '.c') & found(r"register(?:_keyed)?\('(fence_\w+)'", '.lua'))
 
 
 FUNCTIONS = functions()
