@@ -16,6 +16,7 @@ import part_calls
 import part_effects
 import part_growth
 import part_hits
+import part_library
 import part_memory
 import part_multiplexer
 import part_patrol
@@ -26,7 +27,7 @@ import part_window
 PARTS = {
     'single': part_single, 'against': part_against, 'bounds': part_bounds, 'rows': part_rows, 'hits': part_hits,
     'calls': part_calls, 'window': part_window, 'memory': part_memory, 'growth': part_growth, 'patrol': part_patrol,
-    'effects': part_effects, 'multiplexer': part_multiplexer,
+    'effects': part_effects, 'multiplexer': part_multiplexer, 'library': part_library,
 }
 
 

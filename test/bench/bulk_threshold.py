@@ -127,19 +127,25 @@ class Reader:
         self.connection = connect()
         self.cursor = self.connection.cursor()
         self.redis = redis.Redis(unix_socket_path=socket)
-        self.cursor.execute("SELECT fence.fence_key('fenced', g::text), fence.value_key('fenced', g::text) "
-                            "FROM generate_series(1, %s) g ORDER BY g", (TABLE_ROWS,))
-        self.names = self.cursor.fetchall()
+        self.cursor.execute("SELECT fence.fence_key('fenced', g) FROM generate_series(1, %s) g ORDER BY g", (TABLE_ROWS,))
+        self.fences = [fence for fence, in self.cursor.fetchall()]
 
     def read(self, key):
-        fence, value = self.names[key - 1]
-        answer = self.redis.fcall("fence_get", 2, fence, value)
-        if answer[0] == b"hit":
+        fence = self.fences[key - 1]
+        with self.redis.pipeline(transaction=True) as block:
+            block.get(fence)
+            block.execute_command("FCALL_RO", "fence_token", 1, fence)
+            record, permit = block.execute()
+        if not permit:
+            answer = [b"unarmed"]
+        elif record and record.startswith(permit.split(b" ")[0] + b" "):
             return "hit"
+        else:
+            answer = [b"miss", permit]
         self.cursor.execute("SELECT version, to_jsonb(t)::text FROM fenced t WHERE id = %s", (key,))
         version, row = self.cursor.fetchone()
         if answer[0] == b"miss":
-            self.redis.fcall("fence_put", 2, fence, value, answer[1], answer[2], version, row, 0)
+            self.redis.fcall("fence_put", 1, fence, answer[1], version, row, 0)
         return answer[0].decode()
 
 

@@ -9,6 +9,7 @@ from servers import BASE, BINDIR, HERE
 ROWS = 100_000
 PAYLOAD = 100
 THREADS = 2
+TOGETHER = 10                           # rows of a read of several
 
 
 def update(table, where='id = $1'):
@@ -80,9 +81,9 @@ def spread(values):
     return {'min': min(values), 'median': statistics.median(values), 'max': max(values)}
 
 
-def ratio(results, name, base, field='tps'):
-    """Round by round: what was measured minutes apart is not compared."""
-    return spread([a[field] / b[field] for a, b in zip(results[name], results[base])])
+def ratio(results, name, base, field='tps', each=1):
+    """Round by round: what was measured minutes apart is not compared. each: how many there are in one of the first."""
+    return spread([each * a[field] / b[field] for a, b in zip(results[name], results[base])])
 
 
 def median(results, name, field):

@@ -1,9 +1,9 @@
 """Reads and writes by time while a replica that lags is promoted. Called by failover.sh.
 
 Readers and writers are processes; each reader asks for rows at random at its share of the rate, as a client of doc/clients.md
-does: fence_get at the master that the sentinel names, and on anything but a hit the row from PostgreSQL. What happened is
-counted by slices of 100 ms since the start. A reader also sees to it that no version is older than what a writer had
-committed when the read began.
+does: fence_get, which tells why there is nothing, at the master that the sentinel names, and on anything but a hit the row from
+PostgreSQL. What happened is counted by slices of 100 ms since the start. A reader also sees to it that no version is older than
+what a writer had committed when the read began.
 """
 
 import argparse
@@ -74,34 +74,33 @@ def slice_of(begin):
     return int((time.monotonic() - begin.value) / SLICE)
 
 
-def read_on(args, port, conninfo, names, begin, until, counts, committed, stale):
+def read_on(args, port, conninfo, name, begin, until, counts, committed, stale):
     random.seed(os.getpid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = psycopg2.connect(conninfo)
     connection.autocommit = True
     cursor = connection.cursor()
     cursor.execute('PREPARE row AS SELECT version, to_json(i) FROM item i WHERE id = $1')
-    fence_name, value_name = names
     client = Sentinel([('127.0.0.1', port)], socket_timeout=0.2).master_for('main', socket_timeout=0.2)
     for _ in at_rate(args.rate / READERS, until):
         key = random.randint(1, args.rows)
-        fence, value = fence_name % key, value_name % key
+        fence = name % key
         known = committed[key]
         try:
-            answer = client.execute_command('FCALL', 'fence_get', 2, fence, value)
+            answer = client.execute_command('FCALL_RO', 'fence_get', 1, fence)
         except redis.RedisError:
             answer = [b'error']
         kind = answer[0].decode()
         counts.add(kind, slice_of(begin))
         if kind == 'hit':
-            if int(answer[2]) < known:
+            if int(answer[1].split(b' ')[1]) < known:
                 stale.value += 1
             continue
         cursor.execute('EXECUTE row(%s)', (key,))
         version, row = cursor.fetchone()
         if kind == 'miss':
             try:
-                client.execute_command('FCALL', 'fence_put', 2, fence, value, answer[1], answer[2], version, json.dumps(row), 0)
+                client.execute_command('FCALL', 'fence_put', 1, fence, answer[1], version, json.dumps(row), 0)
             except redis.RedisError:
                 pass
 
@@ -159,14 +158,14 @@ def run(args):
 
 
 def measure(args, pg, master, replica, port):
-    names = [pg.value(f"SELECT fence.{kind}_key('item', '0')").replace('{0}', '{%i}') for kind in ('fence', 'value')]
+    name = pg.value("SELECT fence.fence_key('item', '0')").replace('{0}', '{%i}')
     slices = int((BEFORE + args.lag + args.after) / SLICE) + 20
     counts = Counts((*KINDS, 'write'), slices)
     begin, until = multiprocessing.Value('d', time.monotonic()), multiprocessing.Value('d', float('inf'))
     committed = multiprocessing.Array('q', args.rows + 1)
     stale, slowest = multiprocessing.Value('l', 0), multiprocessing.Value('d', 0)
     before = multiprocessing.Value('d', 0)
-    processes = [multiprocessing.Process(target=read_on, args=(args, port, pg.conninfo(), names, begin, until, counts, committed, stale))
+    processes = [multiprocessing.Process(target=read_on, args=(args, port, pg.conninfo(), name, begin, until, counts, committed, stale))
                  for _ in range(READERS)]
     processes += [multiprocessing.Process(target=write_on, args=(args, pg.conninfo(), begin, until, counts, committed, slowest))
                   for _ in range(WRITERS)]

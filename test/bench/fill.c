@@ -1,8 +1,8 @@
 /*
  * fill.c
- *	  Stores a value for each row of a domain as readers would: fence_get, and fence_put with what it told. Pipelined.
- *	  All rows have version 0, and a payload of x. usage: fill SOCKET FENCE VALUE FIRST COUNT PAYLOAD_BYTES, where the
- *	  names have %i for the key.
+ *	  Fills the fence of each row of a domain in as readers would: fence_token, and fence_put with the permit that it told.
+ *	  Pipelined. All rows have version 0, and a payload of x. usage: fill SOCKET FENCE FIRST COUNT PAYLOAD_BYTES, where the
+ *	  name has %i for the key.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,21 +44,20 @@ next_reply(void)
 int
 main(int argc, char **argv)
 {
-	static char fences[WINDOW][256],
-				values[WINDOW][256];
+	static char fences[WINDOW][256];
 	long		first,
 				count;
 	char	   *payload;
 
-	if (argc != 7)
-		die("usage", "fill SOCKET FENCE VALUE FIRST COUNT PAYLOAD_BYTES");
+	if (argc != 6)
+		die("usage", "fill SOCKET FENCE FIRST COUNT PAYLOAD_BYTES");
 	redis = redisConnectUnix(argv[1]);
 	if (redis == NULL || redis->err)
 		die(argv[1], "no connection");
-	first = atol(argv[4]);
-	count = atol(argv[5]);
-	payload = calloc(1, atol(argv[6]) + 1);
-	memset(payload, 'x', atol(argv[6]));
+	first = atol(argv[3]);
+	count = atol(argv[4]);
+	payload = calloc(1, atol(argv[5]) + 1);
+	memset(payload, 'x', atol(argv[5]));
 
 	for (long done = 0; done < count; done += WINDOW)
 	{
@@ -67,17 +66,15 @@ main(int argc, char **argv)
 		for (int i = 0; i < n; i++)
 		{
 			name_of(argv[2], first + done + i, fences[i], sizeof(fences[i]));
-			name_of(argv[3], first + done + i, values[i], sizeof(values[i]));
-			redisAppendCommand(redis, "FCALL fence_get 2 %s %s", fences[i], values[i]);
+			redisAppendCommand(redis, "FCALL_RO fence_token 1 %s", fences[i]);
 		}
 		for (int i = 0; i < n; i++)
 		{
 			redisReply *reply = next_reply();
 
-			if (reply->elements < 3)	/* a miss may end with a hint, and a hit has one element */
-				die(fences[i], reply->elements ? reply->element[0]->str : "no answer");
-			redisAppendCommand(redis, "FCALL fence_put 2 %s %s %s %s 0 %s 0", fences[i], values[i],
-							   reply->element[1]->str, reply->element[2]->str, payload);
+			if (reply->type != REDIS_REPLY_STRING || reply->len == 0)
+				die(fences[i], "no permit");
+			redisAppendCommand(redis, "FCALL fence_put 1 %s %s 0 %s 0", fences[i], reply->str, payload);
 			freeReplyObject(reply);
 		}
 		for (int i = 0; i < n; i++)

@@ -28,7 +28,7 @@
 #include "clock.h"
 
 #define MAX_STEPS 8
-#define MAX_WORDS 16
+#define MAX_WORDS 32
 #define MAX_PARAMS 4
 #define MAX_BESIDE 1000
 #define BUCKETS_PER_OCTAVE 64
@@ -40,8 +40,8 @@ typedef enum
 } StepKind;
 
 /*
- * sql: $1 row, $2 payload, $3 version. redis: words; in any word %i is the row, %v the version, %s the stamp,
- * %p the payload; a word | separates commands that are sent together.
+ * sql: $1 row, $2 payload, $3 version. redis: words; in any word %i is the row, %0 to %9 the row that many above it, %v the
+ * version, %s the stamp, %p the payload, %_ a blank; a word | separates commands that are sent together.
  */
 typedef struct
 {
@@ -215,6 +215,11 @@ fill_word(const Client *client, const char *word, char *out)
 			continue;
 		}
 		word++;
+		if (*word == '_' || (*word >= '0' && *word <= '9'))
+		{
+			p += *word == '_' ? sprintf(p, " ") : sprintf(p, "%llu", (unsigned long long) client->row + *word - '0');
+			continue;
+		}
 		s = *word == 'i' ? client->row_text : *word == 'v' ? client->version : *word == 's' ? client->stamp : payload;
 		p = stpcpy(p, s);
 	}

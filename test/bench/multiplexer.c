@@ -68,7 +68,7 @@ static Shared *shared;
 static const char *mode;
 static const char *path;
 static const char *fence;
-static const char *epoch;
+static const char *header;
 static int	nclients;
 static double seconds;
 static double busy_ns;
@@ -237,7 +237,6 @@ client(int number)
 	Slot	   *slot = &shared->slots[number];
 	redisContext *own = strcmp(mode, "own") == 0 ? connect_redis() : NULL;
 	uint64_t	random = 88172645463325252ULL ^ (uint64_t) getpid() * 2654435761u;
-	uint64_t	version = now_ns(CLOCK_REALTIME) / 1000;
 	uint64_t	processor = 0;
 	sigset_t	set;
 	int			signals;
@@ -251,8 +250,7 @@ client(int number)
 	{
 		uint64_t	begun = now_ns(CLOCK_PROCESS_CPUTIME_ID);
 		char		name[128],
-					stamp[48],
-					v[24];
+					stamp[48];
 
 		if (processor == 0 && atomic_load(&shared->go))
 			processor = begun;
@@ -261,12 +259,11 @@ client(int number)
 			;
 		random ^= random << 13, random ^= random >> 7, random ^= random << 17;
 		snprintf(name, sizeof(name), fence, (int) (random % ROWS));
-		snprintf(stamp, sizeof(stamp), "%d.%ld", getpid(), done);
-		snprintf(v, sizeof(v), "%lld", (long long) (version + done));
+		snprintf(stamp, sizeof(stamp), "700.%08x", (unsigned) getpid());
 		begun = now_ns(CLOCK_MONOTONIC);
 		if (strcmp(mode, "none") != 0)
 		{
-			const char *argv[] = {"FCALL", "fence_write", "0", "2", name, name, epoch, "r", stamp, "0", v, "c", stamp, v};
+			const char *argv[] = {"FCALL", "fence_write", "0", header, stamp, "1", name, stamp};
 			char	   *call;
 
 			slot->length = redisFormatCommandArgv(&call, sizeof(argv) / sizeof(*argv), argv, NULL);
@@ -336,14 +333,14 @@ main(int argc, char **argv)
 
 	if (argc != 9)
 	{
-		fprintf(stderr, "usage: multiplexer own|latch|futex|none SOCKET REDIS-PID FENCE EPOCH CLIENTS SECONDS BUSY-MICROSECONDS\n");
+		fprintf(stderr, "usage: multiplexer own|latch|futex|none SOCKET REDIS-PID FENCE HEADER CLIENTS SECONDS BUSY-MICROSECONDS\n");
 		return 2;
 	}
 	mode = argv[1];
 	path = argv[2];
 	redis_pid = atoi(argv[3]);
 	fence = argv[4];
-	epoch = argv[5];
+	header = argv[5];
 	nclients = atoi(argv[6]);
 	seconds = atof(argv[7]);
 	busy_ns = atof(argv[8]) * 1000;

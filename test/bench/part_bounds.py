@@ -8,8 +8,9 @@ connection shared by all backends, for which PostgreSQL would pay nothing at all
 import compare
 import part_single
 import report
-from servers import BASE
+from servers import BASE, header
 
+STAMP = '700.00000000'                  # one transaction after the other: each ends, and then reserves anew
 NAMES = ['unfenced', 'nothing', 'after', 'Redis beside', 'both', 'fenced', 'versioned']
 WHAT = {'unfenced': 'unfenced', 'nothing': 'row triggers that do nothing',
         'after': 'an AFTER ROW trigger that does nothing', 'Redis beside': 'Redis beside',
@@ -31,10 +32,9 @@ def make_tables(bench):
 
 
 def whole_transaction(bench):
-    """One call as the backends send it, but with reservation and commit of the same transaction. Of fences of no rows."""
+    """One call as the backends send it: a transaction ends, another reserves its row. Of fences of no rows."""
     fence = bench.pg.value("SELECT fence.fence_key('fenced', '0')").replace('{0}', '{beside%i}')
-    epoch = bench.pg.value('SELECT epoch FROM fence.state')
-    return f'redis:FCALL fence_write 0 2 {fence} {fence} {epoch} r %s 0 %v c %s %v'
+    return f'redis:FCALL fence_write 0 {header(bench.pg)} {STAMP} 1 {fence} {STAMP}'
 
 
 def one_row(bench, sync):

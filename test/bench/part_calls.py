@@ -9,7 +9,7 @@ import subprocess
 import compare
 import part_single
 import report
-from servers import BASE, HERE, Postgres, fill, running, wait_until
+from servers import BASE, HERE, Postgres, fill, header, running, wait_until
 
 SELECT = 'sql:SELECT data FROM {} WHERE id = $1'
 ROWS = 1000
@@ -36,14 +36,13 @@ def messages(bench):
 def functions(bench):
     """Microseconds that Redis spends in each function: each run alone, many in a pipeline, by the process's clock."""
     fence = bench.pg.value("SELECT fence.fence_key('fenced', '0')").replace('{0}', '{%i}')
-    value = fence.replace(':f:', ':v:', 1)
-    epoch = bench.pg.value('SELECT epoch FROM fence.state')
-    get = f'redis:FCALL fence_get 2 {fence} {value}'
-    reserve = f'redis:FCALL fence_reserve 1 {fence} {epoch} %s 0 %v'
-    commit = f'redis:FCALL fence_commit 1 {fence} {epoch} %s %v'
-    abort = f'redis:FCALL fence_abort 1 {fence} {epoch} %s'
-    calls = {'GET': [f'redis:GET {value}'], 'SET (100 bytes)': ['redis:SET bench:%i %p'], 'fence_get': [get],
-             'fence_reserve + fence_abort': [reserve, abort], 'fence_reserve + fence_commit': [reserve, commit]}
+    write = f'redis:FCALL fence_write 0 {header(bench.pg)}'
+    token = f'FCALL_RO fence_token 1 {fence}'
+    calls = {'GET': [f'redis:GET {fence}'], 'SET (100 bytes)': ['redis:SET bench:%i %p'], 'fence_token': [f'redis:{token}'],
+             'MULTI, MGET, fence_token, EXEC': [f'redis:MULTI | MGET {fence} | {token} | EXEC'],
+             'fence_get, a hit': [f'redis:FCALL_RO fence_get 1 {fence}'],
+             'fence_write: one ends, one row is reserved': [f'{write} 700.00000000 1 {fence} 700.00000000'],
+             'fence_write: a row is reserved; fence_write: it ends': [f'{write} %s.%i 1 {fence}', f'{write} - 0 %s.%i']}
     first = 10 ** 9                                     # fences of no rows: the tables' own stay what they are
     fill(bench.pg, bench.redis, 'fenced', ROWS, first=first)
     result = {}

@@ -10,7 +10,7 @@ import subprocess
 
 import compare
 import report
-from servers import BASE
+from servers import BASE, header
 
 MODES = ['none', 'own', 'latch', 'futex']
 UPDATE_MICROSECONDS = 25
@@ -19,11 +19,11 @@ CLIENTS = [1, 8, 32, 200]
 
 def run(bench):
     fence = bench.pg.value("SELECT fence.fence_key('fenced', '0')").replace('{0}', '{multiplexer%i}')
-    epoch = bench.pg.value('SELECT epoch FROM fence.state')
+    said = header(bench.pg).replace('%_', ' ')
     seconds = bench.seconds or bench.amount(0.6, 1.5)
 
     def measure(mode, clients):
-        done = subprocess.run([f'{BASE}/bin/multiplexer', mode, bench.redis.socket, str(bench.redis.pid), fence, epoch, str(clients),
+        done = subprocess.run([f'{BASE}/bin/multiplexer', mode, bench.redis.socket, str(bench.redis.pid), fence, said, str(clients),
                                str(seconds), str(UPDATE_MICROSECONDS)], stdout=subprocess.PIPE, text=True, check=True)
         return json.loads(done.stdout)
     return {str(clients): compare.rounds(MODES, bench.rounds or bench.amount(3, 7), lambda mode, n=clients: measure(mode, n))

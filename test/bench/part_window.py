@@ -1,4 +1,4 @@
-"""The time from the commit record to the committed fence: how long readers go to PostgreSQL for a row after its commit."""
+"""The time from the commit record until Redis knows: how long readers cannot put a row after its commit."""
 
 import subprocess
 
@@ -49,5 +49,5 @@ def run(bench):
 
 
 def show(result):
-    return report.table(['from commit record to committed fence, µs; synchronous_commit', 'p50', 'p99', 'max'],
+    return report.table(['from commit record to the end of the reservation, µs; synchronous_commit', 'p50', 'p99', 'max'],
                         [[name, r['p50'], r['p99'], r['max']] for name, r in result.items()])

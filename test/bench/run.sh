@@ -22,6 +22,7 @@ usage() {
 	               patrol   reservations settled per second
 	               growth   many fences, tables, backends
 	               effects  what an effect adds to a transaction
+	               library  instructions of Redis per call of the function library, also after much of everything
 	               multiplexer  one connection for all backends, or one for each: a model of both
 	  --out DIR    write performance.md and the plots there
 	  --rounds N, --seconds S   rounds of each comparison, and seconds of each measurement in a round
@@ -41,7 +42,7 @@ parse_arguments() {
 		--quick) ;;
 		--only)
 			case ${2:-} in
-			single | against | bounds | rows | hits | calls | window | memory | patrol | growth | effects | multiplexer) publish=${named_out:-} ;;
+			single | against | bounds | rows | hits | calls | window | memory | patrol | growth | effects | library | multiplexer) publish=${named_out:-} ;;
 			*) usage >&2; exit 2 ;;
 			esac
 			shift

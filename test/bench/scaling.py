@@ -15,9 +15,10 @@ import servers
 from servers import Postgres, Redis, running, wait_until
 
 HOUR = 3_600_000
-NAME = 'bench:%s:16384.account:{%d}'    # as fence_key makes them for a table of a few letters
+NAME = 'bench:f:16384.account:{%d}'    # as fence_key makes them for a table of a few letters
 PAYLOAD = 'x' * 100
-BATCH = 64                              # operations in one fence_write
+BATCH = 64                              # reservations in one fence_write
+LIBRARY = ('fence.lua', 'arming.lua', 'effects.lua')
 
 
 def cpu_us(pid):
@@ -30,12 +31,18 @@ class Armed:
 
     def __init__(self, server):
         self.server, self.client = server, server.client
-        server.load_functions('../../src/redis/fence.lua')
+        text = ''
+        for name in LIBRARY:
+            with open(f'../../src/redis/{name}') as file:
+                text += file.read()
+        self.client.function_load(text, replace=True)
         identity, now = self.call('fence_hello', 0, 'bench', 'abcdef')[:2]
-        self.epoch = '1-aa'
-        settings = '{"idle_ms": 86400000, "domains": [["16384.account", 1]]}'
-        reply = self.call('fence_arm', 1, 'bench:heartbeat', identity, self.epoch, int(now) + HOUR, '0-16383', 'owner', 1, settings)
+        self.header = 'bench 1-aa'
+        reply = self.call('fence_arm', 1, 'bench:heartbeat', identity, '1-aa', int(now) + HOUR, '', 'owner', 1, 'server',
+                          '86400000 100 1000 0')
         assert reply[0] == b'armed', reply
+        reply = self.call('fence_announce', 0, 'bench', '1-aa', '16384.account', 1, 'none', 0)
+        assert reply[0] == b'announced', reply
 
     def call(self, *words):
         return self.client.execute_command('FCALL', *words)
@@ -57,41 +64,40 @@ class Armed:
 
 
 def names(first, n):
-    return [NAME % ('f', i) for i in range(first, first + n)]
+    return [NAME % i for i in range(first, first + n)]
 
 
-def write(armed, fences, operation):
-    """fence_write of one operation for each fence; the server's time for one operation."""
-    batches = [fences[i:i + BATCH] for i in range(0, len(fences), BATCH)]
-    words = [('fence_write', 0, len(b), *b, armed.epoch, *(word for _ in b for word in operation)) for b in batches]
+def write(armed, first, fences, ended):
+    """A transaction for each BATCH fences, from that number on, reserves them, or has ended; the server's time for one fence."""
+    stamps = [f'{first + n}.89abcdef' for n in range(0, len(fences), BATCH)]
+    words = [('fence_write', 0, armed.header, '-', 0, stamp) if ended else
+             ('fence_write', 0, armed.header, stamp, BATCH, *fences[BATCH * n:BATCH * (n + 1)]) for n, stamp in enumerate(stamps)]
     replies, each = armed.pipelined(words, 20)
-    assert all(r[0] == b'written' for r in replies), replies[0]
+    assert all(replies), replies[0]
     return each / BATCH
 
 
 def fences(server, count):
-    """Memory of fences and values, and the processor time of Redis for each function."""
+    """Memory of cached rows, and the processor time of Redis for each function."""
     armed, costs = Armed(server), {}
     empty = armed.used()
-    replies, costs['get that makes a ticket'] = armed.pipelined(('fence_get', 2, NAME % ('f', i), NAME % ('v', i)) for i in range(count))
-    fence_bytes = (armed.used() - empty) / count
-    replies, costs['put'] = armed.pipelined(('fence_put', 2, NAME % ('f', i), NAME % ('v', i), r[1], r[2], 123456, PAYLOAD, 0)
-                                            for i, r in enumerate(replies))
-    assert all(r[0] == b'stored' for r in replies)
-    value_bytes = (armed.used() - empty) / count - fence_bytes
-    some = min(count, 50_000)
-    replies, costs['get that hits'] = armed.pipelined(('fence_get', 2, NAME % ('f', i), NAME % ('v', i)) for i in range(some))
+    replies, costs['token'] = armed.pipelined(('fence_token', 1, NAME % i) for i in range(count))
+    replies, costs['put'] = armed.pipelined(('fence_put', 1, NAME % i, permit, 123456, PAYLOAD, 0) for i, permit in enumerate(replies))
+    assert all(r == b'stored' for r in replies)
+    row_bytes = (armed.used() - empty) / count
+    some = min(count, 50_000) // BATCH * BATCH
+    replies, costs['get that hits'] = armed.pipelined(('fence_get', 1, NAME % i) for i in range(some))
     assert all(r[0] == b'hit' for r in replies)
+    usage = armed.client.memory_usage(NAME % 1)
     lua = armed.used('used_memory_vm_functions')
-    costs['reserve, warm'] = write(armed, names(0, some), ('r', '1234567.89abcdef', '', '123457'))
+    costs[f'reserve, warm, {BATCH} in a call'] = write(armed, 1, names(0, some), False)
     reservation_bytes = (armed.used('used_memory_vm_functions') - lua) / some
-    costs['commit, warm'] = write(armed, names(0, some), ('c', '1234567.89abcdef', '123457'))
+    costs[f'end, of {BATCH}'] = write(armed, 1, names(0, some), True)
     cold = names(10 ** 9, some)
-    costs['reserve, no fence'] = write(armed, cold, ('r', '1234568.89abcdef', '', '2'))
-    costs['commit, no fence'] = write(armed, cold, ('c', '1234568.89abcdef', '2'))
+    costs[f'reserve, no fence, {BATCH} in a call'] = write(armed, 10 ** 6, cold, False)
+    costs[f'end, of {BATCH}, of rows without fence'] = write(armed, 10 ** 6, cold, True)
     costs['an empty FCALL (hello)'] = armed.pipelined((('fence_hello', 0, 'bench', 'abcdef') for _ in range(some)))[1]
-    return {'fence': fence_bytes, 'value': value_bytes, 'reservation': reservation_bytes, 'costs': costs,
-            'usage': armed.client.memory_usage(NAME % ('f', 1)), 'name': len(NAME % ('f', count))}
+    return {'row': row_bytes, 'reservation': reservation_bytes, 'costs': costs, 'usage': usage, 'name': len(NAME % count)}
 
 
 # Inside the server, so that clients take no processor: a transaction for each row, for that many seconds.
@@ -179,9 +185,8 @@ def system(name, nodes, url, seconds):
 def show_fences(r):
     print('| memory of Redis | bytes |')
     print('| --- | ---: |')
-    print(f"| a fence: name of {r['name']} bytes, growth of used_memory | {r['fence']:.0f} |")
+    print(f"| a cached row of {len(PAYLOAD)} bytes: name of {r['name']} bytes, growth of used_memory | {r['row']:.0f} |")
     print(f"| MEMORY USAGE of one | {r['usage']} |")
-    print(f"| a value of 100 bytes, likewise | {r['value']:.0f} |")
     print(f"| a reservation, while it lasts (memory of the functions) | {r['reservation']:.0f} |")
     print('\n| processor time of Redis | µs |')
     print('| --- | ---: |')

@@ -193,11 +193,14 @@ def running(*servers):
 def fill(pg, redis_server, domain, rows, payload=100, first=1):
     """Makes every row of a domain warm: a reader has stored its value, as in a cache that is in use."""
     fence = pg.value('SELECT fence.fence_key(%s, %s)', domain, '0').replace('{0}', '{%i}')
-    value = pg.value('SELECT fence.value_key(%s, %s)', domain, '0').replace('{0}', '{%i}')
-    wait_until(lambda: announced(redis_server, fence, value), 10, f'domain {domain} is not announced')
-    subprocess.run([f'{BASE}/bin/fill', redis_server.socket, fence, value, str(first), str(rows), str(payload)], check=True)
+    wait_until(lambda: permit(redis_server, fence.replace('%i', '1')), 10, f'domain {domain} is not announced')
+    subprocess.run([f'{BASE}/bin/fill', redis_server.socket, fence, str(first), str(rows), str(payload)], check=True)
 
 
-def announced(redis_server, fence, value):
-    reply = redis_server.client.execute_command('FCALL', 'fence_get', 2, fence.replace('%i', '1'), value.replace('%i', '1'))
-    return reply[0] in (b'miss', b'hit')
+def permit(redis_server, fence):
+    return redis_server.client.execute_command('FCALL_RO', 'fence_token', 1, fence)
+
+
+def header(pg):
+    """What writers say first, as a word of a step of the load generator."""
+    return pg.value('SHOW pgcache_fence.namespace') + '%_' + pg.value('SELECT epoch FROM fence.state')

@@ -1,10 +1,11 @@
 /*
  * window.c
- *	  The time from a transaction's commit record to its committed fence, seen from outside: the server keeps the time of
- *	  each commit record (track_commit_timestamp), and this program asks Redis for the fence until it has the new
- *	  version. usage: window CONNINFO REDIS_SOCKET TABLE ROW FENCE COUNT; prints one microsecond figure per line. What it
- *	  prints is too large by up to one round trip to Redis (ten to thirty microseconds).
+ *	  The time from a transaction's commit record until Redis knows that its reservation has ended, seen from outside: the
+ *	  server keeps the time of each commit record (track_commit_timestamp), and this program asks Redis until the answer is
+ *	  a miss; it was a hit, and then pending. usage: window CONNINFO REDIS_SOCKET TABLE ROW FENCE COUNT; prints one
+ *	  microsecond figure per line. What it prints is too large by up to one round trip to Redis (ten to thirty microseconds).
  */
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,21 +33,34 @@ now_us(void)
 	return t.tv_sec * 1000000LL + t.tv_usec;
 }
 
-/* The version in the fence, "<token> <version> <stamp>"; -1 if there is none. */
-static long long
-fence_version(const char *fence)
+/* Whether fence_get says that it is a miss: no hit, and nothing is pending. */
+static bool
+is_miss(const char *fence)
 {
-	redisReply *reply = redisCommand(redis, "GET %s", fence);
-	long long	version = -1;
-	char	   *blank;
+	redisReply *reply = redisCommand(redis, "FCALL_RO fence_get 1 %s", fence);
+	bool		miss;
 
 	if (reply == NULL)
 		die(redis->errstr);
-	blank = reply->type == REDIS_REPLY_STRING ? strchr(reply->str, ' ') : NULL;
-	if (blank && blank[1] != '-')
-		version = strtoll(blank + 1, NULL, 10);
+	miss = reply->type == REDIS_REPLY_ARRAY && strcmp(reply->element[0]->str, "miss") == 0;
 	freeReplyObject(reply);
-	return version;
+	return miss;
+}
+
+/* Fills the fence in, as a reader does. */
+static void
+fill(const char *fence, long long version)
+{
+	redisReply *permit = redisCommand(redis, "FCALL_RO fence_token 1 %s", fence);
+	redisReply *reply;
+
+	if (permit == NULL || permit->type != REDIS_REPLY_STRING)
+		die("no permit");
+	reply = redisCommand(redis, "FCALL fence_put 1 %s %s %lld x 0", fence, permit->str, version);
+	if (reply == NULL || reply->type != REDIS_REPLY_STRING || strcmp(reply->str, "stored") != 0)
+		die("not stored");
+	freeReplyObject(reply);
+	freeReplyObject(permit);
 }
 
 /* The first column of the first row. */
@@ -84,15 +98,16 @@ main(int argc, char **argv)
 
 	for (int i = atoi(argv[6]); i > 0; i--)
 	{
-		long long	next = ask(version) + 1;
-		long long	begun = now_us();
+		long long	begun;
 		long long	seen;
 
+		fill(argv[5], ask(version));
+		begun = now_us();
 		if (!PQsendQuery(pg, update) || PQflush(pg) != 0)
 			die(PQerrorMessage(pg));
 		do
 		{
-			if (fence_version(argv[5]) >= next)
+			if (is_miss(argv[5]))
 				break;
 			seen = now_us();
 		} while (seen < begun + 1000000);

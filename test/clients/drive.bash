@@ -1,7 +1,7 @@
 # Runs the shell's file of doc/clients.md for the tests: a request per line in, an answer per line out. In the directory of the
 # file; the environment has REDIS and what psql needs. Requests and answers are words and blanks instead of JSON:
 #
-#     names DOMAIN KEY...     FENCE VALUE
+#     names DOMAIN KEY...     FENCE
 #     read ID | slow ID       QUERIES PAYLOAD, or QUERIES and nothing if there is no row; "error STATUS"
 #
 # Each word of names is in hex, so that it may be any text.
@@ -33,12 +33,12 @@ while read -r request first rest; do
             keys+=("${key%.}")
         done
         where=$(place "${domain%.}")
-        echo "$(name f "$where" "${keys[@]}") $(name v "$where" "${keys[@]}")"
+        name "$where" "${keys[@]}"
         ;;
     read | slow)
         : >"$asked"
         if [ "$request" = read ]; then sql=$row; else sql=$slow; fi
-        answer=$(read_through "$(name f "$accounts" "$first")" "$(name v "$accounts" "$first")" "$sql" -v "id=$first")
+        answer=$(read_through "$(name "$accounts" "$first")" "$sql" -v "id=$first")
         status=$?
         if [ $status -le 1 ]; then echo "$(wc -l <"$asked") $answer"; else echo "error $status"; fi
         ;;

@@ -34,39 +34,43 @@ function poolOf(dsn) {
   return counted(new Pool({ host: words.host, port: Number(words.port), user: words.user, database: words.dbname }));
 }
 
-async function halting(fcall) {
-  let halted = false;
-  return async (name, keys, ...args) => {
-    if (name !== 'fence_get') return fcall(name, keys, ...args);
-    if (halted) await halted;
-    const answer = fcall(name, keys, ...args);
-    if (!halted) {
-      halted = answer.then(() => say('halted')).then(() => lines.next());
-      await halted;
-    }
-    return answer;
+// The first block is followed by a halt; the others come after it.
+function halting(redis) {
+  let halted = null;
+  return {
+    ...redis,
+    async block(...args) {
+      if (halted) await halted;
+      const answer = redis.block(...args);
+      if (!halted) {
+        halted = answer.then(() => say('halted')).then(() => lines.next());
+        await halted;
+      }
+      return answer;
+    },
   };
 }
 
 async function main() {
   const pool = poolOf(settings.dsn);
   const nodes = settings.nodes.map(([host, port]) => ({ host, port }));
-  const { fcall } = from(`./${settings.client}.js`).connect(settings.cluster ? nodes : nodes[0]);
+  const redis = from(`./${settings.client}.js`).connect(settings.cluster ? nodes : nodes[0]);
   const accounts = await naming.place(pool, 'account');
-  const fences = id => naming.names(accounts, [id]);
+  const fences = id => naming.name(accounts, [id]);
   let session = null;                   // of "sql", a client of the pool: reads use it until ROLLBACK
 
   const requests = {
     async names({ domain, key, tag }) {
       const values = key.map(([type, text]) => (TYPES[type] || String)(text));
       const filled = tag && tag[0] + naming.encode(naming.canonical(values[tag[1]]));
-      return { names: naming.names(await naming.place(pool, domain), values, filled) };
+      const fence = naming.name(await naming.place(pool, domain), values, filled);
+      return { names: [fence, naming.beside(fence, 's')] };
     },
     async read({ id, slow }) {
-      return { rows: [await readThrough(fcall, session || pool, fences(id), slow ? SLOW : ROW, [id])] };
+      return { rows: [await readThrough(redis, session || pool, fences(id), slow ? SLOW : ROW, [id])] };
     },
     async together({ ids, halt }) {
-      return { rows: await readTogether(halt ? await halting(fcall) : fcall, session || pool, ids.map(fences), ROWS, [ids]) };
+      return { rows: await readTogether(halt ? halting(redis) : redis, session || pool, ids.map(fences), ROWS, [ids]) };
     },
     async sql({ sql }) {
       session = session || counted(await pool.connect());

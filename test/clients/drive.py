@@ -4,13 +4,14 @@ drive.py SETTINGS, in the directory of the files; SETTINGS is JSON: dsn, nodes (
 
     {"do": "names", "domain": …, "key": [[type, text], …], "tag": [text, number of the key value] or null}
     {"do": "read", "id": …, "slow": true: PostgreSQL waits for the advisory lock 1 after it has taken its snapshot}
-    {"do": "together", "ids": […], "halt": true: after the first fence_get has answered it says "halted" and waits for a line}
+    {"do": "together", "ids": […], "halt": true: after the first block has answered it says "halted" and waits for a line}
     {"do": "sql", "sql": …}     in the session that reads; to begin and end transactions
 
 An answer has what was asked for ("names" or "rows", payloads or null) and "queries", how many PostgreSQL was asked; or
 "error".
 """
 
+import contextlib
 import json
 import sys
 from datetime import date, datetime, time
@@ -41,45 +42,6 @@ class CountingCursor(psycopg2.extensions.cursor):
         super().execute(*args)
 
 
-class HaltingPipeline:
-    """In place of a pipeline: one call after the other, with a halt after the first."""
-
-    def __init__(self, r):
-        self.r = r
-        self.calls = []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def execute_command(self, *command):
-        self.calls.append(command)
-
-    def execute(self):
-        answers = [self.r.execute_command(*self.calls[0])]
-        halt()
-        return answers + [self.r.execute_command(*command) for command in self.calls[1:]]
-
-
-class Halting:
-    """A connection whose first pipeline halts."""
-
-    def __init__(self, r):
-        self.r = r
-        self.halted = False
-
-    def execute_command(self, *command):
-        return self.r.execute_command(*command)
-
-    def pipeline(self, **options):
-        if self.halted:
-            return self.r.pipeline(**options)
-        self.halted = True
-        return HaltingPipeline(self.r)
-
-
 def say(answer):
     print(json.dumps(answer), flush=True)
 
@@ -87,6 +49,25 @@ def say(answer):
 def halt():
     say('halted')
     sys.stdin.readline()
+
+
+@contextlib.contextmanager
+def halting():
+    """The first block that is read meanwhile is followed by a halt."""
+    real, halted = reader.block, []
+
+    def block(*args):
+        answer = real(*args)
+        if not halted:
+            halted.append(True)
+            halt()
+        return answer
+
+    reader.block = block
+    try:
+        yield
+    finally:
+        reader.block = real
 
 
 class Driver:
@@ -102,16 +83,17 @@ class Driver:
         values = [TYPES[type_name](text) for type_name, text in key]
         if tag:
             tag = tag[0] + naming.encode(naming.canonical(values[tag[1]]))
-        return {'names': naming.names(naming.place(self.pg, domain), *values, tag=tag)}
+        fence = naming.name(naming.place(self.pg, domain), *values, tag=tag)
+        return {'names': [fence, naming.beside(fence, 's')]}
 
     def read(self, id, slow=False):
-        row = reader.read_through(self.r, self.pg, naming.names(self.accounts, id), SLOW, (id,)) if slow else \
+        row = reader.read_through(self.r, self.pg, naming.name(self.accounts, id), SLOW, (id,)) if slow else \
             example.account(self.pg, self.r, self.accounts, id)
         return {'rows': [row]}
 
     def together(self, ids, halt=False):
-        r = Halting(self.r) if halt else self.r
-        return {'rows': example.several(self.pg, r, self.accounts, ids)}
+        with halting() if halt else contextlib.nullcontext():
+            return {'rows': example.several(self.pg, self.r, self.accounts, ids)}
 
     def sql(self, sql):
         with self.pg.cursor() as cursor:

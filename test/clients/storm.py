@@ -117,10 +117,9 @@ class Storm:
         return [(id, cursor.fetchone())]
 
     def forget(self, seed):
-        """Takes a fence or a value from Redis now and then, as eviction does; then tickets count."""
+        """Takes a fence from Redis now and then, as eviction does."""
         chance = random.Random(seed)
-        names = [name for id in sum(PAIRS, ()) + SINGLE for name in self.system.sql(
-            "SELECT fence.fence_key('account', %s), fence.value_key('account', %s)", (str(id), str(id)))[0]]
+        names = [self.system.sql("SELECT fence.fence_key('account', %s)", (str(id),))[0][0] for id in sum(PAIRS, ()) + SINGLE]
         while not self.stop.wait(chance.random() * 0.2):
             with contextlib.suppress(redis.RedisError):         # it is down
                 name = chance.choice(names)

@@ -196,15 +196,15 @@ class Visit:
 
     @STEPS
     def a_stale_read_would_be_counted(self):
-        """Somebody sets an old fence and an old value back by hand, which no rule covers."""
-        fence, value = self.system.sql("SELECT fence.fence_key('room', '7'), fence.value_key('room', '7')")[0]
+        """Somebody sets an old fence back by hand, which no rule covers."""
+        fence = self.system.sql("SELECT fence.fence_key('room', '7')")[0][0]
         self.reads_are_hits()
-        old = self.system.on_redis(fence, 'MGET', fence, value)
+        old = self.system.on_redis(fence, 'GET', fence)
         self.system.sql("UPDATE room SET topic = 'newest'")
         wait_for(lambda: not self.system.sql('SELECT 1 FROM fence.pending'), 'the end of the reservation')
 
         def counted():
-            self.system.on_redis(fence, 'MSET', fence, old[0], value, old[1])
+            self.system.on_redis(fence, 'SET', fence, old)
             self.refresh(self.one)
             return self.one.text('#stale') != '0'
         wait_for(counted, 'a stale read to be counted', 60)

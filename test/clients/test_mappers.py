@@ -36,7 +36,7 @@ class Scenes:
         same(self.value('SELECT fence.read(%s, %s)', table, key), row, 'read')
 
         def hit():
-            status, value = self.sql('SELECT status, value::jsonb FROM fence.get(%s, %s)', (table, key))[0]
+            status, value = self.sql('SELECT status, payload::jsonb FROM fence.get(%s, %s)', (table, key))[0]
             if status != 'hit':
                 same(self.value('SELECT fence.read(%s, %s)', table, key), row, 'read again')
                 return False

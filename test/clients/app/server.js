@@ -9,7 +9,7 @@ const fs = require('fs');
 const http = require('http');
 const path = require('path');
 const { Pool } = require('pg');
-const { place, names } = require('./names');
+const { place, name } = require('./names');
 const { readThrough } = require('./reader');
 const { connect } = require('./with_ioredis');
 
@@ -42,12 +42,12 @@ const CHANGES = {
 const counts = { reads: 0, hit: 0, miss: 0, pending: 0, unarmed: 0, unavailable: 0, checked: 0, stale: 0 };
 const pool = new Pool({ max: 10 });
 pool.on('error', error => console.error('PostgreSQL:', error.message));
-const { fcall } = connect({ host: process.env.REDIS_HOST || '127.0.0.1', port: Number(process.env.REDIS_PORT || 6379) });
+const redis = connect({ host: process.env.REDIS_HOST || '127.0.0.1', port: Number(process.env.REDIS_PORT || 6379) });
 const places = new Map();               // domain -> what its names begin with
 
-async function namesOf(domain, room) {
+async function fenceOf(domain, room) {
   if (!places.has(domain)) places.set(domain, await place(pool, domain));
-  return names(places.get(domain), [room]);
+  return name(places.get(domain), [room]);
 }
 
 async function committedVersion(part, room) {
@@ -58,15 +58,25 @@ async function committedVersion(part, room) {
 // One part of the page, and how it was read: source hit, miss ..., version, milliseconds.
 async function readPart(part, room) {
   const info = { source: 'unavailable', version: null };
-  const watched = async (name, keys, ...args) => {
-    const answer = await fcall(name, keys, ...args);
-    if (name === 'fence_get') [info.source, info.version] = [answer[0], answer[0] === 'hit' ? answer[2] : null];
-    return answer;
+  const note = (source, record) => { [info.source, info.version] = [source, source === 'hit' ? record.split(' ', 2)[1] : null]; };
+  const watched = {
+    ...redis,
+    async block(...args) {              // see judge() in reader.js
+      const [[record], permit] = await redis.block(...args);
+      const [token] = permit.split(' ');
+      note(!token ? 'unarmed' : record && record.startsWith(`${token} `) ? 'hit' : 'miss', record);
+      return [[record], permit];
+    },
+    async ask(name, ...args) {
+      const answer = await redis.ask(name, ...args);
+      if (name === 'fence_get') note(...answer);
+      return answer;
+    },
   };
   const sampled = counts.reads++ % SAMPLE === 0;
   const before = sampled ? await committedVersion(part, room) : null;
   const start = process.hrtime.bigint();
-  const payload = await readThrough(watched, pool, await namesOf(part.domain, room), part.read, [room]);
+  const payload = await readThrough(watched, pool, await fenceOf(part.domain, room), part.read, [room]);
   info.milliseconds = Number(process.hrtime.bigint() - start) / 1e6;
   counts[info.source]++;
   if (sampled && info.source === 'hit' && before !== null) {
