@@ -120,8 +120,9 @@ audit_ask(const char *fence, FenceStatus *status)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-bool
-audit_differs(FenceRelation relation)
+/* Whether that is a difference, which a repair mends. */
+static bool
+differs(FenceRelation relation)
 {
 	return relation == RELATION_BEHIND || relation == RELATION_AHEAD || relation == RELATION_PAYLOAD;
 }
@@ -205,7 +206,7 @@ audit_key(const Domain *domain, const char *key, FenceStatus *status)
 			return false;
 		status->row_version = row_current_version(domain, key, &status->is_row);
 		status->relation = relation_of(domain, key, status);
-		if (!audit_differs(status->relation))
+		if (!differs(status->relation))
 			break;
 	}
 	return true;
@@ -255,7 +256,7 @@ try_repair(const Domain *domain, const char *key)
 		return "unchanged";
 	if (status.relation == RELATION_PENDING)
 		return "pending";
-	if (!audit_differs(status.relation))
+	if (!differs(status.relation))
 		return "unchanged";
 	call_remove(&call, WORD_EPOCH(word), fence, status.header);
 	if (!coordinator_ask(fence, 1, &call, &reply))
@@ -318,7 +319,7 @@ audit_one(const Domain *domain, const char *key, bool repair)
 				(errcode(ERRCODE_CONNECTION_FAILURE),
 				 errmsg("could not ask Redis for a fence: %s", coordinator_problem())));
 	metrics_add_named(domain->metrics, FAMILY_COMPARE, audit_relation_name(status.relation), 1);
-	if (repair && audit_differs(status.relation))
+	if (repair && differs(status.relation))
 		(void) audit_repair(domain, key);
 	return status.relation;
 }

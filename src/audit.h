@@ -52,9 +52,6 @@ extern bool audit_ask(const char *fence, FenceStatus *status);
  */
 extern bool audit_key(const Domain *domain, const char *key, FenceStatus *status);
 
-/* Whether that is a difference, which a repair mends. */
-extern bool audit_differs(FenceRelation relation);
-
 /*
  * Removes the key's fence if it differs from the row with nothing pending. Returns repaired, unchanged, pending, unarmed or
  * unavailable.

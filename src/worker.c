@@ -259,8 +259,9 @@ worker_signals(void)
 	ConfigReloadPending = true;
 }
 
-void
-worker_begin(Oid database)
+/* For short-lived workers: connection, with a safe search_path and settings that hold nobody up. */
+static void
+begin_in(Oid database)
 {
 	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
 	/* ALTER DATABASE ... SET must not change what we are and may */
@@ -544,7 +545,7 @@ do_job(JobsOf whose, uint32 serial)
 	LWLockRelease(fence_shared->lock);
 	if (job.serial != serial)
 		return;
-	worker_begin(job.database);
+	begin_in(job.database);
 	if (job.kind == JOB_ROUND)
 		patrol_round(job.duties);
 	else

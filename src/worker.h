@@ -47,8 +47,7 @@ extern bool job_abandon(void);
 /* The first step of every worker: its signals. ConfigReloadPending is set, for a SIGHUP before that may be lost. */
 extern void worker_signals(void);
 
-/* For short-lived workers: connection, with a safe search_path and settings that hold nobody up; transactions. */
-extern void worker_begin(Oid database);
+/* Transactions of a worker in a database, with a safe search_path. */
 extern void worker_begin_transaction(void);
 extern void worker_end_transaction(void);
 

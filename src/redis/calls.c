@@ -7,8 +7,9 @@
 #include "redis/calls.h"
 #include "settings.h"
 
-void
-calls_header(char header[HEADER_LEN], uint32 number)
+/* number: of the epoch */
+static void
+make_header(char header[HEADER_LEN], uint32 number)
 {
 	size_t		len = strlen(setting_namespace);
 
@@ -108,7 +109,7 @@ make(Call *call, const char *command, const char *function, int nkeys, const cha
 		else
 		{
 			if (*form == 'h')
-				calls_header(call->header, va_arg(args, uint32));
+				make_header(call->header, va_arg(args, uint32));
 			else
 				fence_epoch_of(va_arg(args, uint32), call->header);
 			add(call, call->header);
@@ -301,7 +302,7 @@ make_head(char head[HEAD_LEN], const char *function, uint32 epoch, const char *s
 	char		number[24];
 	char	   *p = draft_line(head, '*', 6 + strings);
 
-	calls_header(header, epoch);
+	make_header(header, epoch);
 	p = draft_text(p, "FCALL", 5);
 	p = draft_text(p, function, strlen(function));
 	p = draft_text(p, "0", 1);

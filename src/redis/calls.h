@@ -17,9 +17,8 @@
 #include "redis/connection.h"
 #include "shared.h"
 
-/* "<namespace> <epoch>", by which writers name both. number: of the epoch */
+/* "<namespace> <epoch>", by which writers name both */
 #define HEADER_LEN (NAMEDATALEN + EPOCH_LEN + 1)
-extern void calls_header(char header[HEADER_LEN], uint32 number);
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Calls

@@ -68,7 +68,6 @@ struct RedisConnection
 	size_t		reply_elements;
 	int			outstanding;
 	int64		read_at;		/* fence_clock() time of the last look at the socket */
-	uint64		serial;
 	bool		has_fd;			/* AcquireExternalFD succeeded */
 	WaitEventSet *wait_set;		/* of the latch and the socket; NULL: not needed yet */
 	int			wait_events;	/* that are waited for on the socket, */
@@ -566,12 +565,6 @@ redis_wait_reply(RedisConnection *conn, int64 deadline, uint32 wait_event)
 	return reply;
 }
 
-uint64
-redis_serial(const RedisConnection *conn)
-{
-	return conn->serial;
-}
-
 /* ---- opening and closing ---- */
 
 /* As people write it; a host that is an IPv6 address in brackets. */
@@ -727,14 +720,10 @@ authenticate(RedisConnection *conn, const RedisUrl *url, int64 deadline)
 static RedisConnection *
 new_connection(const RedisEndpoint *address)
 {
-	static uint64 last_serial = 0;
 	RedisConnection *conn = calloc(1, sizeof(RedisConnection));
 
 	if (conn != NULL)
-	{
-		conn->serial = ++last_serial;
 		format_address(address, conn->address, sizeof(conn->address));
-	}
 	return conn;
 }
 

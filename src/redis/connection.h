@@ -68,7 +68,4 @@ extern redisReply *redis_wait_reply(RedisConnection *conn, int64 deadline, uint3
 /* Whether the connection has failed, and why (static or owned by conn; NULL if it has not). */
 extern const char *redis_error(const RedisConnection *conn);
 
-/* For tests of identity only: increases with every redis_open in this process, never 0. */
-extern uint64 redis_serial(const RedisConnection *conn);
-
 #endif
