@@ -3,9 +3,9 @@
  *	  This backend's conversation with Redis: the only caller of the fence functions on behalf of transactions and
  *	  readers (keeper and patrol use redis/library.h).
  *
- * What transactions say goes through the courier (outbox.h): reserve before the commit, commit or abort after it. What
- * readers ask goes over connections of this backend's own, one for each process that it asks, opened on first use and kept;
- * after an error, timeout or interrupt one is dropped, because a late reply would answer another question.
+ * Owns: which reservations have to be asked for under which word, and by which words a transaction ends (doc/protocol.md,
+ * "Writing"). Rows are reserved, and readers ask, over connections of this backend's own (wire.h); whole domains, and the end of
+ * the transaction, go through the outbox (outbox.h), which the courier or the next backend carries.
  */
 #ifndef FENCE_COORDINATOR_H
 #define FENCE_COORDINATOR_H

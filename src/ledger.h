@@ -6,8 +6,8 @@
  * Knows nothing of connections: coordinator.c sends what is recorded here. Never raises except for lack of memory.
  *
  * A reservation outlives savepoints: what was sent to Redis stays sent. What a savepoint's rollback takes back is
- * "applied": that a statement stored this version of this key, and the row that it stored. At the end a reservation with
- * an applied version is committed at that version, one without is aborted.
+ * "applied": that a statement stored this version of this key, and the row that it stored. What is applied has to be
+ * acknowledged before the commit; the end of the transaction ends all that was sent, applied or not.
  */
 #ifndef FENCE_LEDGER_H
 #define FENCE_LEDGER_H

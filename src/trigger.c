@@ -2,9 +2,10 @@
  * trigger.c
  *	  Row triggers of fenced tables: the version goes into the row, the reservation goes to Redis.
  *
- * Owns: rules 1 and 2 of the write path (doc/protocol.md): which version a change gets, and that the version which is
- * stored is the one that was reserved. BEFORE ROW runs last of all BEFORE triggers by its name; whatever still gets in
- * after it is caught by AFTER ROW, which looks at the stored row and decides.
+ * Owns: steps 1 and 2 of a transaction (doc/protocol.md, "Writing"): which version a change gets, and which keys are
+ * reserved: of each row that changes or goes, and of a new one only where somebody can have cached something under it.
+ * BEFORE ROW runs last of all BEFORE triggers by its name; whatever still gets in after it is caught by AFTER ROW, which
+ * looks at the stored row and decides.
  *
  * Where the application sets the versions (fence.version_by_application), there is no BEFORE ROW for UPDATE: for that, PostgreSQL
  * fetches and locks each row once more. AFTER ROW is then the first to see a changed row.
@@ -243,7 +244,7 @@ fence_before_row(PG_FUNCTION_ARGS)
  */
 
 /*
- * The stored version cannot be fenced: the application set it, or another trigger after ours had reserved one. It is not above what
+ * The stored version cannot be fenced: the application set it, or another trigger after ours. It is not above what
  * the key had, or too far above.
  */
 static void
