@@ -11,7 +11,8 @@
  *	 several of the first two, separated by commas or blanks: shards
  *
  * User, password and path may be percent-encoded. The text comes from a configuration file or from ALTER SYSTEM:
- * nothing here trusts its length or its bytes. Never: allocate, raise, resolve a name, repeat a part of the text.
+ * nothing here trusts its length or its bytes. It is cut to pieces in a copy, which malloc gives and which is freed before
+ * the result is there. Never: palloc, raise, resolve a name, repeat a part of the text.
  */
 #include "postgres.h"
 
@@ -24,79 +25,45 @@
 #define REDIS_PORT 6379
 #define SENTINEL_PORT 26379
 
-/* A part of the text; not terminated. */
-typedef struct Span
-{
-	const char *at;
-	size_t		len;
-} Span;
+#define BLANKS " \t\n\r"
+#define DIGITS "0123456789"
+#define NAME_CHARACTERS DIGITS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz.-_"
 
 static bool
-is_blank(char c)
+has_only(const char *text, const char *characters)
 {
-	return c == ' ' || c == '\t' || c == '\n' || c == '\r';
+	return text[strspn(text, characters)] == '\0';
 }
 
-/* Copies a span into a field of the given size. False: it does not fit. */
-static bool
-copy_span(char *to, size_t size, Span from)
+/* Ends the text at the first c; what is after that is returned: NULL if there is no c. */
+static char *
+cut(char *text, char c)
 {
-	if (from.len >= size)
-		return false;
-	memcpy(to, from.at, from.len);
-	to[from.len] = '\0';
-	return true;
-}
-
-/* Splits at the first c: what is before stays in *left, what is after is returned; at is NULL if there is no c. */
-static Span
-split(Span *left, char c)
-{
-	Span		right = {NULL, 0};
-	const char *found = left->len > 0 ? memchr(left->at, c, left->len) : NULL;
+	char	   *found = strchr(text, c);
 
 	if (found != NULL)
-	{
-		right.at = found + 1;
-		right.len = left->at + left->len - right.at;
-		left->len = found - left->at;
-	}
-	return right;
-}
-
-static int
-hex_digit(char c)
-{
-	if (c >= '0' && c <= '9')
-		return c - '0';
-	if (c >= 'a' && c <= 'f')
-		return c - 'a' + 10;
-	if (c >= 'A' && c <= 'F')
-		return c - 'A' + 10;
-	return -1;
+		*found++ = '\0';
+	return found;
 }
 
 /* Decodes percent-encoded text into a field of the given size. */
 static const char *
-decode(char *to, size_t size, Span from)
+decode(char *to, size_t size, const char *from)
 {
 	size_t		n = 0;
 
-	for (size_t i = 0; i < from.len; i++)
+	for (; *from != '\0'; from++)
 	{
-		int			c = (unsigned char) from.at[i];
+		int			c = (unsigned char) *from;
 
 		if (c == '%')
 		{
-			int			high = i + 2 < from.len ? hex_digit(from.at[i + 1]) : -1;
-			int			low = i + 2 < from.len ? hex_digit(from.at[i + 2]) : -1;
-
-			if (high < 0 || low < 0)
+			if (!isxdigit((unsigned char) from[1]) || !isxdigit((unsigned char) from[2]))
 				return "a percent sign must be followed by two hexadecimal digits (a percent sign itself is %25)";
-			c = high * 16 + low;
+			c = (int) strtol((char[]) {from[1], from[2], '\0'}, NULL, 16);
 			if (c == 0)
 				return "a zero byte (%00) is not allowed";
-			i += 2;
+			from += 2;
 		}
 		else if (c < 0x20 || c == 0x7f)
 			return "control characters must be percent-encoded";
@@ -108,77 +75,33 @@ decode(char *to, size_t size, Span from)
 	return NULL;
 }
 
-/* user:password of an address. An address of a list may repeat what an earlier one said, nothing else. */
+/* user:password of an address */
 static const char *
-parse_credentials(Span text, RedisUrl *url)
+parse_credentials(char *text, RedisUrl *url)
 {
-	char		user[REDIS_CREDENTIAL_LEN];
-	char		password[REDIS_CREDENTIAL_LEN];
-	Span		secret = split(&text, ':');
+	char	   *password = cut(text, ':');
 	const char *why;
 
-	if (secret.at == NULL)
+	if (password == NULL)
 		return "a user needs a password (a password alone is written as redis://:password@host)";
-	if ((why = decode(user, sizeof(user), text)) != NULL ||
-		(why = decode(password, sizeof(password), secret)) != NULL)
+	if ((why = decode(url->user, sizeof(url->user), text)) != NULL ||
+		(why = decode(url->password, sizeof(url->password), password)) != NULL)
 		return why;
-	if (password[0] == '\0')
-		return "the password is empty";
-	strlcpy(url->user, user, sizeof(url->user));
-	strlcpy(url->password, password, sizeof(url->password));
-	return NULL;
+	return url->password[0] == '\0' ? "the password is empty" : NULL;
 }
 
 static const char *
-parse_port(Span text, int *port)
+parse_port(const char *text, int *port)
 {
-	int			n = 0;
-
-	if (text.len == 0 || text.len > 5)
-		return "the port must be a number from 1 to 65535";
-	for (size_t i = 0; i < text.len; i++)
-	{
-		if (!isdigit((unsigned char) text.at[i]))
-			return "the port must be a number from 1 to 65535";
-		n = n * 10 + (text.at[i] - '0');
-	}
-	if (n < 1 || n > 65535)
-		return "the port must be a number from 1 to 65535";
-	*port = n;
-	return NULL;
+	*port = strlen(text) <= 5 && has_only(text, DIGITS) ? atoi(text) : 0;
+	return *port < 1 || *port > 65535 ? "the port must be a number from 1 to 65535" : NULL;
 }
 
 static const char *
-check_host(Span host, bool bracketed)
+add_endpoint(RedisUrl *url, const RedisEndpoint *new)
 {
-	if (host.len == 0)
-		return "the host is missing";
-	for (size_t i = 0; i < host.len; i++)
-	{
-		unsigned char c = (unsigned char) host.at[i];
-
-		if (c < 0x80 && isalnum(c))
-			continue;
-		if (c == '.' || c == '-' || c == '_' || (bracketed && (c == ':' || c == '%')))
-			continue;
-		return "a host name holds an invalid character";
-	}
-	return NULL;
-}
-
-/* The next free endpoint, or NULL. */
-static RedisEndpoint *
-next_endpoint(RedisUrl *url)
-{
-	return url->nendpoints < REDIS_MAX_ENDPOINTS ? &url->endpoints[url->nendpoints] : NULL;
-}
-
-/* Takes the endpoint that next_endpoint gave, unless it is there already. */
-static const char *
-add_endpoint(RedisUrl *url)
-{
-	const RedisEndpoint *new = &url->endpoints[url->nendpoints];
-
+	if (url->nendpoints == REDIS_MAX_ENDPOINTS)
+		return "there are too many addresses";
 	for (int i = 0; i < url->nendpoints; i++)
 	{
 		const RedisEndpoint *old = &url->endpoints[i];
@@ -186,212 +109,174 @@ add_endpoint(RedisUrl *url)
 		if (old->is_unix == new->is_unix && old->port == new->port && strcasecmp(old->host, new->host) == 0)
 			return "the same address is given twice";
 	}
-	url->nendpoints++;
+	url->endpoints[url->nendpoints++] = *new;
 	return NULL;
 }
 
 /* host, host:port, [IPv6] or [IPv6]:port */
 static const char *
-parse_host(Span text, int default_port, RedisUrl *url)
+parse_host(char *text, int default_port, RedisUrl *url)
 {
-	RedisEndpoint *endpoint = next_endpoint(url);
-	bool		bracketed = text.len > 0 && text.at[0] == '[';
-	Span		port = {NULL, 0};
-	Span		host = text;
+	RedisEndpoint endpoint;
+	bool		bracketed = *text == '[';
+	char	   *host = bracketed ? text + 1 : text;
+	char	   *port = cut(host, bracketed ? ']' : ':');
 	const char *why;
 
-	if (endpoint == NULL)
-		return "there are too many addresses";
 	if (bracketed)
 	{
-		host.at++;
-		host.len--;
-		port = split(&host, ']');
-		if (port.at == NULL)
+		if (port == NULL)
 			return "the closing bracket of an IPv6 address is missing";
-		if (port.len > 0 && port.at[0] != ':')
+		if (*port != '\0' && *port != ':')
 			return "only a port may follow an IPv6 address";
-		if (port.len == 0)
-			port.at = NULL;
-		else
-		{
-			port.at++;
-			port.len--;
-		}
+		port = *port == ':' ? port + 1 : NULL;
 	}
-	else
-	{
-		port = split(&host, ':');
-		if (port.at != NULL && port.len > 0 && memchr(port.at, ':', port.len) != NULL)
-			return "an IPv6 address must be in brackets, and an address has only one port";
-	}
+	else if (port != NULL && strchr(port, ':') != NULL)
+		return "an IPv6 address must be in brackets, and an address has only one port";
 
-	endpoint->is_unix = false;
-	endpoint->port = default_port;
-	if ((why = check_host(host, bracketed)) != NULL)
+	memset(&endpoint, 0, sizeof(endpoint));
+	endpoint.port = default_port;
+	if (*host == '\0')
+		return "the host is missing";
+	if (!has_only(host, bracketed ? NAME_CHARACTERS ":%" : NAME_CHARACTERS))
+		return "a host name holds an invalid character";
+	if (port != NULL && (why = parse_port(port, &endpoint.port)) != NULL)
 		return why;
-	if (port.at != NULL && (why = parse_port(port, &endpoint->port)) != NULL)
-		return why;
-	if (!copy_span(endpoint->host, sizeof(endpoint->host), host))
+	if (strlcpy(endpoint.host, host, sizeof(endpoint.host)) >= sizeof(endpoint.host))
 		return "a host name is too long";
-	strlcpy(endpoint->name, endpoint->host, sizeof(endpoint->name));
-	return add_endpoint(url);
+	strlcpy(endpoint.name, host, sizeof(endpoint.name));
+	return add_endpoint(url, &endpoint);
 }
 
-/* What follows the addresses: nothing, or database 0. */
+/* What follows the addresses: nothing (or NULL), or database 0. */
 static const char *
-check_database(Span text)
+check_database(const char *text)
 {
-	if (text.len == 0 || (text.len == 1 && text.at[0] == '0'))
+	if (text == NULL || *text == '\0' || strcmp(text, "0") == 0)
 		return NULL;
-	for (size_t i = 0; i < text.len; i++)
-	{
-		if (!isdigit((unsigned char) text.at[i]))
-			return "nothing may follow the address but /0";
-	}
-	return "only database 0 can be used; use pgcache_fence.namespace to keep systems apart";
+	return has_only(text, DIGITS) ? "only database 0 can be used; use pgcache_fence.namespace to keep systems apart" :
+		"nothing may follow the address but /0";
 }
 
 /* Sentinel's name of the master, perhaps followed by /0. */
 static const char *
-parse_master(Span text, RedisUrl *url)
+parse_master(char *text, RedisUrl *url)
 {
-	Span		database = split(&text, '/');
+	char	   *database = text != NULL ? cut(text, '/') : NULL;
 
-	if (text.len == 0)
+	if (text == NULL || *text == '\0')
 		return "the name of the master is missing (redis+sentinel://host/name)";
-	for (size_t i = 0; i < text.len; i++)
-	{
-		unsigned char c = (unsigned char) text.at[i];
-
-		if (c >= 0x80 || (!isalnum(c) && c != '.' && c != '-' && c != '_'))
-			return "the name of the master holds an invalid character";
-	}
-	if (!copy_span(url->master, sizeof(url->master), text))
+	if (!has_only(text, NAME_CHARACTERS))
+		return "the name of the master holds an invalid character";
+	if (strlcpy(url->master, text, sizeof(url->master)) >= sizeof(url->master))
 		return "the name of the master is too long";
 	return check_database(database);
 }
 
 /* unix://[credentials@]/path, without the scheme */
 static const char *
-parse_unix(Span text, RedisUrl *url)
+parse_unix(char *text, RedisUrl *url)
 {
-	RedisEndpoint *endpoint = next_endpoint(url);
-	Span		path = text;
+	RedisEndpoint endpoint;
+	char	   *path = *text == '/' ? text : cut(text, '@');
 	const char *why;
 
-	if (endpoint == NULL)
-		return "there are too many addresses";
-	if (path.len == 0 || path.at[0] != '/')
-	{
-		path = split(&text, '@');
-		if (path.at == NULL || path.len == 0 || path.at[0] != '/')
-			return "the path of a socket must begin with a slash (unix:///path or unix://:password@/path)";
-		if ((why = parse_credentials(text, url)) != NULL)
-			return why;
-	}
-	if ((why = decode(endpoint->host, sizeof(endpoint->host), path)) != NULL)
+	if (path == NULL || *path != '/')
+		return "the path of a socket must begin with a slash (unix:///path or unix://:password@/path)";
+	if (path != text && (why = parse_credentials(text, url)) != NULL)
+		return why;
+	memset(&endpoint, 0, sizeof(endpoint));
+	endpoint.is_unix = true;
+	if ((why = decode(endpoint.host, sizeof(endpoint.host), path)) != NULL)
 		return why;
 	/* One less than the kernel takes: hiredis 0.14 leaves the last byte of sun_path as it was. */
-	if (strlen(endpoint->host) + 2 > sizeof(((struct sockaddr_un *) NULL)->sun_path))
+	if (strlen(endpoint.host) + 2 > sizeof(((struct sockaddr_un *) NULL)->sun_path))
 		return "the path of a socket is too long";
-	endpoint->is_unix = true;
-	endpoint->port = 0;
-	return add_endpoint(url);
+	return add_endpoint(url, &endpoint);
 }
 
 /* [credentials@]host[:port][,host[:port]...][/rest], without the scheme; several hosts only for Sentinel and Cluster */
 static const char *
-parse_hosts(Span text, RedisUrl *url)
+parse_hosts(char *text, RedisUrl *url)
 {
-	Span		rest = split(&text, '/');
-	Span		hosts = text;
+	char	   *rest = cut(text, '/');
+	char	   *at = strrchr(text, '@');
+	char	   *hosts = at != NULL ? at + 1 : text;
 	const char *why;
 
-	if (rest.at != NULL && rest.len > 0 && memchr(rest.at, '@', rest.len) != NULL)
+	if (rest != NULL && strchr(rest, '@') != NULL)
 		return "special characters in a user or password must be percent-encoded";
-	for (size_t i = text.len; i-- > 0;)
+	if (at != NULL)
 	{
-		if (text.at[i] != '@')
-			continue;
-		hosts.at = text.at + i + 1;
-		hosts.len = text.len - i - 1;
-		text.len = i;
+		*at = '\0';
 		if ((why = parse_credentials(text, url)) != NULL)
 			return why;
-		break;
 	}
-
 	do
 	{
-		Span		host = hosts;
+		char	   *host = hosts;
 
-		hosts = split(&host, ',');
+		hosts = cut(host, ',');
 		why = parse_host(host, url->topology == REDIS_SENTINEL ? SENTINEL_PORT : REDIS_PORT, url);
 		if (why != NULL)
 			return why;
-	} while (hosts.at != NULL);
+	} while (hosts != NULL);
 
 	return url->topology == REDIS_SENTINEL ? parse_master(rest, url) : check_database(rest);
 }
 
 static bool
-has_prefix(Span *text, const char *prefix)
+has_prefix(char **text, const char *prefix)
 {
 	size_t		len = strlen(prefix);
 
-	if (text->len < len || strncasecmp(text->at, prefix, len) != 0)
+	if (strncasecmp(*text, prefix, len) != 0)
 		return false;
-	text->at += len;
-	text->len -= len;
+	*text += len;
 	return true;
 }
 
 /* One URL, with its scheme. */
 static const char *
-parse_one(Span text, RedisUrl *url)
+parse_one(char *text, RedisUrl *url)
 {
 	if (has_prefix(&text, "unix://"))
 		return parse_unix(text, url);
-	if (has_prefix(&text, "rediss"))
-		url->tls = true;
-	else if (!has_prefix(&text, "redis"))
-		return "an address must begin with redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://";
-	if (has_prefix(&text, "+sentinel"))
-		url->topology = REDIS_SENTINEL;
-	else if (has_prefix(&text, "+cluster"))
-		url->topology = REDIS_CLUSTER;
-	if (!has_prefix(&text, "://"))
-		return "an address must begin with redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://";
-	return parse_hosts(text, url);
+	url->tls = has_prefix(&text, "rediss");
+	if (url->tls || has_prefix(&text, "redis"))
+	{
+		if (has_prefix(&text, "+sentinel"))
+			url->topology = REDIS_SENTINEL;
+		else if (has_prefix(&text, "+cluster"))
+			url->topology = REDIS_CLUSTER;
+		if (has_prefix(&text, "://"))
+			return parse_hosts(text, url);
+	}
+	return "an address must begin with redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://";
 }
 
 /*
- * The next URL of a list: up to a blank, or to a comma that is not inside the list of hosts of Sentinel or Cluster.
+ * Ends the first URL of a list: at a blank, or at a comma that is not inside the list of hosts of Sentinel or Cluster.
  * Returns what follows it; NULL if that is only a separator too many.
  */
-static const char *
-next_url(const char *at, Span *text)
+static char *
+end_url(char *text)
 {
-	Span		scheme = {at, strcspn(at, ":")};
-	bool		own_commas = scheme.len < strlen(at) && memchr(at, '+', scheme.len) != NULL;
+	const char *colon = strchr(text, ':');
+	bool		own_commas = colon != NULL && memchr(text, '+', colon - text) != NULL;
+	char	   *end = text + strcspn(text, own_commas ? BLANKS : "," BLANKS);
+	char	   *next = end + strspn(end, BLANKS);
+	bool		comma = *next == ',';
 
-	text->at = at;
-	text->len = strcspn(at, own_commas ? " \t\n\r" : ", \t\n\r");
-	at += text->len;
-	while (is_blank(*at))
-		at++;
-	if (*at != ',')
-		return at;
-	do
-		at++;
-	while (is_blank(*at));
-	return *at != '\0' ? at : NULL;
+	if (comma)
+		next += 1 + strspn(next + 1, BLANKS);
+	*end = '\0';
+	return comma && *next == '\0' ? NULL : next;
 }
 
 /* Parses a further URL of a list of shards: it may differ from the first in its address only. */
 static const char *
-parse_shard(Span text, RedisUrl *url)
+parse_shard(char *text, RedisUrl *url)
 {
 	RedisUrl	first;
 	const char *why;
@@ -419,27 +304,34 @@ redis_endpoint_same(const RedisEndpoint *a, const RedisEndpoint *b)
 	return a->is_unix == b->is_unix && a->port == b->port && strcmp(a->host, b->host) == 0;
 }
 
+static const char *
+parse_all(char *text, RedisUrl *url)
+{
+	const char *why = NULL;
+
+	text += strspn(text, BLANKS);
+	if (*text == '\0')
+		return "the address is empty";
+	for (bool first = true; why == NULL && *text != '\0'; first = false)
+	{
+		char	   *one = text;
+
+		text = end_url(one);
+		if (text == NULL || *one == '\0')
+			return "there is a comma without an address after it";
+		why = first ? parse_one(one, url) : parse_shard(one, url);
+	}
+	return why;
+}
+
 const char *
 redis_url_parse(const char *text, RedisUrl *url)
 {
+	char	   *copy = strdup(text);
 	const char *why;
-	bool		first = true;
 
 	memset(url, 0, sizeof(*url));
-	while (is_blank(*text))
-		text++;
-	if (*text == '\0')
-		return "the address is empty";
-	while (*text != '\0')
-	{
-		Span		one;
-
-		text = next_url(text, &one);
-		if (text == NULL || one.len == 0)
-			return "there is a comma without an address after it";
-		if ((why = first ? parse_one(one, url) : parse_shard(one, url)) != NULL)
-			return why;
-		first = false;
-	}
-	return NULL;
+	why = copy != NULL ? parse_all(copy, url) : "out of memory";
+	free(copy);
+	return why;
 }
