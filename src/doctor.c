@@ -276,14 +276,13 @@ check_library(Report *report, LibraryCall *call, const char *name)
 }
 
 static void
-check_node(Report *report, const FenceNode *node, const RedisUrl *url)
+check_node(Report *report, const FenceNode *node)
 {
 	LibraryCall call = {.deadline = fence_clock() + setting_timeout * INT64CONST(1000)};
 	const char *name = node->address.is_unix ? psprintf("at %s", node->address.host) :
 		psprintf("at %s, port %d", node->address.host, node->address.port);
 
-	call.conn = redis_open(&node->address, url, call.deadline, call.error, REASON_LEN);
-	if (call.conn == NULL)
+	if (!library_open(&call, &node->address))
 	{
 		put_finding(report, "error", psprintf("Redis %s cannot be reached from this backend: %s", name, call.error),
 					"See that it runs, and that network, users and passwords are right.");
@@ -305,21 +304,17 @@ static void
 check_redis(Report *report)
 {
 	FenceNode  *nodes = palloc(sizeof(FenceNode) * MAX_NODES);
-	RedisUrl	url;
-	const char *wrong = redis_url_parse(setting_redis_url, &url);
 	int			n;
 
 	LWLockAcquire(fence_shared->lock, LW_SHARED);
 	n = fence_shared->nnodes;
 	memcpy(nodes, fence_shared->nodes, sizeof(FenceNode) * n);
 	LWLockRelease(fence_shared->lock);
-	if (wrong)
-		put_finding(report, "error", psprintf("pgcache_fence.redis_url: %s", wrong), "Correct it, and reload.");
-	else if (n == 0)
+	if (n == 0)
 		put_finding(report, "error", "the keeper has not found a Redis yet", "fence.state tells why.");
-	for (int i = 0; i < n && wrong == NULL; i++)
+	for (int i = 0; i < n; i++)
 		if (!nodes[i].dismissed)
-			check_node(report, &nodes[i], &url);
+			check_node(report, &nodes[i]);
 }
 
 static void

@@ -189,5 +189,4 @@ effect_outbox_round(void)
 	}
 	SPI_finish();
 	worker_end_transaction();
-	effect_patrol_close();
 }

@@ -249,43 +249,11 @@ effect_patrol_forget_database(LibraryCall *call, Oid database)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-static LibraryCall calls[MAX_NODES];	/* opened on first use */
-static PatrolNodes nodes;
-
-/* NULL: that node cannot be reached. */
-static LibraryCall *
-call_to(int node)
-{
-	LibraryCall *call;
-
-	if (nodes.n == 0)
-		patrol_copy_nodes(&nodes);
-	if (node >= nodes.n || !nodes.granted[node])
-		return NULL;
-	call = &calls[node];
-	if (call->conn == NULL && !patrol_connect(call, &nodes.addresses[node]))
-		return NULL;
-	extend_deadline(call);
-	return redis_error(call->conn) == NULL ? call : NULL;
-}
-
-void
-effect_patrol_close(void)
-{
-	for (int i = 0; i < nodes.n; i++)
-		if (calls[i].conn)
-		{
-			redis_close(calls[i].conn);
-			calls[i].conn = NULL;
-		}
-	nodes.n = 0;
-}
-
 /* The first word of the answer, palloc'd; NULL: there was none, or an error. */
 static char *
 call_with(const char *key, int argc, const char **argv)
 {
-	LibraryCall *call = call_to(fence_node_of(key));
+	LibraryCall *call = patrol_call_to(fence_node_of(key));
 	redisReply *reply = call ? library_call(call, argc, argv) : NULL;
 	char	   *word = NULL;
 
@@ -393,10 +361,9 @@ effect_patrol_marks(Oid database)
 {
 	List	   *marks = NIL;
 
-	patrol_copy_nodes(&nodes);
-	for (int i = 0; i < nodes.n; i++)
+	for (int i = 0; i < MAX_NODES; i++)
 	{
-		LibraryCall *call = call_to(i);
+		LibraryCall *call = patrol_call_to(i);
 
 		if (call)
 			marks = list_concat(marks, marks_on(call, database));

@@ -36,13 +36,12 @@ extern void effect_patrol_forget_database(LibraryCall *call, Oid database);
 
 /*
  * For a worker in a database: applies a committed row unless it was applied (false: not now), lets Redis forget that it was,
- * lists what Redis remembers of a database (ListedEffect), and closes the connections that these have opened.
+ * and lists what Redis remembers of a database (ListedEffect).
  */
 extern bool effect_patrol_redo(const char *key, const char *other_key, const char *hold, const char *kind, int n,
 							   const char **arguments);
 extern void effect_patrol_forget(const char *key, const char *hold);
 extern List *effect_patrol_marks(Oid database);
-extern void effect_patrol_close(void);
 
 /* effect_outbox.c: a round over fence.outbox; without that table, what is left of it in Redis is forgotten. */
 extern void effect_outbox_round(void);

@@ -8,7 +8,7 @@
 #include "utils/memutils.h"
 
 #include "link.h"
-#include "settings.h"
+#include "redis/library.h"
 
 Link		links[MAX_NODES];
 int			nlinks = 0;
@@ -236,23 +236,17 @@ bool
 link_connect(Link *link, int64 deadline, int64 pause, int times)
 {
 	RedisEndpoint address;
-	RedisUrl	url;
-	char		problem[REASON_LEN];
-	const char *wrong;
+	LibraryCall call = {.deadline = deadline};
 	int64		begun = fence_clock();
 	int64		now;
 
 	link->connect_next = begun + pause; /* an interrupt may throw us out */
 	link->proven = false;
 	if (!look_at_node(link, &address, &link->node_serial) || address.host[0] == '\0')
-		wrong = "the keeper knows no Redis yet";
-	else if ((wrong = redis_url_parse(setting_redis_url, &url)) == NULL)
-	{
-		link->connection = redis_open(&address, &url, deadline, problem, sizeof(problem));
-		wrong = link->connection ? NULL : problem;
-	}
-	if (wrong)
-		link_note(wrong);
+		link_note("the keeper knows no Redis yet");
+	else if (!library_open(&call, &address))
+		link_note(call.error);
+	link->connection = call.conn;
 	now = fence_clock();
 	link->connect_next = now + pause + times * (now - begun);
 	link_changes++;

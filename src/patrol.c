@@ -72,33 +72,49 @@ PGDLLEXPORT void fence_patrol_main(Datum arg);
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-void
-patrol_copy_nodes(PatrolNodes *nodes)
+/* This process's connections, opened on first use, and the table of nodes when it was looked at */
+static struct
 {
+	LibraryCall call;
+	bool		granted;		/* what others have reserved is of another epoch, and over */
+	RedisEndpoint address;
+}			nodes[MAX_NODES];
+
+void
+patrol_look_at_nodes(void)
+{
+	static uint32 serial = 0;	/* of the table */
+	bool		changed;
+
 	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	nodes->serial = pg_atomic_read_u32(&fence_shared->nodes_serial);
-	nodes->n = fence_shared->nnodes;
-	for (int i = 0; i < nodes->n; i++)
+	changed = serial != pg_atomic_read_u32(&fence_shared->nodes_serial);
+	serial = pg_atomic_read_u32(&fence_shared->nodes_serial);
+	for (int i = 0; i < MAX_NODES; i++)
 	{
-		nodes->granted[i] = fence_shared->nodes[i].granted;
-		nodes->addresses[i] = fence_shared->nodes[i].address;
+		nodes[i].granted = i < fence_shared->nnodes && fence_shared->nodes[i].granted;
+		nodes[i].address = fence_shared->nodes[i].address;
 	}
 	LWLockRelease(fence_shared->lock);
+	for (int i = 0; i < MAX_NODES; i++)
+		if (nodes[i].call.conn && (changed || redis_error(nodes[i].call.conn)))
+		{
+			redis_close(nodes[i].call.conn);
+			nodes[i].call.conn = NULL;
+		}
 }
 
-bool
-patrol_connect(LibraryCall *call, const RedisEndpoint *address)
+LibraryCall *
+patrol_call_to(int node)
 {
-	RedisUrl	url;
-	const char *wrong = redis_url_parse(setting_redis_url, &url);
+	LibraryCall *call;
 
+	if (node >= MAX_NODES || !nodes[node].granted)
+		return NULL;
+	call = &nodes[node].call;
 	call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
-	call->conn = NULL;
-	if (wrong)
-		strlcpy(call->error, wrong, REASON_LEN);
-	else
-		call->conn = redis_open(address, &url, call->deadline, call->error, REASON_LEN);
-	return call->conn != NULL;
+	if (call->conn == NULL && !library_open(call, &nodes[node].address))
+		return NULL;
+	return redis_error(call->conn) == NULL ? call : NULL;
 }
 
 /* Database and domain of a listed reservation; key is NULL for one of a whole domain. False: not ours. */
@@ -300,18 +316,14 @@ settle_detached(LibraryCall *call, const ListedReservation *r, uint32 epoch, voi
 static void
 settle_all_detached(int duties)
 {
-	PatrolNodes nodes;
 	int			grace = (duties & DUTY_AT_ONCE) ? 0 : setting_patrol_grace;
 
-	patrol_copy_nodes(&nodes);
-	for (int i = 0; i < nodes.n; i++)
+	for (int i = 0; i < MAX_NODES; i++)
 	{
-		LibraryCall call = {0};
+		LibraryCall *call = patrol_call_to(i);
 
-		if (!nodes.granted[i] || !patrol_connect(&call, &nodes.addresses[i]))
-			continue;
-		settle_listed(&call, settle_detached, &grace);
-		redis_close(call.conn);
+		if (call)
+			settle_listed(call, settle_detached, &grace);
 	}
 }
 
@@ -452,6 +464,7 @@ patrol_round(int duties)
 	bool		extension;
 
 	pgstat_report_activity(STATE_RUNNING, "pgcache_fence patrol round");
+	patrol_look_at_nodes();
 	SetConfigOption("lock_timeout", ROUND_LOCK_WAIT, PGC_SUSET, PGC_S_OVERRIDE);
 	worker_begin_transaction();
 	extension = OidIsValid(fence_table_oid("domain"));
@@ -606,7 +619,7 @@ without_dropped(List *served, List *existing)
  * that is to be seen there: DROP EXTENSION may not have committed. Nor is a database gone that only takes no connections.
  */
 static void
-forget_outboxes(List *databases, List *connectable, LibraryCall *calls)
+forget_outboxes(List *databases, List *connectable)
 {
 	ListCell   *cell;
 
@@ -618,8 +631,8 @@ forget_outboxes(List *databases, List *connectable, LibraryCall *calls)
 			want_round(database, DUTY_OUTBOX);
 		else if (!worker_database_exists(database))
 			for (int i = 0; i < MAX_NODES; i++)
-				if (calls[i].conn && redis_error(calls[i].conn) == NULL)
-					effect_patrol_forget_database(&calls[i], database);
+				if (patrol_call_to(i))
+					effect_patrol_forget_database(patrol_call_to(i), database);
 	}
 }
 
@@ -634,9 +647,6 @@ patrol(bool at_once, bool audit)
 	Settling   *settling = palloc0(sizeof(Settling));
 	List	   *existing;
 	List	   *counts = NIL;
-	static PatrolNodes nodes;
-	static LibraryCall calls[MAX_NODES];	/* kept from turn to turn */
-	static uint32 serial = 0;	/* of the addresses when they were opened */
 	bool		outbox = pg_atomic_exchange_u32(&fence_shared->outbox_wanted, 0) != 0 || audit;
 	List	   *durable = NIL;	/* databases with durable effects */
 	uint64		effects_held = 0;
@@ -651,17 +661,12 @@ patrol(bool at_once, bool audit)
 
 	existing = worker_list_databases(true);
 	settling->served = without_dropped(settling->served, existing);
-	patrol_copy_nodes(&nodes);
+	patrol_look_at_nodes();
 	for (int i = 0; i < MAX_NODES; i++)
 	{
-		LibraryCall *call = &calls[i];
+		LibraryCall *call = patrol_call_to(i);
 
-		if (call->conn && (redis_error(call->conn) || serial != nodes.serial))
-		{
-			redis_close(call->conn);
-			call->conn = NULL;
-		}
-		if (i >= nodes.n || !nodes.granted[i] || (call->conn == NULL && !patrol_connect(call, &nodes.addresses[i])))
+		if (call == NULL)
 			continue;
 		settle_listed(call, settle_or_note, settling);
 		if (redis_error(call->conn) == NULL)
@@ -669,7 +674,6 @@ patrol(bool at_once, bool audit)
 		if (redis_error(call->conn) == NULL)
 			durable = effect_patrol_settle(call, settling->grace, durable, &effects_held);
 	}
-	serial = nodes.serial;
 	note_counts(counts, settling->pending);
 	metrics_set_server(SERVER_METRIC_EFFECTS_HELD, effects_held);
 	foreach(cell, settling->served)
@@ -681,7 +685,7 @@ patrol(bool at_once, bool audit)
 		if (duties != 0)
 			want_round(lfirst_oid(cell), duties | (at_once ? DUTY_AT_ONCE : 0));
 	}
-	forget_outboxes(list_difference_oid(durable, settling->served), existing, calls);
+	forget_outboxes(list_difference_oid(durable, settling->served), existing);
 }
 
 static void

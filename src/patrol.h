@@ -8,20 +8,14 @@
 #include "redis/library.h"
 #include "shared.h"
 
-/* Every node that was armed in the epoch; what others have reserved is of another epoch, and over. */
-typedef struct PatrolNodes
-{
-	uint32		serial;			/* of the table */
-	int			n;
-	bool		granted[MAX_NODES];
-	RedisEndpoint addresses[MAX_NODES];
-} PatrolNodes;
+/* Begins a turn or a round: looks at the table of nodes, and closes connections that have failed or lead elsewhere. Takes the lock. */
+extern void patrol_look_at_nodes(void);
 
-/* Copies the table of nodes. Takes the lock. */
-extern void patrol_copy_nodes(PatrolNodes *nodes);
-
-/* Connects, within `timeout`; false: call->error tells why not. */
-extern bool patrol_connect(LibraryCall *call, const RedisEndpoint *address);
+/*
+ * This process's connection to a node, on which calls have `timeout` from now on; connects if need be. NULL: the node was not armed in
+ * the epoch, or cannot be reached, or the connection has failed since the turn began.
+ */
+extern LibraryCall *patrol_call_to(int node);
 
 /* Does the duties of a round, in the database that this worker is connected to. What one of them raises is logged. */
 extern void patrol_round(int duties);

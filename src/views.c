@@ -274,13 +274,12 @@ put_effects_page(LibraryCall *call, char **cursor, ReturnSetInfo *rsinfo)
 
 /* A connection of its own: listing may take many round trips, and must not stand in line with reservations. */
 static void
-list_node(ReturnSetInfo *rsinfo, const RedisEndpoint *address, const RedisUrl *url, PutPage put_page, const char *what)
+list_node(ReturnSetInfo *rsinfo, const RedisEndpoint *address, PutPage put_page, const char *what)
 {
 	LibraryCall call = {.deadline = fence_clock() + setting_timeout * INT64CONST(1000)};
 	char	   *cursor = pstrdup("");
 
-	call.conn = redis_open(address, url, call.deadline, call.error, REASON_LEN);
-	if (call.conn == NULL)
+	if (!library_open(&call, address))
 		ereport(ERROR,
 				(errcode(ERRCODE_CONNECTION_FAILURE),
 				 errmsg("could not list %s: %s", what, call.error)));
@@ -312,19 +311,16 @@ list_nodes(FunctionCallInfo fcinfo, PutPage put_page, const char *what)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	FenceNode  *nodes = palloc(sizeof(FenceNode) * MAX_NODES);
-	RedisUrl	url;
 	int			n;
 
 	shared_require();
 	InitMaterializedSRF(fcinfo, 0);
 	coordinator_await_letters();	/* what this backend has said is to be seen */
 	n = copy_nodes(nodes);
-	if (redis_url_parse(setting_redis_url, &url) != NULL)
-		return (Datum) 0;
 	/* of several, those that were not armed have nothing of this epoch */
 	for (int i = 0; i < n; i++)
 		if (n == 1 || nodes[i].granted)
-			list_node(rsinfo, &nodes[i].address, &url, put_page, what);
+			list_node(rsinfo, &nodes[i].address, put_page, what);
 	return (Datum) 0;
 }
 

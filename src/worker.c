@@ -461,8 +461,7 @@ announce_domains(FenceJob *job)
 {
 	List	   *domains = domain_list();
 	ListCell   *cell;
-	LibraryCall call = {.conn = NULL};
-	RedisUrl	url;
+	LibraryCall call;
 	int			nnodes;
 	uint32		epoch = (uint32) strtoul(job->epoch, NULL, 10);
 	bool		superseded;
@@ -471,7 +470,7 @@ announce_domains(FenceJob *job)
 	foreach(cell, domains)
 		(void) metrics_slot(((DomainRef *) lfirst(cell))->wire_name);	/* counters are there, at 0, before they are needed */
 	withdraw_misshapen(domains);
-	if (domains == NIL || redis_url_parse(setting_redis_url, &url) != NULL)
+	if (domains == NIL)
 		return;
 	LWLockAcquire(fence_shared->lock, LW_SHARED);
 	nnodes = fence_shared->nnodes;
@@ -487,8 +486,7 @@ announce_domains(FenceJob *job)
 		if (!nodes[i].granted)
 			continue;
 		call.deadline = fence_clock() + setting_timeout * INT64CONST(1000) * 2;
-		call.conn = redis_open(&nodes[i].address, &url, call.deadline, call.error, REASON_LEN);
-		if (call.conn == NULL ||
+		if (!library_open(&call, &nodes[i].address) ||
 			(nodes[i].received > job->carried && !(reserve_for_prepared(&call, epoch) &&
 												   detached_carry(&call, i, epoch))) ||
 			!library_announce(&call, epoch, job->grant, domains))

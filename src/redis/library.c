@@ -31,6 +31,23 @@ library_owner(void)
 	return owner;
 }
 
+void
+library_url(RedisUrl *url)
+{
+	if (redis_url_parse(setting_redis_url, url) != NULL)
+		elog(ERROR, "out of memory");
+}
+
+bool
+library_open(LibraryCall *call, const RedisEndpoint *address)
+{
+	RedisUrl	url;
+
+	library_url(&url);
+	call->conn = redis_open(address, &url, call->deadline, call->error, REASON_LEN);
+	return call->conn != NULL;
+}
+
 bool
 library_send(LibraryCall *call, int argc, const char **argv)
 {

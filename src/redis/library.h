@@ -30,6 +30,12 @@ typedef struct Hello
 	char		epoch[EPOCH_LEN];
 } Hello;
 
+/* pgcache_fence.redis_url taken apart: what is set was checked when it was set. Raises for lack of memory. */
+extern void library_url(RedisUrl *url);
+
+/* Connects as the URL says, until call->deadline. False: call->error tells why not, and call->conn is NULL. */
+extern bool library_open(LibraryCall *call, const RedisEndpoint *address);
+
 /*
  * Makes sure that exactly this build's library is loaded: loads it if there is none, replaces an older one, refuses to
  * touch a newer one.

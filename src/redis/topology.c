@@ -65,27 +65,18 @@ settings_hash(void)
 }
 
 /* Begins anew with what the settings say now. */
-static bool
-read_settings(char *error)
+static void
+read_settings(void)
 {
-	RedisUrl	parsed;
-	const char *wrong = redis_url_parse(setting_redis_url, &parsed);
-
-	if (wrong)
-	{
-		snprintf(error, REASON_LEN, "pgcache_fence.redis_url: %s", wrong);
-		return false;
-	}
 	topology_disconnect();
 	sentinel_reset();
 	topology_size = 0;
 	memset(topology_nodes, 0, sizeof(topology_nodes));
-	url = parsed;
+	library_url(&url);
 	if (made_from)
 		pfree(made_from);
 	made_from = MemoryContextStrdup(TopMemoryContext, current_settings());
 	others_reconnect = true;
-	return true;
 }
 
 /* Index of the node with that address, or -1. */
@@ -135,9 +126,7 @@ ask_cluster_at(const RedisEndpoint *address, RedisConnection *conn, int64 patien
 	bool		sees_whole;
 	bool		ok;
 
-	if (conn == NULL)
-		call.conn = redis_open(address, &url, call.deadline, call.error, REASON_LEN);
-	ok = call.conn != NULL && cluster_ask(&call, address, &answer, &sees_whole, resolve_unless_connected);
+	ok = (conn != NULL || library_open(&call, address)) && cluster_ask(&call, address, &answer, &sees_whole, resolve_unless_connected);
 	if (ok)
 	{
 		*map = answer;
@@ -282,8 +271,8 @@ topology_find(char *error)
 	static ClusterMap found;
 	bool		connected;
 
-	if (settings_changed() && !read_settings(error))
-		return false;
+	if (settings_changed())
+		read_settings();
 	connected = topology_size > 0;
 	for (int i = 0; i < topology_size; i++)
 		connected = connected && topology_nodes[i].conn != NULL;
@@ -303,8 +292,7 @@ topology_resume(char *error)
 
 	if (topology_size > 0)
 		return true;
-	if (!read_settings(error))
-		return false;
+	read_settings();
 	if (fence_shared->nodes_settings != settings_hash())
 	{
 		strlcpy(error, "the settings of the connection to Redis were changed", REASON_LEN);
@@ -413,8 +401,7 @@ takes_writes(RedisNode *node, LibraryCall *call)
 	LibraryCall anew = *call;
 	bool		passes;
 
-	anew.conn = redis_open(&node->address, &url, call->deadline, anew.error, REASON_LEN);
-	passes = anew.conn != NULL && library_probe_writes(&anew);
+	passes = library_open(&anew, &node->address) && library_probe_writes(&anew);
 	redis_close(anew.conn);
 	return passes || library_probe_writes(call);
 }
@@ -430,15 +417,16 @@ greet(RedisNode *node, bool load, int64 patience, char *error)
 	if (node->conn == NULL || redis_error(node->conn))
 	{
 		redis_close(node->conn);
-		node->conn = redis_open(&node->address, &url, call.deadline, error, REASON_LEN);
-		if (node->conn == NULL)
+		node->conn = NULL;
+		if (!library_open(&call, &node->address))
 		{
+			strlcpy(error, call.error, REASON_LEN);
 			forget(node);
 			return false;
 		}
+		node->conn = call.conn;
 	}
 	call.conn = node->conn;
-	call.error[0] = '\0';
 	asked_at = fence_clock();
 	/* hello needs no writes, arming does: a node that refuses them must not cost a lease each time */
 	found = (!load || (library_ensure(&call) && takes_writes(node, &call) &&
@@ -502,8 +490,7 @@ is_another_master(const RedisEndpoint *address, int64 patience)
 	redisReply *theirs = NULL;
 	bool		another = false;
 
-	there.conn = redis_open(address, &url, there.deadline, there.error, REASON_LEN);
-	if (there.conn != NULL && (theirs = library_call(&there, lengthof(argv), argv)) != NULL &&
+	if (library_open(&there, address) && (theirs = library_call(&there, lengthof(argv), argv)) != NULL &&
 		info_has(theirs, "\nrole:master\r") && (ours = library_call(&here, lengthof(argv), argv)) != NULL)
 		another = !same_process(ours, theirs);
 	if (ours)
