@@ -17,10 +17,8 @@
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "postmaster/bgworker.h"
-#include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
-#include "utils/guc.h"
 #include "utils/memutils.h"
 
 #include "compat.h"
@@ -365,13 +363,7 @@ fence_courier_main(Datum arg)
 		bool		carried;
 		bool		heard = false;
 
-		ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
-		if (ConfigReloadPending)
-		{
-			ConfigReloadPending = false;
-			ProcessConfigFile(PGC_SIGHUP);
-		}
+		(void) worker_next_turn();
 		carried = carry_letters();
 		for (int i = 0; i < nlinks; i++)
 			heard = collect_answers(i) || heard;

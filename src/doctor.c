@@ -104,11 +104,11 @@ check_workers(Report *report)
 {
 	const char *hint = "It is started again within a second; if it does not stay, the server log tells why.";
 
-	if (fence_shared->keeper_latch == NULL)
+	if (fence_shared->latches[JOBS_OF_KEEPER] == NULL)
 		put_finding(report, "error", "the keeper is not running: no lease is renewed", hint);
 	if (RecoveryInProgress())
 		return;					/* the others begin when it ends, and fences are opened then */
-	if (fence_shared->patrol_latch == NULL)
+	if (fence_shared->latches[JOBS_OF_PATROL] == NULL)
 		put_finding(report, "error", "the patrol is not running: nothing is settled", hint);
 	if (!outbox_is_served())
 		put_finding(report, "error", "the courier is not running: no transaction reaches Redis", hint);

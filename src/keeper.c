@@ -15,11 +15,9 @@
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
-#include "storage/ipc.h"
 #include "replication/walsender.h"
 #include "replication/walsender_private.h"
 #include "storage/latch.h"
-#include "utils/guc.h"
 #include "utils/memutils.h"
 
 #include "compat.h"
@@ -154,27 +152,26 @@ ranges_in(const unsigned char map[SLOTS], int node)
 
 /*
  * Raises the bound, then grants the node its lease: arms it, if it is not armed in this epoch; else renews, for those slots (NULL:
- * as they are). If slots have come, notes that they are of the grant that counts once it is whole (note_grant). False: why tells,
- * and *burnt if it is not known what the process has now.
+ * as they are). If slots have come, notes that they are of that grant, which counts once it is whole (note_grant). False: why tells,
+ * and *burnt if it is not known what the process has now; else the word is another one: nothing was granted.
  */
 static bool
-grant_lease(FenceWord arming, int i, const char *slots, bool *burnt, char *why)
+grant_lease(FenceWord word, int i, const char *slots, uint32 grant, bool *burnt, char *why)
 {
 	RedisNode  *node = &topology_nodes[i];
 	LibraryCall call = {.conn = node->conn, .deadline = fence_clock() + timeout_us()};
 	int64		until = node->hello.time_ms + setting_lease;
-	uint32		grant = fence_shared->grant + 1;
 	const char *key = topology_heartbeat_key(node);
 	char		epoch[EPOCH_LEN];
 	bool		came = true;
 	bool		ok;
 
-	fence_epoch_of(WORD_EPOCH(arming), epoch);
+	fence_epoch_of(WORD_EPOCH(word), epoch);
 	*burnt = false;
 	databases_note_lease();
 	fence_lease_bound_raise(lease_end(node->heard_at));
-	if (fence_word() != arming)
-		return false;
+	if (fence_word() != word)
+		return false;			/* c5: no lease in CLOSED */
 	if (strcmp(node->hello.epoch, epoch) == 0)
 		ok = library_renew(&call, key, node->hello.identity, epoch, until, slots, grant, &node->slots_back, &came);
 	else
@@ -229,7 +226,7 @@ grant_and_open(FenceWord arming, bool slots_change, const char *why)
 
 		if (!fence_shared->nodes[i].granted)
 			continue;
-		if (!grant_lease(arming, i, slots, &burnt, error))
+		if (!grant_lease(arming, i, slots, fence_shared->grant + 1, &burnt, error))
 			return burnt ? burn_epoch(arming, error) : false;
 		strlcpy(fence_shared->nodes[i].armed_identity, topology_nodes[i].hello.identity, IDENTITY_LEN);
 	}
@@ -276,7 +273,7 @@ take_slots(FenceWord arming, const unsigned char map[SLOTS])
 
 		for (int s = 0; s < SLOTS && !loses; s++)
 			loses = fence_shared->slot_node[s] == i && kept[s] != i;
-		if (loses && !grant_lease(arming, i, ranges_in(kept, i), &burnt, error))
+		if (loses && !grant_lease(arming, i, ranges_in(kept, i), fence_shared->grant + 1, &burnt, error))
 			return burnt ? burn_epoch(arming, error) : false;
 	}
 	return true;
@@ -510,10 +507,10 @@ heartbeat(FenceWord word, char *error)
 	for (int i = 0; i < topology_size; i++)
 	{
 		RedisNode  *node = &topology_nodes[i];
-		LibraryCall call = {.deadline = fence_clock() + timeout_us()};
 		int64		started = fence_clock();
 		bool		there;
 		bool		renewed;
+		bool		lost;
 
 		if (!fence_shared->nodes[i].granted)
 			continue;
@@ -530,20 +527,10 @@ heartbeat(FenceWord word, char *error)
 			strlcpy(error, "another Redis process answers, or it was armed by somebody else", REASON_LEN);
 			return false;
 		}
-		databases_note_lease();
-		fence_lease_bound_raise(lease_end(node->heard_at));
-		if (fence_word() != word)
-			return true;		/* c5: no renewal in CLOSED */
-		call.conn = node->conn;
-		renewed = library_renew(&call, topology_heartbeat_key(node), node->hello.identity, epoch,
-								node->hello.time_ms + setting_lease, NULL, fence_shared->grant, &node->slots_back, NULL);
+		renewed = grant_lease(word, i, NULL, fence_shared->grant, &lost, error);
 		metrics_raise_server(SERVER_METRIC_HEARTBEAT, fence_clock() - started);
 		if (!renewed)
-		{
-			strlcpy(error, call.error, REASON_LEN);
-			strlcpy(node->error, call.error, REASON_LEN);
-			return false;
-		}
+			return !lost;
 	}
 	topology_publish(true);
 	return true;
@@ -668,40 +655,22 @@ keeper_step(void)
 	return bound_left > 0 ? Min(retry_pause, bound_left + 1000) : retry_pause;
 }
 
-static void
-keeper_exit(int code, Datum arg)
-{
-	(void) code;
-	(void) arg;
-	fence_shared->keeper_latch = NULL;
-}
-
 void
 fence_keeper_main(Datum arg)
 {
 	MemoryContext loop;
 
 	(void) arg;
-	worker_signals();
-	worker_jobs_of(JOBS_OF_KEEPER);
 	stamp_note_start();			/* before it has a transaction of its own */
-	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
-	fence_shared->keeper_latch = MyLatch;
-	before_shmem_exit(keeper_exit, 0);
+	worker_begin(JOBS_OF_KEEPER);
 	loop = AllocSetContextCreate(TopMemoryContext, "pgcache_fence keeper", ALLOCSET_DEFAULT_SIZES);
 
 	for (;;)
 	{
 		int64		pause;
 
-		ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
-		if (ConfigReloadPending)
-		{
-			ConfigReloadPending = false;
-			ProcessConfigFile(PGC_SIGHUP);
+		if (worker_next_turn())
 			databases_look_soon();
-		}
 		MemoryContextSwitchTo(loop);
 		pause = keeper_step();
 		MemoryContextReset(loop);

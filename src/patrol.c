@@ -22,7 +22,6 @@
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
-#include "storage/ipc.h"
 #include "storage/latch.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
@@ -688,14 +687,6 @@ patrol(bool at_once, bool audit)
 	forget_outboxes(list_difference_oid(durable, settling->served), existing);
 }
 
-static void
-patrol_exit(int code, Datum arg)
-{
-	(void) code;
-	(void) arg;
-	fence_shared->patrol_latch = NULL;
-}
-
 void
 fence_patrol_main(Datum arg)
 {
@@ -704,11 +695,7 @@ fence_patrol_main(Datum arg)
 	int64		turn_next = fence_clock() + setting_patrol_interval * INT64CONST(1000);
 
 	(void) arg;
-	worker_signals();
-	worker_jobs_of(JOBS_OF_PATROL);
-	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
-	fence_shared->patrol_latch = MyLatch;
-	before_shmem_exit(patrol_exit, 0);
+	worker_begin(JOBS_OF_PATROL);
 	loop = AllocSetContextCreate(TopMemoryContext, "pgcache_fence patrol", ALLOCSET_DEFAULT_SIZES);
 
 	for (;;)
@@ -720,14 +707,8 @@ fence_patrol_main(Datum arg)
 		if (pg_atomic_read_u32(&fence_shared->patrol_wanted) == 0 && !ConfigReloadPending && until > fence_clock())
 			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 							 (long) ((until - fence_clock()) / 1000 + 1), wait_event_worker());
-		ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
-		if (ConfigReloadPending)
-		{
-			ConfigReloadPending = false;
-			ProcessConfigFile(PGC_SIGHUP);
+		if (worker_next_turn())
 			turn_next = Min(turn_next, fence_clock() + setting_patrol_interval * INT64CONST(1000));
-		}
 		go_on_with_rounds();
 		wanted = pg_atomic_exchange_u32(&fence_shared->patrol_wanted, 0) != 0;
 		if (!wanted && fence_clock() < turn_next)

@@ -342,7 +342,7 @@ wake(Latch *volatile *latch)
 void
 fence_wake_keeper_process(void)
 {
-	wake(&fence_shared->keeper_latch);
+	wake(&fence_shared->latches[JOBS_OF_KEEPER]);
 }
 
 void
@@ -350,7 +350,7 @@ fence_wake_patrol(void)
 {
 	pg_atomic_write_u32(&fence_shared->patrol_wanted, 1);
 	pg_memory_barrier();
-	wake(&fence_shared->patrol_latch);
+	wake(&fence_shared->latches[JOBS_OF_PATROL]);
 }
 
 bool

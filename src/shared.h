@@ -160,9 +160,8 @@ typedef struct FenceShared
 	uint32		nrepairs;		/* ever: the last one is at (nrepairs - 1) % MAX_REPAIRS */
 	FenceRepair repairs[MAX_REPAIRS];
 
-	/* each written by its owner only, read without lock; NULL: not running */
-	struct Latch *keeper_latch;
-	struct Latch *patrol_latch;
+	/* of keeper and patrol; each written by its owner only, read without lock; NULL: not running */
+	struct Latch *latches[JOBS_OF_COUNT];
 
 	int			nmarkers;
 	pg_atomic_uint64 markers[FLEXIBLE_ARRAY_MEMBER];	/* by process number */

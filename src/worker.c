@@ -7,7 +7,6 @@
  */
 #include "postgres.h"
 
-#include "access/genam.h"
 #include "access/heapam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
@@ -25,11 +24,11 @@
 #include "storage/latch.h"
 #include "tcop/tcopprot.h"
 #include "utils/builtins.h"
-#include "utils/fmgroids.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 
 #include "compat.h"
 #include "detached.h"
@@ -100,12 +99,6 @@ worker_install(void)
  * Jobs, seen by who starts them
  * -----------------------------------------------------------------------------------------------------------------
  */
-
-void
-worker_jobs_of(JobsOf whose)
-{
-	jobs_of = whose;
-}
 
 /* A worker of the job's own; false: no slot is free. */
 static bool
@@ -257,6 +250,35 @@ worker_signals(void)
 	BackgroundWorkerUnblockSignals();
 	/* BackgroundWorkerMain ignores SIGHUP: one that came after the fork and before that is lost, with what it told */
 	ConfigReloadPending = true;
+}
+
+static void
+latch_exit(int code, Datum arg)
+{
+	(void) code;
+	fence_shared->latches[DatumGetInt32(arg)] = NULL;
+}
+
+void
+worker_begin(JobsOf whose)
+{
+	worker_signals();
+	jobs_of = whose;
+	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
+	fence_shared->latches[whose] = MyLatch;
+	before_shmem_exit(latch_exit, Int32GetDatum(whose));
+}
+
+bool
+worker_next_turn(void)
+{
+	ResetLatch(MyLatch);
+	CHECK_FOR_INTERRUPTS();
+	if (!ConfigReloadPending)
+		return false;
+	ConfigReloadPending = false;
+	ProcessConfigFile(PGC_SIGHUP);
+	return true;
 }
 
 /* For short-lived workers: connection, with a safe search_path and settings that hold nobody up. */
@@ -579,7 +601,7 @@ reserve_exit(int code, Datum arg)
 {
 	JobsOf		whose = (JobsOf) DatumGetInt32(arg);
 	FenceReserve *reserve = &fence_shared->reserves[whose];
-	struct Latch *waiting = whose == JOBS_OF_KEEPER ? fence_shared->keeper_latch : fence_shared->patrol_latch;
+	struct Latch *waiting = fence_shared->latches[whose];
 
 	(void) code;
 	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
@@ -621,13 +643,7 @@ fence_reserve_main(Datum arg)
 	LWLockRelease(fence_shared->lock);
 	for (;;)
 	{
-		ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
-		if (ConfigReloadPending)
-		{
-			ConfigReloadPending = false;
-			ProcessConfigFile(PGC_SIGHUP);
-		}
+		(void) worker_next_turn();
 		serial = take_job(reserve);
 		if (serial != 0)
 			break;
@@ -682,19 +698,10 @@ worker_list_databases(bool all)
 bool
 worker_database_exists(Oid database)
 {
-	Relation	rel;
-	SysScanDesc scan;
-	ScanKeyData key;
 	bool		exists;
 
 	StartTransactionCommand();
-	(void) GetTransactionSnapshot();
-	rel = table_open(DatabaseRelationId, AccessShareLock);
-	ScanKeyInit(&key, Anum_pg_database_oid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(database));
-	scan = systable_beginscan(rel, InvalidOid, false, NULL, 1, &key);
-	exists = HeapTupleIsValid(systable_getnext(scan));
-	systable_endscan(scan);
-	table_close(rel, AccessShareLock);
+	exists = SearchSysCacheExists1(DATABASEOID, ObjectIdGetDatum(database));
 	CommitTransactionCommand();
 	return exists;
 }

@@ -27,8 +27,11 @@ typedef enum JobKind
 /* Registers them; only while shared_preload_libraries is processed. */
 extern void worker_install(void);
 
-/* Says whose jobs this process starts, once; then its latch is set when a job ends. */
-extern void worker_jobs_of(JobsOf whose);
+/*
+ * The first step of keeper and patrol: signals, a connection to no database, and whose jobs this process starts. Its latch is set when
+ * a job ends, and can be set by others until the process ends.
+ */
+extern void worker_begin(JobsOf whose);
 
 /*
  * Starts a job, when none is running; database and what the kind needs are set in `job`. False: no worker slot is free, the
@@ -44,8 +47,11 @@ extern bool job_finish(FenceJob *job, int64 deadline);
 /* Ends a job whose result nobody wants any more; whether there was one. */
 extern bool job_abandon(void);
 
-/* The first step of every worker: its signals. ConfigReloadPending is set, for a SIGHUP before that may be lost. */
+/* The first step of every other worker: its signals. ConfigReloadPending is set, for a SIGHUP before that may be lost. */
 extern void worker_signals(void);
+
+/* Each turn of a worker's loop begins with it: latch, interrupts, settings. Whether these were read again. */
+extern bool worker_next_turn(void);
 
 /* Transactions of a worker in a database, with a safe search_path. */
 extern void worker_begin_transaction(void);

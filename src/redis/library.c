@@ -342,8 +342,7 @@ library_renew(LibraryCall *call, const char *key, const char *identity, const ch
 	call_renew(&question, key, identity, epoch, until, settings, slots);
 	reply = library_ask(call, &question);
 	*back = reply && calls_string(reply, 3) && strcmp(calls_string(reply, 3), "1") == 0;
-	if (came)
-		*came = reply && calls_string(reply, 4) && strcmp(calls_string(reply, 4), "0") != 0;
+	*came = reply && calls_string(reply, 4) && strcmp(calls_string(reply, 4), "0") != 0;
 	return expect(call, reply, "renewed");
 }
 

@@ -67,7 +67,7 @@ extern bool library_arm(LibraryCall *call, const char *key, const char *identity
 
 /*
  * slots: from now on these, in the same epoch; NULL: as they are. *back: slots that the process lost in this epoch are its
- * own again, and could be granted to it anew. *came (may be NULL): whether it has slots that it had not until now.
+ * own again, and could be granted to it anew. *came: whether it has slots that it had not until now.
  */
 extern bool library_renew(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until,
 						  const char *slots, uint32 grant, bool *back, bool *came);
