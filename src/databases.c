@@ -228,37 +228,22 @@ databases_look_soon(void)
  */
 
 /* The grant for which the database was announced last in this epoch; 0: it was not. */
-static uint32
+static uint32 *
 announced_for(Oid database)
 {
-	ListCell   *cell;
-
-	foreach(cell, announced)
-		if (((Announced *) lfirst(cell))->database == database)
-			return ((Announced *) lfirst(cell))->grant;
-	return 0;
-}
-
-static void
-note_announced(Oid database, uint32 grant)
-{
-	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+	MemoryContext old;
 	Announced  *entry;
 	ListCell   *cell;
 
 	foreach(cell, announced)
 		if (((Announced *) lfirst(cell))->database == database)
-			break;
-	if (cell == NULL)
-	{
-		entry = palloc(sizeof(Announced));
-		entry->database = database;
-		announced = lappend(announced, entry);
-	}
-	else
-		entry = lfirst(cell);
-	entry->grant = grant;
+			return &((Announced *) lfirst(cell))->grant;
+	old = MemoryContextSwitchTo(TopMemoryContext);
+	entry = palloc0(sizeof(Announced));
+	entry->database = database;
+	announced = lappend(announced, entry);
 	MemoryContextSwitchTo(old);
+	return &entry->grant;
 }
 
 /*
@@ -279,7 +264,7 @@ announcement_ended(FenceWord word)
 	}
 	if (job.kind != JOB_ANNOUNCE)
 		return;
-	note_announced(job.database, job.grant);
+	*announced_for(job.database) = job.grant;
 	if (!job.restored)
 		return;
 	fence_shared->epoch_armed = false;
@@ -341,7 +326,7 @@ databases_announce(FenceWord word)
 	job.kind = announce_queue != NIL ? JOB_ANNOUNCE : JOB_STORE;
 	job.database = take_first(announce_queue != NIL ? &announce_queue : &lower_queue);
 	job.longest_lease = fence_shared->longest_lease;
-	job.carried = announced_for(job.database);
+	job.carried = *announced_for(job.database);
 	job.grant = fence_shared->grant;
 	announcing_until = fence_clock() + JOB_LIMIT;
 	announcing = job_start(&job);

@@ -152,6 +152,17 @@ durable_argument(FunctionCallInfo fcinfo, int n)
 	return !PG_ARGISNULL(n) && PG_GETARG_BOOL(n);
 }
 
+/* For kinds of which Redis has nothing to tell but that they are held. Returns whether it was asked. */
+static bool
+hold_or_raise(const EffectCall *call)
+{
+	EffectAnswer answer = effect_hold(call);
+
+	if (!says(&answer, "held"))
+		effect_raise_refused(call->key, &answer);
+	return !answer.unasked;
+}
+
 /* -----------------------------------------------------------------------------------------------------------------
  * Idempotency keys
  * -----------------------------------------------------------------------------------------------------------------
@@ -193,7 +204,6 @@ Datum
 fence_once_result(PG_FUNCTION_ARGS)
 {
 	EffectCall	call = {.kind = "result", .nargs = 1, .unheard = true, .needs_redis = true};
-	EffectAnswer answer;
 	const char *last_kind;
 	Jsonb	   *result;
 
@@ -212,9 +222,7 @@ fence_once_result(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("this transaction has not taken idempotency key \"%s\"", utf8_to_display(call.key)),
 				 errhint("Call fence.once first, and do the work only if it says that this is the first time.")));
-	answer = effect_hold(&call);
-	if (!says(&answer, "held"))
-		effect_raise_refused(call.key, &answer);
+	(void) hold_or_raise(&call);
 	PG_RETURN_VOID();
 }
 
@@ -383,13 +391,8 @@ send_piece(const char *key, size_t offset, int n, const char **piece)
 static bool
 hold_publish(EffectCall *call, bool small)
 {
-	EffectAnswer answer;
-
 	call->unheard = small;
-	answer = effect_hold(call);
-	if (!says(&answer, "held"))
-		effect_raise_refused(call->key, &answer);
-	return small || answer.unasked;
+	return !hold_or_raise(call) || small;
 }
 
 Datum
@@ -488,10 +491,8 @@ append_to(const char *key, const char *form, const char *entry, const char *most
 {
 	EffectCall	call = {.kind = "append", .key = key, .nargs = 4, .args = {form, entry, fence_stamp(), most},
 		.unheard = true, .durable = durable};
-	EffectAnswer answer = effect_hold(&call);
 
-	if (!says(&answer, "held"))
-		effect_raise_refused(call.key, &answer);
+	(void) hold_or_raise(&call);
 }
 
 static const char *
@@ -604,16 +605,13 @@ Datum
 fence_commit_marker(PG_FUNCTION_ARGS)
 {
 	EffectCall	call = {.kind = "set", .nargs = 3, .args = {"set", "1"}, .nchecks = 2, .checks = {"", ""}, .unheard = true};
-	EffectAnswer answer;
 
 	require_not_null(fcinfo, 0, "a time to live");
 	shared_require();
 	call.key = marker_key(fence_stamp());
 	call.args[2] = ttl_argument(fcinfo, 0);
 	call.durable = durable_argument(fcinfo, 1);
-	answer = effect_hold(&call);
-	if (!says(&answer, "held"))
-		effect_raise_refused(call.key, &answer);
+	(void) hold_or_raise(&call);
 	PG_RETURN_TEXT_P(cstring_to_text(fence_stamp()));
 }
 

@@ -128,11 +128,23 @@ owner_of(const ListedReservation *r, Oid *database, char **wire_name, char **key
 	return OidIsValid(*database);
 }
 
-static void
-log_passed_over(const char *what, const ErrorData *error)
+/* Ends the error that was caught: the log tells of it. `clean_up` ends what it left behind. Returns its SQLSTATE. */
+static int
+pass_over(const char *what, void (*clean_up) (void))
 {
+	ErrorData  *error;
+	int			code;
+
+	MemoryContextSwitchTo(TopMemoryContext);
+	error = CopyErrorData();
+	code = error->sqlerrcode;
+	FlushErrorState();
+	clean_up();
+	MemoryContextSwitchTo(TopMemoryContext);
 	if (fence_log_due(what))
 		ereport(LOG, (errmsg("pgcache_fence: the patrol passes over %s: %s", what, error->message)));
+	FreeErrorData(error);
+	return code;
 }
 
 static List *locked_tables = NIL;	/* char *, what could not be locked in this round */
@@ -171,17 +183,8 @@ guarded(void (*work) (void *arg), void *arg, const char *what, const char *table
 	}
 	PG_CATCH();
 	{
-		ErrorData  *error;
-
-		MemoryContextSwitchTo(TopMemoryContext);
-		error = CopyErrorData();
-		FlushErrorState();
-		RollbackAndReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(TopMemoryContext);
-		log_passed_over(what, error);
-		if (error->sqlerrcode == ERRCODE_LOCK_NOT_AVAILABLE)
+		if (pass_over(what, RollbackAndReleaseCurrentSubTransaction) == ERRCODE_LOCK_NOT_AVAILABLE)
 			locked_tables = lappend(locked_tables, pstrdup(table));
-		FreeErrorData(error);
 		ok = false;
 	}
 	PG_END_TRY();
@@ -442,15 +445,8 @@ attempt(void (*work) (int duties), int duties, const char *what)
 	}
 	PG_CATCH();
 	{
-		ErrorData  *error;
-
 		HOLD_INTERRUPTS();
-		MemoryContextSwitchTo(TopMemoryContext);
-		error = CopyErrorData();
-		FlushErrorState();
-		AbortOutOfAnyTransaction();
-		log_passed_over(what, error);
-		FreeErrorData(error);
+		(void) pass_over(what, AbortOutOfAnyTransaction);
 		RESUME_INTERRUPTS();
 	}
 	PG_END_TRY();

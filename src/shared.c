@@ -41,29 +41,26 @@ state_size(void)
 	return add_size(offsetof(FenceShared, markers), mul_size(marker_count(), sizeof(pg_atomic_uint64)));
 }
 
+/* The parts that others own, behind our own */
+static const struct
+{
+	Size		(*size) (void);
+	void		(*initialise) (void *memory);
+	void		(*use) (void *memory);
+}			parts[] = {
+	{metrics_size, metrics_initialise, metrics_use},
+	{progress_size, progress_initialise, progress_use},
+	{outbox_size, outbox_initialise, outbox_use},
+};
+
 static Size
 shared_size(void)
 {
-	return add_size(add_size(MAXALIGN(state_size()), metrics_size()), add_size(progress_size(), outbox_size()));
-}
+	Size		size = MAXALIGN(state_size());
 
-/* The parts that others own, behind our own */
-static char *
-metrics_memory(void)
-{
-	return (char *) fence_shared + MAXALIGN(state_size());
-}
-
-static char *
-progress_memory(void)
-{
-	return metrics_memory() + metrics_size();
-}
-
-static char *
-outbox_memory(void)
-{
-	return progress_memory() + progress_size();
+	for (int i = 0; i < (int) lengthof(parts); i++)
+		size = add_size(size, parts[i].size());
+	return size;
 }
 
 static void
@@ -108,21 +105,22 @@ static void
 shared_startup(void)
 {
 	bool		found;
+	char	   *part;
 
 	if (previous_startup_hook)
 		previous_startup_hook();
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
 	fence_shared = ShmemInitStruct("pgcache_fence", shared_size(), &found);
 	if (!found)
-	{
 		shared_initialise(fence_shared);
-		metrics_initialise(metrics_memory());
-		progress_initialise(progress_memory());
-		outbox_initialise(outbox_memory());
+	part = (char *) fence_shared + MAXALIGN(state_size());
+	for (int i = 0; i < (int) lengthof(parts); i++)
+	{
+		if (!found)
+			parts[i].initialise(part);
+		parts[i].use(part);
+		part += parts[i].size();
 	}
-	metrics_use(metrics_memory());
-	progress_use(progress_memory());
-	outbox_use(outbox_memory());
 	LWLockRelease(AddinShmemInitLock);
 }
 
@@ -400,31 +398,12 @@ fence_log_due(const char *text)
  */
 
 uint32
-wait_event_redis(void)
+fence_wait_event(FenceWait what)
 {
-	static uint32 event = 0;
+	static const char *const names[] = {"PgcacheFenceRedis", "PgcacheFenceLease", "PgcacheFenceWorker"};
+	static uint32 events[FENCE_WAIT_COUNT] = {0};
 
-	if (event == 0)
-		event = WaitEventExtensionNew("PgcacheFenceRedis");
-	return event;
-}
-
-uint32
-wait_event_lease(void)
-{
-	static uint32 event = 0;
-
-	if (event == 0)
-		event = WaitEventExtensionNew("PgcacheFenceLease");
-	return event;
-}
-
-uint32
-wait_event_worker(void)
-{
-	static uint32 event = 0;
-
-	if (event == 0)
-		event = WaitEventExtensionNew("PgcacheFenceWorker");
-	return event;
+	if (events[what] == 0)
+		events[what] = WaitEventExtensionNew(names[what]);
+	return events[what];
 }

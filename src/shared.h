@@ -236,8 +236,18 @@ extern void fence_wake_keeper_process(void);
 extern void fence_wake_patrol(void);
 
 /* Wait events as pg_stat_activity shows them */
-extern uint32 wait_event_redis(void);
-extern uint32 wait_event_lease(void);
-extern uint32 wait_event_worker(void);
+typedef enum FenceWait
+{
+	FENCE_WAIT_REDIS,
+	FENCE_WAIT_LEASE,
+	FENCE_WAIT_WORKER,
+	FENCE_WAIT_COUNT
+} FenceWait;
+
+extern uint32 fence_wait_event(FenceWait what);
+
+#define wait_event_redis() fence_wait_event(FENCE_WAIT_REDIS)
+#define wait_event_lease() fence_wait_event(FENCE_WAIT_LEASE)
+#define wait_event_worker() fence_wait_event(FENCE_WAIT_WORKER)
 
 #endif

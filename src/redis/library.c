@@ -35,7 +35,7 @@ void
 library_url(RedisUrl *url)
 {
 	if (redis_url_parse(setting_redis_url, url) != NULL)
-		elog(ERROR, "out of memory");
+		elog(ERROR, "could not take pgcache_fence.redis_url apart");
 }
 
 bool
