@@ -28,19 +28,13 @@ read_address(const redisReply *node, const RedisEndpoint *asked, RedisEndpoint *
 	if (node->type != REDIS_REPLY_ARRAY || node->elements < 2 || !is_number(node->element[1], 1, 65535))
 		return false;
 	host = node->element[0];
-	memset(address, 0, sizeof(*address));
 	if (host->type == REDIS_REPLY_NIL || (host->type == REDIS_REPLY_STRING && host->len == 0))
-		*address = *asked;
-	else if (host->type == REDIS_REPLY_STRING && host->len < REDIS_HOST_LEN && strlen(host->str) == host->len &&
-			 strcmp(host->str, "?") != 0)
 	{
-		strlcpy(address->host, host->str, sizeof(address->host));
-		strlcpy(address->name, host->str, sizeof(address->name));
+		*address = *asked;
+		address->port = (int) node->element[1]->integer;
+		return true;
 	}
-	else
-		return false;
-	address->port = (int) node->element[1]->integer;
-	return true;
+	return read_endpoint(host, (int) node->element[1]->integer, address) && strcmp(address->host, "?") != 0;
 }
 
 /* The place of the master in the map; -1: there is no room. */

@@ -9,6 +9,18 @@
 
 #include "redis/resolve.h"
 
+bool
+read_endpoint(const redisReply *host, int port, RedisEndpoint *endpoint)
+{
+	if (host->type != REDIS_REPLY_STRING || host->len == 0 || host->len >= REDIS_HOST_LEN || strlen(host->str) != host->len)
+		return false;
+	memset(endpoint, 0, sizeof(*endpoint));
+	strlcpy(endpoint->host, host->str, sizeof(endpoint->host));
+	strlcpy(endpoint->name, host->str, sizeof(endpoint->name));
+	endpoint->port = port;
+	return port >= 1 && port <= 65535;
+}
+
 /* The try-th of the addresses, and again from the first after the last. */
 static const struct addrinfo *
 choose(const struct addrinfo *found, unsigned try)

@@ -7,7 +7,12 @@
 #ifndef FENCE_REDIS_RESOLVE_H
 #define FENCE_REDIS_RESOLVE_H
 
+#include <hiredis/hiredis.h>
+
 #include "redis/url.h"
+
+/* A host and a port as Redis or a sentinel tells them, perhaps a name. False: they are none. */
+extern bool read_endpoint(const redisReply *host, int port, RedisEndpoint *endpoint);
 
 /*
  * Makes host numeric; name stays. A name may have several addresses, of which not all answer (localhost): try counts, and

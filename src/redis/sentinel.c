@@ -58,21 +58,9 @@ connect_sentinel(const RedisUrl *url, bool with_password, int64 deadline, char *
 static bool
 read_master(const redisReply *reply, RedisEndpoint *master)
 {
-	const redisReply *host;
-	const redisReply *port;
+	const char *port = calls_string(reply, 1);
 
-	if (reply->type != REDIS_REPLY_ARRAY || reply->elements != 2)
-		return false;
-	host = reply->element[0];
-	port = reply->element[1];
-	if (host->type != REDIS_REPLY_STRING || port->type != REDIS_REPLY_STRING ||
-		host->len == 0 || host->len >= REDIS_HOST_LEN || strlen(host->str) != host->len)
-		return false;
-	memset(master, 0, sizeof(*master));
-	strlcpy(master->host, host->str, sizeof(master->host));
-	strlcpy(master->name, host->str, sizeof(master->name));
-	master->port = atoi(port->str);
-	return master->port >= 1 && master->port <= 65535;
+	return port && reply->elements == 2 && read_endpoint(reply->element[0], atoi(port), master);
 }
 
 /* Asks the sentinel whose turn it is. */
