@@ -102,12 +102,6 @@ number_argument(FunctionCallInfo fcinfo, int n)
 	return psprintf(INT64_FORMAT, value);
 }
 
-static bool
-says(const EffectAnswer *answer, const char *word)
-{
-	return answer->n > 0 && strcmp(answer->words[0], word) == 0;
-}
-
 /* A word of Redis as text of this database; raises 22021 if it is none. */
 static char *
 text_of(const EffectAnswer *answer, int i)
@@ -120,25 +114,25 @@ effect_raise_refused(const char *key_in_redis, const EffectAnswer *answer)
 {
 	const char *key = utf8_to_display(key_in_redis);
 
-	if (says(answer, "busy"))
+	if (effect_says(answer, "busy"))
 		ereport(ERROR,
 				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
 				 errmsg("another transaction is about to change key \"%s\"", key),
 				 errhint("Try again when it has ended.")));
-	if (says(answer, "mixed"))
+	if (effect_says(answer, "mixed"))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("this transaction has another kind of effect on key \"%s\"", key)));
-	if (says(answer, "inexact"))
+	if (effect_says(answer, "inexact"))
 		ereport(ERROR,
 				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
 				 errmsg("counter \"%s\" is no whole number that can be counted exactly", key),
 				 errdetail("Counters count from -" INT64_FORMAT " to " INT64_FORMAT ".", EXACT, EXACT)));
-	if (says(answer, "type"))
+	if (effect_says(answer, "type"))
 		ereport(ERROR,
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
 				 errmsg("key \"%s\" holds something else than a log of this kind", key)));
-	if (says(answer, "none"))
+	if (effect_says(answer, "none"))
 		ereport(ERROR,
 				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 				 errmsg("Redis has lost that this transaction took idempotency key \"%s\"", key),
@@ -158,7 +152,7 @@ hold_or_raise(const EffectCall *call)
 {
 	EffectAnswer answer = effect_hold(call);
 
-	if (!says(&answer, "held"))
+	if (!effect_says(&answer, "held"))
 		effect_raise_refused(call->key, &answer);
 	return !answer.unasked;
 }
@@ -189,10 +183,10 @@ fence_once(PG_FUNCTION_ARGS)
 				 errmsg("an idempotency key needs a time to live above 0")));
 	answer = effect_hold(&call);
 	/* busy: another transaction is at it */
-	if (!says(&answer, "held") && !says(&answer, "busy") && !says(&answer, "own") && !says(&answer, "done"))
+	if (!effect_says(&answer, "held") && !effect_says(&answer, "busy") && !effect_says(&answer, "own") && !effect_says(&answer, "done"))
 		effect_raise_refused(call.key, &answer);
-	values[0] = BoolGetDatum(says(&answer, "held"));
-	if ((says(&answer, "own") || says(&answer, "done")) && answer.n > 1)
+	values[0] = BoolGetDatum(effect_says(&answer, "held"));
+	if ((effect_says(&answer, "own") || effect_says(&answer, "done")) && answer.n > 1)
 	{
 		values[1] = DirectFunctionCall1(jsonb_in, CStringGetDatum(text_of(&answer, 1)));
 		nulls[1] = false;
@@ -247,11 +241,11 @@ raise_bound(const char *key, const EffectAnswer *answer)
 static int64
 counter_answer(const EffectCall *call, const EffectAnswer *answer)
 {
-	if (says(answer, "bound") && answer->n > 1)
+	if (effect_says(answer, "bound") && answer->n > 1)
 		raise_bound(call->key, answer);
-	if (says(answer, "full") && answer->n > 1)
+	if (effect_says(answer, "full") && answer->n > 1)
 		raise_bound(call->other_key, answer);
-	if (!says(answer, "held") || answer->n < 2)
+	if (!effect_says(answer, "held") || answer->n < 2)
 		effect_raise_refused(call->key, answer);
 	return strtoll(answer->words[1], NULL, 10);
 }
@@ -314,7 +308,7 @@ hold_set(const char *key, const char *how, const char *value, const char *ttl, c
 		.checks = {expects, expected}, .durable = durable, .needs_redis = true};
 	EffectAnswer answer = effect_hold(&call);
 
-	if (!says(&answer, "held") && !says(&answer, "differs") && !says(&answer, "nothing"))
+	if (!effect_says(&answer, "held") && !effect_says(&answer, "differs") && !effect_says(&answer, "nothing"))
 		effect_raise_refused(call.key, &answer);
 	if (answer.n < 3)
 		elog(ERROR, "Redis gave a malformed answer about an effect");
@@ -330,7 +324,7 @@ fence_compare_and_set(PG_FUNCTION_ARGS)
 	EffectAnswer answer = hold_set(key, PG_ARGISNULL(2) ? "del" : "set", value, ttl_argument(fcinfo, 3),
 								   PG_ARGISNULL(1) ? "0" : "=", expected, durable_argument(fcinfo, 4));
 
-	PG_RETURN_BOOL(!says(&answer, "differs"));
+	PG_RETURN_BOOL(!effect_says(&answer, "differs"));
 }
 
 /* What the key had, NULL if nothing. */
@@ -405,19 +399,15 @@ fence_publish(PG_FUNCTION_ARGS)
 	EffectCall	call = {.kind = "publish", .key = key, .nargs = 2, .args = {ttl, "string"},
 		.durable = durable_argument(fcinfo, 3), .nrow = lengthof(row), .row = row};
 	size_t		size = strlen(value);
-	char	   *piece;
 
 	if (hold_publish(&call, size <= EFFECT_PIECE_BYTES))
 		PG_RETURN_VOID();
-	piece = palloc(EFFECT_PIECE_BYTES + 1);
 	for (size_t offset = 0; offset < size; offset += EFFECT_PIECE_BYTES)
 	{
-		const char *argument = piece;
-		size_t		len = Min(size - offset, EFFECT_PIECE_BYTES);
+		char	   *piece = pnstrdup(value + offset, EFFECT_PIECE_BYTES);
 
-		memcpy(piece, value + offset, len);
-		piece[len] = '\0';
-		send_piece(key, offset, 1, &argument);
+		send_piece(key, offset, 1, (const char **) &piece);
+		pfree(piece);
 	}
 	PG_RETURN_VOID();
 }
@@ -632,7 +622,7 @@ fence_is_committed(PG_FUNCTION_ARGS)
 	if (fate != FATE_UNKNOWN)
 		PG_RETURN_BOOL(fate == FATE_COMMITTED);
 	answer = effect_ask("fence_effect_read", marker_key(stamp), 0, NULL);
-	if (says(&answer, "value"))
+	if (effect_says(&answer, "value"))
 		PG_RETURN_BOOL(true);
 	PG_RETURN_NULL();
 }

@@ -48,25 +48,18 @@ effect_patrol_page(LibraryCall *call, int min_age_ms, char **cursor, List **list
 	char		age[12];
 	const char *argv[] = {"FCALL", "fence_effects", "0", setting_namespace, age, CppAsString2(PAGE), *cursor};
 	redisReply *reply;
-	bool		ok;
 
 	CHECK_FOR_INTERRUPTS();
 	extend_deadline(call);
 	pg_ltoa(min_age_ms, age);
 	reply = library_call(call, lengthof(argv), argv);
-	if (reply == NULL)
+	if (reply == NULL || !library_is_list(call, reply, 1, LINE, "effects"))
 		return false;
-	ok = reply->type == REDIS_REPLY_ARRAY && reply->elements % LINE == 1;
-	for (size_t i = 0; ok && i < reply->elements; i++)
-		ok = reply->element[i]->type == REDIS_REPLY_STRING;
-	for (size_t i = 1; ok && i < reply->elements; i += LINE)
+	for (size_t i = 1; i < reply->elements; i += LINE)
 		*list = lappend(*list, line_of(reply->element + i));
-	if (ok)
-		*cursor = pstrdup(reply->element[0]->str);
-	else
-		strlcpy(call->error, "Redis gave a malformed list of effects", sizeof(call->error));
+	*cursor = pstrdup(reply->element[0]->str);
 	freeReplyObject(reply);
-	return ok;
+	return true;
 }
 
 static bool

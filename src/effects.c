@@ -342,13 +342,10 @@ settle_holders(const Command *command, const EffectAnswer *answer)
 			const char *key = command->argv[3 + k];
 			const char *verb = fate == FATE_COMMITTED ? "apply" : "undo";
 			const char *argv[] = {"FCALL", "fence_effects_end", "0", setting_namespace, verb, key, hold};
-			size_t		argvlen[lengthof(argv)];
 			Call		call;
 			redisReply *reply;
 
-			for (int a = 0; a < (int) lengthof(argv); a++)
-				argvlen[a] = strlen(argv[a]);
-			call_wrap(&call, lengthof(argv), argv, argvlen);
+			call_wrap(&call, lengthof(argv), argv, NULL);
 			if (coordinator_ask(key, 1, &call, &reply))
 				freeReplyObject(reply);
 		}
@@ -437,8 +434,8 @@ hold_command(const EffectCall *call, const Effect *effect, size_t *kept)
 	return command;
 }
 
-static bool
-is_word(const EffectAnswer *answer, const char *word)
+bool
+effect_says(const EffectAnswer *answer, const char *word)
 {
 	return answer->n > 0 && strcmp(answer->words[0], word) == 0;
 }
@@ -451,34 +448,30 @@ note_held(Effect *effect)
 	effect->command = NULL;
 }
 
+static char *held[] = {"held", NULL};
+
 /* It will be applied from its row; what may have arrived all the same counts once. */
 static EffectAnswer
 leave_to_row(Effect *effect)
 {
-	static char *held[] = {"held", NULL};
-
 	effect->state = EFFECT_UNANSWERED;
 	return (EffectAnswer) {.n = 1, .words = held, .unasked = true};
+}
+
+static int
+compare_serials(const void *serial, const void *effect)
+{
+	uint64		a = *(const uint64 *) serial;
+	uint64		b = ((const Effect *) effect)->serial;
+
+	return a < b ? -1 : a > b;
 }
 
 /* NULL: it is of an earlier transaction, or a savepoint took it back. */
 static Effect *
 effect_of(uint64 serial)
 {
-	int			low = 0;
-
-	for (int high = neffects - 1; low <= high;)
-	{
-		int			middle = low + (high - low) / 2;
-
-		if (effects[middle].serial == serial)
-			return &effects[middle];
-		if (effects[middle].serial < serial)
-			low = middle + 1;
-		else
-			high = middle - 1;
-	}
-	return NULL;
+	return neffects > 0 ? bsearch(&serial, effects, neffects, sizeof(Effect), compare_serials) : NULL;
 }
 
 /* Whether one of the holders that an answer names is this transaction itself. */
@@ -519,7 +512,7 @@ hold_now(Effect *effect)
 			return leave_to_row(effect);
 		}
 		answer = take_answer(reply);
-		if (is_word(&answer, "held"))
+		if (effect_says(&answer, "held"))
 		{
 			metrics_add_server(SERVER_METRIC_EFFECT_HOLD_HELD, 1);
 			note_held(effect);
@@ -530,7 +523,7 @@ hold_now(Effect *effect)
 			break;
 	}
 	metrics_add_server(SERVER_METRIC_EFFECT_HOLD_REFUSED, 1);
-	if (is_word(&answer, "busy") && any_is_own(&answer))
+	if (effect_says(&answer, "busy") && any_is_own(&answer))
 		answer.words[0] = pstrdup("mixed");
 	return answer;
 }
@@ -561,7 +554,6 @@ static EffectAnswer
 hold_unheard(Effect *effect)
 {
 	const Command *command = effect->command;
-	static char *held[] = {"held", NULL};
 
 	CHECK_FOR_INTERRUPTS();
 	any_said = true;
@@ -584,7 +576,7 @@ effect_hold(const EffectCall *call)
 	effect = note_effect(call);
 	effect->command = hold_command(call, effect, &effect->kept);
 	answer = call->unheard && !collected ? hold_unheard(effect) : hold_now(effect);
-	if (!is_word(&answer, "held"))
+	if (!effect_says(&answer, "held"))
 	{
 		pfree(effect->command);
 		forget_last();
@@ -616,7 +608,7 @@ effects_before_end(void)
 		{
 			EffectAnswer answer = hold_now(effect);
 
-			if (!is_word(&answer, "held"))
+			if (!effect_says(&answer, "held"))
 				effect_raise_refused(effect->key, &answer);
 		}
 		else if (effect->state != EFFECT_HELD && !effect->row_will_do)
@@ -682,21 +674,14 @@ end_on_node(int first, int node, const char *verb)
 static void
 end_from(int first, const char *verb)
 {
-	int			node = -1;
+	int			last = -1;
 	bool		ok = true;
 
-	for (;;)
-	{
-		int			next = MAX_NODES;
-
-		for (int i = first; i < neffects; i++)
-			if (effects[i].node > node && effects[i].node < next)
-				next = effects[i].node;
-		if (next == MAX_NODES)
-			break;
-		ok = end_on_node(first, next, verb) && ok;
-		node = next;
-	}
+	for (int i = first; i < neffects; i++)
+		if (effects[i].node < MAX_NODES)
+			last = Max(last, effects[i].node);
+	for (int node = 0; node <= last; node++)
+		ok = end_on_node(first, node, verb) && ok;
 	if (!ok)
 		fence_wake_patrol();
 }

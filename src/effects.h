@@ -52,6 +52,9 @@ typedef struct EffectAnswer
 	bool		unasked;		/* a durable effect that Redis could not be told of: its row will do */
 } EffectAnswer;
 
+/* Whether the answer's first word is that one. */
+extern bool effect_says(const EffectAnswer *answer, const char *word);
+
 /*
  * Holds the effect for this (sub)transaction, or tells why not; of an unheard one it says "held" before it is known. Raises
  * 08006 or 58000 if Redis cannot be asked, 22023 if the key is none for effects. Interruptible; waits at most `timeout`. Holds

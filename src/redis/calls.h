@@ -40,7 +40,7 @@ typedef struct Call
 	char		header[HEADER_LEN];
 } Call;
 
-/* A call of strings that are there already. */
+/* A call of strings that are there already. argvlen NULL: they end with a NUL. */
 extern void call_wrap(Call *call, int argc, const char **argv, size_t *argvlen);
 
 /*

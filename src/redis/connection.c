@@ -122,18 +122,6 @@ queue_reserve(ByteQueue *queue, size_t len)
 	return true;
 }
 
-static bool
-queue_append(ByteQueue *queue, const char *bytes, size_t len)
-{
-	if (len == 0)
-		return true;
-	if (!queue_reserve(queue, len))
-		return false;
-	memcpy(queue->data + queue->end, bytes, len);
-	queue->end += len;
-	return true;
-}
-
 static void
 queue_drop(ByteQueue *queue, size_t len)
 {
@@ -448,8 +436,11 @@ enqueue(RedisConnection *conn, const char *bytes, size_t len)
 {
 	if (len > MAX_UNSENT_BYTES || queue_length(&conn->out) > MAX_UNSENT_BYTES - len)
 		return fail(conn, false, "too much is waiting to be sent");
-	if (!queue_append(&conn->out, bytes, len))
+	if (!queue_reserve(&conn->out, len))
 		return fail(conn, false, "out of memory");
+	if (len > 0)
+		memcpy(conn->out.data + conn->out.end, bytes, len);
+	conn->out.end += len;
 	return true;
 }
 
@@ -462,8 +453,10 @@ redis_send(RedisConnection *conn, int argc, const char **argv, const size_t *arg
 		return false;
 	for (int i = 0; i < argc; i++)
 	{
-		if (!enqueue(conn, head, snprintf(head, sizeof(head), "$%zu\r\n", argvlen[i])) ||
-			!enqueue(conn, argv[i], argvlen[i]) ||
+		size_t		len = argvlen ? argvlen[i] : strlen(argv[i]);
+
+		if (!enqueue(conn, head, snprintf(head, sizeof(head), "$%zu\r\n", len)) ||
+			!enqueue(conn, argv[i], len) ||
 			!enqueue(conn, "\r\n", 2))
 			return false;
 	}
@@ -694,7 +687,6 @@ static bool
 authenticate(RedisConnection *conn, const RedisUrl *url, int64 deadline)
 {
 	const char *argv[3] = {"AUTH"};
-	size_t		argvlen[3] = {4};
 	int			argc = 1;
 	redisReply *reply;
 
@@ -703,10 +695,7 @@ authenticate(RedisConnection *conn, const RedisUrl *url, int64 deadline)
 	if (url->user[0] != '\0')
 		argv[argc++] = url->user;
 	argv[argc++] = url->password;
-	for (int i = 1; i < argc; i++)
-		argvlen[i] = strlen(argv[i]);
-
-	if (!redis_send(conn, argc, argv, argvlen))
+	if (!redis_send(conn, argc, argv, NULL))
 		return false;
 	reply = redis_wait_reply(conn, deadline, wait_event_redis());
 	if (reply == NULL)
@@ -715,16 +704,6 @@ authenticate(RedisConnection *conn, const RedisUrl *url, int64 deadline)
 		fail_authentication(conn, reply, url->password);
 	freeReplyObject(reply);
 	return !conn->failed;
-}
-
-static RedisConnection *
-new_connection(const RedisEndpoint *address)
-{
-	RedisConnection *conn = calloc(1, sizeof(RedisConnection));
-
-	if (conn != NULL)
-		format_address(address, conn->address, sizeof(conn->address));
-	return conn;
 }
 
 /* Connects and logs in. Raises if interrupted; then conn is gone. */
@@ -748,13 +727,14 @@ establish(RedisConnection *conn, const RedisEndpoint *address, const RedisUrl *u
 RedisConnection *
 redis_open(const RedisEndpoint *address, const RedisUrl *url, int64 deadline, char *error, size_t error_size)
 {
-	RedisConnection *conn = new_connection(address);
+	RedisConnection *conn = calloc(1, sizeof(RedisConnection));
 
 	if (conn == NULL)
 	{
 		strlcpy(error, "out of memory", error_size);
 		return NULL;
 	}
+	format_address(address, conn->address, sizeof(conn->address));
 	establish(conn, address, url, deadline);
 	if (!conn->failed)
 		return conn;

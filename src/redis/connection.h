@@ -35,7 +35,7 @@ extern RedisConnection *redis_open(const RedisEndpoint *address, const RedisUrl 
 /* Closes and frees; NULL is allowed. Replies that are outstanding are lost. */
 extern void redis_close(RedisConnection *conn);
 
-/* Queues one command for sending; redis_flush sends. False: the connection has failed. */
+/* Queues one command for sending; redis_flush sends. argvlen NULL: argv are strings. False: the connection has failed. */
 extern bool redis_send(RedisConnection *conn, int argc, const char **argv, const size_t *argvlen);
 
 /* Queues bytes that hold exactly nreplies well-formed commands. False: the connection has failed. */

@@ -51,17 +51,10 @@ library_open(LibraryCall *call, const RedisEndpoint *address)
 bool
 library_send(LibraryCall *call, int argc, const char **argv)
 {
-	size_t	   *argvlen = palloc(sizeof(size_t) * argc);
-	bool		ok;
+	Call		what;
 
-	for (int i = 0; i < argc; i++)
-		argvlen[i] = strlen(argv[i]);
-	ok = redis_send(call->conn, argc, argv, argvlen);
-	pfree(argvlen);
-	if (ok)
-		return true;
-	strlcpy(call->error, redis_error(call->conn), sizeof(call->error));
-	return false;
+	call_wrap(&what, argc, argv, NULL);
+	return library_tell(call, &what);
 }
 
 bool
@@ -412,9 +405,8 @@ library_domain_reserve(LibraryCall *call, uint32 epoch, const char *wire_name, c
 	return expect_grant(call, library_ask(call, &question));
 }
 
-/* Whether it is an array of strings, of which all but the first `head` are groups of that size; if not, says so. Frees it then. */
-static bool
-is_list(LibraryCall *call, redisReply *reply, size_t head, size_t group, const char *what)
+bool
+library_is_list(LibraryCall *call, redisReply *reply, size_t head, size_t group, const char *what)
 {
 	bool		ok = reply->type == REDIS_REPLY_ARRAY && reply->elements >= head && (reply->elements - head) % group == 0;
 
@@ -435,7 +427,7 @@ library_pending(LibraryCall *call, int limit, char **cursor, char epoch[EPOCH_LE
 
 	call_pending(&question, limit, *cursor);
 	reply = library_ask(call, &question);
-	if (reply == NULL || !is_list(call, reply, 2, 5, "reservations"))
+	if (reply == NULL || !library_is_list(call, reply, 2, 5, "reservations"))
 		return false;
 	for (size_t i = 2; i < reply->elements; i += 5)
 	{
@@ -462,7 +454,7 @@ library_take_counts(LibraryCall *call, List **list)
 
 	call_counts(&question);
 	reply = library_ask(call, &question);
-	if (reply == NULL || !is_list(call, reply, 0, 1 + COUNTED, "counts"))
+	if (reply == NULL || !library_is_list(call, reply, 0, 1 + COUNTED, "counts"))
 		return false;
 	for (size_t i = 0; i < reply->elements; i += 1 + COUNTED)
 	{

@@ -122,6 +122,12 @@ extern redisReply *library_call(LibraryCall *call, int argc, const char **argv);
 extern bool library_tell(LibraryCall *call, const Call *what);
 extern redisReply *library_ask(LibraryCall *call, const Call *what);
 
+/*
+ * Whether a reply is an array of strings, of which all but the first `head` are groups of that size; if not, call->error says so, and
+ * the reply is freed. what: the groups, for people.
+ */
+extern bool library_is_list(LibraryCall *call, redisReply *reply, size_t head, size_t group, const char *what);
+
 /* This cluster's name in Redis: the system identifier. */
 extern const char *library_owner(void);
 
