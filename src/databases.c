@@ -46,19 +46,13 @@ run_job(FenceJob *job, char *error)
 	if (job_abandon() || announcing)
 		announce_again = true;
 	announcing = false;
-	job->done = false;
 	job_slots_exhausted = !job_start(job);
 	if (job_slots_exhausted)
 	{
 		strlcpy(error, "no background worker slot is free: raise max_worker_processes", REASON_LEN);
 		return false;
 	}
-	if (!job_finish(job, deadline))
-	{
-		strlcpy(error, job->error, REASON_LEN);
-		return false;
-	}
-	return true;
+	return job_finish(job, deadline, error);
 }
 
 static void
@@ -68,6 +62,15 @@ remember(List **list, Oid database)
 
 	*list = list_append_unique_oid(*list, database);
 	MemoryContextSwitchTo(old);
+}
+
+static Oid
+take_first(List **list)
+{
+	Oid			first = linitial_oid(*list);
+
+	*list = list_delete_first(*list);
+	return first;
 }
 
 /*
@@ -160,11 +163,7 @@ databases_store(uint32 epoch_number, char *error)
 
 	while (tries > 0 && !store_in(linitial_oid(databases), epoch_number, error))
 	{
-		Oid			failed = linitial_oid(databases);
-		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
-
-		databases = lappend_oid(list_delete_first(databases), failed);
-		MemoryContextSwitchTo(old);
+		remember(&databases, take_first(&databases));
 		tries--;
 	}
 	if (tries == 0)
@@ -290,15 +289,6 @@ make_queue(void)
 	lower_everywhere = false;
 	announce_again = false;
 	next_look = fence_clock() + LOOK_EVERY;
-}
-
-static Oid
-take_first(List **queue)
-{
-	Oid			first = linitial_oid(*queue);
-
-	*queue = list_delete_first(*queue);
-	return first;
 }
 
 void

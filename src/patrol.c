@@ -315,10 +315,12 @@ settle_detached(LibraryCall *call, const ListedReservation *r, uint32 epoch, voi
 	return send_end(call, r, epoch, true);
 }
 
+static int	round_duties;		/* of the round that this worker is at */
+
 static void
-settle_all_detached(int duties)
+settle_all_detached(void)
 {
-	int			grace = (duties & DUTY_AT_ONCE) ? 0 : setting_patrol_grace;
+	int			grace = (round_duties & DUTY_AT_ONCE) ? 0 : setting_patrol_grace;
 
 	for (int i = 0; i < MAX_NODES; i++)
 	{
@@ -347,13 +349,12 @@ audit_domain(void *wire_name)
 
 /* Beginning with any one of them: a round may end before the last. */
 static void
-audit_database(int duties)
+audit_database(void)
 {
 	List	   *domains;
 	int			n;
 	int			first;
 
-	(void) duties;
 	worker_begin_transaction();
 	domains = domain_list();
 	n = list_length(domains);
@@ -373,13 +374,12 @@ audit_database(int duties)
  * key starts again at a version that it had [7].
  */
 static void
-prune_tombstones(int duties)
+prune_tombstones(void)
 {
 	Oid			types[] = {INT4OID, INT4OID};
 	Datum		values[] = {Int32GetDatum(setting_tombstone_retention), Int32GetDatum(PRUNE_MOST)};
 	uint64		pruned;
 
-	(void) duties;
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
@@ -405,19 +405,11 @@ prune_tombstones(int duties)
 }
 
 static void
-expire_detached(int duties)
+expire_detached(void)
 {
-	(void) duties;
 	worker_begin_transaction();
 	detached_expire();
 	worker_end_transaction();
-}
-
-static void
-apply_outbox(int duties)
-{
-	(void) duties;
-	effect_outbox_round();
 }
 
 /* In this order. What needs the extension is passed over where it was dropped. */
@@ -425,23 +417,23 @@ static const struct
 {
 	int			duty;			/* 0: of every round */
 	bool		needs_extension;
-	void		(*work) (int duties);
+	void		(*work) (void);
 	const char *what;
 } duties_of_round[] = {
 	{0, true, expire_detached, "detached reservations whose leases are over"},
 	{DUTY_DETACHED, true, settle_all_detached, "detached reservations"},
-	{DUTY_OUTBOX, false, apply_outbox, "durable effects"},
+	{DUTY_OUTBOX, false, effect_outbox_round, "durable effects"},
 	{DUTY_AUDIT, true, prune_tombstones, "old tombstones"},
 	{DUTY_AUDIT, true, audit_database, "the audit"},
 };
 
 /* What a duty raises ends it alone, and the log tells: others may do better. */
 static void
-attempt(void (*work) (int duties), int duties, const char *what)
+attempt(void (*work) (void), const char *what)
 {
 	PG_TRY();
 	{
-		work(duties);
+		work();
 	}
 	PG_CATCH();
 	{
@@ -458,6 +450,7 @@ patrol_round(int duties)
 {
 	bool		extension;
 
+	round_duties = duties;
 	pgstat_report_activity(STATE_RUNNING, "pgcache_fence patrol round");
 	patrol_look_at_nodes();
 	SetConfigOption("lock_timeout", ROUND_LOCK_WAIT, PGC_SUSET, PGC_S_OVERRIDE);
@@ -467,7 +460,7 @@ patrol_round(int duties)
 	for (int i = 0; i < (int) lengthof(duties_of_round); i++)
 		if ((duties & duties_of_round[i].duty) == duties_of_round[i].duty &&
 			(extension || !duties_of_round[i].needs_extension))
-			attempt(duties_of_round[i].work, duties, duties_of_round[i].what);
+			attempt(duties_of_round[i].work, duties_of_round[i].what);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------

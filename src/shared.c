@@ -169,16 +169,10 @@ fence_word(void)
 	return word;
 }
 
-static const char *
-state_name(FenceState state)
-{
-	return state == FENCE_OPEN ? "OPEN" : state == FENCE_ARMING ? "ARMING" : "CLOSED";
-}
-
 const char *
 fence_state_name(FenceWord word)
 {
-	return state_name(WORD_STATE(word));
+	return WORD_STATE(word) == FENCE_OPEN ? "OPEN" : WORD_STATE(word) == FENCE_ARMING ? "ARMING" : "CLOSED";
 }
 
 bool
@@ -210,7 +204,7 @@ fence_word_change(FenceWord from, FenceState state, uint32 epoch, const char *re
 		metrics_add_server(state == FENCE_OPEN ? SERVER_METRIC_STATE_OPEN : SERVER_METRIC_STATE_CLOSED, 1);
 	if (news && state != FENCE_ARMING && (fence_log_due(reason) || opens_or_ends))
 		ereport(LOG,
-				(errmsg("pgcache_fence: %s in epoch %u: %s", state_name(state), epoch, reason)));
+				(errmsg("pgcache_fence: %s in epoch %u: %s", fence_state_name(to), epoch, reason)));
 	return true;
 }
 

@@ -93,7 +93,6 @@ typedef struct FenceJob
 	bool		done;			/* false: the worker failed or is at it */
 	bool		extension;		/* the database has the extension */
 	bool		has_row;		/* and fence.cluster has its row */
-	char		error[REASON_LEN];
 } FenceJob;
 
 /* A worker that has its slot whether it runs or not, for the job that finds no other one free; see worker.h. */

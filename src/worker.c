@@ -147,10 +147,6 @@ job_start(const FenceJob *job)
 	started.serial = next->serial + 1;
 	if (started.serial == 0)
 		started.serial = 1;
-	started.done = false;
-	started.extension = false;
-	started.has_row = false;
-	started.error[0] = '\0';
 	*next = started;
 	LWLockRelease(fence_shared->lock);
 	return start_dynamic(&started) || give_to_reserve(&started);
@@ -215,7 +211,7 @@ job_result(FenceJob *job)
 }
 
 bool
-job_finish(FenceJob *job, int64 deadline)
+job_finish(FenceJob *job, int64 deadline, char *error)
 {
 	while (job_running())
 	{
@@ -232,8 +228,8 @@ job_finish(FenceJob *job, int64 deadline)
 		CHECK_FOR_INTERRUPTS();
 	}
 	job_result(job);
-	if (!job->done && job->error[0] == '\0')
-		snprintf(job->error, sizeof(job->error), "a worker in database %u failed; the server log tells why", job->database);
+	if (!job->done)
+		snprintf(error, REASON_LEN, "a worker in database %u failed; the server log tells why", job->database);
 	return job->done;
 }
 

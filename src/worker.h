@@ -34,15 +34,15 @@ extern void worker_install(void);
 extern void worker_begin(JobsOf whose);
 
 /*
- * Starts a job, when none is running; database and what the kind needs are set in `job`. False: no worker slot is free, the
+ * Starts a job, when none is running; database and what the kind needs are set in `job`, all else is 0. False: no worker slot is free, the
  * reserve's neither. The result is told by job_result once job_running is false.
  */
 extern bool job_start(const FenceJob *job);
 extern bool job_running(void);
 extern void job_result(FenceJob *job);
 
-/* Waits for the job until deadline (fence_clock() microseconds), then ends it. False: it failed; job->error tells. */
-extern bool job_finish(FenceJob *job, int64 deadline);
+/* Waits for the job until deadline (fence_clock() microseconds), then ends it. False: it failed; error (REASON_LEN bytes) tells. */
+extern bool job_finish(FenceJob *job, int64 deadline, char *error);
 
 /* Ends a job whose result nobody wants any more; whether there was one. */
 extern bool job_abandon(void);
