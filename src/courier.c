@@ -110,22 +110,17 @@ give_up(const Letter *letter, Joint *joint)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Connects if it is time for that. The time that a dead node takes is others' too: no more than a fifth of it. */
-static void
-ensure_connected(Link *link)
-{
-	if (!link_check(link) && fence_clock() >= link->connect_next)
-		(void) link_connect(link, fence_clock() + setting_timeout * INT64CONST(1000), CONNECT_AGAIN_US, nlinks > 1 ? 5 : 0);
-}
-
-/* The link to a node, looked at once in a round: what that costs is not to be paid for each letter. */
+/*
+ * The link to a node, looked at once in a round: what that costs is not to be paid for each letter. Connects if it is time for that. The
+ * time that a dead node takes is others' too: no more than a fifth of it.
+ */
 static Link *
 courier_link(int node)
 {
 	Link	   *link = link_to(node);
 
-	if (!states[node].looked_at)
-		ensure_connected(link);
+	if (!states[node].looked_at && !link_check(link) && fence_clock() >= link->connect_next)
+		(void) link_connect(link, fence_clock() + setting_timeout * INT64CONST(1000), CONNECT_AGAIN_US, nlinks > 1 ? 5 : 0);
 	states[node].looked_at = true;
 	return link;
 }

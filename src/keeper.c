@@ -152,7 +152,7 @@ ranges_in(const unsigned char map[SLOTS], int node)
 
 /*
  * Raises the bound, then grants the node its lease: arms it, if it is not armed in this epoch; else renews, for those slots (NULL:
- * as they are). If slots have come, notes that they are of that grant, which counts once it is whole (note_grant). False: why tells,
+ * as they are). If slots have come, notes that they are of that grant, which counts once it is whole (grant_and_open). False: why tells,
  * and *burnt if it is not known what the process has now; else the word is another one: nothing was granted.
  */
 static bool
@@ -204,15 +204,6 @@ burn_epoch(FenceWord arming, const char *why)
 	return back_to_closed(arming, why);
 }
 
-/* What was granted last counts from now on: it may be announced. */
-static void
-note_grant(void)
-{
-	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
-	fence_shared->grant++;
-	LWLockRelease(fence_shared->lock);
-}
-
 /* The last step of all ways: grant the leases, and the slots of the map if they change hands; open. */
 static bool
 grant_and_open(FenceWord arming, bool slots_change, const char *why)
@@ -232,7 +223,10 @@ grant_and_open(FenceWord arming, bool slots_change, const char *why)
 	}
 	fence_shared->epoch_armed = true;
 	topology_publish(true);
-	note_grant();
+	/* what was granted counts from now on: it may be announced */
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	fence_shared->grant++;
+	LWLockRelease(fence_shared->lock);
 	if (!fence_word_change(arming, FENCE_OPEN, WORD_EPOCH(arming), why))
 		return false;
 	opened_at = fence_clock();
@@ -575,16 +569,6 @@ let_writers_bypass(void)
 }
 
 /*
- * Slots have moved. If the epoch can go on, writers wait for the moment that it takes, and nobody is told CLOSED.
- */
-static bool
-reopen(FenceWord word)
-{
-	note_flap();
-	return try_open(word);
-}
-
-/*
  * On a standby nothing is armed, renewed or opened: all that is done is to know where Redis is, and whether it answers, for
  * those who read there (standby.c). What a primary must know at its start is looked up at the promotion.
  */
@@ -633,8 +617,13 @@ keeper_step(void)
 				return fence_word() == word ? lease_us() / 4 : 0;
 			}
 			planned = topology_size > 1 || topology_is_cluster();
-			if (planned && reopen(word))
-				return 0;
+			/* slots have moved: if the epoch can go on, writers wait for the moment that it takes, and nobody is told CLOSED */
+			if (planned)
+			{
+				note_flap();
+				if (try_open(word))
+					return 0;
+			}
 		}
 		topology_publish(false);
 		topology_disconnect();

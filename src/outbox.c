@@ -330,13 +330,6 @@ outbox_problem(char *text, size_t size, bool late)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Whether there is a letter (or filling) to be taken. */
-static bool
-is_first_whole(void)
-{
-	return is_whole(pg_atomic_read_u64(&outbox->head));
-}
-
 void
 outbox_serve(bool serving)
 {
@@ -355,7 +348,7 @@ outbox_nap(bool napping)
 {
 	outbox->napping = napping;
 	pg_memory_barrier();
-	return napping || !is_first_whole();
+	return napping || !is_whole(pg_atomic_read_u64(&outbox->head));	/* a letter, or filling, to be taken */
 }
 
 void

@@ -30,23 +30,15 @@
 static bool
 is_reference(Oid type)
 {
-	switch (type)
-	{
-		case REGPROCOID:
-		case REGPROCEDUREOID:
-		case REGOPEROID:
-		case REGOPERATOROID:
-		case REGCLASSOID:
-		case REGCOLLATIONOID:
-		case REGTYPEOID:
-		case REGROLEOID:
-		case REGNAMESPACEOID:
-		case REGCONFIGOID:
-		case REGDICTIONARYOID:
+	static const Oid references[] = {
+		REGPROCOID, REGPROCEDUREOID, REGOPEROID, REGOPERATOROID, REGCLASSOID, REGCOLLATIONOID, REGTYPEOID, REGROLEOID,
+		REGNAMESPACEOID, REGCONFIGOID, REGDICTIONARYOID
+	};
+
+	for (int i = 0; i < (int) lengthof(references); i++)
+		if (references[i] == type)
 			return true;
-		default:
-			return false;
-	}
+	return false;
 }
 
 bool

@@ -337,24 +337,17 @@ topology_is_cluster(void)
 	return url.topology == REDIS_CLUSTER;
 }
 
-/* A key in one of the slots that the map gives to the node; static. */
-static const char *
-heartbeat_key(const unsigned char map[SLOTS], int node)
+const char *
+topology_heartbeat_key(const RedisNode *node)
 {
 	static char key[128];
 	char		tag[12];
 
-	if (url.topology == REDIS_CLUSTER && slot_some_tag(map, node, tag))
+	if (url.topology == REDIS_CLUSTER && slot_some_tag(slots, node - topology_nodes, tag))
 		snprintf(key, sizeof(key), "%s:heartbeat:{%s}", setting_namespace, tag);
 	else
 		snprintf(key, sizeof(key), "%s:heartbeat", setting_namespace);
 	return key;
-}
-
-const char *
-topology_heartbeat_key(const RedisNode *node)
-{
-	return heartbeat_key(slots, node - topology_nodes);
 }
 
 /* It is not there, or not what it should be: whoever told of it is asked again before the next try. */
