@@ -24,21 +24,21 @@ same_history(const char *fence, uint32 *epoch)
 	uint64		nonce;
 	char		nonce_text[20];
 	Call		call;
-	redisReply *hello;
-	const char *owner;
+	redisReply *reply;
+	Hello		hello = {0};
 	TimeLineID	replayed;
-	TimeLineID	timeline;
 	bool		same;
 
 	if (!pg_strong_random(&nonce, sizeof(nonce)))
 		return false;
 	snprintf(nonce_text, sizeof(nonce_text), "%016llx", (unsigned long long) nonce);
 	call_hello(&call, nonce_text);
-	if (!coordinator_ask(fence, 1, &call, &hello))
+	if (!coordinator_ask(fence, 1, &call, &reply))
 		return false;
 	(void) GetXLogReplayRecPtr(&replayed);
-	same = calls_armed_by(hello, &owner, &timeline, epoch) && strcmp(owner, library_owner()) == 0 && timeline == replayed;
-	freeReplyObject(hello);
+	same = calls_hello(reply, &hello) && strcmp(hello.owner, library_owner()) == 0 && hello.timeline == replayed;
+	*epoch = (uint32) strtoul(hello.epoch, NULL, 10);
+	freeReplyObject(reply);
 	return same;
 }
 

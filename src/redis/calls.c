@@ -489,17 +489,19 @@ calls_all_same(const redisReply *reply, int n)
 }
 
 bool
-calls_armed_by(const redisReply *reply, const char **owner, uint32 *timeline, uint32 *epoch)
+calls_hello(const redisReply *reply, Hello *hello)
 {
-	const char *timeline_text = calls_string(reply, 5);
-	const char *epoch_text = calls_string(reply, 6);
-
-	*owner = calls_string(reply, 4);
-	if (!*owner || !timeline_text || !epoch_text || **owner == '\0')
-		return false;
-	*timeline = (uint32) strtoul(timeline_text, NULL, 10);
-	*epoch = (uint32) strtoul(epoch_text, NULL, 10);
-	return true;
+	for (size_t i = 0; i < 8; i++)
+		if (calls_string(reply, i) == NULL)
+			return false;
+	strlcpy(hello->identity, calls_string(reply, 0), IDENTITY_LEN);
+	hello->time_ms = strtoll(calls_string(reply, 1), NULL, 10);
+	strlcpy(hello->role, calls_string(reply, 2), sizeof(hello->role));
+	hello->library = atoi(calls_string(reply, 3));
+	strlcpy(hello->owner, calls_string(reply, 4), sizeof(hello->owner));
+	hello->timeline = (uint32) strtoul(calls_string(reply, 5), NULL, 10);
+	strlcpy(hello->epoch, calls_string(reply, 6), EPOCH_LEN);
+	return reply->elements == 8;
 }
 
 #define STATUS_STRINGS 3		/* before the reservations, of which each has as many */

@@ -206,8 +206,20 @@ extern const char *calls_put(const redisReply *reply);
 /* fence_check: whether all n are as they were. */
 extern bool calls_all_same(const redisReply *reply, int n);
 
-/* fence_hello: who armed the process, on which timeline, and the number of the epoch. False: nobody has, or an error. */
-extern bool calls_armed_by(const redisReply *reply, const char **owner, uint32 *timeline, uint32 *epoch);
+/* fence_hello */
+typedef struct Hello
+{
+	char		identity[IDENTITY_LEN];
+	int64		time_ms;		/* the node's clock */
+	char		role[16];
+	int			library;		/* version of the function library */
+	char		owner[32];		/* of the arming that the process has; empty: none */
+	uint32		timeline;		/* of the owner then */
+	char		epoch[EPOCH_LEN];
+} Hello;
+
+/* False: it is no such answer. */
+extern bool calls_hello(const redisReply *reply, Hello *hello);
 
 /* fence_status. Pointers into the reply. */
 typedef struct StatusReply

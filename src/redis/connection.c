@@ -649,10 +649,7 @@ secure(RedisConnection *conn, const RedisEndpoint *address, int64 deadline)
 
 	if (address->is_unix)
 		return fail(conn, false, "no TLS over a Unix socket");
-	conn->ssl = tls_begin(conn->context, address, why, sizeof(why));
-	if (conn->ssl == NULL)
-		return fail(conn, false, why);
-	while ((step = tls_handshake(conn->ssl, why, sizeof(why))) != TLS_DONE)
+	while ((step = tls_handshake(conn->context, &conn->ssl, address, why, sizeof(why))) != TLS_DONE)
 	{
 		if (step == TLS_FAILED)
 			return fail(conn, false, why);

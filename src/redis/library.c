@@ -241,19 +241,8 @@ library_hello(LibraryCall *call, Hello *hello, bool *found)
 		*found = false;
 		return true;
 	}
-	ok = reply->type == REDIS_REPLY_ARRAY && reply->elements == 8;
-	for (size_t i = 0; ok && i < 8; i++)
-		ok = calls_string(reply, i) != NULL;
-	if (ok)
-	{
-		strlcpy(hello->identity, calls_string(reply, 0), IDENTITY_LEN);
-		hello->time_ms = strtoll(calls_string(reply, 1), NULL, 10);
-		strlcpy(hello->role, calls_string(reply, 2), sizeof(hello->role));
-		hello->library = atoi(calls_string(reply, 3));
-		strlcpy(hello->owner, calls_string(reply, 4), sizeof(hello->owner));
-		strlcpy(hello->epoch, calls_string(reply, 6), EPOCH_LEN);
-	}
-	else
+	ok = calls_hello(reply, hello);
+	if (!ok)
 		strlcpy(call->error, "Redis gave a malformed answer to hello", sizeof(call->error));
 	freeReplyObject(reply);
 	return ok;

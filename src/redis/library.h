@@ -20,16 +20,6 @@ typedef struct LibraryCall
 	char		error[REASON_LEN];
 } LibraryCall;
 
-typedef struct Hello
-{
-	char		identity[IDENTITY_LEN];
-	int64		time_ms;		/* the node's clock */
-	char		role[16];
-	int			library;		/* version of the function library */
-	char		owner[32];		/* of the arming that the process has; empty: none */
-	char		epoch[EPOCH_LEN];
-} Hello;
-
 /* pgcache_fence.redis_url taken apart: what is set was checked when it was set. Raises for lack of memory. */
 extern void library_url(RedisUrl *url);
 

@@ -144,8 +144,8 @@ set_name(SSL *ssl, const RedisEndpoint *address)
 	return SSL_set1_host(ssl, name) == 1 && SSL_set_tlsext_host_name(ssl, name) == 1;
 }
 
-struct ssl_st *
-tls_begin(redisContext *context, const RedisEndpoint *address, char *why, size_t size)
+static SSL *
+begin(redisContext *context, const RedisEndpoint *address, char *why, size_t size)
 {
 	SSL_CTX    *shared;
 	SSL		   *ssl;
@@ -173,11 +173,14 @@ tls_begin(redisContext *context, const RedisEndpoint *address, char *why, size_t
 }
 
 TlsStep
-tls_handshake(struct ssl_st *ssl, char *why, size_t size)
+tls_handshake(redisContext *context, struct ssl_st **connection, const RedisEndpoint *address, char *why, size_t size)
 {
+	SSL		   *ssl = *connection;
 	int			result;
 	int			saved_errno;
 
+	if (ssl == NULL && (ssl = *connection = begin(context, address, why, size)) == NULL)
+		return TLS_FAILED;
 	ERR_clear_error();
 	errno = 0;
 	result = SSL_do_handshake(ssl);
@@ -208,19 +211,12 @@ tls_missing(void)
 	return "TLS (rediss://) needs hiredis 1.0 or later with its OpenSSL part: this pgcache_fence was built without";
 }
 
-struct ssl_st *
-tls_begin(redisContext *context, const RedisEndpoint *address, char *why, size_t size)
+TlsStep
+tls_handshake(redisContext *context, struct ssl_st **ssl, const RedisEndpoint *address, char *why, size_t size)
 {
 	(void) context;
-	(void) address;
-	strlcpy(why, tls_missing(), size);
-	return NULL;
-}
-
-TlsStep
-tls_handshake(struct ssl_st *ssl, char *why, size_t size)
-{
 	(void) ssl;
+	(void) address;
 	strlcpy(why, tls_missing(), size);
 	return TLS_FAILED;
 }

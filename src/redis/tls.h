@@ -28,13 +28,10 @@ typedef enum TlsStep
 extern const char *tls_missing(void);
 
 /*
- * Prepares a connected context: from here on it reads and writes through TLS. NULL: `why` tells. The result belongs to
- * the context.
+ * Begins the handshake on a connected context, if *ssl is NULL: from here on the context reads and writes through TLS, and *ssl belongs to
+ * it. Else goes on with it. After TLS_FAILED `why` tells.
  */
-extern struct ssl_st *tls_begin(redisContext *context, const RedisEndpoint *address, char *why, size_t size);
-
-/* Goes on with the handshake; after TLS_FAILED `why` tells. */
-extern TlsStep tls_handshake(struct ssl_st *ssl, char *why, size_t size);
+extern TlsStep tls_handshake(redisContext *context, struct ssl_st **ssl, const RedisEndpoint *address, char *why, size_t size);
 
 /* Whether reading is held up until something can be written. NULL (no TLS): no. */
 extern bool tls_wants_write(const struct ssl_st *ssl);
