@@ -19,6 +19,7 @@
 #include "common/pg_prng.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
+#include "nodes/value.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
@@ -147,18 +148,7 @@ pass_over(const char *what, void (*clean_up) (void))
 	return code;
 }
 
-static List *locked_tables = NIL;	/* char *, what could not be locked in this round */
-
-static bool
-is_locked(const char *table)
-{
-	ListCell   *cell;
-
-	foreach(cell, locked_tables)
-		if (strcmp(lfirst(cell), table) == 0)
-			return true;
-	return false;
-}
+static List *locked_tables = NIL;	/* String, what could not be locked in this round */
 
 /*
  * Does work in a subtransaction: one table whose columns were renamed away, or one key that its type no longer
@@ -172,7 +162,7 @@ guarded(void (*work) (void *arg), void *arg, const char *what, const char *table
 	ResourceOwner owner = CurrentResourceOwner;
 	volatile bool ok = true;
 
-	if (is_locked(table))
+	if (list_member(locked_tables, makeString(unconstify(char *, table))))
 		return false;
 	BeginInternalSubTransaction(NULL);
 	MemoryContextSwitchTo(context);
@@ -184,7 +174,7 @@ guarded(void (*work) (void *arg), void *arg, const char *what, const char *table
 	PG_CATCH();
 	{
 		if (pass_over(what, RollbackAndReleaseCurrentSubTransaction) == ERRCODE_LOCK_NOT_AVAILABLE)
-			locked_tables = lappend(locked_tables, pstrdup(table));
+			locked_tables = lappend(locked_tables, makeString(pstrdup(table)));
 		ok = false;
 	}
 	PG_END_TRY();

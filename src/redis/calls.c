@@ -148,27 +148,15 @@ call_check(Call *call, int n, const char **fences, const char **tokens, const ch
 }
 
 void
-call_get(Call *call, const char *fence)
+call_about(Call *call, const char *function, const char *key)
 {
-	make(call, "FCALL_RO", "fence_get", 1, "s", fence);
-}
-
-void
-call_release(Call *call, const char *fence)
-{
-	make(call, "FCALL_RO", "fence_release", 1, "s", fence);
+	make(call, "FCALL_RO", function, 1, "s", key);
 }
 
 void
 call_put(Call *call, const char *fence, const char *permit, int64 version, const char *payload, size_t payload_len, int64 ttl_ms)
 {
 	make(call, "FCALL", "fence_put", 1, "ssnbn", fence, permit, version, payload, payload_len, ttl_ms);
-}
-
-void
-call_get_derived(Call *call, const char *value)
-{
-	make(call, "FCALL_RO", "fence_get_derived", 1, "s", value);
 }
 
 void
@@ -215,12 +203,6 @@ void
 call_remove(Call *call, uint32 epoch, const char *fence, const char *seen)
 {
 	make(call, "FCALL", "fence_remove", 1, "shs", fence, epoch, seen);
-}
-
-void
-call_status(Call *call, const char *fence)
-{
-	make(call, "FCALL_RO", "fence_status", 1, "s", fence);
 }
 
 void

@@ -43,18 +43,21 @@ typedef struct Call
 /* A call of strings that are there already. argvlen NULL: they end with a NUL. */
 extern void call_wrap(Call *call, int argc, const char **argv, size_t *argvlen);
 
+/* A question about one key. */
+extern void call_about(Call *call, const char *function, const char *key);
+
 /*
  * Readers. Those with n fences allocate and may raise. payload_len 0 is possible. ttl_ms 0: the default. A strong read is call_mget
  * and then call_token, on one connection (calls_is_current).
  */
 extern void call_mget(Call *call, int n, const char **keys);
 extern void call_token(Call *call, int n, const char **fences);
-extern void call_get(Call *call, const char *fence);
-extern void call_release(Call *call, const char *fence);
+#define call_get(call, fence) call_about(call, "fence_get", fence)
+#define call_release(call, fence) call_about(call, "fence_release", fence)
 extern void call_put(Call *call, const char *fence, const char *permit, int64 version, const char *payload, size_t payload_len,
 					 int64 ttl_ms);
 extern void call_check(Call *call, int n, const char **fences, const char **tokens, const char **versions);
-extern void call_get_derived(Call *call, const char *value);
+#define call_get_derived(call, value) call_about(call, "fence_get_derived", value)
 extern void call_set(Call *call, const char *key, const char *value, size_t len, int64 ttl_ms);
 
 /* Writers; epoch: the number. call_reserve is fence_write with one fence and nothing else. */
@@ -66,7 +69,7 @@ extern void call_announce(Call *call, uint32 epoch, const char *wire_name, int64
 extern void call_remove(Call *call, uint32 epoch, const char *fence, const char *seen);
 
 /* The patrol and the views. cursor "" to begin. */
-extern void call_status(Call *call, const char *fence);
+#define call_status(call, fence) call_about(call, "fence_status", fence)
 extern void call_pending(Call *call, int limit, const char *cursor);
 extern void call_counts(Call *call);
 

@@ -6,13 +6,6 @@
 
 #include "redis/cluster.h"
 
-/* Whether the reply to CLUSTER INFO says that all is well. */
-static bool
-says_ok(const redisReply *info)
-{
-	return info->type == REDIS_REPLY_STRING && strstr(info->str, "cluster_state:ok") != NULL;
-}
-
 static bool
 is_number(const redisReply *reply, long long least, long long most)
 {
@@ -86,7 +79,7 @@ cluster_ask(LibraryCall *call, const RedisEndpoint *asked, ClusterMap *map, bool
 
 	if (reply == NULL)
 		return false;
-	*whole = says_ok(reply);
+	*whole = reply->type == REDIS_REPLY_STRING && strstr(reply->str, "cluster_state:ok") != NULL;
 	freeReplyObject(reply);
 	reply = library_call(call, lengthof(slots), slots);
 	if (reply == NULL)

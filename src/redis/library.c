@@ -206,16 +206,10 @@ library_ensure(LibraryCall *call)
 int
 library_version(void)
 {
-	static int	version = 0;
+	const char *line = strstr(fence_lua, LIBRARY_VERSION_LINE);
 
-	if (version == 0)
-	{
-		const char *line = strstr(fence_lua, LIBRARY_VERSION_LINE);
-
-		Assert(line != NULL);
-		version = line ? atoi(line + strlen(LIBRARY_VERSION_LINE)) : 0;
-	}
-	return version;
+	Assert(line != NULL);
+	return line ? atoi(line + strlen(LIBRARY_VERSION_LINE)) : 0;
 }
 
 bool
@@ -251,28 +245,19 @@ library_hello(LibraryCall *call, Hello *hello, bool *found)
 bool
 library_server_version(LibraryCall *call, char *version, size_t size)
 {
-	static const struct
-	{
-		const char *field;
-		const char *product;
-	}			known[] = {{"valkey_version:", "Valkey"}, {"redis_version:", "Redis"}};
 	const char *argv[] = {"INFO", "server"};
 	redisReply *reply = library_call(call, lengthof(argv), argv);
+	const char *info = reply && reply->type == REDIS_REPLY_STRING ? reply->str : "";
+	const char *valkey = strstr(info, "valkey_version:");
+	const char *line = valkey ? valkey : strstr(info, "redis_version:");
+	const char *number = line ? strchr(line, ':') + 1 : NULL;
 
 	if (reply == NULL)
 		return false;
-	strlcpy(version, "unknown", size);
-	for (size_t i = 0; reply->type == REDIS_REPLY_STRING && i < lengthof(known); i++)
-	{
-		const char *at = strstr(reply->str, known[i].field);
-
-		if (at)
-		{
-			at += strlen(known[i].field);
-			snprintf(version, size, "%s %.*s", known[i].product, (int) strcspn(at, "\r\n"), at);
-			break;
-		}
-	}
+	if (number)
+		snprintf(version, size, "%s %.*s", valkey ? "Valkey" : "Redis", (int) strcspn(number, "\r\n"), number);
+	else
+		strlcpy(version, "unknown", size);
 	freeReplyObject(reply);
 	return true;
 }

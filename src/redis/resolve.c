@@ -21,17 +21,6 @@ read_endpoint(const redisReply *host, int port, RedisEndpoint *endpoint)
 	return port >= 1 && port <= 65535;
 }
 
-/* The try-th of the addresses, and again from the first after the last. */
-static const struct addrinfo *
-choose(const struct addrinfo *found, unsigned try)
-{
-	const struct addrinfo *chosen = found;
-
-	for (; try > 0; try--)
-		chosen = chosen->ai_next != NULL ? chosen->ai_next : found;
-	return chosen;
-}
-
 bool
 resolve_endpoint(RedisEndpoint *endpoint, unsigned try, char *error, size_t size)
 {
@@ -46,7 +35,10 @@ resolve_endpoint(RedisEndpoint *endpoint, unsigned try, char *error, size_t size
 	rc = getaddrinfo(endpoint->host, NULL, &hints, &found);
 	if (rc == 0)
 	{
-		chosen = choose(found, try % 1024);
+		chosen = found;
+		/* the try-th of the addresses, and again from the first after the last */
+		for (try %= 1024; try > 0; try--)
+			chosen = chosen->ai_next != NULL ? chosen->ai_next : found;
 		rc = getnameinfo(chosen->ai_addr, chosen->ai_addrlen, numeric, sizeof(numeric), NULL, 0, NI_NUMERICHOST);
 		freeaddrinfo(found);
 	}

@@ -102,24 +102,19 @@ ask(const RedisUrl *url, int64 deadline, RedisEndpoint *master, ResolveEndpoint 
 }
 
 bool
-sentinel_find_master(const RedisUrl *url, RedisEndpoint *master, ResolveEndpoint resolve, char *error)
+sentinel_ask_again(const RedisUrl *url, int64 patience, RedisEndpoint *master, ResolveEndpoint resolve, char *error)
 {
-	for (int i = 0; i < url->nendpoints; i++)
-	{
-		if (ask(url, fence_clock() + setting_timeout * INT64CONST(1000), master, resolve, error))
-			return true;
-		sentinel_distrust();
-	}
+	if (ask(url, fence_clock() + patience, master, resolve, error))
+		return true;
+	sentinel_distrust();
 	return false;
 }
 
 bool
-sentinel_ask_again(const RedisUrl *url, int64 patience, RedisEndpoint *master, ResolveEndpoint resolve)
+sentinel_find_master(const RedisUrl *url, RedisEndpoint *master, ResolveEndpoint resolve, char *error)
 {
-	char		error[REASON_LEN];
-
-	if (ask(url, fence_clock() + patience, master, resolve, error))
-		return true;
-	sentinel_distrust();
+	for (int i = 0; i < url->nendpoints; i++)
+		if (sentinel_ask_again(url, setting_timeout * INT64CONST(1000), master, resolve, error))
+			return true;
 	return false;
 }

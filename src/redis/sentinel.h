@@ -17,9 +17,9 @@ extern bool sentinel_find_master(const RedisUrl *url, RedisEndpoint *master, Res
 
 /*
  * The same beside heartbeats, which must not wait for sentinels: one sentinel, at most patience microseconds. False:
- * nothing was learned.
+ * nothing was learned, error tells why.
  */
-extern bool sentinel_ask_again(const RedisUrl *url, int64 patience, RedisEndpoint *master, ResolveEndpoint resolve);
+extern bool sentinel_ask_again(const RedisUrl *url, int64 patience, RedisEndpoint *master, ResolveEndpoint resolve, char *error);
 
 /* What the last sentinel said was of no use: the next question goes to another one first. */
 extern void sentinel_distrust(void);

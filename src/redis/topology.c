@@ -598,7 +598,8 @@ topology_moved(int64 patience, char *error)
 
 	if (topology_size > 0 && (url.topology == REDIS_CLUSTER || url.topology == REDIS_SHARDS))
 		return slots_moved(Max(patience, INT64CONST(100000)), error);
-	if (url.topology != REDIS_SENTINEL || topology_size == 0 || !sentinel_ask_again(&url, patience, &master, resolve_unless_connected))
+	if (url.topology != REDIS_SENTINEL || topology_size == 0 ||
+		!sentinel_ask_again(&url, patience, &master, resolve_unless_connected, error))
 		return false;
 	if (redis_endpoint_same(&master, &topology_nodes[0].address) || !is_another_master(&master, patience))
 		return false;
