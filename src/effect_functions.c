@@ -183,7 +183,8 @@ fence_once(PG_FUNCTION_ARGS)
 				 errmsg("an idempotency key needs a time to live above 0")));
 	answer = effect_hold(&call);
 	/* busy: another transaction is at it */
-	if (!effect_says(&answer, "held") && !effect_says(&answer, "busy") && !effect_says(&answer, "own") && !effect_says(&answer, "done"))
+	if (!effect_says(&answer, "held") && !effect_says(&answer, "busy") &&
+		!effect_says(&answer, "own") && !effect_says(&answer, "done"))
 		effect_raise_refused(call.key, &answer);
 	values[0] = BoolGetDatum(effect_says(&answer, "held"));
 	if ((effect_says(&answer, "own") || effect_says(&answer, "done")) && answer.n > 1)

@@ -417,12 +417,13 @@ static const struct
 	{DUTY_AUDIT, true, audit_database, "the audit"},
 };
 
-/* What a duty raises ends it alone, and the log tells: others may do better. */
+/* What a duty raises ends it alone, and the log tells: others may do better. So it does if a connection fails. */
 static void
 attempt(void (*work) (void), const char *what)
 {
 	PG_TRY();
 	{
+		patrol_look_at_nodes();
 		work();
 	}
 	PG_CATCH();
@@ -442,7 +443,6 @@ patrol_round(int duties)
 
 	round_duties = duties;
 	pgstat_report_activity(STATE_RUNNING, "pgcache_fence patrol round");
-	patrol_look_at_nodes();
 	SetConfigOption("lock_timeout", ROUND_LOCK_WAIT, PGC_SUSET, PGC_S_OVERRIDE);
 	worker_begin_transaction();
 	extension = OidIsValid(fence_table_oid("domain"));

@@ -126,7 +126,8 @@ ask_cluster_at(const RedisEndpoint *address, RedisConnection *conn, int64 patien
 	bool		sees_whole;
 	bool		ok;
 
-	ok = (conn != NULL || library_open(&call, address)) && cluster_ask(&call, address, &answer, &sees_whole, resolve_unless_connected);
+	ok = (conn != NULL || library_open(&call, address)) &&
+		cluster_ask(&call, address, &answer, &sees_whole, resolve_unless_connected);
 	if (ok)
 	{
 		*map = answer;
