@@ -112,8 +112,7 @@ return_abandoned_jobs(LibraryCall *call)
 		reply = library_call(call, lengthof(argv), argv);
 		if (reply == NULL)
 			return;
-		cursor = reply->type == REDIS_REPLY_ARRAY && reply->elements == 2 && reply->element[1]->type == REDIS_REPLY_STRING ?
-			pstrdup(reply->element[1]->str) : pstrdup("");
+		cursor = pstrdup(calls_string(reply, 1) ? calls_string(reply, 1) : "");
 		freeReplyObject(reply);
 	} while (*cursor);
 }
@@ -248,33 +247,25 @@ call_with(const char *key, int argc, const char **argv)
 {
 	LibraryCall *call = patrol_call_to(fence_node_of(key));
 	redisReply *reply = call ? library_call(call, argc, argv) : NULL;
-	char	   *word = NULL;
+	const char *first = reply ? calls_string(reply, 0) : NULL;
+	char	   *word = first ? pstrdup(first) : NULL;
 
 	if (reply == NULL && call && fence_log_due("effects"))
 		ereport(LOG, (errmsg("pgcache_fence: an effect could not be settled: %s", call->error)));
-	if (reply && reply->type == REDIS_REPLY_ARRAY && reply->elements > 0 && reply->element[0]->type == REDIS_REPLY_STRING)
-		word = pstrdup(reply->element[0]->str);
-	if (reply)
-		freeReplyObject(reply);
+	freeReplyObject(reply);
 	return word;
 }
 
 static bool
 send_piece(const char *key, const char *hold, const char *form, size_t offset, int n, const char **piece)
 {
-	const char **argv = palloc(sizeof(char *) * (n + 8));
+	const char *head[] = {"FCALL", "fence_effect_piece", "1", key, setting_namespace, hold, psprintf("%zu", offset), form};
+	const char **argv = palloc(sizeof(head) + sizeof(char *) * n);
 	bool		sent;
 
-	argv[0] = "FCALL";
-	argv[1] = "fence_effect_piece";
-	argv[2] = "1";
-	argv[3] = key;
-	argv[4] = setting_namespace;
-	argv[5] = hold;
-	argv[6] = psprintf("%zu", offset);
-	argv[7] = form;
-	memcpy(argv + 8, piece, sizeof(char *) * n);
-	sent = call_with(key, n + 8, argv) != NULL;
+	memcpy(argv, head, sizeof(head));
+	memcpy(argv + lengthof(head), piece, sizeof(char *) * n);
+	sent = call_with(key, n + lengthof(head), argv) != NULL;
 	pfree(argv);
 	return sent;
 }

@@ -507,8 +507,7 @@ hold_now(Effect *effect)
 		{
 			if (!effect->row_will_do)
 				raise_problem(reply, coordinator_problem());
-			if (reply)
-				freeReplyObject(reply);
+			freeReplyObject(reply);
 			return leave_to_row(effect);
 		}
 		answer = take_answer(reply);

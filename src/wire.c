@@ -280,8 +280,7 @@ free_replies(int n, redisReply **replies)
 {
 	for (int i = 0; i < n; i++)
 	{
-		if (replies[i])
-			freeReplyObject(replies[i]);
+		freeReplyObject(replies[i]);
 		replies[i] = NULL;
 	}
 }

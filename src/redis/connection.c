@@ -275,8 +275,7 @@ fail_unasked(RedisConnection *conn)
 		fail(conn, false, reply->str);
 	else
 		fail(conn, false, "the server sent something that was not asked for");
-	if (reply != NULL)
-		freeReplyObject(reply);
+	freeReplyObject(reply);
 }
 
 /* The next reply of what was received, or NULL. */

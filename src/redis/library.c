@@ -101,8 +101,7 @@ library_next(LibraryCall *call)
 {
 	redisReply *reply = wait_reply(call);
 
-	if (reply)
-		freeReplyObject(reply);
+	freeReplyObject(reply);
 	return reply != NULL;
 }
 
@@ -356,8 +355,7 @@ expect_grant(LibraryCall *call, redisReply *reply)
 
 	if (reply != NULL && !granted)
 		calls_refusal(reply, call->error, sizeof(call->error));
-	if (reply != NULL)
-		freeReplyObject(reply);
+	freeReplyObject(reply);
 	return granted;
 }
 

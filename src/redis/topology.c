@@ -487,10 +487,8 @@ is_another_master(const RedisEndpoint *address, int64 patience)
 	if (library_open(&there, address) && (theirs = library_call(&there, lengthof(argv), argv)) != NULL &&
 		info_has(theirs, "\nrole:master\r") && (ours = library_call(&here, lengthof(argv), argv)) != NULL)
 		another = !same_process(ours, theirs);
-	if (ours)
-		freeReplyObject(ours);
-	if (theirs)
-		freeReplyObject(theirs);
+	freeReplyObject(ours);
+	freeReplyObject(theirs);
 	redis_close(there.conn);
 	return another;
 }
