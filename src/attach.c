@@ -47,7 +47,6 @@
 #include "attach.h"
 #include "domain.h"
 #include "ledger.h"
-#include "progress.h"
 #include "shape.h"
 #include "shared.h"
 #include "tombstone.h"
@@ -456,10 +455,8 @@ prepare_table(AttachRequest *request)
 	Relation	rel;
 
 	attach_check_owner(relid);
-	progress_phase("waiting for the lock", 0);
 	rel = relation_open(relid, ShareRowExclusiveLock);
 	attach_check_owner(relid);	/* it may have changed while the lock was waited for */
-	progress_phase("checking the table", 0);
 	attach_check_table(rel);
 	check_not_attached(rel);
 	choose_name(&request->row);
@@ -469,7 +466,6 @@ prepare_table(AttachRequest *request)
 	{
 		/* ALTER TABLE wants nobody else to have it open; a constant default rewrites nothing */
 		relation_close(rel, NoLock);
-		progress_phase("adding the version column", 0);
 		run("ALTER TABLE %s ADD COLUMN %s pg_catalog.int8 NOT NULL DEFAULT 0",
 			quoted_table(relid), quote_identifier(request->row.version_column));
 		request->row.version_added = true;
@@ -477,14 +473,6 @@ prepare_table(AttachRequest *request)
 		(void) attach_check_version(request, rel);
 	}
 	relation_close(rel, NoLock);
-}
-
-static void
-show_progress(const DomainRow *row)
-{
-	const char *name = row->name ? row->name : OidIsValid(row->relid) ? get_rel_name(row->relid) : NULL;
-
-	progress_begin("attach", name ? name : "");
 }
 
 Datum
@@ -495,27 +483,21 @@ fence_attach(PG_FUNCTION_ARGS)
 	shared_require();
 	read_arguments(fcinfo, &request);
 	attach_check_request(&request);
-	show_progress(&request.row);
 	if (OidIsValid(request.row.relid))
+	{
 		prepare_table(&request);
+		drop_triggers(request.row.relid);	/* of an attachment that a restore lost */
+		create_triggers(&request, false);
+	}
 	else
 	{
 		request.row.version_column = NULL;
 		choose_name(&request.row);
 	}
-
-	if (OidIsValid(request.row.relid))
-		drop_triggers(request.row.relid);	/* of an attachment that a restore lost */
 	/* the row comes last: before it, the hook knows of no domain that these triggers could change */
-	if (OidIsValid(request.row.relid))
-	{
-		progress_phase("creating triggers", 0);
-		create_triggers(&request, false);
-	}
 	domain_row_insert(&request.row);
 	domain_require_shape(&request.row);
 	ledger_catalog_changed();
-	progress_end();
 	PG_RETURN_TEXT_P(cstring_to_text(request.row.name));
 }
 

@@ -21,7 +21,6 @@
 #include "functions.h"
 #include "key.h"
 #include "ledger.h"
-#include "progress.h"
 #include "reader.h"
 #include "row.h"
 #include "shared.h"
@@ -280,15 +279,13 @@ fence_status(PG_FUNCTION_ARGS)
 
 /* Compares the domain's rows with their fences; as rows (relation, count). */
 static Datum
-audit(FunctionCallInfo fcinfo, const char *command, double fraction, bool repair)
+audit(FunctionCallInfo fcinfo, double fraction, bool repair)
 {
 	Domain	   *domain = domain_argument(fcinfo, 0);
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	int64		counts[RELATION_COUNT] = {0};
 
-	progress_begin(command, domain->name);
 	audit_sample(domain, fraction, INT_MAX, repair, counts);
-	progress_end();
 	InitMaterializedSRF(fcinfo, 0);
 	for (int i = 0; i < RELATION_COUNT; i++)
 	{
@@ -309,14 +306,14 @@ fence_audit(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("the fraction must be above 0 and at most 1")));
-	return audit(fcinfo, "audit", fraction, false);
+	return audit(fcinfo, fraction, false);
 }
 
 /* The same, and repairs what differs. */
 Datum
 fence_repair_domain(PG_FUNCTION_ARGS)
 {
-	return audit(fcinfo, "repair_domain", 1.0, true);
+	return audit(fcinfo, 1.0, true);
 }
 
 Datum

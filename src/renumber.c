@@ -28,7 +28,6 @@
 #include "attach.h"
 #include "functions.h"
 #include "ledger.h"
-#include "progress.h"
 #include "renumber.h"
 #include "tombstone.h"
 
@@ -131,11 +130,9 @@ fence_renumber(PG_FUNCTION_ARGS)
 
 	PreventCommandIfReadOnly("fence.renumber()");
 	PreventCommandDuringRecovery("fence.renumber()");
-	progress_begin("renumber", domain->name);
 	if (OidIsValid(relid))
 	{
 		attach_check_owner(relid);
-		progress_phase("waiting for the lock", 0);
 		(void) find_all_inheritors(relid, ShareRowExclusiveLock, NULL);
 		domain = domain_argument(fcinfo, 0);	/* it may have changed while the lock was waited for */
 		if (domain->relid != relid)
@@ -145,10 +142,8 @@ fence_renumber(PG_FUNCTION_ARGS)
 		attach_check_owner(relid);
 	}
 	ledger_apply_domain(domain);
-	progress_phase("renumbering rows", 0);
 	if (domain->version_name != NULL)
 		updated = update_rows_as_owner(domain);
 	tombstone_forget_domain(domain->id);
-	progress_end();
 	PG_RETURN_INT64(updated);
 }

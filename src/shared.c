@@ -20,7 +20,6 @@
 #include "compat.h"
 #include "metrics.h"
 #include "outbox.h"
-#include "progress.h"
 #include "settings.h"
 #include "shared.h"
 
@@ -44,7 +43,7 @@ state_size(void)
 static Size
 shared_size(void)
 {
-	return add_size(add_size(MAXALIGN(state_size()), metrics_size()), add_size(progress_size(), outbox_size()));
+	return add_size(add_size(MAXALIGN(state_size()), metrics_size()), outbox_size());
 }
 
 /* The parts that others own, behind our own */
@@ -55,15 +54,9 @@ metrics_memory(void)
 }
 
 static char *
-progress_memory(void)
-{
-	return metrics_memory() + metrics_size();
-}
-
-static char *
 outbox_memory(void)
 {
-	return progress_memory() + progress_size();
+	return metrics_memory() + metrics_size();
 }
 
 static void
@@ -117,11 +110,9 @@ shared_startup(void)
 	{
 		shared_initialise(fence_shared);
 		metrics_initialise(metrics_memory());
-		progress_initialise(progress_memory());
 		outbox_initialise(outbox_memory());
 	}
 	metrics_use(metrics_memory());
-	progress_use(progress_memory());
 	outbox_use(outbox_memory());
 	LWLockRelease(AddinShmemInitLock);
 }
