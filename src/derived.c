@@ -15,7 +15,6 @@
  */
 #include "postgres.h"
 
-#include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "access/xact.h"
@@ -132,25 +131,6 @@ texts_of_array(ArrayType *array, int *n)
 	return texts;
 }
 
-/* The tuple of that name, copied; NULL if there is none. */
-static HeapTuple
-find_definition(Relation table, const char *name)
-{
-	Oid			index = fence_table_index(table, DERIVED_NAME);
-	ScanKeyData key;
-	SysScanDesc scan;
-	HeapTuple	tuple;
-
-	ScanKeyEntryInitialize(&key, 0, DERIVED_NAME, BTEqualStrategyNumber, InvalidOid, DEFAULT_COLLATION_OID, F_TEXTEQ,
-						   CStringGetTextDatum(name));
-	scan = systable_beginscan(table, index, OidIsValid(index), NULL, 1, &key);
-	tuple = systable_getnext(scan);
-	if (HeapTupleIsValid(tuple))
-		tuple = heap_copytuple(tuple);
-	systable_endscan(scan);
-	return tuple;
-}
-
 static void
 raise_undefined(const char *name)
 {
@@ -164,7 +144,7 @@ static Definition *
 load_definition(const char *name)
 {
 	Relation	table = fence_table_open("derived", AccessShareLock);
-	HeapTuple	tuple = table ? find_definition(table, name) : NULL;
+	HeapTuple	tuple = table ? fence_table_find(table, DERIVED_NAME, F_TEXTEQ, CStringGetTextDatum(name)) : NULL;
 	Definition *definition = palloc0(sizeof(Definition));
 	Datum		values[NDERIVED + 1];
 	bool		nulls[NDERIVED + 1];
@@ -371,7 +351,7 @@ static HeapTuple
 find_to_change(Relation table, const char *name)
 {
 	LockDatabaseObject(RelationGetRelid(table), string_hash(name, strlen(name) + 1), 0, ExclusiveLock);
-	return find_definition(table, name);
+	return fence_table_find(table, DERIVED_NAME, F_TEXTEQ, CStringGetTextDatum(name));
 }
 
 /* Another definition of the name takes the place of the former one, with an id of its own: nothing it stored is used. */

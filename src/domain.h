@@ -106,8 +106,8 @@ extern Oid	fence_table_oid(const char *relname);
 /* Opens a table of the extension; NULL if the extension is not installed. Close it with table_close. */
 extern Relation fence_table_open(const char *relname, LOCKMODE lock);
 
-/* OID of the table's unique index whose first column is this, InvalidOid if there is none. */
-extern Oid	fence_table_index(Relation table, AttrNumber first_column);
+/* A copy of its row in which the column, of a unique index, has the value; NULL if there is none. In a new snapshot. */
+extern HeapTuple fence_table_find(Relation table, AttrNumber column, RegProcedure equality, Datum value);
 
 /*
  * A row of fence.domain as the table holds it; no name in it has been resolved. What works on broken attachments
