@@ -295,18 +295,16 @@ resolve_key_columns(AttachRequest *request, Relation rel)
 static void
 find_key_index(AttachRequest *request, Relation rel)
 {
-	const char *unfit;
-	char	   *unfit_name;
+	char	   *unfit;
 
-	request->key_index = domain_key_index(rel, list_length(request->row.key_columns), request->key_attnums,
-										  &unfit, &unfit_name);
+	request->key_index = domain_key_index(rel, list_length(request->row.key_columns), request->key_attnums, true, &unfit);
 	if (OidIsValid(request->key_index))
 		return;
 	ereport(ERROR,
 			(errcode(ERRCODE_INVALID_TABLE_DEFINITION),
 			 errmsg("there is no unique index on exactly the key columns of table \"%s\" that can be relied on",
 					RelationGetRelationName(rel)),
-			 unfit ? errdetail("Index \"%s\" %s.", unfit_name, unfit) : 0,
+			 unfit ? errdetail("%s", unfit) : 0,
 			 errhint("Add a UNIQUE or PRIMARY KEY constraint on these columns that is not deferrable.")));
 }
 

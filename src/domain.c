@@ -307,6 +307,7 @@ static void
 resolve_key(Domain *domain, const DomainRow *row, Relation rel)
 {
 	AttrNumber *attnums;
+	char	   *unfit;
 	Oid			index;
 
 	domain->nkeys = list_length(row->key_columns);
@@ -314,9 +315,7 @@ resolve_key(Domain *domain, const DomainRow *row, Relation rel)
 	attnums = palloc(sizeof(AttrNumber) * domain->nkeys);
 	for (int i = 0; i < domain->nkeys; i++)
 		attnums[i] = resolve_column(row, rel, list_nth(row->key_columns, i));
-	index = domain->scope == SCOPE_GROUP ? domain_group_index(rel, domain->nkeys, attnums) :
-		domain_key_index(rel, domain->nkeys, attnums, NULL, NULL);
-	domain->key_index = index;
+	domain->key_index = index = domain_key_index(rel, domain->nkeys, attnums, domain->scope != SCOPE_GROUP, &unfit);
 	for (int i = 0; i < domain->nkeys; i++)
 		describe_key_column(&domain->keys[i], rel, domain->scope == SCOPE_GROUP ? InvalidOid : index, attnums[i]);
 	place_key_columns(domain);

@@ -200,15 +200,11 @@ typedef struct KeyEquality
 extern KeyEquality domain_key_equality(Relation rel, Oid index, AttrNumber attnum);
 
 /*
- * The unique index on exactly these columns, in any order, that can be relied on at every moment; InvalidOid if there
- * is none. Then *unfit tells what keeps the nearest one from it ("is deferrable"), and its name; both NULL if there is
- * none at all. unfit and unfit_name may be NULL.
+ * A plain btree index by which rows of a key are found; InvalidOid if there is none. unique: the one on exactly these columns, in any
+ * order, that can be relied on at every moment. Else one whose first columns they are, in any order: for groups. *unfit tells of one
+ * that it cannot be, and why, as a sentence; NULL: there is none of these columns.
  */
-extern Oid	domain_key_index(Relation rel, int nkeys, const AttrNumber *attnums,
-							 const char **unfit, char **unfit_name);
-
-/* A plain btree index whose first columns are the key's, in any order; InvalidOid if there is none. For groups. */
-extern Oid	domain_group_index(Relation rel, int nkeys, const AttrNumber *attnums);
+extern Oid	domain_key_index(Relation rel, int nkeys, const AttrNumber *attnums, bool unique, char **unfit);
 
 /* Called once at load: invalidation callbacks. And at the end of each top-level transaction: frees dead domains. */
 extern void domain_init(void);
