@@ -45,6 +45,7 @@
 
 #include "miscadmin.h"
 #include "attach.h"
+#include "compat.h"
 #include "domain.h"
 #include "ledger.h"
 #include "shape.h"
@@ -139,19 +140,14 @@ read_arguments(FunctionCallInfo fcinfo, AttachRequest *request)
 void
 attach_check_owner(Oid relid)
 {
-	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
-	Form_pg_class form;
+	char	   *name = get_rel_name(relid);
 
-	if (!HeapTupleIsValid(tuple))
+	if (name == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_TABLE),
 				 errmsg("relation with OID %u does not exist", relid)));
-	form = (Form_pg_class) GETSTRUCT(tuple);
-	if (!has_privs_of_role(GetUserId(), form->relowner))
-		ereport(ERROR,
-				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("must be owner of table %s", NameStr(form->relname))));
-	ReleaseSysCache(tuple);
+	if (!object_ownercheck(RelationRelationId, relid, GetUserId()))
+		aclcheck_error(ACLCHECK_NOT_OWNER, OBJECT_TABLE, name);
 }
 
 static void
