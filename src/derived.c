@@ -45,6 +45,7 @@
 #include "argument.h"
 #include "compat.h"
 #include "coordinator.h"
+#include "functions.h"
 #include "key.h"
 #include "many.h"
 #include "plain_json.h"
@@ -513,16 +514,13 @@ Datum
 fence_derived_keys(PG_FUNCTION_ARGS)
 {
 	Derivation	d = {0};
-	TupleDesc	desc;
 	Datum		values[2];
 	bool		nulls[2] = {false};
 
 	derivation_arguments(fcinfo, &d);
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
 	values[0] = CStringGetTextDatum(d.sources[0].fence);
 	values[1] = CStringGetTextDatum(d.value);
-	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
+	PG_RETURN_DATUM(function_row(fcinfo, values, nulls));
 }
 
 /* -----------------------------------------------------------------------------------------------------------------

@@ -243,10 +243,7 @@ fence_reserve(PG_FUNCTION_ARGS)
 	Reservation *r;
 	Datum		values[2];
 	bool		nulls[2] = {false};
-	TupleDesc	desc;
 
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
 	PreventCommandIfReadOnly("fence.reserve()");
 	PreventCommandDuringRecovery("fence.reserve()");
 	explicit_lock_key(fence);
@@ -262,7 +259,7 @@ fence_reserve(PG_FUNCTION_ARGS)
 
 	values[0] = Int64GetDatum(r->applied);
 	values[1] = DirectFunctionCall1(uuid_in, CStringGetDatum(token));
-	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
+	PG_RETURN_DATUM(function_row(fcinfo, values, nulls));
 }
 
 /* -----------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "postmaster/bgworker_internals.h"
-#include "storage/lwlock.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
@@ -124,20 +123,16 @@ is_starting(void)
 static void
 check_state(Report *report)
 {
-	FenceWord	word;
-	char		reason[REASON_LEN];
+	FenceStateNow now;
 
-	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	word = fence_word();
-	strlcpy(reason, fence_shared->reason, REASON_LEN);
-	LWLockRelease(fence_shared->lock);
-	if (WORD_STATE(word) == FENCE_OPEN || RecoveryInProgress())
+	fence_state_now(&now);
+	if (WORD_STATE(now.word) == FENCE_OPEN || RecoveryInProgress())
 		return;
 	if (is_starting())
 		put_finding(report, "info", "the server was started a moment ago: fences are opened when the leases of before are over",
 					"SELECT fence.wait_open() waits for that; writes wait, too, or fail if their policy is error.");
 	else
-		put_finding(report, "error", psprintf("fences are %s: %s", fence_state_name(word), reason),
+		put_finding(report, "error", psprintf("fences are %s: %s", fence_state_name(now.word), now.reason),
 					"doc/operations.md lists the reasons and what to do about each.");
 }
 
@@ -307,12 +302,8 @@ check_redis(Report *report)
 	FenceNode  *nodes = palloc(sizeof(FenceNode) * MAX_NODES);
 	RedisUrl	url;
 	const char *wrong = redis_url_parse(setting_redis_url, &url);
-	int			n;
+	int			n = fence_copy_nodes(nodes);
 
-	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	n = fence_shared->nnodes;
-	memcpy(nodes, fence_shared->nodes, sizeof(FenceNode) * n);
-	LWLockRelease(fence_shared->lock);
 	if (wrong)
 		put_finding(report, "error", psprintf("pgcache_fence.redis_url: %s", wrong), "Correct it, and reload.");
 	else if (n == 0)

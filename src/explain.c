@@ -11,7 +11,6 @@
 #include "executor/spi.h"
 #include "funcapi.h"
 #include "miscadmin.h"
-#include "storage/lwlock.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
@@ -110,23 +109,15 @@ explain_answer(Explanation *e)
 static void
 explain_state(Explanation *e)
 {
-	FenceWord	word;
-	char		epoch[EPOCH_LEN];
-	char		reason[REASON_LEN];
-	TimestampTz since;
+	FenceStateNow now;
 	int64		left;
 
-	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	word = fence_word();
-	fence_epoch_of(WORD_EPOCH(word), epoch);
-	strlcpy(reason, fence_shared->reason, REASON_LEN);
-	since = fence_shared->since;
-	LWLockRelease(fence_shared->lock);
+	fence_state_now(&now);
 	left = (int64) pg_atomic_read_u64(&fence_shared->lease_bound) - fence_clock();
-	if (WORD_STATE(word) != FENCE_OPEN)
-		say(e, "answer", "unarmed: fences are %s; readers go to PostgreSQL", fence_state_name(word));
-	say(e, "state", "%s since %s: %s", fence_state_name(word), timestamptz_to_str(since), reason);
-	say(e, "epoch", "%s", WORD_EPOCH(word) ? epoch : "none yet");
+	if (WORD_STATE(now.word) != FENCE_OPEN)
+		say(e, "answer", "unarmed: fences are %s; readers go to PostgreSQL", fence_state_name(now.word));
+	say(e, "state", "%s since %s: %s", fence_state_name(now.word), timestamptz_to_str(now.since), now.reason);
+	say(e, "epoch", "%s", WORD_EPOCH(now.word) ? now.epoch : "none yet");
 	if (left > 0)
 		say(e, "lease", "Redis may answer for at most %s more, unless it is renewed", seconds(left / 1000));
 	else

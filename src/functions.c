@@ -11,7 +11,6 @@
 #include "funcapi.h"
 #include "common/hashfn.h"
 #include "miscadmin.h"
-#include "storage/latch.h"
 #include "storage/lock.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
@@ -71,6 +70,16 @@ key_argument(FunctionCallInfo fcinfo, int n, const Domain *domain)
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("the key must not be null")));
 	return key_of_arguments(domain, nparts, parts);
+}
+
+Datum
+function_row(FunctionCallInfo fcinfo, Datum *values, bool *nulls)
+{
+	TupleDesc	desc;
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls));
 }
 
 Datum
@@ -255,11 +264,8 @@ fence_status(PG_FUNCTION_ARGS)
 	FenceStatus status;
 	Datum		values[5];
 	bool		nulls[5] = {false};
-	TupleDesc	desc;
 
 	reader_require(domain);
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
 	if (!audit_key(domain, key, &status))
 		ereport(ERROR,
 				(errcode(ERRCODE_CONNECTION_FAILURE),
@@ -274,7 +280,7 @@ fence_status(PG_FUNCTION_ARGS)
 	nulls[2] = !domain_has_versions(domain);
 	values[3] = Int32GetDatum(status.pending);
 	values[4] = reader_text(status.armed ? status.token : NULL, &nulls[4]);
-	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
+	PG_RETURN_DATUM(function_row(fcinfo, values, nulls));
 }
 
 /* Compares the domain's rows with their fences; as rows (relation, count). */
@@ -338,11 +344,7 @@ fence_initialise(PG_FUNCTION_ARGS)
 	(void) fcinfo;
 	shared_require();
 	while (!fence_shared->bound_known && fence_clock() < deadline)
-	{
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 10, wait_event_worker());
-		ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
-	}
+		fence_pause(10000, wait_event_worker());
 	values[0] = Int64GetDatum(fence_shared->last_epoch);
 	values[1] = Int32GetDatum(fence_shared->bound_known ? fence_shared->longest_lease : LEASE_MAX_MS);
 	if (SPI_connect() != SPI_OK_CONNECT ||

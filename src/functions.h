@@ -19,6 +19,9 @@ extern Domain *domain_argument(FunctionCallInfo fcinfo, int n);
  */
 extern char *key_argument(FunctionCallInfo fcinfo, int n, const Domain *domain);
 
+/* The result of a function that returns one row. */
+extern Datum function_row(FunctionCallInfo fcinfo, Datum *values, bool *nulls);
+
 /*
  * Orders those who write, or reserve, a key explicitly: no row's lock does. Until the end of the transaction. Interruptible.
  */
