@@ -358,13 +358,12 @@ policy_of_text(const char *text)
 	return strcmp(text, "error") == 0 ? POLICY_ERROR : POLICY_BYPASS;
 }
 
-static int64
-milliseconds(const Interval *interval)
+int64
+interval_ms(const Interval *interval)
 {
 	if (interval == NULL)
 		return 0;
-	return interval->month * INT64CONST(1000) * SECS_PER_DAY * DAYS_PER_MONTH +
-		interval->day * INT64CONST(1000) * SECS_PER_DAY + interval->time / 1000;
+	return ((int64) interval->month * DAYS_PER_MONTH + interval->day) * SECS_PER_DAY * INT64CONST(1000) + interval->time / 1000;
 }
 
 /* What a transaction does with its reservations of the domain. */
@@ -398,7 +397,7 @@ fill_entry(Entry *entry, const DomainRow *row)
 	domain->tag = row->tag ? pstrdup(row->tag) : NULL;
 	foreach(lc, row->columns)
 		domain->columns = lappend(domain->columns, pstrdup(lfirst(lc)));
-	domain->ttl_ms = milliseconds(row->ttl);
+	domain->ttl_ms = interval_ms(row->ttl);
 	domain->write_through = strcmp(row->cache, "row") == 0;
 	domain->cache_absent = row->cache_absent;
 	fill_writing(domain, row);

@@ -96,6 +96,11 @@ extern Domain *domain_by_name(const char *name, bool missing_ok);
 /* The domain whose wire_name this is (of this database), or NULL. */
 extern Domain *domain_by_wire_name(const char *wire_name);
 
+/* An interval, in months of 30 days and days of 24 hours; 0 for NULL. No interval overflows it. */
+extern int64 interval_ms(const Interval *interval);
+
+#define TTL_MAX_MS	(INT64CONST(1000) * SECS_PER_DAY * 3660)	/* 10 years */
+
 /* The policy in force for the domain; whether its rows are reserved at once when they change. */
 extern FailurePolicy domain_policy(const Domain *domain);
 extern bool domain_reserves_early(const Domain *domain);

@@ -291,9 +291,9 @@ fence_read(PG_FUNCTION_ARGS)
 int64
 reader_interval_ms(const Interval *ttl)
 {
-	int64		ms = ((int64) ttl->month * DAYS_PER_MONTH + ttl->day) * SECS_PER_DAY * INT64CONST(1000) + ttl->time / 1000;
+	int64		ms = interval_ms(ttl);
 
-	if (ms < 0 || ms > INT64CONST(1000) * SECS_PER_DAY * 3660)
+	if (ms < 0 || ms > TTL_MAX_MS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("a time to live must be between 0 and 10 years")));
