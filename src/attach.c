@@ -161,30 +161,10 @@ raise_not_attached(Oid relid)
 
 /* Runs one statement with the rights of the caller. */
 static void
-run(const char *format,...) pg_attribute_printf(1, 2);
-
-static void
-run(const char *format,...)
+run(const char *sql)
 {
-	StringInfoData sql;
-	int			missing;
-
-	initStringInfo(&sql);
-	do
-	{
-		va_list		args;
-
-		va_start(args, format);
-		missing = appendStringInfoVA(&sql, format, args);
-		va_end(args);
-		if (missing > 0)
-			enlargeStringInfo(&sql, missing);
-	} while (missing > 0);
-
-	if (SPI_connect() != SPI_OK_CONNECT || SPI_execute(sql.data, false, 0) != SPI_OK_UTILITY ||
-		SPI_finish() != SPI_OK_FINISH)
-		elog(ERROR, "could not execute \"%s\"", sql.data);
-	pfree(sql.data);
+	if (SPI_connect() != SPI_OK_CONNECT || SPI_execute(sql, false, 0) != SPI_OK_UTILITY || SPI_finish() != SPI_OK_FINISH)
+		elog(ERROR, "could not execute \"%s\"", sql);
 }
 
 static char *
@@ -205,9 +185,9 @@ create_trigger(Oid relid, TriggerRole role, bool by_application)
 	const TriggerShape *shape = shape_of(role, by_application);
 	char	   *table = quoted_table(relid);
 
-	run("CREATE OR REPLACE TRIGGER %s %s ON %s FOR EACH %s EXECUTE FUNCTION fence.%s",
-		shape->name, shape->timing, table, shape->level, shape->call);
-	run("ALTER TABLE %s ENABLE ALWAYS TRIGGER %s", table, shape->name);
+	run(psprintf("CREATE OR REPLACE TRIGGER %s %s ON %s FOR EACH %s EXECUTE FUNCTION fence.%s",
+				 shape->name, shape->timing, table, shape->level, shape->call));
+	run(psprintf("ALTER TABLE %s ENABLE ALWAYS TRIGGER %s", table, shape->name));
 	return get_trigger_oid(relid, shape->name, false);
 }
 
@@ -396,7 +376,7 @@ drop_triggers(Oid relid)
 
 	while ((trigger = find_our_trigger(relid)) != NULL)
 	{
-		run("DROP TRIGGER %s ON %s", quote_identifier(trigger), quoted_table(relid));
+		run(psprintf("DROP TRIGGER %s ON %s", quote_identifier(trigger), quoted_table(relid)));
 		any = true;
 	}
 	return any;
@@ -462,8 +442,8 @@ prepare_table(AttachRequest *request)
 	{
 		/* ALTER TABLE wants nobody else to have it open; a constant default rewrites nothing */
 		relation_close(rel, NoLock);
-		run("ALTER TABLE %s ADD COLUMN %s pg_catalog.int8 NOT NULL DEFAULT 0",
-			quoted_table(relid), quote_identifier(request->row.version_column));
+		run(psprintf("ALTER TABLE %s ADD COLUMN %s pg_catalog.int8 NOT NULL DEFAULT 0",
+					 quoted_table(relid), quote_identifier(request->row.version_column)));
 		request->row.version_added = true;
 		rel = relation_open(relid, NoLock);
 		(void) attach_check_version(request, rel);

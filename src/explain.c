@@ -36,31 +36,16 @@ typedef struct Explanation
 	FenceStatus status;
 } Explanation;
 
-static void say(Explanation *e, const char *topic, const char *format,...) pg_attribute_printf(3, 4);
-
 static void
-say(Explanation *e, const char *topic, const char *format,...)
+put_line(Explanation *e, const char *topic, const char *finding)
 {
-	StringInfoData text;
-	Datum		values[2];
+	Datum		values[2] = {CStringGetTextDatum(topic), CStringGetTextDatum(finding)};
 	bool		nulls[2] = {false};
-	int			missing;
 
-	initStringInfo(&text);
-	do
-	{
-		va_list		args;
-
-		va_start(args, format);
-		missing = appendStringInfoVA(&text, format, args);
-		va_end(args);
-		if (missing > 0)
-			enlargeStringInfo(&text, missing);
-	} while (missing > 0);
-	values[0] = CStringGetTextDatum(topic);
-	values[1] = CStringGetTextDatum(text.data);
 	tuplestore_putvalues(e->rsinfo->setResult, e->rsinfo->setDesc, values, nulls);
 }
+
+#define say(e, topic, ...) put_line(e, topic, psprintf(__VA_ARGS__))
 
 static char *
 seconds(int64 ms)

@@ -14,6 +14,7 @@
 #include "storage/lock.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
+#include "utils/snapmgr.h"
 
 #include "audit.h"
 #include "coordinator.h"
@@ -80,6 +81,18 @@ function_row(FunctionCallInfo fcinfo, Datum *values, bool *nulls)
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
 	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls));
+}
+
+uint64
+execute_now(const char *sql, int expected, int nargs, Oid *types, Datum *values)
+{
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	SPIPlanPtr	plan = SPI_prepare(sql, nargs, types);
+
+	if (plan == NULL || SPI_execute_snapshot(plan, values, NULL, snapshot, InvalidSnapshot, false, true, 0) != expected)
+		elog(ERROR, "could not execute \"%s\"", sql);
+	UnregisterSnapshot(snapshot);
+	return SPI_processed;
 }
 
 Datum

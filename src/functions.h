@@ -23,6 +23,12 @@ extern char *key_argument(FunctionCallInfo fcinfo, int n, const Domain *domain);
 extern Datum function_row(FunctionCallInfo fcinfo, Datum *values, bool *nulls);
 
 /*
+ * Runs one statement in a snapshot that is taken now, whatever the isolation level, with SPI connected. Returns how many rows there
+ * were. Raises XX000 unless the result is the expected one of SPI's.
+ */
+extern uint64 execute_now(const char *sql, int expected, int nargs, Oid *types, Datum *values);
+
+/*
  * Orders those who write, or reserve, a key explicitly: no row's lock does. Until the end of the transaction. Interruptible.
  */
 extern void explicit_lock_key(const char *fence);
