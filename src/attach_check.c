@@ -15,7 +15,6 @@
 #include "catalog/pg_type.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
-#include "utils/timestamp.h"
 
 #include "attach.h"
 #include "key.h"

@@ -14,22 +14,17 @@
  */
 #include "postgres.h"
 
-#include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "fmgr.h"
-#include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
-#include "coordinator.h"
 #include "detached.h"
 #include "functions.h"
 #include "key.h"
 #include "ledger.h"
-#include "redis/calls.h"
-#include "row.h"
 #include "settings.h"
 #include "shared.h"
 #include "stamp.h"

@@ -9,15 +9,11 @@
 
 #include "access/xlog.h"
 #include "access/xact.h"
-#include "catalog/pg_type.h"
 #include "commands/dbcommands.h"
 #include "executor/spi.h"
 #include "funcapi.h"
 #include "miscadmin.h"
-#include "postmaster/bgworker_internals.h"
 #include "utils/builtins.h"
-#include "utils/guc.h"
-#include "utils/memutils.h"
 #include "utils/resowner.h"
 
 #include "domain.h"

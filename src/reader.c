@@ -8,20 +8,16 @@
  */
 #include "postgres.h"
 
-#include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/pg_namespace.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "fmgr.h"
-#include "funcapi.h"
 #include "miscadmin.h"
 #include "nodes/value.h"
 #include "parser/parse_func.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
-#include "utils/fmgrprotos.h"
-#include "utils/jsonb.h"
 #include "utils/lsyscache.h"
 #include "utils/rls.h"
 #include "utils/snapmgr.h"
@@ -34,13 +30,11 @@
 #include "ledger.h"
 #include "metrics.h"
 #include "reader.h"
-#include "row.h"
 #include "settings.h"
 #include "shared.h"
 #include "standby.h"
 #include "tombstone.h"
 #include "utf8.h"
-#include "version.h"
 
 PG_FUNCTION_INFO_V1(fence_group_version);
 PG_FUNCTION_INFO_V1(fence_get);

@@ -4,11 +4,9 @@
  */
 #include "postgres.h"
 
-#include "access/xact.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
-#include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
@@ -23,7 +21,6 @@
 #include "settings.h"
 #include "shared.h"
 #include "stamp.h"
-#include "tombstone.h"
 #include "utf8.h"
 
 PG_FUNCTION_INFO_V1(fence_state_view);
