@@ -1,6 +1,6 @@
 /*
  * functions.h
- *	  What SQL-callable functions share: arguments, explicit reservations.
+ *	  What SQL-callable functions share: arguments, results, statements, explicit reservations.
  */
 #ifndef FENCE_FUNCTIONS_H
 #define FENCE_FUNCTIONS_H
