@@ -439,12 +439,6 @@ CREATE FUNCTION fence.repair(domain text, VARIADIC key "any") RETURNS text
 CREATE FUNCTION fence.repair_domain(domain text, OUT relation text, OUT count bigint)
     RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_repair_domain';
 
--- How far calls of attach, audit and repair_domain have come, in all databases. total: of the phase, null if not known.
-CREATE FUNCTION fence._progress(OUT pid integer, OUT datname text, OUT command text, OUT domain text, OUT phase text,
-                                OUT done bigint, OUT total bigint, OUT started timestamptz)
-    RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_progress_view';
-CREATE VIEW fence.progress AS SELECT * FROM fence._progress();
-
 -- Looks over the whole installation: one row for each finding (severity ok, info, warning or error), and what to do.
 CREATE FUNCTION fence.doctor(OUT severity text, OUT finding text, OUT hint text)
     RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE SECURITY DEFINER
@@ -484,7 +478,7 @@ REVOKE ALL ON FUNCTION fence.once, fence.once_result, fence.counter_add, fence.t
                        fence.take_and_extend, fence.take_and_set, fence.publish, fence.publish_hash,
                        fence.append(text, text, text, bigint, boolean), fence.append(text[], text, text, bigint, boolean),
                        fence._log_stamps, fence.latest_common, fence.commit_marker, fence.enqueue FROM PUBLIC;
-GRANT SELECT ON fence.domain, fence.domains, fence.derived, fence.state, fence.nodes, fence.progress TO PUBLIC;
+GRANT SELECT ON fence.domain, fence.domains, fence.derived, fence.state, fence.nodes TO PUBLIC;
 GRANT SELECT ON fence.metrics TO pg_monitor;
 GRANT EXECUTE ON FUNCTION fence._metrics, fence.doctor TO pg_monitor;
 

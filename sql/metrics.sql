@@ -168,7 +168,6 @@ SET ROLE regress_fence_nobody;
 SELECT count(*) FROM fence.metrics;
 SELECT count(*) FROM fence._metrics();
 SELECT count(*) FROM fence.doctor();
-SELECT count(*) FROM fence.progress WHERE command = 'attach';
 RESET ROLE;
 DROP ROLE regress_fence_watcher, regress_fence_nobody;
 

@@ -24,7 +24,6 @@
 #include "access/table.h"
 #include "access/xact.h"
 #include "catalog/dependency.h"
-#include "catalog/namespace.h"
 #include "catalog/objectaddress.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_constraint.h"
@@ -40,14 +39,13 @@
 #include "utils/fmgroids.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
-#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "miscadmin.h"
 #include "attach.h"
+#include "compat.h"
 #include "domain.h"
 #include "ledger.h"
-#include "progress.h"
 #include "shape.h"
 #include "shared.h"
 #include "tombstone.h"
@@ -140,19 +138,14 @@ read_arguments(FunctionCallInfo fcinfo, AttachRequest *request)
 void
 attach_check_owner(Oid relid)
 {
-	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
-	Form_pg_class form;
+	char	   *name = get_rel_name(relid);
 
-	if (!HeapTupleIsValid(tuple))
+	if (name == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_TABLE),
 				 errmsg("relation with OID %u does not exist", relid)));
-	form = (Form_pg_class) GETSTRUCT(tuple);
-	if (!has_privs_of_role(GetUserId(), form->relowner))
-		ereport(ERROR,
-				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("must be owner of table %s", NameStr(form->relname))));
-	ReleaseSysCache(tuple);
+	if (!object_ownercheck(RelationRelationId, relid, GetUserId()))
+		aclcheck_error(ACLCHECK_NOT_OWNER, OBJECT_TABLE, name);
 }
 
 static void
@@ -166,30 +159,10 @@ raise_not_attached(Oid relid)
 
 /* Runs one statement with the rights of the caller. */
 static void
-run(const char *format,...) pg_attribute_printf(1, 2);
-
-static void
-run(const char *format,...)
+run(const char *sql)
 {
-	StringInfoData sql;
-	int			missing;
-
-	initStringInfo(&sql);
-	do
-	{
-		va_list		args;
-
-		va_start(args, format);
-		missing = appendStringInfoVA(&sql, format, args);
-		va_end(args);
-		if (missing > 0)
-			enlargeStringInfo(&sql, missing);
-	} while (missing > 0);
-
-	if (SPI_connect() != SPI_OK_CONNECT || SPI_execute(sql.data, false, 0) != SPI_OK_UTILITY ||
-		SPI_finish() != SPI_OK_FINISH)
-		elog(ERROR, "could not execute \"%s\"", sql.data);
-	pfree(sql.data);
+	if (SPI_connect() != SPI_OK_CONNECT || SPI_execute(sql, false, 0) != SPI_OK_UTILITY || SPI_finish() != SPI_OK_FINISH)
+		elog(ERROR, "could not execute \"%s\"", sql);
 }
 
 static char *
@@ -210,9 +183,9 @@ create_trigger(Oid relid, TriggerRole role, bool by_application)
 	const TriggerShape *shape = shape_of(role, by_application);
 	char	   *table = quoted_table(relid);
 
-	run("CREATE OR REPLACE TRIGGER %s %s ON %s FOR EACH %s EXECUTE FUNCTION fence.%s",
-		shape->name, shape->timing, table, shape->level, shape->call);
-	run("ALTER TABLE %s ENABLE ALWAYS TRIGGER %s", table, shape->name);
+	run(psprintf("CREATE OR REPLACE TRIGGER %s %s ON %s FOR EACH %s EXECUTE FUNCTION fence.%s",
+				 shape->name, shape->timing, table, shape->level, shape->call));
+	run(psprintf("ALTER TABLE %s ENABLE ALWAYS TRIGGER %s", table, shape->name));
 	return get_trigger_oid(relid, shape->name, false);
 }
 
@@ -401,7 +374,7 @@ drop_triggers(Oid relid)
 
 	while ((trigger = find_our_trigger(relid)) != NULL)
 	{
-		run("DROP TRIGGER %s ON %s", quote_identifier(trigger), quoted_table(relid));
+		run(psprintf("DROP TRIGGER %s ON %s", quote_identifier(trigger), quoted_table(relid)));
 		any = true;
 	}
 	return any;
@@ -456,10 +429,8 @@ prepare_table(AttachRequest *request)
 	Relation	rel;
 
 	attach_check_owner(relid);
-	progress_phase("waiting for the lock", 0);
 	rel = relation_open(relid, ShareRowExclusiveLock);
 	attach_check_owner(relid);	/* it may have changed while the lock was waited for */
-	progress_phase("checking the table", 0);
 	attach_check_table(rel);
 	check_not_attached(rel);
 	choose_name(&request->row);
@@ -469,22 +440,13 @@ prepare_table(AttachRequest *request)
 	{
 		/* ALTER TABLE wants nobody else to have it open; a constant default rewrites nothing */
 		relation_close(rel, NoLock);
-		progress_phase("adding the version column", 0);
-		run("ALTER TABLE %s ADD COLUMN %s pg_catalog.int8 NOT NULL DEFAULT 0",
-			quoted_table(relid), quote_identifier(request->row.version_column));
+		run(psprintf("ALTER TABLE %s ADD COLUMN %s pg_catalog.int8 NOT NULL DEFAULT 0",
+					 quoted_table(relid), quote_identifier(request->row.version_column)));
 		request->row.version_added = true;
 		rel = relation_open(relid, NoLock);
 		(void) attach_check_version(request, rel);
 	}
 	relation_close(rel, NoLock);
-}
-
-static void
-show_progress(const DomainRow *row)
-{
-	const char *name = row->name ? row->name : OidIsValid(row->relid) ? get_rel_name(row->relid) : NULL;
-
-	progress_begin("attach", name ? name : "");
 }
 
 Datum
@@ -495,27 +457,21 @@ fence_attach(PG_FUNCTION_ARGS)
 	shared_require();
 	read_arguments(fcinfo, &request);
 	attach_check_request(&request);
-	show_progress(&request.row);
 	if (OidIsValid(request.row.relid))
+	{
 		prepare_table(&request);
+		drop_triggers(request.row.relid);	/* of an attachment that a restore lost */
+		create_triggers(&request, false);
+	}
 	else
 	{
 		request.row.version_column = NULL;
 		choose_name(&request.row);
 	}
-
-	if (OidIsValid(request.row.relid))
-		drop_triggers(request.row.relid);	/* of an attachment that a restore lost */
 	/* the row comes last: before it, the hook knows of no domain that these triggers could change */
-	if (OidIsValid(request.row.relid))
-	{
-		progress_phase("creating triggers", 0);
-		create_triggers(&request, false);
-	}
 	domain_row_insert(&request.row);
 	domain_require_shape(&request.row);
 	ledger_catalog_changed();
-	progress_end();
 	PG_RETURN_TEXT_P(cstring_to_text(request.row.name));
 }
 

@@ -15,7 +15,6 @@
 #include "catalog/pg_type.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
-#include "utils/timestamp.h"
 
 #include "attach.h"
 #include "key.h"
@@ -71,13 +70,7 @@ check_cache(const DomainRow *row)
 static void
 check_ttl(const Interval *ttl)
 {
-	/* 10 years in months of 30 days and days of 24 hours, as they will be counted */
-	double		days;
-
-	if (ttl == NULL)
-		return;
-	days = ttl->month * (double) DAYS_PER_MONTH + ttl->day + ttl->time / (double) USECS_PER_DAY;
-	if (days < 0 || days > 3660)
+	if (interval_ms(ttl) < 0 || interval_ms(ttl) > TTL_MAX_MS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("ttl must be between 0 and 10 years"),
@@ -164,29 +157,25 @@ check_partitions(Relation root)
 static void
 check_kind(Relation rel)
 {
-	switch (rel->rd_rel->relkind)
+	static const struct
 	{
-		case RELKIND_RELATION:
-			break;
-		case RELKIND_PARTITIONED_TABLE:
-			check_partitions(rel);
-			break;
-		case RELKIND_VIEW:
-			raise_wrong_kind(rel, "a view", "Fence the tables that the view reads.");
-			break;
-		case RELKIND_MATVIEW:
-			raise_wrong_kind(rel, "a materialized view", "Its rows fire no triggers. Fence the tables it reads.");
-			break;
-		case RELKIND_FOREIGN_TABLE:
-			raise_wrong_kind(rel, "a foreign table", "Its rows change elsewhere. Fence the table where it lives.");
-			break;
-		case RELKIND_SEQUENCE:
-			raise_wrong_kind(rel, "a sequence", "Only tables can be fenced.");
-			break;
-		default:
-			raise_wrong_kind(rel, "not a table", "Only tables can be fenced.");
-			break;
-	}
+		char		relkind;
+		const char *what;
+		const char *hint;
+	}			unfit[] = {
+		{RELKIND_VIEW, "a view", "Fence the tables that the view reads."},
+		{RELKIND_MATVIEW, "a materialized view", "Its rows fire no triggers. Fence the tables it reads."},
+		{RELKIND_FOREIGN_TABLE, "a foreign table", "Its rows change elsewhere. Fence the table where it lives."},
+		{RELKIND_SEQUENCE, "a sequence", "Only tables can be fenced."},
+	};
+
+	for (int i = 0; i < (int) lengthof(unfit); i++)
+		if (rel->rd_rel->relkind == unfit[i].relkind)
+			raise_wrong_kind(rel, unfit[i].what, unfit[i].hint);
+	if (rel->rd_rel->relkind == RELKIND_PARTITIONED_TABLE)
+		check_partitions(rel);
+	else if (rel->rd_rel->relkind != RELKIND_RELATION)
+		raise_wrong_kind(rel, "not a table", "Only tables can be fenced.");
 
 	if (rel->rd_rel->relispartition)
 		ereport(ERROR,
@@ -295,18 +284,16 @@ resolve_key_columns(AttachRequest *request, Relation rel)
 static void
 find_key_index(AttachRequest *request, Relation rel)
 {
-	const char *unfit;
-	char	   *unfit_name;
+	char	   *unfit;
 
-	request->key_index = domain_key_index(rel, list_length(request->row.key_columns), request->key_attnums,
-										  &unfit, &unfit_name);
+	request->key_index = domain_key_index(rel, list_length(request->row.key_columns), request->key_attnums, true, &unfit);
 	if (OidIsValid(request->key_index))
 		return;
 	ereport(ERROR,
 			(errcode(ERRCODE_INVALID_TABLE_DEFINITION),
 			 errmsg("there is no unique index on exactly the key columns of table \"%s\" that can be relied on",
 					RelationGetRelationName(rel)),
-			 unfit ? errdetail("Index \"%s\" %s.", unfit_name, unfit) : 0,
+			 unfit ? errdetail("%s", unfit) : 0,
 			 errhint("Add a UNIQUE or PRIMARY KEY constraint on these columns that is not deferrable.")));
 }
 

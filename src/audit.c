@@ -8,7 +8,6 @@
  */
 #include "postgres.h"
 
-#include "access/xact.h"
 #include "common/hashfn.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -21,7 +20,6 @@
 #include "coordinator.h"
 #include "key.h"
 #include "metrics.h"
-#include "progress.h"
 #include "row.h"
 #include "shared.h"
 #include "tombstone.h"
@@ -337,7 +335,6 @@ audit_sample(const Domain *domain, double fraction, int most, bool repair, int64
 	keys = row_sample_keys(domain, fraction, most);
 	if (fraction >= 1.0)
 		keys = list_concat(keys, tombstone_keys(domain->id));
-	progress_phase("comparing fences with rows", list_length(keys));
 	context = AllocSetContextCreate(caller, "pgcache_fence audit", ALLOCSET_DEFAULT_SIZES);
 	foreach(cell, keys)
 	{
@@ -346,7 +343,6 @@ audit_sample(const Domain *domain, double fraction, int most, bool repair, int64
 		counts[audit_one(domain, lfirst(cell), repair)]++;
 		MemoryContextSwitchTo(caller);
 		MemoryContextReset(context);
-		progress_done(1);
 	}
 	MemoryContextDelete(context);
 	list_free_deep(keys);

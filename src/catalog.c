@@ -15,10 +15,8 @@
 #include "access/htup_details.h"
 #include "access/skey.h"
 #include "access/table.h"
-#include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/indexing.h"
-#include "catalog/namespace.h"
 #include "catalog/partition.h"
 #include "catalog/pg_collation.h"
 #include "catalog/pg_index.h"
@@ -71,8 +69,9 @@ fence_table_open(const char *relname, LOCKMODE lock)
 	return OidIsValid(relid) ? try_table_open(relid, lock) : NULL;
 }
 
-Oid
-fence_table_index(Relation table, AttrNumber first_column)
+/* The table's unique index whose first column is this; InvalidOid if there is none. */
+static Oid
+index_on(Relation table, AttrNumber first_column)
 {
 	List	   *indexes = RelationGetIndexList(table);
 	Oid			found = InvalidOid;
@@ -92,6 +91,38 @@ fence_table_index(Relation table, AttrNumber first_column)
 	}
 	list_free(indexes);
 	return found;
+}
+
+/* A copy of the first row that fits; NULL if none does. */
+static HeapTuple
+find_row(Relation table, Oid index, ScanKey key, Snapshot snapshot)
+{
+	SysScanDesc scan = systable_beginscan(table, index, OidIsValid(index), snapshot, 1, key);
+	HeapTuple	tuple = systable_getnext(scan);
+
+	if (HeapTupleIsValid(tuple))
+		tuple = heap_copytuple(tuple);
+	systable_endscan(scan);
+	return tuple;
+}
+
+HeapTuple
+catalog_find_row(Relation catalog, Oid index, AttrNumber attnum, Oid object, Snapshot snapshot)
+{
+	ScanKeyData key;
+
+	ScanKeyInit(&key, attnum, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(object));
+	return find_row(catalog, index, &key, snapshot);
+}
+
+HeapTuple
+fence_table_find(Relation table, AttrNumber column, RegProcedure equality, Datum value)
+{
+	ScanKeyData key;
+
+	ScanKeyEntryInitialize(&key, 0, column, BTEqualStrategyNumber, InvalidOid, DEFAULT_COLLATION_OID, equality, value);
+	/* without a snapshot of ours: a new one, also where transactions may take none (parallel workers) */
+	return find_row(table, index_on(table, column), &key, NULL);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -154,25 +185,16 @@ row_of_tuple(HeapTuple tuple, TupleDesc desc)
 }
 
 static DomainRow *
-fetch_row(AttrNumber column, Oid collation, RegProcedure equality, Datum value)
+fetch_row(AttrNumber column, RegProcedure equality, Datum value)
 {
 	Relation	table = fence_table_open("domain", AccessShareLock);
-	DomainRow  *row = NULL;
-	ScanKeyData key;
-	SysScanDesc scan;
 	HeapTuple	tuple;
-	Oid			index;
+	DomainRow  *row;
 
 	if (table == NULL)
 		return NULL;
-	index = fence_table_index(table, column);
-	ScanKeyEntryInitialize(&key, 0, column, BTEqualStrategyNumber, InvalidOid, collation, equality, value);
-	/* without a snapshot of ours: a new one, also where transactions may take none (parallel workers) */
-	scan = systable_beginscan(table, index, OidIsValid(index), NULL, 1, &key);
-	tuple = systable_getnext(scan);
-	if (HeapTupleIsValid(tuple))
-		row = row_of_tuple(tuple, RelationGetDescr(table));
-	systable_endscan(scan);
+	tuple = fence_table_find(table, column, equality, value);
+	row = HeapTupleIsValid(tuple) ? row_of_tuple(tuple, RelationGetDescr(table)) : NULL;
 	table_close(table, AccessShareLock);
 	return row;
 }
@@ -180,7 +202,7 @@ fetch_row(AttrNumber column, Oid collation, RegProcedure equality, Datum value)
 DomainRow *
 domain_row_by_relation(Oid relid)
 {
-	return fetch_row(COLUMN_RELATION, InvalidOid, F_OIDEQ, ObjectIdGetDatum(relid));
+	return fetch_row(COLUMN_RELATION, F_OIDEQ, ObjectIdGetDatum(relid));
 }
 
 DomainRow *
@@ -202,23 +224,7 @@ domain_row_covering(Oid relid)
 DomainRow *
 domain_row_by_name(const char *name)
 {
-	return fetch_row(COLUMN_NAME, DEFAULT_COLLATION_OID, F_TEXTEQ, CStringGetTextDatum(name));
-}
-
-HeapTuple
-catalog_find_row(Relation catalog, Oid index, AttrNumber attnum, Oid object, Snapshot snapshot)
-{
-	ScanKeyData key;
-	SysScanDesc scan;
-	HeapTuple	tuple;
-
-	ScanKeyInit(&key, attnum, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(object));
-	scan = systable_beginscan(catalog, index, true, snapshot, 1, &key);
-	tuple = systable_getnext(scan);
-	if (HeapTupleIsValid(tuple))
-		tuple = heap_copytuple(tuple);
-	systable_endscan(scan);
-	return tuple;
+	return fetch_row(COLUMN_NAME, F_TEXTEQ, CStringGetTextDatum(name));
 }
 
 /* own: only those that this transaction has written. */
@@ -352,24 +358,6 @@ domain_row_insert(DomainRow *row)
 	CommandCounterIncrement();
 }
 
-/* The row's tuple in the table, to be changed; NULL if there is none. Copied. */
-static HeapTuple
-find_by_id(Relation table, int64 id)
-{
-	Oid			index = fence_table_index(table, COLUMN_ID);
-	ScanKeyData key;
-	SysScanDesc scan;
-	HeapTuple	tuple;
-
-	ScanKeyInit(&key, COLUMN_ID, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
-	scan = systable_beginscan(table, index, OidIsValid(index), NULL, 1, &key);
-	tuple = systable_getnext(scan);
-	if (HeapTupleIsValid(tuple))
-		tuple = heap_copytuple(tuple);
-	systable_endscan(scan);
-	return tuple;
-}
-
 bool
 domain_row_delete(const DomainRow *row)
 {
@@ -380,7 +368,7 @@ domain_row_delete(const DomainRow *row)
 		return false;
 	/* without a table nothing else keeps two sessions from ending one domain */
 	LockDatabaseObject(RelationGetRelid(table), (Oid) row->id, 0, ExclusiveLock);
-	tuple = find_by_id(table, row->id);
+	tuple = fence_table_find(table, COLUMN_ID, F_INT8EQ, Int64GetDatum(row->id));
 	if (HeapTupleIsValid(tuple))
 		CatalogTupleDelete(table, &tuple->t_self);
 	CacheInvalidateRelcache(table);
@@ -396,7 +384,7 @@ domain_row_update(const DomainRow *row)
 
 	if (table == NULL)
 		return;
-	tuple = find_by_id(table, row->id);
+	tuple = fence_table_find(table, COLUMN_ID, F_INT8EQ, Int64GetDatum(row->id));
 	if (HeapTupleIsValid(tuple))
 		CatalogTupleUpdate(table, &tuple->t_self, tuple_of_row(row, RelationGetDescr(table)));
 	CacheInvalidateRelcache(table);

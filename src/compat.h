@@ -52,6 +52,11 @@
 	((class_id) == NamespaceRelationId ? pg_namespace_aclcheck(object, role, mode) : pg_proc_aclcheck(object, role, mode))
 #endif
 
+/* Whether the role may do what an object's owner may; used for relations only. */
+#if PG_VERSION_NUM < 160000
+#define object_ownercheck(class_id, object, role) pg_class_ownercheck(object, role)
+#endif
+
 /* A set of wait events for the life of the process. */
 #if PG_VERSION_NUM >= 170000
 #define fence_create_wait_event_set(n) CreateWaitEventSet(NULL, n)

@@ -15,7 +15,6 @@
  */
 #include "postgres.h"
 
-#include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "access/xact.h"
@@ -25,8 +24,6 @@
 #include "catalog/pg_type.h"
 #include "commands/sequence.h"
 #include "common/hashfn.h"
-#include "executor/spi.h"
-#include "funcapi.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/acl.h"
@@ -47,6 +44,7 @@
 #include "argument.h"
 #include "compat.h"
 #include "coordinator.h"
+#include "functions.h"
 #include "key.h"
 #include "many.h"
 #include "plain_json.h"
@@ -83,15 +81,6 @@ typedef struct Definition
 	char	  **sources;		/* see parse_source */
 	int64		ttl_ms;			/* 0: none */
 } Definition;
-
-/* How a source's key is made of the arguments */
-typedef struct Source
-{
-	char	   *domain;
-	int			nparts;			/* -1: the first arguments, as many as the domain's key has columns */
-	int		   *arguments;		/* of each part: number of the argument, or 0 ... */
-	char	  **literals;		/* ... and the part's text */
-} Source;
 
 /* A derived value with these arguments */
 typedef struct Derivation
@@ -132,25 +121,6 @@ texts_of_array(ArrayType *array, int *n)
 	return texts;
 }
 
-/* The tuple of that name, copied; NULL if there is none. */
-static HeapTuple
-find_definition(Relation table, const char *name)
-{
-	Oid			index = fence_table_index(table, DERIVED_NAME);
-	ScanKeyData key;
-	SysScanDesc scan;
-	HeapTuple	tuple;
-
-	ScanKeyEntryInitialize(&key, 0, DERIVED_NAME, BTEqualStrategyNumber, InvalidOid, DEFAULT_COLLATION_OID, F_TEXTEQ,
-						   CStringGetTextDatum(name));
-	scan = systable_beginscan(table, index, OidIsValid(index), NULL, 1, &key);
-	tuple = systable_getnext(scan);
-	if (HeapTupleIsValid(tuple))
-		tuple = heap_copytuple(tuple);
-	systable_endscan(scan);
-	return tuple;
-}
-
 static void
 raise_undefined(const char *name)
 {
@@ -164,7 +134,7 @@ static Definition *
 load_definition(const char *name)
 {
 	Relation	table = fence_table_open("derived", AccessShareLock);
-	HeapTuple	tuple = table ? find_definition(table, name) : NULL;
+	HeapTuple	tuple = table ? fence_table_find(table, DERIVED_NAME, F_TEXTEQ, CStringGetTextDatum(name)) : NULL;
 	Definition *definition = palloc0(sizeof(Definition));
 	Datum		values[NDERIVED + 1];
 	bool		nulls[NDERIVED + 1];
@@ -194,79 +164,57 @@ raise_malformed(const char *text)
 			 errhint("For example: room($1) or setting(default).")));
 }
 
-/* One part of a source's key: "$2" or percent-encoded text. */
-static void
-parse_part(Source *source, const char *text, char *part)
+/* One part of a source's key: "$2" or percent-encoded text. texts: of the arguments, or NULL. */
+static Argument
+parse_part(const char *source, const char *part, int nargs, char **texts)
 {
 	char	  **decoded;
 	char	   *end;
 	int			n;
 
-	if (*part == '$')
+	if (*part != '$')
 	{
-		source->arguments[source->nparts] = strtol(part + 1, &end, 10);
-		if (source->arguments[source->nparts] < 1 || *end != '\0')
-			raise_malformed(text);
+		if (!key_parts(part, &n, &decoded) || n != 1)
+			raise_malformed(source);
+		return (Argument) {.type = TEXTOID, .value = CStringGetTextDatum(decoded[0])};
 	}
-	else if (key_parts(part, &n, &decoded) && n == 1)
-		source->literals[source->nparts] = decoded[0];
-	else
-		raise_malformed(text);
-	source->nparts++;
+	n = strtol(part + 1, &end, 10);
+	if (n < 1 || *end != '\0')
+		raise_malformed(source);
+	if (n > nargs)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("source \"%s\" needs argument %d, but the function has %d", source, n, nargs)));
+	return (Argument) {.type = TEXTOID, .value = texts ? CStringGetTextDatum(texts[n - 1]) : (Datum) 0};
 }
 
-/* "domain", or "domain(part,part)". */
-static Source
-parse_source(const char *text)
+/*
+ * "domain(part,part)", or "domain": its key is then the first arguments. Sets the parts of the key, of which there are as many as
+ * the key has columns. texts NULL: only checks.
+ */
+static Domain *
+parse_source(const char *source, int nargs, char **texts, Argument **parts)
 {
-	size_t		len = strlen(text);
-	const char *open = strrchr(text, '(');
-	Source		source = {.domain = pstrdup(text), .nparts = -1};
+	size_t		len = strlen(source);
+	const char *open = len > 0 && source[len - 1] == ')' ? strrchr(source, '(') : NULL;
+	Domain	   *domain = domain_by_name(open ? pnstrdup(source, open - source) : source, false);
+	char	   *rest = open ? pnstrdup(open + 1, source + len - 1 - (open + 1)) : NULL;
 	char	   *part;
-	char	   *comma;
+	int			n = 0;
 
-	if (open == NULL || text[len - 1] != ')')
-		return source;
-	source.domain[open - text] = '\0';
-	source.nparts = 0;
-	source.arguments = palloc0(sizeof(int) * len);
-	source.literals = palloc0(sizeof(char *) * len);
-	part = pnstrdup(open + 1, text + len - 1 - (open + 1));
-	for (; (comma = strchr(part, ',')) != NULL; part = comma + 1)
-	{
-		*comma = '\0';
-		parse_part(&source, text, part);
-	}
-	parse_part(&source, text, part);
-	return source;
-}
-
-/* The key's parts for these arguments; checks that there are so many. texts NULL: only checks. */
-static Argument *
-source_parts(const Source *source, const Domain *domain, int nargs, char **texts, int *nparts)
-{
-	Argument   *parts;
-
-	*nparts = source->nparts < 0 ? domain->nkeys : source->nparts;
-	if (*nparts != domain->nkeys)
+	reader_require_primary();
+	reader_require_source(domain);
+	*parts = palloc(sizeof(Argument) * Max((int) len, domain->nkeys));
+	for (; !open && n < domain->nkeys; n++)
+		(*parts)[n] = parse_part(source, psprintf("$%d", n + 1), nargs, texts);
+	while ((part = strsep(&rest, ",")) != NULL)
+		(*parts)[n++] = parse_part(source, part, nargs, texts);
+	if (n != domain->nkeys)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("wrong number of key values for domain \"%s\"", domain->name),
-				 errdetail("Its key has %d columns, the source has %d values.", domain->nkeys, *nparts)));
-	parts = palloc(sizeof(Argument) * Max(*nparts, 1));
-	for (int i = 0; i < *nparts; i++)
-	{
-		int			argument = source->nparts < 0 ? i + 1 : source->arguments[i];
-
-		if (argument > nargs)
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("source \"%s\" needs argument %d, but the function has %d", source->domain, argument, nargs)));
-		if (texts != NULL)
-			parts[i] = (Argument) {.type = TEXTOID,
-				.value = CStringGetTextDatum(argument == 0 ? source->literals[i] : texts[argument - 1])};
-	}
-	return parts;
+				 errdetail("Its key has %d columns, the source has %d values.", domain->nkeys, n)));
+	return domain;
 }
 
 static Oid
@@ -350,20 +298,14 @@ check_own_search_path(Oid function)
 static void
 check_sources(int nsources, char **sources, int nargs)
 {
+	Argument   *parts;
+
 	if (nsources == 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("a derived value needs at least one source")));
 	for (int i = 0; i < nsources; i++)
-	{
-		Source		source = parse_source(sources[i]);
-		Domain	   *domain = domain_by_name(source.domain, false);
-		int			nparts;
-
-		reader_require_primary();
-		reader_require_source(domain);
-		(void) source_parts(&source, domain, nargs, NULL, &nparts);
-	}
+		(void) parse_source(sources[i], nargs, NULL, &parts);
 }
 
 /* The definition's tuple, which no other session changes until the end of the transaction; NULL if there is none. */
@@ -371,7 +313,7 @@ static HeapTuple
 find_to_change(Relation table, const char *name)
 {
 	LockDatabaseObject(RelationGetRelid(table), string_hash(name, strlen(name) + 1), 0, ExclusiveLock);
-	return find_definition(table, name);
+	return fence_table_find(table, DERIVED_NAME, F_TEXTEQ, CStringGetTextDatum(name));
 }
 
 /* Another definition of the name takes the place of the former one, with an id of its own: nothing it stored is used. */
@@ -508,15 +450,11 @@ resolve_sources(Derivation *d)
 	d->sources = palloc(sizeof(ManyItem) * d->nsources);
 	for (int i = 0; i < d->nsources; i++)
 	{
-		Source		source = parse_source(d->definition->sources[i]);
-		Domain	   *domain = domain_by_name(source.domain, false);
-		int			nparts;
-		Argument   *parts = source_parts(&source, domain, d->nargs, d->texts, &nparts);
+		Argument   *parts;
+		Domain	   *domain = parse_source(d->definition->sources[i], d->nargs, d->texts, &parts);
 
 		reader_require(domain);
-		reader_require_primary();
-		reader_require_source(domain);
-		d->sources[i] = many_item(domain, key_of_arguments(domain, nparts, parts));
+		d->sources[i] = many_item(domain, key_of_arguments(domain, domain->nkeys, parts));
 	}
 }
 
@@ -575,16 +513,13 @@ Datum
 fence_derived_keys(PG_FUNCTION_ARGS)
 {
 	Derivation	d = {0};
-	TupleDesc	desc;
 	Datum		values[2];
 	bool		nulls[2] = {false};
 
 	derivation_arguments(fcinfo, &d);
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
 	values[0] = CStringGetTextDatum(d.sources[0].fence);
 	values[1] = CStringGetTextDatum(d.value);
-	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
+	PG_RETURN_DATUM(function_row(fcinfo, values, nulls));
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -648,42 +583,25 @@ read_stored(Derivation *d, Datum *result)
 static char *
 call_function(const Derivation *d, Snapshot snapshot)
 {
-	MemoryContext context = CurrentMemoryContext;
-	StringInfoData query;
+	LOCAL_FCINFO(call, FUNC_MAX_ARGS);
+	FmgrInfo	function;
 	StringInfoData json;
-	SPIPlanPtr	plan;
 	Datum		value;
-	bool		isnull;
 	Jsonb	   *jsonb;
-	char	   *text = NULL;
 
-	initStringInfo(&query);
-	appendStringInfo(&query, "SELECT %s(",
-					 quote_qualified_identifier(get_namespace_name(get_func_namespace(d->function)),
-												get_func_name(d->function)));
+	fmgr_info(d->function, &function);
+	InitFunctionCallInfoData(*call, &function, d->nargs, DEFAULT_COLLATION_OID, NULL, NULL);
 	for (int i = 0; i < d->nargs; i++)
-		appendStringInfo(&query, "%s$%d", i ? ", " : "", i + 1);
-	appendStringInfoChar(&query, ')');
-
-	if (SPI_connect() != SPI_OK_CONNECT)
-		elog(ERROR, "SPI_connect failed");
-	plan = SPI_prepare(query.data, d->nargs, d->types);
-	if (plan == NULL)
-		elog(ERROR, "SPI_prepare failed: %s", SPI_result_code_string(SPI_result));
-	if (SPI_execute_snapshot(plan, d->values, NULL, snapshot, InvalidSnapshot, true, false, 0) != SPI_OK_SELECT ||
-		SPI_processed != 1)
-		elog(ERROR, "could not compute derived value \"%s\"", d->definition->name);
-	value = SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1, &isnull);
-	if (!isnull)
-	{
-		initStringInfo(&json);
-		plain_json_value(&json, value, false, SPI_gettypeid(SPI_tuptable->tupdesc, 1));
-		jsonb = DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(json.data)));
-		text = MemoryContextStrdup(context, JsonbToCString(NULL, &jsonb->root, VARSIZE(jsonb)));
-	}
-	if (SPI_finish() != SPI_OK_FINISH)
-		elog(ERROR, "SPI_finish failed");
-	return text;
+		call->args[i] = (NullableDatum) {.value = d->values[i]};
+	PushActiveSnapshot(snapshot);
+	value = FunctionCallInvoke(call);
+	PopActiveSnapshot();
+	if (call->isnull)
+		return NULL;
+	initStringInfo(&json);
+	plain_json_value(&json, value, false, get_func_rettype(d->function));
+	jsonb = DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(json.data)));
+	return JsonbToCString(NULL, &jsonb->root, VARSIZE(jsonb));
 }
 
 /*

@@ -14,23 +14,17 @@
  */
 #include "postgres.h"
 
-#include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "fmgr.h"
-#include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
-#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "coordinator.h"
 #include "detached.h"
 #include "functions.h"
 #include "key.h"
 #include "ledger.h"
-#include "redis/calls.h"
-#include "row.h"
 #include "settings.h"
 #include "shared.h"
 #include "stamp.h"
@@ -48,24 +42,10 @@ PG_FUNCTION_INFO_V1(fence_abort);
 static bool has_ended = false;	/* this transaction has deleted a row */
 
 /* -----------------------------------------------------------------------------------------------------------------
- * The rows
+ * The rows. The functions that come here are the extension owner's (SECURITY DEFINER), workers are superusers: callers need no
+ * privilege on the table.
  * -----------------------------------------------------------------------------------------------------------------
  */
-
-/*
- * Runs one statement in a snapshot that is taken now, whatever the isolation level, with SPI connected. The functions that
- * come here are the extension owner's (SECURITY DEFINER), workers are superusers: callers need no privilege on the table.
- */
-static void
-execute(const char *sql, int expected, int nargs, Oid *types, Datum *values)
-{
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	SPIPlanPtr	plan = SPI_prepare(sql, nargs, types);
-
-	if (plan == NULL || SPI_execute_snapshot(plan, values, NULL, snapshot, InvalidSnapshot, false, true, 0) != expected)
-		elog(ERROR, "could not use fence.reservation");
-	UnregisterSnapshot(snapshot);
-}
 
 static int64
 result_int64(uint64 row, int column, int64 if_null)
@@ -102,7 +82,7 @@ highest_standing(const Domain *domain, const char *fence)
 	Oid			types[] = {INT8OID, TEXTOID};
 	Datum		values[] = {Int64GetDatum(domain->id), CStringGetTextDatum(stored_name(fence))};
 
-	execute("SELECT pg_catalog.max(version), pg_catalog.count(*) FROM fence.reservation"
+	execute_now("SELECT pg_catalog.max(version), pg_catalog.count(*) FROM fence.reservation"
 			" WHERE domain_id OPERATOR(pg_catalog.=) $1 AND fence OPERATOR(pg_catalog.=) $2",
 			SPI_OK_SELECT, lengthof(types), types, values);
 	if (result_int64(0, 2, 0) >= STANDING_MOST)
@@ -122,7 +102,7 @@ insert_row(const Domain *domain, const char *fence, int64 version, Interval *lea
 	Datum		values[] = {Int64GetDatum(domain->id), CStringGetTextDatum(stored_name(fence)), Int64GetDatum(version),
 		CStringGetTextDatum(fence_stamp()), IntervalPGetDatum(lease)};
 
-	execute("INSERT INTO fence.reservation (domain_id, fence, version, creator, until)"
+	execute_now("INSERT INTO fence.reservation (domain_id, fence, version, creator, until)"
 			" VALUES ($1, $2, $3, $4, pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) $5) RETURNING id, token",
 			SPI_OK_INSERT_RETURNING, lengthof(types), types, values);
 	*token = MemoryContextStrdup(caller, result_text(0, 2));
@@ -145,7 +125,7 @@ detached_stands(const char *stamp)
 		return false;			/* the extension has been dropped */
 	SPI_connect();
 	/* the attachment that it is of may have ended: then readers are told so, and it says nothing of another one */
-	execute("SELECT FROM fence.reservation r JOIN fence.domain d ON d.id OPERATOR(pg_catalog.=) r.domain_id"
+	execute_now("SELECT FROM fence.reservation r JOIN fence.domain d ON d.id OPERATOR(pg_catalog.=) r.domain_id"
 			" WHERE r.id OPERATOR(pg_catalog.=) $1 AND " RESERVATION_STAMP " OPERATOR(pg_catalog.=) $2",
 			SPI_OK_SELECT, lengthof(types), types, values);
 	stands = SPI_processed > 0;
@@ -157,7 +137,7 @@ void
 detached_expire(void)
 {
 	SPI_connect();
-	execute("DELETE FROM fence.reservation WHERE id OPERATOR(pg_catalog.=) ANY (SELECT r.id FROM fence.reservation r"
+	execute_now("DELETE FROM fence.reservation WHERE id OPERATOR(pg_catalog.=) ANY (SELECT r.id FROM fence.reservation r"
 			" WHERE r.until OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp()"
 			" OR NOT EXISTS (SELECT FROM fence.domain d WHERE d.id OPERATOR(pg_catalog.=) r.domain_id)"
 			" FOR UPDATE SKIP LOCKED)", SPI_OK_DELETE, 0, NULL, NULL);
@@ -170,7 +150,7 @@ detached_carry(LibraryCall *call, int node, uint32 epoch)
 	bool		ok = true;
 
 	SPI_connect();
-	execute("SELECT r.fence, " RESERVATION_STAMP
+	execute_now("SELECT r.fence, " RESERVATION_STAMP
 			"  FROM fence.reservation r JOIN fence.domain d ON d.id OPERATOR(pg_catalog.=) r.domain_id",
 			SPI_OK_SELECT, 0, NULL, NULL);
 	for (uint64 i = 0; ok && i < SPI_processed; i++)
@@ -216,8 +196,7 @@ static Interval *
 lease_argument(FunctionCallInfo fcinfo, int n)
 {
 	Interval   *lease = PG_ARGISNULL(n) ? NULL : PG_GETARG_INTERVAL_P(n);
-	double		ms = lease == NULL ? 0 :
-		((double) lease->month * DAYS_PER_MONTH + lease->day) * SECS_PER_DAY * 1000.0 + lease->time / 1000.0;
+	int64		ms = interval_ms(lease);
 
 	if (ms < 1 || ms > DETACHED_LEASE_MOST_MS)
 		ereport(ERROR,
@@ -243,10 +222,7 @@ fence_reserve(PG_FUNCTION_ARGS)
 	Reservation *r;
 	Datum		values[2];
 	bool		nulls[2] = {false};
-	TupleDesc	desc;
 
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
 	PreventCommandIfReadOnly("fence.reserve()");
 	PreventCommandDuringRecovery("fence.reserve()");
 	explicit_lock_key(fence);
@@ -262,7 +238,7 @@ fence_reserve(PG_FUNCTION_ARGS)
 
 	values[0] = Int64GetDatum(r->applied);
 	values[1] = DirectFunctionCall1(uuid_in, CStringGetDatum(token));
-	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
+	PG_RETURN_DATUM(function_row(fcinfo, values, nulls));
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -284,7 +260,7 @@ take_row(FunctionCallInfo fcinfo, const char *command, char **domain, char **fen
 	PreventCommandDuringRecovery(command);
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
-	execute("DELETE FROM fence.reservation r USING fence.domain d"
+	execute_now("DELETE FROM fence.reservation r USING fence.domain d"
 			" WHERE r.token OPERATOR(pg_catalog.=) $1 AND r.until OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()"
 			" AND d.id OPERATOR(pg_catalog.=) r.domain_id"
 			" RETURNING d.name, r.fence, r.version", SPI_OK_DELETE_RETURNING, lengthof(types), types, values);
@@ -302,16 +278,6 @@ take_row(FunctionCallInfo fcinfo, const char *command, char **domain, char **fen
 	return version;
 }
 
-/*
- * Where the caller stores the versions, this transaction takes the key over with a reservation of its own, as begin_write
- * would: for the version that was reserved, or one above what others have written meanwhile.
- */
-static int64
-take_over(const Domain *domain, const char *key, int64 reserved)
-{
-	return explicit_write(domain, key, reserved - 1);
-}
-
 /* fence.commit(token) → version. Where triggers write the versions, there is nothing to add. */
 Datum
 fence_commit(PG_FUNCTION_ARGS)
@@ -324,8 +290,12 @@ fence_commit(PG_FUNCTION_ARGS)
 	char	   *wire_name;
 	char	   *key;
 
+	/*
+	 * Where the caller stores the versions, this transaction takes the key over with a reservation of its own, as begin_write would:
+	 * for the version that was reserved, or one above what others have written meanwhile.
+	 */
 	if (domain->scope == SCOPE_MANUAL && key_parse_fence_name(full_name(stored), &database, &wire_name, &key))
-		version = take_over(domain, key, version);
+		version = explicit_write(domain, key, version - 1);
 	PG_RETURN_INT64(version);
 }
 

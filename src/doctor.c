@@ -9,16 +9,11 @@
 
 #include "access/xlog.h"
 #include "access/xact.h"
-#include "catalog/pg_type.h"
 #include "commands/dbcommands.h"
 #include "executor/spi.h"
 #include "funcapi.h"
 #include "miscadmin.h"
-#include "postmaster/bgworker_internals.h"
-#include "storage/lwlock.h"
 #include "utils/builtins.h"
-#include "utils/guc.h"
-#include "utils/memutils.h"
 #include "utils/resowner.h"
 
 #include "domain.h"
@@ -124,20 +119,16 @@ is_starting(void)
 static void
 check_state(Report *report)
 {
-	FenceWord	word;
-	char		reason[REASON_LEN];
+	FenceStateNow now;
 
-	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	word = fence_word();
-	strlcpy(reason, fence_shared->reason, REASON_LEN);
-	LWLockRelease(fence_shared->lock);
-	if (WORD_STATE(word) == FENCE_OPEN || RecoveryInProgress())
+	fence_state_now(&now);
+	if (WORD_STATE(now.word) == FENCE_OPEN || RecoveryInProgress())
 		return;
 	if (is_starting())
 		put_finding(report, "info", "the server was started a moment ago: fences are opened when the leases of before are over",
 					"SELECT fence.wait_open() waits for that; writes wait, too, or fail if their policy is error.");
 	else
-		put_finding(report, "error", psprintf("fences are %s: %s", fence_state_name(word), reason),
+		put_finding(report, "error", psprintf("fences are %s: %s", fence_state_name(now.word), now.reason),
 					"doc/operations.md lists the reasons and what to do about each.");
 }
 
@@ -304,12 +295,8 @@ static void
 check_redis(Report *report)
 {
 	FenceNode  *nodes = palloc(sizeof(FenceNode) * MAX_NODES);
-	int			n;
+	int			n = fence_copy_nodes(nodes);
 
-	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	n = fence_shared->nnodes;
-	memcpy(nodes, fence_shared->nodes, sizeof(FenceNode) * n);
-	LWLockRelease(fence_shared->lock);
 	if (n == 0)
 		put_finding(report, "error", "the keeper has not found a Redis yet", "fence.state tells why.");
 	for (int i = 0; i < n; i++)

@@ -307,6 +307,7 @@ static void
 resolve_key(Domain *domain, const DomainRow *row, Relation rel)
 {
 	AttrNumber *attnums;
+	char	   *unfit;
 	Oid			index;
 
 	domain->nkeys = list_length(row->key_columns);
@@ -314,9 +315,7 @@ resolve_key(Domain *domain, const DomainRow *row, Relation rel)
 	attnums = palloc(sizeof(AttrNumber) * domain->nkeys);
 	for (int i = 0; i < domain->nkeys; i++)
 		attnums[i] = resolve_column(row, rel, list_nth(row->key_columns, i));
-	index = domain->scope == SCOPE_GROUP ? domain_group_index(rel, domain->nkeys, attnums) :
-		domain_key_index(rel, domain->nkeys, attnums, NULL, NULL);
-	domain->key_index = index;
+	domain->key_index = index = domain_key_index(rel, domain->nkeys, attnums, domain->scope != SCOPE_GROUP, &unfit);
 	for (int i = 0; i < domain->nkeys; i++)
 		describe_key_column(&domain->keys[i], rel, domain->scope == SCOPE_GROUP ? InvalidOid : index, attnums[i]);
 	place_key_columns(domain);
@@ -359,13 +358,12 @@ policy_of_text(const char *text)
 	return strcmp(text, "error") == 0 ? POLICY_ERROR : POLICY_BYPASS;
 }
 
-static int64
-milliseconds(const Interval *interval)
+int64
+interval_ms(const Interval *interval)
 {
 	if (interval == NULL)
 		return 0;
-	return interval->month * INT64CONST(1000) * SECS_PER_DAY * DAYS_PER_MONTH +
-		interval->day * INT64CONST(1000) * SECS_PER_DAY + interval->time / 1000;
+	return ((int64) interval->month * DAYS_PER_MONTH + interval->day) * SECS_PER_DAY * INT64CONST(1000) + interval->time / 1000;
 }
 
 /* What a transaction does with its reservations of the domain. */
@@ -399,7 +397,7 @@ fill_entry(Entry *entry, const DomainRow *row)
 	domain->tag = row->tag ? pstrdup(row->tag) : NULL;
 	foreach(lc, row->columns)
 		domain->columns = lappend(domain->columns, pstrdup(lfirst(lc)));
-	domain->ttl_ms = milliseconds(row->ttl);
+	domain->ttl_ms = interval_ms(row->ttl);
 	domain->write_through = strcmp(row->cache, "row") == 0;
 	domain->cache_absent = row->cache_absent;
 	fill_writing(domain, row);

@@ -96,6 +96,11 @@ extern Domain *domain_by_name(const char *name, bool missing_ok);
 /* The domain whose wire_name this is (of this database), or NULL. */
 extern Domain *domain_by_wire_name(const char *wire_name);
 
+/* An interval, in months of 30 days and days of 24 hours; 0 for NULL. No interval overflows it. */
+extern int64 interval_ms(const Interval *interval);
+
+#define TTL_MAX_MS	(INT64CONST(1000) * SECS_PER_DAY * 3660)	/* 10 years */
+
 /* The policy in force for the domain; whether its rows are reserved at once when they change. */
 extern FailurePolicy domain_policy(const Domain *domain);
 extern bool domain_reserves_early(const Domain *domain);
@@ -106,8 +111,8 @@ extern Oid	fence_table_oid(const char *relname);
 /* Opens a table of the extension; NULL if the extension is not installed. Close it with table_close. */
 extern Relation fence_table_open(const char *relname, LOCKMODE lock);
 
-/* OID of the table's unique index whose first column is this, InvalidOid if there is none. */
-extern Oid	fence_table_index(Relation table, AttrNumber first_column);
+/* A copy of its row in which the column, of a unique index, has the value; NULL if there is none. In a new snapshot. */
+extern HeapTuple fence_table_find(Relation table, AttrNumber column, RegProcedure equality, Datum value);
 
 /*
  * A row of fence.domain as the table holds it; no name in it has been resolved. What works on broken attachments
@@ -200,15 +205,11 @@ typedef struct KeyEquality
 extern KeyEquality domain_key_equality(Relation rel, Oid index, AttrNumber attnum);
 
 /*
- * The unique index on exactly these columns, in any order, that can be relied on at every moment; InvalidOid if there
- * is none. Then *unfit tells what keeps the nearest one from it ("is deferrable"), and its name; both NULL if there is
- * none at all. unfit and unfit_name may be NULL.
+ * A plain btree index by which rows of a key are found; InvalidOid if there is none. unique: the one on exactly these columns, in any
+ * order, that can be relied on at every moment. Else one whose first columns they are, in any order: for groups. *unfit tells of one
+ * that it cannot be, and why, as a sentence; NULL: there is none of these columns.
  */
-extern Oid	domain_key_index(Relation rel, int nkeys, const AttrNumber *attnums,
-							 const char **unfit, char **unfit_name);
-
-/* A plain btree index whose first columns are the key's, in any order; InvalidOid if there is none. For groups. */
-extern Oid	domain_group_index(Relation rel, int nkeys, const AttrNumber *attnums);
+extern Oid	domain_key_index(Relation rel, int nkeys, const AttrNumber *attnums, bool unique, char **unfit);
 
 /* Called once at load: invalidation callbacks. And at the end of each top-level transaction: frees dead domains. */
 extern void domain_init(void);

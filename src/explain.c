@@ -10,8 +10,6 @@
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "funcapi.h"
-#include "miscadmin.h"
-#include "storage/lwlock.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
@@ -37,31 +35,16 @@ typedef struct Explanation
 	FenceStatus status;
 } Explanation;
 
-static void say(Explanation *e, const char *topic, const char *format,...) pg_attribute_printf(3, 4);
-
 static void
-say(Explanation *e, const char *topic, const char *format,...)
+put_line(Explanation *e, const char *topic, const char *finding)
 {
-	StringInfoData text;
-	Datum		values[2];
+	Datum		values[2] = {CStringGetTextDatum(topic), CStringGetTextDatum(finding)};
 	bool		nulls[2] = {false};
-	int			missing;
 
-	initStringInfo(&text);
-	do
-	{
-		va_list		args;
-
-		va_start(args, format);
-		missing = appendStringInfoVA(&text, format, args);
-		va_end(args);
-		if (missing > 0)
-			enlargeStringInfo(&text, missing);
-	} while (missing > 0);
-	values[0] = CStringGetTextDatum(topic);
-	values[1] = CStringGetTextDatum(text.data);
 	tuplestore_putvalues(e->rsinfo->setResult, e->rsinfo->setDesc, values, nulls);
 }
+
+#define say(e, topic, ...) put_line(e, topic, psprintf(__VA_ARGS__))
 
 static char *
 seconds(int64 ms)
@@ -110,23 +93,15 @@ explain_answer(Explanation *e)
 static void
 explain_state(Explanation *e)
 {
-	FenceWord	word;
-	char		epoch[EPOCH_LEN];
-	char		reason[REASON_LEN];
-	TimestampTz since;
+	FenceStateNow now;
 	int64		left;
 
-	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	word = fence_word();
-	fence_epoch_of(WORD_EPOCH(word), epoch);
-	strlcpy(reason, fence_shared->reason, REASON_LEN);
-	since = fence_shared->since;
-	LWLockRelease(fence_shared->lock);
+	fence_state_now(&now);
 	left = (int64) pg_atomic_read_u64(&fence_shared->lease_bound) - fence_clock();
-	if (WORD_STATE(word) != FENCE_OPEN)
-		say(e, "answer", "unarmed: fences are %s; readers go to PostgreSQL", fence_state_name(word));
-	say(e, "state", "%s since %s: %s", fence_state_name(word), timestamptz_to_str(since), reason);
-	say(e, "epoch", "%s", WORD_EPOCH(word) ? epoch : "none yet");
+	if (WORD_STATE(now.word) != FENCE_OPEN)
+		say(e, "answer", "unarmed: fences are %s; readers go to PostgreSQL", fence_state_name(now.word));
+	say(e, "state", "%s since %s: %s", fence_state_name(now.word), timestamptz_to_str(now.since), now.reason);
+	say(e, "epoch", "%s", WORD_EPOCH(now.word) ? now.epoch : "none yet");
 	if (left > 0)
 		say(e, "lease", "Redis may answer for at most %s more, unless it is renewed", seconds(left / 1000));
 	else

@@ -31,6 +31,7 @@
 #include "utils/syscache.h"
 
 #include "attach.h"
+#include "compat.h"
 #include "follow.h"
 #include "shape.h"
 
@@ -214,25 +215,12 @@ tables_of(Node *stmt)
 	return NIL;
 }
 
-/* Whether the caller may lock it: others, PostgreSQL refuses. */
-static bool
-is_owner(Oid relid)
-{
-	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
-	bool		owner;
-
-	if (!HeapTupleIsValid(tuple))
-		return false;
-	owner = has_privs_of_role(GetUserId(), ((Form_pg_class) GETSTRUCT(tuple))->relowner);
-	ReleaseSysCache(tuple);
-	return owner;
-}
-
 static DomainRow *
 lock_domain_row(Oid relid)
 {
-	if (domain_row_by_relation(relid) == NULL || !is_owner(relid))
-		return NULL;
+	if (domain_row_by_relation(relid) == NULL || !SearchSysCacheExists1(RELOID, ObjectIdGetDatum(relid)) ||
+		!object_ownercheck(RelationRelationId, relid, GetUserId()))
+		return NULL;			/* others, PostgreSQL refuses */
 	LockRelationOid(relid, AccessExclusiveLock);
 	return domain_row_by_relation(relid);
 }

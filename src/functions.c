@@ -11,17 +11,16 @@
 #include "funcapi.h"
 #include "common/hashfn.h"
 #include "miscadmin.h"
-#include "storage/latch.h"
 #include "storage/lock.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
+#include "utils/snapmgr.h"
 
 #include "audit.h"
 #include "coordinator.h"
 #include "functions.h"
 #include "key.h"
 #include "ledger.h"
-#include "progress.h"
 #include "reader.h"
 #include "row.h"
 #include "shared.h"
@@ -72,6 +71,28 @@ key_argument(FunctionCallInfo fcinfo, int n, const Domain *domain)
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("the key must not be null")));
 	return key_of_arguments(domain, nparts, parts);
+}
+
+Datum
+function_row(FunctionCallInfo fcinfo, Datum *values, bool *nulls)
+{
+	TupleDesc	desc;
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls));
+}
+
+uint64
+execute_now(const char *sql, int expected, int nargs, Oid *types, Datum *values)
+{
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	SPIPlanPtr	plan = SPI_prepare(sql, nargs, types);
+
+	if (plan == NULL || SPI_execute_snapshot(plan, values, NULL, snapshot, InvalidSnapshot, false, true, 0) != expected)
+		elog(ERROR, "could not execute \"%s\"", sql);
+	UnregisterSnapshot(snapshot);
+	return SPI_processed;
 }
 
 Datum
@@ -256,11 +277,8 @@ fence_status(PG_FUNCTION_ARGS)
 	FenceStatus status;
 	Datum		values[5];
 	bool		nulls[5] = {false};
-	TupleDesc	desc;
 
 	reader_require(domain);
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
 	if (!audit_key(domain, key, &status))
 		ereport(ERROR,
 				(errcode(ERRCODE_CONNECTION_FAILURE),
@@ -275,20 +293,18 @@ fence_status(PG_FUNCTION_ARGS)
 	nulls[2] = !domain_has_versions(domain);
 	values[3] = Int32GetDatum(status.pending);
 	values[4] = reader_text(status.armed ? status.token : NULL, &nulls[4]);
-	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
+	PG_RETURN_DATUM(function_row(fcinfo, values, nulls));
 }
 
 /* Compares the domain's rows with their fences; as rows (relation, count). */
 static Datum
-audit(FunctionCallInfo fcinfo, const char *command, double fraction, bool repair)
+audit(FunctionCallInfo fcinfo, double fraction, bool repair)
 {
 	Domain	   *domain = domain_argument(fcinfo, 0);
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	int64		counts[RELATION_COUNT] = {0};
 
-	progress_begin(command, domain->name);
 	audit_sample(domain, fraction, INT_MAX, repair, counts);
-	progress_end();
 	InitMaterializedSRF(fcinfo, 0);
 	for (int i = 0; i < RELATION_COUNT; i++)
 	{
@@ -309,14 +325,14 @@ fence_audit(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("the fraction must be above 0 and at most 1")));
-	return audit(fcinfo, "audit", fraction, false);
+	return audit(fcinfo, fraction, false);
 }
 
 /* The same, and repairs what differs. */
 Datum
 fence_repair_domain(PG_FUNCTION_ARGS)
 {
-	return audit(fcinfo, "repair_domain", 1.0, true);
+	return audit(fcinfo, 1.0, true);
 }
 
 Datum
@@ -341,11 +357,7 @@ fence_initialise(PG_FUNCTION_ARGS)
 	(void) fcinfo;
 	shared_require();
 	while (!fence_shared->bound_known && fence_clock() < deadline)
-	{
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 10, wait_event_worker());
-		ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
-	}
+		fence_pause(10000, wait_event_worker());
 	values[0] = Int64GetDatum(fence_shared->last_epoch);
 	values[1] = Int32GetDatum(fence_shared->bound_known ? fence_shared->longest_lease : LEASE_MAX_MS);
 	if (SPI_connect() != SPI_OK_CONNECT ||

@@ -1,6 +1,6 @@
 /*
  * functions.h
- *	  What SQL-callable functions share: arguments, explicit reservations.
+ *	  What SQL-callable functions share: arguments, results, statements, explicit reservations.
  */
 #ifndef FENCE_FUNCTIONS_H
 #define FENCE_FUNCTIONS_H
@@ -18,6 +18,15 @@ extern Domain *domain_argument(FunctionCallInfo fcinfo, int n);
  * argument_list and key_of_arguments raise.
  */
 extern char *key_argument(FunctionCallInfo fcinfo, int n, const Domain *domain);
+
+/* The result of a function that returns one row. */
+extern Datum function_row(FunctionCallInfo fcinfo, Datum *values, bool *nulls);
+
+/*
+ * Runs one statement in a snapshot that is taken now, whatever the isolation level, with SPI connected. Returns how many rows there
+ * were. Raises XX000 unless the result is the expected one of SPI's.
+ */
+extern uint64 execute_now(const char *sql, int expected, int nargs, Oid *types, Datum *values);
 
 /*
  * Orders those who write, or reserve, a key explicitly: no row's lock does. Until the end of the transaction. Interruptible.

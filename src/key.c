@@ -21,12 +21,10 @@
 #include "utils/fmgrprotos.h"
 #include "utils/json.h"
 #include "utils/lsyscache.h"
-#include "utils/uuid.h"
 
 #include "key.h"
 #include "utf8.h"
 
-static const char hex_lower[] = "0123456789abcdef";
 static const char hex_upper[] = "0123456789ABCDEF";
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -41,11 +39,14 @@ is_unreserved(unsigned char c)
 		c == '-' || c == '.' || c == '_' || c == '~';
 }
 
+/* The empty text has one of its own, which no other has: encoding gives no NUL. */
 static void
 encode_text(StringInfo buf, const char *text, size_t len)
 {
 	const char *utf8 = utf8_require(text, &len);
 
+	if (len == 0)
+		appendStringInfoString(buf, "%00");
 	enlargeStringInfo(buf, len);
 	for (size_t i = 0; i < len; i++)
 	{
@@ -181,29 +182,11 @@ print_bytea(StringInfo buf, Datum value)
 	int			len = VARSIZE_ANY_EXHDR(bytes);
 
 	encode_text(buf, "\\x", 2);
-	for (int i = 0; i < len; i++)
-	{
-		unsigned char c = VARDATA_ANY(bytes)[i];
-
-		appendStringInfoCharMacro(buf, hex_lower[c >> 4]);
-		appendStringInfoCharMacro(buf, hex_lower[c & 0xF]);
-	}
+	enlargeStringInfo(buf, 2 * len);
+	buf->len += hex_encode(VARDATA_ANY(bytes), len, buf->data + buf->len);
+	buf->data[buf->len] = '\0';
 	if ((Pointer) bytes != DatumGetPointer(value))
 		pfree(bytes);
-}
-
-static void
-print_uuid(StringInfo buf, Datum value)
-{
-	pg_uuid_t  *uuid = DatumGetUUIDP(value);
-
-	for (int i = 0; i < UUID_LEN; i++)
-	{
-		if (i == 4 || i == 6 || i == 8 || i == 10)
-			appendStringInfoCharMacro(buf, '-');
-		appendStringInfoCharMacro(buf, hex_lower[uuid->data[i] >> 4]);
-		appendStringInfoCharMacro(buf, hex_lower[uuid->data[i] & 0xF]);
-	}
 }
 
 /* ISO 8601 as JSON has it, a timestamptz in UTC: whatever DateStyle and TimeZone are. */
@@ -247,12 +230,6 @@ print_value(StringInfo buf, const KeyColumn *column, Datum value)
 		case BPCHAROID:
 			print_text(buf, value, true);
 			break;
-		case UUIDOID:
-			print_uuid(buf, value);
-			break;
-		case BOOLOID:
-			appendStringInfoChar(buf, DatumGetBool(value) ? 't' : 'f');
-			break;
 		case BYTEAOID:
 			print_bytea(buf, value);
 			break;
@@ -276,14 +253,6 @@ print_value(StringInfo buf, const KeyColumn *column, Datum value)
  * Keys
  * -----------------------------------------------------------------------------------------------------------------
  */
-
-/* Closes the part that began at `start`: the empty value has a text of its own. */
-static void
-finish_part(StringInfo buf, int start)
-{
-	if (buf->len == start)
-		appendStringInfoString(buf, "%00");
-}
 
 static char *
 finish_key(const Domain *domain, StringInfo buf)
@@ -316,7 +285,6 @@ key_of_tuple(const Domain *domain, HeapTuple tuple, TupleDesc desc)
 		const KeyColumn *column = &domain->keys[i];
 		bool		isnull;
 		Datum		value = heap_getattr(tuple, column->attnum, desc, &isnull);
-		int			start;
 
 		if (isnull)
 			ereport(ERROR,
@@ -325,9 +293,7 @@ key_of_tuple(const Domain *domain, HeapTuple tuple, TupleDesc desc)
 					 errhint("Use ALTER TABLE ... ALTER COLUMN ... SET NOT NULL on each key column.")));
 		if (i > 0)
 			appendStringInfoChar(&buf, ',');
-		start = buf.len;
 		print_value(&buf, column, value);
-		finish_part(&buf, start);
 	}
 	return finish_key(domain, &buf);
 }
@@ -433,13 +399,9 @@ key_of_arguments(const Domain *domain, int nparts, const Argument *parts)
 	initStringInfo(&buf);
 	for (int i = 0; i < nparts; i++)
 	{
-		int			start;
-
 		if (i > 0)
 			appendStringInfoChar(&buf, ',');
-		start = buf.len;
 		print_part(&buf, domain, i, &parts[i]);
-		finish_part(&buf, start);
 	}
 	return finish_key(domain, &buf);
 }
@@ -471,13 +433,9 @@ key_is_canonical(const Domain *domain, const char *key)
 	initStringInfo(&buf);
 	for (int i = 0; i < nparts; i++)
 	{
-		int			start;
-
 		if (i > 0)
 			appendStringInfoChar(&buf, ',');
-		start = buf.len;
 		print_value(&buf, &domain->keys[i], key_part_datum(&domain->keys[i], parts[i]));
-		finish_part(&buf, start);
 	}
 	return strcmp(buf.data, key) == 0;
 }

@@ -9,16 +9,12 @@
 
 #include "access/genam.h"
 #include "access/htup_details.h"
-#include "access/sysattr.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_index.h"
 #include "commands/defrem.h"
-#include "nodes/readfuncs.h"
-#include "optimizer/optimizer.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
-#include "utils/syscache.h"
 
 #include "domain.h"
 
@@ -56,58 +52,29 @@ domain_key_equality(Relation rel, Oid index, AttrNumber attnum)
 }
 
 /*
- * The index' expressions as they are stored. Not RelationGetIndexExpressions: that evaluates what is constant, and so
- * runs functions of the table's owner as whoever asks, which may be a worker with a superuser's rights.
+ * Whether the first n columns of the index are the wanted ones. *expression: among them is an expression, which may be of those that
+ * are missing; it is not looked at.
  */
-static Node *
-raw_expressions(Relation irel)
-{
-	HeapTuple	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(RelationGetRelid(irel)));
-	bool		isnull = true;
-	Node	   *expressions = NULL;
-	Datum		stored;
-
-	if (!HeapTupleIsValid(tuple))
-		return NULL;
-	stored = SysCacheGetAttr(INDEXRELID, tuple, Anum_pg_index_indexprs, &isnull);
-	if (!isnull)
-		expressions = stringToNode(TextDatumGetCString(stored));
-	ReleaseSysCache(tuple);
-	return expressions;
-}
-
-/* Whether the index' columns, those in its expressions included, are the key's and no others. */
 static bool
-index_covers(Relation irel, int nkeys, const AttrNumber *attnums, bool *expressions)
+index_covers(const FormData_pg_index *index, int n, const Bitmapset *wanted, bool *expression)
 {
-	Bitmapset  *wanted = NULL;
 	Bitmapset  *indexed = NULL;
-	Node	   *exprs = raw_expressions(irel);
-	bool		same;
 
-	for (int i = 0; i < nkeys; i++)
-		wanted = bms_add_member(wanted, attnums[i] - FirstLowInvalidHeapAttributeNumber);
-	for (int i = 0; i < irel->rd_index->indnkeyatts; i++)
-		if (irel->rd_index->indkey.values[i] != 0)
-			indexed = bms_add_member(indexed,
-									 irel->rd_index->indkey.values[i] - FirstLowInvalidHeapAttributeNumber);
-	pull_varattnos(exprs, 1, &indexed);
-	*expressions = exprs != NULL;
-	same = bms_equal(wanted, indexed);
-	bms_free(wanted);
-	bms_free(indexed);
-	return same;
+	for (int i = 0; i < Min(n, index->indnkeyatts); i++)
+		indexed = bms_add_member(indexed, index->indkey.values[i]);
+	*expression = bms_is_member(0, indexed);
+	return *expression ? bms_is_subset(bms_del_member(indexed, 0), wanted) : bms_equal(indexed, wanted);
 }
 
-/* Why uniqueness of this index cannot be relied on at every moment, or NULL. */
+/* Why rows cannot be found by this index or, if it is to be unique, that cannot be relied on at every moment. NULL: it is fit. */
 static const char *
-index_unfit(Relation irel, bool expressions)
+index_unfit(Relation irel, bool unique, bool expression)
 {
-	if (expressions)
+	if (expression)
 		return "is on an expression";
 	if (!heap_attisnull(irel->rd_indextuple, Anum_pg_index_indpred, NULL))
 		return "is partial";
-	if (!irel->rd_index->indimmediate)
+	if (unique && !irel->rd_index->indimmediate)
 		return "is deferrable";
 	if (!irel->rd_index->indisvalid)
 		return "is not valid";
@@ -117,64 +84,33 @@ index_unfit(Relation irel, bool expressions)
 }
 
 Oid
-domain_key_index(Relation rel, int nkeys, const AttrNumber *attnums, const char **unfit, char **unfit_name)
+domain_key_index(Relation rel, int nkeys, const AttrNumber *attnums, bool unique, char **unfit)
 {
-	List	   *indexes = RelationGetIndexList(rel);
 	Oid			found = InvalidOid;
+	Bitmapset  *wanted = NULL;
 	ListCell   *lc;
 
-	if (unfit != NULL)
-	{
-		*unfit = NULL;
-		*unfit_name = NULL;
-	}
-	foreach(lc, indexes)
+	*unfit = NULL;
+	for (int i = 0; i < nkeys; i++)
+		wanted = bms_add_member(wanted, attnums[i]);
+	foreach(lc, RelationGetIndexList(rel))
 	{
 		Relation	irel = index_open(lfirst_oid(lc), AccessShareLock);
-		bool		expressions;
+		const FormData_pg_index *index = irel->rd_index;
+		bool		expression;
 
-		if (irel->rd_index->indisunique && index_covers(irel, nkeys, attnums, &expressions))
+		if ((index->indisunique || !unique) && index_covers(index, unique ? index->indnkeyatts : nkeys, wanted, &expression))
 		{
-			const char *why = index_unfit(irel, expressions);
+			const char *why = index_unfit(irel, unique, expression);
 
 			if (why == NULL)
 				found = lfirst_oid(lc);
-			else if (unfit != NULL)
-			{
-				*unfit = why;
-				*unfit_name = pstrdup(RelationGetRelationName(irel));
-			}
+			else
+				*unfit = psprintf("Index \"%s\" %s.", RelationGetRelationName(irel), why);
 		}
 		index_close(irel, AccessShareLock);
 		if (OidIsValid(found))
 			break;
 	}
-	list_free(indexes);
-	return found;
-}
-
-Oid
-domain_group_index(Relation rel, int nkeys, const AttrNumber *attnums)
-{
-	List	   *indexes = RelationGetIndexList(rel);
-	Oid			found = InvalidOid;
-	ListCell   *lc;
-
-	foreach(lc, indexes)
-	{
-		Relation	irel = index_open(lfirst_oid(lc), AccessShareLock);
-		int			matching = 0;
-
-		for (int i = 0; i < nkeys && nkeys <= irel->rd_index->indnkeyatts; i++)
-			for (int j = 0; j < nkeys; j++)
-				matching += irel->rd_index->indkey.values[i] == attnums[j];
-		if (matching == nkeys && irel->rd_index->indisvalid && irel->rd_rel->relam == BTREE_AM_OID &&
-			heap_attisnull(irel->rd_indextuple, Anum_pg_index_indpred, NULL))
-			found = lfirst_oid(lc);
-		index_close(irel, AccessShareLock);
-		if (OidIsValid(found))
-			break;
-	}
-	list_free(indexes);
 	return found;
 }

@@ -14,7 +14,6 @@
 #include "catalog/pg_type.h"
 #include "funcapi.h"
 #include "miscadmin.h"
-#include "storage/latch.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/snapmgr.h"
@@ -463,6 +462,20 @@ many_put_rows(int n, ManyItem *items)
 	return all;
 }
 
+void
+many_read_database(int n, ManyItem *items, bool fill)
+{
+	bool		may_put;
+	Snapshot	snapshot = many_snapshot(&may_put);
+
+	many_read_rows(n, items, snapshot);
+	UnregisterSnapshot(snapshot);
+	if (fill && may_put)
+		(void) many_put_rows(n, items);
+	else
+		many_release(n, items);
+}
+
 /* -----------------------------------------------------------------------------------------------------------------
  * SQL
  * -----------------------------------------------------------------------------------------------------------------
@@ -571,20 +584,6 @@ read_cache(int n, ManyItem *items)
 	return SET_AGREES;
 }
 
-static void
-pause_for(int64 microseconds)
-{
-	int64		until = fence_clock() + microseconds;
-	int64		left;
-
-	while ((left = until - fence_clock()) > 0)
-	{
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, Max(left / 1000, 1), wait_event_redis());
-		ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
-	}
-}
-
 /* Tries again after a pause that doubles each time, as long as that may help. */
 static bool
 read_cache_patiently(int n, ManyItem *items, int retries, int64 pause)
@@ -593,26 +592,11 @@ read_cache_patiently(int n, ManyItem *items, int retries, int64 pause)
 
 	for (int i = 0; i < retries && (state == SET_TORN || state == SET_BUSY); i++)
 	{
-		pause_for(pause);
+		fence_pause(pause, wait_event_redis());
 		pause = Min(pause * 2, BACKOFF_MOST);
 		state = read_cache(n, items);
 	}
 	return state == SET_AGREES;
-}
-
-/* The source of truth, all in one snapshot; what was missing in the cache is put. */
-static void
-read_database(int n, ManyItem *items, bool fill)
-{
-	bool		may_put;
-	Snapshot	snapshot = many_snapshot(&may_put);
-
-	many_read_rows(n, items, snapshot);
-	UnregisterSnapshot(snapshot);
-	if (fill && may_put)
-		(void) many_put_rows(n, items);
-	else
-		many_release(n, items);
 }
 
 static int64
@@ -649,7 +633,7 @@ fence_read_many(PG_FUNCTION_ARGS)
 	if (fill)
 		cached = read_cache_patiently(n, items, retries, backoff);
 	if (!cached)
-		read_database(n, items, fill);
+		many_read_database(n, items, fill);
 
 	InitMaterializedSRF(fcinfo, 0);
 	for (int i = 0; i < n; i++)

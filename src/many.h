@@ -84,6 +84,9 @@ extern void many_read_rows(int n, ManyItem *items, Snapshot snapshot);
 /* Puts what was read where the answer was a miss; who was told to wait for more need not. False: something was refused. */
 extern bool many_put_rows(int n, ManyItem *items);
 
+/* The source of truth: reads all rows in one snapshot. fill: puts what was missing in the cache, if the snapshot is new enough. */
+extern void many_read_database(int n, ManyItem *items, bool fill);
+
 /* Those who were told to wait for this reader need not. */
 extern void many_release(int n, ManyItem *items);
 

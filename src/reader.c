@@ -8,21 +8,16 @@
  */
 #include "postgres.h"
 
-#include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/pg_namespace.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "fmgr.h"
-#include "funcapi.h"
 #include "miscadmin.h"
 #include "nodes/value.h"
 #include "parser/parse_func.h"
-#include "storage/latch.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
-#include "utils/fmgrprotos.h"
-#include "utils/jsonb.h"
 #include "utils/lsyscache.h"
 #include "utils/rls.h"
 #include "utils/snapmgr.h"
@@ -35,13 +30,11 @@
 #include "ledger.h"
 #include "metrics.h"
 #include "reader.h"
-#include "row.h"
 #include "settings.h"
 #include "shared.h"
 #include "standby.h"
 #include "tombstone.h"
 #include "utf8.h"
-#include "version.h"
 
 PG_FUNCTION_INFO_V1(fence_group_version);
 PG_FUNCTION_INFO_V1(fence_get);
@@ -178,17 +171,14 @@ fence_get(PG_FUNCTION_ARGS)
 	ManyItem	item = many_item(domain, key_argument(fcinfo, 1, domain));
 	Datum		values[4];
 	bool		nulls[4];
-	TupleDesc	desc;
 
 	reader_require(domain);
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
 	(void) many_get(1, &item, true);
 	values[0] = reader_text(many_status_name(item.answer.status), &nulls[0]);
 	values[1] = reader_text(item.answer.permit, &nulls[1]);
 	values[2] = reader_version(item.answer.version, &nulls[2]);
 	values[3] = reader_payload_text(&item.answer, &nulls[3]);
-	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
+	PG_RETURN_DATUM(function_row(fcinfo, values, nulls));
 }
 
 #define FILL_PAUSE_US	INT64CONST(1000)	/* between two looks for a value that another reader is about to put: at first */
@@ -212,32 +202,14 @@ patient_get(ManyItem *item)
 
 		while (answer->busy_ms > 0 && (left = deadline - fence_clock()) > 0)
 		{
-			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-							 (long) (Min(pause, left) / 1000 + 1), wait_event_redis());
-			ResetLatch(MyLatch);
-			CHECK_FOR_INTERRUPTS();
+			fence_pause(Min(pause, left), wait_event_redis());
 			pause *= 2;
 			(void) many_ask_why(1, item, 0);
 		}
 	}
 }
 
-/* The row itself, cached on the way back if that is allowed. */
-static void
-read_row(ManyItem *item)
-{
-	bool		may_put;
-	Snapshot	snapshot = many_snapshot(&may_put);
-
-	many_read_rows(1, item, snapshot);
-	UnregisterSnapshot(snapshot);
-	if (may_put)
-		(void) many_put_rows(1, item);
-	else
-		many_release(1, item);
-}
-
-/* The same on a standby, whose row may be old: false if it cannot be proven that it is not. */
+/* The row of a standby, which may be old: false if it cannot be proven that it is not. */
 static bool
 read_row_of_standby(ManyItem *item)
 {
@@ -293,7 +265,7 @@ fence_read(PG_FUNCTION_ARGS)
 	if (!many_accept(&item))
 	{
 		if (!RecoveryInProgress())
-			read_row(&item);
+			many_read_database(1, &item, true);
 		else if (!read_row_of_standby(&item))
 		{
 			many_release(1, &item);
@@ -313,9 +285,9 @@ fence_read(PG_FUNCTION_ARGS)
 int64
 reader_interval_ms(const Interval *ttl)
 {
-	int64		ms = ((int64) ttl->month * DAYS_PER_MONTH + ttl->day) * SECS_PER_DAY * INT64CONST(1000) + ttl->time / 1000;
+	int64		ms = interval_ms(ttl);
 
-	if (ms < 0 || ms > INT64CONST(1000) * SECS_PER_DAY * 3660)
+	if (ms < 0 || ms > TTL_MAX_MS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("a time to live must be between 0 and 10 years")));
@@ -360,16 +332,13 @@ fence_peek(PG_FUNCTION_ARGS)
 	const GetAnswer *found = &item.answer;
 	Datum		values[4];
 	bool		nulls[4];
-	TupleDesc	desc;
 
 	reader_require(domain);
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
 	many_peek(&item);
 	values[0] = reader_text(!found->answered ? "unavailable" : !found->payload ? "none" :
 							found->status == GET_HIT ? "fresh" : "unknown", &nulls[0]);
 	values[1] = reader_version(found->version, &nulls[1]);
 	values[2] = reader_payload_text(found, &nulls[2]);
 	values[3] = reader_text(found->stamp, &nulls[3]);
-	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
+	PG_RETURN_DATUM(function_row(fcinfo, values, nulls));
 }

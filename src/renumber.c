@@ -23,12 +23,10 @@
 #include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
-#include "utils/snapmgr.h"
 
 #include "attach.h"
 #include "functions.h"
 #include "ledger.h"
-#include "progress.h"
 #include "renumber.h"
 #include "tombstone.h"
 
@@ -42,19 +40,6 @@ bool
 renumber_is_running(const Domain *domain)
 {
 	return running != 0 && domain->id == running;
-}
-
-/* Runs one statement in a snapshot that is taken now, whatever the isolation level. Returns how many rows there were. */
-static uint64
-execute(const char *sql, int expected)
-{
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	SPIPlanPtr	plan = SPI_prepare(sql, 0, NULL);
-
-	if (plan == NULL || SPI_execute_snapshot(plan, NULL, NULL, snapshot, InvalidSnapshot, false, true, 0) != expected)
-		elog(ERROR, "could not execute \"%s\"", sql);
-	UnregisterSnapshot(snapshot);
-	return SPI_processed;
 }
 
 static void
@@ -73,10 +58,11 @@ update_rows(const Domain *domain)
 	const char *others = psprintf("%s IS NULL OR %s OPERATOR(pg_catalog.<>) " FIRST_VERSION, column, column);
 	/* inheritors that are no partitions are other tables */
 	const char *only = get_rel_relkind(domain->relid) == RELKIND_PARTITIONED_TABLE ? "" : "ONLY ";
-	uint64		updated = execute(psprintf("UPDATE %s%s SET %s = " FIRST_VERSION " WHERE %s", only, table, column, others), SPI_OK_UPDATE);
+	uint64		updated = execute_now(psprintf("UPDATE %s%s SET %s = " FIRST_VERSION " WHERE %s", only, table, column, others),
+								SPI_OK_UPDATE, 0, NULL, NULL);
 
 	CommandCounterIncrement();
-	if (execute(psprintf("SELECT FROM %s%s WHERE %s LIMIT 1", only, table, others), SPI_OK_SELECT) > 0)
+	if (execute_now(psprintf("SELECT FROM %s%s WHERE %s LIMIT 1", only, table, others), SPI_OK_SELECT, 0, NULL, NULL) > 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION),
 				 errmsg("could not renumber all rows of domain \"%s\"", domain->name),
@@ -131,11 +117,9 @@ fence_renumber(PG_FUNCTION_ARGS)
 
 	PreventCommandIfReadOnly("fence.renumber()");
 	PreventCommandDuringRecovery("fence.renumber()");
-	progress_begin("renumber", domain->name);
 	if (OidIsValid(relid))
 	{
 		attach_check_owner(relid);
-		progress_phase("waiting for the lock", 0);
 		(void) find_all_inheritors(relid, ShareRowExclusiveLock, NULL);
 		domain = domain_argument(fcinfo, 0);	/* it may have changed while the lock was waited for */
 		if (domain->relid != relid)
@@ -145,10 +129,8 @@ fence_renumber(PG_FUNCTION_ARGS)
 		attach_check_owner(relid);
 	}
 	ledger_apply_domain(domain);
-	progress_phase("renumbering rows", 0);
 	if (domain->version_name != NULL)
 		updated = update_rows_as_owner(domain);
 	tombstone_forget_domain(domain->id);
-	progress_end();
 	PG_RETURN_INT64(updated);
 }

@@ -31,7 +31,6 @@
 #include "compat.h"
 #include "key.h"
 #include "plain_json.h"
-#include "progress.h"
 #include "row.h"
 #include "tombstone.h"
 #include "utf8.h"
@@ -388,7 +387,6 @@ sample_table(const Domain *domain, double fraction, int most, List *keys)
 	slot = table_slot_create(rel, NULL);
 	wanted = fraction >= 1.0 ? blocks : Max(1, (uint64) (fraction * blocks));
 	wanted = Min(wanted, (uint64) most);
-	progress_phase("reading keys", Min(wanted, blocks));
 	/* whole blocks from a random one on: rows of a block are as good a sample as any of what writers touched */
 	block = blocks ? (BlockNumber) (pg_prng_double(&pg_global_prng_state) * blocks) : 0;
 	if (fraction >= 1.0)
@@ -409,7 +407,6 @@ sample_table(const Domain *domain, double fraction, int most, List *keys)
 				heap_freetuple(row);
 		}
 		table_endscan(scan);
-		progress_done(1);
 	}
 	ExecDropSingleTupleTableSlot(slot);
 	UnregisterSnapshot(snapshot);

@@ -20,7 +20,6 @@
 #include "compat.h"
 #include "metrics.h"
 #include "outbox.h"
-#include "progress.h"
 #include "settings.h"
 #include "shared.h"
 
@@ -49,7 +48,6 @@ static const struct
 	void		(*use) (void *memory);
 }			parts[] = {
 	{metrics_size, metrics_initialise, metrics_use},
-	{progress_size, progress_initialise, progress_use},
 	{outbox_size, outbox_initialise, outbox_use},
 };
 
@@ -153,6 +151,20 @@ fence_clock(void)
 	return (int64) now.tv_sec * 1000000 + now.tv_nsec / 1000 + 1;
 }
 
+void
+fence_pause(int64 microseconds, uint32 wait_event)
+{
+	int64		until = fence_clock() + microseconds;
+	int64		left;
+
+	while ((left = until - fence_clock()) > 0)
+	{
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, Max(left / 1000, 1), wait_event);
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+	}
+}
+
 /* -----------------------------------------------------------------------------------------------------------------
  * The word
  * -----------------------------------------------------------------------------------------------------------------
@@ -206,6 +218,29 @@ fence_word_change(FenceWord from, FenceState state, uint32 epoch, const char *re
 		ereport(LOG,
 				(errmsg("pgcache_fence: %s in epoch %u: %s", fence_state_name(to), epoch, reason)));
 	return true;
+}
+
+void
+fence_state_now(FenceStateNow *now)
+{
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	now->word = fence_word();
+	fence_epoch_of(WORD_EPOCH(now->word), now->epoch);
+	strlcpy(now->reason, fence_shared->reason, REASON_LEN);
+	now->since = fence_shared->since;
+	LWLockRelease(fence_shared->lock);
+}
+
+int
+fence_copy_nodes(FenceNode nodes[MAX_NODES])
+{
+	int			n;
+
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	n = fence_shared->nnodes;
+	memcpy(nodes, fence_shared->nodes, n * sizeof(FenceNode));
+	LWLockRelease(fence_shared->lock);
+	return n;
 }
 
 void

@@ -177,6 +177,9 @@ extern void shared_require(void);
 /* Monotonic local time in microseconds, never 0. Not comparable with another machine's or with wall-clock time. */
 extern int64 fence_clock(void);
 
+/* Waits for so long. Interruptible. */
+extern void fence_pause(int64 microseconds, uint32 wait_event);
+
 /* Name of the word's state, for people. */
 extern const char *fence_state_name(FenceWord word);
 
@@ -188,6 +191,19 @@ extern FenceWord fence_word(void);
  * the last), which is logged. False: somebody else changed it first. Takes the lock: not in COMMIT or ABORT.
  */
 extern bool fence_word_change(FenceWord from, FenceState state, uint32 epoch, const char *reason);
+
+/* The word with what is told of it; changes of it are made under the lock, so that all of this belongs together. */
+typedef struct FenceStateNow
+{
+	FenceWord	word;
+	char		epoch[EPOCH_LEN];
+	char		reason[REASON_LEN];
+	TimestampTz since;
+} FenceStateNow;
+extern void fence_state_now(FenceStateNow *now);
+
+/* A copy of the nodes; returns how many there are. */
+extern int	fence_copy_nodes(FenceNode nodes[MAX_NODES]);
 
 /* The epoch's text for an OPEN or ARMING word; false if the word is no longer the one given. */
 extern bool fence_epoch_text(FenceWord word, char epoch[EPOCH_LEN]);

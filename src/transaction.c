@@ -20,7 +20,6 @@
 #include "follow.h"
 #include "ledger.h"
 #include "metrics.h"
-#include "progress.h"
 #include "publish.h"
 #include "settings.h"
 #include "shared.h"
@@ -372,7 +371,6 @@ transaction_callback(XactEvent event, void *arg)
 		domain_at_transaction_end();
 		attach_at_transaction_end();
 		detached_at_transaction_end();
-		progress_end();
 	}
 }
 
@@ -382,8 +380,6 @@ subtransaction_callback(SubXactEvent event, SubTransactionId id, SubTransactionI
 	(void) id;
 	(void) parent;
 	(void) arg;
-	if (event == SUBXACT_EVENT_ABORT_SUB)
-		progress_end();
 	if (ledger_is_empty() && effects_is_empty())
 		return;
 	if (event == SUBXACT_EVENT_COMMIT_SUB)

@@ -4,19 +4,16 @@
  */
 #include "postgres.h"
 
-#include "access/xact.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
-#include "storage/latch.h"
-#include "storage/lwlock.h"
-#include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
 #include "coordinator.h"
 #include "effect_patrol.h"
 #include "effects.h"
+#include "functions.h"
 #include "key.h"
 #include "metrics.h"
 #include "reader.h"
@@ -24,7 +21,6 @@
 #include "settings.h"
 #include "shared.h"
 #include "stamp.h"
-#include "tombstone.h"
 #include "utf8.h"
 
 PG_FUNCTION_INFO_V1(fence_state_view);
@@ -61,38 +57,25 @@ time_left(int64 until)
 Datum
 fence_state_view(PG_FUNCTION_ARGS)
 {
-	TupleDesc	desc;
 	Datum		values[7];
 	bool		nulls[7] = {false};
-	FenceWord	word;
-	char		epoch[EPOCH_LEN];
-	char		reason[REASON_LEN];
-	TimestampTz since;
+	FenceStateNow now;
 	int64		bound;
 
 	shared_require();
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
-
-	/* changes of the word are made under the lock: what is read here belongs together */
-	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	word = fence_word();
-	fence_epoch_of(WORD_EPOCH(word), epoch);
-	strlcpy(reason, fence_shared->reason, REASON_LEN);
-	since = fence_shared->since;
-	LWLockRelease(fence_shared->lock);
+	fence_state_now(&now);
 	bound = (int64) pg_atomic_read_u64(&fence_shared->lease_bound);
 
-	values[0] = CStringGetTextDatum(fence_state_name(word));
-	nulls[1] = WORD_EPOCH(word) == 0;
-	values[1] = nulls[1] ? (Datum) 0 : CStringGetTextDatum(epoch);
-	values[2] = shown(reason);
-	values[3] = TimestampTzGetDatum(since);
+	values[0] = CStringGetTextDatum(fence_state_name(now.word));
+	nulls[1] = WORD_EPOCH(now.word) == 0;
+	values[1] = nulls[1] ? (Datum) 0 : CStringGetTextDatum(now.epoch);
+	values[2] = shown(now.reason);
+	values[3] = TimestampTzGetDatum(now.since);
 	nulls[4] = bound == 0;
 	values[4] = nulls[4] ? (Datum) 0 : time_left(bound);
 	values[5] = Int64GetDatum((int64) metrics_value_server(SERVER_METRIC_BYPASSED));
 	values[6] = Int64GetDatum((int64) metrics_value_server(SERVER_METRIC_TOO_LARGE));
-	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
+	PG_RETURN_DATUM(function_row(fcinfo, values, nulls));
 }
 
 static char *
@@ -109,18 +92,6 @@ text_or_null(const char *s, bool *isnull)
 	return *isnull ? (Datum) 0 : shown(s);
 }
 
-static int
-copy_nodes(FenceNode nodes[MAX_NODES])
-{
-	int			n;
-
-	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	n = fence_shared->nnodes;
-	memcpy(nodes, fence_shared->nodes, n * sizeof(FenceNode));
-	LWLockRelease(fence_shared->lock);
-	return n;
-}
-
 /* For scripts: waits until fences are OPEN, at most for that time; the state then. Raises 22023 if the time is negative. */
 Datum
 fence_wait_open(PG_FUNCTION_ARGS)
@@ -130,11 +101,7 @@ fence_wait_open(PG_FUNCTION_ARGS)
 	shared_require();
 	deadline = fence_clock() + reader_interval_ms(PG_GETARG_INTERVAL_P(0)) * INT64CONST(1000);
 	while (WORD_STATE(fence_word()) != FENCE_OPEN && fence_clock() < deadline)
-	{
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 5, wait_event_worker());
-		ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
-	}
+		fence_pause(5000, wait_event_worker());
 	PG_RETURN_TEXT_P(cstring_to_text(fence_state_name(fence_word())));
 }
 
@@ -147,7 +114,7 @@ fence_nodes_view(PG_FUNCTION_ARGS)
 
 	shared_require();
 	InitMaterializedSRF(fcinfo, 0);
-	n = copy_nodes(nodes);
+	n = fence_copy_nodes(nodes);
 	for (int i = 0; i < n; i++)
 	{
 		Datum		values[8];
@@ -316,7 +283,7 @@ list_nodes(FunctionCallInfo fcinfo, PutPage put_page, const char *what)
 	shared_require();
 	InitMaterializedSRF(fcinfo, 0);
 	coordinator_await_letters();	/* what this backend has said is to be seen */
-	n = copy_nodes(nodes);
+	n = fence_copy_nodes(nodes);
 	/* of several, those that were not armed have nothing of this epoch */
 	for (int i = 0; i < n; i++)
 		if (n == 1 || nodes[i].granted)

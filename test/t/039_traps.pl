@@ -110,7 +110,7 @@ BEGIN
 		END;
 	END LOOP;
 	FOR o IN SELECT relname FROM pg_class WHERE relnamespace = 'pg_catalog'::regnamespace AND relkind IN ('r', 'v')
-		UNION SELECT unnest('{domain,domains,tombstone,floor,derived,cluster,reservation,outbox,state,nodes,pending,effects,metrics,progress}'::text[]) LOOP
+		UNION SELECT unnest('{domain,domains,tombstone,floor,derived,cluster,reservation,outbox,state,nodes,pending,effects,metrics}'::text[]) LOOP
 		EXECUTE format('CREATE VIEW $schema.%I AS SELECT $schema.spring() AS sprung', o.relname);
 		INSERT INTO pg_temp.made VALUES ('view');
 	END LOOP;
@@ -231,7 +231,6 @@ SELECT * FROM fence.pending, fence._pending()
 SELECT * FROM fence.effects, fence._effects()
 SELECT * FROM fence.metrics
 SELECT * FROM fence._metrics()
-SELECT * FROM fence.progress, fence._progress()
 SELECT * FROM fence.domains, fence.domain, fence.derived
 SELECT finding FROM fence.doctor()
 COMMIT PREPARED 'trapped'
@@ -271,7 +270,7 @@ subtest 'an ordinary role' => sub {
 		"SELECT fence.get('item', '1'), fence.read('item', '1'), fence.peek('item', '1'), fence.status('item', '1')",
 		"SELECT fence.explain('item', '1')",
 		"SELECT * FROM fence.read_many(fence.fence_keys('item', '{1,2}'))", "SELECT fence.is_committed('1.1')",
-		(map { "SELECT * FROM fence.$_" } qw(state nodes progress domains)), 'TRUNCATE trap.item')
+		(map { "SELECT * FROM fence.$_" } qw(state nodes domains)), 'TRUNCATE trap.item')
 	{
 		is($sql->error_of($statement), undef, $statement);
 	}
