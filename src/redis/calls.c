@@ -473,17 +473,19 @@ calls_all_same(const redisReply *reply, int n)
 bool
 calls_hello(const redisReply *reply, Hello *hello)
 {
-	for (size_t i = 0; i < 8; i++)
-		if (calls_string(reply, i) == NULL)
+	const char *strings[8];
+
+	for (int i = 0; i < (int) lengthof(strings); i++)
+		if ((strings[i] = calls_string(reply, i)) == NULL)
 			return false;
-	strlcpy(hello->identity, calls_string(reply, 0), IDENTITY_LEN);
-	hello->time_ms = strtoll(calls_string(reply, 1), NULL, 10);
-	strlcpy(hello->role, calls_string(reply, 2), sizeof(hello->role));
-	hello->library = atoi(calls_string(reply, 3));
-	strlcpy(hello->owner, calls_string(reply, 4), sizeof(hello->owner));
-	hello->timeline = (uint32) strtoul(calls_string(reply, 5), NULL, 10);
-	strlcpy(hello->epoch, calls_string(reply, 6), EPOCH_LEN);
-	return reply->elements == 8;
+	strlcpy(hello->identity, strings[0], IDENTITY_LEN);
+	hello->time_ms = strtoll(strings[1], NULL, 10);
+	strlcpy(hello->role, strings[2], sizeof(hello->role));
+	hello->library = atoi(strings[3]);
+	strlcpy(hello->owner, strings[4], sizeof(hello->owner));
+	hello->timeline = (uint32) strtoul(strings[5], NULL, 10);
+	strlcpy(hello->epoch, strings[6], EPOCH_LEN);
+	return reply->elements == lengthof(strings);
 }
 
 #define STATUS_STRINGS 3		/* before the reservations, of which each has as many */
