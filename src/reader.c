@@ -107,15 +107,25 @@ reader_require(const Domain *domain)
 const char *
 reader_put(const char *fence, const char *permit, int64 version, const char *payload, size_t payload_len, int64 ttl_ms)
 {
-	Call		call;
+	Call		calls[2];
+	redisReply *replies[2];
 	redisReply *reply;
 	const char *answer;
+	uint64		nonce;
+	int			n = 1;
 
 	if (payload_len > PAYLOAD_MAX_BYTES)
 		return "refused too large";
-	call_put(&call, fence, permit, version, payload, payload_len, ttl_ms);
-	if (!coordinator_ask(fence, 1, &call, &reply))
+	if (payload_len >= PUT_BESIDE_BYTES && pg_strong_random(&nonce, sizeof(nonce)))
+	{
+		call_put_beside(calls, fence, permit, version, payload, payload_len, ttl_ms, nonce);
+		n = 2;
+	}
+	else
+		call_put(&calls[0], fence, permit, version, payload, payload_len, ttl_ms);
+	if (!coordinator_ask(fence, n, calls, replies))
 		return NULL;
+	reply = replies[n - 1];
 	answer = calls_put(reply);
 	if (answer)
 		answer = pstrdup(answer);
@@ -123,7 +133,8 @@ reader_put(const char *fence, const char *permit, int64 version, const char *pay
 		answer = "refused unarmed";
 	else
 		answer = psprintf("refused %s", reply->type == REDIS_REPLY_ERROR ? reply->str : "an unknown answer");
-	freeReplyObject(reply);
+	for (int i = 0; i < n; i++)
+		freeReplyObject(replies[i]);
 	return answer;
 }
 

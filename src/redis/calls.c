@@ -160,6 +160,24 @@ call_put(Call *call, const char *fence, const char *permit, int64 version, const
 }
 
 void
+call_put_beside(Call calls[2], const char *fence, const char *permit, int64 version, const char *payload, size_t payload_len, int64 ttl_ms,
+				uint64 nonce)
+{
+	StringInfoData side;
+	StringInfoData record;
+	size_t		kind = strcspn(fence, ":") + 1;	/* "f", for which values beside the fence have "v" */
+
+	initStringInfo(&side);
+	appendStringInfo(&side, "%s:put.%016llx", fence, (unsigned long long) nonce);
+	side.data[kind] = 'v';
+	initStringInfo(&record);
+	appendStringInfo(&record, "%.*s " INT64_FORMAT " \n", (int) calls_token_len(permit), permit, version);
+	appendBinaryStringInfo(&record, payload, payload_len);
+	call_set(&calls[0], side.data, record.data, record.len, PUT_BESIDE_MS);
+	make(&calls[1], "FCALL", "fence_put_from", 2, "sssnn", fence, side.data, permit, version, ttl_ms);
+}
+
+void
 call_set(Call *call, const char *key, const char *value, size_t len, int64 ttl_ms)
 {
 	begin(call, "SET", 0);

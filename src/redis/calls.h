@@ -56,6 +56,15 @@ extern void call_token(Call *call, int n, const char **fences);
 #define call_release(call, fence) call_about(call, "fence_release", fence)
 extern void call_put(Call *call, const char *fence, const char *permit, int64 version, const char *payload, size_t payload_len,
 					 int64 ttl_ms);
+
+/*
+ * The same as two calls, for a payload that shall not pass through Redis' Lua: the whole record goes into a key of its own, which
+ * fence_put_from renames once it has proven that it may. nonce: nobody else knows it. Allocates.
+ */
+#define PUT_BESIDE_BYTES	4096	/* a payload of so many; from about a quarter of that on it is cheaper */
+#define PUT_BESIDE_MS		10000	/* what nobody renames goes by itself */
+extern void call_put_beside(Call calls[2], const char *fence, const char *permit, int64 version, const char *payload, size_t payload_len,
+							int64 ttl_ms, uint64 nonce);
 extern void call_check(Call *call, int n, const char **fences, const char **tokens, const char **versions);
 #define call_get_derived(call, value) call_about(call, "fence_get_derived", value)
 extern void call_set(Call *call, const char *key, const char *value, size_t len, int64 ttl_ms);

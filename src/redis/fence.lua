@@ -20,11 +20,10 @@
 
 local LIBRARY_VERSION = '1'
 local MAX_NAME = 4096                  -- bytes in the name of a fence, value or domain
-local MAX_NONCE = 16
 local MAX_FENCES = 1000                -- in one call
 local MAX_STAMP = 100
 local MAX_PAYLOAD = 4 * 1024 * 1024    -- bytes of what a reader puts
-local ENDS_KEPT = 30000                -- see note_end()
+local ENDS_KEPT = 10000                -- see note_end()
 local MOST_RESERVED = 100000           -- fences with reservations; beyond it a domain that has more than ...
 local FEW_RESERVED = 1000              -- ... these is reserved as a whole
 local MOST_FILLS = 100000              -- fill leases since the last turn; beyond it nobody is told to wait
@@ -735,31 +734,50 @@ local function refusal_of_put(d, fence, told)
   if d.space.pending[fence] then return 'pending' end
 end
 
--- put <fence> [<value>] | permit version payload ttl_ms -> stored | refused why
--- Of what was read from PostgreSQL in a snapshot taken after the permit was given. ttl_ms 0: the default. With a value
--- beside the fence, that is stored, and the fence only marks the version unless it is there.
-local function put(keys, args)
-  local fence, value, v, ttl = keys[1], keys[2], args[2], whole(args[4])
-  local d = fence and domain_of_fence(fence)
-  if #keys > 2 or #args ~= 4 or not (d or fence and parse(fence)) or (value and not names_value_of(value, fence)) then
-    return bad('fence_put', 'expected a fence, perhaps a value of it, and permit, version, payload, ttl_ms')
+-- Stores the payload, or the record that the key side has, as the fence, or as a value beside it: then the fence only
+-- marks the version, unless it is there. told: the permit; v, ttl: texts.
+local function store_read(name, fence, value, told, v, ttl, payload, side)
+  local d, ms = fence and domain_of_fence(fence), whole(ttl)
+  if not (d or fence and parse(fence)) or (value and not names_value_of(value, fence)) then
+    return bad(name, 'expected a fence, perhaps a value of it')
   end
-  if not is_version(v) then return bad('fence_put', 'malformed version') end
-  if not ttl then return bad('fence_put', 'malformed ttl_ms') end
+  if not is_version(v) or not ms then return bad(name, 'malformed version or ttl_ms') end
   if not d then return 'refused unarmed' end
-  local why = #args[3] > MAX_PAYLOAD and 'too large' or refusal_of_put(d, fence, args[1])
+  local head, place = d.head .. v .. ' ', value or fence
+  local why = payload and #payload > MAX_PAYLOAD and 'too large' or refusal_of_put(d, fence, told)
+    or side and call('GETRANGE', side, 0, #head) ~= head .. '\n' and 'lost'
   if why then
     count(d, REFUSED)
     return 'refused ' .. why
   end
-  local head = d.head .. v .. ' '
-  ttl = ttl == 0 and d.space.armed.ttl or args[4]
-  call('SET', value or fence, head .. '\n' .. args[3], 'PX', ttl)
-  if value and try('GETRANGE', fence, 0, #head - 1) ~= head then
-    call('SET', fence, head, 'PX', ttl)
+  ttl = ms == 0 and d.space.armed.ttl or ttl
+  if side then
+    call('RENAME', side, place)
+    call('PEXPIRE', place, ttl)
+  else
+    call('SET', place, head .. '\n' .. payload, 'PX', ttl)
   end
+  if value and try('GETRANGE', fence, 0, #head - 1) ~= head then call('SET', fence, head, 'PX', ttl) end
   count(d, STORED)
   return 'stored'
+end
+
+-- put <fence> [<value>] | permit version payload ttl_ms -> stored | refused why
+-- Of what was read from PostgreSQL in a snapshot taken after the permit was given. ttl_ms 0: the default.
+local function put(keys, args)
+  if #keys > 2 or #args ~= 4 then return bad('fence_put', 'expected 1 or 2 keys and 4 arguments') end
+  return store_read('fence_put', keys[1], keys[2], args[1], args[2], args[4], args[3])
+end
+
+-- put_from <fence> <side> [<value>] | permit version ttl_ms -> stored | refused why
+-- The same of a large payload, which does not pass through Lua: the caller has stored the whole record under a name
+-- that nobody else uses (a value's, with a short time to live), and it is renamed once all is proven.
+local function put_from(keys, args)
+  local side, value = keys[2], keys[3]
+  if not side or #keys > 3 or #args ~= 3 or side == value or not names_value_of(side, keys[1]) then
+    return bad('fence_put_from', 'expected a fence, one or two values of it, and permit, version, ttl_ms')
+  end
+  return store_read('fence_put_from', keys[1], value, args[1], args[2], args[3], nil, side)
 end
 
 -- ---------------------------------------------------------------------------------------------------------------
@@ -852,12 +870,8 @@ local function counts(_, args)
 end
 
 local function register(name, callback, flags)
-  redis.register_function{
-    function_name = name,
-    callback = callback,
-    flags = flags or {},
-    description = 'pgcache_fence library version ' .. LIBRARY_VERSION,
-  }
+  redis.register_function{ function_name = name, callback = callback, flags = flags or {},
+                           description = 'pgcache_fence library version ' .. LIBRARY_VERSION }
 end
 
 -- The same for functions whose callers may be in any database: keys are those of database 0. SELECT ends with the call.
@@ -880,6 +894,7 @@ register('fence_release', release_fill, { 'no-writes' })
 register_keyed('fence_check', check, { 'no-writes', 'allow-cross-slot-keys' })
 register_keyed('fence_get_derived', get_derived, { 'no-writes', 'allow-cross-slot-keys' })
 register_keyed('fence_put', put)
+register_keyed('fence_put_from', put_from)
 register_keyed('fence_status', status, { 'no-writes', 'allow-cross-slot-keys' })
 register('fence_pending', pending, { 'no-writes' })
 register('fence_counts', counts, { 'no-writes' })

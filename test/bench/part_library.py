@@ -1,10 +1,12 @@
 """Instructions that Redis spends in each call of the function library, by callgrind; needs no PostgreSQL.
 
-Alone, with valgrind and redis-server installed (a minute; --quick: half of it):  python3 test/bench/part_library.py [--quick]
+Alone, with valgrind and redis-server installed (three minutes; --quick: half of it):  python3 test/bench/part_library.py [--quick]
 
 Counted is what the whole server executes from one look at callgrind's counters to the next, divided by the calls between
 them, which come by 50 in a pipeline: with the work of reading, answering and, now and then, of Lua's collector. All is
-counted twice: in a new process, and in one that has a hundred domains and 100,000 fences, and has seen 60,000 reservations.
+counted twice: in a new process, and in the same one when it has a hundred domains and 100,000 fences, and has seen 60,000
+reservations. In the same one, because Redis draws the seed of its hash tables at each start: two processes differ by up to a
+thousand instructions per call, by how the names of commands happen to collide.
 """
 
 import contextlib
@@ -22,6 +24,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 LIBRARY = [f'{HERE}/../../src/redis/{name}.lua' for name in ('fence', 'arming', 'effects')]
 ROWS = 1000                             # fences that are read and written
 PAYLOAD = 'x' * 100
+LARGE = 'x' * 10_000
 EPOCH = '7-00000000000000aa'
 HEADER = f'bench {EPOCH}'
 
@@ -166,6 +169,13 @@ def store(server, i):
             ('FCALL', 'fence_store', 0, HEADER, stamp, 1, row, server.number + i % 50 * 2, 1, 0, PAYLOAD, stamp)]
 
 
+def put_large(server, i):
+    """A large row, which does not pass through Lua."""
+    side = fence(i % ROWS).replace(':f:', ':v:') + f':put.{i}'
+    return [('SET', side, f'{server.permit.split()[0]} 1 \n{LARGE}', 'PX', 10_000),
+            ('FCALL', 'fence_put_from', 2, fence(i % ROWS), side, server.permit, 1, 0)]
+
+
 # name -> (keys per call, instructions per key that are allowed, commands of call i)
 CASES = {
     'GET': (1, None, lambda s, i: [('GET', fence(i % ROWS))]),
@@ -181,10 +191,14 @@ CASES = {
     'reserve one row, end of another transaction': (1, 32_000, lambda s, i: write(s, 1)),
     'reserve 64 rows, end of another transaction': (64, 11_000, lambda s, i: write(s, 64)),
     'reserve one row, commit with the row': (1, None, store),
+    'fence_put of 10 kB': (1, None, lambda s, i: [('FCALL', 'fence_put', 1, fence(i % ROWS), s.permit, 1, LARGE, 0)]),
+    'SET, fence_put_from of 10 kB': (1, None, put_large),
+    'SET of 10 kB': (1, None, lambda s, i: [('SET', fence(i % ROWS), f'{s.permit.split()[0]} 1 \n{LARGE}', 'PX', 86_400_000)]),
 }
 
 
 def measure(server, count):
+    server.fill()
     result = {}
     for name, (keys, _, commands) in CASES.items():
         result[name] = server.per_call(lambda i: commands(server, i), max(count // keys, 200)) / keys
@@ -195,7 +209,6 @@ def run(bench):
     count = bench.amount(2000, 10_000)
     with counted_server() as server:
         new = measure(server, count)
-    with counted_server() as server:
         server.grow()
         grown = measure(server, count)
     return {name: {'new': new[name], 'grown': grown[name]} for name in CASES}

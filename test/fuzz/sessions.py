@@ -443,7 +443,7 @@ class RedisSession(Session):
         arguments = [self.values.argument(rng.getrandbits(64)) for _ in range(rng.choice((0, 0, 0, 1, 2, 2, 3, 4, 4, 5)))]
         if name == 'fence_check' and rng.random() < 0.7:
             arguments = [self.values.argument(rng.getrandbits(64))[:40] for _ in range(2 * len(keys))]
-        if name == 'fence_put' and len(arguments) > 1:
+        if name in ('fence_put', 'fence_put_from') and len(arguments) > 1:
             arguments[1] = b'%d' % rng.choice([n for n in values.NUMBERS if n >= 0])
         return [b'%d' % len(keys), *keys, *arguments]
 

@@ -49,7 +49,7 @@ patrol_steps(const State &from)
 						patrol_looks(from, p, i, what);
 		return;
 	}
-	if (from.p[p].up && from.p[p].epoch == from.patrol_epoch)
+	if (takes_writes(from, p) && from.p[p].epoch == from.patrol_epoch)
 	{
 		State	   &s = add(from, "the patrol's drop(%s of T%d) arrives at P%d", name_of(from.patrol_what), from.patrol_writer + 1, p);
 
@@ -108,6 +108,28 @@ restart_steps(const State &from)
 }
 
 static void
+copy_keys(State &s, int from, int to)
+{
+	memcpy(s.p[to].fence, s.p[from].fence, sizeof(s.p[to].fence));
+	memcpy(s.p[to].content, s.p[from].content, sizeof(s.p[to].content));
+}
+
+/* The master that was left behind becomes a replica and keeps its memory. What the new master writes reaches it late, or never. */
+static void
+demotion_steps(const State &from)
+{
+	int			master = from.address;
+	int			old = 1 - master;
+
+	if (!from.p[0].up || !from.p[1].up)
+		return;
+	if (from.level && !from.p[old].follows)
+		add(from, "P%d follows P%d, and keeps its memory", old, master).p[old].follows = 1;
+	else if (from.p[old].follows)
+		copy_keys(add(from, "P%d has the keys of P%d as they are now", old, master), master, old);
+}
+
+static void
 failover_steps(const State &from)
 {
 	if (from.p[1].up)
@@ -118,6 +140,7 @@ failover_steps(const State &from)
 
 			s.failovers_done++;
 			s.address = 1 - from.address;
+			s.p[s.address].follows = s.level = 0;
 		}
 		return;
 	}
@@ -129,8 +152,8 @@ failover_steps(const State &from)
 		s.address = 1;
 		s.p[1].up = 1;
 		s.p[1].identity = s.next_identity++;
-		memcpy(s.p[1].fence, s.p[0].fence, sizeof(s.p[1].fence));
-		memcpy(s.p[1].content, s.p[0].content, sizeof(s.p[1].content));
+		copy_keys(s, 0, 1);
+		s.level = demotions && !old;
 		if (old)
 			restore_saved(s, 1);
 	}
@@ -192,6 +215,8 @@ fault_steps(const State &from)
 		restart_steps(from);
 	if (from.failovers_done < failovers)
 		failover_steps(from);
+	if (demotions)
+		demotion_steps(from);
 	if (from.crashes_done < crashes)
 		for (int lost = 0; lost < 1 << writers; lost++)
 			crash(from, lost);

@@ -74,7 +74,7 @@ renew_at(State &s, int p, int epoch, int identity, int ticks)
 {
 	Process    &q = s.p[p];
 
-	if (!q.up || !ticks)
+	if (!takes_writes(s, p) || !ticks)
 		return false;
 	if (renew_anybody)
 	{
@@ -86,6 +86,7 @@ renew_at(State &s, int p, int epoch, int identity, int ticks)
 	else if (q.identity != identity || q.epoch != epoch)
 		return false;
 	q.lease = std::max<int>(q.lease, ticks);
+	note_write(s, p);
 	return true;
 }
 
@@ -94,8 +95,9 @@ arm_at(State &s, int p, int epoch, int identity, int ticks)
 {
 	Process    &q = s.p[p];
 
-	if (!q.up || q.identity != identity || !ticks || q.epoch > epoch)
+	if (!takes_writes(s, p) || q.identity != identity || !ticks || q.epoch > epoch)
 		return false;
+	note_write(s, p);
 	if (q.epoch == epoch)
 	{
 		q.lease = std::max<int>(q.lease, ticks);

@@ -27,9 +27,26 @@ draw_token(const State &s)
 	}
 }
 
+/* A replica refuses every function that may write, whatever it remembers (READONLY). */
+bool
+takes_writes(const State &s, int p)
+{
+	return s.p[p].up && !s.p[p].follows;
+}
+
+/* The process changes its keys. After that a master that was left behind cannot be resynchronised partially. */
+void
+note_write(State &s, int p)
+{
+	if (p != s.address)
+		s.level = 0;
+}
+
 void
 remove_fence(State &s, int p, int key)
 {
+	if (s.p[p].fence[key])
+		note_write(s, p);
 	s.p[p].fence[key] = s.p[p].content[key] = 0;
 }
 
@@ -85,13 +102,17 @@ has_slot(const State &s, int p)
 	return !moves || (s.p[p].granted && !s.p[p].lost);
 }
 
-/* Armed, with a lease that runs, and the domain announced. */
+/*
+ * Armed, with a lease that runs, and the domain announced. A key says that the lease runs. A replica has the keys of its master, so the
+ * key has the identity of its process in its name.
+ */
 bool
 answers(const State &s, int p)
 {
 	const Process &q = s.p[p];
+	bool		runs = q.lease || (heartbeat_of_another && q.follows && s.p[1 - p].lease);
 
-	return q.up && q.epoch && q.lease && q.announced;
+	return q.up && q.epoch && runs && q.announced;
 }
 
 bool
@@ -99,7 +120,7 @@ takes_reserve(const State &s, int p, int epoch)
 {
 	const Process &q = s.p[p];
 
-	return q.up && q.epoch && (q.epoch == epoch || reserve_any_epoch) && (!moves || q.granted || reserve_any_slot);
+	return takes_writes(s, p) && q.epoch && (q.epoch == epoch || reserve_any_epoch) && (!moves || q.granted || reserve_any_slot);
 }
 
 bool
@@ -107,7 +128,7 @@ takes_end(const State &s, int p, int epoch)
 {
 	const Process &q = s.p[p];
 
-	return q.up && q.epoch && (q.epoch == epoch || end_any_epoch);
+	return takes_writes(s, p) && q.epoch && (q.epoch == epoch || end_any_epoch);
 }
 
 /* counted: the writer has the answer, so its commit names this number. */
@@ -167,6 +188,7 @@ end(State &s, int p, int i, int key, EndKind kind)
 
 	if (kind == END_ROW && proven && (!is_delete || row_of_delete))
 	{
+		note_write(s, p);
 		q.fence[key] = q.token;
 		q.content[key] = i + 1;
 	}
@@ -207,7 +229,7 @@ put_allowed(const State &s, const Reader &r)
 {
 	const Process &q = s.p[r.process];
 
-	return q.up && q.epoch && q.announced && has_slot(s, r.process) && key_is_here(s, r.process, r.key) && q.token &&
+	return takes_writes(s, r.process) && q.epoch && q.announced && has_slot(s, r.process) && key_is_here(s, r.process, r.key) && q.token &&
 		(q.token == r.token || put_any_token) && (!others_pending(q, r.key, 0) || put_while_pending) && (r.since || put_any_since);
 }
 
@@ -227,7 +249,7 @@ lose_memory(State &s, int p)
 	Process    &q = s.p[p];
 
 	q.identity = s.next_identity++;
-	q.epoch = q.lease = q.announced = q.domain_pending = 0;
+	q.epoch = q.lease = q.announced = q.domain_pending = q.follows = 0;
 	if (!token_survives_restart)
 		q.token = 0;
 	for (int k = 0; k < keys; k++)

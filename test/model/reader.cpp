@@ -81,6 +81,7 @@ put_steps(const State &from, int j)
 		State	   &s = add(from, "R%d put(%s by %d) at P%d", j + 1, name_of(1 << r.key), r.content, r.process);
 		Process    &q = s.p[r.process];
 
+		note_write(s, r.process);
 		q.fence[r.key] = q.token;
 		q.content[r.key] = r.content;
 		s.r[j] = {};

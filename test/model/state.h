@@ -58,6 +58,7 @@ enum {APPLIED = 1, SAVEPOINT_USED = 2, SENT_EARLY = 4};
 struct Process
 {
 	byte		up;
+	byte		follows;		/* a replica of the other process, with the memory of a master */
 	byte		identity;
 	byte		epoch;			/* 0: not armed */
 	byte		lease;			/* ticks left */
@@ -135,6 +136,7 @@ struct State
 	byte		failovers_done;
 	byte		crashes_done;
 	byte		moves_done;
+	byte		level;			/* the master that was left behind has written nothing since */
 	byte		address;		/* the process where the keeper finds Redis */
 	byte		next_identity;
 	byte		saved;			/* old keys exist: */
@@ -188,6 +190,8 @@ extern void end(State &s, int p, int i, int key, EndKind kind);
 extern void reserve_domain(State &s, int p, int i);
 extern void end_domain(State &s, int p, int i, EndKind kind);
 extern bool put_allowed(const State &s, const Reader &r);
+extern bool takes_writes(const State &s, int p);
+extern void note_write(State &s, int p);
 extern bool answers(const State &s, int p);
 extern bool tells_token(const State &s, int p);
 extern bool key_is_here(const State &s, int p, int key);

@@ -36,6 +36,7 @@
 	SWITCH(restarts, 0, "so often a Redis process loses its memory") \
 	SWITCH(snapshot, 0, "a replica or a file has old keys, and they come back") \
 	SWITCH(failovers, 0, "so often a replica is promoted beside its old master") \
+	SWITCH(demotions, 0, "the old master becomes a replica by a partial resynchronisation, and keeps its memory; 0 or 1") \
 	SWITCH(crashes, 0, "so often PostgreSQL crashes") \
 	SWITCH(prepares, 0, "two-phase commit") \
 	SWITCH(moves, 0, "so often the slot moves from one process to the other, in one epoch") \
@@ -70,6 +71,7 @@
 	SWITCH(snapshot_before_since, 0, "a reader takes its snapshot before it has token and number") \
 	SWITCH(get_while_domain_pending, 0, "the slow read answers beside a domain reservation") \
 	SWITCH(token_no_lease, 0, "fence_token does not look at the lease") \
+	SWITCH(heartbeat_of_another, 0, "the key that says that the lease runs has no identity in its name") \
 	SWITCH(token_while_domain_pending, 0, "fence_token answers beside a domain reservation") \
 	SWITCH(token_no_slot, 0, "fence_token does not look at slots") \
 	SWITCH(token_first, 0, "a fast reader asks for the token first") \

@@ -65,6 +65,8 @@ sub templates
 		[ fence_release  => 1, F => f('l') ],
 		[ fence_put      => 1, F => f('k'), t => permit('k'), W => 7, '' => 'payload', M => 0 ],
 		[ fence_put      => 2, F => f('k'), V => v('k', 'x'), t => permit('k'), W => 7, '' => 'payload', M => 0 ],
+		[ fence_put_from => 2, F => f('k'), V => v('k', 'side'), t => permit('k'), W => 7, M => 0 ],
+		[ fence_put_from => 3, F => f('k'), V => v('k', 'side'), V => v('k', 'x'), t => permit('k'), W => 7, M => 0 ],
 		[ fence_write    => 0, e => header(), '' => '9.a', C => 2, '' => f('k'), '' => f('l') ],
 		[ fence_store    => 0, e => header(), S => '1.a', C => 1, '' => f('p'), M => 1, W => 8, Z => 0, '' => 'payload' ],
 		[ fence_remove   => 1, F => f('q'), e => header(), '' => $token ],
@@ -83,6 +85,7 @@ sub furnish
 	fresh();
 	announce('1.u', 2);
 	put($_, 5) foreach 'k', 'q';
+	$redis->call('SET', v('k', 'side'), token() . " 7 \nside");
 	reserve('1.a', 'p');
 	reserve('3.a', 'p');
 	domain('reserve', '2.a') if $_[0];
@@ -253,6 +256,7 @@ sub fails_cleanly
 	my $before = snapshot();
 	my %calls = (
 		put    => sub { return refuses('fence_put', 1, f('k'), permit('k'), 7, 'p', 0); },
+		put_from => sub { return refuses('fence_put_from', 2, f('k'), v('k', 'side'), permit('k'), 7, 0); },
 		write  => sub { return refuses('fence_write', 0, header(), '9.a', 1, f('k'), '1.a'); },
 		store  => sub { return refuses('fence_store', 0, header(), '1.a', 1, f('p'), 1, 6, 0, 'p', '1.a'); },
 		remove => sub { return refuses('fence_remove', 1, f('k'), header(), token()); },

@@ -11,7 +11,8 @@ use Test::More;
 use Time::HiRes qw(time);
 
 # What doc/operations.md gives to the extension's user and to readers. %s: the namespace.
-my @EXTENSION = qw(+fcall +fcall_ro +function|list +function|load +info +set +get +mget +getrange +del +exists +multi +exec +time +select +scan);
+my @EXTENSION = qw(+fcall +fcall_ro +function|list +function|load +info +set +get +mget +getrange +del +exists +multi +exec +time +select +scan
+  +rename +pexpire);
 # And for effects, besides
 my @EFFECTS = qw(~app:* +get +incrby +decrby +setrange +exists +type +rename +unlink +pexpire +pttl +persist +hset +hget +hdel +hincrby
   +hmget +hexists +hscan +lpush +rpush +lrange +ltrim +lrem +zadd +zcard +zrange +zremrangebyrank +xadd +xtrim +xrevrange);
@@ -79,6 +80,8 @@ subtest 'the extension needs no more than its ACL' => sub {
 		$sql->run("SELECT fence.peek('item', '3'), fence.read_derived('name', '3')");
 		$sql->run("SELECT count(*) FROM fence.read_many(ARRAY[fence.fence_key('item', '3'), fence.fence_key('item', '4')])");
 	}
+	$sql->run("UPDATE item SET name = repeat('large', 2000) WHERE id = 9; SELECT fence.read('item', '9')");
+	is($sql->run("SELECT status FROM fence.get('item', '9')"), 'hit', 'a large one');
 	$sql->run("UPDATE item SET name = 'bulk'");
 	$sql->run('TRUNCATE item; INSERT INTO item SELECT g FROM generate_series(1, 20) g; DELETE FROM item WHERE id = 3');
 	$sql->run("BEGIN; UPDATE item SET name = 'p' WHERE id = 4; PREPARE TRANSACTION 'p'");
@@ -135,6 +138,8 @@ subtest 'and no less' => sub {
 			poll(
 				sub {
 					$sql->run("UPDATE item SET name = 'n' WHERE id = 7; SELECT fence.read('item', '7'), fence.read_derived('name', '8')");
+					# of which the payload does not pass through Lua
+					$sql->run("UPDATE item SET name = repeat('large', 2000) WHERE id = 9; SELECT fence.read('item', '9')");
 					# whose reservations the patrol settles
 					$sql->run("BEGIN; UPDATE item SET name = 'q' WHERE id = 10; PREPARE TRANSACTION 'q'");
 					$sql->run("COMMIT PREPARED 'q'");
@@ -199,6 +204,12 @@ subtest 'a reader of Redis' => sub {
 		[ qw(FCALL fence_put 2), $fence, $value, $permit, $version, 'short', 0 ], [ qw(FCALL_RO fence_release 1), $fence ],
 		[ qw(FCALL_RO fence_check 1), $fence, $token, $version ], [ qw(FCALL_RO fence_get_derived 1), $derived ]);
 	is(refusals($reader, 'reader', @uses), '', 'nothing of that is refused');
+	my $large = "$value.1";
+	my @large = ([ 'SET', $large, "$token $version \nlarge" ], [ qw(FCALL fence_put_from 2), $fence, $large, $permit, $version, 0 ]);
+	isnt(refusals($reader, 'reader', @large), '', 'a put that renames needs more');
+	$redis->call('ACL', 'SETUSER', 'reader', '+fcall|fence_put_from', '+rename', '+pexpire');
+	is(refusals($reader, 'reader', @large), '', 'nothing of that is refused to who has it');
+	is((strong_read($reader, $fence))[2], 'large', 'it is stored');
 	foreach my $rule (@READER)
 	{
 		$redis->call('ACL', 'SETUSER', 'reader', 'nocommands', grep { $_ ne $rule } @READER);

@@ -14,7 +14,7 @@ use Test::More;
 
 # doc/operations.md, "Users and passwords"
 my @EXTENSION = qw(+fcall +fcall_ro +function|list +function|load +info +set +get +mget +getrange +del +exists +multi +exec +time +select
-  +scan +cluster|slots +cluster|info);
+  +scan +rename +pexpire +cluster|slots +cluster|info);
 my @READER = qw(+fcall|fence_put +fcall_ro|fence_token +fcall_ro|fence_get +fcall_ro|fence_release +fcall_ro|fence_check
   +fcall_ro|fence_get_derived +multi +exec +mget +get +getrange +exists +set +time +select +cluster|slots +command +info);
 my $NAMESPACE = 'secured';

@@ -340,7 +340,7 @@ foreach my $name (qw(courier keeper patrol))
 	$process{$name} = ask("SELECT pid FROM pg_stat_activity WHERE backend_type = 'pgcache_fence $name'");
 }
 
-# The library remembers the last 30,000 to 60,000 ends. It has seen as many before anything is measured.
+# The library remembers the last 10,000 to 20,000 ends. It has seen as many before anything is measured.
 my $header = ask("SELECT current_setting('pgcache_fence.namespace') || ' ' || epoch FROM fence.state");
 my ($namespace) = split / /, $header;
 foreach my $n (1 .. 61)

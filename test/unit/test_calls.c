@@ -91,6 +91,13 @@ palloc(Size size)
 #endif
 
 void
+initStringInfo(StringInfo str)
+{
+	str->data = malloc(1000);
+	str->len = 0;
+}
+
+void
 appendBinaryStringInfo(StringInfo str, BYTES *data, int len)
 {
 	memcpy(str->data + str->len, data, len);
@@ -120,6 +127,42 @@ ExceptionalCondition(const char *condition, const char *error, const char *file,
 	abort();
 }
 
+static void
+expect(const Call *call, int i, const char *string)
+{
+	if (call->argvlen[i] != strlen(string) || memcmp(call->argv[i], string, strlen(string)) != 0)
+	{
+		fprintf(stderr, "%s expected, not %.*s\n", string, (int) call->argvlen[i], call->argv[i]);
+		exit(1);
+	}
+}
+
+static void
+replace(Call *call, int i, const char *string)
+{
+	call->argv[i] = string;
+	call->argvlen[i] = strlen(string);
+}
+
+/* What the library looks at in the names and in the record, which it has not made. */
+static void
+put_beside(void)
+{
+	static const char *const set[] = {"SET", "n:v:d:{k:f:}:put.00000000000000ab", "token 11 \npayload", "PX", "10000"};
+	Call		calls[2];
+
+	call_put_beside(calls, "n:f:d:{k:f:}", "token 17", VERSION, "payload", strlen("payload"), TTL_MS, 0xab);
+	for (int i = 0; i < (int) lengthof(set); i++)
+		expect(&calls[0], i, set[i]);
+	expect(&calls[1], 3, "n:f:d:{k:f:}");
+	expect(&calls[1], 4, set[1]);
+	expect(&calls[1], 5, "token 17");
+	replace(&calls[1], 3, "fence");
+	replace(&calls[1], 4, "side");
+	replace(&calls[1], 5, "permit");
+	print(&calls[1]);
+}
+
 int
 main(void)
 {
@@ -143,6 +186,7 @@ main(void)
 	print(&call);
 	call_put(&call, "fence", "permit", VERSION, "payload", strlen("payload"), TTL_MS);
 	print(&call);
+	put_beside();
 	call_check(&call, 2, fences, tokens, versions);
 	print(&call);
 	call_get_derived(&call, "value");

@@ -15,7 +15,7 @@ use FenceTest::Redis;
 our @EXPORT = qw(
   $redis $hour $identity $epoch
   fcall answer refuses f v hello clock until_of arm renew next_epoch heartbeat disarm announce fresh settings
-  token permit read_fast get check put fill header reserve ends store domain derived
+  token permit read_fast get check put put_from fill header reserve ends store domain derived
   status holders recent pendings version_of snapshot function_memory
 );
 
@@ -114,6 +114,15 @@ sub put
 	my @keys = (f($k), defined $with{suffix} ? v($k, $with{suffix}) : ());
 
 	return fcall('fence_put', scalar @keys, @keys, $with{permit} // permit($k), $version, $with{payload} // "p$version", $with{ttl} // 0);
+}
+
+# The same of a record that is there already, under the name of a value (side).
+sub put_from
+{
+	my ($k, $version, %with) = @_;
+	my @keys = (f($k), v($k, $with{side} // 'side'), defined $with{suffix} ? v($k, $with{suffix}) : ());
+
+	return fcall('fence_put_from', scalar @keys, @keys, $with{permit} // permit($k), $version, $with{ttl} // 0);
 }
 
 # What a reader does after a miss.
