@@ -34,6 +34,12 @@ jit = off
 '''
 
 
+def cpu_us(pid):
+    """Microseconds that a process has been on a processor."""
+    with open(f'/proc/{pid}/schedstat') as file:
+        return int(file.read().split()[0]) / 1000
+
+
 def wait_until(condition, seconds, what):
     deadline = time.monotonic() + seconds
     while not condition():
@@ -46,14 +52,6 @@ def free_port():
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         return s.getsockname()[1]
-
-
-def process_seconds(pid):
-    """User and system time of a process, by the kernel's ticks."""
-    with open(f'/proc/{pid}/stat') as f:
-        fields = f.read().rsplit(')', 1)[1].split()
-    tick = os.sysconf('SC_CLK_TCK')
-    return int(fields[11]) / tick, int(fields[12]) / tick
 
 
 class Redis:
@@ -168,6 +166,11 @@ class Postgres:
 
     def value(self, text, *arguments, **where):
         return self.sql(text, *arguments, **where)[0][0]
+
+    def worker(self, kind):
+        """The process of a worker of the extension; 0 if there is none."""
+        rows = self.sql('SELECT pid FROM pg_stat_activity WHERE backend_type = %s', f'pgcache_fence {kind}')
+        return rows[0][0] if rows else 0
 
     def version(self):
         return 'PostgreSQL ' + re.match(r'[\d.]+\w*', self.value('SHOW server_version')).group()
