@@ -51,9 +51,11 @@ class Bench:
     def amount(self, quick, full):
         return quick if self.quick else full
 
-    def vacuum(self):
+    def refresh(self):
+        """Between rounds: no dead rows, and every row cached, for a write takes its row out."""
         for table in 'unfenced', 'fenced', 'versioned', 'plpython', 'notify', 'app':
             self.pg.sql(f'VACUUM {table}')
+        self.warm()
 
     def warm(self):
         """Every fence has a version, every row a value."""

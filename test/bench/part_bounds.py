@@ -46,7 +46,7 @@ def one_row(bench, sync):
                             synchronous_commit=sync)
 
     def between():
-        bench.vacuum()
+        bench.refresh()
         for table in NOTHING:
             bench.pg.sql(f'VACUUM {table}')
     for name in NAMES:

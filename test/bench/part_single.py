@@ -21,7 +21,7 @@ def run(bench):
             return compare.load(compare.update(table), bench.pg, bench.redis, CLIENTS, seconds, synchronous_commit=sync, **settings)
         for name in names:
             measure(name)                               # full-page images, plans, connections
-        result[sync] = compare.rounds(names, count, measure, bench.vacuum)
+        result[sync] = compare.rounds(names, count, measure, bench.refresh)
         result[f'pgbench {sync}'] = compare.rounds(['unfenced', 'fenced'], 2,
                                                    lambda name, sync=sync: pgbench(bench, name, sync, seconds))
     return result
