@@ -135,7 +135,7 @@ def write_lines(what, r, limit):
     for name in names:
         text, s = what + ('' if name == 'fenced' else f', {name}') + ', to unfenced', compare.ratio(r, name, 'unfenced')
         lines.append(judge(text, f'≥ {limit}', s, at_least(limit)) if name == 'fenced' and limit else given(text, s))
-    lines.append(given('… by processor time of the servers', compare.cheaper(r, 'fenced', 'unfenced')))
+    lines.append(given(f'{what}, to unfenced, by processor time of the servers', compare.cheaper(r, 'fenced', 'unfenced')))
     return lines
 
 
@@ -144,8 +144,9 @@ def update_targets(results):
     for sync, limit in ('on', 0.75), ('off', 0.6):
         r = results.get('single', {}).get(sync)
         if r:
-            lines += write_lines(f'UPDATE of one row, 8 clients, synchronous_commit={sync}', r, limit)
-            lines.append(judge('… p99 latency, to unfenced', '≤ 2', compare.ratio(r, 'fenced', 'unfenced', 'p99'), at_most(2)))
+            what = f'UPDATE of one row, 8 clients, synchronous_commit={sync}'
+            lines += write_lines(what, r, limit)
+            lines.append(judge(f'{what}, to unfenced: p99 latency', '≤ 2', compare.ratio(r, 'fenced', 'unfenced', 'p99'), at_most(2)))
     for size, limit in ('100', 0.6), ('1000', 0.6), ('10000', None), ('100000', 0.95), ('1000000', None):
         r = results.get('rows', {}).get(size)
         lines += write_lines(f'UPDATE of {int(size):,} rows in one transaction', r, limit) if r else []
@@ -157,7 +158,7 @@ def update_targets(results):
                                     ('fenced, BEGIN and COMMIT', 'app', 'BEGIN … COMMIT')) if r else ()):
             name = f'UPDATE of one row, 8 clients, synchronous_commit={sync}, to a fence kept by the application ({shape})'
             lines.append(judge(name, '≥ 1.3', compare.ratio(r, fenced, app), at_least(1.3)))
-            lines.append(judge('… its p99 latency', '< 1', compare.ratio(r, fenced, app, 'p99'), lambda value: value < 1))
+            lines.append(judge(f'{name}: p99 latency', '< 1', compare.ratio(r, fenced, app, 'p99'), lambda value: value < 1))
     large = [r['messages'] for size, r in results.get('rows', {}).items() if int(size) >= 10_000]
     if len(large) > 1:
         lines.append(judge('messages to Redis past bulk_threshold, largest transaction to smallest', '1.0 (flat)',
@@ -197,7 +198,7 @@ def library_targets(results):
         bound, grown = part_library.CASES[name][1], r['grown'] / r['new']
         if bound:
             lines.append(judge(f'instructions of Redis: {name}, per key', f'≤ {bound:,}', r['new'], at_most(bound), '{:,.0f}'))
-            lines.append(judge('… after much of everything, to new', '≤ 1.05', grown, at_most(1.05)))
+            lines.append(judge(f'instructions of Redis: {name}, after much of everything, to new', '≤ 1.05', grown, at_most(1.05)))
     return lines
 
 
@@ -212,7 +213,7 @@ def read_targets(results):
             text, s = f'strong hit of {int(payload):,} bytes, {how}, {text}: processor time of GET to this', part_hits.to_get(r, name)
             lines.append(judge(text, f'≥ {least}', s, at_least(least)) if payload == '100' else given(text, s))
         if 'SELECT' in r:
-            lines.append(given('… processor time of a prepared SELECT to a hit as a block', part_hits.to_select(r, 'hit')))
+            lines.append(given(f'strong hit of {int(payload):,} bytes, {how}, as a block: processor time of a prepared SELECT to this', part_hits.to_select(r, 'hit')))
     return lines
 
 
@@ -240,9 +241,10 @@ def other_targets(results):
     return lines
 
 
-def targets(results):
+def targets(bench):
+    results = bench.results
     return table(['what', 'target', 'measured: median (min – max)', ''],
-                 library_targets(results) + read_targets(results) + update_targets(results) + call_targets(results) + other_targets(results))
+                 [['the run', '', kind(bench), '']] + library_targets(results) + read_targets(results) + update_targets(results) + call_targets(results) + other_targets(results))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -344,7 +346,7 @@ def write(bench, parts):
     sections = ['# Measured', 'Written by `sh test/bench/run.sh --publish`, changed by nobody else. Other pages take their tables from here '
                 '(`sh test/unit/readme.sh --write`). A ratio is of measurements that follow each other at once, taken in each round; '
                 'given are the median and, in brackets, the least and the greatest. "By CPU" is by the processor time of backends, Redis and courier.',
-                '## The run', run, '## Targets', targets(results)]
+                '## The run', run, '## Targets', targets(bench)]
     sections += [f'![{name}]({name}.svg)' for name in plots(results)]
     for name, result in results.items():
         sections += [f'## {parts[name].__doc__.strip().split(chr(10))[0]}', *parts[name].__doc__.strip().split('\n\n')[1:], parts[name].show(result)]
