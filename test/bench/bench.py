@@ -4,6 +4,7 @@ import argparse
 import signal
 import sys
 import time
+import traceback
 
 import compare
 import report
@@ -44,7 +45,7 @@ class Bench:
         self.seconds = arguments.seconds or (PUBLISH['seconds'] if arguments.publish else None)
         self.results = {}
         self.noise = report.Noise()
-        self.left_out = []
+        self.left_out, self.failed = [], []
         self.redis = None
         self.pg = None
 
@@ -69,8 +70,15 @@ class Bench:
                 self.left_out.append(name)
                 continue
             started, noise = time.monotonic(), report.Noise()
-            self.results[name] = PARTS[name].run(self)
-            say('\n' + PARTS[name].show(self.results[name]))
+            try:
+                result = PARTS[name].run(self)
+                say('\n' + PARTS[name].show(result))
+                self.results[name] = result
+            except (Exception, SystemExit) as error:    # what the other parts have measured is not lost
+                if isinstance(error, SystemExit) and isinstance(error.code, int):
+                    raise
+                traceback.print_exc()
+                self.failed.append(name)
             say(f'({name}: {time.monotonic() - started:.0f} s; {noise.words()})')
 
 
@@ -112,6 +120,8 @@ def main():
     say(f'\nNoise: {bench.noise.words()}.')
     if not arguments.only or arguments.out:
         report.write(bench, PARTS)
+    if bench.failed:
+        sys.exit(f"bench: failed: {', '.join(bench.failed)}")
 
 
 main()

@@ -119,10 +119,14 @@ class Counted:
         return count
 
     def per_call(self, commands_of, count):
+        """The middle one of three tries: on a busy machine messages come in more pieces."""
         self.pipelined(commands_of, 200)
         self.counted()
-        self.pipelined(commands_of, count)
-        return self.counted() / count
+        tries = []
+        for _ in range(3):
+            self.pipelined(commands_of, count)
+            tries.append(self.counted() / count)
+        return sorted(tries)[1]
 
     def stop(self):
         self.connection.close()
@@ -192,7 +196,7 @@ def measure(server, count):
 
 
 def run(bench):
-    count = bench.amount(2000, 10_000)
+    count = bench.amount(1000, 5000)
     with counted_server() as server:
         new = measure(server, count)
     with counted_server() as server:

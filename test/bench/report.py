@@ -313,7 +313,8 @@ def kind(bench):
     """Which run it was, and what of it was asked for otherwise."""
     name = '--publish' if bench.publish else '--quick: a short run, only good to a rough idea' if bench.quick else 'full'
     other = [f'--{name} {value:g}' for name, value in (('rounds', bench.rounds), ('seconds', bench.seconds)) if value]
-    return ', '.join([name, *other]) + (f"; left out for want of time: {', '.join(bench.left_out)}" if bench.left_out else '')
+    return ', '.join([name, *other]) + ''.join(f"; {why}: {', '.join(names)}" for why, names in
+                                             (('left out for want of time', bench.left_out), ('failed', bench.failed)) if names)
 
 
 def plots(results):

@@ -69,7 +69,7 @@ if [ -z "$base" ]; then
 	install_packages "postgresql-plpython3-$major"
 	run_inside bench/run.sh "$@"
 	status=$?
-	if [ $status -eq 0 ] && [ -n "$publish" ]; then
+	if [ -e "$outside/results/measured.md" ] && [ -n "$publish" ]; then
 		mkdir -p "$out" && cp "$outside"/results/* "$out"/ && say "written to $out"
 		[ "$out" != "$top/doc" ] || sh "$top/test/unit/readme.sh" --write
 	fi
