@@ -123,7 +123,8 @@ BESIDE = ['TPS', 'ratio (spread)', 'p50 µs', 'p99 µs', 'CPU µs/tx backend', '
 
 def beside(r, name, base):
     """The cells of BESIDE: throughput, latency and processor time of one variant beside another."""
-    return [f"{compare.median(r, name, 'tps'):.4g}", compare.format_spread(compare.ratio(r, name, base)),
+    tps = compare.median(r, name, 'tps')
+    return [f'{tps:,.0f}' if tps >= 100 else f'{tps:.2f}', compare.format_spread(compare.ratio(r, name, base)),
             *(f'{compare.median(r, name, f):.0f}' for f in ('p50', 'p99')),
             *(f'{compare.median(r, name, f):.1f}' for f in compare.SERVERS), compare.format_spread(compare.cheaper(r, name, base))]
 
