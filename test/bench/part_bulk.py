@@ -7,9 +7,6 @@ import compare
 import report
 from servers import cpu_us, fill
 
-ROWS = 100_000
-DELETES = [1000, ROWS]
-
 
 class Session:
     """A session that times statements, and what its backend, Redis and the courier take for them."""
@@ -30,17 +27,18 @@ class Session:
         return {'tps': 1 / took, 'p50': 1e6 * took, 'p99': 1e6 * took, 'cpu_load': 0, **spent}
 
 
-def refill(bench, table):
+def refill(bench, table, rows):
     """All rows there, none dead, and those that are fenced cached."""
     bench.pg.sql(f'TRUNCATE {table}')
-    bench.pg.sql(f"INSERT INTO {table} SELECT i, 0, repeat('x', 100) FROM generate_series(1, %s) i", ROWS)
+    bench.pg.sql(f"INSERT INTO {table} SELECT i, 0, repeat('x', 100) FROM generate_series(1, %s) i", rows)
     bench.pg.sql(f'VACUUM ANALYZE {table}')
     if not table.endswith('unfenced'):
-        fill(bench.pg, bench.redis, table, ROWS)
+        fill(bench.pg, bench.redis, table, rows)
 
 
 def run(bench):
-    rows = ''.join(f'{i}\t0\t{"x" * 100}\n' for i in range(ROWS + 1, 2 * ROWS + 1))
+    rows = 100_000 if bench.publish else bench.amount(20_000, 100_000)
+    new = ''.join(f'{i}\t0\t{"x" * 100}\n' for i in range(rows + 1, 2 * rows + 1))
     for table in 'unfenced', 'fenced':
         bench.pg.sql(f'CREATE TABLE bulk_{table} (LIKE unfenced INCLUDING ALL) WITH (autovacuum_enabled = off)')
     bench.pg.sql("SELECT fence.attach('bulk_fenced')")
@@ -48,14 +46,14 @@ def run(bench):
 
     def measure(name, work):
         table, settings = compare.in_way(name, 'bulk_')
-        refill(bench, table)
+        refill(bench, table, rows)
         session = Session(bench, settings)
         session.times(lambda cursor: cursor.execute(f'UPDATE {table} SET data = data WHERE id = 1'))       # connects to Redis
         result = session.times(lambda cursor: work(cursor, table))
         session.connection.close()
         return result
-    works = {f'DELETE of {n:,} rows': lambda cursor, table, n=n: cursor.execute(f'DELETE FROM {table} WHERE id > {ROWS - n}') for n in DELETES}
-    works[f'COPY of {ROWS:,} new rows'] = lambda cursor, table: cursor.copy_expert(f'COPY {table} FROM STDIN', io.StringIO(rows))
+    works = {f'DELETE of {n:,} rows': lambda cursor, table, n=n: cursor.execute(f'DELETE FROM {table} WHERE id > {rows - n}') for n in (1000, rows)}
+    works[f'COPY of {rows:,} new rows'] = lambda cursor, table: cursor.copy_expert(f'COPY {table} FROM STDIN', io.StringIO(new))
     count = bench.rounds or bench.amount(2, 5)
     return {what: compare.rounds(names, count, lambda name, work=work: measure(name, work)) for what, work in works.items()}
 
