@@ -91,8 +91,8 @@ VALGRIND_SETTINGS = '''
 synchronous_commit = off
 fsync = off
 bgwriter_lru_maxpages = 0
-pgcache_fence.lease = 5s
-pgcache_fence.timeout = 3s
+pgcache_fence.lease = 20s
+pgcache_fence.timeout = 5s
 pgcache_fence.audit_rate = 0
 pgcache_fence.patrol_interval = 60s
 '''

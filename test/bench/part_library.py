@@ -1,6 +1,6 @@
 """Instructions that Redis spends in each call of the function library, by callgrind; needs no PostgreSQL.
 
-Alone, with valgrind and redis-server installed (a minute; --quick: half of it):  python3 test/bench/part_library.py [--quick]
+Alone, with valgrind and redis-server installed (some minutes; --quick: less):  python3 test/bench/part_library.py [--quick]
 
 Counted is what the whole server executes from one look at callgrind's counters to the next, divided by the calls between
 them, which come by 50 in a pipeline: with the work of reading, answering and, now and then, of Lua's collector. All is

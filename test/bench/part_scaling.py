@@ -89,7 +89,7 @@ def fences(server, count):
     cold = names(10 ** 9, some)
     costs[f'reserve, no fence, {BATCH} in a call'] = write(armed, 10 ** 6, cold, False)
     costs[f'end, of {BATCH}, of rows without fence'] = write(armed, 10 ** 6, cold, True)
-    costs['an empty FCALL (hello)'] = armed.pipelined((('fence_hello', 0, 'bench', 'abcdef') for _ in range(some)))[1]
+    costs['hello'] = armed.pipelined((('fence_hello', 0, 'bench', 'abcdef') for _ in range(some)))[1]
     return {'row': row_bytes, 'reservation': reservation_bytes, 'costs': costs, 'name': len(NAME % count)}
 
 
@@ -207,7 +207,7 @@ def worked_out(result):
 
 def show(result):
     r, systems = result['fences'], result['systems']
-    loads = [[f"{s['nodes']} Redis, {load['sessions']} sessions", f"{load['writes']:.0f}", *(f'{load[f]:.1f}' for f in ('batch', 'courier', 'redis', 'connections'))]
+    loads = [[f"{s['nodes']} Redis, {load['sessions']} session{'s' * (load['sessions'] > 1)}", f"{load['writes']:.0f}", *(f'{load[f]:.1f}' for f in ('batch', 'courier', 'redis', 'connections'))]
              for s in systems for load in s['loads']]
     return '\n\n'.join([
         report.table(['memory of Redis', 'bytes'], [

@@ -196,7 +196,7 @@ def running(*servers):
 def fill(pg, redis_server, domain, rows, payload=100, first=1):
     """Makes every row of a domain warm: a reader has stored its value, as in a cache that is in use."""
     fence = pg.value('SELECT fence.fence_key(%s, %s)', domain, '0').replace('{0}', '{%i}')
-    wait_until(lambda: permit(redis_server, fence.replace('%i', '1')), 10, f'domain {domain} is not announced')
+    wait_until(lambda: permit(redis_server, fence.replace('%i', '1')), 60, f'domain {domain} is not announced')
     subprocess.run([f'{BASE}/bin/fill', redis_server.socket, fence, str(first), str(rows), str(payload)], check=True)
 
 
