@@ -181,7 +181,7 @@ class Postgres:
         self.sql('SELECT pg_reload_conf()')
 
     def wait_open(self):
-        wait_until(lambda: self.value('SELECT state FROM fence.state') == 'OPEN', 30, 'fences are not OPEN')
+        wait_until(lambda: self.value('SELECT state FROM fence.state') == 'OPEN', 120, 'fences are not OPEN')
 
 
 @contextlib.contextmanager
