@@ -93,7 +93,6 @@ fsync = off
 bgwriter_lru_maxpages = 0
 pgcache_fence.lease = 10s
 pgcache_fence.timeout = 5s
-pgcache_fence.audit_rate = 0
 pgcache_fence.patrol_interval = 60s
 '''
 

@@ -129,7 +129,7 @@ class Postgres:
         command = [f'{BINDIR}/postgres', '-D', self.data]
         self.process = subprocess.Popen((self.valgrind or []) + command, stdout=open(self.log, 'a'),
                                         stderr=subprocess.STDOUT, start_new_session=True)
-        wait_until(self.answers, 60 if self.valgrind else 20, f'PostgreSQL does not start, see {self.log}')
+        wait_until(self.answers, 300 if self.valgrind else 20, f'PostgreSQL does not start, see {self.log}')
 
     def answers(self):
         if self.process.poll() is not None:
@@ -182,7 +182,7 @@ class Postgres:
         self.sql('SELECT pg_reload_conf()')
 
     def wait_open(self):
-        wait_until(lambda: self.value('SELECT state FROM fence.state') == 'OPEN', 120, 'fences are not OPEN')
+        wait_until(lambda: self.value('SELECT state FROM fence.state') == 'OPEN', 300 if self.valgrind else 60, 'fences are not OPEN')
 
 
 @contextlib.contextmanager
@@ -197,7 +197,7 @@ def running(*servers):
 def fill(pg, redis_server, domain, rows, payload=100, first=1):
     """Makes every row of a domain warm: a reader has stored its value, as in a cache that is in use."""
     fence = pg.value('SELECT fence.fence_key(%s, %s)', domain, '0').replace('{0}', '{%i}')
-    wait_until(lambda: permit(redis_server, fence.replace('%i', '1')), 60, f'domain {domain} is not announced')
+    wait_until(lambda: permit(redis_server, fence.replace('%i', '1')), 300 if pg.valgrind else 60, f'domain {domain} is not announced')
     subprocess.run([f'{BASE}/bin/fill', redis_server.socket, fence, str(first), str(rows), str(payload)], check=True)
 
 
