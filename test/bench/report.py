@@ -355,4 +355,4 @@ def write(bench, parts):
     with open(f'{BASE}/results/measured.md', 'w') as f:
         f.write('\n\n'.join(sections) + '\n')
     with open(f'{BASE}/results/measured.json', 'w') as f:
-        f.write('{\n' + ',\n'.join(f'"{name}": {json.dumps(rounded(r))}' for name, r in results.items()) + '\n}\n')
+        f.write('{\n' + ',\n'.join(f'"{name}": {json.dumps(rounded(r))}' for name, r in results.items() if r) + '\n}\n')
