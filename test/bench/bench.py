@@ -1,60 +1,85 @@
 """The benchmark's parts, in order; see run.sh."""
 
 import argparse
-import json
 import signal
 import sys
 import time
+import traceback
 
 import compare
 import report
-from servers import BASE, Postgres, Redis, fill, running
+from servers import Postgres, Redis, fill, running
 
 import part_against
 import part_bounds
+import part_bulk
 import part_calls
 import part_effects
 import part_growth
 import part_hits
 import part_library
 import part_memory
-import part_multiplexer
 import part_patrol
 import part_rows
+import part_scaling
 import part_single
 import part_window
 
 PARTS = {
-    'single': part_single, 'against': part_against, 'bounds': part_bounds, 'rows': part_rows, 'hits': part_hits,
-    'calls': part_calls, 'window': part_window, 'memory': part_memory, 'growth': part_growth, 'patrol': part_patrol,
-    'effects': part_effects, 'multiplexer': part_multiplexer, 'library': part_library,
+    'library': part_library, 'hits': part_hits, 'memory': part_memory, 'single': part_single, 'rows': part_rows, 'bulk': part_bulk,
+    'against': part_against, 'calls': part_calls, 'window': part_window, 'patrol': part_patrol, 'growth': part_growth,
+    'bounds': part_bounds, 'effects': part_effects, 'scaling': part_scaling,
 }
+PUBLISH_MINUTES = 30                    # after which --publish begins no further part, and no further round of one
+PUBLISH = {'rounds': 6, 'seconds': 1.0}
 
 
 class Bench:
     """What the parts share: the servers, how long to measure, and where results go."""
 
     def __init__(self, arguments):
-        self.quick = arguments.quick
-        self.brief = bool(arguments.only)
-        self.rounds = arguments.rounds
-        self.seconds = arguments.seconds
+        self.publish = arguments.publish
+        self.quick = arguments.quick or arguments.publish
+        self.capture = arguments.capture
+        self.rounds = arguments.rounds or (PUBLISH['rounds'] if arguments.publish else None)
+        self.seconds = arguments.seconds or (PUBLISH['seconds'] if arguments.publish else None)
         self.results = {}
-        self.ticks = report.processor_ticks()
+        self.noise = report.Noise()
+        self.left_out, self.failed = [], []
         self.redis = None
         self.pg = None
 
     def amount(self, quick, full):
         return quick if self.quick else full
 
-    def vacuum(self):
+    def refresh(self):
+        """Between rounds: no dead rows, and every row cached, for a write takes its row out."""
         for table in 'unfenced', 'fenced', 'versioned', 'plpython', 'notify', 'app':
             self.pg.sql(f'VACUUM {table}')
+        self.warm()
 
     def warm(self):
         """Every fence has a version, every row a value."""
         for domain in 'fenced', 'versioned':
             fill(self.pg, self.redis, domain, compare.ROWS)
+
+    def run(self, names):
+        """The parts, one after the other; with --publish only those for which there is time."""
+        for name in names:
+            if time.monotonic() > compare.deadline:
+                self.left_out.append(name)
+                continue
+            started, noise = time.monotonic(), report.Noise()
+            try:
+                result = PARTS[name].run(self)
+                say('\n' + PARTS[name].show(result))
+                self.results[name] = result
+            except (Exception, SystemExit) as error:    # what the other parts have measured is not lost
+                if isinstance(error, SystemExit) and isinstance(error.code, int):
+                    raise
+                traceback.print_exc()
+                self.failed.append(name)
+            say(f'({name}: {time.monotonic() - started:.0f} s; {noise.words()})')
 
 
 def say(text):
@@ -66,6 +91,8 @@ def parse():
     parser.add_argument('--inside')
     parser.add_argument('--out')
     parser.add_argument('--quick', action='store_true')
+    parser.add_argument('--publish', action='store_true')
+    parser.add_argument('--capture', action='store_true')
     parser.add_argument('--only', action='append', choices=PARTS)
     parser.add_argument('--rounds', type=int)
     parser.add_argument('--seconds', type=float)
@@ -76,6 +103,8 @@ def main():
     arguments = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     bench = Bench(arguments)
+    if bench.publish:
+        compare.deadline = time.monotonic() + PUBLISH_MINUTES * 60
     bench.redis = Redis()
     with running(bench.redis):
         bench.pg = Postgres('data', bench.redis)
@@ -84,15 +113,15 @@ def main():
             say('\n'.join(bench.machine))
             compare.make_tables(bench.pg, bench.redis)
             bench.warm()
-            for name in arguments.only or PARTS:
-                started = time.monotonic()
-                bench.results[name] = PARTS[name].run(bench)
-                say('\n' + PARTS[name].show(bench.results[name]))
-                say(f'({name}: {time.monotonic() - started:.0f} s)')
-    with open(f'{BASE}/results.json', 'w') as f:
-        json.dump(bench.results, f, indent=1)
+            bench.ways = compare.ways(bench)
+            if bench.capture and 'capture = triggers' not in bench.ways:
+                say('pgcache_fence.capture is not known to this server: not compared')
+            bench.run(arguments.only or PARTS)
+    say(f'\nNoise: {bench.noise.words()}.')
     if not arguments.only or arguments.out:
         report.write(bench, PARTS)
+    if bench.failed:
+        sys.exit(f"bench: failed: {', '.join(bench.failed)}")
 
 
 main()

@@ -61,7 +61,8 @@ class Processors:
 
     def __init__(self, cursor, socket):
         cursor.execute("SELECT pid FROM pg_stat_activity "
-                       "WHERE pid = pg_backend_pid() OR backend_type LIKE 'pgcache_fence%'")
+                       "WHERE pid = pg_backend_pid() OR "
+                       "backend_type IN ('pgcache_fence keeper', 'pgcache_fence patrol', 'pgcache_fence courier')")
         self.pids = [row[0] for row in cursor.fetchall()]
         self.pids.append(redis.Redis(unix_socket_path=socket).info("server")["process_id"])
 

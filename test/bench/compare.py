@@ -3,12 +3,14 @@
 import json
 import statistics
 import subprocess
+import time
 
 from servers import BASE, BINDIR, HERE
 
 ROWS = 100_000
 PAYLOAD = 100
 THREADS = 2
+deadline = float('inf')                 # set by bench.py
 TOGETHER = 10                           # rows of a read of several
 
 
@@ -24,7 +26,6 @@ APP_COMMIT = 'redis:FCALL app_commit 1 app:{%i} %v'
 VARIANTS = {
     'unfenced': update('unfenced'),
     'fenced': update('fenced'),
-    'versioned': update('versioned'),
     'plpython': update('plpython'),
     'notify': update('notify'),
     'app': [APP_BEGIN, 'sql:BEGIN', APP_UPDATE, 'sql:COMMIT', APP_COMMIT],
@@ -32,6 +33,31 @@ VARIANTS = {
     'unfenced, BEGIN and COMMIT': ['sql:BEGIN', *update('unfenced'), 'sql:COMMIT'],
     'fenced, BEGIN and COMMIT': ['sql:BEGIN', *update('fenced'), 'sql:COMMIT'],
 }
+
+# The ways in which a table is fenced: its name, and settings of the session that writes. See ways().
+WAYS = {
+    'fenced': ('fenced', {}),
+    'reserve = commit': ('fenced', {'pgcache_fence.reserve': 'commit'}),
+    'capture = triggers': ('fenced', {'pgcache_fence.capture': 'triggers'}),
+    'version by the application': ('versioned', {}),
+}
+SERVERS = 'cpu_backends', 'cpu_redis', 'cpu_courier'
+
+
+def ways(bench):
+    """Those that this server knows, and were asked for."""
+    known = {name for name, in bench.pg.sql("SELECT name FROM pg_settings WHERE name LIKE 'pgcache_fence.%'")}
+    if not bench.pg.value("SELECT to_regproc('fence.version_by_application') IS NOT NULL"):
+        known.add('no versioned')
+    if not bench.capture:
+        known.discard('pgcache_fence.capture')
+    return [name for name, (table, settings) in WAYS.items() if known >= set(settings) and f'no {table}' not in known]
+
+
+def in_way(name, prefix=''):
+    """Table and settings of a way, or of the unfenced table."""
+    table, settings = WAYS.get(name, ('unfenced', {}))
+    return prefix + table, settings
 
 
 def make_tables(pg, redis_server, rows=ROWS):
@@ -53,6 +79,7 @@ def load(steps, pg=None, redis_server=None, clients=1, seconds=2.0, warmup=0.3, 
         command += ['--pg', pg.conninfo(tcp=tcp, **settings)]
     if redis_server:
         command += ['--redis', redis_server.address(tcp), '--redis-pid', redis_server.pid]
+        command += ['--courier-pid', pg.worker('courier')] if pg else []
     if initial:
         command += ['--initial', initial]
     if beside:
@@ -66,9 +93,14 @@ def load(steps, pg=None, redis_server=None, clients=1, seconds=2.0, warmup=0.3, 
 
 
 def rounds(names, count, run, between=None):
-    """run(name) for every name in every round, in turn, each round beginning with another. name -> list of results."""
+    """run(name) for every name in every round, in turn, each round beginning with another. name -> list of results.
+
+    After the deadline there is no further round.
+    """
     results = {name: [] for name in names}
     for number in range(count):
+        if number > 1 and time.monotonic() > deadline:
+            break
         if between:
             between()
         turn = number % len(names)
@@ -84,6 +116,11 @@ def spread(values):
 def ratio(results, name, base, field='tps', each=1):
     """Round by round: what was measured minutes apart is not compared. each: how many there are in one of the first."""
     return spread([each * a[field] / b[field] for a, b in zip(results[name], results[base])])
+
+
+def cheaper(results, name, base, fields=SERVERS):
+    """Round by round: the processor time of the servers per transaction of base, to that of name. A busy machine disturbs it least."""
+    return spread([sum(b[f] for f in fields) / sum(a[f] for f in fields) for a, b in zip(results[name], results[base])])
 
 
 def median(results, name, field):

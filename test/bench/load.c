@@ -4,7 +4,7 @@
  *
  * A transaction is a list of steps, each one message to PostgreSQL (a prepared statement) or to Redis, one after the
  * other as a service would do it. A few threads serve many clients with poll(). Latencies go into a histogram; the
- * processor time of the backends, of Redis and of this program is read at both ends of the measured time. Prints one
+ * processor time of the backends, of Redis, of the courier and of this program is read at both ends of the measured time. Prints one
  * line of JSON.
  *
  * Never: formats, allocates or writes anything in the measured loop that the variants do not need.
@@ -96,6 +96,7 @@ static long transactions = 0;	/* of each client; 0: by time */
 static const char *initial;		/* SQL that every client runs once before anything is measured */
 static Step beside;				/* for each transaction this too, on one connection of its own that nobody waits for */
 static int	redis_pid;
+static int	courier_pid;
 static size_t payload_size = 100;
 static char *payload;
 
@@ -542,7 +543,8 @@ parse_arguments(int argc, char **argv)
 		{"warmup", required_argument, NULL, 'w'}, {"seconds", required_argument, NULL, 'T'},
 		{"transactions", required_argument, NULL, 't'}, {"redis-pid", required_argument, NULL, 'p'},
 		{"payload", required_argument, NULL, 'b'}, {"initial", required_argument, NULL, 'i'},
-		{"beside", required_argument, NULL, 'a'}, {NULL, 0, NULL, 0}
+		{"beside", required_argument, NULL, 'a'}, {"courier-pid", required_argument, NULL, 'q'},
+		{NULL, 0, NULL, 0}
 	};
 	int			c;
 
@@ -561,6 +563,7 @@ parse_arguments(int argc, char **argv)
 			case 'T': seconds = atof(optarg); break;
 			case 't': transactions = atol(optarg); break;
 			case 'p': redis_pid = atoi(optarg); break;
+			case 'q': courier_pid = atoi(optarg); break;
 			case 'i': initial = optarg; break;
 			case 'a': parse_step(optarg, &beside); break;
 			case 'b': payload_size = strtoull(optarg, NULL, 10); break;
@@ -577,6 +580,7 @@ typedef struct
 	uint64_t	clock;
 	uint64_t	own;
 	uint64_t	redis;
+	uint64_t	courier;
 	uint64_t	backends;
 } Sample;
 
@@ -588,6 +592,7 @@ sample(const Client *clients)
 	s.clock = now_ns(CLOCK_MONOTONIC);
 	s.own = now_ns(CLOCK_PROCESS_CPUTIME_ID);
 	s.redis = redis_pid ? process_ns(redis_pid) : 0;
+	s.courier = courier_pid ? process_ns(courier_pid) : 0;
 	for (int i = 0; i < nclients; i++)
 		if (clients[i].pg)
 			s.backends += process_ns(PQbackendPID(clients[i].pg));
@@ -628,10 +633,11 @@ print_results(Worker *workers, const Client *first, Sample a, Sample b)
 		}
 	}
 	printf("{\"count\": %llu, \"failed\": %llu, \"seconds\": %.4f, \"tps\": %.4f, \"p50\": %.1f, \"p99\": %.1f, "
-		   "\"p999\": %.1f, \"cpu_backends\": %.3f, \"cpu_redis\": %.3f, \"cpu_load\": %.3f, \"pid\": %d}\n",
+		   "\"p999\": %.1f, \"cpu_backends\": %.3f, \"cpu_redis\": %.3f, \"cpu_courier\": %.3f, \"cpu_load\": %.3f, \"pid\": %d}\n",
 		   (unsigned long long) count, (unsigned long long) failed, elapsed, count / elapsed,
 		   quantile(histogram, timed, 0.5), quantile(histogram, timed, 0.99), quantile(histogram, timed, 0.999),
 		   (b.backends - a.backends) / 1e3 / (count ? count : 1), (b.redis - a.redis) / 1e3 / (count ? count : 1),
+		   (b.courier - a.courier) / 1e3 / (count ? count : 1),
 		   (b.own - a.own) / 1e3 / (count ? count : 1), first->pg ? PQbackendPID(first->pg) : 0);
 }
 

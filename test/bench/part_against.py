@@ -45,7 +45,7 @@ def set_transport(bench, tcp):
 def compare_all(bench, names, clients, sync, tcp, count, seconds):
     def measure(name):
         return compare.load(compare.VARIANTS[name], bench.pg, bench.redis, clients, seconds, tcp=tcp, synchronous_commit=sync)
-    return compare.rounds(names, count, measure, bench.vacuum)
+    return compare.rounds(names, count, measure, bench.refresh)
 
 
 def run(bench):

@@ -7,7 +7,6 @@ import signal
 import subprocess
 
 import compare
-import part_single
 import report
 from servers import BASE, HERE, Postgres, fill, header, running, wait_until
 
@@ -92,9 +91,8 @@ VALGRIND_SETTINGS = '''
 synchronous_commit = off
 fsync = off
 bgwriter_lru_maxpages = 0
-pgcache_fence.lease = 5s
-pgcache_fence.timeout = 3s
-pgcache_fence.audit_rate = 0
+pgcache_fence.lease = 10s
+pgcache_fence.timeout = 5s
 pgcache_fence.patrol_interval = 60s
 '''
 
@@ -128,18 +126,18 @@ class Counted:
     def stop(self):
         self.pg.stop()
 
-    def session(self, steps, count):
+    def session(self, steps, count, settings):
         """The file with what one session of so many transactions did."""
         self.pg.forget()
-        path = f"{self.directory}/{compare.load(steps, self.pg, rows=ROWS, transactions=count)['pid']}.out"
+        path = f"{self.directory}/{compare.load(steps, self.pg, rows=ROWS, transactions=count, **settings)['pid']}.out"
         wait_until(lambda: totals(path), 30, 'callgrind wrote nothing')
         return path
 
-    def per_transaction(self, steps, few, many, tries):
+    def per_transaction(self, steps, few, many, tries, settings=None):
         """The least of some tries: a session now and then does something more, such as reading a catalogue again."""
         found = []
         for _ in range(tries):
-            a, b = self.session(steps, few), self.session(steps, many)
+            a, b = (self.session(steps, count, settings or {}) for count in (few, many))
             found.append(((totals(b) - totals(a)) / (many - few), (a, b, many - few)))
         return min(found)
 
@@ -184,17 +182,19 @@ def instructions(bench):
     with_it = Counted('with', bench.redis)
     result, inside = {}, {}
     with running(with_it):
-        for name, steps in (('UPDATE, fenced table', compare.update('fenced')),
-                            ('UPDATE, unfenced table', compare.update('unfenced')),
-                            ('SELECT, fenced table', [SELECT.format('fenced')]),
-                            ('SELECT, unfenced table', [SELECT.format('unfenced')])):
-            result[name], files = with_it.per_transaction(steps, few, many, tries)
+        cases = {'UPDATE, unfenced table': (compare.update('unfenced'), {}), 'SELECT, fenced table': ([SELECT.format('fenced')], {}),
+                 'SELECT, unfenced table': ([SELECT.format('unfenced')], {})}
+        for way in bench.ways:
+            table, settings = compare.in_way(way)
+            cases['UPDATE, fenced table' + ('' if way == 'fenced' else f', {way}')] = compare.update(table), settings
+        for name, (steps, settings) in cases.items():
+            result[name], files = with_it.per_transaction(steps, few, many, tries, settings)
             if name == 'UPDATE, fenced table':
                 inclusive, own = profile(files, True), profile(files, False)
             if name == 'UPDATE, unfenced table':
                 base = profile(files, True)
             inside[name] = in_library(files)
-        per_row = {table: rows_as_a_whole(with_it, table) for table in ('unfenced', 'fenced', 'versioned')}
+        per_row = {way: rows_as_a_whole(with_it, way) for way in ['unfenced', *bench.ways]}
     without = Counted('without', None, preload=False)
     with running(without):
         for name, steps in (('UPDATE, not preloaded', compare.update('unfenced')),
@@ -203,14 +203,15 @@ def instructions(bench):
     return {'counts': result, 'inside': inside, 'per_row': per_row, 'inclusive': inclusive[:120], 'own': own[:60], 'base': base[:120]}
 
 
-def rows_as_a_whole(counted, table):
+def rows_as_a_whole(counted, way):
     """Instructions of a row in an UPDATE of all rows, past bulk_threshold; and those in functions of the library."""
+    table, settings = compare.in_way(way)
     steps = compare.update(table, 'id > 0 OR id = $1')
     counted.pg.set(pgcache_fence__bulk_threshold=64)
     # every table the same: each page has room for new versions of its rows (HOT), and nothing dead
     counted.pg.sql(f'ALTER TABLE {table} SET (fillfactor = 40)')
     counted.pg.sql(f'VACUUM FULL {table}')
-    count, files = counted.per_transaction(steps, 1, 4, 1)
+    count, files = counted.per_transaction(steps, 1, 4, 1, settings)
     return count / ROWS, in_library(files) / ROWS
 
 
@@ -248,7 +249,7 @@ def show(result):
                      [[name, f'{count:.0f}', f'{result["inside"].get(name, 0):.0f}'] for name, count in result['counts'].items()]),
         report.table([f'instructions of the backend, UPDATE of {ROWS:,} rows past bulk_threshold', 'per row',
                       'of these in functions of pgcache_fence.so', 'unfenced : this'],
-                     [[part_single.NAMES[name], f'{count:.0f}', f'{inside:.0f}', f"{result['per_row']['unfenced'][0] / count:.2f}"]
+                     [[report.way(name), f'{count:.0f}', f'{inside:.0f}', f"{result['per_row']['unfenced'][0] / count:.2f}"]
                       for name, (count, inside) in result['per_row'].items()]),
         profile_table(result),
     ]

@@ -33,7 +33,7 @@ def run(bench):
     result = {'messages': {name: messages(bench, name) for name in NAMES}}
     for clients in 1, CLIENTS:
         result[f'{clients} clients'] = compare.rounds(list(NAMES), count, lambda name, clients=clients: compare.load(
-            steps(*NAMES[name]), bench.pg, bench.redis, clients, seconds, synchronous_commit='on'), bench.vacuum)
+            steps(*NAMES[name]), bench.pg, bench.redis, clients, seconds, synchronous_commit='on'), bench.refresh)
     result['calls'] = {name: part_calls.traced(bench, steps(*NAMES[name], apart=True), 'on', bench.amount(500, 2000))
                        for name in NAMES}
     return result

@@ -1,11 +1,12 @@
 """Bytes of Redis memory per cached row: the growth of used_memory over many, with all tables of names and expiries.
 
 The fences are copies of one that a reader's put made, with a payload of 100 bytes, in a Redis of their own. Its tables double: "full" is
-the moment before, "doubled" the one after. A row that was written and not read since has no key at all: that is looked at.
+the moment before, "doubled" the one after. A row that was
+written and not read since has nothing: so many are written, and used_memory must not grow.
 """
 
 import report
-from servers import Redis, running, wait_until
+from servers import Redis, permit, running, wait_until
 
 STEP = 10_000
 PERIOD_MS = 86_400_000
@@ -19,6 +20,23 @@ def contents(bench):
     bench.pg.sql('UPDATE fenced SET data = data WHERE id = 1')
     assert not client.exists(fence), f'{fence} is there after a write'
     return fence, result
+
+
+def idle(bench):
+    """Bytes for each row that is written, a thousand in a transaction, and that nobody reads: of keys, and of the functions."""
+    rows = bench.amount(20_000, 100_000)
+    bench.pg.sql('CREATE TABLE idle (id int8 PRIMARY KEY, version int8 NOT NULL DEFAULT 0)')
+    bench.pg.sql('INSERT INTO idle SELECT generate_series(0, %s - 1)', rows)
+    bench.pg.sql("SELECT fence.attach('idle')")
+    fence = bench.pg.value("SELECT fence.fence_key('idle', '1')")
+    wait_until(lambda: permit(bench.redis, fence), 10, 'domain idle is not announced')
+    bench.pg.sql('UPDATE idle SET id = id WHERE id < 1000')
+    client = bench.redis.client
+    before, functions = used(client), client.info('memory')['used_memory_vm_functions']
+    for first in range(0, rows, 1000):
+        bench.pg.sql('UPDATE idle SET id = id WHERE id BETWEEN %s AND %s + 999', first, first)
+    return {'keys': (used(client) - before) / rows,
+            'functions': (client.info('memory')['used_memory_vm_functions'] - functions) / rows}
 
 
 def used(client):
@@ -44,7 +62,7 @@ def grow(client, fence, content, first, last):
 def run(bench):
     full = bench.amount(2 ** 17, 2 ** 20)
     fence, found = contents(bench)
-    result = {}
+    result = {'idle': idle(bench)}
     server = Redis('memory')
     with running(server):
         for how, content in found.items():
@@ -66,4 +84,6 @@ def show(result):
     return report.table(['Redis memory per cached row, bytes', 'of its name', 'of its content', 'MEMORY USAGE',
                          'growth of used_memory, tables full', 'tables doubled'],
                         [[f"{how}: `{r['name'].split('{')[0]}{{…}}`", len(r['name']), r['content'], r['MEMORY USAGE'],
-                          f"{r['full']:.0f}", f"{r['doubled']:.0f}"] for how, r in result.items()])
+                          f"{r['full']:.0f}", f"{r['doubled']:.0f}"] for how, r in result.items() if how != 'idle']) + '\n\n' + report.table(
+        ['Redis memory per row that is written and not read, bytes', 'growth of used_memory', 'of the memory of functions, until it is collected'],
+        [['1,000 rows in a transaction', *(f"{result['idle'][what]:.1f}" for what in ('keys', 'functions'))]])

@@ -1,4 +1,4 @@
-"""UPDATE of one row by 8 clients: fenced against unfenced. The number to optimize by."""
+"""UPDATE of one row by 8 clients: fenced against unfenced, in each way. The number to optimize by."""
 
 import re
 import subprocess
@@ -8,19 +8,20 @@ import report
 from servers import BASE, BINDIR
 
 CLIENTS = 8
-NAMES = {'unfenced': 'unfenced', 'fenced': 'fenced', 'versioned': 'fenced, version by the application'}
 
 
 def run(bench):
     count = bench.rounds or bench.amount(4, 10)
     seconds = bench.seconds or bench.amount(1.0, 2.0)
+    names = ['unfenced', *bench.ways]
     result = {}
     for sync in 'on', 'off':
         def measure(name, sync=sync):
-            return compare.load(compare.VARIANTS[name], bench.pg, bench.redis, CLIENTS, seconds, synchronous_commit=sync)
-        for name in NAMES:
+            table, settings = compare.in_way(name)
+            return compare.load(compare.update(table), bench.pg, bench.redis, CLIENTS, seconds, synchronous_commit=sync, **settings)
+        for name in names:
             measure(name)                               # full-page images, plans, connections
-        result[sync] = compare.rounds(list(NAMES), count, measure, bench.vacuum)
+        result[sync] = compare.rounds(names, count, measure, bench.refresh)
         result[f'pgbench {sync}'] = compare.rounds(['unfenced', 'fenced'], 2,
                                                    lambda name, sync=sync: pgbench(bench, name, sync, seconds))
     return result
@@ -37,11 +38,6 @@ def pgbench(bench, table, sync, seconds):
     return {'tps': float(re.search(r'tps = ([\d.]+)', done.stdout).group(1))}
 
 
-def cpu(r):
-    """Of all three; its ratio is what a busy machine disturbs least."""
-    return r['cpu_backends'] + r['cpu_redis'] + r['cpu_load']
-
-
 def show(result):
     lines = []
     for sync, r in result.items():
@@ -49,11 +45,6 @@ def show(result):
             if sync.startswith('pgbench'):
                 lines.append([f'{name}, synchronous_commit={sync[8:]}, by pgbench', f"{compare.median(r, name, 'tps'):.0f}",
                               compare.format_spread(compare.ratio(r, name, 'unfenced')), *[''] * 6])
-                continue
-            lines.append([f'{NAMES[name]}, synchronous_commit={sync}', f"{compare.median(r, name, 'tps'):.0f}",
-                          compare.format_spread(compare.ratio(r, name, 'unfenced')),
-                          *(f'{compare.median(r, name, f):.0f}' for f in ('p50', 'p99')),
-                          *(f'{compare.median(r, name, f):.1f}' for f in ('cpu_backends', 'cpu_redis', 'cpu_load')),
-                          compare.format_spread(compare.spread([cpu(a) / cpu(b) for a, b in zip(r['unfenced'], r[name])]))])
-    return report.table(['UPDATE of one row, 8 clients', 'TPS', 'ratio (spread)', 'p50 µs', 'p99 µs', 'CPU µs/tx backends',
-                         'Redis', 'load generator', 'ratio by CPU (spread)'], lines)
+            else:
+                lines.append([f'{report.way(name)}, synchronous_commit={sync}', *report.beside(r, name, 'unfenced')])
+    return report.table(['UPDATE of one row, 8 clients', *report.BESIDE], lines)

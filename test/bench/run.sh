@@ -1,30 +1,34 @@
 #!/bin/sh
 # run.sh - what a fence costs: everything side by side in one run, on private servers. Installs what it needs (apt),
-# changes nothing else on the machine. The results go to doc/performance.md and doc/*.svg of this tree.
+# changes nothing else on the machine. The results go to doc/measured.md,
+# doc/measured.json and doc/performance-*.svg of this tree, and from there into the tables of the pages.
 
 top=$(cd "$(dirname "$0")/../.." && pwd) || exit 2
 . "$top/test/common.sh"
 
 usage() {
 	cat <<-TEXT
-	usage: sh test/bench/run.sh [--quick] [--only NAME]... [--out DIR] [--rounds N] [--seconds S]
+	usage: sh test/bench/run.sh [--publish | --quick] [--capture] [--only NAME]... [--out DIR] [--rounds N] [--seconds S]
 
-	  --quick      everything, smaller and shorter: six minutes instead of fifty
+	  --publish    everything that the pages show, within 40 minutes: 6 rounds of a second each
+	  --quick      the same with less rounds: 15 minutes; without either: larger tables, more clients, an hour and a half
+	  --capture    also with pgcache_fence.capture = triggers, where the server knows that setting
 	  --only NAME  only this part, may be repeated; prints and writes no documentation (unless --out says where to):
-	               single   UPDATE of one row by 8 clients, against the same table unfenced (a minute)
-	               against  the same against what services do today, 1, 8 and 32 clients, unix socket and TCP
-	               bounds   what no fence kept by row triggers and a function of Redis can do better than
-	               rows     rows per transaction, 1 to a million
+	               library  instructions of Redis per call of the function library, also after much of everything
 	               hits     strong reads against GET and a prepared SELECT
+	               memory   bytes of Redis per cached row, and per row that is written and not read
+	               single   UPDATE of one row by 8 clients, against the same table unfenced
+	               rows     rows per transaction, 1 to a million
+	               bulk     DELETE and COPY of many rows
+	               against  UPDATE against what services do today
 	               calls    messages, system calls and instructions per transaction; where time goes
-	               window   time from commit to committed fence
-	               memory   bytes of Redis per fence
+	               window   time from commit to the end of the reservation
 	               patrol   reservations settled per second
 	               growth   many fences, tables, backends
+	               bounds   what no fence kept by row triggers and a function of Redis can do better than
 	               effects  what an effect adds to a transaction
-	               library  instructions of Redis per call of the function library, also after much of everything
-	               multiplexer  one connection for all backends, or one for each: a model of both
-	  --out DIR    write performance.md and the plots there
+	               scaling  the costs that doc/scaling.md counts with; one Redis, and 30
+	  --out DIR    write measured.md, measured.json and the plots there; no page is changed
 	  --rounds N, --seconds S   rounds of each comparison, and seconds of each measurement in a round
 	TEXT
 }
@@ -39,10 +43,10 @@ parse_arguments() {
 	esac
 	while [ $# -gt 0 ]; do
 		case $1 in
-		--quick) ;;
+		--quick | --publish | --capture) ;;
 		--only)
 			case ${2:-} in
-			single | against | bounds | rows | hits | calls | window | memory | patrol | growth | effects | library | multiplexer) publish=${named_out:-} ;;
+			library | hits | memory | single | rows | bulk | against | calls | window | patrol | growth | bounds | effects | scaling) publish=${named_out:-} ;;
 			*) usage >&2; exit 2 ;;
 			esac
 			shift
@@ -65,8 +69,9 @@ if [ -z "$base" ]; then
 	install_packages "postgresql-plpython3-$major"
 	run_inside bench/run.sh "$@"
 	status=$?
-	if [ $status -eq 0 ] && [ -n "$publish" ]; then
+	if [ -e "$outside/results/measured.md" ] && [ -n "$publish" ]; then
 		mkdir -p "$out" && cp "$outside"/results/* "$out"/ && say "written to $out"
+		[ "$out" != "$top/doc" ] || sh "$top/test/unit/readme.sh" --write
 	fi
 	exit $status
 fi
@@ -75,15 +80,13 @@ begin_inside "$base"
 say 'building ...'
 build || exit 1
 mkdir "$base/bin" "$base/results" || exit 1
-for tool in load listener window fill multiplexer; do
-	[ -e "test/bench/$tool.c" ] || continue
+for tool in load listener window fill; do
 	# shellcheck disable=SC2046
 	gcc -O2 -Wall -Wextra -Werror -I"$("$PG_CONFIG" --includedir)" "test/bench/$tool.c" -o "$base/bin/$tool" \
 		$(pkg-config --cflags-only-I --libs hiredis) -L"$("$PG_CONFIG" --libdir)" -lpq -lm -lpthread || exit 1
 done
 gcc -O2 -Wall -Wextra -Werror -fPIC -shared -isystem "$("$PG_CONFIG" --includedir-server)" test/bench/nothing.c \
 	-o "$base/bin/nothing.so" || exit 1
-cp doc/performance.md "$base/results/" 2>/dev/null
 export base bindir major PYTHONDONTWRITEBYTECODE=1
 # The servers are this program's: it stops them, also when it is told to end.
 /usr/bin/python3 test/bench/bench.py "$@" &

@@ -34,6 +34,12 @@ jit = off
 '''
 
 
+def cpu_us(pid):
+    """Microseconds that a process has been on a processor."""
+    with open(f'/proc/{pid}/schedstat') as file:
+        return int(file.read().split()[0]) / 1000
+
+
 def wait_until(condition, seconds, what):
     deadline = time.monotonic() + seconds
     while not condition():
@@ -46,14 +52,6 @@ def free_port():
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         return s.getsockname()[1]
-
-
-def process_seconds(pid):
-    """User and system time of a process, by the kernel's ticks."""
-    with open(f'/proc/{pid}/stat') as f:
-        fields = f.read().rsplit(')', 1)[1].split()
-    tick = os.sysconf('SC_CLK_TCK')
-    return int(fields[11]) / tick, int(fields[12]) / tick
 
 
 class Redis:
@@ -123,14 +121,15 @@ class Postgres:
             with open(f'{BASE}/place.conf') as place:
                 conf.write(place.read())
             if preload:
-                conf.write(f"shared_preload_libraries = 'pgcache_fence'\npgcache_fence.redis_url = '{redis_server.url()}'\n")
+                conf.write(f"shared_preload_libraries = 'pgcache_fence'\npgcache_fence.redis_url = '{redis_server.url()}'\n"
+                           'pgcache_fence.audit_rate = 0\n')           # what fill() writes is of no version of the row
         self.start()
 
     def start(self):
         command = [f'{BINDIR}/postgres', '-D', self.data]
         self.process = subprocess.Popen((self.valgrind or []) + command, stdout=open(self.log, 'a'),
                                         stderr=subprocess.STDOUT, start_new_session=True)
-        wait_until(self.answers, 60 if self.valgrind else 20, f'PostgreSQL does not start, see {self.log}')
+        wait_until(self.answers, 300 if self.valgrind else 20, f'PostgreSQL does not start, see {self.log}')
 
     def answers(self):
         if self.process.poll() is not None:
@@ -169,6 +168,11 @@ class Postgres:
     def value(self, text, *arguments, **where):
         return self.sql(text, *arguments, **where)[0][0]
 
+    def worker(self, kind):
+        """The process of a worker of the extension; 0 if there is none."""
+        rows = self.sql('SELECT pid FROM pg_stat_activity WHERE backend_type = %s', f'pgcache_fence {kind}')
+        return rows[0][0] if rows else 0
+
     def version(self):
         return 'PostgreSQL ' + re.match(r'[\d.]+\w*', self.value('SHOW server_version')).group()
 
@@ -178,7 +182,7 @@ class Postgres:
         self.sql('SELECT pg_reload_conf()')
 
     def wait_open(self):
-        wait_until(lambda: self.value('SELECT state FROM fence.state') == 'OPEN', 30, 'fences are not OPEN')
+        wait_until(lambda: self.value('SELECT state FROM fence.state') == 'OPEN', 300 if self.valgrind else 60, 'fences are not OPEN')
 
 
 @contextlib.contextmanager
@@ -193,7 +197,7 @@ def running(*servers):
 def fill(pg, redis_server, domain, rows, payload=100, first=1):
     """Makes every row of a domain warm: a reader has stored its value, as in a cache that is in use."""
     fence = pg.value('SELECT fence.fence_key(%s, %s)', domain, '0').replace('{0}', '{%i}')
-    wait_until(lambda: permit(redis_server, fence.replace('%i', '1')), 10, f'domain {domain} is not announced')
+    wait_until(lambda: permit(redis_server, fence.replace('%i', '1')), 300 if pg.valgrind else 60, f'domain {domain} is not announced')
     subprocess.run([f'{BASE}/bin/fill', redis_server.socket, fence, str(first), str(rows), str(payload)], check=True)
 
 

@@ -1,21 +1,25 @@
-"""Checks the pages for people who come anew. README.md: its tables are those of the pages that they come from; every page
+"""Checks the pages for people who come anew. The tables of README.md, doc/performance.md and doc/scaling.md are those of the
+pages that they come from, so nobody types a figure. README.md: every page
 and heading that it names exists, and so does every page in doc/ that any file names. CONTRIBUTING.md: every file in
 src/ is in it, and no other. Every function, view and setting is told of. Prints one line per check and "N passed, N failed".
 
     readme.py [--write]    --write: brings the tables up to date instead
 
-A table in the README stands between two comments. The first says where it is from:
+Such a table stands between two comments. The first says where it is from:
 
     <!-- table: PAGE "HEADING" columns: NAME, NAME rows: FIRST CELL, FIRST CELL -->
 
-Rows may be "all". Where names have commas in them, all of them are separated by semicolons.
+It is the first table under that heading; or, where there is no such heading, the table whose first column is named so. Columns
+and rows may be "all". A run of the benchmark may have left a part out (doc/measured.md): then the page says so. Where names have commas in them, all of them are separated by semicolons.
 """
 import os
 import re
 import sys
 
 TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
-README = os.path.join(TOP, 'README.md')
+FILLED = {'README.md': 3, 'doc/performance.md': 18, 'doc/scaling.md': 6}       # so many tables in them are another page's
+MEASURED = 'doc/measured.md'
+UNMEASURED = '*Not measured in the last run.*\n'
 PAGES = ('protocol', 'operations', 'clients', 'reliability', 'performance', 'scaling', 'security', 'comparison', 'messages',
          'testing', 'versions')
 TABLE = re.compile(r'(<!-- table: (\S+) "([^"]+)" columns: (.*?) rows: (.*?) -->\n)(.*?)(<!-- end of table -->)', re.S)
@@ -47,24 +51,30 @@ def headings(page):
 
 
 def first_table(page, heading):
-    """The lines of the first table under the heading."""
+    """The lines of the first table under the heading, or of the one whose first column has that name."""
     below = re.split(r'^#+ %s$' % re.escape(heading), page, maxsplit=1, flags=re.M)
-    table = re.search(r'(^\|.*\n)+', below[1], re.M) if len(below) == 2 else None
+    table = (re.search(r'(^\|.*\n)+', below[1], re.M) if len(below) == 2 else
+             re.search(r'^\| %s \|.*\n(\|.*\n)+' % re.escape(heading), page, re.M))
     return table.group(0).strip().split('\n') if table else []
 
 
 def extract(page, heading, columns, rows):
-    """The lines of the table for the README; names what is missing instead."""
+    """The lines of the table that is asked for; names what is missing instead."""
     lines = first_table(read(page), heading)
+    if not lines and page == MEASURED:
+        return UNMEASURED, None
     if not lines:
         return None, f'{page} has no table under "{heading}"'
     head = cells(lines[0])
-    body = {cells(line)[0]: cells(line) for line in lines[2:]}
-    missing = [name for name in columns if name not in head] + [name for name in rows if name not in body and rows != ['all']]
+    body = [cells(line) for line in lines[2:]]
+    columns = head if columns == ['all'] else columns
+    if page == MEASURED and rows != ['all']:
+        rows = [name for name in rows if name in [line[0] for line in body]]
+    missing = [name for name in columns if name not in head] + [name for name in rows if name not in [line[0] for line in body] and rows != ['all']]
     if missing:
         return None, f'{page}, "{heading}" has no {missing}'
     chosen = [head.index(name) for name in columns]
-    picked = [head, cells(lines[1])] + (list(body.values()) if rows == ['all'] else [body[name] for name in rows])
+    picked = [head, cells(lines[1])] + (body if rows == ['all'] else [line for name in rows for line in body if line[0] == name])
     return ''.join('| ' + ' | '.join(line[n] for n in chosen) + ' |\n' for line in picked), None
 
 
@@ -114,16 +124,16 @@ def check_named():
 
 
 def main():
-    with open(README, encoding='utf-8') as f:
-        text = f.read()
     if '--write' in sys.argv[1:]:
-        text = tables(text, True)
-        with open(README, 'w', encoding='utf-8') as f:
-            f.write(text)
+        for page in FILLED:
+            text = tables(read(page), True)
+            with open(os.path.join(TOP, page), 'w', encoding='utf-8') as f:
+                f.write(text)
         return
-    check(len(TABLE.findall(text)) == 3, 'three tables come from other pages')
-    tables(text, False)
-    links(text)
+    for page, count in FILLED.items():
+        check(len(TABLE.findall(read(page))) == count, f'in {page} {count} tables are another page\'s')
+        tables(read(page), False)
+    links(read('README.md'))
     check_files()
     check_named()
     named = set(PAGES)

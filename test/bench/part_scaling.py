@@ -1,29 +1,23 @@
-"""Costs per fence and per message, for doc/scaling.md. Called by scaling.sh.
+"""Costs per cached row and per message, and what they make of 30 masters, 10^9 cached rows and 10^5 writes per second.
 
-Processor times are the kernel's for each process (/proc/PID/schedstat), so other work on the machine lengthens the run and not
-the results, but for what shared caches and clock rates do. Everything is said to Redis as the extension says it.
+Processor times are the kernel's for each process, so other work on the machine lengthens the run and not the results, but for
+what shared caches and clock rates do. Everything is said to Redis as the extension says it.
 """
 
-import argparse
 import multiprocessing
-import os
 import time
 
 import psycopg2
 
-import servers
-from servers import Postgres, Redis, running, wait_until
+import report
+from part_library import LIBRARY
+from servers import Postgres, Redis, cpu_us, running, wait_until
 
 HOUR = 3_600_000
 NAME = 'bench:f:16384.account:{%d}'    # as fence_key makes them for a table of a few letters
 PAYLOAD = 'x' * 100
 BATCH = 64                              # reservations in one fence_write
-LIBRARY = ('fence.lua', 'arming.lua', 'effects.lua')
-
-
-def cpu_us(pid):
-    with open(f'/proc/{pid}/schedstat') as file:
-        return int(file.read().split()[0]) / 1000
+MASTERS, ROWS, WRITES, READS = 30, 10 ** 9, 10 ** 5, 10 ** 6
 
 
 class Armed:
@@ -33,7 +27,7 @@ class Armed:
         self.server, self.client = server, server.client
         text = ''
         for name in LIBRARY:
-            with open(f'../../src/redis/{name}') as file:
+            with open(name) as file:
                 text += file.read()
         self.client.function_load(text, replace=True)
         identity, now = self.call('fence_hello', 0, 'bench', 'abcdef')[:2]
@@ -88,7 +82,6 @@ def fences(server, count):
     some = min(count, 50_000) // BATCH * BATCH
     replies, costs['get that hits'] = armed.pipelined(('fence_get', 1, NAME % i) for i in range(some))
     assert all(r[0] == b'hit' for r in replies)
-    usage = armed.client.memory_usage(NAME % 1)
     lua = armed.used('used_memory_vm_functions')
     costs[f'reserve, warm, {BATCH} in a call'] = write(armed, 1, names(0, some), False)
     reservation_bytes = (armed.used('used_memory_vm_functions') - lua) / some
@@ -96,8 +89,8 @@ def fences(server, count):
     cold = names(10 ** 9, some)
     costs[f'reserve, no fence, {BATCH} in a call'] = write(armed, 10 ** 6, cold, False)
     costs[f'end, of {BATCH}, of rows without fence'] = write(armed, 10 ** 6, cold, True)
-    costs['an empty FCALL (hello)'] = armed.pipelined((('fence_hello', 0, 'bench', 'abcdef') for _ in range(some)))[1]
-    return {'row': row_bytes, 'reservation': reservation_bytes, 'costs': costs, 'usage': usage, 'name': len(NAME % count)}
+    costs['hello'] = armed.pipelined((('fence_hello', 0, 'bench', 'abcdef') for _ in range(some)))[1]
+    return {'row': row_bytes, 'reservation': reservation_bytes, 'costs': costs, 'name': len(NAME % count)}
 
 
 # Inside the server, so that clients take no processor: a transaction for each row, for that many seconds.
@@ -124,10 +117,6 @@ def write_on(conninfo, seconds, done):
         done.value += cursor.fetchone()[0]
 
 
-def worker(pg, kind):
-    return pg.value('SELECT pid FROM pg_stat_activity WHERE backend_type = %s', f'pgcache_fence {kind}')
-
-
 def calls(nodes):
     """FCALLs that the nodes have had in all."""
     return sum(node.command_stats().get('fcall', (0, 0))[0] for node in nodes)
@@ -135,7 +124,7 @@ def calls(nodes):
 
 def idle(pg, nodes, seconds):
     """What the workers say when nobody writes."""
-    keeper = worker(pg, 'keeper')
+    keeper = pg.worker('keeper')
     before, used = calls(nodes), cpu_us(keeper)
     time.sleep(seconds)
     return {'calls': (calls(nodes) - before) / len(nodes) / seconds, 'keeper': (cpu_us(keeper) - used) / seconds}
@@ -143,7 +132,7 @@ def idle(pg, nodes, seconds):
 
 def messages(pg, nodes, sessions, seconds):
     """What courier and Redis need while sessions write single rows, without waiting for the disk."""
-    courier, done = worker(pg, 'courier'), multiprocessing.Value('l', 0)
+    courier, done = pg.worker('courier'), multiprocessing.Value('l', 0)
     before, used, redis_used = calls(nodes), cpu_us(courier), sum(cpu_us(node.pid) for node in nodes)
     processes = [multiprocessing.Process(target=write_on, args=(pg.conninfo(synchronous_commit='off'), seconds, done))
                  for _ in range(sessions)]
@@ -182,49 +171,52 @@ def system(name, nodes, url, seconds):
         pg.stop()
 
 
-def show_fences(r):
-    print('| memory of Redis | bytes |')
-    print('| --- | ---: |')
-    print(f"| a cached row of {len(PAYLOAD)} bytes: name of {r['name']} bytes, growth of used_memory | {r['row']:.0f} |")
-    print(f"| MEMORY USAGE of one | {r['usage']} |")
-    print(f"| a reservation, while it lasts (memory of the functions) | {r['reservation']:.0f} |")
-    print('\n| processor time of Redis | µs |')
-    print('| --- | ---: |')
-    for name, cost in r['costs'].items():
-        print(f'| {name} | {cost:.2f} |')
-
-
-def show_system(r):
-    print(f"\n{r['nodes']} Redis, lease {r['lease']}; when nobody writes, {r['idle']['calls']:.1f} calls to each per second, "
-          f"and {r['idle']['keeper']:.0f} µs of the keeper; {r['shared'] / 2 ** 20:.1f} MiB of shared memory for "
-          f"{r['backends']} possible backends.\n")
-    print('| sessions that write | writes per second | operations in one call | courier, µs per write | Redis, µs per write | '
-          'connections at each Redis |')
-    print('| ---: | ---: | ---: | ---: | ---: | ---: |')
-    for load in r['loads']:
-        print(f"| {load['sessions']} | {load['writes']:.0f} | {load['batch']:.1f} | {load['courier']:.1f} | {load['redis']:.1f} | "
-              f"{load['connections']:.1f} |")
-
-
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument('--fences', type=int, default=200_000)
-    parser.add_argument('--seconds', type=float, default=5)
-    parser.add_argument('--nodes', type=int, default=0)
-    args = parser.parse_args()
-    os.chdir(servers.HERE)
+def run(bench):
+    count, seconds = bench.amount(100_000, 200_000), bench.amount(2, 5)
     first = Redis('fences')
     with running(first):
-        print(f'{first.version()}, {os.cpu_count()} processors, load average {os.getloadavg()[0]:.0f}\n')
-        show_fences(fences(first, args.fences))
-    for n in [1] + ([args.nodes] if args.nodes else []):
+        result = {'fences': fences(first, count), 'systems': []}
+    for n in 1, MASTERS:
         nodes = [Redis(f'node{i}') for i in range(n)]
         with running(*nodes):
-            result = system(f'pg{n}', nodes, ','.join(node.url(tcp=True) for node in nodes), args.seconds)
-        if result:
-            show_system(result)
-        else:
-            print(f'\nwith {n} Redis: this build refuses several of them')
+            found = system(f'pg{n}', nodes, ','.join(node.url(tcp=True) for node in nodes), seconds)
+        result['systems'] += [found] if found else []
+    return result
 
 
-main()
+def worked_out(result):
+    """From these costs: (what, how many)."""
+    r, costs = result['fences'], result['fences']['costs']
+    write = costs[f'reserve, warm, {BATCH} in a call'] + costs[f'end, of {BATCH}']
+    many = result['systems'][-1]
+    load = many['loads'][-1]
+    return [
+        [f'cached rows of {len(PAYLOAD)} bytes: memory of Redis in all, GB', f"{ROWS * r['row'] / 1e9:.0f}"],
+        ['… of each master, GB', f"{ROWS * r['row'] / 1e9 / MASTERS:.0f}"],
+        ['rows that expire with a time to live of a day, per second and master', f'{ROWS / 86_400 / MASTERS:.0f}'],
+        ['reservations of transactions of 10 ms, at a time, in kB', f"{WRITES / 100 * r['reservation'] / 1000:.0f}"],
+        ['… of 500 sessions that reserve 3,000 rows each, in MB', f"{500 * 3000 * r['reservation'] / 1e6:.0f}"],
+        ['writes: of one core of each master, in long calls, %', f'{100 * WRITES / MASTERS * write / 1e6:.0f}'],
+        [f"… in calls as with {many['nodes']} Redis and {load['sessions']} sessions, %", f"{100 * WRITES / MASTERS * load['redis'] / 1e6:.0f}"],
+        ['processors that the courier would need, of which it can use one', f"{WRITES * load['courier'] / 1e6:.1f}"],
+        ["writes per second at which one courier is busy all the time", f"{1e6 / load['courier']:,.0f}"],
+        ['connections of 500 sessions at the Redis servers in all', f'{500 * MASTERS:,}'],
+        [f'minutes until half of the reads hit again after a new epoch, at {READS:,} reads per second', f'{0.7 * ROWS / READS / 60:.0f}'],
+    ]
+
+
+def show(result):
+    r, systems = result['fences'], result['systems']
+    loads = [[f"{s['nodes']} Redis, {load['sessions']} session{'s' * (load['sessions'] > 1)}", f"{load['writes']:.0f}", *(f'{load[f]:.1f}' for f in ('batch', 'courier', 'redis', 'connections'))]
+             for s in systems for load in s['loads']]
+    return '\n\n'.join([
+        report.table(['memory of Redis', 'bytes'], [
+            [f"a cached row of {len(PAYLOAD)} bytes (name of {r['name']} bytes), growth of used_memory", f"{r['row']:.0f}"],
+            ['a reservation, while it lasts (memory of the functions)', f"{r['reservation']:.0f}"]]),
+        report.table(['processor time of Redis, pipelined', 'µs'], [[name, f'{cost:.2f}'] for name, cost in r['costs'].items()]),
+        report.table(['writes of one row, synchronous_commit = off', 'writes/s', 'operations per call', 'courier, µs per write',
+                      'Redis, µs per write', 'connections at each Redis'], loads),
+        report.table(['when nobody writes', 'calls to each Redis per second', 'keeper, µs per second', 'lease', 'MiB of shared memory', 'for backends'],
+                     [[f"{s['nodes']} Redis", f"{s['idle']['calls']:.1f}", f"{s['idle']['keeper']:.0f}", s['lease'], f"{s['shared'] / 2 ** 20:.1f}",
+                       s['backends']] for s in systems]),
+        report.table([f'worked out: {MASTERS} masters, 10^9 cached rows, 10^5 writes per second', ''], worked_out(result))])
