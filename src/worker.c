@@ -30,6 +30,7 @@
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
+#include "capture.h"
 #include "compat.h"
 #include "detached.h"
 #include "domain.h"
@@ -432,7 +433,7 @@ withdraw_misshapen(List *domains)
 	foreach(cell, domains)
 	{
 		DomainRef  *domain = lfirst(cell);
-		char	   *fault = shape_fault_of_domain(domain->row, NULL);
+		char	   *fault = shape_fault_of_domain(domain->row);
 
 		if (fault == NULL)
 			continue;
@@ -543,6 +544,8 @@ do_keepers_job(FenceJob *job)
 			case JOB_ROUND:
 				break;
 		}
+		if (!RecoveryInProgress() && capture_problem() != NULL)
+			capture_test();
 		SPI_finish();
 	}
 	worker_end_transaction();

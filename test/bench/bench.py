@@ -54,14 +54,13 @@ class Bench:
 
     def refresh(self):
         """Between rounds: no dead rows, and every row cached, for a write takes its row out."""
-        for table in 'unfenced', 'fenced', 'versioned', 'plpython', 'notify', 'app':
+        for table in 'unfenced', 'fenced', 'plpython', 'notify', 'app':
             self.pg.sql(f'VACUUM {table}')
         self.warm()
 
     def warm(self):
         """Every fence has a version, every row a value."""
-        for domain in 'fenced', 'versioned':
-            fill(self.pg, self.redis, domain, compare.ROWS)
+        fill(self.pg, self.redis, 'fenced', compare.ROWS)
 
     def run(self, names):
         """The parts, one after the other; with --publish only those for which there is time."""
@@ -114,8 +113,6 @@ def main():
             compare.make_tables(bench.pg, bench.redis)
             bench.warm()
             bench.ways = compare.ways(bench)
-            if bench.capture and 'capture = triggers' not in bench.ways:
-                say('pgcache_fence.capture is not known to this server: not compared')
             bench.run(arguments.only or PARTS)
     say(f'\nNoise: {bench.noise.words()}.')
     if not arguments.only or arguments.out:

@@ -15,8 +15,7 @@ TOGETHER = 10                           # rows of a read of several
 
 
 def update(table, where='id = $1'):
-    version = ', version = version + 1' if table.endswith('versioned') else ''
-    return [f'sql:UPDATE {table} SET data = $2{version} WHERE {where}']
+    return [f'sql:UPDATE {table} SET data = $2 WHERE {where}']
 
 
 APP_UPDATE = 'sql:UPDATE app SET data = $2, version = $3 WHERE id = $1 AND version < $3'
@@ -34,30 +33,23 @@ VARIANTS = {
     'fenced, BEGIN and COMMIT': ['sql:BEGIN', *update('fenced'), 'sql:COMMIT'],
 }
 
-# The ways in which a table is fenced: its name, and settings of the session that writes. See ways().
+# The ways in which a fenced table is written: settings of the session. See ways().
 WAYS = {
-    'fenced': ('fenced', {}),
-    'reserve = commit': ('fenced', {'pgcache_fence.reserve': 'commit'}),
-    'capture = triggers': ('fenced', {'pgcache_fence.capture': 'triggers'}),
-    'version by the application': ('versioned', {}),
+    'fenced': {},
+    'reserve = commit': {'pgcache_fence.reserve': 'commit'},
+    'capture = triggers': {'pgcache_fence.capture': 'triggers'},
 }
 SERVERS = 'cpu_backends', 'cpu_redis', 'cpu_courier'
 
 
 def ways(bench):
-    """Those that this server knows, and were asked for."""
-    known = {name for name, in bench.pg.sql("SELECT name FROM pg_settings WHERE name LIKE 'pgcache_fence.%'")}
-    if not bench.pg.value("SELECT to_regproc('fence.version_by_application') IS NOT NULL"):
-        known.add('no versioned')
-    if not bench.capture:
-        known.discard('pgcache_fence.capture')
-    return [name for name, (table, settings) in WAYS.items() if known >= set(settings) and f'no {table}' not in known]
+    """Those that were asked for."""
+    return [name for name in WAYS if bench.capture or not name.startswith('capture')]
 
 
 def in_way(name, prefix=''):
     """Table and settings of a way, or of the unfenced table."""
-    table, settings = WAYS.get(name, ('unfenced', {}))
-    return prefix + table, settings
+    return prefix + ('fenced' if name in WAYS else 'unfenced'), WAYS.get(name, {})
 
 
 def make_tables(pg, redis_server, rows=ROWS):

@@ -6,7 +6,7 @@ from servers import fill
 
 WARM = 100_000
 OF_SESSIONS = ('FCALL fence_write ', 'FCALL fence_domain_')
-TABLES = ['unfenced', 'fenced', 'versioned']
+TABLES = ['unfenced', 'fenced']
 SIZES = [1, 10, 100, 1000, 10_000, 100_000, 1_000_000]
 
 
@@ -15,16 +15,12 @@ def make_tables(bench, rows):
         bench.pg.sql(f'CREATE TABLE many_{name} (LIKE unfenced INCLUDING ALL) WITH (autovacuum_enabled = off)')
         bench.pg.sql(f"INSERT INTO many_{name} SELECT i, 0, repeat('x', 100) FROM generate_series(1, %s) i", rows)
         bench.pg.sql(f'VACUUM ANALYZE many_{name}')
-    for name in TABLES[1:]:
-        bench.pg.sql(f"SELECT fence.attach('many_{name}')")
-    if 'version by the application' in bench.ways:
-        bench.pg.sql("SELECT fence.version_by_application('many_versioned')")
+    bench.pg.sql("SELECT fence.attach('many_fenced')")
     bench.pg.sql('CHECKPOINT')
 
 
 def warm(bench, rows):
-    for name in TABLES[1:]:
-        fill(bench.pg, bench.redis, f'many_{name}', min(rows, WARM))
+    fill(bench.pg, bench.redis, 'many_fenced', min(rows, WARM))
 
 
 def run(bench):

@@ -113,7 +113,7 @@ def address_text(address):
 
 
 class Workload:
-    """strategy: name in strategy.c. versions: who sets them, trigger or application; aside, group: the fence has its own and
+    """strategy: name in strategy.c. versions: who sets them, trigger or application (a trigger of the table, besides); aside, group: the fence has its own and
     the column is the application's alone. cache, absent, reserve: as in fence.attach. keys, readers, writers, pause_us,
     defects, lease_ms: see there and history.h."""
 
@@ -143,8 +143,6 @@ class Workload:
                 "key => '{id}', scope => 'group'" if self.versions == 'group' else
                 'version => NULL' if kept else "version => 'version'"))
             self.site.psql(DERIVED)
-        if fenced and self.versions == 'application':
-            self.site.psql("SELECT fence.version_by_application('item')")
         if not fenced or self.versions != 'trigger':
             self.site.psql(VERSIONS)
         if self.strategy == 'notify':
