@@ -21,6 +21,8 @@ usage() {
 	  NAME           only the tests of that name; shell patterns are allowed ('key*')
 
 	  PROVE_JOBS     TAP files that run at the same time (4; they mostly wait)
+	  FENCE_CAPTURE  auto or triggers: all servers have this pgcache_fence.capture. Without it they have auto, and regress and
+	                 isolation run with triggers too, tap with --all
 	TEXT
 }
 
@@ -109,6 +111,7 @@ run_matrix() {
 }
 
 parse_arguments "$@"
+case ${FENCE_CAPTURE:-} in '' | auto | triggers) ;; *) die "FENCE_CAPTURE is auto or triggers, not $FENCE_CAPTURE" ;; esac
 if [ -z "$base" ]; then
 	begin_outside
 	pulse tell_newest "$outside"
@@ -128,6 +131,7 @@ fi
 passed=0
 failed=0
 skipped=0
+mode=
 
 # What failed, once more, for who reads only the end; the details stand above.
 recall_failures() {
@@ -222,8 +226,8 @@ count_regress() {
 
 # run_regress LEVEL NAMES: one of the two regression programs, through the Makefile.
 run_regress() {
-	level "$1"
-	log=$base/$1.log
+	level "$1${mode:+, $mode}"
+	log=$base/$1${mode:+-$mode}.log
 	case $1 in
 	regress) set -- "$1" "REGRESS=$2" ISOLATION= TAP_TESTS= regression.diffs ;;
 	isolation) set -- "$1" REGRESS= "ISOLATION=$2" TAP_TESTS= output_iso/regression.diffs ;;
@@ -248,14 +252,38 @@ check_crash() {
 	fi
 }
 
+# run_shared_servers REGRESS ISOLATION: the tests of both levels, on servers of their own.
+run_shared_servers() {
+	if start_redis && start_postgres test/regress.conf; then
+		[ -z "$1" ] || run_regress regress "$1"
+		[ -z "$2" ] || run_regress isolation "$2"
+		check_crash
+	else
+		say 'the servers did not start'
+		failed=$((failed + 1))
+	fi
+	stop_servers
+	rm -rf "$base/data" "$base/postgres.log"
+}
+
+# with_triggers COMMAND...: the same with capture = 'triggers', unless all servers have what the environment says.
+with_triggers() {
+	[ -z "${FENCE_CAPTURE:-}" ] || return 0
+	mode=triggers
+	use_capture triggers
+	"$@"
+	use_capture ''
+	mode=
+}
+
 # Their waits have deadlines; this is for one that has not.
 tap_seconds=3000
 
 run_tap() {
-	level tap
+	level "tap${mode:+, $mode}"
 	files=
 	for name in $1; do files="$files test/t/$name.pl"; done
-	log=$base/tap.log
+	log=$base/tap${mode:+-$mode}.log
 	{
 		TEMP_CONFIG=$base/place.conf timeout $tap_seconds make -s installcheck REGRESS= ISOLATION= "PROVE_TESTS=$files" \
 			"PROVE_FLAGS=--timer -j${PROVE_JOBS:-4}" 2>&1
@@ -272,7 +300,7 @@ run_tap() {
 	bad=$((bad + files_bad))
 	[ $status -eq 0 ] || [ $bad -gt 0 ] || bad=1
 	failed=$((failed + bad))
-	skipped=$(grep -c '\. skipped: ' "$log")
+	skipped=$((skipped + $(grep -c '\. skipped: ' "$log")))
 	[ $bad -eq 0 ] || show_tap_logs "$log" "$tap"
 }
 
@@ -395,7 +423,7 @@ show_tap_logs() {
 tell_progress() {
 	tell_newest "$base"
 	case $newest in
-	*/tap.log)
+	*/tap*.log)
 		for file in tmp_check/log/regress_log_*; do
 			name=${file##*/regress_log_}
 			grep -qs "test/t/${name}[.]pl [.]" "$newest" || printf '... at work: %s\n' "$name"
@@ -442,17 +470,13 @@ if wanted demo && [ -z "$patterns" ]; then demo=1; fi
 
 [ -z "$unit" ] || run_unit "$unit"
 if [ -n "$regress$isolation" ]; then
-	if start_redis && start_postgres test/regress.conf; then
-		[ -z "$regress" ] || run_regress regress "$regress"
-		[ -z "$isolation" ] || run_regress isolation "$isolation"
-		check_crash
-	else
-		say 'the servers did not start'
-		failed=$((failed + 1))
-	fi
-	stop_servers
+	run_shared_servers "$regress" "$isolation"
+	with_triggers run_shared_servers "$regress" "$isolation"
 fi
-[ -z "$tap" ] || run_tap "$tap"
+if [ -n "$tap" ]; then
+	run_tap "$tap"
+	[ -z "$all" ] || with_triggers run_tap "$tap"
+fi
 [ -z "$fuzz" ] || run_fuzz
 [ -z "$clients" ] || run_clients "$clients"
 [ -z "$demo" ] || run_demo
