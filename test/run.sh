@@ -4,7 +4,8 @@
 #
 # The last line says "N passed, N failed". Counted are: the build and the lint (one each, if they fail), what the unit
 # tests count, each test of pg_regress and pg_isolation_regress, a crash of the server that these two share, each
-# assertion of the TAP tests and each TAP file that ends badly, each watch of the fuzzer, each run of the history checker, each
+# assertion of the TAP tests and each TAP file that ends badly, each watch of the fuzzer, each set
+# of tables of the comparison, each run of the history checker, each
 # configuration and mutation of the model, each test of the clients, the demo with and without sabotage, and the same of what
 # runs on another PostgreSQL and Redis (test/matrix.sh).
 
@@ -17,7 +18,7 @@ usage() {
 
 	  --all          also what takes long: every fault, the long configurations of the model, longer runs; before a release
 	  --seed N       what is drawn at random is drawn from it; default: drawn, and printed
-	  --only LEVEL   unit, regress, isolation, tap, fuzz, history, model, clients, demo or matrix; may be repeated
+	  --only LEVEL   unit, regress, isolation, tap, fuzz, compare, history, model, clients, demo or matrix; may be repeated
 	  NAME           only the tests of that name; shell patterns are allowed ('key*')
 
 	  PROVE_JOBS     TAP files that run at the same time (4; they mostly wait)
@@ -46,7 +47,7 @@ parse_arguments() {
 			;;
 		--only)
 			case ${2:-} in
-			unit | regress | isolation | tap | fuzz | history | model | clients | demo | matrix) levels="$levels $2" ;;
+			unit | regress | isolation | tap | fuzz | compare | history | model | clients | demo | matrix) levels="$levels $2" ;;
 			*) usage >&2; exit 2 ;;
 			esac
 			shift
@@ -62,7 +63,7 @@ parse_arguments() {
 started=$(date +%s)
 level() { say "--- $1 (after $((($(date +%s) - started) / 60)) min)"; }
 
-wanted() { case " ${levels:-unit regress isolation tap fuzz history model clients demo matrix} " in *" $1 "*) return 0 ;; esac; return 1; }
+wanted() { case " ${levels:-unit regress isolation tap fuzz compare history model clients demo matrix} " in *" $1 "*) return 0 ;; esac; return 1; }
 
 # One other combination of versions, in a chroot (outside: an unprivileged user cannot make one). What it counted is left
 # for the sum at the end.
@@ -184,6 +185,10 @@ history_chosen() {
 
 fuzz_chosen() {
 	case " $(chosen test/fuzz .py)" in *' fuzz '*) echo fuzz ;; esac
+}
+
+compare_chosen() {
+	case " $(chosen test/compare .py)" in *' compare '*) echo compare ;; esac
 }
 
 clients_chosen() {
@@ -368,6 +373,12 @@ run_fuzz() {
 	run_tap_program fuzz /usr/bin/python3 test/fuzz/fuzz.py --seed "$seed" --seconds "$([ -n "$all" ] && echo 300 || echo 60)"
 }
 
+# Random statements on random tables, with capture = 'auto' and with 'triggers': the same results. test/compare.sh does it for longer.
+run_compare() {
+	level compare
+	run_tap_program compare /usr/bin/python3 test/compare/compare.py --seed "$seed" --seconds "$([ -n "$all" ] && echo 600 || echo 60)"
+}
+
 # The model of the protocol: no servers, two processors for some minutes.
 run_model() {
 	level model
@@ -452,6 +463,7 @@ regress=
 isolation=
 tap=
 fuzz=
+compare=
 history=
 model=
 clients=
@@ -461,11 +473,12 @@ if wanted regress; then regress=$(chosen sql .sql); fi
 if wanted isolation; then isolation=$(chosen test/isolation/specs .spec); fi
 if wanted tap; then tap=$(chosen test/t .pl); fi
 if wanted fuzz; then fuzz=$(fuzz_chosen); fi
+if wanted compare; then compare=$(compare_chosen); fi
 if wanted history; then history=$(history_chosen); fi
 if wanted model; then model=$(model_chosen); fi
 if wanted clients; then clients=$(clients_chosen); fi
 if wanted demo && [ -z "$patterns" ]; then demo=1; fi
-[ -n "$unit$regress$isolation$tap$fuzz$history$model$clients$demo" ] || [ -e "$base/matrix.counts" ] ||
+[ -n "$unit$regress$isolation$tap$fuzz$compare$history$model$clients$demo" ] || [ -e "$base/matrix.counts" ] ||
 	{ say 'no such test'; failed=$((failed + 1)); finish; }
 
 [ -z "$unit" ] || run_unit "$unit"
@@ -478,6 +491,7 @@ if [ -n "$tap" ]; then
 	[ -z "$all" ] || with_triggers run_tap "$tap"
 fi
 [ -z "$fuzz" ] || run_fuzz
+[ -z "$compare" ] || run_compare
 [ -z "$clients" ] || run_clients "$clients"
 [ -z "$demo" ] || run_demo
 [ -z "$model" ] || run_model "$model"

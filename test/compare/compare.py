@@ -74,7 +74,8 @@ class World:
 
     def make(self, pair):
         for side in pair.sides:
-            side.query('DROP SCHEMA IF EXISTS w CASCADE; RESET search_path')
+            side.end()
+            side.query('DROP SCHEMA IF EXISTS w CASCADE')
             side.begin([])
         for text in self.ddl:
             answers = [side.run((0, text, None)) for side in pair.sides]

@@ -39,6 +39,9 @@ pgcache_fence.patrol_grace = '1h'
 '''
 STATEMENT_SECONDS = 60
 
+# bytea as the text that the server sends: psycopg2's own object shows its address
+psycopg2.extensions.register_type(psycopg2.extensions.new_type((17,), 'BYTEA', lambda value, cursor: value))
+
 # Every row with its place, the tombstones and floors, in an order that is the same for the same rows
 STATE = '''
 SELECT 'tombstone', d.name, t.key || ' ' || t.version FROM fence.tombstone t JOIN fence.domain d ON d.id = t.domain_id
@@ -57,8 +60,8 @@ class Side:
         self.oid = self.query('SELECT oid FROM pg_database WHERE datname = current_database()')[0][0]
         self.sessions = []
 
-    def connect(self):
-        connection = psycopg2.connect(self.pair.postgres.dsn(self.name), connect_timeout=30,
+    def connect(self, application=''):
+        connection = psycopg2.connect(self.pair.postgres.dsn(self.name), connect_timeout=30, application_name=application,
                                       options='-c statement_timeout=%ds -c client_min_messages=notice' % STATEMENT_SECONDS)
         connection.autocommit = True
         return connection
@@ -68,11 +71,17 @@ class Side:
             cursor.execute(sql)
             return cursor.fetchall() if cursor.description else None
 
+    def end(self):
+        """Ends the sessions, whatever they are doing or waiting for."""
+        sessions = "SELECT %s FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'compared'"
+        self.query(sessions % 'pg_terminate_backend(pid)')
+        wait_for(lambda: not self.query(sessions % 'pid'), 'sessions to end')
+        self.sessions = []
+
     def begin(self, prepared):
         """Two new sessions."""
-        for session in self.sessions:
-            session.close()
-        self.sessions = [self.connect(), self.connect()]
+        self.end()
+        self.sessions = [self.connect('compared'), self.connect('compared')]
         for n in (0, 1):
             for text in ['SET search_path = w', *prepared]:
                 self.run((n, text, None))
