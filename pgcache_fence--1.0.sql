@@ -150,11 +150,6 @@ CREATE FUNCTION fence.detach(relation regclass) RETURNS void
 CREATE FUNCTION fence.detach_domain(domain text) RETURNS void
     LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_detach_domain';
 
--- For applications that count versions themselves, as ORMs with optimistic locking do: UPDATE costs less without a trigger that
--- sets the version, and one that does not raise it is refused. New rows still start above what the key had.
-CREATE FUNCTION fence.version_by_application(relation regclass, enabled boolean DEFAULT true) RETURNS void
-    LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_version_by_application';
-
 -- The versions of a domain begin anew: rows get version 1, tombstones and floor go, nothing cached before is served. Returns how many
 -- rows were changed. For the owner of the table, who waits for its writers.
 CREATE FUNCTION fence.renumber(domain text) RETURNS bigint
@@ -165,10 +160,7 @@ CREATE VIEW fence.domains AS
            d.columns, d.ttl,
            coalesce(d.on_redis_failure, pg_catalog.current_setting('pgcache_fence.on_redis_failure')) AS on_redis_failure,
            d.publish, d.cache_absent,
-           coalesce(d.reserve, pg_catalog.current_setting('pgcache_fence.reserve')) AS reserve,
-           EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid OPERATOR(pg_catalog.=) d.relation
-                   AND t.tgname OPERATOR(pg_catalog.=) 'zzz_pgcache_fence_after'
-                   AND t.tgnargs OPERATOR(pg_catalog.>) 0) AS version_by_application
+           coalesce(d.reserve, pg_catalog.current_setting('pgcache_fence.reserve')) AS reserve
       FROM fence.domain d;
 
 -- ---------------------------------------------------------------------------------------------------------------------
@@ -468,7 +460,7 @@ CREATE VIEW fence.metrics AS
 CREATE FUNCTION fence.reset_metrics() RETURNS void
     LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_reset_metrics';
 
-REVOKE ALL ON FUNCTION fence.attach, fence.detach, fence.detach_domain, fence.version_by_application, fence.renumber,
+REVOKE ALL ON FUNCTION fence.attach, fence.detach, fence.detach_domain, fence.renumber,
                        fence.commit, fence.abort, fence.define_derived, fence.drop_derived,
                        fence._pending, fence._effects, fence._metrics, fence.audit, fence.repair_domain,
                        fence.reset_metrics, fence.doctor, fence._domain_restored FROM PUBLIC;

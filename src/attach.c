@@ -54,7 +54,6 @@
 #include "utf8.h"
 
 PG_FUNCTION_INFO_V1(fence_attach);
-PG_FUNCTION_INFO_V1(fence_version_by_application);
 PG_FUNCTION_INFO_V1(fence_detach);
 PG_FUNCTION_INFO_V1(fence_detach_domain);
 
@@ -203,14 +202,13 @@ quoted_table(Oid relid)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Makes the trigger, in place of the one of that name if it is there. */
 static Oid
-create_trigger(Oid relid, TriggerRole role, bool by_application)
+create_trigger(Oid relid, TriggerRole role)
 {
-	const TriggerShape *shape = shape_of(role, by_application);
+	const TriggerShape *shape = shape_of(role);
 	char	   *table = quoted_table(relid);
 
-	run("CREATE OR REPLACE TRIGGER %s %s ON %s FOR EACH %s EXECUTE FUNCTION fence.%s",
+	run("CREATE TRIGGER %s %s ON %s FOR EACH %s EXECUTE FUNCTION fence.%s",
 		shape->name, shape->timing, table, shape->level, shape->call);
 	run("ALTER TABLE %s ENABLE ALWAYS TRIGGER %s", table, shape->name);
 	return get_trigger_oid(relid, shape->name, false);
@@ -302,7 +300,7 @@ master_role(const DomainRow *row)
 static Oid
 master_trigger(const DomainRow *row)
 {
-	return get_trigger_oid(row->relid, shape_of(master_role(row), false)->name, true);
+	return get_trigger_oid(row->relid, shape_of(master_role(row))->name, true);
 }
 
 void
@@ -341,9 +339,9 @@ attach_fasten(const DomainRow *row)
 		attach_record_dependencies(&request, master, InvalidOid, InvalidOid);
 }
 
-/* Makes all that the domain is to have, or makes them anew; the hooks let that pass. The caller holds ShareRowExclusiveLock. */
+/* Makes all that the domain is to have; the hooks let that pass. The caller holds ShareRowExclusiveLock. */
 static void
-create_triggers(const AttachRequest *request, bool by_application)
+create_triggers(const AttachRequest *request)
 {
 	Oid			made[ROLE_AFTER + 1] = {InvalidOid};
 	TriggerRole master = master_role(&request->row);
@@ -353,7 +351,7 @@ create_triggers(const AttachRequest *request, bool by_application)
 	{
 		for (TriggerRole role = ROLE_BEFORE; role <= ROLE_AFTER; role++)
 			if (shape_is_wanted(&request->row, role, false))
-				made[role] = create_trigger(request->row.relid, role, by_application);
+				made[role] = create_trigger(request->row.relid, role);
 	}
 	PG_FINALLY();
 	{
@@ -510,56 +508,13 @@ fence_attach(PG_FUNCTION_ARGS)
 	if (OidIsValid(request.row.relid))
 	{
 		progress_phase("creating triggers", 0);
-		create_triggers(&request, false);
+		create_triggers(&request);
 	}
 	domain_row_insert(&request.row);
 	domain_require_shape(&request.row);
 	ledger_catalog_changed();
 	progress_end();
 	PG_RETURN_TEXT_P(cstring_to_text(request.row.name));
-}
-
-/* -----------------------------------------------------------------------------------------------------------------
- * Who sets the versions
- * -----------------------------------------------------------------------------------------------------------------
- */
-
-/* Replaces the triggers. The lock keeps writers away: none has rows that one kind began and the other ends. */
-Datum
-fence_version_by_application(PG_FUNCTION_ARGS)
-{
-	Oid			relid = PG_GETARG_OID(0);
-	bool		by_application = PG_GETARG_BOOL(1);
-	AttachRequest request = {0};
-	DomainRow  *row;
-	Relation	rel;
-
-	shared_require();
-	attach_check_owner(relid);
-	LockRelationOid(relid, ShareRowExclusiveLock);
-	attach_check_owner(relid);
-	row = domain_row_by_relation(relid);
-	if (row == NULL)
-		raise_not_attached(relid);
-	if (strcmp(row->scope, "row") != 0 || row->version_column == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("triggers set no versions in rows of domain \"%s\"", row->name),
-				 strcmp(row->scope, "row") != 0 ? errdetail("Its scope is '%s'.", row->scope) :
-				 errdetail("It has no version column.")));
-	rel = relation_open(relid, NoLock);
-	check_again(&request, row, rel);
-	if (by_application && !TupleDescAttr(RelationGetDescr(rel), request.version_attnum - 1)->attnotnull)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_TABLE_DEFINITION),
-				 errmsg("version column \"%s\" can be null", row->version_column),
-				 errdetail("What has no version cannot be raised."),
-				 errhint("Set the versions that are missing, then use ALTER TABLE ... ALTER COLUMN %s SET NOT NULL.",
-						 quote_identifier(row->version_column))));
-	relation_close(rel, NoLock);
-	create_triggers(&request, by_application);	/* CREATE OR REPLACE forgets what they depend on */
-	domain_require_shape(row);
-	PG_RETURN_VOID();
 }
 
 /* -----------------------------------------------------------------------------------------------------------------

@@ -52,6 +52,13 @@
 	((class_id) == NamespaceRelationId ? pg_namespace_aclcheck(object, role, mode) : pg_proc_aclcheck(object, role, mode))
 #endif
 
+/* The columns that an UPDATE sets, a list for each of the relations that are left in the state: from 18 on these may be fewer than in the plan. */
+#if PG_VERSION_NUM >= 180000
+#define fence_update_columns(mt) ((mt)->mt_updateColnosLists)
+#else
+#define fence_update_columns(mt) (castNode(ModifyTable, (mt)->ps.plan)->updateColnosLists)
+#endif
+
 /* A set of wait events for the life of the process. */
 #if PG_VERSION_NUM >= 170000
 #define fence_create_wait_event_set(n) CreateWaitEventSet(NULL, n)

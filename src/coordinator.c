@@ -722,10 +722,9 @@ coordinator_prepare_announcement(void)
 	foreach(cell, domain_list_own())
 	{
 		DomainRef  *domain = lfirst(cell);
-		bool		by_application;
 
 		/* a restore brings the rows of fence.domain before the triggers */
-		if (!OidIsValid(domain->row->relid) || shape_fault_of_domain(domain->row, &by_application) == NULL)
+		if (!OidIsValid(domain->row->relid) || shape_fault_of_domain(domain->row) == NULL)
 			keep_announcement(domain, word, grant);
 	}
 }

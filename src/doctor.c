@@ -359,7 +359,7 @@ check_shapes(Report *report)
 	foreach(lc, domain_rows())
 	{
 		DomainRow  *row = lfirst(lc);
-		char	   *fault = shape_fault_of_domain(row, NULL);
+		char	   *fault = shape_fault_of_domain(row);
 
 		if (fault == NULL)
 			continue;
@@ -373,13 +373,6 @@ static void
 check_triggers(Report *report)
 {
 	check_shapes(report);
-	put_rows(report, "warning",
-			 "SELECT DISTINCT pg_catalog.format('table %s is filled by a subscription, and versions by its application: what comes without a new"
-			 " version stops the subscription', d.relation),"
-			 " pg_catalog.format('SELECT fence.version_by_application(%L, false)', d.relation)"
-			 " FROM fence.domains d, pg_catalog.pg_subscription_rel s WHERE d.version_by_application"
-			 " AND (s.srrelid OPERATOR(pg_catalog.=) d.relation OR d.relation OPERATOR(pg_catalog.=) ANY ("
-			 "  SELECT a.relid FROM pg_catalog.pg_partition_ancestors(s.srrelid) a))");
 	put_rows(report, "error",
 			 "SELECT pg_catalog.format('domain %s is of a table that does not exist (oid %s)', d.name, d.relation::pg_catalog.oid),"
 			 " pg_catalog.format('SELECT fence.detach_domain(%L)', d.name)"

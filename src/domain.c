@@ -14,6 +14,7 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/relation.h"
+#include "access/sysattr.h"
 #include "access/table.h"
 #include "access/xact.h"
 #include "catalog/dependency.h"
@@ -25,12 +26,14 @@
 #include "commands/extension.h"
 #include "commands/trigger.h"
 #include "miscadmin.h"
+#include "optimizer/optimizer.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/hsearch.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
+#include "utils/partcache.h"
 #include "utils/rel.h"
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
@@ -424,24 +427,32 @@ raise_misshapen(const DomainRow *row, const char *fault)
 			 errhint("Find out who changed that past ALTER TABLE. Then use fence.detach and fence.attach.")));
 }
 
-/* Checks the triggers of the table, or of one of its partitions; of the root those of all. Returns who sets the versions. */
-static bool
+/* Checks the triggers of the table, or of one of its partitions; of the root those of all. */
+static void
 check_shape(const DomainRow *row, Oid relid)
 {
-	bool		by_application = false;
-	char	   *fault = relid == row->relid ? shape_fault_of_domain(row, &by_application) :
-		shape_fault_of_table(row, relid, &by_application);
+	char	   *fault = relid == row->relid ? shape_fault_of_domain(row) : shape_fault_of_table(row, relid);
 
 	if (fault != NULL)
 		raise_misshapen(row, fault);
-	return by_application;
 }
 
 void
 domain_require_shape(const DomainRow *row)
 {
 	if (OidIsValid(row->relid))
-		(void) check_shape(row, row->relid);
+		check_shape(row, row->relid);
+}
+
+/* Whether the column says to which partition a row belongs. */
+static bool
+is_in_partition_bound(Relation rel, AttrNumber attnum)
+{
+	Bitmapset  *attnums = NULL;
+
+	if (rel->rd_rel->relispartition && attnum != InvalidAttrNumber)
+		pull_varattnos((Node *) RelationGetPartitionQual(rel), 1, &attnums);
+	return bms_is_member(attnum - FirstLowInvalidHeapAttributeNumber, attnums);
 }
 
 static bool
@@ -477,8 +488,9 @@ build_entry(const DomainRow *row, Oid relid)
 		entry->domain.partitioned = rel->rd_rel->relkind == RELKIND_PARTITIONED_TABLE;
 		resolve_key(&entry->domain, row, rel);
 		resolve_version(&entry->domain, row, rel);
+		entry->domain.version_partitions = is_in_partition_bound(rel, entry->domain.version_attnum);
 		entry->domain.builtin_types = has_builtin_types(RelationGetDescr(rel));
-		entry->domain.reserved_after = check_shape(row, relid) || entry->domain.scope == SCOPE_MANUAL || entry->domain.version_aside;
+		check_shape(row, relid);
 		table_close(rel, AccessShareLock);
 	}
 	MemoryContextSwitchTo(old);

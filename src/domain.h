@@ -67,6 +67,7 @@ typedef struct Domain
 	AttrNumber	version_attnum;
 	Oid			version_type;	/* INT2OID, INT4OID or INT8OID */
 	int64		version_max;
+	bool		version_partitions; /* the version says to which partition a row belongs */
 	char	   *tag;			/* template, or NULL: the whole key is the hash tag */
 	List	   *columns;		/* names (char *) that read returns; NIL: all */
 	bool		builtin_types;	/* of all columns: to_json runs nobody's code for them (plain_json.h) */
@@ -78,7 +79,6 @@ typedef struct Domain
 	bool		inserts_reserve;	/* a new row may have a fence already, or Redis is to be told of it */
 	int			reserve;		/* ReserveWhen, or -1: the setting */
 	int			policy;			/* FailurePolicy, or -1: the setting */
-	bool		reserved_after; /* a changed row need not be reserved before it is changed: of groups, by hand, by the application */
 
 	MemoryContext context;		/* holds all of this */
 	bool		dead;			/* invalidated; freed at the end of the transaction */

@@ -245,8 +245,8 @@ restore_dependencies(const DomainRow *row)
 {
 	Relation	rel = try_relation_open(row->relid, AccessShareLock);
 	AttachRequest request = {.row = *row};
-	Oid			after = get_trigger_oid(row->relid, shape_of(ROLE_AFTER, false)->name, true);
-	Oid			truncate = get_trigger_oid(row->relid, shape_of(ROLE_TRUNCATE, false)->name, true);
+	Oid			after = get_trigger_oid(row->relid, shape_of(ROLE_AFTER)->name, true);
+	Oid			truncate = get_trigger_oid(row->relid, shape_of(ROLE_TRUNCATE)->name, true);
 	bool		broken = false;
 	int			n = 0;
 	ListCell   *lc;
@@ -267,7 +267,7 @@ restore_dependencies(const DomainRow *row)
 		return;
 	if (OidIsValid(after))
 		attach_record_dependencies(&request, after, truncate,
-								   get_trigger_oid(row->relid, shape_of(ROLE_BEFORE, false)->name, true));
+								   get_trigger_oid(row->relid, shape_of(ROLE_BEFORE)->name, true));
 	else if (OidIsValid(truncate) && strcmp(row->scope, "manual") == 0)
 		attach_record_dependencies(&request, truncate, InvalidOid, InvalidOid);
 }

@@ -7,6 +7,7 @@
 #include "fmgr.h"
 #include "miscadmin.h"
 
+#include "capture.h"
 #include "compat.h"
 #include "domain.h"
 #include "settings.h"
@@ -30,6 +31,7 @@ _PG_init(void)
 	domain_init();
 	attach_install_hooks();
 	stamp_install();
+	capture_install();
 	transaction_install();
 	/* pg_upgrade runs both clusters for a moment: neither may arm anything */
 	if (!IsBinaryUpgrade)

@@ -21,6 +21,7 @@
 #include "utils/fmgrprotos.h"
 #include "utils/json.h"
 #include "utils/lsyscache.h"
+#include "utils/memutils.h"
 #include "utils/uuid.h"
 
 #include "key.h"
@@ -285,37 +286,34 @@ finish_part(StringInfo buf, int start)
 		appendStringInfoString(buf, "%00");
 }
 
-static char *
-finish_key(const Domain *domain, StringInfo buf)
+static void
+check_length(const Domain *domain, const StringInfoData *buf)
 {
 	if (buf->len > KEY_MAX_LENGTH)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("key of domain \"%s\" is too long", domain->name),
 				 errdetail("Its percent-encoded text has %d bytes; the limit is %d.", buf->len, KEY_MAX_LENGTH)));
-	return buf->data;
 }
 
 bool
-key_is_complete(const Domain *domain, HeapTuple tuple, TupleDesc desc)
+key_is_complete(const Domain *domain, TupleTableSlot *row)
 {
 	for (int i = 0; i < domain->nkeys; i++)
-		if (heap_attisnull(tuple, domain->keys[i].attnum, desc))
+		if (slot_attisnull(row, domain->keys[i].attnum))
 			return false;
 	return true;
 }
 
-char *
-key_of_tuple(const Domain *domain, HeapTuple tuple, TupleDesc desc)
+/* Appends the key of a row. */
+static void
+print_key(StringInfo buf, const Domain *domain, TupleTableSlot *row)
 {
-	StringInfoData buf;
-
-	initStringInfo(&buf);
 	for (int i = 0; i < domain->nkeys; i++)
 	{
 		const KeyColumn *column = &domain->keys[i];
 		bool		isnull;
-		Datum		value = heap_getattr(tuple, column->attnum, desc, &isnull);
+		Datum		value = slot_getattr(row, column->attnum, &isnull);
 		int			start;
 
 		if (isnull)
@@ -324,16 +322,26 @@ key_of_tuple(const Domain *domain, HeapTuple tuple, TupleDesc desc)
 					 errmsg("null value in key column \"%s\" of domain \"%s\"", column->name, domain->name),
 					 errhint("Use ALTER TABLE ... ALTER COLUMN ... SET NOT NULL on each key column.")));
 		if (i > 0)
-			appendStringInfoChar(&buf, ',');
-		start = buf.len;
-		print_value(&buf, column, value);
-		finish_part(&buf, start);
+			appendStringInfoChar(buf, ',');
+		start = buf->len;
+		print_value(buf, column, value);
+		finish_part(buf, start);
 	}
-	return finish_key(domain, &buf);
+	check_length(domain, buf);
+}
+
+char *
+key_of_row(const Domain *domain, TupleTableSlot *row)
+{
+	StringInfoData buf;
+
+	initStringInfo(&buf);
+	print_key(&buf, domain, row);
+	return buf.data;
 }
 
 bool
-key_same(const Domain *domain, HeapTuple a, HeapTuple b, TupleDesc desc)
+key_same(const Domain *domain, TupleTableSlot *a, TupleTableSlot *b)
 {
 	char	   *text_a,
 			   *text_b;
@@ -344,8 +352,8 @@ key_same(const Domain *domain, HeapTuple a, HeapTuple b, TupleDesc desc)
 		const KeyColumn *column = &domain->keys[i];
 		bool		null_a,
 					null_b;
-		Datum		value_a = heap_getattr(a, column->attnum, desc, &null_a);
-		Datum		value_b = heap_getattr(b, column->attnum, desc, &null_b);
+		Datum		value_a = slot_getattr(a, column->attnum, &null_a);
+		Datum		value_b = slot_getattr(b, column->attnum, &null_b);
 
 		if (null_a || null_b || !datum_image_eq(value_a, value_b, column->byval, column->len))
 			goto compare_texts;
@@ -354,8 +362,8 @@ key_same(const Domain *domain, HeapTuple a, HeapTuple b, TupleDesc desc)
 
 	/* values of some types are equal without the same bytes: 1.0 and 1.00 */
 compare_texts:
-	text_a = key_of_tuple(domain, a, desc);
-	text_b = key_of_tuple(domain, b, desc);
+	text_a = key_of_row(domain, a);
+	text_b = key_of_row(domain, b);
 	same = strcmp(text_a, text_b) == 0;
 	pfree(text_a);
 	pfree(text_b);
@@ -441,7 +449,8 @@ key_of_arguments(const Domain *domain, int nparts, const Argument *parts)
 		print_part(&buf, domain, i, &parts[i]);
 		finish_part(&buf, start);
 	}
-	return finish_key(domain, &buf);
+	check_length(domain, &buf);
+	return buf.data;
 }
 
 Datum
@@ -598,30 +607,36 @@ append_tag(StringInfo buf, const Domain *domain, const char *key)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
+static void
+append_name(StringInfo buf, const Domain *domain, const char *prefix, const char *key)
+{
+	appendStringInfoString(buf, prefix);
+	appendStringInfoChar(buf, '{');
+	if (domain->tag == NULL)
+	{
+		appendStringInfoString(buf, key);
+		appendStringInfoChar(buf, '}');
+	}
+	else
+	{
+		append_tag(buf, domain, key);
+		appendStringInfoString(buf, "}:");
+		appendStringInfoString(buf, key);
+	}
+	if (buf->len > NAME_MAX_LENGTH)
+		ereport(ERROR,
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("name in Redis of a key of domain \"%s\" is too long", domain->name),
+				 errdetail("It has %d bytes with the tag; the limit is %d.", buf->len, NAME_MAX_LENGTH)));
+}
+
 static char *
 redis_name(const Domain *domain, const char *prefix, const char *key)
 {
 	StringInfoData buf;
 
 	initStringInfo(&buf);
-	appendStringInfoString(&buf, prefix);
-	appendStringInfoChar(&buf, '{');
-	if (domain->tag == NULL)
-	{
-		appendStringInfoString(&buf, key);
-		appendStringInfoChar(&buf, '}');
-	}
-	else
-	{
-		append_tag(&buf, domain, key);
-		appendStringInfoString(&buf, "}:");
-		appendStringInfoString(&buf, key);
-	}
-	if (buf.len > NAME_MAX_LENGTH)
-		ereport(ERROR,
-				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-				 errmsg("name in Redis of a key of domain \"%s\" is too long", domain->name),
-				 errdetail("It has %d bytes with the tag; the limit is %d.", buf.len, NAME_MAX_LENGTH)));
+	append_name(&buf, domain, prefix, key);
 	return buf.data;
 }
 
@@ -629,6 +644,35 @@ char *
 key_fence_name(const Domain *domain, const char *key)
 {
 	return redis_name(domain, domain->fence_prefix, key);
+}
+
+/* The buffer is emptied and stays: this runs for each changed row. */
+static void
+use_buffer(StringInfo buf)
+{
+	MemoryContext old;
+
+	if (buf->data != NULL)
+	{
+		resetStringInfo(buf);
+		return;
+	}
+	old = MemoryContextSwitchTo(TopMemoryContext);
+	initStringInfo(buf);
+	MemoryContextSwitchTo(old);
+}
+
+const char *
+key_fence_name_of_row(const Domain *domain, TupleTableSlot *row)
+{
+	static StringInfoData key;
+	static StringInfoData name;
+
+	use_buffer(&key);
+	use_buffer(&name);
+	print_key(&key, domain, row);
+	append_name(&name, domain, domain->fence_prefix, key.data);
+	return name.data;
 }
 
 char *

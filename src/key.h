@@ -14,7 +14,8 @@
 #ifndef FENCE_KEY_H
 #define FENCE_KEY_H
 
-#include "access/htup.h"
+#include "executor/tuptable.h"
+
 #include "argument.h"
 #include "domain.h"
 
@@ -22,13 +23,13 @@
 #define KEY_MAX_LENGTH 2000		/* bytes of canonical text; it must fit a btree tuple of fence.tombstone */
 
 /* Whether no key column of the row is null: only then it has a key. (Key columns of a group may be null.) */
-extern bool key_is_complete(const Domain *domain, HeapTuple tuple, TupleDesc desc);
+extern bool key_is_complete(const Domain *domain, TupleTableSlot *row);
 
 /* The key of a row, palloc'd. Raises 54000 if it is longer than KEY_MAX_LENGTH. */
-extern char *key_of_tuple(const Domain *domain, HeapTuple tuple, TupleDesc desc);
+extern char *key_of_row(const Domain *domain, TupleTableSlot *row);
 
 /* Whether two rows have the same key; cheaper than comparing texts. */
-extern bool key_same(const Domain *domain, HeapTuple a, HeapTuple b, TupleDesc desc);
+extern bool key_same(const Domain *domain, TupleTableSlot *a, TupleTableSlot *b);
 
 /*
  * The key that a caller gives: texts are parsed by their columns' types, of other types are taken those that argument.c lets
@@ -49,6 +50,9 @@ extern Datum key_part_datum(const KeyColumn *column, const char *part);
 
 /* Whether this is the canonical text of a key of the domain. May raise what the types' input functions raise. */
 extern bool key_is_canonical(const Domain *domain, const char *key);
+
+/* The fence name of a row's key, in memory that the next call uses again. Raises 54000 if it is too long. */
+extern const char *key_fence_name_of_row(const Domain *domain, TupleTableSlot *row);
 
 /* Names in Redis, palloc'd. */
 extern char *key_fence_name(const Domain *domain, const char *key);

@@ -269,8 +269,10 @@ ledger_note_written(const Domain *domain)
 bool
 ledger_has_written(const Domain *domain)
 {
+	bool		reserved_after = domain->scope == SCOPE_MANUAL || domain->version_aside;
+
 	/* a row that waits for its AFTER ROW may be read already: by triggers that come before ours, or by RETURNING */
-	return find_count(domain->id) != NULL || (domain->reserved_after && domain_has_writer_lock(domain));
+	return find_count(domain->id) != NULL || (reserved_after && domain_has_writer_lock(domain));
 }
 
 void

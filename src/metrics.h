@@ -26,6 +26,7 @@
 	F(PENDING, "cache_fence_pending", GAUGE, "domain", "Reservations that are not settled, as of the last patrol round") \
 	F(REPAIR, "cache_fence_repair_total", COUNTER, "domain,result", "Repairs of fences, by result") \
 	F(COMPARE, "cache_fence_db_compare", COUNTER, "domain,relation", "Fences compared with their rows, by what was found") \
+	F(ROWS, "cache_fence_changed_rows_total", COUNTER, "domain,way", "Changed rows of fenced tables, by what told of them") \
 	F(EPOCH_CHANGES, "cache_fence_epoch_changes_total", COUNTER, "reason", "New epochs, by what made them necessary") \
 	F(STATE_CHANGES, "cache_fence_state_changes_total", COUNTER, "state", "Times that the state was entered") \
 	F(BYPASSED, "cache_fence_bypassed_transactions_total", COUNTER, "", "Transactions that committed without reservations") \
@@ -93,7 +94,9 @@
 	S(COMPARE_AHEAD, COMPARE, "fence_ahead_db", NULL) \
 	S(COMPARE_PAYLOAD, COMPARE, "payload_differs", NULL) \
 	S(COMPARE_PENDING, COMPARE, "pending", NULL) \
-	S(COMPARE_MISSING, COMPARE, "missing", NULL)
+	S(COMPARE_MISSING, COMPARE, "missing", NULL) \
+	S(ROWS_EXECUTOR, ROWS, "executor", NULL) \
+	S(ROWS_TRIGGERS, ROWS, "triggers", NULL)
 
 /* Of the whole server: identifier, family, value of its label. */
 #define METRIC_SERVER_SERIES(S) \

@@ -399,15 +399,8 @@ sample_table(const Domain *domain, double fraction, int most, List *keys)
 		scan = table_beginscan_strat(rel, snapshot, 0, NULL, true, false);
 		heap_setscanlimits(scan, (block + i) % blocks, 1);
 		while (list_length(keys) < most && table_scan_getnextslot(scan, ForwardScanDirection, slot))
-		{
-			bool		free_it;
-			HeapTuple	row = ExecFetchSlotHeapTuple(slot, true, &free_it);
-
-			if (key_is_complete(domain, row, RelationGetDescr(rel)))
-				keys = lappend(keys, key_of_tuple(domain, row, RelationGetDescr(rel)));
-			if (free_it)
-				heap_freetuple(row);
-		}
+			if (key_is_complete(domain, slot))
+				keys = lappend(keys, key_of_row(domain, slot));
 		table_endscan(scan);
 		progress_done(1);
 	}

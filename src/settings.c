@@ -30,6 +30,7 @@ int			setting_clock_margin;
 int			setting_timeout;
 int			setting_on_redis_failure;
 int			setting_reserve;
+int			setting_capture;
 int			setting_patrol_interval;
 int			setting_patrol_grace;
 double		setting_audit_rate;
@@ -49,6 +50,12 @@ static const struct config_enum_entry failure_policies[] = {
 static const struct config_enum_entry reserve_times[] = {
 	{"early", RESERVE_EARLY, false},
 	{"commit", RESERVE_AT_COMMIT, false},
+	{NULL, 0, false}
+};
+
+static const struct config_enum_entry capture_ways[] = {
+	{"auto", CAPTURE_AUTO, false},
+	{"triggers", CAPTURE_TRIGGERS, false},
 	{NULL, 0, false}
 };
 
@@ -298,8 +305,15 @@ define_patrol(void)
  * whole table cold with one row. GRANT SET ON PARAMETER gives it to a role.
  */
 static void
-define_bulk(void)
+define_writing(void)
 {
+	DefineCustomEnumVariable("pgcache_fence.capture",
+							 "How changed rows of fenced tables are noticed.",
+							 "\"auto\": by the executor itself, which costs a fraction of row triggers, and by the triggers where it cannot. "
+							 "\"triggers\": by them alone.",
+							 &setting_capture, CAPTURE_AUTO, capture_ways,
+							 PGC_SUSET, 0, NULL, NULL, NULL);
+
 	DefineCustomIntVariable("pgcache_fence.bulk_threshold",
 							"Number of rows of a table that a transaction reserves one by one.",
 							"A transaction that changes more rows reserves the whole table instead: one message instead "
@@ -359,7 +373,7 @@ settings_define(void)
 	define_tls();
 	define_lease();
 	define_patrol();
-	define_bulk();
+	define_writing();
 	define_values();
 	define_retention();
 	MarkGUCPrefixReserved("pgcache_fence");

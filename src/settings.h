@@ -19,6 +19,12 @@ typedef enum ReserveWhen
 	RESERVE_AT_COMMIT
 } ReserveWhen;
 
+typedef enum CaptureWay
+{
+	CAPTURE_AUTO,				/* the executor tells of changed rows wherever it can */
+	CAPTURE_TRIGGERS			/* row triggers alone do */
+} CaptureWay;
+
 extern char *setting_redis_url;
 extern char *setting_tls_ca_file;
 extern char *setting_tls_cert_file;
@@ -30,6 +36,7 @@ extern int	setting_clock_margin;
 extern int	setting_timeout;
 extern int	setting_on_redis_failure;	/* FailurePolicy */
 extern int	setting_reserve;	/* ReserveWhen */
+extern int	setting_capture;	/* CaptureWay */
 extern int	setting_patrol_interval;
 extern int	setting_patrol_grace;
 extern double setting_audit_rate;	/* rows per second and domain */

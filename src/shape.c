@@ -28,31 +28,22 @@
 
 #define ROW_EVENTS	(TRIGGER_TYPE_INSERT | TRIGGER_TYPE_UPDATE | TRIGGER_TYPE_DELETE)
 
-/* Where the application sets the versions, the argument tells AFTER ROW so, and there is no BEFORE ROW for UPDATE. */
 static const TriggerShape shapes[] = {
-	{ROLE_BEFORE, false, "zzz_pgcache_fence_before", "fence_before_row", TRIGGER_TYPE_ROW | TRIGGER_TYPE_BEFORE | ROW_EVENTS,
-	"BEFORE INSERT OR UPDATE OR DELETE", "ROW", "before_row()", NULL},
-	/* new rows must start above what the key had before, which no application knows */
-	{ROLE_BEFORE, true, "zzz_pgcache_fence_before", "fence_before_row",
-		TRIGGER_TYPE_ROW | TRIGGER_TYPE_BEFORE | TRIGGER_TYPE_INSERT | TRIGGER_TYPE_DELETE,
-	"BEFORE INSERT OR DELETE", "ROW", "before_row()", NULL},
-	{ROLE_AFTER, false, "zzz_pgcache_fence_after", "fence_after_row", TRIGGER_TYPE_ROW | ROW_EVENTS,
-	"AFTER INSERT OR UPDATE OR DELETE", "ROW", "after_row()", NULL},
-	{ROLE_AFTER, true, "zzz_pgcache_fence_after", "fence_after_row", TRIGGER_TYPE_ROW | ROW_EVENTS,
-	"AFTER INSERT OR UPDATE OR DELETE", "ROW", "after_row('version_by_application')", "version_by_application"},
-	{ROLE_TRUNCATE, false, "zzz_pgcache_fence_truncate", "fence_before_truncate", TRIGGER_TYPE_BEFORE | TRIGGER_TYPE_TRUNCATE,
-	"BEFORE TRUNCATE", "STATEMENT", "before_truncate()", NULL},
+	{ROLE_BEFORE, "zzz_pgcache_fence_before", "fence_before_row", TRIGGER_TYPE_ROW | TRIGGER_TYPE_BEFORE | ROW_EVENTS,
+	"BEFORE INSERT OR UPDATE OR DELETE", "ROW", "before_row()"},
+	{ROLE_AFTER, "zzz_pgcache_fence_after", "fence_after_row", TRIGGER_TYPE_ROW | ROW_EVENTS,
+	"AFTER INSERT OR UPDATE OR DELETE", "ROW", "after_row()"},
+	{ROLE_TRUNCATE, "zzz_pgcache_fence_truncate", "fence_before_truncate", TRIGGER_TYPE_BEFORE | TRIGGER_TYPE_TRUNCATE,
+	"BEFORE TRUNCATE", "STATEMENT", "before_truncate()"},
 };
 
 const TriggerShape *
-shape_of(TriggerRole role, bool by_application)
+shape_of(TriggerRole role)
 {
-	const TriggerShape *found = NULL;
-
 	for (int i = 0; i < (int) lengthof(shapes); i++)
-		if (shapes[i].role == role && (found == NULL || shapes[i].by_application == by_application))
-			found = &shapes[i];
-	return found;
+		if (shapes[i].role == role)
+			return &shapes[i];
+	return NULL;
 }
 
 bool
@@ -130,26 +121,6 @@ is_set(Relation catalog, HeapTuple trigger, AttrNumber column)
 	return !heap_attisnull(trigger, column, RelationGetDescr(catalog));
 }
 
-/* Whether its arguments are that one, or none. tgargs has a NUL after each. */
-static bool
-has_argument(Relation catalog, HeapTuple trigger, const char *argument)
-{
-	bool		isnull;
-	Datum		value;
-	bytea	   *arguments;
-
-	if (((Form_pg_trigger) GETSTRUCT(trigger))->tgnargs != (argument != NULL))
-		return false;
-	if (argument == NULL)
-		return true;
-	value = heap_getattr(trigger, Anum_pg_trigger_tgargs, RelationGetDescr(catalog), &isnull);
-	if (isnull)
-		return false;
-	arguments = DatumGetByteaPP(value);
-	return VARSIZE_ANY_EXHDR(arguments) == strlen(argument) + 1 &&
-		memcmp(VARDATA_ANY(arguments), argument, strlen(argument) + 1) == 0;
-}
-
 /* Whether a partition's trigger is a copy of that of the table above it; any other has no parent. */
 static bool
 has_right_parent(Relation catalog, const FormData_pg_trigger *trigger, bool on_partition)
@@ -169,15 +140,6 @@ has_right_parent(Relation catalog, const FormData_pg_trigger *trigger, bool on_p
 		parent->tgrelid == get_partition_parent(trigger->tgrelid, true);
 }
 
-/* Whether it is to be of the shape that is used only where the application sets the versions. */
-static bool
-tells_by_application(const FormData_pg_trigger *trigger, TriggerRole role)
-{
-	if (role == ROLE_AFTER)
-		return trigger->tgnargs > 0;
-	return role == ROLE_BEFORE && trigger->tgtype == shape_of(role, true)->type;
-}
-
 /* Whether it fires when it should, and always. NULL: it does. */
 static const char *
 firing_fault(const TriggerShape *shape, Relation catalog, HeapTuple tuple, bool is_new)
@@ -190,7 +152,7 @@ firing_fault(const TriggerShape *shape, Relation catalog, HeapTuple tuple, bool 
 		return "has a WHEN condition";
 	if (trigger->tgattr.dim1 > 0)
 		return "fires for UPDATE of some columns only";
-	if (!has_argument(catalog, tuple, shape->argument))
+	if (trigger->tgnargs > 0)
 		return "has other arguments";
 	if (OidIsValid(trigger->tgconstraint) || OidIsValid(trigger->tgconstrrelid) || trigger->tgdeferrable || trigger->tginitdeferred)
 		return "is a constraint trigger";
@@ -208,7 +170,6 @@ shape_fault(const DomainRow *row, Relation catalog, HeapTuple tuple, bool is_new
 	TriggerRole by_name = role_of_name(NameStr(trigger->tgname));
 	TriggerRole by_function = shape_role_of_function(trigger->tgfoid);
 	bool		on_partition = trigger->tgrelid != row->relid;
-	bool		by_application;
 
 	if (by_name == ROLE_NONE && by_function == ROLE_NONE)
 		return NULL;
@@ -220,8 +181,7 @@ shape_fault(const DomainRow *row, Relation catalog, HeapTuple tuple, bool is_new
 		return on_partition ? "is none that partitions have" : "is none that tables of this scope have";
 	if (!has_right_parent(catalog, trigger, on_partition))
 		return on_partition ? "is no copy of that of the table above" : "is a copy of that of another table";
-	by_application = strcmp(row->scope, "row") == 0 && tells_by_application(trigger, by_name);
-	return firing_fault(shape_of(by_name, by_application), catalog, tuple, is_new);
+	return firing_fault(shape_of(by_name), catalog, tuple, is_new);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -230,11 +190,10 @@ shape_fault(const DomainRow *row, Relation catalog, HeapTuple tuple, bool is_new
  */
 
 char *
-shape_fault_of_table(const DomainRow *row, Oid relid, bool *by_application)
+shape_fault_of_table(const DomainRow *row, Oid relid)
 {
 	Relation	catalog = table_open(TriggerRelationId, AccessShareLock);
 	bool		found[ROLE_AFTER + 1] = {false};
-	bool		told[ROLE_AFTER + 1] = {false};
 	char	   *fault = NULL;
 	ScanKeyData key;
 	SysScanDesc scan;
@@ -251,17 +210,12 @@ shape_fault_of_table(const DomainRow *row, Oid relid, bool *by_application)
 		if (what != NULL)
 			fault = psprintf("Trigger \"%s\" of table \"%s\" %s.", NameStr(trigger->tgname), get_rel_name(relid), what);
 		found[role] = true;
-		told[role] = tells_by_application(trigger, role);
 	}
 	systable_endscan(scan);
 	table_close(catalog, AccessShareLock);
 	for (TriggerRole role = ROLE_BEFORE; fault == NULL && role <= ROLE_AFTER; role++)
 		if (shape_is_wanted(row, role, relid != row->relid) && !found[role])
-			fault = psprintf("Table \"%s\" lacks the trigger \"%s\".", get_rel_name(relid), shape_of(role, false)->name);
-	if (fault == NULL && shape_is_wanted(row, ROLE_BEFORE, false) && told[ROLE_BEFORE] != told[ROLE_AFTER])
-		fault = psprintf("The triggers of table \"%s\" do not agree on who sets the versions.", get_rel_name(relid));
-	if (by_application != NULL)
-		*by_application = told[ROLE_AFTER];
+			fault = psprintf("Table \"%s\" lacks the trigger \"%s\".", get_rel_name(relid), shape_of(role)->name);
 	return fault;
 }
 
@@ -312,7 +266,7 @@ shape_members(Oid relid)
 }
 
 char *
-shape_fault_of_domain(const DomainRow *row, bool *by_application)
+shape_fault_of_domain(const DomainRow *row)
 {
 	char	   *fault = NULL;
 	ListCell   *lc;
@@ -327,7 +281,7 @@ shape_fault_of_domain(const DomainRow *row, bool *by_application)
 		if (get_rel_relkind(relid) == '\0')
 			continue;			/* it was dropped */
 		fault = unfit ? psprintf("Table \"%s\" %s.", get_rel_name(relid), unfit) :
-			shape_fault_of_table(row, relid, relid == row->relid ? by_application : NULL);
+			shape_fault_of_table(row, relid);
 		if (fault != NULL)
 			break;
 	}

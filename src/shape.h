@@ -27,18 +27,16 @@ typedef enum TriggerRole
 typedef struct TriggerShape
 {
 	TriggerRole role;
-	bool		by_application; /* of a domain whose application sets the versions (fence.version_by_application) */
 	const char *name;			/* which lets it fire after the table's other triggers of the same kind */
 	const char *symbol;			/* of the C function */
 	int16		type;			/* tgtype */
 	const char *timing;			/* the same in CREATE TRIGGER */
 	const char *level;
 	const char *call;
-	const char *argument;		/* the only one, or NULL */
 } TriggerShape;
 
-/* The shape of that role. by_application: see there; those that have only one shape ignore it. */
-extern const TriggerShape *shape_of(TriggerRole role, bool by_application);
+/* The shape of that role. */
+extern const TriggerShape *shape_of(TriggerRole role);
 
 /* Whether a domain of that row of fence.domain has a trigger of this role on its table, and on its table's partitions. */
 extern bool shape_is_wanted(const DomainRow *row, TriggerRole role, bool on_partition);
@@ -58,14 +56,11 @@ extern HeapTuple shape_find_trigger(Relation catalog, Oid trigger, Snapshot snap
  */
 extern const char *shape_fault(const DomainRow *row, Relation catalog, HeapTuple trigger, bool is_new);
 
-/*
- * What is wrong with the triggers of a relation that row covers, as a sentence; palloc'd. NULL: nothing. by_application: who sets
- * the versions, as far as the triggers tell; may be NULL.
- */
-extern char *shape_fault_of_table(const DomainRow *row, Oid relid, bool *by_application);
+/* What is wrong with the triggers of a relation that row covers, as a sentence; palloc'd. NULL: nothing. */
+extern char *shape_fault_of_table(const DomainRow *row, Oid relid);
 
 /* The same of the domain's table and all its partitions, whose kinds it looks at too. NULL also if it has no table (any more). */
-extern char *shape_fault_of_domain(const DomainRow *row, bool *by_application);
+extern char *shape_fault_of_domain(const DomainRow *row);
 
 /* The table and all below it; nobody is waited for, so one may have been dropped meanwhile. The table comes first. */
 extern List *shape_members(Oid relid);

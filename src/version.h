@@ -5,6 +5,8 @@
 #ifndef FENCE_VERSION_H
 #define FENCE_VERSION_H
 
+#include "executor/tuptable.h"
+
 #include "domain.h"
 
 /* last + 1; raises 22003 if the domain's version column cannot hold it. */
@@ -22,10 +24,13 @@ extern bool fence_version_fits(const Domain *domain, int64 version, int64 last);
  * The version of a key that loses this row: the next one, whatever the column's type, for no row will hold it. A row with the largest
  * bigint goes all the same, and leaves that number.
  */
-extern int64 fence_version_of_absence(const Domain *domain, HeapTuple row, TupleDesc desc);
+extern int64 fence_version_of_absence(const Domain *domain, TupleTableSlot *row);
 
 /* The version column of a row as it stands there; NULL gives -1. */
-extern int64 fence_version_raw(const Domain *domain, HeapTuple row, TupleDesc desc);
+extern int64 fence_version_raw(const Domain *domain, TupleTableSlot *row);
+
+/* The same as what the row's successor is above: NULL and negative count as 0 (such rows precede the attachment). */
+extern int64 fence_version_last(const Domain *domain, TupleTableSlot *row);
 
 /* A version as a Datum of the column's type. */
 extern Datum fence_version_datum(const Domain *domain, int64 version);

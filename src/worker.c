@@ -414,7 +414,7 @@ withdraw_misshapen(List *domains)
 	foreach(cell, domains)
 	{
 		DomainRef  *domain = lfirst(cell);
-		char	   *fault = shape_fault_of_domain(domain->row, NULL);
+		char	   *fault = shape_fault_of_domain(domain->row);
 
 		if (fault == NULL)
 			continue;

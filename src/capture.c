@@ -1,0 +1,516 @@
+/*
+ * capture.c
+ *	  Changed rows of fenced tables, told by the executor itself; see capture.h.
+ *
+ * Row triggers are dear even if they do nothing: BEFORE ROW fetches and locks the old row once more, with a WAL record for that, and
+ * AFTER ROW queues each row and fetches both again. So, once PostgreSQL has made the state of a statement, this file changes four
+ * things in it, for each result relation that is fenced. All belong to this one execution: the plan, the relation cache
+ * and other executions never see them.
+ *
+ * - ri_projectNew makes the new row of an UPDATE or INSERT. It is built early, as the executor would with the first row, and put behind
+ *   an expression of ours (make_new_row) that runs it and sets the version. The executor makes every new row through it, also
+ *   when EvalPlanQual begins again with a newer old row; everything that looks at the new row comes afterwards: generated columns,
+ *   policies, constraints, partition bounds, the table, indexes, RETURNING.
+ * - ri_WithCheckOptions gets one more (stored_row), of the kind that views have: the executor asks them after a row was stored in
+ *   the table and in all indexes, and before RETURNING. The new row is its argument, the old one is in ri_oldTupleSlot.
+ * - ri_projectReturning of a DELETE is put behind an expression of ours (deleted_row): it is evaluated for each deleted row, with that
+ *   row. Where the user asked for no RETURNING there is none behind it, and the node's rows are swallowed (delete_silently).
+ * - ri_TrigDesc, which is a copy of the relation's: our triggers are disabled in it. They are not removed, because events that
+ *   another node of the statement has queued find their trigger here by its OID.
+ *
+ * Whatever does not go this way fires the triggers, because nothing was changed for it: COPY, logical replication, rows routed to
+ * partitions, nodes of other extensions in place of ModifyTable. And where it would not be the same, nothing is changed either: see may_capture().
+ *
+ * Attach and detach invalidate no plan for this: what a table has is looked up when the statement starts, under its lock.
+ *
+ * A row that was changed and not told would be served stale. So at the end of each statement the rows that were told are compared with those
+ * that the executor counted; if there are fewer, the statement fails, and the server goes on with triggers.
+ */
+#include "postgres.h"
+
+#include "access/tableam.h"
+#include "catalog/pg_trigger.h"
+#include "commands/trigger.h"
+#include "executor/executor.h"
+#include "executor/nodeModifyTable.h"
+#include "nodes/nodeFuncs.h"
+#include "utils/rel.h"
+
+#include "capture.h"
+#include "changed_row.h"
+#include "compat.h"
+#include "coordinator.h"
+#include "domain.h"
+#include "metrics.h"
+#include "renumber.h"
+#include "settings.h"
+#include "shape.h"
+#include "version.h"
+
+static ExecutorStart_hook_type previous_start = NULL;
+static ExecutorFinish_hook_type previous_finish = NULL;
+
+/* A result relation that is captured; lives as long as the state of its statement */
+typedef struct Captured
+{
+	RowChange	change;			/* old and new are those of the row at hand */
+	ResultRelInfo *relation;
+	ProjectionInfo *real;		/* what ours stands before; NULL: nothing */
+	ExecProcNodeMtd execute;	/* of the node, if delete_silently stands before it */
+	uint64		rows;			/* that were told */
+} Captured;
+
+static bool rows_told = false;	/* since reservations were sent last */
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * What the executor calls for each row
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* The rows of an INSERT need no projection of PostgreSQL's: the plan makes them (plan_makes_rows). */
+static void
+copy_values(TupleTableSlot *from, TupleTableSlot *to)
+{
+	slot_getallattrs(from);
+	memcpy(to->tts_values, from->tts_values, sizeof(Datum) * to->tts_tupleDescriptor->natts);
+	memcpy(to->tts_isnull, from->tts_isnull, sizeof(bool) * to->tts_tupleDescriptor->natts);
+}
+
+/* Evaluates ri_projectNew. ExecProject has emptied the slot, and will say that it is filled. */
+static Datum
+make_new_row(ExprState *state, ExprContext *econtext, bool *isnull)
+{
+	Captured   *captured = state->evalfunc_private;
+	const Domain *domain = captured->change.domain;
+	TupleTableSlot *row = state->resultslot;
+	int			at = domain->version_attnum - 1;
+
+	if (captured->real)
+	{
+		(void) captured->real->pi_state.evalfunc(&captured->real->pi_state, econtext, isnull);
+		captured->change.old = econtext->ecxt_scantuple;
+	}
+	else
+		copy_values(econtext->ecxt_outertuple, row);
+	ExecStoreVirtualTuple(row);
+	captured->change.new = row;
+	row->tts_values[at] = fence_version_datum(domain, changed_row_prepare(&captured->change));
+	row->tts_isnull[at] = false;
+	*isnull = true;
+	return (Datum) 0;
+}
+
+static void
+tell(Captured *captured)
+{
+	changed_row_stored(&captured->change);
+	captured->change.prepared = false;
+	captured->rows++;
+	rows_told = true;
+}
+
+/* Evaluates our check option: the row is stored. */
+static Datum
+stored_row(ExprState *state, ExprContext *econtext, bool *isnull)
+{
+	Captured   *captured = state->evalfunc_private;
+
+	captured->change.new = econtext->ecxt_scantuple;
+	captured->change.old = captured->relation->ri_oldTupleSlot;	/* NULL: an INSERT */
+	tell(captured);
+	*isnull = false;
+	return BoolGetDatum(true);
+}
+
+/* Evaluates ri_projectReturning of a DELETE: the row is gone. */
+static Datum
+deleted_row(ExprState *state, ExprContext *econtext, bool *isnull)
+{
+	Captured   *captured = state->evalfunc_private;
+
+	captured->change.old = econtext->ecxt_scantuple;
+	if (!captured->change.domain->version_aside)
+		(void) changed_row_prepare(&captured->change);
+	tell(captured);
+	*isnull = true;
+	if (captured->real == NULL)
+		return (Datum) 0;
+	captured->real->pi_state.flags = state->flags;	/* from 18 on they tell whether OLD and NEW are there */
+	return captured->real->pi_state.evalfunc(&captured->real->pi_state, econtext, isnull);
+}
+
+/* Whether the relation is captured, and how; else NULL. */
+static Captured *
+captured_of(const ResultRelInfo *relation)
+{
+	const ExprState *option = relation->ri_WithCheckOptionExprs ? llast(relation->ri_WithCheckOptionExprs) : NULL;
+
+	if (relation->ri_projectReturning && relation->ri_projectReturning->pi_state.evalfunc == deleted_row)
+		return relation->ri_projectReturning->pi_state.evalfunc_private;
+	return option && option->evalfunc == stored_row ? option->evalfunc_private : NULL;
+}
+
+/* Executes a DELETE whose RETURNING is ours alone: whoever asked for no rows gets none. */
+static TupleTableSlot *
+delete_silently(PlanState *node)
+{
+	ModifyTableState *mt = castNode(ModifyTableState, node);
+	Captured   *captured = NULL;
+	TupleTableSlot *row;
+
+	for (int i = 0; captured == NULL || captured->execute == NULL; i++)
+		captured = captured_of(&mt->resultRelInfo[i]);
+	do
+		row = captured->execute(node);
+	while (!TupIsNull(row));
+	return NULL;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Changing the state
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static Captured *
+begin(ResultRelInfo *relation, const Domain *domain)
+{
+	Captured   *captured = palloc0(sizeof(Captured));
+
+	captured->change.domain = domain;
+	captured->relation = relation;
+	return captured;
+}
+
+/* A projection of ours into that slot; what it stands before has been kept in captured->real. */
+static ProjectionInfo *
+make_projection(ModifyTableState *mt, Captured *captured, ExprStateEvalFunc function, TupleTableSlot *slot)
+{
+	ProjectionInfo *projection = makeNode(ProjectionInfo);
+
+	if (mt->ps.ps_ExprContext == NULL)
+		ExecAssignExprContext(mt->ps.state, &mt->ps);
+	projection->pi_exprContext = captured->real ? captured->real->pi_exprContext : mt->ps.ps_ExprContext;
+	projection->pi_state.type = T_ExprState;
+	projection->pi_state.flags = captured->real ? captured->real->pi_state.flags : 0;
+	projection->pi_state.resultslot = slot;
+	projection->pi_state.evalfunc = function;
+	projection->pi_state.evalfunc_private = captured;
+	return projection;
+}
+
+/* What ExecInitUpdateProjection does with the first row. */
+static void
+build_update_projection(ModifyTableState *mt, int which)
+{
+	ResultRelInfo *relation = &mt->resultRelInfo[which];
+	EState	   *estate = mt->ps.state;
+
+	relation->ri_oldTupleSlot = table_slot_create(relation->ri_RelationDesc, &estate->es_tupleTable);
+	relation->ri_newTupleSlot = table_slot_create(relation->ri_RelationDesc, &estate->es_tupleTable);
+	if (mt->ps.ps_ExprContext == NULL)
+		ExecAssignExprContext(estate, &mt->ps);
+	relation->ri_projectNew = ExecBuildUpdateProjection(outerPlan(mt->ps.plan)->targetlist, false,
+														list_nth(fence_update_columns(mt), which),
+														RelationGetDescr(relation->ri_RelationDesc),
+														mt->ps.ps_ExprContext, relation->ri_newTupleSlot, &mt->ps);
+}
+
+static void
+set_version(ModifyTableState *mt, int which, Captured *captured)
+{
+	ResultRelInfo *relation = captured->relation;
+
+	if (mt->operation == CMD_UPDATE)
+		build_update_projection(mt, which);
+	else
+		relation->ri_newTupleSlot = table_slot_create(relation->ri_RelationDesc, &mt->ps.state->es_tupleTable);
+	captured->real = relation->ri_projectNew;
+	relation->ri_projectNew = make_projection(mt, captured, make_new_row, relation->ri_newTupleSlot);
+	relation->ri_projectNewInfoValid = true;
+}
+
+static void
+watch_stored(Captured *captured)
+{
+	ResultRelInfo *relation = captured->relation;
+	WithCheckOption *option = makeNode(WithCheckOption);
+	ExprState  *state = makeNode(ExprState);
+
+	option->kind = WCO_VIEW_CHECK;
+	state->flags = EEO_FLAG_IS_QUAL;
+	state->evalfunc = stored_row;
+	state->evalfunc_private = captured;
+	/* these lists may be the plan's */
+	relation->ri_WithCheckOptions = lappend(list_copy(relation->ri_WithCheckOptions), option);
+	relation->ri_WithCheckOptionExprs = lappend(list_copy(relation->ri_WithCheckOptionExprs), state);
+}
+
+static void
+watch_deleted(ModifyTableState *mt, Captured *captured)
+{
+	ResultRelInfo *relation = captured->relation;
+	TupleTableSlot *slot;
+
+	captured->real = relation->ri_projectReturning;
+	slot = captured->real ? captured->real->pi_state.resultslot :
+		ExecInitExtraTupleSlot(mt->ps.state, CreateTemplateTupleDesc(0), &TTSOpsVirtual);
+	relation->ri_projectReturning = make_projection(mt, captured, deleted_row, slot);
+	if (captured->real == NULL && mt->ps.ExecProcNodeReal != delete_silently)
+	{
+		captured->execute = mt->ps.ExecProcNodeReal;
+		ExecSetExecProcNode(&mt->ps, delete_silently);
+	}
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Which relations
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static bool
+is_ours(const Trigger *trigger)
+{
+	return strcmp(trigger->tgname, shape_of(ROLE_BEFORE)->name) == 0 || strcmp(trigger->tgname, shape_of(ROLE_AFTER)->name) == 0;
+}
+
+/* Whether it is, at that time, a row trigger of the statement's kind. */
+static bool
+fires(const Trigger *trigger, CmdType operation, int16 timing)
+{
+	return TRIGGER_FOR_ROW(trigger->tgtype) && (trigger->tgtype & TRIGGER_TYPE_TIMING_MASK) == timing &&
+		(operation == CMD_INSERT ? TRIGGER_FOR_INSERT(trigger->tgtype) :
+		 operation == CMD_UPDATE ? TRIGGER_FOR_UPDATE(trigger->tgtype) : TRIGGER_FOR_DELETE(trigger->tgtype));
+}
+
+/* Whether somebody else's row trigger would fire at that time. */
+static bool
+others_fire(const TriggerDesc *triggers, CmdType operation, int16 timing)
+{
+	for (int i = 0; i < triggers->numtriggers; i++)
+	{
+		const Trigger *trigger = &triggers->triggers[i];
+
+		if (!is_ours(trigger) && trigger->tgenabled != TRIGGER_DISABLED && fires(trigger, operation, timing))
+			return true;
+	}
+	return false;
+}
+
+/* Whether our AFTER ROW trigger would fire: only then the table is fenced as it should be. */
+static bool
+ours_fires(const TriggerDesc *triggers, CmdType operation)
+{
+	for (int i = triggers->numtriggers - 1; i >= 0; i--)
+	{
+		const Trigger *trigger = &triggers->triggers[i];
+
+		if (is_ours(trigger) && fires(trigger, operation, TRIGGER_TYPE_AFTER))
+			return trigger->tgenabled == TRIGGER_FIRES_ALWAYS;
+	}
+	return false;
+}
+
+/* Whether the plan of an INSERT makes rows as the table has them now, and nothing besides. If not, the executor shall say so. */
+static bool
+plan_makes_rows(const ModifyTableState *mt, TupleDesc desc)
+{
+	const List *list = outerPlan(mt->ps.plan)->targetlist;
+
+	if (list_length(list) != desc->natts)
+		return false;
+	for (int i = 0; i < desc->natts; i++)
+	{
+		const TargetEntry *entry = list_nth(list, i);
+		Form_pg_attribute att = TupleDescAttr(desc, i);
+
+		if (entry->resjunk)
+			return false;
+		if (att->attisdropped || att->attgenerated ? !IsA(entry->expr, Const) || !castNode(Const, entry->expr)->constisnull :
+			exprType((Node *) entry->expr) != att->atttypid)
+			return false;
+	}
+	return true;
+}
+
+/*
+ * Whether what is described above is all that happens to the rows, in this order. Not where
+ * - another BEFORE ROW trigger sees or changes the row before us: ours is the last of them by its name,
+ * - ON CONFLICT DO UPDATE or MERGE change rows by projections of their own,
+ * - a row may move to another partition, where its new table's triggers fire: then so must those of the old one,
+ * - somebody has made the projection already.
+ */
+static bool
+may_capture(const ModifyTableState *mt, const ResultRelInfo *relation)
+{
+	const ModifyTable *plan = (ModifyTable *) mt->ps.plan;
+	Relation	rel = relation->ri_RelationDesc;
+
+	if (relation->ri_TrigDesc == NULL || rel->rd_rel->relkind != RELKIND_RELATION || relation->ri_FdwRoutine != NULL)
+		return false;
+	if (!ours_fires(relation->ri_TrigDesc, mt->operation) || others_fire(relation->ri_TrigDesc, mt->operation, TRIGGER_TYPE_BEFORE))
+		return false;
+	switch (mt->operation)
+	{
+		case CMD_INSERT:
+			return plan->onConflictAction != ONCONFLICT_UPDATE && !relation->ri_projectNewInfoValid &&
+				plan_makes_rows(mt, RelationGetDescr(rel));
+		case CMD_UPDATE:
+			return !plan->partColsUpdated && !relation->ri_projectNewInfoValid;
+		case CMD_DELETE:
+			return true;
+		default:
+			return false;
+	}
+}
+
+static void
+disable_triggers(TriggerDesc *triggers, CmdType operation)
+{
+	bool		others = others_fire(triggers, operation, TRIGGER_TYPE_AFTER);
+
+	for (int i = 0; i < triggers->numtriggers; i++)
+		if (is_ours(&triggers->triggers[i]))
+			triggers->triggers[i].tgenabled = TRIGGER_DISABLED;
+	switch (operation)
+	{
+		case CMD_INSERT:
+			triggers->trig_insert_before_row = false;
+			triggers->trig_insert_after_row = others;
+			break;
+		case CMD_UPDATE:
+			triggers->trig_update_before_row = false;
+			triggers->trig_update_after_row = others;
+			break;
+		default:
+			triggers->trig_delete_before_row = false;
+			triggers->trig_delete_after_row = others;
+			break;
+	}
+}
+
+static void
+capture(ModifyTableState *mt)
+{
+	for (int i = 0; i < mt->mt_nrels; i++)
+	{
+		ResultRelInfo *relation = &mt->resultRelInfo[i];
+		const Domain *domain;
+		Captured   *captured;
+
+		if (!may_capture(mt, relation))
+			continue;
+		domain = domain_by_relation(RelationGetRelid(relation->ri_RelationDesc));
+		if (domain == NULL || renumber_is_running(domain) || (mt->operation == CMD_UPDATE && domain->version_partitions))
+			continue;			/* the triggers know what to do, or to say */
+		captured = begin(relation, domain);
+		if (mt->operation == CMD_DELETE)
+			watch_deleted(mt, captured);
+		else
+		{
+			if (!domain->version_aside)
+				set_version(mt, i, captured);
+			watch_stored(captured);
+		}
+		disable_triggers(relation->ri_TrigDesc, mt->operation);
+	}
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Hooks
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static void
+executor_start(QueryDesc *query, int flags)
+{
+	MemoryContext old;
+	ListCell   *lc;
+
+	if (previous_start)
+		previous_start(query, flags);
+	else
+		standard_ExecutorStart(query, flags);
+	if ((flags & EXEC_FLAG_EXPLAIN_ONLY) != 0 || setting_capture == CAPTURE_TRIGGERS)
+		return;
+	old = MemoryContextSwitchTo(query->estate->es_query_cxt);
+	if (IsA(query->planstate, ModifyTableState))
+		capture((ModifyTableState *) query->planstate);
+	foreach(lc, query->estate->es_auxmodifytables)
+		if (lfirst(lc) != query->planstate)
+			capture(lfirst(lc));
+	MemoryContextSwitchTo(old);
+}
+
+/* Counts the rows of a node that were told. False: not all of its relations are captured. */
+static bool
+count_rows(const ModifyTableState *mt, uint64 *rows)
+{
+	bool		all = mt->mt_nrels > 0;
+
+	*rows = 0;
+	for (int i = 0; i < mt->mt_nrels; i++)
+	{
+		Captured   *captured = captured_of(&mt->resultRelInfo[i]);
+
+		if (captured == NULL)
+		{
+			all = false;
+			continue;
+		}
+		*rows += captured->rows;
+		if (captured->rows > 0)
+			metrics_add(captured->change.domain->metrics, METRIC_ROWS_EXECUTOR, captured->rows);
+	}
+	return all;
+}
+
+/* The executor has counted the rows of the statement's own node. */
+static void
+check_rows(QueryDesc *query)
+{
+	uint64		rows;
+	ListCell   *lc;
+
+	foreach(lc, query->estate->es_auxmodifytables)
+		if (lfirst(lc) != query->planstate)
+			(void) count_rows(lfirst(lc), &rows);
+	if (!IsA(query->planstate, ModifyTableState) || !count_rows((ModifyTableState *) query->planstate, &rows) ||
+		!((ModifyTableState *) query->planstate)->canSetTag || rows >= query->estate->es_processed)
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_INTERNAL_ERROR),
+			 errmsg("the executor has told of " UINT64_FORMAT " of " UINT64_FORMAT " changed rows of a fenced table",
+					rows, query->estate->es_processed),
+			 errhint("Set pgcache_fence.capture to \"triggers\", and report this.")));
+}
+
+/* AFTER triggers, which may take long, come in between. */
+static void
+send_reservations(void)
+{
+	if (rows_told)
+		coordinator_send_early(true);
+	rows_told = false;
+}
+
+static void
+executor_finish(QueryDesc *query)
+{
+	send_reservations();
+	if (previous_finish)
+		previous_finish(query);
+	else
+		standard_ExecutorFinish(query);
+	send_reservations();
+	if ((query->estate->es_top_eflags & EXEC_FLAG_EXPLAIN_ONLY) == 0)
+		check_rows(query);
+}
+
+void
+capture_install(void)
+{
+	previous_start = ExecutorStart_hook;
+	ExecutorStart_hook = executor_start;
+	previous_finish = ExecutorFinish_hook;
+	ExecutorFinish_hook = executor_finish;
+}
