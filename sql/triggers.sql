@@ -425,8 +425,6 @@ SELECT attempt('CREATE OR REPLACE TRIGGER zzz_pgcache_fence_after ' || rest) FRO
 	('BEFORE INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION fence.after_row()'),
 	('AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION fence.before_row()'),
 	('AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION fence.after_row(''x'')'),
-	('AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION fence.after_row(''version_by_application'', ''x'')'),
-	('AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION fence.after_row(''version_by_application'')'),
 	('AFTER DELETE ON item REFERENCING OLD TABLE AS t FOR EACH ROW EXECUTE FUNCTION fence.after_row()'),
 	('AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION fence.after_row()')) x (rest);
 SELECT attempt('CREATE OR REPLACE TRIGGER zzz_pgcache_fence_before ' || rest) FROM (VALUES

@@ -72,7 +72,6 @@ SELECT fence.read('versionless.account', '1')->>'owner';
 DROP TRIGGER aaa ON account;
 
 -- all the rest is as for other tables
-SELECT fence.version_by_application('account');
 SELECT relation, count FROM fence.audit('versionless.account') WHERE relation <> 'missing' ORDER BY 1;
 SELECT fence.repair('versionless.account', '1');
 TRUNCATE account;

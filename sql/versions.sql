@@ -1,5 +1,5 @@
 --
--- fence.version_by_application: the application raises the version itself, as ORMs with optimistic locking do.
+-- Versions: applications that raise them too, as ORMs with optimistic locking do; where they end; how they begin anew.
 --
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS pgcache_fence;
@@ -59,48 +59,6 @@ BEGIN
 END $$;
 
 --
--- Who may, and of what
---
-CREATE ROLE versions_other;
-GRANT USAGE ON SCHEMA versions TO versions_other;
-SET ROLE versions_other;
-SELECT fence.version_by_application('doc');
-RESET ROLE;
-GRANT EXECUTE ON FUNCTION fence.version_by_application TO versions_other;
-SET ROLE versions_other;
-SELECT fence.version_by_application('doc');
-RESET ROLE;
-REVOKE EXECUTE ON FUNCTION fence.version_by_application FROM versions_other;
-REVOKE USAGE ON SCHEMA versions FROM versions_other;
-DROP ROLE versions_other;
-CREATE TABLE bag (room int NOT NULL, n int);
-SELECT fence.version_by_application('bag');
-SELECT fence.attach('bag', scope => 'group', key => '{room}');
-SELECT fence.version_by_application('bag');
-SELECT fence.detach('bag');
-SELECT fence.attach('bag', scope => 'manual', key => '{room}', domain => 'hand');
-CREATE UNIQUE INDEX ON bag (room);
-SELECT fence.attach('bag', scope => 'manual', key => '{room}', domain => 'hand');
-SELECT fence.version_by_application('bag');
-DROP TABLE bag;
-
--- a version that is missing cannot be raised
-ALTER TABLE doc ALTER lock_version DROP NOT NULL;
-SELECT fence.version_by_application('doc');
-ALTER TABLE doc ALTER lock_version SET NOT NULL;
-
-SELECT fence.version_by_application('doc');
-SELECT domain, version_by_application FROM fence.domains WHERE domain = 'versions.doc';
-SELECT pg_get_triggerdef(oid), tgenabled FROM pg_trigger WHERE tgrelid = 'doc'::regclass ORDER BY tgname;
--- again is nothing new
-SELECT fence.version_by_application('doc');
-SELECT count(*) FROM pg_trigger WHERE tgrelid = 'doc'::regclass;
--- what the attachment rests on is guarded as before
-ALTER TABLE doc DROP COLUMN lock_version;
-ALTER TABLE doc DISABLE TRIGGER zzz_pgcache_fence_before;
-SELECT severity, finding FROM fence.doctor() WHERE finding LIKE '%versions.doc%';
-
---
 -- Writes
 --
 CALL seed();
@@ -109,7 +67,7 @@ UPDATE doc SET body = 'new', lock_version = lock_version + 1 WHERE id = 1 AND lo
 SELECT * FROM reserved();
 COMMIT;
 SELECT * FROM look();
--- any higher version, and again in the same transaction
+-- another version than the next one is no rule of ours: it gets the next one
 CALL seed();
 BEGIN;
 UPDATE doc SET lock_version = 10 WHERE id = 1;
@@ -120,16 +78,12 @@ ROLLBACK TO s;
 SELECT * FROM reserved() WHERE key <> 3;
 COMMIT;
 SELECT * FROM look();
--- not raised: refused, and nothing is left
+-- not raised: it is, all the same
 CALL seed();
-UPDATE doc SET body = 'never' WHERE id = 1;
-\echo :LAST_ERROR_SQLSTATE
-UPDATE doc SET body = 'never', lock_version = 3 WHERE id = 1;
-UPDATE doc SET body = 'never', lock_version = -1 WHERE id = 1;
-BEGIN;
-UPDATE doc SET lock_version = lock_version + 1 WHERE id = 1;
-UPDATE doc SET body = 'never' WHERE id = 1;
-ROLLBACK;
+UPDATE doc SET body = 'next' WHERE id = 1 RETURNING lock_version;
+UPDATE doc SET body = 'next', lock_version = 1 WHERE id = 1 RETURNING lock_version;
+UPDATE doc SET body = 'next', lock_version = -1 WHERE id = 1 RETURNING lock_version;
+UPDATE doc SET body = 'next', lock_version = NULL WHERE id = 1 RETURNING lock_version;
 SELECT * FROM look();
 -- a row that comes back starts above what it was, whatever the application says
 DELETE FROM doc WHERE id = 1;
@@ -160,7 +114,7 @@ MERGE INTO doc USING (VALUES (3), (5), (6)) s (id) ON doc.id = s.id
 	WHEN MATCHED THEN UPDATE SET lock_version = lock_version + 1
 	WHEN NOT MATCHED THEN INSERT VALUES (6, 'merged');
 SELECT * FROM look();
--- a trigger that comes before ours, and RETURNING, read the row before it is reserved: nothing of that may reach the cache
+-- a trigger that comes before ours, and RETURNING, read the row: nothing of that may reach the cache
 CREATE FUNCTION read_early() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
 	RAISE NOTICE 'read %, put %', fence.read('versions.doc', NEW.id::text),
@@ -205,7 +159,6 @@ SELECT p.key, p.kind FROM fence.pending p WHERE p.domain = 'versions.doc' AND p.
 COMMIT;
 CALL wait_for('versions.doc', '1');
 SELECT id, stored, cached FROM look();
-UPDATE doc SET body = 'never' WHERE id = 2;
 BEGIN;
 DELETE FROM doc;
 ROLLBACK;
@@ -228,7 +181,6 @@ CREATE TABLE part (id int PRIMARY KEY, body text, version bigint NOT NULL DEFAUL
 CREATE TABLE part_1 PARTITION OF part FOR VALUES FROM (1) TO (100);
 INSERT INTO part VALUES (1, 'one');
 SELECT fence.attach('part', cache => 'row');
-SELECT fence.version_by_application('part');
 CREATE TABLE part_2 PARTITION OF part FOR VALUES FROM (100) TO (200);
 INSERT INTO part VALUES (100, 'hundred');
 SELECT tgrelid::regclass, tgname, tgnargs, tgenabled FROM pg_trigger t
@@ -236,27 +188,10 @@ SELECT tgrelid::regclass, tgname, tgnargs, tgenabled FROM pg_trigger t
 CALL wait_for('versions.part', '1');
 UPDATE part SET body = 'new', version = version + 1;
 SELECT status, version, payload FROM fence.get('versions.part', '1') UNION ALL SELECT status, version, payload FROM fence.get('versions.part', '100');
-UPDATE part_2 SET body = 'never';
-SELECT fence.version_by_application('part', false);
 UPDATE part_2 SET body = 'newer';
 SELECT status, version, payload FROM fence.get('versions.part', '100');
 DROP TABLE part;
 
---
--- Back again; and undone by ROLLBACK
---
-BEGIN;
-SELECT fence.version_by_application('doc', false);
-UPDATE doc SET body = 'trigger' WHERE id = 2 RETURNING lock_version;
-ROLLBACK;
-UPDATE doc SET body = 'never' WHERE id = 2;
-SELECT fence.version_by_application('doc', false);
-SELECT pg_get_triggerdef(oid), tgenabled FROM pg_trigger WHERE tgrelid = 'doc'::regclass ORDER BY tgname;
-SELECT version_by_application FROM fence.domains WHERE domain = 'versions.doc';
-UPDATE doc SET body = 'trigger' WHERE id = 2 RETURNING lock_version;
-SELECT * FROM look();
--- the attachment ends as it always did
-SELECT fence.version_by_application('doc');
 SELECT fence.detach('doc');
 SELECT count(*) FROM pg_trigger WHERE tgrelid = 'doc'::regclass;
 SELECT count(*) FROM fence.domains WHERE domain = 'versions.doc';
@@ -284,12 +219,10 @@ INSERT INTO big (id, version) VALUES (11, 7), (12, 9223372036854775806), (13, 92
 	RETURNING id, version;
 RESET pgcache_fence.bulk_threshold;
 -- an application that sets them, and another trigger
-SELECT fence.version_by_application('mid');
 UPDATE mid SET v = 1073741824 WHERE id = 3 RETURNING v;
 UPDATE mid SET v = 1073741823 WHERE id = 3 RETURNING v;
 UPDATE mid SET v = 1073741824 WHERE id = 3 RETURNING v;
 UPDATE mid SET v = 2147483647 WHERE id = 3 RETURNING v;
-SELECT fence.version_by_application('mid', false);
 CREATE FUNCTION jump() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.v := 32767; RETURN NEW; END';
 CREATE TRIGGER zzzz BEFORE INSERT OR UPDATE ON tiny FOR EACH ROW EXECUTE FUNCTION jump();
 INSERT INTO tiny VALUES (4);

@@ -130,8 +130,6 @@ class Table:
                 '' if referencing else condition.format(v=self.version, k=self.key[0]), function.format(t=self.name))
         if self.attached:
             yield self.attachment()
-            if self.scope == 'row' and not self.aside and rng.random() < 0.15:
-                yield "SELECT fence.version_by_application('%s')" % self.name
         if self.secured:
             yield 'ALTER TABLE %s ENABLE ROW LEVEL SECURITY' % self.name
             yield 'CREATE POLICY p ON %s USING (n IS NULL OR n <> 7)%s' % (self.name, rng.choice((

@@ -46,7 +46,7 @@ psycopg2.extensions.register_type(psycopg2.extensions.new_type((17,), 'BYTEA', l
 STATE = '''
 SELECT 'tombstone', d.name, t.key || ' ' || t.version FROM fence.tombstone t JOIN fence.domain d ON d.id = t.domain_id
 UNION ALL SELECT 'floor', d.name, f.version::text FROM fence.floor f JOIN fence.domain d ON d.id = f.domain_id
-UNION ALL SELECT 'domain', domain, (relation, version_by_application)::text FROM fence.domains
+UNION ALL SELECT 'domain', domain, relation::text FROM fence.domains
 '''
 TABLES = "SELECT oid::regclass::text FROM pg_class WHERE relnamespace = 'w'::regnamespace AND relkind = 'r' ORDER BY 1"
 

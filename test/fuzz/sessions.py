@@ -317,7 +317,6 @@ class SqlSession(Session):
             "SELECT fence.attach('%s', cache => 'row')" % rng.choice(('cached', 'parted', 'spare')),
             "SELECT fence.attach('member', tag => 'room/{room}')",
             "SELECT fence.attach('room_group', key => '{room}', scope => 'group', tag => 'room/{room}')",
-            "SELECT fence.version_by_application('%s', %s)" % (rng.choice(('spare', 'item')), rng.choice(('true', 'false'))),
             'ALTER TABLE parted DETACH PARTITION parted_1',
             'ALTER TABLE parted ATTACH PARTITION parted_1 FOR VALUES WITH (MODULUS 2, REMAINDER 1)',
             'LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE' % table,

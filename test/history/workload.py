@@ -113,9 +113,9 @@ def address_text(address):
 
 
 class Workload:
-    """strategy: name in strategy.c. versions: who sets them, trigger or application; aside, group: the fence has its own and
-    the column is the application's alone. cache, absent, reserve: as in fence.attach. capture: as the sessions set
-    pgcache_fence.capture; mixed: each draws it. keys, readers, writers, pause_us,
+    """strategy: name in strategy.c. versions: who sets them, trigger or application (a trigger of the table, besides); aside,
+    group: the fence has its own and the column is the application's alone. cache, absent, reserve: as in fence.attach. capture: as
+    the sessions set pgcache_fence.capture; mixed: each draws it. keys, readers, writers, pause_us,
     defects, lease_ms: see there and history.h."""
 
     def __init__(self, site, directory, strategy, seed, keys, readers, writers, pause_us, defects=63, lease_ms=1000,
@@ -145,8 +145,6 @@ class Workload:
                 "key => '{id}', scope => 'group'" if self.versions == 'group' else
                 'version => NULL' if kept else "version => 'version'"))
             self.site.psql(DERIVED)
-        if fenced and self.versions == 'application':
-            self.site.psql("SELECT fence.version_by_application('item')")
         if not fenced or self.versions != 'trigger':
             self.site.psql(VERSIONS)
         if self.strategy == 'notify':

@@ -115,7 +115,6 @@ SELECT fence.attach('plain', on_redis_failure => 'error', ttl => '1 day'), fence
 	fence.attach('parts'), fence.attach('hand', scope => 'manual'), fence.attach(NULL, domain => 'no table', scope => 'manual'),
 	fence.attach('members', scope => 'group', key => '{room}'),
 	fence.attach('"Größe"."Räume {x}"', version => 'Vérsion', tag => 'room/{n}', columns => '{n,name,Schlüssel}');
-SELECT fence.version_by_application('parts');
 CREATE FUNCTION "Größe"."wie viele"(n int, "Schlüssel" text) RETURNS text STABLE LANGUAGE sql RETURN "Schlüssel" || n;
 SELECT fence.define_derived('derived {x}', '{plain($1),"Größe.Räume {x}($1,$2)"}', '"Größe"."wie viele"(int, text)', '1 hour');
 DELETE FROM plain WHERE id = 1;

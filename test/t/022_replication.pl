@@ -122,13 +122,6 @@ subtest 'a subscriber: what the apply worker writes is fenced' => sub {
 	is(read_name($subscriber, 'item', 1), 'after', 'COMMIT PREPARED: the new row');
 	compare_fences($subscriber, $_) foreach 'item', 'parts';
 
-	my $finds = sub { return $subscriber->safe_psql('postgres', q(SELECT finding FROM fence.doctor() WHERE finding LIKE '%filled by a subscription%')); };
-	is($finds->(), '', 'fence.doctor has nothing against it');
-	$subscriber->safe_psql('postgres', "SELECT fence.version_by_application('$_')") foreach 'item', 'parts';
-	like($finds->(), qr/^table public.item .*\ntable public.parts .*stops the subscription$/, '... but where the application sets versions');
-	$subscriber->safe_psql('postgres', "SELECT fence.version_by_application('$_', false)") foreach 'item', 'parts';
-	poll(sub { get($subscriber, 'item', 1) ne 'unarmed' }, 'the domain is served');
-
 	# a subscriber that lost its Redis goes on applying
 	make_cached($subscriber, 'item', 1);
 	$redis->kill9;

@@ -286,7 +286,6 @@ my %FUNCTIONS = (
 	attach => [ 'owners', "fence.attach('%t', domain => 'a%k', add_version => true)", [qw(free bare free_part other_free)], undo => 1 ],
 	detach => [ 'owners', "fence.detach('%t')", \@TABLES, undo => 1 ],
 	detach_domain => [ 'owners', "fence.detach_domain('%o')", \@ANY, undo => 1 ],
-	version_by_application => [ 'owners', "fence.version_by_application('%t')", [qw(item part other)], undo => 1 ],
 	renumber => [ 'owners', "fence.renumber('%o')", [qw(item part other none)], undo => 1 ],
 
 	once => effect("fence.once('%x')"),

@@ -185,9 +185,6 @@ UPDATE trap.member SET room = 2 WHERE id OPERATOR(pg_catalog.=) 1
 UPDATE trap.parted SET id = id
 DELETE FROM trap.item WHERE id OPERATOR(pg_catalog.=) 10
 INSERT INTO trap.item VALUES (10)
-SELECT fence.version_by_application('trap.item')
-UPDATE trap.item SET version = version OPERATOR(pg_catalog.+) 1::bigint WHERE id OPERATOR(pg_catalog.=) 1
-SELECT fence.version_by_application('trap.item', false)
 SELECT fence.fence_key('item', '1'), fence.value_key('item', '1'), fence.key_slot('a'), fence.fence_keys('item', '{1,2}')
 SELECT fence.fence_key('item', 1), fence.value_key('item', 1::bigint), fence.fence_key('item', 1.0), fence.fence_key('manual', 1), fence.fence_key('manual', VARIADIC ARRAY[1])
 SELECT fence.group_version('member', '1'), fence.group_version('member', 1)
