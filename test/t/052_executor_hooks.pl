@@ -9,6 +9,7 @@ use warnings;
 use FenceTest;
 use FenceTest::Session;
 use File::Basename;
+use PostgreSQL::Test::Utils qw(slurp_file);
 use Test::More;
 
 my $source = dirname(__FILE__) . '/../lib/executor_hooks.c';
@@ -58,43 +59,69 @@ SQL
 # What the transaction has reserved. An answer on the connection on which reservations are sent comes after they are made.
 my $reserved = "SELECT coalesce(string_agg(k::text, ' ' ORDER BY k), 'nothing') FROM generate_series(1, 20) k CROSS JOIN LATERAL fence.status('item', k::text) s WHERE s.pending > 0";
 
-# One server that preloads these, and ours among them. {capture => what the script answers}; leaves what the others saw in %$seen.
-sub answers
+# Its output, notices and errors, without the lines of the server's source.
+sub said
 {
-	my ($libraries, $seen) = @_;
-	my $node = new_postgres(
-		'n' . (my $name = $libraries) =~ s/\W+//gr, $redis,
-		shared_preload_libraries => $libraries,
-		$libraries =~ /auto_explain/
-		? ( 'auto_explain.log_min_duration' => 0,
-			'auto_explain.log_analyze'           => 'on',
-			'auto_explain.log_triggers'          => 'on',
-			'auto_explain.log_verbose'           => 'on',
-			'auto_explain.log_buffers'           => 'on',
-			'auto_explain.log_nested_statements' => 'on')
-		: ());
-	my %answers;
+	my ($sql, $statement) = @_;
 
-	foreach my $capture (qw(auto triggers))
-	{
-		my $sql = FenceTest::Session->open($node);
-		if ($libraries =~ /executor_hooks/)
+	$sql->begin($statement);
+	return join ' / ', grep { !/^(?:LOCATION|CONTEXT|LINE)/ } split /\n/, $sql->take;
+}
+
+# The script in a new session, on tables that are made anew.
+sub run_script
+{
+	my ($node, $capture, $hooked) = @_;
+	my $sql = FenceTest::Session->open($node);
+
+	$sql->run("DROP TABLE IF EXISTS item, part, bag, parent, child, log CASCADE; $tables");
+	poll(sub { $sql->run("SELECT bool_and(status <> 'unarmed') FROM unnest('{item,part,bag,parent,child}'::text[]) d CROSS JOIN fence.get(d, '1') g") eq 't' }, 'announcements');
+	$sql->run("SET pgcache_fence.capture = '$capture'; SET enable_hashjoin = off");
+	$sql->run("SELECT fence.read('item', id::text), fence.read('part', id::text) FROM generate_series(1, 6) id");
+	$sql->run("SET executor_hooks.statement = 'INSERT INTO log VALUES (1)'") if $hooked;
+	my @said = map { "$_: " . said($sql, $_ eq ':r' ? $reserved : $_) } @script;
+	$sql->run("SET executor_hooks.statement = ''") if $hooked;
+	no_reservations($node);
+	compare_fences($node, $_) foreach qw(item part bag parent child);
+	return ($sql, join "\n", @said);
+}
+
+# What pg_stat_statements has of the statements whose text begins so: calls and rows.
+sub counted { my ($sql, $begin) = @_; return $sql->run("SELECT sum(calls), sum(rows) FROM pg_stat_statements WHERE starts_with(query, '$begin')"); }
+
+my $plain = new_postgres('plain', $redis);
+my (undef, $wanted) = run_script($plain, 'triggers');
+like($wanted, qr/^UPDATE item SET v = 'c' WHERE id IN \(2, 3\): \n:r: 2 3$/m, 'the script reserves');
+like($wanted, qr/^EXECUTE p \(3\): 4$/m, 'and raises versions');
+$plain->stop;
+
+my $others = join ',', @others, $library;
+my %preload = ('before ours' => "$others,pgcache_fence", 'after ours' => "pgcache_fence,$others", 'around ours' => "$others[0],$library,pgcache_fence,$others[1]");
+foreach my $order (sort keys %preload)
+{
+	subtest "preloaded $order" => sub {
+		my $node = new_postgres(
+			$order =~ s/ .*//r, $redis,
+			shared_preload_libraries => $preload{$order},
+			map { ("auto_explain.log_$_" => $_ eq 'min_duration' ? 0 : 'on') } qw(min_duration analyze triggers verbose buffers nested_statements));
+
+		$node->safe_psql('postgres', "CREATE EXTENSION pg_stat_statements; CREATE FUNCTION executor_hooks_counts() RETURNS text LANGUAGE C AS '$library'");
+		foreach my $capture (qw(auto triggers))
 		{
-			$node->safe_psql('postgres', 'CREATE EXTENSION IF NOT EXISTS pg_stat_statements; SELECT pg_stat_statements_reset(); '
-				  . "CREATE OR REPLACE FUNCTION executor_hooks_counts() RETURNS text LANGUAGE C AS '$library'");
+			$node->safe_psql('postgres', 'SELECT pg_stat_statements_reset()');
+			my ($sql, $answers) = run_script($node, $capture, 1);
+			is($answers, $wanted, "$capture: the answers, versions and reservations of a server without them");
+			is(counted($sql, 'UPDATE item SET v = v ||'), '1|7', 'pg_stat_statements counts an UPDATE and its rows,');
+			is(counted($sql, 'DELETE FROM part'), '1|1', 'a DELETE without RETURNING,');
+			is(counted($sql, 'PREPARE p'), '7|6', 'and what was prepared');
+			cmp_ok($sql->run('SELECT count(*) FROM log'), '>', 2 * @script, 'the statements of the other library ran in between');
+			my ($starts, $ends, $asked) = $sql->run('SELECT executor_hooks_counts()') =~ /starts (\d+),.*ends (\d+), asked (\d+)/;
+			cmp_ok($asked, '>', @script, 'and it has seen rows');
 		}
-		$node->safe_psql('postgres', "DROP TABLE IF EXISTS item, part, bag, parent, child, log CASCADE; $tables");
-		poll(sub { $sql->run("SELECT bool_and(status <> 'unarmed') FROM unnest('{item,part,bag,parent,child}'::text[]) d CROSS JOIN fence.get(d, '1') g") eq 't' }, 'announcements');
-		$sql->run("SET pgcache_fence.capture = '$capture'");
-		$sql->run("SELECT fence.read('item', id::text), fence.read('part', id::text) FROM generate_series(1, 6) id");
-		$sql->run("SET executor_hooks.statement = 'INSERT INTO log VALUES (1)'") if $libraries =~ /executor_hooks/;
-		$answers{$capture} = join "\n", map { my $s = $_ eq ':r' ? $reserved : $_; "$_: " . ($sql->error_of($s) // $sql->run($s =~ /^SELECT/ ? $s : 'SELECT 1')) } @script;
-		$answers{$capture} = '';
-		no_reservations($node);
-		compare_fences($node, $_) foreach qw(item part bag parent child);
-	}
-	$node->stop;
-	return %answers;
+		like(slurp_file($node->logfile), qr/Query Text: UPDATE item SET v = v \|\| 'b' RETURNING id, version\s+Update on public.item .*actual rows=7/, 'auto_explain explains');
+		unlike(slurp_file($node->logfile), qr/PANIC|TRAP|terminated by signal|does not behave/, 'nothing crashed, nothing fell back');
+		$node->stop;
+	};
 }
 
 done_testing();
