@@ -108,7 +108,8 @@ class Table:
         columns = self.columns()
         by = ''
         if self.partitioned:
-            by = ' PARTITION BY ' + rng.choice(('HASH (k0)', 'LIST (k0)')) if self.types['k0'] not in NUMBERS else ' PARTITION BY RANGE (k0)'
+            # the hash of an enum is that of its oid
+            by = ' PARTITION BY ' + ('RANGE (k0)' if self.types['k0'] in NUMBERS else 'LIST (k0)' if self.types['k0'] == 'color' else rng.choice(('HASH (k0)', 'LIST (k0)')))
         yield 'CREATE TABLE %s (%s, PRIMARY KEY (%s))%s%s' % (self.name, ', '.join(columns), ', '.join(self.key), by,
                                                             '' if by else rng.choice(('', ' WITH (fillfactor = 50)')))
         for column in columns:
@@ -145,7 +146,7 @@ class Table:
         else:
             bounds = ['FOR VALUES FROM (MINVALUE) TO (2)', 'FOR VALUES FROM (2) TO (4)', 'DEFAULT'][:rng.choice((2, 3, 3))]
         for n, bound in enumerate(bounds):
-            yield 'CREATE TABLE %s_%d PARTITION OF %s %s%s' % (name, n, name, bound, ' PARTITION BY HASH (k0)' if n == 1 and rng.random() < 0.3 else '')
+            yield 'CREATE TABLE %s_%d PARTITION OF %s %s%s' % (name, n, name, bound, ' PARTITION BY HASH (k0)' if n == 1 and self.types['k0'] != 'color' and rng.random() < 0.3 else '')
             yield ("DO $$ BEGIN IF (SELECT relkind FROM pg_class WHERE oid = '{t}'::regclass) = 'p' THEN CREATE TABLE {t}_a PARTITION OF {t} "
                    "FOR VALUES WITH (MODULUS 2, REMAINDER 0); CREATE TABLE {t}_b PARTITION OF {t} FOR VALUES WITH (MODULUS 2, REMAINDER 1); END IF; END $$"
                    ).format(t='%s_%d' % (name, n))

@@ -126,7 +126,7 @@ class Pair:
         self.redis = RedisServer(os.path.join(directory, 'redis'), ['save ""'])
         self.postgres = PostgresServer(os.path.join(directory, 'pg'), postgres_bindir())
         self.captures = captures
-        self.threads = concurrent.futures.ThreadPoolExecutor(2)
+        self.threads = concurrent.futures.ThreadPoolExecutor(4)
 
     def start(self):
         self.redis.start()
