@@ -12,6 +12,7 @@
 #include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
+#include "utils/snapmgr.h"
 
 PG_MODULE_MAGIC;
 
@@ -35,13 +36,13 @@ static ExecutorRun_hook_type next_run;
 static ExecutorFinish_hook_type next_finish;
 static ExecutorEnd_hook_type next_end;
 
-/* The statement of the user's, unless it runs already. */
+/* The statement of the user's, unless it runs already. A SELECT's portal ends without a snapshot. */
 static void
 run_statement(void)
 {
 	static bool running = false;
 
-	if (statement[0] == '\0' || running)
+	if (statement[0] == '\0' || running || !ActiveSnapshotSet())
 		return;
 	running = true;
 	PG_TRY();
