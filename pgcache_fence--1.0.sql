@@ -368,7 +368,8 @@ CREATE FUNCTION fence.enqueue(queue text, job text, lease interval DEFAULT '5 mi
 -- ---------------------------------------------------------------------------------------------------------------------
 
 CREATE FUNCTION fence._state(OUT state text, OUT epoch text, OUT reason text, OUT since timestamptz,
-                             OUT lease_left interval, OUT bypassed_transactions bigint, OUT values_too_large bigint)
+                             OUT lease_left interval, OUT bypassed_transactions bigint, OUT values_too_large bigint,
+                             OUT capture text)
     RETURNS record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_state_view';
 CREATE VIEW fence.state AS SELECT * FROM fence._state();
 -- For scripts: waits until fences are OPEN, at most for that time, and returns the state. Not in the transaction of CREATE EXTENSION.

@@ -97,7 +97,6 @@ COMMIT;
 SELECT * FROM look();
 -- another key: the version must be above what that key was
 DELETE FROM doc WHERE id = 1;
-UPDATE doc SET id = 1, lock_version = lock_version + 1 WHERE id = 4;
 BEGIN;
 UPDATE doc SET id = 1, lock_version = 20 WHERE id = 4;
 SELECT * FROM reserved();

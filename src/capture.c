@@ -23,8 +23,10 @@
  *
  * Attach and detach invalidate no plan for this: what a table has is looked up when the statement starts, under its lock.
  *
- * A row that was changed and not told would be served stale. So at the end of each statement the rows that were told are compared with those
- * that the executor counted; if there are fewer, the statement fails, and the server goes on with triggers.
+ * A row that was changed and not told would be served stale. So
+ * - nothing is captured before a worker has seen, after the server start, that this executor does all that (capture_test.c);
+ * - a stored row that make_new_row has not made makes its statement fail, and so do fewer rows told than the executor has counted
+ *   at the end of the statement. Then the server goes on with triggers until it is started again.
  */
 #include "postgres.h"
 
@@ -34,6 +36,7 @@
 #include "executor/executor.h"
 #include "executor/nodeModifyTable.h"
 #include "nodes/nodeFuncs.h"
+#include "storage/lwlock.h"
 #include "utils/rel.h"
 
 #include "capture.h"
@@ -45,10 +48,15 @@
 #include "renumber.h"
 #include "settings.h"
 #include "shape.h"
+#include "shared.h"
 #include "version.h"
 
 static ExecutorStart_hook_type previous_start = NULL;
 static ExecutorFinish_hook_type previous_finish = NULL;
+
+static const CaptureListener everyday = {changed_row_prepare, changed_row_stored};
+static const CaptureListener *listener = &everyday;
+static const Domain *diverted_to = NULL;
 
 /* A result relation that is captured; lives as long as the state of its statement */
 typedef struct Captured
@@ -59,6 +67,48 @@ typedef struct Captured
 	ExecProcNodeMtd execute;	/* of the node, if delete_silently stands before it */
 	uint64		rows;			/* that were told */
 } Captured;
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Whether it works
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+void
+capture_divert(const Domain *domain, const CaptureListener *to)
+{
+	diverted_to = domain;
+	listener = to ? to : &everyday;
+}
+
+const char *
+capture_problem(void)
+{
+	char	   *problem = NULL;
+
+	if (pg_atomic_read_u32(&fence_shared->capture) == CAPTURE_WORKS)
+		return NULL;
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	problem = pstrdup(fence_shared->capture_problem[0] ? fence_shared->capture_problem : "not tried since the server start");
+	LWLockRelease(fence_shared->lock);
+	return problem;
+}
+
+/* A statement was not told as it should be: it fails, and no other is captured. */
+static void
+raise_broken(const char *what)
+{
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	strlcpy(fence_shared->capture_problem, what, REASON_LEN);
+	pg_atomic_write_u32(&fence_shared->capture, CAPTURE_BROKEN);
+	LWLockRelease(fence_shared->lock);
+	ereport(WARNING,
+			(errmsg("pgcache_fence: changed rows are told by triggers until the next start of the server: %s", what)));
+	ereport(ERROR,
+			(errcode(ERRCODE_INTERNAL_ERROR),
+			 errmsg("the executor has not told of all changed rows of a fenced table"),
+			 errdetail("%s", what),
+			 errhint("Try again: from now on triggers do. Please report this, with the statement.")));
+}
 
 static bool rows_told = false;	/* since reservations were sent last */
 
@@ -94,7 +144,7 @@ make_new_row(ExprState *state, ExprContext *econtext, bool *isnull)
 		copy_values(econtext->ecxt_outertuple, row);
 	ExecStoreVirtualTuple(row);
 	captured->change.new = row;
-	row->tts_values[at] = fence_version_datum(domain, changed_row_prepare(&captured->change));
+	row->tts_values[at] = fence_version_datum(domain, listener->prepare(&captured->change));
 	row->tts_isnull[at] = false;
 	*isnull = true;
 	return (Datum) 0;
@@ -103,7 +153,9 @@ make_new_row(ExprState *state, ExprContext *econtext, bool *isnull)
 static void
 tell(Captured *captured)
 {
-	changed_row_stored(&captured->change);
+	if (!captured->change.prepared && !captured->change.domain->version_aside)
+		raise_broken("A row was stored that got no version.");
+	listener->stored(&captured->change);
 	captured->change.prepared = false;
 	captured->rows++;
 	rows_told = true;
@@ -130,7 +182,7 @@ deleted_row(ExprState *state, ExprContext *econtext, bool *isnull)
 
 	captured->change.old = econtext->ecxt_scantuple;
 	if (!captured->change.domain->version_aside)
-		(void) changed_row_prepare(&captured->change);
+		(void) listener->prepare(&captured->change);
 	tell(captured);
 	*isnull = true;
 	if (captured->real == NULL)
@@ -333,34 +385,49 @@ plan_makes_rows(const ModifyTableState *mt, TupleDesc desc)
 }
 
 /*
- * Whether what is described above is all that happens to the rows, in this order. Not where
- * - another BEFORE ROW trigger sees or changes the row before us: ours is the last of them by its name,
+ * Whether what is described above is all that happens to the rows. Not where
  * - ON CONFLICT DO UPDATE or MERGE change rows by projections of their own,
  * - a row may move to another partition, where its new table's triggers fire: then so must those of the old one,
  * - somebody has made the projection already.
  */
 static bool
-may_capture(const ModifyTableState *mt, const ResultRelInfo *relation)
+may_capture(const ModifyTableState *mt, const ResultRelInfo *relation, const Domain *domain)
 {
 	const ModifyTable *plan = (ModifyTable *) mt->ps.plan;
-	Relation	rel = relation->ri_RelationDesc;
 
-	if (relation->ri_TrigDesc == NULL || rel->rd_rel->relkind != RELKIND_RELATION || relation->ri_FdwRoutine != NULL)
-		return false;
-	if (!ours_fires(relation->ri_TrigDesc, mt->operation) || others_fire(relation->ri_TrigDesc, mt->operation, TRIGGER_TYPE_BEFORE))
-		return false;
 	switch (mt->operation)
 	{
 		case CMD_INSERT:
 			return plan->onConflictAction != ONCONFLICT_UPDATE && !relation->ri_projectNewInfoValid &&
-				plan_makes_rows(mt, RelationGetDescr(rel));
+				plan_makes_rows(mt, RelationGetDescr(relation->ri_RelationDesc));
 		case CMD_UPDATE:
-			return !plan->partColsUpdated && !relation->ri_projectNewInfoValid;
+			return !plan->partColsUpdated && !domain->version_partitions && !relation->ri_projectNewInfoValid;
 		case CMD_DELETE:
 			return true;
 		default:
 			return false;
 	}
+}
+
+/*
+ * The domain of the relation if its triggers would do what is done here. Not where another BEFORE ROW trigger sees or changes the row: ours
+ * is the last of them by its name. NULL: not, or it is not fenced; the triggers, if there are any, know what to do, or to say.
+ */
+static const Domain *
+domain_of(const ModifyTableState *mt, const ResultRelInfo *relation)
+{
+	Oid			relid = RelationGetRelid(relation->ri_RelationDesc);
+	const TriggerDesc *triggers = relation->ri_TrigDesc;
+	const Domain *domain;
+
+	if (diverted_to != NULL)
+		return diverted_to->relid == relid ? diverted_to : NULL;
+	if (triggers == NULL || relation->ri_RelationDesc->rd_rel->relkind != RELKIND_RELATION)
+		return NULL;
+	if (!ours_fires(triggers, mt->operation) || others_fire(triggers, mt->operation, TRIGGER_TYPE_BEFORE))
+		return NULL;
+	domain = domain_by_relation(relid);
+	return domain != NULL && !renumber_is_running(domain) ? domain : NULL;
 }
 
 static void
@@ -394,14 +461,11 @@ capture(ModifyTableState *mt)
 	for (int i = 0; i < mt->mt_nrels; i++)
 	{
 		ResultRelInfo *relation = &mt->resultRelInfo[i];
-		const Domain *domain;
+		const Domain *domain = domain_of(mt, relation);
 		Captured   *captured;
 
-		if (!may_capture(mt, relation))
+		if (domain == NULL || !may_capture(mt, relation, domain))
 			continue;
-		domain = domain_by_relation(RelationGetRelid(relation->ri_RelationDesc));
-		if (domain == NULL || renumber_is_running(domain) || (mt->operation == CMD_UPDATE && domain->version_partitions))
-			continue;			/* the triggers know what to do, or to say */
 		captured = begin(relation, domain);
 		if (mt->operation == CMD_DELETE)
 			watch_deleted(mt, captured);
@@ -411,8 +475,16 @@ capture(ModifyTableState *mt)
 				set_version(mt, i, captured);
 			watch_stored(captured);
 		}
-		disable_triggers(relation->ri_TrigDesc, mt->operation);
+		if (relation->ri_TrigDesc)
+			disable_triggers(relation->ri_TrigDesc, mt->operation);
 	}
+}
+
+static bool
+is_wanted(void)
+{
+	return diverted_to != NULL ||
+		(setting_capture == CAPTURE_AUTO && pg_atomic_read_u32(&fence_shared->capture) == CAPTURE_WORKS);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -430,7 +502,7 @@ executor_start(QueryDesc *query, int flags)
 		previous_start(query, flags);
 	else
 		standard_ExecutorStart(query, flags);
-	if ((flags & EXEC_FLAG_EXPLAIN_ONLY) != 0 || setting_capture == CAPTURE_TRIGGERS)
+	if ((flags & EXEC_FLAG_EXPLAIN_ONLY) != 0 || !is_wanted())
 		return;
 	old = MemoryContextSwitchTo(query->estate->es_query_cxt);
 	if (IsA(query->planstate, ModifyTableState))
@@ -458,7 +530,7 @@ count_rows(const ModifyTableState *mt, uint64 *rows)
 			continue;
 		}
 		*rows += captured->rows;
-		if (captured->rows > 0)
+		if (captured->rows > 0 && diverted_to == NULL)
 			metrics_add(captured->change.domain->metrics, METRIC_ROWS_EXECUTOR, captured->rows);
 	}
 	return all;
@@ -477,11 +549,7 @@ check_rows(QueryDesc *query)
 	if (!IsA(query->planstate, ModifyTableState) || !count_rows((ModifyTableState *) query->planstate, &rows) ||
 		!((ModifyTableState *) query->planstate)->canSetTag || rows >= query->estate->es_processed)
 		return;
-	ereport(ERROR,
-			(errcode(ERRCODE_INTERNAL_ERROR),
-			 errmsg("the executor has told of " UINT64_FORMAT " of " UINT64_FORMAT " changed rows of a fenced table",
-					rows, query->estate->es_processed),
-			 errhint("Set pgcache_fence.capture to \"triggers\", and report this.")));
+	raise_broken(psprintf("The executor has changed " UINT64_FORMAT " rows and told of " UINT64_FORMAT ".", query->estate->es_processed, rows));
 }
 
 /* AFTER triggers, which may take long, come in between. */

@@ -8,7 +8,32 @@
 #ifndef FENCE_CAPTURE_H
 #define FENCE_CAPTURE_H
 
+#include "changed_row.h"
+
 /* Called once at load: the hooks of the executor. */
 extern void capture_install(void);
+
+/* Who is told of changed rows: see changed_row_prepare and changed_row_stored. */
+typedef struct CaptureListener
+{
+	int64		(*prepare) (RowChange *change);
+	void		(*stored) (RowChange *change);
+} CaptureListener;
+
+/*
+ * From here on statements of this backend are captured on that domain's table only, fenced or not, and tell this listener; NULL: as ever
+ * again. For capture_test.c.
+ */
+extern void capture_divert(const Domain *domain, const CaptureListener *listener);
+
+/*
+ * Tries in this database whether the executor tells of changed rows as it should; until that has been seen once after the server
+ * start, triggers do. In a transaction that may write, connected to SPI; leaves nothing. Raises nothing: what is wrong is in the log
+ * and in capture_problem, and it may be tried again.
+ */
+extern void capture_test(void);
+
+/* Why triggers alone tell of changed rows, a text of the caller's memory; NULL: they do not. The setting does not matter here. */
+extern const char *capture_problem(void);
 
 #endif

@@ -21,6 +21,7 @@
 #include "utils/memutils.h"
 #include "utils/resowner.h"
 
+#include "capture.h"
 #include "domain.h"
 #include "metrics.h"
 #include "outbox.h"
@@ -372,6 +373,11 @@ check_shapes(Report *report)
 static void
 check_triggers(Report *report)
 {
+	const char *problem = RecoveryInProgress() ? NULL : capture_problem();
+
+	if (problem != NULL)
+		put_finding(report, "warning", psprintf("changed rows are told by triggers, not by the executor: %s", problem),
+					"Nothing is served that is not current, but writes cost more. Please report this.");
 	check_shapes(report);
 	put_rows(report, "error",
 			 "SELECT pg_catalog.format('domain %s is of a table that does not exist (oid %s)', d.name, d.relation::pg_catalog.oid),"

@@ -114,6 +114,15 @@ typedef struct FenceRepair
 	char		result[16];
 } FenceRepair;
 
+/* Whether the executor tells of changed rows (capture.c). */
+typedef enum CaptureState
+{
+	CAPTURE_UNTRIED = 0,		/* not tried since the server start: triggers do */
+	CAPTURE_WORKS,
+	CAPTURE_FAILED,				/* it was tried, and did not: triggers do, until it is tried again */
+	CAPTURE_BROKEN				/* a statement of somebody's was told wrongly, and failed: triggers do, until the next start */
+} CaptureState;
+
 typedef struct FenceShared
 {
 	LWLock	   *lock;
@@ -131,6 +140,7 @@ typedef struct FenceShared
 	pg_atomic_uint64 logged[LOG_TIMES]; /* when what was written to the log: fence_log_due */
 	uint64		nonce;			/* of this server start; constant */
 	pg_atomic_uint64 first_xid; /* xids from there on were issued in this start: stamp.c; 0: not known yet */
+	pg_atomic_uint32 capture;	/* CaptureState */
 	pg_atomic_uint32 outbox_wanted; /* transactions with durable effects have ended: fence.outbox is to be looked at */
 
 	/*
@@ -142,6 +152,7 @@ typedef struct FenceShared
 	/* under lock */
 	char		reason[REASON_LEN];
 	TimestampTz since;
+	char		capture_problem[REASON_LEN];	/* of CAPTURE_FAILED and CAPTURE_BROKEN */
 	int			nnodes;
 	FenceNode	nodes[MAX_NODES];
 	uint32		nodes_settings;	/* hash of the settings that the table was made from; keeper only */

@@ -14,6 +14,7 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
+#include "capture.h"
 #include "coordinator.h"
 #include "effect_patrol.h"
 #include "effects.h"
@@ -62,8 +63,9 @@ Datum
 fence_state_view(PG_FUNCTION_ARGS)
 {
 	TupleDesc	desc;
-	Datum		values[7];
-	bool		nulls[7] = {false};
+	Datum		values[8];
+	bool		nulls[8] = {false};
+	const char *problem = capture_problem();
 	FenceWord	word;
 	char		epoch[EPOCH_LEN];
 	char		reason[REASON_LEN];
@@ -92,6 +94,7 @@ fence_state_view(PG_FUNCTION_ARGS)
 	values[4] = nulls[4] ? (Datum) 0 : time_left(bound);
 	values[5] = Int64GetDatum((int64) metrics_value_server(SERVER_METRIC_BYPASSED));
 	values[6] = Int64GetDatum((int64) metrics_value_server(SERVER_METRIC_TOO_LARGE));
+	values[7] = CStringGetTextDatum(problem ? psprintf("triggers: %s", problem) : setting_capture == CAPTURE_AUTO ? "executor" : "triggers");
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
 }
 

@@ -31,6 +31,7 @@
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
+#include "capture.h"
 #include "compat.h"
 #include "detached.h"
 #include "domain.h"
@@ -527,6 +528,8 @@ do_keepers_job(FenceJob *job)
 			case JOB_ROUND:
 				break;
 		}
+		if (!RecoveryInProgress() && capture_problem() != NULL)
+			capture_test();
 		SPI_finish();
 	}
 	worker_end_transaction();
