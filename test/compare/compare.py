@@ -26,7 +26,7 @@ sys.path.insert(0, os.path.join(HERE, '..', 'clients'))
 
 from schema import Schema                                                       # noqa: E402
 from servers import wait_for                                                    # noqa: E402
-from sides import Pair                                                          # noqa: E402
+from sides import Pair, WAYS                                                          # noqa: E402
 from statements import GUARD, Statements                                              # noqa: E402
 from tap import Report                                                          # noqa: E402
 
@@ -283,13 +283,22 @@ def check_world(pair, number, counts, captures, deadline):
         raise AssertionError('world %d: %s\nwhere: %s\n%s' % (number, difference.text(captures), difference.where, world.script())) from difference
 
 
+def check_ways(pair):
+    """That each side has done to the end what its setting says: the executor falls back to triggers if it is surprised."""
+    for side, capture in zip(pair.sides, pair.captures):
+        told = {way: side.rows_told(way) for way in WAYS.values()}
+        print('# %s: %s' % (capture, ', '.join('%d rows told by %s' % (told[way], way) for way in told)), flush=True)
+        if side.way() != WAYS[capture] or not told[WAYS[capture]] or capture == 'triggers' and told['executor']:
+            raise AssertionError('%s: %s, %s' % (capture, side.way(), told))
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument('--seconds', type=float, default=60)
     parser.add_argument('--seed', type=int, default=None)
     parser.add_argument('--worlds', type=int, default=0, help='so many; default: until the time is over')
-    parser.add_argument('--first', default='auto')
-    parser.add_argument('--other', default='triggers')
+    parser.add_argument('--first', choices=WAYS, default='auto')
+    parser.add_argument('--other', choices=WAYS, default='triggers')
     parser.add_argument('--verbose', action='store_true', help='tells every step and what it answers')
     parser.add_argument('--directory', default=None)
     options = parser.parse_args()
@@ -306,6 +315,7 @@ def main():
             report.check('world %d' % number, lambda: check_world(pair, number, counts, captures, begun + options.seconds))
             number += 1
         print('# ' + ', '.join('%s %d' % item for item in counts.items()), flush=True)
+        report.check('both ways were gone', lambda: check_ways(pair))
     finally:
         pair.stop()
     sys.exit(report.finish())

@@ -38,6 +38,7 @@ pgcache_fence.patrol_interval = '100ms'
 pgcache_fence.patrol_grace = '1h'
 '''
 STATEMENT_SECONDS = 60
+WAYS = {'auto': 'executor', 'triggers': 'triggers'}
 
 # bytea as the text that the server sends: psycopg2's own object shows its address
 psycopg2.extensions.register_type(psycopg2.extensions.new_type((17,), 'BYTEA', lambda value, cursor: value))
@@ -111,6 +112,14 @@ class Side:
         """Whether its transaction waits for its end after an error."""
         return self.sessions[session].info.transaction_status == psycopg2.extensions.TRANSACTION_STATUS_INERROR
 
+    def way(self):
+        """What tells of changed rows."""
+        return self.query('SELECT capture FROM fence.state')[0][0]
+
+    def rows_told(self, way):
+        return self.query("SELECT coalesce(sum(value), 0)::bigint FROM fence.metrics WHERE name = 'cache_fence_changed_rows_total' "
+                          "AND labels ->> 'way' = '%s'" % way)[0][0]
+
     def is_blocked(self, session):
         pid = self.sessions[session].info.backend_pid
         return self.query('SELECT pg_blocking_pids(%d) <> ARRAY[]::int[]' % pid)[0][0]
@@ -137,13 +146,14 @@ class Pair:
         self.sides = []
         for name, capture in zip(('first', 'other'), self.captures):
             self.postgres.query('CREATE DATABASE ' + name)
-            if capture:
-                self.postgres.query("ALTER DATABASE %s SET pgcache_fence.capture = '%s'" % (name, capture))
+            self.postgres.query("ALTER DATABASE %s SET pgcache_fence.capture = '%s'" % (name, capture))
             side = Side(self, name)
             side.query('CREATE EXTENSION pgcache_fence')
             self.sides.append(side)
         self.monitor = Monitor(self.redis.socket)
         wait_for(lambda: self.sides[0].query('SELECT state FROM fence.state')[0][0] == 'OPEN', 'the fences to open')
+        for side, capture in zip(self.sides, self.captures):
+            wait_for(lambda side=side, capture=capture: side.way() == WAYS[capture], 'changed rows to be told by: ' + WAYS[capture])
 
     def stop(self):
         self.postgres.stop('immediate')

@@ -32,7 +32,7 @@ class Statements:
     def where(self, t, alias=''):
         rng, k = self.rng, t.key[0]
         drawn = rng.random()
-        if drawn < 0.5:
+        if drawn < 0.3:
             return ' AND '.join('%s%s = %s' % (alias, k, v) for k, v in zip(t.key, self.key_values(t)))
         if drawn < 0.7:
             return '%s%s IN (%s)' % (alias, k, ', '.join(rng.sample(t.universe[k], min(3, len(t.universe[k])))))
@@ -47,15 +47,15 @@ class Statements:
         found = {}
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
             drawn = rng.random()
-            if drawn < 0.40:
+            if drawn < 0.35:
                 found['n'] = rng.choice(('{a}n + 1', '{a}n + 1', '%d' % rng.randrange(10), 'NULL', '{a}n', '1000')).format(a=alias)
-            elif drawn < 0.60:
+            elif drawn < 0.50:
                 found['v'] = rng.choice(VALUES)
-            elif drawn < 0.70:
+            elif drawn < 0.58:
                 found['gr'] = rng.choice(('1', '2', 'NULL', '{a}gr')).format(a=alias)
-            elif drawn < 0.82:
+            elif drawn < 0.68:
                 found[t.version] = rng.choice(VERSIONS).format(v=alias + t.version)
-            elif t.parent and drawn < 0.88:
+            elif t.parent and drawn < 0.76:
                 found['up'] = rng.choice(t.universe['up'])
             elif drawn < 0.95:
                 k = rng.choice(t.key)
@@ -244,7 +244,7 @@ class Statements:
         rng = self.rng
         steps = [(0, self.seed(t), None) for t in self.tables if t.attached and t.scope == 'row' and rng.random() < 0.5]
         drawn = rng.random()
-        if drawn < 0.35:
+        if drawn < 0.5:
             return steps + [(0, *self.statement())]
         if drawn < 0.90:
             return steps + self.long(0)
