@@ -210,8 +210,10 @@ delete_silently(PlanState *node)
 	Captured   *captured = NULL;
 	TupleTableSlot *row;
 
-	for (int i = 0; captured == NULL || captured->execute == NULL; i++)
+	for (int i = 0; i < mt->mt_nrels && (captured == NULL || captured->execute == NULL); i++)
 		captured = captured_of(&mt->resultRelInfo[i]);
+	if (captured == NULL || captured->execute == NULL)
+		raise_broken("The RETURNING of a DELETE was taken away.");
 	do
 		row = captured->execute(node);
 	while (!TupIsNull(row));

@@ -48,12 +48,12 @@ class Bench:
         return quick if self.quick else full
 
     def vacuum(self):
-        for table in 'unfenced', 'fenced', 'versioned', 'plpython', 'notify', 'app':
+        for table in 'unfenced', 'fenced', 'by_triggers', 'plpython', 'notify', 'app':
             self.pg.sql(f'VACUUM {table}')
 
     def warm(self):
         """Every fence has a version, every row a value."""
-        for domain in 'fenced', 'versioned':
+        for domain in 'fenced', 'by_triggers':
             fill(self.pg, self.redis, domain, compare.ROWS)
 
 

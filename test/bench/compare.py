@@ -13,8 +13,7 @@ TOGETHER = 10                           # rows of a read of several
 
 
 def update(table, where='id = $1'):
-    version = ', version = version + 1' if table.endswith('versioned') else ''
-    return [f'sql:UPDATE {table} SET data = $2{version} WHERE {where}']
+    return [f'sql:UPDATE {table} SET data = $2 WHERE {where}']
 
 
 APP_UPDATE = 'sql:UPDATE app SET data = $2, version = $3 WHERE id = $1 AND version < $3'
@@ -24,7 +23,7 @@ APP_COMMIT = 'redis:FCALL app_commit 1 app:{%i} %v'
 VARIANTS = {
     'unfenced': update('unfenced'),
     'fenced': update('fenced'),
-    'versioned': update('versioned'),
+    'by_triggers': update('by_triggers'),
     'plpython': update('plpython'),
     'notify': update('notify'),
     'app': [APP_BEGIN, 'sql:BEGIN', APP_UPDATE, 'sql:COMMIT', APP_COMMIT],
@@ -49,6 +48,8 @@ def load(steps, pg=None, redis_server=None, clients=1, seconds=2.0, warmup=0.3, 
     command = [f'{BASE}/bin/load', '--clients', clients, '--threads', THREADS, '--seconds', seconds, '--warmup', warmup,
                '--rows', rows, '--first-row', first_row, '--payload', payload,
                '--pipeline', pipeline, '--transactions', transactions]
+    if any('by_triggers' in step for step in steps):
+        settings['pgcache_fence.capture'] = 'triggers'
     if pg:
         command += ['--pg', pg.conninfo(tcp=tcp, **settings)]
     if redis_server:

@@ -11,11 +11,11 @@ import report
 from servers import BASE, header
 
 STAMP = '700.00000000'                  # one transaction after the other: each ends, and then reserves anew
-NAMES = ['unfenced', 'nothing', 'after', 'Redis beside', 'both', 'fenced', 'versioned']
+NAMES = ['unfenced', 'nothing', 'after', 'Redis beside', 'both', 'fenced', 'by_triggers']
 WHAT = {'unfenced': 'unfenced', 'nothing': 'row triggers that do nothing',
         'after': 'an AFTER ROW trigger that does nothing', 'Redis beside': 'Redis beside',
         'both': 'row triggers that do nothing, and Redis beside', 'fenced': 'fenced',
-        'versioned': 'fenced, version by the application'}
+        'by_triggers': 'fenced, told by triggers'}
 TABLE = {'Redis beside': 'unfenced', 'both': 'nothing'}
 NOTHING = {'nothing': ['BEFORE', 'AFTER'], 'after': ['AFTER']}
 SIZES = [100, 10_000, 100_000]
@@ -63,7 +63,7 @@ def many_rows(bench, size):
                             seconds=bench.seconds or bench.amount(0.6, 1.5), rows=compare.ROWS - size + 1,
                             transactions=0 if size < 1000 else 2, warmup=0.2,
                             initial=compare.update(name, 'id = 1')[0][4:].replace('$2', 'data'))
-    names = ['unfenced', 'nothing', 'after', 'fenced', 'versioned']
+    names = ['unfenced', 'nothing', 'after', 'fenced', 'by_triggers']
     for name in names:
         measure(name)
     return compare.rounds(names, bench.rounds or bench.amount(3, 5), measure)

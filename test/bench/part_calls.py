@@ -194,7 +194,7 @@ def instructions(bench):
             if name == 'UPDATE, unfenced table':
                 base = profile(files, True)
             inside[name] = in_library(files)
-        per_row = {table: rows_as_a_whole(with_it, table) for table in ('unfenced', 'fenced', 'versioned')}
+        per_row = {table: rows_as_a_whole(with_it, table) for table in ('unfenced', 'fenced', 'by_triggers')}
     without = Counted('without', None, preload=False)
     with running(without):
         for name, steps in (('UPDATE, not preloaded', compare.update('unfenced')),

@@ -6,7 +6,7 @@ from servers import fill
 
 WARM = 100_000
 OF_SESSIONS = ('FCALL fence_write ', 'FCALL fence_domain_')
-NAMES = ['many_unfenced', 'many_fenced', 'many_versioned']
+NAMES = ['many_unfenced', 'many_fenced', 'many_by_triggers']
 SIZES = [1, 10, 100, 1000, 10_000, 100_000, 1_000_000]
 
 
@@ -17,7 +17,6 @@ def make_tables(bench, rows):
         bench.pg.sql(f'VACUUM ANALYZE {name}')
     for name in NAMES[1:]:
         bench.pg.sql(f"SELECT fence.attach('{name}')")
-    bench.pg.sql("SELECT fence.version_by_application('many_versioned')")
     bench.pg.sql('CHECKPOINT')
     for name in NAMES[1:]:
         fill(bench.pg, bench.redis, name, min(rows, WARM))
@@ -71,4 +70,4 @@ def show(result):
                       *(compare.format_spread(compare.ratio(r, name, 'many_unfenced')) for name in NAMES[1:]),
                       f"{r['messages']:.1f}"])
     return report.table(['rows in the transaction', 'unfenced ms', 'fenced ms', 'ratio of throughput (spread)',
-                         'version by the application',                          'messages to Redis per transaction'], lines)
+                         'told by triggers',                          'messages to Redis per transaction'], lines)

@@ -8,7 +8,7 @@ import report
 from servers import BASE, BINDIR
 
 CLIENTS = 8
-NAMES = {'unfenced': 'unfenced', 'fenced': 'fenced', 'versioned': 'fenced, version by the application'}
+NAMES = {'unfenced': 'unfenced', 'fenced': 'fenced', 'by_triggers': 'fenced, told by triggers'}
 
 
 def run(bench):

@@ -82,7 +82,7 @@ def at_most(limit):
     return lambda value: value <= limit
 
 
-BY = [('fenced', ''), ('versioned', ', version by the application')]
+BY = [('fenced', ''), ('by_triggers', ', told by triggers')]
 
 
 def update_targets(results):

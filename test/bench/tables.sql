@@ -2,12 +2,12 @@
 CREATE TABLE unfenced (id int8 PRIMARY KEY, version int8 NOT NULL DEFAULT 0, data text NOT NULL) WITH (autovacuum_enabled = off);
 INSERT INTO unfenced SELECT i, 0, repeat('x', 100) FROM generate_series(1, {rows}) i;
 CREATE TABLE fenced (LIKE unfenced INCLUDING ALL) WITH (autovacuum_enabled = off);
-CREATE TABLE versioned (LIKE unfenced INCLUDING ALL) WITH (autovacuum_enabled = off);
+CREATE TABLE by_triggers (LIKE unfenced INCLUDING ALL) WITH (autovacuum_enabled = off);
 CREATE TABLE plpython (LIKE unfenced INCLUDING ALL) WITH (autovacuum_enabled = off);
 CREATE TABLE notify (LIKE unfenced INCLUDING ALL) WITH (autovacuum_enabled = off);
 CREATE TABLE app (LIKE unfenced INCLUDING ALL) WITH (autovacuum_enabled = off);
 INSERT INTO fenced SELECT * FROM unfenced;
-INSERT INTO versioned SELECT * FROM unfenced;
+INSERT INTO by_triggers SELECT * FROM unfenced;
 INSERT INTO plpython SELECT * FROM unfenced;
 INSERT INTO notify SELECT * FROM unfenced;
 INSERT INTO app SELECT * FROM unfenced;
@@ -34,7 +34,6 @@ CREATE TRIGGER notify_delete AFTER UPDATE ON notify FOR EACH ROW EXECUTE FUNCTIO
 
 CREATE EXTENSION pgcache_fence;
 SELECT fence.attach('fenced');
--- Fenced, but the UPDATE itself raises the version
-SELECT fence.attach('versioned');
-SELECT fence.version_by_application('versioned');
+-- Fenced, but row triggers alone tell of its rows: see load() in compare.py
+SELECT fence.attach('by_triggers');
 VACUUM ANALYZE;
