@@ -4,10 +4,9 @@
 #
 # The last line says "N passed, N failed". Counted are: the build and the lint (one each, if they fail), what the unit
 # tests count, each test of pg_regress and pg_isolation_regress, a crash of the server that these two share, each
-# assertion of the TAP tests and each TAP file that ends badly, each watch of the fuzzer, each set
-# of tables of the comparison, each run of the history checker, each
-# configuration and mutation of the model, each test of the clients, the demo with and without sabotage, and the same of what
-# runs on another PostgreSQL and Redis (test/matrix.sh).
+# assertion of the TAP tests and each TAP file that ends badly, each watch of the fuzzer, each world of the comparison, each run
+# of the history checker, each configuration and mutation of the model, each test of the clients, the demo with and without
+# sabotage, and the same of what runs on another PostgreSQL and Redis (test/matrix.sh).
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"

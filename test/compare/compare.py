@@ -87,6 +87,8 @@ class World:
             side.end()
             side.query('DROP SCHEMA IF EXISTS w CASCADE')
             side.begin([])
+        pair.settle()
+        pair.redis.call('FLUSHALL')         # fences of the world before would be compared
         for text in self.ddl:
             answers = [side.run((0, text, None)) for side in pair.sides]
             self.tell(0, text, answers[0])
