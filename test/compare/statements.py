@@ -246,7 +246,7 @@ class Statements:
         drawn = rng.random()
         if drawn < 0.5:
             return steps + [(0, *self.statement())]
-        if drawn < 0.90:
+        if drawn < 0.85:
             return steps + self.long(0)
         return steps + self.duel()
 
@@ -284,7 +284,11 @@ class Statements:
         return [(session, text, None) for text in steps + ['CLOSE c']]
 
     def duel(self):
-        """Two sessions that may wait for each other: the second is in the middle when the first ends."""
+        """Two sessions, of which one may wait for the other: both change rows of the same table, and the second is in the middle when
+        the first ends."""
+        t = self.table()
         first, second = self.long(0), self.long(1)
+        for session, steps in ((0, first), (1, second)):
+            steps.insert(-1 if session == 0 else 1, (session, self.rng.choice((self.update, self.update, self.delete, self.insert, self.merge, self.update_from))(t), None))
         middle = 1 + self.rng.randrange(len(second) - 1)
         return first[:-1] + second[:middle + 1] + first[-1:] + second[middle + 1:]
