@@ -245,9 +245,17 @@ begin_inside() {
 	trap 'exit 143' INT TERM HUP
 }
 
+# use_capture MODE: servers that are started from now on have pgcache_fence.capture = MODE; empty: its default. By way of
+# $base/place.conf, which every server of every test reads.
+use_capture() {
+	sed -i '/^pgcache_fence[.]capture /d' "$base/place.conf"
+	[ -z "$1" ] || echo "pgcache_fence.capture = '$1'" >>"$base/place.conf"
+}
+
 # build [VARIABLE=VALUE]...: makes with these and installs below $base/root; the system's directories stay as they are.
 # Writes $base/place.conf, with which a server finds the extension there; into a PostgreSQL of FENCE_PG_CONFIG the extension
-# is installed, and the file is empty. Returns false after showing what went wrong.
+# is installed, and the file has no path. The environment's FENCE_CAPTURE is in it (see use_capture). Returns false after
+# showing what went wrong.
 build() {
 	place=${FENCE_PG_CONFIG:+/}
 	if ! make -j2 "$@" >"$base/build.log" 2>&1 ||
@@ -255,16 +263,19 @@ build() {
 		grep -E -A4 'error|warning|\*\*\*' "$base/build.log" || tail -n 30 "$base/build.log"
 		return 1
 	fi
-	if [ -n "$place" ]; then
-		: >"$base/place.conf"
-		return 0
-	fi
+	{
+		[ -n "$place" ] || write_place
+	} >"$base/place.conf"
+	use_capture "${FENCE_CAPTURE:-}"
+}
+
+write_place() {
 	if [ "$major" -ge 18 ]; then
 		echo "extension_control_path = '$base/root$("$PG_CONFIG" --sharedir):\$system'"
 	else
 		echo "extension_destdir = '$base/root'"
-	fi >"$base/place.conf"
-	echo "dynamic_library_path = '$base/root$("$PG_CONFIG" --pkglibdir):\$libdir'" >>"$base/place.conf"
+	fi
+	echo "dynamic_library_path = '$base/root$("$PG_CONFIG" --pkglibdir):\$libdir'"
 }
 
 # wait_until SECONDS COMMAND...: whether it succeeds in that time.

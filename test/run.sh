@@ -4,9 +4,9 @@
 #
 # The last line says "N passed, N failed". Counted are: the build and the lint (one each, if they fail), what the unit
 # tests count, each test of pg_regress and pg_isolation_regress, a crash of the server that these two share, each
-# assertion of the TAP tests and each TAP file that ends badly, each watch of the fuzzer, each run of the history checker, each
-# configuration and mutation of the model, each test of the clients, the demo with and without sabotage, and the same of what
-# runs on another PostgreSQL and Redis (test/matrix.sh).
+# assertion of the TAP tests and each TAP file that ends badly, each watch of the fuzzer, each world of the comparison, each run
+# of the history checker, each configuration and mutation of the model, each test of the clients, the demo with and without
+# sabotage, and the same of what runs on another PostgreSQL and Redis (test/matrix.sh).
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"
@@ -17,10 +17,12 @@ usage() {
 
 	  --all          also what takes long: every fault, the long configurations of the model, longer runs; before a release
 	  --seed N       what is drawn at random is drawn from it; default: drawn, and printed
-	  --only LEVEL   unit, regress, isolation, tap, fuzz, history, model, clients, demo or matrix; may be repeated
+	  --only LEVEL   unit, regress, isolation, tap, fuzz, compare, history, model, clients, demo or matrix; may be repeated
 	  NAME           only the tests of that name; shell patterns are allowed ('key*')
 
 	  PROVE_JOBS     TAP files that run at the same time (4; they mostly wait)
+	  FENCE_CAPTURE  auto or triggers: all servers have this pgcache_fence.capture. Without it they have auto, and regress and
+	                 isolation run with triggers too, tap with --all
 	TEXT
 }
 
@@ -44,7 +46,7 @@ parse_arguments() {
 			;;
 		--only)
 			case ${2:-} in
-			unit | regress | isolation | tap | fuzz | history | model | clients | demo | matrix) levels="$levels $2" ;;
+			unit | regress | isolation | tap | fuzz | compare | history | model | clients | demo | matrix) levels="$levels $2" ;;
 			*) usage >&2; exit 2 ;;
 			esac
 			shift
@@ -60,7 +62,7 @@ parse_arguments() {
 started=$(date +%s)
 level() { say "--- $1 (after $((($(date +%s) - started) / 60)) min)"; }
 
-wanted() { case " ${levels:-unit regress isolation tap fuzz history model clients demo matrix} " in *" $1 "*) return 0 ;; esac; return 1; }
+wanted() { case " ${levels:-unit regress isolation tap fuzz compare history model clients demo matrix} " in *" $1 "*) return 0 ;; esac; return 1; }
 
 # One other combination of versions, in a chroot (outside: an unprivileged user cannot make one). What it counted is left
 # for the sum at the end.
@@ -109,6 +111,7 @@ run_matrix() {
 }
 
 parse_arguments "$@"
+case ${FENCE_CAPTURE:-} in '' | auto | triggers) ;; *) die "FENCE_CAPTURE is auto or triggers, not $FENCE_CAPTURE" ;; esac
 if [ -z "$base" ]; then
 	begin_outside
 	pulse tell_newest "$outside"
@@ -128,6 +131,7 @@ fi
 passed=0
 failed=0
 skipped=0
+mode=
 
 # What failed, once more, for who reads only the end; the details stand above.
 recall_failures() {
@@ -182,6 +186,10 @@ fuzz_chosen() {
 	case " $(chosen test/fuzz .py)" in *' fuzz '*) echo fuzz ;; esac
 }
 
+compare_chosen() {
+	case " $(chosen test/compare .py)" in *' compare '*) echo compare ;; esac
+}
+
 clients_chosen() {
 	for name in $(chosen test/clients .py); do
 		case $name in test_*) printf '%s ' "$name" ;; esac
@@ -222,8 +230,8 @@ count_regress() {
 
 # run_regress LEVEL NAMES: one of the two regression programs, through the Makefile.
 run_regress() {
-	level "$1"
-	log=$base/$1.log
+	level "$1${mode:+, $mode}"
+	log=$base/$1${mode:+-$mode}.log
 	case $1 in
 	regress) set -- "$1" "REGRESS=$2" ISOLATION= TAP_TESTS= regression.diffs ;;
 	isolation) set -- "$1" REGRESS= "ISOLATION=$2" TAP_TESTS= output_iso/regression.diffs ;;
@@ -248,14 +256,38 @@ check_crash() {
 	fi
 }
 
+# run_shared_servers REGRESS ISOLATION: the tests of both levels, on servers of their own.
+run_shared_servers() {
+	if start_redis && start_postgres test/regress.conf; then
+		[ -z "$1" ] || run_regress regress "$1"
+		[ -z "$2" ] || run_regress isolation "$2"
+		check_crash
+	else
+		say 'the servers did not start'
+		failed=$((failed + 1))
+	fi
+	stop_servers
+	rm -rf "$base/data" "$base/postgres.log"
+}
+
+# with_triggers COMMAND...: the same with capture = 'triggers', unless all servers have what the environment says.
+with_triggers() {
+	[ -z "${FENCE_CAPTURE:-}" ] || return 0
+	mode=triggers
+	use_capture triggers
+	"$@"
+	use_capture ''
+	mode=
+}
+
 # Their waits have deadlines; this is for one that has not.
 tap_seconds=3000
 
 run_tap() {
-	level tap
+	level "tap${mode:+, $mode}"
 	files=
 	for name in $1; do files="$files test/t/$name.pl"; done
-	log=$base/tap.log
+	log=$base/tap${mode:+-$mode}.log
 	{
 		TEMP_CONFIG=$base/place.conf timeout $tap_seconds make -s installcheck REGRESS= ISOLATION= "PROVE_TESTS=$files" \
 			"PROVE_FLAGS=--timer -j${PROVE_JOBS:-4}" 2>&1
@@ -272,7 +304,7 @@ run_tap() {
 	bad=$((bad + files_bad))
 	[ $status -eq 0 ] || [ $bad -gt 0 ] || bad=1
 	failed=$((failed + bad))
-	skipped=$(grep -c '\. skipped: ' "$log")
+	skipped=$((skipped + $(grep -c '\. skipped: ' "$log")))
 	[ $bad -eq 0 ] || show_tap_logs "$log" "$tap"
 }
 
@@ -340,6 +372,12 @@ run_fuzz() {
 	run_tap_program fuzz /usr/bin/python3 test/fuzz/fuzz.py --seed "$seed" --seconds "$([ -n "$all" ] && echo 300 || echo 60)"
 }
 
+# Random statements on random tables, with capture = 'auto' and with 'triggers': the same results. test/compare.sh does it for longer.
+run_compare() {
+	level compare
+	run_tap_program compare /usr/bin/python3 test/compare/compare.py --seed "$seed" --seconds "$([ -n "$all" ] && echo 600 || echo 60)"
+}
+
 # The model of the protocol: no servers, two processors for some minutes.
 run_model() {
 	level model
@@ -395,7 +433,7 @@ show_tap_logs() {
 tell_progress() {
 	tell_newest "$base"
 	case $newest in
-	*/tap.log)
+	*/tap*.log)
 		for file in tmp_check/log/regress_log_*; do
 			name=${file##*/regress_log_}
 			grep -qs "test/t/${name}[.]pl [.]" "$newest" || printf '... at work: %s\n' "$name"
@@ -424,6 +462,7 @@ regress=
 isolation=
 tap=
 fuzz=
+compare=
 history=
 model=
 clients=
@@ -433,27 +472,25 @@ if wanted regress; then regress=$(chosen sql .sql); fi
 if wanted isolation; then isolation=$(chosen test/isolation/specs .spec); fi
 if wanted tap; then tap=$(chosen test/t .pl); fi
 if wanted fuzz; then fuzz=$(fuzz_chosen); fi
+if wanted compare; then compare=$(compare_chosen); fi
 if wanted history; then history=$(history_chosen); fi
 if wanted model; then model=$(model_chosen); fi
 if wanted clients; then clients=$(clients_chosen); fi
 if wanted demo && [ -z "$patterns" ]; then demo=1; fi
-[ -n "$unit$regress$isolation$tap$fuzz$history$model$clients$demo" ] || [ -e "$base/matrix.counts" ] ||
+[ -n "$unit$regress$isolation$tap$fuzz$compare$history$model$clients$demo" ] || [ -e "$base/matrix.counts" ] ||
 	{ say 'no such test'; failed=$((failed + 1)); finish; }
 
 [ -z "$unit" ] || run_unit "$unit"
 if [ -n "$regress$isolation" ]; then
-	if start_redis && start_postgres test/regress.conf; then
-		[ -z "$regress" ] || run_regress regress "$regress"
-		[ -z "$isolation" ] || run_regress isolation "$isolation"
-		check_crash
-	else
-		say 'the servers did not start'
-		failed=$((failed + 1))
-	fi
-	stop_servers
+	run_shared_servers "$regress" "$isolation"
+	with_triggers run_shared_servers "$regress" "$isolation"
 fi
-[ -z "$tap" ] || run_tap "$tap"
+if [ -n "$tap" ]; then
+	run_tap "$tap"
+	[ -z "$all" ] || with_triggers run_tap "$tap"
+fi
 [ -z "$fuzz" ] || run_fuzz
+[ -z "$compare" ] || run_compare
 [ -z "$clients" ] || run_clients "$clients"
 [ -z "$demo" ] || run_demo
 [ -z "$model" ] || run_model "$model"

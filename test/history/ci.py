@@ -116,7 +116,8 @@ def main():
     given = parser.parse_args()
     tap = Tap()
     seconds = 60 if given.all else 30
-    # the seed's lowest bits also decide whether commits bring their values, who sets the versions, and so on: see run_once()
+    # the seed's lowest bits also decide whether commits bring their values, who sets the versions, how rows that change are seen,
+    # and so on: see run_once()
     for seed in (FIXED_SEED, given.seed * 16 + 15):
         nothing_stale(tap, seed, 'under random faults', faults='random', seconds=seconds)
     nothing_stale(tap, given.seed, 'with versions that are kept aside', faults='random', versions='aside', seconds=seconds)

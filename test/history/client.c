@@ -46,15 +46,16 @@ static void
 read_endpoints(Client *c)
 {
 	char		path[512];
-	char	   *lines[] = {c->at.dsn, c->at.redis, c->at.old_redis, c->at.fence, c->at.value, c->at.versions};
+	char	   *lines[] = {c->at.dsn, c->at.redis, c->at.old_redis, c->at.fence, c->at.value, c->at.versions,
+		c->at.capture};
 	size_t		sizes[] = {sizeof(c->at.dsn), sizeof(c->at.redis), sizeof(c->at.old_redis), sizeof(c->at.fence),
-		sizeof(c->at.value), sizeof(c->at.versions)};
+		sizeof(c->at.value), sizeof(c->at.versions), sizeof(c->at.capture)};
 	FILE	   *file;
 
 	c->at.number = control->endpoints;
 	snprintf(path, sizeof(path), "%s/endpoints", options.directory);
 	file = fopen(path, "r");
-	for (int i = 0; i < 6; i++)
+	for (int i = 0; i < 7; i++)
 	{
 		if (file == NULL || fgets(lines[i], (int) sizes[i], file) == NULL)
 		{
@@ -116,6 +117,15 @@ prepare_all(PGconn *pg)
 	return true;
 }
 
+/* How this session's changes are seen: pgcache_fence.capture. */
+static const char *
+capture_of_session(Client *c)
+{
+	if (strcmp(c->at.capture, "mixed") != 0)
+		return c->at.capture;
+	return draw(c, 2) == 0 ? "auto" : "triggers";
+}
+
 /*
  * Connected, waiting for it as long as the run lasts. False: the run is over.
  *
@@ -126,15 +136,16 @@ bool
 pg_ready(Client *c)
 {
 	int			backoff = BACKOFF_MIN_MS;
-	char		dsn[640];
+	char		dsn[704];
 
 	follow_endpoints(c);
 	while (c->pg == NULL)
 	{
 		if (control->stop)
 			return false;
-		snprintf(dsn, sizeof(dsn), "%s connect_timeout=2 application_name=history-%d options='-c deadlock_timeout=20ms -c lock_timeout=100ms'",
-				 c->at.dsn, c->worker);
+		snprintf(dsn, sizeof(dsn), "%s connect_timeout=2 application_name=history-%d "
+				 "options='-c deadlock_timeout=20ms -c lock_timeout=100ms -c pgcache_fence.capture=%s'",
+				 c->at.dsn, c->worker, capture_of_session(c));
 		c->pg = PQconnectdb(dsn);
 		if (PQstatus(c->pg) == CONNECTION_OK)
 		{

@@ -118,7 +118,7 @@ typedef struct Options
 	int			lease_ms;			/* lease: how long a reservation lasts */
 } Options;
 
-/* Where the servers are at present, and how the table is fenced: the six lines of the file "endpoints". */
+/* Where the servers are at present, and how the table is fenced: the seven lines of the file "endpoints". */
 typedef struct Endpoints
 {
 	uint32_t	number;
@@ -128,6 +128,7 @@ typedef struct Endpoints
 	char		fence[128];			/* names of a key's fence and value are these, the key, a closing brace */
 	char		value[128];
 	char		versions[16];		/* as the runner's option */
+	char		capture[16];		/* likewise; mixed: each session draws it */
 } Endpoints;
 
 #define SLOTS			16384

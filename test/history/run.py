@@ -51,6 +51,9 @@ def arguments(parser):
                         help='of strategy fence: whether "no such row" is cached; default: drawn')
     parser.add_argument('--reserve', choices=('early', 'commit'), default=None,
                         help='of strategy fence: when rows are reserved; default: drawn')
+    parser.add_argument('--capture', choices=('auto', 'triggers', 'mixed'), default=os.environ.get('FENCE_CAPTURE') or None,
+                        help='pgcache_fence.capture of the sessions; mixed: each draws it; default: what the environment\'s '
+                        'FENCE_CAPTURE says, else drawn')
     parser.add_argument('--pause-us', type=int, default=3000, help='of a writer between two transactions')
     parser.add_argument('--gap', type=float, default=1.0, help='seconds between two faults')
     parser.add_argument('--once', action='store_true', help='each fault once')
@@ -165,7 +168,7 @@ class Run:
                                  options.keys, options.readers, options.writers, options.pause_us,
                                  sum(1 << (n - 1) for n in defects), 400,
                                  2 ** 53 if options.strategy == 'lease-timeout' and 5 in defects else 0,
-                                 options.cache, options.versions, options.absent == 'yes', options.reserve)
+                                 options.cache, options.versions, options.absent == 'yes', options.reserve, options.capture)
         try:
             self.site.start()
             if options.strategy == 'token-elsewhere':
@@ -295,14 +298,16 @@ def run_once(options, program=None):
         options.absent = 'no' if options.versions == 'group' else ('no', 'yes')[options.seed // 4 % 2]
     if options.reserve is None:
         options.reserve = ('early', 'commit')[options.seed // 8 % 2]
+    if options.capture is None:
+        options.capture = ('auto', 'triggers', 'mixed')[options.seed // 16 % 3]
     directory = options.keep or os.path.join(base_directory(), 'history-%d-%d' % (os.getpid(), random.getrandbits(24)))
     os.makedirs(directory, exist_ok=True)
     words = ['run']
-    for name in ('strategy', 'nodes', 'defects', 'cache', 'versions', 'absent', 'reserve', 'faults', 'clients', 'seconds', 'reads',
+    for name in ('strategy', 'nodes', 'defects', 'cache', 'versions', 'absent', 'reserve', 'capture', 'faults', 'clients', 'seconds', 'reads',
                  'readers', 'writers', 'keys', 'gap', 'seed'):
         value = getattr(options, name)
         if value and options.strategy in {'defects': ('lease-timeout',), 'cache': FENCED, 'versions': FENCED, 'absent': FENCED,
-                                          'reserve': FENCED}.get(name, STRATEGIES):
+                                          'reserve': FENCED, 'capture': FENCED}.get(name, STRATEGIES):
             words += ['--' + name, str(value)]
     if options.once:
         words.append('--once')

@@ -113,16 +113,18 @@ def address_text(address):
 
 
 class Workload:
-    """strategy: name in strategy.c. versions: who sets them, trigger or application (a trigger of the table, besides); aside, group: the fence has its own and
-    the column is the application's alone. cache, absent, reserve: as in fence.attach. keys, readers, writers, pause_us,
+    """strategy: name in strategy.c. versions: who sets them, trigger or application (a trigger of the table, besides); aside,
+    group: the fence has its own and the column is the application's alone. cache, absent, reserve: as in fence.attach. capture: as
+    the sessions set pgcache_fence.capture; mixed: each draws it. keys, readers, writers, pause_us,
     defects, lease_ms: see there and history.h."""
 
     def __init__(self, site, directory, strategy, seed, keys, readers, writers, pause_us, defects=63, lease_ms=1000,
-                 first_version=0, cache='none', versions='trigger', absent=False, reserve='early'):
+                 first_version=0, cache='none', versions='trigger', absent=False, reserve='early',
+                 capture='auto'):
         self.site, self.directory, self.strategy, self.seed = site, directory, strategy, seed
         self.keys, self.readers, self.writers, self.pause_us = keys, readers, writers, pause_us
         self.defects, self.lease_ms, self.first_version = defects, lease_ms, first_version
-        self.cache, self.versions, self.absent, self.reserve = cache, versions, absent, reserve
+        self.cache, self.versions, self.absent, self.reserve, self.capture = cache, versions, absent, reserve, capture
         self.process = None
         os.makedirs(directory, exist_ok=True)
         with open(os.path.join(directory, 'control'), 'wb') as file:
@@ -161,7 +163,7 @@ class Workload:
         """Where the servers are now; the workers look when the number changes."""
         old = self.site.replica_address() if self.strategy == 'token-elsewhere' else self.site.old_redis_address()
         lines = [self.site.pg_dsn(), address_text(self.site.redis_address()), address_text(old) if old else '-',
-                 *self.prefixes, self.versions]
+                 *self.prefixes, self.versions, self.capture]
         path = os.path.join(self.directory, 'endpoints')
         with open(path + '.new', 'w') as file:
             file.write('\n'.join(lines) + '\n')

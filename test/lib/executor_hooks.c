@@ -1,0 +1,174 @@
+/*
+ * executor_hooks.c
+ *	  A library with hooks of its own on the executor, as other extensions have them: it counts what passes each of them, asks for
+ *	  instrumentation, stands between the top of each plan and who asks it for rows, and runs a statement in the middle.
+ */
+#include "postgres.h"
+
+#include "executor/executor.h"
+#include "executor/instrument.h"
+#include "executor/spi.h"
+#include "fmgr.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+
+PG_MODULE_MAGIC;
+
+void		_PG_init(void);
+PG_FUNCTION_INFO_V1(executor_hooks_counts);
+
+/* A plan's top, and the function that was there before ours */
+typedef struct Wrapped
+{
+	PlanState  *top;
+	ExecProcNodeMtd real;
+	struct Wrapped *next;
+} Wrapped;
+
+static char *statement;
+static Wrapped *wrapped;
+static uint64 starts, runs, finishes, ends, asked;
+
+static ExecutorStart_hook_type next_start;
+static ExecutorRun_hook_type next_run;
+static ExecutorFinish_hook_type next_finish;
+static ExecutorEnd_hook_type next_end;
+
+/* The statement of the user's, unless it runs already. A SELECT's portal ends without a snapshot. */
+static void
+run_statement(void)
+{
+	static bool running = false;
+
+	if (statement[0] == '\0' || running || !ActiveSnapshotSet())
+		return;
+	running = true;
+	PG_TRY();
+	{
+		SPI_connect();
+		SPI_execute(statement, false, 0);
+		SPI_finish();
+	}
+	PG_FINALLY();
+	{
+		running = false;
+	}
+	PG_END_TRY();
+}
+
+static TupleTableSlot *
+ask(PlanState *top)
+{
+	Wrapped    *w = wrapped;
+
+	while (w->top != top)
+		w = w->next;
+	asked++;
+	return w->real(top);
+}
+
+static void
+forget(void *top)
+{
+	for (Wrapped **w = &wrapped; *w != NULL; w = &(*w)->next)
+		if ((*w)->top == top)
+		{
+			*w = (*w)->next;
+			return;
+		}
+}
+
+static void
+start(QueryDesc *query, int eflags)
+{
+	query->instrument_options |= INSTRUMENT_ROWS;
+	run_statement();
+	if (next_start)
+		next_start(query, eflags);
+	else
+		standard_ExecutorStart(query, eflags);
+	starts++;
+	if (query->planstate != NULL && (eflags & EXEC_FLAG_EXPLAIN_ONLY) == 0)
+	{
+		MemoryContext old = MemoryContextSwitchTo(query->estate->es_query_cxt);
+		Wrapped    *w = palloc(sizeof(Wrapped));
+		MemoryContextCallback *end = palloc0(sizeof(MemoryContextCallback));
+
+		*w = (Wrapped) {query->planstate, query->planstate->ExecProcNodeReal, wrapped};
+		wrapped = w;
+		end->func = forget;
+		end->arg = query->planstate;
+		MemoryContextRegisterResetCallback(query->estate->es_query_cxt, end);
+		ExecSetExecProcNode(query->planstate, ask);
+		MemoryContextSwitchTo(old);
+	}
+}
+
+static void
+#if PG_VERSION_NUM >= 180000
+run(QueryDesc *query, ScanDirection direction, uint64 count)
+{
+	runs++;
+	if (next_run)
+		next_run(query, direction, count);
+	else
+		standard_ExecutorRun(query, direction, count);
+}
+#else
+run(QueryDesc *query, ScanDirection direction, uint64 count, bool once)
+{
+	runs++;
+	if (next_run)
+		next_run(query, direction, count, once);
+	else
+		standard_ExecutorRun(query, direction, count, once);
+}
+#endif
+
+static void
+finish(QueryDesc *query)
+{
+	finishes++;
+	if (next_finish)
+		next_finish(query);
+	else
+		standard_ExecutorFinish(query);
+	run_statement();
+}
+
+static void
+end(QueryDesc *query)
+{
+	ends++;
+	if (next_end)
+		next_end(query);
+	else
+		standard_ExecutorEnd(query);
+}
+
+Datum
+executor_hooks_counts(PG_FUNCTION_ARGS)
+{
+	(void) fcinfo;
+	PG_RETURN_TEXT_P(cstring_to_text(psprintf("starts %llu, runs %llu, finishes %llu, ends %llu, asked %llu",
+											  (unsigned long long) starts, (unsigned long long) runs,
+											  (unsigned long long) finishes, (unsigned long long) ends,
+											  (unsigned long long) asked)));
+}
+
+void
+_PG_init(void)
+{
+	DefineCustomStringVariable("executor_hooks.statement", "What is run as others start and finish.", NULL, &statement, "",
+							   PGC_USERSET, 0, NULL, NULL, NULL);
+	next_start = ExecutorStart_hook;
+	ExecutorStart_hook = start;
+	next_run = ExecutorRun_hook;
+	ExecutorRun_hook = run;
+	next_finish = ExecutorFinish_hook;
+	ExecutorFinish_hook = finish;
+	next_end = ExecutorEnd_hook;
+	ExecutorEnd_hook = end;
+}
