@@ -321,47 +321,45 @@ watch_deleted(ModifyTableState *mt, Captured *captured)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
+/* Ours are known by their names: what else has these, no table has that is fenced (shape.h). */
 static bool
 is_ours(const Trigger *trigger)
 {
-	return strcmp(trigger->tgname, shape_of(ROLE_BEFORE)->name) == 0 || strcmp(trigger->tgname, shape_of(ROLE_AFTER)->name) == 0;
+	return trigger->tgname[0] == 'z' &&
+		(strcmp(trigger->tgname, shape_of(ROLE_BEFORE)->name) == 0 || strcmp(trigger->tgname, shape_of(ROLE_AFTER)->name) == 0);
 }
 
-/* Whether it is, at that time, a row trigger of the statement's kind. */
-static bool
-fires(const Trigger *trigger, CmdType operation, int16 timing)
+/* The row triggers of a kind of statement, as far as they matter here. */
+typedef struct RowTriggers
 {
-	return TRIGGER_FOR_ROW(trigger->tgtype) && (trigger->tgtype & TRIGGER_TYPE_TIMING_MASK) == timing &&
-		(operation == CMD_INSERT ? TRIGGER_FOR_INSERT(trigger->tgtype) :
-		 operation == CMD_UPDATE ? TRIGGER_FOR_UPDATE(trigger->tgtype) : TRIGGER_FOR_DELETE(trigger->tgtype));
-}
+	bool		ours;			/* our AFTER ROW would fire: only then the table is fenced as it should be */
+	bool		others_before;	/* somebody else's would fire, perhaps */
+	bool		others_after;
+} RowTriggers;
 
-/* Whether somebody else's row trigger would fire at that time. */
-static bool
-others_fire(const TriggerDesc *triggers, CmdType operation, int16 timing)
+static RowTriggers
+triggers_of(const TriggerDesc *triggers, CmdType operation)
 {
-	for (int i = 0; i < triggers->numtriggers; i++)
+	RowTriggers result = {false, false, false};
+	int16		event = operation == CMD_INSERT ? TRIGGER_TYPE_INSERT :
+		operation == CMD_UPDATE ? TRIGGER_TYPE_UPDATE : TRIGGER_TYPE_DELETE;
+
+	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
 	{
 		const Trigger *trigger = &triggers->triggers[i];
+		bool		before = TRIGGER_FOR_BEFORE(trigger->tgtype);
 
-		if (!is_ours(trigger) && trigger->tgenabled != TRIGGER_DISABLED && fires(trigger, operation, timing))
-			return true;
+		if (!TRIGGER_FOR_ROW(trigger->tgtype) || (trigger->tgtype & event) == 0 || trigger->tgenabled == TRIGGER_DISABLED)
+			continue;
+		if (!is_ours(trigger))
+		{
+			result.others_before |= before;
+			result.others_after |= !before;
+		}
+		else if (!before)
+			result.ours = trigger->tgenabled == TRIGGER_FIRES_ALWAYS;
 	}
-	return false;
-}
-
-/* Whether our AFTER ROW trigger would fire: only then the table is fenced as it should be. */
-static bool
-ours_fires(const TriggerDesc *triggers, CmdType operation)
-{
-	for (int i = triggers->numtriggers - 1; i >= 0; i--)
-	{
-		const Trigger *trigger = &triggers->triggers[i];
-
-		if (is_ours(trigger) && fires(trigger, operation, TRIGGER_TYPE_AFTER))
-			return trigger->tgenabled == TRIGGER_FIRES_ALWAYS;
-	}
-	return false;
+	return result;
 }
 
 /* Whether the plan of an INSERT makes rows as the table has them now, and nothing besides. If not, the executor shall say so. */
@@ -416,27 +414,22 @@ may_capture(const ModifyTableState *mt, const ResultRelInfo *relation, const Dom
  * is the last of them by its name. NULL: not, or it is not fenced; the triggers, if there are any, know what to do, or to say.
  */
 static const Domain *
-domain_of(const ModifyTableState *mt, const ResultRelInfo *relation)
+domain_of(const ResultRelInfo *relation, const RowTriggers *triggers)
 {
 	Oid			relid = RelationGetRelid(relation->ri_RelationDesc);
-	const TriggerDesc *triggers = relation->ri_TrigDesc;
 	const Domain *domain;
 
 	if (diverted_to != NULL)
 		return diverted_to->relid == relid ? diverted_to : NULL;
-	if (triggers == NULL || relation->ri_RelationDesc->rd_rel->relkind != RELKIND_RELATION)
-		return NULL;
-	if (!ours_fires(triggers, mt->operation) || others_fire(triggers, mt->operation, TRIGGER_TYPE_BEFORE))
+	if (!triggers->ours || triggers->others_before || relation->ri_RelationDesc->rd_rel->relkind != RELKIND_RELATION)
 		return NULL;
 	domain = domain_by_relation(relid);
 	return domain != NULL && !renumber_is_running(domain) ? domain : NULL;
 }
 
 static void
-disable_triggers(TriggerDesc *triggers, CmdType operation)
+disable_triggers(TriggerDesc *triggers, CmdType operation, bool others)
 {
-	bool		others = others_fire(triggers, operation, TRIGGER_TYPE_AFTER);
-
 	for (int i = 0; i < triggers->numtriggers; i++)
 		if (is_ours(&triggers->triggers[i]))
 			triggers->triggers[i].tgenabled = TRIGGER_DISABLED;
@@ -463,7 +456,8 @@ capture(ModifyTableState *mt)
 	for (int i = 0; i < mt->mt_nrels; i++)
 	{
 		ResultRelInfo *relation = &mt->resultRelInfo[i];
-		const Domain *domain = domain_of(mt, relation);
+		RowTriggers triggers = triggers_of(relation->ri_TrigDesc, mt->operation);
+		const Domain *domain = domain_of(relation, &triggers);
 		Captured   *captured;
 
 		if (domain == NULL || !may_capture(mt, relation, domain))
@@ -478,7 +472,7 @@ capture(ModifyTableState *mt)
 			watch_stored(captured);
 		}
 		if (relation->ri_TrigDesc)
-			disable_triggers(relation->ri_TrigDesc, mt->operation);
+			disable_triggers(relation->ri_TrigDesc, mt->operation, triggers.others_after);
 	}
 }
 

@@ -8,6 +8,7 @@ use warnings;
 use FenceTest;
 use FenceTest::Session;
 use File::Basename;
+use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $source = dirname(__FILE__) . '/../lib/executor_guest.c';

@@ -1,4 +1,4 @@
-# 052_executor_hooks.pl
+# 053_executor_hooks.pl
 #    Other libraries that hook the executor, before ours and after it in shared_preload_libraries: pg_stat_statements, auto_explain
 #    with all that it measures, and one of our own that is worse (test/lib/executor_hooks.c). Rows, versions, reservations and
 #    answers are those of a server that has none of them, whichever way pgcache_fence.capture says.
