@@ -571,6 +571,12 @@ executor_finish(QueryDesc *query)
 }
 
 void
+capture_told_by_trigger(void)
+{
+	rows_told = true;
+}
+
+void
 capture_install(void)
 {
 	previous_start = ExecutorStart_hook;
