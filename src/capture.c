@@ -58,15 +58,28 @@ static const CaptureListener everyday = {changed_row_prepare, changed_row_stored
 static const CaptureListener *listener = &everyday;
 static const Domain *diverted_to = NULL;
 
-/* A result relation that is captured; lives as long as the state of its statement */
+/* A result relation that is captured */
 typedef struct Captured
 {
 	RowChange	change;			/* old and new are those of the row at hand */
+	const ModifyTableState *node;
 	ResultRelInfo *relation;
 	ProjectionInfo *real;		/* what ours stands before; NULL: nothing */
 	ExecProcNodeMtd execute;	/* of the node, if delete_silently stands before it */
 	uint64		rows;			/* that were told */
+	struct Captured *next;		/* of the same statement */
 } Captured;
+
+/* A statement with such relations. All of this lives as long as its state. */
+typedef struct Statement
+{
+	const EState *state;
+	Captured   *captured;
+	MemoryContextCallback at_end;
+	struct Statement *next;
+} Statement;
+
+static Statement *statements = NULL;	/* that are under way */
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Whether it works
@@ -97,6 +110,8 @@ capture_problem(void)
 static void
 raise_broken(const char *what)
 {
+	if (diverted_to != NULL)
+		elog(ERROR, "%s", what);
 	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
 	strlcpy(fence_shared->capture_problem, what, REASON_LEN);
 	pg_atomic_write_u32(&fence_shared->capture, CAPTURE_BROKEN);
@@ -191,29 +206,25 @@ deleted_row(ExprState *state, ExprContext *econtext, bool *isnull)
 	return captured->real->pi_state.evalfunc(&captured->real->pi_state, econtext, isnull);
 }
 
-/* Whether the relation is captured, and how; else NULL. */
-static Captured *
-captured_of(const ResultRelInfo *relation)
+static Statement *
+statement_of(const EState *state)
 {
-	const ExprState *option = relation->ri_WithCheckOptionExprs ? llast(relation->ri_WithCheckOptionExprs) : NULL;
+	Statement  *statement = statements;
 
-	if (relation->ri_projectReturning && relation->ri_projectReturning->pi_state.evalfunc == deleted_row)
-		return relation->ri_projectReturning->pi_state.evalfunc_private;
-	return option && option->evalfunc == stored_row ? option->evalfunc_private : NULL;
+	while (statement != NULL && statement->state != state)
+		statement = statement->next;
+	return statement;
 }
 
 /* Executes a DELETE whose RETURNING is ours alone: whoever asked for no rows gets none. */
 static TupleTableSlot *
 delete_silently(PlanState *node)
 {
-	ModifyTableState *mt = castNode(ModifyTableState, node);
-	Captured   *captured = NULL;
+	Captured   *captured = statement_of(node->state)->captured;
 	TupleTableSlot *row;
 
-	for (int i = 0; i < mt->mt_nrels && (captured == NULL || captured->execute == NULL); i++)
-		captured = captured_of(&mt->resultRelInfo[i]);
-	if (captured == NULL || captured->execute == NULL)
-		raise_broken("The RETURNING of a DELETE was taken away.");
+	while (&captured->node->ps != node || captured->execute == NULL)
+		captured = captured->next;
 	do
 		row = captured->execute(node);
 	while (!TupIsNull(row));
@@ -225,13 +236,39 @@ delete_silently(PlanState *node)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
+/* The state goes, also after an error. */
+static void
+forget_statement(void *arg)
+{
+	Statement **link = &statements;
+
+	while (*link != NULL && *link != arg)
+		link = &(*link)->next;
+	if (*link != NULL)
+		*link = (*link)->next;
+}
+
 static Captured *
-begin(ResultRelInfo *relation, const Domain *domain)
+begin(const ModifyTableState *mt, ResultRelInfo *relation, const Domain *domain)
 {
 	Captured   *captured = palloc0(sizeof(Captured));
+	Statement  *statement = statement_of(mt->ps.state);
 
+	if (statement == NULL)
+	{
+		statement = palloc0(sizeof(Statement));
+		statement->state = mt->ps.state;
+		statement->at_end.func = forget_statement;
+		statement->at_end.arg = statement;
+		MemoryContextRegisterResetCallback(CurrentMemoryContext, &statement->at_end);
+		statement->next = statements;
+		statements = statement;
+	}
 	captured->change.domain = domain;
+	captured->node = mt;
 	captured->relation = relation;
+	captured->next = statement->captured;
+	statement->captured = captured;
 	return captured;
 }
 
@@ -462,7 +499,7 @@ capture(ModifyTableState *mt)
 
 		if (domain == NULL || !may_capture(mt, relation, domain))
 			continue;
-		captured = begin(relation, domain);
+		captured = begin(mt, relation, domain);
 		if (mt->operation == CMD_DELETE)
 			watch_deleted(mt, captured);
 		else
@@ -509,43 +546,26 @@ executor_start(QueryDesc *query, int flags)
 	MemoryContextSwitchTo(old);
 }
 
-/* Counts the rows of a node that were told. False: not all of its relations are captured. */
-static bool
-count_rows(const ModifyTableState *mt, uint64 *rows)
+/* The executor has counted the rows of the statement's own node: if all of its relations are captured, so many were told. */
+static void
+check_rows(const QueryDesc *query, const Statement *statement)
 {
-	bool		all = mt->mt_nrels > 0;
+	const ModifyTableState *own = IsA(query->planstate, ModifyTableState) ? (ModifyTableState *) query->planstate : NULL;
+	int			relations = 0;
+	uint64		rows = 0;
 
-	*rows = 0;
-	for (int i = 0; i < mt->mt_nrels; i++)
+	for (const Captured *captured = statement->captured; captured != NULL; captured = captured->next)
 	{
-		Captured   *captured = captured_of(&mt->resultRelInfo[i]);
-
-		if (captured == NULL)
-		{
-			all = false;
-			continue;
-		}
-		*rows += captured->rows;
 		if (captured->rows > 0 && diverted_to == NULL)
 			metrics_add(captured->change.domain->metrics, METRIC_ROWS_EXECUTOR, captured->rows);
+		if (captured->node != own)
+			continue;
+		relations++;
+		rows += captured->rows;
 	}
-	return all;
-}
-
-/* The executor has counted the rows of the statement's own node. */
-static void
-check_rows(QueryDesc *query)
-{
-	uint64		rows;
-	ListCell   *lc;
-
-	foreach(lc, query->estate->es_auxmodifytables)
-		if (lfirst(lc) != query->planstate)
-			(void) count_rows(lfirst(lc), &rows);
-	if (!IsA(query->planstate, ModifyTableState) || !count_rows((ModifyTableState *) query->planstate, &rows) ||
-		!((ModifyTableState *) query->planstate)->canSetTag || rows >= query->estate->es_processed)
-		return;
-	raise_broken(psprintf("The executor has changed " UINT64_FORMAT " rows and told of " UINT64_FORMAT ".", query->estate->es_processed, rows));
+	if (own != NULL && own->canSetTag && relations == own->mt_nrels && rows < query->estate->es_processed)
+		raise_broken(psprintf("The executor has changed " UINT64_FORMAT " rows and told of " UINT64_FORMAT ".",
+							  query->estate->es_processed, rows));
 }
 
 /* AFTER triggers, which may take long, come in between. */
@@ -560,14 +580,23 @@ send_reservations(void)
 static void
 executor_finish(QueryDesc *query)
 {
+	Statement  *statement;
+
 	send_reservations();
 	if (previous_finish)
 		previous_finish(query);
 	else
 		standard_ExecutorFinish(query);
 	send_reservations();
-	if ((query->estate->es_top_eflags & EXEC_FLAG_EXPLAIN_ONLY) == 0)
-		check_rows(query);
+	statement = statement_of(query->estate);
+	if (statement != NULL)
+		check_rows(query, statement);
+}
+
+void
+capture_told_by_trigger(void)
+{
+	rows_told = true;
 }
 
 void

@@ -13,6 +13,9 @@
 /* Called once at load: the hooks of the executor. */
 extern void capture_install(void);
 
+/* A trigger was told of a row: what is reserved for it is sent at the end of the statement, if one of the executor's is under way. */
+extern void capture_told_by_trigger(void);
+
 /* Who is told of changed rows: see changed_row_prepare and changed_row_stored. */
 typedef struct CaptureListener
 {

@@ -82,7 +82,7 @@ run_trials(void)
 		resetStringInfo(&told);
 		outcome = SPI_execute(trials[i].sql, false, 0);
 		returned = SPI_processed;
-		if (SPI_tuptable != NULL && SPI_processed == 1)
+		if (SPI_tuptable != NULL && SPI_tuptable->numvals == 1)
 			returned = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1, &isnull));
 		if (outcome != trials[i].outcome || returned != trials[i].returned || strcmp(told.data, trials[i].told) != 0)
 			return psprintf("Of \"%s\" the executor told \"%s\" and returned " INT64_FORMAT ".", trials[i].sql, told.data, returned);

@@ -12,6 +12,7 @@
 #include "fmgr.h"
 #include "utils/rel.h"
 
+#include "capture.h"
 #include "changed_row.h"
 #include "coordinator.h"
 #include "domain.h"
@@ -101,6 +102,7 @@ fence_after_row(PG_FUNCTION_ARGS)
 	/* BEFORE ROW has seen all rows of the statement; without it, what is reserved here comes one after the other */
 	coordinator_send_early(!domain->version_aside);
 	changed_row_stored(&change);
+	capture_told_by_trigger();
 	metrics_add(domain->metrics, METRIC_ROWS_TRIGGERS, 1);
 	return PointerGetDatum(NULL);
 }

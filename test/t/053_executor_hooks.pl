@@ -1,4 +1,4 @@
-# 052_executor_hooks.pl
+# 053_executor_hooks.pl
 #    Other libraries that hook the executor, before ours and after it in shared_preload_libraries: pg_stat_statements, auto_explain
 #    with all that it measures, and one of our own that is worse (test/lib/executor_hooks.c). Rows, versions, reservations and
 #    answers are those of a server that has none of them, whichever way pgcache_fence.capture says.
@@ -77,6 +77,7 @@ sub run_script
 	$sql->run("DROP TABLE IF EXISTS item, part, bag, parent, child, log CASCADE; $tables");
 	poll(sub { $sql->run("SELECT bool_and(status <> 'unarmed') FROM unnest('{item,part,bag,parent,child}'::text[]) d CROSS JOIN fence.get(d, '1') g") eq 't' }, 'announcements');
 	$sql->run("SET pgcache_fence.capture = '$capture'; SET enable_hashjoin = off");
+	poll(sub { $sql->run('SELECT capture FROM fence.state') eq ($capture eq 'auto' ? 'executor' : 'triggers') }, "what tells of changed rows: $capture");
 	$sql->run("SELECT fence.read('item', id::text), fence.read('part', id::text) FROM generate_series(1, 6) id");
 	$sql->run("SET executor_hooks.statement = 'INSERT INTO log VALUES (1)'") if $hooked;
 	my @said = map { "$_: " . said($sql, $_ eq ':r' ? $reserved : $_) } @script;
