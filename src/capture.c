@@ -424,11 +424,12 @@ plan_makes_rows(const ModifyTableState *mt, TupleDesc desc)
 /*
  * Whether what is described above is all that happens to the rows. Not where
  * - ON CONFLICT DO UPDATE or MERGE change rows by projections of their own,
- * - a row may move to another partition, where its new table's triggers fire: then so must those of the old one,
+ * - a row may move to another partition, where its new table's triggers fire: then so must those of the old one (the version is never
+ *   part of a partition's bound: a unique index on the key has all columns of that, and the version is no key column),
  * - somebody has made the projection already.
  */
 static bool
-may_capture(const ModifyTableState *mt, const ResultRelInfo *relation, const Domain *domain)
+may_capture(const ModifyTableState *mt, const ResultRelInfo *relation)
 {
 	const ModifyTable *plan = (ModifyTable *) mt->ps.plan;
 
@@ -438,7 +439,7 @@ may_capture(const ModifyTableState *mt, const ResultRelInfo *relation, const Dom
 			return plan->onConflictAction != ONCONFLICT_UPDATE && !relation->ri_projectNewInfoValid &&
 				plan_makes_rows(mt, RelationGetDescr(relation->ri_RelationDesc));
 		case CMD_UPDATE:
-			return !plan->partColsUpdated && !domain->version_partitions && !relation->ri_projectNewInfoValid;
+			return !plan->partColsUpdated && !relation->ri_projectNewInfoValid;
 		case CMD_DELETE:
 			return true;
 		default:
@@ -497,7 +498,7 @@ capture(ModifyTableState *mt)
 		const Domain *domain = domain_of(relation, &triggers);
 		Captured   *captured;
 
-		if (domain == NULL || !may_capture(mt, relation, domain))
+		if (domain == NULL || !may_capture(mt, relation))
 			continue;
 		captured = begin(mt, relation, domain);
 		if (mt->operation == CMD_DELETE)

@@ -14,7 +14,6 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/relation.h"
-#include "access/sysattr.h"
 #include "access/table.h"
 #include "access/xact.h"
 #include "catalog/dependency.h"
@@ -26,14 +25,12 @@
 #include "commands/extension.h"
 #include "commands/trigger.h"
 #include "miscadmin.h"
-#include "optimizer/optimizer.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/hsearch.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
-#include "utils/partcache.h"
 #include "utils/rel.h"
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
@@ -442,17 +439,6 @@ domain_require_shape(const DomainRow *row)
 		check_shape(row, row->relid);
 }
 
-/* Whether the column says to which partition a row belongs. */
-static bool
-is_in_partition_bound(Relation rel, AttrNumber attnum)
-{
-	Bitmapset  *attnums = NULL;
-
-	if (rel->rd_rel->relispartition && attnum != InvalidAttrNumber)
-		pull_varattnos((Node *) RelationGetPartitionQual(rel), 1, &attnums);
-	return bms_is_member(attnum - FirstLowInvalidHeapAttributeNumber, attnums);
-}
-
 static bool
 has_builtin_types(TupleDesc desc)
 {
@@ -486,7 +472,6 @@ build_entry(const DomainRow *row, Oid relid)
 		entry->domain.partitioned = rel->rd_rel->relkind == RELKIND_PARTITIONED_TABLE;
 		resolve_key(&entry->domain, row, rel);
 		resolve_version(&entry->domain, row, rel);
-		entry->domain.version_partitions = is_in_partition_bound(rel, entry->domain.version_attnum);
 		entry->domain.builtin_types = has_builtin_types(RelationGetDescr(rel));
 		check_shape(row, relid);
 		table_close(rel, AccessShareLock);

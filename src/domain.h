@@ -67,7 +67,6 @@ typedef struct Domain
 	AttrNumber	version_attnum;
 	Oid			version_type;	/* INT2OID, INT4OID or INT8OID */
 	int64		version_max;
-	bool		version_partitions; /* the version says to which partition a row belongs */
 	char	   *tag;			/* template, or NULL: the whole key is the hash tag */
 	List	   *columns;		/* names (char *) that read returns; NIL: all */
 	bool		builtin_types;	/* of all columns: to_json runs nobody's code for them (plain_json.h) */

@@ -35,7 +35,13 @@ fence_stamp(void)
 	}
 	if (xid != stamped)
 	{
-		snprintf(stamp, sizeof(stamp), "%llu.%08x", (unsigned long long) xid, (uint32) fence_shared->nonce);
+		/* each transaction that writes comes here: snprintf would take longer than all else */
+		char	   *end = stamp + pg_ulltoa_n(xid, stamp);
+
+		*end++ = '.';
+		for (int shift = 28; shift >= 0; shift -= 4)
+			*end++ = "0123456789abcdef"[((uint32) fence_shared->nonce >> shift) & 15];
+		*end = '\0';
 		stamped = xid;
 	}
 	return stamp;
