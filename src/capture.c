@@ -65,7 +65,7 @@ typedef struct Captured
 	const ModifyTableState *node;
 	ResultRelInfo *relation;
 	ProjectionInfo *real;		/* what ours stands before; NULL: nothing */
-	ExecProcNodeMtd execute;	/* of the node, if delete_silently stands before it */
+	ExecProcNodeMtd proceed;	/* of the node, if delete_silently stands before it */
 	uint64		rows;			/* that were told */
 	struct Captured *next;		/* of the same statement */
 } Captured;
@@ -223,10 +223,10 @@ delete_silently(PlanState *node)
 	Captured   *captured = statement_of(node->state)->captured;
 	TupleTableSlot *row;
 
-	while (&captured->node->ps != node || captured->execute == NULL)
+	while (&captured->node->ps != node || captured->proceed == NULL)
 		captured = captured->next;
 	do
-		row = captured->execute(node);
+		row = captured->proceed(node);
 	while (!TupIsNull(row));
 	return NULL;
 }
@@ -348,7 +348,7 @@ watch_deleted(ModifyTableState *mt, Captured *captured)
 	relation->ri_projectReturning = make_projection(mt, captured, deleted_row, slot);
 	if (captured->real == NULL && mt->ps.ExecProcNodeReal != delete_silently)
 	{
-		captured->execute = mt->ps.ExecProcNodeReal;
+		captured->proceed = mt->ps.ExecProcNodeReal;
 		ExecSetExecProcNode(&mt->ps, delete_silently);
 	}
 }

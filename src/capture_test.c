@@ -60,13 +60,13 @@ static const struct
 }			trials[] = {
 	{"INSERT INTO fence.floor VALUES (-1, 1), (-2, 2)", SPI_OK_INSERT, 2, "made to 1; stored to 11; made to 2; stored to 11; "},
 	{"INSERT INTO fence.floor VALUES (-1, 1) ON CONFLICT DO NOTHING", SPI_OK_INSERT, 0, "made to 1; "},
-	{"UPDATE fence.floor SET version = 5 WHERE domain_id = -1", SPI_OK_UPDATE, 1, "made 11 to 5; stored 11 to 12; "},
-	{"UPDATE fence.floor SET version = 5 WHERE domain_id = -1 RETURNING version", SPI_OK_UPDATE_RETURNING, 13,
+	{"UPDATE fence.floor SET version = 5 WHERE domain_id OPERATOR(pg_catalog.=) -1", SPI_OK_UPDATE, 1, "made 11 to 5; stored 11 to 12; "},
+	{"UPDATE fence.floor SET version = 5 WHERE domain_id OPERATOR(pg_catalog.=) -1 RETURNING version", SPI_OK_UPDATE_RETURNING, 13,
 	"made 12 to 5; stored 12 to 13; "},
-	{"WITH w AS (UPDATE fence.floor SET version = 5 WHERE domain_id = -1 RETURNING version) SELECT version FROM w", SPI_OK_SELECT, 14,
+	{"WITH w AS (UPDATE fence.floor SET version = 5 WHERE domain_id OPERATOR(pg_catalog.=) -1 RETURNING version) SELECT version FROM w", SPI_OK_SELECT, 14,
 	"made 13 to 5; stored 13 to 14; "},
-	{"DELETE FROM fence.floor WHERE domain_id = -1 RETURNING version", SPI_OK_DELETE_RETURNING, 14, "made 14; stored 14; "},
-	{"DELETE FROM fence.floor WHERE domain_id = -2", SPI_OK_DELETE, 1, "made 11; stored 11; "},
+	{"DELETE FROM fence.floor WHERE domain_id OPERATOR(pg_catalog.=) -1 RETURNING version", SPI_OK_DELETE_RETURNING, 14, "made 14; stored 14; "},
+	{"DELETE FROM fence.floor WHERE domain_id OPERATOR(pg_catalog.=) -2", SPI_OK_DELETE, 1, "made 11; stored 11; "},
 };
 
 /* What is wrong, as a sentence; NULL: nothing. */
@@ -75,17 +75,18 @@ run_trials(void)
 {
 	for (int i = 0; i < (int) lengthof(trials); i++)
 	{
+		const char *sql = trials[i].sql;
 		int			outcome;
 		int64		returned;
 		bool		isnull;
 
 		resetStringInfo(&told);
-		outcome = SPI_execute(trials[i].sql, false, 0);
+		outcome = SPI_execute(sql, false, 0);
 		returned = SPI_processed;
 		if (SPI_tuptable != NULL && SPI_tuptable->numvals == 1)
 			returned = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1, &isnull));
 		if (outcome != trials[i].outcome || returned != trials[i].returned || strcmp(told.data, trials[i].told) != 0)
-			return psprintf("Of \"%s\" the executor told \"%s\" and returned " INT64_FORMAT ".", trials[i].sql, told.data, returned);
+			return psprintf("Of \"%s\" the executor told \"%s\" and returned " INT64_FORMAT ".", sql, told.data, returned);
 	}
 	return NULL;
 }
