@@ -65,7 +65,7 @@ fence_state_view(PG_FUNCTION_ARGS)
 	TupleDesc	desc;
 	Datum		values[8];
 	bool		nulls[8] = {false};
-	const char *problem = capture_problem();
+	const char *problem;
 	FenceWord	word;
 	char		epoch[EPOCH_LEN];
 	char		reason[REASON_LEN];
@@ -84,6 +84,7 @@ fence_state_view(PG_FUNCTION_ARGS)
 	since = fence_shared->since;
 	LWLockRelease(fence_shared->lock);
 	bound = (int64) pg_atomic_read_u64(&fence_shared->lease_bound);
+	problem = capture_problem();
 
 	values[0] = CStringGetTextDatum(fence_state_name(word));
 	nulls[1] = WORD_EPOCH(word) == 0;
