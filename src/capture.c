@@ -98,7 +98,7 @@ capture_problem(void)
 {
 	char	   *problem = NULL;
 
-	if (pg_atomic_read_u32(&fence_shared->capture) == CAPTURE_WORKS)
+	if (fence_shared == NULL || pg_atomic_read_u32(&fence_shared->capture) == CAPTURE_WORKS)
 		return NULL;
 	LWLockAcquire(fence_shared->lock, LW_SHARED);
 	problem = pstrdup(fence_shared->capture_problem[0] ? fence_shared->capture_problem : "not tried since the server start");

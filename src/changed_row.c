@@ -72,15 +72,17 @@ reserve(Reservation *r, int64 w)
 	coordinator_reserve_early(r);
 }
 
-/* What a new row of the key must start above, and what a tombstone proves. */
+/* What the new row of the key must start above, and what a tombstone proves. */
 static int64
-last_of_key(const Domain *domain, TupleTableSlot *row)
+last_of_key(RowChange *change)
 {
-	char	   *key = key_of_row(domain, row);
-	TombstoneView past = tombstone_look_up(domain->id, key);
+	char	   *key = key_of_row(change->domain, change->new);
+	TombstoneView past = tombstone_look_up(change->domain->id, key);
 
 	pfree(key);
-	return Max(past.tombstone, past.floor);
+	change->last = Max(past.tombstone, past.floor);
+	change->looked_at = past.completed;
+	return change->last;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -93,7 +95,7 @@ static int64
 prepare_new_row(RowChange *change)
 {
 	const Domain *domain = change->domain;
-	int64		last = last_of_key(domain, change->new);
+	int64		last = last_of_key(change);
 	int64		w = fence_version_raw(domain, change->new);
 
 	change->of_new = reservation_of_new(domain, change->new, true);
@@ -222,11 +224,12 @@ apply_stored(const Domain *domain, Reservation *r, int64 stored, TupleTableSlot 
 	MemoryContextDelete(scratch);
 }
 
+/* Who deleted the key's former row may have committed between the two looks. */
 static void
-stored_new_row(const RowChange *change)
+stored_new_row(RowChange *change)
 {
 	const Domain *domain = change->domain;
-	int64		last = last_of_key(domain, change->new);
+	int64		last = change->prepared && tombstone_is_current(change->looked_at) ? change->last : last_of_key(change);
 	Reservation *r = change->prepared ? change->of_new : reservation_of_new(domain, change->new, false);
 	int64		stored = fence_version_raw(domain, change->new);
 

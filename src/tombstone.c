@@ -23,12 +23,14 @@
 #include "executor/tuptable.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
+#include "storage/lwlock.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
+#include "compat.h"
 #include "domain.h"
 #include "tombstone.h"
 
@@ -96,10 +98,31 @@ version_of(Relation table, HeapTuple tuple, AttrNumber column)
 	return DatumGetInt64(heap_getattr(tuple, column, RelationGetDescr(table), &isnull));
 }
 
+/*
+ * PostgreSQL counts the transactions that end, before anybody sees what they have written, or gets a lock that they had: so it knows
+ * whether a snapshot is as good as a new one.
+ */
+static uint64
+completed_transactions(void)
+{
+	uint64		count;
+
+	LWLockAcquire(ProcArrayLock, LW_SHARED);
+	count = fence_completed_transactions();
+	LWLockRelease(ProcArrayLock);
+	return count;
+}
+
+bool
+tombstone_is_current(uint64 completed)
+{
+	return written_in == InvalidCommandId && completed == completed_transactions();
+}
+
 TombstoneView
 tombstone_look_up(int64 domain_id, const char *key)
 {
-	TombstoneView view = {.tombstone = NO_VERSION, .floor = NO_VERSION};
+	TombstoneView view = {.tombstone = NO_VERSION, .floor = NO_VERSION, .completed = completed_transactions()};
 	Relation	tombstones = fence_table_open("tombstone", AccessShareLock);
 	Relation	floors = fence_table_open("floor", AccessShareLock);
 

@@ -18,6 +18,7 @@ typedef struct TombstoneView
 {
 	int64		tombstone;		/* NO_VERSION if there is none */
 	int64		floor;			/* NO_VERSION if there is none */
+	uint64		completed;		/* how many transactions had ended before it was looked at */
 } TombstoneView;
 
 /*
@@ -25,6 +26,9 @@ typedef struct TombstoneView
  * this transaction wrote so far.
  */
 extern TombstoneView tombstone_look_up(int64 domain_id, const char *key);
+
+/* Whether another look-up would show the same: no transaction has ended since, and this one has written nothing here. */
+extern bool tombstone_is_current(uint64 completed);
 
 /*
  * Records that key was deleted at version. The caller holds the lock of the deleted row, so nobody else writes this

@@ -60,13 +60,14 @@ fence_state_view(PG_FUNCTION_ARGS)
 {
 	Datum		values[8];
 	bool		nulls[8] = {false};
-	const char *problem = capture_problem();
+	const char *problem;
 	FenceStateNow now;
 	int64		bound;
 
 	shared_require();
 	fence_state_now(&now);
 	bound = (int64) pg_atomic_read_u64(&fence_shared->lease_bound);
+	problem = capture_problem();
 
 	values[0] = CStringGetTextDatum(fence_state_name(now.word));
 	nulls[1] = WORD_EPOCH(now.word) == 0;

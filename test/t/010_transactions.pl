@@ -553,7 +553,9 @@ subtest 'a transaction that is pending longer than the lease is not settled by t
 	is(status_of($table, 1), 'missing||6|0', 'it ends with its commit');
 };
 
-subtest 'two sessions: the second waits for the first, and reserves then' => sub {
+subtest 'two sessions: the second waits for the first' => sub {
+	# the executor tells of a row before it is locked, a trigger after that
+	my $early = $sql->run('SELECT capture FROM fence.state') eq 'executor' ? 2 : 1;
 	foreach my $end ([ COMMIT => 7 ], [ ROLLBACK => 6 ])
 	{
 		my ($how, $version) = @$end;
@@ -567,9 +569,7 @@ subtest 'two sessions: the second waits for the first, and reserves then' => sub
 		$second->begin("UPDATE $table SET name = 'second' WHERE id = 1");
 		poll(sub { $sql->run("SELECT wait_event_type FROM pg_stat_activity WHERE pid = " . $second->pid) eq 'Lock' },
 			'the lock');
-		# the first one's is on its way
-		poll(sub { $sql->run("SELECT count(*) FROM fence.pending WHERE domain = '$table'") ne '0' }, 'the reservation');
-		is($sql->run("SELECT count(*) FROM fence.pending WHERE domain = '$table'"), '1', 'who waits has reserved nothing');
+		poll(sub { $sql->run("SELECT count(*) FROM fence.pending WHERE domain = '$table'") eq $early }, "$early reservations");
 		$writer->run($how);
 		$second->wait;
 		is($second->take, '', "after $how of the first the second goes on");
