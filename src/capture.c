@@ -49,6 +49,7 @@
 #include "settings.h"
 #include "shape.h"
 #include "shared.h"
+#include "tombstone.h"
 #include "version.h"
 
 static ExecutorStart_hook_type previous_start = NULL;
@@ -550,8 +551,9 @@ check_rows(QueryDesc *query)
 
 /* AFTER triggers, which may take long, come in between. */
 static void
-send_reservations(void)
+end_of_rows(void)
 {
+	tombstone_write_all();
 	if (rows_told)
 		coordinator_send_early(true);
 	rows_told = false;
@@ -560,12 +562,12 @@ send_reservations(void)
 static void
 executor_finish(QueryDesc *query)
 {
-	send_reservations();
+	end_of_rows();
 	if (previous_finish)
 		previous_finish(query);
 	else
 		standard_ExecutorFinish(query);
-	send_reservations();
+	end_of_rows();
 	if ((query->estate->es_top_eflags & EXEC_FLAG_EXPLAIN_ONLY) == 0)
 		check_rows(query);
 }
