@@ -60,7 +60,8 @@ typedef struct Deleted
 } Deleted;
 
 #define BATCH		256			/* of one level; tombstone_look_up goes through them one by one */
-#define MOST_STEPS	16			/* over tombstones in between: to begin a scan anew takes as long */
+#define FEW			8			/* so many are looked for one by one: the other scan reads a page of the index to its end */
+#define MOST_STEPS	32			/* over tombstones in between: to look for a key alone takes as long */
 
 static Deleted *deleted = NULL;
 static int	ndeleted = 0,
@@ -179,9 +180,11 @@ look(Snapshot snapshot, int64 domain_id, const char *key, bool again)
 	Relation	tombstones = fence_table_open("tombstone", AccessShareLock);
 	Relation	floors = fence_table_open("floor", AccessShareLock);
 
+	seen.domain_id = 0;
+	seen.ended = snapshot->snapXactCompletionCount;	/* which its registered copy does not have */
+	seen.command = snapshot->curcid;
 	/* one snapshot: the patrol raises the floor and prunes in one transaction */
 	snapshot = RegisterSnapshot(snapshot);
-	seen.domain_id = 0;
 	if (tombstones != NULL && floors != NULL)
 	{
 		if (!again)
@@ -191,8 +194,6 @@ look(Snapshot snapshot, int64 domain_id, const char *key, bool again)
 		seen.tombstone = seen.none ? NO_VERSION :
 			first_version(tombstones, scan_tombstone(tombstones, snapshot, domain_id, key), TOMBSTONE_VERSION);
 		strlcpy(seen.key, key, sizeof(seen.key));
-		seen.ended = snapshot->snapXactCompletionCount;
-		seen.command = snapshot->curcid;
 		seen.domain_id = domain_id;
 	}
 	UnregisterSnapshot(snapshot);
@@ -282,6 +283,7 @@ typedef struct Walk
 	Relation	table;
 	Relation	index;
 	Snapshot	snapshot;
+	bool		alone;			/* the scan is for one key only: there are too many between them */
 	SysScanDesc scan;			/* NULL: not begun */
 	int64		domain_id;
 	HeapTuple	at;				/* NULL: there are no more */
@@ -300,8 +302,11 @@ walk_begin(Walk *walk, const Deleted *from)
 {
 	ScanKeyData keys[2];
 
+	walk_end(walk);
 	ScanKeyInit(&keys[0], TOMBSTONE_DOMAIN, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(from->domain_id));
-	ScanKeyInit(&keys[1], TOMBSTONE_KEY, BTGreaterEqualStrategyNumber, F_TEXT_GE, CStringGetTextDatum(from->key));
+	/* the column's collation is "C", as ScanKeyInit assumes */
+	ScanKeyInit(&keys[1], TOMBSTONE_KEY, walk->alone ? BTEqualStrategyNumber : BTGreaterEqualStrategyNumber,
+				walk->alone ? F_TEXTEQ : F_TEXT_GE, CStringGetTextDatum(from->key));
 	walk->scan = systable_beginscan_ordered(walk->table, walk->index, walk->snapshot, 2, keys);
 	walk->domain_id = from->domain_id;
 	walk->at = systable_getnext_ordered(walk->scan, ForwardScanDirection);
@@ -324,21 +329,19 @@ walk_compare(const Walk *walk, const char *key)
 static HeapTuple
 walk_to(Walk *walk, const Deleted *to)
 {
-	int			order = -1;
+	int			steps = 0;
 
-	if (walk->domain_id != to->domain_id)
-		walk_end(walk);
-	for (int steps = 0; walk->scan != NULL && walk->at != NULL && (order = walk_compare(walk, to->key)) < 0; steps++)
-		if (steps < MOST_STEPS)
-			walk->at = systable_getnext_ordered(walk->scan, ForwardScanDirection);
-		else
-			walk_end(walk);
-	if (walk->scan == NULL)
-	{
+	if (walk->alone || walk->scan == NULL || walk->domain_id != to->domain_id)
 		walk_begin(walk, to);
-		order = walk->at ? walk_compare(walk, to->key) : -1;
+	while (walk->at != NULL && walk_compare(walk, to->key) < 0)
+	{
+		walk->alone = ++steps > MOST_STEPS;
+		if (walk->alone)
+			walk_begin(walk, to);
+		else
+			walk->at = systable_getnext_ordered(walk->scan, ForwardScanDirection);
 	}
-	return walk->at != NULL && order == 0 ? walk->at : NULL;
+	return walk->at != NULL && walk_compare(walk, to->key) == 0 ? walk->at : NULL;
 }
 
 static void
@@ -371,8 +374,11 @@ static bool
 try_write(Relation table, const Deleted *batch, int n)
 {
 	TupleTableSlot *slots[BATCH];
+	TupleDesc	desc = CreateTupleDescCopy(RelationGetDescr(table));	/* of which no slot counts the references */
 	TimestampTz now = GetCurrentTimestamp();
-	Walk		walk = {.table = table, .index = index_open(primary_key_index(table), AccessShareLock), .snapshot = snapshot_of_now()};
+	Walk		walk = {
+		.table = table, .index = index_open(primary_key_index(table), AccessShareLock), .snapshot = snapshot_of_now(), .alone = n < FEW
+	};
 	bool		done = true;
 	int			nnew = 0;
 
@@ -389,8 +395,8 @@ try_write(Relation table, const Deleted *batch, int n)
 		deleted_values(&batch[i], now, values);
 		if (old == NULL)
 		{
-			slots[nnew] = MakeSingleTupleTableSlot(RelationGetDescr(table), &TTSOpsHeapTuple);
-			ExecStoreHeapTuple(heap_form_tuple(RelationGetDescr(table), values, nulls), slots[nnew++], true);
+			slots[nnew] = MakeSingleTupleTableSlot(desc, &TTSOpsHeapTuple);
+			ExecStoreHeapTuple(heap_form_tuple(desc, values, nulls), slots[nnew++], true);
 		}
 		else if (version_of(table, old, TOMBSTONE_VERSION) >= batch[i].version)
 			continue;
@@ -449,6 +455,7 @@ void
 tombstone_savepoint_rollback(int level)
 {
 	drop_deleted(deleted_of_level(level));
+	seen.domain_id = 0;
 }
 
 void
