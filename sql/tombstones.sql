@@ -39,7 +39,9 @@ SELECT * FROM stones();
 INSERT INTO item SELECT i FROM generate_series(100, 1200, 100) i;
 SELECT id, version FROM item WHERE id % 100 = 0 ORDER BY id;
 
--- two domains in one statement
+-- two domains in one statement, both with tombstones
+INSERT INTO other SELECT i FROM generate_series(1, 300) i;
+DELETE FROM other;
 INSERT INTO other SELECT i FROM generate_series(1, 300) i;
 WITH a AS (DELETE FROM item WHERE id <= 300), b AS (DELETE FROM other) SELECT;
 SELECT * FROM stones();
@@ -127,6 +129,14 @@ INSERT INTO fence.floor SELECT id, 60 FROM fence.domain WHERE name = 'tombstones
 INSERT INTO item VALUES (24), (25) RETURNING version;
 ROLLBACK;
 
-SELECT fence.detach_domain('tombstones.free');
+-- none is left of a domain that ends
+DO $$
+DECLARE
+	w bigint;
+BEGIN
+	w := fence.begin_write('tombstones.free', 98, '9');
+	PERFORM fence.detach_domain('tombstones.free');
+END $$;
+SELECT count(*) FROM fence.tombstone WHERE version = 99;
 SET client_min_messages = warning;
 DROP SCHEMA tombstones CASCADE;
