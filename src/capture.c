@@ -49,6 +49,7 @@
 #include "settings.h"
 #include "shape.h"
 #include "shared.h"
+#include "tombstone.h"
 #include "version.h"
 
 static ExecutorStart_hook_type previous_start = NULL;
@@ -571,8 +572,9 @@ check_rows(const QueryDesc *query, const Statement *statement)
 
 /* AFTER triggers, which may take long, come in between. */
 static void
-send_reservations(void)
+end_of_rows(void)
 {
+	tombstone_write_all();
 	if (rows_told)
 		coordinator_send_early(true);
 	rows_told = false;
@@ -583,12 +585,12 @@ executor_finish(QueryDesc *query)
 {
 	Statement  *statement;
 
-	send_reservations();
+	end_of_rows();
 	if (previous_finish)
 		previous_finish(query);
 	else
 		standard_ExecutorFinish(query);
-	send_reservations();
+	end_of_rows();
 	statement = statement_of(query->estate);
 	if (statement != NULL)
 		check_rows(query, statement);

@@ -74,15 +74,13 @@ reserve(Reservation *r, int64 w)
 
 /* What the new row of the key must start above, and what a tombstone proves. */
 static int64
-last_of_key(RowChange *change)
+last_of_key(const Domain *domain, TupleTableSlot *row)
 {
-	char	   *key = key_of_row(change->domain, change->new);
-	TombstoneView past = tombstone_look_up(change->domain->id, key);
+	char	   *key = key_of_row(domain, row);
+	TombstoneView past = tombstone_look_up(domain->id, key);
 
 	pfree(key);
-	change->last = Max(past.tombstone, past.floor);
-	change->looked_at = past.completed;
-	return change->last;
+	return Max(past.tombstone, past.floor);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -95,7 +93,7 @@ static int64
 prepare_new_row(RowChange *change)
 {
 	const Domain *domain = change->domain;
-	int64		last = last_of_key(change);
+	int64		last = last_of_key(domain, change->new);
 	int64		w = fence_version_raw(domain, change->new);
 
 	change->of_new = reservation_of_new(domain, change->new, true);
@@ -229,7 +227,7 @@ static void
 stored_new_row(RowChange *change)
 {
 	const Domain *domain = change->domain;
-	int64		last = change->prepared && tombstone_is_current(change->looked_at) ? change->last : last_of_key(change);
+	int64		last = last_of_key(domain, change->new);
 	Reservation *r = change->prepared ? change->of_new : reservation_of_new(domain, change->new, false);
 	int64		stored = fence_version_raw(domain, change->new);
 

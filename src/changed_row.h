@@ -25,8 +25,6 @@ typedef struct RowChange
 	bool		same_key;		/* of an UPDATE */
 	Reservation *of_old;		/* of the key that loses its row; NULL: see reservation_of */
 	Reservation *of_new;		/* of the new row's key; likewise */
-	int64		last;			/* of a new key: what its version must be above */
-	uint64		looked_at;		/* TombstoneView.completed, when that was looked up */
 } RowChange;
 
 /*

@@ -8,7 +8,6 @@
 #ifndef FENCE_COMPAT_H
 #define FENCE_COMPAT_H
 
-#include "access/transam.h"
 #include "common/jsonapi.h"
 #include "mb/pg_wchar.h"
 #include "storage/latch.h"
@@ -63,13 +62,6 @@
 #define fence_update_columns(mt) ((mt)->mt_updateColnosLists)
 #else
 #define fence_update_columns(mt) (castNode(ModifyTable, (mt)->ps.plan)->updateColnosLists)
-#endif
-
-/* How many transactions have ended that had an xid; read under ProcArrayLock. */
-#if PG_VERSION_NUM >= 170000
-#define fence_completed_transactions() (TransamVariables->xactCompletionCount)
-#else
-#define fence_completed_transactions() (ShmemVariableCache->xactCompletionCount)
 #endif
 
 /* A set of wait events for the life of the process. */

@@ -18,23 +18,30 @@ typedef struct TombstoneView
 {
 	int64		tombstone;		/* NO_VERSION if there is none */
 	int64		floor;			/* NO_VERSION if there is none */
-	uint64		completed;		/* how many transactions had ended before it was looked at */
 } TombstoneView;
 
 /*
- * Tombstone of key and floor of the domain in one newly taken snapshot, whatever the isolation level; it sees what
- * this transaction wrote so far.
+ * Tombstone of key and floor of the domain in one newly taken snapshot, whatever the isolation level, and what this
+ * transaction has set so far.
  */
 extern TombstoneView tombstone_look_up(int64 domain_id, const char *key);
 
-/* Whether another look-up would show the same: no transaction has ended since, and this one has written nothing here. */
-extern bool tombstone_is_current(uint64 completed);
-
 /*
  * Records that key was deleted at version. The caller holds the lock of the deleted row, so nobody else writes this
- * tombstone; or, where begin_write gives versions, the key's explicit lock. A tombstone never goes down.
+ * tombstone; or, where begin_write gives versions, the key's explicit lock. A tombstone never goes down. It is in the table when
+ * the statement ends, or before; tombstone_look_up knows it at once. Undone by the rollback of the current savepoint.
  */
 extern void tombstone_set(int64 domain_id, const char *key, int64 version);
+
+/*
+ * Writes what the current subtransaction, or the transaction outside of savepoints, has set and not written. To be called at the
+ * end of each statement, before a subtransaction ends (PRE_COMMIT_SUB), at PRE_COMMIT and PRE_PREPARE.
+ */
+extern void tombstone_write_all(void);
+
+/* Savepoints and the end of the top-level transaction: forgets what was set; neither raises nor allocates. */
+extern void tombstone_savepoint_rollback(int level);
+extern void tombstone_at_transaction_end(void);
 
 /*
  * The next version of a group, in its row, which is then locked until the transaction ends: so writers of a group are

@@ -24,6 +24,7 @@
 #include "settings.h"
 #include "shared.h"
 #include "test_hooks.h"
+#include "tombstone.h"
 #include "transaction.h"
 
 #define POLL_FIRST_US	1000	/* how often a waiting writer looks at the word: at first, and at most */
@@ -311,6 +312,7 @@ transaction_callback(XactEvent event, void *arg)
 	switch (event)
 	{
 		case XACT_EVENT_PRE_COMMIT:
+			tombstone_write_all();
 			attach_before_commit();
 			if (!effects_is_empty())
 				effects_before_end();
@@ -321,6 +323,7 @@ transaction_callback(XactEvent event, void *arg)
 			ledger_close();
 			break;
 		case XACT_EVENT_PRE_PREPARE:
+			tombstone_write_all();
 			attach_before_commit();
 			if (!effects_is_empty())
 				effects_before_end();
@@ -367,6 +370,7 @@ transaction_callback(XactEvent event, void *arg)
 	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT || event == XACT_EVENT_PREPARE)
 	{
 		ledger_forget();
+		tombstone_at_transaction_end();
 		effects_forget();
 		domain_at_transaction_end();
 		attach_at_transaction_end();
@@ -380,6 +384,10 @@ subtransaction_callback(SubXactEvent event, SubTransactionId id, SubTransactionI
 	(void) id;
 	(void) parent;
 	(void) arg;
+	if (event == SUBXACT_EVENT_PRE_COMMIT_SUB)
+		tombstone_write_all();
+	else if (event == SUBXACT_EVENT_ABORT_SUB)
+		tombstone_savepoint_rollback(GetCurrentTransactionNestLevel());
 	if (ledger_is_empty() && effects_is_empty())
 		return;
 	if (event == SUBXACT_EVENT_COMMIT_SUB)
