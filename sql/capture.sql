@@ -326,6 +326,9 @@ SET pgcache_fence.bulk_threshold = 2;
 SELECT * FROM try('UPDATE item SET data = ''bulk''');
 SELECT * FROM try('DELETE FROM item');
 SELECT * FROM try('UPDATE item SET id = id + 100');
+-- a key that comes back in the statement in which it loses its row
+SELECT * FROM try('UPDATE item SET id = id - 1');
+SELECT * FROM try('WITH gone AS (DELETE FROM item RETURNING id) INSERT INTO item (id) SELECT id FROM gone');
 RESET pgcache_fence.bulk_threshold;
 
 -- Rows stay where indexes need not hear of them

@@ -16,9 +16,11 @@
 #include "changed_row.h"
 #include "coordinator.h"
 #include "domain.h"
+#include "key.h"
 #include "metrics.h"
 #include "renumber.h"
 #include "shared.h"
+#include "tombstone.h"
 #include "version.h"
 
 PG_FUNCTION_INFO_V1(fence_before_row);
@@ -73,6 +75,22 @@ stamp_version(const Domain *domain, HeapTuple row, TupleDesc desc, int64 w)
 	return heap_modify_tuple_by_cols(row, desc, 1, &attnum, &value, &isnull);
 }
 
+/*
+ * Past bulk_threshold no reservation remembers that the key is about to lose its row, and AFTER ROW, which sets its tombstone, comes at
+ * the end of the statement. The key may get another row before.
+ */
+static void
+remember_lost_key(const RowChange *change)
+{
+	char	   *key;
+
+	if (change->old == NULL || change->same_key || change->of_old != NULL)
+		return;
+	key = key_of_row(change->domain, change->old);
+	tombstone_set(change->domain->id, key, fence_version_of_absence(change->domain, change->old));
+	pfree(key);
+}
+
 Datum
 fence_before_row(PG_FUNCTION_ARGS)
 {
@@ -85,6 +103,7 @@ fence_before_row(PG_FUNCTION_ARGS)
 	if (renumber_is_running(domain))
 		return PointerGetDatum(row);
 	w = changed_row_prepare(&change);
+	remember_lost_key(&change);
 	if (change.new != NULL)
 		row = stamp_version(domain, row, RelationGetDescr(data->tg_relation), w);
 	return PointerGetDatum(row);
