@@ -66,6 +66,9 @@ typedef struct Captured
 	ResultRelInfo *relation;
 	ProjectionInfo *real;		/* what ours stands before; NULL: nothing */
 	ExecProcNodeMtd proceed;	/* of the node, if delete_silently stands before it */
+	ProjectionInfo ours;		/* what is put into the state; here, because each palloc takes as long as all the rest of it */
+	WithCheckOption option;
+	ExprState	check;
 	uint64		rows;			/* that were told */
 	struct Captured *next;		/* of the same statement */
 } Captured;
@@ -276,8 +279,9 @@ begin(const ModifyTableState *mt, ResultRelInfo *relation, const Domain *domain)
 static ProjectionInfo *
 make_projection(ModifyTableState *mt, Captured *captured, ExprStateEvalFunc function, TupleTableSlot *slot)
 {
-	ProjectionInfo *projection = makeNode(ProjectionInfo);
+	ProjectionInfo *projection = &captured->ours;
 
+	projection->type = T_ProjectionInfo;
 	if (mt->ps.ps_ExprContext == NULL)
 		ExecAssignExprContext(mt->ps.state, &mt->ps);
 	projection->pi_exprContext = captured->real ? captured->real->pi_exprContext : mt->ps.ps_ExprContext;
@@ -324,16 +328,14 @@ static void
 watch_stored(Captured *captured)
 {
 	ResultRelInfo *relation = captured->relation;
-	WithCheckOption *option = makeNode(WithCheckOption);
-	ExprState  *state = makeNode(ExprState);
 
-	option->kind = WCO_VIEW_CHECK;
-	state->flags = EEO_FLAG_IS_QUAL;
-	state->evalfunc = stored_row;
-	state->evalfunc_private = captured;
+	captured->option = (WithCheckOption) {.type = T_WithCheckOption, .kind = WCO_VIEW_CHECK};
+	captured->check = (ExprState) {
+		.type = T_ExprState, .flags = EEO_FLAG_IS_QUAL, .evalfunc = stored_row, .evalfunc_private = captured
+	};
 	/* these lists may be the plan's */
-	relation->ri_WithCheckOptions = lappend(list_copy(relation->ri_WithCheckOptions), option);
-	relation->ri_WithCheckOptionExprs = lappend(list_copy(relation->ri_WithCheckOptionExprs), state);
+	relation->ri_WithCheckOptions = lappend(list_copy(relation->ri_WithCheckOptions), &captured->option);
+	relation->ri_WithCheckOptionExprs = lappend(list_copy(relation->ri_WithCheckOptionExprs), &captured->check);
 }
 
 static void
@@ -461,7 +463,8 @@ domain_of(const ResultRelInfo *relation, const RowTriggers *triggers)
 	if (diverted_to != NULL)
 		return diverted_to->relid == relid ? diverted_to : NULL;
 	/* only if our AFTER ROW would fire, the table is fenced as it should be */
-	if (triggers->after == NULL || triggers->after->tgenabled != TRIGGER_FIRES_ALWAYS || triggers->others_before || relation->ri_RelationDesc->rd_rel->relkind != RELKIND_RELATION)
+	if (triggers->after == NULL || triggers->after->tgenabled != TRIGGER_FIRES_ALWAYS || triggers->others_before ||
+		relation->ri_RelationDesc->rd_rel->relkind != RELKIND_RELATION)
 		return NULL;
 	domain = domain_by_relation(relid);
 	return domain != NULL && !renumber_is_running(domain) ? domain : NULL;
