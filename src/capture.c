@@ -67,6 +67,9 @@ typedef struct Captured
 	ResultRelInfo *relation;
 	ProjectionInfo *real;		/* what ours stands before; NULL: nothing */
 	ExecProcNodeMtd proceed;	/* of the node, if delete_silently stands before it */
+	ProjectionInfo ours;		/* what is put into the state; here, because each palloc takes as long as all the rest of it */
+	WithCheckOption option;
+	ExprState	check;
 	uint64		rows;			/* that were told */
 	struct Captured *next;		/* of the same statement */
 } Captured;
@@ -277,8 +280,9 @@ begin(const ModifyTableState *mt, ResultRelInfo *relation, const Domain *domain)
 static ProjectionInfo *
 make_projection(ModifyTableState *mt, Captured *captured, ExprStateEvalFunc function, TupleTableSlot *slot)
 {
-	ProjectionInfo *projection = makeNode(ProjectionInfo);
+	ProjectionInfo *projection = &captured->ours;
 
+	projection->type = T_ProjectionInfo;
 	if (mt->ps.ps_ExprContext == NULL)
 		ExecAssignExprContext(mt->ps.state, &mt->ps);
 	projection->pi_exprContext = captured->real ? captured->real->pi_exprContext : mt->ps.ps_ExprContext;
@@ -325,16 +329,14 @@ static void
 watch_stored(Captured *captured)
 {
 	ResultRelInfo *relation = captured->relation;
-	WithCheckOption *option = makeNode(WithCheckOption);
-	ExprState  *state = makeNode(ExprState);
 
-	option->kind = WCO_VIEW_CHECK;
-	state->flags = EEO_FLAG_IS_QUAL;
-	state->evalfunc = stored_row;
-	state->evalfunc_private = captured;
+	captured->option = (WithCheckOption) {.type = T_WithCheckOption, .kind = WCO_VIEW_CHECK};
+	captured->check = (ExprState) {
+		.type = T_ExprState, .flags = EEO_FLAG_IS_QUAL, .evalfunc = stored_row, .evalfunc_private = captured
+	};
 	/* these lists may be the plan's */
-	relation->ri_WithCheckOptions = lappend(list_copy(relation->ri_WithCheckOptions), option);
-	relation->ri_WithCheckOptionExprs = lappend(list_copy(relation->ri_WithCheckOptionExprs), state);
+	relation->ri_WithCheckOptions = lappend(list_copy(relation->ri_WithCheckOptions), &captured->option);
+	relation->ri_WithCheckOptionExprs = lappend(list_copy(relation->ri_WithCheckOptionExprs), &captured->check);
 }
 
 static void
@@ -370,32 +372,33 @@ is_ours(const Trigger *trigger)
 /* The row triggers of a kind of statement, as far as they matter here. */
 typedef struct RowTriggers
 {
-	bool		ours;			/* our AFTER ROW would fire: only then the table is fenced as it should be */
+	Trigger    *before;			/* ours; NULL: it has none that fires */
+	Trigger    *after;
 	bool		others_before;	/* somebody else's would fire, perhaps */
 	bool		others_after;
 } RowTriggers;
 
 static RowTriggers
-triggers_of(const TriggerDesc *triggers, CmdType operation)
+triggers_of(TriggerDesc *triggers, CmdType operation)
 {
-	RowTriggers result = {false, false, false};
+	RowTriggers result = {NULL, NULL, false, false};
 	int16		event = operation == CMD_INSERT ? TRIGGER_TYPE_INSERT :
 		operation == CMD_UPDATE ? TRIGGER_TYPE_UPDATE : TRIGGER_TYPE_DELETE;
 
 	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
 	{
-		const Trigger *trigger = &triggers->triggers[i];
+		Trigger    *trigger = &triggers->triggers[i];
 		bool		before = TRIGGER_FOR_BEFORE(trigger->tgtype);
 
 		if (!TRIGGER_FOR_ROW(trigger->tgtype) || (trigger->tgtype & event) == 0 || trigger->tgenabled == TRIGGER_DISABLED)
 			continue;
-		if (!is_ours(trigger))
+		if (is_ours(trigger))
+			*(before ? &result.before : &result.after) = trigger;
+		else
 		{
 			result.others_before |= before;
 			result.others_after |= !before;
 		}
-		else if (!before)
-			result.ours = trigger->tgenabled == TRIGGER_FIRES_ALWAYS;
 	}
 	return result;
 }
@@ -460,18 +463,23 @@ domain_of(const ResultRelInfo *relation, const RowTriggers *triggers)
 
 	if (diverted_to != NULL)
 		return diverted_to->relid == relid ? diverted_to : NULL;
-	if (!triggers->ours || triggers->others_before || relation->ri_RelationDesc->rd_rel->relkind != RELKIND_RELATION)
+	/* only if our AFTER ROW would fire, the table is fenced as it should be */
+	if (triggers->after == NULL || triggers->after->tgenabled != TRIGGER_FIRES_ALWAYS || triggers->others_before ||
+		relation->ri_RelationDesc->rd_rel->relkind != RELKIND_RELATION)
 		return NULL;
 	domain = domain_by_relation(relid);
 	return domain != NULL && !renumber_is_running(domain) ? domain : NULL;
 }
 
 static void
-disable_triggers(TriggerDesc *triggers, CmdType operation, bool others)
+disable_triggers(TriggerDesc *triggers, CmdType operation, const RowTriggers *of_kind)
 {
-	for (int i = 0; i < triggers->numtriggers; i++)
-		if (is_ours(&triggers->triggers[i]))
-			triggers->triggers[i].tgenabled = TRIGGER_DISABLED;
+	bool		others = of_kind->others_after;
+
+	if (of_kind->before)
+		of_kind->before->tgenabled = TRIGGER_DISABLED;
+	if (of_kind->after)
+		of_kind->after->tgenabled = TRIGGER_DISABLED;
 	switch (operation)
 	{
 		case CMD_INSERT:
@@ -511,7 +519,7 @@ capture(ModifyTableState *mt)
 			watch_stored(captured);
 		}
 		if (relation->ri_TrigDesc)
-			disable_triggers(relation->ri_TrigDesc, mt->operation, triggers.others_after);
+			disable_triggers(relation->ri_TrigDesc, mt->operation, &triggers);
 	}
 }
 

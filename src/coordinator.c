@@ -27,6 +27,7 @@
 
 /* State of the current transaction */
 static Reservation *waiting[OUTBOX_ANSWERS];	/* whose answers are outstanding, by letter number */
+static bool any_waiting = false;	/* there may be some */
 static StringInfoData commit_letters;	/* a Letter, its bytes, a Letter, ... */
 static bool commit_prepared = false;
 
@@ -257,6 +258,7 @@ post_reserve(Reservation *r, FenceWord word)
 		return false;
 	forget_letter(r);
 	waiting[number % OUTBOX_ANSWERS] = r;
+	any_waiting = true;
 	r->letter = number;
 	r->by_courier = true;
 	r->asked = Max(r->applied, WHOLE_DOMAIN);
@@ -735,7 +737,9 @@ coordinator_forget(void)
 	commit_prepared = false;
 	rows_of_statement = 0;
 	held_back = false;
-	memset(waiting, 0, sizeof(waiting));
+	if (any_waiting)
+		memset(waiting, 0, sizeof(waiting));
+	any_waiting = false;
 	wire_forget();
 }
 

@@ -38,7 +38,10 @@ static inline char *
 draft_line(char *p, char what, int64 number)
 {
 	*p++ = what;
-	p += pg_lltoa(number, p);
+	if (number >= 0 && number < 10)
+		*p++ = '0' + number;
+	else
+		p += pg_lltoa(number, p);
 	*p++ = '\r';
 	*p++ = '\n';
 	return p;

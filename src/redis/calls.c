@@ -285,27 +285,29 @@ draft_call(Draft *draft, const Call *call)
 const char *
 calls_end_word(char word[END_WORD_LEN], const char *stamp, bool committed, int64 number)
 {
-	if (committed && number > 0)
+	if (!committed)
+		snprintf(word, END_WORD_LEN, "-%s", stamp);
+	else if (number > 0)
 		snprintf(word, END_WORD_LEN, "=" INT64_FORMAT " %s", number, stamp);
 	else
-		snprintf(word, END_WORD_LEN, "%s%s", committed ? "" : "-", stamp);
+		return stamp;
 	return word;
 }
 
 /* What a call begins with: all before the fences, or the rows. Written by hand: snprintf would take as long as all the rest. */
 #define HEAD_LEN (HEADER_LEN + 192)
+#define WRITE_CALL "$5\r\nFCALL\r\n$11\r\nfence_write\r\n$1\r\n0\r\n"
+#define STORE_CALL "$5\r\nFCALL\r\n$11\r\nfence_store\r\n$1\r\n0\r\n"
 
 static size_t
-make_head(char head[HEAD_LEN], const char *function, uint32 epoch, const char *stamp, int n, int strings)
+make_head(char head[HEAD_LEN], const char *call, uint32 epoch, const char *stamp, int n, int strings)
 {
 	char		header[HEADER_LEN];
 	char		number[24];
 	char	   *p = draft_line(head, '*', 6 + strings);
 
 	make_header(header, epoch);
-	p = draft_text(p, "FCALL", 5);
-	p = draft_text(p, function, strlen(function));
-	p = draft_text(p, "0", 1);
+	p = stpcpy(p, call);
 	p = draft_text(p, header, strlen(header));
 	p = draft_text(p, stamp, strlen(stamp));
 	return draft_text(p, number, pg_lltoa(n, number)) - head;
@@ -317,7 +319,7 @@ calls_send_message(RedisConnection *conn, uint32 epoch, const Message *message)
 	char		head[HEAD_LEN];
 	const Draft *fences = &message->fences;
 	const Draft *ends = &message->ends;
-	size_t		len = make_head(head, "fence_write", epoch, fences->strings ? message->stamp : "-", fences->strings,
+	size_t		len = make_head(head, WRITE_CALL, epoch, fences->strings ? message->stamp : "-", fences->strings,
 								fences->strings + ends->strings);
 
 	return redis_send_raw(conn, head, len, ends->len + fences->len == 0) &&
@@ -329,7 +331,7 @@ bool
 calls_send_ends(RedisConnection *conn, const Letter *letter)
 {
 	char		head[HEAD_LEN];
-	size_t		len = make_head(head, "fence_write", letter->epoch, "-", 0, letter->strings);
+	size_t		len = make_head(head, WRITE_CALL, letter->epoch, "-", 0, letter->strings);
 
 	return redis_send_raw(conn, head, len, 0) && redis_send_raw(conn, letter->bytes, letter->len, 1);
 }
@@ -368,7 +370,7 @@ calls_finish_store(StringInfo command, uint32 epoch, const char *stamp, int nrow
 {
 	char		head[HEAD_LEN];
 
-	appendBinaryStringInfo(command, head, make_head(head, "fence_store", epoch, stamp, nrows, 5 * nrows + 1));
+	appendBinaryStringInfo(command, head, make_head(head, STORE_CALL, epoch, stamp, nrows, 5 * nrows + 1));
 	appendBinaryStringInfo(command, rows->data, rows->len);
 	append_string(command, ended, strlen(ended));
 }

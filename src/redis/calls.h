@@ -137,7 +137,7 @@ message_reserve(Message *message, const char *stamp, const char *fence)
 
 /*
  * The word that ends a transaction. number: of its reservations, the smallest, if a commit is to name it; 0: it names none. Returns
- * word.
+ * word, or stamp if the word is no more than that.
  */
 #define END_WORD_LEN 96
 extern const char *calls_end_word(char word[END_WORD_LEN], const char *stamp, bool committed, int64 number);

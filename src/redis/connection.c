@@ -231,10 +231,10 @@ parse_reply(RedisConnection *conn)
 
 	for (;;)
 	{
-		void	   *reply;
+		void	   *reply = NULL;
 		size_t		slice;
 
-		if (redisReaderGetReply(reader, &reply) != REDIS_OK)
+		if (reader->len > reader->pos && redisReaderGetReply(reader, &reply) != REDIS_OK)
 		{
 			fail_unparsable(conn);
 			return NULL;
@@ -325,6 +325,33 @@ read_some(RedisConnection *conn)
 	return n;
 }
 
+/* Writing failed. The server may have said why before it closed the connection. */
+static ssize_t
+fail_writing(RedisConnection *conn, const char *reason)
+{
+	char		why[sizeof(conn->context->errstr)];
+
+	strlcpy(why, reason, sizeof(why));
+	while (read_some(conn) > 0)
+		;
+	fail(conn, true, why);
+	return -1;
+}
+
+/* hiredis would copy the bytes to a buffer that it makes for them: of a transaction of one row, that was the largest part of writing. */
+static ssize_t
+write_plain(RedisConnection *conn)
+{
+	size_t		slice = Min(queue_length(&conn->out), WRITE_BYTES);
+	ssize_t		n = slice > 0 ? send(conn->context->fd, conn->out.data + conn->out.start, slice, MSG_NOSIGNAL) : 0;
+
+	if (n > 0)
+		queue_drop(&conn->out, n);
+	if (n >= 0)
+		return n;
+	return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : fail_writing(conn, strerror(errno));
+}
+
 /* Writes once. Returns the number of bytes, 0 if the socket takes none, -1 if the connection has failed. */
 static ssize_t
 write_some(RedisConnection *conn)
@@ -332,6 +359,8 @@ write_some(RedisConnection *conn)
 	redisContext *context = conn->context;
 	size_t		before;
 
+	if (conn->ssl == NULL)
+		return write_plain(conn);
 	if (sdslen(context->obuf) == 0)
 	{
 		size_t		slice = Min(queue_length(&conn->out), WRITE_BYTES);
@@ -348,16 +377,7 @@ write_some(RedisConnection *conn)
 	before = sdslen(context->obuf);
 	tls_forget_errors(conn->ssl);
 	if (redisBufferWrite(context, NULL) != REDIS_OK)
-	{
-		char		why[sizeof(context->errstr)];
-
-		/* The server may have said why before it closed the connection. */
-		strlcpy(why, tls_reason(conn->ssl, context->errstr), sizeof(why));
-		while (read_some(conn) > 0)
-			;
-		fail(conn, true, why);
-		return -1;
-	}
+		return fail_writing(conn, tls_reason(conn->ssl, context->errstr));
 	return before - sdslen(context->obuf);
 }
 
