@@ -115,7 +115,7 @@ static void
 raise_broken(const char *what)
 {
 	if (diverted_to != NULL)
-		elog(ERROR, "%s", what);
+		ereport(ERROR, (errmsg_internal("%s", what)));	/* the trial says it */
 	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
 	strlcpy(fence_shared->capture_problem, what, REASON_LEN);
 	pg_atomic_write_u32(&fence_shared->capture, CAPTURE_BROKEN);
