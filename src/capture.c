@@ -114,14 +114,15 @@ capture_problem(void)
 static void
 raise_broken(const char *what)
 {
-	if (diverted_to != NULL)
-		ereport(ERROR, (errmsg_internal("%s", what)));	/* the trial says it */
-	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
-	strlcpy(fence_shared->capture_problem, what, REASON_LEN);
-	pg_atomic_write_u32(&fence_shared->capture, CAPTURE_BROKEN);
-	LWLockRelease(fence_shared->lock);
-	ereport(WARNING,
-			(errmsg("pgcache_fence: changed rows are told by triggers until the next start of the server: %s", what)));
+	if (diverted_to == NULL)	/* else it is a trial, which says so itself */
+	{
+		LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+		strlcpy(fence_shared->capture_problem, what, REASON_LEN);
+		pg_atomic_write_u32(&fence_shared->capture, CAPTURE_BROKEN);
+		LWLockRelease(fence_shared->lock);
+		ereport(WARNING,
+				(errmsg("pgcache_fence: changed rows are told by triggers until the next start of the server: %s", what)));
+	}
 	ereport(ERROR,
 			(errcode(ERRCODE_INTERNAL_ERROR),
 			 errmsg("the executor has not told of all changed rows of a fenced table"),

@@ -110,6 +110,7 @@ capture_test(void)
 	MemoryContext context = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
 	const char *volatile problem = NULL;
+	ErrorData  *error;
 
 	if (pg_atomic_read_u32(&fence_shared->capture) == CAPTURE_BROKEN)
 		return;
@@ -125,7 +126,8 @@ capture_test(void)
 	PG_CATCH();
 	{
 		MemoryContextSwitchTo(context);
-		problem = CopyErrorData()->message;
+		error = CopyErrorData();
+		problem = error->detail ? error->detail : error->message;
 		FlushErrorState();
 	}
 	PG_END_TRY();
