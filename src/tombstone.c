@@ -407,9 +407,9 @@ try_write(Relation table, const Deleted *batch, int n)
 	}
 	walk_end(&walk);
 	index_close(walk.index, AccessShareLock);
-	UnregisterSnapshot(walk.snapshot);
 	if (nnew > 0)
 		insert_rows(table, slots, nnew);
+	UnregisterSnapshot(walk.snapshot);	/* PRE_COMMIT has no other, and whoever inserts must have one */
 	return done;
 }
 
