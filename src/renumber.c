@@ -19,6 +19,7 @@
 #include "executor/spi.h"
 #include "fmgr.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/lsyscache.h"
@@ -120,7 +121,8 @@ fence_renumber(PG_FUNCTION_ARGS)
 	if (OidIsValid(relid))
 	{
 		attach_check_owner(relid);
-		(void) find_all_inheritors(relid, ShareRowExclusiveLock, NULL);
+		LockRelationOid(relid, ShareRowExclusiveLock);
+		(void) find_all_inheritors(relid, ShareRowExclusiveLock, NULL);	/* all but the first, which it takes as locked */
 		domain = domain_argument(fcinfo, 0);	/* it may have changed while the lock was waited for */
 		if (domain->relid != relid)
 			ereport(ERROR,
