@@ -11,10 +11,18 @@ SET search_path = follow;
 
 -- One line for each key: what a reader gets, twice: from the table, then from the cache.
 CREATE FUNCTION look(domain text, VARIADIC keys text[]) RETURNS TABLE (key text, before text, value jsonb, after text, relation text)
-LANGUAGE sql AS $$
+LANGUAGE plpgsql AS $$
+DECLARE
+	deadline timestamptz := clock_timestamp() + '90 s';
+BEGIN
+	-- what begins anew is announced to Redis a moment later, on a busy machine
+	WHILE (fence.get(domain, keys[1])).status = 'unarmed' AND clock_timestamp() < deadline LOOP
+		PERFORM pg_sleep(0.01);
+	END LOOP;
+	RETURN QUERY
 	SELECT k, (fence.get(domain, k)).status, fence.read(domain, k), (fence.get(domain, k)).status, (fence.status(domain, k)).relation
-	  FROM unnest(keys) k
-$$;
+	  FROM unnest(keys) k;
+END $$;
 -- An attachment: the same as before?
 CREATE VIEW attachment AS SELECT d.name, d.id, to_jsonb(d) - 'id' AS options FROM fence.domain d WHERE d.name LIKE 'follow.%';
 CREATE TABLE before (name text, id bigint, options jsonb);
