@@ -4,7 +4,8 @@
  *	  write-through; and which changes are refused.
  *
  * Two callers tell of changed rows: the row triggers (trigger.c) and the executor's own steps (capture.c). Which of them it was makes no
- * difference here. Both have locked the old row, or store it under the table's own rules, before it counts.
+ * difference here. A trigger prepares a row that is locked. The executor prepares it before it locks it, and again if another
+ * transaction was faster. Both tell that it was stored only after that.
  */
 #ifndef FENCE_CHANGED_ROW_H
 #define FENCE_CHANGED_ROW_H

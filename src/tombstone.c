@@ -2,12 +2,13 @@
  * tombstone.c
  *	  Tombstones and floors in fence.tombstone and fence.floor; see tombstone.h.
  *
- * Owns: both tables, except that the patrol prunes. Read and written directly: this runs for each row inserted or
- * deleted, and whoever fires the trigger has no privilege here.
+ * Owns: both tables, except that the patrol prunes; and the keys that this transaction has deleted and not written yet. Read and
+ * written directly: this runs for each row inserted or deleted, and whoever changes the row has no privilege here.
  *
  * Locks: AccessShareLock or RowExclusiveLock on the tables, kept to the end of the transaction (taking it again then
  * costs next to nothing, and nobody drops the extension under a writer); to raise a floor, an ExclusiveLock on the
- * floor as an object. Every look-up takes a new snapshot after its locks.
+ * floor as an object. A look-up uses the newest snapshot, taken after its locks, or what it found in
+ * the very same snapshot before.
  */
 #include "postgres.h"
 
@@ -180,6 +181,8 @@ look(Snapshot snapshot, int64 domain_id, const char *key, bool again)
 	Relation	tombstones = fence_table_open("tombstone", AccessShareLock);
 	Relation	floors = fence_table_open("floor", AccessShareLock);
 
+	if (!again)
+		snapshot = newest_snapshot();	/* the locks may have been waited for */
 	seen.domain_id = 0;
 	seen.ended = snapshot->snapXactCompletionCount;	/* which its registered copy does not have */
 	seen.command = snapshot->curcid;
