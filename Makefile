@@ -6,10 +6,10 @@ DATA = pgcache_fence--1.0.sql
 
 PG_CONFIG ?= pg_config
 
-OBJS := $(patsubst %.c,%.o,$(sort $(wildcard src/*.c src/redis/*.c)))
+OBJS := $(patsubst %.c,%.o,$(sort $(wildcard src/*.c src/*/*.c)))
 LIBRARY = src/redis/fence.lua src/redis/arming.lua src/redis/effects.lua
 LIBRARY_HEADER = src/redis/fence_lua.h
-ALL_HEADERS = $(filter-out $(LIBRARY_HEADER),$(wildcard src/*.h src/redis/*.h))
+ALL_HEADERS = $(filter-out $(LIBRARY_HEADER),$(wildcard src/*.h src/*/*.h))
 
 # Warnings are errors; "make WERROR=" for a compiler that warns of more than ours.
 # The server's headers come as system headers, so that -Wextra speaks of our code only: PostgreSQL itself is built
@@ -22,7 +22,7 @@ PG_CPPFLAGS = -Isrc -isystem $(shell $(PG_CONFIG) --includedir-server) \
 ifdef TEST_HOOKS
 PG_CPPFLAGS += -DFENCE_TEST_HOOKS
 else
-OBJS := $(filter-out src/test_hooks.o,$(OBJS))
+OBJS := $(filter-out src/base/test_hooks.o,$(OBJS))
 endif
 SHLIB_LINK = $(shell pkg-config --libs hiredis 2>/dev/null || echo -lhiredis)
 # TLS needs hiredis' own part for it (since 1.0) and OpenSSL; without them a rediss:// URL is refused.

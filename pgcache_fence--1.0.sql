@@ -165,7 +165,7 @@ CREATE VIEW fence.domains AS
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Reading and writing through the fence. What takes the values of a key is there twice, and both are the same function in C:
--- with text[] for literals and for parameters without a type, with "any" for values of all other types (src/argument.c). Neither
+-- with text[] for literals and for parameters without a type, with "any" for values of all other types (src/domain/argument.c). Neither
 -- is STRICT: a null among the values is an error, not a null.
 -- ---------------------------------------------------------------------------------------------------------------------
 

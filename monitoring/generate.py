@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes queries.yaml and dashboard.json from the list of metrics in src/metrics.h.
+"""Makes queries.yaml and dashboard.json from the list of metrics in src/base/metrics.h.
 
     python3 monitoring/generate.py           writes both
     python3 monitoring/generate.py --check   says what differs, and what alerts.yml names that does not exist
@@ -12,8 +12,8 @@ import re
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-HEADER = os.path.join(HERE, '..', 'src', 'metrics.h')
-MADE = 'Made by monitoring/generate.py from src/metrics.h; do not edit.'
+HEADER = os.path.join(HERE, '..', 'src', 'base', 'metrics.h')
+MADE = 'Made by monitoring/generate.py from src/base/metrics.h; do not edit.'
 
 
 class Family:

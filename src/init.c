@@ -7,14 +7,14 @@
 #include "fmgr.h"
 #include "miscadmin.h"
 
-#include "capture.h"
-#include "compat.h"
-#include "domain.h"
-#include "settings.h"
-#include "shared.h"
-#include "stamp.h"
+#include "base/compat.h"
+#include "base/settings.h"
+#include "base/shared.h"
+#include "base/stamp.h"
+#include "domain/domain.h"
+#include "keeper/worker.h"
 #include "transaction.h"
-#include "worker.h"
+#include "write/capture.h"
 
 FENCE_MODULE_MAGIC("pgcache_fence", "1.0");
 

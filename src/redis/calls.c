@@ -4,8 +4,8 @@
  */
 #include "postgres.h"
 
+#include "base/settings.h"
 #include "redis/calls.h"
-#include "settings.h"
 
 /* number: of the epoch */
 static void

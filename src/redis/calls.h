@@ -12,10 +12,10 @@
 
 #include "lib/stringinfo.h"
 
-#include "draft.h"
-#include "outbox.h"
+#include "base/outbox.h"
+#include "base/shared.h"
 #include "redis/connection.h"
-#include "shared.h"
+#include "redis/draft.h"
 
 /* "<namespace> <epoch>", by which writers name both */
 #define HEADER_LEN (NAMEDATALEN + EPOCH_LEN + 1)

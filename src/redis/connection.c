@@ -27,10 +27,10 @@
 #include "storage/latch.h"
 #include "utils/memutils.h"
 
-#include "compat.h"
+#include "base/compat.h"
+#include "base/shared.h"
 #include "redis/connection.h"
 #include "redis/tls.h"
-#include "shared.h"
 
 /*
  * Read and handed to the parser at once. No less than a TLS record holds: OpenSSL then never keeps back what the socket

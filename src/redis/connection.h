@@ -18,7 +18,7 @@
 
 #include <hiredis/hiredis.h>
 
-#include "redis/url.h"
+#include "base/url.h"
 
 typedef struct RedisConnection RedisConnection;
 

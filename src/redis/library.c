@@ -8,12 +8,12 @@
 #include "utils/builtins.h"
 #include "utils/json.h"
 
-#include "domain.h"
-#include "redis/fence_lua.h"
+#include "base/settings.h"
+#include "domain/domain.h"
+#include "domain/tombstone.h"
 #include "redis/calls.h"
+#include "redis/fence_lua.h"
 #include "redis/library.h"
-#include "settings.h"
-#include "tombstone.h"
 
 /* How fence.lua tells its version, and how its functions' descriptions begin */
 #define LIBRARY_VERSION_LINE "local LIBRARY_VERSION = '"

@@ -10,8 +10,8 @@
 #define FENCE_REDIS_LIBRARY_H
 
 #include "nodes/pg_list.h"
+#include "base/shared.h"
 #include "redis/calls.h"
-#include "shared.h"
 
 typedef struct LibraryCall
 {

@@ -9,7 +9,7 @@
 
 #include <hiredis/hiredis.h>
 
-#include "redis/url.h"
+#include "base/url.h"
 
 /* A host and a port as Redis or a sentinel tells them, perhaps a name. False: they are none. */
 extern bool read_endpoint(const redisReply *host, int port, RedisEndpoint *endpoint);

@@ -4,10 +4,10 @@
  */
 #include "postgres.h"
 
+#include "base/settings.h"
 #include "redis/library.h"
 #include "redis/resolve.h"
 #include "redis/sentinel.h"
-#include "settings.h"
 
 static unsigned turn = 0;		/* of the sentinel that is asked next; counts on, round by round */
 static RedisConnection *connection = NULL;	/* to that one; NULL: none */

@@ -12,8 +12,8 @@
 
 #include <hiredis/hiredis.h>
 
+#include "base/settings.h"
 #include "redis/tls.h"
-#include "settings.h"
 
 #ifdef FENCE_TLS
 

@@ -12,7 +12,7 @@
 
 #include <hiredis/hiredis.h>
 
-#include "redis/url.h"
+#include "base/url.h"
 
 struct ssl_st;
 

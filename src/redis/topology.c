@@ -7,12 +7,12 @@
 #include "common/hashfn.h"
 #include "utils/memutils.h"
 
-#include "metrics.h"
+#include "base/metrics.h"
+#include "base/settings.h"
 #include "redis/cluster.h"
 #include "redis/resolve.h"
 #include "redis/sentinel.h"
 #include "redis/topology.h"
-#include "settings.h"
 
 #define MAP_STABLE	INT64CONST(1000000)	/* microseconds for which changed slots must rest before they are granted anew, */
 #define MAP_LONGEST	INT64CONST(5000000) /* unless they do not come to rest for so long */

@@ -183,7 +183,7 @@ subtest 'Redis away, and back' => sub {
 
 subtest 'what monitoring/ is made of' => sub {
 	my ($status, $out) = output_of('/usr/bin/python3', "$monitoring/generate.py", '--check');
-	is($out, '', 'queries and dashboard are made from src/metrics.h, and the alerts name nothing else');
+	is($out, '', 'queries and dashboard are made from src/base/metrics.h, and the alerts name nothing else');
 	is($status, 0, 'checked');
 
 	($status, $out) = output_of('/usr/bin/python3', "$monitoring/generate.py", '--list');
@@ -201,7 +201,7 @@ SQL
 subtest 'rules that name what does not exist' => sub {
 	my $copy = PostgreSQL::Test::Utils::tempdir;
 
-	system("cp -r '$monitoring' '$copy/monitoring' && mkdir '$copy/src' && cp '$monitoring/../src/metrics.h' '$copy/src'") == 0 or die;
+	system("cp -r '$monitoring' '$copy/monitoring' && mkdir -p '$copy/src/base' && cp '$monitoring/../src/base/metrics.h' '$copy/src/base'") == 0 or die;
 	my $spoil = sub {
 		my ($from, $to) = @_;
 		my $text = PostgreSQL::Test::Utils::slurp_file("$monitoring/alerts.yml");

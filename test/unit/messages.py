@@ -42,7 +42,7 @@ def in_source():
         with open(path, encoding='utf-8') as f:
             found.update(('ERROR', text.replace("''", "'").replace('%', '…'))
                          for text in re.findall(r"RAISE EXCEPTION '((?:[^']|'')*)'", f.read()))
-    for path in sorted(glob.glob(os.path.join(TOP, 'src', '*.c')) + glob.glob(os.path.join(TOP, 'src', 'redis', '*.c'))):
+    for path in sorted(glob.glob(os.path.join(TOP, 'src', '**', '*.c'), recursive=True)):
         with open(path, encoding='utf-8') as f:
             found.update(messages_of(f.read()))
     return found

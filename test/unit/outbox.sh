@@ -1,5 +1,5 @@
 #!/bin/sh
-# src/outbox.c with several processes and no server. Prints "N passed, N failed"; fails if anything failed.
+# src/base/outbox.c with several processes and no server. Prints "N passed, N failed"; fails if anything failed.
 #
 #   outbox.sh [LETTERS]    how many each of four processes posts (20000)
 set -eu
@@ -10,6 +10,6 @@ trap 'rm -rf "$work"' EXIT
 
 config=${PG_CONFIG:-pg_config}
 "${CC:-cc}" -O1 -g -Wall -Wextra -Werror -fsanitize=address,undefined -fno-sanitize-recover=all \
-	-I "$top/src" -isystem "$("$config" --includedir-server)" "$here/test_outbox.c" "$top/src/outbox.c" \
+	-I "$top/src" -isystem "$("$config" --includedir-server)" "$here/test_outbox.c" "$top/src/base/outbox.c" \
 	-L "$("$config" --pkglibdir)" -L "$("$config" --libdir)" -lpgport -o "$work/test_outbox"
 "$work/test_outbox" "$@"

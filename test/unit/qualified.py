@@ -187,7 +187,7 @@ def main():
     for sql in GOOD:
         check(not list(faults(sql, script=True)), f'{", ".join(faults(sql, script=True))} is found in: {sql}')
     scripts = glob.glob(os.path.join(TOP, 'pgcache_fence--*.sql'))
-    for path in sorted(scripts + glob.glob(os.path.join(TOP, 'src', '*.c'))):
+    for path in sorted(scripts + glob.glob(os.path.join(TOP, 'src', '**', '*.c'), recursive=True)):
         with open(path, encoding='utf-8') as f:
             (check_script(os.path.basename(path), f.read()) if path in scripts else
              check_source(os.path.basename(path), f.read(), listed))

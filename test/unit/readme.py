@@ -101,7 +101,7 @@ def links(text):
 
 def check_files():
     text = read('CONTRIBUTING.md')
-    told = set(re.findall(r'`(?:redis/)?(\w+\.(?:c|h|lua))`', text))
+    told = set(re.findall(r'`(?:\w+/)?(\w+\.(?:c|h|lua))`', text))
     there = {name for _, _, files in os.walk(os.path.join(TOP, 'src')) for name in files
              if name.endswith(('.c', '.lua')) or name == 'compat.h'}
     check(told - {'metrics.h'} == there,
@@ -118,7 +118,7 @@ def check_named():
     sql = set(re.findall(r'CREATE (?:OR REPLACE )?(?:FUNCTION|VIEW) fence\.([a-z]\w*)(?!.*RETURNS trigger)', scripts))
     missing = [name for name in sorted(sql) if not re.search(rf'fence\.{name}\b|`{name}\b', docs)]
     check(sql and not missing, f'every function and view is told of: missing {missing or "none"}')
-    settings = set(re.findall(r'"pgcache_fence\.(\w+)"', read('src/settings.c')))
+    settings = set(re.findall(r'"pgcache_fence\.(\w+)"', read('src/base/settings.c')))
     missing = [name for name in sorted(settings) if not re.search(rf'`(pgcache_fence\.)?{name}`', read('doc/operations.md'))]
     check(settings and not missing, f'every setting is in doc/operations.md: missing {missing or "none"}')
 
@@ -137,7 +137,7 @@ def main():
     check_files()
     check_named()
     named = set(PAGES)
-    for directory in ('.', 'src', 'src/redis', 'doc', 'monitoring', 'test/t', 'test/unit'):
+    for directory in ('.', *(directory for directory, _, _ in os.walk(os.path.join(TOP, 'src'))), 'doc', 'monitoring', 'test/t', 'test/unit'):
         for name in os.listdir(os.path.join(TOP, directory)):
             if name.endswith(('.md', '.sql', '.c', '.h', '.lua', '.pl', '.yml')):
                 named |= set(re.findall(r'\bdoc/(\w+)\.md', read(os.path.join(directory, name))))

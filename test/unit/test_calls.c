@@ -6,7 +6,7 @@
 #include "postgres.h"
 
 #include "redis/calls.h"
-#include "settings.h"
+#include "base/settings.h"
 
 char	   *setting_namespace = "namespace";
 int			setting_default_ttl = 1;

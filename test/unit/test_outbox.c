@@ -1,6 +1,6 @@
 /*
  * test_outbox.c
- *	  src/outbox.c by itself: processes that post, processes that take, one that is stopped while it takes. Every letter is
+ *	  src/base/outbox.c by itself: processes that post, processes that take, one that is stopped while it takes. Every letter is
  *	  taken exactly once, and as it was posted.
  *
  * What it takes from PostgreSQL is put in its place below. The processes are forks of this one; memory that is mapped before
@@ -18,8 +18,8 @@
 #include <unistd.h>
 
 #include "miscadmin.h"
-#include "outbox.h"
-#include "shared.h"
+#include "base/outbox.h"
+#include "base/shared.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
 #include "storage/proc.h"

@@ -19,7 +19,7 @@
 
 #include "miscadmin.h"
 #include "redis/connection.h"
-#include "shared.h"
+#include "base/shared.h"
 #include "storage/fd.h"
 #include "storage/latch.h"
 

@@ -1,12 +1,12 @@
 /*
  * test_slot.c
- *	  src/slot.c by itself. (Against a real Redis: test/t/034_cluster.pl.)
+ *	  src/base/slot.c by itself. (Against a real Redis: test/t/034_cluster.pl.)
  *
  * Build and run: sh test/unit/slot.sh. Prints "N passed, N failed"; exit status 0 only if nothing failed.
  */
 #include "postgres.h"
 
-#include "slot.h"
+#include "base/slot.h"
 
 #undef printf
 

@@ -1,12 +1,12 @@
 /*
  * test_url.c
- *	  src/redis/url.c by itself: what must parse, what must not, and random texts under the sanitizers.
+ *	  src/base/url.c by itself: what must parse, what must not, and random texts under the sanitizers.
  *
  * Build and run: sh test/unit/run.sh. Prints "N passed, N failed"; exit status 0 only if nothing failed.
  */
 #include "postgres.h"
 
-#include "redis/url.h"
+#include "base/url.h"
 
 #undef printf
 #undef snprintf

@@ -11,7 +11,7 @@ import psycopg2
 from faults.fault import Fault, NotDone, sleep, wait_for
 from servers import process_state, send_signal
 
-# Points of a transaction at which a backend of a build with TEST_HOOKS=1 can be stopped; see src/test_hooks.h.
+# Points of a transaction at which a backend of a build with TEST_HOOKS=1 can be stopped; see src/base/test_hooks.h.
 POINTS = {
     'before-marker': 'every reservation is granted, the marker is not set',
     'pre-commit-done': 'between PRE_COMMIT and COMMIT',

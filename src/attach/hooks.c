@@ -1,0 +1,570 @@
+/*
+ * attach/hooks.c
+ *	  What begins, ends or changes a fenced table without its row triggers: seen by the object access hook, by the
+ *	  trigger of fence.domain (restores), or in the statement before it is carried out.
+ *
+ * Owns: which statements reserve the whole domain, which end an attachment, which an attachment follows, and which are
+ * refused (doc/operations.md has the table). Called for every such statement in every database: what is not ours must
+ * cost next to nothing. Never increments the command counter in the object access hook: it runs in the middle of
+ * commands.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/relation.h"
+#include "access/skey.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "catalog/namespace.h"
+#include "catalog/objectaccess.h"
+#include "catalog/pg_attribute.h"
+#include "catalog/pg_cast.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_depend.h"
+#include "catalog/pg_index.h"
+#include "catalog/pg_trigger.h"
+#include "catalog/pg_type.h"
+#include "commands/trigger.h"
+#include "miscadmin.h"
+#include "replication/logicalworker.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/syscache.h"
+
+#include "attach/attach.h"
+#include "base/compat.h"
+#include "base/shared.h"
+#include "domain/domain.h"
+#include "domain/shape.h"
+#include "send/ledger.h"
+
+PG_FUNCTION_INFO_V1(fence_domain_restored);
+
+static object_access_hook_type previous_hook = NULL;
+
+static void partition_changed(Oid root_trigger);
+
+/* A trigger is about to be dropped: if it is ours, so ends its domain, once. If it is a partition's, that leaves. */
+static void
+trigger_dropped(Oid trigger)
+{
+	Relation	catalog = table_open(TriggerRelationId, AccessShareLock);
+	HeapTuple	tuple = shape_find_trigger(catalog, trigger, NULL);
+	Form_pg_trigger form = HeapTupleIsValid(tuple) ? (Form_pg_trigger) GETSTRUCT(tuple) : NULL;
+
+	if (form && shape_is_ours(form))
+	{
+		DomainRow  *row = domain_row_by_relation(form->tgrelid);
+
+		if (OidIsValid(form->tgparentid))
+			partition_changed(form->tgparentid);
+		else if (row != NULL)
+			(void) attach_end(row);
+	}
+	table_close(catalog, AccessShareLock);
+}
+
+/* The extension is about to be dropped: with it go all domains, those without a table included. */
+static void
+catalog_dropped(void)
+{
+	ListCell   *lc;
+
+	foreach(lc, domain_rows())
+		attach_announce_end(lfirst(lc));
+}
+
+/* The name that a column is about to have: the row of pg_attribute as this command wrote it. */
+static char *
+name_being_written(Oid relid, AttrNumber attnum)
+{
+	Relation	catalog = table_open(AttributeRelationId, AccessShareLock);
+	ScanKeyData keys[2];
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	char	   *name = NULL;
+
+	ScanKeyInit(&keys[0], Anum_pg_attribute_attrelid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(relid));
+	ScanKeyInit(&keys[1], Anum_pg_attribute_attnum, BTEqualStrategyNumber, F_INT2EQ, Int16GetDatum(attnum));
+	scan = systable_beginscan(catalog, AttributeRelidNumIndexId, true, SnapshotSelf, 2, keys);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+		name = pstrdup(NameStr(((Form_pg_attribute) GETSTRUCT(tuple))->attname));
+	systable_endscan(scan);
+	table_close(catalog, AccessShareLock);
+	return name;
+}
+
+/* A column that the attachment names gets another name: the attachment follows. */
+static void
+follow_rename(DomainRow *row, AttrNumber attnum)
+{
+	char	   *old = get_attname(row->relid, attnum, true);
+	char	   *new = name_being_written(row->relid, attnum);
+
+	if (old != NULL && new != NULL && strcmp(old, new) != 0 && domain_row_rename_column(row, old, new))
+		domain_row_update(row);
+}
+
+static void
+domain_changed(const DomainRow *row)
+{
+	ledger_apply_domain(domain_stub(row));
+}
+
+/*
+ * ALTER TABLE may change what rows hold, or how they look, without firing row triggers: the whole domain is reserved,
+ * and with the commit nothing cached before is trusted. Most changes need no such thing, but they are rare.
+ */
+static void
+table_changed(Oid relid, int sub_id)
+{
+	DomainRow  *row = domain_row_covering(relid);
+
+	if (row == NULL)
+		return;
+	if (sub_id > 0 && row->relid == relid)
+		follow_rename(row, sub_id);
+	domain_changed(row);
+}
+
+/*
+ * Values of the type may look different from now on: those in rows of fenced tables, directly or within arrays, domains,
+ * ranges and rows. Who uses a type is in pg_depend.
+ */
+static void
+type_changed(Oid type)
+{
+	Relation	catalog;
+	ScanKeyData keys[2];
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	if (!OidIsValid(type) || !OidIsValid(fence_table_oid("domain")))
+		return;
+	check_stack_depth();
+	catalog = table_open(DependRelationId, AccessShareLock);
+	ScanKeyInit(&keys[0], Anum_pg_depend_refclassid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(TypeRelationId));
+	ScanKeyInit(&keys[1], Anum_pg_depend_refobjid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(type));
+	scan = systable_beginscan(catalog, DependReferenceIndexId, true, NULL, 2, keys);
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		Form_pg_depend user = (Form_pg_depend) GETSTRUCT(tuple);
+		DomainRow  *row = NULL;
+
+		if (user->classid == TypeRelationId)
+			type_changed(user->objid);
+		if (user->classid != RelationRelationId || user->objsubid == 0)
+			continue;
+		row = domain_row_covering(user->objid);
+		if (row != NULL)
+			domain_changed(row);
+		type_changed(get_rel_type_id(user->objid));
+	}
+	systable_endscan(scan);
+	table_close(catalog, AccessShareLock);
+}
+
+/* What is cached has a value of the type as the cast to json gives it, or would (plain_json.h). */
+static void
+cast_changed(Oid cast, bool created)
+{
+	Relation	catalog = table_open(CastRelationId, AccessShareLock);
+	HeapTuple	tuple = catalog_find_row(catalog, CastOidIndexId, Anum_pg_cast_oid, cast, created ? SnapshotSelf : NULL);
+
+	table_close(catalog, AccessShareLock);
+	if (HeapTupleIsValid(tuple) && ((Form_pg_cast) GETSTRUCT(tuple))->casttarget == JSONOID)
+		type_changed(((Form_pg_cast) GETSTRUCT(tuple))->castsource);
+}
+
+/* A partition comes or goes with its rows: the trigger that it gets, or loses, is a copy of the root's. */
+static void
+partition_changed(Oid root_trigger)
+{
+	Relation	catalog = table_open(TriggerRelationId, AccessShareLock);
+	Oid			relid = InvalidOid;
+
+	while (OidIsValid(root_trigger))
+	{
+		HeapTuple	tuple = shape_find_trigger(catalog, root_trigger, NULL);
+
+		if (!HeapTupleIsValid(tuple))
+			break;
+		relid = ((Form_pg_trigger) GETSTRUCT(tuple))->tgrelid;
+		root_trigger = ((Form_pg_trigger) GETSTRUCT(tuple))->tgparentid;
+	}
+	table_close(catalog, AccessShareLock);
+	if (OidIsValid(relid))
+		table_changed(relid, 0);
+}
+
+/*
+ * The unique index on exactly the key columns, not necessarily valid yet. Unlike domain_key_index it opens none: a
+ * parallel restore attaches indexes of partitions meanwhile, and that locks index and table in the other order.
+ */
+static Oid
+restored_key_index(const AttachRequest *request, Relation rel)
+{
+	int			nkeys = list_length(request->row.key_columns);
+	Bitmapset  *wanted = NULL;
+	Oid			found = InvalidOid;
+	ListCell   *lc;
+
+	for (int i = 0; i < nkeys; i++)
+		wanted = bms_add_member(wanted, request->key_attnums[i]);
+	foreach(lc, RelationGetIndexList(rel))
+	{
+		HeapTuple	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(lfirst_oid(lc)));
+		Form_pg_index form;
+		Bitmapset  *indexed = NULL;
+
+		if (!HeapTupleIsValid(tuple))
+			continue;
+		form = (Form_pg_index) GETSTRUCT(tuple);
+		for (int i = 0; i < form->indnkeyatts; i++)
+			indexed = bms_add_member(indexed, Max(form->indkey.values[i], 0));
+		if (form->indisunique && form->indimmediate && form->indnkeyatts == nkeys && bms_equal(wanted, indexed) &&
+			heap_attisnull(tuple, Anum_pg_index_indpred, NULL))
+			found = lfirst_oid(lc);
+		ReleaseSysCache(tuple);
+		if (OidIsValid(found))
+			break;
+	}
+	return found;
+}
+
+/* The dependencies of a restored attachment, as far as its triggers are there. */
+static void
+restore_dependencies(const DomainRow *row)
+{
+	Relation	rel = try_relation_open(row->relid, AccessShareLock);
+	AttachRequest request = {.row = *row};
+	Oid			after = get_trigger_oid(row->relid, shape_of(ROLE_AFTER)->name, true);
+	Oid			truncate = get_trigger_oid(row->relid, shape_of(ROLE_TRUNCATE)->name, true);
+	bool		broken = false;
+	int			n = 0;
+	ListCell   *lc;
+
+	if (rel == NULL)
+		return;
+	request.key_attnums = palloc(sizeof(AttrNumber) * Max(list_length(row->key_columns), 1));
+	foreach(lc, row->key_columns)
+	{
+		request.key_attnums[n] = get_attnum(row->relid, lfirst(lc));
+		broken = broken || request.key_attnums[n++] == InvalidAttrNumber;	/* the first write says how */
+	}
+	request.version_attnum = row->version_column ? get_attnum(row->relid, row->version_column) : InvalidAttrNumber;
+	if (strcmp(row->scope, "group") != 0)
+		request.key_index = restored_key_index(&request, rel);
+	relation_close(rel, NoLock);
+	if (broken)
+		return;
+	if (OidIsValid(after))
+		attach_record_dependencies(&request, after, truncate,
+								   get_trigger_oid(row->relid, shape_of(ROLE_BEFORE)->name, true));
+	else if (OidIsValid(truncate) && strcmp(row->scope, "manual") == 0)
+		attach_record_dependencies(&request, truncate, InvalidOid, InvalidOid);
+}
+
+/*
+ * A dump carries fence.domain and the triggers, but neither what they depend on nor a word to the keeper. A parallel
+ * restore brings the two in any order, even at the same time: whichever comes last sees both, because the one locks
+ * fence.domain against the other.
+ */
+static void
+trigger_restored(Oid relid)
+{
+	Oid			table = fence_table_oid("domain");
+	DomainRow  *row;
+
+	if (!OidIsValid(table))
+		return;
+	LockRelationOid(table, ShareLock);
+	row = domain_row_by_relation(relid);
+	if (row == NULL)
+		return;
+	ledger_catalog_changed();
+	restore_dependencies(row);
+}
+
+/* Trigger of fence.domain. This extension's own code changes that table without firing it: it is for restores. */
+Datum
+fence_domain_restored(PG_FUNCTION_ARGS)
+{
+	ListCell   *lc;
+
+	if (!CALLED_AS_TRIGGER(fcinfo) ||
+		RelationGetRelid(((TriggerData *) fcinfo->context)->tg_relation) != fence_table_oid("domain"))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("this function is called by a trigger of fence.domain, and by nothing else")));
+	shared_require();
+	CommandCounterIncrement();
+	ledger_catalog_changed();
+	CacheInvalidateRelcache(((TriggerData *) fcinfo->context)->tg_relation);
+	foreach(lc, domain_rows())
+		if (OidIsValid(((DomainRow *) lfirst(lc))->relid))
+			restore_dependencies(lfirst(lc));
+	return PointerGetDatum(NULL);
+}
+
+static void
+refuse_alter(const char *table, const char *what, const char *detail, const char *hint)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+			 errmsg("%s is not possible for table \"%s\" because it is fenced", what, table),
+			 errdetail("%s", detail),
+			 errhint("%s", hint)));
+}
+
+/*
+ * A trigger was made, replaced, renamed, enabled or disabled, as this command wrote it. What has our name or our function on a
+ * fenced table looks as fence.attach makes it, or is refused. A partition's copy tells that the partition came.
+ */
+static void
+trigger_changed(Oid trigger, bool made)
+{
+	Relation	catalog;
+	HeapTuple	tuple;
+	Form_pg_trigger form;
+	DomainRow  *row;
+	const char *fault = NULL;
+
+	if (attach_in_progress)
+		return;					/* it looks at them when all are there */
+	catalog = table_open(TriggerRelationId, AccessShareLock);
+	tuple = shape_find_trigger(catalog, trigger, SnapshotSelf);
+	form = HeapTupleIsValid(tuple) ? (Form_pg_trigger) GETSTRUCT(tuple) : NULL;
+	if (form != NULL && made && OidIsValid(form->tgparentid))
+	{
+		if (shape_is_ours(form))
+			partition_changed(form->tgparentid);	/* a copy is as the original */
+	}
+	else if (form != NULL && (row = domain_row_covering(form->tgrelid)) != NULL)
+	{
+		/* a restore makes it first and enables it next; CREATE OR REPLACE updates the row of one that was enabled */
+		bool		is_new = made && (tuple->t_data->t_infomask & HEAP_UPDATED) == 0;
+
+		fault = shape_fault(row, catalog, tuple, is_new);
+	}
+	if (fault != NULL)
+		refuse_alter(get_rel_name(form->tgrelid), psprintf("this change of trigger \"%s\"", NameStr(form->tgname)),
+					 psprintf("With it, the trigger %s: readers could be served values that were replaced.", fault),
+					 "Leave the triggers of pgcache_fence as they are, or use fence.detach first. Others can be disabled by their names.");
+	if (form != NULL && !made && !OidIsValid(form->tgparentid) && shape_is_ours(form))
+		trigger_restored(form->tgrelid);
+	table_close(catalog, AccessShareLock);
+}
+
+static bool
+is_covered(RangeVar *name)
+{
+	Oid			relid = RangeVarGetRelid(name, NoLock, true);
+
+	return OidIsValid(relid) && domain_row_covering(relid) != NULL;
+}
+
+/* Another table's rows would be read, and changed, through the fenced one. A fenced table may have parents itself. */
+static void
+refuse_inheritance(const char *table)
+{
+	refuse_alter(table, "an inheritance child", "No index would keep the key unique over the table and its child.",
+				 "Use a partitioned table, or fence.detach first.");
+}
+
+/* The same demands as attach makes on the partitions that are there. unfit: a predicate, or NULL. */
+static void
+check_partition(const char *table, const char *partition, const char *unfit)
+{
+	if (unfit != NULL)
+		refuse_alter(table, "this partition", psprintf("Table \"%s\" %s: its rows would change or vanish unfenced.", partition, unfit),
+					 "Use a permanent table as partition.");
+}
+
+/* A table that is to become a partition, with those below it. */
+static void
+check_attached(const char *table, const RangeVar *partition)
+{
+	Oid			relid = RangeVarGetRelid(partition, NoLock, true);
+	ListCell   *lc;
+
+	if (!OidIsValid(relid))
+		return;
+	foreach(lc, shape_members(relid))
+		check_partition(table, get_rel_name(lfirst_oid(lc)), shape_unfit_partition(lfirst_oid(lc)));
+}
+
+/* CREATE [FOREIGN] TABLE ... INHERITS or PARTITION OF. */
+static void
+check_create_table(CreateStmt *stmt)
+{
+	bool		foreign = IsA(stmt, CreateForeignTableStmt);
+	ListCell   *lc;
+
+	foreach(lc, stmt->inhRelations)
+	{
+		RangeVar   *parent = lfirst(lc);
+
+		if (!is_covered(parent))
+			continue;
+		if (stmt->partbound == NULL)
+			refuse_inheritance(parent->relname);
+		check_partition(parent->relname, stmt->relation->relname, foreign ? "is a foreign table" :
+						stmt->relation->relpersistence == RELPERSISTENCE_UNLOGGED ? "is unlogged" : NULL);
+	}
+}
+
+static void
+check_alter_table(AlterTableStmt *stmt)
+{
+	const char *table = stmt->relation->relname;
+	ListCell   *lc;
+
+	foreach(lc, stmt->cmds)
+	{
+		AlterTableCmd *cmd = lfirst(lc);
+
+		if (cmd->subtype == AT_SetUnLogged && is_covered(stmt->relation))
+			refuse_alter(table, "SET UNLOGGED",
+						 "Its rows would vanish in a crash, while their versions live on in Redis and in tombstones.",
+						 "Use fence.detach first.");
+		else if (cmd->subtype == AT_DetachPartition && ((PartitionCmd *) cmd->def)->concurrent &&
+				 is_covered(stmt->relation))
+			refuse_alter(table, "DETACH PARTITION CONCURRENTLY",
+						 "Its rows are gone in the first of two transactions, its triggers in the second.",
+						 "Use DETACH PARTITION without CONCURRENTLY.");
+		else if (cmd->subtype == AT_AttachPartition && is_covered(stmt->relation))
+			check_attached(table, ((PartitionCmd *) cmd->def)->name);
+		else if (cmd->subtype == AT_AddInherit && is_covered((RangeVar *) cmd->def))
+			refuse_inheritance(((RangeVar *) cmd->def)->relname);
+	}
+}
+
+/* What values of a type look like has changed, in whatever rows they are: rare enough to reserve every domain. */
+static void
+all_domains_changed(void)
+{
+	ListCell   *lc;
+
+	foreach(lc, domain_rows())
+		domain_changed(lfirst(lc));
+}
+
+void
+attach_check_utility(Node *stmt)
+{
+	if (IsA(stmt, AlterTableStmt) && ((AlterTableStmt *) stmt)->objtype != OBJECT_TYPE)
+		check_alter_table((AlterTableStmt *) stmt);
+	else if (IsA(stmt, AlterEnumStmt) && ((AlterEnumStmt *) stmt)->oldVal != NULL)
+		all_domains_changed();
+	else if (IsA(stmt, CreateStmt) || IsA(stmt, CreateForeignTableStmt))
+		check_create_table((CreateStmt *) stmt);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * TRUNCATE by a logical replication worker
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+#define REBUILT_MAX 64
+
+/* Relations that this worker's transaction may have given new storage; more than fit: every domain counts as changed */
+static Oid	rebuilt[REBUILT_MAX];
+static int	nrebuilt = 0;
+
+/*
+ * Apply workers truncate relations without any hook, and a partition has no statement trigger of its own. What gives a
+ * relation new storage invalidates it, so these are looked at before the commit. Never raises, never allocates.
+ */
+static void
+relation_invalidated(Datum arg, Oid relid)
+{
+	(void) arg;
+	if (!IsLogicalWorker() || nrebuilt > REBUILT_MAX)
+		return;
+	for (int i = 0; i < nrebuilt; i++)
+		if (rebuilt[i] == relid)
+			return;
+	if (nrebuilt < REBUILT_MAX && OidIsValid(relid))
+		rebuilt[nrebuilt++] = relid;
+	else
+		nrebuilt = REBUILT_MAX + 1;
+}
+
+static bool
+has_new_storage(Oid relid)
+{
+	Relation	rel = try_relation_open(relid, AccessShareLock);
+	bool		is_new;
+
+	if (rel == NULL)
+		return false;
+	is_new = rel->rd_rel->relkind == RELKIND_RELATION && fence_new_storage_in(rel) != InvalidSubTransactionId;
+	relation_close(rel, NoLock);
+	return is_new;
+}
+
+void
+attach_before_commit(void)
+{
+	Oid			candidates[REBUILT_MAX];
+	int			n = nrebuilt;
+
+	if (n == 0 || !OidIsValid(fence_table_oid("domain")))
+		return;
+	/* opening them may invalidate others */
+	memcpy(candidates, rebuilt, Min(n, REBUILT_MAX) * sizeof(Oid));
+	if (n > REBUILT_MAX)
+		all_domains_changed();
+	for (int i = 0; n <= REBUILT_MAX && i < n; i++)
+		if (has_new_storage(candidates[i]))
+			table_changed(candidates[i], 0);
+}
+
+void
+attach_at_transaction_end(void)
+{
+	nrebuilt = 0;
+}
+
+static void
+object_access(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, void *arg)
+{
+	bool		internal = access == OAT_POST_ALTER && arg && ((ObjectAccessPostAlter *) arg)->is_internal;
+
+	if (previous_hook)
+		previous_hook(access, class_id, object_id, sub_id, arg);
+	if (class_id == TriggerRelationId && access == OAT_DROP)
+		trigger_dropped(object_id);
+	else if (class_id == TriggerRelationId && (access == OAT_POST_ALTER || access == OAT_POST_CREATE))
+		trigger_changed(object_id, access == OAT_POST_CREATE);
+	else if (class_id == CastRelationId && (access == OAT_POST_CREATE || access == OAT_DROP))
+		cast_changed(object_id, access == OAT_POST_CREATE);
+	else if (class_id != RelationRelationId)
+		return;
+	else if (access == OAT_TRUNCATE)
+		table_changed(object_id, 0);
+	else if (access == OAT_DROP && sub_id == 0 && object_id == fence_table_oid("domain"))
+		catalog_dropped();
+	else if ((access == OAT_POST_ALTER && !internal) || ((access == OAT_DROP || access == OAT_POST_CREATE) && sub_id != 0))
+	{
+		table_changed(object_id, sub_id);
+		/* its rows may be values in other tables; of a composite type that is all there is */
+		type_changed(get_rel_type_id(object_id));
+	}
+}
+
+void
+attach_install_hooks(void)
+{
+	previous_hook = object_access_hook;
+	object_access_hook = object_access;
+	CacheRegisterRelcacheCallback(relation_invalidated, (Datum) 0);
+}

@@ -1,0 +1,138 @@
+/*
+ * attach/renumber.c
+ *	  fence.renumber: all versions of a domain begin anew, for a domain whose versions have come to their end.
+ *
+ * Owns: nothing. The whole domain is reserved, so with the commit every token of it changes, and versions are compared only beside
+ * their token: they may be used again, as after TRUNCATE (doc/protocol.md). Rows get version 1, tombstones and floor are forgotten.
+ *
+ * The UPDATE runs as the table's owner, in a security-restricted operation, with session_replication_role = replica: the table's own
+ * triggers and foreign keys have nothing to do with it. Row-level security must not hide rows: then it is an error.
+ *
+ * Locks: ShareRowExclusiveLock on the table and its partitions, to the end of the transaction: no writer is under way.
+ */
+#include "postgres.h"
+
+#include "access/table.h"
+#include "access/xact.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_inherits.h"
+#include "executor/spi.h"
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+
+#include "attach/attach.h"
+#include "attach/renumber.h"
+#include "domain/tombstone.h"
+#include "send/ledger.h"
+#include "write/functions.h"
+
+#define FIRST_VERSION	"1"
+
+PG_FUNCTION_INFO_V1(fence_renumber);
+
+static int64 running = 0;		/* the domain's id */
+
+bool
+renumber_is_running(const Domain *domain)
+{
+	return running != 0 && domain->id == running;
+}
+
+static void
+set_for_this_call(const char *name, const char *value)
+{
+	(void) set_config_option(name, value, PGC_SUSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+}
+
+/* Rows that something else keeps from the new version, such as a trigger that is enabled ALWAYS, make it fail. */
+static uint64
+update_rows(const Domain *domain)
+{
+	const char *table = quote_qualified_identifier(get_namespace_name(get_rel_namespace(domain->relid)),
+												   get_rel_name(domain->relid));
+	const char *column = quote_identifier(domain->version_name);
+	const char *others = psprintf("%s IS NULL OR %s OPERATOR(pg_catalog.<>) " FIRST_VERSION, column, column);
+	/* inheritors that are no partitions are other tables */
+	const char *only = get_rel_relkind(domain->relid) == RELKIND_PARTITIONED_TABLE ? "" : "ONLY ";
+	uint64		updated = execute_now(psprintf("UPDATE %s%s SET %s = " FIRST_VERSION " WHERE %s", only, table, column, others),
+								SPI_OK_UPDATE, 0, NULL, NULL);
+
+	CommandCounterIncrement();
+	if (execute_now(psprintf("SELECT FROM %s%s WHERE %s LIMIT 1", only, table, others), SPI_OK_SELECT, 0, NULL, NULL) > 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION),
+				 errmsg("could not renumber all rows of domain \"%s\"", domain->name),
+				 errdetail("A trigger or a rule of the table that is enabled ALWAYS has kept another version in a row."),
+				 errhint("Disable it, renumber, and enable it again.")));
+	return updated;
+}
+
+/* The same as the table's owner, with nobody's settings. */
+static uint64
+update_rows_as_owner(const Domain *domain)
+{
+	int			nest_level = NewGUCNestLevel();
+	volatile uint64 updated = 0;
+	Relation	rel = table_open(domain->relid, NoLock);	/* the caller has locked it */
+	Oid			owner = rel->rd_rel->relowner;
+	Oid			user;
+	int			context;
+
+	table_close(rel, NoLock);
+	GetUserIdAndSecContext(&user, &context);
+	running = domain->id;
+	PG_TRY();
+	{
+		SetUserIdAndSecContext(owner, context | SECURITY_RESTRICTED_OPERATION | SECURITY_LOCAL_USERID_CHANGE);
+		set_for_this_call("search_path", "pg_catalog, pg_temp");
+		set_for_this_call("session_replication_role", "replica");
+		set_for_this_call("row_security", "off");
+		SPI_connect();
+		updated = update_rows(domain);
+		SPI_finish();
+	}
+	PG_FINALLY();
+	{
+		running = 0;
+	}
+	PG_END_TRY();
+	SetUserIdAndSecContext(user, context);
+	AtEOXact_GUC(true, nest_level);
+	return updated;
+}
+
+/*
+ * fence.renumber(domain) → rows. Of a domain with a table, for its owner.
+ */
+Datum
+fence_renumber(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+	Oid			relid = domain->relid;
+	uint64		updated = 0;
+
+	PreventCommandIfReadOnly("fence.renumber()");
+	PreventCommandDuringRecovery("fence.renumber()");
+	if (OidIsValid(relid))
+	{
+		attach_check_owner(relid);
+		LockRelationOid(relid, ShareRowExclusiveLock);
+		(void) find_all_inheritors(relid, ShareRowExclusiveLock, NULL);	/* all but the first, which it takes as locked */
+		domain = domain_argument(fcinfo, 0);	/* it may have changed while the lock was waited for */
+		if (domain->relid != relid)
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_IN_USE),
+					 errmsg("domain \"%s\" was attached anew meanwhile", domain->name)));
+		attach_check_owner(relid);
+	}
+	ledger_apply_domain(domain);
+	if (domain->version_name != NULL)
+		updated = update_rows_as_owner(domain);
+	tombstone_forget_domain(domain->id);
+	PG_RETURN_INT64(updated);
+}

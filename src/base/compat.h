@@ -1,0 +1,125 @@
+/*
+ * base/compat.h
+ *	  Everything that differs between PostgreSQL 15-18 and hiredis 0.14-1.x. No other file asks for a version.
+ *
+ * Included after postgres.h; the hiredis part is there only after <hiredis/hiredis.h>. Each wrapper has the newest
+ * interface's name and arguments. Add only what is used.
+ */
+#ifndef FENCE_COMPAT_H
+#define FENCE_COMPAT_H
+
+#include "common/jsonapi.h"
+#include "mb/pg_wchar.h"
+#include "storage/latch.h"
+#include "storage/proc.h"
+#include "utils/wait_event.h"
+
+/* Index of this process in arrays with one entry per process. */
+#if PG_VERSION_NUM >= 170000
+#define fence_process_number() ((int) MyProcNumber)
+#else
+#define fence_process_number() (MyProc->pgprocno)
+#endif
+
+/* Custom wait events have names from 17 on; before, all are "Extension". */
+#if PG_VERSION_NUM < 170000
+#define WaitEventExtensionNew(name) ((void) (name), (uint32) PG_WAIT_EXTENSION)
+#endif
+
+/* pg_noreturn stands before the declaration. */
+#if PG_VERSION_NUM < 180000
+#define pg_noreturn pg_attribute_noreturn()
+#endif
+
+/* Name and version are shown by pg_get_loaded_modules() from 18 on. */
+#if PG_VERSION_NUM >= 180000
+#define FENCE_MODULE_MAGIC(module, release) PG_MODULE_MAGIC_EXT(.name = module, .version = release)
+#else
+#define FENCE_MODULE_MAGIC(module, release) PG_MODULE_MAGIC
+#endif
+
+/* The subtransaction that first gave the relation new storage, with TRUNCATE or a rewrite, in this transaction. */
+#if PG_VERSION_NUM >= 160000
+#define fence_new_storage_in(rel) ((rel)->rd_firstRelfilelocatorSubid)
+#else
+#define fence_new_storage_in(rel) ((rel)->rd_firstRelfilenodeSubid)
+#endif
+
+/* Privileges on an object; used for functions and schemas only. */
+#if PG_VERSION_NUM < 160000
+#include "catalog/pg_namespace.h"
+#define object_aclcheck(class_id, object, role, mode) \
+	((class_id) == NamespaceRelationId ? pg_namespace_aclcheck(object, role, mode) : pg_proc_aclcheck(object, role, mode))
+#endif
+
+/* Whether the role may do what an object's owner may; used for relations only. */
+#if PG_VERSION_NUM < 160000
+#define object_ownercheck(class_id, object, role) pg_class_ownercheck(object, role)
+#endif
+
+/* The columns that an UPDATE sets, a list for each of the relations that are left in the state: from 18 on these may be fewer than in the plan. */
+#if PG_VERSION_NUM >= 180000
+#define fence_update_columns(mt) ((mt)->mt_updateColnosLists)
+#else
+#define fence_update_columns(mt) (castNode(ModifyTable, (mt)->ps.plan)->updateColnosLists)
+#endif
+
+/* A set of wait events for the life of the process. */
+#if PG_VERSION_NUM >= 170000
+#define fence_create_wait_event_set(n) CreateWaitEventSet(NULL, n)
+#else
+#define fence_create_wait_event_set(n) CreateWaitEventSet(TopMemoryContext, n)
+#endif
+
+/* Whether the bytes are well-formed JSON in the database's encoding. Raises nothing. */
+static inline bool
+fence_is_json(char *bytes, size_t len)
+{
+	JsonLexContext *lex;
+
+	if (!pg_verifymbstr(bytes, len, true))
+		return false;
+#if PG_VERSION_NUM >= 170000
+	lex = makeJsonLexContextCstringLen(NULL, bytes, len, GetDatabaseEncoding(), false);
+#else
+	lex = makeJsonLexContextCstringLen(bytes, len, GetDatabaseEncoding(), false);
+#endif
+	return pg_parse_json(lex, &nullSemAction) == JSON_SUCCESS;
+}
+
+#ifdef HIREDIS_MAJOR
+
+#include <unistd.h>
+
+/* The argument type of redisReplyObjectFunctions.createArray. */
+#if HIREDIS_MAJOR >= 1
+typedef size_t redis_array_size;
+#else
+typedef int redis_array_size;
+#endif
+
+/*
+ * Reads from the socket past hiredis' reader: the number of bytes, 0 if there is nothing now, -1 if the connection
+ * is over (context->errstr tells).
+ */
+static inline ssize_t
+fence_redis_read(redisContext *context, char *buf, size_t len)
+{
+#if HIREDIS_MAJOR >= 1
+	return context->funcs->read(context, buf, len);
+#else
+	ssize_t		n = read(context->fd, buf, len);
+
+	if (n > 0)
+		return n;
+	if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
+		return 0;
+	context->err = n == 0 ? REDIS_ERR_EOF : REDIS_ERR_IO;
+	strlcpy(context->errstr, n == 0 ? "Server closed the connection" : strerror(errno), sizeof(context->errstr));
+	return -1;
+#endif
+}
+
+#endif							/* HIREDIS_MAJOR */
+
+#endif

@@ -1,0 +1,384 @@
+/*
+ * base/metrics.c
+ *	  Counters and gauges in shared memory; see metrics.h.
+ *
+ * Owns: its part of shared memory. Takes the lock of shared memory to give out slots, and nowhere else. A slot is never
+ * given back: the same name gets the same slot, so counters go on when a table is attached anew.
+ */
+#include "postgres.h"
+
+#include "access/xlog.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "storage/lwlock.h"
+#include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
+#include "utils/json.h"
+#include "utils/jsonb.h"
+
+#include "base/metrics.h"
+#include "base/settings.h"
+#include "base/shared.h"
+#include "domain/key.h"
+
+PG_FUNCTION_INFO_V1(fence_metrics_view);
+PG_FUNCTION_INFO_V1(fence_reset_metrics);
+
+#define MAX_WIRE_NAME	(11 + 3 * NAMEDATALEN)
+
+typedef enum MetricType
+{
+	COUNTER,
+	GAUGE,
+	SECONDS
+} MetricType;
+
+static const struct
+{
+	const char *name;
+	MetricType	type;
+	const char *labels;			/* separated by commas */
+}			families[] = {
+#define FAMILY_ENTRY(id, name, type, labels, help) {name, type, labels},
+	METRIC_FAMILIES(FAMILY_ENTRY)
+};
+
+typedef struct Series
+{
+	MetricFamily family;
+	const char *values[2];
+} Series;
+
+#define SERIES_ENTRY(id, family, one, two) {FAMILY_##family, {one, two}},
+static const Series domain_series[] = {METRIC_DOMAIN_SERIES(SERIES_ENTRY)};
+static const Series server_series[] = {METRIC_SERVER_SERIES(SERIES_ENTRY)};
+static const int64 window_bounds[] = {METRIC_WINDOW_BUCKETS};
+
+#define WINDOW_BUCKETS ((int) lengthof(window_bounds) + 1)
+
+typedef struct Slot
+{
+	char		wire_name[MAX_WIRE_NAME];	/* constant once nslots counts it */
+	pg_atomic_uint64 values[DOMAIN_METRICS];
+} Slot;
+
+typedef struct Metrics
+{
+	pg_atomic_uint64 server[SERVER_METRICS];
+	pg_atomic_uint64 window[lengthof(window_bounds) + 1];	/* not cumulative */
+	pg_atomic_uint64 window_sum;	/* microseconds */
+	pg_atomic_uint32 nslots;	/* changed under the lock of shared memory */
+	Slot		slots[METRIC_MAX_SLOTS];
+} Metrics;
+
+static Metrics *metrics = NULL;
+
+Size
+metrics_size(void)
+{
+	return MAXALIGN(sizeof(Metrics));
+}
+
+void
+metrics_initialise(void *memory)
+{
+	Metrics    *new = memory;
+
+	memset(new, 0, sizeof(Metrics));
+	for (int i = 0; i < SERVER_METRICS; i++)
+		pg_atomic_init_u64(&new->server[i], 0);
+	for (int i = 0; i < WINDOW_BUCKETS; i++)
+		pg_atomic_init_u64(&new->window[i], 0);
+	pg_atomic_init_u64(&new->window_sum, 0);
+	for (int s = 0; s < METRIC_MAX_SLOTS; s++)
+		for (int i = 0; i < DOMAIN_METRICS; i++)
+			pg_atomic_init_u64(&new->slots[s].values[i], 0);
+	pg_atomic_init_u32(&new->nslots, METRIC_OTHER_SLOT + 1);
+}
+
+void
+metrics_use(void *memory)
+{
+	metrics = memory;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Slots
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+int
+metrics_slots(void)
+{
+	int			n = (int) pg_atomic_read_u32(&metrics->nslots);
+
+	pg_read_barrier();			/* names up to there are complete */
+	return n;
+}
+
+static MetricSlot
+find_slot(const char *wire_name)
+{
+	int			n = metrics_slots();
+
+	for (MetricSlot i = METRIC_OTHER_SLOT + 1; i < n; i++)
+		if (strcmp(metrics->slots[i].wire_name, wire_name) == 0)
+			return i;
+	return METRIC_OTHER_SLOT;
+}
+
+MetricSlot
+metrics_slot(const char *wire_name)
+{
+	MetricSlot	slot = find_slot(wire_name);
+
+	if (slot != METRIC_OTHER_SLOT || strlen(wire_name) >= MAX_WIRE_NAME)
+		return slot;
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	slot = find_slot(wire_name);	/* somebody else may have been first */
+	if (slot == METRIC_OTHER_SLOT && metrics_slots() < METRIC_MAX_SLOTS)
+	{
+		slot = metrics_slots();
+		strlcpy(metrics->slots[slot].wire_name, wire_name, MAX_WIRE_NAME);
+		pg_write_barrier();
+		pg_atomic_write_u32(&metrics->nslots, slot + 1);
+	}
+	LWLockRelease(fence_shared->lock);
+	return slot;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Counting
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+void
+metrics_add(MetricSlot slot, DomainMetric metric, uint64 n)
+{
+	if (n > 0)
+		pg_atomic_fetch_add_u64(&metrics->slots[slot].values[metric], n);
+}
+
+void
+metrics_add_server(ServerMetric metric, uint64 n)
+{
+	pg_atomic_fetch_add_u64(&metrics->server[metric], n);
+}
+
+void
+metrics_add_named(MetricSlot slot, MetricFamily family, const char *value, uint64 n)
+{
+	for (int i = 0; i < DOMAIN_METRICS; i++)
+		if (domain_series[i].family == family && strcmp(domain_series[i].values[0], value) == 0)
+		{
+			metrics_add(slot, i, n);
+			return;
+		}
+	Assert(false);
+}
+
+void
+metrics_set(MetricSlot slot, DomainMetric metric, uint64 value)
+{
+	pg_atomic_write_u64(&metrics->slots[slot].values[metric], value);
+}
+
+void
+metrics_set_server(ServerMetric metric, uint64 value)
+{
+	pg_atomic_write_u64(&metrics->server[metric], value);
+}
+
+void
+metrics_raise_server(ServerMetric metric, uint64 value)
+{
+	uint64		current = pg_atomic_read_u64(&metrics->server[metric]);
+
+	while (current < value && !pg_atomic_compare_exchange_u64(&metrics->server[metric], &current, value))
+		;
+}
+
+uint64
+metrics_value_server(ServerMetric metric)
+{
+	if (metric == SERVER_METRIC_OPEN)
+		return WORD_STATE(fence_word()) == FENCE_OPEN;
+	if (metric == SERVER_METRIC_LEASE)
+		return (uint64) setting_lease * 1000;
+	return pg_atomic_read_u64(&metrics->server[metric]);
+}
+
+void
+metrics_clear(DomainMetric metric)
+{
+	int			n = metrics_slots();
+
+	for (MetricSlot slot = 0; slot < n; slot++)
+		metrics_set(slot, metric, 0);
+}
+
+void
+metrics_window(int64 microseconds)
+{
+	int			bucket = 0;
+
+	while (bucket < (int) lengthof(window_bounds) && microseconds > window_bounds[bucket])
+		bucket++;
+	pg_atomic_fetch_add_u64(&metrics->window[bucket], 1);
+	pg_atomic_fetch_add_u64(&metrics->window_sum, (uint64) Max(microseconds, 0));
+}
+
+void
+metrics_count_end(const LetterCount *count, bool whole, LetterResult result)
+{
+	DomainMetric commit = whole ? METRIC_DOMAIN_COMMIT_WRITTEN : METRIC_COMMIT_WRITTEN;
+	DomainMetric abort = whole ? METRIC_DOMAIN_ABORT_WRITTEN : METRIC_ABORT_WRITTEN;
+
+	StaticAssertStmt(METRIC_COMMIT_UNARMED == METRIC_COMMIT_WRITTEN + (int) LETTER_UNARMED &&
+					 METRIC_COMMIT_FAILED == METRIC_COMMIT_WRITTEN + (int) LETTER_LOST &&
+					 METRIC_ABORT_FAILED == METRIC_ABORT_WRITTEN + (int) LETTER_LOST &&
+					 METRIC_DOMAIN_COMMIT_FAILED == METRIC_DOMAIN_COMMIT_WRITTEN + (int) LETTER_LOST &&
+					 METRIC_DOMAIN_ABORT_FAILED == METRIC_DOMAIN_ABORT_WRITTEN + (int) LETTER_LOST,
+					 "results are listed in the order of LetterResult");
+	if (count->slot == METRIC_EFFECTS)
+	{
+		metrics_add_server(result == LETTER_LOST ? SERVER_METRIC_EFFECT_APPLY_FAILED : SERVER_METRIC_EFFECT_APPLY_DONE,
+						   count->commits);
+		metrics_add_server(result == LETTER_LOST ? SERVER_METRIC_EFFECT_UNDO_FAILED : SERVER_METRIC_EFFECT_UNDO_DONE,
+						   count->aborts);
+		return;
+	}
+	metrics_add(count->slot, commit + (int) result, count->commits);
+	metrics_add(count->slot, abort + (int) result, count->aborts);
+	if (result == LETTER_WRITTEN && count->committed_at != 0)
+		metrics_window(fence_clock() - count->committed_at);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * fence.metrics
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static void
+put_value(ReturnSetInfo *rsinfo, const char *name, const char *labels, double value)
+{
+	Datum		values[3];
+	bool		nulls[3] = {false};
+
+	values[0] = CStringGetTextDatum(name);
+	values[1] = DirectFunctionCall1(jsonb_in, CStringGetDatum(labels));
+	values[2] = Float8GetDatum(value);
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+}
+
+/* A series as a row. domain: NULL for one of the server. */
+static void
+put_series(ReturnSetInfo *rsinfo, const Series *series, const char *domain, uint64 value)
+{
+	StringInfoData labels;
+	const char *label = families[series->family].labels;
+	const char *const *next = series->values;
+
+	initStringInfo(&labels);
+	appendStringInfoChar(&labels, '{');
+	while (*label != '\0')
+	{
+		int			len = (int) strcspn(label, ",");
+
+		appendStringInfo(&labels, "%s\"%.*s\": ", labels.len > 1 ? ", " : "", len, label);
+		escape_json(&labels, domain != NULL && label == families[series->family].labels ? domain : *next++);
+		label += len + (label[len] == ',');
+	}
+	appendStringInfoChar(&labels, '}');
+	put_value(rsinfo, families[series->family].name, labels.data,
+			  families[series->family].type == SECONDS ? value / 1e6 : (double) value);
+	pfree(labels.data);
+}
+
+static void
+put_window(ReturnSetInfo *rsinfo)
+{
+	uint64		count = 0;
+
+	for (int i = 0; i < WINDOW_BUCKETS; i++)
+	{
+		char	   *labels = i < (int) lengthof(window_bounds) ? psprintf("{\"le\": \"%g\"}", window_bounds[i] / 1e6) :
+			pstrdup("{\"le\": \"+Inf\"}");
+
+		count += pg_atomic_read_u64(&metrics->window[i]);
+		put_value(rsinfo, METRIC_WINDOW_NAME "_bucket", labels, count);
+	}
+	put_value(rsinfo, METRIC_WINDOW_NAME "_sum", "{}", pg_atomic_read_u64(&metrics->window_sum) / 1e6);
+	put_value(rsinfo, METRIC_WINDOW_NAME "_count", "{}", count);
+}
+
+/* The domain's name as its users know it; NULL: it is of another database. */
+static const char *
+name_of_slot(MetricSlot slot)
+{
+	const char *wire_name = metrics->slots[slot].wire_name;
+	const char *dot = strchr(wire_name, '.');
+	int			nparts;
+	char	  **parts;
+
+	if (slot == METRIC_OTHER_SLOT)
+		return METRIC_OTHER_NAME;
+	if ((Oid) strtoul(wire_name, NULL, 10) != MyDatabaseId || dot == NULL || !key_parts(dot + 1, &nparts, &parts) ||
+		nparts != 1)
+		return NULL;
+	return parts[0];
+}
+
+/* Of this database's domains and of the whole server. Slot 0 is shown only once it is used. */
+Datum
+fence_metrics_view(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	int			n;
+
+	shared_require();
+	InitMaterializedSRF(fcinfo, 0);
+	n = metrics_slots();
+	for (MetricSlot slot = n < METRIC_MAX_SLOTS ? METRIC_OTHER_SLOT + 1 : METRIC_OTHER_SLOT; slot < n; slot++)
+	{
+		const char *name = name_of_slot(slot);
+
+		CHECK_FOR_INTERRUPTS();
+		for (int i = 0; name && i < DOMAIN_METRICS; i++)
+			put_series(rsinfo, &domain_series[i], name, pg_atomic_read_u64(&metrics->slots[slot].values[i]));
+	}
+	for (int i = 0; i < SERVER_METRICS; i++)
+	{
+		/* a standby never opens fences: nobody is to be called for that */
+		if (i == SERVER_METRIC_OPEN && RecoveryInProgress())
+			continue;
+		put_series(rsinfo, &server_series[i], NULL, metrics_value_server(i));
+	}
+	put_window(rsinfo);
+	return (Datum) 0;
+}
+
+/*
+ * All counters of the server begin again at 0, and its worst values. Gauges that tell how things stand stay as they are; that
+ * of held effects is back with the patrol's next round.
+ */
+Datum
+fence_reset_metrics(PG_FUNCTION_ARGS)
+{
+	int			n;
+
+	(void) fcinfo;
+	shared_require();
+	n = metrics_slots();
+	for (MetricSlot slot = 0; slot < n; slot++)
+		for (int i = 0; i < DOMAIN_METRICS; i++)
+			if (families[domain_series[i].family].type == COUNTER)
+				metrics_set(slot, i, 0);
+	for (int i = 0; i < SERVER_METRICS; i++)
+		pg_atomic_write_u64(&metrics->server[i], 0);
+	for (int i = 0; i < WINDOW_BUCKETS; i++)
+		pg_atomic_write_u64(&metrics->window[i], 0);
+	pg_atomic_write_u64(&metrics->window_sum, 0);
+	PG_RETURN_VOID();
+}

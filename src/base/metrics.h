@@ -1,0 +1,207 @@
+/*
+ * base/metrics.h
+ *	  Counters and gauges in shared memory, and the one list of them: what is not named here does not exist.
+ *
+ * fence.metrics shows them; the exporter's queries, the alert rules and the dashboard below monitoring/ are made from, or
+ * compared with, these lists, which monitoring/generate.py reads: keep one entry a line.
+ *
+ * Locks: counting takes none (atomics) and neither raises nor allocates: usable in COMMIT and ABORT. Only finding a domain's
+ * slot takes the lock of shared memory; it is done when a Domain is built, and the slot is kept in it.
+ */
+#ifndef FENCE_METRICS_H
+#define FENCE_METRICS_H
+
+#include "postgres.h"
+
+#include "port/atomics.h"
+
+/*
+ * Families: identifier, name, type, labels in order, help. A family with the label "domain" exists once for each domain.
+ * Types: COUNTER; GAUGE; SECONDS, a gauge that is kept in microseconds and shown in seconds.
+ */
+#define METRIC_FAMILIES(F) \
+	F(OPERATIONS, "cache_fence_operations_total", COUNTER, "domain,operation,result", "Operations on fences and cached values, by what came of them") \
+	F(FALLBACK, "cache_db_fallback_total", COUNTER, "domain,reason", "Reads that had to go to PostgreSQL") \
+	F(STALE_REJECT, "cache_stale_write_reject_total", COUNTER, "domain,level", "Outdated writes that were turned away") \
+	F(PENDING, "cache_fence_pending", GAUGE, "domain", "Reservations that are not settled, as of the last patrol round") \
+	F(REPAIR, "cache_fence_repair_total", COUNTER, "domain,result", "Repairs of fences, by result") \
+	F(COMPARE, "cache_fence_db_compare", COUNTER, "domain,relation", "Fences compared with their rows, by what was found") \
+	F(ROWS, "cache_fence_changed_rows_total", COUNTER, "domain,way", "Changed rows of fenced tables, by what told of them") \
+	F(EPOCH_CHANGES, "cache_fence_epoch_changes_total", COUNTER, "reason", "New epochs, by what made them necessary") \
+	F(STATE_CHANGES, "cache_fence_state_changes_total", COUNTER, "state", "Times that the state was entered") \
+	F(BYPASSED, "cache_fence_bypassed_transactions_total", COUNTER, "", "Transactions that committed without reservations") \
+	F(TOO_LARGE, "cache_fence_values_too_large_total", COUNTER, "", "Rows of tables with write-through that were too large for it") \
+	F(TORN, "cache_fence_torn_reads_total", COUNTER, "", "Reads of several keys that changed meanwhile, and were read again") \
+	F(EFFECTS, "cache_fence_effects_total", COUNTER, "operation,result", "Effects on keys in Redis that are bound to transactions, by what came of them") \
+	F(EFFECTS_HELD, "cache_fence_held_effects", GAUGE, "", "Effects of transactions under way or prepared that the last patrol round found held") \
+	F(OPEN, "cache_fence_open", GAUGE, "", "1 while fences may be used (state OPEN), else 0") \
+	F(LEASE, "cache_fence_lease_seconds", SECONDS, "", "The setting pgcache_fence.lease") \
+	F(HEARTBEAT, "cache_fence_heartbeat_worst_seconds", SECONDS, "", "Longest heartbeat since the last reset") \
+	F(CLOCK_STEP, "cache_fence_clock_step_worst_seconds", SECONDS, "", "Largest step of a Redis node's clock against PostgreSQL's since the last reset")
+
+/* The one histogram; it has no labels but "le". */
+#define METRIC_WINDOW_NAME "cache_fence_commit_window_seconds"
+#define METRIC_WINDOW_HELP "Time from a transaction's commit to the commit of its fences"
+/* Upper bounds of its buckets in microseconds; the last bucket has none. */
+#define METRIC_WINDOW_BUCKETS 100, 250, 500, 1000, 2500, 5000, 10000, 25000, 50000, 100000, 250000, 500000, 1000000, 5000000
+
+/* Of each domain: identifier, family, values of the labels after "domain" in their order. */
+#define METRIC_DOMAIN_SERIES(S) \
+	S(RESERVE_GRANTED, OPERATIONS, "reserve", "granted") \
+	S(RESERVE_FAILED, OPERATIONS, "reserve", "failed") \
+	S(COMMIT_WRITTEN, OPERATIONS, "commit", "written") \
+	S(COMMIT_UNARMED, OPERATIONS, "commit", "unarmed") \
+	S(COMMIT_FAILED, OPERATIONS, "commit", "failed") \
+	S(COMMIT_BYPASSED, OPERATIONS, "commit", "bypassed") \
+	S(ABORT_WRITTEN, OPERATIONS, "abort", "written") \
+	S(ABORT_UNARMED, OPERATIONS, "abort", "unarmed") \
+	S(ABORT_FAILED, OPERATIONS, "abort", "failed") \
+	S(DOMAIN_RESERVE_GRANTED, OPERATIONS, "domain_reserve", "granted") \
+	S(DOMAIN_RESERVE_FAILED, OPERATIONS, "domain_reserve", "failed") \
+	S(DOMAIN_COMMIT_WRITTEN, OPERATIONS, "domain_commit", "written") \
+	S(DOMAIN_COMMIT_UNARMED, OPERATIONS, "domain_commit", "unarmed") \
+	S(DOMAIN_COMMIT_FAILED, OPERATIONS, "domain_commit", "failed") \
+	S(DOMAIN_ABORT_WRITTEN, OPERATIONS, "domain_abort", "written") \
+	S(DOMAIN_ABORT_UNARMED, OPERATIONS, "domain_abort", "unarmed") \
+	S(DOMAIN_ABORT_FAILED, OPERATIONS, "domain_abort", "failed") \
+	S(SETTLE_COMMITTED, OPERATIONS, "settle", "committed") \
+	S(SETTLE_ABORTED, OPERATIONS, "settle", "aborted") \
+	S(SETTLE_UNKNOWN, OPERATIONS, "settle", "unknown") \
+	S(GET_TOLD, OPERATIONS, "get", "told") \
+	S(GET_HIT, OPERATIONS, "get", "hit") \
+	S(GET_MISS, OPERATIONS, "get", "miss") \
+	S(GET_PENDING, OPERATIONS, "get", "pending") \
+	S(GET_UNARMED, OPERATIONS, "get", "unarmed") \
+	S(GET_UNAVAILABLE, OPERATIONS, "get", "unavailable") \
+	S(PUT_STORED, OPERATIONS, "put", "stored") \
+	S(PUT_REFUSED, OPERATIONS, "put", "refused") \
+	S(FALLBACK_MISS, FALLBACK, "miss", NULL) \
+	S(FALLBACK_PENDING, FALLBACK, "pending", NULL) \
+	S(FALLBACK_UNARMED, FALLBACK, "unarmed", NULL) \
+	S(FALLBACK_UNAVAILABLE, FALLBACK, "unavailable", NULL) \
+	S(FALLBACK_OWN_WRITE, FALLBACK, "own_write", NULL) \
+	S(FALLBACK_UNREADABLE, FALLBACK, "unreadable", NULL) \
+	S(STALE_REDIS, STALE_REJECT, "redis", NULL) \
+	S(STALE_POSTGRES, STALE_REJECT, "postgres", NULL) \
+	S(PENDING, PENDING, NULL, NULL) \
+	S(REPAIR_REPAIRED, REPAIR, "repaired", NULL) \
+	S(REPAIR_UNCHANGED, REPAIR, "unchanged", NULL) \
+	S(REPAIR_PENDING, REPAIR, "pending", NULL) \
+	S(REPAIR_UNARMED, REPAIR, "unarmed", NULL) \
+	S(REPAIR_UNAVAILABLE, REPAIR, "unavailable", NULL) \
+	S(COMPARE_EQUAL, COMPARE, "equal", NULL) \
+	S(COMPARE_BEHIND, COMPARE, "fence_behind_db", NULL) \
+	S(COMPARE_AHEAD, COMPARE, "fence_ahead_db", NULL) \
+	S(COMPARE_PAYLOAD, COMPARE, "payload_differs", NULL) \
+	S(COMPARE_PENDING, COMPARE, "pending", NULL) \
+	S(COMPARE_MISSING, COMPARE, "missing", NULL) \
+	S(ROWS_EXECUTOR, ROWS, "executor", NULL) \
+	S(ROWS_TRIGGERS, ROWS, "triggers", NULL)
+
+/* Of the whole server: identifier, family, value of its label. */
+#define METRIC_SERVER_SERIES(S) \
+	S(EPOCH_START, EPOCH_CHANGES, "start", NULL) \
+	S(EPOCH_PROCESS, EPOCH_CHANGES, "redis_process", NULL) \
+	S(EPOCH_BYPASS, EPOCH_CHANGES, "bypass", NULL) \
+	S(EPOCH_BURNT, EPOCH_CHANGES, "burnt", NULL) \
+	S(STATE_OPEN, STATE_CHANGES, "OPEN", NULL) \
+	S(STATE_CLOSED, STATE_CHANGES, "CLOSED", NULL) \
+	S(BYPASSED, BYPASSED, NULL, NULL) \
+	S(TOO_LARGE, TOO_LARGE, NULL, NULL) \
+	S(TORN, TORN, NULL, NULL) \
+	S(EFFECT_HOLD_HELD, EFFECTS, "hold", "held") \
+	S(EFFECT_HOLD_REFUSED, EFFECTS, "hold", "refused") \
+	S(EFFECT_HOLD_FAILED, EFFECTS, "hold", "failed") \
+	S(EFFECT_APPLY_DONE, EFFECTS, "apply", "done") \
+	S(EFFECT_APPLY_FAILED, EFFECTS, "apply", "failed") \
+	S(EFFECT_UNDO_DONE, EFFECTS, "undo", "done") \
+	S(EFFECT_UNDO_FAILED, EFFECTS, "undo", "failed") \
+	S(EFFECT_SETTLE_APPLIED, EFFECTS, "settle", "applied") \
+	S(EFFECT_SETTLE_UNDONE, EFFECTS, "settle", "undone") \
+	S(EFFECT_SETTLE_FAILED, EFFECTS, "settle", "failed") \
+	S(EFFECT_OUTBOX_DONE, EFFECTS, "outbox", "done") \
+	S(EFFECT_OUTBOX_FAILED, EFFECTS, "outbox", "failed") \
+	S(EFFECTS_HELD, EFFECTS_HELD, NULL, NULL) \
+	S(OPEN, OPEN, NULL, NULL) \
+	S(LEASE, LEASE, NULL, NULL) \
+	S(HEARTBEAT, HEARTBEAT, NULL, NULL) \
+	S(CLOCK_STEP, CLOCK_STEP, NULL, NULL)
+
+typedef enum DomainMetric
+{
+#define METRIC_ENUM(id, family, one, two) METRIC_##id,
+	METRIC_DOMAIN_SERIES(METRIC_ENUM)
+	DOMAIN_METRICS
+} DomainMetric;
+
+typedef enum ServerMetric
+{
+#define SERVER_METRIC_ENUM(id, family, one, two) SERVER_METRIC_##id,
+	METRIC_SERVER_SERIES(SERVER_METRIC_ENUM)
+	SERVER_METRICS
+} ServerMetric;
+
+typedef enum MetricFamily
+{
+#define METRIC_FAMILY_ENUM(id, name, type, labels, help) FAMILY_##id,
+	METRIC_FAMILIES(METRIC_FAMILY_ENUM)
+	METRIC_FAMILY_COUNT
+} MetricFamily;
+
+/* A domain's counters. Slot 0 has those of all domains for which there was no room. */
+typedef int MetricSlot;
+#define METRIC_OTHER_SLOT 0
+#define METRIC_EFFECTS (-1)			/* no domain's */
+#define METRIC_MAX_SLOTS 1024		/* domains of all databases since the server start */
+#define METRIC_OTHER_NAME "(other)"	/* the domain label of slot 0 */
+
+/* Shared memory; metrics_initialise is called once, for zeroed memory. */
+extern Size metrics_size(void);
+extern void metrics_initialise(void *memory);
+extern void metrics_use(void *memory);
+
+/* The slot of the domain with that wire name, taken if it has none yet. Takes the lock: not in COMMIT or ABORT. */
+extern MetricSlot metrics_slot(const char *wire_name);
+
+/* Counting. Cheap, from any process and at any time. */
+extern void metrics_add(MetricSlot slot, DomainMetric metric, uint64 n);
+extern void metrics_add_server(ServerMetric metric, uint64 n);
+
+/* The series of the family whose first label value this is: for what is known by its name. Not for hot paths. */
+extern void metrics_add_named(MetricSlot slot, MetricFamily family, const char *value, uint64 n);
+
+/* Gauges. metrics_raise_server keeps the highest value since the last reset. */
+extern void metrics_set(MetricSlot slot, DomainMetric metric, uint64 value);
+extern void metrics_set_server(ServerMetric metric, uint64 value);
+extern void metrics_raise_server(ServerMetric metric, uint64 value);
+extern uint64 metrics_value_server(ServerMetric metric);
+
+/* Sets a gauge to 0 in every slot. */
+extern void metrics_clear(DomainMetric metric);
+
+/* A commit reached Redis so many microseconds after it was made. */
+extern void metrics_window(int64 microseconds);
+
+/* Number of slots in use, for loops over all. */
+extern int	metrics_slots(void);
+
+/* What a letter (outbox.h) that ends reservations, or effects, is about. */
+typedef struct LetterCount
+{
+	MetricSlot	slot;			/* or METRIC_EFFECTS: commits are effects applied, aborts effects undone */
+	uint32		commits;		/* operations in it, all of the slot's domain; a reservation counts as neither */
+	uint32		aborts;
+	int64		committed_at;	/* fence_clock() time of the transaction's commit; 0: none of its operations commits */
+} LetterCount;
+
+typedef enum LetterResult
+{
+	LETTER_WRITTEN,
+	LETTER_UNARMED,				/* a newer epoch: nothing was left to end */
+	LETTER_LOST					/* left to the patrol */
+} LetterResult;
+
+/* A letter that ends reservations or effects was answered, or given up. whole: of whole domains. */
+extern void metrics_count_end(const LetterCount *count, bool whole, LetterResult result);
+
+#endif

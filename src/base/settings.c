@@ -1,0 +1,382 @@
+/*
+ * base/settings.c
+ *	  The configuration parameters pgcache_fence.*: definition, bounds, description, checks. See settings.h.
+ *
+ * Owns: the parameters. Takes no locks. Never: put the URL, which may hold a password, into a message.
+ */
+#include "postgres.h"
+
+#include <limits.h>
+
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/varlena.h"
+
+#include "base/settings.h"
+#include "base/url.h"
+#include "redis/tls.h"
+
+#define NAMESPACE_MAX 32
+
+char	   *setting_redis_url;
+char	   *setting_tls_ca_file;
+char	   *setting_tls_cert_file;
+char	   *setting_tls_key_file;
+char	   *setting_namespace;
+char	   *setting_databases;
+int			setting_lease;
+int			setting_clock_margin;
+int			setting_timeout;
+int			setting_on_redis_failure;
+int			setting_reserve;
+int			setting_capture;
+int			setting_patrol_interval;
+int			setting_patrol_grace;
+double		setting_audit_rate;
+int			setting_bulk_threshold;
+int			setting_value_limit;
+int			setting_fill_lease;
+int			setting_stream_limit;
+int			setting_default_ttl;
+int			setting_tombstone_retention;
+
+static const struct config_enum_entry failure_policies[] = {
+	{"bypass", POLICY_BYPASS, false},
+	{"error", POLICY_ERROR, false},
+	{NULL, 0, false}
+};
+
+static const struct config_enum_entry reserve_times[] = {
+	{"early", RESERVE_EARLY, false},
+	{"commit", RESERVE_AT_COMMIT, false},
+	{NULL, 0, false}
+};
+
+static const struct config_enum_entry capture_ways[] = {
+	{"auto", CAPTURE_AUTO, false},
+	{"triggers", CAPTURE_TRIGGERS, false},
+	{NULL, 0, false}
+};
+
+/*
+ * What a check hook answers to an invalid value; detail: a sentence. At the start PostgreSQL would warn and go on with the
+ * default: with another Redis, or other keys. So it does not start, as with an invalid value of its own.
+ */
+static bool
+refuse(const char *name, int code, const char *detail)
+{
+	if (process_shared_preload_libraries_in_progress)
+		ereport(FATAL,
+				(errcode(code),
+				 errmsg("invalid value for parameter \"%s\"", name),
+				 errdetail("%s", detail)));
+	GUC_check_errcode(code);
+	GUC_check_errdetail("%s", detail);
+	return false;
+}
+
+/* PostgreSQL's own message would repeat the value, and with it the password, in the log: so there is one of ours. */
+static bool
+check_redis_url(char **newval, void **extra, GucSource source)
+{
+	static const char *const name = "pgcache_fence.redis_url";
+	RedisUrl	url;
+	const char *why = redis_url_parse(*newval, &url);
+
+	(void) extra;
+	(void) source;
+	if (why != NULL)
+	{
+		GUC_check_errmsg("invalid value for parameter \"pgcache_fence.redis_url\"");
+		return refuse(name, ERRCODE_INVALID_PARAMETER_VALUE, psprintf("The URL is malformed: %s.", why));
+	}
+	why = url.tls ? tls_missing() : NULL;
+	if (why != NULL)
+	{
+		GUC_check_errmsg("unsupported value for parameter \"pgcache_fence.redis_url\"");
+		return refuse(name, ERRCODE_FEATURE_NOT_SUPPORTED, psprintf("%s.", why));
+	}
+	return true;
+}
+
+static emit_log_hook_type next_emit_log_hook = NULL;
+
+/*
+ * At a reload the postmaster logs the new value of each parameter: of this one it may hold a password. The message is in the
+ * server's language, and has the name as the file spells it.
+ */
+static void
+hide_redis_url(ErrorData *edata)
+{
+	static bool ours = false;
+
+	if (ours || edata->elevel >= ERROR || !edata->output_to_server || edata->message == NULL ||
+		strcasestr(edata->message, "pgcache_fence.redis_url") == NULL || strstr(edata->message, "://") == NULL)
+	{
+		if (next_emit_log_hook)
+			next_emit_log_hook(edata);
+		return;
+	}
+	edata->output_to_server = false;
+	ours = true;
+	ereport(LOG, (errmsg("parameter \"pgcache_fence.redis_url\" changed")));
+	ours = false;
+}
+
+static bool
+check_namespace(char **newval, void **extra, GucSource source)
+{
+	size_t		len = strlen(*newval);
+
+	(void) extra;
+	(void) source;
+	if (len >= 1 && len <= NAMESPACE_MAX &&
+		strspn(*newval, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-") == len)
+		return true;
+	return refuse("pgcache_fence.namespace", ERRCODE_INVALID_PARAMETER_VALUE,
+				  psprintf("A namespace has 1 to %d letters (A-Z, a-z), digits, underscores, dots and hyphens.", NAMESPACE_MAX));
+}
+
+static bool
+check_databases(char **newval, void **extra, GucSource source)
+{
+	char	   *copy = pstrdup(*newval);
+	List	   *names;
+	bool		valid = SplitIdentifierString(copy, ',', &names);
+
+	(void) extra;
+	(void) source;
+	list_free(names);
+	pfree(copy);
+	return valid || refuse("pgcache_fence.databases", ERRCODE_INVALID_PARAMETER_VALUE,
+						   "It must be * or a list of database names separated by commas; names with upper-case "
+						   "letters or special characters are quoted as in SQL.");
+}
+
+/* Whether pgcache_fence.databases names the database. Names are read as identifiers: unquoted ones in lower case. */
+bool
+settings_serves_database(const char *datname)
+{
+	char	   *copy = pstrdup(setting_databases);
+	List	   *names;
+	ListCell   *cell;
+	bool		found = false;
+
+	if (SplitIdentifierString(copy, ',', &names))
+	{
+		foreach(cell, names)
+		{
+			const char *name = lfirst(cell);
+
+			if (strcmp(name, "*") == 0 || strcmp(name, datname) == 0)
+				found = true;
+		}
+	}
+	list_free(names);
+	pfree(copy);
+	return found;
+}
+
+static void
+define_redis(void)
+{
+	DefineCustomStringVariable("pgcache_fence.redis_url",
+							   "Where Redis is, and how to log in.",
+							   "redis://[[user]:password@]host[:port], rediss:// likewise with TLS, "
+							   "redis+sentinel://[[user]:password@]host[:port],.../master, "
+							   "redis+cluster://[[user]:password@]host[:port],... or "
+							   "unix://[[user]:password@]/path/to/socket. Several of the plain ones, separated by commas, "
+							   "are shards: the keys are divided among them. "
+							   "Special characters in user and password are percent-encoded. Only database 0 can "
+							   "be used. Without a password no AUTH is sent.",
+							   &setting_redis_url, "redis://127.0.0.1:6379",
+							   PGC_SIGHUP, GUC_SUPERUSER_ONLY, check_redis_url, NULL, NULL);
+
+	DefineCustomStringVariable("pgcache_fence.namespace",
+							   "First part of the name of every Redis key of this cluster.",
+							   "Keeps several PostgreSQL clusters that use one Redis apart: two that run at the "
+							   "same time must never have the same. Applications use it in the names of keys that "
+							   "they compute themselves.",
+							   &setting_namespace, "fence",
+							   PGC_POSTMASTER, 0, check_namespace, NULL, NULL);
+
+	DefineCustomIntVariable("pgcache_fence.timeout",
+							"Longest time to wait for one answer of Redis.",
+							"After it Redis counts as gone: a read goes to PostgreSQL, the keeper closes the fences "
+							"and writers follow pgcache_fence.on_redis_failure.",
+							&setting_timeout, 500, 10, 60000,
+							PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
+
+	DefineCustomEnumVariable("pgcache_fence.on_redis_failure",
+							 "What writers of fenced tables do while Redis is gone.",
+							 "\"bypass\": wait until the lease is over, so that no cached value is served any more, "
+							 "and commit without telling Redis. \"error\": the transaction fails. Neither lets "
+							 "a stale value be read. A table's own policy, given to fence.attach, comes first.",
+							 &setting_on_redis_failure, POLICY_BYPASS, failure_policies,
+							 PGC_SUSET, 0, NULL, NULL, NULL);
+
+	DefineCustomEnumVariable("pgcache_fence.reserve",
+							 "When a changed row of a fenced table stops being served from Redis.",
+							 "\"early\": with the change, so that the commit hardly waits. \"commit\": with the commit, so that readers keep "
+							 "their hits while a long transaction runs, and a rollback leaves the cache as it was. A table's own "
+							 "choice, given to fence.attach, comes first.",
+							 &setting_reserve, RESERVE_EARLY, reserve_times,
+							 PGC_USERSET, 0, NULL, NULL, NULL);
+}
+
+/* The names of files tell of the server's file system: as with data_directory, that is for superusers. */
+static void
+define_tls(void)
+{
+	DefineCustomStringVariable("pgcache_fence.tls_ca_file",
+							   "Certificate authorities by which the certificate of Redis is checked.",
+							   "A file in PEM format; empty means those of the system. The certificate must be for the "
+							   "host, or the address, that pgcache_fence.redis_url names.",
+							   &setting_tls_ca_file, "",
+							   PGC_SIGHUP, GUC_SUPERUSER_ONLY, NULL, NULL, NULL);
+
+	DefineCustomStringVariable("pgcache_fence.tls_cert_file",
+							   "Certificate that is shown to Redis.",
+							   "A file in PEM format, with the certificates between it and its authority. Empty means none.",
+							   &setting_tls_cert_file, "",
+							   PGC_SIGHUP, GUC_SUPERUSER_ONLY, NULL, NULL, NULL);
+
+	DefineCustomStringVariable("pgcache_fence.tls_key_file",
+							   "Private key of the certificate that is shown to Redis.",
+							   "A file in PEM format, without a passphrase. Set together with pgcache_fence.tls_cert_file.",
+							   &setting_tls_key_file, "",
+							   PGC_SIGHUP, GUC_SUPERUSER_ONLY, NULL, NULL, NULL);
+}
+
+static void
+define_lease(void)
+{
+	DefineCustomIntVariable("pgcache_fence.lease",
+							"How long Redis may vouch for cached values without hearing from PostgreSQL.",
+							"Renewed at a quarter of it. Longer survives longer pauses of either side; shorter "
+							"lets writers go on sooner after Redis is gone, because they wait for its end.",
+							&setting_lease, 3000, 500, LEASE_MAX_MS,
+							PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("pgcache_fence.clock_margin",
+							"How far the clock of Redis may fall behind during one lease.",
+							"Added to every wait for the end of a lease. Freshness holds as long as the clock of "
+							"the Redis machine is not set back, and the machine not paused, by more than this "
+							"within a lease.",
+							&setting_clock_margin, 200, 10, 10000,
+							PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
+}
+
+static void
+define_patrol(void)
+{
+	DefineCustomStringVariable("pgcache_fence.databases",
+							   "Databases that the background workers look after.",
+							   "A list of names separated by commas, or * for every database that allows "
+							   "connections; never a template. A fenced table of any other database is not served from the cache.",
+							   &setting_databases, "*",
+							   PGC_SIGHUP, 0, check_databases, NULL, NULL);
+
+	DefineCustomIntVariable("pgcache_fence.patrol_interval",
+							"Time between two rounds of the patrol.",
+							"A round settles the reservations whose transactions have ended without telling Redis, "
+							"and compares a sample of rows with their fences.",
+							&setting_patrol_interval, 1000, 50, 3600000,
+							PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("pgcache_fence.patrol_grace",
+							"Age from which the patrol looks into a reservation.",
+							"Younger ones are left to their transactions. Age alone never ends a transaction's "
+							"reservation.",
+							&setting_patrol_grace, 1000, 0, 3600000,
+							PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
+
+	DefineCustomRealVariable("pgcache_fence.audit_rate",
+							 "Rows per second that the patrol compares with their fences.",
+							 "For each fenced table, and at least one in each round of ten seconds; more than 10000 count "
+							 "as so many. 0 turns the comparison off.",
+							 &setting_audit_rate, 10, 0, 1e6,
+							 PGC_SIGHUP, 0, NULL, NULL, NULL);
+}
+
+/*
+ * Not for everybody: who raises it keeps as many reservations in the memory of Redis as he changes rows, and who lowers it makes a
+ * whole table cold with one row. GRANT SET ON PARAMETER gives it to a role.
+ */
+static void
+define_writing(void)
+{
+	DefineCustomEnumVariable("pgcache_fence.capture",
+							 "How changed rows of fenced tables are noticed.",
+							 "\"auto\": by the executor itself, which costs a fraction of row triggers, and by the triggers where it cannot. "
+							 "\"triggers\": by them alone.",
+							 &setting_capture, CAPTURE_AUTO, capture_ways,
+							 PGC_SUSET, 0, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("pgcache_fence.bulk_threshold",
+							"Number of rows of a table that a transaction reserves one by one.",
+							"A transaction that changes more rows reserves the whole table instead: one message instead "
+							"of one per row. When it commits, no cached value of the table is trusted any more.",
+							&setting_bulk_threshold, 3000, 1, INT_MAX,
+							PGC_SUSET, 0, NULL, NULL, NULL);
+}
+
+static void
+define_values(void)
+{
+	DefineCustomIntVariable("pgcache_fence.value_limit",
+							"Largest row that a commit stores in Redis.",
+							"In bytes of its JSON text, for tables attached with cache => 'row'. A larger row is cached "
+							"by the next reader instead. 0 lets no commit store rows: for instance in a session "
+							"that changes many rows that nobody will read.",
+							&setting_value_limit, 8192, 0, VALUE_LIMIT_MAX,
+							PGC_USERSET, GUC_UNIT_BYTE, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("pgcache_fence.fill_lease",
+							"Time for which one reader may fill in a missing value before others are asked to.",
+							"Readers that miss the value meanwhile are told so, and may wait that long for it instead of "
+							"reading PostgreSQL; fence.read does. 0 turns this off.",
+							&setting_fill_lease, 100, 0, FILL_LEASE_MAX_MS,
+							PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("pgcache_fence.stream_limit",
+							"Number of events that Redis keeps in the stream of a table.",
+							"For tables attached with publish => 'stream'. Redis keeps somewhat more where that is "
+							"cheaper.",
+							&setting_stream_limit, 10000, 1, INT_MAX,
+							PGC_SIGHUP, 0, NULL, NULL, NULL);
+}
+
+static void
+define_retention(void)
+{
+	DefineCustomIntVariable("pgcache_fence.default_ttl",
+							"Time to live of what is cached, unless the table or whoever caches it says another.",
+							"Then Redis forgets it, which costs one cache miss and nothing else.",
+							&setting_default_ttl, 86400, 60, 365 * 86400,
+							PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("pgcache_fence.tombstone_retention",
+							"Time for which the version of each deleted row is kept.",
+							"Afterwards the table's floor takes its place: a row that comes back later starts above "
+							"the highest version that was forgotten.",
+							&setting_tombstone_retention, 7 * 86400, 0, 3650 * 86400,
+							PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
+}
+
+/* Defines all parameters; called once, when the library is preloaded. */
+void
+settings_define(void)
+{
+	define_redis();
+	define_tls();
+	define_lease();
+	define_patrol();
+	define_writing();
+	define_values();
+	define_retention();
+	MarkGUCPrefixReserved("pgcache_fence");
+	next_emit_log_hook = emit_log_hook;
+	emit_log_hook = hide_redis_url;
+}

@@ -1,0 +1,426 @@
+/*
+ * domain/catalog.c
+ *	  The extension's own tables: where they are, and the rows of fence.domain; see domain.h.
+ *
+ * Owns: which column of fence.domain means what. Tables are read and written directly, with a snapshot of now and
+ * without privileges: whoever fires a trigger or attaches a table of his own needs none on them.
+ *
+ * Locks: AccessShareLock to read, kept no longer than the look-up; RowExclusiveLock to write, and to delete an ExclusiveLock on the
+ * row as an object, kept to the end.
+ * Never runs user-defined code.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/skey.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "catalog/indexing.h"
+#include "catalog/partition.h"
+#include "catalog/pg_collation.h"
+#include "catalog/pg_index.h"
+#include "catalog/pg_type.h"
+#include "commands/sequence.h"
+#include "storage/lmgr.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/syscache.h"
+
+#include "domain/domain.h"
+
+/* Columns of fence.domain, in the order of the install script */
+typedef enum DomainColumn
+{
+	COLUMN_ID = 1,
+	COLUMN_NAME,
+	COLUMN_RELATION,
+	COLUMN_KEY_COLUMNS,
+	COLUMN_VERSION_COLUMN,
+	COLUMN_TAG,
+	COLUMN_SCOPE,
+	COLUMN_CACHE,
+	COLUMN_COLUMNS,
+	COLUMN_TTL,
+	COLUMN_ON_REDIS_FAILURE,
+	COLUMN_PUBLISH,
+	COLUMN_VERSION_ADDED,
+	COLUMN_CACHE_ABSENT,
+	COLUMN_RESERVE,
+	NCOLUMNS = COLUMN_RESERVE
+} DomainColumn;
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Tables
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+Relation
+fence_table_open(const char *relname, LOCKMODE lock)
+{
+	Oid			relid = fence_table_oid(relname);
+
+	/* it may be dropped between the two */
+	return OidIsValid(relid) ? try_table_open(relid, lock) : NULL;
+}
+
+/* The table's unique index whose first column is this; InvalidOid if there is none. */
+static Oid
+index_on(Relation table, AttrNumber first_column)
+{
+	List	   *indexes = RelationGetIndexList(table);
+	Oid			found = InvalidOid;
+	ListCell   *lc;
+
+	foreach(lc, indexes)
+	{
+		HeapTuple	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(lfirst_oid(lc)));
+		Form_pg_index form;
+
+		if (!HeapTupleIsValid(tuple))
+			continue;
+		form = (Form_pg_index) GETSTRUCT(tuple);
+		if (form->indisunique && form->indisvalid && form->indkey.values[0] == first_column)
+			found = lfirst_oid(lc);
+		ReleaseSysCache(tuple);
+	}
+	list_free(indexes);
+	return found;
+}
+
+/* A copy of the first row that fits; NULL if none does. */
+static HeapTuple
+find_row(Relation table, Oid index, ScanKey key, Snapshot snapshot)
+{
+	SysScanDesc scan = systable_beginscan(table, index, OidIsValid(index), snapshot, 1, key);
+	HeapTuple	tuple = systable_getnext(scan);
+
+	if (HeapTupleIsValid(tuple))
+		tuple = heap_copytuple(tuple);
+	systable_endscan(scan);
+	return tuple;
+}
+
+HeapTuple
+catalog_find_row(Relation catalog, Oid index, AttrNumber attnum, Oid object, Snapshot snapshot)
+{
+	ScanKeyData key;
+
+	ScanKeyInit(&key, attnum, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(object));
+	return find_row(catalog, index, &key, snapshot);
+}
+
+HeapTuple
+fence_table_find(Relation table, AttrNumber column, RegProcedure equality, Datum value)
+{
+	ScanKeyData key;
+
+	ScanKeyEntryInitialize(&key, 0, column, BTEqualStrategyNumber, InvalidOid, DEFAULT_COLLATION_OID, equality, value);
+	/* without a snapshot of ours: a new one, also where transactions may take none (parallel workers) */
+	return find_row(table, index_on(table, column), &key, NULL);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Reading rows
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static char *
+text_or_null(Datum value, bool isnull)
+{
+	return isnull ? NULL : TextDatumGetCString(value);
+}
+
+static List *
+names_of_array(Datum value, bool isnull)
+{
+	List	   *names = NIL;
+	Datum	   *elements;
+	int			n;
+
+	if (isnull)
+		return NIL;
+	deconstruct_array(DatumGetArrayTypeP(value), NAMEOID, NAMEDATALEN, false, TYPALIGN_CHAR, &elements, NULL, &n);
+	for (int i = 0; i < n; i++)
+		names = lappend(names, pstrdup(NameStr(*DatumGetName(elements[i]))));
+	return names;
+}
+
+static DomainRow *
+row_of_tuple(HeapTuple tuple, TupleDesc desc)
+{
+	Datum		values[NCOLUMNS + 1];
+	bool		nulls[NCOLUMNS + 1];
+	DomainRow  *row = palloc0(sizeof(DomainRow));
+
+	for (int i = 1; i <= NCOLUMNS; i++)
+		values[i] = heap_getattr(tuple, i, desc, &nulls[i]);
+
+	row->id = DatumGetInt64(values[COLUMN_ID]);
+	row->name = TextDatumGetCString(values[COLUMN_NAME]);
+	row->relid = nulls[COLUMN_RELATION] ? InvalidOid : DatumGetObjectId(values[COLUMN_RELATION]);
+	row->key_columns = names_of_array(values[COLUMN_KEY_COLUMNS], nulls[COLUMN_KEY_COLUMNS]);
+	if (!nulls[COLUMN_VERSION_COLUMN])
+		row->version_column = pstrdup(NameStr(*DatumGetName(values[COLUMN_VERSION_COLUMN])));
+	row->tag = text_or_null(values[COLUMN_TAG], nulls[COLUMN_TAG]);
+	row->scope = TextDatumGetCString(values[COLUMN_SCOPE]);
+	row->cache = TextDatumGetCString(values[COLUMN_CACHE]);
+	row->columns = names_of_array(values[COLUMN_COLUMNS], nulls[COLUMN_COLUMNS]);
+	if (!nulls[COLUMN_TTL])
+	{
+		row->ttl = palloc(sizeof(Interval));
+		*row->ttl = *DatumGetIntervalP(values[COLUMN_TTL]);
+	}
+	row->on_redis_failure = text_or_null(values[COLUMN_ON_REDIS_FAILURE], nulls[COLUMN_ON_REDIS_FAILURE]);
+	row->publish = TextDatumGetCString(values[COLUMN_PUBLISH]);
+	row->version_added = DatumGetBool(values[COLUMN_VERSION_ADDED]);
+	row->cache_absent = DatumGetBool(values[COLUMN_CACHE_ABSENT]);
+	row->reserve = text_or_null(values[COLUMN_RESERVE], nulls[COLUMN_RESERVE]);
+	return row;
+}
+
+static DomainRow *
+fetch_row(AttrNumber column, RegProcedure equality, Datum value)
+{
+	Relation	table = fence_table_open("domain", AccessShareLock);
+	HeapTuple	tuple;
+	DomainRow  *row;
+
+	if (table == NULL)
+		return NULL;
+	tuple = fence_table_find(table, column, equality, value);
+	row = HeapTupleIsValid(tuple) ? row_of_tuple(tuple, RelationGetDescr(table)) : NULL;
+	table_close(table, AccessShareLock);
+	return row;
+}
+
+DomainRow *
+domain_row_by_relation(Oid relid)
+{
+	return fetch_row(COLUMN_RELATION, F_OIDEQ, ObjectIdGetDatum(relid));
+}
+
+DomainRow *
+domain_row_covering(Oid relid)
+{
+	DomainRow  *row = domain_row_by_relation(relid);
+
+	if (row == NULL && get_rel_relispartition(relid))
+	{
+		ListCell   *lc;
+
+		foreach(lc, get_partition_ancestors(relid))
+			if ((row = domain_row_by_relation(lfirst_oid(lc))) != NULL)
+				break;
+	}
+	return row;
+}
+
+DomainRow *
+domain_row_by_name(const char *name)
+{
+	return fetch_row(COLUMN_NAME, F_TEXTEQ, CStringGetTextDatum(name));
+}
+
+/* own: only those that this transaction has written. */
+static List *
+read_rows(bool own)
+{
+	Relation	table = fence_table_open("domain", AccessShareLock);
+	List	   *rows = NIL;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	if (table == NULL)
+		return NIL;
+	scan = systable_beginscan(table, InvalidOid, false, NULL, 0, NULL);
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+		if (!own || TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(tuple->t_data)))
+			rows = lappend(rows, row_of_tuple(tuple, RelationGetDescr(table)));
+	systable_endscan(scan);
+	table_close(table, AccessShareLock);
+	return rows;
+}
+
+List *
+domain_rows(void)
+{
+	return read_rows(false);
+}
+
+static List *
+refs_of(List *rows)
+{
+	List	   *list = NIL;
+	ListCell   *lc;
+
+	foreach(lc, rows)
+	{
+		DomainRow  *row = lfirst(lc);
+		DomainRef  *ref = palloc0(sizeof(DomainRef));
+
+		ref->row = row;
+		ref->wire_name = domain_wire_name(row->name);
+		ref->id = row->id;
+		ref->publish = row->publish;
+		list = lappend(list, ref);
+	}
+	return list;
+}
+
+List *
+domain_list(void)
+{
+	return refs_of(domain_rows());
+}
+
+List *
+domain_list_own(void)
+{
+	return refs_of(read_rows(true));
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Writing rows
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static Datum
+array_of_names(List *names)
+{
+	Datum	   *elements = palloc(sizeof(Datum) * list_length(names));
+	int			n = 0;
+	ListCell   *lc;
+
+	foreach(lc, names)
+		elements[n++] = DirectFunctionCall1(namein, CStringGetDatum((char *) lfirst(lc)));
+	return PointerGetDatum(construct_array(elements, n, NAMEOID, NAMEDATALEN, false, TYPALIGN_CHAR));
+}
+
+static void
+set_text(Datum *values, bool *nulls, DomainColumn column, const char *value)
+{
+	nulls[column - 1] = value == NULL;
+	if (value != NULL)
+		values[column - 1] = CStringGetTextDatum(value);
+}
+
+static HeapTuple
+tuple_of_row(const DomainRow *row, TupleDesc desc)
+{
+	Datum		values[NCOLUMNS] = {0};
+	bool		nulls[NCOLUMNS] = {0};
+
+	values[COLUMN_ID - 1] = Int64GetDatum(row->id);
+	set_text(values, nulls, COLUMN_NAME, row->name);
+	nulls[COLUMN_RELATION - 1] = !OidIsValid(row->relid);
+	values[COLUMN_RELATION - 1] = ObjectIdGetDatum(row->relid);
+	values[COLUMN_KEY_COLUMNS - 1] = array_of_names(row->key_columns);
+	nulls[COLUMN_VERSION_COLUMN - 1] = row->version_column == NULL;
+	if (row->version_column != NULL)
+		values[COLUMN_VERSION_COLUMN - 1] = DirectFunctionCall1(namein, CStringGetDatum(row->version_column));
+	set_text(values, nulls, COLUMN_TAG, row->tag);
+	set_text(values, nulls, COLUMN_SCOPE, row->scope);
+	set_text(values, nulls, COLUMN_CACHE, row->cache);
+	nulls[COLUMN_COLUMNS - 1] = row->columns == NIL;
+	if (row->columns != NIL)
+		values[COLUMN_COLUMNS - 1] = array_of_names(row->columns);
+	nulls[COLUMN_TTL - 1] = row->ttl == NULL;
+	values[COLUMN_TTL - 1] = IntervalPGetDatum(row->ttl);
+	set_text(values, nulls, COLUMN_ON_REDIS_FAILURE, row->on_redis_failure);
+	set_text(values, nulls, COLUMN_PUBLISH, row->publish);
+	values[COLUMN_VERSION_ADDED - 1] = BoolGetDatum(row->version_added);
+	values[COLUMN_CACHE_ABSENT - 1] = BoolGetDatum(row->cache_absent);
+	set_text(values, nulls, COLUMN_RESERVE, row->reserve);
+	return heap_form_tuple(desc, values, nulls);
+}
+
+void
+domain_row_insert(DomainRow *row)
+{
+	Relation	table = fence_table_open("domain", RowExclusiveLock);
+	Oid			sequence = fence_table_oid("domain_id_seq");
+
+	if (table == NULL || !OidIsValid(sequence))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("the tables of extension pgcache_fence do not exist in this database"),
+				 errhint("Use CREATE EXTENSION pgcache_fence.")));
+	row->id = nextval_internal(sequence, false);
+	CatalogTupleInsert(table, tuple_of_row(row, RelationGetDescr(table)));
+	CacheInvalidateRelcache(table);
+	table_close(table, NoLock);
+	CommandCounterIncrement();
+}
+
+bool
+domain_row_delete(const DomainRow *row)
+{
+	Relation	table = fence_table_open("domain", RowExclusiveLock);
+	HeapTuple	tuple;
+
+	if (table == NULL)
+		return false;
+	/* without a table nothing else keeps two sessions from ending one domain */
+	LockDatabaseObject(RelationGetRelid(table), (Oid) row->id, 0, ExclusiveLock);
+	tuple = fence_table_find(table, COLUMN_ID, F_INT8EQ, Int64GetDatum(row->id));
+	if (HeapTupleIsValid(tuple))
+		CatalogTupleDelete(table, &tuple->t_self);
+	CacheInvalidateRelcache(table);
+	table_close(table, NoLock);
+	return HeapTupleIsValid(tuple);
+}
+
+void
+domain_row_update(const DomainRow *row)
+{
+	Relation	table = fence_table_open("domain", RowExclusiveLock);
+	HeapTuple	tuple;
+
+	if (table == NULL)
+		return;
+	tuple = fence_table_find(table, COLUMN_ID, F_INT8EQ, Int64GetDatum(row->id));
+	if (HeapTupleIsValid(tuple))
+		CatalogTupleUpdate(table, &tuple->t_self, tuple_of_row(row, RelationGetDescr(table)));
+	CacheInvalidateRelcache(table);
+	table_close(table, NoLock);
+}
+
+static bool
+rename_in_list(List *names, const char *old, const char *new)
+{
+	bool		any = false;
+	ListCell   *lc;
+
+	foreach(lc, names)
+		if (strcmp(lfirst(lc), old) == 0)
+		{
+			lfirst(lc) = pstrdup(new);
+			any = true;
+		}
+	return any;
+}
+
+bool
+domain_row_rename_column(DomainRow *row, const char *old, const char *new)
+{
+	bool		any = rename_in_list(row->key_columns, old, new);
+
+	any = rename_in_list(row->columns, old, new) || any;
+	if (row->version_column != NULL && strcmp(row->version_column, old) == 0)
+	{
+		row->version_column = pstrdup(new);
+		any = true;
+	}
+	if (row->tag != NULL)
+		row->tag = text_to_cstring(DatumGetTextPP(DirectFunctionCall3Coll(replace_text, C_COLLATION_OID,
+																		  CStringGetTextDatum(row->tag),
+																		  CStringGetTextDatum(psprintf("{%s}", old)),
+																		  CStringGetTextDatum(psprintf("{%s}", new)))));
+	return any;
+}

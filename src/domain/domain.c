@@ -1,0 +1,684 @@
+/*
+ * domain/domain.c
+ *	  The cache of fenced tables; see domain.h.
+ *
+ * Owns: the cached Domains of this backend. A row of fence.domain becomes a Domain by resolving its names against the
+ * table as it is now; that fails with a clear error if somebody renamed a column since.
+ *
+ * An invalidation may arrive whenever a lock is taken, also in the middle of building an entry. So an entry is linked
+ * only if nothing arrived meanwhile; else it is handed out once, as good as dead. Dead entries are found by nobody
+ * and are freed at the end of the transaction, because callers keep pointers that long.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/relation.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "catalog/dependency.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_index.h"
+#include "catalog/pg_inherits.h"
+#include "catalog/pg_type.h"
+#include "commands/extension.h"
+#include "commands/trigger.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/hsearch.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/syscache.h"
+#include "utils/timestamp.h"
+
+#include "base/shared.h"
+#include "domain/domain.h"
+#include "domain/key.h"
+#include "domain/plain_json.h"
+#include "domain/shape.h"
+
+/* A Domain in the cache; the Domain comes first, so that a pointer to one is a pointer to the other. */
+typedef struct Entry
+{
+	Domain		domain;
+	struct Entry *next_dead;
+} Entry;
+
+typedef struct ByRelation
+{
+	Oid			relid;
+	Entry	   *entry;
+} ByRelation;
+
+typedef struct ByName
+{
+	char		name[NAMEDATALEN];
+	Entry	   *entry;
+} ByName;
+
+static HTAB *by_relation = NULL;
+static HTAB *by_name = NULL;
+static Entry *dead_entries = NULL;
+
+/* Where the extension's tables are; InvalidOid: look again */
+static struct
+{
+	const char *name;
+	Oid			relid;
+}			fence_tables[] = {
+	{"domain", InvalidOid}, {"tombstone", InvalidOid}, {"floor", InvalidOid}, {"cluster", InvalidOid},
+	{"derived", InvalidOid}
+};
+
+#define DOMAIN_TABLE 0
+
+/* Counts invalidations of any table: what was looked up may be kept only if none came meanwhile. */
+static uint64 invalidations = 0;
+
+/* What is being built now, and whether it was invalidated meanwhile */
+static Oid	building_relid = InvalidOid;
+static bool building_invalidated = false;
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Invalidation
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static void
+unlink_entry(Entry *entry)
+{
+	ByRelation *r = hash_search(by_relation, &entry->domain.relid, HASH_FIND, NULL);
+	ByName	   *n = hash_search(by_name, entry->domain.name, HASH_FIND, NULL);
+
+	if (r != NULL && r->entry == entry)
+		hash_search(by_relation, &entry->domain.relid, HASH_REMOVE, NULL);
+	if (n != NULL && n->entry == entry)
+		hash_search(by_name, entry->domain.name, HASH_REMOVE, NULL);
+}
+
+static void
+bury(Entry *entry)
+{
+	entry->domain.dead = true;
+	entry->next_dead = dead_entries;
+	dead_entries = entry;
+}
+
+static void
+retire(Entry *entry)
+{
+	unlink_entry(entry);
+	bury(entry);
+}
+
+static void
+retire_all(void)
+{
+	HASH_SEQ_STATUS status;
+	ByName	   *n;
+	ByRelation *r;
+
+	/* removing the element just returned is allowed; entries of partitions are found by relation only */
+	hash_seq_init(&status, by_name);
+	while ((n = hash_seq_search(&status)) != NULL)
+		retire(n->entry);
+	hash_seq_init(&status, by_relation);
+	while ((r = hash_seq_search(&status)) != NULL)
+		retire(r->entry);
+}
+
+/* Never raises, never allocates: it also runs while a transaction ends. */
+static void
+relation_invalidated(Datum arg, Oid relid)
+{
+	bool		all = !OidIsValid(relid) || relid == fence_tables[DOMAIN_TABLE].relid;
+
+	(void) arg;
+	invalidations++;
+	for (int i = 0; i < (int) lengthof(fence_tables); i++)
+		if (!OidIsValid(relid) || relid == fence_tables[i].relid)
+			fence_tables[i].relid = InvalidOid;
+	if (all || relid == building_relid)
+		building_invalidated = true;
+
+	if (all)
+		retire_all();
+	else
+	{
+		ByRelation *r = hash_search(by_relation, &relid, HASH_FIND, NULL);
+
+		if (r != NULL)
+			retire(r->entry);
+	}
+}
+
+void
+domain_init(void)
+{
+	HASHCTL		control = {0};
+
+	control.keysize = sizeof(Oid);
+	control.entrysize = sizeof(ByRelation);
+	by_relation = hash_create("pgcache_fence domains by relation", 64, &control, HASH_ELEM | HASH_BLOBS);
+	control.keysize = NAMEDATALEN;
+	control.entrysize = sizeof(ByName);
+	by_name = hash_create("pgcache_fence domains by name", 64, &control, HASH_ELEM | HASH_STRINGS);
+	CacheRegisterRelcacheCallback(relation_invalidated, (Datum) 0);
+}
+
+void
+domain_at_transaction_end(void)
+{
+	while (dead_entries != NULL)
+	{
+		Entry	   *entry = dead_entries;
+
+		dead_entries = entry->next_dead;
+		MemoryContextDelete(entry->domain.context);
+	}
+}
+
+/*
+ * Whether the relation is a member of this extension. Anybody may make a schema "fence" where the extension is not, and
+ * workers read its tables as superuser; only superusers make members of an extension.
+ */
+static bool
+is_extension_table(Oid relid)
+{
+	Oid			extension = get_extension_oid("pgcache_fence", true);
+
+	return OidIsValid(relid) && OidIsValid(extension) &&
+		getExtensionOfObject(RelationRelationId, relid) == extension;
+}
+
+Oid
+fence_table_oid(const char *relname)
+{
+	uint64		before = invalidations;
+	Oid			namespace;
+	Oid			relid;
+	int			i;
+
+	for (i = 0; i < (int) lengthof(fence_tables); i++)
+		if (strcmp(fence_tables[i].name, relname) == 0)
+			break;
+	if (i < (int) lengthof(fence_tables) && OidIsValid(fence_tables[i].relid))
+		return fence_tables[i].relid;
+
+	namespace = get_namespace_oid("fence", true);
+	if (!OidIsValid(namespace))
+		return InvalidOid;
+	relid = get_relname_relid(relname, namespace);
+	if (!is_extension_table(relid))
+		relid = InvalidOid;
+	/* without domain_init (not preloaded) nobody would tell when it changes */
+	if (i < (int) lengthof(fence_tables) && before == invalidations && by_name != NULL)
+		fence_tables[i].relid = relid;
+	return relid;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Key columns
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static void
+describe_key_column(KeyColumn *column, Relation rel, Oid index, AttrNumber attnum)
+{
+	Form_pg_attribute att = TupleDescAttr(RelationGetDescr(rel), attnum - 1);
+	KeyEquality eq = domain_key_equality(rel, index, attnum);
+	int32		typmod = att->atttypmod;
+	Oid			proc;
+	bool		varlena;
+
+	column->name = pstrdup(NameStr(att->attname));
+	column->attnum = attnum;
+	column->input_type = getBaseTypeAndTypmod(att->atttypid, &typmod);
+	column->input_typmod = column->input_type == BPCHAROID ? typmod : -1;
+	column->text_type = column->input_type;
+	if (OidIsValid(eq.input_type) && !IsPolymorphicType(eq.input_type))
+		column->text_type = eq.input_type;
+	column->collation = eq.collation;
+	column->byval = att->attbyval;
+	column->len = att->attlen;
+	column->equality = get_opfamily_member(eq.opfamily, eq.input_type, eq.input_type, BTEqualStrategyNumber);
+
+	getTypeOutputInfo(column->text_type, &proc, &varlena);
+	fmgr_info_cxt(proc, &column->output, CurrentMemoryContext);
+	getTypeInputInfo(column->input_type, &proc, &column->input_ioparam);
+	fmgr_info_cxt(proc, &column->input, CurrentMemoryContext);
+}
+
+/* The column's first place in the index. */
+static int
+place_in_index(const FormData_pg_index *index, AttrNumber attnum)
+{
+	int			place = 0;
+
+	while (place < index->indnatts && index->indkey.values[place] != attnum)
+		place++;
+	return place;
+}
+
+/* A btree wants the conditions of a scan in the order of its columns; the key may have another one. */
+static void
+place_key_columns(Domain *domain)
+{
+	HeapTuple	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(domain->key_index));
+	Form_pg_index index = HeapTupleIsValid(tuple) ? (Form_pg_index) GETSTRUCT(tuple) : NULL;
+
+	for (int i = 0; i < domain->nkeys; i++)
+	{
+		KeyColumn  *column = &domain->keys[i];
+
+		column->place = index ? 0 : i;
+		for (int j = 0; index && j < domain->nkeys; j++)
+			column->place += place_in_index(index, domain->keys[j].attnum) < place_in_index(index, column->attnum);
+	}
+	if (HeapTupleIsValid(tuple))
+		ReleaseSysCache(tuple);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * From a row of fence.domain to a Domain
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static AttrNumber
+resolve_column(const DomainRow *row, Relation rel, const char *name)
+{
+	AttrNumber	attnum = get_attnum(RelationGetRelid(rel), name);
+
+	if (attnum <= 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_COLUMN),
+				 errmsg("column \"%s\" of fenced table \"%s\" does not exist", name, RelationGetRelationName(rel)),
+				 errdetail("Domain \"%s\" was attached with this column, which has been renamed or dropped since.",
+						   row->name),
+				 errhint("Use fence.detach and fence.attach again.")));
+	return attnum;
+}
+
+static void
+resolve_key(Domain *domain, const DomainRow *row, Relation rel)
+{
+	AttrNumber *attnums;
+	char	   *unfit;
+	Oid			index;
+
+	domain->nkeys = list_length(row->key_columns);
+	domain->keys = palloc0(sizeof(KeyColumn) * domain->nkeys);
+	attnums = palloc(sizeof(AttrNumber) * domain->nkeys);
+	for (int i = 0; i < domain->nkeys; i++)
+		attnums[i] = resolve_column(row, rel, list_nth(row->key_columns, i));
+	domain->key_index = index = domain_key_index(rel, domain->nkeys, attnums, domain->scope != SCOPE_GROUP, &unfit);
+	for (int i = 0; i < domain->nkeys; i++)
+		describe_key_column(&domain->keys[i], rel, domain->scope == SCOPE_GROUP ? InvalidOid : index, attnums[i]);
+	place_key_columns(domain);
+	pfree(attnums);
+}
+
+static void
+resolve_version(Domain *domain, const DomainRow *row, Relation rel)
+{
+	if (row->version_column == NULL)
+		return;
+	domain->version_name = pstrdup(row->version_column);
+	domain->version_attnum = resolve_column(row, rel, row->version_column);
+	domain->version_type = TupleDescAttr(RelationGetDescr(rel), domain->version_attnum - 1)->atttypid;
+	switch (domain->version_type)
+	{
+		case INT2OID:
+			domain->version_max = PG_INT16_MAX;
+			break;
+		case INT4OID:
+			domain->version_max = PG_INT32_MAX;
+			break;
+		case INT8OID:
+			domain->version_max = PG_INT64_MAX;
+			break;
+		default:
+			ereport(ERROR,
+					(errcode(ERRCODE_DATATYPE_MISMATCH),
+					 errmsg("version column \"%s\" of fenced table \"%s\" is no integer any more",
+							row->version_column, RelationGetRelationName(rel)),
+					 errhint("Use fence.detach and fence.attach again.")));
+	}
+}
+
+static int
+policy_of_text(const char *text)
+{
+	if (text == NULL)
+		return -1;
+	return strcmp(text, "error") == 0 ? POLICY_ERROR : POLICY_BYPASS;
+}
+
+int64
+interval_ms(const Interval *interval)
+{
+	if (interval == NULL)
+		return 0;
+	return ((int64) interval->month * DAYS_PER_MONTH + interval->day) * SECS_PER_DAY * INT64CONST(1000) + interval->time / 1000;
+}
+
+/* What a transaction does with its reservations of the domain. */
+static void
+fill_writing(Domain *domain, const DomainRow *row)
+{
+	domain->policy = policy_of_text(row->on_redis_failure);
+	domain->notify = strcmp(row->publish, "notify") == 0;
+	domain->events = strcmp(row->publish, "pubsub") == 0 || strcmp(row->publish, "stream") == 0;
+	domain->reserve = row->reserve == NULL ? -1 : strcmp(row->reserve, "commit") == 0 ? RESERVE_AT_COMMIT : RESERVE_EARLY;
+}
+
+/* Fills what needs no table. */
+static void
+fill_entry(Entry *entry, const DomainRow *row)
+{
+	Domain	   *domain = &entry->domain;
+	ListCell   *lc;
+
+	domain->context = CurrentMemoryContext;
+	domain->id = row->id;
+	domain->name = pstrdup(row->name);
+	domain->wire_name = domain_wire_name(row->name);
+	domain->metrics = metrics_slot(domain->wire_name);
+	domain->fence_prefix = psprintf("%s:f:%s:", setting_namespace, domain->wire_name);
+	domain->value_prefix = psprintf("%s:v:%s:", setting_namespace, domain->wire_name);
+	domain->relid = row->relid;
+	domain->scope = strcmp(row->scope, "row") == 0 ? SCOPE_ROW :
+		strcmp(row->scope, "group") == 0 ? SCOPE_GROUP : SCOPE_MANUAL;
+	domain->version_aside = domain->scope == SCOPE_GROUP || (domain->scope == SCOPE_ROW && row->version_column == NULL);
+	domain->tag = row->tag ? pstrdup(row->tag) : NULL;
+	foreach(lc, row->columns)
+		domain->columns = lappend(domain->columns, pstrdup(lfirst(lc)));
+	domain->ttl_ms = interval_ms(row->ttl);
+	domain->write_through = strcmp(row->cache, "row") == 0;
+	domain->cache_absent = row->cache_absent;
+	fill_writing(domain, row);
+	/* nobody has cached a row that there was not, unless as absent; a group and a row by hand may have a fence before */
+	domain->inserts_reserve = domain->cache_absent || domain->write_through || domain->notify || domain->events ||
+		domain->version_aside || domain->scope != SCOPE_ROW;
+}
+
+/* The keeper is told, too, so that Redis hears of it; the caller's transaction does not live to tell. */
+static void
+raise_misshapen(const DomainRow *row, const char *fault)
+{
+	if (fence_shared != NULL && fence_log_due(psprintf("misshapen %s", domain_wire_name(row->name))))
+	{
+		pg_atomic_fetch_add_u32(&fence_shared->catalog_serial, 1);
+		fence_wake_keeper_process();
+	}
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("table \"%s\" is not fenced any more: nothing of domain \"%s\" is served", get_rel_name(row->relid), row->name),
+			 errdetail("%s", fault),
+			 errhint("Find out who changed that past ALTER TABLE. Then use fence.detach and fence.attach.")));
+}
+
+/* Checks the triggers of the table, or of one of its partitions; of the root those of all. */
+static void
+check_shape(const DomainRow *row, Oid relid)
+{
+	char	   *fault = relid == row->relid ? shape_fault_of_domain(row) : shape_fault_of_table(row, relid);
+
+	if (fault != NULL)
+		raise_misshapen(row, fault);
+}
+
+void
+domain_require_shape(const DomainRow *row)
+{
+	if (OidIsValid(row->relid))
+		check_shape(row, row->relid);
+}
+
+static bool
+has_builtin_types(TupleDesc desc)
+{
+	for (int i = 0; i < desc->natts; i++)
+		if (!TupleDescAttr(desc, i)->attisdropped && !plain_json_is_builtin(TupleDescAttr(desc, i)->atttypid))
+			return false;
+	return true;
+}
+
+/* The Domain of a row as it is for that table, its own or a partition; in memory of its own. NULL: the table is gone. */
+static Entry *
+build_entry(const DomainRow *row, Oid relid)
+{
+	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "pgcache_fence domain",
+												  ALLOCSET_SMALL_SIZES);
+	MemoryContext old = MemoryContextSwitchTo(context);
+	Entry	   *entry = palloc0(sizeof(Entry));
+
+	fill_entry(entry, row);
+	entry->domain.relid = relid;
+	if (OidIsValid(relid))
+	{
+		Relation	rel = try_table_open(relid, AccessShareLock);
+
+		if (rel == NULL)
+		{
+			MemoryContextSwitchTo(old);
+			MemoryContextDelete(context);
+			return NULL;
+		}
+		entry->domain.partitioned = rel->rd_rel->relkind == RELKIND_PARTITIONED_TABLE;
+		resolve_key(&entry->domain, row, rel);
+		resolve_version(&entry->domain, row, rel);
+		entry->domain.builtin_types = has_builtin_types(RelationGetDescr(rel));
+		check_shape(row, relid);
+		table_close(rel, AccessShareLock);
+	}
+	MemoryContextSwitchTo(old);
+	return entry;
+}
+
+/* named: not of a partition, which is not what the name means. */
+static void
+link_entry(Entry *entry, bool named)
+{
+	Domain	   *domain = &entry->domain;
+	ByName	   *n = named ? hash_search(by_name, domain->name, HASH_FIND, NULL) : NULL;
+	ByRelation *r;
+
+	/* there should be neither; never lose one */
+	if (n != NULL)
+		retire(n->entry);
+	r = hash_search(by_relation, &domain->relid, HASH_FIND, NULL);
+	if (r != NULL)
+		retire(r->entry);
+
+	if (named)
+	{
+		n = hash_search(by_name, domain->name, HASH_ENTER, NULL);
+		n->entry = entry;
+	}
+	if (OidIsValid(domain->relid))
+	{
+		r = hash_search(by_relation, &domain->relid, HASH_ENTER, NULL);
+		r->entry = entry;
+	}
+}
+
+/* Loads the Domain of that name or, if name is NULL, of that table. */
+static Domain *
+load(Oid relid, const char *name)
+{
+	MemoryContext scratch = AllocSetContextCreate(CurrentMemoryContext, "pgcache_fence catalog",
+												  ALLOCSET_SMALL_SIZES);
+	MemoryContext old = MemoryContextSwitchTo(scratch);
+	DomainRow  *row;
+	Entry	   *entry = NULL;
+
+	building_relid = relid;
+	building_invalidated = false;
+	row = name ? domain_row_by_name(name) : domain_row_covering(relid);
+	if (row != NULL)
+	{
+		building_relid = name ? row->relid : relid;
+		entry = build_entry(row, building_relid);
+	}
+	if (entry != NULL)
+	{
+		MemoryContextSetParent(entry->domain.context, TopMemoryContext);
+		if (building_invalidated)
+			bury(entry);
+		else
+			link_entry(entry, entry->domain.relid == row->relid);
+	}
+	building_relid = InvalidOid;
+	MemoryContextSwitchTo(old);
+	MemoryContextDelete(scratch);
+	return entry ? &entry->domain : NULL;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Look-ups
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+Domain *
+domain_by_relation(Oid relid)
+{
+	ByRelation *r = hash_search(by_relation, &relid, HASH_FIND, NULL);
+
+	return r ? &r->entry->domain : load(relid, NULL);
+}
+
+Domain *
+domain_by_name(const char *name, bool missing_ok)
+{
+	Domain	   *domain = NULL;
+
+	/* no lock on the table brings a reader up to date, as it does a trigger */
+	AcceptInvalidationMessages();
+	/* the catalogue has no longer ones, and the hash compares no further */
+	if (strlen(name) < NAMEDATALEN)
+	{
+		ByName	   *n = hash_search(by_name, name, HASH_FIND, NULL);
+
+		domain = n ? &n->entry->domain : load(InvalidOid, name);
+	}
+	if (domain == NULL && !missing_ok)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("fence domain \"%s\" does not exist", name),
+				 errhint("View fence.domains lists what is fenced in this database; fence.attach adds a table.")));
+	return domain;
+}
+
+Domain *
+domain_by_wire_name(const char *wire_name)
+{
+	char	   *end;
+	unsigned long database = strtoul(wire_name, &end, 10);
+	int			nparts;
+	char	  **parts;
+	Domain	   *domain;
+
+	if (database != MyDatabaseId || *end != '.' || !key_parts(end + 1, &nparts, &parts) || nparts != 1)
+		return NULL;
+	domain = domain_by_name(parts[0], true);
+	return domain != NULL && strcmp(domain->wire_name, wire_name) == 0 ? domain : NULL;
+}
+
+char *
+domain_wire_name(const char *name)
+{
+	StringInfoData buf;
+
+	initStringInfo(&buf);
+	appendStringInfo(&buf, "%u.", MyDatabaseId);
+	key_encode(&buf, name);
+	return buf.data;
+}
+
+Domain *
+domain_stub(const DomainRow *row)
+{
+	MemoryContext old = MemoryContextSwitchTo(TopTransactionContext);
+	Domain	   *domain = palloc0(sizeof(Domain));
+
+	domain->id = row->id;
+	domain->name = pstrdup(row->name);
+	domain->wire_name = domain_wire_name(row->name);
+	domain->metrics = metrics_slot(domain->wire_name);
+	fill_writing(domain, row);
+	domain->dead = true;
+	MemoryContextSwitchTo(old);
+	return domain;
+}
+
+FailurePolicy
+domain_policy(const Domain *domain)
+{
+	return domain->policy >= 0 ? (FailurePolicy) domain->policy : (FailurePolicy) setting_on_redis_failure;
+}
+
+bool
+domain_reserves_early(const Domain *domain)
+{
+	return (domain->reserve >= 0 ? domain->reserve : setting_reserve) == RESERVE_EARLY;
+}
+
+bool
+domain_has_writer_lock(const Domain *domain)
+{
+	bool		found = false;
+	ListCell   *lc;
+
+	if (!TransactionIdIsValid(GetTopTransactionIdIfAny()))
+		return false;
+	foreach(lc, domain->partitioned ? find_all_inheritors(domain->relid, NoLock, NULL) : list_make1_oid(domain->relid))
+	{
+		Relation	rel = try_relation_open(lfirst_oid(lc), AccessShareLock);
+
+		if (rel == NULL)
+			continue;
+		found = CheckRelationLockedByMe(rel, RowExclusiveLock, true);
+		relation_close(rel, AccessShareLock);
+		if (found)
+			break;
+	}
+	return found;
+}
+
+bool
+domain_has_versions(const Domain *domain)
+{
+	return OidIsValid(domain->relid) && (domain->version_aside || domain->version_name != NULL);
+}
+
+int64
+domain_row_version(const Domain *domain, HeapTuple tuple, TupleDesc desc)
+{
+	bool		isnull;
+	Datum		value;
+	int64		version;
+
+	if (domain->version_attnum == InvalidAttrNumber)
+		return 0;
+	value = heap_getattr(tuple, domain->version_attnum, desc, &isnull);
+	if (isnull)
+		return 0;
+	switch (domain->version_type)
+	{
+		case INT2OID:
+			version = DatumGetInt16(value);
+			break;
+		case INT4OID:
+			version = DatumGetInt32(value);
+			break;
+		default:
+			version = DatumGetInt64(value);
+			break;
+	}
+	return Max(version, 0);
+}

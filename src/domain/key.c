@@ -1,0 +1,673 @@
+/*
+ * domain/key.c
+ *	  Canonical text of keys, and names in Redis; see key.h.
+ *
+ * Owns: how each type is printed. A type whose output function depends on a setting (DateStyle, TimeZone, bytea_output,
+ * lc_monetary) or prints equal values differently (numeric, bpchar) is printed here; all others by their output
+ * function. Takes no locks, keeps nothing.
+ *
+ * Also owns: that percent-encoded is UTF-8 (utf8.h), whatever the database's encoding; so names and keys are ASCII, and a
+ * key has one text for clients of all languages. Renaming a label of an enum changes the text of its keys.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "catalog/pg_type.h"
+#include "lib/stringinfo.h"
+#include "utils/builtins.h"
+#include "utils/cash.h"
+#include "utils/datetime.h"
+#include "utils/datum.h"
+#include "utils/fmgrprotos.h"
+#include "utils/json.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+
+#include "base/utf8.h"
+#include "domain/key.h"
+
+static const char hex_upper[] = "0123456789ABCDEF";
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Percent-encoding
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static bool
+is_unreserved(unsigned char c)
+{
+	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+		c == '-' || c == '.' || c == '_' || c == '~';
+}
+
+/* The empty text has one of its own, which no other has: encoding gives no NUL. */
+static void
+encode_text(StringInfo buf, const char *text, size_t len)
+{
+	const char *utf8 = utf8_require(text, &len);
+
+	if (len == 0)
+		appendStringInfoString(buf, "%00");
+	enlargeStringInfo(buf, len);
+	for (size_t i = 0; i < len; i++)
+	{
+		unsigned char c = utf8[i];
+
+		if (is_unreserved(c))
+			appendStringInfoCharMacro(buf, c);
+		else
+		{
+			appendStringInfoCharMacro(buf, '%');
+			appendStringInfoCharMacro(buf, hex_upper[c >> 4]);
+			appendStringInfoCharMacro(buf, hex_upper[c & 0xF]);
+		}
+	}
+	if (utf8 != text)
+		pfree(unconstify(char *, utf8));
+}
+
+void
+key_encode(StringInfo buf, const char *s)
+{
+	encode_text(buf, s, strlen(s));
+}
+
+/* Value of an upper-case hex digit, -1 if it is none. */
+static int
+hex_value(char c)
+{
+	if (c >= '0' && c <= '9')
+		return c - '0';
+	if (c >= 'A' && c <= 'F')
+		return c - 'A' + 10;
+	return -1;
+}
+
+/* Decodes one part in place of `out`. False unless it is exactly what encoding gives. */
+static bool
+decode_part(const char *part, int len, char *out)
+{
+	if (len == 0)
+		return false;
+	if (len == 3 && strncmp(part, "%00", 3) == 0)
+		len = 0;				/* an empty value */
+	for (int i = 0; i < len; i++)
+	{
+		int			c = (unsigned char) part[i];
+
+		if (c == '%')
+		{
+			int			high = i + 2 < len ? hex_value(part[i + 1]) : -1;
+			int			low = i + 2 < len ? hex_value(part[i + 2]) : -1;
+
+			c = high * 16 + low;
+			if (high < 0 || low < 0 || c == 0 || is_unreserved(c))
+				return false;
+			i += 2;
+		}
+		else if (!is_unreserved(c))
+			return false;
+		*out++ = c;
+	}
+	*out = '\0';
+	return true;
+}
+
+/* Parts of a canonical key, decoded, in UTF-8. False if malformed. Needs no database. */
+static bool
+split_key(const char *key, int *nparts, char ***parts)
+{
+	char	  **found = palloc(sizeof(char *) * (strlen(key) + 1));
+	int			n = 0;
+
+	for (;;)
+	{
+		int			len = strcspn(key, ",");
+
+		found[n] = palloc(len + 1);
+		if (!decode_part(key, len, found[n++]))
+			return false;
+		if (key[len] == '\0')
+			break;
+		key += len + 1;
+	}
+	*nparts = n;
+	*parts = found;
+	return true;
+}
+
+bool
+key_parts(const char *key, int *nparts, char ***parts)
+{
+	if (!split_key(key, nparts, parts))
+		return false;
+	for (int i = 0; i < *nparts; i++)
+	{
+		(*parts)[i] = utf8_to_text((*parts)[i], strlen((*parts)[i]));
+		if ((*parts)[i] == NULL)
+			return false;
+	}
+	return true;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Canonical text of one value
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static void
+print_integer(StringInfo buf, int64 value)
+{
+	char		digits[MAXINT8LEN + 1];
+
+	appendBinaryStringInfo(buf, digits, pg_lltoa(value, digits));
+}
+
+static void
+print_text(StringInfo buf, Datum value, bool blank_padded)
+{
+	struct varlena *text = PG_DETOAST_DATUM_PACKED(value);
+	int			len = VARSIZE_ANY_EXHDR(text);
+
+	if (blank_padded)
+		len = bpchartruelen(VARDATA_ANY(text), len);
+	encode_text(buf, VARDATA_ANY(text), len);
+	if ((Pointer) text != DatumGetPointer(value))
+		pfree(text);
+}
+
+static void
+print_bytea(StringInfo buf, Datum value)
+{
+	struct varlena *bytes = PG_DETOAST_DATUM_PACKED(value);
+	int			len = VARSIZE_ANY_EXHDR(bytes);
+
+	encode_text(buf, "\\x", 2);
+	enlargeStringInfo(buf, 2 * len);
+	buf->len += hex_encode(VARDATA_ANY(bytes), len, buf->data + buf->len);
+	buf->data[buf->len] = '\0';
+	if ((Pointer) bytes != DatumGetPointer(value))
+		pfree(bytes);
+}
+
+/* ISO 8601 as JSON has it, a timestamptz in UTC: whatever DateStyle and TimeZone are. */
+static void
+print_datetime(StringInfo buf, Datum value, Oid type)
+{
+	char		text[MAXDATELEN + 1];
+	int			utc = 0;
+
+	key_encode(buf, JsonEncodeDateTime(text, value, type, type == TIMESTAMPTZOID ? &utc : NULL));
+}
+
+static void
+print_numeric(StringInfo buf, Datum value)
+{
+	Datum		trimmed = DirectFunctionCall1(numeric_trim_scale, value);
+
+	key_encode(buf, DatumGetCString(DirectFunctionCall1(numeric_out, trimmed)));
+}
+
+static void
+print_value(StringInfo buf, const KeyColumn *column, Datum value)
+{
+	switch (column->text_type)
+	{
+		case INT2OID:
+			print_integer(buf, DatumGetInt16(value));
+			break;
+		case INT4OID:
+			print_integer(buf, DatumGetInt32(value));
+			break;
+		case INT8OID:
+			print_integer(buf, DatumGetInt64(value));
+			break;
+		case CASHOID:
+			print_integer(buf, DatumGetCash(value));
+			break;
+		case TEXTOID:
+			print_text(buf, value, false);
+			break;
+		case BPCHAROID:
+			print_text(buf, value, true);
+			break;
+		case BYTEAOID:
+			print_bytea(buf, value);
+			break;
+		case NUMERICOID:
+			print_numeric(buf, value);
+			break;
+		case DATEOID:
+		case TIMEOID:
+		case TIMETZOID:
+		case TIMESTAMPOID:
+		case TIMESTAMPTZOID:
+			print_datetime(buf, value, column->text_type);
+			break;
+		default:
+			key_encode(buf, OutputFunctionCall(unconstify(FmgrInfo *, &column->output), value));
+			break;
+	}
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Keys
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static void
+check_length(const Domain *domain, const StringInfoData *buf)
+{
+	if (buf->len > KEY_MAX_LENGTH)
+		ereport(ERROR,
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("key of domain \"%s\" is too long", domain->name),
+				 errdetail("Its percent-encoded text has %d bytes; the limit is %d.", buf->len, KEY_MAX_LENGTH)));
+}
+
+bool
+key_is_complete(const Domain *domain, TupleTableSlot *row)
+{
+	for (int i = 0; i < domain->nkeys; i++)
+		if (slot_attisnull(row, domain->keys[i].attnum))
+			return false;
+	return true;
+}
+
+/* Appends the key of a row. */
+static void
+print_key(StringInfo buf, const Domain *domain, TupleTableSlot *row)
+{
+	for (int i = 0; i < domain->nkeys; i++)
+	{
+		const KeyColumn *column = &domain->keys[i];
+		bool		isnull;
+		Datum		value = slot_getattr(row, column->attnum, &isnull);
+
+		if (isnull)
+			ereport(ERROR,
+					(errcode(ERRCODE_NOT_NULL_VIOLATION),
+					 errmsg("null value in key column \"%s\" of domain \"%s\"", column->name, domain->name),
+					 errhint("Use ALTER TABLE ... ALTER COLUMN ... SET NOT NULL on each key column.")));
+		if (i > 0)
+			appendStringInfoChar(buf, ',');
+		print_value(buf, column, value);
+	}
+	check_length(domain, buf);
+}
+
+char *
+key_of_row(const Domain *domain, TupleTableSlot *row)
+{
+	StringInfoData buf;
+
+	initStringInfo(&buf);
+	print_key(&buf, domain, row);
+	return buf.data;
+}
+
+bool
+key_same(const Domain *domain, TupleTableSlot *a, TupleTableSlot *b)
+{
+	char	   *text_a,
+			   *text_b;
+	bool		same;
+
+	for (int i = 0; i < domain->nkeys; i++)
+	{
+		const KeyColumn *column = &domain->keys[i];
+		bool		null_a,
+					null_b;
+		Datum		value_a = slot_getattr(a, column->attnum, &null_a);
+		Datum		value_b = slot_getattr(b, column->attnum, &null_b);
+
+		if (null_a || null_b || !datum_image_eq(value_a, value_b, column->byval, column->len))
+			goto compare_texts;
+	}
+	return true;
+
+	/* values of some types are equal without the same bytes: 1.0 and 1.00 */
+compare_texts:
+	text_a = key_of_row(domain, a);
+	text_b = key_of_row(domain, b);
+	same = strcmp(text_a, text_b) == 0;
+	pfree(text_a);
+	pfree(text_b);
+	return same;
+}
+
+static void
+check_parts(const Domain *domain, int nparts, const Argument *parts)
+{
+	if (nparts == 0 || (OidIsValid(domain->relid) && nparts != domain->nkeys))
+	{
+		StringInfoData names;
+
+		initStringInfo(&names);
+		for (int i = 0; i < domain->nkeys; i++)
+			appendStringInfo(&names, "%s\"%s\"", i > 0 ? ", " : "", domain->keys[i].name);
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("wrong number of key values for domain \"%s\"", domain->name),
+				 names.len > 0 ? errdetail("The key is (%s); %d values were given.", names.data, nparts) :
+				 errdetail("At least one is needed.")));
+	}
+	for (int i = 0; i < nparts; i++)
+		if (parts[i].isnull)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("key value %d for domain \"%s\" is null", i + 1, domain->name)));
+}
+
+static void
+raise_unfit(const Domain *domain, int i, Oid type)
+{
+	const KeyColumn *column = OidIsValid(domain->relid) ? &domain->keys[i] : NULL;
+
+	ereport(ERROR,
+			(errcode(ERRCODE_DATATYPE_MISMATCH),
+			 errmsg("key value %d for domain \"%s\" is of type %s", i + 1, domain->name, format_type_be(type)),
+			 column ? errdetail("Key column \"%s\" is of type %s.", column->name, format_type_be(column->input_type)) :
+			 errdetail("The domain has no table: its key values are texts, integers, UUIDs and labels of enums."),
+			 OidIsValid(get_element_type(type)) ? errhint("Write VARIADIC before an array of all values of the key.") :
+			 column ? errhint("Cast it to the type of the column.") :
+			 errhint("Cast it to text, in the same way wherever the key is named.")));
+}
+
+/* One value that a caller gave. */
+static void
+print_part(StringInfo buf, const Domain *domain, int i, const Argument *part)
+{
+	KeyColumn  *column = OidIsValid(domain->relid) ? &domain->keys[i] : NULL;
+	char	   *text;
+
+	switch (argument_form(part->type, column ? column->input_type : InvalidOid))
+	{
+		case ARGUMENT_VALUE:
+			print_value(buf, column, part->value);
+			break;
+		case ARGUMENT_TEXT:
+			text = argument_text(part);
+			if (column == NULL)
+				key_encode(buf, text);
+			else
+				print_value(buf, column, InputFunctionCall(&column->input, text, column->input_ioparam, column->input_typmod));
+			break;
+		case ARGUMENT_UNFIT:
+			raise_unfit(domain, i, part->type);
+	}
+}
+
+char *
+key_of_arguments(const Domain *domain, int nparts, const Argument *parts)
+{
+	StringInfoData buf;
+
+	check_parts(domain, nparts, parts);
+	initStringInfo(&buf);
+	for (int i = 0; i < nparts; i++)
+	{
+		if (i > 0)
+			appendStringInfoChar(&buf, ',');
+		print_part(&buf, domain, i, &parts[i]);
+	}
+	check_length(domain, &buf);
+	return buf.data;
+}
+
+Datum
+key_part_datum(const KeyColumn *column, const char *part)
+{
+	Oid			type = column->text_type == CASHOID ? INT8OID : column->text_type;	/* as print_value does */
+	Oid			input;
+	Oid			ioparam;
+
+	getTypeInputInfo(type, &input, &ioparam);
+	return OidInputFunctionCall(input, unconstify(char *, part), ioparam, column->input_typmod);
+}
+
+bool
+key_is_canonical(const Domain *domain, const char *key)
+{
+	StringInfoData buf;
+	char	  **parts;
+	int			nparts;
+
+	if (!key_parts(key, &nparts, &parts) || strlen(key) > KEY_MAX_LENGTH)
+		return false;
+	if (!OidIsValid(domain->relid))
+		return true;
+	if (nparts != domain->nkeys)
+		return false;
+	initStringInfo(&buf);
+	for (int i = 0; i < nparts; i++)
+	{
+		if (i > 0)
+			appendStringInfoChar(&buf, ',');
+		print_value(&buf, &domain->keys[i], key_part_datum(&domain->keys[i], parts[i]));
+	}
+	return strcmp(buf.data, key) == 0;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Tags
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/*
+ * Takes the next piece of a template: literal text, or a column's name in braces. Returns false at the end. A piece
+ * that is neither has *name NULL and length 0.
+ */
+static bool
+next_piece(const char **tag, const char **literal, const char **name, int *len)
+{
+	const char *t = *tag;
+
+	*literal = *name = NULL;
+	*len = 0;
+	if (*t == '\0')
+		return false;
+	if (*t == '{')
+	{
+		const char *end = strchr(t, '}');
+
+		if (end != NULL && end > t + 1)
+		{
+			*name = t + 1;
+			*len = end - t - 1;
+			*tag = end + 1;
+		}
+		return true;
+	}
+	*literal = t;
+	while (is_unreserved(*t) || *t == '/')
+		t++;
+	*len = t - *literal;
+	*tag = t;
+	return true;
+}
+
+static bool
+is_name(const char *name, const char *piece, int len)
+{
+	return (int) strlen(name) == len && strncmp(name, piece, len) == 0;
+}
+
+void
+key_check_tag(const char *tag, int nkeys, const char *const *names)
+{
+	const char *literal;
+	const char *name;
+	int			len;
+	bool		any = false;
+
+	while (next_piece(&tag, &literal, &name, &len))
+	{
+		bool		found = false;
+
+		if (len == 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("invalid tag near \"%s\"", tag),
+					 errdetail("A tag consists of letters (A-Z, a-z), digits, - . _ ~ / and key columns in braces."),
+					 errhint("For example: room/{room_id}.")));
+		if (name == NULL)
+			continue;
+		for (int i = 0; i < nkeys; i++)
+			found = found || is_name(names[i], name, len);
+		if (!found)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("tag names \"%.*s\", which is no key column", len, name)));
+		any = true;
+	}
+	if (!any)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("tag names no key column"),
+				 errdetail("All keys of the domain would share one hash slot."),
+				 errhint("Name a key column in braces, for example room/{room_id}.")));
+}
+
+/* Appends the tag with the parts of the key, which are encoded already, in place of the columns. */
+static void
+append_tag(StringInfo buf, const Domain *domain, const char *key)
+{
+	const char *tag = domain->tag;
+	const char *literal;
+	const char *name;
+	int			len;
+
+	while (next_piece(&tag, &literal, &name, &len) && len > 0)
+	{
+		const char *part = key;
+
+		if (literal != NULL)
+		{
+			appendBinaryStringInfo(buf, literal, len);
+			continue;
+		}
+		for (int i = 0; i < domain->nkeys; i++)
+		{
+			int			part_len = strcspn(part, ",");
+
+			if (is_name(domain->keys[i].name, name, len))
+				appendBinaryStringInfo(buf, part, part_len);
+			part += part_len;
+			if (*part == ',')
+				part++;
+		}
+	}
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Names in Redis
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static void
+append_name(StringInfo buf, const Domain *domain, const char *prefix, const char *key)
+{
+	appendStringInfoString(buf, prefix);
+	appendStringInfoChar(buf, '{');
+	if (domain->tag == NULL)
+	{
+		appendStringInfoString(buf, key);
+		appendStringInfoChar(buf, '}');
+	}
+	else
+	{
+		append_tag(buf, domain, key);
+		appendStringInfoString(buf, "}:");
+		appendStringInfoString(buf, key);
+	}
+	if (buf->len > NAME_MAX_LENGTH)
+		ereport(ERROR,
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("name in Redis of a key of domain \"%s\" is too long", domain->name),
+				 errdetail("It has %d bytes with the tag; the limit is %d.", buf->len, NAME_MAX_LENGTH)));
+}
+
+static char *
+redis_name(const Domain *domain, const char *prefix, const char *key)
+{
+	StringInfoData buf;
+
+	initStringInfo(&buf);
+	append_name(&buf, domain, prefix, key);
+	return buf.data;
+}
+
+char *
+key_fence_name(const Domain *domain, const char *key)
+{
+	return redis_name(domain, domain->fence_prefix, key);
+}
+
+/* The buffer is emptied and stays: this runs for each changed row. */
+static void
+use_buffer(StringInfo buf)
+{
+	MemoryContext old;
+
+	if (buf->data != NULL)
+	{
+		resetStringInfo(buf);
+		return;
+	}
+	old = MemoryContextSwitchTo(TopMemoryContext);
+	initStringInfo(buf);
+	MemoryContextSwitchTo(old);
+}
+
+const char *
+key_fence_name_of_row(const Domain *domain, TupleTableSlot *row)
+{
+	static StringInfoData key;
+	static StringInfoData name;
+
+	use_buffer(&key);
+	use_buffer(&name);
+	print_key(&key, domain, row);
+	append_name(&name, domain, domain->fence_prefix, key.data);
+	return name.data;
+}
+
+char *
+key_value_name(const Domain *domain, const char *key)
+{
+	return redis_name(domain, domain->value_prefix, key);
+}
+
+bool
+key_parse_fence_name(const char *fence, Oid *database, char **wire_name, char **key)
+{
+	size_t		len = strlen(setting_namespace);
+	const char *wire;
+	const char *colon;
+	const char *close;
+	char	   *end;
+	char	  **parts;
+	int			nparts;
+
+	if (strncmp(fence, setting_namespace, len) != 0 || strncmp(fence + len, ":f:", 3) != 0)
+		return false;
+	wire = fence + len + 3;
+	colon = strchr(wire, ':');
+	if (colon == NULL || colon[1] != '{' || (close = strchr(colon, '}')) == NULL)
+		return false;
+	if (*wire < '0' || *wire > '9')
+		return false;
+	*database = (Oid) strtoul(wire, &end, 10);
+	if (*end != '.' || end + 1 >= colon)
+		return false;
+
+	if (close[1] == '\0')
+		*key = pnstrdup(colon + 2, close - colon - 2);
+	else if (close[1] == ':')
+		*key = pstrdup(close + 2);
+	else
+		return false;
+	*wire_name = pnstrdup(wire, colon - wire);
+	return split_key(*key, &nparts, &parts);
+}

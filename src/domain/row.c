@@ -1,0 +1,428 @@
+/*
+ * domain/row.c
+ *	  The row of a key; see row.h.
+ */
+#include "postgres.h"
+
+#include "access/detoast.h"
+#include "access/genam.h"
+#include "access/heapam.h"
+#include "access/htup_details.h"
+#include "access/relation.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_inherits.h"
+#include "catalog/pg_type.h"
+#include "common/pg_prng.h"
+#include "executor/executor.h"
+#include "executor/tuptable.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "storage/bufmgr.h"
+#include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
+#include "utils/guc.h"
+#include "utils/jsonb.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+
+#include "base/compat.h"
+#include "base/utf8.h"
+#include "domain/key.h"
+#include "domain/plain_json.h"
+#include "domain/row.h"
+#include "domain/tombstone.h"
+#include "domain/version.h"
+
+/* The rows of the key in the snapshot, copies; none if the key is none of this table. One at most but for groups. */
+static List *
+fetch_rows(const Domain *domain, Relation rel, const char *key, Snapshot snapshot)
+{
+	List	   *rows = NIL;
+	ScanKeyData scankeys[INDEX_MAX_KEYS];
+	SysScanDesc scan;
+	HeapTuple	row;
+	char	  **parts;
+	int			nparts;
+
+	if (!key_parts(key, &nparts, &parts) || nparts != domain->nkeys)
+		return NIL;
+	for (int i = 0; i < nparts; i++)
+	{
+		const KeyColumn *column = &domain->keys[i];
+
+		ScanKeyEntryInitialize(&scankeys[column->place], 0, column->attnum, BTEqualStrategyNumber, InvalidOid,
+							   column->collation, get_opcode(column->equality), key_part_datum(column, parts[i]));
+	}
+	scan = systable_beginscan(rel, domain->key_index, OidIsValid(domain->key_index), snapshot, nparts, scankeys);
+	while (HeapTupleIsValid(row = systable_getnext(scan)))
+		rows = lappend(rows, heap_copytuple(row));
+	systable_endscan(scan);
+	return rows;
+}
+
+/*
+ * The tables that hold the domain's rows, each as the Domain by which its rows are read: the columns of a partition
+ * need not stand in the root's order. The locks are kept.
+ */
+static List *
+leaf_domains(const Domain *domain)
+{
+	List	   *leaves = NIL;
+	ListCell   *cell;
+
+	if (!domain_has_versions(domain))
+		return NIL;
+	if (!domain->partitioned)
+		return list_make1(unconstify(Domain *, domain));
+	foreach(cell, find_all_inheritors(domain->relid, AccessShareLock, NULL))
+	{
+		Oid			relid = lfirst_oid(cell);
+		Domain	   *leaf = get_rel_relkind(relid) == RELKIND_RELATION ? domain_by_relation(relid) : NULL;
+
+		if (leaf != NULL)
+			leaves = lappend(leaves, leaf);
+	}
+	return leaves;
+}
+
+/* The row of the key in whichever table has it, that table opened, and the Domain of that table; NULL if none has it. */
+static HeapTuple
+find_row(const Domain *domain, const char *key, Snapshot snapshot, const Domain **leaf, Relation *rel)
+{
+	ListCell   *cell;
+
+	foreach(cell, leaf_domains(domain))
+	{
+		List	   *rows;
+
+		*leaf = lfirst(cell);
+		*rel = try_relation_open((*leaf)->relid, AccessShareLock);
+		if (*rel == NULL)
+			continue;
+		rows = fetch_rows(*leaf, *rel, key, snapshot);
+		if (rows != NIL)
+			return linitial(rows);
+		relation_close(*rel, AccessShareLock);
+	}
+	return NULL;
+}
+
+int64
+row_current_version(const Domain *domain, const char *key, bool *is_row)
+{
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	const Domain *leaf;
+	Relation	rel;
+	HeapTuple	row = NULL;
+	int64		version = NO_VERSION;
+
+	if (domain->version_aside)
+		version = tombstone_group_version(domain->id, key, snapshot);
+	else if ((row = find_row(domain, key, snapshot, &leaf, &rel)) != NULL)
+	{
+		version = domain_row_version(leaf, row, RelationGetDescr(rel));
+		relation_close(rel, AccessShareLock);
+	}
+	UnregisterSnapshot(snapshot);
+	if (is_row)
+		*is_row = version != NO_VERSION;
+	/* what begin_write gave last is no version of an absent row: rows of such a domain may also go without it */
+	if (version != NO_VERSION || domain->scope == SCOPE_MANUAL)
+		return version;
+	/* looked up later: a row deleted in between has its tombstone, one re-inserted in between is above it */
+	return tombstone_look_up(domain->id, key).tombstone;
+}
+
+static void
+require_columns(const Domain *domain)
+{
+	ListCell   *cell;
+
+	foreach(cell, domain->columns)
+		if (get_attnum(domain->relid, lfirst(cell)) <= 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_UNDEFINED_COLUMN),
+					 errmsg("column \"%s\" of domain \"%s\" does not exist", (char *) lfirst(cell), domain->name),
+					 errhint("Use fence.detach and fence.attach again.")));
+}
+
+void
+row_use_standard_settings(void)
+{
+	static const char *const settings[][2] = {
+		{"bytea_output", "hex"},
+		{"datestyle", "ISO"},
+		{"extra_float_digits", "3"},
+		{"intervalstyle", "postgres"},
+		{"lc_monetary", "C"},
+		{"search_path", "pg_catalog, pg_temp"},
+		{"timezone", "UTC"},
+	};
+
+	for (int i = 0; i < (int) lengthof(settings); i++)
+		(void) set_config_option(settings[i][0], settings[i][1], PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
+								 true, 0, false);
+}
+
+/*
+ * A row as the text of a JSON object, as to_json makes it where that runs nobody's code (plain_json.h): whoever asks may be a
+ * superuser, and the table another's.
+ */
+static char *
+row_as_json(const Domain *domain, HeapTuple row, TupleDesc desc)
+{
+	int			nest_level = NewGUCNestLevel();
+	StringInfoData buf;
+
+	row_use_standard_settings();
+	initStringInfo(&buf);
+	if (domain->columns == NIL && domain->builtin_types)
+		appendStringInfoString(&buf, TextDatumGetCString(DirectFunctionCall1(row_to_json, heap_copy_tuple_as_datum(row, desc))));
+	else
+	{
+		require_columns(domain);
+		plain_json_row(&buf, row, desc, domain->columns);
+	}
+	AtEOXact_GUC(true, nest_level);
+	return buf.data;
+}
+
+/* JSON text, in the database's encoding, as jsonb. False: it is no JSON, or jsonb does not hold it. */
+static bool
+json_as_jsonb(char *json, size_t len, Datum *jsonb)
+{
+	MemoryContext context = CurrentMemoryContext;
+	volatile bool done = false;
+
+	PG_TRY();
+	{
+		if (fence_is_json(json, len))
+		{
+			*jsonb = DirectFunctionCall1(jsonb_in, CStringGetDatum(json));
+			done = true;
+		}
+	}
+	PG_CATCH();
+	{
+		/* parsing holds nothing but memory, so it may fail without a subtransaction around it */
+		int			category = ERRCODE_TO_CATEGORY(geterrcode());
+
+		if (category != ERRCODE_DATA_EXCEPTION && category != ERRCODE_PROGRAM_LIMIT_EXCEEDED &&
+			category != ERRCODE_FEATURE_NOT_SUPPORTED /* \u for a character that the encoding lacks */ )
+			PG_RE_THROW();
+		MemoryContextSwitchTo(context);
+		FlushErrorState();
+	}
+	PG_END_TRY();
+	return done;
+}
+
+bool
+row_value_as_jsonb(char *value, size_t len, Datum *jsonb)
+{
+	char	   *json = utf8_to_text(value, len);
+
+	return json != NULL && json_as_jsonb(json, strlen(json), jsonb);
+}
+
+const char *
+row_jsonb_as_value(Datum jsonb)
+{
+	char	   *text = JsonbToCString(NULL, &DatumGetJsonbP(jsonb)->root, VARSIZE(DatumGetJsonbP(jsonb)));
+	size_t		len = strlen(text);
+
+	return utf8_of_text(text, &len);
+}
+
+/*
+ * Bytes of the row's values of variable length, uncompressed. Text as JSON is no shorter; arrays of numbers are, up to
+ * SHORTER times.
+ */
+#define SHORTER 4
+
+static Size
+raw_size(const Domain *domain, HeapTuple row, TupleDesc desc)
+{
+	Size		size = 0;
+
+	for (int i = 0; i < desc->natts; i++)
+	{
+		Form_pg_attribute att = TupleDescAttr(desc, i);
+		bool		wanted = domain->columns == NIL;
+		ListCell   *cell;
+		bool		isnull;
+		Datum		value;
+
+		if (att->attisdropped || att->attlen != -1)
+			continue;
+		foreach(cell, domain->columns)
+			wanted = wanted || strcmp(lfirst(cell), NameStr(att->attname)) == 0;
+		if (!wanted)
+			continue;
+		value = heap_getattr(row, i + 1, desc, &isnull);
+		if (!isnull)
+			size += toast_raw_datum_size(value);
+	}
+	return size;
+}
+
+const char *
+row_value(const Domain *domain, HeapTuple row, TupleDesc desc, int limit, bool *too_large)
+{
+	char	   *json;
+	const char *value;
+	Datum		jsonb;
+
+	/* a row of hundreds of megabytes cannot even be printed, and must not fail for that */
+	*too_large = raw_size(domain, row, desc) > (Size) limit * SHORTER;
+	if (*too_large)
+		return NULL;
+	json = row_as_json(domain, row, desc);
+	if (!json_as_jsonb(json, strlen(json), &jsonb))
+		return NULL;
+	value = row_jsonb_as_value(jsonb);
+	*too_large = value != NULL && strlen(value) > (Size) limit;
+	return *too_large ? NULL : value;
+}
+
+static int
+compare_texts(const ListCell *a, const ListCell *b)
+{
+	return strcmp(lfirst(a), lfirst(b));
+}
+
+/* The rows of a group as a JSON array, in the order of their texts: the same rows give the same value. */
+static char *
+group_as_json(const Domain *domain, const char *key, Snapshot snapshot)
+{
+	StringInfoData array;
+	List	   *texts = NIL;
+	ListCell   *cell;
+
+	foreach(cell, leaf_domains(domain))
+	{
+		const Domain *leaf = lfirst(cell);
+		Relation	rel = try_relation_open(leaf->relid, AccessShareLock);
+		ListCell   *row;
+
+		if (rel == NULL)
+			continue;
+		foreach(row, fetch_rows(leaf, rel, key, snapshot))
+			texts = lappend(texts, row_as_json(leaf, lfirst(row), RelationGetDescr(rel)));
+		relation_close(rel, AccessShareLock);
+	}
+	list_sort(texts, compare_texts);
+	initStringInfo(&array);
+	appendStringInfoChar(&array, '[');
+	foreach(cell, texts)
+		appendStringInfo(&array, "%s%s", cell == list_head(texts) ? "" : ", ", (char *) lfirst(cell));
+	appendStringInfoChar(&array, ']');
+	return array.data;
+}
+
+/* A row that is not frozen is younger than half of the numbers of transactions, so its number can be completed. */
+static FullTransactionId
+writer_of(HeapTuple row)
+{
+	FullTransactionId next = ReadNextFullTransactionId();
+	TransactionId xid = HeapTupleHeaderGetRawXmin(row->t_data);
+	uint32		epoch = EpochFromFullTransactionId(next);
+
+	if (HeapTupleHeaderXminFrozen(row->t_data) || !TransactionIdIsNormal(xid))
+		return InvalidFullTransactionId;
+	return FullTransactionIdFromEpochAndXid(xid > XidFromFullTransactionId(next) ? epoch - 1 : epoch, xid);
+}
+
+bool
+row_as_jsonb(const Domain *domain, const char *key, Snapshot snapshot, Datum *jsonb, int64 *version,
+			 FullTransactionId *writer)
+{
+	const Domain *leaf;
+	Relation	rel;
+	HeapTuple	row;
+	char	   *json;
+
+	if (domain->scope == SCOPE_GROUP)
+	{
+		json = group_as_json(domain, key, snapshot);
+		*version = tombstone_group_version(domain->id, key, snapshot);
+		if (writer)
+			*writer = InvalidFullTransactionId;
+	}
+	else
+	{
+		row = find_row(domain, key, snapshot, &leaf, &rel);
+		if (row == NULL)
+			return false;
+		json = row_as_json(leaf, row, RelationGetDescr(rel));
+		*version = domain->version_aside ? tombstone_group_version(domain->id, key, snapshot) :
+			domain_row_version(leaf, row, RelationGetDescr(rel));
+		if (writer)
+			*writer = writer_of(row);
+		relation_close(rel, AccessShareLock);
+	}
+	*jsonb = DirectFunctionCall1(jsonb_in, CStringGetDatum(json));
+	return true;
+}
+
+/* The same of one table: keys are appended to what is there already. */
+static List *
+sample_table(const Domain *domain, double fraction, int most, List *keys)
+{
+	Relation	rel = try_relation_open(domain->relid, AccessShareLock);
+	BlockNumber blocks;
+	BlockNumber block;
+	TableScanDesc scan;
+	TupleTableSlot *slot;
+	Snapshot	snapshot;
+	uint64		wanted;
+
+	if (rel == NULL)
+		return keys;
+	blocks = RelationGetNumberOfBlocks(rel);
+	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	slot = table_slot_create(rel, NULL);
+	wanted = fraction >= 1.0 ? blocks : Max(1, (uint64) (fraction * blocks));
+	wanted = Min(wanted, (uint64) most);
+	/* whole blocks from a random one on: rows of a block are as good a sample as any of what writers touched */
+	block = blocks ? (BlockNumber) (pg_prng_double(&pg_global_prng_state) * blocks) : 0;
+	if (fraction >= 1.0)
+		block = 0;
+	for (uint64 i = 0; i < wanted && i < blocks && list_length(keys) < most; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		scan = table_beginscan_strat(rel, snapshot, 0, NULL, true, false);
+		heap_setscanlimits(scan, (block + i) % blocks, 1);
+		while (list_length(keys) < most && table_scan_getnextslot(scan, ForwardScanDirection, slot))
+			if (key_is_complete(domain, slot))
+				keys = lappend(keys, key_of_row(domain, slot));
+		table_endscan(scan);
+	}
+	ExecDropSingleTupleTableSlot(slot);
+	UnregisterSnapshot(snapshot);
+	relation_close(rel, AccessShareLock);
+	return keys;
+}
+
+List *
+row_sample_keys(const Domain *domain, double fraction, int most)
+{
+	List	   *leaves = leaf_domains(domain);
+	List	   *keys = NIL;
+	ListCell   *cell;
+
+	if (leaves == NIL)
+		return NIL;
+	if (fraction > 0)
+	{
+		foreach(cell, leaves)
+			keys = sample_table(lfirst(cell), fraction, most, keys);
+		return keys;
+	}
+	/* a few rows: of any one of them */
+	return sample_table(list_nth(leaves, (int) (pg_prng_double(&pg_global_prng_state) * list_length(leaves))),
+						fraction, most, NIL);
+}

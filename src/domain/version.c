@@ -1,0 +1,76 @@
+/*
+ * domain/version.c
+ *	  Versions as the version column holds them; see version.h.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "utils/builtins.h"
+
+#include "domain/version.h"
+
+/* The largest version that a row of the domain can have. */
+static int64
+largest(const Domain *domain)
+{
+	return OidIsValid(domain->version_type) ? domain->version_max : PG_INT64_MAX;
+}
+
+int64
+fence_version_most(const Domain *domain, int64 last)
+{
+	int64		end = largest(domain);
+
+	return Max(end / 2, last < end ? last + 1 : end);
+}
+
+bool
+fence_version_fits(const Domain *domain, int64 version, int64 last)
+{
+	return version <= fence_version_most(domain, last);
+}
+
+int64
+fence_version_after(const Domain *domain, int64 last)
+{
+	if (last >= largest(domain))
+		ereport(ERROR,
+				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
+				 errmsg("the version of a row has reached its largest value"),
+				 errdetail("The last version is " INT64_FORMAT ".", last),
+				 errhint("The owner of the table can begin anew with fence.renumber('%s').", domain->name)));
+	return last + 1;
+}
+
+int64
+fence_version_raw(const Domain *domain, TupleTableSlot *row)
+{
+	bool		isnull;
+	Datum		value = slot_getattr(row, domain->version_attnum, &isnull);
+
+	if (isnull)
+		return -1;
+	return domain->version_type == INT8OID ? DatumGetInt64(value) :
+		domain->version_type == INT4OID ? DatumGetInt32(value) : DatumGetInt16(value);
+}
+
+int64
+fence_version_last(const Domain *domain, TupleTableSlot *row)
+{
+	return Max(fence_version_raw(domain, row), 0);
+}
+
+int64
+fence_version_of_absence(const Domain *domain, TupleTableSlot *row)
+{
+	int64		last = fence_version_last(domain, row);
+
+	return last < PG_INT64_MAX ? last + 1 : last;
+}
+
+Datum
+fence_version_datum(const Domain *domain, int64 version)
+{
+	return domain->version_type == INT8OID ? Int64GetDatum(version) :
+		domain->version_type == INT4OID ? Int32GetDatum((int32) version) : Int16GetDatum((int16) version);
+}

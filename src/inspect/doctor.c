@@ -1,0 +1,585 @@
+/*
+ * inspect/doctor.c
+ *	  fence.doctor: looks over a whole installation, and says what to do.
+ *
+ * Owns: the table of checks, at the end. A check reports what it finds; one that finds nothing is a row "ok". Each runs in
+ * a subtransaction: what one cannot look at must not hide what the others find. Changes nothing.
+ */
+#include "postgres.h"
+
+#include "access/xlog.h"
+#include "access/xact.h"
+#include "commands/dbcommands.h"
+#include "executor/spi.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/resowner.h"
+
+#include "base/metrics.h"
+#include "base/outbox.h"
+#include "base/settings.h"
+#include "base/shared.h"
+#include "domain/domain.h"
+#include "domain/shape.h"
+#include "keeper/worker.h"
+#include "redis/library.h"
+#include "write/capture.h"
+
+PG_FUNCTION_INFO_V1(fence_doctor);
+
+#define OURS "'pgcache_fence'"
+#define LONG_WAIT 10			/* times patrol_grace: what a reservation may take to be settled */
+
+typedef struct Report
+{
+	ReturnSetInfo *rsinfo;
+	int			found;			/* by the check that runs */
+} Report;
+
+static void
+put_finding(Report *report, const char *severity, const char *finding, const char *hint)
+{
+	Datum		values[3];
+	bool		nulls[3] = {false};
+
+	values[0] = CStringGetTextDatum(severity);
+	values[1] = CStringGetTextDatum(finding);
+	nulls[2] = hint == NULL;
+	values[2] = hint ? CStringGetTextDatum(hint) : (Datum) 0;
+	tuplestore_putvalues(report->rsinfo->setResult, report->rsinfo->setDesc, values, nulls);
+	report->found++;
+}
+
+/* Reports each row of a query: its columns are finding and hint. */
+static void
+put_rows(Report *report, const char *severity, const char *sql)
+{
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "could not connect to SPI");
+	if (SPI_execute(sql, true, 0) != SPI_OK_SELECT)
+		elog(ERROR, "could not execute \"%s\"", sql);
+	for (uint64 i = 0; i < SPI_processed; i++)
+		put_finding(report, severity, SPI_getvalue(SPI_tuptable->vals[i], SPI_tuptable->tupdesc, 1),
+					SPI_getvalue(SPI_tuptable->vals[i], SPI_tuptable->tupdesc, 2));
+	SPI_finish();
+}
+
+static char *
+milliseconds(uint64 us)
+{
+	return psprintf("%llu.%03llu ms", (unsigned long long) us / 1000, (unsigned long long) us % 1000);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * The server
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static void
+check_preload(Report *report)
+{
+	if (fence_shared == NULL)
+		put_finding(report, "error", "the library is not loaded at server start: nothing is fenced, writes to fenced tables fail",
+					"Add pgcache_fence to shared_preload_libraries in postgresql.conf and restart PostgreSQL.");
+}
+
+static void
+check_version(Report *report)
+{
+	put_rows(report, "warning",
+			 "SELECT pg_catalog.format('the extension has version %s in this database, the installed files have %s',"
+			 " installed_version, default_version),"
+			 " 'ALTER EXTENSION pgcache_fence UPDATE.'"
+			 " FROM pg_catalog.pg_available_extensions WHERE name OPERATOR(pg_catalog.=) " OURS
+			 " AND installed_version OPERATOR(pg_catalog.<>) default_version");
+}
+
+static void
+check_workers(Report *report)
+{
+	const char *hint = "It is started again within a second; if it does not stay, the server log tells why.";
+
+	if (fence_shared->latches[JOBS_OF_KEEPER] == NULL)
+		put_finding(report, "error", "the keeper is not running: no lease is renewed", hint);
+	if (RecoveryInProgress())
+		return;					/* the others begin when it ends, and fences are opened then */
+	if (fence_shared->latches[JOBS_OF_PATROL] == NULL)
+		put_finding(report, "error", "the patrol is not running: nothing is settled", hint);
+	if (!outbox_is_served())
+		put_finding(report, "error", "the courier is not running: no transaction reaches Redis", hint);
+}
+
+/* No epoch has begun since the server start, because leases that were granted before it may run, or the keeper has not looked yet. */
+static bool
+is_starting(void)
+{
+	return WORD_EPOCH(fence_word()) == 0 && (!fence_shared->bound_known || !fence_lease_bound_passed());
+}
+
+static void
+check_state(Report *report)
+{
+	FenceStateNow now;
+
+	fence_state_now(&now);
+	if (WORD_STATE(now.word) == FENCE_OPEN || RecoveryInProgress())
+		return;
+	if (is_starting())
+		put_finding(report, "info", "the server was started a moment ago: fences are opened when the leases of before are over",
+					"SELECT fence.wait_open() waits for that; writes wait, too, or fail if their policy is error.");
+	else
+		put_finding(report, "error", psprintf("fences are %s: %s", fence_state_name(now.word), now.reason),
+					"doc/operations.md lists the reasons and what to do about each.");
+}
+
+static void
+check_served(Report *report)
+{
+	char	   *database = get_database_name(MyDatabaseId);
+
+	if (!settings_serves_database(database))
+		put_finding(report, "error", psprintf("database \"%s\" is not served: readers of its domains are told unarmed", database),
+					"Add it to pgcache_fence.databases, and reload.");
+}
+
+/*
+ * Those that stay have their slots if there are enough at the start. What is done inside databases takes a free slot, or else waits
+ * for the reserve: worth a word if parallel queries of anybody may take all that are free.
+ */
+static void
+check_slots(Report *report)
+{
+	bool		reserved = fence_shared->reserves[JOBS_OF_KEEPER].exists && fence_shared->reserves[JOBS_OF_PATROL].exists;
+	int			needed = max_parallel_workers + WORKERS_THAT_STAY + 2;
+	const char *why = "parallel queries may hold every free background worker";
+
+	if (!RecoveryInProgress() && !reserved)
+		put_finding(report, "warning",
+					psprintf("max_worker_processes is %d: too few for the %d workers of pgcache_fence that stay, and those of others",
+							 max_worker_processes, WORKERS_THAT_STAY),
+					psprintf("Raise it to %d or more, and restart PostgreSQL.", needed));
+	else if (max_worker_processes < needed)
+		put_finding(report, "info",
+					psprintf("%s (max_worker_processes %d, max_parallel_workers %d): announcements, and other work in databases, then"
+							 " take a second each", why, max_worker_processes, max_parallel_workers),
+					psprintf("Raise max_worker_processes to %d or more, with what other extensions and replication take on top;"
+							 " or lower max_parallel_workers.", needed));
+}
+
+static void
+check_settings(Report *report)
+{
+	if (setting_timeout * 2 > setting_lease)
+		put_finding(report, "warning",
+					psprintf("pgcache_fence.timeout (%d ms) is more than half of pgcache_fence.lease (%d ms): one slow answer closes the fences",
+							 setting_timeout, setting_lease),
+					"Lower the timeout or raise the lease.");
+	if (setting_audit_rate <= 0)
+		put_finding(report, "warning", "pgcache_fence.audit_rate is 0: fences are never compared with their rows",
+					"Set it to 1 or more.");
+	if (setting_tombstone_retention < 60)
+		put_finding(report, "info", "pgcache_fence.tombstone_retention is below a minute: the floors of the domains rise quickly",
+					"A day or more keeps the versions of new rows small.");
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Redis
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* The value of a field in a reply to INFO; -1 if it is not there. */
+static int64
+info_number(const char *info, const char *field)
+{
+	const char *at = strstr(info, field);
+
+	return at ? strtoll(at + strlen(field), NULL, 10) : -1;
+}
+
+/* Since the counters began. */
+static bool
+effects_are_used(void)
+{
+	return metrics_value_server(SERVER_METRIC_EFFECT_HOLD_HELD) + metrics_value_server(SERVER_METRIC_EFFECT_OUTBOX_DONE) > 0;
+}
+
+static bool
+info_has(const char *info, const char *line)
+{
+	return strstr(info, line) != NULL;
+}
+
+/* Fences and values may be evicted as Redis likes. What it holds of effects may not: it has no time to live. */
+static void
+check_memory(Report *report, const char *node, const char *info)
+{
+	int64		limit = info_number(info, "\nmaxmemory:");
+	int64		used = info_number(info, "\nused_memory:");
+	const char *policy = "Set maxmemory-policy to allkeys-lru or allkeys-lfu, which is safe for fences and values; if it also "
+		"keeps effects, to volatile-lru, volatile-lfu or volatile-ttl.";
+
+	if (limit == 0)
+		put_finding(report, "info", psprintf("Redis %s has no maxmemory: cached values may use up the machine's memory", node),
+					psprintf("Set maxmemory. %s", policy));
+	else if (limit > 0 && info_has(info, "\nmaxmemory_policy:allkeys-") && effects_are_used())
+		put_finding(report, "warning", psprintf("Redis %s may evict what it holds of effects: those would be lost", node),
+					"Set maxmemory-policy to volatile-lru, volatile-lfu, volatile-ttl or noeviction (doc/patterns.md).");
+	else if (limit > 0 && info_has(info, "\nmaxmemory_policy:noeviction"))
+		put_finding(report, used > limit / 10 * 9 ? "error" : "warning",
+					psprintf("Redis %s refuses writes once its memory is full (noeviction): fences close then", node),
+					policy);
+}
+
+static void
+check_server(Report *report, LibraryCall *call, const char *name)
+{
+	const char *argv[] = {"INFO"};
+	redisReply *info = library_call(call, lengthof(argv), argv);
+	if (info == NULL || info->type != REDIS_REPLY_STRING)
+		put_finding(report, "error", psprintf("Redis %s does not tell about itself: %s", name, call->error),
+					"Its user needs the command INFO (doc/operations.md, \"Users and passwords\").");
+	else
+	{
+		check_memory(report, name, info->str);
+		if (!info_has(info->str, "\nrole:master"))
+			put_finding(report, "error", psprintf("Redis %s is a replica", name),
+						"Point pgcache_fence.redis_url to the master, or to Sentinel.");
+	}
+	if (info)
+		freeReplyObject(info);
+}
+
+static void
+check_library(Report *report, LibraryCall *call, const char *name)
+{
+	Hello		hello;
+	bool		found = false;
+
+	if (!library_hello(call, &hello, &found))
+		put_finding(report, "error", psprintf("Redis %s does not answer the function library: %s", name, call->error), NULL);
+	else if (!found)
+		put_finding(report, "error", psprintf("Redis %s does not have the function library", name),
+					"The keeper loads it when it opens the fences; if it cannot, fence.state tells why.");
+	else if (hello.library != library_version())
+		put_finding(report, "warning", psprintf("Redis %s has version %d of the function library, this build has version %d",
+												name, hello.library, library_version()),
+					"An older one is replaced when fences open the next time; for a newer one upgrade pgcache_fence here.");
+}
+
+static void
+check_node(Report *report, const FenceNode *node)
+{
+	LibraryCall call = {.deadline = fence_clock() + setting_timeout * INT64CONST(1000)};
+	const char *name = node->address.is_unix ? psprintf("at %s", node->address.host) :
+		psprintf("at %s, port %d", node->address.host, node->address.port);
+
+	if (!library_open(&call, &node->address))
+	{
+		put_finding(report, "error", psprintf("Redis %s cannot be reached from this backend: %s", name, call.error),
+					"See that it runs, and that network, users and passwords are right.");
+		return;
+	}
+	PG_TRY();
+	{
+		check_server(report, &call, name);
+		check_library(report, &call, name);
+	}
+	PG_FINALLY();
+	{
+		redis_close(call.conn);
+	}
+	PG_END_TRY();
+}
+
+static void
+check_redis(Report *report)
+{
+	FenceNode  *nodes = palloc(sizeof(FenceNode) * MAX_NODES);
+	int			n = fence_copy_nodes(nodes);
+
+	if (n == 0)
+		put_finding(report, "error", "the keeper has not found a Redis yet", "fence.state tells why.");
+	for (int i = 0; i < n; i++)
+		if (!nodes[i].dismissed)
+			check_node(report, &nodes[i]);
+}
+
+static void
+check_heartbeat(Report *report)
+{
+	uint64		worst = metrics_value_server(SERVER_METRIC_HEARTBEAT);
+	uint64		lease = (uint64) setting_lease * 1000;
+
+	if (worst > lease / 4)
+		put_finding(report, worst > lease / 2 ? "error" : "warning",
+					psprintf("the slowest heartbeat took %s of a lease of %d ms", milliseconds(worst), setting_lease),
+					"Raise pgcache_fence.lease to four times that or more, or find what is slow; then SELECT fence.reset_metrics().");
+}
+
+static void
+check_clock(Report *report)
+{
+	uint64		step = metrics_value_server(SERVER_METRIC_CLOCK_STEP);
+
+	if (step > (uint64) setting_clock_margin * 1000)
+		put_finding(report, "error",
+					psprintf("the clock of a Redis node has stepped by %s, which is more than pgcache_fence.clock_margin", milliseconds(step)),
+					"Let its clock be slewed (chrony without makestep); then SELECT fence.reset_metrics().");
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Tables
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* What keeps a domain from being served; on the table and, where PostgreSQL copies row triggers there, on its partitions. */
+static void
+check_shapes(Report *report)
+{
+	ListCell   *lc;
+
+	foreach(lc, domain_rows())
+	{
+		DomainRow  *row = lfirst(lc);
+		char	   *fault = shape_fault_of_domain(row);
+
+		if (fault == NULL)
+			continue;
+		put_finding(report, "error", psprintf("nothing of domain %s is served, its changes are not fenced: %s", row->name, fault),
+					psprintf("Find out who changed that. Then SELECT fence.detach_domain(%s), and attach the table again.",
+							 quote_literal_cstr(row->name)));
+	}
+}
+
+static void
+check_triggers(Report *report)
+{
+	const char *problem = RecoveryInProgress() ? NULL : capture_problem();
+
+	if (problem != NULL)
+		put_finding(report, "warning", psprintf("changed rows are told by triggers, not by the executor: %s", problem),
+					"Nothing is served that is not current, but writes cost more. Please report this.");
+	check_shapes(report);
+	put_rows(report, "error",
+			 "SELECT pg_catalog.format('domain %s is of a table that does not exist (oid %s)', d.name, d.relation::pg_catalog.oid),"
+			 " pg_catalog.format('SELECT fence.detach_domain(%L)', d.name)"
+			 " FROM fence.domain d WHERE d.relation IS NOT NULL"
+			 " AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid OPERATOR(pg_catalog.=) d.relation)");
+	put_rows(report, "error",
+			 "SELECT pg_catalog.format('table %s has triggers of a fenced table, but is not attached: writes to it fail', t.tgrelid::pg_catalog.regclass),"
+			 " pg_catalog.format('SELECT fence.attach(%L), which replaces them.', t.tgrelid::pg_catalog.regclass)"
+			 " FROM pg_catalog.pg_trigger t WHERE t.tgname OPERATOR(pg_catalog.=) ANY"
+			 " ('{zzz_pgcache_fence_before,zzz_pgcache_fence_after,zzz_pgcache_fence_truncate}'::pg_catalog.name[])"
+			 " AND t.tgparentid OPERATOR(pg_catalog.=) 0"
+			 " AND NOT EXISTS (SELECT FROM fence.domain d WHERE d.relation OPERATOR(pg_catalog.=) t.tgrelid)"
+			 " GROUP BY t.tgrelid");
+}
+
+/* The same demands as attach makes on the index of the key. */
+static void
+check_indexes(Report *report)
+{
+	put_rows(report, "error",
+			 "SELECT pg_catalog.format('table %s has no valid unique index on its key any more: two rows could share one fence', d.relation),"
+			 " 'REINDEX it, or create it anew.'"
+			 " FROM fence.domain d WHERE d.scope OPERATOR(pg_catalog.=) 'row'"
+			 " AND EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid OPERATOR(pg_catalog.=) d.relation) AND NOT EXISTS ("
+			 "  SELECT FROM pg_catalog.pg_index i WHERE i.indrelid OPERATOR(pg_catalog.=) d.relation AND i.indisunique"
+			 "   AND i.indisvalid AND i.indimmediate AND i.indisready AND i.indislive AND i.indpred IS NULL AND i.indexprs IS NULL"
+			 "   AND ARRAY(SELECT a.attname FROM pg_catalog.pg_attribute a WHERE a.attrelid OPERATOR(pg_catalog.=) d.relation"
+			 "    AND a.attnum OPERATOR(pg_catalog.=) ANY ((i.indkey::pg_catalog.int2[])[0:i.indnkeyatts OPERATOR(pg_catalog.-) 1])"
+			 "    ORDER BY a.attname)"
+			 "   OPERATOR(pg_catalog.=) ARRAY(SELECT k FROM pg_catalog.unnest(d.key_columns) k ORDER BY k))");
+}
+
+/* Tables that look like fenced ones: one of the version columns in use, or the default, and a primary key. */
+static void
+check_unfenced(Report *report)
+{
+	put_rows(report, "info",
+			 "SELECT pg_catalog.format('table %s has a column %I, but is not fenced', c.oid::pg_catalog.regclass, a.attname),"
+			 " pg_catalog.format('SELECT fence.attach(%L), if it is cached.', c.oid::pg_catalog.regclass)"
+			 " FROM pg_catalog.pg_class c JOIN pg_catalog.pg_attribute a ON a.attrelid OPERATOR(pg_catalog.=) c.oid"
+			 " WHERE c.relkind OPERATOR(pg_catalog.=) ANY (ARRAY['r', 'p']::pg_catalog.\"char\"[]) AND NOT c.relispartition"
+			 " AND c.relpersistence OPERATOR(pg_catalog.=) 'p'"
+			 " AND a.atttypid OPERATOR(pg_catalog.=) ANY (ARRAY['int2', 'int4', 'int8']::pg_catalog.regtype[])"
+			 " AND NOT a.attisdropped"
+			 " AND (a.attname OPERATOR(pg_catalog.=) 'version' OR"
+			 "  a.attname OPERATOR(pg_catalog.=) ANY (SELECT d.version_column FROM fence.domain d))"
+			 " AND c.relnamespace OPERATOR(pg_catalog.<>) ALL ("
+			 "  ARRAY['pg_catalog', 'information_schema', 'fence']::pg_catalog.regnamespace[])"
+			 " AND EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid OPERATOR(pg_catalog.=) c.oid AND i.indisprimary)"
+			 " AND NOT EXISTS (SELECT FROM fence.domain d WHERE d.relation OPERATOR(pg_catalog.=) c.oid)"
+			 " ORDER BY 1");
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * What goes on
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static void
+check_reservations(Report *report)
+{
+	char	   *wait = psprintf("interval '%lld milliseconds'",
+								(long long) LONG_WAIT * (setting_patrol_grace + setting_patrol_interval));
+
+	put_rows(report, "warning",
+			 psprintf("SELECT pg_catalog.format('prepared transaction %%L holds %%s reservation(s), for %%s', gid,"
+					  " pg_catalog.sum(coalesce(fences, 1)), pg_catalog.max(age)),"
+					  " pg_catalog.format('COMMIT PREPARED %%1$L or ROLLBACK PREPARED %%1$L: until then readers of these keys go to PostgreSQL.', gid)"
+					  " FROM fence.pending WHERE gid IS NOT NULL AND age OPERATOR(pg_catalog.>) %s"
+					  " GROUP BY gid ORDER BY gid", wait));
+	put_rows(report, "warning",
+			 psprintf("SELECT pg_catalog.format('%%s reservation(s) of transactions that are over are not settled, for %%s: one is of domain %%s',"
+					  " pg_catalog.sum(coalesce(fences, 1)), pg_catalog.max(age), pg_catalog.min(domain)),"
+					  " 'The server log tells what keeps the patrol from it.'"
+					  " FROM fence.pending WHERE fate OPERATOR(pg_catalog.<>) ALL (ARRAY['in progress', 'stands'])"
+					  " AND gid IS NULL AND age OPERATOR(pg_catalog.>) %s"
+					  " HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 0", wait));
+}
+
+/* In Redis those of all databases, waiting rows of this one. Keys are users' data, and not for everybody who may see this. */
+static void
+check_effects(Report *report)
+{
+	char	   *wait = psprintf("interval '%lld milliseconds'",
+								(long long) LONG_WAIT * (setting_patrol_grace + setting_patrol_interval));
+
+	put_rows(report, "warning",
+			 psprintf("SELECT pg_catalog.format('prepared transaction %%L holds %%s effect(s), for %%s', gid,"
+					  " pg_catalog.count(*), pg_catalog.max(age)),"
+					  " pg_catalog.format('COMMIT PREPARED %%1$L or ROLLBACK PREPARED %%1$L: until then others are refused these keys.', gid)"
+					  " FROM fence.effects WHERE gid IS NOT NULL AND age OPERATOR(pg_catalog.>) %s"
+					  " GROUP BY gid ORDER BY gid", wait));
+	put_rows(report, "warning",
+			 psprintf("SELECT pg_catalog.format('%%s effect(s) of kind %%s, %%s, are not settled, for %%s',"
+					  " pg_catalog.count(*), kind, fate, pg_catalog.max(age)),"
+					  " 'fence.effects tells the keys, the server log what keeps the patrol from it: see doc/operations.md, \"Effects\".'"
+					  " FROM fence.effects WHERE fate OPERATOR(pg_catalog.=) ANY (ARRAY['committed', 'aborted', 'unknown'])"
+					  " AND age OPERATOR(pg_catalog.>) %s"
+					  " GROUP BY kind, fate ORDER BY kind, fate", wait));
+	put_rows(report, "warning",
+			 "SELECT pg_catalog.format('%s effect(s) in Redis are of another PostgreSQL cluster', pg_catalog.count(*)),"
+			 " 'If that cluster is gone (pg_upgrade, a new initdb), delete them: doc/operations.md.'"
+			 " FROM fence.effects WHERE fate OPERATOR(pg_catalog.=) 'of another cluster'"
+			 " HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 0");
+	put_rows(report, "warning",
+			 psprintf("SELECT pg_catalog.format('%%s durable effect(s) wait in fence.outbox, for %%s', pg_catalog.count(*),"
+					  " pg_catalog.now() OPERATOR(pg_catalog.-) pg_catalog.min(created_at)),"
+					  " 'The patrol applies them when Redis takes them; the server log tells what keeps it from that.'"
+					  " FROM fence.outbox WHERE created_at OPERATOR(pg_catalog.<) (pg_catalog.now() OPERATOR(pg_catalog.-) %s)"
+					  " HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 0", wait));
+}
+
+static void
+check_bypassed(Report *report)
+{
+	uint64		n = metrics_value_server(SERVER_METRIC_BYPASSED);
+
+	if (n > 0)
+		put_finding(report, "warning", psprintf("%llu transaction(s) committed without reservations", (unsigned long long) n),
+					"Nothing stale was served. The server log tells why fences were CLOSED then; SELECT fence.reset_metrics() begins anew.");
+}
+
+static void
+check_promises(Report *report)
+{
+	put_rows(report, "error",
+			 "SELECT pg_catalog.format('%s fence(s) of domain %s were behind their rows: stale values may have been served',"
+			 " value, labels OPERATOR(pg_catalog.->>) 'domain'),"
+			 " 'Look in the log for which, and for writes that bypass the triggers. SELECT fence.reset_metrics() begins anew.'"
+			 " FROM fence._metrics() WHERE name OPERATOR(pg_catalog.=) 'cache_fence_db_compare' AND value OPERATOR(pg_catalog.>) 0"
+			 " AND labels OPERATOR(pg_catalog.->>) 'relation' OPERATOR(pg_catalog.=) 'fence_behind_db'");
+	put_rows(report, "error",
+			 "SELECT pg_catalog.format('%s cached row(s) of domain %s were not the rows, although of their version', value,"
+			 " labels OPERATOR(pg_catalog.->>) 'domain'),"
+			 " 'Look in the log for which, and for clients that put other values than they have read. SELECT fence.reset_metrics() begins anew.'"
+			 " FROM fence._metrics() WHERE name OPERATOR(pg_catalog.=) 'cache_fence_db_compare' AND value OPERATOR(pg_catalog.>) 0"
+			 " AND labels OPERATOR(pg_catalog.->>) 'relation' OPERATOR(pg_catalog.=) 'payload_differs'");
+	put_rows(report, "warning",
+			 "SELECT pg_catalog.format('%s fence(s) of domain %s were ahead of their rows', value,"
+			 " labels OPERATOR(pg_catalog.->>) 'domain'),"
+			 " 'That is so after commits were lost or a table was restored; the patrol repairs them. SELECT fence.reset_metrics() begins anew.'"
+			 " FROM fence._metrics() WHERE name OPERATOR(pg_catalog.=) 'cache_fence_db_compare' AND value OPERATOR(pg_catalog.>) 0"
+			 " AND labels OPERATOR(pg_catalog.->>) 'relation' OPERATOR(pg_catalog.=) 'fence_ahead_db'");
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * The checks
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct Check
+{
+	void		(*check) (Report *report);
+	bool		needs_library;	/* to be loaded */
+	const char *well;			/* what is said if it finds nothing */
+} Check;
+
+static const Check checks[] = {
+	{check_preload, false, "the library is loaded at server start"},
+	{check_version, false, "the extension has the version of the installed files"},
+	{check_workers, true, "keeper, patrol and courier are running"},
+	{check_state, true, "fences are OPEN"},
+	{check_served, true, "this database is served"},
+	{check_slots, true, "there are enough background workers"},
+	{check_settings, true, "the settings go together"},
+	{check_redis, true, "Redis answers and is set up well"},
+	{check_heartbeat, true, "heartbeats are quick enough for the lease"},
+	{check_clock, true, "no clock of a Redis node has stepped"},
+	{check_triggers, false, "all triggers are there, and as fence.attach makes them"},
+	{check_indexes, false, "the unique indexes of all keys are valid"},
+	{check_unfenced, false, "no table with a version column is left unfenced"},
+	{check_reservations, true, "no reservation is left over"},
+	{check_effects, true, "no effect is left over"},
+	{check_bypassed, true, "every transaction has had its reservations"},
+	{check_promises, true, "no fence was found to differ from its row"},
+};
+
+/* Runs a check; what it raises is a finding too. */
+static void
+run_check(Report *report, const Check *check)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+
+	report->found = 0;
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	PG_TRY();
+	{
+		check->check(report);
+		ReleaseCurrentSubTransaction();
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		if (error->sqlerrcode == ERRCODE_QUERY_CANCELED)
+			ReThrowError(error);
+		put_finding(report, "error", psprintf("could not see whether %s: %s", check->well, error->message), error->hint);
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+	if (report->found == 0)
+		put_finding(report, "ok", check->well, NULL);
+}
+
+Datum
+fence_doctor(PG_FUNCTION_ARGS)
+{
+	Report		report = {.rsinfo = (ReturnSetInfo *) fcinfo->resultinfo};
+
+	InitMaterializedSRF(fcinfo, 0);
+	for (int i = 0; i < (int) lengthof(checks); i++)
+		if (fence_shared != NULL || !checks[i].needs_library)
+			run_check(&report, &checks[i]);
+	return (Datum) 0;
+}

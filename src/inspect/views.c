@@ -1,0 +1,308 @@
+/*
+ * inspect/views.c
+ *	  What fence.state, fence.nodes, fence.pending and fence.effects show.
+ */
+#include "postgres.h"
+
+#include "fmgr.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "base/metrics.h"
+#include "base/settings.h"
+#include "base/shared.h"
+#include "base/stamp.h"
+#include "base/utf8.h"
+#include "domain/key.h"
+#include "effects/effects.h"
+#include "patrol/effect_patrol.h"
+#include "read/reader.h"
+#include "redis/library.h"
+#include "send/coordinator.h"
+#include "write/capture.h"
+#include "write/functions.h"
+
+PG_FUNCTION_INFO_V1(fence_state_view);
+PG_FUNCTION_INFO_V1(fence_wait_open);
+PG_FUNCTION_INFO_V1(fence_nodes_view);
+PG_FUNCTION_INFO_V1(fence_pending_view);
+PG_FUNCTION_INFO_V1(fence_effects_view);
+
+#define PENDING_PAGE 1000
+
+/* What a Redis process said */
+static Datum
+shown(const char *word)
+{
+	return CStringGetTextDatum(utf8_to_display(word));
+}
+
+static Datum
+interval_of_us(int64 us)
+{
+	Interval   *interval = palloc0(sizeof(Interval));
+
+	interval->time = us;
+	return IntervalPGetDatum(interval);
+}
+
+/* What is left until a fence_clock() time; never negative. */
+static Datum
+time_left(int64 until)
+{
+	return interval_of_us(Max(until - fence_clock(), 0));
+}
+
+Datum
+fence_state_view(PG_FUNCTION_ARGS)
+{
+	Datum		values[8];
+	bool		nulls[8] = {false};
+	const char *problem;
+	FenceStateNow now;
+	int64		bound;
+
+	shared_require();
+	fence_state_now(&now);
+	bound = (int64) pg_atomic_read_u64(&fence_shared->lease_bound);
+	problem = capture_problem();
+
+	values[0] = CStringGetTextDatum(fence_state_name(now.word));
+	nulls[1] = WORD_EPOCH(now.word) == 0;
+	values[1] = nulls[1] ? (Datum) 0 : CStringGetTextDatum(now.epoch);
+	values[2] = shown(now.reason);
+	values[3] = TimestampTzGetDatum(now.since);
+	nulls[4] = bound == 0;
+	values[4] = nulls[4] ? (Datum) 0 : time_left(bound);
+	values[5] = Int64GetDatum((int64) metrics_value_server(SERVER_METRIC_BYPASSED));
+	values[6] = Int64GetDatum((int64) metrics_value_server(SERVER_METRIC_TOO_LARGE));
+	values[7] = CStringGetTextDatum(problem ? psprintf("triggers: %s", problem) : setting_capture == CAPTURE_AUTO ? "executor" : "triggers");
+	PG_RETURN_DATUM(function_row(fcinfo, values, nulls));
+}
+
+static char *
+address_text(const RedisEndpoint *address)
+{
+	return address->is_unix ? pstrdup(address->host) :
+		psprintf(strchr(address->host, ':') ? "[%s]:%d" : "%s:%d", address->host, address->port);
+}
+
+static Datum
+text_or_null(const char *s, bool *isnull)
+{
+	*isnull = s[0] == '\0';
+	return *isnull ? (Datum) 0 : shown(s);
+}
+
+/* For scripts: waits until fences are OPEN, at most for that time; the state then. Raises 22023 if the time is negative. */
+Datum
+fence_wait_open(PG_FUNCTION_ARGS)
+{
+	int64		deadline;
+
+	shared_require();
+	deadline = fence_clock() + reader_interval_ms(PG_GETARG_INTERVAL_P(0)) * INT64CONST(1000);
+	while (WORD_STATE(fence_word()) != FENCE_OPEN && fence_clock() < deadline)
+		fence_pause(5000, wait_event_worker());
+	PG_RETURN_TEXT_P(cstring_to_text(fence_state_name(fence_word())));
+}
+
+Datum
+fence_nodes_view(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	FenceNode  *nodes = palloc(sizeof(FenceNode) * MAX_NODES);
+	int			n;
+
+	shared_require();
+	InitMaterializedSRF(fcinfo, 0);
+	n = fence_copy_nodes(nodes);
+	for (int i = 0; i < n; i++)
+	{
+		Datum		values[8];
+		bool		nulls[8] = {false};
+		char	   *ranges;
+
+		if (nodes[i].dismissed)
+			continue;
+		ranges = palloc(SLOT_RANGES_LEN);
+		values[0] = shown(address_text(&nodes[i].address));
+		values[1] = text_or_null(nodes[i].role, &nulls[1]);
+		values[2] = text_or_null(nodes[i].version, &nulls[2]);
+		values[3] = text_or_null(nodes[i].identity, &nulls[3]);
+		values[4] = text_or_null(nodes[i].epoch, &nulls[4]);
+		nulls[5] = nodes[i].lease_until == 0;
+		values[5] = nulls[5] ? (Datum) 0 : time_left(nodes[i].lease_until);
+		values[6] = text_or_null(nodes[i].error, &nulls[6]);
+		values[7] = Int32GetDatum(nodes[i].granted ? slot_ranges(fence_shared->slot_node, i, ranges) : 0);
+		pfree(ranges);
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+	return (Datum) 0;
+}
+
+/*
+ * One line of fence.pending: a transaction's reservations of rows, or one of a domain. Of another database only the name in Redis can
+ * be told.
+ */
+static void
+put_pending(ReturnSetInfo *rsinfo, const ListedReservation *r)
+{
+	Datum		values[8];
+	bool		nulls[8] = {false};
+	Oid			database = InvalidOid;
+	char	   *wire_name = r->name;
+	char	   *key = NULL;
+	int			nparts;
+	char	  **parts;
+	char	   *dot;
+	int			pid;
+	StampFate	fate = fence_stamp_fate(r->stamp, &pid);
+
+	if (!r->domain)
+		(void) key_parse_fence_name(r->name, &database, &wire_name, &key);
+	else
+		database = (Oid) strtoul(wire_name, NULL, 10);
+	/* the name as users know it, if it is of this database; without looking at the table, which may be broken */
+	dot = strchr(wire_name, '.');
+	if (database == MyDatabaseId && dot && key_parts(dot + 1, &nparts, &parts) && nparts == 1)
+		values[0] = CStringGetTextDatum(parts[0]);
+	else
+		values[0] = shown(wire_name);
+	nulls[1] = key == NULL;
+	values[1] = key ? shown(key) : (Datum) 0;
+	nulls[2] = r->domain;
+	values[2] = Int32GetDatum(r->fences);
+	values[3] = shown(r->stamp);
+	values[4] = interval_of_us(r->age_ms * 1000);
+	nulls[5] = pid == 0;
+	values[5] = Int32GetDatum(pid);
+	values[6] = CStringGetTextDatum(fence_fate_name(fate));
+	values[7] = CStringGetTextDatum(r->domain ? "domain" : fence_stamp_is_detached(r->stamp, NULL) ? "detached" : "row");
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+}
+
+/* One line of fence.effects. Of another cluster's transaction nobody here knows anything. */
+static void
+put_effect(ReturnSetInfo *rsinfo, const ListedEffect *line)
+{
+	Datum		values[6];
+	bool		nulls[6] = {false};
+	size_t		len = strlen(library_owner());
+	StampFate	fate;
+	int			pid = 0;
+	bool		own = effect_fate(line->hold, &fate);
+
+	if (own && fate == FATE_IN_PROGRESS && strncmp(line->top, library_owner(), len) == 0 && line->top[len] == '.')
+		(void) fence_stamp_fate(line->top + len + 1, &pid);
+	values[0] = shown(line->key);
+	values[1] = shown(line->kind);
+	values[2] = shown(own && strlen(line->top) > len ? line->top + len + 1 : line->top);
+	values[3] = interval_of_us(line->age_ms * 1000);
+	nulls[4] = pid == 0;
+	values[4] = Int32GetDatum(pid);
+	values[5] = CStringGetTextDatum(own ? fence_fate_name(fate) : "of another cluster");
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Listing what the processes have
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Puts one page of what a process lists; cursor as for library_pending. False: no answer, call->error tells. */
+typedef bool (*PutPage) (LibraryCall *call, char **cursor, ReturnSetInfo *rsinfo);
+
+static bool
+put_pending_page(LibraryCall *call, char **cursor, ReturnSetInfo *rsinfo)
+{
+	char		epoch[EPOCH_LEN];
+	List	   *page = NIL;
+	ListCell   *cell;
+
+	if (!library_pending(call, PENDING_PAGE, cursor, epoch, &page))
+		return false;
+	foreach(cell, page)
+		put_pending(rsinfo, lfirst(cell));
+	return true;
+}
+
+static bool
+put_effects_page(LibraryCall *call, char **cursor, ReturnSetInfo *rsinfo)
+{
+	List	   *page = NIL;
+	ListCell   *cell;
+
+	if (!effect_patrol_page(call, 0, cursor, &page))
+		return false;
+	foreach(cell, page)
+		if (!OidIsValid(((ListedEffect *) lfirst(cell))->done_in))
+			put_effect(rsinfo, lfirst(cell));
+	return true;
+}
+
+/* A connection of its own: listing may take many round trips, and must not stand in line with reservations. */
+static void
+list_node(ReturnSetInfo *rsinfo, const RedisEndpoint *address, PutPage put_page, const char *what)
+{
+	LibraryCall call = {.deadline = fence_clock() + setting_timeout * INT64CONST(1000)};
+	char	   *cursor = pstrdup("");
+
+	if (!library_open(&call, address))
+		ereport(ERROR,
+				(errcode(ERRCODE_CONNECTION_FAILURE),
+				 errmsg("could not list %s: %s", what, call.error)));
+	PG_TRY();
+	{
+		do
+		{
+			call.deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+			if (!put_page(&call, &cursor, rsinfo))
+			{
+				/* no library: nothing of ours */
+				if (strstr(call.error, "Function not found"))
+					break;
+				ereport(ERROR,
+						(errcode(ERRCODE_CONNECTION_FAILURE),
+						 errmsg("could not list %s: %s", what, call.error)));
+			}
+		} while (*cursor);
+	}
+	PG_FINALLY();
+	{
+		redis_close(call.conn);
+	}
+	PG_END_TRY();
+}
+
+static Datum
+list_nodes(FunctionCallInfo fcinfo, PutPage put_page, const char *what)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	FenceNode  *nodes = palloc(sizeof(FenceNode) * MAX_NODES);
+	int			n;
+
+	shared_require();
+	InitMaterializedSRF(fcinfo, 0);
+	coordinator_await_letters();	/* what this backend has said is to be seen */
+	n = fence_copy_nodes(nodes);
+	/* of several, those that were not armed have nothing of this epoch */
+	for (int i = 0; i < n; i++)
+		if (n == 1 || nodes[i].granted)
+			list_node(rsinfo, &nodes[i].address, put_page, what);
+	return (Datum) 0;
+}
+
+Datum
+fence_pending_view(PG_FUNCTION_ARGS)
+{
+	return list_nodes(fcinfo, put_pending_page, "reservations");
+}
+
+Datum
+fence_effects_view(PG_FUNCTION_ARGS)
+{
+	return list_nodes(fcinfo, put_effects_page, "effects");
+}

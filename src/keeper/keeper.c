@@ -1,0 +1,671 @@
+/*
+ * keeper/keeper.c
+ *	  The keeper: a background worker that decides whether fences may be used.
+ *
+ * Owns: arming, renewing, epochs (doc/protocol.md, "Keeper"). It is the only process that opens. It is
+ * connected to no database; what needs one is done by short-lived workers (worker.c).
+ *
+ * The order of steps is the protocol: lease_bound is raised before a lease is granted, the word is looked at between
+ * the two, and a new epoch is durable before its number is in the word.
+ */
+#include "postgres.h"
+
+#include "access/xlog.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "replication/walsender.h"
+#include "replication/walsender_private.h"
+#include "storage/latch.h"
+#include "utils/memutils.h"
+
+#include "base/compat.h"
+#include "base/metrics.h"
+#include "base/outbox.h"
+#include "base/settings.h"
+#include "base/shared.h"
+#include "base/stamp.h"
+#include "keeper/databases.h"
+#include "keeper/worker.h"
+#include "redis/topology.h"
+
+#define WATCH_EVERY		INT64CONST(250000)	/* microseconds between looks of a standby, at most: it may have been promoted */
+#define RETRY_FIRST		INT64CONST(50000)	/* between tries to open: at first, and at most */
+#define RETRY_MOST		INT64CONST(1000000)
+#define FLAP_FIRST		INT64CONST(100000)	/* time in CLOSED after the first failure, doubled for each that follows, */
+#define FLAP_MOST		INT64CONST(30000000)	/* at most this, */
+#define FLAP_FORGET		INT64CONST(60000000)	/* until fences were OPEN for that long */
+#define EPOCH_LEAP		1000000	/* how far above ours an epoch may be that Redis tells of */
+#define COMMITS_TAKE	INT64CONST(100000)	/* how long who is committing is waited for before slots change hands */
+#define BYPASS_TAKES	INT64CONST(200000)	/* time in CLOSED, after the bound, for writers that wait to commit without reservations */
+
+PGDLLEXPORT void fence_keeper_main(Datum arg);
+
+static int64 opened_at = 0;
+static int	flaps = 0;
+static bool planned = false;	/* OPEN ends because settings changed, or processes came or went in good order: no flap */
+static int64 stay_closed_until = 0;
+static int64 retry_pause = RETRY_FIRST;
+
+static int64
+timeout_us(void)
+{
+	return setting_timeout * INT64CONST(1000);
+}
+
+static int64
+lease_us(void)
+{
+	return setting_lease * INT64CONST(1000);
+}
+
+/* From a reading of the node's clock that was here at heard_at: the local time at which a lease from it is surely over. */
+static int64
+lease_end(int64 heard_at)
+{
+	return heard_at + lease_us() + setting_clock_margin * INT64CONST(1000);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * CLOSED -> ARMING -> OPEN
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Whether the node is still the process that was armed in that epoch. */
+static bool
+is_armed(int node, const char *epoch)
+{
+	const Hello *hello = &topology_nodes[node].hello;
+
+	return fence_shared->nodes[node].granted && topology_nodes[node].present && strcmp(hello->epoch, epoch) == 0 &&
+		strcmp(fence_shared->nodes[node].armed_identity, hello->identity) == 0;
+}
+
+/*
+ * The one place that decides between the two ways to open. True: the epoch may go on, because every process that was armed in it
+ * is there as it was, and nobody has committed without reservations. Then slots can be taken from a process, which says so itself,
+ * and given to another one, which need not have been armed before. False: it takes a new epoch, after the bound.
+ */
+static bool
+epoch_may_go_on(FenceWord word)
+{
+	char		epoch[EPOCH_LEN];
+
+	fence_epoch_of(WORD_EPOCH(word), epoch);
+	if (WORD_EPOCH(word) == 0 || !fence_shared->epoch_armed || pg_atomic_read_u32(&fence_shared->bypassed))
+		return false;
+	for (int i = 0; i < topology_size; i++)
+		if (fence_shared->nodes[i].granted && !is_armed(i, epoch))
+			return false;
+	return topology_size > 0;
+}
+
+/* How many nodes are there; *first_error: why one is not. */
+static int
+count_present(const char **first_error)
+{
+	int			present = 0;
+
+	*first_error = NULL;
+	for (int i = 0; i < topology_size; i++)
+		if (topology_nodes[i].present)
+			present++;
+		else if (*first_error == NULL && topology_has_slots(i))
+			*first_error = topology_nodes[i].error;
+	return present;
+}
+
+/*
+ * What will be granted: to each process that is there, its slots. The slots of one that is not have nobody: it
+ * may not answer, so reads there are unarmed, and writes need no reservation there. Only in ARMING, before any of it is granted.
+ */
+static void
+choose_slots(const unsigned char map[SLOTS])
+{
+	memcpy(fence_shared->slot_node, map, SLOTS);
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	for (int i = 0; i < topology_size; i++)
+		fence_shared->nodes[i].granted = slot_has_any(map, i);
+	LWLockRelease(fence_shared->lock);
+}
+
+/* CLOSED (again), with the reason; a reason that stands there already changes nothing. */
+static bool
+back_to_closed(FenceWord from, const char *why)
+{
+	if (WORD_STATE(from) != FENCE_CLOSED || strcmp(fence_shared->reason, why) != 0)
+		fence_word_change(from, FENCE_CLOSED, WORD_EPOCH(from), why);
+	return false;
+}
+
+/* The slots of a node in a map, as arm takes them; palloc'd. "All" is for a process that is no part of a cluster. */
+static char *
+ranges_in(const unsigned char map[SLOTS], int node)
+{
+	char	   *text = palloc(SLOT_RANGES_LEN);
+
+	if (slot_ranges(map, node, text) == SLOTS && topology_is_cluster())
+		strcpy(text, "0,1-16383");
+	return text;
+}
+
+/*
+ * Raises the bound, then grants the node its lease: arms it, if it is not armed in this epoch; else renews, for those slots (NULL:
+ * as they are). If slots have come, notes that they are of that grant, which counts once it is whole (grant_and_open). False: why tells,
+ * and *burnt if it is not known what the process has now; else the word is another one: nothing was granted.
+ */
+static bool
+grant_lease(FenceWord word, int i, const char *slots, uint32 grant, bool *burnt, char *why)
+{
+	RedisNode  *node = &topology_nodes[i];
+	LibraryCall call = {.conn = node->conn, .deadline = fence_clock() + timeout_us()};
+	int64		until = node->hello.time_ms + setting_lease;
+	const char *key = topology_heartbeat_key(node);
+	char		epoch[EPOCH_LEN];
+	bool		came = true;
+	bool		ok;
+
+	fence_epoch_of(WORD_EPOCH(word), epoch);
+	*burnt = false;
+	databases_note_lease();
+	fence_lease_bound_raise(lease_end(node->heard_at));
+	if (fence_word() != word)
+		return false;			/* c5: no lease in CLOSED */
+	if (strcmp(node->hello.epoch, epoch) == 0)
+		ok = library_renew(&call, key, node->hello.identity, epoch, until, slots, grant, &node->slots_back, &came);
+	else
+		ok = library_arm(&call, key, node->hello.identity, epoch, until, ranges_in(fence_shared->slot_node, i), grant,
+						 GetWALInsertionTimeLine());
+	if (!ok)
+	{
+		*burnt = true;
+		strlcpy(node->error, call.error, REASON_LEN);
+		strlcpy(why, call.error, REASON_LEN);
+		return false;
+	}
+	strlcpy(node->hello.epoch, epoch, EPOCH_LEN);
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	if (came)
+		fence_shared->nodes[i].received = grant;
+	LWLockRelease(fence_shared->lock);
+	return true;
+}
+
+/* c2: an epoch that some process may have and another not is burnt; so is one in which it is not known whose a slot is. */
+static bool
+burn_epoch(FenceWord arming, const char *why)
+{
+	fence_shared->epoch_armed = false;
+	topology_publish(false);
+	/* the bound was raised for nothing: writers get a while in CLOSED after it has passed */
+	stay_closed_until = pg_atomic_read_u64(&fence_shared->lease_bound) + Min(FLAP_FIRST << Min(flaps, 10), FLAP_MOST);
+	flaps++;
+	return back_to_closed(arming, why);
+}
+
+/* The last step of all ways: grant the leases, and the slots of the map if they change hands; open. */
+static bool
+grant_and_open(FenceWord arming, bool slots_change, const char *why)
+{
+	bool		burnt;
+	char		error[REASON_LEN];
+
+	for (int i = 0; i < topology_size; i++)
+	{
+		const char *slots = slots_change ? ranges_in(fence_shared->slot_node, i) : NULL;
+
+		if (!fence_shared->nodes[i].granted)
+			continue;
+		if (!grant_lease(arming, i, slots, fence_shared->grant + 1, &burnt, error))
+			return burnt ? burn_epoch(arming, error) : false;
+		strlcpy(fence_shared->nodes[i].armed_identity, topology_nodes[i].hello.identity, IDENTITY_LEN);
+	}
+	fence_shared->epoch_armed = true;
+	topology_publish(true);
+	/* what was granted counts from now on: it may be announced */
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	fence_shared->grant++;
+	LWLockRelease(fence_shared->lock);
+	if (!fence_word_change(arming, FENCE_OPEN, WORD_EPOCH(arming), why))
+		return false;
+	opened_at = fence_clock();
+	retry_pause = RETRY_FIRST;
+	databases_announce_again();
+	return true;
+}
+
+/* Whether nobody is committing. To wait for who is takes less than another try. */
+static bool
+nobody_commits(void)
+{
+	int64		deadline = fence_clock() + COMMITS_TAKE;
+
+	while (fence_marker_exists(false))
+	{
+		if (fence_clock() > deadline)
+			return false;
+		(void) WaitLatch(NULL, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 1, wait_event_worker());
+		CHECK_FOR_INTERRUPTS();
+	}
+	return true;
+}
+
+/* Takes from each process the slots that it does not keep. What it has been told is true whatever becomes of the epoch. */
+static bool
+take_slots(FenceWord arming, const unsigned char map[SLOTS])
+{
+	unsigned char kept[SLOTS];
+	bool		burnt;
+	char		error[REASON_LEN];
+
+	for (int s = 0; s < SLOTS; s++)
+		kept[s] = map[s] == fence_shared->slot_node[s] ? map[s] : SLOT_NOBODY;
+	for (int i = 0; i < topology_size; i++)
+	{
+		bool		loses = false;
+
+		for (int s = 0; s < SLOTS && !loses; s++)
+			loses = fence_shared->slot_node[s] == i && kept[s] != i;
+		if (loses && !grant_lease(arming, i, ranges_in(kept, i), fence_shared->grant + 1, &burnt, error))
+			return burnt ? burn_epoch(arming, error) : false;
+	}
+	return true;
+}
+
+/*
+ * The same epoch, with other slots if they have moved: then nobody may be committing, because an acknowledgement of who has lost
+ * the slot says nothing about it any more; and whoever has to give a slot up has done so before another one gets it.
+ */
+static bool
+go_on(FenceWord arming)
+{
+	unsigned char map[SLOTS];
+	bool		slots_change;
+
+	topology_slots(map);
+	slots_change = memcmp(map, fence_shared->slot_node, SLOTS) != 0;
+	for (int i = 0; i < topology_size; i++)
+		slots_change = slots_change || (fence_shared->nodes[i].granted && topology_nodes[i].slots_back);
+	if (!slots_change)
+		return grant_and_open(arming, false, "every process is there as it was: the epoch goes on");
+	if (!nobody_commits())
+		return back_to_closed(arming, "waiting for transactions that are committing while slots move");
+	/* until all of it is granted; also if this process ends in between */
+	fence_shared->epoch_armed = false;
+	if (!take_slots(arming, map))
+		return false;
+	choose_slots(map);
+	for (int i = 0; i < topology_size; i++)
+		if (!topology_has_slots(i))
+			topology_dismiss(&topology_nodes[i]);
+	return grant_and_open(arming, true, "slots have moved, or come back: the epoch goes on");
+}
+
+/* What makes a new epoch necessary, for the metrics. */
+static ServerMetric
+why_new_epoch(FenceWord word)
+{
+	if (WORD_EPOCH(word) == 0)
+		return SERVER_METRIC_EPOCH_START;
+	if (pg_atomic_read_u32(&fence_shared->bypassed))
+		return SERVER_METRIC_EPOCH_BYPASS;
+	return fence_shared->epoch_armed ? SERVER_METRIC_EPOCH_PROCESS : SERVER_METRIC_EPOCH_BURNT;
+}
+
+/* A new epoch: nobody of the old one is committing, and nobody in Redis may vouch for it any more. */
+static bool
+open_new_epoch(FenceWord arming)
+{
+	uint32		number = fence_shared->last_epoch;
+	ServerMetric why = why_new_epoch(arming);
+	uint64		random;
+	unsigned char map[SLOTS];
+	char		error[REASON_LEN];
+	const char *missing;
+	FenceWord	next;
+
+	if (fence_marker_exists(false))
+		return back_to_closed(arming, "waiting for transactions of the last epoch that are committing");
+	if (!fence_lease_bound_passed())
+		return back_to_closed(arming, "waiting until the leases of the last epoch are over");
+	for (int i = 0; i < topology_size; i++)
+	{
+		uint64		seen = topology_nodes[i].present ? strtoull(topology_nodes[i].hello.epoch, NULL, 10) : 0;
+
+		/* what is stored here stays for ever: nobody who may write in Redis shall use the numbers up */
+		if (seen > fence_shared->last_epoch + EPOCH_LEAP)
+			return back_to_closed(arming, "Redis tells of an epoch far above those of this cluster");
+		number = Max(number, (uint32) seen);
+	}
+	number++;
+	if (number > WORD_MAX_EPOCH)
+		return back_to_closed(arming, "epoch numbers are used up: choose another pgcache_fence.namespace");
+	if (!databases_store(number, error))
+		return back_to_closed(arming, error);
+
+	if (!pg_strong_random(&random, sizeof(random)))
+		return back_to_closed(arming, "could not draw a random number");
+	if (fence_word() != arming)
+		return false;
+	/* from here on the old epoch can never be opened again [c11] */
+	fence_shared->epoch_armed = false;
+	pg_atomic_write_u64(&fence_shared->epoch_random, random);
+	if (!fence_word_change(arming, FENCE_ARMING, number, NULL))
+		return false;
+	metrics_add_server(why, 1);
+	/* c4b: not before the number is in the word (the old epoch must not forget it), and before anything is armed */
+	pg_atomic_write_u32(&fence_shared->bypassed, 0);
+	next = fence_word();
+	if (WORD_STATE(next) != FENCE_ARMING || WORD_EPOCH(next) != number)
+		return false;
+
+	/* the durable write took a worker and perhaps long: read the clocks anew, and see that nobody was replaced [c2] */
+	pg_atomic_write_u64(&fence_shared->arming_until, (uint64) fence_clock() + lease_us());
+	topology_slots(map);
+	choose_slots(map);
+	databases_forget_announced();
+	for (int i = 0; i < topology_size; i++)
+	{
+		char		before[IDENTITY_LEN];
+
+		if (!fence_shared->nodes[i].granted)
+			continue;
+		strlcpy(before, topology_nodes[i].hello.identity, IDENTITY_LEN);
+		if (!topology_greet(&topology_nodes[i], false))
+			return back_to_closed(next, topology_nodes[i].error);
+		if (strcmp(before, topology_nodes[i].hello.identity) != 0)
+			return back_to_closed(next, "a Redis process was replaced while fences were opened");
+	}
+	(void) count_present(&missing);
+	if (missing != NULL)
+		snprintf(error, REASON_LEN, "a new epoch begins, without a process for some slots: %s", missing);
+	return grant_and_open(next, false, missing ? error : "a new epoch begins");
+}
+
+/* Whether two nodes are one process: it would be granted the slots of one of them only. */
+static bool
+two_are_one(void)
+{
+	for (int i = 0; i < topology_size; i++)
+		for (int j = 0; j < i; j++)
+			if (topology_nodes[i].present && topology_nodes[j].present &&
+				strcmp(topology_nodes[i].hello.identity, topology_nodes[j].hello.identity) == 0)
+				return true;
+	return false;
+}
+
+/*
+ * One try to open, from CLOSED, or from OPEN with another map of slots; leaves the reason in the word's history when it cannot.
+ */
+static bool
+try_open(FenceWord closed)
+{
+	FenceWord	arming;
+	char		error[REASON_LEN] = "";
+	const char *missing;
+
+	if (WORD_STATE(closed) == FENCE_ARMING)
+		return false;
+	if (outbox_is_stuck(timeout_us() + COURIER_RESTART_US))
+		return back_to_closed(closed, "the courier does not carry what writers have to say");
+	if (!databases_load(error))
+		return back_to_closed(closed, error);
+	if (databases_none())
+		return back_to_closed(closed, "no database that pgcache_fence.databases names has the extension");
+	if (!topology_find(error))
+		return back_to_closed(closed, error);
+	for (int i = 0; i < topology_size; i++)
+		if (topology_has_slots(i) || fence_shared->nodes[i].granted)
+			(void) topology_greet(&topology_nodes[i], true);
+		else
+			topology_dismiss(&topology_nodes[i]);
+	topology_publish(false);
+	if (count_present(&missing) == 0)
+		return back_to_closed(closed, missing ? missing : "no Redis process is known");
+	if (two_are_one())
+		return back_to_closed(closed, "two addresses of pgcache_fence.redis_url are one Redis process");
+
+	/* A longer lease than ever is durable before it is granted. */
+	if (setting_lease > fence_shared->longest_lease && !databases_none() && !databases_store(fence_shared->last_epoch, error))
+		return back_to_closed(closed, error);
+	if (fence_word() != closed)
+		return false;
+
+	if (!epoch_may_go_on(closed) && !fence_lease_bound_passed())
+	{
+		/* no need to keep writers waiting in ARMING for what only time can bring */
+		(void) back_to_closed(closed, "waiting until the leases of the last epoch are over");
+		for (int i = 0; i < topology_size; i++)
+		{
+			LibraryCall call = {.conn = topology_nodes[i].conn, .deadline = fence_clock() + timeout_us()};
+
+			if (topology_nodes[i].present)
+				(void) library_disarm(&call, GetWALInsertionTimeLine());
+		}
+		return false;
+	}
+
+	pg_atomic_write_u64(&fence_shared->arming_until, (uint64) fence_clock() + lease_us());
+	if (!fence_word_change(closed, FENCE_ARMING, WORD_EPOCH(closed), NULL))
+		return false;
+	arming = fence_word();
+	if (WORD_STATE(arming) != FENCE_ARMING)
+		return false;
+	if (fence_marker_exists(true))
+		return back_to_closed(arming, "waiting for transactions that commit without reservations");
+	return epoch_may_go_on(arming) ? go_on(arming) : open_new_epoch(arming);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * OPEN
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Standbys ask Redis who has committed last; without them nobody does, and commits need not say it. */
+static void
+look_for_standbys(void)
+{
+	bool		any = false;
+
+	for (int i = 0; i < max_wal_senders && !any; i++)
+		any = WalSndCtl->walsnds[i].pid != 0;
+	pg_atomic_write_u32(&fence_shared->standbys, any);
+}
+
+/* Renews every lease. False: error says why the fences must be closed. */
+static bool
+heartbeat(FenceWord word, char *error)
+{
+	char		epoch[EPOCH_LEN];
+
+	look_for_standbys();
+	if (!fence_epoch_text(word, epoch))
+		return true;
+	if (outbox_is_stuck(timeout_us() + COURIER_RESTART_US))
+	{
+		strlcpy(error, "the courier does not carry what writers have to say", REASON_LEN);
+		return false;
+	}
+	if (topology_is_outdated())
+	{
+		planned = true;
+		strlcpy(error, "the settings of the connection to Redis were changed", REASON_LEN);
+		return false;
+	}
+	/* after a restart of the keeper: what it must know */
+	if (!topology_resume(error) || !databases_load(error))
+		return false;
+	if (setting_lease > fence_shared->longest_lease && !databases_store(fence_shared->last_epoch, error))
+		return false;
+	for (int i = 0; i < topology_size; i++)
+	{
+		RedisNode  *node = &topology_nodes[i];
+		int64		started = fence_clock();
+		bool		there;
+		bool		renewed;
+		bool		lost;
+
+		if (!fence_shared->nodes[i].granted)
+			continue;
+		/* a connection that broke may be opened again at once; a process that is not the one armed may not */
+		there = topology_greet(node, false) || (node->conn == NULL && topology_greet(node, false));
+		metrics_raise_server(SERVER_METRIC_HEARTBEAT, fence_clock() - started);
+		if (!there)
+		{
+			strlcpy(error, node->error, REASON_LEN);
+			return false;
+		}
+		if (!is_armed(i, epoch))
+		{
+			strlcpy(error, "another Redis process answers, or it was armed by somebody else", REASON_LEN);
+			return false;
+		}
+		renewed = grant_lease(word, i, NULL, fence_shared->grant, &lost, error);
+		metrics_raise_server(SERVER_METRIC_HEARTBEAT, fence_clock() - started);
+		if (!renewed)
+			return !lost;
+	}
+	topology_publish(true);
+	return true;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * The worker
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* OPEN ended: the more often that happens, the longer fences stay closed; unless somebody wanted it. */
+static void
+note_flap(void)
+{
+	int64		now = fence_clock();
+
+	if (opened_at == 0)
+		return;
+	if (now - opened_at > FLAP_FORGET)
+		flaps = 0;
+	if (!planned)
+	{
+		stay_closed_until = now + Min(FLAP_FIRST << Min(flaps, 10), FLAP_MOST);
+		flaps++;
+	}
+	planned = false;
+	opened_at = 0;
+	databases_stop_announcing();
+}
+
+/*
+ * A writer could not reserve. What the keeper sees may be well: then fences that open at once would hold the same writer again, and
+ * each opening would move the bound that it waits for. So they stay CLOSED until it can bypass.
+ */
+static void
+let_writers_bypass(void)
+{
+	int64		bound = (int64) pg_atomic_read_u64(&fence_shared->lease_bound);
+
+	if (pg_atomic_exchange_u32(&fence_shared->writer_gave_up, 0))
+		stay_closed_until = Max(stay_closed_until, bound + BYPASS_TAKES);
+}
+
+/*
+ * On a standby nothing is armed, renewed or opened: all that is done is to know where Redis is, and whether it answers, for
+ * those who read there (standby.c). What a primary must know at its start is looked up at the promotion.
+ */
+static int64
+watch(void)
+{
+	char		error[REASON_LEN] = "";
+	unsigned char map[SLOTS];
+
+	if (topology_find(error))
+	{
+		for (int i = 0; i < topology_size; i++)
+			(void) topology_greet(&topology_nodes[i], false);
+		topology_slots(map);
+		choose_slots(map);		/* nothing is OPEN here that they could belong to */
+	}
+	topology_publish(false);
+	(void) back_to_closed(fence_word(), "this server is a standby: only its primary opens fences");
+	return Min(lease_us() / 4, WATCH_EVERY);
+}
+
+/* One step of the keeper. Returns how long to sleep, in microseconds, if nobody wakes it. */
+static int64
+keeper_step(void)
+{
+	FenceWord	word = fence_word_expire();
+	char		error[REASON_LEN] = "";
+	int64		bound_left;
+
+	if (RecoveryInProgress())
+		return watch();
+	stamp_note_start();
+	if (WORD_STATE(word) == FENCE_OPEN)
+	{
+		bool		moved;
+
+		opened_at = opened_at ? opened_at : fence_clock();
+		/* what moved is asked after the renewals: an answer that does not come must not cost a lease */
+		if (heartbeat(word, error))
+		{
+			moved = topology_moved(lease_us() / 16, error);
+			if (!moved)
+			{
+				databases_announce(word);
+				/* a writer may have closed while answers were waited for, which takes the latch */
+				return fence_word() == word ? lease_us() / 4 : 0;
+			}
+			planned = topology_size > 1 || topology_is_cluster();
+			/* slots have moved: if the epoch can go on, writers wait for the moment that it takes, and nobody is told CLOSED */
+			if (planned)
+			{
+				note_flap();
+				if (try_open(word))
+					return 0;
+			}
+		}
+		topology_publish(false);
+		topology_disconnect();
+		fence_word_change(word, FENCE_CLOSED, WORD_EPOCH(word), error);
+		return 0;
+	}
+	note_flap();
+	if (WORD_STATE(word) == FENCE_ARMING)
+		fence_word_change(word, FENCE_CLOSED, WORD_EPOCH(word), "the keeper was restarted");
+	let_writers_bypass();
+	if (fence_clock() < stay_closed_until)
+		return stay_closed_until - fence_clock();
+	databases_look_if_due();
+	if (try_open(fence_word_expire()))
+		return 0;
+	retry_pause = Min(retry_pause * 2, RETRY_MOST);
+	bound_left = (int64) pg_atomic_read_u64(&fence_shared->lease_bound) - fence_clock();
+	return bound_left > 0 ? Min(retry_pause, bound_left + 1000) : retry_pause;
+}
+
+void
+fence_keeper_main(Datum arg)
+{
+	MemoryContext loop;
+
+	(void) arg;
+	stamp_note_start();			/* before it has a transaction of its own */
+	worker_begin(JOBS_OF_KEEPER);
+	loop = AllocSetContextCreate(TopMemoryContext, "pgcache_fence keeper", ALLOCSET_DEFAULT_SIZES);
+
+	for (;;)
+	{
+		int64		pause;
+
+		if (worker_next_turn())
+			databases_look_soon();
+		MemoryContextSwitchTo(loop);
+		pause = keeper_step();
+		MemoryContextReset(loop);
+		pgstat_report_activity(STATE_IDLE, fence_state_name(fence_word()));
+		if (pause > 0 && !ConfigReloadPending)
+			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+							 (long) (pause / 1000 + 1), wait_event_worker());
+	}
+}

@@ -1,0 +1,713 @@
+/*
+ * patrol/patrol.c
+ *	  The patrol: settles what is left pending, audits committed fences, prunes tombstones.
+ *
+ * Owns: rules of doc/protocol.md, "Patrol". The patrol itself is connected to no database: it lists reservations, asks
+ * for the fate of their transactions, and settles them, reading no table: nobody's lock and no missing worker holds it up.
+ * What needs a database (detached reservations, durable effects, tombstones, the audit) is done in rounds, by a worker
+ * in one database after the other, beside that. A timeout alone never ends a transaction's reservation; one that ends a
+ * detached reservation is a row deleted first.
+ *
+ * The order is the protocol: the fate of the stamp (running and prepared transactions, then the commit log) [8] comes first;
+ * of a detached reservation then its row.
+ */
+#include "postgres.h"
+
+#include <math.h>
+
+#include "access/xact.h"
+#include "common/pg_prng.h"
+#include "executor/spi.h"
+#include "miscadmin.h"
+#include "nodes/value.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/latch.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+#include "utils/resowner.h"
+#include "utils/snapmgr.h"
+
+#include "base/compat.h"
+#include "base/metrics.h"
+#include "base/settings.h"
+#include "base/shared.h"
+#include "base/stamp.h"
+#include "domain/domain.h"
+#include "domain/key.h"
+#include "domain/row.h"
+#include "domain/tombstone.h"
+#include "keeper/worker.h"
+#include "patrol/effect_patrol.h"
+#include "patrol/patrol.h"
+#include "read/audit.h"
+#include "redis/library.h"
+#include "write/detached.h"
+
+#define PAGE			1000	/* reservations listed at once */
+#define AUDIT_EVERY		10		/* seconds between audits of a database, and prunings of its tombstones */
+#define PRUNE_MOST		10000	/* tombstones pruned at once */
+#define ROUND_LIMIT		INT64CONST(10000000)	/* microseconds that a round may take: other databases wait for theirs */
+#define LETTERS_TAKE	50		/* milliseconds for what a commit has posted to be carried, before the patrol looks at what it left */
+#define ROUND_LOCK_WAIT	"20ms"	/* for a table that somebody has locked, once in a round */
+
+/* Duties of a round */
+#define DUTY_DETACHED	1		/* settle detached reservations */
+#define DUTY_AUDIT		2
+#define DUTY_AT_ONCE	4		/* settle without waiting for patrol_grace: somebody said that there is something */
+#define DUTY_OUTBOX		8		/* durable effects */
+
+typedef struct Round
+{
+	Oid			database;
+	int			duties;
+} Round;
+
+PGDLLEXPORT void fence_patrol_main(Datum arg);
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Asking the nodes
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* This process's connections, opened on first use, and the table of nodes when it was looked at */
+static struct
+{
+	LibraryCall call;
+	bool		granted;		/* what others have reserved is of another epoch, and over */
+	RedisEndpoint address;
+}			nodes[MAX_NODES];
+
+void
+patrol_look_at_nodes(void)
+{
+	static uint32 serial = 0;	/* of the table */
+	bool		changed;
+
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	changed = serial != pg_atomic_read_u32(&fence_shared->nodes_serial);
+	serial = pg_atomic_read_u32(&fence_shared->nodes_serial);
+	for (int i = 0; i < MAX_NODES; i++)
+	{
+		nodes[i].granted = i < fence_shared->nnodes && fence_shared->nodes[i].granted;
+		nodes[i].address = fence_shared->nodes[i].address;
+	}
+	LWLockRelease(fence_shared->lock);
+	for (int i = 0; i < MAX_NODES; i++)
+		if (nodes[i].call.conn && (changed || redis_error(nodes[i].call.conn)))
+		{
+			redis_close(nodes[i].call.conn);
+			nodes[i].call.conn = NULL;
+		}
+}
+
+LibraryCall *
+patrol_call_to(int node)
+{
+	LibraryCall *call;
+
+	if (node >= MAX_NODES || !nodes[node].granted)
+		return NULL;
+	call = &nodes[node].call;
+	call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+	if (call->conn == NULL && !library_open(call, &nodes[node].address))
+		return NULL;
+	return redis_error(call->conn) == NULL ? call : NULL;
+}
+
+/* Database and domain of a listed reservation; key is NULL for one of a whole domain. False: not ours. */
+static bool
+owner_of(const ListedReservation *r, Oid *database, char **wire_name, char **key)
+{
+	*key = NULL;
+	if (!r->domain)
+		return key_parse_fence_name(r->name, database, wire_name, key);
+	*wire_name = r->name;
+	*database = (Oid) strtoul(r->name, NULL, 10);
+	return OidIsValid(*database);
+}
+
+/* Ends the error that was caught: the log tells of it. `clean_up` ends what it left behind. Returns its SQLSTATE. */
+static int
+pass_over(const char *what, void (*clean_up) (void))
+{
+	ErrorData  *error;
+	int			code;
+
+	MemoryContextSwitchTo(TopMemoryContext);
+	error = CopyErrorData();
+	code = error->sqlerrcode;
+	FlushErrorState();
+	clean_up();
+	MemoryContextSwitchTo(TopMemoryContext);
+	if (fence_log_due(what))
+		ereport(LOG, (errmsg("pgcache_fence: the patrol passes over %s: %s", what, error->message)));
+	FreeErrorData(error);
+	return code;
+}
+
+static List *locked_tables = NIL;	/* String, what could not be locked in this round */
+
+/*
+ * Does work in a subtransaction: one table whose columns were renamed away, or one key that its type no longer
+ * understands, must not keep all others from being settled. A table that somebody has locked is waited for once in a round.
+ * False: it failed, and the log says why.
+ */
+static bool
+guarded(void (*work) (void *arg), void *arg, const char *what, const char *table)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	volatile bool ok = true;
+
+	if (list_member(locked_tables, makeString(unconstify(char *, table))))
+		return false;
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	PG_TRY();
+	{
+		work(arg);
+		ReleaseCurrentSubTransaction();
+	}
+	PG_CATCH();
+	{
+		if (pass_over(what, RollbackAndReleaseCurrentSubTransaction) == ERRCODE_LOCK_NOT_AVAILABLE)
+			locked_tables = lappend(locked_tables, makeString(pstrdup(table)));
+		ok = false;
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+	return ok;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Settling
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Not by key: it goes to whom listed it, wherever the slot is now. */
+static bool
+send_end(LibraryCall *call, const ListedReservation *r, uint32 epoch, bool committed)
+{
+	char		word[END_WORD_LEN];
+	Call		question;
+
+	if (r->domain)
+		call_domain_end(&question, epoch, r->name, r->stamp, committed);
+	else
+		call_end(&question, epoch, calls_end_word(word, r->stamp, committed, 0));
+	return library_tell(call, &question);
+}
+
+static void
+count_settled(const ListedReservation *r, StampFate fate)
+{
+	Oid			database;
+	char	   *wire_name;
+	char	   *key;
+
+	if (owner_of(r, &database, &wire_name, &key))
+		metrics_add(metrics_slot(wire_name), fate == FATE_COMMITTED ? METRIC_SETTLE_COMMITTED :
+					fate == FATE_ABORTED ? METRIC_SETTLE_ABORTED : METRIC_SETTLE_UNKNOWN, 1);
+}
+
+/*
+ * The transaction has ended, and that is visible: so do its reservations, whatever it did. No fence is touched, and no row is
+ * read: while they were there nothing could be cached.
+ */
+static bool
+settle_ended(LibraryCall *call, const ListedReservation *r, uint32 epoch, StampFate fate)
+{
+	count_settled(r, fate);
+	return send_end(call, r, epoch, fate != FATE_ABORTED);
+}
+
+typedef bool (*Settler) (LibraryCall *call, const ListedReservation *r, uint32 epoch, void *arg);
+
+/* Hands to `settle` whatever a node lists, until it says false. */
+static void
+settle_listed(LibraryCall *call, Settler settle, void *arg)
+{
+	char	   *cursor = pstrdup("");
+	char		epoch[EPOCH_LEN];
+	MemoryContext context = CurrentMemoryContext;
+	MemoryContext page_context = AllocSetContextCreate(context, "pgcache_fence page", ALLOCSET_DEFAULT_SIZES);
+	bool		go_on;
+
+	do
+	{
+		List	   *page = NIL;
+		ListCell   *cell;
+
+		CHECK_FOR_INTERRUPTS();
+		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+		MemoryContextSwitchTo(page_context);
+		go_on = library_pending(call, PAGE, &cursor, epoch, &page);
+		foreach(cell, page)
+			go_on = go_on && settle(call, lfirst(cell), (uint32) strtoul(epoch, NULL, 10), arg);
+		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+		(void) library_finish(call);	/* an error reply concerns one reservation */
+		MemoryContextSwitchTo(context);
+		cursor = pstrdup(cursor);
+		MemoryContextReset(page_context);
+	} while (go_on && *cursor && redis_error(call->conn) == NULL);
+	MemoryContextDelete(page_context);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Settling detached reservations, in their database
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct DetachedQuestion
+{
+	const ListedReservation *reservation;
+	bool		stands;
+} DetachedQuestion;
+
+static void
+look_whether_stands(void *arg)
+{
+	DetachedQuestion *question = arg;
+
+	question->stands = detached_stands(question->reservation->stamp);
+}
+
+/*
+ * A detached reservation, which no transaction is just making: it stands as long as its row is there. What cannot be asked keeps
+ * the reservation.
+ */
+static bool
+settle_detached(LibraryCall *call, const ListedReservation *r, uint32 epoch, void *arg)
+{
+	DetachedQuestion question = {.reservation = r, .stands = false};
+	int			grace = *(int *) arg;
+	Oid			database;
+	char	   *wire_name;
+	char	   *key;
+	MemoryContext context = CurrentMemoryContext;
+	bool		asked;
+
+	if (!fence_stamp_is_detached(r->stamp, NULL) || r->age_ms < grace || !owner_of(r, &database, &wire_name, &key) ||
+		database != MyDatabaseId || fence_stamp_fate(r->stamp, NULL) == FATE_IN_PROGRESS)
+		return true;
+	worker_begin_transaction();
+	MemoryContextSwitchTo(context);
+	asked = guarded(look_whether_stands, &question, r->name, "fence.reservation");
+	worker_end_transaction();
+	MemoryContextSwitchTo(context);
+	if (!asked || question.stands)
+		return true;
+	count_settled(r, FATE_UNKNOWN);
+	return send_end(call, r, epoch, true);
+}
+
+static int	round_duties;		/* of the round that this worker is at */
+
+static void
+settle_all_detached(void)
+{
+	int			grace = (round_duties & DUTY_AT_ONCE) ? 0 : setting_patrol_grace;
+
+	for (int i = 0; i < MAX_NODES; i++)
+	{
+		LibraryCall *call = patrol_call_to(i);
+
+		if (call)
+			settle_listed(call, settle_detached, &grace);
+	}
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Other duties of a round
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static void
+audit_domain(void *wire_name)
+{
+	Domain	   *domain = domain_by_wire_name(wire_name);
+	int64		counts[RELATION_COUNT] = {0};
+	int			most = (int) Min(ceil(setting_audit_rate * AUDIT_EVERY), 100000);
+
+	if (domain != NULL && most > 0)
+		audit_sample(domain, 0.0, most, true, counts);
+}
+
+/* Beginning with any one of them: a round may end before the last. */
+static void
+audit_database(void)
+{
+	List	   *domains;
+	int			n;
+	int			first;
+
+	worker_begin_transaction();
+	domains = domain_list();
+	n = list_length(domains);
+	first = (int) (pg_prng_double(&pg_global_prng_state) * n);
+	for (int i = 0; i < n; i++)
+	{
+		DomainRef  *ref = list_nth(domains, (first + i) % n);
+
+		CHECK_FOR_INTERRUPTS();
+		(void) guarded(audit_domain, ref->wire_name, ref->wire_name, ref->wire_name);
+	}
+	worker_end_transaction();
+}
+
+/*
+ * Old tombstones go; before, in the same statement, the domain's floor is raised to the highest one removed, so that no
+ * key starts again at a version that it had [7].
+ */
+static void
+prune_tombstones(void)
+{
+	Oid			types[] = {INT4OID, INT4OID};
+	Datum		values[] = {Int32GetDatum(setting_tombstone_retention), Int32GetDatum(PRUNE_MOST)};
+	uint64		pruned;
+
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		worker_begin_transaction();
+		SPI_connect();
+		if (SPI_execute_with_args("WITH old AS (SELECT domain_id, key FROM fence.tombstone"
+								  "  WHERE removed_at OPERATOR(pg_catalog.<) "
+								  "   (pg_catalog.now() OPERATOR(pg_catalog.-) ($1 OPERATOR(pg_catalog.*) interval '1 second'))"
+								  "  ORDER BY removed_at LIMIT $2 FOR UPDATE SKIP LOCKED),"
+								  " gone AS (DELETE FROM fence.tombstone t USING old"
+								  "  WHERE t.domain_id OPERATOR(pg_catalog.=) old.domain_id AND t.key OPERATOR(pg_catalog.=) old.key"
+								  "  RETURNING t.domain_id, t.version),"
+								  " raised AS (INSERT INTO fence.floor AS f (domain_id, version)"
+								  "  SELECT domain_id, pg_catalog.max(version) FROM gone GROUP BY domain_id"
+								  "  ON CONFLICT (domain_id) DO UPDATE SET version = greatest(f.version, excluded.version))"
+								  " SELECT 1 FROM gone",
+								  2, types, values, NULL, false, 0) != SPI_OK_SELECT)
+			elog(ERROR, "could not prune fence.tombstone");
+		pruned = SPI_processed;
+		SPI_finish();
+		worker_end_transaction();
+	} while (pruned == PRUNE_MOST);
+}
+
+static void
+expire_detached(void)
+{
+	worker_begin_transaction();
+	detached_expire();
+	worker_end_transaction();
+}
+
+/* In this order. What needs the extension is passed over where it was dropped. */
+static const struct
+{
+	int			duty;			/* 0: of every round */
+	bool		needs_extension;
+	void		(*work) (void);
+	const char *what;
+} duties_of_round[] = {
+	{0, true, expire_detached, "detached reservations whose leases are over"},
+	{DUTY_DETACHED, true, settle_all_detached, "detached reservations"},
+	{DUTY_OUTBOX, false, effect_outbox_round, "durable effects"},
+	{DUTY_AUDIT, true, prune_tombstones, "old tombstones"},
+	{DUTY_AUDIT, true, audit_database, "the audit"},
+};
+
+/* What a duty raises ends it alone, and the log tells: others may do better. So it does if a connection fails. */
+static void
+attempt(void (*work) (void), const char *what)
+{
+	PG_TRY();
+	{
+		patrol_look_at_nodes();
+		work();
+	}
+	PG_CATCH();
+	{
+		HOLD_INTERRUPTS();
+		(void) pass_over(what, AbortOutOfAnyTransaction);
+		RESUME_INTERRUPTS();
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(TopMemoryContext);
+}
+
+void
+patrol_round(int duties)
+{
+	bool		extension;
+
+	round_duties = duties;
+	pgstat_report_activity(STATE_RUNNING, "pgcache_fence patrol round");
+	SetConfigOption("lock_timeout", ROUND_LOCK_WAIT, PGC_SUSET, PGC_S_OVERRIDE);
+	worker_begin_transaction();
+	extension = OidIsValid(fence_table_oid("domain"));
+	worker_end_transaction();
+	for (int i = 0; i < (int) lengthof(duties_of_round); i++)
+		if ((duties & duties_of_round[i].duty) == duties_of_round[i].duty &&
+			(extension || !duties_of_round[i].needs_extension))
+			attempt(duties_of_round[i].work, duties_of_round[i].what);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * The patrol itself
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct Settling
+{
+	int			grace;			/* ms */
+	List	   *served;			/* databases */
+	List	   *detached;		/* those of them that have detached reservations to be looked at */
+	MemoryContext context;		/* of detached */
+	int64		pending[METRIC_MAX_SLOTS];	/* fences that are reserved */
+} Settling;
+
+/* What is detached is settled in its database; where that is served no more, when its lease is over in any case. */
+static bool
+settle_or_note(LibraryCall *call, const ListedReservation *r, uint32 epoch, void *arg)
+{
+	Settling   *settling = arg;
+	Oid			database;
+	char	   *wire_name;
+	char	   *key;
+	StampFate	fate;
+	MemoryContext caller;
+
+	if (!owner_of(r, &database, &wire_name, &key))
+		return true;
+	settling->pending[metrics_slot(wire_name)] += Max(r->fences, 1);
+	if (r->age_ms < settling->grace || (fate = fence_stamp_fate(r->stamp, NULL)) == FATE_IN_PROGRESS)
+		return true;
+	if (!fence_stamp_is_detached(r->stamp, NULL))
+		return settle_ended(call, r, epoch, fate);
+	if (!list_member_oid(settling->served, database))
+		return r->age_ms < DETACHED_LEASE_MOST_MS || settle_ended(call, r, epoch, FATE_UNKNOWN);
+	caller = MemoryContextSwitchTo(settling->context);
+	settling->detached = list_append_unique_oid(settling->detached, database);
+	MemoryContextSwitchTo(caller);
+	return true;
+}
+
+/* What the nodes have counted of readers, and what they have reserved, goes to the metrics; the list is of DomainCounts. */
+static void
+note_counts(List *all, const int64 *pending)
+{
+	static const DomainMetric metrics[COUNTED] = {
+		METRIC_GET_TOLD, METRIC_GET_HIT, METRIC_GET_MISS, METRIC_GET_PENDING, METRIC_GET_UNARMED, METRIC_PUT_STORED,
+		METRIC_PUT_REFUSED
+	};
+	ListCell   *cell;
+
+	foreach(cell, all)
+	{
+		DomainCounts *counts = lfirst(cell);
+		MetricSlot	slot = metrics_slot(counts->wire_name);
+
+		for (int i = 0; i < COUNTED; i++)
+			metrics_add(slot, metrics[i], counts->counted[i]);
+		metrics_add(slot, METRIC_FALLBACK_MISS, counts->counted[2]);
+		metrics_add(slot, METRIC_FALLBACK_PENDING, counts->counted[3]);
+		metrics_add(slot, METRIC_FALLBACK_UNARMED, counts->counted[4]);
+		metrics_add(slot, METRIC_STALE_REDIS, counts->counted[6]);
+	}
+	for (MetricSlot slot = 0; slot < metrics_slots(); slot++)
+		metrics_set(slot, METRIC_PENDING, pending[slot]);
+}
+
+static List *rounds = NIL;		/* Round, of a database each: what comes next is first */
+static int64 round_deadline = 0;	/* fence_clock() time at which the round under way is given up */
+
+static void
+want_round(Oid database, int duties)
+{
+	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+	Round	   *round = NULL;
+	ListCell   *cell;
+
+	foreach(cell, rounds)
+		if (((Round *) lfirst(cell))->database == database)
+			round = lfirst(cell);
+	if (round == NULL)
+	{
+		round = palloc0(sizeof(Round));
+		round->database = database;
+		rounds = lappend(rounds, round);
+	}
+	round->duties |= duties;
+	MemoryContextSwitchTo(old);
+}
+
+/* Starts the next round when there is none under way; one that takes too long is given up. Never waits. */
+static void
+go_on_with_rounds(void)
+{
+	static Oid	database = InvalidOid;
+	FenceJob	job = {.kind = JOB_ROUND};
+
+	if (job_running())
+	{
+		if (fence_clock() < round_deadline)
+			return;
+		if (fence_log_due("round"))
+			ereport(LOG,
+					(errmsg("pgcache_fence: the patrol gives up its round in database %u, which took longer than %d s",
+							database, (int) (ROUND_LIMIT / 1000000))));
+		(void) job_abandon();
+	}
+	if (rounds == NIL)
+		return;
+	database = job.database = ((Round *) linitial(rounds))->database;
+	job.duties = ((Round *) linitial(rounds))->duties;
+	if (job_start(&job))
+	{
+		pfree(linitial(rounds));
+		rounds = list_delete_first(rounds);
+		round_deadline = fence_clock() + ROUND_LIMIT;
+	}
+	else if (fence_log_due("no background worker slot"))
+		ereport(LOG,
+				(errmsg("pgcache_fence: the patrol found no free background worker slot"),
+				 errhint("Raise max_worker_processes.")));
+}
+
+/* A database that was dropped has nobody left to say so: what is pending for it must not wait for a round in it. */
+static List *
+without_dropped(List *served, List *existing)
+{
+	List	   *kept = NIL;
+	ListCell   *cell;
+
+	foreach(cell, served)
+	{
+		if (list_member_oid(existing, lfirst_oid(cell)))
+			kept = lappend_oid(kept, lfirst_oid(cell));
+		else
+			fence_database_note(lfirst_oid(cell), false);
+	}
+	return kept;
+}
+
+/*
+ * Databases that have marks in Redis and do not serve the extension any more. Where it was dropped there is no outbox, and
+ * that is to be seen there: DROP EXTENSION may not have committed. Nor is a database gone that only takes no connections.
+ */
+static void
+forget_outboxes(List *databases, List *connectable)
+{
+	ListCell   *cell;
+
+	foreach(cell, databases)
+	{
+		Oid			database = lfirst_oid(cell);
+
+		if (list_member_oid(connectable, database))
+			want_round(database, DUTY_OUTBOX);
+		else if (!worker_database_exists(database))
+			for (int i = 0; i < MAX_NODES; i++)
+				if (patrol_call_to(i))
+					effect_patrol_forget_database(patrol_call_to(i), database);
+	}
+}
+
+/*
+ * Settles what all nodes list, and asks for rounds where there is something to do in a database. at_once: somebody woke the
+ * patrol because something is to be settled; the grace period only spares work on reservations that their own transactions are
+ * about to end.
+ */
+static void
+patrol(bool at_once, bool audit)
+{
+	Settling   *settling = palloc0(sizeof(Settling));
+	List	   *existing;
+	List	   *counts = NIL;
+	bool		outbox = pg_atomic_exchange_u32(&fence_shared->outbox_wanted, 0) != 0 || audit;
+	List	   *durable = NIL;	/* databases with durable effects */
+	uint64		effects_held = 0;
+	ListCell   *cell;
+
+	settling->context = CurrentMemoryContext;
+	settling->grace = at_once ? 0 : setting_patrol_grace;
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	for (int i = 0; i < fence_shared->ndatabases; i++)
+		settling->served = lappend_oid(settling->served, fence_shared->databases[i]);
+	LWLockRelease(fence_shared->lock);
+
+	existing = worker_list_databases(true);
+	settling->served = without_dropped(settling->served, existing);
+	patrol_look_at_nodes();
+	for (int i = 0; i < MAX_NODES; i++)
+	{
+		LibraryCall *call = patrol_call_to(i);
+
+		if (call == NULL)
+			continue;
+		settle_listed(call, settle_or_note, settling);
+		if (redis_error(call->conn) == NULL)
+			(void) library_take_counts(call, &counts);
+		if (redis_error(call->conn) == NULL)
+			durable = effect_patrol_settle(call, settling->grace, durable, &effects_held);
+	}
+	note_counts(counts, settling->pending);
+	metrics_set_server(SERVER_METRIC_EFFECTS_HELD, effects_held);
+	foreach(cell, settling->served)
+	{
+		int			duties = (list_member_oid(settling->detached, lfirst_oid(cell)) ? DUTY_DETACHED : 0) |
+			(audit ? DUTY_AUDIT : 0) |
+			(outbox || list_member_oid(durable, lfirst_oid(cell)) ? DUTY_OUTBOX : 0);
+
+		if (duties != 0)
+			want_round(lfirst_oid(cell), duties | (at_once ? DUTY_AT_ONCE : 0));
+	}
+	forget_outboxes(list_difference_oid(durable, settling->served), existing);
+}
+
+void
+fence_patrol_main(Datum arg)
+{
+	MemoryContext loop;
+	int64		audit_next = fence_clock() + AUDIT_EVERY * INT64CONST(1000000);
+	int64		turn_next = fence_clock() + setting_patrol_interval * INT64CONST(1000);
+
+	(void) arg;
+	worker_begin(JOBS_OF_PATROL);
+	loop = AllocSetContextCreate(TopMemoryContext, "pgcache_fence patrol", ALLOCSET_DEFAULT_SIZES);
+
+	for (;;)
+	{
+		bool		wanted;
+		int64		until = job_running() ? Min(turn_next, round_deadline) : turn_next;
+
+		/* what was asked for, or set, in the last turn: its waits took the latch */
+		if (pg_atomic_read_u32(&fence_shared->patrol_wanted) == 0 && !ConfigReloadPending && until > fence_clock())
+			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+							 (long) ((until - fence_clock()) / 1000 + 1), wait_event_worker());
+		if (worker_next_turn())
+			turn_next = Min(turn_next, fence_clock() + setting_patrol_interval * INT64CONST(1000));
+		go_on_with_rounds();
+		wanted = pg_atomic_exchange_u32(&fence_shared->patrol_wanted, 0) != 0;
+		if (!wanted && fence_clock() < turn_next)
+			continue;			/* a round has ended */
+		turn_next = fence_clock() + setting_patrol_interval * INT64CONST(1000);
+		if (WORD_STATE(fence_word()) != FENCE_OPEN)
+		{
+			metrics_clear(METRIC_PENDING);	/* no reader waits for a reservation now */
+			continue;
+		}
+		/* who woke it has just posted what ends its own reservations; the patrol's end would make their fences go */
+		if (wanted)
+			(void) WaitLatch(NULL, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, LETTERS_TAKE, wait_event_worker());
+		MemoryContextSwitchTo(loop);
+		patrol(wanted, fence_clock() > audit_next);
+		if (fence_clock() > audit_next)
+			audit_next = fence_clock() + AUDIT_EVERY * INT64CONST(1000000);
+		MemoryContextReset(loop);
+		turn_next = fence_clock() + setting_patrol_interval * INT64CONST(1000);
+		go_on_with_rounds();
+		pgstat_report_activity(STATE_IDLE, NULL);
+	}
+}

@@ -1,0 +1,349 @@
+/*
+ * read/audit.c
+ *	  Comparing a fence with its row, and repairing it; see audit.h.
+ *
+ * Owns: the audit of committed fences (doc/protocol.md, "Patrol"). The fence is read first, then the row in a snapshot
+ * taken afterwards: a current fence without reservations may be behind that row only if a commit went by in between.
+ * What differs is removed; the next reader puts it anew.
+ */
+#include "postgres.h"
+
+#include "common/hashfn.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/jsonb.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "base/metrics.h"
+#include "base/shared.h"
+#include "domain/key.h"
+#include "domain/row.h"
+#include "domain/tombstone.h"
+#include "read/audit.h"
+#include "send/coordinator.h"
+
+const char *
+audit_relation_name(FenceRelation relation)
+{
+	static const char *const names[] = {"equal", "fence_behind_db", "fence_ahead_db", "payload_differs", "pending", "missing"};
+
+	return names[relation];
+}
+
+static List *
+listed_reservations(const redisReply *reply, int n)
+{
+	List	   *list = NIL;
+
+	for (int i = 0; i < n; i++)
+	{
+		ListedReservation *r = palloc0(sizeof(ListedReservation));
+		const char *stamp;
+
+		calls_reservation(reply, i, &stamp, &r->domain, &r->age_ms);
+		r->stamp = pstrdup(stamp);
+		list = lappend(list, r);
+	}
+	return list;
+}
+
+static void
+take_fence(FenceStatus *status, const redisReply *fence)
+{
+	Record		record;
+
+	if (fence->type != REDIS_REPLY_STRING)
+		return;
+	status->header = pnstrdup(fence->str, strcspn(fence->str, "\n"));
+	if (!status->armed || !calls_record(fence->str, fence->len, &record) || !calls_is_current(&record, status->permit))
+		return;
+	status->fence_version = record.version;
+	status->stamp = pnstrdup(record.stamp, record.stamp_len);
+	status->payload = record.payload ? pnstrdup(record.payload, record.payload_len) : NULL;
+	status->payload_len = record.payload_len;
+}
+
+/* Why there is no answer to go by, for who asks coordinator_problem(). */
+static void
+note_refusal(const redisReply *fence, const redisReply *told)
+{
+	const redisReply *error = fence->type == REDIS_REPLY_ERROR ? fence : told;
+	char		why[REASON_LEN] = "Redis gave an answer that is none to this question";
+
+	if (error->type == REDIS_REPLY_ERROR)
+		calls_refusal(error, why, sizeof(why));
+	link_note(why);
+}
+
+bool
+audit_ask(const char *fence, FenceStatus *status)
+{
+	Call		calls[2];
+	redisReply *replies[2];
+	StatusReply told;
+
+	/* who holds the slot was not armed: as far as anybody may know there is no fence */
+	*status = (FenceStatus) {.permit = "", .token = "", .recent = "", .fence_version = NO_VERSION, .row_version = NO_VERSION};
+	if (fence_node_of(fence) == SLOT_NOBODY)
+		return true;
+	call_mget(&calls[0], 1, &fence);
+	call_status(&calls[1], fence);
+	if (!coordinator_ask(fence, 2, calls, replies))
+		return false;
+	status->asked = replies[0]->type == REDIS_REPLY_ARRAY && replies[0]->elements == 1 && calls_status(replies[1], &told);
+	if (status->asked)
+	{
+		status->armed = told.armed;
+		status->permit = pstrdup(told.permit);
+		status->token = pnstrdup(told.permit, calls_token_len(told.permit));
+		status->recent = pstrdup(told.recent);
+		status->pending = told.pending;
+		status->reservations = listed_reservations(replies[1], told.pending);
+		take_fence(status, replies[0]->element[0]);
+	}
+	else if (!coordinator_is_redirection(replies[0]) && !coordinator_is_redirection(replies[1]))
+	{
+		note_refusal(replies[0], replies[1]);
+		status = NULL;
+	}
+	freeReplyObject(replies[0]);
+	freeReplyObject(replies[1]);
+	return status != NULL;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Comparing
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Whether that is a difference, which a repair mends. */
+static bool
+differs(FenceRelation relation)
+{
+	return relation == RELATION_BEHIND || relation == RELATION_AHEAD || relation == RELATION_PAYLOAD;
+}
+
+/* Whether both are objects of the same names. */
+static bool
+same_names(JsonbContainer *a, JsonbContainer *b)
+{
+	JsonbIterator *names;
+	JsonbValue	name;
+	JsonbIteratorToken token;
+
+	if (!JsonContainerIsObject(a) || !JsonContainerIsObject(b) || JsonContainerSize(a) != JsonContainerSize(b))
+		return false;
+	names = JsonbIteratorInit(a);
+	while ((token = JsonbIteratorNext(&names, &name, true)) != WJB_DONE)
+	{
+		JsonbValue	value;
+
+		if (token == WJB_KEY && getKeyJsonValueFromContainer(b, name.val.string.val, name.val.string.len, &value) == NULL)
+			return false;
+	}
+	return true;
+}
+
+static bool
+row_now(const Domain *domain, const char *key, Datum *row, int64 *version)
+{
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	bool		found = row_as_jsonb(domain, key, snapshot, row, version, NULL);
+
+	UnregisterSnapshot(snapshot);
+	return found;
+}
+
+/*
+ * Whether the payload is a row of the domain, as this extension writes them, and not the row that has the fence's version now. What is
+ * of another form is the affair of who put it.
+ */
+static bool
+payload_differs(const Domain *domain, const char *key, const FenceStatus *status)
+{
+	Datum		cached;
+	Datum		row;
+	int64		version;
+
+	return status->is_row && domain->scope != SCOPE_GROUP && status->payload &&
+		row_value_as_jsonb(status->payload, status->payload_len, &cached) &&
+		row_now(domain, key, &row, &version) && version == status->fence_version &&
+		same_names(&DatumGetJsonbP(cached)->root, &DatumGetJsonbP(row)->root) &&
+		compareJsonbContainers(&DatumGetJsonbP(cached)->root, &DatumGetJsonbP(row)->root) != 0;
+}
+
+/* While anything is pending no reader trusts the fence: then it is no anomaly that it differs from the row. */
+static FenceRelation
+relation_of(const Domain *domain, const char *key, const FenceStatus *status)
+{
+	Datum		row;
+	int64		version;
+
+	if (status->pending > 0)
+		return RELATION_PENDING;
+	if (status->fence_version == NO_VERSION)
+		return RELATION_MISSING;
+	/* whatever its version: tombstones are forgotten */
+	if (domain->cache_absent && status->payload && strcmp(status->payload, PAYLOAD_ABSENT) == 0)
+		return row_now(domain, key, &row, &version) ? RELATION_BEHIND : RELATION_EQUAL;
+	if (status->fence_version == status->row_version)
+		return payload_differs(domain, key, status) ? RELATION_PAYLOAD : RELATION_EQUAL;
+	return status->fence_version < status->row_version ? RELATION_BEHIND : RELATION_AHEAD;
+}
+
+bool
+audit_key(const Domain *domain, const char *key, FenceStatus *status)
+{
+	char	   *fence = key_fence_name(domain, key);
+
+	for (int look = 0; look < 2; look++)
+	{
+		if (!audit_ask(fence, status))
+			return false;
+		status->row_version = row_current_version(domain, key, &status->is_row);
+		status->relation = relation_of(domain, key, status);
+		if (!differs(status->relation))
+			break;
+	}
+	return true;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Repairing
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* It was so with nothing pending, in the moment of the repair. */
+static void
+warn_of_broken_promise(const Domain *domain, const char *key, const FenceStatus *status)
+{
+	if (status->relation == RELATION_BEHIND)
+		ereport(WARNING,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("the fence of key \"%s\" in domain \"%s\" was behind its row with nothing pending: a promise was broken",
+						key, domain->name),
+				 errdetail("The fence had version " INT64_FORMAT ", the row has " INT64_FORMAT ".",
+						   status->fence_version, status->row_version),
+				 errhint("Look for writes that bypass the triggers (disabled triggers, a restored table) or a misplaced Redis; then report it.")));
+	else if (status->relation == RELATION_PAYLOAD)
+		ereport(WARNING,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("what was cached of key \"%s\" in domain \"%s\" was not its row, although it had the row's version",
+						key, domain->name),
+				 errdetail("Both have version " INT64_FORMAT ".", status->row_version),
+				 errhint("Look for writes that bypass the triggers, and for clients that put other values than they have read.")));
+}
+
+static const char *
+try_repair(const Domain *domain, const char *key)
+{
+	FenceStatus status;
+	FenceWord	word = fence_word();
+	char	   *fence = key_fence_name(domain, key);
+	Call		call;
+	redisReply *reply;
+	bool		removed;
+
+	if (WORD_STATE(word) != FENCE_OPEN)
+		return "unarmed";
+	if (!audit_key(domain, key, &status))
+		return "unavailable";
+	if (!domain_has_versions(domain))
+		return "unchanged";
+	if (status.relation == RELATION_PENDING)
+		return "pending";
+	if (!differs(status.relation))
+		return "unchanged";
+	call_remove(&call, WORD_EPOCH(word), fence, status.header);
+	if (!coordinator_ask(fence, 1, &call, &reply))
+		return "unavailable";
+	removed = calls_granted(reply) > 0;
+	freeReplyObject(reply);
+	if (removed && fence_word() == word)
+		warn_of_broken_promise(domain, key, &status);
+	return removed ? "repaired" : "unchanged";
+}
+
+static uint64
+fence_hash(const char *fence)
+{
+	return hash_bytes_extended((const unsigned char *) fence, strlen(fence), 0);
+}
+
+const char *
+audit_repair(const Domain *domain, const char *key)
+{
+	const char *result = try_repair(domain, key);
+	char	   *fence = key_fence_name(domain, key);
+	FenceRepair *repair;
+
+	metrics_add_named(domain->metrics, FAMILY_REPAIR, result, 1);
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	repair = &fence_shared->repairs[fence_shared->nrepairs++ % MAX_REPAIRS];
+	repair->fence = fence_hash(fence);
+	repair->at = GetCurrentTimestamp();
+	strlcpy(repair->result, result, sizeof(repair->result));
+	LWLockRelease(fence_shared->lock);
+	pfree(fence);
+	return result;
+}
+
+bool
+audit_last_repair(const char *fence, FenceRepair *repair)
+{
+	uint64		hash = fence_hash(fence);
+	bool		found = false;
+
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	for (uint32 i = 1; i <= Min(fence_shared->nrepairs, MAX_REPAIRS) && !found; i++)
+	{
+		*repair = fence_shared->repairs[(fence_shared->nrepairs - i) % MAX_REPAIRS];
+		found = repair->fence == hash;
+	}
+	LWLockRelease(fence_shared->lock);
+	return found;
+}
+
+/* The same for one of a sample. */
+static FenceRelation
+audit_one(const Domain *domain, const char *key, bool repair)
+{
+	FenceStatus status;
+
+	if (!audit_key(domain, key, &status))
+		ereport(ERROR,
+				(errcode(ERRCODE_CONNECTION_FAILURE),
+				 errmsg("could not ask Redis for a fence: %s", coordinator_problem())));
+	metrics_add_named(domain->metrics, FAMILY_COMPARE, audit_relation_name(status.relation), 1);
+	if (repair && differs(status.relation))
+		(void) audit_repair(domain, key);
+	return status.relation;
+}
+
+void
+audit_sample(const Domain *domain, double fraction, int most, bool repair, int64 counts[RELATION_COUNT])
+{
+	MemoryContext caller = CurrentMemoryContext;
+	MemoryContext context;		/* of one key: payloads may be large */
+	List	   *keys;
+	ListCell   *cell;
+
+	if (!domain_has_versions(domain))
+		return;
+	keys = row_sample_keys(domain, fraction, most);
+	if (fraction >= 1.0)
+		keys = list_concat(keys, tombstone_keys(domain->id));
+	context = AllocSetContextCreate(caller, "pgcache_fence audit", ALLOCSET_DEFAULT_SIZES);
+	foreach(cell, keys)
+	{
+		CHECK_FOR_INTERRUPTS();
+		MemoryContextSwitchTo(context);
+		counts[audit_one(domain, lfirst(cell), repair)]++;
+		MemoryContextSwitchTo(caller);
+		MemoryContextReset(context);
+	}
+	MemoryContextDelete(context);
+	list_free_deep(keys);
+}

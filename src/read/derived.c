@@ -1,0 +1,729 @@
+/*
+ * read/derived.c
+ *	  Values computed from rows of several domains: fence.define_derived, fence.read_derived.
+ *
+ * Owns: the catalogue fence.derived; the values in Redis. One is a statement: computed from these sources, each with a token
+ * and a version, it is this (calls.h has its form). That stays true for ever, so anybody may store it; it is a hit iff all of its
+ * sources are current (doc/protocol.md, "Several keys"). It lies in the slot of its first source.
+ *
+ * Tokens are taken before the snapshot in which the sources are read and the value is computed, versions in it. The sources are put
+ * as any reader puts rows, so that there is something to be current.
+ *
+ * Locks: AccessShareLock to read the catalogue, RowExclusiveLock to write it, kept to the end.
+ * Must never: run the user's function with other rights than those of its owner, or with the caller's search_path: what it
+ * computes is served to others, and whoever reads it must not run another's code with rights of his own.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "catalog/indexing.h"
+#include "catalog/pg_collation.h"
+#include "catalog/pg_proc.h"
+#include "catalog/pg_type.h"
+#include "commands/sequence.h"
+#include "common/hashfn.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "utils/acl.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/fmgrprotos.h"
+#include "utils/guc.h"
+#include "utils/jsonb.h"
+#include "utils/lsyscache.h"
+#include "utils/regproc.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/syscache.h"
+#include "utils/timestamp.h"
+#include "utils/varlena.h"
+
+#include "base/compat.h"
+#include "base/settings.h"
+#include "base/shared.h"
+#include "base/utf8.h"
+#include "domain/argument.h"
+#include "domain/key.h"
+#include "domain/plain_json.h"
+#include "domain/row.h"
+#include "domain/tombstone.h"
+#include "read/many.h"
+#include "read/reader.h"
+#include "send/coordinator.h"
+#include "write/functions.h"
+
+PG_FUNCTION_INFO_V1(fence_define_derived);
+PG_FUNCTION_INFO_V1(fence_drop_derived);
+PG_FUNCTION_INFO_V1(fence_derived_keys);
+PG_FUNCTION_INFO_V1(fence_read_derived);
+
+/* Columns of fence.derived, in the order of the install script */
+typedef enum DerivedColumn
+{
+	DERIVED_NAME = 1,
+	DERIVED_ID,
+	DERIVED_COMPUTE,
+	DERIVED_SOURCES,
+	DERIVED_TTL,
+	NDERIVED = DERIVED_TTL
+} DerivedColumn;
+
+/* A row of fence.derived */
+typedef struct Definition
+{
+	char	   *name;
+	int64		id;				/* of this definition: another one draws another */
+	char	   *compute;		/* the function with its argument types, all qualified */
+	int			nsources;
+	char	  **sources;		/* see parse_source */
+	int64		ttl_ms;			/* 0: none */
+} Definition;
+
+/* A derived value with these arguments */
+typedef struct Derivation
+{
+	Definition *definition;
+	Oid			function;
+	int			nargs;
+	Oid		   *types;
+	Datum	   *values;
+	char	  **texts;			/* of the arguments, whatever the session's settings */
+	int			nsources;
+	ManyItem   *sources;
+	char	   *value;			/* its name in Redis */
+} Derivation;
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Definitions
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static char **
+texts_of_array(ArrayType *array, int *n)
+{
+	Datum	   *elements;
+	bool	   *nulls;
+	char	  **texts;
+
+	deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT, &elements, &nulls, n);
+	texts = palloc(sizeof(char *) * Max(*n, 1));
+	for (int i = 0; i < *n; i++)
+	{
+		if (nulls[i])
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("element %d of the array must not be null", i + 1)));
+		texts[i] = TextDatumGetCString(elements[i]);
+	}
+	return texts;
+}
+
+static void
+raise_undefined(const char *name)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_UNDEFINED_OBJECT),
+			 errmsg("derived value \"%s\" does not exist", name),
+			 errhint("Table fence.derived lists them; fence.define_derived adds one.")));
+}
+
+static Definition *
+load_definition(const char *name)
+{
+	Relation	table = fence_table_open("derived", AccessShareLock);
+	HeapTuple	tuple = table ? fence_table_find(table, DERIVED_NAME, F_TEXTEQ, CStringGetTextDatum(name)) : NULL;
+	Definition *definition = palloc0(sizeof(Definition));
+	Datum		values[NDERIVED + 1];
+	bool		nulls[NDERIVED + 1];
+
+	if (!HeapTupleIsValid(tuple))
+		raise_undefined(name);
+	for (int i = 1; i <= NDERIVED; i++)
+		values[i] = heap_getattr(tuple, i, RelationGetDescr(table), &nulls[i]);
+	definition->name = TextDatumGetCString(values[DERIVED_NAME]);
+	definition->id = DatumGetInt64(values[DERIVED_ID]);
+	definition->compute = TextDatumGetCString(values[DERIVED_COMPUTE]);
+	definition->sources = texts_of_array(DatumGetArrayTypePCopy(values[DERIVED_SOURCES]), &definition->nsources);
+	if (!nulls[DERIVED_TTL])
+		definition->ttl_ms = reader_interval_ms(DatumGetIntervalP(values[DERIVED_TTL]));
+	table_close(table, AccessShareLock);
+	return definition;
+}
+
+static void
+raise_malformed(const char *text)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			 errmsg("malformed source \"%s\"", text),
+			 errdetail("A source is the name of a domain, with how its key is made of the arguments in parentheses: "
+					   "$1, $2 ... stand for arguments, anything else is percent-encoded text."),
+			 errhint("For example: room($1) or setting(default).")));
+}
+
+/* One part of a source's key: "$2" or percent-encoded text. texts: of the arguments, or NULL. */
+static Argument
+parse_part(const char *source, const char *part, int nargs, char **texts)
+{
+	char	  **decoded;
+	char	   *end;
+	int			n;
+
+	if (*part != '$')
+	{
+		if (!key_parts(part, &n, &decoded) || n != 1)
+			raise_malformed(source);
+		return (Argument) {.type = TEXTOID, .value = CStringGetTextDatum(decoded[0])};
+	}
+	n = strtol(part + 1, &end, 10);
+	if (n < 1 || *end != '\0')
+		raise_malformed(source);
+	if (n > nargs)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("source \"%s\" needs argument %d, but the function has %d", source, n, nargs)));
+	return (Argument) {.type = TEXTOID, .value = texts ? CStringGetTextDatum(texts[n - 1]) : (Datum) 0};
+}
+
+/*
+ * "domain(part,part)", or "domain": its key is then the first arguments. Sets the parts of the key, of which there are as many as
+ * the key has columns. texts NULL: only checks.
+ */
+static Domain *
+parse_source(const char *source, int nargs, char **texts, Argument **parts)
+{
+	size_t		len = strlen(source);
+	const char *open = len > 0 && source[len - 1] == ')' ? strrchr(source, '(') : NULL;
+	Domain	   *domain = domain_by_name(open ? pnstrdup(source, open - source) : source, false);
+	char	   *rest = open ? pnstrdup(open + 1, source + len - 1 - (open + 1)) : NULL;
+	char	   *part;
+	int			n = 0;
+
+	reader_require_primary();
+	reader_require_source(domain);
+	*parts = palloc(sizeof(Argument) * Max((int) len, domain->nkeys));
+	for (; !open && n < domain->nkeys; n++)
+		(*parts)[n] = parse_part(source, psprintf("$%d", n + 1), nargs, texts);
+	while ((part = strsep(&rest, ",")) != NULL)
+		(*parts)[n++] = parse_part(source, part, nargs, texts);
+	if (n != domain->nkeys)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("wrong number of key values for domain \"%s\"", domain->name),
+				 errdetail("Its key has %d columns, the source has %d values.", domain->nkeys, n)));
+	return domain;
+}
+
+static Oid
+function_owner(Oid function)
+{
+	HeapTuple	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
+	Oid			owner;
+
+	if (!HeapTupleIsValid(tuple))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_FUNCTION),
+				 errmsg("function with OID %u does not exist", function)));
+	owner = ((Form_pg_proc) GETSTRUCT(tuple))->proowner;
+	ReleaseSysCache(tuple);
+	return owner;
+}
+
+/* What is computed by it is kept and served: it must depend on nothing but its arguments and one snapshot. */
+static void
+check_function(Oid function)
+{
+	if (get_func_prokind(function) != PROKIND_FUNCTION || get_func_retset(function))
+		ereport(ERROR,
+				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				 errmsg("%s is not a function that returns one value", format_procedure(function))));
+	if (func_volatile(function) == PROVOLATILE_VOLATILE)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_FUNCTION_DEFINITION),
+				 errmsg("function %s is volatile", format_procedure(function)),
+				 errdetail("Each query of a volatile function sees another state of the tables."),
+				 errhint("Use ALTER FUNCTION ... STABLE if it only reads.")));
+}
+
+/*
+ * A search_path of the function's own must put pg_temp behind everything else, and not begin with a schema of the caller's:
+ * who reads the value first could give names of types and tables another meaning, for all who are served the value.
+ */
+static void
+check_own_search_path(Oid function)
+{
+	HeapTuple	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
+	const char *path = NULL;
+	List	   *schemas = NIL;
+	ListCell   *cell;
+	bool		isnull;
+	bool		good = true;
+	Datum		config;
+
+	if (!HeapTupleIsValid(tuple))
+		return;
+	config = SysCacheGetAttr(PROCOID, tuple, Anum_pg_proc_proconfig, &isnull);
+	if (!isnull)
+	{
+		int			n;
+		char	  **settings = texts_of_array(DatumGetArrayTypePCopy(config), &n);
+
+		for (int i = 0; i < n; i++)
+			if (pg_strncasecmp(settings[i], "search_path=", strlen("search_path=")) == 0)
+				path = settings[i] + strlen("search_path=");
+	}
+	ReleaseSysCache(tuple);
+	if (path == NULL)
+		return;
+	if (!SplitIdentifierString(pstrdup(path), ',', &schemas))
+		good = false;
+	foreach(cell, schemas)
+	{
+		const char *schema = lfirst(cell);
+
+		if (strcmp(schema, "$user") == 0 || (strcmp(schema, "pg_temp") == 0) != (lnext(schemas, cell) == NULL))
+			good = false;
+	}
+	if (!good || schemas == NIL)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_FUNCTION_DEFINITION),
+				 errmsg("the search_path of function %s lets its caller change what names in it mean", format_procedure(function)),
+				 errdetail("It is %s. What the function computes for one caller is served to others.", path),
+				 errhint("Use ALTER FUNCTION ... SET search_path with pg_temp at the end and without \"$user\".")));
+}
+
+static void
+check_sources(int nsources, char **sources, int nargs)
+{
+	Argument   *parts;
+
+	if (nsources == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("a derived value needs at least one source")));
+	for (int i = 0; i < nsources; i++)
+		(void) parse_source(sources[i], nargs, NULL, &parts);
+}
+
+/* The definition's tuple, which no other session changes until the end of the transaction; NULL if there is none. */
+static HeapTuple
+find_to_change(Relation table, const char *name)
+{
+	LockDatabaseObject(RelationGetRelid(table), string_hash(name, strlen(name) + 1), 0, ExclusiveLock);
+	return fence_table_find(table, DERIVED_NAME, F_TEXTEQ, CStringGetTextDatum(name));
+}
+
+/* Another definition of the name takes the place of the former one, with an id of its own: nothing it stored is used. */
+Datum
+fence_define_derived(PG_FUNCTION_ARGS)
+{
+	Oid			function;
+	Oid		   *types;
+	int			nargs;
+	int			nsources;
+	char	  **sources;
+	Relation	table;
+	HeapTuple	old;
+	HeapTuple	new;
+	Datum		values[NDERIVED];
+	bool		nulls[NDERIVED] = {false};
+
+	shared_require();
+	for (int i = 0; i < 3; i++)
+		if (PG_ARGISNULL(i))
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("name, sources and function must not be null")));
+	function = PG_GETARG_OID(2);
+	sources = texts_of_array(PG_GETARG_ARRAYTYPE_P(1), &nsources);
+	/* it will run with the rights of its owner */
+	if (!has_privs_of_role(GetUserId(), function_owner(function)))
+		aclcheck_error(ACLCHECK_NOT_OWNER, OBJECT_FUNCTION, get_func_name(function));
+	check_function(function);
+	check_own_search_path(function);
+	(void) get_func_signature(function, &types, &nargs);
+	check_sources(nsources, sources, nargs);
+	if (!PG_ARGISNULL(3))
+		(void) reader_interval_ms(PG_GETARG_INTERVAL_P(3));
+
+	table = fence_table_open("derived", RowExclusiveLock);
+	values[DERIVED_NAME - 1] = PG_GETARG_DATUM(0);
+	values[DERIVED_ID - 1] = Int64GetDatum(nextval_internal(fence_table_oid("derived_id_seq"), false));
+	values[DERIVED_COMPUTE - 1] = CStringGetTextDatum(format_procedure_qualified(function));
+	values[DERIVED_SOURCES - 1] = PG_GETARG_DATUM(1);
+	nulls[DERIVED_TTL - 1] = PG_ARGISNULL(3);
+	values[DERIVED_TTL - 1] = PG_GETARG_DATUM(3);
+	new = heap_form_tuple(RelationGetDescr(table), values, nulls);
+	old = find_to_change(table, text_to_cstring(PG_GETARG_TEXT_PP(0)));
+	if (HeapTupleIsValid(old))
+		CatalogTupleUpdate(table, &old->t_self, new);
+	else
+		CatalogTupleInsert(table, new);
+	table_close(table, NoLock);
+	CommandCounterIncrement();	/* a second call in the same statement sees it */
+	PG_RETURN_VOID();
+}
+
+Datum
+fence_drop_derived(PG_FUNCTION_ARGS)
+{
+	char	   *name = text_to_cstring(PG_GETARG_TEXT_PP(0));
+	Relation	table = fence_table_open("derived", RowExclusiveLock);
+	HeapTuple	tuple = find_to_change(table, name);
+
+	if (!HeapTupleIsValid(tuple))
+		raise_undefined(name);
+	CatalogTupleDelete(table, &tuple->t_self);
+	table_close(table, NoLock);
+	CommandCounterIncrement();
+	PG_RETURN_VOID();
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * A value with its arguments
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* The text of argument i for the input function of the parameter's type; in the settings of row_use_standard_settings. */
+static char *
+argument_of_function(const Derivation *d, int i, const Argument *given)
+{
+	Oid			type = getBaseType(d->types[i]);
+	Oid			output;
+	bool		varlena;
+
+	if (given->isnull)
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("argument %d of derived value \"%s\" must not be null", i + 1, d->definition->name)));
+	switch (argument_form(given->type, type))
+	{
+		case ARGUMENT_TEXT:
+			return argument_text(given);
+		case ARGUMENT_VALUE:
+			getTypeOutputInfo(type, &output, &varlena);
+			return OidOutputFunctionCall(output, given->value);
+		case ARGUMENT_UNFIT:
+			break;
+	}
+	ereport(ERROR,
+			(errcode(ERRCODE_DATATYPE_MISMATCH),
+			 errmsg("argument %d of derived value \"%s\" is of type %s", i + 1, d->definition->name, format_type_be(given->type)),
+			 errdetail("The function takes %s.", format_type_be(d->types[i])),
+			 errhint("Cast it to that type.")));
+}
+
+/* Parses the arguments by the function's types and prints them: one text for each value. */
+static void
+resolve_arguments(Derivation *d, const Argument *given, int ngiven)
+{
+	int			nest_level = NewGUCNestLevel();
+
+	if (ngiven != d->nargs)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("derived value \"%s\" has %d arguments, not %d", d->definition->name, d->nargs, ngiven)));
+	row_use_standard_settings();
+	d->values = palloc(sizeof(Datum) * Max(d->nargs, 1));
+	d->texts = palloc(sizeof(char *) * Max(d->nargs, 1));
+	for (int i = 0; i < d->nargs; i++)
+	{
+		Oid			proc;
+		Oid			ioparam;
+		bool		varlena;
+
+		getTypeInputInfo(d->types[i], &proc, &ioparam);
+		d->values[i] = OidInputFunctionCall(proc, argument_of_function(d, i, &given[i]), ioparam, -1);
+		getTypeOutputInfo(d->types[i], &proc, &varlena);
+		d->texts[i] = OidOutputFunctionCall(proc, d->values[i]);
+	}
+	AtEOXact_GUC(true, nest_level);
+}
+
+static void
+resolve_sources(Derivation *d)
+{
+	d->nsources = d->definition->nsources;
+	d->sources = palloc(sizeof(ManyItem) * d->nsources);
+	for (int i = 0; i < d->nsources; i++)
+	{
+		Argument   *parts;
+		Domain	   *domain = parse_source(d->definition->sources[i], d->nargs, d->texts, &parts);
+
+		reader_require(domain);
+		d->sources[i] = many_item(domain, key_of_arguments(domain, domain->nkeys, parts));
+	}
+}
+
+/* "<value name of the first source>:<name>.<id>:<arguments>" */
+static char *
+value_name(const Derivation *d)
+{
+	StringInfoData buf;
+
+	initStringInfo(&buf);
+	appendStringInfo(&buf, "%s:", key_value_name(d->sources[0].domain, d->sources[0].key));
+	key_encode(&buf, d->definition->name);
+	appendStringInfo(&buf, ".%lld:", (long long) d->definition->id);
+	for (int i = 0; i < d->nargs; i++)
+	{
+		if (i > 0)
+			appendStringInfoChar(&buf, ',');
+		key_encode(&buf, d->texts[i]);
+	}
+	if (buf.len > NAME_MAX_LENGTH)
+		ereport(ERROR,
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("name in Redis of derived value \"%s\" is too long", d->definition->name),
+				 errdetail("It has %d bytes; the limit is %d.", buf.len, NAME_MAX_LENGTH)));
+	return buf.data;
+}
+
+/*
+ * Everything about the value that arguments 0 (name) and those from 1 on mean. Who may not read all the sources, or
+ * not run the function, may not have its results either.
+ */
+static void
+derivation_arguments(FunctionCallInfo fcinfo, Derivation *d)
+{
+	Argument   *given;
+	int			ngiven = argument_list(fcinfo, 1, &given);
+
+	shared_require();
+	if (PG_ARGISNULL(0) || ngiven < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("the name of a derived value, and its arguments, must not be null")));
+	d->definition = load_definition(text_to_cstring(PG_GETARG_TEXT_PP(0)));
+	d->function = DatumGetObjectId(DirectFunctionCall1(regprocedurein, CStringGetDatum(d->definition->compute)));
+	check_function(d->function);
+	if (object_aclcheck(ProcedureRelationId, d->function, GetUserId(), ACL_EXECUTE) != ACLCHECK_OK)
+		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_FUNCTION, get_func_name(d->function));
+	(void) get_func_signature(d->function, &d->types, &d->nargs);
+	resolve_arguments(d, given, ngiven);
+	resolve_sources(d);
+	d->value = value_name(d);
+}
+
+/* The names that a Redis client needs: of the first source's fence, and of the value. */
+Datum
+fence_derived_keys(PG_FUNCTION_ARGS)
+{
+	Derivation	d = {0};
+	Datum		values[2];
+	bool		nulls[2] = {false};
+
+	derivation_arguments(fcinfo, &d);
+	values[0] = CStringGetTextDatum(d.sources[0].fence);
+	values[1] = CStringGetTextDatum(d.value);
+	PG_RETURN_DATUM(function_row(fcinfo, values, nulls));
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Reading what is stored
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/*
+ * What other processes have to be asked for: takes token and version of each source from the record. Returns the JSON text; NULL:
+ * it is not of exactly these sources.
+ */
+static char *
+take_stored_sources(Derivation *d, char *record)
+{
+	char	   *rest = record;
+
+	for (int i = 0; i < d->nsources; i++)
+	{
+		GetAnswer  *answer = &d->sources[i].answer;
+		char	   *fence;
+
+		rest = calls_next_source(rest, &fence, &answer->token, &answer->version);
+		if (rest == NULL || strcmp(fence, d->sources[i].fence) != 0)
+			return NULL;
+	}
+	return calls_derived_json(rest);
+}
+
+/* The stored value, if all its sources are current. */
+static bool
+read_stored(Derivation *d, Datum *result)
+{
+	const char *fence = d->sources[0].fence;
+	Call		call;
+	redisReply *reply;
+	char	   *json = NULL;
+
+	if (WORD_STATE(fence_word_expire()) != FENCE_OPEN)
+		return false;
+	call_get_derived(&call, d->value);
+	if (!coordinator_ask(fence, 1, &call, &reply))
+		return false;
+	if (calls_string(reply, 1))
+		json = pstrdup(calls_string(reply, 1));
+	if (json && calls_is(reply, "elsewhere"))
+	{
+		json = take_stored_sources(d, json);
+		if (json && !many_check(d->nsources, d->sources, 0))
+			json = NULL;
+	}
+	freeReplyObject(reply);
+	return json != NULL && row_value_as_jsonb(json, strlen(json), result);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Computing
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Calls the function in that snapshot, with the rights and settings that are now; JSON text, or NULL. */
+static char *
+call_function(const Derivation *d, Snapshot snapshot)
+{
+	LOCAL_FCINFO(call, FUNC_MAX_ARGS);
+	FmgrInfo	function;
+	StringInfoData json;
+	Datum		value;
+	Jsonb	   *jsonb;
+
+	fmgr_info(d->function, &function);
+	InitFunctionCallInfoData(*call, &function, d->nargs, DEFAULT_COLLATION_OID, NULL, NULL);
+	for (int i = 0; i < d->nargs; i++)
+		call->args[i] = (NullableDatum) {.value = d->values[i]};
+	PushActiveSnapshot(snapshot);
+	value = FunctionCallInvoke(call);
+	PopActiveSnapshot();
+	if (call->isnull)
+		return NULL;
+	initStringInfo(&json);
+	plain_json_value(&json, value, false, get_func_rettype(d->function));
+	jsonb = DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(json.data)));
+	return JsonbToCString(NULL, &jsonb->root, VARSIZE(jsonb));
+}
+
+/*
+ * The value for everybody: names in the function mean the same whoever calls it. pg_temp is searched last, and a table that
+ * is found there, because there is none of its name elsewhere, is refused. It runs with the rights of the function's owner, so that
+ * what is served does not depend on who asked first, and nobody who reads a value runs another's code with rights of his own.
+ */
+static char *
+compute(const Derivation *d, Snapshot snapshot)
+{
+	int			nest_level = NewGUCNestLevel();
+	int			before = MyXactFlags & XACT_FLAGS_ACCESSEDTEMPNAMESPACE;
+	Oid			reader;
+	int			context;
+	bool		temporary = false;
+	char	   *text = NULL;
+
+	check_own_search_path(d->function);		/* it may have been altered */
+	row_use_standard_settings();
+	MyXactFlags &= ~XACT_FLAGS_ACCESSEDTEMPNAMESPACE;
+	GetUserIdAndSecContext(&reader, &context);
+	SetUserIdAndSecContext(function_owner(d->function), context | SECURITY_LOCAL_USERID_CHANGE | SECURITY_RESTRICTED_OPERATION);
+	PG_TRY();
+	{
+		text = call_function(d, snapshot);
+		temporary = (MyXactFlags & XACT_FLAGS_ACCESSEDTEMPNAMESPACE) != 0;
+	}
+	PG_FINALLY();
+	{
+		MyXactFlags |= before;
+		SetUserIdAndSecContext(reader, context);
+	}
+	PG_END_TRY();
+	AtEOXact_GUC(true, nest_level);
+	if (temporary)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_FUNCTION_DEFINITION),
+				 errmsg("function %s has used a temporary table", format_procedure(d->function)),
+				 errdetail("What it computes is served to others, who do not have that table."),
+				 errhint("Qualify the names of tables in the function, or drop the temporary table.")));
+	return text;
+}
+
+/* Whether every source has a token from before the snapshot, and a version in it: one that has no row may have none. */
+static bool
+all_known(const Derivation *d)
+{
+	for (int i = 0; i < d->nsources; i++)
+		if (!d->sources[i].answer.token || d->sources[i].version == NO_VERSION)
+			return false;
+	return true;
+}
+
+static void
+store(const Derivation *d, const char *text)
+{
+	size_t		len = strlen(text);
+	const char *utf8 = utf8_of_text(text, &len);
+	StringInfoData record;
+	Call		call;
+	redisReply *reply;
+
+	if (utf8 == NULL || len > PAYLOAD_MAX_BYTES)
+		return;
+	initStringInfo(&record);
+	for (int i = 0; i < d->nsources; i++)
+		calls_append_source(&record, d->sources[i].fence, d->sources[i].answer.token, d->sources[i].version);
+	calls_append_json(&record, utf8, len);
+	call_set(&call, d->value, record.data, record.len,
+			 d->definition->ttl_ms ? d->definition->ttl_ms : setting_default_ttl * INT64CONST(1000));
+	if (coordinator_ask(d->sources[0].fence, 1, &call, &reply))
+		freeReplyObject(reply);
+}
+
+/* Sources are asked for first, then read and computed from in one snapshot. */
+static char *
+recompute(Derivation *d, bool fill)
+{
+	bool		may_put;
+	Snapshot	snapshot;
+	char	   *text;
+
+	if (fill)
+		(void) many_get(d->nsources, d->sources, false);
+	snapshot = many_snapshot(&may_put);
+	fill = fill && may_put;
+	if (fill)
+		many_read_rows(d->nsources, d->sources, snapshot);
+	text = compute(d, snapshot);
+	UnregisterSnapshot(snapshot);
+	if (fill && all_known(d) && many_put_rows(d->nsources, d->sources))
+		store(d, text ? text : "null");
+	return text;
+}
+
+/* A value that is null is stored as JSON's null. */
+static Datum
+json_or_null(FunctionCallInfo fcinfo, Datum jsonb)
+{
+	JsonbContainer *root = &DatumGetJsonbP(jsonb)->root;
+
+	if (JsonContainerIsScalar(root) && getIthJsonbValueFromContainer(root, 0)->type == jbvNull)
+		PG_RETURN_NULL();
+	PG_RETURN_DATUM(jsonb);
+}
+
+Datum
+fence_read_derived(PG_FUNCTION_ARGS)
+{
+	Derivation	d = {0};
+	Datum		result;
+	bool		fill;
+	char	   *text;
+
+	derivation_arguments(fcinfo, &d);
+	fill = !many_written(d.nsources, d.sources);
+	if (!fill || !read_stored(&d, &result))
+	{
+		text = recompute(&d, fill);
+		if (text == NULL)
+			PG_RETURN_NULL();
+		result = DirectFunctionCall1(jsonb_in, CStringGetDatum(text));
+	}
+	return json_or_null(fcinfo, result);
+}

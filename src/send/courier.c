@@ -1,0 +1,372 @@
+/*
+ * send/courier.c
+ *	  The courier: a background worker that carries all backends' letters (outbox.h) to Redis over one connection to each
+ *	  process, and brings the answers back.
+ *
+ * Owns: the use of its links (link.h). A letter names the node for which it was drafted; a node keeps its
+ * place as long as the epoch lasts, which is part of what is said, so a letter that meets another table is refused and not
+ * mistaken. A node that is slow or gone holds up nobody else's letters. It decides nothing: whether a transaction may commit is decided
+ * by its backend, from the word and the answers. A letter that could not be carried, or was not answered, is answered
+ * FAILED if anybody waits for it; what ends reservations is left to the patrol.
+ *
+ * While letters keep coming it lets others run, then naps: being woken costs more than what it does, so what nobody waits
+ * for rides along with what somebody does, or goes when the nap is over.
+ */
+#include "postgres.h"
+
+#include "lib/stringinfo.h"
+#include "miscadmin.h"
+#include "postmaster/bgworker.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "utils/memutils.h"
+
+#include "base/compat.h"
+#include "base/settings.h"
+#include "keeper/worker.h"
+#include "send/link.h"
+
+#define CONNECT_AGAIN_US	INT64CONST(50000)	/* after an attempt to connect that led to no answer */
+#define MAX_UNSENT			(1024 * 1024)	/* bytes; more letters stay in the ring, */
+#define MAX_UNSENT_BESIDE	(8 * 1024 * 1024)	/* or, if letters for other nodes are behind them, are given up past this */
+#define NAPS				3		/* of a millisecond, after the last letter or answer: what ends a transaction needs not wake it */
+
+PGDLLEXPORT void fence_courier_main(Datum arg);
+
+/* A letter about a whole domain, which goes to several nodes: answered when all have answered, and failed if one has */
+typedef struct Joint
+{
+	bool		reserves;
+	int			left;
+	bool		failed;
+	LetterResult ended;
+} Joint;
+
+/* What else there is to each link */
+static struct
+{
+	bool		looked_at;		/* in this round */
+	int64		heard_at;		/* last answer, or when something became outstanding */
+	int			wait_position;	/* of its socket in the set, -1: none */
+}			states[MAX_NODES];
+
+static WaitEventSet *wait_set = NULL;
+static uint32 wait_changes;		/* link_changes when it was made */
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Outstanding answers
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static void
+answer_reservation(const Expected *e, const redisReply *reply)
+{
+	outbox_give_answer(e->process, e->number, link_granted(e, reply) ? ANSWER_GRANTED : ANSWER_FAILED);
+}
+
+/* The answer of one node; the last one counts for all, and the worst is counted. */
+static void
+answer_joint(const Expected *e, const redisReply *reply)
+{
+	Joint	   *joint = e->owner;
+	bool		refused = joint->reserves && reply && calls_granted(reply) == 0;
+
+	if (refused)
+		link_note_refusal(reply);
+	joint->failed = joint->failed || refused || reply == NULL;
+	joint->ended = Max(joint->ended, calls_result(reply));
+	if (--joint->left > 0)
+		return;
+	if (joint->reserves)
+		metrics_add(e->count.slot, joint->failed ? METRIC_DOMAIN_RESERVE_FAILED : METRIC_DOMAIN_RESERVE_GRANTED, 1);
+	else
+		metrics_count_end(&e->count, true, joint->ended);
+	if (!joint->reserves && joint->ended == LETTER_LOST)
+		fence_wake_patrol();
+	outbox_give_answer(e->process, e->number, joint->failed ? ANSWER_FAILED : ANSWER_GRANTED);
+	pfree(joint);
+}
+
+static Expected
+expected_of(const Letter *letter, Joint *joint)
+{
+	return (Expected) {
+		.answer = joint ? answer_joint : letter->kind == LETTER_RESERVE ? answer_reservation : link_answer_end,
+		.owner = joint, .process = letter->process, .number = letter->number, .count = letter->count
+	};
+}
+
+/* A letter that will not be answered */
+static void
+give_up(const Letter *letter, Joint *joint)
+{
+	Expected	lost = expected_of(letter, joint);
+
+	lost.answer(&lost, NULL);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * The round
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/*
+ * The link to a node, looked at once in a round: what that costs is not to be paid for each letter. Connects if it is time for that. The
+ * time that a dead node takes is others' too: no more than a fifth of it.
+ */
+static Link *
+courier_link(int node)
+{
+	Link	   *link = link_to(node);
+
+	if (!states[node].looked_at && !link_check(link) && fence_clock() >= link->connect_next)
+		(void) link_connect(link, fence_clock() + setting_timeout * INT64CONST(1000), CONNECT_AGAIN_US, nlinks > 1 ? 5 : 0);
+	states[node].looked_at = true;
+	return link;
+}
+
+static bool
+is_congested(const Link *to, size_t limit)
+{
+	return to->connection != NULL && redis_unsent(to->connection) >= limit;
+}
+
+static void
+carry(Link *to, const Letter *letter, Joint *joint)
+{
+	if (to->connection == NULL || is_congested(to, MAX_UNSENT_BESIDE))
+	{
+		give_up(letter, joint);
+		return;
+	}
+	link_make_room(to);
+	if (!link_is_busy(to) && !link_has_draft(to))
+		states[to - links].heard_at = fence_clock();
+	if (letter->kind == LETTER_END && !link_fits(to, letter))
+		link_send(to);
+	if (letter->kind == LETTER_END && link_fits(to, letter))
+	{
+		link_add(to, letter);
+		link_expect(to, expected_of(letter, joint));
+	}
+	else
+		link_send_letter(to, letter, expected_of(letter, joint));
+}
+
+/*
+ * To every process that is armed. If the epoch has changed meanwhile these are not those that the letter is meant for, but
+ * then each of them refuses it. If slots have changed hands, so has the word: an acknowledgement does not count any more, and an end
+ * finds nothing to end at a process that came.
+ */
+static void
+carry_to_all(const Letter *letter)
+{
+	bool		granted[MAX_NODES];
+	int			nnodes;
+	Joint	   *joint = MemoryContextAllocZero(TopMemoryContext, sizeof(Joint));
+
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	nnodes = fence_shared->nnodes;
+	for (int i = 0; i < nnodes; i++)
+	{
+		granted[i] = fence_shared->nodes[i].granted;
+		joint->left += granted[i];
+	}
+	LWLockRelease(fence_shared->lock);
+	joint->reserves = letter->kind == LETTER_RESERVE_DOMAIN;
+	if (joint->left == 0)
+	{
+		joint->left = 1;
+		give_up(letter, joint);
+		return;
+	}
+	for (int i = 0; i < nnodes; i++)
+		if (granted[i])
+			carry(courier_link(i), letter, joint);
+}
+
+/* Letters that were taken from the ring and not carried yet: to carry one may take long, and others take letters too. */
+static StringInfoData bag;
+static size_t bag_at = 0;		/* where the next one is */
+
+static void
+fill_bag(void)
+{
+	Letter		letter;
+
+	resetStringInfo(&bag);
+	bag_at = 0;
+	while (outbox_look(&letter) && bag.len + sizeof(letter) + letter.len < (size_t) bag.maxlen)
+	{
+		int			before = bag.len;
+
+		appendBinaryStringInfo(&bag, (char *) &letter, sizeof(letter));
+		appendBinaryStringInfo(&bag, letter.bytes, letter.len);
+		if (!outbox_take(&letter))
+			bag.len = before;	/* it rides with a backend */
+	}
+}
+
+/* It stays in the bag until the bag is filled again. */
+static bool
+next_letter(Letter *letter)
+{
+	if (bag_at == (size_t) bag.len)
+		fill_bag();
+	if (bag_at == (size_t) bag.len)
+		return false;
+	memcpy(letter, bag.data + bag_at, sizeof(*letter));
+	letter->bytes = bag.data + bag_at + sizeof(*letter);
+	bag_at += sizeof(*letter) + letter->len;
+	return true;
+}
+
+/* Takes what is in the ring, and writes what the sockets take. Returns whether there was anything. */
+static bool
+carry_letters(void)
+{
+	Letter		letter;
+	bool		any = false;
+
+	for (int i = 0; i < nlinks; i++)
+		states[i].looked_at = false;
+	/* with one process only there is nobody behind a letter that has to wait */
+	while (!(nlinks == 1 && is_congested(&links[0], MAX_UNSENT)) && next_letter(&letter))
+	{
+		if (letter.node == LETTER_TO_ALL)
+			carry_to_all(&letter);
+		else
+			carry(courier_link(letter.node), &letter, NULL);
+		any = true;
+	}
+	for (int i = 0; i < nlinks; i++)
+		if (link_has_draft(&links[i]) || is_congested(&links[i], 1))
+			(void) link_flush(&links[i]);
+	return any;
+}
+
+/* Microseconds until silence on the connection counts as its end; 0: it is over. -1: nothing is outstanding. */
+static int64
+patience_left(int node)
+{
+	if (!link_is_busy(&links[node]))
+		return -1;
+	return Max(states[node].heard_at + setting_timeout * INT64CONST(1000) - fence_clock(), 0);
+}
+
+/* Takes the replies that are here. Returns whether there was any. */
+static bool
+collect_answers(int node)
+{
+	bool		any = link_poll(&links[node]);
+
+	if (any)
+		states[node].heard_at = fence_clock();
+	if (patience_left(node) == 0)
+		link_hang_up(&links[node], "no reply in time");
+	return any;
+}
+
+static void
+make_wait_set(void)
+{
+	if (wait_set)
+		FreeWaitEventSet(wait_set);
+	wait_set = fence_create_wait_event_set(nlinks + 2);
+	AddWaitEventToSet(wait_set, WL_LATCH_SET, PGINVALID_SOCKET, MyLatch, NULL);
+	AddWaitEventToSet(wait_set, WL_EXIT_ON_PM_DEATH, PGINVALID_SOCKET, NULL, NULL);
+	for (int i = 0; i < nlinks; i++)
+		states[i].wait_position = links[i].connection == NULL ? -1 :
+			AddWaitEventToSet(wait_set, WL_SOCKET_READABLE, redis_socket(links[i].connection), NULL, NULL);
+	wait_changes = link_changes;
+}
+
+/* Whether somebody waits for an answer that is outstanding. */
+static bool
+is_awaited(const Link *with)
+{
+	for (uint32 p = with->first; p != with->sent; p++)
+		if (link_expected(with, p)->answer != link_answer_end)
+			return true;
+	return false;
+}
+
+/*
+ * Sleeps until there is a letter, an answer, or nothing more to hope for. A nap is a millisecond in which only what somebody
+ * waits for wakes it: whatever ends transactions may meanwhile ride with backends.
+ */
+static void
+sleep_until_needed(bool nap)
+{
+	long		timeout = -1;
+	bool		awaited = false;
+	WaitEvent	event;
+
+	if (!outbox_nap(nap))
+		return;
+	if (wait_set == NULL || wait_changes != link_changes)
+		make_wait_set();
+	for (int i = 0; i < nlinks; i++)
+	{
+		int64		patience = patience_left(i);
+
+		if (patience >= 0 && (timeout < 0 || patience / 1000 + 1 < timeout))
+			timeout = patience / 1000 + 1;
+		if (states[i].wait_position >= 0)
+			ModifyWaitEvent(wait_set, states[i].wait_position,
+							WL_SOCKET_READABLE | (redis_unsent(links[i].connection) > 0 ? WL_SOCKET_WRITEABLE : 0), NULL);
+		awaited = awaited || is_awaited(&links[i]);
+	}
+	if (nap && !awaited)
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 1, wait_event_worker());
+	else
+		(void) WaitEventSetWait(wait_set, nap ? 1 : timeout, &event, 1, wait_event_worker());
+	(void) outbox_nap(true);
+}
+
+static void
+courier_exit(int code, Datum arg)
+{
+	Letter		letter;
+
+	(void) code;
+	(void) arg;
+	outbox_serve(false);
+	for (int i = 0; i < nlinks; i++)
+		link_hang_up(&links[i], NULL);
+	while (bag_at < (size_t) bag.len && next_letter(&letter))
+		give_up(&letter, NULL);
+	fence_wake_patrol();		/* for the one that was being carried */
+}
+
+void
+fence_courier_main(Datum arg)
+{
+	int			naps = 0;
+
+	(void) arg;
+	worker_signals();
+	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
+	initStringInfo(&bag);
+	enlargeStringInfo(&bag, 2 * OUTBOX_MAX_LETTER);
+	before_shmem_exit(courier_exit, 0);
+	link_on_problem = outbox_set_problem;
+	outbox_serve(true);
+
+	for (;;)
+	{
+		bool		carried;
+		bool		heard = false;
+
+		(void) worker_next_turn();
+		carried = carry_letters();
+		for (int i = 0; i < nlinks; i++)
+			heard = collect_answers(i) || heard;
+		naps = carried || heard || outbox_is_in_use() ? NAPS : Max(naps - 1, 0);
+		sleep_until_needed(naps > 0);
+		/* an idle connection hears its end, so that the first letter after a restart of Redis does not pay for it */
+		for (int i = 0; i < nlinks; i++)
+			if (!link_is_busy(&links[i]))
+				(void) link_flush(&links[i]);
+	}
+}

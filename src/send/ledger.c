@@ -1,0 +1,435 @@
+/*
+ * send/ledger.c
+ *	  The reservations of this transaction; see ledger.h.
+ *
+ * Savepoints: `applied` and `payload` are saved on a stack before they change for the first time in a nesting level.
+ * Rolling a level back pops its part of the stack; releasing one hands its part to the parent, which costs nothing per
+ * reservation, or at the top level drops it: ten thousand savepoints in a loop stay linear.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "common/hashfn.h"
+#include "utils/hsearch.h"
+#include "utils/memutils.h"
+
+#include "send/ledger.h"
+
+typedef struct LedgerEntry
+{
+	const char *name;			/* hash key: by content */
+	Reservation *reservation;
+} LedgerEntry;
+
+#define FEW		4				/* so many are found by looking at each: to make a table would take longer */
+
+/* What is counted per domain; a handful in a transaction, so a list */
+typedef struct DomainCount
+{
+	int64		domain_id;
+	int			rows;
+	Reservation *whole;			/* of the whole domain; NULL: it was not reserved so in this transaction */
+	struct DomainCount *next;
+} DomainCount;
+
+/* What `applied` and `payload` were before a nesting level changed them */
+typedef struct Saved
+{
+	Reservation *reservation;
+	int64		applied;
+	char	   *payload;
+	SubTransactionId applied_in;
+} Saved;
+
+/* The saved entries from `first` on belong to nesting level `level` */
+typedef struct Level
+{
+	int			level;
+	int			first;
+} Level;
+
+static HTAB *entries = NULL;	/* of those without a stamp of their own; NULL: there are only a few */
+static int	nreservations = 0;
+static Reservation *first_reservation = NULL;
+static Reservation **last_link = &first_reservation;
+static DomainCount *domain_counts = NULL;
+static bool catalog_changed = false;
+static Size payload_bytes = 0;	/* of all payloads, in reservations and saved */
+
+static Saved *saved = NULL;
+static bool closed = false;		/* see ledger_close() */
+static int	nsaved = 0,
+			saved_size = 0;
+static Level *levels = NULL;
+static int	nlevels = 0,
+			levels_size = 0;
+
+static uint32
+name_hash(const void *key, Size size)
+{
+	const char *name = *(const char *const *) key;
+
+	(void) size;
+	return DatumGetUInt32(hash_any((const unsigned char *) name, strlen(name)));
+}
+
+static int
+name_compare(const void *a, const void *b, Size size)
+{
+	(void) size;
+	return strcmp(*(const char *const *) a, *(const char *const *) b);
+}
+
+static void
+add_to_table(HTAB *table, const char *name, Reservation *r)
+{
+	LedgerEntry *entry = hash_search(table, &name, HASH_ENTER, NULL);
+
+	entry->reservation = r;
+}
+
+/* A table of all that ledger_find() is to find. */
+static HTAB *
+make_table(void)
+{
+	HTAB	   *table;
+	HASHCTL		control = {0};
+
+	control.keysize = sizeof(char *);
+	control.entrysize = sizeof(LedgerEntry);
+	control.hash = name_hash;
+	control.match = name_compare;
+	control.hcxt = TopTransactionContext;
+	table = hash_create("pgcache_fence ledger", 32, &control, HASH_ELEM | HASH_FUNCTION | HASH_COMPARE | HASH_CONTEXT);
+	for (Reservation *r = first_reservation; r != NULL; r = r->next)
+		if (r->stamp == NULL)
+			add_to_table(table, r->name, r);
+	return table;
+}
+
+static DomainCount *
+find_count(int64 domain_id)
+{
+	DomainCount *count = domain_counts;
+
+	while (count != NULL && count->domain_id != domain_id)
+		count = count->next;
+	return count;
+}
+
+/* The count of the domain, made if there is none. */
+static DomainCount *
+count_of(int64 domain_id)
+{
+	DomainCount *count = find_count(domain_id);
+
+	if (count == NULL)
+	{
+		count = MemoryContextAllocZero(TopTransactionContext, sizeof(DomainCount));
+		count->domain_id = domain_id;
+		count->next = domain_counts;
+		domain_counts = count;
+	}
+	return count;
+}
+
+int
+ledger_rows(int64 domain_id)
+{
+	DomainCount *count = find_count(domain_id);
+
+	return count ? count->rows : 0;
+}
+
+bool
+ledger_is_whole(int64 domain_id)
+{
+	DomainCount *count = find_count(domain_id);
+
+	return count && count->whole != NULL;
+}
+
+bool
+ledger_whole_applied(int64 domain_id)
+{
+	DomainCount *count = find_count(domain_id);
+
+	return count && count->whole && count->whole->applied != NO_VERSION;
+}
+
+static void
+initialise(Reservation *r, ReservationKind kind, const char *name, const Domain *domain)
+{
+	memset(r, 0, sizeof(*r));
+	r->kind = kind;
+	r->wanted = r->leaving = r->applied = NO_VERSION;
+	r->policy = domain_policy(domain);
+	r->early = domain_reserves_early(domain);
+	r->domain_id = domain->id;
+	r->metrics = domain->metrics;
+	r->name = name;
+	*last_link = r;
+	last_link = &r->next;
+	nreservations++;
+}
+
+void
+ledger_close(void)
+{
+	closed = true;
+}
+
+void
+ledger_require_open(void)
+{
+	if (closed)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("cannot change a fenced table, or hold an effect, while the transaction commits"),
+				 errdetail("Another library does so at the end of transactions, after pgcache_fence has finished them."),
+				 errhint("List pgcache_fence before that library in shared_preload_libraries.")));
+}
+
+Reservation *
+ledger_detached(const char *name, const char *stamp, const Domain *domain)
+{
+	Reservation *r = MemoryContextAlloc(TopTransactionContext, sizeof(Reservation));
+
+	ledger_require_open();
+	stamp = MemoryContextStrdup(TopTransactionContext, stamp);
+	initialise(r, RESERVE_ROW, MemoryContextStrdup(TopTransactionContext, name), domain);
+	r->stamp = stamp;
+	return r;
+}
+
+Reservation *
+ledger_reservation(ReservationKind kind, const char *name, const Domain *domain)
+{
+	Reservation *r = ledger_find(name);
+	DomainCount *of_domain;
+
+	ledger_require_open();
+	if (r != NULL)
+		return r;
+	of_domain = count_of(domain->id);
+	r = MemoryContextAlloc(TopTransactionContext, sizeof(Reservation) + strlen(name) + 1);
+	name = strcpy((char *) (r + 1), name);
+	/* what raises for lack of memory leaves a list whose members are all found */
+	if (entries != NULL)
+		add_to_table(entries, name, r);
+	initialise(r, kind, name, domain);
+	r->manual = kind == RESERVE_ROW && domain->scope == SCOPE_MANUAL;
+	r->notify = domain->notify;
+	r->events = domain->events;
+	r->ttl_ms = domain->ttl_ms;
+	if (kind == RESERVE_ROW)
+		of_domain->rows++;
+	else
+		of_domain->whole = r;
+	if (entries == NULL && nreservations > FEW)
+		entries = make_table();
+	return r;
+}
+
+Reservation *
+ledger_find(const char *name)
+{
+	Reservation *r = first_reservation;
+
+	if (entries != NULL)
+	{
+		LedgerEntry *entry = hash_search(entries, &name, HASH_FIND, NULL);
+
+		return entry ? entry->reservation : NULL;
+	}
+	while (r != NULL && (r->stamp != NULL || strcmp(r->name, name) != 0))
+		r = r->next;
+	return r;
+}
+
+Reservation *
+ledger_first(void)
+{
+	return first_reservation;
+}
+
+bool
+ledger_is_empty(void)
+{
+	return first_reservation == NULL;
+}
+
+void
+ledger_note_written(const Domain *domain)
+{
+	ledger_require_open();
+	(void) count_of(domain->id);
+}
+
+bool
+ledger_has_written(const Domain *domain)
+{
+	bool		reserved_after = domain->scope == SCOPE_MANUAL || domain->version_aside;
+
+	/* a row that waits for its AFTER ROW may be read already: by triggers that come before ours, or by RETURNING */
+	return find_count(domain->id) != NULL || (reserved_after && domain_has_writer_lock(domain));
+}
+
+void
+ledger_catalog_changed(void)
+{
+	catalog_changed = true;
+}
+
+bool
+ledger_catalog_has_changed(void)
+{
+	return catalog_changed;
+}
+
+Reservation *
+ledger_apply_domain(const Domain *domain)
+{
+	DomainCount *count = count_of(domain->id);
+
+	/* this runs for each row: the name may have belonged to another attachment when it was first reserved */
+	if (count->whole == NULL)
+		count->whole = ledger_reservation(RESERVE_DOMAIN, domain->wire_name, domain);
+	count->whole->wanted = WHOLE_DOMAIN;
+	ledger_apply(count->whole, WHOLE_DOMAIN, NULL);
+	return count->whole;
+}
+
+void
+ledger_end_domain(const Domain *domain)
+{
+	Reservation *r = ledger_reservation(RESERVE_DOMAIN, domain->wire_name, domain);
+
+	ledger_apply(r, Max(domain->id, WHOLE_DOMAIN), NULL);
+	ledger_catalog_changed();
+}
+
+void
+ledger_forget(void)
+{
+	entries = NULL;
+	nreservations = 0;
+	first_reservation = NULL;
+	last_link = &first_reservation;
+	domain_counts = NULL;
+	catalog_changed = false;
+	closed = false;
+	payload_bytes = 0;
+	saved = NULL;
+	levels = NULL;
+	nsaved = saved_size = nlevels = levels_size = 0;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Applied versions and savepoints
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Room for one more element in a growing array of TopTransactionContext. */
+static void *
+grow(void *array, int used, int *size, Size element)
+{
+	if (used < *size)
+		return array;
+	*size = *size ? *size * 2 : 64;
+	if (array == NULL)
+		return MemoryContextAllocHuge(TopTransactionContext, *size * element);
+	return repalloc_huge(array, *size * element);
+}
+
+static void
+free_payload(char *payload)
+{
+	if (payload == NULL)
+		return;
+	payload_bytes -= strlen(payload);
+	pfree(payload);
+}
+
+/* Keeps what the current subtransaction is about to change, once per reservation and subtransaction. */
+static void
+save_applied(Reservation *r)
+{
+	int			level = GetCurrentTransactionNestLevel();
+
+	if (level == 1 || r->applied_in == GetCurrentSubTransactionId())
+	{
+		free_payload(r->payload);	/* no rollback brings it back */
+		r->payload = NULL;
+		return;
+	}
+	if (nlevels == 0 || levels[nlevels - 1].level < level)
+	{
+		levels = grow(levels, nlevels, &levels_size, sizeof(Level));
+		levels[nlevels++] = (Level) {.level = level, .first = nsaved};
+	}
+	saved = grow(saved, nsaved, &saved_size, sizeof(Saved));
+	saved[nsaved++] = (Saved) {
+		.reservation = r, .applied = r->applied, .payload = r->payload, .applied_in = r->applied_in
+	};
+	r->payload = NULL;
+	r->applied_in = GetCurrentSubTransactionId();
+}
+
+void
+ledger_apply(Reservation *r, int64 version, const char *payload)
+{
+	ledger_require_open();
+	if (version <= r->applied)
+		return;
+	save_applied(r);
+	r->applied = version;
+	if (payload == NULL || payload_bytes + strlen(payload) > LEDGER_PAYLOADS)
+		return;
+	r->payload = MemoryContextStrdup(TopTransactionContext, payload);
+	payload_bytes += strlen(payload);
+}
+
+void
+ledger_withdraw(Reservation *r)
+{
+	save_applied(r);
+	r->applied = NO_VERSION;
+}
+
+void
+ledger_savepoint_release(int level)
+{
+	if (nlevels == 0 || levels[nlevels - 1].level < level)
+		return;
+	if (level - 1 <= 1)
+	{
+		/* the parent is the top level, which never rolls back alone */
+		while (nsaved > 0)
+			free_payload(saved[--nsaved].payload);
+		nlevels = 0;
+		return;
+	}
+	/* the parent has its own part right below: the two become one; else this part becomes the parent's */
+	if (nlevels >= 2 && levels[nlevels - 2].level == level - 1)
+		nlevels--;
+	else
+		levels[nlevels - 1].level = level - 1;
+}
+
+void
+ledger_savepoint_rollback(int level)
+{
+	if (nlevels == 0 || levels[nlevels - 1].level < level)
+		return;
+	while (nsaved > levels[nlevels - 1].first)
+	{
+		Saved	   *s = &saved[--nsaved];
+
+		free_payload(s->reservation->payload);
+		s->reservation->applied = s->applied;
+		s->reservation->payload = s->payload;
+		s->reservation->applied_in = s->applied_in;
+	}
+	nlevels--;
+}

@@ -1,0 +1,321 @@
+/*
+ * send/link.c
+ *	  Connections to the Redis processes and the answers that are outstanding on them; see link.h.
+ */
+#include "postgres.h"
+
+#include "storage/lwlock.h"
+#include "utils/memutils.h"
+
+#include "redis/library.h"
+#include "send/link.h"
+
+Link		links[MAX_NODES];
+int			nlinks = 0;
+uint32		link_changes = 0;
+char		link_problem[REASON_LEN] = "";
+void		(*link_on_problem) (const char *why) = NULL;
+
+void
+link_note(const char *why)
+{
+	strlcpy(link_problem, why, sizeof(link_problem));
+	if (link_on_problem)
+		link_on_problem(link_problem);
+}
+
+Link *
+link_to(int node)
+{
+	Link	   *link = &links[node];
+
+	if (link->draft == NULL)
+	{
+		link->expected = MemoryContextAlloc(TopMemoryContext, LINK_ANSWERS * sizeof(Expected));
+		link->size = LINK_ANSWERS;
+		link->draft = MemoryContextAlloc(TopMemoryContext, sizeof(Message));
+		message_clear(link->draft);
+		nlinks = Max(nlinks, node + 1);
+	}
+	return link;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Answers
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+void
+link_make_room(Link *link)
+{
+	Expected   *bigger;
+
+	if (link_room(link) > 0)
+		return;
+	bigger = MemoryContextAllocHuge(TopMemoryContext, (Size) link->size * 2 * sizeof(Expected));
+	for (uint32 p = link->first; p != link->next; p++)
+		bigger[p & (link->size * 2 - 1)] = *link_expected(link, p);
+	pfree(link->expected);
+	link->expected = bigger;
+	link->size *= 2;
+}
+
+/* Tells all that share the message that is first. */
+static void
+deliver(Link *link, const redisReply *reply)
+{
+	const Expected *e;
+
+	do
+	{
+		e = link_expected(link, link->first++);
+		e->answer(e, reply);
+	} while (!e->last);
+}
+
+void
+link_hang_up(Link *link, const char *why)
+{
+	if (link->connection == NULL)
+		return;
+	if (why)
+		link_note(why);
+	redis_close(link->connection);
+	link->connection = NULL;
+	link_changes++;
+	message_clear(link->draft);
+	link->sent = link->next;
+	while (link_is_busy(link))
+	{
+		const Expected *e = link_expected(link, link->first++);
+
+		e->answer(e, NULL);
+	}
+}
+
+static void
+note_reply(Link *link, const redisReply *reply)
+{
+	if (reply->type == REDIS_REPLY_ERROR)
+		return;
+	link->proven = true;
+	link->connect_next = 0;
+}
+
+redisReply *
+link_wait(Link *link, int64 deadline)
+{
+	redisReply *reply = redis_wait_reply(link->connection, deadline, wait_event_redis());
+
+	if (reply == NULL)
+		link_hang_up(link, redis_error(link->connection));
+	else
+		note_reply(link, reply);
+	return reply;
+}
+
+bool
+link_collect(Link *link, int64 deadline)
+{
+	while (link_is_busy(link))
+	{
+		redisReply *reply = link_wait(link, deadline);
+
+		if (reply == NULL)
+			return false;
+		deliver(link, reply);
+		freeReplyObject(reply);
+	}
+	return true;
+}
+
+bool
+link_poll(Link *link)
+{
+	redisReply *reply;
+	bool		any = false;
+
+	if (link->connection == NULL)
+		return false;
+	while (link_is_busy(link) && (reply = redis_poll_reply(link->connection)) != NULL)
+	{
+		note_reply(link, reply);
+		deliver(link, reply);
+		freeReplyObject(reply);
+		any = true;
+	}
+	if (redis_error(link->connection))
+		link_hang_up(link, redis_error(link->connection));
+	return any;
+}
+
+void
+link_forget(Link *link)
+{
+	if (link_has_draft(link))
+		message_clear(link->draft);
+	link->next = link->sent;
+	for (uint32 p = link->first; p != link->sent; p++)
+		link_expected(link, p)->owner = NULL;
+}
+
+void
+link_answer_end(const Expected *e, const redisReply *reply)
+{
+	LetterResult result = calls_result(reply);
+
+	metrics_count_end(&e->count, false, result);
+	if (e->process >= 0)
+		outbox_give_answer(e->process, e->number, reply ? ANSWER_GRANTED : ANSWER_FAILED);
+	if (result == LETTER_LOST)
+		fence_wake_patrol();	/* unarmed means a newer epoch: nothing is left there to end */
+}
+
+int64
+link_granted(const Expected *e, const redisReply *reply)
+{
+	int64		granted = reply ? calls_granted(reply) : 0;
+
+	if (reply && !granted)
+		link_note_refusal(reply);
+	metrics_add(e->count.slot, granted ? METRIC_RESERVE_GRANTED : METRIC_RESERVE_FAILED, 1);
+	return granted;
+}
+
+void
+link_note_refusal(const redisReply *reply)
+{
+	char		text[REASON_LEN];
+
+	calls_refusal(reply, text, sizeof(text));
+	link_note(text);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Connecting
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Looks at the node; false: there is none of that number. */
+static bool
+look_at_node(Link *link, RedisEndpoint *address, uint32 *serial)
+{
+	int			node = link - links;
+	bool		known;
+
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	link->nodes_serial = pg_atomic_read_u32(&fence_shared->nodes_serial);
+	known = node < fence_shared->nnodes;
+	if (known)
+	{
+		*address = fence_shared->nodes[node].address;
+		*serial = fence_shared->nodes[node].serial;
+	}
+	LWLockRelease(fence_shared->lock);
+	return known;
+}
+
+bool
+link_check(Link *link)
+{
+	RedisEndpoint address;
+	uint32		serial;
+	bool		changed = link->nodes_serial != pg_atomic_read_u32(&fence_shared->nodes_serial) &&
+		(!look_at_node(link, &address, &serial) || serial != link->node_serial);
+
+	if (changed)
+		link->connect_next = 0;
+	if (link->connection && redis_error(link->connection))
+		link_hang_up(link, redis_error(link->connection));
+	else if (changed)
+		link_hang_up(link, "the address of Redis changed");
+	return link->connection != NULL;
+}
+
+bool
+link_connect(Link *link, int64 deadline, int64 pause, int times)
+{
+	RedisEndpoint address;
+	LibraryCall call = {.deadline = deadline};
+	int64		begun = fence_clock();
+	int64		now;
+
+	link->connect_next = begun + pause; /* an interrupt may throw us out */
+	link->proven = false;
+	if (!look_at_node(link, &address, &link->node_serial) || address.host[0] == '\0')
+		link_note("the keeper knows no Redis yet");
+	else if (!library_open(&call, &address))
+		link_note(call.error);
+	link->connection = call.conn;
+	now = fence_clock();
+	link->connect_next = now + pause + times * (now - begun);
+	link_changes++;
+	return link->connection != NULL;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Messages
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+bool
+link_fits(const Link *link, const Letter *letter)
+{
+	return draft_has_room(&link->draft->ends, letter->len) && link->draft->ends.strings + letter->strings <= LINK_WORDS &&
+		(link->draft_epoch == letter->epoch || !link_has_draft(link));
+}
+
+void
+link_add(Link *link, const Letter *letter)
+{
+	link->draft_epoch = letter->epoch;
+	draft_strings(&link->draft->ends, letter->strings, letter->bytes, letter->len);
+}
+
+void
+link_expect(Link *link, Expected expected)
+{
+	Assert(link_room(link) > 0);
+	*link_expected(link, link->next++) = expected;
+}
+
+void
+link_send(Link *link)
+{
+	if (!link_has_draft(link))
+		return;
+	link_expected(link, link->next - 1)->last = true;
+	link->sent = link->next;
+	(void) calls_send_message(link->connection, link->draft_epoch, link->draft);
+	message_clear(link->draft);
+}
+
+void
+link_expect_command(Link *link, Expected expected)
+{
+	link_send(link);
+	expected.last = true;
+	link_expect(link, expected);
+	link->sent = link->next;
+}
+
+void
+link_send_letter(Link *link, const Letter *letter, Expected expected)
+{
+	link_expect_command(link, expected);
+	if (letter->kind == LETTER_END)
+		(void) calls_send_ends(link->connection, letter);
+	else
+		(void) redis_send_raw(link->connection, letter->bytes, letter->len, 1);
+}
+
+bool
+link_flush(Link *link)
+{
+	if (link->connection == NULL)
+		return false;
+	link_send(link);
+	if (!redis_flush(link->connection))
+		link_hang_up(link, redis_error(link->connection));
+	return link->connection != NULL;
+}

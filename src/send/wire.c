@@ -1,0 +1,325 @@
+/*
+ * send/wire.c
+ *	  This backend's own connections to the Redis processes; see wire.h.
+ *
+ * Owns: what its links (link.h) are used for: who waits on them, what is taken along, and how often they are tried.
+ */
+#include "postgres.h"
+
+#include "storage/ipc.h"
+
+#include "base/settings.h"
+#include "base/stamp.h"
+#include "base/test_hooks.h"
+#include "send/wire.h"
+
+#define MOST_RIDERS		64		/* letters of others in one message */
+#define MOST_ANSWERS	(MESSAGE_FENCES + MOST_RIDERS)	/* to one message */
+#define MOST_UNSENT		(1024 * 1024)	/* bytes of commands that Redis has not taken yet */
+#define CALL_AGAIN_US	INT64CONST(100000)	/* after a connection on which nothing was answered, */
+#define CALL_AGAIN_TIMES 5		/* and so many times what it took: it is not to take as long for each row of a statement */
+
+static uint64 reservations = 0; /* numbers those that were sent */
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Answers
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/*
+ * To a reservation, unless its transaction has ended or it was sent again since. It counts for the word that it was sent
+ * under; what is not granted is to be sent again.
+ */
+static void
+answer_reservation(const Expected *e, const redisReply *reply)
+{
+	Reservation *r = e->owner;
+	int64		number = link_granted(e, reply);
+
+	if (r == NULL || r->by_courier || r->letter != e->number)
+		return;
+	if (number == 0)
+		r->letter = 0;
+	else
+	{
+		r->acked_word = r->sent_word;
+		r->number = number;
+	}
+}
+
+void
+wire_forget(void)
+{
+	for (int i = 0; i < nlinks; i++)
+		link_forget(&links[i]);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Connecting
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* At the end of the process: riders that it had taken are answered by nobody. What is here already need not be lost. */
+static void
+hang_up_all(int code, Datum arg)
+{
+	(void) code;
+	(void) arg;
+	for (int i = 0; i < nlinks; i++)
+	{
+		(void) link_poll(&links[i]);
+		link_hang_up(&links[i], NULL);
+	}
+}
+
+static Link *
+wire_to(int node)
+{
+	if (nlinks == 0)
+	{
+		before_shmem_exit(hang_up_all, 0);
+		outbox_join();			/* what is reserved here may be ended in ABORT */
+	}
+	return link_to(node);
+}
+
+/* Calls although the last call may just have failed: a question has no other way. May wait. */
+static bool
+call(Link *wire, int64 deadline)
+{
+	return link_connect(wire, deadline, CALL_AGAIN_US, CALL_AGAIN_TIMES);
+}
+
+/* A wire that works, with room for what a message may hold. False: link_problem tells. */
+static bool
+get_ready(Link *wire, int64 deadline)
+{
+	if (!link_check(wire) && (fence_clock() < wire->connect_next || !call(wire, deadline)))
+		return false;
+	return link_room(wire) > MOST_ANSWERS || link_collect(wire, deadline);
+}
+
+/* One that the other side may have closed while it was idle; called again then. */
+static bool
+get_through(Link *wire, int64 deadline)
+{
+	return (link_check(wire) && link_flush(wire)) || call(wire, deadline);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Messages
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Takes along what others have to say to the same process in the same epoch. */
+static void
+take_riders(Link *wire)
+{
+	Letter		letter;
+	int			riders = 0;
+
+	/* what others have said is not to be lost on a connection that is none */
+	while (wire->proven && riders < MOST_RIDERS && outbox_look(&letter) && letter.kind == LETTER_END &&
+		   letter.node == wire - links && link_fits(wire, &letter))
+	{
+		link_add(wire, &letter);
+		fence_test_point("taking");
+		if (!outbox_take(&letter))
+		{
+			draft_take_back(&wire->draft->ends, letter.strings, letter.len);
+			continue;
+		}
+		link_expect(wire, (Expected) {
+					.answer = link_answer_end, .process = letter.process, .number = letter.number, .count = letter.count
+		});
+		riders++;
+	}
+}
+
+/*
+ * Sends the draft, and what rides along. Riders that are on their way have their answer: that is enough for who waits for them,
+ * because the reply may lie here for as long as this transaction sits idle. Returns whether there was anything.
+ */
+static bool
+send_draft(Link *wire)
+{
+	uint32		from = wire->sent;
+
+	take_riders(wire);
+	if (!link_has_draft(wire))
+		return false;
+	if (link_flush(wire) && redis_unsent(wire->connection) == 0)
+		for (; from != wire->sent; from++)
+		{
+			Expected   *e = link_expected(wire, from);
+
+			if (e->process >= 0)
+				outbox_give_answer(e->process, e->number, ANSWER_GRANTED);
+			e->process = -1;
+		}
+	return true;
+}
+
+void
+wire_send(bool always)
+{
+	for (int i = 0; i < nlinks; i++)
+		if (link_has_draft(&links[i]) && (always || !link_is_busy(&links[i])))
+			(void) send_draft(&links[i]);
+}
+
+const char *
+wire_stamp(const Reservation *r)
+{
+	return r->stamp ? r->stamp : fence_stamp();
+}
+
+bool
+wire_reserve(Reservation *r, int node, FenceWord word, int64 deadline)
+{
+	Link	   *wire = wire_to(node);
+
+	if (link_has_draft(wire) && (wire->draft_epoch != WORD_EPOCH(word) || !message_takes(wire->draft, wire_stamp(r))))
+		(void) send_draft(wire);
+	if (!link_has_draft(wire) && !get_ready(wire, deadline))
+		return false;
+	r->letter = ++reservations;
+	r->by_courier = false;
+	wire->draft_epoch = WORD_EPOCH(word);
+	message_reserve(wire->draft, wire_stamp(r), r->name);
+	link_expect(wire, (Expected) {
+				.answer = answer_reservation, .owner = r, .number = r->letter, .process = -1, .count.slot = r->metrics
+	});
+	return true;
+}
+
+bool
+wire_collect(int64 deadline)
+{
+	bool		ok = true;
+
+	wire_send(true);
+	for (int i = 0; i < nlinks; i++)
+		ok = link_collect(&links[i], deadline) && ok;
+	return ok;
+}
+
+void
+wire_carry(int64 deadline)
+{
+	Letter		letter;
+
+	while (outbox_look(&letter) && letter.kind == LETTER_END && get_ready(wire_to(letter.node), deadline) &&
+		   send_draft(&links[letter.node]) && fence_clock() < deadline)
+		;
+}
+
+/* Whether it has a connection that is not known to have failed. */
+static bool
+is_whole(const Link *wire)
+{
+	return wire->connection != NULL && redis_error(wire->connection) == NULL;
+}
+
+bool
+wire_is_busy(int node)
+{
+	return is_whole(&links[node]) && link_is_busy(&links[node]);
+}
+
+/* Whether it leads to its node for all that is known, and takes bytes at once. Takes no lock. */
+static bool
+is_at_hand(const Link *wire)
+{
+	return is_whole(wire) && redis_unsent(wire->connection) == 0 &&
+		wire->nodes_serial == pg_atomic_read_u32(&fence_shared->nodes_serial);
+}
+
+bool
+wire_send_after(const Letter *letter)
+{
+	Link	   *wire;
+
+	if (letter->kind != LETTER_END && letter->kind != LETTER_END_EFFECTS)
+		return false;
+	wire = &links[letter->node];
+	if (link_has_draft(wire))
+		(void) send_draft(wire);
+	if ((!wire_is_busy(letter->node) && !(letter->kind == LETTER_END_EFFECTS && is_at_hand(wire))) || link_room(wire) == 0)
+		return false;
+	link_send_letter(wire, letter, (Expected) {.answer = link_answer_end, .process = -1, .count = letter->count});
+	(void) link_flush(wire);
+	return true;
+}
+
+bool
+wire_say(int node, int argc, const char **argv, const size_t *argvlen, LinkAnswer answer, uint64 number, int64 deadline)
+{
+	Link	   *wire = wire_to(node);
+
+	if (link_has_draft(wire))
+		(void) send_draft(wire);
+	if (!get_through(wire, deadline))
+		return false;
+	if ((link_room(wire) <= MOST_ANSWERS || redis_unsent(wire->connection) > MOST_UNSENT) &&
+		!link_collect(wire, deadline) && !call(wire, deadline))
+		return false;
+	link_expect_command(wire, (Expected) {.answer = answer, .number = number, .process = -1});
+	(void) redis_send(wire->connection, argc, argv, argvlen);
+	(void) link_flush(wire);
+	return true;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Questions
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static void
+free_replies(int n, redisReply **replies)
+{
+	for (int i = 0; i < n; i++)
+	{
+		freeReplyObject(replies[i]);
+		replies[i] = NULL;
+	}
+}
+
+/* The answers come after all that is outstanding, and are waited for together with that. */
+static bool
+ask_once(Link *wire, int n, const Call *calls, redisReply **replies, int64 deadline)
+{
+	bool		ok = true;
+
+	memset(replies, 0, sizeof(*replies) * n);
+	for (int i = 0; ok && i < n; i++)
+		ok = redis_send(wire->connection, calls[i].argc, calls[i].argv, calls[i].argvlen);
+	if (!ok)
+		link_hang_up(wire, redis_error(wire->connection));
+	ok = ok && link_collect(wire, deadline);
+	for (int i = 0; ok && i < n; i++)
+		ok = (replies[i] = link_wait(wire, deadline)) != NULL;
+	if (!ok)
+		free_replies(n, replies);
+	return ok;
+}
+
+bool
+wire_ask(int node, int n, const Call *calls, redisReply **replies, int64 deadline)
+{
+	Link	   *wire = wire_to(node);
+
+	wire_send(true);
+	/* a connection that the other side closed while it was idle shows only when it is used: once more, then */
+	return (link_check(wire) && link_collect(wire, deadline) && ask_once(wire, n, calls, replies, deadline)) ||
+		(call(wire, deadline) && ask_once(wire, n, calls, replies, deadline));
+}
+
+bool
+wire_ask_once(int node, const Call *call, redisReply **reply, int64 deadline)
+{
+	Link	   *wire = wire_to(node);
+
+	wire_send(true);
+	return get_through(wire, deadline) && ask_once(wire, 1, call, reply, deadline);
+}

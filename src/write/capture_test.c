@@ -1,0 +1,139 @@
+/*
+ * write/capture_test.c
+ *	  Whether this server's executor does what capture.c relies on: seen once after each server start, before any statement is captured.
+ *
+ * Changes a row of fence.floor, a table that the extension has anyway, of a domain that does not exist, in a subtransaction that is
+ * rolled back; and compares what the executor told with what it should have. Nobody else ever sees that row.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "storage/lwlock.h"
+#include "utils/memutils.h"
+#include "utils/resowner.h"
+
+#include "base/shared.h"
+#include "domain/version.h"
+#include "write/capture.h"
+
+/* Columns of fence.floor */
+#define FLOOR_VERSION	2
+
+static StringInfoData told;		/* of the statement at hand */
+
+static void
+note(const char *what, RowChange *change)
+{
+	appendStringInfo(&told, "%s", what);
+	if (change->old)
+		appendStringInfo(&told, " " INT64_FORMAT, fence_version_raw(change->domain, change->old));
+	if (change->new)
+		appendStringInfo(&told, " to " INT64_FORMAT, fence_version_raw(change->domain, change->new));
+	appendStringInfoString(&told, "; ");
+}
+
+static int64
+prepare(RowChange *change)
+{
+	note("made", change);
+	change->prepared = true;
+	return (change->old ? fence_version_raw(change->domain, change->old) : 10) + 1;
+}
+
+static void
+stored(RowChange *change)
+{
+	note("stored", change);
+}
+
+static const CaptureListener listener = {prepare, stored};
+
+/* Statements, what each returns first, and what is told of it. One that returns rows can be read by its first column. */
+static const struct
+{
+	const char *sql;
+	int			outcome;
+	int64		returned;		/* of RETURNING, else how many rows were changed */
+	const char *told;
+}			trials[] = {
+	{"INSERT INTO fence.floor VALUES (-1, 1), (-2, 2)", SPI_OK_INSERT, 2, "made to 1; stored to 11; made to 2; stored to 11; "},
+	{"INSERT INTO fence.floor VALUES (-1, 1) ON CONFLICT DO NOTHING", SPI_OK_INSERT, 0, "made to 1; "},
+	{"UPDATE fence.floor SET version = 5 WHERE domain_id OPERATOR(pg_catalog.=) -1", SPI_OK_UPDATE, 1, "made 11 to 5; stored 11 to 12; "},
+	{"UPDATE fence.floor SET version = 5 WHERE domain_id OPERATOR(pg_catalog.=) -1 RETURNING version", SPI_OK_UPDATE_RETURNING, 13,
+	"made 12 to 5; stored 12 to 13; "},
+	{"WITH w AS (UPDATE fence.floor SET version = 5 WHERE domain_id OPERATOR(pg_catalog.=) -1 RETURNING version) SELECT version FROM w", SPI_OK_SELECT, 14,
+	"made 13 to 5; stored 13 to 14; "},
+	{"DELETE FROM fence.floor WHERE domain_id OPERATOR(pg_catalog.=) -1 RETURNING version", SPI_OK_DELETE_RETURNING, 14, "made 14; stored 14; "},
+	{"DELETE FROM fence.floor WHERE domain_id OPERATOR(pg_catalog.=) -2", SPI_OK_DELETE, 1, "made 11; stored 11; "},
+};
+
+/* What is wrong, as a sentence; NULL: nothing. */
+static const char *
+run_trials(void)
+{
+	for (int i = 0; i < (int) lengthof(trials); i++)
+	{
+		const char *sql = trials[i].sql;
+		int			outcome;
+		int64		returned;
+		bool		isnull;
+
+		resetStringInfo(&told);
+		outcome = SPI_execute(sql, false, 0);
+		returned = SPI_processed;
+		if (SPI_tuptable != NULL && SPI_tuptable->numvals == 1)
+			returned = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1, &isnull));
+		if (outcome != trials[i].outcome || returned != trials[i].returned || strcmp(told.data, trials[i].told) != 0)
+			return psprintf("Of \"%s\" the executor told \"%s\" and returned " INT64_FORMAT ".", sql, told.data, returned);
+	}
+	return NULL;
+}
+
+static void
+conclude(const char *problem)
+{
+	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
+	strlcpy(fence_shared->capture_problem, problem ? problem : "", REASON_LEN);
+	pg_atomic_write_u32(&fence_shared->capture, problem ? CAPTURE_FAILED : CAPTURE_WORKS);
+	LWLockRelease(fence_shared->lock);
+	if (problem != NULL && fence_log_due(problem))
+		ereport(WARNING,
+				(errmsg("pgcache_fence: changed rows are told by triggers, not by the executor: %s", problem)));
+}
+
+void
+capture_test(void)
+{
+	Domain		domain = {.name = "floor", .relid = fence_table_oid("floor"), .version_attnum = FLOOR_VERSION, .version_type = INT8OID};
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	const char *volatile problem = NULL;
+	ErrorData  *error;
+
+	if (pg_atomic_read_u32(&fence_shared->capture) == CAPTURE_BROKEN)
+		return;
+	initStringInfo(&told);
+	capture_divert(&domain, &listener);
+	BeginInternalSubTransaction(NULL);
+	PG_TRY();
+	{
+		problem = run_trials();
+		if (problem != NULL)
+			problem = MemoryContextStrdup(context, problem);
+	}
+	PG_CATCH();
+	{
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		problem = error->detail ? error->detail : error->message;
+		FlushErrorState();
+	}
+	PG_END_TRY();
+	capture_divert(NULL, NULL);
+	RollbackAndReleaseCurrentSubTransaction();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+	conclude(problem);
+}

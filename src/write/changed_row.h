@@ -1,0 +1,47 @@
+/*
+ * write/changed_row.h
+ *	  What a changed row of a fenced table means: the version it gets, what is reserved for it, its tombstone, the row for
+ *	  write-through; and which changes are refused.
+ *
+ * Two callers tell of changed rows: the row triggers (trigger.c) and the executor's own steps (capture.c). Which of them it was makes no
+ * difference here. A trigger prepares a row that is locked. The executor prepares it before it locks it, and again if another
+ * transaction was faster. Both tell that it was stored only after that.
+ */
+#ifndef FENCE_CHANGED_ROW_H
+#define FENCE_CHANGED_ROW_H
+
+#include "executor/tuptable.h"
+
+#include "domain/domain.h"
+#include "send/ledger.h"
+
+typedef struct RowChange
+{
+	const Domain *domain;
+	TupleTableSlot *old;		/* NULL: INSERT */
+	TupleTableSlot *new;		/* NULL: DELETE */
+
+	/* left by changed_row_prepare for changed_row_stored; zero if another call has prepared the row */
+	bool		prepared;
+	bool		same_key;		/* of an UPDATE */
+	Reservation *of_old;		/* of the key that loses its row; NULL: see reservation_of */
+	Reservation *of_new;		/* of the new row's key; likewise */
+} RowChange;
+
+/*
+ * A row is about to be stored, or deleted: reserves its keys. Returns the version that the new row must get; of a DELETE, that of its
+ * tombstone. Only for domains with a version column. A row that is not stored after all costs a reservation that nothing
+ * applies. Raises 22003 (the version is at its end), 23502 (a null in the key), 54000 (a long key), 55000 (ledger_close).
+ */
+extern int64 changed_row_prepare(RowChange *change);
+
+/*
+ * The row was stored, or is deleted: it counts unless the savepoint is rolled back. Raises 27000 (another trigger set a version that
+ * cannot be), 40001 (the key was deleted meanwhile), 55000; of a domain without version column what changed_row_prepare does, and 40P01.
+ */
+extern void changed_row_stored(RowChange *change);
+
+/* Reserves the whole domain, which now counts as changed. */
+extern void changed_row_reserve_domain(const Domain *domain);
+
+#endif

@@ -1,0 +1,370 @@
+/*
+ * write/functions.c
+ *	  The SQL-callable functions besides those of readers (reader.c), attach and detach (attach.c) and views (views.c): names
+ *	  of keys, explicit reservations, audit and repair.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "common/hashfn.h"
+#include "miscadmin.h"
+#include "storage/lock.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/snapmgr.h"
+
+#include "base/shared.h"
+#include "base/stamp.h"
+#include "base/utf8.h"
+#include "domain/key.h"
+#include "domain/row.h"
+#include "domain/tombstone.h"
+#include "domain/version.h"
+#include "read/audit.h"
+#include "read/reader.h"
+#include "send/coordinator.h"
+#include "send/ledger.h"
+#include "write/functions.h"
+
+#define KEEPER_PATIENCE INT64CONST(5000000)	/* microseconds */
+#define MANUAL_LOCK_CLASS 0xFEC	/* advisory locks of SQL have classes 1 and 2 */
+
+PG_FUNCTION_INFO_V1(fence_fence_key);
+PG_FUNCTION_INFO_V1(fence_value_key);
+PG_FUNCTION_INFO_V1(fence_key_slot);
+PG_FUNCTION_INFO_V1(fence_fence_keys);
+PG_FUNCTION_INFO_V1(fence_begin_write);
+PG_FUNCTION_INFO_V1(fence_abort_write);
+PG_FUNCTION_INFO_V1(fence_status);
+PG_FUNCTION_INFO_V1(fence_audit);
+PG_FUNCTION_INFO_V1(fence_repair);
+PG_FUNCTION_INFO_V1(fence_repair_domain);
+PG_FUNCTION_INFO_V1(fence_initialise);
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Arguments
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+Domain *
+domain_argument(FunctionCallInfo fcinfo, int n)
+{
+	shared_require();
+	if (PG_ARGISNULL(n))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("the domain must not be null")));
+	return domain_by_name(text_to_cstring(PG_GETARG_TEXT_PP(n)), false);
+}
+
+char *
+key_argument(FunctionCallInfo fcinfo, int n, const Domain *domain)
+{
+	Argument   *parts;
+	int			nparts = argument_list(fcinfo, n, &parts);
+
+	if (nparts < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("the key must not be null")));
+	return key_of_arguments(domain, nparts, parts);
+}
+
+Datum
+function_row(FunctionCallInfo fcinfo, Datum *values, bool *nulls)
+{
+	TupleDesc	desc;
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls));
+}
+
+uint64
+execute_now(const char *sql, int expected, int nargs, Oid *types, Datum *values)
+{
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	SPIPlanPtr	plan = SPI_prepare(sql, nargs, types);
+
+	if (plan == NULL || SPI_execute_snapshot(plan, values, NULL, snapshot, InvalidSnapshot, false, true, 0) != expected)
+		elog(ERROR, "could not execute \"%s\"", sql);
+	UnregisterSnapshot(snapshot);
+	return SPI_processed;
+}
+
+Datum
+fence_fence_key(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+
+	PG_RETURN_TEXT_P(cstring_to_text(key_fence_name(domain, key_argument(fcinfo, 1, domain))));
+}
+
+Datum
+fence_value_key(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+
+	PG_RETURN_TEXT_P(cstring_to_text(key_value_name(domain, key_argument(fcinfo, 1, domain))));
+}
+
+Datum
+fence_key_slot(PG_FUNCTION_ARGS)
+{
+	char	   *name = utf8_of_string(text_to_cstring(PG_GETARG_TEXT_PP(0)));
+
+	PG_RETURN_INT32(slot_of_key(name, strlen(name)));
+}
+
+/* Names of several fences: of one dimension, each element is a key; of two, each row. */
+Datum
+fence_fence_keys(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+	ArrayType  *array = PG_GETARG_ARRAYTYPE_P(1);
+	int			nparts = ARR_NDIM(array) == 2 ? ARR_DIMS(array)[1] : 1;
+	Datum	   *values;
+	bool	   *nulls;
+	int			n;
+	Argument   *parts;
+
+	if (ARR_NDIM(array) > 2)
+		ereport(ERROR,
+				(errcode(ERRCODE_ARRAY_SUBSCRIPT_ERROR),
+				 errmsg("keys must be an array of one or two dimensions")));
+	deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT, &values, &nulls, &n);
+	parts = palloc(sizeof(Argument) * (n + 1));
+	for (int i = 0; i < n; i++)
+		parts[i] = (Argument) {.type = TEXTOID, .value = values[i], .isnull = nulls[i]};
+	for (int i = 0; i < n / nparts; i++)
+		values[i] = CStringGetTextDatum(key_fence_name(domain, key_of_arguments(domain, nparts, parts + i * nparts)));
+	PG_RETURN_ARRAYTYPE_P(construct_array(values, n / nparts, TEXTOID, -1, false, TYPALIGN_INT));
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Explicit reservations
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static void
+require_manual(const Domain *domain)
+{
+	if (domain->scope != SCOPE_MANUAL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("domain \"%s\" is maintained by the triggers of its table", domain->name),
+				 errhint("Just write the row. Explicit reservations are for domains attached with scope => 'manual'.")));
+}
+
+/*
+ * No row's lock orders those who write the key: without this lock two open transactions could be given one version. Of
+ * the kind of advisory locks, in a class that SQL cannot name; until the end of the transaction.
+ */
+void
+explicit_lock_key(const char *fence)
+{
+	uint64		hash = hash_bytes_extended((const unsigned char *) fence, strlen(fence), 0);
+	LOCKTAG		tag;
+
+	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, (uint32) (hash >> 32), (uint32) hash, MANUAL_LOCK_CLASS);
+	(void) LockAcquire(&tag, ExclusiveLock, false, false);
+}
+
+int64
+explicit_known(const Domain *domain, const char *key)
+{
+	int64		known = row_current_version(domain, key, NULL);
+	TombstoneView past;
+
+	if (domain->scope != SCOPE_MANUAL)
+		return known;
+	past = tombstone_look_up(domain->id, key);
+	return Max(known, Max(past.tombstone, past.floor));
+}
+
+int64
+explicit_observed(const Domain *domain, int64 observed, int64 known)
+{
+	if (observed < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("the observed version must not be negative")));
+	if (!fence_version_fits(domain, observed, known))
+		ereport(ERROR,
+				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
+				 errmsg("the observed version is too large"),
+				 errdetail("It is " INT64_FORMAT "; it may be " INT64_FORMAT " at most.", observed,
+						   fence_version_most(domain, known)),
+				 errhint("Pass the version that was stored with what the caller has read.")));
+	return Max(observed, known);
+}
+
+void
+explicit_reserve(Reservation *r)
+{
+	FenceWord	word = fence_word_expire();
+
+	if (WORD_STATE(word) == FENCE_OPEN)
+		(void) coordinator_reserve_one(word, r);
+}
+
+/*
+ * The version given is remembered as a tombstone: no row's version and no fence tells the next caller, who may have read an older
+ * one. The caller states `observed` without proof: it is not told to Redis.
+ */
+int64
+explicit_write(const Domain *domain, const char *key, int64 observed)
+{
+	char	   *fence = key_fence_name(domain, key);
+	Reservation *r;
+
+	explicit_lock_key(fence);
+	r = ledger_reservation(RESERVE_ROW, fence, domain);
+	r->wanted = fence_version_after(domain, explicit_observed(domain, observed, Max(explicit_known(domain, key), r->wanted)));
+	(void) fence_stamp();		/* assigns the xid: without a row written, the transaction must still have a fate */
+	tombstone_set(domain->id, key, r->wanted);
+	ledger_apply(r, r->wanted, NULL);
+	explicit_reserve(r);
+	return r->applied;
+}
+
+Datum
+fence_begin_write(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+	char	   *key = key_argument(fcinfo, 2, domain);
+
+	require_manual(domain);
+	if (PG_ARGISNULL(1))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("the observed version must not be null"),
+				 errhint("Pass 0 for a key that never had a version.")));
+	PreventCommandIfReadOnly("fence.begin_write()");
+	PreventCommandDuringRecovery("fence.begin_write()");
+	PG_RETURN_INT64(explicit_write(domain, key, PG_GETARG_INT64(1)));
+}
+
+Datum
+fence_abort_write(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+	char	   *key = key_argument(fcinfo, 1, domain);
+	Reservation *r = ledger_find(key_fence_name(domain, key));
+
+	require_manual(domain);
+	if (r == NULL || r->applied == NO_VERSION)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("this transaction has no reservation of key \"%s\" in domain \"%s\"", key, domain->name)));
+	ledger_withdraw(r);
+	PG_RETURN_VOID();
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Seeing and repairing
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+Datum
+fence_status(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+	char	   *key = key_argument(fcinfo, 1, domain);
+	FenceStatus status;
+	Datum		values[5];
+	bool		nulls[5] = {false};
+
+	reader_require(domain);
+	if (!audit_key(domain, key, &status))
+		ereport(ERROR,
+				(errcode(ERRCODE_CONNECTION_FAILURE),
+				 errmsg("could not ask Redis for the fence: %s", coordinator_problem()),
+				 errhint("SELECT * FROM fence.state tells how things stand.")));
+	values[0] = Int64GetDatum(status.fence_version);
+	nulls[0] = status.fence_version == NO_VERSION;
+	values[1] = Int64GetDatum(status.row_version);
+	nulls[1] = status.row_version == NO_VERSION;
+	values[2] = CStringGetTextDatum(audit_relation_name(status.relation));
+	/* nothing to compare with */
+	nulls[2] = !domain_has_versions(domain);
+	values[3] = Int32GetDatum(status.pending);
+	values[4] = reader_text(status.armed ? status.token : NULL, &nulls[4]);
+	PG_RETURN_DATUM(function_row(fcinfo, values, nulls));
+}
+
+/* Compares the domain's rows with their fences; as rows (relation, count). */
+static Datum
+audit(FunctionCallInfo fcinfo, double fraction, bool repair)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	int64		counts[RELATION_COUNT] = {0};
+
+	audit_sample(domain, fraction, INT_MAX, repair, counts);
+	InitMaterializedSRF(fcinfo, 0);
+	for (int i = 0; i < RELATION_COUNT; i++)
+	{
+		Datum		values[2] = {CStringGetTextDatum(audit_relation_name(i)), Int64GetDatum(counts[i])};
+		bool		nulls[2] = {false};
+
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+	return (Datum) 0;
+}
+
+Datum
+fence_audit(PG_FUNCTION_ARGS)
+{
+	double		fraction = PG_GETARG_FLOAT8(1);
+
+	if (!(fraction > 0 && fraction <= 1))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("the fraction must be above 0 and at most 1")));
+	return audit(fcinfo, fraction, false);
+}
+
+/* The same, and repairs what differs. */
+Datum
+fence_repair_domain(PG_FUNCTION_ARGS)
+{
+	return audit(fcinfo, 1.0, true);
+}
+
+Datum
+fence_repair(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+
+	PG_RETURN_TEXT_P(cstring_to_text(audit_repair(domain, key_argument(fcinfo, 1, domain))));
+}
+
+/*
+ * For CREATE EXTENSION: the row of fence.cluster as far as this server knows, so that no later start finds the extension
+ * without it and must assume the longest lease possible. The keeper needs a moment after a server start to know.
+ */
+Datum
+fence_initialise(PG_FUNCTION_ARGS)
+{
+	int64		deadline = fence_clock() + KEEPER_PATIENCE;
+	Oid			types[] = {INT8OID, INT4OID};
+	Datum		values[2];
+
+	(void) fcinfo;
+	shared_require();
+	while (!fence_shared->bound_known && fence_clock() < deadline)
+		fence_pause(10000, wait_event_worker());
+	values[0] = Int64GetDatum(fence_shared->last_epoch);
+	values[1] = Int32GetDatum(fence_shared->bound_known ? fence_shared->longest_lease : LEASE_MAX_MS);
+	if (SPI_connect() != SPI_OK_CONNECT ||
+		SPI_execute_with_args("INSERT INTO fence.cluster (last_epoch, longest_lease)"
+							  " VALUES ($1, $2 OPERATOR(pg_catalog.*) interval '1 millisecond')", 2, types, values, NULL, false, 0) != SPI_OK_INSERT ||
+		SPI_finish() != SPI_OK_FINISH)
+		elog(ERROR, "could not write fence.cluster");
+	ledger_catalog_changed();
+	PG_RETURN_VOID();
+}

@@ -1,0 +1,140 @@
+/*
+ * write/trigger.c
+ *	  Row triggers of fenced tables: they tell changed_row.c of rows that the executor does not tell of (capture.c).
+ *
+ * BEFORE ROW runs last of all BEFORE triggers by its name, and puts the version into the row; whatever still gets in after it
+ * is caught by AFTER ROW, which looks at the stored row and decides.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "commands/trigger.h"
+#include "fmgr.h"
+#include "utils/rel.h"
+
+#include "attach/renumber.h"
+#include "base/metrics.h"
+#include "base/shared.h"
+#include "domain/domain.h"
+#include "domain/key.h"
+#include "domain/tombstone.h"
+#include "domain/version.h"
+#include "send/coordinator.h"
+#include "write/capture.h"
+#include "write/changed_row.h"
+
+PG_FUNCTION_INFO_V1(fence_before_row);
+PG_FUNCTION_INFO_V1(fence_after_row);
+PG_FUNCTION_INFO_V1(fence_before_truncate);
+
+static Domain *
+trigger_domain(FunctionCallInfo fcinfo, TriggerEvent timing, TriggerEvent level)
+{
+	TriggerData *data = (TriggerData *) fcinfo->context;
+	Domain	   *domain;
+
+	shared_require();
+	if (!CALLED_AS_TRIGGER(fcinfo) || (data->tg_event & TRIGGER_EVENT_TIMINGMASK) != timing ||
+		(data->tg_event & TRIGGER_EVENT_ROW) != level)
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("this function is called by the triggers that fence.attach makes, and by nothing else")));
+	domain = domain_by_relation(RelationGetRelid(data->tg_relation));
+	if (domain == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table \"%s\" has the triggers of a fenced table, but is not attached",
+						RelationGetRelationName(data->tg_relation)),
+				 errhint("Drop its triggers named zzz_pgcache_fence_*, then use fence.attach.")));
+	return domain;
+}
+
+static RowChange
+change_of(const Domain *domain, const TriggerData *data)
+{
+	RowChange	change = {.domain = domain};
+
+	if (!TRIGGER_FIRED_BY_INSERT(data->tg_event))
+		change.old = data->tg_trigslot;
+	if (!TRIGGER_FIRED_BY_DELETE(data->tg_event))
+		change.new = change.old ? data->tg_newslot : data->tg_trigslot;
+	return change;
+}
+
+static HeapTuple
+stamp_version(const Domain *domain, HeapTuple row, TupleDesc desc, int64 w)
+{
+	int			attnum = domain->version_attnum;
+	Datum		value = fence_version_datum(domain, w);
+	bool		isnull = false;
+	Datum		present = heap_getattr(row, attnum, desc, &isnull);
+
+	if (!isnull && present == value)
+		return row;				/* int8 is passed by value wherever these servers run */
+	isnull = false;
+	return heap_modify_tuple_by_cols(row, desc, 1, &attnum, &value, &isnull);
+}
+
+/*
+ * Past bulk_threshold no reservation remembers that the key is about to lose its row, and AFTER ROW, which sets its tombstone, comes at
+ * the end of the statement. The key may get another row before.
+ */
+static void
+remember_lost_key(const RowChange *change)
+{
+	char	   *key;
+
+	if (change->old == NULL || change->same_key || change->of_old != NULL)
+		return;
+	key = key_of_row(change->domain, change->old);
+	tombstone_set(change->domain->id, key, fence_version_of_absence(change->domain, change->old));
+	pfree(key);
+}
+
+Datum
+fence_before_row(PG_FUNCTION_ARGS)
+{
+	TriggerData *data = (TriggerData *) fcinfo->context;
+	Domain	   *domain = trigger_domain(fcinfo, TRIGGER_EVENT_BEFORE, TRIGGER_EVENT_ROW);
+	HeapTuple	row = TRIGGER_FIRED_BY_UPDATE(data->tg_event) ? data->tg_newtuple : data->tg_trigtuple;
+	RowChange	change = change_of(domain, data);
+	int64		w;
+
+	if (renumber_is_running(domain))
+		return PointerGetDatum(row);
+	w = changed_row_prepare(&change);
+	remember_lost_key(&change);
+	if (change.new != NULL)
+		row = stamp_version(domain, row, RelationGetDescr(data->tg_relation), w);
+	return PointerGetDatum(row);
+}
+
+Datum
+fence_after_row(PG_FUNCTION_ARGS)
+{
+	TriggerData *data = (TriggerData *) fcinfo->context;
+	Domain	   *domain = trigger_domain(fcinfo, TRIGGER_EVENT_AFTER, TRIGGER_EVENT_ROW);
+	RowChange	change = change_of(domain, data);
+
+	if (renumber_is_running(domain))
+		return PointerGetDatum(NULL);
+	/* BEFORE ROW has seen all rows of the statement; without it, what is reserved here comes one after the other */
+	coordinator_send_early(!domain->version_aside);
+	changed_row_stored(&change);
+	capture_told_by_trigger();
+	metrics_add(domain->metrics, METRIC_ROWS_TRIGGERS, 1);
+	return PointerGetDatum(NULL);
+}
+
+/*
+ * TRUNCATE removes rows without row triggers. Their versions are not kept: a row that comes back may count from the
+ * beginning, because nothing that was said of the domain under its former gen is trusted again.
+ */
+Datum
+fence_before_truncate(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = trigger_domain(fcinfo, TRIGGER_EVENT_BEFORE, 0 /* per statement */);
+
+	changed_row_reserve_domain(domain);
+	return PointerGetDatum(NULL);
+}
