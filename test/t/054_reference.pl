@@ -16,7 +16,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $file = abs_path(dirname(__FILE__) . '/../..') . '/doc/reference.md';
-my $page = slurp_file($file);
+my $page = slurp_file($file) =~ s/,\n +/, /gr;		# long signatures go on in the next line
 my $redis = FenceTest::Redis->start;
 my $node = new_postgres('reference', $redis, namespace => 'fence');
 
