@@ -107,7 +107,7 @@ CREATE TABLE fence.cluster (
     last_epoch    bigint NOT NULL,
     longest_lease interval NOT NULL
 );
-COMMENT ON TABLE fence.cluster IS 'What must outlive a crash of PostgreSQL, in one row.';
+COMMENT ON TABLE fence.cluster IS 'State that must survive a crash of PostgreSQL, in one row.';
 COMMENT ON COLUMN fence.cluster.only_row IS 'Always true.';
 COMMENT ON COLUMN fence.cluster.last_epoch IS 'The last epoch that was begun.';
 COMMENT ON COLUMN fence.cluster.longest_lease IS 'The longest lease that Redis may still hold.';
@@ -216,7 +216,7 @@ CREATE VIEW fence.domains AS
            d.publish, d.cache_absent,
            coalesce(d.reserve, pg_catalog.current_setting('pgcache_fence.reserve')) AS reserve
       FROM fence.domain d;
-COMMENT ON VIEW fence.domains IS 'What is fenced in this database, and how.';
+COMMENT ON VIEW fence.domains IS 'The domains of this database: what is fenced, and how.';
 COMMENT ON COLUMN fence.domains.domain IS 'Name of the domain.';
 COMMENT ON COLUMN fence.domains.relation IS 'The fenced table; null for a domain without a table.';
 COMMENT ON COLUMN fence.domains.key IS 'Columns of the key.';
@@ -316,7 +316,7 @@ CREATE FUNCTION fence.read_derived(name text, VARIADIC arguments text[]) RETURNS
 CREATE FUNCTION fence.read_derived(name text, VARIADIC arguments "any") RETURNS jsonb
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_read_derived';
 COMMENT ON FUNCTION fence.read_derived(text, text[])
-    IS 'Reads a derived value: the cached one while all of its sources are unchanged, or else computed and cached anew.';
+    IS 'Reads a derived value: the cached one if no source has changed, or else a newly computed one, which is then cached.';
 CREATE FUNCTION fence.derived_keys(name text, VARIADIC arguments text[], OUT fence text, OUT value text)
     RETURNS record LANGUAGE C STABLE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_derived_keys';
 CREATE FUNCTION fence.derived_keys(name text, VARIADIC arguments "any", OUT fence text, OUT value text)
@@ -375,7 +375,7 @@ CREATE FUNCTION fence.once(request_id text, ttl interval DEFAULT '1 day', durabl
 COMMENT ON FUNCTION fence.once IS 'Takes an idempotency key: first is true for one caller, and the others get that caller''s result.';
 CREATE FUNCTION fence.once_result(request_id text, result jsonb, durable boolean DEFAULT false) RETURNS void
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_once_result';
-COMMENT ON FUNCTION fence.once_result IS 'Tells the result of the work for which this transaction has taken the idempotency key.';
+COMMENT ON FUNCTION fence.once_result IS 'Stores the result of the work for which this transaction has taken the idempotency key.';
 
 CREATE FUNCTION fence.counter_add(key text, delta bigint, min bigint DEFAULT NULL, max bigint DEFAULT NULL,
                                   durable boolean DEFAULT false) RETURNS bigint
@@ -459,7 +459,7 @@ CREATE FUNCTION fence._state(OUT state text, OUT epoch text, OUT reason text, OU
     RETURNS record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_state_view';
 COMMENT ON FUNCTION fence._state IS 'The row of fence.state.';
 CREATE VIEW fence.state AS SELECT * FROM fence._state();
-COMMENT ON VIEW fence.state IS 'Whether fences are open, and since when and why: the first thing to look at.';
+COMMENT ON VIEW fence.state IS 'Shows whether fences are open, since when and why. Look here first.';
 COMMENT ON COLUMN fence.state.state IS 'OPEN, CLOSED or ARMING.';
 COMMENT ON COLUMN fence.state.epoch IS 'The present epoch; null before the first.';
 COMMENT ON COLUMN fence.state.reason IS 'Why the state is what it is.';
@@ -467,7 +467,7 @@ COMMENT ON COLUMN fence.state.since IS 'When the state began.';
 COMMENT ON COLUMN fence.state.lease_left IS 'How long Redis may still answer without being renewed; null if it holds no lease.';
 COMMENT ON COLUMN fence.state.bypassed_transactions IS 'Commits without reservations since the last reset.';
 COMMENT ON COLUMN fence.state.values_too_large IS 'Rows that a commit did not store because they exceed pgcache_fence.value_limit, since the last reset.';
-COMMENT ON COLUMN fence.state.capture IS 'What tells of changed rows, executor or triggers, and why.';
+COMMENT ON COLUMN fence.state.capture IS 'What notices changed rows, the executor or triggers, and why.';
 CREATE FUNCTION fence.wait_open(timeout interval DEFAULT '10 s') RETURNS text
     LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_wait_open';
 COMMENT ON FUNCTION fence.wait_open IS 'Waits until fences are OPEN, at most for the given time, and returns the state.';
