@@ -2,9 +2,8 @@
 #    Does what README.md says, block by block, and compares what it shows: builds and installs from source, configures a
 #    server, runs every SQL statement and every command.
 #
-# What blocks mean: `sql` is run statement by statement in one session, a line "--> …" is what the statement before it
-# shows; `console` is run by a shell, what follows a line "$ command" is its output; `ini` goes into postgresql.conf;
-# of `sh`, packages are asked for, make is run, scripts tell their usage. An ellipsis in what is shown stands for anything.
+# `sql` is run in one session (FenceTest::Page). `console` is run by a shell; what follows a line "$ command" is its output. `ini` goes
+# into postgresql.conf. Of `sh`, packages are asked for, make is run, scripts tell their usage.
 
 use strict;
 use warnings;
@@ -12,6 +11,7 @@ use warnings;
 use Cwd qw(abs_path);
 use File::Basename;
 use FenceTest;
+use FenceTest::Page;
 use FenceTest::Session;
 use IPC::Run;
 use PostgreSQL::Test::Utils;
@@ -29,16 +29,7 @@ my $redis = FenceTest::Redis->start;
 my ($node, $sql);
 my %done;
 
-# [kind, text, line] of each block
-my @blocks;
-{
-	my $text = slurp_file("$top/README.md");
-	while ($text =~ /^```(\w*)\n(.*?)^```$/gms)
-	{
-		my ($kind, $block, $before) = ($1, $2, substr($text, 0, $-[0]));
-		push @blocks, [ $kind, $block, 1 + ($before =~ tr/\n//) ];
-	}
-}
+my @blocks = blocks_of("$top/README.md");
 
 # Output and exit status of a command.
 sub output_of
@@ -49,15 +40,6 @@ sub output_of
 	IPC::Run::run(\@command, '<', \$input, '>&', \$out);
 	$out =~ s/\s+\z//;
 	return ($out, $? >> 8);
-}
-
-# Whether that is what is shown.
-sub shown
-{
-	my ($got, $wanted) = @_;
-	my $pattern = join '.+', map { quotemeta } split /…|\xe2\x80\xa6/, $wanted, -1;
-
-	return $got =~ /\A$pattern\z/s;
 }
 
 sub in_postgres_conf
@@ -74,54 +56,6 @@ sub in_postgres_conf
 		$major >= 18 ? "extension_control_path = '$root$sharedir:\$system'" : "extension_destdir = '$root'", $text);
 	$node->start;
 	$sql = FenceTest::Session->open($node);
-}
-
-# [statement, what it shows or undef] of each
-sub statements
-{
-	my ($text) = @_;
-	my (@found, $statement);
-
-	foreach my $line (split /\n/, $text)
-	{
-		if ($line =~ /^--> ?(.*)/)
-		{
-			my $last = $found[-1];
-			$last->[1] = defined $last->[1] ? "$last->[1]\n$1" : $1;
-			next;
-		}
-		$statement = defined $statement ? "$statement\n$line" : $line;
-		(my $code = $line) =~ s/\s*--.*//;
-		next unless $code =~ /;$/;
-		push @found, [ $statement, undef ];
-		undef $statement;
-	}
-	die "an unfinished statement: $statement" if ($statement // '') =~ /^[^-\s]/m;
-	return @found;
-}
-
-sub run_sql
-{
-	my ($text) = @_;
-
-	foreach my $each (statements($text))
-	{
-		my ($statement, $wanted) = @$each;
-		(my $name = $statement) =~ s/^--.*\n//mg;
-		$name =~ s/\s+/ /g;
-		$name =~ s/^ //;
-
-		if (defined $wanted && $statement =~ /^\s*SELECT/m && $statement !~ /attach\(/)
-		{
-			$wanted = '' if $wanted eq '(0 rows)';
-			my $got = $sql->run($statement);	# at once, as somebody who pastes does
-			ok(shown($got, $wanted), $name) or diag("shown: $got\nwanted: $wanted");
-			next;
-		}
-		my $got = eval { $sql->run($statement) };
-		ok(defined $got, $name) or diag($@);
-		is($got, $wanted, '... shows that') if defined $wanted;
-	}
 }
 
 sub run_console
@@ -189,7 +123,7 @@ sub run_sh
 }
 
 # A reader may have installed already when he tries the first screen: so do we.
-my %kinds = (sql => \&run_sql, console => \&run_console, sh => \&run_sh, ini => \&in_postgres_conf);
+my %kinds = (sql => sub { run_sql($sql, @_) }, console => \&run_console, sh => \&run_sh, ini => \&in_postgres_conf);
 foreach my $block ((grep { $_->[0] =~ /^(sh|ini)$/ } @blocks), grep { $_->[0] !~ /^(sh|ini)$/ } @blocks)
 {
 	my ($kind, $text, $line) = @$block;

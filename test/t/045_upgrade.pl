@@ -34,7 +34,7 @@ my $script = slurp_file("$tested$sharedir/extension/pgcache_fence--$version_1_0.
 my $control = slurp_file("$tested$sharedir/extension/pgcache_fence.control");
 
 $control =~ s/^default_version = '\K$version_1_0'/$next'/m or die 'no default version in the control file';
-$script =~ s/^(CREATE FUNCTION fence\.is_committed\(.*?;\n)//ms or die 'no fence.is_committed in the script';
+$script =~ s/^(CREATE FUNCTION fence\.is_committed\(.*?;\nCOMMENT ON .*?;\n)//ms or die 'no fence.is_committed in the script';
 my $added = $1;
 
 # Files that were installed while the server runs do not change the library that it has loaded: a script that needs the new
