@@ -1,5 +1,5 @@
 --
--- fence.doctor: what it finds in the tables of a database. Findings about the server and Redis are in test/t/042_doctor.pl.
+-- fence.doctor: what it finds in the tables of a database. Findings about the server and Redis are in test/t/operate/doctor.pl.
 --
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS pgcache_fence;

@@ -8,6 +8,32 @@
 say() { printf '%s\n' "$*"; }
 die() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit 2; }
 
+# fits NAME PATTERNS: whether the name is one of these, which may be shell patterns. Without any, every name fits.
+fits() {
+	[ -n "$2" ] || return 0
+	set -f
+	for pattern in $2; do
+		# shellcheck disable=SC2254
+		case $1 in $pattern) set +f; return 0 ;; esac
+	done
+	set +f
+	return 1
+}
+
+# names_of PATTERNS SUFFIX FILE...: the names of these files that fit, without the suffix. A pattern may also name the file's
+# folder: 'bulk*', 'write/*'.
+names_of() {
+	wanted=$1
+	suffix=$2
+	shift 2
+	for file; do
+		[ -e "$file" ] || continue
+		name=$(basename "$file" "$suffix")
+		folder=$(basename "$(dirname "$file")")
+		if fits "$name" "$wanted" || fits "$folder/$name" "$wanted"; then printf '%s ' "$name"; fi
+	done
+}
+
 # tell_newest DIRECTORY: what the log there that was written last says, and how many tests in it are done.
 tell_newest() {
 	# shellcheck disable=SC2010,SC2012

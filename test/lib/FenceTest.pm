@@ -29,6 +29,7 @@ BEGIN
 }
 
 use Carp;
+use Cwd qw(abs_path);
 use Exporter 'import';
 use File::Basename;
 use Test::More;
@@ -39,6 +40,7 @@ use FenceTest::Comparison;
 use FenceTest::Redis;
 
 our @EXPORT = qw(
+  $TOP
   poll
   new_postgres
   wait_open
@@ -50,6 +52,9 @@ our @EXPORT = qw(
   strong_take
   strong_word
 );
+
+# The project's directory.
+our $TOP = abs_path(dirname(__FILE__) . '/../..');
 
 # Settings of the extension that new_postgres takes without their prefix; all others are PostgreSQL's own.
 my %own_setting = map { $_ => 1 } qw(redis_url namespace databases lease clock_margin timeout on_redis_failure
