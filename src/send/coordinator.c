@@ -23,16 +23,12 @@
 #include "send/wire.h"
 
 #define STORE_BYTES	(OUTBOX_MAX_LETTER / 2)	/* of the rows that a commit tells one process of; the others are only ended */
-#define ROWS_AT_ONCE	64		/* of one statement: those after it may turn out to be so many that none is needed */
 
 /* State of the current transaction */
 static Reservation *waiting[OUTBOX_ANSWERS];	/* whose answers are outstanding, by letter number */
 static bool any_waiting = false;	/* there may be some */
 static StringInfoData commit_letters;	/* a Letter, its bytes, a Letter, ... */
 static bool commit_prepared = false;
-
-static int	rows_of_statement = 0;	/* wanted since the end of a statement */
-static bool held_back = false;	/* some of them were not asked for */
 
 static uint64 first_end = 0;	/* letters that ended transactions since somebody waited for them: the first */
 static uint64 last_end = 0;		/* and the last; 0: none */
@@ -54,8 +50,6 @@ reply_deadline(void)
  * Questions
  * -----------------------------------------------------------------------------------------------------------------
  */
-
-static void ask_for_held_back(void);
 
 /* Letters to different nodes are answered in any order, so each of them is waited for. There must be no draft. */
 static void
@@ -87,7 +81,6 @@ coordinator_await_letters(void)
 {
 	int64		deadline = reply_deadline();
 
-	ask_for_held_back();
 	(void) wire_collect(deadline);
 	await_carried(deadline);
 }
@@ -129,7 +122,6 @@ coordinator_ask_once(const char *fence, const Call *call, redisReply **reply)
 {
 	int			node;
 
-	ask_for_held_back();
 	wire_send(true);
 	await_carried(reply_deadline());
 	return find_node(fence, &node) && wire_ask_once(node, call, reply, reply_deadline());
@@ -329,22 +321,6 @@ asked(const Reservation *r, FenceWord word)
 	return (r->letter != 0 || r->acked_word == word) && r->sent_word == word && covers(r);
 }
 
-/* Of a domain that is reserved as a whole by now, rows that were held back are not needed. */
-static void
-ask_for_held_back(void)
-{
-	FenceWord	word = fence_word();
-
-	if (!held_back)
-		return;
-	held_back = false;
-	if (WORD_STATE(word) != FENCE_OPEN)
-		return;
-	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
-		if (r->kind == RESERVE_ROW && r->early && r->wanted != NO_VERSION && !asked(r, word) && !ledger_is_whole(r->domain_id))
-			(void) ask_for_row(r, word);
-}
-
 void
 coordinator_reserve_early(Reservation *r)
 {
@@ -357,20 +333,8 @@ coordinator_reserve_early(Reservation *r)
 		if (make_room(false))
 			(void) post_reserve(r, word);
 	}
-	else if (!r->early)
-		return;
-	else if (rows_of_statement++ >= ROWS_AT_ONCE)
-		held_back = true;
-	else if (ask_for_row(r, word))
+	else if (r->early && ask_for_row(r, word))
 		wire_send(false);
-}
-
-void
-coordinator_send_early(bool always)
-{
-	ask_for_held_back();
-	rows_of_statement = 0;
-	wire_send(always);
 }
 
 /* Whether there is nothing to be asked: it is granted, or Redis has it and will answer, or has. */
@@ -735,8 +699,6 @@ void
 coordinator_forget(void)
 {
 	commit_prepared = false;
-	rows_of_statement = 0;
-	held_back = false;
 	if (any_waiting)
 		memset(waiting, 0, sizeof(waiting));
 	any_waiting = false;

@@ -19,17 +19,10 @@
 
 /*
  * Asks for the reservation if fences are OPEN and its domain reserves early; else nothing happens: before the commit it is sent anyway. The
- * first is sent at once, those after it together. After the first 64 of a statement they are held back until its end, or until
- * this backend asks Redis something: if the statement passes bulk_threshold, they are not needed. Waits only to connect, and
- * if more answers are outstanding than can be kept. Never raises because of Redis.
+ * first is sent at once, those after it together: when a message is full, or at the end of the statement (wire_send). Waits only
+ * to connect, and if more answers are outstanding than can be kept. Never raises because of Redis.
  */
 extern void coordinator_reserve_early(Reservation *reservation);
-
-/*
- * At the end of a statement: asks for what was held back; always: and sends what gathered while an answer is outstanding. Waits
- * and raises as little as coordinator_reserve_early.
- */
-extern void coordinator_send_early(bool always);
 
 /*
  * Makes sure that every applied reservation of the ledger is acknowledged under exactly this word: sends what is

@@ -94,6 +94,8 @@ call(Link *wire, int64 deadline)
 static bool
 get_ready(Link *wire, int64 deadline)
 {
+	if (link_room(wire) <= MOST_ANSWERS)
+		(void) link_poll(wire);	/* answers that are here need not be waited for */
 	if (!link_check(wire) && (fence_clock() < wire->connect_next || !call(wire, deadline)))
 		return false;
 	return link_room(wire) > MOST_ANSWERS || link_collect(wire, deadline);

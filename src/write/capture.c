@@ -48,7 +48,7 @@
 #include "domain/shape.h"
 #include "domain/tombstone.h"
 #include "domain/version.h"
-#include "send/coordinator.h"
+#include "send/wire.h"
 #include "write/capture.h"
 #include "write/changed_row.h"
 
@@ -585,7 +585,7 @@ end_of_rows(void)
 {
 	tombstone_write_all();
 	if (rows_told)
-		coordinator_send_early(true);
+		wire_send(true);
 	rows_told = false;
 }
 
