@@ -21,7 +21,7 @@ usage() {
 	TEXT
 }
 
-default_names='transactions redis_gone patrol setup bulk courier two_phase sentinel'
+default_names='transactions redis_gone patrol setup bulk* courier two_phase sentinel'
 base=
 lines=
 keep=

@@ -23,7 +23,7 @@ sid-valkey      sid       valkey-server
 
 # What --quick runs of the TAP tests: what differs between versions. Memory of Redis' functions, the library and what is
 # said to it wrongly, transactions, a Redis that goes away, two-phase commit, replication, TLS, Sentinel.
-quick_tap='redis_memory library/library transactions redis_gone courier two_phase replication standby tls sentinel tls_sentinel'
+quick_tap='redis_memory arming reads writes transactions redis_gone courier two_phase replication standby tls sentinel tls_sentinel'
 # And the smallest choice, for each run of test/run.sh.
 short_tap='redis_memory transactions courier replication tls'
 
