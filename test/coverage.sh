@@ -22,15 +22,11 @@ usage() {
 }
 
 default_names='transactions redis_gone patrol setup bulk* courier two_phase sentinel'
-base=
 lines=
 keep=
 names=
 
 parse_arguments() {
-	case ${1:-} in
-	--inside) base=$2; shift 2 ;;
-	esac
 	while [ $# -gt 0 ]; do
 		case $1 in
 		--lines) lines=1 ;;

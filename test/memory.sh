@@ -26,10 +26,6 @@ usage() {
 	TEXT
 }
 
-base=
-case ${1:-} in
---inside) base=$2; shift 2 ;;
-esac
 case ${1:-} in
 leaks | assert | sanitizers | valgrind | all | build) ;;
 --help | -h) usage; exit 0 ;;

@@ -27,16 +27,12 @@ usage() {
 	TEXT
 }
 
-base=
 all=
 seed=
 levels=
 patterns=
 
 parse_arguments() {
-	case ${1:-} in
-	--inside) base=$2; shift 2 ;;
-	esac
 	while [ $# -gt 0 ]; do
 		case $1 in
 		--all) all=--all ;;
@@ -160,9 +156,17 @@ finish() {
 # chosen DIRECTORY SUFFIX: names of the tests there that the arguments ask for.
 chosen() { names_of "$patterns" "$2" "$1"/*"$2"; }
 
-# Those of the TAP tests, the largest file first: prove starts them in this order, and no long one shall be left for the end.
-# shellcheck disable=SC2012,SC2046
-tap_chosen() { names_of "$patterns" .pl $(ls -S test/t/*/*.pl); }
+# TAP files that take a minute and more. prove starts files in the order given: if a long one began last, it would run alone.
+long_tap='bulk_faults statements access hostile_server sentinel sysbench bulk bulk_together redis_gone cluster patrol memory
+	real_schema effects'
+
+tap_files() {
+	for name in $long_tap; do echo test/t/*/"$name".pl; done
+	ls test/t/*/*.pl
+}
+
+# shellcheck disable=SC2046
+tap_chosen() { names_of "$patterns" .pl $(tap_files | awk '!seen[$0]++'); }
 
 history_chosen() {
 	for name in $(chosen test/history .py); do

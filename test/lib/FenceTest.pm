@@ -42,6 +42,7 @@ use FenceTest::Redis;
 our @EXPORT = qw(
   $TOP
   poll
+  compile_library
   new_postgres
   wait_open
   wait_state
@@ -79,6 +80,18 @@ sub poll
 		croak 'timed out waiting for ' . ($what // 'a condition') if time() > $deadline;
 		usleep(10_000);
 	}
+}
+
+# The library that test/lib has the C source of, for shared_preload_libraries. Without a compiler the test is skipped.
+sub compile_library
+{
+	my ($name) = @_;
+	my $library = PostgreSQL::Test::Utils::tempdir() . "/$name.so";
+	my $headers = qx(pg_config --includedir-server);
+
+	chomp $headers;
+	plan skip_all => 'no compiler' if system("cc -shared -fPIC -O1 -I'$headers' -o '$library' '$TOP/test/lib/$name.c' 2>&1") != 0;
+	return $library;
 }
 
 # prove_installcheck sets these; a bare prove does not.

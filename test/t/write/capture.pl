@@ -9,14 +9,10 @@ use FenceTest::Session;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $source = "$TOP/test/lib/executor_guest.c";
-my $guest = PostgreSQL::Test::Utils::tempdir() . '/executor_guest.so';
-my $headers = qx(pg_config --includedir-server);
-chomp $headers;
-plan skip_all => 'no compiler' if system("cc -shared -fPIC -O1 -I'$headers' -o '$guest' '$source' 2>&1") != 0;
+my $library = compile_library('executor_hooks');
 
 my $redis = FenceTest::Redis->start;
-my $node = new_postgres('main', $redis, shared_preload_libraries => "pgcache_fence,pg_stat_statements,auto_explain,$guest");
+my $node = new_postgres('main', $redis, shared_preload_libraries => "pgcache_fence,pg_stat_statements,auto_explain,$library");
 my $sql;
 
 sub connect_anew
@@ -68,7 +64,7 @@ subtest 'other libraries' => sub {
 	poll(sub { captures() eq 'executor' }, 'the executor tells');
 	change('executor', 'others come after ours');
 	is($sql->run(q(SELECT rows FROM pg_stat_statements WHERE query LIKE 'DELETE FROM item%')), '1', 'pg_stat_statements counts the row');
-	restart_with("shared_preload_libraries = '$guest,auto_explain,pg_stat_statements,pgcache_fence'");
+	restart_with("shared_preload_libraries = '$library,auto_explain,pg_stat_statements,pgcache_fence'");
 	poll(sub { captures() eq 'executor' }, 'the executor tells');
 	change('executor', 'others come before ours');
 	unlike(slurp_file($node->logfile), qr/Trigger zzz_pgcache_fence.*calls=/, 'no trigger of ours was called');
@@ -79,7 +75,7 @@ subtest 'other libraries' => sub {
 };
 
 subtest 'the trial fails' => sub {
-	restart_with("shared_preload_libraries = 'pgcache_fence,$guest'", 'guest.takes = options');
+	restart_with("shared_preload_libraries = 'pgcache_fence,$library'", 'executor_hooks.takes = options');
 	my $why = 'The executor has changed 2 rows and told of 0.';
 	poll(sub { captures() eq "triggers: $why" }, 'fence.state says why');
 	like(slurp_file($node->logfile), qr/WARNING:  pgcache_fence: changed rows are told by triggers, not by the executor: \Q$why/, 'so does the log');
@@ -87,9 +83,9 @@ subtest 'the trial fails' => sub {
 		'and fence.doctor');
 	change('triggers', 'until it works');
 	is($sql->run('SELECT count(*) FROM fence.floor'), '0', 'the trial leaves nothing');
-	restart_with('guest.takes = projection');
+	restart_with('executor_hooks.takes = projection');
 	poll(sub { captures() eq 'triggers: A row was stored that got no version.' }, 'no versions were given');
-	restart_with('guest.takes = returning');
+	restart_with('executor_hooks.takes = returning');
 	poll(sub { captures() eq 'triggers: consistency check on SPI tuple count failed' }, 'RETURNING is empty');
 };
 
@@ -102,10 +98,10 @@ foreach my $case (
 {
 	my ($takes, $statement, $why) = @$case;
 	subtest "a statement is told wrongly: $takes" => sub {
-		restart_with("shared_preload_libraries = 'pgcache_fence'", "guest.takes = ''");
+		restart_with("shared_preload_libraries = 'pgcache_fence'", "executor_hooks.takes = ''");
 		poll(sub { captures() eq 'executor' }, 'the executor tells');
-		$sql->run("LOAD '$guest'");
-		$sql->run("SET guest.takes = '$takes'");
+		$sql->run("LOAD '$library'");
+		$sql->run("SET executor_hooks.takes = '$takes'");
 		like($sql->error_of($statement), qr/^XX000: the executor has not told of all changed rows of a fenced table/, 'the statement fails');
 		is($sql->run('SELECT string_agg(n::text, $$,$$ ORDER BY id) FROM item WHERE n < 100'), $sql->run('SELECT string_agg(n::text, $$,$$ ORDER BY id) FROM item'), 'nothing of it is there');
 		is(captures(), "triggers: $why", 'fence.state says why');

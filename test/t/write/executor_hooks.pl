@@ -10,11 +10,7 @@ use FenceTest::Session;
 use PostgreSQL::Test::Utils qw(slurp_file);
 use Test::More;
 
-my $source = "$TOP/test/lib/executor_hooks.c";
-my $library = PostgreSQL::Test::Utils::tempdir() . '/executor_hooks.so';
-my $headers = qx(pg_config --includedir-server);
-chomp $headers;
-plan skip_all => 'no compiler' if system("cc -shared -fPIC -O1 -I'$headers' -o '$library' '$source' 2>&1") != 0;
+my $library = compile_library('executor_hooks');
 my $contributed = qx(pg_config --pkglibdir);
 chomp $contributed;
 my @others = grep { -e "$contributed/$_.so" } qw(pg_stat_statements auto_explain);

@@ -8,11 +8,7 @@ use FenceTest;
 use FenceTest::Session;
 use Test::More;
 
-my $source = "$TOP/test/lib/late_writer.c";
-my $library = PostgreSQL::Test::Utils::tempdir() . '/late_writer.so';
-my $headers = qx(pg_config --includedir-server);
-chomp $headers;
-plan skip_all => 'no compiler' if system("cc -shared -fPIC -O1 -I'$headers' -o '$library' '$source' 2>&1") != 0;
+my $library = compile_library('late_writer');
 
 my $redis = FenceTest::Redis->start;
 my $node = new_postgres('main', $redis, shared_preload_libraries => "$library,pgcache_fence");
