@@ -9,7 +9,7 @@
 
 #include "base/compat.h"
 #include "base/settings.h"
-#include "base/shared.h"
+#include "base/shmem.h"
 #include "base/stamp.h"
 #include "domain/domain.h"
 #include "keeper/worker.h"
@@ -27,7 +27,7 @@ _PG_init(void)
 	if (!process_shared_preload_libraries_in_progress)
 		return;
 	settings_define();
-	shared_install();
+	shmem_install();
 	domain_init();
 	attach_install_hooks();
 	stamp_install();

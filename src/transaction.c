@@ -18,6 +18,7 @@
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/test_hooks.h"
+#include "base/word.h"
 #include "domain/domain.h"
 #include "domain/tombstone.h"
 #include "effects/effects.h"

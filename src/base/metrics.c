@@ -17,10 +17,10 @@
 #include "utils/json.h"
 #include "utils/jsonb.h"
 
+#include "base/key_text.h"
 #include "base/metrics.h"
 #include "base/settings.h"
 #include "base/shared.h"
-#include "domain/key.h"
 
 PG_FUNCTION_INFO_V1(fence_metrics_view);
 PG_FUNCTION_INFO_V1(fence_reset_metrics);

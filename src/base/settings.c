@@ -15,7 +15,6 @@
 
 #include "base/settings.h"
 #include "base/url.h"
-#include "redis/tls.h"
 
 #define NAMESPACE_MAX 32
 
@@ -91,7 +90,7 @@ check_redis_url(char **newval, void **extra, GucSource source)
 		GUC_check_errmsg("invalid value for parameter \"pgcache_fence.redis_url\"");
 		return refuse(name, ERRCODE_INVALID_PARAMETER_VALUE, psprintf("The URL is malformed: %s.", why));
 	}
-	why = url.tls ? tls_missing() : NULL;
+	why = url.tls ? TLS_MISSING : NULL;
 	if (why != NULL)
 	{
 		GUC_check_errmsg("unsupported value for parameter \"pgcache_fence.redis_url\"");

@@ -35,6 +35,7 @@
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
+#include "base/key_text.h"
 #include "base/shared.h"
 #include "domain/domain.h"
 #include "domain/key.h"

@@ -29,6 +29,7 @@
 #include "utils/snapmgr.h"
 
 #include "base/compat.h"
+#include "base/key_text.h"
 #include "base/utf8.h"
 #include "domain/key.h"
 #include "domain/plain_json.h"

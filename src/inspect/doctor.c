@@ -20,6 +20,7 @@
 #include "base/outbox.h"
 #include "base/settings.h"
 #include "base/shared.h"
+#include "base/word.h"
 #include "domain/domain.h"
 #include "domain/shape.h"
 #include "keeper/worker.h"

@@ -10,11 +10,13 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
+#include "base/key_text.h"
 #include "base/metrics.h"
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/stamp.h"
 #include "base/utf8.h"
+#include "base/word.h"
 #include "domain/key.h"
 #include "effects/effects.h"
 #include "patrol/effect_patrol.h"

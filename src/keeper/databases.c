@@ -10,6 +10,7 @@
 #include "utils/memutils.h"
 
 #include "base/settings.h"
+#include "base/word.h"
 #include "keeper/databases.h"
 #include "keeper/worker.h"
 

@@ -26,6 +26,7 @@
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/stamp.h"
+#include "base/word.h"
 #include "keeper/databases.h"
 #include "keeper/worker.h"
 #include "redis/topology.h"

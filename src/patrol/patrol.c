@@ -31,6 +31,7 @@
 #include "utils/snapmgr.h"
 
 #include "base/compat.h"
+#include "base/key_text.h"
 #include "base/metrics.h"
 #include "base/settings.h"
 #include "base/shared.h"

@@ -42,9 +42,11 @@
 #include "utils/varlena.h"
 
 #include "base/compat.h"
+#include "base/key_text.h"
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/utf8.h"
+#include "base/word.h"
 #include "domain/argument.h"
 #include "domain/key.h"
 #include "domain/plain_json.h"

@@ -19,9 +19,11 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
+#include "base/key_text.h"
 #include "base/metrics.h"
 #include "base/settings.h"
 #include "base/shared.h"
+#include "base/word.h"
 #include "domain/key.h"
 #include "domain/row.h"
 #include "domain/tombstone.h"

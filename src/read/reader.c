@@ -28,6 +28,7 @@
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/utf8.h"
+#include "base/word.h"
 #include "domain/key.h"
 #include "domain/tombstone.h"
 #include "read/reader.h"

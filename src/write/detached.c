@@ -21,6 +21,7 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
+#include "base/key_text.h"
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/stamp.h"

@@ -19,6 +19,7 @@
 #include "base/shared.h"
 #include "base/stamp.h"
 #include "base/utf8.h"
+#include "base/word.h"
 #include "domain/key.h"
 #include "domain/row.h"
 #include "domain/tombstone.h"
