@@ -7,6 +7,7 @@
 #include "fmgr.h"
 #include "miscadmin.h"
 
+#include "attach/hooks.h"
 #include "base/compat.h"
 #include "base/settings.h"
 #include "base/shmem.h"
@@ -29,7 +30,7 @@ _PG_init(void)
 	settings_define();
 	shmem_install();
 	domain_init();
-	attach_install_hooks();
+	hooks_install();
 	stamp_install();
 	capture_install();
 	transaction_install();

@@ -14,6 +14,7 @@
 #include "tcop/utility.h"
 
 #include "attach/follow.h"
+#include "attach/hooks.h"
 #include "base/metrics.h"
 #include "base/settings.h"
 #include "base/shared.h"
@@ -314,7 +315,7 @@ transaction_callback(XactEvent event, void *arg)
 	{
 		case XACT_EVENT_PRE_COMMIT:
 			tombstone_write_all();
-			attach_before_commit();
+			hooks_before_commit();
 			if (!effects_is_empty())
 				effects_before_end();
 			if (!ledger_is_empty())
@@ -325,7 +326,7 @@ transaction_callback(XactEvent event, void *arg)
 			break;
 		case XACT_EVENT_PRE_PREPARE:
 			tombstone_write_all();
-			attach_before_commit();
+			hooks_before_commit();
 			if (!effects_is_empty())
 				effects_before_end();
 			if (!ledger_is_empty())
@@ -374,7 +375,7 @@ transaction_callback(XactEvent event, void *arg)
 		tombstone_at_transaction_end();
 		effects_forget();
 		domain_at_transaction_end();
-		attach_at_transaction_end();
+		hooks_at_transaction_end();
 		detached_at_transaction_end();
 	}
 }
@@ -413,7 +414,7 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only, Proce
 		(stmt->kind == TRANS_STMT_COMMIT_PREPARED || stmt->kind == TRANS_STMT_ROLLBACK_PREPARED);
 	List	   *followed;
 
-	attach_check_utility(statement->utilityStmt);
+	hooks_check_utility(statement->utilityStmt);
 	followed = follow_begin(statement->utilityStmt);
 	if (previous_utility)
 		previous_utility(statement, query, read_only, context, params, environment, dest, completion);

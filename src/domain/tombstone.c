@@ -32,6 +32,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
+#include "domain/catalog.h"
 #include "domain/domain.h"
 #include "domain/key.h"
 #include "domain/tombstone.h"

@@ -22,6 +22,7 @@
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/utf8.h"
+#include "domain/catalog.h"
 #include "domain/domain.h"
 #include "effects/effects.h"
 #include "keeper/worker.h"

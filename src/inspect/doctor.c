@@ -21,6 +21,7 @@
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/word.h"
+#include "domain/catalog.h"
 #include "domain/domain.h"
 #include "domain/shape.h"
 #include "keeper/worker.h"

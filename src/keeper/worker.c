@@ -35,12 +35,14 @@
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/stamp.h"
+#include "domain/catalog.h"
 #include "domain/domain.h"
 #include "domain/shape.h"
 #include "keeper/worker.h"
 #include "patrol/patrol.h"
 #include "redis/library.h"
 #include "write/capture.h"
+#include "write/capture_test.h"
 #include "write/detached.h"
 
 PGDLLEXPORT void fence_job_main(Datum arg);

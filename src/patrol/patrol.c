@@ -36,6 +36,7 @@
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/stamp.h"
+#include "domain/catalog.h"
 #include "domain/domain.h"
 #include "domain/key.h"
 #include "domain/row.h"

@@ -48,6 +48,7 @@
 #include "base/utf8.h"
 #include "base/word.h"
 #include "domain/argument.h"
+#include "domain/catalog.h"
 #include "domain/key.h"
 #include "domain/plain_json.h"
 #include "domain/row.h"

@@ -9,8 +9,7 @@
 #include "utils/json.h"
 
 #include "base/settings.h"
-#include "domain/domain.h"
-#include "domain/tombstone.h"
+#include "domain/catalog.h"
 #include "redis/calls.h"
 #include "redis/fence_lua.h"
 #include "redis/library.h"

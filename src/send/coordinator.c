@@ -17,6 +17,7 @@
 
 #include "base/settings.h"
 #include "base/stamp.h"
+#include "domain/catalog.h"
 #include "domain/domain.h"
 #include "domain/shape.h"
 #include "send/coordinator.h"

@@ -25,6 +25,7 @@
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/stamp.h"
+#include "domain/catalog.h"
 #include "domain/key.h"
 #include "domain/version.h"
 #include "send/ledger.h"
