@@ -20,6 +20,8 @@
 #include "base/shared.h"
 #include "base/test_hooks.h"
 #include "base/utf8.h"
+#include "effects/effect_call.h"
+#include "effects/effect_row.h"
 #include "effects/effects.h"
 #include "redis/draft.h"
 #include "redis/library.h"
@@ -434,12 +436,6 @@ hold_command(const EffectCall *call, const Effect *effect, size_t *kept)
 	return command;
 }
 
-bool
-effect_says(const EffectAnswer *answer, const char *word)
-{
-	return answer->n > 0 && strcmp(answer->words[0], word) == 0;
-}
-
 static void
 note_held(Effect *effect)
 {
@@ -587,7 +583,7 @@ effect_hold(const EffectCall *call)
 	if (call->durable)
 	{
 		any_durable = true;
-		effect_outbox_insert(effect_last_hold(), call);
+		effect_row_insert(effect_last_hold(), call);
 	}
 	return answer;
 }

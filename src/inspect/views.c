@@ -18,13 +18,13 @@
 #include "base/utf8.h"
 #include "base/word.h"
 #include "domain/key.h"
+#include "domain/sql_function.h"
 #include "effects/effects.h"
 #include "patrol/effect_patrol.h"
 #include "read/reader.h"
 #include "redis/library.h"
 #include "send/coordinator.h"
 #include "write/capture.h"
-#include "write/functions.h"
 
 PG_FUNCTION_INFO_V1(fence_state_view);
 PG_FUNCTION_INFO_V1(fence_wait_open);
@@ -105,7 +105,7 @@ fence_wait_open(PG_FUNCTION_ARGS)
 	int64		deadline;
 
 	shared_require();
-	deadline = fence_clock() + reader_interval_ms(PG_GETARG_INTERVAL_P(0)) * INT64CONST(1000);
+	deadline = fence_clock() + ttl_ms_of(PG_GETARG_INTERVAL_P(0)) * INT64CONST(1000);
 	while (WORD_STATE(fence_word()) != FENCE_OPEN && fence_clock() < deadline)
 		fence_pause(5000, wait_event_worker());
 	PG_RETURN_TEXT_P(cstring_to_text(fence_state_name(fence_word())));

@@ -20,7 +20,9 @@
 #include "storage/latch.h"
 #include "utils/memutils.h"
 
+#include "base/bgworker.h"
 #include "base/compat.h"
+#include "base/jobs.h"
 #include "base/metrics.h"
 #include "base/outbox.h"
 #include "base/settings.h"
@@ -28,7 +30,6 @@
 #include "base/stamp.h"
 #include "base/word.h"
 #include "keeper/databases.h"
-#include "keeper/worker.h"
 #include "redis/topology.h"
 
 #define WATCH_EVERY		INT64CONST(250000)	/* microseconds between looks of a standby, at most: it may have been promoted */
@@ -652,7 +653,7 @@ fence_keeper_main(Datum arg)
 
 	(void) arg;
 	stamp_note_start();			/* before it has a transaction of its own */
-	worker_begin(JOBS_OF_KEEPER);
+	jobs_begin(JOBS_OF_KEEPER);
 	loop = AllocSetContextCreate(TopMemoryContext, "pgcache_fence keeper", ALLOCSET_DEFAULT_SIZES);
 
 	for (;;)

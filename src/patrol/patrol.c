@@ -30,7 +30,9 @@
 #include "utils/resowner.h"
 #include "utils/snapmgr.h"
 
+#include "base/bgworker.h"
 #include "base/compat.h"
+#include "base/jobs.h"
 #include "base/key_text.h"
 #include "base/metrics.h"
 #include "base/settings.h"
@@ -41,9 +43,10 @@
 #include "domain/key.h"
 #include "domain/row.h"
 #include "domain/tombstone.h"
-#include "keeper/worker.h"
+#include "patrol/effect_outbox.h"
 #include "patrol/effect_patrol.h"
 #include "patrol/patrol.h"
+#include "patrol/patrol_nodes.h"
 #include "read/audit.h"
 #include "redis/library.h"
 #include "write/detached.h"
@@ -68,56 +71,6 @@ typedef struct Round
 } Round;
 
 PGDLLEXPORT void fence_patrol_main(Datum arg);
-
-/* -----------------------------------------------------------------------------------------------------------------
- * Asking the nodes
- * -----------------------------------------------------------------------------------------------------------------
- */
-
-/* This process's connections, opened on first use, and the table of nodes when it was looked at */
-static struct
-{
-	LibraryCall call;
-	bool		granted;		/* what others have reserved is of another epoch, and over */
-	RedisEndpoint address;
-}			nodes[MAX_NODES];
-
-void
-patrol_look_at_nodes(void)
-{
-	static uint32 serial = 0;	/* of the table */
-	bool		changed;
-
-	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	changed = serial != pg_atomic_read_u32(&fence_shared->nodes_serial);
-	serial = pg_atomic_read_u32(&fence_shared->nodes_serial);
-	for (int i = 0; i < MAX_NODES; i++)
-	{
-		nodes[i].granted = i < fence_shared->nnodes && fence_shared->nodes[i].granted;
-		nodes[i].address = fence_shared->nodes[i].address;
-	}
-	LWLockRelease(fence_shared->lock);
-	for (int i = 0; i < MAX_NODES; i++)
-		if (nodes[i].call.conn && (changed || redis_error(nodes[i].call.conn)))
-		{
-			redis_close(nodes[i].call.conn);
-			nodes[i].call.conn = NULL;
-		}
-}
-
-LibraryCall *
-patrol_call_to(int node)
-{
-	LibraryCall *call;
-
-	if (node >= MAX_NODES || !nodes[node].granted)
-		return NULL;
-	call = &nodes[node].call;
-	call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
-	if (call->conn == NULL && !library_open(call, &nodes[node].address))
-		return NULL;
-	return redis_error(call->conn) == NULL ? call : NULL;
-}
 
 /* Database and domain of a listed reservation; key is NULL for one of a whole domain. False: not ours. */
 static bool
@@ -676,7 +629,7 @@ fence_patrol_main(Datum arg)
 	int64		turn_next = fence_clock() + setting_patrol_interval * INT64CONST(1000);
 
 	(void) arg;
-	worker_begin(JOBS_OF_PATROL);
+	jobs_begin(JOBS_OF_PATROL);
 	loop = AllocSetContextCreate(TopMemoryContext, "pgcache_fence patrol", ALLOCSET_DEFAULT_SIZES);
 
 	for (;;)

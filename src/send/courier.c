@@ -21,9 +21,9 @@
 #include "storage/latch.h"
 #include "utils/memutils.h"
 
+#include "base/bgworker.h"
 #include "base/compat.h"
 #include "base/settings.h"
-#include "keeper/worker.h"
 #include "send/link.h"
 
 #define CONNECT_AGAIN_US	INT64CONST(50000)	/* after an attempt to connect that led to no answer */

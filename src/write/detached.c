@@ -27,10 +27,11 @@
 #include "base/stamp.h"
 #include "domain/catalog.h"
 #include "domain/key.h"
+#include "domain/sql_function.h"
 #include "domain/version.h"
 #include "send/ledger.h"
 #include "write/detached.h"
-#include "write/functions.h"
+#include "write/explicit.h"
 
 #define STANDING_MOST	100		/* for one key: Redis goes through them when one is made or ends */
 
