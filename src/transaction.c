@@ -30,7 +30,7 @@
 #include "write/publish.h"
 
 #define POLL_FIRST_US	1000	/* how often a waiting writer looks at the word: at first, and at most */
-#define POLL_MOST_US	20000
+#define MAX_POLL_US	20000
 #define MAX_FAILURES	2		/* failed attempts under one word, or */
 #define MAX_TIMEOUTS	2		/* so many timeouts of reserving in all, before this backend closes the fences */
 
@@ -52,7 +52,7 @@ wait_a_moment(CommitWait *wait)
 					 (long) Max(wait->pause / 1000, 1), wait_event_lease());
 	ResetLatch(MyLatch);
 	CHECK_FOR_INTERRUPTS();
-	wait->pause = Min(wait->pause * 2, POLL_MOST_US);
+	wait->pause = Min(wait->pause * 2, MAX_POLL_US);
 }
 
 /* The reason why fences are not OPEN, for people; palloc'd. */

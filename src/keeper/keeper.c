@@ -34,9 +34,9 @@
 
 #define WATCH_EVERY		INT64CONST(250000)	/* microseconds between looks of a standby, at most: it may have been promoted */
 #define RETRY_FIRST		INT64CONST(50000)	/* between tries to open: at first, and at most */
-#define RETRY_MOST		INT64CONST(1000000)
+#define MAX_RETRY_PAUSE	INT64CONST(1000000)
 #define FLAP_FIRST		INT64CONST(100000)	/* time in CLOSED after the first failure, doubled for each that follows, */
-#define FLAP_MOST		INT64CONST(30000000)	/* at most this, */
+#define MAX_FLAP_PAUSE	INT64CONST(30000000)	/* at most this, */
 #define FLAP_FORGET		INT64CONST(60000000)	/* until fences were OPEN for that long */
 #define EPOCH_LEAP		1000000	/* how far above ours an epoch may be that Redis tells of */
 #define COMMITS_TAKE	INT64CONST(100000)	/* how long who is committing is waited for before slots change hands */
@@ -201,7 +201,7 @@ burn_epoch(FenceWord arming, const char *why)
 	fence_shared->epoch_armed = false;
 	topology_publish(false);
 	/* the bound was raised for nothing: writers get a while in CLOSED after it has passed */
-	stay_closed_until = pg_atomic_read_u64(&fence_shared->lease_bound) + Min(FLAP_FIRST << Min(flaps, 10), FLAP_MOST);
+	stay_closed_until = pg_atomic_read_u64(&fence_shared->lease_bound) + Min(FLAP_FIRST << Min(flaps, 10), MAX_FLAP_PAUSE);
 	flaps++;
 	return back_to_closed(arming, why);
 }
@@ -549,7 +549,7 @@ note_flap(void)
 		flaps = 0;
 	if (!planned)
 	{
-		stay_closed_until = now + Min(FLAP_FIRST << Min(flaps, 10), FLAP_MOST);
+		stay_closed_until = now + Min(FLAP_FIRST << Min(flaps, 10), MAX_FLAP_PAUSE);
 		flaps++;
 	}
 	planned = false;
@@ -641,7 +641,7 @@ keeper_step(void)
 	databases_look_if_due();
 	if (try_open(fence_word_expire()))
 		return 0;
-	retry_pause = Min(retry_pause * 2, RETRY_MOST);
+	retry_pause = Min(retry_pause * 2, MAX_RETRY_PAUSE);
 	bound_left = (int64) pg_atomic_read_u64(&fence_shared->lease_bound) - fence_clock();
 	return bound_left > 0 ? Min(retry_pause, bound_left + 1000) : retry_pause;
 }

@@ -53,7 +53,7 @@
 
 #define PAGE			1000	/* reservations listed at once */
 #define AUDIT_EVERY		10		/* seconds between audits of a database, and prunings of its tombstones */
-#define PRUNE_MOST		10000	/* tombstones pruned at once */
+#define MAX_PRUNED		10000	/* tombstones pruned at once */
 #define ROUND_LIMIT		INT64CONST(10000000)	/* microseconds that a round may take: other databases wait for theirs */
 #define LETTERS_TAKE	50		/* milliseconds for what a commit has posted to be carried, before the patrol looks at what it left */
 #define ROUND_LOCK_WAIT	"20ms"	/* for a table that somebody has locked, once in a round */
@@ -322,7 +322,7 @@ static void
 prune_tombstones(void)
 {
 	Oid			types[] = {INT4OID, INT4OID};
-	Datum		values[] = {Int32GetDatum(setting_tombstone_retention), Int32GetDatum(PRUNE_MOST)};
+	Datum		values[] = {Int32GetDatum(setting_tombstone_retention), Int32GetDatum(MAX_PRUNED)};
 	uint64		pruned;
 
 	do
@@ -346,7 +346,7 @@ prune_tombstones(void)
 		pruned = SPI_processed;
 		SPI_finish();
 		worker_end_transaction();
-	} while (pruned == PRUNE_MOST);
+	} while (pruned == MAX_PRUNED);
 }
 
 static void
@@ -441,7 +441,7 @@ settle_or_note(LibraryCall *call, const ListedReservation *r, uint32 epoch, void
 	if (!fence_stamp_is_detached(r->stamp, NULL))
 		return settle_ended(call, r, epoch, fate);
 	if (!list_member_oid(settling->served, database))
-		return r->age_ms < DETACHED_LEASE_MOST_MS || settle_ended(call, r, epoch, FATE_UNKNOWN);
+		return r->age_ms < DETACHED_LEASE_MAX_MS || settle_ended(call, r, epoch, FATE_UNKNOWN);
 	caller = MemoryContextSwitchTo(settling->context);
 	settling->detached = list_append_unique_oid(settling->detached, database);
 	MemoryContextSwitchTo(caller);

@@ -13,9 +13,9 @@
 #include "base/test_hooks.h"
 #include "send/wire.h"
 
-#define MOST_RIDERS		64		/* letters of others in one message */
-#define MOST_ANSWERS	(MESSAGE_FENCES + MOST_RIDERS)	/* to one message */
-#define MOST_UNSENT		(1024 * 1024)	/* bytes of commands that Redis has not taken yet */
+#define MAX_RIDERS		64		/* letters of others in one message */
+#define MAX_ANSWERS	(MESSAGE_FENCES + MAX_RIDERS)	/* to one message */
+#define MAX_UNSENT		(1024 * 1024)	/* bytes of commands that Redis has not taken yet */
 #define CALL_AGAIN_US	INT64CONST(100000)	/* after a connection on which nothing was answered, */
 #define CALL_AGAIN_TIMES 5		/* and so many times what it took: it is not to take as long for each row of a statement */
 
@@ -96,7 +96,7 @@ get_ready(Link *wire, int64 deadline)
 {
 	if (!link_check(wire) && (fence_clock() < wire->connect_next || !call(wire, deadline)))
 		return false;
-	return link_room(wire) > MOST_ANSWERS || link_collect(wire, deadline);
+	return link_room(wire) > MAX_ANSWERS || link_collect(wire, deadline);
 }
 
 /* One that the other side may have closed while it was idle; called again then. */
@@ -119,7 +119,7 @@ take_riders(Link *wire)
 	int			riders = 0;
 
 	/* what others have said is not to be lost on a connection that is none */
-	while (wire->proven && riders < MOST_RIDERS && outbox_look(&letter) && letter.kind == LETTER_END &&
+	while (wire->proven && riders < MAX_RIDERS && outbox_look(&letter) && letter.kind == LETTER_END &&
 		   letter.node == wire - links && link_fits(wire, &letter))
 	{
 		link_add(wire, &letter);
@@ -261,7 +261,7 @@ wire_say(int node, int argc, const char **argv, const size_t *argvlen, LinkAnswe
 		(void) send_draft(wire);
 	if (!get_through(wire, deadline))
 		return false;
-	if ((link_room(wire) <= MOST_ANSWERS || redis_unsent(wire->connection) > MOST_UNSENT) &&
+	if ((link_room(wire) <= MAX_ANSWERS || redis_unsent(wire->connection) > MAX_UNSENT) &&
 		!link_collect(wire, deadline) && !call(wire, deadline))
 		return false;
 	link_expect_command(wire, (Expected) {.answer = answer, .number = number, .process = -1});

@@ -33,7 +33,7 @@
 #include "write/detached.h"
 #include "write/explicit.h"
 
-#define STANDING_MOST	100		/* for one key: Redis goes through them when one is made or ends */
+#define MAX_STANDING	100		/* for one key: Redis goes through them when one is made or ends */
 
 /* The stamp in Redis of the reservation whose row is r. */
 #define RESERVATION_STAMP "pg_catalog.concat(r.creator, '.', r.id)"
@@ -88,11 +88,11 @@ highest_standing(const Domain *domain, const char *fence)
 	execute_now("SELECT pg_catalog.max(version), pg_catalog.count(*) FROM fence.reservation"
 			" WHERE domain_id OPERATOR(pg_catalog.=) $1 AND fence OPERATOR(pg_catalog.=) $2",
 			SPI_OK_SELECT, lengthof(types), types, values);
-	if (result_int64(0, 2, 0) >= STANDING_MOST)
+	if (result_int64(0, 2, 0) >= MAX_STANDING)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("too many reservations of one key in domain \"%s\"", domain->name),
-				 errdetail("%d stand.", STANDING_MOST),
+				 errdetail("%d stand.", MAX_STANDING),
 				 errhint("End some with fence.commit or fence.abort, or wait until their leases are over.")));
 	return result_int64(0, 1, NO_VERSION);
 }
@@ -201,7 +201,7 @@ lease_argument(FunctionCallInfo fcinfo, int n)
 	Interval   *lease = PG_ARGISNULL(n) ? NULL : PG_GETARG_INTERVAL_P(n);
 	int64		ms = interval_ms(lease);
 
-	if (ms < 1 || ms > DETACHED_LEASE_MOST_MS)
+	if (ms < 1 || ms > DETACHED_LEASE_MAX_MS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("the lease of a reservation must be between 1 millisecond and 1 day")));

@@ -75,7 +75,7 @@ explicit_observed(const Domain *domain, int64 observed, int64 known)
 				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
 				 errmsg("the observed version is too large"),
 				 errdetail("It is " INT64_FORMAT "; it may be " INT64_FORMAT " at most.", observed,
-						   fence_version_most(domain, known)),
+						   fence_version_max(domain, known)),
 				 errhint("Pass the version that was stored with what the caller has read.")));
 	return Max(observed, known);
 }
