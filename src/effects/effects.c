@@ -23,8 +23,8 @@
 #include "effects/effect_call.h"
 #include "effects/effect_row.h"
 #include "effects/effects.h"
-#include "redis/draft.h"
 #include "redis/library.h"
+#include "redis/resp.h"
 #include "send/coordinator.h"
 #include "send/ledger.h"
 
@@ -618,13 +618,13 @@ effects_before_end(void)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-static Draft pairs;				/* of key and hold */
+static RespBuffer pairs;				/* of key and hold */
 
 /* Posts a letter of the pairs: one command. */
 static bool
 post_pairs(int node, const char *verb)
 {
-	static char bytes[HEAD_BYTES + DRAFT_BYTES];
+	static char bytes[HEAD_BYTES + RESP_BUFFER_BYTES];
 	Letter		letter = {.kind = LETTER_END_EFFECTS, .node = node, .strings = 1, .bytes = bytes};
 	int			len;
 
@@ -637,7 +637,7 @@ post_pairs(int node, const char *verb)
 	letter.len = len + pairs.len;
 	letter.count.slot = METRIC_EFFECTS;
 	*(*verb == 'a' ? &letter.count.commits : &letter.count.aborts) = pairs.strings / 2;
-	draft_clear(&pairs);
+	resp_clear(&pairs);
 	return coordinator_post(&letter);
 }
 
@@ -648,20 +648,20 @@ end_on_node(int first, int node, const char *verb)
 	bool		ok = true;
 	size_t		kept = 0;
 
-	draft_clear(&pairs);
+	resp_clear(&pairs);
 	for (int i = first; i < neffects; i++)
 	{
 		if (effects[i].node != node)
 			continue;
-		if (!draft_has_room(&pairs, EFFECT_MAX_KEY + EFFECT_ID_LEN + 64) || pairs.strings >= 2 * LETTER_EFFECTS ||
+		if (!resp_has_room(&pairs, EFFECT_MAX_KEY + EFFECT_ID_LEN + 64) || pairs.strings >= 2 * LETTER_EFFECTS ||
 			kept + effects[i].kept > LETTER_KEPT)
 		{
 			ok = post_pairs(node, verb) && ok;
 			kept = 0;
 		}
 		kept += effects[i].kept;
-		draft_string(&pairs, effects[i].key);
-		draft_string(&pairs, effects[i].hold);
+		resp_string(&pairs, effects[i].key);
+		resp_string(&pairs, effects[i].hold);
 	}
 	return post_pairs(node, verb) && ok;
 }

@@ -268,13 +268,13 @@ call_disarm(Call *call, const char *owner, uint32 timeline)
 }
 
 bool
-draft_call(Draft *draft, const Call *call)
+calls_encode(RespBuffer *buffer, const Call *call)
 {
-	draft_clear(draft);
-	draft->len = draft_line(draft->bytes, '*', call->argc) - draft->bytes;
+	resp_clear(buffer);
+	buffer->len = resp_line(buffer->bytes, '*', call->argc) - buffer->bytes;
 	for (int i = 0; i < call->argc; i++)
-		draft_bytes(draft, call->argv[i], call->argvlen[i]);
-	return !draft->full;
+		resp_bytes(buffer, call->argv[i], call->argvlen[i]);
+	return !buffer->full;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -304,21 +304,21 @@ make_head(char head[HEAD_LEN], const char *call, uint32 epoch, const char *stamp
 {
 	char		header[HEADER_LEN];
 	char		number[24];
-	char	   *p = draft_line(head, '*', 6 + strings);
+	char	   *p = resp_line(head, '*', 6 + strings);
 
 	make_header(header, epoch);
 	p = stpcpy(p, call);
-	p = draft_text(p, header, strlen(header));
-	p = draft_text(p, stamp, strlen(stamp));
-	return draft_text(p, number, pg_lltoa(n, number)) - head;
+	p = resp_text(p, header, strlen(header));
+	p = resp_text(p, stamp, strlen(stamp));
+	return resp_text(p, number, pg_lltoa(n, number)) - head;
 }
 
 bool
 calls_send_message(RedisConnection *conn, uint32 epoch, const Message *message)
 {
 	char		head[HEAD_LEN];
-	const Draft *fences = &message->fences;
-	const Draft *ends = &message->ends;
+	const RespBuffer *fences = &message->fences;
+	const RespBuffer *ends = &message->ends;
 	size_t		len = make_head(head, WRITE_CALL, epoch, fences->strings ? message->stamp : "-", fences->strings,
 								fences->strings + ends->strings);
 

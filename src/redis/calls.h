@@ -15,7 +15,7 @@
 #include "base/outbox.h"
 #include "base/shared.h"
 #include "redis/connection.h"
-#include "redis/draft.h"
+#include "redis/resp.h"
 
 /* "<namespace> <epoch>", by which writers name both */
 #define HEADER_LEN (NAMEDATALEN + EPOCH_LEN + 1)
@@ -92,8 +92,8 @@ extern void call_renew(Call *call, const char *key, const char *identity, const 
 					   const char *slots);
 extern void call_disarm(Call *call, const char *owner, uint32 timeline);
 
-/* Writes the call into the draft, which is cleared before. False: it did not fit. */
-extern bool draft_call(Draft *draft, const Call *call);
+/* Encodes the call into the buffer, which is cleared before. False: it did not fit. */
+extern bool calls_encode(RespBuffer *buffer, const Call *call);
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Messages
@@ -106,16 +106,16 @@ extern bool draft_call(Draft *draft, const Call *call);
 typedef struct Message
 {
 	char		stamp[64];		/* whose the fences are; empty: there are none */
-	Draft		fences;
-	Draft		ends;
+	RespBuffer		fences;
+	RespBuffer		ends;
 } Message;
 
 static inline void
 message_clear(Message *message)
 {
 	message->stamp[0] = '\0';
-	draft_clear(&message->fences);
-	draft_clear(&message->ends);
+	resp_clear(&message->fences);
+	resp_clear(&message->ends);
 }
 
 /* Whether the fence can be reserved with this message; reserves it. */
@@ -123,7 +123,7 @@ static inline bool
 message_takes(const Message *message, const char *stamp)
 {
 	return message->fences.strings == 0 ||
-		(message->fences.strings < MESSAGE_FENCES && draft_has_room(&message->fences, DRAFT_BYTES / 2) &&
+		(message->fences.strings < MESSAGE_FENCES && resp_has_room(&message->fences, RESP_BUFFER_BYTES / 2) &&
 		 strcmp(message->stamp, stamp) == 0);
 }
 
@@ -132,7 +132,7 @@ message_reserve(Message *message, const char *stamp, const char *fence)
 {
 	if (message->fences.strings == 0)
 		strlcpy(message->stamp, stamp, sizeof(message->stamp));
-	draft_string(&message->fences, fence);
+	resp_string(&message->fences, fence);
 }
 
 /*

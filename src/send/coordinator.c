@@ -185,7 +185,7 @@ forget_letter(Reservation *r)
 }
 
 /* What is being written: a command, or words */
-static Draft draft;
+static RespBuffer draft;
 
 /* A letter of what was drafted. False: it did not fit. */
 static bool
@@ -241,7 +241,7 @@ draft_reserve(Letter *letter, const Reservation *r, int node, FenceWord word)
 		call_reserve(&call, WORD_EPOCH(word), wire_stamp(r), r->name);
 	else
 		call_domain_reserve(&call, WORD_EPOCH(word), r->name, fence_stamp(), r->applied > WHOLE_DOMAIN ? r->applied : 0);
-	return draft_call(&draft, &call) &&
+	return calls_encode(&draft, &call) &&
 		draft_letter(letter, r->kind == RESERVE_ROW ? LETTER_RESERVE : LETTER_RESERVE_DOMAIN, word, node, count);
 }
 
@@ -562,13 +562,13 @@ emit_words(const Target *target, bool committing, EmitLetter emit)
 	bool		own = false;
 	Letter		letter;
 
-	draft_clear(&draft);
+	resp_clear(&draft);
 	for (const Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
 		if (!is_of(r, target) || stays(r, committing) || (own && !r->stamp))
 			continue;
 		own = own || !r->stamp;
-		draft_string(&draft, calls_end_word(word, wire_stamp(r), committing, r->stamp ? 0 : smallest_number(target)));
+		resp_string(&draft, calls_end_word(word, wire_stamp(r), committing, r->stamp ? 0 : smallest_number(target)));
 	}
 	return draft.strings == 0 ||
 		(draft_letter(&letter, LETTER_END, target->word, target->node, count_rows(target, committing)) && emit(&letter));
@@ -589,7 +589,7 @@ emit_domains(bool committing, EmitLetter emit)
 		if (!r->sent || r->kind != RESERVE_DOMAIN)
 			continue;
 		call_domain_end(&call, WORD_EPOCH(r->sent_word), r->name, fence_stamp(), commit);
-		ok = draft_call(&draft, &call) && draft_letter(&letter, LETTER_END_DOMAIN, r->sent_word, LETTER_TO_ALL, count) &&
+		ok = calls_encode(&draft, &call) && draft_letter(&letter, LETTER_END_DOMAIN, r->sent_word, LETTER_TO_ALL, count) &&
 			emit(&letter) && ok;
 	}
 	return ok;
@@ -702,7 +702,7 @@ keep_announcement(const DomainRef *domain, FenceWord word, uint32 grant)
 	Letter		letter;
 
 	call_announce(&call, WORD_EPOCH(word), domain->wire_name, domain->id, domain->publish, grant);
-	if (draft_call(&draft, &call) &&
+	if (calls_encode(&draft, &call) &&
 		draft_letter(&letter, LETTER_END_DOMAIN, word, LETTER_TO_ALL, (LetterCount) {.slot = METRIC_OTHER_SLOT}))
 		(void) keep_letter(&letter);
 }

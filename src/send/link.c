@@ -261,7 +261,7 @@ link_connect(Link *link, int64 deadline, int64 pause, int times)
 bool
 link_fits(const Link *link, const Letter *letter)
 {
-	return draft_has_room(&link->draft->ends, letter->len) && link->draft->ends.strings + letter->strings <= LINK_WORDS &&
+	return resp_has_room(&link->draft->ends, letter->len) && link->draft->ends.strings + letter->strings <= LINK_WORDS &&
 		(link->draft_epoch == letter->epoch || !link_has_draft(link));
 }
 
@@ -269,7 +269,7 @@ void
 link_add(Link *link, const Letter *letter)
 {
 	link->draft_epoch = letter->epoch;
-	draft_strings(&link->draft->ends, letter->strings, letter->bytes, letter->len);
+	resp_strings(&link->draft->ends, letter->strings, letter->bytes, letter->len);
 }
 
 void

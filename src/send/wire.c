@@ -126,7 +126,7 @@ take_riders(Link *wire)
 		fence_test_point("taking");
 		if (!outbox_take(&letter))
 		{
-			draft_take_back(&wire->draft->ends, letter.strings, letter.len);
+			resp_take_back(&wire->draft->ends, letter.strings, letter.len);
 			continue;
 		}
 		link_expect(wire, (Expected) {

@@ -225,8 +225,8 @@ main(void)
 	message_clear(&message);
 	message_reserve(&message, "stamp", "fence");
 	message_reserve(&message, "stamp", "fence");
-	draft_string(&message.ends, "ended");
-	draft_string(&message.ends, "ended");
+	resp_string(&message.ends, "ended");
+	resp_string(&message.ends, "ended");
 	(void) calls_send_message(NULL, 1, &message);
 	message_clear(&message);
 	message_reserve(&message, "stamp", "fence");
