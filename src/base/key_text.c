@@ -131,7 +131,7 @@ key_parts(const char *key, int *nparts, char ***parts)
 }
 
 bool
-key_parse_fence_name(const char *fence, Oid *database, char **wire_name, char **key)
+key_parse_fence_name(const char *fence, Oid *database, char **redis_name, char **key)
 {
 	size_t		len = strlen(setting_namespace);
 	const char *wire;
@@ -159,6 +159,6 @@ key_parse_fence_name(const char *fence, Oid *database, char **wire_name, char **
 		*key = pstrdup(close + 2);
 	else
 		return false;
-	*wire_name = pnstrdup(wire, colon - wire);
+	*redis_name = pnstrdup(wire, colon - wire);
 	return key_split(*key, &nparts, &parts);
 }

@@ -27,9 +27,9 @@ extern bool key_parts(const char *key, int *nparts, char ***parts);
 extern bool key_split(const char *key, int *nparts, char ***parts);
 
 /*
- * Takes a fence name apart: database oid, wire name of the domain and key (both palloc'd). Needs no domain, works for
+ * Takes a fence name apart: database oid, Redis name of the domain and key (both palloc'd). Needs no domain, works for
  * databases other than this one. False if it is no fence name of this cluster's namespace.
  */
-extern bool key_parse_fence_name(const char *fence, Oid *database, char **wire_name, char **key);
+extern bool key_parse_fence_name(const char *fence, Oid *database, char **redis_name, char **key);
 
 #endif

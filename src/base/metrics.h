@@ -160,8 +160,8 @@ extern Size metrics_size(void);
 extern void metrics_initialise(void *memory);
 extern void metrics_use(void *memory);
 
-/* The slot of the domain with that wire name, taken if it has none yet. Takes the lock: not in COMMIT or ABORT. */
-extern MetricSlot metrics_slot(const char *wire_name);
+/* The slot of the domain with that Redis name, taken if it has none yet. Takes the lock: not in COMMIT or ABORT. */
+extern MetricSlot metrics_slot(const char *redis_name);
 
 /* Counting. Cheap, from any process and at any time. */
 extern void metrics_add(MetricSlot slot, DomainMetric metric, uint64 n);

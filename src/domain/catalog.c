@@ -332,7 +332,7 @@ domain_rows(void)
 }
 
 char *
-domain_wire_name(const char *name)
+domain_redis_name(const char *name)
 {
 	StringInfoData buf;
 
@@ -354,7 +354,7 @@ refs_of(List *rows)
 		DomainRef  *ref = palloc0(sizeof(DomainRef));
 
 		ref->row = row;
-		ref->wire_name = domain_wire_name(row->name);
+		ref->redis_name = domain_redis_name(row->name);
 		ref->id = row->id;
 		ref->publish = row->publish;
 		list = lappend(list, ref);

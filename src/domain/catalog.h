@@ -71,7 +71,7 @@ extern HeapTuple catalog_find_row(Relation catalog, Oid index, AttrNumber attnum
 typedef struct DomainRef
 {
 	const DomainRow *row;
-	char	   *wire_name;
+	char	   *redis_name;
 	int64		id;
 	const char *publish;		/* as in fence.domain, or PUBLISH_WITHDRAWN */
 	bool		refused;		/* a Redis process takes the attachment for ended */
@@ -98,6 +98,6 @@ extern void domain_row_update(const DomainRow *row);
 extern bool domain_row_rename_column(DomainRow *row, const char *old, const char *new);
 
 /* "<database oid>.<percent-encoded name>", palloc'd. */
-extern char *domain_wire_name(const char *name);
+extern char *domain_redis_name(const char *name);
 
 #endif

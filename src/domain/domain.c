@@ -328,10 +328,10 @@ fill_entry(Entry *entry, const DomainRow *row)
 	domain->context = CurrentMemoryContext;
 	domain->id = row->id;
 	domain->name = pstrdup(row->name);
-	domain->wire_name = domain_wire_name(row->name);
-	domain->metrics = metrics_slot(domain->wire_name);
-	domain->fence_prefix = psprintf("%s:f:%s:", setting_namespace, domain->wire_name);
-	domain->value_prefix = psprintf("%s:v:%s:", setting_namespace, domain->wire_name);
+	domain->redis_name = domain_redis_name(row->name);
+	domain->metrics = metrics_slot(domain->redis_name);
+	domain->fence_prefix = psprintf("%s:f:%s:", setting_namespace, domain->redis_name);
+	domain->value_prefix = psprintf("%s:v:%s:", setting_namespace, domain->redis_name);
 	domain->relid = row->relid;
 	domain->scope = strcmp(row->scope, "row") == 0 ? SCOPE_ROW :
 		strcmp(row->scope, "group") == 0 ? SCOPE_GROUP : SCOPE_MANUAL;
@@ -352,7 +352,7 @@ fill_entry(Entry *entry, const DomainRow *row)
 static void
 raise_misshapen(const DomainRow *row, const char *fault)
 {
-	if (fence_shared != NULL && fence_log_due(psprintf("misshapen %s", domain_wire_name(row->name))))
+	if (fence_shared != NULL && fence_log_due(psprintf("misshapen %s", domain_redis_name(row->name))))
 	{
 		pg_atomic_fetch_add_u32(&fence_shared->catalog_serial, 1);
 		fence_wake_keeper_process();
@@ -517,10 +517,10 @@ domain_by_name(const char *name, bool missing_ok)
 }
 
 Domain *
-domain_by_wire_name(const char *wire_name)
+domain_by_redis_name(const char *redis_name)
 {
 	char	   *end;
-	unsigned long database = strtoul(wire_name, &end, 10);
+	unsigned long database = strtoul(redis_name, &end, 10);
 	int			nparts;
 	char	  **parts;
 	Domain	   *domain;
@@ -528,7 +528,7 @@ domain_by_wire_name(const char *wire_name)
 	if (database != MyDatabaseId || *end != '.' || !key_parts(end + 1, &nparts, &parts) || nparts != 1)
 		return NULL;
 	domain = domain_by_name(parts[0], true);
-	return domain != NULL && strcmp(domain->wire_name, wire_name) == 0 ? domain : NULL;
+	return domain != NULL && strcmp(domain->redis_name, redis_name) == 0 ? domain : NULL;
 }
 
 Domain *
@@ -539,8 +539,8 @@ domain_stub(const DomainRow *row)
 
 	domain->id = row->id;
 	domain->name = pstrdup(row->name);
-	domain->wire_name = domain_wire_name(row->name);
-	domain->metrics = metrics_slot(domain->wire_name);
+	domain->redis_name = domain_redis_name(row->name);
+	domain->metrics = metrics_slot(domain->redis_name);
 	fill_writing(domain, row);
 	domain->dead = true;
 	MemoryContextSwitchTo(old);

@@ -48,9 +48,9 @@ typedef struct Domain
 {
 	int64		id;				/* fence.domain.id: this attachment; never reused */
 	char	   *name;			/* as users see it */
-	char	   *wire_name;		/* "<database oid>.<percent-encoded name>": as Redis sees it */
-	char	   *fence_prefix;	/* "<namespace>:f:<wire_name>:" */
-	char	   *value_prefix;	/* "<namespace>:v:<wire_name>:" */
+	char	   *redis_name;		/* "<database oid>.<percent-encoded name>": as Redis sees it */
+	char	   *fence_prefix;	/* "<namespace>:f:<redis_name>:" */
+	char	   *value_prefix;	/* "<namespace>:v:<redis_name>:" */
 	MetricSlot	metrics;		/* where it is counted */
 	Oid			relid;			/* InvalidOid: a domain without a table. Of a partition: that, not the root */
 	bool		partitioned;	/* relid is a partitioned table: rows are read by the Domains of its partitions */
@@ -89,8 +89,8 @@ extern Domain *domain_by_relation(Oid relid);
 /* The domain of that name; raises 42704 with a hint if there is none and missing_ok is false. */
 extern Domain *domain_by_name(const char *name, bool missing_ok);
 
-/* The domain whose wire_name this is (of this database), or NULL. */
-extern Domain *domain_by_wire_name(const char *wire_name);
+/* The domain whose redis_name this is (of this database), or NULL. */
+extern Domain *domain_by_redis_name(const char *redis_name);
 
 /* An interval, in months of 30 days and days of 24 hours; 0 for NULL. No interval overflows it. */
 extern int64 interval_ms(const Interval *interval);

@@ -155,7 +155,7 @@ put_pending(ReturnSetInfo *rsinfo, const ListedReservation *r)
 	Datum		values[8];
 	bool		nulls[8] = {false};
 	Oid			database = InvalidOid;
-	char	   *wire_name = r->name;
+	char	   *redis_name = r->name;
 	char	   *key = NULL;
 	int			nparts;
 	char	  **parts;
@@ -164,15 +164,15 @@ put_pending(ReturnSetInfo *rsinfo, const ListedReservation *r)
 	StampFate	fate = fence_stamp_fate(r->stamp, &pid);
 
 	if (!r->domain)
-		(void) key_parse_fence_name(r->name, &database, &wire_name, &key);
+		(void) key_parse_fence_name(r->name, &database, &redis_name, &key);
 	else
-		database = (Oid) strtoul(wire_name, NULL, 10);
+		database = (Oid) strtoul(redis_name, NULL, 10);
 	/* the name as users know it, if it is of this database; without looking at the table, which may be broken */
-	dot = strchr(wire_name, '.');
+	dot = strchr(redis_name, '.');
 	if (database == MyDatabaseId && dot && key_parts(dot + 1, &nparts, &parts) && nparts == 1)
 		values[0] = CStringGetTextDatum(parts[0]);
 	else
-		values[0] = shown(wire_name);
+		values[0] = shown(redis_name);
 	nulls[1] = key == NULL;
 	values[1] = key ? shown(key) : (Datum) 0;
 	nulls[2] = r->domain;

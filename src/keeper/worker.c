@@ -115,7 +115,7 @@ reserve_for_prepared(LibraryCall *call, uint32 epoch)
 		char	   *name = SPI_getvalue(row, SPI_tuptable->tupdesc, 1);
 		int64		xid = DatumGetInt64(SPI_getbinval(row, SPI_tuptable->tupdesc, 2, &isnull));
 
-		if (!library_domain_reserve(call, epoch, domain_wire_name(name), fence_stamp_of((TransactionId) xid)))
+		if (!library_domain_reserve(call, epoch, domain_redis_name(name), fence_stamp_of((TransactionId) xid)))
 			return false;
 	}
 	return true;
@@ -159,7 +159,7 @@ withdraw_misshapen(List *domains)
 		if (fault == NULL)
 			continue;
 		domain->publish = PUBLISH_WITHDRAWN;
-		if (fence_log_due(domain->wire_name))
+		if (fence_log_due(domain->redis_name))
 			ereport(LOG,
 					(errmsg("pgcache_fence: nothing of domain \"%s\" is served, because its table is not fenced any more", domain->row->name),
 					 errdetail("%s", fault)));
@@ -208,7 +208,7 @@ announce_domains(FenceJob *job)
 	FenceNode  *nodes = palloc(sizeof(FenceNode) * MAX_NODES);
 
 	foreach(cell, domains)
-		(void) metrics_slot(((DomainRef *) lfirst(cell))->wire_name);	/* counters are there, at 0, before they are needed */
+		(void) metrics_slot(((DomainRef *) lfirst(cell))->redis_name);	/* counters are there, at 0, before they are needed */
 	withdraw_misshapen(domains);
 	if (domains == NIL)
 		return;

@@ -74,12 +74,12 @@ PGDLLEXPORT void fence_patrol_main(Datum arg);
 
 /* Database and domain of a listed reservation; key is NULL for one of a whole domain. False: not ours. */
 static bool
-owner_of(const ListedReservation *r, Oid *database, char **wire_name, char **key)
+owner_of(const ListedReservation *r, Oid *database, char **redis_name, char **key)
 {
 	*key = NULL;
 	if (!r->domain)
-		return key_parse_fence_name(r->name, database, wire_name, key);
-	*wire_name = r->name;
+		return key_parse_fence_name(r->name, database, redis_name, key);
+	*redis_name = r->name;
 	*database = (Oid) strtoul(r->name, NULL, 10);
 	return OidIsValid(*database);
 }
@@ -161,11 +161,11 @@ static void
 count_settled(const ListedReservation *r, StampFate fate)
 {
 	Oid			database;
-	char	   *wire_name;
+	char	   *redis_name;
 	char	   *key;
 
-	if (owner_of(r, &database, &wire_name, &key))
-		metrics_add(metrics_slot(wire_name), fate == FATE_COMMITTED ? METRIC_SETTLE_COMMITTED :
+	if (owner_of(r, &database, &redis_name, &key))
+		metrics_add(metrics_slot(redis_name), fate == FATE_COMMITTED ? METRIC_SETTLE_COMMITTED :
 					fate == FATE_ABORTED ? METRIC_SETTLE_ABORTED : METRIC_SETTLE_UNKNOWN, 1);
 }
 
@@ -241,12 +241,12 @@ settle_detached(LibraryCall *call, const ListedReservation *r, uint32 epoch, voi
 	DetachedQuestion question = {.reservation = r, .stands = false};
 	int			grace = *(int *) arg;
 	Oid			database;
-	char	   *wire_name;
+	char	   *redis_name;
 	char	   *key;
 	MemoryContext context = CurrentMemoryContext;
 	bool		asked;
 
-	if (!fence_stamp_is_detached(r->stamp, NULL) || r->age_ms < grace || !owner_of(r, &database, &wire_name, &key) ||
+	if (!fence_stamp_is_detached(r->stamp, NULL) || r->age_ms < grace || !owner_of(r, &database, &redis_name, &key) ||
 		database != MyDatabaseId || fence_stamp_fate(r->stamp, NULL) == FATE_IN_PROGRESS)
 		return true;
 	worker_begin_transaction();
@@ -282,9 +282,9 @@ settle_all_detached(void)
  */
 
 static void
-audit_domain(void *wire_name)
+audit_domain(void *redis_name)
 {
-	Domain	   *domain = domain_by_wire_name(wire_name);
+	Domain	   *domain = domain_by_redis_name(redis_name);
 	int64		counts[RELATION_COUNT] = {0};
 	int			most = (int) Min(ceil(setting_audit_rate * AUDIT_EVERY), 100000);
 
@@ -309,7 +309,7 @@ audit_database(void)
 		DomainRef  *ref = list_nth(domains, (first + i) % n);
 
 		CHECK_FOR_INTERRUPTS();
-		(void) guarded(audit_domain, ref->wire_name, ref->wire_name, ref->wire_name);
+		(void) guarded(audit_domain, ref->redis_name, ref->redis_name, ref->redis_name);
 	}
 	worker_end_transaction();
 }
@@ -428,14 +428,14 @@ settle_or_note(LibraryCall *call, const ListedReservation *r, uint32 epoch, void
 {
 	Settling   *settling = arg;
 	Oid			database;
-	char	   *wire_name;
+	char	   *redis_name;
 	char	   *key;
 	StampFate	fate;
 	MemoryContext caller;
 
-	if (!owner_of(r, &database, &wire_name, &key))
+	if (!owner_of(r, &database, &redis_name, &key))
 		return true;
-	settling->pending[metrics_slot(wire_name)] += Max(r->fences, 1);
+	settling->pending[metrics_slot(redis_name)] += Max(r->fences, 1);
 	if (r->age_ms < settling->grace || (fate = fence_stamp_fate(r->stamp, NULL)) == FATE_IN_PROGRESS)
 		return true;
 	if (!fence_stamp_is_detached(r->stamp, NULL))
@@ -461,7 +461,7 @@ note_counts(List *all, const int64 *pending)
 	foreach(cell, all)
 	{
 		DomainCounts *counts = lfirst(cell);
-		MetricSlot	slot = metrics_slot(counts->wire_name);
+		MetricSlot	slot = metrics_slot(counts->redis_name);
 
 		for (int i = 0; i < COUNTED; i++)
 			metrics_add(slot, metrics[i], counts->counted[i]);

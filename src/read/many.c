@@ -488,12 +488,12 @@ static ManyItem
 item_of_name(const char *fence)
 {
 	Oid			database;
-	char	   *wire_name;
+	char	   *redis_name;
 	char	   *key;
 	Domain	   *domain = NULL;
 
-	if (key_parse_fence_name(fence, &database, &wire_name, &key))
-		domain = domain_by_wire_name(wire_name);
+	if (key_parse_fence_name(fence, &database, &redis_name, &key))
+		domain = domain_by_redis_name(redis_name);
 	if (domain == NULL || !key_is_canonical(domain, key) || strcmp(key_fence_name(domain, key), fence) != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),

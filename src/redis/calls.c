@@ -200,21 +200,21 @@ call_end(Call *call, uint32 epoch, const char *ended)
 }
 
 void
-call_domain_reserve(Call *call, uint32 epoch, const char *wire_name, const char *stamp, int64 ended)
+call_domain_reserve(Call *call, uint32 epoch, const char *redis_name, const char *stamp, int64 ended)
 {
-	make(call, "FCALL", "fence_domain_reserve", 0, "hssn", epoch, wire_name, stamp, ended);
+	make(call, "FCALL", "fence_domain_reserve", 0, "hssn", epoch, redis_name, stamp, ended);
 }
 
 void
-call_domain_end(Call *call, uint32 epoch, const char *wire_name, const char *stamp, bool committed)
+call_domain_end(Call *call, uint32 epoch, const char *redis_name, const char *stamp, bool committed)
 {
-	make(call, "FCALL", "fence_domain_end", 0, "hsss", epoch, wire_name, stamp, committed ? "committed" : "aborted");
+	make(call, "FCALL", "fence_domain_end", 0, "hsss", epoch, redis_name, stamp, committed ? "committed" : "aborted");
 }
 
 void
-call_announce(Call *call, uint32 epoch, const char *wire_name, int64 id, const char *publish, uint32 grant)
+call_announce(Call *call, uint32 epoch, const char *redis_name, int64 id, const char *publish, uint32 grant)
 {
-	make(call, "FCALL", "fence_announce", 0, "Nesnsn", epoch, wire_name, id, publish, (int64) grant);
+	make(call, "FCALL", "fence_announce", 0, "Nesnsn", epoch, redis_name, id, publish, (int64) grant);
 }
 
 void

@@ -72,9 +72,9 @@ extern void call_set(Call *call, const char *key, const char *value, size_t len,
 /* Writers; epoch: the number. call_reserve is fence_write with one fence and nothing else. */
 extern void call_reserve(Call *call, uint32 epoch, const char *stamp, const char *fence);
 extern void call_end(Call *call, uint32 epoch, const char *ended);
-extern void call_domain_reserve(Call *call, uint32 epoch, const char *wire_name, const char *stamp, int64 ended);
-extern void call_domain_end(Call *call, uint32 epoch, const char *wire_name, const char *stamp, bool committed);
-extern void call_announce(Call *call, uint32 epoch, const char *wire_name, int64 id, const char *publish, uint32 grant);
+extern void call_domain_reserve(Call *call, uint32 epoch, const char *redis_name, const char *stamp, int64 ended);
+extern void call_domain_end(Call *call, uint32 epoch, const char *redis_name, const char *stamp, bool committed);
+extern void call_announce(Call *call, uint32 epoch, const char *redis_name, int64 id, const char *publish, uint32 grant);
 extern void call_remove(Call *call, uint32 epoch, const char *fence, const char *seen);
 
 /* The patrol and the views. cursor "" to begin. */

@@ -331,7 +331,7 @@ library_announce(LibraryCall *call, uint32 epoch, uint32 grant, List *domains)
 		DomainRef  *domain = lfirst(cell);
 		Call		question;
 
-		call_announce(&question, epoch, domain->wire_name, domain->id, domain->publish, grant);
+		call_announce(&question, epoch, domain->redis_name, domain->id, domain->publish, grant);
 		if (!library_tell(call, &question))
 			return false;
 	}
@@ -368,11 +368,11 @@ library_reserve(LibraryCall *call, uint32 epoch, const char *stamp, const char *
 }
 
 bool
-library_domain_reserve(LibraryCall *call, uint32 epoch, const char *wire_name, const char *stamp)
+library_domain_reserve(LibraryCall *call, uint32 epoch, const char *redis_name, const char *stamp)
 {
 	Call		question;
 
-	call_domain_reserve(&question, epoch, wire_name, stamp, 0);
+	call_domain_reserve(&question, epoch, redis_name, stamp, 0);
 	return expect_grant(call, library_ask(call, &question));
 }
 
@@ -431,7 +431,7 @@ library_take_counts(LibraryCall *call, List **list)
 	{
 		DomainCounts *counts = palloc(sizeof(DomainCounts));
 
-		counts->wire_name = pstrdup(calls_string(reply, i));
+		counts->redis_name = pstrdup(calls_string(reply, i));
 		for (int c = 0; c < COUNTED; c++)
 			counts->counted[c] = strtoll(calls_string(reply, i + 1 + c), NULL, 10);
 		*list = lappend(*list, counts);

@@ -701,7 +701,7 @@ keep_announcement(const DomainRef *domain, FenceWord word, uint32 grant)
 	Call		call;
 	Letter		letter;
 
-	call_announce(&call, WORD_EPOCH(word), domain->wire_name, domain->id, domain->publish, grant);
+	call_announce(&call, WORD_EPOCH(word), domain->redis_name, domain->id, domain->publish, grant);
 	if (calls_encode(&draft, &call) &&
 		draft_letter(&letter, LETTER_END_DOMAIN, word, LETTER_TO_ALL, (LetterCount) {.slot = METRIC_OTHER_SLOT}))
 		(void) keep_letter(&letter);

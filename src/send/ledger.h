@@ -29,7 +29,7 @@ typedef enum ReservationKind
 typedef struct Reservation
 {
 	ReservationKind kind;
-	const char *name;			/* fence name, or the domain's wire name; the hash key */
+	const char *name;			/* fence name, or the domain's Redis name; the hash key */
 	FailurePolicy policy;
 	int64		domain_id;
 	MetricSlot	metrics;		/* of the domain */

@@ -290,14 +290,14 @@ fence_commit(PG_FUNCTION_ARGS)
 	int64		version = take_row(fcinfo, "fence.commit()", &name, &stored);
 	Domain	   *domain = domain_by_name(name, false);
 	Oid			database;
-	char	   *wire_name;
+	char	   *redis_name;
 	char	   *key;
 
 	/*
 	 * Where the caller stores the versions, this transaction takes the key over with a reservation of its own, as begin_write would:
 	 * for the version that was reserved, or one above what others have written meanwhile.
 	 */
-	if (domain->scope == SCOPE_MANUAL && key_parse_fence_name(full_name(stored), &database, &wire_name, &key))
+	if (domain->scope == SCOPE_MANUAL && key_parse_fence_name(full_name(stored), &database, &redis_name, &key))
 		version = explicit_write(domain, key, version - 1);
 	PG_RETURN_INT64(version);
 }
