@@ -113,7 +113,7 @@ policy_is_error(void)
 }
 
 /*
- * OPEN: every applied version acknowledged under this very word, then the marker, then the same word still. True:
+ * OPEN: every applied version acknowledged under this very word, then the commit flag, then the same word still. True:
  * commit. False: look at the word again.
  */
 static bool
@@ -124,10 +124,10 @@ commit_open(FenceWord word, int *failures, CommitWait *wait)
 	if (coordinator_reserve_all(word, give_up_at))
 	{
 		fence_test_point("before-marker");
-		fence_marker_set(WORD_EPOCH(word));
+		fence_commit_flag_set(WORD_EPOCH(word));
 		if (fence_word() == word)
 			return true;
-		fence_marker_clear();
+		fence_commit_flag_clear();
 		return false;
 	}
 
@@ -202,12 +202,12 @@ commit_closed(FenceWord word, CommitWait *wait)
 		return false;
 	}
 	fence_test_point("before-bypass");
-	fence_marker_set(MARKER_BYPASS);
+	fence_commit_flag_set(COMMIT_FLAG_BYPASS);
 	pg_atomic_write_u32(&fence_shared->bypassed, 1);
 	pg_memory_barrier();
 	if (fence_word() != word || !fence_lease_bound_passed())
 	{
-		fence_marker_clear();
+		fence_commit_flag_clear();
 		return false;
 	}
 	count_bypass();
@@ -219,7 +219,7 @@ commit_closed(FenceWord word, CommitWait *wait)
 	return true;
 }
 
-/* Returns when the transaction may commit, with its marker set. */
+/* Returns when the transaction may commit, with its commit flag set. */
 static void
 wait_until_ready(void)
 {
@@ -299,7 +299,7 @@ after_commit(void)
 	fence_test_point("before-commit-message");
 	coordinator_commit();
 	fence_test_point("after-commit-message");
-	fence_marker_clear();
+	fence_commit_flag_clear();
 	if (ledger_catalog_has_changed())
 	{
 		pg_atomic_fetch_add_u32(&fence_shared->catalog_serial, 1);
@@ -337,7 +337,7 @@ transaction_callback(XactEvent event, void *arg)
 			if (!ledger_is_empty())
 			{
 				coordinator_forget();
-				fence_marker_clear();
+				fence_commit_flag_clear();
 			}
 			break;
 		case XACT_EVENT_COMMIT:
@@ -354,7 +354,7 @@ transaction_callback(XactEvent event, void *arg)
 		case XACT_EVENT_ABORT:
 			if (!ledger_is_empty())
 			{
-				fence_marker_clear();
+				fence_commit_flag_clear();
 				fence_test_point("abort");
 				coordinator_abort();
 			}

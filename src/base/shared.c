@@ -19,7 +19,7 @@
 FenceShared *fence_shared = NULL;
 
 static int
-marker_count(void)
+commit_flag_count(void)
 {
 	return MaxBackends + NUM_AUXILIARY_PROCS;
 }
@@ -27,7 +27,7 @@ marker_count(void)
 Size
 shared_size(void)
 {
-	return add_size(offsetof(FenceShared, markers), mul_size(marker_count(), sizeof(pg_atomic_uint64)));
+	return add_size(offsetof(FenceShared, commit_flags), mul_size(commit_flag_count(), sizeof(pg_atomic_uint64)));
 }
 
 void
@@ -35,7 +35,7 @@ shared_initialise(void *memory)
 {
 	FenceShared *shared = memory;
 
-	memset(shared, 0, offsetof(FenceShared, markers));
+	memset(shared, 0, offsetof(FenceShared, commit_flags));
 	shared->lock = &GetNamedLWLockTranche("pgcache_fence")->lock;
 	pg_atomic_init_u64(&shared->word, 0);
 	pg_atomic_init_u64(&shared->epoch_random, 0);
@@ -56,9 +56,9 @@ shared_initialise(void *memory)
 	shared->since = GetCurrentTimestamp();
 	for (int i = 0; i < LOG_TIMES; i++)
 		pg_atomic_init_u64(&shared->logged[i], 0);
-	shared->nmarkers = marker_count();
-	for (int i = 0; i < shared->nmarkers; i++)
-		pg_atomic_init_u64(&shared->markers[i], MARKER_NONE);
+	shared->ncommit_flags = commit_flag_count();
+	for (int i = 0; i < shared->ncommit_flags; i++)
+		pg_atomic_init_u64(&shared->commit_flags[i], COMMIT_FLAG_NONE);
 }
 
 void

@@ -4,7 +4,7 @@
  *	  and what the keeper knows of the Redis processes.
  *
  * Lock protocol:
- *   - word, epoch_random, lease_bound, arming_until, bypassed, markers and counters are atomics; no lock.
+ *   - word, epoch_random, lease_bound, arming_until, bypassed, commit flags and counters are atomics; no lock.
  *     Every change of the word is a compare-and-swap on the exact word read (fence_word_change).
  *   - lock (an LWLock) protects reason, since and the table of nodes, the jobs and their reserves, and the repairs.
  *     Held for copies only, never while anything is sent or waited for, never in COMMIT or ABORT.
@@ -36,9 +36,9 @@ typedef uint64 FenceWord;
 #define WORD_EPOCH(w)	((uint32) (((w) >> 32) & 0x3FFFFFFF))
 #define WORD_MAX_EPOCH	0x3FFFFFFF
 
-/* Marker of a backend between its last look at the word and the end of its commit */
-#define MARKER_NONE		UINT64CONST(0)
-#define MARKER_BYPASS	PG_UINT64_MAX	/* commits without reservations */
+/* Commit flag of a backend, between its last look at the word and the end of its commit */
+#define COMMIT_FLAG_NONE		UINT64CONST(0)
+#define COMMIT_FLAG_BYPASS	PG_UINT64_MAX	/* commits without reservations */
 /* any other value: the epoch number, commits with reservations of that epoch */
 
 #define MAX_NODES		100		/* below SLOT_NOBODY */
@@ -173,8 +173,8 @@ typedef struct FenceShared
 	/* of keeper and patrol; each written by its owner only, read without lock; NULL: not running */
 	struct Latch *latches[JOBS_OF_COUNT];
 
-	int			nmarkers;
-	pg_atomic_uint64 markers[FLEXIBLE_ARRAY_MEMBER];	/* by process number */
+	int			ncommit_flags;
+	pg_atomic_uint64 commit_flags[FLEXIBLE_ARRAY_MEMBER];	/* by process number */
 } FenceShared;
 
 extern FenceShared *fence_shared;	/* NULL: the library was not preloaded */

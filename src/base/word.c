@@ -2,7 +2,7 @@
  * base/word.c
  *	  Changes of the state that all backends agree on; see word.h.
  *
- * Owns: every change of the word, of lease_bound and of the markers (doc/protocol.md, "State").
+ * Owns: every change of the word, of lease_bound and of the commit flags (doc/protocol.md, "State").
  */
 #include "postgres.h"
 
@@ -79,34 +79,34 @@ fence_word_expire(void)
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
- * Markers and the bound of all leases
+ * Commit flags and the bound of all leases
  * -----------------------------------------------------------------------------------------------------------------
  */
 
 void
-fence_marker_set(uint64 marker)
+fence_commit_flag_set(uint64 flag)
 {
-	pg_atomic_write_u64(&fence_shared->markers[fence_process_number()], marker);
+	pg_atomic_write_u64(&fence_shared->commit_flags[fence_process_number()], flag);
 	pg_memory_barrier();
 }
 
 void
-fence_marker_clear(void)
+fence_commit_flag_clear(void)
 {
-	/* whatever the commit did must be visible before the marker goes */
+	/* whatever the commit did must be visible before the flag goes */
 	pg_memory_barrier();
-	pg_atomic_write_u64(&fence_shared->markers[fence_process_number()], MARKER_NONE);
+	pg_atomic_write_u64(&fence_shared->commit_flags[fence_process_number()], COMMIT_FLAG_NONE);
 }
 
 bool
-fence_marker_exists(bool bypass)
+fence_commit_flag_exists(bool bypass)
 {
 	pg_memory_barrier();
-	for (int i = 0; i < fence_shared->nmarkers; i++)
+	for (int i = 0; i < fence_shared->ncommit_flags; i++)
 	{
-		uint64		marker = pg_atomic_read_u64(&fence_shared->markers[i]);
+		uint64		flag = pg_atomic_read_u64(&fence_shared->commit_flags[i]);
 
-		if (marker != MARKER_NONE && (marker == MARKER_BYPASS) == bypass)
+		if (flag != COMMIT_FLAG_NONE && (flag == COMMIT_FLAG_BYPASS) == bypass)
 			return true;
 	}
 	return false;

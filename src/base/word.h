@@ -1,6 +1,6 @@
 /*
  * base/word.h
- *	  What changes the state in shared memory that all backends agree on: the word, the markers of those who are committing, and
+ *	  What changes the state in shared memory that all backends agree on: the word, the flags of those who are committing, and
  *	  the bound of all leases. The lock protocol is in shared.h; fence_word, there, reads the word.
  */
 #ifndef FENCE_WORD_H
@@ -30,12 +30,12 @@ extern void fence_state_now(FenceStateNow *now);
 /* Expired leases are everybody's affair: closes an OPEN or ARMING whose time has passed. Returns the word now. */
 extern FenceWord fence_word_expire(void);
 
-/* This process's marker. fence_marker_set ends with a full barrier. */
-extern void fence_marker_set(uint64 marker);
-extern void fence_marker_clear(void);
+/* The flag of this process. fence_commit_flag_set ends with a full barrier. */
+extern void fence_commit_flag_set(uint64 flag);
+extern void fence_commit_flag_clear(void);
 
-/* Whether any process has a marker: MARKER_BYPASS, or (bypass false) any other. */
-extern bool fence_marker_exists(bool bypass);
+/* Whether any process has its flag set: COMMIT_FLAG_BYPASS, or (bypass false) any other. */
+extern bool fence_commit_flag_exists(bool bypass);
 
 /* Raises lease_bound to at least that time. */
 extern void fence_lease_bound_raise(int64 until);

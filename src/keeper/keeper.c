@@ -243,7 +243,7 @@ nobody_commits(void)
 {
 	int64		deadline = fence_clock() + COMMITS_TAKE;
 
-	while (fence_marker_exists(false))
+	while (fence_commit_flag_exists(false))
 	{
 		if (fence_clock() > deadline)
 			return false;
@@ -327,7 +327,7 @@ open_new_epoch(FenceWord arming)
 	const char *missing;
 	FenceWord	next;
 
-	if (fence_marker_exists(false))
+	if (fence_commit_flag_exists(false))
 		return back_to_closed(arming, "waiting for transactions of the last epoch that are committing");
 	if (!fence_lease_bound_passed())
 		return back_to_closed(arming, "waiting until the leases of the last epoch are over");
@@ -454,7 +454,7 @@ try_open(FenceWord closed)
 	arming = fence_word();
 	if (WORD_STATE(arming) != FENCE_ARMING)
 		return false;
-	if (fence_marker_exists(true))
+	if (fence_commit_flag_exists(true))
 		return back_to_closed(arming, "waiting for transactions that commit without reservations");
 	return epoch_may_go_on(arming) ? go_on(arming) : open_new_epoch(arming);
 }

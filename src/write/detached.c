@@ -6,8 +6,8 @@
  * as the commit log is a transaction's. Redis holds it under the stamp "<stamp of the transaction that made it>.<id>", so
  * the patrol knows whom to ask. It is a veto on serving and nothing else: what writes the key has reservations of its own.
  *   - The row is inserted first and Redis asked second, both by one transaction, whose PRE_COMMIT treats it like a row that
- *     it wrote: acknowledged under the word, marker, the same word. So who is granted slots is told of the row (workers look
- *     after the markers are gone), or the transaction reserves again under the new word.
+ *     it wrote: acknowledged under the word, commit flag, the same word. So who is granted slots is told of the row (workers look
+ *     after the commit flags are gone), or the transaction reserves again under the new word.
  *   - A row is deleted by commit or abort, in their transaction, or by the patrol once the lease is over. Then the patrol ends
  *     the reservation in Redis.
  * Nothing here runs in COMMIT or ABORT but a flag.
