@@ -30,7 +30,7 @@ typedef enum LetterKind
 /* Instead of a node: to every process that was armed in the epoch; answered when all have answered. */
 #define LETTER_TO_ALL (-1)
 
-/* Bytes are in Redis' protocol: words as strings, of which many letters' go in one message; of a command all of it. */
+/* Bytes are in Redis' protocol: words as strings, of which many letters' go in one call; of a command all of it. */
 typedef struct Letter
 {
 	LetterKind	kind;

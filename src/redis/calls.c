@@ -278,7 +278,7 @@ calls_encode(RespBuffer *buffer, const Call *call)
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
- * Messages
+ * Calls of fence_write
  * -----------------------------------------------------------------------------------------------------------------
  */
 
@@ -314,12 +314,12 @@ make_head(char head[HEAD_LEN], const char *call, uint32 epoch, const char *stamp
 }
 
 bool
-calls_send_message(RedisConnection *conn, uint32 epoch, const Message *message)
+calls_send_write(RedisConnection *conn, uint32 epoch, const WriteCall *call)
 {
 	char		head[HEAD_LEN];
-	const RespBuffer *fences = &message->fences;
-	const RespBuffer *ends = &message->ends;
-	size_t		len = make_head(head, WRITE_CALL, epoch, fences->strings ? message->stamp : "-", fences->strings,
+	const RespBuffer *fences = &call->fences;
+	const RespBuffer *ends = &call->ends;
+	size_t		len = make_head(head, WRITE_CALL, epoch, fences->strings ? call->stamp : "-", fences->strings,
 								fences->strings + ends->strings);
 
 	return redis_send_raw(conn, head, len, ends->len + fences->len == 0) &&

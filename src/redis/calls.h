@@ -4,7 +4,7 @@
  *	  file knows it. (Effects, which are another library in all but name, have theirs in effects.c.)
  *
  * Questions and commands are built as a Call: strings that point to the caller's, and numbers that it keeps itself. What
- * transactions say is built as a Message instead: one call of fence_write that many add to. Both can be written into fixed
+ * transactions say is built as a WriteCall instead: one call of fence_write that many add to. Both can be written into fixed
  * buffers, so all of this is usable in COMMIT and ABORT unless it says otherwise: nothing here waits or raises.
  */
 #ifndef FENCE_REDIS_CALLS_H
@@ -96,43 +96,43 @@ extern void call_disarm(Call *call, const char *owner, uint32 timeline);
 extern bool calls_encode(RespBuffer *buffer, const Call *call);
 
 /* -----------------------------------------------------------------------------------------------------------------
- * Messages
+ * Calls of fence_write
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-#define MESSAGE_FENCES 128		/* in one message at most: bounds how long Redis is busy with it */
+#define WRITE_CALL_FENCES 128		/* in one call at most: bounds how long Redis is busy with it */
 
 /* Reservations of one stamp, and words that end transactions: of any */
-typedef struct Message
+typedef struct WriteCall
 {
 	char		stamp[64];		/* whose the fences are; empty: there are none */
-	RespBuffer		fences;
-	RespBuffer		ends;
-} Message;
+	RespBuffer	fences;
+	RespBuffer	ends;
+} WriteCall;
 
 static inline void
-message_clear(Message *message)
+write_call_clear(WriteCall *call)
 {
-	message->stamp[0] = '\0';
-	resp_clear(&message->fences);
-	resp_clear(&message->ends);
+	call->stamp[0] = '\0';
+	resp_clear(&call->fences);
+	resp_clear(&call->ends);
 }
 
-/* Whether the fence can be reserved with this message; reserves it. */
+/* Whether the fence can be reserved with this call; reserves it. */
 static inline bool
-message_takes(const Message *message, const char *stamp)
+write_call_takes(const WriteCall *call, const char *stamp)
 {
-	return message->fences.strings == 0 ||
-		(message->fences.strings < MESSAGE_FENCES && resp_has_room(&message->fences, RESP_BUFFER_BYTES / 2) &&
-		 strcmp(message->stamp, stamp) == 0);
+	return call->fences.strings == 0 ||
+		(call->fences.strings < WRITE_CALL_FENCES && resp_has_room(&call->fences, RESP_BUFFER_BYTES / 2) &&
+		 strcmp(call->stamp, stamp) == 0);
 }
 
 static inline void
-message_reserve(Message *message, const char *stamp, const char *fence)
+write_call_reserve(WriteCall *call, const char *stamp, const char *fence)
 {
-	if (message->fences.strings == 0)
-		strlcpy(message->stamp, stamp, sizeof(message->stamp));
-	resp_string(&message->fences, fence);
+	if (call->fences.strings == 0)
+		strlcpy(call->stamp, stamp, sizeof(call->stamp));
+	resp_string(&call->fences, fence);
 }
 
 /*
@@ -142,8 +142,8 @@ message_reserve(Message *message, const char *stamp, const char *fence)
 #define END_WORD_LEN 96
 extern const char *calls_end_word(char word[END_WORD_LEN], const char *stamp, bool committed, int64 number);
 
-/* Queues the message as one call; ends: in Redis' protocol, instead of the message's own if not NULL. False: the connection failed. */
-extern bool calls_send_message(RedisConnection *conn, uint32 epoch, const Message *message);
+/* Queues the call. calls_send_ends: one that only ends transactions, by the words of that letter. False: the connection failed. */
+extern bool calls_send_write(RedisConnection *conn, uint32 epoch, const WriteCall *call);
 extern bool calls_send_ends(RedisConnection *conn, const Letter *letter);
 
 /*

@@ -625,7 +625,7 @@ keep_rows(const Target *target)
 	{
 		bool		stored = r->payload && r->number > 0;
 
-		if (!is_of(r, target) || !is_told(r) || !(stored || r->events) || n == MESSAGE_FENCES ||
+		if (!is_of(r, target) || !is_told(r) || !(stored || r->events) || n == WRITE_CALL_FENCES ||
 			rows.len + (stored ? strlen(r->payload) : 0) > STORE_BYTES)
 			continue;
 		calls_store_row(&rows, r->name, r->number, r->applied, stored ? r->ttl_ms : STORE_NOTHING, stored ? r->payload : "");

@@ -33,8 +33,8 @@ link_to(int node)
 	{
 		link->expected = MemoryContextAlloc(TopMemoryContext, LINK_ANSWERS * sizeof(Expected));
 		link->size = LINK_ANSWERS;
-		link->draft = MemoryContextAlloc(TopMemoryContext, sizeof(Message));
-		message_clear(link->draft);
+		link->draft = MemoryContextAlloc(TopMemoryContext, sizeof(WriteCall));
+		write_call_clear(link->draft);
 		nlinks = Max(nlinks, node + 1);
 	}
 	return link;
@@ -60,7 +60,7 @@ link_make_room(Link *link)
 	link->size *= 2;
 }
 
-/* Tells all that share the message that is first. */
+/* Tells all that share the call that is first. */
 static void
 deliver(Link *link, const redisReply *reply)
 {
@@ -83,7 +83,7 @@ link_hang_up(Link *link, const char *why)
 	redis_close(link->connection);
 	link->connection = NULL;
 	link_changes++;
-	message_clear(link->draft);
+	write_call_clear(link->draft);
 	link->sent = link->next;
 	while (link_is_busy(link))
 	{
@@ -153,7 +153,7 @@ void
 link_forget(Link *link)
 {
 	if (link_has_draft(link))
-		message_clear(link->draft);
+		write_call_clear(link->draft);
 	link->next = link->sent;
 	for (uint32 p = link->first; p != link->sent; p++)
 		link_expected(link, p)->owner = NULL;
@@ -254,7 +254,7 @@ link_connect(Link *link, int64 deadline, int64 pause, int times)
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
- * Messages
+ * Calls
  * -----------------------------------------------------------------------------------------------------------------
  */
 
@@ -286,8 +286,8 @@ link_send(Link *link)
 		return;
 	link_expected(link, link->next - 1)->last = true;
 	link->sent = link->next;
-	(void) calls_send_message(link->connection, link->draft_epoch, link->draft);
-	message_clear(link->draft);
+	(void) calls_send_write(link->connection, link->draft_epoch, link->draft);
+	write_call_clear(link->draft);
 }
 
 void

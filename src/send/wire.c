@@ -13,8 +13,8 @@
 #include "base/test_hooks.h"
 #include "send/wire.h"
 
-#define MAX_RIDERS		64		/* letters of others in one message */
-#define MAX_ANSWERS	(MESSAGE_FENCES + MAX_RIDERS)	/* to one message */
+#define MAX_RIDERS		64		/* letters of others in one call */
+#define MAX_ANSWERS	(WRITE_CALL_FENCES + MAX_RIDERS)	/* to one call */
 #define MAX_UNSENT		(1024 * 1024)	/* bytes of commands that Redis has not taken yet */
 #define CALL_AGAIN_US	INT64CONST(100000)	/* after a connection on which nothing was answered, */
 #define CALL_AGAIN_TIMES 5		/* and so many times what it took: it is not to take as long for each row of a statement */
@@ -90,7 +90,7 @@ call(Link *wire, int64 deadline)
 	return link_connect(wire, deadline, CALL_AGAIN_US, CALL_AGAIN_TIMES);
 }
 
-/* A wire that works, with room for what a message may hold. False: link_problem tells. */
+/* A wire that works, with room for what a call may hold. False: link_problem tells. */
 static bool
 get_ready(Link *wire, int64 deadline)
 {
@@ -107,7 +107,7 @@ get_through(Link *wire, int64 deadline)
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
- * Messages
+ * Calls
  * -----------------------------------------------------------------------------------------------------------------
  */
 
@@ -179,14 +179,14 @@ wire_reserve(Reservation *r, int node, FenceWord word, int64 deadline)
 {
 	Link	   *wire = wire_to(node);
 
-	if (link_has_draft(wire) && (wire->draft_epoch != WORD_EPOCH(word) || !message_takes(wire->draft, wire_stamp(r))))
+	if (link_has_draft(wire) && (wire->draft_epoch != WORD_EPOCH(word) || !write_call_takes(wire->draft, wire_stamp(r))))
 		(void) send_draft(wire);
 	if (!link_has_draft(wire) && !get_ready(wire, deadline))
 		return false;
 	r->letter = ++reservations;
 	r->by_courier = false;
 	wire->draft_epoch = WORD_EPOCH(word);
-	message_reserve(wire->draft, wire_stamp(r), r->name);
+	write_call_reserve(wire->draft, wire_stamp(r), r->name);
 	link_expect(wire, (Expected) {
 				.answer = answer_reservation, .owner = r, .number = r->letter, .process = -1, .count.slot = r->metrics
 	});

@@ -7,7 +7,7 @@
  * between would cost two more wake-ups. What ends transactions nobody waits for: it lies in the outbox, and whoever sends
  * a reservation to the same process takes it along (riders); the courier carries what nobody took.
  *
- * A wire is a link (link.h): operations for one process gather in its draft, and one message is one call of fence_write.
+ * A wire is a link (link.h): operations for one process gather in its draft, which goes as one call of fence_write.
  * Rules: nothing here decides whether a transaction may commit. After an error, timeout or interrupt the wire is hung up,
  * because a late reply would answer another question: reservations that were outstanding have to be sent again, riders are
  * left to the patrol.

@@ -174,7 +174,7 @@ main(void)
 	char		word[END_WORD_LEN];
 	StringInfoData rows = {.data = row_bytes};
 	StringInfoData command = {.data = command_bytes};
-	static Message message;
+	static WriteCall message;
 	Letter		letter = {.strings = 1, .bytes = "$5\r\nended\r\n", .len = 11};
 	Call		call;
 
@@ -222,15 +222,15 @@ main(void)
 	call_disarm(&call, "owner", TIMELINE);
 	print(&call);
 
-	message_clear(&message);
-	message_reserve(&message, "stamp", "fence");
-	message_reserve(&message, "stamp", "fence");
+	write_call_clear(&message);
+	write_call_reserve(&message, "stamp", "fence");
+	write_call_reserve(&message, "stamp", "fence");
 	resp_string(&message.ends, "ended");
 	resp_string(&message.ends, "ended");
-	(void) calls_send_message(NULL, 1, &message);
-	message_clear(&message);
-	message_reserve(&message, "stamp", "fence");
-	(void) calls_send_message(NULL, 1, &message);
+	(void) calls_send_write(NULL, 1, &message);
+	write_call_clear(&message);
+	write_call_reserve(&message, "stamp", "fence");
+	(void) calls_send_write(NULL, 1, &message);
 	(void) calls_send_ends(NULL, &letter);
 
 	calls_store_row(&rows, "fence", SINCE, VERSION, TTL_MS, "payload");
