@@ -230,28 +230,28 @@ metrics_window(int64 microseconds)
 }
 
 void
-metrics_count_end(const LetterCount *count, bool whole, LetterResult result)
+metrics_count_end(const MessageCount *count, bool whole, MessageResult result)
 {
 	DomainMetric commit = whole ? METRIC_DOMAIN_COMMIT_WRITTEN : METRIC_COMMIT_WRITTEN;
 	DomainMetric abort = whole ? METRIC_DOMAIN_ABORT_WRITTEN : METRIC_ABORT_WRITTEN;
 
-	StaticAssertStmt(METRIC_COMMIT_UNARMED == METRIC_COMMIT_WRITTEN + (int) LETTER_UNARMED &&
-					 METRIC_COMMIT_FAILED == METRIC_COMMIT_WRITTEN + (int) LETTER_LOST &&
-					 METRIC_ABORT_FAILED == METRIC_ABORT_WRITTEN + (int) LETTER_LOST &&
-					 METRIC_DOMAIN_COMMIT_FAILED == METRIC_DOMAIN_COMMIT_WRITTEN + (int) LETTER_LOST &&
-					 METRIC_DOMAIN_ABORT_FAILED == METRIC_DOMAIN_ABORT_WRITTEN + (int) LETTER_LOST,
-					 "results are listed in the order of LetterResult");
+	StaticAssertStmt(METRIC_COMMIT_UNARMED == METRIC_COMMIT_WRITTEN + (int) MESSAGE_UNARMED &&
+					 METRIC_COMMIT_FAILED == METRIC_COMMIT_WRITTEN + (int) MESSAGE_LOST &&
+					 METRIC_ABORT_FAILED == METRIC_ABORT_WRITTEN + (int) MESSAGE_LOST &&
+					 METRIC_DOMAIN_COMMIT_FAILED == METRIC_DOMAIN_COMMIT_WRITTEN + (int) MESSAGE_LOST &&
+					 METRIC_DOMAIN_ABORT_FAILED == METRIC_DOMAIN_ABORT_WRITTEN + (int) MESSAGE_LOST,
+					 "results are listed in the order of MessageResult");
 	if (count->slot == METRIC_EFFECTS)
 	{
-		metrics_add_server(result == LETTER_LOST ? SERVER_METRIC_EFFECT_APPLY_FAILED : SERVER_METRIC_EFFECT_APPLY_DONE,
+		metrics_add_server(result == MESSAGE_LOST ? SERVER_METRIC_EFFECT_APPLY_FAILED : SERVER_METRIC_EFFECT_APPLY_DONE,
 						   count->commits);
-		metrics_add_server(result == LETTER_LOST ? SERVER_METRIC_EFFECT_UNDO_FAILED : SERVER_METRIC_EFFECT_UNDO_DONE,
+		metrics_add_server(result == MESSAGE_LOST ? SERVER_METRIC_EFFECT_UNDO_FAILED : SERVER_METRIC_EFFECT_UNDO_DONE,
 						   count->aborts);
 		return;
 	}
 	metrics_add(count->slot, commit + (int) result, count->commits);
 	metrics_add(count->slot, abort + (int) result, count->aborts);
-	if (result == LETTER_WRITTEN && count->committed_at != 0)
+	if (result == MESSAGE_WRITTEN && count->committed_at != 0)
 		metrics_window(fence_clock() - count->committed_at);
 }
 

@@ -48,7 +48,7 @@ extern int	setting_default_ttl;	/* seconds */
 extern int	setting_tombstone_retention;	/* seconds */
 
 #define FILL_LEASE_MAX_MS 10000
-#define VALUE_LIMIT_MAX (512 * 1024)	/* half of what a letter to Redis may hold */
+#define VALUE_LIMIT_MAX (512 * 1024)	/* half of what a message to Redis may hold */
 #define LEASE_MAX_MS 60000		/* upper bound of pgcache_fence.lease: what an unknown lease counts as */
 
 extern void settings_define(void);

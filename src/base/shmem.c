@@ -10,7 +10,7 @@
 #include "storage/shmem.h"
 
 #include "base/metrics.h"
-#include "base/outbox.h"
+#include "base/send_queue.h"
 #include "base/shared.h"
 #include "base/shmem.h"
 
@@ -26,7 +26,7 @@ static const struct
 }			parts[] = {
 	{shared_size, shared_initialise, shared_use},
 	{metrics_size, metrics_initialise, metrics_use},
-	{outbox_size, outbox_initialise, outbox_use},
+	{send_queue_size, send_queue_initialise, send_queue_use},
 };
 
 static Size

@@ -5,7 +5,7 @@
  * Owns: the list of this transaction's effects, by savepoint level (memory: TopTransactionContext). The life cycle of all
  * kinds is here and in redis/effects.lua; effect_functions.c only says what each kind wants. A hold in Redis names the
  * subtransaction that made it, so its fate alone decides: apply if that is committed, else undo. COMMIT, ROLLBACK and
- * ROLLBACK TO say the one or the other on the wire that the hold went, without waiting, or post it as a letter (outbox.h) if
+ * ROLLBACK TO say the one or the other on the wire that the hold went, without waiting, or post it as a message (send_queue.h) if
  * there is none any more; what does not arrive is settled by the patrol (effect_patrol.c), or by whoever finds the hold in his
  * way.
  *

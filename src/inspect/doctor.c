@@ -17,7 +17,7 @@
 #include "utils/resowner.h"
 
 #include "base/metrics.h"
-#include "base/outbox.h"
+#include "base/send_queue.h"
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/word.h"
@@ -108,7 +108,7 @@ check_workers(Report *report)
 		return;					/* the others begin when it ends, and fences are opened then */
 	if (fence_shared->latches[JOBS_OF_PATROL] == NULL)
 		put_finding(report, "error", "the patrol is not running: nothing is settled", hint);
-	if (!outbox_is_served())
+	if (!send_queue_is_served())
 		put_finding(report, "error", "the courier is not running: no transaction reaches Redis", hint);
 }
 

@@ -288,7 +288,7 @@ list_nodes(FunctionCallInfo fcinfo, PutPage put_page, const char *what)
 
 	shared_require();
 	InitMaterializedSRF(fcinfo, 0);
-	coordinator_await_letters();	/* what this backend has said is to be seen */
+	coordinator_await_messages();	/* what this backend has said is to be seen */
 	n = fence_copy_nodes(nodes);
 	/* of several, those that were not armed have nothing of this epoch */
 	for (int i = 0; i < n; i++)

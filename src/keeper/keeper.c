@@ -24,7 +24,7 @@
 #include "base/compat.h"
 #include "base/jobs.h"
 #include "base/metrics.h"
-#include "base/outbox.h"
+#include "base/send_queue.h"
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/stamp.h"
@@ -409,7 +409,7 @@ try_open(FenceWord closed)
 
 	if (WORD_STATE(closed) == FENCE_ARMING)
 		return false;
-	if (outbox_is_stuck(timeout_us() + COURIER_RESTART_US))
+	if (send_queue_is_stuck(timeout_us() + COURIER_RESTART_US))
 		return back_to_closed(closed, "the courier does not carry what writers have to say");
 	if (!databases_load(error))
 		return back_to_closed(closed, error);
@@ -484,7 +484,7 @@ heartbeat(FenceWord word, char *error)
 	look_for_standbys();
 	if (!fence_epoch_text(word, epoch))
 		return true;
-	if (outbox_is_stuck(timeout_us() + COURIER_RESTART_US))
+	if (send_queue_is_stuck(timeout_us() + COURIER_RESTART_US))
 	{
 		strlcpy(error, "the courier does not carry what writers have to say", REASON_LEN);
 		return false;

@@ -55,7 +55,7 @@
 #define AUDIT_EVERY		10		/* seconds between audits of a database, and prunings of its tombstones */
 #define MAX_PRUNED		10000	/* tombstones pruned at once */
 #define ROUND_LIMIT		INT64CONST(10000000)	/* microseconds that a round may take: other databases wait for theirs */
-#define LETTERS_TAKE	50		/* milliseconds for what a commit has posted to be carried, before the patrol looks at what it left */
+#define MESSAGES_TAKE	50		/* milliseconds for what a commit has posted to be carried, before the patrol looks at what it left */
 #define ROUND_LOCK_WAIT	"20ms"	/* for a table that somebody has locked, once in a round */
 
 /* Duties of a round */
@@ -655,7 +655,7 @@ fence_patrol_main(Datum arg)
 		}
 		/* who woke it has just posted what ends its own reservations; the patrol's end would make their fences go */
 		if (wanted)
-			(void) WaitLatch(NULL, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, LETTERS_TAKE, wait_event_worker());
+			(void) WaitLatch(NULL, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, MESSAGES_TAKE, wait_event_worker());
 		MemoryContextSwitchTo(loop);
 		patrol(wanted, fence_clock() > audit_next);
 		if (fence_clock() > audit_next)

@@ -328,12 +328,12 @@ calls_send_write(RedisConnection *conn, uint32 epoch, const WriteCall *call)
 }
 
 bool
-calls_send_ends(RedisConnection *conn, const Letter *letter)
+calls_send_ends(RedisConnection *conn, const Message *message)
 {
 	char		head[HEAD_LEN];
-	size_t		len = make_head(head, WRITE_CALL, letter->epoch, "-", 0, letter->strings);
+	size_t		len = make_head(head, WRITE_CALL, message->epoch, "-", 0, message->strings);
 
-	return redis_send_raw(conn, head, len, 0) && redis_send_raw(conn, letter->bytes, letter->len, 1);
+	return redis_send_raw(conn, head, len, 0) && redis_send_raw(conn, message->bytes, message->len, 1);
 }
 
 static void
@@ -386,12 +386,12 @@ calls_granted(const redisReply *reply)
 	return reply->type == REDIS_REPLY_INTEGER && reply->integer > 0 ? reply->integer : 0;
 }
 
-LetterResult
+MessageResult
 calls_result(const redisReply *reply)
 {
 	if (reply == NULL || reply->type == REDIS_REPLY_ERROR)
-		return LETTER_LOST;
-	return (reply->type == REDIS_REPLY_INTEGER && reply->integer == 0) || calls_is(reply, "unarmed") ? LETTER_UNARMED : LETTER_WRITTEN;
+		return MESSAGE_LOST;
+	return (reply->type == REDIS_REPLY_INTEGER && reply->integer == 0) || calls_is(reply, "unarmed") ? MESSAGE_UNARMED : MESSAGE_WRITTEN;
 }
 
 void

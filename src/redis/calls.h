@@ -12,7 +12,7 @@
 
 #include "lib/stringinfo.h"
 
-#include "base/outbox.h"
+#include "base/send_queue.h"
 #include "base/shared.h"
 #include "redis/connection.h"
 #include "redis/resp.h"
@@ -142,9 +142,9 @@ write_call_reserve(WriteCall *call, const char *stamp, const char *fence)
 #define END_WORD_LEN 96
 extern const char *calls_end_word(char word[END_WORD_LEN], const char *stamp, bool committed, int64 number);
 
-/* Queues the call. calls_send_ends: one that only ends transactions, by the words of that letter. False: the connection failed. */
+/* Queues the call. calls_send_ends: one that only ends transactions, by the words of that message. False: the connection failed. */
 extern bool calls_send_write(RedisConnection *conn, uint32 epoch, const WriteCall *call);
-extern bool calls_send_ends(RedisConnection *conn, const Letter *letter);
+extern bool calls_send_ends(RedisConnection *conn, const Message *message);
 
 /*
  * What a transaction tells of rows: fence_store, as a whole command in Redis' protocol. Rows are appended to one buffer; then
@@ -165,7 +165,7 @@ extern void calls_finish_store(StringInfo command, uint32 epoch, const char *sta
 extern int64 calls_granted(const redisReply *reply);
 
 /* What a reply, or NULL: none, means for what was to end or be told: of fence_write, _store, _domain_end, _announce, effects'. */
-extern LetterResult calls_result(const redisReply *reply);
+extern MessageResult calls_result(const redisReply *reply);
 
 /* Why a reply does not grant, in words for people. */
 extern void calls_refusal(const redisReply *reply, char *text, size_t size);

@@ -269,7 +269,7 @@ library_probe_writes(LibraryCall *call)
 
 	call_end(&question, 0, "probe");
 	reply = library_ask(call, &question);
-	passes = reply != NULL && calls_result(reply) == LETTER_UNARMED;
+	passes = reply != NULL && calls_result(reply) == MESSAGE_UNARMED;
 	if (reply != NULL)
 	{
 		if (!passes)

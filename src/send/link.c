@@ -162,12 +162,12 @@ link_forget(Link *link)
 void
 link_answer_end(const Expected *e, const redisReply *reply)
 {
-	LetterResult result = calls_result(reply);
+	MessageResult result = calls_result(reply);
 
 	metrics_count_end(&e->count, false, result);
 	if (e->process >= 0)
-		outbox_give_answer(e->process, e->number, reply ? ANSWER_GRANTED : ANSWER_FAILED);
-	if (result == LETTER_LOST)
+		send_queue_give_answer(e->process, e->number, reply ? ANSWER_GRANTED : ANSWER_FAILED);
+	if (result == MESSAGE_LOST)
 		fence_wake_patrol();	/* unarmed means a newer epoch: nothing is left there to end */
 }
 
@@ -259,17 +259,17 @@ link_connect(Link *link, int64 deadline, int64 pause, int times)
  */
 
 bool
-link_fits(const Link *link, const Letter *letter)
+link_fits(const Link *link, const Message *message)
 {
-	return resp_has_room(&link->draft->ends, letter->len) && link->draft->ends.strings + letter->strings <= LINK_WORDS &&
-		(link->draft_epoch == letter->epoch || !link_has_draft(link));
+	return resp_has_room(&link->draft->ends, message->len) && link->draft->ends.strings + message->strings <= LINK_WORDS &&
+		(link->draft_epoch == message->epoch || !link_has_draft(link));
 }
 
 void
-link_add(Link *link, const Letter *letter)
+link_add(Link *link, const Message *message)
 {
-	link->draft_epoch = letter->epoch;
-	resp_strings(&link->draft->ends, letter->strings, letter->bytes, letter->len);
+	link->draft_epoch = message->epoch;
+	resp_strings(&link->draft->ends, message->strings, message->bytes, message->len);
 }
 
 void
@@ -300,13 +300,13 @@ link_expect_command(Link *link, Expected expected)
 }
 
 void
-link_send_letter(Link *link, const Letter *letter, Expected expected)
+link_send_message(Link *link, const Message *message, Expected expected)
 {
 	link_expect_command(link, expected);
-	if (letter->kind == LETTER_END)
-		(void) calls_send_ends(link->connection, letter);
+	if (message->kind == MESSAGE_END)
+		(void) calls_send_ends(link->connection, message);
 	else
-		(void) redis_send_raw(link->connection, letter->bytes, letter->len, 1);
+		(void) redis_send_raw(link->connection, message->bytes, message->len, 1);
 }
 
 bool

@@ -1,7 +1,7 @@
 /*
  * send/link.h
  *	  One connection to each Redis process of the table of nodes, and the answers that are outstanding on it. Backends reserve and
- *	  ask on theirs (wire.c), the courier carries letters on its own (courier.c).
+ *	  ask on theirs (wire.c), the courier carries messages on its own (courier.c).
  *
  * Owns: the table of this process's links: to which node each leads, the ring of expected answers, and the draft of the next
  * call. Who is told an answer, and who waits for it, is the caller's affair.
@@ -19,7 +19,7 @@
 #ifndef FENCE_LINK_H
 #define FENCE_LINK_H
 
-#include "base/outbox.h"
+#include "base/send_queue.h"
 #include "base/shared.h"
 #include "redis/calls.h"
 
@@ -38,9 +38,9 @@ struct Expected
 	LinkAnswer	answer;
 	void	   *owner;			/* these are the caller's, for `answer` */
 	uint64		number;
-	int			process;		/* the sender of the letter of that number, which is answered; -1: it is no letter, or was answered */
+	int			process;		/* the sender of the message of that number, which is answered; -1: it is no message, or was answered */
 	bool		last;			/* of its call; set by link.c */
-	LetterCount count;
+	MessageCount count;
 };
 
 typedef struct Link
@@ -118,9 +118,9 @@ link_room(const Link *link)
 
 extern void link_make_room(Link *link);
 
-/* Whether the draft takes the letter's words (LETTER_END), which are of its epoch; adds them. Usable in COMMIT and ABORT. */
-extern bool link_fits(const Link *link, const Letter *letter);
-extern void link_add(Link *link, const Letter *letter);
+/* Whether the draft takes the message's words (MESSAGE_END), which are of its epoch; adds them. Usable in COMMIT and ABORT. */
+extern bool link_fits(const Link *link, const Message *message);
+extern void link_add(Link *link, const Message *message);
 
 /* Expects the answer to what was added to the draft. There has to be room for an answer. Usable in COMMIT and ABORT. */
 extern void link_expect(Link *link, Expected expected);
@@ -131,8 +131,8 @@ extern void link_send(Link *link);
 /* Queues the draft, and expects the answer to a command that is queued next. Usable in COMMIT and ABORT. */
 extern void link_expect_command(Link *link, Expected expected);
 
-/* Queues one letter behind the draft, as a call of its own, and expects its answer. Usable in COMMIT and ABORT. */
-extern void link_send_letter(Link *link, const Letter *letter, Expected expected);
+/* Queues one message behind the draft, as a call of its own, and expects its answer. Usable in COMMIT and ABORT. */
+extern void link_send_message(Link *link, const Message *message, Expected expected);
 
 /* Queues the draft, and writes what the socket takes. False: there is no connection (any more). Usable in COMMIT and ABORT. */
 extern bool link_flush(Link *link);
@@ -151,7 +151,7 @@ extern void link_forget(Link *link);
 
 /* ---- answers that more than one kind of process expects ---- */
 
-/* A letter or an operation that ends something, other than a whole domain: counted, its sender answered, the patrol woken if lost. */
+/* A message or an operation that ends something, other than a whole domain: counted, its sender answered, the patrol woken if lost. */
 extern void link_answer_end(const Expected *expected, const redisReply *reply);
 
 /* Whether the reservation of a row was granted, and its number: counted. 0: link_problem tells why it was not. */
