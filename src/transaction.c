@@ -81,7 +81,7 @@ lease_takes(void)
 static void
 raise_if_late(const CommitWait *wait)
 {
-	int64		margin = lease_takes() + 4 * setting_timeout * INT64CONST(1000);
+	int64		margin = lease_takes() + 4 * setting_timeout_us();
 	int64		bound = (int64) pg_atomic_read_u64(&fence_shared->lease_bound);
 	int64		longest = wait->started + LEASE_MAX_MS * INT64CONST(1000);
 
@@ -119,7 +119,7 @@ policy_is_error(void)
 static bool
 commit_open(FenceWord word, int *failures, CommitWait *wait)
 {
-	int64		give_up_at = wait->started + MAX_TIMEOUTS * setting_timeout * INT64CONST(1000);
+	int64		give_up_at = wait->started + MAX_TIMEOUTS * setting_timeout_us();
 
 	if (coordinator_reserve_all(word, give_up_at))
 	{
@@ -170,7 +170,7 @@ keeper_is_to_look(CommitWait *wait)
 		pg_atomic_fetch_add_u32(&fence_shared->catalog_serial, 1);
 		fence_wake_keeper_process();
 	}
-	return wait->asked_to_look && fence_clock() < wait->started + MAX_TIMEOUTS * setting_timeout * INT64CONST(1000);
+	return wait->asked_to_look && fence_clock() < wait->started + MAX_TIMEOUTS * setting_timeout_us();
 }
 
 /*

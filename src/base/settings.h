@@ -51,6 +51,13 @@ extern int	setting_tombstone_retention;	/* seconds */
 #define VALUE_LIMIT_MAX (512 * 1024)	/* half of what a message to Redis may hold */
 #define LEASE_MAX_MS 60000		/* upper bound of pgcache_fence.lease: what an unknown lease counts as */
 
+/* pgcache_fence.timeout in microseconds, as fence_clock() counts. */
+static inline int64
+setting_timeout_us(void)
+{
+	return setting_timeout * INT64CONST(1000);
+}
+
 extern void settings_define(void);
 extern bool settings_serves_database(const char *datname);
 

@@ -272,7 +272,7 @@ check_library(Report *report, LibraryCall *call, const char *name)
 static void
 check_node(Report *report, const FenceNode *node)
 {
-	LibraryCall call = {.deadline = fence_clock() + setting_timeout * INT64CONST(1000)};
+	LibraryCall call = {.deadline = fence_clock() + setting_timeout_us()};
 	const char *name = node->address.is_unix ? psprintf("at %s", node->address.host) :
 		psprintf("at %s, port %d", node->address.host, node->address.port);
 

@@ -249,7 +249,7 @@ put_effects_page(LibraryCall *call, char **cursor, ReturnSetInfo *rsinfo)
 static void
 list_node(ReturnSetInfo *rsinfo, const RedisEndpoint *address, PutPage put_page, const char *what)
 {
-	LibraryCall call = {.deadline = fence_clock() + setting_timeout * INT64CONST(1000)};
+	LibraryCall call = {.deadline = fence_clock() + setting_timeout_us()};
 	char	   *cursor = pstrdup("");
 
 	if (!library_open(&call, address))
@@ -260,7 +260,7 @@ list_node(ReturnSetInfo *rsinfo, const RedisEndpoint *address, PutPage put_page,
 	{
 		do
 		{
-			call.deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+			call.deadline = fence_clock() + setting_timeout_us();
 			if (!put_page(&call, &cursor, rsinfo))
 			{
 				/* no library: nothing of ours */

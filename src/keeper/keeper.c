@@ -51,12 +51,6 @@ static int64 stay_closed_until = 0;
 static int64 retry_pause = RETRY_FIRST;
 
 static int64
-timeout_us(void)
-{
-	return setting_timeout * INT64CONST(1000);
-}
-
-static int64
 lease_us(void)
 {
 	return setting_lease * INT64CONST(1000);
@@ -161,7 +155,7 @@ static bool
 grant_lease(FenceWord word, int i, const char *slots, uint32 grant, bool *burnt, char *why)
 {
 	RedisNode  *node = &topology_nodes[i];
-	LibraryCall call = {.conn = node->conn, .deadline = fence_clock() + timeout_us()};
+	LibraryCall call = {.conn = node->conn, .deadline = fence_clock() + setting_timeout_us()};
 	int64		until = node->hello.time_ms + setting_lease;
 	const char *key = topology_heartbeat_key(node);
 	char		epoch[EPOCH_LEN];
@@ -409,7 +403,7 @@ try_open(FenceWord closed)
 
 	if (WORD_STATE(closed) == FENCE_ARMING)
 		return false;
-	if (send_queue_is_stuck(timeout_us() + COURIER_RESTART_US))
+	if (send_queue_is_stuck(setting_timeout_us() + COURIER_RESTART_US))
 		return back_to_closed(closed, "the courier does not carry what writers have to say");
 	if (!databases_load(error))
 		return back_to_closed(closed, error);
@@ -440,7 +434,7 @@ try_open(FenceWord closed)
 		(void) back_to_closed(closed, "waiting until the leases of the last epoch are over");
 		for (int i = 0; i < topology_size; i++)
 		{
-			LibraryCall call = {.conn = topology_nodes[i].conn, .deadline = fence_clock() + timeout_us()};
+			LibraryCall call = {.conn = topology_nodes[i].conn, .deadline = fence_clock() + setting_timeout_us()};
 
 			if (topology_nodes[i].present)
 				(void) library_disarm(&call, GetWALInsertionTimeLine());
@@ -484,7 +478,7 @@ heartbeat(FenceWord word, char *error)
 	look_for_standbys();
 	if (!fence_epoch_text(word, epoch))
 		return true;
-	if (send_queue_is_stuck(timeout_us() + COURIER_RESTART_US))
+	if (send_queue_is_stuck(setting_timeout_us() + COURIER_RESTART_US))
 	{
 		strlcpy(error, "the courier does not carry what writers have to say", REASON_LEN);
 		return false;

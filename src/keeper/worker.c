@@ -225,7 +225,7 @@ announce_domains(FenceJob *job)
 	{
 		if (!nodes[i].granted)
 			continue;
-		call.deadline = fence_clock() + setting_timeout * INT64CONST(1000) * 2;
+		call.deadline = fence_clock() + setting_timeout_us() * 2;
 		if (!library_open(&call, &nodes[i].address) ||
 			(nodes[i].received > job->carried && !(reserve_for_prepared(&call, epoch) &&
 												   detached_carry(&call, i, epoch))) ||

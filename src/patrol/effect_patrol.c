@@ -24,7 +24,7 @@
 static void
 extend_deadline(LibraryCall *call)
 {
-	call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+	call->deadline = fence_clock() + setting_timeout_us();
 }
 
 static ListedEffect *

@@ -198,12 +198,12 @@ settle_listed(LibraryCall *call, Settler settle, void *arg)
 		ListCell   *cell;
 
 		CHECK_FOR_INTERRUPTS();
-		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+		call->deadline = fence_clock() + setting_timeout_us();
 		MemoryContextSwitchTo(page_context);
 		go_on = library_pending(call, PAGE, &cursor, epoch, &page);
 		foreach(cell, page)
 			go_on = go_on && settle(call, lfirst(cell), (uint32) strtoul(epoch, NULL, 10), arg);
-		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+		call->deadline = fence_clock() + setting_timeout_us();
 		(void) library_finish(call);	/* an error reply concerns one reservation */
 		MemoryContextSwitchTo(context);
 		cursor = pstrdup(cursor);

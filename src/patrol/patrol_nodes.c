@@ -47,7 +47,7 @@ patrol_call_to(int node)
 	if (node >= MAX_NODES || !nodes[node].granted)
 		return NULL;
 	call = &nodes[node].call;
-	call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+	call->deadline = fence_clock() + setting_timeout_us();
 	if (call->conn == NULL && !library_open(call, &nodes[node].address))
 		return NULL;
 	return redis_error(call->conn) == NULL ? call : NULL;

@@ -149,7 +149,7 @@ locate_cluster(ClusterMap *found, char *error)
 {
 	bool		any = false;
 	bool		whole = false;
-	int64		patience = setting_timeout * INT64CONST(1000);
+	int64		patience = setting_timeout_us();
 
 	for (int i = 0; i < topology_size && !whole; i++)
 		if (topology_nodes[i].present)
@@ -449,7 +449,7 @@ topology_greet(RedisNode *node, bool load)
 {
 	node->error[0] = '\0';
 	node->dismissed = false;
-	node->present = greet(node, load, setting_timeout * INT64CONST(1000), node->error);
+	node->present = greet(node, load, setting_timeout_us(), node->error);
 	return node->present;
 }
 

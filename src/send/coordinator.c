@@ -48,7 +48,7 @@ coordinator_problem(void)
 static int64
 reply_deadline(void)
 {
-	return fence_clock() + setting_timeout * INT64CONST(1000);
+	return fence_clock() + setting_timeout_us();
 }
 
 /* -----------------------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ courier_link(int node)
 	Link	   *link = link_to(node);
 
 	if (!states[node].looked_at && !link_check(link) && fence_clock() >= link->connect_next)
-		(void) link_connect(link, fence_clock() + setting_timeout * INT64CONST(1000), CONNECT_AGAIN_US, nlinks > 1 ? 5 : 0);
+		(void) link_connect(link, fence_clock() + setting_timeout_us(), CONNECT_AGAIN_US, nlinks > 1 ? 5 : 0);
 	states[node].looked_at = true;
 	return link;
 }
@@ -251,7 +251,7 @@ patience_left(int node)
 {
 	if (!link_is_busy(&links[node]))
 		return -1;
-	return Max(states[node].heard_at + setting_timeout * INT64CONST(1000) - fence_clock(), 0);
+	return Max(states[node].heard_at + setting_timeout_us() - fence_clock(), 0);
 }
 
 /* Takes the replies that are here. Returns whether there was any. */

@@ -163,7 +163,7 @@ detached_carry(LibraryCall *call, int node, uint32 epoch)
 		CHECK_FOR_INTERRUPTS();
 		if (fence_node_of(fence) != node)
 			continue;
-		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+		call->deadline = fence_clock() + setting_timeout_us();
 		ok = library_reserve(call, epoch, result_text(i, 2), fence);
 	}
 	SPI_finish();
