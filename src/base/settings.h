@@ -7,6 +7,8 @@
 #ifndef FENCE_SETTINGS_H
 #define FENCE_SETTINGS_H
 
+#include "base/url.h"
+
 typedef enum FailurePolicy
 {
 	POLICY_BYPASS,				/* Redis gone: wait the lease out, commit without reservations */
@@ -26,6 +28,7 @@ typedef enum CaptureWay
 } CaptureWay;
 
 extern char *setting_redis_url;
+extern const RedisUrl *setting_url;	/* setting_redis_url taken apart */
 extern char *setting_tls_ca_file;
 extern char *setting_tls_cert_file;
 extern char *setting_tls_key_file;

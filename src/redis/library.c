@@ -30,20 +30,10 @@ library_owner(void)
 	return owner;
 }
 
-void
-library_url(RedisUrl *url)
-{
-	if (redis_url_parse(setting_redis_url, url) != NULL)
-		elog(ERROR, "could not take pgcache_fence.redis_url apart");
-}
-
 bool
 library_open(LibraryCall *call, const RedisEndpoint *address)
 {
-	RedisUrl	url;
-
-	library_url(&url);
-	call->conn = redis_open(address, &url, call->deadline, call->error, REASON_LEN);
+	call->conn = redis_open(address, setting_url, call->deadline, call->error, REASON_LEN);
 	return call->conn != NULL;
 }
 

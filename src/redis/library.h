@@ -20,9 +20,6 @@ typedef struct LibraryCall
 	char		error[REASON_LEN];
 } LibraryCall;
 
-/* pgcache_fence.redis_url taken apart: what is set was checked when it was set. Raises for lack of memory. */
-extern void library_url(RedisUrl *url);
-
 /* Connects as the URL says, until call->deadline. False: call->error tells why not, and call->conn is NULL. */
 extern bool library_open(LibraryCall *call, const RedisEndpoint *address);
 

@@ -72,7 +72,7 @@ read_settings(void)
 	sentinel_reset();
 	topology_size = 0;
 	memset(topology_nodes, 0, sizeof(topology_nodes));
-	library_url(&url);
+	url = *setting_url;
 	if (made_from)
 		pfree(made_from);
 	made_from = MemoryContextStrdup(TopMemoryContext, current_settings());

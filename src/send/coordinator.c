@@ -153,13 +153,10 @@ coordinator_collect(void)
 bool
 coordinator_same_place(const char *fence, const char *other)
 {
-	RedisUrl	url;
-
 	if (slot_of_key(fence, strlen(fence)) == slot_of_key(other, strlen(other)))
 		return true;
 	/* only a cluster wants the keys of one command in one slot */
-	return fence_node_of(fence) == fence_node_of(other) &&
-		redis_url_parse(setting_redis_url, &url) == NULL && url.topology != REDIS_CLUSTER;
+	return fence_node_of(fence) == fence_node_of(other) && setting_url->topology != REDIS_CLUSTER;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
