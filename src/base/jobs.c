@@ -11,7 +11,6 @@
 #include "utils/memutils.h"
 
 #include "base/bgworker.h"
-#include "base/compat.h"
 #include "base/jobs.h"
 #include "base/shared.h"
 

@@ -23,7 +23,6 @@
 #include "utils/memutils.h"
 
 #include "base/key_text.h"
-#include "base/utf8.h"
 #include "domain/key.h"
 
 /* -----------------------------------------------------------------------------------------------------------------

@@ -35,7 +35,6 @@
 #include "domain/plain_json.h"
 #include "domain/row.h"
 #include "domain/tombstone.h"
-#include "domain/version.h"
 
 /* The rows of the key in the snapshot, copies; none if the key is none of this table. One at most but for groups. */
 static List *

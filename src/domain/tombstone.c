@@ -33,7 +33,6 @@
 #include "utils/timestamp.h"
 
 #include "domain/catalog.h"
-#include "domain/domain.h"
 #include "domain/key.h"
 #include "domain/tombstone.h"
 

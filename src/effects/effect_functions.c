@@ -19,7 +19,6 @@
 #include "domain/sql_function.h"
 #include "effects/effect_call.h"
 #include "effects/effects.h"
-#include "read/reader.h"
 #include "send/coordinator.h"
 
 #define MAX_ENTRY		(1024 * 1024)	/* bytes of an entry, job, result or small value */

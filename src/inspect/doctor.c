@@ -22,7 +22,6 @@
 #include "base/shared.h"
 #include "base/word.h"
 #include "domain/catalog.h"
-#include "domain/domain.h"
 #include "domain/shape.h"
 #include "keeper/worker.h"
 #include "redis/library.h"

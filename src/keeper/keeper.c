@@ -21,7 +21,6 @@
 #include "utils/memutils.h"
 
 #include "base/bgworker.h"
-#include "base/compat.h"
 #include "base/jobs.h"
 #include "base/metrics.h"
 #include "base/send_queue.h"

@@ -19,11 +19,8 @@
 #include "utils/snapmgr.h"
 
 #include "base/bgworker.h"
-#include "base/settings.h"
-#include "base/shared.h"
 #include "base/utf8.h"
 #include "domain/catalog.h"
-#include "domain/domain.h"
 #include "patrol/effect_outbox.h"
 #include "patrol/effect_patrol.h"
 

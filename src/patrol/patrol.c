@@ -31,7 +31,6 @@
 #include "utils/snapmgr.h"
 
 #include "base/bgworker.h"
-#include "base/compat.h"
 #include "base/jobs.h"
 #include "base/key_text.h"
 #include "base/metrics.h"
@@ -40,9 +39,6 @@
 #include "base/stamp.h"
 #include "domain/catalog.h"
 #include "domain/domain.h"
-#include "domain/key.h"
-#include "domain/row.h"
-#include "domain/tombstone.h"
 #include "patrol/effect_outbox.h"
 #include "patrol/effect_patrol.h"
 #include "patrol/patrol.h"
