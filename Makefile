@@ -72,6 +72,7 @@ PERL_FILES = $(shell find test -name node_modules -prune -o -name '*.p[lm]' -pri
 CHECKED = checked() { command -v "$$1" >/dev/null || { echo "lint: no $$1, $$2 not checked"; return 1; }; }
 
 lint:
+	@PYTHONDONTWRITEBYTECODE=1 python3 test/folders.py
 	@$(CHECKED); ! checked luac5.1 'syntax of the Lua library' || cat $(LIBRARY) | luac5.1 -p -
 	@$(CHECKED); ! checked luacheck 'Lua library' || \
 		cat $(LIBRARY) | luacheck --quiet --no-color --std lua51 --read-globals redis cjson cmsgpack bit \

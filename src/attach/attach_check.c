@@ -16,8 +16,10 @@
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 
-#include "attach/attach.h"
+#include "attach/attach_check.h"
+#include "domain/catalog.h"
 #include "domain/key.h"
+#include "domain/key_index.h"
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Arguments
