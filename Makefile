@@ -110,7 +110,7 @@ help:
 	@echo 'make TEST_HOOKS=1    the same with points at which tests can stop a backend; after "make clean"'
 	@echo 'make install         install into that server, or below DESTDIR'
 	@echo 'make deb             build Debian packages of it, in build-deb/'
-	@echo 'make lint            check style and syntax of all that is C, Lua, shell, Python and Perl'
+	@echo 'make lint            check style and syntax of C, Lua, shell, Python and Perl, and the order of the folders in src/'
 	@echo 'make analyze         gcc -fanalyzer over the C files; a minute'
 	@echo 'make clean           remove what was built'
 	@echo 'sh test/run.sh       all tests, on private servers; installs what it needs (--all: before a release)'

@@ -1,6 +1,6 @@
 /*
  * attach/attach_check.c
- *	  What fence.attach refuses, and why; see attach.h.
+ *	  What fence.attach refuses, and why; see attach_check.h.
  *
  * Owns: the requirements on a fenced table. The caller holds ShareRowExclusiveLock on it. Changes nothing.
  */

@@ -1,6 +1,6 @@
 /*
  * base/jobs.c
- *	  Jobs inside a database, seen by who starts them; see jobs.h. Who does them: keeper/worker.c.
+ *	  Starting jobs inside a database and awaiting their end; see jobs.h. keeper/worker.c does the jobs.
  */
 #include "postgres.h"
 

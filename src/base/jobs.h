@@ -1,6 +1,6 @@
 /*
  * base/jobs.h
- *	  Jobs inside a database, which keeper and patrol have done by short-lived workers.
+ *	  Jobs inside a database: keeper and patrol start them, short-lived workers do them.
  *
  * A worker can be connected to one database in its life, so each job has its own, which ends with it: DROP DATABASE never waits for
  * more than a moment. Where no slot is free for it (parallel queries may hold all that max_worker_processes allows), the job

@@ -1,9 +1,9 @@
 /*
  * base/key_text.c
- *	  The text of keys, apart from what any table says of them: percent-encoding, and taking names in Redis apart.
+ *	  Percent-encoding of key texts, and parsing of names in Redis; see key_text.h.
  *
- * Percent-encoded is UTF-8 (utf8.h), whatever the database's encoding; so names and keys are ASCII, and a key has one text for
- * clients of all languages. Takes no locks, keeps nothing.
+ * What is encoded is UTF-8 (utf8.h), whatever the encoding of the database. So names and keys are ASCII, and a key has one text for
+ * clients in all languages. Takes no locks, keeps nothing.
  */
 #include "postgres.h"
 

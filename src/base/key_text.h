@@ -1,6 +1,6 @@
 /*
  * base/key_text.h
- *	  The text of keys in names in Redis: encoded and taken apart. What the text of a row's key is, key.h tells.
+ *	  Percent-encodes and decodes the text of keys, and parses names in Redis. domain/key.h tells which text the key of a row has.
  */
 #ifndef FENCE_KEY_TEXT_H
 #define FENCE_KEY_TEXT_H

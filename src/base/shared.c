@@ -1,6 +1,6 @@
 /*
  * base/shared.c
- *	  What all processes share, and how it is read; see shared.h. Changes of the word are in word.c.
+ *	  The state that all processes share, and reading it; see shared.h. word.c changes the word.
  */
 #include "postgres.h"
 

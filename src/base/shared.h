@@ -67,7 +67,7 @@ typedef struct FenceNode
 	char		error[REASON_LEN];
 } FenceNode;
 
-/* Who has work done inside databases, one job at a time; see worker.h */
+/* Who has work done inside databases, one job at a time; see jobs.h */
 typedef enum JobsOf
 {
 	JOBS_OF_KEEPER,
@@ -95,7 +95,7 @@ typedef struct FenceJob
 	bool		has_row;		/* and fence.cluster has its row */
 } FenceJob;
 
-/* A worker that has its slot whether it runs or not, for the job that finds no other one free; see worker.h. */
+/* A worker that has its slot whether it runs or not, for the job that finds no other one free; see jobs.h. */
 typedef struct FenceReserve
 {
 	struct Latch *latch;		/* NULL: it is not running */

@@ -1,6 +1,6 @@
 /*
  * base/shmem.c
- *	  Requests shared memory and hands it to those who own a part of it.
+ *	  Requests our shared memory at server start and gives each part to the file that owns it.
  */
 #include "postgres.h"
 

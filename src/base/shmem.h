@@ -1,6 +1,6 @@
 /*
  * base/shmem.h
- *	  Getting shared memory; what is in it, its owners tell.
+ *	  Requests our shared memory. What each part holds is described where it is owned: shared.h, metrics.h, send_queue.h.
  */
 #ifndef FENCE_SHMEM_H
 #define FENCE_SHMEM_H

@@ -1,7 +1,7 @@
 /*
  * base/word.h
- *	  What changes the state in shared memory that all backends agree on: the word, the flags of those who are committing, and
- *	  the bound of all leases. The lock protocol is in shared.h; fence_word, there, reads the word.
+ *	  Changes of the state that all backends agree on: the word, the commit flags, and the bound of all leases. shared.h has the
+ *	  lock protocol, and fence_word, which reads the word.
  */
 #ifndef FENCE_WORD_H
 #define FENCE_WORD_H

@@ -1,6 +1,6 @@
 /*
  * effects/effect_row.c
- *	  Durable effects: their rows in fence.outbox. What becomes of these is patrol/effect_outbox.c's.
+ *	  Writes the row of a durable effect to fence.outbox. patrol/effect_outbox.c applies and deletes it.
  *
  * A row is written with the effect and seen by nobody unless its transaction commits.
  * Locks: RowExclusiveLock on the table, as any writer.

@@ -1,6 +1,6 @@
 /*
  * effects/effect_row.h
- *	  Durable effects: their rows in fence.outbox.
+ *	  Writes the row of a durable effect to fence.outbox.
  */
 #ifndef FENCE_EFFECT_ROW_H
 #define FENCE_EFFECT_ROW_H

@@ -1,6 +1,6 @@
 /*
  * patrol/effect_outbox.c
- *	  What becomes of durable effects: their rows in fence.outbox, once they are committed.
+ *	  Applies durable effects from their committed rows in fence.outbox, and deletes the rows.
  *
  * Owns: that table. A row is written with the effect (effects/effect_row.c) and seen by nobody unless its transaction commits;
  * a round of the patrol (in a short-lived worker in the row's database) then makes sure that it was applied, deletes it, and

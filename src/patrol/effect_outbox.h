@@ -1,6 +1,6 @@
 /*
  * patrol/effect_outbox.h
- *	  What becomes of the rows of durable effects.
+ *	  Applies durable effects from their committed rows in fence.outbox.
  */
 #ifndef FENCE_EFFECT_OUTBOX_H
 #define FENCE_EFFECT_OUTBOX_H
