@@ -1,5 +1,5 @@
 # Logical replication: what the apply worker writes is fenced on the subscriber. Streaming replication: what a standby
-# refuses; once promoted it opens the fences in a new epoch, while the old primary may not. (Reading on a standby: 027.)
+# refuses; once promoted it opens the fences in a new epoch, while the old primary may not. (Reading on a standby: read/standby.pl.)
 
 use strict;
 use warnings;
