@@ -72,6 +72,7 @@ PERL_FILES = $(shell find test -name node_modules -prune -o -name '*.p[lm]' -pri
 CHECKED = checked() { command -v "$$1" >/dev/null || { echo "lint: no $$1, $$2 not checked"; return 1; }; }
 
 lint:
+	@PYTHONDONTWRITEBYTECODE=1 python3 test/folders.py
 	@$(CHECKED); ! checked luac5.1 'syntax of the Lua library' || cat $(LIBRARY) | luac5.1 -p -
 	@$(CHECKED); ! checked luacheck 'Lua library' || \
 		cat $(LIBRARY) | luacheck --quiet --no-color --std lua51 --read-globals redis cjson cmsgpack bit \
@@ -109,7 +110,7 @@ help:
 	@echo 'make TEST_HOOKS=1    the same with points at which tests can stop a backend; after "make clean"'
 	@echo 'make install         install into that server, or below DESTDIR'
 	@echo 'make deb             build Debian packages of it, in build-deb/'
-	@echo 'make lint            check style and syntax of all that is C, Lua, shell, Python and Perl'
+	@echo 'make lint            check style and syntax of C, Lua, shell, Python and Perl, and the order of the folders in src/'
 	@echo 'make analyze         gcc -fanalyzer over the C files; a minute'
 	@echo 'make clean           remove what was built'
 	@echo 'sh test/run.sh       all tests, on private servers; installs what it needs (--all: before a release)'

@@ -5,14 +5,14 @@
  *
  * Owns: which reservations have to be asked for under which word, and by which words a transaction ends (doc/protocol.md,
  * "Writing"). Rows are reserved, and readers ask, over connections of this backend's own (wire.h); whole domains, and the end of
- * the transaction, go through the outbox (outbox.h), which the courier or the next backend carries.
+ * the transaction, go through the send queue (send_queue.h), which the courier or the next backend carries.
  */
 #ifndef FENCE_COORDINATOR_H
 #define FENCE_COORDINATOR_H
 
 #include <hiredis/hiredis.h>
 
-#include "base/outbox.h"
+#include "base/send_queue.h"
 #include "redis/calls.h"
 #include "send/ledger.h"
 #include "send/wire.h"
@@ -58,14 +58,14 @@ extern void coordinator_forget(void);
 extern void coordinator_abort(void);
 
 /*
- * Sends a letter that ends something of this transaction: after what is on its way to the same process, else through the
- * courier. coordinator_await_letters and coordinator_ask wait for it. False: there is no room. Same restrictions as
+ * Sends a message that ends something of this transaction: after what is on its way to the same process, else through the
+ * courier. coordinator_await_messages and coordinator_ask wait for it. False: there is no room. Same restrictions as
  * coordinator_commit.
  */
-extern bool coordinator_post(const Letter *letter);
+extern bool coordinator_post(const Message *message);
 
-/* Waits until what this backend has sent has arrived, at most `timeout` for each letter. Interruptible. */
-extern void coordinator_await_letters(void);
+/* Waits until what this backend has sent has arrived, at most `timeout` for each message. Interruptible. */
+extern void coordinator_await_messages(void);
 
 /*
  * Questions to the process that holds the fence, in one round trip on one connection, and their answers (caller: freeReplyObject).

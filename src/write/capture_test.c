@@ -15,8 +15,10 @@
 #include "utils/resowner.h"
 
 #include "base/shared.h"
+#include "domain/catalog.h"
 #include "domain/version.h"
 #include "write/capture.h"
+#include "write/capture_test.h"
 
 /* Columns of fence.floor */
 #define FLOOR_VERSION	2

@@ -95,14 +95,14 @@ sub get { my ($fence) = @_; return $redis->call(qw(FCALL_RO fence_get 1), $fence
 sub token { my ($domain) = @_; return $sql->run("SELECT token FROM fence.status('$domain', '1')"); }
 
 # The name of the whole domain in Redis: <database>.<name>
-sub wire_name { my ($domain) = @_; return fence_of($domain, 1) =~ /:f:([^:]+):/ ? $1 : die; }
+sub redis_name { my ($domain) = @_; return fence_of($domain, 1) =~ /:f:([^:]+):/ ? $1 : die; }
 
 # ended: the id of the attachment that the transaction ends
 sub forge_domain_reservation
 {
-	my ($wire_name, $stamp, $ended) = @_;
+	my ($redis_name, $stamp, $ended) = @_;
 
-	is($redis->call(qw(FCALL fence_domain_reserve 0), header(), $wire_name, $stamp, $ended // 0), 1, "forged: $stamp");
+	is($redis->call(qw(FCALL fence_domain_reserve 0), header(), $redis_name, $stamp, $ended // 0), 1, "forged: $stamp");
 	return;
 }
 
@@ -228,13 +228,13 @@ subtest 'each reservation ends as its transaction did' => sub {
 
 subtest 'reservations of a whole domain' => sub {
 	my ($table, $other) = (new_table(), new_table());
-	my ($wire, $other_wire) = (wire_name($table), wire_name($other));
+	my ($name, $other_name) = (redis_name($table), redis_name($other));
 	my ($token, $other_token) = (token($table), token($other));
 
 	my $committed = $sql->run('SELECT pg_current_xact_id()');
 	my $aborted = $sql->run('BEGIN; SELECT pg_current_xact_id(); ROLLBACK');
-	forge_domain_reservation($wire, "$committed.$nonce");
-	forge_domain_reservation($other_wire, "$aborted.$nonce");
+	forge_domain_reservation($name, "$committed.$nonce");
+	forge_domain_reservation($other_name, "$aborted.$nonce");
 	is($sql->run("SELECT status FROM fence.get('$table', '1')"), 'pending', 'a read says pending');
 	no_reservations($node, 10);
 	is($sql->run("SELECT status FROM fence.get('$table', '1')"), 'miss',
@@ -246,7 +246,7 @@ subtest 'reservations of a whole domain' => sub {
 	my $fence = fence_of($table, 1);
 	my $id = $sql->run("SELECT id FROM fence.domain WHERE name = '$table'");
 	my $xid = $sql->run("BEGIN; SELECT pg_current_xact_id()");
-	forge_domain_reservation($wire, "$xid.$nonce", $id);
+	forge_domain_reservation($name, "$xid.$nonce", $id);
 	$sql->run("SET LOCAL session_replication_role = replica; DELETE FROM fence.domain WHERE name = '$table'; COMMIT");
 	poll(sub { !stamps() }, 'the patrol', 10);
 	is(get($fence), 'unarmed',

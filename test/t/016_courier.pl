@@ -80,7 +80,7 @@ subtest 'stopped: writes go on' => sub {
 	kill 'STOP', $courier;
 	$writer->run("BEGIN; UPDATE item SET name = 'many' WHERE id <= 400");
 	my $asked = seconds($writer, "SELECT fence.get('item', '900')");
-	cmp_ok($asked, '<', 10, "a question waits once, not for each of 400 letters: $asked s");
+	cmp_ok($asked, '<', 10, "a question waits once, not for each of 400 messages: $asked s");
 	my $committed = seconds($writer, 'COMMIT');
 	cmp_ok($committed, '<', 40, "nor does a commit: $committed s");
 	isnt(status(1), 'hit', 'and nothing old is served');
@@ -112,7 +112,7 @@ subtest 'TRUNCATE, then INSERT, which overtakes the end of the other' => sub {
 	finish();
 };
 
-subtest 'a letter that has just come is not one that nobody carries' => sub {
+subtest 'a message that has just come is not one that nobody carries' => sub {
 	begin_with(lease => '60s', timeout => '1500ms');
 	my $courier = courier();
 	my $keeper_looks = sub {
@@ -123,8 +123,8 @@ subtest 'a letter that has just come is not one that nobody carries' => sub {
 
 	$keeper_looks->();
 	my $looked = time();
-	# longer than a letter may lie: the timeout and what a restart of the courier takes
-	poll(sub { time() - $looked > 5 }, 'a while without letters');
+	# longer than a message may lie: the timeout and what a restart of the courier takes
+	poll(sub { time() - $looked > 5 }, 'a while without messages');
 	kill 'STOP', $courier;
 	$sql->run("UPDATE item SET name = 'new' WHERE id = 1");
 	$keeper_looks->();

@@ -320,7 +320,7 @@ subtest 'four times as many effects cost four times as much' => sub {
 	});
 };
 
-# Makes holds of a transaction whose end Redis has not heard of, as a lost letter leaves them.
+# Makes holds of a transaction whose end Redis has not heard of, as a lost message leaves them.
 sub hold_by_hand
 {
 	my ($key, $system, $stamp, $first, $n) = @_;
@@ -655,7 +655,7 @@ subtest 'cluster' => sub {
 	settles(sub { $left->() == 0 }, 'nothing is left');
 	is($sum->(), $many, 'the sum');
 
-	# the slot moves away while an effect is held: the letter meets the wrong process, the patrol finds it at the right one
+	# the slot moves away while an effect is held: the message meets the wrong process, the patrol finds it at the right one
 	my ($to) = grep { $_ != $router->server('c1') } $cluster->masters;
 	$session->run($_) foreach 'BEGIN', "SELECT fence.counter_add('c1', 10)";
 	$cluster->move_slots($to, $session->run("SELECT fence.key_slot('c1')"));

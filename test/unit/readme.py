@@ -26,29 +26,23 @@ TABLE = re.compile(r'(<!-- table: (\S+) "([^"]+)" columns: (.*?) rows: (.*?) -->
 
 counts = {True: 0, False: 0}
 
-
 def check(good, text):
     good = bool(good)
     counts[good] += 1
     print(('ok - ' if good else 'not ok - ') + text)
 
-
 def read(name):
     with open(os.path.join(TOP, name), encoding='utf-8') as f:
         return f.read()
 
-
 def names(text):
     return [name.strip() for name in text.split(';' if ';' in text else ',')]
-
 
 def cells(line):
     return [cell.strip() for cell in line.strip().strip('|').split('|')]
 
-
 def headings(page):
     return [line.lstrip('#').strip() for line in page.split('\n') if re.match('#+ ', line)]
-
 
 def first_table(page, heading):
     """The lines of the first table under the heading, or of the one whose first column has that name."""
@@ -56,7 +50,6 @@ def first_table(page, heading):
     table = (re.search(r'(^\|.*\n)+', below[1], re.M) if len(below) == 2 else
              re.search(r'^\| %s \|.*\n(\|.*\n)+' % re.escape(heading), page, re.M))
     return table.group(0).strip().split('\n') if table else []
-
 
 def extract(page, heading, columns, rows):
     """The lines of the table that is asked for; names what is missing instead."""
@@ -77,7 +70,6 @@ def extract(page, heading, columns, rows):
     picked = [head, cells(lines[1])] + (body if rows == ['all'] else [line for name in rows for line in body if line[0] == name])
     return ''.join('| ' + ' | '.join(line[n] for n in chosen) + ' |\n' for line in picked), None
 
-
 def tables(text, write):
     def each(match):
         begin, page, heading, columns, rows, present, end = match.groups()
@@ -91,21 +83,23 @@ def tables(text, write):
 
     return TABLE.sub(each, text)
 
-
 def links(text):
     for page in sorted(set(re.findall(r'\]\(([^):]+)\)', text))):
         check(os.path.exists(os.path.join(TOP, page)), f'{page} exists')
     for page, heading in re.findall(r'\]\((\S+?\.md)\), "([^"]+)"', text):
         check(os.path.exists(os.path.join(TOP, page)) and heading in headings(read(page)), f'{page} has "{heading}"')
 
-
 def check_files():
     text = read('CONTRIBUTING.md')
-    told = set(re.findall(r'`(?:\w+/)?(\w+\.(?:c|h|lua))`', text))
-    there = {name for _, _, files in os.walk(os.path.join(TOP, 'src')) for name in files
-             if name.endswith(('.c', '.lua')) or name == 'compat.h'}
-    check(told - {'metrics.h'} == there,
-          f"CONTRIBUTING.md names the files in src/: not {sorted(there - told)}; not there any more {sorted(told - there - {'metrics.h'})}")
+    told, folder = set(), None
+    for row in re.findall(r'^\| (?:`(src/.*)`)? ?\| (`.*?`) \|', text, re.M):
+        folder = row[0] or folder
+        told |= {folder + name for name in re.findall(r'`([^`]+)`', row[1])}
+    src = os.path.join(TOP, 'src')
+    there = {os.path.relpath(os.path.join(directory, name), TOP) for directory, _, files in os.walk(src) for name in files
+             if name.endswith(('.c', '.lua')) or name.endswith('.h') and name[:-1] + 'c' not in files and name != 'fence_lua.h'}
+    check(told == there, 'the table of CONTRIBUTING.md names the files in src/, each in its folder: '
+          f'not {sorted(there - told)}; not there {sorted(told - there)}')
     for name in sorted(os.listdir(os.path.join(TOP, 'test'))):
         if name.endswith('.sh') and '# Sourced ' not in read('test/' + name):
             check(f'test/{name}' in text or f'test/{name}' in read('README.md') + read('doc/testing.md') + read('Makefile'),
@@ -133,6 +127,5 @@ def main():
         check(os.path.exists(os.path.join(TOP, 'doc', name + '.md')), f'doc/{name}.md exists')
     print(f'{counts[True]} passed, {counts[False]} failed')
     sys.exit(1 if counts[False] else 0)
-
 
 main()

@@ -1,12 +1,12 @@
 /*
- * test_outbox.c
- *	  src/base/outbox.c by itself: processes that post, processes that take, one that is stopped while it takes. Every letter is
+ * test_send_queue.c
+ *	  src/base/send_queue.c by itself: processes that post, processes that take, one that is stopped while it takes. Every message is
  *	  taken exactly once, and as it was posted.
  *
  * What it takes from PostgreSQL is put in its place below. The processes are forks of this one; memory that is mapped before
  * is shared.
  *
- * Usage: test_outbox [letters]. Prints "N passed, N failed"; exit status 0 only if nothing failed.
+ * Usage: test_send_queue [messages]. Prints "N passed, N failed"; exit status 0 only if nothing failed.
  */
 #include "postgres.h"
 
@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #include "miscadmin.h"
-#include "base/outbox.h"
+#include "base/send_queue.h"
 #include "base/shared.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
@@ -29,7 +29,7 @@
 #define POSTERS 4
 #define TAKERS	3
 #define LONGEST 3000			/* bytes of arguments */
-#define RING	(4 * 1024 * 1024)	/* as in outbox.c */
+#define RING	(4 * 1024 * 1024)	/* as in send_queue.c */
 
 /* ---- PostgreSQL's part ---- */
 
@@ -133,19 +133,19 @@ fence_wait_event(FenceWait what)
 	return 0;
 }
 
-/* ---- letters whose bytes tell what they have to be ---- */
+/* ---- messages whose bytes tell what they have to be ---- */
 
 static int	passed = 0,
 			failed = 0;
-static int	letters = 20000;
+static int	messages = 20000;
 
 /* Shared */
 static struct
 {
-	pg_atomic_uint32 wrong;		/* letters that were taken and are not as they were posted */
+	pg_atomic_uint32 wrong;		/* messages that were taken and are not as they were posted */
 	pg_atomic_uint32 raced;		/* copies that were void */
 	pg_atomic_uint32 taken;
-	pg_atomic_uint32 times[FLEXIBLE_ARRAY_MEMBER];	/* that each was taken: POSTERS times letters */
+	pg_atomic_uint32 times[FLEXIBLE_ARRAY_MEMBER];	/* that each was taken: POSTERS times messages */
 }		   *result;
 
 static void
@@ -170,7 +170,7 @@ scramble(uint32 x)
 	return x ^ x >> 16;
 }
 
-/* The bytes of letter n of that process; returns how many. */
+/* The bytes of message n of that process; returns how many. */
 static size_t
 make_bytes(int process, uint64 n, char *bytes)
 {
@@ -188,49 +188,49 @@ post(int process, uint64 n)
 {
 	char		bytes[LONGEST];
 	size_t		len = make_bytes(process, n, bytes);
-	Letter		letter = {.kind = LETTER_END, .epoch = n, .node = process, .strings = 3, .bytes = bytes, .len = len};
+	Message		message = {.kind = MESSAGE_END, .epoch = n, .node = process, .strings = 3, .bytes = bytes, .len = len};
 
-	return outbox_post(&letter) != 0;
+	return send_queue_post(&message) != 0;
 }
 
-/* A copy of the first letter's bytes; -1: there is none. */
+/* A copy of the first message's bytes; -1: there is none. */
 static int
-copy_first(Letter *letter, char *copy)
+copy_first(Message *message, char *copy)
 {
-	if (!outbox_look(letter))
+	if (!send_queue_look(message))
 		return -1;
-	memcpy(copy, letter->bytes, letter->len);
-	return letter->len;
+	memcpy(copy, message->bytes, message->len);
+	return message->len;
 }
 
 static bool
-is_right(const Letter *letter, const char *copy, int len)
+is_right(const Message *message, const char *copy, int len)
 {
 	char		bytes[LONGEST];
 
-	return letter->process == letter->node && len == (int) make_bytes(letter->node, letter->epoch, bytes) &&
+	return message->process == message->node && len == (int) make_bytes(message->node, message->epoch, bytes) &&
 		memcmp(bytes, copy, len) == 0;
 }
 
-/* Takes one letter, if there is any that nobody is faster to take. */
+/* Takes one message, if there is any that nobody is faster to take. */
 static bool
 take(void)
 {
-	Letter		letter;
+	Message		message;
 	char		copy[LONGEST];
-	int			len = copy_first(&letter, copy);
+	int			len = copy_first(&message, copy);
 
 	if (len < 0)
 		return false;
-	if (!outbox_take(&letter))
+	if (!send_queue_take(&message))
 	{
 		pg_atomic_fetch_add_u32(&result->raced, 1);
 		return false;
 	}
-	if (!is_right(&letter, copy, len))
+	if (!is_right(&message, copy, len))
 		pg_atomic_fetch_add_u32(&result->wrong, 1);
-	else if (letter.node < POSTERS && letter.epoch < (uint32) letters)
-		pg_atomic_fetch_add_u32(&result->times[letter.node * letters + letter.epoch], 1);
+	else if (message.node < POSTERS && message.epoch < (uint32) messages)
+		pg_atomic_fetch_add_u32(&result->times[message.node * messages + message.epoch], 1);
 	pg_atomic_fetch_add_u32(&result->taken, 1);
 	return true;
 }
@@ -240,38 +240,38 @@ take(void)
 static void
 test_one_after_the_other(void)
 {
-	Letter		letter;
+	Message		message;
 	char		copy[LONGEST];
 	int			len;
 	int			n = 0;
 
-	check(!outbox_look(&letter), "nothing is there");
+	check(!send_queue_look(&message), "nothing is there");
 	while (post(0, n))
 		n++;
-	check(n > 1000, "a ring has room for more than a thousand letters");
+	check(n > 1000, "a ring has room for more than a thousand messages");
 	for (int i = 0; i < n; i++)
 	{
-		len = copy_first(&letter, copy);
-		check(len > 0 && letter.epoch == (uint32) i && is_right(&letter, copy, len) && outbox_take(&letter), "in order");
-		check(!outbox_take(&letter), "a letter is taken once");
+		len = copy_first(&message, copy);
+		check(len > 0 && message.epoch == (uint32) i && is_right(&message, copy, len) && send_queue_take(&message), "in order");
+		check(!send_queue_take(&message), "a message is taken once");
 	}
-	check(!outbox_look(&letter), "and then there is none");
+	check(!send_queue_look(&message), "and then there is none");
 	check(post(0, n) && post(0, n + 1) && take() && take(), "there is room again");
 }
 
-/* What lay there a round before is not taken for a letter: letters of one size begin at the same places in each round. */
+/* What lay there a round before is not taken for a message: messages of one size begin at the same places in each round. */
 static void
 test_round_and_round(void)
 {
 	char		bytes[64] = "";
-	Letter		letter = {.kind = LETTER_END, .strings = 1, .bytes = bytes, .len = 64};
-	Letter		found;
+	Message		message = {.kind = MESSAGE_END, .strings = 1, .bytes = bytes, .len = 64};
+	Message		found;
 	int			right = 0;
 	int			rounds = 3 * RING / 128;
 
 	for (int i = 0; i < rounds; i++)
-		right += !outbox_look(&found) && outbox_post(&letter) != 0 && outbox_look(&found) && outbox_take(&found);
-	check(right == rounds, "three times round, there is one letter when it was posted, and none when it was taken");
+		right += !send_queue_look(&found) && send_queue_post(&message) != 0 && send_queue_look(&found) && send_queue_take(&found);
+	check(right == rounds, "three times round, there is one message when it was posted, and none when it was taken");
 }
 
 /* A process is stopped between the copy and the taking; all others go on, past the end of the ring and again. */
@@ -284,17 +284,17 @@ test_stopped(void)
 	char		copy[LONGEST];
 	int			n = 0;
 
-	check(post(0, 1) && post(0, 2), "two letters");
+	check(post(0, 1) && post(0, 2), "two messages");
 	pid = fork();
 	if (pid == 0)
 	{
-		Letter		letter;
+		Message		message;
 
 		become(1);
-		if (copy_first(&letter, copy) < 0)
+		if (copy_first(&message, copy) < 0)
 			_exit(2);
 		raise(SIGSTOP);
-		_exit(outbox_take(&letter) ? 1 : 0);
+		_exit(send_queue_take(&message) ? 1 : 0);
 	}
 	waitpid(pid, &status, WUNTRACED);
 	check(WIFSTOPPED(status), "one stands still");
@@ -305,11 +305,11 @@ test_stopped(void)
 			break;
 		bytes += make_bytes(0, n, copy);
 	}
-	check(bytes >= 3 * (uint64) RING, "letters go round and round");
+	check(bytes >= 3 * (uint64) RING, "messages go round and round");
 	kill(pid, SIGCONT);
 	waitpid(pid, &status, 0);
 	check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "whoever stood still has taken nothing");
-	check(pg_atomic_read_u32(&result->wrong) == 0, "every letter is as it was posted");
+	check(pg_atomic_read_u32(&result->wrong) == 0, "every message is as it was posted");
 }
 
 static void
@@ -317,11 +317,11 @@ work(int number)
 {
 	become(number);
 	if (number < POSTERS)
-		for (int n = 0; n < letters; n++)
+		for (int n = 0; n < messages; n++)
 			while (!post(number, n))
 				sched_yield();
 	else
-		while (pg_atomic_read_u32(&result->taken) < (uint32) (POSTERS * letters))
+		while (pg_atomic_read_u32(&result->taken) < (uint32) (POSTERS * messages))
 			if (!take())
 				sched_yield();
 	_exit(0);
@@ -335,7 +335,7 @@ test_many(void)
 	int			clean = 0;
 
 	pg_atomic_write_u32(&result->taken, 0);
-	for (int i = 0; i < POSTERS * letters; i++)
+	for (int i = 0; i < POSTERS * messages; i++)
 		pg_atomic_write_u32(&result->times[i], 0);
 	for (int i = 0; i < POSTERS + TAKERS; i++)
 		if ((pids[i] = fork()) == 0)
@@ -347,12 +347,12 @@ test_many(void)
 		waitpid(pids[i], &status, 0);
 		clean += WIFEXITED(status) && WEXITSTATUS(status) == 0;
 	}
-	for (int i = 0; i < POSTERS * letters; i++)
+	for (int i = 0; i < POSTERS * messages; i++)
 		once += pg_atomic_read_u32(&result->times[i]) == 1;
 	check(clean == POSTERS + TAKERS, "all processes end well");
-	check(once == POSTERS * letters, "each letter is taken exactly once");
-	check(pg_atomic_read_u32(&result->wrong) == 0, "each letter is as it was posted");
-	printf("# %d letters, %u times another process was faster\n", POSTERS * letters, pg_atomic_read_u32(&result->raced));
+	check(once == POSTERS * messages, "each message is taken exactly once");
+	check(pg_atomic_read_u32(&result->wrong) == 0, "each message is as it was posted");
+	printf("# %d messages, %u times another process was faster\n", POSTERS * messages, pg_atomic_read_u32(&result->raced));
 }
 
 static void *
@@ -373,12 +373,12 @@ main(int argc, char **argv)
 	alarm(300);
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	if (argc > 1)
-		letters = atoi(argv[1]);
-	memory = shared_memory(outbox_size());
+		messages = atoi(argv[1]);
+	memory = shared_memory(send_queue_size());
 	fence_shared = shared_memory(sizeof(FenceShared));
-	result = shared_memory(sizeof(*result) + POSTERS * letters * sizeof(pg_atomic_uint32));
-	outbox_initialise(memory);
-	outbox_use(memory);
+	result = shared_memory(sizeof(*result) + POSTERS * messages * sizeof(pg_atomic_uint32));
+	send_queue_initialise(memory);
+	send_queue_use(memory);
 	become(0);
 	test_one_after_the_other();
 	test_round_and_round();
