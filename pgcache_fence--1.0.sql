@@ -45,7 +45,7 @@ CREATE TABLE fence.domain (
     reserve          text CHECK (reserve OPERATOR(pg_catalog.=) ANY (ARRAY['early', 'commit']))
 );
 COMMENT ON TABLE fence.domain IS 'Attachments, one row each; view fence.domains shows them with the settings in effect.';
-COMMENT ON COLUMN fence.domain.id IS 'Never used twice: by it Redis tells an attachment from an earlier one of the same name.';
+COMMENT ON COLUMN fence.domain.id IS 'Never used twice, so that Redis can tell an attachment from an earlier one of the same name.';
 COMMENT ON COLUMN fence.domain.name IS 'Name of the domain.';
 COMMENT ON COLUMN fence.domain.relation IS 'The fenced table; null for a domain without a table.';
 COMMENT ON COLUMN fence.domain.key_columns IS 'Columns of the key.';
@@ -381,7 +381,7 @@ CREATE FUNCTION fence.counter_add(key text, delta bigint, min bigint DEFAULT NUL
                                   durable boolean DEFAULT false) RETURNS bigint
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_counter_add';
 COMMENT ON FUNCTION fence.counter_add
-    IS 'Adds to a counter within bounds and returns its value if all transactions commit that count in the same direction.';
+    IS 'Adds to a counter within bounds and returns the value that it will have if every open transaction that moves it in the same direction commits.';
 CREATE FUNCTION fence.transfer(from_key text, to_key text, amount bigint, min bigint DEFAULT 0, max bigint DEFAULT NULL,
                                durable boolean DEFAULT false) RETURNS bigint
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_transfer';
@@ -435,7 +435,7 @@ BEGIN ATOMIC
      ORDER BY s.place LIMIT 1;
 END;
 COMMENT ON FUNCTION fence.latest_common
-    IS 'Returns the newest stamp that is among the last entries of each log, so of the newest transaction that all of them have.';
+    IS 'Returns the newest stamp that is among the last entries of every log: that of the newest transaction that all of them have.';
 
 CREATE FUNCTION fence.commit_marker(ttl interval DEFAULT '1 day', durable boolean DEFAULT false) RETURNS text
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_commit_marker';
@@ -479,7 +479,7 @@ COMMENT ON FUNCTION fence._nodes IS 'The rows of fence.nodes.';
 CREATE VIEW fence.nodes AS SELECT * FROM fence._nodes();
 COMMENT ON VIEW fence.nodes IS 'The Redis processes that this server uses.';
 COMMENT ON COLUMN fence.nodes.address IS 'Host and port, or socket.';
-COMMENT ON COLUMN fence.nodes.role IS 'What the process says that it is: master.';
+COMMENT ON COLUMN fence.nodes.role IS 'Role that the process reports: master.';
 COMMENT ON COLUMN fence.nodes.version IS 'Version of Redis or Valkey.';
 COMMENT ON COLUMN fence.nodes.identity IS 'What tells this process from its predecessor at the same address.';
 COMMENT ON COLUMN fence.nodes.epoch IS 'The epoch in which it was armed.';
@@ -516,7 +516,7 @@ COMMENT ON COLUMN fence.pending.domain IS 'Domain of the reservation; of another
 COMMENT ON COLUMN fence.pending.key IS 'One of the reserved keys; null for a whole domain.';
 COMMENT ON COLUMN fence.pending.fences IS 'How many rows the transaction has reserved; null for a whole domain.';
 COMMENT ON COLUMN fence.pending.stamp IS 'Stamp of the transaction.';
-COMMENT ON COLUMN fence.pending.age IS 'How long ago a listing saw it first.';
+COMMENT ON COLUMN fence.pending.age IS 'How long ago a listing first showed the reservation.';
 COMMENT ON COLUMN fence.pending.pid IS 'Process of the transaction, if it is running.';
 COMMENT ON COLUMN fence.pending.fate IS 'in progress, prepared, committed, aborted or unknown; of a detached reservation stands or ended.';
 COMMENT ON COLUMN fence.pending.kind IS 'row, domain or detached.';

@@ -119,7 +119,7 @@ typedef enum CaptureState
 	CAPTURE_UNTRIED = 0,		/* not tried since the server start: triggers do */
 	CAPTURE_WORKS,
 	CAPTURE_FAILED,				/* it was tried, and did not: triggers do, until it is tried again */
-	CAPTURE_BROKEN				/* a statement of somebody's was told wrongly, and failed: triggers do, until the next start */
+	CAPTURE_BROKEN				/* a statement was told wrongly, or the trial crashed the server: triggers do, until the next start */
 } CaptureState;
 
 typedef struct FenceShared
