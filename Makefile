@@ -40,8 +40,8 @@ EXTRA_CLEAN = $(LIBRARY_HEADER) build-deb results output_iso tmp_check tmp_check
 REGRESS := $(patsubst sql/%.sql,%,$(sort $(wildcard sql/*.sql)))
 ISOLATION := $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isolation/specs/*.spec)))
 ISOLATION_OPTS = --inputdir=test/isolation
-TAP_TESTS := $(if $(wildcard test/t/*.pl),1)
-PROVE_TESTS = test/t/*.pl
+TAP_TESTS := 1
+PROVE_TESTS = test/t/*/*.pl
 
 PGXS := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
@@ -84,6 +84,9 @@ lint:
 	     for file in $(PERL_FILES); do \
 	         perl -I test/lib -I $(TAP_MODULES) -wc $$file 2>&1 | grep -v ' syntax OK$$' >&2 && exit 1; done; true; \
 	 else echo 'lint: no IPC::Run or no PostgreSQL::Test, Perl files not checked'; fi
+	@# PostgreSQL names a TAP test's logs and data after its file, without the folder
+	@twice=$$(ls test/t/*/ | grep '[.]pl$$' | sort | uniq -d); [ -z "$$twice" ] || { echo "test/t: two files are named $$twice"; exit 1; }
+	@! ls test/t/*.pl 2>/dev/null || { echo 'test/t: a test must stand in one of the folders'; exit 1; }
 	@if /usr/bin/python3 -c 'import editorconfig' 2>/dev/null; then PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3 test/style.py; \
 	 else echo 'lint: no python3-editorconfig, style not checked'; fi
 

@@ -5,7 +5,7 @@
 -- function, operator and cast, also of hidden ones. It replaces nothing, and makes nothing only if it is missing (test/unit/qualified.py).
 -- Privileges: whoever may call attach, put or begin_write can make readers trust what he says, so only the owner of the extension has these,
 -- and may grant them. Everybody may call the functions that read; they check the privileges on the table.
--- The comment of each object is also the first paragraph of its entry in doc/reference.md, which explains it (test/t/054_reference.pl).
+-- The comment of each object is also the first paragraph of its entry in doc/reference.md, which explains it (test/t/operate/reference.pl).
 
 -- The owner of a schema can put objects into it that look like ours, and drop ours. So the script makes the schema itself.
 DO $$

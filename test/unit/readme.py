@@ -119,7 +119,8 @@ def main():
     links(read('README.md'))
     check_files()
     named = set(PAGES)
-    for directory in ('.', *(directory for directory, _, _ in os.walk(os.path.join(TOP, 'src'))), 'doc', 'monitoring', 'test/t', 'test/unit'):
+    trees = (tree[0] for root in ('src', 'test/t') for tree in os.walk(os.path.join(TOP, root)))
+    for directory in ('.', *trees, 'doc', 'monitoring', 'test/unit'):
         for name in os.listdir(os.path.join(TOP, directory)):
             if name.endswith(('.md', '.sql', '.c', '.h', '.lua', '.pl', '.yml')):
                 named |= set(re.findall(r'\bdoc/(\w+)\.md', read(os.path.join(directory, name))))
