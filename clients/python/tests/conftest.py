@@ -4,6 +4,7 @@ They are started by `sh test/run.sh --only python`, which sets what the environm
 """
 
 import contextlib
+import itertools
 import os
 import sys
 
@@ -49,6 +50,7 @@ class World:
     def __init__(self, system):
         self.system, self.cluster = system, system.cluster
         self.sql = system.sql
+        self.numbers = itertools.count(1000)        # each test has rows of its own
 
     def connect(self, **options):
         connection = psycopg2.connect(self.system.postgres.dsn(), **options)
@@ -58,7 +60,7 @@ class World:
     def redis(self, module=redis, **options):
         port = self.system.redis[0].port
         if not self.cluster:
-            return module.Redis('127.0.0.1', port, **{**TIMEOUTS, **options})
+            return module.Redis(host='127.0.0.1', port=port, **{**TIMEOUTS, **options})
         return module.cluster.RedisCluster(host='127.0.0.1', port=port, **{**TIMEOUTS, **options})
 
     def async_redis(self, **options):

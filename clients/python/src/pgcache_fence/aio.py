@@ -8,7 +8,7 @@ import contextlib
 import inspect
 import re
 import time
-from typing import Any, Callable, Dict, Hashable, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, AsyncIterator, Callable, Dict, Hashable, Iterable, List, Optional, Sequence, Tuple
 
 from redis.asyncio import ConnectionPool
 from redis.exceptions import ResponseError
@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 from . import topology, wire
 from .core import Core, Peeked, Steps
 from .errors import WrongUse
-from .sync import Request, UNAVAILABLE as SYNC_UNAVAILABLE, has_moved, is_own_context, json_codec
+from .sync import Request, UNAVAILABLE as SYNC_UNAVAILABLE, has_moved, is_idle, json_codec
 
 UNAVAILABLE = (*SYNC_UNAVAILABLE, asyncio.TimeoutError)
 CHECK_MAX = 1000            # fences of one fence_check
@@ -44,7 +44,7 @@ class Server:
         connection = await self.pool.get_connection(*self.arguments)
         answers = []
         try:
-            await connection.send_packed_command(packed)
+            await connection.send_packed_command((packed,))
             for _ in range(n):
                 try:
                     answers.append(await connection.read_response(disable_decoding=True))
@@ -238,10 +238,10 @@ class AsyncFences:
             return await self._checks.is_current(step[1], step[2])
         if kind == 'sleep':
             return await asyncio.sleep(step[1])
-        async with self._connection(step[2]) as connection:
+        async with self._opened(step[2]) as connection, borrowed(connection):
             return await run_on(connection, step[1])
 
-    def _connection(self, given: Any) -> Any:
+    def _opened(self, given: Any) -> Any:
         source = given if given is not None else self._postgres
         if source is None:
             raise WrongUse('PostgreSQL has to be asked: pass postgres= to AsyncFences, or connection= to the call')
@@ -249,7 +249,7 @@ class AsyncFences:
             return source.acquire()
         if hasattr(source, 'connection') and not is_connection(source):         # psycopg_pool
             return source.connection()
-        return lent(source)
+        return nothing_around(source) if is_connection(source) else opened_by(source)
 
 
 def is_connection(source: Any) -> bool:
@@ -257,26 +257,32 @@ def is_connection(source: Any) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def lent(source: Any) -> Any:
-    if not is_connection(source):
-        source = source()
-        if inspect.isawaitable(source) and not hasattr(source, '__aenter__'):
-            source = await source
-        if hasattr(source, '__aenter__') and (not is_connection(source) or is_own_context(source)):
-            async with source as connection:
-                yield connection
-            return
-    was_idle = is_idle(source)
+async def nothing_around(connection: Any) -> AsyncIterator[Any]:
+    yield connection
+
+
+@contextlib.asynccontextmanager
+async def opened_by(function: Callable[[], Any]) -> AsyncIterator[Any]:
+    """What the function returns may be a connection, one to be awaited, or a context manager: that of a pool, for instance."""
+    opened = function()
+    if inspect.iscoroutine(opened):
+        opened = await opened
+    if is_connection(opened):
+        yield opened
+    else:
+        async with opened as connection:
+            yield connection
+
+
+@contextlib.asynccontextmanager
+async def borrowed(connection: Any) -> AsyncIterator[None]:
+    """The transaction that the driver begins for us is over afterwards; one that is open stays."""
+    was_idle = is_idle(connection)
     try:
-        yield source
+        yield
     finally:
-        if was_idle and not is_idle(source) and not getattr(source, 'closed', False):
-            await source.rollback()
-
-
-def is_idle(connection: Any) -> bool:
-    status = getattr(getattr(connection, 'info', None), 'transaction_status', None)
-    return status is not None and int(status) == 0
+        if was_idle and not is_idle(connection) and not getattr(connection, 'closed', False):
+            await connection.rollback()
 
 
 async def run_on(connection: Any, steps: Steps) -> Any:

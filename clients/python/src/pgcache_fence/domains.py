@@ -1,4 +1,5 @@
-"""What PostgreSQL says of a domain, and the SQL by which its rows are read. Knows no driver: parameters are %s, each used once.
+"""What PostgreSQL says of a domain, and the SQL by which its rows are read. Knows no driver: parameters are %s, each used once. Each
+column has a name of its own, for connections whose rows are dicts.
 
 Owns: the rule that a put needs a snapshot of the primary, taken after the permit, in a transaction that has written nothing (doc/clients.md,
 "Rules"), and that the domain is still attached as its names were made: VET asks for all of it beside the rows.
@@ -10,10 +11,10 @@ from .errors import WrongUse
 from .names import Column, Naming, encode
 
 DESCRIBE = '''
-SELECT current_setting('pgcache_fence.namespace'), (SELECT oid::text FROM pg_database WHERE datname = current_database()), d.id,
-       d.scope, d.version_column::text, d.tag, d.columns::text[], coalesce((extract(epoch FROM d.ttl) * 1000)::bigint, 0),
-       quote_ident(n.nspname) || '.' || quote_ident(c.relname), d.relation IS NOT NULL,
-       coalesce(row_security_active(c.oid), false), coalesce(has_table_privilege(c.oid, 'SELECT'), true),
+SELECT current_setting('pgcache_fence.namespace') AS space, (SELECT oid::text FROM pg_database WHERE datname = current_database()) AS database, d.id,
+       d.scope, d.version_column::text, d.tag, d.columns::text[], coalesce((extract(epoch FROM d.ttl) * 1000)::bigint, 0) AS ttl_ms,
+       quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS relation, d.relation IS NOT NULL AS attached,
+       coalesce(row_security_active(c.oid), false) AS secured, coalesce(has_table_privilege(c.oid, 'SELECT'), true) AS readable,
        k.names, k.types, k.modifiers, k.casts
   FROM fence.domain d
   LEFT JOIN pg_class c ON c.oid = d.relation
@@ -35,9 +36,9 @@ SELECT current_setting('pgcache_fence.namespace'), (SELECT oid::text FROM pg_dat
 '''
 
 # On the primary? May what this statement's snapshot sees be put? Which attachment is it?
-VET = '''pg_is_in_recovery(),
-       pg_current_xact_id_if_assigned() IS NULL AND current_setting('transaction_isolation') LIKE 'read%%',
-       (SELECT d.id FROM fence.domain d WHERE d.name = %s::text)'''
+VET = '''pg_is_in_recovery() AS standby,
+       pg_current_xact_id_if_assigned() IS NULL AND current_setting('transaction_isolation') LIKE 'read%%' AS fresh,
+       (SELECT d.id FROM fence.domain d WHERE d.name = %s::text) AS attachment'''
 
 FENCE_KEY = 'SELECT fence.fence_key(%s::text, VARIADIC %s::text[])'
 TOGETHER = 'SELECT r.value::text FROM unnest(%s::text[]) WITH ORDINALITY AS k (fence, n) ' \
@@ -103,7 +104,7 @@ def sql_of_rows(name: str, scope: str, table: str, key: Sequence[Column], versio
         "'%s'" % name.replace("'", "''").replace('%', '%%'), ', '.join('k.k%d' % n for n in range(len(key))))
     table = table.replace('%', '%%')
     if scope == 'group':
-        return "SELECT k.n, %s, (SELECT coalesce(jsonb_agg(%s ORDER BY %s), '[]') FROM %s t WHERE %s)::text FROM %s" % (
+        return "SELECT k.n, %s AS version, (SELECT coalesce(jsonb_agg(%s ORDER BY %s), '[]') FROM %s t WHERE %s)::text AS payload FROM %s" % (
             aside, row, row, table, same, wanted)
-    return 'SELECT k.n, %s, %s::text FROM %s JOIN %s t ON %s' % (
+    return 'SELECT k.n, %s AS version, %s::text AS payload FROM %s JOIN %s t ON %s' % (
         't.%s::bigint' % quoted(version) if version else aside, row, wanted, table, same)

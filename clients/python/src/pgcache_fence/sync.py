@@ -31,7 +31,7 @@ class Server:
         """The connection over which it went."""
         connection = self.pool.get_connection(*self.arguments)
         try:
-            connection.send_packed_command(packed)
+            connection.send_packed_command((packed,))
         except BaseException:
             self.give_up(connection)
             raise
@@ -226,30 +226,25 @@ class Fences:
             return wire.read_check(1, answers and answers[0])[0]
         if kind == 'sleep':
             return time.sleep(step[1])
-        with self._connection(step[2]) as connection:
+        with self._opened(step[2]) as connection, borrowed(connection):
             return run_on(connection, step[1])
 
-    def _connection(self, given: Any) -> Any:
+    def _opened(self, given: Any) -> Any:
         source = given if given is not None else self._postgres
         if source is None:
             raise WrongUse('PostgreSQL has to be asked: pass postgres= to Fences, or connection= to the call')
-        if hasattr(source, 'cursor'):
-            return borrowed(source)
-        opened = source.connection() if hasattr(source, 'connection') else source()
-        return borrowed(opened) if hasattr(opened, 'cursor') and not is_own_context(opened) else opened
-
-
-def is_own_context(opened: Any) -> bool:
-    """What a pool gives to be returned at the end; a connection's own __exit__ would close it, or only commit."""
-    return not hasattr(opened, 'commit')
+        if not hasattr(source, 'cursor'):
+            source = source.connection() if hasattr(source, 'connection') else source()
+        # what a pool lends is returned at the end; a connection's own __exit__ would close it, or commit
+        return contextlib.nullcontext(source) if hasattr(source, 'cursor') else source
 
 
 @contextlib.contextmanager
-def borrowed(connection: Any) -> Iterator[Any]:
+def borrowed(connection: Any) -> Iterator[None]:
     """The transaction that the driver begins for us is over afterwards; one that is open stays."""
     was_idle = is_idle(connection)
     try:
-        yield connection
+        yield
     finally:
         if was_idle and not is_idle(connection) and not getattr(connection, 'closed', False):
             connection.rollback()
