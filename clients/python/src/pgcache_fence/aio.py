@@ -6,6 +6,7 @@ Owns: connections while a step of core.py runs, as sync.py does; and that concur
 import asyncio
 import contextlib
 import inspect
+import json
 import re
 import time
 from typing import Any, AsyncIterator, Callable, Dict, Hashable, Iterable, List, Optional, Sequence, Tuple
@@ -16,7 +17,7 @@ from redis.exceptions import ResponseError
 from . import topology, wire
 from .core import Core, Peeked, Steps
 from .errors import WrongUse
-from .sync import Request, UNAVAILABLE as SYNC_UNAVAILABLE, has_moved, is_idle, json_codec
+from .sync import Request, UNAVAILABLE as SYNC_UNAVAILABLE, has_moved, is_idle
 
 UNAVAILABLE = (*SYNC_UNAVAILABLE, asyncio.TimeoutError)
 CHECK_MAX = 1000            # fences of one fence_check
@@ -184,7 +185,7 @@ class AsyncFences:
         clients = topology.clients_of(redis)
         for client in clients:
             topology.require_usable(client, asynchronous=True)
-        self._core = Core(topology.place_function(clients), namespace, codec or json_codec(), local)
+        self._core = Core(topology.place_function(clients), namespace, codec or json, local)
         self._servers = Servers(clients)
         self._checks = Checks(self._core, self._servers)
         self._postgres = postgres

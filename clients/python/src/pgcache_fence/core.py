@@ -12,10 +12,12 @@ A read is a generator. It yields what has to be done, and is sent what came of i
 Owns: the order of things. The permit comes first, then the snapshot, then the put.
 """
 
+import copy
 import json
 import random
 import time
 from collections import OrderedDict
+from decimal import Decimal
 from typing import Any, Callable, Dict, Generator, Hashable, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import wire
@@ -48,6 +50,16 @@ class Raw:
     @staticmethod
     def loads(payload: bytes) -> bytes:
         return payload
+
+
+class ExactJson:
+    """JSON whose numbers keep all their digits: those with a fraction are of type Decimal."""
+
+    dumps = staticmethod(json.dumps)
+
+    @staticmethod
+    def loads(payload: bytes) -> Any:
+        return json.loads(payload, parse_float=Decimal)
 
 
 class Peeked(NamedTuple):
@@ -87,6 +99,12 @@ class Core:
         self._domains: Dict[str, Domain] = {}
         self._asked: 'OrderedDict[Any, str]' = OrderedDict()
         self._derived: 'OrderedDict[Any, Tuple[str, float]]' = OrderedDict()
+
+    def with_codec(self, codec: Any) -> 'Core':
+        """The same, but for how values become payloads; values that are kept are not shared."""
+        other = copy.copy(self)
+        other.codec, other.local = codec, self.local and Local(self.local.most)
+        return other
 
     # ------------------------------------------------------------------------------------------------------------------
     # Domains and names

@@ -5,6 +5,8 @@ connection on which anything went wrong is closed.
 """
 
 import contextlib
+import copy
+import json
 import threading
 import time
 from typing import Any, Callable, Dict, Hashable, Iterable, Iterator, List, Optional, Sequence, Tuple
@@ -13,6 +15,7 @@ from redis.exceptions import AskError, MovedError, RedisClusterException, RedisE
 
 from . import topology, wire
 from .core import Core, Peeked, Steps
+from .domains import Domain
 from .errors import WrongUse
 
 # The last: redis-py 4.3 words its own errors with attributes that connections over Unix sockets lack.
@@ -167,7 +170,7 @@ class Fences:
         clients = topology.clients_of(redis)
         for client in clients:
             topology.require_usable(client, asynchronous=False)
-        self._core = Core(topology.place_function(clients), namespace, codec or json_codec(), local)
+        self._core = Core(topology.place_function(clients), namespace, codec or json, local)
         self._servers = Servers(clients)
         self._postgres = postgres
         self.counters = self._core.counters
@@ -199,6 +202,16 @@ class Fences:
     def name(self, domain: str, key: Any, *, connection: Any = None) -> str:
         """The fence of a key, as fence.fence_key tells it."""
         return self._run(self._core._fence(domain, key, connection))
+
+    def describe(self, domain: str, *, connection: Any = None) -> Domain:
+        """How the domain is attached."""
+        return self._run(self._core._domain(domain, connection))          # type: ignore[no-any-return]
+
+    def with_codec(self, codec: Any) -> 'Fences':
+        """The same with another codec; clients and counters are shared."""
+        other = copy.copy(self)
+        other._core = self._core.with_codec(codec)
+        return other
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -276,7 +289,3 @@ def fetch(connection: Any, sql: str, parameters: List[Any]) -> List[Any]:
     finally:
         cursor.close()
 
-
-def json_codec() -> Any:
-    import json
-    return json
