@@ -13,36 +13,47 @@ from typing import Any, AsyncIterator, Callable, Dict, Hashable, Iterable, List,
 
 from redis.asyncio import ConnectionPool
 from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeout
 
 from . import topology, wire
-from .core import Core, Peeked, Steps
+from .core import MISSED, Core, Peeked, Steps
 from .errors import WrongUse
-from .sync import Request, UNAVAILABLE as SYNC_UNAVAILABLE, has_moved, is_idle
+from .sync import UNAVAILABLE as SYNC_UNAVAILABLE
+from .sync import Request, has_moved, is_idle, joined, share
 
 UNAVAILABLE = (*SYNC_UNAVAILABLE, asyncio.TimeoutError)
 CHECK_MAX = 1000            # fences of one fence_check
 
 
 class Server:
-    """One Redis process, or who has taken its place."""
+    """One Redis process, or who has taken its place. It keeps some of the pool's connections, as that of sync.py does."""
 
     def __init__(self, pool: Any) -> None:
         self.pool, self.patience = pool, topology.Patience()
-        self.arguments = topology.connection_arguments(pool)
+        self.arguments, self.most = topology.connection_arguments(pool), topology.connections_kept(pool)
+        self.kept: List[Any] = []
 
     async def ask(self, packed: bytes, n: int) -> Optional[List[Any]]:
         if not self.patience.over():
             return None
         try:
-            answers = await self.talk(packed, n)
-        except UNAVAILABLE:
-            self.patience.failed()
-            return None
-        self.patience.answered()
-        return answers
+            return await self.talk(packed, n)
+        except UNAVAILABLE as error:
+            return await self.ask_again(error, packed, n)
+
+    async def ask_again(self, error: Exception, packed: bytes, n: int) -> Optional[List[Any]]:
+        """All of it as a whole, over a new connection: the server may have closed those that were kept. But nobody waits twice."""
+        while self.kept:
+            with contextlib.suppress(*UNAVAILABLE):
+                await self.give_up(self.kept.pop())
+        if not isinstance(error, (RedisTimeout, TimeoutError, asyncio.TimeoutError)):
+            with contextlib.suppress(*UNAVAILABLE):
+                return await self.talk(packed, n)
+        self.patience.failed()
+        return None
 
     async def talk(self, packed: bytes, n: int) -> List[Any]:
-        connection = await self.pool.get_connection(*self.arguments)
+        connection = self.kept.pop() if self.kept else await self.pool.get_connection(*self.arguments)
         answers = []
         try:
             await connection.send_packed_command((packed,))
@@ -52,13 +63,20 @@ class Server:
                 except ResponseError as error:
                     answers.append(error)
         except BaseException:                       # a task that was cancelled too: its answers are still to come
-            try:
-                await connection.disconnect()
-            finally:
-                await self.pool.release(connection)
+            await self.give_up(connection)
             raise
-        await self.pool.release(connection)
+        if len(self.kept) < self.most:
+            self.kept.append(connection)
+        else:
+            await self.pool.release(connection)
+        self.patience.answered()
         return answers
+
+    async def give_up(self, connection: Any) -> None:
+        try:
+            await connection.disconnect()
+        finally:
+            await self.pool.release(connection)
 
 
 class Servers:
@@ -66,67 +84,65 @@ class Servers:
 
     def __init__(self, clients: Sequence[Any]) -> None:
         self.cluster = clients[0] if topology.is_cluster(clients[0]) else None
-        self.fixed = [] if self.cluster else [Server(client.connection_pool) for client in clients]
         self.members: Dict[str, Server] = {}
-        self.begun, self.looked = False, 0.0
+        self.routes: Dict[int, Server] = {} if self.cluster else {
+            place: Server(client.connection_pool) for place, client in enumerate(clients)}
+        self.begun, self.looked = self.cluster is None, 0.0
         self.looking: Optional['asyncio.Task[Any]'] = None
 
     def at(self, place: int) -> Server:
-        if not self.cluster:
-            return self.fixed[place]
-        node = self.cluster.nodes_manager.get_node_from_slot(place)
-        member = self.members.get(node.name)
-        if member is None:
-            pool = ConnectionPool(connection_class=node.connection_class, **node.connection_kwargs)
-            member = self.members[node.name] = Server(pool)
-        return member
+        server = self.routes.get(place)
+        if server is None:
+            node = self.cluster.nodes_manager.get_node_from_slot(place)
+            server = self.members.get(node.name)
+            if server is None:
+                pool = ConnectionPool(connection_class=node.connection_class, **node.connection_kwargs)
+                server = self.members[node.name] = Server(pool)
+            self.routes[place] = server
+        return server
 
     async def look_again(self) -> None:
         """Where are the slots now? One task asks, not all the time; the others wait for it."""
-        if self.cluster is None or self.looking is None and time.monotonic() - self.looked < topology.PAUSE_MIN:
-            return
-        if self.looking is None:
+        if self.looking is None and time.monotonic() - self.looked > topology.PAUSE_MIN:
             self.looking = asyncio.ensure_future(self.look())
-        await asyncio.shield(self.looking)
+        if self.looking is not None:
+            await asyncio.shield(self.looking)
 
     async def look(self) -> None:
         try:
             with contextlib.suppress(*UNAVAILABLE):
-                await (self.cluster.nodes_manager if self.begun else self.cluster).initialize()     # type: ignore[union-attr]
-                self.begun = True
+                await (self.cluster.nodes_manager if self.begun else self.cluster).initialize()
+                self.begun, self.routes = True, {}
         finally:
             self.looked, self.looking = time.monotonic(), None
 
     async def exchange(self, requests: Sequence[Request]) -> List[Optional[List[Any]]]:
-        if len(requests) == 1 and self.cluster is None:
-            place, packed, n = requests[0]
-            return [await self.fixed[place].ask(packed, n)]
-        if self.cluster is not None and not self.begun:
+        if not self.begun:
             await self.look_again()
         answers = await self.ask_all(requests)
-        moved = [i for i, got in enumerate(answers) if has_moved(got)]
-        if moved or None in answers:
+        if self.cluster is not None and any(got is None or has_moved(got) for got in answers):
             await self.look_again()
-        if moved:                                       # sent again as a whole, to who has the slot now
-            for i, got in zip(moved, await self.ask_all([requests[i] for i in moved])):
+            moved = [i for i, got in enumerate(answers) if got is not None and has_moved(got)]
+            for i, got in zip(moved, await self.ask_all([requests[i] for i in moved])):         # as a whole, at who has the slot now
                 answers[i] = got
         return answers
 
     async def ask_all(self, requests: Sequence[Request]) -> List[Optional[List[Any]]]:
-        """At all servers at once; what is for one server in one go."""
+        """What is for one server goes in one go, to all servers at once."""
         groups: Dict[Server, List[int]] = {}
         answers: List[Optional[List[Any]]] = [None] * len(requests)
         for i, (place, _, _) in enumerate(requests):
-            with contextlib.suppress(*UNAVAILABLE):
+            with contextlib.suppress(*UNAVAILABLE):         # a slot that nobody has
                 groups.setdefault(self.at(place), []).append(i)
 
         async def ask(server: Server, numbers: List[int]) -> None:
-            got = await server.ask(b''.join(requests[i][1] for i in numbers), sum(requests[i][2] for i in numbers))
-            for i in numbers:
-                if got is not None:
-                    answers[i], got = got[:requests[i][2]], got[requests[i][2]:]
+            share(answers, requests, numbers, await server.ask(*joined(requests, numbers)))
 
-        await asyncio.gather(*(ask(server, numbers) for server, numbers in groups.items()))
+        if len(groups) == 1:
+            [(server, numbers)] = groups.items()
+            await ask(server, numbers)
+        elif groups:
+            await asyncio.gather(*(ask(server, numbers) for server, numbers in groups.items()))
         return answers
 
 
@@ -193,16 +209,27 @@ class AsyncFences:
 
     async def read(self, domain: str, key: Any, load: Optional[Callable[[Any, Any], Any]] = None, *, connection: Any = None) -> Any:
         """As Fences.read; load may be a coroutine function."""
-        return await self._run(self._core._again(self._core._read, domain, key, load, connection))
+        seen = None
+        name = self._core.quick_name(domain, key)
+        if name is not None:
+            kept = self._core.local and self._core.local.get(name)
+            if kept and await self._checks.is_current(name, kept[0]):
+                self.counters.read(domain, 'local')
+                return kept[1]
+            seen = name, wire.read_one((await self._servers.exchange((self._core.request(name),)))[0])
+            value = self._core.value_of(domain, name, seen[1])
+            if value is not MISSED:
+                return value
+        return await self._run(self._core._again(self._core._read, domain, key, load, connection, seen=seen))
 
     async def read_many(self, domain: str, keys: Iterable[Hashable], load: Optional[Callable[[Any, Any], Any]] = None, *,
                         connection: Any = None) -> Dict[Any, Any]:
         """As Fences.read_many."""
-        return await self._run(self._core._again(self._core._read_many, domain, list(keys), load, connection))  # type: ignore[no-any-return]
+        return await self._run(self._core._again(self._core._read_many, domain, list(keys), load, connection))
 
     async def read_together(self, keys: Iterable[Tuple[str, Any]], *, connection: Any = None) -> List[Any]:
         """As Fences.read_together."""
-        return await self._run(self._core._read_together(list(keys), connection))       # type: ignore[no-any-return]
+        return await self._run(self._core._read_together(list(keys), connection))
 
     async def derived(self, name: str, *arguments: Any, connection: Any = None) -> Any:
         """As Fences.derived."""
@@ -210,11 +237,11 @@ class AsyncFences:
 
     async def peek(self, domain: str, key: Any, *, connection: Any = None) -> Peeked:
         """As Fences.peek."""
-        return await self._run(self._core._peek(domain, key, connection))               # type: ignore[no-any-return]
+        return await self._run(self._core._peek(domain, key, connection))
 
     async def name(self, domain: str, key: Any, *, connection: Any = None) -> str:
         """As Fences.name."""
-        return await self._run(self._core._fence(domain, key, connection))              # type: ignore[no-any-return]
+        return await self._run(self._core._fence(domain, key, connection))
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -235,8 +262,6 @@ class AsyncFences:
         kind = step[0]
         if kind == 'exchange':
             return await self._servers.exchange(step[1])
-        if kind == 'check':
-            return await self._checks.is_current(step[1], step[2])
         if kind == 'sleep':
             return await asyncio.sleep(step[1])
         async with self._opened(step[2]) as connection, borrowed(connection):

@@ -3,7 +3,6 @@
 A read is a generator. It yields what has to be done, and is sent what came of it:
 
     ('exchange', [(place, bytes, n), …])    each to the server of its place, over one connection: a list of n answers, or None
-    ('check', name, head)                   whether the fence still begins with this head, by a check that begins now
     ('sleep', seconds)
     ('postgres', steps, connection)         what the generator `steps` returns; it runs on one connection, and yields
         ('query', sql, parameters)          rows
@@ -34,6 +33,7 @@ FIRST_PAUSE = 0.001
 ASKED_NAMES_MAX = 10000     # names that PostgreSQL told, kept
 DERIVED_SECONDS = 60        # how long the name of a derived value is kept: it changes when the value is defined anew
 ABSENT = b'null'            # the payload of a row that is not there
+MISSED = object()
 
 
 class Changed(Exception):
@@ -122,7 +122,7 @@ class Core:
             return domain.naming.name(key)
         except Ask:
             pass
-        values = [text_for_postgresql(value) for value in (key if isinstance(key, tuple) else (key,))]
+        values = texts_of(key)
         asked = (domain.id, *values)
         if asked not in self._asked:
             rows = yield 'postgres', query(FENCE_KEY, [domain.name, values]), connection
@@ -137,37 +137,48 @@ class Core:
     # One value
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _again(self, steps: Callable[..., Steps], domain: str, *arguments: Any) -> Steps:
-        """Once more if the domain was attached anew meanwhile."""
+    # A read begins with these, which take little time; with what it has seen it goes on in _read, if it was no hit.
+
+    def quick_name(self, domain: str, key: Any) -> Optional[str]:
+        """The fence; None if PostgreSQL has to be asked."""
+        described = self._domains.get(domain)
+        if described is None:
+            return None
+        try:
+            return described.naming.name(key)
+        except Ask:
+            return self._asked.get((described.id, *texts_of(key)))
+
+    def request(self, name: str) -> Tuple[int, bytes, int]:
+        return self.place_of(name), wire.pack_block((name,)), wire.BLOCK_ANSWERS
+
+    def value_of(self, domain: str, name: str, answer: wire.Answer) -> Any:
+        return self._take(domain, name, answer) if type(answer) is wire.Hit else MISSED
+
+    def _again(self, steps: Callable[..., Steps], domain: str, *arguments: Any, seen: Optional[Tuple[str, wire.Answer]] = None) -> Steps:
+        """Once more if the domain was attached anew meanwhile. seen: what the usual read has found."""
         for _ in range(3):
             try:
-                return (yield from steps(domain, *arguments))
+                return (yield from steps(domain, *arguments, seen))
             except Changed:
                 self._domains.pop(domain, None)
+                seen = None
         raise WrongUse('domain "%s" is attached anew again and again' % domain)
 
-    def _read(self, domain: str, key: Any, load: Any, connection: Any) -> Steps:
-        described = self._domains.get(domain) or (yield from self._domain(domain, connection))
-        try:
-            name = described.naming.name(key)
-        except Ask:
+    def _read(self, domain: str, key: Any, load: Any, connection: Any, seen: Optional[Tuple[str, wire.Answer]]) -> Steps:
+        described = yield from self._domain(domain, connection)
+        if seen is None:
             name = yield from self._name(described, key, connection)
-        if self.local is not None:
-            kept = self.local.get(name)
-            if kept is not None:
-                if (yield 'check', name, kept[0]):
-                    self.counters.read(domain, 'local')
-                    return kept[1]
-                self.local.drop(name)
-        [answers] = yield 'exchange', ((self.place_of(name), wire.pack_block((name,)), wire.BLOCK_ANSWERS),)
-        [answer] = wire.read_block((name,), answers)
+            [answers] = yield 'exchange', [self.request(name)]
+            seen = name, wire.read_one(answers)
+        name, answer = seen
         if type(answer) is wire.Hit:
             return self._take(domain, name, answer)
         found = yield from self._fill(described, {name: key}, {name: answer}, load and one_of(load), connection)
         return found[name]
 
-    def _take(self, domain: str, name: str, hit: wire.Hit, source: str = 'hit') -> Any:
-        self.counters.read(domain, source)
+    def _take(self, domain: str, name: str, hit: wire.Hit) -> Any:
+        self.counters.read(domain, 'hit')
         value = self._value(hit.payload)
         if self.local is not None:
             self.local.keep(name, hit.head, value)
@@ -180,7 +191,7 @@ class Core:
     # Several, each by itself
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _read_many(self, domain: str, keys: Iterable[Hashable], load: Any, connection: Any) -> Steps:
+    def _read_many(self, domain: str, keys: Iterable[Hashable], load: Any, connection: Any, seen: None) -> Steps:
         described = yield from self._domain(domain, connection)
         name_of: Dict[Any, str] = {}
         for key in keys:
@@ -384,8 +395,8 @@ class Core:
 
     def _peek(self, domain: str, key: Any, connection: Any) -> Steps:
         name = yield from self._fence(domain, key, connection)
-        [answers] = yield 'exchange', [self._block(self.place_of(name), [name])]
-        [answer] = wire.read_block([name], answers)
+        [answers] = yield 'exchange', [self.request(name)]
+        answer = wire.read_one(answers)
         if type(answer) is wire.Hit:
             return Peeked(self._value(answer.payload), 'fresh')
         done = answers and answers[-1]
@@ -397,6 +408,10 @@ class Core:
 
 def query(sql: str, parameters: List[Any]) -> Steps:
     return (yield 'query', sql, parameters)
+
+
+def texts_of(key: Any) -> List[str]:
+    return [text_for_postgresql(value) for value in (key if isinstance(key, tuple) else (key,))]
 
 
 def one_of(load: Callable[[Any, Any], Any]) -> Callable[[Any, List[Any]], Any]:

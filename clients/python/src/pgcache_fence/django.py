@@ -119,11 +119,9 @@ def converter(field: Any) -> Callable[[Any], Any]:
     convert = CONVERT_FIELD.get(kind) or named_type(kind)
     if convert is None:
         raise ImproperlyConfigured('%s is a %s, which cannot be made from JSON: do not cache the model' % (field, kind))
-    own = getattr(field, 'from_db_value', None)
-    if own is None or kind == 'JSONField':
-        return convert
+    own: Any = getattr(field, 'from_db_value', None)
     made = convert
-    return lambda value: own(made(value), None, connections['default'])
+    return made if own is None or kind == 'JSONField' else lambda value: own(made(value), None, connections['default'])
 
 
 class FencedQuerySet(models.QuerySet):      # type: ignore[misc]
@@ -145,7 +143,7 @@ class FencedQuerySet(models.QuerySet):      # type: ignore[misc]
             if found is not None:
                 return {instance.pk: instance for instance in found if instance is not None}
             id_list = wanted
-        return super().in_bulk(id_list, field_name=field_name)      # type: ignore[no-any-return]
+        return super().in_bulk(id_list, field_name=field_name)
 
     def _cached(self, keys: List[Any]) -> Optional[List[Any]]:
         """Instances or None in the order of keys. None in all: PostgreSQL has to answer."""
@@ -187,7 +185,7 @@ class FencedManager(models.Manager.from_queryset(FencedQuerySet)):      # type: 
 
     def __init__(self, domain: Optional[str] = None) -> None:
         super().__init__()
-        self.domain, self._shape = domain, None
+        self.domain, self._shape = domain, None     # type: Optional[str], Optional[Shape]
 
     @property
     def shape(self) -> Shape:

@@ -7,14 +7,16 @@ connection on which anything went wrong is closed.
 import contextlib
 import copy
 import json
+import os
 import threading
 import time
 from typing import Any, Callable, Dict, Hashable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from redis.exceptions import AskError, MovedError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeout
 
 from . import topology, wire
-from .core import Core, Peeked, Steps
+from .core import MISSED, Core, Peeked, Steps
 from .domains import Domain
 from .errors import WrongUse
 
@@ -24,15 +26,22 @@ Request = Tuple[int, bytes, int]
 
 
 class Server:
-    """One Redis process, or who has taken its place."""
+    """One Redis process, or who has taken its place. It keeps some of the pool's connections: to borrow one costs as much as to use it."""
 
     def __init__(self, pool: Any) -> None:
         self.pool, self.patience = pool, topology.Patience()
-        self.arguments = topology.connection_arguments(pool)
+        self.arguments, self.most = topology.connection_arguments(pool), topology.connections_kept(pool)
+        self.kept: List[Any] = []
+        self.process = os.getpid()
 
     def send(self, packed: bytes) -> Any:
         """The connection over which it went."""
-        connection = self.pool.get_connection(*self.arguments)
+        if self.process != os.getpid():             # a child of fork must not read what its parent has asked
+            self.process, self.kept = os.getpid(), []
+        try:
+            connection = self.kept.pop()
+        except IndexError:
+            connection = self.pool.get_connection(*self.arguments)
         try:
             connection.send_packed_command((packed,))
         except BaseException:
@@ -52,7 +61,11 @@ class Server:
         except BaseException:
             self.give_up(connection)
             raise
-        self.pool.release(connection)
+        if len(self.kept) < self.most:
+            self.kept.append(connection)
+        else:
+            self.pool.release(connection)
+        self.patience.answered()
         return answers
 
     def give_up(self, connection: Any) -> None:
@@ -61,33 +74,53 @@ class Server:
         finally:
             self.pool.release(connection)
 
+    def ask(self, packed: bytes, n: int) -> Optional[List[Any]]:
+        """The n answers; None if it cannot be had, or could not just now."""
+        if not self.patience.over():
+            return None
+        try:
+            return self.receive(self.send(packed), n)
+        except UNAVAILABLE as error:
+            return self.ask_again(error, packed, n)
+
+    def ask_again(self, error: Exception, packed: bytes, n: int) -> Optional[List[Any]]:
+        """All of it as a whole, over a new connection: the server may have closed those that were kept. But nobody waits twice."""
+        while self.kept:
+            with contextlib.suppress(IndexError, *UNAVAILABLE):
+                self.give_up(self.kept.pop())
+        if not isinstance(error, (RedisTimeout, TimeoutError)):
+            with contextlib.suppress(*UNAVAILABLE):
+                return self.receive(self.send(packed), n)
+        self.patience.failed()
+        return None
+
 
 class Servers:
     """Of a list of clients, or of a cluster client."""
 
     def __init__(self, clients: Sequence[Any]) -> None:
         self.cluster = clients[0] if topology.is_cluster(clients[0]) else None
-        self.fixed = [] if self.cluster else [Server(client.connection_pool) for client in clients]
-        self.members: Dict[str, Server] = {}
+        self.members: Dict[Any, Server] = {}
+        self.routes: Dict[int, Server] = {} if self.cluster else {
+            place: Server(client.connection_pool) for place, client in enumerate(clients)}
         self.looked, self.looking = 0.0, threading.Lock()
 
     def at(self, place: int) -> Server:
-        if not self.cluster:
-            return self.fixed[place]
-        node = self.cluster.nodes_manager.get_node_from_slot(place)         # the master
-        pool = self.cluster.get_redis_connection(node).connection_pool
-        member = self.members.get(node.name)
-        if member is None or member.pool is not pool:
-            member = self.members[node.name] = Server(pool)
-        return member
+        server = self.routes.get(place)
+        if server is None:
+            node = self.cluster.nodes_manager.get_node_from_slot(place)
+            pool = self.cluster.get_redis_connection(node).connection_pool
+            server = self.routes[place] = self.members.setdefault(pool, Server(pool))
+        return server
 
     def look_again(self) -> None:
         """Where are the slots now? One thread asks, and not all the time."""
-        if not self.cluster or not self.looking.acquire(blocking=False):
+        if self.cluster is None or not self.looking.acquire(blocking=False):
             return
         try:
             if time.monotonic() - self.looked > topology.PAUSE_MIN:
                 self.cluster.nodes_manager.initialize()
+                self.routes = {}
         except UNAVAILABLE:
             pass
         finally:
@@ -95,63 +128,64 @@ class Servers:
             self.looking.release()
 
     def exchange(self, requests: Sequence[Request]) -> List[Optional[List[Any]]]:
-        if len(requests) == 1 and not self.cluster:
-            place, packed, n = requests[0]
-            return [self.ask(self.fixed[place], packed, n)]
         answers = self.ask_all(requests)
-        moved = [i for i, got in enumerate(answers) if has_moved(got)]
-        if self.cluster and (moved or None in answers):
+        if self.cluster is not None and any(got is None or has_moved(got) for got in answers):
             self.look_again()
-        if moved:                                       # sent again as a whole, to who has the slot now
-            for i, got in zip(moved, self.ask_all([requests[i] for i in moved])):
+            moved = [i for i, got in enumerate(answers) if got is not None and has_moved(got)]
+            for i, got in zip(moved, self.ask_all([requests[i] for i in moved])):       # as a whole, at who has the slot now
                 answers[i] = got
         return answers
 
-    def ask(self, server: Server, packed: bytes, n: int) -> Optional[List[Any]]:
-        if not server.patience.over():
-            return None
-        try:
-            answers = server.receive(server.send(packed), n)
-        except UNAVAILABLE:
-            server.patience.failed()
-            return None
-        server.patience.pause = 0.0
-        return answers
-
     def ask_all(self, requests: Sequence[Request]) -> List[Optional[List[Any]]]:
-        """All are sent before the first answer is awaited; those to one server in one go."""
-        groups: Dict[Any, List[int]] = {}
+        """What is for one server goes in one go. All is sent before the first answer is awaited."""
+        groups: Dict[Server, List[int]] = {}
         answers: List[Optional[List[Any]]] = [None] * len(requests)
         for i, (place, _, _) in enumerate(requests):
-            with contextlib.suppress(*UNAVAILABLE):
+            with contextlib.suppress(*UNAVAILABLE):         # a slot that nobody has
                 groups.setdefault(self.at(place), []).append(i)
-        sent = []
+        if len(groups) == 1:
+            [(server, numbers)] = groups.items()
+            share(answers, requests, numbers, server.ask(*joined(requests, numbers)))
+            return answers
+        sent: List[Tuple[Server, List[int], Any]] = []
         for server, numbers in groups.items():
-            if not server.patience.over():
-                continue
-            try:
-                sent.append((server, numbers, server.send(b''.join(requests[i][1] for i in numbers))))
-            except UNAVAILABLE:
-                server.patience.failed()
+            if server.patience.over():
+                try:
+                    sent.append((server, numbers, server.send(joined(requests, numbers)[0])))
+                except UNAVAILABLE as error:
+                    share(answers, requests, numbers, server.ask_again(error, *joined(requests, numbers)))
         while sent:
             server, numbers, connection = sent.pop()
+            packed, n = joined(requests, numbers)
             try:
-                got = server.receive(connection, sum(requests[i][2] for i in numbers))
-            except UNAVAILABLE:
-                server.patience.failed()
-                continue
+                got = server.receive(connection, n)
+            except UNAVAILABLE as error:
+                got = server.ask_again(error, packed, n)        # type: ignore[assignment]
             except BaseException:
-                for other, _, unread in sent:           # nobody may take their answers for others
+                for other, _, unread in sent:               # nobody may take their answers for others
                     other.give_up(unread)
                 raise
-            server.patience.answered()
-            for i in numbers:
-                answers[i], got = got[:requests[i][2]], got[requests[i][2]:]
+            share(answers, requests, numbers, got)
         return answers
 
 
-def has_moved(answers: Optional[List[Any]]) -> bool:
-    return answers is not None and any(isinstance(answer, (MovedError, AskError)) for answer in answers)
+def joined(requests: Sequence[Request], numbers: List[int]) -> Tuple[bytes, int]:
+    if len(numbers) == 1:
+        return requests[numbers[0]][1:]
+    return b''.join([requests[i][1] for i in numbers]), sum([requests[i][2] for i in numbers])
+
+
+def share(answers: List[Optional[List[Any]]], requests: Sequence[Request], numbers: List[int], got: Optional[List[Any]]) -> None:
+    """What one server has answered to several requests."""
+    if got is not None:
+        at = 0
+        for i in numbers:
+            answers[i] = got[at:at + requests[i][2]]
+            at += requests[i][2]
+
+
+def has_moved(answers: List[Any]) -> bool:
+    return any([isinstance(answer, (MovedError, AskError)) for answer in answers])
 
 
 class Fences:
@@ -179,7 +213,18 @@ class Fences:
         """The value of one key, None if there is no row. key: a value, or a tuple of the values of a key of several columns.
         load: function(connection, key) that returns (version, value) or None; without it the row is read, as a dict.
         connection: in place of that of postgres=."""
-        return self._run(self._core._again(self._core._read, domain, key, load, connection))
+        seen = None
+        name = self._core.quick_name(domain, key)
+        if name is not None:
+            kept = self._core.local and self._core.local.get(name)
+            if kept and self._is_current(name, kept[0]):
+                self.counters.read(domain, 'local')
+                return kept[1]
+            seen = name, wire.read_one(self._servers.exchange((self._core.request(name),))[0])
+            value = self._core.value_of(domain, name, seen[1])
+            if value is not MISSED:
+                return value
+        return self._run(self._core._again(self._core._read, domain, key, load, connection, seen=seen))
 
     def read_many(self, domain: str, keys: Iterable[Hashable], load: Optional[Callable[[Any, Any], Any]] = None, *,
                   connection: Any = None) -> Dict[Any, Any]:
@@ -205,7 +250,7 @@ class Fences:
 
     def describe(self, domain: str, *, connection: Any = None) -> Domain:
         """How the domain is attached."""
-        return self._run(self._core._domain(domain, connection))          # type: ignore[no-any-return]
+        return self._run(self._core._domain(domain, connection))
 
     def with_codec(self, codec: Any) -> 'Fences':
         """The same with another codec; clients and counters are shared."""
@@ -215,8 +260,12 @@ class Fences:
 
     # ------------------------------------------------------------------------------------------------------------------
 
+    def _is_current(self, name: str, head: bytes) -> bool:
+        """By a check that begins now."""
+        [answers] = self._servers.exchange([(self._core.place_of(name), wire.pack_check((name,), (head,)), 1)])
+        return answers is not None and answers[0] == b'1'
+
     def _run(self, steps: Steps) -> Any:
-        result = None
         try:
             step = next(steps)
             while True:
@@ -233,10 +282,6 @@ class Fences:
         kind = step[0]
         if kind == 'exchange':
             return self._servers.exchange(step[1])
-        if kind == 'check':
-            _, name, head = step
-            [answers] = self._servers.exchange([(self._core.place_of(name), wire.pack_check([name], [head]), 1)])
-            return wire.read_check(1, answers and answers[0])[0]
         if kind == 'sleep':
             return time.sleep(step[1])
         with self._opened(step[2]) as connection, borrowed(connection):

@@ -10,6 +10,7 @@ from typing import Any, Callable, List, Sequence
 from . import wire
 from .errors import WrongUse
 
+CONNECTIONS_KEPT = 16
 PAUSE_MIN, PAUSE_MAX = 0.02, 0.5        # seconds for which a server that failed is not asked
 
 
@@ -72,6 +73,11 @@ def connection_arguments(pool: Any) -> Sequence[str]:
     """get_connection wants the name of a command in older versions of redis-py."""
     parameter = inspect.signature(pool.get_connection).parameters.get('command_name')
     return ('MULTI',) if parameter is not None and parameter.default is parameter.empty else ()
+
+
+def connections_kept(pool: Any) -> int:
+    """How many of a pool's connections may be kept from it: few of a small one, and none where the pool finds out who the master is."""
+    return 0 if hasattr(pool, 'sentinel_manager') else min(CONNECTIONS_KEPT, getattr(pool, 'max_connections', 0) // 4)
 
 
 class Patience:

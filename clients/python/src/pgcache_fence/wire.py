@@ -97,6 +97,14 @@ def read_block(names: Sequence[str], answers: Optional[List[Any]]) -> List[Answe
     return [judge(record, of_domain[domain_of(name)]) for name, record in zip(names, records)]
 
 
+def read_one(answers: Optional[List[Any]]) -> Answer:
+    """The same of a block with one name."""
+    done = answers[-1] if answers else None
+    if type(done) is list and len(done) == 2 and type(done[1]) is bytes and type(done[0]) is list:
+        return judge(done[0][0], done[1])
+    return UNAVAILABLE
+
+
 def pack_get(name: str) -> bytes:
     return command(b'FCALL_RO', b'fence_get', b'1', name.encode())
 
