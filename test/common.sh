@@ -61,7 +61,8 @@ test_packages="$history_packages g++ lua5.1 lua-check libipc-run-perl sysbench l
 	shellcheck pyflakes3 python3-editorconfig prometheus prometheus-postgres-exporter"
 
 # What the tests of clients/python need (run.sh).
-python_packages='python3-pytest python3-asyncpg python3-psycopg python3-prometheus-client python3-sqlalchemy python3-django'
+python_packages='python3-pytest python3-asyncpg python3-psycopg python3-prometheus-client python3-sqlalchemy python3-django python3-pip
+	python3-setuptools python3-wheel mypy'
 
 # The newest major version of PostgreSQL whose server and headers are both here; empty if there is none.
 postgres_here() {

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import threading
 import time
 
@@ -469,3 +470,54 @@ def test_counters_for_collectors(single):
     assert 'pgcache_fence_client_reads_total{domain="account",source="database"} 1.0' in text
     assert 'pgcache_fence_client_events_total{domain="account",event="stored"} 1.0' in text
     assert json.dumps(fences.counters.snapshot())
+
+
+def test_a_child_of_fork_has_connections_of_its_own(single):
+    fences = Fences(single.redis(), single.connect)
+    wait_for(lambda: is_hit(fences, lambda: fences.read('account', 81)), 'a hit')
+    [kept] = fences._servers.at(0).kept
+    child = os.fork()
+    if child == 0:
+        good = False
+        try:
+            good = fences.read('account', 82)['id'] == 82 and fences._servers.at(0).kept != [kept]
+        finally:
+            os._exit(0 if good else 1)
+    for _ in range(50):
+        assert fences.read('account', 81)['id'] == 81
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_connections_that_redis_has_closed(world, fences, row):
+    wait_for(lambda: is_hit(fences, lambda: fences.read('account', row)), 'a hit')
+    for server in world.system.redis:
+        server.call('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes')
+    world.system.wait_open()
+    wait_for(lambda: is_hit(fences, lambda: fences.read('account', row)), 'a hit')
+    before = events(fences).get('unavailable', 0)
+    for server in world.system.redis:
+        server.call('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes')
+    assert owner(fences, row) == 'first' and events(fences).get('unavailable', 0) == before
+
+
+def test_reads_that_begin_together_share_a_check(single):
+    def calls():
+        return single.system.redis[0].info('commandstats', 'cmdstat_fcall_ro')['calls']
+
+    async def body():
+        fences = AsyncFences(single.async_redis(), lambda: psycopg.AsyncConnection.connect(single.system.postgres.dsn()), local=50)
+        keys = range(101, 141)
+
+        async def all_kept():
+            before = sources(fences).get('local', 0)
+            await asyncio.gather(*(fences.read('account', key) for key in keys))
+            return sources(fences).get('local', 0) == before + len(keys)
+        while not await all_kept():
+            await asyncio.sleep(0.01)
+        before = calls()
+        assert await all_kept()
+        assert calls() - before <= 3
+        single.sql('UPDATE account SET balance = 77 WHERE id = 101')
+        found = await asyncio.gather(*(fences.read('account', key) for key in keys))
+        assert [value['balance'] for value in found][:2] == [77, 100]
+    asyncio.run(asyncio.wait_for(body(), 60))
