@@ -54,7 +54,8 @@ installed() {
 available() { apt-cache show --no-all-versions "$1" 2>/dev/null | grep -q '^Package:'; }
 
 # What the history checker needs (run.sh, history.sh).
-history_packages='make gcc libc6-dev libhiredis-dev libpq-dev pkgconf|pkg-config python3 python3-psycopg2 python3-redis'
+history_packages='make gcc libc6-dev libhiredis-dev libpq-dev pkgconf|pkg-config python3 python3-psycopg2 python3-redis
+	python3-psycopg python3-asyncpg'
 
 # What run.sh needs (run.sh, and matrix.sh for its chroots).
 test_packages="$history_packages g++ lua5.1 lua-check libipc-run-perl sysbench libssl-dev openssl \

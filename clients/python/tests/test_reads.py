@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import json
 import os
+import sys
 import threading
 import time
+import types
 
 import asyncpg
 import psycopg
@@ -15,7 +17,7 @@ import pytest
 import redis
 
 from conftest import wait_for
-from pgcache_fence import AsyncFences, Fences, Raw, WrongKey, WrongUse
+from pgcache_fence import AsyncFences, Fences, Raw, WrongKey, WrongUse, observe
 
 ROW = 'SELECT version, owner FROM account WHERE id = %s'
 
@@ -521,3 +523,25 @@ def test_reads_that_begin_together_share_a_check(single):
         found = await asyncio.gather(*(fences.read('account', key) for key in keys))
         assert [value['balance'] for value in found][:2] == [77, 100]
     asyncio.run(asyncio.wait_for(body(), 60))
+
+
+def test_counters_for_opentelemetry(single, monkeypatch):
+    """Its package is in no Debian: what is tested is what a meter is told."""
+    class Observation(tuple):
+        def __new__(cls, value, attributes):
+            return super().__new__(cls, (value, attributes))
+
+    class Meter:
+        def create_observable_counter(self, name, callbacks, unit, description):
+            observed[name] = callbacks[0]
+
+    metrics = types.ModuleType('opentelemetry.metrics')
+    metrics.Observation = Observation
+    monkeypatch.setitem(sys.modules, 'opentelemetry', types.ModuleType('opentelemetry'))
+    monkeypatch.setitem(sys.modules, 'opentelemetry.metrics', metrics)
+    observed = {}
+    fences = Fences(single.redis(), single.connect)
+    observe(fences.counters, Meter())
+    fences.read('account', 71)
+    assert observed['pgcache_fence.client.reads'](None) == [(1, {'domain': 'account', 'source': 'database'})]
+    assert observed['pgcache_fence.client.events'](None) == [(1, {'domain': 'account', 'event': 'stored'})]

@@ -99,7 +99,7 @@ class Servers:
     """Of a list of clients, or of a cluster client."""
 
     def __init__(self, clients: Sequence[Any]) -> None:
-        self.cluster = clients[0] if topology.is_cluster(clients[0]) else None
+        self.cluster: Any = clients[0] if topology.is_cluster(clients[0]) else None
         self.members: Dict[Any, Server] = {}
         self.routes: Dict[int, Server] = {} if self.cluster else {
             place: Server(client.connection_pool) for place, client in enumerate(clients)}
