@@ -29,7 +29,8 @@ from pgcache_fence import AsyncFences, Fences, Raw                              
 
 ROW = 'SELECT version, to_jsonb(item)::text FROM item WHERE id = '
 TIMEOUTS = {'socket_timeout': 0.2, 'socket_connect_timeout': 0.2}
-UNREACHABLE = (psycopg2.Error, psycopg.Error, asyncpg.PostgresError, asyncpg.InterfaceError, asyncio.TimeoutError, OSError)
+UNREACHABLE = (psycopg2.Error, psycopg.Error, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError,
+               asyncio.TimeoutError, OSError)
 
 
 def clients(module, layout, addresses, replicas):

@@ -17,6 +17,7 @@ import pytest
 import redis
 
 from conftest import wait_for
+from servers import PostgresServer
 from pgcache_fence import AsyncFences, Fences, Raw, WrongKey, WrongUse, observe
 
 ROW = 'SELECT version, owner FROM account WHERE id = %s'
@@ -161,6 +162,15 @@ def test_many_load_only_what_is_missed(world, fences, row):
     assert fences.read_many('account', [1, 3])[3]['owner'] == 'owner 3'
     assert fences.read_many('account', []) == {}
     assert list(fences.read_many('account', range(1, 181))) == list(range(1, 181))
+
+
+def test_a_change_of_the_whole_table_leaves_its_fences_and_ends_them(world, fences):
+    for read in (lambda: fences.read('account', 91), lambda: fences.read_many('account', [91])[91]):
+        wait_for(lambda: is_hit(fences, read), 'a hit')
+        world.sql('BEGIN; SET LOCAL pgcache_fence.bulk_threshold = 10; UPDATE account SET balance = balance + 1; COMMIT')
+        name = world.name('account', 91)
+        assert world.system.on_redis(name, 'EXISTS', name) == 1
+        assert [read()['balance']] == [balance for balance, in world.sql('SELECT balance FROM account WHERE id = 91')]
 
 
 def test_other_kinds_of_domains(world, fences, row):
@@ -424,6 +434,21 @@ def test_wrong_uses_raise(single, clustered):
         Fences(single.redis(), single.connect, namespace='other').read('account', 1)
 
 
+def test_a_standby_is_refused(single, tmp_path):
+    standby = PostgresServer(str(tmp_path / 'standby'), single.system.postgres.bindir)
+    standby.copy_of(single.system.postgres)
+    (tmp_path / 'standby' / 'data' / 'standby.signal').touch()
+    standby.configure("unix_socket_directories = '%s'" % standby.directory)
+    standby.start()
+    try:
+        for load in (None, lambda connection, key: (0, 'old')):
+            single.sql('UPDATE account SET balance = 1 WHERE id = 92')
+            with contextlib.closing(psycopg2.connect(standby.dsn())) as connection, pytest.raises(WrongUse, match='standby'):
+                Fences(single.redis(), connection).read('account', 92, load)
+    finally:
+        standby.stop('immediate')
+
+
 def test_a_role_that_may_not_read(single):
     single.sql('CREATE ROLE stranger LOGIN; CREATE TABLE secret (id int PRIMARY KEY, version bigint NOT NULL DEFAULT 0);'
                "SELECT fence.attach('secret'); CREATE TABLE mine (id int PRIMARY KEY, version bigint NOT NULL DEFAULT 0);"
@@ -455,6 +480,7 @@ def test_a_cancelled_task_leaves_no_answers_behind(single):
             with contextlib.suppress(asyncio.CancelledError):
                 await task
             assert (await fences.read('account', 60 + n % 3))['id'] == 60 + n % 3
+        assert 'unavailable' not in events(fences)      # no connection was lost to the pool
 
     def single_connection():
         return psycopg.AsyncConnection.connect(single.system.postgres.dsn())

@@ -21,7 +21,7 @@ CREATE TABLE thing (id int PRIMARY KEY, owner_id int REFERENCES owner, name text
                     "when" time, code uuid, data bytea, extra jsonb, shade shade, label text, version bigint NOT NULL DEFAULT 1);
 CREATE TABLE place (a text, b int, what text, version bigint NOT NULL DEFAULT 0, PRIMARY KEY (b, a));
 INSERT INTO owner VALUES (1, 'Ada');
-SELECT fence.attach('thing'), fence.attach('place', key => '{a,b}');
+SELECT fence.attach('thing', reserve => 'commit'), fence.attach('place', key => '{a,b}');
 '''
 
 
@@ -155,7 +155,9 @@ def test_a_session_that_has_written_reads_what_it_wrote(orm_world):
         session.execute(sa.text("UPDATE thing SET name = 'mine' WHERE id = :id"), {'id': id})
         assert cache.get(session, Thing, id).title == 'mine'
         session.rollback()
+        before = source(cache)['hit']
         assert cache.get(session, Thing, id).title == VALUES['title']
+        assert source(cache)['hit'] == before + 1
         cache.get(session, Thing, id).title = 'changed'
         session.flush()
         session.expunge_all()
