@@ -10,6 +10,7 @@
 import argparse
 import asyncio
 import contextlib
+import contextvars
 import json
 import os
 import random
@@ -31,6 +32,9 @@ ROW = 'SELECT version, to_jsonb(item)::text FROM item WHERE id = '
 TIMEOUTS = {'socket_timeout': 0.2, 'socket_connect_timeout': 0.2}
 UNREACHABLE = (psycopg2.Error, psycopg.Error, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError,
                asyncio.TimeoutError, OSError)
+
+
+asked = contextvars.ContextVar('asked')         # a list, not empty once this task has asked PostgreSQL
 
 
 def clients(module, layout, addresses, replicas):
@@ -68,18 +72,16 @@ class Program:
                 self.fences = kind(clients(module, self.layout, self.addresses, self.options.replicas), postgres, codec=Raw, local=self.local)
         return self.fences
 
-    def asked(self):
-        return sum(n for (_, source), n in self.fences.counters.reads.items() if source == 'database') if self.fences else 0
-
-    def text(self, asked, *values):
-        return '\t'.join(['hit' if self.fences and asked == self.asked() else 'read',
-                          *('null' if value is None else value.decode() if isinstance(value, bytes) else json.dumps(value) for value in values)])
+    @staticmethod
+    def text(*values):
+        return '\t'.join(['read' if asked.get() else 'hit', *('null' if value is None else value.decode() if isinstance(value, bytes) else json.dumps(value) for value in values)])
 
 
 class Threaded(Program):
     connection = None
 
     def connect(self):
+        asked.get().append(True)
         if self.connection is None or self.connection.closed:
             self.connection = psycopg2.connect(self.dsn, application_name=self.name, connect_timeout=2)
             self.connection.autocommit = True
@@ -113,32 +115,34 @@ class Threaded(Program):
         fences = self.make(Fences, redis, self.connect)
         if fences is None:
             row = self.load(self.connect(), key)
-            return self.text(0, row and row[1])
+            return self.text(row and row[1])
         if self.chance.random() < 0.02:
             self.old_snapshot(key)
-        asked = self.asked()
+        asked.get().clear()
         if self.chance.random() < 0.2:
             others = [self.chance.randrange(1, 65) for _ in range(self.chance.randrange(12))]
-            return self.text(asked, fences.read_many('item', [*others, key], self.chance.choice((None, self.load_many)))[key])
-        return self.text(asked, fences.read('item', key, self.chance.choice((None, self.load))))
+            return self.text(fences.read_many('item', [*others, key], self.chance.choice((None, self.load_many)))[key])
+        return self.text(fences.read('item', key, self.chance.choice((None, self.load))))
 
     def together(self, *keys):
         fences = self.make(Fences, redis, self.connect)
         if fences is None:
             return 'error\tno node of the cluster answers'
-        return self.text(self.asked(), *fences.read_together([('item', int(key)) for key in keys]))
+        return self.text(*fences.read_together([('item', int(key)) for key in keys]))
 
     def derived(self, *keys):
         fences = self.make(Fences, redis, self.connect)
         if fences is None:
             return 'error\tno node of the cluster answers'
-        asked, value = self.asked(), fences.derived('pair', *map(int, keys))
+        value = fences.derived('pair', *map(int, keys))
         if self.chance.random() < 0.5:              # among so many writers it would seldom be found again
-            asked, value = self.asked(), fences.derived('pair', *map(int, keys))
-        return self.text(asked, value)
+            asked.get().clear()
+            value = fences.derived('pair', *map(int, keys))
+        return self.text(value)
 
     def answer(self, line):
         request, *words = line.rstrip('\n').split('\t')
+        asked.set([])
         try:
             return getattr(self, request)(*words)
         except UNREACHABLE as error:
@@ -153,19 +157,26 @@ class Threaded(Program):
 
 
 class Asynchronous(Program):
-    pool = None
+    pool, idle = None, ()
 
     def postgres(self, dsn, name):
-        self.pool = None
+        self.pool, self.idle = None, []
         self.driver = self.chance.choice(('asyncpg', 'psycopg'))
         return super().postgres(dsn, name)
 
     @contextlib.asynccontextmanager
     async def connect(self):
+        asked.get().append(True)
         if self.driver == 'psycopg':
-            async with await psycopg.AsyncConnection.connect(self.dsn, application_name=self.name, connect_timeout=2) as connection:
+            idle = self.idle
+            connection = idle.pop() if idle else await psycopg.AsyncConnection.connect(self.dsn, application_name=self.name, connect_timeout=2)
+            try:
                 await connection.set_autocommit(self.chance.random() < 0.5)
                 yield connection
+            except BaseException:
+                await connection.close()
+                raise
+            idle.append(connection)
             return
         if self.pool is None:
             place = dict(word.split('=') for word in self.dsn.split())
@@ -188,13 +199,14 @@ class Asynchronous(Program):
 
     async def noise(self):
         """What else is read at the same time; now and then the task is cancelled."""
+        asked.set([])
         key = self.chance.randrange(1, 65)
         reads = [self.fences.read('item', key), self.fences.read_many('item', range(key, key + 5)), self.fences.peek('item', key)]
         chosen = reads.pop(self.chance.randrange(3))
         for other in reads:
             other.close()
         task = asyncio.ensure_future(chosen)
-        if self.chance.random() < 0.2:
+        if self.chance.random() < 0.05:
             await asyncio.sleep(self.chance.random() / 500)
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError, *UNREACHABLE):
@@ -204,32 +216,32 @@ class Asynchronous(Program):
         key = int(key)
         if self.make(AsyncFences, redis.asyncio, self.connect) is None:
             return 'error\tno node of the cluster answers'
-        asked = self.asked()
         if self.chance.random() < 0.2:
             wanted = self.fences.read_many('item', [key, 1, 2, 3], self.chance.choice((None, self.load_many)))
             value = (await asyncio.gather(wanted, self.noise()))[0][key]
         else:
             wanted = self.fences.read('item', key, self.chance.choice((None, self.load)))
             value = (await asyncio.gather(wanted, *(self.noise() for _ in range(self.chance.randrange(4)))))[0]
-        return self.text(asked, value)
+        return self.text(value)
 
     async def together(self, *keys):
         if self.make(AsyncFences, redis.asyncio, self.connect) is None:
             return 'error\tno node of the cluster answers'
-        asked = self.asked()
         wanted = self.fences.read_together([('item', int(key)) for key in keys])
-        return self.text(asked, *(await asyncio.gather(wanted, self.noise()))[0])
+        return self.text(*(await asyncio.gather(wanted, self.noise()))[0])
 
     async def derived(self, *keys):
         if self.make(AsyncFences, redis.asyncio, self.connect) is None:
             return 'error\tno node of the cluster answers'
-        asked, value = self.asked(), await self.fences.derived('pair', *map(int, keys))
+        value = await self.fences.derived('pair', *map(int, keys))
         if self.chance.random() < 0.5:
-            asked, value = self.asked(), await self.fences.derived('pair', *map(int, keys))
-        return self.text(asked, value)
+            asked.get().clear()
+            value = await self.fences.derived('pair', *map(int, keys))
+        return self.text(value)
 
     async def answer(self, line):
         request, *words = line.rstrip('\n').split('\t')
+        asked.set([])
         try:
             answer = getattr(self, request)(*words)
             return answer if isinstance(answer, str) else await answer

@@ -236,6 +236,29 @@ def test_values_of_one_instant(world, fences):
     assert balances() == 207
 
 
+def test_a_transaction_between_the_blocks_of_two_slots(clustered):
+    fences, other = (Fences(clustered.redis(), clustered.connect) for _ in range(2))
+    keys = [('account', 13), ('account', 14)]
+    clustered.sql('UPDATE account SET balance = 100 WHERE id IN (13, 14)')
+
+    def all_hits():
+        return is_hit(other, lambda: other.read('account', 13)) and is_hit(other, lambda: other.read('account', 14))
+    wait_for(all_hits, 'hits')
+    exchange = fences._servers.exchange
+
+    def one_after_the_other(requests):
+        answers = []
+        for request in requests:
+            answers += exchange([request])
+            if len(answers) == 1:
+                fences._servers.exchange = exchange
+                clustered.sql('UPDATE account SET balance = balance + CASE id WHEN 13 THEN 5 ELSE -5 END WHERE id IN (13, 14)')
+                wait_for(all_hits, 'hits')
+        return answers
+    fences._servers.exchange = one_after_the_other
+    assert [value['balance'] for value in fences.read_together(keys)] == [105, 95]
+
+
 def test_derived_values(world, fences):
     world.sql('UPDATE account SET balance = 100 WHERE id IN (21, 22)')
 
@@ -301,6 +324,18 @@ def test_many_readers_at_once_share_the_work(world, fences, row):
         found = fences.together(*[lambda: fences.fences.read('account', row, load_later)] * 8)
     assert [value['balance'] for value in found] == [5] * 8
     assert len(calls) < 8 and events(fences)['waited'] >= 1
+
+
+def test_a_reader_that_fails_keeps_nobody_waiting(world, fences, row):
+    world.sql('UPDATE account SET balance = 6 WHERE id = %s', (row,))
+    world.settled()
+
+    def load(connection, key):
+        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        fences.read('account', row, load)
+    assert fences.read('account', row)['balance'] == 6
+    assert 'waited' not in events(fences)
 
 
 def test_a_domain_that_is_attached_anew(world, fences):

@@ -296,6 +296,7 @@ class Core:
             rows, fresh = yield 'postgres', self._rows(domain, left, names, load), connection
         except Exception:
             self._domains.pop(domain.name, None)        # the table may have another name by now
+            yield from self._put(domain, left, answers, {}, False)
             raise
         self.counters.read(domain.name, 'database', len(left))
         for name in left:
@@ -323,6 +324,7 @@ class Core:
 
     def _put(self, domain: Domain, left: List[str], answers: Dict[str, wire.Answer], rows: Dict[str, Tuple[int, bytes]],
              fresh: bool) -> Steps:
+        """Puts what was read, and lets those who wait for a value that does not come wait no longer."""
         requests, puts = [], 0
         for name in sorted(left, key=lambda name: name not in rows):
             answer = answers[name]
