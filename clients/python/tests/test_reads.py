@@ -16,7 +16,7 @@ import psycopg2.extras
 import pytest
 import redis
 
-from conftest import wait_for
+from conftest import TIMEOUTS, wait_for
 from servers import PostgresServer
 from pgcache_fence import AsyncFences, Fences, Raw, WrongKey, WrongUse, observe
 
@@ -606,3 +606,19 @@ def test_counters_for_opentelemetry(single, monkeypatch):
     fences.read('account', 71)
     assert observed['pgcache_fence.client.reads'](None) == [(1, {'domain': 'account', 'source': 'database'})]
     assert observed['pgcache_fence.client.events'](None) == [(1, {'domain': 'account', 'event': 'stored'})]
+
+
+@pytest.mark.parametrize('kind', [Blocking, Asynchronous])
+def test_a_redis_that_hangs_costs_its_timeout_once(single, kind):
+    fences = kind(single)
+    wait_for(lambda: is_hit(fences, lambda: fences.read('account', 95)), 'a hit')
+    single.system.redis[0].pause()
+    try:
+        begin = time.monotonic()
+        for _ in range(5):
+            assert fences.read('account', 95)['id'] == 95
+        assert TIMEOUTS['socket_timeout'] * 0.9 < time.monotonic() - begin < 3 * TIMEOUTS['socket_timeout']
+    finally:
+        single.system.redis[0].resume()
+    wait_for(lambda: is_hit(fences, lambda: fences.read('account', 95)), 'a hit')
+    fences.close()

@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import json
 import re
+import sys
 import time
 from typing import Any, AsyncIterator, Callable, Dict, Hashable, Iterable, List, Optional, Sequence, Tuple
 
@@ -21,17 +22,27 @@ from .errors import WrongUse
 from .sync import UNAVAILABLE as SYNC_UNAVAILABLE
 from .sync import Request, has_moved, is_idle, joined, share
 
+if sys.version_info >= (3, 11):
+    within = asyncio.timeout
+else:                       # redis-py brings it along
+    from async_timeout import timeout as within
+
 UNAVAILABLE = (*SYNC_UNAVAILABLE, asyncio.TimeoutError)
 CHECK_MAX = 1000            # fences of one fence_check
 
 
 class Server:
-    """One Redis process, or who has taken its place. It keeps some of the pool's connections, as that of sync.py does."""
+    """One Redis process, or who has taken its place. It keeps some of the pool's connections, as that of sync.py does.
+
+    The client's socket_timeout is that of all that is sent and answered in one go. As a limit of each single answer, which is what a
+    connection makes of it, it would cost more than the answers do: so a connection has none while it is here.
+    """
 
     def __init__(self, pool: Any) -> None:
         self.pool, self.patience = pool, topology.Patience()
         self.arguments, self.most = topology.connection_arguments(pool), topology.connections_kept(pool)
         self.kept: List[Any] = []
+        self.timeout = pool.connection_kwargs['socket_timeout']
 
     async def ask(self, packed: bytes, n: int) -> Optional[List[Any]]:
         if not self.patience.over():
@@ -56,23 +67,27 @@ class Server:
         connection = self.kept.pop() if self.kept else await self.pool.get_connection(*self.arguments)
         answers = []
         try:
-            await connection.send_packed_command((packed,))
-            for _ in range(n):
-                try:
-                    answers.append(await connection.read_response(disable_decoding=True))
-                except ResponseError as error:
-                    answers.append(error)
+            connection.socket_timeout = None
+            async with within(self.timeout):
+                await connection.send_packed_command((packed,))
+                for _ in range(n):
+                    try:
+                        answers.append(await connection.read_response(disable_decoding=True))
+                    except ResponseError as error:
+                        answers.append(error)
         except BaseException:                       # a task that was cancelled too: its answers are still to come
             await self.give_up(connection)
             raise
         if len(self.kept) < self.most:
             self.kept.append(connection)
         else:
+            connection.socket_timeout = self.timeout
             await self.pool.release(connection)
         self.patience.answered()
         return answers
 
     async def give_up(self, connection: Any) -> None:
+        connection.socket_timeout = self.timeout
         try:
             await connection.disconnect()
         finally:
