@@ -79,7 +79,7 @@ class Asynchronous:
 
     def close(self):
         self.loop.run_until_complete(self.pool.close())
-        self.loop.run_until_complete(asyncio.sleep(0))
+        self.loop.run_until_complete(self.client.close())
         self.loop.close()
 
 
