@@ -490,6 +490,7 @@ history=
 model=
 clients=
 python=
+bench=
 demo=
 if wanted unit; then unit=$(chosen test/unit .sh); fi
 if wanted regress; then regress=$(chosen sql .sql); fi
@@ -501,8 +502,9 @@ if wanted history; then history=$(history_chosen); fi
 if wanted model; then model=$(model_chosen); fi
 if wanted clients; then clients=$(clients_chosen); fi
 if wanted python; then python=$(python_chosen); fi
+if wanted python; then case "$patterns " in *' bench '*) bench=1 ;; esac; fi
 if wanted demo && [ -z "$patterns" ]; then demo=1; fi
-[ -n "$unit$regress$isolation$tap$fuzz$compare$history$model$clients$python$demo" ] || [ -e "$base/matrix.counts" ] ||
+[ -n "$unit$regress$isolation$tap$fuzz$compare$history$model$clients$python$bench$demo" ] || [ -e "$base/matrix.counts" ] ||
 	{ say 'no such test'; failed=$((failed + 1)); finish; }
 
 [ -z "$unit" ] || run_unit "$unit"
@@ -518,6 +520,7 @@ fi
 [ -z "$compare" ] || run_compare
 [ -z "$clients" ] || run_clients "$clients"
 [ -z "$python" ] || run_python "$python"
+[ -z "$bench" ] || run_tap_program python-bench /usr/bin/python3 clients/python/tests/bench.py
 [ -z "$demo" ] || run_demo
 [ -z "$model" ] || run_model "$model"
 [ -z "$history" ] || run_history "$history"

@@ -10,7 +10,7 @@ import json
 import re
 import sys
 import time
-from typing import Any, AsyncIterator, Callable, Dict, Hashable, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, AsyncIterator, Callable, Dict, Hashable, Iterable, List, Optional, Sequence, Set, Tuple
 
 from redis.asyncio import ConnectionPool
 from redis.exceptions import ResponseError
@@ -220,6 +220,7 @@ class AsyncFences:
         self._servers = Servers(clients)
         self._checks = Checks(self._core, self._servers)
         self._postgres = postgres
+        self._left: Set['asyncio.Task[Any]'] = set()            # a task that nobody refers to may vanish
         self.counters = self._core.counters
 
     async def read(self, domain: str, key: Any, load: Optional[Callable[[Any, Any], Any]] = None, *, connection: Any = None) -> Any:
@@ -266,7 +267,7 @@ class AsyncFences:
             while True:
                 try:
                     result = await self._do(step)
-                except Exception as error:
+                except BaseException as error:
                     step = steps.throw(error)
                 else:
                     step = steps.send(result)
@@ -277,6 +278,11 @@ class AsyncFences:
         kind = step[0]
         if kind == 'exchange':
             return await self._servers.exchange(step[1])
+        if kind == 'leave':                                     # who is cancelled waits for nothing
+            task = asyncio.ensure_future(self._servers.exchange(step[1]))
+            self._left.add(task)
+            task.add_done_callback(self._left.discard)
+            return None
         if kind == 'sleep':
             return await asyncio.sleep(step[1])
         async with self._opened(step[2]) as connection, borrowed(connection):

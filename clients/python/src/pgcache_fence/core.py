@@ -3,6 +3,7 @@
 A read is a generator. It yields what has to be done, and is sent what came of it:
 
     ('exchange', [(place, bytes, n), …])    each to the server of its place, over one connection: a list of n answers, or None
+    ('leave', requests)                     the same, but nobody waits for the answers if that can be avoided
     ('sleep', seconds)
     ('postgres', steps, connection)         what the generator `steps` returns; it runs on one connection, and yields
         ('query', sql, parameters)          rows
@@ -294,9 +295,11 @@ class Core:
                 self.counters.event(domain.name, answers[name].why)
         try:
             rows, fresh = yield 'postgres', self._rows(domain, left, names, load), connection
-        except Exception:
+        except GeneratorExit:                           # nobody goes on with this read
+            raise
+        except BaseException:                           # of a task that was cancelled too
             self._domains.pop(domain.name, None)        # the table may have another name by now
-            yield from self._put(domain, left, answers, {}, False)
+            yield 'leave', [self._release(name) for name in left if getattr(answers[name], 'asked', False)]
             raise
         self.counters.read(domain.name, 'database', len(left))
         for name in left:
@@ -324,7 +327,6 @@ class Core:
 
     def _put(self, domain: Domain, left: List[str], answers: Dict[str, wire.Answer], rows: Dict[str, Tuple[int, bytes]],
              fresh: bool) -> Steps:
-        """Puts what was read, and lets those who wait for a value that does not come wait no longer."""
         requests, puts = [], 0
         for name in sorted(left, key=lambda name: name not in rows):
             answer = answers[name]
@@ -334,7 +336,7 @@ class Core:
                 if name in rows:
                     self.counters.event(domain.name, 'kept_back')
                 if answer.asked:
-                    requests.append((self.place_of(name), wire.pack_release(name), 1))
+                    requests.append(self._release(name))
                 continue
             version, payload = rows[name]
             side = domain.naming.beside(name, 'put-%016x' % random.getrandbits(64)) if len(payload) >= wire.LARGE else None
@@ -344,6 +346,10 @@ class Core:
             done = yield 'exchange', requests
             for got in done[:puts]:
                 self.counters.event(domain.name, wire.read_put(got))
+
+    def _release(self, name: str) -> Tuple[int, bytes, int]:
+        """Those who wait for a value that does not come wait no longer."""
+        return self.place_of(name), wire.pack_release(name), 1
 
     # ------------------------------------------------------------------------------------------------------------------
     # Several that agree, derived values, values that may be old

@@ -271,7 +271,7 @@ class Fences:
             while True:
                 try:
                     result = self._do(step)
-                except Exception as error:
+                except BaseException as error:
                     step = steps.throw(error)
                 else:
                     step = steps.send(result)
@@ -280,7 +280,7 @@ class Fences:
 
     def _do(self, step: Tuple[Any, ...]) -> Any:
         kind = step[0]
-        if kind == 'exchange':
+        if kind in ('exchange', 'leave'):
             return self._servers.exchange(step[1])
         if kind == 'sleep':
             return time.sleep(step[1])
