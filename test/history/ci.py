@@ -132,7 +132,7 @@ def main():
     nothing_stale(tap, FIXED_SEED + 1, 'by the Python library, asynchronous and with kept values, in a cluster', nodes='cluster',
                   program=library + ' --async --local --replicas', seconds=10, once=True, readers=4, faults='slots_move,cluster_failover')
     nothing_stale(tap, FIXED_SEED, "by the shell's reader", program='bash test/clients/conformance.bash', seconds=5,
-                  readers=2, reads=100, limit=120, keys=8, pause_us=50000)
+                  readers=2, reads=100, limit=120, keys=8, pause_us=200000)
     tap.result(is_caught(tap, 'stale', program='/usr/bin/python3 test/clients/conformance_wrong.py'), 'a program that checks nothing: caught')
     for strategy, defects, keys, fault, clients, sign in CAUGHT:
         name = strategy + (' with defect ' + defects if defects else '')
