@@ -12,7 +12,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 # Those of pgcache_fence: as it is to be used, and what readers must not do.
 MISREAD = ('token-first', 'token-kept', 'token-elsewhere', 'permit-late')
-FENCED = ('fence', *MISREAD)
+FENCED = ('fence', 'program', *MISREAD)
 
 # As struct Control in history.h.
 FIELDS = ('stop', 'endpoints', 'reader_stall_ppm', 'reader_stall_ms', 'writer_stall_ppm', 'writer_stall_ms',
