@@ -1,0 +1,94 @@
+'use strict';
+// ioredis: a connection of our own, like the application's but for the options that decide what a block may be taken for.
+const { wrong } = require('../errors');
+
+const SILENT_MS = 1000;                 // a connection that owes an answer for so long is replaced
+const pause = attempts => Math.min(50 * 2 ** Math.min(attempts, 5), 1000);
+
+// No prefix, database 0, masters only; what was sent is never sent again, and nothing waits for a connection.
+const OWN = {
+  db: 0, keyPrefix: '', readOnly: false, role: 'master', monitor: false, lazyConnect: false, enableOfflineQueue: false,
+  enableAutoPipelining: false, autoResendUnfulfilledCommands: false, maxRetriesPerRequest: 0, reconnectOnError: null,
+  commandTimeout: undefined, socketTimeout: SILENT_MS, retryStrategy: pause,
+};
+
+const UTF8 = { replyEncoding: 'utf8' };
+const ignore = () => {};
+
+function own(client) {
+  if (!client.isCluster) return client.duplicate(OWN);
+  const { retryStrategy, ...ofNodes } = OWN;            // the cluster itself makes connections anew
+  return client.duplicate([], {
+    keyPrefix: '', scaleReads: 'master', lazyConnect: false, enableOfflineQueue: false, enableAutoPipelining: false,
+    maxRedirections: 4, clusterRetryStrategy: pause, redisOptions: { ...client.options.redisOptions, ...ofNodes },
+  });
+}
+
+// What EXEC answers, if none of it is an error.
+function both(answers) {
+  for (const answer of answers) if (answer instanceof Error) throw answer;
+  return answers;
+}
+
+class Ioredis {
+  #redis;
+  #Command;
+
+  constructor(client, onError) {
+    if (client.mode === 'subscriber' || client.mode === 'monitor') {
+      throw wrong('REDIS', 'this client of ioredis is subscribed: pass one that sends commands');
+    }
+    this.cluster = Boolean(client.isCluster);
+    this.#redis = own(client).on('error', onError);
+    this.#Command = client.constructor.Command;
+  }
+
+  get isReady() {
+    return this.#redis.status === 'ready';
+  }
+
+  // MULTI, MGET, fence_token, EXEC: [records, permits]
+  block(names, firsts) {
+    return this.cluster || !this.#Command ? this.#pipeline(names, firsts) : this.#atOnce(names, firsts);
+  }
+
+  async #pipeline(names, firsts) {
+    const answers = await this.#redis.multi().mget(names).fcall_ro('fence_token', firsts.length, ...firsts).exec();
+    return both(answers.map(([error, answer]) => error || answer));
+  }
+
+  // The same in one write, for a fraction of what a pipeline costs. Nothing comes between: they are sent in one go.
+  #atOnce(names, firsts) {
+    let refused;
+    const note = error => { refused ??= error; };
+    const command = (name, args) => new this.#Command(name, args, UTF8, note);
+    const exec = new this.#Command('exec', [], UTF8);
+    const stream = this.#redis.stream;
+    stream?.cork?.();
+    this.#redis.sendCommand(command('multi', []));
+    this.#redis.sendCommand(command('mget', names));
+    this.#redis.sendCommand(command('fcall_ro', ['fence_token', firsts.length, ...firsts]));
+    this.#redis.sendCommand(exec);
+    stream?.uncork?.();
+    return exec.promise.then(both, error => { throw refused ?? error; });
+  }
+
+  ask(name, keys, ...args) {
+    return this.#redis.fcall_ro(name, keys.length, ...keys, ...args);
+  }
+
+  put(name, keys, ...args) {
+    return this.#redis.fcall(name, keys.length, ...keys, ...args);
+  }
+
+  set(key, record, ms) {
+    return this.#redis.set(key, record, 'PX', ms);
+  }
+
+  close() {
+    this.#redis.on('error', ignore);
+    this.#redis.disconnect();
+  }
+}
+
+module.exports = { Ioredis };
