@@ -1,72 +1,62 @@
 'use strict';
-// What reads were, by domain. Each is a counter that only goes up, and it costs an addition.
+// What reads came to, by domain: counters that only go up. Those of the Python package have the same names.
 
-const READS = ['hit', 'local', 'miss', 'pending', 'unarmed', 'unavailable'];
-
-const FAMILIES = {
-  reads: ['pgcache_fence_client_reads_total', 'Reads by what they were answered from: hit and local are from the cache, the others'
-    + ' from PostgreSQL', 'result'],
-  puts: ['pgcache_fence_client_puts_total', 'Values put into Redis, by what Redis answered', 'result'],
-  loads: ['pgcache_fence_client_loads_total', 'Queries that loaded what Redis did not have'],
-  waits: ['pgcache_fence_client_waits_total', 'Pauses for another reader who was filling a value in'],
-  checks: ['pgcache_fence_client_checks_total', 'Values kept in the process, by what the check said', 'result'],
-  errors: ['pgcache_fence_client_redis_errors_total', 'Calls to Redis that failed or came too late'],
-};
+const FAMILIES = [
+  ['reads', 'Strong reads, by where the value came from: hit, local (this process, after a check) or database', 'source'],
+  ['events', 'What happened beside reads: pending, unarmed and unavailable say why Redis gave no permit, stored and refused what'
+    + ' became of puts', 'event'],
+];
 
 class Counters {
-  #domains = new Map();
+  #counts = { reads: new Map(), events: new Map() };    // domain -> { source or event: number }
 
-  // of: family, or family and result
-  count(domain, of) {
-    let counts = this.#domains.get(domain);
-    if (!counts) this.#domains.set(domain, counts = Object.fromEntries(READS.map(result => [`reads ${result}`, 0])));
-    counts[of] = (counts[of] || 0) + 1;
+  #count(family, domain, what) {
+    let counts = this.#counts[family].get(domain);
+    if (!counts) this.#counts[family].set(domain, counts = Object.create(null));
+    counts[what] = (counts[what] ?? 0) + 1;
   }
 
-  // { name, help, labels, value }, for whatever collects metrics.
-  list() {
-    const found = [];
-    for (const [domain, counts] of this.#domains) {
-      for (const [of, value] of Object.entries(counts)) {
-        const [family, result] = of.split(' ');
-        const [name, help] = FAMILIES[family];
-        found.push({ name, help, labels: result ? { domain, result } : { domain }, value });
-      }
-    }
-    return found;
+  // state: hit, local, or why the value is from PostgreSQL: miss, pending, unarmed, unavailable.
+  read(domain, state) {
+    const isCached = state === 'hit' || state === 'local';
+    this.#count('reads', domain, isCached ? state : 'database');
+    if (!isCached && state !== 'miss') this.#count('events', domain, state);
   }
 
-  // For people: { account: { reads: { hit: 3, ... }, loads: 1, ... } }
-  summary() {
-    const all = {};
-    for (const [domain, counts] of this.#domains) {
-      all[domain] = {};
-      for (const [of, value] of Object.entries(counts)) {
-        const [family, result] = of.split(' ');
-        if (result) (all[domain][family] ??= {})[result] = value;
-        else all[domain][family] = value;
-      }
-    }
-    return all;
+  event(domain, event) {
+    this.#count('events', domain, event);
+  }
+
+  // { reads: { domain: { source: number } }, events: { domain: { event: number } } }
+  snapshot() {
+    const copy = family => Object.fromEntries([...this.#counts[family]].map(([domain, counts]) => [domain, { ...counts }]));
+    return { reads: copy('reads'), events: copy('events') };
+  }
+
+  // [labels, number], of one family.
+  samples([family, , label]) {
+    return [...this.#counts[family]].flatMap(([domain, counts]) =>
+      Object.entries(counts).map(([what, number]) => [{ domain, [label]: what }, number]));
   }
 }
 
-// client: require('prom-client'). Makes counters that are filled when they are collected.
-function prometheus(counters, client, registers) {
-  return Object.values(FAMILIES).map(([name, help, label]) => new client.Counter({
-    name, help, labelNames: ['domain', ...label ? [label] : []], ...registers ? { registers } : {},
+// client: require('prom-client'). The counters are filled when they are collected.
+function prometheus(counters, client, register) {
+  return FAMILIES.map(family => new client.Counter({
+    name: `pgcache_fence_client_${family[0]}_total`, help: family[1], labelNames: ['domain', family[2]],
+    ...register ? { registers: [register] } : {},
     collect() {
       this.reset();
-      for (const each of counters.list()) if (each.name === name) this.inc(each.labels, each.value);
+      for (const [labels, number] of counters.samples(family)) this.inc(labels, number);
     },
   }));
 }
 
 // meter: of @opentelemetry/api.
 function openTelemetry(counters, meter) {
-  for (const [name, description] of Object.values(FAMILIES)) {
-    meter.createObservableCounter(name.replace(/_total$/, ''), { description }).addCallback(result => {
-      for (const each of counters.list()) if (each.name === name) result.observe(each.value, each.labels);
+  for (const family of FAMILIES) {
+    meter.createObservableCounter(`pgcache_fence.client.${family[0]}`, { description: family[1] }).addCallback(result => {
+      for (const [labels, number] of counters.samples(family)) result.observe(number, labels);
     });
   }
 }

@@ -30,9 +30,9 @@ class Derived {
   async read(name, args) {
     const texts = args.map(inputText);
     const found = await this.#get(await this.#nameOf(name, texts));
-    this.#counters.count(name, `reads ${found.source}`);
+    this.#counters.read(name, found.source);
     if (found.source === 'hit') return found;
-    this.#counters.count(name, 'loads');
+    this.#counters.event(name, 'loaded');
     const { rows } = await this.#pg.query(COMPUTE, [name, texts]);
     return { ...found, payload: rows[0].payload };
   }

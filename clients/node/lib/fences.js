@@ -18,8 +18,19 @@ const { limited, sleep } = require('./time');
 const READY_MS = 10;
 const SUFFIX = /^[A-Za-z0-9._~-]{1,100}$/;
 
-const valueOf = ({ payload }) => (payload === null ? null : parse(payload));
+function valueOf({ payload }) {
+  try {
+    return payload === null ? null : parse(payload);
+  } catch (error) {
+    throw wrong('PAYLOAD', 'what was read is no JSON: another reader has put something else in this fence, or the column "value" of'
+      + ' the query is no json. Readers that share a fence must agree on what is in it', error);
+  }
+}
 const detailsOf = found => ({ value: valueOf(found), version: found.version, source: found.source });
+const rawOf = ({ payload }) => payload;
+
+// How the caller wants what was found. raw: the payload itself, for adapters.
+const shapeOf = options => (options?.details ? detailsOf : options?.raw ? rawOf : valueOf);
 
 // Each kind of trouble with Redis is told once: reads go on without it, so nobody else would.
 function warnOnce() {
@@ -69,14 +80,14 @@ class Fences {
 
   // The newest committed value, null if there is no row.
   read(domain, key, load, options) {
-    return this.#begin(domain, key, load, options).then(options?.details ? detailsOf : valueOf);
+    return this.#begin(domain, key, load, options).then(shapeOf(options));
   }
 
   // The same of several, in the order of the keys: each by itself; what Redis does not have is loaded in one query.
   async readMany(domain, keys, load, options) {
     const place = this.#domains.known(domain) ?? await this.#domains.find(domain);
     const found = await Promise.all(keys.map(key => this.#enter(place, key, load, options, false)));
-    return found.map(options?.details ? detailsOf : valueOf);
+    return found.map(shapeOf(options));
   }
 
   // Several that were all current at one instant.
@@ -89,14 +100,14 @@ class Fences {
     };
     const found = await read() ?? await read();         // null: the domain was attached anew
     if (!found) throw wrong('DOMAIN', `domain "${domain}" is attached again and again`);
-    return found.map(options?.details ? detailsOf : valueOf);
+    return found.map(shapeOf(options));
   }
 
   // A value that fence.define_derived has defined.
   async derived(name, args = [], options) {
     this.#mayRead();
     const found = await this.#derived.read(name, Array.isArray(args) ? args : [args]);
-    return options?.details ? detailsOf(found) : valueOf(found);
+    return shapeOf(options)(found);
   }
 
   // What is there, which may be old: { freshness, version, value }. Never decide on what is not fresh.
@@ -118,17 +129,14 @@ class Fences {
     };
   }
 
-  // Counters, see counters.js.
+  // { reads: { domain: { source: number } }, events: { domain: { event: number } } }
   counters() {
-    return this.#counters.summary();
+    return this.#counters.snapshot();
   }
 
-  metrics() {
-    return this.#counters.list();
-  }
-
-  registerPrometheus(client, registers) {
-    return prometheus(this.#counters, client, registers);
+  // client: require('prom-client'); register: where to, if not to its default.
+  registerPrometheus(client, register) {
+    return prometheus(this.#counters, client, register);
   }
 
   registerOpenTelemetry(meter) {

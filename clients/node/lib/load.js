@@ -47,7 +47,9 @@ class RowLoad {
   }
 
   static #statement(place) {
-    const row = place.selected ? `(SELECT c FROM (SELECT ${place.selected.map(name => `t.${quoted(name)}`).join(', ')}) c)` : 't';
+    // with .*, because a column may have the name that the table has here
+    const row = place.selected ? `(SELECT to_jsonb(c.*) FROM (SELECT ${place.selected.map(name => `t.${quoted(name)}`).join(', ')}) c)`
+      : 'to_jsonb(t.*)';
     const same = place.columns.map((column, n) => `t.${column.sql} = k.k${n}::${column.cast}`).join(' AND ');
     const keys = place.columns.map((_, n) => `k${n}`);
     const aside = `fence.group_version('${place.domain.replace(/'/g, "''")}', VARIADIC ARRAY[${keys.join(', ')}])`;
@@ -55,9 +57,9 @@ class RowLoad {
       FROM s, unnest(${keys.map((_, n) => `$${n + 1}::text[]`).join(', ')}) WITH ORDINALITY AS k (${keys.join(', ')}, n)`;
     if (place.scope === 'group') {
       return statement(`${aside} AS version, (SELECT coalesce(jsonb_agg(r.j ORDER BY r.j::text COLLATE "C"), '[]')
-        FROM (SELECT to_jsonb(${row}) AS j FROM ${place.relation} t WHERE ${same}) r)::text AS value`);
+        FROM (SELECT ${row} AS j FROM ${place.relation} t WHERE ${same}) r)::text AS value`);
     }
-    return `${statement(`${place.version ? `t.${quoted(place.version)}` : aside} AS version, to_jsonb(${row})::text AS value`)}
+    return `${statement(`${place.version ? `t.${quoted(place.version)}` : aside} AS version, ${row}::text AS value`)}
       JOIN ${place.relation} t ON ${same}`;
   }
 

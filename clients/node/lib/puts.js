@@ -32,9 +32,9 @@ class Puts {
     if (!row && read.answer.busy !== 0) return;         // nobody waits for this reader
     const { domain } = read.place;
     const done = (row ? this.#put(read, row) : this.#link.ask('fence_release', [read.fence])).then(answer => {
-      if (row) this.#counters.count(domain, `puts ${answer.replace('refused ', '').replaceAll(' ', '_')}`);
+      if (row) this.#counters.event(domain, answer === 'stored' ? 'stored' : 'refused');
     }, error => {
-      this.#counters.count(domain, 'errors');
+      this.#counters.event(domain, 'failed');
       this.#onError(error);
     }).finally(() => this.#underWay.delete(done));
     this.#underWay.add(done);

@@ -51,17 +51,12 @@ class Reads {
     }
   }
 
-  #counted(read, of) {
-    this.#counters.count(read.place.domain, of);
-  }
-
   #done(read, state, version, payload) {
-    this.#counted(read, `reads ${state}`);
+    this.#counters.read(read.place.domain, state);
     read.resolve({ payload, version, source: state });
   }
 
   #failed(read, error) {
-    this.#counted(read, 'errors');
     this.#onError(error);
     read.answer = { state: 'unavailable' };
   }
@@ -126,13 +121,11 @@ class Reads {
         told = await limited(this.#link.ask('fence_check', part.map(read => read.fence),
           ...entries.flatMap(({ token, version }) => [token, version])), this.#timeout);
       } catch (error) {
-        this.#counted(part[0], 'errors');
         this.#onError(error);
         return part;                    // a block tells more, or nothing either
       }
       return part.filter((read, n) => {
         const current = told[n] === '1';
-        this.#counted(read, current ? 'checks current' : 'checks stale');
         if (current) this.#done(read, 'local', entries[n].version, entries[n].payload);
         else this.#local.delete(read.name);
         return !current;
@@ -169,7 +162,7 @@ class Reads {
     read.until ??= Date.now() + 2 * busy;
     if (Date.now() >= read.until) return true;
     read.pauses = (read.pauses ?? 0) + 1;
-    this.#counted(read, 'waits');
+    this.#counters.event(read.place.domain, 'waited');
     const [least, most] = BUSY_MS;
     sleep(Math.min(busy, (least + Math.random() * (most - least)) * 2 ** (read.pauses - 1))).then(() => this.add(read));
     return false;
@@ -185,7 +178,7 @@ class Reads {
         return;
       }
       const wanted = [...new Map(reads.map(read => [read.fence, read])).values()];
-      this.#counted(reads[0], 'loads');
+      this.#counters.event(place.domain, 'loaded');
       const rows = await load.run(place, wanted, this.#pg);
       const found = new Map(wanted.map((read, n) => [read.fence, rows[n]]));
       for (const read of wanted) this.#puts.settle(read, found.get(read.fence));

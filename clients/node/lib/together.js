@@ -35,7 +35,7 @@ class Together {
     if (!hits && !rows) return null;
     return fences.map(fence => {
       const { state, version, payload } = reads.get(fence).answer;
-      this.#counters.count(place.domain, `reads ${!hits && state === 'hit' ? 'miss' : state}`);
+      this.#counters.read(place.domain, !hits && state === 'hit' ? 'miss' : state);
       if (hits) return { version, payload, source: 'hit' };
       return { version: null, payload: null, ...rows.get(fence), source: state === 'hit' ? 'miss' : state };
     });
@@ -62,7 +62,6 @@ class Together {
       if (!parts.flat().every(read => read.answer.state === 'hit')) return false;
       return parts.length === 1 || (await Promise.all(parts.map(part => this.#areCurrent(part)))).every(Boolean);
     } catch (error) {
-      this.#counters.count(parts[0][0].place.domain, 'errors');
       this.#onError(error);
       for (const read of parts.flat()) read.answer ??= { state: 'unavailable' };
       return false;
@@ -79,7 +78,7 @@ class Together {
   async #load(place, reads, load) {
     const tokens = reads.filter(read => read.answer.permit).map(read => tokenOf(read.answer.permit));
     if (await this.#domains.confirm(place, [...new Set(tokens)]) !== place) return null;
-    this.#counters.count(place.domain, 'loads');
+    this.#counters.event(place.domain, 'loaded');
     const rows = await load.run(place, reads, this.#pg);
     reads.forEach((read, n) => this.#puts.settle(read, rows[n]));
     return new Map(reads.map((read, n) => [read.fence, rows[n]]));
