@@ -26,7 +26,7 @@ def main():
     package = os.environ['CLIENTS_NODE']
     directory = tempfile.mkdtemp(prefix='node.')
     systems = {}
-    for name in ('single', 'cluster'):
+    for name in ('single', 'cluster', 'victim'):          # the last one's Redis is killed
         systems[name] = System(os.path.join(directory, name), name == 'cluster')
     try:
         for system in systems.values():

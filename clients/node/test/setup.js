@@ -61,7 +61,7 @@ async function open(t, kind = 'ioredis', name = 'single', options = {}) {
     end();
     await pool.end();
   });
-  assert.equal(await fences.ready(WAIT_MS), true);
+  assert.equal(await fences.ready(10000), true);
   return { pool, fences, errors, sql: async (...args) => (await pool.query(...args)).rows, name };
 }
 
