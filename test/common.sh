@@ -54,11 +54,16 @@ installed() {
 available() { apt-cache show --no-all-versions "$1" 2>/dev/null | grep -q '^Package:'; }
 
 # What the history checker needs (run.sh, history.sh).
-history_packages='make gcc libc6-dev libhiredis-dev libpq-dev pkgconf|pkg-config python3 python3-psycopg2 python3-redis'
+history_packages='make gcc libc6-dev libhiredis-dev libpq-dev pkgconf|pkg-config python3 python3-psycopg2 python3-redis
+	python3-psycopg python3-asyncpg'
 
 # What run.sh needs (run.sh, and matrix.sh for its chroots).
 test_packages="$history_packages g++ lua5.1 lua-check libipc-run-perl sysbench libssl-dev openssl \
 	shellcheck pyflakes3 python3-editorconfig prometheus prometheus-postgres-exporter"
+
+# What the tests of clients/python need (run.sh).
+python_packages='python3-pytest python3-asyncpg python3-psycopg python3-prometheus-client python3-sqlalchemy python3-django python3-pip
+	python3-setuptools python3-wheel mypy'
 
 # The newest major version of PostgreSQL whose server and headers are both here; empty if there is none.
 postgres_here() {

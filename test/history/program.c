@@ -36,6 +36,7 @@ static void
 give_up(const char *why)
 {
 	fprintf(stderr, "workload: the program %s: \"%s\"\n", why, program.line);
+	control->stop = 1;
 	exit(2);
 }
 
