@@ -23,7 +23,7 @@ if [ -z "$base" ]; then
 	# shellcheck disable=SC2046
 	install_packages make gcc libc6-dev libhiredis-dev 'pkgconf|pkg-config' python3 \
 		$(node_packages)
-	install_modules || exit 2
+	install_modules test/clients modules || exit 2
 	run_inside clients/app/run.sh "$port"
 	exit $?
 fi
@@ -38,7 +38,7 @@ export PGDATABASE=postgres PORT="$port"
 "$bindir/psql" -Xq -v ON_ERROR_STOP=1 -c 'CREATE EXTENSION pgcache_fence' -f test/clients/app/schema.sql >/dev/null || exit 1
 wait_until 20 opened || { tail -n 20 "$base/postgres.log"; exit 1; }
 
-/usr/bin/python3 test/clients/extract.py "$base/modules/app" && cp test/clients/app/*.js test/clients/app/*.html "$base/modules/app" ||
-	exit 1
+mkdir "$base/modules/app" && cp test/clients/app/*.js test/clients/app/*.html "$base/modules/app" || exit 1
+cp -R clients/node "$base/modules/node_modules/pgcache-fence" || exit 1
 say "psql -h $PGHOST -U $PGUSER $PGDATABASE    # changes made there are shown too"
 node "$base/modules/app/server.js"
