@@ -4,7 +4,7 @@
 //     node bench/hits.js [rounds]        REDIS_PORT says where Redis is, PGHOST, PGDATABASE ... where PostgreSQL
 //
 // Makes the table fence_bench, and drops it. A ratio above 1 says that the library is faster than GET. The rounds of all kinds take
-// turns; of each the median counts.
+// turns; of the rates and of the ratio of each pair the median counts.
 const { Pool } = require('pg');
 const { Fences } = require('..');
 
@@ -73,9 +73,10 @@ async function measure(pool, name) {
     }
   }
   for (const [k, [what]] of kinds.entries()) {
+    const ratio = median(results[k][0].map((rate, n) => results[k][1][n] / rate));
     const [bare, library] = results[k].map(median);
     console.log(`${name.padEnd(8)} ${what.padEnd(30)} GET ${bare.toFixed(0).padStart(7)}/s  library ${library.toFixed(0).padStart(7)}/s`
-      + `  ratio ${(library / bare).toFixed(2)}`);
+      + `  ratio ${ratio.toFixed(2)}`);
   }
   const counts = fences.counters().reads.fence_bench;
   console.log(`${name.padEnd(8)} hits ${(100 * counts.hit / Object.values(counts).reduce((a, b) => a + b)).toFixed(2)} %`);
