@@ -34,6 +34,26 @@ function own(client) {
   });
 }
 
+// A command of which nobody awaits the answer: OK or QUEUED. It is written together with EXEC, so here it is empty.
+class Queued {
+  args = [];
+  isTraced = true;
+
+  constructor(name, note) {
+    this.name = name;
+    this.reject = note;
+  }
+
+  resolve() {}
+
+  toWritable() {
+    return '';
+  }
+}
+
+// As Redis wants it: all is ASCII here, so a character is a byte.
+const wire = words => words.reduce((text, word) => `${text}$${word.length}\r\n${word}\r\n`, `*${words.length}\r\n`);
+
 // What EXEC answers, if none of it is an error.
 function both(answers) {
   for (const answer of answers) if (answer instanceof Error) throw answer;
@@ -69,16 +89,17 @@ class Ioredis {
 
   // The same for a fraction of what a pipeline costs: four commands in one go and one write, so nothing comes between.
   #atOnce(names, firsts) {
-    let text = '';
+    let last = '';
     let refused;
-    const writer = { write: part => { text += part; } };
+    const writer = { write: text => { last += text; } };
     const note = error => { refused ??= error; };
     const exec = new this.#Command('exec', [], UTF8);
-    this.#redis.sendCommand(new this.#Command('multi', [], UTF8, note), writer);
-    this.#redis.sendCommand(new this.#Command('mget', names, UTF8, note), writer);
-    this.#redis.sendCommand(new this.#Command('fcall_ro', ['fence_token', firsts.length, ...firsts], UTF8, note), writer);
+    for (const name of ['multi', 'mget', 'fcall_ro']) this.#redis.sendCommand(new Queued(name, note), writer);
     this.#redis.sendCommand(exec, writer);
-    if (text) this.#redis.stream.write(text);
+    if (last) {                         // else there is no connection, and it is rejected
+      this.#redis.stream.write(wire(['MULTI']) + wire(['MGET', ...names])
+        + wire(['FCALL_RO', 'fence_token', String(firsts.length), ...firsts]) + last);
+    }
     return exec.promise.then(both, error => { throw refused ?? error; });
   }
 
