@@ -151,11 +151,12 @@ node_packages() {
 	command -v npm >/dev/null || echo npm
 }
 
-# What the clients need from npm, into $outside/modules. As whoever called the script: with the settings of npm that are his.
+# install_modules DIRECTORY NAME: what that directory's package.json needs from npm, into $outside/NAME. As whoever called the
+# script: with the settings of npm that are his.
 install_modules() {
-	mkdir "$outside/modules"
-	cp "$top/test/clients/package.json" "$top/test/clients/package-lock.json" "$outside/modules"
-	(cd "$outside/modules" && npm ci --ignore-scripts --no-audit --no-fund) >"$outside/npm.log" 2>&1 </dev/null ||
+	mkdir "$outside/$2"
+	cp "$top/$1/package.json" "$top/$1/package-lock.json" "$outside/$2"
+	(cd "$outside/$2" && npm ci --ignore-scripts --no-audit --no-fund) >"$outside/npm.log" 2>&1 </dev/null ||
 		{ tail -n 20 "$outside/npm.log" >&2; return 1; }
 }
 
@@ -253,7 +254,7 @@ run_inside() {
 	shift
 	mkdir "$outside/tree" "$outside/tmp"
 	tar -C "$top" --exclude=./.git --exclude=fence_lua.h --exclude='*.o' --exclude='*.so' --exclude='*.bc' --exclude=./results \
-		--exclude=./output_iso --exclude=./tmp_check --exclude='./regression.*' -cf - . | tar -C "$outside/tree" -xf - || exit 2
+		--exclude=./output_iso --exclude=./tmp_check --exclude='./regression.*' --exclude=node_modules -cf - . | tar -C "$outside/tree" -xf - || exit 2
 
 	set -- sh "$outside/tree/test/$script" --inside "$outside" "$@"
 	if [ "$(id -u)" -eq 0 ]; then

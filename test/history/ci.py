@@ -131,6 +131,11 @@ def main():
                   faults='redis_kill9_rdb,old_master_alive')
     nothing_stale(tap, FIXED_SEED + 1, 'by the Python library, asynchronous and with kept values, in a cluster', nodes='cluster',
                   program=library + ' --async --local --replicas', seconds=10, once=True, readers=4, faults='slots_move,cluster_failover')
+    package = 'node test/clients/conformance.js '
+    nothing_stale(tap, FIXED_SEED, 'by the Node.js library, with ioredis', program=package + 'ioredis', seconds=10, once=True, readers=4,
+                  faults='redis_kill9_rdb,old_master_alive')
+    nothing_stale(tap, FIXED_SEED + 1, 'by the Node.js library, with node-redis that reads from replicas, in a cluster', nodes='cluster',
+                  program=package + 'redis replicas', seconds=10, once=True, readers=4, faults='slots_move,cluster_failover')
     nothing_stale(tap, FIXED_SEED, "by the shell's reader", program='bash test/clients/conformance.bash', seconds=5,
                   readers=2, reads=100, limit=120, keys=8, pause_us=200000)
     tap.result(is_caught(tap, 'stale', program='/usr/bin/python3 test/clients/conformance_wrong.py'), 'a program that checks nothing: caught')
