@@ -1,7 +1,7 @@
 /*
  * redis/calls.h
  *	  The wire format of the function library: how to call each function of fence.lua, and what it replies. No other
- *	  file knows it. (Effects are almost a library of their own. Their format is in effect_call.c.)
+ *	  file knows it. (Effects are almost a library of their own. src/effects/ has their format.)
  *
  * A Call holds pointers to the caller's strings, and the numbers as text. Messages of transactions use a WriteCall
  * instead: one call of fence_write, to which many transactions can add. Both can be encoded into fixed buffers. Unless
