@@ -232,7 +232,7 @@ local function is_served(d, fence)
   return space.slots[slot] == true and space.since[slot] <= d.carried
 end
 
--- Returns a permit. By the token a reader tells which fences are current. The reader may put as long as nothing has ended
+-- Returns a permit. The token tells a reader which fences are current. The reader may put as long as nothing has ended
 -- since the number. A permit is one text, because the reader hands it back unchanged when it puts.
 local function permit(d)
   if d.permit_at ~= counter then d.permit, d.permit_at = d.head .. counter, counter end
