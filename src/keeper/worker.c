@@ -207,8 +207,7 @@ still_there(List *domains)
  * The snapshot that lists them is newer than the epoch and than the last change to OPEN, so no attachment is in it
  * that was detached before. A process may have received slots since this database was announced last. Such a process
  * first gets reservations for prepared transactions and for detached reservations. The announcement carries the
- * number of the grant. If
- * the grant has changed since the keeper started the job, the job fails.
+ * number of the grant. If the grant has changed since the keeper started the job, the job fails.
  */
 static void
 announce_domains(FenceJob *job)
