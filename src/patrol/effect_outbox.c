@@ -6,8 +6,8 @@
  * effect, so other transactions see it only if its transaction commits. A round of the patrol, in a short-lived
  * worker in that database, then makes sure that the effect was applied, and deletes the row. Until the row is gone,
  * Redis keeps a mark beside the key, in the same slot. The mark makes a second apply do nothing. Redis loses key and
- * mark together or not at all. After that the round lets Redis forget the
- * mark.
+ * mark together or not at all. After that the round lets Redis forget
+ * the mark.
  *
  * Locks: RowExclusiveLock on the table, as any writer.
  */
