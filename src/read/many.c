@@ -3,7 +3,7 @@
  *	  Strong reads, of one key or of several keys that agree: fence.get_many and fence.read_many; see many.h.
  *
  * Owns: the strong read (doc/protocol.md, "Reading").
- * Locks: none.
+ * Locks: fence_shared->lock, for a look only; the locks of a SELECT on the table.
  * Never: puts a row that it has read in a snapshot older than the permit.
  *
  * A read gets the fences with MGET, and then, on the same connection, the permits of their domains. One round trip
@@ -72,8 +72,8 @@ closed_status(void)
 }
 
 /*
- * Whether a read may ask Redis; if not, *closed is its status. A standby always asks, because Redis has been armed by
- * the primary.
+ * Whether a read may ask Redis; if not, *closed is its status. On a standby the word is never OPEN, because the primary
+ * arms Redis; there a read asks if Redis is reachable.
  */
 static bool
 may_ask(GetStatus *closed)
