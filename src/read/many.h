@@ -1,7 +1,7 @@
 /*
  * read/many.h
- *	  Strong reads of one or several fences, in as few round trips as possible. Fences of the same process and slot
- *	  share one.
+ *	  Strong reads of one or several fences, in as few round trips as possible. All fences of
+ *	  one Redis process, or in a cluster of one slot, share a round trip.
  */
 #ifndef FENCE_MANY_H
 #define FENCE_MANY_H
