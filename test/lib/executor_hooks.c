@@ -25,7 +25,7 @@ PG_MODULE_MAGIC;
 void		_PG_init(void);
 PG_FUNCTION_INFO_V1(executor_hooks_counts);
 
-/* A plan's top, and the function that was there before ours */
+/* The top node of a plan, and its ExecProcNode function before this library has replaced it */
 typedef struct Wrapped
 {
 	PlanState  *top;
@@ -43,7 +43,10 @@ static ExecutorRun_hook_type next_run;
 static ExecutorFinish_hook_type next_finish;
 static ExecutorEnd_hook_type next_end;
 
-/* The statement of the user's, unless it runs already. A SELECT's portal ends without a snapshot. */
+/*
+ * Runs the statement that the setting names, unless it is running already, or there is no snapshot, as when the portal of a
+ * SELECT ends.
+ */
 static void
 run_statement(void)
 {
