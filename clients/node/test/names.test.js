@@ -126,5 +126,8 @@ test('a database of another encoding has the same names', async t => {
   } finally {
     await pool.end();
   }
+  // the pool does not wait until PostgreSQL has seen its connections close, and an error there would be nobody's
+  await until('the connections to close', async () => (await sql(
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = 'latin1' AND backend_type = 'client backend'"))[0].count === '0');
   await sql('DROP DATABASE latin1 WITH (FORCE)');
 });
