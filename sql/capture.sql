@@ -316,6 +316,12 @@ SELECT * FROM try('UPDATE item SET id = id + 100');
 -- a key that comes back in the statement in which it loses its row
 SELECT * FROM try('UPDATE item SET id = id - 1');
 SELECT * FROM try('WITH gone AS (DELETE FROM item RETURNING id) INSERT INTO item (id) SELECT id FROM gone');
+-- the same where the statement passes bulk_threshold between the two rows
+CREATE TABLE crowded (id int PRIMARY KEY, version bigint NOT NULL DEFAULT 0);
+INSERT INTO crowded VALUES (4), (3);
+SELECT fence.attach('crowded', cache_absent => true);
+SET pgcache_fence.bulk_threshold = 3;
+SELECT * FROM try('UPDATE crowded SET id = id + 1');
 RESET pgcache_fence.bulk_threshold;
 
 -- Rows stay where indexes need not hear of them

@@ -22,7 +22,7 @@
 
 typedef enum MessageKind
 {
-	MESSAGE_END,					/* words that end transactions (redis/calls.h); all other kinds are whole commands */
+	MESSAGE_END,					/* words that end transactions (redis/calls.h); all other kinds are commands */
 	MESSAGE_STORE,				/* stores rows and ends their transaction */
 	MESSAGE_RESERVE,				/* reserves a row */
 	MESSAGE_RESERVE_DOMAIN,
@@ -34,15 +34,15 @@ typedef enum MessageKind
 #define MESSAGE_TO_ALL (-1)
 
 /*
- * The bytes are in the protocol of Redis. A message of words has them as bulk strings, and the carrier puts the words
- * of many messages into one call. Any other message is one whole command.
+ * The bytes are bulk strings in the protocol of Redis: words, or all strings of one command. The carrier puts the words
+ * of many messages into one call. It adds an echo to each call (redis/calls.h).
  */
 typedef struct Message
 {
 	MessageKind	kind;
 	uint32		epoch;			/* number of the epoch for which it is meant */
 	int			node;			/* index in that epoch's table of nodes, or MESSAGE_TO_ALL */
-	int			strings;		/* number of words; 1 for a command */
+	int			strings;		/* number of bulk strings in bytes */
 	const char *bytes;
 	size_t		len;
 	bool		spare;			/* post it only while half of the ring is free; not in the ring */

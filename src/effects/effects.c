@@ -641,14 +641,14 @@ static bool
 post_pairs(int node, const char *verb)
 {
 	static char bytes[HEAD_BYTES + RESP_BUFFER_BYTES];
-	Message		message = {.kind = MESSAGE_END_EFFECTS, .node = node, .strings = 1, .bytes = bytes};
+	Message		message = {.kind = MESSAGE_END_EFFECTS, .node = node, .strings = 5 + pairs.strings, .bytes = bytes};
 	int			len;
 
 	if (pairs.strings == 0)
 		return true;
 	len = snprintf(bytes, HEAD_BYTES,
-				   "*%d\r\n$5\r\nFCALL\r\n$17\r\nfence_effects_end\r\n$1\r\n0\r\n$%zu\r\n%s\r\n$%zu\r\n%s\r\n",
-				   5 + pairs.strings, strlen(setting_namespace), setting_namespace, strlen(verb), verb);
+				   "$5\r\nFCALL\r\n$17\r\nfence_effects_end\r\n$1\r\n0\r\n$%zu\r\n%s\r\n$%zu\r\n%s\r\n",
+				   strlen(setting_namespace), setting_namespace, strlen(verb), verb);
 	memcpy(bytes + len, pairs.bytes, pairs.len);
 	message.len = len + pairs.len;
 	message.count.slot = METRIC_EFFECTS;

@@ -225,7 +225,7 @@ local function disarm(_, args)
   return { 'disarmed' }
 end
 
--- announce | namespace epoch (domain id publish)... grant -> announced refused | unarmed
+-- announce | namespace epoch (domain id publish)... grant [echo] -> announced refused | unarmed
 -- These attachments are committed. Readers may get answers in slots that were granted with this number or a lower one.
 -- publish 'withdrawn': readers of this attachment must not get answers (any more). refused: number of attachments that
 -- are known to have ended. These stay ended.
@@ -258,6 +258,6 @@ register('fence_hello', hello, { 'no-writes' })
 register_keyed('fence_arm', arm, { 'allow-oom' })
 register_keyed('fence_renew', renew, { 'allow-cross-slot-keys', 'allow-oom' })
 register('fence_disarm', disarm, { 'no-writes' })
-register('fence_announce', announce, { 'no-writes' })
+register('fence_announce', echoing(announce), { 'no-writes' })
 
 end

@@ -274,7 +274,6 @@ bool
 calls_encode(RespBuffer *buffer, const Call *call)
 {
 	resp_clear(buffer);
-	buffer->len = resp_line(buffer->bytes, '*', call->argc) - buffer->bytes;
 	for (int i = 0; i < call->argc; i++)
 		resp_bytes(buffer, call->argv[i], call->argvlen[i]);
 	return !buffer->full;
@@ -298,48 +297,86 @@ calls_end_word(char word[END_WORD_LEN], const char *stamp, bool committed, int64
 }
 
 /*
- * Writes the start of a call: everything before the fences or rows. Written by hand, because snprintf would take as
- * long as all the rest.
+ * Writes the strings before the fences or rows. Written by hand, because snprintf would take as long as all the rest.
  */
 #define HEAD_LEN (HEADER_LEN + 192)
+#define HEAD_STRINGS 6
 #define WRITE_CALL "$5\r\nFCALL\r\n$11\r\nfence_write\r\n$1\r\n0\r\n"
 #define STORE_CALL "$5\r\nFCALL\r\n$11\r\nfence_store\r\n$1\r\n0\r\n"
 
 static size_t
-make_head(char head[HEAD_LEN], const char *call, uint32 epoch, const char *stamp, int n, int strings)
+make_head(char *head, const char *call, uint32 epoch, const char *stamp, int n)
 {
 	char		header[HEADER_LEN];
 	char		number[24];
-	char	   *p = resp_line(head, '*', 6 + strings);
+	char	   *p = stpcpy(head, call);
 
 	make_header(header, epoch);
-	p = stpcpy(p, call);
 	p = resp_text(p, header, strlen(header));
 	p = resp_text(p, stamp, strlen(stamp));
 	return resp_text(p, number, pg_lltoa(n, number)) - head;
 }
 
+/* An echo is '#' and the last two digits of the call's number. */
+#define ECHO_SIZE 100
+#define ECHO_LEN 9				/* as a bulk string */
+
+static bool
+send_echo(RedisConnection *conn, uint32 call, bool last)
+{
+	char		echo[ECHO_LEN + 1] = "$3\r\n#00\r\n";
+
+	echo[5] += call % ECHO_SIZE / 10;
+	echo[6] += call % 10;
+	return redis_send_raw(conn, echo, ECHO_LEN, last);
+}
+
 bool
-calls_send_write(RedisConnection *conn, uint32 epoch, const WriteCall *call)
+calls_take_echo(redisReply *reply, uint32 call)
+{
+	int64		echo = call % ECHO_SIZE;
+	const char *last;
+	bool		is;
+
+	if (reply->type == REDIS_REPLY_ERROR)
+		return true;
+	if (reply->type == REDIS_REPLY_INTEGER)
+	{
+		is = reply->integer % ECHO_SIZE == echo;
+		reply->integer /= ECHO_SIZE;
+		return is;
+	}
+	last = reply->type == REDIS_REPLY_ARRAY && reply->elements > 0 ? calls_string(reply, reply->elements - 1) : NULL;
+	return last && last[0] == '#' && atoi(last + 1) == echo;
+}
+
+bool
+calls_send_write(RedisConnection *conn, uint32 epoch, const WriteCall *write, uint32 call)
 {
 	char		head[HEAD_LEN];
-	const RespBuffer *fences = &call->fences;
-	const RespBuffer *ends = &call->ends;
-	size_t		len = make_head(head, WRITE_CALL, epoch, fences->strings ? call->stamp : "-", fences->strings,
-								fences->strings + ends->strings);
+	const RespBuffer *fences = &write->fences;
+	const RespBuffer *ends = &write->ends;
+	char	   *p = resp_line(head, '*', HEAD_STRINGS + fences->strings + ends->strings + 1);
 
-	return redis_send_raw(conn, head, len, ends->len + fences->len == 0) &&
-		(fences->len == 0 || redis_send_raw(conn, fences->bytes, fences->len, ends->len == 0)) &&
+	p += make_head(p, WRITE_CALL, epoch, fences->strings ? write->stamp : "-", fences->strings);
+	return redis_send_raw(conn, head, p - head, 0) &&
+		(fences->len == 0 || redis_send_raw(conn, fences->bytes, fences->len, 0)) && send_echo(conn, call, ends->len == 0) &&
 		(ends->len == 0 || redis_send_raw(conn, ends->bytes, ends->len, 1));
 }
 
 bool
-calls_send_ends(RedisConnection *conn, const Message *message)
+calls_send_message(RedisConnection *conn, const Message *message, uint32 call)
 {
 	char		head[HEAD_LEN];
-	size_t		len = make_head(head, WRITE_CALL, message->epoch, "-", 0, message->strings);
+	bool		words = message->kind == MESSAGE_END;
+	char	   *p = resp_line(head, '*', (words ? HEAD_STRINGS : 0) + message->strings + 1);
 
-	return redis_send_raw(conn, head, len, 0) && redis_send_raw(conn, message->bytes, message->len, 1);
+	if (!words)
+		return redis_send_raw(conn, head, p - head, 0) && redis_send_raw(conn, message->bytes, message->len, 0) &&
+			send_echo(conn, call, true);
+	p += make_head(p, WRITE_CALL, message->epoch, "-", 0);
+	return redis_send_raw(conn, head, p - head, 0) && send_echo(conn, call, false) &&
+		redis_send_raw(conn, message->bytes, message->len, 1);
 }
 
 static void
@@ -371,14 +408,15 @@ calls_store_row(StringInfo rows, const char *fence, int64 number, int64 version,
 	append_string(rows, payload, strlen(payload));
 }
 
-void
+int
 calls_finish_store(StringInfo command, uint32 epoch, const char *stamp, int nrows, const StringInfo rows, const char *ended)
 {
 	char		head[HEAD_LEN];
 
-	appendBinaryStringInfo(command, head, make_head(head, STORE_CALL, epoch, stamp, nrows, 5 * nrows + 1));
+	appendBinaryStringInfo(command, head, make_head(head, STORE_CALL, epoch, stamp, nrows));
 	appendBinaryStringInfo(command, rows->data, rows->len);
 	append_string(command, ended, strlen(ended));
+	return HEAD_STRINGS + 5 * nrows + 1;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------

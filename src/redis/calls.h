@@ -93,7 +93,7 @@ extern void call_renew(Call *call, const char *key, const char *identity, const 
 					   const char *slots);
 extern void call_disarm(Call *call, const char *owner, uint32 timeline);
 
-/* Clears the buffer and encodes the call into it. Returns false if the call did not fit. */
+/* Clears the buffer and encodes the call's strings into it, for a message. Returns false if they did not fit. */
 extern bool calls_encode(RespBuffer *buffer, const Call *call);
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -144,18 +144,26 @@ write_call_reserve(WriteCall *call, const char *stamp, const char *fence)
 extern const char *calls_end_word(char word[END_WORD_LEN], const char *stamp, bool committed, int64 number);
 
 /*
- * Queue the call on the connection. calls_send_ends sends a call that only ends transactions, with the words of this
- * message. Return false if the connection has failed.
+ * Queue the call, or the message as a call of its own, on the connection. `call` counts the calls on this connection. Its
+ * last two digits are the echo, which the reply must name. Return false if the connection has failed.
  */
-extern bool calls_send_write(RedisConnection *conn, uint32 epoch, const WriteCall *call);
-extern bool calls_send_ends(RedisConnection *conn, const Message *message);
+extern bool calls_send_write(RedisConnection *conn, uint32 epoch, const WriteCall *write, uint32 call);
+extern bool calls_send_message(RedisConnection *conn, const Message *message, uint32 call);
+
+/*
+ * Removes the echo from the number in a reply to calls_send_*. Returns false if this is the reply to another call. Then
+ * something between us and Redis has lost a call or a reply, but has kept the connection. An error names no call, and
+ * counts as the reply to any.
+ */
+extern bool calls_take_echo(redisReply *reply, uint32 call);
 
 /*
  * Build a call of fence_store, by which a transaction stores rows. calls_store_row appends one row to a buffer.
- * calls_finish_store then makes the whole command from these rows. May raise for lack of memory.
+ * calls_finish_store then makes the strings of the call from these rows, and returns their number. May raise for lack
+ * of memory.
  */
 extern void calls_store_row(StringInfo rows, const char *fence, int64 number, int64 version, int64 ttl_ms, const char *payload);
-extern void calls_finish_store(StringInfo command, uint32 epoch, const char *stamp, int nrows, const StringInfo rows, const char *ended);
+extern int	calls_finish_store(StringInfo command, uint32 epoch, const char *stamp, int nrows, const StringInfo rows, const char *ended);
 
 /* ttl_ms of a row whose version is only published, not stored */
 #define STORE_NOTHING (-1)

@@ -552,8 +552,9 @@ local function effect_piece(keys, args)
   return { 'built' }
 end
 
--- effects_end | namespace apply|undo (key hold)... -> ended. Keys are arguments: they are of many slots. All others are
--- ended even if one cannot be; then the answer is the error.
+-- effects_end | namespace apply|undo (key hold)... [echo] -> ended
+-- Keys are arguments, because they are in many slots. If one effect cannot be ended, the others are ended all the same,
+-- and the reply is the error.
 local function effects_end(_, args)
   local ns, verb, failed = args[1], args[2], nil
   if #args < 4 or #args > 2 + 2 * MOST_ENDS or #args % 2 ~= 0 or not is_namespace(ns)
@@ -804,7 +805,7 @@ end
 
 register_keyed('fence_effect', effect)
 register_keyed('fence_effect_piece', effect_piece)
-register_keyed('fence_effects_end', effects_end, { 'allow-cross-slot-keys' })
+register_keyed('fence_effects_end', echoing(effects_end), { 'allow-cross-slot-keys' })
 register_keyed('fence_effect_redo', effect_redo)
 register_keyed('fence_effects_forget', effects_forget, { 'allow-cross-slot-keys' })
 register_keyed('fence_effect_read', effect_read, { 'no-writes' })

@@ -61,6 +61,12 @@ local function collect_garbage()
 end
 
 -- Returns a non-negative whole number that a double can hold, or nil. Looking up small ones is cheaper.
+-- A caller that has several calls in flight on one connection adds an echo to each: '#' and two digits. The reply names
+-- it. A number becomes 100 times itself plus the digits, and an array ends with the echo. So the caller never takes the
+-- reply to one call for the reply to another, even if a proxy has lost a call and has kept the connection.
+local echoes = {}
+for i = 0, 99 do echoes[('#%02d'):format(i)] = i end
+
 local SMALL = {}
 for i = 0, 64 do SMALL[i .. ''] = i end
 
@@ -492,7 +498,7 @@ end
 -- Writers. They send the epoch. The lease does not matter to them: the epoch is enough, and late ends do no harm.
 -- ---------------------------------------------------------------------------------------------------------------
 
--- write | header stamp n fence... ended... -> number | 0. The connection must be in database 0.
+-- write | header stamp n fence... [echo] ended... -> number | 0. The connection must be in database 0.
 -- header: "<namespace> <epoch>". Ends the transactions at the end of the arguments (see end_transaction), then reserves
 -- the n fences for the stamp. What PostgreSQL returns to reads after the number was given, or has stored itself, may be
 -- stored here as long as nothing has ended since. 0: not armed in the epoch, or a slot was never granted.
@@ -501,11 +507,14 @@ local function write(_, args)
   if not n or n > MAX_FENCES or not args[n + 3] then
     return bad('fence_write', 'expected header, stamp, number of fences, fences, and what has ended')
   end
-  if not space then return 0 end
-  if args[n + 4] then ends(space, args, n + 4) end
-  if n > 0 and not reserve(space, args[2], args, n) then return 0 end
+  local at = n + 4
+  local echo = echoes[args[at]]
+  if not space then return echo or 0 end
+  if echo then at = at + 1 end
+  if args[at] then ends(space, args, at) end
+  if n > 0 and not reserve(space, args[2], args, n) then return echo or 0 end
   counter = counter + 1
-  return counter
+  return echo and counter * 100 + echo or counter
 end
 
 -- Stores a row that its transaction sends, if the number of its reservation proves that the row is the newest and
@@ -525,7 +534,7 @@ local function store(space, stamp, fence, since, v, ttl, payload)
   return proven and 1 or 0
 end
 
--- store | header stamp n (fence since version ttl_ms payload)... ended... -> 1 + how many were stored | 0
+-- store | header stamp n (fence since version ttl_ms payload)... ended... [echo] -> 1 + how many were stored | 0
 -- Stores the rows of a committed transaction. ttl_ms '' only publishes the version, '0' means the default.
 -- 0: not armed in the epoch. The connection must be in database 0.
 local function store_rows(_, args)
@@ -547,7 +556,7 @@ local function store_rows(_, args)
   return stored
 end
 
--- domain_reserve | header domain stamp ended -> 1 | 0
+-- domain_reserve | header domain stamp ended [echo] -> 1 | 0
 -- ended: id of the attachment that the transaction ends (detach, DROP); '0' if it only changes many rows.
 local function domain_reserve(_, args)
   if #args ~= 4 or not is_domain(args[2]) or not is_stamp(args[3]) or not whole(args[4]) then
@@ -559,7 +568,7 @@ local function domain_reserve(_, args)
   return 1
 end
 
--- domain_end | header domain stamp committed|aborted -> 1 | 0
+-- domain_end | header domain stamp committed|aborted [echo] -> 1 | 0
 local function domain_end(_, args)
   if #args ~= 4 or not is_domain(args[2]) or not (args[4] == 'committed' or args[4] == 'aborted') then
     return bad('fence_domain_end', 'expected header, domain, stamp, and committed or aborted')
@@ -780,94 +789,6 @@ local function put_from(keys, args)
   return store_read('fence_put_from', keys[1], value, args[1], args[2], args[3], nil, side)
 end
 
--- ---------------------------------------------------------------------------------------------------------------
--- Listings, for the patrol and the views
--- ---------------------------------------------------------------------------------------------------------------
-
--- Milliseconds since pending() first saw the stamp. To store a time in each reservation would cost a third more.
-local function age_of(space, stamp, now)
-  return tostring(now - (space.seen[stamp] or now))
-end
-
--- status <fence> -> armed|unarmed permit recent (stamp row|domain age_ms)...
--- permit: '' if the domain is unknown. recent: the stamp of the transaction that committed the newest version; '' if it
--- is unknown or something is pending.
-local function status(keys, args)
-  if #keys ~= 1 or #args ~= 0 or not parse(keys[1]) then return bad('fence_status', 'expected a fence') end
-  local fence = keys[1]
-  local d = domain_of_fence(fence)
-  if not d then return { 'unarmed', '', '' } end
-  local space, now = d.space, now_ms()
-  local armed = is_served(d, fence) and lease_runs(space.armed)
-  local p, reply = space.pending[fence], { armed and 'armed' or 'unarmed', permit(d), '' }
-  local function list(stamp, kind, age)
-    local n = #reply
-    reply[n + 1], reply[n + 2], reply[n + 3] = stamp, kind, age
-  end
-  if p and not p[1] then
-    list(p, 'row', age_of(space, p, now))
-  elseif p then
-    for stamp in pairs(p) do
-      if stamp ~= 1 then list(stamp, 'row', age_of(space, stamp, now)) end
-    end
-  end
-  for stamp, of in pairs(d.pending) do list(stamp, 'domain', tostring(now - of.since)) end
-  if #reply == 3 then reply[3] = space.recent[fence] or space.recent_before[fence] or '' end
-  return reply
-end
-
--- pending | namespace limit cursor -> cursor epoch (row|domain name stamp fences age_ms)...
--- For each stamp with reservations of rows: one of its fences, and their number. The cursor is '' for the first page,
--- and '' in the reply after the last. What changes meanwhile may be listed once, twice or not at all.
-local function pending(_, args)
-  local limit = whole(args[2])
-  if #args ~= 3 or not limit or limit < 1 then return bad('fence_pending', 'expected namespace, limit and cursor') end
-  local space = spaces[args[1]]
-  if not space then return { '', '' } end
-  collect_garbage()
-  local now, reply, stamp = now_ms(), { '', space.armed.epoch }, args[3]
-  local function list(kind, name, who, n, age)
-    local at = #reply
-    reply[at + 1], reply[at + 2], reply[at + 3], reply[at + 4], reply[at + 5] = kind, name, who, tostring(n), age
-  end
-  if not space.mine[stamp] then                            -- first page; or the stamp has ended: start again
-    local seen = {}
-    for who in pairs(space.mine) do seen[who] = space.seen[who] or now end
-    space.seen = seen
-    for name, d in pairs(space.domains) do
-      for who, of in pairs(d.pending) do list('domain', name, who, 0, tostring(now - of.since)) end
-    end
-    stamp = next(space.mine)
-  end
-  while stamp and #reply < 5 * limit do
-    local m = space.mine[stamp]
-    list('row', m.n and m[1] or m, stamp, m.n or 1, age_of(space, stamp, now))
-    stamp = next(space.mine, stamp)
-  end
-  reply[1] = stamp or ''
-  return reply
-end
-
--- counts | namespace -> (domain told hit miss pending unarmed stored refused)...
--- Only for the patrol: returns the counts of readers' answers and resets them. Domains without new counts are left out.
-local function counts(_, args)
-  if #args ~= 1 then return bad('fence_counts', 'expected a namespace') end
-  local space, reply = spaces[args[1]], {}
-  for name, d in pairs(space and space.domains or {}) do
-    local any = d.told
-    for _, n in ipairs(d.counts) do any = any + n end
-    if any > 0 then
-      reply[#reply + 1], reply[#reply + 2] = name, tostring(d.told)
-      d.told = 0
-      for i, n in ipairs(d.counts) do
-        reply[#reply + 1] = tostring(n)
-        d.counts[i] = 0
-      end
-    end
-  end
-  return reply
-end
-
 local function register(name, callback, flags)
   redis.register_function{ function_name = name, callback = callback, flags = flags or {},
                            description = 'pgcache_fence library version ' .. LIBRARY_VERSION }
@@ -882,10 +803,24 @@ local function register_keyed(name, callback, flags)
   end, flags)
 end
 
+-- For functions whose last argument may be an echo. (write() does the same by itself, because a wrapper costs a tenth.)
+local function echoing(callback)
+  return function(keys, args)
+    local echo = args[#args]
+    local digits = echoes[echo]
+    if not digits then return callback(keys, args) end
+    args[#args] = nil
+    local reply = callback(keys, args)
+    if type(reply) == 'number' then return reply * 100 + digits end
+    if not reply.err then reply[#reply + 1] = echo end
+    return reply
+  end
+end
+
 register('fence_write', write, { 'allow-cross-slot-keys', 'allow-oom' })
-register('fence_store', store_rows, { 'allow-cross-slot-keys' })
-register('fence_domain_reserve', domain_reserve, { 'allow-oom' })
-register('fence_domain_end', domain_end, { 'allow-oom' })
+register('fence_store', echoing(store_rows), { 'allow-cross-slot-keys' })
+register('fence_domain_reserve', echoing(domain_reserve), { 'allow-oom' })
+register('fence_domain_end', echoing(domain_end), { 'allow-oom' })
 register_keyed('fence_remove', remove, { 'allow-oom' })
 register('fence_token', token, { 'no-writes', 'allow-cross-slot-keys' })
 register_keyed('fence_get', get, { 'no-writes', 'allow-cross-slot-keys' })
@@ -894,6 +829,3 @@ register_keyed('fence_check', check, { 'no-writes', 'allow-cross-slot-keys' })
 register_keyed('fence_get_derived', get_derived, { 'no-writes', 'allow-cross-slot-keys' })
 register_keyed('fence_put', put)
 register_keyed('fence_put_from', put_from)
-register_keyed('fence_status', status, { 'no-writes', 'allow-cross-slot-keys' })
-register('fence_pending', pending, { 'no-writes' })
-register('fence_counts', counts, { 'no-writes' })

@@ -619,7 +619,7 @@ keep_rows(const Target *target)
 	StringInfoData command;
 	char		word[END_WORD_LEN];
 	int			n = 0;
-	Message		message = {.kind = MESSAGE_STORE, .epoch = WORD_EPOCH(target->word), .node = target->node, .strings = 1, .spare = true};
+	Message		message = {.kind = MESSAGE_STORE, .epoch = WORD_EPOCH(target->word), .node = target->node, .spare = true};
 
 	initStringInfo(&rows);
 	for (const Reservation *r = ledger_first(); r != NULL; r = r->next)
@@ -635,7 +635,7 @@ keep_rows(const Target *target)
 	if (n > 0)
 	{
 		initStringInfo(&command);
-		calls_finish_store(&command, message.epoch, fence_stamp(), n, &rows,
+		message.strings = calls_finish_store(&command, message.epoch, fence_stamp(), n, &rows,
 						   calls_end_word(word, fence_stamp(), true, smallest_number(target)));
 		message.bytes = command.data;
 		message.len = command.len;

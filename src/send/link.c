@@ -63,17 +63,28 @@ link_make_room(Link *link)
 	link->size *= 2;
 }
 
-/* Passes the reply to all operations of the oldest outstanding call. */
-static void
-deliver(Link *link, const redisReply *reply)
+/*
+ * Passes the reply to all operations of the oldest outstanding call, and frees it. If it is the reply to another call,
+ * closes the connection and returns false.
+ */
+static bool
+deliver(Link *link, redisReply *reply)
 {
-	const Expected *e;
+	const Expected *e = link_expected(link, link->first);
+	bool		ok = e->unnamed || calls_take_echo(reply, link->calls_answered);
 
-	do
+	link->calls_answered++;
+	if (!ok)
+		link_hang_up(link, "Redis replied to another call than the oldest one, so a call or a reply was lost on the way");
+	while (ok)
 	{
 		e = link_expected(link, link->first++);
 		e->answer(e, reply);
-	} while (!e->last);
+		if (e->last)
+			break;
+	}
+	freeReplyObject(reply);
+	return ok;
 }
 
 void
@@ -87,6 +98,7 @@ link_hang_up(Link *link, const char *why)
 	link->connection = NULL;
 	link_changes++;
 	write_call_clear(link->draft);
+	link->calls_answered = link->calls_sent;
 	link->sent = link->next;
 	while (link_is_busy(link))
 	{
@@ -124,10 +136,8 @@ link_collect(Link *link, int64 deadline)
 	{
 		redisReply *reply = link_wait(link, deadline);
 
-		if (reply == NULL)
+		if (reply == NULL || !deliver(link, reply))
 			return false;
-		deliver(link, reply);
-		freeReplyObject(reply);
 	}
 	return true;
 }
@@ -143,11 +153,10 @@ link_poll(Link *link)
 	while (link_is_busy(link) && (reply = redis_poll_reply(link->connection)) != NULL)
 	{
 		note_reply(link, reply);
-		deliver(link, reply);
-		freeReplyObject(reply);
+		(void) deliver(link, reply);
 		any = true;
 	}
-	if (redis_error(link->connection))
+	if (link->connection && redis_error(link->connection))
 		link_hang_up(link, redis_error(link->connection));
 	return any;
 }
@@ -289,27 +298,34 @@ link_send(Link *link)
 		return;
 	link_expected(link, link->next - 1)->last = true;
 	link->sent = link->next;
-	(void) calls_send_write(link->connection, link->draft_epoch, link->draft);
+	(void) calls_send_write(link->connection, link->draft_epoch, link->draft, link->calls_sent++);
 	write_call_clear(link->draft);
 }
 
-void
-link_expect_command(Link *link, Expected expected)
+/* Queues the draft, and expects the reply to the next call. Returns the number of that call. */
+static uint32
+expect_call(Link *link, Expected expected)
 {
 	link_send(link);
 	expected.last = true;
 	link_expect(link, expected);
 	link->sent = link->next;
+	return link->calls_sent++;
+}
+
+void
+link_expect_command(Link *link, Expected expected)
+{
+	expected.unnamed = true;
+	(void) expect_call(link, expected);
 }
 
 void
 link_send_message(Link *link, const Message *message, Expected expected)
 {
-	link_expect_command(link, expected);
-	if (message->kind == MESSAGE_END)
-		(void) calls_send_ends(link->connection, message);
-	else
-		(void) redis_send_raw(link->connection, message->bytes, message->len, 1);
+	uint32		call = expect_call(link, expected);
+
+	(void) calls_send_message(link->connection, message, call);
 }
 
 bool

@@ -10,6 +10,8 @@
  * Invariants:
  *   - Redis replies in the order in which calls were sent. Positions in the ring only go up, and first <= sent <= next.
  *     The replies in [first, sent) are outstanding. Those in [sent, next) belong to the draft, which is one call.
+ *   - A reply names the call that it answers (calls_take_echo). If that is not the oldest outstanding one, a call or a
+ *     reply was lost on the way, and the connection is closed.
  *   - Each expected reply is delivered exactly once: the reply itself, or NULL when the connection ends. (After that, a
  *     late reply would answer another question.)
  *   - A draft and outstanding replies exist only while there is a connection.
@@ -43,6 +45,7 @@ struct Expected
 	uint64		number;
 	int			process;		/* sender of message `number`, who gets the answer; -1: not from the send queue, or already answered */
 	bool		last;			/* last operation of its call; set by link.c */
+	bool		unnamed;		/* the reply names no call: a command that the caller queued itself */
 	MessageCount count;
 };
 
@@ -58,7 +61,9 @@ typedef struct Link
 	uint32		first;			/* positions in the ring, see above */
 	uint32		sent;
 	uint32		next;
-	WriteCall    *draft;
+	uint32		calls_sent;		/* on this link; numbers the calls for their echoes */
+	uint32		calls_answered;
+	WriteCall  *draft;
 	uint32		draft_epoch;
 } Link;
 
@@ -139,7 +144,10 @@ extern void link_expect(Link *link, Expected expected);
 /* Queues the draft, if there is one. A failure shows in the connection. Usable in COMMIT and ABORT. */
 extern void link_send(Link *link);
 
-/* Queues the draft, and expects the reply to a command that the caller queues next. Usable in COMMIT and ABORT. */
+/*
+ * Queues the draft, and expects the reply to a command that the caller queues next. That reply names no call. Usable in
+ * COMMIT and ABORT.
+ */
 extern void link_expect_command(Link *link, Expected expected);
 
 /* Queues the draft, then this message as a call of its own, and expects its reply. Usable in COMMIT and ABORT. */

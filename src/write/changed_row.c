@@ -88,6 +88,20 @@ last_of_key(const Domain *domain, TupleTableSlot *row)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
+/*
+ * The version of the tombstone that the key of the new row is about to get, because an earlier row of this statement
+ * leaves it; NO_VERSION if there is none. That row may have been reserved before the statement passed bulk_threshold.
+ */
+static int64
+version_that_leaves(const RowChange *change)
+{
+	const Reservation *r = change->of_new;
+
+	if (r == NULL && !ledger_is_empty())
+		r = ledger_find(key_fence_name_of_row(change->domain, change->new));
+	return r ? r->leaving : NO_VERSION;
+}
+
 /* A new key: the application's own version counts if it is above everything the key ever had and fits, else the next one. */
 static int64
 prepare_new_row(RowChange *change)
@@ -97,8 +111,7 @@ prepare_new_row(RowChange *change)
 	int64		w = fence_version_raw(domain, change->new);
 
 	change->of_new = reservation_of_new(domain, change->new, true);
-	if (change->of_new != NULL)
-		last = Max(last, change->of_new->leaving);
+	last = Max(last, version_that_leaves(change));
 	if (w < 0 || w <= last || !fence_version_fits(domain, w, last))
 		w = fence_version_after(domain, Max(last, 0));
 	reserve(change->of_new, w);

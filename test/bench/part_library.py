@@ -21,7 +21,7 @@ import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LIBRARY = [f'{HERE}/../../src/redis/{name}.lua' for name in ('fence', 'arming', 'effects')]
+LIBRARY = [f'{HERE}/../../src/redis/{name}.lua' for name in ('fence', 'arming', 'listings', 'effects')]
 ROWS = 1000                             # fences that are read and written
 PAYLOAD = 'x' * 100
 LARGE = 'x' * 10_000
@@ -157,11 +157,15 @@ def some(i, count):
     return [fence((i * count + j) % ROWS) for j in range(count)]
 
 
+def echo(i):
+    return f'#{i % 100:02}'
+
+
 def write(server, count):
     """Reserves, and ends the transaction before: one message of single-row transactions."""
     server.stamps += 1
     return [('FCALL', 'fence_write', 0, HEADER, f'{server.stamps}.00000000000000ab', count, *some(server.stamps, count),
-             f'{server.stamps - 1}.00000000000000ab')]
+             echo(server.stamps), f'{server.stamps - 1}.00000000000000ab')]
 
 
 def store(server, i):
@@ -169,8 +173,8 @@ def store(server, i):
     if i % 50 == 0:
         server.number = int(server.call('FCALL', 'fence_write', 0, HEADER, '', 0)) + 1
     stamp, row = f'row{i}.00000000000000ab', fence(i % ROWS)
-    return [('FCALL', 'fence_write', 0, HEADER, stamp, 1, row),
-            ('FCALL', 'fence_store', 0, HEADER, stamp, 1, row, server.number + i % 50 * 2, 1, 0, PAYLOAD, stamp)]
+    return [('FCALL', 'fence_write', 0, HEADER, stamp, 1, row, echo(2 * i)),
+            ('FCALL', 'fence_store', 0, HEADER, stamp, 1, row, server.number + i % 50 * 2, 1, 0, PAYLOAD, stamp, echo(2 * i + 1))]
 
 
 def put_large(server, i):

@@ -8,7 +8,7 @@ import re
 import sys
 
 TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
-FILES = ['fence.lua', 'arming.lua']
+FILES = ['fence.lua', 'arming.lua', 'listings.lua']
 NUMBERS = {'11': 'version', '12': 'ttl_ms', '13': 'since', '14': 'ended', '15': 'id', '16': 'grant', '17': 'limit', '18': 'until',
            '19': 'timeline'}
 # What clients call, and nobody in C; effects have a place of their own.
@@ -70,6 +70,8 @@ def registered():
 def named(string, counts):
     if string == 'namespace epoch':
         return 'header'
+    if re.fullmatch('#[0-9][0-9]', string):
+        return 'echo'
     if string.isdigit() and string not in NUMBERS:
         return 'n' if int(string) in counts else f'number {string}'
     return NUMBERS.get(string, string) if string else 'ttl_ms'

@@ -163,6 +163,34 @@ put_beside(void)
 	print(&calls[1]);
 }
 
+/* Exits with an error unless calls_take_echo accepts the reply to `call` only if it should. */
+static void
+expect_echo(redisReply reply, uint32 call, bool accepted, int64 number)
+{
+	if (calls_take_echo(&reply, call) != accepted || (accepted && reply.type == REDIS_REPLY_INTEGER && reply.integer != number))
+	{
+		fprintf(stderr, "the reply of type %d to call %u\n", reply.type, call);
+		exit(1);
+	}
+}
+
+static void
+echoes(void)
+{
+	redisReply	word = {.type = REDIS_REPLY_STRING, .str = "#07"};
+	redisReply *words[] = {&word, &word};
+
+	expect_echo((redisReply) {.type = REDIS_REPLY_INTEGER, .integer = 1234500}, 300, true, 12345);
+	expect_echo((redisReply) {.type = REDIS_REPLY_INTEGER, .integer = 7}, 107, true, 0);
+	expect_echo((redisReply) {.type = REDIS_REPLY_INTEGER, .integer = 107}, 8, false, 0);
+	expect_echo((redisReply) {.type = REDIS_REPLY_INTEGER, .integer = 1}, 0, false, 0);
+	expect_echo((redisReply) {.type = REDIS_REPLY_ARRAY, .elements = 2, .element = words}, 207, true, 0);
+	expect_echo((redisReply) {.type = REDIS_REPLY_ARRAY, .elements = 2, .element = words}, 70, false, 0);
+	expect_echo((redisReply) {.type = REDIS_REPLY_ARRAY}, 0, false, 0);
+	expect_echo((redisReply) {.type = REDIS_REPLY_STATUS, .str = "OK"}, 0, false, 0);
+	expect_echo((redisReply) {.type = REDIS_REPLY_ERROR, .str = "OOM"}, 5, true, 0);
+}
+
 int
 main(void)
 {
@@ -178,6 +206,7 @@ main(void)
 	Message		message = {.strings = 1, .bytes = "$5\r\nended\r\n", .len = 11};
 	Call		call;
 
+	echoes();
 	call_token(&call, 2, fences);
 	print(&call);
 	call_get(&call, "fence");
@@ -227,16 +256,19 @@ main(void)
 	write_call_reserve(&write, "stamp", "fence");
 	resp_string(&write.ends, "ended");
 	resp_string(&write.ends, "ended");
-	(void) calls_send_write(NULL, 1, &write);
+	(void) calls_send_write(NULL, 1, &write, 7);
 	write_call_clear(&write);
 	write_call_reserve(&write, "stamp", "fence");
-	(void) calls_send_write(NULL, 1, &write);
-	(void) calls_send_ends(NULL, &message);
+	(void) calls_send_write(NULL, 1, &write, 199);
+	(void) calls_send_message(NULL, &message, 0);
 
 	calls_store_row(&rows, "fence", SINCE, VERSION, TTL_MS, "payload");
 	calls_store_row(&rows, "fence", SINCE, VERSION, STORE_NOTHING, "payload");
-	calls_finish_store(&command, 1, "stamp", 2, &rows, "ended");
-	print_raw(command.data, command.len);
+	message.kind = MESSAGE_STORE;
+	message.strings = calls_finish_store(&command, 1, "stamp", 2, &rows, "ended");
+	message.bytes = command.data;
+	message.len = command.len;
+	(void) calls_send_message(NULL, &message, 42);
 
 	printf("word\t%s\t%s\t%s\n", calls_end_word(word, "7.ab", true, 0), strdup(calls_end_word(word, "7.ab", false, 5)) , "");
 	printf("word\t%s\n", calls_end_word(word, "7.ab", true, 5));
