@@ -1,9 +1,9 @@
-# chroot.sh - systems of Debian's suites in directories, made by mmdebstrap from the machine's own mirror.
+# chroot.sh - makes chroots of Debian's suites with mmdebstrap, from the mirror that the machine uses.
 #
-# Sourced after common.sh. Needs root, or sudo. Changes nothing outside the directories that it is given. Programs in a
-# chroot have namespaces of processes and of mounts that end with the command; the network is the machine's.
+# Scripts source it after common.sh. It needs root, or sudo, and changes nothing outside the directories that it is given.
+# Each command in a chroot has its own process and mount namespaces, which end with the command; it uses the machine's network.
 
-# The machine's own mirror, if it is one of Debian. MIRROR overrides it.
+# Prints the mirror that the machine uses, if it is one of Debian. MIRROR overrides it.
 find_mirror() {
 	[ -n "${MIRROR:-}" ] && { printf '%s\n' "$MIRROR"; return; }
 	# shellcheck disable=SC2016
@@ -12,14 +12,14 @@ find_mirror() {
 	printf '%s\n' "${found:-http://deb.debian.org/debian}"
 }
 
-# Services of packages must not start, and no cluster is needed but the tests' own.
+# Keeps services of packages from starting, and postgresql-common from making a cluster.
 # shellcheck disable=SC2016
 chroot_hook='mkdir -p "$1/usr/sbin" "$1/etc/postgresql-common" &&
 	printf "#!/bin/sh\nexit 101\n" >"$1/usr/sbin/policy-rc.d" && chmod 755 "$1/usr/sbin/policy-rc.d" &&
 	echo "create_main_cluster = false" >"$1/etc/postgresql-common/createcluster.conf"'
 
-# make_chroot DIR SUITE PACKAGE,... [OPTION...]: the suite's essential packages, apt and these; with these options of
-# mmdebstrap. Prints what went wrong.
+# make_chroot DIR SUITE PACKAGE,... [OPTION...]: makes a chroot with the suite's essential packages, apt and these packages.
+# OPTIONs are mmdebstrap's. Prints errors.
 make_chroot() {
 	chroot_at=$1
 	chroot_suite=$2
@@ -31,7 +31,7 @@ make_chroot() {
 		"$chroot_suite" "$chroot_at" "$(find_mirror)" </dev/null
 }
 
-# enter DIR [VARIABLE=VALUE...] COMMAND...: as the chroot's root.
+# enter DIR [VARIABLE=VALUE...] COMMAND...: runs the command in the chroot, as root.
 # shellcheck disable=SC2016
 enter_script='
 	mount --make-rprivate / && mount --bind "$1" "$1" && mount -t proc proc "$1/proc" && mount -t sysfs sysfs "$1/sys" &&
@@ -49,7 +49,7 @@ enter() {
 		"$@" </dev/null
 }
 
-# Whether namespaces and mounts can be had at all.
+# Whether this machine allows namespaces and mounts.
 can_enter() {
 	command -v mmdebstrap >/dev/null &&
 		as_root unshare --mount --pid --fork --kill-child sh -c 'mount --make-rprivate / && mount -t tmpfs tmpfs /mnt' 2>/dev/null

@@ -1,11 +1,11 @@
-# common.sh - what the scripts of the tests share: packages, a private working copy, private servers.
+# common.sh - shared by the scripts of the tests: installs packages, makes a private working copy, starts private servers.
 #
-# Sourced by scripts that set $top, the project's directory. A script runs twice: first as whoever called it (outside:
-# installs packages, copies the project), then as an unprivileged user in that copy (inside: builds, starts servers,
-# works), in a process namespace of its own where that is possible. Everything it makes is below one temporary
-# directory, $base, everything it starts is in one session; both are gone when it ends, however it ends.
+# Scripts that set $top, the project's directory, source this file. A script runs twice. First it runs as the calling user
+# ("outside"): it installs packages and copies the project. Then it runs as an unprivileged user in that copy ("inside"), if
+# possible in a process namespace of its own: it builds, starts servers and tests. All its files are below one temporary
+# directory, $base, and all its processes are in one session. Both are gone when the script ends, however it ends.
 
-# Inside the first arguments are --inside BASE. They are taken away here; outside base is empty.
+# Inside, the first arguments are --inside BASE. This removes them. Outside, $base is empty.
 base=
 case ${1:-} in
 --inside) base=$2; shift 2 ;;
@@ -14,7 +14,7 @@ esac
 say() { printf '%s\n' "$*"; }
 die() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit 2; }
 
-# fits NAME PATTERNS: whether the name is one of these, which may be shell patterns. Without any, every name fits.
+# fits NAME PATTERNS: whether the name matches one of these shell patterns. Without patterns every name fits.
 fits() {
 	[ -n "$2" ] || return 0
 	set -f
@@ -26,8 +26,8 @@ fits() {
 	return 1
 }
 
-# names_of PATTERNS SUFFIX FILE...: the names of these files that fit, without the suffix. A pattern may also name the file's
-# folder: 'bulk*', 'write/*'.
+# names_of PATTERNS SUFFIX FILE...: prints the names of those files that fit, without the suffix. A pattern may also contain
+# the file's folder: 'bulk*', 'write/*'.
 names_of() {
 	wanted=$1
 	suffix=$2
@@ -40,7 +40,7 @@ names_of() {
 	done
 }
 
-# tell_newest DIRECTORY: what the log there that was written last says, and how many tests in it are done.
+# tell_newest DIRECTORY: prints the end of the log that was written last, and the number of finished tests in it.
 tell_newest() {
 	# shellcheck disable=SC2010,SC2012
 	newest=$(ls -t "$1"/*.log 2>/dev/null | grep -vE '/(postgres|redis)[.]log$' | head -n 1)
@@ -49,15 +49,15 @@ tell_newest() {
 	say "... at $(date +%T): $(basename "$newest" .log), $finished done; $(tail -n 1 "$newest" | cut -c 1-110)"
 }
 
-# pulse COMMAND...: runs it every half minute beside the script, so that no long step is silent; stop_pulse, and at the latest
-# the end of the script, ends it.
+# pulse COMMAND...: runs the command every half minute in the background, so that no long step is silent. stop_pulse ends it, or
+# the end of the script.
 pulse() {
 	(while sleep 30 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do "$@"; done) &
 	pulse=$!
 }
 
 stop_pulse() {
-	# a shell that has only just begun may not heed anything less
+	# a shell that has just started may ignore other signals
 	[ -z "${pulse:-}" ] || kill -KILL "$pulse" 2>/dev/null
 	pulse=
 }
@@ -85,22 +85,22 @@ installed() {
 
 available() { apt-cache show --no-all-versions "$1" 2>/dev/null | grep -q '^Package:'; }
 
-# What building the extension needs.
+# Packages for building the extension.
 extension_packages='make gcc libc6-dev libhiredis-dev pkgconf|pkg-config'
 
-# What the history checker needs (run.sh, history.sh).
+# Packages for the history checker (run.sh, history.sh).
 history_packages='make gcc libc6-dev libhiredis-dev libpq-dev pkgconf|pkg-config python3 python3-psycopg2 python3-redis
 	python3-psycopg python3-asyncpg'
 
-# What run.sh needs (run.sh, and matrix.sh for its chroots).
+# Packages for run.sh (run.sh, and matrix.sh for its chroots).
 test_packages="$history_packages g++ lua5.1 lua-check libipc-run-perl sysbench libssl-dev openssl \
 	shellcheck pyflakes3 python3-editorconfig prometheus prometheus-postgres-exporter"
 
-# What the tests of clients/python need (run.sh).
+# Packages for the tests of clients/python (run.sh).
 python_packages='python3-pytest python3-asyncpg python3-psycopg python3-prometheus-client python3-sqlalchemy python3-django python3-pip
 	python3-setuptools python3-wheel mypy'
 
-# The newest major version of PostgreSQL whose server and headers are both here; empty if there is none.
+# Prints the newest major version of PostgreSQL whose server and headers are both installed, or nothing.
 postgres_here() {
 	for dir in /usr/lib/postgresql/*/; do
 		major=$(basename "$dir")
@@ -110,11 +110,11 @@ postgres_here() {
 	done | sort -n | tail -n 1
 }
 
-# The major version that the suite's package "postgresql" stands for.
+# Prints the major version on which the suite's package "postgresql" depends.
 postgres_of_suite() { apt-cache depends postgresql 2>/dev/null | sed -n 's/.*Depends: postgresql-\([0-9]*\)$/\1/p' | head -n 1; }
 
-# install_packages NAME...: these, a PostgreSQL with its headers, and a Redis or Valkey; only what is missing.
-# Names may be "a|b": the first that the suite has. Services that the packages bring are kept from starting.
+# install_packages NAME...: installs these packages, a PostgreSQL with its headers, and a Redis or Valkey, if they are missing.
+# A name may be "a|b", which means the first of these that the suite has. Services in the packages do not start.
 install_packages() {
 	command -v dpkg-query >/dev/null || die 'this script installs packages with apt; it needs Debian or a derivative'
 	[ -n "$(postgres_here)" ] || set -- "$@" postgresql-SUITE postgresql-server-dev-SUITE
@@ -130,7 +130,7 @@ install_packages() {
 
 	if [ -z "$(postgres_of_suite)" ] || ! apt_simulate "$missing"; then
 		say 'reading package lists ...'
-		as_root apt-get -qq update || say 'apt-get update failed; going on with the lists that are here'
+		as_root apt-get -qq update || say 'apt-get update failed; going on with the present lists'
 	fi
 	say "installing:$(package_names "$missing")"
 	guard_services
@@ -145,14 +145,14 @@ install_packages() {
 	fi
 }
 
-# Node.js and npm, unless they are there: they may be without being packages.
+# Prints the packages for Node.js and npm, unless these are installed, perhaps not as packages.
 node_packages() {
 	command -v node >/dev/null || echo nodejs
 	command -v npm >/dev/null || echo npm
 }
 
-# install_modules DIRECTORY NAME: what that directory's package.json needs from npm, into $outside/NAME. As whoever called the
-# script: with the settings of npm that are his.
+# install_modules DIRECTORY NAME: installs the npm modules of that directory's package.json into $outside/NAME. Runs as the user who
+# called the script, with that user's settings of npm.
 install_modules() {
 	mkdir "$outside/$2"
 	cp "$top/$1/package.json" "$top/$1/package-lock.json" "$outside/$2"
@@ -160,7 +160,7 @@ install_modules() {
 		{ tail -n 20 "$outside/npm.log" >&2; return 1; }
 }
 
-# The missing names with the alternatives and the suite's PostgreSQL put in.
+# Prints the missing names, with alternatives chosen and with the suite's PostgreSQL.
 package_names() {
 	suite=$(postgres_of_suite)
 	for wanted in $1; do
@@ -178,7 +178,7 @@ apt_simulate() {
 	apt-get -qq -s --no-install-recommends install $(package_names "$1") >/dev/null 2>&1
 }
 
-# Servers of the packages must not start: the machine may be anybody's. Never replaces a policy that is there.
+# Keeps servers in packages from starting, because the machine may be in use for other work. Never replaces an existing policy.
 guard_services() {
 	guarded=
 	[ ! -e /usr/sbin/policy-rc.d ] || return 0
@@ -196,7 +196,7 @@ unguard_services() {
 # From outside to inside
 # ----------------------------------------------------------------------------------------------------------------------
 
-# Makes $outside, the temporary directory, and sees to its end.
+# Makes $outside, the temporary directory, and sets traps that remove it.
 begin_outside() {
 	outside=$(mktemp -d "${TMPDIR:-/tmp}/fence.XXXXXX") || exit 2
 	inside=
@@ -211,7 +211,7 @@ end_outside() {
 	rm -rf "$outside"
 }
 
-# The session inside is told to end, and killed if it does not.
+# Terminates the session inside, and kills it if it does not end.
 stop_inside() {
 	[ -n "$inside" ] || return 0
 	kill -TERM "-$inside" 2>/dev/null
@@ -224,8 +224,8 @@ stop_inside() {
 	inside=
 }
 
-# go_inside PACKAGES SCRIPT ARG...: for scripts that need nothing outside but these packages. Inside it returns after begin_inside;
-# outside it installs the packages, runs the script inside with these arguments, and ends.
+# go_inside PACKAGES SCRIPT ARG...: for scripts that need nothing outside but these packages. Outside, it installs the packages,
+# runs the script inside with these arguments, and exits. Inside, it calls begin_inside and returns.
 go_inside() {
 	if [ -n "$base" ]; then
 		begin_inside "$base"
@@ -240,15 +240,15 @@ go_inside() {
 	exit $?
 }
 
-# A process namespace of its own, where process 1 is a shell that waits: it reaps the children of a killed postmaster at
-# once, and nothing outlives it. It keeps its privileges, because a process that changes its user would not be killed
-# with unshare any more. (Not --mount-proc: that fails in a chroot that is no mount point.)
+# Command for a new process namespace. Its process 1 is a shell that waits. It reaps the children of a killed postmaster at once,
+# and no process outlives it. The shell keeps its privileges, because --kill-child does not kill a process that has changed its
+# user. (Not --mount-proc, which fails in a chroot that is no mount point.)
 namespace='unshare --mount --propagation unchanged --pid --fork --kill-child'
 # shellcheck disable=SC2016
 process_1='mount --make-private /proc && mount -t proc proc /proc || exit 125; "$@"; exit $?'
 
-# run_inside SCRIPT ARG...: sh test/SCRIPT --inside BASE ARG... in a copy of the project, as an unprivileged user.
-# Returns its exit status. Not interrupted by the terminal itself: the traps above pass it on.
+# run_inside SCRIPT ARG...: runs sh test/SCRIPT --inside BASE ARG... in a copy of the project, as an unprivileged user, and
+# returns its exit status. The terminal does not interrupt it, but the traps above pass interrupts on.
 run_inside() {
 	script=$1
 	shift
@@ -270,7 +270,7 @@ run_inside() {
 	fi
 	# shellcheck disable=SC2046
 	unset $(env | sed -n 's/^\(PG[A-Z_]*\)=.*/\1/p') MAKEFLAGS MAKELEVEL MFLAGS TEMP_CONFIG PROVE_FLAGS
-	# A background job of a shell ignores interrupts, and so would all of its children.
+	# A background job of a shell ignores interrupts, and its children would inherit that.
 	env --default-signal=INT,QUIT HOME="$outside" TMPDIR="$outside/tmp" LC_ALL=C.UTF-8 setsid "$@" </dev/null &
 	inside=$!
 	wait "$inside"
@@ -283,8 +283,8 @@ run_inside() {
 # Inside
 # ----------------------------------------------------------------------------------------------------------------------
 
-# begin_inside BASE: finds the programs, sees to the end of the servers. Sets base, PG_CONFIG, bindir, major.
-# FENCE_PG_CONFIG names the pg_config of another PostgreSQL, whose directories this user may write to.
+# begin_inside BASE: finds the programs, and sets traps that stop the servers. Sets base, PG_CONFIG, bindir, major.
+# FENCE_PG_CONFIG names the pg_config of another PostgreSQL whose directories this user may write.
 begin_inside() {
 	base=$1
 	cd "$base/tree" || exit 2
@@ -302,17 +302,17 @@ begin_inside() {
 	trap 'exit 143' INT TERM HUP
 }
 
-# use_capture MODE: servers that are started from now on have pgcache_fence.capture = MODE; empty: its default. By way of
+# use_capture MODE: sets pgcache_fence.capture = MODE (empty: the default) for servers that start from now on. It writes to
 # $base/place.conf, which every server of every test reads.
 use_capture() {
 	sed -i '/^pgcache_fence[.]capture /d' "$base/place.conf"
 	[ -z "$1" ] || echo "pgcache_fence.capture = '$1'" >>"$base/place.conf"
 }
 
-# build [VARIABLE=VALUE]...: makes with these and installs below $base/root; the system's directories stay as they are.
-# Writes $base/place.conf, with which a server finds the extension there; into a PostgreSQL of FENCE_PG_CONFIG the extension
-# is installed, and the file has no path. The environment's FENCE_CAPTURE is in it (see use_capture). Returns false after
-# showing what went wrong.
+# build [VARIABLE=VALUE]...: runs make with these variables and installs below $base/root, not in the system's directories.
+# Writes $base/place.conf, with which a server finds the extension there. With FENCE_PG_CONFIG the extension is installed into
+# that PostgreSQL, and the file has no path. The file also sets what FENCE_CAPTURE says (see use_capture). After an error prints
+# it and returns false.
 build() {
 	place=${FENCE_PG_CONFIG:+/}
 	if ! make -j2 "$@" >"$base/build.log" 2>&1 ||
@@ -335,7 +335,7 @@ write_place() {
 	echo "dynamic_library_path = '$base/root$("$PG_CONFIG" --pkglibdir):\$libdir'"
 }
 
-# wait_until SECONDS COMMAND...: whether it succeeds in that time.
+# wait_until SECONDS COMMAND...: repeats the command until it succeeds. Returns false if it does not in that time.
 wait_until() {
 	tries=$(($1 * 20))
 	shift
@@ -346,8 +346,8 @@ wait_until() {
 	done
 }
 
-# build_unit FILE SOURCE... [OPTION...]: makes the program $unit of test/unit/FILE.c, these files of src/ and PostgreSQL's library of
-# portable functions, under the sanitizers. Needs no server; the program is gone when the script ends.
+# build_unit FILE SOURCE... [OPTION...]: builds the program $unit from test/unit/FILE.c, these files of src/ and libpgport, with the
+# sanitizers. Needs no server. The end of the script removes the program.
 build_unit() {
 	source=$top/test/unit/$1.c
 	shift
@@ -360,8 +360,8 @@ build_unit() {
 		-lpgport -o "$unit")
 }
 
-# start_redis: on the socket $base/redis.sock and on some port of the loopback. Sets redis_pid, REDIS_PORT, REDIS_SOCKET.
-# Like start_postgres it shows what went wrong and returns false.
+# start_redis: starts Redis on the socket $base/redis.sock and on a loopback port. Sets redis_pid, REDIS_PORT, REDIS_SOCKET. After
+# an error prints it and returns false, as start_postgres does.
 start_redis() {
 	REDIS_SOCKET=$base/redis.sock
 	export REDIS_SOCKET REDIS_PORT
@@ -373,7 +373,7 @@ start_redis() {
 		redis_pid=$!
 		wait_until 10 redis_decided
 		if redis_answers; then return 0; fi
-		REDIS_PORT=$((REDIS_PORT + 7))		# somebody else's
+		REDIS_PORT=$((REDIS_PORT + 7))		# another program has the port
 		attempts=$((attempts - 1))
 	done
 	cat "$base/redis.log"
@@ -383,8 +383,8 @@ start_redis() {
 redis_answers() { [ "$("$REDIS_CLI" -s "$REDIS_SOCKET" ping 2>/dev/null)" = PONG ]; }
 redis_decided() { redis_answers || ! kill -0 "$redis_pid" 2>/dev/null; }
 
-# start_postgres CONF...: a new cluster with these files of settings, on the socket directory $base only. Sets the
-# environment by which psql and the others find it.
+# start_postgres CONF...: starts a new cluster with these files of settings, which listens only in the socket directory $base.
+# Sets the environment variables with which psql and other programs find it.
 start_postgres() {
 	postgres_data=$base/data
 	"$bindir/initdb" -D "$postgres_data" -A trust -U postgres -N -E UTF8 --no-locale >"$base/initdb.log" 2>&1 ||

@@ -1,6 +1,6 @@
 #!/bin/sh
-# compare.sh - random statements on random tables, in two databases that see changed rows in different ways: the results must be
-# the same. On private servers, for as long as asked. Installs what it needs (apt), changes nothing else on the machine.
+# compare.sh - runs random statements on random tables in two databases that capture changed rows in different ways. The results
+# must be the same. Uses private servers. Installs what it needs (apt), changes nothing else on the machine.
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"
@@ -9,12 +9,12 @@ usage() {
 	cat <<-TEXT
 	usage: sh test/compare.sh [--seconds N] [--seed N] [--worlds N] [--first MODE] [--other MODE] [--verbose]
 
-	  --seconds N   how long it makes new tables, with a stream of transactions for each (60)
-	  --seed N      of an earlier run, to have its tables and statements again (drawn, and printed)
-	  --worlds N    so many sets of tables, however long that takes; what failed is repeated by --worlds 1 --seed <its number>
-	  --first MODE  pgcache_fence.capture of the one database (auto)
-	  --other MODE  and of the other (triggers)
-	  --verbose     tells every statement and its answer
+	  --seconds N   for how long to make sets of tables, with a stream of transactions for each (60)
+	  --seed N      the seed of an earlier run, to repeat its tables and statements (default: drawn, and printed)
+	  --worlds N    number of sets of tables, instead of --seconds; --worlds 1 --seed <number> repeats a failed one
+	  --first MODE  pgcache_fence.capture in the first database (auto)
+	  --other MODE  pgcache_fence.capture in the other database (triggers)
+	  --verbose     print every statement and its answer
 	TEXT
 }
 

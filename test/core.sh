@@ -1,14 +1,14 @@
 #!/bin/sh
-# core.sh - PostgreSQL's own regression suite, without and with pgcache_fence: the results must be the same.
+# core.sh - runs PostgreSQL's own regression suite without and with pgcache_fence. The results must be the same.
 #
 # Takes the suite from the source package of the installed server (apt-get source, with a private configuration of apt;
-# /etc/apt stays as it is) and runs it twice, each time on a new private server. The two differ in this only: one
-# preloads the library, has a Redis, and has the extension and a fenced table in the database of the tests. A test that
-# fails on both must print the same on both. Afterwards writes to that table must still be fenced: told of by the executor,
-# or by triggers with FENCE_CAPTURE=triggers.
+# /etc/apt stays as it is) and runs it twice, each time on a new private server. Only one of the servers preloads the
+# library, has a Redis, and has the extension and a fenced table in the database of the tests. A test that fails on both
+# servers must print the same on both. Afterwards writes to that table must still be fenced. The executor must capture
+# them, or triggers with FENCE_CAPTURE=triggers.
 #
-# The last line says "N passed, N failed" for the run with the extension. The exit status is 0 if both runs agree,
-# 1 if not, 2 if they could not be made. Not part of run.sh: it needs a mirror that has source packages.
+# The last line says "N passed, N failed" for the run with the extension. The exit status is 0 if both runs agree, 1 if
+# they do not, 2 if the suite could not be run. run.sh does not include this, because it needs a mirror with source packages.
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"
@@ -53,7 +53,7 @@ parse_arguments() {
 # The suite (outside)
 # ----------------------------------------------------------------------------------------------------------------------
 
-# Leaves the suite in $outside/regress and its version in $outside/version.
+# Puts the suite into $outside/regress and its version into $outside/version.
 take_suite() {
 	[ -n "$source_dir" ] || fetch_source "$(postgres_here)"
 	cp -R "$source_dir/src/test/regress" "$outside/regress" || exit 2
@@ -77,7 +77,7 @@ fi
 # The two runs (inside)
 # ----------------------------------------------------------------------------------------------------------------------
 
-# The suite's C functions, and the contributed modules that its tests load from the same directory.
+# Builds the suite's C functions, and the contributed modules that its tests load from the same directory.
 build_suite() {
 	printf '%s\n' 'MODULES = regress' 'override with_llvm = no' "PGXS := $("$PG_CONFIG" --pgxs)" 'include $(PGXS)' \
 		>"$base/regress/pgxs.mk"
@@ -89,7 +89,7 @@ build_suite() {
 	done
 }
 
-# What the hooks and callbacks see, with the tests whose tables these need. In the order and groups of the suite.
+# Tests that exercise the hooks and callbacks, and tests whose tables these need. In the order and groups of the suite.
 quick_tests='test_setup tablespace copy insert insert_conflict create_function_c create_misc create_operator create_am
 	create_procedure create_table create_type create_schema create_index create_view create_aggregate constraints
 	triggers inherit typed_table vacuum drop_if_exists updatable_views sanity_check transactions portals namespace
@@ -98,15 +98,15 @@ quick_tests='test_setup tablespace copy insert insert_conflict create_function_c
 	dependency guc plancache plpgsql temp truncate alter_table sequence with partition_join partition_prune
 	indexing partition_info event_trigger oidjoins fast_default'
 
-# No function that is built in is SECURITY DEFINER, says opr_sanity, and looks at all that there are. Ours may be: those of an
-# extension are left out, of both runs.
+# opr_sanity checks that no built-in function is SECURITY DEFINER, but looks at all functions. An extension may have such
+# functions, so the test ignores functions of extensions in both runs.
 leave_out_functions_of_extensions() {
 	sed -i "s/^WHERE prosecdef\$/WHERE prosecdef AND pronamespace = 'pg_catalog'::regnamespace/" \
 		"$base/regress/sql/opr_sanity.sql" "$base/regress/expected/opr_sanity.out"
 }
 
-# The schedule of the run without the extension, and the one with it, which begins with a test of ours: it makes the
-# fenced table, so that the hooks have something to look for. The results leave it out.
+# Writes the schedules of the run without the extension and of the run with it. The latter begins with a test of ours that
+# makes the fenced table, so that the hooks have work. The results do not include that test.
 write_schedules() {
 	write_schedule >"$base/without.schedule"
 	{ echo 'test: fenced_table'; cat "$base/without.schedule"; } >"$base/with.schedule"
@@ -134,14 +134,14 @@ write_schedule() {
 		}' "$base/regress/parallel_schedule"
 }
 
-# Settings of both servers; the suite skips what it cannot do without them.
+# Writes the settings of both servers. Without them the suite would skip some tests.
 write_settings() {
 	printf 'fsync = off\nmax_prepared_transactions = 2\nmax_worker_processes = 16\n' >"$base/core.conf"
 	echo "shared_preload_libraries = ''" >"$base/without.conf"
 }
 
-# results LOG: "name ok" or "name failed" for each test. The formats are those up to 15 and since 16; a failure that
-# the schedule says to ignore is none.
+# results LOG: prints "name ok" or "name failed" for each test. It knows the format up to version 15 and the one since 16.
+# A failure that the schedule says to ignore does not count.
 results() {
 	sed -nE -e 's/^(test|    ) +([^ ]+) +\.\.\. (ok|failed \(ignored\)).*/\2 ok/p' \
 		-e 's/^(test|    ) +([^ ]+) +\.\.\. FAILED.*/\2 failed/p' \
@@ -151,7 +151,7 @@ results() {
 
 count() { grep -c " $2\$" "$base/$1.results"; }
 
-# run_suite NAME OPTION...: leaves what the tests printed in $base/NAME, how they ended in $base/NAME.results.
+# run_suite NAME OPTION...: runs the suite. The output of the tests goes to $base/NAME, their results to $base/NAME.results.
 run_suite() {
 	name=$1
 	shift
@@ -179,7 +179,7 @@ fence_of_row() { query -c "SELECT * FROM fence.status('fenced.rows', '1')" 2>&1 
 row_is() { [ "$(fence_of_row)" = "$1" ]; }
 is_read() { query -c "SELECT fence.read('fenced.rows', '1')" && row_is "$1"; }
 
-# Who tells of changed rows now, and who has told of how many in that table.
+# teller: what captures changed rows now. told: how many rows of that table each way has captured.
 teller() { query -c 'SELECT capture FROM fence.state'; }
 is_told_by() { [ "$(teller)" = "$1" ]; }
 told() {
@@ -187,26 +187,26 @@ told() {
 		WHERE name = 'cache_fence_changed_rows_total' AND labels->>'domain' = 'fenced.rows' AND value > 0"
 }
 
-# expect STATUS COMMAND...: the command succeeds in time, or it is told that the row's status is not that one.
+# expect STATUS COMMAND...: waits until the command succeeds. If it does not in time, says what the status of the row is.
 expect() {
 	wanted=$1
 	shift
 	wait_until 10 "$@" && return
-	say "after the tests: $*: the row's fence is $(fence_of_row), not $wanted"
+	say "after the tests, $*: the row's fence is $(fence_of_row), not $wanted"
 	different=1
 }
 
-# check_read STATUS: a reader puts the row. Its fence then has the row's version.
+# check_read STATUS: checks that a reader puts the row, and that its fence then has the row's version.
 check_read() { expect "$1" is_read "$1"; }
 
-# check_write STATUS STATEMENT: the row has its next version, and the fence that a reader has put is deleted.
+# check_write STATUS STATEMENT: checks that the row gets its next version, and that the fence that a reader has put is deleted.
 check_write() {
 	expect "$1" query -c "$2"
 	expect "$1" row_is "$1"
 }
 
-# That the run with the extension was one: the keeper serves this database, and each write to the table deletes the row's
-# fence, whoever tells of changed rows: the executor, or triggers if FENCE_CAPTURE says so.
+# Checks that the extension was really at work: the keeper serves this database, each write to the table deletes the row's
+# fence, and the executor has captured the writes, or triggers if FENCE_CAPTURE says so.
 check_at_work() {
 	case ${FENCE_CAPTURE:-auto} in
 	auto) way=executor ;;
@@ -214,7 +214,7 @@ check_at_work() {
 	esac
 	say "preloaded: $(query -c 'SHOW shared_preload_libraries')"
 	if ! wait_until 10 is_open || ! wait_until 60 is_told_by $way; then
-		say "after the tests the table is not served, or not told of by $way:"
+		say "after the tests the table is not served, or $way does not capture its changed rows:"
 		query -c 'SELECT state, reason, capture FROM fence.state' 2>&1
 		different=1
 		return
@@ -233,7 +233,7 @@ seconds_to_open() {
 	query -c "SELECT round(EXTRACT(epoch FROM since - pg_postmaster_start_time())::numeric, 1) FROM fence.state"
 }
 
-# compare: the outcome of each test, and for those that failed on both servers what they printed.
+# compare: compares the result of each test, and for tests that failed on both servers also their output.
 compare() {
 	diff "$base/without.results" "$base/with.results" >"$base/difference" || different=1
 	if [ -s "$base/difference" ]; then
@@ -256,7 +256,7 @@ server=$("$bindir/postgres" --version | sed 's/.*) //; s/ .*//')
 suite=$(cat "$base/version")
 say "PostgreSQL $server, the suite of $suite, $("$REDIS_SERVER" --version | cut -d' ' -f1-3)"
 if [ "$server" != "$suite" ]; then
-	say 'other minor versions: some tests fail for that reason; what counts is that they fail alike'
+	say 'the minor versions differ, so some tests may fail; they must fail in the same way on both servers'
 fi
 
 build || exit 2

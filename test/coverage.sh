@@ -1,10 +1,10 @@
 #!/bin/sh
-# coverage.sh - which lines of the C files the tests reach: gcov counts, gcovr adds up. Installs what it needs (apt),
+# coverage.sh - shows which lines of the C files the tests execute, with gcov and gcovr. Installs what it needs (apt),
 # changes nothing else on the machine.
 #
-# Runs regress, isolation and TAP files on a build without optimization. A process that is killed, or whose server is
-# stopped at once, counts nothing; so the figure is a lower bound. Lines that the compiler was not given (TLS with a
-# hiredis before 1.0, other versions of PostgreSQL) are not counted at all, nor is fence.lua.
+# Runs regress, isolation and TAP files on a build without optimization. A process writes no counts if it is killed or its
+# server shuts down in immediate mode, so the figure is a lower bound. Lines that the compiler did not see (TLS with a
+# hiredis before 1.0, other versions of PostgreSQL) are not counted, and neither is fence.lua.
 #
 # The exit status is 0 if the tests passed and the lines were counted, 1 if not, 2 for misuse.
 
@@ -54,7 +54,7 @@ if [ -z "$base" ]; then
 	exit $status
 fi
 
-# check TEXT COMMAND...: says how it ended, and after a failure what it said.
+# check TEXT COMMAND...: runs the command. Prints whether it succeeded, and after a failure its output.
 failed=0
 check() {
 	text=$1
@@ -87,6 +87,6 @@ unset PERL5OPT
 mkdir coverage
 gcovr --root . --filter src/ ${keep:+--html-details coverage/index.html} --txt coverage/table.txt 2>"$base/gcovr.log" ||
 	{ tail -n 20 "$base/gcovr.log"; exit 1; }
-# The last column names lines, for --lines only.
+# The last column has line numbers, which only --lines prints.
 if [ -n "$lines" ]; then cat coverage/table.txt; else cut -c1-66 coverage/table.txt | grep -vE '^ +[0-9,-]+$'; fi
 exit $failed

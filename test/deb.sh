@@ -1,8 +1,8 @@
 #!/bin/sh
-# deb.sh - the Debian package: built in one clean chroot, checked by lintian, installed and tried in another, which has
-# nothing of what building needs. Needs root, or sudo; changes nothing on the machine but that mmdebstrap is installed.
+# deb.sh - builds the Debian package in a clean chroot, checks it with lintian, and installs and tries it in another chroot
+# without the build dependencies. Needs root, or sudo. Installs mmdebstrap, changes nothing else on the machine.
 #
-# The exit status is 0 if all went well, 1 if something did not, 77 if no chroot can be made here, 2 for misuse.
+# The exit status is 0 if all steps succeeded, 1 if one failed, 77 if no chroot can be made here, 2 for misuse.
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"
@@ -41,7 +41,7 @@ while [ $# -gt 0 ]; do
 	shift
 done
 
-# step TEXT COMMAND...: says how it ended, and after a failure what it said.
+# step TEXT COMMAND...: runs the command. Prints whether it succeeded, and after a failure its output.
 step() {
 	text=$1
 	shift
@@ -54,13 +54,13 @@ step() {
 	exit 1
 }
 
-# The chroots belong to root, whoever we are.
+# Removes the chroots. They belong to root, so an ordinary user needs sudo for that.
 end_chroots() {
 	as_root rm -rf "$outside/build" "$outside/use"
 	end_outside
 }
 
-# Without root, as package builders do.
+# Builds without root, as package builders do.
 as_nobody='cd /tmp/source && exec setpriv --reuid=65534 --regid=65534 --clear-groups env HOME=/tmp'
 
 begin_outside

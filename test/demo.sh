@@ -1,6 +1,6 @@
 #!/bin/sh
-# demo.sh - the main job on real input: pgbench writes, readers read through Redis, and every value that they get is
-# checked against PostgreSQL. Installs what it needs (apt), changes nothing else on the machine.
+# demo.sh - a demo with pgbench: pgbench writes, readers read through Redis, and the demo checks every value that they get
+# against PostgreSQL. Installs what it needs (apt), changes nothing else on the machine.
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"
@@ -10,10 +10,10 @@ usage() {
 	usage: sh test/demo.sh [--seconds N] [--sabotage]
 
 	Starts a private PostgreSQL and a private Redis, fences the three tables of pgbench that have a key, and runs
-	pgbench's own script with 4 clients while 2 processes read random rows straight from Redis and check each value.
+	pgbench's own script with 4 clients while 2 processes read random rows directly from Redis and check each value.
 
-	  --seconds N   how long (60)
-	  --sabotage    half-way, forge cached values of pgbench_tellers: the readers must notice and the demo must fail
+	  --seconds N   duration (60)
+	  --sabotage    half-way, forge cached values of pgbench_tellers; the readers must notice, and the demo must fail
 
 	Exit status 0: nothing stale was read, the history has no gap, and no reservation is left.
 	TEXT

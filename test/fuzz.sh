@@ -1,6 +1,6 @@
 #!/bin/sh
-# fuzz.sh - calls all SQL functions and all functions in Redis with fuzzed arguments, on private servers, for as long as
-# asked. Installs what it needs (apt), changes nothing else on the machine.
+# fuzz.sh - calls all SQL functions and all functions in Redis with fuzzed arguments, on private servers, for a given time.
+# Installs what it needs (apt), changes nothing else on the machine.
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"
@@ -9,8 +9,8 @@ usage() {
 	cat <<-TEXT
 	usage: sh test/fuzz.sh [--seconds N] [--seed N]
 
-	  --seconds N   how long it makes calls (100)
-	  --seed N      of an earlier run, to have its calls again (drawn, and printed)
+	  --seconds N   for how long to make calls (100)
+	  --seed N      the seed of an earlier run, to repeat its calls (default: drawn, and printed)
 	TEXT
 }
 

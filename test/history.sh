@@ -1,19 +1,18 @@
 #!/bin/sh
-# history.sh - hunts stale reads: a workload on private servers, faults, and a checker of what was read. Installs what
-# it needs (apt), changes nothing else on the machine.
+# history.sh - searches for stale reads: runs a workload on private servers, injects faults, and checks all reads. Installs
+# what it needs (apt), changes nothing else on the machine.
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"
 
 usage() {
 	cat <<-TEXT
-	usage: sh test/history.sh run [OPTION]...     one run; --help tells the options, --list strategies and faults
-	       sh test/history.sh table [OPTION]...   every strategy under every fault: the tables of doc/reliability.md
+	usage: sh test/history.sh run [OPTION]...     one run; --help lists the options, --list strategies and faults
+	       sh test/history.sh table [OPTION]...   every strategy under every fault, for the tables of doc/reliability.md
 	       sh test/history.sh soak --minutes N    runs with random faults, one after the other
-	       sh test/history.sh ci                  the bounded run of test/run.sh
+	       sh test/history.sh ci                  the short set of runs of test/run.sh
 
-	Files named by options (--keep, --results, --output) must be in places that the unprivileged user of the run may
-	write to.
+	The options --keep, --results and --output must name places where the unprivileged user of the run may write.
 	TEXT
 }
 

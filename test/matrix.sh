@@ -1,12 +1,12 @@
 #!/bin/sh
-# matrix.sh - the tests on other versions of PostgreSQL, hiredis, Redis and Valkey: those of Debian's suites.
+# matrix.sh - runs the tests on other versions of PostgreSQL, hiredis, Redis and Valkey: those of Debian's suites.
 #
-# Makes one chroot per suite below a temporary directory (about 40 s and 1.5 GB each, packages only from the machine's own
-# mirror) and runs test/run.sh in it, once for each combination. Needs root, or sudo, to make and to enter them; changes
-# nothing on the machine but that mmdebstrap is installed.
+# Makes one chroot per suite below a temporary directory (about 40 s and 1.5 GB each, packages only from the mirror that the
+# machine uses) and runs test/run.sh in it, once for each combination. Needs root, or sudo, to make and to enter the chroots.
+# Installs mmdebstrap, changes nothing else on the machine.
 #
-# Ends with a table, which a run of all combinations also writes into doc/versions.md. The exit status is 0 if every
-# chosen combination was built and nothing failed, 1 if something did, 77 if no chroot can be made here, 2 for misuse.
+# Prints a table at the end, which a run of all combinations also writes into doc/versions.md. The exit status is 0 if every
+# chosen combination was built and nothing failed, 1 if something failed, 77 if no chroot can be made here, 2 for misuse.
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"
@@ -21,10 +21,10 @@ sid-redis       sid       redis-server
 sid-valkey      sid       valkey-server
 '
 
-# What --quick runs of the TAP tests: what differs between versions. Memory of Redis' functions, the library and what is
-# said to it wrongly, transactions, a Redis that goes away, two-phase commit, replication, TLS, Sentinel.
+# The TAP tests of --quick, of things that differ between versions: memory of functions in Redis, the library, malformed calls
+# of it, transactions, a Redis that goes away, two-phase commit, replication, TLS, Sentinel.
 quick_tap='redis_memory arming reads writes transactions redis_gone courier two_phase replication standby tls sentinel tls_sentinel'
-# And the smallest choice, for each run of test/run.sh.
+# The smallest selection, which each run of test/run.sh includes.
 short_tap='redis_memory transactions courier replication tls'
 
 usage() {
@@ -50,7 +50,8 @@ field() { printf '%s' "$combinations" | awk -v name="$1" -v n="$2" '$1 == name {
 # Chroots. Each function works in the directory $place: SUITE (the chroot), SUITE.log, NAME.log, NAME.row.
 # ----------------------------------------------------------------------------------------------------------------------
 
-# The suite's PostgreSQL, what run.sh installs, and both servers where there are two. "a|b": bookworm has no valkey.
+# Makes the chroot with the suite's PostgreSQL, the packages that run.sh installs, and both Redis and Valkey. bookworm has no
+# Valkey.
 make_suite() {
 	wanted=$(printf '%s\n' build-essential mount postgresql postgresql-server-dev-all redis-server $test_packages |
 		sed 's/|.*//' | paste -sd, -)
@@ -63,7 +64,7 @@ make_suite() {
 	as_root mv "$place/$1.new" "$place/$1"
 }
 
-# version_of NAME WHAT: what the chroot has.
+# version_of NAME WHAT: prints the version in the chroot.
 version_of() {
 	suite=$(field "$1" 2)
 	case $2 in
@@ -76,7 +77,7 @@ version_of() {
 	esac
 }
 
-# test_combination NAME: builds and tests in the suite's chroot; leaves NAME.log and NAME.row, its line of the table.
+# test_combination NAME: builds and tests in the suite's chroot. Writes NAME.log, and NAME.row with the line of the table.
 test_combination() {
 	name=$1
 	suite=$(field "$name" 2)
@@ -89,7 +90,7 @@ test_combination() {
 		tar -C "$top" --exclude=./.git --exclude='*.o' --exclude='*.so' --exclude=fence_lua.h -cf - . |
 		as_root tar --no-same-owner -C "$place/$suite$directory" -xf - || return 1
 	say "--- $name: begins"
-	# npm there meets the same registry, or proxy, as here
+	# npm in the chroot uses the same registry or proxy as outside
 	authorities=${NODE_EXTRA_CA_CERTS:+/etc/ssl/machine.crt}
 	[ -z "$authorities" ] || as_root cp "$NODE_EXTRA_CA_CERTS" "$place/$suite$authorities" || return 1
 	enter "$place/$suite" PROVE_JOBS="${PROVE_JOBS:-4}" REDIS_PROGRAM="$program" NODE_EXTRA_CA_CERTS="$authorities" \
@@ -107,7 +108,7 @@ test_combination() {
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
-# One step of the work, run by xargs as a script of its own: --step DIRECTORY (chroot SUITE | test NAME ARG...)
+# One step of the work, for which xargs runs this script: --step DIRECTORY (chroot SUITE | test NAME ARG...)
 # ----------------------------------------------------------------------------------------------------------------------
 
 if [ "${1:-}" = --step ]; then
@@ -173,7 +174,7 @@ if [ "$(id -u)" -ne 0 ] && ! command -v sudo >/dev/null; then
 	say 'no chroot can be made here: that needs root or sudo'
 	exit 77
 fi
-# the files of a chroot are root's
+# root owns the files of a chroot
 end_outside() { stop_pulse; unguard_services; as_root rm -rf "$outside"; }
 installed mmdebstrap || available mmdebstrap && install_packages mmdebstrap
 if ! can_enter; then
@@ -193,7 +194,7 @@ fi
 rm -f "$place"/*.row
 pulse tell_newest "$place"
 
-# in_parallel WHAT NAME... [-- ARG...]: the steps in a session of their own, which the traps of begin_outside end.
+# in_parallel WHAT NAME... [-- ARG...]: runs the steps in a session of their own, which the traps of begin_outside end.
 in_parallel() {
 	step=$1
 	shift
@@ -236,7 +237,7 @@ done
 say
 say "$table"
 
-# A run of everything is worth remembering.
+# Only a run of all combinations updates the page.
 page=$top/doc/versions.md
 if [ -z "$only" ] && [ $mode != own ] && [ -w "$page" ]; then
 	awk -v table="$table" -v when="$(date -u +%Y-%m-%d)" -v mode="$mode" '

@@ -1,9 +1,9 @@
 #!/bin/sh
-# memory.sh - memory and undefined behaviour: leaks, assertions, sanitizers, memcheck. Installs what it needs (apt), changes
-# nothing else on the machine.
+# memory.sh - tests for memory errors and undefined behaviour with leak checks, assertions, sanitizers and memcheck. Installs
+# what it needs (apt), changes nothing else on the machine.
 #
-# All but "leaks" build a PostgreSQL with assertions from the unchanged source of the installed version (or of the nearest
-# that the mirror has), as the unprivileged user of the run. The last line is "N passed, N failed".
+# All parts but "leaks" build a PostgreSQL with assertions, from the unchanged source of the installed version or of the nearest
+# version that the mirror has. The unprivileged user of the run builds it. The last line is "N passed, N failed".
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"
@@ -61,7 +61,7 @@ fi
 passed=0
 failed=0
 
-# add_up LOG: the last line of a run of test/run.sh
+# add_up LOG: adds the counts in the last line of a run of test/run.sh
 add_up() {
 	good=$(sed -n 's/^\([0-9]*\) passed, [0-9]* failed$/\1/p' "$1" | tail -n 1)
 	bad=$(sed -n 's/^[0-9]* passed, \([0-9]*\) failed$/\1/p' "$1" | tail -n 1)
@@ -69,7 +69,7 @@ add_up() {
 	failed=$((failed + ${bad:-1}))
 }
 
-# check WHAT COUNT FILE...: counts as one test, which fails unless the count is 0; then what the files hold is shown.
+# check WHAT COUNT FILE...: counts one test, which fails unless COUNT is 0. After a failure prints the files.
 check() {
 	say "$1: $2"
 	if [ "$2" -eq 0 ]; then
@@ -81,11 +81,11 @@ check() {
 	head -n 200 "$@"
 }
 
-# PostgreSQL's own assertion that fails without any extension (15.18): a transaction locks a row FOR NO KEY UPDATE, a savepoint in
-# it updates the row and is rolled back, and the transaction's next update of the row needs another page.
+# An assertion of PostgreSQL 15.18 that also fails without any extension. It fails if a transaction locks a row FOR NO KEY UPDATE,
+# updates the row after a savepoint, rolls back to the savepoint, and then updates the row again to a version on another page.
 own_failure='Assert(HEAP_XMAX_IS_LOCKED_ONLY(infomask_lock_old_tuple));'
 
-# A PostgreSQL with assertions in $builds/assert, which the tests use from here on. It tells valgrind, if it runs under it,
+# Builds a PostgreSQL with assertions in $builds/assert, which the tests use from here on. Under valgrind it reports to valgrind
 # what palloc does.
 assert_postgres() {
 	FENCE_PG_CONFIG=$builds/assert/bin/pg_config
@@ -110,11 +110,11 @@ assert_postgres() {
 	say "built in $(($(date +%s) - started)) s"
 }
 
-# postgres_under EXPORTS [COMMAND]: a copy of it, whose servers have these variables and run under that command. Its name stays
-# the script's, because pg_ctl restarts what it finds to have run.
+# postgres_under EXPORTS [COMMAND]: makes a copy of that PostgreSQL whose servers have these variables and run under that command.
+# A script named postgres starts them. The server keeps the script's name, because pg_ctl restarts the program of that name.
 postgres_under() {
 	assert_postgres
-	rm -rf "$base/under"			# of a former part
+	rm -rf "$base/under"			# left by an earlier part
 	cp -R "$builds/assert" "$base/under"
 	FENCE_PG_CONFIG=$base/under/bin/pg_config
 	mv "$base/under/bin/postgres" "$base/under/bin/postgres.real"
@@ -127,7 +127,7 @@ postgres_under() {
 	chmod +x "$base/under/bin/postgres"
 }
 
-# run_tests ARG...: test/run.sh on the PostgreSQL chosen.
+# run_tests ARG...: runs test/run.sh on that PostgreSQL.
 run_tests() {
 	sh test/run.sh --inside "$base" "$@" >"$base/tests.log" 2>&1
 	cat "$base/tests.log"
@@ -158,8 +158,8 @@ run_assert() {
 	check 'processes that aborted' "$(grep -c '^process ' "$base/aborts")" "$base/aborts"
 }
 
-# The extension is compiled with them, and servers find their libraries first, so that all memory comes from there. An error
-# ends the process, and the report is in a file of its own.
+# Compiles the extension with the sanitizers. Servers preload the sanitizers' libraries, so that these allocate all memory. An
+# error ends the process, which writes its report to a file of its own.
 run_sanitizers() {
 	COPT='-fsanitize=address,undefined -fno-sanitize-recover=all'
 	ASAN_OPTIONS=detect_leaks=0:disable_coredump=1:abort_on_error=1:log_path=$base/reports/report
@@ -179,9 +179,9 @@ run_sanitizers() {
 	check 'reports of the sanitizers' "$(find "$base/reports" -type f | wc -l)" "$base"/reports/*
 }
 
-# ours LOG...: of what memcheck reports, the errors that have the extension or hiredis in their stack, and the leaks of what
-# these two took from malloc. (What palloc gave belongs to a context, and goes with it; PostgreSQL's catalogue caches leak a
-# little, whoever makes them look something up.) Writes the number of all others to $base/others.
+# ours LOG...: prints the errors in memcheck's reports that have the extension or hiredis in their stack, and the leaks of memory
+# that these two have allocated with malloc. (Memory of palloc is freed with its context. PostgreSQL's catalogue caches leak a
+# little after any lookup.) Writes the number of all others to $base/others.
 ours() {
 	awk -v others="$base/others" '
 		/ BEGIN$/ { text = ""; frames = 0; mine = 0; leak = 0; palloc = 0 }
@@ -212,7 +212,7 @@ run_valgrind() {
 	[ ! -s regression.diffs ] || cat regression.diffs
 	stop_servers
 	ours "$base"/reports/* >"$base/ours"
-	say "$(find "$base/reports" -type f | wc -l) processes, $(cat "$base/others") errors and leaks of PostgreSQL alone"
+	say "$(find "$base/reports" -type f | wc -l) processes; $(cat "$base/others") errors and leaks are PostgreSQL's own"
 	check 'errors and leaks of pgcache_fence' "$(grep -c ' END$' "$base/ours")" "$base/ours"
 }
 

@@ -1,12 +1,12 @@
 #!/bin/sh
-# run.sh - all tests, on private servers. Installs what it needs (apt), changes nothing else on the machine. What the
-# clients need from npm goes into the temporary directory.
+# run.sh - runs all tests on private servers. Installs what it needs (apt), changes nothing else on the machine. Modules of npm
+# for the clients go into the temporary directory.
 #
-# The last line says "N passed, N failed". Counted are: the build and the lint (one each, if they fail), what the unit
-# tests count, each test of pg_regress and pg_isolation_regress, a crash of the server that these two share, each
-# assertion of the TAP tests and each TAP file that ends badly, each watch of the fuzzer, each world of the comparison, each run
-# of the history checker, each configuration and mutation of the model, each test of the clients and of the Python and Node.js libraries, the demo with
-# and without sabotage, and the same of what runs on another PostgreSQL and Redis (test/matrix.sh).
+# The last line says "N passed, N failed". It counts: the build and the lint (one each, if they fail), the counts of the unit
+# tests, each test of pg_regress and pg_isolation_regress, a crash of the server that these two share, each assertion of the TAP
+# tests and each TAP file that ends with an error, each watch of the fuzzer, each world of the comparison, each run of the history
+# checker, each configuration and mutation of the model, each test of the clients and of the Python and Node.js libraries, the
+# demo with and without sabotage, and all of this for tests on another PostgreSQL and Redis (test/matrix.sh).
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"
@@ -15,15 +15,15 @@ usage() {
 	cat <<-TEXT
 	usage: sh test/run.sh [--all] [--seed N] [--only LEVEL]... [NAME...]
 
-	  --all          also what takes long: every fault, the long configurations of the model, longer runs; before a release
-	  --seed N       what is drawn at random is drawn from it; default: drawn, and printed
+	  --all          also long tests, for a release: every fault, the long configurations of the model, longer runs
+	  --seed N       the seed of all random choices (default: drawn, and printed)
 	  --only LEVEL   unit, regress, isolation, tap, fuzz, compare, history, model, clients, python, node, demo or matrix; may be repeated
-	  NAME           only the tests of that name; shell patterns are allowed ('key*'), and the file's folder may stand before
-	                 it ('write/*' are the TAP tests in test/t/write)
+	  NAME           only tests of that name, which may be a shell pattern ('key*') and may begin with the file's folder
+	                 ('write/*' are the TAP tests in test/t/write)
 
-	  PROVE_JOBS     TAP files that run at the same time (4; they mostly wait)
-	  FENCE_CAPTURE  auto or triggers: all servers have this pgcache_fence.capture. Without it they have auto, and regress and
-	                 isolation run with triggers too, tap with --all
+	  PROVE_JOBS     number of TAP files that run at the same time (4; they mostly wait)
+	  FENCE_CAPTURE  auto or triggers: pgcache_fence.capture in all servers. Without it servers have auto, and regress and isolation
+	                 run with triggers too, tap also with --all
 	TEXT
 }
 
@@ -61,12 +61,12 @@ level() { say "--- $1 (after $((($(date +%s) - started) / 60)) min)"; }
 
 wanted() { case " ${levels:-unit regress isolation tap fuzz compare history model clients python node demo matrix} " in *" $1 "*) return 0 ;; esac; return 1; }
 
-# One other combination of versions, in a chroot (outside: an unprivileged user cannot make one). What it counted is left
-# for the sum at the end.
+# Another combination of versions, tested in a chroot. This runs outside, because an unprivileged user cannot make a chroot. Its
+# counts are added at the end.
 other_versions=trixie-redis
 matrix_seconds=900
 
-# The combinations that the arguments ask for: that one if they name nothing.
+# Prints the combinations that the arguments name; without names that one.
 matrix_chosen() {
 	[ -n "$patterns" ] || { echo "$other_versions"; return; }
 	for name in $(sh "$top/test/matrix.sh" --list); do
@@ -80,7 +80,7 @@ run_matrix() {
 	[ $# -gt 0 ] || return 0
 	level matrix
 	log=$outside/matrix.log
-	# a mirror that does not answer must not hold everything else
+	# a mirror that does not answer must not delay all other tests
 	: >"$log"
 	setsid timeout --kill-after=30 $matrix_seconds sh "$top/test/matrix.sh" --short "$@" >"$log" 2>&1 &
 	inside=$!
@@ -129,7 +129,7 @@ failed=0
 skipped=0
 mode=
 
-# What failed, once more, for who reads only the end; the details stand above.
+# Lists all failures again at the end of the output, for readers who see only that. The details are above.
 recall_failures() {
 	for file in "$base"/*.log; do
 		case $file in */postgres.log | */redis.log) continue ;; esac
@@ -157,10 +157,10 @@ finish() {
 	exit $?
 }
 
-# chosen DIRECTORY SUFFIX: names of the tests there that the arguments ask for.
+# chosen DIRECTORY SUFFIX: prints the names of the tests there that the arguments name.
 chosen() { names_of "$patterns" "$2" "$1"/*"$2"; }
 
-# TAP files that take a minute and more. prove starts files in the order given: if a long one began last, it would run alone.
+# TAP files that take a minute or more. prove starts files in the given order. A long file that started last would run alone.
 long_tap='bulk_faults statements access hostile_server sentinel sysbench bulk bulk_together redis_gone cluster patrol memory
 	real_schema effects'
 
@@ -205,7 +205,7 @@ model_chosen() {
 	set +f
 }
 
-# Tests of single source files, without a server; each program ends with a line like ours.
+# Runs the tests of single source files, without a server. Each program ends with a line "N passed, N failed".
 run_unit() {
 	level unit
 	for name in $1; do
@@ -221,7 +221,7 @@ run_unit() {
 	done
 }
 
-# count_regress LOG STATUS: adds up what pg_regress and pg_isolation_regress say ("test x ... ok"; since 16 "ok 1 - x").
+# count_regress LOG STATUS: counts the results of pg_regress and pg_isolation_regress ("test x ... ok"; since 16 "ok 1 - x").
 count_regress() {
 	good=$(grep -cE '^(test .*|     .*)\.\.\. ok |^ok [0-9]+ ' "$1")
 	bad=$(grep -cE '^(test .*|     .*)\.\.\. FAILED |^not ok [0-9]+ ' "$1")
@@ -230,7 +230,7 @@ count_regress() {
 	failed=$((failed + bad))
 }
 
-# run_regress LEVEL NAMES: one of the two regression programs, through the Makefile.
+# run_regress LEVEL NAMES: runs one of the two regression programs, through the Makefile.
 run_regress() {
 	level "$1${mode:+, $mode}"
 	log=$base/$1${mode:+-$mode}.log
@@ -245,7 +245,7 @@ run_regress() {
 	count_regress "$log" $status
 }
 
-# The servers that regress and isolation share. A crash of a backend does not always fail the test that caused it.
+# Checks the servers that regress and isolation share, because a crash of a backend does not always fail the test that caused it.
 check_crash() {
 	if grep -E 'was terminated by signal|PANIC:|TRAP:|AddressSanitizer|runtime error' "$base/postgres.log"; then
 		say 'the server crashed'
@@ -258,7 +258,7 @@ check_crash() {
 	fi
 }
 
-# run_shared_servers REGRESS ISOLATION: the tests of both levels, on servers of their own.
+# run_shared_servers REGRESS ISOLATION: runs the tests of both levels on servers of their own.
 run_shared_servers() {
 	if start_redis && start_postgres test/regress.conf; then
 		[ -z "$1" ] || run_regress regress "$1"
@@ -272,7 +272,7 @@ run_shared_servers() {
 	rm -rf "$base/data" "$base/postgres.log"
 }
 
-# with_triggers COMMAND...: the same with capture = 'triggers', unless all servers have what the environment says.
+# with_triggers COMMAND...: runs the command with capture = 'triggers', unless FENCE_CAPTURE already sets the value for all servers.
 with_triggers() {
 	[ -z "${FENCE_CAPTURE:-}" ] || return 0
 	mode=triggers
@@ -282,7 +282,7 @@ with_triggers() {
 	mode=
 }
 
-# Their waits have deadlines; this is for one that has not.
+# The limit for all TAP tests. Their waits have deadlines; this is for a wait without one.
 tap_seconds=3000
 
 run_tap() {
@@ -297,7 +297,7 @@ run_tap() {
 	} | tee "$log" | grep --line-buffered -vE '^(\+\+\+|make)'
 	status=$(cat "$log.status")
 	total=$(sed -n 's/^Files=[0-9]*, Tests=\([0-9]*\),.*/\1/p' "$log")
-	# The summary has a line for each file that is not all right. One that dies fails, even if no assertion did.
+	# The summary has a line for each file with a failure. A file that dies counts as failed even if no assertion has failed.
 	bad=$(sed -n 's/^test\/.*(Wstat: \([0-9]*\).* Tests: [0-9]* Failed: \([0-9]*\))$/\1 \2/p' "$log" |
 		awk '{ n += $2; files += ($2 == 0 && $1 != 0) } END { print n + 0, files + 0 }')
 	files_bad=${bad#* }
@@ -310,7 +310,7 @@ run_tap() {
 	[ $bad -eq 0 ] || show_tap_logs "$log" "$tap"
 }
 
-# run_tap_program NAME COMMAND...: a program that prints TAP, with what programs in Python need to know; counts its lines.
+# run_tap_program NAME COMMAND...: runs a program that prints TAP, with the environment for our Python programs; counts its lines.
 run_tap_program() {
 	log=$base/$1.log
 	shift
@@ -326,7 +326,7 @@ run_tap_program() {
 	failed=$((failed + bad))
 }
 
-# run_history_programs NAME...: one after the other. Leaves what they counted in a file, for they have a shell of their own.
+# run_history_programs NAME...: runs these programs one after the other. It runs in a subshell, so it writes the counts to a file.
 run_history_programs() {
 	passed=0
 	failed=0
@@ -339,8 +339,8 @@ run_history_programs() {
 	echo "$passed $failed" >"$base/history-$1.counts"
 }
 
-# The history checker and the faults that it injects, on a build in which tests can stop a backend anywhere. Mostly they wait
-# and last for a set time, each with servers of its own: so there are always two of them at a time.
+# Tests the history checker and the faults that it injects, on a build with test hooks, which can stop a backend. The programs
+# mostly wait, and each has servers of its own, so two of them run at a time.
 run_history() {
 	level history
 	make -s clean
@@ -369,32 +369,32 @@ run_history() {
 	done
 }
 
-# Every function with senseless arguments, for some time (seconds); test/fuzz.sh does it for longer.
+# Runs the fuzzer for some seconds; test/fuzz.sh runs it for longer.
 run_fuzz() {
 	level fuzz
 	run_tap_program fuzz /usr/bin/python3 test/fuzz/fuzz.py --seed "$seed" --seconds "$([ -n "$all" ] && echo 300 || echo 60)"
 }
 
-# Random statements on random tables, with capture = 'auto' and with 'triggers': the same results. test/compare.sh does it for longer.
+# Compares capture = 'auto' with 'triggers' on random statements and tables; test/compare.sh does it for longer.
 run_compare() {
 	level compare
 	run_tap_program compare /usr/bin/python3 test/compare/compare.py --seed "$seed" --seconds "$([ -n "$all" ] && echo 600 || echo 60)"
 }
 
-# The model of the protocol: no servers, two processors for some minutes.
+# Checks the model of the protocol. It needs no servers, but two processors for some minutes.
 run_model() {
 	level model
 	# shellcheck disable=SC2086
 	run_tap_program model sh test/model/run.sh $1
 }
 
-# Programs in other languages that read through fences, and a browser.
+# Tests programs in other languages that read through fences, and a browser.
 run_clients() {
 	level clients
 	for name in $1; do run_tap_program "clients-$name" /usr/bin/python3 "test/clients/$name.py"; done
 }
 
-# The Python library, by its own runner: all files at once, because they share servers.
+# Tests the Python library with pytest: all files in one run, because they share servers.
 run_python() {
 	level python
 	log=$base/python.log
@@ -410,7 +410,7 @@ run_python() {
 	failed=$((failed + bad))
 }
 
-# The Node.js library, by its own runner.
+# Tests the Node.js library with its own runner.
 run_node() {
 	level node
 	[ ! -e "$base/node/node_modules" ] || ln -s "$base/node/node_modules" clients/node/node_modules
@@ -418,7 +418,7 @@ run_node() {
 	CLIENTS_NODE=$base/tree/clients/node run_tap_program node /usr/bin/python3 test/clients/node.py $1
 }
 
-# The demo must pass; where it forges what is cached, its readers must notice.
+# Runs the demo, which must pass. With forged cached values its readers must notice.
 demo() {
 	mkdir "$base/demo" && cp -R "$base/tree" "$base/demo" || return 2
 	sh "$base/demo/tree/test/demo.sh" --inside "$base/demo" --seconds 5 $1 >"$base/demo.log" 2>&1
@@ -444,7 +444,7 @@ run_demo() {
 	done
 }
 
-# What the failing files and their servers said; all files, if the harness gave up before its summary.
+# Prints the output of the failing files and their servers; of all files, if prove ended before its summary.
 show_tap_logs() {
 	failing=$(sed -n 's/^test\/t\/[^ ]*\/\([^ ]*\)\.pl  *(Wstat.*/\1/p' "$1")
 	for name in ${failing:-$2}; do
@@ -456,7 +456,7 @@ show_tap_logs() {
 	done
 }
 
-# What runs now, every half minute.
+# Prints every half minute what is running.
 tell_progress() {
 	tell_newest "$base"
 	case $newest in
@@ -471,7 +471,7 @@ tell_progress() {
 
 begin_inside "$base"
 [ -n "$seed" ] || seed=$(od -An -N 3 -t u4 /dev/urandom | tr -d ' ')
-say "seed $seed: what is drawn at random is drawn again with --seed $seed"
+say "seed $seed: --seed $seed repeats the random choices"
 pulse tell_progress
 say "PostgreSQL $("$bindir/postgres" --version | sed 's/.*) //'), $("$REDIS_SERVER" --version | cut -d' ' -f1-3)"
 

@@ -1,11 +1,11 @@
-# source.sh - the source of the installed PostgreSQL, from the source packages of the machine's mirror.
+# source.sh - fetches the source of the installed PostgreSQL, from the source packages of the mirror that the machine uses.
 #
-# Sourced after common.sh by scripts that work with it, outside. Needs dpkg-dev; keeps all of apt's files in $outside/apt,
-# /etc/apt stays as it is.
+# Scripts source it after common.sh and use it outside (see there). It needs dpkg-dev. It keeps all of apt's files in
+# $outside/apt, and does not change /etc/apt.
 
 private_apt() { apt-get -qq -c "$outside/apt/apt.conf" "$@"; }
 
-# The machine's own sources of packages, as sources of source packages; lists and downloads in a directory of ours.
+# Configures apt to use the machine's package sources for source packages, with lists and downloads in our directory.
 configure_apt() {
 	mkdir -p "$outside/apt/parts" "$outside/apt/lists/partial" "$outside/apt/cache/archives/partial"
 	cp /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources "$outside/apt/parts" 2>/dev/null
@@ -21,7 +21,7 @@ configure_apt() {
 	[ "$(id -u)" -ne 0 ] || echo 'APT::Sandbox::User "root";' >>"$outside/apt/apt.conf"
 }
 
-# The versions to try: the binary's own, others of its minor version, any other.
+# Prints the versions to try, in this order: that of the binary package, others of the same minor version, all others.
 source_versions() {
 	echo "$2"
 	apt-cache -c "$outside/apt/apt.conf" showsrc "$1" 2>/dev/null | sed -n 's/^Version: //p' | sort -Vr |
@@ -32,8 +32,8 @@ source_versions() {
 			END { printf "%s", others }'
 }
 
-# fetch_source MAJOR [pristine]: unpacks the source package below $outside/source and sets source_dir; pristine: without
-# Debian's changes, which fix directories of the installation.
+# fetch_source MAJOR [pristine]: unpacks the source package below $outside/source and sets source_dir. pristine: without
+# Debian's patches, which hard-code directories of the installation.
 fetch_source() {
 	package=$(dpkg-query -W -f '${source:Package}' "postgresql-$1")
 	own=$(dpkg-query -W -f '${source:Version}' "postgresql-$1")
@@ -48,9 +48,9 @@ fetch_source() {
 	done
 	if [ -z "$version" ]; then
 		tail -n 20 "$outside/apt.log" >&2
-		die "no source of $package can be had here; --source takes one that you have"
+		die "found no source of $package; name a directory that has it with --source"
 	fi
-	[ "$version" = "$own" ] || say "not available: the source of $own; taking $version"
+	[ "$version" = "$own" ] || say "the source of $own is not available, using $version"
 	[ -z "${2:-}" ] || tar -C "$outside/source" -xf "$outside/source/"*.orig.tar.* || exit 2
 	set -- "$outside"/source/*/
 	source_dir=${1%/}

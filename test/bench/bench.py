@@ -1,4 +1,4 @@
-"""The benchmark's parts, in order; see run.sh."""
+"""Runs the parts of the benchmark in order; see run.sh."""
 
 import argparse
 import signal
@@ -30,12 +30,12 @@ PARTS = {
     'against': part_against, 'calls': part_calls, 'window': part_window, 'patrol': part_patrol, 'growth': part_growth,
     'bounds': part_bounds, 'effects': part_effects, 'scaling': part_scaling,
 }
-PUBLISH_MINUTES = 30                    # after which --publish begins no further part, and no further round of one
+PUBLISH_MINUTES = 30                    # after this time --publish begins no further part and no further round
 PUBLISH = {'rounds': 6, 'seconds': 1.0}
 
 
 class Bench:
-    """What the parts share: the servers, how long to measure, and where results go."""
+    """Shared by the parts: the servers, how long to measure, and the results."""
 
     def __init__(self, arguments):
         self.publish = arguments.publish
@@ -53,17 +53,17 @@ class Bench:
         return quick if self.quick else full
 
     def refresh(self):
-        """Between rounds: no dead rows, and every row cached, for a write takes its row out."""
+        """Removes dead rows between rounds, and caches every row again, because a write removes its row from the cache."""
         for table in 'unfenced', 'fenced', 'plpython', 'notify', 'app':
             self.pg.sql(f'VACUUM {table}')
         self.warm()
 
     def warm(self):
-        """Every fence has a version, every row a value."""
+        """Caches every row, so that each fence has a version and a value."""
         fill(self.pg, self.redis, 'fenced', compare.ROWS)
 
     def run(self, names):
-        """The parts, one after the other; with --publish only those for which there is time."""
+        """Runs the parts one after the other; with --publish only while there is time."""
         for name in names:
             if time.monotonic() > compare.deadline:
                 self.left_out.append(name)
@@ -73,7 +73,7 @@ class Bench:
                 result = PARTS[name].run(self)
                 say('\n' + PARTS[name].show(result))
                 self.results[name] = result
-            except (Exception, SystemExit) as error:    # what the other parts have measured is not lost
+            except (Exception, SystemExit) as error:    # keep what the other parts have measured
                 if isinstance(error, SystemExit) and isinstance(error.code, int):
                     raise
                 traceback.print_exc()

@@ -1,7 +1,7 @@
-"""Measures what bulk_threshold trades: the writer's time against the readers' cached values.
+"""Measures both sides of bulk_threshold: it saves time of the writer and costs cached values of the readers.
 
-Called by bulk_threshold.sh with a server, a Redis and the environment that finds them. Prints tables; everything that
-is compared is timed in one run, in turns, and the medians are printed.
+bulk_threshold.sh calls it with a PostgreSQL server, a Redis and the environment to find them. It prints tables of medians. All
+variants that it compares are timed in the same run, in turns.
 """
 
 import argparse
@@ -45,19 +45,19 @@ def prepare(cursor):
 
 
 def set_mode(cursor, mode):
-    """Domain: the first row by itself, the second begins the reservation of the whole domain."""
+    """In mode domain the first row is reserved by itself, and the second one makes the writer reserve the whole domain."""
     cursor.execute("SET pgcache_fence.bulk_threshold = %s", (1 if mode == "domain" else NEVER,))
 
 
 def update(mode, size):
     table = "unfenced" if mode == "unfenced" else "fenced"
     first = random.randint(1, TABLE_ROWS - size + 1)
-    # what an application does that counts versions itself
+    # as an application does that increments versions itself
     return f"UPDATE {table} SET n = n + 1, version = version + 1 WHERE id BETWEEN {first} AND {first + size - 1}"
 
 
 class Processors:
-    """The processor time of the backend, of the extension's workers and of Redis: the same on a busy machine."""
+    """The processor times of the backend, of the extension's workers and of Redis. They are about the same on a busy machine."""
 
     def __init__(self, cursor, socket):
         cursor.execute("SELECT pid FROM pg_stat_activity "
@@ -67,7 +67,7 @@ class Processors:
         self.pids.append(redis.Redis(unix_socket_path=socket).info("server")["process_id"])
 
     def seconds(self):
-        """Of all but Redis, and of Redis."""
+        """Processor seconds of PostgreSQL's processes, and of Redis."""
         spent = []
         for pid in self.pids:
             with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
@@ -76,7 +76,7 @@ class Processors:
 
 
 def time_slice(cursor, processors, mode, size, seconds):
-    """Per transaction: seconds, processor seconds of PostgreSQL, processor seconds of Redis."""
+    """Runs transactions for some seconds. Per transaction: seconds, processor seconds of PostgreSQL, processor seconds of Redis."""
     set_mode(cursor, mode)
     cursor.execute(update(mode, size))
     before = processors.seconds()
@@ -94,7 +94,7 @@ def warm(cursor):
 
 
 def writers(cursor, socket, rounds, seconds):
-    """The table of ratios. All fences have versions when row by row begins: then it costs most."""
+    """Prints the table of ratios. All rows are cached when a statement that reserves row by row begins, because it costs most then."""
     processors = Processors(cursor, socket)
     print("rows/txn  unfenced     row  ratio  domain  ratio   processor us/row, beyond the unfenced table's")
     print("               TPS     TPS            TPS          row: PostgreSQL  Redis   domain: PostgreSQL  Redis")
@@ -151,7 +151,7 @@ class Reader:
 
 
 def reads(socket):
-    """A hit, and a miss with what it takes to be a hit again; returns processor microseconds of servers between them."""
+    """Measures a hit, and a miss with the put after it. Returns the difference in the servers' processor time, in microseconds."""
     reader = Reader(socket)
     processors = Processors(reader.cursor, socket)
     keys = random.sample(range(1, TABLE_ROWS + 1), 5000)
@@ -160,7 +160,7 @@ def reads(socket):
     set_mode(writer, "domain")
     for _ in range(3):
         writer.execute("UPDATE fenced SET n = n + 1 WHERE id <= 2")
-        while reader.read(3) != "hit":      # the end of that UPDATE may still be on its way
+        while reader.read(3) != "hit":      # the message that ends that UPDATE's reservation may still be under way
             pass
         for what in ("miss", "hit"):
             before, start = sum(processors.seconds()), time.monotonic()

@@ -1,7 +1,7 @@
 #!/bin/sh
-# bulk_threshold.sh - what the default of pgcache_fence.bulk_threshold rests on: what row by row costs the writer, and
-# what a reservation of the whole domain costs the readers. Installs what it needs (apt), changes nothing else on the
-# machine.
+# bulk_threshold.sh - measures what the default of pgcache_fence.bulk_threshold is based on: the cost of reserving row by row
+# for the writer, and the cost of reserving the whole domain for the readers. Installs what it needs (apt), changes nothing
+# else on the machine.
 
 top=$(cd "$(dirname "$0")/../.." && pwd) || exit 2
 . "$top/test/common.sh"

@@ -1,4 +1,4 @@
-"""Variants, interleaved rounds, ratios with their spread."""
+"""Compares variants: runs them in interleaved rounds, and computes ratios with their spread."""
 
 import json
 import statistics
@@ -11,7 +11,7 @@ ROWS = 100_000
 PAYLOAD = 100
 THREADS = 2
 deadline = float('inf')                 # set by bench.py
-TOGETHER = 10                           # rows of a read of several
+TOGETHER = 10                           # rows in one read of several rows
 
 
 def update(table, where='id = $1'):
@@ -33,7 +33,7 @@ VARIANTS = {
     'fenced, BEGIN and COMMIT': ['sql:BEGIN', *update('fenced'), 'sql:COMMIT'],
 }
 
-# The ways in which a fenced table is written: settings of the session. See ways().
+# The ways to write a fenced table: settings of the session. See ways().
 WAYS = {
     'fenced': {},
     'reserve = commit': {'pgcache_fence.reserve': 'commit'},
@@ -43,12 +43,12 @@ SERVERS = 'cpu_backends', 'cpu_redis', 'cpu_courier'
 
 
 def ways(bench):
-    """Those that were asked for."""
+    """The ways that the options of the benchmark ask for."""
     return [name for name in WAYS if bench.capture or not name.startswith('capture')]
 
 
 def in_way(name, prefix=''):
-    """Table and settings of a way, or of the unfenced table."""
+    """The table and the settings for a way, or for the unfenced table."""
     return prefix + ('fenced' if name in WAYS else 'unfenced'), WAYS.get(name, {})
 
 
@@ -63,7 +63,7 @@ def make_tables(pg, redis_server, rows=ROWS):
 
 def load(steps, pg=None, redis_server=None, clients=1, seconds=2.0, warmup=0.3, rows=ROWS, first_row=1, payload=PAYLOAD,
          pipeline=1, transactions=0, tcp=False, initial=None, beside=None, hits=False, **settings):
-    """One run of the load generator: its results. hits: an answer of Redis that is no strong hit ends the benchmark."""
+    """Runs the load generator and returns its results. hits: the benchmark ends if an answer of Redis is no strong hit."""
     command = [f'{BASE}/bin/load', '--clients', clients, '--threads', THREADS, '--seconds', seconds, '--warmup', warmup,
                '--rows', rows, '--first-row', first_row, '--payload', payload,
                '--pipeline', pipeline, '--transactions', transactions]
@@ -87,9 +87,9 @@ def load(steps, pg=None, redis_server=None, clients=1, seconds=2.0, warmup=0.3, 
 
 
 def rounds(names, count, run, between=None):
-    """run(name) for every name in every round, in turn, each round beginning with another. name -> list of results.
+    """Calls run(name) for every name in every round. Each round begins with another name. Returns name -> list of results.
 
-    After the deadline there is no further round.
+    Begins no further round after the deadline.
     """
     results = {name: [] for name in names}
     for number in range(count):
@@ -108,12 +108,14 @@ def spread(values):
 
 
 def ratio(results, name, base, field='tps', each=1):
-    """Round by round: what was measured minutes apart is not compared. each: how many there are in one of the first."""
+    """Ratios within each round, so that results of different minutes are not compared. each: how many operations one
+    transaction of `name` contains."""
     return spread([each * a[field] / b[field] for a, b in zip(results[name], results[base])])
 
 
 def cheaper(results, name, base, fields=SERVERS):
-    """Round by round: the processor time of the servers per transaction of base, to that of name. A busy machine disturbs it least."""
+    """For each round, the servers' processor time per transaction of base, divided by that of name. A busy machine disturbs this
+    ratio least."""
     return spread([sum(b[f] for f in fields) / sum(a[f] for f in fields) for a, b in zip(results[name], results[base])])
 
 

@@ -1,9 +1,9 @@
-"""Reads and writes by time while a replica that lags is promoted. Called by failover.sh.
+"""Measures reads and writes over time while a lagging replica is promoted. failover.sh calls it.
 
-Readers and writers are processes; each reader asks for rows at random at its share of the rate, as a client of doc/clients.md
-does: fence_get, which tells why there is nothing, at the master that the sentinel names, and on anything but a hit the row from
-PostgreSQL. What happened is counted by slices of 100 ms since the start. A reader also sees to it that no version is older than
-what a writer had committed when the read began.
+Readers and writers are processes. Each reader reads random rows at its share of the rate, as doc/clients.md describes: it calls
+fence_get, which says why there is no hit, at the master that the sentinel names. Without a hit it reads the row from PostgreSQL.
+Results are counted in slices of 100 ms since the start. Each reader also checks that no version is older than the one that a
+writer had committed when the read began.
 """
 
 import argparse
@@ -26,12 +26,12 @@ SLICE = 0.1
 READERS = 4
 WRITERS = 2
 WRITES_PER_SECOND = 20
-BEFORE = 5                              # seconds of an undisturbed cache
+BEFORE = 5                              # seconds before the failover
 KINDS = 'hit', 'miss', 'pending', 'unarmed', 'error'
 
 
 def sentinel(master):
-    """A sentinel that watches the master alone, and its port."""
+    """Starts a single sentinel for the master. Returns it and its port."""
     port = free_port()
     conf = f'{BASE}/sentinel.conf'
     with open(conf, 'w') as file:
@@ -43,7 +43,7 @@ def sentinel(master):
 
 
 class Counts:
-    """How often what happened in each slice; one array for all processes."""
+    """The number of each kind of result in each slice, in one array for all processes."""
 
     def __init__(self, names, slices):
         self.names = names
@@ -61,7 +61,7 @@ class Counts:
 
 
 def at_rate(rate, until):
-    """Yields at that rate, without catching up on more than a slice."""
+    """Yields at that rate. After a delay it makes up for no more than one slice."""
     due = time.monotonic()
     while (now := time.monotonic()) < until.value:
         if now < due:
@@ -172,7 +172,7 @@ def measure(args, pg, master, replica, port):
     for process in processes:
         process.start()
     time.sleep(BEFORE)
-    # from now on the replica misses what the master is told
+    # from now on the replica does not get the master's writes
     replica.client.config_set('masteruser', 'nobody')
     replica.client.config_set('masterauth', 'x')
     master.client.execute_command('CLIENT', 'KILL', 'TYPE', 'replica')
@@ -192,7 +192,7 @@ def measure(args, pg, master, replica, port):
 
 
 def rows_of_table(result, args):
-    """By time since the death: short slices while things happen, longer ones later."""
+    """Rows of the table by time since the master's death. Slices are short at first and longer later."""
     counts, died = result['counts'], result['died']
     edges = [-20, -10, 0, 2, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 70, 80, 100, 120, 150, 200, 300, 600]
     edges = [e for e in edges if e <= args.after * 10]

@@ -1,6 +1,6 @@
 #!/bin/sh
-# failover.sh - what a failover to a replica that lags costs: how long no read is a hit and a write waits, and how the load
-# on PostgreSQL rises and falls while the cache is filled again. Installs what it needs (apt), changes nothing else.
+# failover.sh - measures the cost of a failover to a lagging replica: how long there are no hits and writes wait, and how the load
+# on PostgreSQL changes while readers fill the cache again. Installs what it needs (apt), changes nothing else.
 
 top=$(cd "$(dirname "$0")/../.." && pwd) || exit 2
 . "$top/test/common.sh"

@@ -31,7 +31,8 @@ def start_listener(bench):
 
 
 def set_transport(bench, tcp):
-    """The server's own connections to Redis too. A new address is a new epoch: fences are warmed again."""
+    """Sets the transport, also for the server's own connections to Redis. A new address means a new epoch, so this caches all rows
+    again."""
     bench.pg.set(pgcache_fence__redis_url=bench.redis.url(tcp))
     address = f'127.0.0.1:{bench.redis.port}' if tcp else bench.redis.socket
 

@@ -1,8 +1,8 @@
-"""What no fence that is kept by row triggers and a function of Redis can do better than.
+"""Measures bounds for any fence that uses row triggers and a function in Redis.
 
-nothing: BEFORE and AFTER ROW triggers, written in C, that do nothing. after: only AFTER ROW. Redis beside: what Redis does for a fenced
-transaction is done for each of them, by one connection in pipelines, and nothing waits for it or is told of it: a
-connection shared by all backends, for which PostgreSQL would pay nothing at all.
+nothing: BEFORE and AFTER ROW triggers, written in C, that do nothing. after: only the AFTER ROW trigger. Redis beside: one
+connection sends Redis in pipelines as many calls as fenced transactions would send, and no transaction waits for it. That is like
+a connection shared by all backends that costs PostgreSQL nothing.
 """
 
 import compare
@@ -10,7 +10,7 @@ import part_single
 import report
 from servers import BASE, header
 
-STAMP = '700.00000000'                  # one transaction after the other: each ends, and then reserves anew
+STAMP = '700.00000000'                  # always the same stamp: each call ends a transaction and reserves for the next one
 NAMES = ['unfenced', 'nothing', 'after', 'Redis beside', 'both', 'fenced']
 WHAT = {'unfenced': 'unfenced', 'nothing': 'row triggers that do nothing',
         'after': 'an AFTER ROW trigger that does nothing', 'Redis beside': 'Redis beside',
@@ -31,7 +31,7 @@ def make_tables(bench):
 
 
 def whole_transaction(bench):
-    """One call as the backends send it: a transaction ends, another reserves its row. Of fences of no rows."""
+    """A call as backends send it, which ends one transaction and reserves a row for the next. The fences belong to no rows."""
     fence = bench.pg.value("SELECT fence.fence_key('fenced', '0')").replace('{0}', '{beside%i}')
     return f'redis:FCALL fence_write 0 {header(bench.pg)} {STAMP} 1 {fence} {STAMP}'
 
@@ -55,7 +55,7 @@ def one_row(bench, sync):
 
 
 def many_rows(bench, size):
-    """One client, one UPDATE of so many rows: Redis has no part in what bounds it."""
+    """One client and one UPDATE of so many rows. Redis plays no part in this bound."""
     def measure(name):
         bench.pg.sql(f'VACUUM {name}')
         return compare.load(compare.update(name, f'id >= $1 AND id < $1 + {size}'), bench.pg,

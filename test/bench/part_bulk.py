@@ -1,4 +1,4 @@
-"""Bulk DELETE and COPY, one client: the time and the processor time of the statement and its COMMIT, fenced against unfenced."""
+"""Bulk DELETE and COPY by one client: time and processor time of the statement and its COMMIT, fenced against unfenced."""
 
 import io
 import time
@@ -9,7 +9,7 @@ from servers import cpu_us, fill
 
 
 class Session:
-    """A session that times statements, and what its backend, Redis and the courier take for them."""
+    """A session that measures the time of statements, and the processor time of its backend, of Redis and of the courier."""
 
     def __init__(self, bench, settings):
         self.connection = bench.pg.connect(**settings)
@@ -28,7 +28,7 @@ class Session:
 
 
 def refill(bench, table, rows):
-    """All rows there, none dead, and those that are fenced cached."""
+    """Restores all rows without dead ones, and caches the fenced ones."""
     bench.pg.sql(f'TRUNCATE {table}')
     bench.pg.sql(f"INSERT INTO {table} SELECT i, 0, repeat('x', 100) FROM generate_series(1, %s) i", rows)
     bench.pg.sql(f'VACUUM ANALYZE {table}')

@@ -19,7 +19,7 @@ ROWS = 1000
 # ----------------------------------------------------------------------------------------------------------------------
 
 def messages(bench):
-    """What one client's transactions make Redis do: command -> (calls per transaction, microseconds per call)."""
+    """The commands that Redis executes for one client's transactions: command -> (calls per transaction, microseconds per call)."""
     count = bench.amount(2000, 10000)
     before = bench.redis.command_stats()
     compare.load(compare.VARIANTS['fenced'], bench.pg, transactions=count, synchronous_commit='off')
@@ -33,7 +33,7 @@ def messages(bench):
 
 
 def functions(bench):
-    """Microseconds that Redis spends in each function: each run alone, many in a pipeline, by the process's clock."""
+    """Processor microseconds that Redis spends in each function. Each function is measured alone, with many calls in a pipeline."""
     fence = bench.pg.value("SELECT fence.fence_key('fenced', '0')").replace('{0}', '{%i}')
     write = f'redis:FCALL fence_write 0 {header(bench.pg)}'
     token = f'FCALL_RO fence_token 1 {fence}'
@@ -42,7 +42,7 @@ def functions(bench):
              'fence_get, a hit': [f'redis:FCALL_RO fence_get 1 {fence}'],
              'fence_write: one ends, one row is reserved': [f'{write} 700.00000000 1 {fence} 700.00000000'],
              'fence_write: a row is reserved; fence_write: it ends': [f'{write} %s.%i 1 {fence}', f'{write} - 0 %s.%i']}
-    first = 10 ** 9                                     # fences of no rows: the tables' own stay what they are
+    first = 10 ** 9                                     # these fences belong to no rows, so those of the tables do not change
     fill(bench.pg, bench.redis, 'fenced', ROWS, first=first)
     result = {}
     for name, steps in calls.items():
@@ -57,14 +57,14 @@ def functions(bench):
 
 def traced(bench, steps, sync, count):
     """System calls of one backend: name -> calls per transaction."""
-    # twice, with few and with many transactions: what start and end of a session take cancels out
+    # Two sessions, with few and with many transactions, so that the start and the end of a session cancel out
     few, many = (calls_of_session(bench, steps, n, sync) for n in (count // 10, count))
     result = {name: (many[name] - few[name]) / (count - count // 10) for name in many}
     return {name: calls for name, calls in sorted(result.items(), key=lambda item: -item[1]) if calls > 0.005}
 
 
 def calls_of_session(bench, steps, count, sync):
-    """All processes are traced, because the backend is not there yet; its own lines are counted."""
+    """Traces all processes, because the backend has not started yet, and counts only the lines of the backend."""
     out = f'{BASE}/strace.out'
     tracer = subprocess.Popen(['strace', '-f', '-o', out, '-p', str(bench.pg.process.pid)], stderr=subprocess.DEVNULL)
     try:
@@ -86,7 +86,7 @@ def attached(pid):
 # Instructions
 # ----------------------------------------------------------------------------------------------------------------------
 
-# The settings of everything that costs instructions now and then are the other servers'.
+# Settings for whatever costs instructions only now and then are the same as those of the other servers.
 VALGRIND_SETTINGS = '''
 synchronous_commit = off
 fsync = off
@@ -107,7 +107,7 @@ class Counted:
         self.redis = redis_server
         settings = VALGRIND_SETTINGS if preload else VALGRIND_SETTINGS.split('pgcache_fence')[0]
         settings += "pgcache_fence.namespace = 'counted'\n" if preload else ''
-        # The tables are made by an ordinary server: that is fifty times as fast.
+        # An ordinary server makes the tables, which is fifty times as fast.
         self.pg = Postgres(f'counted-{name}', redis_server, preload, settings)
         if preload:
             compare.make_tables(self.pg, redis_server, ROWS)
@@ -127,14 +127,14 @@ class Counted:
         self.pg.stop()
 
     def session(self, steps, count, settings):
-        """The file with what one session of so many transactions did."""
+        """Runs a session of so many transactions. Returns callgrind's file."""
         self.pg.forget()
         path = f"{self.directory}/{compare.load(steps, self.pg, rows=ROWS, transactions=count, **settings)['pid']}.out"
         wait_until(lambda: totals(path), 30, 'callgrind wrote nothing')
         return path
 
     def per_transaction(self, steps, few, many, tries, settings=None):
-        """The least of some tries: a session now and then does something more, such as reading a catalogue again."""
+        """The minimum of some tries, because now and then a session does additional work, such as reading a catalogue again."""
         found = []
         for _ in range(tries):
             a, b = (self.session(steps, count, settings or {}) for count in (few, many))
@@ -157,13 +157,13 @@ def by_function(path, inclusive):
     result = collections.Counter()
     for count, name, where in re.findall(r'^\s*([\d,]+) \([ \d.]+%\)\s+\S*?:(\S+)(?: \[(.*)\])?$', done.stdout, re.M):
         function, n = (re.sub(r"'\d+$", '', name), os.path.basename(where)), int(count.replace(',', ''))
-        # a function has a row for each file that it has lines of, and for each level of a recursion
+        # a function has a row for each source file of its lines, and for each level of a recursion
         result[function] = max(result[function], n) if inclusive else result[function] + n
     return result
 
 
 def profile(files, inclusive):
-    """(function, object, instructions per transaction), most first."""
+    """(function, object, instructions per transaction), sorted by instructions."""
     few, many, count = files
     a, b = by_function(few, inclusive), by_function(many, inclusive)
     rows = [(name, where, (b[name, where] - a[name, where]) / count) for name, where in b]
@@ -171,7 +171,7 @@ def profile(files, inclusive):
 
 
 def in_library(files):
-    """Instructions per transaction of the library's own functions: exact, where the difference of two servers is not."""
+    """Instructions per transaction in the extension's own functions. This number is exact; the difference of two servers is not."""
     few, many, count = files
     a, b = (sum(n for (_, where), n in by_function(path, False).items() if 'pgcache_fence' in where) for path in (few, many))
     return (b - a) / count
@@ -204,11 +204,11 @@ def instructions(bench):
 
 
 def rows_as_a_whole(counted, way):
-    """Instructions of a row in an UPDATE of all rows, past bulk_threshold; and those in functions of the library."""
+    """Instructions per row in an UPDATE of all rows, beyond bulk_threshold, and those of them in the extension's functions."""
     table, settings = compare.in_way(way)
     steps = compare.update(table, 'id > 0 OR id = $1')
     counted.pg.set(pgcache_fence__bulk_threshold=64)
-    # every table the same: each page has room for new versions of its rows (HOT), and nothing dead
+    # so that all tables are alike: each page has room for new versions of its rows (HOT), and no dead rows
     counted.pg.sql(f'ALTER TABLE {table} SET (fillfactor = 40)')
     counted.pg.sql(f'VACUUM FULL {table}')
     count, files = counted.per_transaction(steps, 1, 4, 1, settings)
@@ -221,7 +221,7 @@ def run(bench):
     result['calls'] = {f'{table}, synchronous_commit={sync}': traced(bench, compare.update(table), sync, count)
                        for sync in ('on', 'off') for table in ('unfenced', 'fenced')}
     result['calls']['SELECT, fenced table'] = traced(bench, [SELECT.format('fenced')], 'on', count)
-    # The client's round trips between UPDATE and COMMIT outlast the one to Redis: whatever waits then is ours.
+    # The client's round trips between UPDATE and COMMIT take longer than the one to Redis, so any wait that is left is the extension's.
     apart = {table: traced(bench, ['sql:BEGIN', *compare.update(table), 'sql:SELECT 1', 'sql:COMMIT'], 'off', count)
              for table in ('unfenced', 'fenced')}
     result['calls'] |= {f'{table}, BEGIN … SELECT … COMMIT, synchronous_commit=off': calls for table, calls in apart.items()}
@@ -231,7 +231,7 @@ def run(bench):
 
 
 def waits(calls):
-    """Without those for the client's next message, which a backend waits for after it has tried to read it in vain."""
+    """The waits, without those for the client's next message: a backend waits for one after it has tried to read it in vain."""
     waited = sum(calls.get(name, 0) for name in ('epoll_wait', 'epoll_pwait', 'poll', 'ppoll', 'select', 'pselect6'))
     return waited - max(calls.get('recvfrom', 0) - calls.get('sendto', 0), 0)
 

@@ -12,7 +12,8 @@ EFFECTS = {'': ['sql:SELECT $1::int8'], ', append': [APPEND], ', counter_add': [
 
 
 def steps(table, effect, apart=False):
-    """apart: the client's round trips between the effect and COMMIT outlast the one to Redis: whatever waits then is ours."""
+    """apart: put round trips of the client between the effect and COMMIT. They take longer than the one to Redis, so any wait that is
+    left is the extension's."""
     return ['sql:BEGIN', *compare.update(table), *EFFECTS[effect], *(['sql:SELECT 1'] if apart else []), 'sql:COMMIT']
 
 
@@ -20,7 +21,7 @@ NAMES = {table + effect: (table, effect) for table in TABLES for effect in EFFEC
 
 
 def messages(bench, name):
-    """FCALLs in Redis per transaction, of one client: with synchronous commits, which hold up the courier's answer to nobody."""
+    """FCALLs per transaction of one client, with synchronous commits."""
     count = bench.amount(1000, 5000)
     before = bench.redis.command_stats().get('fcall', (0, 0))[0]
     compare.load(steps(*NAMES[name]), bench.pg, transactions=count, synchronous_commit='on')

@@ -1,10 +1,10 @@
-"""What grows with the number of fenced rows, of attached tables, of backends: the ratio to unfenced must not fall."""
+"""Measures whether the ratio to unfenced falls with more fenced rows, attached tables or backends. It must not."""
 
 import compare
 import report
 from servers import fill
 
-FENCES_MAX = 1_000_000                  # filled; the tables may have more rows
+FENCES_MAX = 1_000_000                  # fences that are filled; the tables may have more rows
 
 
 def compare_tables(bench, fenced, unfenced, rows, count, clients=8):

@@ -1,10 +1,10 @@
 """Strong hits against a plain GET and a prepared SELECT by primary key, by payload, pipelined and not.
 
-hit: MULTI, MGET, fence_token, EXEC. two commands: MGET and fence_token, sent together. ten: ten rows in one read. empty: a
-function that does nothing, which no function of Redis can be faster than. Pipelined: 50 reads are sent at once, each of these with a token
-of its own. one token: a pipeline of 50 commands, 49 GET of one row each and fence_token last, which vouches for all of them. Judged by the
-processor time of Redis, which is the kernel's for its process: reads per second on two cores are bound by the load generator too, which
-looks whether every answer is a hit.
+hit: MULTI, MGET, fence_token, EXEC. two commands: MGET and fence_token, sent together. ten: ten rows in one read. empty: a function
+that does nothing, the bound for any function in Redis. Pipelined: 50 reads are sent at once, each with a token of its own. one token:
+a pipeline of 49 GETs of one row each and one fence_token at the end for all of them. Targets are judged by the processor time of
+Redis, which the kernel reports for its process. Reads per second would not do: on two cores the load generator, which checks that
+every answer is a hit, limits them too.
 """
 
 import compare
@@ -39,7 +39,7 @@ def run(bench):
     for payload in 100, 1000, 10_000:
         domain = f'hits_{payload}'
         bench.pg.sql(f'CREATE TABLE {domain} (id int8 PRIMARY KEY, version int8 NOT NULL DEFAULT 0, data text NOT NULL)')
-        # as it is, not compressed to nothing
+        # not compressed, because the data would shrink to almost nothing
         bench.pg.sql(f'ALTER TABLE {domain} ALTER data SET STORAGE EXTERNAL')
         bench.pg.sql(f"INSERT INTO {domain} SELECT i, 0, repeat('x', %s) FROM generate_series(1, %s) i", payload, ROWS)
         bench.pg.sql(f'VACUUM ANALYZE {domain}')
@@ -58,24 +58,24 @@ def run(bench):
 
 
 def assert_hit(bench, fence):
-    """At the end too it was hits that were measured."""
+    """Checks at the end that the reads measured were still hits."""
     record, told = bench.redis.client.get(fence), permit(bench.redis, fence)
     assert told and record.startswith(told.split(b' ')[0] + b' '), (record[:60], told)
 
 
 def to_get(r, name):
-    """A GET's processor time of Redis, to that of a row read so: 1 is as cheap as GET."""
+    """Processor time of Redis for a GET, divided by that for a row read in this way; 1 means as cheap as GET."""
     return compare.ratio(r, 'GET', name, 'cpu_redis', TOGETHER if name == 'ten' else 1)
 
 
 def to_select(r, name):
-    """Processor time of the backend for a prepared SELECT, to that of Redis for a row read so."""
+    """Processor time of the backend for a prepared SELECT, divided by that of Redis for a row read in this way."""
     return compare.spread([(TOGETHER if name == 'ten' else 1) * select['cpu_backends'] / read['cpu_redis']
                            for select, read in zip(r['SELECT'], r[name])])
 
 
 def what_of(name, how):
-    """In a pipeline the ways of a single read have a token each."""
+    """The name of a way in the table. In a pipeline each single read has a token of its own."""
     return WHAT[name] + (', a token for each' if how == 'pipelined' and name in ('hit', 'two commands') else '')
 
 

@@ -2,11 +2,11 @@
 
 Alone, with valgrind and redis-server installed (some minutes; --quick: less):  python3 test/bench/part_library.py [--quick]
 
-Counted is what the whole server executes from one look at callgrind's counters to the next, divided by the calls between
-them, which come by 50 in a pipeline: with the work of reading, answering and, now and then, of Lua's collector. All is
-counted twice: in a new process, and in the same one when it has a hundred domains and 100,000 fences, and has seen 60,000
-reservations. In the same one, because Redis draws the seed of its hash tables at each start: two processes differ by up to a
-thousand instructions per call, by how the names of commands happen to collide.
+The program reads callgrind's counters before and after a number of calls, and divides the instructions of the whole server by
+that number. The calls come in pipelines of 50. So the result includes reading, replying and now and then Lua's garbage collector.
+Each call is measured twice: in a new process, and in the same process once it has a hundred domains and 100,000 fences and has
+seen 60,000 reservations. It must be the same process, because Redis draws the seed of its hash tables at each start: two
+processes differ by up to a thousand instructions per call, because other names of commands collide.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LIBRARY = [f'{HERE}/../../src/redis/{name}.lua' for name in ('fence', 'arming', 'listings', 'effects')]
-ROWS = 1000                             # fences that are read and written
+ROWS = 1000                             # number of fences that are read and written
 PAYLOAD = 'x' * 100
 LARGE = 'x' * 10_000
 EPOCH = '7-00000000000000aa'
@@ -30,7 +30,7 @@ HEADER = f'bench {EPOCH}'
 
 
 class Counted:
-    """A Redis under callgrind, armed, with one domain and ROWS fences of it."""
+    """An armed Redis under callgrind with one domain that has ROWS fences."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -98,7 +98,7 @@ class Counted:
         self.call('FCALL', 'fence_announce', 0, 'bench', EPOCH, domain, 1, 'none', 0)
 
     def fill(self):
-        """As if readers had put them."""
+        """Stores all fences as readers do."""
         token = self.permit.split()[0]
         self.pipelined(lambda i: [('SET', fence(i), f'{token} 1 \n{PAYLOAD}', 'PX', 86_400_000)], ROWS)
 
@@ -113,7 +113,7 @@ class Counted:
         self.permit = self.call('FCALL_RO', 'fence_token', 1, fence(0))
 
     def counted(self):
-        """Instructions since the last time."""
+        """Instructions since the last call."""
         subprocess.run(['vgdb', f'--pid={self.process.pid}', 'dump'], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         path = max(glob.glob(f'{self.directory}/out.*'), key=os.path.getmtime)
         with open(path) as file:
@@ -122,7 +122,7 @@ class Counted:
         return count
 
     def per_call(self, commands_of, count):
-        """The middle one of three tries: on a busy machine messages come in more pieces."""
+        """The median of three tries, because on a busy machine messages arrive in more pieces."""
         self.pipelined(commands_of, 200)
         self.counted()
         tries = []
@@ -162,14 +162,14 @@ def echo(i):
 
 
 def write(server, count):
-    """Reserves, and ends the transaction before: one message of single-row transactions."""
+    """Reserves a row and ends the previous transaction, as one message of single-row transactions does."""
     server.stamps += 1
     return [('FCALL', 'fence_write', 0, HEADER, f'{server.stamps}.00000000000000ab', count, *some(server.stamps, count),
              echo(server.stamps), f'{server.stamps - 1}.00000000000000ab')]
 
 
 def store(server, i):
-    """A row that comes with its commit, which names the number of its reservation: each pair of calls draws two."""
+    """Stores a row with its commit, which names the number of its reservation. Each pair of calls draws two numbers."""
     if i % 50 == 0:
         server.number = int(server.call('FCALL', 'fence_write', 0, HEADER, '', 0)) + 1
     stamp, row = f'row{i}.00000000000000ab', fence(i % ROWS)
@@ -178,7 +178,7 @@ def store(server, i):
 
 
 def put_large(server, i):
-    """A large row, which does not pass through Lua."""
+    """Puts a large row, which Lua does not copy."""
     side = fence(i % ROWS).replace(':f:', ':v:') + f':put.{i}'
     return [('SET', side, f'{server.permit.split()[0]} 1 \n{LARGE}', 'PX', 10_000),
             ('FCALL', 'fence_put_from', 2, fence(i % ROWS), side, server.permit, 1, 0)]
@@ -233,7 +233,7 @@ def show(result):
 
 
 class Alone:
-    """Bench, for the command line."""
+    """A substitute for class Bench, for the command line."""
 
     def amount(self, quick, full):
         return quick if '--quick' in sys.argv else full

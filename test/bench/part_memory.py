@@ -1,8 +1,8 @@
-"""Bytes of Redis memory per cached row: the growth of used_memory over many, with all tables of names and expiries.
+"""Bytes of Redis memory per cached row: the growth of used_memory for many rows, with the hash tables of keys and expiries.
 
-The fences are copies of one that a reader's put made, with a payload of 100 bytes, in a Redis of their own. Its tables double: "full" is
-the moment before, "doubled" the one after. A row that was
-written and not read since has nothing: so many are written, and used_memory must not grow.
+The fences are copies of a fence that a reader has put, with a payload of 100 bytes, in a Redis of their own. The hash tables double
+when they are full: "full" is measured just before that, "doubled" just after. A row that was written and not read since takes no
+memory: the program writes many, and used_memory must not grow.
 """
 
 import report
@@ -13,7 +13,7 @@ PERIOD_MS = 86_400_000
 
 
 def contents(bench):
-    """A row's fence after put."""
+    """The content of a row's fence after put."""
     client, fence = bench.redis.client, bench.pg.value("SELECT fence.fence_key('fenced', '1')")
     bench.warm()
     result = {'100 bytes': client.get(fence)}
@@ -23,7 +23,7 @@ def contents(bench):
 
 
 def idle(bench):
-    """Bytes for each row that is written, a thousand in a transaction, and that nobody reads: of keys, and of the functions."""
+    """Bytes per row for rows that are written, a thousand in a transaction, and not read: bytes of keys, and of the functions."""
     rows = bench.amount(20_000, 100_000)
     bench.pg.sql('CREATE TABLE idle (id int8 PRIMARY KEY, version int8 NOT NULL DEFAULT 0)')
     bench.pg.sql('INSERT INTO idle SELECT generate_series(0, %s - 1)', rows)
@@ -40,7 +40,7 @@ def idle(bench):
 
 
 def used(client):
-    """used_memory once Redis has moved all names into the larger table."""
+    """used_memory once Redis has moved all keys into the larger table."""
     seen = []
 
     def settled():

@@ -1,4 +1,4 @@
-"""How fast the patrol ends 100,000 reservations of as many transactions that have ended without telling Redis."""
+"""Measures how fast the patrol ends 100,000 reservations of as many transactions that ended without a message to Redis."""
 
 import time
 
@@ -18,7 +18,7 @@ END $$"""
 
 
 def dead_transactions(bench, commit):
-    """Ends so many transactions that write nothing. (number of the first, nonce of their stamps)"""
+    """Runs many transactions that write nothing. Returns (number of the first, nonce of their stamps)."""
     connection = bench.pg.connect()
     with connection.cursor() as cursor:
         cursor.execute('SET synchronous_commit = off')
@@ -35,7 +35,7 @@ def dead_transactions(bench, commit):
 
 
 def pending(bench):
-    """Whether anything is."""
+    """Whether any reservation is pending."""
     reply = bench.redis.client.execute_command('FCALL', 'fence_pending', 0, 'fence', 1, '')
     return len(reply) > 2
 
@@ -59,7 +59,7 @@ def run(bench):
 
 
 def update(bench):
-    """A table in Redis' memory that was large once may be slow for ever after."""
+    """Times UPDATEs, because a hash table in Redis' memory that was large once may stay slow."""
     return compare.load(compare.VARIANTS['fenced'], bench.pg, bench.redis, 8, bench.amount(1.5, 3), synchronous_commit='off')
 
 

@@ -1,4 +1,4 @@
-"""Rows per transaction, 1 to a million: one UPDATE, one client."""
+"""One client runs one UPDATE per transaction, of 1 to a million rows."""
 
 import compare
 import report
@@ -30,7 +30,7 @@ def run(bench):
     names = ['unfenced', *bench.ways]
     result = {}
     for size in sizes:
-        # small ones by time, large ones by number
+        # run small ones for a time, and large ones a number of times
         count = 0 if size <= 1000 else 2 if size <= 10_000 else 1
         among = max(min(WARM, table_rows) - size + 1, 1)
         seconds = bench.seconds or bench.amount(0.6, 1.5)
@@ -38,7 +38,7 @@ def run(bench):
         def measure(way, transactions=count):
             name, settings = compare.in_way(way, 'many_')
             bench.pg.sql(f'VACUUM {name}')
-            # a session that has written before: it is connected to Redis
+            # the session has written before, so it is connected to Redis
             return compare.load(compare.update(name, f'id >= $1 AND id < $1 + {size}'), bench.pg, bench.redis,
                                 seconds=seconds, rows=among, transactions=transactions, warmup=0.2,
                                 initial=compare.update(name, 'id = 1')[0][4:].replace('$2', 'data'), **settings)
@@ -54,7 +54,7 @@ def run(bench):
 
 
 def calls_of_sessions(client, work):
-    """How many calls sessions make for their transactions during the work; workers call other functions all the time."""
+    """The number of calls of sessions during the work. Workers also make calls, but of other functions."""
     count = 0
     with client.monitor() as monitor:
         work()

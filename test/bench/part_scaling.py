@@ -1,7 +1,8 @@
-"""Costs per cached row and per message, and what they make of 30 masters, 10^9 cached rows and 10^5 writes per second.
+"""Measures costs per cached row and per message, and computes from them the load of 30 masters with 10^9 cached rows and 10^5
+writes per second.
 
-Processor times are the kernel's for each process, so other work on the machine lengthens the run and not the results, but for
-what shared caches and clock rates do. Everything is said to Redis as the extension says it.
+The kernel reports processor times for each process. So other work on the machine makes the run longer but changes the results
+only through shared caches and clock rates. All messages to Redis have the form in which the extension sends them.
 """
 
 import multiprocessing
@@ -21,7 +22,7 @@ MASTERS, ROWS, WRITES, READS = 30, 10 ** 9, 10 ** 5, 10 ** 6
 
 
 class Armed:
-    """A Redis that this script has armed itself, in an epoch of its own."""
+    """A Redis that this program has armed itself, in an epoch of its own."""
 
     def __init__(self, server):
         self.server, self.client = server, server.client
@@ -42,7 +43,7 @@ class Armed:
         return self.client.execute_command('FCALL', *words)
 
     def pipelined(self, commands, most=200):
-        """Sends all; replies in order. How much processor time of the server each took, in microseconds."""
+        """Sends all commands. Returns the replies in order, and the server's processor microseconds per command."""
         before, n, replies = cpu_us(self.server.pid), 0, []
         batch = self.client.pipeline(transaction=False)
         for command in commands:
@@ -62,7 +63,7 @@ def names(first, n):
 
 
 def write(armed, first, fences, ended):
-    """A transaction for each BATCH fences, from that number on, reserves them, or has ended; the server's time for one fence."""
+    """For each BATCH of fences, from number `first` on, a transaction reserves them, or ends. Returns the server's time per fence."""
     stamps = [f'{first + n}.89abcdef' for n in range(0, len(fences), BATCH)]
     words = [('fence_write', 0, armed.header, '-', 0, stamp) if ended else
              ('fence_write', 0, armed.header, stamp, BATCH, *fences[BATCH * n:BATCH * (n + 1)]) for n, stamp in enumerate(stamps)]
@@ -72,7 +73,7 @@ def write(armed, first, fences, ended):
 
 
 def fences(server, count):
-    """Memory of cached rows, and the processor time of Redis for each function."""
+    """The memory of cached rows, and the processor time of Redis for each function."""
     armed, costs = Armed(server), {}
     empty = armed.used()
     replies, costs['token'] = armed.pipelined(('fence_token', 1, NAME % i) for i in range(count))
@@ -93,7 +94,7 @@ def fences(server, count):
     return {'row': row_bytes, 'reservation': reservation_bytes, 'costs': costs, 'name': len(NAME % count)}
 
 
-# Inside the server, so that clients take no processor: a transaction for each row, for that many seconds.
+# Runs single-row transactions for that many seconds inside the server, so that clients need no processor time.
 WRITE_ON = """
 CREATE PROCEDURE write_on(seconds float8, INOUT n bigint) LANGUAGE plpgsql AS $$
 DECLARE
@@ -118,12 +119,12 @@ def write_on(conninfo, seconds, done):
 
 
 def calls(nodes):
-    """FCALLs that the nodes have had in all."""
+    """The number of FCALLs that the nodes have executed."""
     return sum(node.command_stats().get('fcall', (0, 0))[0] for node in nodes)
 
 
 def idle(pg, nodes, seconds):
-    """What the workers say when nobody writes."""
+    """The messages of the workers while no session writes."""
     keeper = pg.worker('keeper')
     before, used = calls(nodes), cpu_us(keeper)
     time.sleep(seconds)
@@ -131,7 +132,7 @@ def idle(pg, nodes, seconds):
 
 
 def messages(pg, nodes, sessions, seconds):
-    """What courier and Redis need while sessions write single rows, without waiting for the disk."""
+    """The load of the courier and of Redis while sessions write single rows with asynchronous commits."""
     courier, done = pg.worker('courier'), multiprocessing.Value('l', 0)
     before, used, redis_used = calls(nodes), cpu_us(courier), sum(cpu_us(node.pid) for node in nodes)
     processes = [multiprocessing.Process(target=write_on, args=(pg.conninfo(synchronous_commit='off'), seconds, done))
@@ -149,7 +150,7 @@ def messages(pg, nodes, sessions, seconds):
 
 
 def system(name, nodes, url, seconds):
-    """A PostgreSQL whose fences are in these nodes; None if it refuses them."""
+    """A PostgreSQL that uses these nodes; None if it refuses them."""
     pg = Postgres(name, settings=f"shared_preload_libraries = 'pgcache_fence'\npgcache_fence.redis_url = '{url}'\n", preload=False)
     try:
         if pg.value('SHOW pgcache_fence.redis_url') != url:
@@ -185,7 +186,7 @@ def run(bench):
 
 
 def worked_out(result):
-    """From these costs: (what, how many)."""
+    """The figures that follow from these costs: (description, value)."""
     r, costs = result['fences'], result['fences']['costs']
     write = costs[f'reserve, warm, {BATCH} in a call'] + costs[f'end, of {BATCH}']
     many = result['systems'][-1]

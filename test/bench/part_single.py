@@ -1,4 +1,4 @@
-"""UPDATE of one row by 8 clients: fenced against unfenced, in each way. The number to optimize by."""
+"""UPDATE of one row by 8 clients, fenced against unfenced, in each way. This is the main figure to optimize."""
 
 import re
 import subprocess
@@ -20,7 +20,7 @@ def run(bench):
             table, settings = compare.in_way(name)
             return compare.load(compare.update(table), bench.pg, bench.redis, CLIENTS, seconds, synchronous_commit=sync, **settings)
         for name in names:
-            measure(name)                               # full-page images, plans, connections
+            measure(name)                               # a warm-up: full-page images, plans, connections
         result[sync] = compare.rounds(names, count, measure, bench.refresh)
         result[f'pgbench {sync}'] = compare.rounds(['unfenced', 'fenced'], 2,
                                                    lambda name, sync=sync: pgbench(bench, name, sync, seconds))
@@ -28,7 +28,7 @@ def run(bench):
 
 
 def pgbench(bench, table, sync, seconds):
-    """The same with the load generator that everybody knows, as a check of ours."""
+    """The same with pgbench, as a check of our own load generator."""
     script = f'{BASE}/{table}.pgbench'
     with open(script, 'w') as f:
         f.write(f"\\set id random(1, {compare.ROWS})\nUPDATE {table} SET data = repeat('x', 100) WHERE id = :id;\n")

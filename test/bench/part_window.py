@@ -1,4 +1,4 @@
-"""The time from the commit record until Redis knows: how long readers cannot put a row after its commit."""
+"""The time from the commit record until Redis knows of the commit. For that long readers cannot put the row."""
 
 import subprocess
 
@@ -20,7 +20,7 @@ def measure(bench, pg, sync, fence, count):
 
 
 def start_background(bench, pg):
-    """Eight other clients that write."""
+    """Starts eight other clients that write."""
     return subprocess.Popen([f'{BASE}/bin/load', '--clients', '8', '--threads', '1', '--seconds', '3600', '--rows', '9000',
                              '--first-row', '1000', '--pg', pg.conninfo(), '--step', compare.VARIANTS['fenced'][0]],
                             stdout=subprocess.DEVNULL)

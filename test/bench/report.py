@@ -1,4 +1,4 @@
-"""The machine in words, tables in Markdown, targets, plots."""
+"""Makes the report: describes the machine, writes tables in Markdown, judges targets, draws plots."""
 
 import datetime
 import json
@@ -37,7 +37,7 @@ def machine(bench):
 
 
 class Noise:
-    """What disturbs a measurement: the host's other guests, and what else this machine does."""
+    """Disturbances of a measurement: the host's other guests, and other work on this machine."""
 
     def __init__(self):
         self.all, self.steal = processor_ticks()
@@ -51,20 +51,20 @@ class Noise:
 
 
 def processor_ticks():
-    """Of all processors since the start of the machine: worked, and stolen by its host."""
+    """Ticks of all processors since the machine started: (busy, stolen by its host)."""
     with open('/proc/stat') as f:
         user, nice, system, _, _, irq, softirq, steal = (int(n) for n in f.readline().split()[1:9])
     return user + nice + system + irq + softirq, steal
 
 
 def own_ticks():
-    """Of this program, of what it has started, and of what these have waited for."""
+    """Ticks of this program, of the processes that it has started, and of their ended children."""
     parents, ticks = {}, {}
     for pid in filter(str.isdigit, os.listdir('/proc')):
         try:
             with open(f'/proc/{pid}/stat') as f:
                 fields = f.read().rsplit(')', 1)[1].split()
-        except OSError:                                 # ended meanwhile
+        except OSError:                                 # the process has ended meanwhile
             continue
         parents[int(pid)], ticks[int(pid)] = int(fields[1]), sum(int(n) for n in fields[11:15])
 
@@ -85,17 +85,17 @@ def extension():
 
 
 def table(head, lines):
-    """Markdown; the first column is text, the others are numbers."""
+    """A table in Markdown. The first column is text, the others are numbers."""
     rows = ['| ' + ' | '.join(head) + ' |', '| --- |' + ' ---: |' * (len(head) - 1)]
     return '\n'.join(rows + ['| ' + ' | '.join(str(cell) for cell in line) + ' |' for line in lines])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Targets: what was asked for, beside what was measured. Ratios within this run, never absolute times of a machine.
+# Targets, beside the measured values. They are ratios within this run, never absolute times of a machine.
 # ----------------------------------------------------------------------------------------------------------------------
 
 def judge(name, target, s, met, form='{:.2f}'):
-    """A line of the table. s: a spread or one number; judged by the median."""
+    """A line of the table of targets. s: a spread, of which the median is judged, or a number."""
     value = s['median'] if isinstance(s, dict) else s
     shown = compare.format_spread(s, form) if isinstance(s, dict) else form.format(s)
     return [name, target, shown, '**met**' if met(value) else 'not met']
@@ -110,7 +110,7 @@ def at_most(limit):
 
 
 def given(name, s, form='{:.2f}'):
-    """A line without target."""
+    """A line without a target."""
     return [name, '', compare.format_spread(s, form) if isinstance(s, dict) else form.format(s), '']
 
 
@@ -122,7 +122,7 @@ BESIDE = ['TPS', 'ratio (spread)', 'p50 µs', 'p99 µs', 'CPU µs/tx backend', '
 
 
 def beside(r, name, base):
-    """The cells of BESIDE: throughput, latency and processor time of one variant beside another."""
+    """The cells of BESIDE: throughput, latency and processor time of one variant relative to another."""
     tps = compare.median(r, name, 'tps')
     return [f'{tps:,.0f}' if tps >= 100 else f'{tps:.2f}', compare.format_spread(compare.ratio(r, name, base)),
             *(f'{compare.median(r, name, f):.0f}' for f in ('p50', 'p99')),
@@ -130,7 +130,7 @@ def beside(r, name, base):
 
 
 def write_lines(what, r, limit):
-    """Throughput and processor time of every way to unfenced; judged is the way that is the default."""
+    """Throughput and processor time of every way relative to unfenced. Only the default way is judged."""
     names = [name for name in r if name not in ('unfenced', 'messages')]
     lines = []
     for name in names:
@@ -192,7 +192,7 @@ def call_targets(results):
 
 
 def library_targets(results):
-    """Each call within its bound, and no dearer after much of everything."""
+    """Whether each call stays within its bound, and costs no more after many domains, fences and reservations."""
     import part_library
     lines = []
     for name, r in results.get('library', {}).items():
@@ -309,11 +309,11 @@ def plot_growth(result):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is written: measured.md with all tables, from which sh test/unit/readme.sh --write fills the pages; the results as JSON
+# The files written: measured.md with all tables, from which sh test/unit/readme.sh --write fills the pages; the results as JSON
 # ----------------------------------------------------------------------------------------------------------------------
 
 def kind(bench):
-    """Which run it was, and what of it was asked for otherwise."""
+    """The kind of run, and its options that differ from the defaults."""
     name = '--publish' if bench.publish else '--quick: a short run, only good to a rough idea' if bench.quick else 'full'
     other = [f'--{name} {value:g}' for name, value in (('rounds', bench.rounds), ('seconds', bench.seconds)) if value]
     return ', '.join([name, *other]) + ''.join(f"; {why}: {', '.join(names)}" for why, names in
@@ -321,7 +321,7 @@ def kind(bench):
 
 
 def plots(results):
-    """Draws those for which there are results; their names."""
+    """Draws the plots for which there are results. Returns their names."""
     names = []
     if results.get('against'):
         for sync in 'on', 'off':
@@ -335,7 +335,7 @@ def plots(results):
 
 
 def rounded(value):
-    """For people and for diffs: four digits that count; without the profiles, which are in the tables."""
+    """The results with four significant digits, for people and for diffs. Omits the profiles, which are in the tables."""
     if isinstance(value, dict):
         return {name: rounded(v) for name, v in value.items() if name not in ('inclusive', 'own', 'base')}
     if isinstance(value, (list, tuple)):

@@ -1,7 +1,7 @@
 #!/bin/sh
-# run.sh - what a fence costs: everything side by side in one run, on private servers. Installs what it needs (apt),
-# changes nothing else on the machine. The results go to doc/measured.md,
-# doc/measured.json and doc/performance-*.svg of this tree, and from there into the tables of the pages.
+# run.sh - measures what a fence costs, with all variants side by side in one run on private servers. Installs what it needs
+# (apt), changes nothing else on the machine. The results go to doc/measured.md, doc/measured.json and doc/performance-*.svg of
+# this tree, and from there into the tables of the pages.
 
 top=$(cd "$(dirname "$0")/../.." && pwd) || exit 2
 . "$top/test/common.sh"
@@ -84,7 +84,7 @@ done
 gcc -O2 -Wall -Wextra -Werror -fPIC -shared -isystem "$("$PG_CONFIG" --includedir-server)" test/bench/nothing.c \
 	-o "$base/bin/nothing.so" || exit 1
 export base bindir major PYTHONDONTWRITEBYTECODE=1
-# The servers are this program's: it stops them, also when it is told to end.
+# This program owns the servers. It stops them at its end, also after a signal.
 /usr/bin/python3 test/bench/bench.py "$@" &
 bench=$!
 trap 'kill $bench 2>/dev/null; wait $bench 2>/dev/null' EXIT

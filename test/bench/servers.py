@@ -1,8 +1,8 @@
 """
-Private PostgreSQL and Redis servers below one directory, and what is asked of them.
+Private PostgreSQL and Redis servers below one directory, and functions that query them.
 
-Each server is a session of its own, as service managers start them: the kernel shares the processors among sessions first
-(autogroups), and a waiting process that lets others run means those of its session.
+Each server has a session of its own, as if a service manager had started it. The kernel divides the processors among sessions
+first (autogroups), and a process that yields only yields to processes of its session.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ BINDIR = os.environ['bindir']
 REDIS_SERVER = os.environ['REDIS_SERVER']
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-# A server as a user would have it (fsync on), but nothing that comes and goes during a measurement: no checkpoint, no
-# autovacuum (VACUUM is run between the rounds).
+# Settings as a user would have them (fsync on), but without checkpoints and autovacuum, which would start during a measurement.
+# VACUUM runs between the rounds.
 POSTGRES_SETTINGS = '''
 shared_buffers = 512MB
 max_wal_size = 8GB
@@ -35,7 +35,7 @@ jit = off
 
 
 def cpu_us(pid):
-    """Microseconds that a process has been on a processor."""
+    """Processor time of a process in microseconds."""
     with open(f'/proc/{pid}/schedstat') as file:
         return int(file.read().split()[0]) / 1000
 
@@ -55,7 +55,7 @@ def free_port():
 
 
 class Redis:
-    """One Redis without persistence, on a unix socket and a port of the loopback."""
+    """A Redis without persistence, on a Unix socket and a loopback port."""
 
     def __init__(self, name='redis', settings=()):
         self.socket = f'{BASE}/{name}.sock'
@@ -102,7 +102,7 @@ class Redis:
 
 
 class Postgres:
-    """One cluster; preload=False is a server that has never heard of the extension."""
+    """A PostgreSQL server. preload=False: it does not load the extension."""
 
     def __init__(self, name, redis_server=None, preload=True, settings='', valgrind=None):
         self.data = f'{BASE}/{name}'
@@ -122,7 +122,7 @@ class Postgres:
                 conf.write(place.read())
             if preload:
                 conf.write(f"shared_preload_libraries = 'pgcache_fence'\npgcache_fence.redis_url = '{redis_server.url()}'\n"
-                           'pgcache_fence.audit_rate = 0\n')           # what fill() writes is of no version of the row
+                           'pgcache_fence.audit_rate = 0\n')           # fill() writes versions that the rows do not have
         self.start()
 
     def start(self):
@@ -158,7 +158,7 @@ class Postgres:
         return connection
 
     def sql(self, text, *arguments, database='postgres'):
-        """Runs it on a connection that is kept; the rows, if there are any."""
+        """Runs a statement on a permanent connection. Returns its rows, if any."""
         if database not in self.idle:
             self.idle[database] = self.connect(database=database)
         with self.idle[database].cursor() as cursor:
@@ -195,7 +195,7 @@ def running(*servers):
 
 
 def fill(pg, redis_server, domain, rows, payload=100, first=1):
-    """Makes every row of a domain warm: a reader has stored its value, as in a cache that is in use."""
+    """Caches every row of a domain, as if a reader had put it."""
     fence = pg.value('SELECT fence.fence_key(%s, %s)', domain, '0').replace('{0}', '{%i}')
     wait_until(lambda: permit(redis_server, fence.replace('%i', '1')), 300 if pg.valgrind else 60, f'domain {domain} is not announced')
     subprocess.run([f'{BASE}/bin/fill', redis_server.socket, fence, str(first), str(rows), str(payload)], check=True)
@@ -206,5 +206,5 @@ def permit(redis_server, fence):
 
 
 def header(pg):
-    """What writers say first, as a word of a step of the load generator."""
+    """The first argument of writers' calls, as a word for a step of the load generator."""
     return pg.value('SHOW pgcache_fence.namespace') + '%_' + pg.value('SELECT epoch FROM fence.state')

@@ -1,15 +1,18 @@
 #!/usr/bin/python3
-"""Random statements on random tables, in two databases that differ in pgcache_fence.capture only: what they answer, what they
-leave behind, and what is said to Redis must be the same. Prints TAP.
+"""Runs random statements on random tables in two databases that differ only in pgcache_fence.capture. Their answers, the rows
+that they leave, and their messages to Redis must be the same. Prints TAP.
 
     compare.py [--seconds N] [--seed N] [--worlds N] [--first MODE] [--other MODE] [--directory DIR]
 
-A world is a schema with its stream of transactions; its number is the seed's and counts up. A world with a difference is
-made again with parts of the stream left out, until none can be spared, and that is printed. --worlds 1 --seed N runs the one
-world N. What is compared, step by step: SQLSTATE and message, or the command's tag and the rows; the notices; who waits for a
-lock. After each transaction: all rows, tombstones, floors, domains; what is cached. And, of transactions in which nothing failed
-and nothing was undone, what was reserved and what was stored with the commit: what is asked for on the way to an error, or to a
-savepoint that is undone, may differ, because a trigger fires earlier or later than the executor sees the row.
+A world is a schema with its stream of transactions. Worlds are numbered from the seed upwards; --worlds 1 --seed N runs only
+world N. If a world shows a difference, the program repeats it with parts of the stream left out until every part is needed, and
+prints that.
+
+After each step the program compares SQLSTATE and message, or the command's tag and the rows; the notices; and whether the
+session waits for a lock. After each transaction it compares all rows, tombstones, floors, domains and the cached values. If
+nothing failed and nothing was rolled back in the transaction, it also compares which rows were reserved and which were stored
+with the commit. Reservations before an error or a rollback to a savepoint may differ, because a trigger fires earlier or later
+than the executor captures the row.
 """
 
 import argparse
@@ -33,13 +36,13 @@ TRANSACTIONS = 40
 SHRINK_SECONDS = 120
 ENDS = ('COMMIT', 'ROLLBACK')
 
-# Errors that a BEFORE trigger brings about, because it makes the executor look at a row earlier than for a table without triggers:
-# at its partition before its constraints. (For locks see waits_may_differ.)
+# An error that a BEFORE trigger may cause. With a trigger the executor checks the partition of a row before its constraints.
+# waits_may_differ() treats locks.
 MOVED = '0A000: moving row to another partition during a BEFORE FOR EACH ROW trigger is not supported'
 
 
 class Abandoned(Exception):
-    """The two sides differ as they may; the rest of the transaction says nothing."""
+    """The two sides differ in an allowed way, so the rest of the transaction cannot be compared."""
 
 
 def may_differ(said):
@@ -48,14 +51,15 @@ def may_differ(said):
 
 def waits_may_differ(waits, futures):
     """
-    A row that violates a constraint is refused at once, or after a wait: with triggers for a lock on it; where the executor tells, for the
-    version of the group of a row before it, whose AFTER ROW trigger would have come only at the end of the statement.
+    Whether the sides may differ in a wait. A row that violates a constraint may be refused at once or after a wait. With triggers
+    the wait is for a lock on the row. With capture by the executor it is for the version of the group of an earlier row; with
+    triggers that wait would come only at the end of the statement.
     """
     return any(not waited and future.result()[0].startswith('23') for waited, future in zip(waits, futures))
 
 
 class Difference(Exception):
-    """where: number of the transaction and of its step; None: not of one step."""
+    """where: the numbers of the transaction and of its step; None: the difference is not in one step."""
 
     def __init__(self, what, first, other, where=None):
         super().__init__(what)
@@ -77,7 +81,7 @@ def items(found):
 
 
 class World:
-    """ddl: what makes the tables; prepared: of each session; stream: transactions."""
+    """ddl: the statements that make the tables. prepared: the PREPARE statements of each session. stream: the transactions."""
 
     verbose = False
 
@@ -89,7 +93,7 @@ class World:
         self.stream = [statements.transaction() for _ in range(TRANSACTIONS)]
 
     # ------------------------------------------------------------------------------------------------------------------
-    # Making it
+    # Making the world
     # ------------------------------------------------------------------------------------------------------------------
 
     def make(self, pair):
@@ -98,7 +102,7 @@ class World:
             side.query('DROP SCHEMA IF EXISTS w CASCADE')
             side.begin([])
         pair.settle()
-        pair.redis.call('FLUSHALL')         # fences of the world before would be compared
+        pair.redis.call('FLUSHALL')         # otherwise fences of the previous world would be compared
         for text in self.ddl:
             answers = [side.run((0, text, None)) for side in pair.sides]
             self.tell(0, text, answers[0])
@@ -111,7 +115,8 @@ class World:
 
     @staticmethod
     def wait_announced(pair):
-        """COMMIT announces a domain a moment later. One row of each is asked for; of an empty table nothing can be cached."""
+        """Waits until a read of one row of each domain is answered: a domain is announced a moment after the COMMIT. Nothing of
+        an empty table can be cached."""
         for side in pair.sides:
             for domain, relation, key in side.query('SELECT domain, relation::text, key::text[] FROM fence.domains'):
                 asks = "SELECT 1 FROM (SELECT * FROM %s LIMIT 1) x, fence.get('%s', VARIADIC ARRAY[%s]) g WHERE g.status = 'unarmed'" % (
@@ -124,11 +129,11 @@ class World:
             raise Difference(what, answers[0], answers[1], where)
 
     # ------------------------------------------------------------------------------------------------------------------
-    # Running it
+    # Running the world
     # ------------------------------------------------------------------------------------------------------------------
 
     def run(self, pair, counts):
-        """Raises the first difference."""
+        """Runs all transactions. Raises the first difference."""
         self.make(pair)
         cached = pair.cached()
         for number, steps in enumerate(self.stream):
@@ -158,21 +163,21 @@ class World:
         self.same('what COMMIT stores', [stored for _, _, stored in asked], (number, None))
 
     def compare_cached(self, former, cached, asked, number):
-        """Fences that both had, or both had not, are both there or both not; but not those of domains that are reserved as a whole: how
-        many of their rows are reserved besides depends on when it is known."""
+        """Compares the fences: if both sides had a fence, or both had none, both must have it now or both must not. Domains that
+        are reserved as a whole are left out, because the sides may have reserved different numbers of their rows before that."""
         whole = {name for _, domains, _ in asked for name in domains}
         comparable = [f for f in set().union(*former, *cached) if (f in former[0]) == (f in former[1]) and f.split(':')[0] not in whole]
         self.same('which fences are there', [{f for f in comparable if f in side} for side in cached], (number, None))
 
     def transaction(self, pair, number, steps, counts):
-        """Whether nothing failed in it, and nothing was undone."""
+        """Runs a transaction. Returns whether nothing failed in it and nothing was rolled back."""
         self.calm, waiting = True, None
         open_sessions, guarded = set(), set()
         for n, step in enumerate(steps):
             session, text, _ = step
             where = (number, n)
             if waiting is not None and session != waiting[0] and text not in ENDS:
-                continue                    # somebody waits for this session: it only ends
+                continue                    # another session waits for this one, so it does nothing but end
             if waiting is not None and session == waiting[0]:
                 self.finish(pair, 1 - session)
                 waiting = self.answer(*waiting)
@@ -217,7 +222,7 @@ class World:
         self.both(pair, (session, 'ROLLBACK', None))
 
     def blocked(self, pair, session, text, futures, where):
-        """Whether the step waits for a lock; it must on both sides, or on none."""
+        """Whether the step waits for a lock. It must wait on both sides or on none."""
         answers = []
         for side, future in zip(pair.sides, futures):
             wait_for(lambda: future.done() or side.is_blocked(session), 'the answer to %s, or a lock' % text, 60, 0.002)
@@ -252,7 +257,7 @@ class World:
     # ------------------------------------------------------------------------------------------------------------------
 
     def fails(self, pair, stream):
-        """The difference that this stream leads to, or None. What cannot be made at all is none."""
+        """The difference that this stream leads to, or None. Also None if the world cannot be made without the parts left out."""
         kept, self.stream = self.stream, stream
         try:
             self.run(pair, dict.fromkeys(COUNTS, 0))
@@ -263,7 +268,8 @@ class World:
         return None
 
     def shrink(self, pair, difference):
-        """Leaves out what can be spared, transactions first, as long as there is time. Returns the difference that stays."""
+        """Leaves out parts of the stream that are not needed for the difference, transactions first, while there is time.
+        Returns the difference of the shortest stream."""
         deadline = time.monotonic() + SHRINK_SECONDS
         if difference.where is None:
             return difference
@@ -312,7 +318,8 @@ def check_world(pair, number, counts, captures, deadline):
 
 
 def check_ways(pair):
-    """That each side has done to the end what its setting says: the executor falls back to triggers if it is surprised."""
+    """Checks that each side still captures rows in the way that its setting says. Capture by the executor falls back to triggers
+    if the executor does something unexpected."""
     for side, capture in zip(pair.sides, pair.captures):
         told = {way: side.rows_told(way) for way in WAYS.values()}
         print('# %s: %s' % (capture, ', '.join('%d rows told by %s' % (told[way], way) for way in told)), flush=True)
@@ -324,10 +331,10 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument('--seconds', type=float, default=60)
     parser.add_argument('--seed', type=int, default=None)
-    parser.add_argument('--worlds', type=int, default=0, help='so many; default: until the time is over')
+    parser.add_argument('--worlds', type=int, default=0, help='number of worlds; default: until the time is over')
     parser.add_argument('--first', choices=WAYS, default='auto')
     parser.add_argument('--other', choices=WAYS, default='triggers')
-    parser.add_argument('--verbose', action='store_true', help='tells every step and what it answers')
+    parser.add_argument('--verbose', action='store_true', help='print every step and its answer')
     parser.add_argument('--directory', default=None)
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10 ** 6)

@@ -1,6 +1,6 @@
-"""Random tables, fenced in random ways, as SQL; and what statements.py must know of them."""
+"""Makes random tables, attached with random options, as SQL, and describes them for statements.py."""
 
-# Literals of each type that a key may have. The same few again and again, so that statements meet.
+# Literals of each type that a key may have. They are few, so that statements often change the same rows.
 KEYS = {
     'int': ['1', '2', '3', '4', '5', '6'], 'bigint': ['1', '2', '3', '4', '5', '6000000000'], 'smallint': ['1', '2', '3', '4', '5', '-6'],
     'text': ["'a'", "'b'", "'é'", "'x,y'", "''", "'%41'"], 'varchar(10)': ["'a'", "'B'", "'c d'", "'{d}'", "'e:'", "'f'"],
@@ -59,7 +59,7 @@ CREATE FUNCTION self_{t}() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN UPDATE {t}
 
 
 class Table:
-    """columns: (name, type) of all that a statement may set, without the version's. key: names. universe: column -> literals."""
+    """key: names of the key columns. universe: key column -> literals."""
 
     def __init__(self, rng, name):
         self.rng, self.name = rng, name
@@ -82,7 +82,7 @@ class Table:
         return 'w.' + self.name
 
     def columns(self):
-        """Definitions in random order; with some that are dropped later."""
+        """Definitions of columns in random order, some of which are dropped later."""
         rng = self.rng
         found = ['%s %s NOT NULL%s' % (k, t, rng.choice(('', ' DEFAULT ' + KEYS[t][0]))) for k, t in self.types.items()]
         found += ['n int DEFAULT 0', 'v text%s' % rng.choice(('', " DEFAULT 'new'")), 'gr int%s' % rng.choice(('', ' DEFAULT 1'))]
@@ -103,12 +103,12 @@ class Table:
         return found
 
     def statements(self):
-        """All that makes it, in their order."""
+        """All statements that make the table, in their order."""
         rng = self.rng
         columns = self.columns()
         by = ''
         if self.partitioned:
-            # the hash of an enum is that of its oid
+            # not HASH: an enum's hash is that of its oid, which differs between the databases
             by = ' PARTITION BY ' + ('RANGE (k0)' if self.types['k0'] in NUMBERS else 'LIST (k0)' if self.types['k0'] == 'color' else rng.choice(('HASH (k0)', 'LIST (k0)')))
         yield 'CREATE TABLE %s (%s, PRIMARY KEY (%s))%s%s' % (self.name, ', '.join(columns), ', '.join(self.key), by,
                                                             '' if by else rng.choice(('', ' WITH (fillfactor = 50)')))
@@ -187,7 +187,7 @@ class Schema:
                 table.universe['up'] = table.parent.universe['k0'] + ['NULL']
             self.ddl += table.statements()
             self.tables.append(table)
-        if rng.random() < 0.2:              # a table that others inherit from, attached itself or not: only its children may be
+        if rng.random() < 0.2:              # a table that another one inherits from; only the child may be attached
             self.ddl.append('CREATE TABLE heir () INHERITS (%s)' % rng.choice(self.tables).name)
             self.ddl.append('ALTER TABLE heir ADD PRIMARY KEY (%s)' % 'k0')
             self.ddl.append("SELECT fence.attach('heir', version => (SELECT attname FROM pg_attribute WHERE attrelid = 'w.heir'::regclass AND attname IN ('rev', 'version')))")

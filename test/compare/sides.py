@@ -1,5 +1,5 @@
-"""One PostgreSQL with two databases, which see changed rows in different ways, and one Redis: the same is done in both, and
-what came of it is told for each in a form that can be compared.
+"""A PostgreSQL server with two databases, which capture changed rows in different ways, and a Redis server. Runs the same
+statements in both databases and returns the results of each in a form that can be compared.
 
 Owns: the two servers and their directory.
 """
@@ -40,10 +40,10 @@ pgcache_fence.patrol_grace = '1h'
 STATEMENT_SECONDS = 60
 WAYS = {'auto': 'executor', 'triggers': 'triggers'}
 
-# bytea as the text that the server sends: psycopg2's own object shows its address
+# bytea values stay the text that the server sends. psycopg2's own object would print its address.
 psycopg2.extensions.register_type(psycopg2.extensions.new_type((17,), 'BYTEA', lambda value, cursor: value))
 
-# Every row with its place, the tombstones and floors, in an order that is the same for the same rows
+# All tombstones, floors and domains, in an order that depends only on the rows
 STATE = '''
 SELECT 'tombstone', d.name, t.key || ' ' || t.version FROM fence.tombstone t JOIN fence.domain d ON d.id = t.domain_id
 UNION ALL SELECT 'floor', d.name, f.version::text FROM fence.floor f JOIN fence.domain d ON d.id = f.domain_id
@@ -53,7 +53,7 @@ TABLES = "SELECT oid::regclass::text FROM pg_class WHERE relnamespace = 'w'::reg
 
 
 class Side:
-    """A database, its sessions, and what it reserves."""
+    """One of the databases, with its sessions and its reservations."""
 
     def __init__(self, pair, name):
         self.pair, self.name = pair, name
@@ -73,14 +73,14 @@ class Side:
             return cursor.fetchall() if cursor.description else None
 
     def end(self):
-        """Ends the sessions, whatever they are doing or waiting for."""
+        """Terminates the sessions, whatever they are doing or waiting for."""
         sessions = "SELECT %s FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'compared'"
         self.query(sessions % 'pg_terminate_backend(pid)')
         wait_for(lambda: not self.query(sessions % 'pid'), 'sessions to end')
         self.sessions = []
 
     def begin(self, prepared):
-        """Two new sessions."""
+        """Opens two new sessions."""
         self.end()
         self.sessions = [self.connect('compared'), self.connect('compared')]
         for n in (0, 1):
@@ -88,7 +88,7 @@ class Side:
                 self.run((n, text, None))
 
     def run(self, step):
-        """What the step answers: SQLSTATE and message, or the command's tag and the rows in an order of their own; and notices."""
+        """Runs a step. Returns SQLSTATE and message, or the command's tag and the sorted rows, and the notices."""
         session, text, data = step
         connection = self.sessions[session]
         connection.notices.clear()
@@ -109,11 +109,11 @@ class Side:
         return said, rows, list(connection.notices)
 
     def failed(self, session):
-        """Whether its transaction waits for its end after an error."""
+        """Whether the transaction of the session has failed and waits for its ROLLBACK."""
         return self.sessions[session].info.transaction_status == psycopg2.extensions.TRANSACTION_STATUS_INERROR
 
     def way(self):
-        """What tells of changed rows."""
+        """What captures changed rows: the executor or triggers."""
         return self.query('SELECT capture FROM fence.state')[0][0]
 
     def rows_told(self, way):
@@ -160,7 +160,7 @@ class Pair:
         self.redis.stop()
 
     # ------------------------------------------------------------------------------------------------------------------
-    # What was said to Redis
+    # Messages to Redis
     # ------------------------------------------------------------------------------------------------------------------
 
     def settle(self):
@@ -168,7 +168,7 @@ class Pair:
         wait_for(lambda: not any(side.query('SELECT 1 FROM fence.pending') for side in self.sides), 'reservations to end')
 
     def asked(self):
-        """For each side what it has asked of Redis since the last time: rows reserved, domains reserved, rows stored."""
+        """For each side the requests to Redis since the last call: rows reserved, domains reserved, rows stored."""
         found = [(set(), set(), []) for _ in self.sides]
         of = {str(side.oid): n for n, side in enumerate(self.sides)}
 
@@ -211,7 +211,7 @@ class Pair:
 
 
 class Monitor:
-    """What Redis is sent, as lists of words."""
+    """The commands that Redis receives, as lists of words."""
 
     WORD = re.compile(r'"((?:[^"\\]|\\.)*)"', re.S)
 

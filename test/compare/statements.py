@@ -1,10 +1,10 @@
-"""Random transactions on the tables of schema.py. A transaction is a list of steps (session, text, data of COPY or None);
-nothing in it depends on what a statement answers, so that any part can be left out."""
+"""Makes random transactions on the tables of schema.py. A transaction is a list of steps (session, text, data of COPY or None).
+No step depends on the answer of an earlier one, so that any part can be left out."""
 
 VALUES = ("'new'", "'x'", "'y'", 'NULL', 'DEFAULT', "repeat(md5('z'), 200)")
 VERSIONS = ('{v} + 1', '{v} + 5', '{v}', '{v} - 1', '0', '3', '7', 'NULL', '-4', '32767', '32768', '2147483647', '9223372036854775807', 'DEFAULT')
 
-# What follows is undone by it if it fails, and the transaction goes on.
+# A savepoint. If the next statement fails, the transaction rolls back to it and goes on.
 GUARD = 'SAVEPOINT guard'
 
 
@@ -20,7 +20,7 @@ class Statements:
         return self.rng.choice(self.tables)
 
     def target(self, t):
-        """The table, a view of it, or a partition."""
+        """The name of the table, of a view of it, or of a partition."""
         drawn = self.rng.random()
         if t.views and drawn < 0.3:
             return t.views[0]
@@ -68,7 +68,7 @@ class Statements:
         return ', '.join('%s = %s' % x for x in found.items())
 
     def insert_columns(self, t):
-        """Names, and a function that makes the values of a row."""
+        """The names of columns, and a function that makes the values of a row."""
         rng = self.rng
         columns = list(t.key)
         for column in ('n', 'v', 'gr') + (('up',) if t.parent else ()):
@@ -185,7 +185,7 @@ class Statements:
                                 "SELECT fence_version, row_version, relation FROM fence.status('{d}', VARIADIC ARRAY[{k}])")).format(d=t.domain, k=key)
 
     def seed(self, t):
-        """Every row of the domain is cached."""
+        """A query that caches every row of the domain."""
         return "SELECT fence.read('%s', VARIADIC ARRAY[%s]) FROM %s" % (t.domain, ', '.join(k + '::text' for k in t.key), t.name)
 
     def definition(self, t):
@@ -197,7 +197,7 @@ class Statements:
                                     t=t.name, v=t.version, k=', '.join(t.key), new=', '.join(self.key_values(t)))
 
     def copy(self, t):
-        """COPY, with the lines that follow it."""
+        """A COPY statement, and its lines of data."""
         rng = self.rng
         lines = []
         for _ in range(rng.choice((1, 2, 4))):
@@ -206,7 +206,7 @@ class Statements:
         return 'COPY %s (%s, n) FROM STDIN' % (t.name, ', '.join(t.key)), '\n'.join(lines) + '\n'
 
     def prepared(self):
-        """PREPARE and EXECUTE: the names are the same in every run of the schema, so that generic plans come about."""
+        """PREPARE statements. Each name is prepared once and executed often, so that PostgreSQL makes generic plans."""
         for n, t in enumerate(self.tables):
             key = ' AND '.join('%s = %s' % (k, t.universe[k][0]) for k in t.key[1:])
             condition = '%s = $1%s' % (t.key[0], ' AND ' + key if key else '')
@@ -222,7 +222,7 @@ class Statements:
             n=n, k=self.rng.choice(keys), to=self.rng.choice(keys), i=self.rng.randrange(6))
 
     def statement(self):
-        """A step's text and data."""
+        """The text and the data of a step."""
         rng = self.rng
         t = self.table()
         drawn = rng.random()
@@ -284,8 +284,8 @@ class Statements:
         return [(session, text, None) for text in steps + ['CLOSE c']]
 
     def duel(self):
-        """Two sessions, of which one may wait for the other: both change rows of the same table, and the second is in the middle when
-        the first ends."""
+        """Two sessions that change rows of the same table, so that one may wait for the other. The second one is within its
+        transaction when the first one ends."""
         t = self.table()
         first, second = self.long(0), self.long(1)
         for session, steps in ((0, first), (1, second)):

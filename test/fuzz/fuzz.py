@@ -1,13 +1,13 @@
 #!/usr/bin/python3
-"""Calls every function of schema fence and of the library in Redis with valid, nearly valid and senseless arguments, from
-several sessions at once, among writes and DDL of fenced tables; and watches what comes of it. Prints TAP.
+"""Calls every function of schema fence and of the library in Redis with valid, nearly valid and senseless arguments. Several
+sessions do so at once, while they also write and alter fenced tables. Prints TAP.
 
     fuzz.py [--seconds N] [--seed N] [--directory DIR]
 
-After each round: no crash, no internal error, no call of over two seconds, every session answers, nothing stays reserved,
-the fences are open, and no hit is stale. At the end: nothing has grown. The seed is printed; the same seed makes the same
-choices, session by session and round by round. Which values earlier calls had answered, and what the sessions do to
-each other, differ from run to run, so a report tells the whole call.
+After each round there must be no crash, no internal error, no call of over two seconds, no reservation left and no stale hit;
+every session must answer and the fences must be open. At the end nothing may have grown. The program prints its seed. The
+same seed makes the same choices, session by session and round by round. But the answers of earlier calls, and how the sessions
+disturb each other, differ from run to run, so a report contains the whole call.
 """
 
 import argparse
@@ -28,16 +28,16 @@ import watches                                                                  
 import world                                                                    # noqa: E402
 from sessions import RedisSession, SqlSession                                   # noqa: E402
 
-STEPS = 60              # of a session in a round
-ROUND_SECONDS = 90      # then a session of it is stuck
+STEPS = 60              # number of steps of a session in a round
+ROUND_SECONDS = 90      # a session that needs longer for its steps is stuck
 
-WHAT = {'crash': 'no crash: both servers live, no PANIC, no failed assertion, no worker that ended badly',
+WHAT = {'crash': 'no crash: both servers run, no PANIC, no failed assertion, no worker has failed',
         'internal error': 'no SQLSTATE of class XX, in sessions or workers',
-        'error in the library': 'no error inside the library in Redis but its own replies',
-        'slow call': 'no call of more than %d s on a machine that answers at once' % watches.SLOW_SECONDS,
+        'error in the library': 'the library in Redis raises no errors but its own',
+        'slow call': 'no call takes more than %d s while the machine is not overloaded' % watches.SLOW_SECONDS,
         'growth': 'nothing has grown: memory of workers, sessions, Redis and its functions, keys, workers',
-        'session': 'every session answers after each round, none was lost',
-        'not settled': 'no reservation and no effect stays, the fences are open again',
+        'session': 'every session answers after each round, and no connection is lost',
+        'not settled': 'no reservation and no effect is left, and the fences are open again',
         'stale': 'no hit is stale, during rounds and after them'}
 
 
@@ -67,7 +67,7 @@ def run_round(number, sessions, watch):
 
 
 def fuzz(place, watch, seconds):
-    """Rounds until the time is over. Returns how many."""
+    """Runs rounds until the time is over. Returns the number of rounds."""
     sessions = watch.sessions = make_sessions(place, watch)
     begun, number, before = time.monotonic(), 0, None
     with place.client(timeout=60) as client:

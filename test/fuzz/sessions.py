@@ -1,7 +1,7 @@
-"""Sessions that make the calls: each a thread with a generator, a plan that does not depend on answers, and a report.
+"""The sessions that make the calls. Each has a thread and a random generator. What it calls does not depend on answers.
 
-A session of PostgreSQL keeps its role through the run; most calls inside a transaction have a savepoint of their own, so
-that an error does not end it.
+A session of PostgreSQL keeps its role through the run. Most calls inside a transaction have a savepoint of their own, so
+that an error does not end the transaction.
 """
 
 import random
@@ -15,25 +15,25 @@ import redis
 import values
 from world import LIARS_REDIS, LIARS_SQL, LIED, NAMESPACE, OWN_NAMESPACES, abbreviated
 
-# No statement is let go on for longer; the watch for slow calls tells of it long before.
+# The maximum statement_timeout. The watch for slow calls reports a statement long before.
 STATEMENT_SECONDS = 12
 LOCK_SECONDS = 0.7
 
-# What Redis itself says of a call that is malformed, or that its user may not make.
+# Redis' own errors for calls that are malformed, or that the user may not make.
 REDIS_OWN_ERRORS = re.compile(
     r'wrong number of arguments|Bad number of keys|Number of keys|Function not found|value is not an integer|'
     r'Can not execute a (script|function) with write flag')
 LUA_ERROR = re.compile(r'user_function|attempt to |stack |bad argument|Wrong number of args')
 
-# What an effect meets in a key of the user's: another type, or no number.
+# Errors of an effect on a key of the user that has another type, or is no number.
 USERS_KEY = re.compile(r'^(WRONGTYPE |ERR value is not an integer|ERR increment or decrement would overflow).*script: fence_(effect|log_stamps)')
 
-# PostgreSQL's own XX000, from plain DDL of two sessions at once.
+# PostgreSQL itself raises this XX000 when two sessions run DDL at once.
 POSTGRES_OWN = re.compile(r'^tuple concurrently (updated|deleted)')
 
 
 def said(call):
-    """A statement, or the words of a command, as a report shows it."""
+    """A statement, or the words of a command, as text for a report."""
     if isinstance(call, str):
         return abbreviated(call)
     return abbreviated(' '.join(repr(abbreviated(w.decode('utf-8', 'backslashreplace'), 300)) for w in call))
@@ -70,7 +70,7 @@ class Session:
         return '%s, seed %d, round %d%s' % (self.name, self.world.seed, self.round, ', in: ' + said(doing[1]) if doing else '')
 
     def timed(self, call, run):
-        """What the call answers; tells the watch how long it took."""
+        """Makes the call and returns its answer. Tells the watch how long it took."""
         begun = time.monotonic()
         self.doing = (begun, call)
         try:
@@ -81,7 +81,7 @@ class Session:
 
 
 class SqlSession(Session):
-    """stays: it never disconnects, so that its memory can be watched."""
+    """A session of PostgreSQL. stays: it never disconnects, so that its memory can be watched."""
 
     def __init__(self, world, watch, name, role, tables_owner=False, stays=False):
         super().__init__(world, watch, name)
@@ -90,8 +90,8 @@ class SqlSession(Session):
         self.ddl = tables_owner
         self.values = values.SqlValues(world)
         self.connection = None
-        self.depth = 0                  # of the transaction, as planned: 0 none, 1 top, more: savepoints
-        self.left = 0                   # steps of the planned transaction
+        self.depth = 0                  # planned nesting: 0 no transaction, 1 a transaction, more: savepoints
+        self.left = 0                   # steps that are left in the planned transaction
 
     def open(self):
         if self.connection is None or self.connection.closed:
@@ -100,7 +100,7 @@ class SqlSession(Session):
         self.depth = 0
 
     def close_round(self):
-        """The session must still answer. A cancel that was sent late may hit this; it is asked again then."""
+        """Checks that the session still answers. A late cancel may hit this query, which is then repeated."""
         for attempt in range(3):
             try:
                 if self.connection.closed:
@@ -124,7 +124,7 @@ class SqlSession(Session):
             return self.timed(sql, run)
         except psycopg2.Error as error:
             self.judge(sql, error)
-        except ValueError:              # psycopg2 cannot make a Python value of it (a timestamp of year 300000)
+        except ValueError:              # psycopg2 cannot convert the result to a Python value (a timestamp of year 300000)
             pass
         return None
 
@@ -158,7 +158,7 @@ class SqlSession(Session):
         self.one(number)
 
     def one(self, number):
-        """A statement; in a transaction mostly with a savepoint of its own."""
+        """Runs a statement; in a transaction mostly with a savepoint of its own."""
         rng = random.Random(number)
         sql = self.statement(rng)
         guarded = self.depth and rng.random() < 0.9
@@ -196,12 +196,12 @@ class SqlSession(Session):
             self.send('ROLLBACK')
         elif kind < 0.92:
             self.send("PREPARE TRANSACTION 'fz%d'" % rng.getrandbits(40))
-            self.send('ROLLBACK')       # if it was refused
+            self.send('ROLLBACK')       # in case COMMIT or PREPARE TRANSACTION was refused
         else:
             self.disconnect()
 
     def disconnect(self):
-        """In the middle of whatever is going on."""
+        """Closes the connection, whatever the session is doing."""
         if self.stays:
             self.send('ROLLBACK')
             self.send('DISCARD ALL')
@@ -246,7 +246,7 @@ class SqlSession(Session):
         effect = any(n.endswith(('_key', '_keys')) for n in function['names'])
         numbers = [rng.getrandbits(64) for _ in function['types']]
         arguments, given = [], len(numbers)
-        if rng.random() < 0.3:          # some of the last ones have defaults
+        if rng.random() < 0.3:          # some of the last arguments have defaults
             given = rng.randint(0, len(numbers))
         for n, (number, type_name) in enumerate(zip(numbers, function['types'])):
             if n >= given and not (function['variadic'] and n == len(numbers) - 1):
@@ -324,7 +324,7 @@ class SqlSession(Session):
 
 
 class RedisSession(Session):
-    """As one of the users that the documentation tells of. pg plays the extension, in namespaces of its own."""
+    """A session of one of the Redis users in the documentation. User pg acts as the extension, in the fuzzer's own namespaces."""
 
     def __init__(self, world, watch, name, user):
         super().__init__(world, watch, name)
@@ -358,8 +358,8 @@ class RedisSession(Session):
             self.open()
 
     def judge(self, command, message):
-        """The library answers "ERR fence_..." (redis-py leaves out the ERR), Redis has its own words; all else is an error
-        inside the library."""
+        """Judges an error. The library's own errors are "ERR fence_..." (redis-py removes the ERR), and Redis has its own.
+        Any other error is a bug in the library."""
         if command[0] in (b'FCALL', b'FCALL_RO'):
             known = re.match(r'(ERR )?fence_\w+: ', message) or REDIS_OWN_ERRORS.search(message)
             if (not known or LUA_ERROR.search(message)) and not USERS_KEY.search(message):
@@ -416,7 +416,7 @@ class RedisSession(Session):
         self.send(call, name.encode(), *words)
 
     def from_sample(self, rng, sample):
-        """A call that the extension made, some of whose arguments are others."""
+        """A call that the extension has made, with some of its arguments replaced."""
         words = list(sample)
         for n in range(1, len(words)):
             number, changes = rng.getrandbits(64), rng.random()
@@ -432,7 +432,7 @@ class RedisSession(Session):
         return words or [b'0']
 
     def from_nothing(self, rng, name, liar):
-        """Fences, or one and a value beside it, and some arguments."""
+        """A call with fences, or with a fence and a value beside it, and some arguments."""
         domain, several = self.world.domain(rng, liar), name in ('fence_token', 'fence_check')
         count = rng.choice((1, 1, 1, 1, 2, 3, 100, 1000, 1001, 0) if several else (1, 1, 1, 1, 1, 1, 0, 2))
         numbers = [rng.getrandbits(64) for _ in range(count)]
@@ -447,7 +447,8 @@ class RedisSession(Session):
         return [b'%d' % len(keys), *keys, *arguments]
 
     def moved(self, word, space):
-        """The word with the other namespace, and its epoch; in the extension's own with the lied-about domain for any other."""
+        """The word with the namespace and the epoch replaced by those of `space`. If that is the extension's own namespace, the
+        domain is replaced by "lied"."""
         if space == NAMESPACE:
             return re.sub(rb'^((?:fence:[a-z]:)?\d+\.)(item|cached|member|room_group|parted|word|by_hand|spare)\b',
                           rb'\1' + LIED.encode(), word)

@@ -1,15 +1,15 @@
-"""What fuzzed arguments are drawn from.
+"""Draws the arguments of fuzzed calls.
 
 SQL arguments are expressions, so that a report stays short: a value of 100 kB is repeat('x', 100000). Arguments for Redis
-are bytes. Each argument takes one number from its session's generator, whatever becomes of it: so one seed gives one
-sequence of calls, even if what earlier calls answered differs from run to run.
+are bytes. Each argument takes exactly one number from the generator of its session. So a seed always gives the same sequence
+of calls, even if the answers of earlier calls differ from run to run.
 """
 
 import random
 import re
 import string
 
-# The caller asks for the pause between his own retries; a call that then takes seconds does what it was told.
+# Arguments with which a caller asks for pauses. A call with a long pause is not a slow call.
 PAUSES = ('retries', 'backoff', 'timeout')
 
 NUMBERS = (0, 1, -1, 2, 7, 100, 999, 1000, 1001, 65535, 65536, 2 ** 31 - 1, 2 ** 31, -2 ** 31, 2 ** 32, 2 ** 53 - 1, 2 ** 53,
@@ -36,7 +36,7 @@ FLOATS = ("'NaN'", "'infinity'", "'-infinity'", "0", "1", "0.5", "-0.0", "1e-300
 UUIDS = ("'00000000-0000-0000-0000-000000000000'", "'ffffffff-ffff-ffff-ffff-ffffffffffff'", "'not a uuid'",
          "'01234567-89ab-cdef-0123-456789abcdef'")
 
-# What comes between "valid" and "anything" for arguments to Redis.
+# Nearly valid arguments for functions in Redis.
 BYTES = (b'', b' ', b'0', b'1', b'-1', b'2', b'-', b'*', b'+1', b'01', b'1e5', b'nan', b'inf', b'-inf', b'0x10', b'none', b'stream',
          b'pubsub', b'a', b'r', b'g', b'c', b'd', b'v', b'apply', b'undo', b'list', b'zset', b'publish', b'take', b'\x00',
          b'\xff\xfe', b'\n', b'a b', b'a\nb', b'%', b'%s', b'%d%n', b'[', b'[]', b'{}', b'{', b'}', b'{}{', b'{x', b'x}', b':',
@@ -49,7 +49,7 @@ WORDS = string.ascii_letters + string.digits + ' %{}:.,-_/\\\'"\n\t\x01é日'
 
 
 def literal(text):
-    """An SQL expression of that text."""
+    """An SQL literal for that text."""
     return "E'" + text.replace('\\', '\\\\').replace("'", "''").replace('\0', '') + "'" if '\\' in text \
         else "'" + text.replace("'", "''").replace('\0', '') + "'"
 
@@ -77,7 +77,7 @@ def mutated(rng, text):
     return text[:200000]
 
 
-# What values of keys are given as, besides text: some fit some columns
+# The types, besides text, in which values of keys are given. Some fit some columns.
 KEY_TYPES = ('integer', 'integer', 'bigint', 'smallint', 'numeric', 'oid', 'name', 'varchar', 'uuid', 'timestamptz', 'boolean', 'jsonb')
 
 
@@ -88,9 +88,9 @@ class SqlValues:
         self.world = world
 
     def argument(self, number, name, type_name, domain, effect):
-        """number: the one draw that decides all. domain: the one that the call is about."""
+        """Draws an argument. number: the only random number that it may use. domain: the domain of the call."""
         rng = random.Random(number)
-        if type_name == '"any"':                # the values of a key, in an array
+        if type_name == '"any"':                # the values of a key, as an array
             type_name = rng.choice(KEY_TYPES) + '[]'
         if rng.random() < 0.06:
             return 'NULL::' + type_name
@@ -110,7 +110,7 @@ class SqlValues:
             return 'ARRAY[%s]' % ', '.join(few)
         if kind < 0.62:
             return "'{}'::" + type_name
-        if kind < 0.72:                         # two dimensions: several keys, in some functions
+        if kind < 0.72:                         # in some functions an array of two dimensions has several keys
             keys = [self.world.key(rng, domain) for _ in range(rng.randint(1, 4))]
             rows = ['ARRAY[%s]' % ', '.join(literal(k) for k in key[:1] * 2) for key in keys]
             return 'ARRAY[%s]::%s' % (', '.join(rows), type_name)
@@ -169,7 +169,7 @@ class SqlValues:
         return rng.choice(TEXTS)
 
     def named(self, rng, name, domain):
-        """A valid value of a parameter of that name; None: nothing is known of it."""
+        """A valid value for a parameter of that name; None for an unknown name."""
         if name in ('domain', 'domains'):
             return domain
         if name == 'key' and domain in self.world.domains:
@@ -205,7 +205,7 @@ class SqlValues:
         return None
 
     def reply(self, rng, kind):
-        """Something that an earlier call answered, as it was or changed a little."""
+        """A value that an earlier call has returned, unchanged or with a small change."""
         found = self.world.reply(rng, kind)
         return literal(found if rng.random() < 0.75 else mutated(rng, found))
 
@@ -217,7 +217,7 @@ class RedisValues:
         self.world = world
 
     def argument(self, number, now=None):
-        """now: what the argument was in a call that the extension made."""
+        """Draws an argument. now: the argument in a call that the extension has made."""
         rng = random.Random(number)
         if now is not None and rng.random() < 0.35:
             return mutated(rng, now)
@@ -233,7 +233,7 @@ class RedisValues:
         return bytes(rng.randrange(256) for _ in range(rng.randint(1, 24)))
 
     def name(self, number, domain, value=False):
-        """A key's name: mostly of the domain, sometimes like one."""
+        """The name of a key: mostly a fence of the domain, sometimes a similar name."""
         rng = random.Random(number)
         name = rng.choice(self.world.names(rng, domain)).encode()
         if value:

@@ -1,6 +1,6 @@
-"""What is watched: crashes, internal errors, slow calls, growth, stuck sessions, stale hits.
+"""Watches for crashes, internal errors, slow calls, growth, stuck sessions and stale hits.
 
-Each watch reports to Watch.defect(); the run goes on, so that one run tells of all of them.
+All of them report to Watch.defect(). The run goes on after a report, so that one run finds several defects.
 """
 
 import json
@@ -19,11 +19,11 @@ from sessions import said
 from world import LIED, NAMESPACE, OWN_NAMESPACES, abbreviated
 
 SLOW_SECONDS = 2
-QUICK_PROBE = 0.5               # a call is slow only if nothing else took that long meanwhile
+QUICK_PROBE = 0.5               # a call counts as slow only if no probe took this long meanwhile
 SETTLE_SECONDS = 30
 KINDS = ('crash', 'internal error', 'error in the library', 'slow call', 'growth', 'session', 'not settled', 'stale')
 
-# What may have come on top after the first third of the run, in MB.
+# How much each may grow after the first third of the run, in MB.
 GROWTH = {'worker': 6, 'session': 16, 'redis': 6, 'functions in redis': 4}
 
 CRASH = re.compile(r'PANIC|TRAP:|AddressSanitizer|runtime error|was terminated by signal|terminating any other active server|'
@@ -32,7 +32,7 @@ WORKER_ERROR = re.compile(r'\] (?!client backend)[^\n]* XX[0-9A-Z]{3} ')
 
 
 def slow_read(client, fence):
-    """fence_get, answered as the others do; pending is no hit and no permission either."""
+    """fence_get, with the result in the form of strong.read; "pending" is neither a hit nor a permit."""
     answer = client.execute_command('FCALL_RO', 'fence_get', 1, fence)
     if answer[0] == 'hit':
         return strong.judge(answer[1], answer[1])
@@ -40,14 +40,14 @@ def slow_read(client, fence):
 
 
 def read_and_fill(client, cursor, read, fence, row, pause):
-    """A strong read that puts the row after a miss, after a pause; row: reads it, (version, payload) or None. Returns the
-    answer, and what became of the put."""
+    """A strong read which, after a miss, pauses and puts the row. row: a function that reads (version, payload) or None from
+    PostgreSQL. Returns the answer, and the result of the put."""
     answer = read(client, fence)
     if answer[0] == 'hit':
         return answer, ''
     found = row(cursor)
     time.sleep(pause)
-    if answer[0] == 'miss' and found and found[0] >= 0:     # a table may have had others before it was attached
+    if answer[0] == 'miss' and found and found[0] >= 0:     # a table may have negative versions from before it was attached
         return answer, strong.put(client, fence, answer[1], *found)
     return answer, ''
 
@@ -61,11 +61,11 @@ class Watch:
         self.calls = 0
         self.sessions = []
         self.log_at = 0
-        self.probes = []                # (begun, ended, what) of plain calls
+        self.probes = []                # (begun, ended, which) of simple calls that show how busy the machine is
         self.waits = {}                 # pid -> [(at, wait_event_type, wait_event)]
         self.ended = threading.Event()
-        self.sizes = []                 # (what, MB) after the first third, and at the end
-        self.signatures = {}            # domain -> signature; None: it has had several
+        self.sizes = []                 # (which, MB) after the first third, and at the end
+        self.signatures = {}            # domain -> signature; None: the domain has had several
         self.compared = self.hits = self.read = self.read_hits = self.filled = 0
 
     def start(self):
@@ -81,7 +81,7 @@ class Watch:
         return time.monotonic() > self.deadline
 
     def defect(self, kind, text):
-        if self.ended.is_set():         # the servers are stopped under whoever is stuck
+        if self.ended.is_set():         # the run has stopped the servers while a session was stuck
             return
         with self.lock:
             found = self.found[kind]
@@ -114,7 +114,7 @@ class Watch:
             try:
                 call()
             except (psycopg2.Error, redis.RedisError):
-                pass                    # judged elsewhere
+                pass                    # another watch judges this
             self.probes.append((begun, time.monotonic(), what))
             del self.probes[:-2000]
 
@@ -122,8 +122,8 @@ class Watch:
         self.calls += 1
         if ended - begun < SLOW_SECONDS:
             return
-        # Who keeps Redis busy keeps PING waiting, so only the other server can tell how loaded the machine is; waits for
-        # locks of others are their affair.
+        # A slow call in Redis delays PING too, so only the probes of the other server show how busy the machine is. A wait
+        # for a lock of another session is no defect.
         time.sleep(0.3)
         slowest = max((e - b for b, e, what in list(self.probes) if b < ended and e > begun and what == 'SELECT'), default=0)
         pid = session.connection.info.backend_pid if getattr(session, 'connection', None) and not session.connection.closed else 0
@@ -133,7 +133,7 @@ class Watch:
                 ended - begun, slowest, sorted(set(waits), key=str), session.where(), said(call)))
 
     def slow_in_redis(self, client):
-        """What Redis itself says took long, its own waiting left out."""
+        """Reports the calls in the SLOWLOG of Redis. Their times exclude the time that they waited for execution."""
         for entry in client.slowlog_get(50):
             if entry['duration'] > SLOW_SECONDS * 1e6:
                 self.defect('slow call', '%.1f s inside Redis: %s' % (
@@ -141,7 +141,7 @@ class Watch:
         client.slowlog_reset()
 
     def lost(self, session, text, message):
-        """A connection ended by itself; who ended it shows in the log."""
+        """A connection broke. The log of the server shows whether a session has terminated it."""
         if self.world.postgres.running() and self.world.redis.running():
             self.defect('session', '%s lost its connection: %s\n%s' % (session.where(), message.strip(), abbreviated(text)))
 
@@ -150,13 +150,13 @@ class Watch:
     # ------------------------------------------------------------------------------------------------------------------
 
     def after_round(self):
-        """True if another round makes sense."""
+        """Checks everything after a round. Returns whether another round makes sense."""
         if not self.alive():
             return False
         with self.world.client(timeout=60) as client:
             self.slow_in_redis(client)
             if not self.settle():
-                return False            # what is left would be told of again and again
+                return False            # each further round would report what is left again
             self.world.refresh()
             self.stale(client)
             self.clean(client)
@@ -189,7 +189,7 @@ class Watch:
                 self.defect('internal error', abbreviated(''.join(lines[n:n + 3])))
 
     def settle(self):
-        """What sessions have left open is ended by its owners; then everything must end by itself."""
+        """Ends what sessions have left open. Then all reservations and effects must end without further help."""
         for (gid,) in self.world.query('SELECT gid FROM pg_prepared_xacts'):
             self.world.query("%s PREPARED '%s'" % ('COMMIT' if sum(map(ord, gid)) % 2 else 'ROLLBACK', gid))
         for (token,) in self.world.query('SELECT token FROM fence.reservation'):
@@ -233,14 +233,14 @@ class Watch:
                 yield name, domain
 
     def stale(self, client):
-        """No write is on its way: each hit is what the table has."""
+        """While no write is under way, compares each hit with the table."""
         for name, domain in self.domains_compared():
             former = self.signatures.setdefault(name, domain['signature'])
             if former != domain['signature']:
                 self.signatures[name] = None
             try:
                 rows = self.rows_of(name, domain)
-            except psycopg2.Error as error:     # the key's type was changed under the domain
+            except psycopg2.Error as error:     # a session has changed the type of the key column
                 print('# not compared: %s: %s' % (name, error), flush=True)
                 continue
             seen = set(rows)
@@ -250,7 +250,7 @@ class Watch:
                 self.compare(client, name, domain, fence, rows.get(fence))
 
     def rows_of(self, name, domain):
-        """fence -> (version, what the table has)"""
+        """fence -> (version, payload) of the rows in the table."""
         key = ', '.join('t."%s"::text' % column for column in domain['key'])
         if domain['scope'] == 'row':
             return {fence: (int(version), row) for fence, version, row in self.world.query(
@@ -268,7 +268,7 @@ class Watch:
             return
         self.hits += 1
         _, _, version, payload = answer
-        if row is None:                 # an absent row, or group, may be cached as such
+        if row is None:                 # the absence of a row or a group may be cached
             same = payload in ('null', '[]')
         else:
             same = (row[0] is None or row[0] == version) and same_rows(payload, row[1], domain['columns'])
@@ -277,7 +277,8 @@ class Watch:
                 self.world.seed, fence, version, abbreviated(payload, 500), abbreviated(str(row), 500)))
 
     def reader(self, number):
-        """Reads while others write: a hit is not older than what was committed before the read began. Fills after a miss."""
+        """Reads while others write, and fills the cache after misses. A hit must not be older than what was committed before
+        the read began."""
         rng = random.Random('%d reader %d' % (self.world.seed, number))
         client, connection = self.world.client(), self.world.connect('fz_reader')
         cursor = connection.cursor()
@@ -291,7 +292,7 @@ class Watch:
             try:
                 self.read_one(client, cursor, read, name, domain, key, pause)
             except psycopg2.Error:
-                time.sleep(0.01)        # a table that is being changed: no such column, or locked
+                time.sleep(0.01)        # a session alters the table: it is locked, or lacks a column
             except (redis.RedisError, ValueError, IndexError) as error:
                 self.defect('session', 'reader of %s %s: %s' % (name, key, error))
         connection.close()
@@ -313,7 +314,7 @@ class Watch:
         if answer[0] == 'hit':
             self.read_hits += 1
             if before and answer[2] < before[0]:
-                after = row(cursor)     # unfenced for a while and set back by hand: then the row is no newer
+                after = row(cursor)     # a session may have set the version back while the table was not attached
                 if after and after[0] > answer[2]:
                     self.defect('stale', 'seed %d: %s was served in version %d, after %d was committed' % (
                         self.world.seed, fence, answer[2], before[0]))
@@ -323,8 +324,9 @@ class Watch:
     # ------------------------------------------------------------------------------------------------------------------
 
     def clean(self, client):
-        """What the calls have left on purpose goes, as an eviction or its time to live would do: keys of the namespace (fences
-        must have a time to live, and of effects that are over nothing may be left that has none), keys of the application, and the fuzzer's own namespaces in the library."""
+        """Removes what the calls have left on purpose, as eviction or expiry would do: keys of the namespace, keys of the
+        application, and the fuzzer's own namespaces in the library. Fences, and keys of effects that have ended, must have a
+        time to live."""
         for_ever, keys = [], []
         names = '|'.join(re.escape(name) for name in self.world.domains if name != LIED)
         for key in client.scan_iter('*', 1000):
@@ -335,14 +337,14 @@ class Watch:
             self.defect('growth', 'keys of the namespace without a time to live: %s' % abbreviated(str(sorted(for_ever)[:5])))
         for n in range(0, len(keys), 500):
             client.delete(*keys[n:n + 500])
-        for number in range(1, 16):     # somebody may have written there
+        for number in range(1, 16):     # sessions may have written to these databases
             client.execute_command('SELECT', number)
             client.flushdb()
         client.execute_command('SELECT', 0)
         self.arm_own_namespaces(client)
 
     def arm_own_namespaces(self, client):
-        """Each in a new epoch, which begins without reservations; asked for as the extension does."""
+        """Arms each of the fuzzer's own namespaces in a new epoch, as the extension does. A new epoch has no reservations."""
         words = [w.decode('utf-8', 'replace') if isinstance(w, bytes) else w for w in self.world.samples['fence_arm'][0]]
         key, settings = words[1][len(NAMESPACE):], words[8:]
         for space in OWN_NAMESPACES:
@@ -360,7 +362,7 @@ class Watch:
         return {pid: title for pid, title in children_of(self.world.postgres.pid).items() if 'pgcache_fence' in title}
 
     def measure(self, client, steady):
-        """MB of each, once garbage is collected."""
+        """The sizes in MB, after garbage collection."""
         sizes = {}
         for pid, title in self.workers_now().items():
             title = re.sub(r'.*(pgcache_fence \w+).*', r'\1', title).strip()
@@ -369,7 +371,7 @@ class Watch:
         for session in steady:
             if session.connection and not session.connection.closed:
                 sizes['session: ' + session.name] = rss(session.connection.info.backend_pid)
-        for _ in range(2000):           # Lua collects as it allocates
+        for _ in range(2000):           # Lua collects garbage when it allocates
             client.execute_command('FCALL', 'fence_hello', 0, NAMESPACE, 'aa')
         memory = client.info('memory')
         sizes['redis: used_memory'] = memory['used_memory'] / 1e6
@@ -377,7 +379,7 @@ class Watch:
         return sizes
 
     def settled_size(self, client, steady, before=None):
-        """before: what it is to come back to; waited for."""
+        """The sizes. before: former sizes; waits some time for the present ones to come back to them."""
         last = [self.measure(client, steady)]
         if before:
             def back():
@@ -404,13 +406,13 @@ class Watch:
 
 
 def rss(pid):
-    """MB that the process has for itself."""
+    """MB of memory that the process does not share."""
     with open(os.path.join('/proc', str(pid), 'status')) as file:
         return int(re.search(r'RssAnon:\s+(\d+)', file.read()).group(1)) / 1000
 
 
 def same_rows(payload, rows, columns):
-    """Whether a payload is the row, or in any order the rows; columns: those that are copied, None: all."""
+    """Whether a payload has this row, or these rows in any order. columns: the columns that are cached; None: all."""
     try:
         found = json.loads(payload)
     except ValueError:

@@ -1,6 +1,6 @@
-"""What is fuzzed: the servers, their users, tables, functions, keys; and what calls have answered so far.
+"""The world that is fuzzed: the servers with their users, tables, functions and keys, and the answers of earlier calls.
 
-Owns: the two servers and their directory. Sessions and watches ask it; it calls none of them.
+Owns: the two servers and their directory. Sessions and watches call it; it calls none of them.
 """
 
 import collections
@@ -21,18 +21,19 @@ from servers import PostgresServer, RedisServer, wait_for                       
 
 NAMESPACE = 'fence'
 
-# Calls that can legitimately lie, and so get no names but those of domain "lied", whose hits are compared with nothing:
-#  - fence_put, fence_put_from, fence.put, SET: who may put says what the value is; that is what the right means.
-#  - begin_write, abort_write: whoever is granted them says which version is stored; PostgreSQL cannot look.
-#  - domains with scope => 'manual' are not compared either: their writers reserve by themselves, or do not.
+# The fuzzer does not believe callers that have the right to lie. Such calls get only names of domain "lied", whose hits are not
+# compared with anything:
+#  - fence_put, fence_put_from, fence.put, SET: a user who may put decides what the value is.
+#  - begin_write, abort_write: a user who may call them decides which version is stored, and PostgreSQL cannot check it.
+# Domains with scope => 'manual' are not compared either, because PostgreSQL does not see whether their writers reserve.
 LIARS_SQL = {'put', 'begin_write', 'abort_write'}
 LIARS_REDIS = {'fence_put', 'fence_put_from'}
 LIED = 'lied'
 
-# The extension's own user is believed: whoever may say "committed" (fence_write, fence_settle ...) or "you may answer until
-# then" (fence_arm, fence_renew, fence_disarm, fence_announce) can lie, and a reservation whose stamp is forged stays. So it
-# calls all functions in namespaces of its own, which it has armed itself, and in the extension's only those that readers may
-# call. FUNCTION DELETE and FLUSH are the keeper's too: what they end is a lease, which other tests look at.
+# The library believes the extension's own user. This user could lie about commits (fence_write, fence_settle ...) and leases
+# (fence_arm, fence_renew, fence_disarm, fence_announce), and a reservation with a forged stamp would stay. So the fuzzer calls
+# all functions only in namespaces of its own, which it has armed itself. In the extension's namespace it calls only those that
+# readers may call. FUNCTION DELETE and FLUSH are left out too: they end leases, which other tests cover.
 OWN_NAMESPACES = ['own%d' % n for n in range(8)]
 
 EFFECT_KEYS = ['fz:%d' % n for n in range(6)] + ['fz:{a}:%d' % n for n in range(6)] + ['fz:{b}', 'fz:é', 'fz:a b']
@@ -80,12 +81,12 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO fz_writer
 GRANT SELECT ON ALL TABLES IN SCHEMA public TO fz_reader;
 '''
 
-# How the tables are fenced; what a round has changed is put back before the next.
+# The options with which the tables are attached. heal() restores them before each round.
 ATTACHED = {'item': ", cache_absent => true", 'cached': ", cache => 'row', publish => 'stream'", 'member': ", tag => 'room/{room}', publish => 'pubsub'",
             'room_group': ", key => '{room}', scope => 'group', tag => 'room/{room}'", 'parted': ", cache => 'row'",
             'word': ", publish => 'notify', reserve => 'commit'", 'by_hand': ", scope => 'manual'", 'lied': ", cache => 'row'", 'spare': ''}
 
-# A call of each kind, by which the calls that the extension makes to Redis are learnt.
+# A call of each kind. The fuzzer records the calls to Redis that the extension makes for them.
 LESSONS = '''
 DELETE FROM lied; INSERT INTO lied SELECT g, 0 FROM generate_series(1, 5) g; UPDATE lied SET n = 1; DELETE FROM lied WHERE id = 5
 BEGIN; UPDATE lied SET n = 2 WHERE id = 1; ROLLBACK
@@ -125,7 +126,7 @@ class World:
         self.replies = collections.deque(maxlen=400)
         self.uuids = collections.deque(maxlen=40)
         self.functions_sql = self.views = self.functions_redis = None
-        self.samples = {}               # function of Redis -> calls of it that the extension made
+        self.samples = {}               # function in Redis -> calls of it that the extension has made
         self.own_epochs = {}            # own namespace -> the epoch in which it is armed
         self.session = None
         self.acl = documented_acl()
@@ -155,8 +156,8 @@ class World:
         self.redis.stop()
 
     def make_users(self):
-        """The users that the documentation tells to make. The extension's may touch every name: a durable effect on one that
-        its ACL refuses waits until it is allowed, which is right, and would be told of here as one that stays."""
+        """Makes the users of the documentation. The extension's user may access every key. Otherwise a durable effect on a key
+        that its ACL refuses would wait for ever, as it should, and the fuzzer would report it."""
         with self.client() as client:
             for user, rules in self.acl.items():
                 more = ['~*', *self.acl_of_effects()] if user == 'pg' else []
@@ -169,7 +170,7 @@ class World:
         return re.findall(r'\+[a-z|]+', text) + ['+publish', '+spublish', '+xadd', '+pexpire', '&*']
 
     def heal(self):
-        """Tables have their columns, partitions, some rows, and are fenced as at the start."""
+        """Restores the columns, partitions and attachments of the tables, and adds rows."""
         if not self.query("SELECT 1 FROM pg_inherits WHERE inhrelid = 'parted_1'::regclass"):
             self.query('ALTER TABLE parted ATTACH PARTITION parted_1 FOR VALUES WITH (MODULUS 2, REMAINDER 1)')
         for table in self.relations:
@@ -191,7 +192,7 @@ class World:
                         table, ', '.join(key), ', '.join(['%s'] * (len(key) + 1))), (*values, 0))
 
     def read_catalogue(self):
-        """All functions and views, as the catalogue and the library tell: a new one is fuzzed without an entry here."""
+        """Reads the names of all functions and views from the catalogue and the library, so that new ones need no entry here."""
         self.functions_sql = [
             dict(zip(('name', 'names', 'types', 'variadic', 'trigger'), row)) for row in self.query('''
             SELECT proname, coalesce(proargnames[1:pronargs], '{}'),
@@ -207,7 +208,7 @@ class World:
         self.functions_redis = sorted(f['name'] for f in names)
 
     def learn(self, monitor):
-        """Keeps some calls of each function that the extension has made since it started, a little of everything by now."""
+        """Keeps samples of the calls that the extension has made since it started, some of each function."""
         for line in LESSONS.strip().split('\n'):
             self.query(line)
             self.wait_settled()
@@ -235,7 +236,7 @@ class World:
         return connection
 
     def query(self, sql, parameters=None):
-        """Rows, in a session of the superuser that stays; for one thread."""
+        """Rows of a query, in a permanent session of the superuser. Only one thread may call this."""
         if self.session is None or self.session.closed:
             self.session = self.connect()
         with self.session.cursor() as cursor:
@@ -250,11 +251,11 @@ class World:
                  'reservations and effects to end', seconds)
 
     # ------------------------------------------------------------------------------------------------------------------
-    # What valid arguments are made of
+    # Parts of valid arguments
     # ------------------------------------------------------------------------------------------------------------------
 
     def refresh(self):
-        """Between rounds: what is fenced now, under which names."""
+        """Reads between rounds which domains there are now, and the names of their fences."""
         self.domains = {}
         for name, relation, key, version, scope, columns, tag in self.query(
                 'SELECT domain, relation::text, key::text[], version, scope, columns::text[], tag FROM fence.domains ORDER BY 1'):
@@ -264,11 +265,11 @@ class World:
             try:
                 self.fences[name] = [self.query('SELECT fence.fence_key(%s, VARIADIC %s)', (name, list(key)))[0][0]
                                      for key in self.key_universe(name)]
-            except psycopg2.Error:              # of another type than ours
+            except psycopg2.Error:              # the key column has another type now
                 self.fences.pop(name, None)
 
     def key_universe(self, domain):
-        """Keys of the domain, or of the table of that name."""
+        """The keys that may exist in the domain, or in the table of that name."""
         found = self.domains.get(domain, {})
         relation = found.get('relation', domain)
         if relation == 'room_group' and len(found.get('key') or (1,)) == 1:
@@ -284,14 +285,14 @@ class World:
         return [(str(n),) for n in range(1, 15)]
 
     def domain(self, rng, liar):
-        """The domain that a call is about."""
+        """Draws the domain of a call."""
         if liar:
             return LIED
         found = sorted(d for d in self.domains if d in self.relations)
         return rng.choice(found) if rng.random() < 0.95 else rng.choice(('', 'nowhere', 'x' * 5000, 'é', '{}', 'public.item'))
 
     def key(self, rng, domain):
-        """Half of the time one of two, so that writers and readers meet."""
+        """Draws a key. Half of the time it is one of only two, so that writers and readers meet."""
         keys = self.key_universe(domain)
         return rng.choice(keys[:2] if rng.random() < 0.5 else keys)
 
@@ -307,11 +308,11 @@ class World:
         pool = self.uuids if kind == 'uuid' else self.replies
         try:
             return pool[int(number * len(pool))]
-        except IndexError:                      # none yet; another session may have turned it over
+        except IndexError:                      # the pool is empty, or another session has just changed it
             return '0'
 
     def remember(self, value):
-        """Texts of an answer, for later arguments."""
+        """Keeps the texts of an answer, for arguments of later calls."""
         for text in texts_of(value):
             if len(text) <= 300:
                 if re.fullmatch(r'[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', text):
@@ -334,7 +335,7 @@ def texts_of(value, depth=0):
 
 
 def documented_acl():
-    """user -> rules, as doc/operations.md has them."""
+    """user -> ACL rules in doc/operations.md."""
     with open(os.path.join(TOP, 'doc', 'operations.md')) as file:
         found = {m.group(1): m.group(2).split() for m in re.finditer(r'^ACL SETUSER (\w+) +on >\S+ (.*)$', file.read(), re.M)}
     if not {'pg', 'reader', 'looker'} <= set(found):
@@ -343,7 +344,7 @@ def documented_acl():
 
 
 class Monitor:
-    """What a Redis server is sent, as lists of bytes."""
+    """The commands that a Redis server receives, as lists of bytes."""
 
     ESCAPES = {b'n': b'\n', b'r': b'\r', b't': b'\t', b'a': b'\a', b'b': b'\b'}
 
@@ -356,7 +357,7 @@ class Monitor:
         self.socket.close()
 
     def commands(self, last):
-        """All up to the one with that argument."""
+        """All commands up to the one with that argument."""
         self.socket.settimeout(30)
         read = b''
         while b'"%s"' % last not in read[-10000:]:

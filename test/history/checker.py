@@ -3,29 +3,29 @@
 
     checker.py DIRECTORY [--examples N]
 
-The directory holds what a run left there (see run.py): run.json, the workers' histories (history.h), and item_log as it
-was after each fault that may lose commits and at the end. Exit status 0: nothing is wrong.
+The directory holds the files that run.py writes: run.json, the workers' histories (history.h), and a dump of item_log
+after each fault that may lose commits, and one from the end. The exit status is 0 if nothing is wrong.
 
-How it decides. PostgreSQL orders the versions of a key, so no search for an order is needed: each key is a register
-whose values follow each other in a known chain. A write takes effect at some instant after its COMMIT was sent
-(`earliest`) and not after it was acknowledged, or any later version was, or a read that returned it or a later version
-ended (`latest`). A hit [start, end] of version v with the successor n is wrong if
+PostgreSQL orders the versions of a key, so the checker need not search for an order. Each key is a register whose values
+follow each other in a known chain. A write takes effect at some instant that is not before the client sent its COMMIT
+(`earliest`). The instant is also not after `latest`: when this write or a later version was acknowledged, or when a read
+that returned one of them ended, whichever came first. A hit [start, end] of version v with the successor n is wrong if
 
-    stale     n.latest < start      the newer version was certainly there before the read began
-    early     v.earliest > end      nobody had committed it yet
+    stale     n.latest < start      the newer version was certainly committed before the read began
+    early     v.earliest > end      no transaction had committed v when the read ended
     phantom   v was never committed
-    wrong     key, version and content do not belong together; or "no row" was found, and the key had one all the time
-    lost      PostgreSQL lost v in a crash, a promotion or a restore, and the leases of that time were over
+    wrong     key, version and content do not belong together
+    lost      PostgreSQL lost v in a crash, a promotion or a restore, and the leases of that time had ended
 
-The same is asked of reads from PostgreSQL; what is wrong there (`postgres`) is the harness's fault, not a cache's.
+A hit that says "no row" is also `stale` if the key had a row all the time. The checker judges reads from PostgreSQL in
+the same way, but counts their errors as `postgres`: the test setup is wrong then, not the cache.
 
-These are all the contradictions that there can be between writes and reads of one register with ordered values. An
-outcome that the client does not know is known from item_log: it is written by a trigger in the same transaction. A
-write that was acknowledged and is not in item_log was lost; the promise is kept if a fault may do that, and was lost
-otherwise (`vanished`).
+No other contradiction is possible between writes and reads of one register with ordered values. If the client does not
+know whether a transaction committed, item_log tells: a trigger writes it in the same transaction. An acknowledged write
+that is not in item_log was lost. That is an error (`vanished`) unless a fault that may lose commits came after it.
 
-Several keys that were read as one snapshot: there must be an instant at which all these versions were current, and of a
-transaction that wrote two of the keys either both writes are seen or neither (`torn`).
+If a reader read several keys as one snapshot, all these versions must have been current at one instant. If a transaction
+wrote two of the keys, the reader must see both writes or neither. Otherwise the snapshot is `torn`.
 """
 
 import argparse
@@ -39,16 +39,16 @@ import sys
 RECORD = struct.Struct('<BBBBiqqqqqq')
 INFINITY = 1 << 62
 VAL_PER_TXN = 1000
-NO_ROW = -1                 # version and content of a key that has none
-ANSWERS = ('h', 's')        # kinds of a read that are the cache's; s: of a function of SQL, which does not tell
-READ_KINDS = ('stale', 'early', 'phantom', 'wrong', 'lost')     # a single read that returned what it must not
+NO_ROW = -1                 # stands for version and content where a key has no row
+ANSWERS = ('h', 's')        # kinds of reads that the cache may have answered; 's': an SQL function that does not say so
+READ_KINDS = ('stale', 'early', 'phantom', 'wrong', 'lost')     # violations by a single read
 KINDS = READ_KINDS + ('torn', 'vanished', 'order', 'postgres')
 
 Read = collections.namedtuple('Read', 'worker kind key group version val start middle end')
 
 
 class Write:
-    """One version of one key. deleted: the key has no row from then on."""
+    """One version of one key. deleted: this write removed the row."""
     __slots__ = ('key', 'version', 'val', 'deleted', 'txn', 'seq', 'era', 'lost_at', 'earliest', 'latest')
 
     def __init__(self, key, version, val, deleted, txn, seq):
@@ -56,12 +56,13 @@ class Write:
         self.era, self.lost_at, self.earliest, self.latest = 0, INFINITY, -INFINITY, INFINITY
 
     def place(self):
-        """Where it stands among the writes of its key. What PostgreSQL lost came last in its era: seq is infinite."""
+        """The sort key of this write among the writes of its key. A lost write has seq INFINITY, so it sorts last in its era."""
         return self.era, self.seq, self.version
 
 
 class Txn:
-    """outcome as the writer saw it: c, a or ?. done: when its strategy's work after COMMIT was over; 0: never."""
+    """outcome is what the writer saw: c (committed), a (failed) or ? (unknown). done is when the writer had finished all work
+    that its strategy does after COMMIT; 0: never."""
     __slots__ = ('id', 'worker', 'outcome', 'start', 'sent', 'end', 'done')
 
     def __init__(self, number, worker, outcome, start, sent, end, done):
@@ -78,17 +79,17 @@ class Violation:
 
 
 class History:
-    """What happened. losses: times (ns) at which a primary was gone and its successor not yet there; lease: ns."""
+    """What happened in a run. losses: times (ns) between the end of a primary and the start of its successor. lease: ns."""
 
     def __init__(self, losses=(), lease=0):
         self.txns = {0: BEFORE_ALL}
         self.reads = []             # flat: (worker, kind, key, group, version, val, start, middle, end)
         self.groups = {}            # number -> kind
         self.claimed = []           # (txn, key, version, val, kind) as the writers saw them
-        self.written = 0            # hits whose value came with the commit
+        self.written = 0            # hits on a value that the writer's commit put into the cache
         self.absent = 0             # answers that there is no row
-        self.ways = collections.Counter()       # (how the cache was asked, how it answered)
-        self.prepared = collections.Counter()   # two-phase transactions, by outcome; outlived: committed by a later session
+        self.ways = collections.Counter()       # (how the reader asked the cache, how the cache answered)
+        self.prepared = collections.Counter()   # outcome -> two-phase transactions; outlived: another session committed them
         self.logs = []              # item_log after each loss, and at the end: lists of rows
         self.losses = list(losses)
         self.lease = lease
@@ -100,7 +101,7 @@ class History:
         reads, claimed = self.reads, self.claimed
         for kind, how, way, worker, key, group, version, val, start, middle, end in RECORD.iter_unpack(data[:size]):
             if kind == 82:          # R
-                if how == 119:      # w: a hit like any other
+                if how == 119:      # w: a hit on a written value; it is judged as any other hit
                     how = 104
                     self.written += 1
                 if way:
@@ -144,7 +145,7 @@ class Checker:
     # ------------------------------------------------------------------------------------------------------------------
 
     def collect_writes(self):
-        """Committed writes: those of the logs, and those acknowledged that no log has any more."""
+        """Collects the committed writes: those in the logs, and acknowledged ones that no log contains any more."""
         history, writes = self.history, {}
         for log in history.logs:
             for seq, key, version, val, deleted, txn in log:
@@ -160,9 +161,9 @@ class Checker:
         self.writes = list(writes.values())
 
     def settle(self, write, identity, present):
-        """When it took effect, and whether and when it was lost."""
+        """Sets the bounds of when the write took effect, and when PostgreSQL lost it, if it did."""
         txn = self.history.txns.get(write.txn)
-        if txn is None:             # a writer that was killed with its record unwritten
+        if txn is None:             # the writer was killed before it wrote its record
             self.notes['committed transactions of which no writer knows'] += 1
             txn = Txn(write.txn, 0, '?', -INFINITY, -INFINITY, INFINITY, 0)
             self.history.txns[write.txn] = txn
@@ -181,7 +182,7 @@ class Checker:
             self.blame('vanished', 'an acknowledged write is not in PostgreSQL', write=write)
 
     def build_chains(self):
-        """For each era the versions of each key that were to be seen in it, in order."""
+        """Collects, for each era, the versions of each key that a reader could see in it, in order."""
         for era in range(len(self.history.losses) + 1):
             gone = self.history.losses[era - 1] if era else -INFINITY
             chains = collections.defaultdict(list)
@@ -192,12 +193,12 @@ class Checker:
                 chain.sort(key=Write.place)
             self.chains.append(chains)
         for write in self.writes:
-            self.of_txn[write.txn][write.key] = write      # the last of the key in its transaction: see prune()
+            self.of_txn[write.txn][write.key] = write      # prune() has left one write per transaction and key
             if write.val > 0:
                 self.by_val[write.val] = write
 
     def prune(self):
-        """A transaction that changes a key twice: only the last version is ever to be seen."""
+        """If a transaction changes a key more than once, readers can see only its last version. Moves the others to inner."""
         last = {}
         for write in self.writes:
             at = last.get((write.txn, write.key))
@@ -207,20 +208,20 @@ class Checker:
         self.writes = list(last.values())
 
     def check_order(self):
-        """Versions of a key rise in the order in which PostgreSQL committed them."""
+        """Checks that the versions of a key rise in the order in which PostgreSQL committed them."""
         for chain in self.chains[-1].values():
             for one, next_one in zip(chain, chain[1:]):
                 if next_one.version <= one.version and next_one.era == one.era:
                     self.blame('order', 'a later write has no higher version', write=one, newer=next_one)
 
     def use_evidence(self):
-        """Who read a version has seen it committed."""
+        """Narrows the bounds: a reader that returned a version proves that it was committed by then."""
         by_val = self.by_val
         for read in self.history.reads:
             write = by_val.get(read[5])
             if write is not None and read[8] < write.latest:
                 write.latest = read[8]
-        for txn, writes in self.of_txn.items():         # a transaction takes effect at once
+        for txn, writes in self.of_txn.items():         # all writes of a transaction take effect at the same instant
             if len(writes) > 1:
                 latest = min(w.latest for w in writes.values())
                 for write in writes.values():
@@ -239,7 +240,7 @@ class Checker:
     # ------------------------------------------------------------------------------------------------------------------
 
     def successors(self):
-        """era -> val -> the write that follows, and when it was there at the latest."""
+        """era -> val -> the next write of the same key, or None."""
         result = []
         for chains in self.chains:
             follows = {}
@@ -255,7 +256,8 @@ class Checker:
         self.follows = self.successors()
         one_era = len(self.chains) == 1
         by_val, follows = self.by_val, self.follows[0]
-        # The quick way: val -> (key, version, earliest, latest of the successor); only what it doubts is looked at.
+        # val -> (key, version, earliest, latest of the successor). Without losses almost all reads pass this quick test;
+        # judge() gets the rest.
         quick = {}
         if one_era:
             for val, write in by_val.items():
@@ -286,7 +288,7 @@ class Checker:
                 return
             reasons = reasons or reason
         kind, text, write, newer = reasons
-        if read.kind not in ANSWERS:    # PostgreSQL itself; the history is not to be trusted then
+        if read.kind not in ANSWERS:    # PostgreSQL itself answered, so the error is in the test setup
             kind, text = 'postgres', 'a read of PostgreSQL: ' + text
         elif kind == 'stale':
             done = self.history.txns[newer.txn].done
@@ -294,7 +296,7 @@ class Checker:
         self.blame(kind, text, read=read, write=write, newer=newer)
 
     def reason(self, read, era):
-        """Why this read is wrong in this era, or None."""
+        """(kind, text, write, newer write) if this read is wrong in this era, else None."""
         if read.version == NO_ROW and read.val == NO_ROW:
             return self.reason_absent(read, era)
         write = self.by_val.get(read.val)
@@ -324,12 +326,13 @@ class Checker:
                 return None
         if any(write.key == read.key and write.deleted and write.lost_at + self.history.lease >= read.start and
                write.lost_at < INFINITY for write in self.writes):
-            return None                 # a delete that PostgreSQL lost, while the leases last
+            return None                 # PostgreSQL lost a delete, and the leases of that time had not ended
         last = max((w for w in chain if w.latest < read.start), key=Write.place)
         return 'stale', 'the key had a row all the time', None, last
 
     def reason_unknown(self, read):
-        """A content that is in no log: lost with its transaction's outcome, or never committed."""
+        """Judges a content that is in no log. Perhaps PostgreSQL lost a commit that the client had not seen acknowledged.
+        Otherwise it was never committed."""
         if read.val in self.inner:
             return 'phantom', 'its transaction changed the key again before it committed', self.inner[read.val], None
         txn = self.history.txns.get(read.val // VAL_PER_TXN)
@@ -360,7 +363,7 @@ class Checker:
         earliest, latest = group[0].start, group[0].end
         for read in group:
             if read.val not in follows:
-                return                  # judged alone
+                return                  # judge() has judged this read by itself
             earliest = max(earliest, self.by_val[read.val].earliest)
             if follows[read.val]:
                 latest = min(latest, follows[read.val].latest)
@@ -374,7 +377,7 @@ class Checker:
                     return
 
     def half_seen(self, one, other, follows):
-        """Whether a transaction after other's version wrote one's version, or an older one of that key."""
+        """Whether a transaction replaced the version in `other`, and wrote the version in `one` or an older one of that key."""
         newer = follows[other.val]
         for _ in range(10):
             if newer is None or newer.earliest > other.end:
@@ -397,7 +400,7 @@ class Checker:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is printed
+# Printing
 # ----------------------------------------------------------------------------------------------------------------------
 
 WORDS = {'h': 'hit', 's': 'SQL', 'm': 'miss', 'p': 'pending', 'u': 'unarmed', 'e': 'Redis error'}
@@ -408,7 +411,7 @@ WAYS = {'m': 'block', 'p': 'plain', 'P': 'pipeline', 'g': 'slow', 'v': 'beside',
 
 
 class Story:
-    """The few operations that prove a violation, in the order of time."""
+    """The few operations that prove a violation, sorted by time."""
 
     def __init__(self, checker, violation, faults):
         self.checker, self.violation, self.faults = checker, violation, faults
@@ -451,7 +454,7 @@ class Story:
                  (read.worker, read.key, found, how, self.at(read.start), self.at(read.end), remark))
 
     def add_proof(self, newer, before):
-        """If the newer version's own acknowledgement does not prove it: the read or the later write that does."""
+        """Adds the read or the later write that proves the newer version, unless its own acknowledgement came before the read."""
         txn = self.checker.history.txns[newer.txn]
         if txn.outcome == 'c' and txn.end < before:
             return
@@ -468,7 +471,7 @@ class Story:
                 return
 
     def add_source(self, read):
-        """Who may have put the old value: the last that read it from PostgreSQL."""
+        """Adds the last reader that read the old value from PostgreSQL: it may have put the value into the cache."""
         best = None
         for raw in self.checker.history.reads:
             if raw[5] == read.val and raw[1] == 'm' and raw[6] < read.start and (best is None or raw[6] > best[6]):
@@ -520,12 +523,12 @@ def tell_examples(checker, faults, number):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# How long it takes until all is well again
+# What each fault cost: time without hits, waits of COMMIT
 # ----------------------------------------------------------------------------------------------------------------------
 
 def effects(history, faults, end):
-    """Of each fault: the longest time without any hit, the longest wait of a COMMIT (without the time for which the fault
-    itself held that writer's backend), the hit rate before and after."""
+    """For each fault: the longest time without any hit, the longest wait of a COMMIT, and the hit rates before and after.
+    The wait excludes the time for which the fault itself stopped that writer's backend."""
     hits = sorted(read[8] for read in history.reads if read[1] == 'h')
     reads = sorted(read[8] for read in history.reads if read[1] != 'n')
     commits = [(t.sent, t.end, 'history-%d' % t.worker) for t in history.txns.values()
@@ -584,7 +587,7 @@ def load(directory):
 
 
 def check(directory, examples=2):
-    """Prints what is wrong; returns the figures."""
+    """Prints examples of the violations; returns the figures."""
     run, history = load(directory)
     checker = Checker(history).run()
     end = max((read[8] for read in history.reads), default=0)
@@ -605,7 +608,7 @@ def check(directory, examples=2):
 def main():
     parser = argparse.ArgumentParser(description='Judges the history of a run.')
     parser.add_argument('directory')
-    parser.add_argument('--examples', type=int, default=2, help='of each kind of violation that are shown')
+    parser.add_argument('--examples', type=int, default=2, help='how many violations of each kind to print')
     options = parser.parse_args()
     result = check(options.directory, options.examples)
     print(json.dumps(result, indent=1))

@@ -1,13 +1,13 @@
 #!/usr/bin/python3
-"""The bounded run for every change: prints TAP.
+"""The short set of runs for every change. Prints TAP.
 
     ci.py [--seed N] [--all]
 
-pgcache_fence must return nothing stale, with a fixed seed and with one drawn now or given, under random faults, in each way
-of giving versions and of filling the cache; and, with several Redis servers, while slots move and masters go. Readers that do
-what they must not, and each of the other strategies, must be caught, each defect of lease-timeout by itself too: that
-shows that the checker can fail. Readers in other languages are put before it too: test/clients/conformance.md.
---all: longer.
+pgcache_fence must return nothing stale under random faults. This is tested with a fixed seed and with a second one (given or
+drawn), with each way to set versions and to fill the cache, and with several Redis servers while slots move and masters fail.
+The checker must also catch readers that break a rule, each of the other strategies, and each defect of lease-timeout by
+itself; that shows that the checker can fail. Readers in other languages are tested too: see test/clients/conformance.md.
+--all makes the runs longer.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import run
 
 FIXED_SEED = 20240
 
-# strategy, defects, keys, faults and what happens to clients meanwhile, what must be found
+# strategy, its defects, number of keys, faults, faults of clients, the figure that must not be zero
 CAUGHT = (
     ('token-first', '', 64, 'redis_kill9_rdb', '', 'stale'),
     ('token-kept', '', 64, 'none', '', 'stale'),
@@ -55,7 +55,7 @@ class Tap:
 
 
 class Commented:
-    """Standard output of what is run in between, as comments."""
+    """A context that turns standard output into TAP comments."""
 
     def __init__(self, tap):
         self.tap, self.text = tap, ''
@@ -76,7 +76,7 @@ class Commented:
 
 
 def one_run(tap, **options):
-    """The result of a run; None if it could not be made."""
+    """The result of a run; None if it failed to run."""
     begin = time.monotonic()
     result = None
     tap.comment('now: %s' % ', '.join('%s %s' % item for item in options.items()))
@@ -91,7 +91,7 @@ def one_run(tap, **options):
 
 
 def nothing_stale(tap, seed, what, **options):
-    """pgcache_fence under faults. What it read is judged in any case; a fault that failed itself is tried again."""
+    """Tests pgcache_fence under faults. If nothing is wrong but that a fault could not be injected, the run is repeated."""
     for retry in range(3):
         result = one_run(tap, strategy='fence', seed=seed + 4 * retry, **options)
         if result is not None and (result['good'] or result['wrong_reads'] or
@@ -101,7 +101,8 @@ def nothing_stale(tap, seed, what, **options):
 
 
 def is_caught(tap, sign, **options):
-    """The other strategies go wrong by chance: a short run may be lucky, four are not."""
+    """Whether the checker catches this strategy. Its errors depend on chance and a short run may miss them, so up to four
+    runs are made, each longer than the last."""
     for retry in range(4):
         result = one_run(tap, seed=FIXED_SEED + retry, seconds=4 + 4 * retry, gap=0.2, examples=1, **options)
         if result is not None and result[sign]:
@@ -111,13 +112,13 @@ def is_caught(tap, sign, **options):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument('--seed', type=int, default=random.SystemRandom().randrange(1 << 29), help='of the runs that are drawn')
-    parser.add_argument('--all', action='store_true', help='longer')
+    parser.add_argument('--seed', type=int, default=random.SystemRandom().randrange(1 << 29), help='seed of the runs without a fixed one')
+    parser.add_argument('--all', action='store_true', help='longer runs')
     given = parser.parse_args()
     tap = Tap()
     seconds = 60 if given.all else 30
-    # the seed's lowest bits also decide whether commits bring their values, who sets the versions, how rows that change are seen,
-    # and so on: see run_once()
+    # The seed's lowest bits also decide whether commits fill the cache, who sets the versions, how the extension captures
+    # changed rows, and so on: see run_once().
     for seed in (FIXED_SEED, given.seed * 16 + 15):
         nothing_stale(tap, seed, 'under random faults', faults='random', seconds=seconds)
     nothing_stale(tap, given.seed, 'with versions that are kept aside', faults='random', versions='aside', seconds=seconds)

@@ -1,9 +1,9 @@
 /*
  * client.c
- *	  Where the servers are, and one process's connection to PostgreSQL. It is lost often: that is what the tests are about.
+ *	  The addresses of the servers, and one process's connection to PostgreSQL, which faults often break.
  *
  * A statement whose answer is missing ends the connection; the next use makes a new one, with a backoff.
- * Never: repeats anything by itself. Whether what was sent took effect is the history's question.
+ * Never: repeats a statement by itself. The checker must find out whether the lost one took effect.
  */
 #include <errno.h>
 #include <poll.h>
@@ -68,8 +68,8 @@ read_endpoints(Client *c)
 }
 
 /*
- * The servers may have moved: connections to where they are no more are given up. But every second reader has not heard
- * of the new master as long as the old one answers.
+ * Reads the addresses again and closes connections to old ones. But every second reader stays with the old master while that
+ * one answers, as if it had not heard of the new one.
  */
 void
 follow_endpoints(Client *c)
@@ -117,7 +117,7 @@ prepare_all(PGconn *pg)
 	return true;
 }
 
-/* How this session's changes are seen: pgcache_fence.capture. */
+/* The value of pgcache_fence.capture for this session. */
 static const char *
 capture_of_session(Client *c)
 {
@@ -127,10 +127,10 @@ capture_of_session(Client *c)
 }
 
 /*
- * Connected, waiting for it as long as the run lasts. False: the run is over.
+ * Connects, and waits for that as long as the run lasts. Returns false if the run is over.
  *
- * Nobody waits long for a lock: rows stay locked while they are prepared, a writer that waits may have reserved others
- * (a whole domain, which then gives no hits), and it would count as a COMMIT that takes long.
+ * Sets a short lock_timeout. Rows of prepared transactions stay locked, and a writer that waits may have reserved other rows, or
+ * a whole domain, which then gives no hits. A long wait would also count as a slow COMMIT.
  */
 bool
 pg_ready(Client *c)
@@ -164,7 +164,7 @@ pg_ready(Client *c)
 	return true;
 }
 
-/* The last result of what was sent, or the first that is an error; NULL if the connection is lost. */
+/* The last result of the statements sent, or the first error; NULL if the connection is lost. */
 static PGresult *
 pg_collect(Client *c)
 {
@@ -233,7 +233,7 @@ pg_ok(const PGresult *result)
 	return status == PGRES_COMMAND_OK || status == PGRES_TUPLES_OK;
 }
 
-/* NONE: it is null. */
+/* The number in a field; NONE for null. */
 int64_t
 pg_number(const PGresult *result, int row, int column)
 {

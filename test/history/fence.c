@@ -1,14 +1,14 @@
 /*
  * fence.c
- *	  The strategy "fence": what pgcache_fence asks of a reader, in every way that doc/clients.md tells of. Writers need
- *	  nothing: they write SQL.
+ *	  The strategy "fence": readers that follow the rules of pgcache_fence, in every way that doc/clients.md describes. Writers
+ *	  need no code here, because they only write SQL.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "history.h"
 
-#define FENCED		"\"fenced\":"			/* the fence's version, in what a reader here puts */
+#define FENCED		"\"fenced\":"			/* the fence's version, in the payloads that these readers put */
 #define SUFFIX		":text"					/* of the value beside the fence; its payload is the same */
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -23,7 +23,7 @@ names_of(const Client *c, int key, Names *names)
 	snprintf(names->value, sizeof(names->value), "%s%d}" SUFFIX, c->at.value, key);
 }
 
-/* False: it is none that we know. "null": there is no such row. */
+/* Parses a payload; "null" means that there is no such row. Returns false if the payload has an unknown form. */
 bool
 parse_payload(const char *payload, Row *row)
 {
@@ -40,7 +40,7 @@ parse_payload(const char *payload, Row *row)
 	return true;
 }
 
-/* Takes the version of the header for the fence's. If what was put says another, the checker shall see it. */
+/* Takes the fence's version from the header. If the payload has another one, the checker will report it. */
 static void
 take_row(const char *payload, int64_t version, bool written, Cached *found)
 {
@@ -57,7 +57,7 @@ take_row(const char *payload, int64_t version, bool written, Cached *found)
 	found->row.fenced = version;
 }
 
-/* "<token> <version> <stamp>\n<payload>", or without a newline. A hit if the permit begins with the same token; else a miss. */
+/* Judges a record "<token> <version> <stamp>\n<payload>", or one without a newline: a hit if the permit begins with the same token. */
 void
 take_record(const char *record, const char *permit, Cached *found)
 {
@@ -91,8 +91,8 @@ text_of(const redisReply *reply)
  */
 
 /*
- * The strong read of n names that are of one process: MGET, then fence_token. replies: those of both, to be freed; false:
- * there are none. block: in MULTI and EXEC.
+ * The strong read of n names in one process: MGET, then fence_token. The caller frees the two replies; false if there are none.
+ * block: send them within MULTI and EXEC.
  */
 static bool
 read_names(Client *c, bool block, int n, const char *const *names, const char *fence, redisReply **replies)
@@ -122,7 +122,7 @@ get_fast(Client *c, const Names *names, bool block, Cached *found)
 	discard(replies[1]);
 }
 
-/* Whether one record's header, "<token> <version> ", is that of the other. */
+/* Whether two records have the same header, "<token> <version> ". */
 static bool
 same_header(const char *one, const char *other)
 {
@@ -132,7 +132,7 @@ same_header(const char *one, const char *other)
 	return end != NULL && strncmp(one, other, (size_t) (end + 1 - one)) == 0;
 }
 
-/* The value beside the fence is current if its header is that of a fence that is; the fence may be a mark. */
+/* A value beside the fence is current if the fence is current and both have the same header. The fence may be a mark. */
 static void
 get_beside(Client *c, const Names *names, Cached *found)
 {
@@ -149,7 +149,7 @@ get_beside(Client *c, const Names *names, Cached *found)
 	discard(replies[1]);
 }
 
-/* fence_get. Returns for how many ms another reader is still expected to put the value, 0 if nobody is. */
+/* fence_get. Returns the milliseconds within which another reader is expected to put the value; 0 if no reader is. */
 static int
 get_slow(Client *c, const Names *names, bool beside, Cached *found)
 {
@@ -160,7 +160,7 @@ get_slow(Client *c, const Names *names, bool beside, Cached *found)
 	found->kind = READ_ERROR;
 	if (is_word(reply, 0, "hit") && reply->elements == 2)
 	{
-		/* its token is current: the function says so */
+		/* the function has checked that its token is current */
 		take_record(text_of(reply->element[1]), text_of(reply->element[1]), found);
 		if (!IS_HIT(found->kind))
 			found->kind = READ_ERROR;
@@ -180,7 +180,7 @@ get_slow(Client *c, const Names *names, bool beside, Cached *found)
 	return busy_ms;
 }
 
-/* Half of the readers wait while another fills in what they miss; the others read and put all the same. */
+/* Half of the readers wait while another one puts the missing value. The others read and put anyway. */
 static void
 get_patiently(Client *c, const Names *names, Cached *found)
 {
@@ -242,8 +242,8 @@ get_by_sql(Client *c, int key, Cached *found)
 }
 
 /*
- * Some ask in a transaction whose snapshot is older. What they are answered is not judged, but it must not come into the
- * cache either, if it is what that snapshot sees.
+ * Some readers ask in a transaction with an older snapshot. The checker does not judge these answers, but a value that only that
+ * snapshot sees must not get into the cache.
  */
 static void
 read_by_sql(Client *c, int key, Cached *found)
@@ -273,7 +273,7 @@ read_by_sql(Client *c, int key, Cached *found)
 
 /* ----------------------------------------------------------------------------------------------------------------- */
 
-/* Of 16 reads of one key so many are of each way. */
+/* Draws the way of a read of one key; the numbers are shares of 16. */
 static int
 draw_way(Client *c)
 {
@@ -334,7 +334,7 @@ fence_fill(Client *c, int key, const Cached *found, const Row *row)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* One MGET is one moment: hits need no check afterwards. */
+/* One MGET reads all keys at the same moment, so hits need no check afterwards. */
 static void
 get_many_fast(Client *c, const int *keys, Cached *found, int n, int way)
 {
@@ -376,7 +376,7 @@ read_many_by_sql(Client *c, const int *keys, Cached *found, int n)
 	PQclear(result);
 }
 
-/* {"a": row, "b": row}; a row may be null. */
+/* Parses {"a": row, "b": row}; a row may be null. */
 void
 take_both(char *payload, int kind, Cached *found)
 {
@@ -404,8 +404,8 @@ is_current(Client *c, const char *fence, const char *token, const char *version)
 }
 
 /*
- * The payload of "<fence> <token> <version>\n... \n\n<payload>" if all its sources are current, each at its process; else NULL.
- * They were all current when the first of them was asked for: nothing newer than the record can have been before.
+ * The payload of "<fence> <token> <version>\n... \n\n<payload>" if each of its sources is current at its own process; else NULL.
+ * Then all of them were current when the first one was read, because no version newer than the record's existed before.
  */
 static char *
 checked_payload(Client *c, char *record)
@@ -428,7 +428,7 @@ checked_payload(Client *c, char *record)
 	return payload + 2;
 }
 
-/* The value that is derived from both keys, if it is there and current. */
+/* Reads the value derived from both keys, if it exists and is current. */
 static bool
 ask_derived(Client *c, const char *value, Cached *found)
 {
@@ -445,7 +445,7 @@ ask_derived(Client *c, const char *value, Cached *found)
 	return payload != NULL;
 }
 
-/* Half of those who have to compute it ask once more: among so many writers it would seldom be found by others. */
+/* Half of the readers that have computed the value read it once more, because writers change it before most others find it. */
 static void
 get_derived(Client *c, const int *keys, Cached *found)
 {
@@ -468,8 +468,8 @@ get_derived(Client *c, const int *keys, Cached *found)
 }
 
 /*
- * Answers of one moment, or none: kind 0 of the first then says that each key is to be read alone, and checked. With several
- * servers one MGET cannot ask for all.
+ * Reads several keys at one moment. If kind of the first is 0 afterwards, the caller must read each key alone, and check. That is
+ * so with several servers, where one MGET cannot read all keys.
  */
 void
 fence_get_many(Client *c, const int *keys, Cached *found, int n)
@@ -500,8 +500,8 @@ fence_get_many(Client *c, const int *keys, Cached *found, int n)
 }
 
 /*
- * A GET of each key, and after the last one token for all: each hit is of the moment of its own GET. Of several servers one
- * has one of the keys: then of that alone.
+ * A GET of each key, and one token for all after the last. Each hit is current at the moment of its own GET. With several servers
+ * this reads only one key, because the keys are on different servers.
  */
 int
 fence_get_pipeline(Client *c, const int *keys, Cached *found, int n)
@@ -536,8 +536,8 @@ fence_get_pipeline(Client *c, const int *keys, Cached *found, int n)
 }
 
 /*
- * Whether all hits that were found, each at its own moment, are still current: then all were, between the reads and the
- * checks. Half of the times fence_check is asked, else they are read again.
+ * Whether all hits, each found at its own moment, are still current. Then all were current at once, between the reads and the
+ * checks. Half of the time this calls fence_check, otherwise it reads them again.
  */
 bool
 fence_check(Client *c, const int *keys, const Cached *found, int n)

@@ -1,16 +1,17 @@
-"""A running system that faults are done to: PostgreSQL with the extension, Redis, what may stand between and beside.
+"""The running system into which tests inject faults: PostgreSQL with the extension, Redis, and if needed a proxy between
+them, a standby and a Redis replica.
 
-Not called site.py: Python has a module of that name, which is always loaded already.
+The file is not called site.py because Python has loaded its own module of that name already.
 
     site = Site('/tmp/x', seed=1)
     site.start()
-    site.pg_dsn()               # conninfo of the primary of now; it changes with a promotion or a restore
-    site.redis_address()        # path of a Unix socket, or (host, port), for readers of now
-    site.old_redis_address()    # of a former master that is alive; readers may still be connected to it. Or None
+    site.pg_dsn()               # conninfo of the present primary; a promotion or a restore changes it
+    site.redis_address()        # where readers find Redis now: path of a Unix socket, or (host, port)
+    site.old_redis_address()    # a former master that is alive, to which readers may still be connected; or None
     site.stop()
 
-What changes is also in the file <directory>/now, replaced as a whole at each change, for programs in other languages:
-lines "redis ADDRESS", "old_redis ADDRESS" (only if there is one), "pg CONNINFO"; an ADDRESS is a path or host:port.
+The file <directory>/now holds these addresses for programs in other languages. The site replaces the file at each change.
+Its lines are "redis ADDRESS", "old_redis ADDRESS" (only if there is one) and "pg CONNINFO"; an ADDRESS is a path or host:port.
 
 Owns: the servers and the proxy. Must run as a user that PostgreSQL accepts: see unprivileged().
 """
@@ -41,11 +42,11 @@ autovacuum_naptime = 5s
 shared_preload_libraries = 'pgcache_fence'
 '''
 
-# The extension's settings, in milliseconds; also attributes of a Site.
+# Settings of the extension, in milliseconds. A Site has attributes of the same names.
 FENCE_SETTINGS = {'lease': 1000, 'clock_margin': 200, 'timeout': 300, 'patrol_interval': 200, 'patrol_grace': 300}
 
 def build_clock(directory):
-    """The library that lets a Redis server's clock be stepped; see step_clock.c."""
+    """Compiles step_clock.c, the library that can step the clock of a Redis server. Returns its path."""
     library = os.path.join(directory, 'step_clock.so')
     source = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'step_clock.c')
     subprocess.run([os.environ.get('CC') or 'cc', '-O2', '-Wall', '-Wextra', '-Werror', '-shared', '-fPIC',
@@ -55,16 +56,16 @@ def build_clock(directory):
 
 class Site:
     """Options:
-    place               settings (a string) with which PostgreSQL finds the extension; default: the file that the
-                        environment's FENCE_PLACE names
-    proxy               extension: it reaches Redis through a proxy; True: readers too
-    clock               Redis runs with a clock that can be stepped (needs a C compiler)
+    place               settings (a string) with which PostgreSQL finds the extension; default: the content of the file
+                        that the environment variable FENCE_PLACE names
+    proxy               'extension': the extension reaches Redis through a proxy; True: readers too
+    clock               Redis runs with a clock that tests can step (needs a C compiler)
     synchronous_commit  on or off
-    redis_config        more lines of redis.conf
-    settings            more settings of PostgreSQL: name -> value
+    redis_config        additional lines of redis.conf
+    settings            additional settings of PostgreSQL: name -> value
     lease, clock_margin, timeout, patrol_interval, patrol_grace
-                        of the extension, in milliseconds
-    standby, replica    made at the start instead of when a fault first needs one
+                        settings of the extension, in milliseconds
+    standby, replica    start it with the site, not when a fault first needs it
     """
 
     def __init__(self, directory, seed, place=None, proxy=False, clock=False, synchronous_commit='on',
@@ -87,8 +88,8 @@ class Site:
         self.clock = None
         self.redis_config = list(redis_config)
         self.at_start = {'standby': standby, 'replica': replica}
-        self.reader_pids = []           # set by whoever runs readers; a fault may stop one of them for a while
-        self.lock = threading.RLock()   # of what a fault changes and others ask for
+        self.reader_pids = []           # the program that runs readers sets this; a fault may stop one of them for a while
+        self.lock = threading.RLock()   # protects the addresses, which faults change and other threads read
         self.made = 0
         self.postgres = self.standby = None
         self.redis = self.old_redis = self.replica = None
@@ -125,14 +126,15 @@ class Site:
             self.proxy = Proxy(self.redis.socket, os.path.join(self.directory, 'proxy.log'))
 
     def make_tables(self):
-        """What faults need for themselves: a row of each in fault_mark shows what was lost; fault_row is fenced."""
+        """Makes the tables of the faults. A fault writes a row to fault_mark to see later whether that commit was lost.
+        fault_row is attached, for faults that need a fenced row."""
         self.psql('CREATE TABLE fault_mark (name text PRIMARY KEY)')
         self.psql('CREATE TABLE fault_row (id int PRIMARY KEY, n int NOT NULL, version bigint NOT NULL DEFAULT 0)')
         self.psql('INSERT INTO fault_row SELECT g, 0 FROM generate_series(1, 10) g')
         self.psql("SELECT fence.attach('fault_row')")
 
     def stop(self):
-        """Leaves the logs below the directory."""
+        """Stops all servers. The logs stay below the directory."""
         for server in (self.standby, self.postgres):
             if server:
                 server.stop('immediate')
@@ -160,7 +162,7 @@ class Site:
         return '\n'.join(lines) + '\n'
 
     # ------------------------------------------------------------------------------------------------------------------
-    # Where things are
+    # Addresses
     # ------------------------------------------------------------------------------------------------------------------
 
     def pg_dsn(self):
@@ -174,7 +176,7 @@ class Site:
             return self.redis.socket
 
     def redis_url(self):
-        """The address of readers as a URL."""
+        """The URL at which readers find Redis."""
         address = self.redis_address()
         return 'unix://' + address if isinstance(address, str) else 'redis://%s:%d' % address
 
@@ -187,11 +189,11 @@ class Site:
             return self.replica.socket if self.replica else None
 
     def extension_url(self):
-        """What pgcache_fence.redis_url is to be."""
+        """The value for pgcache_fence.redis_url."""
         return 'redis://127.0.0.1:%d' % self.proxy.extension if self.proxy else self.redis.url()
 
     def changed(self):
-        """To be called after anything of the above has changed."""
+        """Publishes new addresses. Callers call this after they have changed one."""
         with self.lock:
             lines = ['redis ' + address_text(self.redis_address())]
             if self.old_redis:
@@ -227,8 +229,8 @@ class Site:
         return self.state()[1]
 
     def longest_wait(self):
-        """Seconds in which every write ends, whatever became of Redis: a lease and the margin until nobody can have a hit
-        any more; the rest is for the machine."""
+        """Seconds within which every write must end, whatever happened to Redis. After a lease and the margin no reader can
+        have a hit any more; the rest allows for a slow machine."""
         return self.lease + self.margin + 1
 
     def wait_open(self, seconds=60, above=-1):
@@ -257,7 +259,7 @@ class Site:
             raise type(error)('%s; left: %s' % (error, left[0])) from None
 
     def calm(self):
-        """A new keeper, which knows nothing of former failures: after many of them it keeps fences closed for long."""
+        """Restarts the keeper, so that it forgets former failures. After many failures it keeps fences closed for long."""
         former = self.postgres.children('pgcache_fence keeper')
         self.psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'pgcache_fence keeper'")
         wait_for(lambda: [pid for pid in self.postgres.children('pgcache_fence keeper') if pid not in former],
@@ -293,7 +295,7 @@ class Site:
             self.standby.value('SELECT count(*) FROM pg_stat_wal_receiver') == 1
 
     def replace_postgres(self, server):
-        """server, which runs, is the primary from now on; the former one, which was stopped, is removed."""
+        """Makes `server`, which must run, the primary. Removes the former primary, which must be stopped."""
         with self.lock:
             former, self.postgres = self.postgres, server
             if self.standby is server:
@@ -303,7 +305,7 @@ class Site:
             raise RuntimeError('two primaries')
         shutil.move(former.log, os.path.join(self.directory, os.path.basename(former.directory) + '.log'))
         former.remove()
-        if self.standby:                # it followed the former one
+        if self.standby:                # it followed the former primary
             self.standby.remove()
             self.standby = None
 
@@ -319,7 +321,7 @@ class Site:
         return self.replica
 
     def redirect(self, server, keep_old):
-        """The extension and new readers use that Redis from now on. keep_old: readers may go on with the former one."""
+        """Points the extension and new readers to that Redis. keep_old: old readers may go on with the former one."""
         with self.lock:
             former, self.redis = self.redis, server
             if server is self.replica:
@@ -336,7 +338,7 @@ class Site:
         return former
 
     def forget_old_redis(self):
-        """Ends a former master that was kept."""
+        """Stops the former master that redirect() has kept, if there is one."""
         with self.lock:
             old, self.old_redis = self.old_redis, None
         if old:
@@ -367,8 +369,8 @@ PROCESS_1 = ['sh', '-c', 'mount --make-private /proc && mount -t proc proc /proc
 
 
 def unprivileged(user='postgres'):
-    """Root: starts this program anew as that user, in a process namespace where that works, and ends with its status.
-    Anybody else: returns. To be called first thing by programs that start a Site by themselves."""
+    """If the user is root, runs this program again as the given user, in a process namespace where that works, and exits
+    with its status. Otherwise returns. Programs that start a Site must call this first."""
     if os.getuid() != 0:
         return
     command = ['setpriv', '--reuid=' + user, '--regid=' + user, '--init-groups', '--', sys.executable, *sys.argv]

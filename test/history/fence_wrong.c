@@ -1,17 +1,17 @@
 /*
  * fence_wrong.c
- *	  Readers that do what doc/clients.md forbids. Each must be caught reading something stale: that shows that the rule
- *	  is needed, and that the checker sees who breaks it. They fill as others do, unless that is what they do wrong.
+ *	  Readers that break a rule of doc/clients.md. The checker must catch each of them with a stale read. That shows that the
+ *	  rule is needed, and that the checker notices its absence. All other steps are as those of correct readers.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "history.h"
 
-#define GAP_MS		1500			/* longer than a server is away that is started again */
+#define GAP_MS		1500			/* longer than the restart of a server takes */
 #define KEPT_MS		1000
 
-/* The answer of fence_token; "" if there is none. */
+/* The reply of fence_token; "" if there is none. */
 static void
 ask_token(Client *c, const Names *names, char *permit, size_t size)
 {
@@ -30,8 +30,8 @@ take_reply(redisReply *reply, const char *permit, Cached *found)
 }
 
 /*
- * The token before the data, and the data from whoever answers then: a server that was started again in between has fences
- * that have missed everything since they were saved. Now and then the client stands still in between.
+ * Reads the token before the data, and the data from the server that answers then. A server that restarts in between has fences
+ * that lack all changes since it saved them. Now and then the client pauses in between.
  */
 void
 token_first_get(Client *c, int key, Cached *found)
@@ -55,7 +55,7 @@ token_first_get(Client *c, int key, Cached *found)
 	take_reply(reply, permit, found);
 }
 
-/* A token that was kept from an earlier read: it does not tell of what has become of the domain, or of the lease, since. */
+/* Uses a token from an earlier read, which does not show what has happened to the domain or the lease since then. */
 void
 token_kept_get(Client *c, int key, Cached *found)
 {
@@ -74,7 +74,7 @@ token_kept_get(Client *c, int key, Cached *found)
 	take_reply(redis_call(c, 2, (const char *[]) {"GET", names.fence}), permit, found);
 }
 
-/* The data from a replica, the token from the master: what is not yet at the replica is missed. */
+/* Reads the data from a replica and the token from the master, so it misses deletes that the replica has not got yet. */
 void
 token_elsewhere_get(Client *c, int key, Cached *found)
 {
@@ -90,7 +90,7 @@ token_elsewhere_get(Client *c, int key, Cached *found)
 	take_reply(reply, permit, found);
 }
 
-/* Right so far; but see what follows. */
+/* This step is correct; the next one is not. */
 void
 permit_late_get(Client *c, int key, Cached *found)
 {
@@ -109,7 +109,7 @@ permit_late_get(Client *c, int key, Cached *found)
 	discard(replies[1]);
 }
 
-/* A permission to put that was asked for after the row was read: it proves nothing of the time in between. */
+/* Requests the permit after it has read the row, so the permit proves nothing about the time in between. */
 void
 permit_late_fill(Client *c, int key, const Cached *found, const Row *row)
 {

@@ -1,6 +1,6 @@
 /*
  * history.h
- *	  What the workload's files share: the format of a history, the control block, a client, a strategy.
+ *	  Shared by the files of the workload: the format of a history, the control block, a client, a strategy.
  *
  * A workload is a set of processes, each with one Client: writers change rows of table "item" in PostgreSQL, readers
  * read them through Redis by one Strategy (a way of caching). Each process appends what it did to a history file of its
@@ -56,15 +56,15 @@ typedef struct Record
 enum
 {
 	READ_HIT = 'h',
-	READ_WRITTEN = 'w',				/* a hit, and the value came with the commit */
-	READ_MISS = 'm',				/* from PostgreSQL, then offered to the cache */
-	READ_PENDING = 'p',				/* from here on: from PostgreSQL, not offered */
+	READ_WRITTEN = 'w',				/* a hit on a value that its commit has stored */
+	READ_MISS = 'm',				/* read from PostgreSQL, then put into the cache */
+	READ_PENDING = 'p',				/* this and the next: read from PostgreSQL, not put */
 	READ_UNARMED = 'u',
-	READ_SQL = 's',					/* a function of SQL, or a program, answered; it does not tell from where */
+	READ_SQL = 's',					/* an SQL function or a program answered, and does not say where it read */
 	READ_ERROR = 'e',				/* Redis did not answer */
-	READ_NONE = 'n',				/* nor did PostgreSQL: nothing was read */
+	READ_NONE = 'n',				/* neither Redis nor PostgreSQL answered */
 
-	/* of the strategies that are fenced: how a reader asks. See doc/clients.md */
+	/* How readers of fenced strategies ask the cache; see doc/clients.md */
 	WAY_BLOCK = 'm',				/* MULTI, MGET, fence_token, EXEC */
 	WAY_PLAIN = 'p',				/* MGET, then fence_token, on one connection */
 	WAY_PIPELINE = 'P',				/* GET of each of several keys, then one fence_token, on one connection */
@@ -74,9 +74,9 @@ enum
 	WAY_SQL_READ = 'r',				/* fence.read */
 	WAY_SQL_MANY = 'R',				/* fence.read_many */
 	WAY_DERIVED = 'd',				/* fence_get_derived, and fence.read_derived after a miss */
-	WAY_PROGRAM = 'B',				/* a program of its own, in whatever way it has: one key, */
-	WAY_PROGRAM_TOGETHER = 'T',		/* several of one moment, */
-	WAY_PROGRAM_DERIVED = 'D',		/* what is derived from two */
+	WAY_PROGRAM = 'B',				/* a program in any language, in its own way: one key, */
+	WAY_PROGRAM_TOGETHER = 'T',		/* several keys at one moment, */
+	WAY_PROGRAM_DERIVED = 'D',		/* a value derived from two */
 
 	OUTCOME_COMMITTED = 'c',
 	OUTCOME_ABORTED = 'a',
@@ -87,13 +87,13 @@ enum
 typedef struct Control
 {
 	volatile uint32_t stop;
-	volatile uint32_t endpoints;	/* counts up when the file "endpoints" was changed */
+	volatile uint32_t endpoints;	/* increases when the file "endpoints" has changed */
 	volatile uint32_t reader_stall_ppm; /* of a million fills, how many wait before the put ... */
 	volatile uint32_t reader_stall_ms;	/* ... and how long on average */
 	volatile uint32_t writer_stall_ppm; /* the same between COMMIT and what the strategy does after it */
 	volatile uint32_t writer_stall_ms;
-	volatile uint32_t writer_crash_ppm; /* how many die there, and come back as new clients */
-	volatile uint32_t gap_stall_ppm;	/* the same before COMMIT and before reserve: a transaction that takes long */
+	volatile uint32_t writer_crash_ppm; /* how many die there; new clients replace them */
+	volatile uint32_t gap_stall_ppm;	/* the same before COMMIT and before reserve, for slow transactions */
 	volatile uint32_t gap_stall_ms;
 	volatile uint32_t unused;
 	struct
@@ -122,14 +122,14 @@ typedef struct Options
 	int			lease_ms;			/* lease: how long a reservation lasts */
 } Options;
 
-/* Where the servers are at present, and how the table is fenced: the seven lines of the file "endpoints". */
+/* The present addresses of the servers, and how the table is attached: the seven lines of the file "endpoints". */
 typedef struct Endpoints
 {
 	uint32_t	number;
 	char		dsn[512];
 	char		redis[512];			/* host:port, or a path; "shards" or "cluster" and several */
-	char		old_redis[512];		/* of a former master that is alive: who is connected to it may stay. Or of a replica */
-	char		fence[128];			/* names of a key's fence and value are these, the key, a closing brace */
+	char		old_redis[512];		/* of a former master that is alive, whose clients may stay connected; or of a replica */
+	char		fence[128];			/* the names of a key's fence and value consist of these, the key and "}" */
 	char		value[128];
 	char		versions[16];		/* as the runner's option */
 	char		capture[16];		/* likewise; mixed: each session draws it */
@@ -156,7 +156,7 @@ typedef struct Client
 	FILE	   *history;
 	Endpoints	at;
 	PGconn	   *pg;
-	uint32_t	sessions;			/* how many there were, this one included */
+	uint32_t	sessions;			/* number of sessions so far, with this one */
 	enum
 	{
 		SINGLE,
@@ -174,10 +174,10 @@ typedef struct Row
 {
 	int64_t		version;			/* NONE: there is no such row */
 	int64_t		val;
-	int64_t		fenced;				/* what the fence counts as its version: the same, or kept aside; NONE: not known */
+	int64_t		fenced;				/* the fence's version: the same, or kept aside; NONE: unknown */
 } Row;
 
-/* What a strategy's get found. */
+/* The result of a strategy's get. */
 typedef struct Cached
 {
 	int			kind;				/* READ_* */
@@ -185,7 +185,7 @@ typedef struct Cached
 	Row			row;				/* of an answer */
 	char		token[64];			/* of a hit, for check */
 	char		permit[96];			/* of a miss, for fill */
-	int64_t		start;				/* get_pipeline only: when this key was asked for */
+	int64_t		start;				/* get_pipeline only: when this key was requested */
 } Cached;
 
 typedef struct Change
@@ -193,7 +193,7 @@ typedef struct Change
 	int			key;
 	Row			row;				/* version of a delete: the deleted row's + 1 */
 	char		kind;				/* as in a record 'W' */
-	char		token[40];			/* the strategy's: of its reservation */
+	char		token[40];			/* the strategy's token of its reservation */
 } Change;
 
 typedef struct Txn
@@ -216,20 +216,20 @@ typedef struct Command
 	int64_t		sent;				/* when; not of a block */
 } Command;
 
-#define COMMANDS_MAX	(GROUP_MAX + 1)	/* that belong together */
+#define COMMANDS_MAX	(GROUP_MAX + 1)	/* maximum number of commands that belong together */
 
 /* A way of caching. Functions may be NULL. */
 typedef struct Strategy
 {
 	const char *name;
 	bool		fenced;				/* the table is attached */
-	bool		plain;				/* writers know only UPDATE of single rows, with a version told by reserve */
+	bool		plain;				/* writers use only UPDATE of single rows, with a version that reserve returns */
 
 	void		(*get) (Client *c, int key, Cached *found);
 	void		(*fill) (Client *c, int key, const Cached *found, const Row *row);
 	bool		(*check) (Client *c, const int *keys, const Cached *found, int n);
 	void		(*get_many) (Client *c, const int *keys, Cached *found, int n);	/* answers are one snapshot */
-	int			(*get_pipeline) (Client *c, const int *keys, Cached *found, int n);	/* each is one; returns of how many keys */
+	int			(*get_pipeline) (Client *c, const int *keys, Cached *found, int n);	/* each answer is one snapshot; returns the number of keys read */
 
 	void		(*before) (Client *c, int key);		/* before the statement that changes it */
 	bool		(*reserve) (Client *c, Change *change); /* row: as observed; out: version to be written, token */

@@ -1,8 +1,8 @@
 /*
  * lease.c
- *	  The strategy "lease-timeout": a version fence in Redis with reservations that the application makes and ends, and
- *	  that a timeout ends if it does not. It has six defects, each of which was met in practice. A bit of
- *	  options.defects switches each one on (1 << (n - 1)):
+ *	  The strategy "lease-timeout": a version fence in Redis with reservations. The application makes and ends reservations; if it
+ *	  does not end one, a timeout does. The strategy has six defects that occur in practice. A bit of options.defects
+ *	  (1 << (n - 1)) switches each one on:
  *
  *	  1  a reader that finds the fence ahead of what it read "repairs" it downwards
  *	  2  a writer sets the fence to the version that it observed
@@ -99,7 +99,7 @@ lease_get(Client *c, int key, Cached *found)
 		fence = strtoll(reply->element[1]->str, NULL, 10);
 		far.version = strtoll(reply->element[2]->str, &rest, 10);
 		far.val = strtoll(rest, NULL, 10);
-		/* the nearer one first; the other only if that is too old */
+		/* use the value in the process first, and the one in Redis only if the former is too old */
 		if ((near->val == 0 || near->version < fence) && far.val != 0 && far.version >= fence)
 			*near = far;
 		if (near->val != 0 && near->version >= fence)
@@ -111,7 +111,7 @@ lease_get(Client *c, int key, Cached *found)
 	discard(reply);
 }
 
-/* Stores the value unless there is a newer one. A reader also brings the fence up to what it has read. */
+/* Stores the value unless there is a newer one. A reader also raises the fence to the version that it has read. */
 static void
 store(Client *c, int key, const Row *row, const char *repair)
 {

@@ -1,10 +1,10 @@
 /*
  * nodes.c
- *	  One process's connections to Redis, and of which server a key is asked: the only one; one of several shards, which
- *	  divide the slots evenly; or a member of a cluster, where MOVED and ASK tell.
+ *	  One process's connections to Redis, and the choice of the server for a key: the only server; one of several shards, which
+ *	  divide the slots evenly; or a member of a cluster, according to MOVED and ASK.
  *
- * They are lost often: that is what the tests are about. A command whose answer is missing ends its connection; the next
- * use makes a new one, with a backoff. Never: repeats anything by itself, but for what was redirected.
+ * Faults often break these connections. A command without a reply ends its connection, and the next use makes a new one, with
+ * a backoff. Never: repeats a command by itself, unless it was redirected.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +35,7 @@ redis_leave(Client *c)
 	server_leave(&c->replica);
 }
 
-/* Its number; NONE if there are too many. */
+/* The number of the server with that address; NONE if there are too many servers. */
 static int
 server_number(Client *c, const char *address)
 {
@@ -49,7 +49,7 @@ server_number(Client *c, const char *address)
 	return c->servers_known++;
 }
 
-/* What the line "redis" of the endpoints says: an address, or "shards" or "cluster" and some, separated by commas. */
+/* Parses the line "redis" of the endpoints: an address, or "shards" or "cluster" and addresses separated by commas. */
 void
 redis_servers(Client *c)
 {
@@ -90,7 +90,7 @@ redis_open(const char *address)
 	return redis;
 }
 
-/* Connected. False: not now; the caller goes without. */
+/* Connects if necessary. Returns false if that is not possible now; the caller then goes on without Redis. */
 static bool
 server_ready(Server *server)
 {
@@ -114,7 +114,7 @@ server_ready(Server *server)
 	return false;
 }
 
-/* The reply, an error too; NULL if there is none to be had, and then the connection is gone. */
+/* The reply, which may be an error; NULL if there is none, and then the connection is closed. */
 static redisReply *
 server_call(Server *server, int n, const char *const *words)
 {
@@ -136,7 +136,7 @@ server_call(Server *server, int n, const char *const *words)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* As the specification of the cluster counts it: CRC16 (XMODEM) of what is between the first braces. */
+/* The slot of a key according to the Redis Cluster specification: CRC16 (XMODEM) of the text between the first braces. */
 static int
 slot_of(const char *name)
 {
@@ -168,7 +168,7 @@ server_of(Client *c, int slot)
 	return 0;
 }
 
-/* That server does not answer: others are asked for what it had. */
+/* That server does not answer, so other servers are asked for its slots. */
 static void
 forget_server(Client *c, int number)
 {
@@ -177,7 +177,7 @@ forget_server(Client *c, int number)
 			c->server_of_slot[slot] = 0;
 }
 
-/* "MOVED slot host:port", "ASK slot host:port": the server's number; NONE if the error is another. */
+/* The number of the server in "MOVED slot host:port" or "ASK slot host:port"; NONE for another error. */
 static int
 redirection(Client *c, const char *error, int slot, bool *asking)
 {
@@ -220,8 +220,8 @@ is_script(const Command *command)
 }
 
 /*
- * One after the other, on one connection; now and then the client stands still in between. False: the connection was lost,
- * or could not be had.
+ * Sends the commands one after the other on one connection. Now and then the client pauses in between. Returns false without a
+ * connection.
  */
 static bool
 call_in_order(Client *c, Server *server, bool asking, Command *commands, int n, redisReply **replies)
@@ -244,7 +244,7 @@ call_in_order(Client *c, Server *server, bool asking, Command *commands, int n, 
 	return true;
 }
 
-/* MULTI, all, EXEC in one message. What is refused when it is queued is its answer, and the others have none. */
+/* Sends MULTI, all commands and EXEC in one message. If Redis refuses to queue a command, that error is its reply and the others have none. */
 static bool
 call_block(Server *server, const Command *commands, int n, redisReply **replies)
 {
@@ -284,7 +284,7 @@ call_block(Server *server, const Command *commands, int n, redisReply **replies)
 	return true;
 }
 
-/* The first that is an error; NULL if there is none. */
+/* The first error among the replies; NULL if there is none. */
 static const char *
 first_error(redisReply **replies, int n)
 {
@@ -304,9 +304,9 @@ all_answered(redisReply **replies, int n)
 }
 
 /*
- * The answers to commands that are about keys of one slot, all of one process, over one connection; block: in MULTI and
- * EXEC. Each is COMMAND key ..., FCALL name numkeys key ... or EVAL script numkeys key ... . False: some were not to be
- * had, or the server told an error (LOADING, READONLY, OOM, ...): then there are none. The caller frees them.
+ * The replies to commands on keys of one slot, all from one process over one connection; block: within MULTI and EXEC. Each
+ * command is COMMAND key ..., FCALL name numkeys key ... or EVAL script numkeys key ... . Returns false without replies if one is
+ * missing, or if the server returned an error (LOADING, READONLY, OOM, ...). The caller frees the replies.
  */
 bool
 redis_together(Client *c, bool block, Command *commands, int n, redisReply **replies)
@@ -335,13 +335,13 @@ redis_together(Client *c, bool block, Command *commands, int n, redisReply **rep
 			return true;
 		number = error ? redirection(c, error, slot, &asking) : NONE;
 		discard_all(replies, n);
-		if (block && asking)		/* ASKING is for one command */
+		if (block && asking)		/* ASKING is valid for one command only */
 			return false;
 	}
 	return false;
 }
 
-/* The same of one command: its answer, or NULL. */
+/* The same for one command. Returns its reply, or NULL. */
 redisReply *
 redis_call(Client *c, int n, const char *const *words)
 {
@@ -351,7 +351,7 @@ redis_call(Client *c, int n, const char *const *words)
 	return redis_together(c, false, &command, 1, &reply) ? reply : NULL;
 }
 
-/* The answer of the server at at.old_redis; NULL if there is none, and for an error. */
+/* The reply of the server at at.old_redis; NULL without a reply, and for an error. */
 redisReply *
 replica_call(Client *c, int n, const char *const *words)
 {

@@ -1,9 +1,9 @@
-"""A site with several Redis servers (fence_site.py has one): a cluster of masters with replicas, or client-side shards.
+"""A site with several Redis servers: a cluster of masters with replicas, or client-side shards. fence_site.py has one server.
 
     site = NodesSite('/tmp/x', seed=1, layout='cluster')        # or 'shards'
 
-Owns: the members. What changes among them is in site.members and what the cluster says of itself; readers are told all
-members at the start, and nothing later: a cluster tells them by MOVED and ASK, shards do not move.
+Owns: the members. Readers get the addresses of all members at the start and no changes later. In a cluster MOVED and ASK
+redirect them; shards do not move.
 """
 
 import itertools
@@ -47,7 +47,7 @@ class NodesSite(Site):
         return 'redis+cluster://' + ','.join('127.0.0.1:%d' % member.port for member in self.members[:MASTERS])
 
     def whole(self):
-        """Whether every slot is granted where it is served, and fences are OPEN."""
+        """Whether the keeper has granted every slot to the server that serves it, and fences are OPEN."""
         if self.state()[0] != 'OPEN':
             return False
         granted = {int(port): slots for port, slots in self.psql(
@@ -97,7 +97,7 @@ class NodesSite(Site):
         return next(member for member in self.members if member.port == port)
 
     def owners(self):
-        """Ranges (first, last, member) as the first member that answers sees them."""
+        """Ranges of slots (first, last, member) as the first member that answers reports them."""
         for member in self.alive():
             try:
                 return [(first, last, self.at_port(master[1]))
@@ -107,14 +107,14 @@ class NodesSite(Site):
         raise RuntimeError('no member of the cluster answers')
 
     def owned(self):
-        """port -> how many slots it has."""
+        """port -> number of slots that the member there owns."""
         found = {}
         for first, last, member in self.owners():
             found[member.port] = found.get(member.port, 0) + last - first + 1
         return found
 
     def masters(self):
-        """Those that have slots."""
+        """The members that own slots."""
         return [self.at_port(port) for port in sorted(self.owned())]
 
     def owner(self, slot):
@@ -128,7 +128,7 @@ class NodesSite(Site):
         return None
 
     def is_healthy(self):
-        """Every living member sees the cluster as whole and like the others, and replicas follow their masters."""
+        """Whether all living members report cluster_state:ok and the same slots, and replicas follow their masters."""
         views = set()
         for member in self.alive():
             try:
@@ -147,12 +147,12 @@ class NodesSite(Site):
         wait_for(self.is_healthy, 'the cluster to be whole', seconds, pause=0.05)
 
     def slots_of_keys(self, keys):
-        """The slots of the workload's keys 1 .. keys: those of hot keys first."""
+        """The slots of the workload's keys 1 .. keys. The lower a key, the hotter it is."""
         return [slot for slot, in self.psql("SELECT fence.key_slot(fence.fence_key('item', n::text)) "
                                             "FROM generate_series(1, %s) n ORDER BY n", (keys,))]
 
     def move_slot(self, slot, target):
-        """As redis-cli does it: its keys one after the other, while both masters work."""
+        """Moves a slot as redis-cli does, with MIGRATE for one key after the other, while both masters serve clients."""
         source = self.owner(slot)
         if source is target:
             return
@@ -165,7 +165,7 @@ class NodesSite(Site):
 
 
 def text_of(answer):
-    """Newer clients parse what CLUSTER INFO and NODES say."""
+    """The reply to CLUSTER INFO or NODES as text. Newer versions of redis-py return it parsed."""
     return '\n'.join('%s:%s' % item for item in answer.items()) if isinstance(answer, dict) else answer
 
 

@@ -3,10 +3,10 @@
  *	  Two-phase commit. Each writer is a transaction manager of its own: it keeps some transactions prepared for a while,
  *	  over lost connections, restarts and promotions too, and ends them one way or the other.
  *
- * Never: sends COMMIT PREPARED twice for one transaction. The first may have been done, seen by readers, and lost again with
- * the newest commits of a server; done once more it would be a second write that looks like the first. So a transaction
- * whose COMMIT PREPARED was not answered is rolled back, if it is there, and its outcome is what item_log says. The same is
- * done to what is prepared in the writer's name and is none of what it keeps: a restored server brings back
+ * Never: sends COMMIT PREPARED twice for one transaction. The server may have executed the first one, readers may have seen it,
+ * and a failover may have lost it again with the newest commits. A second one would be a new write that looks like the first. So
+ * if COMMIT PREPARED gets no answer, the writer rolls the transaction back if it still exists, and item_log tells its outcome.
+ * The writer also rolls back prepared transactions of its name that it does not know: a restored server brings back
  * transactions that ended long ago.
  */
 #include <stdlib.h>
@@ -21,7 +21,7 @@ typedef struct Kept
 {
 	bool		used;
 	bool		commit;				/* the decision */
-	bool		told;				/* COMMIT PREPARED was sent, and not answered */
+	bool		told;				/* COMMIT PREPARED was sent and has no answer */
 	int64_t		due;				/* when it is to end */
 	uint32_t	session;			/* in which it was prepared */
 	Txn			txn;
@@ -38,7 +38,7 @@ end_prepared(Client *c, const char *how, int64_t txn)
 	return pg_query(c, sql);
 }
 
-/* There is no such prepared transaction. */
+/* Whether the error says that there is no such prepared transaction. */
 static bool
 is_gone(const PGresult *result)
 {
@@ -56,7 +56,7 @@ find_free(void)
 	return NULL;
 }
 
-/* PREPARE TRANSACTION, if there is room for it, to be ended in less than that time; else COMMIT. */
+/* Ends with PREPARE TRANSACTION, if the writer may keep another one, for at most that time; otherwise with COMMIT. */
 void
 txn_prepare(Client *c, Txn *txn, int most_ms)
 {
@@ -77,7 +77,7 @@ txn_prepare(Client *c, Txn *txn, int most_ms)
 	{
 		one->used = true;
 		one->told = false;
-		one->commit = result != NULL && draw(c, 4) != 0;	/* not known to be prepared: abort */
+		one->commit = result != NULL && draw(c, 4) != 0;	/* roll back if it is unknown whether it is prepared */
 		one->due = now_ns() + (int64_t) draw(c, (uint64_t) most_ms) * 1000000;
 		one->session = c->sessions;
 		one->txn = *txn;
@@ -85,7 +85,7 @@ txn_prepare(Client *c, Txn *txn, int most_ms)
 	PQclear(result);
 }
 
-/* Tells how it ended: for the run's figures, not for its judgement. */
+/* Records how it ended, for the figures of the run only. */
 static void
 record_end(Client *c, const Kept *one, int outcome)
 {
@@ -142,7 +142,7 @@ is_kept(const Client *c, const char *gid)
 	return false;
 }
 
-/* Rolls back what is prepared in the writer's name and is none of what it keeps. */
+/* Rolls back prepared transactions of the writer's name that it does not know. */
 static void
 roll_back_others(Client *c)
 {
@@ -162,8 +162,8 @@ roll_back_others(Client *c)
 }
 
 /*
- * Ends what is due. To be called between transactions, connected. In a new session, and once a second, it also looks for
- * what should not be there.
+ * Ends the prepared transactions that are due. Callers must be connected and between transactions. In a new session, and once a
+ * second, this also looks for unknown prepared transactions.
  */
 void
 resolve_prepared(Client *c)
@@ -188,7 +188,7 @@ resolve_prepared(Client *c)
 	}
 }
 
-/* The run is over: what is still prepared is the runner's to roll back. */
+/* Called at the end of the run. run.py rolls back what is still prepared. */
 void
 leave_prepared(Client *c)
 {

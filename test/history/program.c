@@ -1,10 +1,10 @@
 /*
  * program.c
- *	  The strategy "program": a reader in any language, put before the checker. Each process that reads starts the program
- *	  that HISTORY_PROGRAM names and speaks to it over its standard input and output: test/clients/conformance.md.
+ *	  The strategy "program", with which the checker tests a reader in any language. Each reading process starts the program
+ *	  that HISTORY_PROGRAM names, and talks to it over its standard input and output as test/clients/conformance.md describes.
  *
- * The program does all that a reader has to do: Redis, PostgreSQL, the put. What it answers is judged like every other read.
- * A program that ends, says nothing for too long or answers what nobody asked ends the run.
+ * The program does everything that a reader has to do: it reads Redis and PostgreSQL, and puts. The checker judges its answers
+ * like all other reads. The run ends if the program ends, does not answer for too long, or sends an answer without a request.
  */
 #include <poll.h>
 #include <signal.h>
@@ -16,15 +16,15 @@
 
 #include "history.h"
 
-#define ANSWER_MS		60000			/* PostgreSQL may be away for long */
+#define ANSWER_MS		60000			/* PostgreSQL may be down for long */
 #define ANSWER_SIZE		65536
-#define AGAIN_MS		20				/* before the next read, where PostgreSQL did not answer */
+#define AGAIN_MS		20				/* pause before the next read if PostgreSQL has not answered */
 
 static struct
 {
 	pid_t		pid;				/* 0: not started */
-	bool		together;			/* what it said it can do, besides reading one key */
-	bool		derived;
+	bool		together;			/* it has said that it can read several keys together, */
+	bool		derived;			/* and derived values */
 	FILE	   *requests;
 	int			answers;
 	char		line[ANSWER_SIZE];
@@ -40,7 +40,7 @@ give_up(const char *why)
 	exit(2);
 }
 
-/* Reads one line, without its end. There is never more: who has answered waits for the next request. */
+/* Reads one line, without its end. There is never more than one, because the program waits for a request after each answer. */
 static void
 read_answer(void)
 {
@@ -119,7 +119,7 @@ ask_ok(const char *word, const char *first, const char *second)
 		give_up("did not say \"ok\"");
 }
 
-/* It runs, and knows where the servers are now. */
+/* Makes sure that the program runs and knows the present addresses of the servers. */
 static void
 ready_program(Client *c)
 {
@@ -144,7 +144,7 @@ ready_program(Client *c)
 	}
 }
 
-/* The kind of the answer; *rest: what is behind it. */
+/* The kind of the answer. *rest is set to the text after it. */
 static int
 answer_kind(char **rest)
 {
@@ -160,7 +160,7 @@ answer_kind(char **rest)
 	return READ_NONE;
 }
 
-/* "hit" or "read", and n payloads, each behind a tab. */
+/* Parses "hit" or "read" and n payloads, each after a tab. */
 static void
 take_answer(int way, Cached *found, int n)
 {
@@ -203,7 +203,7 @@ get_derived(const int *keys, Cached *found)
 		take_both(rest, kind, found);
 }
 
-/* Kind 0 of the first, where the program cannot do it. */
+/* Reads several keys together. Sets kind of the first to 0 if the program cannot do that. */
 void
 program_get_many(Client *c, const int *keys, Cached *found, int n)
 {
@@ -221,7 +221,7 @@ program_get_many(Client *c, const int *keys, Cached *found, int n)
 	}
 }
 
-/* Of keys that it has read one by one nobody knows whether they agree. */
+/* Keys that the program has read one by one may not agree. */
 bool
 program_check(Client *c, const int *keys, const Cached *found, int n)
 {

@@ -1,7 +1,7 @@
 /*
  * reader.c
- *	  A reader: the cache first, PostgreSQL if it has to be, and the cache filled on the way back; one key, or several
- *	  that must agree.
+ *	  A reader: reads the cache first, PostgreSQL if necessary, and then fills the cache. It reads one key, or several that must
+ *	  agree.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 #define GROUP_PER_MILLE		30
 #define PIPELINE_PER_MILLE	30
 
-/* The row as PostgreSQL has it now; version NONE: there is none. False: PostgreSQL did not answer. */
+/* Reads the row from PostgreSQL; version NONE means no row. Returns false if PostgreSQL did not answer. */
 bool
 read_row(Client *c, int key, Row *row)
 {
@@ -51,14 +51,14 @@ offer(Client *c, int key, const Cached *found, const Row *row)
 	options.strategy->fill(c, key, found, row);
 }
 
-/* That there is no row may be put where the version of that is known, and writers reserve what is not there. */
+/* Whether the absence of a row may be put: its version must be known, and writers must reserve rows that do not exist. */
 static bool
 may_offer(const Client *c, const Cached *found, const Row *row)
 {
 	return found->kind == READ_MISS && (row->version != NONE || (row->fenced != NONE && strcmp(c->at.versions, "group") == 0));
 }
 
-/* The rest of a read that began at start: what the cache has not answered comes from PostgreSQL, and is offered to it. */
+/* Finishes a read that began at start: reads from PostgreSQL what the cache has not answered, and puts it. */
 static void
 finish_read(Client *c, int key, const Cached *found, int64_t start)
 {
@@ -91,7 +91,7 @@ read_one(Client *c)
 	finish_read(c, key, &found, start);
 }
 
-/* All keys in one statement: one snapshot. */
+/* Reads all keys in one statement, so from one snapshot. */
 static bool
 read_rows(Client *c, const int *keys, Row *rows, int n)
 {
@@ -125,7 +125,7 @@ draw_group(Client *c, int *keys)
 
 	for (int tries = 0; n < wanted && tries < 50; tries++)
 	{
-		/* half of the pairs are neighbours, so that a value that is derived from two is asked for again */
+		/* half of the pairs are neighbours, so that the same derived value is read more than once */
 		bool		neighbour = wanted == 2 && n == 1 && draw(c, 2) == 0;
 		int			key = neighbour ? keys[0] % options.keys + 1 : draw_key(c);
 		bool		known = false;
@@ -139,7 +139,8 @@ draw_group(Client *c, int *keys)
 }
 
 /*
- * All at one moment; or get each, then check all. If any is no answer or has changed, all from PostgreSQL in one snapshot.
+ * Reads all keys at one moment, or gets each and then checks all. If one has no answer or has changed, reads all from PostgreSQL in
+ * one snapshot.
  */
 static void
 read_group(Client *c)
@@ -179,7 +180,7 @@ read_group(Client *c)
 	record(c, 'G', answered ? 'h' : 'd', found[0].way, n, group, 0, 0, start, middle, end);
 	for (int i = 0; i < n; i++)
 	{
-		/* an answer that was given up for the snapshot is none: what was used came from PostgreSQL */
+		/* an answer of the cache that was replaced by the snapshot does not count: the value came from PostgreSQL */
 		int			kind = answered || !IS_ANSWER(found[i].kind) ? found[i].kind : READ_MISS;
 
 		record(c, 'R', kind, found[i].way, keys[i], group, rows[i].version, rows[i].val, start, middle, end);
@@ -189,7 +190,7 @@ read_group(Client *c)
 	}
 }
 
-/* Keys that need not agree: each is a read of its own. Those first that end here and now. */
+/* Reads keys that need not agree. Each is a read of its own. Finishes those first that the cache has answered. */
 static void
 read_pipeline(Client *c)
 {

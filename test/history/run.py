@@ -1,9 +1,10 @@
 #!/usr/bin/python3
-"""One run: servers, a workload by one strategy, faults while it lasts, and the judgement.
+"""One run: starts servers and a workload that uses one strategy, injects faults, and judges the history.
 
     sh test/history.sh run [--strategy NAME] [--faults A,B | random | none] [--seconds N] [--reads N] [--seed N] ...
 
-Everything that is drawn comes from the seed, which is printed; which operation meets which is up to the machine.
+All random choices come from the seed, which is printed. How operations interleave depends on the machine, so the same seed
+repeats the choices but not the exact history.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from nodes_site import NodesSite
 from servers import Timeout
 from workload import CLIENT_FAULTS, FENCED, MISREAD, Workload, build
 
-ALL_FAULTS = {**faults.FAULTS, **CLIENT_FAULTS}         # where there is one Redis server
+ALL_FAULTS = {**faults.FAULTS, **CLIENT_FAULTS}         # the faults for a site with one Redis server
 FAULTS_OF = {'single': ALL_FAULTS, **{layout: {**found, **CLIENT_FAULTS} for layout, found in faults.NODES_FAULTS.items()}}
 STRATEGIES = ('fence', 'program', *MISREAD, 'delete', 'delete-twice', 'write-through', 'notify', 'version-check', 'lease-timeout')
 SETTLE_SECONDS = 40
@@ -31,45 +32,45 @@ PREPARED = {'c': 'committed', 'a': 'rolled back', '?': 'unknown', 'outlived': 'c
 
 def arguments(parser):
     parser.add_argument('--strategy', choices=STRATEGIES, default='fence')
-    parser.add_argument('--program', metavar='COMMAND', help='strategy program: a reader in any language, started by sh -c in the '
-                        'top directory for each of the readers; test/clients/conformance.md tells how it is spoken to')
+    parser.add_argument('--program', metavar='COMMAND', help='for strategy program: a reader in any language. sh -c starts it in the '
+                        'top directory, once for each reader; test/clients/conformance.md describes its input and output')
     parser.add_argument('--nodes', choices=tuple(FAULTS_OF), default='single',
-                        help='what Redis is; several nodes only with strategy fence')
-    parser.add_argument('--faults', default='none', help='names separated by commas, in this order, again and again; '
-                        'random; none')
-    parser.add_argument('--clients', default='', help='faults of clients that last as long as the run')
-    parser.add_argument('--seconds', type=float, default=20, help='how long at least')
-    parser.add_argument('--reads', type=int, default=0, help='how many at least')
-    parser.add_argument('--limit', type=float, default=1800, help='seconds after which it is over without the reads')
+                        help='the layout of the Redis servers; more than one server needs strategy fence')
+    parser.add_argument('--faults', default='none', help='names separated by commas, injected in this order again and '
+                        'again; or random; or none')
+    parser.add_argument('--clients', default='', help='faults of clients, which last as long as the run')
+    parser.add_argument('--seconds', type=float, default=20, help='minimum duration')
+    parser.add_argument('--reads', type=int, default=0, help='minimum number of reads')
+    parser.add_argument('--limit', type=float, default=1800, help='seconds after which the run ends even with fewer reads')
     parser.add_argument('--seed', type=int, default=None)
     parser.add_argument('--readers', type=int, default=6)
     parser.add_argument('--writers', type=int, default=4)
     parser.add_argument('--keys', type=int, default=64)
     parser.add_argument('--cache', choices=('none', 'row'), default=None,
-                        help='of strategy fence: who fills the cache, readers only or commits too; default: drawn')
+                        help='for strategy fence: whether commits fill the cache too (row), or readers only (none); default: drawn')
     parser.add_argument('--versions', choices=('trigger', 'application', 'aside', 'group'), default=None,
-                        help='of strategy fence: who sets the versions of changed rows; aside: the table is attached with '
-                        'version => NULL; group: each row is a group; both without --cache row; default: one of the first two, drawn')
+                        help='for strategy fence: who sets the versions of changed rows. aside: the table is attached with '
+                        'version => NULL; group: each row is a group; both imply --cache none. Default: trigger or application, drawn')
     parser.add_argument('--absent', choices=('no', 'yes'), default=None,
-                        help='of strategy fence: whether "no such row" is cached; default: drawn')
+                        help='for strategy fence: whether the absence of a row is cached; default: drawn')
     parser.add_argument('--reserve', choices=('early', 'commit'), default=None,
-                        help='of strategy fence: when rows are reserved; default: drawn')
+                        help='for strategy fence: when transactions reserve rows; default: drawn')
     parser.add_argument('--capture', choices=('auto', 'triggers', 'mixed'), default=os.environ.get('FENCE_CAPTURE') or None,
-                        help='pgcache_fence.capture of the sessions; mixed: each draws it; default: what the environment\'s '
-                        'FENCE_CAPTURE says, else drawn')
-    parser.add_argument('--pause-us', type=int, default=3000, help='of a writer between two transactions')
+                        help='pgcache_fence.capture in the sessions. mixed: each session draws it. Default: the environment '
+                        'variable FENCE_CAPTURE, else drawn')
+    parser.add_argument('--pause-us', type=int, default=3000, help='microseconds that a writer pauses between transactions')
     parser.add_argument('--gap', type=float, default=1.0, help='seconds between two faults')
-    parser.add_argument('--once', action='store_true', help='each fault once')
+    parser.add_argument('--once', action='store_true', help='inject each fault once')
     parser.add_argument('--defects', default='1,2,3,4,6',
-                        help='of lease-timeout; see lease.c. With 5 versions begin at 2^53')
-    parser.add_argument('--examples', type=int, default=2, help='violations that are shown, of each kind')
-    parser.add_argument('--keep', metavar='DIR', help='histories and logs stay there')
-    parser.add_argument('--verbose', action='store_true', help='tells of each fault as it happens')
-    parser.add_argument('--list', action='store_true', help='strategies and faults')
+                        help='defects of strategy lease-timeout (see lease.c). With defect 5, versions begin at 2^53')
+    parser.add_argument('--examples', type=int, default=2, help='how many violations of each kind to print')
+    parser.add_argument('--keep', metavar='DIR', help='where to keep histories and logs')
+    parser.add_argument('--verbose', action='store_true', help='print each fault when it has healed')
+    parser.add_argument('--list', action='store_true', help='list strategies and faults')
 
 
 class Run:
-    """options: see arguments(). directory: where everything is left."""
+    """options: see arguments(). directory: where the run leaves its files."""
 
     def __init__(self, options, directory, program):
         self.options, self.directory, self.program = options, directory, program
@@ -87,7 +88,7 @@ class Run:
         return found
 
     def next_names(self):
-        """The faults in their order; without end, unless each is to come once."""
+        """Yields the names of faults in the order to inject them, endlessly unless options.once."""
         order = list(self.names)
         while order:
             if self.options.faults == 'random':
@@ -103,7 +104,7 @@ class Run:
         except faults.NotDone as error:
             print('fault %-28s not done: %s' % (name, error), flush=True)
             return
-        except Exception as error:      # what was read until then is judged all the same
+        except Exception as error:      # the checker judges the reads until now all the same
             self.complaints.append('fault %s: %s: %s' % (name, type(error).__name__, error))
             self.broken = True
             return
@@ -117,13 +118,13 @@ class Run:
         self.records.append(record)
 
     def enough(self, begin):
-        """Whether it has lasted long enough. It ends in any case if the reads do not come."""
+        """Whether the run may end: it has lasted long enough and read enough, or reached its limit, or the workload has ended."""
         lasted = time.monotonic() - begin
         return not self.workload.running() or (lasted > self.options.seconds and (
             self.workload.reads() >= self.options.reads or lasted > self.options.limit))
 
     def disturb(self):
-        """Faults one after the other until it is enough."""
+        """Injects faults one after the other until the run may end."""
         begin = time.monotonic()
         names = self.next_names()
         name = next(names, None)
@@ -135,7 +136,7 @@ class Run:
             time.sleep(self.options.gap * self.rng.uniform(0.7, 1.3))
 
     def examine(self):
-        """After the end: no reservation is left, fences agree with their rows or tombstones."""
+        """Checks after the workload that no reservation is left, and that fences agree with their rows or tombstones."""
         if self.options.strategy == 'lease-timeout':
             self.examine_leases()
         if self.options.strategy not in ('fence', 'program'):
@@ -161,7 +162,7 @@ class Run:
         client.close()
 
     def run(self):
-        """The figures of the checker, with what the end has shown."""
+        """Does the whole run. Returns the figures of the checker, with the complaints of examine()."""
         options = self.options
         directory = os.path.join(self.directory, 'site')
         self.site = Site(directory, options.seed, **self.site_options()) if options.nodes == 'single' else \
@@ -195,7 +196,7 @@ class Run:
         return self.judge()
 
     def judge_ways(self, result):
-        """What was to be shown did happen."""
+        """Complains if the run did not exercise what its options ask for."""
         options, ways = self.options, result['ways']
         if (result['written'] > 0) != (options.cache == 'row'):
             self.complaints.append('cache %s, and %d hits of what commits wrote' % (options.cache, result['written']))
@@ -290,7 +291,7 @@ def make_options(**given):
 
 
 def run_once(options, program=None):
-    """Does it and cleans up. The command that would repeat it is printed first."""
+    """Prints the command that repeats the run, does the run, and removes its files."""
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 31)
     if options.program:

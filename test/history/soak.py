@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Runs with random faults, one after the other, each with a seed of its own, until the time is over.
+"""Repeats runs with random faults, each with its own seed, until the given time has passed.
 
     sh test/history/soak.sh --minutes N [--seed N]
 """
@@ -19,7 +19,7 @@ RUN_SECONDS = 90
 def main():
     parser = argparse.ArgumentParser(prog='soak.sh', description='Random faults for a long time.')
     parser.add_argument('--minutes', type=float, default=60)
-    parser.add_argument('--seed', type=int, default=random.SystemRandom().randrange(1 << 31), help='of the first run')
+    parser.add_argument('--seed', type=int, default=random.SystemRandom().randrange(1 << 31), help='seed of the first run; each next run adds 1')
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
     total, seen, bad = collections.Counter(), collections.defaultdict(list), []

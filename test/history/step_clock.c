@@ -1,10 +1,10 @@
 /*
  * step_clock.c
- *	  Preloaded into Redis: its wall clock is the real one plus an offset that others can change while it runs.
+ *	  A library that is preloaded into Redis. Its wall clock is the real one plus an offset that tests can change at any time.
  *
- * The file that STEP_CLOCK_FILE names holds the offset, a 64-bit number of microseconds; it is mapped, so a change
- * counts at once. The monotonic clock is left alone. (libfaketime does the same and more, but not with jemalloc, which
- * Redis uses: it asks for the time before libfaketime is ready.)
+ * The file that STEP_CLOCK_FILE names has the offset, a 64-bit number of microseconds. The file is mapped, so that a change takes
+ * effect at once. The monotonic clock does not change. (libfaketime can do the same, but not with Redis' jemalloc, which asks for
+ * the time before libfaketime is ready.)
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

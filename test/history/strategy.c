@@ -1,18 +1,18 @@
 /*
  * strategy.c
- *	  The ways of caching: pgcache_fence's (fence.c), that with what readers must not do (fence_wrong.c), a reader of its own
- *	  in any language (program.c), and those that people use. Each of these as a careful team would write it; what is wrong
- *	  with them is the idea, not the code.
+ *	  The ways of caching: with pgcache_fence (fence.c), the same with readers that break a rule (fence_wrong.c), with a reader in
+ *	  any language (program.c), and the ways in common use. The latter are written as a careful team would write them: the
+ *	  errors are in the idea, not in the code.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "history.h"
 
-#define EXPIRY	"60000"				/* as most do: ms after which a value goes by itself */
+#define EXPIRY	"60000"				/* milliseconds after which a value expires, as in most applications */
 
 /* -----------------------------------------------------------------------------------------------------------------
- * A value without a header: "version val"; written by whoever comes last, or, with compare, by the highest version
+ * A value without a header: "version val". The last writer wins or, with compare, the highest version
  * -----------------------------------------------------------------------------------------------------------------
  */
 
@@ -67,7 +67,7 @@ plain_delete(Client *c, int key)
 	discard(redis_call(c, 2, (const char *[]) {"DEL", value_name(c, key)}));
 }
 
-/* Of a key that the transaction changed twice only the last change counts. */
+/* Whether this is the transaction's last change of the key; only that one counts. */
 bool
 is_last(const Txn *txn, int change)
 {

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Every strategy, and every way of using pgcache_fence, under every fault: the tables of doc/reliability.md.
+"""Makes the tables of doc/reliability.md: runs every strategy, and every way to use pgcache_fence, under every fault.
 
     sh test/history.sh table [--seconds N] [--strategies A,B] [--faults A,B] [--results FILE] [--output FILE]
 
@@ -18,7 +18,7 @@ from workload import FENCED
 
 NOTHING = 'none'
 
-# The ways of using pgcache_fence: name in the tables -> options of run.py
+# The ways to use pgcache_fence: name in the tables -> options of run.py
 WAYS = {'fence': {'cache': 'row', 'versions': 'trigger', 'absent': 'no', 'reserve': 'early'},
         'fence-readers': {'cache': 'none', 'versions': 'application', 'absent': 'yes', 'reserve': 'commit'},
         'fence-aside': {'cache': 'none', 'versions': 'aside', 'absent': 'no', 'reserve': 'early'},
@@ -32,13 +32,13 @@ def parse():
     parser.add_argument('--seed', type=int, default=1)
     parser.add_argument('--strategies', default=','.join(COLUMNS))
     parser.add_argument('--faults', default=','.join([NOTHING, *run.ALL_FAULTS]))
-    parser.add_argument('--results', metavar='FILE', help='kept here, and taken from here')
-    parser.add_argument('--output', metavar='FILE', help='the tables, in Markdown; default: standard output')
+    parser.add_argument('--results', metavar='FILE', help='keeps measured cells; cells found there are not measured again')
+    parser.add_argument('--output', metavar='FILE', help='where to write the tables, in Markdown; default: standard output')
     return parser.parse_args()
 
 
 def measure(strategy, fault, options):
-    """The figures of one cell; None if this fault does not concern this strategy."""
+    """The figures of one cell; None if this fault cannot affect this strategy."""
     way = WAYS.get(strategy, WAYS['fence'])
     result = run.run_once(run.make_options(strategy='fence' if strategy in WAYS else strategy, faults=fault,
                                            seconds=options.seconds, seed=options.seed, gap=1.5, examples=0, **way))
@@ -87,7 +87,7 @@ def stale_table(options, results):
 
 
 def spread(values):
-    """Median and worst."""
+    """The median and the maximum, as text."""
     values = [value for value in values if value is not None]
     return '%.2f / %.2f' % (statistics.median(values), max(values)) if values else '–'
 

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
-"""The checker on histories written by hand: good ones must pass, and of bad ones exactly the wrong read must be named.
+"""Tests the checker with histories written by hand. It must pass good ones, and must name exactly the wrong read in bad ones.
 
-Prints TAP. Times are plain numbers here; a value is its transaction's number * 1000 and a bit.
+Prints TAP. Times are small numbers here. A value is the number of its transaction * 1000, plus its key.
 """
 
 import sys
@@ -17,7 +17,7 @@ def test(function):
 
 
 class Script:
-    """Builds a history. Each write is a transaction of its own unless told otherwise."""
+    """Builds a history. Each write is a transaction of its own unless the test says otherwise."""
 
     def __init__(self, losses=(), lease=0):
         self.history = History(losses, lease)
@@ -27,7 +27,7 @@ class Script:
 
     def write(self, key, version, sent, end, txn=None, outcome='c', logged=True, claimed=True, done=0, val=None,
               deleted=False):
-        """A COMMIT sent and acknowledged at these times (end None: outcome unknown). Returns the value."""
+        """Adds a transaction whose COMMIT was sent and acknowledged at these times (end None: outcome unknown). Returns the value."""
         number = len(self.history.txns) if txn is None else txn
         if number not in self.history.txns:
             self.history.txns[number] = Txn(number, 0, outcome if end is not None else '?', sent - 1, sent,
@@ -49,11 +49,11 @@ class Script:
             self.read(key, version, val, start, end, group=self.groups)
 
     def snapshot(self):
-        """What item_log holds now, as after a loss."""
+        """Saves the present content of item_log, as a run does after a loss."""
         self.history.logs.append(list(self.log))
 
     def found(self):
-        """kind of violation -> how many."""
+        """kind of violation -> number of violations."""
         self.snapshot()
         checker = Checker(self.history).run()
         for violation in checker.violations:
@@ -285,7 +285,7 @@ def no_common_instant():
     a = s.write(2, 1, 5, 6)
     s.write(2, 2, 20, 25)
     b = s.write(1, 2, 30, 35)
-    s.group(22, 40, (1, 2, b), (2, 1, a))       # each alone is right; key 2 had changed before key 1 did
+    s.group(22, 40, (1, 2, b), (2, 1, a))       # each read is right by itself, but key 2 had changed before key 1 did
     same(s.found(), {'torn': 1})
 
 
@@ -333,7 +333,7 @@ def a_write_lost_in_a_crash():
     s = Script(losses=[100], lease=10)
     a = s.write(1, 2, 20, 30, logged=False)
     s.read(1, 2, a, 90, 91)
-    s.read(1, 2, a, 105, 106)               # one lease long
+    s.read(1, 2, a, 105, 106)               # allowed until a lease after the loss
     s.read(1, 1, 1, 150, 151)
     s.snapshot()
     b = s.write(1, 2, 160, 165)
@@ -438,7 +438,7 @@ def main():
         try:
             function()
             print('ok %d - %s' % (number, name))
-        except Exception as error:              # anything is a failure of this test only
+        except Exception as error:              # an error fails this test only
             bad += 1
             print('not ok %d - %s\n# %s: %s' % (number, name, type(error).__name__, error))
     return 1 if bad else 0

@@ -1,11 +1,12 @@
 #!/usr/bin/python3
-"""Effects under faults: after the dust has settled each happened exactly if its transaction committed.
+"""Tests effects under faults: once all holds have been settled, an effect must have happened if and only if its transaction
+committed.
 
     python3 test_effects.py [--seed N] [--rounds N | --all] [NAME...]
 
-TAP on standard output. The server must find the extension and be built with TEST_HOOKS=1: see test_faults.py. One
-transaction does every kind of effect, each to a key of its own, and writes a row: where the row is, there the effects
-must be, once, and nowhere else.
+Prints TAP. The server must find the extension, which must be built with TEST_HOOKS=1: see test_faults.py. One transaction
+does every kind of effect, each on a key of its own, and writes a row. If the row is there, each effect must be there once.
+If the row is not there, no effect may be there.
 """
 
 import argparse
@@ -25,7 +26,7 @@ import redis
 from fence_site import Site, unprivileged
 from servers import Timeout, process_state, send_signal, wait_for
 
-POINTS = {                      # where a backend is stopped: name -> how its transaction is to end
+POINTS = {                      # test hook at which a backend is stopped -> how its transaction ends
     'effect-held': 'COMMIT',
     'before-effects-collected': 'COMMIT',
     'effects-collected': 'COMMIT',
@@ -34,7 +35,8 @@ POINTS = {                      # where a backend is stopped: name -> how its tr
     'before-effects-undone': 'ROLLBACK',
 }
 
-# kind -> (statement, what Redis has afterwards, and had before); %(k)s is the transaction's own key
+# kind -> (statement, how to read the result from Redis, the result after the effect, the result before it). %(k)s is the
+# transaction's own key.
 KINDS = {
     'once': ("SELECT fence.once('%(k)s:once')", lambda r, k: r.get(k + ':once'), 'null', None),
     'result': ("SELECT fence.once('%(k)s:result'), fence.once_result('%(k)s:result', '[1]')",
@@ -59,7 +61,7 @@ KINDS = {
                   "ROLLBACK TO s", lambda r, k: r.exists(k + ':never', k + ':never2'), 0, 0),
 }
 
-# Kinds that need not be asked for in Redis before the commit, and those that are lost with it but for their rows
+# The same for durable effects. Their rows in fence.outbox keep them when Redis loses everything.
 DURABLE = {
     'once': ("SELECT fence.once('%(k)s:once', durable => true)", *KINDS['once'][1:]),
     'result': ("SELECT fence.once('%(k)s:result', durable => true), "
@@ -91,7 +93,7 @@ def report(good, what, *comments):
 
 
 class Trial:
-    """One transaction that does everything, in a thread of its own, because it is stopped or its connection goes."""
+    """One transaction with all kinds of effects. It has a thread of its own because its backend is stopped or killed."""
 
     made = 0
 
@@ -132,7 +134,7 @@ class Trial:
             raise Timeout('a transaction did not end')
 
     def wrong(self):
-        """What is not as it must be, now."""
+        """A description of what is wrong now."""
         client = self.site.redis.client()
         try:
             committed = self.site.value('SELECT count(*) FROM committed WHERE key = %s', (self.key,)) == 1
@@ -164,7 +166,7 @@ class Trial:
 
 
 class Stopped:
-    """The backend that comes by a point next, stopped there."""
+    """Stops the next backend that reaches a test hook, there."""
 
     def __init__(self, site, point):
         self.site, self.data, self.point = site, site.postgres.data, point
@@ -186,7 +188,7 @@ class Stopped:
 
 
 def test_kills(site, _):
-    """kill -9 of the backend at each step; PostgreSQL restarts all others."""
+    """The backend gets SIGKILL at each step; PostgreSQL restarts all others."""
     for point, end in POINTS.items():
         stopped = Stopped(site, point)
         trial = Trial(site, end)
@@ -198,11 +200,11 @@ def test_kills(site, _):
 
 
 def test_crash(site, _):
-    """The whole server is killed with holds of a commit that was not told to Redis."""
+    """The whole server is killed when a transaction has committed and Redis has not been told, so that its holds are left."""
     for point in ('effect-held', 'before-effects-collected', 'effects-collected', 'before-effects-applied',
                   'after-effects-applied'):
         stopped = Stopped(site, point)
-        # it is committed on disk before any effect is applied, whatever it asked for
+        # Before any effect is applied the commit is on disk, whatever synchronous_commit the transaction has set.
         trial = Trial(site, 'COMMIT', settings='SET LOCAL synchronous_commit = off')
         stopped.catch()
         site.postgres.kill9(everything=True)
@@ -213,7 +215,7 @@ def test_crash(site, _):
 
 
 def test_lost_messages(site, _):
-    """What ends the effects never arrives; or the connection goes while they are asked for."""
+    """The message that ends the effects never arrives, or the connection breaks while the transaction asks for them."""
     for point, end in (('before-effects-applied', 'COMMIT'), ('before-effects-undone', 'ROLLBACK')):
         stopped = Stopped(site, point)
         trial = Trial(site, end)
@@ -238,7 +240,7 @@ def test_lost_messages(site, _):
 
 
 def test_lost_savepoint(site, _):
-    """What ROLLBACK TO says never arrives, and then the transaction commits."""
+    """The message of ROLLBACK TO never arrives, and then the transaction commits."""
     connection = psycopg2.connect(site.pg_dsn())
     connection.autocommit = True
     cursor = connection.cursor()
@@ -259,7 +261,7 @@ def test_lost_savepoint(site, _):
         pass
     seen = client.get('saved'), client.exists('saved log')
     client.close()
-    report(seen == ('1', 0), 'what a savepoint took back is not applied, even if nobody heard of it', seen)
+    report(seen == ('1', 0), 'effects that ROLLBACK TO took back are not applied, even if Redis never got that message', seen)
 
 
 def test_two_phase(site, _):
@@ -279,7 +281,7 @@ def test_two_phase(site, _):
 
 
 def test_redis_restart(site, _):
-    """With its data kept, Redis keeps holds; what was lost of it is a question of its persistence."""
+    """Redis is killed. If its data survives, so do the holds; which data survives depends on its persistence."""
     site.redis.persist('aof')
     client = site.redis.client()
     wait_for(lambda: client.info('persistence')['aof_rewrite_in_progress'] == 0, 'the AOF')
@@ -299,7 +301,7 @@ def test_redis_restart(site, _):
 
 
 def test_durable(site, _):
-    # The patrol sleeps until Redis has lost everything: else it would apply the effects while the backend stands.
+    # The patrol sleeps until Redis has lost everything. Otherwise it would apply the effects while the backend is stopped.
     for point, end in POINTS.items():
         site.set_system(pgcache_fence__patrol_interval=60000)
         stopped = Stopped(site, point)
@@ -331,7 +333,7 @@ def test_durable(site, _):
 
 
 def test_waits(site, _, delay=0.08):
-    """Messages take long each way: what a transaction waits for is the number of round trips, by the clock."""
+    """Messages take long each way, so the time that a transaction takes shows for how many round trips it waits."""
     site.set_system(pgcache_fence__timeout=3000, pgcache_fence__lease=10000)
     site.proxy.treat('extension', delay=delay)
     try:
@@ -354,7 +356,7 @@ def test_waits(site, _, delay=0.08):
                 cursor.execute('BEGIN; ' + statements)
                 cursor.execute('COMMIT')
                 taken.append(time.monotonic() - started)
-            # the first has to connect; a loaded machine only makes it slower
+            # The first transaction has to connect, and load only makes a transaction slower, so the fastest one counts.
             seen = min(taken) / (2 * delay)
             report(trips - 0.2 <= seen < trips + 0.8, '%s: %d round trip(s), waited for %.2f' % (name, trips, seen), taken)
         connection.close()
@@ -365,7 +367,7 @@ def test_waits(site, _, delay=0.08):
 
 
 class Seller(threading.Thread):
-    """Takes from and gives back to a counter that must stay between 0 and 100; notes what was committed."""
+    """Changes a counter that must stay between 0 and 100, and writes in the same transaction by how much."""
 
     def __init__(self, site, seed, stop):
         super().__init__(daemon=True)
@@ -409,7 +411,8 @@ class Seller(threading.Thread):
 
 
 def test_sums(site, rng, seconds=12):
-    """Many sellers, kills at random: the counter is the sum of what was committed, and was never out of its bounds."""
+    """Many sellers run, and backends are killed at random. The counter must equal the sum of the committed changes, and must
+    never leave its bounds."""
     site.psql('CREATE TABLE sale (delta int)')
     site.psql("SELECT fence.counter_add('sold', 50)")
     site.psql('INSERT INTO sale VALUES (50)')

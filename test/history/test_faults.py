@@ -1,14 +1,14 @@
 #!/usr/bin/python3
-"""Each fault alone, under a small workload: whether it really does what its name says, and whether reads stay right.
+"""Tests each fault by itself, under a small workload: whether it does what its name says, and whether reads stay correct.
 
     python3 test_faults.py [--seed N] [--rounds N] [--all | NAME...]
     python3 test_faults.py --list
 
-Without names one fault of each kind, drawn from the seed, which is printed and repeats them; --all: each of them.
+Without names the test draws one fault of each kind, with the seed, which is printed. --all runs all faults.
 
-TAP on standard output. The server must find the extension: FENCE_PLACE names a file of settings for that, PG_CONFIG
-the program pg_config, REDIS_SERVER the Redis server. Faults that need a build with TEST_HOOKS=1 are skipped in another.
-The history checker does the same with much more load; this is about the faults.
+Prints TAP. The server must find the extension: FENCE_PLACE names a file with the settings for that, PG_CONFIG the program
+pg_config, REDIS_SERVER the Redis server. Faults that need a build with TEST_HOOKS=1 are skipped in other builds. The history
+checker judges reads under much more load; this test is about the faults themselves.
 """
 
 import argparse
@@ -35,24 +35,24 @@ from servers import Timeout, wait_for                                           
 
 KEYS = 30
 WRITERS = 3
-AFTER = 0.7                 # seconds of work after a fault is healed
-BEFORE = 0.4
-TRIES = 3                   # what a fault is to bring about depends on chance: a write that is lost, a full memory
-# what a row becomes is noted in the same transaction: what is committed, and in which version, is known in the end
+AFTER = 0.7                 # seconds that the workload goes on after a fault has healed
+BEFORE = 0.4                # seconds that it works before the fault
+TRIES = 3                   # whether a fault has its effect (a lost write, a full memory) depends on chance
+# Notes the new row in the same transaction, so that in the end the test knows what was committed, and in which version.
 WRITE = 'WITH w AS (%s) INSERT INTO written SELECT * FROM w RETURNING key, version'
-# of a writer: the connection or the server goes, reservations fail, an orphaned prepared transaction holds a lock, two
-# delete and insert the same row
+# SQLSTATEs that a writer may get: the connection or the server fails, reservations fail, an orphaned prepared transaction
+# holds a lock, or two writers delete and insert the same row.
 EXPECTED = (None, '23505', '57P01', '57P02', '57P03', '08006', '08003', '25006', '40001', '40P01', '55P03')
 NOT_THE_FENCE = (None, '57P01', '57P02', '57P03', '08006', '08003', '25006', '55P03')
 GOOD = ('hit', 'miss')
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The workload: processes that write down what they did
+# The workload: processes that log what they did
 # ----------------------------------------------------------------------------------------------------------------------
 
 class Now:
-    """Where things are, from the file that the site keeps; looked at again when it was replaced."""
+    """The present addresses, from the file <directory>/now of the site. Reads it again when the site has replaced it."""
 
     def __init__(self, directory):
         self.path = os.path.join(directory, 'now')
@@ -86,7 +86,7 @@ class Worker:
         self.database = None
 
     def cursor(self):
-        """Of a connection to the primary of now. Raises psycopg2.Error."""
+        """A cursor on a connection to the present primary. Raises psycopg2.Error."""
         if self.now.changed() and self.database:
             self.database.close()
         if self.database is None or self.database.closed:
@@ -99,16 +99,16 @@ class Worker:
 
 
 class Writer(Worker):
-    """Log: key, version, content, begin, end (None: the outcome is unknown); after each attempt to write also
-    'wait', name, begin of the first attempt, end. Where it was PostgreSQL that failed or somebody held the row, the next
-    attempt is a first one: neither is a wait for the fence."""
+    """Logs each write: key, version, content, begin, end (None: the outcome is unknown). After each attempt it also logs
+    'wait', its name, the begin of the first attempt, the end. If PostgreSQL failed, or another session held the row, the next
+    attempt counts as the first, because that was no wait for the fence."""
 
     def __init__(self, number, directory, stop, log):
         super().__init__(directory, stop, log)
         self.number = number
         self.name = 'writer%d' % number
         self.random = random.Random(number)
-        self.prepared = None            # of which the end is not known
+        self.prepared = None            # a prepared transaction whose outcome is unknown
 
     def run(self):
         count = 0
@@ -149,8 +149,9 @@ class Writer(Worker):
 
 
     def statement(self, content):
-        """One row; now and then all (a bulk change), or one that is deleted and inserted again. Mostly each writer has
-        rows of its own: where a writer stands still, others that wait for its row would hide what it does wrong."""
+        """A statement that changes one row, or sometimes all rows (a bulk change), or deletes a row and inserts it again.
+        Mostly each writer changes rows of its own. If many writers waited for the row of a stopped one, its errors would
+        not show."""
         key = self.random.randint(1, KEYS)
         if self.random.random() < 0.9:
             key = KEYS - (KEYS - key) // WRITERS * WRITERS - self.number % WRITERS
@@ -164,7 +165,7 @@ class Writer(Worker):
         return WRITE % 'UPDATE item SET content = %s WHERE id = %s RETURNING id, version, content', (content, key)
 
     def end_prepared(self, cursor):
-        """What an interruption left behind. It may have been committed, or not have been prepared at all."""
+        """Ends the transaction that an interruption left prepared. It may be committed already, or may never have been prepared."""
         if self.prepared:
             try:
                 cursor.execute('ROLLBACK PREPARED %s', (self.prepared,))
@@ -173,7 +174,7 @@ class Writer(Worker):
             self.prepared = None
 
     def end(self, cursor, content):
-        """Whether it is committed."""
+        """Ends the transaction. Returns whether it has committed."""
         how = self.random.random()
         if how < 0.05:
             cursor.execute('ROLLBACK')
@@ -190,9 +191,9 @@ class Writer(Worker):
 
 
 class Reader(Worker):
-    """Log: kind, key, version, content, begin, end, whether from the old master."""
+    """Logs each read: kind, key, version, content, begin, end, and whether the old master answered."""
 
-    prefix = ''                 # of the names of fences
+    prefix = ''                 # the prefix of the keys of fences
 
     def run(self):
         chosen = random.Random(99)
@@ -228,7 +229,7 @@ class Reader(Worker):
             return
         try:
             cursor = self.cursor()
-            # as fence.read stores it
+            # the payload as fence.read stores it
             cursor.execute('SELECT version, to_jsonb(item) FROM item WHERE id = %s', (key,))
             version, row = cursor.fetchone()
             strong.put(connection, fence, answer[1], version, json.dumps(row))
@@ -260,7 +261,7 @@ class Workload:
         self.processes.append(process)
 
     def finish(self):
-        """(reads, writes, waits), as logged."""
+        """(reads, writes, waits) from the logs."""
         self.stop.set()
         for process in self.processes:
             process.join(60)
@@ -272,7 +273,7 @@ class Workload:
         shutil.rmtree(self.directory)
         writes = [record for log in logs.values() for record in log]
         self.errors = [record for record in writes if record[0] == 'error']
-        for gid, in self.site.psql('SELECT gid FROM pg_prepared_xacts'):       # orphans, or back from a backup
+        for gid, in self.site.psql('SELECT gid FROM pg_prepared_xacts'):       # orphans, or restored from a backup
             self.site.psql('ROLLBACK PREPARED %s', (gid,))
         return reads, [record for record in writes if record[0] not in ('error', 'wait')], \
             [record[1:] for record in writes if record[0] == 'wait']
@@ -287,7 +288,7 @@ class Workload:
 # ----------------------------------------------------------------------------------------------------------------------
 
 class Judge:
-    """truth: (key, version) -> content, of what is committed in the end."""
+    """truth: (key, version) -> content, of all committed writes."""
 
     def __init__(self, reads, writes, waits, truth, record):
         self.reads, self.writes, self.waits, self.truth, self.record = reads, writes, waits, truth, record
@@ -300,7 +301,7 @@ class Judge:
                     known.append((end, version))
 
     def lost(self):
-        """Writes that were acknowledged and are not there; those that may be lost left out."""
+        """Acknowledged writes that PostgreSQL no longer has, except those that the fault may lose."""
         return [w for w in self.writes if w[4] is not None and self.truth.get((w[0], w[1])) != w[2] and
                 not (self.window and w[4] >= self.window[0] and w[3] <= self.window[1])]
 
@@ -308,7 +309,7 @@ class Judge:
         return sum(1 for w in self.writes if w[4] is not None and self.truth.get((w[0], w[1])) != w[2])
 
     def stale(self):
-        """Reads that returned an older version than one acknowledged before they began, or one that never was."""
+        """Reads that returned a version that never was, or an older one than a version acknowledged before the read began."""
         started = {(w[0], w[1], w[2]): w[3] for w in self.writes}
         wrong = []
         for kind, key, version, content, begin, end, _ in self.reads:
@@ -325,18 +326,18 @@ class Judge:
         return wrong
 
     def bypass(self):
-        """Longest time between two answers of the present Redis that were of use."""
+        """The longest time between two useful answers of the present Redis."""
         return longest_gap([r[5] for r in self.reads if r[0] in GOOD and not r[6]])
 
     def wait(self):
-        """Longest time that one write took, attempts that failed included; without that for which the fault itself
-        held the writer's backend."""
+        """The longest time that one write took, with its failed attempts, but without the time for which the fault itself
+        stopped the writer's backend."""
         who, since, until = self.record['stopped'] or (None, 0, 0)
         return max((end - first - (max(0, min(end, until) - max(first, since)) if name == who else 0)
                     for name, first, end in self.waits), default=0)
 
     def old_master(self):
-        """What readers of the old master were answered: kind -> number."""
+        """What the old master answered to readers: kind -> number."""
         return dict(collections.Counter(r[0] for r in self.reads if r[6]))
 
     def hits(self, begin=0, end=float('inf')):
@@ -348,7 +349,7 @@ def longest_gap(times):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What proves that each fault has happened: record -> [(what, whether)]
+# Proofs that each fault has happened: record -> [(what must have happened, whether it has)]
 # ----------------------------------------------------------------------------------------------------------------------
 
 def restarted(record):
@@ -480,20 +481,21 @@ def prepare(site):
 
 
 def differing(site):
-    """Fences that do not agree with their rows, in the end."""
+    """Fences that do not agree with their rows."""
     return site.psql("SELECT d, relation, count FROM unnest(ARRAY['item', 'fault_row']) d, fence.audit(d, 1.0) "
                      "WHERE relation NOT IN ('equal', 'missing') AND count > 0")
 
 
 def crashes(site):
-    """Lines of the server's log that no fault explains."""
+    """Lines of the server's log that report a crash which no fault explains."""
     with open(site.postgres.log, errors='replace') as file:
         return [line.rstrip() for line in file if 'PANIC' in line or 'TRAP:' in line or 'signal 11' in line
                 or 'signal 6' in line or 'broken promise' in line or 'fence_behind_db' in line]
 
 
 def run_fault(site, name, seed, number, tap, last):
-    """One fault, judged. False: it did not do what its name says; unless this is the last try, that is no failure."""
+    """Injects one fault and judges it. Returns false if the fault did not do what its name says, which is a failure only at
+    the last try."""
     fault = faults.FAULTS[name]
     workload = Workload(site, number)
     started = time.monotonic()
@@ -504,7 +506,7 @@ def run_fault(site, name, seed, number, tap, last):
         workload.finish()
         tap.skip(name, reason)
         return True
-    except Exception:           # the next may still be possible
+    except Exception:           # the next fault may still work
         workload.finish()
         tap.ok(False, name + ': it happened', [traceback.format_exc(), site.state()])
         return True
@@ -556,7 +558,7 @@ def hits_again(site):
 
 
 def drawn(options, n, names):
-    """In which order they come in round n."""
+    """The faults of round n, in their order."""
     if not options.random:
         return names
     chosen = random.Random(options.seed + n)

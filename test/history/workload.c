@@ -1,7 +1,7 @@
 /*
  * workload.c
- *	  Starts the processes: writers, readers, the strategy's listener if it has one. Each has its own random numbers,
- *	  drawn from one seed, and its own history file. The runner (run.py) decides over the control file when they stop.
+ *	  Starts the processes: writers, readers, and the strategy's listener if it has one. Each has its own random numbers, from
+ *	  one seed, and its own history file. run.py stops them through the control file.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -23,7 +23,7 @@ Options		options = {.seed = 1, .readers = 4, .writers = 4, .keys = 64, .pause_us
 	.lease_ms = 1000};
 Control    *control;
 
-static double share_up_to[KEYS_MAX + 1];	/* of the keys 1 .. i, of all draws */
+static double share_up_to[KEYS_MAX + 1];	/* the share of draws that fall on the keys 1 .. i */
 
 int64_t
 now_ns(void)
@@ -43,7 +43,7 @@ sleep_ms(int ms)
 		nanosleep(&wait, NULL);
 }
 
-/* splitmix64: any seed is as good as any other. */
+/* splitmix64, for which all seeds are equally good. */
 static uint64_t
 next_random(uint64_t *state)
 {
@@ -77,7 +77,7 @@ compute_shares(void)
 		share_up_to[i] /= sum;
 }
 
-/* Few keys are hot; one draw of 32 is a key to which another may have moved. */
+/* Draws a key. Few keys are hot. One draw of 32 is a key to which another one may have moved. */
 int
 draw_key(Client *c)
 {
@@ -127,7 +127,7 @@ run_worker(int number, void (*run) (Client *c))
 	_exit(0);
 }
 
-/* Its pid goes into the file "workers", for faults that stop or kill one. */
+/* Starts a process, and writes its pid to the file "workers", for faults that stop or kill a worker. */
 static void
 start_worker(FILE *workers, int number, const char *role, void (*run) (Client *c))
 {
@@ -157,7 +157,7 @@ start_all(void)
 		perror(path);
 		exit(2);
 	}
-	setvbuf(workers, NULL, _IOLBF, BUFSIZ);	/* nothing in it when a child is made */
+	setvbuf(workers, NULL, _IOLBF, BUFSIZ);	/* so that the buffer is empty when a child is forked */
 	for (int i = 0; i < options.writers; i++)
 		start_worker(workers, number++, "writer", run_writer);
 	for (int i = 0; i < options.readers; i++)

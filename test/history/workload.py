@@ -1,4 +1,4 @@
-"""The workload (workload.c) on a site: builds it, makes its tables, starts and stops it, tells it where things are."""
+"""The workload (workload.c) on a site: builds it, makes its tables, starts and stops it, and tells it the addresses of servers."""
 
 import mmap
 import os
@@ -14,7 +14,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 MISREAD = ('token-first', 'token-kept', 'token-elsewhere', 'permit-late')
 FENCED = ('fence', 'program', *MISREAD)
 
-# As struct Control in history.h.
+# The fields of struct Control in history.h, in the same order.
 FIELDS = ('stop', 'endpoints', 'reader_stall_ppm', 'reader_stall_ms', 'writer_stall_ppm', 'writer_stall_ms',
           'writer_crash_ppm', 'gap_stall_ppm', 'gap_stall_ms', 'unused')
 COUNTS = 4 * len(FIELDS)
@@ -39,7 +39,8 @@ END $$;
 CREATE TRIGGER item_log AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION item_log();
 '''
 
-# What gives versions where pgcache_fence does not, as an application would: they go on after a delete, so that all strategies start from the same.
+# Triggers that set versions, as an application would, where pgcache_fence does not. Versions go on after a delete, so that all
+# strategies work under the same conditions.
 VERSIONS = '''
 CREATE TABLE item_deleted (id int PRIMARY KEY, version bigint NOT NULL);
 CREATE FUNCTION item_version() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -68,14 +69,14 @@ CREATE TRIGGER item_version BEFORE INSERT OR UPDATE ON item FOR EACH ROW EXECUTE
 CREATE TRIGGER item_deleted AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW EXECUTE FUNCTION item_deleted();
 '''
 
-# What the fence counts as the version of a key's row, as its readers ask for it: the column, or what is kept aside.
+# How readers get the version that a fence has for a row: from the column, or from what the extension keeps aside.
 FENCED_VERSION = '''
 CREATE FUNCTION fenced_version(key int) RETURNS bigint STABLE LANGUAGE sql AS $$ SELECT %s $$;
 '''
 OWN_VERSION = 'version FROM item WHERE id = $1'
 KEPT_VERSION = "fence.group_version('item', $1::text)"
 
-# A value that is derived from two rows.
+# A derived value of two rows.
 DERIVED = '''
 CREATE FUNCTION pair(a int, b int) RETURNS jsonb STABLE LANGUAGE sql
 BEGIN ATOMIC
@@ -85,7 +86,7 @@ END;
 SELECT fence.define_derived('pair', '{item($1),item($2)}', 'pair(int, int)');
 '''
 
-# A version that the application stores as the cache told it, even if it is not a new one (strategy lease-timeout).
+# For strategy lease-timeout: the application stores the version that the cache gave it, even if it is not higher than the old one.
 EXACT = "ALTER TABLE item DISABLE TRIGGER item_version"
 
 NOTIFY = '''
@@ -100,7 +101,7 @@ CREATE TRIGGER item_notify AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH ROW
 
 
 def build(directory):
-    """Path of the program."""
+    """Compiles the workload. Returns the path of the program."""
     command = ['make', '-s', '-C', HERE, 'BUILD=' + directory]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
@@ -113,10 +114,12 @@ def address_text(address):
 
 
 class Workload:
-    """strategy: name in strategy.c. versions: who sets them, trigger or application (a trigger of the table, besides); aside,
-    group: the fence has its own and the column is the application's alone. cache, absent, reserve: as in fence.attach. capture: as
-    the sessions set pgcache_fence.capture; mixed: each draws it. keys, readers, writers, pause_us,
-    defects, lease_ms: see there and history.h."""
+    """strategy: a name in strategy.c.
+    versions: who sets the column `version`. trigger: the extension. application: a trigger of the table, which stands for the
+    application. aside, group: as application, but the fence has a version of its own.
+    cache, absent, reserve: as in fence.attach.
+    capture: the value of pgcache_fence.capture in the sessions; mixed: each session draws it.
+    keys, readers, writers, pause_us, defects, lease_ms: see strategy.c and history.h."""
 
     def __init__(self, site, directory, strategy, seed, keys, readers, writers, pause_us, defects=63, lease_ms=1000,
                  first_version=0, cache='none', versions='trigger', absent=False, reserve='early',
@@ -160,7 +163,7 @@ class Workload:
                          for function in ('fence_key', 'value_key')] if fenced else ['lease:{', 'cache:{']
 
     def tell_endpoints(self):
-        """Where the servers are now; the workers look when the number changes."""
+        """Writes the present addresses of the servers. The workers read them again when the number changes."""
         old = self.site.replica_address() if self.strategy == 'token-elsewhere' else self.site.old_redis_address()
         lines = [self.site.pg_dsn(), address_text(self.site.redis_address()), address_text(old) if old else '-',
                  *self.prefixes, self.versions, self.capture]
@@ -205,7 +208,7 @@ class Workload:
             self.site.psql('ROLLBACK PREPARED %s', (gid,))
 
     def dump_log(self, name):
-        """item_log as it is now."""
+        """Writes the present content of item_log to a file of that name."""
         rows = self.site.psql('SELECT seq, id, version, val, deleted, txn FROM item_log')
         with open(os.path.join(self.directory, name), 'w') as file:
             for seq, key, version, val, deleted, txn in rows:
@@ -232,7 +235,7 @@ class Workload:
 
 
 class ClientFault:
-    """What happens to clients rather than servers: some of them are slow, or die, for a while."""
+    """A fault of clients, not of servers: some of them are slow, or die, for a while."""
 
     def __init__(self, name, describe, **fields):
         self.name, self.describe, self.fields = name, describe, fields

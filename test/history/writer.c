@@ -1,7 +1,7 @@
 /*
  * writer.c
- *	  A writer: transactions of all kinds, one after the other. What it knows of their outcome goes into the history;
- *	  what was committed in fact is in PostgreSQL's table item_log, written by a trigger of the same transaction.
+ *	  A writer runs transactions of all kinds, one after the other. It writes what it knows of their outcome into the history.
+ *	  Table item_log in PostgreSQL has what was really committed, written by a trigger in the same transaction.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +38,7 @@ run_sql(Client *c, Txn *txn, const char *sql)
 	return ok;
 }
 
-/* history.txn tells the trigger whose the deletes are; a row's val tells it of the rest. */
+/* The setting history.txn tells the trigger which transaction deletes rows. For other changes the row's val tells it. */
 static bool
 txn_begin(Client *c, Txn *txn, const char *isolation)
 {
@@ -62,7 +62,7 @@ add_change(Txn *txn, int key, int64_t version, int64_t val, char kind, const cha
 	snprintf(change->token, sizeof(change->token), "%s", token);
 }
 
-/* Runs a prepared statement that changes rows; they are added to the changes. Returns how many, -1 after an error. */
+/* Runs a prepared statement that changes rows, and adds them to the changes. Returns their number, -1 after an error. */
 static int
 change_rows(Client *c, Txn *txn, const char *prepared, int n, const char *const *values, char kind, const char *token)
 {
@@ -74,7 +74,7 @@ change_rows(Client *c, Txn *txn, const char *prepared, int n, const char *const 
 		rows = PQntuples(result);
 		for (int i = 0; i < rows; i++)
 			add_change(txn, (int) pg_number(result, i, 0), pg_number(result, i, 1), pg_number(result, i, 2), kind, token);
-		if (PQnfields(result) == 4 && rows == 1)	/* a key that moved: the old one has no row any more */
+		if (PQnfields(result) == 4 && rows == 1)	/* the row has moved to another key, so the old key has no row any more */
 			add_change(txn, atoi(values[0]), pg_number(result, 0, 3), 0, 'd', token);
 	}
 	else
@@ -96,7 +96,7 @@ before(Client *c, int key)
 		options.strategy->before(c, key);
 }
 
-/* For strategies whose cache tells the version: observe it, reserve the next, and write only if nobody else has. */
+/* For strategies whose cache gives the version: reads it, reserves the next one, and writes only if no other writer has. */
 static bool
 write_reserved(Client *c, Txn *txn, int key, const char *id, const char *val)
 {
@@ -129,7 +129,7 @@ write_reserved(Client *c, Txn *txn, int key, const char *id, const char *val)
 	return false;
 }
 
-/* What a transaction reads of its own is nobody else's: it must not come into the cache. */
+/* Reads rows that the transaction itself has written. They must not get into the cache. */
 static void
 read_own(Client *c, Txn *txn, const char *id)
 {
@@ -140,7 +140,7 @@ read_own(Client *c, Txn *txn, const char *id)
 	PQclear(result);
 }
 
-/* An UPDATE; of a row that is not there, an INSERT. */
+/* An UPDATE, or an INSERT if the row does not exist. */
 static bool
 write_row(Client *c, Txn *txn, int key)
 {
@@ -222,7 +222,7 @@ record_txn(Client *c, const Txn *txn, int outcome, int64_t done)
 			   txn->changes[i].row.val, 0, 0, 0);
 }
 
-/* What the strategy has to do after COMMIT, unless the client dies before it. */
+/* Does what the strategy does after COMMIT, unless the client dies before. */
 void
 txn_committed(Client *c, Txn *txn)
 {
@@ -261,7 +261,7 @@ txn_rollback(Client *c, Txn *txn)
 	txn_aborted(c, txn);
 }
 
-/* No answer, or the last word of a server that was told to stop: nobody knows. */
+/* Notes the outcome. It is unknown without an answer, and after the last message of a server that is shutting down. */
 static void
 txn_settle(Client *c, Txn *txn, PGresult *result)
 {
@@ -324,7 +324,7 @@ one_row(Client *c, Txn *txn)
 	txn_commit(c, txn);
 }
 
-/* In any order, so there are deadlocks. */
+/* Changes rows in random order, so that there are deadlocks. */
 static void
 two_rows(Client *c, Txn *txn)
 {
@@ -395,7 +395,7 @@ move(Client *c, Txn *txn)
 	txn_commit(c, txn);
 }
 
-/* More rows than pgcache_fence.bulk_threshold, which is set low for it. */
+/* Changes more rows than pgcache_fence.bulk_threshold, which it sets low. */
 static void
 bulk(Client *c, Txn *txn)
 {
@@ -406,8 +406,8 @@ bulk(Client *c, Txn *txn)
 }
 
 /*
- * Most are ended at once or soon. Some stay prepared long enough to outlive whatever is restarted meanwhile: of rows that
- * few others want, because the lock stays too.
+ * Most prepared transactions end at once or soon. Some stay prepared long enough to outlive a restart. Those change rows that few
+ * other writers change, because the rows stay locked.
  */
 static void
 two_phase(Client *c, Txn *txn)
@@ -424,7 +424,7 @@ static const struct
 {
 	int			share;
 	void		(*run) (Client *c, Txn *txn);
-	bool		plain;				/* strategies that are plain know it too */
+	bool		plain;				/* "plain" strategies have this kind too */
 }			kinds[] =
 {
 	{40, autocommit, false},

@@ -2,7 +2,7 @@
 #    What the TAP tests share: private Redis servers, and PostgreSQL nodes that use them.
 #
 # Owns: the Redis processes that it starts (FenceTest::Redis) and everything below their temporary directories. They
-# end with the test, also when it dies. PostgreSQL nodes are PostgreSQL::Test::Cluster's, which ends them likewise.
+# end with the test, also if the test dies. PostgreSQL::Test::Cluster owns the PostgreSQL nodes, and ends them likewise.
 # Must never: signal a process that it did not start, or wait for anything without a deadline.
 #
 #    use FenceTest;
@@ -14,8 +14,8 @@ package FenceTest;
 use strict;
 use warnings;
 
-# PostgreSQL::Test::Utils keeps logs and data below TESTDIR (15) or TESTDATADIR and TESTLOGDIR (16 and later), else
-# below the current directory, which may belong to somebody else. The name must also be known before that module is.
+# PostgreSQL::Test::Utils keeps logs and data below TESTDIR (15) or TESTDATADIR and TESTLOGDIR (16 and later). Without them
+# it uses the current directory, which may belong to another user. They must be set before that module is loaded.
 BEGIN
 {
 	require File::Temp;
@@ -57,17 +57,17 @@ our @EXPORT = qw(
 # The project's directory.
 our $TOP = abs_path(dirname(__FILE__) . '/../..');
 
-# Settings of the extension that new_postgres takes without their prefix; all others are PostgreSQL's own.
+# Settings of the extension, which new_postgres takes without their prefix. It treats all others as settings of PostgreSQL.
 my %own_setting = map { $_ => 1 } qw(redis_url namespace databases lease clock_margin timeout on_redis_failure
   patrol_interval patrol_grace audit_rate bulk_threshold value_limit fill_lease stream_limit default_ttl
   tombstone_retention reserve);
 
 my $nodes_made = 0;
 
-# PostgreSQL::Test::Utils sends standard error to a log: what a test dies of belongs into its output too.
+# PostgreSQL::Test::Utils sends standard error to a log. The error that a test dies of must be in its output too.
 $SIG{__DIE__} = sub { diag(@_) unless $^S };
 
-# The condition's value as soon as it is true; dies after timeout seconds, naming what was waited for.
+# Waits until the condition is true and returns its value. Dies after timeout seconds, with $what in the message.
 sub poll
 {
 	my ($condition, $what, $timeout) = @_;
@@ -82,7 +82,7 @@ sub poll
 	}
 }
 
-# The library that test/lib has the C source of, for shared_preload_libraries. Without a compiler the test is skipped.
+# Compiles the C source of that name in test/lib. Returns the library, for shared_preload_libraries. Skips the test if there is no compiler.
 sub compile_library
 {
 	my ($name) = @_;
@@ -94,7 +94,7 @@ sub compile_library
 	return $library;
 }
 
-# prove_installcheck sets these; a bare prove does not.
+# Sets the variables that prove_installcheck sets, for a test that prove runs.
 sub _find_installation
 {
 	my $bindir = $ENV{PG_BINDIR} // `pg_config --bindir`;
@@ -105,8 +105,8 @@ sub _find_installation
 	$ENV{PG_REGRESS} //= dirname($pgxs) . '/../test/regress/pg_regress';
 }
 
-# A running node whose fences are OPEN in $redis (undef: redis_url must be among the settings). Settings are the
-# extension's (without prefix) or PostgreSQL's; and these, which are no settings:
+# Starts a node whose fences are OPEN in $redis (if undef, redis_url must be among the settings). Settings are the
+# extension's (without prefix) or PostgreSQL's. These names are options, not settings:
 #   init => {...}     options of PostgreSQL::Test::Cluster->init
 #   new => [...]      options of PostgreSQL::Test::Cluster->new
 #   preload => 0      does not load the library
@@ -117,7 +117,7 @@ sub new_postgres
 {
 	my ($name, $redis, %settings) = @_;
 	my %option = map { $_ => delete $settings{$_} } qw(init new preload start extension wait);
-	# patrol_grace: what a commit has to say may take that long on a loaded machine; the patrol must not be faster
+	# patrol_grace: on a loaded machine the messages of a commit may take this long, and the patrol must not be faster
 	my %default = (
 		namespace       => sprintf('t%d.%d', $$, ++$nodes_made),
 		lease           => '2s',
@@ -147,7 +147,7 @@ sub new_postgres
 	return $node;
 }
 
-# Waits until fence.state tells that state.
+# Waits until fence.state shows that state.
 sub wait_state
 {
 	my ($node, $state, $timeout) = @_;
@@ -173,7 +173,7 @@ sub wait_open
 	return wait_state($node, 'OPEN', $timeout);
 }
 
-# Waits until no reservation is left; one that stays fails the test and is shown.
+# Waits until no reservation is left. If one stays, fails the test and prints it.
 sub no_reservations
 {
 	my ($node, $timeout, $dbname) = @_;
@@ -193,8 +193,8 @@ sub no_reservations
 	return $none;
 }
 
-# Compares all rows, deleted keys and groups of the domain with their fences, as they are now: none may differ, and no
-# hit may be anything but the row.
+# Compares all rows, deleted keys and groups of the domain with their fences. None may differ, and each hit must be the
+# row as it is now.
 sub compare_fences
 {
 	my ($node, $domain, $dbname) = @_;
@@ -215,7 +215,8 @@ sub strong_read
 	return strong_take($connection);
 }
 
-# Its two halves, of a connection: for who asks before there is an answer. more: commands that are sent with it.
+# The two halves of strong_read on a connection, for tests that do other things between request and reply. more: commands
+# to send with the request.
 sub strong_send
 {
 	my ($connection, $fence, @more) = @_;
@@ -239,7 +240,7 @@ sub strong_take
 	return ('hit', $version, $payload, $token);
 }
 
-# What a reader of that server is told in a word, which may be an error's: 'hit' if the fast read or the slow one is.
+# The result of a read in one word, which may be from an error: 'hit' if the fast read or the slow read is a hit.
 sub strong_word
 {
 	my ($client, $fence) = @_;

@@ -1,10 +1,10 @@
-"""A strong reader of a Redis Cluster, as an application would have it: it follows MOVED and ASK, takes a hit for current, and
-else reads PostgreSQL and puts. Each hit is compared with what was committed before it was asked for.
+"""A strong reader of a Redis Cluster, as an application would have it. It follows MOVED and ASK, believes a hit, and otherwise
+reads PostgreSQL and puts. It compares each hit with the version that was committed before the read.
 
     cluster_reader.py CONNINFO PORTS KEYS RESULT
 
-Reads random keys 1..KEYS of the domain item until it is told to end (SIGTERM), then writes to RESULT, as "name value" lines:
-how often each answer came, stale hits, and the longest time in seconds for which a key was not answered from the cache.
+It reads random keys 1..KEYS of the domain item until SIGTERM. Then it writes lines "name value" to RESULT: the number of each
+answer, the number of stale hits, and the longest time in seconds for which a key had no hit.
 """
 import collections
 import random
@@ -48,13 +48,13 @@ def learn_slots():
 
 
 def call(slot, *words):
-    """The reply of a node, or None if it cannot be reached."""
+    """The reply of a node, or None if the node cannot be reached."""
     return ask(slot, lambda client: client.execute_command(*words))
 
 
 def ask(slot, question, follows=True):
-    """The reply of the node that serves the slot now, or None. follows: a single command, which may follow ASK to the node
-    to which the slot is moving."""
+    """The reply of the node that serves the slot now, or None. follows: the question is a single command, which may follow ASK
+    to the node to which the slot is moving."""
     port, asking = slots[slot], False
     for _ in range(5):
         try:
@@ -85,7 +85,8 @@ def ask(slot, question, follows=True):
 
 
 def read(slot, fence):
-    """As strong.read answers; ('unavailable',): nobody did. Three of four are blocks; the slow path follows a slot on its way."""
+    """A result as of strong.read, or ('unavailable',) if no node answered. Three of four reads are blocks of MULTI and EXEC; the
+    others use fence_get, which can follow a slot that is moving."""
     if random.random() < 0.75:
         return ask(slot, lambda client: strong.read(client, fence), follows=False) or ('unavailable',)
     reply = call(slot, 'FCALL_RO', 'fence_get', 1, fence)

@@ -1,9 +1,9 @@
 /*
  * executor_hooks.c
- *	  A library with hooks of its own on the executor, as other extensions have them: it counts what passes each of them, asks for
- *	  instrumentation, and stands between the top of each plan and who asks it for rows. It runs executor_hooks.statement in the
- *	  middle, and takes what executor_hooks.takes names away from the state of statements that change rows; or the life of a worker that
- *	  tries what the executor does.
+ *	  A library with its own hooks on the executor, as other extensions have them. It counts the calls of each hook, asks for
+ *	  instrumentation, and replaces ExecProcNode of the top node of each plan. It runs executor_hooks.statement during a statement.
+ *	  executor_hooks.takes names what it removes from the state of statements that change rows, or makes it kill the worker
+ *	  that tries out the executor.
  */
 #include "postgres.h"
 
@@ -90,7 +90,7 @@ forget(void *top)
 		}
 }
 
-/* Takes away what the extension rests on. */
+/* Removes something that the extension relies on. */
 static void
 take_from(ModifyTableState *mt)
 {
@@ -109,7 +109,7 @@ take_from(ModifyTableState *mt)
 	}
 }
 
-/* From now on the top of the plan is asked by way of us. */
+/* Puts our function in place of ExecProcNode of the plan's top node. */
 static void
 wrap(QueryDesc *query)
 {

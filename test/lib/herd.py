@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-# herd.py - many readers miss one value at the same instant: how often is PostgreSQL read?
+# herd.py - lets many readers miss the same value at the same instant, and counts how often they read PostgreSQL
 #
 # usage: herd.py REDIS_SOCKET CONNINFO READERS MODE FENCE QUERY
 #
@@ -103,7 +103,7 @@ class Herd:
                 self.longest = max(self.longest, took)
                 if payload not in (None, 'right'):
                     self.wrong.append(payload)
-        except Exception as problem:                       # a thread's end must not look like success
+        except Exception as problem:                       # a thread that has failed must not look like success
             with self.lock:
                 self.wrong.append(repr(problem))
 

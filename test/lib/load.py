@@ -111,7 +111,7 @@ class Load:
         def body():
             try:
                 function(*args)
-            except Exception as problem:                   # a thread's end must not look like success
+            except Exception as problem:                   # a thread that has failed must not look like success
                 with self.lock:
                     self.stale.append('%s ended: %r' % (function.__name__, problem))
         thread = threading.Thread(target=body)

@@ -1,7 +1,7 @@
 \set ECHO none
 --
--- How the tests in sql/ begin: with the extension, and a schema of their own named :schema, which also has the procedures that
--- wait. psql shows nothing of this file but its first line.
+-- The tests in sql/ begin with this file. It makes the extension, and a schema for the test named :schema, which also has the
+-- procedures that wait. psql shows nothing of this file but its first line.
 --
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS pgcache_fence;

@@ -1,8 +1,8 @@
 /*
  * aborts.c
- *	  Preloaded into the servers of tests: each abort(), which is how a failed assertion and a PANIC of PostgreSQL end,
- *	  leaves a line and its stack in the file that FENCE_ABORTS names. A test may survive it, and the log it is in may be
- *	  gone.
+ *	  A library that is preloaded into the servers of tests. Each abort(), with which a failed assertion or a PANIC of
+ *	  PostgreSQL ends, writes a line and its stack to the file that FENCE_ABORTS names. Otherwise a test might pass in spite of
+ *	  the abort, and the server's log may be gone.
  */
 #include <execinfo.h>
 #include <fcntl.h>

@@ -2,7 +2,7 @@
  * checker.cpp
  *	  Visits every reachable state, breadth first, and prints a shortest trace to the first violation.
  *
- *	  checker [-q] [NAME=NUMBER | NAME]...	-q: no trace. Exit status: 0 holds, 1 violated, 3 too many states.
+ *	  checker [-q] [NAME=NUMBER | NAME]...	-q: prints no trace. Exit status: 0 no violation, 1 a violation, 3 too many states.
  */
 #include <cstdarg>
 #include <cstddef>
@@ -30,7 +30,7 @@ static struct
 };
 
 /* -----------------------------------------------------------------------------------------------------------------
- * The next states of one
+ * The next states of a state
  * -----------------------------------------------------------------------------------------------------------------
  */
 
@@ -71,7 +71,7 @@ violate(const char *what)
 	next[nnext - 1].violation = what;
 }
 
-/* When all transactions are over and nothing is under way, the patrol can end every reservation. */
+/* When all transactions are over and no message is under way, the patrol must be able to end every reservation. */
 const char *
 invariant(const State &s)
 {
@@ -95,7 +95,7 @@ invariant(const State &s)
 	return nullptr;
 }
 
-/* What readers see together: contents that were current at the same time as what a split read saw first. */
+/* Adds the contents that are current now to FastReader.together. */
 static void
 note_together(State &s)
 {
@@ -134,13 +134,13 @@ find_next(const State &s)
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
- * States, packed to the parts that the configuration uses, in a table by hash
+ * The states found so far: a hash table of states, packed to the parts that the configuration uses
  * -----------------------------------------------------------------------------------------------------------------
  */
 
 static size_t state_size;
-static byte *states;			/* in the order in which they were found, */
-static uint32_t *parents;		/* each with the one that it was found from */
+static byte *states;			/* in the order in which they were found */
+static uint32_t *parents;		/* for each state, the one before it on the way to it */
 static size_t nstates;
 static std::vector<uint32_t> table;	/* index + 1 */
 
@@ -212,7 +212,7 @@ grow_table()
 	}
 }
 
-/* False: it was there already. */
+/* Adds a state. Returns false if it was there already. */
 static bool
 remember(const State &s, size_t parent)
 {
@@ -321,7 +321,7 @@ print_state(const State &s)
 	printf("\n");
 }
 
-/* The way to state n, and from there to the violation. */
+/* Prints the way to state n, and from there to the violation. */
 static void
 print_trace(size_t n, const char *violation)
 {

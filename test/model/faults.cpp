@@ -1,12 +1,12 @@
 /*
  * faults.cpp
- *	  The patrol, and what goes wrong: eviction, lost memory, old keys, replicas that are promoted, crashes of PostgreSQL.
+ *	  The patrol, and the faults: eviction, lost memory, old keys, replicas that are promoted, crashes of PostgreSQL.
  */
 #include <cstring>
 
 #include "state.h"
 
-/* The fate is looked up first; the message that follows from it may come however late. */
+/* The patrol looks up the fate of a transaction, and then sends a message. The message may arrive much later. */
 static void
 patrol_looks(const State &from, int p, int i, int what)
 {
@@ -75,7 +75,7 @@ eviction_steps(const State &from)
 		}
 }
 
-/* The keys that a replica or a file has come back. */
+/* The process gets the old keys that a replica or an RDB file has. */
 static void
 restore_saved(State &s, int p)
 {
@@ -114,7 +114,7 @@ copy_keys(State &s, int from, int to)
 	memcpy(s.p[to].content, s.p[from].content, sizeof(s.p[to].content));
 }
 
-/* The master that was left behind becomes a replica and keeps its memory. What the new master writes reaches it late, or never. */
+/* The old master becomes a replica and keeps its memory. Writes of the new master reach it late, or never. */
 static void
 demotion_steps(const State &from)
 {
@@ -159,7 +159,7 @@ failover_steps(const State &from)
 	}
 }
 
-/* lost: a set of writers whose commit record did not reach the disk. */
+/* PostgreSQL crashes. lost: the set of writers whose commit record has not reached the disk. */
 static void
 crash(const State &from, int lost)
 {
@@ -186,7 +186,7 @@ crash(const State &from, int lost)
 		}
 		else if (w.step == W_VISIBLE)
 			finish(s, i);
-		w.marker = w.acked = 0;
+		w.commit_flag = w.acked = 0;
 	}
 	s.bypassed = 0;
 	change_word(s, CLOSED, epoch_survives_crash ? s.word_epoch : 0);

@@ -1,8 +1,8 @@
 /*
  * keeper.cpp
- *	  The keeper: leases, epochs, the word; and a slot that changes hands within an epoch.
+ *	  The keeper: leases, epochs, the word; and a slot that moves to another process within an epoch.
  *
- * It raises the bound before it grants a lease, looks at the word between the two, and writes the number of a new epoch before it uses it.
+ * The keeper raises the bound, then looks at the word, then grants a lease. It makes the number of a new epoch durable before it uses the number.
  */
 #include <algorithm>
 
@@ -12,7 +12,7 @@ static bool
 somebody_bypasses(const State &s)
 {
 	for (int i = 0; i < writers; i++)
-		if (s.w[i].marker == BYPASS)
+		if (s.w[i].commit_flag == BYPASS)
 			return true;
 	return false;
 }
@@ -21,12 +21,12 @@ static bool
 somebody_commits(const State &s)
 {
 	for (int i = 0; i < writers; i++)
-		if (s.w[i].marker && s.w[i].marker != BYPASS)
+		if (s.w[i].commit_flag && s.w[i].commit_flag != BYPASS)
 			return true;
 	return false;
 }
 
-/* Whether the process that was armed in the word's epoch is there as it was. */
+/* Whether the process that was armed in the word's epoch is still there and has kept its memory. */
 static bool
 same_process(const State &s)
 {
@@ -60,7 +60,7 @@ close_again(State &s)
 	go_idle(s);
 }
 
-/* A heartbeat failed. */
+/* The keeper could not renew a lease. */
 static void
 unreachable(State &s)
 {
@@ -116,7 +116,7 @@ arm_at(State &s, int p, int epoch, int identity, int ticks)
 	return true;
 }
 
-/* A grant to the process at Redis' address: it is carried out and answered, or it is still under way. outcome(state, granted) */
+/* Grants a lease to the process at Redis' address. The grant is executed and answered, or is still under way: outcome(state, granted). */
 template<class Outcome> static void
 grant(const State &from, bool arms, Outcome outcome)
 {
@@ -134,14 +134,17 @@ grant(const State &from, bool arms, Outcome outcome)
 	outcome(t, false);
 }
 
-/* What is prepared, or commits without a marker, is reserved as a whole in the new epoch, before the domain is announced. */
+/*
+ * Reserves the domain in the new epoch, before it is announced, for each transaction that is prepared, or has written its commit record and has no commit
+ * flag.
+ */
 static void
 announce(const State &from)
 {
 	State	   &s = add(from, "worker: reserves what is prepared, announces");
 
 	for (int i = 0; i < writers && !prepared_not_carried; i++)
-		if (s.w[i].fate == PREPARED || (s.w[i].fate == LOGGED && !s.w[i].marker))
+		if (s.w[i].fate == PREPARED || (s.w[i].fate == LOGGED && !s.w[i].commit_flag))
 			reserve_domain(s, 0, i);
 	s.p[0].announced = 1;
 }
@@ -210,7 +213,7 @@ open_steps(const State &from)
 	State	   &s = add(from, "keeper: tries to open");
 
 	if (!epoch_may_go_on(s) && !bound_allows(s))
-		go_idle(s);				/* a lease runs: later */
+		go_idle(s);				/* a lease still runs; the keeper tries later */
 	else if (!s.keeper_same_word || s.word != CLOSED)
 		go_idle(s);
 	else
@@ -264,7 +267,7 @@ number_steps(const State &from)
 	}
 }
 
-/* Between the number's being durable and the arming: the old epoch can never be opened again. */
+/* The number of the new epoch is durable, and nothing is armed in it yet. From here on the old epoch can never be opened again. */
 static void
 word_steps(const State &from)
 {
@@ -305,7 +308,7 @@ clock_steps(const State &from)
 		s.keeper_step = K_ARM_BOUND;
 }
 
-/* Renews in OPEN, arms in a new epoch, renews to go on with the same one. */
+/* The keeper grants a lease: to renew in OPEN, to arm a new epoch, or to go on with the same epoch. */
 static void
 grant_steps(const State &from)
 {
@@ -481,7 +484,7 @@ map_differs(const State &s)
 void
 move_steps(const State &from)
 {
-	int			owner = from.keeper_identity;	/* here: the process that is to have the slot */
+	int			owner = from.keeper_identity;	/* here keeper_identity is the process that is to have the slot */
 
 	cluster_steps(from);
 	switch (from.keeper_step)

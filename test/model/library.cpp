@@ -4,7 +4,7 @@
  */
 #include "state.h"
 
-/* The lowest number that is no token anywhere. */
+/* The lowest number that is not in use as a token anywhere. */
 static int
 draw_token(const State &s)
 {
@@ -34,7 +34,7 @@ takes_writes(const State &s, int p)
 	return s.p[p].up && !s.p[p].follows;
 }
 
-/* The process changes its keys. After that a master that was left behind cannot be resynchronised partially. */
+/* Notes that the process changes its keys. After that the old master of a failover cannot be resynchronised partially. */
 void
 note_write(State &s, int p)
 {
@@ -66,7 +66,7 @@ new_token(State &s, int p)
 	}
 }
 
-/* A put with a number of before is refused from now on. */
+/* From now on a put with a permit from before is refused. */
 void
 forget_ends(State &s, int p, int key)
 {
@@ -75,7 +75,7 @@ forget_ends(State &s, int p, int key)
 			s.r[j].since = 0;
 }
 
-/* ended[F] = ++counter: no number of before proves anything any more, of readers and of other writers. */
+/* ended[F] = ++counter. Numbers from before, of readers and of other writers, prove nothing any more. */
 static void
 note_end(State &s, int p, int key)
 {
@@ -83,7 +83,7 @@ note_end(State &s, int p, int key)
 	forget_ends(s, p, key);
 }
 
-/* Whether the node carries out a command on the key: as the nodes of the cluster see it while the slot moves. */
+/* Whether the node executes a command on the key, according to the cluster while the slot moves. */
 bool
 key_is_here(const State &s, int p, int key)
 {
@@ -103,8 +103,8 @@ has_slot(const State &s, int p)
 }
 
 /*
- * Armed, with a lease that runs, and the domain announced. A key says that the lease runs. A replica has the keys of its master, so the
- * key has the identity of its process in its name.
+ * Whether the process is armed, its lease runs, and the domain is announced. The heartbeat key says that the lease runs. A replica has the keys of its
+ * master, so the name of the heartbeat key contains the identity of the process.
  */
 bool
 answers(const State &s, int p)
@@ -131,7 +131,7 @@ takes_end(const State &s, int p, int epoch)
 	return takes_writes(s, p) && q.epoch && (q.epoch == epoch || end_any_epoch);
 }
 
-/* counted: the writer has the answer, so its commit names this number. */
+/* counted: the writer has received the answer, so its commit names the number of this reservation. */
 void
 reserve(State &s, int p, int i, int key, bool counted, bool fails_half_way)
 {
@@ -141,7 +141,7 @@ reserve(State &s, int p, int i, int key, bool counted, bool fails_half_way)
 
 	if (moves && (q.lost || !key_is_here(s, p, key)))
 	{
-		/* granted, and nothing recorded: nobody is answered there */
+		/* the writer gets its reservation although none is recorded, because this process answers no reader for the slot */
 		if (lost_not_noted)
 			q.pending[key] |= own;
 		else
@@ -159,7 +159,7 @@ reserve(State &s, int p, int i, int key, bool counted, bool fails_half_way)
 		remove_fence(s, p, key);
 }
 
-/* What a put and a commit with the row have in common. except: the writer's own bit, 0 for a reader. */
+/* The conditions that a put shares with a commit that stores its row. except: the bit of the writer itself, 0 for a reader. */
 static bool
 others_pending(const Process &q, int key, int except)
 {
@@ -223,7 +223,10 @@ end_domain(State &s, int p, int i, EndKind kind)
 		new_token(s, p);
 }
 
-/* One SET after one proof: the token is the domain's, and nothing is pending now or was at any time since the reader was told. */
+/*
+ * Whether the library stores a reader's put: the token must be the domain's, the row must not be pending, and no reservation of it may have ended since the
+ * reader got its permit.
+ */
 bool
 put_allowed(const State &s, const Reader &r)
 {
@@ -233,7 +236,7 @@ put_allowed(const State &s, const Reader &r)
 		(q.token == r.token || put_any_token) && (!others_pending(q, r.key, 0) || put_while_pending) && (r.since || put_any_since);
 }
 
-/* fence_token: '' unless all of this holds. */
+/* Whether fence_token returns a token; otherwise it returns ''. */
 bool
 tells_token(const State &s, int p)
 {

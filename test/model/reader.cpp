@@ -1,6 +1,6 @@
 /*
  * reader.cpp
- *	  Readers: the slow one, which fills the cache, and the fast one, which looks at the fence itself.
+ *	  The slow reader, which fills the cache, and the fast reader, which reads the fence itself.
  */
 #include "state.h"
 
@@ -136,7 +136,7 @@ read_fences(const State &from, int p)
 	s.f.token = q.fence[0];
 }
 
-/* What the other GETs of the pipeline find changes nothing for this one: each is judged by itself, and the token comes at any time after. */
+/* In a pipeline each GET is judged by itself, so this ignores the other GETs. The token may be read at any time after this GET. */
 static void
 read_one_fence(const State &from, int p, int k)
 {

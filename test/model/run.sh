@@ -1,11 +1,11 @@
 #!/bin/sh
-# run.sh - builds the checker and runs the lines of `checks`. Output: TAP.
+# run.sh - builds the checker and runs the lines of `checks`. Prints TAP.
 #
-#   sh run.sh [NAME...]		those that are done in seconds, or those of these names (shell patterns)
-#   sh run.sh --all		all: an hour of one processor, 2 GB
-#   sh run.sh --list [--all|NAME...]	their names only
+#   sh run.sh [NAME...]		the lines that take seconds, or those with these names (shell patterns)
+#   sh run.sh --all		all lines; takes an hour of one processor, and 2 GB
+#   sh run.sh --list [--all|NAME...]	only prints the names
 #
-# Needs g++. MODEL_JOBS: how many at once (2). MODEL_KEEP: a directory where what each run printed stays, with its trace.
+# Needs g++. MODEL_JOBS: number of parallel runs (2). MODEL_KEEP: a directory that keeps the output of each run, with its trace.
 
 here=$(cd "$(dirname "$0")" && pwd) || exit 2
 top=$here/../..
@@ -30,7 +30,7 @@ if [ "${1:-}" = --one ]; then
 	exit 0
 fi
 
-# The chosen lines of checks without blanks around the bars.
+# Prints the chosen lines of checks, without blanks around the bars.
 list() {
 	grep -v '^#' "$here/checks" | sed 's/ *| */|/g' | while IFS='|' read -r kind name what switches; do
 		if [ "$kind" = long ] && [ -z "$names" ]; then continue; fi
@@ -56,7 +56,7 @@ trap 'exit 143' INT TERM HUP
 g++ -std=c++17 -O3 -Wall -Wextra -Wno-stringop-overflow -o "$work/checker" "$here"/*.cpp || { echo 'Bail out! the checker does not build'; exit 2; }
 list >"$work/list"
 [ -s "$work/list" ] || { echo 'Bail out! there is no such line in checks'; exit 2; }
-echo "# $(grep -c . "$work/list") configurations and rules left out"
+echo "# $(grep -c . "$work/list") lines of checks"
 tr '\n' '\0' <"$work/list" | xargs -0 -n 1 -P "${MODEL_JOBS:-2}" sh "$0" --one "$work"
 
 bad=0

@@ -1,10 +1,11 @@
 /*
  * state.h
- *	  One state of the model, and how the next ones are told.
+ *	  One state of the model, and the functions that add the next states.
  *
- * The content of a row is the name of who wrote it: 0 as it was at first, i + 1 writer i, ABSENT no row. So "current" is equality, and no
- * version is needed: the protocol compares none. Tokens are numbers of which only equality counts; the lowest that nobody knows any more is drawn
- * again. "Since" and what has ended are numbers in the code; here a bit tells whether nothing has ended since.
+ * The content of a row is the number of its writer: 0 is the first content, i + 1 means that writer i wrote it, and ABSENT that there is no row. So
+ * "current" means equality. The model has no versions, because the protocol compares none. A token is a number of which only equality counts; a new
+ * token is the lowest number that no process, fence or reader has. The library compares the number of a permit or a reservation with the number of the
+ * last end. The model has a bit instead, which says that no reservation has ended since.
  */
 #ifndef STATE_H
 #define STATE_H
@@ -20,36 +21,36 @@ enum {ABSENT = 15};
 
 enum Op {UPDATE = 1, DELETE = 2, INSERT = 4, BULK = 8, INSERT_RESERVED = 16};
 
-/* What is reserved: a set of bits, 1 << key, or the domain as a whole */
+/* The value of `what` that means the whole domain. Other values, and sets, have the bits 1 << key. */
 enum {DOMAIN = 4};
 
 enum Fate {NOT_BEGUN, RUNNING, LOGGED, COMMITTED, ABORTED, PREPARED};
 enum Word {CLOSED, ARMING, OPEN};
-enum {BYPASS = 7};				/* a marker; else the epoch in which the writer commits */
+enum {BYPASS = 7};				/* the commit flag of a writer that bypasses; else the flag is the epoch in which the writer commits */
 
 enum WriterStep
 {
-	W_BEGIN, W_CHANGED, W_BULK_BEGUN, W_ROLLED_BACK_TO, W_LOOK, W_RESERVE, W_SET_MARKER, W_MARKER_SET, W_CLOSED, W_BYPASSING, W_COMMIT,
+	W_BEGIN, W_CHANGED, W_BULK_BEGUN, W_ROLLED_BACK_TO, W_LOOK, W_RESERVE, W_SET_COMMIT_FLAG, W_COMMIT_FLAG_SET, W_CLOSED, W_BYPASSING, W_COMMIT,
 	W_LOGGED, W_VISIBLE, W_PREPARED, W_OVER
 };
 
-/* A transaction, and its messages that are under way */
+/* A transaction, and its messages that are under way. A "set" below is a set of keys, or DOMAIN. */
 struct Writer
 {
 	byte		step;
 	byte		op;
 	byte		fate;
-	byte		acked;			/* set: acknowledged under the word that it goes by */
-	byte		same_word;		/* the word has not changed since it was read */
-	byte		sent;			/* set: what it has asked for, */
-	byte		sent_epoch;		/* and in which epoch */
-	byte		epoch;			/* that it goes by */
-	byte		marker;
-	byte		late;			/* set: reserves that may still arrive, */
-	byte		late_epoch;		/* of that epoch */
-	byte		end;			/* set: ends that may still arrive, */
-	byte		end_kind;		/* of this kind, */
-	byte		end_epoch;		/* of that epoch */
+	byte		acked;			/* set: Redis has acknowledged these reservations under the word that the writer has read */
+	byte		same_word;		/* the word has not changed since the writer read it */
+	byte		sent;			/* set: the reservations that it has requested */
+	byte		sent_epoch;		/* the epoch of those requests */
+	byte		epoch;			/* of the word that the writer has read */
+	byte		commit_flag;	/* 0: not set */
+	byte		late;			/* set: requests to reserve that may still arrive */
+	byte		late_epoch;		/* their epoch */
+	byte		end;			/* set: ends of reservations that may still arrive */
+	byte		end_kind;		/* their EndKind */
+	byte		end_epoch;		/* their epoch */
 	byte		flags;
 };
 enum {APPLIED = 1, SAVEPOINT_USED = 2, SENT_EARLY = 4};
@@ -70,10 +71,10 @@ struct Process
 	byte		fence[MAX_KEYS];	/* token in the fence; 0: there is none */
 	byte		content[MAX_KEYS];
 	byte		recent[MAX_KEYS];	/* content + 1 */
-	byte		serves;			/* the slot, as the cluster has it */
-	byte		granted;		/* the slot, as the keeper has said */
-	byte		had;			/* the slot, in this epoch */
-	byte		lost;			/* the slot was found elsewhere */
+	byte		serves;			/* it owns the slot in the cluster */
+	byte		granted;		/* the keeper has granted it the slot */
+	byte		had;			/* it has had the slot in this epoch */
+	byte		lost;			/* the keeper has found the slot elsewhere */
 };
 
 enum ReaderStep {R_IDLE, R_TOLD, R_READ, R_READ_FIRST};
@@ -85,20 +86,20 @@ struct Reader
 	byte		key;
 	byte		process;
 	byte		token;
-	byte		since;			/* nothing has ended since it was told */
+	byte		since;			/* no reservation has ended since it got its permit */
 	byte		content;
 };
 
 enum FastStep {F_IDLE, F_HAS_DATA, F_HAS_TOKEN, F_HAS_FIRST};
 
-/* A fast reader. It is in the state only if what it read was not current: only that can become a violation. */
+/* A fast reader. The state has it only if it has read a value that is not current, because no other read can become a violation. */
 struct FastReader
 {
 	byte		step;
 	byte		process;
 	byte		token;
 	byte		content;
-	byte		together;		/* contents that were current at the same time as what was read first; a set */
+	byte		together;		/* the set of contents that were current at the same time as the value that it read first */
 };
 
 enum KeeperStep
@@ -123,11 +124,11 @@ struct State
 
 	byte		keeper_step;
 	byte		keeper_same_word;
-	byte		keeper_identity;	/* whom it greeted */
-	byte		keeper_knows;	/* the epoch of whom it greeted */
+	byte		keeper_identity;	/* of the process that answered its hello */
+	byte		keeper_knows;	/* the epoch of that process */
 	byte		keeper_epoch;
-	byte		keeper_clock;	/* ticks that a lease from its reading lasts */
-	byte		late_grant_identity;	/* a grant that is under way */
+	byte		keeper_clock;	/* ticks left of a lease that began when the keeper read the clock */
+	byte		late_grant_identity;	/* of a grant of a lease that is under way */
 	byte		late_grant_epoch;
 	byte		late_grant_ticks;
 	byte		late_grant_arms;
@@ -136,13 +137,13 @@ struct State
 	byte		failovers_done;
 	byte		crashes_done;
 	byte		moves_done;
-	byte		level;			/* the master that was left behind has written nothing since */
+	byte		level;			/* the old master has written nothing since the failover */
 	byte		address;		/* the process where the keeper finds Redis */
 	byte		next_identity;
 	byte		saved;			/* old keys exist: */
 	byte		saved_fence[MAX_KEYS];
 	byte		saved_content[MAX_KEYS];
-	byte		leaving;		/* the process + 1 that the slot is leaving */
+	byte		leaving;		/* 1 + the process from which the slot is moving away */
 
 	byte		patrol_on;		/* the patrol's message, under way */
 	byte		patrol_writer;
@@ -157,13 +158,13 @@ struct State
 	FastReader	f;
 };
 
-/* One more next state: a copy of `from` that the caller changes. The label is kept only while a trace is printed. */
+/* Adds a next state, a copy of `from` that the caller then changes. The label is kept only while a trace is printed. */
 extern State &add(const State &from, const char *label, ...) __attribute__((format(printf, 2, 3)));
 
-/* The state that was added last is a violation. */
+/* Says that the state that was added last is a violation. */
 extern void violate(const char *what);
 
-/* The kinds of steps; each adds what may come after `s`. */
+/* Each of these adds the states that one kind of step may lead to from `s`. */
 extern void writer_steps(const State &s, int i);
 extern void message_steps(const State &s, int i);
 extern void reader_steps(const State &s, int j);
@@ -173,7 +174,7 @@ extern void fault_steps(const State &s);
 extern void keeper_steps(const State &s);
 extern void move_steps(const State &s);
 
-/* What holds in every state: NULL, or the violation. */
+/* The violation in this state; NULL if there is none. */
 extern const char *invariant(const State &s);
 
 /* -----------------------------------------------------------------------------------------------------------------

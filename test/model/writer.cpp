@@ -2,8 +2,9 @@
  * writer.cpp
  *	  Transactions, and their messages on the way to Redis.
  *
- * PRE_COMMIT: look at the word; OPEN: every applied key acknowledged under it, marker, the same word still; CLOSED: wait for the bound, bypass
- * marker, note the bypass, the same word still. Then the commit record, then it is visible, then the ends are sent.
+ * At PRE_COMMIT a writer looks at the word. If it is OPEN, the writer waits until every key that it has written is acknowledged under that word, sets its
+ * commit flag, and checks that the word is still the same. If it is CLOSED, the writer waits for the bound, sets its commit flag to BYPASS, notes the
+ * bypass, and checks the word too. Then it writes its commit record, then the commit becomes visible, then it sends the ends of its reservations.
  */
 #include "state.h"
 
@@ -44,14 +45,14 @@ op_name(int op)
 	}
 }
 
-/* The word matters only where the keeper or a move changes it. */
+/* Whether the word matters. Without a keeper and without moves it never changes. */
 static bool
 word_matters()
 {
 	return keeper || moves;
 }
 
-/* Any change of the word: an acknowledgement counts under one word only. */
+/* Changes the word. An acknowledgement counts only under the word that was valid when it was requested. */
 void
 change_word(State &s, int word, int epoch)
 {
@@ -72,7 +73,7 @@ bound_has_passed(const State &s)
 	return !s.bound_unset && !s.bound;
 }
 
-/* What must be acknowledged before it commits. */
+/* The set of reservations that Redis must acknowledge before the writer commits. */
 static int
 needed(int i, const Writer &w)
 {
@@ -95,7 +96,7 @@ finish(State &s, int i)
 	Writer	   &w = s.w[i];
 
 	w.step = W_OVER;
-	w.marker = w.same_word = w.acked = w.epoch = w.flags = w.sent = w.sent_epoch = 0;
+	w.commit_flag = w.same_word = w.acked = w.epoch = w.flags = w.sent = w.sent_epoch = 0;
 	unlock(s, i);
 }
 
@@ -111,7 +112,7 @@ become_visible(State &s, int i)
 	unlock(s, i);
 }
 
-/* Whether it may lock its rows for that now: INSERT finds none, all else finds them. */
+/* Whether the writer can lock its rows for this operation now: INSERT must find no row, all others must find one. */
 static bool
 can_lock(const State &s, int i, int op)
 {
@@ -167,7 +168,7 @@ record_at(State &s, int p, int i, int what, bool counted, bool fails_half_way)
 }
 
 /*
- * One request to reserve, in the epoch that the writer goes by. outcome(state, granted) says what the writer does then.
+ * A request to reserve, in the epoch of the word that the writer has read. outcome(state, granted) is what the writer does next.
  */
 template<class Outcome> static void
 ask(const State &from, int i, int what, int epoch, Outcome outcome)
@@ -262,7 +263,7 @@ begin_steps(const State &from, int i)
 	}
 }
 
-/* A statement that changes many rows reserves the domain before it has come to this row. */
+/* A statement that changes many rows reserves the domain before it reaches this row. */
 static void
 bulk_steps(const State &from, int i)
 {
@@ -383,9 +384,9 @@ reserve_steps(const State &from, int i)
 	{
 		State	   &s = add(from, "T%d has all acknowledgements", i + 1);
 
-		s.w[i].step = word_matters() ? W_SET_MARKER : W_COMMIT;
+		s.w[i].step = word_matters() ? W_SET_COMMIT_FLAG : W_COMMIT;
 		if (!word_matters())
-			s.w[i].marker = s.w[i].epoch;
+			s.w[i].commit_flag = s.w[i].epoch;
 		return;
 	}
 	for (int what = 1; what <= DOMAIN; what <<= 1)
@@ -401,7 +402,7 @@ reserve_steps(const State &from, int i)
 				}
 				if (!word_matters())
 					return;
-				/* it tries again; the second time it closes the fences for all */
+				/* the writer tries again or, if the word has not changed, closes the fences for all */
 				State		before = s;
 
 				look_again(changed);
@@ -417,18 +418,18 @@ reserve_steps(const State &from, int i)
 }
 
 static void
-marker_steps(const State &from, int i)
+commit_flag_steps(const State &from, int i)
 {
 	const Writer &w = from.w[i];
 
-	if (w.step == W_SET_MARKER)
+	if (w.step == W_SET_COMMIT_FLAG)
 	{
-		State	   &s = add(from, "T%d sets its marker", i + 1);
+		State	   &s = add(from, "T%d sets its commit flag", i + 1);
 
-		s.w[i].marker = w.epoch;
-		s.w[i].step = W_MARKER_SET;
+		s.w[i].commit_flag = w.epoch;
+		s.w[i].step = W_COMMIT_FLAG_SET;
 	}
-	else if (w.same_word || no_marker_look || !word_matters())
+	else if (w.same_word || no_commit_flag_look || !word_matters())
 	{
 		State	   &s = add(from, "T%d: still the same word", i + 1);
 
@@ -438,7 +439,7 @@ marker_steps(const State &from, int i)
 	{
 		State	   &s = add(from, "T%d: another word; again", i + 1);
 
-		s.w[i].marker = 0;
+		s.w[i].commit_flag = 0;
 		look_again(s.w[i]);
 	}
 }
@@ -457,9 +458,9 @@ bypass_steps(const State &from, int i)
 	}
 	else if (w.step == W_CLOSED && may)
 	{
-		State	   &s = add(from, "T%d: the bound has passed; bypass marker", i + 1);
+		State	   &s = add(from, "T%d: the bound has passed; sets its commit flag to bypass", i + 1);
 
-		s.w[i].marker = BYPASS;
+		s.w[i].commit_flag = BYPASS;
 		if (!bypass_not_noted)
 			s.bypassed = 1;
 		s.w[i].step = W_BYPASSING;
@@ -473,7 +474,7 @@ bypass_steps(const State &from, int i)
 			s.w[i].step = W_COMMIT;
 		else
 		{
-			s.w[i].marker = 0;
+			s.w[i].commit_flag = 0;
 			s.w[i].step = W_LOOK;
 		}
 	}
@@ -490,7 +491,7 @@ commit_steps(const State &from, int i)
 		Writer	   &changed = s.w[i];
 
 		changed.fate = PREPARED;
-		changed.marker = changed.same_word = changed.acked = changed.epoch = changed.sent = changed.sent_epoch = 0;
+		changed.commit_flag = changed.same_word = changed.acked = changed.epoch = changed.sent = changed.sent_epoch = 0;
 		changed.step = W_PREPARED;
 	}
 	State	   &s = add(from, "T%d commit record", i + 1);
@@ -538,7 +539,7 @@ writer_steps(const State &from, int i)
 		case W_ROLLED_BACK_TO: rolled_back_to_steps(from, i); break;
 		case W_LOOK: look_steps(from, i); break;
 		case W_RESERVE: reserve_steps(from, i); break;
-		case W_SET_MARKER: case W_MARKER_SET: marker_steps(from, i); break;
+		case W_SET_COMMIT_FLAG: case W_COMMIT_FLAG_SET: commit_flag_steps(from, i); break;
 		case W_CLOSED: case W_BYPASSING: bypass_steps(from, i); break;
 		case W_COMMIT: commit_steps(from, i); break;
 		case W_PREPARED: prepared_steps(from, i); break;

@@ -1,4 +1,4 @@
-"""Compares what src/redis/calls.c calls (test_calls.c prints it) with the signatures in the function library.
+"""Compares the calls that src/redis/calls.c makes (test_calls.c prints them) with the signatures in the function library.
 
 A signature is a comment above its function: "name <key>... | argument [argument] (argument argument)... -> answer".
 """
@@ -11,7 +11,7 @@ TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
 FILES = ['fence.lua', 'arming.lua', 'listings.lua']
 NUMBERS = {'11': 'version', '12': 'ttl_ms', '13': 'since', '14': 'ended', '15': 'id', '16': 'grant', '17': 'limit', '18': 'until',
            '19': 'timeline'}
-# What clients call, and nobody in C; effects have a place of their own.
+# Functions that only clients call, not the C code. Calls for effects are elsewhere.
 NOT_IN_C = set()
 
 passed = failed = 0
@@ -27,7 +27,7 @@ def check(ok, what):
 
 
 def pattern_of(text):
-    """A regular expression over names, each followed by a blank."""
+    """A regular expression for a list of names, each followed by a blank."""
     out = ''
     for token in re.findall(r'[<>()\[\]]|\.\.\.|[\w|-]+', text):
         if token in '<>':

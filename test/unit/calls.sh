@@ -1,5 +1,5 @@
 #!/bin/sh
-# The wire format: what src/redis/calls.c calls, against the signatures in the function library. Prints "N passed, N failed".
+# Compares the calls of src/redis/calls.c with the signatures in the function library. Prints "N passed, N failed".
 set -eu
 top=$(cd "$(dirname "$0")/../.." && pwd)
 . "$top/test/common.sh"

@@ -1,6 +1,7 @@
-"""Compares the messages of src/ and of the SQL scripts with doc/messages.md: each LOG, WARNING and ERROR is explained there, and no other.
+"""Compares the messages of src/ and of the SQL scripts with doc/messages.md, which must explain each LOG, WARNING and ERROR, and no
+other messages.
 
-What a message fills in is written as … there. With --list: the messages, one a line, for whoever writes the document.
+The document has … in place of values that a message fills in. --list prints the messages, one a line, for authors of the document.
 """
 import glob
 import os
@@ -49,7 +50,7 @@ def in_source():
 
 
 def in_document():
-    """(level, text) of the tables' first two columns, and those whose explanation is missing."""
+    """(level, text) from the first two columns of the tables, and those of them that have no explanation."""
     found, empty = set(), set()
     with open(os.path.join(TOP, 'doc', 'messages.md'), encoding='utf-8') as f:
         for line in f:

@@ -1,5 +1,5 @@
-"""Checks META.json: the rules of the PGXN Meta Spec 1.0.0 (https://pgxn.org/spec/) for what is in ours, and that names and
-versions are those of the control file, the SQL script, the changes and the Debian package.
+"""Checks META.json against the rules of the PGXN Meta Spec 1.0.0 (https://pgxn.org/spec/) for the fields that it has. Also checks that
+its names and versions are those of the control file, the SQL script, the change log and the Debian package.
 
 Prints one line per check and "N passed, N failed"; fails if anything failed. An argument names another META.json.
 """
@@ -37,7 +37,7 @@ def is_version(value):
 
 
 def is_range(value):
-    """A version, 0 for any, or comparisons separated by commas."""
+    """Whether this is a version, 0 for any version, or comparisons separated by commas."""
     if value == 0:
         return True
     return isinstance(value, str) and all(is_version(re.sub(r'^\s*(<=|>=|==|!=|<|>)?\s*', '', part)) or part.strip() == '0'

@@ -1,12 +1,12 @@
-"""Checks that the SQL of the extension's scripts, and the SQL that its C code runs, names the schema of every function, operator,
-cast and relation that it uses, also where SQL hides an operator (IN, CASE x WHEN, LIKE ...): superusers run it in databases
-where anybody may have made something of the same name. And that scripts take over nothing that is there.
+"""Checks that the SQL in the extension's scripts and in its C code names the schema of every function, operator, cast and relation,
+also where SQL hides an operator (IN, CASE x WHEN, LIKE ...). Superusers run this SQL in databases where other users may have made
+objects of the same names. Also checks that scripts do not replace existing objects.
 
-Needs no schema, because it is no name that is looked up: what the grammar itself means (EXTRACT, coalesce, greatest, bigint,
-interval '1 s'), the equality behind ORDER BY, GROUP BY, DISTINCT and greatest (the type's own operator class), and the types of columns
-and arguments in scripts, which the server runs with search_path "pg_catalog, pg_temp".
+These need no schema, because PostgreSQL does not look up their names: constructs of the grammar (EXTRACT, coalesce, greatest, bigint,
+interval '1 s'), the equality behind ORDER BY, GROUP BY, DISTINCT and greatest (from the type's operator class), and the types of
+columns and arguments in scripts, which the server runs with search_path "pg_catalog, pg_temp".
 
-Prints what is wrong, and "N passed, N failed"; fails if anything failed. With --list: the texts that were found in src/.
+Prints the faults and "N passed, N failed"; fails if anything failed. --list prints the SQL found in src/.
 """
 import glob
 import os
@@ -16,12 +16,12 @@ import sys
 TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
 PATH = 'pg_catalog, pg_temp'
 C_STRING = r'"(?:[^"\\]|\\.)*"'
-# What takes SQL: functions of SPI, and those of ours that pass it on.
+# Functions that take SQL: those of SPI, and our own that pass it on.
 RUNNERS = r'SPI_execute|SPI_execute_with_args|SPI_prepare|execute|put_rows|look_up|run'
 PASSED_ON = {'sql', 'sql.data', 'query.data', 'format'}
 TOKEN = re.compile(r'''"[^"]+"(?:\.(?:\w+|"[^"]+"))*|[A-Za-z_][\w$]*(?:\.(?:[A-Za-z_]\w*|"[^"]+"|\*))*|\$\d+|[0-9]+(?:\.[0-9]+)?
     |OPERATOR|'|::|:=|=>|[-+*/<>=~!@\#%^&|`?]+|[(),;:\[\].]''', re.X)
-# followed by a parenthesis, and no function
+# words that are no functions although a parenthesis may follow them
 WORDS = set('''any all array exists values as check key unique coalesce greatest least extract operator and or not when then else on in
     over select where from conflict materialized primary lateral by returns table limit distinct generated identity'''.split())
 CAST_TO = {'bigint', 'int', 'integer', 'smallint', 'numeric', 'boolean', 'double', 'interval', 'real'}
@@ -41,7 +41,7 @@ def check(good, text):
 
 
 def plain(sql):
-    """Without comments and literals, which become \\x01; what a format fills in becomes a name of ours."""
+    """The SQL without comments, with \\x01 for each literal, and with one of our names for each value that a format fills in."""
     sql = re.sub(r'--[^\n]*|/\*.*?\*/|^\\[^\n]*', ' ', sql, flags=re.S | re.M)
     sql = re.sub(r"\braise\b.*?;", ';', sql.replace('$$', ' '), flags=re.S | re.I)
     sql = re.sub(r"'(?:[^']|'')*'", '\x01', sql)
@@ -49,7 +49,7 @@ def plain(sql):
 
 
 def faults(sql, script=False):
-    """What is not qualified in one statement."""
+    """The unqualified names in one statement."""
     text = plain(sql)
     words = re.sub(r'([(),;])', r' \1 ', text.lower())
     words = ' '.join(words.split())
@@ -60,7 +60,7 @@ def faults(sql, script=False):
     tokens = TOKEN.findall(text)
     lower = [t.lower() for t in tokens]
     ctes = {lower[i] for i, t in enumerate(lower[:-2]) if lower[i + 1] == 'as' and lower[i + 2] in ('(', 'materialized')}
-    assigned = False                    # in the list of UPDATE ... SET
+    assigned = False                    # whether this is in the list of UPDATE ... SET
     for i, t in enumerate(lower):
         before = lower[i - 1] if i else ''
         after = lower[i + 1] if i + 1 < len(lower) else ''
@@ -87,7 +87,7 @@ def faults(sql, script=False):
 
 
 def relations(tokens, i, keyword, ctes):
-    """Those of a list that begins at i and are neither qualified nor made by the statement itself."""
+    """The relations in the list at i that are neither qualified nor made by the statement itself."""
     depth = 0
     start = True
     while i < len(tokens):
@@ -107,7 +107,7 @@ def relations(tokens, i, keyword, ctes):
 
 
 def statements_of(script):
-    """Each with its number of the line; a body BEGIN ... END belongs to its statement."""
+    """(line number, statement) of each statement. A body BEGIN ... END belongs to its statement."""
     position = 0
     for match in re.finditer(r"(?:'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/|\$\$.*?\$\$|BEGIN ATOMIC.*?\nEND|[^;'$-]|-|\$)+;", script, re.S):
         yield script.count('\n', 0, position) + 1, match.group()
@@ -115,7 +115,7 @@ def statements_of(script):
 
 
 def arguments_at(code, start):
-    """What is between the parenthesis before start and the one that closes it."""
+    """The text between the parenthesis before start and the closing one."""
     depth = 1
     for piece in re.compile(rf'{C_STRING}|[()]').finditer(code, start):
         depth += (piece.group() == '(') - (piece.group() == ')')
@@ -125,7 +125,7 @@ def arguments_at(code, start):
 
 
 def texts_of(source):
-    """(line, SQL) of each call that runs SQL. SQL is empty if the caller passes it on, None if there is none."""
+    """(line, SQL) of each call that runs SQL. SQL is empty if the function passes on its own argument, None if there is none."""
     macros = dict(re.findall(rf'^#define (\w+)\s+({C_STRING})$', source, re.M))
     macros.update(('CppAsString2(%s)' % name, '"1"') for name in re.findall(r'CppAsString2\((\w+)\)', source))
     code = re.sub(r'/\*.*?\*/', lambda m: re.sub(r'[^\n]', ' ', m.group()), source, flags=re.S)
@@ -134,7 +134,7 @@ def texts_of(source):
     for call in re.finditer(rf'\b(?:{RUNNERS})\(|\bappendStringInfo\(&query,', code):
         arguments = arguments_at(code, call.end())
         if re.search(r'\bconst char \*', arguments):
-            continue                    # it is defined or declared here
+            continue                    # this is the definition or a declaration of the function
         runs = [re.sub(r'"\s*"', '', run)[1:-1] for run in re.findall(rf'{C_STRING}(?:\s*{C_STRING})*', arguments)]
         sql = [re.sub(r'\\(.)', r'\1', run) for run in runs if re.match(r'\s*(SELECT|INSERT|UPDATE|DELETE|WITH|CREATE|ALTER|DROP)\b', run)]
         if not sql and call.group().startswith('append'):
@@ -167,7 +167,7 @@ def check_source(name, source, listed):
         check(path == PATH, f'{name}: search_path is "{path}": pg_temp is searched first unless it is named')
 
 
-# That faults are found: each is one.
+# Faulty statements, all of which this program must find.
 BAD = ['SELECT a + b FROM fence.t', 'SELECT 1 FROM fence.t WHERE a = 1', "SELECT 1 FROM fence.t WHERE a IN ('b')", 'SELECT CASE a WHEN 1 THEN 2 END FROM fence.t',
        'SELECT max(a) FROM fence.t', 'SELECT trap.max(a) FROM fence.t', 'SELECT 1 FROM t', 'SELECT 1 FROM fence.t, u', 'SELECT 1 FROM fence.t JOIN u ON true',
        'SELECT 1 FROM fence.t JOIN fence.u USING (a)', 'SELECT a::text FROM fence.t', "SELECT regclass 'a'", 'SELECT CAST(a AS text) FROM fence.t',

@@ -1,23 +1,23 @@
-"""Checks the pages for people who come anew. The tables of README.md, doc/performance.md and doc/scaling.md are those of the
-pages that they come from, so nobody types a figure. README.md: every page
-and heading that it names exists, and so does every page in doc/ that any file names. CONTRIBUTING.md: every file in
-src/ is in it, and no other. Prints one line per check and "N passed, N failed".
+"""Checks the pages for new readers. Tables in README.md, doc/performance.md and doc/scaling.md must equal those on the pages where they
+come from, so that no figure is typed by hand. Every page and heading that README.md names must exist, and every page in doc/ that any
+file names. CONTRIBUTING.md must name every file in src/, and no other. Prints one line per check and "N passed, N failed".
 
-    readme.py [--write]    --write: brings the tables up to date instead
+    readme.py [--write]    --write: updates the tables instead
 
-Such a table stands between two comments. The first says where it is from:
+Such a table stands between two comments. The first comment says where the table comes from:
 
     <!-- table: PAGE "HEADING" columns: NAME, NAME rows: FIRST CELL, FIRST CELL -->
 
-It is the first table under that heading; or, where there is no such heading, the table whose first column is named so. Columns
-and rows may be "all". A run of the benchmark may have left a part out (doc/measured.md): then the page says so. Where names have commas in them, all of them are separated by semicolons.
+The source is the first table under that heading or, if there is no such heading, the table whose first column has that name. Columns
+and rows may be "all". If names contain commas, semicolons separate them. If a run of the benchmark has left out a part
+(doc/measured.md), the page says so.
 """
 import os
 import re
 import sys
 
 TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
-FILLED = {'README.md': 2, 'doc/performance.md': 18, 'doc/scaling.md': 6}       # so many tables in them are another page's
+FILLED = {'README.md': 2, 'doc/performance.md': 18, 'doc/scaling.md': 6}       # page -> number of tables that come from other pages
 MEASURED = 'doc/measured.md'
 UNMEASURED = '*Not measured in the last run.*\n'
 PAGES = ('protocol', 'operations', 'clients', 'reliability', 'performance', 'scaling', 'security', 'comparison', 'messages',
@@ -45,14 +45,14 @@ def headings(page):
     return [line.lstrip('#').strip() for line in page.split('\n') if re.match('#+ ', line)]
 
 def first_table(page, heading):
-    """The lines of the first table under the heading, or of the one whose first column has that name."""
+    """The lines of the first table under the heading, or of the table whose first column has that name."""
     below = re.split(r'^#+ %s$' % re.escape(heading), page, maxsplit=1, flags=re.M)
     table = (re.search(r'(^\|.*\n)+', below[1], re.M) if len(below) == 2 else
              re.search(r'^\| %s \|.*\n(\|.*\n)+' % re.escape(heading), page, re.M))
     return table.group(0).strip().split('\n') if table else []
 
 def extract(page, heading, columns, rows):
-    """The lines of the table that is asked for; names what is missing instead."""
+    """The lines of the requested table, or a line that names what is missing."""
     lines = first_table(read(page), heading)
     if not lines and page == MEASURED:
         return UNMEASURED, None

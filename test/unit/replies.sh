@@ -1,8 +1,8 @@
 #!/bin/sh
-# What becomes of the bytes that a server sends: src/redis/connection.c under the sanitizers, without PostgreSQL and Redis.
+# Tests how src/redis/connection.c treats the bytes that a server sends, under the sanitizers, without PostgreSQL and Redis.
 # Prints "N passed, N failed"; fails if anything failed.
 #
-#   replies.sh [ROUNDS [SEED]]    connections with random replies (50000), and what their random numbers begin with (1)
+#   replies.sh [ROUNDS [SEED]]    number of connections with random replies (50000), and the seed of their random numbers (1)
 set -eu
 top=$(cd "$(dirname "$0")/../.." && pwd)
 . "$top/test/common.sh"

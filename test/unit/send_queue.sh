@@ -1,7 +1,7 @@
 #!/bin/sh
-# src/base/send_queue.c with several processes and no server. Prints "N passed, N failed"; fails if anything failed.
+# Tests src/base/send_queue.c with several processes and no server. Prints "N passed, N failed"; fails if anything failed.
 #
-#   send_queue.sh [MESSAGES]    how many each of four processes posts (20000)
+#   send_queue.sh [MESSAGES]    number of messages that each of four processes posts (20000)
 set -eu
 top=$(cd "$(dirname "$0")/../.." && pwd)
 . "$top/test/common.sh"

@@ -30,7 +30,7 @@ print(const Call *call)
 	printf("\n");
 }
 
-/* What is sent without a Call: from Redis' protocol. */
+/* Commands that are sent without a Call */
 static void
 print_raw(const char *bytes, size_t len)
 {
@@ -144,7 +144,7 @@ replace(Call *call, int i, const char *string)
 	call->argvlen[i] = strlen(string);
 }
 
-/* What the library looks at in the names and in the record, which it has not made. */
+/* The parts of names and records that the function library inspects but has not made */
 static void
 put_beside(void)
 {

@@ -29,7 +29,7 @@
 
 #define MEGABYTE (1024 * 1024)
 
-/* ---- PostgreSQL's part ---- */
+/* ---- substitutes for PostgreSQL's functions ---- */
 
 sigjmp_buf *PG_exception_stack = NULL;
 ErrorContextCallback *error_context_stack = NULL;
@@ -37,7 +37,7 @@ volatile sig_atomic_t InterruptPending = false;
 struct Latch *MyLatch = NULL;
 
 static int	files = 0;			/* external file descriptors */
-static int	interrupt_in = -1;	/* waits until an interrupt; -1: never */
+static int	interrupt_in = -1;	/* number of waits before an interrupt; -1: never */
 
 void
 pg_re_throw(void)
@@ -87,7 +87,7 @@ fence_wait_event(FenceWait what)
 	return 0;
 }
 
-/* Of a set only its socket counts. */
+/* Of a WaitEventSet only the socket matters here. */
 static struct
 {
 	pgsocket	socket;
@@ -96,7 +96,7 @@ static struct
 
 MemoryContext TopMemoryContext = NULL;
 
-/* One at a time is enough here; the type is PostgreSQL's own secret. */
+/* One set at a time is enough here. PostgreSQL does not publish the type. */
 WaitEventSet *
 #if PG_VERSION_NUM >= 170000
 CreateWaitEventSet(ResourceOwner owner, int nevents)
@@ -211,7 +211,7 @@ stop_listening(void)
 	rmdir(where.host);
 }
 
-/* Connects, and queues n commands. *server: the other end. */
+/* Makes a connection and queues n commands on it. *server is set to the other end. */
 static RedisConnection *
 connect_and_ask(int n, int *server)
 {
@@ -233,7 +233,7 @@ connect_and_ask(int n, int *server)
 	return conn;
 }
 
-/* Looks at every byte and element of a reply; how many there are. */
+/* Reads every byte and element of a reply. Returns their number. */
 static size_t
 look_at(const redisReply *reply)
 {
@@ -251,7 +251,7 @@ look_at(const redisReply *reply)
 	return n;
 }
 
-/* Takes what there is; how many replies. */
+/* Takes the replies that have arrived. Returns their number. */
 static int
 take_replies(RedisConnection *conn)
 {
@@ -267,7 +267,7 @@ take_replies(RedisConnection *conn)
 	return n;
 }
 
-/* Sends the bytes in pieces of at most `piece`, 0: as they fit. Takes replies meanwhile; their number. */
+/* Sends the bytes in pieces of at most `piece` (0: as large as the socket takes). Takes replies meanwhile and returns their number. */
 static int
 feed(RedisConnection *conn, int server, const char *bytes, size_t len, size_t piece)
 {
@@ -285,7 +285,7 @@ feed(RedisConnection *conn, int server, const char *bytes, size_t len, size_t pi
 	return n + take_replies(conn);
 }
 
-/* n commands are answered with text: so many replies, then that error (NULL: none). Whole, and cut after every byte. */
+/* If n commands are answered with text, there must be so many replies and then that error (NULL: none). Tests the text whole, and cut after every byte. */
 static void
 answer(const char *text, size_t len, int asked, int replies, const char *error)
 {
@@ -336,7 +336,7 @@ test_replies(void)
 	ANSWER("\0\0\0\0", 1, 0, "");
 }
 
-/* What was sent before a command is not its answer. */
+/* Bytes that arrived before a command are not its reply. */
 static void
 test_early(void)
 {
@@ -362,7 +362,7 @@ test_early(void)
 	}
 }
 
-/* A reply without end must stop us, not fill our memory. taken: what was accepted of it, at most. */
+/* A reply without end must be refused and must not fill the memory. taken: the maximum number of bytes that may be accepted. */
 static void
 endless(const char *head, const char *body, size_t body_len, size_t limit, const char *what)
 {
@@ -433,7 +433,7 @@ nonsense(char *text, size_t size)
 		memcpy(text + n, piece, len);
 		n += len;
 		if (rand() % 8 == 0)
-			text[n++] = (char) rand();	/* any byte, also 0 */
+			text[n++] = (char) rand();	/* may be 0 too */
 	}
 	if (n > 0 && rand() % 4 == 0)
 		text[rand() % n] = (char) rand();
@@ -448,7 +448,7 @@ static int	interrupts = 0;
 static int
 fuzz_once(void)
 {
-	char	   *text = malloc(4096);	/* on the heap: reading past its end is seen */
+	char	   *text = malloc(4096);	/* on the heap, where the sanitizer notices reads past the end */
 	volatile int asked = rand() % 12;
 	int			server;
 	RedisConnection *conn = connect_and_ask(asked, &server);
@@ -506,7 +506,7 @@ test_random(int rounds)
 	check(interrupts > rounds / 1000, "waits are interrupted now and then", NULL);
 }
 
-/* A server that asks for a password must answer OK, nothing else, in time. */
+/* After a password is sent, only the reply OK in time may be accepted. */
 static void
 test_login(void)
 {

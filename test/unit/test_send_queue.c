@@ -31,7 +31,7 @@
 #define LONGEST 3000			/* bytes of arguments */
 #define RING	(4 * 1024 * 1024)	/* as in send_queue.c */
 
-/* ---- PostgreSQL's part ---- */
+/* ---- substitutes for PostgreSQL's functions ---- */
 
 volatile sig_atomic_t InterruptPending = false;
 struct Latch *MyLatch = NULL;
@@ -133,7 +133,7 @@ fence_wait_event(FenceWait what)
 	return 0;
 }
 
-/* ---- messages whose bytes tell what they have to be ---- */
+/* ---- messages whose content can be checked ---- */
 
 static int	passed = 0,
 			failed = 0;
@@ -142,10 +142,10 @@ static int	messages = 20000;
 /* Shared */
 static struct
 {
-	pg_atomic_uint32 wrong;		/* messages that were taken and are not as they were posted */
-	pg_atomic_uint32 raced;		/* copies that were void */
+	pg_atomic_uint32 wrong;		/* messages taken whose content differs from what was posted */
+	pg_atomic_uint32 raced;		/* copies of messages that another process took first */
 	pg_atomic_uint32 taken;
-	pg_atomic_uint32 times[FLEXIBLE_ARRAY_MEMBER];	/* that each was taken: POSTERS times messages */
+	pg_atomic_uint32 times[FLEXIBLE_ARRAY_MEMBER];	/* how often each message was taken; POSTERS times messages entries */
 }		   *result;
 
 static void
@@ -170,7 +170,7 @@ scramble(uint32 x)
 	return x ^ x >> 16;
 }
 
-/* The bytes of message n of that process; returns how many. */
+/* Makes the bytes of message n of that process. Returns their number. */
 static size_t
 make_bytes(int process, uint64 n, char *bytes)
 {
@@ -182,7 +182,7 @@ make_bytes(int process, uint64 n, char *bytes)
 	return len;
 }
 
-/* False: there is no room. */
+/* Returns false if there is no room. */
 static bool
 post(int process, uint64 n)
 {
@@ -193,7 +193,7 @@ post(int process, uint64 n)
 	return send_queue_post(&message) != 0;
 }
 
-/* A copy of the first message's bytes; -1: there is none. */
+/* Copies the bytes of the first message. Returns -1 if there is no message. */
 static int
 copy_first(Message *message, char *copy)
 {
@@ -212,7 +212,7 @@ is_right(const Message *message, const char *copy, int len)
 		memcmp(bytes, copy, len) == 0;
 }
 
-/* Takes one message, if there is any that nobody is faster to take. */
+/* Takes one message, unless there is none or other processes are faster. */
 static bool
 take(void)
 {
@@ -259,7 +259,10 @@ test_one_after_the_other(void)
 	check(post(0, n) && post(0, n + 1) && take() && take(), "there is room again");
 }
 
-/* What lay there a round before is not taken for a message: messages of one size begin at the same places in each round. */
+/*
+ * Old bytes of an earlier round must not pass for a message. Messages of one size begin at the same places in each round of
+ * the ring.
+ */
 static void
 test_round_and_round(void)
 {
@@ -274,7 +277,7 @@ test_round_and_round(void)
 	check(right == rounds, "three times round, there is one message when it was posted, and none when it was taken");
 }
 
-/* A process is stopped between the copy and the taking; all others go on, past the end of the ring and again. */
+/* A process stops between copying and taking a message. All others go on, past the end of the ring and again. */
 static void
 test_stopped(void)
 {

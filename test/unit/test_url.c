@@ -27,7 +27,7 @@ check(bool ok, const char *what, const char *text)
 	}
 }
 
-/* text parses, and its first endpoint, user, password and number of endpoints are these. */
+/* Checks that text parses, and yields this first endpoint, user, password and number of endpoints. */
 static void
 good(const char *text, RedisTopology topology, int nendpoints, const char *host, int port, const char *user,
 	 const char *password)
@@ -47,7 +47,7 @@ good(const char *text, RedisTopology topology, int nendpoints, const char *host,
 	check(strcmp(url.password, password) == 0, "password", text);
 }
 
-/* text does not parse, and the reason says so. */
+/* Checks that text does not parse, and that the reason contains this. */
 static void
 bad(const char *text, const char *reason)
 {
@@ -146,7 +146,7 @@ test_bad(void)
 	bad("redis://:p@a redis://b", "same user and password");
 }
 
-/* before, n times c, after */
+/* The text before, n times c, after */
 static char *
 long_text(const char *before, char c, size_t n, const char *after)
 {
@@ -159,7 +159,7 @@ long_text(const char *before, char c, size_t n, const char *after)
 	return text;
 }
 
-/* Each field takes exactly what its size says. */
+/* Each field must take exactly as many bytes as its size allows. */
 static void
 test_lengths(void)
 {
@@ -201,7 +201,7 @@ test_lengths(void)
 	free(many);
 }
 
-/* Texts made of pieces that mean something, each in memory of exactly its size. */
+/* Parses texts made of meaningful pieces, each in memory of exactly its size, so that the sanitizer notices reads past the end. */
 static void
 test_random(int rounds)
 {

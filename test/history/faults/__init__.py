@@ -3,7 +3,7 @@
     site = Site(directory, seed, **faults.options_for(names))
     record = faults.FAULTS['redis_kill9'].inject(site, random.Random(seed))
 
-What a record tells is described at Fault. Faults are injected one at a time; any sequence is possible.
+Class Fault describes the fields of a record. Faults are injected one at a time, in any order.
 """
 
 from faults import combined, failover, lost_commits, network, nodes, pauses, postgres, redis_server
@@ -12,13 +12,13 @@ from faults.fault import Fault, NotDone
 FAULTS = {fault.name: fault for module in (postgres, lost_commits, redis_server, failover, pauses, network, combined)
           for fault in module.FAULTS}
 
-# Where there are several Redis servers (nodes_site.py): layout -> name -> fault
+# Faults for sites with several Redis servers (nodes_site.py): layout -> name -> fault
 NODES_FAULTS = {layout: {fault.name: fault for fault in (*postgres.FAULTS, *lost_commits.FAULTS, *nodes.FAULTS)
                          if getattr(fault, 'layout', layout) == layout} for layout in ('cluster', 'shards')}
 
 
 def one_of_each_kind(rng):
-    """Names, in the order of the list: a short run. Which one of a kind is drawn."""
+    """The names for a short run: draws one fault of each kind and keeps the order of the list."""
     kinds = {}
     for fault in FAULTS.values():
         kinds.setdefault(fault.kind(), []).append(fault.name)
@@ -27,7 +27,7 @@ def one_of_each_kind(rng):
 
 
 def options_for(names):
-    """Options of a Site in which all these can be injected."""
+    """Options for a Site in which all these faults can be injected."""
     return {option: value for name in names for option, value in FAULTS[name].options.items()}
 
 

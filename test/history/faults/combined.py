@@ -1,4 +1,4 @@
-"""Several things go wrong at about the same time, or the same thing again and again before all is well."""
+"""Several servers fail at about the same time, or one fails again before it has recovered."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ from faults.fault import Fault, sleep
 BY_NAME = {fault.name: fault for module in (postgres, lost_commits, redis_server, pauses, network)
            for fault in module.FAULTS}
 
-# These pairs do not get into each other's way: what is done to Redis does not ask PostgreSQL anything.
+# Any two of these can be injected together, because the faults of Redis send no query to PostgreSQL.
 OF_POSTGRES = ('backend_kill9', 'keeper_kill9', 'clean_restart', 'immediate_restart', 'postmaster_kill9',
                'server_kill9', 'async_commit_crash', 'standby_promotion')
 OF_REDIS = ('redis_kill9', 'redis_kill9_rdb', 'redis_kill9_aof', 'flushall', 'function_flush', 'redis_pause',
@@ -18,7 +18,7 @@ OF_REDIS = ('redis_kill9', 'redis_kill9_rdb', 'redis_kill9_aof', 'flushall', 'fu
 
 class Together(Fault):
     name = 'postgres_and_redis'
-    describe = 'PostgreSQL and Redis fail at about the same time: one way each, drawn at random'
+    describe = 'PostgreSQL and Redis fail at about the same time, each with a fault drawn at random'
     epoch = 'new'
 
     def do(self, site, rng, record):
@@ -57,7 +57,7 @@ def attempt(fault, site, rng, record, delay, errors):
 
 
 class Storm(Fault):
-    """The same again and again, at intervals from nothing to more than a lease: fences are hit in every state."""
+    """Repeats a fault at intervals from nothing to more than a lease, so that it meets fences in every state."""
 
     epoch = 'new'
 
@@ -92,6 +92,6 @@ def either_again(site, rng):
 FAULTS = [
     Together(),
     Storm('redis_storm', redis_again, 'Redis is killed and restarted several times in a row'),
-    Storm('postgres_storm', postgres_again, 'PostgreSQL is ended and started several times in a row'),
-    Storm('storm', either_again, 'one or the other is ended and started several times in a row'),
+    Storm('postgres_storm', postgres_again, 'PostgreSQL is stopped and started several times in a row'),
+    Storm('storm', either_again, 'PostgreSQL or Redis is stopped and started, several times in a row'),
 ]

@@ -1,21 +1,21 @@
-"""Another Redis server takes the place of the master, and lacks what the master had acknowledged last.
+"""A Redis replica replaces the master and lacks the last writes that the master had acknowledged.
 
-A replica's link is cut by pointing it at a port where nobody listens: what the master had sent and the replica has not
-read yet is gone too, unlike after a SIGSTOP.
+To cut a replica's link, REPLICAOF points it to a port where no server listens. Then bytes that the master has sent and the
+replica has not read are lost too. After a SIGSTOP the replica would still read them.
 """
 
 import time
 
 from faults.fault import Fault, new_mark, sleep, wait_for
 
-NOBODY = 1                  # a port
+NOBODY = 1                  # a port where no server listens
 
 
 class Failover(Fault):
     epoch = 'new'
 
     def cut_off(self, site, rng, record):
-        """A replica that lacks the newest writes, one of which is known."""
+        """Cuts the link of a replica, and writes a key that it will lack. Returns the replica."""
         replica = site.ensure_replica()
         record['injected'] = time.monotonic()
         replica.call('REPLICAOF', '127.0.0.1', NOBODY)
@@ -60,7 +60,7 @@ class LossyFailover(Failover):
 
 
 class OldMasterAlive(Failover):
-    """again: the extension goes back to it afterwards. resync: it was a replica of the other one in between."""
+    """The old master stays alive. again: it becomes the master again. resync: it is a replica of the new master in between."""
 
     def __init__(self, name, describe, again=False, resync=False):
         self.name, self.describe, self.again, self.resync = name, describe, again, resync
@@ -73,7 +73,7 @@ class OldMasterAlive(Failover):
         before = site.epoch()
         site.redirect(replica, keep_old=True)
         proof['second_epoch'] = site.wait_open(90, above=before)
-        # longer than a lease: readers of the old master are told unarmed by then
+        # longer than a lease, so that the old master answers "unarmed" to its readers by then
         sleep(rng, 1.2 * site.lease, 2 * site.lease)
         proof['old_alive'] = former.running() and former.call('PING')
         proof['old_role'] = former.info('replication', 'role')
@@ -97,8 +97,8 @@ class OldMasterAlive(Failover):
 FAULTS = [
     ReplicaCutOff(),
     LossyFailover(),
-    OldMasterAlive('old_master_alive', 'a lagging replica is promoted, the old master lives and readers stay with it'),
-    OldMasterAlive('old_master_again', 'the same, and then the old master, as it was, is the master again', again=True),
-    OldMasterAlive('old_master_resynced', 'the same, but it was a replica of the other one in between',
+    OldMasterAlive('old_master_alive', 'a lagging replica is promoted; the old master lives and readers stay connected to it'),
+    OldMasterAlive('old_master_again', 'the same, and then the old master, with its old data, becomes the master again', again=True),
+    OldMasterAlive('old_master_resynced', 'the same, but in between the old master was a replica of the new one',
                    again=True, resync=True),
 ]

@@ -1,38 +1,38 @@
-"""What all faults have in common: what a record tells, and how the end of a fault is waited for."""
+"""The base class of all faults, which describes the record of a fault, and functions that faults share."""
 
 import time
 
 from servers import Timeout, wait_for
 
-OPEN_SECONDS = 90           # fences stay closed longer each time they flap, up to 30 s
+OPEN_SECONDS = 90           # each time fences flap, they stay closed longer, up to 30 s
 
 
 class NotDone(Exception):
-    """The fault could not be brought about here (no writer came by, no reader to stop); nothing was changed."""
+    """The fault could not be injected, for instance because there is no reader to stop. Nothing was changed."""
 
 
 class Fault:
-    """One way in which things go wrong. inject() does it once, heals it, and returns a record:
+    """A kind of failure. inject() causes it once, heals it, and returns a record:
 
     fault                   name
-    injected, healed        time.monotonic() before the first harm, and when fences were OPEN again and all is as before
-    down                    (from, to): PostgreSQL or Redis was away in between, as far as is known; or None
-    durable                 every commit that was acknowledged has survived, also those while the fault lasted
-    lost_commits_possible   None, or (from, to): what was acknowledged as committed in between may be lost. A value that
-                            is lost may be read until a lease after `to` and never after `lost_served_until`
+    injected, healed        time.monotonic() before the first harm, and when the fault was undone and fences were OPEN again
+    down                    (from, to) between which PostgreSQL or Redis is known to have been down; or None
+    durable                 whether every acknowledged commit has survived, also those during the fault
+    lost_commits_possible   None, or (from, to): commits acknowledged in between may be lost. A lost value may be read until
+                            a lease after `to`, and never after `lost_served_until`
     lost_served_until       when the new epoch was OPEN; None if nothing can be lost
-    stopped                 None, or (who, from, to): the fault held the writer of that application_name itself in between
+    stopped                 None, or (who, from, to): the fault itself stopped the writer with that application_name
     epoch_before, epoch_after
-    proof                   what was seen to have happened; test_faults.py checks it
+    proof                   observations which show that the fault has happened; test_faults.py checks them
     """
 
     name = ''
     describe = ''
-    options = {}            # what the Site must be built with
+    options = {}            # the options that the Site must have
     epoch = 'any'           # 'same', 'new' or 'any': what the fault must do to the epoch
 
     def kind(self):
-        """Faults of one kind differ in their victim or their measure only: a short run takes one of each."""
+        """The fault's kind. Faults of one kind differ only in their victim or in a parameter; a short run takes one of each kind."""
         return type(self).__name__
 
     def inject(self, site, rng):
@@ -53,7 +53,7 @@ class Fault:
         raise NotImplementedError
 
     def after(self, site, record):
-        """Looks, once fences are OPEN again, for what proves that it has happened."""
+        """Called when fences are OPEN again: collects proof that the fault has happened."""
 
 
 def sleep(rng, least, most):
@@ -61,13 +61,13 @@ def sleep(rng, least, most):
 
 
 def wait_postgres(server, seconds=60):
-    """Waits until it takes connections again by itself (after a crash restart)."""
+    """Waits until the server accepts connections again without our help (after a crash restart)."""
     if not server.wait_ready(time.monotonic() + seconds):
         raise Timeout('PostgreSQL did not come back:\n' + server.log_tail())
 
 
 def mark(site, name):
-    """A row whose presence or absence later tells what was lost. Replaces one of the same name."""
+    """Commits a row that later shows whether commits of this time were lost. Does nothing if there is a row of that name."""
     site.psql('INSERT INTO fault_mark VALUES (%s) ON CONFLICT DO NOTHING', (name,))
 
 
@@ -76,7 +76,7 @@ def marks(site):
 
 
 def new_mark(site, what):
-    """A name that was never used in this site."""
+    """A name for a mark that this site has never used."""
     site.made += 1
     return '%s %d' % (what, site.made)
 

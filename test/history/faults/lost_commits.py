@@ -1,7 +1,7 @@
-"""PostgreSQL forgets what it had acknowledged: asynchronous commits, a lagging standby, a restored backup.
+"""PostgreSQL loses commits that it had acknowledged: asynchronous commits, a lagging standby, a restored backup.
 
-The former primary is always stopped before another server takes its place. Each fault writes a row that must be lost
-and, where that makes sense, one that must not.
+Each fault stops the former primary before another server replaces it. Each fault writes a row that must be lost and, if
+possible, another one that must not be lost.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ class Loses(Fault):
 
 class AsynchronousCommits(Loses):
     name = 'async_commit_crash'
-    describe = 'synchronous_commit=off, then kill -9 of all of PostgreSQL: the newest commits are lost'
+    describe = 'synchronous_commit=off, then kill -9 of all processes of PostgreSQL: the newest commits are lost'
 
     def do(self, site, rng, record):
         server = site.postgres
@@ -37,7 +37,7 @@ class AsynchronousCommits(Loses):
         site.set_system(synchronous_commit='off', wal_writer_delay='10s', wal_writer_flush_after='1GB')
         wait_for(lambda: site.value('SHOW synchronous_commit') == 'off', 'the settings')
         sleep(rng, 0.1, 0.8)
-        # a PREPARE of the workload may flush all that was written before it: so marks are made until the very end
+        # A PREPARE TRANSACTION of the workload may flush all WAL before it, so a thread commits marks until the crash.
         marker = threading.Thread(target=mark_until_the_end, args=(site.pg_dsn(), proof))
         marker.start()
         wait_for(lambda: 'acknowledged' in proof, 'the first mark')
@@ -50,7 +50,7 @@ class AsynchronousCommits(Loses):
 
 
 def mark_until_the_end(dsn, proof):
-    """The last row that was acknowledged is the one to be lost."""
+    """Commits marks until the server dies. The last one that was acknowledged must be lost."""
     with contextlib.suppress(psycopg2.Error), contextlib.closing(psycopg2.connect(dsn)) as connection:
         connection.autocommit = True
         with connection.cursor() as cursor:
@@ -63,7 +63,7 @@ def mark_until_the_end(dsn, proof):
 
 class Promotion(Loses):
     name = 'standby_promotion'
-    describe = 'a streaming standby that has not got the newest commits takes the place of the primary'
+    describe = 'a streaming standby that lacks the newest commits replaces the primary'
 
     def do(self, site, rng, record):
         proof = record['proof']
@@ -90,7 +90,7 @@ class Promotion(Loses):
 
 
 class Restore(Loses):
-    """A base backup takes the place of the primary: as it was when it was taken, or recovered to a later point."""
+    """A base backup replaces the primary, either as it was taken or recovered to a later point."""
 
     def __init__(self, name, describe, point_in_time):
         self.name, self.describe, self.point_in_time = name, describe, point_in_time
@@ -136,7 +136,7 @@ def timeline(site):
 
 
 def stop_somehow(server, rng):
-    """The former primary ends for good; fenced off, as it should be."""
+    """Stops the former primary in one of several ways. It must not come back."""
     how = rng.choice(('fast', 'immediate', 'kill'))
     if how == 'kill':
         server.kill9(everything=True)
@@ -147,6 +147,6 @@ def stop_somehow(server, rng):
 FAULTS = [
     AsynchronousCommits(),
     Promotion(),
-    Restore('base_backup_restore', 'a base backup takes the place of the primary, on the same timeline', False),
-    Restore('point_in_time_recovery', 'a base backup is recovered to a point in the past and takes the place', True),
+    Restore('base_backup_restore', 'a base backup replaces the primary, on the same timeline', False),
+    Restore('point_in_time_recovery', 'a base backup, recovered to a point in the past, replaces the primary', True),
 ]

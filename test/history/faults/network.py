@@ -1,4 +1,4 @@
-"""The connections to Redis are ill-treated by the proxy, at the extension's door, the readers', or both."""
+"""The proxy disturbs connections to Redis: those of the extension, those of readers, or both."""
 
 import glob
 import os
@@ -9,7 +9,7 @@ from faults.fault import Fault
 
 
 class Connections(Fault):
-    """policy: the proxy's, drawn anew each time. counted: what the proxy counts when it has done it."""
+    """policy: a function that draws a policy for the proxy. counted: the proxy's counter that shows that the fault happened."""
 
     options = {'proxy': True}
 
@@ -40,13 +40,13 @@ class Connections(Fault):
 
 
 class Commands(Connections):
-    """Only one of the library's functions suffers, in one direction, on some of the connections."""
+    """Disturbs calls of only one function of the library, in one direction, on some of the connections."""
 
     def __init__(self, name, describe, policy, counted):
         super().__init__(name, describe, policy, counted, (2, 3), doors=[['extension']])
 
     def do(self, site, rng, record):
-        # some are called only when something else is wrong: then the next one is tried
+        # The extension calls some functions only after another failure. If it does not call this one, the next one is tried.
         for function in rng.sample(FUNCTIONS, len(FUNCTIONS)):
             policy = {'only': function, 'share': rng.choice((0.3, 1)), **self.policy(site, rng)}
             before = site.proxy.counts()['extension'][self.counted]
@@ -64,7 +64,7 @@ class Commands(Connections):
 
 
 def functions():
-    """Of the library, those that the extension calls."""
+    """The functions of the library that the extension calls."""
     sources = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..', '..', 'src')
 
     def found(pattern, suffix):
@@ -79,11 +79,11 @@ def functions():
 FUNCTIONS = functions()
 
 FAULTS = [
-    Commands('commands_lost', 'messages that call one function of the library vanish, or the replies to them; connections stay open',
+    Commands('commands_lost', 'calls of one function of the library vanish, or the replies to them; connections stay open',
              lambda site, rng: {'lose': rng.choice(('requests', 'replies'))}, 'lost'),
-    Commands('commands_delayed', 'messages that call one function of the library are held back',
+    Commands('commands_delayed', 'calls of one function of the library are delayed',
              lambda site, rng: {'delay': rng.choice((0.05, 0.9, 2)) * site.timeout}, 'held'),
-    Connections('writes_lost', 'what reserves and ends vanishes, all else passes: heartbeats too',
+    Connections('writes_lost', 'messages that make or end reservations vanish; all others pass, also heartbeats',
                 lambda site, rng: {'only': 'fence_write', 'lose': 'requests'}, 'lost', (3, 4), doors=[['extension']]),
     Connections('some_writes_lost', 'the same on half of the connections',
                 lambda site, rng: {'only': 'fence_write', 'lose': 'requests', 'share': 0.5}, 'lost', (3, 4), doors=[['extension']]),
@@ -92,11 +92,11 @@ FAULTS = [
                 doors=[['extension']]),
     Connections('connections_cut', 'connections to Redis are cut in the middle of a message, again and again',
                 lambda site, rng: {'cut': rng.choice((50, 500, 5000)), 'reset': rng.random() < 0.5}, 'cuts'),
-    Connections('connections_delayed', 'every message to and from Redis is held back',
+    Connections('connections_delayed', 'every message to and from Redis is delayed',
                 lambda site, rng: {'delay': rng.choice((0.01, 0.05, 0.9 * site.timeout, 2 * site.timeout))}, 'held'),
     Connections('connections_split', 'messages arrive byte by byte', lambda site, rng: {'split': True}, 'split'),
-    Connections('partition', 'PostgreSQL cannot reach Redis, connections stay open; readers can',
+    Connections('partition', 'PostgreSQL cannot reach Redis but its connections stay open; readers can reach Redis',
                 lambda site, rng: {'hole': True}, 'connections', (2, 3), doors=[['extension']]),
-    Connections('refused', 'connections of the extension to Redis are closed, and new ones at once',
+    Connections('refused', 'connections of the extension to Redis are closed, and new ones are refused',
                 lambda site, rng: {'cut': 1, 'refuse': True}, 'cuts', (2, 3), doors=[['extension']]),
 ]

@@ -1,6 +1,6 @@
-"""What happens where there are several Redis servers (nodes_site.py): slots move, masters go and come back.
+"""Faults of several Redis servers (nodes_site.py): slots move, masters fail and come back.
 
-Each fault is over when every slot is granted where it is served.
+Each fault ends when the keeper has granted every slot to the server that serves it.
 """
 
 import time
@@ -8,11 +8,11 @@ import time
 from faults.fault import Fault, sleep, wait_for
 from faults.pauses import stopped
 
-HOT = 12                    # keys whose slots are moved
+HOT = 12                    # the slots to move are those of this many keys
 
 
 class NodesFault(Fault):
-    """layout: 'cluster' or 'shards'."""
+    """layout: the sites that this fault is for, 'cluster' or 'shards'."""
 
     layout = 'cluster'
 
@@ -43,7 +43,7 @@ class SlotsMove(NodesFault):
 
 class SlotsReturn(NodesFault):
     name = 'slots_return'
-    describe = 'a slot of a key that is in use moves to another master and, before it is granted there, back'
+    describe = 'a slot of a key that is in use moves to another master, and back before the keeper has granted it there'
 
     def disturb(self, site, rng, record):
         for slot in set(rng.sample(site.slots_of_keys(HOT), 2)):
@@ -55,7 +55,7 @@ class SlotsReturn(NodesFault):
 
 class ClusterFailover(NodesFault):
     name = 'cluster_failover'
-    describe = 'CLUSTER FAILOVER: a replica and its master change places'
+    describe = 'CLUSTER FAILOVER: a replica and its master swap roles'
     epoch = 'new'
 
     def disturb(self, site, rng, record):
@@ -66,7 +66,7 @@ class ClusterFailover(NodesFault):
 
 
 class MasterKilled(NodesFault):
-    """quick: it is back, without its memory, before anybody takes its place."""
+    """quick: the master restarts, empty, before a replica takes over."""
 
     epoch = 'new'
 
@@ -89,7 +89,7 @@ class MasterKilled(NodesFault):
 
 class MasterPaused(NodesFault):
     name = 'master_pause_long'
-    describe = 'a master stands still, its replica takes its place, and it comes back in the middle of what it was doing'
+    describe = 'a master is suspended (SIGSTOP), its replica takes over, and the old master continues where it was stopped'
     epoch = 'new'
 
     def disturb(self, site, rng, record):
@@ -120,7 +120,7 @@ class ShardKilled(NodesFault):
 class ShardPaused(NodesFault):
     layout = 'shards'
     name = 'shard_pause_long'
-    describe = 'one of the shards stands still for two leases or more'
+    describe = 'one of the shards is suspended for two leases or more'
 
     def disturb(self, site, rng, record):
         with stopped(rng.choice(site.members).pid):
@@ -130,7 +130,7 @@ class ShardPaused(NodesFault):
 class ShardFlushed(NodesFault):
     layout = 'shards'
     name = 'shard_flushall'
-    describe = 'FLUSHALL of one of the shards, several times'
+    describe = 'FLUSHALL on one of the shards, several times'
     epoch = 'same'
 
     def disturb(self, site, rng, record):
@@ -143,8 +143,8 @@ FAULTS = [
     SlotsMove(),
     SlotsReturn(),
     ClusterFailover(),
-    MasterKilled('master_kill9', 'a master of the cluster is killed, its replica takes its place', False),
-    MasterKilled('master_kill9_quick', 'a master of the cluster is killed and is back, empty, before it is missed', True),
+    MasterKilled('master_kill9', 'a master of the cluster is killed, and its replica takes over', False),
+    MasterKilled('master_kill9_quick', 'a master of the cluster is killed and restarts, empty, before its replica takes over', True),
     MasterPaused(),
     ShardKilled(),
     ShardPaused(),

@@ -1,4 +1,4 @@
-"""Processes that stand still for a while (SIGSTOP, SIGCONT): Redis, workers, a backend at a chosen point, a reader."""
+"""Processes are suspended for a while (SIGSTOP, SIGCONT): Redis, workers, a backend at a chosen point, a reader."""
 
 import contextlib
 import os
@@ -13,18 +13,18 @@ from servers import process_state, send_signal
 
 # Points of a transaction at which a backend of a build with TEST_HOOKS=1 can be stopped; see src/base/test_hooks.h.
 POINTS = {
-    'before-marker': 'every reservation is granted, the marker is not set',
+    'before-marker': 'every reservation is granted, the commit flag is not set',
     'pre-commit-done': 'between PRE_COMMIT and COMMIT',
-    'before-commit-message': 'committed, and Redis is not told yet',
-    'after-commit-message': 'committed, Redis is told, the marker is still set',
-    'abort': 'aborted, and Redis is not told yet',
-    'taking': 'it has copied what another one has to say, to take it along',
-    'before-bypass': 'fences are CLOSED and the lease has passed; about to commit without them',
+    'before-commit-message': 'committed, but no message is sent to Redis yet',
+    'after-commit-message': 'committed, the message to Redis is sent, the commit flag is still set',
+    'abort': 'aborted, but no message is sent to Redis yet',
+    'taking': 'it has copied messages of another backend from the send queue, to send them with its own',
+    'before-bypass': 'fences are CLOSED and the lease has ended; the backend is about to commit without reservations',
 }
 
 @contextlib.contextmanager
 def stopped(pid):
-    """The process stands still inside the block; continued whatever happens."""
+    """Suspends the process for the time of the block, and continues it even if the block raises."""
     if not send_signal(pid, signal.SIGSTOP):
         raise NotDone('process %d is gone' % pid)
     try:
@@ -34,7 +34,7 @@ def stopped(pid):
         send_signal(pid, signal.SIGCONT)
 
 class Pause(Fault):
-    """A process stands still for so many leases."""
+    """Suspends a process for a number of leases."""
 
     def __init__(self, name, describe, who, leases, epoch='any'):
         self.name, self.describe, self.who, self.leases, self.epoch = name, describe, who, leases, epoch
@@ -54,7 +54,7 @@ class Pause(Fault):
         record['proof']['victim'] = pid
 
 class ClientPause(Fault):
-    """Redis's own way of standing still; what was sent meanwhile is done afterwards, all at once."""
+    """CLIENT PAUSE: Redis holds commands back, and executes them all at once afterwards."""
 
     def __init__(self, mode, describe):
         self.mode = mode
@@ -79,16 +79,16 @@ def a_reader(site, rng):
     return rng.choice(site.reader_pids) if site.reader_pids else None
 
 class BackendPause(Fault):
-    """One backend stands still at a point of its transaction. meanwhile: something else happens at that time."""
+    """Suspends one backend at a point of its transaction. meanwhile: another fault to inject at that time."""
 
     def __init__(self, point, meanwhile=None, leases=(0.2, 3), epoch='any'):
         self.point = point
         self.meanwhile = meanwhile
         self.leases = leases
-        # without a marker that backend holds up nobody
+        # A backend that has not set its commit flag delays no new epoch, so fences can be OPEN before it continues.
         self.reopens = meanwhile is redis_restart and point == 'before-marker'
         self.name = 'pause_' + point.replace('-', '_') + ('_' + meanwhile.__name__ if meanwhile else '')
-        self.describe = 'a backend stands still: %s%s' % (POINTS[point], '; ' + meanwhile.__doc__ if meanwhile else '')
+        self.describe = 'a backend is suspended: %s%s' % (POINTS[point], '; ' + meanwhile.__doc__ if meanwhile else '')
         self.epoch = 'new' if meanwhile is redis_restart else epoch
 
     def kind(self):
@@ -131,7 +131,7 @@ class BackendPause(Fault):
             helper.finish()
 
     def help(self, site):
-        """Points that an ordinary workload may not come by."""
+        """Starts a transaction that reaches the point, if an ordinary workload may not."""
         if self.point == 'abort':
             return Helper(site, 'ROLLBACK')
         if self.point == 'before-bypass':
@@ -140,7 +140,7 @@ class BackendPause(Fault):
         return None
 
 class Helper:
-    """A transaction on fault_row that ends like that, in a session and thread of its own."""
+    """A transaction on fault_row that ends with the given statement, in a session and thread of its own."""
 
     def __init__(self, site, end, undo=None):
         self.undo = undo or (lambda: None)
@@ -168,25 +168,25 @@ def redis_restart(site, rng):
     site.redis.start()
 
 def keeper_pause(site, rng):
-    """the keeper stands still for more than a lease at that time"""
+    """the keeper is suspended for more than a lease at that time"""
     pid = the_keeper(site, rng)
     if pid:
         with stopped(pid):
             sleep(rng, 1.5 * site.lease, 2.5 * site.lease)
 
 FAULTS = [
-    Pause('redis_pause', 'Redis stands still for part of a lease', lambda site, _: site.redis.pid, (0.1, 0.6)),
-    Pause('redis_pause_long', 'Redis stands still for two leases or more', lambda site, _: site.redis.pid, (2, 3)),
-    Pause('keeper_pause', 'the keeper stands still for part of a lease', the_keeper, (0.1, 0.6)),
-    Pause('keeper_pause_long', 'the keeper stands still for two leases or more', the_keeper, (2, 3)),
-    Pause('courier_pause', 'the courier stands still for part of a lease', worker('courier'), (0.1, 0.6)),
-    Pause('courier_pause_long', 'the courier stands still for two leases or more', worker('courier'), (2, 3)),
-    Pause('patrol_pause_long', 'the patrol stands still for two leases or more', worker('patrol'), (2, 3)),
-    Pause('reader_pause', 'a reader stands still', a_reader, (0.1, 2), epoch='same'),
-    ClientPause('WRITE', 'CLIENT PAUSE WRITE: Redis answers to commands that only read'),
-    ClientPause('ALL', 'CLIENT PAUSE ALL: Redis answers to nobody'),
+    Pause('redis_pause', 'Redis is suspended for part of a lease', lambda site, _: site.redis.pid, (0.1, 0.6)),
+    Pause('redis_pause_long', 'Redis is suspended for two leases or more', lambda site, _: site.redis.pid, (2, 3)),
+    Pause('keeper_pause', 'the keeper is suspended for part of a lease', the_keeper, (0.1, 0.6)),
+    Pause('keeper_pause_long', 'the keeper is suspended for two leases or more', the_keeper, (2, 3)),
+    Pause('courier_pause', 'the courier is suspended for part of a lease', worker('courier'), (0.1, 0.6)),
+    Pause('courier_pause_long', 'the courier is suspended for two leases or more', worker('courier'), (2, 3)),
+    Pause('patrol_pause_long', 'the patrol is suspended for two leases or more', worker('patrol'), (2, 3)),
+    Pause('reader_pause', 'a reader is suspended', a_reader, (0.1, 2), epoch='same'),
+    ClientPause('WRITE', 'CLIENT PAUSE WRITE: Redis answers only commands that read'),
+    ClientPause('ALL', 'CLIENT PAUSE ALL: Redis answers no command'),
     *(BackendPause(point) for point in POINTS if point != 'taking'),
-    BackendPause('taking', leases=(4, 5), epoch='same'),    # longer than messages may lie before fences are closed
+    BackendPause('taking', leases=(4, 5), epoch='same'),    # longer than a message may stay in the send queue before the keeper closes fences
     *(BackendPause(point, redis_restart) for point in ('before-marker', 'pre-commit-done', 'before-commit-message')),
     *(BackendPause(point, keeper_pause) for point in ('before-marker', 'pre-commit-done')),
 ]

@@ -1,4 +1,4 @@
-"""Processes of PostgreSQL end, one or all; nothing that was acknowledged is lost."""
+"""One process of PostgreSQL ends, or all of them. No acknowledged commit is lost."""
 
 import signal
 import time
@@ -10,13 +10,13 @@ CLIENTS = 'postgres: postgres postgres'         # title of the backends of clien
 
 
 def server_start(site):
-    """Tells one start, also a crash restart, from the next."""
+    """A text that differs after each start of the server, also after a crash restart."""
     return site.value("SELECT pg_postmaster_start_time()::text || ' ' || "
                       "(SELECT min(backend_start)::text FROM pg_stat_activity WHERE backend_type = 'checkpointer')")
 
 
 class CrashRestart(Fault):
-    """kill -9 of one of the server's processes: the postmaster ends all others and recovers."""
+    """kill -9 of one of the server's processes. The postmaster then ends all others and recovers."""
 
     epoch = 'new'
 
@@ -32,7 +32,7 @@ class CrashRestart(Fault):
         record['down'] = (went, time.monotonic())
 
     def kill_one(self, site, rng, proof):
-        """False if there was none: it may have ended by itself at that moment, as the rounds of the patrol do."""
+        """Kills one such process. False if there is none: the processes of the patrol's rounds, for instance, end by themselves."""
         victims = site.postgres.children(self.title)
         if not victims:
             return False
@@ -48,7 +48,7 @@ class CrashRestart(Fault):
 
 class TerminateBackends(Fault):
     name = 'terminate_backends'
-    describe = 'pg_terminate_backend of half of the clients (not of application_name "control"), several times'
+    describe = 'pg_terminate_backend on half of the clients (not on application_name "control"), several times'
     epoch = 'same'
 
     def do(self, site, rng, record):
@@ -62,7 +62,7 @@ class TerminateBackends(Fault):
 
 
 class TerminateWorker(Fault):
-    """A background worker is told to end; the postmaster starts another a second later. No crash."""
+    """Terminates a background worker. The postmaster starts it again a second later, without a crash restart."""
 
     def __init__(self, name, title, describe):
         self.name, self.title, self.describe = name, title, describe
@@ -81,7 +81,7 @@ class TerminateWorker(Fault):
 
 
 class Restart(Fault):
-    """The server ends in that way and is started again."""
+    """Stops the server in the given way and starts it again."""
 
     epoch = 'new'
 
@@ -110,8 +110,8 @@ FAULTS = [
     TerminateWorker('keeper_terminate', 'pgcache_fence keeper', 'the keeper is terminated (SIGTERM)'),
     TerminateWorker('patrol_terminate', 'pgcache_fence patrol', 'the patrol is terminated (SIGTERM)'),
     TerminateWorker('courier_terminate', 'pgcache_fence courier', 'the courier is terminated (SIGTERM)'),
-    Restart('clean_restart', lambda server: server.stop('fast'), 'PostgreSQL is shut down in good order and started'),
+    Restart('clean_restart', lambda server: server.stop('fast'), 'fast shutdown and restart'),
     Restart('immediate_restart', lambda server: server.stop('immediate'), 'immediate shutdown and restart'),
     Restart('postmaster_kill9', lambda server: server.kill9(), 'kill -9 of the postmaster; backends end by themselves'),
-    Restart('server_kill9', lambda server: server.kill9(everything=True), 'kill -9 of all of PostgreSQL at once'),
+    Restart('server_kill9', lambda server: server.kill9(everything=True), 'kill -9 of all processes of PostgreSQL at once'),
 ]

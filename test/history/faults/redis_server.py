@@ -1,14 +1,14 @@
-"""What happens to the one Redis server: it ends, forgets, runs out of memory, or its clock is stepped."""
+"""Faults of a single Redis server: it dies, loses data, runs out of memory, or its clock is stepped."""
 
 import time
 
 from faults.fault import Fault, new_mark, sleep
 
-FILLER = 2000               # bytes of each key that is there to use up memory
+FILLER = 2000               # bytes of each key that fills the memory
 
 
 class RedisKilled(Fault):
-    """kill -9 and restart, with what that kind of persistence brings back."""
+    """kill -9 and restart. The restarted server has the data that this kind of persistence has saved."""
 
     epoch = 'new'
 
@@ -24,7 +24,7 @@ class RedisKilled(Fault):
         server.call('SET', 'fault:' + proof['saved'], 1)
         if self.persistence == 'rdb':
             server.call('SAVE')
-        # the file is synchronized every second; what a process has written survives its end
+        # Redis calls fsync every second, but what a process has written survives its end anyway.
         sleep(rng, 0.1, 0.6)
         went = time.monotonic()
         proof['keys_before'] = server.call('DBSIZE')
@@ -40,7 +40,7 @@ class RedisKilled(Fault):
 
 
 class Forget(Fault):
-    """A command that makes Redis forget something, several times."""
+    """Sends a command that makes Redis lose data, several times."""
 
     def __init__(self, name, commands, epoch, describe):
         self.name, self.commands, self.epoch, self.describe = name, commands, epoch, describe
@@ -53,7 +53,7 @@ class Forget(Fault):
         for _ in range(rng.randint(2, 5) if self.epoch == 'same' else 1):
             for command in self.commands:
                 client = site.redis.client()
-                # at one blow: what is there right afterwards
+                # in one transaction, to see what Redis has right after the command
                 *_, keys, libraries = client.pipeline(transaction=True).execute_command(*command) \
                     .execute_command('DBSIZE').execute_command('FUNCTION', 'LIST').execute()
                 client.close()
@@ -74,8 +74,8 @@ class ClientsKilled(Fault):
 
 
 class Eviction(Fault):
-    """Other keys use up the memory until Redis evicts ours. Where nothing is left that it may evict, it refuses writes
-    for a moment: then a new epoch follows."""
+    """Fills the memory with other keys until Redis evicts ours. If Redis has no key left that it may evict, it refuses
+    writes for a moment, and a new epoch follows."""
 
     def __init__(self, policy):
         self.policy = policy
@@ -97,9 +97,9 @@ class Eviction(Fault):
         number = 0
         while time.monotonic() < until:
             with client.pipeline(transaction=False) as pipeline:
-                for _ in range(30):     # their buffers count as used memory
+                for _ in range(30):     # not more at once, because the buffers of commands count as used memory
                     number += 1
-                    # with a time to live, so that every policy may evict it
+                    # with a time to live, so that every eviction policy may evict the key
                     pipeline.execute_command('SET', 'filler:%d' % number, 'x' * FILLER, 'EX', 60)
                 pipeline.execute(raise_on_error=False)
             proof['fences_least'] = min(proof['fences_least'], count_keys(client, site.namespace + ':f:*'))
@@ -118,12 +118,13 @@ def count_keys(client, pattern):
 
 class ClockSteps(Fault):
     name = 'clock_steps'
-    describe = "the clock of Redis's machine is stepped forward and back, never falling behind by more than the margin"
+    describe = "the clock of Redis's machine is stepped forward and back, by no more than the margin"
     options = {'clock': True}
     epoch = 'any'
 
     def do(self, site, rng, record):
-        """Only offsets between 0 and the margin: whenever a lease was computed, the clock then falls behind by less."""
+        """Sets offsets between 0 and the margin only. So whenever a lease was computed, the clock falls behind by less than
+        the margin after that."""
         server = site.redis
         most = 0.9 * site.margin
         steps = [0, most, 0, most] + [rng.uniform(0, most) for _ in range(rng.randint(2, 8))] + [0]
@@ -141,7 +142,7 @@ FAULTS = [
     RedisKilled('redis_kill9_aof', 'aof', 'kill -9 of Redis with an append-only file (everysec)'),
     Forget('flushall', [('FLUSHALL',)], 'same', 'FLUSHALL, several times'),
     Forget('script_flush', [('SCRIPT', 'FLUSH')], 'same', 'SCRIPT FLUSH, several times'),
-    Forget('function_flush', [('FUNCTION', 'FLUSH')], 'new', 'FUNCTION FLUSH: the library is lost, and what it knew'),
+    Forget('function_flush', [('FUNCTION', 'FLUSH')], 'new', 'FUNCTION FLUSH: Redis loses the library and its variables'),
     ClientsKilled(),
     Eviction('volatile-lru'),
     Eviction('allkeys-lru'),

@@ -1,9 +1,10 @@
 # FenceTest/Battery.pm
-#    Cells: statements tried by roles on objects. Each is expected to be allowed or to raise a SQLSTATE; what is refused must not
-#    have reached Redis. Each cell has a key of its own, by which Redis' log of commands would name it.
+#    Tests privileges. A cell is a statement that a role tries on an object. The test expects that PostgreSQL allows it or raises
+#    a certain SQLSTATE. A refused statement must not have reached Redis. Each cell has a key of its own, which would show in
+#    Redis' log of commands.
 #
-# Owns: the server $redis and the node $node, with the roles and the objects below. A test makes cells by try and do_between, and
-# ends with run_battery.
+# Owns: the server $redis and the node $node, with the roles and the objects below. A test makes cells with try and do_between,
+# and then calls run_battery.
 package FenceTest::Battery;
 
 use strict;
@@ -31,14 +32,15 @@ my $redis;
 # Roles and objects
 # ----------------------------------------------------------------------------------------------------------------------
 
-# only_...: that privilege, and no other, on each table. executor has EXECUTE on the function that is tried, and on no other that
-# PUBLIC has not; so has owner_executor, a member of table_owner. deputy: a member of the extension's owner, no superuser.
+# only_...: has only that privilege on each table. executor: has EXECUTE on the function of the cell, and otherwise only on the
+# functions of PUBLIC. owner_executor: the same, and a member of table_owner. deputy: a member of the extension's owner, not a
+# superuser.
 our @PRIVILEGES = qw(select insert update delete truncate references trigger);
 our @ROLES = (qw(superuser deputy db_owner schema_owner table_owner other_owner executor owner_executor filler beginner),
 	(map { "only_$_" } @PRIVILEGES), qw(column_select bypass_rls monitor read_all write_all nobody));
 
-# What is fenced, and who owns it: undef if there is no table. other is of another role; guarded and forced have policies; hidden is
-# in a schema that only its owner may use.
+# domain => owner of its table, or undef if there is no table. `other` belongs to another role; guarded and forced have policies;
+# hidden is in a schema that only its owner may use.
 our %owner_of = (map({ $_ => 'table_owner' } qw(item part grp mtab guarded forced hidden free bare free_part external)),
 	other => 'other_owner', other_free => 'other_owner', solo => undef, none => undef);
 our @TABLES = qw(item part grp mtab guarded forced hidden other);
@@ -72,10 +74,11 @@ sub has_policies
 	return $object eq 'forced' || ($object eq 'guarded' && !owns($role, $object));
 }
 
-# PostgreSQL gives its role that reads all data, and the one that writes, USAGE on every schema.
+# pg_read_all_data and pg_write_all_data have USAGE on every schema.
 sub may_use_vault { my ($role) = @_; return is_one($role, qw(superuser table_owner owner_executor read_all write_all)); }
 
-# A cached row has all columns, and knows no policies. Without a table the right to fill the cache decides.
+# Whether a role may read cached rows. A cached row has all columns, and no policy applies to it. If the domain has no table, the
+# privilege to fill the cache decides.
 sub reads
 {
 	my ($role, $object) = @_;
@@ -166,12 +169,12 @@ sub setup
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is tried
+# Cells
 # ----------------------------------------------------------------------------------------------------------------------
 
-# In statements: %o the object, %t its table, %k the key of the cell, %r the role, %n the namespace. A rule tells what is expected
-# of a role with an object. Options: before: what a superuser does first, in the same transaction, if the cell is expected to be
-# allowed (committed: in one of its own); undo: rolled back.
+# In statements %o is the object, %t its table, %k the key of the cell, %r the role, %n the namespace. A rule returns the expected
+# result for a role and an object. Options: before: a statement that a superuser runs first in the same transaction, if the cell is
+# expected to be allowed; committed: in a transaction of its own; undo: the cell is rolled back.
 my @cells;
 my $cell_number = 1000;
 
@@ -200,7 +203,7 @@ sub try
 	return;
 }
 
-# A statement of the superuser, between the cells before it and those after it.
+# Adds a statement that the superuser runs after the cells before it and before the cells after it.
 sub do_between { my ($statement) = @_; push @cells, { do => $statement }; return; }
 
 sub yes_or { my ($yes, $no) = @_; return $yes ? $ALLOWED : $no // $DENIED; }
@@ -209,12 +212,12 @@ sub yes_or { my ($yes, $no) = @_; return $yes ? $ALLOWED : $no // $DENIED; }
 # Running
 # ----------------------------------------------------------------------------------------------------------------------
 
-# What keeper and patrol call where nobody writes
+# The functions that keeper and patrol call although no session writes
 my @WORKERS_SAY = qw(fence_counts fence_effects fence_hello fence_pending fence_queues fence_renew);
 
 sub is_allowed { my ($cell) = @_; return $cell->{expected} eq $ALLOWED; }
 
-# The part of the script that tries the cell: a line "<key> <SQLSTATE> <message>" after the statement and after its transaction.
+# The part of the script for a cell. It prints a line "<key> <SQLSTATE> <message>" after the statement and after its transaction.
 sub script_of
 {
 	my ($cell) = @_;
@@ -225,7 +228,7 @@ sub script_of
 	my $statement = $cell->{statement} . ($cell->{statement} =~ /^\\/ ? '' : ';');
 	my $script = "BEGIN;\nSET LOCAL SESSION AUTHORIZATION \"$cell->{role}\";\n$statement\n$tell";
 
-	# of what should have been refused nothing may stay for the cells that follow
+	# a cell that should have been refused, but was not, must leave nothing for the cells after it
 	return $script . ($cell->{keep} ? 'COMMIT' : 'ROLLBACK') . ";\n" unless is_allowed($cell);
 	if ($cell->{before})
 	{
@@ -233,7 +236,7 @@ sub script_of
 		$script =~ s/^BEGIN;\n/BEGIN;\n$before\n/;
 	}
 	$script = "$cell->{committed};\n$script" if $cell->{committed};
-	# psql tells of an error at the end of \copy by nothing but the state of the transaction
+	# an error at the end of \copy shows only in the state of the transaction
 	return $script . "SELECT;\n$tell" . ($cell->{undo} ? 'ROLLBACK' : 'COMMIT') . ";\n$tell";
 }
 
@@ -244,7 +247,7 @@ sub run_cells
 	  . join('', map { script_of($_) } @run);
 	my ($stdout, $stderr);
 
-	# errors are expected; they are told again by the lines
+	# errors are expected, and the printed lines contain them
 	$node->psql('postgres', $script, stdout => \$stdout, stderr => \$stderr, on_error_stop => 0, on_error_die => 0);
 	my %told;
 	push @{ $told{$1} }, [ $2, $3 ] while $stdout =~ /^(\d+) (\w{5}) ?(.*)$/mg;
@@ -258,7 +261,7 @@ sub run_cells
 	return;
 }
 
-# The cells that differ, statement by statement: which roles got what instead of what.
+# The cells with another result than expected, by statement: the roles, what they got and what was expected.
 sub differences
 {
 	my (@run) = @_;
@@ -275,7 +278,7 @@ sub differences
 	return $text;
 }
 
-# The same of cells that Redis' log names, with one of the commands.
+# In the same form the cells whose keys are in Redis' log, with one of the commands.
 sub refused_cells
 {
 	my ($log, @run) = @_;
@@ -298,7 +301,7 @@ sub refused_cells
 	return $text;
 }
 
-# Everything about the extension's objects and the fenced tables that no cell may have changed, a line each.
+# Lines that describe the extension's objects and the fenced tables. No cell may change any of them.
 sub fingerprint
 {
 	return split /\n/, $node->safe_psql('postgres', <<'SQL');
@@ -318,7 +321,7 @@ SELECT 'derived', * FROM fence.derived;
 SQL
 }
 
-# Lines that only one of two lists has.
+# The lines that are in only one of two lists.
 sub changes
 {
 	my ($old, $new) = @_;
@@ -328,7 +331,8 @@ sub changes
 	return join "\n", map({ "- $_" } grep { !$is_new{$_} } @$old), map({ "+ $_" } grep { !$is_old{$_} } @$new);
 }
 
-# Runs all cells: those that are to be refused, which must be more than so many, then those that are to be allowed.
+# Runs all cells: first those that must be refused, then those that must be allowed. There must be more cells of each kind than the
+# given numbers.
 sub run_battery
 {
 	my ($some_refused, $some_allowed) = @_;
@@ -337,7 +341,7 @@ sub run_battery
 		'the announcement of all domains');
 	my @before = fingerprint();
 
-	# What is refused comes first: whatever Redis is told meanwhile is the workers' or a weakness.
+	# The refused cells come first. Any command that Redis gets meanwhile comes from a worker, or shows a defect.
 	$redis->call('SLOWLOG', 'RESET');
 	run_cells(grep { $_->{do} || !is_allowed($_) } @cells);
 	my @log = map { join ' ', @{ $_->[3] } } @{ $redis->call('SLOWLOG', 'GET', -1) };
@@ -345,7 +349,7 @@ sub run_battery
 	cmp_ok(scalar @refused, '>', $some_refused, 'cells that are to be refused: ' . scalar @refused);
 	is(differences(@refused), '', 'what is refused');
 	is(refused_cells(\@log, @refused), '', '... and Redis was told nothing of it');
-	# What names no key, as the end of a domain does, shows by the function
+	# A call without a key, such as the end of a domain, shows by the name of its function
 	my %said = map { /^FCALL(?:_RO)? (\w+)/i ? ($1 => $_) : () } @log;
 	delete @said{@WORKERS_SAY};
 	is(join("\n", values %said), '', '... nor anything else but what workers say');

@@ -1,9 +1,8 @@
 # FenceTest/Bulk.pm
-#    What the tests of domains that are reserved as a whole share: servers, sessions, cached tables of three kinds, and what
-#    readers are told.
+#    Shared by the tests of domains that are reserved as a whole: servers, sessions, cached tables of three kinds, and reads.
 #
-# Owns: the server $redis, the node $node and four sessions, which setup opens and finish closes. A test may open a session
-# anew whose backend it has killed. Reads go straight to Redis wherever a lock could make SQL wait.
+# Owns: the server $redis, the node $node and four sessions, which setup opens and finish closes. If a test kills a backend, it
+# may open that session anew. Reads go directly to Redis where a lock could make SQL wait.
 package FenceTest::Bulk;
 
 use strict;
@@ -51,7 +50,7 @@ sub setup
 	return;
 }
 
-# The end of each test: nothing is left, and nothing crashed but what was meant to.
+# Ends a test: checks that no reservation is left, and that no process has crashed except those that the test killed.
 sub finish
 {
 	is($sql->run('SELECT count(*) FROM fence.pending'), '0', 'nothing is pending in the end');
@@ -64,7 +63,7 @@ sub finish
 	return;
 }
 
-# Writers are connected to Redis, so that they reserve while a statement runs.
+# Connects all writers to Redis, so that they reserve rows while a statement runs.
 sub connect_all
 {
 	($sql, $writer, $other, $blocker) = map { FenceTest::Session->open($node) } 1 .. 4;
@@ -72,10 +71,10 @@ sub connect_all
 	return;
 }
 
-# The answer comes after all that the session's connection has gathered.
+# Makes the session send all messages that its connection has gathered, and wait for an answer after them.
 sub flush { $_[0]->run("SELECT 1 FROM fence.get('beside', '1')"); return; }
 
-# Kinds of tables; each has the keys 1 to 60, a column id that says which, and a column name.
+# Kinds of tables. Each has the keys 1 to 60 in a column id, and a column name.
 my %kind = (
 	plain => {
 		make => ['CREATE TABLE :t (id int PRIMARY KEY, n int DEFAULT 1, name text, version bigint NOT NULL DEFAULT 0)'],
@@ -103,7 +102,7 @@ my $tables = 0;
 my %kind_of;     # table -> kind
 my %fence;       # table -> [key -> fence]
 
-# A cached domain.
+# Makes a table of that kind, attaches and caches it.
 sub new_table
 {
 	my ($kind) = @_;
@@ -118,7 +117,7 @@ sub new_table
 	return $table;
 }
 
-# Caches whatever there is to cache.
+# Caches all rows.
 sub warm
 {
 	my ($table) = @_;
@@ -136,7 +135,7 @@ sub warm
 sub fence_of { my ($table, $key) = @_; return $fence{$table}[$key]; }
 sub get { return $redis->call(qw(FCALL_RO fence_get 1), fence_of(@_)); }
 
-# What reads of these keys (all) are told: "hit 59, pending 1".
+# The results of reads of these keys (default: all): "hit 59, pending 1".
 sub reads
 {
 	my ($table, @keys) = @_;
@@ -146,7 +145,8 @@ sub reads
 	return join ', ', map { @keys == 1 ? $_ : "$_ $count{$_}" } sort keys %count;
 }
 
-# Reads of all keys find at most so many hits, and at most so many fewer: by default as many as may have been reserved row by row.
+# Tests that reads of all keys get at most so many hits, and at most $fewer less. The default of $fewer is the number of rows that
+# may have been reserved one by one.
 sub hits_are
 {
 	my ($table, $most, $title, $fewer) = @_;
@@ -160,7 +160,7 @@ sub hits_are
 	  || diag("expected: at most $most hits, at most $fewer fewer");
 }
 
-# Hits whose value is not what PostgreSQL holds.
+# The number of hits whose value differs from the row in PostgreSQL.
 sub stale
 {
 	my ($table) = @_;
@@ -173,7 +173,7 @@ sub stale
 		  . "WHERE g.status = 'hit' AND $cached IS DISTINCT FROM $now");
 }
 
-# After the end of everything.
+# Checks at the end that no hit is stale, and that everything can be cached again.
 sub all_is_well
 {
 	my ($table) = @_;
@@ -188,7 +188,7 @@ sub all_is_well
 	return;
 }
 
-# What a session has reserved in a domain: "domain 1, row 10".
+# The reservations of a session in a domain: "domain 1, row 10".
 sub pending_of
 {
 	my ($table, $session) = @_;
@@ -226,7 +226,7 @@ sub set
 
 sub epoch { return (split /-/, $sql->run('SELECT epoch FROM fence.state'))[0]; }
 
-# Redis has lost everything: a new epoch, in which the domain is served again.
+# Waits, after Redis has lost everything, for a new epoch in which the domain is served again.
 sub wait_new_epoch
 {
 	my ($before, $table) = @_;
@@ -237,7 +237,7 @@ sub wait_new_epoch
 	return;
 }
 
-# How many keys of the table have which name.
+# The number of keys of the table for each name.
 sub names_in
 {
 	my ($table) = @_;

@@ -1,7 +1,7 @@
 # FenceTest/Certificates.pm
 #    Certificates for private TLS servers, made by the program openssl.
 #
-# Owns: one temporary directory with a certificate authority and what it has signed.
+# Owns: a temporary directory with a certificate authority and the certificates that it has signed.
 #
 #    my $authority = FenceTest::Certificates->new;
 #    my ($cert, $key) = $authority->issue('server', 'DNS:localhost,IP:127.0.0.1');
@@ -15,7 +15,7 @@ use Carp;
 use File::Temp;
 use POSIX ();
 
-# Whether openssl is here.
+# Whether the program openssl is installed.
 sub available { return system('openssl version >/dev/null 2>&1') == 0; }
 
 sub new
@@ -51,7 +51,7 @@ CONF
 sub file { return "$_[0]{dir}/ca.crt"; }
 sub dir { return "$_[0]{dir}"; }
 
-# Files of a certificate for these subjectAltNames and of its key. Further arguments are for "openssl ca".
+# Issues a certificate for these subjectAltNames. Returns the files of the certificate and its key. Further arguments are for "openssl ca".
 sub issue
 {
 	my ($self, $name, $names, @more) = @_;

@@ -1,7 +1,7 @@
 # FenceTest/Cluster.pm
 #    A private Redis Cluster: masters that divide the slots evenly, and one replica for each.
 #
-# Owns: its processes, as FenceTest::Redis does for servers: a member is a Redis in another mode.
+# Owns: the processes of its members, each of which is a FenceTest::Redis in cluster mode.
 #
 #    my $cluster = FenceTest::Cluster->start(3, replicas => 1);
 #    my @masters = $cluster->masters;               # as the members see it now
@@ -9,8 +9,8 @@
 #    my $new = $cluster->join;                      # one more member, without slots
 #    my $router = $cluster->router;                 # FenceTest::Router, by the slots as they are now
 #
-# Options: replicas (for each master: 1), config (lines), tls (lines of redis.conf but for the port: everything goes through TLS
-# then, except what the test itself asks).
+# Options: replicas (for each master; default 1), config (lines of redis.conf), tls (lines of redis.conf without the port: then all
+# connections use TLS, except those of the test itself).
 package FenceTest::Cluster;
 
 use strict;
@@ -59,13 +59,13 @@ sub _member
 	my $member = FenceTest::Cluster::Member->start(config => [ @{ $self->{config} }, @tls ]);
 
 	$member->{index} = @{ $self->{members} };
-	$member->id;	# known from now on, whatever becomes of it
+	$member->id;	# the object keeps it, so that it is known even after the member has died
 	push @{ $self->{members} }, $member;
 	$member->call('CLUSTER', 'SET-CONFIG-EPOCH', ++$self->{epoch});
 	return $member;
 }
 
-# All know one another.
+# Makes all members meet, and waits until all know one another.
 sub _meet
 {
 	my ($self) = @_;
@@ -83,7 +83,7 @@ sub _meet
 sub members { return @{ $_[0]{members} }; }
 sub alive { return grep { defined $_->pid && !$_->{paused} } @{ $_[0]{members} }; }
 
-# Every living member sees the cluster as whole, and every replica follows its master.
+# Waits until every living member sees the cluster as whole, and every replica follows its master.
 sub wait_healthy
 {
 	my ($self) = @_;
@@ -105,10 +105,10 @@ sub wait_healthy
 
 sub at_port { my ($self, $port) = @_; return (grep { $_->port == $port } $self->members)[0]; }
 
-# Whose the range of CLUSTER SLOTS is. (Its port is another one over TLS.)
+# The member that owns the range in the reply to CLUSTER SLOTS. It is found by its ID, because with TLS the reply has another port.
 sub _owner_of { my ($self, $range) = @_; return (grep { $_->id eq $range->[2][2] } $self->members)[0]; }
 
-# Those that have slots, in the order of these.
+# The members that own slots, in the order of the slots.
 sub masters
 {
 	my ($self) = @_;
@@ -149,7 +149,7 @@ sub router
 	return FenceTest::Router->new(sub { return $owner[ $_[0] ]; });
 }
 
-# As redis-cli does it: key by key, while both masters work.
+# Moves slots as redis-cli does: key by key, while both masters serve clients.
 sub move_slots
 {
 	my ($self, $to, @slots) = @_;
@@ -172,7 +172,7 @@ sub move_slots
 	return;
 }
 
-# One more member; a master without slots. It knows who has them: one that does not can never import any.
+# Adds a member, a master without slots. Waits until it knows who owns each slot, because before that it cannot import any.
 sub join
 {
 	my ($self) = @_;
@@ -183,7 +183,7 @@ sub join
 	return $new;
 }
 
-# A member that has no slots any more leaves.
+# Removes a member, which must own no slots any more.
 sub leave
 {
 	my ($self, $member) = @_;

@@ -1,22 +1,21 @@
 # FenceTest/Comparison.pm
-#    The one mechanical comparison: seed every fence, change something, compare every row, every deleted key and every
-#    group with its fence.
+#    Compares every row, every deleted key and every group with its fence: caches everything, makes a change, then compares.
 #
-# Owns: nothing but a connection to each server; it looks past the extension's own audit. Rows come from SQL, fences and
-# values from Redis, as a client in any language would get them.
+# Owns: a connection to each server, and nothing else. It does not rely on the extension's own audit. It reads rows with SQL,
+# and fences and values from Redis as a client in any language would.
 #
 #    my $compare = FenceTest::Comparison->new($node);             # all domains of the database that have a table
 #    my @anomalies = $compare->around('UPDATE item SET ...');     # or a code reference
 #    $compare->holds('title', 'UPDATE item SET ...');             # the same as an assertion
-#    my @anomalies = $compare->anomalies;                         # only how things are now
+#    my @anomalies = $compare->anomalies;                         # compares the present state only
 #
-# What it asks for, in words:
+# It requires:
 #   - nothing is pending any more;
 #   - a fence that begins with the domain's token has the version of its row, group or tombstone;
-#   - a hit, of the fast and of the slow read, is the row (or the group's rows) as it is now, of its version: so no copy of before
-#     is served;
-#   - a reader that read before the change and puts only now cannot make it a hit either;
-#   - the names of a domain that is gone are unarmed;
+#   - a hit of the fast or the slow read is the row (or the group's rows) as it is now, with its version, so that no copy from
+#     before the change is served;
+#   - a reader that read before the change and puts only now cannot make its old value a hit either;
+#   - reads in a domain that is gone are answered "unarmed";
 #   - afterwards every row can be cached again.
 package FenceTest::Comparison;
 
@@ -32,11 +31,11 @@ use constant BATCH => 500;    # messages in flight
 
 # Options:
 #   dbname => 'postgres'
-#   domains => [names]                   default: all that have a table, at each look
-#   keys => {domain => [[parts], ...]}   keys that may exist later, watched from the beginning
+#   domains => [names]                   default: all that have a table at the time of each comparison
+#   keys => {domain => [[parts], ...]}   keys that may exist later, and are compared from the beginning
 #   where => {domain => SQL condition}   only these of its rows
 #   redis => FenceTest::Redis            default: the one that new_postgres was given
-#   timeout => 30                        seconds until everything must be announced, settled
+#   timeout => 30                        seconds within which all domains must be announced, and all reservations ended
 sub new
 {
 	my ($class, $node, %option) = @_;
@@ -54,7 +53,7 @@ sub new
 	return $self;
 }
 
-# From here on the rows are in another server: after a promotion or an upgrade.
+# Says that the rows are in another server from now on, for instance after a promotion or an upgrade.
 sub moved_to
 {
 	my ($self, $node) = @_;
@@ -67,7 +66,7 @@ sub moved_to
 # PostgreSQL
 # ---------------------------------------------------------------------------------------------------------------------
 
-# The session that looks; made anew after a restart of the server.
+# The session of the comparison; a new one after a restart of the server.
 sub _sql
 {
 	my ($self, $statement) = @_;
@@ -76,7 +75,7 @@ sub _sql
 	if (!$self->{sql})
 	{
 		$self->{sql} = FenceTest::Session->open($self->{node}, dbname => $self->{dbname});
-		# as fence.read prints
+		# so that values have the form in which fence.read stores them
 		$self->{sql}->run("SET client_min_messages = warning; SET timezone = 'UTC'; SET datestyle = 'ISO'; "
 			  . "SET intervalstyle = 'postgres'; SET extra_float_digits = 3; SET bytea_output = 'hex'");
 	}
@@ -158,8 +157,8 @@ sub _rows_of
 # The key parts of a tombstone's text.
 sub _key_parts { return map { s/%([0-9A-F]{2})/$1 eq '00' ? '' : pack 'H2', $1/ger } split /,/, $_[0], -1; }
 
-# Everything that has, or may have, a version: fence name => {domain, version, payload}. Without a payload it is
-# deleted; without a version PostgreSQL knows nothing of it. First the domains, as they are now.
+# Everything that has, or may have, a version: fence name => {domain, version, payload}. Without a payload the row is
+# deleted; without a version PostgreSQL has neither row nor tombstone. Reads the present domains first.
 sub _read_all
 {
 	my ($self) = @_;
@@ -183,7 +182,7 @@ sub _read_all
 	{
 		my ($domain, $fence, $version, $payload) = map { $_ eq '' ? undef : $_ } @$line;
 		my $known = $found{$fence};
-		# a row counts more than a tombstone, and that more than a key of which nothing is known
+		# a row takes precedence over a tombstone, and both over a key that has neither
 		next if $known && !defined $payload && (defined $known->{payload} || !defined $version);
 		$found{$fence} = { domain => $domain, version => $version, payload => $payload };
 	}
@@ -196,8 +195,8 @@ sub _read_all
 	return \%found;
 }
 
-# What is to be expected of a name that was seen before, now that PostgreSQL has neither row nor tombstone of it. A group
-# without rows is an empty array, not nothing.
+# What to expect for a fence that was there before, if PostgreSQL now has neither row nor tombstone of it. A group without
+# rows is an empty array, not nothing.
 sub _nothing_left
 {
 	my ($self, $past) = @_;
@@ -211,7 +210,7 @@ sub _nothing_left
 # Redis
 # ---------------------------------------------------------------------------------------------------------------------
 
-# Replies to commands, in order; many are in flight at once.
+# The replies to these commands, in order. Sends many commands at once.
 sub _ask
 {
 	my ($self, @commands) = @_;
@@ -227,7 +226,7 @@ sub _ask
 	return @replies;
 }
 
-# What a record says if it begins with the permit's token: (version, payload), the latter undef of a mark; else nothing.
+# (version, payload) of a record that begins with the permit's token; the payload of a mark is undef. For other records nothing.
 sub _judge
 {
 	my ($record, $permit) = @_;
@@ -238,7 +237,7 @@ sub _judge
 	return ($version, $payload);
 }
 
-# {fence => [answer, permit, version, payload]}: a hit if the fast read or the slow one is; else what the slow one says.
+# {fence => [answer, permit, version, payload]}: a hit if the fast read or the slow read is one, else the answer of the slow read.
 sub _gets
 {
 	my ($self, @fences) = @_;
@@ -261,7 +260,7 @@ sub _gets
 	return %got;
 }
 
-# A reader's whole way for all of them: get, and where that is a miss put. {fence => what the get says}
+# Reads all of them as a reader does: get, and put after a miss. Returns {fence => answer of get}.
 sub _read_through
 {
 	my ($self, $rows) = @_;
@@ -278,7 +277,7 @@ sub _put { my ($fence, $permit, $row) = @_; return [ qw(FCALL fence_put 1), $fen
 # Before
 # ---------------------------------------------------------------------------------------------------------------------
 
-# Everything is cached; returns what cannot be. Waits until every domain is announced and nobody is in the way.
+# Caches everything, and returns the fences that cannot be cached. Waits until every domain is announced and nothing is pending.
 sub seed
 {
 	my ($self) = @_;
@@ -295,7 +294,7 @@ sub seed
 			$rows->{$fence} = $self->_nothing_left($past) if $self->{domains}{ $past->{domain} };
 		}
 		my $got = $self->_read_through($rows);
-		# what a reader keeps who read now and puts too late
+		# for _late_puts: the permit of a reader that reads now and puts too late
 		$rows->{$_}{permit} = $got->{$_}[1] foreach keys %$rows;
 		my %again = $self->_gets(sort keys %$rows);
 		@uncached = map { "$_ cannot be cached: $again{$_}[0]" } grep { !$self->_is_served($again{$_}, $rows->{$_}) } sort keys %again;
@@ -306,7 +305,7 @@ sub seed
 	return @uncached;
 }
 
-# Whether a reader is served as he should be: a row is a hit; what is deleted is none, unless its absence is cached.
+# Whether the answer to a reader is right: a row must be a hit; a deleted row must not, unless its absence is cached.
 sub _is_served
 {
 	my ($self, $got, $row) = @_;
@@ -321,7 +320,8 @@ sub _is_absence { my ($self, $payload, $row) = @_; return $payload eq 'null' && 
 # After
 # ---------------------------------------------------------------------------------------------------------------------
 
-# Waits until nothing of our domains is pending; what stays. Of a transaction one fence is listed: that may be another domain's.
+# Waits until nothing is pending in our domains. Returns what stays pending. fence.pending lists one fence of each transaction, which
+# may be in another domain.
 sub _pending_ones
 {
 	my ($self) = @_;
@@ -340,7 +340,7 @@ sub _pending_ones
 	return map { "still pending: $_" } split /\n/, $left;
 }
 
-# Whether a payload is that of the row; another order of a group's rows is no difference.
+# Whether a payload is that of the row. The rows of a group may be in any order.
 sub _same_payload
 {
 	my ($self, $payload, $row) = @_;
@@ -352,7 +352,7 @@ sub _same_payload
 	return $self->_sql("SELECT $a = $b") eq 't';
 }
 
-# One fence and what a reader gets, beside what PostgreSQL has. v: the version of a fence that begins with the token; '' if none does.
+# Compares a fence, and what a reader gets, with the row in PostgreSQL. v: the version of the fence if it begins with the token, else ''.
 sub _compare_one
 {
 	my ($self, $fence, $row, $v, $got) = @_;
@@ -365,7 +365,7 @@ sub _compare_one
 		push @wrong, "$fence: its domain is gone, a reader gets $answer" if $answer ne 'unarmed';
 		return @wrong;
 	}
-	# a key that never was is cached as absent under the highest version
+	# the absence of a key that has never existed is cached with the highest version
 	$stored //= '9223372036854775807' if $self->{domains}{ $row->{domain} }{absent};
 	push @wrong, "$fence: version $v, PostgreSQL has " . ($stored // 'none') if $v ne '' && $v ne ($stored // '');
 	return @wrong if $answer ne 'hit';
@@ -375,7 +375,7 @@ sub _compare_one
 	return @wrong;
 }
 
-# {fence => its version if it begins with the domain's token, else ''}. Armed or not, and whatever is reserved.
+# {fence => its version if it begins with the domain's token, else ''}, whether or not the process is armed or rows are reserved.
 sub _versions
 {
 	my ($self, @fences) = @_;
@@ -390,7 +390,7 @@ sub _versions
 	return %version;
 }
 
-# How things are now, for everything that ever was seen.
+# The anomalies in the present state, of all fences that this comparison has ever seen.
 sub _state_anomalies
 {
 	my ($self) = @_;
@@ -412,10 +412,10 @@ sub _state_anomalies
 	return map { $self->_compare_one($_, $all{$_}, $versions{$_}, $got{$_}) } @fences;
 }
 
-# What the last comparison saw right after the change: {fences, versions, hits}, each a number.
+# The numbers that the last comparison has counted right after the change: {fences, versions, hits}.
 sub compared { return $_[0]{after_change} // $_[0]{compared}; }
 
-# How many rows and groups were cached by the last seed.
+# The number of rows and groups that the last seed has cached.
 sub seeded
 {
 	my ($self) = @_;
@@ -423,10 +423,10 @@ sub seeded
 	return scalar grep { defined $_->{payload} && $self->{domains}{ $_->{domain} } } values %{ $self->{before} };
 }
 
-# {domain => number of rows, deleted keys and groups whose version or value the change gave another}
+# {domain => number of rows, deleted keys and groups whose version or value the change has altered}
 sub changed { return $_[0]{changed}; }
 
-# What is wrong now, whatever was before. Asks of reservations only if all => 1.
+# The anomalies now, without regard to an earlier state. Includes reservations only if all => 1.
 sub anomalies
 {
 	my ($self, %option) = @_;
@@ -435,7 +435,7 @@ sub anomalies
 	return ($option{all} ? $self->_pending_ones : (), $self->_state_anomalies);
 }
 
-# A reader that stalled: what it read when everything was seeded it puts now.
+# Acts as readers that stalled: puts the values that they read during seed.
 sub _late_puts
 {
 	my ($self) = @_;
@@ -446,7 +446,7 @@ sub _late_puts
 	return;
 }
 
-# What is wrong now, and after everything was cached again.
+# The anomalies now, and those after everything has been cached again.
 sub settled
 {
 	my ($self) = @_;
@@ -454,7 +454,7 @@ sub settled
 	return ($self->anomalies(all => 1), map { "afterwards: $_" } $self->seed, $self->_state_anomalies);
 }
 
-# After seed and whatever was done since then.
+# The anomalies after seed and after a change that the caller has made since.
 sub after
 {
 	my ($self) = @_;
@@ -481,7 +481,7 @@ sub around
 	return (@wrong, $self->after);
 }
 
-# The same as an assertion.
+# The same as a test.
 sub holds
 {
 	my ($self, $title, $change) = @_;

@@ -1,5 +1,5 @@
 # FenceTest/Impostor.pm
-#    A server that passes commands on to a real Redis, and answers those that it is told to in a way of its own.
+#    A server that passes commands on to a real Redis, and falsifies the replies to some of them as the test demands.
 #
 # Owns: the process that listens and those that it forks, one for each connection; they end with the test.
 #
@@ -9,8 +9,8 @@
 #    $impostor->act('error', qr/./, text => 'OOM');
 #    $impostor->honest;
 #
-# Ways: error, garbage, shapes, flip, cut, huge, line, many, deep, flood, silent, unasked. Those that answer like a reply
-# of some kind execute the command first: what a real server does may be misreported here, but not what it has done.
+# Ways: error, garbage, shapes, flip, cut, huge, line, many, deep, flood, silent, unasked. Ways that alter a real reply
+# execute the command first.
 package FenceTest::Impostor;
 
 use strict;
@@ -37,7 +37,7 @@ sub start
 	my $pid = fork() // croak "fork: $!";
 	if ($pid == 0)
 	{
-		# a process group of its own, so that all that it forks ends with it
+		# a process group of its own, so that its children end with it
 		setpgrp(0, 0);
 		$SIG{CHLD} = 'IGNORE';
 		$SIG{$_} = 'DEFAULT' foreach qw(INT TERM HUP __DIE__);
@@ -99,7 +99,7 @@ sub _listen
 	}
 }
 
-# Commands are carried out one by one.
+# Serves a connection, one command after the other.
 sub _serve
 {
 	my ($self, $client) = @_;
@@ -181,7 +181,7 @@ sub _array { return sprintf "*%d\r\n%s", scalar @_, join '', @_; }
 sub _way_error { my ($client, undef, $text) = @_; return _write($client, "-$text\r\n"); }
 sub _way_garbage { my ($client) = @_; return _write($client, join '', map { chr int rand 256 } 1 .. 1 + rand 200); }
 
-# Replies that are none to this command.
+# Valid replies that this command cannot have.
 sub _way_shapes
 {
 	my ($client, $answer) = @_;
@@ -192,14 +192,14 @@ sub _way_shapes
 		_array(_string('written'), map { _string($_) } ('99999999999999999999', '-', 'x', '')), _array(map { _string('x' x 1000) } 1 .. 8),
 		_array(map { _string('') } 1 .. 8), _array(map { _string("\0") } 1 .. 7), _array(map { ":9223372036854775807\r\n" } 1 .. 8),
 		_array(_string("a\nb\0c"), _string('1'), map { _string('9' x 30) } 1 .. 6), _array(_string('unarmed')),
-		# as a block, or what is in one
+		# replies to MULTI and EXEC, or to commands between them
 		"+QUEUED\r\n", _string('1.a 1'), _string(' '), _array(_array(), _string('1.a 1')), _array(_array("\$-1\r\n"), _string('')),
 		_array(_array(_string("1.a 7 \n{}")), _string('1.a 1')), _array(_array(_string("1.a x y\n")), _string("1.a \0")),
 		_array(map { _array(_string("1.a 7 x\n" . 'x' x 1000)) } 1 .. 3), _array(_string('hit'), _string("1.a 7 \n")),
 		_array(_string('miss'), _string('')), _string('stored'), _string('0101'), ":0\r\n", $answer));
 }
 
-# One byte of the true reply is another one.
+# Changes one byte of the true reply.
 sub _way_flip
 {
 	my ($client, $answer) = @_;
@@ -208,7 +208,7 @@ sub _way_flip
 	return _write($client, $answer);
 }
 
-# The connection ends within the reply.
+# Closes the connection within the reply.
 sub _way_cut
 {
 	my ($client, $answer) = @_;
@@ -217,7 +217,7 @@ sub _way_cut
 	die 'enough';
 }
 
-# What has no end is sent until the other side has had enough.
+# Sends without end, until the other side closes the connection.
 sub _endlessly
 {
 	my ($client, $head, $body) = @_;
@@ -232,7 +232,7 @@ sub _way_many  { return _endlessly($_[0], _pick("*1000000\r\n", "*2000000000\r\n
 sub _way_deep  { return _endlessly($_[0], '', "*1\r\n"); }
 sub _way_flood { return _endlessly($_[0], '', "+OK\r\n"); }
 
-# No answer at all; and two for one.
+# Sends no reply at all; and sends two replies to one command.
 sub _way_silent { sleep 3600; return; }
 sub _way_unasked { my ($client) = @_; return _write($client, "+OK\r\n+OK\r\n"); }
 

@@ -1,8 +1,8 @@
 # FenceTest/Library.pm
-#    Words for tests of the function library: one Redis, one namespace n, one process that is armed in an epoch.
+#    Functions for tests of the function library, with one Redis process that is armed in an epoch of namespace n.
 #
-# Owns: the server $redis, and what the library there was last told ($identity, $epoch). Keys are named by a short
-# text k: f(k) is its fence in domain 1.t, v(k, suffix) a value beside it.
+# Owns: the server $redis, and the identity and epoch in which it was last armed ($identity, $epoch). Tests name a key by a
+# short text k: f(k) is its fence in domain 1.t, v(k, suffix) a value beside it.
 package FenceTest::Library;
 
 use strict;
@@ -19,7 +19,7 @@ our @EXPORT = qw(
   status holders recent pendings version_of snapshot function_memory
 );
 
-our $redis = $^C ? undef : FenceTest::Redis->start;    # perl -c, which checks syntax, would leave it behind
+our $redis = $^C ? undef : FenceTest::Redis->start;    # not for perl -c, which would leave the server running
 our $hour = 3_600_000;
 our ($identity, $epoch);
 
@@ -44,7 +44,7 @@ sub until_of { return hello($_[0])->[7]; }
 # ttl, fill_ms, stream_max, grant
 sub settings { my (%with) = @_; return join ' ', $with{ttl} // $hour, $with{fill} // 0, $with{most} // 1000, $with{grant} // 0; }
 
-# Arms; what is not said is as fresh() left it. until: from now.
+# Arms the process. Arguments that are not given are as fresh() has set them. until: milliseconds from now.
 sub arm
 {
 	my (%with) = @_;
@@ -63,14 +63,14 @@ sub renew
 }
 
 sub next_epoch { return sprintf '%d-%016x', ++$number, $number * 77; }
-# The key that is there while the lease runs
+# The key that exists while the lease runs
 sub heartbeat { return "n:heartbeat:{h}:$identity"; }
 sub disarm { return answer('fence_disarm', 0, 'n', $_[0] // 'cluster', $_[1] // 3); }
 
 # announce(name, id, publish, grant)
 sub announce { my ($name, $id, $publish, $grant) = @_; return answer('fence_announce', 0, 'n', $epoch, $name, $id, $publish // 'none', $grant // 0); }
 
-# A process without any memory or key, armed in a new epoch with domain 1.t announced.
+# Empties Redis and the library, arms the process in a new epoch, and announces domain 1.t.
 sub fresh
 {
 	$redis->call('FLUSHALL');
@@ -90,7 +90,7 @@ sub fresh
 sub permit { return $redis->call('FCALL_RO', 'fence_token', 1, f($_[0] // 'k')); }
 sub token { return (split / /, status($_[0] // 'k')->[1])[0]; }
 
-# The strong read: 'hit record', 'miss', or 'closed' where nothing may be taken for current.
+# The strong read: 'hit record', 'miss', or 'closed' if fence_token returns no token.
 sub read_fast
 {
 	my ($k) = @_;
@@ -104,7 +104,7 @@ sub read_fast
 	return defined $found->[0] && $found->[0] =~ /^\Q$token\E (.*)$/s ? "hit $1" : 'miss';
 }
 
-# The slow path; get(k, suffix) of a value beside the fence.
+# The slow read: get(k), or get(k, suffix) for a value beside the fence.
 sub get { return answer('fence_get', @_ > 1 ? (2, f($_[0]), v(@_)) : (1, f($_[0]))); }
 sub check { my ($k, $version, $token) = @_; return fcall('fence_check', 1, f($k), $token // token(), $version); }
 
@@ -116,7 +116,7 @@ sub put
 	return fcall('fence_put', scalar @keys, @keys, $with{permit} // permit($k), $version, $with{payload} // "p$version", $with{ttl} // 0);
 }
 
-# The same of a record that is there already, under the name of a value (side).
+# The same for a record that is in Redis already, under the name of a value (side).
 sub put_from
 {
 	my ($k, $version, %with) = @_;
@@ -128,7 +128,7 @@ sub put_from
 # What a reader does after a miss.
 sub fill { my ($k, $version, %with) = @_; is(put($k, $version, %with), 'stored', "$k is filled"); return; }
 
-# Stores what is computed from these keys, whose fences are there, and returns its name.
+# Stores a value derived from these keys, whose fences must exist, and returns its name.
 sub derived
 {
 	my ($payload, @keys) = @_;
@@ -146,7 +146,8 @@ sub header { return "n $epoch"; }
 sub reserve { my ($stamp, @keys) = @_; return fcall('fence_write', 0, header(), $stamp, scalar @keys, map { f($_) } @keys); }
 sub ends { return fcall('fence_write', 0, header(), '', 0, @_); }
 
-# store(stamp, since, key, version, ended...): one row; whether it was stored, -1 if nobody is armed. ttl: the default.
+# store(stamp, since, key, version, ended...): stores one row at its commit. Returns whether it was stored, -1 if the process is not
+# armed. The time to live is the default.
 sub store
 {
 	my ($stamp, $since, $k, $version, @ended) = @_;
@@ -164,13 +165,13 @@ sub domain
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What is known
+# The state of the library
 # ---------------------------------------------------------------------------------------------------------------------
 
 sub status { return fcall('fence_status', 1, f($_[0] // 'k')); }
 sub recent { return status($_[0])->[2]; }
 
-# Who has the key reserved: "stamp kind", sorted.
+# The transactions that have reserved the key: "stamp kind", sorted.
 sub holders
 {
 	my (undef, undef, undef, @list) = @{ status($_[0]) };
@@ -180,7 +181,7 @@ sub holders
 	return join ', ', sort @found;
 }
 
-# All reservations by transaction: "stamp fences", of a domain "domain name stamp", sorted.
+# All reservations by transaction: "stamp fences", or "domain name stamp" for a domain, sorted.
 sub pendings
 {
 	my ($ns, $limit) = @_;
@@ -197,10 +198,10 @@ sub pendings
 	return join ', ', sort @found;
 }
 
-# The version of the fence that is there, current or not; 'none'.
+# The version of the stored fence, current or not; 'none' if there is no fence.
 sub version_of { my $fence = $redis->call('GET', f($_[0])) // return 'none'; return (split / /, $fence)[1]; }
 
-# Everything that the library knows or has written, but for ages, times to live and the numbers in permits.
+# The whole state of the library and its keys, without ages, times to live and the numbers in permits.
 sub snapshot
 {
 	my @all;

@@ -1,9 +1,9 @@
 # FenceTest/LibraryModel.pm
-#    What the function library answers, told in a few lines: the rules of doc/protocol.md for one namespace whose process has
-#    all slots. library/random_walks.pl compares every answer of the real one with it.
+#    A small model of the function library: the rules of doc/protocol.md for one namespace and a process that has all slots.
+#    library/random_walks.pl compares every answer of the library with the model's.
 #
-# Time is a number that grows with each event (what the library draws from its counter). Permits and numbers of reservations
-# are the library's own texts; told() and numbered() say when they were given.
+# Time is a number that grows with each event, like the library's counter. Permits and numbers of reservations are texts of
+# the real library; told() and numbered() note at which time it returned them.
 package FenceTest::LibraryModel;
 
 use strict;
@@ -11,7 +11,7 @@ use warnings;
 
 sub new { my $self = bless { now => 1, told => {}, numbers => {}, tokens => {} }, $_[0]; $self->forget; return $self; }
 
-# The process is another one, or the library was loaded anew.
+# The library loses its variables: another process, or the library was loaded anew.
 sub forget { my ($self) = @_; @$self{qw(epoch lease)} = (undef, 0); return; }
 
 sub arm
@@ -30,7 +30,7 @@ sub arm
 
 sub domain_of { my ($fence) = @_; return (split /:/, $fence)[2]; }
 
-# token: not known before the library has told it
+# Draws a new token. The model learns its text when the library first returns it.
 sub new_token { my ($self, $d) = @_; @$d{qw(born token)} = ($self->{drawn} = $self->{now}++, undef); $self->{recent} = {}; return; }
 
 sub domain
@@ -85,7 +85,7 @@ sub end_domain
 sub is_served { my ($self, $name) = @_; my $d = defined $self->{epoch} && $self->{domains}{$name}; return $d && $d->{id} ? $d : undef; }
 sub may_tell { my ($self, $name) = @_; my $d = $self->is_served($name); return $d && $self->{lease} && !%{ $d->{pending} } ? $d : undef; }
 
-# The library has told this permit of the domain. Returns what is wrong with it, or nothing.
+# The library has returned this permit for the domain. Returns what is wrong with it, or nothing.
 sub told
 {
 	my ($self, $name, $permit) = @_;
@@ -99,7 +99,7 @@ sub told
 	return;
 }
 
-# Whether nothing was pending since then that is not pending now.
+# Whether no reservation of the fence has ended since then.
 sub none_ended { my ($self, $fence, $since) = @_; return ($self->{ended}{$fence} // 0) <= $since; }
 
 sub put
@@ -114,7 +114,7 @@ sub put
 	return 'stored';
 }
 
-# What get answers first; raw: what the key holds.
+# The first element of get's answer. raw: the content of the key.
 sub get
 {
 	my ($self, $fence, $raw) = @_;
@@ -131,12 +131,12 @@ sub get
 
 sub numbered { my ($self, $number) = @_; $self->{numbers}{$number} = $self->{now}++; return; }
 
-# When that number was given; 0: it proves nothing.
+# When the library returned that number; 0: the number proves nothing.
 sub since { my ($self, $number) = @_; return $self->{numbers}{$number} // 0; }
 
 sub reserve { my ($self, $stamp, @fences) = @_; foreach (@fences) { $self->{pending}{$_}{$stamp} = 1; delete $self->{recent}{$_}; } return; }
 
-# since: undef after a rollback
+# Ends a reservation. since: undef after a rollback
 sub release
 {
 	my ($self, $fence, $stamp, $since) = @_;
@@ -151,7 +151,7 @@ sub release
 	return 1;
 }
 
-# "stamp", "-stamp", "=number stamp"
+# Ends a transaction, which is given as "stamp", "-stamp" or "=number stamp".
 sub end
 {
 	my ($self, $what) = @_;
@@ -161,7 +161,7 @@ sub end
 	return;
 }
 
-# A commit with the row: whether it is stored.
+# A commit that brings its row. Returns whether the row is stored.
 sub store
 {
 	my ($self, $stamp, $fence, $number) = @_;
@@ -174,7 +174,7 @@ sub store
 	return $proven ? 1 : 0;
 }
 
-# The audit has removed it.
+# The audit has removed the fence.
 sub removed { my ($self, $fence) = @_; $self->{ended}{$fence} = $self->{now}++; delete $self->{recent}{$fence}; return; }
 
 sub recent

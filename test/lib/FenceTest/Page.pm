@@ -1,8 +1,8 @@
 # FenceTest/Page.pm
-#    The blocks of a page in Markdown, and its SQL: runs it and compares what the page shows.
+#    Finds the blocks of code in a page in Markdown, runs the SQL, and compares the results with those on the page.
 #
-# A block of `sql` is run statement by statement. A line "--> …" is what the statement before it shows ("--> (0 rows)": nothing).
-# An ellipsis in what is shown stands for anything.
+# A block of `sql` is run statement by statement. A line "--> …" is the result of the statement before it ("--> (0 rows)": no
+# rows). An ellipsis in the result stands for any text.
 package FenceTest::Page;
 
 use strict;
@@ -29,7 +29,7 @@ sub blocks_of
 	return @blocks;
 }
 
-# Whether that is what is shown.
+# Whether the output is the one on the page.
 sub shown
 {
 	my ($got, $wanted) = @_;
@@ -38,7 +38,7 @@ sub shown
 	return $got =~ /\A$pattern\z/s;
 }
 
-# [statement, what it shows or undef] of each
+# [statement, its result on the page or undef] for each statement
 sub _statements
 {
 	my ($text) = @_;
@@ -62,7 +62,7 @@ sub _statements
 	return @found;
 }
 
-# Runs a block in a session, without a pause, as somebody who pastes it.
+# Runs a block in a session without a pause, like a user who pastes it.
 sub run_sql
 {
 	my ($sql, $text) = @_;

@@ -1,8 +1,8 @@
 # FenceTest/Redis.pm
 #    A private Redis server on a Unix socket and a loopback port, and a small client for it.
 #
-# Owns: the processes it starts, killed by their process ids when the test ends (also after die or a signal), and
-# their directories. Knows nothing of PostgreSQL.
+# Owns: the processes that it starts, and their directories. It kills the processes by their process ids when the test ends
+# (also after die or a signal). It does not use PostgreSQL.
 #
 #    my $redis = FenceTest::Redis->start(config => ['maxmemory 10mb']);
 #    $redis->load_library;
@@ -22,12 +22,12 @@ use IO::Socket::INET;
 use POSIX ();
 use Time::HiRes qw(time usleep);
 
-my %running;        # process id -> server, of those that are up
-my @directories;    # to be removed in the end
-my $owner = $$;     # a forked child leaves both alone
+my %running;        # process id -> server, of the running servers
+my @directories;    # END removes them
+my $owner = $$;     # only this process cleans up, not a forked child
 
 # Starts a server. Options: config => [lines of redis.conf], password, timeout (of the client, in seconds).
-# The environment's REDIS_SERVER names the program.
+# The environment variable REDIS_SERVER names the program.
 sub start
 {
 	my ($class, %option) = @_;
@@ -45,7 +45,7 @@ sub start
 	{
 		$self->{port} = _free_port();
 		last if eval { $self->_launch; 1 };
-		croak $@ if $try == 5 || $@ !~ /in use/;             # somebody else took the port meanwhile
+		croak $@ if $try == 5 || $@ !~ /in use/;             # another program has taken the port meanwhile
 	}
 	return $self;
 }
@@ -101,7 +101,7 @@ sub _launch
 		croak "redis-server does not answer:\n" . $self->log if time() > $deadline;
 		usleep(5_000);
 	}
-	# loading a dump comes after listening
+	# Redis listens before it has loaded its dump
 	until (_is_ready($self->attempt('PING')))
 	{
 		croak "redis-server is still loading" if time() > $deadline;
@@ -122,7 +122,7 @@ sub socket { return $_[0]{socket}; }
 sub port   { return $_[0]{port}; }
 sub pid    { return $_[0]{pid}; }
 
-# For pgcache_fence.redis_url; unix_url is the same server by its socket.
+# The value for pgcache_fence.redis_url; unix_url is the URL of the socket.
 sub url
 {
 	my ($self) = @_;
@@ -174,11 +174,11 @@ sub _end_by
 	return $self->_is_gone;
 }
 
-# A clean shutdown (saves nothing unless configured so), and a crash.
+# stop: a clean shutdown, which saves data only if configured. The other one is a crash.
 sub stop  { return $_[0]->_end_by('TERM'); }
 sub kill9 { return $_[0]->_end_by('KILL'); }
 
-# Starts again in the same directory, at the same port; stops the old process if it still runs.
+# Starts the server again in the same directory and at the same port. Stops the old process first if it still runs.
 sub restart
 {
 	my ($self) = @_;
@@ -187,7 +187,7 @@ sub restart
 	return $self->_launch;
 }
 
-# Stops and continues the process: it hangs with its connections open.
+# pause suspends the process, which keeps its connections open; another call continues it.
 sub pause
 {
 	my ($self) = @_;
@@ -251,7 +251,7 @@ sub disconnect
 	return;
 }
 
-# The shared connection; made anew after it failed, and in a forked child.
+# The shared connection. A new one is made after a failure, and in a forked child.
 sub connection
 {
 	my ($self) = @_;
@@ -293,8 +293,8 @@ use overload '""' => sub { return $_[0]{text}; }, 'eq' => sub { return "$_[0]" e
 
 # ---------------------------------------------------------------------------------------------------------------------
 
-# One connection; blocking, every reply within the timeout. Replies: strings, numbers, array references, undef for
-# nil, FenceTest::Redis::Error. After a timeout or a lost connection it is unusable.
+# One blocking connection. Every reply must come within the timeout. Replies are strings, numbers, array references, undef
+# for nil, or FenceTest::Redis::Error. After a timeout or a lost connection the object is unusable.
 package FenceTest::Redis::Connection;
 
 use Carp;
@@ -335,7 +335,7 @@ sub send
 	return $self->send_raw(encoded(@words));
 }
 
-# A command's bytes: several that are sent at once take less of a socket's room.
+# The bytes of a command. Several commands sent at once need less space in the socket's buffer.
 sub encoded
 {
 	my (@words) = @_;
@@ -350,8 +350,8 @@ sub encoded
 	return $bytes;
 }
 
-# Sends bytes as they are. While the server does not take them, what it answers is read: both sides' buffers never
-# fill at once.
+# Sends bytes as they are. While the server accepts none, reads its replies, so that the buffers of both sides are never
+# full at once.
 sub send_raw
 {
 	my ($self, $bytes) = @_;
@@ -376,7 +376,7 @@ sub send_raw
 	return;
 }
 
-# Reads what is there; with wait, at least something, until the deadline.
+# Reads the bytes that have arrived. With wait, waits until the deadline for at least one.
 sub _read
 {
 	my ($self, $wait) = @_;
@@ -439,7 +439,7 @@ sub has_reply
 	return length $self->{in} || $self->{select}->can_read(0) ? 1 : 0;
 }
 
-# The reply; error replies are returned as FenceTest::Redis::Error.
+# Sends a command and returns the reply; an error reply is a FenceTest::Redis::Error.
 sub attempt
 {
 	my ($self, @words) = @_;
@@ -448,7 +448,7 @@ sub attempt
 	return $self->reply;
 }
 
-# The reply; dies of an error reply.
+# Sends a command and returns the reply; dies if it is an error.
 sub call
 {
 	my ($self, @words) = @_;
@@ -458,7 +458,7 @@ sub call
 	return $reply;
 }
 
-# The text of the error reply; undef if it is none.
+# Sends a command and returns the text of the error reply; undef if the reply is no error.
 sub error_of
 {
 	my ($self, @words) = @_;

@@ -1,8 +1,8 @@
 # FenceTest/Router.pm
-#    A client of several Redis servers that divide the slots among themselves: for what wants one server
-#    (FenceTest::Comparison), this sends each command to the one that has its first key.
+#    A client of several Redis servers that divide the slots among themselves. It sends each command to the server that has its
+#    first key. So code for one server (FenceTest::Comparison) can use several.
 #
-# Owns: nothing but connections, which are the servers'. Follows no redirection.
+# Owns: nothing; the connections belong to the servers. It follows no redirection.
 #
 #    my $router = FenceTest::Router->new(sub { my ($slot) = @_; return $servers[$slot * @servers / 16384]; });
 #    my $reply = $router->call('FCALL_RO', 'fence_get', 1, $fence);
@@ -23,7 +23,7 @@ sub new
 	return bless { server_of => $server_of, queue => [] }, $class;
 }
 
-# The slot as the cluster specification tells it.
+# The slot of a key according to the Redis Cluster specification.
 sub slot_of
 {
 	my ($key) = @_;

@@ -1,7 +1,7 @@
 # FenceTest/Sentinel.pm
 #    Private sentinels that watch one master.
 #
-# Owns: their processes and their directories, as FenceTest::Redis does for servers: a sentinel is a Redis in another mode.
+# Owns: their processes and directories. Each sentinel is a FenceTest::Redis in sentinel mode.
 #
 #    my @sentinels = FenceTest::Sentinel->start($redis, 3, quorum => 2);
 package FenceTest::Sentinel;
@@ -29,7 +29,7 @@ sub start
 	} 1 .. $n;
 }
 
-# What redis.conf of a server may say and a sentinel's may not.
+# Lines of a server's redis.conf that a sentinel does not accept.
 sub _directives
 {
 	my ($self) = @_;

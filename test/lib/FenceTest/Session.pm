@@ -1,14 +1,14 @@
 # FenceTest/Session.pm
-#    A psql that stays connected: transactions that are left open, statements that are waited for later.
+#    A psql that stays connected, for transactions that stay open, and for statements whose end a test awaits later.
 #
 # Owns: the psql processes, which end with the test.
 #
 #    my $s = FenceTest::Session->open($node);
 #    $s->run('BEGIN');                         # dies if that is an error; returns the output
-#    my $error = $s->error_of('SELECT 1/0');   # "22012: division by zero" and detail and hint, a line each
+#    my $error = $s->error_of('SELECT 1/0');   # "22012: division by zero", then detail and hint, each on a line
 #    $s->begin('COMMIT');                      # sends, does not wait
 #    until ($s->ready) {...}                   # $s->wait to wait
-#    my $output = $s->take;                    # output and errors of what was begun
+#    my $output = $s->take;                    # output and errors of the statement that was begun
 package FenceTest::Session;
 
 use strict;
@@ -49,13 +49,13 @@ sub begin
 	return;
 }
 
-# Whether what was begun has finished, or psql has.
+# Whether the statement that was begun has finished, or psql has ended.
 sub ready
 {
 	my ($self) = @_;
 
 	croak 'nothing was begun' unless $self->{marker};
-	# one turn: takes what is there, waits a few milliseconds at most
+	# reads what has arrived, and waits a few milliseconds at most
 	$self->{gone} ||= !eval { $self->{psql}->pump_nb; 1 } || !$self->{psql}->pumpable;
 	return $self->{gone} || $self->{out} =~ /^\Q$self->{marker}\E$/m;
 }
@@ -73,7 +73,7 @@ sub wait
 	return;
 }
 
-# Waits for what was begun; its output.
+# Waits for the statement that was begun. Returns its output.
 sub take
 {
 	my ($self) = @_;
@@ -92,7 +92,7 @@ sub _error
 	my ($text) = @_;
 	my @lines = grep { /^(?:ERROR|FATAL|DETAIL|HINT):/ || /server closed the connection/ } split /\n/, $text;
 
-	# a NOTICE has details and hints, too
+	# DETAIL and HINT alone are no error, because a NOTICE has them too
 	@lines = () unless grep { !/^(?:DETAIL|HINT):/ } @lines;
 	s/^(?:ERROR|FATAL):\s+// foreach @lines;
 	return @lines ? join("\n", @lines) : undef;
@@ -108,7 +108,7 @@ sub run
 	return $text;
 }
 
-# The error of what was begun before, or of the statement given; undef if there is none.
+# The error of the given statement, or without one of the statement that was begun before; undef if there is none.
 sub error_of
 {
 	my ($self, $sql) = @_;
@@ -117,7 +117,7 @@ sub error_of
 	return _error($self->take);
 }
 
-# Kills psql: the server sees the connection lost.
+# Kills psql, so that the server loses its client.
 sub kill9
 {
 	my ($self) = @_;

@@ -1,6 +1,6 @@
 # FenceTest/StopFast.pm
-#    Loaded by test/coverage.sh into each TAP file (PERL5OPT): servers that a file leaves running are stopped at its end
-#    by a fast shutdown. PostgreSQL::Test::Cluster stops them at once, and then their processes write no counts.
+#    test/coverage.sh loads this into each TAP file (PERL5OPT). At the end of the file it stops running servers with a fast
+#    shutdown. PostgreSQL::Test::Cluster would use an immediate shutdown, after which the processes write no coverage counts.
 package FenceTest::StopFast;
 
 use strict;
