@@ -131,7 +131,7 @@ commit_open(FenceWord word, int *failures, CommitWait *wait)
 
 	if (coordinator_reserve_all(word, give_up_at))
 	{
-		fence_test_point("before-marker");
+		fence_test_point("before-commit-flag");
 		fence_commit_flag_set(WORD_EPOCH(word));
 		if (fence_word() == word)
 			return true;

@@ -13,7 +13,7 @@ from servers import process_state, send_signal
 
 # Points of a transaction at which a backend of a build with TEST_HOOKS=1 can be stopped; see src/base/test_hooks.h.
 POINTS = {
-    'before-marker': 'every reservation is granted, the commit flag is not set',
+    'before-commit-flag': 'every reservation is granted, the commit flag is not set',
     'pre-commit-done': 'between PRE_COMMIT and COMMIT',
     'before-commit-message': 'committed, but no message is sent to Redis yet',
     'after-commit-message': 'committed, the message to Redis is sent, the commit flag is still set',
@@ -86,7 +86,7 @@ class BackendPause(Fault):
         self.meanwhile = meanwhile
         self.leases = leases
         # A backend that has not set its commit flag delays no new epoch, so fences can be OPEN before it continues.
-        self.reopens = meanwhile is redis_restart and point == 'before-marker'
+        self.reopens = meanwhile is redis_restart and point == 'before-commit-flag'
         self.name = 'pause_' + point.replace('-', '_') + ('_' + meanwhile.__name__ if meanwhile else '')
         self.describe = 'a backend is suspended: %s%s' % (POINTS[point], '; ' + meanwhile.__doc__ if meanwhile else '')
         self.epoch = 'new' if meanwhile is redis_restart else epoch
@@ -187,6 +187,6 @@ FAULTS = [
     ClientPause('ALL', 'CLIENT PAUSE ALL: Redis answers no command'),
     *(BackendPause(point) for point in POINTS if point != 'taking'),
     BackendPause('taking', leases=(4, 5), epoch='same'),    # longer than a message may stay in the send queue before the keeper closes fences
-    *(BackendPause(point, redis_restart) for point in ('before-marker', 'pre-commit-done', 'before-commit-message')),
-    *(BackendPause(point, keeper_pause) for point in ('before-marker', 'pre-commit-done')),
+    *(BackendPause(point, redis_restart) for point in ('before-commit-flag', 'pre-commit-done', 'before-commit-message')),
+    *(BackendPause(point, keeper_pause) for point in ('before-commit-flag', 'pre-commit-done')),
 ]
