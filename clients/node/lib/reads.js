@@ -1,10 +1,9 @@
 'use strict';
 // Strong reads, gathered: those that begin in one turn of the event loop are asked for in one block (in a cluster one for each
-// slot), and what Redis does not have of them is loaded in one query. A read is { place, key, fence, name (of what is read: the
-// fence, or a value beside it), load, patient, resolve, reject }.
+// slot, one for each shard), and what Redis does not have of them is loaded in one query. A read is { place, key, fence, name (of what is read: the
+// fence, or a value beside it), load, shape (of what is answered), patient, resolve, reject }.
 const { judge, judgeAnswer, tokenOf } = require('./judge');
 const { limited, sleep } = require('./time');
-const { slotText } = require('./names');
 
 const BLOCK = 100;                      // fences in one block: Redis does nothing else meanwhile
 const CHECK = 1000;                     // in one fence_check
@@ -53,7 +52,11 @@ class Reads {
 
   #done(read, state, version, payload) {
     this.#counters.read(read.place.domain, state);
-    read.resolve({ payload, version, source: state });
+    try {
+      read.resolve(read.shape({ payload, version, source: state }));
+    } catch (error) {
+      read.reject(error);
+    }
   }
 
   #failed(read, error) {
@@ -61,12 +64,12 @@ class Reads {
     read.answer = { state: 'unavailable' };
   }
 
-  // In parts that one call may have, each of one slot.
+  // In parts that one call may have, each of one place.
   #parts(reads, most) {
-    if (!this.#link.cluster) return cut(reads, most);
-    const slots = new Map();
-    for (const read of reads) append(slots, slotText(read.fence), read);
-    return [...slots.values()].flatMap(each => cut(each, most));
+    if (reads.length === 1) return [reads];
+    const places = new Map();
+    for (const read of reads) append(places, this.#link.placeOf(read.fence), read);
+    return [...places.values()].flatMap(each => cut(each, most));
   }
 
   // ------------------------------------------------------------------------------------------------------------------
@@ -81,25 +84,20 @@ class Reads {
   }
 
   // Answers what are hits, returns the others.
-  async #block(reads) {
+  #block(reads) {
     const { names, firsts, firstOf, at } = layout(reads);
-    let records, permits;
-    try {
-      const told = await limited(this.#link.block(names, firsts), this.#timeout);
-      records = told[0];
-      permits = firsts.length > 1 ? told[1] : [told[1]];
-    } catch (error) {
+    return limited(this.#link.block(names, firsts), this.#timeout).then(([records, permit]) => {
+      const permits = firsts.length > 1 ? permit : [permit];
+      return reads.filter(read => {
+        const record = records[at.get(read.fence)];
+        read.answer = judge(record, permits[firstOf.get(read.place.prefix)],
+          read.name === read.fence ? undefined : records[at.get(read.name)]);
+        return !this.#took(read, 'hit');
+      });
+    }, error => {
       for (const read of reads) this.#failed(read, error);
       return reads;
-    }
-    const missed = [];
-    for (const read of reads) {
-      const record = records[at.get(read.fence)];
-      read.answer = judge(record, permits[firstOf.get(read.place.prefix)],
-        read.name === read.fence ? undefined : records[at.get(read.name)]);
-      if (!this.#took(read, 'hit')) missed.push(read);
-    }
-    return missed;
+    });
   }
 
   // Whether the answer is a hit, which the read is given then.
