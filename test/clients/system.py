@@ -130,14 +130,14 @@ class System:
 
 
 class Driver:
-    """A process that reads with the document's code; see drive.py. Every answer comes within a deadline."""
+    """A process that reads with a library, or with the shell's code of the document. Every answer comes within a deadline."""
 
     def __init__(self, system, client, directory, dbname):
         self.client = client
         self.log = open(os.path.join(system.directory, 'drivers.log'), 'ab')
         command = {'python': [sys.executable, os.path.join(HERE, 'drive.py'), system.settings(dbname)],
                    'shell': ['bash', os.path.join(HERE, 'drive.bash')]}.get(client) or \
-            ['node', os.path.join(HERE, 'drive.js'), system.settings(dbname, client='with_' + client)]
+            ['node', os.path.join(HERE, 'drive.js'), system.settings(dbname, client=client)]
         self.process = subprocess.Popen(command, cwd=directory, env=system.environment(dbname), stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, stderr=self.log)
         self.selector = selectors.DefaultSelector()
