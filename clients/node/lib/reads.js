@@ -85,13 +85,12 @@ class Reads {
 
   // Answers what are hits, returns the others.
   #block(reads) {
-    const { names, firsts, firstOf, at } = layout(reads);
+    const { names, firsts, at } = layout(reads);
     return limited(this.#link.block(names, firsts), this.#timeout).then(([records, permit]) => {
       const permits = firsts.length > 1 ? permit : [permit];
-      return reads.filter(read => {
-        const record = records[at.get(read.fence)];
-        read.answer = judge(record, permits[firstOf.get(read.place.prefix)],
-          read.name === read.fence ? undefined : records[at.get(read.name)]);
+      return reads.filter((read, n) => {
+        const [record, first, value] = at[n];
+        read.answer = judge(records[record], permits[first], value === record ? undefined : records[value]);
         return !this.#took(read, 'hit');
       });
     }, error => {
@@ -215,19 +214,23 @@ function cut(list, most) {
   return parts;
 }
 
-// What a block asks for: each name once, and of each domain the first fence.
+// What a block asks for: names, each once; firsts, of each domain the first fence. at has for each read the places of its fence in
+// names, of its domain in firsts, and of what is read in names.
 function layout(reads) {
-  const at = new Map();                 // name -> its place in names
-  const firstOf = new Map();            // prefix of a domain -> its place in firsts
-  const names = [];
-  const firsts = [];
-  const add = name => { if (!at.has(name)) at.set(name, names.push(name) - 1); };
-  for (const { place, fence, name } of reads) {
-    add(fence);
-    if (name !== fence) add(name);
-    if (!firstOf.has(place.prefix)) firstOf.set(place.prefix, firsts.push(fence) - 1);
-  }
-  return { names, firsts, firstOf, at };
+  const [{ fence, name }] = reads;
+  if (reads.length === 1 && fence === name) return { names: [fence], firsts: [fence], at: ONE };
+  const names = new Map();
+  const firsts = new Map();             // by what the names of the domain begin with
+  const placeIn = (map, key) => map.get(key) ?? map.set(key, map.size).size - 1;
+  const firstFences = [];
+  const at = reads.map(read => {
+    const first = placeIn(firsts, read.place.prefix);
+    if (first === firstFences.length) firstFences.push(read.fence);
+    return [placeIn(names, read.fence), first, placeIn(names, read.name)];
+  });
+  return { names: [...names.keys()], firsts: firstFences, at };
 }
+
+const ONE = [[0, 0, 0]];
 
 module.exports = { Reads, layout };

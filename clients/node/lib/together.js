@@ -56,10 +56,10 @@ class Together {
   async #get(parts) {
     try {
       await Promise.all(parts.map(async part => {
-        const { names, firsts, firstOf } = layout(part);
+        const { names, firsts, at } = layout(part);
         const [records, permit] = await limited(this.#link.block(names, firsts), this.#timeout);
         const permits = firsts.length > 1 ? permit : [permit];
-        part.forEach((read, n) => { read.answer = judge(records[n], permits[firstOf.get(read.place.prefix)]); });
+        part.forEach((read, n) => { read.answer = judge(records[at[n][0]], permits[at[n][1]]); });
       }));
       if (!parts.flat().every(read => read.answer.state === 'hit')) return false;
       return parts.length === 1 || (await Promise.all(parts.map(part => this.#areCurrent(part)))).every(Boolean);
