@@ -45,8 +45,9 @@ export interface Peeked<T> {
 }
 
 export interface Options {
-  /** A client of ioredis (Redis or Cluster) or node-redis (createClient or createCluster). The library makes a connection of its
-   *  own like it, whose options it decides; this one is only copied. */
+  /** A client of ioredis (Redis or Cluster) or node-redis (createClient or createCluster), or an array of clients: the shards, in the
+   *  order of pgcache_fence.redis_url. The library makes a connection of its own like each, whose options it decides; these are
+   *  only copied. */
   redis: unknown;
   /** A Pool that is connected to the primary. */
   pg: Pool;
@@ -82,6 +83,9 @@ export class Fences {
   /** Several keys whose values were all current at one instant. */
   readTogether<T = any>(domain: string, keys: readonly Key[], load: Load<T> | undefined, options: { details: true }): Promise<Details<T>[]>;
   readTogether<T = any>(domain: string, keys: readonly Key[], load?: Load<T>, options?: { details?: boolean }): Promise<(T | null)[]>;
+  /** The same of several domains. */
+  readTogether<T = any>(pairs: readonly (readonly [domain: string, key: Key])[], options: { details: true }): Promise<Details<T>[]>;
+  readTogether<T = any>(pairs: readonly (readonly [domain: string, key: Key])[], options?: { details?: boolean }): Promise<(T | null)[]>;
 
   /** A value that fence.define_derived has defined. */
   derived<T = any>(name: string, args: Key | undefined, options: { details: true }): Promise<Details<T>>;

@@ -27,13 +27,18 @@ const clients = {
   },
 };
 
+function redisAt(layout, nodes) {
+  const make = (...ofOne) => clients[which](...ofOne).on('error', ignore);
+  return layout === 'shards' ? nodes.map(node => make(false, [node])) : make(layout === 'cluster', nodes);
+}
+
 let pool, fences;
-let where = null;                       // of Redis: cluster, nodes
+let where = null;                       // of Redis: layout, nodes
 
 function begin() {
   fences?.close().catch(ignore);
   fences = null;
-  if (where && pool) fences = new Fences({ redis: clients[which](...where).on('error', ignore), pg: pool, local, onError: ignore });
+  if (where && pool) fences = new Fences({ redis: redisAt(...where), pg: pool, local, onError: ignore });
 }
 
 const payloads = found => found.map(({ value }) => JSON.stringify(value));
@@ -42,11 +47,7 @@ const told = found => [kind(found), ...payloads(found)];
 
 const requests = {
   redis(layout, addresses) {
-    if (layout === 'shards') {
-      console.error('conformance.js: the clients of Node.js know no shards');
-      process.exit(2);
-    }
-    where = [layout === 'cluster', addresses.split(',').map(address => {
+    where = [layout, addresses.split(',').map(address => {
       if (address[0] === '/') return { path: address };
       const colon = address.lastIndexOf(':');
       return { host: address.slice(0, colon), port: Number(address.slice(colon + 1)) };

@@ -1,94 +1,49 @@
-// Runs the Node.js files of doc/clients.md for the tests: drive.js SETTINGS, see drive.py. The one more setting is "client":
-// with_ioredis or with_node_redis.
-const path = require('path');
+// The library clients/node for the storm: drive.js SETTINGS, see drive.py. The one more setting is "client": ioredis or node_redis.
+// The modules are found from the current directory.
 const readline = require('readline');
 
-const from = name => require(path.resolve(name));
-const { Pool } = require(require.resolve('pg', { paths: ['.'] }));
-const naming = from('./names.js');
-const { readThrough, readTogether } = from('./reader.js');
+const { Fences } = require('../../clients/node');
 
-const ROW = 'SELECT version, to_jsonb(a)::text FROM account a WHERE id = $1';
-const SLOW = ROW.replace(' WHERE', ', pg_advisory_xact_lock_shared(1) WHERE');
-const ROWS = `SELECT version, to_jsonb(a)::text
-  FROM unnest($1::bigint[]) WITH ORDINALITY AS wanted (id, n) LEFT JOIN account a USING (id) ORDER BY n`;
+const from = name => require(require.resolve(name, { paths: ['.'] }));
+const DETAILS = { details: true };
 
-const TYPES = {
-  bigint: text => BigInt(text), boolean: text => text === 'true', bytea: text => Buffer.from(text, 'hex'),
-  timestamptz: text => new Date(text),
+const CLIENTS = {
+  ioredis(nodes, cluster) {
+    const Redis = from('ioredis');
+    return cluster ? new Redis.Cluster(nodes, { lazyConnect: true }) : new Redis({ ...nodes[0], lazyConnect: true });
+  },
+  node_redis(nodes, cluster) {
+    const { createClient, createCluster } = from('redis');
+    return cluster ? createCluster({ rootNodes: nodes.map(socket => ({ socket })) }) : createClient({ socket: nodes[0] });
+  },
 };
 
 const settings = JSON.parse(process.argv[2]);
-const lines = readline.createInterface({ input: process.stdin })[Symbol.asyncIterator]();
 const say = answer => process.stdout.write(JSON.stringify(answer) + '\n');
 
-let queries = 0;
-function counted(db) {
-  const query = db.query.bind(db);
-  db.query = (...args) => { queries++; return query(...args); };
-  return db;
-}
-
 function poolOf(dsn) {
+  const { Pool } = from('pg');
   const words = Object.fromEntries(dsn.split(' ').map(word => word.split('=')));
-  return counted(new Pool({ host: words.host, port: Number(words.port), user: words.user, database: words.dbname }));
-}
-
-// The first block is followed by a halt; the others come after it.
-function halting(redis) {
-  let halted = null;
-  return {
-    ...redis,
-    async block(...args) {
-      if (halted) await halted;
-      const answer = redis.block(...args);
-      if (!halted) {
-        halted = answer.then(() => say('halted')).then(() => lines.next());
-        await halted;
-      }
-      return answer;
-    },
-  };
+  return new Pool({ host: words.host, port: Number(words.port), user: words.user, database: words.dbname });
 }
 
 async function main() {
-  const pool = poolOf(settings.dsn);
-  const nodes = settings.nodes.map(([host, port]) => ({ host, port }));
-  const redis = from(`./${settings.client}.js`).connect(settings.cluster ? nodes : nodes[0]);
-  const accounts = await naming.place(pool, 'account');
-  const fences = id => naming.name(accounts, [id]);
-  let session = null;                   // of "sql", a client of the pool: reads use it until ROLLBACK
-
+  const redis = CLIENTS[settings.client](settings.nodes.map(([host, port]) => ({ host, port })), settings.cluster);
+  const fences = new Fences({ redis: redis.on('error', () => {}), pg: poolOf(settings.dsn), onError() {} });
   const requests = {
-    async names({ domain, key, tag }) {
-      const values = key.map(([type, text]) => (TYPES[type] || String)(text));
-      const filled = tag && tag[0] + naming.encode(naming.canonical(values[tag[1]]));
-      const fence = naming.name(await naming.place(pool, domain), values, filled);
-      return { names: [fence, naming.beside(fence, 's')] };
-    },
-    async read({ id, slow }) {
-      return { rows: [await readThrough(redis, session || pool, fences(id), slow ? SLOW : ROW, [id])] };
-    },
-    async together({ ids, halt }) {
-      return { rows: await readTogether(halt ? halting(redis) : redis, session || pool, ids.map(fences), ROWS, [ids]) };
-    },
-    async sql({ sql }) {
-      session = session || counted(await pool.connect());
-      await session.query(sql);
-      if (sql === 'ROLLBACK') {
-        session.release(true);
-        session = null;
-      }
-      return {};
-    },
+    read: async ({ id }) => [await fences.read('account', id, undefined, DETAILS)],
+    together: ({ ids }) => fences.readTogether('account', ids, undefined, DETAILS),
   };
 
   say('ready');
-  for await (const line of lines) {
+  for await (const line of readline.createInterface({ input: process.stdin })) {
     const request = JSON.parse(line);
-    queries = 0;
-    const answer = await requests[request.do](request).catch(error => ({ error: String(error) }));
-    say({ ...answer, queries });
+    try {
+      const found = await requests[request.do](request);
+      say({ rows: found.map(({ value }) => value && JSON.stringify(value)), queries: found.filter(({ source }) => source !== 'hit').length });
+    } catch (error) {
+      say({ error: String(error) });
+    }
   }
   process.exit(0);
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The tests of clients/node, with node:test, against PostgreSQL with one Redis and with a Redis Cluster. Prints TAP.
+"""The tests of clients/node, with node:test, against PostgreSQL with one Redis, with a Redis Cluster and with shards. Prints TAP.
 
 Arguments are names of its test files (reads); none: all. CLIENTS_NODE says where the package is with its modules.
 """
@@ -26,8 +26,8 @@ def main():
     package = os.environ['CLIENTS_NODE']
     directory = tempfile.mkdtemp(prefix='node.')
     systems = {}
-    for name in ('single', 'cluster', 'victim'):          # the last one's Redis is killed
-        systems[name] = System(os.path.join(directory, name), name == 'cluster')
+    for name in ('single', 'cluster', 'shards', 'victim'):          # the last one's Redis is killed
+        systems[name] = System(os.path.join(directory, name), name == 'cluster', 3 if name == 'shards' else 1)
     try:
         for system in systems.values():
             system.start()

@@ -1,4 +1,4 @@
-"""What the client tests run against: PostgreSQL with the extension and one Redis or a Redis Cluster, and drivers.
+"""What the client tests run against: PostgreSQL with the extension and one Redis, shards or a Redis Cluster, and drivers.
 
 Owns: the servers and drivers that it starts, below one directory. The environment says where things are: PG_CONFIG,
 REDIS_SERVER, FENCE_PLACE (settings with which PostgreSQL finds the extension), CLIENTS_MODULES (node_modules).
@@ -32,23 +32,23 @@ ANSWER_SECONDS = 60
 
 
 class System:
-    def __init__(self, directory, cluster=False):
+    def __init__(self, directory, cluster=False, shards=1):
         self.directory = directory
         self.cluster = cluster
         config = ['cluster-enabled yes', 'cluster-node-timeout 1000', 'cluster-require-full-coverage no'] if cluster else []
-        self.redis = [RedisServer(os.path.join(directory, 'redis%d' % n), config) for n in range(3 if cluster else 1)]
+        self.redis = [RedisServer(os.path.join(directory, 'redis%d' % n), config) for n in range(3 if cluster else shards)]
         self.postgres = PostgresServer(os.path.join(directory, 'pg'), postgres_bindir())
         self.drivers = []
 
     def start(self):
         for server in self.redis:
             server.start()
-        nodes = ','.join('127.0.0.1:%d' % server.port for server in self.redis)
+        nodes = ['127.0.0.1:%d' % server.port for server in self.redis]
         if self.cluster:
             self.form_cluster()
         self.postgres.initdb()
-        self.postgres.configure(SETTINGS + read_place() + "pgcache_fence.redis_url = 'redis%s://%s'\n" %
-                                ('+cluster' if self.cluster else '', nodes))
+        self.postgres.configure(SETTINGS + read_place() + "pgcache_fence.redis_url = '%s'\n" % (
+            'redis+cluster://' + ','.join(nodes) if self.cluster else ', '.join('redis://' + node for node in nodes)))
         self.postgres.start()
         self.sql('CREATE EXTENSION pgcache_fence')
         self.wait_open()
@@ -130,14 +130,14 @@ class System:
 
 
 class Driver:
-    """A process that reads with the document's code; see drive.py. Every answer comes within a deadline."""
+    """A process that reads with a library, or with the shell's code of the document. Every answer comes within a deadline."""
 
     def __init__(self, system, client, directory, dbname):
         self.client = client
         self.log = open(os.path.join(system.directory, 'drivers.log'), 'ab')
         command = {'python': [sys.executable, os.path.join(HERE, 'drive.py'), system.settings(dbname)],
                    'shell': ['bash', os.path.join(HERE, 'drive.bash')]}.get(client) or \
-            ['node', os.path.join(HERE, 'drive.js'), system.settings(dbname, client='with_' + client)]
+            ['node', os.path.join(HERE, 'drive.js'), system.settings(dbname, client=client)]
         self.process = subprocess.Popen(command, cwd=directory, env=system.environment(dbname), stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, stderr=self.log)
         self.selector = selectors.DefaultSelector()

@@ -1,7 +1,7 @@
 'use strict';
 // Derived values: Redis is asked for the value and whether all its sources are current; else fence.read_derived computes it
 // and keeps it.
-const { inputText, slotText } = require('./names');
+const { inputText } = require('./names');
 const { limited } = require('./time');
 
 const NAMES_MS = 5000;                  // how long a name is kept: a new definition gives its values other names
@@ -67,15 +67,15 @@ class Derived {
     return limited(this.#link.ask(...call), this.#timeout);
   }
 
-  // The lines "fence token version" of a record, whose sources other processes have: one check for each slot.
+  // The lines "fence token version" of a record, whose sources other processes have: one check for each place.
   async #areCurrent(record) {
-    const slots = new Map();
+    const places = new Map();
     for (const line of record.slice(0, record.indexOf('\n\n')).split('\n')) {
       const source = line.split(' ');
-      const slot = slotText(source[0]);
-      slots.set(slot, [...slots.get(slot) || [], source]);
+      const place = this.#link.placeOf(source[0]);
+      places.set(place, [...places.get(place) || [], source]);
     }
-    const told = await Promise.all([...slots.values()].map(sources => sources.length > CHECK ? '0' :
+    const told = await Promise.all([...places.values()].map(sources => sources.length > CHECK ? '0' :
       this.#ask('fence_check', sources.map(([fence]) => fence), ...sources.flatMap(([, token, version]) => [token, version]))));
     return !told.join('').includes('0');
   }

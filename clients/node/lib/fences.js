@@ -71,8 +71,7 @@ class Fences {
     this.#puts = new Puts({ ...shared, ttl });
     this.#reads = new Reads({
       ...shared, puts: this.#puts, local: local ? new Local(local === true ? {} : local) : null,
-      again: read => this.#begin(read.place.domain, read.key, read.given, read.options)
-        .then(found => read.resolve(found), error => read.reject(error)),
+      again: read => this.#begin(read.place.domain, read.key, read.given, read.options).then(read.resolve, read.reject),
     });
     this.#together = new Together({ ...shared, puts: this.#puts });
     this.#derived = new Derived(shared);
@@ -80,26 +79,33 @@ class Fences {
 
   // The newest committed value, null if there is no row.
   read(domain, key, load, options) {
-    return this.#begin(domain, key, load, options).then(shapeOf(options));
+    return this.#begin(domain, key, load, options);
   }
 
   // The same of several, in the order of the keys: each by itself; what Redis does not have is loaded in one query.
   async readMany(domain, keys, load, options) {
     const place = this.#domains.known(domain) ?? await this.#domains.find(domain);
-    const found = await Promise.all(keys.map(key => this.#enter(place, key, load, options, false)));
-    return found.map(shapeOf(options));
+    return Promise.all(keys.map(key => this.#enter(place, key, load, options, false)));
   }
 
-  // Several that were all current at one instant.
+  // Several that were all current at one instant: of one domain, or [[domain, key], ...] of any.
   async readTogether(domain, keys, load, options) {
     this.#mayRead();
+    if (Array.isArray(domain)) return this.#readPairs(domain, false, undefined, keys);
+    return this.#readPairs(keys.map(key => [domain, key]), true, load, options);
+  }
+
+  async #readPairs(pairs, isOneDomain, load, options) {
+    if (pairs.length === 0) return [];
     const read = async () => {
-      const place = await this.#domains.find(domain);
-      const fences = await Promise.all(keys.map(key => place.nameOf(key, this.#pg)));
-      return this.#together.read(place, keys, fences, loadFor(place, load));
+      const wanted = await Promise.all(pairs.map(async ([domain, key]) => {
+        const place = await this.#domains.find(domain);
+        return { place, key, load: loadFor(place, load), fence: await place.nameOf(key, this.#pg) };
+      }));
+      return this.#together.read(wanted, isOneDomain ? wanted[0].load : null);
     };
-    const found = await read() ?? await read();         // null: the domain was attached anew
-    if (!found) throw wrong('DOMAIN', `domain "${domain}" is attached again and again`);
+    const found = await read() ?? await read();         // null: a domain was attached anew
+    if (!found) throw wrong('DOMAIN', 'a domain is attached again and again');
     return found.map(shapeOf(options));
   }
 
@@ -178,7 +184,7 @@ class Fences {
       const named = place.nameOf(key, this.#pg);
       const enter = fence => new Promise((resolve, reject) => {
         const name = suffix === undefined ? fence : beside(fence, suffix);
-        this.#reads.add({ place, key, given, options, load, patient, fence, name, resolve, reject, answer: null });
+        this.#reads.add({ place, key, given, options, load, shape: shapeOf(options), patient, fence, name, resolve, reject, answer: null });
       });
       return typeof named === 'string' ? enter(named) : named.then(enter);
     } catch (error) {

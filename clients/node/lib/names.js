@@ -36,7 +36,7 @@ function integerText(value, type) {
     return null;
   }
   const [least, most] = RANGES[type];
-  const number = BigInt(value);
+  const number = typeof value === 'string' ? BigInt(value) : value;
   return number >= least && number <= most ? String(number) : null;     // PostgreSQL tells what is wrong with it
 }
 

@@ -1,10 +1,9 @@
 'use strict';
 // Strong reads, gathered: those that begin in one turn of the event loop are asked for in one block (in a cluster one for each
-// slot), and what Redis does not have of them is loaded in one query. A read is { place, key, fence, name (of what is read: the
-// fence, or a value beside it), load, patient, resolve, reject }.
+// slot, one for each shard), and what Redis does not have of them is loaded in one query. A read is { place, key, fence, name (of what is read: the
+// fence, or a value beside it), load, shape (of what is answered), patient, resolve, reject }.
 const { judge, judgeAnswer, tokenOf } = require('./judge');
 const { limited, sleep } = require('./time');
-const { slotText } = require('./names');
 
 const BLOCK = 100;                      // fences in one block: Redis does nothing else meanwhile
 const CHECK = 1000;                     // in one fence_check
@@ -53,7 +52,11 @@ class Reads {
 
   #done(read, state, version, payload) {
     this.#counters.read(read.place.domain, state);
-    read.resolve({ payload, version, source: state });
+    try {
+      read.resolve(read.shape({ payload, version, source: state }));
+    } catch (error) {
+      read.reject(error);
+    }
   }
 
   #failed(read, error) {
@@ -61,12 +64,12 @@ class Reads {
     read.answer = { state: 'unavailable' };
   }
 
-  // In parts that one call may have, each of one slot.
+  // In parts that one call may have, each of one place.
   #parts(reads, most) {
-    if (!this.#link.cluster) return cut(reads, most);
-    const slots = new Map();
-    for (const read of reads) append(slots, slotText(read.fence), read);
-    return [...slots.values()].flatMap(each => cut(each, most));
+    if (reads.length === 1) return [reads];
+    const places = new Map();
+    for (const read of reads) append(places, this.#link.placeOf(read.fence), read);
+    return [...places.values()].flatMap(each => cut(each, most));
   }
 
   // ------------------------------------------------------------------------------------------------------------------
@@ -81,25 +84,19 @@ class Reads {
   }
 
   // Answers what are hits, returns the others.
-  async #block(reads) {
-    const { names, firsts, firstOf, at } = layout(reads);
-    let records, permits;
-    try {
-      const told = await limited(this.#link.block(names, firsts), this.#timeout);
-      records = told[0];
-      permits = firsts.length > 1 ? told[1] : [told[1]];
-    } catch (error) {
+  #block(reads) {
+    const { names, firsts, at } = layout(reads);
+    return limited(this.#link.block(names, firsts), this.#timeout).then(([records, permit]) => {
+      const permits = firsts.length > 1 ? permit : [permit];
+      return reads.filter((read, n) => {
+        const [record, first, value] = at[n];
+        read.answer = judge(records[record], permits[first], value === record ? undefined : records[value]);
+        return !this.#took(read, 'hit');
+      });
+    }, error => {
       for (const read of reads) this.#failed(read, error);
       return reads;
-    }
-    const missed = [];
-    for (const read of reads) {
-      const record = records[at.get(read.fence)];
-      read.answer = judge(record, permits[firstOf.get(read.place.prefix)],
-        read.name === read.fence ? undefined : records[at.get(read.name)]);
-      if (!this.#took(read, 'hit')) missed.push(read);
-    }
-    return missed;
+    });
   }
 
   // Whether the answer is a hit, which the read is given then.
@@ -217,19 +214,23 @@ function cut(list, most) {
   return parts;
 }
 
-// What a block asks for: each name once, and of each domain the first fence.
+// What a block asks for: names, each once; firsts, of each domain the first fence. at has for each read the places of its fence in
+// names, of its domain in firsts, and of what is read in names.
 function layout(reads) {
-  const at = new Map();                 // name -> its place in names
-  const firstOf = new Map();            // prefix of a domain -> its place in firsts
-  const names = [];
-  const firsts = [];
-  const add = name => { if (!at.has(name)) at.set(name, names.push(name) - 1); };
-  for (const { place, fence, name } of reads) {
-    add(fence);
-    if (name !== fence) add(name);
-    if (!firstOf.has(place.prefix)) firstOf.set(place.prefix, firsts.push(fence) - 1);
-  }
-  return { names, firsts, firstOf, at };
+  const [{ fence, name }] = reads;
+  if (reads.length === 1 && fence === name) return { names: [fence], firsts: [fence], at: ONE };
+  const names = new Map();
+  const firsts = new Map();             // by what the names of the domain begin with
+  const placeIn = (map, key) => map.get(key) ?? map.set(key, map.size).size - 1;
+  const firstFences = [];
+  const at = reads.map(read => {
+    const first = placeIn(firsts, read.place.prefix);
+    if (first === firstFences.length) firstFences.push(read.fence);
+    return [placeIn(names, read.fence), first, placeIn(names, read.name)];
+  });
+  return { names: [...names.keys()], firsts: firstFences, at };
 }
+
+const ONE = [[0, 0, 0]];
 
 module.exports = { Reads, layout };

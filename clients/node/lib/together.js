@@ -2,10 +2,12 @@
 // Several rows that were all current at one instant (doc/protocol.md, "Several keys"): all are hits of one block, or of several
 // that were checked after the last one; else all of them are read from PostgreSQL in one statement.
 const { judge, tokenOf } = require('./judge');
-const { slotText } = require('./names');
+const { layout } = require('./reads');
 const { limited } = require('./time');
 
 const BLOCK = 100;
+const DOMAINS = `SELECT r.version::text, r.value::text AS payload
+  FROM unnest($1::text[]) WITH ORDINALITY AS k (fence, n) LEFT JOIN fence.read_many($1::text[]) r USING (fence) ORDER BY k.n`;
 
 class Together {
   #link;
@@ -26,14 +28,13 @@ class Together {
     this.#onError = onError;
   }
 
-  // In the order of the fences; null if the domain was attached anew.
-  async read(place, keys, fences, load) {
-    const reads = new Map(fences.map((fence, n) => [fence, { place, key: keys[n], fence, name: fence, answer: null }]));
-    const parts = this.#parts([...reads.values()]);
-    const hits = await this.#get(parts);
-    const rows = hits ? null : await this.#load(place, [...reads.values()], load);
+  // wanted: { place, key, fence }, of one place if there is a load, else of any. In their order; null if a domain was attached anew.
+  async read(wanted, load) {
+    const reads = new Map(wanted.map(each => [each.fence, { ...each, name: each.fence, answer: null }]));
+    const hits = await this.#get(this.#parts([...reads.values()]));
+    const rows = hits ? null : await this.#load([...reads.values()], load);
     if (!hits && !rows) return null;
-    return fences.map(fence => {
+    return wanted.map(({ place, fence }) => {
       const { state, version, payload } = reads.get(fence).answer;
       this.#counters.read(place.domain, !hits && state === 'hit' ? 'miss' : state);
       if (hits) return { version, payload, source: 'hit' };
@@ -45,7 +46,7 @@ class Together {
     const parts = new Map();
     let n = 0;
     for (const read of reads) {
-      const part = `${this.#link.cluster ? slotText(read.fence) : ''} ${Math.floor(n++ / BLOCK)}`;
+      const part = `${this.#link.placeOf(read.fence)} ${Math.floor(n++ / BLOCK)}`;
       parts.set(part, [...parts.get(part) || [], read]);
     }
     return [...parts.values()];
@@ -55,9 +56,10 @@ class Together {
   async #get(parts) {
     try {
       await Promise.all(parts.map(async part => {
-        const names = part.map(read => read.fence);
-        const [records, permit] = await limited(this.#link.block(names, names.slice(0, 1)), this.#timeout);
-        part.forEach((read, n) => { read.answer = judge(records[n], permit); });
+        const { names, firsts, at } = layout(part);
+        const [records, permit] = await limited(this.#link.block(names, firsts), this.#timeout);
+        const permits = firsts.length > 1 ? permit : [permit];
+        part.forEach((read, n) => { read.answer = judge(records[at[n][0]], permits[at[n][1]]); });
       }));
       if (!parts.flat().every(read => read.answer.state === 'hit')) return false;
       return parts.length === 1 || (await Promise.all(parts.map(part => this.#areCurrent(part)))).every(Boolean);
@@ -75,13 +77,27 @@ class Together {
     return !told.includes('0');
   }
 
-  async #load(place, reads, load) {
-    const tokens = reads.filter(read => read.answer.permit).map(read => tokenOf(read.answer.permit));
-    if (await this.#domains.confirm(place, [...new Set(tokens)]) !== place) return null;
-    this.#counters.event(place.domain, 'loaded');
-    const rows = await load.run(place, reads, this.#pg);
-    reads.forEach((read, n) => this.#puts.settle(read, rows[n]));
-    return new Map(reads.map((read, n) => [read.fence, rows[n]]));
+  async #load(reads, load) {
+    const places = new Map();           // place -> tokens
+    for (const { place, answer: { permit } } of reads) {
+      if (!places.has(place)) places.set(place, new Set());
+      if (permit) places.get(place).add(tokenOf(permit));
+    }
+    for (const [place, tokens] of places) {
+      if (await this.#domains.confirm(place, [...tokens]) !== place) return null;
+      this.#counters.event(place.domain, 'loaded');
+    }
+    const rows = load ? await load.run(reads[0].place, reads, this.#pg) : await this.#readMany(reads);
+    return new Map(reads.map((read, n) => {
+      if (load) this.#puts.settle(read, rows[n]);
+      return [read.fence, rows[n]];
+    }));
+  }
+
+  // Rows of several domains, as of one snapshot. fence.read_many puts what was missed.
+  async #readMany(reads) {
+    const { rows } = await this.#pg.query(DOMAINS, [reads.map(read => read.fence)]);
+    return rows;
   }
 }
 

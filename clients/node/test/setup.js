@@ -29,7 +29,8 @@ const CLIENTS = {
     return { client: client.on('error', silent), end: silent };
   },
 };
-const COMBINATIONS = [['ioredis', 'single'], ['redis', 'single'], ['redis4', 'single'], ['ioredis', 'cluster'], ['redis', 'cluster']];
+const COMBINATIONS = [['ioredis', 'single'], ['redis', 'single'], ['redis4', 'single'], ['ioredis', 'cluster'], ['redis', 'cluster'],
+  ['ioredis', 'shards'], ['redis', 'shards']];
 
 // A pool that counts its queries.
 function poolOf(name, options) {
@@ -46,8 +47,12 @@ function poolOf(name, options) {
 
 const nodesOf = name => places[name].redis.map(({ port }) => ({ host: '127.0.0.1', port }));
 
+// Of shards an array of clients.
 function clientOf(kind, name) {
-  return CLIENTS[kind]({ cluster: name === 'cluster', nodes: nodesOf(name) });
+  const nodes = nodesOf(name);
+  if (name !== 'shards') return CLIENTS[kind]({ cluster: name === 'cluster', nodes });
+  const all = nodes.map(node => CLIENTS[kind]({ nodes: [node] }));
+  return { client: all.map(({ client }) => client), end: () => all.forEach(({ end }) => end()) };
 }
 
 // What a test uses, and its end: t is the test's context.

@@ -24,7 +24,7 @@ test('hits that a transaction has come between are no answer', async t => {
   let first;
   let blocks = 0;
   const halting = {
-    cluster: true,
+    placeOf: name => link.placeOf(name),
     ask: (...call) => link.ask(...call),
     put: (...call) => link.put(...call),
     async block(...call) {
@@ -42,9 +42,42 @@ test('hits that a transaction has come between are no answer', async t => {
   const domains = new Domains(pool);
   const place = await domains.find('pair');
   const together = new Together({ link: halting, pg: pool, domains, counters: new Counters(), puts: { settle() {} }, timeout: 30000, onError() {} });
-  const found = await together.read(place, [1, 2], [1, 2].map(id => place.nameOf(id, pool)), loadFor(place));
+  const found = await together.read([1, 2].map(key => ({ place, key, fence: place.nameOf(key, pool) })), loadFor(place));
   const rows = found.map(({ payload }) => JSON.parse(payload));
   assert.equal(blocks, 2);
   assert.equal(rows[0].balance + rows[1].balance, 200);
   assert.equal(found.some(isCached), false);
 });
+
+for (const [kind, name] of [['ioredis', 'single'], ['redis', 'cluster'], ['ioredis', 'shards']]) {
+  test(`${kind}, ${name}: rows of several domains agree`, async t => {
+    const { fences, sql } = await open(t, kind, name);
+    await table(sql, 'debit', 'id int PRIMARY KEY, balance int, version bigint NOT NULL DEFAULT 0');
+    await table(sql, 'credit', 'owner text, id int, balance int, version bigint NOT NULL DEFAULT 0, PRIMARY KEY (owner, id)');
+    await sql("INSERT INTO debit VALUES (1, 100); INSERT INTO credit VALUES ('a b', 1, 100)");
+    const both = () => fences.readTogether([['debit', 1], ['credit', ['a b', 1]], ['debit', 2]], DETAILS);
+    await until('hits, but for the row that is not there', async () => {
+      await fences.readTogether([['debit', 1], ['credit', ['a b', 1]]]);
+      return (await fences.readTogether([['debit', 1], ['credit', ['a b', 1]]], DETAILS)).every(isCached);
+    });
+    assert.equal((await both())[2].value, null);
+    const stop = new AbortController();
+    const writing = (async () => {
+      while (!stop.signal.aborted) {
+        await sql('WITH d AS (UPDATE debit SET balance = balance - 1 WHERE id = 1) UPDATE credit SET balance = balance + 1');
+      }
+    })();
+    try {
+      for (let n = 0; n < 100; n++) {
+        const [debit, credit] = await fences.readTogether([['debit', 1], ['credit', ['a b', 1]]]);
+        assert.equal(debit.balance + credit.balance, 200);
+      }
+    } finally {
+      stop.abort();
+      await writing;
+    }
+    const [debit, credit] = await sql('SELECT balance FROM debit UNION ALL SELECT balance FROM credit');
+    assert.deepEqual((await both()).map(({ value }) => value?.balance), [debit.balance, credit.balance, undefined]);
+    assert.deepEqual(await fences.readTogether([]), []);
+  });
+}

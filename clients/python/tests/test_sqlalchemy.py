@@ -1,5 +1,6 @@
 """The adapter for SQLAlchemy against the real one: instances from the cache, sessions that write, optimistic locking."""
 
+import asyncio
 import enum
 import uuid
 from datetime import date, datetime, time, timezone
@@ -9,10 +10,11 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import orm
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from conftest import wait_for
-from pgcache_fence import Fences, WrongUse
-from pgcache_fence.sqlalchemy import IdentityCache
+from pgcache_fence import AsyncFences, Fences, WrongUse
+from pgcache_fence.sqlalchemy import AsyncIdentityCache, IdentityCache
 
 TABLES = '''
 CREATE TYPE shade AS ENUM ('light', 'dark');
@@ -209,3 +211,43 @@ def test_wrong_uses_raise(orm_world):
         cache.get(session, Owner, 1)
     with pytest.raises(WrongUse, match='Odd.span is of type'):
         cache.add(Odd)
+
+
+def test_asyncio(orm_world):
+    world, sessions, written, id = orm_world
+    hit(sessions, written, Thing, id)
+
+    class Inner(orm.Session):
+        """Whose events the cache listens to."""
+
+    async def body():
+        engine = create_async_engine('postgresql+asyncpg://postgres@/postgres', connect_args={'host': world.system.postgres.directory})
+        redis = world.async_redis()
+        cache = AsyncIdentityCache(AsyncFences(redis), Inner)
+        cache.add(Thing)
+
+        def session():
+            return AsyncSession(engine, sync_session_class=Inner, expire_on_commit=False)
+
+        async with session() as one, session() as other:
+            found, loaded = await cache.get(one, Thing, id), await other.get(Thing, id)
+            names = [attribute.key for attribute in sa.inspect(Thing).column_attrs]
+            assert [getattr(found, name) for name in names] == [getattr(loaded, name) for name in names]
+            assert source(cache) == {'hit': 1}
+            assert await cache.get_many(one, Thing, [id, -1]) == [found, None]
+            found.title = 'mine'
+            await one.commit()
+            loaded.title = 'theirs'
+            with pytest.raises(orm.exc.StaleDataError):
+                await other.commit()
+        async with session() as one:
+            assert (await cache.get(one, Thing, id)).title == 'mine'
+            await one.execute(sa.text("UPDATE thing SET name = 'not yet' WHERE id = :id"), {'id': id})
+            one.expunge_all()
+            before = source(cache)
+            assert (await cache.get(one, Thing, id)).title == 'not yet'
+            assert source(cache) == before
+        await engine.dispose()
+        await redis.close()
+
+    asyncio.run(asyncio.wait_for(body(), 60))

@@ -1,10 +1,20 @@
 'use strict';
-// Which client of Redis it is. Of each we make a connection of our own: see there.
+// Which client of Redis it is. Of each we make a connection of our own: see there. A link has placeOf(name): what is asked together must
+// be of one place.
 const { wrong } = require('../errors');
 const { Ioredis } = require('./ioredis');
 const { NodeRedis } = require('./node_redis');
+const { Shards } = require('./shards');
 
 function linkFor(client, onError) {
+  if (!Array.isArray(client)) return linkOf(client, onError);
+  if (client.length === 0 || client.some(each => each?.isCluster || Array.isArray(each?.masters))) {
+    throw wrong('REDIS', 'an array of clients is one for each server of pgcache_fence.redis_url, in that order; a cluster is one client');
+  }
+  return new Shards(client.map(each => linkOf(each, onError)));
+}
+
+function linkOf(client, onError) {
   if (typeof client?.duplicate !== 'function') {
     throw wrong('REDIS', 'redis must be a client of ioredis (new Redis(), new Redis.Cluster()) or of node-redis (createClient(),'
       + ' createCluster()); the library makes a connection of its own from it');

@@ -1,6 +1,7 @@
 'use strict';
 // ioredis: a connection of our own, like the application's but for the options that decide what a block may be taken for.
 const { wrong } = require('../errors');
+const { slotText } = require('../names');
 
 const SILENT_MS = 1000;                 // a connection that owes an answer for so long is replaced
 const pause = attempts => Math.min(50 * 2 ** Math.min(attempts, 5), 1000);
@@ -9,60 +10,77 @@ const pause = attempts => Math.min(50 * 2 ** Math.min(attempts, 5), 1000);
 const OWN = {
   db: 0, keyPrefix: '', readOnly: false, role: 'master', monitor: false, lazyConnect: false, enableOfflineQueue: false,
   enableAutoPipelining: false, autoResendUnfulfilledCommands: false, maxRetriesPerRequest: 0, reconnectOnError: null,
-  commandTimeout: undefined, socketTimeout: SILENT_MS, retryStrategy: pause,
+  commandTimeout: undefined, socketTimeout: undefined, retryStrategy: pause,
 };
 
-const UTF8 = { replyEncoding: 'utf8' };
 const ignore = () => {};
-
-// The class of the commands that this client sends, if it is of the ioredis that is found from here; a client does not tell.
-function commandsOf(client) {
-  try {
-    const { Redis, Command } = require('ioredis');
-    return client instanceof Redis ? Command : undefined;
-  } catch {
-    return undefined;
-  }
-}
 
 function own(client) {
   if (!client.isCluster) return client.duplicate(OWN);
   const { retryStrategy, ...ofNodes } = OWN;            // the cluster itself makes connections anew
   return client.duplicate([], {
     keyPrefix: '', scaleReads: 'master', lazyConnect: false, enableOfflineQueue: false, enableAutoPipelining: false,
-    maxRedirections: 4, clusterRetryStrategy: pause, redisOptions: { ...client.options.redisOptions, ...ofNodes },
+    maxRedirections: 4, clusterRetryStrategy: pause, redisOptions: { ...client.options.redisOptions, ...ofNodes, socketTimeout: SILENT_MS },
   });
-}
-
-// A command of which nobody awaits the answer: OK or QUEUED. It is written together with EXEC, so here it is empty.
-class Queued {
-  args = [];
-  isTraced = true;
-
-  constructor(name, note) {
-    this.name = name;
-    this.reject = note;
-  }
-
-  resolve() {}
-
-  toWritable() {
-    return '';
-  }
 }
 
 // As Redis wants it: all is ASCII here, so a character is a byte.
 const wire = words => words.reduce((text, word) => `${text}$${word.length}\r\n${word}\r\n`, `*${words.length}\r\n`);
 
-// What EXEC answers, if none of it is an error.
-function both(answers) {
-  for (const answer of answers) if (answer instanceof Error) throw answer;
-  return answers;
+const MULTI = wire(['MULTI']);
+const EXEC = wire(['EXEC']);
+const BLOCK_ANSWERS = 4;
+const NOWHERE = { write: ignore };
+
+const textOf = reply => (reply instanceof Buffer ? reply.utf8Slice() : Array.isArray(reply) ? reply.map(textOf) : reply);
+
+// A whole block as one command of ioredis, which takes all four answers: it is written at once, so nothing comes between, and
+// costs a third of what a pipeline of four commands costs.
+class Block {
+  name = 'exec';
+  args = [];
+  isTraced = true;
+  #text;
+  #answers = 0;
+
+  constructor(names, firsts) {
+    this.#text = `${MULTI}${wire(['MGET', ...names])}${wire(['FCALL_RO', 'fence_token', String(firsts.length), ...firsts])}${EXEC}`;
+    this.promise = new Promise((resolve, reject) => {
+      this.fulfil = resolve;
+      this.reject = reject;             // the first error counts: the others only follow from it
+    });
+  }
+
+  toWritable() {
+    return this.#text;
+  }
+
+  // Before the answer to EXEC: OK, QUEUED, QUEUED.
+  resolve(reply) {
+    if (++this.#answers < BLOCK_ANSWERS) return;
+    const error = reply.find(answer => answer instanceof Error);
+    if (error) this.reject(error);
+    else this.fulfil(textOf(reply));
+  }
+}
+
+// Replaces a connection that owed an answer at the last look and has brought nothing since. ioredis's own socketTimeout costs
+// every read a timer and a listener.
+function watcher(redis) {
+  let silent = null;                    // the connection, and how much it had brought
+  return () => {
+    const { stream, commandQueue } = redis;
+    const owes = stream && commandQueue.length > 0;
+    if (owes && silent?.stream === stream && silent.bytes === stream.bytesRead) {
+      stream.destroy(new Error(`Redis has not answered for ${SILENT_MS} ms`));
+    }
+    silent = owes ? { stream, bytes: stream.bytesRead } : null;
+  };
 }
 
 class Ioredis {
   #redis;
-  #Command;
+  #watch;
 
   constructor(client, onError) {
     if (client.mode === 'subscriber' || client.mode === 'monitor') {
@@ -70,7 +88,11 @@ class Ioredis {
     }
     this.cluster = Boolean(client.isCluster);
     this.#redis = own(client).on('error', onError);
-    this.#Command = commandsOf(client);
+    if (!this.cluster) this.#watch = setInterval(watcher(this.#redis), SILENT_MS).unref();
+  }
+
+  placeOf(name) {
+    return this.cluster ? slotText(name) : '';
   }
 
   get isReady() {
@@ -79,28 +101,19 @@ class Ioredis {
 
   // MULTI, MGET, fence_token, EXEC: [records, permits]
   block(names, firsts) {
-    return this.cluster || !this.#Command ? this.#pipeline(names, firsts) : this.#atOnce(names, firsts);
+    if (this.cluster) return this.#pipeline(names, firsts);
+    const block = new Block(names, firsts);
+    this.#redis.sendCommand(block);
+    for (let n = 1; n < BLOCK_ANSWERS; n++) this.#redis.sendCommand(block, NOWHERE);
+    return block.promise;
   }
 
   async #pipeline(names, firsts) {
     const answers = await this.#redis.multi().mget(names).fcall_ro('fence_token', firsts.length, ...firsts).exec();
-    return both(answers.map(([error, answer]) => error || answer));
-  }
-
-  // The same for a fraction of what a pipeline costs: four commands in one go and one write, so nothing comes between.
-  #atOnce(names, firsts) {
-    let last = '';
-    let refused;
-    const writer = { write: text => { last += text; } };
-    const note = error => { refused ??= error; };
-    const exec = new this.#Command('exec', [], UTF8);
-    for (const name of ['multi', 'mget', 'fcall_ro']) this.#redis.sendCommand(new Queued(name, note), writer);
-    this.#redis.sendCommand(exec, writer);
-    if (last) {                         // else there is no connection, and it is rejected
-      this.#redis.stream.write(wire(['MULTI']) + wire(['MGET', ...names])
-        + wire(['FCALL_RO', 'fence_token', String(firsts.length), ...firsts]) + last);
-    }
-    return exec.promise.then(both, error => { throw refused ?? error; });
+    return answers.map(([error, answer]) => {
+      if (error) throw error;
+      return answer;
+    });
   }
 
   ask(name, keys, ...args) {
@@ -116,6 +129,7 @@ class Ioredis {
   }
 
   close() {
+    clearInterval(this.#watch);
     this.#redis.on('error', ignore);
     this.#redis.disconnect();
   }

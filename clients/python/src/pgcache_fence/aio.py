@@ -5,6 +5,7 @@ Owns: connections while a step of core.py runs, as sync.py does; and that concur
 
 import asyncio
 import contextlib
+import copy
 import inspect
 import json
 import re
@@ -18,6 +19,7 @@ from redis.exceptions import TimeoutError as RedisTimeout
 
 from . import topology, wire
 from .core import MISSED, Core, Peeked, Steps
+from .domains import Domain
 from .errors import WrongUse
 from .sync import UNAVAILABLE as SYNC_UNAVAILABLE
 from .sync import Request, has_moved, is_idle, joined, share
@@ -258,6 +260,17 @@ class AsyncFences:
     async def name(self, domain: str, key: Any, *, connection: Any = None) -> str:
         """As Fences.name."""
         return await self._run(self._core._fence(domain, key, connection))
+
+    async def describe(self, domain: str, *, connection: Any = None) -> Domain:
+        """As Fences.describe."""
+        return await self._run(self._core._domain(domain, connection))
+
+    def with_codec(self, codec: Any) -> 'AsyncFences':
+        """As Fences.with_codec."""
+        other = copy.copy(self)
+        other._core = self._core.with_codec(codec)
+        other._checks = Checks(other._core, self._servers)
+        return other
 
     # ------------------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@
 An instance is persistent in the session, like one that a query has loaded; its relationships load as they always do. The session's own
 instance comes first. A session that has written in its transaction asks PostgreSQL: the cache has what is committed.
 What is executed on session.connection() past the session is not seen: call cache.written(session) then.
+AsyncIdentityCache is the same for asyncio.
 """
 
 from decimal import Decimal
@@ -19,8 +20,8 @@ from sqlalchemy.orm.attributes import set_committed_value
 
 from .convert import CONVERTERS, plain
 from .core import ExactJson
+from .domains import Domain
 from .errors import WrongUse
-from .sync import Fences
 
 WRITTEN = 'pgcache_fence.written'
 
@@ -38,7 +39,7 @@ class Mapped(NamedTuple):
 
 
 class IdentityCache:
-    def __init__(self, fences: Fences, sessions: Any = Session) -> None:
+    def __init__(self, fences: Any, sessions: Any = Session) -> None:
         self.fences = fences.with_codec(ExactJson)
         self.mapped: Dict[Any, Mapped] = {}
         event.listen(sessions, 'after_flush', lambda session, context: self.written(session))
@@ -68,21 +69,15 @@ class IdentityCache:
 
     def get_many(self, session: Any, kind: Any, identities: Iterable[Any]) -> List[Any]:
         """In their order; None where there is no row."""
-        wanted = list(identities)
-        mapped, mapper = self.of(kind), inspect(kind)
-        found: Dict[Any, Any] = {}
-        if not session.info.get(WRITTEN) and not (session.new or session.dirty or session.deleted):
-            missed = [identity for identity in dict.fromkeys(wanted)
-                      if mapper.identity_key_from_primary_key(as_tuple(identity)) not in session.identity_map]
-            def connection() -> Any:
-                return session.connection(bind_arguments={'mapper': mapper}).connection
+        wanted, mapped = list(identities), self.of(kind)
+        missed, found = self.missed(session, kind, wanted), {}
+        if missed:
+            def connection() -> Any:            # with the session's rights, in its transaction
+                return session.connection(bind_arguments={'mapper': inspect(kind)}).connection
 
-            keys = {self.key(mapped, identity, connection): identity for identity in missed}
-            rows = self.fences.read_many(mapped.domain, list(keys), connection=connection)     # with the session's rights, in its transaction
-            for key, row in rows.items():
-                found[keys[key]] = None if row is None else self.attach(session, kind, mapped, row)
-        return [found[identity] if identity in found and found[identity] is not MISFIT else session.get(kind, identity)
-                for identity in wanted]
+            keys = self.keys(mapped, self.fences.describe(mapped.domain, connection=connection), missed)
+            found = self.attached(session, kind, keys, self.fences.read_many(mapped.domain, list(keys), connection=connection))
+        return [found[identity] if found.get(identity, MISFIT) is not MISFIT else session.get(kind, identity) for identity in wanted]
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -91,13 +86,24 @@ class IdentityCache:
             raise WrongUse('%s is not cached: call add(%s) first' % (kind.__name__, kind.__name__))
         return self.mapped[kind]
 
-    def key(self, mapped: Mapped, identity: Any, connection: Any) -> Any:
-        values = as_tuple(identity)
-        names = [column.name for column in self.fences.describe(mapped.domain, connection=connection).naming.columns]
+    def missed(self, session: Any, kind: Any, wanted: Iterable[Any]) -> List[Any]:
+        """Those of which the cache is asked: the session has no instance of them, and has written nothing."""
+        if session.info.get(WRITTEN) or session.new or session.dirty or session.deleted:
+            return []
+        return [identity for identity in dict.fromkeys(wanted)
+                if inspect(kind).identity_key_from_primary_key(as_tuple(identity)) not in session.identity_map]
+
+    def keys(self, mapped: Mapped, domain: Domain, identities: Iterable[Any]) -> Dict[Any, Any]:
+        """Key of the domain -> identity."""
+        names = [column.name for column in domain.naming.columns]
         if sorted(names) != sorted(mapped.identity):
             raise WrongUse('domain "%s" has the key (%s), but the primary key that is mapped is (%s)' % (
                 mapped.domain, ', '.join(names), ', '.join(mapped.identity)))
-        return tuple(values[mapped.identity[name]] for name in names)
+        return {tuple(as_tuple(identity)[mapped.identity[name]] for name in names): identity for identity in identities}
+
+    def attached(self, session: Any, kind: Any, keys: Dict[Any, Any], rows: Dict[Any, Any]) -> Dict[Any, Any]:
+        """Identity -> instance, None where there is no row, or MISFIT."""
+        return {keys[key]: None if row is None else self.attach(session, kind, self.of(kind), row) for key, row in rows.items()}
 
     def attach(self, session: Any, kind: Any, mapped: Mapped, row: Dict[str, Any]) -> Any:
         """The instance of a row, in the session."""
@@ -114,6 +120,26 @@ class IdentityCache:
         state = inspect(instance)
         state.manager.dispatch.load(state, None)
         return instance
+
+
+class AsyncIdentityCache(IdentityCache):
+    """For AsyncFences and AsyncSession: get and get_many are coroutines. sessions: the sync_session_class of the AsyncSession."""
+
+    async def get(self, session: Any, kind: Any, identity: Any) -> Any:
+        return (await self.get_many(session, kind, [identity]))[0]
+
+    async def get_many(self, session: Any, kind: Any, identities: Iterable[Any]) -> List[Any]:      # type: ignore[override]
+        wanted, mapped = list(identities), self.of(kind)
+        missed, found = self.missed(session.sync_session, kind, wanted), {}
+        if missed:
+            async def connection() -> Any:
+                opened = await session.connection(bind_arguments={'mapper': inspect(kind)})
+                return (await opened.get_raw_connection()).driver_connection
+
+            keys = self.keys(mapped, await self.fences.describe(mapped.domain, connection=connection), missed)
+            rows = await self.fences.read_many(mapped.domain, list(keys), connection=connection)
+            found = self.attached(session.sync_session, kind, keys, rows)
+        return [found[identity] if found.get(identity, MISFIT) is not MISFIT else await session.get(kind, identity) for identity in wanted]
 
 
 MISFIT = object()
