@@ -1,6 +1,6 @@
 # chroot.sh - makes chroots of Debian's suites with mmdebstrap, from the mirror that the machine uses.
 #
-# Scripts source it after common.sh. It needs root, or sudo, and changes nothing outside the directories that it is given.
+# Sourced by scripts after common.sh. It needs root, or sudo, and changes nothing outside the directories that it is given.
 # Each command in a chroot has its own process and mount namespaces, which end with the command; it uses the machine's network.
 
 # Prints the mirror that the machine uses, if it is one of Debian. MIRROR overrides it.

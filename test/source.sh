@@ -1,6 +1,6 @@
 # source.sh - fetches the source of the installed PostgreSQL, from the source packages of the mirror that the machine uses.
 #
-# Scripts source it after common.sh and use it outside (see there). It needs dpkg-dev. It keeps all of apt's files in
+# Sourced by scripts after common.sh, and used outside (see there). It needs dpkg-dev. It keeps all of apt's files in
 # $outside/apt, and does not change /etc/apt.
 
 private_apt() { apt-get -qq -c "$outside/apt/apt.conf" "$@"; }
