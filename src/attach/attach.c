@@ -7,9 +7,11 @@
  * OWNED, DROP EXTENSION ... CASCADE and DROP COLUMN ... CASCADE of a key column. The object access hook (hooks.c) sees each.
  * attach_renew ends one without that, to begin the next at once, with the same triggers.
  *
+ * All attachments of a table share its triggers, and end with them. To detach one of several takes away what the others do not need.
+ *
  * The extension's own end is seen in the drop of fence.domain, which may go before the triggers.
  *
- * One trigger (the master) depends on the key columns, the version column and the unique index, the others on it. How they look
+ * One trigger (the master) depends on the key columns, the version column and the unique indexes, the others on it. How they look
  * is in shape.c.
  *
  * Locks: attach takes ShareRowExclusiveLock on the table, so that no writer is under way when the triggers appear;
@@ -30,6 +32,7 @@
 #include "catalog/pg_depend.h"
 #include "catalog/pg_trigger.h"
 #include "catalog/pg_type.h"
+#include "commands/tablecmds.h"
 #include "commands/trigger.h"
 #include "executor/spi.h"
 #include "storage/lmgr.h"
@@ -263,23 +266,19 @@ attach_record_dependencies(const AttachRequest *request, Oid master, Oid other, 
 	bind_to_master(&trigger, another);
 }
 
-/* The one whose end is that of the others. */
-static TriggerRole
-master_role(const DomainRow *row)
-{
-	return shape_is_wanted(row, ROLE_AFTER, false) ? ROLE_AFTER : ROLE_TRUNCATE;
-}
-
+/* The one whose end is that of the others: AFTER ROW, if the table has one. */
 static Oid
-master_trigger(const DomainRow *row)
+master_trigger(Oid relid)
 {
-	return get_trigger_oid(row->relid, shape_of(master_role(row))->name, true);
+	Oid			after = get_trigger_oid(relid, shape_of(ROLE_AFTER)->name, true);
+
+	return OidIsValid(after) ? after : get_trigger_oid(relid, shape_of(ROLE_TRUNCATE)->name, true);
 }
 
 void
-attach_loosen(const DomainRow *row)
+attach_loosen(Oid relid)
 {
-	Oid			master = master_trigger(row);
+	Oid			master = master_trigger(relid);
 
 	if (!OidIsValid(master))
 		return;
@@ -303,7 +302,7 @@ void
 attach_fasten(const DomainRow *row)
 {
 	AttachRequest request = {0};
-	Oid			master = master_trigger(row);
+	Oid			master = master_trigger(row->relid);
 	Relation	rel = relation_open(row->relid, NoLock);
 
 	check_again(&request, row, rel);
@@ -312,26 +311,44 @@ attach_fasten(const DomainRow *row)
 		attach_record_dependencies(&request, master, InvalidOid, InvalidOid);
 }
 
-/* Makes all that the domain is to have; the hooks let that pass. The caller holds ShareRowExclusiveLock. */
+/*
+ * Makes the triggers that these attachments of the table want and it lacks, drops those that it has and they do not want; the hooks let
+ * that pass. Of a table without attachments before, those that a restore has left are made anew. The caller holds ShareRowExclusiveLock.
+ */
 static void
-create_triggers(const AttachRequest *request)
+shape_triggers(Oid relid, List *rows)
 {
-	Oid			made[ROLE_AFTER + 1] = {InvalidOid};
-	TriggerRole master = master_role(&request->row);
-
 	attach_in_progress = true;
 	PG_TRY();
 	{
 		for (TriggerRole role = ROLE_BEFORE; role <= ROLE_AFTER; role++)
-			if (shape_is_wanted(&request->row, role, false))
-				made[role] = create_trigger(request->row.relid, role);
+		{
+			bool		wanted = shape_is_wanted(rows, role, false);
+			bool		there = OidIsValid(get_trigger_oid(relid, shape_of(role)->name, true));
+
+			if (wanted && !there)
+				(void) create_trigger(relid, role);
+			else if (there && !wanted)
+				run(psprintf("DROP TRIGGER %s ON %s", shape_of(role)->name, quoted_table(relid)));
+		}
 	}
 	PG_FINALLY();
 	{
 		attach_in_progress = false;
 	}
 	PG_END_TRY();
-	attach_record_dependencies(request, made[master], made[ROLE_BEFORE], master == ROLE_TRUNCATE ? InvalidOid : made[ROLE_TRUNCATE]);
+}
+
+/* Records what a new attachment rests on. */
+static void
+bind_triggers(const AttachRequest *request)
+{
+	Oid			relid = request->row.relid;
+	Oid			master = master_trigger(relid);
+	Oid			truncate = get_trigger_oid(relid, shape_of(ROLE_TRUNCATE)->name, true);
+
+	attach_record_dependencies(request, master, get_trigger_oid(relid, shape_of(ROLE_BEFORE)->name, true),
+							   master == truncate ? InvalidOid : truncate);
 }
 
 /* Name of one of the table's triggers of ours, the master if it is there; NULL if there is none. */
@@ -383,17 +400,21 @@ drop_triggers(Oid relid)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
+static char *
+default_name(Oid relid)
+{
+	const char *schema = get_namespace_name(get_rel_namespace(relid));
+	const char *table = get_rel_name(relid);
+
+	return strcmp(schema, "public") == 0 ? pstrdup(table) : psprintf("%s.%s", schema, table);
+}
+
 /* Sets the default name, and checks that it is free. */
 static void
 choose_name(DomainRow *row)
 {
 	if (row->name == NULL)
-	{
-		const char *schema = get_namespace_name(get_rel_namespace(row->relid));
-		const char *table = get_rel_name(row->relid);
-
-		row->name = strcmp(schema, "public") == 0 ? pstrdup(table) : psprintf("%s.%s", schema, table);
-	}
+		row->name = default_name(row->relid);
 	if (row->name[0] == '\0' || strlen(row->name) >= NAMEDATALEN || strlen(utf8_of_string(row->name)) >= NAMEDATALEN)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -407,16 +428,49 @@ choose_name(DomainRow *row)
 				 errhint("Pass another name with domain => '...'.")));
 }
 
+/* Whoever names no domain means the table's own: he has it already. */
 static void
-check_not_attached(Relation rel)
+check_own_name_free(Relation rel, const DomainRow *row, List *others)
 {
-	DomainRow  *row = domain_row_by_relation(RelationGetRelid(rel));
+	char	   *own = default_name(RelationGetRelid(rel));
+	ListCell   *lc;
 
-	if (row != NULL)
+	foreach(lc, others)
+		if (row->name == NULL && strcmp(((DomainRow *) lfirst(lc))->name, own) == 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_DUPLICATE_OBJECT),
+					 errmsg("table \"%s\" is already attached, as domain \"%s\"", RelationGetRelationName(rel), own),
+					 errhint("Use fence.detach first to change how it is fenced; or pass domain => '...', to fence it by another key as well.")));
+}
+
+/* Checks what the attachments of one table must have in common. */
+static void
+check_beside(Relation rel, const DomainRow *row, List *others)
+{
+	const char *table = RelationGetRelationName(rel);
+	ListCell   *lc;
+
+	if (list_length(others) >= MAX_ATTACHMENTS)
 		ereport(ERROR,
-				(errcode(ERRCODE_DUPLICATE_OBJECT),
-				 errmsg("table \"%s\" is already attached, as domain \"%s\"", RelationGetRelationName(rel), row->name),
-				 errhint("Use fence.detach first to change how it is fenced.")));
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("table \"%s\" is attached %d times, which is the limit", table, MAX_ATTACHMENTS)));
+	foreach(lc, others)
+	{
+		DomainRow  *other = lfirst(lc);
+
+		if (strcmp(row->scope, "manual") == 0 || strcmp(other->scope, "manual") == 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					 errmsg("table \"%s\" is attached already, and scope => 'manual' goes with no other attachment", table),
+					 errdetail("The application would give versions, and so would the triggers of the other one."),
+					 errhint("Detach domain \"%s\" first, or attach both with scope 'row' or 'group'.", other->name)));
+		if (row->version_column != NULL && other->version_column != NULL && strcmp(row->version_column, other->version_column) != 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					 errmsg("table \"%s\" has its versions in column \"%s\", for domain \"%s\"", table, other->version_column, other->name),
+					 errdetail("One version column serves all attachments of a table."),
+					 errhint("Pass version => %s.", quote_literal_cstr(other->version_column))));
+	}
 }
 
 /* Checks the table and what is asked of it; adds the version column if it is wanted and missing. */
@@ -429,8 +483,10 @@ prepare_table(AttachRequest *request)
 	attach_check_owner(relid);
 	rel = relation_open(relid, ShareRowExclusiveLock);
 	attach_check_owner(relid);	/* it may have changed while the lock was waited for */
+	CheckTableNotInUse(rel, "fence.attach");
 	attach_check_table(rel);
-	check_not_attached(rel);
+	request->others = domain_rows_by_relation(relid);
+	check_own_name_free(rel, &request->row, request->others);
 	choose_name(&request->row);
 	attach_check_key(request, rel);
 	attach_check_columns(request, rel);
@@ -444,6 +500,7 @@ prepare_table(AttachRequest *request)
 		rel = relation_open(relid, NoLock);
 		(void) attach_check_version(request, rel);
 	}
+	check_beside(rel, &request->row, request->others);
 	relation_close(rel, NoLock);
 }
 
@@ -458,8 +515,10 @@ fence_attach(PG_FUNCTION_ARGS)
 	if (OidIsValid(request.row.relid))
 	{
 		prepare_table(&request);
-		drop_triggers(request.row.relid);	/* of an attachment that a restore lost */
-		create_triggers(&request);
+		if (request.others == NIL)
+			drop_triggers(request.row.relid);	/* of an attachment that a restore lost */
+		shape_triggers(request.row.relid, lappend(request.others, &request.row));
+		bind_triggers(&request);
 	}
 	else
 	{
@@ -520,6 +579,111 @@ raise_no_domain(const char *name)
 			 errhint("View fence.domains lists what is fenced in this database.")));
 }
 
+/* The others of the table keep what they rest on, and their triggers. */
+static void
+detach_one(const DomainRow *row, List *others)
+{
+	ListCell   *lc;
+
+	(void) end_now(row);
+	shape_triggers(row->relid, others);
+	attach_loosen(row->relid);
+	foreach(lc, others)
+		attach_restore_dependencies(lfirst(lc));
+}
+
+/* All attachments end with the triggers; rows: what a restore or a superuser left without triggers ends too. */
+static void
+detach_all(Oid relid)
+{
+	bool		any = drop_triggers(relid);
+	List	   *rows = domain_rows_by_relation(relid);
+	ListCell   *lc;
+
+	if (rows == NIL && !any)
+		raise_not_attached(relid);
+	foreach(lc, rows)
+		(void) end_now(lfirst(lc));
+}
+
+static char *
+names_of(List *rows)
+{
+	StringInfoData names;
+	ListCell   *lc;
+
+	initStringInfo(&names);
+	foreach(lc, rows)
+		appendStringInfo(&names, "%s\"%s\"", lc == list_head(rows) ? "" : ", ", ((DomainRow *) lfirst(lc))->name);
+	return names.data;
+}
+
+/* Which of the table's attachments is meant; NULL: all, or the triggers that are there without one. */
+static DomainRow *
+choose_attachment(Oid relid, List *rows, const char *name, bool all)
+{
+	ListCell   *lc;
+
+	if (name == NULL && !all && list_length(rows) > 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_AMBIGUOUS_PARAMETER),
+				 errmsg("table \"%s\" is attached %d times", get_rel_name(relid), list_length(rows)),
+				 errdetail("Its domains are %s.", names_of(rows)),
+				 errhint("Name one with domain => '...', or pass all_domains => true.")));
+	if (name == NULL)
+		return NULL;
+	foreach(lc, rows)
+		if (strcmp(((DomainRow *) lfirst(lc))->name, name) == 0)
+			return lfirst(lc);
+	ereport(ERROR,
+			(errcode(ERRCODE_UNDEFINED_OBJECT),
+			 errmsg("table \"%s\" is not attached as domain \"%s\"", get_rel_name(relid), name),
+			 rows ? errdetail("Its domains are %s.", names_of(rows)) : 0,
+			 errhint("View fence.domains lists what is fenced in this database.")));
+	return NULL;				/* not reached */
+}
+
+/* Takes the lock, for whoever owns the table, and sees that no statement of this session works on it. */
+static void
+lock_for_detach(Oid relid)
+{
+	Relation	rel;
+
+	attach_check_owner(relid);
+	rel = relation_open(relid, AccessExclusiveLock);
+	attach_check_owner(relid);
+	CheckTableNotInUse(rel, "fence.detach");
+	relation_close(rel, NoLock);
+}
+
+static void
+detach(Oid relid, const char *name, bool all)
+{
+	List	   *rows;
+	DomainRow  *row;
+	const char *version = NULL;
+	ListCell   *lc;
+
+	lock_for_detach(relid);
+	rows = domain_rows_by_relation(relid);
+	row = choose_attachment(relid, rows, name, all);
+	foreach(lc, row ? list_make1(row) : rows)
+		if (((DomainRow *) lfirst(lc))->version_added)
+			version = ((DomainRow *) lfirst(lc))->version_column;
+	if (row != NULL && list_length(rows) > 1)
+	{
+		rows = list_delete_ptr(list_copy(rows), row);
+		detach_one(row, rows);
+	}
+	else
+		detach_all(relid);
+	if (version != NULL)
+		ereport(NOTICE,
+				(errmsg("column \"%s\" of table \"%s\" stays", version, get_rel_name(relid)),
+				 errdetail("fence.attach has added it."),
+				 errhint("Use ALTER TABLE ... DROP COLUMN if nothing else reads it.")));
+}
+
 /* Whoever may call it (it is not granted to PUBLIC) may end a domain without a table; one with a table, its owner. */
 Datum
 fence_detach_domain(PG_FUNCTION_ARGS)
@@ -532,7 +696,7 @@ fence_detach_domain(PG_FUNCTION_ARGS)
 	if (row == NULL)
 		raise_no_domain(name);
 	if (OidIsValid(row->relid))
-		(void) DirectFunctionCall1(fence_detach, ObjectIdGetDatum(row->relid));
+		detach(row->relid, name, false);
 	else if (!end_now(row))
 		raise_no_domain(name);
 	PG_RETURN_VOID();
@@ -541,28 +705,12 @@ fence_detach_domain(PG_FUNCTION_ARGS)
 Datum
 fence_detach(PG_FUNCTION_ARGS)
 {
-	Oid			relid = PG_GETARG_OID(0);
-	DomainRow  *attached;
-	DomainRow  *row;
-	bool		any;
-
 	shared_require();
-	attach_check_owner(relid);
-	LockRelationOid(relid, AccessExclusiveLock);
-	attach_check_owner(relid);
-	attached = domain_row_by_relation(relid);
-	any = drop_triggers(relid);
-
-	/* what a restore or a superuser left without triggers */
-	row = domain_row_by_relation(relid);
-	if (row != NULL)
-		(void) end_now(row);
-	else if (!any)
-		raise_not_attached(relid);
-	if (attached != NULL && attached->version_added)
-		ereport(NOTICE,
-				(errmsg("column \"%s\" of table \"%s\" stays", attached->version_column, get_rel_name(relid)),
-				 errdetail("fence.attach has added it."),
-				 errhint("Use ALTER TABLE ... DROP COLUMN if nothing else reads it.")));
+	if (PG_ARGISNULL(0))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("the table must not be null"),
+				 errhint("fence.detach_domain ends a domain without a table.")));
+	detach(PG_GETARG_OID(0), text_argument(fcinfo, 1), !PG_ARGISNULL(2) && PG_GETARG_BOOL(2));
 	PG_RETURN_VOID();
 }

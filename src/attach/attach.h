@@ -12,6 +12,7 @@
 typedef struct AttachRequest
 {
 	DomainRow	row;			/* what will be stored; filled bit by bit */
+	List	   *others;			/* DomainRows of the attachments that the table has already */
 	bool		key_given;		/* key => was not NULL */
 	bool		add_version;
 	AttrNumber *key_attnums;
@@ -52,11 +53,14 @@ extern bool attach_in_progress;
 extern void attach_record_dependencies(const AttachRequest *request, Oid master, Oid other, Oid another);
 
 /*
- * Lets a statement change what the attachment rests on; and holds on to it again, as it is now, or raises what fence.attach would. In
- * between the caller keeps AccessExclusiveLock on the table.
+ * Lets a statement change what the attachments of a table rest on; and holds on to that of one attachment again, as it is now, or raises
+ * what fence.attach would. In between the caller keeps AccessExclusiveLock on the table.
  */
-extern void attach_loosen(const DomainRow *row);
+extern void attach_loosen(Oid relid);
 extern void attach_fasten(const DomainRow *row);
+
+/* The same for an attachment that is not checked again, as far as its triggers are there (hooks.c). */
+extern void attach_restore_dependencies(const DomainRow *row);
 
 /* Ends the attachment and begins it anew, with the same options and triggers and a new id, which is stored in row. */
 extern void attach_renew(DomainRow *row);

@@ -69,7 +69,7 @@ fence_table_open(const char *relname, LOCKMODE lock)
 	return OidIsValid(relid) ? try_table_open(relid, lock) : NULL;
 }
 
-/* The table's unique index whose first column is this; InvalidOid if there is none. */
+/* The table's index whose first column is this; InvalidOid if there is none. */
 static Oid
 index_on(Relation table, AttrNumber first_column)
 {
@@ -85,7 +85,7 @@ index_on(Relation table, AttrNumber first_column)
 		if (!HeapTupleIsValid(tuple))
 			continue;
 		form = (Form_pg_index) GETSTRUCT(tuple);
-		if (form->indisunique && form->indisvalid && form->indkey.values[0] == first_column)
+		if (form->indisvalid && form->indkey.values[0] == first_column)
 			found = lfirst_oid(lc);
 		ReleaseSysCache(tuple);
 	}
@@ -199,26 +199,63 @@ fetch_row(AttrNumber column, RegProcedure equality, Datum value)
 	return row;
 }
 
-DomainRow *
-domain_row_by_relation(Oid relid)
+static int
+compare_rows(const ListCell *a, const ListCell *b)
 {
-	return fetch_row(COLUMN_RELATION, F_OIDEQ, ObjectIdGetDatum(relid));
+	const DomainRow *x = lfirst(a);
+	const DomainRow *y = lfirst(b);
+
+	if ((x->version_column == NULL) != (y->version_column == NULL))
+		return x->version_column == NULL ? 1 : -1;
+	return x->id < y->id ? -1 : x->id > y->id;
 }
 
-DomainRow *
-domain_row_covering(Oid relid)
+List *
+domain_rows_by_relation(Oid relid)
 {
-	DomainRow  *row = domain_row_by_relation(relid);
+	Relation	table = fence_table_open("domain", AccessShareLock);
+	List	   *rows = NIL;
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
 
-	if (row == NULL && get_rel_relispartition(relid))
+	if (table == NULL)
+		return NIL;
+	ScanKeyInit(&key, COLUMN_RELATION, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(relid));
+	scan = systable_beginscan(table, index_on(table, COLUMN_RELATION), true, NULL, 1, &key);
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+		rows = lappend(rows, row_of_tuple(tuple, RelationGetDescr(table)));
+	systable_endscan(scan);
+	table_close(table, AccessShareLock);
+	list_sort(rows, compare_rows);
+	return rows;
+}
+
+List *
+domain_rows_covering(Oid relid)
+{
+	List	   *rows = domain_rows_by_relation(relid);
+
+	if (rows == NIL && get_rel_relispartition(relid))
 	{
 		ListCell   *lc;
 
 		foreach(lc, get_partition_ancestors(relid))
-			if ((row = domain_row_by_relation(lfirst_oid(lc))) != NULL)
+			if ((rows = domain_rows_by_relation(lfirst_oid(lc))) != NIL)
 				break;
 	}
-	return row;
+	return rows;
+}
+
+DomainRow *
+domain_row_of(List *rows, int64 id)
+{
+	ListCell   *lc;
+
+	foreach(lc, rows)
+		if (((DomainRow *) lfirst(lc))->id == id)
+			return lfirst(lc);
+	return NULL;
 }
 
 DomainRow *

@@ -49,6 +49,7 @@ typedef struct KeyColumn
 
 typedef struct Domain
 {
+	struct Domain *next;		/* the next attachment of the same table */
 	int64		id;				/* fence.domain.id: this attachment; never reused */
 	char	   *name;			/* as users see it */
 	char	   *wire_name;		/* "<database oid>.<percent-encoded name>": as Redis sees it */
@@ -78,16 +79,19 @@ typedef struct Domain
 	bool		inserts_reserve;	/* a new row may have a fence already, or Redis is to be told of it */
 	int			reserve;		/* ReserveWhen, or -1: the setting */
 	int			policy;			/* FailurePolicy, or -1: the setting */
-
-	MemoryContext context;		/* holds all of this */
-	bool		dead;			/* invalidated; freed at the end of the transaction */
 } Domain;
 
+#define MAX_ATTACHMENTS 16		/* of one table */
+
 /*
- * The domain of a fenced table, or NULL. Of a partition of one: the same domain, with its columns as they stand in the
- * partition. Reads the catalogue in a fresh snapshot when it is not cached.
+ * The domains of a fenced table, chained by next, or NULL. Those whose versions are in the version column come first. Of a partition:
+ * those of the fenced table above it, with their columns as they stand in the partition. Reads the catalogue in a fresh snapshot when they
+ * are not cached.
  */
-extern Domain *domain_by_relation(Oid relid);
+extern Domain *domains_by_relation(Oid relid);
+
+/* Of such a chain the one with that id; NULL: it has none. */
+extern Domain *domain_of(Domain *domains, int64 id);
 
 /* The domain of that name; raises 42704 with a hint if there is none and missing_ok is false. */
 extern Domain *domain_by_name(const char *name, bool missing_ok);
@@ -137,11 +141,16 @@ typedef struct DomainRow
 } DomainRow;
 
 /* The row as of now, or NULL; palloc'd. */
-extern DomainRow *domain_row_by_relation(Oid relid);
 extern DomainRow *domain_row_by_name(const char *name);
 
-/* The row of the table or, if that is a partition, of the nearest fenced table above it. */
-extern DomainRow *domain_row_covering(Oid relid);
+/* The rows of the table's attachments: those with a version column first, else in the order in which they were attached. */
+extern List *domain_rows_by_relation(Oid relid);
+
+/* The rows of the table or, if that is a partition, of the nearest fenced table above it. */
+extern List *domain_rows_covering(Oid relid);
+
+/* Of such a list the one with that id; NULL: it has none. */
+extern DomainRow *domain_row_of(List *rows, int64 id);
 
 /* All of them. */
 extern List *domain_rows(void);

@@ -80,7 +80,7 @@ leaf_domains(const Domain *domain)
 	foreach(cell, find_all_inheritors(domain->relid, AccessShareLock, NULL))
 	{
 		Oid			relid = lfirst_oid(cell);
-		Domain	   *leaf = get_rel_relkind(relid) == RELKIND_RELATION ? domain_by_relation(relid) : NULL;
+		Domain	   *leaf = get_rel_relkind(relid) == RELKIND_RELATION ? domain_of(domains_by_relation(relid), domain->id) : NULL;
 
 		if (leaf != NULL)
 			leaves = lappend(leaves, leaf);

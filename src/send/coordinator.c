@@ -361,8 +361,14 @@ coordinator_reserve_early(Reservation *r)
 		return;
 	else if (rows_of_statement++ >= ROWS_AT_ONCE)
 		held_back = true;
-	else if (ask_for_row(r, word))
-		wire_send(false);
+	else
+		(void) ask_for_row(r, word);
+}
+
+void
+coordinator_send_idle(void)
+{
+	wire_send(false);
 }
 
 void

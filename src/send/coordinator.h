@@ -18,12 +18,15 @@
 #include "send/wire.h"
 
 /*
- * Asks for the reservation if fences are OPEN and its domain reserves early; else nothing happens: before the commit it is sent anyway. The
- * first is sent at once, those after it together. After the first 64 of a statement they are held back until its end, or until
+ * Asks for the reservation if fences are OPEN and its domain reserves early; else nothing happens: before the commit it is sent anyway. It
+ * is put into a message, which coordinator_send_idle sends. After the first 64 of a statement they are held back until its end, or until
  * this backend asks Redis something: if the statement passes bulk_threshold, they are not needed. Waits only to connect, and
  * if more answers are outstanding than can be kept. Never raises because of Redis.
  */
 extern void coordinator_reserve_early(Reservation *reservation);
+
+/* Sends the message if no answer is outstanding: so those of the first row are sent at once, and together, those after it as they gather. */
+extern void coordinator_send_idle(void);
 
 /*
  * At the end of a statement: asks for what was held back; always: and sends what gathered while an answer is outstanding. Waits
