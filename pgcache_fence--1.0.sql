@@ -40,7 +40,8 @@ CREATE TABLE fence.domain (
     publish          text NOT NULL CHECK (publish OPERATOR(pg_catalog.=) ANY (ARRAY['none', 'pubsub', 'stream', 'notify'])),
     version_added    boolean NOT NULL DEFAULT false,    -- fence.attach has added the version column
     cache_absent     boolean NOT NULL DEFAULT false,
-    reserve          text CHECK (reserve OPERATOR(pg_catalog.=) ANY (ARRAY['early', 'commit']))
+    reserve          text CHECK (reserve OPERATOR(pg_catalog.=) ANY (ARRAY['early', 'commit'])),
+    only_columns     boolean NOT NULL DEFAULT false
 );
 CREATE INDEX domain_relation ON fence.domain (relation);
 
@@ -141,7 +142,8 @@ CREATE FUNCTION fence.attach(
     relation regclass, key name[] DEFAULT NULL, version name DEFAULT 'version', domain text DEFAULT NULL,
     tag text DEFAULT NULL, scope text DEFAULT 'row', cache text DEFAULT 'none', columns name[] DEFAULT NULL,
     ttl interval DEFAULT NULL, on_redis_failure text DEFAULT NULL, publish text DEFAULT 'none',
-    add_version boolean DEFAULT false, cache_absent boolean DEFAULT false, reserve text DEFAULT NULL)
+    add_version boolean DEFAULT false, cache_absent boolean DEFAULT false, reserve text DEFAULT NULL,
+    only_columns boolean DEFAULT false)
     RETURNS text LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_attach';
 
 -- domain: which, of a table with several attachments; or all of them.
@@ -162,20 +164,21 @@ CREATE VIEW fence.domains AS
            d.columns, d.ttl,
            coalesce(d.on_redis_failure, pg_catalog.current_setting('pgcache_fence.on_redis_failure')) AS on_redis_failure,
            d.publish, d.cache_absent,
-           coalesce(d.reserve, pg_catalog.current_setting('pgcache_fence.reserve')) AS reserve
+           coalesce(d.reserve, pg_catalog.current_setting('pgcache_fence.reserve')) AS reserve,
+           d.only_columns
       FROM fence.domain d;
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Reading and writing through the fence. What takes the values of a key is there twice, and both are the same function in C:
 -- with text[] for literals and for parameters without a type, with "any" for values of all other types (src/domain/argument.c). Neither
--- is STRICT: a null among the values is an error, not a null.
+-- is STRICT: a null among the values is an error, not a null. Without a value they are for a table that is one group as a whole.
 -- ---------------------------------------------------------------------------------------------------------------------
 
-CREATE FUNCTION fence.fence_key(domain text, VARIADIC key text[]) RETURNS text
+CREATE FUNCTION fence.fence_key(domain text, VARIADIC key text[] DEFAULT '{}') RETURNS text
     LANGUAGE C STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_fence_key';
 CREATE FUNCTION fence.fence_key(domain text, VARIADIC key "any") RETURNS text
     LANGUAGE C STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_fence_key';
-CREATE FUNCTION fence.value_key(domain text, VARIADIC key text[]) RETURNS text
+CREATE FUNCTION fence.value_key(domain text, VARIADIC key text[] DEFAULT '{}') RETURNS text
     LANGUAGE C STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_value_key';
 CREATE FUNCTION fence.value_key(domain text, VARIADIC key "any") RETURNS text
     LANGUAGE C STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_value_key';
@@ -189,32 +192,32 @@ CREATE FUNCTION fence.fence_keys(domain text, keys text[]) RETURNS text[]
     LANGUAGE C STRICT STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_fence_keys';
 
 -- The version of a group in the snapshot of the statement: to be read together with its rows. 0 before its first change.
-CREATE FUNCTION fence.group_version(domain text, VARIADIC key text[]) RETURNS bigint
+CREATE FUNCTION fence.group_version(domain text, VARIADIC key text[] DEFAULT '{}') RETURNS bigint
     LANGUAGE C STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_group_version';
 CREATE FUNCTION fence.group_version(domain text, VARIADIC key "any") RETURNS bigint
     LANGUAGE C STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_group_version';
 
 -- A strong read. permit: of a miss; who has read PostgreSQL in a snapshot taken after it may put what he read. version: of a hit.
-CREATE FUNCTION fence.get(domain text, VARIADIC key text[],
+CREATE FUNCTION fence.get(domain text, VARIADIC key text[] DEFAULT '{}',
                           OUT status text, OUT permit text, OUT version bigint, OUT payload text)
     RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_get';
 CREATE FUNCTION fence.get(domain text, VARIADIC key "any",
                           OUT status text, OUT permit text, OUT version bigint, OUT payload text)
     RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_get';
-CREATE FUNCTION fence.read(domain text, VARIADIC key text[]) RETURNS jsonb
+CREATE FUNCTION fence.read(domain text, VARIADIC key text[] DEFAULT '{}') RETURNS jsonb
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_read';
 CREATE FUNCTION fence.read(domain text, VARIADIC key "any") RETURNS jsonb
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_read';
 -- Returns 'stored', or 'refused' and why. ttl null: the domain's, else pgcache_fence.default_ttl.
 CREATE FUNCTION fence.put(domain text, permit text, version bigint, payload text, ttl interval,
-                          VARIADIC key text[]) RETURNS text
+                          VARIADIC key text[] DEFAULT '{}') RETURNS text
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_put';
 CREATE FUNCTION fence.put(domain text, permit text, version bigint, payload text, ttl interval,
                           VARIADIC key "any") RETURNS text
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_put';
 
 -- Never a strong read: what is stored. freshness: fresh, or unknown; none, unavailable: nothing was found.
-CREATE FUNCTION fence.peek(domain text, VARIADIC key text[],
+CREATE FUNCTION fence.peek(domain text, VARIADIC key text[] DEFAULT '{}',
                            OUT freshness text, OUT version bigint, OUT payload text, OUT stamp text)
     RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_peek';
 CREATE FUNCTION fence.peek(domain text, VARIADIC key "any",
@@ -262,7 +265,7 @@ CREATE FUNCTION fence.abort_write(domain text, VARIADIC key "any") RETURNS void
 -- the transaction that calls reserve, and end with COMMIT of the one that calls commit or abort. observed: the version that the
 -- caller has read; NULL: that which the row has now. commit returns the version to be stored where the caller stores it
 -- (scope 'manual'), in the same transaction. Like begin_write for the owner, and for whom he grants them.
-CREATE FUNCTION fence.reserve(domain text, observed bigint, lease interval, VARIADIC key text[],
+CREATE FUNCTION fence.reserve(domain text, observed bigint, lease interval, VARIADIC key text[] DEFAULT '{}',
                               OUT version bigint, OUT token uuid)
     RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp AS 'MODULE_PATHNAME', 'fence_reserve';
@@ -277,7 +280,7 @@ CREATE FUNCTION fence.abort(token uuid) RETURNS void
     LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp AS 'MODULE_PATHNAME', 'fence_abort';
 
-CREATE FUNCTION fence.status(domain text, VARIADIC key text[],
+CREATE FUNCTION fence.status(domain text, VARIADIC key text[] DEFAULT '{}',
                              OUT fence_version bigint, OUT row_version bigint, OUT relation text, OUT pending integer,
                              OUT token text)
     RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_status';
@@ -425,7 +428,7 @@ CREATE VIEW fence.effects AS
 CREATE FUNCTION fence.audit(domain text, fraction double precision DEFAULT 1.0,
                             OUT relation text, OUT count bigint)
     RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_audit';
-CREATE FUNCTION fence.repair(domain text, VARIADIC key text[]) RETURNS text
+CREATE FUNCTION fence.repair(domain text, VARIADIC key text[] DEFAULT '{}') RETURNS text
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_repair';
 CREATE FUNCTION fence.repair(domain text, VARIADIC key "any") RETURNS text
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_repair';
@@ -440,7 +443,7 @@ CREATE FUNCTION fence.doctor(OUT severity text, OUT finding text, OUT hint text)
     SET search_path = pg_catalog, pg_temp AS 'MODULE_PATHNAME', 'fence_doctor';
 
 -- In words, why the key is a hit, a miss, pending or unarmed right now.
-CREATE FUNCTION fence.explain(domain text, VARIADIC key text[], OUT topic text, OUT finding text)
+CREATE FUNCTION fence.explain(domain text, VARIADIC key text[] DEFAULT '{}', OUT topic text, OUT finding text)
     RETURNS SETOF record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_explain';
 CREATE FUNCTION fence.explain(domain text, VARIADIC key "any", OUT topic text, OUT finding text)
     RETURNS SETOF record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_explain';

@@ -69,7 +69,7 @@ bool		attach_in_progress = false;
 enum
 {
 	ARG_RELATION, ARG_KEY, ARG_VERSION, ARG_DOMAIN, ARG_TAG, ARG_SCOPE, ARG_CACHE, ARG_COLUMNS, ARG_TTL,
-	ARG_ON_REDIS_FAILURE, ARG_PUBLISH, ARG_ADD_VERSION, ARG_CACHE_ABSENT, ARG_RESERVE
+	ARG_ON_REDIS_FAILURE, ARG_PUBLISH, ARG_ADD_VERSION, ARG_CACHE_ABSENT, ARG_RESERVE, ARG_ONLY_COLUMNS
 };
 
 static char *
@@ -122,6 +122,9 @@ read_arguments(FunctionCallInfo fcinfo, AttachRequest *request)
 	row->name = text_argument(fcinfo, ARG_DOMAIN);
 	row->tag = text_argument(fcinfo, ARG_TAG);
 	row->scope = choice_argument(fcinfo, ARG_SCOPE, "scope");
+	/* a key of no columns: all rows have it */
+	if (request->key_given && row->key_columns == NIL && OidIsValid(row->relid) && strcmp(row->scope, "row") == 0)
+		row->scope = pstrdup("group");
 	row->cache = choice_argument(fcinfo, ARG_CACHE, "cache");
 	row->columns = names_argument(fcinfo, ARG_COLUMNS, "columns");
 	row->ttl = PG_ARGISNULL(ARG_TTL) ? NULL : PG_GETARG_INTERVAL_P(ARG_TTL);
@@ -130,6 +133,7 @@ read_arguments(FunctionCallInfo fcinfo, AttachRequest *request)
 	request->add_version = !PG_ARGISNULL(ARG_ADD_VERSION) && PG_GETARG_BOOL(ARG_ADD_VERSION);
 	row->cache_absent = !PG_ARGISNULL(ARG_CACHE_ABSENT) && PG_GETARG_BOOL(ARG_CACHE_ABSENT);
 	row->reserve = text_argument(fcinfo, ARG_RESERVE);
+	row->only_columns = !PG_ARGISNULL(ARG_ONLY_COLUMNS) && PG_GETARG_BOOL(ARG_ONLY_COLUMNS);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -313,10 +317,11 @@ attach_fasten(const DomainRow *row)
 
 /*
  * Makes the triggers that these attachments of the table want and it lacks, drops those that it has and they do not want; the hooks let
- * that pass. Of a table without attachments before, those that a restore has left are made anew. The caller holds ShareRowExclusiveLock.
+ * that pass. first: of a table that had no attachments before, what has the name of one is another's. The caller holds
+ * ShareRowExclusiveLock.
  */
 static void
-shape_triggers(Oid relid, List *rows)
+shape_triggers(Oid relid, List *rows, bool first)
 {
 	attach_in_progress = true;
 	PG_TRY();
@@ -324,7 +329,7 @@ shape_triggers(Oid relid, List *rows)
 		for (TriggerRole role = ROLE_BEFORE; role <= ROLE_AFTER; role++)
 		{
 			bool		wanted = shape_is_wanted(rows, role, false);
-			bool		there = OidIsValid(get_trigger_oid(relid, shape_of(role)->name, true));
+			bool		there = !first && OidIsValid(get_trigger_oid(relid, shape_of(role)->name, true));
 
 			if (wanted && !there)
 				(void) create_trigger(relid, role);
@@ -517,7 +522,7 @@ fence_attach(PG_FUNCTION_ARGS)
 		prepare_table(&request);
 		if (request.others == NIL)
 			drop_triggers(request.row.relid);	/* of an attachment that a restore lost */
-		shape_triggers(request.row.relid, lappend(request.others, &request.row));
+		shape_triggers(request.row.relid, lappend(list_copy(request.others), &request.row), request.others == NIL);
 		bind_triggers(&request);
 	}
 	else
@@ -586,7 +591,7 @@ detach_one(const DomainRow *row, List *others)
 	ListCell   *lc;
 
 	(void) end_now(row);
-	shape_triggers(row->relid, others);
+	shape_triggers(row->relid, others, false);
 	attach_loosen(row->relid);
 	foreach(lc, others)
 		attach_restore_dependencies(lfirst(lc));

@@ -116,6 +116,11 @@ attach_check_request(const AttachRequest *request)
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("cache_absent needs scope => 'row'"),
 				 errdetail("A group is never absent, and what is absent in a manual domain only the application knows.")));
+	if (row->only_columns && (row->columns == NIL || strcmp(row->scope, "manual") == 0))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("only_columns needs columns, and scope 'row' or 'group'"),
+				 errhint("Pass columns => ARRAY[...] with all columns that cached values are made of.")));
 	check_cache(row);
 	check_ttl(row->ttl);
 	if (!OidIsValid(row->relid))
@@ -263,11 +268,11 @@ resolve_key_columns(AttachRequest *request, Relation rel)
 {
 	int			n = list_length(request->row.key_columns);
 
-	if (n == 0)
+	if (n == 0 && !is_group(request))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("key must name at least one column")));
-	request->key_attnums = palloc(sizeof(AttrNumber) * n);
+	request->key_attnums = palloc(sizeof(AttrNumber) * Max(n, 1));
 	for (int i = 0; i < n; i++)
 	{
 		const char *name = list_nth(request->row.key_columns, i);
@@ -323,12 +328,6 @@ check_key_column(const AttachRequest *request, Relation rel, AttrNumber attnum)
 	KeyEquality eq = domain_key_equality(rel, is_group(request) ? InvalidOid : request->key_index, attnum);
 	const char *name = NameStr(att->attname);
 
-	if (!att->attnotnull && !is_group(request))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_TABLE_DEFINITION),
-				 errmsg("key column \"%s\" can be null", name),
-				 errdetail("Rows with a null in the key are no equals of any other, so they have no cache key."),
-				 errhint("Use ALTER TABLE ... ALTER COLUMN %s SET NOT NULL.", quote_identifier(name))));
 	if (att->attgenerated != '\0')
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
@@ -362,7 +361,7 @@ attach_check_key(AttachRequest *request, Relation rel)
 	if (!is_group(request))
 		find_key_index(request, rel);
 	n = list_length(request->row.key_columns);
-	names = palloc(sizeof(char *) * n);
+	names = palloc(sizeof(char *) * Max(n, 1));
 	for (int i = 0; i < n; i++)
 	{
 		check_key_column(request, rel, request->key_attnums[i]);
@@ -455,5 +454,14 @@ attach_check_columns(const AttachRequest *request, Relation rel)
 	ListCell   *lc;
 
 	foreach(lc, request->row.columns)
-		existing_column(rel, lfirst(lc), "columns");
+	{
+		Form_pg_attribute att = attribute(rel, existing_column(rel, lfirst(lc), "columns"));
+
+		if (request->row.only_columns && att->attgenerated != '\0')
+			ereport(ERROR,
+					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					 errmsg("only_columns is not possible with column \"%s\", because it is generated", NameStr(att->attname)),
+					 errdetail("Generated columns are computed after it is decided whether a cached column changes."),
+					 errhint("Name the columns that it is computed from instead, or leave out only_columns.")));
+	}
 }

@@ -52,7 +52,8 @@ typedef enum DomainColumn
 	COLUMN_VERSION_ADDED,
 	COLUMN_CACHE_ABSENT,
 	COLUMN_RESERVE,
-	NCOLUMNS = COLUMN_RESERVE
+	COLUMN_ONLY_COLUMNS,
+	NCOLUMNS = COLUMN_ONLY_COLUMNS
 } DomainColumn;
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -181,6 +182,7 @@ row_of_tuple(HeapTuple tuple, TupleDesc desc)
 	row->version_added = DatumGetBool(values[COLUMN_VERSION_ADDED]);
 	row->cache_absent = DatumGetBool(values[COLUMN_CACHE_ABSENT]);
 	row->reserve = text_or_null(values[COLUMN_RESERVE], nulls[COLUMN_RESERVE]);
+	row->only_columns = DatumGetBool(values[COLUMN_ONLY_COLUMNS]);
 	return row;
 }
 
@@ -374,6 +376,7 @@ tuple_of_row(const DomainRow *row, TupleDesc desc)
 	values[COLUMN_VERSION_ADDED - 1] = BoolGetDatum(row->version_added);
 	values[COLUMN_CACHE_ABSENT - 1] = BoolGetDatum(row->cache_absent);
 	set_text(values, nulls, COLUMN_RESERVE, row->reserve);
+	values[COLUMN_ONLY_COLUMNS - 1] = BoolGetDatum(row->only_columns);
 	return heap_form_tuple(desc, values, nulls);
 }
 

@@ -359,6 +359,27 @@ resolve_version(Domain *domain, const DomainRow *row, Relation rel)
 	}
 }
 
+/* What cannot be watched any more makes every change count. */
+static void
+resolve_watched(Domain *domain, const DomainRow *row, Relation rel)
+{
+	ListCell   *lc;
+	int			n = 0;
+
+	if (!row->only_columns)
+		return;
+	domain->watched = palloc(sizeof(AttrNumber) * list_length(row->columns));
+	foreach(lc, row->columns)
+	{
+		AttrNumber	attnum = get_attnum(RelationGetRelid(rel), lfirst(lc));
+
+		if (attnum <= 0 || TupleDescAttr(RelationGetDescr(rel), attnum - 1)->attgenerated != '\0')
+			return;
+		domain->watched[n++] = attnum;
+	}
+	domain->nwatched = n;
+}
+
 static int
 policy_of_text(const char *text)
 {
@@ -469,6 +490,7 @@ build_domain(const DomainRow *row, Relation rel)
 	domain->partitioned = rel->rd_rel->relkind == RELKIND_PARTITIONED_TABLE;
 	resolve_key(domain, row, rel);
 	resolve_version(domain, row, rel);
+	resolve_watched(domain, row, rel);
 	domain->builtin_types = has_builtin_types(RelationGetDescr(rel));
 	return domain;
 }

@@ -70,6 +70,8 @@ typedef struct Domain
 	int64		version_max;
 	char	   *tag;			/* template, or NULL: the whole key is the hash tag */
 	List	   *columns;		/* names (char *) that read returns; NIL: all */
+	int			nwatched;		/* only_columns: an UPDATE counts if one of these changes; 0: every UPDATE counts */
+	AttrNumber *watched;
 	bool		builtin_types;	/* of all columns: to_json runs nobody's code for them (plain_json.h) */
 	int64		ttl_ms;			/* of values that read and COMMIT store; 0: none */
 	bool		write_through;	/* COMMIT tells Redis the row, not only its version */
@@ -138,6 +140,7 @@ typedef struct DomainRow
 	bool		cache_absent;
 	char	   *reserve;		/* or NULL */
 	bool		version_added;	/* fence.attach has added the version column */
+	bool		only_columns;
 } DomainRow;
 
 /* The row as of now, or NULL; palloc'd. */

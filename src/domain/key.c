@@ -28,6 +28,8 @@
 
 static const char hex_upper[] = "0123456789ABCDEF";
 
+#define NO_VALUES "*"			/* the key of a whole table; encoding gives no asterisk, and Redis Cluster wants a tag that is not empty */
+
 /* -----------------------------------------------------------------------------------------------------------------
  * Percent-encoding
  * -----------------------------------------------------------------------------------------------------------------
@@ -120,7 +122,7 @@ split_key(const char *key, int *nparts, char ***parts)
 	char	  **found = palloc(sizeof(char *) * (strlen(key) + 1));
 	int			n = 0;
 
-	for (;;)
+	while (strcmp(key, NO_VALUES) != 0)
 	{
 		int			len = strcspn(key, ",");
 
@@ -274,6 +276,14 @@ key_is_complete(const Domain *domain, TupleTableSlot *row)
 	return true;
 }
 
+/* Appends the key that has no values. */
+static void
+print_no_values(StringInfo buf, int nkeys)
+{
+	if (nkeys == 0)
+		appendStringInfoString(buf, NO_VALUES);
+}
+
 /* Appends the key of a row. */
 static void
 print_key(StringInfo buf, const Domain *domain, TupleTableSlot *row)
@@ -293,6 +303,7 @@ print_key(StringInfo buf, const Domain *domain, TupleTableSlot *row)
 			appendStringInfoChar(buf, ',');
 		print_value(buf, column, value);
 	}
+	print_no_values(buf, domain->nkeys);
 	check_length(domain, buf);
 }
 
@@ -339,7 +350,7 @@ compare_texts:
 static void
 check_parts(const Domain *domain, int nparts, const Argument *parts)
 {
-	if (nparts == 0 || (OidIsValid(domain->relid) && nparts != domain->nkeys))
+	if (OidIsValid(domain->relid) ? nparts != domain->nkeys : nparts == 0)
 	{
 		StringInfoData names;
 
@@ -349,7 +360,7 @@ check_parts(const Domain *domain, int nparts, const Argument *parts)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("wrong number of key values for domain \"%s\"", domain->name),
-				 names.len > 0 ? errdetail("The key is (%s); %d values were given.", names.data, nparts) :
+				 OidIsValid(domain->relid) ? errdetail("The key is (%s); %d values were given.", names.data, nparts) :
 				 errdetail("At least one is needed.")));
 	}
 	for (int i = 0; i < nparts; i++)
@@ -411,6 +422,7 @@ key_of_arguments(const Domain *domain, int nparts, const Argument *parts)
 			appendStringInfoChar(&buf, ',');
 		print_part(&buf, domain, i, &parts[i]);
 	}
+	print_no_values(&buf, nparts);
 	check_length(domain, &buf);
 	return buf.data;
 }
@@ -436,7 +448,7 @@ key_is_canonical(const Domain *domain, const char *key)
 	if (!key_parts(key, &nparts, &parts) || strlen(key) > KEY_MAX_LENGTH)
 		return false;
 	if (!OidIsValid(domain->relid))
-		return true;
+		return nparts > 0;
 	if (nparts != domain->nkeys)
 		return false;
 	initStringInfo(&buf);
@@ -446,6 +458,7 @@ key_is_canonical(const Domain *domain, const char *key)
 			appendStringInfoChar(&buf, ',');
 		print_value(&buf, &domain->keys[i], key_part_datum(&domain->keys[i], parts[i]));
 	}
+	print_no_values(&buf, nparts);
 	return strcmp(buf.data, key) == 0;
 }
 

@@ -154,6 +154,7 @@ make_new_row(ExprState *state, ExprContext *econtext, bool *isnull)
 	const Domain *domain = captured->change.domains;	/* all have the same version column */
 	TupleTableSlot *row = state->resultslot;
 	int			at = domain->version_attnum - 1;
+	int64		w;
 
 	if (captured->real)
 	{
@@ -164,8 +165,12 @@ make_new_row(ExprState *state, ExprContext *econtext, bool *isnull)
 		copy_values(econtext->ecxt_outertuple, row);
 	ExecStoreVirtualTuple(row);
 	captured->change.new = row;
-	row->tts_values[at] = fence_version_datum(domain, listener->prepare(&captured->change));
-	row->tts_isnull[at] = false;
+	w = listener->prepare(&captured->change);
+	if (w != NO_VERSION)
+	{
+		row->tts_values[at] = fence_version_datum(domain, w);
+		row->tts_isnull[at] = false;
+	}
 	*isnull = true;
 	return (Datum) 0;
 }

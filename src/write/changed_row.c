@@ -11,6 +11,8 @@
  * - What the attachments need of the version differs: above the old row's where the key is kept, above tombstone and floor of the key where
  *   it is gained. The row gets a version above all of that. So no version of any key ever comes again with another row, whichever row it
  *   was: what the key's former row left in the tombstone is above all that this key has ever had.
+ * - With only_columns an attachment is not concerned by an UPDATE that changes none of its columns. The row keeps its version if none of the
+ *   attachments that go by the version column is concerned. If one is, the version rises, and so all of them are.
  * - Groups, and rows whose table has no version column, count in fence.tombstone, each attachment for itself. Their fences are reserved
  *   together with the others; their versions advance once the row is stored.
  *
@@ -18,6 +20,7 @@
  */
 #include "postgres.h"
 
+#include "utils/datum.h"
 #include "utils/memutils.h"
 
 #include "base/metrics.h"
@@ -92,7 +95,38 @@ last_of_key(const Domain *domain, TupleTableSlot *row)
 	return Max(past.tombstone, past.floor);
 }
 
-static void
+static bool
+same_value(Datum a, Datum b, Form_pg_attribute att)
+{
+	/* what an UPDATE does not touch is not fetched from the TOAST table */
+	if (att->attlen == -1 && VARATT_IS_EXTERNAL_ONDISK(DatumGetPointer(a)) && VARATT_IS_EXTERNAL_ONDISK(DatumGetPointer(b)) &&
+		memcmp(DatumGetPointer(a), DatumGetPointer(b), VARSIZE_EXTERNAL(DatumGetPointer(a))) == 0)
+		return true;
+	return datum_image_eq(a, b, att->attbyval, att->attlen);
+}
+
+/* Whether an UPDATE leaves all columns that count as they are. */
+static bool
+same_columns(const Domain *domain, TupleTableSlot *old, TupleTableSlot *new)
+{
+	for (int i = 0; i < domain->nwatched; i++)
+	{
+		int			attnum = domain->watched[i];
+		bool		null_old;
+		bool		null_new;
+		Datum		value_old = slot_getattr(old, attnum, &null_old);
+		Datum		value_new = slot_getattr(new, attnum, &null_new);
+
+		if (null_old != null_new)
+			return false;
+		if (!null_old && !same_value(value_old, value_new, TupleDescAttr(new->tts_tupleDescriptor, attnum - 1)))
+			return false;
+	}
+	return domain->nwatched > 0;
+}
+
+/* Compares the row's keys of before and after. Returns whether the attachment is concerned. */
+static bool
 compare_keys(KeyChange *key, const Domain *domain, const RowChange *change)
 {
 	bool		had = change->old != NULL && key_is_complete(domain, change->old);
@@ -101,6 +135,36 @@ compare_keys(KeyChange *key, const Domain *domain, const RowChange *change)
 	key->kept = had && has && key_same(domain, change->old, change->new);
 	key->lost = had && !key->kept;
 	key->gained = has && !key->kept;
+	return key->lost || key->gained || (key->kept && !same_columns(domain, change->old, change->new));
+}
+
+/*
+ * The same for all attachments. Returns whether the row gets a version. An application that raises the version itself means that the row
+ * has changed.
+ */
+static bool
+compare_row(RowChange *change)
+{
+	bool		counts = change->old == NULL || change->new == NULL;
+	KeyChange  *key = change->keys;
+
+	for (const Domain *domain = change->domains; domain != NULL; domain = domain->next, key++)
+	{
+		bool		concerned = compare_keys(key, domain, change);
+
+		if (!domain->version_aside)
+			counts = counts || concerned;
+		else if (!concerned)
+			key->kept = false;
+	}
+	if (counts || change->domains->version_aside ||
+		fence_version_raw(change->domains, change->old) != fence_version_raw(change->domains, change->new))
+		return true;
+	key = change->keys;
+	for (const Domain *domain = change->domains; domain != NULL; domain = domain->next, key++)
+		if (!domain->version_aside)
+			key->kept = false;
+	return false;
 }
 
 /* Finds or makes the reservations of the row's keys. */
@@ -129,7 +193,6 @@ prepare_lost(KeyChange *key, int64 w)
 static void
 prepare_key(KeyChange *key, const Domain *domain, RowChange *change)
 {
-	compare_keys(key, domain, change);
 	/* before the reservation: it may be the transaction's first look at the key */
 	key->last = domain->version_aside ? NO_VERSION : key->kept ? fence_version_last(domain, change->old) :
 		key->gained ? last_of_key(domain, change->new) : NO_VERSION;
@@ -166,8 +229,9 @@ changed_row_prepare(RowChange *change)
 {
 	KeyChange  *key = change->keys;
 	int64		last = NO_VERSION;
+	bool		counts = compare_row(change);
 	bool		kept = false;
-	int64		w;
+	int64		w = NO_VERSION;
 
 	change->prepared = true;
 	for (const Domain *domain = change->domains; domain != NULL; domain = domain->next, key++)
@@ -176,7 +240,10 @@ changed_row_prepare(RowChange *change)
 		last = Max(last, key->last);
 		kept = kept || (key->kept && !domain->version_aside);
 	}
-	w = change->new == NULL ? fence_version_of_absence(change->domains, change->old) : version_of_new(change, last, kept);
+	if (change->new == NULL)
+		w = fence_version_of_absence(change->domains, change->old);
+	else if (counts)
+		w = version_of_new(change, last, kept);
 	key = change->keys;
 	for (const Domain *domain = change->domains; domain != NULL; domain = domain->next, key++)
 		if (!domain->version_aside)
@@ -336,13 +403,12 @@ look_again(RowChange *change)
 	int64		highest = NO_VERSION;
 	bool		first = change->domains->version_aside;	/* else BEFORE ROW has seen the row */
 
+	if (!change->prepared)
+		(void) compare_row(change);
 	for (const Domain *domain = change->domains; domain != NULL; domain = domain->next, key++)
 	{
 		if (!change->prepared)
-		{
-			compare_keys(key, domain, change);
 			reserve_keys(key, domain, change, first);
-		}
 		key->last = domain->version_aside ? NO_VERSION : key->kept ? fence_version_last(domain, change->old) :
 			key->gained ? last_of_key(domain, change->new) : NO_VERSION;
 		highest = Max(highest, key->last);

@@ -15,10 +15,10 @@
 #include "domain/domain.h"
 #include "send/ledger.h"
 
-/* What the change means for one attachment. A row with a null in the key has no key there. */
+/* What the change means for one attachment; nothing if none of the first three is set. A row with a null in the key has no key there. */
 typedef struct KeyChange
 {
-	bool		kept;			/* an UPDATE leaves the row under its key */
+	bool		kept;			/* an UPDATE leaves the row under its key, and changes something that counts */
 	bool		lost;			/* the old row's key has no row any more */
 	bool		gained;			/* the new row's key has had none */
 	Reservation *of_old;		/* of the key that is lost; NULL: see reservation_of */
@@ -39,7 +39,7 @@ typedef struct RowChange
 
 /*
  * A row is about to be stored, or deleted: reserves its keys, in one message. Returns the version that the new row must get; of a
- * DELETE, that of its tombstones. Only for tables with a version column. A row that is not stored after all costs reservations that
+ * DELETE, that of its tombstones. NO_VERSION: it must keep the one that it has, because nothing changes that counts. Only for tables with a version column. A row that is not stored after all costs reservations that
  * nothing applies. Raises 22003 (the version is at its end), 54000 (a long key), 55000 (ledger_close).
  */
 extern int64 changed_row_prepare(RowChange *change);

@@ -107,7 +107,7 @@ fence_before_row(PG_FUNCTION_ARGS)
 	describe_change(&change, domains, data);
 	w = changed_row_prepare(&change);
 	remember_lost_key(&change);
-	if (change.new != NULL)
+	if (change.new != NULL && w != NO_VERSION)
 		row = stamp_version(domains, row, RelationGetDescr(data->tg_relation), w);
 	return PointerGetDatum(row);
 }
