@@ -44,9 +44,10 @@ def arguments(parser):
     parser.add_argument('--keys', type=int, default=64)
     parser.add_argument('--cache', choices=('none', 'row'), default=None,
                         help='of strategy fence: who fills the cache, readers only or commits too; default: drawn')
-    parser.add_argument('--versions', choices=('trigger', 'application', 'aside', 'group'), default=None,
+    parser.add_argument('--versions', choices=('trigger', 'application', 'aside', 'group', 'attachments'), default=None,
                         help='of strategy fence: who sets the versions of changed rows; aside: the table is attached with '
-                        'version => NULL; group: each row is a group; both without --cache row; default: one of the first two, drawn')
+                        'version => NULL; group: each row is a group; both without --cache row; attachments: three of one table, of which '
+                        'the key that is read is the unique one of rows that also have another; default: one of the first two, drawn')
     parser.add_argument('--absent', choices=('no', 'yes'), default=None,
                         help='of strategy fence: whether "no such row" is cached; default: drawn')
     parser.add_argument('--reserve', choices=('early', 'commit'), default=None,
@@ -148,6 +149,10 @@ class Run:
             % (2 * self.options.keys))
         for row in rows:
             self.complaints.append('key %s: fence %s, row %s: %s, %s pending' % row)
+        rows = self.site.psql("SELECT d.domain, a.relation, a.count FROM fence.domains d, fence.audit(d.domain) a "
+                              "WHERE a.relation NOT IN ('equal', 'missing') AND a.count > 0")
+        for row in rows:
+            self.complaints.append('domain %s: %s of %d keys' % row)
 
     def examine_leases(self):
         client = self.site.redis.client()
@@ -196,7 +201,7 @@ class Run:
         options, ways = self.options, result['ways']
         if (result['written'] > 0) != (options.cache == 'row'):
             self.complaints.append('cache %s, and %d hits of what commits wrote' % (options.cache, result['written']))
-        if result['absent'] and options.absent == 'no' and options.versions != 'group':
+        if result['absent'] and options.absent == 'no' and options.versions not in ('group', 'attachments'):
             self.complaints.append('%d hits that there is no row, which was not to be cached' % result['absent'])
         for way in ('block', 'plain', 'slow', 'beside', 'fence.get', 'derived'):
             if not ways.get(way, {}).get('hit'):
@@ -295,7 +300,7 @@ def run_once(options, program=None):
     if options.versions is None:
         options.versions = ('trigger', 'application')[options.seed // 2 % 2]
     if options.absent is None:
-        options.absent = 'no' if options.versions == 'group' else ('no', 'yes')[options.seed // 4 % 2]
+        options.absent = 'no' if options.versions in ('group', 'attachments') else ('no', 'yes')[options.seed // 4 % 2]
     if options.reserve is None:
         options.reserve = ('early', 'commit')[options.seed // 8 % 2]
     if options.capture is None:
