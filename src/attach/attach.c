@@ -405,39 +405,47 @@ drop_triggers(Oid relid)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-static char *
-default_name(Oid relid)
-{
-	const char *schema = get_namespace_name(get_rel_namespace(relid));
-	const char *table = get_rel_name(relid);
-
-	return strcmp(schema, "public") == 0 ? pstrdup(table) : psprintf("%s.%s", schema, table);
-}
-
-/* Sets the default name, and checks that it is free. */
+/* Sets the default name, and checks it. Until the transaction ends nobody else takes it. */
 static void
 choose_name(DomainRow *row)
 {
 	if (row->name == NULL)
-		row->name = default_name(row->relid);
+		row->name = domain_table_name(row->relid);
 	if (row->name[0] == '\0' || strlen(row->name) >= NAMEDATALEN || strlen(utf8_of_string(row->name)) >= NAMEDATALEN)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("domain name \"%s\" is %s", row->name, row->name[0] == '\0' ? "empty" : "too long"),
 				 errdetail("A name has 1 to %d bytes of UTF-8.", NAMEDATALEN - 1),
 				 errhint("Pass another one with domain => '...'.")));
-	if (domain_row_by_name(row->name) != NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_DUPLICATE_OBJECT),
-				 errmsg("fence domain \"%s\" already exists", row->name),
-				 errhint("Pass another name with domain => '...'.")));
+	domain_lock_name(row->name);
+}
+
+/* The rows of a domain of that name: a group, of other tables, may take in this table too. */
+static List *
+rows_to_join(const DomainRow *row)
+{
+	List	   *members = domain_rows_by_name(row->name);
+	ListCell   *lc;
+
+	foreach(lc, members)
+	{
+		const DomainRow *member = lfirst(lc);
+
+		if (!OidIsValid(row->relid) || member->relid == row->relid ||
+			strcmp(row->scope, "group") != 0 || strcmp(member->scope, "group") != 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_DUPLICATE_OBJECT),
+					 errmsg("fence domain \"%s\" already exists", row->name),
+					 errhint("Pass another name with domain => '...'.")));
+	}
+	return members;
 }
 
 /* Whoever names no domain means the table's own: he has it already. */
 static void
 check_own_name_free(Relation rel, const DomainRow *row, List *others)
 {
-	char	   *own = default_name(RelationGetRelid(rel));
+	char	   *own = domain_table_name(RelationGetRelid(rel));
 	ListCell   *lc;
 
 	foreach(lc, others)
@@ -493,6 +501,7 @@ prepare_table(AttachRequest *request)
 	request->others = domain_rows_by_relation(relid);
 	check_own_name_free(rel, &request->row, request->others);
 	choose_name(&request->row);
+	request->members = rows_to_join(&request->row);
 	attach_check_key(request, rel);
 	attach_check_columns(request, rel);
 	if (!attach_check_version(request, rel))
@@ -506,6 +515,8 @@ prepare_table(AttachRequest *request)
 		(void) attach_check_version(request, rel);
 	}
 	check_beside(rel, &request->row, request->others);
+	if (request->members != NIL)
+		attach_check_join(request, rel);
 	relation_close(rel, NoLock);
 }
 
@@ -529,6 +540,13 @@ fence_attach(PG_FUNCTION_ARGS)
 	{
 		request.row.version_column = NULL;
 		choose_name(&request.row);
+		(void) rows_to_join(&request.row);
+	}
+	if (request.members != NIL)
+	{
+		/* what is cached was made without this table */
+		request.row.id = ((DomainRow *) linitial(request.members))->id;
+		ledger_apply_domain(domain_stub(&request.row));
 	}
 	/* the row comes last: before it, the hook knows of no domain that these triggers could change */
 	domain_row_insert(&request.row);
@@ -548,9 +566,16 @@ attach_announce_end(const DomainRow *row)
 	ledger_end_domain(domain_stub(row));
 }
 
+/* Of a domain of several tables the others go on: it ends with the last. */
 bool
 attach_end(const DomainRow *row)
 {
+	domain_lock_name(row->name);
+	if (list_length(domain_rows_by_name(row->name)) > 1)
+	{
+		ledger_apply_domain(domain_stub(row));
+		return domain_row_delete(row);
+	}
 	attach_announce_end(row);
 	if (!domain_row_delete(row))
 		return false;
@@ -571,7 +596,13 @@ end_now(const DomainRow *row)
 void
 attach_renew(DomainRow *row)
 {
+	if (list_length(domain_rows_by_name(row->name)) > 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("the keys of domain \"%s\" would have another text in this table than in its other tables", row->name),
+				 errhint("Use fence.detach_domain first, and attach its tables again.")));
 	(void) end_now(row);
+	row->id = 0;
 	domain_row_insert(row);
 }
 
@@ -694,16 +725,22 @@ Datum
 fence_detach_domain(PG_FUNCTION_ARGS)
 {
 	char	   *name = text_to_cstring(PG_GETARG_TEXT_PP(0));
-	DomainRow  *row;
+	List	   *rows;
+	ListCell   *lc;
 
 	shared_require();
-	row = domain_row_by_name(name);
-	if (row == NULL)
+	rows = domain_rows_by_name(name);
+	if (rows == NIL)
 		raise_no_domain(name);
-	if (OidIsValid(row->relid))
-		detach(row->relid, name, false);
-	else if (!end_now(row))
-		raise_no_domain(name);
+	foreach(lc, rows)
+	{
+		const DomainRow *row = lfirst(lc);
+
+		if (OidIsValid(row->relid))
+			detach(row->relid, name, false);
+		else if (!end_now(row))
+			raise_no_domain(name);
+	}
 	PG_RETURN_VOID();
 }
 

@@ -465,3 +465,55 @@ attach_check_columns(const AttachRequest *request, Relation rel)
 					 errhint("Name the columns that it is computed from instead, or leave out only_columns.")));
 	}
 }
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Several tables in one domain
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static bool
+same_text(const char *a, const char *b)
+{
+	return a == NULL || b == NULL ? a == b : strcmp(a, b) == 0;
+}
+
+/* Redis, and whoever reserves, know one domain: what it tells them is the same for all of its tables. */
+static void
+check_same_options(const DomainRow *row, const DomainRow *member)
+{
+	const char *differs = !same_text(row->tag, member->tag) || row->tag != NULL ? "tag" :
+		!same_text(row->publish, member->publish) ? "publish" :
+		!same_text(row->on_redis_failure, member->on_redis_failure) ? "on_redis_failure" :
+		!same_text(row->reserve, member->reserve) ? "reserve" :
+		interval_ms(row->ttl) != interval_ms(member->ttl) ? "ttl" : NULL;
+
+	if (differs != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("table \"%s\" cannot join domain \"%s\" with another %s", get_rel_name(row->relid), row->name, differs),
+				 errdetail("The domain has table \"%s\". All of its tables have publish, on_redis_failure, reserve and ttl in common, and none has a tag.",
+						   get_rel_name(member->relid))));
+}
+
+void
+attach_check_join(const AttachRequest *request, Relation rel)
+{
+	const DomainRow *member = linitial(request->members);
+	int			n = list_length(request->row.key_columns);
+	bool		fits = n == list_length(member->key_columns);
+
+	check_same_options(&request->row, member);
+	for (int i = 0; fits && i < n; i++)
+	{
+		AttrNumber	attnum = get_attnum(member->relid, list_nth(member->key_columns, i));
+
+		fits = attnum > 0 && getBaseType(get_atttype(member->relid, attnum)) ==
+			getBaseType(attribute(rel, request->key_attnums[i])->atttypid);
+	}
+	if (!fits)
+		ereport(ERROR,
+				(errcode(ERRCODE_DATATYPE_MISMATCH),
+				 errmsg("the key of table \"%s\" is not of the types that keys of domain \"%s\" have", RelationGetRelationName(rel), member->name),
+				 errdetail("The domain has table \"%s\", in which one value of the key must have the same text.", get_rel_name(member->relid)),
+				 errhint("Pass key => ARRAY[...] with columns of the same types, in the same order; or pass another domain.")));
+}

@@ -22,6 +22,7 @@
 #include "catalog/pg_index.h"
 #include "catalog/pg_type.h"
 #include "commands/sequence.h"
+#include "common/hashfn.h"
 #include "storage/lmgr.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
@@ -186,21 +187,7 @@ row_of_tuple(HeapTuple tuple, TupleDesc desc)
 	return row;
 }
 
-static DomainRow *
-fetch_row(AttrNumber column, RegProcedure equality, Datum value)
-{
-	Relation	table = fence_table_open("domain", AccessShareLock);
-	HeapTuple	tuple;
-	DomainRow  *row;
-
-	if (table == NULL)
-		return NULL;
-	tuple = fence_table_find(table, column, equality, value);
-	row = HeapTupleIsValid(tuple) ? row_of_tuple(tuple, RelationGetDescr(table)) : NULL;
-	table_close(table, AccessShareLock);
-	return row;
-}
-
+/* Those with a version column first, then by attachment, then by table. */
 static int
 compare_rows(const ListCell *a, const ListCell *b)
 {
@@ -209,28 +196,38 @@ compare_rows(const ListCell *a, const ListCell *b)
 
 	if ((x->version_column == NULL) != (y->version_column == NULL))
 		return x->version_column == NULL ? 1 : -1;
-	return x->id < y->id ? -1 : x->id > y->id;
+	if (x->id != y->id)
+		return x->id < y->id ? -1 : 1;
+	return x->relid < y->relid ? -1 : x->relid > y->relid;
 }
 
-List *
-domain_rows_by_relation(Oid relid)
+static List *
+fetch_rows(AttrNumber column, RegProcedure equality, Datum value)
 {
 	Relation	table = fence_table_open("domain", AccessShareLock);
 	List	   *rows = NIL;
 	ScanKeyData key;
+	Oid			index;
 	SysScanDesc scan;
 	HeapTuple	tuple;
 
 	if (table == NULL)
 		return NIL;
-	ScanKeyInit(&key, COLUMN_RELATION, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(relid));
-	scan = systable_beginscan(table, index_on(table, COLUMN_RELATION), true, NULL, 1, &key);
+	index = index_on(table, column);
+	ScanKeyEntryInitialize(&key, 0, column, BTEqualStrategyNumber, InvalidOid, DEFAULT_COLLATION_OID, equality, value);
+	scan = systable_beginscan(table, index, OidIsValid(index), NULL, 1, &key);
 	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
 		rows = lappend(rows, row_of_tuple(tuple, RelationGetDescr(table)));
 	systable_endscan(scan);
 	table_close(table, AccessShareLock);
 	list_sort(rows, compare_rows);
 	return rows;
+}
+
+List *
+domain_rows_by_relation(Oid relid)
+{
+	return fetch_rows(COLUMN_RELATION, F_OIDEQ, ObjectIdGetDatum(relid));
 }
 
 List *
@@ -260,10 +257,28 @@ domain_row_of(List *rows, int64 id)
 	return NULL;
 }
 
-DomainRow *
-domain_row_by_name(const char *name)
+List *
+domain_rows_by_name(const char *name)
 {
-	return fetch_row(COLUMN_NAME, F_TEXTEQ, CStringGetTextDatum(name));
+	return fetch_rows(COLUMN_NAME, F_TEXTEQ, CStringGetTextDatum(name));
+}
+
+void
+domain_lock_name(const char *name)
+{
+	Oid			table = fence_table_oid("domain");
+
+	if (OidIsValid(table))
+		LockDatabaseObject(table, (Oid) hash_bytes((const unsigned char *) name, strlen(name)), 1, ExclusiveLock);
+}
+
+char *
+domain_table_name(Oid relid)
+{
+	const char *schema = get_namespace_name(get_rel_namespace(relid));
+	const char *table = get_rel_name(relid);
+
+	return strcmp(schema, "public") == 0 ? pstrdup(table) : psprintf("%s.%s", schema, table);
 }
 
 /* own: only those that this transaction has written. */
@@ -292,6 +307,17 @@ domain_rows(void)
 	return read_rows(false);
 }
 
+static bool
+is_listed(List *refs, int64 id)
+{
+	ListCell   *lc;
+
+	foreach(lc, refs)
+		if (((DomainRef *) lfirst(lc))->id == id)
+			return true;
+	return false;
+}
+
 static List *
 refs_of(List *rows)
 {
@@ -301,8 +327,11 @@ refs_of(List *rows)
 	foreach(lc, rows)
 	{
 		DomainRow  *row = lfirst(lc);
-		DomainRef  *ref = palloc0(sizeof(DomainRef));
+		DomainRef  *ref;
 
+		if (is_listed(list, row->id))
+			continue;			/* by another of its tables */
+		ref = palloc0(sizeof(DomainRef));
 		ref->row = row;
 		ref->wire_name = domain_wire_name(row->name);
 		ref->id = row->id;
@@ -391,11 +420,31 @@ domain_row_insert(DomainRow *row)
 				(errcode(ERRCODE_UNDEFINED_TABLE),
 				 errmsg("the tables of extension pgcache_fence do not exist in this database"),
 				 errhint("Use CREATE EXTENSION pgcache_fence.")));
-	row->id = nextval_internal(sequence, false);
+	if (row->id == 0)
+		row->id = nextval_internal(sequence, false);
 	CatalogTupleInsert(table, tuple_of_row(row, RelationGetDescr(table)));
 	CacheInvalidateRelcache(table);
 	table_close(table, NoLock);
 	CommandCounterIncrement();
+}
+
+/* The row of this attachment, a copy; NULL: it is gone. */
+static HeapTuple
+find_attachment(Relation table, const DomainRow *row)
+{
+	Oid			index = index_on(table, COLUMN_ID);
+	HeapTuple	found = NULL;
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	ScanKeyInit(&key, COLUMN_ID, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(row->id));
+	scan = systable_beginscan(table, index, OidIsValid(index), NULL, 1, &key);
+	while (found == NULL && HeapTupleIsValid(tuple = systable_getnext(scan)))
+		if (row_of_tuple(tuple, RelationGetDescr(table))->relid == row->relid)
+			found = heap_copytuple(tuple);
+	systable_endscan(scan);
+	return found;
 }
 
 bool
@@ -408,7 +457,7 @@ domain_row_delete(const DomainRow *row)
 		return false;
 	/* without a table nothing else keeps two sessions from ending one domain */
 	LockDatabaseObject(RelationGetRelid(table), (Oid) row->id, 0, ExclusiveLock);
-	tuple = fence_table_find(table, COLUMN_ID, F_INT8EQ, Int64GetDatum(row->id));
+	tuple = find_attachment(table, row);
 	if (HeapTupleIsValid(tuple))
 		CatalogTupleDelete(table, &tuple->t_self);
 	CacheInvalidateRelcache(table);
@@ -424,7 +473,7 @@ domain_row_update(const DomainRow *row)
 
 	if (table == NULL)
 		return;
-	tuple = fence_table_find(table, COLUMN_ID, F_INT8EQ, Int64GetDatum(row->id));
+	tuple = find_attachment(table, row);
 	if (HeapTupleIsValid(tuple))
 		CatalogTupleUpdate(table, &tuple->t_self, tuple_of_row(row, RelationGetDescr(table)));
 	CacheInvalidateRelcache(table);

@@ -477,6 +477,18 @@ has_builtin_types(TupleDesc desc)
 	return true;
 }
 
+static List *
+tables_of(const DomainRow *row)
+{
+	List	   *rows = domain_rows_by_name(row->name);
+	List	   *tables = NIL;
+	ListCell   *lc;
+
+	foreach(lc, rows)
+		tables = lappend_oid(tables, ((DomainRow *) lfirst(lc))->relid);
+	return list_length(tables) > 1 ? tables : NIL;
+}
+
 /* A Domain of a row as it is for that table, the row's own or a partition; NULL: a domain without a table. */
 static Domain *
 build_domain(const DomainRow *row, Relation rel)
@@ -488,6 +500,7 @@ build_domain(const DomainRow *row, Relation rel)
 		return domain;
 	domain->relid = RelationGetRelid(rel);
 	domain->partitioned = rel->rd_rel->relkind == RELKIND_PARTITIONED_TABLE;
+	domain->tables = tables_of(row);
 	resolve_key(domain, row, rel);
 	resolve_version(domain, row, rel);
 	resolve_watched(domain, row, rel);
@@ -539,6 +552,8 @@ link_name(Entry *entry, Domain *domain)
 {
 	ByName	   *n = hash_search(by_name, domain->name, HASH_FIND, NULL);
 
+	if (n != NULL && n->domain->id == domain->id)
+		return;					/* another of its tables came first */
 	if (n != NULL)
 		retire(n->entry);
 	n = hash_search(by_name, domain->name, HASH_ENTER, NULL);
@@ -567,14 +582,14 @@ link_entry(Entry *entry, bool named)
 static List *
 rows_to_load(Oid relid, const char *name)
 {
-	DomainRow  *row;
+	List	   *rows;
+	Oid			table;
 
 	if (name == NULL)
 		return domain_rows_covering(relid);
-	row = domain_row_by_name(name);
-	if (row == NULL || !OidIsValid(row->relid))
-		return row ? list_make1(row) : NIL;
-	return domain_rows_by_relation(row->relid);
+	rows = domain_rows_by_name(name);
+	table = rows ? ((DomainRow *) linitial(rows))->relid : InvalidOid;
+	return OidIsValid(table) ? domain_rows_by_relation(table) : rows;
 }
 
 /* Loads the Domains of that table or, if name is not NULL, those of the table of that domain. */
@@ -630,6 +645,24 @@ domain_of(Domain *domains, int64 id)
 	while (domains != NULL && domains->id != id)
 		domains = domains->next;
 	return domains;
+}
+
+List *
+domain_of_each_table(const Domain *domain)
+{
+	List	   *list = NIL;
+	ListCell   *lc;
+
+	if (domain->tables == NIL)
+		return list_make1(unconstify(Domain *, domain));
+	foreach(lc, domain->tables)
+	{
+		Domain	   *of_table = domain_of(domains_by_relation(lfirst_oid(lc)), domain->id);
+
+		if (of_table != NULL)
+			list = lappend(list, of_table);
+	}
+	return list;
 }
 
 static Domain *
@@ -717,14 +750,12 @@ domain_reserves_early(const Domain *domain)
 	return (domain->reserve >= 0 ? domain->reserve : setting_reserve) == RESERVE_EARLY;
 }
 
-bool
-domain_has_writer_lock(const Domain *domain)
+static bool
+has_writer_lock_on_table(const Domain *domain)
 {
 	bool		found = false;
 	ListCell   *lc;
 
-	if (!TransactionIdIsValid(GetTopTransactionIdIfAny()))
-		return false;
 	foreach(lc, domain->partitioned ? find_all_inheritors(domain->relid, NoLock, NULL) : list_make1_oid(domain->relid))
 	{
 		Relation	rel = try_relation_open(lfirst_oid(lc), AccessShareLock);
@@ -737,6 +768,19 @@ domain_has_writer_lock(const Domain *domain)
 			break;
 	}
 	return found;
+}
+
+bool
+domain_has_writer_lock(const Domain *domain)
+{
+	ListCell   *lc;
+
+	if (!TransactionIdIsValid(GetTopTransactionIdIfAny()))
+		return false;
+	foreach(lc, domain_of_each_table(domain))
+		if (has_writer_lock_on_table(lfirst(lc)))
+			return true;
+	return false;
 }
 
 bool

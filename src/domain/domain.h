@@ -57,6 +57,7 @@ typedef struct Domain
 	char	   *value_prefix;	/* "<namespace>:v:<wire_name>:" */
 	MetricSlot	metrics;		/* where it is counted */
 	Oid			relid;			/* InvalidOid: a domain without a table. Of a partition: that, not the root */
+	List	   *tables;			/* oids of all tables of the domain, if it has several; else NIL */
 	bool		partitioned;	/* relid is a partitioned table: rows are read by the Domains of its partitions */
 	DomainScope scope;
 	int			nkeys;			/* 0: without a table, any number of parts */
@@ -94,6 +95,9 @@ extern Domain *domains_by_relation(Oid relid);
 
 /* Of such a chain the one with that id; NULL: it has none. */
 extern Domain *domain_of(Domain *domains, int64 id);
+
+/* The domain as each of its tables knows it: a List of Domain. Of tables that have been dropped meanwhile nothing. */
+extern List *domain_of_each_table(const Domain *domain);
 
 /* The domain of that name; raises 42704 with a hint if there is none and missing_ok is false. */
 extern Domain *domain_by_name(const char *name, bool missing_ok);
@@ -143,8 +147,14 @@ typedef struct DomainRow
 	bool		only_columns;
 } DomainRow;
 
-/* The row as of now, or NULL; palloc'd. */
-extern DomainRow *domain_row_by_name(const char *name);
+/* The rows of that name: of a domain of several tables one of each, else one. NIL: there is none. */
+extern List *domain_rows_by_name(const char *name);
+
+/* Until the transaction ends nobody else attaches anything by that name, or ends an attachment of it. */
+extern void domain_lock_name(const char *name);
+
+/* The name that a table's own domain has if none is given; palloc'd. */
+extern char *domain_table_name(Oid relid);
 
 /* The rows of the table's attachments: those with a version column first, else in the order in which they were attached. */
 extern List *domain_rows_by_relation(Oid relid);
@@ -182,13 +192,13 @@ extern List *domain_list_own(void);
 #define PUBLISH_WITHDRAWN "withdrawn"
 
 /*
- * Adds the row with the next id, which is stored in it; deletes the row, false: it is gone, another session was first. Both empty
+ * Adds the row with the next id, which is stored in it, unless it has one; deletes the row, false: it is gone, another session was first. Both empty
  * every backend's cache at COMMIT. What was deleted is seen until the command counter is incremented.
  */
 extern void domain_row_insert(DomainRow *row);
 extern bool domain_row_delete(const DomainRow *row);
 
-/* Writes the row again, found by its id. No later look-up in the same command sees it. */
+/* Writes the row again, found by its id and its table. No later look-up in the same command sees it. */
 extern void domain_row_update(const DomainRow *row);
 
 /* Puts another name wherever the row names that column, the tag included; false if it nowhere does. */

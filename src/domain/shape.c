@@ -301,7 +301,16 @@ shape_fault_of_family(List *rows)
 char *
 shape_fault_of_domain(const DomainRow *row)
 {
-	List	   *rows = OidIsValid(row->relid) ? domain_rows_by_relation(row->relid) : NIL;
+	ListCell   *lc;
 
-	return rows == NIL ? NULL : shape_fault_of_family(rows);
+	foreach(lc, domain_rows_by_name(row->name))
+	{
+		const DomainRow *member = lfirst(lc);
+		List	   *rows = OidIsValid(member->relid) ? domain_rows_by_relation(member->relid) : NIL;
+		char	   *fault = rows ? shape_fault_of_family(rows) : NULL;
+
+		if (fault != NULL)
+			return fault;
+	}
+	return NULL;
 }

@@ -65,7 +65,7 @@ extern char *shape_fault_of_table(List *rows, Oid relid);
 /* The same of the table of these rows and all its partitions, whose kinds it looks at too. */
 extern char *shape_fault_of_family(List *rows);
 
-/* The same of the table of that domain, as it is attached now. NULL also if it has no table (any more). */
+/* The same of all tables of that domain, as they are attached now. NULL also if it has no table (any more). */
 extern char *shape_fault_of_domain(const DomainRow *row);
 
 /* The table and all below it; nobody is waited for, so one may have been dropped meanwhile. The table comes first. */

@@ -339,9 +339,9 @@ check_shapes(Report *report)
 {
 	ListCell   *lc;
 
-	foreach(lc, domain_rows())
+	foreach(lc, domain_list())
 	{
-		DomainRow  *row = lfirst(lc);
+		const DomainRow *row = ((DomainRef *) lfirst(lc))->row;
 		char	   *fault = shape_fault_of_domain(row);
 
 		if (fault == NULL)
