@@ -86,8 +86,10 @@ CALL served();
 SELECT * FROM look();
 ALTER TABLE lines ALTER COLUMN order_id TYPE bigint;
 ALTER TABLE lines DROP CONSTRAINT lines_order_id_fkey, ALTER COLUMN order_id TYPE numeric;
--- one leaves, the other goes on; the last one ends it
+-- one leaves, the other goes on, without what was cached of both; the last one ends it
+CALL served();
 SELECT fence.detach('orders');
+SELECT status FROM look();
 SELECT domain, relation FROM fence.domains WHERE domain = 'order';
 SELECT count(*) > 0 AS versions_stay FROM fence.tombstone t JOIN fence.domain d ON d.id = t.domain_id WHERE d.name = 'order';
 SELECT fence.read('order', 1);
