@@ -42,6 +42,7 @@
 #include "utils/fmgroids.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
+#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "miscadmin.h"
@@ -194,7 +195,7 @@ create_trigger(Oid relid, TriggerRole role)
 	return get_trigger_oid(relid, shape->name, false);
 }
 
-/* Records that the one depends on the other, unless that is on record. */
+/* Records that the one depends on the other, unless that is on record: also if this very command has put it there, for another attachment. */
 static void
 depend(const ObjectAddress *object, const ObjectAddress *on, DependencyType type)
 {
@@ -206,7 +207,7 @@ depend(const ObjectAddress *object, const ObjectAddress *on, DependencyType type
 
 	ScanKeyInit(&keys[0], Anum_pg_depend_classid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(object->classId));
 	ScanKeyInit(&keys[1], Anum_pg_depend_objid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(object->objectId));
-	scan = systable_beginscan(catalog, DependDependerIndexId, true, NULL, 2, keys);
+	scan = systable_beginscan(catalog, DependDependerIndexId, true, SnapshotSelf, 2, keys);
 	while (!found && HeapTupleIsValid(tuple = systable_getnext(scan)))
 	{
 		Form_pg_depend form = (Form_pg_depend) GETSTRUCT(tuple);

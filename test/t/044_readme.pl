@@ -12,6 +12,7 @@ use warnings;
 use Cwd qw(abs_path);
 use File::Basename;
 use FenceTest;
+use FenceTest::Document;
 use FenceTest::Session;
 use IPC::Run;
 use PostgreSQL::Test::Utils;
@@ -29,16 +30,7 @@ my $redis = FenceTest::Redis->start;
 my ($node, $sql);
 my %done;
 
-# [kind, text, line] of each block
-my @blocks;
-{
-	my $text = slurp_file("$top/README.md");
-	while ($text =~ /^```(\w*)\n(.*?)^```$/gms)
-	{
-		my ($kind, $block, $before) = ($1, $2, substr($text, 0, $-[0]));
-		push @blocks, [ $kind, $block, 1 + ($before =~ tr/\n//) ];
-	}
-}
+my @blocks = blocks("$top/README.md");
 
 # Output and exit status of a command.
 sub output_of
@@ -49,15 +41,6 @@ sub output_of
 	IPC::Run::run(\@command, '<', \$input, '>&', \$out);
 	$out =~ s/\s+\z//;
 	return ($out, $? >> 8);
-}
-
-# Whether that is what is shown.
-sub shown
-{
-	my ($got, $wanted) = @_;
-	my $pattern = join '.+', map { quotemeta } split /…|\xe2\x80\xa6/, $wanted, -1;
-
-	return $got =~ /\A$pattern\z/s;
 }
 
 sub in_postgres_conf
@@ -74,30 +57,6 @@ sub in_postgres_conf
 		$major >= 18 ? "extension_control_path = '$root$sharedir:\$system'" : "extension_destdir = '$root'", $text);
 	$node->start;
 	$sql = FenceTest::Session->open($node);
-}
-
-# [statement, what it shows or undef] of each
-sub statements
-{
-	my ($text) = @_;
-	my (@found, $statement);
-
-	foreach my $line (split /\n/, $text)
-	{
-		if ($line =~ /^--> ?(.*)/)
-		{
-			my $last = $found[-1];
-			$last->[1] = defined $last->[1] ? "$last->[1]\n$1" : $1;
-			next;
-		}
-		$statement = defined $statement ? "$statement\n$line" : $line;
-		(my $code = $line) =~ s/\s*--.*//;
-		next unless $code =~ /;$/;
-		push @found, [ $statement, undef ];
-		undef $statement;
-	}
-	die "an unfinished statement: $statement" if ($statement // '') =~ /^[^-\s]/m;
-	return @found;
 }
 
 sub run_sql
