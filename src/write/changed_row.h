@@ -39,8 +39,9 @@ typedef struct RowChange
 
 /*
  * A row is about to be stored, or deleted: reserves its keys, in one message. Returns the version that the new row must get; of a
- * DELETE, that of its tombstones. NO_VERSION: it must keep the one that it has, because nothing changes that counts. Only for tables
- * with a version column. A row that is not stored after all costs reservations that nothing applies. Raises 22003 (the version is at its end), 54000 (a long key), 55000 (ledger_close).
+ * DELETE, that of its tombstones; NO_VERSION: the row keeps the one that it has, because nothing changes that counts. Only for tables
+ * with a version column. A row that is not stored after all costs reservations that nothing applies. Raises 22003 (the version is
+ * at its end), 54000 (a long key), 55000 (ledger_close).
  */
 extern int64 changed_row_prepare(RowChange *change);
 
