@@ -172,7 +172,7 @@ class Table:
         rng = self.rng
         if rng.random() < 0.4:
             yield "SELECT fence.attach('%s', scope => 'group', key => '{%s}', domain => 'w.%s_group'%s)" % (
-                self.name, rng.choice(('gr', 'n', '', self.key[-1])), self.name, rng.choice(('', ", columns => '{n}', only_columns => true")))
+                self.name, rng.choice(('gr', 'gr', '', self.key[-1])), self.name, rng.choice(('', ", columns => '{n}', only_columns => true")))
         if rng.random() < 0.4:
             yield "SELECT fence.attach('%s', version => %s, domain => 'w.%s_more', columns => '{v,n}', only_columns => %s)" % (
                 self.name, 'NULL' if self.aside else "'%s'" % self.version, self.name, rng.choice(('true', 'true', 'false')))
