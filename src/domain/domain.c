@@ -327,6 +327,8 @@ resolve_key(Domain *domain, const DomainRow *row, Relation rel)
 	domain->key_index = index = domain_key_index(rel, domain->nkeys, attnums, domain->scope != SCOPE_GROUP, &unfit);
 	for (int i = 0; i < domain->nkeys; i++)
 		describe_key_column(&domain->keys[i], rel, domain->scope == SCOPE_GROUP ? InvalidOid : index, attnums[i]);
+	for (int i = 0; i < domain->nkeys; i++)
+		domain->nullable |= !TupleDescAttr(RelationGetDescr(rel), attnums[i] - 1)->attnotnull;
 	place_key_columns(domain);
 	pfree(attnums);
 }

@@ -270,7 +270,7 @@ check_length(const Domain *domain, const StringInfoData *buf)
 bool
 key_is_complete(const Domain *domain, TupleTableSlot *row)
 {
-	for (int i = 0; i < domain->nkeys; i++)
+	for (int i = 0; domain->nullable && i < domain->nkeys; i++)
 		if (slot_attisnull(row, domain->keys[i].attnum))
 			return false;
 	return true;

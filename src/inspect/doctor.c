@@ -30,6 +30,9 @@ PG_FUNCTION_INFO_V1(fence_doctor);
 
 #define OURS "'pgcache_fence'"
 #define LONG_WAIT 10			/* times patrol_grace: what a reservation may take to be settled */
+#define MANY_GROUPS 4			/* of one table */
+#define SMALL_TABLE 10000		/* rows that may well have one key */
+#define ENOUGH_COMPARED 1000	/* keys of a domain, to say that none is cached */
 
 typedef struct Report
 {
@@ -414,6 +417,52 @@ check_unfenced(Report *report)
 			 " ORDER BY 1");
 }
 
+/* What several attachments of one table make possible: the same twice, what has no effect, what makes every write expensive. */
+static void
+check_attachments(Report *report)
+{
+	put_rows(report, "info",
+			 "SELECT pg_catalog.format('domains %s and %s of table %s have the same key', a.name, b.name, a.relation),"
+			 " 'One of them is enough, unless they differ in columns on purpose.'"
+			 " FROM fence.domain a JOIN fence.domain b ON a.relation OPERATOR(pg_catalog.=) b.relation"
+			 " AND a.id OPERATOR(pg_catalog.<) b.id AND a.scope OPERATOR(pg_catalog.=) b.scope"
+			 " AND a.key_columns OPERATOR(pg_catalog.@>) b.key_columns AND b.key_columns OPERATOR(pg_catalog.@>) a.key_columns"
+			 " ORDER BY 1");
+	put_rows(report, "info",
+			 "SELECT pg_catalog.format('only_columns of domain %s has no effect: domain %s goes by the same versions, and by all columns',"
+			 " a.name, pg_catalog.min(b.name)), 'Attach both with only_columns, or one of them with version => NULL.'"
+			 " FROM fence.domain a JOIN fence.domain b ON a.relation OPERATOR(pg_catalog.=) b.relation"
+			 " AND a.version_column OPERATOR(pg_catalog.=) b.version_column"
+			 " WHERE a.only_columns AND NOT b.only_columns GROUP BY a.name ORDER BY 1");
+	put_rows(report, "warning",
+			 psprintf("SELECT pg_catalog.format('a row of table %%s is in %%s groups: each write locks them all', relation, pg_catalog.count(*)),"
+					  " 'Detach those that nobody reads, or attach them with only_columns.'"
+					  " FROM fence.domain WHERE scope OPERATOR(pg_catalog.=) 'group' AND NOT only_columns"
+					  " GROUP BY relation HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) %d ORDER BY 1", MANY_GROUPS));
+	put_rows(report, "warning",
+			 psprintf("SELECT pg_catalog.format('domain %%s is all of table %%s, which has some %%s rows: all of its writers wait for each other',"
+					  " d.name, d.relation, c.reltuples::bigint), 'Attach it by a key of its rows.'"
+					  " FROM fence.domain d JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) d.relation"
+					  " WHERE d.key_columns OPERATOR(pg_catalog.=) '{}' AND d.scope OPERATOR(pg_catalog.=) 'group'"
+					  " AND c.reltuples OPERATOR(pg_catalog.>) %d ORDER BY 1", SMALL_TABLE));
+}
+
+/* Readers ask Redis, so PostgreSQL does not see them. But the audit sees whether anything that it samples is cached. */
+static void
+check_read(Report *report)
+{
+	put_rows(report, "info",
+			 psprintf("SELECT pg_catalog.format('nobody reads domain %%s: of %%s keys that were compared none is cached',"
+					  " labels OPERATOR(pg_catalog.->>) 'domain', pg_catalog.sum(value)),"
+					  " 'Detach it, if that is so: each write of its table pays for it.'"
+					  " FROM fence._metrics() WHERE name OPERATOR(pg_catalog.=) 'cache_fence_db_compare'"
+					  " AND labels OPERATOR(pg_catalog.->>) 'domain' OPERATOR(pg_catalog.=) ANY (SELECT d.name FROM fence.domain d)"
+					  " GROUP BY labels OPERATOR(pg_catalog.->>) 'domain' HAVING pg_catalog.sum(value) OPERATOR(pg_catalog.>=) %d"
+					  " AND pg_catalog.sum(value) OPERATOR(pg_catalog.=)"
+					  "  pg_catalog.sum(CASE WHEN labels OPERATOR(pg_catalog.->>) 'relation' OPERATOR(pg_catalog.=) 'missing' THEN value ELSE 0 END)"
+					  " ORDER BY 1", ENOUGH_COMPARED));
+}
+
 /* -----------------------------------------------------------------------------------------------------------------
  * What goes on
  * -----------------------------------------------------------------------------------------------------------------
@@ -531,6 +580,8 @@ static const Check checks[] = {
 	{check_clock, true, "no clock of a Redis node has stepped"},
 	{check_triggers, false, "all triggers are there, and as fence.attach makes them"},
 	{check_indexes, false, "the unique indexes of all keys are valid"},
+	{check_attachments, false, "no attachment is there twice, in vain or dear"},
+	{check_read, true, "no domain is fenced for nobody, as far as the audit has seen"},
 	{check_unfenced, false, "no table with a version column is left unfenced"},
 	{check_reservations, true, "no reservation is left over"},
 	{check_effects, true, "no effect is left over"},

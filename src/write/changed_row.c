@@ -74,6 +74,17 @@ reservation_of_new(const Domain *domain, TupleTableSlot *row, bool first)
 	return ledger_is_empty() ? NULL : ledger_find(key_fence_name_of_row(domain, row));
 }
 
+static bool drafted = false;		/* reservations of the row at hand are in a message that was not sent */
+
+/* Sends what was reserved for the row, in one message. */
+static void
+send_drafted(void)
+{
+	if (drafted)
+		coordinator_send_idle();
+	drafted = false;
+}
+
 /* Reserves version w of the key, unless a reservation at or above it was made in this transaction. */
 static void
 reserve(Reservation *r, int64 w)
@@ -82,6 +93,7 @@ reserve(Reservation *r, int64 w)
 		return;
 	r->wanted = w;
 	coordinator_reserve_early(r);
+	drafted = true;
 }
 
 /* What a new row of the key must start above, and what a tombstone proves. */
@@ -248,7 +260,7 @@ changed_row_prepare(RowChange *change)
 	for (const Domain *domain = change->domains; domain != NULL; domain = domain->next, key++)
 		if (!domain->version_aside)
 			reserve(key->of_new, w);
-	coordinator_send_idle();
+	send_drafted();
 	return w;
 }
 
@@ -434,5 +446,5 @@ changed_row_stored(RowChange *change)
 				stored_new(key, domain, change->new, highest);
 		}
 	}
-	coordinator_send_idle();
+	send_drafted();
 }

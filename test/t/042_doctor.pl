@@ -55,9 +55,9 @@ ok(
 		poll(
 			sub {
 				$sql->run('SELECT fence.reset_metrics()');
-				return $sql->run("SELECT count(*) FROM fence.doctor() WHERE severity = 'ok'") == 17;
+				return $sql->run("SELECT count(*) FROM fence.doctor() WHERE severity = 'ok'") == 19;
 			},
-			'17 checks');
+			'19 checks');
 	},
 	'every check says that it found nothing');
 is($sql->run('SELECT count(*) FROM fence.doctor() WHERE (hint IS NULL) <> (severity = $$ok$$)'), 0, 'nothing has a hint but findings');
