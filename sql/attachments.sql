@@ -59,6 +59,17 @@ END $$;
 CALL fill();
 SELECT * FROM look();
 
+-- one more, and one less: no rewrite, and no stronger lock than CREATE TRIGGER takes; what the others have cached stays
+CREATE TEMPORARY TABLE storage AS SELECT relfilenode FROM pg_class WHERE oid = 'users'::regclass;
+BEGIN;
+SELECT fence.attach('users', key => '{name}', scope => 'group', domain => 'users_of_name');
+SELECT mode FROM pg_locks WHERE pid = pg_backend_pid() AND relation = 'users'::regclass ORDER BY 1;
+COMMIT;
+SELECT count(*) FROM pg_class JOIN storage USING (relfilenode) WHERE oid = 'users'::regclass;
+SELECT domain, key, status FROM look() WHERE status <> 'hit';
+SELECT fence.detach('users', 'users_of_name');
+SELECT domain, key, status FROM look() WHERE status <> 'hit';
+
 -- one row: its fences go together
 BEGIN;
 UPDATE users SET name = 'Anna' WHERE id = 1;
