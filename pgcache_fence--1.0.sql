@@ -246,10 +246,17 @@ CREATE FUNCTION fence.derived_keys(name text, VARIADIC arguments text[], OUT fen
 CREATE FUNCTION fence.derived_keys(name text, VARIADIC arguments "any", OUT fence text, OUT value text)
     RETURNS record LANGUAGE C STABLE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_derived_keys';
 
+-- For domains with scope 'manual': reserves the key for this transaction, and returns the version to store, above observed. If the domain has
+-- a table, its rows are not to be written without (pgcache_fence.unreserved_writes).
 CREATE FUNCTION fence.begin_write(domain text, observed bigint, VARIADIC key text[]) RETURNS bigint
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_begin_write';
 CREATE FUNCTION fence.begin_write(domain text, observed bigint, VARIADIC key "any") RETURNS bigint
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_begin_write';
+-- The same, but raises 40001 if another transaction has written a version above observed.
+CREATE FUNCTION fence.begin_write_strict(domain text, observed bigint, VARIADIC key text[]) RETURNS bigint
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_begin_write_strict';
+CREATE FUNCTION fence.begin_write_strict(domain text, observed bigint, VARIADIC key "any") RETURNS bigint
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_begin_write_strict';
 CREATE FUNCTION fence.abort_write(domain text, VARIADIC key text[]) RETURNS void
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_abort_write';
 CREATE FUNCTION fence.abort_write(domain text, VARIADIC key "any") RETURNS void
@@ -461,6 +468,7 @@ REVOKE ALL ON FUNCTION fence.attach, fence.detach, fence.detach_domain, fence.re
                        fence.reset_metrics, fence.doctor, fence._domain_restored FROM PUBLIC;
 REVOKE ALL ON FUNCTION fence.put(text, text, bigint, text, interval, text[]), fence.put(text, text, bigint, text, interval, "any"),
                        fence.begin_write(text, bigint, text[]), fence.begin_write(text, bigint, "any"),
+                       fence.begin_write_strict(text, bigint, text[]), fence.begin_write_strict(text, bigint, "any"),
                        fence.abort_write(text, text[]), fence.abort_write(text, "any"),
                        fence.reserve(text, bigint, interval, text[]), fence.reserve(text, bigint, interval, "any"),
                        fence.repair(text, text[]), fence.repair(text, "any") FROM PUBLIC;

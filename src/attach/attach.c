@@ -264,16 +264,10 @@ attach_record_dependencies(const AttachRequest *request, Oid master, Oid other, 
 }
 
 /* The one whose end is that of the others. */
-static TriggerRole
-master_role(const DomainRow *row)
-{
-	return shape_is_wanted(row, ROLE_AFTER, false) ? ROLE_AFTER : ROLE_TRUNCATE;
-}
-
 static Oid
 master_trigger(const DomainRow *row)
 {
-	return get_trigger_oid(row->relid, shape_of(master_role(row))->name, true);
+	return get_trigger_oid(row->relid, shape_of(ROLE_AFTER)->name, true);
 }
 
 void
@@ -317,7 +311,6 @@ static void
 create_triggers(const AttachRequest *request)
 {
 	Oid			made[ROLE_AFTER + 1] = {InvalidOid};
-	TriggerRole master = master_role(&request->row);
 
 	attach_in_progress = true;
 	PG_TRY();
@@ -331,7 +324,7 @@ create_triggers(const AttachRequest *request)
 		attach_in_progress = false;
 	}
 	PG_END_TRY();
-	attach_record_dependencies(request, made[master], made[ROLE_BEFORE], master == ROLE_TRUNCATE ? InvalidOid : made[ROLE_TRUNCATE]);
+	attach_record_dependencies(request, made[ROLE_AFTER], made[ROLE_BEFORE], made[ROLE_TRUNCATE]);
 }
 
 /* Name of one of the table's triggers of ours, the master if it is there; NULL if there is none. */

@@ -268,8 +268,6 @@ restore_dependencies(const DomainRow *row)
 	if (OidIsValid(after))
 		attach_record_dependencies(&request, after, truncate,
 								   get_trigger_oid(row->relid, shape_of(ROLE_BEFORE)->name, true));
-	else if (OidIsValid(truncate) && strcmp(row->scope, "manual") == 0)
-		attach_record_dependencies(&request, truncate, InvalidOid, InvalidOid);
 }
 
 /*

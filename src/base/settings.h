@@ -25,6 +25,12 @@ typedef enum CaptureWay
 	CAPTURE_TRIGGERS			/* row triggers alone do */
 } CaptureWay;
 
+typedef enum UnreservedWrites
+{
+	UNRESERVED_ERROR,
+	UNRESERVED_RESERVE_DOMAIN	/* the whole domain is reserved instead */
+} UnreservedWrites;
+
 extern char *setting_redis_url;
 extern char *setting_tls_ca_file;
 extern char *setting_tls_cert_file;
@@ -37,6 +43,7 @@ extern int	setting_timeout;
 extern int	setting_on_redis_failure;	/* FailurePolicy */
 extern int	setting_reserve;	/* ReserveWhen */
 extern int	setting_capture;	/* CaptureWay */
+extern int	setting_unreserved_writes;	/* UnreservedWrites */
 extern int	setting_patrol_interval;
 extern int	setting_patrol_grace;
 extern double setting_audit_rate;	/* rows per second and domain */

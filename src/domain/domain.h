@@ -26,7 +26,7 @@ typedef enum DomainScope
 {
 	SCOPE_ROW,					/* one fence per row; triggers write it */
 	SCOPE_GROUP,				/* one fence for all rows with the same key */
-	SCOPE_MANUAL				/* fences are written by begin_write only */
+	SCOPE_MANUAL				/* fences are written by begin_write only; rows are guarded (write/manual.h) */
 } DomainScope;
 
 /* One key column. Without a table (manual domains): text, and no name. */
@@ -229,6 +229,13 @@ extern void attach_at_transaction_end(void);
 
 /* Whether PostgreSQL knows the versions of the domain's keys: in a version column, or in the groups' own rows. */
 extern bool domain_has_versions(const Domain *domain);
+
+/* Whether each write of a row is given its version here: else it is kept aside, or the application stores it. */
+static inline bool
+domain_sets_version(const Domain *domain)
+{
+	return domain->scope == SCOPE_ROW && domain->version_attnum != InvalidAttrNumber;
+}
 
 /*
  * Whether this transaction holds the lock that INSERT, UPDATE and DELETE take, or a stronger one, on the domain's table or one of

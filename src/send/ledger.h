@@ -35,6 +35,7 @@ typedef struct Reservation
 	MetricSlot	metrics;		/* of the domain */
 	const char *stamp;			/* of a detached one, which outlives the transaction; NULL: the transaction's */
 	bool		manual;			/* of a domain that begin_write maintains */
+	bool		used;			/* of such a domain: a row was stored under it, perhaps in a savepoint that was rolled back */
 	bool		notify;
 	bool		events;			/* Redis is to be told the version, for those who listen */
 	bool		early;			/* it is asked for at once, not only before the commit */

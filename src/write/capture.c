@@ -173,7 +173,7 @@ make_new_row(ExprState *state, ExprContext *econtext, bool *isnull)
 static void
 tell(Captured *captured)
 {
-	if (!captured->change.prepared && !captured->change.domain->version_aside)
+	if (!captured->change.prepared && domain_sets_version(captured->change.domain))
 		raise_broken("A row was stored that got no version.");
 	listener->stored(&captured->change);
 	captured->change.prepared = false;
@@ -201,7 +201,7 @@ deleted_row(ExprState *state, ExprContext *econtext, bool *isnull)
 	Captured   *captured = state->evalfunc_private;
 
 	captured->change.old = econtext->ecxt_scantuple;
-	if (!captured->change.domain->version_aside)
+	if (domain_sets_version(captured->change.domain))
 		(void) listener->prepare(&captured->change);
 	tell(captured);
 	*isnull = true;
@@ -515,7 +515,7 @@ capture(ModifyTableState *mt)
 			watch_deleted(mt, captured);
 		else
 		{
-			if (!domain->version_aside)
+			if (domain_sets_version(domain))
 				set_version(mt, i, captured);
 			watch_stored(captured);
 		}

@@ -19,6 +19,7 @@
 #include "domain/version.h"
 #include "send/coordinator.h"
 #include "write/changed_row.h"
+#include "write/manual.h"
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Reservations
@@ -299,6 +300,11 @@ group_changed(const Domain *domain, TupleTableSlot *row)
 void
 changed_row_stored(RowChange *change)
 {
+	if (change->domain->scope == SCOPE_MANUAL)
+	{
+		manual_row_stored(change);
+		return;
+	}
 	if (change->domain->version_aside)
 	{
 		group_changed(change->domain, change->old);

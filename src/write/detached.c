@@ -29,6 +29,7 @@
 #include "send/ledger.h"
 #include "write/detached.h"
 #include "write/functions.h"
+#include "write/manual.h"
 
 #define STANDING_MOST	100		/* for one key: Redis goes through them when one is made or ends */
 
@@ -295,7 +296,7 @@ fence_commit(PG_FUNCTION_ARGS)
 	 * for the version that was reserved, or one above what others have written meanwhile.
 	 */
 	if (domain->scope == SCOPE_MANUAL && key_parse_fence_name(full_name(stored), &database, &wire_name, &key))
-		version = explicit_write(domain, key, version - 1);
+		version = explicit_write(domain, key, version - 1, false);
 	PG_RETURN_INT64(version);
 }
 

@@ -1,7 +1,7 @@
 /*
  * write/functions.c
  *	  The SQL-callable functions besides those of readers (reader.c), attach and detach (attach.c) and views (views.c): names
- *	  of keys, explicit reservations, audit and repair.
+ *	  of keys, audit and repair.
  */
 #include "postgres.h"
 
@@ -9,20 +9,14 @@
 #include "executor/spi.h"
 #include "fmgr.h"
 #include "funcapi.h"
-#include "common/hashfn.h"
 #include "miscadmin.h"
-#include "storage/lock.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/snapmgr.h"
 
 #include "base/shared.h"
-#include "base/stamp.h"
 #include "base/utf8.h"
 #include "domain/key.h"
-#include "domain/row.h"
-#include "domain/tombstone.h"
-#include "domain/version.h"
 #include "read/audit.h"
 #include "read/reader.h"
 #include "send/coordinator.h"
@@ -30,14 +24,11 @@
 #include "write/functions.h"
 
 #define KEEPER_PATIENCE INT64CONST(5000000)	/* microseconds */
-#define MANUAL_LOCK_CLASS 0xFEC	/* advisory locks of SQL have classes 1 and 2 */
 
 PG_FUNCTION_INFO_V1(fence_fence_key);
 PG_FUNCTION_INFO_V1(fence_value_key);
 PG_FUNCTION_INFO_V1(fence_key_slot);
 PG_FUNCTION_INFO_V1(fence_fence_keys);
-PG_FUNCTION_INFO_V1(fence_begin_write);
-PG_FUNCTION_INFO_V1(fence_abort_write);
 PG_FUNCTION_INFO_V1(fence_status);
 PG_FUNCTION_INFO_V1(fence_audit);
 PG_FUNCTION_INFO_V1(fence_repair);
@@ -142,126 +133,6 @@ fence_fence_keys(PG_FUNCTION_ARGS)
 	for (int i = 0; i < n / nparts; i++)
 		values[i] = CStringGetTextDatum(key_fence_name(domain, key_of_arguments(domain, nparts, parts + i * nparts)));
 	PG_RETURN_ARRAYTYPE_P(construct_array(values, n / nparts, TEXTOID, -1, false, TYPALIGN_INT));
-}
-
-/* -----------------------------------------------------------------------------------------------------------------
- * Explicit reservations
- * -----------------------------------------------------------------------------------------------------------------
- */
-
-static void
-require_manual(const Domain *domain)
-{
-	if (domain->scope != SCOPE_MANUAL)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("domain \"%s\" is maintained by the triggers of its table", domain->name),
-				 errhint("Just write the row. Explicit reservations are for domains attached with scope => 'manual'.")));
-}
-
-/*
- * No row's lock orders those who write the key: without this lock two open transactions could be given one version. Of
- * the kind of advisory locks, in a class that SQL cannot name; until the end of the transaction.
- */
-void
-explicit_lock_key(const char *fence)
-{
-	uint64		hash = hash_bytes_extended((const unsigned char *) fence, strlen(fence), 0);
-	LOCKTAG		tag;
-
-	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, (uint32) (hash >> 32), (uint32) hash, MANUAL_LOCK_CLASS);
-	(void) LockAcquire(&tag, ExclusiveLock, false, false);
-}
-
-int64
-explicit_known(const Domain *domain, const char *key)
-{
-	int64		known = row_current_version(domain, key, NULL);
-	TombstoneView past;
-
-	if (domain->scope != SCOPE_MANUAL)
-		return known;
-	past = tombstone_look_up(domain->id, key);
-	return Max(known, Max(past.tombstone, past.floor));
-}
-
-int64
-explicit_observed(const Domain *domain, int64 observed, int64 known)
-{
-	if (observed < 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("the observed version must not be negative")));
-	if (!fence_version_fits(domain, observed, known))
-		ereport(ERROR,
-				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
-				 errmsg("the observed version is too large"),
-				 errdetail("It is " INT64_FORMAT "; it may be " INT64_FORMAT " at most.", observed,
-						   fence_version_most(domain, known)),
-				 errhint("Pass the version that was stored with what the caller has read.")));
-	return Max(observed, known);
-}
-
-void
-explicit_reserve(Reservation *r)
-{
-	FenceWord	word = fence_word_expire();
-
-	if (WORD_STATE(word) == FENCE_OPEN)
-		(void) coordinator_reserve_one(word, r);
-}
-
-/*
- * The version given is remembered as a tombstone: no row's version and no fence tells the next caller, who may have read an older
- * one. The caller states `observed` without proof: it is not told to Redis.
- */
-int64
-explicit_write(const Domain *domain, const char *key, int64 observed)
-{
-	char	   *fence = key_fence_name(domain, key);
-	Reservation *r;
-
-	explicit_lock_key(fence);
-	r = ledger_reservation(RESERVE_ROW, fence, domain);
-	r->wanted = fence_version_after(domain, explicit_observed(domain, observed, Max(explicit_known(domain, key), r->wanted)));
-	(void) fence_stamp();		/* assigns the xid: without a row written, the transaction must still have a fate */
-	tombstone_set(domain->id, key, r->wanted);
-	ledger_apply(r, r->wanted, NULL);
-	explicit_reserve(r);
-	return r->applied;
-}
-
-Datum
-fence_begin_write(PG_FUNCTION_ARGS)
-{
-	Domain	   *domain = domain_argument(fcinfo, 0);
-	char	   *key = key_argument(fcinfo, 2, domain);
-
-	require_manual(domain);
-	if (PG_ARGISNULL(1))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("the observed version must not be null"),
-				 errhint("Pass 0 for a key that never had a version.")));
-	PreventCommandIfReadOnly("fence.begin_write()");
-	PreventCommandDuringRecovery("fence.begin_write()");
-	PG_RETURN_INT64(explicit_write(domain, key, PG_GETARG_INT64(1)));
-}
-
-Datum
-fence_abort_write(PG_FUNCTION_ARGS)
-{
-	Domain	   *domain = domain_argument(fcinfo, 0);
-	char	   *key = key_argument(fcinfo, 1, domain);
-	Reservation *r = ledger_find(key_fence_name(domain, key));
-
-	require_manual(domain);
-	if (r == NULL || r->applied == NO_VERSION)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("this transaction has no reservation of key \"%s\" in domain \"%s\"", key, domain->name)));
-	ledger_withdraw(r);
-	PG_RETURN_VOID();
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
