@@ -318,7 +318,7 @@ SELECT fails($$SELECT fence.drop_derived(d) FROM unnest(ARRAY['att.twice', 'att.
 SELECT fails($$SELECT fence.define_derived('att.twice', '{att.good(1)}', 4294967295::regprocedure)$$);
 ROLLBACK;
 
--- scope manual: no row triggers; a table need not have a version
+-- scope manual: a row trigger guards the table; it need not have a version
 CREATE TABLE by_hand (id int PRIMARY KEY, loose int);
 SELECT refused($$'by_hand', scope => 'manual', key => '{loose}'$$);
 SELECT refused($$'by_hand', scope => 'manual', version => 'v'$$);

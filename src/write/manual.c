@@ -99,19 +99,21 @@ explicit_reserve(Reservation *r)
 }
 
 /*
- * What the caller has read is old. Not asked of who has reserved the key in this transaction before: nobody else was given a version
- * since. A floor is no version of the key, so it is not looked at.
+ * What the caller has read is old. Where rows have versions, the row tells: one that begin_write gave may never have been stored. Whoever
+ * has seen no row has observed 0. Elsewhere it is the one that begin_write gave last; a floor is no version of the key.
  */
 static void
 require_newest(const Domain *domain, const char *key, int64 observed)
 {
-	int64		newest = Max(row_current_version(domain, key, NULL), tombstone_look_up(domain->id, key).tombstone);
+	bool		rows_tell = domain_has_versions(domain);
+	int64		newest = rows_tell ? row_current_version(domain, key, NULL) : tombstone_look_up(domain->id, key).tombstone;
 
-	if (observed < newest)
+	if (rows_tell ? observed != Max(newest, 0) : observed < newest)
 		ereport(ERROR,
 				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-				 errmsg("could not begin to write key \"%s\" of domain \"%s\" because it was written by another transaction",
+				 errmsg("could not begin to write key \"%s\" of domain \"%s\" because another transaction has written it",
 						key, domain->name),
+				 newest == NO_VERSION ? errdetail("The observed version is " INT64_FORMAT ", and the row is gone.", observed) :
 				 errdetail("The observed version is " INT64_FORMAT ", the newest is " INT64_FORMAT ".", observed, newest),
 				 errhint("Read the value again, and try the transaction again.")));
 }
@@ -128,8 +130,13 @@ explicit_write(const Domain *domain, const char *key, int64 observed, bool stric
 
 	explicit_lock_key(fence);
 	r = ledger_reservation(RESERVE_ROW, fence, domain);
-	if (strict && r->applied == NO_VERSION)
-		require_newest(domain, key, observed);
+	if (r->applied == NO_VERSION)
+	{
+		r->used = false;		/* what a savepoint took back has taken the rows with it */
+		/* else nobody but this transaction was given a version since */
+		if (strict)
+			require_newest(domain, key, observed);
+	}
 	r->wanted = fence_version_after(domain, explicit_observed(domain, observed, Max(explicit_known(domain, key), r->wanted)));
 	(void) fence_stamp();		/* assigns the xid: without a row written, the transaction must still have a fate */
 	tombstone_set(domain->id, key, r->wanted);
