@@ -23,9 +23,9 @@ NAMESPACE = 'fence'
 
 # Calls that can legitimately lie, and so get no names but those of domain "lied", whose hits are compared with nothing:
 #  - fence_put, fence_put_from, fence.put, SET: who may put says what the value is; that is what the right means.
-#  - begin_write, abort_write: whoever is granted them says which version is stored; PostgreSQL cannot look.
+#  - begin_write, begin_write_strict, abort_write: whoever is granted them says which version is stored; PostgreSQL cannot look.
 #  - domains with scope => 'manual' are not compared either: their writers reserve by themselves, or do not.
-LIARS_SQL = {'put', 'begin_write', 'abort_write'}
+LIARS_SQL = {'put', 'begin_write', 'begin_write_strict', 'abort_write'}
 LIARS_REDIS = {'fence_put', 'fence_put_from'}
 LIED = 'lied'
 

@@ -18,7 +18,8 @@ my $ALLOWED = '00000';
 my $DENIED = '42501';
 
 my $redis = FenceTest::Redis->start(config => [ 'slowlog-log-slower-than 0', 'slowlog-max-len 1000000' ]);
-my $node = new_postgres('privileges', $redis, namespace => $NAMESPACE);
+my $node = new_postgres('privileges', $redis, namespace => $NAMESPACE,
+	unreserved_writes => 'reserve_domain');
 my $bootstrap = $node->safe_psql('postgres', 'SELECT current_user');
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -232,7 +233,8 @@ my %SOURCES = (of_item => [qw(item part)], of_guarded => [qw(item guarded)], of_
 my @DERIVED = (sort(keys %SOURCES), 'none');
 
 # Those that take the values of a key are there twice: with texts, and with values of any type.
-my %BEFORE_KEY = (put => 'text,text,bigint,text,interval', begin_write => 'text,bigint', reserve => 'text,bigint,interval');
+my %BEFORE_KEY = (put => 'text,text,bigint,text,interval', begin_write => 'text,bigint', begin_write_strict => 'text,bigint',
+	reserve => 'text,bigint,interval');
 
 sub keyed
 {
@@ -267,6 +269,7 @@ my %FUNCTIONS = (
 
 	keyed(put => 'trusted', "1 / (fence.put('%o', :'permit', 1, 'x', NULL, '%k') = 'stored')::int", \@ANY, before => $permit),
 	keyed(begin_write => 'trusted', "fence.begin_write('%o', 0, '%k')", \@MANUAL),
+	keyed(begin_write_strict => 'trusted', "fence.begin_write_strict('%o', 0, '%k')", \@MANUAL, undo => 1),
 	keyed(abort_write => 'trusted', "fence.abort_write('%o', '%k')", \@MANUAL, before => "SELECT fence.begin_write('%o', 0, '%k')"),
 	keyed(reserve => 'trusted', "fence.reserve('%o', NULL, '1 ms', '%k')", [ @ROW_DOMAINS, qw(grp none) ]),
 	commit => [ 'trusted', "fence.commit(:'uuid')", \@CACHED, before => $uuid ],
