@@ -294,43 +294,57 @@ CREATE FUNCTION fence.status(domain text, VARIADIC key "any",
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Effects: changes of keys in Redis that happen at COMMIT, and not at all after ROLLBACK (doc/patterns.md). Keys are the
 -- caller's own. durable: it happens even if Redis is lost between COMMIT and the effect. ttl: null keeps what the key has,
--- 0 is none.
+-- 0 is none; it runs from when the effect happens. expire_at: a point in time, which counts instead of ttl; infinity is none.
 -- ---------------------------------------------------------------------------------------------------------------------
 
 -- first: do the work, then tell its result. Else result is that of who did it; null while he is at it.
 CREATE FUNCTION fence.once(request_id text, ttl interval DEFAULT '1 day', durable boolean DEFAULT false,
+                           expire_at timestamptz DEFAULT NULL,
                            OUT first boolean, OUT result jsonb)
     RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_once';
 CREATE FUNCTION fence.once_result(request_id text, result jsonb, durable boolean DEFAULT false) RETURNS void
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_once_result';
 
--- Raises 23514 if the bound would be passed, whatever becomes of the other transactions that hold a part. Returns where the
--- counter stands if all of them commit that count in the same direction.
+-- on_bound: what happens if the bound would be passed, whatever becomes of the other transactions that hold a part. error: 23514;
+-- refuse: null is returned, and nothing is held; clamp: as much is counted as the bound allows. Returns where the counter stands if all of
+-- them commit that count in the same direction.
 CREATE FUNCTION fence.counter_add(key text, delta bigint, min bigint DEFAULT NULL, max bigint DEFAULT NULL,
-                                  durable boolean DEFAULT false) RETURNS bigint
+                                  durable boolean DEFAULT false, on_bound text DEFAULT 'error') RETURNS bigint
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_counter_add';
 -- From one counter to another of the same slot. min: of the one that gives; max: of the one that takes. Returns what is left.
 CREATE FUNCTION fence.transfer(from_key text, to_key text, amount bigint, min bigint DEFAULT 0, max bigint DEFAULT NULL,
-                               durable boolean DEFAULT false) RETURNS bigint
+                               durable boolean DEFAULT false, on_bound text DEFAULT 'error') RETURNS bigint
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_transfer';
+
+-- A field of a hash: value null removes it. log_key: a list of the same slot that is told what the field had, in the same step, as an
+-- entry "<stamp> <n> {"field": ..., "old": ...}". hash_add counts as counter_add does.
+CREATE FUNCTION fence.hash_set(key text, field text, value text, log_key text DEFAULT NULL, durable boolean DEFAULT false)
+    RETURNS void LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_hash_set';
+CREATE FUNCTION fence.hash_add(key text, field text, delta bigint, min bigint DEFAULT NULL, max bigint DEFAULT NULL,
+                               log_key text DEFAULT NULL, durable boolean DEFAULT false, on_bound text DEFAULT 'error') RETURNS bigint
+    LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_hash_add';
 
 -- expected null: the key must not exist; value null: it goes. False: it has another value.
 CREATE FUNCTION fence.compare_and_set(key text, expected text, value text, ttl interval DEFAULT NULL,
-                                      durable boolean DEFAULT false) RETURNS boolean
+                                      durable boolean DEFAULT false, expire_at timestamptz DEFAULT NULL) RETURNS boolean
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_compare_and_set';
 
 -- What the key has, null if there is none; and at COMMIT it goes (GETDEL), lives longer (GETEX), or has another (SET GET).
 CREATE FUNCTION fence.take(key text, durable boolean DEFAULT false) RETURNS text
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_take';
-CREATE FUNCTION fence.take_and_extend(key text, ttl interval, durable boolean DEFAULT false) RETURNS text
+CREATE FUNCTION fence.take_and_extend(key text, ttl interval DEFAULT NULL, durable boolean DEFAULT false,
+                                      expire_at timestamptz DEFAULT NULL) RETURNS text
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_take_and_extend';
-CREATE FUNCTION fence.take_and_set(key text, value text, ttl interval DEFAULT NULL, durable boolean DEFAULT false)
+CREATE FUNCTION fence.take_and_set(key text, value text, ttl interval DEFAULT NULL, durable boolean DEFAULT false,
+                                   expire_at timestamptz DEFAULT NULL)
     RETURNS text LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_take_and_set';
 
 -- A large value, as a string or (each field of a JSON object) a hash: built aside in pieces, in place at COMMIT.
-CREATE FUNCTION fence.publish(key text, value text, ttl interval DEFAULT NULL, durable boolean DEFAULT false) RETURNS void
+CREATE FUNCTION fence.publish(key text, value text, ttl interval DEFAULT NULL, durable boolean DEFAULT false,
+                              expire_at timestamptz DEFAULT NULL) RETURNS void
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_publish';
-CREATE FUNCTION fence.publish_hash(key text, fields jsonb, ttl interval DEFAULT NULL, durable boolean DEFAULT false)
+CREATE FUNCTION fence.publish_hash(key text, fields jsonb, ttl interval DEFAULT NULL, durable boolean DEFAULT false,
+                                   expire_at timestamptz DEFAULT NULL)
     RETURNS void LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_publish_hash';
 
 -- An entry "<stamp> <n> <entry>" at the end of a list or in a sorted set (by time), or in a stream the fields stamp, n and
@@ -359,7 +373,8 @@ END;
 
 -- Leaves a marker of this transaction if it commits; returns its stamp. is_committed: null if neither PostgreSQL's log nor a
 -- marker can tell any more.
-CREATE FUNCTION fence.commit_marker(ttl interval DEFAULT '1 day', durable boolean DEFAULT false) RETURNS text
+CREATE FUNCTION fence.commit_marker(ttl interval DEFAULT '1 day', durable boolean DEFAULT false,
+                                    expire_at timestamptz DEFAULT NULL) RETURNS text
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_commit_marker';
 CREATE FUNCTION fence.is_committed(stamp text) RETURNS boolean
     LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_is_committed';
@@ -475,7 +490,8 @@ REVOKE ALL ON FUNCTION fence.put(text, text, bigint, text, interval, text[]), fe
 -- Of the internal functions everybody keeps those below the views that everybody may read (PostgreSQL asks the reader for EXECUTE),
 -- and those of the triggers: partitions of fenced tables, and restored ones, are made by their owners.
 -- Effects reach any key that Redis lets this server reach, outside of its namespace.
-REVOKE ALL ON FUNCTION fence.once, fence.once_result, fence.counter_add, fence.transfer, fence.compare_and_set, fence.take,
+REVOKE ALL ON FUNCTION fence.once, fence.once_result, fence.counter_add, fence.transfer, fence.hash_set, fence.hash_add,
+                       fence.compare_and_set, fence.take,
                        fence.take_and_extend, fence.take_and_set, fence.publish, fence.publish_hash,
                        fence.append(text, text, text, bigint, boolean), fence.append(text[], text, text, bigint, boolean),
                        fence._log_stamps, fence.latest_common, fence.commit_marker, fence.enqueue FROM PUBLIC;

@@ -564,7 +564,7 @@ hold_unheard(Effect *effect)
 }
 
 EffectAnswer
-effect_hold(const EffectCall *call)
+effect_hold(EffectCall *call)
 {
 	Effect	   *effect;
 	EffectAnswer answer;
@@ -584,6 +584,8 @@ effect_hold(const EffectCall *call)
 	fence_test_point("effect-held");
 	/* a commit that is lost in a crash must not have been applied */
 	ForceSyncCommit();
+	if (call->decided && answer.n > 2)
+		*call->decided = answer.words[2];
 	if (call->durable)
 	{
 		any_durable = true;

@@ -35,7 +35,8 @@ typedef struct EffectCall
 	int			nargs;
 	const char *args[EFFECT_MAX_ARGS];	/* kept with the hold */
 	int			nchecks;
-	const char *checks[2];		/* looked at only now */
+	const char *checks[3];		/* looked at only now */
+	const char **decided;		/* one of args, of which Redis says what it is to be: the third word of "held"; or NULL */
 	bool		unheard;		/* nobody needs the answer before the commit */
 	bool		durable;		/* it is also a row of fence.outbox */
 	bool		needs_redis;	/* durable or not: it is nothing unless it was checked */
@@ -60,7 +61,7 @@ extern bool effect_says(const EffectAnswer *answer, const char *word);
  * 08006 or 58000 if Redis cannot be asked, 22023 if the key is none for effects. Interruptible; waits at most `timeout`. Holds
  * of transactions that are over are settled on the way, not waited for.
  */
-extern EffectAnswer effect_hold(const EffectCall *call);
+extern EffectAnswer effect_hold(EffectCall *call);
 
 /*
  * PRE_COMMIT and PRE_PREPARE: returns when every effect is held, and raises if one is not: as effect_hold, or what
