@@ -293,10 +293,16 @@ hold_counter(FunctionCallInfo fcinfo, EffectCall *call, int bounds, int on_bound
 	call->nchecks = 3;
 	call->checks[0] = number_argument(fcinfo, bounds);
 	call->checks[1] = number_argument(fcinfo, bounds + 1);
-	call->checks[2] = strcmp(choice, "clamp") == 0 ? choice : "";
+	call->checks[2] = "";
 	call->needs_redis = true;
 	call->decided = amount;
 	answer = effect_hold(call);
+	/* not before holds of transactions that are over were settled: they would be in the way */
+	if (strcmp(choice, "clamp") == 0 && (effect_says(&answer, "bound") || effect_says(&answer, "full")))
+	{
+		call->checks[2] = choice;
+		answer = effect_hold(call);
+	}
 	if ((effect_says(&answer, "bound") || effect_says(&answer, "full")) && answer.n > 1)
 	{
 		if (strcmp(choice, "refuse") == 0)
@@ -353,6 +359,10 @@ field_call(FunctionCallInfo fcinfo, const char *kind, int log)
 	call.key = key_argument_of(fcinfo, 0);
 	call.args[0] = text_argument(fcinfo, 1, "the field", EFFECT_MAX_KEY);
 	call.args[1] = PG_ARGISNULL(log) ? "" : key_argument_of(fcinfo, log);
+	if (strcmp(call.args[1], call.key) == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("the log of a hash must be another key")));
 	if (*call.args[1] != '\0')
 		require_same_place(call.key, call.args[1]);
 	shared_require();

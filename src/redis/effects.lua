@@ -365,8 +365,9 @@ local function refused_by_bound(word, value, name, field)
   return reply
 end
 
--- Holds what can be counted of arguments[place].
+-- Holds what can be counted of arguments[place]; of a call that came twice, what was counted the first time.
 local function hold_counter(c, kind, field, arguments, place, checks)
+  if c.again then arguments[place] = c.again.a[place] end
   local after, delta = counter_after(c.ns, c.key, field, tonumber(arguments[place]), bounds_of(checks))
   if not after then return refused_by_bound('bound', delta, c.name, field) end
   arguments[place] = string.format('%.0f', delta)
@@ -393,6 +394,7 @@ function kinds.received.delta(a) return tonumber(a[2]) end
 
 function kinds.transfer.prepare(c, a, checks)
   local to, bounds = a[1], bounds_of(checks)
+  if c.again then a[2] = c.again.a[2] end
   local left, less = counter_after(c.ns, c.key, nil, 0 - tonumber(a[2]), { min = bounds.min, clamp = bounds.clamp })
   if not left then return refused_by_bound('bound', less, c.name) end
   local arrives, more = counter_after(c.ns, to, nil, math.abs(less), { max = bounds.max, clamp = bounds.clamp })
@@ -633,6 +635,7 @@ local function effect(keys, args)
   if wrong then return wrong end
   local c = { ns = args[1], id = args[2], top = args[3], before = args[4], durable = args[5], key = keys[1] }
   c.name = beside(c.ns, 'h', c.key)
+  c.again = read_hold(c.name, c.id)
   end_one(c.ns, c.key, c.id, 'undo')
   for _, key in ipairs(keys) do
     local name = beside(c.ns, 'h', key)

@@ -104,6 +104,7 @@ SELECT fence.read_derived('derived', '1'), fence.read_derived('derived', '1')
 SELECT fence.once('fz:0'), fence.counter_add('fz:1', 5), fence.compare_and_set('fz:2', NULL, 'x'), fence.append('fz:3', 'e')
 SELECT fence.append('fz:4', 'e', 'zset'), fence.append('fz:5', 'e', 'stream'), fence.publish('fz:{a}:0', 'value')
 SELECT fence.publish_hash('fz:{a}:1', '{"a": 1}'), fence.take('fz:2'), fence.transfer('fz:1', 'fz:{a}:2', 1)
+SELECT fence.hash_set('fz:{b}', 'f', 'x', 'fz:{a}:4'), fence.hash_add('fz:{b}', 'n', 5, max => 3, on_bound => 'clamp')
 SELECT fence.enqueue('fz:{a}:3', 'job'), fence.latest_common('{fz:3,fz:4}'), fence.commit_marker(durable => true)
 BEGIN; SELECT fence.counter_add('fz:1', 1, durable => true); ROLLBACK
 '''

@@ -19,7 +19,7 @@ my $DENIED = '42501';
 
 my $redis = FenceTest::Redis->start(config => [ 'slowlog-log-slower-than 0', 'slowlog-max-len 1000000' ]);
 my $node = new_postgres('privileges', $redis, namespace => $NAMESPACE,
-	unreserved_writes => 'reserve_domain');
+	'pgcache_fence.unreserved_writes' => 'reserve_domain');
 my $bootstrap = $node->safe_psql('postgres', 'SELECT current_user');
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -299,6 +299,8 @@ my %FUNCTIONS = (
 	take_and_extend => effect("fence.take_and_extend('%x', '1 min')"),
 	take_and_set => effect("fence.take_and_set('%x', 'x', durable => true)"),
 	publish => effect("fence.publish('%x', 'x')"),
+	hash_set => effect("fence.hash_set('%x', 'f', 'x')"),
+	hash_add => effect("fence.hash_add('%x', 'n', 1)"),
 	publish_hash => effect("fence.publish_hash('%x', '{\"a\": 1}')"),
 	'fence.append(text,text,text,bigint,boolean)' => effect("fence.append('%x', 'x', durable => true)"),
 	'fence.append(text[],text,text,bigint,boolean)' => effect("fence.append('{app:-%k,%x}'::text[], 'x')"),
