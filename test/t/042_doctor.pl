@@ -150,7 +150,7 @@ subtest 'effects' => sub {
 	my $ns = $sql->run('SHOW pgcache_fence.namespace');
 	my @theirs = ('12345.700.0000abcd.1', '12345.700.0000abcd');
 
-	$redis->call('FCALL', 'fence_effect', 1, 'theirs', $ns, @theirs, '', '', 'counter', 1, 5, '', '');
+	$redis->call('FCALL', 'fence_effect', 1, 'theirs', $ns, @theirs, '', '', 'counter', 1, 5, '', '', '');
 	finds('warning', '1 effect\(s\) in Redis are of another PostgreSQL cluster', 'another cluster');
 	$redis->call('FCALL', 'fence_effects_end', 0, $ns, 'undo', 'theirs', $theirs[0]);
 	$sql->run($_) foreach 'BEGIN', "SELECT fence.counter_add('turned', 1, durable => true)";

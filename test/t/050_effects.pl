@@ -168,7 +168,7 @@ subtest 'who needs no answer does not wait for it before the commit' => sub {
 subtest 'a refusal is an error of the commit' => sub {
 	$redis->call('SET', 'text', 'x');
 	$sql->run($_) foreach 'BEGIN', 'INSERT INTO waited VALUES (3)', "SELECT fence.append('text', 'x')";
-	like($sql->error_of('COMMIT'), qr/^42809: key "text" holds something else than a log/, 'a wrong type');
+	like($sql->error_of('COMMIT'), qr/^42809: key "text" has a value of another type/, 'a wrong type');
 	$sql->run($_) foreach 'BEGIN', 'INSERT INTO waited VALUES (3)', "SELECT fence.append('text', 'x')";
 	like($sql->error_of("PREPARE TRANSACTION 'refused'"), qr/^42809/, 'or of PREPARE TRANSACTION');
 	is($sql->run('SELECT count(*) FROM waited WHERE x = 3'), 0, 'rolls back all');
@@ -253,7 +253,7 @@ subtest 'a clamped amount stays what the first answer said' => sub {
 		my $monitor = $redis->connect;
 		$monitor->call('MONITOR');
 		$sql->run('BEGIN');
-		is($sql->run($statement{$kind}), $kind eq 'transfer' ? -4 : 10, "$kind: as much as there is room");
+		is($sql->run($statement{$kind}), $kind eq 'transfer' ? -10 : 10, "$kind: as much as there is room");
 		my @words = ('');
 		# it is refused first, without the word
 		until (lc($words[0]) eq 'fcall' && $words[-1] eq 'clamp')
@@ -702,7 +702,7 @@ subtest 'an earlier xid that is issued again' => sub {
 
 	# committed now, but another start's transaction had the number: it never reached the disk
 	is_deeply($redis->call('FCALL', 'fence_effect', 1, 'reissued', $ns, "$system.$xid.0000abcd.1", "$system.$xid.0000abcd", '', '', 'counter',
-			1, 5, '', ''), [ 'held', 5 ], 'a hold of a lost transaction');
+			1, 5, '', '', ''), [ 'held', 5, 5 ], 'a hold of a lost transaction');
 	nothing_left();
 	is($redis->call('GET', 'reissued'), undef, 'is not applied');
 };
@@ -719,7 +719,7 @@ subtest 'a hold that arrives after its subtransaction was rolled back' => sub {
 		my $top = $sql->run("SELECT fence.append('late log', 'x')");
 		$sql->run('COMMIT');
 		is_deeply($redis->call('FCALL', 'fence_effect', 1, 'late', $ns, "$system.$sub." . ($top =~ s/.*\.//r) . '.9', "$system.$top", '', '',
-				'counter', 1, 5, '', ''), [ 'held', 5 ], 'it is held');
+				'counter', 1, 5, '', '', ''), [ 'held', 5, 5 ], 'it is held');
 		nothing_left();
 		is($redis->call('GET', 'late'), $end =~ /^ROLLBACK/ ? undef : 5, "after $end");
 	}
