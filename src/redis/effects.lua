@@ -34,7 +34,7 @@ local BYTES = 1024 * 1024              -- of what one call reads in such steps, 
 local LOGGED = 8192                    -- bytes of a field's old value, if it is longer its log is told only that
 local ROW_SHADOW_MS = 3600000          -- how long a value that is being built for a row stays, if it is not finished
 local TRIMMED = 1000                   -- entries by which a log that is too long gets shorter with an append
--- Fields of a hash of holds that are no holds. With a colon and the name of a field behind them: of holds on that field.
+-- Fields of a hash of holds that are no holds. With a colon and a field behind them they are of holds on that field.
 local CLASS, COUNT, LESS, MORE, OWNER = '!', '#', '-', '+', '@'
 
 -- The name beside the key, in its slot: letter h, d, s or q. nil: no name can be in the slot of that key.
@@ -139,7 +139,8 @@ end
 -- The sum of what counters hold, in the direction of delta.
 local function add_held(name, part, delta, sign)
   local sum = (delta < 0 and LESS or MORE) .. part
-  if redis.call('HINCRBY', name, sum, string.format('%.0f', 0 + sign * delta)) == 0 then redis.call('HDEL', name, sum) end
+  local left = redis.call('HINCRBY', name, sum, string.format('%.0f', 0 + sign * delta))
+  if left == 0 then redis.call('HDEL', name, sum) end
 end
 
 -- c: the call, see effect(). made_by: what kinds.set keeps, or nil.
@@ -227,9 +228,9 @@ local function set_ttl(key, ttl)
 end
 
 -- ---------------------------------------------------------------------------------------------------------------
--- The kinds. class: a key has holds of one class at a time. alone: and of one transaction. of_field: each field of the hash
--- has holds of one kind at a time, and who is alone is so on the field. ordered: one transaction's are applied in its order.
--- delta: of a counter.
+-- The kinds. class: a key has holds of one class at a time. alone: and of one transaction. of_field: each field of the
+-- hash has holds of one kind at a time, and who is alone is so on the field. ordered: one transaction's are applied in
+-- its order. delta: of a counter.
 -- prepare(c, arguments, checks) answers 'held ...' after add_hold, else why not; apply(key, arguments, id, ns) may
 -- answer 'lost'; undo(key, id, ns) if there is more to undo than the hold. takes: what its first arguments are, see
 -- TAKES; other: whether the first of them is the second key; checks: how many there are at least.
@@ -242,7 +243,8 @@ local function takes(kind, keys, arguments, checks)
   if keys[2] ~= (kind.other and arguments[1] or nil) then return false end
   for i = 1, #kind.takes do
     local what = sub(kind.takes, i, i)
-    if not arguments[i] or not find(arguments[i], TAKES[what]) or (what == 'e' and arguments[i] == '@') then return false end
+    if not arguments[i] or not find(arguments[i], TAKES[what]) then return false end
+    if what == 'e' and arguments[i] == '@' then return false end
   end
   return not checks or #checks >= (kind.checks or 0)
 end
@@ -318,8 +320,8 @@ function kinds.set.apply(key, a)
 end
 
 -- counter | delta ; min max clamp -> held value delta | bound value holder... | inexact
--- The bounds hold whatever becomes of the other holds; value: with all holds in that direction. clamp: a word makes it count
--- as much of delta as the bounds allow, so what is held, and kept in a row, is what the answer says.
+-- The bounds hold whatever becomes of the other holds; value: with all holds in that direction. clamp: any word makes it
+-- count as much of delta as the bounds allow: what is held, and kept in a row, is what the answer says.
 kinds.counter = { class = 'counter', takes = 'n', checks = 3 }
 
 function kinds.counter.delta(a)
@@ -337,7 +339,8 @@ local function count_of(key, field)
   return value and math.abs(value) <= EXACT and value or nil
 end
 
--- What the counter can come to in the direction of delta: after, delta. nil, value: the bounds forbid it; nil: not to be counted.
+-- What the counter can come to in the direction of delta: after, delta. nil, value: the bounds forbid it. nil: it is not
+-- to be counted.
 local function counter_after(ns, key, field, delta, bounds)
   local value = count_of(key, field)
   if not value then return nil end
@@ -383,8 +386,8 @@ function kinds.counter.apply(key, a)
   redis.call('INCRBY', key, a[1])
 end
 
--- transfer <from> <to> | to amount ; min max clamp -> held value amount | bound value holder... | full value holder... |
--- inexact
+-- transfer <from> <to> | to amount ; min max clamp -> held value amount | bound value holder... |
+-- full value holder... | inexact
 -- The hold of `to` (received) only counts there: both end together with that of `from`.
 kinds.transfer = { class = 'counter', takes = 'tn', other = true, checks = 3 }
 kinds.received = { class = 'counter' }
