@@ -320,8 +320,8 @@ function kinds.set.apply(key, a)
 end
 
 -- counter | delta ; min max clamp -> held value delta | bound value holder... | inexact
--- The bounds hold whatever becomes of the other holds; value: with all holds in that direction. clamp: any word makes it
--- count as much of delta as the bounds allow: what is held, and kept in a row, is what the answer says.
+-- The bounds hold whatever becomes of the other holds; value: with all holds in that direction. clamp: any word makes
+-- it count as much of delta as the bounds allow: what is held, and kept in a row, is what the answer says.
 kinds.counter = { class = 'counter', takes = 'n', checks = 3 }
 
 function kinds.counter.delta(a)
@@ -339,8 +339,8 @@ local function count_of(key, field)
   return value and math.abs(value) <= EXACT and value or nil
 end
 
--- What the counter can come to in the direction of delta: after, delta. nil, value: the bounds forbid it. nil: it is not
--- to be counted.
+-- What the counter can come to in the direction of delta: after, delta. nil, value: the bounds forbid it. nil: it is
+-- not to be counted.
 local function counter_after(ns, key, field, delta, bounds)
   local value = count_of(key, field)
   if not value then return nil end
