@@ -272,6 +272,30 @@ subtest 'a clamped amount stays what the first answer said' => sub {
 		[ 4, 4, -4, 4 ], 'what was answered');
 };
 
+subtest 'what is in the way and over is settled before anything is clamped' => sub {
+	my $system = $sql->run('SELECT system_identifier FROM pg_control_system()');
+
+	$sql->run('BEGIN');
+	my $stamp = $sql->run("SELECT fence.append('over log', 'x')");
+	$sql->run('ROLLBACK');
+	nothing_left();
+	is_deeply($redis->call('FCALL', 'fence_effect', 1, 'over', $ns, "$system.$stamp.77", "$system.$stamp", '', '', 'counter', 1, 8, '', '', ''),
+		[ 'held', 8, 8 ], 'a part of it is held by a transaction that was rolled back');
+	is($sql->run("SELECT fence.counter_add('over', 9, max => 10, on_bound => 'clamp')"), 9, 'it is none');
+	nothing_left();
+	is($redis->call('GET', 'over'), 9, 'all was counted');
+};
+
+subtest 'a hold of nothing beside others' => sub {
+	my $failed = counted('apply', 'failed');
+
+	$sql->run($_) foreach 'BEGIN', "SELECT fence.counter_add('zero', 0)", "SELECT fence.counter_add('zero', 1)", 'COMMIT';
+	settles(sub { ($redis->call('GET', 'zero') // 0) == 1 }, 'is applied');
+	$sql->run('SELECT count(*) FROM fence.effects');
+	is(counted('apply', 'failed'), $failed, 'without an error');
+	nothing_left();
+};
+
 # Microseconds that Redis has had the processor.
 sub cpu_of_redis
 {
