@@ -155,6 +155,7 @@ SELECT refused($$'key_jsonb'$$);
 SELECT refused($$'key_array'$$);
 SELECT refused($$'key_range'$$);
 SELECT refused($$'key_collation'$$);
+SELECT refused($$'key_collation', key => '{lower(id)}'$$);
 BEGIN;
 -- the index decides what is equal
 ALTER TABLE key_collation DROP CONSTRAINT key_collation_pkey;

@@ -392,11 +392,15 @@ class Seller(threading.Thread):
                 delta = self.rng.choice((-7, -3, -1, 1, 3, 6))
                 cursor.execute('SAVEPOINT s')
                 try:
-                    cursor.execute("SELECT fence.counter_add('sold', %s, 0, 100)", (delta,))
+                    cursor.execute("SELECT fence.counter_add('sold', %s, 0, 100, on_bound => %s)",
+                                   (delta, self.rng.choice(('error', 'refuse'))))
+                    refused = cursor.fetchone()[0] is None
                 except psycopg2.errors.CheckViolation:
                     cursor.execute('ROLLBACK TO s')
                     continue
-                if self.rng.random() < 0.2:
+                if refused:
+                    cursor.execute('RELEASE s')
+                elif self.rng.random() < 0.2:
                     cursor.execute('ROLLBACK TO s')
                 else:
                     cursor.execute('RELEASE s')

@@ -589,15 +589,15 @@ subtest 'a field and its log' => sub {
 	is_deeply($redis->call('HMGET', '{v}h', 'large', 'small', "none \"\xc3\xa9", 'n'), [ 'z', undef, 'zz', 10 ], 'fields');
 
 	# both or none: it is tried again
-	foreach my $break ([ '{v}broken', 'RPUSH', 'x' ], [ '{v}broken log', 'SET', 'x' ])
+	foreach my $break ([ '{v}broken', 'RPUSH', 'x' ], [ '{v}broken', 'HSET', 'n', 'x' ], [ '{v}broken log', 'SET', 'x' ])
 	{
-		my ($broken, @command) = @$break;
+		my ($broken, $command, @arguments) = @$break;
 
 		$sql->run($_) foreach 'BEGIN', "SELECT fence.hash_add('{v}broken', 'n', 3, log_key => '{v}broken log', durable => true)";
-		$redis->call($command[0], $broken, $command[1]);
+		$redis->call($command, $broken, @arguments);
 		my $before = counted('settle', 'failed') + counted('outbox', 'failed');
 		$sql->run('COMMIT');
-		settles(sub { counted('settle', 'failed') + counted('outbox', 'failed') > $before + 1 }, "while $broken is none");
+		settles(sub { counted('settle', 'failed') + counted('outbox', 'failed') > $before + 1 }, "while $broken is wrong: $command");
 		is($redis->call('EXISTS', grep { $_ ne $broken } '{v}broken', '{v}broken log'), 0, 'neither half happens');
 		$redis->call('DEL', $broken);
 		settles(sub { $sql->run('SELECT count(*) FROM fence.outbox') == 0 }, 'then it is applied');
