@@ -1,9 +1,6 @@
 -- What can be fenced and what cannot, and everything that ends an attachment.
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA att;
-SET search_path = att;
+\set schema att
+\i test/lib/regress.sql
 \pset format unaligned
 \pset tuples_only on
 \pset null '(null)'

@@ -1,20 +1,10 @@
 --
 -- Effects: what happens to keys in Redis at COMMIT, at ROLLBACK, at ROLLBACK TO; what is refused.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA effects;
-SET search_path = effects;
+\set schema effects
+\i test/lib/regress.sql
 
-DO $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE (SELECT state FROM fence.state) <> 'OPEN' AND clock_timestamp() < deadline LOOP
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+SELECT fence.wait_open('90 s');
 
 -- What a key has, without taking it: that is rolled back.
 CREATE FUNCTION look(key text) RETURNS text LANGUAGE plpgsql AS $$
@@ -367,17 +357,7 @@ SAVEPOINT s;
 SELECT fence.append('effects:durable', 'taken back', durable => true) IS NOT NULL;
 ROLLBACK TO s;
 COMMIT;
-DO $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE EXISTS (SELECT FROM fence.outbox) LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'rows are left: %', (SELECT array_agg(o) FROM fence.outbox o);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+CALL wait_until($$NOT EXISTS (SELECT FROM fence.outbox)$$);
 SELECT cardinality(fence._log_stamps('effects:durable', 10)), look('effects:durable page'), look('effects:stock');
 
 SET client_min_messages = warning;

@@ -1,25 +1,8 @@
 --
 -- Explicit reservations: begin_write and abort_write, in domains with a table and without.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA manual;
-SET search_path = manual;
-
--- Attached now, announced to Redis a moment later.
-CREATE PROCEDURE wait_for(domain text, VARIADIC key text[]) LANGUAGE plpgsql AS $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE (fence.get(domain, VARIADIC key)).status IN ('unarmed', 'unavailable') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'domain % is not served: %', domain, (SELECT s FROM fence.state s);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
-
+\set schema manual
+\i test/lib/regress.sql
 
 -- What get and status say, without what differs from run to run.
 CREATE FUNCTION look(domain text, VARIADIC key text[])

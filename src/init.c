@@ -7,9 +7,10 @@
 #include "fmgr.h"
 #include "miscadmin.h"
 
+#include "attach/hooks.h"
 #include "base/compat.h"
 #include "base/settings.h"
-#include "base/shared.h"
+#include "base/shmem.h"
 #include "base/stamp.h"
 #include "domain/domain.h"
 #include "keeper/worker.h"
@@ -27,9 +28,9 @@ _PG_init(void)
 	if (!process_shared_preload_libraries_in_progress)
 		return;
 	settings_define();
-	shared_install();
+	shmem_install();
 	domain_init();
-	attach_install_hooks();
+	hooks_install();
 	stamp_install();
 	capture_install();
 	transaction_install();

@@ -14,10 +14,12 @@
 #include "tcop/utility.h"
 
 #include "attach/follow.h"
+#include "attach/hooks.h"
 #include "base/metrics.h"
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/test_hooks.h"
+#include "base/word.h"
 #include "domain/domain.h"
 #include "domain/tombstone.h"
 #include "effects/effects.h"
@@ -28,7 +30,7 @@
 #include "write/publish.h"
 
 #define POLL_FIRST_US	1000	/* how often a waiting writer looks at the word: at first, and at most */
-#define POLL_MOST_US	20000
+#define MAX_POLL_US	20000
 #define MAX_FAILURES	2		/* failed attempts under one word, or */
 #define MAX_TIMEOUTS	2		/* so many timeouts of reserving in all, before this backend closes the fences */
 
@@ -50,7 +52,7 @@ wait_a_moment(CommitWait *wait)
 					 (long) Max(wait->pause / 1000, 1), wait_event_lease());
 	ResetLatch(MyLatch);
 	CHECK_FOR_INTERRUPTS();
-	wait->pause = Min(wait->pause * 2, POLL_MOST_US);
+	wait->pause = Min(wait->pause * 2, MAX_POLL_US);
 }
 
 /* The reason why fences are not OPEN, for people; palloc'd. */
@@ -79,7 +81,7 @@ lease_takes(void)
 static void
 raise_if_late(const CommitWait *wait)
 {
-	int64		margin = lease_takes() + 4 * setting_timeout * INT64CONST(1000);
+	int64		margin = lease_takes() + 4 * setting_timeout_us();
 	int64		bound = (int64) pg_atomic_read_u64(&fence_shared->lease_bound);
 	int64		longest = wait->started + LEASE_MAX_MS * INT64CONST(1000);
 
@@ -111,21 +113,21 @@ policy_is_error(void)
 }
 
 /*
- * OPEN: every applied version acknowledged under this very word, then the marker, then the same word still. True:
+ * OPEN: every applied version acknowledged under this very word, then the commit flag, then the same word still. True:
  * commit. False: look at the word again.
  */
 static bool
 commit_open(FenceWord word, int *failures, CommitWait *wait)
 {
-	int64		give_up_at = wait->started + MAX_TIMEOUTS * setting_timeout * INT64CONST(1000);
+	int64		give_up_at = wait->started + MAX_TIMEOUTS * setting_timeout_us();
 
 	if (coordinator_reserve_all(word, give_up_at))
 	{
 		fence_test_point("before-marker");
-		fence_marker_set(WORD_EPOCH(word));
+		fence_commit_flag_set(WORD_EPOCH(word));
 		if (fence_word() == word)
 			return true;
-		fence_marker_clear();
+		fence_commit_flag_clear();
 		return false;
 	}
 
@@ -168,7 +170,7 @@ keeper_is_to_look(CommitWait *wait)
 		pg_atomic_fetch_add_u32(&fence_shared->catalog_serial, 1);
 		fence_wake_keeper_process();
 	}
-	return wait->asked_to_look && fence_clock() < wait->started + MAX_TIMEOUTS * setting_timeout * INT64CONST(1000);
+	return wait->asked_to_look && fence_clock() < wait->started + MAX_TIMEOUTS * setting_timeout_us();
 }
 
 /*
@@ -200,12 +202,12 @@ commit_closed(FenceWord word, CommitWait *wait)
 		return false;
 	}
 	fence_test_point("before-bypass");
-	fence_marker_set(MARKER_BYPASS);
+	fence_commit_flag_set(COMMIT_FLAG_BYPASS);
 	pg_atomic_write_u32(&fence_shared->bypassed, 1);
 	pg_memory_barrier();
 	if (fence_word() != word || !fence_lease_bound_passed())
 	{
-		fence_marker_clear();
+		fence_commit_flag_clear();
 		return false;
 	}
 	count_bypass();
@@ -217,7 +219,7 @@ commit_closed(FenceWord word, CommitWait *wait)
 	return true;
 }
 
-/* Returns when the transaction may commit, with its marker set. */
+/* Returns when the transaction may commit, with its commit flag set. */
 static void
 wait_until_ready(void)
 {
@@ -297,7 +299,7 @@ after_commit(void)
 	fence_test_point("before-commit-message");
 	coordinator_commit();
 	fence_test_point("after-commit-message");
-	fence_marker_clear();
+	fence_commit_flag_clear();
 	if (ledger_catalog_has_changed())
 	{
 		pg_atomic_fetch_add_u32(&fence_shared->catalog_serial, 1);
@@ -313,7 +315,7 @@ transaction_callback(XactEvent event, void *arg)
 	{
 		case XACT_EVENT_PRE_COMMIT:
 			tombstone_write_all();
-			attach_before_commit();
+			hooks_before_commit();
 			if (!effects_is_empty())
 				effects_before_end();
 			if (!ledger_is_empty())
@@ -324,7 +326,7 @@ transaction_callback(XactEvent event, void *arg)
 			break;
 		case XACT_EVENT_PRE_PREPARE:
 			tombstone_write_all();
-			attach_before_commit();
+			hooks_before_commit();
 			if (!effects_is_empty())
 				effects_before_end();
 			if (!ledger_is_empty())
@@ -335,7 +337,7 @@ transaction_callback(XactEvent event, void *arg)
 			if (!ledger_is_empty())
 			{
 				coordinator_forget();
-				fence_marker_clear();
+				fence_commit_flag_clear();
 			}
 			break;
 		case XACT_EVENT_COMMIT:
@@ -352,7 +354,7 @@ transaction_callback(XactEvent event, void *arg)
 		case XACT_EVENT_ABORT:
 			if (!ledger_is_empty())
 			{
-				fence_marker_clear();
+				fence_commit_flag_clear();
 				fence_test_point("abort");
 				coordinator_abort();
 			}
@@ -373,7 +375,7 @@ transaction_callback(XactEvent event, void *arg)
 		tombstone_at_transaction_end();
 		effects_forget();
 		domain_at_transaction_end();
-		attach_at_transaction_end();
+		hooks_at_transaction_end();
 		detached_at_transaction_end();
 	}
 }
@@ -412,7 +414,7 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only, Proce
 		(stmt->kind == TRANS_STMT_COMMIT_PREPARED || stmt->kind == TRANS_STMT_ROLLBACK_PREPARED);
 	List	   *followed;
 
-	attach_check_utility(statement->utilityStmt);
+	hooks_check_utility(statement->utilityStmt);
 	followed = follow_begin(statement->utilityStmt);
 	if (previous_utility)
 		previous_utility(statement, query, read_only, context, params, environment, dest, completion);

@@ -1,12 +1,44 @@
-# common.sh - what run.sh and demo.sh share: packages, a private working copy, private servers.
+# common.sh - what the scripts of the tests share: packages, a private working copy, private servers.
 #
 # Sourced by scripts that set $top, the project's directory. A script runs twice: first as whoever called it (outside:
 # installs packages, copies the project), then as an unprivileged user in that copy (inside: builds, starts servers,
 # works), in a process namespace of its own where that is possible. Everything it makes is below one temporary
 # directory, $base, everything it starts is in one session; both are gone when it ends, however it ends.
 
+# Inside the first arguments are --inside BASE. They are taken away here; outside base is empty.
+base=
+case ${1:-} in
+--inside) base=$2; shift 2 ;;
+esac
+
 say() { printf '%s\n' "$*"; }
 die() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit 2; }
+
+# fits NAME PATTERNS: whether the name is one of these, which may be shell patterns. Without any, every name fits.
+fits() {
+	[ -n "$2" ] || return 0
+	set -f
+	for pattern in $2; do
+		# shellcheck disable=SC2254
+		case $1 in $pattern) set +f; return 0 ;; esac
+	done
+	set +f
+	return 1
+}
+
+# names_of PATTERNS SUFFIX FILE...: the names of these files that fit, without the suffix. A pattern may also name the file's
+# folder: 'bulk*', 'write/*'.
+names_of() {
+	wanted=$1
+	suffix=$2
+	shift 2
+	for file; do
+		[ -e "$file" ] || continue
+		name=$(basename "$file" "$suffix")
+		folder=$(basename "$(dirname "$file")")
+		if fits "$name" "$wanted" || fits "$folder/$name" "$wanted"; then printf '%s ' "$name"; fi
+	done
+}
 
 # tell_newest DIRECTORY: what the log there that was written last says, and how many tests in it are done.
 tell_newest() {
@@ -52,6 +84,9 @@ installed() {
 }
 
 available() { apt-cache show --no-all-versions "$1" 2>/dev/null | grep -q '^Package:'; }
+
+# What building the extension needs.
+extension_packages='make gcc libc6-dev libhiredis-dev pkgconf|pkg-config'
 
 # What the history checker needs (run.sh, history.sh).
 history_packages='make gcc libc6-dev libhiredis-dev libpq-dev pkgconf|pkg-config python3 python3-psycopg2 python3-redis'
@@ -183,6 +218,22 @@ stop_inside() {
 	inside=
 }
 
+# go_inside PACKAGES SCRIPT ARG...: for scripts that need nothing outside but these packages. Inside it returns after begin_inside;
+# outside it installs the packages, runs the script inside with these arguments, and ends.
+go_inside() {
+	if [ -n "$base" ]; then
+		begin_inside "$base"
+		return
+	fi
+	needed=$1
+	shift
+	begin_outside
+	# shellcheck disable=SC2086
+	install_packages $needed
+	run_inside "$@"
+	exit $?
+}
+
 # A process namespace of its own, where process 1 is a shell that waits: it reaps the children of a killed postmaster at
 # once, and nothing outlives it. It keeps its privileges, because a process that changes its user would not be killed
 # with unshare any more. (Not --mount-proc: that fails in a chroot that is no mount point.)
@@ -287,6 +338,20 @@ wait_until() {
 		[ $tries -gt 0 ] || return 1
 		sleep 0.05
 	done
+}
+
+# build_unit FILE SOURCE... [OPTION...]: makes the program $unit of test/unit/FILE.c, these files of src/ and PostgreSQL's library of
+# portable functions, under the sanitizers. Needs no server; the program is gone when the script ends.
+build_unit() {
+	source=$top/test/unit/$1.c
+	shift
+	work=$(mktemp -d) || exit 2
+	trap 'rm -rf "$work"' EXIT
+	unit=$work/program
+	config=${PG_CONFIG:-pg_config}
+	(cd "$top/src" && "${CC:-cc}" -O1 -g -Wall -Wextra -Werror -fsanitize=address,undefined -fno-sanitize-recover=all \
+		-I . -isystem "$("$config" --includedir-server)" "$source" "$@" -L "$("$config" --pkglibdir)" -L "$("$config" --libdir)" \
+		-lpgport -o "$unit")
 }
 
 # start_redis: on the socket $base/redis.sock and on some port of the loopback. Sets redis_pid, REDIS_PORT, REDIS_SOCKET.

@@ -18,7 +18,8 @@ usage() {
 	  --all          also what takes long: every fault, the long configurations of the model, longer runs; before a release
 	  --seed N       what is drawn at random is drawn from it; default: drawn, and printed
 	  --only LEVEL   unit, regress, isolation, tap, fuzz, compare, history, model, clients, demo or matrix; may be repeated
-	  NAME           only the tests of that name; shell patterns are allowed ('key*')
+	  NAME           only the tests of that name; shell patterns are allowed ('key*'), and the file's folder may stand before
+	                 it ('write/*' are the TAP tests in test/t/write)
 
 	  PROVE_JOBS     TAP files that run at the same time (4; they mostly wait)
 	  FENCE_CAPTURE  auto or triggers: all servers have this pgcache_fence.capture. Without it they have auto, and regress and
@@ -26,16 +27,12 @@ usage() {
 	TEXT
 }
 
-base=
 all=
 seed=
 levels=
 patterns=
 
 parse_arguments() {
-	case ${1:-} in
-	--inside) base=$2; shift 2 ;;
-	esac
 	while [ $# -gt 0 ]; do
 		case $1 in
 		--all) all=--all ;;
@@ -73,12 +70,7 @@ matrix_seconds=900
 matrix_chosen() {
 	[ -n "$patterns" ] || { echo "$other_versions"; return; }
 	for name in $(sh "$top/test/matrix.sh" --list); do
-		set -f
-		for pattern in $patterns; do
-			# shellcheck disable=SC2254
-			case $name in $pattern) echo "$name"; break ;; esac
-		done
-		set +f
+		if fits "$name" "$patterns"; then echo "$name"; fi
 	done
 }
 
@@ -162,19 +154,19 @@ finish() {
 }
 
 # chosen DIRECTORY SUFFIX: names of the tests there that the arguments ask for.
-chosen() {
-	for file in "$1"/*"$2"; do
-		[ -e "$file" ] || continue
-		name=$(basename "$file" "$2")
-		[ -n "$patterns" ] || { printf '%s ' "$name"; continue; }
-		set -f
-		for pattern in $patterns; do
-			# shellcheck disable=SC2254
-			case $name in $pattern) printf '%s ' "$name"; break ;; esac
-		done
-		set +f
-	done
+chosen() { names_of "$patterns" "$2" "$1"/*"$2"; }
+
+# TAP files that take a minute and more. prove starts files in the order given: if a long one began last, it would run alone.
+long_tap='bulk_faults statements access hostile_server sentinel sysbench bulk bulk_together redis_gone cluster patrol memory
+	real_schema effects'
+
+tap_files() {
+	for name in $long_tap; do echo test/t/*/"$name".pl; done
+	ls test/t/*/*.pl
 }
+
+# shellcheck disable=SC2046
+tap_chosen() { names_of "$patterns" .pl $(tap_files | awk '!seen[$0]++'); }
 
 history_chosen() {
 	for name in $(chosen test/history .py); do
@@ -286,7 +278,7 @@ tap_seconds=3000
 run_tap() {
 	level "tap${mode:+, $mode}"
 	files=
-	for name in $1; do files="$files test/t/$name.pl"; done
+	for name in $1; do files="$files $(echo test/t/*/"$name".pl)"; done
 	log=$base/tap${mode:+-$mode}.log
 	{
 		TEMP_CONFIG=$base/place.conf timeout $tap_seconds make -s installcheck REGRESS= ISOLATION= "PROVE_TESTS=$files" \
@@ -419,7 +411,7 @@ run_demo() {
 
 # What the failing files and their servers said; all files, if the harness gave up before its summary.
 show_tap_logs() {
-	failing=$(sed -n 's/^test\/t\/\([^ ]*\)\.pl  *(Wstat.*/\1/p' "$1")
+	failing=$(sed -n 's/^test\/t\/[^ ]*\/\([^ ]*\)\.pl  *(Wstat.*/\1/p' "$1")
 	for name in ${failing:-$2}; do
 		for file in "tmp_check/log/regress_log_$name" tmp_check/log/"${name}"_*.log; do
 			[ -e "$file" ] || continue
@@ -436,7 +428,7 @@ tell_progress() {
 	*/tap*.log)
 		for file in tmp_check/log/regress_log_*; do
 			name=${file##*/regress_log_}
-			grep -qs "test/t/${name}[.]pl [.]" "$newest" || printf '... at work: %s\n' "$name"
+			grep -qs "/${name}[.]pl [.]" "$newest" || printf '... at work: %s\n' "$name"
 		done
 		;;
 	esac
@@ -470,7 +462,7 @@ demo=
 if wanted unit; then unit=$(chosen test/unit .sh); fi
 if wanted regress; then regress=$(chosen sql .sql); fi
 if wanted isolation; then isolation=$(chosen test/isolation/specs .spec); fi
-if wanted tap; then tap=$(chosen test/t .pl); fi
+if wanted tap; then tap=$(tap_chosen); fi
 if wanted fuzz; then fuzz=$(fuzz_chosen); fi
 if wanted compare; then compare=$(compare_chosen); fi
 if wanted history; then history=$(history_chosen); fi

@@ -43,9 +43,11 @@
 
 #include "miscadmin.h"
 #include "attach/attach.h"
+#include "attach/attach_check.h"
 #include "base/compat.h"
 #include "base/shared.h"
 #include "base/utf8.h"
+#include "domain/catalog.h"
 #include "domain/domain.h"
 #include "domain/shape.h"
 #include "domain/tombstone.h"

@@ -1,6 +1,6 @@
 /*
  * attach/attach_check.c
- *	  What fence.attach refuses, and why; see attach.h.
+ *	  What fence.attach refuses, and why; see attach_check.h.
  *
  * Owns: the requirements on a fenced table. The caller holds ShareRowExclusiveLock on it. Changes nothing.
  */
@@ -16,8 +16,10 @@
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 
-#include "attach/attach.h"
+#include "attach/attach_check.h"
+#include "domain/catalog.h"
 #include "domain/key.h"
+#include "domain/key_index.h"
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Arguments

@@ -38,8 +38,11 @@
 #include "utils/syscache.h"
 
 #include "attach/attach.h"
+#include "attach/attach_check.h"
+#include "attach/hooks.h"
 #include "base/compat.h"
 #include "base/shared.h"
+#include "domain/catalog.h"
 #include "domain/domain.h"
 #include "domain/shape.h"
 #include "send/ledger.h"
@@ -456,7 +459,7 @@ all_domains_changed(void)
 }
 
 void
-attach_check_utility(Node *stmt)
+hooks_check_utility(Node *stmt)
 {
 	if (IsA(stmt, AlterTableStmt) && ((AlterTableStmt *) stmt)->objtype != OBJECT_TYPE)
 		check_alter_table((AlterTableStmt *) stmt);
@@ -510,7 +513,7 @@ has_new_storage(Oid relid)
 }
 
 void
-attach_before_commit(void)
+hooks_before_commit(void)
 {
 	Oid			candidates[REBUILT_MAX];
 	int			n = nrebuilt;
@@ -527,7 +530,7 @@ attach_before_commit(void)
 }
 
 void
-attach_at_transaction_end(void)
+hooks_at_transaction_end(void)
 {
 	nrebuilt = 0;
 }
@@ -560,7 +563,7 @@ object_access(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, 
 }
 
 void
-attach_install_hooks(void)
+hooks_install(void)
 {
 	previous_hook = object_access_hook;
 	object_access_hook = object_access;

@@ -64,6 +64,11 @@
 #define fence_update_columns(mt) (castNode(ModifyTable, (mt)->ps.plan)->updateColnosLists)
 #endif
 
+/* Memory for what a check hook leaves to its assign hook. */
+#if PG_VERSION_NUM < 160000
+#define guc_malloc(elevel, size) malloc(size)
+#endif
+
 /* A set of wait events for the life of the process. */
 #if PG_VERSION_NUM >= 170000
 #define fence_create_wait_event_set(n) CreateWaitEventSet(NULL, n)

@@ -17,15 +17,15 @@
 #include "utils/json.h"
 #include "utils/jsonb.h"
 
+#include "base/key_text.h"
 #include "base/metrics.h"
 #include "base/settings.h"
 #include "base/shared.h"
-#include "domain/key.h"
 
 PG_FUNCTION_INFO_V1(fence_metrics_view);
 PG_FUNCTION_INFO_V1(fence_reset_metrics);
 
-#define MAX_WIRE_NAME	(11 + 3 * NAMEDATALEN)
+#define MAX_REDIS_NAME	(11 + 3 * NAMEDATALEN)
 
 typedef enum MetricType
 {
@@ -59,7 +59,7 @@ static const int64 window_bounds[] = {METRIC_WINDOW_BUCKETS};
 
 typedef struct Slot
 {
-	char		wire_name[MAX_WIRE_NAME];	/* constant once nslots counts it */
+	char		redis_name[MAX_REDIS_NAME];	/* constant once nslots counts it */
 	pg_atomic_uint64 values[DOMAIN_METRICS];
 } Slot;
 
@@ -118,29 +118,29 @@ metrics_slots(void)
 }
 
 static MetricSlot
-find_slot(const char *wire_name)
+find_slot(const char *redis_name)
 {
 	int			n = metrics_slots();
 
 	for (MetricSlot i = METRIC_OTHER_SLOT + 1; i < n; i++)
-		if (strcmp(metrics->slots[i].wire_name, wire_name) == 0)
+		if (strcmp(metrics->slots[i].redis_name, redis_name) == 0)
 			return i;
 	return METRIC_OTHER_SLOT;
 }
 
 MetricSlot
-metrics_slot(const char *wire_name)
+metrics_slot(const char *redis_name)
 {
-	MetricSlot	slot = find_slot(wire_name);
+	MetricSlot	slot = find_slot(redis_name);
 
-	if (slot != METRIC_OTHER_SLOT || strlen(wire_name) >= MAX_WIRE_NAME)
+	if (slot != METRIC_OTHER_SLOT || strlen(redis_name) >= MAX_REDIS_NAME)
 		return slot;
 	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
-	slot = find_slot(wire_name);	/* somebody else may have been first */
+	slot = find_slot(redis_name);	/* somebody else may have been first */
 	if (slot == METRIC_OTHER_SLOT && metrics_slots() < METRIC_MAX_SLOTS)
 	{
 		slot = metrics_slots();
-		strlcpy(metrics->slots[slot].wire_name, wire_name, MAX_WIRE_NAME);
+		strlcpy(metrics->slots[slot].redis_name, redis_name, MAX_REDIS_NAME);
 		pg_write_barrier();
 		pg_atomic_write_u32(&metrics->nslots, slot + 1);
 	}
@@ -230,28 +230,28 @@ metrics_window(int64 microseconds)
 }
 
 void
-metrics_count_end(const LetterCount *count, bool whole, LetterResult result)
+metrics_count_end(const MessageCount *count, bool whole, MessageResult result)
 {
 	DomainMetric commit = whole ? METRIC_DOMAIN_COMMIT_WRITTEN : METRIC_COMMIT_WRITTEN;
 	DomainMetric abort = whole ? METRIC_DOMAIN_ABORT_WRITTEN : METRIC_ABORT_WRITTEN;
 
-	StaticAssertStmt(METRIC_COMMIT_UNARMED == METRIC_COMMIT_WRITTEN + (int) LETTER_UNARMED &&
-					 METRIC_COMMIT_FAILED == METRIC_COMMIT_WRITTEN + (int) LETTER_LOST &&
-					 METRIC_ABORT_FAILED == METRIC_ABORT_WRITTEN + (int) LETTER_LOST &&
-					 METRIC_DOMAIN_COMMIT_FAILED == METRIC_DOMAIN_COMMIT_WRITTEN + (int) LETTER_LOST &&
-					 METRIC_DOMAIN_ABORT_FAILED == METRIC_DOMAIN_ABORT_WRITTEN + (int) LETTER_LOST,
-					 "results are listed in the order of LetterResult");
+	StaticAssertStmt(METRIC_COMMIT_UNARMED == METRIC_COMMIT_WRITTEN + (int) MESSAGE_UNARMED &&
+					 METRIC_COMMIT_FAILED == METRIC_COMMIT_WRITTEN + (int) MESSAGE_LOST &&
+					 METRIC_ABORT_FAILED == METRIC_ABORT_WRITTEN + (int) MESSAGE_LOST &&
+					 METRIC_DOMAIN_COMMIT_FAILED == METRIC_DOMAIN_COMMIT_WRITTEN + (int) MESSAGE_LOST &&
+					 METRIC_DOMAIN_ABORT_FAILED == METRIC_DOMAIN_ABORT_WRITTEN + (int) MESSAGE_LOST,
+					 "results are listed in the order of MessageResult");
 	if (count->slot == METRIC_EFFECTS)
 	{
-		metrics_add_server(result == LETTER_LOST ? SERVER_METRIC_EFFECT_APPLY_FAILED : SERVER_METRIC_EFFECT_APPLY_DONE,
+		metrics_add_server(result == MESSAGE_LOST ? SERVER_METRIC_EFFECT_APPLY_FAILED : SERVER_METRIC_EFFECT_APPLY_DONE,
 						   count->commits);
-		metrics_add_server(result == LETTER_LOST ? SERVER_METRIC_EFFECT_UNDO_FAILED : SERVER_METRIC_EFFECT_UNDO_DONE,
+		metrics_add_server(result == MESSAGE_LOST ? SERVER_METRIC_EFFECT_UNDO_FAILED : SERVER_METRIC_EFFECT_UNDO_DONE,
 						   count->aborts);
 		return;
 	}
 	metrics_add(count->slot, commit + (int) result, count->commits);
 	metrics_add(count->slot, abort + (int) result, count->aborts);
-	if (result == LETTER_WRITTEN && count->committed_at != 0)
+	if (result == MESSAGE_WRITTEN && count->committed_at != 0)
 		metrics_window(fence_clock() - count->committed_at);
 }
 
@@ -317,14 +317,14 @@ put_window(ReturnSetInfo *rsinfo)
 static const char *
 name_of_slot(MetricSlot slot)
 {
-	const char *wire_name = metrics->slots[slot].wire_name;
-	const char *dot = strchr(wire_name, '.');
+	const char *redis_name = metrics->slots[slot].redis_name;
+	const char *dot = strchr(redis_name, '.');
 	int			nparts;
 	char	  **parts;
 
 	if (slot == METRIC_OTHER_SLOT)
 		return METRIC_OTHER_NAME;
-	if ((Oid) strtoul(wire_name, NULL, 10) != MyDatabaseId || dot == NULL || !key_parts(dot + 1, &nparts, &parts) ||
+	if ((Oid) strtoul(redis_name, NULL, 10) != MyDatabaseId || dot == NULL || !key_parts(dot + 1, &nparts, &parts) ||
 		nparts != 1)
 		return NULL;
 	return parts[0];

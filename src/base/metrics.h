@@ -160,8 +160,8 @@ extern Size metrics_size(void);
 extern void metrics_initialise(void *memory);
 extern void metrics_use(void *memory);
 
-/* The slot of the domain with that wire name, taken if it has none yet. Takes the lock: not in COMMIT or ABORT. */
-extern MetricSlot metrics_slot(const char *wire_name);
+/* The slot of the domain with that Redis name, taken if it has none yet. Takes the lock: not in COMMIT or ABORT. */
+extern MetricSlot metrics_slot(const char *redis_name);
 
 /* Counting. Cheap, from any process and at any time. */
 extern void metrics_add(MetricSlot slot, DomainMetric metric, uint64 n);
@@ -185,23 +185,23 @@ extern void metrics_window(int64 microseconds);
 /* Number of slots in use, for loops over all. */
 extern int	metrics_slots(void);
 
-/* What a letter (outbox.h) that ends reservations, or effects, is about. */
-typedef struct LetterCount
+/* What a message (send_queue.h) that ends reservations, or effects, is about. */
+typedef struct MessageCount
 {
 	MetricSlot	slot;			/* or METRIC_EFFECTS: commits are effects applied, aborts effects undone */
 	uint32		commits;		/* operations in it, all of the slot's domain; a reservation counts as neither */
 	uint32		aborts;
 	int64		committed_at;	/* fence_clock() time of the transaction's commit; 0: none of its operations commits */
-} LetterCount;
+} MessageCount;
 
-typedef enum LetterResult
+typedef enum MessageResult
 {
-	LETTER_WRITTEN,
-	LETTER_UNARMED,				/* a newer epoch: nothing was left to end */
-	LETTER_LOST					/* left to the patrol */
-} LetterResult;
+	MESSAGE_WRITTEN,
+	MESSAGE_UNARMED,				/* a newer epoch: nothing was left to end */
+	MESSAGE_LOST					/* left to the patrol */
+} MessageResult;
 
-/* A letter that ends reservations or effects was answered, or given up. whole: of whole domains. */
-extern void metrics_count_end(const LetterCount *count, bool whole, LetterResult result);
+/* A message that ends reservations or effects was answered, or given up. whole: of whole domains. */
+extern void metrics_count_end(const MessageCount *count, bool whole, MessageResult result);
 
 #endif

@@ -13,13 +13,14 @@
 #include "utils/guc.h"
 #include "utils/varlena.h"
 
+#include "base/compat.h"
 #include "base/settings.h"
 #include "base/url.h"
-#include "redis/tls.h"
 
 #define NAMESPACE_MAX 32
 
 char	   *setting_redis_url;
+const RedisUrl *setting_url = NULL;
 char	   *setting_tls_ca_file;
 char	   *setting_tls_cert_file;
 char	   *setting_tls_key_file;
@@ -91,20 +92,30 @@ check_redis_url(char **newval, void **extra, GucSource source)
 	RedisUrl	url;
 	const char *why = redis_url_parse(*newval, &url);
 
-	(void) extra;
 	(void) source;
 	if (why != NULL)
 	{
 		GUC_check_errmsg("invalid value for parameter \"pgcache_fence.redis_url\"");
 		return refuse(name, ERRCODE_INVALID_PARAMETER_VALUE, psprintf("The URL is malformed: %s.", why));
 	}
-	why = url.tls ? tls_missing() : NULL;
+	why = url.tls ? TLS_MISSING : NULL;
 	if (why != NULL)
 	{
 		GUC_check_errmsg("unsupported value for parameter \"pgcache_fence.redis_url\"");
 		return refuse(name, ERRCODE_FEATURE_NOT_SUPPORTED, psprintf("%s.", why));
 	}
+	*extra = guc_malloc(LOG, sizeof(RedisUrl));
+	if (*extra == NULL)
+		return false;
+	memcpy(*extra, &url, sizeof(RedisUrl));
 	return true;
+}
+
+static void
+assign_redis_url(const char *newval, void *extra)
+{
+	(void) newval;
+	setting_url = extra;
 }
 
 static emit_log_hook_type next_emit_log_hook = NULL;
@@ -198,7 +209,7 @@ define_redis(void)
 							   "Special characters in user and password are percent-encoded. Only database 0 can "
 							   "be used. Without a password no AUTH is sent.",
 							   &setting_redis_url, "redis://127.0.0.1:6379",
-							   PGC_SIGHUP, GUC_SUPERUSER_ONLY, check_redis_url, NULL, NULL);
+							   PGC_SIGHUP, GUC_SUPERUSER_ONLY, check_redis_url, assign_redis_url, NULL);
 
 	DefineCustomStringVariable("pgcache_fence.namespace",
 							   "First part of the name of every Redis key of this cluster.",

@@ -7,6 +7,8 @@
 #ifndef FENCE_SETTINGS_H
 #define FENCE_SETTINGS_H
 
+#include "base/url.h"
+
 typedef enum FailurePolicy
 {
 	POLICY_BYPASS,				/* Redis gone: wait the lease out, commit without reservations */
@@ -32,6 +34,7 @@ typedef enum UnreservedWrites
 } UnreservedWrites;
 
 extern char *setting_redis_url;
+extern const RedisUrl *setting_url;	/* setting_redis_url taken apart */
 extern char *setting_tls_ca_file;
 extern char *setting_tls_cert_file;
 extern char *setting_tls_key_file;
@@ -55,8 +58,15 @@ extern int	setting_default_ttl;	/* seconds */
 extern int	setting_tombstone_retention;	/* seconds */
 
 #define FILL_LEASE_MAX_MS 10000
-#define VALUE_LIMIT_MAX (512 * 1024)	/* half of what a letter to Redis may hold */
+#define VALUE_LIMIT_MAX (512 * 1024)	/* half of what a message to Redis may hold */
 #define LEASE_MAX_MS 60000		/* upper bound of pgcache_fence.lease: what an unknown lease counts as */
+
+/* pgcache_fence.timeout in microseconds, as fence_clock() counts. */
+static inline int64
+setting_timeout_us(void)
+{
+	return setting_timeout * INT64CONST(1000);
+}
 
 extern void settings_define(void);
 extern bool settings_serves_database(const char *datname);

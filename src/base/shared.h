@@ -4,7 +4,7 @@
  *	  and what the keeper knows of the Redis processes.
  *
  * Lock protocol:
- *   - word, epoch_random, lease_bound, arming_until, bypassed, markers and counters are atomics; no lock.
+ *   - word, epoch_random, lease_bound, arming_until, bypassed, commit flags and counters are atomics; no lock.
  *     Every change of the word is a compare-and-swap on the exact word read (fence_word_change).
  *   - lock (an LWLock) protects reason, since and the table of nodes, the jobs and their reserves, and the repairs.
  *     Held for copies only, never while anything is sent or waited for, never in COMMIT or ABORT.
@@ -36,9 +36,9 @@ typedef uint64 FenceWord;
 #define WORD_EPOCH(w)	((uint32) (((w) >> 32) & 0x3FFFFFFF))
 #define WORD_MAX_EPOCH	0x3FFFFFFF
 
-/* Marker of a backend between its last look at the word and the end of its commit */
-#define MARKER_NONE		UINT64CONST(0)
-#define MARKER_BYPASS	PG_UINT64_MAX	/* commits without reservations */
+/* Commit flag of a backend, between its last look at the word and the end of its commit */
+#define COMMIT_FLAG_NONE		UINT64CONST(0)
+#define COMMIT_FLAG_BYPASS	PG_UINT64_MAX	/* commits without reservations */
 /* any other value: the epoch number, commits with reservations of that epoch */
 
 #define MAX_NODES		100		/* below SLOT_NOBODY */
@@ -67,7 +67,7 @@ typedef struct FenceNode
 	char		error[REASON_LEN];
 } FenceNode;
 
-/* Who has work done inside databases, one job at a time; see worker.h */
+/* Who has work done inside databases, one job at a time; see jobs.h */
 typedef enum JobsOf
 {
 	JOBS_OF_KEEPER,
@@ -95,7 +95,7 @@ typedef struct FenceJob
 	bool		has_row;		/* and fence.cluster has its row */
 } FenceJob;
 
-/* A worker that has its slot whether it runs or not, for the job that finds no other one free; see worker.h. */
+/* A worker that has its slot whether it runs or not, for the job that finds no other one free; see jobs.h. */
 typedef struct FenceReserve
 {
 	struct Latch *latch;		/* NULL: it is not running */
@@ -119,7 +119,7 @@ typedef enum CaptureState
 	CAPTURE_UNTRIED = 0,		/* not tried since the server start: triggers do */
 	CAPTURE_WORKS,
 	CAPTURE_FAILED,				/* it was tried, and did not: triggers do, until it is tried again */
-	CAPTURE_BROKEN				/* a statement of somebody's was told wrongly, and failed: triggers do, until the next start */
+	CAPTURE_BROKEN				/* a statement was told wrongly, or the trial crashed the server: triggers do, until the next start */
 } CaptureState;
 
 typedef struct FenceShared
@@ -173,14 +173,16 @@ typedef struct FenceShared
 	/* of keeper and patrol; each written by its owner only, read without lock; NULL: not running */
 	struct Latch *latches[JOBS_OF_COUNT];
 
-	int			nmarkers;
-	pg_atomic_uint64 markers[FLEXIBLE_ARRAY_MEMBER];	/* by process number */
+	int			ncommit_flags;
+	pg_atomic_uint64 commit_flags[FLEXIBLE_ARRAY_MEMBER];	/* by process number */
 } FenceShared;
 
 extern FenceShared *fence_shared;	/* NULL: the library was not preloaded */
 
-/* Requests and initialises shared memory; installs the hooks. Only while shared_preload_libraries is processed. */
-extern void shared_install(void);
+/* Its part of shared memory (shmem.c); shared_initialise is called once. */
+extern Size shared_size(void);
+extern void shared_initialise(void *memory);
+extern void shared_use(void *memory);
 
 /* Raises 55000 with a hint if the library was not preloaded. */
 extern void shared_require(void);
@@ -191,27 +193,8 @@ extern int64 fence_clock(void);
 /* Waits for so long. Interruptible. */
 extern void fence_pause(int64 microseconds, uint32 wait_event);
 
-/* Name of the word's state, for people. */
-extern const char *fence_state_name(FenceWord word);
-
 /* The word; with a full barrier before and after, so that what is read next is not older. */
 extern FenceWord fence_word(void);
-
-/*
- * Changes the word from exactly `from` to the given state and epoch number, with the reason for people (NULL keeps
- * the last), which is logged. False: somebody else changed it first. Takes the lock: not in COMMIT or ABORT.
- */
-extern bool fence_word_change(FenceWord from, FenceState state, uint32 epoch, const char *reason);
-
-/* The word with what is told of it; changes of it are made under the lock, so that all of this belongs together. */
-typedef struct FenceStateNow
-{
-	FenceWord	word;
-	char		epoch[EPOCH_LEN];
-	char		reason[REASON_LEN];
-	TimestampTz since;
-} FenceStateNow;
-extern void fence_state_now(FenceStateNow *now);
 
 /* A copy of the nodes; returns how many there are. */
 extern int	fence_copy_nodes(FenceNode nodes[MAX_NODES]);
@@ -225,27 +208,8 @@ extern bool fence_epoch_text(FenceWord word, char epoch[EPOCH_LEN]);
  */
 extern void fence_epoch_of(uint32 number, char epoch[EPOCH_LEN]);
 
-/* Expired leases are everybody's affair: closes an OPEN or ARMING whose time has passed. Returns the word now. */
-extern FenceWord fence_word_expire(void);
-
 /* Index in nodes of the process that was granted the fence's slot in the word's epoch, or SLOT_NOBODY. */
 extern int	fence_node_of(const char *fence);
-
-/* This process's marker. fence_marker_set ends with a full barrier. */
-extern void fence_marker_set(uint64 marker);
-extern void fence_marker_clear(void);
-
-/* Whether any process has a marker: MARKER_BYPASS, or (bypass false) any other. */
-extern bool fence_marker_exists(bool bypass);
-
-/* Raises lease_bound to at least that time. */
-extern void fence_lease_bound_raise(int64 until);
-
-/* Whether lease_bound is set and has passed. */
-extern bool fence_lease_bound_passed(void);
-
-/* lease_bound; if the keeper never set it, it is set as if the longest lease possible had just been granted. */
-extern int64 fence_lease_bound_or_longest(void);
 
 /*
  * Whether a log line about this is due: true once per LOG_INTERVAL_MS and text in the whole server. For what may happen again and

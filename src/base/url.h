@@ -11,6 +11,13 @@
 #define REDIS_CREDENTIAL_LEN 256
 #define REDIS_MAX_ENDPOINTS 32
 
+/* NULL if this build has TLS, else why not, for people. */
+#ifdef FENCE_TLS
+#define TLS_MISSING NULL
+#else
+#define TLS_MISSING "TLS (rediss://) needs hiredis 1.0 or later with its OpenSSL part: this pgcache_fence was built without"
+#endif
+
 typedef enum RedisTopology
 {
 	REDIS_STANDALONE,			/* redis://, rediss://, unix:// : one process */

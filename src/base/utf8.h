@@ -2,9 +2,9 @@
  * base/utf8.h
  *	  Names and values in Redis are UTF-8, whatever the encoding of the database: the way there and the way back.
  *
- * Everything that is text of a user passes here once: keys, domains and names of derived values in key.c, values of rows
- * in row.c, texts that readers put and get in reader.c, keys and values of effects in effect_functions.c and
- * effect_outbox.c. What is percent-encoded, and what the extension itself makes, is ASCII.
+ * Everything that is text of a user passes here once: keys, domains and names of derived values in key_text.c, values of rows
+ * in row.c, texts that readers put in single.c and get in reader.c, keys and values of effects in effect_functions.c,
+ * effect_row.c and effect_outbox.c. What is percent-encoded, and what the extension itself makes, is ASCII.
  *
  * Texts that differ in the database differ in Redis: what two texts of an encoding would share (some characters of EUC_JP
  * are in it twice) is not converted. In a database with encoding UTF8 nothing is converted or copied on the way out.

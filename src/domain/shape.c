@@ -24,6 +24,7 @@
 #include "utils/rel.h"
 #include "utils/syscache.h"
 
+#include "domain/catalog.h"
 #include "domain/shape.h"
 
 #define ROW_EVENTS	(TRIGGER_TYPE_INSERT | TRIGGER_TYPE_UPDATE | TRIGGER_TYPE_DELETE)

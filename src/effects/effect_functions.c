@@ -16,13 +16,13 @@
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/utf8.h"
+#include "domain/sql_function.h"
+#include "effects/effect_call.h"
 #include "effects/effects.h"
-#include "read/reader.h"
 #include "send/coordinator.h"
 
 #define MAX_ENTRY		(1024 * 1024)	/* bytes of an entry, job, result or small value */
 #define MAX_PUBLISHED	(256 * 1024 * 1024)
-#define EXACT			INT64CONST(9007199254740991)	/* see effects.lua */
 
 PG_FUNCTION_INFO_V1(fence_once);
 PG_FUNCTION_INFO_V1(fence_once_result);
@@ -85,7 +85,7 @@ text_argument(FunctionCallInfo fcinfo, int n, const char *what, int most)
 static const char *
 ttl_argument(FunctionCallInfo fcinfo, int n)
 {
-	return PG_ARGISNULL(n) ? "" : psprintf(INT64_FORMAT, reader_interval_ms(PG_GETARG_INTERVAL_P(n)));
+	return PG_ARGISNULL(n) ? "" : psprintf(INT64_FORMAT, ttl_ms_of(PG_GETARG_INTERVAL_P(n)));
 }
 
 /* A time to live (argument n) or, rather, a point in time (argument at): "" if both are NULL: the key keeps what it has; "0": none. */
@@ -120,10 +120,10 @@ number_argument(FunctionCallInfo fcinfo, int n)
 	if (PG_ARGISNULL(n))
 		return "";
 	value = PG_GETARG_INT64(n);
-	if (value < -EXACT || value > EXACT)
+	if (value < -EFFECT_COUNT_MAX || value > EFFECT_COUNT_MAX)
 		ereport(ERROR,
 				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
-				 errmsg("a counter counts from -" INT64_FORMAT " to " INT64_FORMAT, EXACT, EXACT)));
+				 errmsg("a counter counts from -" INT64_FORMAT " to " INT64_FORMAT, EFFECT_COUNT_MAX, EFFECT_COUNT_MAX)));
 	return psprintf(INT64_FORMAT, value);
 }
 
@@ -132,37 +132,6 @@ static char *
 text_of(const EffectAnswer *answer, int i)
 {
 	return utf8_require_text(answer->words[i], answer->lens[i]);
-}
-
-void
-effect_raise_refused(const char *key_in_redis, const EffectAnswer *answer)
-{
-	const char *key = utf8_to_display(key_in_redis);
-
-	if (effect_says(answer, "busy"))
-		ereport(ERROR,
-				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
-				 errmsg("another transaction is about to change key \"%s\"", key),
-				 errhint("Try again when it has ended.")));
-	if (effect_says(answer, "mixed"))
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("this transaction has another kind of effect on key \"%s\"", key)));
-	if (effect_says(answer, "inexact"))
-		ereport(ERROR,
-				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
-				 errmsg("counter \"%s\" is no whole number that can be counted exactly", key),
-				 errdetail("Counters count from -" INT64_FORMAT " to " INT64_FORMAT ".", EXACT, EXACT)));
-	if (effect_says(answer, "type") && answer->n > 1)
-		ereport(ERROR,
-				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
-				 errmsg("key \"%s\" has a value of another type", utf8_to_display(answer->words[1]))));
-	if (effect_says(answer, "none"))
-		ereport(ERROR,
-				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-				 errmsg("Redis has lost that this transaction took idempotency key \"%s\"", key),
-				 errhint("Try the transaction again.")));
-	elog(ERROR, "Redis gave a malformed answer about an effect");
 }
 
 static bool

@@ -20,16 +20,18 @@
 #include "base/shared.h"
 #include "base/test_hooks.h"
 #include "base/utf8.h"
+#include "effects/effect_call.h"
+#include "effects/effect_row.h"
 #include "effects/effects.h"
-#include "redis/draft.h"
 #include "redis/library.h"
+#include "redis/resp.h"
 #include "send/coordinator.h"
 #include "send/ledger.h"
 
-#define HEAD_BYTES	256			/* of a letter, before its pairs of key and hold */
+#define HEAD_BYTES	256			/* of a message, before its pairs of key and hold */
 #define SETTLE_TRIES 5
-#define LETTER_EFFECTS 100		/* in one letter, and bytes that these keep in Redis, unless one alone has more: ... */
-#define LETTER_KEPT	(1024 * 1024)	/* ... Redis does nothing else while it ends them */
+#define MESSAGE_EFFECTS 100		/* in one message, and bytes that these keep in Redis, unless one alone has more: ... */
+#define MESSAGE_KEPT	(1024 * 1024)	/* ... Redis does nothing else while it ends them */
 
 /* What is asked of Redis; one chunk of memory */
 typedef struct Command
@@ -322,7 +324,7 @@ effect_ask(const char *function, const char *key, int nargs, const char **args)
 }
 
 /*
- * Holds that are in the way although their transactions are over: their letters are still on their way, or lost. Ends them
+ * Holds that are in the way although their transactions are over: their messages are still on their way, or lost. Ends them
  * now. Returns whether there was any.
  */
 static bool
@@ -432,12 +434,6 @@ hold_command(const EffectCall *call, const Effect *effect, size_t *kept)
 	command = make_command("fence_effect", call->other_key ? 2 : 1, keys, n, args);
 	pfree(args);
 	return command;
-}
-
-bool
-effect_says(const EffectAnswer *answer, const char *word)
-{
-	return answer->n > 0 && strcmp(answer->words[0], word) == 0;
 }
 
 static void
@@ -589,7 +585,7 @@ effect_hold(EffectCall *call)
 	if (call->durable)
 	{
 		any_durable = true;
-		effect_outbox_insert(effect_last_hold(), call);
+		effect_row_insert(effect_last_hold(), call);
 	}
 	return answer;
 }
@@ -624,14 +620,14 @@ effects_before_end(void)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-static Draft pairs;				/* of key and hold */
+static RespBuffer pairs;				/* of key and hold */
 
-/* Posts a letter of the pairs: one command. */
+/* Posts a message of the pairs: one command. */
 static bool
 post_pairs(int node, const char *verb)
 {
-	static char bytes[HEAD_BYTES + DRAFT_BYTES];
-	Letter		letter = {.kind = LETTER_END_EFFECTS, .node = node, .strings = 1, .bytes = bytes};
+	static char bytes[HEAD_BYTES + RESP_BUFFER_BYTES];
+	Message		message = {.kind = MESSAGE_END_EFFECTS, .node = node, .strings = 1, .bytes = bytes};
 	int			len;
 
 	if (pairs.strings == 0)
@@ -640,11 +636,11 @@ post_pairs(int node, const char *verb)
 				   "*%d\r\n$5\r\nFCALL\r\n$17\r\nfence_effects_end\r\n$1\r\n0\r\n$%zu\r\n%s\r\n$%zu\r\n%s\r\n",
 				   5 + pairs.strings, strlen(setting_namespace), setting_namespace, strlen(verb), verb);
 	memcpy(bytes + len, pairs.bytes, pairs.len);
-	letter.len = len + pairs.len;
-	letter.count.slot = METRIC_EFFECTS;
-	*(*verb == 'a' ? &letter.count.commits : &letter.count.aborts) = pairs.strings / 2;
-	draft_clear(&pairs);
-	return coordinator_post(&letter);
+	message.len = len + pairs.len;
+	message.count.slot = METRIC_EFFECTS;
+	*(*verb == 'a' ? &message.count.commits : &message.count.aborts) = pairs.strings / 2;
+	resp_clear(&pairs);
+	return coordinator_post(&message);
 }
 
 /* Ends the effects from `first` on that were held by that node. */
@@ -654,20 +650,20 @@ end_on_node(int first, int node, const char *verb)
 	bool		ok = true;
 	size_t		kept = 0;
 
-	draft_clear(&pairs);
+	resp_clear(&pairs);
 	for (int i = first; i < neffects; i++)
 	{
 		if (effects[i].node != node)
 			continue;
-		if (!draft_has_room(&pairs, EFFECT_MAX_KEY + EFFECT_ID_LEN + 64) || pairs.strings >= 2 * LETTER_EFFECTS ||
-			kept + effects[i].kept > LETTER_KEPT)
+		if (!resp_has_room(&pairs, EFFECT_MAX_KEY + EFFECT_ID_LEN + 64) || pairs.strings >= 2 * MESSAGE_EFFECTS ||
+			kept + effects[i].kept > MESSAGE_KEPT)
 		{
 			ok = post_pairs(node, verb) && ok;
 			kept = 0;
 		}
 		kept += effects[i].kept;
-		draft_string(&pairs, effects[i].key);
-		draft_string(&pairs, effects[i].hold);
+		resp_string(&pairs, effects[i].key);
+		resp_string(&pairs, effects[i].hold);
 	}
 	return post_pairs(node, verb) && ok;
 }

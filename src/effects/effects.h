@@ -5,7 +5,7 @@
  * Owns: the list of this transaction's effects, by savepoint level (memory: TopTransactionContext). The life cycle of all
  * kinds is here and in redis/effects.lua; effect_functions.c only says what each kind wants. A hold in Redis names the
  * subtransaction that made it, so its fate alone decides: apply if that is committed, else undo. COMMIT, ROLLBACK and
- * ROLLBACK TO say the one or the other on the wire that the hold went, without waiting, or post it as a letter (outbox.h) if
+ * ROLLBACK TO say the one or the other on the wire that the hold went, without waiting, or post it as a message (send_queue.h) if
  * there is none any more; what does not arrive is settled by the patrol (effect_patrol.c), or by whoever finds the hold in his
  * way.
  *
@@ -19,42 +19,7 @@
 
 #include "access/xact.h"
 #include "base/stamp.h"
-
-#define EFFECT_ID_LEN 100
-#define EFFECT_MAX_KEY 1024
-#define EFFECT_MAX_ARGS 6
-#define EFFECT_PIECE_BYTES (256 * 1024)	/* of a value that is published: bounds how long Redis is busy with it */
-#define EFFECT_PIECE_STRINGS 200		/* names and values of a hash */
-
-/* What is asked for; see the kinds in redis/effects.lua. Strings are UTF-8, and need to live as long as the call. */
-typedef struct EffectCall
-{
-	const char *kind;
-	const char *key;
-	const char *other_key;		/* or NULL */
-	int			nargs;
-	const char *args[EFFECT_MAX_ARGS];	/* kept with the hold */
-	int			nchecks;
-	const char *checks[3];		/* looked at only now */
-	const char **decided;		/* one of args, of which Redis says what it is to be: the third word of "held"; or NULL */
-	bool		unheard;		/* nobody needs the answer before the commit */
-	bool		durable;		/* it is also a row of fence.outbox */
-	bool		needs_redis;	/* durable or not: it is nothing unless it was checked */
-	int			nrow;			/* arguments of the row, if there are more than args (then nrow > 0); */
-	const char **row;			/* unheard: kept with the hold too, instead of args */
-} EffectCall;
-
-/* What Redis said, as it said it (utf8.h); palloc'd. The first word is "held", or why not. */
-typedef struct EffectAnswer
-{
-	int			n;
-	char	  **words;
-	size_t	   *lens;			/* of the words; NULL if unasked */
-	bool		unasked;		/* a durable effect that Redis could not be told of: its row will do */
-} EffectAnswer;
-
-/* Whether the answer's first word is that one. */
-extern bool effect_says(const EffectAnswer *answer, const char *word);
+#include "effects/effect_call.h"
 
 /*
  * Holds the effect for this (sub)transaction, or tells why not; of an unheard one it says "held" before it is known. Raises
@@ -93,11 +58,5 @@ extern void effects_abort(void);
 extern void effects_forget(void);
 extern void effects_savepoint_release(int level);
 extern void effects_savepoint_rollback(int level);
-
-/* effect_functions.c: raises what a refusal that kinds have in common means for people. */
-extern void effect_raise_refused(const char *key, const EffectAnswer *answer);
-
-/* effect_outbox.c: the row of a durable effect, written as the extension's owner. */
-extern void effect_outbox_insert(const char *hold, const EffectCall *call);
 
 #endif

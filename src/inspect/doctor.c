@@ -17,10 +17,11 @@
 #include "utils/resowner.h"
 
 #include "base/metrics.h"
-#include "base/outbox.h"
+#include "base/send_queue.h"
 #include "base/settings.h"
 #include "base/shared.h"
-#include "domain/domain.h"
+#include "base/word.h"
+#include "domain/catalog.h"
 #include "domain/shape.h"
 #include "keeper/worker.h"
 #include "redis/library.h"
@@ -106,7 +107,7 @@ check_workers(Report *report)
 		return;					/* the others begin when it ends, and fences are opened then */
 	if (fence_shared->latches[JOBS_OF_PATROL] == NULL)
 		put_finding(report, "error", "the patrol is not running: nothing is settled", hint);
-	if (!outbox_is_served())
+	if (!send_queue_is_served())
 		put_finding(report, "error", "the courier is not running: no transaction reaches Redis", hint);
 }
 
@@ -270,7 +271,7 @@ check_library(Report *report, LibraryCall *call, const char *name)
 static void
 check_node(Report *report, const FenceNode *node)
 {
-	LibraryCall call = {.deadline = fence_clock() + setting_timeout * INT64CONST(1000)};
+	LibraryCall call = {.deadline = fence_clock() + setting_timeout_us()};
 	const char *name = node->address.is_unix ? psprintf("at %s", node->address.host) :
 		psprintf("at %s, port %d", node->address.host, node->address.port);
 

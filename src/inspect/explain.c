@@ -16,12 +16,13 @@
 #include "base/shared.h"
 #include "base/stamp.h"
 #include "base/utf8.h"
+#include "base/word.h"
 #include "domain/key.h"
+#include "domain/sql_function.h"
 #include "domain/tombstone.h"
 #include "read/audit.h"
 #include "read/reader.h"
 #include "send/coordinator.h"
-#include "write/functions.h"
 
 PG_FUNCTION_INFO_V1(fence_explain);
 

@@ -10,19 +10,19 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
+#include "base/key_text.h"
 #include "base/metrics.h"
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/stamp.h"
 #include "base/utf8.h"
-#include "domain/key.h"
+#include "base/word.h"
+#include "domain/sql_function.h"
 #include "effects/effects.h"
 #include "patrol/effect_patrol.h"
-#include "read/reader.h"
 #include "redis/library.h"
 #include "send/coordinator.h"
 #include "write/capture.h"
-#include "write/functions.h"
 
 PG_FUNCTION_INFO_V1(fence_state_view);
 PG_FUNCTION_INFO_V1(fence_wait_open);
@@ -103,7 +103,7 @@ fence_wait_open(PG_FUNCTION_ARGS)
 	int64		deadline;
 
 	shared_require();
-	deadline = fence_clock() + reader_interval_ms(PG_GETARG_INTERVAL_P(0)) * INT64CONST(1000);
+	deadline = fence_clock() + ttl_ms_of(PG_GETARG_INTERVAL_P(0)) * INT64CONST(1000);
 	while (WORD_STATE(fence_word()) != FENCE_OPEN && fence_clock() < deadline)
 		fence_pause(5000, wait_event_worker());
 	PG_RETURN_TEXT_P(cstring_to_text(fence_state_name(fence_word())));
@@ -153,7 +153,7 @@ put_pending(ReturnSetInfo *rsinfo, const ListedReservation *r)
 	Datum		values[8];
 	bool		nulls[8] = {false};
 	Oid			database = InvalidOid;
-	char	   *wire_name = r->name;
+	char	   *redis_name = r->name;
 	char	   *key = NULL;
 	int			nparts;
 	char	  **parts;
@@ -162,15 +162,15 @@ put_pending(ReturnSetInfo *rsinfo, const ListedReservation *r)
 	StampFate	fate = fence_stamp_fate(r->stamp, &pid);
 
 	if (!r->domain)
-		(void) key_parse_fence_name(r->name, &database, &wire_name, &key);
+		(void) key_parse_fence_name(r->name, &database, &redis_name, &key);
 	else
-		database = (Oid) strtoul(wire_name, NULL, 10);
+		database = (Oid) strtoul(redis_name, NULL, 10);
 	/* the name as users know it, if it is of this database; without looking at the table, which may be broken */
-	dot = strchr(wire_name, '.');
+	dot = strchr(redis_name, '.');
 	if (database == MyDatabaseId && dot && key_parts(dot + 1, &nparts, &parts) && nparts == 1)
 		values[0] = CStringGetTextDatum(parts[0]);
 	else
-		values[0] = shown(wire_name);
+		values[0] = shown(redis_name);
 	nulls[1] = key == NULL;
 	values[1] = key ? shown(key) : (Datum) 0;
 	nulls[2] = r->domain;
@@ -247,7 +247,7 @@ put_effects_page(LibraryCall *call, char **cursor, ReturnSetInfo *rsinfo)
 static void
 list_node(ReturnSetInfo *rsinfo, const RedisEndpoint *address, PutPage put_page, const char *what)
 {
-	LibraryCall call = {.deadline = fence_clock() + setting_timeout * INT64CONST(1000)};
+	LibraryCall call = {.deadline = fence_clock() + setting_timeout_us()};
 	char	   *cursor = pstrdup("");
 
 	if (!library_open(&call, address))
@@ -258,7 +258,7 @@ list_node(ReturnSetInfo *rsinfo, const RedisEndpoint *address, PutPage put_page,
 	{
 		do
 		{
-			call.deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+			call.deadline = fence_clock() + setting_timeout_us();
 			if (!put_page(&call, &cursor, rsinfo))
 			{
 				/* no library: nothing of ours */
@@ -286,7 +286,7 @@ list_nodes(FunctionCallInfo fcinfo, PutPage put_page, const char *what)
 
 	shared_require();
 	InitMaterializedSRF(fcinfo, 0);
-	coordinator_await_letters();	/* what this backend has said is to be seen */
+	coordinator_await_messages();	/* what this backend has said is to be seen */
 	n = fence_copy_nodes(nodes);
 	/* of several, those that were not armed have nothing of this epoch */
 	for (int i = 0; i < n; i++)

@@ -9,9 +9,11 @@
 
 #include "utils/memutils.h"
 
+#include "base/bgworker.h"
+#include "base/jobs.h"
 #include "base/settings.h"
+#include "base/word.h"
 #include "keeper/databases.h"
-#include "keeper/worker.h"
 
 #define LOOK_EVERY	INT64CONST(60000000)	/* microseconds between looks at all databases without a reason, */
 #define LOOK_AGAIN	INT64CONST(10000000)	/* and after one that failed */

@@ -1,6 +1,6 @@
 /*
  * keeper/databases.h
- *	  What the keeper has done inside databases, by short-lived workers (worker.h): which of them have the extension, the
+ *	  What the keeper has done inside databases, by short-lived workers (base/jobs.h): which of them have the extension, the
  *	  durable row (the highest epoch, the longest lease), and telling Redis their attached domains.
  *
  * Called by the keeper only, which is connected to none itself.

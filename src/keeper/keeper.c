@@ -20,21 +20,22 @@
 #include "storage/latch.h"
 #include "utils/memutils.h"
 
-#include "base/compat.h"
+#include "base/bgworker.h"
+#include "base/jobs.h"
 #include "base/metrics.h"
-#include "base/outbox.h"
+#include "base/send_queue.h"
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/stamp.h"
+#include "base/word.h"
 #include "keeper/databases.h"
-#include "keeper/worker.h"
 #include "redis/topology.h"
 
 #define WATCH_EVERY		INT64CONST(250000)	/* microseconds between looks of a standby, at most: it may have been promoted */
 #define RETRY_FIRST		INT64CONST(50000)	/* between tries to open: at first, and at most */
-#define RETRY_MOST		INT64CONST(1000000)
+#define MAX_RETRY_PAUSE	INT64CONST(1000000)
 #define FLAP_FIRST		INT64CONST(100000)	/* time in CLOSED after the first failure, doubled for each that follows, */
-#define FLAP_MOST		INT64CONST(30000000)	/* at most this, */
+#define MAX_FLAP_PAUSE	INT64CONST(30000000)	/* at most this, */
 #define FLAP_FORGET		INT64CONST(60000000)	/* until fences were OPEN for that long */
 #define EPOCH_LEAP		1000000	/* how far above ours an epoch may be that Redis tells of */
 #define COMMITS_TAKE	INT64CONST(100000)	/* how long who is committing is waited for before slots change hands */
@@ -47,12 +48,6 @@ static int	flaps = 0;
 static bool planned = false;	/* OPEN ends because settings changed, or processes came or went in good order: no flap */
 static int64 stay_closed_until = 0;
 static int64 retry_pause = RETRY_FIRST;
-
-static int64
-timeout_us(void)
-{
-	return setting_timeout * INT64CONST(1000);
-}
 
 static int64
 lease_us(void)
@@ -159,7 +154,7 @@ static bool
 grant_lease(FenceWord word, int i, const char *slots, uint32 grant, bool *burnt, char *why)
 {
 	RedisNode  *node = &topology_nodes[i];
-	LibraryCall call = {.conn = node->conn, .deadline = fence_clock() + timeout_us()};
+	LibraryCall call = {.conn = node->conn, .deadline = fence_clock() + setting_timeout_us()};
 	int64		until = node->hello.time_ms + setting_lease;
 	const char *key = topology_heartbeat_key(node);
 	char		epoch[EPOCH_LEN];
@@ -199,7 +194,7 @@ burn_epoch(FenceWord arming, const char *why)
 	fence_shared->epoch_armed = false;
 	topology_publish(false);
 	/* the bound was raised for nothing: writers get a while in CLOSED after it has passed */
-	stay_closed_until = pg_atomic_read_u64(&fence_shared->lease_bound) + Min(FLAP_FIRST << Min(flaps, 10), FLAP_MOST);
+	stay_closed_until = pg_atomic_read_u64(&fence_shared->lease_bound) + Min(FLAP_FIRST << Min(flaps, 10), MAX_FLAP_PAUSE);
 	flaps++;
 	return back_to_closed(arming, why);
 }
@@ -241,7 +236,7 @@ nobody_commits(void)
 {
 	int64		deadline = fence_clock() + COMMITS_TAKE;
 
-	while (fence_marker_exists(false))
+	while (fence_commit_flag_exists(false))
 	{
 		if (fence_clock() > deadline)
 			return false;
@@ -325,7 +320,7 @@ open_new_epoch(FenceWord arming)
 	const char *missing;
 	FenceWord	next;
 
-	if (fence_marker_exists(false))
+	if (fence_commit_flag_exists(false))
 		return back_to_closed(arming, "waiting for transactions of the last epoch that are committing");
 	if (!fence_lease_bound_passed())
 		return back_to_closed(arming, "waiting until the leases of the last epoch are over");
@@ -407,7 +402,7 @@ try_open(FenceWord closed)
 
 	if (WORD_STATE(closed) == FENCE_ARMING)
 		return false;
-	if (outbox_is_stuck(timeout_us() + COURIER_RESTART_US))
+	if (send_queue_is_stuck(setting_timeout_us() + COURIER_RESTART_US))
 		return back_to_closed(closed, "the courier does not carry what writers have to say");
 	if (!databases_load(error))
 		return back_to_closed(closed, error);
@@ -438,7 +433,7 @@ try_open(FenceWord closed)
 		(void) back_to_closed(closed, "waiting until the leases of the last epoch are over");
 		for (int i = 0; i < topology_size; i++)
 		{
-			LibraryCall call = {.conn = topology_nodes[i].conn, .deadline = fence_clock() + timeout_us()};
+			LibraryCall call = {.conn = topology_nodes[i].conn, .deadline = fence_clock() + setting_timeout_us()};
 
 			if (topology_nodes[i].present)
 				(void) library_disarm(&call, GetWALInsertionTimeLine());
@@ -452,7 +447,7 @@ try_open(FenceWord closed)
 	arming = fence_word();
 	if (WORD_STATE(arming) != FENCE_ARMING)
 		return false;
-	if (fence_marker_exists(true))
+	if (fence_commit_flag_exists(true))
 		return back_to_closed(arming, "waiting for transactions that commit without reservations");
 	return epoch_may_go_on(arming) ? go_on(arming) : open_new_epoch(arming);
 }
@@ -482,7 +477,7 @@ heartbeat(FenceWord word, char *error)
 	look_for_standbys();
 	if (!fence_epoch_text(word, epoch))
 		return true;
-	if (outbox_is_stuck(timeout_us() + COURIER_RESTART_US))
+	if (send_queue_is_stuck(setting_timeout_us() + COURIER_RESTART_US))
 	{
 		strlcpy(error, "the courier does not carry what writers have to say", REASON_LEN);
 		return false;
@@ -547,7 +542,7 @@ note_flap(void)
 		flaps = 0;
 	if (!planned)
 	{
-		stay_closed_until = now + Min(FLAP_FIRST << Min(flaps, 10), FLAP_MOST);
+		stay_closed_until = now + Min(FLAP_FIRST << Min(flaps, 10), MAX_FLAP_PAUSE);
 		flaps++;
 	}
 	planned = false;
@@ -639,7 +634,7 @@ keeper_step(void)
 	databases_look_if_due();
 	if (try_open(fence_word_expire()))
 		return 0;
-	retry_pause = Min(retry_pause * 2, RETRY_MOST);
+	retry_pause = Min(retry_pause * 2, MAX_RETRY_PAUSE);
 	bound_left = (int64) pg_atomic_read_u64(&fence_shared->lease_bound) - fence_clock();
 	return bound_left > 0 ? Min(retry_pause, bound_left + 1000) : retry_pause;
 }
@@ -651,7 +646,7 @@ fence_keeper_main(Datum arg)
 
 	(void) arg;
 	stamp_note_start();			/* before it has a transaction of its own */
-	worker_begin(JOBS_OF_KEEPER);
+	jobs_begin(JOBS_OF_KEEPER);
 	loop = AllocSetContextCreate(TopMemoryContext, "pgcache_fence keeper", ALLOCSET_DEFAULT_SIZES);
 
 	for (;;)

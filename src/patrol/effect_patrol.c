@@ -15,7 +15,7 @@
 #include "base/settings.h"
 #include "effects/effects.h"
 #include "patrol/effect_patrol.h"
-#include "patrol/patrol.h"
+#include "patrol/patrol_nodes.h"
 
 #define PAGE 1000				/* holds listed at once */
 #define LINE 5					/* strings in a line of what fence_effects lists */
@@ -24,7 +24,7 @@
 static void
 extend_deadline(LibraryCall *call)
 {
-	call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+	call->deadline = fence_clock() + setting_timeout_us();
 }
 
 static ListedEffect *

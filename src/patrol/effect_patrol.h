@@ -43,7 +43,4 @@ extern bool effect_patrol_redo(const char *key, const char *other_key, const cha
 extern void effect_patrol_forget(const char *key, const char *hold);
 extern List *effect_patrol_marks(Oid database);
 
-/* effect_outbox.c: a round over fence.outbox; without that table, what is left of it in Redis is forgotten. */
-extern void effect_outbox_round(void);
-
 #endif

@@ -30,27 +30,28 @@
 #include "utils/resowner.h"
 #include "utils/snapmgr.h"
 
-#include "base/compat.h"
+#include "base/bgworker.h"
+#include "base/jobs.h"
+#include "base/key_text.h"
 #include "base/metrics.h"
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/stamp.h"
+#include "domain/catalog.h"
 #include "domain/domain.h"
-#include "domain/key.h"
-#include "domain/row.h"
-#include "domain/tombstone.h"
-#include "keeper/worker.h"
+#include "patrol/effect_outbox.h"
 #include "patrol/effect_patrol.h"
 #include "patrol/patrol.h"
+#include "patrol/patrol_nodes.h"
 #include "read/audit.h"
 #include "redis/library.h"
 #include "write/detached.h"
 
 #define PAGE			1000	/* reservations listed at once */
 #define AUDIT_EVERY		10		/* seconds between audits of a database, and prunings of its tombstones */
-#define PRUNE_MOST		10000	/* tombstones pruned at once */
+#define MAX_PRUNED		10000	/* tombstones pruned at once */
 #define ROUND_LIMIT		INT64CONST(10000000)	/* microseconds that a round may take: other databases wait for theirs */
-#define LETTERS_TAKE	50		/* milliseconds for what a commit has posted to be carried, before the patrol looks at what it left */
+#define MESSAGES_TAKE	50		/* milliseconds for what a commit has posted to be carried, before the patrol looks at what it left */
 #define ROUND_LOCK_WAIT	"20ms"	/* for a table that somebody has locked, once in a round */
 
 /* Duties of a round */
@@ -67,64 +68,14 @@ typedef struct Round
 
 PGDLLEXPORT void fence_patrol_main(Datum arg);
 
-/* -----------------------------------------------------------------------------------------------------------------
- * Asking the nodes
- * -----------------------------------------------------------------------------------------------------------------
- */
-
-/* This process's connections, opened on first use, and the table of nodes when it was looked at */
-static struct
-{
-	LibraryCall call;
-	bool		granted;		/* what others have reserved is of another epoch, and over */
-	RedisEndpoint address;
-}			nodes[MAX_NODES];
-
-void
-patrol_look_at_nodes(void)
-{
-	static uint32 serial = 0;	/* of the table */
-	bool		changed;
-
-	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	changed = serial != pg_atomic_read_u32(&fence_shared->nodes_serial);
-	serial = pg_atomic_read_u32(&fence_shared->nodes_serial);
-	for (int i = 0; i < MAX_NODES; i++)
-	{
-		nodes[i].granted = i < fence_shared->nnodes && fence_shared->nodes[i].granted;
-		nodes[i].address = fence_shared->nodes[i].address;
-	}
-	LWLockRelease(fence_shared->lock);
-	for (int i = 0; i < MAX_NODES; i++)
-		if (nodes[i].call.conn && (changed || redis_error(nodes[i].call.conn)))
-		{
-			redis_close(nodes[i].call.conn);
-			nodes[i].call.conn = NULL;
-		}
-}
-
-LibraryCall *
-patrol_call_to(int node)
-{
-	LibraryCall *call;
-
-	if (node >= MAX_NODES || !nodes[node].granted)
-		return NULL;
-	call = &nodes[node].call;
-	call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
-	if (call->conn == NULL && !library_open(call, &nodes[node].address))
-		return NULL;
-	return redis_error(call->conn) == NULL ? call : NULL;
-}
-
 /* Database and domain of a listed reservation; key is NULL for one of a whole domain. False: not ours. */
 static bool
-owner_of(const ListedReservation *r, Oid *database, char **wire_name, char **key)
+owner_of(const ListedReservation *r, Oid *database, char **redis_name, char **key)
 {
 	*key = NULL;
 	if (!r->domain)
-		return key_parse_fence_name(r->name, database, wire_name, key);
-	*wire_name = r->name;
+		return key_parse_fence_name(r->name, database, redis_name, key);
+	*redis_name = r->name;
 	*database = (Oid) strtoul(r->name, NULL, 10);
 	return OidIsValid(*database);
 }
@@ -206,11 +157,11 @@ static void
 count_settled(const ListedReservation *r, StampFate fate)
 {
 	Oid			database;
-	char	   *wire_name;
+	char	   *redis_name;
 	char	   *key;
 
-	if (owner_of(r, &database, &wire_name, &key))
-		metrics_add(metrics_slot(wire_name), fate == FATE_COMMITTED ? METRIC_SETTLE_COMMITTED :
+	if (owner_of(r, &database, &redis_name, &key))
+		metrics_add(metrics_slot(redis_name), fate == FATE_COMMITTED ? METRIC_SETTLE_COMMITTED :
 					fate == FATE_ABORTED ? METRIC_SETTLE_ABORTED : METRIC_SETTLE_UNKNOWN, 1);
 }
 
@@ -243,12 +194,12 @@ settle_listed(LibraryCall *call, Settler settle, void *arg)
 		ListCell   *cell;
 
 		CHECK_FOR_INTERRUPTS();
-		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+		call->deadline = fence_clock() + setting_timeout_us();
 		MemoryContextSwitchTo(page_context);
 		go_on = library_pending(call, PAGE, &cursor, epoch, &page);
 		foreach(cell, page)
 			go_on = go_on && settle(call, lfirst(cell), (uint32) strtoul(epoch, NULL, 10), arg);
-		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+		call->deadline = fence_clock() + setting_timeout_us();
 		(void) library_finish(call);	/* an error reply concerns one reservation */
 		MemoryContextSwitchTo(context);
 		cursor = pstrdup(cursor);
@@ -286,12 +237,12 @@ settle_detached(LibraryCall *call, const ListedReservation *r, uint32 epoch, voi
 	DetachedQuestion question = {.reservation = r, .stands = false};
 	int			grace = *(int *) arg;
 	Oid			database;
-	char	   *wire_name;
+	char	   *redis_name;
 	char	   *key;
 	MemoryContext context = CurrentMemoryContext;
 	bool		asked;
 
-	if (!fence_stamp_is_detached(r->stamp, NULL) || r->age_ms < grace || !owner_of(r, &database, &wire_name, &key) ||
+	if (!fence_stamp_is_detached(r->stamp, NULL) || r->age_ms < grace || !owner_of(r, &database, &redis_name, &key) ||
 		database != MyDatabaseId || fence_stamp_fate(r->stamp, NULL) == FATE_IN_PROGRESS)
 		return true;
 	worker_begin_transaction();
@@ -327,9 +278,9 @@ settle_all_detached(void)
  */
 
 static void
-audit_domain(void *wire_name)
+audit_domain(void *redis_name)
 {
-	Domain	   *domain = domain_by_wire_name(wire_name);
+	Domain	   *domain = domain_by_redis_name(redis_name);
 	int64		counts[RELATION_COUNT] = {0};
 	int			most = (int) Min(ceil(setting_audit_rate * AUDIT_EVERY), 100000);
 
@@ -354,7 +305,7 @@ audit_database(void)
 		DomainRef  *ref = list_nth(domains, (first + i) % n);
 
 		CHECK_FOR_INTERRUPTS();
-		(void) guarded(audit_domain, ref->wire_name, ref->wire_name, ref->wire_name);
+		(void) guarded(audit_domain, ref->redis_name, ref->redis_name, ref->redis_name);
 	}
 	worker_end_transaction();
 }
@@ -367,7 +318,7 @@ static void
 prune_tombstones(void)
 {
 	Oid			types[] = {INT4OID, INT4OID};
-	Datum		values[] = {Int32GetDatum(setting_tombstone_retention), Int32GetDatum(PRUNE_MOST)};
+	Datum		values[] = {Int32GetDatum(setting_tombstone_retention), Int32GetDatum(MAX_PRUNED)};
 	uint64		pruned;
 
 	do
@@ -391,7 +342,7 @@ prune_tombstones(void)
 		pruned = SPI_processed;
 		SPI_finish();
 		worker_end_transaction();
-	} while (pruned == PRUNE_MOST);
+	} while (pruned == MAX_PRUNED);
 }
 
 static void
@@ -473,20 +424,20 @@ settle_or_note(LibraryCall *call, const ListedReservation *r, uint32 epoch, void
 {
 	Settling   *settling = arg;
 	Oid			database;
-	char	   *wire_name;
+	char	   *redis_name;
 	char	   *key;
 	StampFate	fate;
 	MemoryContext caller;
 
-	if (!owner_of(r, &database, &wire_name, &key))
+	if (!owner_of(r, &database, &redis_name, &key))
 		return true;
-	settling->pending[metrics_slot(wire_name)] += Max(r->fences, 1);
+	settling->pending[metrics_slot(redis_name)] += Max(r->fences, 1);
 	if (r->age_ms < settling->grace || (fate = fence_stamp_fate(r->stamp, NULL)) == FATE_IN_PROGRESS)
 		return true;
 	if (!fence_stamp_is_detached(r->stamp, NULL))
 		return settle_ended(call, r, epoch, fate);
 	if (!list_member_oid(settling->served, database))
-		return r->age_ms < DETACHED_LEASE_MOST_MS || settle_ended(call, r, epoch, FATE_UNKNOWN);
+		return r->age_ms < DETACHED_LEASE_MAX_MS || settle_ended(call, r, epoch, FATE_UNKNOWN);
 	caller = MemoryContextSwitchTo(settling->context);
 	settling->detached = list_append_unique_oid(settling->detached, database);
 	MemoryContextSwitchTo(caller);
@@ -506,7 +457,7 @@ note_counts(List *all, const int64 *pending)
 	foreach(cell, all)
 	{
 		DomainCounts *counts = lfirst(cell);
-		MetricSlot	slot = metrics_slot(counts->wire_name);
+		MetricSlot	slot = metrics_slot(counts->redis_name);
 
 		for (int i = 0; i < COUNTED; i++)
 			metrics_add(slot, metrics[i], counts->counted[i]);
@@ -674,7 +625,7 @@ fence_patrol_main(Datum arg)
 	int64		turn_next = fence_clock() + setting_patrol_interval * INT64CONST(1000);
 
 	(void) arg;
-	worker_begin(JOBS_OF_PATROL);
+	jobs_begin(JOBS_OF_PATROL);
 	loop = AllocSetContextCreate(TopMemoryContext, "pgcache_fence patrol", ALLOCSET_DEFAULT_SIZES);
 
 	for (;;)
@@ -700,7 +651,7 @@ fence_patrol_main(Datum arg)
 		}
 		/* who woke it has just posted what ends its own reservations; the patrol's end would make their fences go */
 		if (wanted)
-			(void) WaitLatch(NULL, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, LETTERS_TAKE, wait_event_worker());
+			(void) WaitLatch(NULL, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, MESSAGES_TAKE, wait_event_worker());
 		MemoryContextSwitchTo(loop);
 		patrol(wanted, fence_clock() > audit_next);
 		if (fence_clock() > audit_next)

@@ -42,18 +42,21 @@
 #include "utils/varlena.h"
 
 #include "base/compat.h"
+#include "base/key_text.h"
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/utf8.h"
+#include "base/word.h"
 #include "domain/argument.h"
+#include "domain/catalog.h"
 #include "domain/key.h"
 #include "domain/plain_json.h"
 #include "domain/row.h"
+#include "domain/sql_function.h"
 #include "domain/tombstone.h"
 #include "read/many.h"
 #include "read/reader.h"
 #include "send/coordinator.h"
-#include "write/functions.h"
 
 PG_FUNCTION_INFO_V1(fence_define_derived);
 PG_FUNCTION_INFO_V1(fence_drop_derived);
@@ -148,7 +151,7 @@ load_definition(const char *name)
 	definition->compute = TextDatumGetCString(values[DERIVED_COMPUTE]);
 	definition->sources = texts_of_array(DatumGetArrayTypePCopy(values[DERIVED_SOURCES]), &definition->nsources);
 	if (!nulls[DERIVED_TTL])
-		definition->ttl_ms = reader_interval_ms(DatumGetIntervalP(values[DERIVED_TTL]));
+		definition->ttl_ms = ttl_ms_of(DatumGetIntervalP(values[DERIVED_TTL]));
 	table_close(table, AccessShareLock);
 	return definition;
 }
@@ -347,7 +350,7 @@ fence_define_derived(PG_FUNCTION_ARGS)
 	(void) get_func_signature(function, &types, &nargs);
 	check_sources(nsources, sources, nargs);
 	if (!PG_ARGISNULL(3))
-		(void) reader_interval_ms(PG_GETARG_INTERVAL_P(3));
+		(void) ttl_ms_of(PG_GETARG_INTERVAL_P(3));
 
 	table = fence_table_open("derived", RowExclusiveLock);
 	values[DERIVED_NAME - 1] = PG_GETARG_DATUM(0);

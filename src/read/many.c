@@ -19,9 +19,11 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
+#include "base/key_text.h"
 #include "base/metrics.h"
 #include "base/settings.h"
 #include "base/shared.h"
+#include "base/word.h"
 #include "domain/key.h"
 #include "domain/row.h"
 #include "domain/tombstone.h"
@@ -32,9 +34,9 @@
 PG_FUNCTION_INFO_V1(fence_get_many);
 PG_FUNCTION_INFO_V1(fence_read_many);
 
-#define MANY_MOST 1000			/* fences of one read: retries and a snapshot should stay short */
-#define GROUP_MOST 100			/* fences of one round trip: Redis does nothing else meanwhile */
-#define BACKOFF_MOST 10000000	/* microseconds of one pause */
+#define MAX_KEYS 1000			/* fences of one read: retries and a snapshot should stay short */
+#define MAX_GROUP 100			/* fences of one round trip: Redis does nothing else meanwhile */
+#define MAX_BACKOFF_US 10000000	/* microseconds of one pause */
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Asking Redis
@@ -98,7 +100,7 @@ next_group(int n, const ManyItem *items, bool *done, int *group)
 {
 	int			size = 0;
 
-	for (int i = 0; i < n && size < GROUP_MOST; i++)
+	for (int i = 0; i < n && size < MAX_GROUP; i++)
 	{
 		if (done[i] || (size > 0 && !coordinator_same_place(items[group[0]].fence, items[i].fence)))
 			continue;
@@ -243,7 +245,7 @@ typedef void (*TakeReply) (ManyItem *item, const redisReply *reply);
 static void
 ask_each(int n, ManyItem *items, MakeCall make, TakeReply take)
 {
-	int			most = Min(n, GROUP_MOST);
+	int			most = Min(n, MAX_GROUP);
 	bool	   *done = palloc0(sizeof(bool) * n);
 	int		   *group = palloc(sizeof(int) * n);
 	Call	   *calls = palloc(sizeof(Call) * most);
@@ -486,12 +488,12 @@ static ManyItem
 item_of_name(const char *fence)
 {
 	Oid			database;
-	char	   *wire_name;
+	char	   *redis_name;
 	char	   *key;
 	Domain	   *domain = NULL;
 
-	if (key_parse_fence_name(fence, &database, &wire_name, &key))
-		domain = domain_by_wire_name(wire_name);
+	if (key_parse_fence_name(fence, &database, &redis_name, &key))
+		domain = domain_by_redis_name(redis_name);
 	if (domain == NULL || !key_is_canonical(domain, key) || strcmp(key_fence_name(domain, key), fence) != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -510,11 +512,11 @@ items_argument(FunctionCallInfo fcinfo, int *n)
 
 	shared_require();
 	deconstruct_array(PG_GETARG_ARRAYTYPE_P(0), TEXTOID, -1, false, TYPALIGN_INT, &names, &nulls, n);
-	if (*n > MANY_MOST)
+	if (*n > MAX_KEYS)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("too many fences at once"),
-				 errdetail("There are %d; the limit is %d.", *n, MANY_MOST)));
+				 errdetail("There are %d; the limit is %d.", *n, MAX_KEYS)));
 	items = palloc(sizeof(ManyItem) * Max(*n, 1));
 	for (int i = 0; i < *n; i++)
 	{
@@ -593,7 +595,7 @@ read_cache_patiently(int n, ManyItem *items, int retries, int64 pause)
 	for (int i = 0; i < retries && (state == SET_TORN || state == SET_BUSY); i++)
 	{
 		fence_pause(pause, wait_event_redis());
-		pause = Min(pause * 2, BACKOFF_MOST);
+		pause = Min(pause * 2, MAX_BACKOFF_US);
 		state = read_cache(n, items);
 	}
 	return state == SET_AGREES;
@@ -604,7 +606,7 @@ backoff_argument(FunctionCallInfo fcinfo, int n)
 {
 	Interval   *backoff = PG_GETARG_INTERVAL_P(n);
 
-	if (backoff->month != 0 || backoff->day != 0 || backoff->time < 0 || backoff->time > BACKOFF_MOST)
+	if (backoff->month != 0 || backoff->day != 0 || backoff->time < 0 || backoff->time > MAX_BACKOFF_US)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("the backoff must be between 0 and 10 seconds")));

@@ -5,32 +5,8 @@
 #ifndef FENCE_MANY_H
 #define FENCE_MANY_H
 
-#include "domain/domain.h"
+#include "read/reader.h"
 #include "utils/snapshot.h"
-
-typedef enum GetStatus
-{
-	GET_HIT,
-	GET_MISS,
-	GET_PENDING,				/* a write is on its way */
-	GET_UNARMED,				/* Redis may not answer for the fence */
-	GET_UNAVAILABLE				/* Redis did not answer */
-} GetStatus;
-
-/* What became known of a fence; strings are palloc'd, NULL where there is nothing to tell. */
-typedef struct GetAnswer
-{
-	GetStatus	status;
-	bool		answered;		/* by Redis */
-	char	   *token;			/* of a hit or a miss */
-	char	   *permit;			/* of a miss: to put what is read from PostgreSQL from now on. NULL on a standby */
-	int			busy_ms;		/* of a miss: how long another reader has to put the value; 0: none has */
-	bool		filler;			/* others have been told to wait until this reader has put the value */
-	int64		version;		/* of a hit; else NO_VERSION */
-	char	   *stamp;			/* of a hit; empty: not known */
-	char	   *payload;		/* of a hit, in UTF-8 */
-	size_t		payload_len;
-} GetAnswer;
 
 /* One of the fences */
 typedef struct ManyItem

@@ -7,7 +7,30 @@
 
 #include "datatype/timestamp.h"
 #include "domain/domain.h"
-#include "read/many.h"
+
+typedef enum GetStatus
+{
+	GET_HIT,
+	GET_MISS,
+	GET_PENDING,				/* a write is on its way */
+	GET_UNARMED,				/* Redis may not answer for the fence */
+	GET_UNAVAILABLE				/* Redis did not answer */
+} GetStatus;
+
+/* What became known of a fence; strings are palloc'd, NULL where there is nothing to tell. */
+typedef struct GetAnswer
+{
+	GetStatus	status;
+	bool		answered;		/* by Redis */
+	char	   *token;			/* of a hit or a miss */
+	char	   *permit;			/* of a miss: to put what is read from PostgreSQL from now on. NULL on a standby */
+	int			busy_ms;		/* of a miss: how long another reader has to put the value; 0: none has */
+	bool		filler;			/* others have been told to wait until this reader has put the value */
+	int64		version;		/* of a hit; else NO_VERSION */
+	char	   *stamp;			/* of a hit; empty: not known */
+	char	   *payload;		/* of a hit, in UTF-8 */
+	size_t		payload_len;
+} GetAnswer;
 
 /*
  * Raises 42501 unless the current user may name the domain's table and read all of it: Redis knows neither columns nor policies. A
@@ -27,9 +50,6 @@ extern Datum reader_payload_text(const GetAnswer *answer, bool *isnull);
 /* A word of Redis, or a version, as a Datum: NULL if there is none. */
 extern Datum reader_text(const char *s, bool *isnull);
 extern Datum reader_version(int64 version, bool *isnull);
-
-/* A time to live in milliseconds; raises 22023 if it is below 0 or above 10 years. */
-extern int64 reader_interval_ms(const Interval *ttl);
 
 #define PAYLOAD_MAX_BYTES (4 * 1024 * 1024)	/* fence.lua refuses longer ones too */
 

@@ -13,6 +13,7 @@
 #include "access/xlogrecovery.h"
 
 #include "domain/row.h"
+#include "read/many.h"
 #include "read/standby.h"
 #include "redis/library.h"
 #include "send/coordinator.h"

@@ -200,21 +200,21 @@ call_end(Call *call, uint32 epoch, const char *ended)
 }
 
 void
-call_domain_reserve(Call *call, uint32 epoch, const char *wire_name, const char *stamp, int64 ended)
+call_domain_reserve(Call *call, uint32 epoch, const char *redis_name, const char *stamp, int64 ended)
 {
-	make(call, "FCALL", "fence_domain_reserve", 0, "hssn", epoch, wire_name, stamp, ended);
+	make(call, "FCALL", "fence_domain_reserve", 0, "hssn", epoch, redis_name, stamp, ended);
 }
 
 void
-call_domain_end(Call *call, uint32 epoch, const char *wire_name, const char *stamp, bool committed)
+call_domain_end(Call *call, uint32 epoch, const char *redis_name, const char *stamp, bool committed)
 {
-	make(call, "FCALL", "fence_domain_end", 0, "hsss", epoch, wire_name, stamp, committed ? "committed" : "aborted");
+	make(call, "FCALL", "fence_domain_end", 0, "hsss", epoch, redis_name, stamp, committed ? "committed" : "aborted");
 }
 
 void
-call_announce(Call *call, uint32 epoch, const char *wire_name, int64 id, const char *publish, uint32 grant)
+call_announce(Call *call, uint32 epoch, const char *redis_name, int64 id, const char *publish, uint32 grant)
 {
-	make(call, "FCALL", "fence_announce", 0, "Nesnsn", epoch, wire_name, id, publish, (int64) grant);
+	make(call, "FCALL", "fence_announce", 0, "Nesnsn", epoch, redis_name, id, publish, (int64) grant);
 }
 
 void
@@ -268,17 +268,17 @@ call_disarm(Call *call, const char *owner, uint32 timeline)
 }
 
 bool
-draft_call(Draft *draft, const Call *call)
+calls_encode(RespBuffer *buffer, const Call *call)
 {
-	draft_clear(draft);
-	draft->len = draft_line(draft->bytes, '*', call->argc) - draft->bytes;
+	resp_clear(buffer);
+	buffer->len = resp_line(buffer->bytes, '*', call->argc) - buffer->bytes;
 	for (int i = 0; i < call->argc; i++)
-		draft_bytes(draft, call->argv[i], call->argvlen[i]);
-	return !draft->full;
+		resp_bytes(buffer, call->argv[i], call->argvlen[i]);
+	return !buffer->full;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
- * Messages
+ * Calls of fence_write
  * -----------------------------------------------------------------------------------------------------------------
  */
 
@@ -304,22 +304,22 @@ make_head(char head[HEAD_LEN], const char *call, uint32 epoch, const char *stamp
 {
 	char		header[HEADER_LEN];
 	char		number[24];
-	char	   *p = draft_line(head, '*', 6 + strings);
+	char	   *p = resp_line(head, '*', 6 + strings);
 
 	make_header(header, epoch);
 	p = stpcpy(p, call);
-	p = draft_text(p, header, strlen(header));
-	p = draft_text(p, stamp, strlen(stamp));
-	return draft_text(p, number, pg_lltoa(n, number)) - head;
+	p = resp_text(p, header, strlen(header));
+	p = resp_text(p, stamp, strlen(stamp));
+	return resp_text(p, number, pg_lltoa(n, number)) - head;
 }
 
 bool
-calls_send_message(RedisConnection *conn, uint32 epoch, const Message *message)
+calls_send_write(RedisConnection *conn, uint32 epoch, const WriteCall *call)
 {
 	char		head[HEAD_LEN];
-	const Draft *fences = &message->fences;
-	const Draft *ends = &message->ends;
-	size_t		len = make_head(head, WRITE_CALL, epoch, fences->strings ? message->stamp : "-", fences->strings,
+	const RespBuffer *fences = &call->fences;
+	const RespBuffer *ends = &call->ends;
+	size_t		len = make_head(head, WRITE_CALL, epoch, fences->strings ? call->stamp : "-", fences->strings,
 								fences->strings + ends->strings);
 
 	return redis_send_raw(conn, head, len, ends->len + fences->len == 0) &&
@@ -328,12 +328,12 @@ calls_send_message(RedisConnection *conn, uint32 epoch, const Message *message)
 }
 
 bool
-calls_send_ends(RedisConnection *conn, const Letter *letter)
+calls_send_ends(RedisConnection *conn, const Message *message)
 {
 	char		head[HEAD_LEN];
-	size_t		len = make_head(head, WRITE_CALL, letter->epoch, "-", 0, letter->strings);
+	size_t		len = make_head(head, WRITE_CALL, message->epoch, "-", 0, message->strings);
 
-	return redis_send_raw(conn, head, len, 0) && redis_send_raw(conn, letter->bytes, letter->len, 1);
+	return redis_send_raw(conn, head, len, 0) && redis_send_raw(conn, message->bytes, message->len, 1);
 }
 
 static void
@@ -386,12 +386,12 @@ calls_granted(const redisReply *reply)
 	return reply->type == REDIS_REPLY_INTEGER && reply->integer > 0 ? reply->integer : 0;
 }
 
-LetterResult
+MessageResult
 calls_result(const redisReply *reply)
 {
 	if (reply == NULL || reply->type == REDIS_REPLY_ERROR)
-		return LETTER_LOST;
-	return (reply->type == REDIS_REPLY_INTEGER && reply->integer == 0) || calls_is(reply, "unarmed") ? LETTER_UNARMED : LETTER_WRITTEN;
+		return MESSAGE_LOST;
+	return (reply->type == REDIS_REPLY_INTEGER && reply->integer == 0) || calls_is(reply, "unarmed") ? MESSAGE_UNARMED : MESSAGE_WRITTEN;
 }
 
 void

@@ -4,7 +4,7 @@
  *	  file knows it. (Effects, which are another library in all but name, have theirs in effects.c.)
  *
  * Questions and commands are built as a Call: strings that point to the caller's, and numbers that it keeps itself. What
- * transactions say is built as a Message instead: one call of fence_write that many add to. Both can be written into fixed
+ * transactions say is built as a WriteCall instead: one call of fence_write that many add to. Both can be written into fixed
  * buffers, so all of this is usable in COMMIT and ABORT unless it says otherwise: nothing here waits or raises.
  */
 #ifndef FENCE_REDIS_CALLS_H
@@ -12,10 +12,10 @@
 
 #include "lib/stringinfo.h"
 
-#include "base/outbox.h"
+#include "base/send_queue.h"
 #include "base/shared.h"
 #include "redis/connection.h"
-#include "redis/draft.h"
+#include "redis/resp.h"
 
 /* "<namespace> <epoch>", by which writers name both */
 #define HEADER_LEN (NAMEDATALEN + EPOCH_LEN + 1)
@@ -72,9 +72,9 @@ extern void call_set(Call *call, const char *key, const char *value, size_t len,
 /* Writers; epoch: the number. call_reserve is fence_write with one fence and nothing else. */
 extern void call_reserve(Call *call, uint32 epoch, const char *stamp, const char *fence);
 extern void call_end(Call *call, uint32 epoch, const char *ended);
-extern void call_domain_reserve(Call *call, uint32 epoch, const char *wire_name, const char *stamp, int64 ended);
-extern void call_domain_end(Call *call, uint32 epoch, const char *wire_name, const char *stamp, bool committed);
-extern void call_announce(Call *call, uint32 epoch, const char *wire_name, int64 id, const char *publish, uint32 grant);
+extern void call_domain_reserve(Call *call, uint32 epoch, const char *redis_name, const char *stamp, int64 ended);
+extern void call_domain_end(Call *call, uint32 epoch, const char *redis_name, const char *stamp, bool committed);
+extern void call_announce(Call *call, uint32 epoch, const char *redis_name, int64 id, const char *publish, uint32 grant);
 extern void call_remove(Call *call, uint32 epoch, const char *fence, const char *seen);
 
 /* The patrol and the views. cursor "" to begin. */
@@ -92,47 +92,47 @@ extern void call_renew(Call *call, const char *key, const char *identity, const 
 					   const char *slots);
 extern void call_disarm(Call *call, const char *owner, uint32 timeline);
 
-/* Writes the call into the draft, which is cleared before. False: it did not fit. */
-extern bool draft_call(Draft *draft, const Call *call);
+/* Encodes the call into the buffer, which is cleared before. False: it did not fit. */
+extern bool calls_encode(RespBuffer *buffer, const Call *call);
 
 /* -----------------------------------------------------------------------------------------------------------------
- * Messages
+ * Calls of fence_write
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-#define MESSAGE_FENCES 128		/* in one message at most: bounds how long Redis is busy with it */
+#define WRITE_CALL_FENCES 128		/* in one call at most: bounds how long Redis is busy with it */
 
 /* Reservations of one stamp, and words that end transactions: of any */
-typedef struct Message
+typedef struct WriteCall
 {
 	char		stamp[64];		/* whose the fences are; empty: there are none */
-	Draft		fences;
-	Draft		ends;
-} Message;
+	RespBuffer	fences;
+	RespBuffer	ends;
+} WriteCall;
 
 static inline void
-message_clear(Message *message)
+write_call_clear(WriteCall *call)
 {
-	message->stamp[0] = '\0';
-	draft_clear(&message->fences);
-	draft_clear(&message->ends);
+	call->stamp[0] = '\0';
+	resp_clear(&call->fences);
+	resp_clear(&call->ends);
 }
 
-/* Whether the fence can be reserved with this message; reserves it. */
+/* Whether the fence can be reserved with this call; reserves it. */
 static inline bool
-message_takes(const Message *message, const char *stamp)
+write_call_takes(const WriteCall *call, const char *stamp)
 {
-	return message->fences.strings == 0 ||
-		(message->fences.strings < MESSAGE_FENCES && draft_has_room(&message->fences, DRAFT_BYTES / 2) &&
-		 strcmp(message->stamp, stamp) == 0);
+	return call->fences.strings == 0 ||
+		(call->fences.strings < WRITE_CALL_FENCES && resp_has_room(&call->fences, RESP_BUFFER_BYTES / 2) &&
+		 strcmp(call->stamp, stamp) == 0);
 }
 
 static inline void
-message_reserve(Message *message, const char *stamp, const char *fence)
+write_call_reserve(WriteCall *call, const char *stamp, const char *fence)
 {
-	if (message->fences.strings == 0)
-		strlcpy(message->stamp, stamp, sizeof(message->stamp));
-	draft_string(&message->fences, fence);
+	if (call->fences.strings == 0)
+		strlcpy(call->stamp, stamp, sizeof(call->stamp));
+	resp_string(&call->fences, fence);
 }
 
 /*
@@ -142,9 +142,9 @@ message_reserve(Message *message, const char *stamp, const char *fence)
 #define END_WORD_LEN 96
 extern const char *calls_end_word(char word[END_WORD_LEN], const char *stamp, bool committed, int64 number);
 
-/* Queues the message as one call; ends: in Redis' protocol, instead of the message's own if not NULL. False: the connection failed. */
-extern bool calls_send_message(RedisConnection *conn, uint32 epoch, const Message *message);
-extern bool calls_send_ends(RedisConnection *conn, const Letter *letter);
+/* Queues the call. calls_send_ends: one that only ends transactions, by the words of that message. False: the connection failed. */
+extern bool calls_send_write(RedisConnection *conn, uint32 epoch, const WriteCall *call);
+extern bool calls_send_ends(RedisConnection *conn, const Message *message);
 
 /*
  * What a transaction tells of rows: fence_store, as a whole command in Redis' protocol. Rows are appended to one buffer; then
@@ -165,7 +165,7 @@ extern void calls_finish_store(StringInfo command, uint32 epoch, const char *sta
 extern int64 calls_granted(const redisReply *reply);
 
 /* What a reply, or NULL: none, means for what was to end or be told: of fence_write, _store, _domain_end, _announce, effects'. */
-extern LetterResult calls_result(const redisReply *reply);
+extern MessageResult calls_result(const redisReply *reply);
 
 /* Why a reply does not grant, in words for people. */
 extern void calls_refusal(const redisReply *reply, char *text, size_t size);

@@ -9,8 +9,7 @@
 #include "utils/json.h"
 
 #include "base/settings.h"
-#include "domain/domain.h"
-#include "domain/tombstone.h"
+#include "domain/catalog.h"
 #include "redis/calls.h"
 #include "redis/fence_lua.h"
 #include "redis/library.h"
@@ -31,20 +30,10 @@ library_owner(void)
 	return owner;
 }
 
-void
-library_url(RedisUrl *url)
-{
-	if (redis_url_parse(setting_redis_url, url) != NULL)
-		elog(ERROR, "could not take pgcache_fence.redis_url apart");
-}
-
 bool
 library_open(LibraryCall *call, const RedisEndpoint *address)
 {
-	RedisUrl	url;
-
-	library_url(&url);
-	call->conn = redis_open(address, &url, call->deadline, call->error, REASON_LEN);
+	call->conn = redis_open(address, setting_url, call->deadline, call->error, REASON_LEN);
 	return call->conn != NULL;
 }
 
@@ -270,7 +259,7 @@ library_probe_writes(LibraryCall *call)
 
 	call_end(&question, 0, "probe");
 	reply = library_ask(call, &question);
-	passes = reply != NULL && calls_result(reply) == LETTER_UNARMED;
+	passes = reply != NULL && calls_result(reply) == MESSAGE_UNARMED;
 	if (reply != NULL)
 	{
 		if (!passes)
@@ -332,7 +321,7 @@ library_announce(LibraryCall *call, uint32 epoch, uint32 grant, List *domains)
 		DomainRef  *domain = lfirst(cell);
 		Call		question;
 
-		call_announce(&question, epoch, domain->wire_name, domain->id, domain->publish, grant);
+		call_announce(&question, epoch, domain->redis_name, domain->id, domain->publish, grant);
 		if (!library_tell(call, &question))
 			return false;
 	}
@@ -369,11 +358,11 @@ library_reserve(LibraryCall *call, uint32 epoch, const char *stamp, const char *
 }
 
 bool
-library_domain_reserve(LibraryCall *call, uint32 epoch, const char *wire_name, const char *stamp)
+library_domain_reserve(LibraryCall *call, uint32 epoch, const char *redis_name, const char *stamp)
 {
 	Call		question;
 
-	call_domain_reserve(&question, epoch, wire_name, stamp, 0);
+	call_domain_reserve(&question, epoch, redis_name, stamp, 0);
 	return expect_grant(call, library_ask(call, &question));
 }
 
@@ -432,7 +421,7 @@ library_take_counts(LibraryCall *call, List **list)
 	{
 		DomainCounts *counts = palloc(sizeof(DomainCounts));
 
-		counts->wire_name = pstrdup(calls_string(reply, i));
+		counts->redis_name = pstrdup(calls_string(reply, i));
 		for (int c = 0; c < COUNTED; c++)
 			counts->counted[c] = strtoll(calls_string(reply, i + 1 + c), NULL, 10);
 		*list = lappend(*list, counts);

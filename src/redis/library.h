@@ -20,9 +20,6 @@ typedef struct LibraryCall
 	char		error[REASON_LEN];
 } LibraryCall;
 
-/* pgcache_fence.redis_url taken apart: what is set was checked when it was set. Raises for lack of memory. */
-extern void library_url(RedisUrl *url);
-
 /* Connects as the URL says, until call->deadline. False: call->error tells why not, and call->conn is NULL. */
 extern bool library_open(LibraryCall *call, const RedisEndpoint *address);
 
@@ -68,13 +65,13 @@ extern bool library_announce(LibraryCall *call, uint32 epoch, uint32 grant, List
 
 /* Reserves a row, or a whole domain, for a transaction other than the present one. epoch: the number. */
 extern bool library_reserve(LibraryCall *call, uint32 epoch, const char *stamp, const char *fence);
-extern bool library_domain_reserve(LibraryCall *call, uint32 epoch, const char *wire_name, const char *stamp);
+extern bool library_domain_reserve(LibraryCall *call, uint32 epoch, const char *redis_name, const char *stamp);
 
 /* The reservations of a stamp as the process lists them: of a whole domain, or of rows. */
 typedef struct ListedReservation
 {
 	bool		domain;
-	char	   *name;			/* the domain's wire name, or one of the fences */
+	char	   *name;			/* the domain's Redis name, or one of the fences */
 	char	   *stamp;
 	int			fences;			/* how many there are */
 	int64		age_ms;			/* since the process was asked for its list first; of a domain since it was reserved */
@@ -90,7 +87,7 @@ extern bool library_pending(LibraryCall *call, int limit, char **cursor, char ep
 #define COUNTED 7				/* permits told; get: hit, miss, pending, unarmed; put: stored, refused */
 typedef struct DomainCounts
 {
-	char	   *wire_name;
+	char	   *redis_name;
 	int64		counted[COUNTED];
 } DomainCounts;
 

@@ -114,7 +114,7 @@ bool
 sentinel_find_master(const RedisUrl *url, RedisEndpoint *master, ResolveEndpoint resolve, char *error)
 {
 	for (int i = 0; i < url->nendpoints; i++)
-		if (sentinel_ask_again(url, setting_timeout * INT64CONST(1000), master, resolve, error))
+		if (sentinel_ask_again(url, setting_timeout_us(), master, resolve, error))
 			return true;
 	return false;
 }

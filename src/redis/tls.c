@@ -22,12 +22,6 @@
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
 
-const char *
-tls_missing(void)
-{
-	return NULL;
-}
-
 void
 tls_forget_errors(const struct ssl_st *ssl)
 {
@@ -205,19 +199,13 @@ tls_handshake(redisContext *context, struct ssl_st **connection, const RedisEndp
 
 #else							/* !FENCE_TLS */
 
-const char *
-tls_missing(void)
-{
-	return "TLS (rediss://) needs hiredis 1.0 or later with its OpenSSL part: this pgcache_fence was built without";
-}
-
 TlsStep
 tls_handshake(redisContext *context, struct ssl_st **ssl, const RedisEndpoint *address, char *why, size_t size)
 {
 	(void) context;
 	(void) ssl;
 	(void) address;
-	strlcpy(why, tls_missing(), size);
+	strlcpy(why, TLS_MISSING, size);
 	return TLS_FAILED;
 }
 

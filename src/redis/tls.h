@@ -24,9 +24,6 @@ typedef enum TlsStep
 	TLS_FAILED
 } TlsStep;
 
-/* NULL if this build has TLS, else why not, for people. */
-extern const char *tls_missing(void);
-
 /*
  * Begins the handshake on a connected context, if *ssl is NULL: from here on the context reads and writes through TLS, and *ssl belongs to
  * it. Else goes on with it. After TLS_FAILED `why` tells.

@@ -17,11 +17,45 @@
 #define MAP_STABLE	INT64CONST(1000000)	/* microseconds for which changed slots must rest before they are granted anew, */
 #define MAP_LONGEST	INT64CONST(5000000) /* unless they do not come to rest for so long */
 
+/* What the ways of having Redis processes do differently; NULL: not there */
+typedef struct Topology
+{
+	/* where the processes are, as numeric addresses, and which slots are whose: as the URL says, or as those say whom it names */
+	bool		(*locate) (ClusterMap *found, char *error);
+	/* beside heartbeats, see topology_moved; the table is not empty */
+	bool		(*moved) (int64 patience, char *error);
+	/* for slots_moved: who has which slots now, and what to say if these are others than those that are granted */
+	bool		(*look_around) (ClusterMap *found, int64 patience);
+	const char *moved_why;
+	/* a node is not there, or not what it should be: whoever told of it is asked again before the next try */
+	void		(*distrust) (void);
+	bool		tell_slots;		/* the nodes themselves say which slots are whose, and that may change: a cluster */
+	bool		equal_parts;	/* the nodes divide the slots evenly, in the order of the URL, whoever is there */
+} Topology;
+
+static bool locate_named(ClusterMap *found, char *error);
+static bool locate_master(ClusterMap *found, char *error);
+static bool locate_cluster(ClusterMap *found, char *error);
+static bool master_moved(int64 patience, char *error);
+static bool slots_moved(int64 patience, char *error);
+static bool look_at_cluster(ClusterMap *found, int64 patience);
+static bool look_at_shards(ClusterMap *found, int64 patience);
+
+static const Topology topologies[] = {
+	[REDIS_STANDALONE] = {.locate = locate_named},
+	[REDIS_SENTINEL] = {.locate = locate_master, .moved = master_moved, .distrust = sentinel_distrust},
+	[REDIS_CLUSTER] = {.locate = locate_cluster, .moved = slots_moved, .look_around = look_at_cluster,
+	.moved_why = "slots of the cluster have moved", .tell_slots = true},
+	[REDIS_SHARDS] = {.locate = locate_named, .moved = slots_moved, .look_around = look_at_shards,
+	.moved_why = "a Redis process that was away is back", .equal_parts = true}
+};
+
 RedisNode	topology_nodes[MAX_NODES];
 int			topology_size = 0;
 
 static unsigned char slots[SLOTS];	/* index of its node, for each slot, as those say whom the URL names */
 static RedisUrl url;
+static const Topology *topology = &topologies[REDIS_STANDALONE];	/* the url's */
 static char *made_from = NULL;	/* the settings from which the table was made */
 static bool others_reconnect = false;	/* at the next publication, even if no address changed */
 
@@ -72,7 +106,8 @@ read_settings(void)
 	sentinel_reset();
 	topology_size = 0;
 	memset(topology_nodes, 0, sizeof(topology_nodes));
-	library_url(&url);
+	url = *setting_url;
+	topology = &topologies[url.topology];
 	if (made_from)
 		pfree(made_from);
 	made_from = MemoryContextStrdup(TopMemoryContext, current_settings());
@@ -149,7 +184,7 @@ locate_cluster(ClusterMap *found, char *error)
 {
 	bool		any = false;
 	bool		whole = false;
-	int64		patience = setting_timeout * INT64CONST(1000);
+	int64		patience = setting_timeout_us();
 
 	for (int i = 0; i < topology_size && !whole; i++)
 		if (topology_nodes[i].present)
@@ -167,20 +202,27 @@ locate_cluster(ClusterMap *found, char *error)
 	return any;
 }
 
-/*
- * Where the processes are, as numeric addresses, and which slots are whose: as the URL says, or as those say whom it names.
- * Shards have equal parts of the slots, in the order of the URL.
- */
-static bool
-locate(ClusterMap *found, char *error)
+/* The n nodes have equal parts of the slots. */
+static void
+divide_slots(ClusterMap *found, int n)
 {
-	if (url.topology == REDIS_CLUSTER)
-		return locate_cluster(found, error);
-	found->n = url.topology == REDIS_SENTINEL ? 1 : url.nendpoints;
+	found->n = n;
 	for (int i = 0; i < SLOTS; i++)
-		found->slots[i] = i * found->n / SLOTS;
-	if (url.topology == REDIS_SENTINEL)
-		return sentinel_find_master(&url, &found->addresses[0], resolve_unless_connected, error);
+		found->slots[i] = i * n / SLOTS;
+}
+
+static bool
+locate_master(ClusterMap *found, char *error)
+{
+	divide_slots(found, 1);
+	return sentinel_find_master(&url, &found->addresses[0], resolve_unless_connected, error);
+}
+
+/* Those that the URL names: one, or shards in the order of the URL. */
+static bool
+locate_named(ClusterMap *found, char *error)
+{
+	divide_slots(found, url.nendpoints);
 	for (int i = 0; i < url.nendpoints; i++)
 	{
 		const RedisNode *node = &topology_nodes[i];
@@ -226,7 +268,7 @@ make_table(const ClusterMap *found)
 
 	for (int i = 0; i < found->n; i++)
 		same = same && place[i] < topology_size;
-	stay = same || (stay && url.topology == REDIS_CLUSTER && fence_shared->epoch_armed);
+	stay = same || (stay && topology->tell_slots && fence_shared->epoch_armed);
 	for (int s = 0; s < SLOTS; s++)
 	{
 		slots[s] = found->slots[s];
@@ -277,9 +319,9 @@ topology_find(char *error)
 	connected = topology_size > 0;
 	for (int i = 0; i < topology_size; i++)
 		connected = connected && topology_nodes[i].conn != NULL;
-	if (connected && url.topology != REDIS_CLUSTER)
+	if (connected && !topology->tell_slots)
 		return true;
-	if (!locate(&found, error))
+	if (!topology->locate(&found, error))
 		return false;
 	make_table(&found);
 	return true;
@@ -303,7 +345,7 @@ topology_resume(char *error)
 	for (int i = 0; i < granted.n; i++)
 		granted.addresses[i] = fence_shared->nodes[i].address;
 	for (int s = 0; s < SLOTS; s++)
-		granted.slots[s] = url.topology == REDIS_SHARDS ? s * granted.n / SLOTS : fence_shared->slot_node[s];
+		granted.slots[s] = topology->equal_parts ? s * granted.n / SLOTS : fence_shared->slot_node[s];
 	make_table(&granted);
 	for (int i = 0; i < topology_size; i++)
 		topology_nodes[i].dismissed = fence_shared->nodes[i].dismissed;
@@ -335,7 +377,7 @@ topology_slots(unsigned char map[SLOTS])
 bool
 topology_is_cluster(void)
 {
-	return url.topology == REDIS_CLUSTER;
+	return topology->tell_slots;
 }
 
 const char *
@@ -344,22 +386,22 @@ topology_heartbeat_key(const RedisNode *node)
 	static char key[128];
 	char		tag[12];
 
-	if (url.topology == REDIS_CLUSTER && slot_some_tag(slots, node - topology_nodes, tag))
+	if (topology->tell_slots && slot_some_tag(slots, node - topology_nodes, tag))
 		snprintf(key, sizeof(key), "%s:heartbeat:{%s}", setting_namespace, tag);
 	else
 		snprintf(key, sizeof(key), "%s:heartbeat", setting_namespace);
 	return key;
 }
 
-/* It is not there, or not what it should be: whoever told of it is asked again before the next try. */
+/* It is not there, or not what it should be. */
 static void
 forget(RedisNode *node)
 {
 	redis_close(node->conn);
 	node->conn = NULL;
 	node->failures++;
-	if (url.topology == REDIS_SENTINEL)
-		sentinel_distrust();
+	if (topology->distrust)
+		topology->distrust();
 }
 
 /*
@@ -437,7 +479,7 @@ greet(RedisNode *node, bool load, int64 patience, char *error)
 	if (!found)
 	{
 		snprintf(error, REASON_LEN, "%s", call.error[0] ? call.error : "Redis has lost the function library");
-		if (redis_error(node->conn) || url.topology == REDIS_SENTINEL)
+		if (redis_error(node->conn) || topology->distrust)
 			forget(node);
 		return false;
 	}
@@ -449,7 +491,7 @@ topology_greet(RedisNode *node, bool load)
 {
 	node->error[0] = '\0';
 	node->dismissed = false;
-	node->present = greet(node, load, setting_timeout * INT64CONST(1000), node->error);
+	node->present = greet(node, load, setting_timeout_us(), node->error);
 	return node->present;
 }
 
@@ -493,22 +535,26 @@ is_another_master(const RedisEndpoint *address, int64 patience)
 	return another;
 }
 
-/* What the cluster says now, asked of one process after the other; the shards' part of the slots does not change. */
+/* The shards' part of the slots does not change; who is there does. */
 static bool
-look_around(ClusterMap *found, int64 patience)
+look_at_shards(ClusterMap *found, int64 patience)
+{
+	(void) patience;
+	found->n = topology_size;
+	for (int i = 0; i < topology_size; i++)
+		found->addresses[i] = topology_nodes[i].address;
+	memcpy(found->slots, slots, SLOTS);
+	return true;
+}
+
+/* What the cluster says now, asked of one process after the other. */
+static bool
+look_at_cluster(ClusterMap *found, int64 patience)
 {
 	static unsigned turn = 0;
 	char		error[REASON_LEN];
 	bool		whole = false;
 
-	if (url.topology == REDIS_SHARDS)
-	{
-		found->n = topology_size;
-		for (int i = 0; i < topology_size; i++)
-			found->addresses[i] = topology_nodes[i].address;
-		memcpy(found->slots, slots, SLOTS);
-		return true;
-	}
 	for (int tries = 0; tries < topology_size; tries++)
 	{
 		int			node = turn++ % topology_size;
@@ -572,7 +618,8 @@ slots_moved(int64 patience, char *error)
 	int64		now = fence_clock();
 	uint64		changed;
 
-	if (!look_around(&found, patience))
+	patience = Max(patience, INT64CONST(100000));
+	if (!topology->look_around(&found, patience))
 		return false;
 	changed = slots_changed(&found, patience);
 	for (int i = 0; i < topology_size && changed == 0; i++)
@@ -585,25 +632,27 @@ slots_moved(int64 patience, char *error)
 	if (changed == 0 || (now - last_at < MAP_STABLE && now - first_at < MAP_LONGEST))
 		return false;
 	last = 0;
-	strlcpy(error, url.topology == REDIS_SHARDS ? "a Redis process that was away is back" :
-			"slots of the cluster have moved", REASON_LEN);
+	strlcpy(error, topology->moved_why, REASON_LEN);
+	return true;
+}
+
+/* Whether the sentinels tell of another master, and it is one. */
+static bool
+master_moved(int64 patience, char *error)
+{
+	RedisEndpoint master;
+
+	if (!sentinel_ask_again(&url, patience, &master, resolve_unless_connected, error) ||
+		redis_endpoint_same(&master, &topology_nodes[0].address) || !is_another_master(&master, patience))
+		return false;
+	snprintf(error, REASON_LEN, "the sentinels name another master: %.100s, port %d", master.host, master.port);
 	return true;
 }
 
 bool
 topology_moved(int64 patience, char *error)
 {
-	RedisEndpoint master;
-
-	if (topology_size > 0 && (url.topology == REDIS_CLUSTER || url.topology == REDIS_SHARDS))
-		return slots_moved(Max(patience, INT64CONST(100000)), error);
-	if (url.topology != REDIS_SENTINEL || topology_size == 0 ||
-		!sentinel_ask_again(&url, patience, &master, resolve_unless_connected, error))
-		return false;
-	if (redis_endpoint_same(&master, &topology_nodes[0].address) || !is_another_master(&master, patience))
-		return false;
-	snprintf(error, REASON_LEN, "the sentinels name another master: %.100s, port %d", master.host, master.port);
-	return true;
+	return topology_size > 0 && topology->moved && topology->moved(patience, error);
 }
 
 /* Copies what is known to shared memory, where backends find addresses and views find the rest. */

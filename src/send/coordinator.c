@@ -2,7 +2,7 @@
  * send/coordinator.c
  *	  This backend's conversation with Redis; see coordinator.h.
  *
- * Owns: this backend's letters and what their answers mean for its reservations; what COMMIT says, announcements of what it has
+ * Owns: this backend's messages and what their answers mean for its reservations; what COMMIT says, announcements of what it has
  * attached included; its connection for questions.
  */
 #include "postgres.h"
@@ -17,24 +17,21 @@
 
 #include "base/settings.h"
 #include "base/stamp.h"
+#include "domain/catalog.h"
 #include "domain/domain.h"
 #include "domain/shape.h"
 #include "send/coordinator.h"
 #include "send/wire.h"
 
-#define STORE_BYTES	(OUTBOX_MAX_LETTER / 2)	/* of the rows that a commit tells one process of; the others are only ended */
-#define ROWS_AT_ONCE	64		/* of one statement: those after it may turn out to be so many that none is needed */
+#define STORE_BYTES	(QUEUE_MAX_MESSAGE / 2)	/* of the rows that a commit tells one process of; the others are only ended */
 
 /* State of the current transaction */
-static Reservation *waiting[OUTBOX_ANSWERS];	/* whose answers are outstanding, by letter number */
+static Reservation *waiting[QUEUE_ANSWERS];	/* whose answers are outstanding, by message number */
 static bool any_waiting = false;	/* there may be some */
-static StringInfoData commit_letters;	/* a Letter, its bytes, a Letter, ... */
+static StringInfoData commit_messages;	/* a Message, its bytes, a Message, ... */
 static bool commit_prepared = false;
 
-static int	rows_of_statement = 0;	/* wanted since the end of a statement */
-static bool held_back = false;	/* some of them were not asked for */
-
-static uint64 first_end = 0;	/* letters that ended transactions since somebody waited for them: the first */
+static uint64 first_end = 0;	/* messages that ended transactions since somebody waited for them: the first */
 static uint64 last_end = 0;		/* and the last; 0: none */
 
 const char *
@@ -47,7 +44,7 @@ coordinator_problem(void)
 static int64
 reply_deadline(void)
 {
-	return fence_clock() + setting_timeout * INT64CONST(1000);
+	return fence_clock() + setting_timeout_us();
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -55,39 +52,36 @@ reply_deadline(void)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-static void ask_for_held_back(void);
-
-/* Letters to different nodes are answered in any order, so each of them is waited for. There must be no draft. */
+/* Messages to different nodes are answered in any order, so each of them is waited for. There must be no draft. */
 static void
 await_carried(int64 deadline)
 {
 	uint64		first = first_end;
 	uint64		last = last_end;
 
-	if (first != 0 && outbox_answer(last) == ANSWER_NONE)
+	if (first != 0 && send_queue_answer(last) == ANSWER_NONE)
 	{
 		wire_carry(deadline);
 		(void) wire_collect(deadline);
 	}
-	for (int i = 0; i < OUTBOX_ANSWERS; i++)
+	for (int i = 0; i < QUEUE_ANSWERS; i++)
 		if (waiting[i] != NULL)
 		{
-			first = first ? Min(first, waiting[i]->letter) : waiting[i]->letter;
-			last = Max(last, waiting[i]->letter);
+			first = first ? Min(first, waiting[i]->message) : waiting[i]->message;
+			last = Max(last, waiting[i]->message);
 		}
-	if (last - first >= OUTBOX_ANSWERS)
-		first = last - OUTBOX_ANSWERS + 1;	/* of older ones the answer is forgotten */
-	for (uint64 letter = first; letter != 0 && letter <= last; letter++)
-		(void) outbox_wait(letter, deadline);
+	if (last - first >= QUEUE_ANSWERS)
+		first = last - QUEUE_ANSWERS + 1;	/* of older ones the answer is forgotten */
+	for (uint64 message = first; message != 0 && message <= last; message++)
+		(void) send_queue_wait(message, deadline);
 	first_end = last_end = 0;
 }
 
 void
-coordinator_await_letters(void)
+coordinator_await_messages(void)
 {
 	int64		deadline = reply_deadline();
 
-	ask_for_held_back();
 	(void) wire_collect(deadline);
 	await_carried(deadline);
 }
@@ -119,7 +113,7 @@ coordinator_ask(const char *fence, int n, const Call *calls, redisReply **replie
 {
 	int			node;
 
-	coordinator_await_letters();
+	coordinator_await_messages();
 	return find_node(fence, &node) && wire_ask(node, n, calls, replies, reply_deadline());
 }
 
@@ -129,7 +123,6 @@ coordinator_ask_once(const char *fence, const Call *call, redisReply **reply)
 {
 	int			node;
 
-	ask_for_held_back();
 	wire_send(true);
 	await_carried(reply_deadline());
 	return find_node(fence, &node) && wire_ask_once(node, call, reply, reply_deadline());
@@ -152,13 +145,10 @@ coordinator_collect(void)
 bool
 coordinator_same_place(const char *fence, const char *other)
 {
-	RedisUrl	url;
-
 	if (slot_of_key(fence, strlen(fence)) == slot_of_key(other, strlen(other)))
 		return true;
 	/* only a cluster wants the keys of one command in one slot */
-	return fence_node_of(fence) == fence_node_of(other) &&
-		redis_url_parse(setting_redis_url, &url) == NULL && url.topology != REDIS_CLUSTER;
+	return fence_node_of(fence) == fence_node_of(other) && setting_url->topology != REDIS_CLUSTER;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -170,27 +160,27 @@ coordinator_same_place(const char *fence, const char *other)
 static bool
 is_waiting(const Reservation *r)
 {
-	return r->by_courier && r->letter != 0 && waiting[r->letter % OUTBOX_ANSWERS] == r;
+	return r->by_courier && r->message != 0 && waiting[r->message % QUEUE_ANSWERS] == r;
 }
 
-/* It is about to be sent again: an answer to the former letter does not count any more. */
+/* It is about to be sent again: an answer to the former message does not count any more. */
 static void
-forget_letter(Reservation *r)
+forget_message(Reservation *r)
 {
 	if (!is_waiting(r))
 		return;
-	waiting[r->letter % OUTBOX_ANSWERS] = NULL;
-	r->letter = 0;
+	waiting[r->message % QUEUE_ANSWERS] = NULL;
+	r->message = 0;
 }
 
 /* What is being written: a command, or words */
-static Draft draft;
+static RespBuffer draft;
 
-/* A letter of what was drafted. False: it did not fit. */
+/* A message of what was drafted. False: it did not fit. */
 static bool
-draft_letter(Letter *letter, LetterKind kind, FenceWord word, int node, LetterCount count)
+draft_message(Message *message, MessageKind kind, FenceWord word, int node, MessageCount count)
 {
-	*letter = (Letter) {
+	*message = (Message) {
 		.kind = kind, .epoch = WORD_EPOCH(word), .node = node, .strings = draft.strings, .bytes = draft.bytes, .len = draft.len,
 		.count = count
 	};
@@ -215,7 +205,7 @@ ask_for_row(Reservation *r, FenceWord word)
 {
 	int			node = fence_node_of(r->name);
 
-	forget_letter(r);
+	forget_message(r);
 
 	if (node == SLOT_NOBODY)
 	{
@@ -231,35 +221,35 @@ ask_for_row(Reservation *r, FenceWord word)
 
 /* A row's through the courier, if this backend gets no connection, is granted without a number: its commit will bring no value. */
 static bool
-draft_reserve(Letter *letter, const Reservation *r, int node, FenceWord word)
+draft_reserve(Message *message, const Reservation *r, int node, FenceWord word)
 {
-	LetterCount count = {.slot = r->metrics};
+	MessageCount count = {.slot = r->metrics};
 	Call		call;
 
 	if (r->kind == RESERVE_ROW)
 		call_reserve(&call, WORD_EPOCH(word), wire_stamp(r), r->name);
 	else
 		call_domain_reserve(&call, WORD_EPOCH(word), r->name, fence_stamp(), r->applied > WHOLE_DOMAIN ? r->applied : 0);
-	return draft_call(&draft, &call) &&
-		draft_letter(letter, r->kind == RESERVE_ROW ? LETTER_RESERVE : LETTER_RESERVE_DOMAIN, word, node, count);
+	return calls_encode(&draft, &call) &&
+		draft_message(message, r->kind == RESERVE_ROW ? MESSAGE_RESERVE : MESSAGE_RESERVE_DOMAIN, word, node, count);
 }
 
 /* Posts reserve under the word: whole domains always go that way. False: there is no room now. */
 static bool
 post_reserve(Reservation *r, FenceWord word)
 {
-	int			node = r->kind == RESERVE_ROW ? fence_node_of(r->name) : LETTER_TO_ALL;
-	Letter		letter;
+	int			node = r->kind == RESERVE_ROW ? fence_node_of(r->name) : MESSAGE_TO_ALL;
+	Message		message;
 	uint64		number;
 
 	if (node == SLOT_NOBODY)
 		return true;			/* the word has changed: there is nothing to be granted under it */
-	if (!draft_reserve(&letter, r, node, word) || (number = outbox_post(&letter)) == 0)
+	if (!draft_reserve(&message, r, node, word) || (number = send_queue_post(&message)) == 0)
 		return false;
-	forget_letter(r);
-	waiting[number % OUTBOX_ANSWERS] = r;
+	forget_message(r);
+	waiting[number % QUEUE_ANSWERS] = r;
 	any_waiting = true;
-	r->letter = number;
+	r->message = number;
 	r->by_courier = true;
 	r->asked = Max(r->applied, WHOLE_DOMAIN);
 	note_sent(r, node, word);
@@ -272,24 +262,24 @@ take_answer(Reservation *r, AnswerKind answer)
 {
 	if (answer == ANSWER_NONE)
 		return;
-	waiting[r->letter % OUTBOX_ANSWERS] = NULL;
+	waiting[r->message % QUEUE_ANSWERS] = NULL;
 	if (answer == ANSWER_GRANTED)
 	{
 		r->acked_word = r->sent_word;
 		r->number = 0;
 	}
 	else
-		r->letter = 0;			/* not granted: it has to be sent again */
+		r->message = 0;			/* not granted: it has to be sent again */
 }
 
 /* False: none came in time. */
 static bool
 await_answer(Reservation *r)
 {
-	AnswerKind	answer = outbox_wait(r->letter, reply_deadline());
+	AnswerKind	answer = send_queue_wait(r->message, reply_deadline());
 
 	if (answer == ANSWER_NONE || answer == ANSWER_FAILED)
-		outbox_problem(link_problem, sizeof(link_problem), answer == ANSWER_NONE);
+		send_queue_problem(link_problem, sizeof(link_problem), answer == ANSWER_NONE);
 	take_answer(r, answer == ANSWER_NONE ? ANSWER_FAILED : answer);
 	return answer != ANSWER_NONE;
 }
@@ -298,13 +288,13 @@ await_answer(Reservation *r)
 static bool
 make_room(bool wait)
 {
-	Reservation *oldest = waiting[outbox_next() % OUTBOX_ANSWERS];
+	Reservation *oldest = waiting[send_queue_next() % QUEUE_ANSWERS];
 
 	if (oldest == NULL)
 		return true;
 	if (wait)
 		return await_answer(oldest);
-	take_answer(oldest, outbox_answer(oldest->letter));
+	take_answer(oldest, send_queue_answer(oldest->message));
 	return !is_waiting(oldest);
 }
 
@@ -326,23 +316,7 @@ granted(const Reservation *r, FenceWord word)
 static bool
 asked(const Reservation *r, FenceWord word)
 {
-	return (r->letter != 0 || r->acked_word == word) && r->sent_word == word && covers(r);
-}
-
-/* Of a domain that is reserved as a whole by now, rows that were held back are not needed. */
-static void
-ask_for_held_back(void)
-{
-	FenceWord	word = fence_word();
-
-	if (!held_back)
-		return;
-	held_back = false;
-	if (WORD_STATE(word) != FENCE_OPEN)
-		return;
-	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
-		if (r->kind == RESERVE_ROW && r->early && r->wanted != NO_VERSION && !asked(r, word) && !ledger_is_whole(r->domain_id))
-			(void) ask_for_row(r, word);
+	return (r->message != 0 || r->acked_word == word) && r->sent_word == word && covers(r);
 }
 
 void
@@ -357,20 +331,8 @@ coordinator_reserve_early(Reservation *r)
 		if (make_room(false))
 			(void) post_reserve(r, word);
 	}
-	else if (!r->early)
-		return;
-	else if (rows_of_statement++ >= ROWS_AT_ONCE)
-		held_back = true;
-	else if (ask_for_row(r, word))
+	else if (r->early && ask_for_row(r, word))
 		wire_send(false);
-}
-
-void
-coordinator_send_early(bool always)
-{
-	ask_for_held_back();
-	rows_of_statement = 0;
-	wire_send(always);
 }
 
 /* Whether there is nothing to be asked: it is granted, or Redis has it and will answer, or has. */
@@ -460,10 +422,10 @@ coordinator_reserve_one(FenceWord word, Reservation *r)
 
 /*
  * What ends a transaction's reservations. One word ends all that a process has recorded for it, whether it was applied or not, so
- * there is one letter for each process and epoch, and for each domain that was reserved as a whole. A process that is told of
- * rows gets the word with them. Nothing here allocates, except where letters are kept.
+ * there is one message for each process and epoch, and for each domain that was reserved as a whole. A process that is told of
+ * rows gets the word with them. Nothing here allocates, except where messages are kept.
  */
-typedef bool (*EmitLetter) (const Letter *letter);
+typedef bool (*EmitMessage) (const Message *message);
 
 /* To whom rows were sent, and in which epoch */
 typedef struct Target
@@ -527,11 +489,11 @@ smallest_number(const Target *target)
 	return smallest;
 }
 
-/* Counts the rows: those of the first one's domain with the letter, when it is answered; those of others now. */
-static LetterCount
+/* Counts the rows: those of the first one's domain with the message, when it is answered; those of others now. */
+static MessageCount
 count_rows(const Target *target, bool committing)
 {
-	LetterCount count = {.slot = -1};
+	MessageCount count = {.slot = -1};
 
 	for (const Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
@@ -555,50 +517,50 @@ count_rows(const Target *target, bool committing)
 
 /* The words that end what is there: the transaction's own, and those of detached reservations that do not stay. */
 static bool
-emit_words(const Target *target, bool committing, EmitLetter emit)
+emit_words(const Target *target, bool committing, EmitMessage emit)
 {
 	char		word[END_WORD_LEN];
 	bool		own = false;
-	Letter		letter;
+	Message		message;
 
-	draft_clear(&draft);
+	resp_clear(&draft);
 	for (const Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
 		if (!is_of(r, target) || stays(r, committing) || (own && !r->stamp))
 			continue;
 		own = own || !r->stamp;
-		draft_string(&draft, calls_end_word(word, wire_stamp(r), committing, r->stamp ? 0 : smallest_number(target)));
+		resp_string(&draft, calls_end_word(word, wire_stamp(r), committing, r->stamp ? 0 : smallest_number(target)));
 	}
 	return draft.strings == 0 ||
-		(draft_letter(&letter, LETTER_END, target->word, target->node, count_rows(target, committing)) && emit(&letter));
+		(draft_message(&message, MESSAGE_END, target->word, target->node, count_rows(target, committing)) && emit(&message));
 }
 
 static bool
-emit_domains(bool committing, EmitLetter emit)
+emit_domains(bool committing, EmitMessage emit)
 {
 	bool		ok = true;
 
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
 		bool		commit = committing && r->applied != NO_VERSION;
-		LetterCount count = {.slot = r->metrics, .commits = commit, .aborts = !commit};
+		MessageCount count = {.slot = r->metrics, .commits = commit, .aborts = !commit};
 		Call		call;
-		Letter		letter;
+		Message		message;
 
 		if (!r->sent || r->kind != RESERVE_DOMAIN)
 			continue;
 		call_domain_end(&call, WORD_EPOCH(r->sent_word), r->name, fence_stamp(), commit);
-		ok = draft_call(&draft, &call) && draft_letter(&letter, LETTER_END_DOMAIN, r->sent_word, LETTER_TO_ALL, count) &&
-			emit(&letter) && ok;
+		ok = calls_encode(&draft, &call) && draft_message(&message, MESSAGE_END_DOMAIN, r->sent_word, MESSAGE_TO_ALL, count) &&
+			emit(&message) && ok;
 	}
 	return ok;
 }
 
 static bool
-keep_letter(const Letter *letter)
+keep_message(const Message *message)
 {
-	appendBinaryStringInfo(&commit_letters, (const char *) letter, sizeof(Letter));
-	appendBinaryStringInfo(&commit_letters, letter->bytes, letter->len);
+	appendBinaryStringInfo(&commit_messages, (const char *) message, sizeof(Message));
+	appendBinaryStringInfo(&commit_messages, message->bytes, message->len);
 	return true;
 }
 
@@ -609,7 +571,7 @@ is_told(const Reservation *r)
 	return (r->payload || r->events) && !r->stamp && r->applied != NO_VERSION && !ledger_is_whole(r->domain_id);
 }
 
-/* Keeps a letter that tells of the rows there and ends the transaction; one that only ends it follows, in case there is no room. */
+/* Keeps a message that tells of the rows there and ends the transaction; one that only ends it follows, in case there is no room. */
 static void
 keep_rows(const Target *target)
 {
@@ -617,14 +579,14 @@ keep_rows(const Target *target)
 	StringInfoData command;
 	char		word[END_WORD_LEN];
 	int			n = 0;
-	Letter		letter = {.kind = LETTER_STORE, .epoch = WORD_EPOCH(target->word), .node = target->node, .strings = 1, .spare = true};
+	Message		message = {.kind = MESSAGE_STORE, .epoch = WORD_EPOCH(target->word), .node = target->node, .strings = 1, .spare = true};
 
 	initStringInfo(&rows);
 	for (const Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
 		bool		stored = r->payload && r->number > 0;
 
-		if (!is_of(r, target) || !is_told(r) || !(stored || r->events) || n == MESSAGE_FENCES ||
+		if (!is_of(r, target) || !is_told(r) || !(stored || r->events) || n == WRITE_CALL_FENCES ||
 			rows.len + (stored ? strlen(r->payload) : 0) > STORE_BYTES)
 			continue;
 		calls_store_row(&rows, r->name, r->number, r->applied, stored ? r->ttl_ms : STORE_NOTHING, stored ? r->payload : "");
@@ -633,12 +595,12 @@ keep_rows(const Target *target)
 	if (n > 0)
 	{
 		initStringInfo(&command);
-		calls_finish_store(&command, letter.epoch, fence_stamp(), n, &rows,
+		calls_finish_store(&command, message.epoch, fence_stamp(), n, &rows,
 						   calls_end_word(word, fence_stamp(), true, smallest_number(target)));
-		letter.bytes = command.data;
-		letter.len = command.len;
-		letter.count = count_rows(target, true);
-		(void) keep_letter(&letter);
+		message.bytes = command.data;
+		message.len = command.len;
+		message.count = count_rows(target, true);
+		(void) keep_message(&message);
 		pfree(command.data);
 	}
 	pfree(rows.data);
@@ -654,20 +616,20 @@ any_told(void)
 }
 
 bool
-coordinator_post(const Letter *letter)
+coordinator_post(const Message *message)
 {
 	uint64		number;
 
-	if (wire_send_after(letter))
+	if (wire_send_after(message))
 		return true;
-	number = outbox_post(letter);
+	number = send_queue_post(message);
 	if (number != 0)
 	{
 		first_end = first_end ? first_end : number;
 		last_end = number;
 	}
-	else if (!letter->spare)
-		metrics_count_end(&letter->count, letter->kind == LETTER_END_DOMAIN, LETTER_LOST);
+	else if (!message->spare)
+		metrics_count_end(&message->count, message->kind == MESSAGE_END_DOMAIN, MESSAGE_LOST);
 	return number != 0;
 }
 
@@ -679,31 +641,31 @@ coordinator_prepare_commit(void)
 	bool		tell = any_told();
 	bool		ok;
 
-	initStringInfo(&commit_letters);
+	initStringInfo(&commit_messages);
 	MemoryContextSwitchTo(old);
-	ok = emit_domains(true, keep_letter);
+	ok = emit_domains(true, keep_message);
 	while (next_target(&target))
 	{
 		if (tell)
 			keep_rows(&target);
-		ok = emit_words(&target, true, keep_letter) && ok;
+		ok = emit_words(&target, true, keep_message) && ok;
 	}
 	if (!ok)
 		elog(ERROR, "could not write what ends the reservations");
 	commit_prepared = true;
 }
 
-/* One letter to every process. The number of the grant is that of the word: if slots change hands, so does the word. */
+/* One message to every process. The number of the grant is that of the word: if slots change hands, so does the word. */
 static void
 keep_announcement(const DomainRef *domain, FenceWord word, uint32 grant)
 {
 	Call		call;
-	Letter		letter;
+	Message		message;
 
-	call_announce(&call, WORD_EPOCH(word), domain->wire_name, domain->id, domain->publish, grant);
-	if (draft_call(&draft, &call) &&
-		draft_letter(&letter, LETTER_END_DOMAIN, word, LETTER_TO_ALL, (LetterCount) {.slot = METRIC_OTHER_SLOT}))
-		(void) keep_letter(&letter);
+	call_announce(&call, WORD_EPOCH(word), domain->redis_name, domain->id, domain->publish, grant);
+	if (calls_encode(&draft, &call) &&
+		draft_message(&message, MESSAGE_END_DOMAIN, word, MESSAGE_TO_ALL, (MessageCount) {.slot = METRIC_OTHER_SLOT}))
+		(void) keep_message(&message);
 }
 
 void
@@ -718,7 +680,7 @@ coordinator_prepare_announcement(void)
 	LWLockRelease(fence_shared->lock);
 	if (WORD_STATE(word) != FENCE_OPEN || fence_word() != word)
 		return;
-	outbox_join();
+	send_queue_join();
 	if (!commit_prepared)
 		coordinator_prepare_commit();
 	foreach(cell, domain_list_own())
@@ -735,8 +697,6 @@ void
 coordinator_forget(void)
 {
 	commit_prepared = false;
-	rows_of_statement = 0;
-	held_back = false;
 	if (any_waiting)
 		memset(waiting, 0, sizeof(waiting));
 	any_waiting = false;
@@ -747,26 +707,26 @@ void
 coordinator_commit(void)
 {
 	bool		ok = true;
-	bool		told = false;	/* with its rows: the letter without is not needed */
+	bool		told = false;	/* with its rows: the message without is not needed */
 	int64		now;
 
 	if (!commit_prepared)
 		return;
 	coordinator_forget();
 	now = fence_clock();
-	for (const char *p = commit_letters.data; p < commit_letters.data + commit_letters.len;)
+	for (const char *p = commit_messages.data; p < commit_messages.data + commit_messages.len;)
 	{
-		Letter		letter;
+		Message		message;
 
-		memcpy(&letter, p, sizeof(letter));
-		letter.bytes = p + sizeof(letter);
-		p = letter.bytes + letter.len;
-		letter.count.committed_at = letter.count.commits > 0 ? now : 0;
-		if (letter.spare)
-			told = !wire_is_busy(letter.node) && coordinator_post(&letter);
+		memcpy(&message, p, sizeof(message));
+		message.bytes = p + sizeof(message);
+		p = message.bytes + message.len;
+		message.count.committed_at = message.count.commits > 0 ? now : 0;
+		if (message.spare)
+			told = !wire_is_busy(message.node) && coordinator_post(&message);
 		else
 		{
-			ok = (told || coordinator_post(&letter)) && ok;
+			ok = (told || coordinator_post(&message)) && ok;
 			told = false;
 		}
 	}

@@ -5,31 +5,24 @@
  *
  * Owns: which reservations have to be asked for under which word, and by which words a transaction ends (doc/protocol.md,
  * "Writing"). Rows are reserved, and readers ask, over connections of this backend's own (wire.h); whole domains, and the end of
- * the transaction, go through the outbox (outbox.h), which the courier or the next backend carries.
+ * the transaction, go through the send queue (send_queue.h), which the courier or the next backend carries.
  */
 #ifndef FENCE_COORDINATOR_H
 #define FENCE_COORDINATOR_H
 
 #include <hiredis/hiredis.h>
 
-#include "base/outbox.h"
+#include "base/send_queue.h"
 #include "redis/calls.h"
 #include "send/ledger.h"
 #include "send/wire.h"
 
 /*
  * Asks for the reservation if fences are OPEN and its domain reserves early; else nothing happens: before the commit it is sent anyway. The
- * first is sent at once, those after it together. After the first 64 of a statement they are held back until its end, or until
- * this backend asks Redis something: if the statement passes bulk_threshold, they are not needed. Waits only to connect, and
- * if more answers are outstanding than can be kept. Never raises because of Redis.
+ * first is sent at once, those after it together: when a message is full, or at the end of the statement (wire_send). Waits only
+ * to connect, and if more answers are outstanding than can be kept. Never raises because of Redis.
  */
 extern void coordinator_reserve_early(Reservation *reservation);
-
-/*
- * At the end of a statement: asks for what was held back; always: and sends what gathered while an answer is outstanding. Waits
- * and raises as little as coordinator_reserve_early.
- */
-extern void coordinator_send_early(bool always);
 
 /*
  * Makes sure that every applied reservation of the ledger is acknowledged under exactly this word: sends what is
@@ -65,14 +58,14 @@ extern void coordinator_forget(void);
 extern void coordinator_abort(void);
 
 /*
- * Sends a letter that ends something of this transaction: after what is on its way to the same process, else through the
- * courier. coordinator_await_letters and coordinator_ask wait for it. False: there is no room. Same restrictions as
+ * Sends a message that ends something of this transaction: after what is on its way to the same process, else through the
+ * courier. coordinator_await_messages and coordinator_ask wait for it. False: there is no room. Same restrictions as
  * coordinator_commit.
  */
-extern bool coordinator_post(const Letter *letter);
+extern bool coordinator_post(const Message *message);
 
-/* Waits until what this backend has sent has arrived, at most `timeout` for each letter. Interruptible. */
-extern void coordinator_await_letters(void);
+/* Waits until what this backend has sent has arrived, at most `timeout` for each message. Interruptible. */
+extern void coordinator_await_messages(void);
 
 /*
  * Questions to the process that holds the fence, in one round trip on one connection, and their answers (caller: freeReplyObject).

@@ -294,7 +294,7 @@ ledger_apply_domain(const Domain *domain)
 
 	/* this runs for each row: the name may have belonged to another attachment when it was first reserved */
 	if (count->whole == NULL)
-		count->whole = ledger_reservation(RESERVE_DOMAIN, domain->wire_name, domain);
+		count->whole = ledger_reservation(RESERVE_DOMAIN, domain->redis_name, domain);
 	count->whole->wanted = WHOLE_DOMAIN;
 	ledger_apply(count->whole, WHOLE_DOMAIN, NULL);
 	return count->whole;
@@ -303,7 +303,7 @@ ledger_apply_domain(const Domain *domain)
 void
 ledger_end_domain(const Domain *domain)
 {
-	Reservation *r = ledger_reservation(RESERVE_DOMAIN, domain->wire_name, domain);
+	Reservation *r = ledger_reservation(RESERVE_DOMAIN, domain->redis_name, domain);
 
 	ledger_apply(r, Max(domain->id, WHOLE_DOMAIN), NULL);
 	ledger_catalog_changed();

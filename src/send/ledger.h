@@ -29,7 +29,7 @@ typedef enum ReservationKind
 typedef struct Reservation
 {
 	ReservationKind kind;
-	const char *name;			/* fence name, or the domain's wire name; the hash key */
+	const char *name;			/* fence name, or the domain's Redis name; the hash key */
 	FailurePolicy policy;
 	int64		domain_id;
 	MetricSlot	metrics;		/* of the domain */
@@ -46,8 +46,8 @@ typedef struct Reservation
 	bool		sent;			/* it was asked for: so it has to be ended */
 	FenceWord	sent_word;		/* under which it was asked for last; its epoch number is the one to end in */
 	int			node;			/* whom, in that epoch's table */
-	uint64		letter;			/* with which it was sent (outbox.h, wire.h); 0: it has to be sent again */
-	bool		by_courier;		/* it was sent in a letter of the outbox, not on a wire */
+	uint64		message;			/* with which it was sent (send_queue.h, wire.h); 0: it has to be sent again */
+	bool		by_courier;		/* it was sent in a message of the send queue, not on a wire */
 	int64		asked;			/* of a whole domain: for which version */
 	FenceWord	acked_word;		/* under which it was granted last; 0: it was not */
 	int64		number;			/* that Redis gave it then; 0: none that a commit may name */
@@ -80,7 +80,7 @@ extern Reservation *ledger_find(const char *name);
  */
 extern void ledger_apply(Reservation *reservation, int64 version, const char *payload);
 
-/* Bytes of payloads that are kept in one transaction, those of open savepoints included: as much as the outbox holds */
+/* Bytes of payloads that are kept in one transaction, those of open savepoints included: as much as the send queue holds */
 #define LEDGER_PAYLOADS (4 * 1024 * 1024)
 
 /* The explicit withdrawal of begin_write; undone by a rollback like ledger_apply. */

@@ -33,8 +33,8 @@ link_to(int node)
 	{
 		link->expected = MemoryContextAlloc(TopMemoryContext, LINK_ANSWERS * sizeof(Expected));
 		link->size = LINK_ANSWERS;
-		link->draft = MemoryContextAlloc(TopMemoryContext, sizeof(Message));
-		message_clear(link->draft);
+		link->draft = MemoryContextAlloc(TopMemoryContext, sizeof(WriteCall));
+		write_call_clear(link->draft);
 		nlinks = Max(nlinks, node + 1);
 	}
 	return link;
@@ -60,7 +60,7 @@ link_make_room(Link *link)
 	link->size *= 2;
 }
 
-/* Tells all that share the message that is first. */
+/* Tells all that share the call that is first. */
 static void
 deliver(Link *link, const redisReply *reply)
 {
@@ -83,7 +83,7 @@ link_hang_up(Link *link, const char *why)
 	redis_close(link->connection);
 	link->connection = NULL;
 	link_changes++;
-	message_clear(link->draft);
+	write_call_clear(link->draft);
 	link->sent = link->next;
 	while (link_is_busy(link))
 	{
@@ -153,7 +153,7 @@ void
 link_forget(Link *link)
 {
 	if (link_has_draft(link))
-		message_clear(link->draft);
+		write_call_clear(link->draft);
 	link->next = link->sent;
 	for (uint32 p = link->first; p != link->sent; p++)
 		link_expected(link, p)->owner = NULL;
@@ -162,12 +162,12 @@ link_forget(Link *link)
 void
 link_answer_end(const Expected *e, const redisReply *reply)
 {
-	LetterResult result = calls_result(reply);
+	MessageResult result = calls_result(reply);
 
 	metrics_count_end(&e->count, false, result);
 	if (e->process >= 0)
-		outbox_give_answer(e->process, e->number, reply ? ANSWER_GRANTED : ANSWER_FAILED);
-	if (result == LETTER_LOST)
+		send_queue_give_answer(e->process, e->number, reply ? ANSWER_GRANTED : ANSWER_FAILED);
+	if (result == MESSAGE_LOST)
 		fence_wake_patrol();	/* unarmed means a newer epoch: nothing is left there to end */
 }
 
@@ -254,22 +254,22 @@ link_connect(Link *link, int64 deadline, int64 pause, int times)
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
- * Messages
+ * Calls
  * -----------------------------------------------------------------------------------------------------------------
  */
 
 bool
-link_fits(const Link *link, const Letter *letter)
+link_fits(const Link *link, const Message *message)
 {
-	return draft_has_room(&link->draft->ends, letter->len) && link->draft->ends.strings + letter->strings <= LINK_WORDS &&
-		(link->draft_epoch == letter->epoch || !link_has_draft(link));
+	return resp_has_room(&link->draft->ends, message->len) && link->draft->ends.strings + message->strings <= LINK_WORDS &&
+		(link->draft_epoch == message->epoch || !link_has_draft(link));
 }
 
 void
-link_add(Link *link, const Letter *letter)
+link_add(Link *link, const Message *message)
 {
-	link->draft_epoch = letter->epoch;
-	draft_strings(&link->draft->ends, letter->strings, letter->bytes, letter->len);
+	link->draft_epoch = message->epoch;
+	resp_strings(&link->draft->ends, message->strings, message->bytes, message->len);
 }
 
 void
@@ -286,8 +286,8 @@ link_send(Link *link)
 		return;
 	link_expected(link, link->next - 1)->last = true;
 	link->sent = link->next;
-	(void) calls_send_message(link->connection, link->draft_epoch, link->draft);
-	message_clear(link->draft);
+	(void) calls_send_write(link->connection, link->draft_epoch, link->draft);
+	write_call_clear(link->draft);
 }
 
 void
@@ -300,13 +300,13 @@ link_expect_command(Link *link, Expected expected)
 }
 
 void
-link_send_letter(Link *link, const Letter *letter, Expected expected)
+link_send_message(Link *link, const Message *message, Expected expected)
 {
 	link_expect_command(link, expected);
-	if (letter->kind == LETTER_END)
-		(void) calls_send_ends(link->connection, letter);
+	if (message->kind == MESSAGE_END)
+		(void) calls_send_ends(link->connection, message);
 	else
-		(void) redis_send_raw(link->connection, letter->bytes, letter->len, 1);
+		(void) redis_send_raw(link->connection, message->bytes, message->len, 1);
 }
 
 bool

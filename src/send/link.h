@@ -1,14 +1,14 @@
 /*
  * send/link.h
  *	  One connection to each Redis process of the table of nodes, and the answers that are outstanding on it. Backends reserve and
- *	  ask on theirs (wire.c), the courier carries letters on its own (courier.c).
+ *	  ask on theirs (wire.c), the courier carries messages on its own (courier.c).
  *
  * Owns: the table of this process's links: to which node each leads, the ring of expected answers, and the draft of the next
- * message. Who is told an answer, and who waits for it, is the caller's affair.
+ * call. Who is told an answer, and who waits for it, is the caller's affair.
  *
  * Invariants:
- *   - Answers come in the order in which messages were sent: Redis answers what was sent first. Positions count up for ever;
- *     first <= sent <= next: [first, sent) is on its way, [sent, next) is in the draft, and belongs to one message.
+ *   - Answers come in the order in which calls were sent: Redis answers what was sent first. Positions count up for ever;
+ *     first <= sent <= next: [first, sent) is on its way, [sent, next) is in the draft, and belongs to one call.
  *   - Each expected answer is told once: the reply, or NULL when the connection ends: a late reply would answer another question.
  *   - A draft, and anything outstanding, exist only while there is a connection.
  *   - A connection leads to the node as it was when it was looked at; link_check drops one whose node has changed since.
@@ -19,15 +19,15 @@
 #ifndef FENCE_LINK_H
 #define FENCE_LINK_H
 
-#include "base/outbox.h"
+#include "base/send_queue.h"
 #include "base/shared.h"
 #include "redis/calls.h"
 
 #define LINK_ANSWERS	1024	/* there is room for so many, a power of two; link_make_room makes more */
-#define LINK_WORDS		64		/* that end transactions, in one message */
+#define LINK_WORDS		64		/* that end transactions, in one call */
 
 /*
- * What becomes of an operation or a command: the reply to its message, or NULL: there will be none, link_problem tells why.
+ * What becomes of an operation or a command: the reply to its call, or NULL: there will be none, link_problem tells why.
  * Called while other answers are waited for, or a connection ends, in ABORT too: it neither waits nor raises nor allocates.
  */
 typedef struct Expected Expected;
@@ -38,9 +38,9 @@ struct Expected
 	LinkAnswer	answer;
 	void	   *owner;			/* these are the caller's, for `answer` */
 	uint64		number;
-	int			process;		/* the sender of the letter of that number, which is answered; -1: it is no letter, or was answered */
-	bool		last;			/* of its message; set by link.c */
-	LetterCount count;
+	int			process;		/* the sender of the message of that number, which is answered; -1: it is no message, or was answered */
+	bool		last;			/* of its call; set by link.c */
+	MessageCount count;
 };
 
 typedef struct Link
@@ -55,7 +55,7 @@ typedef struct Link
 	uint32		first;			/* see above */
 	uint32		sent;
 	uint32		next;
-	Message    *draft;
+	WriteCall    *draft;
 	uint32		draft_epoch;
 } Link;
 
@@ -118,9 +118,9 @@ link_room(const Link *link)
 
 extern void link_make_room(Link *link);
 
-/* Whether the draft takes the letter's words (LETTER_END), which are of its epoch; adds them. Usable in COMMIT and ABORT. */
-extern bool link_fits(const Link *link, const Letter *letter);
-extern void link_add(Link *link, const Letter *letter);
+/* Whether the draft takes the message's words (MESSAGE_END), which are of its epoch; adds them. Usable in COMMIT and ABORT. */
+extern bool link_fits(const Link *link, const Message *message);
+extern void link_add(Link *link, const Message *message);
 
 /* Expects the answer to what was added to the draft. There has to be room for an answer. Usable in COMMIT and ABORT. */
 extern void link_expect(Link *link, Expected expected);
@@ -131,8 +131,8 @@ extern void link_send(Link *link);
 /* Queues the draft, and expects the answer to a command that is queued next. Usable in COMMIT and ABORT. */
 extern void link_expect_command(Link *link, Expected expected);
 
-/* Queues one letter behind the draft, as a message of its own, and expects its answer. Usable in COMMIT and ABORT. */
-extern void link_send_letter(Link *link, const Letter *letter, Expected expected);
+/* Queues one message behind the draft, as a call of its own, and expects its answer. Usable in COMMIT and ABORT. */
+extern void link_send_message(Link *link, const Message *message, Expected expected);
 
 /* Queues the draft, and writes what the socket takes. False: there is no connection (any more). Usable in COMMIT and ABORT. */
 extern bool link_flush(Link *link);
@@ -151,7 +151,7 @@ extern void link_forget(Link *link);
 
 /* ---- answers that more than one kind of process expects ---- */
 
-/* A letter or an operation that ends something, other than a whole domain: counted, its sender answered, the patrol woken if lost. */
+/* A message or an operation that ends something, other than a whole domain: counted, its sender answered, the patrol woken if lost. */
 extern void link_answer_end(const Expected *expected, const redisReply *reply);
 
 /* Whether the reservation of a row was granted, and its number: counted. 0: link_problem tells why it was not. */

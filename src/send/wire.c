@@ -13,9 +13,9 @@
 #include "base/test_hooks.h"
 #include "send/wire.h"
 
-#define MOST_RIDERS		64		/* letters of others in one message */
-#define MOST_ANSWERS	(MESSAGE_FENCES + MOST_RIDERS)	/* to one message */
-#define MOST_UNSENT		(1024 * 1024)	/* bytes of commands that Redis has not taken yet */
+#define MAX_RIDERS		64		/* messages of others in one call */
+#define MAX_ANSWERS	(WRITE_CALL_FENCES + MAX_RIDERS)	/* to one call */
+#define MAX_UNSENT		(1024 * 1024)	/* bytes of commands that Redis has not taken yet */
 #define CALL_AGAIN_US	INT64CONST(100000)	/* after a connection on which nothing was answered, */
 #define CALL_AGAIN_TIMES 5		/* and so many times what it took: it is not to take as long for each row of a statement */
 
@@ -36,10 +36,10 @@ answer_reservation(const Expected *e, const redisReply *reply)
 	Reservation *r = e->owner;
 	int64		number = link_granted(e, reply);
 
-	if (r == NULL || r->by_courier || r->letter != e->number)
+	if (r == NULL || r->by_courier || r->message != e->number)
 		return;
 	if (number == 0)
-		r->letter = 0;
+		r->message = 0;
 	else
 	{
 		r->acked_word = r->sent_word;
@@ -78,7 +78,7 @@ wire_to(int node)
 	if (nlinks == 0)
 	{
 		before_shmem_exit(hang_up_all, 0);
-		outbox_join();			/* what is reserved here may be ended in ABORT */
+		send_queue_join();			/* what is reserved here may be ended in ABORT */
 	}
 	return link_to(node);
 }
@@ -90,13 +90,15 @@ call(Link *wire, int64 deadline)
 	return link_connect(wire, deadline, CALL_AGAIN_US, CALL_AGAIN_TIMES);
 }
 
-/* A wire that works, with room for what a message may hold. False: link_problem tells. */
+/* A wire that works, with room for what a call may hold. False: link_problem tells. */
 static bool
 get_ready(Link *wire, int64 deadline)
 {
+	if (link_room(wire) <= MAX_ANSWERS)
+		(void) link_poll(wire);	/* answers that are here need not be waited for */
 	if (!link_check(wire) && (fence_clock() < wire->connect_next || !call(wire, deadline)))
 		return false;
-	return link_room(wire) > MOST_ANSWERS || link_collect(wire, deadline);
+	return link_room(wire) > MAX_ANSWERS || link_collect(wire, deadline);
 }
 
 /* One that the other side may have closed while it was idle; called again then. */
@@ -107,7 +109,7 @@ get_through(Link *wire, int64 deadline)
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
- * Messages
+ * Calls
  * -----------------------------------------------------------------------------------------------------------------
  */
 
@@ -115,22 +117,22 @@ get_through(Link *wire, int64 deadline)
 static void
 take_riders(Link *wire)
 {
-	Letter		letter;
+	Message		message;
 	int			riders = 0;
 
 	/* what others have said is not to be lost on a connection that is none */
-	while (wire->proven && riders < MOST_RIDERS && outbox_look(&letter) && letter.kind == LETTER_END &&
-		   letter.node == wire - links && link_fits(wire, &letter))
+	while (wire->proven && riders < MAX_RIDERS && send_queue_look(&message) && message.kind == MESSAGE_END &&
+		   message.node == wire - links && link_fits(wire, &message))
 	{
-		link_add(wire, &letter);
+		link_add(wire, &message);
 		fence_test_point("taking");
-		if (!outbox_take(&letter))
+		if (!send_queue_take(&message))
 		{
-			draft_take_back(&wire->draft->ends, letter.strings, letter.len);
+			resp_take_back(&wire->draft->ends, message.strings, message.len);
 			continue;
 		}
 		link_expect(wire, (Expected) {
-					.answer = link_answer_end, .process = letter.process, .number = letter.number, .count = letter.count
+					.answer = link_answer_end, .process = message.process, .number = message.number, .count = message.count
 		});
 		riders++;
 	}
@@ -154,7 +156,7 @@ send_draft(Link *wire)
 			Expected   *e = link_expected(wire, from);
 
 			if (e->process >= 0)
-				outbox_give_answer(e->process, e->number, ANSWER_GRANTED);
+				send_queue_give_answer(e->process, e->number, ANSWER_GRANTED);
 			e->process = -1;
 		}
 	return true;
@@ -179,16 +181,16 @@ wire_reserve(Reservation *r, int node, FenceWord word, int64 deadline)
 {
 	Link	   *wire = wire_to(node);
 
-	if (link_has_draft(wire) && (wire->draft_epoch != WORD_EPOCH(word) || !message_takes(wire->draft, wire_stamp(r))))
+	if (link_has_draft(wire) && (wire->draft_epoch != WORD_EPOCH(word) || !write_call_takes(wire->draft, wire_stamp(r))))
 		(void) send_draft(wire);
 	if (!link_has_draft(wire) && !get_ready(wire, deadline))
 		return false;
-	r->letter = ++reservations;
+	r->message = ++reservations;
 	r->by_courier = false;
 	wire->draft_epoch = WORD_EPOCH(word);
-	message_reserve(wire->draft, wire_stamp(r), r->name);
+	write_call_reserve(wire->draft, wire_stamp(r), r->name);
 	link_expect(wire, (Expected) {
-				.answer = answer_reservation, .owner = r, .number = r->letter, .process = -1, .count.slot = r->metrics
+				.answer = answer_reservation, .owner = r, .number = r->message, .process = -1, .count.slot = r->metrics
 	});
 	return true;
 }
@@ -207,10 +209,10 @@ wire_collect(int64 deadline)
 void
 wire_carry(int64 deadline)
 {
-	Letter		letter;
+	Message		message;
 
-	while (outbox_look(&letter) && letter.kind == LETTER_END && get_ready(wire_to(letter.node), deadline) &&
-		   send_draft(&links[letter.node]) && fence_clock() < deadline)
+	while (send_queue_look(&message) && message.kind == MESSAGE_END && get_ready(wire_to(message.node), deadline) &&
+		   send_draft(&links[message.node]) && fence_clock() < deadline)
 		;
 }
 
@@ -236,18 +238,18 @@ is_at_hand(const Link *wire)
 }
 
 bool
-wire_send_after(const Letter *letter)
+wire_send_after(const Message *message)
 {
 	Link	   *wire;
 
-	if (letter->kind != LETTER_END && letter->kind != LETTER_END_EFFECTS)
+	if (message->kind != MESSAGE_END && message->kind != MESSAGE_END_EFFECTS)
 		return false;
-	wire = &links[letter->node];
+	wire = &links[message->node];
 	if (link_has_draft(wire))
 		(void) send_draft(wire);
-	if ((!wire_is_busy(letter->node) && !(letter->kind == LETTER_END_EFFECTS && is_at_hand(wire))) || link_room(wire) == 0)
+	if ((!wire_is_busy(message->node) && !(message->kind == MESSAGE_END_EFFECTS && is_at_hand(wire))) || link_room(wire) == 0)
 		return false;
-	link_send_letter(wire, letter, (Expected) {.answer = link_answer_end, .process = -1, .count = letter->count});
+	link_send_message(wire, message, (Expected) {.answer = link_answer_end, .process = -1, .count = message->count});
 	(void) link_flush(wire);
 	return true;
 }
@@ -261,7 +263,7 @@ wire_say(int node, int argc, const char **argv, const size_t *argvlen, LinkAnswe
 		(void) send_draft(wire);
 	if (!get_through(wire, deadline))
 		return false;
-	if ((link_room(wire) <= MOST_ANSWERS || redis_unsent(wire->connection) > MOST_UNSENT) &&
+	if ((link_room(wire) <= MAX_ANSWERS || redis_unsent(wire->connection) > MAX_UNSENT) &&
 		!link_collect(wire, deadline) && !call(wire, deadline))
 		return false;
 	link_expect_command(wire, (Expected) {.answer = answer, .number = number, .process = -1});

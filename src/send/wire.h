@@ -4,10 +4,10 @@
  *	  the commit, effects, and questions.
  *
  * A reservation is what a transaction waits for, so it goes straight to Redis and its answer straight back: every process in
- * between would cost two more wake-ups. What ends transactions nobody waits for: it lies in the outbox, and whoever sends
+ * between would cost two more wake-ups. What ends transactions nobody waits for: it lies in the send queue, and whoever sends
  * a reservation to the same process takes it along (riders); the courier carries what nobody took.
  *
- * A wire is a link (link.h): operations for one process gather in its draft, and one message is one call of fence_write.
+ * A wire is a link (link.h): operations for one process gather in its draft, which goes as one call of fence_write.
  * Rules: nothing here decides whether a transaction may commit. After an error, timeout or interrupt the wire is hung up,
  * because a late reply would answer another question: reservations that were outstanding have to be sent again, riders are
  * left to the patrol.
@@ -23,7 +23,7 @@ extern const char *wire_stamp(const Reservation *reservation);
 
 /*
  * Adds reserve under the word, to the process of that node, to the draft. The answer goes to the
- * reservation: acked_word and number; a refusal, or the end of the wire, makes its letter 0. May connect, if that did not fail a
+ * reservation: acked_word and number; a refusal, or the end of the wire, makes its message 0. May connect, if that did not fail a
  * moment ago, and waits for that, and for room, until deadline (fence_clock() microseconds). Interruptible. False:
  * link_problem tells; the courier may get through.
  */
@@ -35,7 +35,7 @@ extern void wire_send(bool always);
 /* Sends the drafts and waits for all outstanding answers until deadline. False: a wire was hung up. Interruptible. */
 extern bool wire_collect(int64 deadline);
 
-/* Carries what lies in the outbox for nobody to wait until the courier does. Interruptible; waits at most until deadline. */
+/* Carries what lies in the send queue for nobody to wait until the courier does. Interruptible; waits at most until deadline. */
 extern void wire_carry(int64 deadline);
 
 /*
@@ -56,11 +56,11 @@ extern bool wire_say(int node, int argc, const char **argv, const size_t *argvle
 					 int64 deadline);
 
 /*
- * A letter that ends what may not have arrived yet: it has to arrive after that, so it goes the same way. One that ends effects
+ * A message that ends what may not have arrived yet: it has to arrive after that, so it goes the same way. One that ends effects
  * does so wherever there is a connection: what this backend says next has to arrive after it, and is not to wait for it. False:
  * any way will do. Usable in COMMIT and ABORT.
  */
-extern bool wire_send_after(const Letter *letter);
+extern bool wire_send_after(const Message *message);
 
 /*
  * Questions to the process of that node, in one round trip on one connection, and their answers (caller: freeReplyObject). Collects

@@ -48,7 +48,7 @@
 #include "domain/shape.h"
 #include "domain/tombstone.h"
 #include "domain/version.h"
-#include "send/coordinator.h"
+#include "send/wire.h"
 #include "write/capture.h"
 #include "write/changed_row.h"
 
@@ -146,7 +146,10 @@ copy_values(TupleTableSlot *from, TupleTableSlot *to)
 	memcpy(to->tts_isnull, from->tts_isnull, sizeof(bool) * to->tts_tupleDescriptor->natts);
 }
 
-/* Evaluates ri_projectNew. ExecProject has emptied the slot, and will say that it is filled. */
+/*
+ * Evaluates ri_projectNew. ExecProject has emptied the slot, and will say that it is filled. A projection has no value: from 18 on isnull
+ * is NULL, as in deleted_row.
+ */
 static Datum
 make_new_row(ExprState *state, ExprContext *econtext, bool *isnull)
 {
@@ -166,7 +169,6 @@ make_new_row(ExprState *state, ExprContext *econtext, bool *isnull)
 	captured->change.new = row;
 	row->tts_values[at] = fence_version_datum(domain, listener->prepare(&captured->change));
 	row->tts_isnull[at] = false;
-	*isnull = true;
 	return (Datum) 0;
 }
 
@@ -204,7 +206,6 @@ deleted_row(ExprState *state, ExprContext *econtext, bool *isnull)
 	if (domain_sets_version(captured->change.domain))
 		(void) listener->prepare(&captured->change);
 	tell(captured);
-	*isnull = true;
 	if (captured->real == NULL)
 		return (Datum) 0;
 	captured->real->pi_state.flags = state->flags;	/* from 18 on they tell whether OLD and NEW are there */
@@ -585,7 +586,7 @@ end_of_rows(void)
 {
 	tombstone_write_all();
 	if (rows_told)
-		coordinator_send_early(true);
+		wire_send(true);
 	rows_told = false;
 }
 

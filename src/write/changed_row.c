@@ -165,7 +165,7 @@ raise_unfit(const Domain *domain, int64 stored, int64 last)
 			 errmsg("another trigger set column \"%s\" of domain \"%s\" to %s", domain->version_name, domain->name,
 					stored <= last ? "a version that the key already had" : "a version that is too large"),
 			 errdetail("The stored version is " INT64_FORMAT ", it must be from " INT64_FORMAT " to " INT64_FORMAT ".",
-					   stored, last + 1, fence_version_most(domain, last)),
+					   stored, last + 1, fence_version_max(domain, last)),
 			 errhint("Leave the version column to pgcache_fence, or let the other trigger fire before zzz_pgcache_fence_before.")));
 }
 
@@ -302,7 +302,8 @@ changed_row_stored(RowChange *change)
 {
 	if (change->domain->scope == SCOPE_MANUAL)
 	{
-		manual_row_stored(change);
+		if (!manual_row_is_reserved(change->domain, change->old, change->new))
+			changed_row_reserve_domain(change->domain);
 		return;
 	}
 	if (change->domain->version_aside)

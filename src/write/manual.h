@@ -1,45 +1,17 @@
 /*
  * write/manual.h
- *	  Explicit reservations of keys, and the guard of tables whose domains have scope 'manual'.
+ *	  The guard of tables whose domains have scope 'manual'.
  */
 #ifndef FENCE_MANUAL_H
 #define FENCE_MANUAL_H
 
 #include "domain/domain.h"
-#include "send/ledger.h"
-#include "write/changed_row.h"
 
 /*
- * Orders those who write, or reserve, a key explicitly: no row's lock does. Until the end of the transaction. Interruptible.
+ * A row of a manual domain's table was stored (new), or is deleted (then new is NULL); old: what it was before, or NULL. Returns whether this
+ * transaction has reserved its keys, and the stored version is the reserved one. Otherwise raises 55000, or returns false if
+ * pgcache_fence.unreserved_writes says that the whole domain is to be reserved.
  */
-extern void explicit_lock_key(const char *fence);
-
-/*
- * The highest version of the key that PostgreSQL knows of, NO_VERSION if none. In a domain with scope 'manual' that is the one that
- * begin_write gave last, besides the row's.
- */
-extern int64 explicit_known(const Domain *domain, const char *key);
-
-/*
- * The higher of what the caller says that he has read, and what is known. Raises 22023 if he says a negative version, 22003 if he says
- * one that no application may bring (fence_version_fits).
- */
-extern int64 explicit_observed(const Domain *domain, int64 observed, int64 known);
-
-/* Asks Redis for an applied reservation at once, if fences are OPEN; else, or without success, it is asked before the commit. */
-extern void explicit_reserve(Reservation *r);
-
-/*
- * begin_write: reserves the key for this transaction and returns the version that it has to store, above observed. Waits for
- * others who do the same, and for Redis; raises what locks and explicit_observed raise, and 22003 if there is no higher version.
- * strict: raises 40001 if others have written a version above observed.
- */
-extern int64 explicit_write(const Domain *domain, const char *key, int64 observed, bool strict);
-
-/*
- * A row of a manual domain's table was stored, or is deleted. Raises 55000 unless this transaction has reserved its keys, and the version
- * stored is the reserved one; or reserves the whole domain, if pgcache_fence.unreserved_writes says so.
- */
-extern void manual_row_stored(const RowChange *change);
+extern bool manual_row_is_reserved(const Domain *domain, TupleTableSlot *old, TupleTableSlot *new);
 
 #endif

@@ -19,7 +19,7 @@
 #include "domain/key.h"
 #include "domain/tombstone.h"
 #include "domain/version.h"
-#include "send/coordinator.h"
+#include "send/wire.h"
 #include "write/capture.h"
 #include "write/changed_row.h"
 
@@ -119,7 +119,7 @@ fence_after_row(PG_FUNCTION_ARGS)
 	if (renumber_is_running(domain))
 		return PointerGetDatum(NULL);
 	/* BEFORE ROW has seen all rows of the statement; without it, what is reserved here comes one after the other */
-	coordinator_send_early(!domain->version_aside);
+	wire_send(!domain->version_aside);
 	changed_row_stored(&change);
 	capture_told_by_trigger();
 	metrics_add(domain->metrics, METRIC_ROWS_TRIGGERS, 1);

@@ -67,6 +67,7 @@ enum
 	/* of the strategies that are fenced: how a reader asks. See doc/clients.md */
 	WAY_BLOCK = 'm',				/* MULTI, MGET, fence_token, EXEC */
 	WAY_PLAIN = 'p',				/* MGET, then fence_token, on one connection */
+	WAY_PIPELINE = 'P',				/* GET of each of several keys, then one fence_token, on one connection */
 	WAY_SLOW = 'g',					/* fence_get */
 	WAY_BESIDE = 'v',				/* a value beside the fence: MULTI, MGET of both, fence_token, EXEC */
 	WAY_SQL_GET = 'q',				/* fence.get and fence.put */
@@ -181,6 +182,7 @@ typedef struct Cached
 	Row			row;				/* of an answer */
 	char		token[64];			/* of a hit, for check */
 	char		permit[96];			/* of a miss, for fill */
+	int64_t		start;				/* get_pipeline only: when this key was asked for */
 } Cached;
 
 typedef struct Change
@@ -208,9 +210,10 @@ typedef struct Command
 {
 	int			n;
 	const char *const *words;
+	int64_t		sent;				/* when; not of a block */
 } Command;
 
-#define COMMANDS_MAX	2			/* that belong together */
+#define COMMANDS_MAX	(GROUP_MAX + 1)	/* that belong together */
 
 /* A way of caching. Functions may be NULL. */
 typedef struct Strategy
@@ -223,6 +226,7 @@ typedef struct Strategy
 	void		(*fill) (Client *c, int key, const Cached *found, const Row *row);
 	bool		(*check) (Client *c, const int *keys, const Cached *found, int n);
 	void		(*get_many) (Client *c, const int *keys, Cached *found, int n);	/* answers are one snapshot */
+	int			(*get_pipeline) (Client *c, const int *keys, Cached *found, int n);	/* each is one; returns of how many keys */
 
 	void		(*before) (Client *c, int key);		/* before the statement that changes it */
 	bool		(*reserve) (Client *c, Change *change); /* row: as observed; out: version to be written, token */
@@ -250,6 +254,7 @@ extern void take_record(const char *record, const char *permit, Cached *found);
 extern void fence_get(Client *c, int key, Cached *found);
 extern void fence_fill(Client *c, int key, const Cached *found, const Row *row);
 extern void fence_get_many(Client *c, const int *keys, Cached *found, int n);
+extern int	fence_get_pipeline(Client *c, const int *keys, Cached *found, int n);
 extern bool fence_check(Client *c, const int *keys, const Cached *found, int n);
 extern void token_first_get(Client *c, int key, Cached *found);
 extern void token_kept_get(Client *c, int key, Cached *found);
@@ -286,7 +291,7 @@ extern void follow_endpoints(Client *c);
 extern void redis_servers(Client *c);
 extern void redis_leave(Client *c);
 extern redisReply *redis_call(Client *c, int n, const char *const *words);
-extern bool redis_together(Client *c, bool block, const Command *commands, int n, redisReply **replies);
+extern bool redis_together(Client *c, bool block, Command *commands, int n, redisReply **replies);
 extern redisReply *replica_call(Client *c, int n, const char *const *words);
 extern void discard(redisReply *reply);
 extern bool is_word(const redisReply *reply, size_t element, const char *word);

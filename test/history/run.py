@@ -198,7 +198,7 @@ class Run:
             self.complaints.append('cache %s, and %d hits of what commits wrote' % (options.cache, result['written']))
         if result['absent'] and options.absent == 'no' and options.versions != 'group':
             self.complaints.append('%d hits that there is no row, which was not to be cached' % result['absent'])
-        for way in ('block', 'plain', 'slow', 'beside', 'fence.get', 'derived'):
+        for way in ('block', 'plain', 'pipeline', 'slow', 'beside', 'fence.get', 'derived'):
             if not ways.get(way, {}).get('hit'):
                 self.complaints.append('no hit of the kind "%s"' % way)
 

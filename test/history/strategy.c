@@ -172,7 +172,7 @@ version_committed(Client *c, const Txn *txn)
 
 const Strategy strategies[] = {
 	{.name = "fence", .fenced = true, .get = fence_get, .fill = fence_fill, .check = fence_check,
-	.get_many = fence_get_many},
+	.get_many = fence_get_many, .get_pipeline = fence_get_pipeline},
 	{.name = "token-first", .fenced = true, .get = token_first_get, .fill = fence_fill},
 	{.name = "token-kept", .fenced = true, .get = token_kept_get, .fill = fence_fill},
 	{.name = "token-elsewhere", .fenced = true, .get = token_elsewhere_get, .fill = fence_fill},

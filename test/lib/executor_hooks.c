@@ -1,7 +1,8 @@
 /*
  * executor_hooks.c
  *	  A library with hooks of its own on the executor, as other extensions have them: it counts what passes each of them, asks for
- *	  instrumentation, stands between the top of each plan and who asks it for rows, and runs a statement in the middle.
+ *	  instrumentation, and stands between the top of each plan and who asks it for rows. It runs executor_hooks.statement in the
+ *	  middle, and takes what executor_hooks.takes names away from the state of statements that change rows.
  */
 #include "postgres.h"
 
@@ -28,6 +29,7 @@ typedef struct Wrapped
 } Wrapped;
 
 static char *statement;
+static char *takes;
 static Wrapped *wrapped;
 static uint64 starts, runs, finishes, ends, asked;
 
@@ -80,6 +82,40 @@ forget(void *top)
 		}
 }
 
+/* Takes away what the extension rests on. */
+static void
+take_from(ModifyTableState *mt)
+{
+	for (int i = 0; i < mt->mt_nrels; i++)
+	{
+		ResultRelInfo *relation = &mt->resultRelInfo[i];
+
+		if (strcmp(takes, "options") == 0)
+			relation->ri_WithCheckOptions = relation->ri_WithCheckOptionExprs = NIL;
+		else if (strcmp(takes, "projection") == 0)
+			relation->ri_projectNewInfoValid = false;
+		else if (strcmp(takes, "returning") == 0)
+			relation->ri_projectReturning = NULL;
+	}
+}
+
+/* From now on the top of the plan is asked by way of us. */
+static void
+wrap(QueryDesc *query)
+{
+	MemoryContext old = MemoryContextSwitchTo(query->estate->es_query_cxt);
+	Wrapped    *w = palloc(sizeof(Wrapped));
+	MemoryContextCallback *end = palloc0(sizeof(MemoryContextCallback));
+
+	*w = (Wrapped) {query->planstate, query->planstate->ExecProcNodeReal, wrapped};
+	wrapped = w;
+	end->func = forget;
+	end->arg = query->planstate;
+	MemoryContextRegisterResetCallback(query->estate->es_query_cxt, end);
+	ExecSetExecProcNode(query->planstate, ask);
+	MemoryContextSwitchTo(old);
+}
+
 static void
 start(QueryDesc *query, int eflags)
 {
@@ -90,42 +126,31 @@ start(QueryDesc *query, int eflags)
 	else
 		standard_ExecutorStart(query, eflags);
 	starts++;
-	if (query->planstate != NULL && (eflags & EXEC_FLAG_EXPLAIN_ONLY) == 0)
-	{
-		MemoryContext old = MemoryContextSwitchTo(query->estate->es_query_cxt);
-		Wrapped    *w = palloc(sizeof(Wrapped));
-		MemoryContextCallback *end = palloc0(sizeof(MemoryContextCallback));
-
-		*w = (Wrapped) {query->planstate, query->planstate->ExecProcNodeReal, wrapped};
-		wrapped = w;
-		end->func = forget;
-		end->arg = query->planstate;
-		MemoryContextRegisterResetCallback(query->estate->es_query_cxt, end);
-		ExecSetExecProcNode(query->planstate, ask);
-		MemoryContextSwitchTo(old);
-	}
+	if (query->planstate == NULL)
+		return;
+	if (IsA(query->planstate, ModifyTableState))
+		take_from((ModifyTableState *) query->planstate);
+	if ((eflags & EXEC_FLAG_EXPLAIN_ONLY) == 0)
+		wrap(query);
 }
+
+#if PG_VERSION_NUM >= 180000
+#define RUN_ARGUMENTS QueryDesc *query, ScanDirection direction, uint64 count
+#define RUN_VALUES query, direction, count
+#else
+#define RUN_ARGUMENTS QueryDesc *query, ScanDirection direction, uint64 count, bool once
+#define RUN_VALUES query, direction, count, once
+#endif
 
 static void
-#if PG_VERSION_NUM >= 180000
-run(QueryDesc *query, ScanDirection direction, uint64 count)
+run(RUN_ARGUMENTS)
 {
 	runs++;
 	if (next_run)
-		next_run(query, direction, count);
+		next_run(RUN_VALUES);
 	else
-		standard_ExecutorRun(query, direction, count);
+		standard_ExecutorRun(RUN_VALUES);
 }
-#else
-run(QueryDesc *query, ScanDirection direction, uint64 count, bool once)
-{
-	runs++;
-	if (next_run)
-		next_run(query, direction, count, once);
-	else
-		standard_ExecutorRun(query, direction, count, once);
-}
-#endif
 
 static void
 finish(QueryDesc *query)
@@ -163,6 +188,7 @@ _PG_init(void)
 {
 	DefineCustomStringVariable("executor_hooks.statement", "What is run as others start and finish.", NULL, &statement, "",
 							   PGC_USERSET, 0, NULL, NULL, NULL);
+	DefineCustomStringVariable("executor_hooks.takes", "What is taken away.", NULL, &takes, "", PGC_USERSET, 0, NULL, NULL, NULL);
 	next_start = ExecutorStart_hook;
 	ExecutorStart_hook = start;
 	next_run = ExecutorRun_hook;

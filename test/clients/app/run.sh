@@ -5,11 +5,9 @@
 top=$(cd "$(dirname "$0")/../../.." && pwd) || exit 2
 . "$top/test/common.sh"
 
-base=
 port=8080
 
 case ${1:-} in
---inside) base=$2; port=$3 ;;
 --port) port=${2:-} ;;
 '') ;;
 *) port= ;;
@@ -20,11 +18,10 @@ esac
 
 if [ -z "$base" ]; then
 	begin_outside
-	# shellcheck disable=SC2046
-	install_packages make gcc libc6-dev libhiredis-dev 'pkgconf|pkg-config' python3 \
-		$(node_packages)
+	# shellcheck disable=SC2046,SC2086
+	install_packages $extension_packages python3 $(node_packages)
 	install_modules || exit 2
-	run_inside clients/app/run.sh "$port"
+	run_inside clients/app/run.sh --port "$port"
 	exit $?
 fi
 
