@@ -307,7 +307,7 @@ COMMIT;
 SELECT fence.begin_write_strict('manual.doc', 10, 1);
 UPDATE doc SET version = fence.begin_write_strict('manual.doc', version, id);
 SELECT fence.begin_write_strict('manual.doc', 3, '1');
--- who has seen no row observes 0
+-- a caller that has seen no row observes 0
 BEGIN;
 SELECT fence.begin_write('manual.doc', 0, 1);
 DELETE FROM doc;

@@ -31,7 +31,7 @@ local MOST_NAMES = 50000               -- names of a namespace that are remember
 local LOOKS = 20                       -- steps of SCAN before a listing, while names may be missing
 local STEPS = 200                      -- of SCAN's kind in one call
 local BYTES = 1024 * 1024              -- of what one call reads in such steps, before it ends
-local LOGGED = 8192                    -- bytes of a field's old value, if it is longer its log is told only that
+local LOGGED = 8192                    -- bytes of a field's old value that its log gets; else only the length
 local ROW_SHADOW_MS = 3600000          -- how long a value that is being built for a row stays, if it is not finished
 local TRIMMED = 1000                   -- entries by which a log that is too long gets shorter with an append
 -- Fields of a hash of holds that are no holds. With a colon and a field behind them they are of holds on that field.
@@ -178,8 +178,8 @@ local function read_hold(name, id)
   return raw and cmsgpack.unpack(raw)
 end
 
--- Who has holds there, or on that field of a hash, up to MOST_HOLDERS of them, behind the word: the caller knows whose
--- transactions are over.
+-- The word, and behind it up to MOST_HOLDERS of those that have holds there, or on that field of a hash: the caller
+-- knows whose transactions are over.
 local function refused_by_holders(word, name, field)
   local reply, cursor, steps, bytes = { word }, '0', STEPS, BYTES
   repeat
@@ -229,7 +229,7 @@ end
 
 -- ---------------------------------------------------------------------------------------------------------------
 -- The kinds. class: a key has holds of one class at a time. alone: and of one transaction. of_field: each field of the
--- hash has holds of one kind at a time, and who is alone is so on the field. ordered: one transaction's are applied in
+-- hash has holds of one kind at a time, and alone is meant of the field. ordered: one transaction's are applied in
 -- its order. delta: of a counter.
 -- prepare(c, arguments, checks) answers 'held ...' after add_hold, else why not; apply(key, arguments, id, ns) may
 -- answer 'lost'; undo(key, id, ns) if there is more to undo than the hold. takes: what its first arguments are, see
