@@ -89,11 +89,16 @@ available() { apt-cache show --no-all-versions "$1" 2>/dev/null | grep -q '^Pack
 extension_packages='make gcc libc6-dev libhiredis-dev pkgconf|pkg-config'
 
 # What the history checker needs (run.sh, history.sh).
-history_packages='make gcc libc6-dev libhiredis-dev libpq-dev pkgconf|pkg-config python3 python3-psycopg2 python3-redis'
+history_packages='make gcc libc6-dev libhiredis-dev libpq-dev pkgconf|pkg-config python3 python3-psycopg2 python3-redis
+	python3-psycopg python3-asyncpg'
 
 # What run.sh needs (run.sh, and matrix.sh for its chroots).
 test_packages="$history_packages g++ lua5.1 lua-check libipc-run-perl sysbench libssl-dev openssl \
 	shellcheck pyflakes3 python3-editorconfig prometheus prometheus-postgres-exporter"
+
+# What the tests of clients/python need (run.sh).
+python_packages='python3-pytest python3-asyncpg python3-psycopg python3-prometheus-client python3-sqlalchemy python3-django python3-pip
+	python3-setuptools python3-wheel mypy'
 
 # The newest major version of PostgreSQL whose server and headers are both here; empty if there is none.
 postgres_here() {
@@ -146,11 +151,12 @@ node_packages() {
 	command -v npm >/dev/null || echo npm
 }
 
-# What the clients need from npm, into $outside/modules. As whoever called the script: with the settings of npm that are his.
+# install_modules DIRECTORY NAME: what that directory's package.json needs from npm, into $outside/NAME. As whoever called the
+# script: with the settings of npm that are his.
 install_modules() {
-	mkdir "$outside/modules"
-	cp "$top/test/clients/package.json" "$top/test/clients/package-lock.json" "$outside/modules"
-	(cd "$outside/modules" && npm ci --ignore-scripts --no-audit --no-fund) >"$outside/npm.log" 2>&1 </dev/null ||
+	mkdir "$outside/$2"
+	cp "$top/$1/package.json" "$top/$1/package-lock.json" "$outside/$2"
+	(cd "$outside/$2" && npm ci --ignore-scripts --no-audit --no-fund) >"$outside/npm.log" 2>&1 </dev/null ||
 		{ tail -n 20 "$outside/npm.log" >&2; return 1; }
 }
 
@@ -248,7 +254,7 @@ run_inside() {
 	shift
 	mkdir "$outside/tree" "$outside/tmp"
 	tar -C "$top" --exclude=./.git --exclude=fence_lua.h --exclude='*.o' --exclude='*.so' --exclude='*.bc' --exclude=./results \
-		--exclude=./output_iso --exclude=./tmp_check --exclude='./regression.*' -cf - . | tar -C "$outside/tree" -xf - || exit 2
+		--exclude=./output_iso --exclude=./tmp_check --exclude='./regression.*' --exclude=node_modules -cf - . | tar -C "$outside/tree" -xf - || exit 2
 
 	set -- sh "$outside/tree/test/$script" --inside "$outside" "$@"
 	if [ "$(id -u)" -eq 0 ]; then

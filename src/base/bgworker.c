@@ -1,6 +1,9 @@
 /*
  * base/bgworker.c
- *	  What all background workers do alike: their description, signals, turns, transactions; and which databases there are.
+ *	  What all background workers have in common: registration, signals, one turn of the main loop, transactions, and
+ *	  the list of databases.
+ *
+ * Owns no state. Takes a lock on pg_database only to read it.
  */
 #include "postgres.h"
 
@@ -42,7 +45,10 @@ worker_signals(void)
 	pqsignal(SIGTERM, die);
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	BackgroundWorkerUnblockSignals();
-	/* BackgroundWorkerMain ignores SIGHUP: one that came after the fork and before that is lost, with what it told */
+	/*
+	 * BackgroundWorkerMain ignores SIGHUP. A SIGHUP between the fork and this point is lost, so we read the settings
+	 * once more.
+	 */
 	ConfigReloadPending = true;
 }
 
@@ -90,10 +96,10 @@ worker_list_databases(bool all)
 		Form_pg_database database = (Form_pg_database) GETSTRUCT(row);
 		MemoryContext old;
 
-		/* -2: DROP DATABASE was interrupted, nobody can connect */
+		/* datconnlimit is -2 after an interrupted DROP DATABASE; nobody can connect to such a database */
 		if (!database->datallowconn || database->datconnlimit == -2)
 			continue;
-		/* who makes a database must not find us in template1 */
+		/* a worker connected to template1 would make CREATE DATABASE fail */
 		if (all ? database->oid == Template1DbOid :
 			database->datistemplate || !settings_serves_database(NameStr(database->datname)))
 			continue;

@@ -1,6 +1,9 @@
 /*
  * base/jobs.c
- *	  Starting jobs inside a database and awaiting their end; see jobs.h. keeper/worker.c does the jobs.
+ *	  Starts jobs inside databases and waits for them; see jobs.h. keeper/worker.c executes them.
+ *
+ * Owns: the process-local state of the one job that this process has started. Takes the lock of shared memory for
+ * copies only, and never waits while it holds the lock.
  */
 #include "postgres.h"
 
@@ -16,10 +19,10 @@
 
 const char *const job_names[JOBS_OF_COUNT] = {"pgcache_fence job", "pgcache_fence patrol round"};
 
-/* Of the process that starts jobs */
+/* State of the process that starts jobs (keeper or patrol) */
 static JobsOf jobs_of;
-static BackgroundWorkerHandle *job_handle = NULL;	/* of the job's own worker */
-static uint32 reserved_serial = 0;	/* of the job that the reserve has; 0: none */
+static BackgroundWorkerHandle *job_handle = NULL;	/* worker that was started for this job alone */
+static uint32 reserved_serial = 0;	/* serial of the job that we gave to the reserve; 0: none */
 
 static void
 latch_exit(int code, Datum arg)
@@ -38,7 +41,7 @@ jobs_begin(JobsOf whose)
 	before_shmem_exit(latch_exit, Int32GetDatum(whose));
 }
 
-/* A worker of the job's own; false: no slot is free. */
+/* Starts a worker for this job alone. Returns false if no worker slot is free. */
 static bool
 start_dynamic(const FenceJob *job)
 {
@@ -55,7 +58,7 @@ start_dynamic(const FenceJob *job)
 	return job_handle != NULL;
 }
 
-/* False: the reserve is not there, or still at a job that was given up. */
+/* Hands the job to the reserve. Returns false if the reserve has never run, or is still busy with a job that we abandoned. */
 static bool
 give_to_reserve(const FenceJob *job)
 {

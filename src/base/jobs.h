@@ -1,12 +1,14 @@
 /*
  * base/jobs.h
- *	  Jobs inside a database: keeper and patrol start them, short-lived workers do them.
+ *	  Jobs inside a database. The keeper and the patrol start them; short-lived workers execute them.
  *
- * A worker can be connected to one database in its life, so each job has its own, which ends with it: DROP DATABASE never waits for
- * more than a moment. Where no slot is free for it (parallel queries may hold all that max_worker_processes allows), the job
- * goes to a reserve: a worker that was given its slot at the server start, and keeps it. After each job it ends, and PostgreSQL
- * starts it again a second later; so what finds no other slot is done at one job in a second. Keeper and patrol have a
- * reserve each, for a long round of the patrol must not hold up the keeper.
+ * A background worker can connect to only one database in its life. So each job gets a worker of its own, which exits
+ * after the job, and DROP DATABASE waits only for a moment.
+ *
+ * Parallel queries may hold all worker slots that max_worker_processes allows. Then the job goes to a reserve. A
+ * reserve is a worker that got its slot at server start and keeps it. It exits after each job, and PostgreSQL restarts
+ * it a second later. So without a free slot at most one job per second is executed. The keeper and the patrol have one
+ * reserve each, because a long round of the patrol must not delay the keeper.
  */
 #ifndef FENCE_JOBS_H
 #define FENCE_JOBS_H
@@ -15,33 +17,38 @@
 
 typedef enum JobKind
 {
-	JOB_LOAD,					/* is the extension here? the row of fence.cluster */
+	JOB_LOAD,					/* find out whether the extension is installed; read fence.cluster */
 	JOB_STORE,					/* write epoch_number and longest_lease to fence.cluster */
-	JOB_ANNOUNCE,				/* tell Redis the attached domains of this database */
-	JOB_ROUND					/* a round of the patrol */
+	JOB_ANNOUNCE,				/* tell Redis which domains of this database are attached */
+	JOB_ROUND					/* run one round of the patrol */
 } JobKind;
 
-/* Of the workers that do the jobs of each. */
+/* Names of the workers that execute the jobs of the keeper and of the patrol. */
 extern const char *const job_names[JOBS_OF_COUNT];
 
 /*
- * The first step of keeper and patrol: signals, a connection to no database, and whose jobs this process starts. Its latch is set when
- * a job ends, and can be set by others until the process ends.
+ * The first step of the keeper and of the patrol. It sets up signals, connects to no database, and notes whose jobs
+ * this process starts. PostgreSQL sets the latch of this process when a job ends. Other processes can set it too, until
+ * this process exits.
  */
 extern void jobs_begin(JobsOf whose);
 
 /*
- * Starts a job, when none is running; database and what the kind needs are set in `job`, all else is 0. False: no worker slot is free, the
- * reserve's neither. The result is told by job_result once job_running is false.
+ * Starts a job; no other job may be running. The caller sets `database` and what the kind needs in `job`, and zeroes
+ * the rest. Returns false if no worker slot is free and the reserve is not free either. Once job_running returns false,
+ * job_result tells the result.
  */
 extern bool job_start(const FenceJob *job);
 extern bool job_running(void);
 extern void job_result(FenceJob *job);
 
-/* Waits for the job until deadline (fence_clock() microseconds), then ends it. False: it failed; error (REASON_LEN bytes) tells. */
+/*
+ * Waits for the job until deadline (fence_clock() microseconds), then terminates it. Returns false if the job failed;
+ * error (REASON_LEN bytes) then says why.
+ */
 extern bool job_finish(FenceJob *job, int64 deadline, char *error);
 
-/* Ends a job whose result nobody wants any more; whether there was one. */
+/* Terminates a job whose result is no longer needed. Returns whether a job was running. */
 extern bool job_abandon(void);
 
 #endif

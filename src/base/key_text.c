@@ -1,9 +1,9 @@
 /*
  * base/key_text.c
- *	  Percent-encoding of key texts, and parsing of names in Redis; see key_text.h.
+ *	  Percent-encodes the text of keys, and parses names of fences in Redis; see key_text.h.
  *
- * What is encoded is UTF-8 (utf8.h), whatever the encoding of the database. So names and keys are ASCII, and a key has one text for
- * clients in all languages. Takes no locks, keeps nothing.
+ * The encoded bytes are UTF-8 (utf8.h), whatever the encoding of the database. So names and keys in Redis are ASCII,
+ * and clients in all languages compute the same text for a key. Takes no locks. Keeps no state.
  */
 #include "postgres.h"
 
@@ -20,7 +20,7 @@ key_is_unreserved(unsigned char c)
 		c == '-' || c == '.' || c == '_' || c == '~';
 }
 
-/* The empty text has one of its own, which no other has: encoding gives no NUL. */
+/* Encodes the empty text as "%00". No other text is encoded so, because a text never contains a NUL byte. */
 void
 key_encode_text(StringInfo buf, const char *text, size_t len)
 {
@@ -52,7 +52,7 @@ key_encode(StringInfo buf, const char *s)
 	key_encode_text(buf, s, strlen(s));
 }
 
-/* Value of an upper-case hex digit, -1 if it is none. */
+/* Returns the value of an upper-case hex digit, or -1 for any other character. */
 static int
 hex_value(char c)
 {
@@ -63,14 +63,14 @@ hex_value(char c)
 	return -1;
 }
 
-/* Decodes one part in place of `out`. False unless it is exactly what encoding gives. */
+/* Decodes one part of a key into `out`. Returns false unless key_encode_text could have written the part. */
 static bool
 decode_part(const char *part, int len, char *out)
 {
 	if (len == 0)
 		return false;
 	if (len == 3 && strncmp(part, "%00", 3) == 0)
-		len = 0;				/* an empty value */
+		len = 0;				/* "%00" stands for the empty text */
 	for (int i = 0; i < len; i++)
 	{
 		int			c = (unsigned char) part[i];
@@ -93,7 +93,7 @@ decode_part(const char *part, int len, char *out)
 	return true;
 }
 
-/* Parts of a canonical key, decoded, in UTF-8. False if malformed. Needs no database. */
+/* Splits a canonical key into its decoded parts, in UTF-8. Returns false if the key is malformed. Needs no database. */
 bool
 key_split(const char *key, int *nparts, char ***parts)
 {

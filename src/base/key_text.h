@@ -1,34 +1,36 @@
 /*
  * base/key_text.h
- *	  Percent-encodes and decodes the text of keys, and parses names in Redis. domain/key.h tells which text the key of a row has.
+ *	  Percent-encodes and decodes the text of keys, and parses names of fences in Redis. domain/key.h defines which
+ *	  text a row has as its key.
  */
 #ifndef FENCE_KEY_TEXT_H
 #define FENCE_KEY_TEXT_H
 
 #include "lib/stringinfo.h"
 
-/* Whether the character stands for itself. */
+/* Returns whether percent-encoding leaves this character as it is. */
 extern bool key_is_unreserved(unsigned char c);
 
-/* Percent-encodes text of the database onto buf. */
+/* Appends the percent-encoded form of a text of the database to buf. */
 extern void key_encode(StringInfo buf, const char *s);
 
-/* The same of len bytes. */
+/* The same for a text of len bytes. */
 extern void key_encode_text(StringInfo buf, const char *text, size_t len);
 
 /*
- * Parts of a canonical key, decoded (palloc'd strings, palloc'd array); *nparts is set. False if malformed, or of no text
- * in the database's encoding. For a domain with a table each part is the text of KeyColumn.text_type (domain.h; money:
- * of int8, the same bytes).
+ * Splits a canonical key into its decoded parts, in the encoding of the database. Sets *nparts and *parts (palloc'd).
+ * Returns false if the key is malformed, or if this encoding cannot represent a part. In a domain with a table, each
+ * part is in the text form of KeyColumn.text_type (domain.h). A money column has the same bytes as an int8 column.
  */
 extern bool key_parts(const char *key, int *nparts, char ***parts);
 
-/* The same, but the parts stay in UTF-8. Needs no database. */
+/* The same, but leaves the parts in UTF-8. Needs no database. */
 extern bool key_split(const char *key, int *nparts, char ***parts);
 
 /*
- * Takes a fence name apart: database oid, Redis name of the domain and key (both palloc'd). Needs no domain, works for
- * databases other than this one. False if it is no fence name of this cluster's namespace.
+ * Splits the name of a fence into the database's oid, the domain's name in Redis, and the key (the last two palloc'd).
+ * Needs no domain, so it also works for other databases. Returns false if this is not the name of a fence in this
+ * cluster's namespace.
  */
 extern bool key_parse_fence_name(const char *fence, Oid *database, char **redis_name, char **key);
 

@@ -1,14 +1,19 @@
 /*
  * base/send_queue.c
- *	  The queue of messages to Redis, a ring, and the answers; see send_queue.h.
+ *	  The send queue: a ring of messages to Redis in shared memory, and the answers; see send_queue.h.
  *
- * Owns: its part of shared memory. Memory order: a message is filled, then marked whole (release); read only if whole
- * (acquire). An answer's value is written before its kind.
+ * Owns: its part of shared memory.
  *
- * The mark of a message is not in the ring but beside it, one for each place where a message may begin: the number of the round
- * in which one that is whole began there. So nothing has to be cleared when a message is taken, and taking is one
- * compare-and-swap on `head`, after the message was copied: as long as `head` has not passed it, nobody writes there; if it
- * has, the swap fails and the copy is thrown away. Whoever is stopped half-way holds up nobody.
+ * Memory order: a sender writes the message first and its mark afterwards (release). A reader reads the mark first and
+ * the message only if the mark says that it is complete (acquire).
+ *
+ * The marks are not in the ring but in an array beside it, with one mark for each place where a message may begin. When
+ * a message is complete, its mark is set to the number of the round in which the ring has reached that place. So no
+ * mark must be cleared when a message is taken.
+ *
+ * A reader copies the message and then takes it with one compare-and-swap on `head`. As long as `head` has not passed
+ * the message, no sender writes there. If `head` has passed it, the swap fails, and the reader discards its copy. So a
+ * reader that is stopped half-way delays nobody.
  */
 #include "postgres.h"
 
@@ -22,14 +27,14 @@
 #include "base/send_queue.h"
 #include "base/shared.h"
 
-#define RING_BYTES			(4 * 1024 * 1024)	/* a power of two */
+#define RING_BYTES			(4 * 1024 * 1024)	/* must be a power of two */
 #define MARKS				(RING_BYTES / sizeof(Envelope))
 
-/* A message in the ring, followed by its bytes */
+/* Head of a message in the ring. The message's bytes follow it. */
 typedef struct Envelope
 {
-	uint32		size;			/* with this head, a multiple of the head's alignment */
-	uint32		len;			/* of its bytes; 0: this only fills the end of the ring */
+	uint32		size;			/* of head and bytes, rounded up to a multiple of the head's size */
+	uint32		len;			/* number of bytes; 0: filler up to the end of the ring */
 	uint32		strings;
 	uint32		epoch;
 	int32		process;
@@ -41,26 +46,26 @@ typedef struct Envelope
 
 StaticAssertDecl(sizeof(Envelope) == 64, "places in the ring are multiples of a power of two");
 
-/* One process's messages */
+/* The sending side of one process */
 typedef struct Sender
 {
-	uint64		posted;			/* number of its last message; written by its owner only */
-	pg_atomic_uint64 awaited;	/* message whose answer it sleeps for, or 0 */
+	uint64		posted;			/* number of its last message; only the process itself writes it */
+	pg_atomic_uint64 awaited;	/* number of the message whose answer it sleeps for, or 0 */
 	pg_atomic_uint64 answers[QUEUE_ANSWERS];	/* number << 2 | AnswerKind */
 } Sender;
 
 typedef struct SendQueue
 {
-	pg_atomic_uint64 tail;		/* where the next message goes: counts bytes since the server start */
+	pg_atomic_uint64 tail;		/* position of the next message, in bytes since the server start */
 	char		pad1[PG_CACHE_LINE_SIZE];
-	pg_atomic_uint64 head;		/* the first message that nobody has taken */
+	pg_atomic_uint64 head;		/* position of the first message that nobody has taken */
 	char		pad2[PG_CACHE_LINE_SIZE];
-	struct Latch *volatile courier; /* NULL: there is none at the moment */
-	volatile bool napping;		/* the courier looks again by itself within a millisecond */
-	char		problem[REASON_LEN];	/* under the lock of shared memory */
+	struct Latch *volatile courier; /* NULL: no courier is running */
+	volatile bool napping;		/* the courier looks at the queue again within a millisecond */
+	char		problem[REASON_LEN];	/* protected by the lock of shared memory */
 	char	   *ring;
-	pg_atomic_uint32 *marks;	/* for each multiple of an envelope's size in the ring */
-	Sender		senders[FLEXIBLE_ARRAY_MEMBER]; /* by process number */
+	pg_atomic_uint32 *marks;	/* one for each multiple of sizeof(Envelope) in the ring */
+	Sender		senders[FLEXIBLE_ARRAY_MEMBER]; /* indexed by process number */
 } SendQueue;
 
 static SendQueue *queue = NULL;
@@ -126,7 +131,7 @@ envelope_at(uint64 position)
 	return (Envelope *) (queue->ring + (position & (RING_BYTES - 1)));
 }
 
-/* The mark of what begins there, and what it is once that is whole; 0 is none. */
+/* Returns the mark of this position. mark_of returns its value once the message there is complete, which is never 0. */
 static pg_atomic_uint32 *
 mark_at(uint64 position)
 {
@@ -153,8 +158,9 @@ is_whole(uint64 position)
 }
 
 /*
- * The place that this process has taken and not filled yet, if it is in the middle of that. Background workers may end
- * anywhere (bgworker_die raises in the signal handler), and a place that is never whole would hold up all messages behind it.
+ * The place that this process has taken in the ring and has not completed yet. A background worker may exit at any
+ * point (bgworker_die raises in the signal handler). A place that is never completed would block all messages behind
+ * it.
  */
 static volatile bool unfinished = false;
 static volatile uint64 unfinished_at;
@@ -171,7 +177,7 @@ give_up_unfinished(int code, Datum arg)
 		return;
 	envelope = envelope_at(unfinished_at);
 	envelope->size = unfinished_size;
-	envelope->len = 0;		/* nothing but filling */
+	envelope->len = 0;		/* 0 means filler */
 	mark_whole(unfinished_at);
 }
 
@@ -186,8 +192,8 @@ send_queue_join(void)
 }
 
 /*
- * Takes a place of that size, filling up the end of the ring if it does not fit there. False: there is no room in the part of
- * the ring that it may use.
+ * Takes a place of this size in the ring. If the rest of the ring is too short for it, fills that up first. Returns
+ * false if less than `size` bytes of the given part of the ring are free.
  */
 static bool
 take_place(uint32 size, uint32 part, uint64 *position)
@@ -199,7 +205,7 @@ take_place(uint32 size, uint32 part, uint64 *position)
 		uint64		left = RING_BYTES - (tail & (RING_BYTES - 1));
 		uint64		skip = left < size ? left : 0;
 
-		/* signed: if others posted and the courier passed our tail meanwhile, the exchange fails and tells the new one */
+		/* signed, because head may have passed our old tail meanwhile; the exchange then fails and returns the new tail */
 		if ((int64) (tail + skip + size - pg_atomic_read_u64(&queue->head)) > part)
 			return false;
 		if (!pg_atomic_compare_exchange_u64(&queue->tail, &tail, tail + skip + size))
@@ -217,15 +223,21 @@ take_place(uint32 size, uint32 part, uint64 *position)
 	}
 }
 
-/* Being woken costs more than what the courier does: nobody waits for what ends a transaction, so it may ride along. */
+/*
+ * To wake the courier costs more than its work for one message. Nobody waits for a message that ends a transaction, so
+ * a courier that is napping is not woken for it.
+ */
 static void
 wake_courier(MessageKind kind)
 {
 	struct Latch *latch;
 
-	/* the message is whole before this looks: a courier that starts, or falls asleep, sees it, or this sees that */
+	/*
+	 * The message is complete before we look at the courier. So either a courier that starts or falls asleep sees the
+	 * message, or we see the courier.
+	 */
 	pg_memory_barrier();
-	latch = queue->courier;	/* of a PGPROC: valid memory even if its owner is gone by now */
+	latch = queue->courier;	/* points into a PGPROC, so the memory stays valid even if the courier has exited */
 	if (latch != NULL && !(kind == MESSAGE_END && queue->napping))
 		SetLatch(latch);
 }
@@ -284,7 +296,7 @@ send_queue_answer(uint64 message)
 	uint64		answer = pg_atomic_read_u64(&me->answers[message % QUEUE_ANSWERS]);
 
 	if (answer >> 2 != message)
-		return ANSWER_FAILED;	/* its place was used again: whoever asks so late sends it again */
+		return ANSWER_FAILED;	/* a later message uses its place; the caller is so late that it must send again */
 	return answer & 3;
 }
 
@@ -348,7 +360,7 @@ send_queue_nap(bool napping)
 {
 	queue->napping = napping;
 	pg_memory_barrier();
-	return napping || !is_whole(pg_atomic_read_u64(&queue->head));	/* a message, or filling, to be taken */
+	return napping || !is_whole(pg_atomic_read_u64(&queue->head));	/* there is a message or filler to take */
 }
 
 void
@@ -384,7 +396,7 @@ send_queue_look(Message *message)
 		envelope = *envelope_at(head);
 		pg_read_barrier();
 		if (pg_atomic_read_u64(&queue->head) != head)
-			continue;			/* somebody took it: what was read may have been written over */
+			continue;			/* another process took it, so a sender may have overwritten what we read */
 		*message = (Message) {
 			.kind = envelope.kind, .epoch = envelope.epoch, .node = envelope.node,
 			.strings = envelope.strings, .bytes = (char *) (envelope_at(head) + 1), .len = envelope.len,
@@ -393,7 +405,7 @@ send_queue_look(Message *message)
 		};
 		if (envelope.len > 0)
 			return true;
-		(void) send_queue_take(message);	/* filling */
+		(void) send_queue_take(message);	/* skip the filler */
 	}
 }
 
@@ -414,7 +426,7 @@ send_queue_is_stuck(int64 patience)
 	uint64		head = pg_atomic_read_u64(&queue->head);
 	bool		is_empty = head == pg_atomic_read_u64(&queue->tail);
 
-	/* what was not there at the last look, perhaps long ago, may have come just now */
+	/* a message that was not there at our last look, perhaps long ago, may have been posted just now */
 	if (head != seen || is_empty || was_empty)
 	{
 		seen = head;
@@ -431,7 +443,7 @@ send_queue_give_answer(int process, uint64 number, AnswerKind kind)
 	uint64		unanswered = number << 2 | ANSWER_NONE;
 
 	if (!pg_atomic_compare_exchange_u64(&sender->answers[number % QUEUE_ANSWERS], &unanswered, number << 2 | kind))
-		return;					/* its sender has given up on it */
+		return;					/* the sender no longer waits for this answer */
 	if (pg_atomic_read_u64(&sender->awaited) == number)
 		SetLatch(&ProcGlobal->allProcs[process].procLatch);
 }

@@ -1,14 +1,17 @@
 /*
  * base/send_queue.h
- *	  What backends have to say to Redis: messages in shared memory that the courier carries, and the answers.
+ *	  The send queue: messages from backends to Redis, in shared memory. The courier carries them and stores the
+ *	  answers.
  *
- * Instead of one connection per backend there is one per server: a backend posts a message (a copy into a ring, at most one
- * signal), the courier (courier.c) writes what has gathered in one go and notes the answers where the sender finds them.
+ * It replaces one connection per backend by one connection per server. A backend posts a message: it copies the message
+ * into a ring and sends at most one signal. The courier (send/courier.c) writes all waiting messages at once, and
+ * stores each answer where the sender finds it. A backend that sends to Redis on its own connection takes waiting
+ * messages along.
  *
- * Locks: none, but for the text of the last problem. The ring has many writers and many readers: a writer takes its place by
- * compare-and-swap on `tail`, fills it, and marks it whole; a reader copies the first whole message and takes it by
- * compare-and-swap on `head`. Answers are atomics that hold the number of the message they are for, so a late answer can never
- * be taken for another message's.
+ * Locks: none, except for the text of the last problem (the lock of shared memory). The ring has many writers and many
+ * readers. A writer takes its place by compare-and-swap on `tail`, fills it, and marks it as complete. A reader copies
+ * the first message, if it is complete, and takes it by compare-and-swap on `head`. Answers are atomics that contain
+ * the number of their message, so a late answer is never mistaken for the answer to another message.
  */
 #ifndef FENCE_SEND_QUEUE_H
 #define FENCE_SEND_QUEUE_H
@@ -19,30 +22,33 @@
 
 typedef enum MessageKind
 {
-	MESSAGE_END,					/* words that end transactions: redis/calls.h; the rest are whole commands */
-	MESSAGE_STORE,				/* tells of rows, and ends their transaction */
+	MESSAGE_END,					/* words that end transactions (redis/calls.h); all other kinds are whole commands */
+	MESSAGE_STORE,				/* stores rows and ends their transaction */
 	MESSAGE_RESERVE,				/* reserves a row */
 	MESSAGE_RESERVE_DOMAIN,
-	MESSAGE_END_DOMAIN,			/* ends the reservation of a domain, or announces it */
-	MESSAGE_END_EFFECTS			/* effects.c */
+	MESSAGE_END_DOMAIN,			/* ends the reservation of a domain, or announces the domain */
+	MESSAGE_END_EFFECTS			/* applies or undoes effects: effects.c */
 } MessageKind;
 
-/* Instead of a node: to every process that was armed in the epoch; answered when all have answered. */
+/* In place of a node: every process that was armed in the epoch. The message is answered once all of them have answered. */
 #define MESSAGE_TO_ALL (-1)
 
-/* Bytes are in Redis' protocol: words as strings, of which many messages' go in one call; of a command all of it. */
+/*
+ * The bytes are in the protocol of Redis. A message of words has them as bulk strings, and the carrier puts the words
+ * of many messages into one call. Any other message is one whole command.
+ */
 typedef struct Message
 {
 	MessageKind	kind;
-	uint32		epoch;			/* number, in which it is meant */
-	int			node;			/* for whom, in the table of nodes of that epoch; or MESSAGE_TO_ALL */
-	int			strings;		/* words; of a command 1 */
+	uint32		epoch;			/* number of the epoch for which it is meant */
+	int			node;			/* index in that epoch's table of nodes, or MESSAGE_TO_ALL */
+	int			strings;		/* number of words; 1 for a command */
 	const char *bytes;
 	size_t		len;
-	bool		spare;			/* to be posted only while half of the ring is free; not carried */
+	bool		spare;			/* post it only while half of the ring is free; not in the ring */
 	MessageCount count;
 
-	/* set by send_queue_look: who waits for which answer, and where it lies in the ring */
+	/* set by send_queue_look: sender, number, and position in the ring */
 	int			process;
 	uint64		number;
 	uint64		position;
@@ -51,51 +57,54 @@ typedef struct Message
 
 typedef enum AnswerKind
 {
-	ANSWER_NONE = 0,			/* not yet */
-	ANSWER_GRANTED,				/* of a message that ends: it was answered, or is on its way already */
-	ANSWER_FAILED				/* it was not carried, or not granted: send_queue_problem tells */
+	ANSWER_NONE = 0,			/* no answer yet */
+	ANSWER_GRANTED,				/* for a message that ends something: answered, or already on its way */
+	ANSWER_FAILED				/* not sent, or Redis refused it; send_queue_problem tells why */
 } AnswerKind;
 
-/* Messages of one process that can wait for their answers at the same time. A power of two. */
+/* How many messages of one process can wait for their answers at the same time. A power of two. */
 #define QUEUE_ANSWERS	256
 
-/* Microseconds after which a courier that ended is back. */
+/* Microseconds within which PostgreSQL restarts a courier that has exited. */
 #define COURIER_RESTART_US	INT64CONST(2500000)
 
 /* The largest message, in bytes. */
 #define QUEUE_MAX_MESSAGE (1024 * 1024)
 
-/* Shared memory. send_queue_initialise is called once, for zeroed memory. */
+/* Memory of this part. send_queue_initialise is called once, for zeroed memory. */
 extern Size send_queue_size(void);
 extern void send_queue_initialise(void *memory);
 extern void send_queue_use(void *memory);
 
-/* Once in each process before it posts, and not in COMMIT or ABORT: it may raise. */
+/* Call it once in each process before it posts, but not in COMMIT or ABORT, because it may raise. */
 extern void send_queue_join(void);
 
 /*
- * The number of the next message that send_queue_post will post: 1, 2, 3, ... per process slot, never 0, never reused. Posting
- * it forgets the answer to the message QUEUE_ANSWERS before it.
+ * Returns the number that send_queue_post will give to the next message. Each process slot counts 1, 2, 3, ...; a
+ * number is never 0 and never reused. Posting the message discards the answer to the message QUEUE_ANSWERS before it.
  */
 extern uint64 send_queue_next(void);
 
 /*
- * Posts a copy of the message and wakes the courier. Returns its number, or 0: there is no room, or it is too large. Messages
- * without which things go on as well (spare) leave room to those that others wait for. Neither
- * waits nor raises nor allocates: usable in COMMIT and ABORT.
+ * Posts a copy of the message and wakes the courier if necessary. Returns the message's number, or 0 if there is no
+ * room or the message is too large. A message that can be dropped (spare) leaves half of the ring to messages that
+ * senders wait for. Never waits, raises or allocates, so it is safe in COMMIT and ABORT.
  */
 extern uint64 send_queue_post(const Message *message);
 
-/* The answer so far to a message of this process. */
+/* Returns the answer so far to a message of this process. */
 extern AnswerKind send_queue_answer(uint64 message);
 
 /*
- * Waits until the message is answered, at most until deadline (fence_clock() microseconds); a courier that is just being
- * restarted gets longer. Interruptible. Returns what send_queue_answer does.
+ * Waits until the message is answered, but not longer than deadline (fence_clock() microseconds). While no courier is
+ * running it waits longer, so that PostgreSQL can restart it. Interruptible. Returns what send_queue_answer returns.
  */
 extern AnswerKind send_queue_wait(uint64 message, int64 deadline);
 
-/* Why the last message failed, or (late) was not answered in time, for people; copied. Takes the lock of shared memory. */
+/*
+ * Copies the text that says why the last message failed, or (late) why no answer came in time. Takes the lock of shared
+ * memory.
+ */
 extern void send_queue_problem(char *text, size_t size, bool late);
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -104,36 +113,38 @@ extern void send_queue_problem(char *text, size_t size, bool late);
  */
 
 /*
- * Whether the oldest message has been in the ring, unread, for longer than patience (microseconds): the courier hangs, or a
- * process ended while it wrote. For the keeper, which asks again and again.
+ * Returns whether the oldest message has been in the ring for longer than patience (microseconds). Then the courier
+ * hangs, or a process exited while it wrote. The keeper calls this again and again.
  */
 extern bool send_queue_is_stuck(int64 patience);
 
 /*
- * The first message that nobody has taken, or false. Any process may look and take: whoever sends something to Redis anyway
- * takes messages along. Its bytes are in the ring and may be written over at any moment once another process has taken it:
- * they are copied, no more, and mean something only if send_queue_take says so. Neither waits nor raises.
+ * Reads the first message that nobody has taken; returns false if there is none. Any process may do that: a process
+ * that sends something to Redis anyway takes messages along. The message's bytes are still in the ring. Once another
+ * process takes the message, a sender may overwrite them at any moment. So copy them, and use the copy only if
+ * send_queue_take returns true. Neither waits nor raises.
  */
 extern bool send_queue_look(Message *message);
 
-/* Takes the message that was looked at, after its bytes were copied. False: another process was faster, the copy is void. */
+/* Takes the message after its bytes were copied. Returns false if another process was faster; then the copy is worthless. */
 extern bool send_queue_take(const Message *message);
 
-/* Answers a message, and wakes its sender if it waits for that. */
+/* Stores the answer to a message, and wakes the sender if it waits for this answer. */
 extern void send_queue_give_answer(int process, uint64 number, AnswerKind kind);
 
-/* Whether anybody has taken messages since the last call. */
+/* Returns whether any process has taken messages since the last call. */
 extern bool send_queue_is_in_use(void);
 
-/* Whether there is a courier. */
+/* Returns whether a courier is running. */
 extern bool send_queue_is_served(void);
 
-/* This process is the courier, or (false) is no longer; messages are posted all the same. */
+/* Registers this process as the courier, or (false) unregisters it. Backends can post messages even without a courier. */
 extern void send_queue_serve(bool serving);
 
 /*
- * napping: the courier is awake or looks again within a millisecond, so a message that ends a transaction need not wake it.
- * Else it is about to sleep until it is woken. False: not now, there is a message.
+ * Says whether the courier naps or sleeps. napping: the courier is awake, or looks again within a millisecond, so a
+ * message that ends a transaction need not wake it. Not napping: the courier is about to sleep until a sender wakes it.
+ * Returns false if it must not sleep now because there is a message.
  */
 extern bool send_queue_nap(bool napping);
 

@@ -1,8 +1,8 @@
 /*
  * base/settings.c
- *	  The configuration parameters pgcache_fence.*: definition, bounds, description, checks. See settings.h.
+ *	  The configuration parameters pgcache_fence.*: definitions, bounds, descriptions, checks. See settings.h.
  *
- * Owns: the parameters. Takes no locks. Never: put the URL, which may hold a password, into a message.
+ * Owns: the parameters. Takes no locks. Never puts the URL into a message, because it may contain a password.
  */
 #include "postgres.h"
 
@@ -68,8 +68,9 @@ static const struct config_enum_entry unreserved_choices[] = {
 };
 
 /*
- * What a check hook answers to an invalid value; detail: a sentence. At the start PostgreSQL would warn and go on with the
- * default: with another Redis, or other keys. So it does not start, as with an invalid value of its own.
+ * Rejects an invalid value in a check hook. detail is a sentence. At server start PostgreSQL would only warn and
+ * continue with the default, which means another Redis or other keys. So we stop the start, as PostgreSQL does for
+ * invalid values of its own parameters.
  */
 static bool
 refuse(const char *name, int code, const char *detail)
@@ -84,7 +85,7 @@ refuse(const char *name, int code, const char *detail)
 	return false;
 }
 
-/* PostgreSQL's own message would repeat the value, and with it the password, in the log: so there is one of ours. */
+/* PostgreSQL's own error message would write the value, and with it the password, to the log. So we report our own. */
 static bool
 check_redis_url(char **newval, void **extra, GucSource source)
 {
@@ -121,8 +122,9 @@ assign_redis_url(const char *newval, void *extra)
 static emit_log_hook_type next_emit_log_hook = NULL;
 
 /*
- * At a reload the postmaster logs the new value of each parameter: of this one it may hold a password. The message is in the
- * server's language, and has the name as the file spells it.
+ * At a reload the postmaster logs the new value of each changed parameter, and this one may contain a password. We
+ * cannot compare the whole message, because it is in the server's language. It contains the parameter's name in the
+ * spelling of the configuration file.
  */
 static void
 hide_redis_url(ErrorData *edata)
@@ -172,7 +174,10 @@ check_databases(char **newval, void **extra, GucSource source)
 						   "letters or special characters are quoted as in SQL.");
 }
 
-/* Whether pgcache_fence.databases names the database. Names are read as identifiers: unquoted ones in lower case. */
+/*
+ * Returns whether pgcache_fence.databases names the database. The names are read as SQL identifiers, so unquoted ones
+ * are lower case.
+ */
 bool
 settings_serves_database(const char *datname)
 {
@@ -243,7 +248,7 @@ define_redis(void)
 							 PGC_USERSET, 0, NULL, NULL, NULL);
 }
 
-/* The names of files tell of the server's file system: as with data_directory, that is for superusers. */
+/* Names of files reveal the server's file system. So only superusers see them, as with data_directory. */
 static void
 define_tls(void)
 {
@@ -319,8 +324,9 @@ define_patrol(void)
 }
 
 /*
- * Not for everybody: who raises it keeps as many reservations in the memory of Redis as he changes rows, and who lowers it makes a
- * whole table cold with one row. GRANT SET ON PARAMETER gives it to a role.
+ * Only superusers may set these. A role that raises bulk_threshold can fill the memory of Redis with one reservation
+ * per changed row. A role that lowers it can invalidate the cached values of a whole table by changing one row. GRANT
+ * SET ON PARAMETER gives the right to a role.
  */
 static void
 define_writing(void)
@@ -390,7 +396,7 @@ define_retention(void)
 							PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
 }
 
-/* Defines all parameters; called once, when the library is preloaded. */
+/* Defines all parameters. Called once, when the library is preloaded. */
 void
 settings_define(void)
 {

@@ -1,6 +1,6 @@
 /*
  * base/shared.c
- *	  The state that all processes share, and reading it; see shared.h. word.c changes the word.
+ *	  The state that all processes share, and functions that read it; see shared.h. word.c changes the word.
  */
 #include "postgres.h"
 
@@ -47,7 +47,7 @@ shared_initialise(void *memory)
 	pg_atomic_init_u32(&shared->catalog_serial, 1);
 	pg_atomic_init_u32(&shared->patrol_wanted, 0);
 	pg_atomic_init_u64(&shared->first_xid, 0);
-	pg_atomic_init_u32(&shared->outbox_wanted, 1);	/* of former starts */
+	pg_atomic_init_u32(&shared->outbox_wanted, 1);	/* effects from before this start may be waiting */
 	if (!pg_strong_random(&shared->nonce, sizeof(shared->nonce)))
 		ereport(ERROR,
 				(errcode(ERRCODE_INTERNAL_ERROR),
@@ -132,7 +132,7 @@ fence_epoch_of(uint32 number, char epoch[EPOCH_LEN])
 	static char last[EPOCH_LEN] = "";
 	uint64		random = pg_atomic_read_u64(&fence_shared->epoch_random);
 
-	/* every message names it, and it seldom changes */
+	/* every message names the epoch, which seldom changes, so we keep its text */
 	if (last[0] == '\0' || number != last_number || random != last_random)
 		snprintf(last, EPOCH_LEN, "%u-%016llx", number, (unsigned long long) random);
 	last_number = number;
@@ -161,7 +161,7 @@ fence_node_of(const char *fence)
 static void
 wake(Latch *volatile *latch)
 {
-	Latch	   *target = *latch;	/* of a PGPROC: valid memory even if its owner is gone by now */
+	Latch	   *target = *latch;	/* points into a PGPROC, so the memory stays valid even if the process has exited */
 
 	if (target != NULL)
 		SetLatch(target);
@@ -208,7 +208,7 @@ fence_database_note(Oid database, bool has_extension)
 	LWLockRelease(fence_shared->lock);
 }
 
-/* An element of the table: 24 bits of the text's hash, 40 bits of the time in milliseconds. */
+/* An element of the table holds 24 bits of the text's hash and 40 bits of the time in milliseconds. */
 bool
 fence_log_due(const char *text)
 {

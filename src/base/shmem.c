@@ -1,6 +1,8 @@
 /*
  * base/shmem.c
- *	  Requests our shared memory at server start and gives each part to the file that owns it.
+ *	  Requests shared memory at server start and gives each part to the file that owns it.
+ *
+ * Owns: the layout of the parts. Takes AddinShmemInitLock while it initialises them.
  */
 #include "postgres.h"
 
@@ -17,7 +19,7 @@
 static shmem_request_hook_type previous_request_hook = NULL;
 static shmem_startup_hook_type previous_startup_hook = NULL;
 
-/* The parts, one behind the other */
+/* The parts, in the order in which they lie in memory */
 static const struct
 {
 	Size		(*size) (void);

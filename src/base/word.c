@@ -1,8 +1,10 @@
 /*
  * base/word.c
- *	  Changes of the state that all backends agree on; see word.h.
+ *	  Changes of the state that all backends agree on; see word.h and doc/protocol.md, "State".
  *
- * Owns: every change of the word, of lease_bound and of the commit flags (doc/protocol.md, "State").
+ * Owns: every change of the word and of the commit flags, and every rise of lease_bound. (keeper/databases.c sets
+ * lease_bound once, from durable state.) fence_word_change and fence_state_now take the lock of shared memory; the
+ * other functions take no lock.
  */
 #include "postgres.h"
 
@@ -27,7 +29,10 @@ fence_word_change(FenceWord from, FenceState state, uint32 epoch, const char *re
 	bool		opens_or_ends = state == FENCE_OPEN || WORD_STATE(from) == FENCE_OPEN;
 	bool		news = false;
 
-	/* the lock is taken first, so that reason and since belong to the word that a view reads under it */
+	/*
+	 * Take the lock before the swap, so that a view that reads under the lock sees the reason and time of the word that
+	 * it sees.
+	 */
 	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
 	if (!pg_atomic_compare_exchange_u64(&fence_shared->word, &expected, to))
 	{
@@ -36,7 +41,10 @@ fence_word_change(FenceWord from, FenceState state, uint32 epoch, const char *re
 	}
 	if (reason != NULL)
 	{
-		/* one line per change that people care about: not again for each try to open that ends like one before it */
+		/*
+		 * Log one line per change that matters to people. Do not log again when a further attempt to open fails for the
+		 * same reason.
+		 */
 		news = WORD_STATE(from) != FENCE_ARMING || state == FENCE_OPEN || strcmp(reason, fence_shared->reason) != 0;
 		strlcpy(fence_shared->reason, reason, REASON_LEN);
 	}
@@ -93,7 +101,7 @@ fence_commit_flag_set(uint64 flag)
 void
 fence_commit_flag_clear(void)
 {
-	/* whatever the commit did must be visible before the flag goes */
+	/* all effects of the commit must be visible before the flag is cleared */
 	pg_memory_barrier();
 	pg_atomic_write_u64(&fence_shared->commit_flags[fence_process_number()], COMMIT_FLAG_NONE);
 }
@@ -132,7 +140,7 @@ fence_lease_bound_passed(void)
 	return bound != 0 && (uint64) fence_clock() > bound;
 }
 
-/* A writer that waits and finds no bound: the keeper never started, so the longest lease possible may run. */
+/* A waiting writer may find no bound, because the keeper has never run. Then the longest possible lease may be running. */
 int64
 fence_lease_bound_or_longest(void)
 {

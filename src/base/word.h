@@ -1,23 +1,23 @@
 /*
  * base/word.h
- *	  Changes of the state that all backends agree on: the word, the commit flags, and the bound of all leases. shared.h has the
- *	  lock protocol, and fence_word, which reads the word.
+ *	  Changes of the state that all backends agree on: the word, the commit flags, and the time at which all leases
+ *	  have ended. shared.h describes the lock protocol and declares fence_word, which reads the word.
  */
 #ifndef FENCE_WORD_H
 #define FENCE_WORD_H
 
 #include "base/shared.h"
 
-/* Name of the word's state, for people. */
+/* Returns the name of the word's state. */
 extern const char *fence_state_name(FenceWord word);
 
 /*
- * Changes the word from exactly `from` to the given state and epoch number, with the reason for people (NULL keeps
- * the last), which is logged. False: somebody else changed it first. Takes the lock: not in COMMIT or ABORT.
+ * Changes the word from exactly `from` to this state and epoch number. Stores and logs the reason (NULL keeps the last
+ * one). Returns false if another process has changed the word. Takes the lock, so do not call it in COMMIT or ABORT.
  */
 extern bool fence_word_change(FenceWord from, FenceState state, uint32 epoch, const char *reason);
 
-/* The word with what is told of it; changes of it are made under the lock, so that all of this belongs together. */
+/* The word, and what views show about it. Read under the lock, so that all members belong together. */
 typedef struct FenceStateNow
 {
 	FenceWord	word;
@@ -27,23 +27,23 @@ typedef struct FenceStateNow
 } FenceStateNow;
 extern void fence_state_now(FenceStateNow *now);
 
-/* Expired leases are everybody's affair: closes an OPEN or ARMING whose time has passed. Returns the word now. */
+/* Closes an OPEN or ARMING state whose time has passed. Any process may do that. Returns the current word. */
 extern FenceWord fence_word_expire(void);
 
-/* The flag of this process. fence_commit_flag_set ends with a full barrier. */
+/* Set and clear the commit flag of this process. fence_commit_flag_set ends with a full barrier. */
 extern void fence_commit_flag_set(uint64 flag);
 extern void fence_commit_flag_clear(void);
 
-/* Whether any process has its flag set: COMMIT_FLAG_BYPASS, or (bypass false) any other. */
+/* Returns whether any process has set its flag: to COMMIT_FLAG_BYPASS, or (bypass false) to any other value. */
 extern bool fence_commit_flag_exists(bool bypass);
 
-/* Raises lease_bound to at least that time. */
+/* Raises lease_bound to at least this time. */
 extern void fence_lease_bound_raise(int64 until);
 
-/* Whether lease_bound is set and has passed. */
+/* Returns whether lease_bound is set and has passed. */
 extern bool fence_lease_bound_passed(void);
 
-/* lease_bound; if the keeper never set it, it is set as if the longest lease possible had just been granted. */
+/* Returns lease_bound. If the keeper has never set it, first sets it as if the longest possible lease had just been granted. */
 extern int64 fence_lease_bound_or_longest(void);
 
 #endif

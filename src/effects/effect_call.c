@@ -1,6 +1,6 @@
 /*
  * effects/effect_call.c
- *	  What Redis answered when it was asked for an effect, and what that means for people.
+ *	  Judges Redis' answer to the request for an effect, and turns a refusal into an error for users.
  */
 #include "postgres.h"
 

@@ -1,6 +1,10 @@
 /*
  * effects/effect_functions.c
- *	  The SQL-callable functions of effects: what each kind asks for, and what its answers mean. Their life is in effects.c.
+ *	  The SQL-callable functions of effects.
+ *
+ * Owns: what each kind of effect requests, and what the answers of that kind mean. The life cycle of effects is in
+ * effects.c.
+ * Locks: none.
  */
 #include "postgres.h"
 
@@ -21,7 +25,7 @@
 #include "effects/effects.h"
 #include "send/coordinator.h"
 
-#define MAX_ENTRY		(1024 * 1024)	/* bytes of an entry, job, result or small value */
+#define MAX_ENTRY		(1024 * 1024)	/* maximum bytes of an entry, a job, a result or a small value */
 #define MAX_PUBLISHED	(256 * 1024 * 1024)
 
 PG_FUNCTION_INFO_V1(fence_once);
@@ -44,7 +48,7 @@ PG_FUNCTION_INFO_V1(fence_commit_marker);
 PG_FUNCTION_INFO_V1(fence_is_committed);
 
 /* -----------------------------------------------------------------------------------------------------------------
- * Arguments and answers. From here on keys and values are as Redis has them, in UTF-8; in messages they are displayed.
+ * Arguments and answers. From here on, keys and values are in UTF-8; error messages convert them.
  * -----------------------------------------------------------------------------------------------------------------
  */
 
@@ -82,6 +86,7 @@ text_argument(FunctionCallInfo fcinfo, int n, const char *what, int most)
 	return value;
 }
 
+/* The time to live as an argument for Redis. "" (for NULL): the key keeps its time to live. "0": the key gets none. */
 static const char *
 ttl_argument(FunctionCallInfo fcinfo, int n)
 {
@@ -127,7 +132,7 @@ number_argument(FunctionCallInfo fcinfo, int n)
 	return psprintf(INT64_FORMAT, value);
 }
 
-/* A word of Redis as text of this database; raises 22021 if it is none. */
+/* A word of Redis as text in this database's encoding. Raises 22021 if it is not valid text there. */
 static char *
 text_of(const EffectAnswer *answer, int i)
 {
@@ -140,7 +145,7 @@ durable_argument(FunctionCallInfo fcinfo, int n)
 	return !PG_ARGISNULL(n) && PG_GETARG_BOOL(n);
 }
 
-/* Keys that one effect changes in one step. */
+/* Raises 22023 if one effect could not change both keys in one step. */
 static void
 require_same_place(const char *key, const char *other_key)
 {
@@ -152,7 +157,10 @@ require_same_place(const char *key, const char *other_key)
 				 errhint("Give both the same hash tag: {tag}.")));
 }
 
-/* For kinds of which Redis has nothing to tell but that they are held. Returns whether it was asked. */
+/*
+ * Holds an effect of a kind for which Redis has no answer but "held". False: Redis could not be reached, and the row
+ * suffices.
+ */
 static bool
 hold_or_raise(EffectCall *call)
 {
@@ -188,7 +196,7 @@ fence_once(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("an idempotency key needs a time to live above 0")));
 	answer = effect_hold(&call);
-	/* busy: another transaction is at it */
+	/* busy: another transaction is about to take this key */
 	if (!effect_says(&answer, "held") && !effect_says(&answer, "busy") &&
 		!effect_says(&answer, "own") && !effect_says(&answer, "done"))
 		effect_raise_refused(call.key, &answer);
@@ -395,7 +403,7 @@ fence_compare_and_set(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(!effect_says(&answer, "differs"));
 }
 
-/* What the key had, NULL if nothing. */
+/* The value that the key had before; NULL if it had none. */
 static Datum
 take(FunctionCallInfo fcinfo, const char *key, const char *how, const char *value, const char *ttl, bool durable)
 {
@@ -431,7 +439,7 @@ fence_take_and_set(PG_FUNCTION_ARGS)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Raises if the hold has gone. */
+/* Sends a piece of the value to its hold in Redis. Raises an error if that hold is gone. */
 static void
 send_piece(const char *key, size_t offset, int n, const char **piece)
 {
@@ -447,8 +455,9 @@ send_piece(const char *key, size_t offset, int n, const char **piece)
 }
 
 /*
- * Holds the value: one that is small with its hold. False: it has to be sent in pieces, which are nothing without the hold, and
- * of which Redis and this backend are to have one at a time only.
+ * Holds the effect that publishes a value. A small value goes with the request. False: the value is large, so the
+ * caller must now send it in pieces, after the hold. It sends one piece at a time, so that neither Redis nor this
+ * backend has to keep more.
  */
 static bool
 hold_publish(EffectCall *call, bool small)
@@ -480,7 +489,7 @@ fence_publish(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* The fields of a JSON object: name, value as text, name, ... */
+/* The fields of a JSON object as strings: name, value as text, name, value, ... */
 static const char **
 fields_of(Jsonb *object, int *n)
 {
@@ -583,7 +592,7 @@ fence_append(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(fence_stamp()));
 }
 
-/* Nothing is held for any of the keys before all of them were looked at. */
+/* Checks all keys before the first effect is held, so that an invalid key leaves no holds behind. */
 Datum
 fence_append_all(PG_FUNCTION_ARGS)
 {
@@ -617,7 +626,7 @@ fence_log_stamps(PG_FUNCTION_ARGS)
 {
 	const char *key = key_argument_of(fcinfo, 0);
 	int64		left;
-	const char *args[] = {"", "0"}; /* how many more, and from where on */
+	const char *args[] = {"", "0"}; /* how many more to return, and the cursor */
 	ArrayBuildState *stamps = initArrayResult(TEXTOID, CurrentMemoryContext, false);
 
 	require_not_null(fcinfo, 1, "the largest number of entries");
@@ -673,7 +682,10 @@ fence_commit_marker(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(fence_stamp()));
 }
 
-/* PostgreSQL knows, as far back as its log goes; then the marker. NULL: nobody knows. */
+/*
+ * Whether a transaction has committed. The commit log tells, as far back as it reaches; after that the commit marker
+ * in Redis does. NULL: nobody knows.
+ */
 Datum
 fence_is_committed(PG_FUNCTION_ARGS)
 {

@@ -2,7 +2,9 @@
  * effects/effect_row.c
  *	  Writes the row of a durable effect to fence.outbox. patrol/effect_outbox.c applies and deletes it.
  *
- * A row is written with the effect and seen by nobody unless its transaction commits.
+ * It inserts the row together with the effect, in the same transaction. So other transactions see the row only if
+ * that transaction commits.
+ *
  * Locks: RowExclusiveLock on the table, as any writer.
  */
 #include "postgres.h"
@@ -19,7 +21,10 @@
 #include "domain/catalog.h"
 #include "effects/effect_row.h"
 
-/* What a caller gave, which came from text of this database. */
+/*
+ * A string of the request as a Datum. The string came from text in this database's encoding, so it can be converted
+ * back.
+ */
 static Datum
 text_datum(const char *utf8)
 {
@@ -58,7 +63,7 @@ effect_row_insert(const char *hold, const EffectCall *call)
 	values[4] = PointerGetDatum(call->nrow > 0 ? text_array(call->nrow, call->row) :
 								text_array(call->nargs, (const char **) call->args));
 
-	/* the caller has no privilege there */
+	/* The user has no privilege on fence.outbox, so insert as its owner. */
 	GetUserIdAndSecContext(&user, &context);
 	SetUserIdAndSecContext(table->rd_rel->relowner, context | SECURITY_LOCAL_USERID_CHANGE);
 	SPI_connect();

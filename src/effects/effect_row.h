@@ -7,7 +7,7 @@
 
 #include "effects/effect_call.h"
 
-/* The row of a durable effect, written as the extension's owner. */
+/* Inserts the row of a durable effect, with the rights of the table's owner. */
 extern void effect_row_insert(const char *hold, const EffectCall *call);
 
 #endif

@@ -1,6 +1,7 @@
 /*
  * inspect/repair.c
- *	  fence.status, fence.audit and fence.repair: fences compared with their rows, as SQL asks for it (read/audit.h).
+ *	  The SQL functions fence.status, fence.audit and fence.repair. read/audit.c compares fences with their rows for
+ *	  them.
  */
 #include "postgres.h"
 
@@ -39,14 +40,14 @@ fence_status(PG_FUNCTION_ARGS)
 	values[1] = Int64GetDatum(status.row_version);
 	nulls[1] = status.row_version == NO_VERSION;
 	values[2] = CStringGetTextDatum(audit_relation_name(status.relation));
-	/* nothing to compare with */
+	/* Without versions in PostgreSQL there is nothing to compare with. */
 	nulls[2] = !domain_has_versions(domain);
 	values[3] = Int32GetDatum(status.pending);
 	values[4] = reader_text(status.armed ? status.token : NULL, &nulls[4]);
 	PG_RETURN_DATUM(function_row(fcinfo, values, nulls));
 }
 
-/* Compares the domain's rows with their fences; as rows (relation, count). */
+/* Compares the domain's rows with their fences. Returns rows of relation and count. */
 static Datum
 audit(FunctionCallInfo fcinfo, double fraction, bool repair)
 {
@@ -78,7 +79,7 @@ fence_audit(PG_FUNCTION_ARGS)
 	return audit(fcinfo, fraction, false);
 }
 
-/* The same, and repairs what differs. */
+/* Compares the domain's rows with their fences, and repairs the fences that differ. */
 Datum
 fence_repair_domain(PG_FUNCTION_ARGS)
 {

@@ -1,8 +1,9 @@
 /*
  * keeper/cluster_row.c
- *	  The row of fence.cluster, the durable part of the protocol's state in each database.
+ *	  The row of fence.cluster, which is the durable part of the protocol's state in each database.
  *
- * Owns: that table.
+ * Owns: the table fence.cluster.
+ * Locks: the row's lock, in the transaction of the worker that stores. fence_shared->lock, for copies only.
  */
 #include "postgres.h"
 
@@ -18,7 +19,7 @@
 
 PG_FUNCTION_INFO_V1(fence_initialise);
 
-#define KEEPER_PATIENCE INT64CONST(5000000)	/* microseconds */
+#define KEEPER_PATIENCE INT64CONST(5000000)	/* microseconds for which CREATE EXTENSION waits for the keeper after a server start */
 
 void
 cluster_row_load(FenceJob *job)
@@ -37,7 +38,7 @@ cluster_row_load(FenceJob *job)
 	}
 }
 
-/* Whether the job was given up, and another one was started. */
+/* Whether the keeper has given this job up and started another one. */
 static bool
 is_superseded(const FenceJob *job)
 {
@@ -50,9 +51,13 @@ is_superseded(const FenceJob *job)
 }
 
 /*
- * A lease longer than the present setting may still run: then the row only grows. The keeper may raise it by another job while one
- * that lowers it has been given up and not ended yet. That one either sees so when it has the row's lock, or has it before, and
- * the other waits for it.
+ * Unless job->lower is set, a lease longer than the present setting may still run, so the values in the row only
+ * grow.
+ *
+ * The keeper may give up a job that lowers the row, and start one that raises it while the first is still running.
+ * The lock on the row makes that safe. If the raising job gets the lock first, the lowering job then finds that it
+ * was superseded, and rolls back. If the lowering job gets it first, the raising job waits, and raises the row
+ * afterwards.
  */
 void
 cluster_row_store(const FenceJob *job)
@@ -76,8 +81,9 @@ cluster_row_store(const FenceJob *job)
 }
 
 /*
- * For CREATE EXTENSION: the row of fence.cluster as far as this server knows, so that no later start finds the extension
- * without it and must assume the longest lease possible. The keeper needs a moment after a server start to know.
+ * CREATE EXTENSION calls this to write the row of fence.cluster with what this server knows. Without the row, the
+ * next start would have to assume the longest possible lease. After a server start the keeper needs a moment to know
+ * the values, so this waits for it.
  */
 Datum
 fence_initialise(PG_FUNCTION_ARGS)

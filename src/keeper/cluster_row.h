@@ -1,13 +1,17 @@
 /*
  * keeper/cluster_row.h
- *	  The row of fence.cluster: the highest epoch and the longest lease, which must outlive the server.
+ *	  The row of fence.cluster: the highest epoch number and the longest lease, which must survive a crash of the
+ *	  server.
  */
 #ifndef FENCE_CLUSTER_ROW_H
 #define FENCE_CLUSTER_ROW_H
 
 #include "base/shared.h"
 
-/* Both in a transaction of a worker that does the job, connected to SPI. Loading sets has_row, epoch_number, longest_lease of the job. */
+/*
+ * A worker that does the job calls these in a transaction, connected to SPI. cluster_row_load sets has_row,
+ * epoch_number and longest_lease of the job; cluster_row_store writes the last two.
+ */
 extern void cluster_row_load(FenceJob *job);
 extern void cluster_row_store(const FenceJob *job);
 

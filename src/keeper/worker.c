@@ -1,9 +1,12 @@
 /*
  * keeper/worker.c
- *	  Registering background workers, and those that do the jobs of keeper and patrol inside a database; see base/jobs.h.
+ *	  Registers all background workers, and has the code of those that do the jobs of keeper and patrol inside a
+ *	  database. base/jobs.h tells how a job reaches its worker.
  *
- * Workers run as the bootstrap superuser with pg_catalog as search_path and a short lock_timeout: a lock that somebody holds on our
- * tables must not hold the keeper.
+ * Locks: fence_shared->lock, for copies only; and the locks of the statements that it runs on the extension's tables.
+ *
+ * These workers run as the bootstrap superuser, with pg_catalog as search_path. Their lock_timeout is short, because
+ * the keeper waits for some of them: a session that locks one of the extension's tables must not stop the keeper.
  */
 #include "postgres.h"
 
@@ -60,21 +63,27 @@ worker_install(void)
 	{
 		worker_describe(&worker, job_names[whose], "fence_reserve_main");
 		worker.bgw_main_arg = Int32GetDatum(whose);
-		/* not 0: if it could not be forked, the postmaster would try again and again without a pause */
+		/* Not 0: when a fork fails, the postmaster would try again and again without a pause. */
 		worker.bgw_restart_time = 1;
 		RegisterBackgroundWorker(&worker);
 	}
 }
 
-/* For short-lived workers: connection, with a safe search_path and settings that hold nobody up. */
+/*
+ * Connects a short-lived worker to a database. Sets a safe search_path, and timeouts with which the worker delays
+ * nobody.
+ */
 static void
 begin_in(Oid database)
 {
 	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
-	/* ALTER DATABASE ... SET must not change what we are and may */
+	/* ALTER DATABASE ... SET must not change the worker's role or behaviour. */
 	SetConfigOption("role", "none", PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("search_path", "pg_catalog, pg_temp", PGC_SUSET, PGC_S_OVERRIDE);
-	/* shorter than deadlock_timeout: if DROP EXTENSION and a worker wait for each other, the worker gives way */
+	/*
+	 * Shorter than deadlock_timeout's default: if DROP EXTENSION and a worker wait for each other, the worker gives
+	 * up first.
+	 */
 	SetConfigOption("lock_timeout", "300ms", PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("statement_timeout", "0", PGC_SUSET, PGC_S_OVERRIDE);
 	if (GetConfigOption("transaction_timeout", true, false) != NULL)	/* from 17 on */
@@ -86,16 +95,17 @@ begin_in(Oid database)
 }
 
 /*
- * Transactions that were prepared before a process was granted its slots and hold a fenced table: it knows nothing of them,
- * so each becomes a reservation of the whole domain, before anything of the domain is announced and could be read there [c8].
- * One that ends right now is settled by the patrol.
+ * c8: Reserves domains for prepared transactions. A Redis process that receives slots knows nothing of transactions
+ * that were prepared before. So for each prepared transaction that holds a write lock on a fenced table, this
+ * reserves the whole domain at the process. It does so before the domain is announced there, so before anybody can
+ * read there. If such a transaction ends at this moment, the patrol ends the reservation.
  */
 static bool
 reserve_for_prepared(LibraryCall *call, uint32 epoch)
 {
 	if (SPI_execute("SELECT DISTINCT d.name, p.transaction::pg_catalog.text::bigint"
 					"  FROM pg_catalog.pg_prepared_xacts p"
-	/* whose locks they are: those that share the virtual transaction with the lock of the xid itself */
+	/* The locks of a prepared transaction have the same virtual transaction as the lock on its xid. */
 					"  JOIN pg_catalog.pg_locks x ON x.locktype OPERATOR(pg_catalog.=) 'transactionid' AND x.pid IS NULL"
 					"    AND x.transactionid OPERATOR(pg_catalog.=) p.transaction"
 					"  JOIN pg_catalog.pg_locks l ON l.virtualtransaction OPERATOR(pg_catalog.=) x.virtualtransaction AND l.pid IS NULL"
@@ -120,8 +130,9 @@ reserve_for_prepared(LibraryCall *call, uint32 epoch)
 }
 
 /*
- * pg_upgrade makes the triggers while fence.domain is still empty (its rows come as files), so nobody could record what
- * they depend on. The trigger of fence.domain does, for all of them, whatever the statement.
+ * Records what triggers depend on after pg_upgrade. pg_upgrade creates the triggers while fence.domain is still
+ * empty, because it copies the rows as files, so nothing could record the dependencies then. The statement trigger of
+ * fence.domain records them for all domains. Any statement fires it, even one that changes no row.
  */
 static void
 complete_upgraded(void)
@@ -141,8 +152,9 @@ complete_upgraded(void)
 }
 
 /*
- * A domain whose triggers are not as they should be is not announced, and ends where it was: writes may pass it unfenced. Once they are,
- * it is served again.
+ * Announces a domain as withdrawn if its triggers are not as fence.attach made them: a write could then pass without
+ * a reservation. So Redis gives its readers no permit. Once the triggers are right again, the next announcement
+ * serves the domain again.
  */
 static void
 withdraw_misshapen(List *domains)
@@ -165,8 +177,9 @@ withdraw_misshapen(List *domains)
 }
 
 /*
- * Whether an attachment that was refused is there. Redis hears of an end only when it is committed and visible, so in a snapshot that is
- * taken afterwards, as this one is, an attachment that has really ended is gone: one that is not has come back from a dump.
+ * Whether an attachment that Redis refused, because it had ended, exists in fence.domain. Redis hears of the end of
+ * an attachment only after the end is committed and visible. This function takes its snapshot after Redis has
+ * refused. An attachment that has really ended is not in that snapshot. One that is there has come back from a dump.
  */
 static bool
 still_there(List *domains)
@@ -189,10 +202,12 @@ still_there(List *domains)
 }
 
 /*
- * The attachments of this database, in a snapshot taken after the epoch began, and after fences were opened the last time: what
- * was detached before is not in it. Where slots were granted since the database was announced last, what was prepared or
- * reserved detached before goes first. All of that belongs to one grant: where readers are answered from now on is said with
- * its number, and the nodes to which it gave something are told with it.
+ * Announces the attachments of this database to all Redis processes that have slots.
+ *
+ * The snapshot that lists them is newer than the epoch and than the last change to OPEN, so no attachment is in it
+ * that was detached before. A process may have received slots since this database was announced last. Such a process
+ * first gets reservations for prepared transactions and for detached reservations. The announcement carries the
+ * number of the grant. If the grant has changed since the keeper started the job, the job fails.
  */
 static void
 announce_domains(FenceJob *job)
@@ -206,7 +221,7 @@ announce_domains(FenceJob *job)
 	FenceNode  *nodes = palloc(sizeof(FenceNode) * MAX_NODES);
 
 	foreach(cell, domains)
-		(void) metrics_slot(((DomainRef *) lfirst(cell))->redis_name);	/* counters are there, at 0, before they are needed */
+		(void) metrics_slot(((DomainRef *) lfirst(cell))->redis_name);	/* the views show the counters, at 0, from now on */
 	withdraw_misshapen(domains);
 	if (domains == NIL)
 		return;
@@ -236,7 +251,7 @@ announce_domains(FenceJob *job)
 	job->restored = still_there(domains);
 }
 
-/* What the keeper wants done in this database. */
+/* Does a job of the keeper in this database. */
 static void
 do_keepers_job(FenceJob *job)
 {
@@ -255,7 +270,7 @@ do_keepers_job(FenceJob *job)
 				cluster_row_store(job);
 				break;
 			case JOB_ANNOUNCE:
-				cluster_row_store(job);	/* in each database: whichever is the first one after a restart */
+				cluster_row_store(job);	/* in each database, because after a restart the keeper may read any of them first */
 				if (job->carried == 0)
 					complete_upgraded();
 				announce_domains(job);
@@ -271,7 +286,7 @@ do_keepers_job(FenceJob *job)
 	fence_database_note(job->database, job->extension);
 }
 
-/* Does the job with that serial, unless it was given up before. */
+/* Does the job that has this serial. Does nothing if the keeper or the patrol has given that job up. */
 static void
 do_job(JobsOf whose, uint32 serial)
 {
@@ -296,7 +311,7 @@ do_job(JobsOf whose, uint32 serial)
 	LWLockRelease(fence_shared->lock);
 }
 
-/* A job's own worker */
+/* Main function of a worker that was started for one job. */
 void
 fence_job_main(Datum arg)
 {
@@ -313,7 +328,7 @@ fence_job_main(Datum arg)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* However it ends, its job has ended with it. */
+/* Runs at any exit of a reserve, also by FATAL: the job that it was doing has ended too. */
 static void
 reserve_exit(int code, Datum arg)
 {
@@ -332,7 +347,7 @@ reserve_exit(int code, Datum arg)
 		SetLatch(waiting);
 }
 
-/* The serial of the job that waits; 0: none does. */
+/* Takes the job that waits for this reserve, and returns its serial; 0: no job waits. */
 static uint32
 take_job(FenceReserve *reserve)
 {
@@ -368,5 +383,5 @@ fence_reserve_main(Datum arg)
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH, -1, wait_event_worker());
 	}
 	do_job(whose, serial);
-	proc_exit(1);				/* 0 would free the slot for ever */
+	proc_exit(1);				/* with exit code 0 the postmaster would not start it again, and would free its slot */
 }

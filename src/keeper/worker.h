@@ -1,13 +1,14 @@
 /*
  * keeper/worker.h
- *	  The background workers, and those that do jobs inside a database (base/jobs.h).
+ *	  Registers the background workers that stay, and runs the short-lived ones that do jobs inside a database
+ *	  (base/jobs.h).
  */
 #ifndef FENCE_WORKER_H
 #define FENCE_WORKER_H
 
-#define WORKERS_THAT_STAY	5	/* keeper, patrol, courier, two reserves: each has a slot all the time */
+#define WORKERS_THAT_STAY	5	/* keeper, patrol, courier and two reserves: each keeps its worker slot as long as the server runs */
 
-/* Registers them; only while shared_preload_libraries is processed. */
+/* Registers these five. Works only while shared_preload_libraries is processed. */
 extern void worker_install(void);
 
 #endif

@@ -2,10 +2,13 @@
  * patrol/effect_outbox.c
  *	  Applies durable effects from their committed rows in fence.outbox, and deletes the rows.
  *
- * Owns: that table. A row is written with the effect (effects/effect_row.c) and seen by nobody unless its transaction commits;
- * a round of the patrol (in a short-lived worker in the row's database) then makes sure that it was applied, deletes it, and
- * lets Redis forget that it was. Until then Redis keeps a mark beside the key, in its slot, that makes a second apply do
- * nothing: key and mark are lost together or not at all.
+ * Owns: the rows of fence.outbox once they are committed. effects/effect_row.c inserts a row together with its
+ * effect, so other transactions see it only if its transaction commits. A round of the patrol, in a short-lived
+ * worker in that database, then makes sure that the effect was applied, and deletes the row. Until the row is gone,
+ * Redis keeps a mark beside the key, in the same slot. The mark makes a second apply do nothing. Redis loses key and
+ * mark together or not at all. After that the round lets Redis forget
+ * the mark.
+ *
  * Locks: RowExclusiveLock on the table, as any writer.
  */
 #include "postgres.h"
@@ -34,7 +37,10 @@ column(int row, int n)
 	return text ? utf8_of_string(text) : NULL;
 }
 
-/* Applies what the row says unless it was. False: not now. */
+/*
+ * Applies the effect of this row, unless it was applied before. False: it cannot be applied now, so the row must
+ * stay.
+ */
 static bool
 redo_row(int row)
 {
@@ -51,7 +57,7 @@ redo_row(int row)
 	return effect_patrol_redo(column(row, 3), column(row, 4), column(row, 2), column(row, 5), n, strings);
 }
 
-/* Applies the next committed rows after that id, and deletes them; false: these were the last. */
+/* Applies the next committed rows after that id, and deletes them. False: there are no more. */
 static bool
 redo_rows(int64 *after)
 {
@@ -61,10 +67,10 @@ redo_rows(int64 *after)
 	uint64		n;
 
 	worker_begin_transaction();
-	/* Redis forgets in the end what was applied, so a deletion must not be lost in a crash */
+	/* Once Redis has forgotten the mark, the row would be applied again. So a crash must not bring the row back. */
 	ForceSyncCommit();
 	SPI_connect();
-	/* only rows that are committed are seen */
+	/* This transaction sees only committed rows. */
 	if (SPI_execute_with_args("SELECT id, hold, key, other_key, kind, arguments FROM fence.outbox"
 							  " WHERE id OPERATOR(pg_catalog.>) $1"
 							  " ORDER BY id LIMIT " CppAsString2(ROWS_AT_ONCE), 1, types, id, NULL, true, 0) != SPI_OK_SELECT)
@@ -89,7 +95,9 @@ redo_rows(int64 *after)
 	return n == ROWS_AT_ONCE;
 }
 
-/* Whether there is a row of that hold, in a snapshot taken now. Caller: a transaction and SPI. */
+/*
+ * Whether there is a row of that hold, in a snapshot taken now. The caller has a transaction and is connected to SPI.
+ */
 static bool
 has_row(const char *hold)
 {
@@ -116,7 +124,10 @@ effect_outbox_round(void)
 	while (exists && redo_rows(&after))
 		;
 
-	/* marks whose rows are gone, if only with the whole table. Listed first, looked for afterwards. */
+	/*
+	 * Let Redis forget marks whose rows are gone, also if the whole table is gone. List the marks first and look for
+	 * their rows afterwards. In the other order a row that commits in between would lose its mark.
+	 */
 	marks = effect_patrol_marks(MyDatabaseId);
 	worker_begin_transaction();
 	exists = OidIsValid(fence_table_oid("outbox"));

@@ -5,7 +5,10 @@
 #ifndef FENCE_EFFECT_OUTBOX_H
 #define FENCE_EFFECT_OUTBOX_H
 
-/* A round over fence.outbox; without that table, what is left of it in Redis is forgotten. */
+/*
+ * Applies and deletes all rows of fence.outbox that it can, and lets Redis forget the marks of rows that are gone. If
+ * the table was dropped, Redis forgets all marks of this database.
+ */
 extern void effect_outbox_round(void);
 
 #endif

@@ -2,14 +2,19 @@
  * patrol/patrol.c
  *	  The patrol: settles what is left pending, audits committed fences, prunes tombstones.
  *
- * Owns: rules of doc/protocol.md, "Patrol". The patrol itself is connected to no database: it lists reservations, asks
- * for the fate of their transactions, and settles them, reading no table: nobody's lock and no missing worker holds it up.
- * What needs a database (detached reservations, durable effects, tombstones, the audit) is done in rounds, by a worker
- * in one database after the other, beside that. A timeout alone never ends a transaction's reservation; one that ends a
- * detached reservation is a row deleted first.
+ * Owns: the rules of doc/protocol.md, "The patrol".
  *
- * The order is the protocol: the fate of the stamp (running and prepared transactions, then the commit log) [8] comes first;
- * of a detached reservation then its row.
+ * The patrol itself is connected to no database. It lists reservations, determines the fate of their transactions,
+ * and settles them. It reads no table for this, so neither a lock nor a missing worker can delay it. Work that needs
+ * a database (detached reservations, durable effects, tombstones, the audit) runs beside that in rounds. A round is
+ * done by a worker in one database, one database after the other.
+ *
+ * Locks: fence_shared->lock, for copies only. A round waits at most ROUND_LOCK_WAIT for a lock on a table.
+ * Never: ends a transaction's reservation because of a timeout. When the lease of a detached reservation is over, a
+ * round deletes its row first, and only that ends the reservation.
+ *
+ * The order of the checks is part of the protocol. First the fate of the stamp: running and prepared transactions,
+ * then the commit log [8]. Then, for a detached reservation, its row.
  */
 #include "postgres.h"
 
@@ -47,17 +52,17 @@
 #include "redis/library.h"
 #include "write/detached.h"
 
-#define PAGE			1000	/* reservations listed at once */
+#define PAGE			1000	/* reservations listed by one call */
 #define AUDIT_EVERY		10		/* seconds between audits of a database, and prunings of its tombstones */
-#define MAX_PRUNED		10000	/* tombstones pruned at once */
-#define ROUND_LIMIT		INT64CONST(10000000)	/* microseconds that a round may take: other databases wait for theirs */
-#define MESSAGES_TAKE	50		/* milliseconds for what a commit has posted to be carried, before the patrol looks at what it left */
-#define ROUND_LOCK_WAIT	"20ms"	/* for a table that somebody has locked, once in a round */
+#define MAX_PRUNED		10000	/* tombstones pruned by one statement */
+#define ROUND_LIMIT		INT64CONST(10000000)	/* maximum microseconds of a round, because other databases wait for theirs */
+#define MESSAGES_TAKE	50		/* milliseconds in which the courier delivers what a commit has posted, before the patrol looks */
+#define ROUND_LOCK_WAIT	"20ms"	/* lock_timeout of a round; it waits only once for each table that somebody has locked */
 
 /* Duties of a round */
 #define DUTY_DETACHED	1		/* settle detached reservations */
 #define DUTY_AUDIT		2
-#define DUTY_AT_ONCE	4		/* settle without waiting for patrol_grace: somebody said that there is something */
+#define DUTY_AT_ONCE	4		/* settle without waiting for patrol_grace, because somebody has woken the patrol */
 #define DUTY_OUTBOX		8		/* durable effects */
 
 typedef struct Round
@@ -68,7 +73,10 @@ typedef struct Round
 
 PGDLLEXPORT void fence_patrol_main(Datum arg);
 
-/* Database and domain of a listed reservation; key is NULL for one of a whole domain. False: not ours. */
+/*
+ * Finds database, domain and key of a listed reservation; key is NULL if it reserves a whole domain. False: not a
+ * name of ours.
+ */
 static bool
 owner_of(const ListedReservation *r, Oid *database, char **redis_name, char **key)
 {
@@ -80,7 +88,10 @@ owner_of(const ListedReservation *r, Oid *database, char **redis_name, char **ke
 	return OidIsValid(*database);
 }
 
-/* Ends the error that was caught: the log tells of it. `clean_up` ends what it left behind. Returns its SQLSTATE. */
+/*
+ * Handles a caught error: clears it, calls clean_up to end the failed (sub)transaction, and logs it. Returns its
+ * SQLSTATE.
+ */
 static int
 pass_over(const char *what, void (*clean_up) (void))
 {
@@ -99,12 +110,12 @@ pass_over(const char *what, void (*clean_up) (void))
 	return code;
 }
 
-static List *locked_tables = NIL;	/* String, what could not be locked in this round */
+static List *locked_tables = NIL;	/* String, names of tables that this round could not lock */
 
 /*
- * Does work in a subtransaction: one table whose columns were renamed away, or one key that its type no longer
- * understands, must not keep all others from being settled. A table that somebody has locked is waited for once in a round.
- * False: it failed, and the log says why.
+ * Does work in a subtransaction, so that an error ends only this piece of work. One table whose columns were renamed,
+ * or one key that its type no longer accepts, must not stop the work on all others. If somebody has locked a table, a
+ * round waits for it once, and then skips that table. False: the work failed, and the log says why.
  */
 static bool
 guarded(void (*work) (void *arg), void *arg, const char *what, const char *table)
@@ -139,7 +150,7 @@ guarded(void (*work) (void *arg), void *arg, const char *what, const char *table
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Not by key: it goes to whom listed it, wherever the slot is now. */
+/* Sends the end of a reservation to the process that listed it, not to the process that has the slot now. */
 static bool
 send_end(LibraryCall *call, const ListedReservation *r, uint32 epoch, bool committed)
 {
@@ -166,8 +177,8 @@ count_settled(const ListedReservation *r, StampFate fate)
 }
 
 /*
- * The transaction has ended, and that is visible: so do its reservations, whatever it did. No fence is touched, and no row is
- * read: while they were there nothing could be cached.
+ * Ends a reservation of a transaction that has visibly ended, whether it committed or aborted. This touches no fence
+ * and reads no row, because nobody could put a fence while the reservation stood.
  */
 static bool
 settle_ended(LibraryCall *call, const ListedReservation *r, uint32 epoch, StampFate fate)
@@ -178,7 +189,7 @@ settle_ended(LibraryCall *call, const ListedReservation *r, uint32 epoch, StampF
 
 typedef bool (*Settler) (LibraryCall *call, const ListedReservation *r, uint32 epoch, void *arg);
 
-/* Hands to `settle` whatever a node lists, until it says false. */
+/* Calls `settle` for each reservation that a node lists, until it returns false. */
 static void
 settle_listed(LibraryCall *call, Settler settle, void *arg)
 {
@@ -228,8 +239,8 @@ look_whether_stands(void *arg)
 }
 
 /*
- * A detached reservation, which no transaction is just making: it stands as long as its row is there. What cannot be asked keeps
- * the reservation.
+ * Ends a detached reservation whose row is gone. It leaves the reservation alone while the transaction that makes it
+ * is in progress, and also if it could not look for the row.
  */
 static bool
 settle_detached(LibraryCall *call, const ListedReservation *r, uint32 epoch, void *arg)
@@ -256,7 +267,7 @@ settle_detached(LibraryCall *call, const ListedReservation *r, uint32 epoch, voi
 	return send_end(call, r, epoch, true);
 }
 
-static int	round_duties;		/* of the round that this worker is at */
+static int	round_duties;		/* duties of the round that this worker does */
 
 static void
 settle_all_detached(void)
@@ -288,7 +299,10 @@ audit_domain(void *redis_name)
 		audit_sample(domain, 0.0, most, true, counts);
 }
 
-/* Beginning with any one of them: a round may end before the last. */
+/*
+ * Audits all domains of this database. It begins with a random one, because a round may be given up before it is
+ * through.
+ */
 static void
 audit_database(void)
 {
@@ -311,8 +325,8 @@ audit_database(void)
 }
 
 /*
- * Old tombstones go; before, in the same statement, the domain's floor is raised to the highest one removed, so that no
- * key starts again at a version that it had [7].
+ * Deletes old tombstones. The same statement raises the domain's floor to the highest version that it deletes, so
+ * that no key starts again at a version that it had before [7].
  */
 static void
 prune_tombstones(void)
@@ -353,10 +367,10 @@ expire_detached(void)
 	worker_end_transaction();
 }
 
-/* In this order. What needs the extension is passed over where it was dropped. */
+/* A round does its duties in this order. Where the extension was dropped, it skips those that need the extension. */
 static const struct
 {
-	int			duty;			/* 0: of every round */
+	int			duty;			/* 0: belongs to every round */
 	bool		needs_extension;
 	void		(*work) (void);
 	const char *what;
@@ -368,7 +382,7 @@ static const struct
 	{DUTY_AUDIT, true, audit_database, "the audit"},
 };
 
-/* What a duty raises ends it alone, and the log tells: others may do better. So it does if a connection fails. */
+/* Does one duty. An error, also of a connection, is logged and ends only this duty. */
 static void
 attempt(void (*work) (void), const char *what)
 {
@@ -411,14 +425,17 @@ patrol_round(int duties)
 
 typedef struct Settling
 {
-	int			grace;			/* ms */
-	List	   *served;			/* databases */
-	List	   *detached;		/* those of them that have detached reservations to be looked at */
-	MemoryContext context;		/* of detached */
-	int64		pending[METRIC_MAX_SLOTS];	/* fences that are reserved */
+	int			grace;			/* ms; younger reservations are left alone */
+	List	   *served;			/* Oids of the databases that have the extension */
+	List	   *detached;		/* those of them in which detached reservations are to be settled */
+	MemoryContext context;		/* of the list detached */
+	int64		pending[METRIC_MAX_SLOTS];	/* number of reserved fences, by domain */
 } Settling;
 
-/* What is detached is settled in its database; where that is served no more, when its lease is over in any case. */
+/*
+ * Settles one listed reservation. If it is detached, notes that its database needs a round. If that database does not
+ * have the extension any more, ends the detached reservation once even the longest possible lease is over.
+ */
 static bool
 settle_or_note(LibraryCall *call, const ListedReservation *r, uint32 epoch, void *arg)
 {
@@ -444,7 +461,9 @@ settle_or_note(LibraryCall *call, const ListedReservation *r, uint32 epoch, void
 	return true;
 }
 
-/* What the nodes have counted of readers, and what they have reserved, goes to the metrics; the list is of DomainCounts. */
+/*
+ * Adds the nodes' counts of readers (a list of DomainCounts) to the metrics, and sets the numbers of reserved fences.
+ */
 static void
 note_counts(List *all, const int64 *pending)
 {
@@ -470,8 +489,8 @@ note_counts(List *all, const int64 *pending)
 		metrics_set(slot, METRIC_PENDING, pending[slot]);
 }
 
-static List *rounds = NIL;		/* Round, of a database each: what comes next is first */
-static int64 round_deadline = 0;	/* fence_clock() time at which the round under way is given up */
+static List *rounds = NIL;		/* queue of Round, at most one for each database */
+static int64 round_deadline = 0;	/* fence_clock() time at which the patrol gives up the present round */
 
 static void
 want_round(Oid database, int duties)
@@ -493,7 +512,7 @@ want_round(Oid database, int duties)
 	MemoryContextSwitchTo(old);
 }
 
-/* Starts the next round when there is none under way; one that takes too long is given up. Never waits. */
+/* Starts the next round, unless one is under way. Gives up a round that takes too long. Never waits. */
 static void
 go_on_with_rounds(void)
 {
@@ -526,7 +545,10 @@ go_on_with_rounds(void)
 				 errhint("Raise max_worker_processes.")));
 }
 
-/* A database that was dropped has nobody left to say so: what is pending for it must not wait for a round in it. */
+/*
+ * Takes dropped databases out of the list. No worker can run in a dropped database and report it, and reservations in
+ * it must not wait for a round there.
+ */
 static List *
 without_dropped(List *served, List *existing)
 {
@@ -544,8 +566,10 @@ without_dropped(List *served, List *existing)
 }
 
 /*
- * Databases that have marks in Redis and do not serve the extension any more. Where it was dropped there is no outbox, and
- * that is to be seen there: DROP EXTENSION may not have committed. Nor is a database gone that only takes no connections.
+ * Cleans up the marks of databases that are not known to have the extension. If it is possible to connect to such a
+ * database, a round must look there, because only there it is visible whether DROP EXTENSION has committed. If the
+ * database does not exist, Redis forgets its marks at once. A database that exists and accepts no connections keeps
+ * them.
  */
 static void
 forget_outboxes(List *databases, List *connectable)
@@ -566,9 +590,9 @@ forget_outboxes(List *databases, List *connectable)
 }
 
 /*
- * Settles what all nodes list, and asks for rounds where there is something to do in a database. at_once: somebody woke the
- * patrol because something is to be settled; the grace period only spares work on reservations that their own transactions are
- * about to end.
+ * One turn of the patrol: settles the reservations and holds of all nodes, and queues rounds for databases in which
+ * there is work. at_once: somebody has woken the patrol, so it does not wait for patrol_grace. That time only saves
+ * work on reservations that their own transactions are about to end.
  */
 static void
 patrol(bool at_once, bool audit)
@@ -633,7 +657,10 @@ fence_patrol_main(Datum arg)
 		bool		wanted;
 		int64		until = job_running() ? Min(turn_next, round_deadline) : turn_next;
 
-		/* what was asked for, or set, in the last turn: its waits took the latch */
+		/*
+		 * The waits of the last turn have reset the latch. So check for requests and a reload that came during that
+		 * turn.
+		 */
 		if (pg_atomic_read_u32(&fence_shared->patrol_wanted) == 0 && !ConfigReloadPending && until > fence_clock())
 			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 							 (long) ((until - fence_clock()) / 1000 + 1), wait_event_worker());
@@ -649,7 +676,11 @@ fence_patrol_main(Datum arg)
 			metrics_clear(METRIC_PENDING);	/* no reader waits for a reservation now */
 			continue;
 		}
-		/* who woke it has just posted what ends its own reservations; the patrol's end would make their fences go */
+		/*
+		 * The backend that woke the patrol has just posted the message that ends its own reservations, perhaps with
+		 * the new rows. Let that message arrive first, because fences would be missing if the patrol ended the
+		 * reservations before it.
+		 */
 		if (wanted)
 			(void) WaitLatch(NULL, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, MESSAGES_TAKE, wait_event_worker());
 		MemoryContextSwitchTo(loop);

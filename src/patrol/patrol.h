@@ -5,7 +5,10 @@
 #ifndef FENCE_PATROL_H
 #define FENCE_PATROL_H
 
-/* Does the duties of a round, in the database that this worker is connected to. What one of them raises is logged. */
+/*
+ * Does the duties of a round, in the database to which this worker is connected. If a duty raises an error, logs it
+ * and goes on.
+ */
 extern void patrol_round(int duties);
 
 #endif

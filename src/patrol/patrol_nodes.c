@@ -1,6 +1,9 @@
 /*
  * patrol/patrol_nodes.c
  *	  The patrol's own connections to the Redis processes.
+ *
+ * Owns: these connections, one for each process, and a copy of the table of nodes.
+ * Locks: fence_shared->lock, for a copy only.
  */
 #include "postgres.h"
 
@@ -8,18 +11,18 @@
 #include "base/shared.h"
 #include "patrol/patrol_nodes.h"
 
-/* This process's connections, opened on first use, and the table of nodes when it was looked at */
+/* The connections, each opened on first use, and the nodes as patrol_look_at_nodes has seen them last */
 static struct
 {
 	LibraryCall call;
-	bool		granted;		/* what others have reserved is of another epoch, and over */
+	bool		granted;		/* other nodes are not asked: what they list is of an earlier epoch */
 	RedisEndpoint address;
 }			nodes[MAX_NODES];
 
 void
 patrol_look_at_nodes(void)
 {
-	static uint32 serial = 0;	/* of the table */
+	static uint32 serial = 0;	/* value of nodes_serial at the last look */
 	bool		changed;
 
 	LWLockAcquire(fence_shared->lock, LW_SHARED);

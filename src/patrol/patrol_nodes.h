@@ -7,12 +7,16 @@
 
 #include "redis/library.h"
 
-/* Begins a turn or a round: looks at the table of nodes, and closes connections that have failed or lead elsewhere. Takes the lock. */
+/*
+ * Copies the table of nodes, and closes connections that have failed or whose node has another address now. Each turn
+ * and each duty of a round begins with it. Takes fence_shared->lock.
+ */
 extern void patrol_look_at_nodes(void);
 
 /*
- * This process's connection to a node, on which calls have `timeout` from now on; connects if need be. NULL: the node was not armed in
- * the epoch, or cannot be reached, or the connection has failed since the turn began.
+ * This process's connection to a node. Connects if need be, and sets the deadline of calls to `timeout` from now.
+ * NULL: the node was granted no slots in this epoch, cannot be reached, or its connection has failed since
+ * patrol_look_at_nodes.
  */
 extern LibraryCall *patrol_call_to(int node);
 

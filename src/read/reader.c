@@ -1,6 +1,6 @@
 /*
  * read/reader.c
- *	  What the ways of reading through SQL share; see reader.h.
+ *	  What all SQL functions that read share: privileges, conversion of answers, putting a value; see reader.h.
  */
 #include "postgres.h"
 
@@ -24,9 +24,10 @@
 #include "send/coordinator.h"
 
 /*
- * Whether the user may call this function of schema fence, which has these arguments and then key values. Each such function is
- * there twice (argument.c), and who may call one of the two can do with it all that the other does. They are looked up by all of their types:
- * of other functions of the name, whoever made them, none counts.
+ * Whether the user may call this function of schema fence, whose arguments have these types and are followed by key
+ * values. Each such function exists in two variants (argument.c). EXECUTE on either variant suffices, because both
+ * can do the same. This looks them up by all of their argument types, so that a function of the same name that
+ * somebody else has made does not count.
  */
 static bool
 may_call(char *name, int ntypes, const Oid *types)
@@ -72,7 +73,7 @@ reader_require(const Domain *domain)
 					 errhint("GRANT EXECUTE ON FUNCTION fence.begin_write(text, bigint, text[]), or fence.put, to the role.")));
 		return;
 	}
-	/* as if he named the table: who is not let into a schema may have SELECT on all that is in it */
+	/* A query that names the table needs USAGE on its schema too. Without it, SELECT on the table does not suffice. */
 	schema = get_rel_namespace(domain->relid);
 	if (object_aclcheck(NamespaceRelationId, schema, GetUserId(), ACL_USAGE) != ACLCHECK_OK)
 		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_SCHEMA, get_namespace_name(schema));

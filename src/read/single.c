@@ -2,9 +2,11 @@
  * read/single.c
  *	  The SQL-callable functions that read and put one key.
  *
- * Owns: the rules for those who read through SQL and fill (doc/clients.md, "Rules"): PostgreSQL is read after get
- * answered, in a snapshot taken after it; an older snapshot may be used, never put; a transaction that has written in
- * a domain fills no cache of it.
+ * Owns: the rules for reading one key through SQL and filling the cache (doc/clients.md, "Rules"). A reader reads
+ * PostgreSQL after Redis has answered, in a snapshot that it takes after that.
+ * Locks: those of a SELECT on the table.
+ * Never: puts a row that was read in an older snapshot, though it may return such a row. Never puts in a domain in
+ * which its own transaction has written.
  */
 #include "postgres.h"
 
@@ -33,7 +35,7 @@ PG_FUNCTION_INFO_V1(fence_read);
 PG_FUNCTION_INFO_V1(fence_put);
 PG_FUNCTION_INFO_V1(fence_peek);
 
-/* In the statement's snapshot, as the rows that are read beside it. */
+/* Reads the version in the statement's snapshot, as the statement reads the rows of the group. */
 Datum
 fence_group_version(PG_FUNCTION_ARGS)
 {
@@ -66,12 +68,13 @@ fence_get(PG_FUNCTION_ARGS)
 	PG_RETURN_DATUM(function_row(fcinfo, values, nulls));
 }
 
-#define FILL_PAUSE_US	INT64CONST(1000)	/* between two looks for a value that another reader is about to put: at first */
-#define FILLERS_AWAITED 2		/* if the first one dies, not all that waited for it shall read PostgreSQL at once */
+#define FILL_PAUSE_US	INT64CONST(1000)	/* first pause between two looks for a value that another reader is about to put */
+#define FILLERS_AWAITED 2		/* wait for a second reader too: if the first dies, not all others may read PostgreSQL at once */
 
 /*
- * The strong get of a reader who has time: while another reader has been asked to put the value, looks again for it, for as
- * long as that reader has, and no longer. Without fill leases a miss needs no second question. Interruptible.
+ * A strong get that waits for another reader. While that reader has a fill lease, this looks again and again for the
+ * value that it is about to put, but not longer than the lease lasts. Without fill leases, a miss needs no second
+ * call to Redis. Interruptible.
  */
 static void
 patient_get(ManyItem *item)
@@ -94,7 +97,7 @@ patient_get(ManyItem *item)
 	}
 }
 
-/* The row of a standby, which may be old: false if it cannot be proven that it is not. */
+/* Reads the row of a standby, which may be old. False: it is not proven that the row is the newest one. */
 static bool
 read_row_of_standby(ManyItem *item)
 {
@@ -176,7 +179,10 @@ fence_put(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(answer ? answer : "refused unavailable"));
 }
 
-/* The eventual read: it also asks while fences are not OPEN, unless Redis is known to be away, and serves what it finds. */
+/*
+ * The eventual read: returns what is stored, current or not. It asks Redis also while fences are not OPEN, unless it
+ * knows that Redis is down.
+ */
 Datum
 fence_peek(PG_FUNCTION_ARGS)
 {

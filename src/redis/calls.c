@@ -1,13 +1,15 @@
 /*
  * redis/calls.c
- *	  The wire format of the function library; see calls.h. In the order of calls.h.
+ *	  The wire format of the function library; see calls.h. Functions are in the order of calls.h.
+ *
+ * Owns: the encoding of calls and the decoding of replies. Takes no locks. Keeps no state.
  */
 #include "postgres.h"
 
 #include "base/settings.h"
 #include "redis/calls.h"
 
-/* number: of the epoch */
+/* number: the epoch's number */
 static void
 make_header(char header[HEADER_LEN], uint32 number)
 {
@@ -55,7 +57,7 @@ call_wrap(Call *call, int argc, const char **argv, size_t *argvlen)
 	call->argvlen = argvlen;
 }
 
-/* n: strings that follow, if there are more than a few: that allocates. */
+/* n: how many strings follow. If they do not fit into `few`, allocates. */
 static void
 begin(Call *call, const char *command, int n)
 {
@@ -79,8 +81,9 @@ begin_many(Call *call, const char *function, int nkeys, int n)
 }
 
 /*
- * A call of a function with so many keys and, in the order of `form`, strings (s), numbers (n: int64), bytes (b, and a size_t), the
- * namespace (N), the header (h, of the epoch whose number follows: uint32), or the text of that epoch (e).
+ * Builds a call of a function with `nkeys` keys. `form` has one letter for each argument that follows: s (string), n
+ * (number, int64), b (bytes and their length, size_t), N (the namespace; takes no argument), h (the header of the epoch
+ * with this number, uint32), e (the name of that epoch, uint32).
  */
 static void
 make(Call *call, const char *command, const char *function, int nkeys, const char *form,...)
@@ -165,7 +168,7 @@ call_put_beside(Call calls[2], const char *fence, const char *permit, int64 vers
 {
 	StringInfoData side;
 	StringInfoData record;
-	size_t		kind = strcspn(fence, ":") + 1;	/* "f", for which values beside the fence have "v" */
+	size_t		kind = strcspn(fence, ":") + 1;	/* position of the "f" in the fence's name; values beside the fence have "v" there */
 
 	initStringInfo(&side);
 	appendStringInfo(&side, "%s:put.%016llx", fence, (unsigned long long) nonce);
@@ -294,7 +297,10 @@ calls_end_word(char word[END_WORD_LEN], const char *stamp, bool committed, int64
 	return word;
 }
 
-/* What a call begins with: all before the fences, or the rows. Written by hand: snprintf would take as long as all the rest. */
+/*
+ * Writes the start of a call: everything before the fences or rows. Written by hand, because snprintf would take as
+ * long as all the rest.
+ */
 #define HEAD_LEN (HEADER_LEN + 192)
 #define WRITE_CALL "$5\r\nFCALL\r\n$11\r\nfence_write\r\n$1\r\n0\r\n"
 #define STORE_CALL "$5\r\nFCALL\r\n$11\r\nfence_store\r\n$1\r\n0\r\n"
@@ -508,7 +514,7 @@ calls_hello(const redisReply *reply, Hello *hello)
 	return reply->elements == lengthof(strings);
 }
 
-#define STATUS_STRINGS 3		/* before the reservations, of which each has as many */
+#define STATUS_STRINGS 3		/* that precede the reservations, each of which has as many */
 
 bool
 calls_status(const redisReply *reply, StatusReply *status)

@@ -1,6 +1,8 @@
 /*
  * redis/library.c
- *	  The function library inside Redis: loading, and calls that wait for their answer; see library.h.
+ *	  Loads the function library into Redis, and calls it and waits for the replies; see library.h.
+ *
+ * Owns no state but the name of this cluster. Takes no locks.
  */
 #include "postgres.h"
 
@@ -14,7 +16,7 @@
 #include "redis/fence_lua.h"
 #include "redis/library.h"
 
-/* How fence.lua tells its version, and how its functions' descriptions begin */
+/* These texts must match fence.lua: the line that defines its version, and the start of its functions' descriptions. */
 #define LIBRARY_VERSION_LINE "local LIBRARY_VERSION = '"
 #define LIBRARY_DESCRIPTION "pgcache_fence library version "
 
@@ -55,7 +57,7 @@ library_tell(LibraryCall *call, const Call *what)
 	return false;
 }
 
-/* The next reply; NULL with the error set if none comes or it is an error reply. */
+/* Waits for the next reply. Returns NULL and sets the error if none arrives, or if it is an error reply. */
 static redisReply *
 wait_reply(LibraryCall *call)
 {
@@ -104,7 +106,7 @@ library_finish(LibraryCall *call)
 	return ok && redis_error(call->conn) == NULL;
 }
 
-/* Whether the reply begins with that word; if not, what it says goes into the error. Frees the reply. */
+/* Returns whether the reply begins with this word; otherwise writes what it says to the error. Frees the reply. */
 static bool
 expect(LibraryCall *call, redisReply *reply, const char *word)
 {
@@ -131,7 +133,7 @@ expect(LibraryCall *call, redisReply *reply, const char *word)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* The version that any description inside the reply of FUNCTION LIST tells; 0 if none does. */
+/* Finds the version in any description inside the reply of FUNCTION LIST; 0 if there is none. */
 static int
 described_version(const redisReply *reply)
 {
@@ -217,7 +219,7 @@ library_hello(LibraryCall *call, Hello *hello, bool *found)
 	reply = library_ask(call, &question);
 	if (reply == NULL)
 	{
-		/* said of a process that was restarted, and of any that never had the library */
+		/* a process that was restarted says so, and also one that never had the library */
 		if (strstr(call->error, "Function not found") == NULL)
 			return false;
 		*found = false;
@@ -316,7 +318,7 @@ library_announce(LibraryCall *call, uint32 epoch, uint32 grant, List *domains)
 	ListCell   *cell;
 	bool		ok = true;
 
-	foreach(cell, domains)		/* all in one round trip: there may be many */
+	foreach(cell, domains)		/* send all before we wait, because there may be many */
 	{
 		DomainRef  *domain = lfirst(cell);
 		Call		question;
@@ -336,7 +338,7 @@ library_announce(LibraryCall *call, uint32 epoch, uint32 grant, List *domains)
 	return ok;
 }
 
-/* What asks for a reservation has to be granted it. */
+/* Returns whether the reply grants the reservation; otherwise sets the error. Frees the reply. */
 static bool
 expect_grant(LibraryCall *call, redisReply *reply)
 {

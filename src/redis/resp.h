@@ -1,20 +1,20 @@
 /*
  * redis/resp.h
- *	  Encodes strings in RESP, the protocol of Redis, into a buffer of fixed size: most of what a backend says is written in
- *	  COMMIT and ABORT, where nothing may be allocated.
+ *	  Encodes strings in RESP, the protocol of Redis, into a buffer of fixed size. Backends encode most messages in
+ *	  COMMIT and ABORT, where they must not allocate.
  */
 #ifndef FENCE_REDIS_RESP_H
 #define FENCE_REDIS_RESP_H
 
 #include "utils/builtins.h"
 
-#define RESP_BUFFER_BYTES (16 * 1024) /* a name is shorter than half of it */
+#define RESP_BUFFER_BYTES (16 * 1024) /* a name is shorter than half of this */
 
 typedef struct RespBuffer
 {
 	int			strings;
 	size_t		len;
-	bool		full;			/* something did not fit */
+	bool		full;			/* a string did not fit */
 	char		bytes[RESP_BUFFER_BYTES];
 } RespBuffer;
 
@@ -26,14 +26,14 @@ resp_clear(RespBuffer *buffer)
 	buffer->full = false;
 }
 
-/* Whether so many bytes more, of one string or several, fit for certain. */
+/* Returns whether this many more bytes certainly fit, in one string or several. */
 static inline bool
 resp_has_room(const RespBuffer *buffer, size_t len)
 {
 	return buffer->len + len + 32 <= sizeof(buffer->bytes);
 }
 
-/* A line of the protocol that tells a number: of strings ('*') or of bytes ('$'). Returns where it ends. */
+/* Writes a line with a count of strings ('*') or of bytes ('$'). Returns its end. */
 static inline char *
 resp_line(char *p, char what, int64 number)
 {
@@ -47,7 +47,7 @@ resp_line(char *p, char what, int64 number)
 	return p;
 }
 
-/* A string of the protocol, which needs 32 bytes more than itself. Returns where it ends. */
+/* Writes a bulk string, which needs up to 32 bytes more than its contents. Returns its end. */
 static inline char *
 resp_text(char *p, const char *string, size_t len)
 {
@@ -77,7 +77,7 @@ resp_string(RespBuffer *buffer, const char *string)
 	resp_bytes(buffer, string, strlen(string));
 }
 
-/* So many strings that are in the protocol already; there has to be room. */
+/* Adds strings that are already encoded. The caller has checked that there is room. */
 static inline void
 resp_strings(RespBuffer *buffer, int strings, const char *bytes, size_t len)
 {
@@ -87,7 +87,7 @@ resp_strings(RespBuffer *buffer, int strings, const char *bytes, size_t len)
 	buffer->strings += strings;
 }
 
-/* Takes away what was added last. */
+/* Removes the strings that were added last. */
 static inline void
 resp_take_back(RespBuffer *buffer, int strings, size_t len)
 {

@@ -2,8 +2,9 @@
  * send/coordinator.c
  *	  This backend's conversation with Redis; see coordinator.h.
  *
- * Owns: this backend's messages and what their answers mean for its reservations; what COMMIT says, announcements of what it has
- * attached included; its connection for questions.
+ * Owns: this backend's messages in the send queue, the effect of their answers on its reservations, and the messages
+ * that COMMIT sends. COMMIT also announces domains that the transaction has attached. Takes the lock of shared memory
+ * only to read the number of the grant, and never in COMMIT or ABORT.
  */
 #include "postgres.h"
 
@@ -23,16 +24,16 @@
 #include "send/coordinator.h"
 #include "send/wire.h"
 
-#define STORE_BYTES	(QUEUE_MAX_MESSAGE / 2)	/* of the rows that a commit tells one process of; the others are only ended */
+#define STORE_BYTES	(QUEUE_MAX_MESSAGE / 2)	/* largest total of the rows that a commit sends to one process; the other rows are only ended */
 
 /* State of the current transaction */
-static Reservation *waiting[QUEUE_ANSWERS];	/* whose answers are outstanding, by message number */
-static bool any_waiting = false;	/* there may be some */
+static Reservation *waiting[QUEUE_ANSWERS];	/* by message number: reservations whose answers are outstanding */
+static bool any_waiting = false;	/* `waiting` may have an entry */
 static StringInfoData commit_messages;	/* a Message, its bytes, a Message, ... */
 static bool commit_prepared = false;
 
-static uint64 first_end = 0;	/* messages that ended transactions since somebody waited for them: the first */
-static uint64 last_end = 0;		/* and the last; 0: none */
+static uint64 first_end = 0;	/* first message that ended a transaction since this backend last waited for such messages */
+static uint64 last_end = 0;		/* last such message; 0: none */
 
 const char *
 coordinator_problem(void)
@@ -40,7 +41,7 @@ coordinator_problem(void)
 	return link_problem;
 }
 
-/* Until when an answer is waited for that is asked, or waited for, now. */
+/* Deadline for a reply that is requested now, or waited for from now on. */
 static int64
 reply_deadline(void)
 {
@@ -52,7 +53,10 @@ reply_deadline(void)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Messages to different nodes are answered in any order, so each of them is waited for. There must be no draft. */
+/*
+ * Waits for all messages of this backend in the send queue. Waits for each of them, because messages to different nodes
+ * are answered in any order. No link may have a draft.
+ */
 static void
 await_carried(int64 deadline)
 {
@@ -71,7 +75,7 @@ await_carried(int64 deadline)
 			last = Max(last, waiting[i]->message);
 		}
 	if (last - first >= QUEUE_ANSWERS)
-		first = last - QUEUE_ANSWERS + 1;	/* of older ones the answer is forgotten */
+		first = last - QUEUE_ANSWERS + 1;	/* the answers to older messages are forgotten */
 	for (uint64 message = first; message != 0 && message <= last; message++)
 		(void) send_queue_wait(message, deadline);
 	first_end = last_end = 0;
@@ -97,7 +101,7 @@ coordinator_is_redirection(const redisReply *reply)
 	return false;
 }
 
-/* Who holds the key now. False: nobody. */
+/* Finds the node that holds the key now. Returns false if none does. */
 static bool
 find_node(const char *key, int *node)
 {
@@ -107,7 +111,10 @@ find_node(const char *key, int *node)
 	return *node != SLOT_NOBODY;
 }
 
-/* Who was granted the slot knows whether the fence may be trusted; whoever Redis Cluster points to instead does not. */
+/*
+ * Asks the process to which the slot was granted, because only that process knows whether the fence may be trusted. The
+ * process to which Redis Cluster redirects does not know.
+ */
 bool
 coordinator_ask(const char *fence, int n, const Call *calls, redisReply **replies)
 {
@@ -117,7 +124,7 @@ coordinator_ask(const char *fence, int n, const Call *calls, redisReply **replie
 	return find_node(fence, &node) && wire_ask(node, n, calls, replies, reply_deadline());
 }
 
-/* What is outstanding on the same wire arrives before, so it is not waited for. */
+/* Does not wait for what is outstanding on the same wire, because that arrives first. */
 bool
 coordinator_ask_once(const char *fence, const Call *call, redisReply **reply)
 {
@@ -147,7 +154,7 @@ coordinator_same_place(const char *fence, const char *other)
 {
 	if (slot_of_key(fence, strlen(fence)) == slot_of_key(other, strlen(other)))
 		return true;
-	/* only a cluster wants the keys of one command in one slot */
+	/* only a cluster requires all keys of a command to be in one slot */
 	return fence_node_of(fence) == fence_node_of(other) && setting_url->topology != REDIS_CLUSTER;
 }
 
@@ -156,14 +163,14 @@ coordinator_same_place(const char *fence, const char *other)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Whether the courier's answer is outstanding */
+/* Returns whether the reservation waits for an answer from the courier. */
 static bool
 is_waiting(const Reservation *r)
 {
 	return r->by_courier && r->message != 0 && waiting[r->message % QUEUE_ANSWERS] == r;
 }
 
-/* It is about to be sent again: an answer to the former message does not count any more. */
+/* The reservation is about to be sent again, so an answer to its last message must not count. */
 static void
 forget_message(Reservation *r)
 {
@@ -173,10 +180,10 @@ forget_message(Reservation *r)
 	r->message = 0;
 }
 
-/* What is being written: a command, or words */
+/* The message that is being written: a command, or words */
 static RespBuffer draft;
 
-/* A message of what was drafted. False: it did not fit. */
+/* Makes a message from the draft. Returns false if the contents did not fit. */
 static bool
 draft_message(Message *message, MessageKind kind, FenceWord word, int node, MessageCount count)
 {
@@ -187,7 +194,7 @@ draft_message(Message *message, MessageKind kind, FenceWord word, int node, Mess
 	return !draft.full;
 }
 
-/* What is sent is the reservation's last word, and its answer the only one that counts. */
+/* Notes to which node and under which word the reservation was sent last. Only the answer to this message counts. */
 static void
 note_sent(Reservation *r, int node, FenceWord word)
 {
@@ -197,8 +204,9 @@ note_sent(Reservation *r, int node, FenceWord word)
 }
 
 /*
- * Asks for a row under the word, on this backend's own wire. The map of slots is read after the word: if it is
- * another one's by now, the word has changed, and neither what is sent nor its answer counts. False: link_problem tells.
+ * Requests a row under the word, on this backend's own wire. We read the map of slots after the word. If the map is of
+ * a newer word, then the word has changed, and neither this message nor its answer counts. Returns false if it was not
+ * sent; link_problem says why.
  */
 static bool
 ask_for_row(Reservation *r, FenceWord word)
@@ -209,7 +217,7 @@ ask_for_row(Reservation *r, FenceWord word)
 
 	if (node == SLOT_NOBODY)
 	{
-		/* no process may answer readers there in this epoch: there is nobody to tell */
+		/* no process may answer readers in this slot in this epoch, so there is nobody to tell */
 		r->acked_word = word;
 		return true;
 	}
@@ -219,7 +227,10 @@ ask_for_row(Reservation *r, FenceWord word)
 	return true;
 }
 
-/* A row's through the courier, if this backend gets no connection, is granted without a number: its commit will bring no value. */
+/*
+ * Writes a message that reserves. A row goes through the courier only if this backend cannot connect. Such a row has no
+ * number, so its commit stores no value.
+ */
 static bool
 draft_reserve(Message *message, const Reservation *r, int node, FenceWord word)
 {
@@ -234,7 +245,10 @@ draft_reserve(Message *message, const Reservation *r, int node, FenceWord word)
 		draft_message(message, r->kind == RESERVE_ROW ? MESSAGE_RESERVE : MESSAGE_RESERVE_DOMAIN, word, node, count);
 }
 
-/* Posts reserve under the word: whole domains always go that way. False: there is no room now. */
+/*
+ * Posts the reservation under the word to the send queue. Whole domains always go that way. Returns false if there is
+ * no room.
+ */
 static bool
 post_reserve(Reservation *r, FenceWord word)
 {
@@ -243,7 +257,7 @@ post_reserve(Reservation *r, FenceWord word)
 	uint64		number;
 
 	if (node == SLOT_NOBODY)
-		return true;			/* the word has changed: there is nothing to be granted under it */
+		return true;			/* the word has changed, so nothing can be granted under it */
 	if (!draft_reserve(&message, r, node, word) || (number = send_queue_post(&message)) == 0)
 		return false;
 	forget_message(r);
@@ -256,7 +270,7 @@ post_reserve(Reservation *r, FenceWord word)
 	return true;
 }
 
-/* Takes the answer, if it is here: it counts for the word that it was sent under. */
+/* Takes the answer if it has arrived. It counts for the word under which the message was sent. */
 static void
 take_answer(Reservation *r, AnswerKind answer)
 {
@@ -269,10 +283,10 @@ take_answer(Reservation *r, AnswerKind answer)
 		r->number = 0;
 	}
 	else
-		r->message = 0;			/* not granted: it has to be sent again */
+		r->message = 0;			/* not granted, so it must be sent again */
 }
 
-/* False: none came in time. */
+/* Waits for the answer. Returns false if none arrives in time. */
 static bool
 await_answer(Reservation *r)
 {
@@ -284,7 +298,10 @@ await_answer(Reservation *r)
 	return answer != ANSWER_NONE;
 }
 
-/* Makes room for one more outstanding answer. False: the oldest, which is in the way, has none yet; wait: in time. */
+/*
+ * Makes room for one more outstanding answer, by taking the oldest one. Returns false if that has not arrived; with
+ * `wait`, if it does not arrive in time.
+ */
 static bool
 make_room(bool wait)
 {
@@ -298,21 +315,24 @@ make_room(bool wait)
 	return !is_waiting(oldest);
 }
 
-/* Whether it covers what is applied: a row, whatever its version; a whole domain, and the end of its attachment if that ends. */
+/*
+ * Returns whether the reservation covers what is applied. A row covers any version. A whole domain must also have named
+ * the attachment that ends, if one does.
+ */
 static bool
 covers(const Reservation *r)
 {
 	return r->kind == RESERVE_ROW || r->asked >= r->applied;
 }
 
-/* Whether it is acknowledged under the word. */
+/* Returns whether Redis has granted the reservation under the word. */
 static bool
 granted(const Reservation *r, FenceWord word)
 {
 	return r->acked_word == word && covers(r);
 }
 
-/* Whether it was asked for, and has an answer or may yet get one. */
+/* Returns whether the reservation was sent under the word, and was granted or may still be. */
 static bool
 asked(const Reservation *r, FenceWord word)
 {
@@ -335,7 +355,10 @@ coordinator_reserve_early(Reservation *r)
 		wire_send(false);
 }
 
-/* Whether there is nothing to be asked: it is granted, or Redis has it and will answer, or has. */
+/*
+ * Returns whether nothing needs to be sent: nothing is applied, or Redis has granted the reservation, or the answer is
+ * outstanding.
+ */
 static bool
 settled(const Reservation *r, FenceWord word)
 {
@@ -364,8 +387,9 @@ post_patiently(Reservation *r, FenceWord word)
 }
 
 /*
- * Asks for it if it is neither acknowledged nor asked for: a row on the wire, a domain through the courier, and by_courier a
- * row too that the wire did not get through. False: it could not be sent.
+ * Sends the reservation if it is neither granted nor sent. A row goes on the wire and a domain through the courier.
+ * With by_courier a row that did not get through on the wire also goes through the courier. Returns false if it could
+ * not be posted.
  */
 static bool
 ask_if_missing(Reservation *r, FenceWord word, bool by_courier)
@@ -378,7 +402,10 @@ ask_if_missing(Reservation *r, FenceWord word, bool by_courier)
 	return true;
 }
 
-/* Whether it is granted, once all answers of rows are here. */
+/*
+ * Returns whether the reservation is granted. Waits for the courier's answer if necessary. All answers on the wires
+ * have arrived before.
+ */
 static bool
 is_granted(Reservation *r, FenceWord word)
 {
@@ -421,17 +448,18 @@ coordinator_reserve_one(FenceWord word, Reservation *r)
  */
 
 /*
- * What ends a transaction's reservations. One word ends all that a process has recorded for it, whether it was applied or not, so
- * there is one message for each process and epoch, and for each domain that was reserved as a whole. A process that is told of
- * rows gets the word with them. Nothing here allocates, except where messages are kept.
+ * Messages that end the transaction's reservations. One word ends everything that a process has recorded for the
+ * transaction, applied or not. So there is one message for each process and epoch, and one for each domain that was
+ * reserved as a whole. A process that gets rows gets the word with them. Nothing here allocates, except in functions
+ * that keep messages for COMMIT.
  */
 typedef bool (*EmitMessage) (const Message *message);
 
-/* To whom rows were sent, and in which epoch */
+/* A process to which rows were sent, in one epoch */
 typedef struct Target
 {
 	int			node;
-	FenceWord	word;			/* one of that epoch */
+	FenceWord	word;			/* any word of that epoch */
 } Target;
 
 static bool
@@ -440,7 +468,7 @@ is_of(const Reservation *r, const Target *target)
 	return r->sent && r->kind == RESERVE_ROW && r->node == target->node && WORD_EPOCH(r->sent_word) == WORD_EPOCH(target->word);
 }
 
-/* The target that comes next; node -1 begins. False: there is none. */
+/* Finds the next target; node -1 starts. Returns false if there is none. */
 static bool
 next_target(Target *target)
 {
@@ -460,7 +488,7 @@ next_target(Target *target)
 	return next.node >= 0;
 }
 
-/* A detached reservation outlives the transaction that made it. */
+/* Returns whether the reservation stays after this transaction, as a committed detached one does. */
 static bool
 stays(const Reservation *r, bool committing)
 {
@@ -468,8 +496,8 @@ stays(const Reservation *r, bool committing)
 }
 
 /*
- * The smallest number of the transaction's reservations there, for whoever asks who has committed last: standbys do. 0: one has
- * none, or nobody asks.
+ * Returns the smallest number of the transaction's reservations at the target. Redis needs it to tell standbys who
+ * committed last. Returns 0 if a reservation has no number, or if there are no standbys.
  */
 static int64
 smallest_number(const Target *target)
@@ -489,7 +517,10 @@ smallest_number(const Target *target)
 	return smallest;
 }
 
-/* Counts the rows: those of the first one's domain with the message, when it is answered; those of others now. */
+/*
+ * Counts the rows that the message ends. Rows in the first row's domain are counted when the message is answered, those
+ * in other domains now.
+ */
 static MessageCount
 count_rows(const Target *target, bool committing)
 {
@@ -515,7 +546,10 @@ count_rows(const Target *target, bool committing)
 	return count;
 }
 
-/* The words that end what is there: the transaction's own, and those of detached reservations that do not stay. */
+/*
+ * Emits the words that end the reservations at the target: the transaction's own, and those of detached reservations
+ * that do not stay.
+ */
 static bool
 emit_words(const Target *target, bool committing, EmitMessage emit)
 {
@@ -564,14 +598,20 @@ keep_message(const Message *message)
 	return true;
 }
 
-/* Whether COMMIT tells Redis of the row. Of a domain that was reserved as a whole nothing will be trusted anyway. */
+/*
+ * Returns whether COMMIT sends the row, or its version, to Redis. If the domain was reserved as a whole, its fences
+ * become invalid anyway.
+ */
 static bool
 is_told(const Reservation *r)
 {
 	return (r->payload || r->events) && !r->stamp && r->applied != NO_VERSION && !ledger_is_whole(r->domain_id);
 }
 
-/* Keeps a message that tells of the rows there and ends the transaction; one that only ends it follows, in case there is no room. */
+/*
+ * Keeps a message that sends the target's rows and ends the transaction. The caller also keeps a message that only ends
+ * the transaction, in case there is no room for this one.
+ */
 static void
 keep_rows(const Target *target)
 {
@@ -655,7 +695,10 @@ coordinator_prepare_commit(void)
 	commit_prepared = true;
 }
 
-/* One message to every process. The number of the grant is that of the word: if slots change hands, so does the word. */
+/*
+ * Keeps a message that announces the domain to all processes. The number of the grant belongs to the word: if slots are
+ * granted again, the word changes.
+ */
 static void
 keep_announcement(const DomainRef *domain, FenceWord word, uint32 grant)
 {
@@ -687,7 +730,7 @@ coordinator_prepare_announcement(void)
 	{
 		DomainRef  *domain = lfirst(cell);
 
-		/* a restore brings the rows of fence.domain before the triggers */
+		/* a restore inserts the rows of fence.domain before it creates the triggers */
 		if (!OidIsValid(domain->row->relid) || shape_fault_of_domain(domain->row) == NULL)
 			keep_announcement(domain, word, grant);
 	}
@@ -707,7 +750,7 @@ void
 coordinator_commit(void)
 {
 	bool		ok = true;
-	bool		told = false;	/* with its rows: the message without is not needed */
+	bool		told = false;	/* the rows' message was sent and ends the transaction, so the next one is not needed */
 	int64		now;
 
 	if (!commit_prepared)

@@ -1,16 +1,21 @@
 /*
  * send/courier.c
- *	  The courier: a background worker that carries all backends' messages (send_queue.h) to Redis over one connection to each
- *	  process, and brings the answers back.
+ *	  The courier: a background worker that carries the messages of all backends (send_queue.h) to Redis, over one
+ *	  connection to each process, and stores the answers.
  *
- * Owns: the use of its links (link.h). A message names the node for which it was drafted; a node keeps its
- * place as long as the epoch lasts, which is part of what is said, so a message that meets another table is refused and not
- * mistaken. A node that is slow or gone holds up nobody else's messages. It decides nothing: whether a transaction may commit is decided
- * by its backend, from the word and the answers. A message that could not be carried, or was not answered, is answered
- * FAILED if anybody waits for it; what ends reservations is left to the patrol.
+ * Owns: this process's links (link.h). Takes the lock of shared memory only to read the table of nodes and to write the
+ * last problem.
  *
- * While messages keep coming it lets others run, then naps: being woken costs more than what it does, so what nobody waits
- * for rides along with what somebody does, or goes when the nap is over.
+ * A message names the index of its node in the table of its epoch, and a node keeps its index as long as the epoch
+ * lasts. The message also names the epoch. So a process that gets a message by a newer table refuses it.
+ *
+ * A slow or missing node does not delay messages for other nodes. The courier decides nothing. A backend decides from
+ * the word and the answers whether its transaction may commit. If a message was not sent or not answered, its sender
+ * gets the answer FAILED, and the patrol ends what the message should have ended.
+ *
+ * While messages keep coming, the courier naps for a millisecond at a time instead of sleeping. To wake it costs more
+ * than its work. So a message for which nobody waits goes along with one for which somebody waits, or when the nap is
+ * over.
  */
 #include "postgres.h"
 
@@ -26,14 +31,14 @@
 #include "base/settings.h"
 #include "send/link.h"
 
-#define CONNECT_AGAIN_US	INT64CONST(50000)	/* after an attempt to connect that led to no answer */
-#define MAX_UNSENT			(1024 * 1024)	/* bytes; more messages stay in the ring, */
-#define MAX_UNSENT_BESIDE	(8 * 1024 * 1024)	/* or, if messages for other nodes are behind them, are given up past this */
-#define NAPS				3		/* of a millisecond, after the last message or answer: what ends a transaction needs not wake it */
+#define CONNECT_AGAIN_US	INT64CONST(50000)	/* microseconds until the next attempt after a connection that got no reply */
+#define MAX_UNSENT			(1024 * 1024)	/* bytes; with more than this unsent, messages stay in the ring */
+#define MAX_UNSENT_BESIDE	(8 * 1024 * 1024)	/* the same with several nodes, where messages beyond this are given up, because others are behind them */
+#define NAPS				3		/* naps of a millisecond after the last message or answer */
 
 PGDLLEXPORT void fence_courier_main(Datum arg);
 
-/* A message about a whole domain, which goes to several nodes: answered when all have answered, and failed if one has */
+/* A message to several nodes. It is answered once all nodes have answered, and has failed if one of them has. */
 typedef struct Joint
 {
 	bool		reserves;
@@ -42,16 +47,16 @@ typedef struct Joint
 	MessageResult ended;
 } Joint;
 
-/* What else there is to each link */
+/* What the courier keeps for each link */
 static struct
 {
-	bool		looked_at;		/* in this round */
-	int64		heard_at;		/* last answer, or when something became outstanding */
-	int			wait_position;	/* of its socket in the set, -1: none */
+	bool		looked_at;		/* link was checked in this round */
+	int64		heard_at;		/* fence_clock() time of the last reply, or of the first call after the link was idle */
+	int			wait_position;	/* of its socket in wait_set; -1: none */
 }			states[MAX_NODES];
 
 static WaitEventSet *wait_set = NULL;
-static uint32 wait_changes;		/* link_changes when it was made */
+static uint32 wait_changes;		/* value of link_changes when wait_set was made */
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Outstanding answers
@@ -64,7 +69,7 @@ answer_reservation(const Expected *e, const redisReply *reply)
 	send_queue_give_answer(e->process, e->number, link_granted(e, reply) ? ANSWER_GRANTED : ANSWER_FAILED);
 }
 
-/* The answer of one node; the last one counts for all, and the worst is counted. */
+/* Takes the answer of one node. The last one completes the message, and the worst one is counted. */
 static void
 answer_joint(const Expected *e, const redisReply *reply)
 {
@@ -96,7 +101,7 @@ expected_of(const Message *message, Joint *joint)
 	};
 }
 
-/* A message that will not be answered */
+/* Answers a message that will get no reply. */
 static void
 give_up(const Message *message, Joint *joint)
 {
@@ -111,8 +116,9 @@ give_up(const Message *message, Joint *joint)
  */
 
 /*
- * The link to a node, looked at once in a round: what that costs is not to be paid for each message. Connects if it is time for that. The
- * time that a dead node takes is others' too: no more than a fifth of it.
+ * Returns the link to a node. Checks it only once in a round, because checking costs too much for each message.
+ * Connects if it is time for another attempt. If there are several nodes, attempts to reach a missing one may take at
+ * most a fifth of the time.
  */
 static Link *
 courier_link(int node)
@@ -154,9 +160,9 @@ carry(Link *to, const Message *message, Joint *joint)
 }
 
 /*
- * To every process that is armed. If the epoch has changed meanwhile these are not those that the message is meant for, but
- * then each of them refuses it. If slots have changed hands, so has the word: an acknowledgement does not count any more, and an end
- * finds nothing to end at a process that came.
+ * Carries a message to every armed process. If the epoch has changed meanwhile, these are other processes than
+ * intended, but each of them refuses the message. If slots were granted again meanwhile, the word has changed. Then a
+ * grant does not count any more, and an end finds nothing to end at a process that is new.
  */
 static void
 carry_to_all(const Message *message)
@@ -185,9 +191,12 @@ carry_to_all(const Message *message)
 			carry(courier_link(i), message, joint);
 }
 
-/* Messages that were taken from the ring and not carried yet: to carry one may take long, and others take messages too. */
+/*
+ * Messages that were taken from the ring and not carried yet. We take several at once, because carrying one may take
+ * long, and meanwhile other processes take messages too.
+ */
 static StringInfoData bag;
-static size_t bag_at = 0;		/* where the next one is */
+static size_t bag_at = 0;		/* offset of the next message */
 
 static void
 fill_bag(void)
@@ -203,11 +212,11 @@ fill_bag(void)
 		appendBinaryStringInfo(&bag, (char *) &message, sizeof(message));
 		appendBinaryStringInfo(&bag, message.bytes, message.len);
 		if (!send_queue_take(&message))
-			bag.len = before;	/* it rides with a backend */
+			bag.len = before;	/* a backend has taken it */
 	}
 }
 
-/* It stays in the bag until the bag is filled again. */
+/* Returns the next message. Its bytes are valid until the bag is filled again. */
 static bool
 next_message(Message *message)
 {
@@ -221,7 +230,7 @@ next_message(Message *message)
 	return true;
 }
 
-/* Takes what is in the ring, and writes what the sockets take. Returns whether there was anything. */
+/* Takes the messages from the ring and writes as much as the sockets accept. Returns whether there were any. */
 static bool
 carry_messages(void)
 {
@@ -230,7 +239,7 @@ carry_messages(void)
 
 	for (int i = 0; i < nlinks; i++)
 		states[i].looked_at = false;
-	/* with one process only there is nobody behind a message that has to wait */
+	/* with a single node, messages can wait in the ring, because none behind them is for another node */
 	while (!(nlinks == 1 && is_congested(&links[0], MAX_UNSENT)) && next_message(&message))
 	{
 		if (message.node == MESSAGE_TO_ALL)
@@ -245,7 +254,10 @@ carry_messages(void)
 	return any;
 }
 
-/* Microseconds until silence on the connection counts as its end; 0: it is over. -1: nothing is outstanding. */
+/*
+ * Returns the microseconds until we give up waiting for replies on this link; 0 if that time has passed; -1 if nothing
+ * is outstanding.
+ */
 static int64
 patience_left(int node)
 {
@@ -254,7 +266,7 @@ patience_left(int node)
 	return Max(states[node].heard_at + setting_timeout_us() - fence_clock(), 0);
 }
 
-/* Takes the replies that are here. Returns whether there was any. */
+/* Takes the replies that have arrived. Returns whether there were any. */
 static bool
 collect_answers(int node)
 {
@@ -281,7 +293,7 @@ make_wait_set(void)
 	wait_changes = link_changes;
 }
 
-/* Whether somebody waits for an answer that is outstanding. */
+/* Returns whether a backend waits for an answer that is outstanding on the link. */
 static bool
 is_awaited(const Link *with)
 {
@@ -292,8 +304,9 @@ is_awaited(const Link *with)
 }
 
 /*
- * Sleeps until there is a message, an answer, or nothing more to hope for. A nap is a millisecond in which only what somebody
- * waits for wakes it: whatever ends transactions may meanwhile ride with backends.
+ * Sleeps until there is a message or a reply, or until it is time to give up waiting for one. A nap lasts a
+ * millisecond. Only a message or a reply that somebody waits for ends it earlier. Meanwhile backends may take messages
+ * that end transactions.
  */
 static void
 sleep_until_needed(bool nap)
@@ -336,7 +349,7 @@ courier_exit(int code, Datum arg)
 		link_hang_up(&links[i], NULL);
 	while (bag_at < (size_t) bag.len && next_message(&message))
 		give_up(&message, NULL);
-	fence_wake_patrol();		/* for the one that was being carried */
+	fence_wake_patrol();		/* for the message that was being carried */
 }
 
 void
@@ -364,7 +377,7 @@ fence_courier_main(Datum arg)
 			heard = collect_answers(i) || heard;
 		naps = carried || heard || send_queue_is_in_use() ? NAPS : Max(naps - 1, 0);
 		sleep_until_needed(naps > 0);
-		/* an idle connection hears its end, so that the first message after a restart of Redis does not pay for it */
+		/* read from idle connections, to notice that Redis closed them before the next message needs one */
 		for (int i = 0; i < nlinks; i++)
 			if (!link_is_busy(&links[i]))
 				(void) link_flush(&links[i]);

@@ -1,6 +1,9 @@
 /*
  * send/link.c
- *	  Connections to the Redis processes and the answers that are outstanding on them; see link.h.
+ *	  Connections to the Redis processes and the replies that are outstanding on them; see link.h.
+ *
+ * Owns: `links`, their rings of expected replies, and link_problem. link_check and link_connect take the lock of shared
+ * memory, to read the table of nodes.
  */
 #include "postgres.h"
 
@@ -60,7 +63,7 @@ link_make_room(Link *link)
 	link->size *= 2;
 }
 
-/* Tells all that share the call that is first. */
+/* Passes the reply to all operations of the oldest outstanding call. */
 static void
 deliver(Link *link, const redisReply *reply)
 {
@@ -168,7 +171,7 @@ link_answer_end(const Expected *e, const redisReply *reply)
 	if (e->process >= 0)
 		send_queue_give_answer(e->process, e->number, reply ? ANSWER_GRANTED : ANSWER_FAILED);
 	if (result == MESSAGE_LOST)
-		fence_wake_patrol();	/* unarmed means a newer epoch: nothing is left there to end */
+		fence_wake_patrol();	/* unarmed means a newer epoch, so no reservation is left to end */
 }
 
 int64
@@ -196,7 +199,7 @@ link_note_refusal(const redisReply *reply)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Looks at the node; false: there is none of that number. */
+/* Reads the node's address and serial. Returns false if the table has no node with this index. */
 static bool
 look_at_node(Link *link, RedisEndpoint *address, uint32 *serial)
 {
@@ -240,7 +243,7 @@ link_connect(Link *link, int64 deadline, int64 pause, int times)
 	int64		begun = fence_clock();
 	int64		now;
 
-	link->connect_next = begun + pause; /* an interrupt may throw us out */
+	link->connect_next = begun + pause; /* set it now, because an interrupt may raise */
 	link->proven = false;
 	if (!look_at_node(link, &address, &link->node_serial) || address.host[0] == '\0')
 		link_note("the keeper knows no Redis yet");

@@ -2,7 +2,8 @@
  * send/wire.c
  *	  This backend's own connections to the Redis processes; see wire.h.
  *
- * Owns: what its links (link.h) are used for: who waits on them, what is taken along, and how often they are tried.
+ * Owns: how this backend uses its links (link.h): when it waits, which riders it takes along, and how often it tries to
+ * connect. Takes no locks itself; link.c takes the lock of shared memory to read a node's address.
  */
 #include "postgres.h"
 
@@ -13,13 +14,13 @@
 #include "base/test_hooks.h"
 #include "send/wire.h"
 
-#define MAX_RIDERS		64		/* messages of others in one call */
-#define MAX_ANSWERS	(WRITE_CALL_FENCES + MAX_RIDERS)	/* to one call */
-#define MAX_UNSENT		(1024 * 1024)	/* bytes of commands that Redis has not taken yet */
-#define CALL_AGAIN_US	INT64CONST(100000)	/* after a connection on which nothing was answered, */
-#define CALL_AGAIN_TIMES 5		/* and so many times what it took: it is not to take as long for each row of a statement */
+#define MAX_RIDERS		64		/* messages of other backends in one call */
+#define MAX_ANSWERS	(WRITE_CALL_FENCES + MAX_RIDERS)	/* most replies that one call can have */
+#define MAX_UNSENT		(1024 * 1024)	/* bytes of commands that Redis has not accepted yet */
+#define CALL_AGAIN_US	INT64CONST(100000)	/* microseconds until the next attempt after a connection that got no reply */
+#define CALL_AGAIN_TIMES 5		/* plus this many times its duration, so that the rows of one statement do not each wait as long */
 
-static uint64 reservations = 0; /* numbers those that were sent */
+static uint64 reservations = 0; /* counts the reservations that were sent; gives each its number */
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Answers
@@ -27,8 +28,8 @@ static uint64 reservations = 0; /* numbers those that were sent */
  */
 
 /*
- * To a reservation, unless its transaction has ended or it was sent again since. It counts for the word that it was sent
- * under; what is not granted is to be sent again.
+ * Takes the reply to a reservation, unless its transaction has ended or it was sent again. It counts for the word under
+ * which the reservation was sent. If it was not granted, it must be sent again.
  */
 static void
 answer_reservation(const Expected *e, const redisReply *reply)
@@ -59,7 +60,10 @@ wire_forget(void)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* At the end of the process: riders that it had taken are answered by nobody. What is here already need not be lost. */
+/*
+ * Runs when the process exits. Nobody will receive the replies to the riders that it has taken. So take at least the
+ * replies that have already arrived.
+ */
 static void
 hang_up_all(int code, Datum arg)
 {
@@ -78,30 +82,30 @@ wire_to(int node)
 	if (nlinks == 0)
 	{
 		before_shmem_exit(hang_up_all, 0);
-		send_queue_join();			/* what is reserved here may be ended in ABORT */
+		send_queue_join();			/* ABORT may have to post the end of what is reserved here */
 	}
 	return link_to(node);
 }
 
-/* Calls although the last call may just have failed: a question has no other way. May wait. */
+/* Connects, even if the last attempt has just failed, because a question cannot go another way. May wait. */
 static bool
 call(Link *wire, int64 deadline)
 {
 	return link_connect(wire, deadline, CALL_AGAIN_US, CALL_AGAIN_TIMES);
 }
 
-/* A wire that works, with room for what a call may hold. False: link_problem tells. */
+/* Makes sure that the wire is connected and has room for the replies to one more call. On failure link_problem says why. */
 static bool
 get_ready(Link *wire, int64 deadline)
 {
 	if (link_room(wire) <= MAX_ANSWERS)
-		(void) link_poll(wire);	/* answers that are here need not be waited for */
+		(void) link_poll(wire);	/* take the replies that have arrived, so that we need not wait for them */
 	if (!link_check(wire) && (fence_clock() < wire->connect_next || !call(wire, deadline)))
 		return false;
 	return link_room(wire) > MAX_ANSWERS || link_collect(wire, deadline);
 }
 
-/* One that the other side may have closed while it was idle; called again then. */
+/* Makes sure that the wire is connected. Redis may have closed it while it was idle; then connects again. */
 static bool
 get_through(Link *wire, int64 deadline)
 {
@@ -113,14 +117,14 @@ get_through(Link *wire, int64 deadline)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Takes along what others have to say to the same process in the same epoch. */
+/* Adds messages of other backends for the same process and epoch to the draft. */
 static void
 take_riders(Link *wire)
 {
 	Message		message;
 	int			riders = 0;
 
-	/* what others have said is not to be lost on a connection that is none */
+	/* do not risk other backends' messages on a connection that has not worked yet */
 	while (wire->proven && riders < MAX_RIDERS && send_queue_look(&message) && message.kind == MESSAGE_END &&
 		   message.node == wire - links && link_fits(wire, &message))
 	{
@@ -139,8 +143,9 @@ take_riders(Link *wire)
 }
 
 /*
- * Sends the draft, and what rides along. Riders that are on their way have their answer: that is enough for who waits for them,
- * because the reply may lie here for as long as this transaction sits idle. Returns whether there was anything.
+ * Sends the draft and its riders. Riders count as answered as soon as they are on their way. Otherwise their senders
+ * would have to wait as long as this transaction is idle, because this backend reads the reply only later. Returns
+ * whether there was anything to send.
  */
 static bool
 send_draft(Link *wire)
@@ -216,7 +221,7 @@ wire_carry(int64 deadline)
 		;
 }
 
-/* Whether it has a connection that is not known to have failed. */
+/* Returns whether the wire has a connection that is not known to have failed. */
 static bool
 is_whole(const Link *wire)
 {
@@ -229,7 +234,7 @@ wire_is_busy(int node)
 	return is_whole(&links[node]) && link_is_busy(&links[node]);
 }
 
-/* Whether it leads to its node for all that is known, and takes bytes at once. Takes no lock. */
+/* Returns whether the wire seems to lead to its node and accepts bytes at once. Takes no lock. */
 static bool
 is_at_hand(const Link *wire)
 {
@@ -287,7 +292,7 @@ free_replies(int n, redisReply **replies)
 	}
 }
 
-/* The answers come after all that is outstanding, and are waited for together with that. */
+/* Sends the questions behind everything that is outstanding, and waits for all the replies. */
 static bool
 ask_once(Link *wire, int n, const Call *calls, redisReply **replies, int64 deadline)
 {
@@ -312,7 +317,7 @@ wire_ask(int node, int n, const Call *calls, redisReply **replies, int64 deadlin
 	Link	   *wire = wire_to(node);
 
 	wire_send(true);
-	/* a connection that the other side closed while it was idle shows only when it is used: once more, then */
+	/* if Redis closed an idle connection, we notice only when we use it; then connect and ask once more */
 	return (link_check(wire) && link_collect(wire, deadline) && ask_once(wire, n, calls, replies, deadline)) ||
 		(call(wire, deadline) && ask_once(wire, n, calls, replies, deadline));
 }

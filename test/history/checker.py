@@ -404,7 +404,7 @@ WORDS = {'h': 'hit', 's': 'SQL', 'm': 'miss', 'p': 'pending', 'u': 'unarmed', 'e
 
 
 WAYS = {'m': 'block', 'p': 'plain', 'P': 'pipeline', 'g': 'slow', 'v': 'beside', 'q': 'fence.get', 'r': 'fence.read', 'R': 'fence.read_many',
-        'd': 'derived'}
+        'd': 'derived', 'B': 'program', 'T': 'together', 'D': 'derived, by a program'}
 
 
 class Story:

@@ -24,7 +24,7 @@ names_of(const Client *c, int key, Names *names)
 }
 
 /* False: it is none that we know. "null": there is no such row. */
-static bool
+bool
 parse_payload(const char *payload, Row *row)
 {
 	const char *version = strstr(payload, "\"version\":");
@@ -377,7 +377,7 @@ read_many_by_sql(Client *c, const int *keys, Cached *found, int n)
 }
 
 /* {"a": row, "b": row}; a row may be null. */
-static void
+void
 take_both(char *payload, int kind, Cached *found)
 {
 	char	   *b = strstr(payload, "\"b\":");

@@ -60,7 +60,7 @@ enum
 	READ_MISS = 'm',				/* from PostgreSQL, then offered to the cache */
 	READ_PENDING = 'p',				/* from here on: from PostgreSQL, not offered */
 	READ_UNARMED = 'u',
-	READ_SQL = 's',					/* a function of SQL answered; it does not tell from where */
+	READ_SQL = 's',					/* a function of SQL, or a program, answered; it does not tell from where */
 	READ_ERROR = 'e',				/* Redis did not answer */
 	READ_NONE = 'n',				/* nor did PostgreSQL: nothing was read */
 
@@ -74,6 +74,9 @@ enum
 	WAY_SQL_READ = 'r',				/* fence.read */
 	WAY_SQL_MANY = 'R',				/* fence.read_many */
 	WAY_DERIVED = 'd',				/* fence_get_derived, and fence.read_derived after a miss */
+	WAY_PROGRAM = 'B',				/* a program of its own, in whatever way it has: one key, */
+	WAY_PROGRAM_TOGETHER = 'T',		/* several of one moment, */
+	WAY_PROGRAM_DERIVED = 'D',		/* what is derived from two */
 
 	OUTCOME_COMMITTED = 'c',
 	OUTCOME_ABORTED = 'a',
@@ -241,7 +244,7 @@ extern const Strategy *strategy_by_name(const char *name);
 /* strategy.c */
 extern bool is_last(const Txn *txn, int change);
 
-/* fence.c, fence_wrong.c, lease.c */
+/* fence.c, fence_wrong.c, lease.c, program.c */
 typedef struct Names
 {
 	char		fence[160];
@@ -250,6 +253,8 @@ typedef struct Names
 
 extern bool has_sql_read(const Client *c);
 extern void names_of(const Client *c, int key, Names *names);
+extern bool parse_payload(const char *payload, Row *row);
+extern void take_both(char *payload, int kind, Cached *found);
 extern void take_record(const char *record, const char *permit, Cached *found);
 extern void fence_get(Client *c, int key, Cached *found);
 extern void fence_fill(Client *c, int key, const Cached *found, const Row *row);
@@ -266,6 +271,9 @@ extern void lease_fill(Client *c, int key, const Cached *found, const Row *row);
 extern bool lease_reserve(Client *c, Change *change);
 extern void lease_committed(Client *c, const Txn *txn);
 extern void lease_aborted(Client *c, const Change *changes, int n);
+extern void program_get(Client *c, int key, Cached *found);
+extern bool program_check(Client *c, const int *keys, const Cached *found, int n);
+extern void program_get_many(Client *c, const int *keys, Cached *found, int n);
 
 /* workload.c */
 extern Options options;

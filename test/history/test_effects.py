@@ -306,7 +306,9 @@ def test_redis_restart(site, _):
 
 
 def test_durable(site, _):
+    # The patrol sleeps until Redis has lost everything: else it would apply the effects while the backend stands.
     for point, end in POINTS.items():
+        site.set_system(pgcache_fence__patrol_interval=60000)
         stopped = Stopped(site, point)
         trial = Trial(site, end, kinds=DURABLE)
         stopped.catch()
@@ -314,10 +316,12 @@ def test_durable(site, _):
         site.redis.signal(signal.SIGKILL)
         site.redis.wait()
         site.redis.start()
+        site.set_system(pgcache_fence__patrol_interval=None)
         stopped.go_on()
         trial.join()
         trial.settles('durable effects: Redis loses everything at %s' % point)
         site.wait_open(above=epoch)
+    site.set_system(pgcache_fence__patrol_interval=60000)
     stopped = Stopped(site, 'before-effects-applied')
     trial = Trial(site, 'COMMIT', kinds=DURABLE)
     stopped.catch()
@@ -327,6 +331,7 @@ def test_durable(site, _):
     site.redis.start()
     site.postgres.start()
     trial.join()
+    site.set_system(pgcache_fence__patrol_interval=None)
     trial.settles('durable effects: Redis and PostgreSQL are killed before they are applied')
     rows = site.value('SELECT count(*) FROM fence.outbox')
     report(rows == 0, 'no row of fence.outbox is left', rows)

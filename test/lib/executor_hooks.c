@@ -2,17 +2,22 @@
  * executor_hooks.c
  *	  A library with hooks of its own on the executor, as other extensions have them: it counts what passes each of them, asks for
  *	  instrumentation, and stands between the top of each plan and who asks it for rows. It runs executor_hooks.statement in the
- *	  middle, and takes what executor_hooks.takes names away from the state of statements that change rows.
+ *	  middle, and takes what executor_hooks.takes names away from the state of statements that change rows; or the life of a worker that
+ *	  tries what the executor does.
  */
 #include "postgres.h"
+
+#include <signal.h>
 
 #include "executor/executor.h"
 #include "executor/instrument.h"
 #include "executor/spi.h"
 #include "fmgr.h"
+#include "postmaster/bgworker.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
+#include "utils/rel.h"
 #include "utils/snapmgr.h"
 
 PG_MODULE_MAGIC;
@@ -20,7 +25,7 @@ PG_MODULE_MAGIC;
 void		_PG_init(void);
 PG_FUNCTION_INFO_V1(executor_hooks_counts);
 
-/* A plan's top, and the function that was there before ours */
+/* The top node of a plan, and its ExecProcNode function before this library has replaced it */
 typedef struct Wrapped
 {
 	PlanState  *top;
@@ -38,7 +43,10 @@ static ExecutorRun_hook_type next_run;
 static ExecutorFinish_hook_type next_finish;
 static ExecutorEnd_hook_type next_end;
 
-/* The statement of the user's, unless it runs already. A SELECT's portal ends without a snapshot. */
+/*
+ * Runs the statement that the setting names, unless it is running already, or there is no snapshot, as when the portal of a
+ * SELECT ends.
+ */
 static void
 run_statement(void)
 {
@@ -96,6 +104,8 @@ take_from(ModifyTableState *mt)
 			relation->ri_projectNewInfoValid = false;
 		else if (strcmp(takes, "returning") == 0)
 			relation->ri_projectReturning = NULL;
+		else if (strcmp(takes, "life") == 0 && MyBgworkerEntry && strcmp(RelationGetRelationName(relation->ri_RelationDesc), "floor") == 0)
+			raise(SIGSEGV);
 	}
 }
 

@@ -89,6 +89,20 @@ subtest 'the trial fails' => sub {
 	poll(sub { captures() eq 'triggers: consistency check on SPI tuple count failed' }, 'RETURNING is empty');
 };
 
+subtest 'the trial crashes the server' => sub {
+	my $why = 'The server crashed, or was killed, when that was tried.';
+
+	$node->append_conf('postgresql.conf', "restart_after_crash = on\nexecutor_hooks.takes = life");
+	$node->restart(fail_ok => 1);
+	poll(sub { my (undef, $said) = eval { $node->psql('postgres', 'SELECT capture FROM fence.state') }; ($said // '') eq "triggers: $why" }, 'the server is up, and says why', 60);
+	wait_open($node);
+	connect_anew();
+	change('triggers', 'after a crash');
+	restart_with('executor_hooks.takes = none');
+	poll(sub { captures() eq 'executor' }, 'the next start tries again');
+	change('executor', 'after the next start');
+};
+
 # A library that comes into one session, after the trial.
 foreach my $case (
 	[ options => 'UPDATE item SET n = 100 WHERE id = 1', 'The executor has changed 1 rows and told of 0.' ],
