@@ -1,9 +1,6 @@
 -- What can be fenced and what cannot, and everything that ends an attachment.
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA att;
-SET search_path = att;
+\set schema att
+\i test/lib/regress.sql
 \pset format unaligned
 \pset tuples_only on
 \pset null '(null)'
@@ -158,6 +155,7 @@ SELECT refused($$'key_jsonb'$$);
 SELECT refused($$'key_array'$$);
 SELECT refused($$'key_range'$$);
 SELECT refused($$'key_collation'$$);
+SELECT refused($$'key_collation', key => '{lower(id)}'$$);
 BEGIN;
 -- the index decides what is equal
 ALTER TABLE key_collation DROP CONSTRAINT key_collation_pkey;
@@ -321,7 +319,7 @@ SELECT fails($$SELECT fence.drop_derived(d) FROM unnest(ARRAY['att.twice', 'att.
 SELECT fails($$SELECT fence.define_derived('att.twice', '{att.good(1)}', 4294967295::regprocedure)$$);
 ROLLBACK;
 
--- scope manual: no row triggers; a table need not have a version
+-- scope manual: a row trigger guards the table; it need not have a version
 CREATE TABLE by_hand (id int PRIMARY KEY, loose int);
 SELECT refused($$'by_hand', scope => 'manual', key => '{loose}'$$);
 SELECT refused($$'by_hand', scope => 'manual', version => 'v'$$);

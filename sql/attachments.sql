@@ -1,12 +1,9 @@
 --
 -- Several attachments of one table: a user by id, by e-mail and in the list of a tenant; and only_columns.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
+\set schema many_keys
+\i test/lib/regress.sql
 SELECT fence.wait_open('90 s');
-CREATE SCHEMA many_keys;
-SET search_path = many_keys;
 \pset null '(null)'
 
 CREATE TABLE users (id int PRIMARY KEY, email text UNIQUE, tenant int, name text, seen int DEFAULT 0, version bigint NOT NULL DEFAULT 0);

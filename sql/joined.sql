@@ -1,12 +1,9 @@
 --
 -- Several tables in one domain: an order and its lines make one value.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
+\set schema joined
+\i test/lib/regress.sql
 SELECT fence.wait_open('90 s');
-CREATE SCHEMA joined;
-SET search_path = joined;
 \pset null '(null)'
 
 CREATE TABLE orders (id int PRIMARY KEY, customer text, note text);

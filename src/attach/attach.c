@@ -30,6 +30,7 @@
 #include "catalog/pg_class.h"
 #include "catalog/pg_constraint.h"
 #include "catalog/pg_depend.h"
+#include "catalog/pg_index.h"
 #include "catalog/pg_trigger.h"
 #include "catalog/pg_type.h"
 #include "commands/tablecmds.h"
@@ -43,13 +44,16 @@
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "miscadmin.h"
 #include "attach/attach.h"
+#include "attach/attach_check.h"
 #include "base/compat.h"
 #include "base/shared.h"
 #include "base/utf8.h"
+#include "domain/catalog.h"
 #include "domain/domain.h"
 #include "domain/shape.h"
 #include "domain/tombstone.h"
@@ -271,13 +275,11 @@ attach_record_dependencies(const AttachRequest *request, Oid master, Oid other, 
 	bind_to_master(&trigger, another);
 }
 
-/* The one whose end is that of the others: AFTER ROW, if the table has one. */
+/* The one whose end is that of the others. */
 static Oid
 master_trigger(Oid relid)
 {
-	Oid			after = get_trigger_oid(relid, shape_of(ROLE_AFTER)->name, true);
-
-	return OidIsValid(after) ? after : get_trigger_oid(relid, shape_of(ROLE_TRUNCATE)->name, true);
+	return get_trigger_oid(relid, shape_of(ROLE_AFTER)->name, true);
 }
 
 void
@@ -317,6 +319,72 @@ attach_fasten(const DomainRow *row)
 }
 
 /*
+ * The unique index on exactly the key columns, not necessarily valid yet. Unlike domain_key_index it opens none: a
+ * parallel restore attaches indexes of partitions meanwhile, and that locks index and table in the other order.
+ */
+static Oid
+restored_key_index(const AttachRequest *request, Relation rel)
+{
+	int			nkeys = list_length(request->row.key_columns);
+	Bitmapset  *wanted = NULL;
+	Oid			found = InvalidOid;
+	ListCell   *lc;
+
+	for (int i = 0; i < nkeys; i++)
+		wanted = bms_add_member(wanted, request->key_attnums[i]);
+	foreach(lc, RelationGetIndexList(rel))
+	{
+		HeapTuple	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(lfirst_oid(lc)));
+		Form_pg_index form;
+		Bitmapset  *indexed = NULL;
+
+		if (!HeapTupleIsValid(tuple))
+			continue;
+		form = (Form_pg_index) GETSTRUCT(tuple);
+		for (int i = 0; i < form->indnkeyatts; i++)
+			indexed = bms_add_member(indexed, Max(form->indkey.values[i], 0));
+		if (form->indisunique && form->indimmediate && form->indnkeyatts == nkeys && bms_equal(wanted, indexed) &&
+			heap_attisnull(tuple, Anum_pg_index_indpred, NULL))
+			found = lfirst_oid(lc);
+		ReleaseSysCache(tuple);
+		if (OidIsValid(found))
+			break;
+	}
+	return found;
+}
+
+/* The dependencies of a restored attachment, as far as its triggers are there. */
+void
+attach_restore_dependencies(const DomainRow *row)
+{
+	Relation	rel = try_relation_open(row->relid, AccessShareLock);
+	AttachRequest request = {.row = *row};
+	Oid			after = get_trigger_oid(row->relid, shape_of(ROLE_AFTER)->name, true);
+	Oid			truncate = get_trigger_oid(row->relid, shape_of(ROLE_TRUNCATE)->name, true);
+	bool		broken = false;
+	int			n = 0;
+	ListCell   *lc;
+
+	if (rel == NULL)
+		return;
+	request.key_attnums = palloc(sizeof(AttrNumber) * Max(list_length(row->key_columns), 1));
+	foreach(lc, row->key_columns)
+	{
+		request.key_attnums[n] = get_attnum(row->relid, lfirst(lc));
+		broken = broken || request.key_attnums[n++] == InvalidAttrNumber;	/* the first write says how */
+	}
+	request.version_attnum = row->version_column ? get_attnum(row->relid, row->version_column) : InvalidAttrNumber;
+	if (strcmp(row->scope, "group") != 0)
+		request.key_index = restored_key_index(&request, rel);
+	relation_close(rel, NoLock);
+	if (broken)
+		return;
+	if (OidIsValid(after))
+		attach_record_dependencies(&request, after, truncate,
+								   get_trigger_oid(row->relid, shape_of(ROLE_BEFORE)->name, true));
+}
+
+/*
  * Makes the triggers that these attachments of the table want and it lacks, drops those that it has and they do not want; the hooks let
  * that pass. first: of a table that had no attachments before, what has the name of one is another's. The caller holds
  * ShareRowExclusiveLock.
@@ -350,11 +418,9 @@ static void
 bind_triggers(const AttachRequest *request)
 {
 	Oid			relid = request->row.relid;
-	Oid			master = master_trigger(relid);
-	Oid			truncate = get_trigger_oid(relid, shape_of(ROLE_TRUNCATE)->name, true);
 
-	attach_record_dependencies(request, master, get_trigger_oid(relid, shape_of(ROLE_BEFORE)->name, true),
-							   master == truncate ? InvalidOid : truncate);
+	attach_record_dependencies(request, master_trigger(relid), get_trigger_oid(relid, shape_of(ROLE_BEFORE)->name, true),
+							   get_trigger_oid(relid, shape_of(ROLE_TRUNCATE)->name, true));
 }
 
 /* Name of one of the table's triggers of ours, the master if it is there; NULL if there is none. */

@@ -1,6 +1,6 @@
 /*
  * attach/attach_check.c
- *	  What fence.attach refuses, and why; see attach.h.
+ *	  What fence.attach refuses, and why; see attach_check.h.
  *
  * Owns: the requirements on a fenced table. The caller holds ShareRowExclusiveLock on it. Changes nothing.
  */
@@ -16,8 +16,10 @@
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 
-#include "attach/attach.h"
+#include "attach/attach_check.h"
+#include "domain/catalog.h"
 #include "domain/key.h"
+#include "domain/key_index.h"
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Arguments
@@ -238,7 +240,9 @@ existing_column(Relation rel, const char *name, const char *argument)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_COLUMN),
 				 errmsg("column \"%s\" of table \"%s\" does not exist", name, RelationGetRelationName(rel)),
-				 errdetail("It is named in %s.", argument)));
+				 errdetail("It is named in %s.", argument),
+				 strchr(name, '(') == NULL ? 0 :
+				 errhint("Expressions are not possible: keep the value of one in a column, which a BEFORE trigger can set.")));
 	return attnum;
 }
 
@@ -321,6 +325,21 @@ equal_means_same_text(const KeyEquality *eq)
 		DatumGetBool(OidFunctionCall1Coll(proc, eq->collation, ObjectIdGetDatum(eq->input_type)));
 }
 
+/* Of types and collations for which letters of either case are equal */
+#define SPELLING_HINT \
+	"Keep the value in one spelling, for example in lower case, in a unique column of type text, and make that the key."
+
+/* Whether it is a kind of text, such as citext. */
+static bool
+type_is_textual(Oid type)
+{
+	char		category;
+	bool		preferred;
+
+	get_type_category_preferred(type, &category, &preferred);
+	return category == TYPCATEGORY_STRING;
+}
+
 static void
 check_key_column(const AttachRequest *request, Relation rel, AttrNumber attnum)
 {
@@ -340,7 +359,8 @@ check_key_column(const AttachRequest *request, Relation rel, AttrNumber attnum)
 						name, format_type_be(att->atttypid)),
 				 errdetail("Equal values can have different texts, so one row would have several cache keys."),
 				 OidIsValid(eq.collation) && !get_collation_isdeterministic(eq.collation) ?
-				 errhint("Give the column or its index a deterministic collation.") :
+				 errhint("Give the column or its index a deterministic collation. " SPELLING_HINT) :
+				 type_is_textual(att->atttypid) ? errhint(SPELLING_HINT) :
 				 errhint("Use a key of another type, for example bigint, text, uuid, numeric or timestamptz.")));
 }
 

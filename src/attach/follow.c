@@ -33,6 +33,7 @@
 #include "attach/attach.h"
 #include "attach/follow.h"
 #include "base/compat.h"
+#include "domain/catalog.h"
 #include "domain/shape.h"
 
 /* An attachment as it was before the statement */

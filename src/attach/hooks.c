@@ -38,8 +38,11 @@
 #include "utils/syscache.h"
 
 #include "attach/attach.h"
+#include "attach/attach_check.h"
+#include "attach/hooks.h"
 #include "base/compat.h"
 #include "base/shared.h"
+#include "domain/catalog.h"
 #include "domain/domain.h"
 #include "domain/shape.h"
 #include "send/ledger.h"
@@ -207,74 +210,6 @@ partition_changed(Oid root_trigger)
 	table_close(catalog, AccessShareLock);
 	if (OidIsValid(relid))
 		table_changed(relid, 0);
-}
-
-/*
- * The unique index on exactly the key columns, not necessarily valid yet. Unlike domain_key_index it opens none: a
- * parallel restore attaches indexes of partitions meanwhile, and that locks index and table in the other order.
- */
-static Oid
-restored_key_index(const AttachRequest *request, Relation rel)
-{
-	int			nkeys = list_length(request->row.key_columns);
-	Bitmapset  *wanted = NULL;
-	Oid			found = InvalidOid;
-	ListCell   *lc;
-
-	for (int i = 0; i < nkeys; i++)
-		wanted = bms_add_member(wanted, request->key_attnums[i]);
-	foreach(lc, RelationGetIndexList(rel))
-	{
-		HeapTuple	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(lfirst_oid(lc)));
-		Form_pg_index form;
-		Bitmapset  *indexed = NULL;
-
-		if (!HeapTupleIsValid(tuple))
-			continue;
-		form = (Form_pg_index) GETSTRUCT(tuple);
-		for (int i = 0; i < form->indnkeyatts; i++)
-			indexed = bms_add_member(indexed, Max(form->indkey.values[i], 0));
-		if (form->indisunique && form->indimmediate && form->indnkeyatts == nkeys && bms_equal(wanted, indexed) &&
-			heap_attisnull(tuple, Anum_pg_index_indpred, NULL))
-			found = lfirst_oid(lc);
-		ReleaseSysCache(tuple);
-		if (OidIsValid(found))
-			break;
-	}
-	return found;
-}
-
-/* The dependencies of a restored attachment, as far as its triggers are there. */
-void
-attach_restore_dependencies(const DomainRow *row)
-{
-	Relation	rel = try_relation_open(row->relid, AccessShareLock);
-	AttachRequest request = {.row = *row};
-	Oid			after = get_trigger_oid(row->relid, shape_of(ROLE_AFTER)->name, true);
-	Oid			truncate = get_trigger_oid(row->relid, shape_of(ROLE_TRUNCATE)->name, true);
-	bool		broken = false;
-	int			n = 0;
-	ListCell   *lc;
-
-	if (rel == NULL)
-		return;
-	request.key_attnums = palloc(sizeof(AttrNumber) * Max(list_length(row->key_columns), 1));
-	foreach(lc, row->key_columns)
-	{
-		request.key_attnums[n] = get_attnum(row->relid, lfirst(lc));
-		broken = broken || request.key_attnums[n++] == InvalidAttrNumber;	/* the first write says how */
-	}
-	request.version_attnum = row->version_column ? get_attnum(row->relid, row->version_column) : InvalidAttrNumber;
-	if (strcmp(row->scope, "group") != 0)
-		request.key_index = restored_key_index(&request, rel);
-	relation_close(rel, NoLock);
-	if (broken)
-		return;
-	if (OidIsValid(after))
-		attach_record_dependencies(&request, after, truncate,
-								   get_trigger_oid(row->relid, shape_of(ROLE_BEFORE)->name, true));
-	else if (OidIsValid(truncate) && strcmp(row->scope, "manual") == 0)
-		attach_record_dependencies(&request, truncate, InvalidOid, InvalidOid);
 }
 
 /*
@@ -465,7 +400,7 @@ all_domains_changed(void)
 }
 
 void
-attach_check_utility(Node *stmt)
+hooks_check_utility(Node *stmt)
 {
 	if (IsA(stmt, AlterTableStmt) && ((AlterTableStmt *) stmt)->objtype != OBJECT_TYPE)
 		check_alter_table((AlterTableStmt *) stmt);
@@ -519,7 +454,7 @@ has_new_storage(Oid relid)
 }
 
 void
-attach_before_commit(void)
+hooks_before_commit(void)
 {
 	Oid			candidates[REBUILT_MAX];
 	int			n = nrebuilt;
@@ -536,7 +471,7 @@ attach_before_commit(void)
 }
 
 void
-attach_at_transaction_end(void)
+hooks_at_transaction_end(void)
 {
 	nrebuilt = 0;
 }
@@ -569,7 +504,7 @@ object_access(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, 
 }
 
 void
-attach_install_hooks(void)
+hooks_install(void)
 {
 	previous_hook = object_access_hook;
 	object_access_hook = object_access;

@@ -28,9 +28,9 @@
 
 #include "attach/attach.h"
 #include "attach/renumber.h"
+#include "domain/sql_function.h"
 #include "domain/tombstone.h"
 #include "send/ledger.h"
-#include "write/functions.h"
 
 #define FIRST_VERSION	"1"
 

@@ -1,6 +1,6 @@
 /*
  * domain/catalog.c
- *	  The extension's own tables: where they are, and the rows of fence.domain; see domain.h.
+ *	  The extension's own tables: where they are, and the rows of fence.domain; see catalog.h.
  *
  * Owns: which column of fence.domain means what. Tables are read and written directly, with a snapshot of now and
  * without privileges: whoever fires a trigger or attaches a table of his own needs none on them.
@@ -16,13 +16,18 @@
 #include "access/skey.h"
 #include "access/table.h"
 #include "access/xact.h"
+#include "catalog/dependency.h"
 #include "catalog/indexing.h"
+#include "catalog/namespace.h"
 #include "catalog/partition.h"
+#include "catalog/pg_class.h"
 #include "catalog/pg_collation.h"
 #include "catalog/pg_index.h"
 #include "catalog/pg_type.h"
+#include "commands/extension.h"
 #include "commands/sequence.h"
 #include "common/hashfn.h"
+#include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
@@ -33,7 +38,8 @@
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
-#include "domain/domain.h"
+#include "base/key_text.h"
+#include "domain/catalog.h"
 
 /* Columns of fence.domain, in the order of the install script */
 typedef enum DomainColumn
@@ -57,10 +63,82 @@ typedef enum DomainColumn
 	NCOLUMNS = COLUMN_ONLY_COLUMNS
 } DomainColumn;
 
+/* Where the extension's tables are; InvalidOid: look again */
+static struct
+{
+	const char *name;
+	Oid			relid;
+}			fence_tables[] = {
+	{"domain", InvalidOid}, {"tombstone", InvalidOid}, {"floor", InvalidOid}, {"cluster", InvalidOid},
+	{"derived", InvalidOid}
+};
+
+#define DOMAIN_TABLE 0
+
+/* Counts invalidations of any table: what was looked up may be kept only if none came meanwhile, and only if we are told of them. */
+static uint64 invalidations = 0;
+static bool listening = false;
+
 /* -----------------------------------------------------------------------------------------------------------------
  * Tables
  * -----------------------------------------------------------------------------------------------------------------
  */
+
+void
+catalog_init(void)
+{
+	listening = true;
+}
+
+bool
+catalog_invalidated(Oid relid)
+{
+	bool		of_domains = !OidIsValid(relid) || relid == fence_tables[DOMAIN_TABLE].relid;
+
+	invalidations++;
+	for (int i = 0; i < (int) lengthof(fence_tables); i++)
+		if (!OidIsValid(relid) || relid == fence_tables[i].relid)
+			fence_tables[i].relid = InvalidOid;
+	return of_domains;
+}
+
+/*
+ * Whether the relation is a member of this extension. Anybody may make a schema "fence" where the extension is not, and
+ * workers read its tables as superuser; only superusers make members of an extension.
+ */
+static bool
+is_extension_table(Oid relid)
+{
+	Oid			extension = get_extension_oid("pgcache_fence", true);
+
+	return OidIsValid(relid) && OidIsValid(extension) &&
+		getExtensionOfObject(RelationRelationId, relid) == extension;
+}
+
+Oid
+fence_table_oid(const char *relname)
+{
+	uint64		before = invalidations;
+	Oid			namespace;
+	Oid			relid;
+	int			i;
+
+	for (i = 0; i < (int) lengthof(fence_tables); i++)
+		if (strcmp(fence_tables[i].name, relname) == 0)
+			break;
+	if (i < (int) lengthof(fence_tables) && OidIsValid(fence_tables[i].relid))
+		return fence_tables[i].relid;
+
+	namespace = get_namespace_oid("fence", true);
+	if (!OidIsValid(namespace))
+		return InvalidOid;
+	relid = get_relname_relid(relname, namespace);
+	if (!is_extension_table(relid))
+		relid = InvalidOid;
+	if (i < (int) lengthof(fence_tables) && listening && before == invalidations)
+		fence_tables[i].relid = relid;
+	return relid;
+}
 
 Relation
 fence_table_open(const char *relname, LOCKMODE lock)
@@ -318,6 +396,17 @@ is_listed(List *refs, int64 id)
 	return false;
 }
 
+char *
+domain_redis_name(const char *name)
+{
+	StringInfoData buf;
+
+	initStringInfo(&buf);
+	appendStringInfo(&buf, "%u.", MyDatabaseId);
+	key_encode(&buf, name);
+	return buf.data;
+}
+
 static List *
 refs_of(List *rows)
 {
@@ -333,7 +422,7 @@ refs_of(List *rows)
 			continue;			/* by another of its tables */
 		ref = palloc0(sizeof(DomainRef));
 		ref->row = row;
-		ref->wire_name = domain_wire_name(row->name);
+		ref->redis_name = domain_redis_name(row->name);
 		ref->id = row->id;
 		ref->publish = row->publish;
 		list = lappend(list, ref);

@@ -17,13 +17,10 @@
 #include "access/relation.h"
 #include "access/table.h"
 #include "access/xact.h"
-#include "catalog/dependency.h"
-#include "catalog/namespace.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_index.h"
 #include "catalog/pg_inherits.h"
 #include "catalog/pg_type.h"
-#include "commands/extension.h"
 #include "commands/trigger.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
@@ -36,9 +33,11 @@
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
+#include "base/key_text.h"
 #include "base/shared.h"
+#include "domain/catalog.h"
 #include "domain/domain.h"
-#include "domain/key.h"
+#include "domain/key_index.h"
 #include "domain/plain_json.h"
 #include "domain/shape.h"
 
@@ -66,21 +65,6 @@ typedef struct ByName
 static HTAB *by_relation = NULL;
 static HTAB *by_name = NULL;
 static Entry *dead_entries = NULL;
-
-/* Where the extension's tables are; InvalidOid: look again */
-static struct
-{
-	const char *name;
-	Oid			relid;
-}			fence_tables[] = {
-	{"domain", InvalidOid}, {"tombstone", InvalidOid}, {"floor", InvalidOid}, {"cluster", InvalidOid},
-	{"derived", InvalidOid}
-};
-
-#define DOMAIN_TABLE 0
-
-/* Counts invalidations of any table: what was looked up may be kept only if none came meanwhile. */
-static uint64 invalidations = 0;
 
 /* What is being built now, and whether it was invalidated meanwhile */
 static Oid	building_relid = InvalidOid;
@@ -144,13 +128,9 @@ retire_all(void)
 static void
 relation_invalidated(Datum arg, Oid relid)
 {
-	bool		all = !OidIsValid(relid) || relid == fence_tables[DOMAIN_TABLE].relid;
+	bool		all = catalog_invalidated(relid);
 
 	(void) arg;
-	invalidations++;
-	for (int i = 0; i < (int) lengthof(fence_tables); i++)
-		if (!OidIsValid(relid) || relid == fence_tables[i].relid)
-			fence_tables[i].relid = InvalidOid;
 	if (all || relid == building_relid)
 		building_invalidated = true;
 
@@ -177,6 +157,7 @@ domain_init(void)
 	control.entrysize = sizeof(ByName);
 	by_name = hash_create("pgcache_fence domains by name", 64, &control, HASH_ELEM | HASH_STRINGS);
 	CacheRegisterRelcacheCallback(relation_invalidated, (Datum) 0);
+	catalog_init();
 }
 
 void
@@ -189,45 +170,6 @@ domain_at_transaction_end(void)
 		dead_entries = entry->next_dead;
 		MemoryContextDelete(entry->context);
 	}
-}
-
-/*
- * Whether the relation is a member of this extension. Anybody may make a schema "fence" where the extension is not, and
- * workers read its tables as superuser; only superusers make members of an extension.
- */
-static bool
-is_extension_table(Oid relid)
-{
-	Oid			extension = get_extension_oid("pgcache_fence", true);
-
-	return OidIsValid(relid) && OidIsValid(extension) &&
-		getExtensionOfObject(RelationRelationId, relid) == extension;
-}
-
-Oid
-fence_table_oid(const char *relname)
-{
-	uint64		before = invalidations;
-	Oid			namespace;
-	Oid			relid;
-	int			i;
-
-	for (i = 0; i < (int) lengthof(fence_tables); i++)
-		if (strcmp(fence_tables[i].name, relname) == 0)
-			break;
-	if (i < (int) lengthof(fence_tables) && OidIsValid(fence_tables[i].relid))
-		return fence_tables[i].relid;
-
-	namespace = get_namespace_oid("fence", true);
-	if (!OidIsValid(namespace))
-		return InvalidOid;
-	relid = get_relname_relid(relname, namespace);
-	if (!is_extension_table(relid))
-		relid = InvalidOid;
-	/* without domain_init (not preloaded) nobody would tell when it changes */
-	if (i < (int) lengthof(fence_tables) && before == invalidations && by_name != NULL)
-		fence_tables[i].relid = relid;
-	return relid;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -416,10 +358,10 @@ fill_domain(Domain *domain, const DomainRow *row)
 
 	domain->id = row->id;
 	domain->name = pstrdup(row->name);
-	domain->wire_name = domain_wire_name(row->name);
-	domain->metrics = metrics_slot(domain->wire_name);
-	domain->fence_prefix = psprintf("%s:f:%s:", setting_namespace, domain->wire_name);
-	domain->value_prefix = psprintf("%s:v:%s:", setting_namespace, domain->wire_name);
+	domain->redis_name = domain_redis_name(row->name);
+	domain->metrics = metrics_slot(domain->redis_name);
+	domain->fence_prefix = psprintf("%s:f:%s:", setting_namespace, domain->redis_name);
+	domain->value_prefix = psprintf("%s:v:%s:", setting_namespace, domain->redis_name);
 	domain->relid = row->relid;
 	domain->scope = strcmp(row->scope, "row") == 0 ? SCOPE_ROW :
 		strcmp(row->scope, "group") == 0 ? SCOPE_GROUP : SCOPE_MANUAL;
@@ -440,7 +382,7 @@ fill_domain(Domain *domain, const DomainRow *row)
 static void
 raise_misshapen(const DomainRow *row, const char *fault)
 {
-	if (fence_shared != NULL && fence_log_due(psprintf("misshapen %s", domain_wire_name(row->name))))
+	if (fence_shared != NULL && fence_log_due(psprintf("misshapen %s", domain_redis_name(row->name))))
 	{
 		pg_atomic_fetch_add_u32(&fence_shared->catalog_serial, 1);
 		fence_wake_keeper_process();
@@ -700,10 +642,10 @@ domain_by_name(const char *name, bool missing_ok)
 }
 
 Domain *
-domain_by_wire_name(const char *wire_name)
+domain_by_redis_name(const char *redis_name)
 {
 	char	   *end;
-	unsigned long database = strtoul(wire_name, &end, 10);
+	unsigned long database = strtoul(redis_name, &end, 10);
 	int			nparts;
 	char	  **parts;
 	Domain	   *domain;
@@ -711,18 +653,7 @@ domain_by_wire_name(const char *wire_name)
 	if (database != MyDatabaseId || *end != '.' || !key_parts(end + 1, &nparts, &parts) || nparts != 1)
 		return NULL;
 	domain = domain_by_name(parts[0], true);
-	return domain != NULL && strcmp(domain->wire_name, wire_name) == 0 ? domain : NULL;
-}
-
-char *
-domain_wire_name(const char *name)
-{
-	StringInfoData buf;
-
-	initStringInfo(&buf);
-	appendStringInfo(&buf, "%u.", MyDatabaseId);
-	key_encode(&buf, name);
-	return buf.data;
+	return domain != NULL && strcmp(domain->redis_name, redis_name) == 0 ? domain : NULL;
 }
 
 Domain *
@@ -733,8 +664,8 @@ domain_stub(const DomainRow *row)
 
 	domain->id = row->id;
 	domain->name = pstrdup(row->name);
-	domain->wire_name = domain_wire_name(row->name);
-	domain->metrics = metrics_slot(domain->wire_name);
+	domain->redis_name = domain_redis_name(row->name);
+	domain->metrics = metrics_slot(domain->redis_name);
 	fill_writing(domain, row);
 	MemoryContextSwitchTo(old);
 	return domain;

@@ -39,13 +39,6 @@ extern bool key_same(const Domain *domain, TupleTableSlot *a, TupleTableSlot *b)
  */
 extern char *key_of_arguments(const Domain *domain, int nparts, const Argument *parts);
 
-/*
- * Parts of a canonical key, decoded (palloc'd strings, palloc'd array); *nparts is set. False if malformed, or of no text
- * in the database's encoding. For a domain with a table each part is the text of KeyColumn.text_type (money: of int8, the
- * same bytes).
- */
-extern bool key_parts(const char *key, int *nparts, char ***parts);
-
 /* A decoded part of a canonical key as the Datum that the unique index compares. May raise what the type's input raises. */
 extern Datum key_part_datum(const KeyColumn *column, const char *part);
 
@@ -58,15 +51,6 @@ extern const char *key_fence_name_of_row(const Domain *domain, TupleTableSlot *r
 /* Names in Redis, palloc'd. */
 extern char *key_fence_name(const Domain *domain, const char *key);
 extern char *key_value_name(const Domain *domain, const char *key);
-
-/*
- * Takes a fence name apart: database oid, wire name of the domain and key (both palloc'd). Needs no domain, works for
- * databases other than this one. False if it is no fence name of this cluster's namespace.
- */
-extern bool key_parse_fence_name(const char *fence, Oid *database, char **wire_name, char **key);
-
-/* Percent-encodes text of the database onto buf. */
-extern void key_encode(StringInfo buf, const char *s);
 
 /* Checks a tag template against the key columns; raises 22023. */
 extern void key_check_tag(const char *tag, int nkeys, const char *const *names);

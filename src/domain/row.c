@@ -30,12 +30,12 @@
 #include "utils/snapmgr.h"
 
 #include "base/compat.h"
+#include "base/key_text.h"
 #include "base/utf8.h"
 #include "domain/key.h"
 #include "domain/plain_json.h"
 #include "domain/row.h"
 #include "domain/tombstone.h"
-#include "domain/version.h"
 
 /* The rows of the key in the snapshot, copies; none if the key is none of this table. One at most but for groups. */
 static List *

@@ -24,6 +24,7 @@
 #include "utils/rel.h"
 #include "utils/syscache.h"
 
+#include "domain/catalog.h"
 #include "domain/shape.h"
 
 #define ROW_EVENTS	(TRIGGER_TYPE_INSERT | TRIGGER_TYPE_UPDATE | TRIGGER_TYPE_DELETE)
@@ -53,8 +54,8 @@ is_wanted_by(const DomainRow *row, TriggerRole role, bool on_partition)
 	{
 		case ROLE_BEFORE:		/* which sets the version */
 			return strcmp(row->scope, "row") == 0 && row->version_column != NULL;
-		case ROLE_AFTER:
-			return strcmp(row->scope, "manual") != 0;
+		case ROLE_AFTER:		/* which tells of the row or, in manual domains, guards it */
+			return true;
 		case ROLE_TRUNCATE:		/* PostgreSQL copies row triggers only; a hook sees TRUNCATE of a partition */
 			return !on_partition;
 		default:

@@ -14,7 +14,7 @@
 #include "utils/relcache.h"
 #include "utils/snapshot.h"
 
-#include "domain/domain.h"
+#include "domain/catalog.h"
 
 typedef enum TriggerRole
 {

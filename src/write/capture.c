@@ -48,7 +48,7 @@
 #include "domain/shape.h"
 #include "domain/tombstone.h"
 #include "domain/version.h"
-#include "send/coordinator.h"
+#include "send/wire.h"
 #include "write/capture.h"
 #include "write/changed_row.h"
 
@@ -146,7 +146,10 @@ copy_values(TupleTableSlot *from, TupleTableSlot *to)
 	memcpy(to->tts_isnull, from->tts_isnull, sizeof(bool) * to->tts_tupleDescriptor->natts);
 }
 
-/* Evaluates ri_projectNew. ExecProject has emptied the slot, and will say that it is filled. */
+/*
+ * Evaluates ri_projectNew. ExecProject has emptied the slot, and will say that it is filled. A projection has no value: from 18 on isnull
+ * is NULL, as in deleted_row.
+ */
 static Datum
 make_new_row(ExprState *state, ExprContext *econtext, bool *isnull)
 {
@@ -171,14 +174,13 @@ make_new_row(ExprState *state, ExprContext *econtext, bool *isnull)
 		row->tts_values[at] = fence_version_datum(domain, w);
 		row->tts_isnull[at] = false;
 	}
-	*isnull = true;
 	return (Datum) 0;
 }
 
 static void
 tell(Captured *captured)
 {
-	if (!captured->change.prepared && !captured->change.domains->version_aside)
+	if (!captured->change.prepared && domain_sets_version(captured->change.domains))
 		raise_broken("A row was stored that got no version.");
 	listener->stored(&captured->change);
 	captured->change.prepared = false;
@@ -206,10 +208,9 @@ deleted_row(ExprState *state, ExprContext *econtext, bool *isnull)
 	Captured   *captured = state->evalfunc_private;
 
 	captured->change.old = econtext->ecxt_scantuple;
-	if (!captured->change.domains->version_aside)
+	if (domain_sets_version(captured->change.domains))
 		(void) listener->prepare(&captured->change);
 	tell(captured);
-	*isnull = true;
 	if (captured->real == NULL)
 		return (Datum) 0;
 	captured->real->pi_state.flags = state->flags;	/* from 18 on they tell whether OLD and NEW are there */
@@ -520,7 +521,7 @@ capture(ModifyTableState *mt)
 			watch_deleted(mt, captured);
 		else
 		{
-			if (!domains->version_aside)
+			if (domain_sets_version(domains))
 				set_version(mt, i, captured);
 			watch_stored(captured);
 		}
@@ -591,7 +592,7 @@ end_of_rows(void)
 {
 	tombstone_write_all();
 	if (rows_told)
-		coordinator_send_early(true);
+		wire_send(true);
 	rows_told = false;
 }
 

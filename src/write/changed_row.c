@@ -30,7 +30,9 @@
 #include "domain/tombstone.h"
 #include "domain/version.h"
 #include "send/coordinator.h"
+#include "send/wire.h"
 #include "write/changed_row.h"
+#include "write/manual.h"
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Reservations
@@ -81,7 +83,7 @@ static void
 send_drafted(void)
 {
 	if (drafted)
-		coordinator_send_idle();
+		wire_send(false);
 	drafted = false;
 }
 
@@ -281,7 +283,7 @@ raise_unfit(const Domain *domain, int64 stored, int64 last)
 			 errmsg("another trigger set column \"%s\" of domain \"%s\" to %s", domain->version_name, domain->name,
 					stored <= last ? "a version that the key already had" : "a version that is too large"),
 			 errdetail("The stored version is " INT64_FORMAT ", it must be from " INT64_FORMAT " to " INT64_FORMAT ".",
-					   stored, last + 1, fence_version_most(domain, last)),
+					   stored, last + 1, fence_version_max(domain, last)),
 			 errhint("Leave the version column to pgcache_fence, or let the other trigger fire before zzz_pgcache_fence_before.")));
 }
 
@@ -431,9 +433,17 @@ look_again(RowChange *change)
 void
 changed_row_stored(RowChange *change)
 {
-	int64		highest = look_again(change);
 	KeyChange  *key = change->keys;
+	int64		highest;
 
+	if (change->domains->scope == SCOPE_MANUAL)
+	{
+		/* A table with a manual attachment has no other. */
+		if (!manual_row_is_reserved(change->domains, change->old, change->new))
+			changed_row_reserve_domain(change->domains);
+		return;
+	}
+	highest = look_again(change);
 	for (const Domain *domain = change->domains; domain != NULL; domain = domain->next, key++)
 	{
 		if (domain->version_aside)

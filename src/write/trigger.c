@@ -19,7 +19,7 @@
 #include "domain/key.h"
 #include "domain/tombstone.h"
 #include "domain/version.h"
-#include "send/coordinator.h"
+#include "send/wire.h"
 #include "write/capture.h"
 #include "write/changed_row.h"
 
@@ -122,7 +122,7 @@ fence_after_row(PG_FUNCTION_ARGS)
 	if (renumber_is_running(domains))
 		return PointerGetDatum(NULL);
 	/* BEFORE ROW has seen all rows of the statement; without it, what is reserved here comes one after the other */
-	coordinator_send_early(!domains->version_aside);
+	wire_send(!domains->version_aside);
 	describe_change(&change, domains, data);
 	changed_row_stored(&change);
 	capture_told_by_trigger();

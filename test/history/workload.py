@@ -10,9 +10,9 @@ from servers import wait_for
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-# Those of pgcache_fence: as it is to be used, and what readers must not do.
+# Strategies that use pgcache_fence. 'fence' uses it correctly; each of the others breaks one rule for readers.
 MISREAD = ('token-first', 'token-kept', 'token-elsewhere', 'permit-late')
-FENCED = ('fence', *MISREAD)
+FENCED = ('fence', 'program', *MISREAD)
 
 # As struct Control in history.h.
 FIELDS = ('stop', 'endpoints', 'reader_stall_ppm', 'reader_stall_ms', 'writer_stall_ppm', 'writer_stall_ms',
@@ -198,7 +198,7 @@ class Workload:
         self.site.reader_pids = [int(pid) for role, pid in workers if role == 'reader']
 
     def stop(self):
-        """Ends all processes and waits until their last transactions have ended. Raises if one of them had failed."""
+        """Ends all processes, and waits until their last transactions have ended. Raises if one of the processes has failed."""
         if self.process is None:
             return
         self.set('stop', 1)

@@ -13,6 +13,7 @@
 	SWITCH(fast_readers, 1, "readers that read the fence first and ask for the token afterwards; 0 or 1") \
 	SWITCH(processes, 1, "Redis processes, at most") \
 	SWITCH(keys, 1, "rows; with 2 a fast reader reads both with one MGET") \
+	SWITCH(pipeline, 0, "a fast reader reads each row with a GET of its own, and asks for one token after the last") \
 	SWITCH(lease, 1, "ticks that a lease lasts") \
 	SWITCH(max_epoch, 2, "no epoch has a higher number") \
 	SWITCH(ops0, 1, "what writer 0 may do: the sum of 1 UPDATE, 2 DELETE, 4 INSERT without a reservation, 8 bulk UPDATE, 16 INSERT with one") \
