@@ -412,10 +412,12 @@ def test_transactions_of_ones_own(single, row=31):
     connection.autocommit = False
     # nothing was written: the driver's transaction is over afterwards, and the value may be put
     single.sql('UPDATE account SET balance = 1 WHERE id = %s', (row,))
+    single.settled()
     assert fences.read('account', row)['balance'] == 1
     assert connection.info.transaction_status == 0 and events(fences).get('stored', 0) + events(fences).get('refused', 0) == 1
     # what this transaction alone sees is not put, and its own transaction stays open
     single.sql('UPDATE account SET balance = 2 WHERE id = %s', (row,))
+    single.settled()
     with connection.cursor() as cursor:
         cursor.execute("UPDATE note SET text = text WHERE id = 1")
     assert fences.read('account', row)['balance'] == 2
@@ -426,6 +428,7 @@ def test_transactions_of_ones_own(single, row=31):
     with connection.cursor() as cursor:
         cursor.execute('SELECT 1')
     single.sql('UPDATE account SET balance = 4 WHERE id = %s', (row,))
+    single.settled()
     assert fences.read('account', row)['balance'] == 2
     assert events(fences)['kept_back'] == 2
     connection.rollback()
