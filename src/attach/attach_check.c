@@ -225,6 +225,10 @@ attach_check_table(Relation rel)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
+/* How rows can be found by an expression, or by a value whose spelling does not matter */
+#define COMPUTED_KEY \
+	"a generated column, such as name_key text GENERATED ALWAYS AS (lower(name::text)) STORED, with a unique index, and make that the key."
+
 static Form_pg_attribute
 attribute(Relation rel, AttrNumber attnum)
 {
@@ -241,8 +245,7 @@ existing_column(Relation rel, const char *name, const char *argument)
 				(errcode(ERRCODE_UNDEFINED_COLUMN),
 				 errmsg("column \"%s\" of table \"%s\" does not exist", name, RelationGetRelationName(rel)),
 				 errdetail("It is named in %s.", argument),
-				 strchr(name, '(') == NULL ? 0 :
-				 errhint("Expressions are not possible: keep the value of one in a column, which a BEFORE trigger can set.")));
+				 strchr(name, '(') == NULL ? 0 : errhint("A key has columns, not expressions. Add " COMPUTED_KEY)));
 	return attnum;
 }
 
@@ -325,10 +328,6 @@ equal_means_same_text(const KeyEquality *eq)
 		DatumGetBool(OidFunctionCall1Coll(proc, eq->collation, ObjectIdGetDatum(eq->input_type)));
 }
 
-/* Of types and collations for which letters of either case are equal */
-#define SPELLING_HINT \
-	"Keep the value in one spelling, for example in lower case, in a unique column of type text, and make that the key."
-
 /* Whether it is a kind of text, such as citext. */
 static bool
 type_is_textual(Oid type)
@@ -347,11 +346,12 @@ check_key_column(const AttachRequest *request, Relation rel, AttrNumber attnum)
 	KeyEquality eq = domain_key_equality(rel, is_group(request) ? InvalidOid : request->key_index, attnum);
 	const char *name = NameStr(att->attname);
 
-	if (att->attgenerated != '\0')
+	if (att->attgenerated != '\0' && att->attgenerated != ATTRIBUTE_GENERATED_STORED)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("key column \"%s\" is generated", name),
-				 errdetail("Generated columns are computed after BEFORE triggers, which must know the key.")));
+				 errmsg("key column \"%s\" is a virtual generated column", name),
+				 errdetail("No index finds the rows of its values, and the stored row does not have them."),
+				 errhint("Make it GENERATED ALWAYS AS (...) STORED.")));
 	if (!equal_means_same_text(&eq))
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
@@ -359,8 +359,8 @@ check_key_column(const AttachRequest *request, Relation rel, AttrNumber attnum)
 						name, format_type_be(att->atttypid)),
 				 errdetail("Equal values can have different texts, so one row would have several cache keys."),
 				 OidIsValid(eq.collation) && !get_collation_isdeterministic(eq.collation) ?
-				 errhint("Give the column or its index a deterministic collation. " SPELLING_HINT) :
-				 type_is_textual(att->atttypid) ? errhint(SPELLING_HINT) :
+				 errhint("Give the column or its index a deterministic collation, or add " COMPUTED_KEY) :
+				 type_is_textual(att->atttypid) ? errhint("Add " COMPUTED_KEY) :
 				 errhint("Use a key of another type, for example bigint, text, uuid, numeric or timestamptz.")));
 }
 

@@ -41,7 +41,7 @@ typedef struct Followed
 {
 	Oid			relid;
 	int64		id;
-	bool		computed;		/* USING gives a key column values of any kind */
+	bool		computed;		/* USING or SET EXPRESSION gives a key column values of any kind */
 	Oid		   *types;			/* of the key columns */
 	int32	   *typmods;
 } Followed;
@@ -132,8 +132,10 @@ computes_key(const DomainRow *row, Node *stmt)
 	{
 		AlterTableCmd *cmd = lfirst(lc);
 
-		if (cmd->subtype == AT_AlterColumnType && ((ColumnDef *) cmd->def)->raw_default != NULL &&
-			is_key_column(row, cmd->name) && !is_plain_cast(cmd))
+		if (cmd->name == NULL || !is_key_column(row, cmd->name))
+			continue;
+		if (fence_sets_expression(cmd) ||
+			(cmd->subtype == AT_AlterColumnType && ((ColumnDef *) cmd->def)->raw_default != NULL && !is_plain_cast(cmd)))
 			return true;
 	}
 	return false;
@@ -169,7 +171,7 @@ is_followed(const AlterTableStmt *stmt)
 	{
 		AlterTableCmd *cmd = lfirst(lc);
 
-		if (cmd->subtype == AT_AlterColumnType || (cmd->subtype == AT_DropConstraint && cmd->behavior == DROP_RESTRICT))
+		if (cmd->subtype == AT_AlterColumnType || fence_sets_expression(cmd) || (cmd->subtype == AT_DropConstraint && cmd->behavior == DROP_RESTRICT))
 			return true;
 	}
 	return false;

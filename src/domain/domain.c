@@ -270,7 +270,12 @@ resolve_key(Domain *domain, const DomainRow *row, Relation rel)
 	for (int i = 0; i < domain->nkeys; i++)
 		describe_key_column(&domain->keys[i], rel, domain->scope == SCOPE_GROUP ? InvalidOid : index, attnums[i]);
 	for (int i = 0; i < domain->nkeys; i++)
-		domain->nullable |= !TupleDescAttr(RelationGetDescr(rel), attnums[i] - 1)->attnotnull;
+	{
+		Form_pg_attribute att = TupleDescAttr(RelationGetDescr(rel), attnums[i] - 1);
+
+		domain->nullable |= !att->attnotnull;
+		domain->generated_key |= att->attgenerated != '\0';
+	}
 	place_key_columns(domain);
 	pfree(attnums);
 }

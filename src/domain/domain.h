@@ -60,6 +60,7 @@ typedef struct Domain
 	int			nkeys;			/* 0: without a table, any number of parts */
 	KeyColumn  *keys;
 	bool		nullable;		/* a key column can be null: such a row has no key */
+	bool		generated_key;	/* a key column is generated */
 	Oid			key_index;		/* by which rows are found: the unique index on exactly the key columns; of a group any
 								 * that begins with them. InvalidOid: there is none */
 	bool		version_aside;	/* versions are in fence.tombstone: of groups, and of rows without a version column */

@@ -51,6 +51,7 @@
 #include "send/wire.h"
 #include "write/capture.h"
 #include "write/changed_row.h"
+#include "write/generated_key.h"
 
 static ExecutorStart_hook_type previous_start = NULL;
 static ExecutorFinish_hook_type previous_finish = NULL;
@@ -460,7 +461,8 @@ may_capture(const ModifyTableState *mt, const ResultRelInfo *relation)
 
 /*
  * The domains of the relation if its triggers would do what is done here. Not where another BEFORE ROW trigger sees or changes the row: ours
- * is the last of them by its name. NULL: not, or it is not fenced; the triggers, if there are any, know what to do, or to say.
+ * is the last of them by its name. Not where a key column is generated: trigger.c computes it. NULL: not, or it is not fenced; the
+ * triggers, if there are any, know what to do, or to say.
  */
 static const Domain *
 domains_of(const ResultRelInfo *relation, const RowTriggers *triggers)
@@ -475,7 +477,7 @@ domains_of(const ResultRelInfo *relation, const RowTriggers *triggers)
 		relation->ri_RelationDesc->rd_rel->relkind != RELKIND_RELATION)
 		return NULL;
 	domains = domains_by_relation(relid);
-	return domains != NULL && !renumber_is_running(domains) ? domains : NULL;
+	return domains != NULL && !renumber_is_running(domains) && !generated_key_any(domains) ? domains : NULL;
 }
 
 static void

@@ -22,6 +22,7 @@
 #include "send/wire.h"
 #include "write/capture.h"
 #include "write/changed_row.h"
+#include "write/generated_key.h"
 
 PG_FUNCTION_INFO_V1(fence_before_row);
 PG_FUNCTION_INFO_V1(fence_after_row);
@@ -56,6 +57,18 @@ describe_change(RowChange *change, const Domain *domains, const TriggerData *dat
 	change->old = TRIGGER_FIRED_BY_INSERT(data->tg_event) ? NULL : data->tg_trigslot;
 	change->new = TRIGGER_FIRED_BY_DELETE(data->tg_event) ? NULL : change->old ? data->tg_newslot : data->tg_trigslot;
 	change->prepared = false;
+}
+
+/* Completes the keys of a row that is not stored yet. */
+static void
+compute_keys(RowChange *change, const TriggerData *data, FmgrInfo *function)
+{
+	if (change->new == NULL || !generated_key_any(change->domains))
+		return;
+	/* the executor keeps this for one relation of one statement */
+	if (function->fn_extra == NULL)
+		function->fn_extra = generated_key_prepare(change->domains, data->tg_relation, function->fn_mcxt);
+	change->new = generated_key_compute(function->fn_extra, change->new);
 }
 
 static HeapTuple
@@ -105,6 +118,7 @@ fence_before_row(PG_FUNCTION_ARGS)
 	if (renumber_is_running(domains))
 		return PointerGetDatum(row);
 	describe_change(&change, domains, data);
+	compute_keys(&change, data, fcinfo->flinfo);
 	w = changed_row_prepare(&change);
 	remember_lost_key(&change);
 	if (change.new != NULL && w != NO_VERSION)
