@@ -127,7 +127,7 @@ read_arguments(FunctionCallInfo fcinfo, AttachRequest *request)
 	row->name = text_argument(fcinfo, ARG_DOMAIN);
 	row->tag = text_argument(fcinfo, ARG_TAG);
 	row->scope = choice_argument(fcinfo, ARG_SCOPE, "scope");
-	/* a key of no columns: all rows have it */
+	/* a key without columns: all rows have it */
 	if (request->key_given && row->key_columns == NIL && OidIsValid(row->relid) && strcmp(row->scope, "row") == 0)
 		row->scope = pstrdup("group");
 	row->cache = choice_argument(fcinfo, ARG_CACHE, "cache");
@@ -199,7 +199,9 @@ create_trigger(Oid relid, TriggerRole role)
 	return get_trigger_oid(relid, shape->name, false);
 }
 
-/* Records that the one depends on the other, unless that is on record: also if this very command has put it there, for another attachment. */
+/*
+ * Records that one object depends on another, unless that is recorded already. This very command may have recorded it for another attachment.
+ */
 static void
 depend(const ObjectAddress *object, const ObjectAddress *on, DependencyType type)
 {
@@ -353,7 +355,7 @@ restored_key_index(const AttachRequest *request, Relation rel)
 	return found;
 }
 
-/* The dependencies of a restored attachment, as far as its triggers are there. */
+/* Records the dependencies of a restored attachment, as far as its triggers exist. */
 void
 attach_restore_dependencies(const DomainRow *row)
 {
@@ -371,7 +373,7 @@ attach_restore_dependencies(const DomainRow *row)
 	foreach(lc, row->key_columns)
 	{
 		request.key_attnums[n] = get_attnum(row->relid, lfirst(lc));
-		broken = broken || request.key_attnums[n++] == InvalidAttrNumber;	/* the first write says how */
+		broken = broken || request.key_attnums[n++] == InvalidAttrNumber;	/* the first write raises the error that says how */
 	}
 	request.version_attnum = row->version_column ? get_attnum(row->relid, row->version_column) : InvalidAttrNumber;
 	if (strcmp(row->scope, "group") != 0)
@@ -385,9 +387,9 @@ attach_restore_dependencies(const DomainRow *row)
 }
 
 /*
- * Makes the triggers that these attachments of the table want and it lacks, drops those that it has and they do not want; the hooks let
- * that pass. first: of a table that had no attachments before, what has the name of one is another's. The caller holds
- * ShareRowExclusiveLock.
+ * Creates the triggers that these attachments need and the table lacks. Drops those that it has and they do not need; our hooks let this
+ * pass. `first` says that the table had no attachments before. A trigger that has the name of one of ours is then somebody else's. The
+ * caller holds ShareRowExclusiveLock.
  */
 static void
 shape_triggers(Oid relid, List *rows, bool first)
@@ -472,7 +474,7 @@ drop_triggers(Oid relid)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Sets the default name, and checks it. Until the transaction ends nobody else takes it. */
+/* Sets the default name, and checks it. Nobody else can take the name until the transaction ends. */
 static void
 choose_name(DomainRow *row)
 {
@@ -487,7 +489,7 @@ choose_name(DomainRow *row)
 	domain_lock_name(row->name);
 }
 
-/* The rows of a domain of that name: a group, of other tables, may take in this table too. */
+/* The rows of the domain of that name. If it is a group of other tables, this table may join it. */
 static List *
 rows_to_join(const DomainRow *row)
 {
@@ -508,7 +510,7 @@ rows_to_join(const DomainRow *row)
 	return members;
 }
 
-/* Whoever names no domain means the table's own: he has it already. */
+/* A caller who names no domain means the table's own domain, which exists already. */
 static void
 check_own_name_free(Relation rel, const DomainRow *row, List *others)
 {
@@ -599,7 +601,7 @@ fence_attach(PG_FUNCTION_ARGS)
 	{
 		prepare_table(&request);
 		if (request.others == NIL)
-			drop_triggers(request.row.relid);	/* of an attachment that a restore lost */
+			drop_triggers(request.row.relid);	/* a restore has lost their attachment */
 		shape_triggers(request.row.relid, lappend(list_copy(request.others), &request.row), request.others == NIL);
 		bind_triggers(&request);
 	}
@@ -611,7 +613,7 @@ fence_attach(PG_FUNCTION_ARGS)
 	}
 	if (request.members != NIL)
 	{
-		/* what is cached was made without this table */
+		/* the cached values were made without this table */
 		request.row.id = ((DomainRow *) linitial(request.members))->id;
 		ledger_apply_domain(domain_stub(&request.row));
 	}
@@ -633,7 +635,7 @@ attach_announce_end(const DomainRow *row)
 	ledger_end_domain(domain_stub(row));
 }
 
-/* Of a domain of several tables the others go on: it ends with the last. */
+/* A domain of several tables goes on with the others, and ends with the last. */
 bool
 attach_end(const DomainRow *row)
 {
@@ -682,7 +684,7 @@ raise_no_domain(const char *name)
 			 errhint("View fence.domains lists what is fenced in this database.")));
 }
 
-/* The others of the table keep what they rest on, and their triggers. */
+/* Ends one attachment. The others of the table keep their triggers and the objects that they depend on. */
 static void
 detach_one(const DomainRow *row, List *others)
 {
@@ -695,7 +697,7 @@ detach_one(const DomainRow *row, List *others)
 		attach_restore_dependencies(lfirst(lc));
 }
 
-/* All attachments end with the triggers; rows: what a restore or a superuser left without triggers ends too. */
+/* Ends all attachments, with their triggers. Rows of fence.domain that a restore or a superuser has left without triggers end too. */
 static void
 detach_all(Oid relid)
 {
@@ -721,7 +723,7 @@ names_of(List *rows)
 	return names.data;
 }
 
-/* Which of the table's attachments is meant; NULL: all, or the triggers that are there without one. */
+/* Returns the attachment that the caller means. NULL means all of them, or triggers that exist without an attachment. */
 static DomainRow *
 choose_attachment(Oid relid, List *rows, const char *name, bool all)
 {
@@ -746,7 +748,7 @@ choose_attachment(Oid relid, List *rows, const char *name, bool all)
 	return NULL;				/* not reached */
 }
 
-/* Takes the lock, for whoever owns the table, and sees that no statement of this session works on it. */
+/* Checks that the caller owns the table, locks it, and checks that no statement of this session uses it. */
 static void
 lock_for_detach(Oid relid)
 {
@@ -787,7 +789,7 @@ detach(Oid relid, const char *name, bool all)
 				 errhint("Use ALTER TABLE ... DROP COLUMN if nothing else reads it.")));
 }
 
-/* Whoever may call it (it is not granted to PUBLIC) may end a domain without a table; one with a table, its owner. */
+/* The function is not granted to PUBLIC. Each role that may call it may end a domain without a table. Other domains need the tables' owner. */
 Datum
 fence_detach_domain(PG_FUNCTION_ARGS)
 {

@@ -497,7 +497,7 @@ same_text(const char *a, const char *b)
 	return a == NULL || b == NULL ? a == b : strcmp(a, b) == 0;
 }
 
-/* Redis, and whoever reserves, know one domain: what it tells them is the same for all of its tables. */
+/* Redis and the functions that reserve know only the domain. So all of its tables must have the same options. */
 static void
 check_same_options(const DomainRow *row, const DomainRow *member)
 {

@@ -224,7 +224,7 @@ lock_domain_rows(Oid relid)
 {
 	if (domain_rows_by_relation(relid) == NIL || !SearchSysCacheExists1(RELOID, ObjectIdGetDatum(relid)) ||
 		!object_ownercheck(RelationRelationId, relid, GetUserId()))
-		return NIL;				/* others, PostgreSQL refuses */
+		return NIL;				/* PostgreSQL refuses the statement of anybody else */
 	LockRelationOid(relid, AccessExclusiveLock);
 	return domain_rows_by_relation(relid);
 }

@@ -53,7 +53,10 @@ static object_access_hook_type previous_hook = NULL;
 
 static void partition_changed(Oid root_trigger);
 
-/* A trigger is about to be dropped: if it is ours, so end all attachments of its table, once. If it is a partition's, that leaves. */
+/*
+ * A trigger is about to be dropped. If it is ours, all attachments of its table end, once. If the trigger is of a partition, that partition leaves
+ * the table.
+ */
 static void
 trigger_dropped(Oid trigger)
 {
@@ -63,7 +66,7 @@ trigger_dropped(Oid trigger)
 	ListCell   *lc;
 
 	if (attach_in_progress)
-		return;					/* the attachments that are left do not need it */
+		return;					/* the remaining attachments do not need it */
 	catalog = table_open(TriggerRelationId, AccessShareLock);
 	tuple = shape_find_trigger(catalog, trigger, NULL);
 	form = HeapTupleIsValid(tuple) ? (Form_pg_trigger) GETSTRUCT(tuple) : NULL;

@@ -8,7 +8,7 @@
 
 #include "lib/stringinfo.h"
 
-/* The key of a whole table. Encoding never writes an asterisk, and Redis Cluster needs a tag that is not empty. */
+/* The key of a whole table. Encoded values never contain an asterisk. The key is not empty because Redis Cluster ignores an empty tag. */
 #define KEY_NO_VALUES "*"
 
 /* Returns whether percent-encoding leaves this character as it is. */

@@ -34,7 +34,7 @@ argument_list(FunctionCallInfo fcinfo, int n, Argument **arguments)
 	bool	   *nulls;
 	int			count = extract_variadic_args(fcinfo, n, true, &values, &types, &nulls);
 
-	/* whoever gives none gets the parameter's default, which is no VARIADIC array */
+	/* a caller who passes none gets the parameter's default, which is no VARIADIC array */
 	if (count == 1 && types[0] == TEXTARRAYOID && !nulls[0] && ArrayGetNItems(ARR_NDIM(DatumGetArrayTypeP(values[0])),
 																			 ARR_DIMS(DatumGetArrayTypeP(values[0]))) == 0)
 		count = 0;

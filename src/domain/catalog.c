@@ -149,7 +149,7 @@ fence_table_open(const char *relname, LOCKMODE lock)
 	return OidIsValid(relid) ? try_table_open(relid, lock) : NULL;
 }
 
-/* The table's index whose first column is this; InvalidOid if there is none. */
+/* Returns the table's index whose first column this is; InvalidOid if there is none. */
 static Oid
 index_on(Relation table, AttrNumber first_column)
 {
@@ -265,7 +265,7 @@ row_of_tuple(HeapTuple tuple, TupleDesc desc)
 	return row;
 }
 
-/* Those with a version column first, then by attachment, then by table. */
+/* Sorts attachments with a version column first, then by id, then by table. */
 static int
 compare_rows(const ListCell *a, const ListCell *b)
 {
@@ -419,7 +419,7 @@ refs_of(List *rows)
 		DomainRef  *ref;
 
 		if (is_listed(list, row->id))
-			continue;			/* by another of its tables */
+			continue;			/* the domain is in the list already, because of another of its tables */
 		ref = palloc0(sizeof(DomainRef));
 		ref->row = row;
 		ref->redis_name = domain_redis_name(row->name);
@@ -517,7 +517,7 @@ domain_row_insert(DomainRow *row)
 	CommandCounterIncrement();
 }
 
-/* The row of this attachment, a copy; NULL: it is gone. */
+/* A copy of the row of this attachment; NULL if it is gone. */
 static HeapTuple
 find_attachment(Relation table, const DomainRow *row)
 {

@@ -52,13 +52,13 @@ typedef struct DomainRow
 	bool		only_columns;
 } DomainRow;
 
-/* The rows of that name: of a domain of several tables one of each, else one. NIL: there is none. */
+/* The rows of the domain of that name: one for each of its tables, or one if it has no table. NIL if there is no such domain. */
 extern List *domain_rows_by_name(const char *name);
 
-/* Until the transaction ends nobody else attaches anything by that name, or ends an attachment of it. */
+/* Until this transaction ends, no other one can attach a table to a domain of that name, or detach one. */
 extern void domain_lock_name(const char *name);
 
-/* The name that a table's own domain has if none is given; palloc'd. */
+/* The name that fence.attach gives to the domain of a table if the caller names none; palloc'd. */
 extern char *domain_table_name(Oid relid);
 
 /* The rows of the table's attachments: those with a version column first, else in the order in which they were attached. */
@@ -67,7 +67,7 @@ extern List *domain_rows_by_relation(Oid relid);
 /* The rows of the table or, if that is a partition, of the nearest fenced table above it. */
 extern List *domain_rows_covering(Oid relid);
 
-/* Of such a list the one with that id; NULL: it has none. */
+/* The row of such a list that has that id; NULL if there is none. */
 extern DomainRow *domain_row_of(List *rows, int64 id);
 
 /* All of them. */

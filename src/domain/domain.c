@@ -41,7 +41,7 @@
 #include "domain/plain_json.h"
 #include "domain/shape.h"
 
-/* What is cached together: the attachments of a table, or of one of its partitions, or one domain without a table */
+/* One entry of the cache: all attachments of a table or of one of its partitions, or one domain without a table */
 typedef struct Entry
 {
 	Domain	   *domains;		/* chained by next */
@@ -308,7 +308,7 @@ resolve_version(Domain *domain, const DomainRow *row, Relation rel)
 	}
 }
 
-/* What cannot be watched any more makes every change count. */
+/* If one of the columns cannot be compared any more, every change counts. */
 static void
 resolve_watched(Domain *domain, const DomainRow *row, Relation rel)
 {
@@ -399,7 +399,7 @@ raise_misshapen(const DomainRow *row, const char *fault)
 			 errhint("Find out who changed that past ALTER TABLE. Then use fence.detach and fence.attach.")));
 }
 
-/* Checks the triggers of the table, or of one of its partitions; of the root those of all. rows: of all its attachments. */
+/* Checks the triggers of a partition, or those of a table and all its partitions. `rows` are the rows of all attachments. */
 static void
 check_shape(List *rows, Oid relid)
 {
@@ -438,7 +438,7 @@ tables_of(const DomainRow *row)
 	return list_length(tables) > 1 ? tables : NIL;
 }
 
-/* A Domain of a row as it is for that table, the row's own or a partition; NULL: a domain without a table. */
+/* Builds the Domain of a row for the row's table or for a partition of it. `rel` is NULL if the domain has no table. */
 static Domain *
 build_domain(const DomainRow *row, Relation rel)
 {
@@ -472,7 +472,7 @@ build_domains(List *rows, Relation rel)
 	return first;
 }
 
-/* The Domains of these rows for that table, in memory of their own. NULL: the table is gone. */
+/* Builds the Domains of these rows for that table, in a memory context of their own. Returns NULL if the table is gone. */
 static Entry *
 build_entry(List *rows, Oid relid)
 {
@@ -502,7 +502,7 @@ link_name(Entry *entry, Domain *domain)
 	ByName	   *n = hash_search(by_name, domain->name, HASH_FIND, NULL);
 
 	if (n != NULL && n->domain->id == domain->id)
-		return;					/* another of its tables came first */
+		return;					/* another table of the domain was cached first */
 	if (n != NULL)
 		retire(n->entry);
 	n = hash_search(by_name, domain->name, HASH_ENTER, NULL);
@@ -510,7 +510,7 @@ link_name(Entry *entry, Domain *domain)
 	n->entry = entry;
 }
 
-/* named: not of a partition, which is not what the names mean. There should be none of them yet; if there is, it is not lost. */
+/* `named` is false for a partition, because a domain's name means the root. An older entry of the name should not exist; if it does, it is retired. */
 static void
 link_entry(Entry *entry, bool named)
 {

@@ -92,10 +92,10 @@ typedef struct Domain
  */
 extern Domain *domains_by_relation(Oid relid);
 
-/* Of such a chain the one with that id; NULL: it has none. */
+/* The domain of such a chain that has that id; NULL if there is none. */
 extern Domain *domain_of(Domain *domains, int64 id);
 
-/* The domain as each of its tables knows it: a List of Domain. Of tables that have been dropped meanwhile nothing. */
+/* A List of Domain: the domain as each of its tables has it. Tables that were dropped meanwhile are left out. */
 extern List *domain_of_each_table(const Domain *domain);
 
 /* The domain of that name; raises 42704 with a hint if there is none and missing_ok is false. */
@@ -129,7 +129,7 @@ extern void domain_at_transaction_end(void);
 /* Whether PostgreSQL knows the versions of the domain's keys: in a version column, or in the groups' own rows. */
 extern bool domain_has_versions(const Domain *domain);
 
-/* Whether each write of a row is given its version here: else it is kept aside, or the application stores it. */
+/* Whether we put a version into each row that is written. Otherwise versions are in fence.tombstone, or the application stores them. */
 static inline bool
 domain_sets_version(const Domain *domain)
 {

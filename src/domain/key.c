@@ -149,7 +149,7 @@ key_is_complete(const Domain *domain, TupleTableSlot *row)
 	return true;
 }
 
-/* Appends the key that has no values. */
+/* Appends the key of a whole table, which has no values. */
 static void
 print_no_values(StringInfo buf, int nkeys)
 {

@@ -23,7 +23,7 @@
 #define NAME_MAX_LENGTH 4000	/* bytes of a name in Redis; fence.lua refuses longer ones than 4096 */
 #define KEY_MAX_LENGTH 2000		/* bytes of canonical text; it must fit a btree tuple of fence.tombstone */
 
-/* Whether no key column of the row is null: only then it has a key. */
+/* Whether the row has a key, because no key column is null. */
 extern bool key_is_complete(const Domain *domain, TupleTableSlot *row);
 
 /* The key of a row, palloc'd. Raises 54000 if it is longer than KEY_MAX_LENGTH. */

@@ -295,7 +295,7 @@ compare_texts(const ListCell *a, const ListCell *b)
 	return strcmp(lfirst(a), lfirst(b));
 }
 
-/* The rows of a group in one table as a JSON array, in the order of their texts: the same rows give the same value. */
+/* Returns the rows of a group in one table as a JSON array. They are sorted by their texts, so that the same rows give the same value. */
 static void
 append_rows(StringInfo buf, const Domain *domain, const char *key, Snapshot snapshot)
 {
@@ -321,7 +321,7 @@ append_rows(StringInfo buf, const Domain *domain, const char *key, Snapshot snap
 	appendStringInfoChar(buf, ']');
 }
 
-/* A group of several tables is an object that has an array of each. */
+/* The value of a group of several tables is an object with one array for each table. */
 static char *
 group_as_json(const Domain *domain, const char *key, Snapshot snapshot)
 {

@@ -54,7 +54,7 @@ is_wanted_by(const DomainRow *row, TriggerRole role, bool on_partition)
 	{
 		case ROLE_BEFORE:		/* which sets the version */
 			return strcmp(row->scope, "row") == 0 && row->version_column != NULL;
-		case ROLE_AFTER:		/* which tells of the row or, in manual domains, guards it */
+		case ROLE_AFTER:		/* it reports the row or, in manual domains, guards it */
 			return true;
 		case ROLE_TRUNCATE:		/* PostgreSQL copies row triggers only; a hook sees TRUNCATE of a partition */
 			return !on_partition;

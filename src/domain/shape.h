@@ -62,10 +62,10 @@ extern const char *shape_fault(List *rows, Relation catalog, HeapTuple trigger, 
 /* What is wrong with the triggers of a relation that these rows cover, as a sentence; palloc'd. NULL: nothing. */
 extern char *shape_fault_of_table(List *rows, Oid relid);
 
-/* The same of the table of these rows and all its partitions, whose kinds it looks at too. */
+/* The same for the table of these rows and all its partitions. It checks their kinds too. */
 extern char *shape_fault_of_family(List *rows);
 
-/* The same of all tables of that domain, as they are attached now. NULL also if it has no table (any more). */
+/* The same for all tables of that domain, as they are attached now. Also NULL if the domain has no table any more. */
 extern char *shape_fault_of_domain(const DomainRow *row);
 
 /* The table and all below it; nobody is waited for, so one may have been dropped meanwhile. The table comes first. */

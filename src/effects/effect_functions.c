@@ -93,7 +93,7 @@ ttl_argument(FunctionCallInfo fcinfo, int n)
 	return PG_ARGISNULL(n) ? "" : psprintf(INT64_FORMAT, ttl_ms_of(PG_GETARG_INTERVAL_P(n)));
 }
 
-/* A time to live (argument n) or, rather, a point in time (argument at): "" if both are NULL: the key keeps what it has; "0": none. */
+/* The time to live from argument n, or the point in time from argument at. "" if both are NULL: the key keeps what it has. "0": no expiry. */
 static const char *
 expiry_argument(FunctionCallInfo fcinfo, int n, int at)
 {
@@ -104,7 +104,7 @@ expiry_argument(FunctionCallInfo fcinfo, int n, int at)
 	when = PG_GETARG_TIMESTAMPTZ(at);
 	if (TIMESTAMP_IS_NOEND(when))
 		return "0";
-	/* since 1970; what was before that is over as well */
+	/* since 1970; a time before that is over as well */
 	when = TIMESTAMP_IS_NOBEGIN(when) ? 0 :
 		when / 1000 + (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * SECS_PER_DAY * INT64CONST(1000);
 	return psprintf("@" INT64_FORMAT, Max(when, 1));
@@ -254,8 +254,8 @@ raise_bound(const char *key, const EffectAnswer *answer)
 }
 
 /*
- * Holds a counter with the bounds of arguments `bounds` and `bounds` + 1; on_bound: what is to happen if these would be passed. Where the
- * counter stands then, NULL if it is refused. The argument that says how much is counted is what was counted in the end.
+ * Holds a counter with the bounds of arguments `bounds` and `bounds` + 1. on_bound says what Redis does if the counter would pass them. Returns
+ * the counter's new value; NULL if Redis refuses. The argument with the amount then has the amount that Redis has counted.
  */
 static Datum
 hold_counter(FunctionCallInfo fcinfo, EffectCall *call, int bounds, int on_bound, const char **amount)
@@ -274,7 +274,7 @@ hold_counter(FunctionCallInfo fcinfo, EffectCall *call, int bounds, int on_bound
 	call->needs_redis = true;
 	call->decided = amount;
 	answer = effect_hold(call);
-	/* not before holds of transactions that are over were settled: they would be in the way */
+	/* the holds of transactions that have ended are settled first, so that they do not block this one */
 	if (strcmp(choice, "clamp") == 0 && (effect_says(&answer, "bound") || effect_says(&answer, "full")))
 	{
 		call->checks[2] = choice;
@@ -327,7 +327,7 @@ fence_transfer(PG_FUNCTION_ARGS)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* The key, the field, and the log of argument `log`, if there is one. */
+/* Adds the key, the field, and the log from argument `log` if there is one. */
 static EffectCall
 field_call(FunctionCallInfo fcinfo, const char *kind, int log)
 {

@@ -431,7 +431,7 @@ check_unfenced(Report *report)
 			 " ORDER BY 1");
 }
 
-/* What several attachments of one table make possible: the same twice, what has no effect, what makes every write expensive. */
+/* Reports attachments of one table that have the same key, that have no effect, or that make every write expensive. */
 static void
 check_attachments(Report *report)
 {
@@ -461,7 +461,7 @@ check_attachments(Report *report)
 					  " AND c.reltuples OPERATOR(pg_catalog.>) %d ORDER BY 1", SMALL_TABLE));
 }
 
-/* Readers ask Redis, so PostgreSQL does not see them. But the audit sees whether anything that it samples is cached. */
+/* Readers ask Redis, so PostgreSQL does not see them. But the audit sees whether any of the keys that it samples is cached. */
 static void
 check_read(Report *report)
 {

@@ -155,7 +155,7 @@ static Datum
 make_new_row(ExprState *state, ExprContext *econtext, bool *isnull)
 {
 	Captured   *captured = state->evalfunc_private;
-	const Domain *domain = captured->change.domains;	/* all have the same version column */
+	const Domain *domain = captured->change.domains;	/* all domains have the same version column */
 	TupleTableSlot *row = state->resultslot;
 	int			at = domain->version_attnum - 1;
 	int64		w;

@@ -5,16 +5,16 @@
  * Owns: steps 1 and 2 of a transaction (doc/protocol.md, "Writing"): which version a change gets, and which keys are
  * reserved: of each row that changes or goes, and of a new one only where somebody can have cached something under it.
  *
- * A table may have several attachments, each with a key of its own, and one version column. One pass serves them all:
- * - For each attachment the row keeps its key, or loses the old one and gains the new one: for the user's id it may be the same row while
- *   its e-mail moves. A row that has a null in the key has no key in that attachment.
- * - What the attachments need of the version differs: above the old row's where the key is kept, above tombstone and floor of the key where
- *   it is gained. The row gets a version above all of that. So no version of any key ever comes again with another row, whichever row it
- *   was: what the key's former row left in the tombstone is above all that this key has ever had.
- * - With only_columns an attachment is not concerned by an UPDATE that changes none of its columns. The row keeps its version if none of the
- *   attachments that go by the version column is concerned. If one is, the version rises, and so all of them are.
- * - Groups, and rows whose table has no version column, count in fence.tombstone, each attachment for itself. Their fences are reserved
- *   together with the others; their versions advance once the row is stored.
+ * A table may have several attachments. Each has its own key; all share one version column. One pass over the row serves them all:
+ * - For each attachment the row keeps its key, or it loses the old key and gains the new one. When a user's e-mail changes, the row keeps its
+ *   key by id and changes its key by e-mail. A row with a null in a key column has no key in that attachment.
+ * - Each attachment needs a version above another one. Where the row keeps its key, this is the old row's version. Where it gains a key, this
+ *   is the key's tombstone and floor. The row gets a version above all of them. So a version of a key never comes back with other content,
+ *   because the tombstone that the key's former row has left is above all versions that the key ever had.
+ * - With only_columns, an UPDATE does not concern an attachment if it changes none of its columns. The row keeps its version if the UPDATE
+ *   concerns no attachment that uses the version column. If it concerns one of them, the version rises, and that concerns them all.
+ * - Versions of groups, and of rows whose table has no version column, are in fence.tombstone, for each attachment separately. We reserve their
+ *   fences together with the others. Their versions advance after the row is stored.
  *
  * Nothing here is kept after the call: what outlives it is in the ledger and in fence.tombstone.
  */
@@ -76,9 +76,9 @@ reservation_of_new(const Domain *domain, TupleTableSlot *row, bool first)
 	return ledger_is_empty() ? NULL : ledger_find(key_fence_name_of_row(domain, row));
 }
 
-static bool drafted = false;		/* reservations of the row at hand are in a message that was not sent */
+static bool drafted = false;		/* the unsent message has reservations of the present row */
 
-/* Sends what was reserved for the row, in one message. */
+/* Sends the reservations of the row in one message. */
 static void
 send_drafted(void)
 {
@@ -98,7 +98,7 @@ reserve(Reservation *r, int64 w)
 	drafted = true;
 }
 
-/* What a new row of the key must start above, and what a tombstone proves. */
+/* The version above which a new row of the key must start: its tombstone or the floor. */
 static int64
 last_of_key(const Domain *domain, TupleTableSlot *row)
 {
@@ -112,14 +112,14 @@ last_of_key(const Domain *domain, TupleTableSlot *row)
 static bool
 same_value(Datum a, Datum b, Form_pg_attribute att)
 {
-	/* what an UPDATE does not touch is not fetched from the TOAST table */
+	/* PostgreSQL keeps the TOAST pointer of a value that the UPDATE does not touch; so we need not fetch the value */
 	if (att->attlen == -1 && VARATT_IS_EXTERNAL_ONDISK(DatumGetPointer(a)) && VARATT_IS_EXTERNAL_ONDISK(DatumGetPointer(b)) &&
 		memcmp(DatumGetPointer(a), DatumGetPointer(b), VARSIZE_EXTERNAL(DatumGetPointer(a))) == 0)
 		return true;
 	return datum_image_eq(a, b, att->attbyval, att->attlen);
 }
 
-/* Whether an UPDATE leaves all columns that count as they are. */
+/* Whether an UPDATE leaves all columns of only_columns as they are. */
 static bool
 same_columns(const Domain *domain, TupleTableSlot *old, TupleTableSlot *new)
 {
@@ -139,7 +139,7 @@ same_columns(const Domain *domain, TupleTableSlot *old, TupleTableSlot *new)
 	return domain->nwatched > 0;
 }
 
-/* Compares the row's keys of before and after. Returns whether the attachment is concerned. */
+/* Compares the row's old and new key. Returns whether the change concerns the attachment. */
 static bool
 compare_keys(KeyChange *key, const Domain *domain, const RowChange *change)
 {
@@ -153,8 +153,8 @@ compare_keys(KeyChange *key, const Domain *domain, const RowChange *change)
 }
 
 /*
- * The same for all attachments. Returns whether the row gets a version. An application that raises the version itself means that the row
- * has changed.
+ * The same for all attachments. Returns whether the row gets a new version. It also gets one if the application raises the version itself,
+ * because the application then says that the row has changed.
  */
 static bool
 compare_row(RowChange *change)
@@ -195,7 +195,7 @@ reserve_keys(KeyChange *key, const Domain *domain, const RowChange *change, bool
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* The key loses its row: the version of its tombstone. */
+/* The key loses its row. `w` is the version of the tombstone. */
 static void
 prepare_lost(KeyChange *key, int64 w)
 {
@@ -207,7 +207,7 @@ prepare_lost(KeyChange *key, int64 w)
 static void
 prepare_key(KeyChange *key, const Domain *domain, RowChange *change)
 {
-	/* before the reservation: it may be the transaction's first look at the key */
+	/* before the reservation, because it may be the first time that the transaction looks at the key */
 	key->last = domain->version_aside ? NO_VERSION : key->kept ? fence_version_last(domain, change->old) :
 		key->gained ? last_of_key(domain, change->new) : NO_VERSION;
 	reserve_keys(key, domain, change, true);
@@ -224,8 +224,8 @@ prepare_key(KeyChange *key, const Domain *domain, RowChange *change)
 }
 
 /*
- * A row that keeps a key gets the next version, whatever the application has put there. Of one that has none of its keys of before, or is
- * new, the application's own version counts if it is above everything that its keys ever had, and fits.
+ * A row that keeps a key gets the next version, whatever version the application has set. A row that is new, or keeps none of its keys, keeps the
+ * application's version if that is above all versions of its keys, and fits.
  */
 static int64
 version_of_new(const RowChange *change, int64 last, bool kept)
@@ -369,7 +369,7 @@ stored_lost(const KeyChange *key, const Domain *domain, TupleTableSlot *row)
 	apply_stored(domain, key->of_old, w, NULL);
 }
 
-/* highest: of what the attachments need the version to be above. */
+/* `highest` is the highest of the versions above which the attachments need the stored one. */
 static void
 stored_new(const KeyChange *key, const Domain *domain, TupleTableSlot *row, int64 highest)
 {
@@ -409,7 +409,7 @@ stored_aside(const KeyChange *key, const Domain *domain, const RowChange *change
 		group_changed(domain, key->of_new, change->new);
 }
 
-/* What the stored version must be above, now that the row is there. Returns the highest of it. */
+/* Finds for each attachment, now that the row is stored, the version above which the stored one must be. Returns the highest. */
 static int64
 look_again(RowChange *change)
 {

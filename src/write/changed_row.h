@@ -15,12 +15,12 @@
 #include "domain/domain.h"
 #include "send/ledger.h"
 
-/* What the change means for one attachment; nothing if none of the first three is set. A row with a null in the key has no key there. */
+/* What the change means for one attachment. If none of the first three is set, it means nothing. A row with a null in the key has no key. */
 typedef struct KeyChange
 {
-	bool		kept;			/* an UPDATE leaves the row under its key, and changes something that counts */
+	bool		kept;			/* an UPDATE keeps the row's key, and concerns the attachment */
 	bool		lost;			/* the old row's key has no row any more */
-	bool		gained;			/* the new row's key has had none */
+	bool		gained;			/* the new row's key had no row before */
 	Reservation *of_old;		/* of the key that is lost; NULL: see reservation_of */
 	Reservation *of_new;		/* of the key that is kept or gained; likewise */
 	int64		last;			/* what the new row's version must be above */
@@ -38,10 +38,10 @@ typedef struct RowChange
 } RowChange;
 
 /*
- * A row is about to be stored, or deleted: reserves its keys, in one message. Returns the version that the new row must get; of a
- * DELETE, that of its tombstones; NO_VERSION: the row keeps the one that it has, because nothing changes that counts. Only for tables
- * with a version column. A row that is not stored after all costs reservations that nothing applies. Raises 22003 (the version is
- * at its end), 54000 (a long key), 55000 (ledger_close).
+ * Call this when a row is about to be stored or deleted. It reserves the row's keys in one message. It returns the version that the new row
+ * must get; for a DELETE, the version of the tombstones; NO_VERSION if the row keeps its version, because the change concerns no attachment.
+ * Only for tables with a version column. If the row is not stored after all, nothing applies the reservations. Raises 22003 (there is no
+ * higher version), 54000 (the key is too long), 55000 (ledger_close).
  */
 extern int64 changed_row_prepare(RowChange *change);
 

@@ -91,9 +91,9 @@ explicit_reserve(Reservation *r)
 }
 
 /*
- * Raises 40001 if what the caller has read is old. Where rows have versions, the newest is the row's, because a version that begin_write gave
- * may never have been stored; a caller that has seen no row has observed 0. Elsewhere the newest is the one that begin_write gave last. A
- * floor is no version of the key.
+ * Raises 40001 if the version that the caller has read is old. If rows have versions, the newest version is the row's, because the caller of an
+ * earlier begin_write may never have stored the version that it got; a caller who has seen no row has observed 0. If rows have no versions, the
+ * newest is the one that begin_write returned last. A floor is not a version of the key.
  */
 static void
 require_newest(const Domain *domain, const char *key, int64 observed)
@@ -125,8 +125,8 @@ explicit_write(const Domain *domain, const char *key, int64 observed, bool stric
 	r = ledger_reservation(RESERVE_ROW, fence, domain);
 	if (r->applied == NO_VERSION)
 	{
-		r->used = false;		/* what a savepoint took back has taken the rows with it */
-		/* else nobody but this transaction was given a version since */
+		r->used = false;		/* the rollback to the savepoint has removed the rows too */
+		/* otherwise only this transaction has got a version since */
 		if (strict)
 			require_newest(domain, key, observed);
 	}
@@ -180,7 +180,7 @@ fence_abort_write(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("this transaction has no reservation of key \"%s\" in domain \"%s\"", key, domain->name)));
-	/* withdrawn, it would not be waited for before the commit */
+	/* the commit would not wait for a reservation that was withdrawn */
 	if (r->used)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),

@@ -21,7 +21,7 @@ struct GeneratedKeys
 {
 	ExprContext *context;
 	TupleTableSlot *row;		/* what generated_key_compute returns */
-	ExprState **values;			/* of each column of the relation; NULL: it is computed by nobody, or is no key column */
+	ExprState **values;			/* one for each column of the relation; NULL if it is not a generated key column */
 };
 
 bool
@@ -51,7 +51,7 @@ generated_key_prepare(const Domain *domains, Relation rel, MemoryContext context
 	TupleDesc	desc = RelationGetDescr(rel);
 
 	keys->context = CreateExprContext(estate);
-	/* a copy, because nobody is told when the statement ends, to let go of the relation's own */
+	/* a copy, because a slot pins the relation's own descriptor, and nobody tells us when to drop the slot */
 	keys->row = MakeTupleTableSlot(CreateTupleDescCopy(desc), &TTSOpsVirtual);
 	keys->context->ecxt_scantuple = keys->row;
 	keys->values = palloc0(sizeof(ExprState *) * desc->natts);

@@ -2,8 +2,8 @@
  * write/manual.c
  *	  The guard of tables whose domains have scope 'manual'; see manual.h.
  *
- * A transaction that writes such a key reserves it first, and stores the version that it gets. begin_write cannot know what the transaction does
- * afterwards, so the guard looks at the rows of the domain's table when they are stored.
+ * A transaction that writes such a key must reserve it first, and store the version that it gets. begin_write cannot know what the transaction does
+ * afterwards. So the guard checks the rows of the domain's table when they are stored.
  */
 #include "postgres.h"
 
@@ -36,8 +36,8 @@ raise_other_version(const Domain *domain, const char *key, int64 stored, int64 r
 }
 
 /*
- * Whether the key of a row that is stored, or gone (then is_gone), is reserved for what it has now. If not, and the setting does not
- * say that the domain is to be reserved instead, raises.
+ * Whether this transaction has reserved the key of a row that was stored or deleted (is_gone), with the stored version. If it has not, this
+ * raises, or returns false if the setting says that the whole domain shall be reserved instead.
  */
 static bool
 is_reserved(const Domain *domain, TupleTableSlot *row, bool is_gone)
@@ -65,7 +65,7 @@ manual_row_is_reserved(const Domain *domain, TupleTableSlot *old, TupleTableSlot
 	bool		key_stays = old != NULL && new != NULL && key_same(domain, old, new);
 
 	if (ledger_whole_applied(domain->id))
-		return true;			/* by TRUNCATE, or by a row before this one */
+		return true;			/* because of TRUNCATE or of an earlier row */
 	return (new == NULL || is_reserved(domain, new, false)) &&
 		(old == NULL || key_stays || is_reserved(domain, old, true));
 }

@@ -59,13 +59,13 @@ describe_change(RowChange *change, const Domain *domains, const TriggerData *dat
 	change->prepared = false;
 }
 
-/* Completes the keys of a row that is not stored yet. */
+/* Computes the generated key columns of a row that is not stored yet. */
 static void
 compute_keys(RowChange *change, const TriggerData *data, FmgrInfo *function)
 {
 	if (change->new == NULL || !generated_key_any(change->domains))
 		return;
-	/* the executor keeps this for one relation of one statement */
+	/* the executor keeps fn_extra for one relation during one statement */
 	if (function->fn_extra == NULL)
 		function->fn_extra = generated_key_prepare(change->domains, data->tg_relation, function->fn_mcxt);
 	change->new = generated_key_compute(function->fn_extra, change->new);
