@@ -50,7 +50,8 @@ def arguments(parser):
     parser.add_argument('--versions', choices=('trigger', 'application', 'aside', 'group', 'attachments'), default=None,
                         help='of strategy fence: who sets the versions of changed rows; aside: the table is attached with '
                         'version => NULL; group: each row is a group; both without --cache row; attachments: three of one table, of which '
-                        'the key that is read is the unique one of rows that also have another; default: one of the first two, drawn')
+                        'the key that is read is the unique one of rows that also have another; with --capture triggers it is a generated column; '
+                        'default: one of the first two, drawn')
     parser.add_argument('--absent', choices=('no', 'yes'), default=None,
                         help='of strategy fence: whether "no such row" is cached; default: drawn')
     parser.add_argument('--reserve', choices=('early', 'commit'), default=None,
