@@ -181,7 +181,7 @@ class World:
             self.query('ALTER TABLE %s ALTER COLUMN version SET DEFAULT 0' % table)
             attached = [row[0] for row in self.query('SELECT domain FROM fence.domains WHERE relation = %s::regclass', (table,))]
             if attached and attached != [table]:
-                self.query("SELECT fence.detach('%s')" % table)
+                self.query("SELECT fence.detach('%s', all_domains => true)" % table)
             if attached != [table]:
                 self.query('UPDATE %s SET version = 0 WHERE version < 0' % table)
                 self.query("SELECT fence.attach('%s'%s)" % (table, ATTACHED[table]))
@@ -236,9 +236,9 @@ class World:
         return connection
 
     def query(self, sql, parameters=None):
-        """Rows, in a session of the superuser that stays; for one thread."""
+        """Rows, in a session of the superuser that stays; for one thread. It writes tables of manual domains without begin_write."""
         if self.session is None or self.session.closed:
-            self.session = self.connect()
+            self.session = self.connect(**{'pgcache_fence.unreserved_writes': 'reserve_domain'})
         with self.session.cursor() as cursor:
             cursor.execute(sql, parameters)
             return cursor.fetchall() if cursor.description else None
