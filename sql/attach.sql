@@ -134,7 +134,7 @@ SELECT domain, key FROM domains;
 ROLLBACK;
 DELETE FROM keyless;
 CREATE UNIQUE INDEX nullable ON keyless (c, a);
--- where a row has a null in the key it has no key
+-- a row with a null in a key column has no key
 BEGIN;
 SELECT fence.attach('keyless', key => '{a,c}');
 ROLLBACK;
@@ -317,7 +317,7 @@ SELECT fails($$SELECT fence.drop_derived(d) FROM unnest(ARRAY['att.twice', 'att.
 SELECT fails($$SELECT fence.define_derived('att.twice', '{att.good(1)}', 4294967295::regprocedure)$$);
 ROLLBACK;
 
--- scope manual: a row trigger guards the table; it need not have a version
+-- scope manual: a row trigger guards the table, which needs no version column
 CREATE TABLE by_hand (id int PRIMARY KEY, loose int);
 SELECT refused($$'by_hand', scope => 'manual', key => '{loose}'$$);
 SELECT refused($$'by_hand', scope => 'manual', version => 'v'$$);

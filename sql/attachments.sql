@@ -13,17 +13,17 @@ SELECT fence.attach('users', key => '{email}', domain => 'users_by_email');
 SELECT fence.attach('users', key => '{tenant}', scope => 'group', domain => 'users_of_tenant');
 SELECT tgname FROM pg_trigger WHERE tgrelid = 'users'::regclass ORDER BY tgname COLLATE "C";
 
--- what a second attachment cannot be
+-- second attachments that fence.attach refuses
 SELECT fence.attach('users', key => '{email}', domain => 'users_by_email');
 SELECT fence.attach('users', scope => 'manual', domain => 'by hand');
 SELECT fence.attach('users', key => '{email}', domain => 'other', version => 'seen');
 SELECT fence.attach('users', key => '{name}', domain => 'other');
--- whoever names no domain means the table's own
+-- a call that names no domain means the domain with the table's name
 CREATE TABLE own (id int PRIMARY KEY, name text UNIQUE, version int);
 SELECT fence.attach('own'), fence.attach('own', key => '{name}', domain => 'own_by_name');
 SELECT fence.attach('own', key => '{name}');
 
--- Each key that there was: the version that its domain knows, what a reader gets, and whether that is the row as it is now
+-- Returns for each key the version that its domain has, what a reader gets, and whether that is the present row
 CREATE FUNCTION look() RETURNS TABLE (domain text, key text, version bigint, status text, cached text) LANGUAGE sql AS $$
 	SELECT d, k, s.row_version, g.status,
 		   CASE WHEN g.status <> 'hit' THEN NULL
@@ -41,7 +41,7 @@ CREATE PROCEDURE fill() LANGUAGE sql AS $$
 	SELECT fence.read('users_by_email', k) FROM unnest('{a,b,c}'::text[]) k;
 	SELECT fence.read('users_of_tenant', k) FROM unnest('{1,2}'::text[]) k;
 $$;
--- Attached now, announced a moment later
+-- The keeper announces the domains to Redis a moment after the attach
 DO $$
 DECLARE
 	deadline timestamptz := clock_timestamp() + '90 s';
@@ -56,7 +56,7 @@ END $$;
 CALL fill();
 SELECT * FROM look();
 
--- one more, and one less: no rewrite, and no stronger lock than CREATE TRIGGER takes; what the others have cached stays
+-- adding and ending an attachment rewrites nothing and locks as CREATE TRIGGER does; the others keep their cached values
 CREATE TEMPORARY TABLE storage AS SELECT relfilenode FROM pg_class WHERE oid = 'users'::regclass;
 BEGIN;
 SELECT fence.attach('users', key => '{name}', scope => 'group', domain => 'users_of_name');
@@ -67,7 +67,7 @@ SELECT domain, key, status FROM look() WHERE status <> 'hit';
 SELECT fence.detach('users', 'users_of_name');
 SELECT domain, key, status FROM look() WHERE status <> 'hit';
 
--- one row: its fences go together
+-- one UPDATE reserves all fences of the row
 BEGIN;
 UPDATE users SET name = 'Anna' WHERE id = 1;
 SELECT sum(fences) AS fences FROM fence.pending WHERE domain LIKE 'users%' AND pid = pg_backend_pid();
@@ -76,7 +76,7 @@ SELECT * FROM look();
 CALL fill();
 SELECT * FROM look();
 
--- the e-mail moves: the old and the new key. The new row of a key is above the tombstone of its last one, and above itself
+-- The e-mail changes: both keys are reserved. The row's version rises above its own and above the tombstone of the new key
 UPDATE users SET email = 'c' WHERE id = 1;
 UPDATE users SET email = 'a' WHERE id = 2;
 SELECT * FROM look();
@@ -84,7 +84,7 @@ CALL fill();
 SELECT * FROM look();
 SELECT id, email, version FROM users ORDER BY id;
 SELECT d.name, t.key, t.version FROM fence.tombstone t JOIN fence.domain d ON d.id = t.domain_id WHERE d.name LIKE 'users%' ORDER BY 1, 2;
--- a key that was often used carries its version to a row that was not
+-- a row with a low version takes a key with a high one: the row gets a version above both
 UPDATE users SET name = name || '!' FROM generate_series(1, 1) WHERE id = 2;
 UPDATE users SET name = name || '!' WHERE id = 2;
 UPDATE users SET name = name || '!' WHERE id = 2;
@@ -105,7 +105,7 @@ CALL fill();
 SELECT * FROM look();
 SELECT d.domain, a.relation, a.count FROM fence.domains d, fence.audit(d.domain) a
  WHERE d.domain LIKE 'users%' AND a.relation IN ('fence_behind_db', 'fence_ahead_db', 'payload_differs') AND a.count > 0;
--- rolled back, also to a savepoint
+-- the transaction or a savepoint is rolled back
 BEGIN;
 SAVEPOINT s;
 UPDATE users SET email = 'b', tenant = 2 WHERE id = 1;
@@ -116,7 +116,7 @@ COMMIT;
 CALL fill();
 SELECT * FROM look();
 
--- no row has it: nothing is fenced for a null
+-- a null is no key: nothing is reserved for it
 UPDATE users SET email = NULL WHERE id = 1;
 UPDATE users SET name = 'nobody' WHERE id = 1;
 SELECT fence.read('users_by_email', 'a'), fence.read('users', 1)->>'name' AS name;
@@ -139,7 +139,7 @@ SELECT fence.renumber('users_by_email');
 SELECT id, version FROM users ORDER BY id;
 SELECT domain, status FROM look();
 
--- a column gets another name in all of them; another type, and the keys of both have another text
+-- a column is renamed in all attachments; a key column gets another type, and so its keys get other texts
 ALTER TABLE users RENAME COLUMN email TO mail;
 ALTER TABLE users RENAME COLUMN mail TO email;
 CREATE TEMPORARY TABLE ids AS SELECT name, id FROM fence.domain WHERE relation = 'users'::regclass;
@@ -149,7 +149,7 @@ SELECT domain, key, relation FROM fence.domains WHERE relation = 'users'::regcla
 ALTER TABLE users DROP CONSTRAINT users_email_key;
 ALTER TABLE users DROP COLUMN tenant;
 
--- the end of one, the others go on; and of all
+-- detach ends one attachment and leaves the others; then it ends all
 SELECT fence.detach('users');
 SELECT fence.detach('users', domain => 'nosuch');
 SELECT fence.detach('users', 'users');
@@ -164,7 +164,7 @@ SELECT tgname FROM pg_trigger WHERE tgrelid = 'users'::regclass ORDER BY tgname 
 SELECT fence.detach('users', all_domains => true);
 SELECT tgname FROM pg_trigger WHERE tgrelid = 'users'::regclass ORDER BY tgname COLLATE "C";
 SELECT fence.detach('users');
--- the end of the table is that of all
+-- DROP TABLE ends all attachments
 SELECT fence.attach('users', domain => 'users'), fence.attach('users', key => '{tenant}', scope => 'group', domain => 'users_of_tenant');
 DROP TABLE users;
 SELECT domain FROM fence.domains WHERE domain LIKE 'users%';
@@ -217,7 +217,7 @@ BEGIN
 	END LOOP;
 END $$;
 SELECT * FROM versions();
--- nothing that is cached changes: not reserved, the same version, still a hit; whatever the statement names
+-- no cached column gets another value: nothing is reserved, the version stays and readers still hit, whatever columns the statement names
 UPDATE profile SET seen = seen + 1, name = name, bio = bio WHERE id = 1 RETURNING version, seen;
 UPDATE profile SET seen = seen + 1, bio = repeat('x', 10000);
 SELECT * FROM versions();
@@ -225,7 +225,7 @@ BEGIN;
 UPDATE profile SET seen = 0;
 SELECT count(*) FROM fence.pending WHERE pid = pg_backend_pid();
 COMMIT;
--- a cached column changes, also from and to null; the other attachment is concerned by its own columns
+-- a cached column changes, also from null and to null; the other attachment has columns of its own
 UPDATE profile SET name = 'Anna' WHERE id = 1;
 SELECT * FROM versions();
 CALL fill_profiles();
@@ -238,15 +238,15 @@ CALL fill_profiles();
 UPDATE profile SET bio = repeat('x', 9999) || 'y' WHERE id = 1;
 UPDATE profile SET team = 2 WHERE id = 2;
 SELECT * FROM versions();
--- an application that raises the version means it
+-- an UPDATE that raises the version itself counts as a change
 UPDATE profile SET version = version + 1 WHERE id = 1 RETURNING version;
--- the same row goes and comes
+-- a row is deleted and inserted again
 DELETE FROM profile WHERE id = 2;
 INSERT INTO profile (id, handle, name, team) VALUES (2, 'bobby', 'Bob', 2);
 CALL fill_profiles();
 SELECT * FROM versions();
 SELECT relation, count FROM fence.audit('profile') WHERE relation <> 'missing' AND count > 0;
--- another trigger that changes a cached column after ours is found out, and one that does it before is obeyed
+-- another trigger changes a cached column: before ours this counts, after ours AFTER ROW finds it
 CREATE FUNCTION rename_it() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.name := 'Hugo'; RETURN NEW; END $$;
 CREATE TRIGGER zzzz BEFORE UPDATE ON profile FOR EACH ROW EXECUTE FUNCTION rename_it();
 UPDATE profile SET seen = 7 WHERE id = 1;
@@ -256,13 +256,13 @@ UPDATE profile SET seen = 7 WHERE id = 1;
 DROP TRIGGER aaa ON profile;
 CALL fill_profiles();
 SELECT * FROM versions();
--- if another attachment goes by all columns, the version rises for both
+-- if another attachment has no only_columns, the version rises for both
 SELECT fence.attach('profile', key => '{handle}', domain => 'profile_by_handle');
 UPDATE profile SET seen = 8 WHERE id = 1;
 SELECT * FROM versions();
 CALL fill_profiles();
 SELECT fence.detach('profile', 'profile_by_handle');
--- a column that is watched is computed now: every change counts
+-- a column of only_columns becomes a generated one: from now on every change counts
 ALTER TABLE profile DROP COLUMN bio;
 ALTER TABLE profile ADD COLUMN bio text GENERATED ALWAYS AS (name || seen::text::char(3)) STORED;
 UPDATE profile SET seen = 9 WHERE id = 1;

@@ -169,7 +169,7 @@ SELECT get FROM look('detached.doc', '1');
 UPDATE doc SET v = 'b', version = fence.commit(:'token');
 SELECT * FROM settled('detached.doc', '1');
 SELECT fence.read('detached.doc', '1');
--- somebody wrote the row meanwhile
+-- another transaction has written the row meanwhile
 SELECT version, token FROM fence.reserve('detached.doc', NULL, '1 hour', '1') \gset
 UPDATE doc SET v = 'c', version = fence.begin_write('detached.doc', version, id);
 SELECT get FROM look('detached.doc', '1');

@@ -27,7 +27,7 @@ CREATE TABLE no_number (id int PRIMARY KEY, version text NOT NULL);
 SELECT * FROM found();
 DROP TABLE forgotten, no_key, no_number;
 
--- what several attachments make possible: the same twice, in vain, dear, read by nobody
+-- attachments with the same key, without effect, that make writes expensive, or that nobody reads
 CREATE TABLE busy (id int PRIMARY KEY, a int, b int, c int, d int, e int, version int NOT NULL DEFAULT 0);
 SELECT fence.attach('busy', columns => '{id,a}', only_columns => true), fence.attach('busy', domain => 'doctor.busy_again');
 SELECT fence.attach('busy', key => ARRAY[column_name]::name[], scope => 'group', domain => 'doctor.busy_' || column_name)

@@ -83,13 +83,13 @@ SELECT fence.counter_add('effects:huge', 1);
 SELECT fence.take_and_set('effects:no number', 'x');
 SELECT fence.counter_add('effects:no number', 1);
 
--- What happens at a bound: an error, or null and nothing is held, or as much as the bound allows
+-- on_bound: an error; null without a hold; or as much as the bound allows
 SELECT fence.counter_add('effects:bounded', 5);
 SELECT fence.counter_add('effects:bounded', -6, 0, on_bound => 'refuse');
 BEGIN;
 SELECT fence.counter_add('effects:bounded', -6, 0, on_bound => 'refuse') IS NULL AS refused;
 SELECT fence.counter_add('effects:bounded', -4, 0, on_bound => 'refuse');
--- what is held is not there
+-- amounts that other transactions hold do not count as available
 SELECT fence.counter_add('effects:bounded', -2, 0, on_bound => 'refuse') IS NULL AS refused;
 SELECT fence.counter_add('effects:bounded', -2, 0, on_bound => 'clamp');
 SELECT fence.counter_add('effects:bounded', -2, 0, on_bound => 'clamp');
@@ -101,16 +101,16 @@ BEGIN;
 SELECT fence.counter_add('effects:bounded', -9, 0, on_bound => 'clamp');
 ROLLBACK;
 SELECT look('effects:bounded');
--- beyond its bound already: nothing is counted, and never the other way
+-- the counter is beyond its bound already: clamp counts nothing, and never moves it back
 SELECT fence.counter_add('effects:bounded', -1, 5, on_bound => 'clamp'), fence.counter_add('effects:bounded', 1, max => -5, on_bound => 'clamp');
 SELECT look('effects:bounded');
--- a bound on the other side is none
+-- a bound on the other side does not matter
 SELECT fence.counter_add('effects:bounded', 1, min => 100, on_bound => 'refuse');
 SELECT fence.counter_add('effects:bounded', 1, on_bound => 'wrap');
 SELECT fence.counter_add('effects:bounded', 1, on_bound => NULL);
 SELECT fence.counter_add('effects:huge', 9, max => 9007199254740991, on_bound => 'clamp');
 SELECT fence.counter_add('effects:huge', 9, on_bound => 'clamp');
--- of durable ones the row has what was counted
+-- the row of a durable effect has the amount that was counted
 BEGIN;
 SELECT fence.counter_add('effects:clamped', 9, max => 5, durable => true, on_bound => 'clamp');
 SELECT fence.transfer('effects:{bank}:x', 'effects:{bank}:y', 8, -3, durable => true, on_bound => 'clamp');
@@ -123,7 +123,7 @@ SELECT fence.transfer('effects:{bank}:x', 'effects:{bank}:y', 2, -4, 3, on_bound
 	   fence.transfer('effects:{bank}:x', 'effects:{bank}:y', 2, NULL, 5, on_bound => 'clamp');
 SELECT look('effects:{bank}:x'), look('effects:{bank}:y');
 SELECT fence.transfer('effects:{bank}:x', 'effects:{bank}:y', 2, -4, on_bound => 'clamp');
--- holds of nothing beside holds of something
+-- holds of 0 beside holds of other amounts
 BEGIN;
 SELECT fence.counter_add('effects:zero', 1), fence.counter_add('effects:zero', 0), fence.counter_add('effects:zero', 2);
 COMMIT;
@@ -136,7 +136,7 @@ DECLARE
 	found jsonb := '{}';
 BEGIN
 	FOREACH field IN ARRAY '{a,b,c,"",n,x:1}'::text[] LOOP
-		-- a number of a field is known without a change of it
+		-- hash_add of 0 returns the field's number and changes nothing
 		BEGIN
 			found := found || jsonb_build_object(field, fence.hash_add(key, field, 0));
 			RAISE SQLSTATE 'LOOK1';
@@ -153,7 +153,7 @@ BEGIN;
 SELECT fence.hash_set('effects:{h}', 'a', '8'), fence.hash_set('effects:{h}', 'b', NULL), fence.hash_add('effects:{h}', 'n', -5);
 ROLLBACK;
 SELECT fields('effects:{h}');
--- savepoints; the last of several counts
+-- savepoints; of several values the last one counts
 BEGIN;
 SELECT fence.hash_set('effects:{h}', 'a', '1');
 SAVEPOINT s;
@@ -163,7 +163,7 @@ SELECT fence.hash_set('effects:{h}', 'b', '3'), fence.hash_add('effects:{h}', 'n
 SELECT fence.hash_add('effects:{h}', 'n', 10), fence.hash_set('effects:{h}', '', '5'), fence.hash_set('effects:{h}', 'x:1', '6');
 COMMIT;
 SELECT fields('effects:{h}');
--- bounds are those of the field
+-- each field has bounds of its own
 BEGIN;
 SELECT fence.hash_add('effects:{h}', 'n', -20, 0);
 SELECT fence.hash_add('effects:{h}', 'n', -4, 0, on_bound => 'refuse') IS NULL AS refused, fence.hash_add('effects:{h}', 'b', -4, 0);
@@ -173,7 +173,7 @@ SELECT fence.hash_add('effects:{h}', 'n', -1, 0);
 ROLLBACK TO s;
 COMMIT;
 SELECT fields('effects:{h}');
--- one field has effects of one kind
+-- a field has effects of one kind at a time
 BEGIN;
 SELECT fence.hash_add('effects:{h}', 'n', 1);
 SELECT fence.hash_set('effects:{h}', 'n', '1');
@@ -192,7 +192,7 @@ SELECT fence.hash_set('effects:no hash', 'a', 'x');
 SELECT fence.hash_set('effects:{h}', NULL, 'x');
 SELECT fence.hash_set('effects:{h}', repeat('x', 1025), 'x');
 SELECT fence.hash_add('effects:{h}', 'n', NULL);
--- the log: what the field had, by stamp and number, in the same step
+-- the log gets the old value with stamp and number, in the same step
 SELECT fence.hash_set('effects:{h}', 'a', 'x', log_key => 'effects:{h}:log');
 SELECT fence.hash_set('effects:{h}', 'new "one"', 'x', 'effects:{h}:log'), fence.hash_add('effects:{h}', 'c', 5, log_key => 'effects:{h}:log');
 BEGIN;

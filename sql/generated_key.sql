@@ -10,7 +10,7 @@ CREATE EXTENSION IF NOT EXISTS citext;
 RESET client_min_messages;
 CREATE COLLATION ignore_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
 
--- what is refused, and how it can be had
+-- what fence.attach refuses; the hint says what to do
 CREATE TABLE plain (id int PRIMARY KEY, email text, mail citext UNIQUE, loose text COLLATE ignore_case UNIQUE, version int);
 CREATE UNIQUE INDEX ON plain (lower(email));
 SELECT fence.attach('plain', key => '{lower(email)}');
@@ -18,7 +18,7 @@ SELECT fence.attach('plain', key => '{email}');
 SELECT fence.attach('plain', key => '{mail}');
 SELECT fence.attach('plain', key => '{loose}');
 
--- it can be had: three columns of one kind each
+-- the way that the hint names, for text, citext and a collation that ignores case
 CREATE TABLE users (id int PRIMARY KEY, email text, mail citext, loose text COLLATE ignore_case, tenant text,
 	email_key text GENERATED ALWAYS AS (lower(email)) STORED UNIQUE,
 	mail_key text GENERATED ALWAYS AS (lower(mail::text)) STORED UNIQUE,
@@ -35,7 +35,7 @@ CALL wait_for('by_mail', 'x');
 CALL wait_for('by_loose', 'x');
 CALL wait_for('of_tenant', 'x');
 
--- Each key that there may be: what a reader gets, and whether that is the row as it is now
+-- Returns for each key what a reader gets, and whether that is the present row
 CREATE FUNCTION look() RETURNS TABLE (domain text, key text, version bigint, status text, cached text) LANGUAGE sql AS $$
 	SELECT d, k, s.row_version, g.status,
 		   CASE WHEN g.status <> 'hit' THEN NULL
@@ -55,7 +55,7 @@ CREATE PROCEDURE fill() LANGUAGE sql AS $$
 	SELECT fence.read('by_loose', k) FROM unnest('{ann@c,cleo@c}'::text[]) k;
 	SELECT fence.read('of_tenant', k) FROM unnest('{acme,bolt}'::text[]) k;
 $$;
--- how many keys this transaction has reserved
+-- returns how many keys this transaction has reserved
 CREATE FUNCTION reserved() RETURNS bigint LANGUAGE sql AS $$ SELECT sum(fences) FROM fence.pending WHERE pid = pg_backend_pid() $$;
 
 SELECT fence.read('by_email', lower('ANN@a'))->>'id' AS by_email, fence.read('by_mail', lower('ANN@b'))->>'id' AS by_mail,
@@ -63,7 +63,7 @@ SELECT fence.read('by_email', lower('ANN@a'))->>'id' AS by_email, fence.read('by
 CALL fill();
 SELECT * FROM look();
 
--- another spelling is the same key, which the row keeps: one fence of each attachment
+-- another spelling is the same key, so the row keeps it: one fence of each attachment is reserved
 BEGIN;
 UPDATE users SET email = 'ANN@A', mail = 'ANN@B' WHERE id = 1 RETURNING email_key, mail_key, version;
 SELECT reserved();
@@ -72,7 +72,7 @@ SELECT * FROM look();
 CALL fill();
 SELECT * FROM look() WHERE cached <> 'current';
 
--- another e-mail: both keys, of which the old one has no row
+-- another e-mail: the old and the new key are reserved, and the old one has no row any more
 BEGIN;
 UPDATE users SET email = 'Cleo@A', mail = 'Cleo@B', loose = 'Cleo@C', tenant = 'Bolt' WHERE id = 1 RETURNING version;
 SELECT reserved();
@@ -81,13 +81,13 @@ SELECT * FROM look();
 CALL fill();
 SELECT * FROM look();
 
--- a new row of a key that another row had is above all of its versions
+-- a new row of a key that another row had gets a version above all of the key's
 INSERT INTO users (id, email, mail, loose, tenant) VALUES (4, 'ann@A', 'ann@B', 'ann@C', 'acme') RETURNING email_key, version;
 SELECT * FROM look();
 CALL fill();
 SELECT * FROM look() WHERE cached <> 'current';
 
--- what goes past plain statements
+-- other ways to write
 INSERT INTO users (id, email) VALUES (4, 'dora@a') ON CONFLICT (id) DO UPDATE SET email = excluded.email RETURNING email_key, version;
 COPY users (id, email, tenant) FROM stdin;
 5	ANN@a	BOLT
@@ -101,7 +101,7 @@ DELETE FROM users WHERE id = 5;
 SELECT * FROM look() WHERE status <> 'hit' OR cached <> 'current';
 CALL fill();
 
--- two rows change places in one transaction, through a key of nobody
+-- two rows exchange their e-mails in one transaction
 BEGIN;
 UPDATE users SET email = NULL WHERE id = 6;
 UPDATE users SET email = 'BOB@a' WHERE id = 1;
@@ -111,7 +111,7 @@ SELECT * FROM look() WHERE domain = 'by_email';
 CALL fill();
 SELECT * FROM look() WHERE cached <> 'current';
 
--- other triggers set the e-mail, before ours and after it
+-- another trigger sets the e-mail before ours, and one after ours
 CREATE FUNCTION other() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.email := TG_ARGV[0]; RETURN NEW; END $$;
 CREATE TRIGGER aaa BEFORE UPDATE ON users FOR EACH ROW EXECUTE FUNCTION other('Ann@A');
 UPDATE users SET tenant = 'ACME' WHERE id = 6 RETURNING email_key;
@@ -134,7 +134,7 @@ UPDATE users SET email = 'ann@a' WHERE id = 1;
 CALL fill();
 SELECT * FROM look() WHERE cached <> 'current';
 
--- the expression fails as it does without us
+-- the expression raises the error that it raises without us
 CREATE TABLE divided (a int, b int GENERATED ALWAYS AS (10 / a) STORED PRIMARY KEY, version int);
 SELECT fence.attach('divided');
 INSERT INTO divided (a) VALUES (0);
@@ -155,7 +155,7 @@ SELECT fence.read('generated_key.parts', 4, a)->>'b' FROM parts;
 UPDATE parts SET a = 12 WHERE a = 1 RETURNING c, version;
 SELECT a, g.status FROM (VALUES (1), (12)) v (a), fence.get('generated_key.parts', 4, a) g;
 
--- the column is computed no more: nothing else changes
+-- the column stops being generated: nothing else changes
 ALTER TABLE users ALTER email_key DROP EXPRESSION;
 CALL wait_for('by_email', 'x');
 CALL fill();

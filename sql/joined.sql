@@ -12,7 +12,7 @@ INSERT INTO orders VALUES (1, 'ann', NULL), (2, 'bob', NULL);
 INSERT INTO lines VALUES (1, 1, 'tea', 2), (2, 1, 'cup', 1), (3, 2, 'pot', 1);
 SELECT fence.attach('orders', key => '{id}', scope => 'group', domain => 'order', columns => '{id,customer}', only_columns => true);
 
--- what cannot join
+-- tables that cannot join
 SELECT fence.attach('orders', key => '{customer}', scope => 'group', domain => 'order');
 SELECT fence.attach('lines', key => '{id}', domain => 'order', version => NULL);
 SELECT fence.attach('lines', key => '{what}', scope => 'group', domain => 'order');
@@ -40,14 +40,14 @@ CALL served();
 UPDATE orders SET customer = 'anna' WHERE id = 1;
 CALL served();
 SELECT * FROM look();
--- the second table joins: what was cached without it is not served any more
+-- the second table joins: readers do not get what was cached without it
 SELECT fence.attach('lines', key => '{order_id}', scope => 'group', domain => 'order', columns => '{what,amount}');
 SELECT domain, relation, key FROM fence.domains WHERE domain = 'order' ORDER BY relation::text;
 SELECT count(DISTINCT id), count(*) FROM fence.domain WHERE name = 'order';
 SELECT status FROM look();
 CALL served();
 SELECT * FROM look();
--- a change of either makes the one key stale, once for both
+-- a change of either table ends the cached value, and the version rises once for both
 UPDATE lines SET amount = 3 WHERE id = 1;
 SELECT key, version, status FROM look();
 CALL served();
@@ -65,7 +65,7 @@ SELECT key, version, status FROM look();
 CALL served();
 SELECT * FROM look();
 SELECT version, value FROM fence.read_many(fence.fence_keys('order', '{1,3}'));
--- who may not read one of the tables
+-- a reader without SELECT on one of the tables
 CREATE ROLE joined_reader;
 GRANT USAGE ON SCHEMA joined TO joined_reader;
 GRANT SELECT ON orders TO joined_reader;
@@ -83,7 +83,7 @@ CALL served();
 SELECT * FROM look();
 ALTER TABLE lines ALTER COLUMN order_id TYPE bigint;
 ALTER TABLE lines DROP CONSTRAINT lines_order_id_fkey, ALTER COLUMN order_id TYPE numeric;
--- one leaves, the other goes on, without what was cached of both; the last one ends it
+-- one table leaves: the domain goes on without what was cached of both. The last one ends the domain
 CALL served();
 SELECT fence.detach('orders');
 SELECT status FROM look();

@@ -164,7 +164,7 @@ SELECT fence.begin_write('manual.doc', 0, 'one');
 SELECT fence.begin_write('manual.doc', 0, '1', '2');
 
 --
--- The table is guarded: no row is written without a reservation, nor with a version that was not reserved. Both ways of telling of rows.
+-- The table is guarded: nobody writes a row without a reservation, or with another version. The executor and triggers report rows.
 --
 CREATE PROCEDURE way(way text) LANGUAGE plpgsql AS $$
 DECLARE
@@ -206,12 +206,12 @@ BEGIN
 		-- reserved, but another version is stored
 		'WITH w AS MATERIALIZED (SELECT fence.begin_write($q$manual.doc$q$, 0, 7) AS version) INSERT INTO doc SELECT 7, $q$x$q$, version + 1 FROM w',
 		'WITH w AS MATERIALIZED (SELECT fence.begin_write($q$manual.doc$q$, 0, 1) AS version) UPDATE doc SET v = $q$x$q$ FROM w WHERE id = 1 AND w.version > 0',
-		-- of a changed key both are needed
+		-- an UPDATE of the key needs reservations of both keys
 		'UPDATE doc SET id = 8, version = fence.begin_write($q$manual.doc$q$, 0, 8) WHERE id = 1',
 		'UPDATE doc SET id = 8, version = fence.begin_write($q$manual.doc$q$, version, id) WHERE id = 1',
 		'DO $d$ BEGIN PERFORM fence.begin_write($q$manual.doc$q$, 0, 1); UPDATE doc SET id = 8, version = fence.begin_write($q$manual.doc$q$, 0, 8) WHERE id = 1; '
 			'RAISE SQLSTATE $q$00001$q$; END $d$',
-		-- what a savepoint took back is no reservation
+		-- a rollback to a savepoint has withdrawn the reservation
 		'DO $d$ BEGIN BEGIN PERFORM fence.begin_write($q$manual.doc$q$, 0, 1); RAISE SQLSTATE $q$00001$q$; EXCEPTION WHEN SQLSTATE $q$00001$q$ THEN END; '
 			'DELETE FROM doc WHERE id = 1; END $d$',
 		'DO $d$ BEGIN PERFORM fence.begin_write($q$manual.doc$q$, 0, 1); PERFORM fence.abort_write($q$manual.doc$q$, 1); DELETE FROM doc WHERE id = 1; END $d$',
@@ -227,7 +227,7 @@ CALL way('triggers');
 CALL guarded();
 SELECT * FROM doc ORDER BY id;
 
--- what is right passes, told by the executor and by triggers
+-- reserved writes pass, whether the executor or triggers report them
 CREATE PROCEDURE right_way(n int) LANGUAGE plpgsql AS $$
 DECLARE
 	w bigint;
@@ -235,7 +235,7 @@ BEGIN
 	INSERT INTO doc VALUES (n, 'new', fence.begin_write('manual.doc', 0, n));
 	w := fence.begin_write('manual.doc', 0, n);
 	UPDATE doc SET v = 'once', version = w WHERE id = n;
-	-- as often as it likes
+	-- several writes under one reservation
 	UPDATE doc SET v = 'twice' WHERE id = n;
 	PERFORM fence.begin_write('manual.doc', 0, n);
 	w := fence.begin_write('manual.doc', 0, n + 1);
@@ -253,7 +253,7 @@ SELECT way, executor - lag(executor) OVER w AS by_executor, triggers - lag(trigg
   FROM told WINDOW w AS (ORDER BY way COLLATE "C") ORDER BY way COLLATE "C";
 RESET pgcache_fence.capture;
 
--- a migration: no cached value of the domain is served any more
+-- a migration: readers get no cached value of the domain any more
 SELECT fill('manual.doc', 1, 'one', '1') = 'stored', fill('manual.doc', 0, 'two', '2') = 'stored';
 SELECT fence, relation, get FROM look('manual.doc', '2');
 SET pgcache_fence.unreserved_writes = 'reserve_domain';
@@ -262,7 +262,7 @@ UPDATE doc SET v = 'migrated', version = version + 7 WHERE id = 1;
 SELECT get FROM look('manual.doc', '2');
 COMMIT;
 SELECT fence.read('manual.doc', '1'), fence.read('manual.doc', '2');
--- a savepoint takes that back, and the next row does it again
+-- a rollback to a savepoint withdraws the reservation of the domain, and the next row makes it again
 BEGIN;
 SAVEPOINT s;
 UPDATE doc SET v = 'taken back' WHERE id = 1;
@@ -277,11 +277,11 @@ ROLLBACK TO s;
 SET LOCAL pgcache_fence.unreserved_writes = 'error';
 UPDATE doc SET v = 'x' WHERE id = 1;
 ROLLBACK;
--- what is reserved needs no more
+-- a reserved row does not reserve the domain
 UPDATE doc SET v = 'reserved', version = fence.begin_write('manual.doc', version, id) WHERE id = 1;
 SELECT get, payload FROM look('manual.doc', '2');
 RESET pgcache_fence.unreserved_writes;
--- nor does a table that was emptied
+-- neither does a row after TRUNCATE
 BEGIN;
 TRUNCATE doc;
 INSERT INTO doc VALUES (1, 'loaded', 3);
@@ -289,12 +289,12 @@ UPDATE doc SET v = 'changed';
 COMMIT;
 SELECT fence.read('manual.doc', '1');
 
--- the strict form: what was observed is the newest
+-- begin_write_strict: the observed version is the newest
 SELECT fence.begin_write_strict('manual.doc', 2, 1);
 \echo :LAST_ERROR_SQLSTATE
 BEGIN;
 SELECT fence.begin_write_strict('manual.doc', 3, 1);
--- once reserved, nobody else comes in between
+-- after the reservation no other transaction can write the key
 SELECT fence.begin_write_strict('manual.doc', 3, 1);
 ROLLBACK;
 BEGIN;
@@ -303,7 +303,7 @@ SELECT fence.begin_write('manual.doc', 3, 1);
 ROLLBACK TO s;
 SELECT fence.begin_write_strict('manual.doc', 3, 1);
 COMMIT;
--- the row tells, not what was given and never stored
+-- the row's version counts, not one that begin_write gave and nobody stored
 SELECT fence.begin_write_strict('manual.doc', 10, 1);
 UPDATE doc SET version = fence.begin_write_strict('manual.doc', version, id);
 SELECT fence.begin_write_strict('manual.doc', 3, '1');
@@ -314,7 +314,7 @@ DELETE FROM doc;
 COMMIT;
 SELECT fence.begin_write_strict('manual.doc', 11, 1);
 INSERT INTO doc VALUES (1, 'back', fence.begin_write_strict('manual.doc', 0, 1)) RETURNING *;
--- elsewhere it is the one that was given last
+-- without a version column the version that begin_write gave last counts
 SELECT fence.begin_write_strict('manual.free', 0, 'strict');
 SELECT fence.begin_write_strict('manual.free', 0, 'strict');
 SELECT fence.begin_write_strict('manual.free', 1, 'strict');
@@ -322,7 +322,7 @@ SELECT fence.begin_write_strict('manual.free', NULL, 'strict');
 BEGIN READ ONLY;
 SELECT fence.begin_write_strict('manual.free', 0, 'strict');
 ROLLBACK;
--- a floor is no version of the key
+-- a floor is not a version of the key
 BEGIN;
 INSERT INTO fence.floor SELECT id, 50 FROM fence.domain WHERE name = 'manual.free'
 	ON CONFLICT (domain_id) DO UPDATE SET version = 50;
