@@ -18,6 +18,20 @@ SELECT fence.attach('plain', key => '{email}');
 SELECT fence.attach('plain', key => '{mail}');
 SELECT fence.attach('plain', key => '{loose}');
 
+-- the stored row does not have the value of a virtual column (PostgreSQL 18)
+DO $$
+BEGIN
+	IF current_setting('server_version_num')::int >= 180000 THEN
+		EXECUTE 'CREATE TABLE virtual (id int PRIMARY KEY, k int GENERATED ALWAYS AS (id + 1) VIRTUAL, version int)';
+		PERFORM fence.attach('virtual', key => '{k}', scope => 'group');
+		RAISE 'attached';
+	END IF;
+EXCEPTION WHEN feature_not_supported THEN
+	IF SQLERRM <> 'key column "k" is a virtual generated column' THEN
+		RAISE;
+	END IF;
+END $$;
+
 -- the way that the hint names, for text, citext and a collation that ignores case
 CREATE TABLE users (id int PRIMARY KEY, email text, mail citext, loose text COLLATE ignore_case, tenant text,
 	email_key text GENERATED ALWAYS AS (lower(email)) STORED UNIQUE,
