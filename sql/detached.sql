@@ -155,20 +155,23 @@ SELECT fence.commit(:'token');
 COMMIT;
 SELECT get FROM settled('detached.free', 'a');
 
--- with a table: written without triggers under the reservation, which nobody ends
+-- with a table: the version is stored where the reservation is ended, and not without a reservation of the transaction's own
 CREATE TABLE doc (id int PRIMARY KEY, v text, version bigint NOT NULL DEFAULT 0);
 INSERT INTO doc VALUES (1, 'a', 5);
 SELECT fence.attach('doc', scope => 'manual');
 CALL wait_for('detached.doc', '1');
 SELECT fence.read('detached.doc', '1');
 SELECT * FROM look('detached.doc', '1');
-SELECT version FROM fence.reserve('detached.doc', 9, '1 s', '1') \gset
+SELECT version, token FROM fence.reserve('detached.doc', 9, '1 hour', '1') \gset
 SELECT :version;
-UPDATE doc SET v = 'b', version = 8;
+UPDATE doc SET v = 'b', version = :version;
+SELECT get FROM look('detached.doc', '1');
+UPDATE doc SET v = 'b', version = fence.commit(:'token');
 SELECT * FROM settled('detached.doc', '1');
--- and which is ended after that
+SELECT fence.read('detached.doc', '1');
+-- another transaction has written the row meanwhile
 SELECT version, token FROM fence.reserve('detached.doc', NULL, '1 hour', '1') \gset
-UPDATE doc SET v = 'c', version = :version;
+UPDATE doc SET v = 'c', version = fence.begin_write('detached.doc', version, id);
 SELECT get FROM look('detached.doc', '1');
 SELECT fence.abort(:'token');
 SELECT * FROM settled('detached.doc', '1');

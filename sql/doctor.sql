@@ -27,6 +27,23 @@ CREATE TABLE no_number (id int PRIMARY KEY, version text NOT NULL);
 SELECT * FROM found();
 DROP TABLE forgotten, no_key, no_number;
 
+-- attachments with the same key, without effect, that make writes expensive, or that nobody reads
+CREATE TABLE busy (id int PRIMARY KEY, a int, b int, c int, d int, e int, version int NOT NULL DEFAULT 0);
+SELECT fence.attach('busy', columns => '{id,a}', only_columns => true), fence.attach('busy', domain => 'doctor.busy_again');
+SELECT fence.attach('busy', key => ARRAY[column_name]::name[], scope => 'group', domain => 'doctor.busy_' || column_name)
+  FROM unnest('{a,b,c,d}'::text[]) column_name;
+SELECT * FROM found();
+SELECT fence.attach('busy', key => '{e}', scope => 'group', domain => 'doctor.busy_e');
+SELECT * FROM found();
+SELECT fence.detach('busy', 'doctor.busy_' || column_name) FROM unnest('{again,a,b,c,d,e}'::text[]) column_name;
+SELECT fence.attach('busy', key => '{}', domain => 'doctor.busy_all');
+INSERT INTO busy SELECT g FROM generate_series(1, 10001) g;
+ANALYZE busy;
+SELECT * FROM found();
+SELECT relation, count FROM fence.audit('doctor.busy', 0.2) WHERE count > 0 AND relation <> 'missing';
+SELECT severity, regexp_replace(finding, '[0-9]+', 'N') AS finding, hint FROM found();
+DROP TABLE busy;
+
 -- Nothing of the following can be done in a usual way: it takes the catalogues themselves.
 SET allow_system_table_mods = on;
 UPDATE pg_trigger SET tgenabled = 'O' WHERE tgrelid = 'item'::regclass AND tgname = 'zzz_pgcache_fence_after';

@@ -422,7 +422,7 @@ SELECT attempt(statement) FROM (VALUES
 	('CREATE TRIGGER mine AFTER UPDATE ON item FOR EACH ROW EXECUTE FUNCTION fence.after_row()'),
 	('CREATE TRIGGER zzz_pgcache_fence_x AFTER UPDATE ON item FOR EACH ROW EXECUTE FUNCTION fence.after_row()'),
 	('CREATE CONSTRAINT TRIGGER zzz_pgcache_fence_x AFTER UPDATE ON item FOR EACH ROW EXECUTE FUNCTION fence.after_row()'),
-	('CREATE TRIGGER zzz_pgcache_fence_after AFTER INSERT OR UPDATE OR DELETE ON hand FOR EACH ROW EXECUTE FUNCTION fence.after_row()'),
+	('CREATE TRIGGER zzz_pgcache_fence_before BEFORE INSERT OR UPDATE OR DELETE ON hand FOR EACH ROW EXECUTE FUNCTION fence.before_row()'),
 	('CREATE TRIGGER zzz_pgcache_fence_x BEFORE UPDATE ON item FOR EACH ROW WHEN (false) EXECUTE FUNCTION nothing()'),
 	('DROP TRIGGER zzz_pgcache_fence_x ON item'),
 	('CREATE RULE elsewhere AS ON UPDATE TO item DO INSTEAD NOTHING'),

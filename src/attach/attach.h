@@ -20,11 +20,15 @@ extern bool attach_in_progress;
 extern void attach_record_dependencies(const AttachRequest *request, Oid master, Oid other, Oid another);
 
 /*
- * Lets a statement change what the attachment rests on; and holds on to it again, as it is now, or raises what fence.attach would. In
- * between the caller keeps AccessExclusiveLock on the table.
+ * attach_loosen removes the dependencies of a table's attachments, so that a statement can change what they depend on. attach_fasten records
+ * those of one attachment again, as the table is now, or raises the errors of fence.attach. In between the caller keeps AccessExclusiveLock
+ * on the table.
  */
-extern void attach_loosen(const DomainRow *row);
+extern void attach_loosen(Oid relid);
 extern void attach_fasten(const DomainRow *row);
+
+/* The same without checks, for the triggers that exist (hooks.c). */
+extern void attach_restore_dependencies(const DomainRow *row);
 
 /* Ends the attachment and begins it anew, with the same options and triggers and a new id, which is stored in row. */
 extern void attach_renew(DomainRow *row);

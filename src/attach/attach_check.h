@@ -13,6 +13,8 @@
 typedef struct AttachRequest
 {
 	DomainRow	row;			/* what will be stored; filled bit by bit */
+	List	   *others;			/* DomainRows of the attachments that the table has already */
+	List	   *members;		/* DomainRows of the domain, of other tables; NIL: it is new */
 	bool		key_given;		/* key => was not NULL */
 	bool		add_version;
 	AttrNumber *key_attnums;
@@ -36,6 +38,9 @@ extern void attach_check_key(AttachRequest *request, Relation rel);
  * added; then it must be called again.
  */
 extern bool attach_check_version(AttachRequest *request, Relation rel);
+
+/* The table fits the domain of other tables that it is to join. */
+extern void attach_check_join(const AttachRequest *request, Relation rel);
 
 /* The columns that `read` is to return exist. */
 extern void attach_check_columns(const AttachRequest *request, Relation rel);

@@ -41,7 +41,7 @@ typedef struct Followed
 {
 	Oid			relid;
 	int64		id;
-	bool		computed;		/* USING gives a key column values of any kind */
+	bool		computed;		/* USING or SET EXPRESSION gives a key column values of any kind */
 	Oid		   *types;			/* of the key columns */
 	int32	   *typmods;
 } Followed;
@@ -132,8 +132,10 @@ computes_key(const DomainRow *row, Node *stmt)
 	{
 		AlterTableCmd *cmd = lfirst(lc);
 
-		if (cmd->subtype == AT_AlterColumnType && ((ColumnDef *) cmd->def)->raw_default != NULL &&
-			is_key_column(row, cmd->name) && !is_plain_cast(cmd))
+		if (cmd->name == NULL || !is_key_column(row, cmd->name))
+			continue;
+		if (fence_sets_expression(cmd) ||
+			(cmd->subtype == AT_AlterColumnType && ((ColumnDef *) cmd->def)->raw_default != NULL && !is_plain_cast(cmd)))
 			return true;
 	}
 	return false;
@@ -169,7 +171,7 @@ is_followed(const AlterTableStmt *stmt)
 	{
 		AlterTableCmd *cmd = lfirst(lc);
 
-		if (cmd->subtype == AT_AlterColumnType || (cmd->subtype == AT_DropConstraint && cmd->behavior == DROP_RESTRICT))
+		if (cmd->subtype == AT_AlterColumnType || fence_sets_expression(cmd) || (cmd->subtype == AT_DropConstraint && cmd->behavior == DROP_RESTRICT))
 			return true;
 	}
 	return false;
@@ -216,14 +218,27 @@ tables_of(Node *stmt)
 	return NIL;
 }
 
-static DomainRow *
-lock_domain_row(Oid relid)
+/* The rows of the table's attachments, with the table locked. */
+static List *
+lock_domain_rows(Oid relid)
 {
-	if (domain_row_by_relation(relid) == NULL || !SearchSysCacheExists1(RELOID, ObjectIdGetDatum(relid)) ||
+	if (domain_rows_by_relation(relid) == NIL || !SearchSysCacheExists1(RELOID, ObjectIdGetDatum(relid)) ||
 		!object_ownercheck(RelationRelationId, relid, GetUserId()))
-		return NULL;			/* others, PostgreSQL refuses */
+		return NIL;				/* PostgreSQL refuses the statement of anybody else */
 	LockRelationOid(relid, AccessExclusiveLock);
-	return domain_row_by_relation(relid);
+	return domain_rows_by_relation(relid);
+}
+
+static Followed *
+describe(const DomainRow *row, Node *stmt)
+{
+	Followed   *one = palloc0(sizeof(Followed));
+
+	one->relid = row->relid;
+	one->id = row->id;
+	one->computed = computes_key(row, stmt);
+	describe_key(row, &one->types, &one->typmods);
+	return one;
 }
 
 List *
@@ -236,18 +251,13 @@ follow_begin(Node *stmt)
 		return NIL;
 	foreach(lc, tables_of(stmt))
 	{
-		DomainRow  *row = lock_domain_row(lfirst_oid(lc));
-		Followed   *one;
+		List	   *rows = lock_domain_rows(lfirst_oid(lc));
+		ListCell   *row;
 
-		if (row == NULL)
-			continue;
-		one = palloc0(sizeof(Followed));
-		one->relid = row->relid;
-		one->id = row->id;
-		one->computed = computes_key(row, stmt);
-		describe_key(row, &one->types, &one->typmods);
-		attach_loosen(row);
-		followed = lappend(followed, one);
+		foreach(row, rows)
+			followed = lappend(followed, describe(lfirst(row), stmt));
+		if (rows != NIL)
+			attach_loosen(lfirst_oid(lc));
 	}
 	return followed;
 }
@@ -267,10 +277,10 @@ tell_why(void *relid)
 static void
 follow(Followed *followed)
 {
-	DomainRow  *row = domain_row_by_relation(followed->relid);
+	DomainRow  *row = domain_row_of(domain_rows_by_relation(followed->relid), followed->id);
 	ErrorContextCallback context = {error_context_stack, tell_why, &followed->relid};
 
-	if (row == NULL || row->id != followed->id)
+	if (row == NULL)
 		return;					/* the statement has ended it, or an event trigger has */
 	error_context_stack = &context;
 	attach_fasten(row);

@@ -46,6 +46,13 @@
 #define fence_new_storage_in(rel) ((rel)->rd_firstRelfilenodeSubid)
 #endif
 
+/* ALTER TABLE ... ALTER COLUMN ... SET EXPRESSION came with PostgreSQL 17. The caller includes nodes/parsenodes.h. */
+#if PG_VERSION_NUM >= 170000
+#define fence_sets_expression(cmd) ((cmd)->subtype == AT_SetExpression)
+#else
+#define fence_sets_expression(cmd) (false)
+#endif
+
 /* Checks privileges on an object. We use it for functions and schemas only. */
 #if PG_VERSION_NUM < 160000
 #include "catalog/pg_namespace.h"

@@ -100,7 +100,7 @@ key_split(const char *key, int *nparts, char ***parts)
 	char	  **found = palloc(sizeof(char *) * (strlen(key) + 1));
 	int			n = 0;
 
-	for (;;)
+	while (strcmp(key, KEY_NO_VALUES) != 0)
 	{
 		int			len = strcspn(key, ",");
 

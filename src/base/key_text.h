@@ -8,6 +8,9 @@
 
 #include "lib/stringinfo.h"
 
+/* The key of a whole table. Encoded values never contain an asterisk. The key is not empty because Redis Cluster ignores an empty tag. */
+#define KEY_NO_VALUES "*"
+
 /* Returns whether percent-encoding leaves this character as it is. */
 extern bool key_is_unreserved(unsigned char c);
 

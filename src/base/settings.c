@@ -32,6 +32,7 @@ int			setting_timeout;
 int			setting_on_redis_failure;
 int			setting_reserve;
 int			setting_capture;
+int			setting_unreserved_writes;
 int			setting_patrol_interval;
 int			setting_patrol_grace;
 double		setting_audit_rate;
@@ -57,6 +58,12 @@ static const struct config_enum_entry reserve_times[] = {
 static const struct config_enum_entry capture_ways[] = {
 	{"auto", CAPTURE_AUTO, false},
 	{"triggers", CAPTURE_TRIGGERS, false},
+	{NULL, 0, false}
+};
+
+static const struct config_enum_entry unreserved_choices[] = {
+	{"error", UNRESERVED_ERROR, false},
+	{"reserve_domain", UNRESERVED_RESERVE_DOMAIN, false},
 	{NULL, 0, false}
 };
 
@@ -337,6 +344,13 @@ define_writing(void)
 							"of one per row. When it commits, no cached value of the table is trusted any more.",
 							&setting_bulk_threshold, 3000, 1, INT_MAX,
 							PGC_SUSET, 0, NULL, NULL, NULL);
+
+	DefineCustomEnumVariable("pgcache_fence.unreserved_writes",
+							 "What happens to a row of a manual domain that is written without fence.begin_write.",
+							 "\"error\": the write is refused, and so is a stored version that was not reserved. \"reserve_domain\": it is let pass, and the "
+							 "whole domain is reserved until the transaction ends; then no cached value of it is trusted any more. For migrations.",
+							 &setting_unreserved_writes, UNRESERVED_ERROR, unreserved_choices,
+							 PGC_SUSET, 0, NULL, NULL, NULL);
 }
 
 static void

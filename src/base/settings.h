@@ -27,6 +27,12 @@ typedef enum CaptureWay
 	CAPTURE_TRIGGERS			/* only row triggers report them */
 } CaptureWay;
 
+typedef enum UnreservedWrites
+{
+	UNRESERVED_ERROR,
+	UNRESERVED_RESERVE_DOMAIN	/* the whole domain is reserved instead */
+} UnreservedWrites;
+
 extern char *setting_redis_url;
 extern const RedisUrl *setting_url;	/* setting_redis_url, parsed */
 extern char *setting_tls_ca_file;
@@ -40,6 +46,7 @@ extern int	setting_timeout;
 extern int	setting_on_redis_failure;	/* FailurePolicy */
 extern int	setting_reserve;	/* ReserveWhen */
 extern int	setting_capture;	/* CaptureWay */
+extern int	setting_unreserved_writes;	/* UnreservedWrites */
 extern int	setting_patrol_interval;
 extern int	setting_patrol_grace;
 extern double setting_audit_rate;	/* rows per second in each domain */

@@ -26,6 +26,7 @@
 #include "catalog/pg_type.h"
 #include "commands/extension.h"
 #include "commands/sequence.h"
+#include "common/hashfn.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/array.h"
@@ -58,7 +59,8 @@ typedef enum DomainColumn
 	COLUMN_VERSION_ADDED,
 	COLUMN_CACHE_ABSENT,
 	COLUMN_RESERVE,
-	NCOLUMNS = COLUMN_RESERVE
+	COLUMN_ONLY_COLUMNS,
+	NCOLUMNS = COLUMN_ONLY_COLUMNS
 } DomainColumn;
 
 /* Where the extension's tables are; InvalidOid: look again */
@@ -147,7 +149,7 @@ fence_table_open(const char *relname, LOCKMODE lock)
 	return OidIsValid(relid) ? try_table_open(relid, lock) : NULL;
 }
 
-/* The table's unique index whose first column is this; InvalidOid if there is none. */
+/* Returns the table's index whose first column this is; InvalidOid if there is none. */
 static Oid
 index_on(Relation table, AttrNumber first_column)
 {
@@ -163,7 +165,7 @@ index_on(Relation table, AttrNumber first_column)
 		if (!HeapTupleIsValid(tuple))
 			continue;
 		form = (Form_pg_index) GETSTRUCT(tuple);
-		if (form->indisunique && form->indisvalid && form->indkey.values[0] == first_column)
+		if (form->indisvalid && form->indkey.values[0] == first_column)
 			found = lfirst_oid(lc);
 		ReleaseSysCache(tuple);
 	}
@@ -259,50 +261,102 @@ row_of_tuple(HeapTuple tuple, TupleDesc desc)
 	row->version_added = DatumGetBool(values[COLUMN_VERSION_ADDED]);
 	row->cache_absent = DatumGetBool(values[COLUMN_CACHE_ABSENT]);
 	row->reserve = text_or_null(values[COLUMN_RESERVE], nulls[COLUMN_RESERVE]);
+	row->only_columns = DatumGetBool(values[COLUMN_ONLY_COLUMNS]);
 	return row;
 }
 
-static DomainRow *
-fetch_row(AttrNumber column, RegProcedure equality, Datum value)
+/* Sorts attachments with a version column first, then by id, then by table. */
+static int
+compare_rows(const ListCell *a, const ListCell *b)
+{
+	const DomainRow *x = lfirst(a);
+	const DomainRow *y = lfirst(b);
+
+	if ((x->version_column == NULL) != (y->version_column == NULL))
+		return x->version_column == NULL ? 1 : -1;
+	if (x->id != y->id)
+		return x->id < y->id ? -1 : 1;
+	return x->relid < y->relid ? -1 : x->relid > y->relid;
+}
+
+static List *
+fetch_rows(AttrNumber column, RegProcedure equality, Datum value)
 {
 	Relation	table = fence_table_open("domain", AccessShareLock);
+	List	   *rows = NIL;
+	ScanKeyData key;
+	Oid			index;
+	SysScanDesc scan;
 	HeapTuple	tuple;
-	DomainRow  *row;
 
 	if (table == NULL)
-		return NULL;
-	tuple = fence_table_find(table, column, equality, value);
-	row = HeapTupleIsValid(tuple) ? row_of_tuple(tuple, RelationGetDescr(table)) : NULL;
+		return NIL;
+	index = index_on(table, column);
+	ScanKeyEntryInitialize(&key, 0, column, BTEqualStrategyNumber, InvalidOid, DEFAULT_COLLATION_OID, equality, value);
+	scan = systable_beginscan(table, index, OidIsValid(index), NULL, 1, &key);
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+		rows = lappend(rows, row_of_tuple(tuple, RelationGetDescr(table)));
+	systable_endscan(scan);
 	table_close(table, AccessShareLock);
-	return row;
+	list_sort(rows, compare_rows);
+	return rows;
 }
 
-DomainRow *
-domain_row_by_relation(Oid relid)
+List *
+domain_rows_by_relation(Oid relid)
 {
-	return fetch_row(COLUMN_RELATION, F_OIDEQ, ObjectIdGetDatum(relid));
+	return fetch_rows(COLUMN_RELATION, F_OIDEQ, ObjectIdGetDatum(relid));
 }
 
-DomainRow *
-domain_row_covering(Oid relid)
+List *
+domain_rows_covering(Oid relid)
 {
-	DomainRow  *row = domain_row_by_relation(relid);
+	List	   *rows = domain_rows_by_relation(relid);
 
-	if (row == NULL && get_rel_relispartition(relid))
+	if (rows == NIL && get_rel_relispartition(relid))
 	{
 		ListCell   *lc;
 
 		foreach(lc, get_partition_ancestors(relid))
-			if ((row = domain_row_by_relation(lfirst_oid(lc))) != NULL)
+			if ((rows = domain_rows_by_relation(lfirst_oid(lc))) != NIL)
 				break;
 	}
-	return row;
+	return rows;
 }
 
 DomainRow *
-domain_row_by_name(const char *name)
+domain_row_of(List *rows, int64 id)
 {
-	return fetch_row(COLUMN_NAME, F_TEXTEQ, CStringGetTextDatum(name));
+	ListCell   *lc;
+
+	foreach(lc, rows)
+		if (((DomainRow *) lfirst(lc))->id == id)
+			return lfirst(lc);
+	return NULL;
+}
+
+List *
+domain_rows_by_name(const char *name)
+{
+	return fetch_rows(COLUMN_NAME, F_TEXTEQ, CStringGetTextDatum(name));
+}
+
+void
+domain_lock_name(const char *name)
+{
+	Oid			table = fence_table_oid("domain");
+
+	if (OidIsValid(table))
+		LockDatabaseObject(table, (Oid) hash_bytes((const unsigned char *) name, strlen(name)), 1, ExclusiveLock);
+}
+
+char *
+domain_table_name(Oid relid)
+{
+	const char *schema = get_namespace_name(get_rel_namespace(relid));
+	const char *table = get_rel_name(relid);
+
+	return strcmp(schema, "public") == 0 ? pstrdup(table) : psprintf("%s.%s", schema, table);
 }
 
 /* own: only those that this transaction has written. */
@@ -331,6 +385,17 @@ domain_rows(void)
 	return read_rows(false);
 }
 
+static bool
+is_listed(List *refs, int64 id)
+{
+	ListCell   *lc;
+
+	foreach(lc, refs)
+		if (((DomainRef *) lfirst(lc))->id == id)
+			return true;
+	return false;
+}
+
 char *
 domain_redis_name(const char *name)
 {
@@ -351,8 +416,11 @@ refs_of(List *rows)
 	foreach(lc, rows)
 	{
 		DomainRow  *row = lfirst(lc);
-		DomainRef  *ref = palloc0(sizeof(DomainRef));
+		DomainRef  *ref;
 
+		if (is_listed(list, row->id))
+			continue;			/* the domain is in the list already, because of another of its tables */
+		ref = palloc0(sizeof(DomainRef));
 		ref->row = row;
 		ref->redis_name = domain_redis_name(row->name);
 		ref->id = row->id;
@@ -426,6 +494,7 @@ tuple_of_row(const DomainRow *row, TupleDesc desc)
 	values[COLUMN_VERSION_ADDED - 1] = BoolGetDatum(row->version_added);
 	values[COLUMN_CACHE_ABSENT - 1] = BoolGetDatum(row->cache_absent);
 	set_text(values, nulls, COLUMN_RESERVE, row->reserve);
+	values[COLUMN_ONLY_COLUMNS - 1] = BoolGetDatum(row->only_columns);
 	return heap_form_tuple(desc, values, nulls);
 }
 
@@ -440,11 +509,31 @@ domain_row_insert(DomainRow *row)
 				(errcode(ERRCODE_UNDEFINED_TABLE),
 				 errmsg("the tables of extension pgcache_fence do not exist in this database"),
 				 errhint("Use CREATE EXTENSION pgcache_fence.")));
-	row->id = nextval_internal(sequence, false);
+	if (row->id == 0)
+		row->id = nextval_internal(sequence, false);
 	CatalogTupleInsert(table, tuple_of_row(row, RelationGetDescr(table)));
 	CacheInvalidateRelcache(table);
 	table_close(table, NoLock);
 	CommandCounterIncrement();
+}
+
+/* A copy of the row of this attachment; NULL if it is gone. */
+static HeapTuple
+find_attachment(Relation table, const DomainRow *row)
+{
+	Oid			index = index_on(table, COLUMN_ID);
+	HeapTuple	found = NULL;
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	ScanKeyInit(&key, COLUMN_ID, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(row->id));
+	scan = systable_beginscan(table, index, OidIsValid(index), NULL, 1, &key);
+	while (found == NULL && HeapTupleIsValid(tuple = systable_getnext(scan)))
+		if (row_of_tuple(tuple, RelationGetDescr(table))->relid == row->relid)
+			found = heap_copytuple(tuple);
+	systable_endscan(scan);
+	return found;
 }
 
 bool
@@ -457,7 +546,7 @@ domain_row_delete(const DomainRow *row)
 		return false;
 	/* without a table nothing else keeps two sessions from ending one domain */
 	LockDatabaseObject(RelationGetRelid(table), (Oid) row->id, 0, ExclusiveLock);
-	tuple = fence_table_find(table, COLUMN_ID, F_INT8EQ, Int64GetDatum(row->id));
+	tuple = find_attachment(table, row);
 	if (HeapTupleIsValid(tuple))
 		CatalogTupleDelete(table, &tuple->t_self);
 	CacheInvalidateRelcache(table);
@@ -473,7 +562,7 @@ domain_row_update(const DomainRow *row)
 
 	if (table == NULL)
 		return;
-	tuple = fence_table_find(table, COLUMN_ID, F_INT8EQ, Int64GetDatum(row->id));
+	tuple = find_attachment(table, row);
 	if (HeapTupleIsValid(tuple))
 		CatalogTupleUpdate(table, &tuple->t_self, tuple_of_row(row, RelationGetDescr(table)));
 	CacheInvalidateRelcache(table);

@@ -49,14 +49,26 @@ typedef struct DomainRow
 	bool		cache_absent;
 	char	   *reserve;		/* or NULL */
 	bool		version_added;	/* fence.attach has added the version column */
+	bool		only_columns;
 } DomainRow;
 
-/* The row as of now, or NULL; palloc'd. */
-extern DomainRow *domain_row_by_relation(Oid relid);
-extern DomainRow *domain_row_by_name(const char *name);
+/* The rows of the domain of that name: one for each of its tables, or one if it has no table. NIL if there is no such domain. */
+extern List *domain_rows_by_name(const char *name);
 
-/* The row of the table or, if that is a partition, of the nearest fenced table above it. */
-extern DomainRow *domain_row_covering(Oid relid);
+/* Until this transaction ends, no other one can attach a table to a domain of that name, or detach one. */
+extern void domain_lock_name(const char *name);
+
+/* The name that fence.attach gives to the domain of a table if the caller names none; palloc'd. */
+extern char *domain_table_name(Oid relid);
+
+/* The rows of the table's attachments: those with a version column first, else in the order in which they were attached. */
+extern List *domain_rows_by_relation(Oid relid);
+
+/* The rows of the table or, if that is a partition, of the nearest fenced table above it. */
+extern List *domain_rows_covering(Oid relid);
+
+/* The row of such a list that has that id; NULL if there is none. */
+extern DomainRow *domain_row_of(List *rows, int64 id);
 
 /* All of them. */
 extern List *domain_rows(void);
@@ -85,13 +97,13 @@ extern List *domain_list_own(void);
 #define PUBLISH_WITHDRAWN "withdrawn"
 
 /*
- * Adds the row with the next id, which is stored in it; deletes the row, false: it is gone, another session was first. Both empty
+ * Adds the row with the next id, which is stored in it, unless it has one; deletes the row, false: it is gone, another session was first. Both empty
  * every backend's cache at COMMIT. What was deleted is seen until the command counter is incremented.
  */
 extern void domain_row_insert(DomainRow *row);
 extern bool domain_row_delete(const DomainRow *row);
 
-/* Writes the row again, found by its id. No later look-up in the same command sees it. */
+/* Writes the row again, found by its id and its table. No later look-up in the same command sees it. */
 extern void domain_row_update(const DomainRow *row);
 
 /* Puts another name wherever the row names that column, the tag included; false if it nowhere does. */

@@ -23,7 +23,7 @@ typedef enum DomainScope
 {
 	SCOPE_ROW,					/* one fence per row; triggers write it */
 	SCOPE_GROUP,				/* one fence for all rows with the same key */
-	SCOPE_MANUAL				/* fences are written by begin_write only */
+	SCOPE_MANUAL				/* fences are written by begin_write only; rows are guarded (write/manual.h) */
 } DomainScope;
 
 /* One key column. Without a table (manual domains): text, and no name. */
@@ -46,6 +46,7 @@ typedef struct KeyColumn
 
 typedef struct Domain
 {
+	struct Domain *next;		/* the next attachment of the same table */
 	int64		id;				/* fence.domain.id: this attachment; never reused */
 	char	   *name;			/* as users see it */
 	char	   *redis_name;		/* "<database oid>.<percent-encoded name>": as Redis sees it */
@@ -53,10 +54,13 @@ typedef struct Domain
 	char	   *value_prefix;	/* "<namespace>:v:<redis_name>:" */
 	MetricSlot	metrics;		/* where it is counted */
 	Oid			relid;			/* InvalidOid: a domain without a table. Of a partition: that, not the root */
+	List	   *tables;			/* oids of all tables of the domain, if it has several; else NIL */
 	bool		partitioned;	/* relid is a partitioned table: rows are read by the Domains of its partitions */
 	DomainScope scope;
 	int			nkeys;			/* 0: without a table, any number of parts */
 	KeyColumn  *keys;
+	bool		nullable;		/* a key column can be null: such a row has no key */
+	bool		generated_key;	/* a key column is generated */
 	Oid			key_index;		/* by which rows are found: the unique index on exactly the key columns; of a group any
 								 * that begins with them. InvalidOid: there is none */
 	bool		version_aside;	/* versions are in fence.tombstone: of groups, and of rows without a version column */
@@ -66,6 +70,8 @@ typedef struct Domain
 	int64		version_max;
 	char	   *tag;			/* template, or NULL: the whole key is the hash tag */
 	List	   *columns;		/* names (char *) that read returns; NIL: all */
+	int			nwatched;		/* only_columns: an UPDATE counts if one of these changes; 0: every UPDATE counts */
+	AttrNumber *watched;
 	bool		builtin_types;	/* of all columns: to_json runs nobody's code for them (plain_json.h) */
 	int64		ttl_ms;			/* of values that read and COMMIT store; 0: none */
 	bool		write_through;	/* COMMIT tells Redis the row, not only its version */
@@ -75,16 +81,22 @@ typedef struct Domain
 	bool		inserts_reserve;	/* a new row may have a fence already, or Redis is to be told of it */
 	int			reserve;		/* ReserveWhen, or -1: the setting */
 	int			policy;			/* FailurePolicy, or -1: the setting */
-
-	MemoryContext context;		/* holds all of this */
-	bool		dead;			/* invalidated; freed at the end of the transaction */
 } Domain;
 
+#define MAX_ATTACHMENTS 16		/* of one table */
+
 /*
- * The domain of a fenced table, or NULL. Of a partition of one: the same domain, with its columns as they stand in the
- * partition. Reads the catalogue in a fresh snapshot when it is not cached.
+ * The domains of a fenced table, chained by next, or NULL. Those whose versions are in the version column come first. Of a partition:
+ * those of the fenced table above it, with their columns as they stand in the partition. Reads the catalogue in a fresh snapshot when they
+ * are not cached.
  */
-extern Domain *domain_by_relation(Oid relid);
+extern Domain *domains_by_relation(Oid relid);
+
+/* The domain of such a chain that has that id; NULL if there is none. */
+extern Domain *domain_of(Domain *domains, int64 id);
+
+/* A List of Domain: the domain as each of its tables has it. Tables that were dropped meanwhile are left out. */
+extern List *domain_of_each_table(const Domain *domain);
 
 /* The domain of that name; raises 42704 with a hint if there is none and missing_ok is false. */
 extern Domain *domain_by_name(const char *name, bool missing_ok);
@@ -116,6 +128,13 @@ extern void domain_at_transaction_end(void);
 
 /* Whether PostgreSQL knows the versions of the domain's keys: in a version column, or in the groups' own rows. */
 extern bool domain_has_versions(const Domain *domain);
+
+/* Whether we put a version into each row that is written. Otherwise versions are in fence.tombstone, or the application stores them. */
+static inline bool
+domain_sets_version(const Domain *domain)
+{
+	return domain->scope == SCOPE_ROW && domain->version_attnum != InvalidAttrNumber;
+}
 
 /*
  * Whether this transaction holds the lock that INSERT, UPDATE and DELETE take, or a stronger one, on the domain's table or one of

@@ -143,10 +143,18 @@ check_length(const Domain *domain, const StringInfoData *buf)
 bool
 key_is_complete(const Domain *domain, TupleTableSlot *row)
 {
-	for (int i = 0; i < domain->nkeys; i++)
+	for (int i = 0; domain->nullable && i < domain->nkeys; i++)
 		if (slot_attisnull(row, domain->keys[i].attnum))
 			return false;
 	return true;
+}
+
+/* Appends the key of a whole table, which has no values. */
+static void
+print_no_values(StringInfo buf, int nkeys)
+{
+	if (nkeys == 0)
+		appendStringInfoString(buf, KEY_NO_VALUES);
 }
 
 /* Appends the key of a row. */
@@ -168,6 +176,7 @@ print_key(StringInfo buf, const Domain *domain, TupleTableSlot *row)
 			appendStringInfoChar(buf, ',');
 		print_value(buf, column, value);
 	}
+	print_no_values(buf, domain->nkeys);
 	check_length(domain, buf);
 }
 
@@ -214,7 +223,7 @@ compare_texts:
 static void
 check_parts(const Domain *domain, int nparts, const Argument *parts)
 {
-	if (nparts == 0 || (OidIsValid(domain->relid) && nparts != domain->nkeys))
+	if (OidIsValid(domain->relid) ? nparts != domain->nkeys : nparts == 0)
 	{
 		StringInfoData names;
 
@@ -224,7 +233,7 @@ check_parts(const Domain *domain, int nparts, const Argument *parts)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("wrong number of key values for domain \"%s\"", domain->name),
-				 names.len > 0 ? errdetail("The key is (%s); %d values were given.", names.data, nparts) :
+				 OidIsValid(domain->relid) ? errdetail("The key is (%s); %d values were given.", names.data, nparts) :
 				 errdetail("At least one is needed.")));
 	}
 	for (int i = 0; i < nparts; i++)
@@ -286,6 +295,7 @@ key_of_arguments(const Domain *domain, int nparts, const Argument *parts)
 			appendStringInfoChar(&buf, ',');
 		print_part(&buf, domain, i, &parts[i]);
 	}
+	print_no_values(&buf, nparts);
 	check_length(domain, &buf);
 	return buf.data;
 }
@@ -311,7 +321,7 @@ key_is_canonical(const Domain *domain, const char *key)
 	if (!key_parts(key, &nparts, &parts) || strlen(key) > KEY_MAX_LENGTH)
 		return false;
 	if (!OidIsValid(domain->relid))
-		return true;
+		return nparts > 0;
 	if (nparts != domain->nkeys)
 		return false;
 	initStringInfo(&buf);
@@ -321,6 +331,7 @@ key_is_canonical(const Domain *domain, const char *key)
 			appendStringInfoChar(&buf, ',');
 		print_value(&buf, &domain->keys[i], key_part_datum(&domain->keys[i], parts[i]));
 	}
+	print_no_values(&buf, nparts);
 	return strcmp(buf.data, key) == 0;
 }
 

@@ -4,7 +4,8 @@
  *
  * Equal keys have equal text, whatever the session's settings; different keys have different text. Each key value is
  * printed canonically, in UTF-8 (utf8.h: raises 22P05 if it has none), and percent-encoded (RFC 3986: all but A-Z a-z 0-9
- * - . _ ~; upper-case hex), an empty value is "%00"; values are joined with commas. So no data can forge a brace, colon,
+ * - . _ ~; upper-case hex), an empty value is "%00"; values are joined with commas. The key of no values, of a table that is one group
+ * as a whole, is "*". So no data can forge a brace, colon,
  * comma, blank or newline, and keys and names are ASCII.
  *
  *   fence name   <namespace>:f:<database oid>.<domain>:{<key>}            without a tag
@@ -22,7 +23,7 @@
 #define NAME_MAX_LENGTH 4000	/* bytes of a name in Redis; fence.lua refuses longer ones than 4096 */
 #define KEY_MAX_LENGTH 2000		/* bytes of canonical text; it must fit a btree tuple of fence.tombstone */
 
-/* Whether no key column of the row is null: only then it has a key. (Key columns of a group may be null.) */
+/* Whether the row has a key, because no key column is null. */
 extern bool key_is_complete(const Domain *domain, TupleTableSlot *row);
 
 /* The key of a row, palloc'd. Raises 54000 if it is longer than KEY_MAX_LENGTH. */

@@ -91,6 +91,8 @@ domain_key_index(Relation rel, int nkeys, const AttrNumber *attnums, bool unique
 	ListCell   *lc;
 
 	*unfit = NULL;
+	if (nkeys == 0)
+		return InvalidOid;		/* all rows have the key */
 	for (int i = 0; i < nkeys; i++)
 		wanted = bms_add_member(wanted, attnums[i]);
 	foreach(lc, RelationGetIndexList(rel))

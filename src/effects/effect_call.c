@@ -32,10 +32,10 @@ effect_raise_refused(const char *key_in_redis, const EffectAnswer *answer)
 				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
 				 errmsg("counter \"%s\" is no whole number that can be counted exactly", key),
 				 errdetail("Counters count from -" INT64_FORMAT " to " INT64_FORMAT ".", EFFECT_COUNT_MAX, EFFECT_COUNT_MAX)));
-	if (effect_says(answer, "type"))
+	if (effect_says(answer, "type") && answer->n > 1)
 		ereport(ERROR,
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
-				 errmsg("key \"%s\" holds something else than a log of this kind", key)));
+				 errmsg("key \"%s\" has a value of another type", utf8_to_display(answer->words[1]))));
 	if (effect_says(answer, "none"))
 		ereport(ERROR,
 				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),

@@ -25,7 +25,8 @@ typedef struct EffectCall
 	int			nargs;
 	const char *args[EFFECT_MAX_ARGS];	/* Redis keeps these with the hold */
 	int			nchecks;
-	const char *checks[2];		/* arguments that Redis needs only for this call, and does not keep */
+	const char *checks[3];		/* arguments that only this call needs; Redis does not store them */
+	const char **decided;		/* the one of args that Redis replaces by the third word of "held"; or NULL */
 	bool		unheard;		/* the caller does not need the answer before the commit */
 	bool		durable;		/* the effect is also a row of fence.outbox */
 	bool		needs_redis;	/* Redis must confirm the effect before the commit, even if it is durable */

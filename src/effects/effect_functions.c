@@ -36,6 +36,8 @@ PG_FUNCTION_INFO_V1(fence_compare_and_set);
 PG_FUNCTION_INFO_V1(fence_take);
 PG_FUNCTION_INFO_V1(fence_take_and_extend);
 PG_FUNCTION_INFO_V1(fence_take_and_set);
+PG_FUNCTION_INFO_V1(fence_hash_set);
+PG_FUNCTION_INFO_V1(fence_hash_add);
 PG_FUNCTION_INFO_V1(fence_publish);
 PG_FUNCTION_INFO_V1(fence_publish_hash);
 PG_FUNCTION_INFO_V1(fence_append);
@@ -91,6 +93,30 @@ ttl_argument(FunctionCallInfo fcinfo, int n)
 	return PG_ARGISNULL(n) ? "" : psprintf(INT64_FORMAT, ttl_ms_of(PG_GETARG_INTERVAL_P(n)));
 }
 
+/* The time to live from argument n, or the point in time from argument at. "" if both are NULL: the key keeps what it has. "0": no expiry. */
+static const char *
+expiry_argument(FunctionCallInfo fcinfo, int n, int at)
+{
+	TimestampTz when;
+
+	if (PG_ARGISNULL(at))
+		return ttl_argument(fcinfo, n);
+	when = PG_GETARG_TIMESTAMPTZ(at);
+	if (TIMESTAMP_IS_NOEND(when))
+		return "0";
+	/* since 1970; a time before that is over as well */
+	when = TIMESTAMP_IS_NOBEGIN(when) ? 0 :
+		when / 1000 + (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * SECS_PER_DAY * INT64CONST(1000);
+	return psprintf("@" INT64_FORMAT, Max(when, 1));
+}
+
+static void
+require_expiry(FunctionCallInfo fcinfo, int n, int at)
+{
+	if (PG_ARGISNULL(at))
+		require_not_null(fcinfo, n, "a time to live");
+}
+
 static const char *
 number_argument(FunctionCallInfo fcinfo, int n)
 {
@@ -119,12 +145,24 @@ durable_argument(FunctionCallInfo fcinfo, int n)
 	return !PG_ARGISNULL(n) && PG_GETARG_BOOL(n);
 }
 
+/* Raises 22023 if one effect could not change both keys in one step. */
+static void
+require_same_place(const char *key, const char *other_key)
+{
+	shared_require();
+	if (!coordinator_same_place(key, other_key))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("keys \"%s\" and \"%s\" are not in one slot", utf8_to_display(key), utf8_to_display(other_key)),
+				 errhint("Give both the same hash tag: {tag}.")));
+}
+
 /*
  * Holds an effect of a kind for which Redis has no answer but "held". False: Redis could not be reached, and the row
  * suffices.
  */
 static bool
-hold_or_raise(const EffectCall *call)
+hold_or_raise(EffectCall *call)
 {
 	EffectAnswer answer = effect_hold(call);
 
@@ -150,8 +188,8 @@ fence_once(PG_FUNCTION_ARGS)
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
 	call.key = key_argument_of(fcinfo, 0);
-	require_not_null(fcinfo, 1, "a time to live");
-	call.args[0] = ttl_argument(fcinfo, 1);
+	require_expiry(fcinfo, 1, 3);
+	call.args[0] = expiry_argument(fcinfo, 1, 3);
 	call.durable = durable_argument(fcinfo, 2);
 	if (strcmp(call.args[0], "0") == 0)
 		ereport(ERROR,
@@ -215,39 +253,60 @@ raise_bound(const char *key, const EffectAnswer *answer)
 			 answer->n > 2 ? errhint("What they hold is given back if they are rolled back: try again later.") : 0));
 }
 
-static int64
-counter_answer(const EffectCall *call, const EffectAnswer *answer)
+/*
+ * Holds a counter with the bounds of arguments `bounds` and `bounds` + 1. on_bound says what Redis does if the counter would pass them. Returns
+ * the counter's new value; NULL if Redis refuses. The argument with the amount then has the amount that Redis has counted.
+ */
+static Datum
+hold_counter(FunctionCallInfo fcinfo, EffectCall *call, int bounds, int on_bound, const char **amount)
 {
-	if (effect_says(answer, "bound") && answer->n > 1)
-		raise_bound(call->key, answer);
-	if (effect_says(answer, "full") && answer->n > 1)
-		raise_bound(call->other_key, answer);
-	if (!effect_says(answer, "held") || answer->n < 2)
-		effect_raise_refused(call->key, answer);
-	return strtoll(answer->words[1], NULL, 10);
+	const char *choice = PG_ARGISNULL(on_bound) ? "" : text_argument(fcinfo, on_bound, "on_bound", MAX_ENTRY);
+	EffectAnswer answer;
+
+	if (strcmp(choice, "error") != 0 && strcmp(choice, "clamp") != 0 && strcmp(choice, "refuse") != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("on_bound is \"error\", \"clamp\" or \"refuse\"")));
+	call->nchecks = 3;
+	call->checks[0] = number_argument(fcinfo, bounds);
+	call->checks[1] = number_argument(fcinfo, bounds + 1);
+	call->checks[2] = "";
+	call->needs_redis = true;
+	call->decided = amount;
+	answer = effect_hold(call);
+	/* the holds of transactions that have ended are settled first, so that they do not block this one */
+	if (strcmp(choice, "clamp") == 0 && (effect_says(&answer, "bound") || effect_says(&answer, "full")))
+	{
+		call->checks[2] = choice;
+		answer = effect_hold(call);
+	}
+	if ((effect_says(&answer, "bound") || effect_says(&answer, "full")) && answer.n > 1)
+	{
+		if (strcmp(choice, "refuse") == 0)
+			PG_RETURN_NULL();
+		raise_bound(effect_says(&answer, "full") ? call->other_key : call->key, &answer);
+	}
+	if (!effect_says(&answer, "held") || answer.n < 3)
+		effect_raise_refused(call->key, &answer);
+	PG_RETURN_INT64(strtoll(answer.words[1], NULL, 10));
 }
 
 Datum
 fence_counter_add(PG_FUNCTION_ARGS)
 {
-	EffectCall	call = {.kind = "counter", .nargs = 1, .nchecks = 2, .needs_redis = true};
-	EffectAnswer answer;
+	EffectCall	call = {.kind = "counter", .nargs = 1};
 
 	call.key = key_argument_of(fcinfo, 0);
 	require_not_null(fcinfo, 1, "the amount");
 	call.args[0] = number_argument(fcinfo, 1);
-	call.checks[0] = number_argument(fcinfo, 2);
-	call.checks[1] = number_argument(fcinfo, 3);
 	call.durable = durable_argument(fcinfo, 4);
-	answer = effect_hold(&call);
-	PG_RETURN_INT64(counter_answer(&call, &answer));
+	return hold_counter(fcinfo, &call, 2, 5, &call.args[0]);
 }
 
 Datum
 fence_transfer(PG_FUNCTION_ARGS)
 {
-	EffectCall	call = {.kind = "transfer", .nargs = 2, .nchecks = 2, .needs_redis = true};
-	EffectAnswer answer;
+	EffectCall	call = {.kind = "transfer", .nargs = 2};
 
 	call.key = key_argument_of(fcinfo, 0);
 	call.other_key = key_argument_of(fcinfo, 1);
@@ -256,20 +315,60 @@ fence_transfer(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("a transfer needs an amount above 0 and two different counters")));
-	shared_require();
-	if (!coordinator_same_place(call.key, call.other_key))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("counters \"%s\" and \"%s\" are not in one slot", utf8_to_display(call.key),
-						utf8_to_display(call.other_key)),
-				 errhint("Give both the same hash tag: {tag}.")));
+	require_same_place(call.key, call.other_key);
 	call.args[0] = call.other_key;
 	call.args[1] = number_argument(fcinfo, 2);
-	call.checks[0] = number_argument(fcinfo, 3);
-	call.checks[1] = number_argument(fcinfo, 4);
 	call.durable = durable_argument(fcinfo, 5);
-	answer = effect_hold(&call);
-	PG_RETURN_INT64(counter_answer(&call, &answer));
+	return hold_counter(fcinfo, &call, 3, 6, &call.args[1]);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Fields of hashes
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Adds the key, the field, and the log from argument `log` if there is one. */
+static EffectCall
+field_call(FunctionCallInfo fcinfo, const char *kind, int log)
+{
+	EffectCall	call = {.kind = kind, .nargs = 3};
+
+	call.key = key_argument_of(fcinfo, 0);
+	call.args[0] = text_argument(fcinfo, 1, "the field", EFFECT_MAX_KEY);
+	call.args[1] = PG_ARGISNULL(log) ? "" : key_argument_of(fcinfo, log);
+	if (strcmp(call.args[1], call.key) == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("the log of a hash must be another key")));
+	if (*call.args[1] != '\0')
+		require_same_place(call.key, call.args[1]);
+	shared_require();
+	call.args[2] = fence_stamp();
+	return call;
+}
+
+Datum
+fence_hash_set(PG_FUNCTION_ARGS)
+{
+	EffectCall	call = field_call(fcinfo, "hash_set", 3);
+
+	call.args[call.nargs++] = PG_ARGISNULL(2) ? "del" : "set";
+	call.args[call.nargs++] = PG_ARGISNULL(2) ? "" : text_argument(fcinfo, 2, "the value", MAX_ENTRY);
+	call.unheard = true;
+	call.durable = durable_argument(fcinfo, 4);
+	(void) hold_or_raise(&call);
+	PG_RETURN_VOID();
+}
+
+Datum
+fence_hash_add(PG_FUNCTION_ARGS)
+{
+	EffectCall	call = field_call(fcinfo, "hash_add", 5);
+
+	require_not_null(fcinfo, 2, "the amount");
+	call.args[call.nargs++] = number_argument(fcinfo, 2);
+	call.durable = durable_argument(fcinfo, 6);
+	return hold_counter(fcinfo, &call, 3, 7, &call.args[3]);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -298,7 +397,7 @@ fence_compare_and_set(PG_FUNCTION_ARGS)
 	const char *key = key_argument_of(fcinfo, 0);
 	const char *expected = PG_ARGISNULL(1) ? "" : text_argument(fcinfo, 1, "the expected value", MAX_ENTRY);
 	const char *value = PG_ARGISNULL(2) ? "" : text_argument(fcinfo, 2, "the value", MAX_ENTRY);
-	EffectAnswer answer = hold_set(key, PG_ARGISNULL(2) ? "del" : "set", value, ttl_argument(fcinfo, 3),
+	EffectAnswer answer = hold_set(key, PG_ARGISNULL(2) ? "del" : "set", value, expiry_argument(fcinfo, 3, 5),
 								   PG_ARGISNULL(1) ? "0" : "=", expected, durable_argument(fcinfo, 4));
 
 	PG_RETURN_BOOL(!effect_says(&answer, "differs"));
@@ -324,15 +423,15 @@ fence_take(PG_FUNCTION_ARGS)
 Datum
 fence_take_and_extend(PG_FUNCTION_ARGS)
 {
-	require_not_null(fcinfo, 1, "a time to live");
-	return take(fcinfo, key_argument_of(fcinfo, 0), "ttl", "", ttl_argument(fcinfo, 1), durable_argument(fcinfo, 2));
+	require_expiry(fcinfo, 1, 3);
+	return take(fcinfo, key_argument_of(fcinfo, 0), "ttl", "", expiry_argument(fcinfo, 1, 3), durable_argument(fcinfo, 2));
 }
 
 Datum
 fence_take_and_set(PG_FUNCTION_ARGS)
 {
 	return take(fcinfo, key_argument_of(fcinfo, 0), "set", text_argument(fcinfo, 1, "the value", MAX_ENTRY),
-				ttl_argument(fcinfo, 2), durable_argument(fcinfo, 3));
+				expiry_argument(fcinfo, 2, 4), durable_argument(fcinfo, 3));
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -372,7 +471,7 @@ fence_publish(PG_FUNCTION_ARGS)
 {
 	const char *key = key_argument_of(fcinfo, 0);
 	const char *value = text_argument(fcinfo, 1, "the value", MAX_PUBLISHED);
-	const char *ttl = ttl_argument(fcinfo, 2);
+	const char *ttl = expiry_argument(fcinfo, 2, 4);
 	const char *row[] = {ttl, "string", value};
 	EffectCall	call = {.kind = "publish", .key = key, .nargs = 2, .args = {ttl, "string"},
 		.durable = durable_argument(fcinfo, 3), .nrow = lengthof(row), .row = row};
@@ -424,7 +523,7 @@ Datum
 fence_publish_hash(PG_FUNCTION_ARGS)
 {
 	const char *key = key_argument_of(fcinfo, 0);
-	const char *ttl = ttl_argument(fcinfo, 2);
+	const char *ttl = expiry_argument(fcinfo, 2, 4);
 	int			n;
 	size_t		bytes = 0;
 	const char **fields;
@@ -574,10 +673,10 @@ fence_commit_marker(PG_FUNCTION_ARGS)
 {
 	EffectCall	call = {.kind = "set", .nargs = 3, .args = {"set", "1"}, .nchecks = 2, .checks = {"", ""}, .unheard = true};
 
-	require_not_null(fcinfo, 0, "a time to live");
+	require_expiry(fcinfo, 0, 2);
 	shared_require();
 	call.key = marker_key(fence_stamp());
-	call.args[2] = ttl_argument(fcinfo, 0);
+	call.args[2] = expiry_argument(fcinfo, 0, 2);
 	call.durable = durable_argument(fcinfo, 1);
 	(void) hold_or_raise(&call);
 	PG_RETURN_TEXT_P(cstring_to_text(fence_stamp()));

@@ -576,7 +576,7 @@ hold_unheard(Effect *effect)
 }
 
 EffectAnswer
-effect_hold(const EffectCall *call)
+effect_hold(EffectCall *call)
 {
 	Effect	   *effect;
 	EffectAnswer answer;
@@ -596,6 +596,8 @@ effect_hold(const EffectCall *call)
 	fence_test_point("effect-held");
 	/* If a crash could lose the commit, Redis might have applied an effect of a transaction that never happened. */
 	ForceSyncCommit();
+	if (call->decided && answer.n > 2)
+		*call->decided = answer.words[2];
 	if (call->durable)
 	{
 		any_durable = true;

@@ -34,7 +34,7 @@
  * them. Raises 08006 if Redis cannot be reached, 58000 if Redis answers with an error. Interruptible; waits at most
  * `timeout` for each answer.
  */
-extern EffectAnswer effect_hold(const EffectCall *call);
+extern EffectAnswer effect_hold(EffectCall *call);
 
 /*
  * For PRE_COMMIT and PRE_PREPARE: returns when Redis has confirmed every hold. If it has not, this raises an error

@@ -34,6 +34,9 @@ PG_FUNCTION_INFO_V1(fence_doctor);
 
 #define OURS "'pgcache_fence'"
 #define LONG_WAIT 10			/* a reservation that is older than so many times patrol_grace is a finding */
+#define MANY_GROUPS 4			/* a table with so many attachments of scope 'group' is a finding */
+#define SMALL_TABLE 10000		/* a table with one key for all rows is a finding if it has more rows */
+#define ENOUGH_COMPARED 1000	/* so many keys of a domain must have been compared before it is a finding that none is cached */
 
 typedef struct Report
 {
@@ -350,9 +353,9 @@ check_shapes(Report *report)
 {
 	ListCell   *lc;
 
-	foreach(lc, domain_rows())
+	foreach(lc, domain_list())
 	{
-		DomainRow  *row = lfirst(lc);
+		const DomainRow *row = ((DomainRef *) lfirst(lc))->row;
 		char	   *fault = shape_fault_of_domain(row);
 
 		if (fault == NULL)
@@ -426,6 +429,52 @@ check_unfenced(Report *report)
 			 " AND EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid OPERATOR(pg_catalog.=) c.oid AND i.indisprimary)"
 			 " AND NOT EXISTS (SELECT FROM fence.domain d WHERE d.relation OPERATOR(pg_catalog.=) c.oid)"
 			 " ORDER BY 1");
+}
+
+/* Reports attachments of one table that have the same key, that have no effect, or that make every write expensive. */
+static void
+check_attachments(Report *report)
+{
+	put_rows(report, "info",
+			 "SELECT pg_catalog.format('domains %s and %s of table %s have the same key', a.name, b.name, a.relation),"
+			 " 'One of them is enough, unless they differ in columns on purpose.'"
+			 " FROM fence.domain a JOIN fence.domain b ON a.relation OPERATOR(pg_catalog.=) b.relation"
+			 " AND a.id OPERATOR(pg_catalog.<) b.id AND a.scope OPERATOR(pg_catalog.=) b.scope"
+			 " AND a.key_columns OPERATOR(pg_catalog.@>) b.key_columns AND b.key_columns OPERATOR(pg_catalog.@>) a.key_columns"
+			 " ORDER BY 1");
+	put_rows(report, "info",
+			 "SELECT pg_catalog.format('only_columns of domain %s has no effect: domain %s goes by the same versions, and by all columns',"
+			 " a.name, pg_catalog.min(b.name)), 'Attach both with only_columns, or one of them with version => NULL.'"
+			 " FROM fence.domain a JOIN fence.domain b ON a.relation OPERATOR(pg_catalog.=) b.relation"
+			 " AND a.version_column OPERATOR(pg_catalog.=) b.version_column"
+			 " WHERE a.only_columns AND NOT b.only_columns GROUP BY a.name ORDER BY 1");
+	put_rows(report, "warning",
+			 psprintf("SELECT pg_catalog.format('a row of table %%s is in %%s groups: each write locks them all', relation, pg_catalog.count(*)),"
+					  " 'Detach those that nobody reads, or attach them with only_columns.'"
+					  " FROM fence.domain WHERE scope OPERATOR(pg_catalog.=) 'group' AND NOT only_columns"
+					  " GROUP BY relation HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) %d ORDER BY 1", MANY_GROUPS));
+	put_rows(report, "warning",
+			 psprintf("SELECT pg_catalog.format('domain %%s is all of table %%s, which has some %%s rows: all of its writers wait for each other',"
+					  " d.name, d.relation, c.reltuples::bigint), 'Attach it by a key of its rows.'"
+					  " FROM fence.domain d JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) d.relation"
+					  " WHERE d.key_columns OPERATOR(pg_catalog.=) '{}' AND d.scope OPERATOR(pg_catalog.=) 'group'"
+					  " AND c.reltuples OPERATOR(pg_catalog.>) %d ORDER BY 1", SMALL_TABLE));
+}
+
+/* Readers ask Redis, so PostgreSQL does not see them. But the audit sees whether any of the keys that it samples is cached. */
+static void
+check_read(Report *report)
+{
+	put_rows(report, "info",
+			 psprintf("SELECT pg_catalog.format('nobody reads domain %%s: of %%s keys that were compared none is cached',"
+					  " labels OPERATOR(pg_catalog.->>) 'domain', pg_catalog.sum(value)),"
+					  " 'Detach it, if that is so: each write of its table pays for it.'"
+					  " FROM fence._metrics() WHERE name OPERATOR(pg_catalog.=) 'cache_fence_db_compare'"
+					  " AND labels OPERATOR(pg_catalog.->>) 'domain' OPERATOR(pg_catalog.=) ANY (SELECT d.name FROM fence.domain d)"
+					  " GROUP BY labels OPERATOR(pg_catalog.->>) 'domain' HAVING pg_catalog.sum(value) OPERATOR(pg_catalog.>=) %d"
+					  " AND pg_catalog.sum(value) OPERATOR(pg_catalog.=)"
+					  "  pg_catalog.sum(CASE WHEN labels OPERATOR(pg_catalog.->>) 'relation' OPERATOR(pg_catalog.=) 'missing' THEN value ELSE 0 END)"
+					  " ORDER BY 1", ENOUGH_COMPARED));
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -548,6 +597,8 @@ static const Check checks[] = {
 	{check_clock, true, "no clock of a Redis node has stepped"},
 	{check_triggers, false, "all triggers are there, and as fence.attach makes them"},
 	{check_indexes, false, "the unique indexes of all keys are valid"},
+	{check_attachments, false, "no attachment is there twice, in vain or dear"},
+	{check_read, true, "no domain is fenced for nobody, as far as the audit has seen"},
 	{check_unfenced, false, "no table with a version column is left unfenced"},
 	{check_reservations, true, "no reservation is left over"},
 	{check_effects, true, "no effect is left over"},

@@ -139,7 +139,7 @@ complete_upgraded(void)
 {
 	if (SPI_execute("SELECT FROM fence.domain d JOIN pg_catalog.pg_trigger t ON t.tgrelid OPERATOR(pg_catalog.=) d.relation"
 					" WHERE t.tgname OPERATOR(pg_catalog.=) 'zzz_pgcache_fence_after'"
-					" AND d.scope OPERATOR(pg_catalog.<>) 'manual' AND NOT EXISTS ("
+					" AND d.key_columns OPERATOR(pg_catalog.<>) '{}' AND NOT EXISTS ("
 					"  SELECT FROM pg_catalog.pg_depend p"
 					"   WHERE p.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_trigger'::pg_catalog.regclass"
 					"   AND p.objid OPERATOR(pg_catalog.=) t.oid"

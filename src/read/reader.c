@@ -58,10 +58,27 @@ may_write_anything(void)
 	return may_call("put", lengthof(put), put) || may_call("begin_write", lengthof(begin_write), begin_write);
 }
 
+static void
+require_table(const Domain *domain, Oid relid)
+{
+	Oid			schema = get_rel_namespace(relid);
+
+	/* A query that names the table needs USAGE on its schema too. Without it, SELECT on the table does not suffice. */
+	if (object_aclcheck(NamespaceRelationId, schema, GetUserId(), ACL_USAGE) != ACLCHECK_OK)
+		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_SCHEMA, get_namespace_name(schema));
+	if (pg_class_aclcheck(relid, GetUserId(), ACL_SELECT) != ACLCHECK_OK)
+		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_TABLE, get_rel_name(relid));
+	if (check_enable_rls(relid, InvalidOid, true) == RLS_ENABLED)
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("cannot read domain \"%s\" through the cache because row-level security applies to you", domain->name),
+				 errhint("Read the table itself.")));
+}
+
 void
 reader_require(const Domain *domain)
 {
-	Oid			schema;
+	ListCell   *lc;
 
 	if (!OidIsValid(domain->relid))
 	{
@@ -73,17 +90,8 @@ reader_require(const Domain *domain)
 					 errhint("GRANT EXECUTE ON FUNCTION fence.begin_write(text, bigint, text[]), or fence.put, to the role.")));
 		return;
 	}
-	/* A query that names the table needs USAGE on its schema too. Without it, SELECT on the table does not suffice. */
-	schema = get_rel_namespace(domain->relid);
-	if (object_aclcheck(NamespaceRelationId, schema, GetUserId(), ACL_USAGE) != ACLCHECK_OK)
-		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_SCHEMA, get_namespace_name(schema));
-	if (pg_class_aclcheck(domain->relid, GetUserId(), ACL_SELECT) != ACLCHECK_OK)
-		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_TABLE, get_rel_name(domain->relid));
-	if (check_enable_rls(domain->relid, InvalidOid, true) == RLS_ENABLED)
-		ereport(ERROR,
-				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("cannot read domain \"%s\" through the cache because row-level security applies to you", domain->name),
-				 errhint("Read the table itself.")));
+	foreach(lc, domain->tables ? domain->tables : list_make1_oid(domain->relid))
+		require_table(domain, lfirst_oid(lc));
 }
 
 const char *

@@ -81,7 +81,7 @@ begin_many(Call *call, const char *function, int nkeys, int n)
 }
 
 /*
- * Builds a call of a function with `nkeys` keys. `form` has one letter for each argument that follows: s (string), n
+ * Builds a call of a function with `nkeys` keys. `form` has one message for each argument that follows: s (string), n
  * (number, int64), b (bytes and their length, size_t), N (the namespace; takes no argument), h (the header of the epoch
  * with this number, uint32), e (the name of that epoch, uint32).
  */

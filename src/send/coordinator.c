@@ -351,8 +351,8 @@ coordinator_reserve_early(Reservation *r)
 		if (make_room(false))
 			(void) post_reserve(r, word);
 	}
-	else if (r->early && ask_for_row(r, word))
-		wire_send(false);
+	else if (r->early)
+		(void) ask_for_row(r, word);
 }
 
 /*

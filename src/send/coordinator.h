@@ -19,10 +19,9 @@
 #include "send/wire.h"
 
 /*
- * Sends the reservation if fences are OPEN and its domain reserves early. Otherwise does nothing, because the
- * reservation is sent before the commit anyway. The first reservation is sent at once. Later ones are sent together,
- * when a message is full or at the end of the statement (wire_send). Waits only to connect, or if too many answers are
- * outstanding. Never raises because of Redis.
+ * Drafts the reservation if fences are OPEN and its domain reserves early. Otherwise does nothing, because the
+ * reservation is sent before the commit anyway. The caller sends the draft (wire_send) once it has all reservations of a
+ * row. Waits only to connect, or if too many answers are outstanding. Never raises because of Redis.
  */
 extern void coordinator_reserve_early(Reservation *reservation);
 

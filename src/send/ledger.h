@@ -35,6 +35,7 @@ typedef struct Reservation
 	MetricSlot	metrics;		/* slot of the domain */
 	const char *stamp;			/* of a detached reservation, which outlives the transaction; NULL: this transaction's stamp */
 	bool		manual;			/* begin_write makes the reservations of this domain */
+	bool		used;			/* manual domains: a row was stored with this version, perhaps in a savepoint that was rolled back */
 	bool		notify;
 	bool		events;			/* Redis publishes the version to subscribers */
 	bool		early;			/* send it at once, not only before the commit */

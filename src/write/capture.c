@@ -51,6 +51,7 @@
 #include "send/wire.h"
 #include "write/capture.h"
 #include "write/changed_row.h"
+#include "write/generated_key.h"
 
 static ExecutorStart_hook_type previous_start = NULL;
 static ExecutorFinish_hook_type previous_finish = NULL;
@@ -154,9 +155,10 @@ static Datum
 make_new_row(ExprState *state, ExprContext *econtext, bool *isnull)
 {
 	Captured   *captured = state->evalfunc_private;
-	const Domain *domain = captured->change.domain;
+	const Domain *domain = captured->change.domains;	/* all domains have the same version column */
 	TupleTableSlot *row = state->resultslot;
 	int			at = domain->version_attnum - 1;
+	int64		w;
 
 	if (captured->real)
 	{
@@ -167,15 +169,19 @@ make_new_row(ExprState *state, ExprContext *econtext, bool *isnull)
 		copy_values(econtext->ecxt_outertuple, row);
 	ExecStoreVirtualTuple(row);
 	captured->change.new = row;
-	row->tts_values[at] = fence_version_datum(domain, listener->prepare(&captured->change));
-	row->tts_isnull[at] = false;
+	w = listener->prepare(&captured->change);
+	if (w != NO_VERSION)
+	{
+		row->tts_values[at] = fence_version_datum(domain, w);
+		row->tts_isnull[at] = false;
+	}
 	return (Datum) 0;
 }
 
 static void
 tell(Captured *captured)
 {
-	if (!captured->change.prepared && !captured->change.domain->version_aside)
+	if (!captured->change.prepared && domain_sets_version(captured->change.domains))
 		raise_broken("A row was stored that got no version.");
 	listener->stored(&captured->change);
 	captured->change.prepared = false;
@@ -203,7 +209,7 @@ deleted_row(ExprState *state, ExprContext *econtext, bool *isnull)
 	Captured   *captured = state->evalfunc_private;
 
 	captured->change.old = econtext->ecxt_scantuple;
-	if (!captured->change.domain->version_aside)
+	if (domain_sets_version(captured->change.domains))
 		(void) listener->prepare(&captured->change);
 	tell(captured);
 	if (captured->real == NULL)
@@ -255,7 +261,7 @@ forget_statement(void *arg)
 }
 
 static Captured *
-begin(const ModifyTableState *mt, ResultRelInfo *relation, const Domain *domain)
+begin(const ModifyTableState *mt, ResultRelInfo *relation, const Domain *domains)
 {
 	Captured   *captured = palloc0(sizeof(Captured));
 	Statement  *statement = statement_of(mt->ps.state);
@@ -270,7 +276,7 @@ begin(const ModifyTableState *mt, ResultRelInfo *relation, const Domain *domain)
 		statement->next = statements;
 		statements = statement;
 	}
-	captured->change.domain = domain;
+	captured->change.domains = domains;
 	captured->node = mt;
 	captured->relation = relation;
 	captured->next = statement->captured;
@@ -454,14 +460,15 @@ may_capture(const ModifyTableState *mt, const ResultRelInfo *relation)
 }
 
 /*
- * The domain of the relation if its triggers would do what is done here. Not where another BEFORE ROW trigger sees or changes the row: ours
- * is the last of them by its name. NULL: not, or it is not fenced; the triggers, if there are any, know what to do, or to say.
+ * The domains of the relation if its triggers would do what is done here. Not where another BEFORE ROW trigger sees or changes the row: ours
+ * is the last of them by its name. Not where a key column is generated: trigger.c computes it. NULL: not, or it is not fenced; the
+ * triggers, if there are any, know what to do, or to say.
  */
 static const Domain *
-domain_of(const ResultRelInfo *relation, const RowTriggers *triggers)
+domains_of(const ResultRelInfo *relation, const RowTriggers *triggers)
 {
 	Oid			relid = RelationGetRelid(relation->ri_RelationDesc);
-	const Domain *domain;
+	const Domain *domains;
 
 	if (diverted_to != NULL)
 		return diverted_to->relid == relid ? diverted_to : NULL;
@@ -469,8 +476,8 @@ domain_of(const ResultRelInfo *relation, const RowTriggers *triggers)
 	if (triggers->after == NULL || triggers->after->tgenabled != TRIGGER_FIRES_ALWAYS || triggers->others_before ||
 		relation->ri_RelationDesc->rd_rel->relkind != RELKIND_RELATION)
 		return NULL;
-	domain = domain_by_relation(relid);
-	return domain != NULL && !renumber_is_running(domain) ? domain : NULL;
+	domains = domains_by_relation(relid);
+	return domains != NULL && !renumber_is_running(domains) && !generated_key_any(domains) ? domains : NULL;
 }
 
 static void
@@ -506,17 +513,17 @@ capture(ModifyTableState *mt)
 	{
 		ResultRelInfo *relation = &mt->resultRelInfo[i];
 		RowTriggers triggers = triggers_of(relation->ri_TrigDesc, mt->operation);
-		const Domain *domain = domain_of(relation, &triggers);
+		const Domain *domains = domains_of(relation, &triggers);
 		Captured   *captured;
 
-		if (domain == NULL || !may_capture(mt, relation))
+		if (domains == NULL || !may_capture(mt, relation))
 			continue;
-		captured = begin(mt, relation, domain);
+		captured = begin(mt, relation, domains);
 		if (mt->operation == CMD_DELETE)
 			watch_deleted(mt, captured);
 		else
 		{
-			if (!domain->version_aside)
+			if (domain_sets_version(domains))
 				set_version(mt, i, captured);
 			watch_stored(captured);
 		}
@@ -569,7 +576,8 @@ check_rows(const QueryDesc *query, const Statement *statement)
 	for (const Captured *captured = statement->captured; captured != NULL; captured = captured->next)
 	{
 		if (captured->rows > 0 && diverted_to == NULL)
-			metrics_add(captured->change.domain->metrics, METRIC_ROWS_EXECUTOR, captured->rows);
+			for (const Domain *domain = captured->change.domains; domain != NULL; domain = domain->next)
+				metrics_add(domain->metrics, METRIC_ROWS_EXECUTOR, captured->rows);
 		if (captured->node != own)
 			continue;
 		relations++;

@@ -38,9 +38,9 @@ note(const char *what, RowChange *change)
 {
 	appendStringInfo(&told, "%s", what);
 	if (change->old)
-		appendStringInfo(&told, " " INT64_FORMAT, fence_version_raw(change->domain, change->old));
+		appendStringInfo(&told, " " INT64_FORMAT, fence_version_raw(change->domains, change->old));
 	if (change->new)
-		appendStringInfo(&told, " to " INT64_FORMAT, fence_version_raw(change->domain, change->new));
+		appendStringInfo(&told, " to " INT64_FORMAT, fence_version_raw(change->domains, change->new));
 	appendStringInfoString(&told, "; ");
 }
 
@@ -49,7 +49,7 @@ prepare(RowChange *change)
 {
 	note("made", change);
 	change->prepared = true;
-	return (change->old ? fence_version_raw(change->domain, change->old) : 10) + 1;
+	return (change->old ? fence_version_raw(change->domains, change->old) : 10) + 1;
 }
 
 static void

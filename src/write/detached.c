@@ -298,7 +298,7 @@ fence_commit(PG_FUNCTION_ARGS)
 	 * for the version that was reserved, or one above what others have written meanwhile.
 	 */
 	if (domain->scope == SCOPE_MANUAL && key_parse_fence_name(full_name(stored), &database, &redis_name, &key))
-		version = explicit_write(domain, key, version - 1);
+		version = explicit_write(domain, key, version - 1, false);
 	PG_RETURN_INT64(version);
 }
 

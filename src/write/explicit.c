@@ -1,6 +1,6 @@
 /*
  * write/explicit.c
- *	  Explicit reservations: fence.begin_write and fence.abort_write, and what detached ones share with them.
+ *	  Explicit reservations: fence.begin_write, begin_write_strict and abort_write, and what detached ones share with them.
  */
 #include "postgres.h"
 
@@ -25,6 +25,7 @@
 #define MANUAL_LOCK_CLASS 0xFEC	/* advisory locks of SQL have classes 1 and 2 */
 
 PG_FUNCTION_INFO_V1(fence_begin_write);
+PG_FUNCTION_INFO_V1(fence_begin_write_strict);
 PG_FUNCTION_INFO_V1(fence_abort_write);
 
 static void
@@ -90,17 +91,45 @@ explicit_reserve(Reservation *r)
 }
 
 /*
+ * Raises 40001 if the version that the caller has read is old. If rows have versions, the newest version is the row's, because the caller of an
+ * earlier begin_write may never have stored the version that it got; a caller who has seen no row has observed 0. If rows have no versions, the
+ * newest is the one that begin_write returned last. A floor is not a version of the key.
+ */
+static void
+require_newest(const Domain *domain, const char *key, int64 observed)
+{
+	bool		rows_tell = domain_has_versions(domain);
+	int64		newest = rows_tell ? row_current_version(domain, key, NULL) : tombstone_look_up(domain->id, key).tombstone;
+
+	if (rows_tell ? observed != Max(newest, 0) : observed < newest)
+		ereport(ERROR,
+				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+				 errmsg("could not begin to write key \"%s\" of domain \"%s\" because another transaction has written it",
+						key, domain->name),
+				 newest == NO_VERSION ? errdetail("The observed version is " INT64_FORMAT ", and the row is gone.", observed) :
+				 errdetail("The observed version is " INT64_FORMAT ", the newest is " INT64_FORMAT ".", observed, newest),
+				 errhint("Read the value again, and try the transaction again.")));
+}
+
+/*
  * The version given is remembered as a tombstone: no row's version and no fence tells the next caller, who may have read an older
  * one. The caller states `observed` without proof: it is not told to Redis.
  */
 int64
-explicit_write(const Domain *domain, const char *key, int64 observed)
+explicit_write(const Domain *domain, const char *key, int64 observed, bool strict)
 {
 	char	   *fence = key_fence_name(domain, key);
 	Reservation *r;
 
 	explicit_lock_key(fence);
 	r = ledger_reservation(RESERVE_ROW, fence, domain);
+	if (r->applied == NO_VERSION)
+	{
+		r->used = false;		/* the rollback to the savepoint has removed the rows too */
+		/* otherwise only this transaction has got a version since */
+		if (strict)
+			require_newest(domain, key, observed);
+	}
 	r->wanted = fence_version_after(domain, explicit_observed(domain, observed, Max(explicit_known(domain, key), r->wanted)));
 	(void) fence_stamp();		/* assigns the xid: without a row written, the transaction must still have a fate */
 	tombstone_set(domain->id, key, r->wanted);
@@ -109,8 +138,8 @@ explicit_write(const Domain *domain, const char *key, int64 observed)
 	return r->applied;
 }
 
-Datum
-fence_begin_write(PG_FUNCTION_ARGS)
+static Datum
+begin_write(FunctionCallInfo fcinfo, const char *command, bool strict)
 {
 	Domain	   *domain = domain_argument(fcinfo, 0);
 	char	   *key = key_argument(fcinfo, 2, domain);
@@ -121,9 +150,22 @@ fence_begin_write(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("the observed version must not be null"),
 				 errhint("Pass 0 for a key that never had a version.")));
-	PreventCommandIfReadOnly("fence.begin_write()");
-	PreventCommandDuringRecovery("fence.begin_write()");
-	PG_RETURN_INT64(explicit_write(domain, key, PG_GETARG_INT64(1)));
+	PreventCommandIfReadOnly(command);
+	PreventCommandDuringRecovery(command);
+	PG_RETURN_INT64(explicit_write(domain, key, PG_GETARG_INT64(1), strict));
+}
+
+Datum
+fence_begin_write(PG_FUNCTION_ARGS)
+{
+	return begin_write(fcinfo, "fence.begin_write()", false);
+}
+
+/* The same, but the observed version must be the newest. */
+Datum
+fence_begin_write_strict(PG_FUNCTION_ARGS)
+{
+	return begin_write(fcinfo, "fence.begin_write_strict()", true);
 }
 
 Datum
@@ -138,6 +180,12 @@ fence_abort_write(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("this transaction has no reservation of key \"%s\" in domain \"%s\"", key, domain->name)));
+	/* the commit would not wait for a reservation that was withdrawn */
+	if (r->used)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("a row was written under the reservation of key \"%s\" in domain \"%s\"", key, domain->name),
+				 errhint("Leave the reservation as it is: it ends with the transaction.")));
 	ledger_withdraw(r);
 	PG_RETURN_VOID();
 }

@@ -30,7 +30,8 @@ extern void explicit_reserve(Reservation *r);
 /*
  * begin_write: reserves the key for this transaction and returns the version that it has to store, above observed. Waits for
  * others who do the same, and for Redis; raises what locks and explicit_observed raise, and 22003 if there is no higher version.
+ * strict: raises 40001 if others have written a version above observed.
  */
-extern int64 explicit_write(const Domain *domain, const char *key, int64 observed);
+extern int64 explicit_write(const Domain *domain, const char *key, int64 observed, bool strict);
 
 #endif

@@ -119,7 +119,7 @@ class World:
         an empty table can be cached."""
         for side in pair.sides:
             for domain, relation, key in side.query('SELECT domain, relation::text, key::text[] FROM fence.domains'):
-                asks = "SELECT 1 FROM (SELECT * FROM %s LIMIT 1) x, fence.get('%s', VARIADIC ARRAY[%s]) g WHERE g.status = 'unarmed'" % (
+                asks = "SELECT 1 FROM (SELECT * FROM %s LIMIT 1) x, fence.get('%s', VARIADIC ARRAY[%s]::text[]) g WHERE g.status = 'unarmed'" % (
                     relation, domain, ', '.join('x.%s::text' % k for k in key))
                 wait_for(lambda side=side, asks=asks: not side.query(asks), 'announcements')
 

@@ -133,6 +133,7 @@ typedef struct Endpoints
 	char		value[128];
 	char		versions[16];		/* as the runner's option */
 	char		capture[16];		/* likewise; mixed: each session draws it */
+	char		domain[32];			/* which of the table's domains this client reads */
 } Endpoints;
 
 #define SLOTS			16384

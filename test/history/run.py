@@ -48,9 +48,11 @@ def arguments(parser):
     parser.add_argument('--keys', type=int, default=64)
     parser.add_argument('--cache', choices=('none', 'row'), default=None,
                         help='for strategy fence: whether commits fill the cache too (row), or readers only (none); default: drawn')
-    parser.add_argument('--versions', choices=('trigger', 'application', 'aside', 'group'), default=None,
+    parser.add_argument('--versions', choices=('trigger', 'application', 'aside', 'group', 'attachments'), default=None,
                         help='for strategy fence: who sets the versions of changed rows. aside: the table is attached with '
-                        'version => NULL; group: each row is a group; both imply --cache none. Default: trigger or application, drawn')
+                        'version => NULL; group: each row is a group; both imply --cache none. attachments: the table has three; '
+                        'readers read by the unique key of rows that also have another; with --capture triggers that key is a '
+                        'generated column. Default: trigger or application, drawn')
     parser.add_argument('--absent', choices=('no', 'yes'), default=None,
                         help='for strategy fence: whether the absence of a row is cached; default: drawn')
     parser.add_argument('--reserve', choices=('early', 'commit'), default=None,
@@ -152,6 +154,10 @@ class Run:
             % (2 * self.options.keys))
         for row in rows:
             self.complaints.append('key %s: fence %s, row %s: %s, %s pending' % row)
+        rows = self.site.psql("SELECT d.domain, a.relation, a.count FROM fence.domains d, fence.audit(d.domain) a "
+                              "WHERE a.relation NOT IN ('equal', 'missing') AND a.count > 0")
+        for row in rows:
+            self.complaints.append('domain %s: %s of %d keys' % row)
 
     def examine_leases(self):
         client = self.site.redis.client()
@@ -200,7 +206,7 @@ class Run:
         options, ways = self.options, result['ways']
         if (result['written'] > 0) != (options.cache == 'row'):
             self.complaints.append('cache %s, and %d hits of what commits wrote' % (options.cache, result['written']))
-        if result['absent'] and options.absent == 'no' and options.versions != 'group':
+        if result['absent'] and options.absent == 'no' and options.versions not in ('group', 'attachments'):
             self.complaints.append('%d hits that there is no row, which was not to be cached' % result['absent'])
         for way in ('block', 'plain', 'pipeline', 'slow', 'beside', 'fence.get', 'derived'):
             if not ways.get(way, {}).get('hit'):
@@ -304,7 +310,7 @@ def run_once(options, program=None):
     if options.versions is None:
         options.versions = ('trigger', 'application')[options.seed // 2 % 2]
     if options.absent is None:
-        options.absent = 'no' if options.versions == 'group' else ('no', 'yes')[options.seed // 4 % 2]
+        options.absent = 'no' if options.versions in ('group', 'attachments') else ('no', 'yes')[options.seed // 4 % 2]
     if options.reserve is None:
         options.reserve = ('early', 'commit')[options.seed // 8 % 2]
     if options.capture is None:

@@ -21,8 +21,11 @@ COUNTS = 4 * len(FIELDS)
 WORKERS_MAX = 64
 SIZE = COUNTS + 24 * WORKERS_MAX
 
+TABLE = 'CREATE TABLE item (id int PRIMARY KEY, version bigint NOT NULL DEFAULT 0, val bigint NOT NULL)'
+# A row has another key, which stays when its id moves: as a user's id and e-mail.
+TABLE_OF_SEVERAL = '''CREATE TABLE item (id int UNIQUE, version bigint NOT NULL DEFAULT 0, val bigint NOT NULL, own bigserial PRIMARY KEY,
+    computed int GENERATED ALWAYS AS (id) STORED UNIQUE)'''
 TABLES = '''
-CREATE TABLE item (id int PRIMARY KEY, version bigint NOT NULL DEFAULT 0, val bigint NOT NULL);
 CREATE TABLE item_log (seq bigserial, id int, version bigint, val bigint, deleted boolean, txn bigint);
 CREATE FUNCTION item_log() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -75,6 +78,13 @@ CREATE FUNCTION fenced_version(key int) RETURNS bigint STABLE LANGUAGE sql AS $$
 '''
 OWN_VERSION = 'version FROM item WHERE id = $1'
 KEPT_VERSION = "fence.group_version('item', $1::text)"
+EITHER_VERSION = ('''CASE current_setting('history.domain') WHEN 'item_of_id' THEN fence.group_version('item_of_id', $1::text)
+    ELSE (SELECT version FROM item WHERE id = $1) END''')
+
+SEVERAL = '''
+SELECT fence.attach('item', domain => 'item_by_own', only_columns => true, columns => '{own,val}', cache => 'row');
+SELECT fence.attach('item', key => '{%s}', scope => 'group', domain => 'item_of_id');
+'''
 
 # A derived value of two rows.
 DERIVED = '''
@@ -140,15 +150,21 @@ class Workload:
     def make_tables(self):
         fenced = self.strategy in FENCED
         kept = self.versions in ('aside', 'group')
+        several = fenced and self.versions == 'attachments'
+        self.site.psql(TABLE_OF_SEVERAL if several else TABLE)
         self.site.psql(TABLES)
-        self.site.psql(FENCED_VERSION % (KEPT_VERSION if fenced and kept else OWN_VERSION))
+        self.site.psql(FENCED_VERSION % (EITHER_VERSION if several else KEPT_VERSION if fenced and kept else OWN_VERSION))
+        if several:
+            # triggers report the rows of generated keys in any case, so the executor is tested with plain ones
+            key = 'computed' if self.capture == 'triggers' else 'id'
+            self.site.psql(SEVERAL % key)
         if fenced:
             self.site.psql("SELECT fence.attach('item', cache => %s, cache_absent => %s, reserve => %s, %s)" % (
                 repr(self.cache), self.absent, repr(self.reserve),
                 "key => '{id}', scope => 'group'" if self.versions == 'group' else
-                'version => NULL' if kept else "version => 'version'"))
+                "key => '{%s}', domain => 'item'" % key if several else 'version => NULL' if kept else "version => 'version'"))
             self.site.psql(DERIVED)
-        if not fenced or self.versions != 'trigger':
+        if not fenced or self.versions not in ('trigger', 'attachments'):
             self.site.psql(VERSIONS)
         if self.strategy == 'notify':
             self.site.psql(NOTIFY)

@@ -153,7 +153,8 @@ SQL
 sub setup
 {
 	$redis = FenceTest::Redis->start(config => [ 'slowlog-log-slower-than 0', 'slowlog-max-len 1000000' ]);
-	$node = new_postgres('privileges', $redis, namespace => $NAMESPACE);
+	$node = new_postgres('privileges', $redis, namespace => $NAMESPACE,
+		'pgcache_fence.unreserved_writes' => 'reserve_domain');
 	$bootstrap = $node->safe_psql('postgres', 'SELECT current_user');
 	my $plain = join "\n", map { "CREATE ROLE $_;" } grep { $setup !~ /CREATE ROLE $_\b/ } @ROLES;
 	my $tables = join ', ', map { table_of($_) } @TABLES;

@@ -52,9 +52,9 @@ ok(
 		poll(
 			sub {
 				$sql->run('SELECT fence.reset_metrics()');
-				return $sql->run("SELECT count(*) FROM fence.doctor() WHERE severity = 'ok'") == 17;
+				return $sql->run("SELECT count(*) FROM fence.doctor() WHERE severity = 'ok'") == 19;
 			},
-			'17 checks');
+			'19 checks');
 	},
 	'every check says that it found nothing');
 is($sql->run('SELECT count(*) FROM fence.doctor() WHERE (hint IS NULL) <> (severity = $$ok$$)'), 0, 'nothing has a hint but findings');
@@ -147,7 +147,7 @@ subtest 'effects' => sub {
 	my $ns = $sql->run('SHOW pgcache_fence.namespace');
 	my @theirs = ('12345.700.0000abcd.1', '12345.700.0000abcd');
 
-	$redis->call('FCALL', 'fence_effect', 1, 'theirs', $ns, @theirs, '', '', 'counter', 1, 5, '', '');
+	$redis->call('FCALL', 'fence_effect', 1, 'theirs', $ns, @theirs, '', '', 'counter', 1, 5, '', '', '');
 	finds('warning', '1 effect\(s\) in Redis are of another PostgreSQL cluster', 'another cluster');
 	$redis->call('FCALL', 'fence_effects_end', 0, $ns, 'undo', 'theirs', $theirs[0]);
 	$sql->run($_) foreach 'BEGIN', "SELECT fence.counter_add('turned', 1, durable => true)";

@@ -59,8 +59,8 @@ sub inventory
 	my ($server, $dbname) = @_;
 
 	return query($server, $dbname, <<'SQL');
-SELECT * FROM fence.domains ORDER BY domain;
-SELECT name, id FROM fence.domain ORDER BY id;
+SELECT * FROM fence.domains ORDER BY domain, relation::text;
+SELECT name, id FROM fence.domain ORDER BY id, name;
 SELECT tgrelid::regclass, tgname, tgenabled, tgfoid::regproc, tgparentid = 0 FROM pg_trigger
  WHERE tgname ~ '^zzz_pgcache_fence' ORDER BY tgrelid::regclass::text, tgname;
 -- what the triggers rest on, and the triggers on each other: not to be found in a dump
@@ -112,7 +112,10 @@ INSERT INTO members SELECT g, g % 3, 'x' FROM generate_series(1, 9) g;
 INSERT INTO "Größe"."Räume {x}" VALUES ('ä{}:%,', 1, 'x', 5), (E'b\n\t\\', 2, 'x', 5), ('', 3, 'x', 5);
 SELECT fence.attach('plain', on_redis_failure => 'error', ttl => '1 day'), fence.attach('early.first', key => '{id}'),
 	fence.attach('parts'), fence.attach('hand', scope => 'manual'), fence.attach(NULL, domain => 'no table', scope => 'manual'),
-	fence.attach('members', scope => 'group', key => '{room}'),
+	fence.attach('members', scope => 'group', key => '{room}'), fence.attach('members', domain => 'member', version => NULL),
+	fence.attach('members', key => '{}', domain => 'all members', columns => '{id}', only_columns => true),
+	-- two tables in one domain
+	fence.attach('members', scope => 'group', key => '{id}', domain => 'joint'), fence.attach('parts', scope => 'group', key => '{id}', domain => 'joint'),
 	fence.attach('"Größe"."Räume {x}"', version => 'Vérsion', tag => 'room/{n}', columns => '{n,name,Schlüssel}');
 CREATE FUNCTION "Größe"."wie viele"(n int, "Schlüssel" text) RETURNS text STABLE LANGUAGE sql RETURN "Schlüssel" || n;
 SELECT fence.define_derived('derived {x}', '{plain($1),"Größe.Räume {x}($1,$2)"}', '"Größe"."wie viele"(int, text)', '1 hour');
@@ -300,8 +303,11 @@ subtest 'first the schema, then the data' => sub {
 
 	keeper_knows($dbname);
 
-	# fence.domain first; triggers of the tables fire, and what they do is fenced
+	# fence.domain first; triggers of the tables fire, and what they do is fenced. That of a manual domain must be told.
 	runs($node, 'pg_restore', '-e', '--data-only', '-n', 'fence', '-d', $dbname, "$dir/custom");
+	like(program($node, 'pg_restore', '-e', '--data-only', '-t', 'hand', '-d', $dbname, "$dir/custom"), qr/was written without a reservation/,
+		'the table of a manual domain is guarded');
+	local $ENV{PGOPTIONS} = '-c pgcache_fence.unreserved_writes=reserve_domain';
 	runs($node, 'pg_restore', '-e', '--data-only', '-N', 'fence', '-d', $dbname, "$dir/custom");
 	is(query($node, $dbname, 'SELECT count(*), min(version), max(version) FROM plain'), '8|5|5', 'rows have their versions');
 	is(query($node, $dbname, 'SELECT count(*), min(version), max(version) FROM early.first'), '9|21|21',
@@ -409,7 +415,7 @@ subtest 'a restored table is altered like any fenced table' => sub {
 	query($node, $copy, "SELECT fence.detach('plain')");
 	is(query($node, $copy, "SELECT count(*) FROM pg_trigger WHERE tgrelid = 'plain'::regclass"), '0', 'detach takes all triggers');
 	query($node, $copy, 'ALTER TABLE early.first DROP id CASCADE; DROP TABLE pieces');
-	is(query($node, $copy, "SELECT string_agg(name, ', ' ORDER BY id) FROM fence.domain"), 'hand, no table, members, Größe.Räume {x}',
+	is(query($node, $copy, "SELECT string_agg(name, ', ' ORDER BY id) FROM fence.domain"), 'hand, no table, members, member, all members, joint, Größe.Räume {x}',
 		'DROP ... CASCADE and DROP TABLE end the attachments');
 };
 

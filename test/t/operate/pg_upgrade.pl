@@ -75,8 +75,8 @@ sub cluster
 
 # What must be the same afterwards.
 my $inventory = <<'SQL';
-SELECT * FROM fence.domains ORDER BY domain;
-SELECT name, id FROM fence.domain ORDER BY id;
+SELECT * FROM fence.domains ORDER BY domain, relation::text;
+SELECT name, id FROM fence.domain ORDER BY id, name;
 SELECT tgrelid::regclass, tgname, tgenabled, tgfoid::regproc, tgparentid = 0 FROM pg_trigger
  WHERE tgname ~ '^zzz_pgcache_fence' ORDER BY tgrelid::regclass::text, tgname;
 SELECT d.classid::regclass, pg_describe_object(d.classid, d.objid, d.objsubid), d.deptype,
@@ -105,6 +105,9 @@ INSERT INTO members SELECT g, g % 3, 'x' FROM generate_series(1, 9) g;
 INSERT INTO "Größe {x}" VALUES ('ä{}:%,', 1, 'x', 5), (E'b\n\t\\', 2, 'x', 5), ('', 3, 'x', 5);
 SELECT fence.attach('plain', on_redis_failure => 'error', ttl => '1 day'), fence.attach('parts'), fence.attach('hand', scope => 'manual'),
 	fence.attach(NULL, domain => 'no table', scope => 'manual'), fence.attach('members', scope => 'group', key => '{room}'),
+	fence.attach('members', domain => 'member', version => NULL),
+	fence.attach('members', key => '{}', domain => 'all members', columns => '{id}', only_columns => true),
+	fence.attach('members', scope => 'group', key => '{id}', domain => 'joint'), fence.attach('parts', scope => 'group', key => '{id}', domain => 'joint'),
 	fence.attach('"Größe {x}"', version => 'Vérsion', tag => 'room/{n}', columns => '{n,name,Schlüssel}');
 DELETE FROM plain WHERE id = 1;
 DELETE FROM parts WHERE id IN (2, 12);
@@ -112,7 +115,7 @@ DELETE FROM "Größe {x}" WHERE n = 3;
 UPDATE members SET name = 'y' WHERE id = 1;
 INSERT INTO fence.floor SELECT id, 20 FROM fence.domain WHERE name = 'parts';
 SQL
-my $compare = FenceTest::Comparison->new($old);
+my $compare = FenceTest::Comparison->new($old, domains => [ qw(plain parts hand members member), 'Größe {x}' ]);
 $compare->holds('before the upgrade', "UPDATE plain SET name = 'before' WHERE id = 2; UPDATE parts SET name = 'before' WHERE id > 15");
 my $before = $old->safe_psql('postgres', $inventory);
 my $epoch = $old->safe_psql('postgres', "SELECT split_part(epoch, '-', 1) FROM fence.state");

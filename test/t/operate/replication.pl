@@ -57,7 +57,7 @@ subtest 'a subscriber: what the apply worker writes is fenced' => sub {
 	my $from = $publisher->connstr . ' dbname=postgres';
 	my $caught_up = sub { $publisher->wait_for_catchup('sub'); return; };
 	my $change = sub { $publisher->safe_psql('postgres', $_[0]); $caught_up->(); return; };
-	my $compare = FenceTest::Comparison->new($subscriber, domains => [ 'item', 'parts' ]);
+	my $compare = FenceTest::Comparison->new($subscriber, domains => [ 'item', 'parts', 'items of a name' ]);
 	# the same, and every row is compared
 	my $compared = sub { my ($title, $statement) = @_; return $compare->holds("applied: $title", sub { $change->($statement); }); };
 	my $table = 'CREATE TABLE item (id int PRIMARY KEY, name text%s);
@@ -69,7 +69,8 @@ subtest 'a subscriber: what the apply worker writes is fenced' => sub {
 	$publisher->safe_psql('postgres', sprintf($table, '', '') . "; INSERT INTO item SELECT g, 'old' FROM generate_series(1, 5) g;
 		INSERT INTO parts SELECT g, 'old' FROM generate_series(1, 15) g; CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root)");
 	my $version = ', version bigint NOT NULL DEFAULT 0';
-	$subscriber->safe_psql('postgres', sprintf($table, $version, $version) . "; SELECT fence.attach('item'), fence.attach('parts')");
+	$subscriber->safe_psql('postgres', sprintf($table, $version, $version) . "; SELECT fence.attach('item'), fence.attach('parts'),
+		fence.attach('item', scope => 'group', key => '{name}', domain => 'items of a name')");
 	poll(sub { get($subscriber, 'parts', 1) ne 'unarmed' }, 'the domains');
 	$subscriber->safe_psql('postgres', "CREATE SUBSCRIPTION sub CONNECTION '$from' PUBLICATION pub WITH (two_phase)");
 	$subscriber->wait_for_subscription_sync($publisher, 'sub');
@@ -115,7 +116,7 @@ subtest 'a subscriber: what the apply worker writes is fenced' => sub {
 	$change->("BEGIN; UPDATE item SET name = 'after' WHERE id = 1; PREPARE TRANSACTION 'p'");
 	poll(sub { $subscriber->safe_psql('postgres', 'SELECT count(*) FROM pg_prepared_xacts') eq '1' }, 'PREPARE');
 	is(get($subscriber, 'item', 1), 'pending', 'PREPARE TRANSACTION is applied: pending');
-	like($subscriber->safe_psql('postgres', 'SELECT key, fate, gid FROM fence.pending'), qr/^1\|prepared\|pg_gid_/, 'fence.pending tells the gid');
+	like($subscriber->safe_psql('postgres', 'SELECT key, fate, gid FROM fence.pending'), qr/^(?:1|before)\|prepared\|pg_gid_/, 'fence.pending tells the gid');
 	$change->("COMMIT PREPARED 'p'");
 	no_reservations($subscriber);
 	is(read_name($subscriber, 'item', 1), 'after', 'COMMIT PREPARED: the new row');

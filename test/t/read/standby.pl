@@ -229,7 +229,7 @@ subtest 'promotion, and another history' => sub {
 	my ($xid, $system, $ns) = split /\|/, $pooled->run("SELECT pg_snapshot_xmax(pg_current_snapshot()), system_identifier,"
 		  . " current_setting('pgcache_fence.namespace') FROM pg_control_system()");
 	is_deeply($redis->call('FCALL', 'fence_effect', 1, 'lost', $ns, "$system.$xid.0000abcd.1", "$system.$xid.0000abcd", '', '', 'counter',
-			1, 5, '', ''), [ 'held', 5 ], 'a hold of a lost transaction');
+			1, 5, '', '', ''), [ 'held', 5, 5 ], 'a hold of a lost transaction');
 	$standby->promote;
 	poll(sub { $pooled->run('SELECT state FROM fence.state') eq 'OPEN' }, 'OPEN');
 	$pooled->run('SELECT pg_current_xact_id()');

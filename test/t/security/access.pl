@@ -13,7 +13,7 @@ use Time::HiRes qw(time);
 my @EXTENSION = qw(+fcall +fcall_ro +function|list +function|load +info +set +get +mget +getrange +del +exists +multi +exec +time +select +scan
   +rename +pexpire);
 # And for effects, besides
-my @EFFECTS = qw(~app:* +get +incrby +decrby +setrange +exists +type +rename +unlink +pexpire +pttl +persist +hset +hget +hdel +hincrby
+my @EFFECTS = qw(~app:* +get +incrby +decrby +setrange +exists +type +rename +unlink +pexpire +pttl +persist +hset +hget +hstrlen +hdel +hincrby
   +hmget +hexists +hscan +lpush +rpush +lrange +ltrim +lrem +zadd +zcard +zrange +zremrangebyrank +xadd +xtrim +xrevrange);
 my @READER = qw(+fcall|fence_put +fcall_ro|fence_token +fcall_ro|fence_get +fcall_ro|fence_release +fcall_ro|fence_check
   +fcall_ro|fence_get_derived +multi +exec +mget +get +getrange +exists +set +time +select);
@@ -107,6 +107,8 @@ subtest 'effects need what is said, and reach no other key' => sub {
 		  "SELECT fence.transfer('app:{t}1', 'app:{t}2', 1, NULL)", "SELECT fence.compare_and_set('app:v', NULL, 'x')",
 		  "SELECT fence.take_and_extend('app:v', '1 hour'), fence.take_and_extend('app:v', '0')",
 		  "SELECT fence.publish('app:p', repeat('x', 600000)), fence.publish('app:q', 'x', '1 hour'), fence.publish_hash('app:h', '{\"a\": 1}')",
+		  "SELECT fence.hash_set('app:{f}', 'a', 'x', 'app:{f}log'), fence.hash_add('app:{f}', 'n', 1, log_key => 'app:{f}log')",
+		  "SELECT fence.take_and_set('app:until', 'x', expire_at => now() + '1 hour'), fence.publish('app:r', 'x', expire_at => now() + '1 hour')",
 		  "SELECT fence.append('app:l', g, 'list', 1), fence.append('app:z', g, 'zset', 1), fence.append('app:s', g, 'stream', 1) "
 		  . "FROM unnest('{1,2}'::text[]) g",
 		  "SELECT fence.append('app:d', 'x', durable => true)", "SELECT fence.enqueue('app:{q}', 'x', '100 ms')",

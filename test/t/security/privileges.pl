@@ -55,7 +55,8 @@ my %SOURCES = (of_item => [qw(item part)], of_guarded => [qw(item guarded)], of_
 my @DERIVED = (sort(keys %SOURCES), 'none');
 
 # Those that take the values of a key are there twice: with texts, and with values of any type.
-my %BEFORE_KEY = (put => 'text,text,bigint,text,interval', begin_write => 'text,bigint', reserve => 'text,bigint,interval');
+my %BEFORE_KEY = (put => 'text,text,bigint,text,interval', begin_write => 'text,bigint', begin_write_strict => 'text,bigint',
+	reserve => 'text,bigint,interval');
 
 sub keyed
 {
@@ -90,6 +91,7 @@ my %FUNCTIONS = (
 
 	keyed(put => 'trusted', "1 / (fence.put('%o', :'permit', 1, 'x', NULL, '%k') = 'stored')::int", \@ANY, before => $permit),
 	keyed(begin_write => 'trusted', "fence.begin_write('%o', 0, '%k')", \@MANUAL),
+	keyed(begin_write_strict => 'trusted', "fence.begin_write_strict('%o', 0, '%k')", \@MANUAL, undo => 1),
 	keyed(abort_write => 'trusted', "fence.abort_write('%o', '%k')", \@MANUAL, before => "SELECT fence.begin_write('%o', 0, '%k')"),
 	keyed(reserve => 'trusted', "fence.reserve('%o', NULL, '1 ms', '%k')", [ @ROW_DOMAINS, qw(grp none) ]),
 	commit => [ 'trusted', "fence.commit(:'uuid')", \@CACHED, before => $uuid ],
@@ -119,6 +121,8 @@ my %FUNCTIONS = (
 	take_and_extend => effect("fence.take_and_extend('%x', '1 min')"),
 	take_and_set => effect("fence.take_and_set('%x', 'x', durable => true)"),
 	publish => effect("fence.publish('%x', 'x')"),
+	hash_set => effect("fence.hash_set('%x', 'f', 'x')"),
+	hash_add => effect("fence.hash_add('%x', 'n', 1)"),
 	publish_hash => effect("fence.publish_hash('%x', '{\"a\": 1}')"),
 	'fence.append(text,text,text,bigint,boolean)' => effect("fence.append('%x', 'x', durable => true)"),
 	'fence.append(text[],text,text,bigint,boolean)' => effect("fence.append('{app:-%k,%x}'::text[], 'x')"),

@@ -103,7 +103,7 @@ ddl($_) foreach (
 	'ALTER TABLE fence.domain ENABLE ROW LEVEL SECURITY', 'CREATE POLICY p%k ON fence.domain USING (false)', 'CREATE INDEX ON fence.tombstone (version)',
 	'CREATE RULE r%k AS ON INSERT TO fence.tombstone DO INSTEAD NOTHING', 'CREATE TRIGGER t%k AFTER INSERT ON fence.domain EXECUTE FUNCTION app.noop()',
 	'CREATE STATISTICS app.s%k ON domain_id, key FROM fence.tombstone', 'CREATE TABLE app.c%k () INHERITS (fence.domain)',
-	'CREATE TABLE app.c%k (d bigint REFERENCES fence.domain)', 'CREATE PUBLICATION p%k FOR TABLE fence.reservation',
+	'CREATE TABLE app.c%k (d bigint REFERENCES fence.floor)', 'CREATE PUBLICATION p%k FOR TABLE fence.reservation',
 	'ALTER VIEW fence.state RENAME TO s', 'ALTER SEQUENCE fence.domain_id_seq RESTART', 'CREATE OR REPLACE VIEW fence.domains AS SELECT 1 AS domain',
 	'COMMENT ON SCHEMA fence IS \'x\'', 'COMMENT ON EXTENSION pgcache_fence IS \'x\'', "COMMENT ON FUNCTION $function IS 'x'",
 	'COMMENT ON TABLE fence.domain IS \'x\'', 'COMMENT ON COLUMN fence.state.state IS \'x\'',

@@ -147,20 +147,25 @@ subtest 'the lease is over: the row changed or not' => sub {
 	is($sql->run("SELECT fence.read('item', '2') ->> 'name'"), 'new', 'who reads gets the row');
 	is($sql->run("SELECT relation, fence_version FROM fence.status('item', '2')"), 'equal|6', '... and fills it');
 
-	# no trigger here: nothing but the reservation keeps readers from the old value
-	$sql->run("SELECT fence.reserve('doc', 8, '1 s', '1'); UPDATE doc SET name = 'new', version = 7 WHERE id = 1");
-	is(get_status(1, 'doc'), 'pending', 'without triggers: pending');
+	# a manual domain: writes have reservations of their own
+	$sql->run("SELECT fence.reserve('doc', 8, '1 s', '1')");
+	like($sql->error_of("UPDATE doc SET name = 'new', version = 7 WHERE id = 1"), qr/^55000: .* was written without a reservation\nDETAIL: .*\nHINT: /,
+		'a detached one is none of the writer');
+	$sql->run("UPDATE doc SET name = 'new', version = fence.begin_write('doc', version, id) WHERE id = 1");
+	is(get_status(1, 'doc'), 'pending', 'written in a manual domain: pending');
 	is(ended(1, 'doc'), 'miss', 'written below the version reserved: nothing old is served');
 	is($sql->run("SELECT fence.read('doc', '1') ->> 'name'"), 'new', 'who reads gets the row');
-	is($sql->run("SELECT relation, fence_version FROM fence.status('doc', '1')"), 'equal|7', '... and fills it');
+	is($sql->run("SELECT relation, fence_version FROM fence.status('doc', '1')"), 'equal|6', '... and fills it');
 	my (undef, $done) = reserve(2, '1 hour', 'doc');
-	$sql->run("UPDATE doc SET name = 'new', version = 6 WHERE id = 2");
+	$sql->run("UPDATE doc SET name = 'new', version = fence.begin_write('doc', version, id) WHERE id = 2");
 	patrol_rounds(3);
 	is(get_status(2, 'doc'), 'pending', 'the version reserved is written: it stands all the same');
 	$sql->run("SELECT fence.abort('$done')");
 	is(ended(2, 'doc'), 'miss', '... until it is ended');
-	$sql->run("SELECT fence.reserve('doc', 8, '1 s', '3'); DELETE FROM doc WHERE id = 3");
-	is(ended(3, 'doc'), 'miss', 'removed without triggers');
+	$sql->run("SELECT fence.reserve('doc', 8, '1 s', '3')");
+	$sql->run("BEGIN; SELECT fence.begin_write('doc', 0, 3)");
+	$sql->run($_) foreach 'DELETE FROM doc WHERE id = 3', 'COMMIT';
+	is(ended(3, 'doc'), 'miss', 'removed');
 	is($sql->run("SELECT fence_version IS NULL, fence.read('doc', '3') IS NULL FROM fence.status('doc', '3')"), 't|t', 'nothing is known of it');
 	poll(sub { $sql->run("SELECT count(*) FROM fence.reservation WHERE until < now()") eq '0' }, 'rows whose lease is over are deleted');
 

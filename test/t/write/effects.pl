@@ -93,6 +93,12 @@ subtest 'readers see nothing before COMMIT' => sub {
 	$sql->run("SELECT fence.publish('page', 'y', '0')");
 	settles(sub { $redis->call('GET', 'page') eq 'y' }, 'and again');
 	is($redis->call('PTTL', 'page'), -1, 'with none');
+	$sql->run("SELECT fence.publish('page', 'z', expire_at => now() + '1 hour'), fence.take_and_set('until', 'x', expire_at => now() + '1 hour')");
+	settles(sub { $redis->call('GET', 'page') eq 'z' && $redis->call('EXISTS', 'until') }, 'until a point in time');
+	foreach my $key ('page', 'until')
+	{
+		cmp_ok(abs($redis->call('PEXPIRETIME', $key) - (time() + 3600) * 1000), '<', 10_000, "$key: it is kept until then");
+	}
 	$sql->run("SELECT fence.publish_hash('hash', (SELECT jsonb_object_agg('f' || g, g) FROM generate_series(1, 1000) g))");
 	settles(sub { $redis->call('HLEN', 'hash') == 1000 }, 'a large hash');
 };
@@ -102,7 +108,9 @@ subtest 'one message before the commit, one after it' => sub {
 		"SELECT fence.append('m log', 'x')", "SELECT fence.append('m set', 'x', 'zset')", "SELECT fence.append('m stream', 'x', 'stream')",
 		"SELECT fence.enqueue('m queue', 'x')", "SELECT fence.publish('m page', repeat('x', 200000))",
 		"SELECT fence.publish_hash('m hash', '{\"a\": 1}')", 'SELECT fence.commit_marker()',
-		"SELECT fence.counter_add('m count', 1)", "SELECT fence.transfer('{m}a', '{m}b', 1, NULL)",
+		"SELECT fence.hash_set('{m}fields', 'f', 'x', '{m}fields log')",
+		"SELECT fence.hash_add('{m}fields', 'n', 1, log_key => '{m}fields log')",
+		"SELECT fence.counter_add('m count', 1, max => 100, on_bound => 'clamp')", "SELECT fence.transfer('{m}a', '{m}b', 1, NULL)",
 		"SELECT fence.compare_and_set('m value', NULL, 'x')", "SELECT fence.take_and_set('m other', 'x')",
 		"SELECT fence.take_and_extend('m value', '1 min')", "SELECT fence.take('m value')", "SELECT fence.once('m request')");
 
@@ -111,9 +119,9 @@ subtest 'one message before the commit, one after it' => sub {
 		is_deeply([ map { $_->[0] } messages_of($statement) ], [ 'fence_effect', 'fence_effects_end' ], $statement);
 		nothing_left();
 	}
-	is_deeply([ map { $_->[0] } messages_of('BEGIN', @all[ 0 .. 6 ], 'COMMIT') ], [ ('fence_effect') x 7, 'fence_effects_end' ],
+	is_deeply([ map { $_->[0] } messages_of('BEGIN', @all[ 0 .. 7 ], 'COMMIT') ], [ ('fence_effect') x 8, 'fence_effects_end' ],
 		'several: one each before, one for all after');
-	is_deeply([ map { $_->[0] } messages_of('BEGIN', @all[ 0 .. 6 ], 'ROLLBACK') ], [ ('fence_effect') x 7, 'fence_effects_end' ],
+	is_deeply([ map { $_->[0] } messages_of('BEGIN', @all[ 0 .. 7 ], 'ROLLBACK') ], [ ('fence_effect') x 8, 'fence_effects_end' ],
 		'also at ROLLBACK');
 	nothing_left();
 	is_deeply([ map { $_->[0] } messages_of("SELECT fence.publish('m page', repeat('x', 600000))") ],
@@ -123,7 +131,7 @@ subtest 'one message before the commit, one after it' => sub {
 
 subtest 'who needs no answer does not wait for it before the commit' => sub {
 	my @unheard = ("SELECT fence.append('w log', 'x')", "SELECT fence.enqueue('w queue', 'x')", "SELECT fence.publish('w page', 'x')",
-		"SELECT fence.publish_hash('w hash', '{\"a\": 1}')", 'SELECT fence.commit_marker()', "SELECT fence.once_result('w request', '1')");
+		"SELECT fence.publish_hash('w hash', '{\"a\": 1}')", "SELECT fence.hash_set('w fields', 'f', 'x')", 'SELECT fence.commit_marker()', "SELECT fence.once_result('w request', '1')");
 
 	$sql->run('CREATE TABLE waited (x int)');
 	$sql->run('BEGIN; SELECT fence.once($$w request$$)');
@@ -159,7 +167,7 @@ subtest 'who needs no answer does not wait for it before the commit' => sub {
 subtest 'a refusal is an error of the commit' => sub {
 	$redis->call('SET', 'text', 'x');
 	$sql->run($_) foreach 'BEGIN', 'INSERT INTO waited VALUES (3)', "SELECT fence.append('text', 'x')";
-	like($sql->error_of('COMMIT'), qr/^42809: key "text" holds something else than a log/, 'a wrong type');
+	like($sql->error_of('COMMIT'), qr/^42809: key "text" has a value of another type/, 'a wrong type');
 	$sql->run($_) foreach 'BEGIN', 'INSERT INTO waited VALUES (3)', "SELECT fence.append('text', 'x')";
 	like($sql->error_of("PREPARE TRANSACTION 'refused'"), qr/^42809/, 'or of PREPARE TRANSACTION');
 	is($sql->run('SELECT count(*) FROM waited WHERE x = 3'), 0, 'rolls back all');
@@ -192,6 +200,13 @@ subtest 'messages that come twice' => sub {
 		"SELECT fence.transfer('{t}a', '{t}b', 3, NULL)" => sub { ($redis->call('GET', '{t}a') // 0) == -3 && $redis->call('GET', '{t}b') == 3 },
 		"SELECT fence.publish('t page', repeat('x', 600000))" => sub { $redis->call('STRLEN', 't page') == 600000 },
 		"SELECT fence.publish_hash('t hash', '{\"a\": 1}')" => sub { $redis->call('HLEN', 't hash') == 1 },
+		"SELECT fence.counter_add('t clamp', 9, max => 2, on_bound => 'clamp')" => sub { ($redis->call('GET', 't clamp') // 0) == 2 },
+		"SELECT fence.hash_set('{t}fields', 'f', 'x', '{t}log of f')" => sub {
+			($redis->call('HGET', '{t}fields', 'f') // '') eq 'x' && $redis->call('LLEN', '{t}log of f') == 1
+		},
+		"SELECT fence.hash_add('{t}fields', 'n', 3, log_key => '{t}log of n')" => sub {
+			($redis->call('HGET', '{t}fields', 'n') // 0) == 3 && $redis->call('LLEN', '{t}log of n') == 1
+		},
 		"SELECT fence.compare_and_set('t value', NULL, 'x')" => sub { ($redis->call('GET', 't value') // '') eq 'x' },
 		"SELECT fence.once('t request')" => sub { ($redis->call('GET', 't request') // '') eq 'null' });
 
@@ -217,6 +232,67 @@ subtest 'messages that come twice' => sub {
 		ok($once{$statement}->(), 'stays so');
 		nothing_left();
 	}
+};
+
+# The answer was given: nothing may count more, or less, than that.
+subtest 'a clamped amount stays what the first answer said' => sub {
+	my $other = FenceTest::Session->open($node);
+	my %statement = (
+		counter => "SELECT fence.counter_add('again', 9, max => 10, durable => true, on_bound => 'clamp')",
+		hash_add => "SELECT fence.hash_add('again hash', 'n', 9, max => 10, durable => true, on_bound => 'clamp')",
+		transfer => "SELECT fence.transfer('{again}a', '{again}b', 9, NULL, 10, true, 'clamp')");
+	my %room = (
+		counter => "SELECT fence.counter_add('again', 6)",
+		hash_add => "SELECT fence.hash_add('again hash', 'n', 6)",
+		transfer => "SELECT fence.transfer('{again}a', '{again}b', 6, NULL)");
+
+	foreach my $kind (sort keys %statement)
+	{
+		$other->run($_) foreach 'BEGIN', $room{$kind};
+		my $monitor = $redis->connect;
+		$monitor->call('MONITOR');
+		$sql->run('BEGIN');
+		is($sql->run($statement{$kind}), $kind eq 'transfer' ? -10 : 10, "$kind: as much as there is room");
+		my @words = ('');
+		# it is refused first, without the word
+		until (lc($words[0]) eq 'fcall' && $words[-1] eq 'clamp')
+		{
+			@words = map { s/\\(.)/$1/gr } $monitor->reply =~ /"((?:[^"\\]++|\\.)*)"/g;
+		}
+		# the other gives its part back, and the message comes once more
+		$other->run('ROLLBACK');
+		settles(sub { held() == ($kind eq 'transfer' ? 2 : 1) }, 'there is more room');
+		$redis->call('FCALL', @words[ 1 .. $#words ]);
+		$sql->run('COMMIT');
+		settles(sub { $sql->run('SELECT count(*) FROM fence.outbox') == 0 }, 'applied');
+		nothing_left();
+	}
+	is_deeply([ $redis->call('GET', 'again'), $redis->call('HGET', 'again hash', 'n'), @{ $redis->call('MGET', '{again}a', '{again}b') } ],
+		[ 4, 4, -4, 4 ], 'what was answered');
+};
+
+subtest 'what is in the way and over is settled before anything is clamped' => sub {
+	my $system = $sql->run('SELECT system_identifier FROM pg_control_system()');
+
+	$sql->run('BEGIN');
+	my $stamp = $sql->run("SELECT fence.append('over log', 'x')");
+	$sql->run('ROLLBACK');
+	nothing_left();
+	is_deeply($redis->call('FCALL', 'fence_effect', 1, 'over', $ns, "$system.$stamp.77", "$system.$stamp", '', '', 'counter', 1, 8, '', '', ''),
+		[ 'held', 8, 8 ], 'a part of it is held by a transaction that was rolled back');
+	is($sql->run("SELECT fence.counter_add('over', 9, max => 10, on_bound => 'clamp')"), 9, 'it is none');
+	nothing_left();
+	is($redis->call('GET', 'over'), 9, 'all was counted');
+};
+
+subtest 'a hold of nothing beside others' => sub {
+	my $failed = counted('apply', 'failed');
+
+	$sql->run($_) foreach 'BEGIN', "SELECT fence.counter_add('zero', 0)", "SELECT fence.counter_add('zero', 1)", 'COMMIT';
+	settles(sub { ($redis->call('GET', 'zero') // 0) == 1 }, 'is applied');
+	$sql->run('SELECT count(*) FROM fence.effects');
+	is(counted('apply', 'failed'), $failed, 'without an error');
+	nothing_left();
 };
 
 # Microseconds that Redis has had the processor.
@@ -288,6 +364,9 @@ subtest 'four times as many effects cost four times as much' => sub {
 		'appends to one key' => "fence.append('g', 'x')",
 		'appends that are trimmed' => "fence.append('g trimmed', 'x', 'zset', 10)",
 		'appends to many keys' => "fence.append('g' || g, 'x')",
+		'a field' => "fence.hash_add('{g}hash', 'n', 1, log_key => '{g}hash log')",
+		'many fields' => "fence.hash_add('g hash', 'n' || g, 1)",
+		'fields that are set' => "fence.hash_set('g set', 'f' || g, 'x')",
 		'a counter' => "fence.counter_add('g count', 1)",
 		'many counters' => "fence.counter_add('g count' || g, 1)",
 		'transfers' => "fence.transfer('{g}a', '{g}b', 1, NULL)",
@@ -493,11 +572,45 @@ subtest 'a transfer that is tried again' => sub {
 	is_deeply($redis->call('MGET', '{u}a', '{u}b'), [ -3, 3 ], 'then both, once');
 };
 
+# Redis says what a field had.
+subtest 'a field and its log' => sub {
+	my $log = sub { return [ map { s/^\d+\.[0-9a-f]{8} \d+ //r } @{ $redis->call('LRANGE', '{v}log', 0, -1) } ]; };
+
+	$redis->call('HSET', '{v}h', 'large', 'x' x 8193, 'small', 'y' x 8192);
+	$sql->run($_) foreach 'BEGIN', map { "SELECT fence.hash_set('{v}h', $_, '{v}log')" } "'large', 'z'", "'small', NULL", "'none \"é', 'z'",
+	  "'none \"é', 'zz'";
+	$sql->run("SELECT fence.hash_add('{v}h', 'n', 5, log_key => '{v}log')") foreach 1 .. 2;
+	is_deeply($log->(), [], 'nothing before the commit');
+	$sql->run('COMMIT');
+	settles(sub { @{ $log->() } == 6 }, 'with the commit');
+	is_deeply($log->(), [ '{"field":"large","bytes":8193}', '{"field":"small","old":"' . 'y' x 8192 . '"}', "{\"field\":\"none \\\"\xc3\xa9\",\"old\":null}",
+		"{\"field\":\"none \\\"\xc3\xa9\",\"old\":\"z\"}", '{"field":"n","old":null}', '{"field":"n","old":"5"}' ], 'each tells the one before');
+	is_deeply($redis->call('HMGET', '{v}h', 'large', 'small', "none \"\xc3\xa9", 'n'), [ 'z', undef, 'zz', 10 ], 'fields');
+
+	# both or none: it is tried again
+	foreach my $break ([ '{v}broken', 'RPUSH', 'x' ], [ '{v}broken', 'HSET', 'n', 'x' ], [ '{v}broken log', 'SET', 'x' ])
+	{
+		my ($broken, $command, @arguments) = @$break;
+
+		$sql->run($_) foreach 'BEGIN', "SELECT fence.hash_add('{v}broken', 'n', 3, log_key => '{v}broken log', durable => true)";
+		$redis->call($command, $broken, @arguments);
+		my $before = counted('settle', 'failed') + counted('outbox', 'failed');
+		$sql->run('COMMIT');
+		settles(sub { counted('settle', 'failed') + counted('outbox', 'failed') > $before + 1 }, "while $broken is wrong: $command");
+		is($redis->call('EXISTS', grep { $_ ne $broken } '{v}broken', '{v}broken log'), 0, 'neither half happens');
+		$redis->call('DEL', $broken);
+		settles(sub { $sql->run('SELECT count(*) FROM fence.outbox') == 0 }, 'then it is applied');
+		nothing_left();
+		is_deeply([ $redis->call('HGET', '{v}broken', 'n'), $redis->call('LLEN', '{v}broken log') ], [ 3, 1 ], 'both, once');
+		$redis->call('DEL', '{v}broken', '{v}broken log');
+	}
+};
+
 subtest 'a hold of another cluster' => sub {
 	my $hold = '12345.700.0000abcd.1';
 
-	is_deeply($redis->call('FCALL', 'fence_effect', 1, 'theirs', $ns, $hold, '12345.700.0000abcd', '', '', 'counter', 1, 5, '', ''),
-		[ 'held', 5 ], 'is made');
+	is_deeply($redis->call('FCALL', 'fence_effect', 1, 'theirs', $ns, $hold, '12345.700.0000abcd', '', '', 'counter', 1, 5, '', '', ''),
+		[ 'held', 5, 5 ], 'is made');
 	my $monitor = $redis->connect;
 	$monitor->call('MONITOR');
 	for (my $rounds = 0; $rounds < 3;) { $rounds++ if $monitor->reply =~ /"fence_effects"/; }
@@ -515,24 +628,28 @@ subtest 'hostile callers' => sub {
 	{
 		like($redis->error_of('FCALL', @$_), qr/no effect may touch|malformed/, "$_->[0]: " . substr $key, 0, 30)
 		  foreach [ 'fence_effect', 1, $key, $ns, $hold, $top, '', '', 'set', 3, 'set', 'x', '', '', '' ],
-		  [ 'fence_effect', 2, '{a}', $key, $ns, $hold, $top, '', '', 'transfer', 2, $key, 1, '', '' ],
+		  [ 'fence_effect', 2, '{a}', $key, $ns, $hold, $top, '', '', 'transfer', 2, $key, 1, '', '', '' ],
+		  [ 'fence_effect', 1, '{a}', $ns, $hold, $top, '', '', 'hash_set', 5, 'f', $key eq '' ? "$ns:x" : $key, 's', 'set', 'x' ],
+		  [ 'fence_effect_redo', 1, '{a}', $ns, $hold, 5, 'hash_add', 'f', $key eq '' ? "$ns:x" : $key, 's', '1' ],
 		  [ 'fence_effect_piece', 1, $key, $ns, $hold, 0, 'string', 'x' ],
 		  [ 'fence_effects_end', 0, $ns, 'apply', $key, $hold ],
 		  [ 'fence_effect_redo', 1, $key, $ns, $hold, 5, 'set', 'set', 'x', '' ],
 		  [ 'fence_effects_forget', 0, $ns, $key, $hold ];
 	}
-	like($redis->error_of('FCALL', @$_), qr/expected|gone/, "$_->[0] without what it needs")
+	like($redis->error_of('FCALL', @$_), qr/expected|gone|malformed/, "$_->[0] without what it needs")
 	  foreach ['fence_effect', 0], [ 'fence_effect', 1, 'k', $ns, 'hold', $top, '', '', 'set', 0 ],
+	  [ 'fence_effect', 1, 'k', $ns, $hold, $top, '', '', 'set', 3, 'set', 'x', '@', '', '' ],
+	  [ 'fence_effect', 1, 'k', $ns, $hold, $top, '', '', 'counter', 1, 1, '', '' ],
 	  [ 'fence_effect', 1, 'k', $ns, $hold, $top, '', '', 'nonsense', 0 ], [ 'fence_effect', 1, 'k', $ns, $hold, $top, '', '', 'received', 0 ],
 	  [ 'fence_effect_piece', 1, 'k', $ns, $hold, 0, '', 'x' ], [ 'fence_effect_piece', 1, 'k', $ns, $hold, -1, '', 'x' ],
 	  ['fence_effects_end', 0], [ 'fence_effects_end', 0, $ns, 'maybe', 'k', $hold ], [ 'fence_effect_redo', 1, 'k' ],
 	  [ 'fence_effects', 0, $ns, 'x', 1, '' ], [ 'fence_effects', 0, 'a b', 0, 1, '' ], [ 'fence_queues', 0, '*', '' ], [ 'fence_queues', 0, $ns ],
 	  ['fence_effect_read', 0], [ 'fence_log_stamps', 1, 'k', 0, '0' ], [ 'fence_log_stamps', 1, 'k', 1, '-' ];
 	like($redis->error_of('FCALL', @$_), qr/malformed|expected/, "$_->[0]: what is counted there is the second key")
-	  foreach [ 'fence_effect', 2, '{a}', '{a}b', $ns, $hold, $top, '', '', 'transfer', 2, '{a}c', 1, '', '' ],
-	  [ 'fence_effect', 2, '{a}', '{a}b', $ns, $hold, $top, '', '', 'transfer', 2, 'a}b', 1, '', '' ],
-	  [ 'fence_effect', 1, '{a}', $ns, $hold, $top, '', '', 'transfer', 2, '{a}c', 1, '', '' ],
-	  [ 'fence_effect', 2, '{a}', '{a}b', $ns, $hold, $top, '', '', 'counter', 1, 1, '', '' ],
+	  foreach [ 'fence_effect', 2, '{a}', '{a}b', $ns, $hold, $top, '', '', 'transfer', 2, '{a}c', 1, '', '', '' ],
+	  [ 'fence_effect', 2, '{a}', '{a}b', $ns, $hold, $top, '', '', 'transfer', 2, 'a}b', 1, '', '', '' ],
+	  [ 'fence_effect', 1, '{a}', $ns, $hold, $top, '', '', 'transfer', 2, '{a}c', 1, '', '', '' ],
+	  [ 'fence_effect', 2, '{a}', '{a}b', $ns, $hold, $top, '', '', 'counter', 1, 1, '', '', '' ],
 	  [ 'fence_effect_redo', 2, '{a}', '{a}b', $ns, $hold, 5, 'transfer', "$ns:x", 1 ];
 	is_deeply($redis->call('FCALL', 'fence_effects_end', 0, $ns, 'apply', 'k', $hold), ['ended'], 'a hold that never was');
 	is($redis->call('GET', "$ns:x"), 'ours', 'nothing was touched');
@@ -608,7 +725,7 @@ subtest 'an earlier xid that is issued again' => sub {
 
 	# committed now, but another start's transaction had the number: it never reached the disk
 	is_deeply($redis->call('FCALL', 'fence_effect', 1, 'reissued', $ns, "$system.$xid.0000abcd.1", "$system.$xid.0000abcd", '', '', 'counter',
-			1, 5, '', ''), [ 'held', 5 ], 'a hold of a lost transaction');
+			1, 5, '', '', ''), [ 'held', 5, 5 ], 'a hold of a lost transaction');
 	nothing_left();
 	is($redis->call('GET', 'reissued'), undef, 'is not applied');
 };
@@ -625,7 +742,7 @@ subtest 'a hold that arrives after its subtransaction was rolled back' => sub {
 		my $top = $sql->run("SELECT fence.append('late log', 'x')");
 		$sql->run('COMMIT');
 		is_deeply($redis->call('FCALL', 'fence_effect', 1, 'late', $ns, "$system.$sub." . ($top =~ s/.*\.//r) . '.9', "$system.$top", '', '',
-				'counter', 1, 5, '', ''), [ 'held', 5 ], 'it is held');
+				'counter', 1, 5, '', '', ''), [ 'held', 5, 5 ], 'it is held');
 		nothing_left();
 		is($redis->call('GET', 'late'), $end =~ /^ROLLBACK/ ? undef : 5, "after $end");
 	}
@@ -648,7 +765,10 @@ subtest 'cluster' => sub {
 	  'ROLLBACK TO s', "SELECT fence.append(ARRAY['l1', 'l2', 'l3', 'l4', 'l5'], 'x')", 'COMMIT';
 	settles(sub { 5 == grep { $router->call('LLEN', "l$_") == 1 } 1 .. 5 }, 'logs in several slots');
 	is($session->run("SELECT fence.latest_common(ARRAY['l1', 'l2', 'l3', 'l4', 'l5']) IS NOT NULL"), 't', 'agree');
-	like($session->error_of("SELECT fence.transfer('c1', 'c2', 1)"), qr/^22023: counters .* are not in one slot/, 'transfers need a slot');
+	like($session->error_of("SELECT fence.transfer('c1', 'c2', 1)"), qr/^22023: keys .* are not in one slot/, 'transfers need a slot');
+	like($session->error_of("SELECT fence.hash_set('c1', 'f', 'x', 'c2')"), qr/^22023: keys .* are not in one slot/, 'and so do logs of hashes');
+	$session->run("SELECT fence.hash_set('{t}h', 'f', 'x', '{t}log'), fence.hash_add('{t}h', 'n', 1, log_key => '{t}log')");
+	settles(sub { $router->call('LLEN', '{t}log') == 2 && $router->call('HGET', '{t}h', 'n') == 1 }, 'fields and their log');
 	$session->run("SELECT fence.transfer('{t}1', '{t}2', 1, NULL)");
 	settles(sub { ($router->call('GET', '{t}2') // 0) == 1 }, 'transfer');
 	settles(sub { $left->() == 0 }, 'nothing is left');
