@@ -16,7 +16,8 @@ usage() {
 	usage: sh test/run.sh [--all] [--seed N] [--only LEVEL]... [NAME...]
 
 	  --all          also long tests, for a release: every fault, the long configurations of the model, longer runs
-	  --seed N       the seed of all random choices (default: drawn, and printed)
+	  --seed N       the seed of all random choices (default: made from the sources, so that the same sources repeat them; with --all:
+	                 drawn; printed)
 	  --only LEVEL   unit, regress, isolation, tap, fuzz, compare, history, model, clients, python, node, demo or matrix; may be repeated
 	  NAME           only tests of that name, which may be a shell pattern ('key*') and may begin with the file's folder
 	                 ('write/*' are the TAP tests in test/t/write)
@@ -469,8 +470,14 @@ tell_progress() {
 	esac
 }
 
+# The sources of the extension and of the tests, always in the same order
+sources() {
+	find src sql test \( -name '*.[ch]' -o -name '*.lua' -o -name '*.sql' -o -name '*.p[lmy]' \) ! -name fence_lua.h | LC_ALL=C sort | xargs cat
+}
+
 begin_inside "$base"
-[ -n "$seed" ] || seed=$(od -An -N 3 -t u4 /dev/urandom | tr -d ' ')
+[ -n "$seed" ] || [ -z "$all" ] || seed=$(od -An -N 3 -t u4 /dev/urandom | tr -d ' ')
+[ -n "$seed" ] || seed=$(($(sources | cksum | cut -d' ' -f1) % 10000000))
 say "seed $seed: --seed $seed repeats the random choices"
 pulse tell_progress
 say "PostgreSQL $("$bindir/postgres" --version | sed 's/.*) //'), $("$REDIS_SERVER" --version | cut -d' ' -f1-3)"

@@ -41,6 +41,10 @@ ENDS = ('COMMIT', 'ROLLBACK')
 MOVED = '0A000: moving row to another partition during a BEFORE FOR EACH ROW trigger is not supported'
 
 
+# Statements whose rows tell what is cached. After a transaction that failed in part, that may differ.
+FROM_CACHE = ('SELECT status, version, payload FROM fence.get', 'SELECT fence_version, row_version, relation FROM fence.status')
+
+
 class Abandoned(Exception):
     """The two sides differ in an allowed way, so the rest of the transaction cannot be compared."""
 
@@ -136,6 +140,7 @@ class World:
         """Runs all transactions. Raises the first difference."""
         self.make(pair)
         cached = pair.cached()
+        self.caches_alike = True
         for number, steps in enumerate(self.stream):
             try:
                 calm = self.transaction(pair, number, steps, counts)
@@ -152,6 +157,7 @@ class World:
                 self.compare_asked(asked, number)
                 self.compare_cached(former, cached, asked, number)
                 counts['calm'] += 1
+            self.caches_alike = cached[0].keys() == cached[1].keys()
             both = cached[0].keys() & cached[1].keys()
             counts['cached'] += len(both)
             self.same('what is cached', [{f: side[f] for f in both} for side in cached], (number, None))
@@ -245,7 +251,7 @@ class World:
             self.calm = False
         for n, what in enumerate(('the answer', 'the rows', 'the notices')):
             found = [answer[n] for answer in answers]
-            if n or not may_differ(found):
+            if not (may_differ(found) if n == 0 else n == 1 and not self.caches_alike and text.startswith(FROM_CACHE)):
                 self.same('%s to %s' % (what, text), found, where)
 
     def tell(self, session, text, answer):

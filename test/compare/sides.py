@@ -49,6 +49,8 @@ SELECT 'tombstone', d.name, t.key || ' ' || t.version FROM fence.tombstone t JOI
 UNION ALL SELECT 'floor', d.name, f.version::text FROM fence.floor f JOIN fence.domain d ON d.id = f.domain_id
 UNION ALL SELECT 'domain', domain, relation::text FROM fence.domains
 '''
+# Rows of the log in their order. The ids themselves may differ, because a statement that fails gives none back.
+LOG = '(SELECT row_number() OVER (ORDER BY id) AS n, what FROM w.log)'
 TABLES = "SELECT oid::regclass::text FROM pg_class WHERE relnamespace = 'w'::regnamespace AND relkind = 'r' ORDER BY 1"
 
 
@@ -126,7 +128,7 @@ class Side:
 
     def state(self):
         tables = [row[0] for row in self.query(TABLES)]
-        parts = ["SELECT 'row', '%s', to_jsonb(x)::text FROM ONLY %s x" % (t, t) for t in tables]
+        parts = ["SELECT 'row', '%s', to_jsonb(x)::text FROM %s x" % (t, LOG if t == 'w.log' else 'ONLY ' + t) for t in tables]
         return sorted(self.query(' UNION ALL '.join([STATE, *parts])))
 
 
