@@ -18,14 +18,14 @@ typedef uint8_t byte;
 enum {MAX_WRITERS = 3, MAX_KEYS = 2, MAX_PROCESSES = 2, MAX_READERS = 2};
 enum {ABSENT = 15};
 
-enum Op {UPDATE = 1, DELETE = 2, INSERT = 4, BULK = 8, INSERT_RESERVED = 16};
+enum Op {UPDATE = 1, DELETE = 2, INSERT = 4, BULK = 8, INSERT_RESERVED = 16, WATCHED_BULK = 32};
 
 /* What is reserved: a set of bits, 1 << key, or the domain as a whole */
 enum {DOMAIN = 4};
 
 enum Fate {NOT_BEGUN, RUNNING, LOGGED, COMMITTED, ABORTED, PREPARED};
 enum Word {CLOSED, ARMING, OPEN};
-enum {BYPASS = 7};				/* a marker; else the epoch in which the writer commits */
+enum {BYPASS = 7, SKIPS = 6};	/* a marker; SKIPS: it has reserved nothing; else the epoch in which the writer commits */
 
 enum WriterStep
 {
@@ -52,7 +52,7 @@ struct Writer
 	byte		end_epoch;		/* of that epoch */
 	byte		flags;
 };
-enum {APPLIED = 1, SAVEPOINT_USED = 2, SENT_EARLY = 4};
+enum {APPLIED = 1, SAVEPOINT_USED = 2, SENT_EARLY = 4, PREPARES = 8};
 
 /* A Redis process: the function library's memory, and its keys */
 struct Process
@@ -74,6 +74,9 @@ struct Process
 	byte		granted;		/* the slot, as the keeper has said */
 	byte		had;			/* the slot, in this epoch */
 	byte		lost;			/* the slot was found elsewhere */
+	byte		open;			/* set of buckets */
+	byte		turn;			/* in which they were opened */
+	byte		aged;			/* set: fences that were stored before that */
 };
 
 enum ReaderStep {R_IDLE, R_TOLD, R_READ, R_READ_FIRST};
@@ -106,6 +109,8 @@ enum KeeperStep
 	K_IDLE, K_RENEW_BOUND, K_RENEW, K_OPEN, K_LOOK_BYPASS, K_LOOK_COMMIT, K_NUMBER, K_NOT_ARMED, K_NEW_WORD, K_CLEAR_BYPASS, K_CLOCK, K_ARM_BOUND,
 	K_ARM, K_AGAIN_BOUND, K_AGAIN, K_ARMED, K_TO_OPEN, M_LOOK_COMMIT, M_FIRST, M_SECOND, M_TO_OPEN
 };
+
+enum CourierStep {C_IDLE, C_SET, C_WAIT, C_SETTLED};
 
 struct State
 {
@@ -151,6 +156,19 @@ struct State
 	byte		patrol_kind;
 	byte		patrol_epoch;
 
+	byte		bits[2];		/* sets of buckets, in PostgreSQL: since the last turn, and before it */
+	byte		bits_epoch;		/* of which they are; 0: after a crash, all count as set */
+	byte		turn;
+	byte		turn_answered;	/* set of processes */
+	byte		courier_step;
+	byte		courier_bucket;
+	byte		courier_epoch;	/* in which it opens the bucket, */
+	byte		courier_turn;	/* and turn */
+	byte		courier_waits;	/* for these writers */
+	byte		late_open;		/* an opening that is under way: bucket + 1, */
+	byte		late_open_epoch;	/* in this epoch, */
+	byte		late_open_turn; /* and turn */
+
 	Writer		w[MAX_WRITERS];
 	Process		p[MAX_PROCESSES];
 	Reader		r[MAX_READERS];
@@ -172,6 +190,7 @@ extern void patrol_steps(const State &s);
 extern void fault_steps(const State &s);
 extern void keeper_steps(const State &s);
 extern void move_steps(const State &s);
+extern void bucket_steps(const State &s);
 
 /* What holds in every state: NULL, or the violation. */
 extern const char *invariant(const State &s);
@@ -200,6 +219,9 @@ extern void new_token(State &s, int p);
 extern void remove_fence(State &s, int p, int key);
 extern void forget_ends(State &s, int p, int key);
 extern void lose_memory(State &s, int p);
+extern bool is_open(const Process &q, int key);
+extern void close_buckets(State &s, int p);
+extern void open_bucket(State &s, int p, int bucket, int epoch, int turn);
 
 /* -----------------------------------------------------------------------------------------------------------------
  * PostgreSQL's shared memory
@@ -210,6 +232,7 @@ extern void change_word(State &s, int word, int epoch);
 extern bool bound_has_passed(const State &s);
 extern void become_visible(State &s, int i);
 extern void finish(State &s, int i);
+extern int	watched(const State &s, int what);
 extern int	keys_of(int i);
 extern bool is_over(int fate);
 extern const char *name_of(int what);

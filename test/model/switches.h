@@ -15,7 +15,7 @@
 	SWITCH(keys, 1, "rows; with 2 a fast reader reads both with one MGET") \
 	SWITCH(lease, 1, "ticks that a lease lasts") \
 	SWITCH(max_epoch, 2, "no epoch has a higher number") \
-	SWITCH(ops0, 1, "what writer 0 may do: the sum of 1 UPDATE, 2 DELETE, 4 INSERT without a reservation, 8 bulk UPDATE, 16 INSERT with one") \
+	SWITCH(ops0, 1, "what writer 0 may do: the sum of 1 UPDATE, 2 DELETE, 4 INSERT without a reservation, 8 bulk UPDATE, 16 INSERT with one, 32 bulk UPDATE that looks at buckets") \
 	SWITCH(ops1, 1, "writer 1") \
 	SWITCH(ops2, 1, "writer 2") \
 	SWITCH(keys0, 1, "which rows writer 0 writes: 1 the first, 2 the second, 3 both") \
@@ -40,6 +40,8 @@
 	SWITCH(crashes, 0, "so often PostgreSQL crashes") \
 	SWITCH(prepares, 0, "two-phase commit") \
 	SWITCH(moves, 0, "so often the slot moves from one process to the other, in one epoch") \
+	SWITCH(buckets, 0, "a permit to put is given only in open buckets, and who writes in a closed one reserves nothing; so many, 0: none. Key k is in bucket k modulo that") \
+	SWITCH(turns, 0, "so often the bits are cleared by a turn of the maps") \
 	SWITCH(quiet, 0, "fewer aborts, and no refusal without a reason: fewer states") \
 	SWITCH(limit, 60, "million states at most")
 
@@ -113,7 +115,28 @@
 	SWITCH(lost_not_noted, 0, "a slot that was found elsewhere is not noted as lost") \
 	SWITCH(slot_keeps_token, 0, "a process that is given a slot again keeps its token") \
 	SWITCH(move_beside_commit, 0, "a slot changes hands beside somebody who commits") \
-	SWITCH(widen_first, 0, "the new owner is told before the old one")
+	SWITCH(widen_first, 0, "the new owner is told before the old one") \
+	SWITCH(put_in_closed, 0, "put does not look whether the bucket is open") \
+	SWITCH(put_before_opening, 0, "put takes a permit that is older than the opening of the bucket") \
+	SWITCH(row_in_closed, 0, "a commit stores its row in a closed bucket") \
+	SWITCH(row_before_opening, 0, "a commit stores its row by a reservation that is older than the opening of the bucket") \
+	SWITCH(recent_in_closed, 0, "who committed last is told in a closed bucket") \
+	SWITCH(recent_before_opening, 0, "who committed last before the bucket opened is told") \
+	SWITCH(bit_after_opening, 0, "the bucket opens in Redis before its bit is set") \
+	SWITCH(open_no_wait, 0, "the bucket opens beside somebody who may have looked before its bit was set") \
+	SWITCH(open_when_logged, 0, "the courier waits only until such a transaction is in the commit log") \
+	SWITCH(no_second_look, 0, "no look at the bits after the marker is set") \
+	SWITCH(prepare_by_bits, 0, "PREPARE goes by the bits") \
+	SWITCH(open_any_epoch, 0, "an opening names no epoch") \
+	SWITCH(open_any_turn, 0, "an opening names no turn") \
+	SWITCH(open_survives_epoch, 0, "arming in a new epoch leaves the buckets open") \
+	SWITCH(bits_cleared_early, 0, "the bits are cleared before the new epoch is OPEN") \
+	SWITCH(crash_clears_bits, 0, "after a crash the bits count as clear") \
+	SWITCH(forget_before_answer, 0, "a map is forgotten before Redis has closed its buckets") \
+	SWITCH(forget_before_expiry, 0, "a map is forgotten before what was stored under it has run out") \
+	SWITCH(one_map, 0, "the map is forgotten at its turn") \
+	SWITCH(slot_keeps_buckets, 0, "a process that is given a slot keeps its buckets open") \
+	SWITCH(skips_beside_commit, 0, "the keeper does not wait for markers of transactions that have reserved nothing")
 
 #define DECLARE_SWITCH(name, value, what) extern int name;
 CONFIGURATION(DECLARE_SWITCH)

@@ -40,6 +40,7 @@ op_name(int op)
 		case DELETE: return "DELETE";
 		case INSERT: return "INSERT (nothing is reserved)";
 		case BULK: return "bulk UPDATE";
+		case WATCHED_BULK: return "bulk UPDATE by buckets";
 		default: return "INSERT";
 	}
 }
@@ -72,13 +73,35 @@ bound_has_passed(const State &s)
 	return !s.bound_unset && !s.bound;
 }
 
-/* What must be acknowledged before it commits. */
+/* What it has changed. */
 static int
-needed(int i, const Writer &w)
+changed_by(int i, const Writer &w)
 {
-	if (!(w.flags & APPLIED) || w.op == INSERT)
-		return 0;
-	return w.op == BULK ? DOMAIN : keys_of(i);
+	return !(w.flags & APPLIED) || w.op == INSERT ? 0 : w.op == BULK ? (int) DOMAIN : keys_of(i);
+}
+
+/* Those of the keys whose bucket's bit is set, and whole domains. After a crash all count as set. */
+int
+watched(const State &s, int what)
+{
+	int			found = what & DOMAIN;
+
+	for (int k = 0; k < keys; k++)
+		if ((what >> k & 1) && (!buckets || !s.bits_epoch || ((s.bits[0] | s.bits[1]) >> k % buckets & 1)))
+			found |= 1 << k;
+	return found;
+}
+
+/* What must be acknowledged before it commits. Who has changed many rows by buckets does not know their keys any more. */
+static int
+needed(const State &s, int i)
+{
+	const Writer &w = s.w[i];
+	int			changed = changed_by(i, w);
+
+	if (!(w.flags & PREPARES) || prepare_by_bits)
+		changed = watched(s, changed);
+	return w.op == WATCHED_BULK && changed ? (int) DOMAIN : changed;
 }
 
 static void
@@ -246,7 +269,7 @@ begin_steps(const State &from, int i)
 		w.step = W_BULK_BEGUN;
 		w.same_word = !word_matters();
 	}
-	for (int op = UPDATE; op <= INSERT_RESERVED; op <<= 1)
+	for (int op = UPDATE; op <= WATCHED_BULK; op <<= 1)
 	{
 		if (!(ops_of(i) & op) || !can_lock(from, i, op))
 			continue;
@@ -281,6 +304,28 @@ bulk_steps(const State &from, int i)
 	may_abort(from, i, "rollback or killed");
 }
 
+/* Where nothing has to be reserved, no word is looked at: only the bits, once more after the marker is set. */
+static void
+pre_commit(State &s, int i)
+{
+	Writer	   &w = s.w[i];
+
+	if (!changed_by(i, w))
+		w.step = W_COMMIT;
+	else if (!needed(s, i))
+	{
+		w.step = W_SET_MARKER;
+		w.epoch = SKIPS;
+	}
+	else if (word_matters())
+		w.step = W_LOOK;
+	else
+	{
+		w.step = W_RESERVE;
+		w.epoch = s.word_epoch;
+	}
+}
+
 static void
 changed_steps(const State &from, int i)
 {
@@ -288,7 +333,7 @@ changed_steps(const State &from, int i)
 
 	if (early && from.word == OPEN && !(w.flags & SENT_EARLY))
 		for (int what = 1; what <= DOMAIN; what <<= 1)
-			if (needed(i, w) & what)
+			if (needed(from, i) & what)
 				ask_early(from, i, what);
 	if (savepoints && !(w.flags & SAVEPOINT_USED))
 	{
@@ -298,16 +343,13 @@ changed_steps(const State &from, int i)
 		unlock(s, i);
 		s.w[i].step = W_ROLLED_BACK_TO;
 	}
-	State	   &s = add(from, "T%d PRE_COMMIT", i + 1);
-
-	if (!needed(i, w))
-		s.w[i].step = W_COMMIT;
-	else if (word_matters())
-		s.w[i].step = W_LOOK;
-	else
+	pre_commit(add(from, "T%d PRE_COMMIT", i + 1), i);
+	if (buckets && prepares && w.op != INSERT)
 	{
-		s.w[i].step = W_RESERVE;
-		s.w[i].epoch = s.word_epoch;
+		State	   &s = add(from, "T%d PRE_PREPARE", i + 1);
+
+		s.w[i].flags |= PREPARES;
+		pre_commit(s, i);
 	}
 	may_abort(from, i, "rollback or killed");
 }
@@ -335,6 +377,8 @@ rolled_back_to_steps(const State &from, int i)
 static void
 look_steps(const State &from, int i)
 {
+	if (buckets && !needed(from, i))
+		pre_commit(add(from, "T%d: no bit is set any more", i + 1), i);
 	if (keeper && from.word == OPEN && bound_has_passed(from))
 	{
 		State	   &s = add(from, "T%d finds the lease over: CLOSED", i + 1);
@@ -375,7 +419,7 @@ static void
 reserve_steps(const State &from, int i)
 {
 	const Writer &w = from.w[i];
-	int			missing = needed(i, w) & ~w.acked;
+	int			missing = needed(from, i) & ~w.acked;
 
 	if (no_ack || (one_ack_for_all && w.acked))
 		missing = 0;
@@ -383,8 +427,8 @@ reserve_steps(const State &from, int i)
 	{
 		State	   &s = add(from, "T%d has all acknowledgements", i + 1);
 
-		s.w[i].step = word_matters() ? W_SET_MARKER : W_COMMIT;
-		if (!word_matters())
+		s.w[i].step = word_matters() || buckets ? W_SET_MARKER : W_COMMIT;
+		if (!word_matters() && !buckets)
 			s.w[i].marker = s.w[i].epoch;
 		return;
 	}
@@ -428,19 +472,22 @@ marker_steps(const State &from, int i)
 		s.w[i].marker = w.epoch;
 		s.w[i].step = W_MARKER_SET;
 	}
-	else if (w.same_word || no_marker_look || !word_matters())
-	{
-		State	   &s = add(from, "T%d: still the same word", i + 1);
-
-		s.w[i].step = W_COMMIT;
-	}
-	else
+	else if (w.epoch != SKIPS && !w.same_word && !no_marker_look && word_matters())
 	{
 		State	   &s = add(from, "T%d: another word; again", i + 1);
 
 		s.w[i].marker = 0;
 		look_again(s.w[i]);
 	}
+	else if (w.epoch == SKIPS ? needed(from, i) && !no_second_look : needed(from, i) & ~w.acked && buckets && w.same_word && !no_second_look)
+	{
+		State	   &s = add(from, "T%d: a bit is set by now; again", i + 1);
+
+		s.w[i].marker = 0;
+		pre_commit(s, i);
+	}
+	else
+		add(from, "T%d: still the same word, the same bits", i + 1).w[i].step = W_COMMIT;
 }
 
 static void
@@ -484,7 +531,7 @@ commit_steps(const State &from, int i)
 {
 	const Writer &w = from.w[i];
 
-	if (prepares && w.op != INSERT && (w.flags & APPLIED))
+	if (prepares && w.op != INSERT && (w.flags & APPLIED) && (!buckets || (w.flags & PREPARES)))
 	{
 		State	   &s = add(from, "T%d PREPARE TRANSACTION", i + 1);
 		Writer	   &changed = s.w[i];
@@ -492,6 +539,8 @@ commit_steps(const State &from, int i)
 		changed.fate = PREPARED;
 		changed.marker = changed.same_word = changed.acked = changed.epoch = changed.sent = changed.sent_epoch = 0;
 		changed.step = W_PREPARED;
+		if (buckets)
+			return;
 	}
 	State	   &s = add(from, "T%d commit record", i + 1);
 	Writer	   &changed = s.w[i];
