@@ -3,7 +3,7 @@
  *	  The courier opens buckets, and clears their bits.
  *
  * It alone changes the bits in PostgreSQL's shared memory. To open a bucket it sets the bit, waits for everybody whose marker it finds set
- * then, and tells Redis. To clear bits it takes another map, has Redis close everything, and forgets the map of before once what was stored
+ * then, and tells Redis; a bucket that a large statement holds it leaves for later. To clear bits it takes another map, has Redis close everything, and forgets the map of before once what was stored
  * under it has run out. In another epoch it forgets both: there nothing is open yet.
  */
 #include "state.h"
@@ -42,8 +42,15 @@ want_steps(const State &from)
 static void
 look_at_markers(const State &from)
 {
-	State	   &s = add(from, "courier: looks at the markers");
+	State	   &s = add(from, "courier: looks at the markers, and who holds the bucket");
 
+	for (int i = 0; i < writers && !open_beside_hold; i++)
+		for (int k = 0; k < keys; k++)
+			if ((s.w[i].flags & HOLDS) && (keys_of(i) >> k & 1) && k % buckets == s.courier_bucket)
+			{
+				go_idle(s);
+				return;
+			}
 	for (int i = 0; i < writers && !open_no_wait; i++)
 		if (s.w[i].marker)
 			s.courier_waits |= 1 << i;

@@ -18,7 +18,7 @@ typedef uint8_t byte;
 enum {MAX_WRITERS = 3, MAX_KEYS = 2, MAX_PROCESSES = 2, MAX_READERS = 2};
 enum {ABSENT = 15};
 
-enum Op {UPDATE = 1, DELETE = 2, INSERT = 4, BULK = 8, INSERT_RESERVED = 16, WATCHED_BULK = 32};
+enum Op {UPDATE = 1, DELETE = 2, INSERT = 4, BULK = 8, INSERT_RESERVED = 16, WATCHED_BULK = 32, HELD_BULK = 64};
 
 /* What is reserved: a set of bits, 1 << key, or the domain as a whole */
 enum {DOMAIN = 4};
@@ -29,7 +29,7 @@ enum {BYPASS = 7, SKIPS = 6};	/* a marker; SKIPS: it has reserved nothing; else 
 
 enum WriterStep
 {
-	W_BEGIN, W_CHANGED, W_BULK_BEGUN, W_ROLLED_BACK_TO, W_LOOK, W_RESERVE, W_SET_MARKER, W_MARKER_SET, W_CLOSED, W_BYPASSING, W_COMMIT,
+	W_BEGIN, W_CHANGED, W_BULK_BEGUN, W_HOLDING, W_ROLLED_BACK_TO, W_LOOK, W_RESERVE, W_SET_MARKER, W_MARKER_SET, W_CLOSED, W_BYPASSING, W_COMMIT,
 	W_LOGGED, W_VISIBLE, W_PREPARED, W_OVER
 };
 
@@ -51,8 +51,9 @@ struct Writer
 	byte		end_kind;		/* of this kind, */
 	byte		end_epoch;		/* of that epoch */
 	byte		flags;
+	byte		seen;			/* set: keys whose bit was set when it held their buckets */
 };
-enum {APPLIED = 1, SAVEPOINT_USED = 2, SENT_EARLY = 4, PREPARES = 8};
+enum {APPLIED = 1, SAVEPOINT_USED = 2, SENT_EARLY = 4, PREPARES = 8, HOLDS = 16};
 
 /* A Redis process: the function library's memory, and its keys */
 struct Process

@@ -15,7 +15,7 @@
 	SWITCH(keys, 1, "rows; with 2 a fast reader reads both with one MGET") \
 	SWITCH(lease, 1, "ticks that a lease lasts") \
 	SWITCH(max_epoch, 2, "no epoch has a higher number") \
-	SWITCH(ops0, 1, "what writer 0 may do: the sum of 1 UPDATE, 2 DELETE, 4 INSERT without a reservation, 8 bulk UPDATE, 16 INSERT with one, 32 bulk UPDATE that looks at buckets") \
+	SWITCH(ops0, 1, "what writer 0 may do: the sum of 1 UPDATE, 2 DELETE, 4 INSERT without a reservation, 8 bulk UPDATE, 16 INSERT with one, 32 bulk UPDATE that forgets its keys, 64 bulk UPDATE that holds buckets") \
 	SWITCH(ops1, 1, "writer 1") \
 	SWITCH(ops2, 1, "writer 2") \
 	SWITCH(keys0, 1, "which rows writer 0 writes: 1 the first, 2 the second, 3 both") \
@@ -136,6 +136,9 @@
 	SWITCH(forget_before_expiry, 0, "a map is forgotten before what was stored under it has run out") \
 	SWITCH(one_map, 0, "the map is forgotten at its turn") \
 	SWITCH(slot_keeps_buckets, 0, "a process that is given a slot keeps its buckets open") \
+	SWITCH(look_before_hold, 0, "a bulk UPDATE looks at the bits before it holds the buckets") \
+	SWITCH(open_beside_hold, 0, "the courier opens a bucket that is held") \
+	SWITCH(hold_ends_early, 0, "a bulk UPDATE lets go before its commit is visible") \
 	SWITCH(skips_beside_commit, 0, "the keeper does not wait for markers of transactions that have reserved nothing")
 
 #define DECLARE_SWITCH(name, value, what) extern int name;

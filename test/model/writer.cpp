@@ -40,7 +40,8 @@ op_name(int op)
 		case DELETE: return "DELETE";
 		case INSERT: return "INSERT (nothing is reserved)";
 		case BULK: return "bulk UPDATE";
-		case WATCHED_BULK: return "bulk UPDATE by buckets";
+		case WATCHED_BULK: return "bulk UPDATE that forgets its keys";
+		case HELD_BULK: return "bulk UPDATE that holds the buckets";
 		default: return "INSERT";
 	}
 }
@@ -100,7 +101,9 @@ needed(const State &s, int i)
 	int			changed = changed_by(i, w);
 
 	if (!(w.flags & PREPARES) || prepare_by_bits)
-		changed = watched(s, changed);
+		changed = w.op == HELD_BULK ? changed & w.seen : watched(s, changed);
+	else if (w.op == HELD_BULK)
+		return DOMAIN;
 	return w.op == WATCHED_BULK && changed ? (int) DOMAIN : changed;
 }
 
@@ -118,7 +121,7 @@ finish(State &s, int i)
 	Writer	   &w = s.w[i];
 
 	w.step = W_OVER;
-	w.marker = w.same_word = w.acked = w.epoch = w.flags = w.sent = w.sent_epoch = 0;
+	w.marker = w.same_word = w.acked = w.epoch = w.flags = w.sent = w.sent_epoch = w.seen = 0;
 	unlock(s, i);
 }
 
@@ -269,7 +272,7 @@ begin_steps(const State &from, int i)
 		w.step = W_BULK_BEGUN;
 		w.same_word = !word_matters();
 	}
-	for (int op = UPDATE; op <= WATCHED_BULK; op <<= 1)
+	for (int op = UPDATE; op <= HELD_BULK; op <<= 1)
 	{
 		if (!(ops_of(i) & op) || !can_lock(from, i, op))
 			continue;
@@ -280,9 +283,30 @@ begin_steps(const State &from, int i)
 		w.op = op;
 		w.fate = RUNNING;
 		w.flags = APPLIED;
-		w.step = W_CHANGED;
+		w.step = op == HELD_BULK ? W_HOLDING : W_CHANGED;
+		if (op == HELD_BULK && look_before_hold)
+			w.seen = watched(s, keys_of(i));
 		w.same_word = !word_matters();
 	}
+}
+
+/* As long as it holds a bucket whose bit was clear, nobody opens it. What it finds set it reserves. */
+static void
+hold_steps(const State &from, int i)
+{
+	if (!(from.w[i].flags & HOLDS))
+	{
+		State	   &s = add(from, "T%d holds the buckets", i + 1);
+
+		s.w[i].flags |= HOLDS;
+		if (look_before_hold)
+			s.w[i].step = W_CHANGED;
+		return;
+	}
+	State	   &s = add(from, "T%d looks at their bits", i + 1);
+
+	s.w[i].seen = watched(s, keys_of(i));
+	s.w[i].step = W_CHANGED;
 }
 
 /* A statement that changes many rows reserves the domain before it has come to this row. */
@@ -310,7 +334,7 @@ pre_commit(State &s, int i)
 {
 	Writer	   &w = s.w[i];
 
-	if (!changed_by(i, w))
+	if (!changed_by(i, w) || (w.op == HELD_BULK && !needed(s, i)))
 		w.step = W_COMMIT;
 	else if (!needed(s, i))
 	{
@@ -537,6 +561,7 @@ commit_steps(const State &from, int i)
 		Writer	   &changed = s.w[i];
 
 		changed.fate = PREPARED;
+		changed.flags &= ~HOLDS;
 		changed.marker = changed.same_word = changed.acked = changed.epoch = changed.sent = changed.sent_epoch = 0;
 		changed.step = W_PREPARED;
 		if (buckets)
@@ -547,6 +572,8 @@ commit_steps(const State &from, int i)
 
 	changed.fate = LOGGED;
 	changed.step = W_LOGGED;
+	if (hold_ends_early)
+		changed.flags &= ~HOLDS;
 	if (end_before_visible)
 	{
 		post_end(changed, changed.sent, changed.sent_epoch, END_COMMIT);
@@ -583,6 +610,7 @@ writer_steps(const State &from, int i)
 	{
 		case W_BEGIN: begin_steps(from, i); break;
 		case W_BULK_BEGUN: bulk_steps(from, i); break;
+		case W_HOLDING: hold_steps(from, i); break;
 		case W_CHANGED: changed_steps(from, i); break;
 		case W_ROLLED_BACK_TO: rolled_back_to_steps(from, i); break;
 		case W_LOOK: look_steps(from, i); break;
