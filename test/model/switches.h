@@ -134,7 +134,6 @@
 	SWITCH(crash_clears_bits, 0, "after a crash the bits count as clear") \
 	SWITCH(forget_before_answer, 0, "a map is forgotten before Redis has closed its buckets") \
 	SWITCH(forget_before_expiry, 0, "a map is forgotten before what was stored under it has run out") \
-	SWITCH(one_map, 0, "the map is forgotten at its turn") \
 	SWITCH(slot_keeps_buckets, 0, "a process that is given a slot keeps its buckets open") \
 	SWITCH(look_before_hold, 0, "a bulk UPDATE looks at the bits before it holds the buckets") \
 	SWITCH(open_beside_hold, 0, "the courier opens a bucket that is held") \
