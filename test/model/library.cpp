@@ -174,16 +174,15 @@ is_open(const Process &q, int key)
 	return !buckets || (q.open >> key % buckets & 1);
 }
 
-/* From now on nothing is stored. What is there lives on, for its time. */
+/* From now on nothing is stored. What was lives on for its time, also where a slot has taken it meanwhile. */
 void
 close_buckets(State &s, int p)
 {
-	Process    &q = s.p[p];
-
-	q.open = 0;
-	for (int k = 0; k < keys; k++)
-		if (q.fence[k])
-			q.aged |= 1 << k;
+	s.p[p].open = 0;
+	for (int at = 0; at < processes; at++)
+		for (int k = 0; k < keys; k++)
+			if (s.p[at].fence[k] && s.p[at].fence[k] == s.p[p].token)
+				s.p[at].aged |= 1 << k;
 }
 
 /* An opening names its epoch and turn. From it on nothing counts that was said before: no permit, no number of a reservation. */

@@ -77,7 +77,7 @@ struct Process
 	byte		lost;			/* the slot was found elsewhere */
 	byte		open;			/* set of buckets */
 	byte		turn;			/* in which they were opened */
-	byte		aged;			/* set: fences that were stored before that */
+	byte		aged;			/* set: fences that were stored before whoever stored them closed its buckets */
 };
 
 enum ReaderStep {R_IDLE, R_TOLD, R_READ, R_READ_FIRST};
