@@ -52,7 +52,7 @@ look_at_markers(const State &from)
 				return;
 			}
 	for (int i = 0; i < writers && !open_no_wait; i++)
-		if (s.w[i].marker)
+		if (s.w[i].marker && (!waits_for_few || !has_reserved_all(s, i)))
 			s.courier_waits |= 1 << i;
 	s.courier_step = s.courier_waits ? C_WAIT : C_SETTLED;
 }

@@ -234,6 +234,7 @@ extern bool bound_has_passed(const State &s);
 extern void become_visible(State &s, int i);
 extern void finish(State &s, int i);
 extern int	watched(const State &s, int what);
+extern bool has_reserved_all(const State &s, int i);
 extern int	keys_of(int i);
 extern bool is_over(int fate);
 extern const char *name_of(int what);

@@ -138,6 +138,7 @@
 	SWITCH(look_before_hold, 0, "a bulk UPDATE looks at the bits before it holds the buckets") \
 	SWITCH(open_beside_hold, 0, "the courier opens a bucket that is held") \
 	SWITCH(hold_ends_early, 0, "a bulk UPDATE lets go before its commit is visible") \
+	SWITCH(waits_for_few, 0, "the courier waits only for transactions that have not reserved all that they write") \
 	SWITCH(skips_beside_commit, 0, "the keeper does not wait for markers of transactions that have reserved nothing")
 
 #define DECLARE_SWITCH(name, value, what) extern int name;

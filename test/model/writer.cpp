@@ -93,6 +93,13 @@ watched(const State &s, int what)
 	return found;
 }
 
+/* What it has changed is reserved, whatever the bits say. */
+bool
+has_reserved_all(const State &s, int i)
+{
+	return !(changed_by(i, s.w[i]) & ~s.w[i].acked);
+}
+
 /* What must be acknowledged before it commits. Who has changed many rows by buckets does not know their keys any more. */
 static int
 needed(const State &s, int i)
