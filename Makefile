@@ -40,8 +40,8 @@ EXTRA_CLEAN = $(LIBRARY_HEADER) build-deb results output_iso tmp_check tmp_check
 REGRESS := $(patsubst sql/%.sql,%,$(sort $(wildcard sql/*.sql)))
 ISOLATION := $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isolation/specs/*.spec)))
 ISOLATION_OPTS = --inputdir=test/isolation
-TAP_TESTS := $(if $(wildcard test/t/*.pl),1)
-PROVE_TESTS = test/t/*.pl
+TAP_TESTS := 1
+PROVE_TESTS = test/t/*/*.pl
 
 PGXS := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
@@ -72,6 +72,7 @@ PERL_FILES = $(shell find test -name node_modules -prune -o -name '*.p[lm]' -pri
 CHECKED = checked() { command -v "$$1" >/dev/null || { echo "lint: no $$1, $$2 not checked"; return 1; }; }
 
 lint:
+	@PYTHONDONTWRITEBYTECODE=1 python3 test/folders.py
 	@$(CHECKED); ! checked luac5.1 'syntax of the Lua library' || cat $(LIBRARY) | luac5.1 -p -
 	@$(CHECKED); ! checked luacheck 'Lua library' || \
 		cat $(LIBRARY) | luacheck --quiet --no-color --std lua51 --read-globals redis cjson cmsgpack bit \
@@ -83,6 +84,9 @@ lint:
 	     for file in $(PERL_FILES); do \
 	         perl -I test/lib -I $(TAP_MODULES) -wc $$file 2>&1 | grep -v ' syntax OK$$' >&2 && exit 1; done; true; \
 	 else echo 'lint: no IPC::Run or no PostgreSQL::Test, Perl files not checked'; fi
+	@# PostgreSQL names a TAP test's logs and data after its file, without the folder
+	@twice=$$(ls test/t/*/ | grep '[.]pl$$' | sort | uniq -d); [ -z "$$twice" ] || { echo "test/t: two files are named $$twice"; exit 1; }
+	@! ls test/t/*.pl 2>/dev/null || { echo 'test/t: a test must stand in one of the folders'; exit 1; }
 	@if /usr/bin/python3 -c 'import editorconfig' 2>/dev/null; then PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3 test/style.py; \
 	 else echo 'lint: no python3-editorconfig, style not checked'; fi
 
@@ -109,7 +113,7 @@ help:
 	@echo 'make TEST_HOOKS=1    the same with points at which tests can stop a backend; after "make clean"'
 	@echo 'make install         install into that server, or below DESTDIR'
 	@echo 'make deb             build Debian packages of it, in build-deb/'
-	@echo 'make lint            check style and syntax of all that is C, Lua, shell, Python and Perl'
+	@echo 'make lint            check style and syntax of C, Lua, shell, Python and Perl, and the order of the folders in src/'
 	@echo 'make analyze         gcc -fanalyzer over the C files; a minute'
 	@echo 'make clean           remove what was built'
 	@echo 'sh test/run.sh       all tests, on private servers; installs what it needs (--all: before a release)'

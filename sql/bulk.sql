@@ -1,23 +1,8 @@
 --
 -- Many rows in one transaction: past bulk_threshold the domain is reserved as a whole.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA bulk;
-SET search_path = bulk;
-
-CREATE PROCEDURE wait_for(domain text, VARIADIC key text[]) LANGUAGE plpgsql AS $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE (fence.get(domain, VARIADIC key)).status IN ('unarmed', 'unavailable') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'domain % is not served: %', domain, (SELECT s FROM fence.state s);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+\set schema bulk
+\i test/lib/regress.sql
 
 CREATE TABLE many (id int PRIMARY KEY, v text, version bigint NOT NULL DEFAULT 0);
 INSERT INTO many SELECT i, 'row ' || i FROM generate_series(1, 60) i;

@@ -2,24 +2,11 @@
 -- Changed rows that the executor tells of (pgcache_fence.capture = 'auto'), and those that only row triggers can tell of. Whoever told of
 -- them, the same comes of it.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA capture;
-SET search_path = capture;
+\set schema capture
+\i test/lib/regress.sql
 SET pgcache_fence.capture = 'auto';
 -- A worker tries once what the executor does; until then triggers tell.
-DO $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE (SELECT capture FROM fence.state) <> 'executor' LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'the executor does not tell: %', (SELECT s FROM fence.state s);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+CALL wait_until($$(SELECT capture FROM fence.state) = 'executor'$$);
 
 CREATE TABLE item (id int PRIMARY KEY, version bigint NOT NULL DEFAULT 0, data text, n int,
 	ten bigint GENERATED ALWAYS AS (version * 10) STORED, old_style int);

@@ -1,25 +1,9 @@
 --
 -- Derived values: computed from rows of several domains, fresh only while all of them are unchanged.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA derived;
-SET search_path = derived;
+\set schema derived
+\i test/lib/regress.sql
 \pset null '-'
-
--- Attached now, announced to Redis a moment later.
-CREATE PROCEDURE wait_for(domain text, VARIADIC key text[]) LANGUAGE plpgsql AS $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE (fence.get(domain, VARIADIC key)).status IN ('unarmed', 'unavailable') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'domain % is not served: %', domain, (SELECT s FROM fence.state s);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
 
 -- Effective permissions: global defaults, defaults of the room, the member's role, the member's own exceptions.
 CREATE TABLE setting (name text COLLATE "C" PRIMARY KEY, permissions text[], version bigint NOT NULL DEFAULT 0);

@@ -1,35 +1,13 @@
 --
 -- Detached reservations: reserve, commit and abort.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA detached;
-SET search_path = detached;
--- Attached now, announced to Redis a moment later.
-CREATE PROCEDURE wait_for(domain text, VARIADIC key text[]) LANGUAGE plpgsql AS $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE (fence.get(domain, VARIADIC key)).status IN ('unarmed', 'unavailable') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'domain % is not served: %', domain, (SELECT s FROM fence.state s);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+\set schema detached
+\i test/lib/regress.sql
 -- Until the patrol has settled what is over; and what get and status say then.
 CREATE FUNCTION settled(domain text, VARIADIC key text[])
 	RETURNS TABLE (fence bigint, "row" bigint, relation text, pending int, get text) LANGUAGE plpgsql AS $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
 BEGIN
-	WHILE (fence.status(domain, VARIADIC key)).pending > 0 LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'still pending: %', (SELECT string_agg(p::text, ', ') FROM fence.pending p);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
+	CALL wait_until(format('(fence.status(%L, VARIADIC %L::text[])).pending = 0', domain, key));
 	RETURN QUERY SELECT s.fence_version, s.row_version, s.relation, s.pending, g.status
 	  FROM fence.get(domain, VARIADIC key) g CROSS JOIN fence.status(domain, VARIADIC key) s;
 END $$;
@@ -177,20 +155,23 @@ SELECT fence.commit(:'token');
 COMMIT;
 SELECT get FROM settled('detached.free', 'a');
 
--- with a table: written without triggers under the reservation, which nobody ends
+-- with a table: the version is stored where the reservation is ended, and not without a reservation of the transaction's own
 CREATE TABLE doc (id int PRIMARY KEY, v text, version bigint NOT NULL DEFAULT 0);
 INSERT INTO doc VALUES (1, 'a', 5);
 SELECT fence.attach('doc', scope => 'manual');
 CALL wait_for('detached.doc', '1');
 SELECT fence.read('detached.doc', '1');
 SELECT * FROM look('detached.doc', '1');
-SELECT version FROM fence.reserve('detached.doc', 9, '1 s', '1') \gset
+SELECT version, token FROM fence.reserve('detached.doc', 9, '1 hour', '1') \gset
 SELECT :version;
-UPDATE doc SET v = 'b', version = 8;
+UPDATE doc SET v = 'b', version = :version;
+SELECT get FROM look('detached.doc', '1');
+UPDATE doc SET v = 'b', version = fence.commit(:'token');
 SELECT * FROM settled('detached.doc', '1');
--- and which is ended after that
+SELECT fence.read('detached.doc', '1');
+-- somebody wrote the row meanwhile
 SELECT version, token FROM fence.reserve('detached.doc', NULL, '1 hour', '1') \gset
-UPDATE doc SET v = 'c', version = :version;
+UPDATE doc SET v = 'c', version = fence.begin_write('detached.doc', version, id);
 SELECT get FROM look('detached.doc', '1');
 SELECT fence.abort(:'token');
 SELECT * FROM settled('detached.doc', '1');

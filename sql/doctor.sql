@@ -1,24 +1,8 @@
 --
--- fence.doctor: what it finds in the tables of a database. Findings about the server and Redis are in test/t/042_doctor.pl.
+-- fence.doctor: what it finds in the tables of a database. Findings about the server and Redis are in test/t/operate/doctor.pl.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA doctor;
-SET search_path = doctor;
-
--- Attached now, announced to Redis a moment later.
-CREATE PROCEDURE wait_for(domain text, VARIADIC key text[]) LANGUAGE plpgsql AS $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE (fence.get(domain, VARIADIC key)).status IN ('unarmed', 'unavailable') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'domain % is not served: %', domain, (SELECT s FROM fence.state s);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+\set schema doctor
+\i test/lib/regress.sql
 
 -- Findings about this schema.
 CREATE FUNCTION found() RETURNS TABLE (severity text, finding text, hint text) LANGUAGE sql AS $$
@@ -42,6 +26,23 @@ CREATE TABLE no_key (id int, version int NOT NULL);
 CREATE TABLE no_number (id int PRIMARY KEY, version text NOT NULL);
 SELECT * FROM found();
 DROP TABLE forgotten, no_key, no_number;
+
+-- what several attachments make possible: the same twice, in vain, dear, read by nobody
+CREATE TABLE busy (id int PRIMARY KEY, a int, b int, c int, d int, e int, version int NOT NULL DEFAULT 0);
+SELECT fence.attach('busy', columns => '{id,a}', only_columns => true), fence.attach('busy', domain => 'doctor.busy_again');
+SELECT fence.attach('busy', key => ARRAY[column_name]::name[], scope => 'group', domain => 'doctor.busy_' || column_name)
+  FROM unnest('{a,b,c,d}'::text[]) column_name;
+SELECT * FROM found();
+SELECT fence.attach('busy', key => '{e}', scope => 'group', domain => 'doctor.busy_e');
+SELECT * FROM found();
+SELECT fence.detach('busy', 'doctor.busy_' || column_name) FROM unnest('{again,a,b,c,d,e}'::text[]) column_name;
+SELECT fence.attach('busy', key => '{}', domain => 'doctor.busy_all');
+INSERT INTO busy SELECT g FROM generate_series(1, 10001) g;
+ANALYZE busy;
+SELECT * FROM found();
+SELECT relation, count FROM fence.audit('doctor.busy', 0.2) WHERE count > 0 AND relation <> 'missing';
+SELECT severity, regexp_replace(finding, '[0-9]+', 'N') AS finding, hint FROM found();
+DROP TABLE busy;
 
 -- Nothing of the following can be done in a usual way: it takes the catalogues themselves.
 SET allow_system_table_mods = on;
@@ -77,32 +78,12 @@ UPDATE pg_extension SET extversion = '1.0' WHERE extname = 'pgcache_fence';
 BEGIN;
 UPDATE item SET v = 'x' WHERE id = 1;
 PREPARE TRANSACTION 'doctor.forgotten';
-DO $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '60 s';
-BEGIN
-	WHILE NOT EXISTS (SELECT FROM fence.doctor() WHERE finding LIKE 'prepared transaction%') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'no such finding';
-		END IF;
-		PERFORM pg_sleep(0.1);
-	END LOOP;
-END $$;
+CALL wait_until($$EXISTS (SELECT FROM fence.doctor() WHERE finding LIKE 'prepared transaction%')$$);
 SELECT severity, regexp_replace(finding, 'for .*', 'for TIME') AS finding, hint FROM found();
 ROLLBACK PREPARED 'doctor.forgotten';
 
 -- writes past the triggers: a promise is broken, and told
-DO $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '60 s';
-BEGIN
-	WHILE EXISTS (SELECT FROM fence.pending WHERE domain = 'doctor.item') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'reservations are left';
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+CALL wait_until($$NOT EXISTS (SELECT FROM fence.pending WHERE domain = 'doctor.item')$$);
 SELECT fence.reset_metrics();
 SELECT fence.read('doctor.item', '1') ->> 'version' AS version;
 BEGIN;

@@ -1,20 +1,10 @@
 --
 -- Effects: what happens to keys in Redis at COMMIT, at ROLLBACK, at ROLLBACK TO; what is refused.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA effects;
-SET search_path = effects;
+\set schema effects
+\i test/lib/regress.sql
 
-DO $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE (SELECT state FROM fence.state) <> 'OPEN' AND clock_timestamp() < deadline LOOP
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+SELECT fence.wait_open('90 s');
 
 -- What a key has, without taking it: that is rolled back.
 CREATE FUNCTION look(key text) RETURNS text LANGUAGE plpgsql AS $$
@@ -92,6 +82,149 @@ SELECT fence.counter_add('effects:huge', 9007199254740991);
 SELECT fence.counter_add('effects:huge', 1);
 SELECT fence.take_and_set('effects:no number', 'x');
 SELECT fence.counter_add('effects:no number', 1);
+
+-- What happens at a bound: an error, or null and nothing is held, or as much as the bound allows
+SELECT fence.counter_add('effects:bounded', 5);
+SELECT fence.counter_add('effects:bounded', -6, 0, on_bound => 'refuse');
+BEGIN;
+SELECT fence.counter_add('effects:bounded', -6, 0, on_bound => 'refuse') IS NULL AS refused;
+SELECT fence.counter_add('effects:bounded', -4, 0, on_bound => 'refuse');
+-- what is held is not there
+SELECT fence.counter_add('effects:bounded', -2, 0, on_bound => 'refuse') IS NULL AS refused;
+SELECT fence.counter_add('effects:bounded', -2, 0, on_bound => 'clamp');
+SELECT fence.counter_add('effects:bounded', -2, 0, on_bound => 'clamp');
+SELECT fence.counter_add('effects:bounded', 9, max => 7, on_bound => 'clamp');
+SELECT fence.counter_add('effects:bounded', 9, max => 7, on_bound => 'clamp');
+COMMIT;
+SELECT look('effects:bounded');
+BEGIN;
+SELECT fence.counter_add('effects:bounded', -9, 0, on_bound => 'clamp');
+ROLLBACK;
+SELECT look('effects:bounded');
+-- beyond its bound already: nothing is counted, and never the other way
+SELECT fence.counter_add('effects:bounded', -1, 5, on_bound => 'clamp'), fence.counter_add('effects:bounded', 1, max => -5, on_bound => 'clamp');
+SELECT look('effects:bounded');
+-- a bound on the other side is none
+SELECT fence.counter_add('effects:bounded', 1, min => 100, on_bound => 'refuse');
+SELECT fence.counter_add('effects:bounded', 1, on_bound => 'wrap');
+SELECT fence.counter_add('effects:bounded', 1, on_bound => NULL);
+SELECT fence.counter_add('effects:huge', 9, max => 9007199254740991, on_bound => 'clamp');
+SELECT fence.counter_add('effects:huge', 9, on_bound => 'clamp');
+-- of durable ones the row has what was counted
+BEGIN;
+SELECT fence.counter_add('effects:clamped', 9, max => 5, durable => true, on_bound => 'clamp');
+SELECT fence.transfer('effects:{bank}:x', 'effects:{bank}:y', 8, -3, durable => true, on_bound => 'clamp');
+SELECT kind, arguments FROM fence.outbox WHERE key IN ('effects:clamped', 'effects:{bank}:x') ORDER BY id;
+COMMIT;
+SELECT look('effects:clamped'), look('effects:{bank}:x'), look('effects:{bank}:y');
+SELECT fence.transfer('effects:{bank}:x', 'effects:{bank}:y', 2, -4, 3, on_bound => 'refuse') IS NULL AS refused,
+	   fence.transfer('effects:{bank}:x', 'effects:{bank}:y', 2, NULL, 4, on_bound => 'refuse') IS NULL AS refused,
+	   fence.transfer('effects:{bank}:x', 'effects:{bank}:y', 2, -4, 5, on_bound => 'clamp'),
+	   fence.transfer('effects:{bank}:x', 'effects:{bank}:y', 2, NULL, 5, on_bound => 'clamp');
+SELECT look('effects:{bank}:x'), look('effects:{bank}:y');
+SELECT fence.transfer('effects:{bank}:x', 'effects:{bank}:y', 2, -4, on_bound => 'clamp');
+-- holds of nothing beside holds of something
+BEGIN;
+SELECT fence.counter_add('effects:zero', 1), fence.counter_add('effects:zero', 0), fence.counter_add('effects:zero', 2);
+COMMIT;
+SELECT look('effects:zero');
+
+-- Fields of hashes
+CREATE FUNCTION fields(key text) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+	field text;
+	found jsonb := '{}';
+BEGIN
+	FOREACH field IN ARRAY '{a,b,c,"",n,x:1}'::text[] LOOP
+		-- a number of a field is known without a change of it
+		BEGIN
+			found := found || jsonb_build_object(field, fence.hash_add(key, field, 0));
+			RAISE SQLSTATE 'LOOK1';
+		EXCEPTION WHEN SQLSTATE 'LOOK1' THEN
+		WHEN numeric_value_out_of_range THEN
+			found := found || jsonb_build_object(field, 'no number');
+		END;
+	END LOOP;
+	RETURN found;
+END $$;
+SELECT fence.hash_set('effects:{h}', 'a', 'text'), fence.hash_set('effects:{h}', 'b', '7'), fence.hash_add('effects:{h}', 'n', 3);
+SELECT fields('effects:{h}');
+BEGIN;
+SELECT fence.hash_set('effects:{h}', 'a', '8'), fence.hash_set('effects:{h}', 'b', NULL), fence.hash_add('effects:{h}', 'n', -5);
+ROLLBACK;
+SELECT fields('effects:{h}');
+-- savepoints; the last of several counts
+BEGIN;
+SELECT fence.hash_set('effects:{h}', 'a', '1');
+SAVEPOINT s;
+SELECT fence.hash_set('effects:{h}', 'a', '2'), fence.hash_add('effects:{h}', 'n', 100);
+ROLLBACK TO s;
+SELECT fence.hash_set('effects:{h}', 'b', '3'), fence.hash_add('effects:{h}', 'n', 10), fence.hash_set('effects:{h}', 'b', '4');
+SELECT fence.hash_add('effects:{h}', 'n', 10), fence.hash_set('effects:{h}', '', '5'), fence.hash_set('effects:{h}', 'x:1', '6');
+COMMIT;
+SELECT fields('effects:{h}');
+-- bounds are those of the field
+BEGIN;
+SELECT fence.hash_add('effects:{h}', 'n', -20, 0);
+SELECT fence.hash_add('effects:{h}', 'n', -4, 0, on_bound => 'refuse') IS NULL AS refused, fence.hash_add('effects:{h}', 'b', -4, 0);
+SELECT fence.hash_add('effects:{h}', 'n', -4, 0, on_bound => 'clamp');
+SAVEPOINT s;
+SELECT fence.hash_add('effects:{h}', 'n', -1, 0);
+ROLLBACK TO s;
+COMMIT;
+SELECT fields('effects:{h}');
+-- one field has effects of one kind
+BEGIN;
+SELECT fence.hash_add('effects:{h}', 'n', 1);
+SELECT fence.hash_set('effects:{h}', 'n', '1');
+COMMIT;
+BEGIN;
+SELECT fence.hash_set('effects:{h}', 'n', '1');
+SELECT fence.hash_add('effects:{h}', 'n', 1);
+ROLLBACK;
+BEGIN;
+SELECT fence.hash_add('effects:{h}', 'n', 1);
+SELECT fence.publish_hash('effects:{h}', '{"a": 1}');
+COMMIT;
+SELECT fence.hash_set('effects:value of h', 'a', 'x'), fence.counter_add('effects:no hash', 1);
+SELECT fence.hash_add('effects:no hash', 'a', 1);
+SELECT fence.hash_set('effects:no hash', 'a', 'x');
+SELECT fence.hash_set('effects:{h}', NULL, 'x');
+SELECT fence.hash_set('effects:{h}', repeat('x', 1025), 'x');
+SELECT fence.hash_add('effects:{h}', 'n', NULL);
+-- the log: what the field had, by stamp and number, in the same step
+SELECT fence.hash_set('effects:{h}', 'a', 'x', log_key => 'effects:{h}:log');
+SELECT fence.hash_set('effects:{h}', 'new "one"', 'x', 'effects:{h}:log'), fence.hash_add('effects:{h}', 'c', 5, log_key => 'effects:{h}:log');
+BEGIN;
+SELECT fence.hash_add('effects:{h}', 'c', 1, log_key => 'effects:{h}:log'), fence.hash_set('effects:{h}', 'b', 'x', 'effects:{h}:log');
+ROLLBACK;
+BEGIN;
+SELECT fence.hash_add('effects:{h}', 'c', 1, log_key => 'effects:{h}:log'), fence.hash_add('effects:{h}', 'c', 1, log_key => 'effects:{h}:log'),
+	   fence.hash_set('effects:{h}', 'b', NULL, 'effects:{h}:log');
+COMMIT;
+SELECT cardinality(fence._log_stamps('effects:{h}:log', 100)), (SELECT count(DISTINCT s) FROM unnest(fence._log_stamps('effects:{h}:log', 100)) s);
+SELECT fence.hash_set('effects:{h}', 'a', 'x', log_key => 'effects:log');
+SELECT fence.hash_set('effects:{h}', 'a', 'x', log_key => 'effects:{h}');
+SELECT fence.hash_set('effects:{h}', 'a', 'x', log_key => 'effects:no hash');
+SELECT fence.hash_set('effects:{h}', 'a', 'x', log_key => current_setting('pgcache_fence.namespace') || ':{h}');
+
+-- Expiry at a point in time
+SELECT fence.take_and_set('effects:until', 'x', expire_at => now() + '1 hour');
+SELECT look('effects:until');
+SELECT fence.take_and_extend('effects:until', expire_at => '-infinity');
+SELECT look('effects:until');
+SELECT fence.compare_and_set('effects:until', NULL, 'y', '1 hour', expire_at => '2001-01-01');
+SELECT look('effects:until');
+SELECT fence.compare_and_set('effects:until', NULL, 'z', expire_at => 'infinity'), fence.publish('effects:until page', 'x', expire_at => '2001-01-01');
+SELECT look('effects:until'), look('effects:until page');
+SELECT fence.take_and_extend('effects:until');
+SELECT first FROM fence.once('effects:until request', expire_at => now() - interval '1 s');
+SELECT first FROM fence.once('effects:until request', expire_at => now() + interval '1 hour');
+SELECT first FROM fence.once('effects:until request', expire_at => 'infinity');
+SELECT first FROM fence.once('effects:until request 2', expire_at => 'infinity');
+SELECT first FROM fence.once('effects:until request', NULL, expire_at => now() + interval '1 hour');
+SELECT fence.commit_marker(NULL, expire_at => now() + interval '1 hour') IS NOT NULL;
+SELECT fence.commit_marker(NULL);
 
 -- Transfers: both counters or none
 SELECT fence.counter_add('effects:{bank}:a', 100);
@@ -224,17 +357,7 @@ SAVEPOINT s;
 SELECT fence.append('effects:durable', 'taken back', durable => true) IS NOT NULL;
 ROLLBACK TO s;
 COMMIT;
-DO $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE EXISTS (SELECT FROM fence.outbox) LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'rows are left: %', (SELECT array_agg(o) FROM fence.outbox o);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+CALL wait_until($$NOT EXISTS (SELECT FROM fence.outbox)$$);
 SELECT cardinality(fence._log_stamps('effects:durable', 10)), look('effects:durable page'), look('effects:stock');
 
 SET client_min_messages = warning;

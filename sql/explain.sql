@@ -1,24 +1,8 @@
 --
 -- fence.explain: in words, why a key is a hit, a miss, pending or unarmed.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA explain;
-SET search_path = explain;
-
--- Attached now, announced to Redis a moment later.
-CREATE PROCEDURE wait_for(domain text, VARIADIC key text[]) LANGUAGE plpgsql AS $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE (fence.get(domain, VARIADIC key)).status IN ('unarmed', 'unavailable') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'domain % is not served: %', domain, (SELECT s FROM fence.state s);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+\set schema explain
+\i test/lib/regress.sql
 
 -- Without what differs from run to run.
 CREATE FUNCTION explain(VARIADIC key text[]) RETURNS TABLE (topic text, finding text) LANGUAGE sql AS $$
@@ -29,17 +13,9 @@ CREATE FUNCTION explain(VARIADIC key text[]) RETURNS TABLE (topic text, finding 
 	  FROM fence.explain('explain.item', VARIADIC key) e
 	 WHERE e.topic NOT IN ('state', 'epoch', 'lease', 'repair')
 $$;
-CREATE PROCEDURE settled() LANGUAGE plpgsql AS $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '60 s';
-BEGIN
-	WHILE EXISTS (SELECT FROM fence.pending WHERE domain = 'explain.item') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'reservations are left';
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+CREATE PROCEDURE settled() LANGUAGE sql AS $$
+	CALL wait_until('NOT EXISTS (SELECT FROM fence.pending WHERE domain = ''explain.item'')')
+$$;
 
 CREATE TABLE item (id int PRIMARY KEY, v text, version bigint NOT NULL DEFAULT 0);
 INSERT INTO item VALUES (1, 'a', 3), (2, 'b', 0);

@@ -1,24 +1,16 @@
 --
 -- ALTER TABLE and DROP INDEX that change what an attachment rests on: it follows, or the statement is refused.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
+\set schema follow
+\i test/lib/regress.sql
 SELECT fence.wait_open('90 s');
-CREATE SCHEMA follow;
-SET search_path = follow;
 \set SHOW_CONTEXT always
 
 -- One line for each key: what a reader gets, twice: from the table, then from the cache.
 CREATE FUNCTION look(domain text, VARIADIC keys text[]) RETURNS TABLE (key text, before text, value jsonb, after text, relation text)
 LANGUAGE plpgsql AS $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
 BEGIN
-	-- what begins anew is announced to Redis a moment later, on a busy machine
-	WHILE (fence.get(domain, keys[1])).status = 'unarmed' AND clock_timestamp() < deadline LOOP
-		PERFORM pg_sleep(0.01);
-	END LOOP;
+	CALL wait_for(domain, keys[1]);		-- it may have begun anew
 	RETURN QUERY
 	SELECT k, (fence.get(domain, k)).status, fence.read(domain, k), (fence.get(domain, k)).status, (fence.status(domain, k)).relation
 	  FROM unnest(keys) k;

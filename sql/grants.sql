@@ -1,11 +1,8 @@
 --
 -- Who may do what with each object of the extension, as CREATE EXTENSION leaves it. A new object is a new line here: who may use it?
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA grants;
-SET search_path = grants;
+\set schema grants
+\i test/lib/regress.sql
 
 -- What the roles other than the owner have: "role=privileges". NULL privileges are PostgreSQL's own default for the kind.
 CREATE FUNCTION others(privileges aclitem[], owner oid) RETURNS text LANGUAGE sql RETURN

@@ -1,23 +1,8 @@
 --
 -- Scope group: one fence for all rows with the same key.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA groups;
-SET search_path = groups;
-
-CREATE PROCEDURE wait_for(domain text, VARIADIC key text[]) LANGUAGE plpgsql AS $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE (fence.get(domain, VARIADIC key)).status IN ('unarmed', 'unavailable') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'domain % is not served: %', domain, (SELECT s FROM fence.state s);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+\set schema groups
+\i test/lib/regress.sql
 
 CREATE TABLE member (room int, usr text, role text, PRIMARY KEY (room, usr));
 INSERT INTO member SELECT r, 'u' || u, 'guest' FROM generate_series(1, 3) r, generate_series(1, 3) u;

@@ -1,9 +1,6 @@
 -- One canonical text per key value: whatever the session's settings are, however a caller spells it, whatever is in it.
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA keys;
-SET search_path = keys;
+\set schema keys
+\i test/lib/regress.sql
 \pset format unaligned
 \pset tuples_only on
 \pset null '(null)'

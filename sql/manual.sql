@@ -1,25 +1,8 @@
 --
 -- Explicit reservations: begin_write and abort_write, in domains with a table and without.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA manual;
-SET search_path = manual;
-
--- Attached now, announced to Redis a moment later.
-CREATE PROCEDURE wait_for(domain text, VARIADIC key text[]) LANGUAGE plpgsql AS $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE (fence.get(domain, VARIADIC key)).status IN ('unarmed', 'unavailable') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'domain % is not served: %', domain, (SELECT s FROM fence.state s);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
-
+\set schema manual
+\i test/lib/regress.sql
 
 -- What get and status say, without what differs from run to run.
 CREATE FUNCTION look(domain text, VARIADIC key text[])
@@ -179,15 +162,194 @@ SELECT count(*) FROM fence.pending WHERE domain IN ('manual.doc', 'manual.free')
 -- a table's key has types
 SELECT fence.begin_write('manual.doc', 0, 'one');
 SELECT fence.begin_write('manual.doc', 0, '1', '2');
--- reserved as a whole, like in any fenced table
+
+--
+-- The table is guarded: no row is written without a reservation, nor with a version that was not reserved. Both ways of telling of rows.
+--
+CREATE PROCEDURE way(way text) LANGUAGE plpgsql AS $$
+DECLARE
+	deadline timestamptz := clock_timestamp() + '90 s';
+BEGIN
+	PERFORM set_config('pgcache_fence.capture', way, false);
+	WHILE way = 'auto' AND (SELECT capture FROM fence.state) <> 'executor' LOOP
+		IF clock_timestamp() > deadline THEN
+			RAISE 'the executor does not tell: %', (SELECT s FROM fence.state s);
+		END IF;
+		PERFORM pg_sleep(0.01);
+	END LOOP;
+END $$;
+CREATE FUNCTION refused(statement text) RETURNS TABLE (state text, message text, detail text) LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE statement;
+	message := 'not refused';
+	RETURN NEXT;
+EXCEPTION WHEN OTHERS THEN
+	GET STACKED DIAGNOSTICS state := RETURNED_SQLSTATE, message := MESSAGE_TEXT, detail := PG_EXCEPTION_DETAIL;
+	RETURN NEXT;
+END $$;
+CREATE TABLE told (way text, executor bigint, triggers bigint);
+CREATE PROCEDURE note(which text) LANGUAGE sql AS $$
+	INSERT INTO told SELECT which, sum(value) FILTER (WHERE labels->>'way' = 'executor'), sum(value) FILTER (WHERE labels->>'way' = 'triggers')
+	  FROM fence.metrics WHERE name = 'cache_fence_changed_rows_total' AND labels->>'domain' = 'manual.doc'
+$$;
+UPDATE doc SET v = 'x' WHERE id = 1;
+\echo :LAST_ERROR_SQLSTATE
+CREATE PROCEDURE guarded() LANGUAGE plpgsql AS $$
+DECLARE
+	statement text;
+	r record;
+BEGIN
+	FOREACH statement IN ARRAY ARRAY[
+		'UPDATE doc SET v = $q$x$q$ WHERE id = 1',
+		'DELETE FROM doc WHERE id = 1',
+		'INSERT INTO doc VALUES (7, $q$x$q$)',
+		-- reserved, but another version is stored
+		'WITH w AS MATERIALIZED (SELECT fence.begin_write($q$manual.doc$q$, 0, 7) AS version) INSERT INTO doc SELECT 7, $q$x$q$, version + 1 FROM w',
+		'WITH w AS MATERIALIZED (SELECT fence.begin_write($q$manual.doc$q$, 0, 1) AS version) UPDATE doc SET v = $q$x$q$ FROM w WHERE id = 1 AND w.version > 0',
+		-- of a changed key both are needed
+		'UPDATE doc SET id = 8, version = fence.begin_write($q$manual.doc$q$, 0, 8) WHERE id = 1',
+		'UPDATE doc SET id = 8, version = fence.begin_write($q$manual.doc$q$, version, id) WHERE id = 1',
+		'DO $d$ BEGIN PERFORM fence.begin_write($q$manual.doc$q$, 0, 1); UPDATE doc SET id = 8, version = fence.begin_write($q$manual.doc$q$, 0, 8) WHERE id = 1; '
+			'RAISE SQLSTATE $q$00001$q$; END $d$',
+		-- what a savepoint took back is no reservation
+		'DO $d$ BEGIN BEGIN PERFORM fence.begin_write($q$manual.doc$q$, 0, 1); RAISE SQLSTATE $q$00001$q$; EXCEPTION WHEN SQLSTATE $q$00001$q$ THEN END; '
+			'DELETE FROM doc WHERE id = 1; END $d$',
+		'DO $d$ BEGIN PERFORM fence.begin_write($q$manual.doc$q$, 0, 1); PERFORM fence.abort_write($q$manual.doc$q$, 1); DELETE FROM doc WHERE id = 1; END $d$',
+		'DO $d$ BEGIN PERFORM fence.begin_write($q$manual.doc$q$, 0, 1); DELETE FROM doc WHERE id = 1; PERFORM fence.abort_write($q$manual.doc$q$, 1); END $d$'
+	] LOOP
+		SELECT * INTO r FROM refused(statement);
+		RAISE NOTICE '% | % | %', r.state, r.message, r.detail;
+	END LOOP;
+END $$;
+CALL way('auto');
+CALL guarded();
+CALL way('triggers');
+CALL guarded();
+SELECT * FROM doc ORDER BY id;
+
+-- what is right passes, told by the executor and by triggers
+CREATE PROCEDURE right_way(n int) LANGUAGE plpgsql AS $$
+DECLARE
+	w bigint;
+BEGIN
+	INSERT INTO doc VALUES (n, 'new', fence.begin_write('manual.doc', 0, n));
+	w := fence.begin_write('manual.doc', 0, n);
+	UPDATE doc SET v = 'once', version = w WHERE id = n;
+	-- as often as it likes
+	UPDATE doc SET v = 'twice' WHERE id = n;
+	PERFORM fence.begin_write('manual.doc', 0, n);
+	w := fence.begin_write('manual.doc', 0, n + 1);
+	UPDATE doc SET id = n + 1, version = w WHERE id = n;
+	DELETE FROM doc WHERE id = n + 1;
+END $$;
+CALL note('before');
+CALL way('auto');
+CALL right_way(100);
+CALL note('executor');
+CALL way('triggers');
+CALL right_way(200);
+CALL note('triggers');
+SELECT way, executor - lag(executor) OVER w AS by_executor, triggers - lag(triggers) OVER w AS by_triggers
+  FROM told WINDOW w AS (ORDER BY way COLLATE "C") ORDER BY way COLLATE "C";
+RESET pgcache_fence.capture;
+
+-- a migration: no cached value of the domain is served any more
+SELECT fill('manual.doc', 1, 'one', '1') = 'stored', fill('manual.doc', 0, 'two', '2') = 'stored';
+SELECT fence, relation, get FROM look('manual.doc', '2');
+SET pgcache_fence.unreserved_writes = 'reserve_domain';
+BEGIN;
+UPDATE doc SET v = 'migrated', version = version + 7 WHERE id = 1;
+SELECT get FROM look('manual.doc', '2');
+COMMIT;
+SELECT fence.read('manual.doc', '1'), fence.read('manual.doc', '2');
+-- a savepoint takes that back, and the next row does it again
+BEGIN;
+SAVEPOINT s;
+UPDATE doc SET v = 'taken back' WHERE id = 1;
+ROLLBACK TO s;
+UPDATE doc SET v = 'again' WHERE id = 2;
+COMMIT;
+SELECT fence.read('manual.doc', '1'), fence.read('manual.doc', '2');
+BEGIN;
+SAVEPOINT s;
+UPDATE doc SET v = 'taken back' WHERE id = 1;
+ROLLBACK TO s;
+SET LOCAL pgcache_fence.unreserved_writes = 'error';
+UPDATE doc SET v = 'x' WHERE id = 1;
+ROLLBACK;
+-- what is reserved needs no more
+UPDATE doc SET v = 'reserved', version = fence.begin_write('manual.doc', version, id) WHERE id = 1;
+SELECT get, payload FROM look('manual.doc', '2');
+RESET pgcache_fence.unreserved_writes;
+-- nor does a table that was emptied
+BEGIN;
 TRUNCATE doc;
+INSERT INTO doc VALUES (1, 'loaded', 3);
+UPDATE doc SET v = 'changed';
+COMMIT;
+SELECT fence.read('manual.doc', '1');
+
+-- the strict form: what was observed is the newest
+SELECT fence.begin_write_strict('manual.doc', 2, 1);
+\echo :LAST_ERROR_SQLSTATE
+BEGIN;
+SELECT fence.begin_write_strict('manual.doc', 3, 1);
+-- once reserved, nobody else comes in between
+SELECT fence.begin_write_strict('manual.doc', 3, 1);
+ROLLBACK;
+BEGIN;
+SAVEPOINT s;
+SELECT fence.begin_write('manual.doc', 3, 1);
+ROLLBACK TO s;
+SELECT fence.begin_write_strict('manual.doc', 3, 1);
+COMMIT;
+-- the row tells, not what was given and never stored
+SELECT fence.begin_write_strict('manual.doc', 10, 1);
+UPDATE doc SET version = fence.begin_write_strict('manual.doc', version, id);
+SELECT fence.begin_write_strict('manual.doc', 3, '1');
+-- a caller that has seen no row observes 0
+BEGIN;
+SELECT fence.begin_write('manual.doc', 0, 1);
+DELETE FROM doc;
+COMMIT;
+SELECT fence.begin_write_strict('manual.doc', 11, 1);
+INSERT INTO doc VALUES (1, 'back', fence.begin_write_strict('manual.doc', 0, 1)) RETURNING *;
+-- elsewhere it is the one that was given last
+SELECT fence.begin_write_strict('manual.free', 0, 'strict');
+SELECT fence.begin_write_strict('manual.free', 0, 'strict');
+SELECT fence.begin_write_strict('manual.free', 1, 'strict');
+SELECT fence.begin_write_strict('manual.free', NULL, 'strict');
+BEGIN READ ONLY;
+SELECT fence.begin_write_strict('manual.free', 0, 'strict');
+ROLLBACK;
+-- a floor is no version of the key
+BEGIN;
+INSERT INTO fence.floor SELECT id, 50 FROM fence.domain WHERE name = 'manual.free'
+	ON CONFLICT (domain_id) DO UPDATE SET version = 50;
+SELECT fence.begin_write_strict('manual.free', 0, 'pruned');
+ROLLBACK;
+
+-- partitions are guarded, too
+CREATE TABLE part (id int, place int, v text, version bigint NOT NULL DEFAULT 0, PRIMARY KEY (id, place)) PARTITION BY LIST (place);
+CREATE TABLE part_1 PARTITION OF part FOR VALUES IN (1);
+SELECT fence.attach('part', scope => 'manual');
+CREATE TABLE part_2 PARTITION OF part FOR VALUES IN (2);
+INSERT INTO part_1 VALUES (1, 1, 'x');
+INSERT INTO part VALUES (1, 1, 'a', fence.begin_write('manual.part', 0, 1, 1)), (1, 2, 'a', fence.begin_write('manual.part', 0, 1, 2));
+UPDATE part_2 SET v = 'x';
+UPDATE part SET id = 3, place = 2 WHERE place = 1;
+DROP TABLE part;
 
 -- without a version column there is nothing to read or compare
 CREATE TABLE bare (id int PRIMARY KEY, v text);
 SELECT fence.attach('bare', scope => 'manual');
 CALL wait_for('manual.bare', '1');
 INSERT INTO bare VALUES (1, 'a');
+BEGIN;
 SELECT fence.begin_write('manual.bare', 0, '1');
+INSERT INTO bare VALUES (1, 'a');
+UPDATE bare SET v = 'b';
+COMMIT;
 SELECT fence.read('manual.bare', '1');
 SELECT fill('manual.bare', 1, 'one', '1');
 SELECT fence.repair('manual.bare', '1');

@@ -1,24 +1,8 @@
 --
 -- fence.metrics: what is counted for a domain, and that it begins again at 0.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA metrics;
-SET search_path = metrics;
-
--- Attached now, announced to Redis a moment later.
-CREATE PROCEDURE wait_for(domain text, VARIADIC key text[]) LANGUAGE plpgsql AS $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE (fence.get(domain, VARIADIC key)).status IN ('unarmed', 'unavailable') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'domain % is not served: %', domain, (SELECT s FROM fence.state s);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+\set schema metrics
+\i test/lib/regress.sql
 
 -- What the courier and the patrol count comes a moment later.
 CREATE PROCEDURE expect(operation text, result text, wanted float8) LANGUAGE plpgsql AS $$
@@ -98,30 +82,10 @@ SELECT * FROM counted();
 --
 BEGIN;
 UPDATE item SET v = 'pending' WHERE id = 1;
-DO $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '60 s';
-BEGIN
-	WHILE (SELECT value <> 1 FROM fence.metrics WHERE name = 'cache_fence_pending' AND labels->>'domain' = 'metrics.item') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'the gauge did not rise';
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+CALL wait_until($$(SELECT value = 1 FROM fence.metrics WHERE name = 'cache_fence_pending' AND labels->>'domain' = 'metrics.item')$$);
 SELECT value FROM fence.metrics WHERE name = 'cache_fence_pending' AND labels->>'domain' = 'metrics.item';
 ROLLBACK;
-DO $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '60 s';
-BEGIN
-	WHILE (SELECT value <> 0 FROM fence.metrics WHERE name = 'cache_fence_pending' AND labels->>'domain' = 'metrics.item') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'the gauge did not fall';
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+CALL wait_until($$(SELECT value = 0 FROM fence.metrics WHERE name = 'cache_fence_pending' AND labels->>'domain' = 'metrics.item')$$);
 SELECT value FROM fence.metrics WHERE name = 'cache_fence_pending' AND labels->>'domain' = 'metrics.item';
 
 --

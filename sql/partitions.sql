@@ -1,23 +1,8 @@
 --
 -- Partitioned tables: the root is the domain.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA parts;
-SET search_path = parts;
-
-CREATE PROCEDURE wait_for(domain text, VARIADIC key text[]) LANGUAGE plpgsql AS $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE (fence.get(domain, VARIADIC key)).status IN ('unarmed', 'unavailable') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'domain % is not served: %', domain, (SELECT s FROM fence.state s);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+\set schema parts
+\i test/lib/regress.sql
 
 -- range, with a partition whose columns stand in another order, and hash below a range
 CREATE TABLE m (day date, city int, peak int, version int NOT NULL DEFAULT 0, PRIMARY KEY (city, day)) PARTITION BY RANGE (day);

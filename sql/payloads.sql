@@ -1,26 +1,12 @@
 --
 -- What the value of a row is made of: no code of a user runs for it, and nothing beside the row changes it unnoticed.
 --
+\set schema payloads
+\i test/lib/regress.sql
 SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
 DROP ROLE IF EXISTS regress_fence_author;
 RESET client_min_messages;
-CREATE SCHEMA payloads;
-SET search_path = payloads;
 SET timezone = 'UTC';
-
--- Attached now, announced to Redis a moment later.
-CREATE PROCEDURE wait_for(domain text, VARIADIC key text[]) LANGUAGE plpgsql AS $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE (fence.get(domain, VARIADIC key)).status IN ('unarmed', 'unavailable') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'domain % is not served: %', domain, (SELECT s FROM fence.state s);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
 
 --
 -- A role makes types, casts of them to json and a table. A superuser reads and writes it.

@@ -1,24 +1,8 @@
 --
 -- Who may do what: an ordinary role writes and reads its tables, and has no other way to what readers trust.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA privileges;
-SET search_path = privileges;
-
--- Attached now, announced to Redis a moment later.
-CREATE PROCEDURE wait_for(domain text, VARIADIC key text[]) LANGUAGE plpgsql AS $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE (fence.get(domain, VARIADIC key)).status IN ('unarmed', 'unavailable') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'domain % is not served: %', domain, (SELECT s FROM fence.state s);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+\set schema privileges
+\i test/lib/regress.sql
 
 SET client_min_messages = warning;
 DROP ROLE IF EXISTS regress_fence_owner, regress_fence_writer, regress_fence_reader, regress_fence_stranger;

@@ -1,25 +1,8 @@
 --
 -- Reading: get first; a miss is read from PostgreSQL and put with what get gave; everything else is only read.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA reading;
-SET search_path = reading;
-
--- Attached now, announced to Redis a moment later.
-CREATE PROCEDURE wait_for(domain text, VARIADIC key text[]) LANGUAGE plpgsql AS $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE (fence.get(domain, VARIADIC key)).status IN ('unarmed', 'unavailable') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'domain % is not served: %', domain, (SELECT s FROM fence.state s);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
-
+\set schema reading
+\i test/lib/regress.sql
 
 -- What get says, without what differs from run to run.
 CREATE FUNCTION look(domain text, VARIADIC key text[])
@@ -147,16 +130,7 @@ SELECT left(v, 20) AS payload, fence.put('reading.note', :'permit', 0, v, NULL, 
 
 -- a time to live
 SELECT fence.put('reading.note', :'permit', 0, 'brief', '1 ms', '9');
-DO $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '30 s';
-BEGIN
-	WHILE (fence.get('reading.note', '9')).status = 'hit' LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'the value did not expire';
-		END IF;
-	END LOOP;
-END $$;
+CALL wait_until($$(fence.get('reading.note', '9')).status <> 'hit'$$);
 SELECT fence_version, relation FROM fence.status('reading.note', '9');
 SELECT fence.put('reading.note', :'permit', 0, 'long', '1 month 2 days 03:04:05', '9');
 SELECT * FROM look('reading.note', '9');

@@ -1,24 +1,8 @@
 --
 -- When a changed row stops being served: with the change, or with the commit (reserve => 'commit', pgcache_fence.reserve).
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA reserve;
-SET search_path = reserve;
-
--- Attached now, announced to Redis a moment later.
-CREATE PROCEDURE wait_for(domain text, VARIADIC key text[]) LANGUAGE plpgsql AS $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE (fence.get(domain, VARIADIC key)).status IN ('unarmed', 'unavailable') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'domain % is not served: %', domain, (SELECT s FROM fence.state s);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+\set schema reserve
+\i test/lib/regress.sql
 
 CREATE TABLE late (id int PRIMARY KEY, v text, version bigint NOT NULL DEFAULT 0);
 CREATE TABLE usual (LIKE late INCLUDING ALL);

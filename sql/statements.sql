@@ -2,24 +2,8 @@
 -- Every kind of statement: the version that Redis reserved is the version that is stored, and no copy that was cached
 -- before is served after.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA statements;
-SET search_path = statements;
-
--- Attached now, announced to Redis a moment later.
-CREATE PROCEDURE wait_for(domain text, VARIADIC key text[]) LANGUAGE plpgsql AS $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE (fence.get(domain, VARIADIC key)).status IN ('unarmed', 'unavailable') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'domain % is not served: %', domain, (SELECT s FROM fence.state s);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+\set schema statements
+\i test/lib/regress.sql
 
 -- The row of a key as JSON, read past the extension.
 CREATE FUNCTION row_of(domain text, key text[]) RETURNS jsonb LANGUAGE plpgsql AS $$

@@ -1,11 +1,8 @@
 --
 -- Tombstones: they are written many at a time, and what is looked up once is not looked up again. Nothing of that is seen.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA tombstones;
-SET search_path = tombstones;
+\set schema tombstones
+\i test/lib/regress.sql
 
 CREATE TABLE item (id int PRIMARY KEY, v text, version bigint NOT NULL DEFAULT 0);
 CREATE TABLE other (LIKE item INCLUDING ALL);

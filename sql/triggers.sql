@@ -1,24 +1,8 @@
 --
 -- Other triggers on a fenced table, and what fires no row trigger.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA triggers;
-SET search_path = triggers;
-
--- Attached now, announced to Redis a moment later.
-CREATE PROCEDURE wait_for(domain text, VARIADIC key text[]) LANGUAGE plpgsql AS $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE (fence.get(domain, VARIADIC key)).status IN ('unarmed', 'unavailable') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'domain % is not served: %', domain, (SELECT s FROM fence.state s);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+\set schema triggers
+\i test/lib/regress.sql
 
 CREATE TABLE item (id int PRIMARY KEY, v text, version bigint NOT NULL DEFAULT 0, twice bigint GENERATED ALWAYS AS (version * 2) STORED);
 
@@ -438,7 +422,7 @@ SELECT attempt(statement) FROM (VALUES
 	('CREATE TRIGGER mine AFTER UPDATE ON item FOR EACH ROW EXECUTE FUNCTION fence.after_row()'),
 	('CREATE TRIGGER zzz_pgcache_fence_x AFTER UPDATE ON item FOR EACH ROW EXECUTE FUNCTION fence.after_row()'),
 	('CREATE CONSTRAINT TRIGGER zzz_pgcache_fence_x AFTER UPDATE ON item FOR EACH ROW EXECUTE FUNCTION fence.after_row()'),
-	('CREATE TRIGGER zzz_pgcache_fence_after AFTER INSERT OR UPDATE OR DELETE ON hand FOR EACH ROW EXECUTE FUNCTION fence.after_row()'),
+	('CREATE TRIGGER zzz_pgcache_fence_before BEFORE INSERT OR UPDATE OR DELETE ON hand FOR EACH ROW EXECUTE FUNCTION fence.before_row()'),
 	('CREATE TRIGGER zzz_pgcache_fence_x BEFORE UPDATE ON item FOR EACH ROW WHEN (false) EXECUTE FUNCTION nothing()'),
 	('DROP TRIGGER zzz_pgcache_fence_x ON item'),
 	('CREATE RULE elsewhere AS ON UPDATE TO item DO INSTEAD NOTHING'),

@@ -1,12 +1,9 @@
 --
 -- Tables without a version column: version => NULL.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
+\set schema versionless
+\i test/lib/regress.sql
 SELECT fence.wait_open('90 s');
-CREATE SCHEMA versionless;
-SET search_path = versionless;
 
 -- the table stays as its application knows it
 CREATE TABLE account (id int PRIMARY KEY, owner text);

@@ -1,24 +1,8 @@
 --
 -- Versions: applications that raise them too, as ORMs with optimistic locking do; where they end; how they begin anew.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA versions;
-SET search_path = versions;
-
--- Attached now, announced to Redis a moment later.
-CREATE PROCEDURE wait_for(domain text, VARIADIC key text[]) LANGUAGE plpgsql AS $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE (fence.get(domain, VARIADIC key)).status IN ('unarmed', 'unavailable') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'domain % is not served: %', domain, (SELECT s FROM fence.state s);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+\set schema versions
+\i test/lib/regress.sql
 
 CREATE TABLE doc (id int PRIMARY KEY, body text, lock_version int NOT NULL DEFAULT 0);
 INSERT INTO doc SELECT i, 'doc ' || i FROM generate_series(1, 4) i;

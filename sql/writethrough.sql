@@ -1,24 +1,8 @@
 --
 -- Write-through (cache => 'row'): a row that is written stays a hit, with exactly what a reader would have stored.
 --
-SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS pgcache_fence;
-RESET client_min_messages;
-CREATE SCHEMA wt;
-SET search_path = wt;
-
--- Attached now, announced to Redis a moment later.
-CREATE PROCEDURE wait_for(domain text, VARIADIC key text[]) LANGUAGE plpgsql AS $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE (fence.get(domain, VARIADIC key)).status IN ('unarmed', 'unavailable') LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'domain % is not served: %', domain, (SELECT s FROM fence.state s);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+\set schema wt
+\i test/lib/regress.sql
 
 CREATE TABLE item (
 	id int PRIMARY KEY, name text, at timestamptz, doubled int GENERATED ALWAYS AS (id * 2) STORED, more jsonb,

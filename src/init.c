@@ -1,15 +1,19 @@
 /*
  * init.c
- *	  Loading the library: settings, shared memory, hooks, workers. Nothing else is decided here.
+ *	  Loading the library.
+ *
+ * Owns: the order in which the parts of the extension install their settings, shared memory, hooks and workers.
+ * Never: does anything else; each part decides for itself what it installs.
  */
 #include "postgres.h"
 
 #include "fmgr.h"
 #include "miscadmin.h"
 
+#include "attach/hooks.h"
 #include "base/compat.h"
 #include "base/settings.h"
-#include "base/shared.h"
+#include "base/shmem.h"
 #include "base/stamp.h"
 #include "domain/domain.h"
 #include "keeper/worker.h"
@@ -23,17 +27,17 @@ void		_PG_init(void);
 void
 _PG_init(void)
 {
-	/* Loaded by a function call: shared_require tells the user, there is nothing to work with. */
+	/* A function call has loaded the library, so there is no shared memory. shared_require tells that to the user. */
 	if (!process_shared_preload_libraries_in_progress)
 		return;
 	settings_define();
-	shared_install();
+	shmem_install();
 	domain_init();
-	attach_install_hooks();
+	hooks_install();
 	stamp_install();
 	capture_install();
 	transaction_install();
-	/* pg_upgrade runs both clusters for a moment: neither may arm anything */
+	/* pg_upgrade runs the old and the new cluster for a moment. Neither may arm a Redis process. */
 	if (!IsBinaryUpgrade)
 		worker_install();
 }

@@ -2,9 +2,14 @@
  * transaction.c
  *	  The fence's part in the life of a transaction: PRE_COMMIT, COMMIT, ABORT, PREPARE, savepoints.
  *
- * Owns: rules 4 and 5 of the write path (doc/protocol.md): nothing is committed that readers could not know of.
- * PRE_COMMIT may wait and raise, is interruptible, and has its own deadline (statement_timeout does not reach it).
- * COMMIT and ABORT neither wait nor raise nor palloc: what they send was prepared, or is formatted with malloc.
+ * Owns: the conditions under which a transaction may commit (doc/protocol.md, "Writing"). Either every row that it
+ * has changed is reserved under the present word, or no Redis process may vouch for the old values any more.
+ *
+ * PRE_COMMIT may wait and raise errors. It is interruptible, and has a deadline of its own, because statement_timeout
+ * is not active then.
+ * Never: COMMIT and ABORT neither wait nor raise nor palloc. PRE_COMMIT has prepared what they send, or they format
+ * it in memory from malloc.
+ * Locks: fence_shared->lock, for copies only, and never in COMMIT or ABORT.
  */
 #include "postgres.h"
 
@@ -14,10 +19,12 @@
 #include "tcop/utility.h"
 
 #include "attach/follow.h"
+#include "attach/hooks.h"
 #include "base/metrics.h"
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/test_hooks.h"
+#include "base/word.h"
 #include "domain/domain.h"
 #include "domain/tombstone.h"
 #include "effects/effects.h"
@@ -27,19 +34,19 @@
 #include "write/detached.h"
 #include "write/publish.h"
 
-#define POLL_FIRST_US	1000	/* how often a waiting writer looks at the word: at first, and at most */
-#define POLL_MOST_US	20000
-#define MAX_FAILURES	2		/* failed attempts under one word, or */
-#define MAX_TIMEOUTS	2		/* so many timeouts of reserving in all, before this backend closes the fences */
+#define POLL_FIRST_US	1000	/* first pause of a waiting writer between two looks at the word; it doubles each time, */
+#define MAX_POLL_US	20000		/* up to this */
+#define MAX_FAILURES	2		/* this backend closes the fences after so many failed attempts under one word, */
+#define MAX_TIMEOUTS	2		/* or after an attempt that fails when so many timeouts have passed in all */
 
 static ProcessUtility_hook_type previous_utility = NULL;
 
-/* A wait with a growing pause between looks, bounded by the deadline of the whole commit */
+/* The state of a commit that waits. The pauses between its looks at the word grow; raise_if_late ends the wait. */
 typedef struct CommitWait
 {
 	int64		started;
 	int64		pause;
-	bool		asked_to_look;	/* the keeper, whether this database has the extension */
+	bool		asked_to_look;	/* it has asked the keeper to look whether this database has the extension */
 } CommitWait;
 
 /* Sleeps a moment; serves interrupts. */
@@ -50,7 +57,7 @@ wait_a_moment(CommitWait *wait)
 					 (long) Max(wait->pause / 1000, 1), wait_event_lease());
 	ResetLatch(MyLatch);
 	CHECK_FOR_INTERRUPTS();
-	wait->pause = Min(wait->pause * 2, POLL_MOST_US);
+	wait->pause = Min(wait->pause * 2, MAX_POLL_US);
 }
 
 /* The reason why fences are not OPEN, for people; palloc'd. */
@@ -65,7 +72,7 @@ current_reason(void)
 	return pstrdup(reason);
 }
 
-/* The time after which a lease that is granted now is surely over, in microseconds. */
+/* The microseconds after which a lease that is granted now is certainly over. */
 static int64
 lease_takes(void)
 {
@@ -73,13 +80,15 @@ lease_takes(void)
 }
 
 /*
- * The deadline of the whole wait. Bypass comes before it: a writer that could not reserve, or that has waited for a whole lease,
- * keeps the fences CLOSED until all leases are over. That may take longer only if longer leases were granted before.
+ * Raises an error after the deadline of the whole wait. With policy bypass, a writer can bypass before that deadline.
+ * For if it could not reserve, or has waited for a whole lease, it makes the keeper leave the fences CLOSED until all
+ * leases are over. The deadline follows lease_bound, because leases that were granted before may be longer than the
+ * present setting.
  */
 static void
 raise_if_late(const CommitWait *wait)
 {
-	int64		margin = lease_takes() + 4 * setting_timeout * INT64CONST(1000);
+	int64		margin = lease_takes() + 4 * setting_timeout_us();
 	int64		bound = (int64) pg_atomic_read_u64(&fence_shared->lease_bound);
 	int64		longest = wait->started + LEASE_MAX_MS * INT64CONST(1000);
 
@@ -111,25 +120,29 @@ policy_is_error(void)
 }
 
 /*
- * OPEN: every applied version acknowledged under this very word, then the marker, then the same word still. True:
- * commit. False: look at the word again.
+ * Tries to commit while the word is OPEN. The order matters. First Redis acknowledges every reservation under this
+ * very word. Then the backend sets its commit flag. Then it checks that the word is still the same. True: the
+ * transaction may commit. False: look at the word again.
  */
 static bool
 commit_open(FenceWord word, int *failures, CommitWait *wait)
 {
-	int64		give_up_at = wait->started + MAX_TIMEOUTS * setting_timeout * INT64CONST(1000);
+	int64		give_up_at = wait->started + MAX_TIMEOUTS * setting_timeout_us();
 
 	if (coordinator_reserve_all(word, give_up_at))
 	{
 		fence_test_point("before-marker");
-		fence_marker_set(WORD_EPOCH(word));
+		fence_commit_flag_set(WORD_EPOCH(word));
 		if (fence_word() == word)
 			return true;
-		fence_marker_clear();
+		fence_commit_flag_clear();
 		return false;
 	}
 
-	/* Let the keeper look; if it finds nothing wrong while this backend fails again, the fences close for all. */
+	/*
+	 * Wake the keeper, which may find the fault. If it does not, and this backend fails again, this backend closes
+	 * the fences.
+	 */
 	fence_wake_keeper_process();
 	if (fence_word() == word && (++*failures >= MAX_FAILURES || fence_clock() > give_up_at))
 	{
@@ -156,8 +169,9 @@ count_bypass(void)
 }
 
 /*
- * Whether fences may be CLOSED because the keeper has not found this database yet: it was cloned from one that has the extension, and
- * nothing tells of that. Then it looks at once, and a writer with policy error waits for two timeouts at most.
+ * Whether fences may be CLOSED only because the keeper does not know this database yet. That happens if the database
+ * was cloned from one that has the extension, because nothing reports that to the keeper. This wakes the keeper to
+ * look at once, and a writer with policy error waits two timeouts for it, at most.
  */
 static bool
 keeper_is_to_look(CommitWait *wait)
@@ -168,12 +182,14 @@ keeper_is_to_look(CommitWait *wait)
 		pg_atomic_fetch_add_u32(&fence_shared->catalog_serial, 1);
 		fence_wake_keeper_process();
 	}
-	return wait->asked_to_look && fence_clock() < wait->started + MAX_TIMEOUTS * setting_timeout * INT64CONST(1000);
+	return wait->asked_to_look && fence_clock() < wait->started + MAX_TIMEOUTS * setting_timeout_us();
 }
 
 /*
- * CLOSED: raise, or wait until nobody in Redis may vouch for the old values, then commit without reservations if
- * nothing changed meanwhile (the same word: CLOSED, OPEN, CLOSED again is another [c4]).
+ * Tries to commit while the word is CLOSED. With policy error this raises an error. With policy bypass it waits until
+ * no Redis process may vouch for the old values. Then the transaction commits without reservations, if the word is
+ * still exactly the same. (After CLOSED, OPEN, CLOSED the word is a different one [c4].) True: the transaction may
+ * commit. False: look at the word again.
  */
 static bool
 commit_closed(FenceWord word, CommitWait *wait)
@@ -193,19 +209,19 @@ commit_closed(FenceWord word, CommitWait *wait)
 	fence_lease_bound_or_longest();
 	if (!fence_lease_bound_passed())
 	{
-		/* each opening moves the bound: fences that open and close in turn must not hold a writer for ever */
+		/* Each opening raises the bound. Fences that open and close in turn must not keep a writer waiting for ever. */
 		if (fence_clock() > wait->started + lease_takes())
 			pg_atomic_write_u32(&fence_shared->writer_gave_up, 1);
 		wait_a_moment(wait);
 		return false;
 	}
 	fence_test_point("before-bypass");
-	fence_marker_set(MARKER_BYPASS);
+	fence_commit_flag_set(COMMIT_FLAG_BYPASS);
 	pg_atomic_write_u32(&fence_shared->bypassed, 1);
 	pg_memory_barrier();
 	if (fence_word() != word || !fence_lease_bound_passed())
 	{
-		fence_marker_clear();
+		fence_commit_flag_clear();
 		return false;
 	}
 	count_bypass();
@@ -217,7 +233,7 @@ commit_closed(FenceWord word, CommitWait *wait)
 	return true;
 }
 
-/* Returns when the transaction may commit, with its marker set. */
+/* Returns when the transaction may commit, with its commit flag set. */
 static void
 wait_until_ready(void)
 {
@@ -255,7 +271,10 @@ wait_until_ready(void)
 static void
 reserve_all(void)
 {
-	/* nothing stored (suppressed, or rolled back): what was sent is only to be aborted */
+	/*
+	 * If no version was stored (a trigger suppressed it, or a savepoint rolled it back), reservations only need to be
+	 * aborted.
+	 */
 	if (anything_applied())
 		wait_until_ready();
 	coordinator_prepare_commit();
@@ -270,8 +289,9 @@ before_commit(void)
 }
 
 /*
- * PREPARE keeps the reservations pending: COMMIT PREPARED may come from any session, or after a restart, and then the
- * patrol settles them by the transaction's fate. What ends an attachment cannot wait like that.
+ * PREPARE TRANSACTION leaves the reservations pending. COMMIT PREPARED may come from any session, or after a restart,
+ * and then the patrol settles the reservations by the transaction's fate. A transaction that ends an attachment, or
+ * that has explicit reservations, cannot be prepared.
  */
 static void
 before_prepare(void)
@@ -297,7 +317,7 @@ after_commit(void)
 	fence_test_point("before-commit-message");
 	coordinator_commit();
 	fence_test_point("after-commit-message");
-	fence_marker_clear();
+	fence_commit_flag_clear();
 	if (ledger_catalog_has_changed())
 	{
 		pg_atomic_fetch_add_u32(&fence_shared->catalog_serial, 1);
@@ -313,7 +333,7 @@ transaction_callback(XactEvent event, void *arg)
 	{
 		case XACT_EVENT_PRE_COMMIT:
 			tombstone_write_all();
-			attach_before_commit();
+			hooks_before_commit();
 			if (!effects_is_empty())
 				effects_before_end();
 			if (!ledger_is_empty())
@@ -324,7 +344,7 @@ transaction_callback(XactEvent event, void *arg)
 			break;
 		case XACT_EVENT_PRE_PREPARE:
 			tombstone_write_all();
-			attach_before_commit();
+			hooks_before_commit();
 			if (!effects_is_empty())
 				effects_before_end();
 			if (!ledger_is_empty())
@@ -335,7 +355,7 @@ transaction_callback(XactEvent event, void *arg)
 			if (!ledger_is_empty())
 			{
 				coordinator_forget();
-				fence_marker_clear();
+				fence_commit_flag_clear();
 			}
 			break;
 		case XACT_EVENT_COMMIT:
@@ -352,7 +372,7 @@ transaction_callback(XactEvent event, void *arg)
 		case XACT_EVENT_ABORT:
 			if (!ledger_is_empty())
 			{
-				fence_marker_clear();
+				fence_commit_flag_clear();
 				fence_test_point("abort");
 				coordinator_abort();
 			}
@@ -373,7 +393,7 @@ transaction_callback(XactEvent event, void *arg)
 		tombstone_at_transaction_end();
 		effects_forget();
 		domain_at_transaction_end();
-		attach_at_transaction_end();
+		hooks_at_transaction_end();
 		detached_at_transaction_end();
 	}
 }
@@ -402,7 +422,11 @@ subtransaction_callback(SubXactEvent event, SubTransactionId id, SubTransactionI
 	}
 }
 
-/* The end of a prepared transaction is nobody's callback: the patrol is told to look at once. */
+/*
+ * When a prepared transaction ends, PostgreSQL calls no callback that knows its reservations. So this wakes
+ * the patrol after COMMIT PREPARED and ROLLBACK PREPARED. It also calls the hooks of attach/ before and after each
+ * utility statement.
+ */
 static void
 process_utility(PlannedStmt *statement, const char *query, bool read_only, ProcessUtilityContext context,
 				ParamListInfo params, QueryEnvironment *environment, DestReceiver *dest, QueryCompletion *completion)
@@ -412,7 +436,7 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only, Proce
 		(stmt->kind == TRANS_STMT_COMMIT_PREPARED || stmt->kind == TRANS_STMT_ROLLBACK_PREPARED);
 	List	   *followed;
 
-	attach_check_utility(statement->utilityStmt);
+	hooks_check_utility(statement->utilityStmt);
 	followed = follow_begin(statement->utilityStmt);
 	if (previous_utility)
 		previous_utility(statement, query, read_only, context, params, environment, dest, completion);

@@ -1,12 +1,44 @@
-# common.sh - what run.sh and demo.sh share: packages, a private working copy, private servers.
+# common.sh - what the scripts of the tests share: packages, a private working copy, private servers.
 #
 # Sourced by scripts that set $top, the project's directory. A script runs twice: first as whoever called it (outside:
 # installs packages, copies the project), then as an unprivileged user in that copy (inside: builds, starts servers,
 # works), in a process namespace of its own where that is possible. Everything it makes is below one temporary
 # directory, $base, everything it starts is in one session; both are gone when it ends, however it ends.
 
+# Inside the first arguments are --inside BASE. They are taken away here; outside base is empty.
+base=
+case ${1:-} in
+--inside) base=$2; shift 2 ;;
+esac
+
 say() { printf '%s\n' "$*"; }
 die() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit 2; }
+
+# fits NAME PATTERNS: whether the name is one of these, which may be shell patterns. Without any, every name fits.
+fits() {
+	[ -n "$2" ] || return 0
+	set -f
+	for pattern in $2; do
+		# shellcheck disable=SC2254
+		case $1 in $pattern) set +f; return 0 ;; esac
+	done
+	set +f
+	return 1
+}
+
+# names_of PATTERNS SUFFIX FILE...: the names of these files that fit, without the suffix. A pattern may also name the file's
+# folder: 'bulk*', 'write/*'.
+names_of() {
+	wanted=$1
+	suffix=$2
+	shift 2
+	for file; do
+		[ -e "$file" ] || continue
+		name=$(basename "$file" "$suffix")
+		folder=$(basename "$(dirname "$file")")
+		if fits "$name" "$wanted" || fits "$folder/$name" "$wanted"; then printf '%s ' "$name"; fi
+	done
+}
 
 # tell_newest DIRECTORY: what the log there that was written last says, and how many tests in it are done.
 tell_newest() {
@@ -53,12 +85,20 @@ installed() {
 
 available() { apt-cache show --no-all-versions "$1" 2>/dev/null | grep -q '^Package:'; }
 
+# What building the extension needs.
+extension_packages='make gcc libc6-dev libhiredis-dev pkgconf|pkg-config'
+
 # What the history checker needs (run.sh, history.sh).
-history_packages='make gcc libc6-dev libhiredis-dev libpq-dev pkgconf|pkg-config python3 python3-psycopg2 python3-redis'
+history_packages='make gcc libc6-dev libhiredis-dev libpq-dev pkgconf|pkg-config python3 python3-psycopg2 python3-redis
+	python3-psycopg python3-asyncpg'
 
 # What run.sh needs (run.sh, and matrix.sh for its chroots).
 test_packages="$history_packages g++ lua5.1 lua-check libipc-run-perl sysbench libssl-dev openssl \
 	shellcheck pyflakes3 python3-editorconfig prometheus prometheus-postgres-exporter"
+
+# What the tests of clients/python need (run.sh).
+python_packages='python3-pytest python3-asyncpg python3-psycopg python3-prometheus-client python3-sqlalchemy python3-django python3-pip
+	python3-setuptools python3-wheel mypy'
 
 # The newest major version of PostgreSQL whose server and headers are both here; empty if there is none.
 postgres_here() {
@@ -111,11 +151,12 @@ node_packages() {
 	command -v npm >/dev/null || echo npm
 }
 
-# What the clients need from npm, into $outside/modules. As whoever called the script: with the settings of npm that are his.
+# install_modules DIRECTORY NAME: what that directory's package.json needs from npm, into $outside/NAME. As whoever called the
+# script: with the settings of npm that are his.
 install_modules() {
-	mkdir "$outside/modules"
-	cp "$top/test/clients/package.json" "$top/test/clients/package-lock.json" "$outside/modules"
-	(cd "$outside/modules" && npm ci --ignore-scripts --no-audit --no-fund) >"$outside/npm.log" 2>&1 </dev/null ||
+	mkdir "$outside/$2"
+	cp "$top/$1/package.json" "$top/$1/package-lock.json" "$outside/$2"
+	(cd "$outside/$2" && npm ci --ignore-scripts --no-audit --no-fund) >"$outside/npm.log" 2>&1 </dev/null ||
 		{ tail -n 20 "$outside/npm.log" >&2; return 1; }
 }
 
@@ -183,6 +224,22 @@ stop_inside() {
 	inside=
 }
 
+# go_inside PACKAGES SCRIPT ARG...: for scripts that need nothing outside but these packages. Inside it returns after begin_inside;
+# outside it installs the packages, runs the script inside with these arguments, and ends.
+go_inside() {
+	if [ -n "$base" ]; then
+		begin_inside "$base"
+		return
+	fi
+	needed=$1
+	shift
+	begin_outside
+	# shellcheck disable=SC2086
+	install_packages $needed
+	run_inside "$@"
+	exit $?
+}
+
 # A process namespace of its own, where process 1 is a shell that waits: it reaps the children of a killed postmaster at
 # once, and nothing outlives it. It keeps its privileges, because a process that changes its user would not be killed
 # with unshare any more. (Not --mount-proc: that fails in a chroot that is no mount point.)
@@ -197,7 +254,7 @@ run_inside() {
 	shift
 	mkdir "$outside/tree" "$outside/tmp"
 	tar -C "$top" --exclude=./.git --exclude=fence_lua.h --exclude='*.o' --exclude='*.so' --exclude='*.bc' --exclude=./results \
-		--exclude=./output_iso --exclude=./tmp_check --exclude='./regression.*' -cf - . | tar -C "$outside/tree" -xf - || exit 2
+		--exclude=./output_iso --exclude=./tmp_check --exclude='./regression.*' --exclude=node_modules -cf - . | tar -C "$outside/tree" -xf - || exit 2
 
 	set -- sh "$outside/tree/test/$script" --inside "$outside" "$@"
 	if [ "$(id -u)" -eq 0 ]; then
@@ -287,6 +344,20 @@ wait_until() {
 		[ $tries -gt 0 ] || return 1
 		sleep 0.05
 	done
+}
+
+# build_unit FILE SOURCE... [OPTION...]: makes the program $unit of test/unit/FILE.c, these files of src/ and PostgreSQL's library of
+# portable functions, under the sanitizers. Needs no server; the program is gone when the script ends.
+build_unit() {
+	source=$top/test/unit/$1.c
+	shift
+	work=$(mktemp -d) || exit 2
+	trap 'rm -rf "$work"' EXIT
+	unit=$work/program
+	config=${PG_CONFIG:-pg_config}
+	(cd "$top/src" && "${CC:-cc}" -O1 -g -Wall -Wextra -Werror -fsanitize=address,undefined -fno-sanitize-recover=all \
+		-I . -isystem "$("$config" --includedir-server)" "$source" "$@" -L "$("$config" --pkglibdir)" -L "$("$config" --libdir)" \
+		-lpgport -o "$unit")
 }
 
 # start_redis: on the socket $base/redis.sock and on some port of the loopback. Sets redis_pid, REDIS_PORT, REDIS_SOCKET.

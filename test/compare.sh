@@ -18,20 +18,10 @@ usage() {
 	TEXT
 }
 
-base=
 case ${1:-} in
---inside) base=$2; shift 2 ;;
 --help | -h) usage; exit 0 ;;
 esac
 
-if [ -z "$base" ]; then
-	begin_outside
-	# shellcheck disable=SC2086
-	install_packages $history_packages
-	run_inside compare.sh "$@"
-	exit $?
-fi
-
-begin_inside "$base"
+go_inside "$history_packages" compare.sh "$@"
 build || exit 1
 FENCE_PLACE=$base/place.conf PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3 test/compare/compare.py --directory "$base/compare" "$@"

@@ -24,15 +24,11 @@ usage() {
 	TEXT
 }
 
-base=
 quick=
 source_dir=
 keep=
 
 parse_arguments() {
-	case ${1:-} in
-	--inside) base=$2; shift 2 ;;
-	esac
 	while [ $# -gt 0 ]; do
 		case $1 in
 		--quick) quick=1 ;;
@@ -68,7 +64,8 @@ take_suite() {
 parse_arguments "$@"
 if [ -z "$base" ]; then
 	begin_outside
-	install_packages make gcc libc6-dev libhiredis-dev 'pkgconf|pkg-config' dpkg-dev
+	# shellcheck disable=SC2086
+	install_packages $extension_packages dpkg-dev
 	take_suite
 	run_inside core.sh ${quick:+--quick}
 	status=$?

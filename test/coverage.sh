@@ -15,22 +15,18 @@ usage() {
 	cat <<-TEXT
 	usage: sh test/coverage.sh [--lines] [--keep DIR] [NAME...]
 
-	  NAME         TAP files to run; shell patterns are allowed ('0*'). Default: $default_names
+	  NAME         TAP files to run; shell patterns are allowed ('bulk*', 'write/*'). Default: $default_names
 	  --lines      after the table, the numbers of the lines that were not reached
 	  --keep DIR   make this directory and leave there an HTML page for each file
 	TEXT
 }
 
-default_names='010_transactions 011_redis_gone 012_patrol 013_setup 015_bulk 016_courier 020_two_phase 031_sentinel'
-base=
+default_names='transactions redis_gone patrol setup bulk* courier two_phase sentinel'
 lines=
 keep=
 names=
 
 parse_arguments() {
-	case ${1:-} in
-	--inside) base=$2; shift 2 ;;
-	esac
 	while [ $# -gt 0 ]; do
 		case $1 in
 		--lines) lines=1 ;;
@@ -72,15 +68,6 @@ check() {
 	fi
 }
 
-tap_files() {
-	set -f
-	for name in ${names:-$default_names}; do
-		set +f
-		for file in test/t/$name.pl; do [ ! -e "$file" ] || printf '%s ' "$file"; done
-	done
-	set +f
-}
-
 begin_inside "$base"
 build 'PG_CFLAGS=-O0 --coverage' PG_LDFLAGS=--coverage || exit 1
 
@@ -92,8 +79,8 @@ stop_redis
 
 PERL5OPT="-I$base/tree/test/lib -MFenceTest::StopFast" TEMP_CONFIG=$base/place.conf
 export PERL5OPT TEMP_CONFIG
-for file in $(tap_files); do
-	check "$file" make -s installcheck REGRESS= ISOLATION= "PROVE_TESTS=$file"
+for name in $(names_of "${names:-$default_names}" .pl test/t/*/*.pl); do
+	check "$name" make -s installcheck REGRESS= ISOLATION= "PROVE_TESTS=test/t/*/$name.pl"
 done
 unset PERL5OPT
 

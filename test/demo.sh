@@ -19,14 +19,10 @@ usage() {
 	TEXT
 }
 
-base=
 seconds=60
 sabotage=
 
 parse_arguments() {
-	case ${1:-} in
-	--inside) base=$2; shift 2 ;;
-	esac
 	while [ $# -gt 0 ]; do
 		case $1 in
 		--seconds)
@@ -45,17 +41,11 @@ parse_arguments() {
 }
 
 parse_arguments "$@"
-if [ -z "$base" ]; then
-	begin_outside
-	install_packages make gcc libc6-dev libhiredis-dev 'pkgconf|pkg-config' python3 python3-psycopg2 python3-redis
-	run_inside demo.sh "$@"
-	exit $?
-fi
+go_inside "$extension_packages python3 python3-psycopg2 python3-redis" demo.sh "$@"
 
 sql() { "$bindir/psql" -X -v ON_ERROR_STOP=1 "$@"; }
 opened() { [ "$(sql -At -c "SELECT state FROM fence.state")" = OPEN ]; }
 
-begin_inside "$base"
 export PGDATABASE=demo
 
 say 'building ...'

@@ -17,25 +17,13 @@ usage() {
 	TEXT
 }
 
-base=
-case ${1:-} in
---inside) base=$2; shift 2 ;;
-esac
 case ${1:-} in
 run | table | soak | ci) ;;
 --help | -h) usage; exit 0 ;;
 *) usage >&2; exit 2 ;;
 esac
 
-if [ -z "$base" ]; then
-	begin_outside
-	# shellcheck disable=SC2086
-	install_packages $history_packages
-	run_inside history.sh "$@"
-	exit $?
-fi
-
-begin_inside "$base"
+go_inside "$history_packages" history.sh "$@"
 program=$1
 shift
 say 'building ...'

@@ -26,10 +26,6 @@ usage() {
 	TEXT
 }
 
-base=
-case ${1:-} in
---inside) base=$2; shift 2 ;;
-esac
 case ${1:-} in
 leaks | assert | sanitizers | valgrind | all | build) ;;
 --help | -h) usage; exit 0 ;;
@@ -143,7 +139,7 @@ run_leaks() {
 	begin_inside "$base"
 	build || exit 1
 	FENCE_TRANSACTIONS=${FENCE_TRANSACTIONS:-1000000} FENCE_RECONNECTS=${FENCE_RECONNECTS:-20000} TEMP_CONFIG=$base/place.conf \
-		make -s installcheck REGRESS= ISOLATION= PROVE_TESTS=test/t/040_memory.pl PROVE_FLAGS='-v --nocolor' >"$base/leaks.log" 2>&1
+		make -s installcheck REGRESS= ISOLATION= PROVE_TESTS=test/t/operate/memory.pl PROVE_FLAGS='-v --nocolor' >"$base/leaks.log" 2>&1
 	status=$?
 	grep -vE '^(\+\+\+|make)' "$base/leaks.log"
 	bad=$(grep -c '^not ok [0-9]' "$base/leaks.log")
@@ -177,7 +173,7 @@ run_sanitizers() {
 		run_tests "$@"
 	else
 		run_tests --only unit --only regress --only isolation
-		run_tests --only tap '010*' '015*' '016*' '020*' '033*'
+		run_tests --only tap transactions 'bulk*' courier two_phase hostile_server
 	fi
 	unset COPT
 	check 'reports of the sanitizers' "$(find "$base/reports" -type f | wc -l)" "$base"/reports/*

@@ -5,8 +5,8 @@
 # The last line says "N passed, N failed". Counted are: the build and the lint (one each, if they fail), what the unit
 # tests count, each test of pg_regress and pg_isolation_regress, a crash of the server that these two share, each
 # assertion of the TAP tests and each TAP file that ends badly, each watch of the fuzzer, each world of the comparison, each run
-# of the history checker, each configuration and mutation of the model, each test of the clients, the demo with and without
-# sabotage, and the same of what runs on another PostgreSQL and Redis (test/matrix.sh).
+# of the history checker, each configuration and mutation of the model, each test of the clients and of the Python and Node.js libraries, the demo with
+# and without sabotage, and the same of what runs on another PostgreSQL and Redis (test/matrix.sh).
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"
@@ -17,8 +17,9 @@ usage() {
 
 	  --all          also what takes long: every fault, the long configurations of the model, longer runs; before a release
 	  --seed N       what is drawn at random is drawn from it; default: drawn, and printed
-	  --only LEVEL   unit, regress, isolation, tap, fuzz, compare, history, model, clients, demo or matrix; may be repeated
-	  NAME           only the tests of that name; shell patterns are allowed ('key*')
+	  --only LEVEL   unit, regress, isolation, tap, fuzz, compare, history, model, clients, python, node, demo or matrix; may be repeated
+	  NAME           only the tests of that name; shell patterns are allowed ('key*'), and the file's folder may stand before
+	                 it ('write/*' are the TAP tests in test/t/write)
 
 	  PROVE_JOBS     TAP files that run at the same time (4; they mostly wait)
 	  FENCE_CAPTURE  auto or triggers: all servers have this pgcache_fence.capture. Without it they have auto, and regress and
@@ -26,16 +27,12 @@ usage() {
 	TEXT
 }
 
-base=
 all=
 seed=
 levels=
 patterns=
 
 parse_arguments() {
-	case ${1:-} in
-	--inside) base=$2; shift 2 ;;
-	esac
 	while [ $# -gt 0 ]; do
 		case $1 in
 		--all) all=--all ;;
@@ -46,7 +43,7 @@ parse_arguments() {
 			;;
 		--only)
 			case ${2:-} in
-			unit | regress | isolation | tap | fuzz | compare | history | model | clients | demo | matrix) levels="$levels $2" ;;
+			unit | regress | isolation | tap | fuzz | compare | history | model | clients | python | node | demo | matrix) levels="$levels $2" ;;
 			*) usage >&2; exit 2 ;;
 			esac
 			shift
@@ -62,7 +59,7 @@ parse_arguments() {
 started=$(date +%s)
 level() { say "--- $1 (after $((($(date +%s) - started) / 60)) min)"; }
 
-wanted() { case " ${levels:-unit regress isolation tap fuzz compare history model clients demo matrix} " in *" $1 "*) return 0 ;; esac; return 1; }
+wanted() { case " ${levels:-unit regress isolation tap fuzz compare history model clients python node demo matrix} " in *" $1 "*) return 0 ;; esac; return 1; }
 
 # One other combination of versions, in a chroot (outside: an unprivileged user cannot make one). What it counted is left
 # for the sum at the end.
@@ -73,12 +70,7 @@ matrix_seconds=900
 matrix_chosen() {
 	[ -n "$patterns" ] || { echo "$other_versions"; return; }
 	for name in $(sh "$top/test/matrix.sh" --list); do
-		set -f
-		for pattern in $patterns; do
-			# shellcheck disable=SC2254
-			case $name in $pattern) echo "$name"; break ;; esac
-		done
-		set +f
+		if fits "$name" "$patterns"; then echo "$name"; fi
 	done
 }
 
@@ -117,12 +109,16 @@ if [ -z "$base" ]; then
 	pulse tell_newest "$outside"
 	clients=
 	if wanted clients; then clients="chromium|chromium-headless-shell $(node_packages) python3-sqlalchemy python3-django"; fi
+	if wanted python; then clients="$clients $python_packages"; fi
+	if wanted node || wanted history; then clients="$clients $(node_packages)"; fi
 	# shellcheck disable=SC2086
 	install_packages $test_packages $clients
 	stop_pulse
 	if wanted matrix; then run_matrix; fi
 	pulse tell_newest "$outside"
-	if wanted clients; then install_modules; fi		# if it fails, so does the level
+	# if one of these fails, so does the level
+	if wanted clients; then install_modules test/clients modules; fi
+	if wanted node || wanted history; then install_modules clients/node node; fi
 	stop_pulse
 	run_inside run.sh "$@"
 	exit $?
@@ -162,19 +158,19 @@ finish() {
 }
 
 # chosen DIRECTORY SUFFIX: names of the tests there that the arguments ask for.
-chosen() {
-	for file in "$1"/*"$2"; do
-		[ -e "$file" ] || continue
-		name=$(basename "$file" "$2")
-		[ -n "$patterns" ] || { printf '%s ' "$name"; continue; }
-		set -f
-		for pattern in $patterns; do
-			# shellcheck disable=SC2254
-			case $name in $pattern) printf '%s ' "$name"; break ;; esac
-		done
-		set +f
-	done
+chosen() { names_of "$patterns" "$2" "$1"/*"$2"; }
+
+# TAP files that take a minute and more. prove starts files in the order given: if a long one began last, it would run alone.
+long_tap='bulk_faults statements access hostile_server sentinel sysbench bulk bulk_together redis_gone cluster patrol memory
+	real_schema effects'
+
+tap_files() {
+	for name in $long_tap; do echo test/t/*/"$name".pl; done
+	ls test/t/*/*.pl
 }
+
+# shellcheck disable=SC2046
+tap_chosen() { names_of "$patterns" .pl $(tap_files | awk '!seen[$0]++'); }
 
 history_chosen() {
 	for name in $(chosen test/history .py); do
@@ -193,6 +189,12 @@ compare_chosen() {
 clients_chosen() {
 	for name in $(chosen test/clients .py); do
 		case $name in test_*) printf '%s ' "$name" ;; esac
+	done
+}
+
+python_chosen() {
+	for name in $(chosen clients/python/tests .py); do
+		case $name in test_*) printf '%s ' "clients/python/tests/$name.py" ;; esac
 	done
 }
 
@@ -286,7 +288,7 @@ tap_seconds=3000
 run_tap() {
 	level "tap${mode:+, $mode}"
 	files=
-	for name in $1; do files="$files test/t/$name.pl"; done
+	for name in $1; do files="$files $(echo test/t/*/"$name".pl)"; done
 	log=$base/tap${mode:+-$mode}.log
 	{
 		TEMP_CONFIG=$base/place.conf timeout $tap_seconds make -s installcheck REGRESS= ISOLATION= "PROVE_TESTS=$files" \
@@ -313,7 +315,8 @@ run_tap_program() {
 	log=$base/$1.log
 	shift
 	{
-		FENCE_PLACE=$base/place.conf CLIENTS_MODULES=$base/modules/node_modules PYTHONDONTWRITEBYTECODE=1 "$@" 2>&1
+		FENCE_PLACE=$base/place.conf CLIENTS_MODULES=$base/modules/node_modules NODE_PATH=$base/node/node_modules \
+			PYTHONDONTWRITEBYTECODE=1 "$@" 2>&1
 		echo $? >"$log.status"
 	} | tee "$log"
 	good=$(grep -c '^ok ' "$log")
@@ -391,6 +394,30 @@ run_clients() {
 	for name in $1; do run_tap_program "clients-$name" /usr/bin/python3 "test/clients/$name.py"; done
 }
 
+# The Python library, by its own runner: all files at once, because they share servers.
+run_python() {
+	level python
+	log=$base/python.log
+	{
+		# shellcheck disable=SC2086
+		FENCE_PLACE=$base/place.conf PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3 -m pytest -p no:cacheprovider --tb=short -v $1 2>&1
+		echo $? >"$log.status"
+	} | tee "$log"
+	good=$(grep -cE ' PASSED ' "$log")
+	bad=$(grep -cE '^(FAILED|ERROR) ' "$log")
+	[ "$(cat "$log.status")" -eq 0 ] || [ "$bad" -gt 0 ] || bad=1
+	passed=$((passed + good))
+	failed=$((failed + bad))
+}
+
+# The Node.js library, by its own runner.
+run_node() {
+	level node
+	[ ! -e "$base/node/node_modules" ] || ln -s "$base/node/node_modules" clients/node/node_modules
+	# shellcheck disable=SC2086
+	CLIENTS_NODE=$base/tree/clients/node run_tap_program node /usr/bin/python3 test/clients/node.py $1
+}
+
 # The demo must pass; where it forges what is cached, its readers must notice.
 demo() {
 	mkdir "$base/demo" && cp -R "$base/tree" "$base/demo" || return 2
@@ -419,7 +446,7 @@ run_demo() {
 
 # What the failing files and their servers said; all files, if the harness gave up before its summary.
 show_tap_logs() {
-	failing=$(sed -n 's/^test\/t\/\([^ ]*\)\.pl  *(Wstat.*/\1/p' "$1")
+	failing=$(sed -n 's/^test\/t\/[^ ]*\/\([^ ]*\)\.pl  *(Wstat.*/\1/p' "$1")
 	for name in ${failing:-$2}; do
 		for file in "tmp_check/log/regress_log_$name" tmp_check/log/"${name}"_*.log; do
 			[ -e "$file" ] || continue
@@ -436,7 +463,7 @@ tell_progress() {
 	*/tap*.log)
 		for file in tmp_check/log/regress_log_*; do
 			name=${file##*/regress_log_}
-			grep -qs "test/t/${name}[.]pl [.]" "$newest" || printf '... at work: %s\n' "$name"
+			grep -qs "/${name}[.]pl [.]" "$newest" || printf '... at work: %s\n' "$name"
 		done
 		;;
 	esac
@@ -466,18 +493,24 @@ compare=
 history=
 model=
 clients=
+python=
+bench=
+node=
 demo=
 if wanted unit; then unit=$(chosen test/unit .sh); fi
 if wanted regress; then regress=$(chosen sql .sql); fi
 if wanted isolation; then isolation=$(chosen test/isolation/specs .spec); fi
-if wanted tap; then tap=$(chosen test/t .pl); fi
+if wanted tap; then tap=$(tap_chosen); fi
 if wanted fuzz; then fuzz=$(fuzz_chosen); fi
 if wanted compare; then compare=$(compare_chosen); fi
 if wanted history; then history=$(history_chosen); fi
 if wanted model; then model=$(model_chosen); fi
 if wanted clients; then clients=$(clients_chosen); fi
+if wanted python; then python=$(python_chosen); fi
+if wanted python; then case "$patterns " in *' bench '*) bench=1 ;; esac; fi
+if wanted node; then node=$(chosen clients/node/test .test.js); fi
 if wanted demo && [ -z "$patterns" ]; then demo=1; fi
-[ -n "$unit$regress$isolation$tap$fuzz$compare$history$model$clients$demo" ] || [ -e "$base/matrix.counts" ] ||
+[ -n "$unit$regress$isolation$tap$fuzz$compare$history$model$clients$python$bench$node$demo" ] || [ -e "$base/matrix.counts" ] ||
 	{ say 'no such test'; failed=$((failed + 1)); finish; }
 
 [ -z "$unit" ] || run_unit "$unit"
@@ -492,6 +525,9 @@ fi
 [ -z "$fuzz" ] || run_fuzz
 [ -z "$compare" ] || run_compare
 [ -z "$clients" ] || run_clients "$clients"
+[ -z "$python" ] || run_python "$python"
+[ -z "$bench" ] || run_tap_program python-bench /usr/bin/python3 clients/python/tests/bench.py
+[ -z "$node" ] || run_node "$node"
 [ -z "$demo" ] || run_demo
 [ -z "$model" ] || run_model "$model"
 [ -z "$history" ] || run_history "$history"

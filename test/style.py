@@ -14,7 +14,7 @@ import editorconfig
 
 TOP = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'))
 # Not ours or not text; and what building and testing leave.
-SKIPPED_DIRECTORIES = {'.git', '__pycache__', 'build-deb', 'node_modules', 'results', 'output_iso', 'tmp_check',
+SKIPPED_DIRECTORIES = {'.git', '.mypy_cache', 'pgcache_fence.egg-info', '__pycache__', 'build-deb', 'node_modules', 'results', 'output_iso', 'tmp_check',
                        'tmp_check_iso'}
 SKIPPED_FILES = re.compile(r'\.(o|so|bc|svg|png|pyc|new|diffs|gcno|gcda)$|^fence_lua\.h$|^package-lock\.json$|^regression\.out$')
 

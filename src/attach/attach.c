@@ -7,9 +7,11 @@
  * OWNED, DROP EXTENSION ... CASCADE and DROP COLUMN ... CASCADE of a key column. The object access hook (hooks.c) sees each.
  * attach_renew ends one without that, to begin the next at once, with the same triggers.
  *
+ * All attachments of a table share its triggers, and end with them. To detach one of several takes away what the others do not need.
+ *
  * The extension's own end is seen in the drop of fence.domain, which may go before the triggers.
  *
- * One trigger (the master) depends on the key columns, the version column and the unique index, the others on it. How they look
+ * One trigger (the master) depends on the key columns, the version column and the unique indexes, the others on it. How they look
  * is in shape.c.
  *
  * Locks: attach takes ShareRowExclusiveLock on the table, so that no writer is under way when the triggers appear;
@@ -28,8 +30,10 @@
 #include "catalog/pg_class.h"
 #include "catalog/pg_constraint.h"
 #include "catalog/pg_depend.h"
+#include "catalog/pg_index.h"
 #include "catalog/pg_trigger.h"
 #include "catalog/pg_type.h"
+#include "commands/tablecmds.h"
 #include "commands/trigger.h"
 #include "executor/spi.h"
 #include "storage/lmgr.h"
@@ -39,13 +43,17 @@
 #include "utils/fmgroids.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "miscadmin.h"
 #include "attach/attach.h"
+#include "attach/attach_check.h"
 #include "base/compat.h"
 #include "base/shared.h"
 #include "base/utf8.h"
+#include "domain/catalog.h"
 #include "domain/domain.h"
 #include "domain/shape.h"
 #include "domain/tombstone.h"
@@ -66,7 +74,7 @@ bool		attach_in_progress = false;
 enum
 {
 	ARG_RELATION, ARG_KEY, ARG_VERSION, ARG_DOMAIN, ARG_TAG, ARG_SCOPE, ARG_CACHE, ARG_COLUMNS, ARG_TTL,
-	ARG_ON_REDIS_FAILURE, ARG_PUBLISH, ARG_ADD_VERSION, ARG_CACHE_ABSENT, ARG_RESERVE
+	ARG_ON_REDIS_FAILURE, ARG_PUBLISH, ARG_ADD_VERSION, ARG_CACHE_ABSENT, ARG_RESERVE, ARG_ONLY_COLUMNS
 };
 
 static char *
@@ -119,6 +127,9 @@ read_arguments(FunctionCallInfo fcinfo, AttachRequest *request)
 	row->name = text_argument(fcinfo, ARG_DOMAIN);
 	row->tag = text_argument(fcinfo, ARG_TAG);
 	row->scope = choice_argument(fcinfo, ARG_SCOPE, "scope");
+	/* a key of no columns: all rows have it */
+	if (request->key_given && row->key_columns == NIL && OidIsValid(row->relid) && strcmp(row->scope, "row") == 0)
+		row->scope = pstrdup("group");
 	row->cache = choice_argument(fcinfo, ARG_CACHE, "cache");
 	row->columns = names_argument(fcinfo, ARG_COLUMNS, "columns");
 	row->ttl = PG_ARGISNULL(ARG_TTL) ? NULL : PG_GETARG_INTERVAL_P(ARG_TTL);
@@ -127,6 +138,7 @@ read_arguments(FunctionCallInfo fcinfo, AttachRequest *request)
 	request->add_version = !PG_ARGISNULL(ARG_ADD_VERSION) && PG_GETARG_BOOL(ARG_ADD_VERSION);
 	row->cache_absent = !PG_ARGISNULL(ARG_CACHE_ABSENT) && PG_GETARG_BOOL(ARG_CACHE_ABSENT);
 	row->reserve = text_argument(fcinfo, ARG_RESERVE);
+	row->only_columns = !PG_ARGISNULL(ARG_ONLY_COLUMNS) && PG_GETARG_BOOL(ARG_ONLY_COLUMNS);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -187,7 +199,7 @@ create_trigger(Oid relid, TriggerRole role)
 	return get_trigger_oid(relid, shape->name, false);
 }
 
-/* Records that the one depends on the other, unless that is on record. */
+/* Records that the one depends on the other, unless that is on record: also if this very command has put it there, for another attachment. */
 static void
 depend(const ObjectAddress *object, const ObjectAddress *on, DependencyType type)
 {
@@ -199,7 +211,7 @@ depend(const ObjectAddress *object, const ObjectAddress *on, DependencyType type
 
 	ScanKeyInit(&keys[0], Anum_pg_depend_classid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(object->classId));
 	ScanKeyInit(&keys[1], Anum_pg_depend_objid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(object->objectId));
-	scan = systable_beginscan(catalog, DependDependerIndexId, true, NULL, 2, keys);
+	scan = systable_beginscan(catalog, DependDependerIndexId, true, SnapshotSelf, 2, keys);
 	while (!found && HeapTupleIsValid(tuple = systable_getnext(scan)))
 	{
 		Form_pg_depend form = (Form_pg_depend) GETSTRUCT(tuple);
@@ -264,22 +276,16 @@ attach_record_dependencies(const AttachRequest *request, Oid master, Oid other, 
 }
 
 /* The one whose end is that of the others. */
-static TriggerRole
-master_role(const DomainRow *row)
-{
-	return shape_is_wanted(row, ROLE_AFTER, false) ? ROLE_AFTER : ROLE_TRUNCATE;
-}
-
 static Oid
-master_trigger(const DomainRow *row)
+master_trigger(Oid relid)
 {
-	return get_trigger_oid(row->relid, shape_of(master_role(row))->name, true);
+	return get_trigger_oid(relid, shape_of(ROLE_AFTER)->name, true);
 }
 
 void
-attach_loosen(const DomainRow *row)
+attach_loosen(Oid relid)
 {
-	Oid			master = master_trigger(row);
+	Oid			master = master_trigger(relid);
 
 	if (!OidIsValid(master))
 		return;
@@ -303,7 +309,7 @@ void
 attach_fasten(const DomainRow *row)
 {
 	AttachRequest request = {0};
-	Oid			master = master_trigger(row);
+	Oid			master = master_trigger(row->relid);
 	Relation	rel = relation_open(row->relid, NoLock);
 
 	check_again(&request, row, rel);
@@ -312,26 +318,109 @@ attach_fasten(const DomainRow *row)
 		attach_record_dependencies(&request, master, InvalidOid, InvalidOid);
 }
 
-/* Makes all that the domain is to have; the hooks let that pass. The caller holds ShareRowExclusiveLock. */
-static void
-create_triggers(const AttachRequest *request)
+/*
+ * The unique index on exactly the key columns, not necessarily valid yet. Unlike domain_key_index it opens none: a
+ * parallel restore attaches indexes of partitions meanwhile, and that locks index and table in the other order.
+ */
+static Oid
+restored_key_index(const AttachRequest *request, Relation rel)
 {
-	Oid			made[ROLE_AFTER + 1] = {InvalidOid};
-	TriggerRole master = master_role(&request->row);
+	int			nkeys = list_length(request->row.key_columns);
+	Bitmapset  *wanted = NULL;
+	Oid			found = InvalidOid;
+	ListCell   *lc;
 
+	for (int i = 0; i < nkeys; i++)
+		wanted = bms_add_member(wanted, request->key_attnums[i]);
+	foreach(lc, RelationGetIndexList(rel))
+	{
+		HeapTuple	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(lfirst_oid(lc)));
+		Form_pg_index form;
+		Bitmapset  *indexed = NULL;
+
+		if (!HeapTupleIsValid(tuple))
+			continue;
+		form = (Form_pg_index) GETSTRUCT(tuple);
+		for (int i = 0; i < form->indnkeyatts; i++)
+			indexed = bms_add_member(indexed, Max(form->indkey.values[i], 0));
+		if (form->indisunique && form->indimmediate && form->indnkeyatts == nkeys && bms_equal(wanted, indexed) &&
+			heap_attisnull(tuple, Anum_pg_index_indpred, NULL))
+			found = lfirst_oid(lc);
+		ReleaseSysCache(tuple);
+		if (OidIsValid(found))
+			break;
+	}
+	return found;
+}
+
+/* The dependencies of a restored attachment, as far as its triggers are there. */
+void
+attach_restore_dependencies(const DomainRow *row)
+{
+	Relation	rel = try_relation_open(row->relid, AccessShareLock);
+	AttachRequest request = {.row = *row};
+	Oid			after = get_trigger_oid(row->relid, shape_of(ROLE_AFTER)->name, true);
+	Oid			truncate = get_trigger_oid(row->relid, shape_of(ROLE_TRUNCATE)->name, true);
+	bool		broken = false;
+	int			n = 0;
+	ListCell   *lc;
+
+	if (rel == NULL)
+		return;
+	request.key_attnums = palloc(sizeof(AttrNumber) * Max(list_length(row->key_columns), 1));
+	foreach(lc, row->key_columns)
+	{
+		request.key_attnums[n] = get_attnum(row->relid, lfirst(lc));
+		broken = broken || request.key_attnums[n++] == InvalidAttrNumber;	/* the first write says how */
+	}
+	request.version_attnum = row->version_column ? get_attnum(row->relid, row->version_column) : InvalidAttrNumber;
+	if (strcmp(row->scope, "group") != 0)
+		request.key_index = restored_key_index(&request, rel);
+	relation_close(rel, NoLock);
+	if (broken)
+		return;
+	if (OidIsValid(after))
+		attach_record_dependencies(&request, after, truncate,
+								   get_trigger_oid(row->relid, shape_of(ROLE_BEFORE)->name, true));
+}
+
+/*
+ * Makes the triggers that these attachments of the table want and it lacks, drops those that it has and they do not want; the hooks let
+ * that pass. first: of a table that had no attachments before, what has the name of one is another's. The caller holds
+ * ShareRowExclusiveLock.
+ */
+static void
+shape_triggers(Oid relid, List *rows, bool first)
+{
 	attach_in_progress = true;
 	PG_TRY();
 	{
 		for (TriggerRole role = ROLE_BEFORE; role <= ROLE_AFTER; role++)
-			if (shape_is_wanted(&request->row, role, false))
-				made[role] = create_trigger(request->row.relid, role);
+		{
+			bool		wanted = shape_is_wanted(rows, role, false);
+			bool		there = !first && OidIsValid(get_trigger_oid(relid, shape_of(role)->name, true));
+
+			if (wanted && !there)
+				(void) create_trigger(relid, role);
+			else if (there && !wanted)
+				run(psprintf("DROP TRIGGER %s ON %s", shape_of(role)->name, quoted_table(relid)));
+		}
 	}
 	PG_FINALLY();
 	{
 		attach_in_progress = false;
 	}
 	PG_END_TRY();
-	attach_record_dependencies(request, made[master], made[ROLE_BEFORE], master == ROLE_TRUNCATE ? InvalidOid : made[ROLE_TRUNCATE]);
+}
+
+/* Records what a new attachment rests on. */
+static void
+bind_triggers(const AttachRequest *request)
+{
+	Oid			relid = request->row.relid;
+
+	attach_record_dependencies(request, master_trigger(relid), get_trigger_oid(relid, shape_of(ROLE_BEFORE)->name, true),
+							   get_trigger_oid(relid, shape_of(ROLE_TRUNCATE)->name, true));
 }
 
 /* Name of one of the table's triggers of ours, the master if it is there; NULL if there is none. */
@@ -383,40 +472,85 @@ drop_triggers(Oid relid)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Sets the default name, and checks that it is free. */
+/* Sets the default name, and checks it. Until the transaction ends nobody else takes it. */
 static void
 choose_name(DomainRow *row)
 {
 	if (row->name == NULL)
-	{
-		const char *schema = get_namespace_name(get_rel_namespace(row->relid));
-		const char *table = get_rel_name(row->relid);
-
-		row->name = strcmp(schema, "public") == 0 ? pstrdup(table) : psprintf("%s.%s", schema, table);
-	}
+		row->name = domain_table_name(row->relid);
 	if (row->name[0] == '\0' || strlen(row->name) >= NAMEDATALEN || strlen(utf8_of_string(row->name)) >= NAMEDATALEN)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("domain name \"%s\" is %s", row->name, row->name[0] == '\0' ? "empty" : "too long"),
 				 errdetail("A name has 1 to %d bytes of UTF-8.", NAMEDATALEN - 1),
 				 errhint("Pass another one with domain => '...'.")));
-	if (domain_row_by_name(row->name) != NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_DUPLICATE_OBJECT),
-				 errmsg("fence domain \"%s\" already exists", row->name),
-				 errhint("Pass another name with domain => '...'.")));
+	domain_lock_name(row->name);
 }
 
-static void
-check_not_attached(Relation rel)
+/* The rows of a domain of that name: a group, of other tables, may take in this table too. */
+static List *
+rows_to_join(const DomainRow *row)
 {
-	DomainRow  *row = domain_row_by_relation(RelationGetRelid(rel));
+	List	   *members = domain_rows_by_name(row->name);
+	ListCell   *lc;
 
-	if (row != NULL)
+	foreach(lc, members)
+	{
+		const DomainRow *member = lfirst(lc);
+
+		if (!OidIsValid(row->relid) || member->relid == row->relid ||
+			strcmp(row->scope, "group") != 0 || strcmp(member->scope, "group") != 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_DUPLICATE_OBJECT),
+					 errmsg("fence domain \"%s\" already exists", row->name),
+					 errhint("Pass another name with domain => '...'.")));
+	}
+	return members;
+}
+
+/* Whoever names no domain means the table's own: he has it already. */
+static void
+check_own_name_free(Relation rel, const DomainRow *row, List *others)
+{
+	char	   *own = domain_table_name(RelationGetRelid(rel));
+	ListCell   *lc;
+
+	foreach(lc, others)
+		if (row->name == NULL && strcmp(((DomainRow *) lfirst(lc))->name, own) == 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_DUPLICATE_OBJECT),
+					 errmsg("table \"%s\" is already attached, as domain \"%s\"", RelationGetRelationName(rel), own),
+					 errhint("Use fence.detach first to change how it is fenced; or pass domain => '...', to fence it by another key as well.")));
+}
+
+/* Checks what the attachments of one table must have in common. */
+static void
+check_beside(Relation rel, const DomainRow *row, List *others)
+{
+	const char *table = RelationGetRelationName(rel);
+	ListCell   *lc;
+
+	if (list_length(others) >= MAX_ATTACHMENTS)
 		ereport(ERROR,
-				(errcode(ERRCODE_DUPLICATE_OBJECT),
-				 errmsg("table \"%s\" is already attached, as domain \"%s\"", RelationGetRelationName(rel), row->name),
-				 errhint("Use fence.detach first to change how it is fenced.")));
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("table \"%s\" is attached %d times, which is the limit", table, MAX_ATTACHMENTS)));
+	foreach(lc, others)
+	{
+		DomainRow  *other = lfirst(lc);
+
+		if (strcmp(row->scope, "manual") == 0 || strcmp(other->scope, "manual") == 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					 errmsg("table \"%s\" is attached already, and scope => 'manual' goes with no other attachment", table),
+					 errdetail("The application would give versions, and so would the triggers of the other one."),
+					 errhint("Detach domain \"%s\" first, or attach both with scope 'row' or 'group'.", other->name)));
+		if (row->version_column != NULL && other->version_column != NULL && strcmp(row->version_column, other->version_column) != 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					 errmsg("table \"%s\" has its versions in column \"%s\", for domain \"%s\"", table, other->version_column, other->name),
+					 errdetail("One version column serves all attachments of a table."),
+					 errhint("Pass version => %s.", quote_literal_cstr(other->version_column))));
+	}
 }
 
 /* Checks the table and what is asked of it; adds the version column if it is wanted and missing. */
@@ -429,9 +563,12 @@ prepare_table(AttachRequest *request)
 	attach_check_owner(relid);
 	rel = relation_open(relid, ShareRowExclusiveLock);
 	attach_check_owner(relid);	/* it may have changed while the lock was waited for */
+	CheckTableNotInUse(rel, "fence.attach");
 	attach_check_table(rel);
-	check_not_attached(rel);
+	request->others = domain_rows_by_relation(relid);
+	check_own_name_free(rel, &request->row, request->others);
 	choose_name(&request->row);
+	request->members = rows_to_join(&request->row);
 	attach_check_key(request, rel);
 	attach_check_columns(request, rel);
 	if (!attach_check_version(request, rel))
@@ -444,6 +581,9 @@ prepare_table(AttachRequest *request)
 		rel = relation_open(relid, NoLock);
 		(void) attach_check_version(request, rel);
 	}
+	check_beside(rel, &request->row, request->others);
+	if (request->members != NIL)
+		attach_check_join(request, rel);
 	relation_close(rel, NoLock);
 }
 
@@ -458,13 +598,22 @@ fence_attach(PG_FUNCTION_ARGS)
 	if (OidIsValid(request.row.relid))
 	{
 		prepare_table(&request);
-		drop_triggers(request.row.relid);	/* of an attachment that a restore lost */
-		create_triggers(&request);
+		if (request.others == NIL)
+			drop_triggers(request.row.relid);	/* of an attachment that a restore lost */
+		shape_triggers(request.row.relid, lappend(list_copy(request.others), &request.row), request.others == NIL);
+		bind_triggers(&request);
 	}
 	else
 	{
 		request.row.version_column = NULL;
 		choose_name(&request.row);
+		(void) rows_to_join(&request.row);
+	}
+	if (request.members != NIL)
+	{
+		/* what is cached was made without this table */
+		request.row.id = ((DomainRow *) linitial(request.members))->id;
+		ledger_apply_domain(domain_stub(&request.row));
 	}
 	/* the row comes last: before it, the hook knows of no domain that these triggers could change */
 	domain_row_insert(&request.row);
@@ -484,9 +633,16 @@ attach_announce_end(const DomainRow *row)
 	ledger_end_domain(domain_stub(row));
 }
 
+/* Of a domain of several tables the others go on: it ends with the last. */
 bool
 attach_end(const DomainRow *row)
 {
+	domain_lock_name(row->name);
+	if (list_length(domain_rows_by_name(row->name)) > 1)
+	{
+		ledger_apply_domain(domain_stub(row));
+		return domain_row_delete(row);
+	}
 	attach_announce_end(row);
 	if (!domain_row_delete(row))
 		return false;
@@ -507,7 +663,13 @@ end_now(const DomainRow *row)
 void
 attach_renew(DomainRow *row)
 {
+	if (list_length(domain_rows_by_name(row->name)) > 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("the keys of domain \"%s\" would have another text in this table than in its other tables", row->name),
+				 errhint("Use fence.detach_domain first, and attach its tables again.")));
 	(void) end_now(row);
+	row->id = 0;
 	domain_row_insert(row);
 }
 
@@ -520,49 +682,144 @@ raise_no_domain(const char *name)
 			 errhint("View fence.domains lists what is fenced in this database.")));
 }
 
+/* The others of the table keep what they rest on, and their triggers. */
+static void
+detach_one(const DomainRow *row, List *others)
+{
+	ListCell   *lc;
+
+	(void) end_now(row);
+	shape_triggers(row->relid, others, false);
+	attach_loosen(row->relid);
+	foreach(lc, others)
+		attach_restore_dependencies(lfirst(lc));
+}
+
+/* All attachments end with the triggers; rows: what a restore or a superuser left without triggers ends too. */
+static void
+detach_all(Oid relid)
+{
+	bool		any = drop_triggers(relid);
+	List	   *rows = domain_rows_by_relation(relid);
+	ListCell   *lc;
+
+	if (rows == NIL && !any)
+		raise_not_attached(relid);
+	foreach(lc, rows)
+		(void) end_now(lfirst(lc));
+}
+
+static char *
+names_of(List *rows)
+{
+	StringInfoData names;
+	ListCell   *lc;
+
+	initStringInfo(&names);
+	foreach(lc, rows)
+		appendStringInfo(&names, "%s\"%s\"", lc == list_head(rows) ? "" : ", ", ((DomainRow *) lfirst(lc))->name);
+	return names.data;
+}
+
+/* Which of the table's attachments is meant; NULL: all, or the triggers that are there without one. */
+static DomainRow *
+choose_attachment(Oid relid, List *rows, const char *name, bool all)
+{
+	ListCell   *lc;
+
+	if (name == NULL && !all && list_length(rows) > 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_AMBIGUOUS_PARAMETER),
+				 errmsg("table \"%s\" is attached %d times", get_rel_name(relid), list_length(rows)),
+				 errdetail("Its domains are %s.", names_of(rows)),
+				 errhint("Name one with domain => '...', or pass all_domains => true.")));
+	if (name == NULL)
+		return NULL;
+	foreach(lc, rows)
+		if (strcmp(((DomainRow *) lfirst(lc))->name, name) == 0)
+			return lfirst(lc);
+	ereport(ERROR,
+			(errcode(ERRCODE_UNDEFINED_OBJECT),
+			 errmsg("table \"%s\" is not attached as domain \"%s\"", get_rel_name(relid), name),
+			 rows ? errdetail("Its domains are %s.", names_of(rows)) : 0,
+			 errhint("View fence.domains lists what is fenced in this database.")));
+	return NULL;				/* not reached */
+}
+
+/* Takes the lock, for whoever owns the table, and sees that no statement of this session works on it. */
+static void
+lock_for_detach(Oid relid)
+{
+	Relation	rel;
+
+	attach_check_owner(relid);
+	rel = relation_open(relid, AccessExclusiveLock);
+	attach_check_owner(relid);
+	CheckTableNotInUse(rel, "fence.detach");
+	relation_close(rel, NoLock);
+}
+
+static void
+detach(Oid relid, const char *name, bool all)
+{
+	List	   *rows;
+	DomainRow  *row;
+	const char *version = NULL;
+	ListCell   *lc;
+
+	lock_for_detach(relid);
+	rows = domain_rows_by_relation(relid);
+	row = choose_attachment(relid, rows, name, all);
+	foreach(lc, row ? list_make1(row) : rows)
+		if (((DomainRow *) lfirst(lc))->version_added)
+			version = ((DomainRow *) lfirst(lc))->version_column;
+	if (row != NULL && list_length(rows) > 1)
+	{
+		rows = list_delete_ptr(list_copy(rows), row);
+		detach_one(row, rows);
+	}
+	else
+		detach_all(relid);
+	if (version != NULL)
+		ereport(NOTICE,
+				(errmsg("column \"%s\" of table \"%s\" stays", version, get_rel_name(relid)),
+				 errdetail("fence.attach has added it."),
+				 errhint("Use ALTER TABLE ... DROP COLUMN if nothing else reads it.")));
+}
+
 /* Whoever may call it (it is not granted to PUBLIC) may end a domain without a table; one with a table, its owner. */
 Datum
 fence_detach_domain(PG_FUNCTION_ARGS)
 {
 	char	   *name = text_to_cstring(PG_GETARG_TEXT_PP(0));
-	DomainRow  *row;
+	List	   *rows;
+	ListCell   *lc;
 
 	shared_require();
-	row = domain_row_by_name(name);
-	if (row == NULL)
+	rows = domain_rows_by_name(name);
+	if (rows == NIL)
 		raise_no_domain(name);
-	if (OidIsValid(row->relid))
-		(void) DirectFunctionCall1(fence_detach, ObjectIdGetDatum(row->relid));
-	else if (!end_now(row))
-		raise_no_domain(name);
+	foreach(lc, rows)
+	{
+		const DomainRow *row = lfirst(lc);
+
+		if (OidIsValid(row->relid))
+			detach(row->relid, name, false);
+		else if (!end_now(row))
+			raise_no_domain(name);
+	}
 	PG_RETURN_VOID();
 }
 
 Datum
 fence_detach(PG_FUNCTION_ARGS)
 {
-	Oid			relid = PG_GETARG_OID(0);
-	DomainRow  *attached;
-	DomainRow  *row;
-	bool		any;
-
 	shared_require();
-	attach_check_owner(relid);
-	LockRelationOid(relid, AccessExclusiveLock);
-	attach_check_owner(relid);
-	attached = domain_row_by_relation(relid);
-	any = drop_triggers(relid);
-
-	/* what a restore or a superuser left without triggers */
-	row = domain_row_by_relation(relid);
-	if (row != NULL)
-		(void) end_now(row);
-	else if (!any)
-		raise_not_attached(relid);
-	if (attached != NULL && attached->version_added)
-		ereport(NOTICE,
-				(errmsg("column \"%s\" of table \"%s\" stays", attached->version_column, get_rel_name(relid)),
-				 errdetail("fence.attach has added it."),
-				 errhint("Use ALTER TABLE ... DROP COLUMN if nothing else reads it.")));
+	if (PG_ARGISNULL(0))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("the table must not be null"),
+				 errhint("fence.detach_domain ends a domain without a table.")));
+	detach(PG_GETARG_OID(0), text_argument(fcinfo, 1), !PG_ARGISNULL(2) && PG_GETARG_BOOL(2));
 	PG_RETURN_VOID();
 }

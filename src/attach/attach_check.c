@@ -1,6 +1,6 @@
 /*
  * attach/attach_check.c
- *	  What fence.attach refuses, and why; see attach.h.
+ *	  What fence.attach refuses, and why; see attach_check.h.
  *
  * Owns: the requirements on a fenced table. The caller holds ShareRowExclusiveLock on it. Changes nothing.
  */
@@ -16,8 +16,10 @@
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 
-#include "attach/attach.h"
+#include "attach/attach_check.h"
+#include "domain/catalog.h"
 #include "domain/key.h"
+#include "domain/key_index.h"
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Arguments
@@ -116,6 +118,11 @@ attach_check_request(const AttachRequest *request)
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("cache_absent needs scope => 'row'"),
 				 errdetail("A group is never absent, and what is absent in a manual domain only the application knows.")));
+	if (row->only_columns && (row->columns == NIL || strcmp(row->scope, "manual") == 0))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("only_columns needs columns, and scope 'row' or 'group'"),
+				 errhint("Pass columns => ARRAY[...] with all columns that cached values are made of.")));
 	check_cache(row);
 	check_ttl(row->ttl);
 	if (!OidIsValid(row->relid))
@@ -233,7 +240,9 @@ existing_column(Relation rel, const char *name, const char *argument)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_COLUMN),
 				 errmsg("column \"%s\" of table \"%s\" does not exist", name, RelationGetRelationName(rel)),
-				 errdetail("It is named in %s.", argument)));
+				 errdetail("It is named in %s.", argument),
+				 strchr(name, '(') == NULL ? 0 :
+				 errhint("Expressions are not possible: keep the value of one in a column, which a BEFORE trigger can set.")));
 	return attnum;
 }
 
@@ -263,11 +272,11 @@ resolve_key_columns(AttachRequest *request, Relation rel)
 {
 	int			n = list_length(request->row.key_columns);
 
-	if (n == 0)
+	if (n == 0 && !is_group(request))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("key must name at least one column")));
-	request->key_attnums = palloc(sizeof(AttrNumber) * n);
+	request->key_attnums = palloc(sizeof(AttrNumber) * Max(n, 1));
 	for (int i = 0; i < n; i++)
 	{
 		const char *name = list_nth(request->row.key_columns, i);
@@ -316,6 +325,21 @@ equal_means_same_text(const KeyEquality *eq)
 		DatumGetBool(OidFunctionCall1Coll(proc, eq->collation, ObjectIdGetDatum(eq->input_type)));
 }
 
+/* Of types and collations for which letters of either case are equal */
+#define SPELLING_HINT \
+	"Keep the value in one spelling, for example in lower case, in a unique column of type text, and make that the key."
+
+/* Whether it is a kind of text, such as citext. */
+static bool
+type_is_textual(Oid type)
+{
+	char		category;
+	bool		preferred;
+
+	get_type_category_preferred(type, &category, &preferred);
+	return category == TYPCATEGORY_STRING;
+}
+
 static void
 check_key_column(const AttachRequest *request, Relation rel, AttrNumber attnum)
 {
@@ -323,12 +347,6 @@ check_key_column(const AttachRequest *request, Relation rel, AttrNumber attnum)
 	KeyEquality eq = domain_key_equality(rel, is_group(request) ? InvalidOid : request->key_index, attnum);
 	const char *name = NameStr(att->attname);
 
-	if (!att->attnotnull && !is_group(request))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_TABLE_DEFINITION),
-				 errmsg("key column \"%s\" can be null", name),
-				 errdetail("Rows with a null in the key are no equals of any other, so they have no cache key."),
-				 errhint("Use ALTER TABLE ... ALTER COLUMN %s SET NOT NULL.", quote_identifier(name))));
 	if (att->attgenerated != '\0')
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
@@ -341,7 +359,8 @@ check_key_column(const AttachRequest *request, Relation rel, AttrNumber attnum)
 						name, format_type_be(att->atttypid)),
 				 errdetail("Equal values can have different texts, so one row would have several cache keys."),
 				 OidIsValid(eq.collation) && !get_collation_isdeterministic(eq.collation) ?
-				 errhint("Give the column or its index a deterministic collation.") :
+				 errhint("Give the column or its index a deterministic collation. " SPELLING_HINT) :
+				 type_is_textual(att->atttypid) ? errhint(SPELLING_HINT) :
 				 errhint("Use a key of another type, for example bigint, text, uuid, numeric or timestamptz.")));
 }
 
@@ -362,7 +381,7 @@ attach_check_key(AttachRequest *request, Relation rel)
 	if (!is_group(request))
 		find_key_index(request, rel);
 	n = list_length(request->row.key_columns);
-	names = palloc(sizeof(char *) * n);
+	names = palloc(sizeof(char *) * Max(n, 1));
 	for (int i = 0; i < n; i++)
 	{
 		check_key_column(request, rel, request->key_attnums[i]);
@@ -455,5 +474,66 @@ attach_check_columns(const AttachRequest *request, Relation rel)
 	ListCell   *lc;
 
 	foreach(lc, request->row.columns)
-		existing_column(rel, lfirst(lc), "columns");
+	{
+		Form_pg_attribute att = attribute(rel, existing_column(rel, lfirst(lc), "columns"));
+
+		if (request->row.only_columns && att->attgenerated != '\0')
+			ereport(ERROR,
+					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					 errmsg("only_columns is not possible with column \"%s\", because it is generated", NameStr(att->attname)),
+					 errdetail("Generated columns are computed after it is decided whether a cached column changes."),
+					 errhint("Name the columns that it is computed from instead, or leave out only_columns.")));
+	}
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Several tables in one domain
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static bool
+same_text(const char *a, const char *b)
+{
+	return a == NULL || b == NULL ? a == b : strcmp(a, b) == 0;
+}
+
+/* Redis, and whoever reserves, know one domain: what it tells them is the same for all of its tables. */
+static void
+check_same_options(const DomainRow *row, const DomainRow *member)
+{
+	const char *differs = !same_text(row->tag, member->tag) || row->tag != NULL ? "tag" :
+		!same_text(row->publish, member->publish) ? "publish" :
+		!same_text(row->on_redis_failure, member->on_redis_failure) ? "on_redis_failure" :
+		!same_text(row->reserve, member->reserve) ? "reserve" :
+		interval_ms(row->ttl) != interval_ms(member->ttl) ? "ttl" : NULL;
+
+	if (differs != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("table \"%s\" cannot join domain \"%s\" with another %s", get_rel_name(row->relid), row->name, differs),
+				 errdetail("The domain has table \"%s\". All of its tables have publish, on_redis_failure, reserve and ttl in common, and none has a tag.",
+						   get_rel_name(member->relid))));
+}
+
+void
+attach_check_join(const AttachRequest *request, Relation rel)
+{
+	const DomainRow *member = linitial(request->members);
+	int			n = list_length(request->row.key_columns);
+	bool		fits = n == list_length(member->key_columns);
+
+	check_same_options(&request->row, member);
+	for (int i = 0; fits && i < n; i++)
+	{
+		AttrNumber	attnum = get_attnum(member->relid, list_nth(member->key_columns, i));
+
+		fits = attnum > 0 && getBaseType(get_atttype(member->relid, attnum)) ==
+			getBaseType(attribute(rel, request->key_attnums[i])->atttypid);
+	}
+	if (!fits)
+		ereport(ERROR,
+				(errcode(ERRCODE_DATATYPE_MISMATCH),
+				 errmsg("the key of table \"%s\" is not of the types that keys of domain \"%s\" have", RelationGetRelationName(rel), member->name),
+				 errdetail("The domain has table \"%s\", in which one value of the key must have the same text.", get_rel_name(member->relid)),
+				 errhint("Pass key => ARRAY[...] with columns of the same types, in the same order; or pass another domain.")));
 }

@@ -33,6 +33,7 @@
 #include "attach/attach.h"
 #include "attach/follow.h"
 #include "base/compat.h"
+#include "domain/catalog.h"
 #include "domain/shape.h"
 
 /* An attachment as it was before the statement */
@@ -215,14 +216,27 @@ tables_of(Node *stmt)
 	return NIL;
 }
 
-static DomainRow *
-lock_domain_row(Oid relid)
+/* The rows of the table's attachments, with the table locked. */
+static List *
+lock_domain_rows(Oid relid)
 {
-	if (domain_row_by_relation(relid) == NULL || !SearchSysCacheExists1(RELOID, ObjectIdGetDatum(relid)) ||
+	if (domain_rows_by_relation(relid) == NIL || !SearchSysCacheExists1(RELOID, ObjectIdGetDatum(relid)) ||
 		!object_ownercheck(RelationRelationId, relid, GetUserId()))
-		return NULL;			/* others, PostgreSQL refuses */
+		return NIL;				/* others, PostgreSQL refuses */
 	LockRelationOid(relid, AccessExclusiveLock);
-	return domain_row_by_relation(relid);
+	return domain_rows_by_relation(relid);
+}
+
+static Followed *
+describe(const DomainRow *row, Node *stmt)
+{
+	Followed   *one = palloc0(sizeof(Followed));
+
+	one->relid = row->relid;
+	one->id = row->id;
+	one->computed = computes_key(row, stmt);
+	describe_key(row, &one->types, &one->typmods);
+	return one;
 }
 
 List *
@@ -235,18 +249,13 @@ follow_begin(Node *stmt)
 		return NIL;
 	foreach(lc, tables_of(stmt))
 	{
-		DomainRow  *row = lock_domain_row(lfirst_oid(lc));
-		Followed   *one;
+		List	   *rows = lock_domain_rows(lfirst_oid(lc));
+		ListCell   *row;
 
-		if (row == NULL)
-			continue;
-		one = palloc0(sizeof(Followed));
-		one->relid = row->relid;
-		one->id = row->id;
-		one->computed = computes_key(row, stmt);
-		describe_key(row, &one->types, &one->typmods);
-		attach_loosen(row);
-		followed = lappend(followed, one);
+		foreach(row, rows)
+			followed = lappend(followed, describe(lfirst(row), stmt));
+		if (rows != NIL)
+			attach_loosen(lfirst_oid(lc));
 	}
 	return followed;
 }
@@ -266,10 +275,10 @@ tell_why(void *relid)
 static void
 follow(Followed *followed)
 {
-	DomainRow  *row = domain_row_by_relation(followed->relid);
+	DomainRow  *row = domain_row_of(domain_rows_by_relation(followed->relid), followed->id);
 	ErrorContextCallback context = {error_context_stack, tell_why, &followed->relid};
 
-	if (row == NULL || row->id != followed->id)
+	if (row == NULL)
 		return;					/* the statement has ended it, or an event trigger has */
 	error_context_stack = &context;
 	attach_fasten(row);

@@ -38,8 +38,11 @@
 #include "utils/syscache.h"
 
 #include "attach/attach.h"
+#include "attach/attach_check.h"
+#include "attach/hooks.h"
 #include "base/compat.h"
 #include "base/shared.h"
+#include "domain/catalog.h"
 #include "domain/domain.h"
 #include "domain/shape.h"
 #include "send/ledger.h"
@@ -50,22 +53,27 @@ static object_access_hook_type previous_hook = NULL;
 
 static void partition_changed(Oid root_trigger);
 
-/* A trigger is about to be dropped: if it is ours, so ends its domain, once. If it is a partition's, that leaves. */
+/* A trigger is about to be dropped: if it is ours, so end all attachments of its table, once. If it is a partition's, that leaves. */
 static void
 trigger_dropped(Oid trigger)
 {
-	Relation	catalog = table_open(TriggerRelationId, AccessShareLock);
-	HeapTuple	tuple = shape_find_trigger(catalog, trigger, NULL);
-	Form_pg_trigger form = HeapTupleIsValid(tuple) ? (Form_pg_trigger) GETSTRUCT(tuple) : NULL;
+	Relation	catalog;
+	HeapTuple	tuple;
+	Form_pg_trigger form;
+	ListCell   *lc;
 
+	if (attach_in_progress)
+		return;					/* the attachments that are left do not need it */
+	catalog = table_open(TriggerRelationId, AccessShareLock);
+	tuple = shape_find_trigger(catalog, trigger, NULL);
+	form = HeapTupleIsValid(tuple) ? (Form_pg_trigger) GETSTRUCT(tuple) : NULL;
 	if (form && shape_is_ours(form))
 	{
-		DomainRow  *row = domain_row_by_relation(form->tgrelid);
-
 		if (OidIsValid(form->tgparentid))
 			partition_changed(form->tgparentid);
-		else if (row != NULL)
-			(void) attach_end(row);
+		else
+			foreach(lc, domain_rows_by_relation(form->tgrelid))
+				(void) attach_end(lfirst(lc));
 	}
 	table_close(catalog, AccessShareLock);
 }
@@ -119,19 +127,22 @@ domain_changed(const DomainRow *row)
 }
 
 /*
- * ALTER TABLE may change what rows hold, or how they look, without firing row triggers: the whole domain is reserved,
+ * ALTER TABLE may change what rows hold, or how they look, without firing row triggers: all domains of the table are reserved,
  * and with the commit nothing cached before is trusted. Most changes need no such thing, but they are rare.
  */
 static void
 table_changed(Oid relid, int sub_id)
 {
-	DomainRow  *row = domain_row_covering(relid);
+	ListCell   *lc;
 
-	if (row == NULL)
-		return;
-	if (sub_id > 0 && row->relid == relid)
-		follow_rename(row, sub_id);
-	domain_changed(row);
+	foreach(lc, domain_rows_covering(relid))
+	{
+		DomainRow  *row = lfirst(lc);
+
+		if (sub_id > 0 && row->relid == relid)
+			follow_rename(row, sub_id);
+		domain_changed(row);
+	}
 }
 
 /*
@@ -156,15 +167,12 @@ type_changed(Oid type)
 	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
 	{
 		Form_pg_depend user = (Form_pg_depend) GETSTRUCT(tuple);
-		DomainRow  *row = NULL;
 
 		if (user->classid == TypeRelationId)
 			type_changed(user->objid);
 		if (user->classid != RelationRelationId || user->objsubid == 0)
 			continue;
-		row = domain_row_covering(user->objid);
-		if (row != NULL)
-			domain_changed(row);
+		table_changed(user->objid, 0);
 		type_changed(get_rel_type_id(user->objid));
 	}
 	systable_endscan(scan);
@@ -205,74 +213,6 @@ partition_changed(Oid root_trigger)
 }
 
 /*
- * The unique index on exactly the key columns, not necessarily valid yet. Unlike domain_key_index it opens none: a
- * parallel restore attaches indexes of partitions meanwhile, and that locks index and table in the other order.
- */
-static Oid
-restored_key_index(const AttachRequest *request, Relation rel)
-{
-	int			nkeys = list_length(request->row.key_columns);
-	Bitmapset  *wanted = NULL;
-	Oid			found = InvalidOid;
-	ListCell   *lc;
-
-	for (int i = 0; i < nkeys; i++)
-		wanted = bms_add_member(wanted, request->key_attnums[i]);
-	foreach(lc, RelationGetIndexList(rel))
-	{
-		HeapTuple	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(lfirst_oid(lc)));
-		Form_pg_index form;
-		Bitmapset  *indexed = NULL;
-
-		if (!HeapTupleIsValid(tuple))
-			continue;
-		form = (Form_pg_index) GETSTRUCT(tuple);
-		for (int i = 0; i < form->indnkeyatts; i++)
-			indexed = bms_add_member(indexed, Max(form->indkey.values[i], 0));
-		if (form->indisunique && form->indimmediate && form->indnkeyatts == nkeys && bms_equal(wanted, indexed) &&
-			heap_attisnull(tuple, Anum_pg_index_indpred, NULL))
-			found = lfirst_oid(lc);
-		ReleaseSysCache(tuple);
-		if (OidIsValid(found))
-			break;
-	}
-	return found;
-}
-
-/* The dependencies of a restored attachment, as far as its triggers are there. */
-static void
-restore_dependencies(const DomainRow *row)
-{
-	Relation	rel = try_relation_open(row->relid, AccessShareLock);
-	AttachRequest request = {.row = *row};
-	Oid			after = get_trigger_oid(row->relid, shape_of(ROLE_AFTER)->name, true);
-	Oid			truncate = get_trigger_oid(row->relid, shape_of(ROLE_TRUNCATE)->name, true);
-	bool		broken = false;
-	int			n = 0;
-	ListCell   *lc;
-
-	if (rel == NULL)
-		return;
-	request.key_attnums = palloc(sizeof(AttrNumber) * Max(list_length(row->key_columns), 1));
-	foreach(lc, row->key_columns)
-	{
-		request.key_attnums[n] = get_attnum(row->relid, lfirst(lc));
-		broken = broken || request.key_attnums[n++] == InvalidAttrNumber;	/* the first write says how */
-	}
-	request.version_attnum = row->version_column ? get_attnum(row->relid, row->version_column) : InvalidAttrNumber;
-	if (strcmp(row->scope, "group") != 0)
-		request.key_index = restored_key_index(&request, rel);
-	relation_close(rel, NoLock);
-	if (broken)
-		return;
-	if (OidIsValid(after))
-		attach_record_dependencies(&request, after, truncate,
-								   get_trigger_oid(row->relid, shape_of(ROLE_BEFORE)->name, true));
-	else if (OidIsValid(truncate) && strcmp(row->scope, "manual") == 0)
-		attach_record_dependencies(&request, truncate, InvalidOid, InvalidOid);
-}
-
-/*
  * A dump carries fence.domain and the triggers, but neither what they depend on nor a word to the keeper. A parallel
  * restore brings the two in any order, even at the same time: whichever comes last sees both, because the one locks
  * fence.domain against the other.
@@ -281,16 +221,18 @@ static void
 trigger_restored(Oid relid)
 {
 	Oid			table = fence_table_oid("domain");
-	DomainRow  *row;
+	List	   *rows;
+	ListCell   *lc;
 
 	if (!OidIsValid(table))
 		return;
 	LockRelationOid(table, ShareLock);
-	row = domain_row_by_relation(relid);
-	if (row == NULL)
+	rows = domain_rows_by_relation(relid);
+	if (rows == NIL)
 		return;
 	ledger_catalog_changed();
-	restore_dependencies(row);
+	foreach(lc, rows)
+		attach_restore_dependencies(lfirst(lc));
 }
 
 /* Trigger of fence.domain. This extension's own code changes that table without firing it: it is for restores. */
@@ -310,7 +252,7 @@ fence_domain_restored(PG_FUNCTION_ARGS)
 	CacheInvalidateRelcache(((TriggerData *) fcinfo->context)->tg_relation);
 	foreach(lc, domain_rows())
 		if (OidIsValid(((DomainRow *) lfirst(lc))->relid))
-			restore_dependencies(lfirst(lc));
+			attach_restore_dependencies(lfirst(lc));
 	return PointerGetDatum(NULL);
 }
 
@@ -334,7 +276,7 @@ trigger_changed(Oid trigger, bool made)
 	Relation	catalog;
 	HeapTuple	tuple;
 	Form_pg_trigger form;
-	DomainRow  *row;
+	List	   *rows;
 	const char *fault = NULL;
 
 	if (attach_in_progress)
@@ -347,12 +289,12 @@ trigger_changed(Oid trigger, bool made)
 		if (shape_is_ours(form))
 			partition_changed(form->tgparentid);	/* a copy is as the original */
 	}
-	else if (form != NULL && (row = domain_row_covering(form->tgrelid)) != NULL)
+	else if (form != NULL && (rows = domain_rows_covering(form->tgrelid)) != NIL)
 	{
 		/* a restore makes it first and enables it next; CREATE OR REPLACE updates the row of one that was enabled */
 		bool		is_new = made && (tuple->t_data->t_infomask & HEAP_UPDATED) == 0;
 
-		fault = shape_fault(row, catalog, tuple, is_new);
+		fault = shape_fault(rows, catalog, tuple, is_new);
 	}
 	if (fault != NULL)
 		refuse_alter(get_rel_name(form->tgrelid), psprintf("this change of trigger \"%s\"", NameStr(form->tgname)),
@@ -368,7 +310,7 @@ is_covered(RangeVar *name)
 {
 	Oid			relid = RangeVarGetRelid(name, NoLock, true);
 
-	return OidIsValid(relid) && domain_row_covering(relid) != NULL;
+	return OidIsValid(relid) && domain_rows_covering(relid) != NIL;
 }
 
 /* Another table's rows would be read, and changed, through the fenced one. A fenced table may have parents itself. */
@@ -458,7 +400,7 @@ all_domains_changed(void)
 }
 
 void
-attach_check_utility(Node *stmt)
+hooks_check_utility(Node *stmt)
 {
 	if (IsA(stmt, AlterTableStmt) && ((AlterTableStmt *) stmt)->objtype != OBJECT_TYPE)
 		check_alter_table((AlterTableStmt *) stmt);
@@ -512,7 +454,7 @@ has_new_storage(Oid relid)
 }
 
 void
-attach_before_commit(void)
+hooks_before_commit(void)
 {
 	Oid			candidates[REBUILT_MAX];
 	int			n = nrebuilt;
@@ -529,7 +471,7 @@ attach_before_commit(void)
 }
 
 void
-attach_at_transaction_end(void)
+hooks_at_transaction_end(void)
 {
 	nrebuilt = 0;
 }
@@ -562,7 +504,7 @@ object_access(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, 
 }
 
 void
-attach_install_hooks(void)
+hooks_install(void)
 {
 	previous_hook = object_access_hook;
 	object_access_hook = object_access;

@@ -1,6 +1,7 @@
 /*
  * attach/renumber.c
- *	  fence.renumber: all versions of a domain begin anew, for a domain whose versions have come to their end.
+ *	  fence.renumber: all versions of a domain begin anew, for a domain whose versions have come to their end. With the domain all others
+ *	  do whose versions are in the same column.
  *
  * Owns: nothing. The whole domain is reserved, so with the commit every token of it changes, and versions are compared only beside
  * their token: they may be used again, as after TRUNCATE (doc/protocol.md). Rows get version 1, tombstones and floor are forgotten.
@@ -27,20 +28,20 @@
 
 #include "attach/attach.h"
 #include "attach/renumber.h"
+#include "domain/sql_function.h"
 #include "domain/tombstone.h"
 #include "send/ledger.h"
-#include "write/functions.h"
 
 #define FIRST_VERSION	"1"
 
 PG_FUNCTION_INFO_V1(fence_renumber);
 
-static int64 running = 0;		/* the domain's id */
+static int64 running = 0;		/* the id of one of the table's domains */
 
 bool
-renumber_is_running(const Domain *domain)
+renumber_is_running(const Domain *domains)
 {
-	return running != 0 && domain->id == running;
+	return running != 0 && domain_of(unconstify(Domain *, domains), running) != NULL;
 }
 
 static void
@@ -106,6 +107,13 @@ update_rows_as_owner(const Domain *domain)
 	return updated;
 }
 
+static void
+begin_anew(const Domain *domain)
+{
+	ledger_apply_domain(domain);
+	tombstone_forget_domain(domain->id);
+}
+
 /*
  * fence.renumber(domain) → rows. Of a domain with a table, for its owner.
  */
@@ -130,9 +138,14 @@ fence_renumber(PG_FUNCTION_ARGS)
 					 errmsg("domain \"%s\" was attached anew meanwhile", domain->name)));
 		attach_check_owner(relid);
 	}
-	ledger_apply_domain(domain);
-	if (domain->version_name != NULL)
+	if (domain->version_name == NULL)
+		begin_anew(domain);
+	else
+	{
+		for (const Domain *d = domains_by_relation(relid); d != NULL; d = d->next)
+			if (d->version_name != NULL)
+				begin_anew(d);
 		updated = update_rows_as_owner(domain);
-	tombstone_forget_domain(domain->id);
+	}
 	PG_RETURN_INT64(updated);
 }

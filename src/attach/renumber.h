@@ -8,9 +8,9 @@
 #include "domain/domain.h"
 
 /*
- * Whether the rows of this domain are being given their first version again: by one statement, with the whole domain reserved. Row
- * triggers then let everything pass.
+ * Whether the rows of the table of these domains are being given their first version again: by one statement, with the whole domains
+ * reserved. Row triggers then let everything pass.
  */
-extern bool renumber_is_running(const Domain *domain);
+extern bool renumber_is_running(const Domain *domains);
 
 #endif

@@ -1,9 +1,10 @@
 /*
  * base/compat.h
- *	  Everything that differs between PostgreSQL 15-18 and hiredis 0.14-1.x. No other file asks for a version.
+ *	  Everything that differs between PostgreSQL 15-18 and hiredis 0.14-1.x. No other file tests for a version.
  *
- * Included after postgres.h; the hiredis part is there only after <hiredis/hiredis.h>. Each wrapper has the newest
- * interface's name and arguments. Add only what is used.
+ * Include it after postgres.h. The hiredis part is defined only if <hiredis/hiredis.h> was included before. A wrapper
+ * has the name and the arguments of the newest interface, or the prefix fence_ where there is none to imitate. Add only
+ * what is used.
  */
 #ifndef FENCE_COMPAT_H
 #define FENCE_COMPAT_H
@@ -21,57 +22,65 @@
 #define fence_process_number() (MyProc->pgprocno)
 #endif
 
-/* Custom wait events have names from 17 on; before, all are "Extension". */
+/* Custom wait events have names from PostgreSQL 17 on. Before, all of them are "Extension". */
 #if PG_VERSION_NUM < 170000
 #define WaitEventExtensionNew(name) ((void) (name), (uint32) PG_WAIT_EXTENSION)
 #endif
 
-/* pg_noreturn stands before the declaration. */
+/* pg_noreturn must stand before the declaration. */
 #if PG_VERSION_NUM < 180000
 #define pg_noreturn pg_attribute_noreturn()
 #endif
 
-/* Name and version are shown by pg_get_loaded_modules() from 18 on. */
+/* pg_get_loaded_modules() shows name and version from PostgreSQL 18 on. */
 #if PG_VERSION_NUM >= 180000
 #define FENCE_MODULE_MAGIC(module, release) PG_MODULE_MAGIC_EXT(.name = module, .version = release)
 #else
 #define FENCE_MODULE_MAGIC(module, release) PG_MODULE_MAGIC
 #endif
 
-/* The subtransaction that first gave the relation new storage, with TRUNCATE or a rewrite, in this transaction. */
+/* The subtransaction of the current transaction that first gave the relation new storage, by TRUNCATE or a rewrite. */
 #if PG_VERSION_NUM >= 160000
 #define fence_new_storage_in(rel) ((rel)->rd_firstRelfilelocatorSubid)
 #else
 #define fence_new_storage_in(rel) ((rel)->rd_firstRelfilenodeSubid)
 #endif
 
-/* Privileges on an object; used for functions and schemas only. */
+/* Checks privileges on an object. We use it for functions and schemas only. */
 #if PG_VERSION_NUM < 160000
 #include "catalog/pg_namespace.h"
 #define object_aclcheck(class_id, object, role, mode) \
 	((class_id) == NamespaceRelationId ? pg_namespace_aclcheck(object, role, mode) : pg_proc_aclcheck(object, role, mode))
 #endif
 
-/* Whether the role may do what an object's owner may; used for relations only. */
+/* Checks whether the role may do what the object's owner may. We use it for relations only. */
 #if PG_VERSION_NUM < 160000
 #define object_ownercheck(class_id, object, role) pg_class_ownercheck(object, role)
 #endif
 
-/* The columns that an UPDATE sets, a list for each of the relations that are left in the state: from 18 on these may be fewer than in the plan. */
+/*
+ * The columns that an UPDATE sets: one list for each result relation in the executor state. From PostgreSQL 18 on the
+ * state may have fewer relations than the plan.
+ */
 #if PG_VERSION_NUM >= 180000
 #define fence_update_columns(mt) ((mt)->mt_updateColnosLists)
 #else
 #define fence_update_columns(mt) (castNode(ModifyTable, (mt)->ps.plan)->updateColnosLists)
 #endif
 
-/* A set of wait events for the life of the process. */
+/* Allocates what a check hook passes to its assign hook. */
+#if PG_VERSION_NUM < 160000
+#define guc_malloc(elevel, size) malloc(size)
+#endif
+
+/* Creates a wait event set that lives as long as the process. */
 #if PG_VERSION_NUM >= 170000
 #define fence_create_wait_event_set(n) CreateWaitEventSet(NULL, n)
 #else
 #define fence_create_wait_event_set(n) CreateWaitEventSet(TopMemoryContext, n)
 #endif
 
-/* Whether the bytes are well-formed JSON in the database's encoding. Raises nothing. */
+/* Returns whether the bytes are well-formed JSON in the database's encoding. Raises nothing. */
 static inline bool
 fence_is_json(char *bytes, size_t len)
 {
@@ -99,8 +108,8 @@ typedef int redis_array_size;
 #endif
 
 /*
- * Reads from the socket past hiredis' reader: the number of bytes, 0 if there is nothing now, -1 if the connection
- * is over (context->errstr tells).
+ * Reads from the socket directly, bypassing hiredis' reader. Returns the number of bytes, 0 if there are none now, or
+ * -1 if the connection has ended (context->errstr says why).
  */
 static inline ssize_t
 fence_redis_read(redisContext *context, char *buf, size_t len)

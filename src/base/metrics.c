@@ -2,8 +2,8 @@
  * base/metrics.c
  *	  Counters and gauges in shared memory; see metrics.h.
  *
- * Owns: its part of shared memory. Takes the lock of shared memory to give out slots, and nowhere else. A slot is never
- * given back: the same name gets the same slot, so counters go on when a table is attached anew.
+ * Owns: its part of shared memory. Takes the lock of shared memory only to assign slots. A slot is never released. A
+ * table that is attached again gets its former slot by name, so its counters continue.
  */
 #include "postgres.h"
 
@@ -17,15 +17,15 @@
 #include "utils/json.h"
 #include "utils/jsonb.h"
 
+#include "base/key_text.h"
 #include "base/metrics.h"
 #include "base/settings.h"
 #include "base/shared.h"
-#include "domain/key.h"
 
 PG_FUNCTION_INFO_V1(fence_metrics_view);
 PG_FUNCTION_INFO_V1(fence_reset_metrics);
 
-#define MAX_WIRE_NAME	(11 + 3 * NAMEDATALEN)
+#define MAX_REDIS_NAME	(11 + 3 * NAMEDATALEN)
 
 typedef enum MetricType
 {
@@ -38,7 +38,7 @@ static const struct
 {
 	const char *name;
 	MetricType	type;
-	const char *labels;			/* separated by commas */
+	const char *labels;			/* label names, separated by commas */
 }			families[] = {
 #define FAMILY_ENTRY(id, name, type, labels, help) {name, type, labels},
 	METRIC_FAMILIES(FAMILY_ENTRY)
@@ -59,16 +59,16 @@ static const int64 window_bounds[] = {METRIC_WINDOW_BUCKETS};
 
 typedef struct Slot
 {
-	char		wire_name[MAX_WIRE_NAME];	/* constant once nslots counts it */
+	char		redis_name[MAX_REDIS_NAME];	/* never changes once nslots includes this slot */
 	pg_atomic_uint64 values[DOMAIN_METRICS];
 } Slot;
 
 typedef struct Metrics
 {
 	pg_atomic_uint64 server[SERVER_METRICS];
-	pg_atomic_uint64 window[lengthof(window_bounds) + 1];	/* not cumulative */
-	pg_atomic_uint64 window_sum;	/* microseconds */
-	pg_atomic_uint32 nslots;	/* changed under the lock of shared memory */
+	pg_atomic_uint64 window[lengthof(window_bounds) + 1];	/* commits per bucket, not cumulative */
+	pg_atomic_uint64 window_sum;	/* in microseconds */
+	pg_atomic_uint32 nslots;	/* changed only under the lock of shared memory */
 	Slot		slots[METRIC_MAX_SLOTS];
 } Metrics;
 
@@ -113,34 +113,34 @@ metrics_slots(void)
 {
 	int			n = (int) pg_atomic_read_u32(&metrics->nslots);
 
-	pg_read_barrier();			/* names up to there are complete */
+	pg_read_barrier();			/* the names of all slots below n are complete */
 	return n;
 }
 
 static MetricSlot
-find_slot(const char *wire_name)
+find_slot(const char *redis_name)
 {
 	int			n = metrics_slots();
 
 	for (MetricSlot i = METRIC_OTHER_SLOT + 1; i < n; i++)
-		if (strcmp(metrics->slots[i].wire_name, wire_name) == 0)
+		if (strcmp(metrics->slots[i].redis_name, redis_name) == 0)
 			return i;
 	return METRIC_OTHER_SLOT;
 }
 
 MetricSlot
-metrics_slot(const char *wire_name)
+metrics_slot(const char *redis_name)
 {
-	MetricSlot	slot = find_slot(wire_name);
+	MetricSlot	slot = find_slot(redis_name);
 
-	if (slot != METRIC_OTHER_SLOT || strlen(wire_name) >= MAX_WIRE_NAME)
+	if (slot != METRIC_OTHER_SLOT || strlen(redis_name) >= MAX_REDIS_NAME)
 		return slot;
 	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
-	slot = find_slot(wire_name);	/* somebody else may have been first */
+	slot = find_slot(redis_name);	/* another process may have assigned the slot meanwhile */
 	if (slot == METRIC_OTHER_SLOT && metrics_slots() < METRIC_MAX_SLOTS)
 	{
 		slot = metrics_slots();
-		strlcpy(metrics->slots[slot].wire_name, wire_name, MAX_WIRE_NAME);
+		strlcpy(metrics->slots[slot].redis_name, redis_name, MAX_REDIS_NAME);
 		pg_write_barrier();
 		pg_atomic_write_u32(&metrics->nslots, slot + 1);
 	}
@@ -230,28 +230,28 @@ metrics_window(int64 microseconds)
 }
 
 void
-metrics_count_end(const LetterCount *count, bool whole, LetterResult result)
+metrics_count_end(const MessageCount *count, bool whole, MessageResult result)
 {
 	DomainMetric commit = whole ? METRIC_DOMAIN_COMMIT_WRITTEN : METRIC_COMMIT_WRITTEN;
 	DomainMetric abort = whole ? METRIC_DOMAIN_ABORT_WRITTEN : METRIC_ABORT_WRITTEN;
 
-	StaticAssertStmt(METRIC_COMMIT_UNARMED == METRIC_COMMIT_WRITTEN + (int) LETTER_UNARMED &&
-					 METRIC_COMMIT_FAILED == METRIC_COMMIT_WRITTEN + (int) LETTER_LOST &&
-					 METRIC_ABORT_FAILED == METRIC_ABORT_WRITTEN + (int) LETTER_LOST &&
-					 METRIC_DOMAIN_COMMIT_FAILED == METRIC_DOMAIN_COMMIT_WRITTEN + (int) LETTER_LOST &&
-					 METRIC_DOMAIN_ABORT_FAILED == METRIC_DOMAIN_ABORT_WRITTEN + (int) LETTER_LOST,
-					 "results are listed in the order of LetterResult");
+	StaticAssertStmt(METRIC_COMMIT_UNARMED == METRIC_COMMIT_WRITTEN + (int) MESSAGE_UNARMED &&
+					 METRIC_COMMIT_FAILED == METRIC_COMMIT_WRITTEN + (int) MESSAGE_LOST &&
+					 METRIC_ABORT_FAILED == METRIC_ABORT_WRITTEN + (int) MESSAGE_LOST &&
+					 METRIC_DOMAIN_COMMIT_FAILED == METRIC_DOMAIN_COMMIT_WRITTEN + (int) MESSAGE_LOST &&
+					 METRIC_DOMAIN_ABORT_FAILED == METRIC_DOMAIN_ABORT_WRITTEN + (int) MESSAGE_LOST,
+					 "results are listed in the order of MessageResult");
 	if (count->slot == METRIC_EFFECTS)
 	{
-		metrics_add_server(result == LETTER_LOST ? SERVER_METRIC_EFFECT_APPLY_FAILED : SERVER_METRIC_EFFECT_APPLY_DONE,
+		metrics_add_server(result == MESSAGE_LOST ? SERVER_METRIC_EFFECT_APPLY_FAILED : SERVER_METRIC_EFFECT_APPLY_DONE,
 						   count->commits);
-		metrics_add_server(result == LETTER_LOST ? SERVER_METRIC_EFFECT_UNDO_FAILED : SERVER_METRIC_EFFECT_UNDO_DONE,
+		metrics_add_server(result == MESSAGE_LOST ? SERVER_METRIC_EFFECT_UNDO_FAILED : SERVER_METRIC_EFFECT_UNDO_DONE,
 						   count->aborts);
 		return;
 	}
 	metrics_add(count->slot, commit + (int) result, count->commits);
 	metrics_add(count->slot, abort + (int) result, count->aborts);
-	if (result == LETTER_WRITTEN && count->committed_at != 0)
+	if (result == MESSAGE_WRITTEN && count->committed_at != 0)
 		metrics_window(fence_clock() - count->committed_at);
 }
 
@@ -272,7 +272,7 @@ put_value(ReturnSetInfo *rsinfo, const char *name, const char *labels, double va
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
 
-/* A series as a row. domain: NULL for one of the server. */
+/* Adds one series as a row. domain is NULL for a series of the whole server. */
 static void
 put_series(ReturnSetInfo *rsinfo, const Series *series, const char *domain, uint64 value)
 {
@@ -313,24 +313,24 @@ put_window(ReturnSetInfo *rsinfo)
 	put_value(rsinfo, METRIC_WINDOW_NAME "_count", "{}", count);
 }
 
-/* The domain's name as its users know it; NULL: it is of another database. */
+/* Returns the domain's name as users know it, or NULL if the domain is in another database. */
 static const char *
 name_of_slot(MetricSlot slot)
 {
-	const char *wire_name = metrics->slots[slot].wire_name;
-	const char *dot = strchr(wire_name, '.');
+	const char *redis_name = metrics->slots[slot].redis_name;
+	const char *dot = strchr(redis_name, '.');
 	int			nparts;
 	char	  **parts;
 
 	if (slot == METRIC_OTHER_SLOT)
 		return METRIC_OTHER_NAME;
-	if ((Oid) strtoul(wire_name, NULL, 10) != MyDatabaseId || dot == NULL || !key_parts(dot + 1, &nparts, &parts) ||
+	if ((Oid) strtoul(redis_name, NULL, 10) != MyDatabaseId || dot == NULL || !key_parts(dot + 1, &nparts, &parts) ||
 		nparts != 1)
 		return NULL;
 	return parts[0];
 }
 
-/* Of this database's domains and of the whole server. Slot 0 is shown only once it is used. */
+/* Shows the metrics of this database's domains and of the whole server. Shows slot 0 only once all other slots are taken. */
 Datum
 fence_metrics_view(PG_FUNCTION_ARGS)
 {
@@ -350,7 +350,7 @@ fence_metrics_view(PG_FUNCTION_ARGS)
 	}
 	for (int i = 0; i < SERVER_METRICS; i++)
 	{
-		/* a standby never opens fences: nobody is to be called for that */
+		/* a standby never opens its fences, so a 0 there must not raise an alert */
 		if (i == SERVER_METRIC_OPEN && RecoveryInProgress())
 			continue;
 		put_series(rsinfo, &server_series[i], NULL, metrics_value_server(i));
@@ -360,8 +360,8 @@ fence_metrics_view(PG_FUNCTION_ARGS)
 }
 
 /*
- * All counters of the server begin again at 0, and its worst values. Gauges that tell how things stand stay as they are; that
- * of held effects is back with the patrol's next round.
+ * Resets all counters of the server and its highest values to 0. Gauges of domains keep their values. The gauge of held
+ * effects is 0 until the patrol's next round sets it again.
  */
 Datum
 fence_reset_metrics(PG_FUNCTION_ARGS)

@@ -1,12 +1,13 @@
 /*
  * base/metrics.h
- *	  Counters and gauges in shared memory, and the one list of them: what is not named here does not exist.
+ *	  Counters and gauges in shared memory. The lists in this file name every metric that exists.
  *
- * fence.metrics shows them; the exporter's queries, the alert rules and the dashboard below monitoring/ are made from, or
- * compared with, these lists, which monitoring/generate.py reads: keep one entry a line.
+ * The view fence.metrics shows them. monitoring/generate.py reads these lists, and from them writes or checks the
+ * exporter's queries, the alert rules and the dashboard. It needs one entry per line.
  *
- * Locks: counting takes none (atomics) and neither raises nor allocates: usable in COMMIT and ABORT. Only finding a domain's
- * slot takes the lock of shared memory; it is done when a Domain is built, and the slot is kept in it.
+ * Locks: counting uses atomics, takes no lock, raises nothing and allocates nothing. So it is safe in COMMIT and ABORT.
+ * Only looking up a domain's slot takes the lock of shared memory. That happens when a Domain is built, and the Domain
+ * keeps the slot.
  */
 #ifndef FENCE_METRICS_H
 #define FENCE_METRICS_H
@@ -16,8 +17,8 @@
 #include "port/atomics.h"
 
 /*
- * Families: identifier, name, type, labels in order, help. A family with the label "domain" exists once for each domain.
- * Types: COUNTER; GAUGE; SECONDS, a gauge that is kept in microseconds and shown in seconds.
+ * Families: identifier, name, type, label names in order, help text. A family with the label "domain" has series for
+ * each domain. Types: COUNTER; GAUGE; SECONDS, which is a gauge that is stored in microseconds and shown in seconds.
  */
 #define METRIC_FAMILIES(F) \
 	F(OPERATIONS, "cache_fence_operations_total", COUNTER, "domain,operation,result", "Operations on fences and cached values, by what came of them") \
@@ -39,13 +40,13 @@
 	F(HEARTBEAT, "cache_fence_heartbeat_worst_seconds", SECONDS, "", "Longest heartbeat since the last reset") \
 	F(CLOCK_STEP, "cache_fence_clock_step_worst_seconds", SECONDS, "", "Largest step of a Redis node's clock against PostgreSQL's since the last reset")
 
-/* The one histogram; it has no labels but "le". */
+/* The only histogram. Its only label is "le". */
 #define METRIC_WINDOW_NAME "cache_fence_commit_window_seconds"
 #define METRIC_WINDOW_HELP "Time from a transaction's commit to the commit of its fences"
-/* Upper bounds of its buckets in microseconds; the last bucket has none. */
+/* Upper bounds of its buckets in microseconds. The last bucket has no upper bound. */
 #define METRIC_WINDOW_BUCKETS 100, 250, 500, 1000, 2500, 5000, 10000, 25000, 50000, 100000, 250000, 500000, 1000000, 5000000
 
-/* Of each domain: identifier, family, values of the labels after "domain" in their order. */
+/* Series of each domain: identifier, family, values of the labels that follow "domain". */
 #define METRIC_DOMAIN_SERIES(S) \
 	S(RESERVE_GRANTED, OPERATIONS, "reserve", "granted") \
 	S(RESERVE_FAILED, OPERATIONS, "reserve", "failed") \
@@ -98,7 +99,7 @@
 	S(ROWS_EXECUTOR, ROWS, "executor", NULL) \
 	S(ROWS_TRIGGERS, ROWS, "triggers", NULL)
 
-/* Of the whole server: identifier, family, value of its label. */
+/* Series of the whole server: identifier, family, values of the labels. */
 #define METRIC_SERVER_SERIES(S) \
 	S(EPOCH_START, EPOCH_CHANGES, "start", NULL) \
 	S(EPOCH_PROCESS, EPOCH_CHANGES, "redis_process", NULL) \
@@ -148,60 +149,69 @@ typedef enum MetricFamily
 	METRIC_FAMILY_COUNT
 } MetricFamily;
 
-/* A domain's counters. Slot 0 has those of all domains for which there was no room. */
+/* Index of a domain's counters. All domains for which no slot was left share slot 0. */
 typedef int MetricSlot;
 #define METRIC_OTHER_SLOT 0
-#define METRIC_EFFECTS (-1)			/* no domain's */
+#define METRIC_EFFECTS (-1)			/* in MessageCount: effects, which belong to no domain */
 #define METRIC_MAX_SLOTS 1024		/* domains of all databases since the server start */
-#define METRIC_OTHER_NAME "(other)"	/* the domain label of slot 0 */
+#define METRIC_OTHER_NAME "(other)"	/* label "domain" of slot 0 */
 
-/* Shared memory; metrics_initialise is called once, for zeroed memory. */
+/* Memory of this part. metrics_initialise is called once, with the memory of this part. */
 extern Size metrics_size(void);
 extern void metrics_initialise(void *memory);
 extern void metrics_use(void *memory);
 
-/* The slot of the domain with that wire name, taken if it has none yet. Takes the lock: not in COMMIT or ABORT. */
-extern MetricSlot metrics_slot(const char *wire_name);
+/*
+ * Returns the slot of the domain with this name in Redis, and assigns one if it has none. Takes the lock, so do not
+ * call it in COMMIT or ABORT.
+ */
+extern MetricSlot metrics_slot(const char *redis_name);
 
-/* Counting. Cheap, from any process and at any time. */
+/* Count. Cheap, and safe in any process at any time. */
 extern void metrics_add(MetricSlot slot, DomainMetric metric, uint64 n);
 extern void metrics_add_server(ServerMetric metric, uint64 n);
 
-/* The series of the family whose first label value this is: for what is known by its name. Not for hot paths. */
+/*
+ * Counts in the family's series whose first label after "domain" has this value. Searches by name, so it is not for hot
+ * paths.
+ */
 extern void metrics_add_named(MetricSlot slot, MetricFamily family, const char *value, uint64 n);
 
-/* Gauges. metrics_raise_server keeps the highest value since the last reset. */
+/* Set gauges. metrics_raise_server keeps the highest value since the last reset. */
 extern void metrics_set(MetricSlot slot, DomainMetric metric, uint64 value);
 extern void metrics_set_server(ServerMetric metric, uint64 value);
 extern void metrics_raise_server(ServerMetric metric, uint64 value);
 extern uint64 metrics_value_server(ServerMetric metric);
 
-/* Sets a gauge to 0 in every slot. */
+/* Sets this gauge to 0 in every slot. */
 extern void metrics_clear(DomainMetric metric);
 
-/* A commit reached Redis so many microseconds after it was made. */
+/* Counts a commit whose message reached Redis this long after the commit. */
 extern void metrics_window(int64 microseconds);
 
-/* Number of slots in use, for loops over all. */
+/* Returns the number of slots in use, for loops over all slots. */
 extern int	metrics_slots(void);
 
-/* What a letter (outbox.h) that ends reservations, or effects, is about. */
-typedef struct LetterCount
+/* What a message (send_queue.h) that ends reservations or effects contains, for counting. */
+typedef struct MessageCount
 {
-	MetricSlot	slot;			/* or METRIC_EFFECTS: commits are effects applied, aborts effects undone */
-	uint32		commits;		/* operations in it, all of the slot's domain; a reservation counts as neither */
+	MetricSlot	slot;			/* METRIC_EFFECTS: commits counts applied effects, aborts undone ones */
+	uint32		commits;		/* ended reservations of this domain, by outcome; a message that reserves counts as neither */
 	uint32		aborts;
-	int64		committed_at;	/* fence_clock() time of the transaction's commit; 0: none of its operations commits */
-} LetterCount;
+	int64		committed_at;	/* fence_clock() time of the transaction's commit; 0: the message contains no commit */
+} MessageCount;
 
-typedef enum LetterResult
+typedef enum MessageResult
 {
-	LETTER_WRITTEN,
-	LETTER_UNARMED,				/* a newer epoch: nothing was left to end */
-	LETTER_LOST					/* left to the patrol */
-} LetterResult;
+	MESSAGE_WRITTEN,
+	MESSAGE_UNARMED,				/* Redis is in a newer epoch, so no reservation was left to end */
+	MESSAGE_LOST					/* the patrol ends the reservations instead */
+} MessageResult;
 
-/* A letter that ends reservations or effects was answered, or given up. whole: of whole domains. */
-extern void metrics_count_end(const LetterCount *count, bool whole, LetterResult result);
+/*
+ * Counts a message that ends reservations or effects, once Redis has answered it or its carrier has given up. whole: it
+ * is about reservations of whole domains.
+ */
+extern void metrics_count_end(const MessageCount *count, bool whole, MessageResult result);
 
 #endif

@@ -1,8 +1,8 @@
 /*
  * base/settings.c
- *	  The configuration parameters pgcache_fence.*: definition, bounds, description, checks. See settings.h.
+ *	  The configuration parameters pgcache_fence.*: definitions, bounds, descriptions, checks. See settings.h.
  *
- * Owns: the parameters. Takes no locks. Never: put the URL, which may hold a password, into a message.
+ * Owns: the parameters. Takes no locks. Never puts the URL into a message, because it may contain a password.
  */
 #include "postgres.h"
 
@@ -13,13 +13,14 @@
 #include "utils/guc.h"
 #include "utils/varlena.h"
 
+#include "base/compat.h"
 #include "base/settings.h"
 #include "base/url.h"
-#include "redis/tls.h"
 
 #define NAMESPACE_MAX 32
 
 char	   *setting_redis_url;
+const RedisUrl *setting_url = NULL;
 char	   *setting_tls_ca_file;
 char	   *setting_tls_cert_file;
 char	   *setting_tls_key_file;
@@ -31,6 +32,7 @@ int			setting_timeout;
 int			setting_on_redis_failure;
 int			setting_reserve;
 int			setting_capture;
+int			setting_unreserved_writes;
 int			setting_patrol_interval;
 int			setting_patrol_grace;
 double		setting_audit_rate;
@@ -59,9 +61,16 @@ static const struct config_enum_entry capture_ways[] = {
 	{NULL, 0, false}
 };
 
+static const struct config_enum_entry unreserved_choices[] = {
+	{"error", UNRESERVED_ERROR, false},
+	{"reserve_domain", UNRESERVED_RESERVE_DOMAIN, false},
+	{NULL, 0, false}
+};
+
 /*
- * What a check hook answers to an invalid value; detail: a sentence. At the start PostgreSQL would warn and go on with the
- * default: with another Redis, or other keys. So it does not start, as with an invalid value of its own.
+ * Rejects an invalid value in a check hook. detail is a sentence. At server start PostgreSQL would only warn and
+ * continue with the default, which means another Redis or other keys. So we stop the start, as PostgreSQL does for
+ * invalid values of its own parameters.
  */
 static bool
 refuse(const char *name, int code, const char *detail)
@@ -76,7 +85,7 @@ refuse(const char *name, int code, const char *detail)
 	return false;
 }
 
-/* PostgreSQL's own message would repeat the value, and with it the password, in the log: so there is one of ours. */
+/* PostgreSQL's own error message would write the value, and with it the password, to the log. So we report our own. */
 static bool
 check_redis_url(char **newval, void **extra, GucSource source)
 {
@@ -84,27 +93,38 @@ check_redis_url(char **newval, void **extra, GucSource source)
 	RedisUrl	url;
 	const char *why = redis_url_parse(*newval, &url);
 
-	(void) extra;
 	(void) source;
 	if (why != NULL)
 	{
 		GUC_check_errmsg("invalid value for parameter \"pgcache_fence.redis_url\"");
 		return refuse(name, ERRCODE_INVALID_PARAMETER_VALUE, psprintf("The URL is malformed: %s.", why));
 	}
-	why = url.tls ? tls_missing() : NULL;
+	why = url.tls ? TLS_MISSING : NULL;
 	if (why != NULL)
 	{
 		GUC_check_errmsg("unsupported value for parameter \"pgcache_fence.redis_url\"");
 		return refuse(name, ERRCODE_FEATURE_NOT_SUPPORTED, psprintf("%s.", why));
 	}
+	*extra = guc_malloc(LOG, sizeof(RedisUrl));
+	if (*extra == NULL)
+		return false;
+	memcpy(*extra, &url, sizeof(RedisUrl));
 	return true;
+}
+
+static void
+assign_redis_url(const char *newval, void *extra)
+{
+	(void) newval;
+	setting_url = extra;
 }
 
 static emit_log_hook_type next_emit_log_hook = NULL;
 
 /*
- * At a reload the postmaster logs the new value of each parameter: of this one it may hold a password. The message is in the
- * server's language, and has the name as the file spells it.
+ * At a reload the postmaster logs the new value of each changed parameter, and this one may contain a password. We
+ * cannot compare the whole message, because it is in the server's language. It contains the parameter's name in the
+ * spelling of the configuration file.
  */
 static void
 hide_redis_url(ErrorData *edata)
@@ -154,7 +174,10 @@ check_databases(char **newval, void **extra, GucSource source)
 						   "letters or special characters are quoted as in SQL.");
 }
 
-/* Whether pgcache_fence.databases names the database. Names are read as identifiers: unquoted ones in lower case. */
+/*
+ * Returns whether pgcache_fence.databases names the database. The names are read as SQL identifiers, so unquoted ones
+ * are lower case.
+ */
 bool
 settings_serves_database(const char *datname)
 {
@@ -191,7 +214,7 @@ define_redis(void)
 							   "Special characters in user and password are percent-encoded. Only database 0 can "
 							   "be used. Without a password no AUTH is sent.",
 							   &setting_redis_url, "redis://127.0.0.1:6379",
-							   PGC_SIGHUP, GUC_SUPERUSER_ONLY, check_redis_url, NULL, NULL);
+							   PGC_SIGHUP, GUC_SUPERUSER_ONLY, check_redis_url, assign_redis_url, NULL);
 
 	DefineCustomStringVariable("pgcache_fence.namespace",
 							   "First part of the name of every Redis key of this cluster.",
@@ -225,7 +248,7 @@ define_redis(void)
 							 PGC_USERSET, 0, NULL, NULL, NULL);
 }
 
-/* The names of files tell of the server's file system: as with data_directory, that is for superusers. */
+/* Names of files reveal the server's file system. So only superusers see them, as with data_directory. */
 static void
 define_tls(void)
 {
@@ -301,8 +324,9 @@ define_patrol(void)
 }
 
 /*
- * Not for everybody: who raises it keeps as many reservations in the memory of Redis as he changes rows, and who lowers it makes a
- * whole table cold with one row. GRANT SET ON PARAMETER gives it to a role.
+ * Only superusers may set these. A role that raises bulk_threshold can fill the memory of Redis with one reservation
+ * per changed row. A role that lowers it can invalidate the cached values of a whole table by changing one row. GRANT
+ * SET ON PARAMETER gives the right to a role.
  */
 static void
 define_writing(void)
@@ -320,6 +344,13 @@ define_writing(void)
 							"of one per row. When it commits, no cached value of the table is trusted any more.",
 							&setting_bulk_threshold, 3000, 1, INT_MAX,
 							PGC_SUSET, 0, NULL, NULL, NULL);
+
+	DefineCustomEnumVariable("pgcache_fence.unreserved_writes",
+							 "What happens to a row of a manual domain that is written without fence.begin_write.",
+							 "\"error\": the write is refused, and so is a stored version that was not reserved. \"reserve_domain\": it is let pass, and the "
+							 "whole domain is reserved until the transaction ends; then no cached value of it is trusted any more. For migrations.",
+							 &setting_unreserved_writes, UNRESERVED_ERROR, unreserved_choices,
+							 PGC_SUSET, 0, NULL, NULL, NULL);
 }
 
 static void
@@ -365,7 +396,7 @@ define_retention(void)
 							PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
 }
 
-/* Defines all parameters; called once, when the library is preloaded. */
+/* Defines all parameters. Called once, when the library is preloaded. */
 void
 settings_define(void)
 {

@@ -1,8 +1,6 @@
 /*
  * base/shared.c
- *	  Shared memory of pgcache_fence. The lock protocol is in shared.h.
- *
- * Owns: every change of the word, of lease_bound and of the markers (doc/protocol.md, "State").
+ *	  The state that all processes share, and functions that read it; see shared.h. word.c changes the word.
  */
 #include "postgres.h"
 
@@ -10,70 +8,34 @@
 
 #include "common/hashfn.h"
 #include "miscadmin.h"
-#include "storage/ipc.h"
 #include "storage/latch.h"
 #include "storage/proc.h"
-#include "storage/shmem.h"
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
 #include "base/compat.h"
-#include "base/metrics.h"
-#include "base/outbox.h"
-#include "base/settings.h"
 #include "base/shared.h"
 
 FenceShared *fence_shared = NULL;
 
-static shmem_request_hook_type previous_request_hook = NULL;
-static shmem_startup_hook_type previous_startup_hook = NULL;
-
 static int
-marker_count(void)
+commit_flag_count(void)
 {
 	return MaxBackends + NUM_AUXILIARY_PROCS;
 }
 
-static Size
-state_size(void)
-{
-	return add_size(offsetof(FenceShared, markers), mul_size(marker_count(), sizeof(pg_atomic_uint64)));
-}
-
-/* The parts that others own, behind our own */
-static const struct
-{
-	Size		(*size) (void);
-	void		(*initialise) (void *memory);
-	void		(*use) (void *memory);
-}			parts[] = {
-	{metrics_size, metrics_initialise, metrics_use},
-	{outbox_size, outbox_initialise, outbox_use},
-};
-
-static Size
+Size
 shared_size(void)
 {
-	Size		size = MAXALIGN(state_size());
-
-	for (int i = 0; i < (int) lengthof(parts); i++)
-		size = add_size(size, parts[i].size());
-	return size;
+	return add_size(offsetof(FenceShared, commit_flags), mul_size(commit_flag_count(), sizeof(pg_atomic_uint64)));
 }
 
-static void
-shared_request(void)
+void
+shared_initialise(void *memory)
 {
-	if (previous_request_hook)
-		previous_request_hook();
-	RequestAddinShmemSpace(shared_size());
-	RequestNamedLWLockTranche("pgcache_fence", 1);
-}
+	FenceShared *shared = memory;
 
-static void
-shared_initialise(FenceShared *shared)
-{
-	memset(shared, 0, offsetof(FenceShared, markers));
+	memset(shared, 0, offsetof(FenceShared, commit_flags));
 	shared->lock = &GetNamedLWLockTranche("pgcache_fence")->lock;
 	pg_atomic_init_u64(&shared->word, 0);
 	pg_atomic_init_u64(&shared->epoch_random, 0);
@@ -85,7 +47,7 @@ shared_initialise(FenceShared *shared)
 	pg_atomic_init_u32(&shared->catalog_serial, 1);
 	pg_atomic_init_u32(&shared->patrol_wanted, 0);
 	pg_atomic_init_u64(&shared->first_xid, 0);
-	pg_atomic_init_u32(&shared->outbox_wanted, 1);	/* of former starts */
+	pg_atomic_init_u32(&shared->outbox_wanted, 1);	/* effects from before this start may be waiting */
 	if (!pg_strong_random(&shared->nonce, sizeof(shared->nonce)))
 		ereport(ERROR,
 				(errcode(ERRCODE_INTERNAL_ERROR),
@@ -94,41 +56,15 @@ shared_initialise(FenceShared *shared)
 	shared->since = GetCurrentTimestamp();
 	for (int i = 0; i < LOG_TIMES; i++)
 		pg_atomic_init_u64(&shared->logged[i], 0);
-	shared->nmarkers = marker_count();
-	for (int i = 0; i < shared->nmarkers; i++)
-		pg_atomic_init_u64(&shared->markers[i], MARKER_NONE);
-}
-
-static void
-shared_startup(void)
-{
-	bool		found;
-	char	   *part;
-
-	if (previous_startup_hook)
-		previous_startup_hook();
-	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
-	fence_shared = ShmemInitStruct("pgcache_fence", shared_size(), &found);
-	if (!found)
-		shared_initialise(fence_shared);
-	part = (char *) fence_shared + MAXALIGN(state_size());
-	for (int i = 0; i < (int) lengthof(parts); i++)
-	{
-		if (!found)
-			parts[i].initialise(part);
-		parts[i].use(part);
-		part += parts[i].size();
-	}
-	LWLockRelease(AddinShmemInitLock);
+	shared->ncommit_flags = commit_flag_count();
+	for (int i = 0; i < shared->ncommit_flags; i++)
+		pg_atomic_init_u64(&shared->commit_flags[i], COMMIT_FLAG_NONE);
 }
 
 void
-shared_install(void)
+shared_use(void *memory)
 {
-	previous_request_hook = shmem_request_hook;
-	shmem_request_hook = shared_request;
-	previous_startup_hook = shmem_startup_hook;
-	shmem_startup_hook = shared_startup;
+	fence_shared = memory;
 }
 
 void
@@ -165,11 +101,6 @@ fence_pause(int64 microseconds, uint32 wait_event)
 	}
 }
 
-/* -----------------------------------------------------------------------------------------------------------------
- * The word
- * -----------------------------------------------------------------------------------------------------------------
- */
-
 FenceWord
 fence_word(void)
 {
@@ -179,56 +110,6 @@ fence_word(void)
 	word = pg_atomic_read_u64(&fence_shared->word);
 	pg_memory_barrier();
 	return word;
-}
-
-const char *
-fence_state_name(FenceWord word)
-{
-	return WORD_STATE(word) == FENCE_OPEN ? "OPEN" : WORD_STATE(word) == FENCE_ARMING ? "ARMING" : "CLOSED";
-}
-
-bool
-fence_word_change(FenceWord from, FenceState state, uint32 epoch, const char *reason)
-{
-	uint64		expected = from;
-	FenceWord	to = ((uint64) state << 62) | ((uint64) epoch << 32) | (uint32) ((uint32) from + 1);
-	bool		opens_or_ends = state == FENCE_OPEN || WORD_STATE(from) == FENCE_OPEN;
-	bool		news = false;
-
-	/* the lock is taken first, so that reason and since belong to the word that a view reads under it */
-	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
-	if (!pg_atomic_compare_exchange_u64(&fence_shared->word, &expected, to))
-	{
-		LWLockRelease(fence_shared->lock);
-		return false;
-	}
-	if (reason != NULL)
-	{
-		/* one line per change that people care about: not again for each try to open that ends like one before it */
-		news = WORD_STATE(from) != FENCE_ARMING || state == FENCE_OPEN || strcmp(reason, fence_shared->reason) != 0;
-		strlcpy(fence_shared->reason, reason, REASON_LEN);
-	}
-	if (state != FENCE_ARMING && (news || WORD_STATE(from) == FENCE_OPEN))
-		fence_shared->since = GetCurrentTimestamp();
-	LWLockRelease(fence_shared->lock);
-
-	if (opens_or_ends)
-		metrics_add_server(state == FENCE_OPEN ? SERVER_METRIC_STATE_OPEN : SERVER_METRIC_STATE_CLOSED, 1);
-	if (news && state != FENCE_ARMING && (fence_log_due(reason) || opens_or_ends))
-		ereport(LOG,
-				(errmsg("pgcache_fence: %s in epoch %u: %s", fence_state_name(to), epoch, reason)));
-	return true;
-}
-
-void
-fence_state_now(FenceStateNow *now)
-{
-	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	now->word = fence_word();
-	fence_epoch_of(WORD_EPOCH(now->word), now->epoch);
-	strlcpy(now->reason, fence_shared->reason, REASON_LEN);
-	now->since = fence_shared->since;
-	LWLockRelease(fence_shared->lock);
 }
 
 int
@@ -251,7 +132,7 @@ fence_epoch_of(uint32 number, char epoch[EPOCH_LEN])
 	static char last[EPOCH_LEN] = "";
 	uint64		random = pg_atomic_read_u64(&fence_shared->epoch_random);
 
-	/* every message names it, and it seldom changes */
+	/* every message names the epoch, which seldom changes, so we keep its text */
 	if (last[0] == '\0' || number != last_number || random != last_random)
 		snprintf(last, EPOCH_LEN, "%u-%016llx", number, (unsigned long long) random);
 	last_number = number;
@@ -272,86 +153,6 @@ fence_node_of(const char *fence)
 	return fence_shared->slot_node[slot_of_key(fence, strlen(fence))];
 }
 
-FenceWord
-fence_word_expire(void)
-{
-	FenceWord	word = fence_word();
-
-	if (WORD_STATE(word) == FENCE_OPEN && fence_lease_bound_passed())
-		fence_word_change(word, FENCE_CLOSED, WORD_EPOCH(word), "the lease ran out: the keeper did not renew it");
-	else if (WORD_STATE(word) == FENCE_ARMING &&
-			 (uint64) fence_clock() > pg_atomic_read_u64(&fence_shared->arming_until))
-		fence_word_change(word, FENCE_CLOSED, WORD_EPOCH(word), "arming took longer than a lease");
-	else
-		return word;
-	return fence_word();
-}
-
-/* -----------------------------------------------------------------------------------------------------------------
- * Markers and the bound of all leases
- * -----------------------------------------------------------------------------------------------------------------
- */
-
-void
-fence_marker_set(uint64 marker)
-{
-	pg_atomic_write_u64(&fence_shared->markers[fence_process_number()], marker);
-	pg_memory_barrier();
-}
-
-void
-fence_marker_clear(void)
-{
-	/* whatever the commit did must be visible before the marker goes */
-	pg_memory_barrier();
-	pg_atomic_write_u64(&fence_shared->markers[fence_process_number()], MARKER_NONE);
-}
-
-bool
-fence_marker_exists(bool bypass)
-{
-	pg_memory_barrier();
-	for (int i = 0; i < fence_shared->nmarkers; i++)
-	{
-		uint64		marker = pg_atomic_read_u64(&fence_shared->markers[i]);
-
-		if (marker != MARKER_NONE && (marker == MARKER_BYPASS) == bypass)
-			return true;
-	}
-	return false;
-}
-
-void
-fence_lease_bound_raise(int64 until)
-{
-	uint64		current = pg_atomic_read_u64(&fence_shared->lease_bound);
-
-	while (current < (uint64) until &&
-		   !pg_atomic_compare_exchange_u64(&fence_shared->lease_bound, &current, (uint64) until))
-		;
-}
-
-bool
-fence_lease_bound_passed(void)
-{
-	uint64		bound;
-
-	pg_memory_barrier();
-	bound = pg_atomic_read_u64(&fence_shared->lease_bound);
-	return bound != 0 && (uint64) fence_clock() > bound;
-}
-
-/* A writer that waits and finds no bound: the keeper never started, so the longest lease possible may run. */
-int64
-fence_lease_bound_or_longest(void)
-{
-	uint64		unset = 0;
-
-	pg_atomic_compare_exchange_u64(&fence_shared->lease_bound, &unset,
-								   (uint64) fence_clock() + (LEASE_MAX_MS + setting_clock_margin) * UINT64CONST(1000));
-	return (int64) pg_atomic_read_u64(&fence_shared->lease_bound);
-}
-
 /* -----------------------------------------------------------------------------------------------------------------
  * Waking the workers, seldom logging
  * -----------------------------------------------------------------------------------------------------------------
@@ -360,7 +161,7 @@ fence_lease_bound_or_longest(void)
 static void
 wake(Latch *volatile *latch)
 {
-	Latch	   *target = *latch;	/* of a PGPROC: valid memory even if its owner is gone by now */
+	Latch	   *target = *latch;	/* points into a PGPROC, so the memory stays valid even if the process has exited */
 
 	if (target != NULL)
 		SetLatch(target);
@@ -407,7 +208,7 @@ fence_database_note(Oid database, bool has_extension)
 	LWLockRelease(fence_shared->lock);
 }
 
-/* An element of the table: 24 bits of the text's hash, 40 bits of the time in milliseconds. */
+/* An element of the table holds 24 bits of the text's hash and 40 bits of the time in milliseconds. */
 bool
 fence_log_due(const char *text)
 {

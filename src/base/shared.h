@@ -1,16 +1,17 @@
 /*
  * base/shared.h
- *	  Shared memory: whether fences may be used (the word), until when Redis may vouch for them, who is committing,
- *	  and what the keeper knows of the Redis processes.
+ *	  The state that all processes share: whether fences may be used (the word), until when Redis may vouch for them,
+ *	  which backends are committing, and what the keeper knows about the Redis processes.
  *
  * Lock protocol:
- *   - word, epoch_random, lease_bound, arming_until, bypassed, markers and counters are atomics; no lock.
- *     Every change of the word is a compare-and-swap on the exact word read (fence_word_change).
- *   - lock (an LWLock) protects reason, since and the table of nodes, the jobs and their reserves, and the repairs.
- *     Held for copies only, never while anything is sent or waited for, never in COMMIT or ABORT.
- *   - epoch_random and slot_node are changed only while the word is ARMING, so OPEN - read - the same OPEN reads what
- *     belongs together.
- *   - the nodes of an epoch keep their places in the table as long as it lasts; others may be added behind them.
+ *   - word, epoch_random, lease_bound, arming_until, bypassed, the commit flags and all other pg_atomic members need
+ *     no lock. Each change of the word is a compare-and-swap from the exact word that was read (fence_word_change).
+ *   - lock (an LWLock) protects the members below "protected by lock", the slots of metrics.c and the problem text of
+ *     send_queue.c. A process holds it only to copy data. It never sends or waits meanwhile, and never takes the lock
+ *     in COMMIT or ABORT.
+ *   - the keeper changes epoch_random and slot_node only while the word is ARMING. So a process that reads OPEN, then
+ *     these, then the same OPEN again has read values that belong together.
+ *   - a node keeps its index in the table as long as the epoch lasts. New nodes are added behind the others.
  */
 #ifndef FENCE_SHARED_H
 #define FENCE_SHARED_H
@@ -24,50 +25,53 @@
 
 typedef enum FenceState
 {
-	FENCE_CLOSED = 0,			/* no fence may be used; writers wait the lease out or raise */
-	FENCE_ARMING = 1,			/* the keeper is opening; writers wait */
+	FENCE_CLOSED = 0,			/* no fence may be used; writers wait until the lease has ended, or raise */
+	FENCE_ARMING = 1,			/* the keeper is arming Redis; writers wait */
 	FENCE_OPEN = 2				/* every writer reserves before it commits */
 } FenceState;
 
-/* state (2 bits), epoch number (30), count of changes (32): never the same twice, so a compare-and-swap knows */
+/*
+ * State (2 bits), epoch number (30), count of changes (32). The count makes each word unique, so a compare-and-swap
+ * notices every change.
+ */
 typedef uint64 FenceWord;
 
 #define WORD_STATE(w)	((FenceState) ((w) >> 62))
 #define WORD_EPOCH(w)	((uint32) (((w) >> 32) & 0x3FFFFFFF))
 #define WORD_MAX_EPOCH	0x3FFFFFFF
 
-/* Marker of a backend between its last look at the word and the end of its commit */
-#define MARKER_NONE		UINT64CONST(0)
-#define MARKER_BYPASS	PG_UINT64_MAX	/* commits without reservations */
-/* any other value: the epoch number, commits with reservations of that epoch */
+/* The commit flag of a backend is set from its last look at the word until the end of its commit. */
+#define COMMIT_FLAG_NONE		UINT64CONST(0)
+#define COMMIT_FLAG_BYPASS	PG_UINT64_MAX	/* commits without reservations */
+/* any other value is the number of the epoch whose reservations the commit has */
 
-#define MAX_NODES		100		/* below SLOT_NOBODY */
+#define MAX_NODES		100		/* must be less than SLOT_NOBODY */
 #define IDENTITY_LEN	20
 #define EPOCH_LEN		32		/* "<number>-<16 hex digits>" and NUL */
 #define REASON_LEN		256
 #define MAX_DATABASES	256
-#define MAX_REPAIRS		256		/* that are remembered */
-#define LOG_INTERVAL_MS	UINT64CONST(10000)	/* between two log lines of the same text */
+#define MAX_REPAIRS		256		/* number of repairs that we remember */
+#define LOG_INTERVAL_MS	UINT64CONST(10000)	/* between two log lines with the same text */
 #define LOG_TIMES		1024
 
 typedef struct FenceNode
 {
-	RedisEndpoint address;		/* numeric or a socket path */
-	uint32		serial;			/* changes whenever connections there are to be made anew */
+	RedisEndpoint address;		/* numeric address or socket path */
+	uint32		serial;			/* changes whenever processes must reconnect to this node */
 	bool		reachable;
-	bool		dismissed;		/* it had slots in this epoch, and has none any more: of interest to nobody */
-	bool		granted;		/* it is armed in the word's epoch, for the slots that slot_node says */
-	uint32		received;		/* number of the grant that gave it slots last */
-	char		armed_identity[IDENTITY_LEN];	/* process that was armed last; keeper only */
+	bool		dismissed;		/* it had slots earlier in this epoch and has none now; no process needs it */
+	bool		granted;		/* it is armed in the word's epoch, for its slots in slot_node */
+	uint32		received;		/* number of the last grant that gave it new slots */
+	char		armed_identity[IDENTITY_LEN];	/* process that the keeper armed last; keeper only */
 	char		role[16];
-	char		version[32];	/* of the server */
+	char		version[32];	/* version of the Redis server */
 	char		identity[IDENTITY_LEN];
 	char		epoch[EPOCH_LEN];
-	int64		lease_until;	/* fence_clock() time until which it may answer, at the latest */
+	int64		lease_until;	/* fence_clock() time at which its lease has certainly ended */
 	char		error[REASON_LEN];
 } FenceNode;
 
-/* Who has work done inside databases, one job at a time; see worker.h */
+/* The process that starts jobs inside databases, one at a time; see jobs.h */
 typedef enum JobsOf
 {
 	JOBS_OF_KEEPER,
@@ -75,51 +79,51 @@ typedef enum JobsOf
 	JOBS_OF_COUNT
 } JobsOf;
 
-/* Work that needs a database, done by a worker that is connected to it for no longer than that. */
+/* A job inside a database. The worker that executes it is connected to the database only for this job. */
 typedef struct FenceJob
 {
-	uint32		serial;			/* tells a job from a former one that was given up */
+	uint32		serial;			/* distinguishes this job from an earlier one that was abandoned */
 	int			kind;			/* JobKind */
 	Oid			database;
-	int			duties;			/* round: patrol.c */
+	int			duties;			/* of a patrol round; see patrol.c */
 	char		epoch[EPOCH_LEN];
 	uint32		epoch_number;
-	int			longest_lease;	/* ms; as stored, or to be stored */
-	bool		lower;			/* no longer lease runs any more: longest_lease is stored even if the row has a longer one */
-	bool		restored;		/* announce: an attachment that Redis takes for ended is there */
-	uint32		grant;			/* announce: number of the present grant */
-	uint32		carried;		/* and of the one for which this database was announced last in this epoch, 0: for none */
+	int			longest_lease;	/* ms; as read from fence.cluster, or to be stored there */
+	bool		lower;			/* all longer leases have ended: store longest_lease even if the row has a longer one */
+	bool		restored;		/* announce: a domain is attached that Redis believes to be detached */
+	uint32		grant;			/* announce: number of the current grant */
+	uint32		carried;		/* announce: number of the grant of this database's last announcement in this epoch; 0: none */
 
-	bool		done;			/* false: the worker failed or is at it */
+	bool		done;			/* false: the worker is still busy, or has failed */
 	bool		extension;		/* the database has the extension */
-	bool		has_row;		/* and fence.cluster has its row */
+	bool		has_row;		/* the table fence.cluster has its row */
 } FenceJob;
 
-/* A worker that has its slot whether it runs or not, for the job that finds no other one free; see worker.h. */
+/* A worker that keeps its slot even while it is not running. It gets the jobs for which no other slot is free; see jobs.h. */
 typedef struct FenceReserve
 {
-	struct Latch *latch;		/* NULL: it is not running */
+	struct Latch *latch;		/* NULL: not running */
 	pid_t		pid;
-	bool		exists;			/* it has run: it was given a slot at the server start */
-	uint32		wanted;			/* serial of the job that waits for it, or that it is at; 0: none */
+	bool		exists;			/* it has run, so it was given a slot at server start */
+	uint32		wanted;			/* serial of the job that it shall execute or is executing; 0: none */
 	bool		at_work;
 } FenceReserve;
 
 /* A fence that was repaired */
 typedef struct FenceRepair
 {
-	uint64		fence;			/* hash of its name */
+	uint64		fence;			/* hash of the fence's name */
 	TimestampTz at;
 	char		result[16];
 } FenceRepair;
 
-/* Whether the executor tells of changed rows (capture.c). */
+/* Whether the executor reports changed rows (capture.c). */
 typedef enum CaptureState
 {
-	CAPTURE_UNTRIED = 0,		/* not tried since the server start: triggers do */
+	CAPTURE_UNTRIED = 0,		/* not tested since the server start; the triggers report them */
 	CAPTURE_WORKS,
-	CAPTURE_FAILED,				/* it was tried, and did not: triggers do, until it is tried again */
-	CAPTURE_BROKEN				/* a statement of somebody's was told wrongly, and failed: triggers do, until the next start */
+	CAPTURE_FAILED,				/* the test failed; the triggers report them until the next test */
+	CAPTURE_BROKEN				/* the executor reported a statement wrongly, or the test crashed the server; triggers until the next start */
 } CaptureState;
 
 typedef struct FenceShared
@@ -127,141 +131,108 @@ typedef struct FenceShared
 	LWLock	   *lock;
 
 	pg_atomic_uint64 word;
-	pg_atomic_uint64 epoch_random;	/* with the word's number: the epoch */
-	pg_atomic_uint64 lease_bound;	/* fence_clock() time; 0: not set, counts as not passed */
-	pg_atomic_uint64 arming_until;	/* fence_clock() time after which ARMING may be ended by anybody */
-	pg_atomic_uint32 bypassed;	/* somebody committed without reservations since the last new epoch */
-	pg_atomic_uint32 writer_gave_up;	/* a writer cannot reserve: the fences stay CLOSED until it may bypass; keeper clears */
-	pg_atomic_uint32 nodes_serial;	/* changes whenever a serial in nodes does */
-	pg_atomic_uint32 standbys;	/* some follow this server: they ask who has committed last; keeper only */
+	pg_atomic_uint64 epoch_random;	/* together with the word's number, the name of the epoch */
+	pg_atomic_uint64 lease_bound;	/* fence_clock() time at which all leases have ended; 0: unknown, so not passed */
+	pg_atomic_uint64 arming_until;	/* fence_clock() time after which any process may end ARMING */
+	pg_atomic_uint32 bypassed;	/* a transaction committed without reservations since the last new epoch */
+	pg_atomic_uint32 writer_gave_up;	/* a writer cannot reserve: fences stay CLOSED until it may bypass; the keeper clears it */
+	pg_atomic_uint32 nodes_serial;	/* changes whenever a serial in nodes changes */
+	pg_atomic_uint32 standbys;	/* 1: standbys follow this server, and ask Redis who committed last; keeper writes */
 	pg_atomic_uint32 catalog_serial;	/* changes whenever domains or databases may have changed */
-	pg_atomic_uint32 patrol_wanted; /* there is something to settle at once; its latch alone is reset by any wait */
-	pg_atomic_uint64 logged[LOG_TIMES]; /* when what was written to the log: fence_log_due */
-	uint64		nonce;			/* of this server start; constant */
-	pg_atomic_uint64 first_xid; /* xids from there on were issued in this start: stamp.c; 0: not known yet */
+	pg_atomic_uint32 patrol_wanted; /* the patrol must run at once; the latch alone may be reset by any other wait */
+	pg_atomic_uint64 logged[LOG_TIMES]; /* when each text was last logged; see fence_log_due */
+	uint64		nonce;			/* of this server start; never changes */
+	pg_atomic_uint64 first_xid; /* first xid of this server start, see stamp.c; 0: not known yet */
 	pg_atomic_uint32 capture;	/* CaptureState */
-	pg_atomic_uint32 outbox_wanted; /* transactions with durable effects have ended: fence.outbox is to be looked at */
+	pg_atomic_uint32 outbox_wanted; /* transactions with durable effects have ended, so the patrol must read fence.outbox */
 
 	/*
-	 * Which of the nodes was granted each slot under the word, SLOT_NOBODY if none was: then no process may answer
-	 * readers there, and writers need no reservation. Not what a cluster says now.
+	 * Index of the node to which the keeper granted each slot in the word's epoch, or SLOT_NOBODY. In a slot of nobody
+	 * no process may answer readers, and writers need no reservation. A cluster's current slot map may differ.
 	 */
 	unsigned char slot_node[SLOTS];
 
-	/* under lock */
+	/* protected by lock, from here to the end of repairs */
 	char		reason[REASON_LEN];
 	TimestampTz since;
-	char		capture_problem[REASON_LEN];	/* of CAPTURE_FAILED and CAPTURE_BROKEN */
+	char		capture_problem[REASON_LEN];	/* why capture is CAPTURE_FAILED or CAPTURE_BROKEN */
 	int			nnodes;
 	FenceNode	nodes[MAX_NODES];
-	uint32		nodes_settings;	/* hash of the settings that the table was made from; keeper only */
+	uint32		nodes_settings;	/* hash of the settings from which the table of nodes was built; keeper only */
 	bool		bound_known;	/* the keeper has set lease_bound from durable state since the server start */
-	uint32		last_epoch;		/* highest number known to have been written; keeper only */
-	int			longest_lease;	/* ms, none longer may run or be granted before that is durable; 0: none; keeper only */
-	int			last_lease;		/* ms, the length of the leases that were granted last; 0: none yet; keeper only */
-	int64		longer_until;	/* fence_clock() time at which all that are longer than last_lease are over; keeper only */
-	bool		epoch_armed;	/* all processes were armed in the word's epoch; keeper only, outlives its restart */
-	uint32		grant;			/* number of the last grant of slots: one each time that fences were opened; written by the keeper */
+	uint32		last_epoch;		/* highest epoch number known to be durable; keeper only */
+	int			longest_lease;	/* ms; a longer lease needs a durable record first; 0: none recorded; keeper only */
+	int			last_lease;		/* ms; length of the leases granted last; 0: none yet; keeper only */
+	int64		longer_until;	/* fence_clock() time at which all leases longer than last_lease have ended; keeper only */
+	bool		epoch_armed;	/* all processes are armed in the word's epoch; keeper only, survives a restart of the keeper */
+	uint32		grant;			/* number of the last grant of slots; goes up each time the fences open; written by the keeper */
 	FenceJob	jobs[JOBS_OF_COUNT];
 	FenceReserve reserves[JOBS_OF_COUNT];
 	int			ndatabases;
-	Oid			databases[MAX_DATABASES];	/* known to have the extension: where patrols go */
+	Oid			databases[MAX_DATABASES];	/* databases with the extension, which the patrol visits */
 
-	uint32		nrepairs;		/* ever: the last one is at (nrepairs - 1) % MAX_REPAIRS */
+	uint32		nrepairs;		/* total number; the last repair is at (nrepairs - 1) % MAX_REPAIRS */
 	FenceRepair repairs[MAX_REPAIRS];
 
-	/* of keeper and patrol; each written by its owner only, read without lock; NULL: not running */
+	/* Latches of keeper and patrol. Each process writes only its own; others read it without a lock. NULL: not running. */
 	struct Latch *latches[JOBS_OF_COUNT];
 
-	int			nmarkers;
-	pg_atomic_uint64 markers[FLEXIBLE_ARRAY_MEMBER];	/* by process number */
+	int			ncommit_flags;
+	pg_atomic_uint64 commit_flags[FLEXIBLE_ARRAY_MEMBER];	/* indexed by process number */
 } FenceShared;
 
 extern FenceShared *fence_shared;	/* NULL: the library was not preloaded */
 
-/* Requests and initialises shared memory; installs the hooks. Only while shared_preload_libraries is processed. */
-extern void shared_install(void);
+/* Memory of this part (shmem.c). shared_initialise is called once. */
+extern Size shared_size(void);
+extern void shared_initialise(void *memory);
+extern void shared_use(void *memory);
 
 /* Raises 55000 with a hint if the library was not preloaded. */
 extern void shared_require(void);
 
-/* Monotonic local time in microseconds, never 0. Not comparable with another machine's or with wall-clock time. */
+/*
+ * Returns monotonic local time in microseconds, never 0. Do not compare it with the time of another machine or with
+ * wall-clock time.
+ */
 extern int64 fence_clock(void);
 
-/* Waits for so long. Interruptible. */
+/* Waits this long. Interruptible. */
 extern void fence_pause(int64 microseconds, uint32 wait_event);
 
-/* Name of the word's state, for people. */
-extern const char *fence_state_name(FenceWord word);
-
-/* The word; with a full barrier before and after, so that what is read next is not older. */
+/* Returns the word. There is a full barrier before and after the read, so later reads are not older than the word. */
 extern FenceWord fence_word(void);
 
-/*
- * Changes the word from exactly `from` to the given state and epoch number, with the reason for people (NULL keeps
- * the last), which is logged. False: somebody else changed it first. Takes the lock: not in COMMIT or ABORT.
- */
-extern bool fence_word_change(FenceWord from, FenceState state, uint32 epoch, const char *reason);
-
-/* The word with what is told of it; changes of it are made under the lock, so that all of this belongs together. */
-typedef struct FenceStateNow
-{
-	FenceWord	word;
-	char		epoch[EPOCH_LEN];
-	char		reason[REASON_LEN];
-	TimestampTz since;
-} FenceStateNow;
-extern void fence_state_now(FenceStateNow *now);
-
-/* A copy of the nodes; returns how many there are. */
+/* Copies the table of nodes; returns their number. */
 extern int	fence_copy_nodes(FenceNode nodes[MAX_NODES]);
 
-/* The epoch's text for an OPEN or ARMING word; false if the word is no longer the one given. */
+/* Writes the epoch's text for an OPEN or ARMING word. Returns false if the word has changed. */
 extern bool fence_epoch_text(FenceWord word, char epoch[EPOCH_LEN]);
 
 /*
- * The text of the epoch with that number, if it is the current one. Of a former epoch the random part is lost; nothing
- * said in its name has an effect any more, so a wrong text is as good.
+ * Writes the text of the epoch with this number, if it is the current one. For an earlier epoch the text is wrong,
+ * because its random part is lost. That does no harm: a message in the name of an earlier epoch has no effect anyway.
  */
 extern void fence_epoch_of(uint32 number, char epoch[EPOCH_LEN]);
 
-/* Expired leases are everybody's affair: closes an OPEN or ARMING whose time has passed. Returns the word now. */
-extern FenceWord fence_word_expire(void);
-
-/* Index in nodes of the process that was granted the fence's slot in the word's epoch, or SLOT_NOBODY. */
+/* Returns the index of the node to which the fence's slot was granted in the word's epoch, or SLOT_NOBODY. */
 extern int	fence_node_of(const char *fence);
 
-/* This process's marker. fence_marker_set ends with a full barrier. */
-extern void fence_marker_set(uint64 marker);
-extern void fence_marker_clear(void);
-
-/* Whether any process has a marker: MARKER_BYPASS, or (bypass false) any other. */
-extern bool fence_marker_exists(bool bypass);
-
-/* Raises lease_bound to at least that time. */
-extern void fence_lease_bound_raise(int64 until);
-
-/* Whether lease_bound is set and has passed. */
-extern bool fence_lease_bound_passed(void);
-
-/* lease_bound; if the keeper never set it, it is set as if the longest lease possible had just been granted. */
-extern int64 fence_lease_bound_or_longest(void);
-
 /*
- * Whether a log line about this is due: true once per LOG_INTERVAL_MS and text in the whole server. For what may happen again and
- * again. Neither raises nor allocates.
+ * Returns whether to log this text now. It is true once per LOG_INTERVAL_MS for each text in the whole server. Use it
+ * for problems that may repeat often. Neither raises nor allocates.
  */
 extern bool fence_log_due(const char *text);
 
-/* Notes whether a database has the extension; whether it is known to have it. Both take the lock. */
+/* Note whether a database has the extension, and return whether it is known to have it. Both take the lock. */
 extern void fence_database_note(Oid database, bool has_extension);
 extern bool fence_database_is_known(Oid database);
 
-/* Wakes the keeper (a heartbeat at once) or the patrol (a round at once). Safe in COMMIT and ABORT. */
+/* Wake the keeper for a heartbeat, or the patrol for a round. Safe in COMMIT and ABORT. */
 extern void fence_wake_keeper_process(void);
 extern void fence_wake_patrol(void);
 
-/* Wait events as pg_stat_activity shows them */
+/* Wait events, as pg_stat_activity shows them */
 typedef enum FenceWait
 {
 	FENCE_WAIT_REDIS,

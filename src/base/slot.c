@@ -1,12 +1,12 @@
 /*
  * base/slot.c
- *	  Hash slots; see slot.h. Knows no server and no shared memory.
+ *	  Hash slots; see slot.h. Knows no server and no shared memory. Takes no locks.
  */
 #include "postgres.h"
 
 #include "base/slot.h"
 
-/* CRC16 with the polynomial x^16 + x^12 + x^5 + 1, from 0, not reflected: XMODEM */
+/* CRC16/XMODEM: polynomial x^16 + x^12 + x^5 + 1, initial value 0, not reflected */
 static uint16
 crc16(const char *bytes, size_t len)
 {
@@ -73,7 +73,7 @@ slot_some_tag(const unsigned char map[SLOTS], int process, char tag[12])
 {
 	static uint32 next = 0;
 
-	/* a process with few slots takes many tries, one with a single slot 16384 on average */
+	/* a process with few slots takes many tries; one with a single slot takes 16384 on average */
 	for (int tries = 0; tries < 16 * SLOTS; tries++)
 	{
 		snprintf(tag, 12, "%u", next++);

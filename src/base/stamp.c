@@ -1,6 +1,8 @@
 /*
  * base/stamp.c
  *	  Stamps of writing transactions; see stamp.h.
+ *
+ * Owns: first_xid in shared memory, which it sets once. Takes no lock of ours.
  */
 #include "postgres.h"
 
@@ -27,7 +29,7 @@ fence_stamp(void)
 
 	if (xid == 0)
 	{
-		/* in ABORT and COMMIT the xid may be gone from the transaction state: the last one made is meant */
+		/* in COMMIT and ABORT the transaction state may have lost the xid; the last stamp made is then the one meant */
 		if (!IsTransactionState())
 			return stamp;
 		stamp_note_start();
@@ -35,7 +37,7 @@ fence_stamp(void)
 	}
 	if (xid != stamped)
 	{
-		/* each transaction that writes comes here: snprintf would take longer than all else */
+		/* every writing transaction comes here, and snprintf would take longer than all the rest */
 		char	   *end = stamp + pg_ulltoa_n(xid, stamp);
 
 		*end++ = '.';
@@ -76,7 +78,7 @@ fence_stamp_is_detached(const char *stamp, int64 *id)
 	return *end == '\0';
 }
 
-/* The commit log's answer; pg_xact_status looks at the running and prepared transactions first. */
+/* Asks pg_xact_status, which looks for running and prepared transactions before it reads the commit log. */
 static StampFate
 logged_fate(FullTransactionId xid)
 {
@@ -109,7 +111,10 @@ fence_stamp_fate(const char *stamp, int *pid)
 		(stamp[end] != '\0' && !fence_stamp_is_detached(stamp, NULL)) || xid < FirstNormalTransactionId)
 		return FATE_ABORTED;
 
-	/* not issued yet: of an earlier start that crashed before the xid reached the disk, or of a lost timeline */
+	/*
+	 * The xid was not issued yet in this history. So an earlier start issued it and crashed before it reached the disk,
+	 * or it belongs to a lost timeline.
+	 */
 	if (xid >= U64FromFullTransactionId(ReadNextFullTransactionId()))
 		return FATE_ABORTED;
 
@@ -118,7 +123,10 @@ fence_stamp_fate(const char *stamp, int *pid)
 	{
 		int			owner = BackendXidGetPid((TransactionId) xid);
 
-		/* a backend has the xid that an earlier start had issued before; a prepared transaction survives starts */
+		/*
+		 * A backend runs with this xid, but the nonce is of an earlier start, which had issued the same xid. (A
+		 * prepared transaction has no backend, and survives a restart with its nonce.)
+		 */
 		if (owner != 0 && nonce != (uint32) fence_shared->nonce)
 			return FATE_ABORTED;
 		if (pid)
@@ -137,7 +145,7 @@ fence_stamp_own_fate(const char *stamp)
 	if (sscanf(stamp, "%llu.%8x", &xid, &nonce) == 2 && nonce != (uint32) fence_shared->nonce)
 	{
 		if (first == 0)
-			return FATE_IN_PROGRESS;	/* a promotion that nobody has noted yet: asked again later */
+			return FATE_IN_PROGRESS;	/* a standby was promoted and no process has noted it yet; the caller asks again later */
 		if (xid >= first)
 			return FATE_ABORTED;
 	}
@@ -152,7 +160,10 @@ fence_fate_name(StampFate fate)
 	return names[fate];
 }
 
-/* As libpq/auth.h says, which cannot be included: it wants the headers of whatever the server was built with (GSSAPI). */
+/*
+ * Declared as in libpq/auth.h. We cannot include that file: it needs the headers of everything the server was built
+ * with (GSSAPI).
+ */
 struct Port;
 typedef void (*AuthenticationHook) (struct Port *, int);
 extern PGDLLIMPORT AuthenticationHook ClientAuthentication_hook;

@@ -16,7 +16,7 @@ fence_test_point(const char *name)
 	char		wanted[MAXPGPATH];
 	char		taken[MAXPGPATH];
 
-	/* servers work in their data directory */
+	/* the working directory of a backend is the data directory */
 	snprintf(wanted, sizeof(wanted), "fence_pause_%s", name);
 	snprintf(taken, sizeof(taken), "fence_paused_%s.%d", name, MyProcPid);
 	if (rename(wanted, taken) == 0)

@@ -1,14 +1,14 @@
 /*
  * base/test_hooks.h
- *	  Points at which a test can stop a backend; compiled out unless the build says TEST_HOOKS=1.
+ *	  Points at which a test can stop a backend. Compiled only with TEST_HOOKS=1.
  */
 #ifndef FENCE_TEST_HOOKS_H
 #define FENCE_TEST_HOOKS_H
 
 /*
- * A backend that passes the point and finds the file fence_pause_<name> in the data directory renames it to
- * fence_paused_<name>.<its process id> and stops itself (SIGSTOP) as under a debugger. So each file stops one backend.
- * Safe in COMMIT and ABORT.
+ * A backend that reaches the point and finds the file fence_pause_<name> in the data directory renames the file to
+ * fence_paused_<name>.<its process id>, and stops itself with SIGSTOP, as under a debugger. So each file stops one
+ * backend. Safe in COMMIT and ABORT.
  */
 #ifdef FENCE_TEST_HOOKS
 extern void fence_test_point(const char *name);

@@ -1,18 +1,18 @@
 /*
  * base/url.c
- *	  pgcache_fence.redis_url taken apart. See url.h.
+ *	  Parses pgcache_fence.redis_url. See url.h.
  *
  * Owns: the syntax.
  *
- *	 redis[s]://[[user]:password@]host[:port][/0]
- *	 unix://[[user]:password@]/path
- *	 redis[s]+sentinel://[[user]:password@]host[:port][,host[:port]].../master[/0]
- *	 redis[s]+cluster://[[user]:password@]host[:port][,host[:port]]...[/0]
- *	 several of the first two, separated by commas or blanks: shards
+ * 	 redis[s]://[[user]:password@]host[:port][/0]
+ * 	 unix://[[user]:password@]/path
+ * 	 redis[s]+sentinel://[[user]:password@]host[:port][,host[:port]].../master[/0]
+ * 	 redis[s]+cluster://[[user]:password@]host[:port][,host[:port]]...[/0]
+ * 	 several of the first two, separated by commas or blanks: shards
  *
- * User, password and path may be percent-encoded. The text comes from a configuration file or from ALTER SYSTEM:
- * nothing here trusts its length or its bytes. It is cut to pieces in a copy, which malloc gives and which is freed before
- * the result is there. Never: palloc, raise, resolve a name, repeat a part of the text.
+ * User, password and path may be percent-encoded. The text comes from a configuration file or from ALTER SYSTEM, so the
+ * parser trusts neither its length nor its bytes. It works on a copy that it gets from malloc and frees before it
+ * returns. It never calls palloc, raises an error, resolves a name, or repeats a part of the text in a message.
  */
 #include "postgres.h"
 
@@ -35,7 +35,7 @@ has_only(const char *text, const char *characters)
 	return text[strspn(text, characters)] == '\0';
 }
 
-/* Ends the text at the first c; what is after that is returned: NULL if there is no c. */
+/* Ends the text at the first c. Returns what follows that c, or NULL if there is no c. */
 static char *
 cut(char *text, char c)
 {
@@ -75,7 +75,7 @@ decode(char *to, size_t size, const char *from)
 	return NULL;
 }
 
-/* user:password of an address */
+/* Parses "user:password". */
 static const char *
 parse_credentials(char *text, RedisUrl *url)
 {
@@ -113,7 +113,7 @@ add_endpoint(RedisUrl *url, const RedisEndpoint *new)
 	return NULL;
 }
 
-/* host, host:port, [IPv6] or [IPv6]:port */
+/* Parses host, host:port, [IPv6] or [IPv6]:port. */
 static const char *
 parse_host(char *text, int default_port, RedisUrl *url)
 {
@@ -148,7 +148,7 @@ parse_host(char *text, int default_port, RedisUrl *url)
 	return add_endpoint(url, &endpoint);
 }
 
-/* What follows the addresses: nothing (or NULL), or database 0. */
+/* Checks what follows the addresses: nothing, or database 0. text may be NULL. */
 static const char *
 check_database(const char *text)
 {
@@ -158,7 +158,7 @@ check_database(const char *text)
 		"nothing may follow the address but /0";
 }
 
-/* Sentinel's name of the master, perhaps followed by /0. */
+/* Parses Sentinel's name of the master, which "/0" may follow. */
 static const char *
 parse_master(char *text, RedisUrl *url)
 {
@@ -173,7 +173,7 @@ parse_master(char *text, RedisUrl *url)
 	return check_database(database);
 }
 
-/* unix://[credentials@]/path, without the scheme */
+/* Parses [credentials@]/path, which follows unix://. */
 static const char *
 parse_unix(char *text, RedisUrl *url)
 {
@@ -189,13 +189,16 @@ parse_unix(char *text, RedisUrl *url)
 	endpoint.is_unix = true;
 	if ((why = decode(endpoint.host, sizeof(endpoint.host), path)) != NULL)
 		return why;
-	/* One less than the kernel takes: hiredis 0.14 leaves the last byte of sun_path as it was. */
+	/* One byte less than the kernel accepts, because hiredis 0.14 does not write the last byte of sun_path. */
 	if (strlen(endpoint.host) + 2 > sizeof(((struct sockaddr_un *) NULL)->sun_path))
 		return "the path of a socket is too long";
 	return add_endpoint(url, &endpoint);
 }
 
-/* [credentials@]host[:port][,host[:port]...][/rest], without the scheme; several hosts only for Sentinel and Cluster */
+/*
+ * Parses [credentials@]host[:port][,host[:port]...][/rest], which follows the scheme. Only Sentinel and Cluster use
+ * several hosts.
+ */
 static const char *
 parse_hosts(char *text, RedisUrl *url)
 {
@@ -236,7 +239,7 @@ has_prefix(char **text, const char *prefix)
 	return true;
 }
 
-/* One URL, with its scheme. */
+/* Parses one URL with its scheme. */
 static const char *
 parse_one(char *text, RedisUrl *url)
 {
@@ -256,8 +259,8 @@ parse_one(char *text, RedisUrl *url)
 }
 
 /*
- * Ends the first URL of a list: at a blank, or at a comma that is not inside the list of hosts of Sentinel or Cluster.
- * Returns what follows it; NULL if that is only a separator too many.
+ * Ends the first URL of a list at a blank, or at a comma that does not separate hosts of Sentinel or Cluster. Returns
+ * what follows it, or NULL if only a superfluous comma follows.
  */
 static char *
 end_url(char *text)
@@ -274,7 +277,7 @@ end_url(char *text)
 	return comma && *next == '\0' ? NULL : next;
 }
 
-/* Parses a further URL of a list of shards: it may differ from the first in its address only. */
+/* Parses a further URL of a list of shards. It may differ from the first one only in its address. */
 static const char *
 parse_shard(char *text, RedisUrl *url)
 {

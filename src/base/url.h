@@ -1,15 +1,22 @@
 /*
  * base/url.h
- *	  pgcache_fence.redis_url taken apart.
+ *	  Parses pgcache_fence.redis_url.
  *
- * Owns: the syntax. Knows no socket and no shared memory; never resolves a name.
+ * Owns: the syntax. Opens no socket, resolves no name, uses no shared memory, takes no locks.
  */
 #ifndef FENCE_REDIS_URL_H
 #define FENCE_REDIS_URL_H
 
-#define REDIS_HOST_LEN 256		/* host name, numeric address or socket path, with its NUL */
+#define REDIS_HOST_LEN 256		/* of a host name, numeric address or socket path, with its NUL */
 #define REDIS_CREDENTIAL_LEN 256
 #define REDIS_MAX_ENDPOINTS 32
+
+/* NULL if this build supports TLS, else the reason why not. */
+#ifdef FENCE_TLS
+#define TLS_MISSING NULL
+#else
+#define TLS_MISSING "TLS (rediss://) needs hiredis 1.0 or later with its OpenSSL part: this pgcache_fence was built without"
+#endif
 
 typedef enum RedisTopology
 {
@@ -21,13 +28,13 @@ typedef enum RedisTopology
 
 typedef struct RedisEndpoint
 {
-	bool		is_unix;		/* host is a socket path, port is unused */
+	bool		is_unix;		/* host is a socket path; port is unused */
 	char		host[REDIS_HOST_LEN];
 	int			port;
-	char		name[REDIS_HOST_LEN];	/* of the host before it was resolved: what a certificate must be for */
+	char		name[REDIS_HOST_LEN];	/* host before name resolution; the certificate must be for this name */
 } RedisEndpoint;
 
-/* Whether both are one address, whatever name led to it. */
+/* Returns whether both are the same address, even if they were found by different names. */
 extern bool redis_endpoint_same(const RedisEndpoint *a, const RedisEndpoint *b);
 
 typedef struct RedisUrl
@@ -42,8 +49,9 @@ typedef struct RedisUrl
 } RedisUrl;
 
 /*
- * Parses text. Percent-encoded user and password are decoded. Returns NULL if it is well-formed, else what is wrong
- * in a static string that never repeats the text (it may hold a password). Raises nothing: a GUC check hook calls it.
+ * Parses text, and decodes user and password. Returns NULL if text is well-formed, else a static string that says what
+ * is wrong. That string never repeats the text, which may contain a password. Raises nothing, because a GUC check hook
+ * calls it.
  */
 extern const char *redis_url_parse(const char *text, RedisUrl *url);
 

@@ -1,9 +1,10 @@
 /*
  * base/utf8.c
- *	  Between the encoding of the database and UTF-8; see utf8.h.
+ *	  Converts between the encoding of the database and UTF-8; see utf8.h.
  *
- * Owns: the choice of the conversion: PostgreSQL's own default one, never one that a user made or that search_path leads
- * to. A name in Redis must not depend on the session. Takes no locks, keeps nothing.
+ * Owns: the choice of the conversion. It is always PostgreSQL's built-in default conversion. A conversion that a user
+ * created, or that search_path would find, is never used, because a name in Redis must not depend on the session. Takes
+ * no locks. Keeps no state.
  */
 #include "postgres.h"
 
@@ -16,7 +17,7 @@
 
 #include "base/utf8.h"
 
-/* In every encoding that a database may have, a byte below 0x80 is a character of ASCII. */
+/* In every encoding that a database may have, a byte below 0x80 is an ASCII character. */
 static bool
 is_ascii(const char *s, size_t len)
 {
@@ -26,7 +27,7 @@ is_ascii(const char *s, size_t len)
 	return true;
 }
 
-/* Palloc'd, with a NUL behind it; sets *len. NULL: not all of it can be converted. */
+/* Converts text; the result is palloc'd and ends with a NUL. Sets *len. Returns NULL if any part cannot be converted. */
 static char *
 convert(const char *s, size_t *len, int from, int to)
 {

@@ -1,13 +1,15 @@
 /*
  * base/utf8.h
- *	  Names and values in Redis are UTF-8, whatever the encoding of the database: the way there and the way back.
+ *	  Converts names and values between the encoding of the database and UTF-8, which Redis has in any case.
  *
- * Everything that is text of a user passes here once: keys, domains and names of derived values in key.c, values of rows
- * in row.c, texts that readers put and get in reader.c, keys and values of effects in effect_functions.c and
- * effect_outbox.c. What is percent-encoded, and what the extension itself makes, is ASCII.
+ * All text of users passes through this file exactly once: keys, domains and names of derived values in key_text.c;
+ * values of rows in row.c; texts that readers put in single.c and get in reader.c; keys and values of effects in
+ * effect_functions.c, effect_row.c and effect_outbox.c. Percent-encoded text, and text that the extension itself makes,
+ * is ASCII.
  *
- * Texts that differ in the database differ in Redis: what two texts of an encoding would share (some characters of EUC_JP
- * are in it twice) is not converted. In a database with encoding UTF8 nothing is converted or copied on the way out.
+ * Texts that differ in the database differ in Redis. Some encodings have a character twice (EUC_JP has several such).
+ * Such a text is refused, because another text would have the same UTF-8. With database encoding UTF8, no text is
+ * converted or copied.
  *
  * Needs a transaction, unless the text is ASCII.
  */
@@ -15,27 +17,27 @@
 #define FENCE_UTF8_H
 
 /*
- * Text of the database, of *len bytes, as UTF-8: the text itself or palloc'd, with a NUL behind it only if palloc'd or if
- * there was one; sets *len. NULL: it has no UTF-8 that stands for it and for nothing else.
+ * Converts a text of the database, of *len bytes, to UTF-8, and sets *len. Returns the text itself or a palloc'd copy.
+ * A copy ends with a NUL; the text itself only if it had one. Returns NULL if no UTF-8 text stands for this text alone.
  */
 extern const char *utf8_of_text(const char *text, size_t *len);
 
-/* The same; raises 22P05 with a hint instead of returning NULL. */
+/* The same, but raises 22P05 with a hint instead of returning NULL. */
 extern const char *utf8_require(const char *text, size_t *len);
 
-/* The same for a string. */
+/* The same as utf8_require, for a NUL-terminated string. */
 extern char *utf8_of_string(const char *text);
 
 /*
- * What Redis holds, as text of the database: itself or palloc'd. NULL: it is not UTF-8, has a NUL in it, or a character
- * that the encoding lacks. utf8 must be followed by a NUL.
+ * Converts UTF-8 from Redis to text of the database. Returns utf8 itself or a palloc'd copy. Returns NULL if it is not
+ * UTF-8, contains a NUL, or contains a character that the database's encoding lacks. A NUL must follow the len bytes.
  */
 extern char *utf8_to_text(const char *utf8, size_t len);
 
-/* The same; raises 22021 instead of returning NULL. */
+/* The same, but raises 22021 instead of returning NULL. */
 extern char *utf8_require_text(const char *utf8, size_t len);
 
-/* The same for people: of what is no text each byte that is not printable ASCII is written as \xHH. */
+/* The same, for display. If the conversion is impossible, writes each byte that is not printable ASCII as \xHH. */
 extern char *utf8_to_display(const char *utf8);
 
 #endif

@@ -19,6 +19,7 @@
 #include "catalog/pg_type.h"
 #include "funcapi.h"
 #include "parser/parse_coerce.h"
+#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
 #include "utils/lsyscache.h"
@@ -33,6 +34,10 @@ argument_list(FunctionCallInfo fcinfo, int n, Argument **arguments)
 	bool	   *nulls;
 	int			count = extract_variadic_args(fcinfo, n, true, &values, &types, &nulls);
 
+	/* whoever gives none gets the parameter's default, which is no VARIADIC array */
+	if (count == 1 && types[0] == TEXTARRAYOID && !nulls[0] && ArrayGetNItems(ARR_NDIM(DatumGetArrayTypeP(values[0])),
+																			 ARR_DIMS(DatumGetArrayTypeP(values[0]))) == 0)
+		count = 0;
 	*arguments = palloc(sizeof(Argument) * Max(count, 1));
 	for (int i = 0; i < count; i++)
 		(*arguments)[i] = (Argument) {.type = types[i], .value = values[i], .isnull = nulls[i]};

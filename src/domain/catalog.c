@@ -1,6 +1,6 @@
 /*
  * domain/catalog.c
- *	  The extension's own tables: where they are, and the rows of fence.domain; see domain.h.
+ *	  The extension's own tables: where they are, and the rows of fence.domain; see catalog.h.
  *
  * Owns: which column of fence.domain means what. Tables are read and written directly, with a snapshot of now and
  * without privileges: whoever fires a trigger or attaches a table of his own needs none on them.
@@ -16,12 +16,18 @@
 #include "access/skey.h"
 #include "access/table.h"
 #include "access/xact.h"
+#include "catalog/dependency.h"
 #include "catalog/indexing.h"
+#include "catalog/namespace.h"
 #include "catalog/partition.h"
+#include "catalog/pg_class.h"
 #include "catalog/pg_collation.h"
 #include "catalog/pg_index.h"
 #include "catalog/pg_type.h"
+#include "commands/extension.h"
 #include "commands/sequence.h"
+#include "common/hashfn.h"
+#include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
@@ -32,7 +38,8 @@
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
-#include "domain/domain.h"
+#include "base/key_text.h"
+#include "domain/catalog.h"
 
 /* Columns of fence.domain, in the order of the install script */
 typedef enum DomainColumn
@@ -52,13 +59,86 @@ typedef enum DomainColumn
 	COLUMN_VERSION_ADDED,
 	COLUMN_CACHE_ABSENT,
 	COLUMN_RESERVE,
-	NCOLUMNS = COLUMN_RESERVE
+	COLUMN_ONLY_COLUMNS,
+	NCOLUMNS = COLUMN_ONLY_COLUMNS
 } DomainColumn;
+
+/* Where the extension's tables are; InvalidOid: look again */
+static struct
+{
+	const char *name;
+	Oid			relid;
+}			fence_tables[] = {
+	{"domain", InvalidOid}, {"tombstone", InvalidOid}, {"floor", InvalidOid}, {"cluster", InvalidOid},
+	{"derived", InvalidOid}
+};
+
+#define DOMAIN_TABLE 0
+
+/* Counts invalidations of any table: what was looked up may be kept only if none came meanwhile, and only if we are told of them. */
+static uint64 invalidations = 0;
+static bool listening = false;
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Tables
  * -----------------------------------------------------------------------------------------------------------------
  */
+
+void
+catalog_init(void)
+{
+	listening = true;
+}
+
+bool
+catalog_invalidated(Oid relid)
+{
+	bool		of_domains = !OidIsValid(relid) || relid == fence_tables[DOMAIN_TABLE].relid;
+
+	invalidations++;
+	for (int i = 0; i < (int) lengthof(fence_tables); i++)
+		if (!OidIsValid(relid) || relid == fence_tables[i].relid)
+			fence_tables[i].relid = InvalidOid;
+	return of_domains;
+}
+
+/*
+ * Whether the relation is a member of this extension. Anybody may make a schema "fence" where the extension is not, and
+ * workers read its tables as superuser; only superusers make members of an extension.
+ */
+static bool
+is_extension_table(Oid relid)
+{
+	Oid			extension = get_extension_oid("pgcache_fence", true);
+
+	return OidIsValid(relid) && OidIsValid(extension) &&
+		getExtensionOfObject(RelationRelationId, relid) == extension;
+}
+
+Oid
+fence_table_oid(const char *relname)
+{
+	uint64		before = invalidations;
+	Oid			namespace;
+	Oid			relid;
+	int			i;
+
+	for (i = 0; i < (int) lengthof(fence_tables); i++)
+		if (strcmp(fence_tables[i].name, relname) == 0)
+			break;
+	if (i < (int) lengthof(fence_tables) && OidIsValid(fence_tables[i].relid))
+		return fence_tables[i].relid;
+
+	namespace = get_namespace_oid("fence", true);
+	if (!OidIsValid(namespace))
+		return InvalidOid;
+	relid = get_relname_relid(relname, namespace);
+	if (!is_extension_table(relid))
+		relid = InvalidOid;
+	if (i < (int) lengthof(fence_tables) && listening && before == invalidations)
+		fence_tables[i].relid = relid;
+	return relid;
+}
 
 Relation
 fence_table_open(const char *relname, LOCKMODE lock)
@@ -69,7 +149,7 @@ fence_table_open(const char *relname, LOCKMODE lock)
 	return OidIsValid(relid) ? try_table_open(relid, lock) : NULL;
 }
 
-/* The table's unique index whose first column is this; InvalidOid if there is none. */
+/* The table's index whose first column is this; InvalidOid if there is none. */
 static Oid
 index_on(Relation table, AttrNumber first_column)
 {
@@ -85,7 +165,7 @@ index_on(Relation table, AttrNumber first_column)
 		if (!HeapTupleIsValid(tuple))
 			continue;
 		form = (Form_pg_index) GETSTRUCT(tuple);
-		if (form->indisunique && form->indisvalid && form->indkey.values[0] == first_column)
+		if (form->indisvalid && form->indkey.values[0] == first_column)
 			found = lfirst_oid(lc);
 		ReleaseSysCache(tuple);
 	}
@@ -181,50 +261,102 @@ row_of_tuple(HeapTuple tuple, TupleDesc desc)
 	row->version_added = DatumGetBool(values[COLUMN_VERSION_ADDED]);
 	row->cache_absent = DatumGetBool(values[COLUMN_CACHE_ABSENT]);
 	row->reserve = text_or_null(values[COLUMN_RESERVE], nulls[COLUMN_RESERVE]);
+	row->only_columns = DatumGetBool(values[COLUMN_ONLY_COLUMNS]);
 	return row;
 }
 
-static DomainRow *
-fetch_row(AttrNumber column, RegProcedure equality, Datum value)
+/* Those with a version column first, then by attachment, then by table. */
+static int
+compare_rows(const ListCell *a, const ListCell *b)
+{
+	const DomainRow *x = lfirst(a);
+	const DomainRow *y = lfirst(b);
+
+	if ((x->version_column == NULL) != (y->version_column == NULL))
+		return x->version_column == NULL ? 1 : -1;
+	if (x->id != y->id)
+		return x->id < y->id ? -1 : 1;
+	return x->relid < y->relid ? -1 : x->relid > y->relid;
+}
+
+static List *
+fetch_rows(AttrNumber column, RegProcedure equality, Datum value)
 {
 	Relation	table = fence_table_open("domain", AccessShareLock);
+	List	   *rows = NIL;
+	ScanKeyData key;
+	Oid			index;
+	SysScanDesc scan;
 	HeapTuple	tuple;
-	DomainRow  *row;
 
 	if (table == NULL)
-		return NULL;
-	tuple = fence_table_find(table, column, equality, value);
-	row = HeapTupleIsValid(tuple) ? row_of_tuple(tuple, RelationGetDescr(table)) : NULL;
+		return NIL;
+	index = index_on(table, column);
+	ScanKeyEntryInitialize(&key, 0, column, BTEqualStrategyNumber, InvalidOid, DEFAULT_COLLATION_OID, equality, value);
+	scan = systable_beginscan(table, index, OidIsValid(index), NULL, 1, &key);
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+		rows = lappend(rows, row_of_tuple(tuple, RelationGetDescr(table)));
+	systable_endscan(scan);
 	table_close(table, AccessShareLock);
-	return row;
+	list_sort(rows, compare_rows);
+	return rows;
 }
 
-DomainRow *
-domain_row_by_relation(Oid relid)
+List *
+domain_rows_by_relation(Oid relid)
 {
-	return fetch_row(COLUMN_RELATION, F_OIDEQ, ObjectIdGetDatum(relid));
+	return fetch_rows(COLUMN_RELATION, F_OIDEQ, ObjectIdGetDatum(relid));
 }
 
-DomainRow *
-domain_row_covering(Oid relid)
+List *
+domain_rows_covering(Oid relid)
 {
-	DomainRow  *row = domain_row_by_relation(relid);
+	List	   *rows = domain_rows_by_relation(relid);
 
-	if (row == NULL && get_rel_relispartition(relid))
+	if (rows == NIL && get_rel_relispartition(relid))
 	{
 		ListCell   *lc;
 
 		foreach(lc, get_partition_ancestors(relid))
-			if ((row = domain_row_by_relation(lfirst_oid(lc))) != NULL)
+			if ((rows = domain_rows_by_relation(lfirst_oid(lc))) != NIL)
 				break;
 	}
-	return row;
+	return rows;
 }
 
 DomainRow *
-domain_row_by_name(const char *name)
+domain_row_of(List *rows, int64 id)
 {
-	return fetch_row(COLUMN_NAME, F_TEXTEQ, CStringGetTextDatum(name));
+	ListCell   *lc;
+
+	foreach(lc, rows)
+		if (((DomainRow *) lfirst(lc))->id == id)
+			return lfirst(lc);
+	return NULL;
+}
+
+List *
+domain_rows_by_name(const char *name)
+{
+	return fetch_rows(COLUMN_NAME, F_TEXTEQ, CStringGetTextDatum(name));
+}
+
+void
+domain_lock_name(const char *name)
+{
+	Oid			table = fence_table_oid("domain");
+
+	if (OidIsValid(table))
+		LockDatabaseObject(table, (Oid) hash_bytes((const unsigned char *) name, strlen(name)), 1, ExclusiveLock);
+}
+
+char *
+domain_table_name(Oid relid)
+{
+	const char *schema = get_namespace_name(get_rel_namespace(relid));
+	const char *table = get_rel_name(relid);
+
+	return strcmp(schema, "public") == 0 ? pstrdup(table) : psprintf("%s.%s", schema, table);
 }
 
 /* own: only those that this transaction has written. */
@@ -253,6 +385,28 @@ domain_rows(void)
 	return read_rows(false);
 }
 
+static bool
+is_listed(List *refs, int64 id)
+{
+	ListCell   *lc;
+
+	foreach(lc, refs)
+		if (((DomainRef *) lfirst(lc))->id == id)
+			return true;
+	return false;
+}
+
+char *
+domain_redis_name(const char *name)
+{
+	StringInfoData buf;
+
+	initStringInfo(&buf);
+	appendStringInfo(&buf, "%u.", MyDatabaseId);
+	key_encode(&buf, name);
+	return buf.data;
+}
+
 static List *
 refs_of(List *rows)
 {
@@ -262,10 +416,13 @@ refs_of(List *rows)
 	foreach(lc, rows)
 	{
 		DomainRow  *row = lfirst(lc);
-		DomainRef  *ref = palloc0(sizeof(DomainRef));
+		DomainRef  *ref;
 
+		if (is_listed(list, row->id))
+			continue;			/* by another of its tables */
+		ref = palloc0(sizeof(DomainRef));
 		ref->row = row;
-		ref->wire_name = domain_wire_name(row->name);
+		ref->redis_name = domain_redis_name(row->name);
 		ref->id = row->id;
 		ref->publish = row->publish;
 		list = lappend(list, ref);
@@ -337,6 +494,7 @@ tuple_of_row(const DomainRow *row, TupleDesc desc)
 	values[COLUMN_VERSION_ADDED - 1] = BoolGetDatum(row->version_added);
 	values[COLUMN_CACHE_ABSENT - 1] = BoolGetDatum(row->cache_absent);
 	set_text(values, nulls, COLUMN_RESERVE, row->reserve);
+	values[COLUMN_ONLY_COLUMNS - 1] = BoolGetDatum(row->only_columns);
 	return heap_form_tuple(desc, values, nulls);
 }
 
@@ -351,11 +509,31 @@ domain_row_insert(DomainRow *row)
 				(errcode(ERRCODE_UNDEFINED_TABLE),
 				 errmsg("the tables of extension pgcache_fence do not exist in this database"),
 				 errhint("Use CREATE EXTENSION pgcache_fence.")));
-	row->id = nextval_internal(sequence, false);
+	if (row->id == 0)
+		row->id = nextval_internal(sequence, false);
 	CatalogTupleInsert(table, tuple_of_row(row, RelationGetDescr(table)));
 	CacheInvalidateRelcache(table);
 	table_close(table, NoLock);
 	CommandCounterIncrement();
+}
+
+/* The row of this attachment, a copy; NULL: it is gone. */
+static HeapTuple
+find_attachment(Relation table, const DomainRow *row)
+{
+	Oid			index = index_on(table, COLUMN_ID);
+	HeapTuple	found = NULL;
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	ScanKeyInit(&key, COLUMN_ID, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(row->id));
+	scan = systable_beginscan(table, index, OidIsValid(index), NULL, 1, &key);
+	while (found == NULL && HeapTupleIsValid(tuple = systable_getnext(scan)))
+		if (row_of_tuple(tuple, RelationGetDescr(table))->relid == row->relid)
+			found = heap_copytuple(tuple);
+	systable_endscan(scan);
+	return found;
 }
 
 bool
@@ -368,7 +546,7 @@ domain_row_delete(const DomainRow *row)
 		return false;
 	/* without a table nothing else keeps two sessions from ending one domain */
 	LockDatabaseObject(RelationGetRelid(table), (Oid) row->id, 0, ExclusiveLock);
-	tuple = fence_table_find(table, COLUMN_ID, F_INT8EQ, Int64GetDatum(row->id));
+	tuple = find_attachment(table, row);
 	if (HeapTupleIsValid(tuple))
 		CatalogTupleDelete(table, &tuple->t_self);
 	CacheInvalidateRelcache(table);
@@ -384,7 +562,7 @@ domain_row_update(const DomainRow *row)
 
 	if (table == NULL)
 		return;
-	tuple = fence_table_find(table, COLUMN_ID, F_INT8EQ, Int64GetDatum(row->id));
+	tuple = find_attachment(table, row);
 	if (HeapTupleIsValid(tuple))
 		CatalogTupleUpdate(table, &tuple->t_self, tuple_of_row(row, RelationGetDescr(table)));
 	CacheInvalidateRelcache(table);

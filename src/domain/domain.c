@@ -3,7 +3,8 @@
  *	  The cache of fenced tables; see domain.h.
  *
  * Owns: the cached Domains of this backend. A row of fence.domain becomes a Domain by resolving its names against the
- * table as it is now; that fails with a clear error if somebody renamed a column since.
+ * table as it is now; that fails with a clear error if somebody renamed a column since. All attachments of a table are built, found
+ * and forgotten together, because whoever changes a row of the table needs them all.
  *
  * An invalidation may arrive whenever a lock is taken, also in the middle of building an entry. So an entry is linked
  * only if nothing arrived meanwhile; else it is handed out once, as good as dead. Dead entries are found by nobody
@@ -16,13 +17,10 @@
 #include "access/relation.h"
 #include "access/table.h"
 #include "access/xact.h"
-#include "catalog/dependency.h"
-#include "catalog/namespace.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_index.h"
 #include "catalog/pg_inherits.h"
 #include "catalog/pg_type.h"
-#include "commands/extension.h"
 #include "commands/trigger.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
@@ -35,16 +33,19 @@
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
+#include "base/key_text.h"
 #include "base/shared.h"
+#include "domain/catalog.h"
 #include "domain/domain.h"
-#include "domain/key.h"
+#include "domain/key_index.h"
 #include "domain/plain_json.h"
 #include "domain/shape.h"
 
-/* A Domain in the cache; the Domain comes first, so that a pointer to one is a pointer to the other. */
+/* What is cached together: the attachments of a table, or of one of its partitions, or one domain without a table */
 typedef struct Entry
 {
-	Domain		domain;
+	Domain	   *domains;		/* chained by next */
+	MemoryContext context;		/* holds all of this */
 	struct Entry *next_dead;
 } Entry;
 
@@ -57,27 +58,13 @@ typedef struct ByRelation
 typedef struct ByName
 {
 	char		name[NAMEDATALEN];
+	Domain	   *domain;
 	Entry	   *entry;
 } ByName;
 
 static HTAB *by_relation = NULL;
 static HTAB *by_name = NULL;
 static Entry *dead_entries = NULL;
-
-/* Where the extension's tables are; InvalidOid: look again */
-static struct
-{
-	const char *name;
-	Oid			relid;
-}			fence_tables[] = {
-	{"domain", InvalidOid}, {"tombstone", InvalidOid}, {"floor", InvalidOid}, {"cluster", InvalidOid},
-	{"derived", InvalidOid}
-};
-
-#define DOMAIN_TABLE 0
-
-/* Counts invalidations of any table: what was looked up may be kept only if none came meanwhile. */
-static uint64 invalidations = 0;
 
 /* What is being built now, and whether it was invalidated meanwhile */
 static Oid	building_relid = InvalidOid;
@@ -91,19 +78,22 @@ static bool building_invalidated = false;
 static void
 unlink_entry(Entry *entry)
 {
-	ByRelation *r = hash_search(by_relation, &entry->domain.relid, HASH_FIND, NULL);
-	ByName	   *n = hash_search(by_name, entry->domain.name, HASH_FIND, NULL);
+	ByRelation *r = hash_search(by_relation, &entry->domains->relid, HASH_FIND, NULL);
 
 	if (r != NULL && r->entry == entry)
-		hash_search(by_relation, &entry->domain.relid, HASH_REMOVE, NULL);
-	if (n != NULL && n->entry == entry)
-		hash_search(by_name, entry->domain.name, HASH_REMOVE, NULL);
+		hash_search(by_relation, &entry->domains->relid, HASH_REMOVE, NULL);
+	for (Domain *domain = entry->domains; domain != NULL; domain = domain->next)
+	{
+		ByName	   *n = hash_search(by_name, domain->name, HASH_FIND, NULL);
+
+		if (n != NULL && n->entry == entry)
+			hash_search(by_name, domain->name, HASH_REMOVE, NULL);
+	}
 }
 
 static void
 bury(Entry *entry)
 {
-	entry->domain.dead = true;
 	entry->next_dead = dead_entries;
 	dead_entries = entry;
 }
@@ -122,26 +112,25 @@ retire_all(void)
 	ByName	   *n;
 	ByRelation *r;
 
-	/* removing the element just returned is allowed; entries of partitions are found by relation only */
-	hash_seq_init(&status, by_name);
-	while ((n = hash_seq_search(&status)) != NULL)
-		retire(n->entry);
+	/*
+	 * Removing the element just returned is allowed: so first those with a table, of which each has one element here, then the rest. The
+	 * names of the first go too, but no scan of them is under way.
+	 */
 	hash_seq_init(&status, by_relation);
 	while ((r = hash_seq_search(&status)) != NULL)
 		retire(r->entry);
+	hash_seq_init(&status, by_name);
+	while ((n = hash_seq_search(&status)) != NULL)
+		retire(n->entry);
 }
 
 /* Never raises, never allocates: it also runs while a transaction ends. */
 static void
 relation_invalidated(Datum arg, Oid relid)
 {
-	bool		all = !OidIsValid(relid) || relid == fence_tables[DOMAIN_TABLE].relid;
+	bool		all = catalog_invalidated(relid);
 
 	(void) arg;
-	invalidations++;
-	for (int i = 0; i < (int) lengthof(fence_tables); i++)
-		if (!OidIsValid(relid) || relid == fence_tables[i].relid)
-			fence_tables[i].relid = InvalidOid;
 	if (all || relid == building_relid)
 		building_invalidated = true;
 
@@ -168,6 +157,7 @@ domain_init(void)
 	control.entrysize = sizeof(ByName);
 	by_name = hash_create("pgcache_fence domains by name", 64, &control, HASH_ELEM | HASH_STRINGS);
 	CacheRegisterRelcacheCallback(relation_invalidated, (Datum) 0);
+	catalog_init();
 }
 
 void
@@ -178,47 +168,8 @@ domain_at_transaction_end(void)
 		Entry	   *entry = dead_entries;
 
 		dead_entries = entry->next_dead;
-		MemoryContextDelete(entry->domain.context);
+		MemoryContextDelete(entry->context);
 	}
-}
-
-/*
- * Whether the relation is a member of this extension. Anybody may make a schema "fence" where the extension is not, and
- * workers read its tables as superuser; only superusers make members of an extension.
- */
-static bool
-is_extension_table(Oid relid)
-{
-	Oid			extension = get_extension_oid("pgcache_fence", true);
-
-	return OidIsValid(relid) && OidIsValid(extension) &&
-		getExtensionOfObject(RelationRelationId, relid) == extension;
-}
-
-Oid
-fence_table_oid(const char *relname)
-{
-	uint64		before = invalidations;
-	Oid			namespace;
-	Oid			relid;
-	int			i;
-
-	for (i = 0; i < (int) lengthof(fence_tables); i++)
-		if (strcmp(fence_tables[i].name, relname) == 0)
-			break;
-	if (i < (int) lengthof(fence_tables) && OidIsValid(fence_tables[i].relid))
-		return fence_tables[i].relid;
-
-	namespace = get_namespace_oid("fence", true);
-	if (!OidIsValid(namespace))
-		return InvalidOid;
-	relid = get_relname_relid(relname, namespace);
-	if (!is_extension_table(relid))
-		relid = InvalidOid;
-	/* without domain_init (not preloaded) nobody would tell when it changes */
-	if (i < (int) lengthof(fence_tables) && before == invalidations && by_name != NULL)
-		fence_tables[i].relid = relid;
-	return relid;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -318,6 +269,8 @@ resolve_key(Domain *domain, const DomainRow *row, Relation rel)
 	domain->key_index = index = domain_key_index(rel, domain->nkeys, attnums, domain->scope != SCOPE_GROUP, &unfit);
 	for (int i = 0; i < domain->nkeys; i++)
 		describe_key_column(&domain->keys[i], rel, domain->scope == SCOPE_GROUP ? InvalidOid : index, attnums[i]);
+	for (int i = 0; i < domain->nkeys; i++)
+		domain->nullable |= !TupleDescAttr(RelationGetDescr(rel), attnums[i] - 1)->attnotnull;
 	place_key_columns(domain);
 	pfree(attnums);
 }
@@ -350,6 +303,27 @@ resolve_version(Domain *domain, const DomainRow *row, Relation rel)
 	}
 }
 
+/* What cannot be watched any more makes every change count. */
+static void
+resolve_watched(Domain *domain, const DomainRow *row, Relation rel)
+{
+	ListCell   *lc;
+	int			n = 0;
+
+	if (!row->only_columns)
+		return;
+	domain->watched = palloc(sizeof(AttrNumber) * list_length(row->columns));
+	foreach(lc, row->columns)
+	{
+		AttrNumber	attnum = get_attnum(RelationGetRelid(rel), lfirst(lc));
+
+		if (attnum <= 0 || TupleDescAttr(RelationGetDescr(rel), attnum - 1)->attgenerated != '\0')
+			return;
+		domain->watched[n++] = attnum;
+	}
+	domain->nwatched = n;
+}
+
 static int
 policy_of_text(const char *text)
 {
@@ -378,18 +352,16 @@ fill_writing(Domain *domain, const DomainRow *row)
 
 /* Fills what needs no table. */
 static void
-fill_entry(Entry *entry, const DomainRow *row)
+fill_domain(Domain *domain, const DomainRow *row)
 {
-	Domain	   *domain = &entry->domain;
 	ListCell   *lc;
 
-	domain->context = CurrentMemoryContext;
 	domain->id = row->id;
 	domain->name = pstrdup(row->name);
-	domain->wire_name = domain_wire_name(row->name);
-	domain->metrics = metrics_slot(domain->wire_name);
-	domain->fence_prefix = psprintf("%s:f:%s:", setting_namespace, domain->wire_name);
-	domain->value_prefix = psprintf("%s:v:%s:", setting_namespace, domain->wire_name);
+	domain->redis_name = domain_redis_name(row->name);
+	domain->metrics = metrics_slot(domain->redis_name);
+	domain->fence_prefix = psprintf("%s:f:%s:", setting_namespace, domain->redis_name);
+	domain->value_prefix = psprintf("%s:v:%s:", setting_namespace, domain->redis_name);
 	domain->relid = row->relid;
 	domain->scope = strcmp(row->scope, "row") == 0 ? SCOPE_ROW :
 		strcmp(row->scope, "group") == 0 ? SCOPE_GROUP : SCOPE_MANUAL;
@@ -410,7 +382,7 @@ fill_entry(Entry *entry, const DomainRow *row)
 static void
 raise_misshapen(const DomainRow *row, const char *fault)
 {
-	if (fence_shared != NULL && fence_log_due(psprintf("misshapen %s", domain_wire_name(row->name))))
+	if (fence_shared != NULL && fence_log_due(psprintf("misshapen %s", domain_redis_name(row->name))))
 	{
 		pg_atomic_fetch_add_u32(&fence_shared->catalog_serial, 1);
 		fence_wake_keeper_process();
@@ -422,11 +394,12 @@ raise_misshapen(const DomainRow *row, const char *fault)
 			 errhint("Find out who changed that past ALTER TABLE. Then use fence.detach and fence.attach.")));
 }
 
-/* Checks the triggers of the table, or of one of its partitions; of the root those of all. */
+/* Checks the triggers of the table, or of one of its partitions; of the root those of all. rows: of all its attachments. */
 static void
-check_shape(const DomainRow *row, Oid relid)
+check_shape(List *rows, Oid relid)
 {
-	char	   *fault = relid == row->relid ? shape_fault_of_domain(row) : shape_fault_of_table(row, relid);
+	const DomainRow *row = linitial(rows);
+	char	   *fault = relid == row->relid ? shape_fault_of_family(rows) : shape_fault_of_table(rows, relid);
 
 	if (fault != NULL)
 		raise_misshapen(row, fault);
@@ -436,7 +409,7 @@ void
 domain_require_shape(const DomainRow *row)
 {
 	if (OidIsValid(row->relid))
-		check_shape(row, row->relid);
+		check_shape(domain_rows_by_relation(row->relid), row->relid);
 }
 
 static bool
@@ -448,95 +421,153 @@ has_builtin_types(TupleDesc desc)
 	return true;
 }
 
-/* The Domain of a row as it is for that table, its own or a partition; in memory of its own. NULL: the table is gone. */
-static Entry *
-build_entry(const DomainRow *row, Oid relid)
+static List *
+tables_of(const DomainRow *row)
 {
-	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "pgcache_fence domain",
-												  ALLOCSET_SMALL_SIZES);
+	List	   *rows = domain_rows_by_name(row->name);
+	List	   *tables = NIL;
+	ListCell   *lc;
+
+	foreach(lc, rows)
+		tables = lappend_oid(tables, ((DomainRow *) lfirst(lc))->relid);
+	return list_length(tables) > 1 ? tables : NIL;
+}
+
+/* A Domain of a row as it is for that table, the row's own or a partition; NULL: a domain without a table. */
+static Domain *
+build_domain(const DomainRow *row, Relation rel)
+{
+	Domain	   *domain = palloc0(sizeof(Domain));
+
+	fill_domain(domain, row);
+	if (rel == NULL)
+		return domain;
+	domain->relid = RelationGetRelid(rel);
+	domain->partitioned = rel->rd_rel->relkind == RELKIND_PARTITIONED_TABLE;
+	domain->tables = tables_of(row);
+	resolve_key(domain, row, rel);
+	resolve_version(domain, row, rel);
+	resolve_watched(domain, row, rel);
+	domain->builtin_types = has_builtin_types(RelationGetDescr(rel));
+	return domain;
+}
+
+static Domain *
+build_domains(List *rows, Relation rel)
+{
+	Domain	   *first = NULL;
+	Domain	  **link = &first;
+	ListCell   *lc;
+
+	foreach(lc, rows)
+	{
+		*link = build_domain(lfirst(lc), rel);
+		link = &(*link)->next;
+	}
+	return first;
+}
+
+/* The Domains of these rows for that table, in memory of their own. NULL: the table is gone. */
+static Entry *
+build_entry(List *rows, Oid relid)
+{
+	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "pgcache_fence domains", ALLOCSET_SMALL_SIZES);
 	MemoryContext old = MemoryContextSwitchTo(context);
 	Entry	   *entry = palloc0(sizeof(Entry));
+	Relation	rel = OidIsValid(relid) ? try_table_open(relid, AccessShareLock) : NULL;
 
-	fill_entry(entry, row);
-	entry->domain.relid = relid;
-	if (OidIsValid(relid))
+	entry->context = context;
+	if (rel != NULL || !OidIsValid(relid))
+		entry->domains = build_domains(rows, rel);
+	if (rel != NULL)
 	{
-		Relation	rel = try_table_open(relid, AccessShareLock);
-
-		if (rel == NULL)
-		{
-			MemoryContextSwitchTo(old);
-			MemoryContextDelete(context);
-			return NULL;
-		}
-		entry->domain.partitioned = rel->rd_rel->relkind == RELKIND_PARTITIONED_TABLE;
-		resolve_key(&entry->domain, row, rel);
-		resolve_version(&entry->domain, row, rel);
-		entry->domain.builtin_types = has_builtin_types(RelationGetDescr(rel));
-		check_shape(row, relid);
+		check_shape(rows, relid);
 		table_close(rel, AccessShareLock);
 	}
 	MemoryContextSwitchTo(old);
-	return entry;
+	if (entry->domains != NULL)
+		return entry;
+	MemoryContextDelete(context);
+	return NULL;
 }
 
-/* named: not of a partition, which is not what the name means. */
+static void
+link_name(Entry *entry, Domain *domain)
+{
+	ByName	   *n = hash_search(by_name, domain->name, HASH_FIND, NULL);
+
+	if (n != NULL && n->domain->id == domain->id)
+		return;					/* another of its tables came first */
+	if (n != NULL)
+		retire(n->entry);
+	n = hash_search(by_name, domain->name, HASH_ENTER, NULL);
+	n->domain = domain;
+	n->entry = entry;
+}
+
+/* named: not of a partition, which is not what the names mean. There should be none of them yet; if there is, it is not lost. */
 static void
 link_entry(Entry *entry, bool named)
 {
-	Domain	   *domain = &entry->domain;
-	ByName	   *n = named ? hash_search(by_name, domain->name, HASH_FIND, NULL) : NULL;
-	ByRelation *r;
+	Oid			relid = entry->domains->relid;
+	ByRelation *r = hash_search(by_relation, &relid, HASH_FIND, NULL);
 
-	/* there should be neither; never lose one */
-	if (n != NULL)
-		retire(n->entry);
-	r = hash_search(by_relation, &domain->relid, HASH_FIND, NULL);
 	if (r != NULL)
 		retire(r->entry);
-
-	if (named)
-	{
-		n = hash_search(by_name, domain->name, HASH_ENTER, NULL);
-		n->entry = entry;
-	}
-	if (OidIsValid(domain->relid))
-	{
-		r = hash_search(by_relation, &domain->relid, HASH_ENTER, NULL);
-		r->entry = entry;
-	}
+	for (Domain *domain = entry->domains; named && domain != NULL; domain = domain->next)
+		link_name(entry, domain);
+	if (!OidIsValid(relid))
+		return;
+	r = hash_search(by_relation, &relid, HASH_ENTER, NULL);
+	r->entry = entry;
 }
 
-/* Loads the Domain of that name or, if name is NULL, of that table. */
+/* The rows of the attachments of that table; if name is not NULL, of the table of that domain, or of the domain itself. */
+static List *
+rows_to_load(Oid relid, const char *name)
+{
+	List	   *rows;
+	Oid			table;
+
+	if (name == NULL)
+		return domain_rows_covering(relid);
+	rows = domain_rows_by_name(name);
+	table = rows ? ((DomainRow *) linitial(rows))->relid : InvalidOid;
+	return OidIsValid(table) ? domain_rows_by_relation(table) : rows;
+}
+
+/* Loads the Domains of that table or, if name is not NULL, those of the table of that domain. */
 static Domain *
 load(Oid relid, const char *name)
 {
 	MemoryContext scratch = AllocSetContextCreate(CurrentMemoryContext, "pgcache_fence catalog",
 												  ALLOCSET_SMALL_SIZES);
 	MemoryContext old = MemoryContextSwitchTo(scratch);
-	DomainRow  *row;
+	List	   *rows;
 	Entry	   *entry = NULL;
 
 	building_relid = relid;
 	building_invalidated = false;
-	row = name ? domain_row_by_name(name) : domain_row_covering(relid);
-	if (row != NULL)
+	rows = rows_to_load(relid, name);
+	if (rows != NIL)
 	{
-		building_relid = name ? row->relid : relid;
-		entry = build_entry(row, building_relid);
-	}
-	if (entry != NULL)
-	{
-		MemoryContextSetParent(entry->domain.context, TopMemoryContext);
-		if (building_invalidated)
-			bury(entry);
-		else
-			link_entry(entry, entry->domain.relid == row->relid);
+		Oid			table = ((DomainRow *) linitial(rows))->relid;
+
+		building_relid = name ? table : relid;
+		entry = build_entry(rows, building_relid);
+		if (entry != NULL)
+		{
+			MemoryContextSetParent(entry->context, TopMemoryContext);
+			if (building_invalidated)
+				bury(entry);
+			else
+				link_entry(entry, building_relid == table);
+		}
 	}
 	building_relid = InvalidOid;
 	MemoryContextSwitchTo(old);
 	MemoryContextDelete(scratch);
-	return entry ? &entry->domain : NULL;
+	return entry ? entry->domains : NULL;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -545,11 +576,47 @@ load(Oid relid, const char *name)
  */
 
 Domain *
-domain_by_relation(Oid relid)
+domains_by_relation(Oid relid)
 {
 	ByRelation *r = hash_search(by_relation, &relid, HASH_FIND, NULL);
 
-	return r ? &r->entry->domain : load(relid, NULL);
+	return r ? r->entry->domains : load(relid, NULL);
+}
+
+Domain *
+domain_of(Domain *domains, int64 id)
+{
+	while (domains != NULL && domains->id != id)
+		domains = domains->next;
+	return domains;
+}
+
+List *
+domain_of_each_table(const Domain *domain)
+{
+	List	   *list = NIL;
+	ListCell   *lc;
+
+	if (domain->tables == NIL)
+		return list_make1(unconstify(Domain *, domain));
+	foreach(lc, domain->tables)
+	{
+		Domain	   *of_table = domain_of(domains_by_relation(lfirst_oid(lc)), domain->id);
+
+		if (of_table != NULL)
+			list = lappend(list, of_table);
+	}
+	return list;
+}
+
+static Domain *
+load_by_name(const char *name)
+{
+	Domain	   *domain = load(InvalidOid, name);
+
+	while (domain != NULL && strcmp(domain->name, name) != 0)
+		domain = domain->next;
+	return domain;
 }
 
 Domain *
@@ -564,7 +631,7 @@ domain_by_name(const char *name, bool missing_ok)
 	{
 		ByName	   *n = hash_search(by_name, name, HASH_FIND, NULL);
 
-		domain = n ? &n->entry->domain : load(InvalidOid, name);
+		domain = n ? n->domain : load_by_name(name);
 	}
 	if (domain == NULL && !missing_ok)
 		ereport(ERROR,
@@ -575,10 +642,10 @@ domain_by_name(const char *name, bool missing_ok)
 }
 
 Domain *
-domain_by_wire_name(const char *wire_name)
+domain_by_redis_name(const char *redis_name)
 {
 	char	   *end;
-	unsigned long database = strtoul(wire_name, &end, 10);
+	unsigned long database = strtoul(redis_name, &end, 10);
 	int			nparts;
 	char	  **parts;
 	Domain	   *domain;
@@ -586,18 +653,7 @@ domain_by_wire_name(const char *wire_name)
 	if (database != MyDatabaseId || *end != '.' || !key_parts(end + 1, &nparts, &parts) || nparts != 1)
 		return NULL;
 	domain = domain_by_name(parts[0], true);
-	return domain != NULL && strcmp(domain->wire_name, wire_name) == 0 ? domain : NULL;
-}
-
-char *
-domain_wire_name(const char *name)
-{
-	StringInfoData buf;
-
-	initStringInfo(&buf);
-	appendStringInfo(&buf, "%u.", MyDatabaseId);
-	key_encode(&buf, name);
-	return buf.data;
+	return domain != NULL && strcmp(domain->redis_name, redis_name) == 0 ? domain : NULL;
 }
 
 Domain *
@@ -608,10 +664,9 @@ domain_stub(const DomainRow *row)
 
 	domain->id = row->id;
 	domain->name = pstrdup(row->name);
-	domain->wire_name = domain_wire_name(row->name);
-	domain->metrics = metrics_slot(domain->wire_name);
+	domain->redis_name = domain_redis_name(row->name);
+	domain->metrics = metrics_slot(domain->redis_name);
 	fill_writing(domain, row);
-	domain->dead = true;
 	MemoryContextSwitchTo(old);
 	return domain;
 }
@@ -628,14 +683,12 @@ domain_reserves_early(const Domain *domain)
 	return (domain->reserve >= 0 ? domain->reserve : setting_reserve) == RESERVE_EARLY;
 }
 
-bool
-domain_has_writer_lock(const Domain *domain)
+static bool
+has_writer_lock_on_table(const Domain *domain)
 {
 	bool		found = false;
 	ListCell   *lc;
 
-	if (!TransactionIdIsValid(GetTopTransactionIdIfAny()))
-		return false;
 	foreach(lc, domain->partitioned ? find_all_inheritors(domain->relid, NoLock, NULL) : list_make1_oid(domain->relid))
 	{
 		Relation	rel = try_relation_open(lfirst_oid(lc), AccessShareLock);
@@ -648,6 +701,19 @@ domain_has_writer_lock(const Domain *domain)
 			break;
 	}
 	return found;
+}
+
+bool
+domain_has_writer_lock(const Domain *domain)
+{
+	ListCell   *lc;
+
+	if (!TransactionIdIsValid(GetTopTransactionIdIfAny()))
+		return false;
+	foreach(lc, domain_of_each_table(domain))
+		if (has_writer_lock_on_table(lfirst(lc)))
+			return true;
+	return false;
 }
 
 bool

@@ -6,8 +6,7 @@
  * lc_monetary) or prints equal values differently (numeric, bpchar) is printed here; all others by their output
  * function. Takes no locks, keeps nothing.
  *
- * Also owns: that percent-encoded is UTF-8 (utf8.h), whatever the database's encoding; so names and keys are ASCII, and a
- * key has one text for clients of all languages. Renaming a label of an enum changes the text of its keys.
+ * How a text is encoded is in base/key_text.c. Renaming a label of an enum changes the text of its keys.
  */
 #include "postgres.h"
 
@@ -23,132 +22,8 @@
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 
-#include "base/utf8.h"
+#include "base/key_text.h"
 #include "domain/key.h"
-
-static const char hex_upper[] = "0123456789ABCDEF";
-
-/* -----------------------------------------------------------------------------------------------------------------
- * Percent-encoding
- * -----------------------------------------------------------------------------------------------------------------
- */
-
-static bool
-is_unreserved(unsigned char c)
-{
-	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-		c == '-' || c == '.' || c == '_' || c == '~';
-}
-
-/* The empty text has one of its own, which no other has: encoding gives no NUL. */
-static void
-encode_text(StringInfo buf, const char *text, size_t len)
-{
-	const char *utf8 = utf8_require(text, &len);
-
-	if (len == 0)
-		appendStringInfoString(buf, "%00");
-	enlargeStringInfo(buf, len);
-	for (size_t i = 0; i < len; i++)
-	{
-		unsigned char c = utf8[i];
-
-		if (is_unreserved(c))
-			appendStringInfoCharMacro(buf, c);
-		else
-		{
-			appendStringInfoCharMacro(buf, '%');
-			appendStringInfoCharMacro(buf, hex_upper[c >> 4]);
-			appendStringInfoCharMacro(buf, hex_upper[c & 0xF]);
-		}
-	}
-	if (utf8 != text)
-		pfree(unconstify(char *, utf8));
-}
-
-void
-key_encode(StringInfo buf, const char *s)
-{
-	encode_text(buf, s, strlen(s));
-}
-
-/* Value of an upper-case hex digit, -1 if it is none. */
-static int
-hex_value(char c)
-{
-	if (c >= '0' && c <= '9')
-		return c - '0';
-	if (c >= 'A' && c <= 'F')
-		return c - 'A' + 10;
-	return -1;
-}
-
-/* Decodes one part in place of `out`. False unless it is exactly what encoding gives. */
-static bool
-decode_part(const char *part, int len, char *out)
-{
-	if (len == 0)
-		return false;
-	if (len == 3 && strncmp(part, "%00", 3) == 0)
-		len = 0;				/* an empty value */
-	for (int i = 0; i < len; i++)
-	{
-		int			c = (unsigned char) part[i];
-
-		if (c == '%')
-		{
-			int			high = i + 2 < len ? hex_value(part[i + 1]) : -1;
-			int			low = i + 2 < len ? hex_value(part[i + 2]) : -1;
-
-			c = high * 16 + low;
-			if (high < 0 || low < 0 || c == 0 || is_unreserved(c))
-				return false;
-			i += 2;
-		}
-		else if (!is_unreserved(c))
-			return false;
-		*out++ = c;
-	}
-	*out = '\0';
-	return true;
-}
-
-/* Parts of a canonical key, decoded, in UTF-8. False if malformed. Needs no database. */
-static bool
-split_key(const char *key, int *nparts, char ***parts)
-{
-	char	  **found = palloc(sizeof(char *) * (strlen(key) + 1));
-	int			n = 0;
-
-	for (;;)
-	{
-		int			len = strcspn(key, ",");
-
-		found[n] = palloc(len + 1);
-		if (!decode_part(key, len, found[n++]))
-			return false;
-		if (key[len] == '\0')
-			break;
-		key += len + 1;
-	}
-	*nparts = n;
-	*parts = found;
-	return true;
-}
-
-bool
-key_parts(const char *key, int *nparts, char ***parts)
-{
-	if (!split_key(key, nparts, parts))
-		return false;
-	for (int i = 0; i < *nparts; i++)
-	{
-		(*parts)[i] = utf8_to_text((*parts)[i], strlen((*parts)[i]));
-		if ((*parts)[i] == NULL)
-			return false;
-	}
-	return true;
-}
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Canonical text of one value
@@ -171,7 +46,7 @@ print_text(StringInfo buf, Datum value, bool blank_padded)
 
 	if (blank_padded)
 		len = bpchartruelen(VARDATA_ANY(text), len);
-	encode_text(buf, VARDATA_ANY(text), len);
+	key_encode_text(buf, VARDATA_ANY(text), len);
 	if ((Pointer) text != DatumGetPointer(value))
 		pfree(text);
 }
@@ -182,7 +57,7 @@ print_bytea(StringInfo buf, Datum value)
 	struct varlena *bytes = PG_DETOAST_DATUM_PACKED(value);
 	int			len = VARSIZE_ANY_EXHDR(bytes);
 
-	encode_text(buf, "\\x", 2);
+	key_encode_text(buf, "\\x", 2);
 	enlargeStringInfo(buf, 2 * len);
 	buf->len += hex_encode(VARDATA_ANY(bytes), len, buf->data + buf->len);
 	buf->data[buf->len] = '\0';
@@ -268,10 +143,18 @@ check_length(const Domain *domain, const StringInfoData *buf)
 bool
 key_is_complete(const Domain *domain, TupleTableSlot *row)
 {
-	for (int i = 0; i < domain->nkeys; i++)
+	for (int i = 0; domain->nullable && i < domain->nkeys; i++)
 		if (slot_attisnull(row, domain->keys[i].attnum))
 			return false;
 	return true;
+}
+
+/* Appends the key that has no values. */
+static void
+print_no_values(StringInfo buf, int nkeys)
+{
+	if (nkeys == 0)
+		appendStringInfoString(buf, KEY_NO_VALUES);
 }
 
 /* Appends the key of a row. */
@@ -293,6 +176,7 @@ print_key(StringInfo buf, const Domain *domain, TupleTableSlot *row)
 			appendStringInfoChar(buf, ',');
 		print_value(buf, column, value);
 	}
+	print_no_values(buf, domain->nkeys);
 	check_length(domain, buf);
 }
 
@@ -339,7 +223,7 @@ compare_texts:
 static void
 check_parts(const Domain *domain, int nparts, const Argument *parts)
 {
-	if (nparts == 0 || (OidIsValid(domain->relid) && nparts != domain->nkeys))
+	if (OidIsValid(domain->relid) ? nparts != domain->nkeys : nparts == 0)
 	{
 		StringInfoData names;
 
@@ -349,7 +233,7 @@ check_parts(const Domain *domain, int nparts, const Argument *parts)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("wrong number of key values for domain \"%s\"", domain->name),
-				 names.len > 0 ? errdetail("The key is (%s); %d values were given.", names.data, nparts) :
+				 OidIsValid(domain->relid) ? errdetail("The key is (%s); %d values were given.", names.data, nparts) :
 				 errdetail("At least one is needed.")));
 	}
 	for (int i = 0; i < nparts; i++)
@@ -411,6 +295,7 @@ key_of_arguments(const Domain *domain, int nparts, const Argument *parts)
 			appendStringInfoChar(&buf, ',');
 		print_part(&buf, domain, i, &parts[i]);
 	}
+	print_no_values(&buf, nparts);
 	check_length(domain, &buf);
 	return buf.data;
 }
@@ -436,7 +321,7 @@ key_is_canonical(const Domain *domain, const char *key)
 	if (!key_parts(key, &nparts, &parts) || strlen(key) > KEY_MAX_LENGTH)
 		return false;
 	if (!OidIsValid(domain->relid))
-		return true;
+		return nparts > 0;
 	if (nparts != domain->nkeys)
 		return false;
 	initStringInfo(&buf);
@@ -446,6 +331,7 @@ key_is_canonical(const Domain *domain, const char *key)
 			appendStringInfoChar(&buf, ',');
 		print_value(&buf, &domain->keys[i], key_part_datum(&domain->keys[i], parts[i]));
 	}
+	print_no_values(&buf, nparts);
 	return strcmp(buf.data, key) == 0;
 }
 
@@ -480,7 +366,7 @@ next_piece(const char **tag, const char **literal, const char **name, int *len)
 		return true;
 	}
 	*literal = t;
-	while (is_unreserved(*t) || *t == '/')
+	while (key_is_unreserved(*t) || *t == '/')
 		t++;
 	*len = t - *literal;
 	*tag = t;
@@ -637,37 +523,4 @@ char *
 key_value_name(const Domain *domain, const char *key)
 {
 	return redis_name(domain, domain->value_prefix, key);
-}
-
-bool
-key_parse_fence_name(const char *fence, Oid *database, char **wire_name, char **key)
-{
-	size_t		len = strlen(setting_namespace);
-	const char *wire;
-	const char *colon;
-	const char *close;
-	char	   *end;
-	char	  **parts;
-	int			nparts;
-
-	if (strncmp(fence, setting_namespace, len) != 0 || strncmp(fence + len, ":f:", 3) != 0)
-		return false;
-	wire = fence + len + 3;
-	colon = strchr(wire, ':');
-	if (colon == NULL || colon[1] != '{' || (close = strchr(colon, '}')) == NULL)
-		return false;
-	if (*wire < '0' || *wire > '9')
-		return false;
-	*database = (Oid) strtoul(wire, &end, 10);
-	if (*end != '.' || end + 1 >= colon)
-		return false;
-
-	if (close[1] == '\0')
-		*key = pnstrdup(colon + 2, close - colon - 2);
-	else if (close[1] == ':')
-		*key = pstrdup(close + 2);
-	else
-		return false;
-	*wire_name = pnstrdup(wire, colon - wire);
-	return split_key(*key, &nparts, &parts);
 }

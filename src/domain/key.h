@@ -4,7 +4,8 @@
  *
  * Equal keys have equal text, whatever the session's settings; different keys have different text. Each key value is
  * printed canonically, in UTF-8 (utf8.h: raises 22P05 if it has none), and percent-encoded (RFC 3986: all but A-Z a-z 0-9
- * - . _ ~; upper-case hex), an empty value is "%00"; values are joined with commas. So no data can forge a brace, colon,
+ * - . _ ~; upper-case hex), an empty value is "%00"; values are joined with commas. The key of no values, of a table that is one group
+ * as a whole, is "*". So no data can forge a brace, colon,
  * comma, blank or newline, and keys and names are ASCII.
  *
  *   fence name   <namespace>:f:<database oid>.<domain>:{<key>}            without a tag
@@ -22,7 +23,7 @@
 #define NAME_MAX_LENGTH 4000	/* bytes of a name in Redis; fence.lua refuses longer ones than 4096 */
 #define KEY_MAX_LENGTH 2000		/* bytes of canonical text; it must fit a btree tuple of fence.tombstone */
 
-/* Whether no key column of the row is null: only then it has a key. (Key columns of a group may be null.) */
+/* Whether no key column of the row is null: only then it has a key. */
 extern bool key_is_complete(const Domain *domain, TupleTableSlot *row);
 
 /* The key of a row, palloc'd. Raises 54000 if it is longer than KEY_MAX_LENGTH. */
@@ -38,13 +39,6 @@ extern bool key_same(const Domain *domain, TupleTableSlot *a, TupleTableSlot *b)
  */
 extern char *key_of_arguments(const Domain *domain, int nparts, const Argument *parts);
 
-/*
- * Parts of a canonical key, decoded (palloc'd strings, palloc'd array); *nparts is set. False if malformed, or of no text
- * in the database's encoding. For a domain with a table each part is the text of KeyColumn.text_type (money: of int8, the
- * same bytes).
- */
-extern bool key_parts(const char *key, int *nparts, char ***parts);
-
 /* A decoded part of a canonical key as the Datum that the unique index compares. May raise what the type's input raises. */
 extern Datum key_part_datum(const KeyColumn *column, const char *part);
 
@@ -57,15 +51,6 @@ extern const char *key_fence_name_of_row(const Domain *domain, TupleTableSlot *r
 /* Names in Redis, palloc'd. */
 extern char *key_fence_name(const Domain *domain, const char *key);
 extern char *key_value_name(const Domain *domain, const char *key);
-
-/*
- * Takes a fence name apart: database oid, wire name of the domain and key (both palloc'd). Needs no domain, works for
- * databases other than this one. False if it is no fence name of this cluster's namespace.
- */
-extern bool key_parse_fence_name(const char *fence, Oid *database, char **wire_name, char **key);
-
-/* Percent-encodes text of the database onto buf. */
-extern void key_encode(StringInfo buf, const char *s);
 
 /* Checks a tag template against the key columns; raises 22023. */
 extern void key_check_tag(const char *tag, int nkeys, const char *const *names);

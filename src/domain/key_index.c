@@ -1,6 +1,6 @@
 /*
  * domain/key_index.c
- *	  By which index the rows of a key are found, and how its columns are compared; declared in domain.h.
+ *	  By which index the rows of a key are found, and how its columns are compared.
  *
  * Must never: evaluate an index' expressions or predicate. That would run functions of the table's owner as whoever
  * asks, which may be a worker with a superuser's rights.
@@ -16,7 +16,7 @@
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 
-#include "domain/domain.h"
+#include "domain/key_index.h"
 
 KeyEquality
 domain_key_equality(Relation rel, Oid index, AttrNumber attnum)
@@ -91,6 +91,8 @@ domain_key_index(Relation rel, int nkeys, const AttrNumber *attnums, bool unique
 	ListCell   *lc;
 
 	*unfit = NULL;
+	if (nkeys == 0)
+		return InvalidOid;		/* all rows have the key */
 	for (int i = 0; i < nkeys; i++)
 		wanted = bms_add_member(wanted, attnums[i]);
 	foreach(lc, RelationGetIndexList(rel))

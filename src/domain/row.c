@@ -23,18 +23,19 @@
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
 #include "utils/guc.h"
+#include "utils/json.h"
 #include "utils/jsonb.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
 #include "base/compat.h"
+#include "base/key_text.h"
 #include "base/utf8.h"
 #include "domain/key.h"
 #include "domain/plain_json.h"
 #include "domain/row.h"
 #include "domain/tombstone.h"
-#include "domain/version.h"
 
 /* The rows of the key in the snapshot, copies; none if the key is none of this table. One at most but for groups. */
 static List *
@@ -80,7 +81,7 @@ leaf_domains(const Domain *domain)
 	foreach(cell, find_all_inheritors(domain->relid, AccessShareLock, NULL))
 	{
 		Oid			relid = lfirst_oid(cell);
-		Domain	   *leaf = get_rel_relkind(relid) == RELKIND_RELATION ? domain_by_relation(relid) : NULL;
+		Domain	   *leaf = get_rel_relkind(relid) == RELKIND_RELATION ? domain_of(domains_by_relation(relid), domain->id) : NULL;
 
 		if (leaf != NULL)
 			leaves = lappend(leaves, leaf);
@@ -294,11 +295,10 @@ compare_texts(const ListCell *a, const ListCell *b)
 	return strcmp(lfirst(a), lfirst(b));
 }
 
-/* The rows of a group as a JSON array, in the order of their texts: the same rows give the same value. */
-static char *
-group_as_json(const Domain *domain, const char *key, Snapshot snapshot)
+/* The rows of a group in one table as a JSON array, in the order of their texts: the same rows give the same value. */
+static void
+append_rows(StringInfo buf, const Domain *domain, const char *key, Snapshot snapshot)
 {
-	StringInfoData array;
 	List	   *texts = NIL;
 	ListCell   *cell;
 
@@ -315,12 +315,37 @@ group_as_json(const Domain *domain, const char *key, Snapshot snapshot)
 		relation_close(rel, AccessShareLock);
 	}
 	list_sort(texts, compare_texts);
-	initStringInfo(&array);
-	appendStringInfoChar(&array, '[');
+	appendStringInfoChar(buf, '[');
 	foreach(cell, texts)
-		appendStringInfo(&array, "%s%s", cell == list_head(texts) ? "" : ", ", (char *) lfirst(cell));
-	appendStringInfoChar(&array, ']');
-	return array.data;
+		appendStringInfo(buf, "%s%s", cell == list_head(texts) ? "" : ", ", (char *) lfirst(cell));
+	appendStringInfoChar(buf, ']');
+}
+
+/* A group of several tables is an object that has an array of each. */
+static char *
+group_as_json(const Domain *domain, const char *key, Snapshot snapshot)
+{
+	StringInfoData buf;
+	List	   *tables = domain_of_each_table(domain);
+	ListCell   *cell;
+
+	initStringInfo(&buf);
+	if (domain->tables == NIL)
+	{
+		append_rows(&buf, domain, key, snapshot);
+		return buf.data;
+	}
+	foreach(cell, tables)
+	{
+		const Domain *of_table = lfirst(cell);
+
+		appendStringInfoString(&buf, cell == list_head(tables) ? "{" : ", ");
+		escape_json(&buf, domain_table_name(of_table->relid));
+		appendStringInfoString(&buf, ": ");
+		append_rows(&buf, of_table, key, snapshot);
+	}
+	appendStringInfoChar(&buf, '}');
+	return buf.data;
 }
 
 /* A row that is not frozen is younger than half of the numbers of transactions, so its number can be completed. */

@@ -24,6 +24,7 @@
 #include "utils/rel.h"
 #include "utils/syscache.h"
 
+#include "domain/catalog.h"
 #include "domain/shape.h"
 
 #define ROW_EVENTS	(TRIGGER_TYPE_INSERT | TRIGGER_TYPE_UPDATE | TRIGGER_TYPE_DELETE)
@@ -46,20 +47,31 @@ shape_of(TriggerRole role)
 	return NULL;
 }
 
-bool
-shape_is_wanted(const DomainRow *row, TriggerRole role, bool on_partition)
+static bool
+is_wanted_by(const DomainRow *row, TriggerRole role, bool on_partition)
 {
 	switch (role)
 	{
 		case ROLE_BEFORE:		/* which sets the version */
 			return strcmp(row->scope, "row") == 0 && row->version_column != NULL;
-		case ROLE_AFTER:
-			return strcmp(row->scope, "manual") != 0;
+		case ROLE_AFTER:		/* which tells of the row or, in manual domains, guards it */
+			return true;
 		case ROLE_TRUNCATE:		/* PostgreSQL copies row triggers only; a hook sees TRUNCATE of a partition */
 			return !on_partition;
 		default:
 			return false;
 	}
+}
+
+bool
+shape_is_wanted(List *rows, TriggerRole role, bool on_partition)
+{
+	ListCell   *lc;
+
+	foreach(lc, rows)
+		if (is_wanted_by(lfirst(lc), role, on_partition))
+			return true;
+	return false;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -164,12 +176,12 @@ firing_fault(const TriggerShape *shape, Relation catalog, HeapTuple tuple, bool 
 }
 
 const char *
-shape_fault(const DomainRow *row, Relation catalog, HeapTuple tuple, bool is_new)
+shape_fault(List *rows, Relation catalog, HeapTuple tuple, bool is_new)
 {
 	Form_pg_trigger trigger = (Form_pg_trigger) GETSTRUCT(tuple);
 	TriggerRole by_name = role_of_name(NameStr(trigger->tgname));
 	TriggerRole by_function = shape_role_of_function(trigger->tgfoid);
-	bool		on_partition = trigger->tgrelid != row->relid;
+	bool		on_partition = trigger->tgrelid != ((DomainRow *) linitial(rows))->relid;
 
 	if (by_name == ROLE_NONE && by_function == ROLE_NONE)
 		return NULL;
@@ -177,7 +189,7 @@ shape_fault(const DomainRow *row, Relation catalog, HeapTuple tuple, bool is_new
 		return "runs a function of pgcache_fence under another name";
 	if (by_name != by_function)
 		return "runs another function";
-	if (!shape_is_wanted(row, by_name, on_partition))
+	if (!shape_is_wanted(rows, by_name, on_partition))
 		return on_partition ? "is none that partitions have" : "is none that tables of this scope have";
 	if (!has_right_parent(catalog, trigger, on_partition))
 		return on_partition ? "is no copy of that of the table above" : "is a copy of that of another table";
@@ -190,8 +202,9 @@ shape_fault(const DomainRow *row, Relation catalog, HeapTuple tuple, bool is_new
  */
 
 char *
-shape_fault_of_table(const DomainRow *row, Oid relid)
+shape_fault_of_table(List *rows, Oid relid)
 {
+	Oid			table = ((DomainRow *) linitial(rows))->relid;
 	Relation	catalog = table_open(TriggerRelationId, AccessShareLock);
 	bool		found[ROLE_AFTER + 1] = {false};
 	char	   *fault = NULL;
@@ -205,7 +218,7 @@ shape_fault_of_table(const DomainRow *row, Oid relid)
 	{
 		Form_pg_trigger trigger = (Form_pg_trigger) GETSTRUCT(tuple);
 		TriggerRole role = role_of_name(NameStr(trigger->tgname));
-		const char *what = shape_fault(row, catalog, tuple, false);
+		const char *what = shape_fault(rows, catalog, tuple, false);
 
 		if (what != NULL)
 			fault = psprintf("Trigger \"%s\" of table \"%s\" %s.", NameStr(trigger->tgname), get_rel_name(relid), what);
@@ -214,7 +227,7 @@ shape_fault_of_table(const DomainRow *row, Oid relid)
 	systable_endscan(scan);
 	table_close(catalog, AccessShareLock);
 	for (TriggerRole role = ROLE_BEFORE; fault == NULL && role <= ROLE_AFTER; role++)
-		if (shape_is_wanted(row, role, relid != row->relid) && !found[role])
+		if (shape_is_wanted(rows, role, relid != table) && !found[role])
 			fault = psprintf("Table \"%s\" lacks the trigger \"%s\".", get_rel_name(relid), shape_of(role)->name);
 	return fault;
 }
@@ -266,14 +279,12 @@ shape_members(Oid relid)
 }
 
 char *
-shape_fault_of_domain(const DomainRow *row)
+shape_fault_of_family(List *rows)
 {
 	char	   *fault = NULL;
 	ListCell   *lc;
 
-	if (!OidIsValid(row->relid))
-		return NULL;
-	foreach(lc, shape_members(row->relid))
+	foreach(lc, shape_members(((DomainRow *) linitial(rows))->relid))
 	{
 		Oid			relid = lfirst_oid(lc);
 		const char *unfit = shape_unfit_partition(relid);
@@ -281,9 +292,26 @@ shape_fault_of_domain(const DomainRow *row)
 		if (get_rel_relkind(relid) == '\0')
 			continue;			/* it was dropped */
 		fault = unfit ? psprintf("Table \"%s\" %s.", get_rel_name(relid), unfit) :
-			shape_fault_of_table(row, relid);
+			shape_fault_of_table(rows, relid);
 		if (fault != NULL)
 			break;
 	}
 	return fault;
+}
+
+char *
+shape_fault_of_domain(const DomainRow *row)
+{
+	ListCell   *lc;
+
+	foreach(lc, domain_rows_by_name(row->name))
+	{
+		const DomainRow *member = lfirst(lc);
+		List	   *rows = OidIsValid(member->relid) ? domain_rows_by_relation(member->relid) : NIL;
+		char	   *fault = rows ? shape_fault_of_family(rows) : NULL;
+
+		if (fault != NULL)
+			return fault;
+	}
+	return NULL;
 }

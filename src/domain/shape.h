@@ -14,7 +14,7 @@
 #include "utils/relcache.h"
 #include "utils/snapshot.h"
 
-#include "domain/domain.h"
+#include "domain/catalog.h"
 
 typedef enum TriggerRole
 {
@@ -38,8 +38,11 @@ typedef struct TriggerShape
 /* The shape of that role. */
 extern const TriggerShape *shape_of(TriggerRole role);
 
-/* Whether a domain of that row of fence.domain has a trigger of this role on its table, and on its table's partitions. */
-extern bool shape_is_wanted(const DomainRow *row, TriggerRole role, bool on_partition);
+/*
+ * Whether a table with these attachments (rows of fence.domain, as domain_rows_by_relation returns them) has a trigger of this role, and
+ * its partitions. One trigger serves all attachments.
+ */
+extern bool shape_is_wanted(List *rows, TriggerRole role, bool on_partition);
 
 /* Which of our triggers runs this function: by its C symbol, which only superusers can use. ROLE_NONE: none of them. */
 extern TriggerRole shape_role_of_function(Oid function);
@@ -51,15 +54,18 @@ extern bool shape_is_ours(const FormData_pg_trigger *trigger);
 extern HeapTuple shape_find_trigger(Relation catalog, Oid trigger, Snapshot snapshot);
 
 /*
- * What is wrong with a trigger on a relation that row covers, in words that follow its name ("has a WHEN condition"). NULL:
+ * What is wrong with a trigger on a relation that these rows cover, in words that follow its name ("has a WHEN condition"). NULL:
  * nothing, or it has nothing to do with us. is_new: PostgreSQL makes it just now, and it may be enabled by the next command.
  */
-extern const char *shape_fault(const DomainRow *row, Relation catalog, HeapTuple trigger, bool is_new);
+extern const char *shape_fault(List *rows, Relation catalog, HeapTuple trigger, bool is_new);
 
-/* What is wrong with the triggers of a relation that row covers, as a sentence; palloc'd. NULL: nothing. */
-extern char *shape_fault_of_table(const DomainRow *row, Oid relid);
+/* What is wrong with the triggers of a relation that these rows cover, as a sentence; palloc'd. NULL: nothing. */
+extern char *shape_fault_of_table(List *rows, Oid relid);
 
-/* The same of the domain's table and all its partitions, whose kinds it looks at too. NULL also if it has no table (any more). */
+/* The same of the table of these rows and all its partitions, whose kinds it looks at too. */
+extern char *shape_fault_of_family(List *rows);
+
+/* The same of all tables of that domain, as they are attached now. NULL also if it has no table (any more). */
 extern char *shape_fault_of_domain(const DomainRow *row);
 
 /* The table and all below it; nobody is waited for, so one may have been dropped meanwhile. The table comes first. */

@@ -32,7 +32,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "domain/domain.h"
+#include "domain/catalog.h"
 #include "domain/key.h"
 #include "domain/tombstone.h"
 
@@ -62,7 +62,7 @@ typedef struct Deleted
 
 #define BATCH		256			/* of one level; tombstone_look_up goes through them one by one */
 #define FEW			8			/* so many are looked for one by one: the other scan reads a page of the index to its end */
-#define MOST_STEPS	32			/* over tombstones in between: to look for a key alone takes as long */
+#define MAX_STEPS	32			/* over tombstones in between: to look for a key alone takes as long */
 
 static Deleted *deleted = NULL;
 static int	ndeleted = 0,
@@ -338,7 +338,7 @@ walk_to(Walk *walk, const Deleted *to)
 		walk_begin(walk, to);
 	while (walk->at != NULL && walk_compare(walk, to->key) < 0)
 	{
-		walk->alone = ++steps > MOST_STEPS;
+		walk->alone = ++steps > MAX_STEPS;
 		if (walk->alone)
 			walk_begin(walk, to);
 		else

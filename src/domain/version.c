@@ -17,7 +17,7 @@ largest(const Domain *domain)
 }
 
 int64
-fence_version_most(const Domain *domain, int64 last)
+fence_version_max(const Domain *domain, int64 last)
 {
 	int64		end = largest(domain);
 
@@ -27,7 +27,7 @@ fence_version_most(const Domain *domain, int64 last)
 bool
 fence_version_fits(const Domain *domain, int64 version, int64 last)
 {
-	return version <= fence_version_most(domain, last);
+	return version <= fence_version_max(domain, last);
 }
 
 int64

@@ -17,7 +17,7 @@ extern int64 fence_version_after(const Domain *domain, int64 last);
  * not above it: half of what the column can hold, or the next one after `last`. The upper half is for versions that go up one by
  * one: whoever may write one row cannot bring the domain's versions to their end with it.
  */
-extern int64 fence_version_most(const Domain *domain, int64 last);
+extern int64 fence_version_max(const Domain *domain, int64 last);
 extern bool fence_version_fits(const Domain *domain, int64 version, int64 last);
 
 /*

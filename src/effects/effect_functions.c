@@ -1,6 +1,10 @@
 /*
  * effects/effect_functions.c
- *	  The SQL-callable functions of effects: what each kind asks for, and what its answers mean. Their life is in effects.c.
+ *	  The SQL-callable functions of effects.
+ *
+ * Owns: what each kind of effect requests, and what the answers of that kind mean. The life cycle of effects is in
+ * effects.c.
+ * Locks: none.
  */
 #include "postgres.h"
 
@@ -16,13 +20,13 @@
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/utf8.h"
+#include "domain/sql_function.h"
+#include "effects/effect_call.h"
 #include "effects/effects.h"
-#include "read/reader.h"
 #include "send/coordinator.h"
 
-#define MAX_ENTRY		(1024 * 1024)	/* bytes of an entry, job, result or small value */
+#define MAX_ENTRY		(1024 * 1024)	/* maximum bytes of an entry, a job, a result or a small value */
 #define MAX_PUBLISHED	(256 * 1024 * 1024)
-#define EXACT			INT64CONST(9007199254740991)	/* see effects.lua */
 
 PG_FUNCTION_INFO_V1(fence_once);
 PG_FUNCTION_INFO_V1(fence_once_result);
@@ -32,6 +36,8 @@ PG_FUNCTION_INFO_V1(fence_compare_and_set);
 PG_FUNCTION_INFO_V1(fence_take);
 PG_FUNCTION_INFO_V1(fence_take_and_extend);
 PG_FUNCTION_INFO_V1(fence_take_and_set);
+PG_FUNCTION_INFO_V1(fence_hash_set);
+PG_FUNCTION_INFO_V1(fence_hash_add);
 PG_FUNCTION_INFO_V1(fence_publish);
 PG_FUNCTION_INFO_V1(fence_publish_hash);
 PG_FUNCTION_INFO_V1(fence_append);
@@ -42,7 +48,7 @@ PG_FUNCTION_INFO_V1(fence_commit_marker);
 PG_FUNCTION_INFO_V1(fence_is_committed);
 
 /* -----------------------------------------------------------------------------------------------------------------
- * Arguments and answers. From here on keys and values are as Redis has them, in UTF-8; in messages they are displayed.
+ * Arguments and answers. From here on, keys and values are in UTF-8; error messages convert them.
  * -----------------------------------------------------------------------------------------------------------------
  */
 
@@ -80,11 +86,35 @@ text_argument(FunctionCallInfo fcinfo, int n, const char *what, int most)
 	return value;
 }
 
-/* "" if NULL: the key keeps what it has; "0": none. */
+/* The time to live as an argument for Redis. "" (for NULL): the key keeps its time to live. "0": the key gets none. */
 static const char *
 ttl_argument(FunctionCallInfo fcinfo, int n)
 {
-	return PG_ARGISNULL(n) ? "" : psprintf(INT64_FORMAT, reader_interval_ms(PG_GETARG_INTERVAL_P(n)));
+	return PG_ARGISNULL(n) ? "" : psprintf(INT64_FORMAT, ttl_ms_of(PG_GETARG_INTERVAL_P(n)));
+}
+
+/* A time to live (argument n) or, rather, a point in time (argument at): "" if both are NULL: the key keeps what it has; "0": none. */
+static const char *
+expiry_argument(FunctionCallInfo fcinfo, int n, int at)
+{
+	TimestampTz when;
+
+	if (PG_ARGISNULL(at))
+		return ttl_argument(fcinfo, n);
+	when = PG_GETARG_TIMESTAMPTZ(at);
+	if (TIMESTAMP_IS_NOEND(when))
+		return "0";
+	/* since 1970; what was before that is over as well */
+	when = TIMESTAMP_IS_NOBEGIN(when) ? 0 :
+		when / 1000 + (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * SECS_PER_DAY * INT64CONST(1000);
+	return psprintf("@" INT64_FORMAT, Max(when, 1));
+}
+
+static void
+require_expiry(FunctionCallInfo fcinfo, int n, int at)
+{
+	if (PG_ARGISNULL(at))
+		require_not_null(fcinfo, n, "a time to live");
 }
 
 static const char *
@@ -95,49 +125,18 @@ number_argument(FunctionCallInfo fcinfo, int n)
 	if (PG_ARGISNULL(n))
 		return "";
 	value = PG_GETARG_INT64(n);
-	if (value < -EXACT || value > EXACT)
+	if (value < -EFFECT_COUNT_MAX || value > EFFECT_COUNT_MAX)
 		ereport(ERROR,
 				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
-				 errmsg("a counter counts from -" INT64_FORMAT " to " INT64_FORMAT, EXACT, EXACT)));
+				 errmsg("a counter counts from -" INT64_FORMAT " to " INT64_FORMAT, EFFECT_COUNT_MAX, EFFECT_COUNT_MAX)));
 	return psprintf(INT64_FORMAT, value);
 }
 
-/* A word of Redis as text of this database; raises 22021 if it is none. */
+/* A word of Redis as text in this database's encoding. Raises 22021 if it is not valid text there. */
 static char *
 text_of(const EffectAnswer *answer, int i)
 {
 	return utf8_require_text(answer->words[i], answer->lens[i]);
-}
-
-void
-effect_raise_refused(const char *key_in_redis, const EffectAnswer *answer)
-{
-	const char *key = utf8_to_display(key_in_redis);
-
-	if (effect_says(answer, "busy"))
-		ereport(ERROR,
-				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
-				 errmsg("another transaction is about to change key \"%s\"", key),
-				 errhint("Try again when it has ended.")));
-	if (effect_says(answer, "mixed"))
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("this transaction has another kind of effect on key \"%s\"", key)));
-	if (effect_says(answer, "inexact"))
-		ereport(ERROR,
-				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
-				 errmsg("counter \"%s\" is no whole number that can be counted exactly", key),
-				 errdetail("Counters count from -" INT64_FORMAT " to " INT64_FORMAT ".", EXACT, EXACT)));
-	if (effect_says(answer, "type"))
-		ereport(ERROR,
-				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
-				 errmsg("key \"%s\" holds something else than a log of this kind", key)));
-	if (effect_says(answer, "none"))
-		ereport(ERROR,
-				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-				 errmsg("Redis has lost that this transaction took idempotency key \"%s\"", key),
-				 errhint("Try the transaction again.")));
-	elog(ERROR, "Redis gave a malformed answer about an effect");
 }
 
 static bool
@@ -146,9 +145,24 @@ durable_argument(FunctionCallInfo fcinfo, int n)
 	return !PG_ARGISNULL(n) && PG_GETARG_BOOL(n);
 }
 
-/* For kinds of which Redis has nothing to tell but that they are held. Returns whether it was asked. */
+/* Raises 22023 if one effect could not change both keys in one step. */
+static void
+require_same_place(const char *key, const char *other_key)
+{
+	shared_require();
+	if (!coordinator_same_place(key, other_key))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("keys \"%s\" and \"%s\" are not in one slot", utf8_to_display(key), utf8_to_display(other_key)),
+				 errhint("Give both the same hash tag: {tag}.")));
+}
+
+/*
+ * Holds an effect of a kind for which Redis has no answer but "held". False: Redis could not be reached, and the row
+ * suffices.
+ */
 static bool
-hold_or_raise(const EffectCall *call)
+hold_or_raise(EffectCall *call)
 {
 	EffectAnswer answer = effect_hold(call);
 
@@ -174,15 +188,15 @@ fence_once(PG_FUNCTION_ARGS)
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
 	call.key = key_argument_of(fcinfo, 0);
-	require_not_null(fcinfo, 1, "a time to live");
-	call.args[0] = ttl_argument(fcinfo, 1);
+	require_expiry(fcinfo, 1, 3);
+	call.args[0] = expiry_argument(fcinfo, 1, 3);
 	call.durable = durable_argument(fcinfo, 2);
 	if (strcmp(call.args[0], "0") == 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("an idempotency key needs a time to live above 0")));
 	answer = effect_hold(&call);
-	/* busy: another transaction is at it */
+	/* busy: another transaction is about to take this key */
 	if (!effect_says(&answer, "held") && !effect_says(&answer, "busy") &&
 		!effect_says(&answer, "own") && !effect_says(&answer, "done"))
 		effect_raise_refused(call.key, &answer);
@@ -239,39 +253,60 @@ raise_bound(const char *key, const EffectAnswer *answer)
 			 answer->n > 2 ? errhint("What they hold is given back if they are rolled back: try again later.") : 0));
 }
 
-static int64
-counter_answer(const EffectCall *call, const EffectAnswer *answer)
+/*
+ * Holds a counter with the bounds of arguments `bounds` and `bounds` + 1; on_bound: what is to happen if these would be passed. Where the
+ * counter stands then, NULL if it is refused. The argument that says how much is counted is what was counted in the end.
+ */
+static Datum
+hold_counter(FunctionCallInfo fcinfo, EffectCall *call, int bounds, int on_bound, const char **amount)
 {
-	if (effect_says(answer, "bound") && answer->n > 1)
-		raise_bound(call->key, answer);
-	if (effect_says(answer, "full") && answer->n > 1)
-		raise_bound(call->other_key, answer);
-	if (!effect_says(answer, "held") || answer->n < 2)
-		effect_raise_refused(call->key, answer);
-	return strtoll(answer->words[1], NULL, 10);
+	const char *choice = PG_ARGISNULL(on_bound) ? "" : text_argument(fcinfo, on_bound, "on_bound", MAX_ENTRY);
+	EffectAnswer answer;
+
+	if (strcmp(choice, "error") != 0 && strcmp(choice, "clamp") != 0 && strcmp(choice, "refuse") != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("on_bound is \"error\", \"clamp\" or \"refuse\"")));
+	call->nchecks = 3;
+	call->checks[0] = number_argument(fcinfo, bounds);
+	call->checks[1] = number_argument(fcinfo, bounds + 1);
+	call->checks[2] = "";
+	call->needs_redis = true;
+	call->decided = amount;
+	answer = effect_hold(call);
+	/* not before holds of transactions that are over were settled: they would be in the way */
+	if (strcmp(choice, "clamp") == 0 && (effect_says(&answer, "bound") || effect_says(&answer, "full")))
+	{
+		call->checks[2] = choice;
+		answer = effect_hold(call);
+	}
+	if ((effect_says(&answer, "bound") || effect_says(&answer, "full")) && answer.n > 1)
+	{
+		if (strcmp(choice, "refuse") == 0)
+			PG_RETURN_NULL();
+		raise_bound(effect_says(&answer, "full") ? call->other_key : call->key, &answer);
+	}
+	if (!effect_says(&answer, "held") || answer.n < 3)
+		effect_raise_refused(call->key, &answer);
+	PG_RETURN_INT64(strtoll(answer.words[1], NULL, 10));
 }
 
 Datum
 fence_counter_add(PG_FUNCTION_ARGS)
 {
-	EffectCall	call = {.kind = "counter", .nargs = 1, .nchecks = 2, .needs_redis = true};
-	EffectAnswer answer;
+	EffectCall	call = {.kind = "counter", .nargs = 1};
 
 	call.key = key_argument_of(fcinfo, 0);
 	require_not_null(fcinfo, 1, "the amount");
 	call.args[0] = number_argument(fcinfo, 1);
-	call.checks[0] = number_argument(fcinfo, 2);
-	call.checks[1] = number_argument(fcinfo, 3);
 	call.durable = durable_argument(fcinfo, 4);
-	answer = effect_hold(&call);
-	PG_RETURN_INT64(counter_answer(&call, &answer));
+	return hold_counter(fcinfo, &call, 2, 5, &call.args[0]);
 }
 
 Datum
 fence_transfer(PG_FUNCTION_ARGS)
 {
-	EffectCall	call = {.kind = "transfer", .nargs = 2, .nchecks = 2, .needs_redis = true};
-	EffectAnswer answer;
+	EffectCall	call = {.kind = "transfer", .nargs = 2};
 
 	call.key = key_argument_of(fcinfo, 0);
 	call.other_key = key_argument_of(fcinfo, 1);
@@ -280,20 +315,60 @@ fence_transfer(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("a transfer needs an amount above 0 and two different counters")));
-	shared_require();
-	if (!coordinator_same_place(call.key, call.other_key))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("counters \"%s\" and \"%s\" are not in one slot", utf8_to_display(call.key),
-						utf8_to_display(call.other_key)),
-				 errhint("Give both the same hash tag: {tag}.")));
+	require_same_place(call.key, call.other_key);
 	call.args[0] = call.other_key;
 	call.args[1] = number_argument(fcinfo, 2);
-	call.checks[0] = number_argument(fcinfo, 3);
-	call.checks[1] = number_argument(fcinfo, 4);
 	call.durable = durable_argument(fcinfo, 5);
-	answer = effect_hold(&call);
-	PG_RETURN_INT64(counter_answer(&call, &answer));
+	return hold_counter(fcinfo, &call, 3, 6, &call.args[1]);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Fields of hashes
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* The key, the field, and the log of argument `log`, if there is one. */
+static EffectCall
+field_call(FunctionCallInfo fcinfo, const char *kind, int log)
+{
+	EffectCall	call = {.kind = kind, .nargs = 3};
+
+	call.key = key_argument_of(fcinfo, 0);
+	call.args[0] = text_argument(fcinfo, 1, "the field", EFFECT_MAX_KEY);
+	call.args[1] = PG_ARGISNULL(log) ? "" : key_argument_of(fcinfo, log);
+	if (strcmp(call.args[1], call.key) == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("the log of a hash must be another key")));
+	if (*call.args[1] != '\0')
+		require_same_place(call.key, call.args[1]);
+	shared_require();
+	call.args[2] = fence_stamp();
+	return call;
+}
+
+Datum
+fence_hash_set(PG_FUNCTION_ARGS)
+{
+	EffectCall	call = field_call(fcinfo, "hash_set", 3);
+
+	call.args[call.nargs++] = PG_ARGISNULL(2) ? "del" : "set";
+	call.args[call.nargs++] = PG_ARGISNULL(2) ? "" : text_argument(fcinfo, 2, "the value", MAX_ENTRY);
+	call.unheard = true;
+	call.durable = durable_argument(fcinfo, 4);
+	(void) hold_or_raise(&call);
+	PG_RETURN_VOID();
+}
+
+Datum
+fence_hash_add(PG_FUNCTION_ARGS)
+{
+	EffectCall	call = field_call(fcinfo, "hash_add", 5);
+
+	require_not_null(fcinfo, 2, "the amount");
+	call.args[call.nargs++] = number_argument(fcinfo, 2);
+	call.durable = durable_argument(fcinfo, 6);
+	return hold_counter(fcinfo, &call, 3, 7, &call.args[3]);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -322,13 +397,13 @@ fence_compare_and_set(PG_FUNCTION_ARGS)
 	const char *key = key_argument_of(fcinfo, 0);
 	const char *expected = PG_ARGISNULL(1) ? "" : text_argument(fcinfo, 1, "the expected value", MAX_ENTRY);
 	const char *value = PG_ARGISNULL(2) ? "" : text_argument(fcinfo, 2, "the value", MAX_ENTRY);
-	EffectAnswer answer = hold_set(key, PG_ARGISNULL(2) ? "del" : "set", value, ttl_argument(fcinfo, 3),
+	EffectAnswer answer = hold_set(key, PG_ARGISNULL(2) ? "del" : "set", value, expiry_argument(fcinfo, 3, 5),
 								   PG_ARGISNULL(1) ? "0" : "=", expected, durable_argument(fcinfo, 4));
 
 	PG_RETURN_BOOL(!effect_says(&answer, "differs"));
 }
 
-/* What the key had, NULL if nothing. */
+/* The value that the key had before; NULL if it had none. */
 static Datum
 take(FunctionCallInfo fcinfo, const char *key, const char *how, const char *value, const char *ttl, bool durable)
 {
@@ -348,15 +423,15 @@ fence_take(PG_FUNCTION_ARGS)
 Datum
 fence_take_and_extend(PG_FUNCTION_ARGS)
 {
-	require_not_null(fcinfo, 1, "a time to live");
-	return take(fcinfo, key_argument_of(fcinfo, 0), "ttl", "", ttl_argument(fcinfo, 1), durable_argument(fcinfo, 2));
+	require_expiry(fcinfo, 1, 3);
+	return take(fcinfo, key_argument_of(fcinfo, 0), "ttl", "", expiry_argument(fcinfo, 1, 3), durable_argument(fcinfo, 2));
 }
 
 Datum
 fence_take_and_set(PG_FUNCTION_ARGS)
 {
 	return take(fcinfo, key_argument_of(fcinfo, 0), "set", text_argument(fcinfo, 1, "the value", MAX_ENTRY),
-				ttl_argument(fcinfo, 2), durable_argument(fcinfo, 3));
+				expiry_argument(fcinfo, 2, 4), durable_argument(fcinfo, 3));
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -364,7 +439,7 @@ fence_take_and_set(PG_FUNCTION_ARGS)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Raises if the hold has gone. */
+/* Sends a piece of the value to its hold in Redis. Raises an error if that hold is gone. */
 static void
 send_piece(const char *key, size_t offset, int n, const char **piece)
 {
@@ -380,8 +455,9 @@ send_piece(const char *key, size_t offset, int n, const char **piece)
 }
 
 /*
- * Holds the value: one that is small with its hold. False: it has to be sent in pieces, which are nothing without the hold, and
- * of which Redis and this backend are to have one at a time only.
+ * Holds the effect that publishes a value. A small value goes with the request. False: the value is large, so the
+ * caller must now send it in pieces, after the hold. It sends one piece at a time, so that neither Redis nor this
+ * backend has to keep more.
  */
 static bool
 hold_publish(EffectCall *call, bool small)
@@ -395,7 +471,7 @@ fence_publish(PG_FUNCTION_ARGS)
 {
 	const char *key = key_argument_of(fcinfo, 0);
 	const char *value = text_argument(fcinfo, 1, "the value", MAX_PUBLISHED);
-	const char *ttl = ttl_argument(fcinfo, 2);
+	const char *ttl = expiry_argument(fcinfo, 2, 4);
 	const char *row[] = {ttl, "string", value};
 	EffectCall	call = {.kind = "publish", .key = key, .nargs = 2, .args = {ttl, "string"},
 		.durable = durable_argument(fcinfo, 3), .nrow = lengthof(row), .row = row};
@@ -413,7 +489,7 @@ fence_publish(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* The fields of a JSON object: name, value as text, name, ... */
+/* The fields of a JSON object as strings: name, value as text, name, value, ... */
 static const char **
 fields_of(Jsonb *object, int *n)
 {
@@ -447,7 +523,7 @@ Datum
 fence_publish_hash(PG_FUNCTION_ARGS)
 {
 	const char *key = key_argument_of(fcinfo, 0);
-	const char *ttl = ttl_argument(fcinfo, 2);
+	const char *ttl = expiry_argument(fcinfo, 2, 4);
 	int			n;
 	size_t		bytes = 0;
 	const char **fields;
@@ -516,7 +592,7 @@ fence_append(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(fence_stamp()));
 }
 
-/* Nothing is held for any of the keys before all of them were looked at. */
+/* Checks all keys before the first effect is held, so that an invalid key leaves no holds behind. */
 Datum
 fence_append_all(PG_FUNCTION_ARGS)
 {
@@ -550,7 +626,7 @@ fence_log_stamps(PG_FUNCTION_ARGS)
 {
 	const char *key = key_argument_of(fcinfo, 0);
 	int64		left;
-	const char *args[] = {"", "0"}; /* how many more, and from where on */
+	const char *args[] = {"", "0"}; /* how many more to return, and the cursor */
 	ArrayBuildState *stamps = initArrayResult(TEXTOID, CurrentMemoryContext, false);
 
 	require_not_null(fcinfo, 1, "the largest number of entries");
@@ -597,16 +673,19 @@ fence_commit_marker(PG_FUNCTION_ARGS)
 {
 	EffectCall	call = {.kind = "set", .nargs = 3, .args = {"set", "1"}, .nchecks = 2, .checks = {"", ""}, .unheard = true};
 
-	require_not_null(fcinfo, 0, "a time to live");
+	require_expiry(fcinfo, 0, 2);
 	shared_require();
 	call.key = marker_key(fence_stamp());
-	call.args[2] = ttl_argument(fcinfo, 0);
+	call.args[2] = expiry_argument(fcinfo, 0, 2);
 	call.durable = durable_argument(fcinfo, 1);
 	(void) hold_or_raise(&call);
 	PG_RETURN_TEXT_P(cstring_to_text(fence_stamp()));
 }
 
-/* PostgreSQL knows, as far back as its log goes; then the marker. NULL: nobody knows. */
+/*
+ * Whether a transaction has committed. The commit log tells, as far back as it reaches; after that the commit marker
+ * in Redis does. NULL: nobody knows.
+ */
 Datum
 fence_is_committed(PG_FUNCTION_ARGS)
 {

@@ -1,9 +1,9 @@
 /*
  * effects/effects.c
- *	  The life of an effect: held, then applied or undone with its transaction; see effects.h.
+ *	  The life of an effect: a transaction holds it, then applies or undoes it at its end; see effects.h.
  *
- * Owns: the list of effects. They are listed in the order in which they were made, so those of the innermost savepoint are
- * always at its end: a rollback takes that end away, a release hands it to the level above.
+ * Owns: the list of effects, in the order in which they were made. The effects of the innermost savepoint are always
+ * at the end of the list. ROLLBACK TO removes that end, and RELEASE moves it to the level above.
  */
 #include "postgres.h"
 
@@ -20,21 +20,24 @@
 #include "base/shared.h"
 #include "base/test_hooks.h"
 #include "base/utf8.h"
+#include "effects/effect_call.h"
+#include "effects/effect_row.h"
 #include "effects/effects.h"
-#include "redis/draft.h"
 #include "redis/library.h"
+#include "redis/resp.h"
 #include "send/coordinator.h"
 #include "send/ledger.h"
 
-#define HEAD_BYTES	256			/* of a letter, before its pairs of key and hold */
-#define SETTLE_TRIES 5
-#define LETTER_EFFECTS 100		/* in one letter, and bytes that these keep in Redis, unless one alone has more: ... */
-#define LETTER_KEPT	(1024 * 1024)	/* ... Redis does nothing else while it ends them */
+#define HEAD_BYTES	256			/* maximum length of a message before its pairs of key and hold */
+#define SETTLE_TRIES 5			/* how often a request is repeated after other transactions' holds were settled */
+/* Redis does nothing else while it ends the effects of one message. So a message ends at most: */
+#define MESSAGE_EFFECTS 100		/* so many effects, */
+#define MESSAGE_KEPT	(1024 * 1024)	/* with so many bytes in Redis, unless a single effect has more */
 
-/* What is asked of Redis; one chunk of memory */
+/* A command to Redis, in one chunk of memory */
 typedef struct Command
 {
-	int			nkeys;			/* they are argv[3] and, if there are two, argv[4] */
+	int			nkeys;			/* 1 or 2; the keys are argv[3] and argv[4] */
 	int			argc;
 	const char **argv;
 	size_t	   *argvlen;
@@ -42,10 +45,10 @@ typedef struct Command
 
 typedef enum EffectState
 {
-	EFFECT_SAID,				/* no answer yet */
+	EFFECT_SAID,				/* sent; no answer yet */
 	EFFECT_HELD,
-	EFFECT_REFUSED,				/* answered, not held: may be asked for again */
-	EFFECT_UNANSWERED			/* never to be said again, see ask() */
+	EFFECT_REFUSED,				/* Redis has refused to hold it; it may be requested again */
+	EFFECT_UNANSWERED			/* the answer is lost; it must not be sent again, see ask() */
 } EffectState;
 
 typedef struct Effect
@@ -53,33 +56,33 @@ typedef struct Effect
 	const char *kind;
 	char	   *key;
 	char		hold[EFFECT_ID_LEN];
-	uint64		serial;			/* of this process; answers name it */
+	uint64		serial;			/* number of the effect in this process; answers are matched by it */
 	EffectState state;
-	bool		row_will_do;	/* it is applied from its row, if need be */
-	Command    *command;		/* NULL once it is held */
-	int			node;			/* that was asked */
-	int			level;			/* of the savepoint in which it was made */
-	int			before;			/* index of the effect before it on that key, -1 if there is none */
-	size_t		kept;			/* bytes that go with the hold */
+	bool		row_will_do;	/* the patrol can apply it from its row, so it does not need the hold */
+	Command    *command;		/* the request; NULL once the effect is held */
+	int			node;			/* to which the request was sent */
+	int			level;			/* nest level of the savepoint in which it was made */
+	int			before;			/* index of this transaction's previous effect on that key, -1 if there is none */
+	size_t		kept;			/* bytes that Redis keeps with the hold */
 } Effect;
 
-/* The last effect on each key. Keyed by the text that the pointer leads to. */
+/* The last effect on each key. The hash function uses the text, not the pointer. */
 typedef struct LastEffect
 {
 	const char *key;
-	int			index;			/* -1: all were taken back */
+	int			index;			/* -1: savepoints have rolled back all effects on that key */
 } LastEffect;
 
 static Effect *effects = NULL;
 static HTAB *last_effects = NULL;
 static int	neffects = 0,
 			effects_size = 0;
-static int	number = 0;			/* of the last effect in this transaction, those taken back included */
-static uint64 last_serial = 0;	/* of this process */
+static int	number = 0;			/* number of the last effect in this transaction; counts those rolled back too */
+static uint64 last_serial = 0;	/* serial of the last effect in this process */
 static bool any_durable = false;
-static bool any_said = false;
-static bool collected = false;	/* the transaction is about to end */
-static char unanswered_why[REASON_LEN];
+static bool any_said = false;	/* some effect was sent without waiting for the answer */
+static bool collected = false;	/* effects_before_end has collected the answers: the transaction is about to end */
+static char unanswered_why[REASON_LEN];	/* why the last unanswered effect got no answer */
 
 bool
 effects_is_empty(void)
@@ -124,7 +127,7 @@ create_last_effects(void)
 	last_effects = hash_create("pgcache_fence effects", 32, &control, HASH_ELEM | HASH_FUNCTION | HASH_COMPARE | HASH_CONTEXT);
 }
 
-/* NULL if there is none. Allocates nothing. */
+/* This transaction's last effect on the key, NULL if there is none. Allocates nothing. */
 static LastEffect *
 find_last(const char *key)
 {
@@ -141,7 +144,7 @@ effect_last_kind(const char *key)
 	return last ? effects[last->index].kind : "";
 }
 
-/* Takes the last effect from the list. */
+/* Removes the last effect from the list. */
 static void
 forget_last(void)
 {
@@ -157,7 +160,10 @@ forget_last(void)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Whether Redis finds a name for the hold in the key's slot; effects.lua, beside(), goes by the same rule. */
+/*
+ * Whether the name of a hold can be derived from the key so that both are in the same slot. beside() in effects.lua
+ * must have the same rule.
+ */
 static bool
 has_plain_slot(const char *key)
 {
@@ -212,7 +218,10 @@ effect_fate(const char *hold, StampFate *fate)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Raises: Redis could not be asked (why), or (reply) answered with an error. Frees the reply. */
+/*
+ * Raises an error: Redis has answered with the error `reply`, or (reply is NULL) it could not be reached, because of
+ * `why`.
+ */
 static void
 raise_problem(redisReply *reply, const char *why)
 {
@@ -233,7 +242,7 @@ raise_problem(redisReply *reply, const char *why)
 			 errhint("Try the transaction again when Redis is back; SELECT * FROM fence.state tells how things stand.")));
 }
 
-/* As strings, palloc'd; a number becomes one. Frees the reply. */
+/* The reply as palloc'd strings; a number becomes a string. Frees the reply. */
 static EffectAnswer
 take_answer(redisReply *reply)
 {
@@ -259,7 +268,10 @@ take_answer(redisReply *reply)
 	return answer;
 }
 
-/* FCALL of that function; keys: one, or two of one slot. In TopTransactionContext: it may be said again before the commit. */
+/*
+ * Makes an FCALL of that function, with one key, or two keys of the same slot. It lives in TopTransactionContext,
+ * because effects_before_end may send it again.
+ */
 static Command *
 make_command(const char *function, int nkeys, const char **keys, int nargs, const char **args)
 {
@@ -291,10 +303,13 @@ make_command(const char *function, int nkeys, const char **keys, int nargs, cons
 }
 
 /*
- * NULL: Redis could not be asked. May be an error reply. Never sent twice unless it was answered: a hold that arrived after the
- * transaction has committed and its effect was applied would be settled, and applied again. What was sent and not answered is
- * an error, so whatever arrives late belongs to a subtransaction that is rolled back. (Of durable effects a late one is known
- * by its mark.)
+ * Sends a command and waits for the reply, which may be an error reply. NULL: there is no reply.
+ *
+ * A command is sent again only after Redis has answered it. Suppose that a command without an answer were sent twice,
+ * and that the first one arrived after the transaction had committed and its effect was applied. Then the patrol
+ * would find that hold, and apply the effect again. Instead, a missing answer is an error. So a hold that arrives
+ * late belongs to a subtransaction that was rolled back. (For durable effects Redis recognises a late hold by the
+ * mark.)
  */
 static redisReply *
 ask(const Command *command)
@@ -322,8 +337,8 @@ effect_ask(const char *function, const char *key, int nargs, const char **args)
 }
 
 /*
- * Holds that are in the way although their transactions are over: their letters are still on their way, or lost. Ends them
- * now. Returns whether there was any.
+ * Ends those holds in the way whose transactions are over. Their own messages to Redis are late or lost. Returns
+ * whether there was any such hold.
  */
 static bool
 settle_holders(const Command *command, const EffectAnswer *answer)
@@ -359,7 +374,7 @@ settle_holders(const Command *command, const EffectAnswer *answer)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Notes the effect before it is asked for: if no answer comes it may be held all the same. */
+/* Adds the effect to the list before the request is sent, because Redis may hold it even if no answer comes. */
 static Effect *
 note_effect(const EffectCall *call)
 {
@@ -396,7 +411,7 @@ note_effect(const EffectCall *call)
 	return effect;
 }
 
-/* *kept: bytes that Redis keeps of it. */
+/* Makes the request to hold the effect. Adds to *kept the bytes that Redis will keep with the hold. */
 static Command *
 hold_command(const EffectCall *call, const Effect *effect, size_t *kept)
 {
@@ -434,12 +449,6 @@ hold_command(const EffectCall *call, const Effect *effect, size_t *kept)
 	return command;
 }
 
-bool
-effect_says(const EffectAnswer *answer, const char *word)
-{
-	return answer->n > 0 && strcmp(answer->words[0], word) == 0;
-}
-
 static void
 note_held(Effect *effect)
 {
@@ -450,7 +459,10 @@ note_held(Effect *effect)
 
 static char *held[] = {"held", NULL};
 
-/* It will be applied from its row; what may have arrived all the same counts once. */
+/*
+ * Leaves the effect to its row, from which the patrol applies it. If the hold has arrived nevertheless, the mark
+ * prevents a second apply.
+ */
 static EffectAnswer
 leave_to_row(Effect *effect)
 {
@@ -467,21 +479,21 @@ compare_serials(const void *serial, const void *effect)
 	return a < b ? -1 : a > b;
 }
 
-/* NULL: it is of an earlier transaction, or a savepoint took it back. */
+/* The effect with that serial. NULL: it is of an earlier transaction, or ROLLBACK TO has removed it. */
 static Effect *
 effect_of(uint64 serial)
 {
 	return neffects > 0 ? bsearch(&serial, effects, neffects, sizeof(Effect), compare_serials) : NULL;
 }
 
-/* Whether one of the holders that an answer names is this transaction itself. */
+/* Whether one of the holds that the answer names is of this transaction itself. */
 static bool
 any_is_own(const EffectAnswer *answer)
 {
 	for (int i = 1; i < answer->n; i++)
 	{
 		const char *n = strrchr(answer->words[i], '.');
-		/* numbers and serials are counted together */
+		/* Each effect raises both number and last_serial by one, so their difference gives the serial. */
 		Effect	   *effect = n ? effect_of(last_serial - number + strtoul(n + 1, NULL, 10)) : NULL;
 
 		if (effect && strcmp(answer->words[i], effect->hold) == 0)
@@ -490,7 +502,7 @@ any_is_own(const EffectAnswer *answer)
 	return false;
 }
 
-/* Asks, and again when those that are in the way were settled. */
+/* Requests the hold and waits for the answer. Repeats the request after it has settled holds that were in the way. */
 static EffectAnswer
 hold_now(Effect *effect)
 {
@@ -527,7 +539,7 @@ hold_now(Effect *effect)
 	return answer;
 }
 
-/* The answer to what was said; see LinkAnswer. */
+/* Takes the answer to a request that was sent without waiting; see LinkAnswer. */
 static void
 take_answer_to_said(const Expected *expected, const redisReply *reply)
 {
@@ -548,7 +560,7 @@ take_answer_to_said(const Expected *expected, const redisReply *reply)
 	}
 }
 
-/* Says it; whether it is held is known before the commit. */
+/* Sends the request without waiting. effects_before_end finds out whether Redis holds the effect. */
 static EffectAnswer
 hold_unheard(Effect *effect)
 {
@@ -564,7 +576,7 @@ hold_unheard(Effect *effect)
 }
 
 EffectAnswer
-effect_hold(const EffectCall *call)
+effect_hold(EffectCall *call)
 {
 	Effect	   *effect;
 	EffectAnswer answer;
@@ -582,12 +594,14 @@ effect_hold(const EffectCall *call)
 		return answer;
 	}
 	fence_test_point("effect-held");
-	/* a commit that is lost in a crash must not have been applied */
+	/* If a crash could lose the commit, Redis might have applied an effect of a transaction that never happened. */
 	ForceSyncCommit();
+	if (call->decided && answer.n > 2)
+		*call->decided = answer.words[2];
 	if (call->durable)
 	{
 		any_durable = true;
-		effect_outbox_insert(effect_last_hold(), call);
+		effect_row_insert(effect_last_hold(), call);
 	}
 	return answer;
 }
@@ -602,7 +616,7 @@ effects_before_end(void)
 	{
 		Effect	   *effect = &effects[i];
 
-		/* the one that is in the way may only be on its way out */
+		/* The transaction in the way may have ended by now, so request the hold again. */
 		if (effect->state == EFFECT_REFUSED)
 		{
 			EffectAnswer answer = hold_now(effect);
@@ -622,14 +636,14 @@ effects_before_end(void)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-static Draft pairs;				/* of key and hold */
+static RespBuffer pairs;				/* pairs of key and hold for the next message */
 
-/* Posts a letter of the pairs: one command. */
+/* Posts one message, which is one command, with the pairs collected so far. */
 static bool
 post_pairs(int node, const char *verb)
 {
-	static char bytes[HEAD_BYTES + DRAFT_BYTES];
-	Letter		letter = {.kind = LETTER_END_EFFECTS, .node = node, .strings = 1, .bytes = bytes};
+	static char bytes[HEAD_BYTES + RESP_BUFFER_BYTES];
+	Message		message = {.kind = MESSAGE_END_EFFECTS, .node = node, .strings = 1, .bytes = bytes};
 	int			len;
 
 	if (pairs.strings == 0)
@@ -638,34 +652,34 @@ post_pairs(int node, const char *verb)
 				   "*%d\r\n$5\r\nFCALL\r\n$17\r\nfence_effects_end\r\n$1\r\n0\r\n$%zu\r\n%s\r\n$%zu\r\n%s\r\n",
 				   5 + pairs.strings, strlen(setting_namespace), setting_namespace, strlen(verb), verb);
 	memcpy(bytes + len, pairs.bytes, pairs.len);
-	letter.len = len + pairs.len;
-	letter.count.slot = METRIC_EFFECTS;
-	*(*verb == 'a' ? &letter.count.commits : &letter.count.aborts) = pairs.strings / 2;
-	draft_clear(&pairs);
-	return coordinator_post(&letter);
+	message.len = len + pairs.len;
+	message.count.slot = METRIC_EFFECTS;
+	*(*verb == 'a' ? &message.count.commits : &message.count.aborts) = pairs.strings / 2;
+	resp_clear(&pairs);
+	return coordinator_post(&message);
 }
 
-/* Ends the effects from `first` on that were held by that node. */
+/* Ends those effects from index `first` on that were sent to that node. */
 static bool
 end_on_node(int first, int node, const char *verb)
 {
 	bool		ok = true;
 	size_t		kept = 0;
 
-	draft_clear(&pairs);
+	resp_clear(&pairs);
 	for (int i = first; i < neffects; i++)
 	{
 		if (effects[i].node != node)
 			continue;
-		if (!draft_has_room(&pairs, EFFECT_MAX_KEY + EFFECT_ID_LEN + 64) || pairs.strings >= 2 * LETTER_EFFECTS ||
-			kept + effects[i].kept > LETTER_KEPT)
+		if (!resp_has_room(&pairs, EFFECT_MAX_KEY + EFFECT_ID_LEN + 64) || pairs.strings >= 2 * MESSAGE_EFFECTS ||
+			kept + effects[i].kept > MESSAGE_KEPT)
 		{
 			ok = post_pairs(node, verb) && ok;
 			kept = 0;
 		}
 		kept += effects[i].kept;
-		draft_string(&pairs, effects[i].key);
-		draft_string(&pairs, effects[i].hold);
+		resp_string(&pairs, effects[i].key);
+		resp_string(&pairs, effects[i].hold);
 	}
 	return post_pairs(node, verb) && ok;
 }

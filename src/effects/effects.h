@@ -1,102 +1,77 @@
 /*
  * effects/effects.h
- *	  Effects: changes of keys in Redis that live and die with the PostgreSQL transaction.
+ *	  Effects: changes of keys in Redis that take effect if and only if the PostgreSQL transaction commits.
  *
- * Owns: the list of this transaction's effects, by savepoint level (memory: TopTransactionContext). The life cycle of all
- * kinds is here and in redis/effects.lua; effect_functions.c only says what each kind wants. A hold in Redis names the
- * subtransaction that made it, so its fate alone decides: apply if that is committed, else undo. COMMIT, ROLLBACK and
- * ROLLBACK TO say the one or the other on the wire that the hold went, without waiting, or post it as a letter (outbox.h) if
- * there is none any more; what does not arrive is settled by the patrol (effect_patrol.c), or by whoever finds the hold in his
- * way.
+ * Owns: the list of this transaction's effects, with their savepoint levels (memory: TopTransactionContext). The life
+ * cycle of all kinds is here and in redis/effects.lua. effect_functions.c only knows what each kind asks for.
+ * Locks: none.
+ * Never: lets a transaction commit before Redis has confirmed its holds. The exception are durable effects, which
+ * their rows will apply.
  *
- * Who needs Redis' answer (a counter's bounds, a value that is taken) waits for it at the call. All others are only said
- * (wire.h): their answers are collected before the commit, in the one wait in which those to reservations are, and a refusal
- * is an error there. Nothing is committed whose hold was not confirmed, but for durable effects that a row will make happen.
- * Takes no locks. Effects need neither lease nor epoch: holds are data, and a process that lost them has lost the effect.
+ * How an effect ends: its hold in Redis names the subtransaction that made it, and only the fate of that
+ * subtransaction decides. If it has committed, the effect is applied, else it is undone. COMMIT, ROLLBACK and
+ * ROLLBACK TO tell Redis so without waiting. They use the connection on which the hold was sent, or a message
+ * (send_queue.h) if that connection is gone. If Redis is not told, the patrol settles the hold (effect_patrol.c), or
+ * the next transaction that wants to change the key does.
+ *
+ * When a backend waits: if the caller needs Redis' answer (the bounds of a counter, a value that is taken), the
+ * backend waits for it in the call. It sends all other requests without waiting (wire.h), and collects the answers
+ * before the commit, in the same wait as the answers to reservations. A refusal then raises an error.
+ *
+ * Effects need neither lease nor epoch, because holds are data: a Redis process that has lost a hold has lost the
+ * effect too.
  */
 #ifndef FENCE_EFFECTS_H
 #define FENCE_EFFECTS_H
 
 #include "access/xact.h"
 #include "base/stamp.h"
-
-#define EFFECT_ID_LEN 100
-#define EFFECT_MAX_KEY 1024
-#define EFFECT_MAX_ARGS 6
-#define EFFECT_PIECE_BYTES (256 * 1024)	/* of a value that is published: bounds how long Redis is busy with it */
-#define EFFECT_PIECE_STRINGS 200		/* names and values of a hash */
-
-/* What is asked for; see the kinds in redis/effects.lua. Strings are UTF-8, and need to live as long as the call. */
-typedef struct EffectCall
-{
-	const char *kind;
-	const char *key;
-	const char *other_key;		/* or NULL */
-	int			nargs;
-	const char *args[EFFECT_MAX_ARGS];	/* kept with the hold */
-	int			nchecks;
-	const char *checks[2];		/* looked at only now */
-	bool		unheard;		/* nobody needs the answer before the commit */
-	bool		durable;		/* it is also a row of fence.outbox */
-	bool		needs_redis;	/* durable or not: it is nothing unless it was checked */
-	int			nrow;			/* arguments of the row, if there are more than args (then nrow > 0); */
-	const char **row;			/* unheard: kept with the hold too, instead of args */
-} EffectCall;
-
-/* What Redis said, as it said it (utf8.h); palloc'd. The first word is "held", or why not. */
-typedef struct EffectAnswer
-{
-	int			n;
-	char	  **words;
-	size_t	   *lens;			/* of the words; NULL if unasked */
-	bool		unasked;		/* a durable effect that Redis could not be told of: its row will do */
-} EffectAnswer;
-
-/* Whether the answer's first word is that one. */
-extern bool effect_says(const EffectAnswer *answer, const char *word);
+#include "effects/effect_call.h"
 
 /*
- * Holds the effect for this (sub)transaction, or tells why not; of an unheard one it says "held" before it is known. Raises
- * 08006 or 58000 if Redis cannot be asked, 22023 if the key is none for effects. Interruptible; waits at most `timeout`. Holds
- * of transactions that are over are settled on the way, not waited for.
+ * Holds the effect for this (sub)transaction, or tells why it cannot. For an unheard effect it returns "held" before
+ * Redis has answered. If holds of transactions that are over stand in the way, it settles them and does not wait for
+ * them. Raises 08006 if Redis cannot be reached, 58000 if Redis answers with an error. Interruptible; waits at most
+ * `timeout` for each answer.
  */
-extern EffectAnswer effect_hold(const EffectCall *call);
+extern EffectAnswer effect_hold(EffectCall *call);
 
 /*
- * PRE_COMMIT and PRE_PREPARE: returns when every effect is held, and raises if one is not: as effect_hold, or what
- * effect_raise_refused does. Interruptible; waits at most `timeout`, and once more where another transaction is in the way.
- * What is asked for afterwards is waited for at once.
+ * For PRE_COMMIT and PRE_PREPARE: returns when Redis has confirmed every hold. If it has not, this raises an error
+ * like effect_hold or effect_raise_refused. Interruptible; waits at most `timeout`, and again for each effect that
+ * was refused, because the transaction in the way may have ended meanwhile. Later calls of effect_hold wait for their
+ * answers at once.
  */
 extern void effects_before_end(void);
 
 /* The kind of this transaction's last effect on the key, "" if it has none. */
 extern const char *effect_last_kind(const char *key);
 
-/* The name of the hold that effect_hold made last, and its number in the transaction. */
+/* The name of the hold that effect_hold has made last, and its number within the transaction. */
 extern const char *effect_last_hold(void);
 extern int	effect_last_number(void);
 
-/* One question about a key (FCALL function 1 key ...), answered by an array of strings or a number; raises as effect_hold. */
+/*
+ * Asks Redis about a key (FCALL function 1 key ...). The answer is an array of strings or a number. Raises errors
+ * like effect_hold.
+ */
 extern EffectAnswer effect_ask(const char *function, const char *key, int nargs, const char **args);
 
-/* Raises 22023 unless the key is one for effects. */
+/* Raises 22023 if effects may not change this key. */
 extern void effect_require_key(const char *key);
 
-/* The fate of a hold's transaction; false: it is of another cluster, or malformed. */
+/* The fate of the transaction that made the hold. False: the hold is of another cluster, or its name is malformed. */
 extern bool effect_fate(const char *hold, StampFate *fate);
 
-/* What must stay when the transaction is over, and may be forgotten. Neither waits nor raises nor allocates. */
+/*
+ * For the ends of transactions and savepoints. effects_commit applies all effects of the transaction, effects_abort
+ * undoes them, effects_forget clears the list. These neither wait nor raise nor palloc.
+ */
 extern bool effects_is_empty(void);
 extern void effects_commit(void);
 extern void effects_abort(void);
 extern void effects_forget(void);
 extern void effects_savepoint_release(int level);
 extern void effects_savepoint_rollback(int level);
-
-/* effect_functions.c: raises what a refusal that kinds have in common means for people. */
-extern void effect_raise_refused(const char *key, const EffectAnswer *answer);
-
-/* effect_outbox.c: the row of a durable effect, written as the extension's owner. */
-extern void effect_outbox_insert(const char *hold, const EffectCall *call);
 
 #endif

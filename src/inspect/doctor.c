@@ -1,9 +1,12 @@
 /*
  * inspect/doctor.c
- *	  fence.doctor: looks over a whole installation, and says what to do.
+ *	  fence.doctor: checks a whole installation, and says what to do.
  *
- * Owns: the table of checks, at the end. A check reports what it finds; one that finds nothing is a row "ok". Each runs in
- * a subtransaction: what one cannot look at must not hide what the others find. Changes nothing.
+ * Owns: the table of checks, at the end of this file. A check reports its findings; if it has none, fence.doctor
+ * shows a row "ok" for it. Each check runs in a subtransaction, so that an error in one check does not hide what the
+ * others find.
+ * Locks: fence_shared->lock, for copies only.
+ * Never: changes anything.
  */
 #include "postgres.h"
 
@@ -17,10 +20,11 @@
 #include "utils/resowner.h"
 
 #include "base/metrics.h"
-#include "base/outbox.h"
+#include "base/send_queue.h"
 #include "base/settings.h"
 #include "base/shared.h"
-#include "domain/domain.h"
+#include "base/word.h"
+#include "domain/catalog.h"
 #include "domain/shape.h"
 #include "keeper/worker.h"
 #include "redis/library.h"
@@ -29,12 +33,15 @@
 PG_FUNCTION_INFO_V1(fence_doctor);
 
 #define OURS "'pgcache_fence'"
-#define LONG_WAIT 10			/* times patrol_grace: what a reservation may take to be settled */
+#define LONG_WAIT 10			/* a reservation that is older than so many times patrol_grace is a finding */
+#define MANY_GROUPS 4			/* a table with so many attachments of scope 'group' is a finding */
+#define SMALL_TABLE 10000		/* a table with one key for all rows is a finding if it has more rows */
+#define ENOUGH_COMPARED 1000	/* so many keys of a domain must have been compared before it is a finding that none is cached */
 
 typedef struct Report
 {
 	ReturnSetInfo *rsinfo;
-	int			found;			/* by the check that runs */
+	int			found;			/* number of findings of the present check */
 } Report;
 
 static void
@@ -51,7 +58,7 @@ put_finding(Report *report, const char *severity, const char *finding, const cha
 	report->found++;
 }
 
-/* Reports each row of a query: its columns are finding and hint. */
+/* Reports each row of a query as a finding. The columns of the query are finding and hint. */
 static void
 put_rows(Report *report, const char *severity, const char *sql)
 {
@@ -103,14 +110,17 @@ check_workers(Report *report)
 	if (fence_shared->latches[JOBS_OF_KEEPER] == NULL)
 		put_finding(report, "error", "the keeper is not running: no lease is renewed", hint);
 	if (RecoveryInProgress())
-		return;					/* the others begin when it ends, and fences are opened then */
+		return;					/* the other workers start, and the keeper opens fences, when recovery ends */
 	if (fence_shared->latches[JOBS_OF_PATROL] == NULL)
 		put_finding(report, "error", "the patrol is not running: nothing is settled", hint);
-	if (!outbox_is_served())
+	if (!send_queue_is_served())
 		put_finding(report, "error", "the courier is not running: no transaction reaches Redis", hint);
 }
 
-/* No epoch has begun since the server start, because leases that were granted before it may run, or the keeper has not looked yet. */
+/*
+ * Whether no epoch has begun since the server start, because leases of the previous run may still last, or the keeper
+ * does not know yet whether they do.
+ */
 static bool
 is_starting(void)
 {
@@ -144,8 +154,9 @@ check_served(Report *report)
 }
 
 /*
- * Those that stay have their slots if there are enough at the start. What is done inside databases takes a free slot, or else waits
- * for the reserve: worth a word if parallel queries of anybody may take all that are free.
+ * The workers that stay keep their slots if max_worker_processes is large enough at the server start. A job inside a
+ * database takes a free slot, or else waits for a reserve worker. So this also reports whether parallel queries may
+ * take all free slots.
  */
 static void
 check_slots(Report *report)
@@ -188,7 +199,7 @@ check_settings(Report *report)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* The value of a field in a reply to INFO; -1 if it is not there. */
+/* The value of a field in a reply to INFO; -1 if the reply does not have that field. */
 static int64
 info_number(const char *info, const char *field)
 {
@@ -197,7 +208,7 @@ info_number(const char *info, const char *field)
 	return at ? strtoll(at + strlen(field), NULL, 10) : -1;
 }
 
-/* Since the counters began. */
+/* Whether effects were used since the counters were reset. */
 static bool
 effects_are_used(void)
 {
@@ -210,7 +221,7 @@ info_has(const char *info, const char *line)
 	return strstr(info, line) != NULL;
 }
 
-/* Fences and values may be evicted as Redis likes. What it holds of effects may not: it has no time to live. */
+/* Redis may evict any fence or value. It must not evict holds and marks of effects, which have no time to live. */
 static void
 check_memory(Report *report, const char *node, const char *info)
 {
@@ -270,7 +281,7 @@ check_library(Report *report, LibraryCall *call, const char *name)
 static void
 check_node(Report *report, const FenceNode *node)
 {
-	LibraryCall call = {.deadline = fence_clock() + setting_timeout * INT64CONST(1000)};
+	LibraryCall call = {.deadline = fence_clock() + setting_timeout_us()};
 	const char *name = node->address.is_unix ? psprintf("at %s", node->address.host) :
 		psprintf("at %s, port %d", node->address.host, node->address.port);
 
@@ -333,15 +344,18 @@ check_clock(Report *report)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* What keeps a domain from being served; on the table and, where PostgreSQL copies row triggers there, on its partitions. */
+/*
+ * Reports domains that are not served because of their triggers: those of the table, and those that PostgreSQL has
+ * copied to its partitions.
+ */
 static void
 check_shapes(Report *report)
 {
 	ListCell   *lc;
 
-	foreach(lc, domain_rows())
+	foreach(lc, domain_list())
 	{
-		DomainRow  *row = lfirst(lc);
+		const DomainRow *row = ((DomainRef *) lfirst(lc))->row;
 		char	   *fault = shape_fault_of_domain(row);
 
 		if (fault == NULL)
@@ -376,7 +390,7 @@ check_triggers(Report *report)
 			 " GROUP BY t.tgrelid");
 }
 
-/* The same demands as attach makes on the index of the key. */
+/* Checks that the index of the key still is as fence.attach demands it. */
 static void
 check_indexes(Report *report)
 {
@@ -393,7 +407,10 @@ check_indexes(Report *report)
 			 "   OPERATOR(pg_catalog.=) ARRAY(SELECT k FROM pg_catalog.unnest(d.key_columns) k ORDER BY k))");
 }
 
-/* Tables that look like fenced ones: one of the version columns in use, or the default, and a primary key. */
+/*
+ * Reports unfenced tables that look as if somebody forgot to attach them. They have a primary key, and a column that
+ * is named like a version column in use or like the default.
+ */
 static void
 check_unfenced(Report *report)
 {
@@ -412,6 +429,52 @@ check_unfenced(Report *report)
 			 " AND EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid OPERATOR(pg_catalog.=) c.oid AND i.indisprimary)"
 			 " AND NOT EXISTS (SELECT FROM fence.domain d WHERE d.relation OPERATOR(pg_catalog.=) c.oid)"
 			 " ORDER BY 1");
+}
+
+/* What several attachments of one table make possible: the same twice, what has no effect, what makes every write expensive. */
+static void
+check_attachments(Report *report)
+{
+	put_rows(report, "info",
+			 "SELECT pg_catalog.format('domains %s and %s of table %s have the same key', a.name, b.name, a.relation),"
+			 " 'One of them is enough, unless they differ in columns on purpose.'"
+			 " FROM fence.domain a JOIN fence.domain b ON a.relation OPERATOR(pg_catalog.=) b.relation"
+			 " AND a.id OPERATOR(pg_catalog.<) b.id AND a.scope OPERATOR(pg_catalog.=) b.scope"
+			 " AND a.key_columns OPERATOR(pg_catalog.@>) b.key_columns AND b.key_columns OPERATOR(pg_catalog.@>) a.key_columns"
+			 " ORDER BY 1");
+	put_rows(report, "info",
+			 "SELECT pg_catalog.format('only_columns of domain %s has no effect: domain %s goes by the same versions, and by all columns',"
+			 " a.name, pg_catalog.min(b.name)), 'Attach both with only_columns, or one of them with version => NULL.'"
+			 " FROM fence.domain a JOIN fence.domain b ON a.relation OPERATOR(pg_catalog.=) b.relation"
+			 " AND a.version_column OPERATOR(pg_catalog.=) b.version_column"
+			 " WHERE a.only_columns AND NOT b.only_columns GROUP BY a.name ORDER BY 1");
+	put_rows(report, "warning",
+			 psprintf("SELECT pg_catalog.format('a row of table %%s is in %%s groups: each write locks them all', relation, pg_catalog.count(*)),"
+					  " 'Detach those that nobody reads, or attach them with only_columns.'"
+					  " FROM fence.domain WHERE scope OPERATOR(pg_catalog.=) 'group' AND NOT only_columns"
+					  " GROUP BY relation HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) %d ORDER BY 1", MANY_GROUPS));
+	put_rows(report, "warning",
+			 psprintf("SELECT pg_catalog.format('domain %%s is all of table %%s, which has some %%s rows: all of its writers wait for each other',"
+					  " d.name, d.relation, c.reltuples::bigint), 'Attach it by a key of its rows.'"
+					  " FROM fence.domain d JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) d.relation"
+					  " WHERE d.key_columns OPERATOR(pg_catalog.=) '{}' AND d.scope OPERATOR(pg_catalog.=) 'group'"
+					  " AND c.reltuples OPERATOR(pg_catalog.>) %d ORDER BY 1", SMALL_TABLE));
+}
+
+/* Readers ask Redis, so PostgreSQL does not see them. But the audit sees whether anything that it samples is cached. */
+static void
+check_read(Report *report)
+{
+	put_rows(report, "info",
+			 psprintf("SELECT pg_catalog.format('nobody reads domain %%s: of %%s keys that were compared none is cached',"
+					  " labels OPERATOR(pg_catalog.->>) 'domain', pg_catalog.sum(value)),"
+					  " 'Detach it, if that is so: each write of its table pays for it.'"
+					  " FROM fence._metrics() WHERE name OPERATOR(pg_catalog.=) 'cache_fence_db_compare'"
+					  " AND labels OPERATOR(pg_catalog.->>) 'domain' OPERATOR(pg_catalog.=) ANY (SELECT d.name FROM fence.domain d)"
+					  " GROUP BY labels OPERATOR(pg_catalog.->>) 'domain' HAVING pg_catalog.sum(value) OPERATOR(pg_catalog.>=) %d"
+					  " AND pg_catalog.sum(value) OPERATOR(pg_catalog.=)"
+					  "  pg_catalog.sum(CASE WHEN labels OPERATOR(pg_catalog.->>) 'relation' OPERATOR(pg_catalog.=) 'missing' THEN value ELSE 0 END)"
+					  " ORDER BY 1", ENOUGH_COMPARED));
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -440,7 +503,10 @@ check_reservations(Report *report)
 					  " HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 0", wait));
 }
 
-/* In Redis those of all databases, waiting rows of this one. Keys are users' data, and not for everybody who may see this. */
+/*
+ * Checks holds in Redis, which are of all databases, and rows of fence.outbox in this database. It shows no keys,
+ * because these are users' data, which not everybody who may call fence.doctor may see.
+ */
 static void
 check_effects(Report *report)
 {
@@ -514,8 +580,8 @@ check_promises(Report *report)
 typedef struct Check
 {
 	void		(*check) (Report *report);
-	bool		needs_library;	/* to be loaded */
-	const char *well;			/* what is said if it finds nothing */
+	bool		needs_library;	/* it works only if the library was preloaded */
+	const char *well;			/* the text of the row "ok" */
 } Check;
 
 static const Check checks[] = {
@@ -531,6 +597,8 @@ static const Check checks[] = {
 	{check_clock, true, "no clock of a Redis node has stepped"},
 	{check_triggers, false, "all triggers are there, and as fence.attach makes them"},
 	{check_indexes, false, "the unique indexes of all keys are valid"},
+	{check_attachments, false, "no attachment is there twice, in vain or dear"},
+	{check_read, true, "no domain is fenced for nobody, as far as the audit has seen"},
 	{check_unfenced, false, "no table with a version column is left unfenced"},
 	{check_reservations, true, "no reservation is left over"},
 	{check_effects, true, "no effect is left over"},
@@ -538,7 +606,7 @@ static const Check checks[] = {
 	{check_promises, true, "no fence was found to differ from its row"},
 };
 
-/* Runs a check; what it raises is a finding too. */
+/* Runs a check. An error that it raises is a finding too. */
 static void
 run_check(Report *report, const Check *check)
 {

@@ -2,8 +2,13 @@
  * inspect/explain.c
  *	  fence.explain: in words, why a key is a hit, a miss, pending or unarmed right now.
  *
- * Changes nothing in Redis: it does not ask as a reader would, who makes others wait until he has put the value. What it reads is
- * not one snapshot: of a key that is being written one line may be newer than the one before.
+ * Owns: the sentences that it returns.
+ * Locks: none of its own.
+ * Never: changes anything in Redis. So it does not ask as a reader does, because a reader with a miss makes other
+ * readers wait until it has put the value.
+ *
+ * It does not read everything in one snapshot. If a transaction is writing the key, one line may be newer than the
+ * line before.
  */
 #include "postgres.h"
 
@@ -16,16 +21,17 @@
 #include "base/shared.h"
 #include "base/stamp.h"
 #include "base/utf8.h"
+#include "base/word.h"
 #include "domain/key.h"
+#include "domain/sql_function.h"
 #include "domain/tombstone.h"
 #include "read/audit.h"
 #include "read/reader.h"
 #include "send/coordinator.h"
-#include "write/functions.h"
 
 PG_FUNCTION_INFO_V1(fence_explain);
 
-/* What is explained, and where to */
+/* The key that is explained, and the result set to which lines are added */
 typedef struct Explanation
 {
 	ReturnSetInfo *rsinfo;
@@ -57,7 +63,7 @@ seconds(int64 ms)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Whether there is something to cache: groups always have a version. */
+/* Whether there is something to cache: a row, or a group, which always has a version. */
 static bool
 is_there(const Explanation *e)
 {
@@ -140,7 +146,9 @@ explain_row(Explanation *e)
 			audit_relation_name(e->status.relation));
 }
 
-/* The text of the only row and column of a query about that number; NULL if there is none. With the caller's rights. */
+/*
+ * Runs a query, with `number` as $1 and with the caller's rights. Returns the text of its first column; NULL: no row.
+ */
 static char *
 look_up(const char *sql, Oid type, Datum number)
 {
@@ -160,7 +168,10 @@ look_up(const char *sql, Oid type, Datum number)
 	return text;
 }
 
-/* Who holds it: of a running transaction pid and statement, of a prepared one its gid, else what became of it. */
+/*
+ * Who holds a reservation, in words. For a running transaction this tells pid and statement, for a prepared one its
+ * gid, for any other its fate.
+ */
 static char *
 owner_of(const char *stamp)
 {
@@ -227,7 +238,7 @@ fence_explain(PG_FUNCTION_ARGS)
 	InitMaterializedSRF(fcinfo, 0);
 	if (WORD_STATE(fence_word_expire()) != FENCE_OPEN)
 	{
-		/* Redis is not asked: it may hang */
+		/* Do not ask Redis, because it may hang. */
 		explain_state(&e);
 		explain_repair(&e);
 		return (Datum) 0;

@@ -1,6 +1,10 @@
 /*
  * inspect/views.c
- *	  What fence.state, fence.nodes, fence.pending and fence.effects show.
+ *	  The functions behind the views fence.state, fence.nodes, fence.pending and fence.effects, and fence.wait_open.
+ *
+ * Owns: connections to the Redis processes that it lists, for the time of a call.
+ * Locks: fence_shared->lock, for copies only.
+ * Never: changes anything.
  */
 #include "postgres.h"
 
@@ -10,19 +14,19 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
+#include "base/key_text.h"
 #include "base/metrics.h"
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/stamp.h"
 #include "base/utf8.h"
-#include "domain/key.h"
+#include "base/word.h"
+#include "domain/sql_function.h"
 #include "effects/effects.h"
 #include "patrol/effect_patrol.h"
-#include "read/reader.h"
 #include "redis/library.h"
 #include "send/coordinator.h"
 #include "write/capture.h"
-#include "write/functions.h"
 
 PG_FUNCTION_INFO_V1(fence_state_view);
 PG_FUNCTION_INFO_V1(fence_wait_open);
@@ -32,7 +36,7 @@ PG_FUNCTION_INFO_V1(fence_effects_view);
 
 #define PENDING_PAGE 1000
 
-/* What a Redis process said */
+/* A word of a Redis process as text, as utf8_to_display writes it */
 static Datum
 shown(const char *word)
 {
@@ -48,7 +52,7 @@ interval_of_us(int64 us)
 	return IntervalPGetDatum(interval);
 }
 
-/* What is left until a fence_clock() time; never negative. */
+/* The interval from now until a fence_clock() time; never negative. */
 static Datum
 time_left(int64 until)
 {
@@ -96,14 +100,17 @@ text_or_null(const char *s, bool *isnull)
 	return *isnull ? (Datum) 0 : shown(s);
 }
 
-/* For scripts: waits until fences are OPEN, at most for that time; the state then. Raises 22023 if the time is negative. */
+/*
+ * For scripts: waits until fences are OPEN, at most for that time, and returns the state. Raises 22023 if the time is
+ * negative.
+ */
 Datum
 fence_wait_open(PG_FUNCTION_ARGS)
 {
 	int64		deadline;
 
 	shared_require();
-	deadline = fence_clock() + reader_interval_ms(PG_GETARG_INTERVAL_P(0)) * INT64CONST(1000);
+	deadline = fence_clock() + ttl_ms_of(PG_GETARG_INTERVAL_P(0)) * INT64CONST(1000);
 	while (WORD_STATE(fence_word()) != FENCE_OPEN && fence_clock() < deadline)
 		fence_pause(5000, wait_event_worker());
 	PG_RETURN_TEXT_P(cstring_to_text(fence_state_name(fence_word())));
@@ -144,8 +151,8 @@ fence_nodes_view(PG_FUNCTION_ARGS)
 }
 
 /*
- * One line of fence.pending: a transaction's reservations of rows, or one of a domain. Of another database only the name in Redis can
- * be told.
+ * Puts one line of fence.pending: the reservations of a transaction for rows, or one for a whole domain. For another
+ * database it shows the domain's name in Redis.
  */
 static void
 put_pending(ReturnSetInfo *rsinfo, const ListedReservation *r)
@@ -153,7 +160,7 @@ put_pending(ReturnSetInfo *rsinfo, const ListedReservation *r)
 	Datum		values[8];
 	bool		nulls[8] = {false};
 	Oid			database = InvalidOid;
-	char	   *wire_name = r->name;
+	char	   *redis_name = r->name;
 	char	   *key = NULL;
 	int			nparts;
 	char	  **parts;
@@ -162,15 +169,18 @@ put_pending(ReturnSetInfo *rsinfo, const ListedReservation *r)
 	StampFate	fate = fence_stamp_fate(r->stamp, &pid);
 
 	if (!r->domain)
-		(void) key_parse_fence_name(r->name, &database, &wire_name, &key);
+		(void) key_parse_fence_name(r->name, &database, &redis_name, &key);
 	else
-		database = (Oid) strtoul(wire_name, NULL, 10);
-	/* the name as users know it, if it is of this database; without looking at the table, which may be broken */
-	dot = strchr(wire_name, '.');
+		database = (Oid) strtoul(redis_name, NULL, 10);
+	/*
+	 * In this database show the domain's name as users know it. Parse it, and do not read the table, which may be
+	 * broken.
+	 */
+	dot = strchr(redis_name, '.');
 	if (database == MyDatabaseId && dot && key_parts(dot + 1, &nparts, &parts) && nparts == 1)
 		values[0] = CStringGetTextDatum(parts[0]);
 	else
-		values[0] = shown(wire_name);
+		values[0] = shown(redis_name);
 	nulls[1] = key == NULL;
 	values[1] = key ? shown(key) : (Datum) 0;
 	nulls[2] = r->domain;
@@ -184,7 +194,7 @@ put_pending(ReturnSetInfo *rsinfo, const ListedReservation *r)
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
 
-/* One line of fence.effects. Of another cluster's transaction nobody here knows anything. */
+/* Puts one line of fence.effects. The fate of another cluster's transaction is unknown here. */
 static void
 put_effect(ReturnSetInfo *rsinfo, const ListedEffect *line)
 {
@@ -212,7 +222,10 @@ put_effect(ReturnSetInfo *rsinfo, const ListedEffect *line)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Puts one page of what a process lists; cursor as for library_pending. False: no answer, call->error tells. */
+/*
+ * Puts one page of a process's list. The cursor works as in library_pending. False: no answer, and call->error tells
+ * why.
+ */
 typedef bool (*PutPage) (LibraryCall *call, char **cursor, ReturnSetInfo *rsinfo);
 
 static bool
@@ -243,11 +256,13 @@ put_effects_page(LibraryCall *call, char **cursor, ReturnSetInfo *rsinfo)
 	return true;
 }
 
-/* A connection of its own: listing may take many round trips, and must not stand in line with reservations. */
+/*
+ * Lists one process, on a connection of its own. A list may take many round trips, which must not delay reservations.
+ */
 static void
 list_node(ReturnSetInfo *rsinfo, const RedisEndpoint *address, PutPage put_page, const char *what)
 {
-	LibraryCall call = {.deadline = fence_clock() + setting_timeout * INT64CONST(1000)};
+	LibraryCall call = {.deadline = fence_clock() + setting_timeout_us()};
 	char	   *cursor = pstrdup("");
 
 	if (!library_open(&call, address))
@@ -258,10 +273,10 @@ list_node(ReturnSetInfo *rsinfo, const RedisEndpoint *address, PutPage put_page,
 	{
 		do
 		{
-			call.deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+			call.deadline = fence_clock() + setting_timeout_us();
 			if (!put_page(&call, &cursor, rsinfo))
 			{
-				/* no library: nothing of ours */
+				/* The process does not have the library, so it has no reservations or holds. */
 				if (strstr(call.error, "Function not found"))
 					break;
 				ereport(ERROR,
@@ -286,9 +301,9 @@ list_nodes(FunctionCallInfo fcinfo, PutPage put_page, const char *what)
 
 	shared_require();
 	InitMaterializedSRF(fcinfo, 0);
-	coordinator_await_letters();	/* what this backend has said is to be seen */
+	coordinator_await_messages();	/* the list must show what this backend has sent before */
 	n = fence_copy_nodes(nodes);
-	/* of several, those that were not armed have nothing of this epoch */
+	/* If there are several processes, skip those that are not armed, because they have nothing of this epoch. */
 	for (int i = 0; i < n; i++)
 		if (n == 1 || nodes[i].granted)
 			list_node(rsinfo, &nodes[i].address, put_page, what);

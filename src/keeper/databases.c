@@ -1,42 +1,46 @@
 /*
  * keeper/databases.c
- *	  What the keeper has done inside databases; see databases.h.
+ *	  The keeper's work inside databases; see databases.h.
  *
- * Owns: the list of databases that have the extension, and what of them was announced in this epoch; the rule that after a start the
- * longest lease of before counts [c6].
+ * Owns: the list of databases that have the extension; for which grant each of them was announced in this epoch; the
+ * rule that after a server start the longest lease of the previous run may still last [c6]. All of this is in the
+ * keeper's own memory, or in fields of shared memory that only the keeper writes, so it takes no lock.
  */
 #include "postgres.h"
 
 #include "utils/memutils.h"
 
+#include "base/bgworker.h"
+#include "base/jobs.h"
 #include "base/settings.h"
+#include "base/word.h"
 #include "keeper/databases.h"
-#include "keeper/worker.h"
 
-#define LOOK_EVERY	INT64CONST(60000000)	/* microseconds between looks at all databases without a reason, */
-#define LOOK_AGAIN	INT64CONST(10000000)	/* and after one that failed */
-#define JOB_LIMIT	INT64CONST(5000000)		/* microseconds that a job may take: other databases wait for theirs */
+/* Times are in microseconds. */
+#define LOOK_EVERY	INT64CONST(60000000)	/* time between two looks at all databases if nothing has changed, */
+#define LOOK_AGAIN	INT64CONST(10000000)	/* and after a look that failed in some database */
+#define JOB_LIMIT	INT64CONST(5000000)		/* maximum duration of a job, because the jobs of other databases wait for it */
 
 typedef struct Announced
 {
 	Oid			database;
-	uint32		grant;			/* for which that was last */
+	uint32		grant;			/* for which it was announced last; 0: not yet in this epoch */
 } Announced;
 
-static List *databases = NIL;	/* Oids of databases that have the extension: the first one that can be written has the row */
-static bool known = false;		/* databases can be relied on */
-static uint32 catalog_seen = 0; /* when databases was made */
-static int64 next_look = 0;		/* fence_clock() */
-static bool job_slots_exhausted = false;
+static List *databases = NIL;	/* Oids of databases that have the extension; databases_store writes into the first that it can */
+static bool known = false;		/* the list databases is valid */
+static uint32 catalog_seen = 0; /* value of catalog_serial when that list was made */
+static int64 next_look = 0;		/* fence_clock() time at which the next look at all databases is due */
+static bool job_slots_exhausted = false;	/* the last job found no free background worker slot */
 
 static List *announce_queue = NIL;	/* Oids whose domains are to be announced in the current epoch */
 static List *announced = NIL;	/* Announced, of each database whose domains were announced in the current epoch */
-static bool announce_again = true;	/* whatever was announced before */
-static bool lower_everywhere = false;	/* the next time also those that are not served are told the longest lease, */
-static List *lower_queue = NIL; /* after all others */
-static uint32 announce_seen = 0;	/* value of catalog_serial at the last announcement */
-static bool announcing = false; /* the job is, or was last, an announcement whose end was not looked at yet */
-static int64 announcing_until = 0;	/* fence_clock() time at which that is given up */
+static bool announce_again = true;	/* announce all databases, though nothing has changed */
+static bool lower_everywhere = false;	/* lower the durable longest lease in all databases, also where no domains are announced */
+static List *lower_queue = NIL; /* Oids of databases in which only that is to be done, after announce_queue */
+static uint32 announce_seen = 0;	/* value of catalog_serial when announce_queue was made */
+static bool announcing = false; /* databases_announce started the last job, and has not looked at its result yet */
+static int64 announcing_until = 0;	/* fence_clock() time at which it gives that job up */
 
 static bool
 run_job(FenceJob *job, char *error)
@@ -74,9 +78,10 @@ take_first(List **list)
 }
 
 /*
- * c6: at the first look after a server start, leases that were granted before it may run. Where a database cannot be
- * read, or has the extension but not the row, the longest lease possible counts. Else, without any row, none was ever
- * granted. The row may come from a backup that is older than a raise of the setting.
+ * c6: Sets lease_bound at the first look after a server start, because leases of the previous run may still last.
+ * `longest` is the longest lease in any row; 0: there is no row, so no lease was ever granted. `unknown`: some
+ * database could not be read, or has the extension but no row; then the longest possible lease counts. The row may
+ * come from a backup that is older than a raise of the setting, so the present setting counts too.
  */
 static void
 set_first_bound(int longest, bool unknown)
@@ -102,7 +107,10 @@ databases_load(char *error)
 	catalog_seen = pg_atomic_read_u32(&fence_shared->catalog_serial);
 	next_look = fence_clock() + LOOK_EVERY;
 	served = worker_list_databases(false);
-	/* the first time also those that are not served: they may have been, until this start */
+	/*
+	 * At the first look read also databases that are not served now, because they may have been served until this
+	 * start.
+	 */
 	all = fence_shared->bound_known ? served : worker_list_databases(true);
 	list_free(databases);
 	databases = NIL;
@@ -114,7 +122,7 @@ databases_load(char *error)
 		{
 			if (job_slots_exhausted)
 				return false;
-			/* one database that cannot be read is no reason to serve none */
+			/* A database that cannot be read must not stop the service of the others. */
 			if (fence_log_due(error))
 				ereport(LOG, (errmsg("pgcache_fence: database %u is passed over: %s", job.database, error)));
 			unknown = true;
@@ -128,7 +136,10 @@ databases_load(char *error)
 		if (job.has_row)
 		{
 			fence_shared->last_epoch = Max(fence_shared->last_epoch, job.epoch_number);
-			/* of this server run the keeper knows more than a row, which may be a restored one */
+			/*
+			 * Once the bound is known, shared memory is better informed than a row, which may come from a restored
+			 * dump.
+			 */
 			if (!fence_shared->bound_known)
 				fence_shared->longest_lease = Max(fence_shared->longest_lease, job.longest_lease);
 		}
@@ -141,7 +152,7 @@ databases_load(char *error)
 	return true;
 }
 
-/* In one database. */
+/* Writes the durable row in one database. */
 static bool
 store_in(Oid database, uint32 epoch_number, char *error)
 {
@@ -149,13 +160,16 @@ store_in(Oid database, uint32 epoch_number, char *error)
 		.epoch_number = epoch_number, .longest_lease = setting_lease};
 
 	if (!run_job(&job, error) || !job.extension)
-		known = false;	/* it may have been dropped: look again before the next try */
+		known = false;	/* the database or the extension may have been dropped: look again before the next try */
 	if (job.done && !job.extension)
 		strlcpy(error, "the extension was dropped", REASON_LEN);
 	return job.done && job.extension;
 }
 
-/* Wherever it can be written: at a start the highest of all databases counts. One that cannot be is tried last from then on. */
+/*
+ * One database is enough, because at a start the highest value of all databases counts. So this tries one after the
+ * other until it can write. A database that fails goes to the end of the list.
+ */
 bool
 databases_store(uint32 epoch_number, char *error)
 {
@@ -174,8 +188,8 @@ databases_store(uint32 epoch_number, char *error)
 }
 
 /*
- * c6: notes the length of a lease before it is granted. lease_bound says until when those run that were granted before: so when the
- * setting is lowered, it says until when longer ones run.
+ * c6: At this moment lease_bound is the end of all leases that were granted before. So if the setting was lowered, it
+ * is the end of all leases that are longer than the setting.
  */
 void
 databases_note_lease(void)
@@ -186,8 +200,9 @@ databases_note_lease(void)
 }
 
 /*
- * Whether the longest lease of before is over, wherever it was granted: then longest_lease is the present setting, and every
- * announcement stores that. It is lowered here first: a longer setting is made durable again before it is granted.
+ * Whether all leases longer than the present setting are over. Then longest_lease becomes the present setting, and
+ * every announcement stores that value. Shared memory is lowered first, and the rows follow. This order is safe,
+ * because the keeper makes a longer setting durable again before it grants such a lease.
  */
 static bool
 longest_lease_is_over(void)
@@ -226,7 +241,10 @@ databases_look_soon(void)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* The grant for which the database was announced last in this epoch; 0: it was not. */
+/*
+ * The place of the number of the grant for which the database was announced last in this epoch; 0 there: it was not
+ * announced.
+ */
 static uint32 *
 announced_for(Oid database)
 {
@@ -246,8 +264,9 @@ announced_for(Oid database)
 }
 
 /*
- * What became of the last job. An attachment that Redis takes for ended, and that is there, has come back from a dump under its old id:
- * only another epoch forgets that it ended.
+ * Looks at the result of the last job. If Redis says that an attachment has ended, but the job found it in the
+ * database, it has come back from a dump under its old id. Redis forgets such an end only in another epoch, so this
+ * ends the epoch.
  */
 static void
 announcement_ended(FenceWord word)
@@ -272,8 +291,8 @@ announcement_ended(FenceWord word)
 }
 
 /*
- * All that are served are due: the extension may have been created in any of them. And for a longest lease that is lowered, all
- * others: at the next start their rows count too.
+ * Queues all served databases for an announcement, because the extension may have been created in any of them. When
+ * the longest lease is to be lowered, it queues all other databases too, because their rows count at the next start.
  */
 static void
 make_queue(void)
@@ -301,7 +320,10 @@ databases_announce(FenceWord word)
 	{
 		if (!announcing || fence_clock() < announcing_until)
 			return;
-		/* of a database that nobody can connect to now, for instance: others must not wait for it */
+		/*
+		 * This happens, for instance, if nobody can connect to the database now. Other databases must not wait for
+		 * it.
+		 */
 		(void) job_abandon();
 	}
 	if (announcing)

@@ -1,9 +1,10 @@
 /*
  * keeper/databases.h
- *	  What the keeper has done inside databases, by short-lived workers (worker.h): which of them have the extension, the
- *	  durable row (the highest epoch, the longest lease), and telling Redis their attached domains.
+ *	  The keeper's work inside databases, which short-lived workers do (base/jobs.h): finding the databases that have
+ *	  the extension, reading and writing their durable row (the highest epoch, the longest lease), and announcing
+ *	  their attached domains to Redis.
  *
- * Called by the keeper only, which is connected to none itself.
+ * Only the keeper calls these functions. It is not connected to any database itself.
  */
 #ifndef FENCE_DATABASES_H
 #define FENCE_DATABASES_H
@@ -11,45 +12,52 @@
 #include "base/shared.h"
 
 /*
- * Learns which databases have the extension, and takes the highest durable state among them into shared memory; at once if it
- * is known. The first time after a start of the server it also sets until when a lease of before may run [c6]. Waits for a worker
- * in each database. False: error (REASON_LEN bytes) tells why; a single database that cannot be read is passed over.
+ * Finds out which databases have the extension, and takes the highest durable state among them into shared memory.
+ * Waits for a worker in each database, but returns at once if the list is still valid. The first call after a server
+ * start also sets lease_bound: the time until which a lease of the previous run may last [c6]. Passes over a single
+ * database that cannot be read. False: error (REASON_LEN bytes) tells why.
  */
 extern bool databases_load(char *error);
 
-/* Whether none has the extension, as far as the last databases_load found. */
+/* Whether the last databases_load found no database that has the extension. */
 extern bool databases_none(void);
 
 /*
- * A look at all databases is due when the catalogue has changed, when a minute is over, and after databases_look_soon. While OPEN it is
- * databases_announce that looks; else databases_look_if_due lets the next databases_load do it.
+ * A look at all databases is due when the catalogue has changed, a minute after the last look, and after
+ * databases_look_soon. While the word is OPEN, databases_announce looks. Otherwise databases_look_if_due makes the
+ * next databases_load look.
  */
 extern void databases_look_if_due(void);
 extern void databases_look_soon(void);
 
 /*
- * Writes the epoch's number, and the lease that is set, into a durable row: before the epoch is armed or so long a lease granted.
- * Waits for a worker. False: error (REASON_LEN bytes) tells why; it may have been written nevertheless.
+ * Writes the number of the epoch and the setting of the lease into a durable row. The keeper calls it before it arms
+ * that epoch, or grants a lease of that length. Waits for a worker. False: error (REASON_LEN bytes) tells why; the
+ * row may have been written nevertheless.
  */
 extern bool databases_store(uint32 epoch_number, char *error);
 
-/* c6: the lease that is set is about to be granted; before the bound of all leases is raised for it. */
+/*
+ * c6: notes that a lease of the present setting is about to be granted. Call it before lease_bound is raised for that
+ * lease.
+ */
 extern void databases_note_lease(void);
 
 /*
- * While OPEN, beside the heartbeats: lets workers tell Redis the domains of each database, one after the other, once for each grant and
- * again when a look at all is due. They lower the durable longest lease too, when longer ones are over everywhere. Never waits.
- * Ends the epoch (CLOSED) if an attachment came back that had ended.
+ * Lets workers announce the domains of each database to Redis, one database after the other. The keeper calls it
+ * after each heartbeat while the word is OPEN. It never waits. Each database is announced once for each grant, and
+ * again when a look at all databases is due. The workers also lower the durable longest lease, once all longer leases
+ * are over. If an attachment that had ended has come back, this ends the epoch and sets CLOSED.
  */
 extern void databases_announce(FenceWord word);
 
-/* What was announced is announced once more: OPEN begins. */
+/* OPEN begins: all databases are to be announced again. */
 extern void databases_announce_again(void);
 
-/* Ends an announcement that is under way, and drops those that wait: OPEN has ended. */
+/* OPEN has ended: gives up the announcement that is under way, and drops those that wait. */
 extern void databases_stop_announcing(void);
 
-/* Nothing was announced yet: a new epoch begins. */
+/* A new epoch begins: no database has been announced in it yet. */
 extern void databases_forget_announced(void);
 
 #endif

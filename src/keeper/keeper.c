@@ -2,11 +2,15 @@
  * keeper/keeper.c
  *	  The keeper: a background worker that decides whether fences may be used.
  *
- * Owns: arming, renewing, epochs (doc/protocol.md, "Keeper"). It is the only process that opens. It is
- * connected to no database; what needs one is done by short-lived workers (worker.c).
+ * Owns: arming Redis processes, renewing their leases, beginning epochs (doc/protocol.md, "The keeper"). Any process
+ * may set the word to CLOSED, but only the keeper sets it to OPEN.
+ * Locks: fence_shared->lock, for copies only. The keeper is connected to no database and takes no lock on a table.
+ * Short-lived workers (worker.c) do what needs a database.
+ * Never: grants a lease while the word is CLOSED.
  *
- * The order of steps is the protocol: lease_bound is raised before a lease is granted, the word is looked at between
- * the two, and a new epoch is durable before its number is in the word.
+ * The order of the steps is part of the protocol. To grant a lease, the keeper raises lease_bound, then checks that
+ * the word is unchanged, then calls Redis. To begin an epoch, it first makes the number of the epoch durable, then
+ * writes it into the word.
  */
 #include "postgres.h"
 
@@ -20,39 +24,35 @@
 #include "storage/latch.h"
 #include "utils/memutils.h"
 
-#include "base/compat.h"
+#include "base/bgworker.h"
+#include "base/jobs.h"
 #include "base/metrics.h"
-#include "base/outbox.h"
+#include "base/send_queue.h"
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/stamp.h"
+#include "base/word.h"
 #include "keeper/databases.h"
-#include "keeper/worker.h"
 #include "redis/topology.h"
 
-#define WATCH_EVERY		INT64CONST(250000)	/* microseconds between looks of a standby, at most: it may have been promoted */
-#define RETRY_FIRST		INT64CONST(50000)	/* between tries to open: at first, and at most */
-#define RETRY_MOST		INT64CONST(1000000)
-#define FLAP_FIRST		INT64CONST(100000)	/* time in CLOSED after the first failure, doubled for each that follows, */
-#define FLAP_MOST		INT64CONST(30000000)	/* at most this, */
-#define FLAP_FORGET		INT64CONST(60000000)	/* until fences were OPEN for that long */
-#define EPOCH_LEAP		1000000	/* how far above ours an epoch may be that Redis tells of */
-#define COMMITS_TAKE	INT64CONST(100000)	/* how long who is committing is waited for before slots change hands */
-#define BYPASS_TAKES	INT64CONST(200000)	/* time in CLOSED, after the bound, for writers that wait to commit without reservations */
+/* Times are in microseconds. */
+#define WATCH_EVERY		INT64CONST(250000)	/* on a standby: maximum pause between two steps, each of which looks for a promotion */
+#define RETRY_FIRST		INT64CONST(50000)	/* pause after the first failed try to open; each further one doubles it, */
+#define MAX_RETRY_PAUSE	INT64CONST(1000000)	/* up to this */
+#define FLAP_FIRST		INT64CONST(100000)	/* time in CLOSED after the first failure; each further one doubles it, */
+#define MAX_FLAP_PAUSE	INT64CONST(30000000)	/* up to this */
+#define FLAP_FORGET		INT64CONST(60000000)	/* after so long in OPEN, earlier failures count no more */
+#define EPOCH_LEAP		1000000	/* the keeper does not open if Redis tells of an epoch number that is so far above its own */
+#define COMMITS_TAKE	INT64CONST(100000)	/* how long to wait for in-flight commits before slots change hands */
+#define BYPASS_TAKES	INT64CONST(200000)	/* time in CLOSED after the bound, in which waiting writers commit without reservations */
 
 PGDLLEXPORT void fence_keeper_main(Datum arg);
 
-static int64 opened_at = 0;
-static int	flaps = 0;
-static bool planned = false;	/* OPEN ends because settings changed, or processes came or went in good order: no flap */
+static int64 opened_at = 0;		/* when OPEN began; 0: the word is not OPEN */
+static int	flaps = 0;			/* failures that count for the next time in CLOSED */
+static bool planned = false;	/* OPEN ends because of changed settings or an orderly change of processes: not a flap */
 static int64 stay_closed_until = 0;
 static int64 retry_pause = RETRY_FIRST;
-
-static int64
-timeout_us(void)
-{
-	return setting_timeout * INT64CONST(1000);
-}
 
 static int64
 lease_us(void)
@@ -60,7 +60,10 @@ lease_us(void)
 	return setting_lease * INT64CONST(1000);
 }
 
-/* From a reading of the node's clock that was here at heard_at: the local time at which a lease from it is surely over. */
+/*
+ * The local time at which a lease is certainly over. The lease begins at a reading of the node's clock, which arrived
+ * here at heard_at.
+ */
 static int64
 lease_end(int64 heard_at)
 {
@@ -72,7 +75,7 @@ lease_end(int64 heard_at)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Whether the node is still the process that was armed in that epoch. */
+/* Whether the node is still the same process that the keeper armed in that epoch. */
 static bool
 is_armed(int node, const char *epoch)
 {
@@ -83,9 +86,13 @@ is_armed(int node, const char *epoch)
 }
 
 /*
- * The one place that decides between the two ways to open. True: the epoch may go on, because every process that was armed in it
- * is there as it was, and nobody has committed without reservations. Then slots can be taken from a process, which says so itself,
- * and given to another one, which need not have been armed before. False: it takes a new epoch, after the bound.
+ * The one place that decides between the two ways to open.
+ *
+ * True: the epoch may go on. Every process that was armed in it is present with its identity and epoch, and nobody
+ * has committed without reservations. Slots may then move: the process that loses a slot confirms it, and the process
+ * that gets the slot need not have been armed before.
+ *
+ * False: the keeper must begin a new epoch, after the bound has passed.
  */
 static bool
 epoch_may_go_on(FenceWord word)
@@ -101,7 +108,10 @@ epoch_may_go_on(FenceWord word)
 	return topology_size > 0;
 }
 
-/* How many nodes are there; *first_error: why one is not. */
+/*
+ * The number of nodes that answer. *first_error tells why the first node that has slots and does not answer fails;
+ * NULL: all answer.
+ */
 static int
 count_present(const char **first_error)
 {
@@ -117,8 +127,9 @@ count_present(const char **first_error)
 }
 
 /*
- * What will be granted: to each process that is there, its slots. The slots of one that is not have nobody: it
- * may not answer, so reads there are unarmed, and writes need no reservation there. Only in ARMING, before any of it is granted.
+ * Decides what the keeper will grant: to each process that answers, its slots. The slots of a process that does not
+ * answer belong to nobody. No process may answer readers there, so they are told `unarmed`, and writers need no
+ * reservation there. Call this only in ARMING, before anything is granted, or on a standby.
  */
 static void
 choose_slots(const unsigned char map[SLOTS])
@@ -130,7 +141,10 @@ choose_slots(const unsigned char map[SLOTS])
 	LWLockRelease(fence_shared->lock);
 }
 
-/* CLOSED (again), with the reason; a reason that stands there already changes nothing. */
+/*
+ * Sets the word to CLOSED, with the reason. Does nothing if it is CLOSED for the same reason already. Always returns
+ * false.
+ */
 static bool
 back_to_closed(FenceWord from, const char *why)
 {
@@ -139,7 +153,10 @@ back_to_closed(FenceWord from, const char *why)
 	return false;
 }
 
-/* The slots of a node in a map, as arm takes them; palloc'd. "All" is for a process that is no part of a cluster. */
+/*
+ * The slots of a node in a map, as the argument of `arm`; palloc'd. A process that is not part of a cluster also gets
+ * a range for "all".
+ */
 static char *
 ranges_in(const unsigned char map[SLOTS], int node)
 {
@@ -151,15 +168,18 @@ ranges_in(const unsigned char map[SLOTS], int node)
 }
 
 /*
- * Raises the bound, then grants the node its lease: arms it, if it is not armed in this epoch; else renews, for those slots (NULL:
- * as they are). If slots have come, notes that they are of that grant, which counts once it is whole (grant_and_open). False: why tells,
- * and *burnt if it is not known what the process has now; else the word is another one: nothing was granted.
+ * Raises the bound, then grants the node its lease. A node that is not armed in this epoch is armed. Any other node's
+ * lease is renewed, for the given slots (NULL: for the slots that it has). If the node has received slots, this notes
+ * the number of the grant that gave them. That grant counts only once it is complete (grant_and_open).
+ *
+ * False with *burnt set: the call failed, why tells the reason, and nobody knows what the process has been granted.
+ * False without *burnt: somebody changed the word meanwhile, and nothing was granted.
  */
 static bool
 grant_lease(FenceWord word, int i, const char *slots, uint32 grant, bool *burnt, char *why)
 {
 	RedisNode  *node = &topology_nodes[i];
-	LibraryCall call = {.conn = node->conn, .deadline = fence_clock() + timeout_us()};
+	LibraryCall call = {.conn = node->conn, .deadline = fence_clock() + setting_timeout_us()};
 	int64		until = node->hello.time_ms + setting_lease;
 	const char *key = topology_heartbeat_key(node);
 	char		epoch[EPOCH_LEN];
@@ -192,19 +212,28 @@ grant_lease(FenceWord word, int i, const char *slots, uint32 grant, bool *burnt,
 	return true;
 }
 
-/* c2: an epoch that some process may have and another not is burnt; so is one in which it is not known whose a slot is. */
+/*
+ * c2: burns the epoch, which means that it is never opened again. An epoch is burnt when some processes may be armed
+ * in it and others not, or when nobody knows which process has a slot.
+ */
 static bool
 burn_epoch(FenceWord arming, const char *why)
 {
 	fence_shared->epoch_armed = false;
 	topology_publish(false);
-	/* the bound was raised for nothing: writers get a while in CLOSED after it has passed */
-	stay_closed_until = pg_atomic_read_u64(&fence_shared->lease_bound) + Min(FLAP_FIRST << Min(flaps, 10), FLAP_MOST);
+	/*
+	 * The bound was raised, though fences do not open. Stay CLOSED for a while after it, so that waiting writers can
+	 * bypass.
+	 */
+	stay_closed_until = pg_atomic_read_u64(&fence_shared->lease_bound) + Min(FLAP_FIRST << Min(flaps, 10), MAX_FLAP_PAUSE);
 	flaps++;
 	return back_to_closed(arming, why);
 }
 
-/* The last step of all ways: grant the leases, and the slots of the map if they change hands; open. */
+/*
+ * The last step of both ways to open: grants the leases, and with them the slots if these change hands; then sets
+ * OPEN.
+ */
 static bool
 grant_and_open(FenceWord arming, bool slots_change, const char *why)
 {
@@ -223,7 +252,7 @@ grant_and_open(FenceWord arming, bool slots_change, const char *why)
 	}
 	fence_shared->epoch_armed = true;
 	topology_publish(true);
-	/* what was granted counts from now on: it may be announced */
+	/* the grant is complete and counts from now on: domains may be announced for it */
 	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
 	fence_shared->grant++;
 	LWLockRelease(fence_shared->lock);
@@ -235,13 +264,16 @@ grant_and_open(FenceWord arming, bool slots_change, const char *why)
 	return true;
 }
 
-/* Whether nobody is committing. To wait for who is takes less than another try. */
+/*
+ * Whether no transaction is committing. Waits for in-flight commits, because that takes less time than another try to
+ * open.
+ */
 static bool
 nobody_commits(void)
 {
 	int64		deadline = fence_clock() + COMMITS_TAKE;
 
-	while (fence_marker_exists(false))
+	while (fence_commit_flag_exists(false))
 	{
 		if (fence_clock() > deadline)
 			return false;
@@ -251,7 +283,10 @@ nobody_commits(void)
 	return true;
 }
 
-/* Takes from each process the slots that it does not keep. What it has been told is true whatever becomes of the epoch. */
+/*
+ * Takes from each process the slots that it does not keep. A process that has given up slots stays correct even if
+ * the keeper then fails to open the epoch.
+ */
 static bool
 take_slots(FenceWord arming, const unsigned char map[SLOTS])
 {
@@ -274,8 +309,9 @@ take_slots(FenceWord arming, const unsigned char map[SLOTS])
 }
 
 /*
- * The same epoch, with other slots if they have moved: then nobody may be committing, because an acknowledgement of who has lost
- * the slot says nothing about it any more; and whoever has to give a slot up has done so before another one gets it.
+ * Opens in the same epoch, with another map of slots if slots have moved. Two rules hold when slots move. No
+ * transaction may be committing, because a process that has lost a slot can no longer vouch for a reservation that it
+ * has acknowledged there. And the old owner gives up a slot before the new owner gets it.
  */
 static bool
 go_on(FenceWord arming)
@@ -291,7 +327,7 @@ go_on(FenceWord arming)
 		return grant_and_open(arming, false, "every process is there as it was: the epoch goes on");
 	if (!nobody_commits())
 		return back_to_closed(arming, "waiting for transactions that are committing while slots move");
-	/* until all of it is granted; also if this process ends in between */
+	/* The epoch does not count as armed until all slots are granted, even if this process ends in between. */
 	fence_shared->epoch_armed = false;
 	if (!take_slots(arming, map))
 		return false;
@@ -302,7 +338,7 @@ go_on(FenceWord arming)
 	return grant_and_open(arming, true, "slots have moved, or come back: the epoch goes on");
 }
 
-/* What makes a new epoch necessary, for the metrics. */
+/* Why a new epoch is necessary, for the metrics. */
 static ServerMetric
 why_new_epoch(FenceWord word)
 {
@@ -313,7 +349,10 @@ why_new_epoch(FenceWord word)
 	return fence_shared->epoch_armed ? SERVER_METRIC_EPOCH_PROCESS : SERVER_METRIC_EPOCH_BURNT;
 }
 
-/* A new epoch: nobody of the old one is committing, and nobody in Redis may vouch for it any more. */
+/*
+ * Opens in a new epoch. It begins only when no transaction of the old epoch is committing, and no Redis process may
+ * vouch for the old epoch any more.
+ */
 static bool
 open_new_epoch(FenceWord arming)
 {
@@ -325,7 +364,7 @@ open_new_epoch(FenceWord arming)
 	const char *missing;
 	FenceWord	next;
 
-	if (fence_marker_exists(false))
+	if (fence_commit_flag_exists(false))
 		return back_to_closed(arming, "waiting for transactions of the last epoch that are committing");
 	if (!fence_lease_bound_passed())
 		return back_to_closed(arming, "waiting until the leases of the last epoch are over");
@@ -333,7 +372,7 @@ open_new_epoch(FenceWord arming)
 	{
 		uint64		seen = topology_nodes[i].present ? strtoull(topology_nodes[i].hello.epoch, NULL, 10) : 0;
 
-		/* what is stored here stays for ever: nobody who may write in Redis shall use the numbers up */
+		/* The number is stored for ever. Whoever can write to Redis must not be able to use up all numbers. */
 		if (seen > fence_shared->last_epoch + EPOCH_LEAP)
 			return back_to_closed(arming, "Redis tells of an epoch far above those of this cluster");
 		number = Max(number, (uint32) seen);
@@ -354,13 +393,19 @@ open_new_epoch(FenceWord arming)
 	if (!fence_word_change(arming, FENCE_ARMING, number, NULL))
 		return false;
 	metrics_add_server(why, 1);
-	/* c4b: not before the number is in the word (the old epoch must not forget it), and before anything is armed */
+	/*
+	 * c4b: Clear the flag after the new number is in the word, because the old epoch must not forget a bypass. And
+	 * clear it before any process is armed.
+	 */
 	pg_atomic_write_u32(&fence_shared->bypassed, 0);
 	next = fence_word();
 	if (WORD_STATE(next) != FENCE_ARMING || WORD_EPOCH(next) != number)
 		return false;
 
-	/* the durable write took a worker and perhaps long: read the clocks anew, and see that nobody was replaced [c2] */
+	/*
+	 * A worker made the epoch durable, and that may have taken long. So read the clocks of the processes again, and
+	 * check that none of them was replaced [c2].
+	 */
 	pg_atomic_write_u64(&fence_shared->arming_until, (uint64) fence_clock() + lease_us());
 	topology_slots(map);
 	choose_slots(map);
@@ -383,7 +428,7 @@ open_new_epoch(FenceWord arming)
 	return grant_and_open(next, false, missing ? error : "a new epoch begins");
 }
 
-/* Whether two nodes are one process: it would be granted the slots of one of them only. */
+/* Whether two nodes are the same process. It would be granted the slots of one node only. */
 static bool
 two_are_one(void)
 {
@@ -396,7 +441,8 @@ two_are_one(void)
 }
 
 /*
- * One try to open, from CLOSED, or from OPEN with another map of slots; leaves the reason in the word's history when it cannot.
+ * Tries once to open: from CLOSED, or from OPEN when the map of slots has changed. If it fails, it sets CLOSED with
+ * the reason, unless somebody else has changed the word.
  */
 static bool
 try_open(FenceWord closed)
@@ -407,7 +453,7 @@ try_open(FenceWord closed)
 
 	if (WORD_STATE(closed) == FENCE_ARMING)
 		return false;
-	if (outbox_is_stuck(timeout_us() + COURIER_RESTART_US))
+	if (send_queue_is_stuck(setting_timeout_us() + COURIER_RESTART_US))
 		return back_to_closed(closed, "the courier does not carry what writers have to say");
 	if (!databases_load(error))
 		return back_to_closed(closed, error);
@@ -426,7 +472,7 @@ try_open(FenceWord closed)
 	if (two_are_one())
 		return back_to_closed(closed, "two addresses of pgcache_fence.redis_url are one Redis process");
 
-	/* A longer lease than ever is durable before it is granted. */
+	/* c6: before the keeper grants a lease that is longer than any before, it makes that length durable. */
 	if (setting_lease > fence_shared->longest_lease && !databases_none() && !databases_store(fence_shared->last_epoch, error))
 		return back_to_closed(closed, error);
 	if (fence_word() != closed)
@@ -434,11 +480,11 @@ try_open(FenceWord closed)
 
 	if (!epoch_may_go_on(closed) && !fence_lease_bound_passed())
 	{
-		/* no need to keep writers waiting in ARMING for what only time can bring */
+		/* Only time can help, so do not keep writers waiting in ARMING. */
 		(void) back_to_closed(closed, "waiting until the leases of the last epoch are over");
 		for (int i = 0; i < topology_size; i++)
 		{
-			LibraryCall call = {.conn = topology_nodes[i].conn, .deadline = fence_clock() + timeout_us()};
+			LibraryCall call = {.conn = topology_nodes[i].conn, .deadline = fence_clock() + setting_timeout_us()};
 
 			if (topology_nodes[i].present)
 				(void) library_disarm(&call, GetWALInsertionTimeLine());
@@ -452,7 +498,7 @@ try_open(FenceWord closed)
 	arming = fence_word();
 	if (WORD_STATE(arming) != FENCE_ARMING)
 		return false;
-	if (fence_marker_exists(true))
+	if (fence_commit_flag_exists(true))
 		return back_to_closed(arming, "waiting for transactions that commit without reservations");
 	return epoch_may_go_on(arming) ? go_on(arming) : open_new_epoch(arming);
 }
@@ -462,7 +508,7 @@ try_open(FenceWord closed)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Standbys ask Redis who has committed last; without them nobody does, and commits need not say it. */
+/* Only standbys ask Redis which transaction has committed last. Without standbys, commits need not tell Redis. */
 static void
 look_for_standbys(void)
 {
@@ -473,7 +519,7 @@ look_for_standbys(void)
 	pg_atomic_write_u32(&fence_shared->standbys, any);
 }
 
-/* Renews every lease. False: error says why the fences must be closed. */
+/* Renews every lease. False: the fences must be closed, and error says why. */
 static bool
 heartbeat(FenceWord word, char *error)
 {
@@ -482,7 +528,7 @@ heartbeat(FenceWord word, char *error)
 	look_for_standbys();
 	if (!fence_epoch_text(word, epoch))
 		return true;
-	if (outbox_is_stuck(timeout_us() + COURIER_RESTART_US))
+	if (send_queue_is_stuck(setting_timeout_us() + COURIER_RESTART_US))
 	{
 		strlcpy(error, "the courier does not carry what writers have to say", REASON_LEN);
 		return false;
@@ -493,7 +539,7 @@ heartbeat(FenceWord word, char *error)
 		strlcpy(error, "the settings of the connection to Redis were changed", REASON_LEN);
 		return false;
 	}
-	/* after a restart of the keeper: what it must know */
+	/* After its own restart, the keeper reads again what it must know. */
 	if (!topology_resume(error) || !databases_load(error))
 		return false;
 	if (setting_lease > fence_shared->longest_lease && !databases_store(fence_shared->last_epoch, error))
@@ -508,7 +554,10 @@ heartbeat(FenceWord word, char *error)
 
 		if (!fence_shared->nodes[i].granted)
 			continue;
-		/* a connection that broke may be opened again at once; a process that is not the one armed may not */
+		/*
+		 * The keeper may replace a broken connection at once. It may not replace a process: is_armed checks that the
+		 * same process answers.
+		 */
 		there = topology_greet(node, false) || (node->conn == NULL && topology_greet(node, false));
 		metrics_raise_server(SERVER_METRIC_HEARTBEAT, fence_clock() - started);
 		if (!there)
@@ -535,7 +584,7 @@ heartbeat(FenceWord word, char *error)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* OPEN ended: the more often that happens, the longer fences stay closed; unless somebody wanted it. */
+/* OPEN has ended. The more often it ends by failure, the longer fences stay closed. A planned end does not count. */
 static void
 note_flap(void)
 {
@@ -547,7 +596,7 @@ note_flap(void)
 		flaps = 0;
 	if (!planned)
 	{
-		stay_closed_until = now + Min(FLAP_FIRST << Min(flaps, 10), FLAP_MOST);
+		stay_closed_until = now + Min(FLAP_FIRST << Min(flaps, 10), MAX_FLAP_PAUSE);
 		flaps++;
 	}
 	planned = false;
@@ -556,8 +605,9 @@ note_flap(void)
 }
 
 /*
- * A writer could not reserve. What the keeper sees may be well: then fences that open at once would hold the same writer again, and
- * each opening would move the bound that it waits for. So they stay CLOSED until it can bypass.
+ * If a writer could not reserve, fences stay CLOSED until it can bypass. The keeper itself may see no fault. If it
+ * opened at once, the same writer would fail again, and each opening would raise the bound for which that writer
+ * waits.
  */
 static void
 let_writers_bypass(void)
@@ -569,8 +619,9 @@ let_writers_bypass(void)
 }
 
 /*
- * On a standby nothing is armed, renewed or opened: all that is done is to know where Redis is, and whether it answers, for
- * those who read there (standby.c). What a primary must know at its start is looked up at the promotion.
+ * The keeper's step on a standby. It arms, renews and opens nothing. It only finds out where Redis is and whether
+ * Redis answers, for the readers of this standby (standby.c). After a promotion the keeper looks up what a primary
+ * must know at its start.
  */
 static int64
 watch(void)
@@ -583,14 +634,17 @@ watch(void)
 		for (int i = 0; i < topology_size; i++)
 			(void) topology_greet(&topology_nodes[i], false);
 		topology_slots(map);
-		choose_slots(map);		/* nothing is OPEN here that they could belong to */
+		choose_slots(map);		/* allowed without ARMING: on a standby the word is never OPEN */
 	}
 	topology_publish(false);
 	(void) back_to_closed(fence_word(), "this server is a standby: only its primary opens fences");
 	return Min(lease_us() / 4, WATCH_EVERY);
 }
 
-/* One step of the keeper. Returns how long to sleep, in microseconds, if nobody wakes it. */
+/*
+ * One step of the keeper. Returns how long it may sleep until the next step, in microseconds; its latch may end the
+ * sleep.
+ */
 static int64
 keeper_step(void)
 {
@@ -606,18 +660,25 @@ keeper_step(void)
 		bool		moved;
 
 		opened_at = opened_at ? opened_at : fence_clock();
-		/* what moved is asked after the renewals: an answer that does not come must not cost a lease */
+		/*
+		 * Renew the leases first, and ask for moved slots then: a cluster that does not answer must not cost a lease.
+		 */
 		if (heartbeat(word, error))
 		{
 			moved = topology_moved(lease_us() / 16, error);
 			if (!moved)
 			{
 				databases_announce(word);
-				/* a writer may have closed while answers were waited for, which takes the latch */
+				/*
+				 * While the keeper waited for Redis, a writer may have closed the fences and set the latch, and the
+				 * wait has reset the latch. So compare the word before sleeping.
+				 */
 				return fence_word() == word ? lease_us() / 4 : 0;
 			}
 			planned = topology_size > 1 || topology_is_cluster();
-			/* slots have moved: if the epoch can go on, writers wait for the moment that it takes, and nobody is told CLOSED */
+			/*
+			 * If the epoch can go on after slots have moved, writers wait a moment in ARMING, and nobody sees CLOSED.
+			 */
 			if (planned)
 			{
 				note_flap();
@@ -639,7 +700,7 @@ keeper_step(void)
 	databases_look_if_due();
 	if (try_open(fence_word_expire()))
 		return 0;
-	retry_pause = Min(retry_pause * 2, RETRY_MOST);
+	retry_pause = Min(retry_pause * 2, MAX_RETRY_PAUSE);
 	bound_left = (int64) pg_atomic_read_u64(&fence_shared->lease_bound) - fence_clock();
 	return bound_left > 0 ? Min(retry_pause, bound_left + 1000) : retry_pause;
 }
@@ -650,8 +711,8 @@ fence_keeper_main(Datum arg)
 	MemoryContext loop;
 
 	(void) arg;
-	stamp_note_start();			/* before it has a transaction of its own */
-	worker_begin(JOBS_OF_KEEPER);
+	stamp_note_start();			/* before the keeper has a transaction of its own */
+	jobs_begin(JOBS_OF_KEEPER);
 	loop = AllocSetContextCreate(TopMemoryContext, "pgcache_fence keeper", ALLOCSET_DEFAULT_SIZES);
 
 	for (;;)

@@ -1,20 +1,15 @@
 /*
  * keeper/worker.c
- *	  Registering background workers, and those that do the work of keeper and patrol inside a database; see worker.h.
+ *	  Registers all background workers, and has the code of those that do the jobs of keeper and patrol inside a
+ *	  database. base/jobs.h tells how a job reaches its worker.
  *
- * Owns: fence.cluster, the durable part of the protocol's state. Workers run as the bootstrap superuser with pg_catalog as
- * search_path and a short lock_timeout: a lock that somebody holds on our tables must not hold the keeper.
+ * Locks: fence_shared->lock, for copies only; and the locks of the statements that it runs on the extension's tables.
+ *
+ * These workers run as the bootstrap superuser, with pg_catalog as search_path. Their lock_timeout is short, because
+ * the keeper waits for some of them: a session that locks one of the extension's tables must not stop the keeper.
  */
 #include "postgres.h"
 
-#include "access/heapam.h"
-#include "access/htup_details.h"
-#include "access/table.h"
-#include "access/tableam.h"
-#include "access/xact.h"
-#include "catalog/pg_authid.h"
-#include "catalog/pg_database.h"
-#include "commands/dbcommands.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
 #include "pgstat.h"
@@ -22,271 +17,73 @@
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
-#include "tcop/tcopprot.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
-#include "utils/memutils.h"
-#include "utils/rel.h"
-#include "utils/snapmgr.h"
-#include "utils/syscache.h"
 
-#include "base/compat.h"
+#include "base/bgworker.h"
+#include "base/jobs.h"
 #include "base/metrics.h"
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/stamp.h"
-#include "domain/domain.h"
+#include "domain/catalog.h"
 #include "domain/shape.h"
+#include "keeper/cluster_row.h"
 #include "keeper/worker.h"
 #include "patrol/patrol.h"
 #include "redis/library.h"
 #include "write/capture.h"
+#include "write/capture_test.h"
 #include "write/detached.h"
 
 PGDLLEXPORT void fence_job_main(Datum arg);
 PGDLLEXPORT void fence_reserve_main(Datum arg);
-
-static const char *const job_names[JOBS_OF_COUNT] = {"pgcache_fence job", "pgcache_fence patrol round"};
-
-/* Of the process that starts jobs */
-static JobsOf jobs_of;
-static BackgroundWorkerHandle *job_handle = NULL;	/* of the job's own worker */
-static uint32 reserved_serial = 0;	/* of the job that the reserve has; 0: none */
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Registering
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-static void
-describe(BackgroundWorker *worker, const char *name, const char *function)
-{
-	memset(worker, 0, sizeof(*worker));
-	worker->bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
-	worker->bgw_start_time = BgWorkerStart_RecoveryFinished;
-	worker->bgw_restart_time = BGW_NEVER_RESTART;
-	strlcpy(worker->bgw_library_name, "pgcache_fence", BGW_MAXLEN);
-	strlcpy(worker->bgw_function_name, function, BGW_MAXLEN);
-	strlcpy(worker->bgw_name, name, BGW_MAXLEN);
-	strlcpy(worker->bgw_type, name, BGW_MAXLEN);
-}
-
 void
 worker_install(void)
 {
 	BackgroundWorker worker;
 
-	describe(&worker, "pgcache_fence keeper", "fence_keeper_main");
+	worker_describe(&worker, "pgcache_fence keeper", "fence_keeper_main");
 	worker.bgw_start_time = BgWorkerStart_ConsistentState;	/* a standby has one too */
 	worker.bgw_restart_time = 1;
 	RegisterBackgroundWorker(&worker);
-	describe(&worker, "pgcache_fence patrol", "fence_patrol_main");
+	worker_describe(&worker, "pgcache_fence patrol", "fence_patrol_main");
 	worker.bgw_restart_time = 1;
 	RegisterBackgroundWorker(&worker);
-	describe(&worker, "pgcache_fence courier", "fence_courier_main");
+	worker_describe(&worker, "pgcache_fence courier", "fence_courier_main");
 	worker.bgw_restart_time = 1;
 	RegisterBackgroundWorker(&worker);
 	for (int whose = 0; whose < JOBS_OF_COUNT; whose++)
 	{
-		describe(&worker, job_names[whose], "fence_reserve_main");
+		worker_describe(&worker, job_names[whose], "fence_reserve_main");
 		worker.bgw_main_arg = Int32GetDatum(whose);
-		/* not 0: if it could not be forked, the postmaster would try again and again without a pause */
+		/* Not 0: when a fork fails, the postmaster would try again and again without a pause. */
 		worker.bgw_restart_time = 1;
 		RegisterBackgroundWorker(&worker);
 	}
 }
 
-/* -----------------------------------------------------------------------------------------------------------------
- * Jobs, seen by who starts them
- * -----------------------------------------------------------------------------------------------------------------
+/*
+ * Connects a short-lived worker to a database. Sets a safe search_path, and timeouts with which the worker delays
+ * nobody.
  */
-
-/* A worker of the job's own; false: no slot is free. */
-static bool
-start_dynamic(const FenceJob *job)
-{
-	BackgroundWorker worker;
-	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
-
-	describe(&worker, job_names[jobs_of], "fence_job_main");
-	worker.bgw_main_arg = Int32GetDatum(jobs_of);
-	memcpy(worker.bgw_extra, &job->serial, sizeof(job->serial));
-	worker.bgw_notify_pid = MyProcPid;
-	if (!RegisterDynamicBackgroundWorker(&worker, &job_handle))
-		job_handle = NULL;
-	MemoryContextSwitchTo(old);
-	return job_handle != NULL;
-}
-
-/* False: the reserve is not there, or still at a job that was given up. */
-static bool
-give_to_reserve(const FenceJob *job)
-{
-	FenceReserve *reserve = &fence_shared->reserves[jobs_of];
-	bool		free;
-
-	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
-	free = reserve->exists && reserve->wanted == 0;
-	if (free)
-	{
-		reserve->wanted = reserved_serial = job->serial;
-		if (reserve->latch)
-			SetLatch(reserve->latch);
-	}
-	LWLockRelease(fence_shared->lock);
-	return free;
-}
-
-bool
-job_start(const FenceJob *job)
-{
-	FenceJob   *next = &fence_shared->jobs[jobs_of];
-	FenceJob	started = *job;
-
-	Assert(!job_running());
-	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
-	started.serial = next->serial + 1;
-	if (started.serial == 0)
-		started.serial = 1;
-	*next = started;
-	LWLockRelease(fence_shared->lock);
-	return start_dynamic(&started) || give_to_reserve(&started);
-}
-
-bool
-job_running(void)
-{
-	pid_t		pid;
-
-	if (reserved_serial != 0)
-	{
-		LWLockAcquire(fence_shared->lock, LW_SHARED);
-		if (fence_shared->reserves[jobs_of].wanted != reserved_serial)
-			reserved_serial = 0;
-		LWLockRelease(fence_shared->lock);
-	}
-	if (job_handle != NULL && GetBackgroundWorkerPid(job_handle, &pid) == BGWH_STOPPED)
-	{
-		pfree(job_handle);
-		job_handle = NULL;
-	}
-	return job_handle != NULL || reserved_serial != 0;
-}
-
-static void
-take_from_reserve(void)
-{
-	FenceReserve *reserve = &fence_shared->reserves[jobs_of];
-
-	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
-	if (reserve->wanted == reserved_serial && !reserve->at_work)
-		reserve->wanted = 0;
-	else if (reserve->wanted == reserved_serial)
-		kill(reserve->pid, SIGTERM);
-	LWLockRelease(fence_shared->lock);
-	reserved_serial = 0;
-}
-
-bool
-job_abandon(void)
-{
-	if (!job_running())
-		return false;
-	if (reserved_serial != 0)
-		take_from_reserve();
-	if (job_handle != NULL)
-	{
-		TerminateBackgroundWorker(job_handle);
-		pfree(job_handle);
-		job_handle = NULL;
-	}
-	return true;
-}
-
-void
-job_result(FenceJob *job)
-{
-	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	*job = fence_shared->jobs[jobs_of];
-	LWLockRelease(fence_shared->lock);
-}
-
-bool
-job_finish(FenceJob *job, int64 deadline, char *error)
-{
-	while (job_running())
-	{
-		int64		left = deadline - fence_clock();
-
-		if (left <= 0)
-		{
-			(void) job_abandon();
-			break;
-		}
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 (long) (left / 1000 + 1), wait_event_worker());
-		ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
-	}
-	job_result(job);
-	if (!job->done)
-		snprintf(error, REASON_LEN, "a worker in database %u failed; the server log tells why", job->database);
-	return job->done;
-}
-
-/* -----------------------------------------------------------------------------------------------------------------
- * Inside a database
- * -----------------------------------------------------------------------------------------------------------------
- */
-
-void
-worker_signals(void)
-{
-	pqsignal(SIGTERM, die);
-	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	BackgroundWorkerUnblockSignals();
-	/* BackgroundWorkerMain ignores SIGHUP: one that came after the fork and before that is lost, with what it told */
-	ConfigReloadPending = true;
-}
-
-static void
-latch_exit(int code, Datum arg)
-{
-	(void) code;
-	fence_shared->latches[DatumGetInt32(arg)] = NULL;
-}
-
-void
-worker_begin(JobsOf whose)
-{
-	worker_signals();
-	jobs_of = whose;
-	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
-	fence_shared->latches[whose] = MyLatch;
-	before_shmem_exit(latch_exit, Int32GetDatum(whose));
-}
-
-bool
-worker_next_turn(void)
-{
-	ResetLatch(MyLatch);
-	CHECK_FOR_INTERRUPTS();
-	if (!ConfigReloadPending)
-		return false;
-	ConfigReloadPending = false;
-	ProcessConfigFile(PGC_SIGHUP);
-	return true;
-}
-
-/* For short-lived workers: connection, with a safe search_path and settings that hold nobody up. */
 static void
 begin_in(Oid database)
 {
 	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
-	/* ALTER DATABASE ... SET must not change what we are and may */
+	/* ALTER DATABASE ... SET must not change the worker's role or behaviour. */
 	SetConfigOption("role", "none", PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("search_path", "pg_catalog, pg_temp", PGC_SUSET, PGC_S_OVERRIDE);
-	/* shorter than deadlock_timeout: if DROP EXTENSION and a worker wait for each other, the worker gives way */
+	/*
+	 * Shorter than deadlock_timeout's default: if DROP EXTENSION and a worker wait for each other, the worker gives
+	 * up first.
+	 */
 	SetConfigOption("lock_timeout", "300ms", PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("statement_timeout", "0", PGC_SUSET, PGC_S_OVERRIDE);
 	if (GetConfigOption("transaction_timeout", true, false) != NULL)	/* from 17 on */
@@ -297,86 +94,18 @@ begin_in(Oid database)
 	SetConfigOption("row_security", "off", PGC_SUSET, PGC_S_OVERRIDE);
 }
 
-void
-worker_begin_transaction(void)
-{
-	StartTransactionCommand();
-	PushActiveSnapshot(GetTransactionSnapshot());
-}
-
-void
-worker_end_transaction(void)
-{
-	PopActiveSnapshot();
-	CommitTransactionCommand();
-}
-
-static void
-load_cluster(FenceJob *job)
-{
-	if (SPI_execute("SELECT last_epoch, (EXTRACT(epoch FROM longest_lease) OPERATOR(pg_catalog.*) 1000)::int FROM fence.cluster",
-					true, 1) != SPI_OK_SELECT)
-		elog(ERROR, "could not read fence.cluster");
-	job->has_row = SPI_processed > 0;
-	if (job->has_row)
-	{
-		bool		isnull;
-		HeapTuple	row = SPI_tuptable->vals[0];
-
-		job->epoch_number = DatumGetInt64(SPI_getbinval(row, SPI_tuptable->tupdesc, 1, &isnull));
-		job->longest_lease = DatumGetInt32(SPI_getbinval(row, SPI_tuptable->tupdesc, 2, &isnull));
-	}
-}
-
-/* Whether the job was given up, and another one was started. */
-static bool
-is_superseded(const FenceJob *job)
-{
-	bool		superseded;
-
-	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	superseded = fence_shared->jobs[JOBS_OF_KEEPER].serial != job->serial;
-	LWLockRelease(fence_shared->lock);
-	return superseded;
-}
-
 /*
- * A lease longer than the present setting may still run: then the row only grows. The keeper may raise it by another job while one
- * that lowers it has been given up and not ended yet. That one either sees so when it has the row's lock, or has it before, and
- * the other waits for it.
- */
-static void
-store_cluster(const FenceJob *job)
-{
-	Oid			types[] = {INT8OID, INT4OID, BOOLOID};
-	Datum		values[] = {Int64GetDatum(job->epoch_number), Int32GetDatum(job->longest_lease), BoolGetDatum(job->lower)};
-
-	if (SPI_execute_with_args("INSERT INTO fence.cluster AS c (last_epoch, longest_lease)"
-							  " VALUES ($1, $2 OPERATOR(pg_catalog.*) interval '1 millisecond')"
-							  " ON CONFLICT (only_row) DO UPDATE"
-							  " SET last_epoch = greatest(c.last_epoch, excluded.last_epoch),"
-							  "     longest_lease = CASE WHEN $3 THEN excluded.longest_lease"
-							  "      ELSE greatest(c.longest_lease, excluded.longest_lease) END"
-							  " WHERE c.last_epoch OPERATOR(pg_catalog.<) excluded.last_epoch"
-							  "  OR c.longest_lease OPERATOR(pg_catalog.<) excluded.longest_lease"
-							  "  OR ($3 AND c.longest_lease OPERATOR(pg_catalog.>) excluded.longest_lease)",
-							  3, types, values, NULL, false, 0) != SPI_OK_INSERT)
-		elog(ERROR, "could not write fence.cluster");
-	if (job->lower && is_superseded(job))
-		elog(ERROR, "could not lower the longest lease: another job has begun");
-}
-
-/*
- * Transactions that were prepared before a process was granted its slots and hold a fenced table: it knows nothing of them,
- * so each becomes a reservation of the whole domain, before anything of the domain is announced and could be read there [c8].
- * One that ends right now is settled by the patrol.
+ * c8: Reserves domains for prepared transactions. A Redis process that receives slots knows nothing of transactions
+ * that were prepared before. So for each prepared transaction that holds a write lock on a fenced table, this
+ * reserves the whole domain at the process. It does so before the domain is announced there, so before anybody can
+ * read there. If such a transaction ends at this moment, the patrol ends the reservation.
  */
 static bool
 reserve_for_prepared(LibraryCall *call, uint32 epoch)
 {
 	if (SPI_execute("SELECT DISTINCT d.name, p.transaction::pg_catalog.text::bigint"
 					"  FROM pg_catalog.pg_prepared_xacts p"
-	/* whose locks they are: those that share the virtual transaction with the lock of the xid itself */
+	/* The locks of a prepared transaction have the same virtual transaction as the lock on its xid. */
 					"  JOIN pg_catalog.pg_locks x ON x.locktype OPERATOR(pg_catalog.=) 'transactionid' AND x.pid IS NULL"
 					"    AND x.transactionid OPERATOR(pg_catalog.=) p.transaction"
 					"  JOIN pg_catalog.pg_locks l ON l.virtualtransaction OPERATOR(pg_catalog.=) x.virtualtransaction AND l.pid IS NULL"
@@ -394,22 +123,23 @@ reserve_for_prepared(LibraryCall *call, uint32 epoch)
 		char	   *name = SPI_getvalue(row, SPI_tuptable->tupdesc, 1);
 		int64		xid = DatumGetInt64(SPI_getbinval(row, SPI_tuptable->tupdesc, 2, &isnull));
 
-		if (!library_domain_reserve(call, epoch, domain_wire_name(name), fence_stamp_of((TransactionId) xid)))
+		if (!library_domain_reserve(call, epoch, domain_redis_name(name), fence_stamp_of((TransactionId) xid)))
 			return false;
 	}
 	return true;
 }
 
 /*
- * pg_upgrade makes the triggers while fence.domain is still empty (its rows come as files), so nobody could record what
- * they depend on. The trigger of fence.domain does, for all of them, whatever the statement.
+ * Records what triggers depend on after pg_upgrade. pg_upgrade creates the triggers while fence.domain is still
+ * empty, because it copies the rows as files, so nothing could record the dependencies then. The statement trigger of
+ * fence.domain records them for all domains. Any statement fires it, even one that changes no row.
  */
 static void
 complete_upgraded(void)
 {
 	if (SPI_execute("SELECT FROM fence.domain d JOIN pg_catalog.pg_trigger t ON t.tgrelid OPERATOR(pg_catalog.=) d.relation"
 					" WHERE t.tgname OPERATOR(pg_catalog.=) 'zzz_pgcache_fence_after'"
-					" AND d.scope OPERATOR(pg_catalog.<>) 'manual' AND NOT EXISTS ("
+					" AND d.key_columns OPERATOR(pg_catalog.<>) '{}' AND NOT EXISTS ("
 					"  SELECT FROM pg_catalog.pg_depend p"
 					"   WHERE p.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_trigger'::pg_catalog.regclass"
 					"   AND p.objid OPERATOR(pg_catalog.=) t.oid"
@@ -422,8 +152,9 @@ complete_upgraded(void)
 }
 
 /*
- * A domain whose triggers are not as they should be is not announced, and ends where it was: writes may pass it unfenced. Once they are,
- * it is served again.
+ * Announces a domain as withdrawn if its triggers are not as fence.attach made them: a write could then pass without
+ * a reservation. So Redis gives its readers no permit. Once the triggers are right again, the next announcement
+ * serves the domain again.
  */
 static void
 withdraw_misshapen(List *domains)
@@ -438,7 +169,7 @@ withdraw_misshapen(List *domains)
 		if (fault == NULL)
 			continue;
 		domain->publish = PUBLISH_WITHDRAWN;
-		if (fence_log_due(domain->wire_name))
+		if (fence_log_due(domain->redis_name))
 			ereport(LOG,
 					(errmsg("pgcache_fence: nothing of domain \"%s\" is served, because its table is not fenced any more", domain->row->name),
 					 errdetail("%s", fault)));
@@ -446,8 +177,9 @@ withdraw_misshapen(List *domains)
 }
 
 /*
- * Whether an attachment that was refused is there. Redis hears of an end only when it is committed and visible, so in a snapshot that is
- * taken afterwards, as this one is, an attachment that has really ended is gone: one that is not has come back from a dump.
+ * Whether an attachment that Redis refused, because it had ended, exists in fence.domain. Redis hears of the end of
+ * an attachment only after the end is committed and visible. This function takes its snapshot after Redis has
+ * refused. An attachment that has really ended is not in that snapshot. One that is there has come back from a dump.
  */
 static bool
 still_there(List *domains)
@@ -470,10 +202,12 @@ still_there(List *domains)
 }
 
 /*
- * The attachments of this database, in a snapshot taken after the epoch began, and after fences were opened the last time: what
- * was detached before is not in it. Where slots were granted since the database was announced last, what was prepared or
- * reserved detached before goes first. All of that belongs to one grant: where readers are answered from now on is said with
- * its number, and the nodes to which it gave something are told with it.
+ * Announces the attachments of this database to all Redis processes that have slots.
+ *
+ * The snapshot that lists them is newer than the epoch and than the last change to OPEN, so no attachment is in it
+ * that was detached before. A process may have received slots since this database was announced last. Such a process
+ * first gets reservations for prepared transactions and for detached reservations. The announcement carries the
+ * number of the grant. If the grant has changed since the keeper started the job, the job fails.
  */
 static void
 announce_domains(FenceJob *job)
@@ -487,7 +221,7 @@ announce_domains(FenceJob *job)
 	FenceNode  *nodes = palloc(sizeof(FenceNode) * MAX_NODES);
 
 	foreach(cell, domains)
-		(void) metrics_slot(((DomainRef *) lfirst(cell))->wire_name);	/* counters are there, at 0, before they are needed */
+		(void) metrics_slot(((DomainRef *) lfirst(cell))->redis_name);	/* the views show the counters, at 0, from now on */
 	withdraw_misshapen(domains);
 	if (domains == NIL)
 		return;
@@ -504,7 +238,7 @@ announce_domains(FenceJob *job)
 	{
 		if (!nodes[i].granted)
 			continue;
-		call.deadline = fence_clock() + setting_timeout * INT64CONST(1000) * 2;
+		call.deadline = fence_clock() + setting_timeout_us() * 2;
 		if (!library_open(&call, &nodes[i].address) ||
 			(nodes[i].received > job->carried && !(reserve_for_prepared(&call, epoch) &&
 												   detached_carry(&call, i, epoch))) ||
@@ -517,7 +251,7 @@ announce_domains(FenceJob *job)
 	job->restored = still_there(domains);
 }
 
-/* What the keeper wants done in this database. */
+/* Does a job of the keeper in this database. */
 static void
 do_keepers_job(FenceJob *job)
 {
@@ -530,13 +264,13 @@ do_keepers_job(FenceJob *job)
 		switch ((JobKind) job->kind)
 		{
 			case JOB_LOAD:
-				load_cluster(job);
+				cluster_row_load(job);
 				break;
 			case JOB_STORE:
-				store_cluster(job);
+				cluster_row_store(job);
 				break;
 			case JOB_ANNOUNCE:
-				store_cluster(job);	/* in each database: whichever is the first one after a restart */
+				cluster_row_store(job);	/* in each database, because after a restart the keeper may read any of them first */
 				if (job->carried == 0)
 					complete_upgraded();
 				announce_domains(job);
@@ -552,7 +286,7 @@ do_keepers_job(FenceJob *job)
 	fence_database_note(job->database, job->extension);
 }
 
-/* Does the job with that serial, unless it was given up before. */
+/* Does the job that has this serial. Does nothing if the keeper or the patrol has given that job up. */
 static void
 do_job(JobsOf whose, uint32 serial)
 {
@@ -577,7 +311,7 @@ do_job(JobsOf whose, uint32 serial)
 	LWLockRelease(fence_shared->lock);
 }
 
-/* A job's own worker */
+/* Main function of a worker that was started for one job. */
 void
 fence_job_main(Datum arg)
 {
@@ -594,7 +328,7 @@ fence_job_main(Datum arg)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* However it ends, its job has ended with it. */
+/* Runs at any exit of a reserve, also by FATAL: the job that it was doing has ended too. */
 static void
 reserve_exit(int code, Datum arg)
 {
@@ -613,7 +347,7 @@ reserve_exit(int code, Datum arg)
 		SetLatch(waiting);
 }
 
-/* The serial of the job that waits; 0: none does. */
+/* Takes the job that waits for this reserve, and returns its serial; 0: no job waits. */
 static uint32
 take_job(FenceReserve *reserve)
 {
@@ -649,58 +383,5 @@ fence_reserve_main(Datum arg)
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH, -1, wait_event_worker());
 	}
 	do_job(whose, serial);
-	proc_exit(1);				/* 0 would free the slot for ever */
-}
-
-/* -----------------------------------------------------------------------------------------------------------------
- * The databases
- * -----------------------------------------------------------------------------------------------------------------
- */
-
-List *
-worker_list_databases(bool all)
-{
-	List	   *databases = NIL;
-	MemoryContext caller = CurrentMemoryContext;
-	Relation	rel;
-	TableScanDesc scan;
-	HeapTuple	row;
-
-	StartTransactionCommand();
-	(void) GetTransactionSnapshot();
-	rel = table_open(DatabaseRelationId, AccessShareLock);
-	scan = table_beginscan_catalog(rel, 0, NULL);
-	while ((row = heap_getnext(scan, ForwardScanDirection)) != NULL)
-	{
-		Form_pg_database database = (Form_pg_database) GETSTRUCT(row);
-		MemoryContext old;
-
-		/* -2: DROP DATABASE was interrupted, nobody can connect */
-		if (!database->datallowconn || database->datconnlimit == -2)
-			continue;
-		/* who makes a database must not find us in template1 */
-		if (all ? database->oid == Template1DbOid :
-			database->datistemplate || !settings_serves_database(NameStr(database->datname)))
-			continue;
-		old = MemoryContextSwitchTo(caller);
-		databases = lappend_oid(databases, database->oid);
-		MemoryContextSwitchTo(old);
-	}
-	table_endscan(scan);
-	table_close(rel, AccessShareLock);
-	CommitTransactionCommand();
-	MemoryContextSwitchTo(caller);
-	list_sort(databases, list_oid_cmp);
-	return databases;
-}
-
-bool
-worker_database_exists(Oid database)
-{
-	bool		exists;
-
-	StartTransactionCommand();
-	exists = SearchSysCacheExists1(DATABASEOID, ObjectIdGetDatum(database));
-	CommitTransactionCommand();
-	return exists;
+	proc_exit(1);				/* with exit code 0 the postmaster would not start it again, and would free its slot */
 }

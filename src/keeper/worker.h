@@ -1,66 +1,14 @@
 /*
  * keeper/worker.h
- *	  Background workers: those that always run, and jobs inside a database.
- *
- * A worker can be connected to one database in its life, so each job has its own, which ends with it: DROP DATABASE never waits for
- * more than a moment. Where no slot is free for it (parallel queries may hold all that max_worker_processes allows), the job
- * goes to a reserve: a worker that was given its slot at the server start, and keeps it. After each job it ends, and PostgreSQL
- * starts it again a second later; so what finds no other slot is done at one job in a second. Keeper and patrol have a
- * reserve each, for a long round of the patrol must not hold up the keeper.
+ *	  Registers the background workers that stay, and runs the short-lived ones that do jobs inside a database
+ *	  (base/jobs.h).
  */
 #ifndef FENCE_WORKER_H
 #define FENCE_WORKER_H
 
-#include "nodes/pg_list.h"
-#include "base/shared.h"
+#define WORKERS_THAT_STAY	5	/* keeper, patrol, courier and two reserves: each keeps its worker slot as long as the server runs */
 
-typedef enum JobKind
-{
-	JOB_LOAD,					/* is the extension here? the row of fence.cluster */
-	JOB_STORE,					/* write epoch_number and longest_lease to fence.cluster */
-	JOB_ANNOUNCE,				/* tell Redis the attached domains of this database */
-	JOB_ROUND					/* a round of the patrol */
-} JobKind;
-
-#define WORKERS_THAT_STAY	5	/* keeper, patrol, courier, two reserves: each has a slot all the time */
-
-/* Registers them; only while shared_preload_libraries is processed. */
+/* Registers these five. Works only while shared_preload_libraries is processed. */
 extern void worker_install(void);
-
-/*
- * The first step of keeper and patrol: signals, a connection to no database, and whose jobs this process starts. Its latch is set when
- * a job ends, and can be set by others until the process ends.
- */
-extern void worker_begin(JobsOf whose);
-
-/*
- * Starts a job, when none is running; database and what the kind needs are set in `job`, all else is 0. False: no worker slot is free, the
- * reserve's neither. The result is told by job_result once job_running is false.
- */
-extern bool job_start(const FenceJob *job);
-extern bool job_running(void);
-extern void job_result(FenceJob *job);
-
-/* Waits for the job until deadline (fence_clock() microseconds), then ends it. False: it failed; error (REASON_LEN bytes) tells. */
-extern bool job_finish(FenceJob *job, int64 deadline, char *error);
-
-/* Ends a job whose result nobody wants any more; whether there was one. */
-extern bool job_abandon(void);
-
-/* The first step of every other worker: its signals. ConfigReloadPending is set, for a SIGHUP before that may be lost. */
-extern void worker_signals(void);
-
-/* Each turn of a worker's loop begins with it: latch, interrupts, settings. Whether these were read again. */
-extern bool worker_next_turn(void);
-
-/* Transactions of a worker in a database, with a safe search_path. */
-extern void worker_begin_transaction(void);
-extern void worker_end_transaction(void);
-
-/* The databases that are served, or all that can be connected to but template1: a List of Oid, ascending. Runs a transaction. */
-extern List *worker_list_databases(bool all);
-
-/* Whether there is such a database, whoever may connect to it. Runs a transaction. */
-extern bool worker_database_exists(Oid database);
 
 #endif

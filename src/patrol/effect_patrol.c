@@ -2,9 +2,11 @@
  * patrol/effect_patrol.c
  *	  The patrol's part in the life of effects; see effect_patrol.h.
  *
- * Owns: the rule by which a hold is settled: its transaction in progress or prepared: left alone; committed: applied;
- * aborted, or not recorded any more: undone. A hold of another cluster is left alone. Nothing here looks at a clock to
- * decide; the age only spares work on holds that their own transactions are about to end.
+ * Owns: the rule by which the patrol settles a hold. It leaves the hold of a transaction alone that is in progress or
+ * prepared. It applies the hold of a committed transaction. It undoes the hold of a transaction that has aborted, or
+ * whose fate PostgreSQL does not know any more. It leaves holds of other clusters alone.
+ *
+ * Never: decides by a clock. The minimum age only saves work on holds that their own transactions are about to end.
  */
 #include "postgres.h"
 
@@ -15,16 +17,16 @@
 #include "base/settings.h"
 #include "effects/effects.h"
 #include "patrol/effect_patrol.h"
-#include "patrol/patrol.h"
+#include "patrol/patrol_nodes.h"
 
 #define PAGE 1000				/* holds listed at once */
-#define LINE 5					/* strings in a line of what fence_effects lists */
-#define DONE "done "
+#define LINE 5					/* strings in each line of the reply of fence_effects */
+#define DONE "done "			/* the kind of a mark begins with this; the Oid of its database follows */
 
 static void
 extend_deadline(LibraryCall *call)
 {
-	call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+	call->deadline = fence_clock() + setting_timeout_us();
 }
 
 static ListedEffect *
@@ -75,7 +77,7 @@ send_end(LibraryCall *call, const ListedEffect *line, StampFate fate)
 	return library_send(call, lengthof(argv), argv);
 }
 
-/* Counts what became of the holds that were sent for, in their order. */
+/* Reads the replies to the calls of send_end, whose fates are listed in the same order, and counts the results. */
 static void
 collect_ends(LibraryCall *call, List *fates)
 {
@@ -96,7 +98,7 @@ collect_ends(LibraryCall *call, List *fates)
 		ereport(LOG, (errmsg("pgcache_fence: an effect could not be settled: %s", call->error)));
 }
 
-/* A few queues a call. */
+/* Returns jobs whose workers have gone to their queues. Each call looks at a few queues only. */
 static void
 return_abandoned_jobs(LibraryCall *call)
 {
@@ -117,7 +119,7 @@ return_abandoned_jobs(LibraryCall *call)
 	} while (*cursor);
 }
 
-/* The number of a hold in its transaction; effects of one transaction on a key are applied in this order. */
+/* The number of a hold in its transaction. Effects of one transaction on the same key must be applied in this order. */
 static unsigned long
 number_of(const ListedEffect *line)
 {
@@ -135,7 +137,10 @@ compare_numbers(const ListCell *a, const ListCell *b)
 	return n < m ? -1 : n > m;
 }
 
-/* Ends what of these is to end, so many at once that the answers do not pile up. False: the connection is broken. */
+/*
+ * Ends those holds whose transactions are over, and counts the others in *held. Reads the replies after each PAGE
+ * calls, so that they do not pile up. False: the connection is broken.
+ */
 static bool
 end_effects(LibraryCall *call, List *lines, uint64 *held)
 {
@@ -189,14 +194,14 @@ effect_patrol_settle(LibraryCall *call, int min_age_ms, List *databases, uint64 
 				databases = list_append_unique_oid(databases, line->done_in);
 		}
 	} while (*cursor);
-	/* a key's holds are listed in no order */
+	/* Redis lists the holds of a key in no particular order. */
 	list_sort(lines, compare_numbers);
 	if (end_effects(call, lines, held))
 		return_abandoned_jobs(call);
 	return databases;
 }
 
-/* The marks of that database that one node lists. */
+/* The marks of that database that one node has. */
 static List *
 marks_on(LibraryCall *call, Oid database)
 {
@@ -241,7 +246,10 @@ effect_patrol_forget_database(LibraryCall *call, Oid database)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* The first word of the answer, palloc'd; NULL: there was none, or an error. */
+/*
+ * Makes a call to the process that has the key. Returns the first word of its reply, palloc'd; NULL: no reply, or an
+ * error.
+ */
 static char *
 call_with(const char *key, int argc, const char **argv)
 {
@@ -270,7 +278,7 @@ send_piece(const char *key, const char *hold, const char *form, size_t offset, i
 	return sent;
 }
 
-/* Builds the value of a publish from the arguments of its row, which are behind ttl and form. */
+/* Sends the value of a publish in pieces. In the row's arguments the value follows ttl and form. */
 static bool
 send_value(const char *key, const char *hold, int n, const char **arguments)
 {
@@ -292,7 +300,10 @@ send_value(const char *key, const char *hold, int n, const char **arguments)
 	return ok;
 }
 
-/* The answer to a row with so many of its arguments, NULL if there is none. */
+/*
+ * Asks Redis to apply a row, with the first n of its arguments. Returns the first word of the reply, NULL if there is
+ * none.
+ */
 static char *
 redo(const char *key, const char *other_key, const char *hold, const char *kind, int n, const char **arguments)
 {

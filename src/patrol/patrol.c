@@ -2,14 +2,19 @@
  * patrol/patrol.c
  *	  The patrol: settles what is left pending, audits committed fences, prunes tombstones.
  *
- * Owns: rules of doc/protocol.md, "Patrol". The patrol itself is connected to no database: it lists reservations, asks
- * for the fate of their transactions, and settles them, reading no table: nobody's lock and no missing worker holds it up.
- * What needs a database (detached reservations, durable effects, tombstones, the audit) is done in rounds, by a worker
- * in one database after the other, beside that. A timeout alone never ends a transaction's reservation; one that ends a
- * detached reservation is a row deleted first.
+ * Owns: the rules of doc/protocol.md, "The patrol".
  *
- * The order is the protocol: the fate of the stamp (running and prepared transactions, then the commit log) [8] comes first;
- * of a detached reservation then its row.
+ * The patrol itself is connected to no database. It lists reservations, determines the fate of their transactions,
+ * and settles them. It reads no table for this, so neither a lock nor a missing worker can delay it. Work that needs
+ * a database (detached reservations, durable effects, tombstones, the audit) runs beside that in rounds. A round is
+ * done by a worker in one database, one database after the other.
+ *
+ * Locks: fence_shared->lock, for copies only. A round waits at most ROUND_LOCK_WAIT for a lock on a table.
+ * Never: ends a transaction's reservation because of a timeout. When the lease of a detached reservation is over, a
+ * round deletes its row first, and only that ends the reservation.
+ *
+ * The order of the checks is part of the protocol. First the fate of the stamp: running and prepared transactions,
+ * then the commit log [8]. Then, for a detached reservation, its row.
  */
 #include "postgres.h"
 
@@ -30,33 +35,34 @@
 #include "utils/resowner.h"
 #include "utils/snapmgr.h"
 
-#include "base/compat.h"
+#include "base/bgworker.h"
+#include "base/jobs.h"
+#include "base/key_text.h"
 #include "base/metrics.h"
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/stamp.h"
+#include "domain/catalog.h"
 #include "domain/domain.h"
-#include "domain/key.h"
-#include "domain/row.h"
-#include "domain/tombstone.h"
-#include "keeper/worker.h"
+#include "patrol/effect_outbox.h"
 #include "patrol/effect_patrol.h"
 #include "patrol/patrol.h"
+#include "patrol/patrol_nodes.h"
 #include "read/audit.h"
 #include "redis/library.h"
 #include "write/detached.h"
 
-#define PAGE			1000	/* reservations listed at once */
+#define PAGE			1000	/* reservations listed by one call */
 #define AUDIT_EVERY		10		/* seconds between audits of a database, and prunings of its tombstones */
-#define PRUNE_MOST		10000	/* tombstones pruned at once */
-#define ROUND_LIMIT		INT64CONST(10000000)	/* microseconds that a round may take: other databases wait for theirs */
-#define LETTERS_TAKE	50		/* milliseconds for what a commit has posted to be carried, before the patrol looks at what it left */
-#define ROUND_LOCK_WAIT	"20ms"	/* for a table that somebody has locked, once in a round */
+#define MAX_PRUNED		10000	/* tombstones pruned by one statement */
+#define ROUND_LIMIT		INT64CONST(10000000)	/* maximum microseconds of a round, because other databases wait for theirs */
+#define MESSAGES_TAKE	50		/* milliseconds in which the courier delivers what a commit has posted, before the patrol looks */
+#define ROUND_LOCK_WAIT	"20ms"	/* lock_timeout of a round; it waits only once for each table that somebody has locked */
 
 /* Duties of a round */
 #define DUTY_DETACHED	1		/* settle detached reservations */
 #define DUTY_AUDIT		2
-#define DUTY_AT_ONCE	4		/* settle without waiting for patrol_grace: somebody said that there is something */
+#define DUTY_AT_ONCE	4		/* settle without waiting for patrol_grace, because somebody has woken the patrol */
 #define DUTY_OUTBOX		8		/* durable effects */
 
 typedef struct Round
@@ -67,69 +73,25 @@ typedef struct Round
 
 PGDLLEXPORT void fence_patrol_main(Datum arg);
 
-/* -----------------------------------------------------------------------------------------------------------------
- * Asking the nodes
- * -----------------------------------------------------------------------------------------------------------------
+/*
+ * Finds database, domain and key of a listed reservation; key is NULL if it reserves a whole domain. False: not a
+ * name of ours.
  */
-
-/* This process's connections, opened on first use, and the table of nodes when it was looked at */
-static struct
-{
-	LibraryCall call;
-	bool		granted;		/* what others have reserved is of another epoch, and over */
-	RedisEndpoint address;
-}			nodes[MAX_NODES];
-
-void
-patrol_look_at_nodes(void)
-{
-	static uint32 serial = 0;	/* of the table */
-	bool		changed;
-
-	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	changed = serial != pg_atomic_read_u32(&fence_shared->nodes_serial);
-	serial = pg_atomic_read_u32(&fence_shared->nodes_serial);
-	for (int i = 0; i < MAX_NODES; i++)
-	{
-		nodes[i].granted = i < fence_shared->nnodes && fence_shared->nodes[i].granted;
-		nodes[i].address = fence_shared->nodes[i].address;
-	}
-	LWLockRelease(fence_shared->lock);
-	for (int i = 0; i < MAX_NODES; i++)
-		if (nodes[i].call.conn && (changed || redis_error(nodes[i].call.conn)))
-		{
-			redis_close(nodes[i].call.conn);
-			nodes[i].call.conn = NULL;
-		}
-}
-
-LibraryCall *
-patrol_call_to(int node)
-{
-	LibraryCall *call;
-
-	if (node >= MAX_NODES || !nodes[node].granted)
-		return NULL;
-	call = &nodes[node].call;
-	call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
-	if (call->conn == NULL && !library_open(call, &nodes[node].address))
-		return NULL;
-	return redis_error(call->conn) == NULL ? call : NULL;
-}
-
-/* Database and domain of a listed reservation; key is NULL for one of a whole domain. False: not ours. */
 static bool
-owner_of(const ListedReservation *r, Oid *database, char **wire_name, char **key)
+owner_of(const ListedReservation *r, Oid *database, char **redis_name, char **key)
 {
 	*key = NULL;
 	if (!r->domain)
-		return key_parse_fence_name(r->name, database, wire_name, key);
-	*wire_name = r->name;
+		return key_parse_fence_name(r->name, database, redis_name, key);
+	*redis_name = r->name;
 	*database = (Oid) strtoul(r->name, NULL, 10);
 	return OidIsValid(*database);
 }
 
-/* Ends the error that was caught: the log tells of it. `clean_up` ends what it left behind. Returns its SQLSTATE. */
+/*
+ * Handles a caught error: clears it, calls clean_up to end the failed (sub)transaction, and logs it. Returns its
+ * SQLSTATE.
+ */
 static int
 pass_over(const char *what, void (*clean_up) (void))
 {
@@ -148,12 +110,12 @@ pass_over(const char *what, void (*clean_up) (void))
 	return code;
 }
 
-static List *locked_tables = NIL;	/* String, what could not be locked in this round */
+static List *locked_tables = NIL;	/* String, names of tables that this round could not lock */
 
 /*
- * Does work in a subtransaction: one table whose columns were renamed away, or one key that its type no longer
- * understands, must not keep all others from being settled. A table that somebody has locked is waited for once in a round.
- * False: it failed, and the log says why.
+ * Does work in a subtransaction, so that an error ends only this piece of work. One table whose columns were renamed,
+ * or one key that its type no longer accepts, must not stop the work on all others. If somebody has locked a table, a
+ * round waits for it once, and then skips that table. False: the work failed, and the log says why.
  */
 static bool
 guarded(void (*work) (void *arg), void *arg, const char *what, const char *table)
@@ -188,7 +150,7 @@ guarded(void (*work) (void *arg), void *arg, const char *what, const char *table
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Not by key: it goes to whom listed it, wherever the slot is now. */
+/* Sends the end of a reservation to the process that listed it, not to the process that has the slot now. */
 static bool
 send_end(LibraryCall *call, const ListedReservation *r, uint32 epoch, bool committed)
 {
@@ -206,17 +168,17 @@ static void
 count_settled(const ListedReservation *r, StampFate fate)
 {
 	Oid			database;
-	char	   *wire_name;
+	char	   *redis_name;
 	char	   *key;
 
-	if (owner_of(r, &database, &wire_name, &key))
-		metrics_add(metrics_slot(wire_name), fate == FATE_COMMITTED ? METRIC_SETTLE_COMMITTED :
+	if (owner_of(r, &database, &redis_name, &key))
+		metrics_add(metrics_slot(redis_name), fate == FATE_COMMITTED ? METRIC_SETTLE_COMMITTED :
 					fate == FATE_ABORTED ? METRIC_SETTLE_ABORTED : METRIC_SETTLE_UNKNOWN, 1);
 }
 
 /*
- * The transaction has ended, and that is visible: so do its reservations, whatever it did. No fence is touched, and no row is
- * read: while they were there nothing could be cached.
+ * Ends a reservation of a transaction that has visibly ended, whether it committed or aborted. This touches no fence
+ * and reads no row, because nobody could put a fence while the reservation stood.
  */
 static bool
 settle_ended(LibraryCall *call, const ListedReservation *r, uint32 epoch, StampFate fate)
@@ -227,7 +189,7 @@ settle_ended(LibraryCall *call, const ListedReservation *r, uint32 epoch, StampF
 
 typedef bool (*Settler) (LibraryCall *call, const ListedReservation *r, uint32 epoch, void *arg);
 
-/* Hands to `settle` whatever a node lists, until it says false. */
+/* Calls `settle` for each reservation that a node lists, until it returns false. */
 static void
 settle_listed(LibraryCall *call, Settler settle, void *arg)
 {
@@ -243,12 +205,12 @@ settle_listed(LibraryCall *call, Settler settle, void *arg)
 		ListCell   *cell;
 
 		CHECK_FOR_INTERRUPTS();
-		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+		call->deadline = fence_clock() + setting_timeout_us();
 		MemoryContextSwitchTo(page_context);
 		go_on = library_pending(call, PAGE, &cursor, epoch, &page);
 		foreach(cell, page)
 			go_on = go_on && settle(call, lfirst(cell), (uint32) strtoul(epoch, NULL, 10), arg);
-		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+		call->deadline = fence_clock() + setting_timeout_us();
 		(void) library_finish(call);	/* an error reply concerns one reservation */
 		MemoryContextSwitchTo(context);
 		cursor = pstrdup(cursor);
@@ -277,8 +239,8 @@ look_whether_stands(void *arg)
 }
 
 /*
- * A detached reservation, which no transaction is just making: it stands as long as its row is there. What cannot be asked keeps
- * the reservation.
+ * Ends a detached reservation whose row is gone. It leaves the reservation alone while the transaction that makes it
+ * is in progress, and also if it could not look for the row.
  */
 static bool
 settle_detached(LibraryCall *call, const ListedReservation *r, uint32 epoch, void *arg)
@@ -286,12 +248,12 @@ settle_detached(LibraryCall *call, const ListedReservation *r, uint32 epoch, voi
 	DetachedQuestion question = {.reservation = r, .stands = false};
 	int			grace = *(int *) arg;
 	Oid			database;
-	char	   *wire_name;
+	char	   *redis_name;
 	char	   *key;
 	MemoryContext context = CurrentMemoryContext;
 	bool		asked;
 
-	if (!fence_stamp_is_detached(r->stamp, NULL) || r->age_ms < grace || !owner_of(r, &database, &wire_name, &key) ||
+	if (!fence_stamp_is_detached(r->stamp, NULL) || r->age_ms < grace || !owner_of(r, &database, &redis_name, &key) ||
 		database != MyDatabaseId || fence_stamp_fate(r->stamp, NULL) == FATE_IN_PROGRESS)
 		return true;
 	worker_begin_transaction();
@@ -305,7 +267,7 @@ settle_detached(LibraryCall *call, const ListedReservation *r, uint32 epoch, voi
 	return send_end(call, r, epoch, true);
 }
 
-static int	round_duties;		/* of the round that this worker is at */
+static int	round_duties;		/* duties of the round that this worker does */
 
 static void
 settle_all_detached(void)
@@ -327,9 +289,9 @@ settle_all_detached(void)
  */
 
 static void
-audit_domain(void *wire_name)
+audit_domain(void *redis_name)
 {
-	Domain	   *domain = domain_by_wire_name(wire_name);
+	Domain	   *domain = domain_by_redis_name(redis_name);
 	int64		counts[RELATION_COUNT] = {0};
 	int			most = (int) Min(ceil(setting_audit_rate * AUDIT_EVERY), 100000);
 
@@ -337,7 +299,10 @@ audit_domain(void *wire_name)
 		audit_sample(domain, 0.0, most, true, counts);
 }
 
-/* Beginning with any one of them: a round may end before the last. */
+/*
+ * Audits all domains of this database. It begins with a random one, because a round may be given up before it is
+ * through.
+ */
 static void
 audit_database(void)
 {
@@ -354,20 +319,20 @@ audit_database(void)
 		DomainRef  *ref = list_nth(domains, (first + i) % n);
 
 		CHECK_FOR_INTERRUPTS();
-		(void) guarded(audit_domain, ref->wire_name, ref->wire_name, ref->wire_name);
+		(void) guarded(audit_domain, ref->redis_name, ref->redis_name, ref->redis_name);
 	}
 	worker_end_transaction();
 }
 
 /*
- * Old tombstones go; before, in the same statement, the domain's floor is raised to the highest one removed, so that no
- * key starts again at a version that it had [7].
+ * Deletes old tombstones. The same statement raises the domain's floor to the highest version that it deletes, so
+ * that no key starts again at a version that it had before [7].
  */
 static void
 prune_tombstones(void)
 {
 	Oid			types[] = {INT4OID, INT4OID};
-	Datum		values[] = {Int32GetDatum(setting_tombstone_retention), Int32GetDatum(PRUNE_MOST)};
+	Datum		values[] = {Int32GetDatum(setting_tombstone_retention), Int32GetDatum(MAX_PRUNED)};
 	uint64		pruned;
 
 	do
@@ -391,7 +356,7 @@ prune_tombstones(void)
 		pruned = SPI_processed;
 		SPI_finish();
 		worker_end_transaction();
-	} while (pruned == PRUNE_MOST);
+	} while (pruned == MAX_PRUNED);
 }
 
 static void
@@ -402,10 +367,10 @@ expire_detached(void)
 	worker_end_transaction();
 }
 
-/* In this order. What needs the extension is passed over where it was dropped. */
+/* A round does its duties in this order. Where the extension was dropped, it skips those that need the extension. */
 static const struct
 {
-	int			duty;			/* 0: of every round */
+	int			duty;			/* 0: belongs to every round */
 	bool		needs_extension;
 	void		(*work) (void);
 	const char *what;
@@ -417,7 +382,7 @@ static const struct
 	{DUTY_AUDIT, true, audit_database, "the audit"},
 };
 
-/* What a duty raises ends it alone, and the log tells: others may do better. So it does if a connection fails. */
+/* Does one duty. An error, also of a connection, is logged and ends only this duty. */
 static void
 attempt(void (*work) (void), const char *what)
 {
@@ -460,40 +425,45 @@ patrol_round(int duties)
 
 typedef struct Settling
 {
-	int			grace;			/* ms */
-	List	   *served;			/* databases */
-	List	   *detached;		/* those of them that have detached reservations to be looked at */
-	MemoryContext context;		/* of detached */
-	int64		pending[METRIC_MAX_SLOTS];	/* fences that are reserved */
+	int			grace;			/* ms; younger reservations are left alone */
+	List	   *served;			/* Oids of the databases that have the extension */
+	List	   *detached;		/* those of them in which detached reservations are to be settled */
+	MemoryContext context;		/* of the list detached */
+	int64		pending[METRIC_MAX_SLOTS];	/* number of reserved fences, by domain */
 } Settling;
 
-/* What is detached is settled in its database; where that is served no more, when its lease is over in any case. */
+/*
+ * Settles one listed reservation. If it is detached, notes that its database needs a round. If that database does not
+ * have the extension any more, ends the detached reservation once even the longest possible lease is over.
+ */
 static bool
 settle_or_note(LibraryCall *call, const ListedReservation *r, uint32 epoch, void *arg)
 {
 	Settling   *settling = arg;
 	Oid			database;
-	char	   *wire_name;
+	char	   *redis_name;
 	char	   *key;
 	StampFate	fate;
 	MemoryContext caller;
 
-	if (!owner_of(r, &database, &wire_name, &key))
+	if (!owner_of(r, &database, &redis_name, &key))
 		return true;
-	settling->pending[metrics_slot(wire_name)] += Max(r->fences, 1);
+	settling->pending[metrics_slot(redis_name)] += Max(r->fences, 1);
 	if (r->age_ms < settling->grace || (fate = fence_stamp_fate(r->stamp, NULL)) == FATE_IN_PROGRESS)
 		return true;
 	if (!fence_stamp_is_detached(r->stamp, NULL))
 		return settle_ended(call, r, epoch, fate);
 	if (!list_member_oid(settling->served, database))
-		return r->age_ms < DETACHED_LEASE_MOST_MS || settle_ended(call, r, epoch, FATE_UNKNOWN);
+		return r->age_ms < DETACHED_LEASE_MAX_MS || settle_ended(call, r, epoch, FATE_UNKNOWN);
 	caller = MemoryContextSwitchTo(settling->context);
 	settling->detached = list_append_unique_oid(settling->detached, database);
 	MemoryContextSwitchTo(caller);
 	return true;
 }
 
-/* What the nodes have counted of readers, and what they have reserved, goes to the metrics; the list is of DomainCounts. */
+/*
+ * Adds the nodes' counts of readers (a list of DomainCounts) to the metrics, and sets the numbers of reserved fences.
+ */
 static void
 note_counts(List *all, const int64 *pending)
 {
@@ -506,7 +476,7 @@ note_counts(List *all, const int64 *pending)
 	foreach(cell, all)
 	{
 		DomainCounts *counts = lfirst(cell);
-		MetricSlot	slot = metrics_slot(counts->wire_name);
+		MetricSlot	slot = metrics_slot(counts->redis_name);
 
 		for (int i = 0; i < COUNTED; i++)
 			metrics_add(slot, metrics[i], counts->counted[i]);
@@ -519,8 +489,8 @@ note_counts(List *all, const int64 *pending)
 		metrics_set(slot, METRIC_PENDING, pending[slot]);
 }
 
-static List *rounds = NIL;		/* Round, of a database each: what comes next is first */
-static int64 round_deadline = 0;	/* fence_clock() time at which the round under way is given up */
+static List *rounds = NIL;		/* queue of Round, at most one for each database */
+static int64 round_deadline = 0;	/* fence_clock() time at which the patrol gives up the present round */
 
 static void
 want_round(Oid database, int duties)
@@ -542,7 +512,7 @@ want_round(Oid database, int duties)
 	MemoryContextSwitchTo(old);
 }
 
-/* Starts the next round when there is none under way; one that takes too long is given up. Never waits. */
+/* Starts the next round, unless one is under way. Gives up a round that takes too long. Never waits. */
 static void
 go_on_with_rounds(void)
 {
@@ -575,7 +545,10 @@ go_on_with_rounds(void)
 				 errhint("Raise max_worker_processes.")));
 }
 
-/* A database that was dropped has nobody left to say so: what is pending for it must not wait for a round in it. */
+/*
+ * Takes dropped databases out of the list. No worker can run in a dropped database and report it, and reservations in
+ * it must not wait for a round there.
+ */
 static List *
 without_dropped(List *served, List *existing)
 {
@@ -593,8 +566,10 @@ without_dropped(List *served, List *existing)
 }
 
 /*
- * Databases that have marks in Redis and do not serve the extension any more. Where it was dropped there is no outbox, and
- * that is to be seen there: DROP EXTENSION may not have committed. Nor is a database gone that only takes no connections.
+ * Cleans up the marks of databases that are not known to have the extension. If it is possible to connect to such a
+ * database, a round must look there, because only there it is visible whether DROP EXTENSION has committed. If the
+ * database does not exist, Redis forgets its marks at once. A database that exists and accepts no connections keeps
+ * them.
  */
 static void
 forget_outboxes(List *databases, List *connectable)
@@ -615,9 +590,9 @@ forget_outboxes(List *databases, List *connectable)
 }
 
 /*
- * Settles what all nodes list, and asks for rounds where there is something to do in a database. at_once: somebody woke the
- * patrol because something is to be settled; the grace period only spares work on reservations that their own transactions are
- * about to end.
+ * One turn of the patrol: settles the reservations and holds of all nodes, and queues rounds for databases in which
+ * there is work. at_once: somebody has woken the patrol, so it does not wait for patrol_grace. That time only saves
+ * work on reservations that their own transactions are about to end.
  */
 static void
 patrol(bool at_once, bool audit)
@@ -674,7 +649,7 @@ fence_patrol_main(Datum arg)
 	int64		turn_next = fence_clock() + setting_patrol_interval * INT64CONST(1000);
 
 	(void) arg;
-	worker_begin(JOBS_OF_PATROL);
+	jobs_begin(JOBS_OF_PATROL);
 	loop = AllocSetContextCreate(TopMemoryContext, "pgcache_fence patrol", ALLOCSET_DEFAULT_SIZES);
 
 	for (;;)
@@ -682,7 +657,10 @@ fence_patrol_main(Datum arg)
 		bool		wanted;
 		int64		until = job_running() ? Min(turn_next, round_deadline) : turn_next;
 
-		/* what was asked for, or set, in the last turn: its waits took the latch */
+		/*
+		 * The waits of the last turn have reset the latch. So check for requests and a reload that came during that
+		 * turn.
+		 */
 		if (pg_atomic_read_u32(&fence_shared->patrol_wanted) == 0 && !ConfigReloadPending && until > fence_clock())
 			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 							 (long) ((until - fence_clock()) / 1000 + 1), wait_event_worker());
@@ -698,9 +676,13 @@ fence_patrol_main(Datum arg)
 			metrics_clear(METRIC_PENDING);	/* no reader waits for a reservation now */
 			continue;
 		}
-		/* who woke it has just posted what ends its own reservations; the patrol's end would make their fences go */
+		/*
+		 * The backend that woke the patrol has just posted the message that ends its own reservations, perhaps with
+		 * the new rows. Let that message arrive first, because fences would be missing if the patrol ended the
+		 * reservations before it.
+		 */
 		if (wanted)
-			(void) WaitLatch(NULL, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, LETTERS_TAKE, wait_event_worker());
+			(void) WaitLatch(NULL, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, MESSAGES_TAKE, wait_event_worker());
 		MemoryContextSwitchTo(loop);
 		patrol(wanted, fence_clock() > audit_next);
 		if (fence_clock() > audit_next)

@@ -1,10 +1,14 @@
 /*
  * read/audit.c
- *	  Comparing a fence with its row, and repairing it; see audit.h.
+ *	  Compares a fence with its row, and repairs it; see audit.h.
  *
- * Owns: the audit of committed fences (doc/protocol.md, "Patrol"). The fence is read first, then the row in a snapshot
- * taken afterwards: a current fence without reservations may be behind that row only if a commit went by in between.
- * What differs is removed; the next reader puts it anew.
+ * Owns: the audit of committed fences (doc/protocol.md, "The patrol"), and the list of the last repairs in shared
+ * memory.
+ * Locks: fence_shared->lock, for that list; AccessShareLock on the table that it reads.
+ *
+ * The audit reads the fence first, and then the row in a snapshot that it takes afterwards. So a current fence
+ * without reservations may be older than the row only if a transaction has committed in between. A repair removes a
+ * fence that differs, and the next reader puts it again.
  */
 #include "postgres.h"
 
@@ -65,7 +69,7 @@ take_fence(FenceStatus *status, const redisReply *fence)
 	status->payload_len = record.payload_len;
 }
 
-/* Why there is no answer to go by, for who asks coordinator_problem(). */
+/* Notes why Redis' answer cannot be used, so that coordinator_problem() tells the caller. */
 static void
 note_refusal(const redisReply *fence, const redisReply *told)
 {
@@ -84,7 +88,7 @@ audit_ask(const char *fence, FenceStatus *status)
 	redisReply *replies[2];
 	StatusReply told;
 
-	/* who holds the slot was not armed: as far as anybody may know there is no fence */
+	/* No armed process has this slot, so no reader may use a fence there. Report that there is none. */
 	*status = (FenceStatus) {.permit = "", .token = "", .recent = "", .fence_version = NO_VERSION, .row_version = NO_VERSION};
 	if (fence_node_of(fence) == SLOT_NOBODY)
 		return true;
@@ -118,14 +122,14 @@ audit_ask(const char *fence, FenceStatus *status)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Whether that is a difference, which a repair mends. */
+/* Whether the fence differs from its row in a way that a repair corrects. */
 static bool
 differs(FenceRelation relation)
 {
 	return relation == RELATION_BEHIND || relation == RELATION_AHEAD || relation == RELATION_PAYLOAD;
 }
 
-/* Whether both are objects of the same names. */
+/* Whether both are JSON objects with the same names. */
 static bool
 same_names(JsonbContainer *a, JsonbContainer *b)
 {
@@ -157,8 +161,8 @@ row_now(const Domain *domain, const char *key, Datum *row, int64 *version)
 }
 
 /*
- * Whether the payload is a row of the domain, as this extension writes them, and not the row that has the fence's version now. What is
- * of another form is the affair of who put it.
+ * Whether the payload has the form in which this extension writes the domain's rows, but differs from the row that
+ * has the fence's version now. Clients may put payloads of another form; the audit does not judge these.
  */
 static bool
 payload_differs(const Domain *domain, const char *key, const FenceStatus *status)
@@ -174,7 +178,10 @@ payload_differs(const Domain *domain, const char *key, const FenceStatus *status
 		compareJsonbContainers(&DatumGetJsonbP(cached)->root, &DatumGetJsonbP(row)->root) != 0;
 }
 
-/* While anything is pending no reader trusts the fence: then it is no anomaly that it differs from the row. */
+/*
+ * How fence and row relate. While anything is pending, no reader trusts the fence, so a difference is not an anomaly
+ * then.
+ */
 static FenceRelation
 relation_of(const Domain *domain, const char *key, const FenceStatus *status)
 {
@@ -185,7 +192,7 @@ relation_of(const Domain *domain, const char *key, const FenceStatus *status)
 		return RELATION_PENDING;
 	if (status->fence_version == NO_VERSION)
 		return RELATION_MISSING;
-	/* whatever its version: tombstones are forgotten */
+	/* Do not compare versions here: the tombstone that gave the fence its version may have been pruned. */
 	if (domain->cache_absent && status->payload && strcmp(status->payload, PAYLOAD_ABSENT) == 0)
 		return row_now(domain, key, &row, &version) ? RELATION_BEHIND : RELATION_EQUAL;
 	if (status->fence_version == status->row_version)
@@ -215,7 +222,7 @@ audit_key(const Domain *domain, const char *key, FenceStatus *status)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* It was so with nothing pending, in the moment of the repair. */
+/* Warns of a fence that differed from its row at the moment of the repair, although nothing was pending. */
 static void
 warn_of_broken_promise(const Domain *domain, const char *key, const FenceStatus *status)
 {
@@ -306,7 +313,7 @@ audit_last_repair(const char *fence, FenceRepair *repair)
 	return found;
 }
 
-/* The same for one of a sample. */
+/* Compares the fence of one key of a sample, counts the result, and repairs the fence if asked to. */
 static FenceRelation
 audit_one(const Domain *domain, const char *key, bool repair)
 {
@@ -326,7 +333,7 @@ void
 audit_sample(const Domain *domain, double fraction, int most, bool repair, int64 counts[RELATION_COUNT])
 {
 	MemoryContext caller = CurrentMemoryContext;
-	MemoryContext context;		/* of one key: payloads may be large */
+	MemoryContext context;		/* for one key at a time, because payloads may be large */
 	List	   *keys;
 	ListCell   *cell;
 

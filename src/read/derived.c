@@ -2,16 +2,19 @@
  * read/derived.c
  *	  Values computed from rows of several domains: fence.define_derived, fence.read_derived.
  *
- * Owns: the catalogue fence.derived; the values in Redis. One is a statement: computed from these sources, each with a token
- * and a version, it is this (calls.h has its form). That stays true for ever, so anybody may store it; it is a hit iff all of its
- * sources are current (doc/protocol.md, "Several keys"). It lies in the slot of its first source.
+ * Owns: the table fence.derived, and the derived values in Redis.
+ * Locks: AccessShareLock to read that table, RowExclusiveLock to write it, kept until the end of the transaction.
+ * Never: runs the user's function with other rights than those of its owner, or with the caller's search_path. Others
+ * are served what the function computes, and a reader must not run another user's code with his own rights.
  *
- * Tokens are taken before the snapshot in which the sources are read and the value is computed, versions in it. The sources are put
- * as any reader puts rows, so that there is something to be current.
+ * A derived value in Redis names its sources, each with a token and a version, and the result that was computed from
+ * them (calls.h has the form). Such a statement stays true for ever, so any reader may store it. The value is a hit
+ * if and only if all of its sources are still current (doc/protocol.md, "Several keys"). It is in the slot of its
+ * first source.
  *
- * Locks: AccessShareLock to read the catalogue, RowExclusiveLock to write it, kept to the end.
- * Must never: run the user's function with other rights than those of its owner, or with the caller's search_path: what it
- * computes is served to others, and whoever reads it must not run another's code with rights of his own.
+ * To compute a value, a reader first gets the tokens of the sources from Redis. Then it takes a snapshot, in which it
+ * reads the sources with their versions and calls the function. It puts the sources like any other reader, so that
+ * later readers find current fences.
  */
 #include "postgres.h"
 
@@ -42,18 +45,21 @@
 #include "utils/varlena.h"
 
 #include "base/compat.h"
+#include "base/key_text.h"
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/utf8.h"
+#include "base/word.h"
 #include "domain/argument.h"
+#include "domain/catalog.h"
 #include "domain/key.h"
 #include "domain/plain_json.h"
 #include "domain/row.h"
+#include "domain/sql_function.h"
 #include "domain/tombstone.h"
 #include "read/many.h"
 #include "read/reader.h"
 #include "send/coordinator.h"
-#include "write/functions.h"
 
 PG_FUNCTION_INFO_V1(fence_define_derived);
 PG_FUNCTION_INFO_V1(fence_drop_derived);
@@ -75,11 +81,11 @@ typedef enum DerivedColumn
 typedef struct Definition
 {
 	char	   *name;
-	int64		id;				/* of this definition: another one draws another */
+	int64		id;				/* a new definition of the same name gets a new id */
 	char	   *compute;		/* the function with its argument types, all qualified */
 	int			nsources;
 	char	  **sources;		/* see parse_source */
-	int64		ttl_ms;			/* 0: none */
+	int64		ttl_ms;			/* time to live in Redis; 0: not given */
 } Definition;
 
 /* A derived value with these arguments */
@@ -90,7 +96,7 @@ typedef struct Derivation
 	int			nargs;
 	Oid		   *types;
 	Datum	   *values;
-	char	  **texts;			/* of the arguments, whatever the session's settings */
+	char	  **texts;			/* the arguments as text, which does not depend on the session's settings */
 	int			nsources;
 	ManyItem   *sources;
 	char	   *value;			/* its name in Redis */
@@ -148,7 +154,7 @@ load_definition(const char *name)
 	definition->compute = TextDatumGetCString(values[DERIVED_COMPUTE]);
 	definition->sources = texts_of_array(DatumGetArrayTypePCopy(values[DERIVED_SOURCES]), &definition->nsources);
 	if (!nulls[DERIVED_TTL])
-		definition->ttl_ms = reader_interval_ms(DatumGetIntervalP(values[DERIVED_TTL]));
+		definition->ttl_ms = ttl_ms_of(DatumGetIntervalP(values[DERIVED_TTL]));
 	table_close(table, AccessShareLock);
 	return definition;
 }
@@ -164,7 +170,7 @@ raise_malformed(const char *text)
 			 errhint("For example: room($1) or setting(default).")));
 }
 
-/* One part of a source's key: "$2" or percent-encoded text. texts: of the arguments, or NULL. */
+/* Parses one part of a source's key: "$2", or percent-encoded text. texts: the arguments as text; NULL: only checks. */
 static Argument
 parse_part(const char *source, const char *part, int nargs, char **texts)
 {
@@ -189,8 +195,8 @@ parse_part(const char *source, const char *part, int nargs, char **texts)
 }
 
 /*
- * "domain(part,part)", or "domain": its key is then the first arguments. Sets the parts of the key, of which there are as many as
- * the key has columns. texts NULL: only checks.
+ * Parses a source: "domain(part,part)", or "domain", whose key is then made of the first arguments. Sets the parts of
+ * the key, one for each key column. texts NULL: only checks.
  */
 static Domain *
 parse_source(const char *source, int nargs, char **texts, Argument **parts)
@@ -232,7 +238,10 @@ function_owner(Oid function)
 	return owner;
 }
 
-/* What is computed by it is kept and served: it must depend on nothing but its arguments and one snapshot. */
+/*
+ * Raises an error unless the result of the function depends only on its arguments and one snapshot, because it is
+ * kept and served.
+ */
 static void
 check_function(Oid function)
 {
@@ -249,8 +258,9 @@ check_function(Oid function)
 }
 
 /*
- * A search_path of the function's own must put pg_temp behind everything else, and not begin with a schema of the caller's:
- * who reads the value first could give names of types and tables another meaning, for all who are served the value.
+ * If the function sets its own search_path, pg_temp must be last in it, and the path must not depend on the caller
+ * ("$user"). Otherwise the first reader could give names of types and tables another meaning, for everybody who is
+ * served the value.
  */
 static void
 check_own_search_path(Oid function)
@@ -316,7 +326,10 @@ find_to_change(Relation table, const char *name)
 	return fence_table_find(table, DERIVED_NAME, F_TEXTEQ, CStringGetTextDatum(name));
 }
 
-/* Another definition of the name takes the place of the former one, with an id of its own: nothing it stored is used. */
+/*
+ * A new definition replaces the former one of that name. It has an id of its own, so values of the former one are not
+ * used.
+ */
 Datum
 fence_define_derived(PG_FUNCTION_ARGS)
 {
@@ -339,7 +352,7 @@ fence_define_derived(PG_FUNCTION_ARGS)
 					 errmsg("name, sources and function must not be null")));
 	function = PG_GETARG_OID(2);
 	sources = texts_of_array(PG_GETARG_ARRAYTYPE_P(1), &nsources);
-	/* it will run with the rights of its owner */
+	/* The function will run with the rights of its owner, so only its owner may define a value with it. */
 	if (!has_privs_of_role(GetUserId(), function_owner(function)))
 		aclcheck_error(ACLCHECK_NOT_OWNER, OBJECT_FUNCTION, get_func_name(function));
 	check_function(function);
@@ -347,7 +360,7 @@ fence_define_derived(PG_FUNCTION_ARGS)
 	(void) get_func_signature(function, &types, &nargs);
 	check_sources(nsources, sources, nargs);
 	if (!PG_ARGISNULL(3))
-		(void) reader_interval_ms(PG_GETARG_INTERVAL_P(3));
+		(void) ttl_ms_of(PG_GETARG_INTERVAL_P(3));
 
 	table = fence_table_open("derived", RowExclusiveLock);
 	values[DERIVED_NAME - 1] = PG_GETARG_DATUM(0);
@@ -363,7 +376,7 @@ fence_define_derived(PG_FUNCTION_ARGS)
 	else
 		CatalogTupleInsert(table, new);
 	table_close(table, NoLock);
-	CommandCounterIncrement();	/* a second call in the same statement sees it */
+	CommandCounterIncrement();	/* so that a second call in the same statement sees the row */
 	PG_RETURN_VOID();
 }
 
@@ -387,7 +400,10 @@ fence_drop_derived(PG_FUNCTION_ARGS)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* The text of argument i for the input function of the parameter's type; in the settings of row_use_standard_settings. */
+/*
+ * The text of argument i, for the input function of the parameter's type. The caller has called
+ * row_use_standard_settings.
+ */
 static char *
 argument_of_function(const Derivation *d, int i, const Argument *given)
 {
@@ -416,7 +432,7 @@ argument_of_function(const Derivation *d, int i, const Argument *given)
 			 errhint("Cast it to that type.")));
 }
 
-/* Parses the arguments by the function's types and prints them: one text for each value. */
+/* Converts the arguments to the function's types, and back to text. So each value has exactly one text. */
 static void
 resolve_arguments(Derivation *d, const Argument *given, int ngiven)
 {
@@ -483,8 +499,8 @@ value_name(const Derivation *d)
 }
 
 /*
- * Everything about the value that arguments 0 (name) and those from 1 on mean. Who may not read all the sources, or
- * not run the function, may not have its results either.
+ * Finds the derived value that the arguments name: argument 0 is its name, the others are its arguments. Raises an
+ * error if the user may not read all sources or not run the function, because he may not have its results either.
  */
 static void
 derivation_arguments(FunctionCallInfo fcinfo, Derivation *d)
@@ -528,8 +544,8 @@ fence_derived_keys(PG_FUNCTION_ARGS)
  */
 
 /*
- * What other processes have to be asked for: takes token and version of each source from the record. Returns the JSON text; NULL:
- * it is not of exactly these sources.
+ * Copies token and version of each source from the stored record into d->sources, so that the caller can check them.
+ * Returns the JSON text of the value. NULL: the record does not have exactly these sources.
  */
 static char *
 take_stored_sources(Derivation *d, char *record)
@@ -579,7 +595,7 @@ read_stored(Derivation *d, Datum *result)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Calls the function in that snapshot, with the rights and settings that are now; JSON text, or NULL. */
+/* Calls the function in that snapshot, with the present rights and settings. Returns JSON text, or NULL. */
 static char *
 call_function(const Derivation *d, Snapshot snapshot)
 {
@@ -605,9 +621,10 @@ call_function(const Derivation *d, Snapshot snapshot)
 }
 
 /*
- * The value for everybody: names in the function mean the same whoever calls it. pg_temp is searched last, and a table that
- * is found there, because there is none of its name elsewhere, is refused. It runs with the rights of the function's owner, so that
- * what is served does not depend on who asked first, and nobody who reads a value runs another's code with rights of his own.
+ * Computes the value that all readers are served. Names in the function mean the same whoever calls it: pg_temp is
+ * searched last, and the result is refused if the function has used a temporary table. The function runs with the
+ * rights of its owner. So the value does not depend on which reader came first, and no reader runs another user's
+ * code with his own rights.
  */
 static char *
 compute(const Derivation *d, Snapshot snapshot)
@@ -619,7 +636,7 @@ compute(const Derivation *d, Snapshot snapshot)
 	bool		temporary = false;
 	char	   *text = NULL;
 
-	check_own_search_path(d->function);		/* it may have been altered */
+	check_own_search_path(d->function);		/* again, because ALTER FUNCTION may have changed it */
 	row_use_standard_settings();
 	MyXactFlags &= ~XACT_FLAGS_ACCESSEDTEMPNAMESPACE;
 	GetUserIdAndSecContext(&reader, &context);
@@ -645,7 +662,10 @@ compute(const Derivation *d, Snapshot snapshot)
 	return text;
 }
 
-/* Whether every source has a token from before the snapshot, and a version in it: one that has no row may have none. */
+/*
+ * Whether every source has a token from before the snapshot, and a version in it. A source that has no row may have
+ * no version.
+ */
 static bool
 all_known(const Derivation *d)
 {
@@ -676,7 +696,7 @@ store(const Derivation *d, const char *text)
 		freeReplyObject(reply);
 }
 
-/* Sources are asked for first, then read and computed from in one snapshot. */
+/* Gets the tokens of the sources first. Then reads the sources and computes the value in one snapshot. */
 static char *
 recompute(Derivation *d, bool fill)
 {
@@ -697,7 +717,7 @@ recompute(Derivation *d, bool fill)
 	return text;
 }
 
-/* A value that is null is stored as JSON's null. */
+/* SQL's NULL for JSON's null, because a value that is NULL is stored as JSON's null. */
 static Datum
 json_or_null(FunctionCallInfo fcinfo, Datum jsonb)
 {

@@ -1,11 +1,15 @@
 /*
  * read/many.c
- *	  Strong reads, of one key or of several that agree; fence.get_many and fence.read_many; see many.h.
+ *	  Strong reads, of one key or of several keys that agree: fence.get_many and fence.read_many; see many.h.
  *
- * Owns: the strong read (doc/protocol.md, "Reading"): what the fences hold, and then, on the same connection, their domains'
- * permits. One round trip for all fences of a place, which is one moment. Hits of several moments agree if those of all
- * moments but the last are found unchanged after it. If any is no hit, all are read from PostgreSQL in one snapshot.
- * Must never: put what was read in a snapshot that is older than the permit.
+ * Owns: the strong read (doc/protocol.md, "Reading").
+ * Locks: fence_shared->lock, for a look only; the locks of a SELECT on the table.
+ * Never: puts a row that it has read in a snapshot older than the permit.
+ *
+ * A read gets the fences with MGET, and then, on the same connection, the permits of their domains. One round trip
+ * serves all fences of one place: those for which coordinator_same_place is true. All fences of a round trip are read
+ * at one moment. If a read takes several round trips, its hits agree if all fences but those of the last round trip
+ * are found unchanged after it. If any key is no hit, all rows are read from PostgreSQL in one snapshot.
  */
 #include "postgres.h"
 
@@ -19,9 +23,11 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
+#include "base/key_text.h"
 #include "base/metrics.h"
 #include "base/settings.h"
 #include "base/shared.h"
+#include "base/word.h"
 #include "domain/key.h"
 #include "domain/row.h"
 #include "domain/tombstone.h"
@@ -32,9 +38,9 @@
 PG_FUNCTION_INFO_V1(fence_get_many);
 PG_FUNCTION_INFO_V1(fence_read_many);
 
-#define MANY_MOST 1000			/* fences of one read: retries and a snapshot should stay short */
-#define GROUP_MOST 100			/* fences of one round trip: Redis does nothing else meanwhile */
-#define BACKOFF_MOST 10000000	/* microseconds of one pause */
+#define MAX_KEYS 1000			/* maximum fences of one read, because retries and a snapshot should stay short */
+#define MAX_GROUP 100			/* maximum fences of one round trip, because Redis does nothing else meanwhile */
+#define MAX_BACKOFF_US 10000000	/* maximum microseconds of one pause */
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Asking Redis
@@ -49,7 +55,10 @@ many_status_name(GetStatus status)
 	return names[status];
 }
 
-/* The status to give without asking Redis, while fences are not OPEN: whether Redis is away. */
+/*
+ * The status of an answer that is given without asking Redis, while fences are not OPEN. It tells whether Redis is
+ * unreachable.
+ */
 static GetStatus
 closed_status(void)
 {
@@ -62,7 +71,10 @@ closed_status(void)
 	return reachable ? GET_UNARMED : GET_UNAVAILABLE;
 }
 
-/* Whether Redis is to be asked; else *closed. On a standby, whose fences are never OPEN, that is the primary's word. */
+/*
+ * Whether a read may ask Redis; if not, *closed is its status. On a standby the word is never OPEN, because the primary
+ * arms Redis; there a read asks if Redis is reachable.
+ */
 static bool
 may_ask(GetStatus *closed)
 {
@@ -73,7 +85,7 @@ may_ask(GetStatus *closed)
 	return RecoveryInProgress() && *closed == GET_UNARMED;
 }
 
-/* Redis counts what fence_get answers; this is for all else. */
+/* Counts an answer in the metrics, unless it came from fence_get, whose answers Redis counts itself. */
 static void
 count_answer(const ManyItem *item)
 {
@@ -90,15 +102,15 @@ count_answer(const ManyItem *item)
 }
 
 /*
- * The next group of items that one round trip may be about: sets their indexes in group, marks them in done. Returns how many,
- * 0 when all are done.
+ * Finds the next group of items for one round trip: puts their indexes into group, and marks them in done. Returns
+ * their number; 0: all items are done.
  */
 static int
 next_group(int n, const ManyItem *items, bool *done, int *group)
 {
 	int			size = 0;
 
-	for (int i = 0; i < n && size < GROUP_MOST; i++)
+	for (int i = 0; i < n && size < MAX_GROUP; i++)
 	{
 		if (done[i] || (size > 0 && !coordinator_same_place(items[group[0]].fence, items[i].fence)))
 			continue;
@@ -131,7 +143,10 @@ take_permit(GetAnswer *answer, const char *permit)
 	answer->token = pnstrdup(permit, calls_token_len(permit));
 }
 
-/* What the fence holds, and its domain's permit. stale: takes also what is not current. */
+/*
+ * Makes an answer of what the fence holds and of its domain's permit. stale: keeps the record even if it is not
+ * current.
+ */
 static void
 take_look(GetAnswer *answer, const redisReply *fence, const char *permit, bool stale)
 {
@@ -150,7 +165,7 @@ take_look(GetAnswer *answer, const redisReply *fence, const char *permit, bool s
 		take_record(answer, &record);
 }
 
-/* One round trip for all of the group. False: there is no answer. */
+/* Makes one round trip for all items of the group. False: there is no answer. */
 static bool
 look(ManyItem *items, int size, const int *group, bool stale)
 {
@@ -203,7 +218,7 @@ many_get(int n, ManyItem *items, bool why)
 
 	for (int i = 0; i < n; i++)
 	{
-		/* who holds the slot was not armed: nobody may answer */
+		/* No armed process has the slot, so no process may answer. */
 		done[i] = ask && fence_node_of(items[i].fence) == SLOT_NOBODY;
 		items[i].answer = no_answer(NULL, done[i] ? GET_UNARMED : closed);
 		items[i].moment = 0;
@@ -213,7 +228,7 @@ many_get(int n, ManyItem *items, bool why)
 		moment++;
 		for (int i = 0; i < size; i++)
 			items[group[i]].moment = moment;
-		ask = look(items, size, group, false);	/* one that is no hit decides: the others need not be waited for */
+		ask = look(items, size, group, false);	/* if Redis does not answer, do not wait for the other groups */
 	}
 	why = why && ask;
 	for (int i = 0; i < n; i++)
@@ -233,17 +248,17 @@ many_peek(ManyItem *item)
 		(void) look(item, 1, &group, true);
 }
 
-/* Tells Redis something about an item. False: there is nothing to tell. */
+/* Makes the call for an item. False: the item needs no call. */
 typedef bool (*MakeCall) (const ManyItem *item, Call *call);
 
-/* reply NULL: there is none */
+/* Takes the reply for an item. NULL: there is no reply. */
 typedef void (*TakeReply) (ManyItem *item, const redisReply *reply);
 
-/* One call for each item, those of a place in one round trip. */
+/* Makes one call for each item; the calls for items of one place share a round trip. */
 static void
 ask_each(int n, ManyItem *items, MakeCall make, TakeReply take)
 {
-	int			most = Min(n, GROUP_MOST);
+	int			most = Min(n, MAX_GROUP);
 	bool	   *done = palloc0(sizeof(bool) * n);
 	int		   *group = palloc(sizeof(int) * n);
 	Call	   *calls = palloc(sizeof(Call) * most);
@@ -304,7 +319,7 @@ take_get(ManyItem *item, const redisReply *reply)
 int
 many_ask_why(int n, ManyItem *items, int moment)
 {
-	/* each is a moment of its own */
+	/* Each of these calls has read its fence at a moment of its own. */
 	for (int i = 0; i < n; i++)
 		if (items[i].answer.answered && items[i].answer.status != GET_HIT)
 			items[i].moment = ++moment;
@@ -396,14 +411,17 @@ many_accept(ManyItem *item)
 	if (answer->status != GET_HIT)
 		return false;
 	absent = strcmp(answer->payload, PAYLOAD_ABSENT) == 0;
-	/* where absence is not cached, new rows do not reserve: nobody may have said so */
+	/*
+	 * In a domain without cache_absent an INSERT does not reserve, so a fence that says "no such row" must not be
+	 * believed.
+	 */
 	if (absent ? item->domain->cache_absent : row_value_as_jsonb(answer->payload, answer->payload_len, &item->row))
 	{
 		item->found = !absent;
 		item->version = answer->version;
 		return true;
 	}
-	/* somebody else's value under this name: read past it, leave it alone */
+	/* A client has put a payload that is not a row. Read from PostgreSQL instead, and leave the fence alone. */
 	metrics_add(item->domain->metrics, METRIC_FALLBACK_UNREADABLE, 1);
 	return false;
 }
@@ -427,7 +445,10 @@ many_read_rows(int n, ManyItem *items, Snapshot snapshot)
 		item->found = row_as_jsonb(item->domain, item->key, snapshot, &item->row, &item->version, NULL);
 		if (!item->found && item->domain->cache_absent)
 		{
-			/* looked up later: whatever happened meanwhile, no row has this version */
+			/*
+			 * The tombstone is read after the snapshot was taken. That is safe, because no row ever has a tombstone's
+			 * version.
+			 */
 			item->version = tombstone_look_up(item->domain->id, item->key).tombstone;
 			if (item->version == NO_VERSION)
 				item->version = VERSION_ABSENT;
@@ -435,7 +456,7 @@ many_read_rows(int n, ManyItem *items, Snapshot snapshot)
 	}
 }
 
-/* False: it was refused, or there is nothing that could be put. */
+/* Puts the row of an item. False: Redis has refused it, or there is nothing to put. */
 static bool
 put_row(ManyItem *item)
 {
@@ -481,17 +502,17 @@ many_read_database(int n, ManyItem *items, bool fill)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* The item that a fence's name means; only the one name that writers use. */
+/* The item for the name of a fence. Accepts only the canonical name, which writers use. */
 static ManyItem
 item_of_name(const char *fence)
 {
 	Oid			database;
-	char	   *wire_name;
+	char	   *redis_name;
 	char	   *key;
 	Domain	   *domain = NULL;
 
-	if (key_parse_fence_name(fence, &database, &wire_name, &key))
-		domain = domain_by_wire_name(wire_name);
+	if (key_parse_fence_name(fence, &database, &redis_name, &key))
+		domain = domain_by_redis_name(redis_name);
 	if (domain == NULL || !key_is_canonical(domain, key) || strcmp(key_fence_name(domain, key), fence) != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -510,11 +531,11 @@ items_argument(FunctionCallInfo fcinfo, int *n)
 
 	shared_require();
 	deconstruct_array(PG_GETARG_ARRAYTYPE_P(0), TEXTOID, -1, false, TYPALIGN_INT, &names, &nulls, n);
-	if (*n > MANY_MOST)
+	if (*n > MAX_KEYS)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("too many fences at once"),
-				 errdetail("There are %d; the limit is %d.", *n, MANY_MOST)));
+				 errdetail("There are %d; the limit is %d.", *n, MAX_KEYS)));
 	items = palloc(sizeof(ManyItem) * Max(*n, 1));
 	for (int i = 0; i < *n; i++)
 	{
@@ -555,13 +576,13 @@ fence_get_many(PG_FUNCTION_ARGS)
 
 typedef enum SetState
 {
-	SET_AGREES,					/* all hits, one snapshot */
-	SET_TORN,					/* all hits, but something changed meanwhile */
-	SET_BUSY,					/* a write is on its way */
-	SET_INCOMPLETE				/* PostgreSQL has to be asked in any case */
+	SET_AGREES,					/* all items are hits, and were current together */
+	SET_TORN,					/* all items are hits, but something has changed meanwhile */
+	SET_BUSY,					/* a transaction is writing one of them */
+	SET_INCOMPLETE				/* some item must be read from PostgreSQL in any case */
 } SetState;
 
-/* One try to have them all from the cache. */
+/* Tries once to read all items from the cache. */
 static SetState
 read_cache(int n, ManyItem *items)
 {
@@ -584,7 +605,10 @@ read_cache(int n, ManyItem *items)
 	return SET_AGREES;
 }
 
-/* Tries again after a pause that doubles each time, as long as that may help. */
+/*
+ * Tries to read all items from the cache, again and again while that may help. The pause between two tries doubles
+ * each time.
+ */
 static bool
 read_cache_patiently(int n, ManyItem *items, int retries, int64 pause)
 {
@@ -593,7 +617,7 @@ read_cache_patiently(int n, ManyItem *items, int retries, int64 pause)
 	for (int i = 0; i < retries && (state == SET_TORN || state == SET_BUSY); i++)
 	{
 		fence_pause(pause, wait_event_redis());
-		pause = Min(pause * 2, BACKOFF_MOST);
+		pause = Min(pause * 2, MAX_BACKOFF_US);
 		state = read_cache(n, items);
 	}
 	return state == SET_AGREES;
@@ -604,7 +628,7 @@ backoff_argument(FunctionCallInfo fcinfo, int n)
 {
 	Interval   *backoff = PG_GETARG_INTERVAL_P(n);
 
-	if (backoff->month != 0 || backoff->day != 0 || backoff->time < 0 || backoff->time > BACKOFF_MOST)
+	if (backoff->month != 0 || backoff->day != 0 || backoff->time < 0 || backoff->time > MAX_BACKOFF_US)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("the backoff must be between 0 and 10 seconds")));

@@ -1,36 +1,13 @@
 /*
  * read/many.h
- *	  Strong reads: of several fences, or of one, asked for in as few round trips as their places allow.
+ *	  Strong reads of one or several fences, in as few round trips as possible. All fences of
+ *	  one Redis process, or in a cluster of one slot, share a round trip.
  */
 #ifndef FENCE_MANY_H
 #define FENCE_MANY_H
 
-#include "domain/domain.h"
+#include "read/reader.h"
 #include "utils/snapshot.h"
-
-typedef enum GetStatus
-{
-	GET_HIT,
-	GET_MISS,
-	GET_PENDING,				/* a write is on its way */
-	GET_UNARMED,				/* Redis may not answer for the fence */
-	GET_UNAVAILABLE				/* Redis did not answer */
-} GetStatus;
-
-/* What became known of a fence; strings are palloc'd, NULL where there is nothing to tell. */
-typedef struct GetAnswer
-{
-	GetStatus	status;
-	bool		answered;		/* by Redis */
-	char	   *token;			/* of a hit or a miss */
-	char	   *permit;			/* of a miss: to put what is read from PostgreSQL from now on. NULL on a standby */
-	int			busy_ms;		/* of a miss: how long another reader has to put the value; 0: none has */
-	bool		filler;			/* others have been told to wait until this reader has put the value */
-	int64		version;		/* of a hit; else NO_VERSION */
-	char	   *stamp;			/* of a hit; empty: not known */
-	char	   *payload;		/* of a hit, in UTF-8 */
-	size_t		payload_len;
-} GetAnswer;
 
 /* One of the fences */
 typedef struct ManyItem
@@ -39,58 +16,65 @@ typedef struct ManyItem
 	char	   *key;
 	char	   *fence;			/* its name in Redis */
 	GetAnswer	answer;			/* of many_get */
-	int			moment;			/* of many_get: when it was looked at, from 1 on */
-	bool		found;			/* of many_read_rows or many_accept: there is a row (or group) ... */
-	Datum		row;			/* ... as jsonb */
-	int64		version;		/* ... with this version; without a row: of its absence, if the domain caches that, else NO_VERSION */
+	int			moment;			/* of many_get: number of the round trip that read the fence, from 1 on */
+	bool		found;			/* many_read_rows and many_accept set these three: whether there is a row (or group), */
+	Datum		row;			/* the row as jsonb, */
+	int64		version;		/* its version; without a row, the version of its absence if the domain caches that, else NO_VERSION */
 } ManyItem;
 
-/* The item of a key. */
+/* Makes the item for a key. */
 extern ManyItem many_item(Domain *domain, char *key);
 
 extern const char *many_status_name(GetStatus status);
 
 /*
- * The strong get for all: sets the answers. `why`: what is no hit is asked for once more, which tells pending from a miss, and
- * may tell a reader to wait for another, or make others wait for this one (filler). Returns the last moment: hits
- * of one moment agree. Unless Redis may be asked, it is not: it may hang. Interruptible; waits at most `timeout` for each round trip.
+ * The strong get of all items: sets their answers. `why`: asks once more for each item that is no hit (fence_get).
+ * That tells pending from a miss, may tell this reader to wait for another reader, and may make other readers wait
+ * for this one (filler). Returns the last moment; hits of the same moment agree. It does not ask Redis while fences
+ * are not OPEN, because Redis may hang. Interruptible; waits at most `timeout` for each round trip.
  */
 extern int	many_get(int n, ManyItem *items, bool why);
 
-/* Asks again for those that were no hits; moment: the last one until now. Returns the last one. */
+/* Asks once more for each item that is no hit. moment: the last one so far. Returns the last one now. */
 extern int	many_ask_why(int n, ManyItem *items, int moment);
 
-/* What is stored, current (then a hit) or not: sets one answer, whatever the state of the fences. */
+/* Reads what is stored under one fence, current (then it is a hit) or not, and also while fences are not OPEN. */
 extern void many_peek(ManyItem *item);
 
 /*
- * Whether the tokens and versions in the answers are current, except of items of that moment (0: of all): false also if Redis could
- * not be asked.
+ * Whether the tokens and versions in the answers are still current. Skips items of that moment (0: skips none). False
+ * also if Redis could not be asked.
  */
 extern bool many_check(int n, ManyItem *items, int moment);
 
-/* Whether the item is a hit that can be used: sets found, row and version then. */
+/* Whether the item is a hit with a usable payload. Then this sets found, row and version. */
 extern bool many_accept(ManyItem *item);
 
 /*
- * The snapshot to read PostgreSQL in after many_get: registered, for the caller to unregister. *may_put: it is new enough
- * for what is read in it to be put.
+ * Takes a snapshot in which to read PostgreSQL after many_get, and registers it; the caller unregisters it. *may_put:
+ * the snapshot is newer than the permits, so rows that are read in it may be put.
  */
 extern Snapshot many_snapshot(bool *may_put);
 
-/* Reads all rows in that snapshot. */
+/* Reads the rows of all items in that snapshot. */
 extern void many_read_rows(int n, ManyItem *items, Snapshot snapshot);
 
-/* Puts what was read where the answer was a miss; who was told to wait for more need not. False: something was refused. */
+/*
+ * Puts the rows of those items whose answer was a miss, and releases readers that wait for any other item. False:
+ * Redis has refused some row.
+ */
 extern bool many_put_rows(int n, ManyItem *items);
 
-/* The source of truth: reads all rows in one snapshot. fill: puts what was missing in the cache, if the snapshot is new enough. */
+/*
+ * Reads all rows from PostgreSQL in one snapshot. fill: also puts those that the cache did not have, if the snapshot
+ * is new enough.
+ */
 extern void many_read_database(int n, ManyItem *items, bool fill);
 
-/* Those who were told to wait for this reader need not. */
+/* Tells Redis that other readers need not wait for this one. */
 extern void many_release(int n, ManyItem *items);
 
-/* Whether this transaction has written in one of the domains: then it fills no cache from what it reads there. */
+/* Whether this transaction has written in one of the domains. Then it must not put what it reads there. */
 extern bool many_written(int n, ManyItem *items);
 
 #endif

@@ -1,10 +1,6 @@
 /*
  * read/reader.c
- *	  The SQL-callable functions of readers, and what other ways of reading share with them (reader.h).
- *
- * Owns: the rules for those who read through SQL and fill (doc/clients.md, "Rules"): PostgreSQL is read after get
- * answered, in a snapshot taken after it; an older snapshot may be used, never put; a transaction that has written in
- * a domain fills no cache of it.
+ *	  What all SQL functions that read share: privileges, conversion of answers, putting a value; see reader.h.
  */
 #include "postgres.h"
 
@@ -20,32 +16,18 @@
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/rls.h"
-#include "utils/snapmgr.h"
-#include "utils/timestamp.h"
 
 #include "base/compat.h"
-#include "base/metrics.h"
-#include "base/settings.h"
-#include "base/shared.h"
 #include "base/utf8.h"
-#include "domain/key.h"
 #include "domain/tombstone.h"
 #include "read/reader.h"
-#include "read/standby.h"
 #include "send/coordinator.h"
-#include "send/ledger.h"
-#include "write/functions.h"
-
-PG_FUNCTION_INFO_V1(fence_group_version);
-PG_FUNCTION_INFO_V1(fence_get);
-PG_FUNCTION_INFO_V1(fence_read);
-PG_FUNCTION_INFO_V1(fence_put);
-PG_FUNCTION_INFO_V1(fence_peek);
 
 /*
- * Whether the user may call this function of schema fence, which has these arguments and then key values. Each such function is
- * there twice (argument.c), and who may call one of the two can do with it all that the other does. They are looked up by all of their types:
- * of other functions of the name, whoever made them, none counts.
+ * Whether the user may call this function of schema fence, whose arguments have these types and are followed by key
+ * values. Each such function exists in two variants (argument.c). EXECUTE on either variant suffices, because both
+ * can do the same. This looks them up by all of their argument types, so that a function of the same name that
+ * somebody else has made does not count.
  */
 static bool
 may_call(char *name, int ntypes, const Oid *types)
@@ -76,10 +58,27 @@ may_write_anything(void)
 	return may_call("put", lengthof(put), put) || may_call("begin_write", lengthof(begin_write), begin_write);
 }
 
+static void
+require_table(const Domain *domain, Oid relid)
+{
+	Oid			schema = get_rel_namespace(relid);
+
+	/* A query that names the table needs USAGE on its schema too. Without it, SELECT on the table does not suffice. */
+	if (object_aclcheck(NamespaceRelationId, schema, GetUserId(), ACL_USAGE) != ACLCHECK_OK)
+		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_SCHEMA, get_namespace_name(schema));
+	if (pg_class_aclcheck(relid, GetUserId(), ACL_SELECT) != ACLCHECK_OK)
+		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_TABLE, get_rel_name(relid));
+	if (check_enable_rls(relid, InvalidOid, true) == RLS_ENABLED)
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("cannot read domain \"%s\" through the cache because row-level security applies to you", domain->name),
+				 errhint("Read the table itself.")));
+}
+
 void
 reader_require(const Domain *domain)
 {
-	Oid			schema;
+	ListCell   *lc;
 
 	if (!OidIsValid(domain->relid))
 	{
@@ -91,17 +90,8 @@ reader_require(const Domain *domain)
 					 errhint("GRANT EXECUTE ON FUNCTION fence.begin_write(text, bigint, text[]), or fence.put, to the role.")));
 		return;
 	}
-	/* as if he named the table: who is not let into a schema may have SELECT on all that is in it */
-	schema = get_rel_namespace(domain->relid);
-	if (object_aclcheck(NamespaceRelationId, schema, GetUserId(), ACL_USAGE) != ACLCHECK_OK)
-		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_SCHEMA, get_namespace_name(schema));
-	if (pg_class_aclcheck(domain->relid, GetUserId(), ACL_SELECT) != ACLCHECK_OK)
-		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_TABLE, get_rel_name(domain->relid));
-	if (check_enable_rls(domain->relid, InvalidOid, true) == RLS_ENABLED)
-		ereport(ERROR,
-				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("cannot read domain \"%s\" through the cache because row-level security applies to you", domain->name),
-				 errhint("Read the table itself.")));
+	foreach(lc, domain->tables ? domain->tables : list_make1_oid(domain->relid))
+		require_table(domain, lfirst_oid(lc));
 }
 
 const char *
@@ -159,87 +149,6 @@ reader_version(int64 version, bool *isnull)
 	return Int64GetDatum(version);
 }
 
-/* In the statement's snapshot, as the rows that are read beside it. */
-Datum
-fence_group_version(PG_FUNCTION_ARGS)
-{
-	Domain	   *domain = domain_argument(fcinfo, 0);
-	char	   *key = key_argument(fcinfo, 1, domain);
-
-	reader_require(domain);
-	if (!domain->version_aside)
-		ereport(ERROR,
-				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
-				 errmsg("domain \"%s\" is no domain of groups", domain->name),
-				 errhint("Read the version column of the row.")));
-	PG_RETURN_INT64(tombstone_group_version(domain->id, key, GetActiveSnapshot()));
-}
-
-Datum
-fence_get(PG_FUNCTION_ARGS)
-{
-	Domain	   *domain = domain_argument(fcinfo, 0);
-	ManyItem	item = many_item(domain, key_argument(fcinfo, 1, domain));
-	Datum		values[4];
-	bool		nulls[4];
-
-	reader_require(domain);
-	(void) many_get(1, &item, true);
-	values[0] = reader_text(many_status_name(item.answer.status), &nulls[0]);
-	values[1] = reader_text(item.answer.permit, &nulls[1]);
-	values[2] = reader_version(item.answer.version, &nulls[2]);
-	values[3] = reader_payload_text(&item.answer, &nulls[3]);
-	PG_RETURN_DATUM(function_row(fcinfo, values, nulls));
-}
-
-#define FILL_PAUSE_US	INT64CONST(1000)	/* between two looks for a value that another reader is about to put: at first */
-#define FILLERS_AWAITED 2		/* if the first one dies, not all that waited for it shall read PostgreSQL at once */
-
-/*
- * The strong get of a reader who has time: while another reader has been asked to put the value, looks again for it, for as
- * long as that reader has, and no longer. Without fill leases a miss needs no second question. Interruptible.
- */
-static void
-patient_get(ManyItem *item)
-{
-	const GetAnswer *answer = &item->answer;
-
-	(void) many_get(1, item, setting_fill_lease > 0);
-	for (int filler = 0; filler < FILLERS_AWAITED && answer->busy_ms > 0; filler++)
-	{
-		int64		deadline = fence_clock() + Min(answer->busy_ms, FILL_LEASE_MAX_MS) * INT64CONST(1000);
-		int64		pause = FILL_PAUSE_US;
-		int64		left;
-
-		while (answer->busy_ms > 0 && (left = deadline - fence_clock()) > 0)
-		{
-			fence_pause(Min(pause, left), wait_event_redis());
-			pause *= 2;
-			(void) many_ask_why(1, item, 0);
-		}
-	}
-}
-
-/* The row of a standby, which may be old: false if it cannot be proven that it is not. */
-static bool
-read_row_of_standby(ManyItem *item)
-{
-	FenceStatus status;
-	bool		may_put;
-	Snapshot	snapshot;
-	bool		proven;
-
-	if (item->answer.status != GET_MISS || !standby_ask(item->fence, &status))
-		return false;
-	snapshot = many_snapshot(&may_put);
-	proven = standby_row(item, &status, snapshot);
-	UnregisterSnapshot(snapshot);
-	item->answer.permit = status.permit;
-	if (proven)
-		(void) many_put_rows(1, item);
-	return proven;
-}
-
 void
 reader_require_primary(void)
 {
@@ -258,98 +167,4 @@ reader_require_source(const Domain *domain)
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
 				 errmsg("domain \"%s\" has no table with a version column to read from", domain->name),
 				 errhint("Use fence.get and fence.put.")));
-}
-
-Datum
-fence_read(PG_FUNCTION_ARGS)
-{
-	Domain	   *domain = domain_argument(fcinfo, 0);
-	ManyItem	item = many_item(domain, key_argument(fcinfo, 1, domain));
-
-	reader_require_source(domain);
-	reader_require(domain);
-	item.answer = (GetAnswer) {.status = GET_UNAVAILABLE};
-	if (ledger_has_written(domain))
-		metrics_add(domain->metrics, METRIC_FALLBACK_OWN_WRITE, 1);
-	else
-		patient_get(&item);
-	if (!many_accept(&item))
-	{
-		if (!RecoveryInProgress())
-			many_read_database(1, &item, true);
-		else if (!read_row_of_standby(&item))
-		{
-			many_release(1, &item);
-			ereport(ERROR,
-					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					 errmsg("this standby cannot tell whether its row of key \"%s\" in domain \"%s\" is current", item.key,
-							domain->name),
-					 errdetail("The cache answered: %s.", many_status_name(item.answer.status)),
-					 errhint("Read from the primary server.")));
-		}
-	}
-	if (!item.found)
-		PG_RETURN_NULL();
-	PG_RETURN_DATUM(item.row);
-}
-
-int64
-reader_interval_ms(const Interval *ttl)
-{
-	int64		ms = interval_ms(ttl);
-
-	if (ms < 0 || ms > TTL_MAX_MS)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("a time to live must be between 0 and 10 years")));
-	return ms;
-}
-
-Datum
-fence_put(PG_FUNCTION_ARGS)
-{
-	Domain	   *domain = domain_argument(fcinfo, 0);
-	char	   *key = key_argument(fcinfo, 5, domain);
-	char	   *payload;
-	const char *answer;
-
-	if (PG_ARGISNULL(1) || PG_ARGISNULL(2) || PG_ARGISNULL(3))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("permit, version and payload must not be null")));
-	if (PG_GETARG_INT64(2) < 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("a version must not be negative")));
-	if (ledger_has_written(domain))
-		PG_RETURN_TEXT_P(cstring_to_text("refused this transaction has written in the domain"));
-	if (RecoveryInProgress())
-		PG_RETURN_TEXT_P(cstring_to_text("refused this server is a standby"));
-	if (WORD_STATE(fence_word_expire()) != FENCE_OPEN)
-		PG_RETURN_TEXT_P(cstring_to_text("refused unarmed"));
-	payload = utf8_of_string(text_to_cstring(PG_GETARG_TEXT_PP(3)));
-	answer = reader_put(key_fence_name(domain, key), text_to_cstring(PG_GETARG_TEXT_PP(1)), PG_GETARG_INT64(2),
-						payload, strlen(payload),
-						PG_ARGISNULL(4) ? domain->ttl_ms : reader_interval_ms(PG_GETARG_INTERVAL_P(4)));
-	PG_RETURN_TEXT_P(cstring_to_text(answer ? answer : "refused unavailable"));
-}
-
-/* The eventual read: it also asks while fences are not OPEN, unless Redis is known to be away, and serves what it finds. */
-Datum
-fence_peek(PG_FUNCTION_ARGS)
-{
-	Domain	   *domain = domain_argument(fcinfo, 0);
-	ManyItem	item = many_item(domain, key_argument(fcinfo, 1, domain));
-	const GetAnswer *found = &item.answer;
-	Datum		values[4];
-	bool		nulls[4];
-
-	reader_require(domain);
-	many_peek(&item);
-	values[0] = reader_text(!found->answered ? "unavailable" : !found->payload ? "none" :
-							found->status == GET_HIT ? "fresh" : "unknown", &nulls[0]);
-	values[1] = reader_version(found->version, &nulls[1]);
-	values[2] = reader_payload_text(found, &nulls[2]);
-	values[3] = reader_text(found->stamp, &nulls[3]);
-	PG_RETURN_DATUM(function_row(fcinfo, values, nulls));
 }

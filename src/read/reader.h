@@ -1,39 +1,64 @@
 /*
  * read/reader.h
- *	  What the ways of reading through SQL share (reader.c, many.c, derived.c).
+ *	  What all SQL functions that read share (single.c, many.c, derived.c): privileges, conversion of answers, putting
+ *	  a value.
  */
 #ifndef FENCE_READER_H
 #define FENCE_READER_H
 
 #include "datatype/timestamp.h"
 #include "domain/domain.h"
-#include "read/many.h"
+
+typedef enum GetStatus
+{
+	GET_HIT,
+	GET_MISS,
+	GET_PENDING,				/* a transaction is writing the row */
+	GET_UNARMED,				/* Redis may not answer for the fence */
+	GET_UNAVAILABLE				/* Redis did not answer */
+} GetStatus;
+
+/* What a read has learned about a fence. Strings are palloc'd; NULL: there is none. */
+typedef struct GetAnswer
+{
+	GetStatus	status;
+	bool		answered;		/* the status comes from Redis */
+	char	   *token;			/* of a hit or a miss */
+	char	   *permit;			/* of a miss: allows to put a row that is read from PostgreSQL from now on. NULL on a standby */
+	int			busy_ms;		/* of a miss: the time that another reader still has to put the value; 0: no reader does */
+	bool		filler;			/* Redis tells other readers to wait until this reader has put the value */
+	int64		version;		/* of a hit; else NO_VERSION */
+	char	   *stamp;			/* of a hit: the transaction that has written it; empty: not known */
+	char	   *payload;		/* of a hit, in UTF-8 */
+	size_t		payload_len;
+} GetAnswer;
 
 /*
- * Raises 42501 unless the current user may name the domain's table and read all of it: Redis knows neither columns nor policies. A
- * domain without a table is for those who may write it: who has EXECUTE on fence.put or fence.begin_write.
+ * Raises 42501 unless the current user may read the whole table of the domain, because Redis knows neither privileges
+ * on columns nor row security. In a domain without a table, the user needs EXECUTE on fence.put or fence.begin_write
+ * instead.
  */
 extern void reader_require(const Domain *domain);
 
 /* Raises 55000 during recovery. */
 extern void reader_require_primary(void);
 
-/* Raises 42809 for a domain whose versions PostgreSQL does not know. */
+/* Raises 42809 for a domain whose rows and versions are not in PostgreSQL. */
 extern void reader_require_source(const Domain *domain);
 
-/* The payload as a Datum; raises 22021 if it is no text in this database's encoding. */
+/* The payload as a text Datum. Raises 22021 if it is not valid text in this database's encoding. */
 extern Datum reader_payload_text(const GetAnswer *answer, bool *isnull);
 
-/* A word of Redis, or a version, as a Datum: NULL if there is none. */
+/* A word of Redis, or a version, as a Datum. *isnull: there is none. */
 extern Datum reader_text(const char *s, bool *isnull);
 extern Datum reader_version(int64 version, bool *isnull);
 
-/* A time to live in milliseconds; raises 22023 if it is below 0 or above 10 years. */
-extern int64 reader_interval_ms(const Interval *ttl);
-
 #define PAYLOAD_MAX_BYTES (4 * 1024 * 1024)	/* fence.lua refuses longer ones too */
 
-/* fence_put of a payload in UTF-8: "stored", or "refused" and why. ttl_ms 0: the default. NULL: Redis could not be asked. */
+/*
+ * Puts a payload in UTF-8 into the cache. ttl_ms 0: the default. Returns "stored", or "refused" with the reason;
+ * NULL: Redis could not be asked.
+ */
 extern const char *reader_put(const char *fence, const char *permit, int64 version, const char *payload, size_t payload_len,
 							  int64 ttl_ms);
 

@@ -2,22 +2,30 @@
  * read/standby.c
  *	  Strong reads on a hot standby; see standby.h.
  *
- * Owns: the rule of doc/protocol.md, "Reading on a standby". A standby's row may be used if the transaction that wrote it is the
- * one that committed what is newest, and nothing is pending. Redis knows that one as long as nothing else has ended since.
- * Versions prove nothing: they restart when a table is truncated, so an old row of a standby that lags may have a higher one.
- * Nor does the stamp alone: another history (a standby that got more than the one that was promoted) may use the same
- * number of a transaction again.
+ * Owns: the rule of doc/protocol.md, "Reading on a standby". A reader may use a standby's row if the transaction that
+ * wrote it is the last one that has committed this row, and nothing is pending. Redis remembers that transaction
+ * until the row is reserved again.
+ * Locks: none.
+ *
+ * The row's version proves nothing. Versions restart when a table is truncated, so an old row on a standby that lags
+ * may have a higher version than the newest row. The stamp alone proves nothing either. On another timeline (of a
+ * standby that had received more than the one that was promoted) the same transaction ID may belong to another
+ * transaction.
  */
 #include "postgres.h"
 
 #include "access/xlogrecovery.h"
 
 #include "domain/row.h"
+#include "read/many.h"
 #include "read/standby.h"
 #include "redis/library.h"
 #include "send/coordinator.h"
 
-/* Whether the process that holds the fence was armed by this cluster on the timeline that is replayed here; in which epoch. */
+/*
+ * Whether this cluster armed the process that has the fence, on the timeline that this standby replays. Sets the
+ * epoch.
+ */
 static bool
 same_history(const char *fence, uint32 *epoch)
 {
@@ -47,7 +55,10 @@ standby_ask(const char *fence, FenceStatus *status)
 {
 	uint32		epoch;
 
-	/* a token begins with its epoch's number: had another epoch begun between the two answers, it would be another one */
+	/*
+	 * A token begins with the number of its epoch. So compare it, in case that another epoch has begun between the
+	 * two answers.
+	 */
 	return same_history(fence, &epoch) && audit_ask(fence, status) &&
 		status->armed && status->pending == 0 && status->recent[0] != '\0' &&
 		strtoul(status->permit, NULL, 10) == epoch;

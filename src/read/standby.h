@@ -1,6 +1,6 @@
 /*
  * read/standby.h
- *	  Strong reads on a hot standby, whose rows may be old: which of them may be used.
+ *	  Strong reads on a hot standby. Its rows may be old, so these functions tell which row a reader may use.
  */
 #ifndef FENCE_STANDBY_H
 #define FENCE_STANDBY_H
@@ -9,15 +9,15 @@
 #include "read/many.h"
 
 /*
- * Whether whoever holds the fence in Redis vouches for it now, for the very history that this standby replays, with nothing pending,
- * and knows who wrote its row (status->recent). To be followed by a look at the row. Interruptible; waits for Redis no longer
- * than twice the `timeout`.
+ * Asks Redis which transaction has committed the row last (status->recent). True: Redis knows it, nothing is pending,
+ * and the process is armed by this cluster on the timeline that this standby replays. The caller then calls
+ * standby_row. Interruptible; waits for Redis at most twice the `timeout`.
  */
 extern bool standby_ask(const char *fence, FenceStatus *status);
 
 /*
- * Reads the item's row in a snapshot taken after standby_ask. False: it is not the one that the transaction of status->recent
- * wrote, or that cannot be told.
+ * Reads the item's row in a snapshot taken after standby_ask. False: the transaction of status->recent has not
+ * written this row, or that cannot be determined.
  */
 extern bool standby_row(ManyItem *item, const FenceStatus *status, Snapshot snapshot);
 

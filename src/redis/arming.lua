@@ -1,19 +1,22 @@
 
 -- =================================================================================================================
 -- Arming: who this process is, and for which epoch, lease, slots and attachments it may answer (doc/protocol.md).
--- The build joins this file to fence.lua, whose tables it fills in: spaces, headers, and each space's armed and slots.
--- PostgreSQL's keeper calls hello, arm and renew, whoever attaches calls announce.
+--
+-- Owns: `identity`, and the entries of `spaces` and `headers`, each space's `armed` and `slots`. The build joins this
+-- file to fence.lua, which declares these tables. PostgreSQL's keeper calls hello, arm, renew and disarm. The backend
+-- that attaches a table, and the workers of the keeper, call announce.
 -- =================================================================================================================
 
 do
 
-local MAX_NONCE = 16                   -- digits
+local MAX_NONCE = 16                   -- hexadecimal digits
 
 local function epoch_number(epoch)
   return whole(match(epoch, '^(%d+)%-%x+$') or '')
 end
 
--- The slots of arm and renew, "a-b,c,d-e", 'none', or '' for all: {[slot] = true}, or false for all; nil if malformed.
+-- Parses the slots of arm and renew: "a-b,c,d-e", 'none', or '' for all. Returns {[slot] = true}, or false for all
+-- slots; nil if malformed.
 local function parse_slots(text)
   if text == '' or text == '0-16383' then return false end
   local slots = {}
@@ -28,7 +31,7 @@ local function parse_slots(text)
 end
 
 -- hello | namespace nonce -> identity, time, role, library version, owner, timeline, epoch, until
--- The last four are empty if this process was never armed for the namespace.
+-- The last four are empty if this process was never armed for the namespace. The first hello sets the identity.
 local function hello(_, args)
   if #args ~= 2 or not find(args[1], '^[%w_.-]+$') or not find(args[2], '^%x+$') or #args[2] > MAX_NONCE then
     return bad('fence_hello', 'expected a namespace and a nonce of up to 16 hexadecimal digits')
@@ -44,15 +47,15 @@ local function hello(_, args)
   return reply
 end
 
--- What attach's publish means here: notify is PostgreSQL's affair.
+-- What attach's option `publish` means for Redis. PostgreSQL itself sends NOTIFY.
 local PUBLISH = { none = false, notify = false, pubsub = 'pubsub', stream = 'stream' }
 
--- False: that attachment is taken for ended.
+-- Attaches a domain. Returns false if this attachment is known to have ended.
 local function attach_domain(space, name, id, publish_how)
   local d = domain_of(space, name)
   if id <= d.ended then return false end
   if d.id and id <= d.id then return true end
-  -- another attachment of the name, or writes that passed its triggers by: nothing of before is trusted
+  -- The name was attached before, or writes may have bypassed its triggers. So no earlier fence may count as current.
   if d.id or d.withdrawn then new_token(space, d) end
   d.id, d.withdrawn, d.publish = id, nil, PUBLISH[publish_how]
   if d.publish then space.events = true end
@@ -60,7 +63,7 @@ local function attach_domain(space, name, id, publish_how)
   return true
 end
 
--- Writes may pass the triggers of that attachment by: its readers are told unarmed until it is announced again.
+-- Writes may bypass the triggers of this attachment. Until it is announced again, its readers get "unarmed".
 local function withdraw_domain(space, name, id)
   local d = domain_of(space, name)
   if d.id ~= id then return end
@@ -69,33 +72,34 @@ local function withdraw_domain(space, name, id)
   set_gate(d)
 end
 
--- What the functions go by, from "ttl_ms fill_ms stream_max grant", or nil. ttl_ms: how long a fence lives if whoever
--- puts it does not say; as text, for Redis writes a number of Lua as text with great care, again in every call. grant:
--- see renew.
+-- Parses the settings of the functions, "ttl_ms fill_ms stream_max grant". Returns nil if malformed. ttl_ms is the
+-- default time to live of a fence. It stays a text, because Redis would convert a Lua number to text in every call, and
+-- does so with great care. grant: see renew.
 local function parse_settings(text)
   local ttl, fill, most, grant = match(text or '', '^(%d+) (%d+) (%d+) (%d+)$')
   if not ttl or not (whole(ttl) and whole(fill) and whole(most) and whole(grant)) or whole(ttl) == 0 then return nil end
   return { ttl = ttl, fill_ms = whole(fill), stream_max = most, grant = whole(grant) }
 end
 
--- With every fifty calls of a function Redis has the collector take some steps, whether there is garbage or not; a
--- table is one step, however large. At its usual pace (200) it goes through all that is remembered of ends and
--- reservations every thousand calls or so: each call is twice as dear. At this one a round takes some thousand calls.
--- What calls allocate still drives it: garbage stays below 20 MB, where nobody puts more than 100 kB through Lua.
+-- After every fifty calls of a function, Redis lets the garbage collector take some steps, even if there is no garbage.
+-- A table is one step, however large it is. At its usual pace (200) the collector walks through all remembered ends and
+-- reservations about once per thousand calls, and each call takes twice as long. At this pace one round takes some
+-- thousand calls. Allocations still drive the collector. Garbage stays below 20 MB, unless somebody puts payloads of
+-- more than 100 kB through Lua.
 local COLLECTOR_PACE = 6
 
 local function use_settings(space, settings)
   collectgarbage('setstepmul', COLLECTOR_PACE)
   local armed = space.armed
   armed.ttl, armed.fill_ms, armed.stream_max = settings.ttl, settings.fill_ms, settings.stream_max
-  if settings.fill_ms == 0 then                            -- switched off: none is remembered
+  if settings.fill_ms == 0 then                            -- fill leases are off: forget them
     space.filling, space.filled_before, space.fills = {}, {}, 0
   end
 end
 
--- The lease, and what proves that this node takes writes and tells readers how long the lease runs: a key is there
--- until its time has passed, so it goes a millisecond before. It has the identity in its name: a demoted master keeps
--- its memory, and gets the keys of the master that it follows now.
+-- Extends the lease, and writes the heartbeat key. The write proves that this node accepts writes, and the key tells
+-- readers whether the lease runs. A key exists until its time has passed, so it expires a millisecond before the lease.
+-- Its name contains the identity, because a demoted master keeps its memory and gets the keys of its new master.
 local function extend(armed, key, till)
   armed.key = key .. ':' .. identity
   if till > armed.until_ms then armed.until_ms = till end
@@ -108,23 +112,23 @@ local function set_gates(space)
   for _, d in pairs(space.domains) do set_gate(d) end
 end
 
--- Why that process may not be armed, or nil.
+-- Returns why this process must not be armed, or nil.
 local function refusal(a, epoch, number, owner, timeline, server, now)
   if not a then return nil end
   if a.owner ~= owner and now < a.until_ms then return 'armed by cluster ' .. a.owner .. ', whose lease runs' end
   if timeline < a.timeline and now < a.until_ms then
     return 'armed by timeline ' .. a.timeline .. ', whose lease runs'
   end
-  -- A server that was started again has waited until its last lease was over: this one lives, and another one asks.
+  -- A server that restarts waits until its last lease is over. So the server that armed us lives, and another one asks.
   if timeline == a.timeline and server ~= a.server and now < a.granted_ms then
     return 'armed by another server of this cluster and timeline, whose lease runs'
   end
   if a.epoch ~= epoch and number <= a.number then return 'already armed in epoch ' .. a.epoch end
 end
 
--- arm <heartbeat-key> | identity epoch until slots owner timeline server settings -> armed|refused why now until is
--- absolute on this node's clock: an arm that was delayed past it is over before it starts, and refused. server: the run
--- of the PostgreSQL server that asks.
+-- arm <heartbeat-key> | identity epoch until slots owner timeline server settings -> armed|refused why now
+-- until is absolute on this node's clock. So an arm that arrives later than that is refused: its lease has ended.
+-- server identifies the run of the PostgreSQL server that asks.
 local function arm(keys, args)
   if #keys ~= 1 or #args ~= 8 then return bad('fence_arm', 'expected 1 key and 8 arguments') end
   local ns = match(keys[1], '^([%w_.-]+):')
@@ -153,7 +157,7 @@ local function arm(keys, args)
   return { 'armed', '', tostring(now) }
 end
 
--- Whether a slot that was lost is served here again: its fence can be touched, or could be if there was one.
+-- Returns whether this process serves a slot again that it had lost: it can access a fence there, which need not exist.
 local function is_back(space)
   for _, fence in pairs(space.lost) do
     if not is_elsewhere(redis.pcall('EXISTS', fence)) then return true end
@@ -161,9 +165,9 @@ local function is_back(space)
   return false
 end
 
--- The epoch goes on with these slots. In one that this process had before in the epoch, or has lost, may be fences that
--- have missed reservations since: then what it has, of any slot, is not trusted any more. A lost slot that is still
--- elsewhere stays lost. Returns how many have come.
+-- Continues the epoch with these slots. This process may have had, or lost, one of them earlier in the epoch. Then
+-- fences there may have missed reservations, and we replace the tokens, which makes all fences invalid in all slots. A
+-- lost slot that another process still serves stays lost. Returns how many slots have come.
 local function regrant(space, slots, grant)
   local came, again = 0, false
   for slot in pairs(space.slots) do
@@ -182,12 +186,13 @@ local function regrant(space, slots, grant)
   return came
 end
 
--- renew | heartbeat-key identity epoch until settings [slots] -> renewed '' now back came. back '1': slots that were
--- lost could be granted again. Refused unless armed in exactly that epoch: a renewal that was sent to the process
--- before this one must not bring this one to life [1]. The key is an argument: a process whose slots are moving away
--- goes on answering for those that it has.
--- slots: from now on these, in the same epoch; came: how many the process has not had until now. Readers are not
--- answered in those before their domain is announced for this grant, whose number is in the settings, or a later one.
+-- renew | heartbeat-key identity epoch until settings [slots] -> renewed '' now back came | refused why now
+-- back '1': slots that were lost could be granted again. came: how many slots the process did not have before.
+-- Refused unless this process is armed in exactly that epoch: a renewal that was sent to the previous process at this
+-- address must not extend the lease of this one [1]. The key is an argument and not a key of the call, so a process
+-- whose slots are moving away continues to answer for the slots that it has.
+-- slots: the process has these from now on, in the same epoch. Readers in the slots that came get answers only after
+-- their domain was announced for this grant (whose number is in the settings) or a later one.
 local function renew(_, args)
   local ns, till = args[1] and match(args[1], '^([%w_.-]+):'), whole(args[4])
   local settings, slots = parse_settings(args[5]), args[6] and parse_slots(args[6])
@@ -209,7 +214,7 @@ local function renew(_, args)
 end
 
 -- disarm | namespace owner timeline -> disarmed | refused | unarmed
--- The lease ends now. Only its own cluster, and no older timeline, may ask.
+-- Ends the lease now. Only the cluster that armed the process may do that, and not with an older timeline.
 local function disarm(_, args)
   if #args ~= 3 or not whole(args[3]) then return bad('fence_disarm', 'expected namespace, owner and timeline') end
   local space = spaces[args[1]]
@@ -221,8 +226,9 @@ local function disarm(_, args)
 end
 
 -- announce | namespace epoch (domain id publish)... grant -> announced refused | unarmed
--- These attachments are committed; readers may be answered: in slots that were granted by that number or a lower one.
--- publish 'withdrawn': this one is not, or no longer, to be served. refused: how many are taken for ended, and stay so.
+-- These attachments are committed. Readers may get answers in slots that were granted with this number or a lower one.
+-- publish 'withdrawn': readers of this attachment must not get answers (any more). refused: number of attachments that
+-- are known to have ended. These stay ended.
 local function announce(_, args)
   local grant = #args % 3 == 0 and whole(args[#args])
   if not grant then return bad('fence_announce', 'expected namespace, epoch, triples and the number of a grant') end

@@ -1,13 +1,15 @@
 /*
  * redis/calls.c
- *	  The wire format of the function library; see calls.h. In the order of calls.h.
+ *	  The wire format of the function library; see calls.h. Functions are in the order of calls.h.
+ *
+ * Owns: the encoding of calls and the decoding of replies. Takes no locks. Keeps no state.
  */
 #include "postgres.h"
 
 #include "base/settings.h"
 #include "redis/calls.h"
 
-/* number: of the epoch */
+/* number: the epoch's number */
 static void
 make_header(char header[HEADER_LEN], uint32 number)
 {
@@ -55,7 +57,7 @@ call_wrap(Call *call, int argc, const char **argv, size_t *argvlen)
 	call->argvlen = argvlen;
 }
 
-/* n: strings that follow, if there are more than a few: that allocates. */
+/* n: how many strings follow. If they do not fit into `few`, allocates. */
 static void
 begin(Call *call, const char *command, int n)
 {
@@ -79,8 +81,9 @@ begin_many(Call *call, const char *function, int nkeys, int n)
 }
 
 /*
- * A call of a function with so many keys and, in the order of `form`, strings (s), numbers (n: int64), bytes (b, and a size_t), the
- * namespace (N), the header (h, of the epoch whose number follows: uint32), or the text of that epoch (e).
+ * Builds a call of a function with `nkeys` keys. `form` has one message for each argument that follows: s (string), n
+ * (number, int64), b (bytes and their length, size_t), N (the namespace; takes no argument), h (the header of the epoch
+ * with this number, uint32), e (the name of that epoch, uint32).
  */
 static void
 make(Call *call, const char *command, const char *function, int nkeys, const char *form,...)
@@ -165,7 +168,7 @@ call_put_beside(Call calls[2], const char *fence, const char *permit, int64 vers
 {
 	StringInfoData side;
 	StringInfoData record;
-	size_t		kind = strcspn(fence, ":") + 1;	/* "f", for which values beside the fence have "v" */
+	size_t		kind = strcspn(fence, ":") + 1;	/* position of the "f" in the fence's name; values beside the fence have "v" there */
 
 	initStringInfo(&side);
 	appendStringInfo(&side, "%s:put.%016llx", fence, (unsigned long long) nonce);
@@ -200,21 +203,21 @@ call_end(Call *call, uint32 epoch, const char *ended)
 }
 
 void
-call_domain_reserve(Call *call, uint32 epoch, const char *wire_name, const char *stamp, int64 ended)
+call_domain_reserve(Call *call, uint32 epoch, const char *redis_name, const char *stamp, int64 ended)
 {
-	make(call, "FCALL", "fence_domain_reserve", 0, "hssn", epoch, wire_name, stamp, ended);
+	make(call, "FCALL", "fence_domain_reserve", 0, "hssn", epoch, redis_name, stamp, ended);
 }
 
 void
-call_domain_end(Call *call, uint32 epoch, const char *wire_name, const char *stamp, bool committed)
+call_domain_end(Call *call, uint32 epoch, const char *redis_name, const char *stamp, bool committed)
 {
-	make(call, "FCALL", "fence_domain_end", 0, "hsss", epoch, wire_name, stamp, committed ? "committed" : "aborted");
+	make(call, "FCALL", "fence_domain_end", 0, "hsss", epoch, redis_name, stamp, committed ? "committed" : "aborted");
 }
 
 void
-call_announce(Call *call, uint32 epoch, const char *wire_name, int64 id, const char *publish, uint32 grant)
+call_announce(Call *call, uint32 epoch, const char *redis_name, int64 id, const char *publish, uint32 grant)
 {
-	make(call, "FCALL", "fence_announce", 0, "Nesnsn", epoch, wire_name, id, publish, (int64) grant);
+	make(call, "FCALL", "fence_announce", 0, "Nesnsn", epoch, redis_name, id, publish, (int64) grant);
 }
 
 void
@@ -268,17 +271,17 @@ call_disarm(Call *call, const char *owner, uint32 timeline)
 }
 
 bool
-draft_call(Draft *draft, const Call *call)
+calls_encode(RespBuffer *buffer, const Call *call)
 {
-	draft_clear(draft);
-	draft->len = draft_line(draft->bytes, '*', call->argc) - draft->bytes;
+	resp_clear(buffer);
+	buffer->len = resp_line(buffer->bytes, '*', call->argc) - buffer->bytes;
 	for (int i = 0; i < call->argc; i++)
-		draft_bytes(draft, call->argv[i], call->argvlen[i]);
-	return !draft->full;
+		resp_bytes(buffer, call->argv[i], call->argvlen[i]);
+	return !buffer->full;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
- * Messages
+ * Calls of fence_write
  * -----------------------------------------------------------------------------------------------------------------
  */
 
@@ -294,7 +297,10 @@ calls_end_word(char word[END_WORD_LEN], const char *stamp, bool committed, int64
 	return word;
 }
 
-/* What a call begins with: all before the fences, or the rows. Written by hand: snprintf would take as long as all the rest. */
+/*
+ * Writes the start of a call: everything before the fences or rows. Written by hand, because snprintf would take as
+ * long as all the rest.
+ */
 #define HEAD_LEN (HEADER_LEN + 192)
 #define WRITE_CALL "$5\r\nFCALL\r\n$11\r\nfence_write\r\n$1\r\n0\r\n"
 #define STORE_CALL "$5\r\nFCALL\r\n$11\r\nfence_store\r\n$1\r\n0\r\n"
@@ -304,22 +310,22 @@ make_head(char head[HEAD_LEN], const char *call, uint32 epoch, const char *stamp
 {
 	char		header[HEADER_LEN];
 	char		number[24];
-	char	   *p = draft_line(head, '*', 6 + strings);
+	char	   *p = resp_line(head, '*', 6 + strings);
 
 	make_header(header, epoch);
 	p = stpcpy(p, call);
-	p = draft_text(p, header, strlen(header));
-	p = draft_text(p, stamp, strlen(stamp));
-	return draft_text(p, number, pg_lltoa(n, number)) - head;
+	p = resp_text(p, header, strlen(header));
+	p = resp_text(p, stamp, strlen(stamp));
+	return resp_text(p, number, pg_lltoa(n, number)) - head;
 }
 
 bool
-calls_send_message(RedisConnection *conn, uint32 epoch, const Message *message)
+calls_send_write(RedisConnection *conn, uint32 epoch, const WriteCall *call)
 {
 	char		head[HEAD_LEN];
-	const Draft *fences = &message->fences;
-	const Draft *ends = &message->ends;
-	size_t		len = make_head(head, WRITE_CALL, epoch, fences->strings ? message->stamp : "-", fences->strings,
+	const RespBuffer *fences = &call->fences;
+	const RespBuffer *ends = &call->ends;
+	size_t		len = make_head(head, WRITE_CALL, epoch, fences->strings ? call->stamp : "-", fences->strings,
 								fences->strings + ends->strings);
 
 	return redis_send_raw(conn, head, len, ends->len + fences->len == 0) &&
@@ -328,12 +334,12 @@ calls_send_message(RedisConnection *conn, uint32 epoch, const Message *message)
 }
 
 bool
-calls_send_ends(RedisConnection *conn, const Letter *letter)
+calls_send_ends(RedisConnection *conn, const Message *message)
 {
 	char		head[HEAD_LEN];
-	size_t		len = make_head(head, WRITE_CALL, letter->epoch, "-", 0, letter->strings);
+	size_t		len = make_head(head, WRITE_CALL, message->epoch, "-", 0, message->strings);
 
-	return redis_send_raw(conn, head, len, 0) && redis_send_raw(conn, letter->bytes, letter->len, 1);
+	return redis_send_raw(conn, head, len, 0) && redis_send_raw(conn, message->bytes, message->len, 1);
 }
 
 static void
@@ -386,12 +392,12 @@ calls_granted(const redisReply *reply)
 	return reply->type == REDIS_REPLY_INTEGER && reply->integer > 0 ? reply->integer : 0;
 }
 
-LetterResult
+MessageResult
 calls_result(const redisReply *reply)
 {
 	if (reply == NULL || reply->type == REDIS_REPLY_ERROR)
-		return LETTER_LOST;
-	return (reply->type == REDIS_REPLY_INTEGER && reply->integer == 0) || calls_is(reply, "unarmed") ? LETTER_UNARMED : LETTER_WRITTEN;
+		return MESSAGE_LOST;
+	return (reply->type == REDIS_REPLY_INTEGER && reply->integer == 0) || calls_is(reply, "unarmed") ? MESSAGE_UNARMED : MESSAGE_WRITTEN;
 }
 
 void
@@ -508,7 +514,7 @@ calls_hello(const redisReply *reply, Hello *hello)
 	return reply->elements == lengthof(strings);
 }
 
-#define STATUS_STRINGS 3		/* before the reservations, of which each has as many */
+#define STATUS_STRINGS 3		/* that precede the reservations, each of which has as many */
 
 bool
 calls_status(const redisReply *reply, StatusReply *status)

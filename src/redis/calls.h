@@ -1,23 +1,23 @@
 /*
  * redis/calls.h
- *	  The wire format of the function library: for each function of fence.lua, how it is called and what it answers. No other
- *	  file knows it. (Effects, which are another library in all but name, have theirs in effects.c.)
+ *	  The wire format of the function library: how to call each function of fence.lua, and what it replies. No other
+ *	  file knows it. (Effects are almost a library of their own. src/effects/ has their format.)
  *
- * Questions and commands are built as a Call: strings that point to the caller's, and numbers that it keeps itself. What
- * transactions say is built as a Message instead: one call of fence_write that many add to. Both can be written into fixed
- * buffers, so all of this is usable in COMMIT and ABORT unless it says otherwise: nothing here waits or raises.
+ * A Call holds pointers to the caller's strings, and the numbers as text. Messages of transactions use a WriteCall
+ * instead: one call of fence_write, to which many transactions can add. Both can be encoded into fixed buffers. Unless
+ * a comment says otherwise, nothing here waits, raises or allocates, so it is safe in COMMIT and ABORT.
  */
 #ifndef FENCE_REDIS_CALLS_H
 #define FENCE_REDIS_CALLS_H
 
 #include "lib/stringinfo.h"
 
-#include "base/outbox.h"
+#include "base/send_queue.h"
 #include "base/shared.h"
 #include "redis/connection.h"
-#include "redis/draft.h"
+#include "redis/resp.h"
 
-/* "<namespace> <epoch>", by which writers name both */
+/* "<namespace> <epoch>", the first argument of every writing call */
 #define HEADER_LEN (NAMEDATALEN + EPOCH_LEN + 1)
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -25,7 +25,7 @@
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-#define CALL_FEW		14		/* strings of a call with a fixed number of them */
+#define CALL_FEW		14		/* strings of a call that has a fixed number of them */
 #define CALL_NUMBERS	6
 
 typedef struct Call
@@ -40,15 +40,15 @@ typedef struct Call
 	char		header[HEADER_LEN];
 } Call;
 
-/* A call of strings that are there already. argvlen NULL: they end with a NUL. */
+/* Makes a call from existing strings. argvlen NULL: they are NUL-terminated. */
 extern void call_wrap(Call *call, int argc, const char **argv, size_t *argvlen);
 
-/* A question about one key. */
+/* Builds a question about one key. */
 extern void call_about(Call *call, const char *function, const char *key);
 
 /*
- * Readers. Those with n fences allocate and may raise. payload_len 0 is possible. ttl_ms 0: the default. A strong read is call_mget
- * and then call_token, on one connection (calls_is_current).
+ * Calls of readers. Those with n fences allocate and may raise. payload_len may be 0. ttl_ms 0 means the default. For a
+ * strong read, send call_mget and then call_token on the same connection, and compare with calls_is_current.
  */
 extern void call_mget(Call *call, int n, const char **keys);
 extern void call_token(Call *call, int n, const char **fences);
@@ -58,31 +58,32 @@ extern void call_put(Call *call, const char *fence, const char *permit, int64 ve
 					 int64 ttl_ms);
 
 /*
- * The same as two calls, for a payload that shall not pass through Redis' Lua: the whole record goes into a key of its own, which
- * fence_put_from renames once it has proven that it may. nonce: nobody else knows it. Allocates.
+ * The same as call_put, but as two calls, for a payload that should not pass through Redis' Lua. The first call writes
+ * the whole record to a key of its own. The second, fence_put_from, renames that key after the same proof. nonce must
+ * be unique, because it is part of that key's name. Allocates.
  */
-#define PUT_BESIDE_BYTES	4096	/* a payload of so many; from about a quarter of that on it is cheaper */
-#define PUT_BESIDE_MS		10000	/* what nobody renames goes by itself */
+#define PUT_BESIDE_BYTES	4096	/* use it for payloads from this size on; it is cheaper from about a quarter of that */
+#define PUT_BESIDE_MS		10000	/* the key expires after this time if nothing renames it */
 extern void call_put_beside(Call calls[2], const char *fence, const char *permit, int64 version, const char *payload, size_t payload_len,
 							int64 ttl_ms, uint64 nonce);
 extern void call_check(Call *call, int n, const char **fences, const char **tokens, const char **versions);
 #define call_get_derived(call, value) call_about(call, "fence_get_derived", value)
 extern void call_set(Call *call, const char *key, const char *value, size_t len, int64 ttl_ms);
 
-/* Writers; epoch: the number. call_reserve is fence_write with one fence and nothing else. */
+/* Calls of writers. epoch is the epoch's number. call_reserve is fence_write with one fence and no ends. */
 extern void call_reserve(Call *call, uint32 epoch, const char *stamp, const char *fence);
 extern void call_end(Call *call, uint32 epoch, const char *ended);
-extern void call_domain_reserve(Call *call, uint32 epoch, const char *wire_name, const char *stamp, int64 ended);
-extern void call_domain_end(Call *call, uint32 epoch, const char *wire_name, const char *stamp, bool committed);
-extern void call_announce(Call *call, uint32 epoch, const char *wire_name, int64 id, const char *publish, uint32 grant);
+extern void call_domain_reserve(Call *call, uint32 epoch, const char *redis_name, const char *stamp, int64 ended);
+extern void call_domain_end(Call *call, uint32 epoch, const char *redis_name, const char *stamp, bool committed);
+extern void call_announce(Call *call, uint32 epoch, const char *redis_name, int64 id, const char *publish, uint32 grant);
 extern void call_remove(Call *call, uint32 epoch, const char *fence, const char *seen);
 
-/* The patrol and the views. cursor "" to begin. */
+/* Calls of the patrol and the views. cursor is "" for the first page. */
 #define call_status(call, fence) call_about(call, "fence_status", fence)
 extern void call_pending(Call *call, int limit, const char *cursor);
 extern void call_counts(Call *call);
 
-/* The keeper. settings: calls_settings. slots of renew: NULL: as they are. */
+/* Calls of the keeper. calls_settings makes `settings`. slots NULL in call_renew: the slots stay as they are. */
 #define SETTINGS_LEN 96
 extern void calls_settings(char settings[SETTINGS_LEN], uint32 grant);
 extern void call_hello(Call *call, const char *nonce);
@@ -92,68 +93,71 @@ extern void call_renew(Call *call, const char *key, const char *identity, const 
 					   const char *slots);
 extern void call_disarm(Call *call, const char *owner, uint32 timeline);
 
-/* Writes the call into the draft, which is cleared before. False: it did not fit. */
-extern bool draft_call(Draft *draft, const Call *call);
+/* Clears the buffer and encodes the call into it. Returns false if the call did not fit. */
+extern bool calls_encode(RespBuffer *buffer, const Call *call);
 
 /* -----------------------------------------------------------------------------------------------------------------
- * Messages
+ * Calls of fence_write
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-#define MESSAGE_FENCES 128		/* in one message at most: bounds how long Redis is busy with it */
+#define WRITE_CALL_FENCES 128		/* maximum in one call; limits how long Redis is busy with it */
 
-/* Reservations of one stamp, and words that end transactions: of any */
-typedef struct Message
+/* Reservations of one transaction, and words that end transactions of any backend */
+typedef struct WriteCall
 {
-	char		stamp[64];		/* whose the fences are; empty: there are none */
-	Draft		fences;
-	Draft		ends;
-} Message;
+	char		stamp[64];		/* the transaction that reserves the fences; empty: no fences */
+	RespBuffer	fences;
+	RespBuffer	ends;
+} WriteCall;
 
 static inline void
-message_clear(Message *message)
+write_call_clear(WriteCall *call)
 {
-	message->stamp[0] = '\0';
-	draft_clear(&message->fences);
-	draft_clear(&message->ends);
+	call->stamp[0] = '\0';
+	resp_clear(&call->fences);
+	resp_clear(&call->ends);
 }
 
-/* Whether the fence can be reserved with this message; reserves it. */
+/* Returns whether there is room to reserve a fence for this stamp. write_call_reserve adds the fence. */
 static inline bool
-message_takes(const Message *message, const char *stamp)
+write_call_takes(const WriteCall *call, const char *stamp)
 {
-	return message->fences.strings == 0 ||
-		(message->fences.strings < MESSAGE_FENCES && draft_has_room(&message->fences, DRAFT_BYTES / 2) &&
-		 strcmp(message->stamp, stamp) == 0);
+	return call->fences.strings == 0 ||
+		(call->fences.strings < WRITE_CALL_FENCES && resp_has_room(&call->fences, RESP_BUFFER_BYTES / 2) &&
+		 strcmp(call->stamp, stamp) == 0);
 }
 
 static inline void
-message_reserve(Message *message, const char *stamp, const char *fence)
+write_call_reserve(WriteCall *call, const char *stamp, const char *fence)
 {
-	if (message->fences.strings == 0)
-		strlcpy(message->stamp, stamp, sizeof(message->stamp));
-	draft_string(&message->fences, fence);
+	if (call->fences.strings == 0)
+		strlcpy(call->stamp, stamp, sizeof(call->stamp));
+	resp_string(&call->fences, fence);
 }
 
 /*
- * The word that ends a transaction. number: of its reservations, the smallest, if a commit is to name it; 0: it names none. Returns
- * word, or stamp if the word is no more than that.
+ * Makes the word that ends a transaction. number is the smallest number of its reservations, if a commit has to name
+ * it, else 0. Returns `word`, or `stamp` itself if the word is just the stamp.
  */
 #define END_WORD_LEN 96
 extern const char *calls_end_word(char word[END_WORD_LEN], const char *stamp, bool committed, int64 number);
 
-/* Queues the message as one call; ends: in Redis' protocol, instead of the message's own if not NULL. False: the connection failed. */
-extern bool calls_send_message(RedisConnection *conn, uint32 epoch, const Message *message);
-extern bool calls_send_ends(RedisConnection *conn, const Letter *letter);
+/*
+ * Queue the call on the connection. calls_send_ends sends a call that only ends transactions, with the words of this
+ * message. Return false if the connection has failed.
+ */
+extern bool calls_send_write(RedisConnection *conn, uint32 epoch, const WriteCall *call);
+extern bool calls_send_ends(RedisConnection *conn, const Message *message);
 
 /*
- * What a transaction tells of rows: fence_store, as a whole command in Redis' protocol. Rows are appended to one buffer; then
- * calls_finish_store writes what comes before and behind them. Raises for lack of memory.
+ * Build a call of fence_store, by which a transaction stores rows. calls_store_row appends one row to a buffer.
+ * calls_finish_store then makes the whole command from these rows. May raise for lack of memory.
  */
 extern void calls_store_row(StringInfo rows, const char *fence, int64 number, int64 version, int64 ttl_ms, const char *payload);
 extern void calls_finish_store(StringInfo command, uint32 epoch, const char *stamp, int nrows, const StringInfo rows, const char *ended);
 
-/* ttl_ms of a row that is not stored: its version is published only */
+/* ttl_ms of a row whose version is only published, not stored */
 #define STORE_NOTHING (-1)
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -161,95 +165,101 @@ extern void calls_finish_store(StringInfo command, uint32 epoch, const char *sta
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* fence_write: its number; 0: not granted, or an error. fence_domain_reserve: 1 or 0. */
+/* fence_write: its number, or 0 if it was not granted or failed. fence_domain_reserve: 1 or 0. */
 extern int64 calls_granted(const redisReply *reply);
 
-/* What a reply, or NULL: none, means for what was to end or be told: of fence_write, _store, _domain_end, _announce, effects'. */
-extern LetterResult calls_result(const redisReply *reply);
+/*
+ * Returns the result of a message that ends or stores something: the reply of fence_write, fence_store,
+ * fence_domain_end, fence_announce, or an effect. reply NULL: no reply came.
+ */
+extern MessageResult calls_result(const redisReply *reply);
 
-/* Why a reply does not grant, in words for people. */
+/* Writes why a reply does not grant the reservation, for users. */
 extern void calls_refusal(const redisReply *reply, char *text, size_t size);
 
-/* Whether the reply is an array that begins with that word; its string number i, or NULL. */
+/* Return whether the reply is an array that begins with this word; and its string number i, or NULL. */
 extern bool calls_is(const redisReply *reply, const char *word);
 extern const char *calls_string(const redisReply *reply, size_t i);
 
-/* What a fence, or a value beside it, holds. Pointers into the raw bytes, which are not changed. */
+/* The contents of a fence, or of a value beside a fence. The members point into the raw bytes. */
 typedef struct Record
 {
 	const char *token;
 	size_t		token_len;
 	int64		version;
-	const char *stamp;			/* who committed the version; length 0: not known */
+	const char *stamp;			/* of the transaction that committed the version; length 0: unknown */
 	size_t		stamp_len;
-	const char *payload;		/* NULL: a mark, which has none */
+	const char *payload;		/* NULL: this is a mark, which has no payload */
 	size_t		payload_len;
 } Record;
 
-/* False: it is no such record. */
+/* Parses a record. Returns false if it is malformed. */
 extern bool calls_record(const char *raw, size_t len, Record *record);
 
-/* Whether the record is current: permit is what fence_token answered after it was read, by the same process. */
+/*
+ * Returns whether the record is current. permit must be the reply of fence_token, asked of the same process after the
+ * record was read.
+ */
 extern bool calls_is_current(const Record *record, const char *permit);
 
-/* The token of a permit: length of its beginning; 0: it is none. */
+/* Returns the length of the token with which a permit begins; 0 if there is no permit. */
 extern size_t calls_token_len(const char *permit);
 
-/* fence_token: the permit for fence number i of the n that were asked for; "": nothing may be taken for current. */
+/* fence_token: the permit for fence i of the n fences asked for; "" if no record may count as current. */
 extern const char *calls_permit(const redisReply *reply, int i, int n);
 
-/* fence_get: either a record, or what else it is. Pointers into the reply. */
+/* The reply of fence_get. The members point into the reply. */
 typedef struct GetReply
 {
-	bool		hit;			/* record is set */
+	bool		hit;			/* then record is set */
 	Record		record;
-	const char *permit;			/* of a miss; else NULL */
-	int			busy_ms;		/* of a miss: how long another reader has to put the value; 0: none has */
+	const char *permit;			/* of a miss, else NULL */
+	int			busy_ms;		/* of a miss: how long another reader still has to put the value; 0: no reader is busy with it */
 	bool		pending;
 	bool		unarmed;
 } GetReply;
 
-/* False: it is no such answer. */
+/* Decodes a reply of fence_get. Returns false if it is malformed. */
 extern bool calls_get(const redisReply *reply, GetReply *get);
 
-/* fence_put: "stored", or "refused" and why; NULL: it is no such answer. */
+/* fence_put: "stored", or "refused" and the reason; NULL if the reply is malformed. */
 extern const char *calls_put(const redisReply *reply);
 
-/* fence_check: whether all n are as they were. */
+/* fence_check: whether all n records are still current. */
 extern bool calls_all_same(const redisReply *reply, int n);
 
-/* fence_hello */
+/* The reply of fence_hello */
 typedef struct Hello
 {
 	char		identity[IDENTITY_LEN];
-	int64		time_ms;		/* the node's clock */
+	int64		time_ms;		/* time of the node's clock */
 	char		role[16];
 	int			library;		/* version of the function library */
-	char		owner[32];		/* of the arming that the process has; empty: none */
-	uint32		timeline;		/* of the owner then */
+	char		owner[32];		/* cluster that armed the process; empty: not armed */
+	uint32		timeline;		/* of that cluster when it armed the process */
 	char		epoch[EPOCH_LEN];
 } Hello;
 
-/* False: it is no such answer. */
+/* Decodes a reply of fence_hello. Returns false if it is malformed. */
 extern bool calls_hello(const redisReply *reply, Hello *hello);
 
-/* fence_status. Pointers into the reply. */
+/* The reply of fence_status. The members point into the reply. */
 typedef struct StatusReply
 {
-	bool		armed;			/* readers are answered, unless something is pending */
-	const char *permit;			/* "": the domain is not known */
-	const char *recent;			/* stamp of who committed what is newest; "": not known, or something is pending */
-	int			pending;		/* reservations: see calls_reservation */
+	bool		armed;			/* readers get answers, unless something is pending */
+	const char *permit;			/* "": the domain is unknown */
+	const char *recent;			/* stamp of the newest commit; "": unknown, or something is pending */
+	int			pending;		/* number of reservations; calls_reservation returns each */
 } StatusReply;
 
-/* False: it is no such answer. */
+/* Decodes a reply of fence_status. Returns false if it is malformed. */
 extern bool calls_status(const redisReply *reply, StatusReply *status);
 extern void calls_reservation(const redisReply *reply, int i, const char **stamp, bool *domain, int64 *age_ms);
 
 /*
- * A derived value as it is stored: its sources, then a JSON text. A record is read source by source: calls_next_source returns
- * where the rest begins, and changes the text; NULL: there is no further one. What follows the last one is told by
- * calls_derived_json, NULL if nothing is.
+ * A derived value as it is stored: its sources, then a JSON text. calls_next_source reads one source from the start of
+ * `rest`, and returns a pointer to what follows it, or NULL if there is no further source. It changes the text. After
+ * the last source, calls_derived_json returns the JSON text, or NULL if there is none.
  */
 extern void calls_append_source(StringInfo record, const char *fence, const char *token, int64 version);
 extern void calls_append_json(StringInfo record, const char *json, size_t len);

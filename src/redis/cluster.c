@@ -1,6 +1,8 @@
 /*
  * redis/cluster.c
- *	  What a process of a Redis Cluster says of the cluster; see cluster.h.
+ *	  Asks a process of a Redis Cluster about the cluster; see cluster.h.
+ *
+ * Owns no state. Takes no locks.
  */
 #include "postgres.h"
 
@@ -12,7 +14,10 @@ is_number(const redisReply *reply, long long least, long long most)
 	return reply->type == REDIS_REPLY_INTEGER && reply->integer >= least && reply->integer <= most;
 }
 
-/* [host, port, ...]; no host, or an empty one: where the question went to. False: malformed, or nobody knows where it is. */
+/*
+ * Reads [host, port, ...]. A missing or empty host means the address that we asked. Returns false if the reply is
+ * malformed, or if the cluster does not know the address.
+ */
 static bool
 read_address(const redisReply *node, const RedisEndpoint *asked, RedisEndpoint *address)
 {
@@ -30,7 +35,7 @@ read_address(const redisReply *node, const RedisEndpoint *asked, RedisEndpoint *
 	return read_endpoint(host, (int) node->element[1]->integer, address) && strcmp(address->host, "?") != 0;
 }
 
-/* The place of the master in the map; -1: there is no room. */
+/* Returns the index of the master in the map; adds it if necessary. Returns -1 if there is no room. */
 static int
 place_of(ClusterMap *map, const RedisEndpoint *address, char *error)
 {
@@ -46,7 +51,7 @@ place_of(ClusterMap *map, const RedisEndpoint *address, char *error)
 	return map->n++;
 }
 
-/* One range: [first, last, master, replica, ...] */
+/* Reads one range: [first, last, master, replica, ...]. */
 static bool
 read_range(const redisReply *range, const RedisEndpoint *asked, ClusterMap *map, ResolveEndpoint resolve, char *error)
 {
@@ -59,7 +64,7 @@ read_range(const redisReply *range, const RedisEndpoint *asked, ClusterMap *map,
 		strlcpy(error, "Redis gave a malformed answer to CLUSTER SLOTS", REASON_LEN);
 		return false;
 	}
-	/* a master whose address is not known (yet, or any more) has its slots all the same, but nobody can ask it */
+	/* A master with an unknown address keeps its slots. We leave them to nobody, because no process can ask this master. */
 	if (!read_address(range->element[2], asked, &address) || !resolve(&address, 0, error, REASON_LEN))
 		return true;
 	place = place_of(map, &address, error);

@@ -1,9 +1,10 @@
 /*
  * redis/cluster.h
- *	  What a process of a Redis Cluster says of the cluster (redis+cluster://).
+ *	  Asks a process of a Redis Cluster about the cluster (redis+cluster://).
  *
- * Only the keeper calls this. What a process says is a hint, never a proof: that another is a master is asked of that one
- * itself, and who may vouch for which slots is decided by leases and epochs. A wrong answer costs cache hits, nothing else.
+ * Only the keeper calls this. The answer is a hint, never a proof. Whether another process is a master, we ask that
+ * process itself. Which process may vouch for which slots, leases and epochs decide. A wrong answer costs cache hits
+ * and nothing else.
  */
 #ifndef FENCE_REDIS_CLUSTER_H
 #define FENCE_REDIS_CLUSTER_H
@@ -14,14 +15,15 @@
 typedef struct ClusterMap
 {
 	int			n;
-	RedisEndpoint addresses[MAX_NODES]; /* of the masters that have slots; numeric */
-	unsigned char slots[SLOTS]; /* index of its master in addresses, SLOT_NOBODY if it has none */
+	RedisEndpoint addresses[MAX_NODES]; /* numeric addresses of the masters that have slots */
+	unsigned char slots[SLOTS]; /* index of the slot's master in addresses, or SLOT_NOBODY */
 } ClusterMap;
 
 /*
- * Asks the process which masters there are and which slots they have. asked: its address, for a process that does not know
- * its own. whole: whether it sees the cluster as working. Slots of a master whose name means nothing are nobody's. False: no answer
- * that can be understood, or nobody has slots; call->error tells, and map is not to be used.
+ * Asks the process which masters there are and which slots they have. asked is the address of the process, which may
+ * not know its own. Sets *whole to whether the process considers the cluster as working. The slots of a master whose
+ * name cannot be resolved belong to nobody. Returns false if there is no usable answer, or if no master has slots. Then
+ * call->error says why, and map is undefined.
  */
 extern bool cluster_ask(LibraryCall *call, const RedisEndpoint *asked, ClusterMap *map, bool *whole, ResolveEndpoint resolve);
 

@@ -3,14 +3,14 @@
  *	  One pipelined connection to one Redis process. See connection.h for the rules.
  *
  * Owns: the socket (one external file descriptor), the queue of bytes to send, the queue of bytes received. Takes no
- * locks. hiredis connects, writes and parses; the queues are ours because hiredis moves all that is left in its
- * buffers each time it uses up a little, which is quadratic once much is in flight.
+ * locks. hiredis connects, writes and parses. The queues are our own: hiredis moves the whole rest of its buffer each
+ * time it consumes a little, which takes quadratic time when much is in flight.
  *
- * The other side is not trusted with our memory: a reply has bounded bytes and elements, and what nobody takes is
- * left in the socket.
+ * We do not trust the server with our memory. A reply has a limited number of bytes and elements. We leave bytes in the
+ * socket while too many received bytes are waiting to be taken.
  *
- * Never: palloc where COMMIT and ABORT come (nobody waits there; see make_wait_set), resolve a name, put the password into a
- * message.
+ * Never: palloc in functions that COMMIT and ABORT call (they never wait; see make_wait_set), resolve a name, put the
+ * password into a message.
  */
 #include "postgres.h"
 
@@ -33,21 +33,21 @@
 #include "redis/tls.h"
 
 /*
- * Read and handed to the parser at once. No less than a TLS record holds: OpenSSL then never keeps back what the socket
- * does not show as readable.
+ * Bytes that we read and pass to the parser at once. Must be at least one TLS record: then OpenSSL never holds back
+ * bytes while the socket is not readable.
  */
 #define CHUNK_BYTES (16 * 1024)
-#define WRITE_BYTES (64 * 1024)		/* handed to hiredis for writing at once */
-#define KEEP_BYTES (1024 * 1024)	/* an empty queue larger than this gives its memory back */
-#define SILENCE_US	INT64CONST(10000)	/* after it, it is looked at whether the server has said or closed something */
+#define WRITE_BYTES (64 * 1024)		/* bytes that we pass to hiredis for writing at once */
+#define KEEP_BYTES (1024 * 1024)	/* an empty queue larger than this is freed */
+#define SILENCE_US	INT64CONST(10000)	/* after this time without a read, look whether the server has sent something or closed the connection */
 #define MAX_UNSENT_BYTES (1024 * 1024 * 1024)
-#define MAX_UNTAKEN_BYTES (64 * 1024 * 1024)	/* received and not yet taken: beyond, it is left in the socket */
+#define MAX_UNTAKEN_BYTES (64 * 1024 * 1024)	/* with more received bytes than this, leave the rest in the socket */
 #define MAX_REPLY_BYTES (64 * 1024 * 1024)
-#define MAX_REPLY_ELEMENTS (1024 * 1024)	/* of all arrays of one reply together */
-#define MAX_REPLY_DEPTH 7			/* hiredis 0.14 has this limit, 1.x has none */
+#define MAX_REPLY_ELEMENTS (1024 * 1024)	/* in all arrays of one reply together */
+#define MAX_REPLY_DEPTH 7			/* the limit of hiredis 0.14; 1.x has none */
 #define MAX_LINE_BYTES (64 * 1024)	/* of a status, error or number */
 
-/* Bytes data[start .. end) in order of arrival. */
+/* The bytes data[start .. end), in order of arrival. */
 typedef struct ByteQueue
 {
 	char	   *data;
@@ -59,22 +59,22 @@ typedef struct ByteQueue
 struct RedisConnection
 {
 	redisContext *context;
-	struct ssl_st *ssl;			/* the context's; NULL: no TLS */
-	redisReplyObjectFunctions functions;	/* hiredis' own, except createArray */
+	struct ssl_st *ssl;			/* belongs to the context; NULL: no TLS */
+	redisReplyObjectFunctions functions;	/* those of hiredis, except createArray */
 	void	   *(*create_array) (const redisReadTask *, redis_array_size);
-	ByteQueue	out;			/* not yet given to hiredis for writing */
-	ByteQueue	in;				/* not yet given to hiredis for parsing */
-	size_t		reply_bytes;	/* of the reply being parsed */
+	ByteQueue	out;			/* not yet passed to hiredis or the socket for writing */
+	ByteQueue	in;				/* not yet passed to hiredis for parsing */
+	size_t		reply_bytes;	/* bytes so far of the reply that is being parsed */
 	size_t		reply_elements;
 	int			outstanding;
-	int64		read_at;		/* fence_clock() time of the last look at the socket */
+	int64		read_at;		/* fence_clock() time of the last read */
 	bool		has_fd;			/* AcquireExternalFD succeeded */
-	WaitEventSet *wait_set;		/* of the latch and the socket; NULL: not needed yet */
-	int			wait_events;	/* that are waited for on the socket, */
-	int			wait_position;	/* and its place */
-	bool		waiting;		/* in redis_wait_reply, or thrown out of it */
+	WaitEventSet *wait_set;		/* latch and socket; NULL: not needed yet */
+	int			wait_events;	/* events of the socket that wait_set waits for */
+	int			wait_position;	/* position of the socket in wait_set */
+	bool		waiting;		/* inside redis_wait_reply, or left it by an error */
 	bool		failed;
-	bool		unusable;		/* failed, and what was received must not be taken either */
+	bool		unusable;		/* failed, and received replies must not be taken either */
 	char		address[REDIS_HOST_LEN + 16];
 	char		error[REDIS_HOST_LEN + 512];
 };
@@ -94,7 +94,7 @@ queue_free(ByteQueue *queue)
 	memset(queue, 0, sizeof(*queue));
 }
 
-/* Makes room for len bytes at the end. False: no memory. */
+/* Makes room for len bytes at the end. Returns false if there is no memory. */
 static bool
 queue_reserve(ByteQueue *queue, size_t len)
 {
@@ -104,7 +104,10 @@ queue_reserve(ByteQueue *queue, size_t len)
 
 	if (queue->size - queue->end >= len)
 		return true;
-	/* Moving is paid for by the bytes that left: at least as many as are moved. */
+	/*
+	 * Move the bytes only if at least as many have left the queue since the last move. So moving costs constant time
+	 * per byte.
+	 */
 	if (queue->start >= used && queue->size - used >= len)
 	{
 		if (used > 0)
@@ -136,8 +139,8 @@ queue_drop(ByteQueue *queue, size_t len)
 /* ---- failure ---- */
 
 /*
- * Marks the connection as failed; the first reason stays. Replies that were received whole can still be taken, unless
- * usable is false. Returns false for the caller to return.
+ * Marks the connection as failed, and keeps the first reason. If usable is true, the caller can still take replies that
+ * were received completely. Always returns false, so that callers can return it.
  */
 static bool
 fail(RedisConnection *conn, bool usable, const char *why)
@@ -164,7 +167,7 @@ redis_error(const RedisConnection *conn)
 
 /* ---- parsing ---- */
 
-/* hiredis' createArray, for as many elements and levels as one reply may have (it is freed by recursion). */
+/* Replaces createArray of hiredis. Limits the elements and the nesting of one reply, because freeing a reply recurses. */
 static void *
 create_array(const redisReadTask *task, redis_array_size elements)
 {
@@ -187,7 +190,10 @@ create_array(const redisReadTask *task, redis_array_size elements)
 	return conn->create_array(task, elements);
 }
 
-/* Whether the parser waits for the end of a line longer than any Redis sends; it would search it anew each time. */
+/*
+ * Returns whether the parser waits for the end of a line that is longer than any line of Redis. It would scan that line
+ * again at each call.
+ */
 static bool
 endless_line(const redisReader *reader)
 {
@@ -195,7 +201,7 @@ endless_line(const redisReader *reader)
 		memchr(reader->buf + reader->pos, '\n', MAX_LINE_BYTES) == NULL;
 }
 
-/* Whether anything was received that nobody took. */
+/* Returns whether there are received bytes that nobody has taken. */
 static bool
 has_input(const RedisConnection *conn)
 {
@@ -204,17 +210,20 @@ has_input(const RedisConnection *conn)
 	return queue_length(&conn->in) > 0 || reader->len > reader->pos || conn->reply_bytes > 0;
 }
 
-/* What came is not Redis' protocol. */
+/* The received bytes are not in the protocol of Redis. */
 static void
 fail_unparsable(RedisConnection *conn)
 {
 	const char *why = conn->context->reader->errstr;
 
-	/* the first byte of a TLS alert; create_array's own reason, if there is one, stays */
+	/* "\x15" is the first byte of a TLS alert. If create_array has failed, fail keeps its reason. */
 	fail(conn, false, strstr(why, "got \"\\x15\"") != NULL ? "this port is for TLS (rediss://)" : why);
 }
 
-/* What Redis says of an error goes into messages and views of databases of any encoding, and it may repeat what it was sent. */
+/*
+ * An error message of Redis goes into messages and views of databases with any encoding, and it may repeat what we
+ * sent. So we keep only ASCII.
+ */
 static void
 make_ascii(redisReply *error)
 {
@@ -223,7 +232,7 @@ make_ascii(redisReply *error)
 			error->str[i] = '?';
 }
 
-/* The next whole reply of what was received, or NULL. */
+/* Parses the next complete reply. Returns NULL if there is none. */
 static redisReply *
 parse_reply(RedisConnection *conn)
 {
@@ -265,7 +274,10 @@ parse_reply(RedisConnection *conn)
 	}
 }
 
-/* Bytes came that answer nothing: the stream is not what we think it is. A server that turns us away says why. */
+/*
+ * The server sent bytes although no request is outstanding, so we can no longer match replies to requests. If the bytes
+ * are an error, the server says why it rejects us.
+ */
 static void
 fail_unasked(RedisConnection *conn)
 {
@@ -278,7 +290,7 @@ fail_unasked(RedisConnection *conn)
 	freeReplyObject(reply);
 }
 
-/* The next reply of what was received, or NULL. */
+/* Returns the next complete reply that was received, or NULL. */
 static redisReply *
 next_reply(RedisConnection *conn)
 {
@@ -300,7 +312,10 @@ next_reply(RedisConnection *conn)
 
 /* ---- the socket ---- */
 
-/* Reads once. Returns the number of bytes, 0 if there is nothing or no room, -1 if the connection has failed. */
+/*
+ * Reads once. Returns the number of bytes; 0 if the socket has none, or too many are waiting to be taken; -1 if the
+ * connection has failed.
+ */
 static ssize_t
 read_some(RedisConnection *conn)
 {
@@ -325,7 +340,7 @@ read_some(RedisConnection *conn)
 	return n;
 }
 
-/* Writing failed. The server may have said why before it closed the connection. */
+/* Writing failed. Read first, because the server may have said why it closed the connection. */
 static ssize_t
 fail_writing(RedisConnection *conn, const char *reason)
 {
@@ -338,7 +353,10 @@ fail_writing(RedisConnection *conn, const char *reason)
 	return -1;
 }
 
-/* hiredis would copy the bytes to a buffer that it makes for them: of a transaction of one row, that was the largest part of writing. */
+/*
+ * Writes without hiredis, which would allocate a buffer and copy the bytes to it. That copy took the largest part of
+ * the time to write a one-row transaction.
+ */
 static ssize_t
 write_plain(RedisConnection *conn)
 {
@@ -352,7 +370,7 @@ write_plain(RedisConnection *conn)
 	return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : fail_writing(conn, strerror(errno));
 }
 
-/* Writes once. Returns the number of bytes, 0 if the socket takes none, -1 if the connection has failed. */
+/* Writes once. Returns the number of bytes; 0 if the socket accepts none now; -1 if the connection has failed. */
 static ssize_t
 write_some(RedisConnection *conn)
 {
@@ -381,7 +399,10 @@ write_some(RedisConnection *conn)
 	return before - sdslen(context->obuf);
 }
 
-/* One step in both directions. *progress: it is worth trying again at once. False: the connection has failed. */
+/*
+ * Writes once and reads once. Sets *progress if another attempt may succeed at once. Returns false if the connection
+ * has failed.
+ */
 static bool
 transfer(RedisConnection *conn, bool *progress)
 {
@@ -393,8 +414,9 @@ transfer(RedisConnection *conn, bool *progress)
 }
 
 /*
- * Kept with the connection: to make one for each wait costs more than to wait. May raise (memory, files), but only where
- * something is waited for, so an interrupt might raise as well; nothing waits in COMMIT and ABORT.
+ * Makes the wait event set. We keep it with the connection, because making one costs more than waiting. May raise
+ * (memory, files). That is safe: only functions that wait call this, and there an interrupt may raise too. COMMIT and
+ * ABORT never wait.
  */
 static void
 make_wait_set(RedisConnection *conn)
@@ -407,8 +429,8 @@ make_wait_set(RedisConnection *conn)
 }
 
 /*
- * Waits until the socket is ready for events, something else happens, or the deadline passes: then WL_TIMEOUT is set
- * in the result. Raises if interrupted.
+ * Waits until the socket is ready for `events`, the latch is set, or the deadline has passed (then returns WL_TIMEOUT).
+ * Raises if interrupted.
  */
 static int
 wait_socket(RedisConnection *conn, int events, int64 deadline, uint32 wait_event)
@@ -434,9 +456,9 @@ wait_socket(RedisConnection *conn, int events, int64 deadline, uint32 wait_event
 /* ---- requests and replies ---- */
 
 /*
- * Whether a command may be queued. What has come before any command is on its way must not be taken for its answer; when
- * the server has closed the connection meanwhile, this notices too. That is looked for after some time of silence, not in
- * a connection that is in use all the time: it is a system call, and what comes after it is not noticed either.
+ * Returns whether a command may be queued. Bytes that arrived before the command was sent are not its reply, so they
+ * fail the connection. This also notices that the server has closed the connection. We look only after some time
+ * without a read, because it costs a system call, and cannot notice bytes that arrive later anyway.
  */
 static bool
 may_send(RedisConnection *conn)
@@ -449,7 +471,7 @@ may_send(RedisConnection *conn)
 	return !conn->failed;
 }
 
-/* Queues bytes. False: the connection has failed. */
+/* Queues bytes. Returns false if the connection has failed. */
 static bool
 enqueue(RedisConnection *conn, const char *bytes, size_t len)
 {
@@ -559,7 +581,10 @@ redis_wait_reply(RedisConnection *conn, int64 deadline, uint32 wait_event)
 	if (conn->outstanding == 0)
 		fail(conn, false, "waiting for a reply to nothing");
 
-	/* Stays set if an interrupt throws us out of here: the reply would come when another one is expected. */
+	/*
+	 * If an interrupt raises out of this function, `waiting` stays set. The connection cannot be used then, because
+	 * this reply would arrive when the next one is expected.
+	 */
 	conn->waiting = true;
 	while ((reply = next_reply(conn)) == NULL && !conn->failed)
 	{
@@ -579,7 +604,7 @@ redis_wait_reply(RedisConnection *conn, int64 deadline, uint32 wait_event)
 
 /* ---- opening and closing ---- */
 
-/* As people write it; a host that is an IPv6 address in brackets. */
+/* Formats an address for people. An IPv6 address gets brackets. */
 static void
 format_address(const RedisEndpoint *address, char *text, size_t size)
 {
@@ -589,7 +614,7 @@ format_address(const RedisEndpoint *address, char *text, size_t size)
 		snprintf(text, size, strchr(address->host, ':') != NULL ? "[%s]:%d" : "%s:%d", address->host, address->port);
 }
 
-/* hiredis would ask the resolver, which blocks. */
+/* hiredis would ask the resolver about any other host, which blocks. */
 static bool
 is_numeric(const char *host)
 {
@@ -602,7 +627,7 @@ is_numeric(const char *host)
 	return true;
 }
 
-/* Starts to connect. */
+/* Begins to connect. */
 static bool
 start_connect(RedisConnection *conn, const RedisEndpoint *address)
 {
@@ -613,7 +638,7 @@ start_connect(RedisConnection *conn, const RedisEndpoint *address)
 	if (!AcquireExternalFD())
 		return fail(conn, false, "too many open files in this process");
 	conn->has_fd = true;
-	/* and one for the set of what is waited for, which raises if there is none */
+	/* The wait event set needs a descriptor too, and raises if there is none. So check for it now. */
 	if (!AcquireExternalFD())
 		return fail(conn, false, "too many open files in this process");
 	ReleaseExternalFD();
@@ -631,13 +656,13 @@ start_connect(RedisConnection *conn, const RedisEndpoint *address)
 	conn->functions.createArray = create_array;
 	context->reader->fn = &conn->functions;
 	context->reader->privdata = conn;
-	/* Programs that PostgreSQL starts (archive_command, COPY PROGRAM) must not inherit it. hiredis sets TCP_NODELAY. */
+	/* Programs that PostgreSQL starts (archive_command, COPY PROGRAM) must not inherit the socket. hiredis sets TCP_NODELAY. */
 	if (fcntl(context->fd, F_SETFD, FD_CLOEXEC) != 0)
 		return fail(conn, false, strerror(errno));
 	return true;
 }
 
-/* Waits until the connection stands. */
+/* Waits until the connection is established. */
 static bool
 finish_connect(RedisConnection *conn, int64 deadline)
 {
@@ -659,7 +684,7 @@ finish_connect(RedisConnection *conn, int64 deadline)
 	return true;
 }
 
-/* The handshake; with the name in the certificate checked before anything is told. */
+/* Executes the TLS handshake, which checks the certificate's name before we send anything. */
 static bool
 secure(RedisConnection *conn, const RedisEndpoint *address, int64 deadline)
 {
@@ -680,8 +705,8 @@ secure(RedisConnection *conn, const RedisEndpoint *address, int64 deadline)
 }
 
 /*
- * What the server says to AUTH, unless it repeats the password: an unknown command (AUTH can be renamed) is answered
- * with its arguments, cut and with some characters replaced.
+ * Reports the server's reply to AUTH, unless the reply may repeat the password. If AUTH is renamed, the server's error
+ * "unknown command" repeats the arguments, shortened and with some characters replaced.
  */
 static void
 fail_authentication(RedisConnection *conn, const redisReply *reply, const char *password)
@@ -722,7 +747,7 @@ authenticate(RedisConnection *conn, const RedisUrl *url, int64 deadline)
 	return !conn->failed;
 }
 
-/* Connects and logs in. Raises if interrupted; then conn is gone. */
+/* Connects and logs in. Raises if interrupted, after it has closed conn. */
 static void
 establish(RedisConnection *conn, const RedisEndpoint *address, const RedisUrl *url, int64 deadline)
 {

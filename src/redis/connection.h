@@ -2,16 +2,16 @@
  * redis/connection.h
  *	  One pipelined connection to one Redis process.
  *
- * Owns: the socket, the bytes on their way out, the replies on their way in. Requests are answered in the order in
- * which they were sent; who asked what is the caller's affair.
+ * Owns: the socket, the bytes to send, the replies received. Replies arrive in the order of the requests. The caller
+ * must know which request each reply answers.
  *
  * Rules:
  *   - Nothing here resolves a name: an address is numeric or a socket path.
- *   - Nothing blocks except redis_open and redis_wait_reply; both serve interrupts and stop at their deadline.
- *   - After any error, timeout or interrupted wait the connection is failed: it sends nothing more and must be closed.
- *     A late reply would be taken for the answer to another question.
- *   - redis_send, redis_send_raw, redis_flush and redis_close allocate with malloc only, raise nothing, and may be
- *     called in COMMIT and ABORT callbacks.
+ *   - Only redis_open and redis_wait_reply block. Both serve interrupts and stop at their deadline.
+ *   - After any error, timeout or interrupted wait the connection has failed: it sends nothing more, and the caller must
+ *     close it. A late reply would be taken for the answer to another request.
+ *   - redis_send, redis_send_raw, redis_flush and redis_close allocate with malloc only and raise nothing, so COMMIT and
+ *     ABORT callbacks may call them.
  */
 #ifndef FENCE_REDIS_CONNECTION_H
 #define FENCE_REDIS_CONNECTION_H
@@ -23,49 +23,56 @@
 typedef struct RedisConnection RedisConnection;
 
 /*
- * Connects to address (numeric host or socket path) and authenticates as url says (AUTH only if a password is set;
- * user may be empty). deadline: fence_clock() time in microseconds. Returns NULL on failure, with a message for people
- * in error (no trailing period, never holds the password). Interruptible: a cancel raises, nothing leaks.
- * The connection lives until redis_close, across transactions; it holds one external file descriptor
- * (AcquireExternalFD).
+ * Connects to address (numeric host or socket path) and authenticates with the credentials of url. Sends AUTH only if
+ * there is a password; user may be empty. deadline is fence_clock() time in microseconds. On failure returns NULL and
+ * writes a message for users to error. The message has no trailing period and never contains the password.
+ * Interruptible: a cancel raises and leaks nothing. The connection lives until redis_close, across transactions, and
+ * holds one external file descriptor (AcquireExternalFD).
  */
 extern RedisConnection *redis_open(const RedisEndpoint *address, const RedisUrl *url, int64 deadline,
 								   char *error, size_t error_size);
 
-/* Closes and frees; NULL is allowed. Replies that are outstanding are lost. */
+/* Closes and frees the connection; conn may be NULL. Outstanding replies are lost. */
 extern void redis_close(RedisConnection *conn);
 
-/* Queues one command for sending; redis_flush sends. argvlen NULL: argv are strings. False: the connection has failed. */
+/*
+ * Queues one command; redis_flush sends it. argvlen NULL: argv are NUL-terminated. Returns false if the connection has
+ * failed.
+ */
 extern bool redis_send(RedisConnection *conn, int argc, const char **argv, const size_t *argvlen);
 
-/* Queues bytes that hold exactly nreplies well-formed commands. False: the connection has failed. */
+/* Queues bytes that contain exactly nreplies well-formed commands. Returns false if the connection has failed. */
 extern bool redis_send_raw(RedisConnection *conn, const char *bytes, size_t len, int nreplies);
 
 /*
- * Writes what the socket takes without waiting. If it does not take all of it, or nothing is outstanding, also reads
- * what it offers: both sides' buffers must never fill at once. False: the connection has failed.
+ * Writes as much as the socket accepts without waiting. If something is left, or no reply is outstanding, also reads,
+ * because the buffers of both sides must never fill up at the same time. Returns false if the connection has failed.
  */
 extern bool redis_flush(RedisConnection *conn);
 
-/* For waiting until it is readable; may be -1. */
+/* Returns the socket, so that the caller can wait until it is readable; may be -1. */
 extern int	redis_socket(const RedisConnection *conn);
 
-/* Bytes queued and not yet written. */
+/* Returns the number of bytes that are queued and not yet written. */
 extern size_t redis_unsent(const RedisConnection *conn);
 
-/* Commands sent or queued whose reply was not taken yet. */
+/* Returns the number of commands sent or queued whose reply was not taken yet. */
 extern int	redis_outstanding(const RedisConnection *conn);
 
-/* The next reply if it is here (reads the socket without waiting), else NULL. Caller: freeReplyObject. */
+/*
+ * Returns the next reply if it has arrived (reads the socket without waiting), else NULL. The caller frees it with
+ * freeReplyObject.
+ */
 extern redisReply *redis_poll_reply(RedisConnection *conn);
 
 /*
- * The next reply; sends what is queued and waits until deadline (fence_clock() microseconds) in wait event
- * wait_event. NULL: failed (redis_error tells). Interruptible; an interrupt leaves the connection failed.
+ * Sends what is queued, and waits for the next reply until deadline (fence_clock() microseconds). Backends show
+ * wait_event meanwhile. Returns NULL if the connection has failed (redis_error says why). Interruptible; after an
+ * interrupt the connection has failed.
  */
 extern redisReply *redis_wait_reply(RedisConnection *conn, int64 deadline, uint32 wait_event);
 
-/* Whether the connection has failed, and why (static or owned by conn; NULL if it has not). */
+/* Returns why the connection has failed (static, or owned by conn), or NULL if it has not. */
 extern const char *redis_error(const RedisConnection *conn);
 
 #endif

@@ -31,9 +31,11 @@ local MOST_NAMES = 50000               -- names of a namespace that are remember
 local LOOKS = 20                       -- steps of SCAN before a listing, while names may be missing
 local STEPS = 200                      -- of SCAN's kind in one call
 local BYTES = 1024 * 1024              -- of what one call reads in such steps, before it ends
+local LOGGED = 8192                    -- bytes of a field's old value that its log gets; else only the length
 local ROW_SHADOW_MS = 3600000          -- how long a value that is being built for a row stays, if it is not finished
 local TRIMMED = 1000                   -- entries by which a log that is too long gets shorter with an append
-local CLASS, COUNT, LESS, MORE, OWNER = '!', '#', '-', '+', '@'  -- fields of a hash of holds that are no holds
+-- Fields of a hash of holds that are no holds. With a colon and a field behind them they are of holds on that field.
+local CLASS, COUNT, LESS, MORE, OWNER = '!', '#', '-', '+', '@'
 
 -- The name beside the key, in its slot: letter h, d, s or q. nil: no name can be in the slot of that key.
 local function beside(ns, letter, key)
@@ -129,29 +131,45 @@ end
 
 local kinds = {}
 
+-- What is behind CLASS and the others for holds of that kind: nothing, or a colon and the field of a hash.
+local function part_of(kind, arguments)
+  return kinds[kind].of_field and ':' .. arguments[1] or ''
+end
+
+-- The sum of what counters hold, in the direction of delta.
+local function add_held(name, part, delta, sign)
+  local sum = (delta < 0 and LESS or MORE) .. part
+  local left = redis.call('HINCRBY', name, sum, string.format('%.0f', 0 + sign * delta))
+  if left == 0 then redis.call('HDEL', name, sum) end
+end
+
 -- c: the call, see effect(). made_by: what kinds.set keeps, or nil.
 local function add_hold(c, key, kind, arguments, made_by)
-  local name = beside(c.ns, 'h', key)
+  local name, of_kind, part = beside(c.ns, 'h', key), kinds[kind], part_of(kind, arguments)
   local hold = { k = kind, top = c.top, at = now_ms(), a = arguments, d = c.durable ~= '' and c.durable or nil,
-                 before = kinds[kind].ordered and c.before ~= '' and c.before or nil, made_by = made_by }
-  redis.call('HSET', name, c.id, cmsgpack.pack(hold), CLASS, kinds[kind].class)
-  if kinds[kind].alone then redis.call('HSET', name, OWNER, c.top) end
+                 before = of_kind.ordered and c.before ~= '' and c.before or nil, made_by = made_by }
+  redis.call('HSET', name, c.id, cmsgpack.pack(hold), CLASS, of_kind.class)
+  if of_kind.alone then redis.call('HSET', name, OWNER .. part, c.top) end
   redis.call('HINCRBY', name, COUNT, 1)
-  if kinds[kind].class == 'counter' then
-    local delta = kinds[kind].delta(arguments)
-    redis.call('HINCRBY', name, delta < 0 and LESS or MORE, string.format('%.0f', delta))
+  if of_kind.of_field then
+    redis.call('HSET', name, CLASS .. part, kind)
+    redis.call('HINCRBY', name, COUNT .. part, 1)
   end
+  if of_kind.delta then add_held(name, part, of_kind.delta(arguments), 1) end
   learn(c.ns, name)
 end
 
 local function drop_hold(ns, name, id, hold)
+  local part = part_of(hold.k, hold.a)
   if redis.call('HDEL', name, id) == 0 then return end
   if redis.call('HINCRBY', name, COUNT, -1) <= 0 then
     redis.call('UNLINK', name)
     unlearn(ns, name)
-  elseif kinds[hold.k].class == 'counter' then
-    local delta = kinds[hold.k].delta(hold.a)
-    redis.call('HINCRBY', name, delta < 0 and LESS or MORE, string.format('%.0f', -delta))
+    return
+  end
+  if kinds[hold.k].delta then add_held(name, part, kinds[hold.k].delta(hold.a), -1) end
+  if part ~= '' and redis.call('HINCRBY', name, COUNT .. part, -1) <= 0 then
+    redis.call('HDEL', name, CLASS .. part, COUNT .. part, OWNER .. part)
   end
 end
 
@@ -160,14 +178,18 @@ local function read_hold(name, id)
   return raw and cmsgpack.unpack(raw)
 end
 
--- Who has holds there, up to MOST_HOLDERS of them, behind the word: the caller knows whose transactions are over.
-local function refused_by_holders(word, name)
+-- The word, and behind it up to MOST_HOLDERS of those that have holds there, or on that field of a hash: the caller
+-- knows whose transactions are over.
+local function refused_by_holders(word, name, field)
   local reply, cursor, steps, bytes = { word }, '0', STEPS, BYTES
   repeat
     local found = redis.call('HSCAN', name, cursor, 'COUNT', 10)
     cursor, steps = found[1], steps - 1
     for i = 1, #found[2], 2 do
-      if is_hold(found[2][i]) and #reply <= MOST_HOLDERS then reply[#reply + 1] = found[2][i] end
+      if is_hold(found[2][i]) and #reply <= MOST_HOLDERS
+        and (not field or cmsgpack.unpack(found[2][i + 1]).a[1] == field) then
+        reply[#reply + 1] = found[2][i]
+      end
       bytes = bytes - #found[2][i + 1]
     end
   until cursor == '0' or #reply > MOST_HOLDERS or steps == 0 or bytes < 0
@@ -182,36 +204,53 @@ local function is_owner(c)
   return owner == c.top
 end
 
-local function set_value(key, value, ttl)           -- ttl in ms; '' keeps the present one, '0' is none
+-- ttl in ms: '' keeps the present one, '0' is none, '@' before it makes it a point in time.
+local function set_value(key, value, ttl)
   if ttl == '' then
     redis.call('SET', key, value, 'KEEPTTL')
   elseif ttl == '0' then
     redis.call('SET', key, value)
+  elseif sub(ttl, 1, 1) == '@' then
+    redis.call('SET', key, value, 'PXAT', sub(ttl, 2))
   else
     redis.call('SET', key, value, 'PX', ttl)
   end
 end
 
+local function set_ttl(key, ttl)
+  if ttl == '0' then
+    redis.call('PERSIST', key)
+  elseif sub(ttl, 1, 1) == '@' then
+    redis.call('PEXPIRE', key, string.format('%.0f', tonumber(sub(ttl, 2)) - now_ms()))
+  elseif ttl ~= '' then
+    redis.call('PEXPIRE', key, ttl)
+  end
+end
+
 -- ---------------------------------------------------------------------------------------------------------------
--- The kinds. class: a key has holds of one class at a time. alone: and of one transaction. ordered: one transaction's
--- are applied in its order.
+-- The kinds. class: a key has holds of one class at a time. alone: and of one transaction. of_field: each field of the
+-- hash has holds of one kind at a time, and alone is meant of the field. ordered: one transaction's are applied in
+-- its order. delta: of a counter.
 -- prepare(c, arguments, checks) answers 'held ...' after add_hold, else why not; apply(key, arguments, id, ns) may
 -- answer 'lost'; undo(key, id, ns) if there is more to undo than the hold. takes: what its first arguments are, see
 -- TAKES; other: whether the first of them is the second key; checks: how many there are at least.
 -- ---------------------------------------------------------------------------------------------------------------
 
-local TAKES = { m = '^%d*$', n = '^%-?%d+$', t = '' }     -- milliseconds or '', a whole number, any text
+-- Milliseconds or '', an expiry (see set_value), a whole number, any text.
+local TAKES = { m = '^%d*$', e = '^@?%d*$', n = '^%-?%d+$', t = '' }
 
 local function takes(kind, keys, arguments, checks)
   if keys[2] ~= (kind.other and arguments[1] or nil) then return false end
   for i = 1, #kind.takes do
-    if not arguments[i] or not find(arguments[i], TAKES[sub(kind.takes, i, i)]) then return false end
+    local what = sub(kind.takes, i, i)
+    if not arguments[i] or not find(arguments[i], TAKES[what]) then return false end
+    if what == 'e' and arguments[i] == '@' then return false end
   end
   return not checks or #checks >= (kind.checks or 0)
 end
 
--- once | ttl_ms -> held | own [result] | done result | busy holder...
-kinds.once = { class = 'once', alone = true, ordered = true, takes = 'm' }
+-- once | ttl -> held | own [result] | done result | busy holder...
+kinds.once = { class = 'once', alone = true, ordered = true, takes = 'e' }
 
 function kinds.once.prepare(c, a)
   local own, busy = is_owner(c)
@@ -227,7 +266,7 @@ function kinds.once.prepare(c, a)
 end
 
 function kinds.once.apply(key, a)
-  redis.call('SET', key, 'null', 'PX', a[1])
+  set_value(key, 'null', a[1])
 end
 
 -- result | text -> held | none. The result of the once before.
@@ -245,11 +284,11 @@ function kinds.result.apply(key, a)
   redis.call('SET', key, a[1], 'XX', 'KEEPTTL')
 end
 
--- set | how value ttl_ms ; expects expected -> held found value | differs found value | nothing | busy holder...
+-- set | how value ttl ; expects expected -> held found value | differs found value | nothing | busy holder...
 -- how: 'set', 'del', or 'ttl' (the value stays); expects: '' (anything), '=' (that text), '0' (no key). value in the
 -- answer: what the key had as this transaction sees it, with what it will do itself. A hold names the one that made
 -- the value what it is then (made_by): itself, or one before a 'ttl'.
-kinds.set = { class = 'set', alone = true, ordered = true, takes = 'ttm', checks = 1 }
+kinds.set = { class = 'set', alone = true, ordered = true, takes = 'tte', checks = 1 }
 
 function kinds.set.prepare(c, a, checks)
   local own, busy = is_owner(c)
@@ -275,81 +314,98 @@ function kinds.set.apply(key, a)
     set_value(key, a[2], a[3])
   elseif a[1] == 'del' then
     redis.call('UNLINK', key)
-  elseif a[3] == '0' then
-    redis.call('PERSIST', key)
   else
-    redis.call('PEXPIRE', key, a[3])
+    set_ttl(key, a[3])
   end
 end
 
--- counter | delta ; min max -> held value | bound value holder... | inexact
--- The bounds hold whatever becomes of the other holds; value: with all holds in that direction.
-kinds.counter = { class = 'counter', takes = 'n', checks = 2 }
+-- counter | delta ; min max clamp -> held value delta | bound value holder... | inexact
+-- The bounds hold whatever becomes of the other holds; value: with all holds in that direction. clamp: any word makes
+-- it count as much of delta as the bounds allow: what is held, and kept in a row, is what the answer says.
+kinds.counter = { class = 'counter', takes = 'n', checks = 3 }
 
 function kinds.counter.delta(a)
   return tonumber(a[1])
-end
-
--- nil if the bounds forbid it; what the counter can come to in the direction of delta. Second: not to be counted.
-local function counter_after(ns, key, delta, min, max)
-  local value = tonumber(redis.call('GET', key) or '0')
-  local name = beside(ns, 'h', key)
-  local held = tonumber(redis.call('HGET', name, delta < 0 and LESS or MORE) or '0')
-  if not value or value ~= math.floor(value) or math.abs(value) > EXACT then return nil, nil, true end
-  local after = value + held + delta
-  if math.abs(after) > EXACT then return nil, nil, true end
-  if (delta < 0 and min and after < min) or (delta > 0 and max and after > max) then return nil, value end
-  return after, value
 end
 
 local function whole_number(s)
   return find(s, '^-?%d+$') and #s <= 17 and tonumber(s) or nil
 end
 
-function kinds.counter.prepare(c, a, checks)
-  local min, max = whole_number(checks[1]), whole_number(checks[2])
-  local after, value, inexact = counter_after(c.ns, c.key, tonumber(a[1]), min, max)
-  if inexact then return { 'inexact' } end
-  if not after then
-    local reply = refused_by_holders('bound', c.name)
-    table.insert(reply, 2, string.format('%.0f', value))
-    return reply
+-- What is counted, as INCRBY takes it; nil: it is no such number.
+local function count_of(key, field)
+  local text = (field and redis.call('HGET', key, field) or not field and redis.call('GET', key)) or '0'
+  local value = (text == '0' or find(text, '^%-?[1-9]%d*$')) and whole_number(text)
+  return value and math.abs(value) <= EXACT and value or nil
+end
+
+-- What the counter can come to in the direction of delta: after, delta. nil, value: the bounds forbid it. nil: it is
+-- not to be counted.
+local function counter_after(ns, key, field, delta, bounds)
+  local value = count_of(key, field)
+  if not value then return nil end
+  local part = field and ':' .. field or ''
+  local held = tonumber(redis.call('HGET', beside(ns, 'h', key), (delta < 0 and LESS or MORE) .. part) or '0')
+  local bound, excess = delta < 0 and bounds.min or delta > 0 and bounds.max or nil, 0
+  if bound then excess = delta < 0 and bound - (value + held + delta) or value + held + delta - bound end
+  if excess > 0 then
+    if not bounds.clamp then return nil, value end
+    local amount = math.max(math.abs(delta) - excess, 0)
+    delta = delta < 0 and 0 - amount or amount
   end
-  add_hold(c, c.key, 'counter', a)
-  return { 'held', string.format('%.0f', after) }
+  if math.abs(value + held + delta) > EXACT then return nil end
+  return value + held + delta, delta
+end
+
+local function bounds_of(checks)
+  return { min = whole_number(checks[1]), max = whole_number(checks[2]), clamp = checks[3] ~= '' }
+end
+
+local function refused_by_bound(word, value, name, field)
+  if not value then return { 'inexact' } end
+  local reply = refused_by_holders(word, name, field)
+  table.insert(reply, 2, string.format('%.0f', value))
+  return reply
+end
+
+-- Holds what can be counted of arguments[place]; of a call that came twice, what was counted the first time.
+local function hold_counter(c, kind, field, arguments, place, checks)
+  if c.again then arguments[place] = c.again.a[place] end
+  local after, delta = counter_after(c.ns, c.key, field, tonumber(arguments[place]), bounds_of(checks))
+  if not after then return refused_by_bound('bound', delta, c.name, field) end
+  arguments[place] = string.format('%.0f', delta)
+  add_hold(c, c.key, kind, arguments)
+  return { 'held', string.format('%.0f', after), arguments[place] }
+end
+
+function kinds.counter.prepare(c, a, checks)
+  return hold_counter(c, 'counter', nil, a, 1, checks)
 end
 
 function kinds.counter.apply(key, a)
   redis.call('INCRBY', key, a[1])
 end
 
--- transfer <from> <to> | to amount ; min max -> held value | bound value holder... | full value holder... | inexact
+-- transfer <from> <to> | to amount ; min max clamp -> held value amount | bound value holder... |
+-- full value holder... | inexact
 -- The hold of `to` (received) only counts there: both end together with that of `from`.
-kinds.transfer = { class = 'counter', takes = 'tn', other = true, checks = 2 }
+kinds.transfer = { class = 'counter', takes = 'tn', other = true, checks = 3 }
 kinds.received = { class = 'counter' }
 
-function kinds.transfer.delta(a) return -tonumber(a[2]) end
+function kinds.transfer.delta(a) return 0 - tonumber(a[2]) end
 function kinds.received.delta(a) return tonumber(a[2]) end
 
 function kinds.transfer.prepare(c, a, checks)
-  local to, amount = a[1], tonumber(a[2])
-  local left, value, inexact = counter_after(c.ns, c.key, -amount, whole_number(checks[1]), nil)
-  local name, word = c.name, 'bound'
-  if left then
-    left, word, name = left, 'full', beside(c.ns, 'h', to)
-    local arrives
-    arrives, value, inexact = counter_after(c.ns, to, amount, nil, whole_number(checks[2]))
-    if not arrives then left = nil end
-  end
-  if inexact then return { 'inexact' } end
-  if not left then
-    local reply = refused_by_holders(word, name)
-    table.insert(reply, 2, string.format('%.0f', value))
-    return reply
-  end
+  local to, bounds = a[1], bounds_of(checks)
+  if c.again then a[2] = c.again.a[2] end
+  local left, less = counter_after(c.ns, c.key, nil, 0 - tonumber(a[2]), { min = bounds.min, clamp = bounds.clamp })
+  if not left then return refused_by_bound('bound', less, c.name) end
+  local arrives, more = counter_after(c.ns, to, nil, math.abs(less), { max = bounds.max, clamp = bounds.clamp })
+  if not arrives then return refused_by_bound('full', more, beside(c.ns, 'h', to)) end
+  a[2] = string.format('%.0f', more)
   add_hold(c, c.key, 'transfer', a)
   add_hold(c, to, 'received', { c.key, a[2] })
-  return { 'held', string.format('%.0f', left) }
+  return { 'held', string.format('%.0f', left - less - more), a[2] }
 end
 
 local function drop_received(a, id, ns)
@@ -380,7 +436,7 @@ local FORM_TYPES = { list = 'list', queue = 'list', zset = 'zset', stream = 'str
 
 function kinds.append.prepare(c, a)
   local there = redis.call('TYPE', c.key).ok
-  if there ~= 'none' and there ~= FORM_TYPES[a[1]] then return { 'type', there } end
+  if there ~= 'none' and there ~= FORM_TYPES[a[1]] then return { 'type', c.key } end
   add_hold(c, c.key, 'append', a)
   return { 'held' }
 end
@@ -390,11 +446,14 @@ local function to_trim(length, most)
   return most ~= '' and math.min(length - tonumber(most), TRIMMED) or 0
 end
 
+local function entry_text(id, stamp, entry)
+  return stamp .. ' ' .. match(id, '(%d+)$') .. ' ' .. entry
+end
+
 -- What may fail comes before the entry is there, or does not matter: nothing is appended twice.
 function kinds.append.apply(key, a, id, ns)
   local form, entry, stamp, most = a[1], a[2], a[3], a[4]
-  local n = match(id, '(%d+)$')
-  local text = stamp .. ' ' .. n .. ' ' .. entry
+  local text = entry_text(id, stamp, entry)
   if form == 'list' then
     local excess = to_trim(redis.call('RPUSH', key, text), most)
     if excess > 0 then redis.pcall('LTRIM', key, excess, -1) end
@@ -407,14 +466,72 @@ function kinds.append.apply(key, a, id, ns)
     local excess = to_trim(most ~= '' and redis.call('ZCARD', key) or 0, most)
     if excess > 0 then redis.pcall('ZREMRANGEBYRANK', key, 0, excess - 1) end
   else
-    redis.call('XADD', key, '*', 'stamp', stamp, 'n', n, 'entry', entry)
+    redis.call('XADD', key, '*', 'stamp', stamp, 'n', match(id, '(%d+)$'), 'entry', entry)
     if most ~= '' then redis.pcall('XTRIM', key, 'MAXLEN', '~', most, 'LIMIT', TRIMMED) end
   end
 end
 
--- publish | ttl_ms form -> held. Then pieces, see effect_piece(). form: string or hash. A small one has no shadow: it
+-- hash_set | field log stamp how value -> held | busy holder... | type key. how: 'set' or 'del'.
+-- hash_add | field log stamp delta ; min max clamp -> as counter, busy or type.
+-- log: '' or the list, in the key's slot, that is told what the field had, as append tells it.
+kinds.hash_set = { class = 'hash', of_field = true, alone = true, ordered = true, takes = 'ttttt' }
+kinds.hash_add = { class = 'hash', of_field = true, ordered = true, takes = 'tttn', checks = 3 }
+
+function kinds.hash_add.delta(a) return tonumber(a[4]) end
+
+-- Why the field cannot be held for that kind; nil: it can.
+local function field_refused(c, kind, a)
+  local field, log, part = a[1], a[2], ':' .. a[1]
+  local there = redis.call('TYPE', c.key).ok
+  if there ~= 'none' and there ~= 'hash' then return { 'type', c.key } end
+  there = log ~= '' and redis.call('TYPE', log).ok
+  if there and there ~= 'none' and there ~= 'list' then return { 'type', log } end
+  local present, owner = unpack(redis.call('HMGET', c.name, CLASS .. part, OWNER .. part))
+  if not present or (present == kind and (owner or c.top) == c.top) then return nil end
+  return owner == c.top and { 'mixed' } or refused_by_holders('busy', c.name, field)
+end
+
+function kinds.hash_set.prepare(c, a)
+  local refused = field_refused(c, 'hash_set', a)
+  if refused then return refused end
+  add_hold(c, c.key, 'hash_set', a)
+  return { 'held' }
+end
+
+function kinds.hash_add.prepare(c, a, checks)
+  return field_refused(c, 'hash_add', a) or hold_counter(c, 'hash_add', a[1], a, 4, checks)
+end
+
+-- What is logged of a field that is about to change.
+local function old_of_field(key, field)
+  local bytes = redis.call('HSTRLEN', key, field)
+  if bytes > LOGGED then return string.format('{"field":%s,"bytes":%d}', cjson.encode(field), bytes) end
+  local old = redis.call('HGET', key, field)
+  return '{"field":' .. cjson.encode(field) .. ',"old":' .. (old and cjson.encode(old) or 'null') .. '}'
+end
+
+-- Both or none: it is tried again.
+local function change_field(key, a, id, command, ...)
+  local field, log, stamp = a[1], a[2], a[3]
+  if log ~= '' then redis.call('RPUSH', log, entry_text(id, stamp, old_of_field(key, field))) end
+  local answer = redis.pcall(command, key, field, ...)
+  if type(answer) == 'table' and answer.err then
+    if log ~= '' then redis.call('LTRIM', log, 0, -2) end
+    error(answer)
+  end
+end
+
+function kinds.hash_set.apply(key, a, id)
+  if a[4] == 'set' then change_field(key, a, id, 'HSET', a[5]) else change_field(key, a, id, 'HDEL') end
+end
+
+function kinds.hash_add.apply(key, a, id)
+  change_field(key, a, id, 'HINCRBY', a[4])
+end
+
+-- publish | ttl form -> held. Then pieces, see effect_piece(). form: string or hash. A small one has no shadow: it
 -- brings the whole value (from a[3] on).
-kinds.publish = { class = 'publish', alone = true, ordered = true, takes = 'mt' }
+kinds.publish = { class = 'publish', alone = true, ordered = true, takes = 'et' }
 
 local function shadow_of(ns, key, id)
   return beside(ns, 's', key) .. ':' .. id
@@ -437,13 +554,13 @@ function kinds.publish.apply(key, a, id, ns)
       redis.call('SET', shadow, a[3])
     end
   end
-  if ttl == '' then ttl = redis.call('PTTL', key) end
+  if ttl == '' then ttl = string.format('%.0f', math.max(redis.call('PTTL', key), 0)) end
   -- over an old value RENAME would free that here and now, which takes as long as it is large
   local old = redis.call('EXISTS', key) == 1 and shadow .. ':old'
   if old then redis.call('RENAME', key, old) end
   redis.call('RENAME', shadow, key)
   if old then redis.call('UNLINK', old) end
-  if tonumber(ttl) > 0 then redis.call('PEXPIRE', key, ttl) else redis.call('PERSIST', key) end
+  set_ttl(key, ttl)
 end
 
 function kinds.publish.undo(key, _, id, ns)
@@ -502,6 +619,11 @@ local function are_strings(function_name, ns, keys)
   end
 end
 
+-- All names that an effect of that kind touches.
+local function touched(kind, keys, arguments)
+  return kind.of_field and arguments[2] ~= '' and { keys[1], arguments[2] } or keys
+end
+
 -- effect <key> [<key>] | namespace hold top before durable kind n argument... check... -> held ... | why not ...
 -- before: the hold that the transaction made before on the (first) key and has not rolled back, '' if none. durable:
 -- the database that has a row of it, '' if none has. A call that comes twice counts once.
@@ -512,10 +634,11 @@ local function effect(keys, args)
   end
   local arguments, checks = { unpack(args, 8, 7 + n) }, { unpack(args, 8 + n) }
   if not takes(kind, keys, arguments, checks) then return bad('fence_effect', 'malformed argument of this kind') end
-  local wrong = are_strings('fence_effect', args[1], keys)
+  local wrong = are_strings('fence_effect', args[1], touched(kind, keys, arguments))
   if wrong then return wrong end
   local c = { ns = args[1], id = args[2], top = args[3], before = args[4], durable = args[5], key = keys[1] }
   c.name = beside(c.ns, 'h', c.key)
+  c.again = read_hold(c.name, c.id)
   end_one(c.ns, c.key, c.id, 'undo')
   for _, key in ipairs(keys) do
     local name = beside(c.ns, 'h', key)
@@ -584,7 +707,7 @@ local function effect_redo(keys, args)
   if #keys < 1 or not kind or not kind.apply or not is_hold(id) or not takes(kind, keys, arguments) then
     return bad('fence_effect_redo', 'expected key, namespace, hold, database, kind and arguments')
   end
-  local wrong = are_strings('fence_effect_redo', ns, keys)
+  local wrong = are_strings('fence_effect_redo', ns, touched(kind, keys, arguments))
   if wrong then return wrong end
   if is_done(ns, keys[1], id) then return { 'done' } end
   local answer = end_one(ns, keys[1], id, 'apply')

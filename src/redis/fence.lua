@@ -4,39 +4,39 @@
 --
 -- Owns: the fences and reservations of every namespace, and the right to answer for them (doc/protocol.md).
 --   * A fence is a key, "<token> <version> <stamp>\n<payload>" (a mark, without newline, stands for values beside it).
---     One that exists under its domain's present token is current: that is the invariant. So a fence may vanish at any
---     time (eviction, expiry, FLUSHALL); nobody but this library may make one, or bring one back.
---   * A reservation is a variable of this library: a transaction may be about to commit another version. Variables live
---     and die with this process, so a reservation can be trusted: a process that lost one has lost the right to answer.
--- The keys may be spread over several processes (Redis Cluster, shards): a process answers readers, and grants
--- reservations, only in the slots that it was armed for (arming.lua), whatever the cluster says of them meanwhile.
+--     The invariant: a fence that begins with its domain's present token is current. So a fence may vanish at any time
+--     (eviction, expiry, FLUSHALL). But only this library may make a fence, and nothing may bring one back.
+--   * A reservation says that a transaction may commit another version. It is a Lua variable, which lives and dies with
+--     this process. So reservations can be trusted: a process that lost them has lost the right to answer, too.
+-- Several processes may share the keys (Redis Cluster, shards). A process answers readers and grants reservations only
+-- in the slots for which it was armed (arming.lua), whatever the cluster says about these slots meanwhile.
 -- Rules every function keeps:
---   * A function may fail at any redis.call (READONLY, OOM) and variables are not rolled back. So a reservation is
---     recorded before its fence is deleted, and dropped before a fence is stored: what fails in between is a veto too
---     many, which the patrol ends, or a miss.
---   * Fences are in database 0. Writers' connections are there by themselves, which spares them a SELECT in each call.
---   * Versions are text: the library compares none.
+--   * Any redis.call may fail (READONLY, OOM), and variables are not rolled back. So a function records a reservation
+--     before it deletes the fence, and removes it before it stores a fence. A failure in between leaves a needless
+--     reservation, which the patrol ends, or a miss.
+--   * Fences are in database 0. Writers' connections use it by default, which saves a SELECT in each call.
+--   * Versions are text, and the library never compares them.
 --   * Numbers that order events (reservations, ends, tokens) are drawn from one counter of this process.
 
 local LIBRARY_VERSION = '1'
 local MAX_NAME = 4096                  -- bytes in the name of a fence, value or domain
-local MAX_FENCES = 1000                -- in one call
+local MAX_FENCES = 1000                -- maximum in one call
 local MAX_STAMP = 100
-local MAX_PAYLOAD = 4 * 1024 * 1024    -- bytes of what a reader puts
+local MAX_PAYLOAD = 4 * 1024 * 1024    -- bytes of a payload that a reader puts
 local ENDS_KEPT = 10000                -- see note_end()
-local MOST_RESERVED = 100000           -- fences with reservations; beyond it a domain that has more than ...
-local FEW_RESERVED = 1000              -- ... these is reserved as a whole
-local MOST_FILLS = 100000              -- fill leases since the last turn; beyond it nobody is told to wait
+local MOST_RESERVED = 100000           -- reserved fences; beyond it, a domain that has more than ...
+local FEW_RESERVED = 1000              -- ... this many is reserved as a whole
+local MOST_FILLS = 100000              -- fill leases since the last turn; beyond it no reader is told to wait
 local GARBAGE_KB = 16384               -- see collect_garbage()
 
-local identity = nil                   -- of this process: drawn once, by the first hello
+local identity = nil                   -- of this process; the first hello sets it
 local spaces = {}                      -- namespace -> see new_space()
-local headers = {}                     -- "<namespace> <epoch>" -> space: what writers say
-local routes = {}                      -- "<namespace>:f:<domain>:" -> domain; only of domains that are known
-local counter = 0                      -- per process, never reused
+local headers = {}                     -- "<namespace> <epoch>", as writers send it -> space
+local routes = {}                      -- "<namespace>:f:<domain>:" -> domain; known domains only
+local counter = 0                      -- of this process; goes up only
 
--- While a library loads, Redis 7.0 knows no global but redis, and of that no call. String's functions are had through a
--- string; redis.call and redis.pcall are taken by register_keyed(), and so by arm(): no key is touched before that.
+-- While a library loads, Redis 7.0 has no global but redis, and no redis.call. So get string's functions from a string.
+-- register_keyed() and so arm() set redis.call and redis.pcall, before any function touches a key.
 local find, match, sub, byte = ('').find, ('').match, ('').sub, ('').byte
 local call, try = nil, nil
 
@@ -48,19 +48,19 @@ local function bad(name, why)
   return redis.error_reply('ERR ' .. name .. ': ' .. why)
 end
 
--- Milliseconds of this node's clock; every deadline in this file is in this unit and on this clock.
+-- Returns the time of this node's clock in ms. Every deadline in this file has this unit and clock.
 local function now_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- A step of Lua's garbage collector, some milliseconds at most. It keeps pace with what calls allocate, and Redis gives
--- it a little with every fifty calls: what a large transaction has left behind would stay for hours.
+-- Runs a step of Lua's garbage collector, which takes some milliseconds at most. Redis runs only small steps, every
+-- fifty calls; what a large transaction leaves behind would stay for hours.
 local function collect_garbage()
   if collectgarbage('count') > GARBAGE_KB then collectgarbage('step', 1000) end
 end
 
--- A non-negative whole number small enough for a double, or nil. To look a small one up costs less.
+-- Returns a non-negative whole number that a double can hold, or nil. Looking up small ones is cheaper.
 local SMALL = {}
 for i = 0, 64 do SMALL[i .. ''] = i end
 
@@ -74,7 +74,7 @@ local function is_version(s)
   return #s <= 19 and find(s, '^%d+$')
 end
 
--- Stamps are stored in fences, where blanks and newlines separate.
+-- Stamps are stored in fences, where blanks and newlines are separators.
 local function is_stamp(s)
   return #s <= MAX_STAMP and find(s, '^[!-~]+$')
 end
@@ -83,14 +83,14 @@ local function is_domain(s)
   return #s <= MAX_NAME and find(s, '^[^:{}]+$')
 end
 
--- namespace, domain name of a fence name; nil if it is no fence name.
+-- Returns namespace and domain of the name of a fence; nil if it is not one.
 local function parse(fence)
   if #fence > MAX_NAME then return nil end
   return match(fence, '^([%w_.-]+):f:([^:{}]+):{[^{}]+}')
 end
 
--- Whether value is a value beside this very fence: the same name with v for f, a colon and a suffix. Without it a put
--- could overwrite any key.
+-- Returns whether value is beside this fence: the same name with v for f, a colon and a suffix. Without this check a
+-- put could overwrite any key.
 local function names_value_of(value, fence)
   local n = #fence
   return #value <= MAX_NAME and #value > n + 1 and byte(value, n + 1) == 58
@@ -102,12 +102,12 @@ end
 -- ---------------------------------------------------------------------------------------------------------------
 
 local SLOTS = 16384
-local SLOTS_KEPT, TAG_KEPT = 10000, 100 -- tags whose slots are remembered, at most, and bytes of one
+local SLOTS_KEPT, TAG_KEPT = 10000, 100 -- maximum of remembered tags, and bytes of one
 
-local crc_table = nil                  -- of CRC16/XMODEM; made by the first process that needs it
+local crc_table = nil                  -- of CRC16/XMODEM; made at first use
 local slot_of_tag, slots_kept = {}, 0
 
--- The slot of a fence, as the cluster specification counts it: of what is between its first braces. -1: it has none.
+-- Returns a fence's slot by the cluster specification: of the text between its first braces. -1: no such text.
 local function slot_of(fence)
   local tag = match(fence, '{([^{}]+)}')
   if not tag then return -1 end
@@ -134,8 +134,8 @@ local function slot_of(fence)
   return slot
 end
 
--- Whether an error of a key access says that the key is another process's affair now: its slot has moved, or is moving
--- and the key has gone ahead (or never was). Nothing else says so, least of all a missing permission.
+-- Returns whether a key access failed because another process has the key: its slot has moved, or is moving and the key
+-- is there (or nowhere). No other error has this text, not even one for a missing permission.
 local function is_elsewhere(answer)
   return type(answer) == 'table' and answer.err and find(answer.err, 'non local key', 1, true)
 end
@@ -144,17 +144,17 @@ end
 -- Namespaces and domains
 -- ---------------------------------------------------------------------------------------------------------------
 
--- One cluster's view of this process.
--- armed: {owner, timeline, server, epoch, number, key, until_ms, granted_ms, ttl, fill_ms, stream_max}; key: of
--- heartbeats of this process; granted_ms: until_ms as it was granted, whatever a disarm made of it.
--- slots: false: all; else slot -> true: granted; false: was granted and is lost (see delete_here()), and then lost:
--- slot -> a fence that was found elsewhere. since: slot -> number of the grant by which it came here last; of all that
--- this process was ever granted in the epoch.
--- pending: fence -> the stamp that has it reserved, or {how many, [stamp] = true}; fences: how many there are in
--- it; most: how many there were since it was made. mine: stamp -> its fence, or {n = how many, fence, ...}.
+-- One PostgreSQL cluster's state in this process.
+-- armed: {owner, timeline, server, epoch, number, key, until_ms, granted_ms, ttl, fill_ms, stream_max}; key: name of
+-- this process's heartbeat key; granted_ms: until_ms as it was granted, even after a disarm.
+-- slots: false: all; else slot -> true: granted; false: granted and lost (see delete_here()), and then lost has
+-- slot -> a fence that was found elsewhere. since: slot -> number of the grant by which it last came here; includes all
+-- slots that this process was ever granted in the epoch.
+-- pending: fence -> the stamp that has reserved it, or {how many, [stamp] = true}; fences: number of its entries;
+-- most: highest value of fences since pending was made. mine: stamp -> its fence, or {n = how many, fence, ...}.
 -- ended, ended_before, floor, turn, ends; recent, recent_before: see note_end(). drawn: when the last token was drawn.
--- whole: reservations of domains made for rows, since there were too many (crowded). events: whether some domain
--- publishes. seen: see pending().
+-- whole: number of whole-domain reservations made for rows, because too many rows were reserved (crowded). events:
+-- whether any domain publishes. seen: see pending().
 -- filling, filled_before, fills, turned: see turn_fills(). domains: name -> see domain_of().
 local function new_space(ns, armed, slots, grant)
   local since = {}
@@ -165,7 +165,7 @@ local function new_space(ns, armed, slots, grant)
            filling = {}, filled_before = {}, fills = 0, turned = 0 }
 end
 
--- What a fence of the domain begins with from now on (head: with the blank behind it). Nothing of before is trusted.
+-- Draws the token with which the domain's fences begin from now on (head: with a blank). Earlier fences are invalid.
 local function new_token(space, d)
   counter = counter + 1
   local armed = space.armed
@@ -174,19 +174,19 @@ local function new_token(space, d)
   space.drawn, space.recent, space.recent_before = counter, {}, {}
 end
 
--- gate: the key that exists while the lease runs, where readers need nothing but that and the token: the attachment is
--- announced, nothing of the whole domain is pending, all slots are here. nil where it takes a closer look.
+-- gate: a key that exists while the lease runs. Set if readers need only it and the token: the domain is announced,
+-- nothing pends for the whole domain, all slots are here. If gate is nil, functions must check all that.
 local function set_gate(d)
   local armed = d.space.armed
   d.gate = d.id and d.pendings == 0 and not d.space.slots and armed.until_ms > 0 and armed.key or nil
 end
 
--- The domain's record, made on first use. id: the attachment that is announced (nil: not attached, readers are told
--- unarmed); ended: the newest attachment that is known to be over, so a late announcement of it changes nothing;
--- withdrawn (or nil): it was announced, and is not to be served any more; carried: the number of the grant that it was
--- announced for last; born: when its token was drawn. pending: stamp -> {since, ended, rows}, of reservations of the
--- whole domain; pendings: how many; few: rows of it that were reserved although there were too many.
--- publish: see publish(). told: permits since the last fence_counts, counts: answers of get and put.
+-- Returns the domain's record; makes it if necessary. id: the announced attachment (nil: not attached, so readers get
+-- "unarmed"); ended: the newest attachment that is known to have ended, so a late announcement of it has no effect;
+-- withdrawn (or nil): it was announced, and readers must not get answers any more; carried: grant of its last
+-- announcement; born: when its token was drawn. pending: stamp -> {since, ended, rows}, reservations of the whole
+-- domain; pendings: their number; few: its rows that were reserved although there were too many.
+-- publish: see publish(). told: permits since the last fence_counts; counts: answers of get and put.
 local function domain_of(space, name)
   local d = space.domains[name]
   if not d then
@@ -198,14 +198,14 @@ local function domain_of(space, name)
   return d
 end
 
--- Places in a domain's counts
+-- Indexes into a domain's counts
 local HIT, MISS, PENDING, UNARMED, STORED, REFUSED = 1, 2, 3, 4, 5, 6
 
 local function count(d, what)
   d.counts[what] = d.counts[what] + 1
 end
 
--- The domain of a fence, nil if this process knows none such.
+-- Returns the domain of a fence; nil if this process does not know it.
 local function domain_of_fence(fence)
   local at = find(fence, ':{', 1, true)
   local d = at and routes[sub(fence, 1, at)]
@@ -216,14 +216,14 @@ local function domain_of_fence(fence)
   return d
 end
 
--- Whether the lease runs. The key of heartbeats expires with it, and to look for that costs half of what TIME does;
--- where that tells nothing (evicted, of a slot that moved, not for this user) the clock does.
+-- Returns whether the lease runs. The heartbeat key expires with it, and EXISTS costs half of what TIME costs. If the
+-- key is missing (evicted, in a slot that moved, not readable by this user), the clock decides.
 local function lease_runs(armed)
   return armed.until_ms > 0 and (try('EXISTS', armed.key) == 1 or armed.until_ms > now_ms())
 end
 
--- Whether readers of that fence may be answered at all: in a slot that was granted while the epoch went on, only once
--- the domain was announced since, and all that was prepared or detached before has been reserved here with that [c8].
+-- Returns whether readers of the fence may get answers. In a slot that came during the epoch, the domain must have been
+-- announced since: that also reserves here what transactions prepared or detached before [c8].
 local function is_served(d, fence)
   local space = d.space
   if not d.id then return false end
@@ -232,8 +232,8 @@ local function is_served(d, fence)
   return space.slots[slot] == true and space.since[slot] <= d.carried
 end
 
--- What a reader needs to take fences of the domain for current, and to put one: the token, and the number after which
--- nothing may have ended. One text, because whoever puts hands it back as it is.
+-- Returns a permit. The token tells a reader which fences are current. The reader may put as long as nothing has ended
+-- since the number. A permit is one text, because the reader hands it back unchanged when it puts.
 local function permit(d)
   if d.permit_at ~= counter then d.permit, d.permit_at = d.head .. counter, counter end
   return d.permit
@@ -243,8 +243,8 @@ end
 -- Reservations
 -- ---------------------------------------------------------------------------------------------------------------
 
--- A Lua table never shrinks, and the garbage collector walks all of it in one go: after 100,000 reservations at once
--- every call would pay for them for ever. So tables are made anew once they are mostly empty.
+-- A Lua table never shrinks, and the garbage collector walks all of it in one step. After 100,000 reservations at once,
+-- every later call would pay for that. So copy mostly empty tables to new ones.
 local function shrink(space)
   if space.most <= 1000 or space.fences * 4 >= space.most then return end
   local pending, mine = {}, {}
@@ -253,15 +253,15 @@ local function shrink(space)
   space.pending, space.mine, space.most = pending, mine, space.fences
 end
 
--- The numbers of ends are in two tables that take turns; of what is in neither (older than floor) nothing is known,
--- which only refuses puts.
+-- The numbers of ends are in two tables that take turns. Ends older than floor are in neither, so puts with older
+-- permits are refused.
 local function turn_ends(space)
   space.floor, space.turn, space.ends = space.turn, counter, 0
   space.ended_before, space.ended, space.recent_before, space.recent = space.ended, {}, space.recent, {}
 end
 
--- Remembers that a reservation of the fence has ended: a number that is older than that proves nothing any more. stamp:
--- of the transaction that has committed what is newest now, nil if that is not known.
+-- Remembers that a reservation of the fence has ended, which makes older permits and acknowledgements worthless. stamp:
+-- the transaction that committed the newest version, nil if unknown.
 local function note_end(space, fence, stamp)
   counter = counter + 1
   space.ended[fence], space.recent[fence] = counter, stamp
@@ -269,16 +269,16 @@ local function note_end(space, fence, stamp)
   if space.ends >= ENDS_KEPT then turn_ends(space) end
 end
 
--- Whether no reservation of the fence has ended since that number: with that, and nothing pending but the own one, what
--- was read from PostgreSQL after the number was given is the newest.
+-- Returns whether no reservation of the fence has ended since that number. If so, and if no other one is pending, what
+-- was read from PostgreSQL after the number was given is the newest version.
 local function none_ended(space, fence, since)
   local ended = space.ended[fence] or space.ended_before[fence] or 0
   return since >= space.floor and ended <= since
 end
 
--- Whether the stamp has it reserved, and nobody else.
+-- Returns whether this stamp alone has reserved the fence.
 local function is_alone(p, stamp)
-  return p == stamp or (p and p[1] == 1 and p[stamp])     -- to index a string is cheaper than to ask for its type
+  return p == stamp or (p and p[1] == 1 and p[stamp])     -- indexing a string is cheaper than asking for its type
 end
 
 local function holds(p, stamp)
@@ -295,8 +295,8 @@ local function add_mine(space, stamp, fence)
   end
 end
 
--- Records a reservation of a whole domain. ended: the attachment that ends if it is committed, 0 if none. rows: it
--- stands for reservations of rows.
+-- Records a reservation of a whole domain. ended: the attachment that ends if the transaction commits, else 0. rows: it
+-- replaces reservations of rows.
 local function domain_pend(d, stamp, ended, rows)
   local p = d.pending[stamp]
   if not p then
@@ -309,7 +309,7 @@ local function domain_pend(d, stamp, ended, rows)
   end
 end
 
--- There are too many reservations: whether this one is made for the whole domain instead of the row.
+-- Called when there are too many reservations. Reserves the whole domain, and returns true, if it has too many rows.
 local function is_too_many(space, fence, stamp)
   local ns, name = parse(fence)
   local d = ns == space.ns and domain_of(space, name)
@@ -320,10 +320,10 @@ local function is_too_many(space, fence, stamp)
   return true
 end
 
--- DEL of args[4 .. n + 3] where not all slots are here; false: this process was never granted one of them. From the
--- first time that a granted slot is found elsewhere it is lost to this process until it is granted anew: fences there
--- miss reservations from now on, so if they ever come back nobody may be answered from them. Writers are granted what
--- they ask there all the same: no process was granted the slot but this one, so nobody answers readers there.
+-- Deletes args[4 .. n + 3] when this process does not have all slots. Returns false if it was never granted one. When
+-- it first finds a granted slot elsewhere, that slot is lost until it is granted again: fences there miss reservations
+-- from now on, so if they come back, no reader may get them. Writers are granted their reservations in a lost slot.
+-- That is safe: no other process was granted it, so nobody answers readers there.
 local function delete_here(space, args, n)
   for i = 4, n + 3 do
     local slot = slot_of(args[i])
@@ -340,8 +340,8 @@ local function delete_here(space, args, n)
   return true
 end
 
--- args[4 .. n + 3] are reserved for the stamp and deleted: also if they are reserved already, for the first attempt may
--- have failed before it deleted them. What is recorded in a slot that is lost ends like all others.
+-- Reserves args[4 .. n + 3] for the stamp and deletes them. Deletes also what is already reserved, because the first
+-- attempt may have failed before it did. Reservations in a lost slot end like all others.
 local function reserve(space, stamp, args, n)
   local pending, before = space.pending, space.recent_before
   local room = space.fences + n <= MOST_RESERVED
@@ -367,7 +367,7 @@ local function reserve(space, stamp, args, n)
   return true
 end
 
--- Whether this Redis is part of a cluster.
+-- Returns whether this Redis is part of a cluster.
 local clustered = nil
 local function in_cluster()
   if clustered == nil then
@@ -376,9 +376,9 @@ local function in_cluster()
   return clustered
 end
 
--- Tells those who listen that the transaction has committed that version of the fence ('-': which is not known); fence
--- '-': of any rows of the domain. Where: <namespace>:e:<domain>, in a cluster with the fence's tag, which brings it to
--- the fence's slot. Nothing relies on an event, so what fails here (no right to publish, out of memory) is let go.
+-- Tells subscribers that the transaction has committed version v of the fence ('-': unknown); fence '-': of any rows of
+-- the domain. The channel is <namespace>:e:<domain>; in a cluster the fence's tag follows, so that it is in the same
+-- slot. Nothing relies on events, so errors here (no right to publish, out of memory) are ignored.
 local function publish(d, fence, v, stamp)
   local space = d.space
   local channel = space.ns .. ':e:' .. d.name
@@ -393,8 +393,8 @@ local function publish(d, fence, v, stamp)
   end
 end
 
--- The stamp's reservation of the fence is over, if it has one. since: the number of the reservation if the transaction
--- has committed (0: not known), nil if it was rolled back. Other reservations stay. Returns whether it had one.
+-- Ends the stamp's reservation of the fence, and returns whether there was one. since: nil if the transaction was
+-- rolled back, else the number of the reservation (0: unknown). Other transactions' reservations stay.
 local function release(space, fence, stamp, since)
   local p = space.pending[fence]
   if not holds(p, stamp) then return false end
@@ -409,8 +409,8 @@ local function release(space, fence, stamp, since)
   return true
 end
 
--- The end of a reservation of a whole domain. Committed: a new token, so that nothing cached before is trusted [6b],
--- and the end of the attachment, if the reservation says so: rows may change unfenced until the name is attached again.
+-- Ends a reservation of a whole domain. A commit draws a new token, so that earlier fences are invalid [6b], and ends
+-- the attachment if the reservation says so: then rows may change unfenced until the name is attached again.
 local function domain_finish(d, stamp, committed)
   local p = d.pending[stamp]
   if not p then return end
@@ -432,8 +432,8 @@ local function end_of_fence(space, fence, stamp, since)
   end
 end
 
--- The end of a transaction: "<stamp>" has committed, "-<stamp>" was rolled back, "=<number> <stamp>" has committed and
--- names the number of its first reservation.
+-- Ends a transaction: "<stamp>" has committed, "-<stamp>" was rolled back, "=<number> <stamp>" has committed and its
+-- first reservation has this number.
 local function end_transaction(space, what)
   local since, stamp, first = 0, what, byte(what)
   if first == 45 then
@@ -466,7 +466,7 @@ local function end_transaction(space, what)
   end
 end
 
--- args[at ..]: transactions that end; no key is touched. Most have committed one fence that nobody else has reserved.
+-- Ends transactions, args[at ..]; touches no key. The common case, one fence that nobody else has reserved, is first.
 local function ends(space, args, at)
   local pending, mine, what = space.pending, space.mine, args[at]
   while what do
@@ -489,13 +489,13 @@ local function ends(space, args, at)
 end
 
 -- ---------------------------------------------------------------------------------------------------------------
--- Writers. They name the epoch; no lease is looked at: the epoch says enough, and ends stay right when they come late.
+-- Writers. They send the epoch. The lease does not matter to them: the epoch is enough, and late ends do no harm.
 -- ---------------------------------------------------------------------------------------------------------------
 
--- write | header stamp n fence... ended... -> number | 0. Must be called in database 0.
--- header: "<namespace> <epoch>". The transactions that are named last end (see end_transaction); then the n fences are
--- reserved for the stamp. What was read from PostgreSQL, or is in it, since the number was given may be stored as long
--- as nothing has ended. 0: not armed in the epoch, or one of the slots was not granted.
+-- write | header stamp n fence... ended... -> number | 0. The connection must be in database 0.
+-- header: "<namespace> <epoch>". Ends the transactions at the end of the arguments (see end_transaction), then reserves
+-- the n fences for the stamp. What PostgreSQL returns to reads after the number was given, or has stored itself, may be
+-- stored here as long as nothing has ended since. 0: not armed in the epoch, or a slot was never granted.
 local function write(_, args)
   local space, n = headers[args[1]], SMALL[args[3]] or whole(args[3])
   if not n or n > MAX_FENCES or not args[n + 3] then
@@ -508,8 +508,8 @@ local function write(_, args)
   return counter
 end
 
--- Stores a row that its transaction brings, if the number of its reservation proves that it is the newest, and nothing
--- else is pending. The reservation ends before: what fails then is a miss.
+-- Stores a row that its transaction sends, if the number of its reservation proves that the row is the newest and
+-- nothing else is pending. Ends the reservation first, so a failure after that is only a miss.
 local function store(space, stamp, fence, since, v, ttl, payload)
   local d, proven = domain_of_fence(fence), false
   if not d or d.space ~= space then return 0 end
@@ -526,8 +526,8 @@ local function store(space, stamp, fence, since, v, ttl, payload)
 end
 
 -- store | header stamp n (fence since version ttl_ms payload)... ended... -> 1 + how many were stored | 0
--- What a transaction that has committed tells of rows: ttl_ms '' only publishes the version, '0' is the default.
--- 0: not armed in the epoch. Must be called in database 0.
+-- Stores the rows of a committed transaction. ttl_ms '' only publishes the version, '0' means the default.
+-- 0: not armed in the epoch. The connection must be in database 0.
 local function store_rows(_, args)
   local n = whole(args[3])
   if not n or n > MAX_FENCES or #args < 5 * n + 3 or not is_stamp(args[2]) then
@@ -548,7 +548,7 @@ local function store_rows(_, args)
 end
 
 -- domain_reserve | header domain stamp ended -> 1 | 0
--- ended: the id of the attachment that the transaction ends (detach, DROP), '0' if it only changes many rows.
+-- ended: id of the attachment that the transaction ends (detach, DROP); '0' if it only changes many rows.
 local function domain_reserve(_, args)
   if #args ~= 4 or not is_domain(args[2]) or not is_stamp(args[3]) or not whole(args[4]) then
     return bad('fence_domain_reserve', 'expected header, domain, stamp and ended attachment')
@@ -570,7 +570,7 @@ local function domain_end(_, args)
   return 1
 end
 
--- remove <fence> | header seen -> 1 | 0 (audit): removes a fence that begins so, and refuses what was read before.
+-- remove <fence> | header seen -> 1 | 0 (audit): removes the fence if it begins with `seen`; refuses older permits.
 local function remove(keys, args)
   if #keys ~= 1 or #args ~= 2 or not parse(keys[1]) or args[2] == '' then
     return bad('fence_remove', 'expected a fence, header and how it begins')
@@ -593,9 +593,9 @@ local function may_tell(d, fence)
   return d.pendings == 0 and is_served(d, fence) and lease_runs(d.space.armed)
 end
 
--- token <fence>... -> permit, of several fences an array of them; '' where nothing may be taken for current
--- The second half of a strong read. One fence of each slot and domain that was read *before*, by this very process:
--- what was found is current if it begins with the permit's token and a blank. A permit is "<token> <number>".
+-- token <fence>... -> permit (of several fences an array); '' if no fence may count as current
+-- The second half of a strong read. The caller names one fence of each slot and domain that it has read *before* from
+-- this same process. These fences are current if they begin with the permit's token and a blank. See permit().
 local function token_of(fence)
   local at = find(fence, ':{', 1, true)
   local d = at and routes[sub(fence, 1, at)] or domain_of_fence(fence)
@@ -611,23 +611,23 @@ local function token(keys)
   return reply
 end
 
--- What a fence begins with, "<token> <version> ", or nil if it is none that is current (raw: what the key holds).
+-- Returns "<token> <version> ", the start of a current fence; nil if it is not current. raw: what the key holds.
 local function current_head(d, raw)
   if not raw or sub(raw, 1, #d.head) ~= d.head then return nil end
   local blank = find(raw, ' ', #d.head + 1, true)
   return blank and sub(raw, 1, blank)
 end
 
--- Fill leases are in two tables, those given since the last turn and those before it, which are thrown away whole once
--- they have all run out: with the next lease or the next heartbeat.
+-- Fill leases are in two tables: those given since the last turn, and those before. The next lease or heartbeat
+-- discards the older table once all its leases have ended.
 local function turn_fills(space, now)
   if now - space.turned >= space.armed.fill_ms or now < space.turned then
     space.filled_before, space.filling, space.fills, space.turned = space.filling, {}, 0, now
   end
 end
 
--- Milliseconds for which another reader has been asked to fill the fence in, nil: this reader is it from now on. A
--- lease that was given before a write ended is void: that reader's put will be refused.
+-- Returns the milliseconds that another reader still has to fill the fence in; nil: this reader has the lease now. A
+-- lease is void once a write has ended since, because that reader's put will be refused.
 local function busy_ms(space, fence)
   local lease, now = space.armed.fill_ms, now_ms()
   if lease == 0 then return nil end
@@ -642,9 +642,9 @@ local function busy_ms(space, fence)
 end
 
 -- get <fence> [<value>] -> hit record | miss permit [busy ms] | pending | unarmed
--- The slow path of a strong read: it also tells why there is nothing, and asks one reader of many to fill it in. busy:
--- another reader is about to; who gets again within that time spares PostgreSQL a read. With a value beside the fence
--- (fence's name with v for f, and a suffix), that is the record: current if token and version are the fence's.
+-- The slow path of a strong read: says why there is no hit, and asks one of many readers to fill it in. busy: another
+-- reader is doing so; a reader that gets again within that time can save PostgreSQL a read. With a value beside the
+-- fence (its name with v for f, and a suffix), returns that one: it is current if it has the fence's token and version.
 local function get(keys, args)
   local fence, value = keys[1], keys[2]
   local d = fence and domain_of_fence(fence)
@@ -671,8 +671,8 @@ local function get(keys, args)
   return { 'miss', permit(d) }
 end
 
--- release <fence> -> released. The reader who was asked to fill the fence in found no row, or gives up: whoever waits
--- need not wait to the end.
+-- release <fence> -> released. The reader that was to fill the fence in found no row, or gives up. So the readers that
+-- wait for it need not wait any longer.
 local function release_fill(keys, args)
   if #keys ~= 1 or #args ~= 0 or not parse(keys[1]) then return bad('fence_release', 'expected a fence') end
   local d = domain_of_fence(keys[1])
@@ -680,8 +680,8 @@ local function release_fill(keys, args)
   return { 'released' }
 end
 
--- check <fence>... | (token version)... -> for each 1 or 0, in one text. The call is one moment. For who keeps values,
--- or has computed one from several rows: a fence of that token and version names one content.
+-- check <fence>... | (token version)... -> one text with 1 or 0 for each, all at one moment. For callers that keep
+-- values, or compute one from several rows: the token and version of a fence name one content.
 local function check(keys, args)
   if #keys == 0 or #keys > MAX_FENCES or #args ~= 2 * #keys then
     return bad('fence_check', 'expected 1 to 1000 fences, and token and version for each')
@@ -698,8 +698,8 @@ local function check(keys, args)
 end
 
 -- get_derived <value> -> hit payload | miss | elsewhere record
--- A value that was computed from rows: a line "<fence> <token> <version>" for each of them, an empty line, the payload.
--- A hit if all of them are current. elsewhere: other processes have to be asked for some of them.
+-- A value computed from rows: a line "<fence> <token> <version>" for each row, an empty line, the payload.
+-- A hit if all rows are current. elsewhere: the caller must ask other processes for some of them.
 local function get_derived(keys, args)
   local raw = #keys == 1 and #args == 0 and call('GET', keys[1])
   local from = raw and find(raw, '\n\n', 1, true)
@@ -722,11 +722,11 @@ local function get_derived(keys, args)
   return { 'hit', sub(raw, from + 2) }
 end
 
--- Why a put of the fence with this permit is refused, or nil: its token is the domain's, nothing is pending and nothing
--- has ended since it was given. That is what keeps a slow reader from storing what it read before a write.
+-- Returns why a put of the fence with this permit is refused, or nil. The token must be the domain's, nothing may be
+-- pending, and nothing may have ended since. So a slow reader cannot store what it read before a write.
 local function refusal_of_put(d, fence, told)
   if not (d.gate or is_served(d, fence)) then return 'unarmed' end
-  if told ~= d.permit or d.permit_at ~= counter then       -- it is not of this moment
+  if told ~= d.permit or d.permit_at ~= counter then       -- the permit is older than this moment
     local since = sub(told, 1, #d.head) == d.head and whole(sub(told, #d.head + 1))
     if not since or since > counter then return 'token' end
     if not none_ended(d.space, fence, since) then return 'late' end
@@ -734,8 +734,8 @@ local function refusal_of_put(d, fence, told)
   if d.space.pending[fence] then return 'pending' end
 end
 
--- Stores the payload, or the record that the key side has, as the fence, or as a value beside it: then the fence only
--- marks the version, unless it is there. told: the permit; v, ttl: texts.
+-- Stores the payload, or the record in the key `side`, as the fence or as a value beside it. With a value, the fence
+-- becomes a mark of the version unless it has that version. told: the permit; v, ttl: texts.
 local function store_read(name, fence, value, told, v, ttl, payload, side)
   local d, ms = fence and domain_of_fence(fence), whole(ttl)
   if not (d or fence and parse(fence)) or (value and not names_value_of(value, fence)) then
@@ -763,15 +763,15 @@ local function store_read(name, fence, value, told, v, ttl, payload, side)
 end
 
 -- put <fence> [<value>] | permit version payload ttl_ms -> stored | refused why
--- Of what was read from PostgreSQL in a snapshot taken after the permit was given. ttl_ms 0: the default.
+-- Stores what was read from PostgreSQL in a snapshot taken after the permit was given. ttl_ms 0: the default.
 local function put(keys, args)
   if #keys > 2 or #args ~= 4 then return bad('fence_put', 'expected 1 or 2 keys and 4 arguments') end
   return store_read('fence_put', keys[1], keys[2], args[1], args[2], args[4], args[3])
 end
 
 -- put_from <fence> <side> [<value>] | permit version ttl_ms -> stored | refused why
--- The same of a large payload, which does not pass through Lua: the caller has stored the whole record under a name
--- that nobody else uses (a value's, with a short time to live), and it is renamed once all is proven.
+-- The same for a large payload, which does not pass through Lua. The caller has stored the whole record under a unique
+-- name (that of a value, with a short time to live). This function renames that key after the same proof.
 local function put_from(keys, args)
   local side, value = keys[2], keys[3]
   if not side or #keys > 3 or #args ~= 3 or side == value or not names_value_of(side, keys[1]) then
@@ -784,14 +784,14 @@ end
 -- Listings, for the patrol and the views
 -- ---------------------------------------------------------------------------------------------------------------
 
--- Milliseconds since pending() saw the stamp first. A reservation that knew its time would cost a third more.
+-- Milliseconds since pending() first saw the stamp. To store a time in each reservation would cost a third more.
 local function age_of(space, stamp, now)
   return tostring(now - (space.seen[stamp] or now))
 end
 
 -- status <fence> -> armed|unarmed permit recent (stamp row|domain age_ms)...
--- permit: '' if the domain is not known. recent: the stamp of the transaction that has committed what is newest, '' if
--- it is not known or something is pending.
+-- permit: '' if the domain is unknown. recent: the stamp of the transaction that committed the newest version; '' if it
+-- is unknown or something is pending.
 local function status(keys, args)
   if #keys ~= 1 or #args ~= 0 or not parse(keys[1]) then return bad('fence_status', 'expected a fence') end
   local fence = keys[1]
@@ -817,8 +817,8 @@ local function status(keys, args)
 end
 
 -- pending | namespace limit cursor -> cursor epoch (row|domain name stamp fences age_ms)...
--- Of each stamp with reservations of rows one of its fences, and how many there are. A cursor '' starts, and ends in
--- the reply. What changes meanwhile may be listed or not, or twice.
+-- For each stamp with reservations of rows: one of its fences, and their number. The cursor is '' for the first page,
+-- and '' in the reply after the last. What changes meanwhile may be listed once, twice or not at all.
 local function pending(_, args)
   local limit = whole(args[2])
   if #args ~= 3 or not limit or limit < 1 then return bad('fence_pending', 'expected namespace, limit and cursor') end
@@ -830,7 +830,7 @@ local function pending(_, args)
     local at = #reply
     reply[at + 1], reply[at + 2], reply[at + 3], reply[at + 4], reply[at + 5] = kind, name, who, tostring(n), age
   end
-  if not space.mine[stamp] then                            -- the beginning, or it has ended and its place is lost
+  if not space.mine[stamp] then                            -- first page; or the stamp has ended: start again
     local seen = {}
     for who in pairs(space.mine) do seen[who] = space.seen[who] or now end
     space.seen = seen
@@ -849,8 +849,7 @@ local function pending(_, args)
 end
 
 -- counts | namespace -> (domain told hit miss pending unarmed stored refused)...
--- For the patrol alone: what readers were answered is told once, then counting begins anew. Domains of which there is
--- nothing to tell are left out.
+-- Only for the patrol: returns the counts of readers' answers and resets them. Domains without new counts are left out.
 local function counts(_, args)
   if #args ~= 1 then return bad('fence_counts', 'expected a namespace') end
   local space, reply = spaces[args[1]], {}
@@ -874,7 +873,7 @@ local function register(name, callback, flags)
                            description = 'pgcache_fence library version ' .. LIBRARY_VERSION }
 end
 
--- The same for functions whose callers may be in any database: keys are those of database 0. SELECT ends with the call.
+-- For functions whose callers may be in any database: selects database 0, where the keys are, until the call ends.
 local function register_keyed(name, callback, flags)
   register(name, function(keys, args)
     if not call then call, try = redis.call, redis.pcall end

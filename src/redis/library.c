@@ -1,6 +1,8 @@
 /*
  * redis/library.c
- *	  The function library inside Redis: loading, and calls that wait for their answer; see library.h.
+ *	  Loads the function library into Redis, and calls it and waits for the replies; see library.h.
+ *
+ * Owns no state but the name of this cluster. Takes no locks.
  */
 #include "postgres.h"
 
@@ -9,13 +11,12 @@
 #include "utils/json.h"
 
 #include "base/settings.h"
-#include "domain/domain.h"
-#include "domain/tombstone.h"
+#include "domain/catalog.h"
 #include "redis/calls.h"
 #include "redis/fence_lua.h"
 #include "redis/library.h"
 
-/* How fence.lua tells its version, and how its functions' descriptions begin */
+/* These texts must match fence.lua: the line that defines its version, and the start of its functions' descriptions. */
 #define LIBRARY_VERSION_LINE "local LIBRARY_VERSION = '"
 #define LIBRARY_DESCRIPTION "pgcache_fence library version "
 
@@ -31,20 +32,10 @@ library_owner(void)
 	return owner;
 }
 
-void
-library_url(RedisUrl *url)
-{
-	if (redis_url_parse(setting_redis_url, url) != NULL)
-		elog(ERROR, "could not take pgcache_fence.redis_url apart");
-}
-
 bool
 library_open(LibraryCall *call, const RedisEndpoint *address)
 {
-	RedisUrl	url;
-
-	library_url(&url);
-	call->conn = redis_open(address, &url, call->deadline, call->error, REASON_LEN);
+	call->conn = redis_open(address, setting_url, call->deadline, call->error, REASON_LEN);
 	return call->conn != NULL;
 }
 
@@ -66,7 +57,7 @@ library_tell(LibraryCall *call, const Call *what)
 	return false;
 }
 
-/* The next reply; NULL with the error set if none comes or it is an error reply. */
+/* Waits for the next reply. Returns NULL and sets the error if none arrives, or if it is an error reply. */
 static redisReply *
 wait_reply(LibraryCall *call)
 {
@@ -115,7 +106,7 @@ library_finish(LibraryCall *call)
 	return ok && redis_error(call->conn) == NULL;
 }
 
-/* Whether the reply begins with that word; if not, what it says goes into the error. Frees the reply. */
+/* Returns whether the reply begins with this word; otherwise writes what it says to the error. Frees the reply. */
 static bool
 expect(LibraryCall *call, redisReply *reply, const char *word)
 {
@@ -142,7 +133,7 @@ expect(LibraryCall *call, redisReply *reply, const char *word)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* The version that any description inside the reply of FUNCTION LIST tells; 0 if none does. */
+/* Finds the version in any description inside the reply of FUNCTION LIST; 0 if there is none. */
 static int
 described_version(const redisReply *reply)
 {
@@ -228,7 +219,7 @@ library_hello(LibraryCall *call, Hello *hello, bool *found)
 	reply = library_ask(call, &question);
 	if (reply == NULL)
 	{
-		/* said of a process that was restarted, and of any that never had the library */
+		/* a process that was restarted says so, and also one that never had the library */
 		if (strstr(call->error, "Function not found") == NULL)
 			return false;
 		*found = false;
@@ -270,7 +261,7 @@ library_probe_writes(LibraryCall *call)
 
 	call_end(&question, 0, "probe");
 	reply = library_ask(call, &question);
-	passes = reply != NULL && calls_result(reply) == LETTER_UNARMED;
+	passes = reply != NULL && calls_result(reply) == MESSAGE_UNARMED;
 	if (reply != NULL)
 	{
 		if (!passes)
@@ -327,12 +318,12 @@ library_announce(LibraryCall *call, uint32 epoch, uint32 grant, List *domains)
 	ListCell   *cell;
 	bool		ok = true;
 
-	foreach(cell, domains)		/* all in one round trip: there may be many */
+	foreach(cell, domains)		/* send all before we wait, because there may be many */
 	{
 		DomainRef  *domain = lfirst(cell);
 		Call		question;
 
-		call_announce(&question, epoch, domain->wire_name, domain->id, domain->publish, grant);
+		call_announce(&question, epoch, domain->redis_name, domain->id, domain->publish, grant);
 		if (!library_tell(call, &question))
 			return false;
 	}
@@ -347,7 +338,7 @@ library_announce(LibraryCall *call, uint32 epoch, uint32 grant, List *domains)
 	return ok;
 }
 
-/* What asks for a reservation has to be granted it. */
+/* Returns whether the reply grants the reservation; otherwise sets the error. Frees the reply. */
 static bool
 expect_grant(LibraryCall *call, redisReply *reply)
 {
@@ -369,11 +360,11 @@ library_reserve(LibraryCall *call, uint32 epoch, const char *stamp, const char *
 }
 
 bool
-library_domain_reserve(LibraryCall *call, uint32 epoch, const char *wire_name, const char *stamp)
+library_domain_reserve(LibraryCall *call, uint32 epoch, const char *redis_name, const char *stamp)
 {
 	Call		question;
 
-	call_domain_reserve(&question, epoch, wire_name, stamp, 0);
+	call_domain_reserve(&question, epoch, redis_name, stamp, 0);
 	return expect_grant(call, library_ask(call, &question));
 }
 
@@ -432,7 +423,7 @@ library_take_counts(LibraryCall *call, List **list)
 	{
 		DomainCounts *counts = palloc(sizeof(DomainCounts));
 
-		counts->wire_name = pstrdup(calls_string(reply, i));
+		counts->redis_name = pstrdup(calls_string(reply, i));
 		for (int c = 0; c < COUNTED; c++)
 			counts->counted[c] = strtoll(calls_string(reply, i + 1 + c), NULL, 10);
 		*list = lappend(*list, counts);

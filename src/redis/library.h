@@ -1,10 +1,10 @@
 /*
  * redis/library.h
- *	  The function library inside Redis as keeper and patrol use it: loading it, and calls that wait for their answer.
+ *	  Loads the function library into Redis, and calls it and waits for the replies. The keeper and the patrol use it.
  *
- * Every call takes a deadline in fence_clock() microseconds and a buffer for what went wrong, in words for people;
- * it returns false (or NULL) if something did. Interruptible. After a failure of the connection itself
- * (redis_error) the caller closes it.
+ * A LibraryCall has a deadline in fence_clock() microseconds, and a buffer for an error message for users. Functions
+ * return false or NULL on failure. They are interruptible. If the connection itself has failed (redis_error), the
+ * caller must close it.
  */
 #ifndef FENCE_REDIS_LIBRARY_H
 #define FENCE_REDIS_LIBRARY_H
@@ -20,92 +20,94 @@ typedef struct LibraryCall
 	char		error[REASON_LEN];
 } LibraryCall;
 
-/* pgcache_fence.redis_url taken apart: what is set was checked when it was set. Raises for lack of memory. */
-extern void library_url(RedisUrl *url);
-
-/* Connects as the URL says, until call->deadline. False: call->error tells why not, and call->conn is NULL. */
+/* Connects as the URL says, until call->deadline. On failure call->error says why, and call->conn is NULL. */
 extern bool library_open(LibraryCall *call, const RedisEndpoint *address);
 
 /*
- * Makes sure that exactly this build's library is loaded: loads it if there is none, replaces an older one, refuses to
- * touch a newer one.
+ * Makes sure that exactly this build's library is loaded. Loads it if there is none, replaces an older one, and fails
+ * if there is a newer one.
  */
 extern bool library_ensure(LibraryCall *call);
 
 /*
- * Whether a message of the kind that ends and makes reservations passes on this connection, and the node would carry it out: one is
- * sent that changes nothing, in an epoch that never is.
+ * Tests whether this connection and this node accept messages that make and end reservations. Sends one in an epoch
+ * that never exists, so it changes nothing.
  */
 extern bool library_probe_writes(LibraryCall *call);
 
-/* The version of this build's function library. */
+/* Returns the version of this build's function library. */
 extern int library_version(void);
 
-/* Asks the process who it is. found is false (and the result true) if the library is not loaded. */
+/* Asks the process for its identity. If the library is not loaded, sets *found to false and returns true. */
 extern bool library_hello(LibraryCall *call, Hello *hello, bool *found);
 
-/* The server's version, for people: "Redis 7.0.15". */
+/* Writes the server's version for people, such as "Redis 7.0.15". */
 extern bool library_server_version(LibraryCall *call, char *version, size_t size);
 
 /*
- * key: of heartbeats, in one of the node's slots. until: milliseconds of the node's clock. slots: as slot_ranges tells.
- * grant: number of the grant that the slots are of; readers there are answered once their domain was announced for it.
- * arm and renew carry the settings that the functions go by, so that a reload takes effect with the next heartbeat.
+ * Arms the process. key: the heartbeat key, in one of the node's slots. until: milliseconds of the node's clock. slots:
+ * in the form of slot_ranges. grant: number of the grant of these slots. Redis answers readers in these slots only
+ * after their domain was announced for this grant. library_arm and library_renew also send the settings that the
+ * functions use, so a changed setting takes effect with the next heartbeat.
  */
 extern bool library_arm(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until,
 						const char *slots, uint32 grant, uint32 timeline);
 
 /*
- * slots: from now on these, in the same epoch; NULL: as they are. *back: slots that the process lost in this epoch are its
- * own again, and could be granted to it anew. *came: whether it has slots that it had not until now.
+ * Renews the lease. slots: the process has these slots from now on, in the same epoch; NULL: its slots stay as they
+ * are. Sets *back if the process owns slots again that it lost in this epoch, so that they could be granted to it anew.
+ * Sets *came if it got slots that it did not have before.
  */
 extern bool library_renew(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until,
 						  const char *slots, uint32 grant, bool *back, bool *came);
 extern bool library_disarm(LibraryCall *call, uint32 timeline);
 
-/* domains: a List of DomainRef; those that Redis takes for attachments that have ended are marked as refused. grant: see library_arm. */
+/*
+ * Announces the domains, a List of DomainRef, for a grant (see library_arm). Sets `refused` in those that Redis
+ * considers as detached.
+ */
 extern bool library_announce(LibraryCall *call, uint32 epoch, uint32 grant, List *domains);
 
-/* Reserves a row, or a whole domain, for a transaction other than the present one. epoch: the number. */
+/* Reserve a row, or a whole domain, for a transaction other than the current one. epoch is the epoch's number. */
 extern bool library_reserve(LibraryCall *call, uint32 epoch, const char *stamp, const char *fence);
-extern bool library_domain_reserve(LibraryCall *call, uint32 epoch, const char *wire_name, const char *stamp);
+extern bool library_domain_reserve(LibraryCall *call, uint32 epoch, const char *redis_name, const char *stamp);
 
-/* The reservations of a stamp as the process lists them: of a whole domain, or of rows. */
+/* The reservations of one stamp, as the process lists them: of a whole domain, or of rows. */
 typedef struct ListedReservation
 {
 	bool		domain;
-	char	   *name;			/* the domain's wire name, or one of the fences */
+	char	   *name;			/* the domain's name in Redis, or the name of one of the fences */
 	char	   *stamp;
-	int			fences;			/* how many there are */
-	int64		age_ms;			/* since the process was asked for its list first; of a domain since it was reserved */
+	int			fences;			/* number of fences */
+	int64		age_ms;			/* of rows: since this process first listed them; of a domain: since it was reserved */
 } ListedReservation;
 
 /*
- * One page of the reservations: appended to *list (palloc'd). cursor: "" to begin; palloc'd on return, "" at the end. epoch: of
- * the process; "" if it is not armed.
+ * Appends one page of the reservations to *list (palloc'd). *cursor is "" for the first page; it is palloc'd on return,
+ * and "" after the last page. epoch is that of the process; "" if it is not armed.
  */
 extern bool library_pending(LibraryCall *call, int limit, char **cursor, char epoch[EPOCH_LEN], List **list);
 
-/* What a process has counted of one domain since it was asked last; in the order of fence_counts' reply. */
-#define COUNTED 7				/* permits told; get: hit, miss, pending, unarmed; put: stored, refused */
+/* What a process has counted for one domain since the last question, in the order of fence_counts' reply. */
+#define COUNTED 7				/* permits given; get: hit, miss, pending, unarmed; put: stored, refused */
 typedef struct DomainCounts
 {
-	char	   *wire_name;
+	char	   *redis_name;
 	int64		counted[COUNTED];
 } DomainCounts;
 
-/* Takes what the process has counted: *list (palloc'd). Only domains of which there is something to tell. */
+/* Takes the counts from the process and appends them to *list (palloc'd). Domains without new counts are left out. */
 extern bool library_take_counts(LibraryCall *call, List **list);
 
 /*
- * Sends without waiting; library_finish waits for all that was sent since the last one, library_next for the first of it.
- * False: an error, or no answer.
+ * library_send sends without waiting. library_finish waits for all replies that are outstanding, library_next for the
+ * first one. Return false on an error, or if no reply arrives.
  */
 extern bool library_send(LibraryCall *call, int argc, const char **argv);
 extern bool library_next(LibraryCall *call);
 extern bool library_finish(LibraryCall *call);
 
-/* Sends and waits; NULL if the answer is an error or does not come. Caller: freeReplyObject. */
+/* Sends and waits. Returns NULL if the reply is an error or does not arrive. The caller frees it with freeReplyObject. */
 extern redisReply *library_call(LibraryCall *call, int argc, const char **argv);
 
 /* The same two for calls of the fence functions. */
@@ -113,12 +115,12 @@ extern bool library_tell(LibraryCall *call, const Call *what);
 extern redisReply *library_ask(LibraryCall *call, const Call *what);
 
 /*
- * Whether a reply is an array of strings, of which all but the first `head` are groups of that size; if not, call->error says so, and
- * the reply is freed. what: the groups, for people.
+ * Returns whether the reply is an array of strings: `head` strings, then groups of `group` strings each. If it is not,
+ * sets call->error and frees the reply. what: names the groups in that message.
  */
 extern bool library_is_list(LibraryCall *call, redisReply *reply, size_t head, size_t group, const char *what);
 
-/* This cluster's name in Redis: the system identifier. */
+/* Returns the name of this PostgreSQL cluster in Redis, which is its system identifier. */
 extern const char *library_owner(void);
 
 #endif

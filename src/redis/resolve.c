@@ -1,6 +1,8 @@
 /*
  * redis/resolve.c
- *	  Host name to numeric address; see resolve.h.
+ *	  Resolves host names to numeric addresses; see resolve.h.
+ *
+ * Owns no state. Takes no locks.
  */
 #include "postgres.h"
 
@@ -36,7 +38,7 @@ resolve_endpoint(RedisEndpoint *endpoint, unsigned try, char *error, size_t size
 	if (rc == 0)
 	{
 		chosen = found;
-		/* the try-th of the addresses, and again from the first after the last */
+		/* use address number `try`; after the last address, begin again with the first */
 		for (try %= 1024; try > 0; try--)
 			chosen = chosen->ai_next != NULL ? chosen->ai_next : found;
 		rc = getnameinfo(chosen->ai_addr, chosen->ai_addrlen, numeric, sizeof(numeric), NULL, 0, NI_NUMERICHOST);
@@ -47,7 +49,7 @@ resolve_endpoint(RedisEndpoint *endpoint, unsigned try, char *error, size_t size
 		snprintf(error, size, "could not resolve \"%.100s\": %s", endpoint->host, gai_strerror(rc));
 		return false;
 	}
-	/* all of it: addresses are compared as memory */
+	/* clear the whole field, because addresses are compared with memcmp */
 	memset(endpoint->host, 0, sizeof(endpoint->host));
 	strlcpy(endpoint->host, numeric, sizeof(endpoint->host));
 	return true;

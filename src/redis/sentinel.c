@@ -1,6 +1,6 @@
 /*
  * redis/sentinel.c
- *	  Which process the sentinels hold for the master; see sentinel.h.
+ *	  Asks the sentinels which process is the master; see sentinel.h.
  */
 #include "postgres.h"
 
@@ -9,8 +9,8 @@
 #include "redis/resolve.h"
 #include "redis/sentinel.h"
 
-static unsigned turn = 0;		/* of the sentinel that is asked next; counts on, round by round */
-static RedisConnection *connection = NULL;	/* to that one; NULL: none */
+static unsigned turn = 0;		/* index of the sentinel to ask next; keeps counting after the last one */
+static RedisConnection *connection = NULL;	/* to that sentinel; NULL: none */
 
 static const RedisEndpoint *
 next_sentinel(const RedisUrl *url)
@@ -54,7 +54,7 @@ connect_sentinel(const RedisUrl *url, bool with_password, int64 deadline, char *
 	return connection != NULL;
 }
 
-/* host and port of the reply; as a sentinel knows them, perhaps a name */
+/* Reads host and port from the reply. The sentinel may know the host by name. */
 static bool
 read_master(const redisReply *reply, RedisEndpoint *master)
 {
@@ -78,7 +78,7 @@ ask(const RedisUrl *url, int64 deadline, RedisEndpoint *master, ResolveEndpoint 
 		return false;
 	call.conn = connection;
 	reply = library_call(&call, lengthof(argv), argv);
-	/* the password is for the master; a sentinel hears it only if it asks for one */
+	/* The password belongs to the master. Send it to a sentinel only if the sentinel requires one. */
 	if (reply == NULL && url->password[0] != '\0' &&
 		(strstr(call.error, "NOAUTH") != NULL || strstr(call.error, "NOPERM") != NULL))
 	{
@@ -114,7 +114,7 @@ bool
 sentinel_find_master(const RedisUrl *url, RedisEndpoint *master, ResolveEndpoint resolve, char *error)
 {
 	for (int i = 0; i < url->nendpoints; i++)
-		if (sentinel_ask_again(url, setting_timeout * INT64CONST(1000), master, resolve, error))
+		if (sentinel_ask_again(url, setting_timeout_us(), master, resolve, error))
 			return true;
 	return false;
 }

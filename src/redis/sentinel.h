@@ -1,30 +1,33 @@
 /*
  * redis/sentinel.h
- *	  Which process the sentinels hold for the master (redis+sentinel://).
+ *	  Asks the sentinels which process is the master (redis+sentinel://).
  *
- * Owns: one connection to one sentinel. Only the keeper calls this.
+ * Owns: one connection to one sentinel. Takes no locks. Only the keeper calls this.
  *
- * A sentinel's word is a hint, never a proof: that a process is a master is asked of the process itself, and that it may
- * vouch for fences is decided by leases and epochs. A sentinel that is wrong costs cache hits, nothing else.
+ * A sentinel's answer is a hint, never a proof. Whether a process is a master, we ask the process itself. Whether it
+ * may vouch for fences, leases and epochs decide. A wrong sentinel costs cache hits and nothing else.
  */
 #ifndef FENCE_REDIS_SENTINEL_H
 #define FENCE_REDIS_SENTINEL_H
 
 #include "redis/resolve.h"
 
-/* Asks the sentinels in turn until one tells. master: its address, numeric. error: REASON_LEN bytes. Waits. */
+/*
+ * Asks the sentinels in turn until one knows the master. Stores its numeric address in *master. error: REASON_LEN
+ * bytes. Waits.
+ */
 extern bool sentinel_find_master(const RedisUrl *url, RedisEndpoint *master, ResolveEndpoint resolve, char *error);
 
 /*
- * The same beside heartbeats, which must not wait for sentinels: one sentinel, at most patience microseconds. False:
- * nothing was learned, error tells why.
+ * The same between heartbeats, which must not wait for sentinels. Asks one sentinel and waits at most patience
+ * microseconds. On failure error says why.
  */
 extern bool sentinel_ask_again(const RedisUrl *url, int64 patience, RedisEndpoint *master, ResolveEndpoint resolve, char *error);
 
-/* What the last sentinel said was of no use: the next question goes to another one first. */
+/* The last sentinel's answer was useless; ask another one next. */
 extern void sentinel_distrust(void);
 
-/* Forgets everything: the URL was changed. */
+/* Forgets everything, because the URL was changed. */
 extern void sentinel_reset(void);
 
 #endif

@@ -2,11 +2,11 @@
  * redis/tls.c
  *	  TLS for one connection to Redis. See tls.h for the rules.
  *
- * Compiled with FENCE_TLS where the Makefile found OpenSSL and hiredis with its TLS part; else all that is left is to
- * say so.
+ * Compiled with FENCE_TLS if the Makefile found OpenSSL, and hiredis with TLS support. Without FENCE_TLS, tls_handshake
+ * only fails with the reason.
  *
- * The files are read for every connection: connections are few and long-lived, and a certificate that was renewed is used
- * from the next one on.
+ * We read the certificate files for every connection. Connections are few and live long, and so the next connection
+ * uses a renewed certificate.
  */
 #include "postgres.h"
 
@@ -22,12 +22,6 @@
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
 
-const char *
-tls_missing(void)
-{
-	return NULL;
-}
-
 void
 tls_forget_errors(const struct ssl_st *ssl)
 {
@@ -35,7 +29,10 @@ tls_forget_errors(const struct ssl_st *ssl)
 		ERR_clear_error();
 }
 
-/* What the first error in OpenSSL's queue says (those that follow only tell who passed it on), else `otherwise`. */
+/*
+ * Returns the text of the first error in OpenSSL's queue, or `otherwise` if there is none. Later errors in the queue
+ * only say which functions passed it on.
+ */
 static const char *
 first_error(const char *otherwise)
 {
@@ -44,7 +41,7 @@ first_error(const char *otherwise)
 
 	if (code == 0)
 		return otherwise;
-	/* for errors of the system OpenSSL 3 has no texts */
+	/* OpenSSL 3 has no texts for system errors */
 	if (ERR_GET_LIB(code) == ERR_LIB_SYS)
 		return strerror(ERR_GET_REASON(code));
 	reason = ERR_reason_error_string(code);
@@ -63,7 +60,7 @@ tls_wants_write(const struct ssl_st *ssl)
 	return ssl != NULL && SSL_want_write(ssl);
 }
 
-/* OpenSSL would ask at a terminal. */
+/* Refuses to ask for a passphrase; OpenSSL would ask at the terminal. */
 static int
 no_password(char *buf, int size, int rwflag, void *data)
 {
@@ -81,7 +78,7 @@ file_failed(const char *setting, char *why, size_t size)
 	return false;
 }
 
-/* Who is believed to be Redis, and who we say that we are. */
+/* Loads the authorities that we trust to certify Redis, and our own certificate. */
 static bool
 load_files(SSL_CTX *context, char *why, size_t size)
 {
@@ -119,7 +116,7 @@ make_context(char *why, size_t size)
 	}
 	SSL_CTX_set_default_passwd_cb(context, no_password);
 	SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
-	/* no renegotiation: writing never has to wait for something to read */
+	/* without renegotiation, writing never has to wait for input */
 	SSL_CTX_set_options(context, SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION);
 	SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
 	SSL_CTX_set_verify(context, SSL_VERIFY_PEER, NULL);
@@ -129,7 +126,7 @@ make_context(char *why, size_t size)
 	return NULL;
 }
 
-/* The certificate must be for the host that the URL names; for an address, if it names an address. */
+/* Sets the name that the certificate must have: the host of the URL, or its address if the URL contains an address. */
 static bool
 set_name(SSL *ssl, const RedisEndpoint *address)
 {
@@ -137,7 +134,7 @@ set_name(SSL *ssl, const RedisEndpoint *address)
 	char		name[REDIS_HOST_LEN];
 
 	strlcpy(name, address->name[0] != '\0' ? address->name : address->host, sizeof(name));
-	name[strcspn(name, "%")] = '\0';	/* the zone of an IPv6 address */
+	name[strcspn(name, "%")] = '\0';	/* cut off the zone of an IPv6 address */
 	if (X509_VERIFY_PARAM_set1_ip_asc(param, name) == 1)
 		return true;
 	X509_VERIFY_PARAM_set_hostflags(param, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS);
@@ -154,7 +151,7 @@ begin(redisContext *context, const RedisEndpoint *address, char *why, size_t siz
 	if ((shared = make_context(why, size)) == NULL)
 		return NULL;
 	ssl = SSL_new(shared);
-	SSL_CTX_free(shared);		/* the SSL holds on to it */
+	SSL_CTX_free(shared);		/* ssl keeps a reference to it */
 	if (ssl == NULL || !set_name(ssl, address))
 	{
 		SSL_free(ssl);
@@ -162,7 +159,7 @@ begin(redisContext *context, const RedisEndpoint *address, char *why, size_t siz
 		return NULL;
 	}
 	ERR_clear_error();
-	/* sends the first message of the handshake; tls_handshake does the rest */
+	/* sends the first message of the handshake; tls_handshake continues */
 	if (redisInitiateSSL(context, ssl) != REDIS_OK)
 	{
 		strlcpy(why, context->errstr, size);
@@ -205,19 +202,13 @@ tls_handshake(redisContext *context, struct ssl_st **connection, const RedisEndp
 
 #else							/* !FENCE_TLS */
 
-const char *
-tls_missing(void)
-{
-	return "TLS (rediss://) needs hiredis 1.0 or later with its OpenSSL part: this pgcache_fence was built without";
-}
-
 TlsStep
 tls_handshake(redisContext *context, struct ssl_st **ssl, const RedisEndpoint *address, char *why, size_t size)
 {
 	(void) context;
 	(void) ssl;
 	(void) address;
-	strlcpy(why, tls_missing(), size);
+	strlcpy(why, TLS_MISSING, size);
 	return TLS_FAILED;
 }
 

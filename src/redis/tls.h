@@ -1,11 +1,12 @@
 /*
  * redis/tls.h
- *	  TLS for one connection to Redis: who the server is, and who we are.
+ *	  TLS for one connection to Redis: the handshake and the check of the server's certificate.
  *
- * Owns: the OpenSSL side of a connection that is being made. It waits for nothing: tls_handshake says what it needs, and
- * connection.c waits. hiredis checks no name: here the name (or address) of the URL is checked, always.
+ * Owns: the OpenSSL side of a connection. Takes no locks. Never waits: tls_handshake returns what it waits for, and
+ * connection.c waits. hiredis does not check names, so this file always checks that the certificate is for the host (or
+ * address) in the URL.
  *
- * Never: palloc, raise, put the password of a key into a message.
+ * Never: palloc, raise, put the passphrase of a key into a message.
  */
 #ifndef FENCE_REDIS_TLS_H
 #define FENCE_REDIS_TLS_H
@@ -19,27 +20,24 @@ struct ssl_st;
 typedef enum TlsStep
 {
 	TLS_DONE,
-	TLS_WANTS_READ,				/* again when the socket can be read, */
-	TLS_WANTS_WRITE,			/* or written */
+	TLS_WANTS_READ,				/* call again when the socket is readable */
+	TLS_WANTS_WRITE,			/* call again when the socket is writable */
 	TLS_FAILED
 } TlsStep;
 
-/* NULL if this build has TLS, else why not, for people. */
-extern const char *tls_missing(void);
-
 /*
- * Begins the handshake on a connected context, if *ssl is NULL: from here on the context reads and writes through TLS, and *ssl belongs to
- * it. Else goes on with it. After TLS_FAILED `why` tells.
+ * Executes the next step of the handshake. If *ssl is NULL, begins it on a connected context. From then on the context
+ * reads and writes through TLS, and owns *ssl. On TLS_FAILED `why` says why.
  */
 extern TlsStep tls_handshake(redisContext *context, struct ssl_st **ssl, const RedisEndpoint *address, char *why, size_t size);
 
-/* Whether reading is held up until something can be written. NULL (no TLS): no. */
+/* Returns whether OpenSSL must write before it can read. ssl NULL (no TLS): false. */
 extern bool tls_wants_write(const struct ssl_st *ssl);
 
-/* Before each read or write: OpenSSL takes an old error in its queue for a new one. */
+/* Clears OpenSSL's queue of errors before a read or write. OpenSSL would take an old error for a new one. */
 extern void tls_forget_errors(const struct ssl_st *ssl);
 
-/* Why reading or writing failed, as OpenSSL knows it; else `otherwise`. */
+/* Returns why reading or writing failed, if OpenSSL knows it, else `otherwise`. */
 extern const char *tls_reason(const struct ssl_st *ssl, const char *otherwise);
 
 #endif

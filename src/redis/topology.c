@@ -1,6 +1,8 @@
 /*
  * redis/topology.c
- *	  The Redis processes that pgcache_fence.redis_url names, as the keeper sees them; see topology.h.
+ *	  The keeper's table of the Redis processes that pgcache_fence.redis_url names; see topology.h.
+ *
+ * topology_publish takes the lock of shared memory, to copy the table. The other functions take no locks.
  */
 #include "postgres.h"
 
@@ -14,16 +16,50 @@
 #include "redis/sentinel.h"
 #include "redis/topology.h"
 
-#define MAP_STABLE	INT64CONST(1000000)	/* microseconds for which changed slots must rest before they are granted anew, */
-#define MAP_LONGEST	INT64CONST(5000000) /* unless they do not come to rest for so long */
+#define MAP_STABLE	INT64CONST(1000000)	/* microseconds without a change before moved slots are granted again */
+#define MAP_LONGEST	INT64CONST(5000000) /* but if the slots keep moving, they are granted again after this time */
+
+/* How each kind of URL finds its Redis processes. A function that a kind does not need is NULL. */
+typedef struct Topology
+{
+	/* finds the numeric addresses of the processes, and their slots */
+	bool		(*locate) (ClusterMap *found, char *error);
+	/* implements topology_moved; the table is not empty */
+	bool		(*moved) (int64 patience, char *error);
+	/* for slots_moved: finds the current owners of the slots, and the reason to report if these have changed */
+	bool		(*look_around) (ClusterMap *found, int64 patience);
+	const char *moved_why;
+	/* called when a node is gone or wrong: the next attempt must ask another source */
+	void		(*distrust) (void);
+	bool		tell_slots;		/* the nodes say which slots they have, and that may change: a cluster */
+	bool		equal_parts;	/* the slots are divided evenly in the order of the URL, no matter which nodes are up */
+} Topology;
+
+static bool locate_named(ClusterMap *found, char *error);
+static bool locate_master(ClusterMap *found, char *error);
+static bool locate_cluster(ClusterMap *found, char *error);
+static bool master_moved(int64 patience, char *error);
+static bool slots_moved(int64 patience, char *error);
+static bool look_at_cluster(ClusterMap *found, int64 patience);
+static bool look_at_shards(ClusterMap *found, int64 patience);
+
+static const Topology topologies[] = {
+	[REDIS_STANDALONE] = {.locate = locate_named},
+	[REDIS_SENTINEL] = {.locate = locate_master, .moved = master_moved, .distrust = sentinel_distrust},
+	[REDIS_CLUSTER] = {.locate = locate_cluster, .moved = slots_moved, .look_around = look_at_cluster,
+	.moved_why = "slots of the cluster have moved", .tell_slots = true},
+	[REDIS_SHARDS] = {.locate = locate_named, .moved = slots_moved, .look_around = look_at_shards,
+	.moved_why = "a Redis process that was away is back", .equal_parts = true}
+};
 
 RedisNode	topology_nodes[MAX_NODES];
 int			topology_size = 0;
 
-static unsigned char slots[SLOTS];	/* index of its node, for each slot, as those say whom the URL names */
+static unsigned char slots[SLOTS];	/* index of each slot's owner in topology_nodes, by the URL or the cluster; may differ from what is granted */
 static RedisUrl url;
-static char *made_from = NULL;	/* the settings from which the table was made */
-static bool others_reconnect = false;	/* at the next publication, even if no address changed */
+static const Topology *topology = &topologies[REDIS_STANDALONE];	/* of the kind of `url` */
+static char *made_from = NULL;	/* the settings from which the table was built */
+static bool others_reconnect = false;	/* at the next publication backends must reconnect to all nodes, even if no address has changed */
 
 void
 topology_disconnect(void)
@@ -35,7 +71,7 @@ topology_disconnect(void)
 	}
 }
 
-/* Everything that a connection is made from. */
+/* Returns all settings that affect connections, as one text. */
 static char *
 current_settings(void)
 {
@@ -64,7 +100,7 @@ settings_hash(void)
 	return hash_bytes((const unsigned char *) made_from, strlen(made_from));
 }
 
-/* Begins anew with what the settings say now. */
+/* Starts with an empty table and the current settings. */
 static void
 read_settings(void)
 {
@@ -72,14 +108,15 @@ read_settings(void)
 	sentinel_reset();
 	topology_size = 0;
 	memset(topology_nodes, 0, sizeof(topology_nodes));
-	library_url(&url);
+	url = *setting_url;
+	topology = &topologies[url.topology];
 	if (made_from)
 		pfree(made_from);
 	made_from = MemoryContextStrdup(TopMemoryContext, current_settings());
 	others_reconnect = true;
 }
 
-/* Index of the node with that address, or -1. */
+/* Returns the index of the node with this address, or -1. */
 static int
 node_at(const RedisEndpoint *address)
 {
@@ -98,8 +135,8 @@ working_connection(int node)
 }
 
 /*
- * A name that led to a process which still answers means that one: the resolver, which waits for as long as it likes, is not asked
- * beside each heartbeat.
+ * Resolves a name, but without the resolver if a node with this name is still connected. The resolver may block for a
+ * long time, so we must not ask it at each heartbeat.
  */
 static bool
 resolve_unless_connected(RedisEndpoint *endpoint, unsigned try, char *error, size_t size)
@@ -117,7 +154,10 @@ resolve_unless_connected(RedisEndpoint *endpoint, unsigned try, char *error, siz
 	return resolve_endpoint(endpoint, try, error, size);
 }
 
-/* conn: to that address, NULL for one of its own. map and whole are as they were if it fails. */
+/*
+ * Asks the process at this address about the cluster. conn: a connection to it, or NULL to open one for this question.
+ * On failure *map and *whole stay unchanged.
+ */
 static bool
 ask_cluster_at(const RedisEndpoint *address, RedisConnection *conn, int64 patience, ClusterMap *map, bool *whole, char *error)
 {
@@ -141,15 +181,16 @@ ask_cluster_at(const RedisEndpoint *address, RedisConnection *conn, int64 patien
 }
 
 /*
- * Asks processes of the cluster until one sees it as working: those of the table that were there last, then those that the
- * URL names, then the others of the table. If none does, what the last one said that answered must do.
+ * Asks processes of the cluster until one considers the cluster as working. Asks first the present nodes of the table,
+ * then the URL's hosts, then the other nodes of the table. If no process considers the cluster as working, uses the
+ * last answer.
  */
 static bool
 locate_cluster(ClusterMap *found, char *error)
 {
 	bool		any = false;
 	bool		whole = false;
-	int64		patience = setting_timeout * INT64CONST(1000);
+	int64		patience = setting_timeout_us();
 
 	for (int i = 0; i < topology_size && !whole; i++)
 		if (topology_nodes[i].present)
@@ -167,35 +208,40 @@ locate_cluster(ClusterMap *found, char *error)
 	return any;
 }
 
-/*
- * Where the processes are, as numeric addresses, and which slots are whose: as the URL says, or as those say whom it names.
- * Shards have equal parts of the slots, in the order of the URL.
- */
-static bool
-locate(ClusterMap *found, char *error)
+/* Divides the slots evenly among n nodes. */
+static void
+divide_slots(ClusterMap *found, int n)
 {
-	if (url.topology == REDIS_CLUSTER)
-		return locate_cluster(found, error);
-	found->n = url.topology == REDIS_SENTINEL ? 1 : url.nendpoints;
+	found->n = n;
 	for (int i = 0; i < SLOTS; i++)
-		found->slots[i] = i * found->n / SLOTS;
-	if (url.topology == REDIS_SENTINEL)
-		return sentinel_find_master(&url, &found->addresses[0], resolve_unless_connected, error);
+		found->slots[i] = i * n / SLOTS;
+}
+
+static bool
+locate_master(ClusterMap *found, char *error)
+{
+	divide_slots(found, 1);
+	return sentinel_find_master(&url, &found->addresses[0], resolve_unless_connected, error);
+}
+
+/* Resolves the hosts of the URL: one, or shards in the order of the URL. */
+static bool
+locate_named(ClusterMap *found, char *error)
+{
+	divide_slots(found, url.nendpoints);
 	for (int i = 0; i < url.nendpoints; i++)
 	{
 		const RedisNode *node = &topology_nodes[i];
 
 		found->addresses[i] = i < topology_size && node->conn != NULL ? node->address : url.endpoints[i];
-		/* one shard whose name means nothing is no reason to do without the others */
+		/* one shard that cannot be resolved does not make the other shards unusable */
 		if (!resolve_endpoint(&found->addresses[i], node->failures, error, REASON_LEN) && url.nendpoints == 1)
 			return false;
 	}
 	return true;
 }
 
-/*
- * Where in the table the nodes are, those at its end included that were not in it. False: there is no room.
- */
+/* Finds the index of each found node in the table. New nodes get indexes behind its end. Returns false if there is no room. */
 static bool
 find_places(const ClusterMap *found, int place[MAX_NODES])
 {
@@ -211,9 +257,12 @@ find_places(const ClusterMap *found, int place[MAX_NODES])
 }
 
 /*
- * The table holds these nodes; those that it had stay where they are, with their connections, if all are the same, or while the
- * epoch may go on: then others come behind them, and those stay that are not among these. The nodes of shards are what their
- * place says.
+ * Makes the table contain the found nodes. There are two cases.
+ *
+ * Nodes keep their indexes and connections if exactly the same nodes were found, or (in a cluster) while the epoch may
+ * continue. In the second case new nodes go behind the others, and nodes that were not found stay.
+ *
+ * Otherwise the table is built anew in the order of the found nodes. Nodes that were in it keep their connections.
  */
 static void
 make_table(const ClusterMap *found)
@@ -226,7 +275,7 @@ make_table(const ClusterMap *found)
 
 	for (int i = 0; i < found->n; i++)
 		same = same && place[i] < topology_size;
-	stay = same || (stay && url.topology == REDIS_CLUSTER && fence_shared->epoch_armed);
+	stay = same || (stay && topology->tell_slots && fence_shared->epoch_armed);
 	for (int s = 0; s < SLOTS; s++)
 	{
 		slots[s] = found->slots[s];
@@ -263,8 +312,8 @@ make_table(const ClusterMap *found)
 }
 
 /*
- * Makes the table anew if settings changed, or if something is not connected (a name may mean another host now); of a
- * cluster always, for its slots.
+ * Builds the table if a setting has changed or a node is not connected, because a name may mean another host now.
+ * Always asks a cluster, because its slots may have moved.
  */
 bool
 topology_find(char *error)
@@ -277,15 +326,15 @@ topology_find(char *error)
 	connected = topology_size > 0;
 	for (int i = 0; i < topology_size; i++)
 		connected = connected && topology_nodes[i].conn != NULL;
-	if (connected && url.topology != REDIS_CLUSTER)
+	if (connected && !topology->tell_slots)
 		return true;
-	if (!locate(&found, error))
+	if (!topology->locate(&found, error))
 		return false;
 	make_table(&found);
 	return true;
 }
 
-/* After a restart of the keeper: the processes that it armed are in shared memory. */
+/* After a restart of the keeper, builds the table from shared memory, which has the processes that the keeper armed before. */
 bool
 topology_resume(char *error)
 {
@@ -303,7 +352,7 @@ topology_resume(char *error)
 	for (int i = 0; i < granted.n; i++)
 		granted.addresses[i] = fence_shared->nodes[i].address;
 	for (int s = 0; s < SLOTS; s++)
-		granted.slots[s] = url.topology == REDIS_SHARDS ? s * granted.n / SLOTS : fence_shared->slot_node[s];
+		granted.slots[s] = topology->equal_parts ? s * granted.n / SLOTS : fence_shared->slot_node[s];
 	make_table(&granted);
 	for (int i = 0; i < topology_size; i++)
 		topology_nodes[i].dismissed = fence_shared->nodes[i].dismissed;
@@ -335,7 +384,7 @@ topology_slots(unsigned char map[SLOTS])
 bool
 topology_is_cluster(void)
 {
-	return url.topology == REDIS_CLUSTER;
+	return topology->tell_slots;
 }
 
 const char *
@@ -344,28 +393,30 @@ topology_heartbeat_key(const RedisNode *node)
 	static char key[128];
 	char		tag[12];
 
-	if (url.topology == REDIS_CLUSTER && slot_some_tag(slots, node - topology_nodes, tag))
+	if (topology->tell_slots && slot_some_tag(slots, node - topology_nodes, tag))
 		snprintf(key, sizeof(key), "%s:heartbeat:{%s}", setting_namespace, tag);
 	else
 		snprintf(key, sizeof(key), "%s:heartbeat", setting_namespace);
 	return key;
 }
 
-/* It is not there, or not what it should be: whoever told of it is asked again before the next try. */
+/* The node is gone, or is not what it should be. Closes its connection. */
 static void
 forget(RedisNode *node)
 {
 	redis_close(node->conn);
 	node->conn = NULL;
 	node->failures++;
-	if (url.topology == REDIS_SENTINEL)
-		sentinel_distrust();
+	if (topology->distrust)
+		topology->distrust();
 }
 
 /*
- * Leases are computed from a reading of the node's clock: a step of it is seen by comparing with the last reading. A clock is
- * read between question and answer, so it is ahead by something from `ahead` to `ahead` + what the answer took; a step is
- * what lies between two such ranges, but for the millisecond in which the node tells the time.
+ * Notices steps of the node's clock. The keeper computes leases from readings of this clock, so a step matters.
+ *
+ * The node reads its clock between our question and its reply. So its clock is ahead of ours by at least `ahead` and at
+ * most `ahead` + `took`. The step is the gap between two such ranges, less the millisecond that is the resolution of
+ * the node's time.
  */
 static void
 watch_clock(RedisNode *node, int64 asked_at)
@@ -386,8 +437,10 @@ watch_clock(RedisNode *node, int64 asked_at)
 }
 
 /*
- * Whether what writers send passes: on a new connection, as a writer's first message does; else, if the node takes no more connections,
- * on the keeper's own, for then writers have the courier's. A node that answers everything else must not be armed: no writer could reserve.
+ * Tests whether the node accepts the messages of writers. Tests a new connection first, because a writer's first
+ * message uses a new connection. If the node accepts no more connections, tests the keeper's own connection, because
+ * writers then use the courier's. A node that answers everything else but no writes must not be armed: no writer could
+ * reserve.
  */
 static bool
 takes_writes(RedisNode *node, LibraryCall *call)
@@ -400,7 +453,10 @@ takes_writes(RedisNode *node, LibraryCall *call)
 	return passes || library_probe_writes(call);
 }
 
-/* Connects if need be, makes sure of the library and that writes pass if `load`, and asks the process who it is. */
+/*
+ * Connects if necessary, and asks the process for its identity. If `load`, first makes sure that the library is loaded
+ * and that writes are accepted.
+ */
 static bool
 greet(RedisNode *node, bool load, int64 patience, char *error)
 {
@@ -422,7 +478,10 @@ greet(RedisNode *node, bool load, int64 patience, char *error)
 	}
 	call.conn = node->conn;
 	asked_at = fence_clock();
-	/* hello needs no writes, arming does: a node that refuses them must not cost a lease each time */
+	/*
+	 * hello needs no writes, but arming does. Without this test, a node that refuses writes would cost a lease at each
+	 * attempt.
+	 */
 	found = (!load || (library_ensure(&call) && takes_writes(node, &call) &&
 					   library_server_version(&call, node->server, sizeof(node->server)))) &&
 		library_hello(&call, &node->hello, &found) && found;
@@ -437,7 +496,7 @@ greet(RedisNode *node, bool load, int64 patience, char *error)
 	if (!found)
 	{
 		snprintf(error, REASON_LEN, "%s", call.error[0] ? call.error : "Redis has lost the function library");
-		if (redis_error(node->conn) || url.topology == REDIS_SENTINEL)
+		if (redis_error(node->conn) || topology->distrust)
 			forget(node);
 		return false;
 	}
@@ -449,18 +508,18 @@ topology_greet(RedisNode *node, bool load)
 {
 	node->error[0] = '\0';
 	node->dismissed = false;
-	node->present = greet(node, load, setting_timeout * INT64CONST(1000), node->error);
+	node->present = greet(node, load, setting_timeout_us(), node->error);
 	return node->present;
 }
 
-/* Whether a reply to INFO has that line. */
+/* Returns whether a reply to INFO contains this text. */
 static bool
 info_has(const redisReply *info, const char *line)
 {
 	return info->type == REDIS_REPLY_STRING && strstr(info->str, line) != NULL;
 }
 
-/* Whether two replies to INFO are of one process, reached over two addresses. */
+/* Returns whether two replies to INFO come from the same process, reached by two addresses. */
 static bool
 same_process(const redisReply *one, const redisReply *other)
 {
@@ -473,7 +532,10 @@ same_process(const redisReply *one, const redisReply *other)
 	return info_has(other, line);
 }
 
-/* Whether a master other than ours answers there: what sentinels say of the past, or of another name of ours, is not it. */
+/*
+ * Returns whether a master other than ours responds at this address. A sentinel's answer may be outdated, or may be
+ * another address of our master.
+ */
 static bool
 is_another_master(const RedisEndpoint *address, int64 patience)
 {
@@ -493,22 +555,26 @@ is_another_master(const RedisEndpoint *address, int64 patience)
 	return another;
 }
 
-/* What the cluster says now, asked of one process after the other; the shards' part of the slots does not change. */
+/* Shards never change their slots. Only the set of shards that respond changes. */
 static bool
-look_around(ClusterMap *found, int64 patience)
+look_at_shards(ClusterMap *found, int64 patience)
+{
+	(void) patience;
+	found->n = topology_size;
+	for (int i = 0; i < topology_size; i++)
+		found->addresses[i] = topology_nodes[i].address;
+	memcpy(found->slots, slots, SLOTS);
+	return true;
+}
+
+/* Asks the next connected node of the cluster for the current slots. */
+static bool
+look_at_cluster(ClusterMap *found, int64 patience)
 {
 	static unsigned turn = 0;
 	char		error[REASON_LEN];
 	bool		whole = false;
 
-	if (url.topology == REDIS_SHARDS)
-	{
-		found->n = topology_size;
-		for (int i = 0; i < topology_size; i++)
-			found->addresses[i] = topology_nodes[i].address;
-		memcpy(found->slots, slots, SLOTS);
-		return true;
-	}
 	for (int tries = 0; tries < topology_size; tries++)
 	{
 		int			node = turn++ % topology_size;
@@ -521,8 +587,8 @@ look_around(ClusterMap *found, int64 patience)
 }
 
 /*
- * Whether the slots, as they could be granted now, are others than those that are: 0 if not, else a number that is the same
- * as long as they stay as they are. A process that is named but not there could not be granted anything.
+ * Returns 0 if the slots that could be granted now are those that are granted. Otherwise returns a hash that stays the
+ * same as long as these slots stay the same. A process that does not respond could not be granted any slots.
  */
 static uint64
 slots_changed(const ClusterMap *found, int64 patience)
@@ -530,7 +596,7 @@ slots_changed(const ClusterMap *found, int64 patience)
 	static RedisNode guest;
 	char		error[REASON_LEN];
 	unsigned char wanted[SLOTS];
-	unsigned char node[MAX_NODES] = {0};	/* whom a slot of each of those found could be granted to */
+	unsigned char node[MAX_NODES] = {0};	/* index of the node that could be granted the slots of each found master */
 	uint64		hash = 0;
 
 	for (int i = 0; i < found->n; i++)
@@ -559,20 +625,22 @@ slots_changed(const ClusterMap *found, int64 patience)
 }
 
 /*
- * Slots that moved are served by nobody until they are granted anew. Processes tell different things while they move, and a slot
- * that is granted back to a process costs all that is cached there: so it waits until nothing has moved for a while.
+ * Returns whether slots have moved and must be granted again. Until then no process serves them. While slots move,
+ * processes give different answers. To grant a slot back to a process discards everything that is cached in it. So we
+ * wait until nothing has moved for a while.
  */
 static bool
 slots_moved(int64 patience, char *error)
 {
 	static ClusterMap found;
-	static uint64 last = 0;		/* of slots_changed */
-	static int64 first_at;		/* when it was not 0 for the first time, */
-	static int64 last_at;		/* and when it was another one for the last time */
+	static uint64 last = 0;		/* last result of slots_changed */
+	static int64 first_at;		/* when it first was not 0 */
+	static int64 last_at;		/* when it last changed */
 	int64		now = fence_clock();
 	uint64		changed;
 
-	if (!look_around(&found, patience))
+	patience = Max(patience, INT64CONST(100000));
+	if (!topology->look_around(&found, patience))
 		return false;
 	changed = slots_changed(&found, patience);
 	for (int i = 0; i < topology_size && changed == 0; i++)
@@ -585,28 +653,30 @@ slots_moved(int64 patience, char *error)
 	if (changed == 0 || (now - last_at < MAP_STABLE && now - first_at < MAP_LONGEST))
 		return false;
 	last = 0;
-	strlcpy(error, url.topology == REDIS_SHARDS ? "a Redis process that was away is back" :
-			"slots of the cluster have moved", REASON_LEN);
+	strlcpy(error, topology->moved_why, REASON_LEN);
+	return true;
+}
+
+/* Returns whether the sentinels name another master, and that process is a master. */
+static bool
+master_moved(int64 patience, char *error)
+{
+	RedisEndpoint master;
+
+	if (!sentinel_ask_again(&url, patience, &master, resolve_unless_connected, error) ||
+		redis_endpoint_same(&master, &topology_nodes[0].address) || !is_another_master(&master, patience))
+		return false;
+	snprintf(error, REASON_LEN, "the sentinels name another master: %.100s, port %d", master.host, master.port);
 	return true;
 }
 
 bool
 topology_moved(int64 patience, char *error)
 {
-	RedisEndpoint master;
-
-	if (topology_size > 0 && (url.topology == REDIS_CLUSTER || url.topology == REDIS_SHARDS))
-		return slots_moved(Max(patience, INT64CONST(100000)), error);
-	if (url.topology != REDIS_SENTINEL || topology_size == 0 ||
-		!sentinel_ask_again(&url, patience, &master, resolve_unless_connected, error))
-		return false;
-	if (redis_endpoint_same(&master, &topology_nodes[0].address) || !is_another_master(&master, patience))
-		return false;
-	snprintf(error, REASON_LEN, "the sentinels name another master: %.100s, port %d", master.host, master.port);
-	return true;
+	return topology_size > 0 && topology->moved && topology->moved(patience, error);
 }
 
-/* Copies what is known to shared memory, where backends find addresses and views find the rest. */
+/* Copies the table to shared memory. Backends read the addresses there, and views the rest. */
 void
 topology_publish(bool armed)
 {
@@ -624,7 +694,7 @@ topology_publish(bool armed)
 		{
 			uint32		serial = shared->serial;
 
-			/* whatever was granted was granted to somebody else, who may still have it */
+			/* the grant at this index belongs to another process, which may still have it */
 			if (shared->granted)
 				fence_shared->epoch_armed = false;
 			memset(shared, 0, sizeof(*shared));

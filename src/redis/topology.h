@@ -1,13 +1,15 @@
 /*
  * redis/topology.h
- *	  The Redis processes that pgcache_fence.redis_url names: addresses, connections, who is there.
+ *	  The keeper's table of the Redis processes that pgcache_fence.redis_url names: addresses, connections, state.
  *
- * Owns: the keeper's table of nodes, and its copy in shared memory, from which backends take addresses and views take
- * the rest. Only the keeper calls this: it is the only process that resolves names, which blocks.
- * A node keeps its place in the table as long as the epoch may go on; others may be added behind it. Which slots are whose is told by
- * the URL (all belong to the one process; shards divide them evenly, in the order in which they are written) or by Redis
- * Cluster.
- * error: a buffer of REASON_LEN bytes for what went wrong, in words for people.
+ * Owns: this table, and its copy in shared memory, where backends read the addresses and views the rest. Only the
+ * keeper calls this file. The keeper is the only process that resolves names, because that blocks.
+ *
+ * A node keeps its index in the table as long as the epoch may continue. New nodes are added behind the others. The
+ * kind of URL decides which node has which slots. A single process has all slots. Shards divide them evenly, in the
+ * order of the URL. In a cluster, Redis Cluster says.
+ *
+ * error is a buffer of REASON_LEN bytes for a message for users.
  */
 #ifndef FENCE_REDIS_TOPOLOGY_H
 #define FENCE_REDIS_TOPOLOGY_H
@@ -18,59 +20,66 @@ typedef struct RedisNode
 {
 	RedisEndpoint address;
 	RedisConnection *conn;
-	Hello		hello;			/* last answer, */
-	int64		heard_at;		/* and when it was here (fence_clock()): its clock was read no later */
-	int64		clock_ahead;	/* microseconds that the node's clock was ahead of fence_clock() then, at least; 0: not known */
-	int64		clock_took;		/* and how much more it may have been: the answer was on its way */
+	Hello		hello;			/* last reply of fence_hello */
+	int64		heard_at;		/* fence_clock() time when it arrived; the node read its clock no later */
+	int64		clock_ahead;	/* microseconds that the node's clock was at least ahead of fence_clock() then; 0: unknown */
+	int64		clock_took;		/* by how much more it may have been ahead: the duration of the call */
 	char		server[32];
 	bool		dismissed;		/* see topology_dismiss */
-	bool		present;		/* it answered as it should when it was greeted last; else */
-	char		error[REASON_LEN];	/* why not */
-	unsigned	failures;		/* to connect */
-	bool		slots_back;		/* it said so when its lease was renewed last; see library_renew */
+	bool		present;		/* it passed the last greeting */
+	char		error[REASON_LEN];	/* if it is not present: why */
+	unsigned	failures;		/* number of failed attempts */
+	bool		slots_back;		/* the last renewal of its lease said so; see library_renew */
 } RedisNode;
 
 extern RedisNode topology_nodes[MAX_NODES];
 extern int	topology_size;
 
-/* Whether the URL, or what else connections are made from, was changed since the table was made. */
+/* Returns whether a setting that affects connections has changed since the table was built. */
 extern bool topology_is_outdated(void);
 
-/* Makes the table, for a try to open; false if the URL or a name in it is no good, or nobody tells of the cluster. */
+/*
+ * Builds the table before an attempt to open. Returns false if the URL or a name in it is unusable, or if no process
+ * describes the cluster.
+ */
 extern bool topology_find(char *error);
 
-/* Makes it as it was when the present epoch was armed, if there is none. False: it cannot, and fences must be closed. */
+/*
+ * If the table is empty, builds it as it was when the current epoch was armed. Returns false if that is impossible;
+ * then the fences must be closed.
+ */
 extern bool topology_resume(char *error);
 
 /*
- * Connects if need be and asks the process who it is: fills hello, heard_at, present and error. load: also makes sure of the
- * function library, and that the node takes writes. False: it is not there, no master, or has no library.
+ * Connects if necessary, and asks the process for its identity. Sets hello, heard_at, present and error. load: also
+ * makes sure that the function library is loaded, and that the node accepts writes. Returns false if the node is not
+ * reachable, is not a master, or does not have the library.
  */
 extern bool topology_greet(RedisNode *node, bool load);
 
-/* Whether any slot is the node's, as those say whom the URL names. */
+/* Returns whether the node owns any slot, by the URL or the cluster. */
 extern bool topology_has_slots(int node);
 
-/* The node has no slots any more: closes its connection. It only keeps its place, until it is greeted again. */
+/* Closes the connection of a node that has no slots any more. The node keeps its index, and can be greeted again. */
 extern void topology_dismiss(RedisNode *node);
 
-/* Which node could be granted each slot: whose it is, if that one is present, else SLOT_NOBODY. */
+/* Writes which node could be granted each slot: its owner if that node is present, else SLOT_NOBODY. */
 extern void topology_slots(unsigned char map[SLOTS]);
 
-/* Whether the nodes are masters of a Redis Cluster. */
+/* Returns whether the nodes are masters of a Redis Cluster. */
 extern bool topology_is_cluster(void);
 
-/* A key in one of the node's slots, for its heartbeat; static. */
+/* Returns the name of the node's heartbeat key, which is in one of its slots (static buffer). */
 extern const char *topology_heartbeat_key(const RedisNode *node);
 
 /*
- * Beside heartbeats: whether fences must be opened anew, because sentinels tell of another master, or slots of the cluster have
- * moved, or a process that was not there when the epoch began is there now. The latter two have to rest for a while. Waits
- * for no more than a few times patience microseconds; error says what moved.
+ * Returns whether fences must be opened anew: the sentinels name another master, slots of the cluster have moved, or a
+ * process that was missing at the start of the epoch is back. The last two count only once nothing has changed for a
+ * while. Called between heartbeats. Waits at most a few times patience microseconds. error says what has moved.
  */
 extern bool topology_moved(int64 patience, char *error);
 
-/* Copies the table to shared memory. armed: those that are granted slots were just granted a lease. */
+/* Copies the table to shared memory. armed: the nodes with granted slots have just got a lease. */
 extern void topology_publish(bool armed);
 
 /* Closes all connections. */

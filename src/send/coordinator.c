@@ -2,8 +2,9 @@
  * send/coordinator.c
  *	  This backend's conversation with Redis; see coordinator.h.
  *
- * Owns: this backend's letters and what their answers mean for its reservations; what COMMIT says, announcements of what it has
- * attached included; its connection for questions.
+ * Owns: this backend's messages in the send queue, the effect of their answers on its reservations, and the messages
+ * that COMMIT sends. COMMIT also announces domains that the transaction has attached. Takes the lock of shared memory
+ * only to read the number of the grant, and never in COMMIT or ABORT.
  */
 #include "postgres.h"
 
@@ -17,25 +18,22 @@
 
 #include "base/settings.h"
 #include "base/stamp.h"
+#include "domain/catalog.h"
 #include "domain/domain.h"
 #include "domain/shape.h"
 #include "send/coordinator.h"
 #include "send/wire.h"
 
-#define STORE_BYTES	(OUTBOX_MAX_LETTER / 2)	/* of the rows that a commit tells one process of; the others are only ended */
-#define ROWS_AT_ONCE	64		/* of one statement: those after it may turn out to be so many that none is needed */
+#define STORE_BYTES	(QUEUE_MAX_MESSAGE / 2)	/* largest total of the rows that a commit sends to one process; the other rows are only ended */
 
 /* State of the current transaction */
-static Reservation *waiting[OUTBOX_ANSWERS];	/* whose answers are outstanding, by letter number */
-static bool any_waiting = false;	/* there may be some */
-static StringInfoData commit_letters;	/* a Letter, its bytes, a Letter, ... */
+static Reservation *waiting[QUEUE_ANSWERS];	/* by message number: reservations whose answers are outstanding */
+static bool any_waiting = false;	/* `waiting` may have an entry */
+static StringInfoData commit_messages;	/* a Message, its bytes, a Message, ... */
 static bool commit_prepared = false;
 
-static int	rows_of_statement = 0;	/* wanted since the end of a statement */
-static bool held_back = false;	/* some of them were not asked for */
-
-static uint64 first_end = 0;	/* letters that ended transactions since somebody waited for them: the first */
-static uint64 last_end = 0;		/* and the last; 0: none */
+static uint64 first_end = 0;	/* first message that ended a transaction since this backend last waited for such messages */
+static uint64 last_end = 0;		/* last such message; 0: none */
 
 const char *
 coordinator_problem(void)
@@ -43,11 +41,11 @@ coordinator_problem(void)
 	return link_problem;
 }
 
-/* Until when an answer is waited for that is asked, or waited for, now. */
+/* Deadline for a reply that is requested now, or waited for from now on. */
 static int64
 reply_deadline(void)
 {
-	return fence_clock() + setting_timeout * INT64CONST(1000);
+	return fence_clock() + setting_timeout_us();
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -55,39 +53,39 @@ reply_deadline(void)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-static void ask_for_held_back(void);
-
-/* Letters to different nodes are answered in any order, so each of them is waited for. There must be no draft. */
+/*
+ * Waits for all messages of this backend in the send queue. Waits for each of them, because messages to different nodes
+ * are answered in any order. No link may have a draft.
+ */
 static void
 await_carried(int64 deadline)
 {
 	uint64		first = first_end;
 	uint64		last = last_end;
 
-	if (first != 0 && outbox_answer(last) == ANSWER_NONE)
+	if (first != 0 && send_queue_answer(last) == ANSWER_NONE)
 	{
 		wire_carry(deadline);
 		(void) wire_collect(deadline);
 	}
-	for (int i = 0; i < OUTBOX_ANSWERS; i++)
+	for (int i = 0; i < QUEUE_ANSWERS; i++)
 		if (waiting[i] != NULL)
 		{
-			first = first ? Min(first, waiting[i]->letter) : waiting[i]->letter;
-			last = Max(last, waiting[i]->letter);
+			first = first ? Min(first, waiting[i]->message) : waiting[i]->message;
+			last = Max(last, waiting[i]->message);
 		}
-	if (last - first >= OUTBOX_ANSWERS)
-		first = last - OUTBOX_ANSWERS + 1;	/* of older ones the answer is forgotten */
-	for (uint64 letter = first; letter != 0 && letter <= last; letter++)
-		(void) outbox_wait(letter, deadline);
+	if (last - first >= QUEUE_ANSWERS)
+		first = last - QUEUE_ANSWERS + 1;	/* the answers to older messages are forgotten */
+	for (uint64 message = first; message != 0 && message <= last; message++)
+		(void) send_queue_wait(message, deadline);
 	first_end = last_end = 0;
 }
 
 void
-coordinator_await_letters(void)
+coordinator_await_messages(void)
 {
 	int64		deadline = reply_deadline();
 
-	ask_for_held_back();
 	(void) wire_collect(deadline);
 	await_carried(deadline);
 }
@@ -103,7 +101,7 @@ coordinator_is_redirection(const redisReply *reply)
 	return false;
 }
 
-/* Who holds the key now. False: nobody. */
+/* Finds the node that holds the key now. Returns false if none does. */
 static bool
 find_node(const char *key, int *node)
 {
@@ -113,23 +111,25 @@ find_node(const char *key, int *node)
 	return *node != SLOT_NOBODY;
 }
 
-/* Who was granted the slot knows whether the fence may be trusted; whoever Redis Cluster points to instead does not. */
+/*
+ * Asks the process to which the slot was granted, because only that process knows whether the fence may be trusted. The
+ * process to which Redis Cluster redirects does not know.
+ */
 bool
 coordinator_ask(const char *fence, int n, const Call *calls, redisReply **replies)
 {
 	int			node;
 
-	coordinator_await_letters();
+	coordinator_await_messages();
 	return find_node(fence, &node) && wire_ask(node, n, calls, replies, reply_deadline());
 }
 
-/* What is outstanding on the same wire arrives before, so it is not waited for. */
+/* Does not wait for what is outstanding on the same wire, because that arrives first. */
 bool
 coordinator_ask_once(const char *fence, const Call *call, redisReply **reply)
 {
 	int			node;
 
-	ask_for_held_back();
 	wire_send(true);
 	await_carried(reply_deadline());
 	return find_node(fence, &node) && wire_ask_once(node, call, reply, reply_deadline());
@@ -152,13 +152,10 @@ coordinator_collect(void)
 bool
 coordinator_same_place(const char *fence, const char *other)
 {
-	RedisUrl	url;
-
 	if (slot_of_key(fence, strlen(fence)) == slot_of_key(other, strlen(other)))
 		return true;
-	/* only a cluster wants the keys of one command in one slot */
-	return fence_node_of(fence) == fence_node_of(other) &&
-		redis_url_parse(setting_redis_url, &url) == NULL && url.topology != REDIS_CLUSTER;
+	/* only a cluster requires all keys of a command to be in one slot */
+	return fence_node_of(fence) == fence_node_of(other) && setting_url->topology != REDIS_CLUSTER;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -166,38 +163,38 @@ coordinator_same_place(const char *fence, const char *other)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Whether the courier's answer is outstanding */
+/* Returns whether the reservation waits for an answer from the courier. */
 static bool
 is_waiting(const Reservation *r)
 {
-	return r->by_courier && r->letter != 0 && waiting[r->letter % OUTBOX_ANSWERS] == r;
+	return r->by_courier && r->message != 0 && waiting[r->message % QUEUE_ANSWERS] == r;
 }
 
-/* It is about to be sent again: an answer to the former letter does not count any more. */
+/* The reservation is about to be sent again, so an answer to its last message must not count. */
 static void
-forget_letter(Reservation *r)
+forget_message(Reservation *r)
 {
 	if (!is_waiting(r))
 		return;
-	waiting[r->letter % OUTBOX_ANSWERS] = NULL;
-	r->letter = 0;
+	waiting[r->message % QUEUE_ANSWERS] = NULL;
+	r->message = 0;
 }
 
-/* What is being written: a command, or words */
-static Draft draft;
+/* The message that is being written: a command, or words */
+static RespBuffer draft;
 
-/* A letter of what was drafted. False: it did not fit. */
+/* Makes a message from the draft. Returns false if the contents did not fit. */
 static bool
-draft_letter(Letter *letter, LetterKind kind, FenceWord word, int node, LetterCount count)
+draft_message(Message *message, MessageKind kind, FenceWord word, int node, MessageCount count)
 {
-	*letter = (Letter) {
+	*message = (Message) {
 		.kind = kind, .epoch = WORD_EPOCH(word), .node = node, .strings = draft.strings, .bytes = draft.bytes, .len = draft.len,
 		.count = count
 	};
 	return !draft.full;
 }
 
-/* What is sent is the reservation's last word, and its answer the only one that counts. */
+/* Notes to which node and under which word the reservation was sent last. Only the answer to this message counts. */
 static void
 note_sent(Reservation *r, int node, FenceWord word)
 {
@@ -207,19 +204,20 @@ note_sent(Reservation *r, int node, FenceWord word)
 }
 
 /*
- * Asks for a row under the word, on this backend's own wire. The map of slots is read after the word: if it is
- * another one's by now, the word has changed, and neither what is sent nor its answer counts. False: link_problem tells.
+ * Requests a row under the word, on this backend's own wire. We read the map of slots after the word. If the map is of
+ * a newer word, then the word has changed, and neither this message nor its answer counts. Returns false if it was not
+ * sent; link_problem says why.
  */
 static bool
 ask_for_row(Reservation *r, FenceWord word)
 {
 	int			node = fence_node_of(r->name);
 
-	forget_letter(r);
+	forget_message(r);
 
 	if (node == SLOT_NOBODY)
 	{
-		/* no process may answer readers there in this epoch: there is nobody to tell */
+		/* no process may answer readers in this slot in this epoch, so there is nobody to tell */
 		r->acked_word = word;
 		return true;
 	}
@@ -229,120 +227,116 @@ ask_for_row(Reservation *r, FenceWord word)
 	return true;
 }
 
-/* A row's through the courier, if this backend gets no connection, is granted without a number: its commit will bring no value. */
+/*
+ * Writes a message that reserves. A row goes through the courier only if this backend cannot connect. Such a row has no
+ * number, so its commit stores no value.
+ */
 static bool
-draft_reserve(Letter *letter, const Reservation *r, int node, FenceWord word)
+draft_reserve(Message *message, const Reservation *r, int node, FenceWord word)
 {
-	LetterCount count = {.slot = r->metrics};
+	MessageCount count = {.slot = r->metrics};
 	Call		call;
 
 	if (r->kind == RESERVE_ROW)
 		call_reserve(&call, WORD_EPOCH(word), wire_stamp(r), r->name);
 	else
 		call_domain_reserve(&call, WORD_EPOCH(word), r->name, fence_stamp(), r->applied > WHOLE_DOMAIN ? r->applied : 0);
-	return draft_call(&draft, &call) &&
-		draft_letter(letter, r->kind == RESERVE_ROW ? LETTER_RESERVE : LETTER_RESERVE_DOMAIN, word, node, count);
+	return calls_encode(&draft, &call) &&
+		draft_message(message, r->kind == RESERVE_ROW ? MESSAGE_RESERVE : MESSAGE_RESERVE_DOMAIN, word, node, count);
 }
 
-/* Posts reserve under the word: whole domains always go that way. False: there is no room now. */
+/*
+ * Posts the reservation under the word to the send queue. Whole domains always go that way. Returns false if there is
+ * no room.
+ */
 static bool
 post_reserve(Reservation *r, FenceWord word)
 {
-	int			node = r->kind == RESERVE_ROW ? fence_node_of(r->name) : LETTER_TO_ALL;
-	Letter		letter;
+	int			node = r->kind == RESERVE_ROW ? fence_node_of(r->name) : MESSAGE_TO_ALL;
+	Message		message;
 	uint64		number;
 
 	if (node == SLOT_NOBODY)
-		return true;			/* the word has changed: there is nothing to be granted under it */
-	if (!draft_reserve(&letter, r, node, word) || (number = outbox_post(&letter)) == 0)
+		return true;			/* the word has changed, so nothing can be granted under it */
+	if (!draft_reserve(&message, r, node, word) || (number = send_queue_post(&message)) == 0)
 		return false;
-	forget_letter(r);
-	waiting[number % OUTBOX_ANSWERS] = r;
+	forget_message(r);
+	waiting[number % QUEUE_ANSWERS] = r;
 	any_waiting = true;
-	r->letter = number;
+	r->message = number;
 	r->by_courier = true;
 	r->asked = Max(r->applied, WHOLE_DOMAIN);
 	note_sent(r, node, word);
 	return true;
 }
 
-/* Takes the answer, if it is here: it counts for the word that it was sent under. */
+/* Takes the answer if it has arrived. It counts for the word under which the message was sent. */
 static void
 take_answer(Reservation *r, AnswerKind answer)
 {
 	if (answer == ANSWER_NONE)
 		return;
-	waiting[r->letter % OUTBOX_ANSWERS] = NULL;
+	waiting[r->message % QUEUE_ANSWERS] = NULL;
 	if (answer == ANSWER_GRANTED)
 	{
 		r->acked_word = r->sent_word;
 		r->number = 0;
 	}
 	else
-		r->letter = 0;			/* not granted: it has to be sent again */
+		r->message = 0;			/* not granted, so it must be sent again */
 }
 
-/* False: none came in time. */
+/* Waits for the answer. Returns false if none arrives in time. */
 static bool
 await_answer(Reservation *r)
 {
-	AnswerKind	answer = outbox_wait(r->letter, reply_deadline());
+	AnswerKind	answer = send_queue_wait(r->message, reply_deadline());
 
 	if (answer == ANSWER_NONE || answer == ANSWER_FAILED)
-		outbox_problem(link_problem, sizeof(link_problem), answer == ANSWER_NONE);
+		send_queue_problem(link_problem, sizeof(link_problem), answer == ANSWER_NONE);
 	take_answer(r, answer == ANSWER_NONE ? ANSWER_FAILED : answer);
 	return answer != ANSWER_NONE;
 }
 
-/* Makes room for one more outstanding answer. False: the oldest, which is in the way, has none yet; wait: in time. */
+/*
+ * Makes room for one more outstanding answer, by taking the oldest one. Returns false if that has not arrived; with
+ * `wait`, if it does not arrive in time.
+ */
 static bool
 make_room(bool wait)
 {
-	Reservation *oldest = waiting[outbox_next() % OUTBOX_ANSWERS];
+	Reservation *oldest = waiting[send_queue_next() % QUEUE_ANSWERS];
 
 	if (oldest == NULL)
 		return true;
 	if (wait)
 		return await_answer(oldest);
-	take_answer(oldest, outbox_answer(oldest->letter));
+	take_answer(oldest, send_queue_answer(oldest->message));
 	return !is_waiting(oldest);
 }
 
-/* Whether it covers what is applied: a row, whatever its version; a whole domain, and the end of its attachment if that ends. */
+/*
+ * Returns whether the reservation covers what is applied. A row covers any version. A whole domain must also have named
+ * the attachment that ends, if one does.
+ */
 static bool
 covers(const Reservation *r)
 {
 	return r->kind == RESERVE_ROW || r->asked >= r->applied;
 }
 
-/* Whether it is acknowledged under the word. */
+/* Returns whether Redis has granted the reservation under the word. */
 static bool
 granted(const Reservation *r, FenceWord word)
 {
 	return r->acked_word == word && covers(r);
 }
 
-/* Whether it was asked for, and has an answer or may yet get one. */
+/* Returns whether the reservation was sent under the word, and was granted or may still be. */
 static bool
 asked(const Reservation *r, FenceWord word)
 {
-	return (r->letter != 0 || r->acked_word == word) && r->sent_word == word && covers(r);
-}
-
-/* Of a domain that is reserved as a whole by now, rows that were held back are not needed. */
-static void
-ask_for_held_back(void)
-{
-	FenceWord	word = fence_word();
-
-	if (!held_back)
-		return;
-	held_back = false;
-	if (WORD_STATE(word) != FENCE_OPEN)
-		return;
-	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
-		if (r->kind == RESERVE_ROW && r->early && r->wanted != NO_VERSION && !asked(r, word) && !ledger_is_whole(r->domain_id))
-			(void) ask_for_row(r, word);
+	return (r->message != 0 || r->acked_word == word) && r->sent_word == word && covers(r);
 }
 
 void
@@ -357,23 +351,14 @@ coordinator_reserve_early(Reservation *r)
 		if (make_room(false))
 			(void) post_reserve(r, word);
 	}
-	else if (!r->early)
-		return;
-	else if (rows_of_statement++ >= ROWS_AT_ONCE)
-		held_back = true;
-	else if (ask_for_row(r, word))
-		wire_send(false);
+	else if (r->early)
+		(void) ask_for_row(r, word);
 }
 
-void
-coordinator_send_early(bool always)
-{
-	ask_for_held_back();
-	rows_of_statement = 0;
-	wire_send(always);
-}
-
-/* Whether there is nothing to be asked: it is granted, or Redis has it and will answer, or has. */
+/*
+ * Returns whether nothing needs to be sent: nothing is applied, or Redis has granted the reservation, or the answer is
+ * outstanding.
+ */
 static bool
 settled(const Reservation *r, FenceWord word)
 {
@@ -402,8 +387,9 @@ post_patiently(Reservation *r, FenceWord word)
 }
 
 /*
- * Asks for it if it is neither acknowledged nor asked for: a row on the wire, a domain through the courier, and by_courier a
- * row too that the wire did not get through. False: it could not be sent.
+ * Sends the reservation if it is neither granted nor sent. A row goes on the wire and a domain through the courier.
+ * With by_courier a row that did not get through on the wire also goes through the courier. Returns false if it could
+ * not be posted.
  */
 static bool
 ask_if_missing(Reservation *r, FenceWord word, bool by_courier)
@@ -416,7 +402,10 @@ ask_if_missing(Reservation *r, FenceWord word, bool by_courier)
 	return true;
 }
 
-/* Whether it is granted, once all answers of rows are here. */
+/*
+ * Returns whether the reservation is granted. Waits for the courier's answer if necessary. All answers on the wires
+ * have arrived before.
+ */
 static bool
 is_granted(Reservation *r, FenceWord word)
 {
@@ -459,17 +448,18 @@ coordinator_reserve_one(FenceWord word, Reservation *r)
  */
 
 /*
- * What ends a transaction's reservations. One word ends all that a process has recorded for it, whether it was applied or not, so
- * there is one letter for each process and epoch, and for each domain that was reserved as a whole. A process that is told of
- * rows gets the word with them. Nothing here allocates, except where letters are kept.
+ * Messages that end the transaction's reservations. One word ends everything that a process has recorded for the
+ * transaction, applied or not. So there is one message for each process and epoch, and one for each domain that was
+ * reserved as a whole. A process that gets rows gets the word with them. Nothing here allocates, except in functions
+ * that keep messages for COMMIT.
  */
-typedef bool (*EmitLetter) (const Letter *letter);
+typedef bool (*EmitMessage) (const Message *message);
 
-/* To whom rows were sent, and in which epoch */
+/* A process to which rows were sent, in one epoch */
 typedef struct Target
 {
 	int			node;
-	FenceWord	word;			/* one of that epoch */
+	FenceWord	word;			/* any word of that epoch */
 } Target;
 
 static bool
@@ -478,7 +468,7 @@ is_of(const Reservation *r, const Target *target)
 	return r->sent && r->kind == RESERVE_ROW && r->node == target->node && WORD_EPOCH(r->sent_word) == WORD_EPOCH(target->word);
 }
 
-/* The target that comes next; node -1 begins. False: there is none. */
+/* Finds the next target; node -1 starts. Returns false if there is none. */
 static bool
 next_target(Target *target)
 {
@@ -498,7 +488,7 @@ next_target(Target *target)
 	return next.node >= 0;
 }
 
-/* A detached reservation outlives the transaction that made it. */
+/* Returns whether the reservation stays after this transaction, as a committed detached one does. */
 static bool
 stays(const Reservation *r, bool committing)
 {
@@ -506,8 +496,8 @@ stays(const Reservation *r, bool committing)
 }
 
 /*
- * The smallest number of the transaction's reservations there, for whoever asks who has committed last: standbys do. 0: one has
- * none, or nobody asks.
+ * Returns the smallest number of the transaction's reservations at the target. Redis needs it to tell standbys who
+ * committed last. Returns 0 if a reservation has no number, or if there are no standbys.
  */
 static int64
 smallest_number(const Target *target)
@@ -527,11 +517,14 @@ smallest_number(const Target *target)
 	return smallest;
 }
 
-/* Counts the rows: those of the first one's domain with the letter, when it is answered; those of others now. */
-static LetterCount
+/*
+ * Counts the rows that the message ends. Rows in the first row's domain are counted when the message is answered, those
+ * in other domains now.
+ */
+static MessageCount
 count_rows(const Target *target, bool committing)
 {
-	LetterCount count = {.slot = -1};
+	MessageCount count = {.slot = -1};
 
 	for (const Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
@@ -553,63 +546,72 @@ count_rows(const Target *target, bool committing)
 	return count;
 }
 
-/* The words that end what is there: the transaction's own, and those of detached reservations that do not stay. */
+/*
+ * Emits the words that end the reservations at the target: the transaction's own, and those of detached reservations
+ * that do not stay.
+ */
 static bool
-emit_words(const Target *target, bool committing, EmitLetter emit)
+emit_words(const Target *target, bool committing, EmitMessage emit)
 {
 	char		word[END_WORD_LEN];
 	bool		own = false;
-	Letter		letter;
+	Message		message;
 
-	draft_clear(&draft);
+	resp_clear(&draft);
 	for (const Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
 		if (!is_of(r, target) || stays(r, committing) || (own && !r->stamp))
 			continue;
 		own = own || !r->stamp;
-		draft_string(&draft, calls_end_word(word, wire_stamp(r), committing, r->stamp ? 0 : smallest_number(target)));
+		resp_string(&draft, calls_end_word(word, wire_stamp(r), committing, r->stamp ? 0 : smallest_number(target)));
 	}
 	return draft.strings == 0 ||
-		(draft_letter(&letter, LETTER_END, target->word, target->node, count_rows(target, committing)) && emit(&letter));
+		(draft_message(&message, MESSAGE_END, target->word, target->node, count_rows(target, committing)) && emit(&message));
 }
 
 static bool
-emit_domains(bool committing, EmitLetter emit)
+emit_domains(bool committing, EmitMessage emit)
 {
 	bool		ok = true;
 
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
 		bool		commit = committing && r->applied != NO_VERSION;
-		LetterCount count = {.slot = r->metrics, .commits = commit, .aborts = !commit};
+		MessageCount count = {.slot = r->metrics, .commits = commit, .aborts = !commit};
 		Call		call;
-		Letter		letter;
+		Message		message;
 
 		if (!r->sent || r->kind != RESERVE_DOMAIN)
 			continue;
 		call_domain_end(&call, WORD_EPOCH(r->sent_word), r->name, fence_stamp(), commit);
-		ok = draft_call(&draft, &call) && draft_letter(&letter, LETTER_END_DOMAIN, r->sent_word, LETTER_TO_ALL, count) &&
-			emit(&letter) && ok;
+		ok = calls_encode(&draft, &call) && draft_message(&message, MESSAGE_END_DOMAIN, r->sent_word, MESSAGE_TO_ALL, count) &&
+			emit(&message) && ok;
 	}
 	return ok;
 }
 
 static bool
-keep_letter(const Letter *letter)
+keep_message(const Message *message)
 {
-	appendBinaryStringInfo(&commit_letters, (const char *) letter, sizeof(Letter));
-	appendBinaryStringInfo(&commit_letters, letter->bytes, letter->len);
+	appendBinaryStringInfo(&commit_messages, (const char *) message, sizeof(Message));
+	appendBinaryStringInfo(&commit_messages, message->bytes, message->len);
 	return true;
 }
 
-/* Whether COMMIT tells Redis of the row. Of a domain that was reserved as a whole nothing will be trusted anyway. */
+/*
+ * Returns whether COMMIT sends the row, or its version, to Redis. If the domain was reserved as a whole, its fences
+ * become invalid anyway.
+ */
 static bool
 is_told(const Reservation *r)
 {
 	return (r->payload || r->events) && !r->stamp && r->applied != NO_VERSION && !ledger_is_whole(r->domain_id);
 }
 
-/* Keeps a letter that tells of the rows there and ends the transaction; one that only ends it follows, in case there is no room. */
+/*
+ * Keeps a message that sends the target's rows and ends the transaction. The caller also keeps a message that only ends
+ * the transaction, in case there is no room for this one.
+ */
 static void
 keep_rows(const Target *target)
 {
@@ -617,14 +619,14 @@ keep_rows(const Target *target)
 	StringInfoData command;
 	char		word[END_WORD_LEN];
 	int			n = 0;
-	Letter		letter = {.kind = LETTER_STORE, .epoch = WORD_EPOCH(target->word), .node = target->node, .strings = 1, .spare = true};
+	Message		message = {.kind = MESSAGE_STORE, .epoch = WORD_EPOCH(target->word), .node = target->node, .strings = 1, .spare = true};
 
 	initStringInfo(&rows);
 	for (const Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
 		bool		stored = r->payload && r->number > 0;
 
-		if (!is_of(r, target) || !is_told(r) || !(stored || r->events) || n == MESSAGE_FENCES ||
+		if (!is_of(r, target) || !is_told(r) || !(stored || r->events) || n == WRITE_CALL_FENCES ||
 			rows.len + (stored ? strlen(r->payload) : 0) > STORE_BYTES)
 			continue;
 		calls_store_row(&rows, r->name, r->number, r->applied, stored ? r->ttl_ms : STORE_NOTHING, stored ? r->payload : "");
@@ -633,12 +635,12 @@ keep_rows(const Target *target)
 	if (n > 0)
 	{
 		initStringInfo(&command);
-		calls_finish_store(&command, letter.epoch, fence_stamp(), n, &rows,
+		calls_finish_store(&command, message.epoch, fence_stamp(), n, &rows,
 						   calls_end_word(word, fence_stamp(), true, smallest_number(target)));
-		letter.bytes = command.data;
-		letter.len = command.len;
-		letter.count = count_rows(target, true);
-		(void) keep_letter(&letter);
+		message.bytes = command.data;
+		message.len = command.len;
+		message.count = count_rows(target, true);
+		(void) keep_message(&message);
 		pfree(command.data);
 	}
 	pfree(rows.data);
@@ -654,20 +656,20 @@ any_told(void)
 }
 
 bool
-coordinator_post(const Letter *letter)
+coordinator_post(const Message *message)
 {
 	uint64		number;
 
-	if (wire_send_after(letter))
+	if (wire_send_after(message))
 		return true;
-	number = outbox_post(letter);
+	number = send_queue_post(message);
 	if (number != 0)
 	{
 		first_end = first_end ? first_end : number;
 		last_end = number;
 	}
-	else if (!letter->spare)
-		metrics_count_end(&letter->count, letter->kind == LETTER_END_DOMAIN, LETTER_LOST);
+	else if (!message->spare)
+		metrics_count_end(&message->count, message->kind == MESSAGE_END_DOMAIN, MESSAGE_LOST);
 	return number != 0;
 }
 
@@ -679,31 +681,34 @@ coordinator_prepare_commit(void)
 	bool		tell = any_told();
 	bool		ok;
 
-	initStringInfo(&commit_letters);
+	initStringInfo(&commit_messages);
 	MemoryContextSwitchTo(old);
-	ok = emit_domains(true, keep_letter);
+	ok = emit_domains(true, keep_message);
 	while (next_target(&target))
 	{
 		if (tell)
 			keep_rows(&target);
-		ok = emit_words(&target, true, keep_letter) && ok;
+		ok = emit_words(&target, true, keep_message) && ok;
 	}
 	if (!ok)
 		elog(ERROR, "could not write what ends the reservations");
 	commit_prepared = true;
 }
 
-/* One letter to every process. The number of the grant is that of the word: if slots change hands, so does the word. */
+/*
+ * Keeps a message that announces the domain to all processes. The number of the grant belongs to the word: if slots are
+ * granted again, the word changes.
+ */
 static void
 keep_announcement(const DomainRef *domain, FenceWord word, uint32 grant)
 {
 	Call		call;
-	Letter		letter;
+	Message		message;
 
-	call_announce(&call, WORD_EPOCH(word), domain->wire_name, domain->id, domain->publish, grant);
-	if (draft_call(&draft, &call) &&
-		draft_letter(&letter, LETTER_END_DOMAIN, word, LETTER_TO_ALL, (LetterCount) {.slot = METRIC_OTHER_SLOT}))
-		(void) keep_letter(&letter);
+	call_announce(&call, WORD_EPOCH(word), domain->redis_name, domain->id, domain->publish, grant);
+	if (calls_encode(&draft, &call) &&
+		draft_message(&message, MESSAGE_END_DOMAIN, word, MESSAGE_TO_ALL, (MessageCount) {.slot = METRIC_OTHER_SLOT}))
+		(void) keep_message(&message);
 }
 
 void
@@ -718,14 +723,14 @@ coordinator_prepare_announcement(void)
 	LWLockRelease(fence_shared->lock);
 	if (WORD_STATE(word) != FENCE_OPEN || fence_word() != word)
 		return;
-	outbox_join();
+	send_queue_join();
 	if (!commit_prepared)
 		coordinator_prepare_commit();
 	foreach(cell, domain_list_own())
 	{
 		DomainRef  *domain = lfirst(cell);
 
-		/* a restore brings the rows of fence.domain before the triggers */
+		/* a restore inserts the rows of fence.domain before it creates the triggers */
 		if (!OidIsValid(domain->row->relid) || shape_fault_of_domain(domain->row) == NULL)
 			keep_announcement(domain, word, grant);
 	}
@@ -735,8 +740,6 @@ void
 coordinator_forget(void)
 {
 	commit_prepared = false;
-	rows_of_statement = 0;
-	held_back = false;
 	if (any_waiting)
 		memset(waiting, 0, sizeof(waiting));
 	any_waiting = false;
@@ -747,26 +750,26 @@ void
 coordinator_commit(void)
 {
 	bool		ok = true;
-	bool		told = false;	/* with its rows: the letter without is not needed */
+	bool		told = false;	/* the rows' message was sent and ends the transaction, so the next one is not needed */
 	int64		now;
 
 	if (!commit_prepared)
 		return;
 	coordinator_forget();
 	now = fence_clock();
-	for (const char *p = commit_letters.data; p < commit_letters.data + commit_letters.len;)
+	for (const char *p = commit_messages.data; p < commit_messages.data + commit_messages.len;)
 	{
-		Letter		letter;
+		Message		message;
 
-		memcpy(&letter, p, sizeof(letter));
-		letter.bytes = p + sizeof(letter);
-		p = letter.bytes + letter.len;
-		letter.count.committed_at = letter.count.commits > 0 ? now : 0;
-		if (letter.spare)
-			told = !wire_is_busy(letter.node) && coordinator_post(&letter);
+		memcpy(&message, p, sizeof(message));
+		message.bytes = p + sizeof(message);
+		p = message.bytes + message.len;
+		message.count.committed_at = message.count.commits > 0 ? now : 0;
+		if (message.spare)
+			told = !wire_is_busy(message.node) && coordinator_post(&message);
 		else
 		{
-			ok = (told || coordinator_post(&letter)) && ok;
+			ok = (told || coordinator_post(&message)) && ok;
 			told = false;
 		}
 	}

@@ -1,104 +1,108 @@
 /*
  * send/coordinator.h
- *	  This backend's conversation with Redis: the only caller of the fence functions on behalf of transactions and
- *	  readers (keeper and patrol use redis/library.h).
+ *	  This backend's conversation with Redis. On behalf of transactions and readers, only this file calls the fence
+ *	  functions. (Keeper and patrol use redis/library.h.)
  *
- * Owns: which reservations have to be asked for under which word, and by which words a transaction ends (doc/protocol.md,
- * "Writing"). Rows are reserved, and readers ask, over connections of this backend's own (wire.h); whole domains, and the end of
- * the transaction, go through the outbox (outbox.h), which the courier or the next backend carries.
+ * Owns: which reservations must be sent under which word, and with which words a transaction ends (doc/protocol.md,
+ * "Writing"). Reservations of rows, and questions of readers, go over this backend's own connections (wire.h).
+ * Reservations of whole domains, and the end of the transaction, go through the send queue (send_queue.h); the courier,
+ * or the next backend that sends, carries them.
  */
 #ifndef FENCE_COORDINATOR_H
 #define FENCE_COORDINATOR_H
 
 #include <hiredis/hiredis.h>
 
-#include "base/outbox.h"
+#include "base/send_queue.h"
 #include "redis/calls.h"
 #include "send/ledger.h"
 #include "send/wire.h"
 
 /*
- * Asks for the reservation if fences are OPEN and its domain reserves early; else nothing happens: before the commit it is sent anyway. The
- * first is sent at once, those after it together. After the first 64 of a statement they are held back until its end, or until
- * this backend asks Redis something: if the statement passes bulk_threshold, they are not needed. Waits only to connect, and
- * if more answers are outstanding than can be kept. Never raises because of Redis.
+ * Drafts the reservation if fences are OPEN and its domain reserves early. Otherwise does nothing, because the
+ * reservation is sent before the commit anyway. The caller sends the draft (wire_send) once it has all reservations of a
+ * row. Waits only to connect, or if too many answers are outstanding. Never raises because of Redis.
  */
 extern void coordinator_reserve_early(Reservation *reservation);
 
 /*
- * At the end of a statement: asks for what was held back; always: and sends what gathered while an answer is outstanding. Waits
- * and raises as little as coordinator_reserve_early.
- */
-extern void coordinator_send_early(bool always);
-
-/*
- * Makes sure that every applied reservation of the ledger is acknowledged under exactly this word: sends what is
- * missing and collects the replies, for at most `timeout` (setting) from this backend's own connections, and as long again through
- * the courier, unless it is later than give_up_at (fence_clock() microseconds) by then. Interruptible.
- * False: no answer, or not armed: coordinator_problem() tells.
+ * Makes sure that Redis has granted every applied reservation of the ledger under exactly this word. Sends what is
+ * missing and collects the replies. Waits at most `timeout` (setting) for this backend's own connections. If give_up_at
+ * (fence_clock() microseconds) has not passed by then, waits as long again for the courier. Interruptible. Returns
+ * false if a reply is missing, or a process is not armed; coordinator_problem() says why.
  */
 extern bool coordinator_reserve_all(FenceWord word, int64 give_up_at);
 
-/* The same for one reservation, whatever else the ledger holds. */
+/* The same for one reservation; ignores the rest of the ledger. */
 extern bool coordinator_reserve_one(FenceWord word, Reservation *reservation);
 
-/* Why the last call failed, for people. */
+/* Returns why the last call failed, for users. */
 extern const char *coordinator_problem(void);
 
 /*
- * Formats what COMMIT will send. May raise (memory); nothing
- * is sent. coordinator_commit then neither allocates nor raises nor waits; the patrol settles what never arrives.
+ * coordinator_prepare_commit formats what COMMIT will send. It sends nothing and may raise (memory). coordinator_commit
+ * then neither allocates nor raises nor waits. The patrol settles what does not arrive.
  */
 extern void coordinator_prepare_commit(void);
 extern void coordinator_commit(void);
 
 /*
- * Lets COMMIT announce the tables that this transaction has attached, so that readers need not wait until a worker has. Nothing relies on
- * it: the worker announces them, too. May raise (memory); before the commit.
+ * Makes COMMIT announce the tables that this transaction has attached, so that readers need not wait until a worker
+ * announces them. Nothing relies on it, because the worker announces them too. Call it before the commit. May raise
+ * (memory).
  */
 extern void coordinator_prepare_announcement(void);
 
-/* The transaction was prepared: sends nothing, its reservations stay pending. Same restrictions. */
+/*
+ * Call it when the transaction was prepared. Sends nothing, so its reservations stay pending. Same restrictions as
+ * coordinator_commit.
+ */
 extern void coordinator_forget(void);
 
-/* Ends all that was sent. Same restrictions as coordinator_commit. */
+/* Ends everything that was sent, because the transaction is rolled back. Same restrictions as coordinator_commit. */
 extern void coordinator_abort(void);
 
 /*
- * Sends a letter that ends something of this transaction: after what is on its way to the same process, else through the
- * courier. coordinator_await_letters and coordinator_ask wait for it. False: there is no room. Same restrictions as
- * coordinator_commit.
+ * Sends a message that ends something of this transaction. If something else is on its way to the same process, sends
+ * it behind that; otherwise posts it to the send queue. coordinator_await_messages and coordinator_ask wait for it.
+ * Returns false if there is no room. Same restrictions as coordinator_commit.
  */
-extern bool coordinator_post(const Letter *letter);
+extern bool coordinator_post(const Message *message);
 
-/* Waits until what this backend has sent has arrived, at most `timeout` for each letter. Interruptible. */
-extern void coordinator_await_letters(void);
+/* Waits until everything that this backend has sent has arrived, at most `timeout` for each message. Interruptible. */
+extern void coordinator_await_messages(void);
 
 /*
- * Questions to the process that holds the fence, in one round trip on one connection, and their answers (caller: freeReplyObject).
- * Error replies are returned as they are. Sees what this backend has sent before. Interruptible; waits at most `timeout`. False:
- * they could not be had, coordinator_problem() tells.
+ * Asks the process that holds the fence, with all questions in one round trip on one connection. The caller frees the
+ * replies with freeReplyObject. Error replies are returned as they are. The process has executed before what this
+ * backend has sent before. Interruptible; waits at most `timeout`. Returns false if there are no replies;
+ * coordinator_problem() says why.
  */
 extern bool coordinator_ask(const char *fence, int n, const Call *calls, redisReply **replies);
 
-/* One question that must not arrive twice: see wire_ask_once. */
+/* Asks one question that must not arrive twice; see wire_ask_once. */
 extern bool coordinator_ask_once(const char *fence, const Call *call, redisReply **reply);
 
 /*
- * Says something to the process that holds the key, once, without waiting for the answer: wire_say tells when that comes.
- * coordinator_collect waits for all answers that are outstanding, of reservations too, at most `timeout`. Interruptible.
- * False: it was not sent, or not all were answered; coordinator_problem() tells.
+ * coordinator_say sends one command to the process that holds the key, exactly once, and does not wait for the reply;
+ * see wire_say. coordinator_collect waits at most `timeout` for all outstanding replies, including those to
+ * reservations. Interruptible. Return false if the command was not sent, or not all replies arrived;
+ * coordinator_problem() says why.
  */
 extern bool coordinator_say(const char *key, int argc, const char **argv, const size_t *argvlen, LinkAnswer answer, uint64 number);
 extern bool coordinator_collect(void);
 
 /*
- * Whether Redis Cluster answered that the key's slot is another process's affair, or nobody's, now. It is never followed
- * there: who was not granted the slot must not be believed. As good as "unarmed".
+ * Returns whether this reply of Redis Cluster redirects to another process, or says that nobody serves the slot now. We
+ * never follow a redirection, because we must not believe a process to which the slot was not granted. The caller
+ * treats the reply as "unarmed".
  */
 extern bool coordinator_is_redirection(const redisReply *reply);
 
-/* Whether one question may be about both fences: one process holds them and, in a cluster, in one slot. */
+/*
+ * Returns whether one question may name both fences: the same process holds them, and in a cluster they are in the same
+ * slot.
+ */
 extern bool coordinator_same_place(const char *fence, const char *other);
 
 #endif

@@ -1,16 +1,21 @@
 /*
  * send/courier.c
- *	  The courier: a background worker that carries all backends' letters (outbox.h) to Redis over one connection to each
- *	  process, and brings the answers back.
+ *	  The courier: a background worker that carries the messages of all backends (send_queue.h) to Redis, over one
+ *	  connection to each process, and stores the answers.
  *
- * Owns: the use of its links (link.h). A letter names the node for which it was drafted; a node keeps its
- * place as long as the epoch lasts, which is part of what is said, so a letter that meets another table is refused and not
- * mistaken. A node that is slow or gone holds up nobody else's letters. It decides nothing: whether a transaction may commit is decided
- * by its backend, from the word and the answers. A letter that could not be carried, or was not answered, is answered
- * FAILED if anybody waits for it; what ends reservations is left to the patrol.
+ * Owns: this process's links (link.h). Takes the lock of shared memory only to read the table of nodes and to write the
+ * last problem.
  *
- * While letters keep coming it lets others run, then naps: being woken costs more than what it does, so what nobody waits
- * for rides along with what somebody does, or goes when the nap is over.
+ * A message names the index of its node in the table of its epoch, and a node keeps its index as long as the epoch
+ * lasts. The message also names the epoch. So a process that gets a message by a newer table refuses it.
+ *
+ * A slow or missing node does not delay messages for other nodes. The courier decides nothing. A backend decides from
+ * the word and the answers whether its transaction may commit. If a message was not sent or not answered, its sender
+ * gets the answer FAILED, and the patrol ends what the message should have ended.
+ *
+ * While messages keep coming, the courier naps for a millisecond at a time instead of sleeping. To wake it costs more
+ * than its work. So a message for which nobody waits goes along with one for which somebody waits, or when the nap is
+ * over.
  */
 #include "postgres.h"
 
@@ -21,37 +26,37 @@
 #include "storage/latch.h"
 #include "utils/memutils.h"
 
+#include "base/bgworker.h"
 #include "base/compat.h"
 #include "base/settings.h"
-#include "keeper/worker.h"
 #include "send/link.h"
 
-#define CONNECT_AGAIN_US	INT64CONST(50000)	/* after an attempt to connect that led to no answer */
-#define MAX_UNSENT			(1024 * 1024)	/* bytes; more letters stay in the ring, */
-#define MAX_UNSENT_BESIDE	(8 * 1024 * 1024)	/* or, if letters for other nodes are behind them, are given up past this */
-#define NAPS				3		/* of a millisecond, after the last letter or answer: what ends a transaction needs not wake it */
+#define CONNECT_AGAIN_US	INT64CONST(50000)	/* microseconds until the next attempt after a connection that got no reply */
+#define MAX_UNSENT			(1024 * 1024)	/* bytes; with more than this unsent, messages stay in the ring */
+#define MAX_UNSENT_BESIDE	(8 * 1024 * 1024)	/* the same with several nodes, where messages beyond this are given up, because others are behind them */
+#define NAPS				3		/* naps of a millisecond after the last message or answer */
 
 PGDLLEXPORT void fence_courier_main(Datum arg);
 
-/* A letter about a whole domain, which goes to several nodes: answered when all have answered, and failed if one has */
+/* A message to several nodes. It is answered once all nodes have answered, and has failed if one of them has. */
 typedef struct Joint
 {
 	bool		reserves;
 	int			left;
 	bool		failed;
-	LetterResult ended;
+	MessageResult ended;
 } Joint;
 
-/* What else there is to each link */
+/* What the courier keeps for each link */
 static struct
 {
-	bool		looked_at;		/* in this round */
-	int64		heard_at;		/* last answer, or when something became outstanding */
-	int			wait_position;	/* of its socket in the set, -1: none */
+	bool		looked_at;		/* link was checked in this round */
+	int64		heard_at;		/* fence_clock() time of the last reply, or of the first call after the link was idle */
+	int			wait_position;	/* of its socket in wait_set; -1: none */
 }			states[MAX_NODES];
 
 static WaitEventSet *wait_set = NULL;
-static uint32 wait_changes;		/* link_changes when it was made */
+static uint32 wait_changes;		/* value of link_changes when wait_set was made */
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Outstanding answers
@@ -61,10 +66,10 @@ static uint32 wait_changes;		/* link_changes when it was made */
 static void
 answer_reservation(const Expected *e, const redisReply *reply)
 {
-	outbox_give_answer(e->process, e->number, link_granted(e, reply) ? ANSWER_GRANTED : ANSWER_FAILED);
+	send_queue_give_answer(e->process, e->number, link_granted(e, reply) ? ANSWER_GRANTED : ANSWER_FAILED);
 }
 
-/* The answer of one node; the last one counts for all, and the worst is counted. */
+/* Takes the answer of one node. The last one completes the message, and the worst one is counted. */
 static void
 answer_joint(const Expected *e, const redisReply *reply)
 {
@@ -81,26 +86,26 @@ answer_joint(const Expected *e, const redisReply *reply)
 		metrics_add(e->count.slot, joint->failed ? METRIC_DOMAIN_RESERVE_FAILED : METRIC_DOMAIN_RESERVE_GRANTED, 1);
 	else
 		metrics_count_end(&e->count, true, joint->ended);
-	if (!joint->reserves && joint->ended == LETTER_LOST)
+	if (!joint->reserves && joint->ended == MESSAGE_LOST)
 		fence_wake_patrol();
-	outbox_give_answer(e->process, e->number, joint->failed ? ANSWER_FAILED : ANSWER_GRANTED);
+	send_queue_give_answer(e->process, e->number, joint->failed ? ANSWER_FAILED : ANSWER_GRANTED);
 	pfree(joint);
 }
 
 static Expected
-expected_of(const Letter *letter, Joint *joint)
+expected_of(const Message *message, Joint *joint)
 {
 	return (Expected) {
-		.answer = joint ? answer_joint : letter->kind == LETTER_RESERVE ? answer_reservation : link_answer_end,
-		.owner = joint, .process = letter->process, .number = letter->number, .count = letter->count
+		.answer = joint ? answer_joint : message->kind == MESSAGE_RESERVE ? answer_reservation : link_answer_end,
+		.owner = joint, .process = message->process, .number = message->number, .count = message->count
 	};
 }
 
-/* A letter that will not be answered */
+/* Answers a message that will get no reply. */
 static void
-give_up(const Letter *letter, Joint *joint)
+give_up(const Message *message, Joint *joint)
 {
-	Expected	lost = expected_of(letter, joint);
+	Expected	lost = expected_of(message, joint);
 
 	lost.answer(&lost, NULL);
 }
@@ -111,8 +116,9 @@ give_up(const Letter *letter, Joint *joint)
  */
 
 /*
- * The link to a node, looked at once in a round: what that costs is not to be paid for each letter. Connects if it is time for that. The
- * time that a dead node takes is others' too: no more than a fifth of it.
+ * Returns the link to a node. Checks it only once in a round, because checking costs too much for each message.
+ * Connects if it is time for another attempt. If there are several nodes, attempts to reach a missing one may take at
+ * most a fifth of the time.
  */
 static Link *
 courier_link(int node)
@@ -120,7 +126,7 @@ courier_link(int node)
 	Link	   *link = link_to(node);
 
 	if (!states[node].looked_at && !link_check(link) && fence_clock() >= link->connect_next)
-		(void) link_connect(link, fence_clock() + setting_timeout * INT64CONST(1000), CONNECT_AGAIN_US, nlinks > 1 ? 5 : 0);
+		(void) link_connect(link, fence_clock() + setting_timeout_us(), CONNECT_AGAIN_US, nlinks > 1 ? 5 : 0);
 	states[node].looked_at = true;
 	return link;
 }
@@ -132,34 +138,34 @@ is_congested(const Link *to, size_t limit)
 }
 
 static void
-carry(Link *to, const Letter *letter, Joint *joint)
+carry(Link *to, const Message *message, Joint *joint)
 {
 	if (to->connection == NULL || is_congested(to, MAX_UNSENT_BESIDE))
 	{
-		give_up(letter, joint);
+		give_up(message, joint);
 		return;
 	}
 	link_make_room(to);
 	if (!link_is_busy(to) && !link_has_draft(to))
 		states[to - links].heard_at = fence_clock();
-	if (letter->kind == LETTER_END && !link_fits(to, letter))
+	if (message->kind == MESSAGE_END && !link_fits(to, message))
 		link_send(to);
-	if (letter->kind == LETTER_END && link_fits(to, letter))
+	if (message->kind == MESSAGE_END && link_fits(to, message))
 	{
-		link_add(to, letter);
-		link_expect(to, expected_of(letter, joint));
+		link_add(to, message);
+		link_expect(to, expected_of(message, joint));
 	}
 	else
-		link_send_letter(to, letter, expected_of(letter, joint));
+		link_send_message(to, message, expected_of(message, joint));
 }
 
 /*
- * To every process that is armed. If the epoch has changed meanwhile these are not those that the letter is meant for, but
- * then each of them refuses it. If slots have changed hands, so has the word: an acknowledgement does not count any more, and an end
- * finds nothing to end at a process that came.
+ * Carries a message to every armed process. If the epoch has changed meanwhile, these are other processes than
+ * intended, but each of them refuses the message. If slots were granted again meanwhile, the word has changed. Then a
+ * grant does not count any more, and an end finds nothing to end at a process that is new.
  */
 static void
-carry_to_all(const Letter *letter)
+carry_to_all(const Message *message)
 {
 	bool		granted[MAX_NODES];
 	int			nnodes;
@@ -173,70 +179,73 @@ carry_to_all(const Letter *letter)
 		joint->left += granted[i];
 	}
 	LWLockRelease(fence_shared->lock);
-	joint->reserves = letter->kind == LETTER_RESERVE_DOMAIN;
+	joint->reserves = message->kind == MESSAGE_RESERVE_DOMAIN;
 	if (joint->left == 0)
 	{
 		joint->left = 1;
-		give_up(letter, joint);
+		give_up(message, joint);
 		return;
 	}
 	for (int i = 0; i < nnodes; i++)
 		if (granted[i])
-			carry(courier_link(i), letter, joint);
+			carry(courier_link(i), message, joint);
 }
 
-/* Letters that were taken from the ring and not carried yet: to carry one may take long, and others take letters too. */
+/*
+ * Messages that were taken from the ring and not carried yet. We take several at once, because carrying one may take
+ * long, and meanwhile other processes take messages too.
+ */
 static StringInfoData bag;
-static size_t bag_at = 0;		/* where the next one is */
+static size_t bag_at = 0;		/* offset of the next message */
 
 static void
 fill_bag(void)
 {
-	Letter		letter;
+	Message		message;
 
 	resetStringInfo(&bag);
 	bag_at = 0;
-	while (outbox_look(&letter) && bag.len + sizeof(letter) + letter.len < (size_t) bag.maxlen)
+	while (send_queue_look(&message) && bag.len + sizeof(message) + message.len < (size_t) bag.maxlen)
 	{
 		int			before = bag.len;
 
-		appendBinaryStringInfo(&bag, (char *) &letter, sizeof(letter));
-		appendBinaryStringInfo(&bag, letter.bytes, letter.len);
-		if (!outbox_take(&letter))
-			bag.len = before;	/* it rides with a backend */
+		appendBinaryStringInfo(&bag, (char *) &message, sizeof(message));
+		appendBinaryStringInfo(&bag, message.bytes, message.len);
+		if (!send_queue_take(&message))
+			bag.len = before;	/* a backend has taken it */
 	}
 }
 
-/* It stays in the bag until the bag is filled again. */
+/* Returns the next message. Its bytes are valid until the bag is filled again. */
 static bool
-next_letter(Letter *letter)
+next_message(Message *message)
 {
 	if (bag_at == (size_t) bag.len)
 		fill_bag();
 	if (bag_at == (size_t) bag.len)
 		return false;
-	memcpy(letter, bag.data + bag_at, sizeof(*letter));
-	letter->bytes = bag.data + bag_at + sizeof(*letter);
-	bag_at += sizeof(*letter) + letter->len;
+	memcpy(message, bag.data + bag_at, sizeof(*message));
+	message->bytes = bag.data + bag_at + sizeof(*message);
+	bag_at += sizeof(*message) + message->len;
 	return true;
 }
 
-/* Takes what is in the ring, and writes what the sockets take. Returns whether there was anything. */
+/* Takes the messages from the ring and writes as much as the sockets accept. Returns whether there were any. */
 static bool
-carry_letters(void)
+carry_messages(void)
 {
-	Letter		letter;
+	Message		message;
 	bool		any = false;
 
 	for (int i = 0; i < nlinks; i++)
 		states[i].looked_at = false;
-	/* with one process only there is nobody behind a letter that has to wait */
-	while (!(nlinks == 1 && is_congested(&links[0], MAX_UNSENT)) && next_letter(&letter))
+	/* with a single node, messages can wait in the ring, because none behind them is for another node */
+	while (!(nlinks == 1 && is_congested(&links[0], MAX_UNSENT)) && next_message(&message))
 	{
-		if (letter.node == LETTER_TO_ALL)
-			carry_to_all(&letter);
+		if (message.node == MESSAGE_TO_ALL)
+			carry_to_all(&message);
 		else
-			carry(courier_link(letter.node), &letter, NULL);
+			carry(courier_link(message.node), &message, NULL);
 		any = true;
 	}
 	for (int i = 0; i < nlinks; i++)
@@ -245,16 +254,19 @@ carry_letters(void)
 	return any;
 }
 
-/* Microseconds until silence on the connection counts as its end; 0: it is over. -1: nothing is outstanding. */
+/*
+ * Returns the microseconds until we give up waiting for replies on this link; 0 if that time has passed; -1 if nothing
+ * is outstanding.
+ */
 static int64
 patience_left(int node)
 {
 	if (!link_is_busy(&links[node]))
 		return -1;
-	return Max(states[node].heard_at + setting_timeout * INT64CONST(1000) - fence_clock(), 0);
+	return Max(states[node].heard_at + setting_timeout_us() - fence_clock(), 0);
 }
 
-/* Takes the replies that are here. Returns whether there was any. */
+/* Takes the replies that have arrived. Returns whether there were any. */
 static bool
 collect_answers(int node)
 {
@@ -281,7 +293,7 @@ make_wait_set(void)
 	wait_changes = link_changes;
 }
 
-/* Whether somebody waits for an answer that is outstanding. */
+/* Returns whether a backend waits for an answer that is outstanding on the link. */
 static bool
 is_awaited(const Link *with)
 {
@@ -292,8 +304,9 @@ is_awaited(const Link *with)
 }
 
 /*
- * Sleeps until there is a letter, an answer, or nothing more to hope for. A nap is a millisecond in which only what somebody
- * waits for wakes it: whatever ends transactions may meanwhile ride with backends.
+ * Sleeps until there is a message or a reply, or until it is time to give up waiting for one. A nap lasts a
+ * millisecond. Only a message or a reply that somebody waits for ends it earlier. Meanwhile backends may take messages
+ * that end transactions.
  */
 static void
 sleep_until_needed(bool nap)
@@ -302,7 +315,7 @@ sleep_until_needed(bool nap)
 	bool		awaited = false;
 	WaitEvent	event;
 
-	if (!outbox_nap(nap))
+	if (!send_queue_nap(nap))
 		return;
 	if (wait_set == NULL || wait_changes != link_changes)
 		make_wait_set();
@@ -321,22 +334,22 @@ sleep_until_needed(bool nap)
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 1, wait_event_worker());
 	else
 		(void) WaitEventSetWait(wait_set, nap ? 1 : timeout, &event, 1, wait_event_worker());
-	(void) outbox_nap(true);
+	(void) send_queue_nap(true);
 }
 
 static void
 courier_exit(int code, Datum arg)
 {
-	Letter		letter;
+	Message		message;
 
 	(void) code;
 	(void) arg;
-	outbox_serve(false);
+	send_queue_serve(false);
 	for (int i = 0; i < nlinks; i++)
 		link_hang_up(&links[i], NULL);
-	while (bag_at < (size_t) bag.len && next_letter(&letter))
-		give_up(&letter, NULL);
-	fence_wake_patrol();		/* for the one that was being carried */
+	while (bag_at < (size_t) bag.len && next_message(&message))
+		give_up(&message, NULL);
+	fence_wake_patrol();		/* for the message that was being carried */
 }
 
 void
@@ -348,10 +361,10 @@ fence_courier_main(Datum arg)
 	worker_signals();
 	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
 	initStringInfo(&bag);
-	enlargeStringInfo(&bag, 2 * OUTBOX_MAX_LETTER);
+	enlargeStringInfo(&bag, 2 * QUEUE_MAX_MESSAGE);
 	before_shmem_exit(courier_exit, 0);
-	link_on_problem = outbox_set_problem;
-	outbox_serve(true);
+	link_on_problem = send_queue_set_problem;
+	send_queue_serve(true);
 
 	for (;;)
 	{
@@ -359,12 +372,12 @@ fence_courier_main(Datum arg)
 		bool		heard = false;
 
 		(void) worker_next_turn();
-		carried = carry_letters();
+		carried = carry_messages();
 		for (int i = 0; i < nlinks; i++)
 			heard = collect_answers(i) || heard;
-		naps = carried || heard || outbox_is_in_use() ? NAPS : Max(naps - 1, 0);
+		naps = carried || heard || send_queue_is_in_use() ? NAPS : Max(naps - 1, 0);
 		sleep_until_needed(naps > 0);
-		/* an idle connection hears its end, so that the first letter after a restart of Redis does not pay for it */
+		/* read from idle connections, to notice that Redis closed them before the next message needs one */
 		for (int i = 0; i < nlinks; i++)
 			if (!link_is_busy(&links[i]))
 				(void) link_flush(&links[i]);

@@ -2,9 +2,10 @@
  * send/ledger.c
  *	  The reservations of this transaction; see ledger.h.
  *
- * Savepoints: `applied` and `payload` are saved on a stack before they change for the first time in a nesting level.
- * Rolling a level back pops its part of the stack; releasing one hands its part to the parent, which costs nothing per
- * reservation, or at the top level drops it: ten thousand savepoints in a loop stay linear.
+ * Savepoints: before `applied` and `payload` change for the first time in a nesting level, their values are pushed on a
+ * stack. A rollback of the level pops its part of the stack. A release hands its part to the parent level, which costs
+ * nothing per reservation. At the top level a release drops its part. So ten thousand savepoints in a loop take linear
+ * time.
  */
 #include "postgres.h"
 
@@ -17,22 +18,22 @@
 
 typedef struct LedgerEntry
 {
-	const char *name;			/* hash key: by content */
+	const char *name;			/* hash key, compared by content */
 	Reservation *reservation;
 } LedgerEntry;
 
-#define FEW		4				/* so many are found by looking at each: to make a table would take longer */
+#define FEW		4				/* up to this many are found by a linear search, which is faster than to build a hash table */
 
-/* What is counted per domain; a handful in a transaction, so a list */
+/* Counts for one domain. A transaction has only a few domains, so they are in a list. */
 typedef struct DomainCount
 {
 	int64		domain_id;
 	int			rows;
-	Reservation *whole;			/* of the whole domain; NULL: it was not reserved so in this transaction */
+	Reservation *whole;			/* reservation of the whole domain; NULL: none in this transaction */
 	struct DomainCount *next;
 } DomainCount;
 
-/* What `applied` and `payload` were before a nesting level changed them */
+/* Values of `applied` and `payload` before a nesting level changed them */
 typedef struct Saved
 {
 	Reservation *reservation;
@@ -48,13 +49,13 @@ typedef struct Level
 	int			first;
 } Level;
 
-static HTAB *entries = NULL;	/* of those without a stamp of their own; NULL: there are only a few */
+static HTAB *entries = NULL;	/* reservations without a stamp of their own; NULL: there are only a few */
 static int	nreservations = 0;
 static Reservation *first_reservation = NULL;
 static Reservation **last_link = &first_reservation;
 static DomainCount *domain_counts = NULL;
 static bool catalog_changed = false;
-static Size payload_bytes = 0;	/* of all payloads, in reservations and saved */
+static Size payload_bytes = 0;	/* of all payloads, current and saved */
 
 static Saved *saved = NULL;
 static bool closed = false;		/* see ledger_close() */
@@ -88,7 +89,7 @@ add_to_table(HTAB *table, const char *name, Reservation *r)
 	entry->reservation = r;
 }
 
-/* A table of all that ledger_find() is to find. */
+/* Builds the hash table of all reservations that ledger_find() must find. */
 static HTAB *
 make_table(void)
 {
@@ -117,7 +118,7 @@ find_count(int64 domain_id)
 	return count;
 }
 
-/* The count of the domain, made if there is none. */
+/* Returns the count of the domain; makes it if necessary. */
 static DomainCount *
 count_of(int64 domain_id)
 {
@@ -214,7 +215,7 @@ ledger_reservation(ReservationKind kind, const char *name, const Domain *domain)
 	of_domain = count_of(domain->id);
 	r = MemoryContextAlloc(TopTransactionContext, sizeof(Reservation) + strlen(name) + 1);
 	name = strcpy((char *) (r + 1), name);
-	/* what raises for lack of memory leaves a list whose members are all found */
+	/* if this raises for lack of memory, the reservation is not in the list yet */
 	if (entries != NULL)
 		add_to_table(entries, name, r);
 	initialise(r, kind, name, domain);
@@ -271,7 +272,7 @@ ledger_has_written(const Domain *domain)
 {
 	bool		reserved_after = domain->scope == SCOPE_MANUAL || domain->version_aside;
 
-	/* a row that waits for its AFTER ROW may be read already: by triggers that come before ours, or by RETURNING */
+	/* triggers that run before ours, or RETURNING, may already read a row that we reserve only in AFTER ROW */
 	return find_count(domain->id) != NULL || (reserved_after && domain_has_writer_lock(domain));
 }
 
@@ -292,9 +293,9 @@ ledger_apply_domain(const Domain *domain)
 {
 	DomainCount *count = count_of(domain->id);
 
-	/* this runs for each row: the name may have belonged to another attachment when it was first reserved */
+	/* this runs for each row; another attachment may have reserved the same name earlier in this transaction */
 	if (count->whole == NULL)
-		count->whole = ledger_reservation(RESERVE_DOMAIN, domain->wire_name, domain);
+		count->whole = ledger_reservation(RESERVE_DOMAIN, domain->redis_name, domain);
 	count->whole->wanted = WHOLE_DOMAIN;
 	ledger_apply(count->whole, WHOLE_DOMAIN, NULL);
 	return count->whole;
@@ -303,7 +304,7 @@ ledger_apply_domain(const Domain *domain)
 void
 ledger_end_domain(const Domain *domain)
 {
-	Reservation *r = ledger_reservation(RESERVE_DOMAIN, domain->wire_name, domain);
+	Reservation *r = ledger_reservation(RESERVE_DOMAIN, domain->redis_name, domain);
 
 	ledger_apply(r, Max(domain->id, WHOLE_DOMAIN), NULL);
 	ledger_catalog_changed();
@@ -330,7 +331,7 @@ ledger_forget(void)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Room for one more element in a growing array of TopTransactionContext. */
+/* Makes room for one more element in a growing array in TopTransactionContext. */
 static void *
 grow(void *array, int used, int *size, Size element)
 {
@@ -351,7 +352,7 @@ free_payload(char *payload)
 	pfree(payload);
 }
 
-/* Keeps what the current subtransaction is about to change, once per reservation and subtransaction. */
+/* Saves what the current subtransaction is about to change, once for each reservation and subtransaction. */
 static void
 save_applied(Reservation *r)
 {
@@ -359,7 +360,7 @@ save_applied(Reservation *r)
 
 	if (level == 1 || r->applied_in == GetCurrentSubTransactionId())
 	{
-		free_payload(r->payload);	/* no rollback brings it back */
+		free_payload(r->payload);	/* no rollback needs it again */
 		r->payload = NULL;
 		return;
 	}
@@ -404,13 +405,13 @@ ledger_savepoint_release(int level)
 		return;
 	if (level - 1 <= 1)
 	{
-		/* the parent is the top level, which never rolls back alone */
+		/* the parent is the top level, which is never rolled back alone */
 		while (nsaved > 0)
 			free_payload(saved[--nsaved].payload);
 		nlevels = 0;
 		return;
 	}
-	/* the parent has its own part right below: the two become one; else this part becomes the parent's */
+	/* if the parent has a part right below, this part joins it; otherwise this part becomes the parent's */
 	if (nlevels >= 2 && levels[nlevels - 2].level == level - 1)
 		nlevels--;
 	else

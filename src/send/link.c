@@ -1,6 +1,9 @@
 /*
  * send/link.c
- *	  Connections to the Redis processes and the answers that are outstanding on them; see link.h.
+ *	  Connections to the Redis processes and the replies that are outstanding on them; see link.h.
+ *
+ * Owns: `links`, their rings of expected replies, and link_problem. link_check and link_connect take the lock of shared
+ * memory, to read the table of nodes.
  */
 #include "postgres.h"
 
@@ -33,8 +36,8 @@ link_to(int node)
 	{
 		link->expected = MemoryContextAlloc(TopMemoryContext, LINK_ANSWERS * sizeof(Expected));
 		link->size = LINK_ANSWERS;
-		link->draft = MemoryContextAlloc(TopMemoryContext, sizeof(Message));
-		message_clear(link->draft);
+		link->draft = MemoryContextAlloc(TopMemoryContext, sizeof(WriteCall));
+		write_call_clear(link->draft);
 		nlinks = Max(nlinks, node + 1);
 	}
 	return link;
@@ -60,7 +63,7 @@ link_make_room(Link *link)
 	link->size *= 2;
 }
 
-/* Tells all that share the message that is first. */
+/* Passes the reply to all operations of the oldest outstanding call. */
 static void
 deliver(Link *link, const redisReply *reply)
 {
@@ -83,7 +86,7 @@ link_hang_up(Link *link, const char *why)
 	redis_close(link->connection);
 	link->connection = NULL;
 	link_changes++;
-	message_clear(link->draft);
+	write_call_clear(link->draft);
 	link->sent = link->next;
 	while (link_is_busy(link))
 	{
@@ -153,7 +156,7 @@ void
 link_forget(Link *link)
 {
 	if (link_has_draft(link))
-		message_clear(link->draft);
+		write_call_clear(link->draft);
 	link->next = link->sent;
 	for (uint32 p = link->first; p != link->sent; p++)
 		link_expected(link, p)->owner = NULL;
@@ -162,13 +165,13 @@ link_forget(Link *link)
 void
 link_answer_end(const Expected *e, const redisReply *reply)
 {
-	LetterResult result = calls_result(reply);
+	MessageResult result = calls_result(reply);
 
 	metrics_count_end(&e->count, false, result);
 	if (e->process >= 0)
-		outbox_give_answer(e->process, e->number, reply ? ANSWER_GRANTED : ANSWER_FAILED);
-	if (result == LETTER_LOST)
-		fence_wake_patrol();	/* unarmed means a newer epoch: nothing is left there to end */
+		send_queue_give_answer(e->process, e->number, reply ? ANSWER_GRANTED : ANSWER_FAILED);
+	if (result == MESSAGE_LOST)
+		fence_wake_patrol();	/* unarmed means a newer epoch, so no reservation is left to end */
 }
 
 int64
@@ -196,7 +199,7 @@ link_note_refusal(const redisReply *reply)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Looks at the node; false: there is none of that number. */
+/* Reads the node's address and serial. Returns false if the table has no node with this index. */
 static bool
 look_at_node(Link *link, RedisEndpoint *address, uint32 *serial)
 {
@@ -240,7 +243,7 @@ link_connect(Link *link, int64 deadline, int64 pause, int times)
 	int64		begun = fence_clock();
 	int64		now;
 
-	link->connect_next = begun + pause; /* an interrupt may throw us out */
+	link->connect_next = begun + pause; /* set it now, because an interrupt may raise */
 	link->proven = false;
 	if (!look_at_node(link, &address, &link->node_serial) || address.host[0] == '\0')
 		link_note("the keeper knows no Redis yet");
@@ -254,22 +257,22 @@ link_connect(Link *link, int64 deadline, int64 pause, int times)
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
- * Messages
+ * Calls
  * -----------------------------------------------------------------------------------------------------------------
  */
 
 bool
-link_fits(const Link *link, const Letter *letter)
+link_fits(const Link *link, const Message *message)
 {
-	return draft_has_room(&link->draft->ends, letter->len) && link->draft->ends.strings + letter->strings <= LINK_WORDS &&
-		(link->draft_epoch == letter->epoch || !link_has_draft(link));
+	return resp_has_room(&link->draft->ends, message->len) && link->draft->ends.strings + message->strings <= LINK_WORDS &&
+		(link->draft_epoch == message->epoch || !link_has_draft(link));
 }
 
 void
-link_add(Link *link, const Letter *letter)
+link_add(Link *link, const Message *message)
 {
-	link->draft_epoch = letter->epoch;
-	draft_strings(&link->draft->ends, letter->strings, letter->bytes, letter->len);
+	link->draft_epoch = message->epoch;
+	resp_strings(&link->draft->ends, message->strings, message->bytes, message->len);
 }
 
 void
@@ -286,8 +289,8 @@ link_send(Link *link)
 		return;
 	link_expected(link, link->next - 1)->last = true;
 	link->sent = link->next;
-	(void) calls_send_message(link->connection, link->draft_epoch, link->draft);
-	message_clear(link->draft);
+	(void) calls_send_write(link->connection, link->draft_epoch, link->draft);
+	write_call_clear(link->draft);
 }
 
 void
@@ -300,13 +303,13 @@ link_expect_command(Link *link, Expected expected)
 }
 
 void
-link_send_letter(Link *link, const Letter *letter, Expected expected)
+link_send_message(Link *link, const Message *message, Expected expected)
 {
 	link_expect_command(link, expected);
-	if (letter->kind == LETTER_END)
-		(void) calls_send_ends(link->connection, letter);
+	if (message->kind == MESSAGE_END)
+		(void) calls_send_ends(link->connection, message);
 	else
-		(void) redis_send_raw(link->connection, letter->bytes, letter->len, 1);
+		(void) redis_send_raw(link->connection, message->bytes, message->len, 1);
 }
 
 bool

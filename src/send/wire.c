@@ -2,7 +2,8 @@
  * send/wire.c
  *	  This backend's own connections to the Redis processes; see wire.h.
  *
- * Owns: what its links (link.h) are used for: who waits on them, what is taken along, and how often they are tried.
+ * Owns: how this backend uses its links (link.h): when it waits, which riders it takes along, and how often it tries to
+ * connect. Takes no locks itself; link.c takes the lock of shared memory to read a node's address.
  */
 #include "postgres.h"
 
@@ -13,13 +14,13 @@
 #include "base/test_hooks.h"
 #include "send/wire.h"
 
-#define MOST_RIDERS		64		/* letters of others in one message */
-#define MOST_ANSWERS	(MESSAGE_FENCES + MOST_RIDERS)	/* to one message */
-#define MOST_UNSENT		(1024 * 1024)	/* bytes of commands that Redis has not taken yet */
-#define CALL_AGAIN_US	INT64CONST(100000)	/* after a connection on which nothing was answered, */
-#define CALL_AGAIN_TIMES 5		/* and so many times what it took: it is not to take as long for each row of a statement */
+#define MAX_RIDERS		64		/* messages of other backends in one call */
+#define MAX_ANSWERS	(WRITE_CALL_FENCES + MAX_RIDERS)	/* most replies that one call can have */
+#define MAX_UNSENT		(1024 * 1024)	/* bytes of commands that Redis has not accepted yet */
+#define CALL_AGAIN_US	INT64CONST(100000)	/* microseconds until the next attempt after a connection that got no reply */
+#define CALL_AGAIN_TIMES 5		/* plus this many times its duration, so that the rows of one statement do not each wait as long */
 
-static uint64 reservations = 0; /* numbers those that were sent */
+static uint64 reservations = 0; /* counts the reservations that were sent; gives each its number */
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Answers
@@ -27,8 +28,8 @@ static uint64 reservations = 0; /* numbers those that were sent */
  */
 
 /*
- * To a reservation, unless its transaction has ended or it was sent again since. It counts for the word that it was sent
- * under; what is not granted is to be sent again.
+ * Takes the reply to a reservation, unless its transaction has ended or it was sent again. It counts for the word under
+ * which the reservation was sent. If it was not granted, it must be sent again.
  */
 static void
 answer_reservation(const Expected *e, const redisReply *reply)
@@ -36,10 +37,10 @@ answer_reservation(const Expected *e, const redisReply *reply)
 	Reservation *r = e->owner;
 	int64		number = link_granted(e, reply);
 
-	if (r == NULL || r->by_courier || r->letter != e->number)
+	if (r == NULL || r->by_courier || r->message != e->number)
 		return;
 	if (number == 0)
-		r->letter = 0;
+		r->message = 0;
 	else
 	{
 		r->acked_word = r->sent_word;
@@ -59,7 +60,10 @@ wire_forget(void)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* At the end of the process: riders that it had taken are answered by nobody. What is here already need not be lost. */
+/*
+ * Runs when the process exits. Nobody will receive the replies to the riders that it has taken. So take at least the
+ * replies that have already arrived.
+ */
 static void
 hang_up_all(int code, Datum arg)
 {
@@ -78,28 +82,30 @@ wire_to(int node)
 	if (nlinks == 0)
 	{
 		before_shmem_exit(hang_up_all, 0);
-		outbox_join();			/* what is reserved here may be ended in ABORT */
+		send_queue_join();			/* ABORT may have to post the end of what is reserved here */
 	}
 	return link_to(node);
 }
 
-/* Calls although the last call may just have failed: a question has no other way. May wait. */
+/* Connects, even if the last attempt has just failed, because a question cannot go another way. May wait. */
 static bool
 call(Link *wire, int64 deadline)
 {
 	return link_connect(wire, deadline, CALL_AGAIN_US, CALL_AGAIN_TIMES);
 }
 
-/* A wire that works, with room for what a message may hold. False: link_problem tells. */
+/* Makes sure that the wire is connected and has room for the replies to one more call. On failure link_problem says why. */
 static bool
 get_ready(Link *wire, int64 deadline)
 {
+	if (link_room(wire) <= MAX_ANSWERS)
+		(void) link_poll(wire);	/* take the replies that have arrived, so that we need not wait for them */
 	if (!link_check(wire) && (fence_clock() < wire->connect_next || !call(wire, deadline)))
 		return false;
-	return link_room(wire) > MOST_ANSWERS || link_collect(wire, deadline);
+	return link_room(wire) > MAX_ANSWERS || link_collect(wire, deadline);
 }
 
-/* One that the other side may have closed while it was idle; called again then. */
+/* Makes sure that the wire is connected. Redis may have closed it while it was idle; then connects again. */
 static bool
 get_through(Link *wire, int64 deadline)
 {
@@ -107,38 +113,39 @@ get_through(Link *wire, int64 deadline)
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
- * Messages
+ * Calls
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Takes along what others have to say to the same process in the same epoch. */
+/* Adds messages of other backends for the same process and epoch to the draft. */
 static void
 take_riders(Link *wire)
 {
-	Letter		letter;
+	Message		message;
 	int			riders = 0;
 
-	/* what others have said is not to be lost on a connection that is none */
-	while (wire->proven && riders < MOST_RIDERS && outbox_look(&letter) && letter.kind == LETTER_END &&
-		   letter.node == wire - links && link_fits(wire, &letter))
+	/* do not risk other backends' messages on a connection that has not worked yet */
+	while (wire->proven && riders < MAX_RIDERS && send_queue_look(&message) && message.kind == MESSAGE_END &&
+		   message.node == wire - links && link_fits(wire, &message))
 	{
-		link_add(wire, &letter);
+		link_add(wire, &message);
 		fence_test_point("taking");
-		if (!outbox_take(&letter))
+		if (!send_queue_take(&message))
 		{
-			draft_take_back(&wire->draft->ends, letter.strings, letter.len);
+			resp_take_back(&wire->draft->ends, message.strings, message.len);
 			continue;
 		}
 		link_expect(wire, (Expected) {
-					.answer = link_answer_end, .process = letter.process, .number = letter.number, .count = letter.count
+					.answer = link_answer_end, .process = message.process, .number = message.number, .count = message.count
 		});
 		riders++;
 	}
 }
 
 /*
- * Sends the draft, and what rides along. Riders that are on their way have their answer: that is enough for who waits for them,
- * because the reply may lie here for as long as this transaction sits idle. Returns whether there was anything.
+ * Sends the draft and its riders. Riders count as answered as soon as they are on their way. Otherwise their senders
+ * would have to wait as long as this transaction is idle, because this backend reads the reply only later. Returns
+ * whether there was anything to send.
  */
 static bool
 send_draft(Link *wire)
@@ -154,7 +161,7 @@ send_draft(Link *wire)
 			Expected   *e = link_expected(wire, from);
 
 			if (e->process >= 0)
-				outbox_give_answer(e->process, e->number, ANSWER_GRANTED);
+				send_queue_give_answer(e->process, e->number, ANSWER_GRANTED);
 			e->process = -1;
 		}
 	return true;
@@ -179,16 +186,16 @@ wire_reserve(Reservation *r, int node, FenceWord word, int64 deadline)
 {
 	Link	   *wire = wire_to(node);
 
-	if (link_has_draft(wire) && (wire->draft_epoch != WORD_EPOCH(word) || !message_takes(wire->draft, wire_stamp(r))))
+	if (link_has_draft(wire) && (wire->draft_epoch != WORD_EPOCH(word) || !write_call_takes(wire->draft, wire_stamp(r))))
 		(void) send_draft(wire);
 	if (!link_has_draft(wire) && !get_ready(wire, deadline))
 		return false;
-	r->letter = ++reservations;
+	r->message = ++reservations;
 	r->by_courier = false;
 	wire->draft_epoch = WORD_EPOCH(word);
-	message_reserve(wire->draft, wire_stamp(r), r->name);
+	write_call_reserve(wire->draft, wire_stamp(r), r->name);
 	link_expect(wire, (Expected) {
-				.answer = answer_reservation, .owner = r, .number = r->letter, .process = -1, .count.slot = r->metrics
+				.answer = answer_reservation, .owner = r, .number = r->message, .process = -1, .count.slot = r->metrics
 	});
 	return true;
 }
@@ -207,14 +214,14 @@ wire_collect(int64 deadline)
 void
 wire_carry(int64 deadline)
 {
-	Letter		letter;
+	Message		message;
 
-	while (outbox_look(&letter) && letter.kind == LETTER_END && get_ready(wire_to(letter.node), deadline) &&
-		   send_draft(&links[letter.node]) && fence_clock() < deadline)
+	while (send_queue_look(&message) && message.kind == MESSAGE_END && get_ready(wire_to(message.node), deadline) &&
+		   send_draft(&links[message.node]) && fence_clock() < deadline)
 		;
 }
 
-/* Whether it has a connection that is not known to have failed. */
+/* Returns whether the wire has a connection that is not known to have failed. */
 static bool
 is_whole(const Link *wire)
 {
@@ -227,7 +234,7 @@ wire_is_busy(int node)
 	return is_whole(&links[node]) && link_is_busy(&links[node]);
 }
 
-/* Whether it leads to its node for all that is known, and takes bytes at once. Takes no lock. */
+/* Returns whether the wire seems to lead to its node and accepts bytes at once. Takes no lock. */
 static bool
 is_at_hand(const Link *wire)
 {
@@ -236,18 +243,18 @@ is_at_hand(const Link *wire)
 }
 
 bool
-wire_send_after(const Letter *letter)
+wire_send_after(const Message *message)
 {
 	Link	   *wire;
 
-	if (letter->kind != LETTER_END && letter->kind != LETTER_END_EFFECTS)
+	if (message->kind != MESSAGE_END && message->kind != MESSAGE_END_EFFECTS)
 		return false;
-	wire = &links[letter->node];
+	wire = &links[message->node];
 	if (link_has_draft(wire))
 		(void) send_draft(wire);
-	if ((!wire_is_busy(letter->node) && !(letter->kind == LETTER_END_EFFECTS && is_at_hand(wire))) || link_room(wire) == 0)
+	if ((!wire_is_busy(message->node) && !(message->kind == MESSAGE_END_EFFECTS && is_at_hand(wire))) || link_room(wire) == 0)
 		return false;
-	link_send_letter(wire, letter, (Expected) {.answer = link_answer_end, .process = -1, .count = letter->count});
+	link_send_message(wire, message, (Expected) {.answer = link_answer_end, .process = -1, .count = message->count});
 	(void) link_flush(wire);
 	return true;
 }
@@ -261,7 +268,7 @@ wire_say(int node, int argc, const char **argv, const size_t *argvlen, LinkAnswe
 		(void) send_draft(wire);
 	if (!get_through(wire, deadline))
 		return false;
-	if ((link_room(wire) <= MOST_ANSWERS || redis_unsent(wire->connection) > MOST_UNSENT) &&
+	if ((link_room(wire) <= MAX_ANSWERS || redis_unsent(wire->connection) > MAX_UNSENT) &&
 		!link_collect(wire, deadline) && !call(wire, deadline))
 		return false;
 	link_expect_command(wire, (Expected) {.answer = answer, .number = number, .process = -1});
@@ -285,7 +292,7 @@ free_replies(int n, redisReply **replies)
 	}
 }
 
-/* The answers come after all that is outstanding, and are waited for together with that. */
+/* Sends the questions behind everything that is outstanding, and waits for all the replies. */
 static bool
 ask_once(Link *wire, int n, const Call *calls, redisReply **replies, int64 deadline)
 {
@@ -310,7 +317,7 @@ wire_ask(int node, int n, const Call *calls, redisReply **replies, int64 deadlin
 	Link	   *wire = wire_to(node);
 
 	wire_send(true);
-	/* a connection that the other side closed while it was idle shows only when it is used: once more, then */
+	/* if Redis closed an idle connection, we notice only when we use it; then connect and ask once more */
 	return (link_check(wire) && link_collect(wire, deadline) && ask_once(wire, n, calls, replies, deadline)) ||
 		(call(wire, deadline) && ask_once(wire, n, calls, replies, deadline));
 }

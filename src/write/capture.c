@@ -48,7 +48,7 @@
 #include "domain/shape.h"
 #include "domain/tombstone.h"
 #include "domain/version.h"
-#include "send/coordinator.h"
+#include "send/wire.h"
 #include "write/capture.h"
 #include "write/changed_row.h"
 
@@ -146,14 +146,18 @@ copy_values(TupleTableSlot *from, TupleTableSlot *to)
 	memcpy(to->tts_isnull, from->tts_isnull, sizeof(bool) * to->tts_tupleDescriptor->natts);
 }
 
-/* Evaluates ri_projectNew. ExecProject has emptied the slot, and will say that it is filled. */
+/*
+ * Evaluates ri_projectNew. ExecProject has emptied the slot, and will say that it is filled. A projection has no value: from 18 on isnull
+ * is NULL, as in deleted_row.
+ */
 static Datum
 make_new_row(ExprState *state, ExprContext *econtext, bool *isnull)
 {
 	Captured   *captured = state->evalfunc_private;
-	const Domain *domain = captured->change.domain;
+	const Domain *domain = captured->change.domains;	/* all have the same version column */
 	TupleTableSlot *row = state->resultslot;
 	int			at = domain->version_attnum - 1;
+	int64		w;
 
 	if (captured->real)
 	{
@@ -164,16 +168,19 @@ make_new_row(ExprState *state, ExprContext *econtext, bool *isnull)
 		copy_values(econtext->ecxt_outertuple, row);
 	ExecStoreVirtualTuple(row);
 	captured->change.new = row;
-	row->tts_values[at] = fence_version_datum(domain, listener->prepare(&captured->change));
-	row->tts_isnull[at] = false;
-	*isnull = true;
+	w = listener->prepare(&captured->change);
+	if (w != NO_VERSION)
+	{
+		row->tts_values[at] = fence_version_datum(domain, w);
+		row->tts_isnull[at] = false;
+	}
 	return (Datum) 0;
 }
 
 static void
 tell(Captured *captured)
 {
-	if (!captured->change.prepared && !captured->change.domain->version_aside)
+	if (!captured->change.prepared && domain_sets_version(captured->change.domains))
 		raise_broken("A row was stored that got no version.");
 	listener->stored(&captured->change);
 	captured->change.prepared = false;
@@ -201,10 +208,9 @@ deleted_row(ExprState *state, ExprContext *econtext, bool *isnull)
 	Captured   *captured = state->evalfunc_private;
 
 	captured->change.old = econtext->ecxt_scantuple;
-	if (!captured->change.domain->version_aside)
+	if (domain_sets_version(captured->change.domains))
 		(void) listener->prepare(&captured->change);
 	tell(captured);
-	*isnull = true;
 	if (captured->real == NULL)
 		return (Datum) 0;
 	captured->real->pi_state.flags = state->flags;	/* from 18 on they tell whether OLD and NEW are there */
@@ -254,7 +260,7 @@ forget_statement(void *arg)
 }
 
 static Captured *
-begin(const ModifyTableState *mt, ResultRelInfo *relation, const Domain *domain)
+begin(const ModifyTableState *mt, ResultRelInfo *relation, const Domain *domains)
 {
 	Captured   *captured = palloc0(sizeof(Captured));
 	Statement  *statement = statement_of(mt->ps.state);
@@ -269,7 +275,7 @@ begin(const ModifyTableState *mt, ResultRelInfo *relation, const Domain *domain)
 		statement->next = statements;
 		statements = statement;
 	}
-	captured->change.domain = domain;
+	captured->change.domains = domains;
 	captured->node = mt;
 	captured->relation = relation;
 	captured->next = statement->captured;
@@ -453,14 +459,14 @@ may_capture(const ModifyTableState *mt, const ResultRelInfo *relation)
 }
 
 /*
- * The domain of the relation if its triggers would do what is done here. Not where another BEFORE ROW trigger sees or changes the row: ours
+ * The domains of the relation if its triggers would do what is done here. Not where another BEFORE ROW trigger sees or changes the row: ours
  * is the last of them by its name. NULL: not, or it is not fenced; the triggers, if there are any, know what to do, or to say.
  */
 static const Domain *
-domain_of(const ResultRelInfo *relation, const RowTriggers *triggers)
+domains_of(const ResultRelInfo *relation, const RowTriggers *triggers)
 {
 	Oid			relid = RelationGetRelid(relation->ri_RelationDesc);
-	const Domain *domain;
+	const Domain *domains;
 
 	if (diverted_to != NULL)
 		return diverted_to->relid == relid ? diverted_to : NULL;
@@ -468,8 +474,8 @@ domain_of(const ResultRelInfo *relation, const RowTriggers *triggers)
 	if (triggers->after == NULL || triggers->after->tgenabled != TRIGGER_FIRES_ALWAYS || triggers->others_before ||
 		relation->ri_RelationDesc->rd_rel->relkind != RELKIND_RELATION)
 		return NULL;
-	domain = domain_by_relation(relid);
-	return domain != NULL && !renumber_is_running(domain) ? domain : NULL;
+	domains = domains_by_relation(relid);
+	return domains != NULL && !renumber_is_running(domains) ? domains : NULL;
 }
 
 static void
@@ -505,17 +511,17 @@ capture(ModifyTableState *mt)
 	{
 		ResultRelInfo *relation = &mt->resultRelInfo[i];
 		RowTriggers triggers = triggers_of(relation->ri_TrigDesc, mt->operation);
-		const Domain *domain = domain_of(relation, &triggers);
+		const Domain *domains = domains_of(relation, &triggers);
 		Captured   *captured;
 
-		if (domain == NULL || !may_capture(mt, relation))
+		if (domains == NULL || !may_capture(mt, relation))
 			continue;
-		captured = begin(mt, relation, domain);
+		captured = begin(mt, relation, domains);
 		if (mt->operation == CMD_DELETE)
 			watch_deleted(mt, captured);
 		else
 		{
-			if (!domain->version_aside)
+			if (domain_sets_version(domains))
 				set_version(mt, i, captured);
 			watch_stored(captured);
 		}
@@ -568,7 +574,8 @@ check_rows(const QueryDesc *query, const Statement *statement)
 	for (const Captured *captured = statement->captured; captured != NULL; captured = captured->next)
 	{
 		if (captured->rows > 0 && diverted_to == NULL)
-			metrics_add(captured->change.domain->metrics, METRIC_ROWS_EXECUTOR, captured->rows);
+			for (const Domain *domain = captured->change.domains; domain != NULL; domain = domain->next)
+				metrics_add(domain->metrics, METRIC_ROWS_EXECUTOR, captured->rows);
 		if (captured->node != own)
 			continue;
 		relations++;
@@ -585,7 +592,7 @@ end_of_rows(void)
 {
 	tombstone_write_all();
 	if (rows_told)
-		coordinator_send_early(true);
+		wire_send(true);
 	rows_told = false;
 }
 

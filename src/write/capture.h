@@ -29,13 +29,6 @@ typedef struct CaptureListener
  */
 extern void capture_divert(const Domain *domain, const CaptureListener *listener);
 
-/*
- * Tries in this database whether the executor tells of changed rows as it should; until that has been seen once after the server
- * start, triggers do. In a transaction that may write, connected to SPI; leaves nothing. Raises nothing: what is wrong is in the log
- * and in capture_problem, and it may be tried again.
- */
-extern void capture_test(void);
-
 /* Why triggers alone tell of changed rows, a text of the caller's memory; NULL: they do not. The setting does not matter here. */
 extern const char *capture_problem(void);
 

@@ -7,16 +7,26 @@
  */
 #include "postgres.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
+#include "pgstat.h"
+#include "storage/fd.h"
+#include "storage/ipc.h"
 #include "storage/lwlock.h"
 #include "utils/memutils.h"
 #include "utils/resowner.h"
 
 #include "base/shared.h"
+#include "domain/catalog.h"
 #include "domain/version.h"
 #include "write/capture.h"
+#include "write/capture_test.h"
+
+#define TRIAL_FILE		PG_STAT_TMP_DIR "/pgcache_fence.trial"
 
 /* Columns of fence.floor */
 #define FLOOR_VERSION	2
@@ -28,9 +38,9 @@ note(const char *what, RowChange *change)
 {
 	appendStringInfo(&told, "%s", what);
 	if (change->old)
-		appendStringInfo(&told, " " INT64_FORMAT, fence_version_raw(change->domain, change->old));
+		appendStringInfo(&told, " " INT64_FORMAT, fence_version_raw(change->domains, change->old));
 	if (change->new)
-		appendStringInfo(&told, " to " INT64_FORMAT, fence_version_raw(change->domain, change->new));
+		appendStringInfo(&told, " to " INT64_FORMAT, fence_version_raw(change->domains, change->new));
 	appendStringInfoString(&told, "; ");
 }
 
@@ -39,7 +49,7 @@ prepare(RowChange *change)
 {
 	note("made", change);
 	change->prepared = true;
-	return (change->old ? fence_version_raw(change->domain, change->old) : 10) + 1;
+	return (change->old ? fence_version_raw(change->domains, change->old) : 10) + 1;
 }
 
 static void
@@ -92,19 +102,45 @@ run_trials(void)
 }
 
 static void
-conclude(const char *problem)
+conclude(uint32 result, const char *problem)
 {
 	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
 	strlcpy(fence_shared->capture_problem, problem ? problem : "", REASON_LEN);
-	pg_atomic_write_u32(&fence_shared->capture, problem ? CAPTURE_FAILED : CAPTURE_WORKS);
+	pg_atomic_write_u32(&fence_shared->capture, result);
 	LWLockRelease(fence_shared->lock);
 	if (problem != NULL && fence_log_due(problem))
 		ereport(WARNING,
 				(errmsg("pgcache_fence: changed rows are told by triggers, not by the executor: %s", problem)));
 }
 
-void
-capture_test(void)
+/*
+ * A file that is there during the trial: an executor that is quite another one may crash the server, which starts again, and would crash
+ * again. It is among what base backups leave out. False: it is there, so the trial before has crashed.
+ */
+static bool
+begin_trial(void)
+{
+	int			fd = OpenTransientFile(TRIAL_FILE, O_CREAT | O_EXCL | O_WRONLY | PG_BINARY);
+
+	if (fd >= 0)
+		CloseTransientFile(fd);
+	else if (errno != EEXIST)
+		ereport(ERROR, (errcode_for_file_access(), errmsg("could not create file \"%s\": %m", TRIAL_FILE)));
+	return fd >= 0;
+}
+
+static void
+end_trial(int code, Datum arg)
+{
+	(void) code;
+	(void) arg;
+	if (unlink(TRIAL_FILE) != 0)
+		ereport(LOG, (errcode_for_file_access(), errmsg("could not remove file \"%s\": %m", TRIAL_FILE)));
+}
+
+/* What is wrong, NULL: nothing; also after an error. */
+static const char *
+outcome_of_trial(void)
 {
 	Domain		domain = {.name = "floor", .relid = fence_table_oid("floor"), .version_attnum = FLOOR_VERSION, .version_type = INT8OID};
 	MemoryContext context = CurrentMemoryContext;
@@ -112,8 +148,6 @@ capture_test(void)
 	const char *volatile problem = NULL;
 	ErrorData  *error;
 
-	if (pg_atomic_read_u32(&fence_shared->capture) == CAPTURE_BROKEN)
-		return;
 	initStringInfo(&told);
 	capture_divert(&domain, &listener);
 	BeginInternalSubTransaction(NULL);
@@ -135,5 +169,25 @@ capture_test(void)
 	RollbackAndReleaseCurrentSubTransaction();
 	MemoryContextSwitchTo(context);
 	CurrentResourceOwner = owner;
-	conclude(problem);
+	return problem;
+}
+
+void
+capture_test(void)
+{
+	const char *volatile problem = NULL;
+
+	if (pg_atomic_read_u32(&fence_shared->capture) == CAPTURE_BROKEN)
+		return;
+	if (!begin_trial())
+	{
+		end_trial(0, 0);		/* the next start of the server tries again */
+		conclude(CAPTURE_BROKEN, "The server crashed, or was killed, when that was tried.");
+		return;
+	}
+	PG_ENSURE_ERROR_CLEANUP(end_trial, 0);
+	problem = outcome_of_trial();
+	PG_END_ENSURE_ERROR_CLEANUP(end_trial, 0);
+	end_trial(0, 0);
+	conclude(problem ? CAPTURE_FAILED : CAPTURE_WORKS, problem);
 }

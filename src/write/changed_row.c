@@ -5,10 +5,22 @@
  * Owns: steps 1 and 2 of a transaction (doc/protocol.md, "Writing"): which version a change gets, and which keys are
  * reserved: of each row that changes or goes, and of a new one only where somebody can have cached something under it.
  *
+ * A table may have several attachments, each with a key of its own, and one version column. One pass serves them all:
+ * - For each attachment the row keeps its key, or loses the old one and gains the new one: for the user's id it may be the same row while
+ *   its e-mail moves. A row that has a null in the key has no key in that attachment.
+ * - What the attachments need of the version differs: above the old row's where the key is kept, above tombstone and floor of the key where
+ *   it is gained. The row gets a version above all of that. So no version of any key ever comes again with another row, whichever row it
+ *   was: what the key's former row left in the tombstone is above all that this key has ever had.
+ * - With only_columns an attachment is not concerned by an UPDATE that changes none of its columns. The row keeps its version if none of the
+ *   attachments that go by the version column is concerned. If one is, the version rises, and so all of them are.
+ * - Groups, and rows whose table has no version column, count in fence.tombstone, each attachment for itself. Their fences are reserved
+ *   together with the others; their versions advance once the row is stored.
+ *
  * Nothing here is kept after the call: what outlives it is in the ledger and in fence.tombstone.
  */
 #include "postgres.h"
 
+#include "utils/datum.h"
 #include "utils/memutils.h"
 
 #include "base/metrics.h"
@@ -18,7 +30,9 @@
 #include "domain/tombstone.h"
 #include "domain/version.h"
 #include "send/coordinator.h"
+#include "send/wire.h"
 #include "write/changed_row.h"
+#include "write/manual.h"
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Reservations
@@ -62,6 +76,17 @@ reservation_of_new(const Domain *domain, TupleTableSlot *row, bool first)
 	return ledger_is_empty() ? NULL : ledger_find(key_fence_name_of_row(domain, row));
 }
 
+static bool drafted = false;		/* reservations of the row at hand are in a message that was not sent */
+
+/* Sends what was reserved for the row, in one message. */
+static void
+send_drafted(void)
+{
+	if (drafted)
+		wire_send(false);
+	drafted = false;
+}
+
 /* Reserves version w of the key, unless a reservation at or above it was made in this transaction. */
 static void
 reserve(Reservation *r, int64 w)
@@ -70,9 +95,10 @@ reserve(Reservation *r, int64 w)
 		return;
 	r->wanted = w;
 	coordinator_reserve_early(r);
+	drafted = true;
 }
 
-/* What the new row of the key must start above, and what a tombstone proves. */
+/* What a new row of the key must start above, and what a tombstone proves. */
 static int64
 last_of_key(const Domain *domain, TupleTableSlot *row)
 {
@@ -83,68 +109,161 @@ last_of_key(const Domain *domain, TupleTableSlot *row)
 	return Max(past.tombstone, past.floor);
 }
 
+static bool
+same_value(Datum a, Datum b, Form_pg_attribute att)
+{
+	/* what an UPDATE does not touch is not fetched from the TOAST table */
+	if (att->attlen == -1 && VARATT_IS_EXTERNAL_ONDISK(DatumGetPointer(a)) && VARATT_IS_EXTERNAL_ONDISK(DatumGetPointer(b)) &&
+		memcmp(DatumGetPointer(a), DatumGetPointer(b), VARSIZE_EXTERNAL(DatumGetPointer(a))) == 0)
+		return true;
+	return datum_image_eq(a, b, att->attbyval, att->attlen);
+}
+
+/* Whether an UPDATE leaves all columns that count as they are. */
+static bool
+same_columns(const Domain *domain, TupleTableSlot *old, TupleTableSlot *new)
+{
+	for (int i = 0; i < domain->nwatched; i++)
+	{
+		int			attnum = domain->watched[i];
+		bool		null_old;
+		bool		null_new;
+		Datum		value_old = slot_getattr(old, attnum, &null_old);
+		Datum		value_new = slot_getattr(new, attnum, &null_new);
+
+		if (null_old != null_new)
+			return false;
+		if (!null_old && !same_value(value_old, value_new, TupleDescAttr(new->tts_tupleDescriptor, attnum - 1)))
+			return false;
+	}
+	return domain->nwatched > 0;
+}
+
+/* Compares the row's keys of before and after. Returns whether the attachment is concerned. */
+static bool
+compare_keys(KeyChange *key, const Domain *domain, const RowChange *change)
+{
+	bool		had = change->old != NULL && key_is_complete(domain, change->old);
+	bool		has = change->new != NULL && key_is_complete(domain, change->new);
+
+	key->kept = had && has && key_same(domain, change->old, change->new);
+	key->lost = had && !key->kept;
+	key->gained = has && !key->kept;
+	return key->lost || key->gained || (key->kept && !same_columns(domain, change->old, change->new));
+}
+
+/*
+ * The same for all attachments. Returns whether the row gets a version. An application that raises the version itself means that the row
+ * has changed.
+ */
+static bool
+compare_row(RowChange *change)
+{
+	bool		counts = change->old == NULL || change->new == NULL;
+	KeyChange  *key = change->keys;
+
+	for (const Domain *domain = change->domains; domain != NULL; domain = domain->next, key++)
+	{
+		bool		concerned = compare_keys(key, domain, change);
+
+		if (!domain->version_aside)
+			counts = counts || concerned;
+		else if (!concerned)
+			key->kept = false;
+	}
+	if (counts || change->domains->version_aside ||
+		fence_version_raw(change->domains, change->old) != fence_version_raw(change->domains, change->new))
+		return true;
+	key = change->keys;
+	for (const Domain *domain = change->domains; domain != NULL; domain = domain->next, key++)
+		if (!domain->version_aside)
+			key->kept = false;
+	return false;
+}
+
+/* Finds or makes the reservations of the row's keys. */
+static void
+reserve_keys(KeyChange *key, const Domain *domain, const RowChange *change, bool first)
+{
+	key->of_old = key->lost ? reservation_of(domain, change->old, first) : NULL;
+	key->of_new = key->kept ? reservation_of(domain, change->old, first) :
+		key->gained ? reservation_of_new(domain, change->new, first) : NULL;
+}
+
 /* -----------------------------------------------------------------------------------------------------------------
  * Before the row is stored
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* A new key: the application's own version counts if it is above everything the key ever had and fits, else the next one. */
-static int64
-prepare_new_row(RowChange *change)
+/* The key loses its row: the version of its tombstone. */
+static void
+prepare_lost(KeyChange *key, int64 w)
 {
-	const Domain *domain = change->domain;
-	int64		last = last_of_key(domain, change->new);
+	reserve(key->of_old, w);
+	if (key->of_old != NULL)
+		key->of_old->leaving = w;
+}
+
+static void
+prepare_key(KeyChange *key, const Domain *domain, RowChange *change)
+{
+	/* before the reservation: it may be the transaction's first look at the key */
+	key->last = domain->version_aside ? NO_VERSION : key->kept ? fence_version_last(domain, change->old) :
+		key->gained ? last_of_key(domain, change->new) : NO_VERSION;
+	reserve_keys(key, domain, change, true);
+	if (domain->version_aside)
+	{
+		reserve(key->of_old, 0);
+		reserve(key->of_new, 0);
+		return;
+	}
+	if (key->lost)
+		prepare_lost(key, fence_version_of_absence(domain, change->old));
+	if (key->gained && key->of_new != NULL)
+		key->last = Max(key->last, key->of_new->leaving);
+}
+
+/*
+ * A row that keeps a key gets the next version, whatever the application has put there. Of one that has none of its keys of before, or is
+ * new, the application's own version counts if it is above everything that its keys ever had, and fits.
+ */
+static int64
+version_of_new(const RowChange *change, int64 last, bool kept)
+{
+	const Domain *domain = change->domains;
 	int64		w = fence_version_raw(domain, change->new);
 
-	change->of_new = reservation_of_new(domain, change->new, true);
-	if (change->of_new != NULL)
-		last = Max(last, change->of_new->leaving);
-	if (w < 0 || w <= last || !fence_version_fits(domain, w, last))
+	if (kept || w < 0 || w <= last || !fence_version_fits(domain, w, last))
 		w = fence_version_after(domain, Max(last, 0));
-	reserve(change->of_new, w);
-	return w;
-}
-
-/* The row stays under its key: its next version. */
-static int64
-prepare_changed_row(RowChange *change)
-{
-	int64		w;
-
-	change->of_new = reservation_of(change->domain, change->old, true);
-	w = fence_version_after(change->domain, fence_version_last(change->domain, change->old));
-	reserve(change->of_new, w);
-	return w;
-}
-
-/* The key loses its row: the version of its tombstone. */
-static int64
-prepare_old_row(RowChange *change)
-{
-	int64		w = fence_version_of_absence(change->domain, change->old);
-
-	change->of_old = reservation_of(change->domain, change->old, true);
-	reserve(change->of_old, w);
-	if (change->of_old != NULL)
-		change->of_old->leaving = w;
 	return w;
 }
 
 int64
 changed_row_prepare(RowChange *change)
 {
+	KeyChange  *key = change->keys;
+	int64		last = NO_VERSION;
+	bool		counts = compare_row(change);
+	bool		kept = false;
+	int64		w = NO_VERSION;
+
 	change->prepared = true;
-	change->of_old = change->of_new = NULL;
+	for (const Domain *domain = change->domains; domain != NULL; domain = domain->next, key++)
+	{
+		prepare_key(key, domain, change);
+		last = Max(last, key->last);
+		kept = kept || (key->kept && !domain->version_aside);
+	}
 	if (change->new == NULL)
-		return prepare_old_row(change);
-	if (change->old == NULL)
-		return prepare_new_row(change);
-	change->same_key = key_same(change->domain, change->old, change->new);
-	if (change->same_key)
-		return prepare_changed_row(change);
-	/* a changed key is a DELETE of the old one and an INSERT of the new one */
-	(void) prepare_old_row(change);
-	return prepare_new_row(change);
+		w = fence_version_of_absence(change->domains, change->old);
+	else if (counts)
+		w = version_of_new(change, last, kept);
+	key = change->keys;
+	for (const Domain *domain = change->domains; domain != NULL; domain = domain->next, key++)
+		if (!domain->version_aside)
+			reserve(key->of_new, w);
+	send_drafted();
+	return w;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -164,7 +283,7 @@ raise_unfit(const Domain *domain, int64 stored, int64 last)
 			 errmsg("another trigger set column \"%s\" of domain \"%s\" to %s", domain->version_name, domain->name,
 					stored <= last ? "a version that the key already had" : "a version that is too large"),
 			 errdetail("The stored version is " INT64_FORMAT ", it must be from " INT64_FORMAT " to " INT64_FORMAT ".",
-					   stored, last + 1, fence_version_most(domain, last)),
+					   stored, last + 1, fence_version_max(domain, last)),
 			 errhint("Leave the version column to pgcache_fence, or let the other trigger fire before zzz_pgcache_fence_before.")));
 }
 
@@ -224,96 +343,118 @@ apply_stored(const Domain *domain, Reservation *r, int64 stored, TupleTableSlot 
 
 /* Who deleted the key's former row may have committed between the two looks. */
 static void
-stored_new_row(RowChange *change)
+raise_deleted(const Domain *domain, int64 stored, int64 last)
 {
-	const Domain *domain = change->domain;
-	int64		last = last_of_key(domain, change->new);
-	Reservation *r = change->prepared ? change->of_new : reservation_of_new(domain, change->new, false);
-	int64		stored = fence_version_raw(domain, change->new);
-
-	if (stored < 0 || (stored <= last && r != NULL && stored != r->wanted) || brings_too_much(domain, r, stored, last))
-		raise_unfit(domain, stored, Max(last, -1));
-	if (stored <= last)
-	{
-		metrics_add(domain->metrics, METRIC_STALE_POSTGRES, 1);
-		ereport(ERROR,
-				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-				 errmsg("could not insert into \"%s\" because the key was deleted by a concurrent transaction",
-						domain->name),
-				 errdetail("The new row has version " INT64_FORMAT ", the deleted one had " INT64_FORMAT ".", stored, last),
-				 errhint("Try the transaction again. If that does not help, another trigger sets column \"%s\": leave that to pgcache_fence.",
-						 domain->version_name)));
-	}
-	apply_stored(domain, r, stored, change->new);
+	metrics_add(domain->metrics, METRIC_STALE_POSTGRES, 1);
+	ereport(ERROR,
+			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+			 errmsg("could not insert into \"%s\" because the key was deleted by a concurrent transaction",
+					domain->name),
+			 errdetail("The new row has version " INT64_FORMAT ", the deleted one had " INT64_FORMAT ".", stored, last),
+			 errhint("Try the transaction again. If that does not help, another trigger sets column \"%s\": leave that to pgcache_fence.",
+					 domain->version_name)));
 }
 
 /* The old row's key is no more: its version lives on in a tombstone. */
 static void
-stored_no_row(const RowChange *change)
+stored_lost(const KeyChange *key, const Domain *domain, TupleTableSlot *row)
 {
-	const Domain *domain = change->domain;
-	Reservation *r = change->prepared ? change->of_old : reservation_of(domain, change->old, false);
-	int64		w = fence_version_of_absence(domain, change->old);
-	char	   *key = key_of_row(domain, change->old);
+	int64		w = fence_version_of_absence(domain, row);
+	char	   *text = key_of_row(domain, row);
 
-	tombstone_set(domain->id, key, w);
-	pfree(key);
-	if (r != NULL)
-		r->leaving = NO_VERSION;
-	apply_stored(domain, r, w, NULL);
+	tombstone_set(domain->id, text, w);
+	pfree(text);
+	if (key->of_old != NULL)
+		key->of_old->leaving = NO_VERSION;
+	apply_stored(domain, key->of_old, w, NULL);
 }
 
+/* highest: of what the attachments need the version to be above. */
 static void
-stored_changed_row(const RowChange *change)
+stored_new(const KeyChange *key, const Domain *domain, TupleTableSlot *row, int64 highest)
 {
-	const Domain *domain = change->domain;
-	Reservation *r = change->prepared ? change->of_new : reservation_of(domain, change->new, false);
-	int64		last = fence_version_last(domain, change->old);
-	int64		stored = fence_version_raw(domain, change->new);
+	Reservation *r = key->of_new;
+	int64		stored = fence_version_raw(domain, row);
 
-	if (stored <= last || brings_too_much(domain, r, stored, last))
-		raise_unfit(domain, stored, last);
-	apply_stored(domain, r, stored, change->new);
+	if (stored < 0 || brings_too_much(domain, r, stored, highest) ||
+		(stored <= key->last && (key->kept || (r != NULL && stored != r->wanted))))
+		raise_unfit(domain, stored, Max(key->last, -1));
+	if (stored <= key->last)
+		raise_deleted(domain, stored, key->last);
+	apply_stored(domain, r, stored, row);
 }
 
 /*
  * A row of a group came, went or changed: the group's version advances, once per transaction, in the group's own durable
- * row, whose lock orders the writers. Rows with a null in the key belong to no group.
+ * row, whose lock orders the writers.
  */
 static void
-group_changed(const Domain *domain, TupleTableSlot *row)
+group_changed(const Domain *domain, Reservation *r, TupleTableSlot *row)
 {
-	char	   *key;
-	int64		w;
+	char	   *key = key_of_row(domain, row);
 	bool		advanced;
+	int64		w = tombstone_advance(domain->id, key, &advanced);
 
-	if (row == NULL || !key_is_complete(domain, row))
-		return;
-	key = key_of_row(domain, row);
-	w = tombstone_advance(domain->id, key, &advanced);
 	pfree(key);
 	if (advanced)
-		apply_stored(domain, reservation_of(domain, row, true), w, NULL);
+		apply_stored(domain, r, w, NULL);
+}
+
+static void
+stored_aside(const KeyChange *key, const Domain *domain, const RowChange *change)
+{
+	if (key->lost)
+		group_changed(domain, key->of_old, change->old);
+	if (key->kept || key->gained)
+		group_changed(domain, key->of_new, change->new);
+}
+
+/* What the stored version must be above, now that the row is there. Returns the highest of it. */
+static int64
+look_again(RowChange *change)
+{
+	KeyChange  *key = change->keys;
+	int64		highest = NO_VERSION;
+	bool		first = change->domains->version_aside;	/* else BEFORE ROW has seen the row */
+
+	if (!change->prepared)
+		(void) compare_row(change);
+	for (const Domain *domain = change->domains; domain != NULL; domain = domain->next, key++)
+	{
+		if (!change->prepared)
+			reserve_keys(key, domain, change, first);
+		key->last = domain->version_aside ? NO_VERSION : key->kept ? fence_version_last(domain, change->old) :
+			key->gained ? last_of_key(domain, change->new) : NO_VERSION;
+		highest = Max(highest, key->last);
+	}
+	return highest;
 }
 
 void
 changed_row_stored(RowChange *change)
 {
-	if (change->domain->version_aside)
+	KeyChange  *key = change->keys;
+	int64		highest;
+
+	if (change->domains->scope == SCOPE_MANUAL)
 	{
-		group_changed(change->domain, change->old);
-		group_changed(change->domain, change->new);
+		/* A table with a manual attachment has no other. */
+		if (!manual_row_is_reserved(change->domains, change->old, change->new))
+			changed_row_reserve_domain(change->domains);
 		return;
 	}
-	if (change->old == NULL)
-		stored_new_row(change);
-	else if (change->new == NULL)
-		stored_no_row(change);
-	else if (change->prepared ? change->same_key : key_same(change->domain, change->old, change->new))
-		stored_changed_row(change);
-	else
+	highest = look_again(change);
+	for (const Domain *domain = change->domains; domain != NULL; domain = domain->next, key++)
 	{
-		stored_no_row(change);
-		stored_new_row(change);
+		if (domain->version_aside)
+			stored_aside(key, domain, change);
+		else
+		{
+			if (key->lost)
+				stored_lost(key, domain, change->old);
+			if (key->kept || key->gained)
+				stored_new(key, domain, change->new, highest);
+		}
 	}
+	send_drafted();
 }

@@ -6,8 +6,8 @@
  * as the commit log is a transaction's. Redis holds it under the stamp "<stamp of the transaction that made it>.<id>", so
  * the patrol knows whom to ask. It is a veto on serving and nothing else: what writes the key has reservations of its own.
  *   - The row is inserted first and Redis asked second, both by one transaction, whose PRE_COMMIT treats it like a row that
- *     it wrote: acknowledged under the word, marker, the same word. So who is granted slots is told of the row (workers look
- *     after the markers are gone), or the transaction reserves again under the new word.
+ *     it wrote: acknowledged under the word, commit flag, the same word. So who is granted slots is told of the row (workers look
+ *     after the commit flags are gone), or the transaction reserves again under the new word.
  *   - A row is deleted by commit or abort, in their transaction, or by the patrol once the lease is over. Then the patrol ends
  *     the reservation in Redis.
  * Nothing here runs in COMMIT or ABORT but a flag.
@@ -21,16 +21,19 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
+#include "base/key_text.h"
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/stamp.h"
+#include "domain/catalog.h"
 #include "domain/key.h"
+#include "domain/sql_function.h"
 #include "domain/version.h"
 #include "send/ledger.h"
 #include "write/detached.h"
-#include "write/functions.h"
+#include "write/explicit.h"
 
-#define STANDING_MOST	100		/* for one key: Redis goes through them when one is made or ends */
+#define MAX_STANDING	100		/* for one key: Redis goes through them when one is made or ends */
 
 /* The stamp in Redis of the reservation whose row is r. */
 #define RESERVATION_STAMP "pg_catalog.concat(r.creator, '.', r.id)"
@@ -85,11 +88,11 @@ highest_standing(const Domain *domain, const char *fence)
 	execute_now("SELECT pg_catalog.max(version), pg_catalog.count(*) FROM fence.reservation"
 			" WHERE domain_id OPERATOR(pg_catalog.=) $1 AND fence OPERATOR(pg_catalog.=) $2",
 			SPI_OK_SELECT, lengthof(types), types, values);
-	if (result_int64(0, 2, 0) >= STANDING_MOST)
+	if (result_int64(0, 2, 0) >= MAX_STANDING)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("too many reservations of one key in domain \"%s\"", domain->name),
-				 errdetail("%d stand.", STANDING_MOST),
+				 errdetail("%d stand.", MAX_STANDING),
 				 errhint("End some with fence.commit or fence.abort, or wait until their leases are over.")));
 	return result_int64(0, 1, NO_VERSION);
 }
@@ -160,7 +163,7 @@ detached_carry(LibraryCall *call, int node, uint32 epoch)
 		CHECK_FOR_INTERRUPTS();
 		if (fence_node_of(fence) != node)
 			continue;
-		call->deadline = fence_clock() + setting_timeout * INT64CONST(1000);
+		call->deadline = fence_clock() + setting_timeout_us();
 		ok = library_reserve(call, epoch, result_text(i, 2), fence);
 	}
 	SPI_finish();
@@ -198,7 +201,7 @@ lease_argument(FunctionCallInfo fcinfo, int n)
 	Interval   *lease = PG_ARGISNULL(n) ? NULL : PG_GETARG_INTERVAL_P(n);
 	int64		ms = interval_ms(lease);
 
-	if (ms < 1 || ms > DETACHED_LEASE_MOST_MS)
+	if (ms < 1 || ms > DETACHED_LEASE_MAX_MS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("the lease of a reservation must be between 1 millisecond and 1 day")));
@@ -287,15 +290,15 @@ fence_commit(PG_FUNCTION_ARGS)
 	int64		version = take_row(fcinfo, "fence.commit()", &name, &stored);
 	Domain	   *domain = domain_by_name(name, false);
 	Oid			database;
-	char	   *wire_name;
+	char	   *redis_name;
 	char	   *key;
 
 	/*
 	 * Where the caller stores the versions, this transaction takes the key over with a reservation of its own, as begin_write would:
 	 * for the version that was reserved, or one above what others have written meanwhile.
 	 */
-	if (domain->scope == SCOPE_MANUAL && key_parse_fence_name(full_name(stored), &database, &wire_name, &key))
-		version = explicit_write(domain, key, version - 1);
+	if (domain->scope == SCOPE_MANUAL && key_parse_fence_name(full_name(stored), &database, &redis_name, &key))
+		version = explicit_write(domain, key, version - 1, false);
 	PG_RETURN_INT64(version);
 }
 

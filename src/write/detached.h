@@ -8,7 +8,7 @@
 #include "redis/library.h"
 
 /* The longest lease, a day: what nobody ends keeps readers off for that long at most. */
-#define DETACHED_LEASE_MOST_MS	INT64CONST(86400000)
+#define DETACHED_LEASE_MAX_MS	INT64CONST(86400000)
 
 /* The transaction commits: if it has ended a reservation, the patrol is told. Usable in COMMIT. */
 extern void detached_after_commit(void);

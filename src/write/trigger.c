@@ -19,7 +19,7 @@
 #include "domain/key.h"
 #include "domain/tombstone.h"
 #include "domain/version.h"
-#include "send/coordinator.h"
+#include "send/wire.h"
 #include "write/capture.h"
 #include "write/changed_row.h"
 
@@ -28,10 +28,10 @@ PG_FUNCTION_INFO_V1(fence_after_row);
 PG_FUNCTION_INFO_V1(fence_before_truncate);
 
 static Domain *
-trigger_domain(FunctionCallInfo fcinfo, TriggerEvent timing, TriggerEvent level)
+trigger_domains(FunctionCallInfo fcinfo, TriggerEvent timing, TriggerEvent level)
 {
 	TriggerData *data = (TriggerData *) fcinfo->context;
-	Domain	   *domain;
+	Domain	   *domains;
 
 	shared_require();
 	if (!CALLED_AS_TRIGGER(fcinfo) || (data->tg_event & TRIGGER_EVENT_TIMINGMASK) != timing ||
@@ -39,26 +39,23 @@ trigger_domain(FunctionCallInfo fcinfo, TriggerEvent timing, TriggerEvent level)
 		ereport(ERROR,
 				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
 				 errmsg("this function is called by the triggers that fence.attach makes, and by nothing else")));
-	domain = domain_by_relation(RelationGetRelid(data->tg_relation));
-	if (domain == NULL)
+	domains = domains_by_relation(RelationGetRelid(data->tg_relation));
+	if (domains == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("table \"%s\" has the triggers of a fenced table, but is not attached",
 						RelationGetRelationName(data->tg_relation)),
 				 errhint("Drop its triggers named zzz_pgcache_fence_*, then use fence.attach.")));
-	return domain;
+	return domains;
 }
 
-static RowChange
-change_of(const Domain *domain, const TriggerData *data)
+static void
+describe_change(RowChange *change, const Domain *domains, const TriggerData *data)
 {
-	RowChange	change = {.domain = domain};
-
-	if (!TRIGGER_FIRED_BY_INSERT(data->tg_event))
-		change.old = data->tg_trigslot;
-	if (!TRIGGER_FIRED_BY_DELETE(data->tg_event))
-		change.new = change.old ? data->tg_newslot : data->tg_trigslot;
-	return change;
+	change->domains = domains;
+	change->old = TRIGGER_FIRED_BY_INSERT(data->tg_event) ? NULL : data->tg_trigslot;
+	change->new = TRIGGER_FIRED_BY_DELETE(data->tg_event) ? NULL : change->old ? data->tg_newslot : data->tg_trigslot;
+	change->prepared = false;
 }
 
 static HeapTuple
@@ -82,30 +79,36 @@ stamp_version(const Domain *domain, HeapTuple row, TupleDesc desc, int64 w)
 static void
 remember_lost_key(const RowChange *change)
 {
-	char	   *key;
+	const KeyChange *key = change->keys;
 
-	if (change->old == NULL || change->same_key || change->of_old != NULL)
-		return;
-	key = key_of_row(change->domain, change->old);
-	tombstone_set(change->domain->id, key, fence_version_of_absence(change->domain, change->old));
-	pfree(key);
+	for (const Domain *domain = change->domains; domain != NULL; domain = domain->next, key++)
+	{
+		char	   *text;
+
+		if (domain->version_aside || !key->lost || key->of_old != NULL)
+			continue;
+		text = key_of_row(domain, change->old);
+		tombstone_set(domain->id, text, fence_version_of_absence(domain, change->old));
+		pfree(text);
+	}
 }
 
 Datum
 fence_before_row(PG_FUNCTION_ARGS)
 {
 	TriggerData *data = (TriggerData *) fcinfo->context;
-	Domain	   *domain = trigger_domain(fcinfo, TRIGGER_EVENT_BEFORE, TRIGGER_EVENT_ROW);
+	Domain	   *domains = trigger_domains(fcinfo, TRIGGER_EVENT_BEFORE, TRIGGER_EVENT_ROW);
 	HeapTuple	row = TRIGGER_FIRED_BY_UPDATE(data->tg_event) ? data->tg_newtuple : data->tg_trigtuple;
-	RowChange	change = change_of(domain, data);
+	RowChange	change;
 	int64		w;
 
-	if (renumber_is_running(domain))
+	if (renumber_is_running(domains))
 		return PointerGetDatum(row);
+	describe_change(&change, domains, data);
 	w = changed_row_prepare(&change);
 	remember_lost_key(&change);
-	if (change.new != NULL)
-		row = stamp_version(domain, row, RelationGetDescr(data->tg_relation), w);
+	if (change.new != NULL && w != NO_VERSION)
+		row = stamp_version(domains, row, RelationGetDescr(data->tg_relation), w);
 	return PointerGetDatum(row);
 }
 
@@ -113,16 +116,18 @@ Datum
 fence_after_row(PG_FUNCTION_ARGS)
 {
 	TriggerData *data = (TriggerData *) fcinfo->context;
-	Domain	   *domain = trigger_domain(fcinfo, TRIGGER_EVENT_AFTER, TRIGGER_EVENT_ROW);
-	RowChange	change = change_of(domain, data);
+	Domain	   *domains = trigger_domains(fcinfo, TRIGGER_EVENT_AFTER, TRIGGER_EVENT_ROW);
+	RowChange	change;
 
-	if (renumber_is_running(domain))
+	if (renumber_is_running(domains))
 		return PointerGetDatum(NULL);
 	/* BEFORE ROW has seen all rows of the statement; without it, what is reserved here comes one after the other */
-	coordinator_send_early(!domain->version_aside);
+	wire_send(!domains->version_aside);
+	describe_change(&change, domains, data);
 	changed_row_stored(&change);
 	capture_told_by_trigger();
-	metrics_add(domain->metrics, METRIC_ROWS_TRIGGERS, 1);
+	for (const Domain *domain = domains; domain != NULL; domain = domain->next)
+		metrics_add(domain->metrics, METRIC_ROWS_TRIGGERS, 1);
 	return PointerGetDatum(NULL);
 }
 
@@ -133,8 +138,9 @@ fence_after_row(PG_FUNCTION_ARGS)
 Datum
 fence_before_truncate(PG_FUNCTION_ARGS)
 {
-	Domain	   *domain = trigger_domain(fcinfo, TRIGGER_EVENT_BEFORE, 0 /* per statement */);
+	const Domain *domain = trigger_domains(fcinfo, TRIGGER_EVENT_BEFORE, 0 /* per statement */);
 
-	changed_row_reserve_domain(domain);
+	for (; domain != NULL; domain = domain->next)
+		changed_row_reserve_domain(domain);
 	return PointerGetDatum(NULL);
 }

@@ -87,7 +87,6 @@ def say(text):
 
 def parse():
     parser = argparse.ArgumentParser()
-    parser.add_argument('--inside')
     parser.add_argument('--out')
     parser.add_argument('--quick', action='store_true')
     parser.add_argument('--publish', action='store_true')

@@ -19,15 +19,11 @@ usage() {
 	TEXT
 }
 
-base=
 rounds=5
 slice=0.3
 readers=
 
 parse_arguments() {
-	case ${1:-} in
-	--inside) base=$2; shift 2 ;;
-	esac
 	while [ $# -gt 0 ]; do
 		case $1 in
 		--rounds | --slice)
@@ -46,14 +42,7 @@ parse_arguments() {
 }
 
 parse_arguments "$@"
-if [ -z "$base" ]; then
-	begin_outside
-	install_packages make gcc libc6-dev libhiredis-dev 'pkgconf|pkg-config' python3 python3-psycopg2 python3-redis
-	run_inside bench/bulk_threshold.sh "$@"
-	exit $?
-fi
-
-begin_inside "$base"
+go_inside "$extension_packages python3 python3-psycopg2 python3-redis" bench/bulk_threshold.sh "$@"
 build || exit 1
 start_redis || exit 1
 cat >"$base/bench.conf" <<-CONF

@@ -62,8 +62,8 @@ def make_tables(pg, redis_server, rows=ROWS):
 
 
 def load(steps, pg=None, redis_server=None, clients=1, seconds=2.0, warmup=0.3, rows=ROWS, first_row=1, payload=PAYLOAD,
-         pipeline=1, transactions=0, tcp=False, initial=None, beside=None, **settings):
-    """One run of the load generator: its results."""
+         pipeline=1, transactions=0, tcp=False, initial=None, beside=None, hits=False, **settings):
+    """One run of the load generator: its results. hits: an answer of Redis that is no strong hit ends the benchmark."""
     command = [f'{BASE}/bin/load', '--clients', clients, '--threads', THREADS, '--seconds', seconds, '--warmup', warmup,
                '--rows', rows, '--first-row', first_row, '--payload', payload,
                '--pipeline', pipeline, '--transactions', transactions]
@@ -76,6 +76,8 @@ def load(steps, pg=None, redis_server=None, clients=1, seconds=2.0, warmup=0.3, 
         command += ['--initial', initial]
     if beside:
         command += ['--beside', beside]
+    if hits:
+        command += ['--hits']
     for step in steps:
         command += ['--step', step]
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -20,26 +20,17 @@ usage() {
 	TEXT
 }
 
-base=
 case ${1:-} in
---inside) base=$2; shift 2 ;;
 --help | -h) usage; exit 0 ;;
 esac
 
-if [ -z "$base" ]; then
-	for argument; do
-		case $argument in
-		--rows | --rate | --lag | --after | --lease) ;;
-		'' | *[!0-9.]*) usage >&2; exit 2 ;;
-		esac
-	done
-	begin_outside
-	install_packages make gcc libc6-dev libhiredis-dev 'pkgconf|pkg-config' python3 python3-psycopg2 python3-redis
-	run_inside bench/failover.sh "$@"
-	exit $?
-fi
-
-begin_inside "$base"
+for argument; do
+	case $argument in
+	--rows | --rate | --lag | --after | --lease) ;;
+	'' | *[!0-9.]*) usage >&2; exit 2 ;;
+	esac
+done
+go_inside "$extension_packages python3 python3-psycopg2 python3-redis" bench/failover.sh "$@"
 build || exit 1
 export base bindir
 exec /usr/bin/python3 test/bench/failover.py "$@"

@@ -31,6 +31,7 @@
 #define MAX_WORDS 32
 #define MAX_PARAMS 4
 #define MAX_BESIDE 1000
+#define MAX_TOKEN 64
 #define BUCKETS_PER_OCTAVE 64
 #define BUCKETS (40 * BUCKETS_PER_OCTAVE)
 
@@ -41,7 +42,8 @@ typedef enum
 
 /*
  * sql: $1 row, $2 payload, $3 version. redis: words; in any word %i is the row, %0 to %9 the row that many above it, %v the
- * version, %s the stamp, %p the payload, %_ a blank; a word | separates commands that are sent together.
+ * version, %s the stamp, %p the payload, %_ a blank; a word | separates commands that are sent together. What stands behind a word || is sent
+ * once, after a pipeline of the rest.
  */
 typedef struct
 {
@@ -51,7 +53,9 @@ typedef struct
 	int			nparams;
 	int			nwords;
 	char	   *words[MAX_WORDS];
-	int			ncommands;
+	int			nrepeated;		/* words that stand before || */
+	int			ncommands;		/* in them */
+	int			nlast;			/* commands behind || */
 } Step;
 
 typedef struct
@@ -60,6 +64,8 @@ typedef struct
 	redisContext *redis;
 	int			step;
 	int			awaited;		/* replies of Redis still to come for this step */
+	char		token[MAX_TOKEN];	/* of the first of them, with the blank behind it */
+	size_t		token_length;	/* 0: none has come */
 	uint64_t	begun;
 	uint64_t	drawn;			/* row of this transaction, or the first of a pipeline */
 	uint64_t	row;
@@ -88,6 +94,7 @@ static const char *redis_address;
 static int	nclients = 1;
 static int	nthreads = 1;
 static int	pipeline = 1;
+static bool hits;				/* what Redis answers are strong hits, see check_token() */
 static uint64_t rows = 1;
 static uint64_t first_row = 1;
 static double warmup = 0.5;
@@ -243,39 +250,49 @@ set_row(Client *client, uint64_t row)
 	snprintf(client->row_text, sizeof(client->row_text), "%llu", (unsigned long long) row);
 }
 
-/* So many messages at once: for this row and the ones after it, in every step alike. */
+/* The commands in words[from .. to), for this row. */
 static void
-send_redis(Client *client, const Step *step, int count)
+append_commands(Client *client, const Step *step, int from, int to)
 {
 	static __thread char *buffer = NULL;
 	const char *argv[MAX_WORDS];
 	size_t		argvlen[MAX_WORDS];
-	int			done = 0;
+	char	   *p;
 
 	if (buffer == NULL)
 		buffer = malloc(MAX_WORDS * 256 + payload_size * 2);
+	p = buffer;
+	for (int i = from, argc = 0; i < to; i++)
+	{
+		if (strcmp(step->words[i], "|") != 0)
+		{
+			argv[argc] = p;
+			argvlen[argc] = fill_word(client, step->words[i], p);
+			p += argvlen[argc++];
+			if (i + 1 < to)
+				continue;
+		}
+		redisAppendCommandArgv(client->redis, argc, argv, argvlen);
+		argc = 0;
+	}
+}
+
+/* So many messages at once: for this row and the ones after it, in every step alike; and what is sent once, for the last of them. */
+static void
+send_redis(Client *client, const Step *step, int count)
+{
+	int			done = 0;
+
 	set_row(client, client->drawn);
 	for (int n = 0; n < count; n++)
 	{
-		char	   *p = buffer;
-
 		if (n > 0)
 			set_row(client, first_row + (client->row - first_row + 1) % rows);
-		for (int i = 0, argc = 0; i < step->nwords; i++)
-		{
-			if (strcmp(step->words[i], "|") != 0)
-			{
-				argv[argc] = p;
-				argvlen[argc] = fill_word(client, step->words[i], p);
-				p += argvlen[argc++];
-				if (i + 1 < step->nwords)
-					continue;
-			}
-			redisAppendCommandArgv(client->redis, argc, argv, argvlen);
-			argc = 0;
-		}
+		append_commands(client, step, 0, step->nrepeated);
 	}
-	client->awaited = count * step->ncommands;
+	append_commands(client, step, step->nrepeated, step->nwords);
+	client->awaited = count * step->ncommands + step->nlast;
+	client->token_length = 0;
 	while (!done)
 		if (redisBufferWrite(client->redis, &done) != REDIS_OK)
 			die("redis", client->redis->errstr);
@@ -320,6 +337,33 @@ receive_sql(Worker *worker, Client *client)
 	return false;
 }
 
+/*
+ * Every record and every permit that answers what was sent together begins with one token and a blank: else some was no hit. A GET alone
+ * brings no permit; it is looked at all the same, so that the load generator works as much for each variant.
+ */
+static void
+check_token(Client *client, const redisReply *reply)
+{
+	const char *blank;
+
+	for (size_t i = 0; reply->type == REDIS_REPLY_ARRAY && i < reply->elements; i++)
+		check_token(client, reply->element[i]);
+	if (reply->type == REDIS_REPLY_NIL)
+		die("no hit", "there is no fence");
+	if (reply->type != REDIS_REPLY_STRING)
+		return;
+	if (client->token_length == 0)
+	{
+		blank = memchr(reply->str, ' ', reply->len < MAX_TOKEN ? reply->len : MAX_TOKEN);
+		if (blank == NULL)
+			die("no hit", reply->str);
+		client->token_length = (size_t) (blank + 1 - reply->str);
+		memcpy(client->token, reply->str, client->token_length);
+	}
+	else if (reply->len < client->token_length || memcmp(reply->str, client->token, client->token_length) != 0)
+		die("no hit, of another token", reply->str);
+}
+
 static bool
 receive_redis(Client *client)
 {
@@ -335,6 +379,8 @@ receive_redis(Client *client)
 			return false;
 		if (reply->type == REDIS_REPLY_ERROR)
 			die("redis", reply->str);
+		if (hits)
+			check_token(client, reply);
 		if (pipeline == 1 && reply->type == REDIS_REPLY_INTEGER)
 			snprintf(client->version, sizeof(client->version), "%lld", reply->integer);
 		freeReplyObject(reply);
@@ -509,14 +555,25 @@ parse_step(const char *text, Step *step)
 	{
 		char	   *copy = strdup(text + 6);
 
+		int		   *ncommands = &step->ncommands;
+
 		step->kind = STEP_REDIS;
 		step->text = text;
-		step->ncommands = 1;
+		*ncommands = 1;
 		for (char *w = strtok(copy, " "); w && step->nwords < MAX_WORDS; w = strtok(NULL, " "))
 		{
+			if (strcmp(w, "||") == 0)
+			{
+				step->nrepeated = step->nwords;
+				ncommands = &step->nlast;
+				*ncommands = 1;
+				continue;
+			}
 			step->words[step->nwords++] = w;
-			step->ncommands += strcmp(w, "|") == 0;
+			*ncommands += strcmp(w, "|") == 0;
 		}
+		if (step->nlast == 0)
+			step->nrepeated = step->nwords;
 	}
 	else
 		die(text, "a step begins with sql: or redis:");
@@ -544,6 +601,7 @@ parse_arguments(int argc, char **argv)
 		{"transactions", required_argument, NULL, 't'}, {"redis-pid", required_argument, NULL, 'p'},
 		{"payload", required_argument, NULL, 'b'}, {"initial", required_argument, NULL, 'i'},
 		{"beside", required_argument, NULL, 'a'}, {"courier-pid", required_argument, NULL, 'q'},
+		{"hits", no_argument, NULL, 'h'},
 		{NULL, 0, NULL, 0}
 	};
 	int			c;
@@ -566,6 +624,7 @@ parse_arguments(int argc, char **argv)
 			case 'q': courier_pid = atoi(optarg); break;
 			case 'i': initial = optarg; break;
 			case 'a': parse_step(optarg, &beside); break;
+			case 'h': hits = true; break;
 			case 'b': payload_size = strtoull(optarg, NULL, 10); break;
 			default: exit(2);
 		}

@@ -1,8 +1,10 @@
 """Strong hits against a plain GET and a prepared SELECT by primary key, by payload, pipelined and not.
 
 hit: MULTI, MGET, fence_token, EXEC. two commands: MGET and fence_token, sent together. ten: ten rows in one read. empty: a
-function that does nothing, which no function of Redis can be faster than. Judged by the processor time of Redis, which is the
-kernel's for its process: reads per second on two cores are bound by the load generator too.
+function that does nothing, which no function of Redis can be faster than. Pipelined: 50 reads are sent at once, each of these with a token
+of its own. one token: a pipeline of 50 commands, 49 GET of one row each and fence_token last, which vouches for all of them. Judged by the
+processor time of Redis, which is the kernel's for its process: reads per second on two cores are bound by the load generator too, which
+looks whether every answer is a hit.
 """
 
 import compare
@@ -11,8 +13,11 @@ from servers import fill, permit
 
 ROWS = 10_000
 TOGETHER = compare.TOGETHER
-NAMES = ['GET', 'hit', 'two commands', 'ten', 'empty', 'SELECT']
-WHAT = {'GET': 'GET', 'hit': 'strong hit, as a block', 'two commands': 'strong hit, two commands', 'ten': 'ten strong hits, as a block',
+PIPELINE = 50
+NAMES = {'unpipelined': ['GET', 'hit', 'two commands', 'ten', 'empty', 'SELECT'],
+         'pipelined': ['GET', 'one token', 'hit', 'two commands', 'ten', 'empty']}
+SHOWN = ['GET', 'one token', 'hit', 'two commands', 'ten', 'empty', 'SELECT']
+WHAT = {'GET': 'GET', 'one token': 'strong hit, one token for the pipeline', 'hit': 'strong hit, as a block', 'two commands': 'strong hit, two commands', 'ten': 'ten strong hits, as a block',
         'empty': 'a function that does nothing', 'SELECT': 'prepared SELECT'}
 EMPTY = """#!lua name=empty
 redis.register_function{function_name='empty', callback=function() return 1 end, flags={'no-writes'}}"""
@@ -21,7 +26,7 @@ redis.register_function{function_name='empty', callback=function() return 1 end,
 def steps(domain, fence):
     token = f'FCALL_RO fence_token 1 {fence}'
     ten = ' '.join(fence.replace('%i', f'%{n}') for n in range(TOGETHER))
-    return {'GET': [f'redis:GET {fence}'], 'hit': [f'redis:MULTI | MGET {fence} | {token} | EXEC'],
+    return {'GET': [f'redis:GET {fence}'], 'one token': [f'redis:GET {fence} || {token}'], 'hit': [f'redis:MULTI | MGET {fence} | {token} | EXEC'],
             'two commands': [f'redis:MGET {fence} | {token}'], 'ten': [f'redis:MULTI | MGET {ten} | {token} | EXEC'],
             'empty': [f'redis:FCALL_RO empty 1 {fence}'], 'SELECT': [f'sql:SELECT data FROM {domain} WHERE id = $1']}
 
@@ -42,13 +47,12 @@ def run(bench):
         fill(bench.pg, bench.redis, domain, ROWS + TOGETHER, payload)
         fence = bench.pg.value('SELECT fence.fence_key(%s, %s)', domain, '0').replace('{0}', '{%i}')
         every = steps(domain, fence)
-        for how, clients, pipeline in ('unpipelined', 8, 1), ('pipelined', 2, 50):
+        for how, clients, pipeline in ('unpipelined', 8, 1), ('pipelined', 2, PIPELINE):
             def measure(name):
                 sql = name == 'SELECT'
                 return compare.load(every[name], bench.pg if sql else None, bench.redis, clients=clients, seconds=seconds,
-                                    rows=ROWS, pipeline=1 if sql else pipeline)
-            names = NAMES if pipeline == 1 else NAMES[:-1]
-            result[f'{payload} {how}'] = compare.rounds(names, count, measure)
+                                    rows=ROWS, pipeline=1 if sql else pipeline - (name == 'one token'), hits=True)
+            result[f'{payload} {how}'] = compare.rounds(NAMES[how], count, measure)
         assert_hit(bench, fence.replace('%i', str(ROWS)))
     return result
 
@@ -70,19 +74,24 @@ def to_select(r, name):
                            for select, read in zip(r['SELECT'], r[name])])
 
 
+def what_of(name, how):
+    """In a pipeline the ways of a single read have a token each."""
+    return WHAT[name] + (', a token for each' if how == 'pipelined' and name in ('hit', 'two commands') else '')
+
+
 def show(result):
     lines, rates = [], []
     for what, r in result.items():
         payload, how = what.split()
-        for name in NAMES[1:-1]:
-            lines.append([f'{int(payload):,} bytes, {how}: {WHAT[name]}', f"{compare.median(r, name, 'cpu_redis'):.1f}",
+        for name in (name for name in NAMES[how][1:] if name in r and name != 'SELECT'):
+            lines.append([f'{int(payload):,} bytes, {how}: {what_of(name, how)}', f"{compare.median(r, name, 'cpu_redis'):.1f}",
                           compare.format_spread(to_get(r, name)),
                           compare.format_spread(compare.ratio(r, name, 'GET', each=TOGETHER if name == 'ten' else 1)),
                           *(f'{compare.median(r, name, f):.0f}' for f in ('p50', 'p99')),
                           compare.format_spread(to_select(r, name)) if 'SELECT' in r else ''])
-        rates.append([f'{int(payload):,} bytes, {how}', *(f"{compare.median(r, name, 'tps'):.0f}" if name in r else '' for name in NAMES),
+        rates.append([f'{int(payload):,} bytes, {how}', *(f"{compare.median(r, name, 'tps'):.0f}" if name in r else '' for name in SHOWN),
                       f"{compare.median(r, 'GET', 'cpu_redis'):.1f}",
                       f"{compare.median(r, 'SELECT', 'cpu_backends'):.1f}" if 'SELECT' in r else ''])
     return report.table(['reads of Redis', 'CPU µs of Redis per read', 'GET : a row of this, by CPU (spread)', 'a row of this : GET, by rate (spread)',
                          'p50 µs', 'p99 µs', 'SELECT : a row of this, by CPU of the servers (spread)'], lines) + '\n\n' + report.table(
-        ['reads per second', *(WHAT[name] for name in NAMES), 'CPU µs of Redis per GET', 'CPU µs of the backend per SELECT'], rates)
+        ['reads per second', *(WHAT[name] for name in SHOWN), 'CPU µs of Redis per GET', 'CPU µs of the backend per SELECT'], rates)

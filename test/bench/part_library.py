@@ -184,6 +184,7 @@ def put_large(server, i):
 CASES = {
     'GET': (1, None, lambda s, i: [('GET', fence(i % ROWS))]),
     'GET, token': (1, 22_000, lambda s, i: [('GET', fence(i % ROWS)), ('FCALL_RO', 'fence_token', 1, fence(i % ROWS))]),
+    '49 GET, one token': (49, None, lambda s, i: [*(('GET', name) for name in some(i, 49)), ('FCALL_RO', 'fence_token', 1, fence(i % ROWS))]),
     'MULTI, MGET, token, EXEC': (1, None, lambda s, i: [
         ('MULTI',), ('MGET', fence(i % ROWS)), ('FCALL_RO', 'fence_token', 1, fence(i % ROWS)), ('EXEC',)]),
     'MGET of 10': (10, None, lambda s, i: [('MGET', *some(i, 10))]),

@@ -208,9 +208,11 @@ def read_targets(results):
     lines = []
     for what, r in results.get('hits', {}).items():
         payload, how = what.split()
-        limit = 0.6 if how == 'unpipelined' else 0.35
-        for name, text, least in (('hit', 'as a block', limit), ('two commands', 'as two commands', limit),
-                                  ('ten', 'each of ten in one block', 1.0)):
+        limit, each = (0.6, '') if how == 'unpipelined' else (0.35, ', a token for each')
+        for name, text, least in (('one token', 'one token for the pipeline', limit), ('hit', 'as a block' + each, limit),
+                                  ('two commands', 'as two commands' + each, limit), ('ten', 'each of ten in one block', 1.0)):
+            if name not in r:
+                continue
             text, s = f'strong hit of {int(payload):,} bytes, {how}, {text}: processor time of GET to this', part_hits.to_get(r, name)
             lines.append(judge(text, f'≥ {least}', s, at_least(least)) if payload == '100' else given(text, s))
         if 'SELECT' in r:

@@ -33,14 +33,10 @@ usage() {
 	TEXT
 }
 
-base=
 out=$top/doc
 publish=1
 
 parse_arguments() {
-	case ${1:-} in
-	--inside) base=$2; shift 2 ;;
-	esac
 	while [ $# -gt 0 ]; do
 		case $1 in
 		--quick | --publish | --capture) ;;
@@ -63,8 +59,8 @@ parse_arguments() {
 parse_arguments "$@"
 if [ -z "$base" ]; then
 	begin_outside
-	install_packages make gcc libc6-dev libhiredis-dev libpq-dev 'pkgconf|pkg-config' python3 python3-psycopg2 python3-redis \
-		gnuplot-nox valgrind strace
+	# shellcheck disable=SC2086
+	install_packages $history_packages gnuplot-nox valgrind strace
 	major=$(postgres_here)
 	install_packages "postgresql-plpython3-$major"
 	run_inside bench/run.sh "$@"

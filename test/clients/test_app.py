@@ -20,13 +20,17 @@ APP = os.path.join(HERE, 'app')
 
 
 class Service:
-    """The server process, made of the document's files and those of app/."""
+    """The server process, made of the files of app/, with the package clients/node as npm would install it."""
 
     def __init__(self, system):
         self.system = system
-        self.directory = system.snippets('app')
-        for name in ('server.js', 'page.html'):
-            shutil.copy(os.path.join(APP, name), self.directory)
+        self.directory = os.path.join(system.directory, 'app')
+        shutil.copytree(APP, self.directory)
+        modules = os.path.join(self.directory, 'node_modules')
+        os.mkdir(modules)
+        for name in os.listdir(os.environ['CLIENTS_MODULES']):
+            os.symlink(os.path.join(os.environ['CLIENTS_MODULES'], name), os.path.join(modules, name))
+        shutil.copytree(os.path.join(HERE, '..', '..', 'clients', 'node'), os.path.join(modules, 'pgcache-fence'))
         self.log = open(os.path.join(system.directory, 'drivers.log'), 'ab')
         self.process = subprocess.Popen(['node', 'server.js'], cwd=self.directory, env={**system.environment(), 'PORT': '0'},
                                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.log, text=True)

@@ -131,6 +131,7 @@ class Table:
                 '' if referencing else condition.format(v=self.version, k=self.key[0]), function.format(t=self.name))
         if self.attached:
             yield self.attachment()
+            yield from self.more_attachments()
         if self.secured:
             yield 'ALTER TABLE %s ENABLE ROW LEVEL SECURITY' % self.name
             yield 'CREATE POLICY p ON %s USING (n IS NULL OR n <> 7)%s' % (self.name, rng.choice((
@@ -165,6 +166,16 @@ class Table:
         if rng.random() < 0.2:
             options.append("publish => '%s'" % rng.choice(('pubsub', 'stream')))
         return 'SELECT fence.attach(%s)' % ', '.join(options)
+
+    def more_attachments(self):
+        """Other keys of the same rows, and the same key with other columns that count."""
+        rng = self.rng
+        if rng.random() < 0.4:
+            yield "SELECT fence.attach('%s', scope => 'group', key => '{%s}', domain => 'w.%s_group'%s)" % (
+                self.name, rng.choice(('gr', 'gr', '', self.key[-1])), self.name, rng.choice(('', ", columns => '{n}', only_columns => true")))
+        if rng.random() < 0.4:
+            yield "SELECT fence.attach('%s', version => %s, domain => 'w.%s_more', columns => '{v,n}', only_columns => %s)" % (
+                self.name, 'NULL' if self.aside else "'%s'" % self.version, self.name, rng.choice(('true', 'true', 'false')))
 
     def make_views(self):
         rng = self.rng

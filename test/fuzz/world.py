@@ -23,9 +23,9 @@ NAMESPACE = 'fence'
 
 # Calls that can legitimately lie, and so get no names but those of domain "lied", whose hits are compared with nothing:
 #  - fence_put, fence_put_from, fence.put, SET: who may put says what the value is; that is what the right means.
-#  - begin_write, abort_write: whoever is granted them says which version is stored; PostgreSQL cannot look.
+#  - begin_write, begin_write_strict, abort_write: whoever is granted them says which version is stored; PostgreSQL cannot look.
 #  - domains with scope => 'manual' are not compared either: their writers reserve by themselves, or do not.
-LIARS_SQL = {'put', 'begin_write', 'abort_write'}
+LIARS_SQL = {'put', 'begin_write', 'begin_write_strict', 'abort_write'}
 LIARS_REDIS = {'fence_put', 'fence_put_from'}
 LIED = 'lied'
 
@@ -104,6 +104,7 @@ SELECT fence.read_derived('derived', '1'), fence.read_derived('derived', '1')
 SELECT fence.once('fz:0'), fence.counter_add('fz:1', 5), fence.compare_and_set('fz:2', NULL, 'x'), fence.append('fz:3', 'e')
 SELECT fence.append('fz:4', 'e', 'zset'), fence.append('fz:5', 'e', 'stream'), fence.publish('fz:{a}:0', 'value')
 SELECT fence.publish_hash('fz:{a}:1', '{"a": 1}'), fence.take('fz:2'), fence.transfer('fz:1', 'fz:{a}:2', 1)
+SELECT fence.hash_set('fz:{b}', 'f', 'x', 'fz:{a}:4'), fence.hash_add('fz:{b}', 'n', 5, max => 3, on_bound => 'clamp')
 SELECT fence.enqueue('fz:{a}:3', 'job'), fence.latest_common('{fz:3,fz:4}'), fence.commit_marker(durable => true)
 BEGIN; SELECT fence.counter_add('fz:1', 1, durable => true); ROLLBACK
 '''

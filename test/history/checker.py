@@ -403,8 +403,8 @@ class Checker:
 WORDS = {'h': 'hit', 's': 'SQL', 'm': 'miss', 'p': 'pending', 'u': 'unarmed', 'e': 'Redis error'}
 
 
-WAYS = {'m': 'block', 'p': 'plain', 'g': 'slow', 'v': 'beside', 'q': 'fence.get', 'r': 'fence.read', 'R': 'fence.read_many',
-        'd': 'derived'}
+WAYS = {'m': 'block', 'p': 'plain', 'P': 'pipeline', 'g': 'slow', 'v': 'beside', 'q': 'fence.get', 'r': 'fence.read', 'R': 'fence.read_many',
+        'd': 'derived', 'B': 'program', 'T': 'together', 'D': 'derived, by a program'}
 
 
 class Story:

@@ -6,7 +6,7 @@
 pgcache_fence must return nothing stale, with a fixed seed and with one drawn now or given, under random faults, in each way
 of giving versions and of filling the cache; and, with several Redis servers, while slots move and masters go. Readers that do
 what they must not, and each of the other strategies, must be caught, each defect of lease-timeout by itself too: that
-shows that the checker can fail.
+shows that the checker can fail. Readers in other languages are put before it too: test/clients/conformance.md.
 --all: longer.
 """
 
@@ -122,10 +122,24 @@ def main():
         nothing_stale(tap, seed, 'under random faults', faults='random', seconds=seconds)
     nothing_stale(tap, given.seed, 'with versions that are kept aside', faults='random', versions='aside', seconds=seconds)
     nothing_stale(tap, given.seed, 'with groups', faults='random', versions='group', seconds=seconds)
+    nothing_stale(tap, given.seed, 'with three attachments of one table', faults='random', versions='attachments', seconds=seconds)
     nothing_stale(tap, FIXED_SEED, 'in a cluster', nodes='cluster', seconds=15, once=True,
                   faults='slots_move,cluster_failover,standby_promotion,master_pause_long')
     nothing_stale(tap, FIXED_SEED + 1, 'with shards', nodes='shards', seconds=10, once=True,
                   faults='shard_kill9,shard_pause_long,server_kill9')
+    library = '/usr/bin/python3 test/clients/conformance.py'
+    nothing_stale(tap, FIXED_SEED, 'by the Python library', program=library, seconds=10, once=True, readers=4,
+                  faults='redis_kill9_rdb,old_master_alive')
+    nothing_stale(tap, FIXED_SEED + 1, 'by the Python library, asynchronous and with kept values, in a cluster', nodes='cluster',
+                  program=library + ' --async --local --replicas', seconds=10, once=True, readers=4, faults='slots_move,cluster_failover')
+    package = 'node test/clients/conformance.js '
+    nothing_stale(tap, FIXED_SEED, 'by the Node.js library, with ioredis', program=package + 'ioredis', seconds=10, once=True, readers=4,
+                  faults='redis_kill9_rdb,old_master_alive')
+    nothing_stale(tap, FIXED_SEED + 1, 'by the Node.js library, with node-redis that reads from replicas, in a cluster', nodes='cluster',
+                  program=package + 'redis replicas', seconds=10, once=True, readers=4, faults='slots_move,cluster_failover')
+    nothing_stale(tap, FIXED_SEED, "by the shell's reader", program='bash test/clients/conformance.bash', seconds=5,
+                  readers=2, reads=100, limit=120, keys=8, pause_us=200000)
+    tap.result(is_caught(tap, 'stale', program='/usr/bin/python3 test/clients/conformance_wrong.py'), 'a program that checks nothing: caught')
     for strategy, defects, keys, fault, clients, sign in CAUGHT:
         name = strategy + (' with defect ' + defects if defects else '')
         tap.result(is_caught(tap, sign, strategy=strategy, defects=defects, keys=keys, faults=fault, clients=clients),

@@ -14,6 +14,7 @@
 #include "history.h"
 
 #define PG_PATIENCE_MS		20000
+#define DOMAIN				"current_setting('history.domain')"	/* of this client */
 
 static const struct
 {
@@ -23,11 +24,11 @@ static const struct
 {
 	{"row", "SELECT version, val, fenced_version(k) FROM (VALUES ($1::int)) x (k) LEFT JOIN item ON id = k"},
 	{"rows", "SELECT k, version, val, fenced_version(k) FROM unnest($1::int[]) k LEFT JOIN item ON id = k"},
-	{"get", "SELECT status, permit, version, payload FROM fence.get('item', $1::int)"},
-	{"put", "SELECT fence.put('item', $1, $2::bigint, $3, NULL, $4::int)"},
-	{"read", "SELECT fence.read('item', $1::int)::text"},
+	{"get", "SELECT status, permit, version, payload FROM fence.get(" DOMAIN ", $1::int)"},
+	{"put", "SELECT fence.put(" DOMAIN ", $1, $2::bigint, $3, NULL, $4::int)"},
+	{"read", "SELECT fence.read(" DOMAIN ", $1::int)::text"},
 	{"read_many", "SELECT k, value::text FROM unnest($1::int[]) k JOIN "
-	"fence.read_many(ARRAY(SELECT fence.fence_key('item', k) FROM unnest($1::int[]) k)) r ON r.fence = fence.fence_key('item', k)"},
+	"fence.read_many(ARRAY(SELECT fence.fence_key(" DOMAIN ", k) FROM unnest($1::int[]) k)) r ON r.fence = fence.fence_key(" DOMAIN ", k)"},
 	{"derived_value", "SELECT value FROM fence.derived_keys('pair', $1::int, $2::int)"},
 	{"read_derived", "SELECT fence.read_derived('pair', $1::int, $2::int)::text"},
 	{"update", "UPDATE item SET val = $2 WHERE id = $1 RETURNING id, version, val"},
@@ -41,6 +42,35 @@ static const struct
 	{"many", "UPDATE item SET val = $2::bigint + 200 + id WHERE id BETWEEN $1 AND $3 AND id <= 600 "
 	"RETURNING id, version, val"},
 };
+
+/* "…item:{" → "…item_of_id:{" */
+static void
+name_group(char *prefix, size_t size)
+{
+	char	   *colon = strrchr(prefix, ':');
+
+	snprintf(colon, size - (size_t) (colon - prefix), "_of_id:{");
+}
+
+/*
+ * Which of the table's domains this client reads. Where there are several, some know a key as the unique one of a row, others as that of
+ * a group; so each of them is read while the others are written.
+ */
+static void
+choose_domain(Client *c)
+{
+	bool		several = strcmp(c->at.versions, "attachments") == 0;
+	bool		group = several && c->worker % 3 == 1;
+
+	strcpy(c->at.domain, group ? "item_of_id" : "item");
+	if (several)
+		strcpy(c->at.versions, group ? "group" : "trigger");
+	if (group)
+	{
+		name_group(c->at.fence, sizeof(c->at.fence));
+		name_group(c->at.value, sizeof(c->at.value));
+	}
+}
 
 static void
 read_endpoints(Client *c)
@@ -65,6 +95,7 @@ read_endpoints(Client *c)
 		lines[i][strcspn(lines[i], "\n")] = '\0';
 	}
 	fclose(file);
+	choose_domain(c);
 }
 
 /*
@@ -136,7 +167,7 @@ bool
 pg_ready(Client *c)
 {
 	int			backoff = BACKOFF_MIN_MS;
-	char		dsn[704];
+	char		dsn[768];
 
 	follow_endpoints(c);
 	while (c->pg == NULL)
@@ -144,8 +175,9 @@ pg_ready(Client *c)
 		if (control->stop)
 			return false;
 		snprintf(dsn, sizeof(dsn), "%s connect_timeout=2 application_name=history-%d "
-				 "options='-c deadlock_timeout=20ms -c lock_timeout=100ms -c pgcache_fence.capture=%s'",
-				 c->at.dsn, c->worker, capture_of_session(c));
+				 "options='-c deadlock_timeout=20ms -c lock_timeout=100ms -c pgcache_fence.capture=%s "
+				 "-c history.domain=%s'",
+				 c->at.dsn, c->worker, capture_of_session(c), c->at.domain);
 		c->pg = PQconnectdb(dsn);
 		if (PQstatus(c->pg) == CONNECTION_OK)
 		{

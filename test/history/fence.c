@@ -24,7 +24,7 @@ names_of(const Client *c, int key, Names *names)
 }
 
 /* False: it is none that we know. "null": there is no such row. */
-static bool
+bool
 parse_payload(const char *payload, Row *row)
 {
 	const char *version = strstr(payload, "\"version\":");
@@ -98,7 +98,7 @@ static bool
 read_names(Client *c, bool block, int n, const char *const *names, const char *fence, redisReply **replies)
 {
 	const char *mget[1 + 2 * GROUP_MAX] = {"MGET"};
-	Command		commands[] = {{1 + n, mget}, {4, (const char *[]) {"FCALL_RO", "fence_token", "1", fence}}};
+	Command		commands[] = {{.n = 1 + n, .words = mget}, {.n = 4, .words = (const char *[]) {"FCALL_RO", "fence_token", "1", fence}}};
 
 	memcpy(mget + 1, names, sizeof(char *) * (size_t) n);
 	if (!redis_together(c, block, commands, 2, replies))
@@ -377,7 +377,7 @@ read_many_by_sql(Client *c, const int *keys, Cached *found, int n)
 }
 
 /* {"a": row, "b": row}; a row may be null. */
-static void
+void
 take_both(char *payload, int kind, Cached *found)
 {
 	char	   *b = strstr(payload, "\"b\":");
@@ -497,6 +497,42 @@ fence_get_many(Client *c, const int *keys, Cached *found, int n)
 		read_many_by_sql(c, keys, found, n);
 	else
 		get_many_fast(c, keys, found, n, way);
+}
+
+/*
+ * A GET of each key, and after the last one token for all: each hit is of the moment of its own GET. Of several servers one
+ * has one of the keys: then of that alone.
+ */
+int
+fence_get_pipeline(Client *c, const int *keys, Cached *found, int n)
+{
+	Names		names[GROUP_MAX];
+	const char *gets[GROUP_MAX][2];
+	const char *told[] = {"FCALL_RO", "fence_token", "1", names[0].fence};
+	Command		commands[COMMANDS_MAX];
+	redisReply *replies[COMMANDS_MAX];
+
+	follow_endpoints(c);
+	n = c->layout == SINGLE ? n : 1;
+	for (int i = 0; i < n; i++)
+	{
+		names_of(c, keys[i], &names[i]);
+		gets[i][0] = "GET";
+		gets[i][1] = names[i].fence;
+		commands[i] = (Command) {.n = 2, .words = gets[i]};
+		found[i] = (Cached) {.kind = READ_ERROR, .way = WAY_PIPELINE, .start = now_ns()};
+	}
+	commands[n] = (Command) {.n = 4, .words = told};
+	if (!redis_together(c, false, commands, n + 1, replies))
+		return n;
+	for (int i = 0; i < n; i++)
+	{
+		found[i].start = commands[i].sent;
+		take_record(text_of(replies[i]), text_of(replies[n]), &found[i]);
+		discard(replies[i]);
+	}
+	discard(replies[n]);
+	return n;
 }
 
 /*

@@ -97,7 +97,7 @@ permit_late_get(Client *c, int key, Cached *found)
 	Names		names;
 	const char *get[] = {"GET", names.fence};
 	const char *told[] = {"FCALL_RO", "fence_token", "1", names.fence};
-	Command		commands[] = {{2, get}, {4, told}};
+	Command		commands[] = {{.n = 2, .words = get}, {.n = 4, .words = told}};
 	redisReply *replies[COMMANDS_MAX];
 
 	follow_endpoints(c);

@@ -60,19 +60,23 @@ enum
 	READ_MISS = 'm',				/* from PostgreSQL, then offered to the cache */
 	READ_PENDING = 'p',				/* from here on: from PostgreSQL, not offered */
 	READ_UNARMED = 'u',
-	READ_SQL = 's',					/* a function of SQL answered; it does not tell from where */
+	READ_SQL = 's',					/* a function of SQL, or a program, answered; it does not tell from where */
 	READ_ERROR = 'e',				/* Redis did not answer */
 	READ_NONE = 'n',				/* nor did PostgreSQL: nothing was read */
 
 	/* of the strategies that are fenced: how a reader asks. See doc/clients.md */
 	WAY_BLOCK = 'm',				/* MULTI, MGET, fence_token, EXEC */
 	WAY_PLAIN = 'p',				/* MGET, then fence_token, on one connection */
+	WAY_PIPELINE = 'P',				/* GET of each of several keys, then one fence_token, on one connection */
 	WAY_SLOW = 'g',					/* fence_get */
 	WAY_BESIDE = 'v',				/* a value beside the fence: MULTI, MGET of both, fence_token, EXEC */
 	WAY_SQL_GET = 'q',				/* fence.get and fence.put */
 	WAY_SQL_READ = 'r',				/* fence.read */
 	WAY_SQL_MANY = 'R',				/* fence.read_many */
 	WAY_DERIVED = 'd',				/* fence_get_derived, and fence.read_derived after a miss */
+	WAY_PROGRAM = 'B',				/* a program of its own, in whatever way it has: one key, */
+	WAY_PROGRAM_TOGETHER = 'T',		/* several of one moment, */
+	WAY_PROGRAM_DERIVED = 'D',		/* what is derived from two */
 
 	OUTCOME_COMMITTED = 'c',
 	OUTCOME_ABORTED = 'a',
@@ -129,6 +133,7 @@ typedef struct Endpoints
 	char		value[128];
 	char		versions[16];		/* as the runner's option */
 	char		capture[16];		/* likewise; mixed: each session draws it */
+	char		domain[32];			/* which of the table's domains this client reads */
 } Endpoints;
 
 #define SLOTS			16384
@@ -181,6 +186,7 @@ typedef struct Cached
 	Row			row;				/* of an answer */
 	char		token[64];			/* of a hit, for check */
 	char		permit[96];			/* of a miss, for fill */
+	int64_t		start;				/* get_pipeline only: when this key was asked for */
 } Cached;
 
 typedef struct Change
@@ -208,9 +214,10 @@ typedef struct Command
 {
 	int			n;
 	const char *const *words;
+	int64_t		sent;				/* when; not of a block */
 } Command;
 
-#define COMMANDS_MAX	2			/* that belong together */
+#define COMMANDS_MAX	(GROUP_MAX + 1)	/* that belong together */
 
 /* A way of caching. Functions may be NULL. */
 typedef struct Strategy
@@ -223,6 +230,7 @@ typedef struct Strategy
 	void		(*fill) (Client *c, int key, const Cached *found, const Row *row);
 	bool		(*check) (Client *c, const int *keys, const Cached *found, int n);
 	void		(*get_many) (Client *c, const int *keys, Cached *found, int n);	/* answers are one snapshot */
+	int			(*get_pipeline) (Client *c, const int *keys, Cached *found, int n);	/* each is one; returns of how many keys */
 
 	void		(*before) (Client *c, int key);		/* before the statement that changes it */
 	bool		(*reserve) (Client *c, Change *change); /* row: as observed; out: version to be written, token */
@@ -237,7 +245,7 @@ extern const Strategy *strategy_by_name(const char *name);
 /* strategy.c */
 extern bool is_last(const Txn *txn, int change);
 
-/* fence.c, fence_wrong.c, lease.c */
+/* fence.c, fence_wrong.c, lease.c, program.c */
 typedef struct Names
 {
 	char		fence[160];
@@ -246,10 +254,13 @@ typedef struct Names
 
 extern bool has_sql_read(const Client *c);
 extern void names_of(const Client *c, int key, Names *names);
+extern bool parse_payload(const char *payload, Row *row);
+extern void take_both(char *payload, int kind, Cached *found);
 extern void take_record(const char *record, const char *permit, Cached *found);
 extern void fence_get(Client *c, int key, Cached *found);
 extern void fence_fill(Client *c, int key, const Cached *found, const Row *row);
 extern void fence_get_many(Client *c, const int *keys, Cached *found, int n);
+extern int	fence_get_pipeline(Client *c, const int *keys, Cached *found, int n);
 extern bool fence_check(Client *c, const int *keys, const Cached *found, int n);
 extern void token_first_get(Client *c, int key, Cached *found);
 extern void token_kept_get(Client *c, int key, Cached *found);
@@ -261,6 +272,9 @@ extern void lease_fill(Client *c, int key, const Cached *found, const Row *row);
 extern bool lease_reserve(Client *c, Change *change);
 extern void lease_committed(Client *c, const Txn *txn);
 extern void lease_aborted(Client *c, const Change *changes, int n);
+extern void program_get(Client *c, int key, Cached *found);
+extern bool program_check(Client *c, const int *keys, const Cached *found, int n);
+extern void program_get_many(Client *c, const int *keys, Cached *found, int n);
 
 /* workload.c */
 extern Options options;
@@ -286,7 +300,7 @@ extern void follow_endpoints(Client *c);
 extern void redis_servers(Client *c);
 extern void redis_leave(Client *c);
 extern redisReply *redis_call(Client *c, int n, const char *const *words);
-extern bool redis_together(Client *c, bool block, const Command *commands, int n, redisReply **replies);
+extern bool redis_together(Client *c, bool block, Command *commands, int n, redisReply **replies);
 extern redisReply *replica_call(Client *c, int n, const char *const *words);
 extern void discard(redisReply *reply);
 extern bool is_word(const redisReply *reply, size_t element, const char *word);

@@ -224,7 +224,7 @@ is_script(const Command *command)
  * or could not be had.
  */
 static bool
-call_in_order(Client *c, Server *server, bool asking, const Command *commands, int n, redisReply **replies)
+call_in_order(Client *c, Server *server, bool asking, Command *commands, int n, redisReply **replies)
 {
 	for (int i = 0; i < n; i++)
 	{
@@ -236,6 +236,7 @@ call_in_order(Client *c, Server *server, bool asking, const Command *commands, i
 			discard(server_call(server, 1, (const char *[]) {"ASKING"}));
 		if (asking && server->redis == NULL)
 			return false;
+		commands[i].sent = now_ns();
 		replies[i] = server_call(server, commands[i].n, commands[i].words);
 		if (replies[i] == NULL)
 			return false;
@@ -308,7 +309,7 @@ all_answered(redisReply **replies, int n)
  * had, or the server told an error (LOADING, READONLY, OOM, ...): then there are none. The caller frees them.
  */
 bool
-redis_together(Client *c, bool block, const Command *commands, int n, redisReply **replies)
+redis_together(Client *c, bool block, Command *commands, int n, redisReply **replies)
 {
 	bool		asking = false;
 	int			slot;
@@ -344,7 +345,7 @@ redis_together(Client *c, bool block, const Command *commands, int n, redisReply
 redisReply *
 redis_call(Client *c, int n, const char *const *words)
 {
-	Command		command = {n, words};
+	Command		command = {.n = n, .words = words};
 	redisReply *reply;
 
 	return redis_together(c, false, &command, 1, &reply) ? reply : NULL;

@@ -1,8 +1,8 @@
-"""A TCP proxy before Redis that ill-treats connections: cuts in the middle of a message, delays, single bytes, silence.
+"""A TCP proxy before Redis that disturbs connections: it cuts them within a message, delays, sends single bytes, goes silent.
 
-It has two doors, one for the extension and one for readers, so that each can be ill-treated alone. It runs in a process
-of its own (as "python3 proxy.py TARGET LOG") and is told what to do by lines of JSON on standard input, each answered
-by one; class Proxy is the other end of that. It ends when its standard input does.
+It has two doors (listening ports), one for the extension and one for readers, so that a test can disturb each alone. It
+runs in a process of its own ("python3 proxy.py TARGET LOG"). It reads commands as lines of JSON from standard input, and
+answers each with one line; class Proxy sends these commands. The process ends at the end of its standard input.
 """
 
 import collections
@@ -16,7 +16,7 @@ import sys
 import time
 
 CHUNK = 65536
-MOST_QUEUED = 1 << 20           # bytes of one direction that wait; then it is read no more
+MOST_QUEUED = 1 << 20           # the proxy stops reading from a direction in which so many bytes wait
 DOORS = ('extension', 'readers')
 
 # What happens to the connections of a door; all of it may be combined.
@@ -28,7 +28,7 @@ DOORS = ('extension', 'readers')
 #   refuse      new connections are closed at once
 #   only        text: delay and lose are for requests that contain it, and for their replies; '': for all
 #   lose        'requests' or 'replies' vanish; '': none. Their connection stays open
-#   share       of the connections, drawn: the others are left alone by delay and lose
+#   share       fraction of the connections, chosen at random, to which delay and lose apply
 PASS = {'delay': 0, 'split': False, 'cut': 0, 'reset': False, 'hole': False, 'refuse': False, 'only': '', 'lose': '', 'share': 1}
 
 
@@ -51,11 +51,11 @@ class Proxy:
         return json.loads(answer)
 
     def treat(self, door, seed=0, **policy):
-        """Connections of the door, old and new, are treated like that from now on; without a policy they pass."""
+        """Applies this policy to old and new connections of the door from now on. Without a policy they pass undisturbed."""
         return self.tell('treat', door=door, seed=seed, policy={**PASS, **policy})
 
     def target(self, path, cut=True):
-        """New connections lead to that socket. cut: those that lead to the former one are closed."""
+        """Connects new clients to that socket. cut: closes connections that lead to the former one."""
         return self.tell('target', path=path, cut=cut)
 
     def cut(self, door):
@@ -98,8 +98,8 @@ class Link:
         self.door = door
         self.client, self.server = client, server
         self.directions = (Direction(client, server), Direction(server, client))
-        self.chosen = True                      # it is among those that delay and lose are for
-        self.asked = False                      # the last request was one that they are for
+        self.chosen = True                      # delay and lose apply to this connection
+        self.asked = False                      # delay and lose apply to the last request
 
 
 class Door:
@@ -119,7 +119,7 @@ class Door:
         return self.listener.getsockname()[1]
 
     def draw(self, link):
-        """Whether it is among the chosen, and where it is to be cut: in one of its directions, at a byte that is drawn."""
+        """Draws whether delay and lose apply to this connection, and in which direction and after how many bytes to cut it."""
         link.chosen = self.random.random() < self.policy['share']
         for direction in link.directions:
             direction.cut_after = None
@@ -154,7 +154,7 @@ class Loop:
                         self.push(link, now)
 
     def pause(self):
-        """Until the next held chunk is due."""
+        """Seconds until the next chunk that is held back is due."""
         due = [direction.queue[0][0] for door in self.doors.values() if door.policy['delay']
                for link in door.links for direction in link.directions if direction.queue]
         return max(min(due) - time.monotonic(), 0) if due else None
@@ -198,7 +198,7 @@ class Loop:
             sock.close()
 
     def interest(self, link):
-        """Tells the selector what is waited for on both sockets."""
+        """Tells the selector for which events to wait on both sockets."""
         if link not in link.door.links:
             return
         wanted = {link.client: 0, link.server: 0}
@@ -257,7 +257,7 @@ class Loop:
         direction.queued += len(data)
 
     def push(self, link, now):
-        """Passes on what is due; ends the link where that is due."""
+        """Passes on the chunks that are due, and ends the connection if its end is due."""
         for direction in link.directions:
             while direction.queue and direction.queue[0][0] <= now and not link.door.policy['hole']:
                 if not self.send(link, direction):
@@ -329,7 +329,7 @@ class Loop:
         return {}
 
     def retreat(self, link):
-        """Brings a connection under a new policy: what was held back goes on its way."""
+        """Applies a new policy to a connection, and releases the chunks that were held back."""
         link.door.draw(link)
         for direction in link.directions:
             for chunk in direction.queue:

@@ -8,7 +8,8 @@
 
 #include "history.h"
 
-#define GROUP_PER_MILLE	30
+#define GROUP_PER_MILLE		30
+#define PIPELINE_PER_MILLE	30
 
 /* The row as PostgreSQL has it now; version NONE: there is none. False: PostgreSQL did not answer. */
 bool
@@ -57,30 +58,37 @@ may_offer(const Client *c, const Cached *found, const Row *row)
 	return found->kind == READ_MISS && (row->version != NONE || (row->fenced != NONE && strcmp(c->at.versions, "group") == 0));
 }
 
+/* The rest of a read that began at start: what the cache has not answered comes from PostgreSQL, and is offered to it. */
+static void
+finish_read(Client *c, int key, const Cached *found, int64_t start)
+{
+	int64_t		middle = 0;
+	Row			row = found->row;
+
+	if (!IS_ANSWER(found->kind))
+	{
+		middle = now_ns();
+		if (found->kind == READ_NONE || !read_row(c, key, &row))
+		{
+			record(c, 'R', READ_NONE, found->way, key, 0, NONE, NONE, start, middle, now_ns());
+			return;
+		}
+	}
+	record(c, 'R', found->kind, found->way, key, 0, row.version, row.val, start, middle, now_ns());
+	count_read(c, IS_HIT(found->kind));
+	if (may_offer(c, found, &row))
+		offer(c, key, found, &row);
+}
+
 static void
 read_one(Client *c)
 {
 	int			key = draw_key(c);
 	Cached		found = {0};
 	int64_t		start = now_ns();
-	int64_t		middle = 0;
-	Row			row;
 
 	options.strategy->get(c, key, &found);
-	row = found.row;
-	if (!IS_ANSWER(found.kind))
-	{
-		middle = now_ns();
-		if (found.kind == READ_NONE || !read_row(c, key, &row))
-		{
-			record(c, 'R', READ_NONE, found.way, key, 0, NONE, NONE, start, middle, now_ns());
-			return;
-		}
-	}
-	record(c, 'R', found.kind, found.way, key, 0, row.version, row.val, start, middle, now_ns());
-	count_read(c, IS_HIT(found.kind));
-	if (may_offer(c, &found, &row))
-		offer(c, key, &found, &row);
+	finish_read(c, key, &found, start);
 }
 
 /* All keys in one statement: one snapshot. */
@@ -181,13 +189,31 @@ read_group(Client *c)
 	}
 }
 
+/* Keys that need not agree: each is a read of its own. Those first that end here and now. */
+static void
+read_pipeline(Client *c)
+{
+	int			keys[GROUP_MAX];
+	Cached		found[GROUP_MAX] = {{0}};
+	int			n = options.strategy->get_pipeline(c, keys, found, draw_group(c, keys));
+
+	for (int answered = 1; answered >= 0; answered--)
+		for (int i = 0; i < n; i++)
+			if (IS_ANSWER(found[i].kind) == answered)
+				finish_read(c, keys[i], &found[i], found[i].start);
+}
+
 void
 run_reader(Client *c)
 {
 	while (!control->stop)
 	{
-		if (draw(c, 1000) < GROUP_PER_MILLE)
+		uint64_t	drawn = draw(c, 1000);
+
+		if (drawn < GROUP_PER_MILLE)
 			read_group(c);
+		else if (drawn < GROUP_PER_MILLE + PIPELINE_PER_MILLE && options.strategy->get_pipeline != NULL)
+			read_pipeline(c);
 		else
 			read_one(c);
 	}

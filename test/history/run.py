@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import random
+import shlex
 import shutil
 import sys
 import time
@@ -23,13 +24,15 @@ from workload import CLIENT_FAULTS, FENCED, MISREAD, Workload, build
 
 ALL_FAULTS = {**faults.FAULTS, **CLIENT_FAULTS}         # where there is one Redis server
 FAULTS_OF = {'single': ALL_FAULTS, **{layout: {**found, **CLIENT_FAULTS} for layout, found in faults.NODES_FAULTS.items()}}
-STRATEGIES = ('fence', *MISREAD, 'delete', 'delete-twice', 'write-through', 'notify', 'version-check', 'lease-timeout')
+STRATEGIES = ('fence', 'program', *MISREAD, 'delete', 'delete-twice', 'write-through', 'notify', 'version-check', 'lease-timeout')
 SETTLE_SECONDS = 40
 PREPARED = {'c': 'committed', 'a': 'rolled back', '?': 'unknown', 'outlived': 'committed in another session than prepared'}
 
 
 def arguments(parser):
     parser.add_argument('--strategy', choices=STRATEGIES, default='fence')
+    parser.add_argument('--program', metavar='COMMAND', help='strategy program: a reader in any language, started by sh -c in the '
+                        'top directory for each of the readers; test/clients/conformance.md tells how it is spoken to')
     parser.add_argument('--nodes', choices=tuple(FAULTS_OF), default='single',
                         help='what Redis is; several nodes only with strategy fence')
     parser.add_argument('--faults', default='none', help='names separated by commas, in this order, again and again; '
@@ -44,9 +47,10 @@ def arguments(parser):
     parser.add_argument('--keys', type=int, default=64)
     parser.add_argument('--cache', choices=('none', 'row'), default=None,
                         help='of strategy fence: who fills the cache, readers only or commits too; default: drawn')
-    parser.add_argument('--versions', choices=('trigger', 'application', 'aside', 'group'), default=None,
+    parser.add_argument('--versions', choices=('trigger', 'application', 'aside', 'group', 'attachments'), default=None,
                         help='of strategy fence: who sets the versions of changed rows; aside: the table is attached with '
-                        'version => NULL; group: each row is a group; both without --cache row; default: one of the first two, drawn')
+                        'version => NULL; group: each row is a group; both without --cache row; attachments: three of one table, of which '
+                        'the key that is read is the unique one of rows that also have another; default: one of the first two, drawn')
     parser.add_argument('--absent', choices=('no', 'yes'), default=None,
                         help='of strategy fence: whether "no such row" is cached; default: drawn')
     parser.add_argument('--reserve', choices=('early', 'commit'), default=None,
@@ -135,7 +139,7 @@ class Run:
         """After the end: no reservation is left, fences agree with their rows or tombstones."""
         if self.options.strategy == 'lease-timeout':
             self.examine_leases()
-        if self.options.strategy != 'fence':
+        if self.options.strategy not in ('fence', 'program'):
             return
         self.site.wait_open(90)
         try:
@@ -148,6 +152,10 @@ class Run:
             % (2 * self.options.keys))
         for row in rows:
             self.complaints.append('key %s: fence %s, row %s: %s, %s pending' % row)
+        rows = self.site.psql("SELECT d.domain, a.relation, a.count FROM fence.domains d, fence.audit(d.domain) a "
+                              "WHERE a.relation NOT IN ('equal', 'missing') AND a.count > 0")
+        for row in rows:
+            self.complaints.append('domain %s: %s of %d keys' % row)
 
     def examine_leases(self):
         client = self.site.redis.client()
@@ -196,9 +204,9 @@ class Run:
         options, ways = self.options, result['ways']
         if (result['written'] > 0) != (options.cache == 'row'):
             self.complaints.append('cache %s, and %d hits of what commits wrote' % (options.cache, result['written']))
-        if result['absent'] and options.absent == 'no' and options.versions != 'group':
+        if result['absent'] and options.absent == 'no' and options.versions not in ('group', 'attachments'):
             self.complaints.append('%d hits that there is no row, which was not to be cached' % result['absent'])
-        for way in ('block', 'plain', 'slow', 'beside', 'fence.get', 'derived'):
+        for way in ('block', 'plain', 'pipeline', 'slow', 'beside', 'fence.get', 'derived'):
             if not ways.get(way, {}).get('hit'):
                 self.complaints.append('no hit of the kind "%s"' % way)
 
@@ -222,6 +230,8 @@ class Run:
             self.complaints.append('there was no hit, so nothing is proven')
         if self.options.strategy == 'fence':
             self.judge_ways(result)
+        elif self.options.strategy == 'program' and not result['ways'].get('program', {}).get('hit'):
+            self.complaints.append('the program told of no hit')
         for complaint in self.complaints:
             print('AT THE END: ' + complaint)
         result['slow'] = ['%s: a COMMIT waited %.2f s, of %.2f' % (effect['name'], effect['wait'], self.site.longest_wait())
@@ -288,6 +298,9 @@ def run_once(options, program=None):
     """Does it and cleans up. The command that would repeat it is printed first."""
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 31)
+    if options.program:
+        options.strategy = 'program'
+        os.environ['HISTORY_PROGRAM'] = options.program
     if options.versions in ('aside', 'group'):
         options.cache = 'none'
     if options.cache is None:
@@ -295,7 +308,7 @@ def run_once(options, program=None):
     if options.versions is None:
         options.versions = ('trigger', 'application')[options.seed // 2 % 2]
     if options.absent is None:
-        options.absent = 'no' if options.versions == 'group' else ('no', 'yes')[options.seed // 4 % 2]
+        options.absent = 'no' if options.versions in ('group', 'attachments') else ('no', 'yes')[options.seed // 4 % 2]
     if options.reserve is None:
         options.reserve = ('early', 'commit')[options.seed // 8 % 2]
     if options.capture is None:
@@ -303,12 +316,12 @@ def run_once(options, program=None):
     directory = options.keep or os.path.join(base_directory(), 'history-%d-%d' % (os.getpid(), random.getrandbits(24)))
     os.makedirs(directory, exist_ok=True)
     words = ['run']
-    for name in ('strategy', 'nodes', 'defects', 'cache', 'versions', 'absent', 'reserve', 'capture', 'faults', 'clients', 'seconds', 'reads',
+    for name in ('strategy', 'program', 'nodes', 'defects', 'cache', 'versions', 'absent', 'reserve', 'capture', 'faults', 'clients', 'seconds', 'reads',
                  'readers', 'writers', 'keys', 'gap', 'seed'):
         value = getattr(options, name)
         if value and options.strategy in {'defects': ('lease-timeout',), 'cache': FENCED, 'versions': FENCED, 'absent': FENCED,
                                           'reserve': FENCED, 'capture': FENCED}.get(name, STRATEGIES):
-            words += ['--' + name, str(value)]
+            words += ['--' + name, shlex.quote(str(value))]
     if options.once:
         words.append('--once')
     print(' '.join(words), flush=True)

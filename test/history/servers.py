@@ -1,7 +1,7 @@
-"""The processes that faults are done to: one class for a PostgreSQL server, one for a Redis server.
+"""The servers in which tests cause faults: one class for a PostgreSQL server, one for a Redis server.
 
-Owns: the servers it starts and their directories. Signals only processes that it started, or children of those, by
-process id. Every wait has a deadline. Knows nothing of fences.
+Owns: the servers that it starts, and their directories. It signals only processes that it has started, or their children,
+by process id. Every wait has a deadline. It knows nothing of fences.
 """
 
 import os
@@ -45,7 +45,7 @@ def free_port():
 
 
 def process_state(pid):
-    """The letter that /proc tells (R, S, T, Z ...); None if there is no such process."""
+    """The state of a process as a letter from /proc (R, S, T, Z ...); None if there is no such process."""
     try:
         with open('/proc/%d/stat' % pid) as file:
             return file.read().rpartition(')')[2].split()[0]
@@ -162,8 +162,8 @@ class PostgresServer(Process):
         return 'host=%s port=%d user=postgres dbname=%s' % (self.directory, self.PORT, dbname)
 
     def start(self, **settings):
-        """With settings that count for this start only. After a kill -9 former children may still hold shared memory:
-        then it is tried again until they are gone."""
+        """Starts the server, with settings that count for this start only. After a kill -9 of the postmaster, its children
+        may still hold shared memory. Then this tries again until they are gone."""
         arguments = [word for item in settings.items() for word in ('-c', '%s=%s' % item)]
         deadline = time.monotonic() + START_SECONDS
         while True:
@@ -175,7 +175,7 @@ class PostgresServer(Process):
             time.sleep(0.05)
 
     def wait_ready(self, deadline):
-        """True once it takes connections, false if it has ended."""
+        """Waits until the server takes connections (true) or has ended (false)."""
         while self.running() and time.monotonic() < deadline:
             try:
                 psycopg2.connect(self.dsn(), connect_timeout=5).close()
@@ -191,10 +191,10 @@ class PostgresServer(Process):
             self.wait(60)
 
     def kill9(self, everything=False):
-        """SIGKILL to the postmaster; or to its children too, as when the machine is switched off."""
+        """Sends SIGKILL to the postmaster. May also kill its children, as when the machine is switched off."""
         children = children_of(self.pid)
         if everything:
-            self.signal(signal.SIGSTOP)         # starts no child that would escape
+            self.signal(signal.SIGSTOP)         # so that it starts no child that would escape the kill
             children = children_of(self.pid)
         self.signal(signal.SIGKILL)
         if everything:
@@ -275,11 +275,11 @@ class RedisServer(Process):
         return self.call('INFO', section)[field]
 
     def identity(self):
-        """Tells one process from the next: Redis draws it at each start."""
+        """The run ID, which Redis draws at each start; it tells one process from the next."""
         return self.info('server', 'run_id')
 
     def start(self):
-        if self.persistence is None:            # what an earlier life or a replication left behind is not loaded
+        if self.persistence is None:            # do not load what an earlier process or a replication has left behind
             for name in ('dump.rdb', 'appendonlydir'):
                 path = os.path.join(self.directory, name)
                 shutil.rmtree(path) if os.path.isdir(path) else os.path.exists(path) and os.unlink(path)
@@ -308,7 +308,7 @@ class RedisServer(Process):
         return {'LD_PRELOAD': self.clock, 'STEP_CLOCK_FILE': self.clock_file}
 
     def step_clock(self, seconds):
-        """The distance of the server's clock from the real one from now on; a restart keeps it."""
+        """Sets the offset of the server's clock from the real one. A restart keeps the offset."""
         with open(self.clock_file, 'r+b' if os.path.exists(self.clock_file) else 'wb') as file:
             file.write(struct.pack('=q', round(seconds * 1e6)))
 

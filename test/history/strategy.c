@@ -1,7 +1,8 @@
 /*
  * strategy.c
- *	  The ways of caching: pgcache_fence's (fence.c), that with what readers must not do (fence_wrong.c), and those that
- *	  people use. Each of these as a careful team would write it; what is wrong with them is the idea, not the code.
+ *	  The ways of caching: pgcache_fence's (fence.c), that with what readers must not do (fence_wrong.c), a reader of its own
+ *	  in any language (program.c), and those that people use. Each of these as a careful team would write it; what is wrong
+ *	  with them is the idea, not the code.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -172,11 +173,13 @@ version_committed(Client *c, const Txn *txn)
 
 const Strategy strategies[] = {
 	{.name = "fence", .fenced = true, .get = fence_get, .fill = fence_fill, .check = fence_check,
-	.get_many = fence_get_many},
+	.get_many = fence_get_many, .get_pipeline = fence_get_pipeline},
 	{.name = "token-first", .fenced = true, .get = token_first_get, .fill = fence_fill},
 	{.name = "token-kept", .fenced = true, .get = token_kept_get, .fill = fence_fill},
 	{.name = "token-elsewhere", .fenced = true, .get = token_elsewhere_get, .fill = fence_fill},
 	{.name = "permit-late", .fenced = true, .get = permit_late_get, .fill = permit_late_fill},
+	{.name = "program", .fenced = true, .get = program_get, .check = program_check,
+	.get_many = program_get_many},
 	{.name = "delete", .get = plain_get, .fill = plain_fill, .committed = delete_committed},
 	{.name = "delete-twice", .get = plain_get, .fill = plain_fill, .before = plain_delete, .committed = delete_committed},
 	{.name = "write-through", .get = plain_get, .fill = plain_fill, .committed = through_committed},

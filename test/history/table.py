@@ -3,7 +3,8 @@
 
     sh test/history.sh table [--seconds N] [--strategies A,B] [--faults A,B] [--results FILE] [--output FILE]
 
-What has been measured is kept in the file of results, so it can be interrupted and repeated. A cell is a run.
+One cell of a table is one run. The file of results keeps all cells measured so far, so a user may interrupt the program and
+start it again.
 """
 
 import argparse

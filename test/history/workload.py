@@ -10,9 +10,9 @@ from servers import wait_for
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-# Those of pgcache_fence: as it is to be used, and what readers must not do.
+# Strategies that use pgcache_fence. 'fence' uses it correctly; each of the others breaks one rule for readers.
 MISREAD = ('token-first', 'token-kept', 'token-elsewhere', 'permit-late')
-FENCED = ('fence', *MISREAD)
+FENCED = ('fence', 'program', *MISREAD)
 
 # As struct Control in history.h.
 FIELDS = ('stop', 'endpoints', 'reader_stall_ppm', 'reader_stall_ms', 'writer_stall_ppm', 'writer_stall_ms',
@@ -21,8 +21,10 @@ COUNTS = 4 * len(FIELDS)
 WORKERS_MAX = 64
 SIZE = COUNTS + 24 * WORKERS_MAX
 
+TABLE = 'CREATE TABLE item (id int PRIMARY KEY, version bigint NOT NULL DEFAULT 0, val bigint NOT NULL)'
+# A row has another key, which stays when its id moves: as a user's id and e-mail.
+TABLE_OF_SEVERAL = 'CREATE TABLE item (id int UNIQUE, version bigint NOT NULL DEFAULT 0, val bigint NOT NULL, own bigserial PRIMARY KEY)'
 TABLES = '''
-CREATE TABLE item (id int PRIMARY KEY, version bigint NOT NULL DEFAULT 0, val bigint NOT NULL);
 CREATE TABLE item_log (seq bigserial, id int, version bigint, val bigint, deleted boolean, txn bigint);
 CREATE FUNCTION item_log() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -74,6 +76,13 @@ CREATE FUNCTION fenced_version(key int) RETURNS bigint STABLE LANGUAGE sql AS $$
 '''
 OWN_VERSION = 'version FROM item WHERE id = $1'
 KEPT_VERSION = "fence.group_version('item', $1::text)"
+EITHER_VERSION = ('''CASE current_setting('history.domain') WHEN 'item_of_id' THEN fence.group_version('item_of_id', $1::text)
+    ELSE (SELECT version FROM item WHERE id = $1) END''')
+
+SEVERAL = '''
+SELECT fence.attach('item', domain => 'item_by_own', only_columns => true, columns => '{own,val}', cache => 'row');
+SELECT fence.attach('item', key => '{id}', scope => 'group', domain => 'item_of_id');
+'''
 
 # A value that is derived from two rows.
 DERIVED = '''
@@ -137,15 +146,19 @@ class Workload:
     def make_tables(self):
         fenced = self.strategy in FENCED
         kept = self.versions in ('aside', 'group')
+        several = fenced and self.versions == 'attachments'
+        self.site.psql(TABLE_OF_SEVERAL if several else TABLE)
         self.site.psql(TABLES)
-        self.site.psql(FENCED_VERSION % (KEPT_VERSION if fenced and kept else OWN_VERSION))
+        self.site.psql(FENCED_VERSION % (EITHER_VERSION if several else KEPT_VERSION if fenced and kept else OWN_VERSION))
+        if several:
+            self.site.psql(SEVERAL)
         if fenced:
             self.site.psql("SELECT fence.attach('item', cache => %s, cache_absent => %s, reserve => %s, %s)" % (
                 repr(self.cache), self.absent, repr(self.reserve),
                 "key => '{id}', scope => 'group'" if self.versions == 'group' else
-                'version => NULL' if kept else "version => 'version'"))
+                "key => '{id}', domain => 'item'" if several else 'version => NULL' if kept else "version => 'version'"))
             self.site.psql(DERIVED)
-        if not fenced or self.versions != 'trigger':
+        if not fenced or self.versions not in ('trigger', 'attachments'):
             self.site.psql(VERSIONS)
         if self.strategy == 'notify':
             self.site.psql(NOTIFY)
@@ -185,7 +198,7 @@ class Workload:
         self.site.reader_pids = [int(pid) for role, pid in workers if role == 'reader']
 
     def stop(self):
-        """Ends all processes and waits until their last transactions have ended. Raises if one of them had failed."""
+        """Ends all processes, and waits until their last transactions have ended. Raises if one of the processes has failed."""
         if self.process is None:
             return
         self.set('stop', 1)

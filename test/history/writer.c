@@ -178,17 +178,17 @@ twin_of(int key)
 }
 
 static bool
-move_row(Client *c, Txn *txn, int key)
+move_row(Client *c, Txn *txn, int key, int new_key)
 {
 	char		from[16];
 	char		to[16];
 	char		val[24];
 
 	snprintf(from, sizeof(from), "%d", key);
-	snprintf(to, sizeof(to), "%d", twin_of(key));
+	snprintf(to, sizeof(to), "%d", new_key);
 	next_val(txn, val, sizeof(val));
 	before(c, key);
-	before(c, twin_of(key));
+	before(c, new_key);
 	return change_rows(c, txn, "move", 3, (const char *[]) {from, val, to}, 'u', "") >= 0;
 }
 
@@ -391,7 +391,23 @@ static void
 move(Client *c, Txn *txn)
 {
 	if (txn_begin(c, txn, ""))
-		move_row(c, txn, draw_key(c));
+	{
+		int			key = draw_key(c);
+
+		move_row(c, txn, key, twin_of(key));
+	}
+	txn_commit(c, txn);
+}
+
+/* Two rows exchange their keys: each key gets another row, whose version is not the next one. */
+static void
+exchange(Client *c, Txn *txn)
+{
+	int			key = draw_key(c);
+	int			between = 1000000 + c->worker;
+
+	if (txn_begin(c, txn, "") && move_row(c, txn, key, between) && move_row(c, txn, twin_of(key), key))
+		move_row(c, txn, between, twin_of(key));
 	txn_commit(c, txn);
 }
 
@@ -435,6 +451,7 @@ static const struct
 	{6, savepoint, true},
 	{4, deletion, false},
 	{3, move, false},
+	{3, exchange, false},
 	{1, bulk, false},
 	{5, two_phase, false},
 };

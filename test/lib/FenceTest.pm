@@ -29,6 +29,7 @@ BEGIN
 }
 
 use Carp;
+use Cwd qw(abs_path);
 use Exporter 'import';
 use File::Basename;
 use Test::More;
@@ -39,7 +40,9 @@ use FenceTest::Comparison;
 use FenceTest::Redis;
 
 our @EXPORT = qw(
+  $TOP
   poll
+  compile_library
   new_postgres
   wait_open
   wait_state
@@ -50,6 +53,9 @@ our @EXPORT = qw(
   strong_take
   strong_word
 );
+
+# The project's directory.
+our $TOP = abs_path(dirname(__FILE__) . '/../..');
 
 # Settings of the extension that new_postgres takes without their prefix; all others are PostgreSQL's own.
 my %own_setting = map { $_ => 1 } qw(redis_url namespace databases lease clock_margin timeout on_redis_failure
@@ -74,6 +80,18 @@ sub poll
 		croak 'timed out waiting for ' . ($what // 'a condition') if time() > $deadline;
 		usleep(10_000);
 	}
+}
+
+# The library that test/lib has the C source of, for shared_preload_libraries. Without a compiler the test is skipped.
+sub compile_library
+{
+	my ($name) = @_;
+	my $library = PostgreSQL::Test::Utils::tempdir() . "/$name.so";
+	my $headers = qx(pg_config --includedir-server);
+
+	chomp $headers;
+	plan skip_all => 'no compiler' if system("cc -shared -fPIC -O1 -I'$headers' -o '$library' '$TOP/test/lib/$name.c' 2>&1") != 0;
+	return $library;
 }
 
 # prove_installcheck sets these; a bare prove does not.

@@ -48,12 +48,13 @@ def learn_slots():
 
 
 def call(slot, *words):
-    """The reply, or None if there is none to be had."""
+    """The reply of a node, or None if it cannot be reached."""
     return ask(slot, lambda client: client.execute_command(*words))
 
 
 def ask(slot, question, follows=True):
-    """The answer of who serves the slot now, or None. follows: it is one command, which may go where a slot is on its way to."""
+    """The reply of the node that serves the slot now, or None. follows: a single command, which may follow ASK to the node
+    to which the slot is moving."""
     port, asking = slots[slot], False
     for _ in range(5):
         try:

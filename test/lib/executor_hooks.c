@@ -1,17 +1,23 @@
 /*
  * executor_hooks.c
  *	  A library with hooks of its own on the executor, as other extensions have them: it counts what passes each of them, asks for
- *	  instrumentation, stands between the top of each plan and who asks it for rows, and runs a statement in the middle.
+ *	  instrumentation, and stands between the top of each plan and who asks it for rows. It runs executor_hooks.statement in the
+ *	  middle, and takes what executor_hooks.takes names away from the state of statements that change rows; or the life of a worker that
+ *	  tries what the executor does.
  */
 #include "postgres.h"
+
+#include <signal.h>
 
 #include "executor/executor.h"
 #include "executor/instrument.h"
 #include "executor/spi.h"
 #include "fmgr.h"
+#include "postmaster/bgworker.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
+#include "utils/rel.h"
 #include "utils/snapmgr.h"
 
 PG_MODULE_MAGIC;
@@ -19,7 +25,7 @@ PG_MODULE_MAGIC;
 void		_PG_init(void);
 PG_FUNCTION_INFO_V1(executor_hooks_counts);
 
-/* A plan's top, and the function that was there before ours */
+/* The top node of a plan, and its ExecProcNode function before this library has replaced it */
 typedef struct Wrapped
 {
 	PlanState  *top;
@@ -28,6 +34,7 @@ typedef struct Wrapped
 } Wrapped;
 
 static char *statement;
+static char *takes;
 static Wrapped *wrapped;
 static uint64 starts, runs, finishes, ends, asked;
 
@@ -36,7 +43,10 @@ static ExecutorRun_hook_type next_run;
 static ExecutorFinish_hook_type next_finish;
 static ExecutorEnd_hook_type next_end;
 
-/* The statement of the user's, unless it runs already. A SELECT's portal ends without a snapshot. */
+/*
+ * Runs the statement that the setting names, unless it is running already, or there is no snapshot, as when the portal of a
+ * SELECT ends.
+ */
 static void
 run_statement(void)
 {
@@ -80,6 +90,42 @@ forget(void *top)
 		}
 }
 
+/* Takes away what the extension rests on. */
+static void
+take_from(ModifyTableState *mt)
+{
+	for (int i = 0; i < mt->mt_nrels; i++)
+	{
+		ResultRelInfo *relation = &mt->resultRelInfo[i];
+
+		if (strcmp(takes, "options") == 0)
+			relation->ri_WithCheckOptions = relation->ri_WithCheckOptionExprs = NIL;
+		else if (strcmp(takes, "projection") == 0)
+			relation->ri_projectNewInfoValid = false;
+		else if (strcmp(takes, "returning") == 0)
+			relation->ri_projectReturning = NULL;
+		else if (strcmp(takes, "life") == 0 && MyBgworkerEntry && strcmp(RelationGetRelationName(relation->ri_RelationDesc), "floor") == 0)
+			raise(SIGSEGV);
+	}
+}
+
+/* From now on the top of the plan is asked by way of us. */
+static void
+wrap(QueryDesc *query)
+{
+	MemoryContext old = MemoryContextSwitchTo(query->estate->es_query_cxt);
+	Wrapped    *w = palloc(sizeof(Wrapped));
+	MemoryContextCallback *end = palloc0(sizeof(MemoryContextCallback));
+
+	*w = (Wrapped) {query->planstate, query->planstate->ExecProcNodeReal, wrapped};
+	wrapped = w;
+	end->func = forget;
+	end->arg = query->planstate;
+	MemoryContextRegisterResetCallback(query->estate->es_query_cxt, end);
+	ExecSetExecProcNode(query->planstate, ask);
+	MemoryContextSwitchTo(old);
+}
+
 static void
 start(QueryDesc *query, int eflags)
 {
@@ -90,42 +136,31 @@ start(QueryDesc *query, int eflags)
 	else
 		standard_ExecutorStart(query, eflags);
 	starts++;
-	if (query->planstate != NULL && (eflags & EXEC_FLAG_EXPLAIN_ONLY) == 0)
-	{
-		MemoryContext old = MemoryContextSwitchTo(query->estate->es_query_cxt);
-		Wrapped    *w = palloc(sizeof(Wrapped));
-		MemoryContextCallback *end = palloc0(sizeof(MemoryContextCallback));
-
-		*w = (Wrapped) {query->planstate, query->planstate->ExecProcNodeReal, wrapped};
-		wrapped = w;
-		end->func = forget;
-		end->arg = query->planstate;
-		MemoryContextRegisterResetCallback(query->estate->es_query_cxt, end);
-		ExecSetExecProcNode(query->planstate, ask);
-		MemoryContextSwitchTo(old);
-	}
+	if (query->planstate == NULL)
+		return;
+	if (IsA(query->planstate, ModifyTableState))
+		take_from((ModifyTableState *) query->planstate);
+	if ((eflags & EXEC_FLAG_EXPLAIN_ONLY) == 0)
+		wrap(query);
 }
+
+#if PG_VERSION_NUM >= 180000
+#define RUN_ARGUMENTS QueryDesc *query, ScanDirection direction, uint64 count
+#define RUN_VALUES query, direction, count
+#else
+#define RUN_ARGUMENTS QueryDesc *query, ScanDirection direction, uint64 count, bool once
+#define RUN_VALUES query, direction, count, once
+#endif
 
 static void
-#if PG_VERSION_NUM >= 180000
-run(QueryDesc *query, ScanDirection direction, uint64 count)
+run(RUN_ARGUMENTS)
 {
 	runs++;
 	if (next_run)
-		next_run(query, direction, count);
+		next_run(RUN_VALUES);
 	else
-		standard_ExecutorRun(query, direction, count);
+		standard_ExecutorRun(RUN_VALUES);
 }
-#else
-run(QueryDesc *query, ScanDirection direction, uint64 count, bool once)
-{
-	runs++;
-	if (next_run)
-		next_run(query, direction, count, once);
-	else
-		standard_ExecutorRun(query, direction, count, once);
-}
-#endif
 
 static void
 finish(QueryDesc *query)
@@ -163,6 +198,7 @@ _PG_init(void)
 {
 	DefineCustomStringVariable("executor_hooks.statement", "What is run as others start and finish.", NULL, &statement, "",
 							   PGC_USERSET, 0, NULL, NULL, NULL);
+	DefineCustomStringVariable("executor_hooks.takes", "What is taken away.", NULL, &takes, "", PGC_USERSET, 0, NULL, NULL, NULL);
 	next_start = ExecutorStart_hook;
 	ExecutorStart_hook = start;
 	next_run = ExecutorRun_hook;

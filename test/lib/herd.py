@@ -3,10 +3,11 @@
 #
 # usage: herd.py REDIS_SOCKET CONNINFO READERS MODE FENCE QUERY
 #
-# Each reader is a thread with a connection to Redis of its own. It does what doc/clients.md says: fence_get, which knows
-# who is filling; on a miss it reads PostgreSQL and puts. MODE: "wait" honours busy (gets again, for as long as it was told at most), "ignore" does not,
-# "dead" honours it too, but whoever is asked to fill never does. PostgreSQL is read over a few connections, as by any
-# pool. QUERY returns version and payload, and takes its time. Prints: reads of PostgreSQL, hits, longest milliseconds.
+# Each reader is a thread with its own connection to Redis. It follows doc/clients.md: it calls fence_get, and on a miss it
+# reads PostgreSQL and puts the row. MODE: "wait" heeds busy (it calls fence_get again until the time that busy tells is
+# over); "ignore" does not heed it; "dead" heeds it, but the reader that is to fill the value never does. The readers share a
+# few connections to PostgreSQL, as in a pool. QUERY returns version and payload, and must be slow. Prints the number of
+# reads of PostgreSQL, the number of hits, and the longest time in milliseconds.
 
 import socket
 import sys
@@ -74,7 +75,7 @@ class Herd:
 
     def answer(self, redis):
         answer = self.get(redis)
-        self.asked.wait()                                   # nobody's put comes before another's get
+        self.asked.wait()                                   # no reader puts before all others have called fence_get
         for _ in range(0 if self.mode == 'ignore' else 2):  # fillers to wait for
             deadline, pause = time.monotonic() + int(answer[3] if len(answer) == 4 else 0) / 1000, 0.001
             while len(answer) == 4 and time.monotonic() < deadline:

@@ -1,6 +1,6 @@
 /*
  * late_writer.c
- *	  A library that runs a statement when a transaction that has written is about to commit, as others do that write by themselves.
+ *	  A library that runs a statement at PRE_COMMIT of a transaction that has written, as some other extensions do.
  */
 #include "postgres.h"
 

@@ -1,13 +1,13 @@
 #!/usr/bin/python3
-# load.py - writers and readers of a fenced table that go on whatever happens to the servers; every read is judged.
+# load.py - writers and readers of a fenced table, which go on whatever happens to the servers. It judges every read.
 #
 # usage: load.py REDIS_SOCKET CONNINFO TABLE KEYS
 #
 # The table has the columns id (1 to KEYS, fenced), n and version. Two threads write: each owns half of the keys, so that
 # it knows the version of its last acknowledged commit. Three read from Redis as doc/clients.md says (on a miss they read
 # PostgreSQL and put), one with fence.read. A hit is stale if its version is below one whose commit was acknowledged
-# before the read began. Each line on standard input is answered with one line of JSON: what was counted since the
-# last one. Ends with its input.
+# before the read began. The program answers each line on standard input with one line of JSON, which has the counts since
+# the last answer. It ends at the end of its input.
 
 import collections
 import json
@@ -46,7 +46,7 @@ class Load:
                 self.stale.append('%s: key %d has version %d, %d was committed' % (how, key, version, floor))
 
     def sql(self, cursor_of, statement, values):
-        """The row, or None if the server is not there or refused. cursor_of: a list with the thread's connection."""
+        """The row, or None if the server is down or has raised an error. cursor_of: a list with the thread's connection."""
         try:
             if not cursor_of:
                 connection = psycopg2.connect(self.conninfo)

@@ -1,4 +1,4 @@
-"""Strong reads and puts as doc/clients.md tells to make them, for the programs here that use redis-py."""
+"""Strong reads and puts as doc/clients.md describes them, for the test programs that use redis-py."""
 
 
 def text(word):
@@ -6,7 +6,7 @@ def text(word):
 
 
 def read(client, fence):
-    """('hit', token, version, payload), ('miss', permit), or ('unarmed',): nothing may be taken for current, or put."""
+    """Returns ('hit', token, version, payload), ('miss', permit), or ('unarmed',). If unarmed, the reader must not put."""
     with client.pipeline(transaction=True) as block:
         block.get(fence)
         block.execute_command('FCALL_RO', 'fence_token', 1, fence)
@@ -14,13 +14,13 @@ def read(client, fence):
 
 
 def read_plain(client, fence):
-    """The same in two commands: only for a client that has one connection, and asks for nothing again by itself."""
+    """The same in two commands. Only for a client that has one connection, and repeats no command by itself."""
     record = client.get(fence)
     return judge(record, client.execute_command('FCALL_RO', 'fence_token', 1, fence))
 
 
 def judge(record, permit):
-    """What was read, and what fence_token answered after it."""
+    """The result of a strong read, from the record that was read and the reply of fence_token after it."""
     record, permit = text(record) or '', text(permit)
     if not permit:
         return ('unarmed',)
@@ -32,5 +32,5 @@ def judge(record, permit):
 
 
 def put(client, fence, permit, version, payload):
-    """'stored', or 'refused ' and why."""
+    """Puts a row. Returns 'stored', or 'refused ' and the reason."""
     return text(client.execute_command('FCALL', 'fence_put', 1, fence, permit, version, payload, 0))

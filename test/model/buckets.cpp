@@ -2,9 +2,10 @@
  * buckets.cpp
  *	  The courier opens buckets, and clears their bits.
  *
- * It alone changes the bits in PostgreSQL's shared memory. To open a bucket it sets the bit, waits for everybody whose marker it finds set
- * then, and tells Redis; a bucket that a large statement holds it leaves for later. To clear bits it takes another map, has Redis close everything, and forgets the map of before once what was stored
- * under it has run out. In another epoch it forgets both: there nothing is open yet.
+ * It alone changes the bits in PostgreSQL's shared memory. To open a bucket it sets the bit, waits for everybody whose
+ * marker it finds set then, and tells Redis. A bucket that a large statement holds it leaves for later. To clear bits it
+ * takes another map, has Redis close everything, and forgets the map of before once what was stored under it has run
+ * out. In another epoch it forgets both: there nothing is open yet.
  */
 #include "state.h"
 

@@ -111,6 +111,12 @@ reader_steps(const State &from, int j)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
+static bool
+is_readable(const State &from, int p, int k)
+{
+	return from.p[p].fence[k] && (!moves || from.p[p].serves || from.leaving == 2 - p);
+}
+
 static void
 read_fences(const State &from, int p)
 {
@@ -120,7 +126,7 @@ read_fences(const State &from, int p)
 
 	for (int k = 0; k < keys; k++)
 	{
-		all = all && q.fence[k] && (!moves || q.serves || from.leaving == 2 - p) && q.fence[k] == q.fence[0];
+		all = all && is_readable(from, p, k) && q.fence[k] == q.fence[0];
 		stale = stale || q.content[k] != from.row[k];
 	}
 	if (!all || !stale)
@@ -130,6 +136,21 @@ read_fences(const State &from, int p)
 	s.f.step = F_HAS_DATA;
 	s.f.process = p;
 	s.f.token = q.fence[0];
+}
+
+/* What the other GETs of the pipeline find changes nothing for this one: each is judged by itself, and the token comes at any time after. */
+static void
+read_one_fence(const State &from, int p, int k)
+{
+	const Process &q = from.p[p];
+
+	if (!is_readable(from, p, k) || q.content[k] == from.row[k])
+		return;
+	State	   &s = add(from, "F GET %s at P%d: token %d, by %d: not current", name_of(1 << k), p, q.fence[k], q.content[k]);
+
+	s.f.step = F_HAS_DATA;
+	s.f.process = p;
+	s.f.token = q.fence[k];
 }
 
 static void
@@ -163,6 +184,9 @@ first_steps(const State &from)
 			s.f.token = q.fence[0];
 			s.f.content = q.content[0];
 		}
+		else if (pipeline)
+			for (int k = 0; k < keys; k++)
+				read_one_fence(from, p, k);
 		else
 			read_fences(from, p);
 	}

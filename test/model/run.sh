@@ -8,6 +8,8 @@
 # Needs g++. MODEL_JOBS: how many at once (2). MODEL_KEEP: a directory where what each run printed stays, with its trace.
 
 here=$(cd "$(dirname "$0")" && pwd) || exit 2
+top=$here/../..
+. "$top/test/common.sh"
 
 if [ "${1:-}" = --one ]; then
 	work=$2
@@ -32,12 +34,7 @@ fi
 list() {
 	grep -v '^#' "$here/checks" | sed 's/ *| */|/g' | while IFS='|' read -r kind name what switches; do
 		if [ "$kind" = long ] && [ -z "$names" ]; then continue; fi
-		set -f
-		for pattern in ${names:-'*'}; do
-			# shellcheck disable=SC2254
-			case $name in $pattern) echo "$kind|$name|$what|$switches"; break ;; esac
-		done
-		set +f
+		if fits "$name" "$names"; then echo "$kind|$name|$what|$switches"; fi
 	done
 }
 

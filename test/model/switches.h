@@ -13,9 +13,11 @@
 	SWITCH(fast_readers, 1, "readers that read the fence first and ask for the token afterwards; 0 or 1") \
 	SWITCH(processes, 1, "Redis processes, at most") \
 	SWITCH(keys, 1, "rows; with 2 a fast reader reads both with one MGET") \
+	SWITCH(pipeline, 0, "a fast reader reads each row with a GET of its own, and asks for one token after the last") \
 	SWITCH(lease, 1, "ticks that a lease lasts") \
 	SWITCH(max_epoch, 2, "no epoch has a higher number") \
-	SWITCH(ops0, 1, "what writer 0 may do: the sum of 1 UPDATE, 2 DELETE, 4 INSERT without a reservation, 8 bulk UPDATE, 16 INSERT with one, 32 bulk UPDATE that forgets its keys, 64 bulk UPDATE that holds buckets") \
+	SWITCH(ops0, 1, "what writer 0 may do: the sum of 1 UPDATE, 2 DELETE, 4 INSERT without a reservation, 8 bulk UPDATE, " \
+		"16 INSERT with one, 32 bulk UPDATE that forgets its keys, 64 bulk UPDATE that holds buckets") \
 	SWITCH(ops1, 1, "writer 1") \
 	SWITCH(ops2, 1, "writer 2") \
 	SWITCH(keys0, 1, "which rows writer 0 writes: 1 the first, 2 the second, 3 both") \
@@ -40,7 +42,8 @@
 	SWITCH(crashes, 0, "so often PostgreSQL crashes") \
 	SWITCH(prepares, 0, "two-phase commit") \
 	SWITCH(moves, 0, "so often the slot moves from one process to the other, in one epoch") \
-	SWITCH(buckets, 0, "a permit to put is given only in open buckets, and who writes in a closed one reserves nothing; so many, 0: none. Key k is in bucket k modulo that") \
+	SWITCH(buckets, 0, "a permit to put is given only in open buckets, and who writes in a closed one reserves nothing; " \
+		"so many, 0: none. Key k is in bucket k modulo that") \
 	SWITCH(turns, 0, "so often the bits are cleared by a turn of the maps") \
 	SWITCH(quiet, 0, "fewer aborts, and no refusal without a reason: fewer states") \
 	SWITCH(limit, 60, "million states at most")

@@ -174,8 +174,8 @@ main(void)
 	char		word[END_WORD_LEN];
 	StringInfoData rows = {.data = row_bytes};
 	StringInfoData command = {.data = command_bytes};
-	static Message message;
-	Letter		letter = {.strings = 1, .bytes = "$5\r\nended\r\n", .len = 11};
+	static WriteCall write;
+	Message		message = {.strings = 1, .bytes = "$5\r\nended\r\n", .len = 11};
 	Call		call;
 
 	call_token(&call, 2, fences);
@@ -222,16 +222,16 @@ main(void)
 	call_disarm(&call, "owner", TIMELINE);
 	print(&call);
 
-	message_clear(&message);
-	message_reserve(&message, "stamp", "fence");
-	message_reserve(&message, "stamp", "fence");
-	draft_string(&message.ends, "ended");
-	draft_string(&message.ends, "ended");
-	(void) calls_send_message(NULL, 1, &message);
-	message_clear(&message);
-	message_reserve(&message, "stamp", "fence");
-	(void) calls_send_message(NULL, 1, &message);
-	(void) calls_send_ends(NULL, &letter);
+	write_call_clear(&write);
+	write_call_reserve(&write, "stamp", "fence");
+	write_call_reserve(&write, "stamp", "fence");
+	resp_string(&write.ends, "ended");
+	resp_string(&write.ends, "ended");
+	(void) calls_send_write(NULL, 1, &write);
+	write_call_clear(&write);
+	write_call_reserve(&write, "stamp", "fence");
+	(void) calls_send_write(NULL, 1, &write);
+	(void) calls_send_ends(NULL, &message);
 
 	calls_store_row(&rows, "fence", SINCE, VERSION, TTL_MS, "payload");
 	calls_store_row(&rows, "fence", SINCE, VERSION, STORE_NOTHING, "payload");

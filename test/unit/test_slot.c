@@ -1,6 +1,6 @@
 /*
  * test_slot.c
- *	  src/base/slot.c by itself. (Against a real Redis: test/t/034_cluster.pl.)
+ *	  src/base/slot.c by itself. (Against a real Redis: test/t/topology/cluster.pl.)
  *
  * Build and run: sh test/unit/slot.sh. Prints "N passed, N failed"; exit status 0 only if nothing failed.
  */

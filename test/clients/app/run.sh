@@ -5,11 +5,9 @@
 top=$(cd "$(dirname "$0")/../../.." && pwd) || exit 2
 . "$top/test/common.sh"
 
-base=
 port=8080
 
 case ${1:-} in
---inside) base=$2; port=$3 ;;
 --port) port=${2:-} ;;
 '') ;;
 *) port= ;;
@@ -20,11 +18,10 @@ esac
 
 if [ -z "$base" ]; then
 	begin_outside
-	# shellcheck disable=SC2046
-	install_packages make gcc libc6-dev libhiredis-dev 'pkgconf|pkg-config' python3 \
-		$(node_packages)
-	install_modules || exit 2
-	run_inside clients/app/run.sh "$port"
+	# shellcheck disable=SC2046,SC2086
+	install_packages $extension_packages python3 $(node_packages)
+	install_modules test/clients modules || exit 2
+	run_inside clients/app/run.sh --port "$port"
 	exit $?
 fi
 
@@ -38,7 +35,7 @@ export PGDATABASE=postgres PORT="$port"
 "$bindir/psql" -Xq -v ON_ERROR_STOP=1 -c 'CREATE EXTENSION pgcache_fence' -f test/clients/app/schema.sql >/dev/null || exit 1
 wait_until 20 opened || { tail -n 20 "$base/postgres.log"; exit 1; }
 
-/usr/bin/python3 test/clients/extract.py "$base/modules/app" && cp test/clients/app/*.js test/clients/app/*.html "$base/modules/app" ||
-	exit 1
+mkdir "$base/modules/app" && cp test/clients/app/*.js test/clients/app/*.html "$base/modules/app" || exit 1
+cp -R clients/node "$base/modules/node_modules/pgcache-fence" || exit 1
 say "psql -h $PGHOST -U $PGUSER $PGDATABASE    # changes made there are shown too"
 node "$base/modules/app/server.js"

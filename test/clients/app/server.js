@@ -3,31 +3,21 @@
 //     node server.js          PGHOST, PGDATABASE ... say where PostgreSQL is, REDIS_HOST and REDIS_PORT where Redis,
 //                             PORT where to listen on the loopback (0: any; the first line of output tells)
 //
-// names.js, reader.js and with_ioredis.js beside it are those of doc/clients.md. The service counts what its reads were, and
-// takes samples: before some reads it asks PostgreSQL for the version that is committed. A hit with a lower one is stale.
+// It reads with the package clients/node. The service counts what its reads were, and takes samples: before some reads it
+// asks PostgreSQL for the version that is committed. A hit with a lower one is stale.
 const fs = require('fs');
 const http = require('http');
 const path = require('path');
+const Redis = require('ioredis');
 const { Pool } = require('pg');
-const { place, name } = require('./names');
-const { readThrough } = require('./reader');
-const { connect } = require('./with_ioredis');
+const { Fences } = require('pgcache-fence');
 
 const SAMPLE = 5;                       // one read of so many is checked; odd, because reads come in pairs
 
-// What the page shows: domain, how to read it, and how to learn its version only.
+// What the page shows: domain, and how to learn its version only. The members of a room are a group: one value.
 const PARTS = {
-  settings: {
-    domain: 'room',
-    read: 'SELECT version, to_jsonb(r)::text FROM room r WHERE id = $1',
-    version: 'SELECT version FROM room WHERE id = $1',
-  },
-  members: {
-    domain: 'room_member',
-    read: `SELECT fence.group_version('room_member', $1::text), (SELECT coalesce(jsonb_agg(m ORDER BY member), '[]')
-             FROM room_member m WHERE room_id = $1::int)::text`,
-    version: "SELECT fence.group_version('room_member', $1::text)",
-  },
+  settings: { domain: 'room', version: 'SELECT version FROM room WHERE id = $1' },
+  members: { domain: 'room_member', version: "SELECT fence.group_version('room_member', $1::text)" },
 };
 
 // What the page may change: plain statements, which know nothing of Redis.
@@ -42,13 +32,8 @@ const CHANGES = {
 const counts = { reads: 0, hit: 0, miss: 0, pending: 0, unarmed: 0, unavailable: 0, checked: 0, stale: 0 };
 const pool = new Pool({ max: 10 });
 pool.on('error', error => console.error('PostgreSQL:', error.message));
-const redis = connect({ host: process.env.REDIS_HOST || '127.0.0.1', port: Number(process.env.REDIS_PORT || 6379) });
-const places = new Map();               // domain -> what its names begin with
-
-async function fenceOf(domain, room) {
-  if (!places.has(domain)) places.set(domain, await place(pool, domain));
-  return name(places.get(domain), [room]);
-}
+const redis = new Redis({ host: process.env.REDIS_HOST || '127.0.0.1', port: Number(process.env.REDIS_PORT || 6379), lazyConnect: true });
+const fences = new Fences({ redis, pg: pool });
 
 async function committedVersion(part, room) {
   const { rows: [row] } = await pool.query({ text: part.version, values: [room], rowMode: 'array' });
@@ -57,33 +42,17 @@ async function committedVersion(part, room) {
 
 // One part of the page, and how it was read: source hit, miss ..., version, milliseconds.
 async function readPart(part, room) {
-  const info = { source: 'unavailable', version: null };
-  const note = (source, record) => { [info.source, info.version] = [source, source === 'hit' ? record.split(' ', 2)[1] : null]; };
-  const watched = {
-    ...redis,
-    async block(...args) {              // see judge() in reader.js
-      const [[record], permit] = await redis.block(...args);
-      const [token] = permit.split(' ');
-      note(!token ? 'unarmed' : record && record.startsWith(`${token} `) ? 'hit' : 'miss', record);
-      return [[record], permit];
-    },
-    async ask(name, ...args) {
-      const answer = await redis.ask(name, ...args);
-      if (name === 'fence_get') note(...answer);
-      return answer;
-    },
-  };
   const sampled = counts.reads++ % SAMPLE === 0;
   const before = sampled ? await committedVersion(part, room) : null;
   const start = process.hrtime.bigint();
-  const payload = await readThrough(watched, pool, await fenceOf(part.domain, room), part.read, [room]);
-  info.milliseconds = Number(process.hrtime.bigint() - start) / 1e6;
-  counts[info.source]++;
-  if (sampled && info.source === 'hit' && before !== null) {
+  const { value, version, source } = await fences.read(part.domain, room, undefined, { details: true });
+  const milliseconds = Number(process.hrtime.bigint() - start) / 1e6;
+  counts[source]++;
+  if (sampled && source === 'hit' && before !== null) {
     counts.checked++;
-    if (BigInt(info.version) < before) counts.stale++;
+    if (BigInt(version) < before) counts.stale++;
   }
-  return { ...info, data: payload && JSON.parse(payload) };
+  return { source, version, milliseconds, data: value };
 }
 
 async function show(room) {

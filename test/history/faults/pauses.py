@@ -22,7 +22,6 @@ POINTS = {
     'before-bypass': 'fences are CLOSED and the lease has passed; about to commit without them',
 }
 
-
 @contextlib.contextmanager
 def stopped(pid):
     """The process stands still inside the block; continued whatever happens."""
@@ -33,7 +32,6 @@ def stopped(pid):
         yield
     finally:
         send_signal(pid, signal.SIGCONT)
-
 
 class Pause(Fault):
     """A process stands still for so many leases."""
@@ -55,7 +53,6 @@ class Pause(Fault):
             record['proof']['stood'] = time.monotonic() - begin
         record['proof']['victim'] = pid
 
-
 class ClientPause(Fault):
     """Redis's own way of standing still; what was sent meanwhile is done afterwards, all at once."""
 
@@ -73,17 +70,13 @@ class ClientPause(Fault):
         client.close()
         record['proof'].update(state='T', stood=time.monotonic() - begin)
 
-
 def worker(title):
     return lambda site, _: next(iter(site.postgres.children('pgcache_fence ' + title)), None)
 
-
 the_keeper = worker('keeper')
-
 
 def a_reader(site, rng):
     return rng.choice(site.reader_pids) if site.reader_pids else None
-
 
 class BackendPause(Fault):
     """One backend stands still at a point of its transaction. meanwhile: something else happens at that time."""
@@ -146,7 +139,6 @@ class BackendPause(Fault):
             return Helper(site, 'COMMIT', site.redis.resume)
         return None
 
-
 class Helper:
     """A transaction on fault_row that ends like that, in a session and thread of its own."""
 
@@ -169,13 +161,11 @@ class Helper:
         if self.thread.is_alive():
             raise RuntimeError('the session of the fault hangs')
 
-
 def redis_restart(site, rng):
     """Redis is killed and restarted at that time"""
     site.redis.kill9()
     sleep(rng, 0, 0.5)
     site.redis.start()
-
 
 def keeper_pause(site, rng):
     """the keeper stands still for more than a lease at that time"""
@@ -183,7 +173,6 @@ def keeper_pause(site, rng):
     if pid:
         with stopped(pid):
             sleep(rng, 1.5 * site.lease, 2.5 * site.lease)
-
 
 FAULTS = [
     Pause('redis_pause', 'Redis stands still for part of a lease', lambda site, _: site.redis.pid, (0.1, 0.6)),
@@ -197,7 +186,7 @@ FAULTS = [
     ClientPause('WRITE', 'CLIENT PAUSE WRITE: Redis answers to commands that only read'),
     ClientPause('ALL', 'CLIENT PAUSE ALL: Redis answers to nobody'),
     *(BackendPause(point) for point in POINTS if point != 'taking'),
-    BackendPause('taking', leases=(4, 5), epoch='same'),    # longer than letters may lie before fences are closed
+    BackendPause('taking', leases=(4, 5), epoch='same'),    # longer than messages may lie before fences are closed
     *(BackendPause(point, redis_restart) for point in ('before-marker', 'pre-commit-done', 'before-commit-message')),
     *(BackendPause(point, keeper_pause) for point in ('before-marker', 'pre-commit-done')),
 ]

@@ -1,6 +1,6 @@
 # FenceTest/LibraryModel.pm
 #    What the function library answers, told in a few lines: the rules of doc/protocol.md for one namespace whose process has
-#    all slots. 003_library_random.pl compares every answer of the real one with it.
+#    all slots. library/random_walks.pl compares every answer of the real one with it.
 #
 # Time is a number that grows with each event (what the library draws from its counter). Permits and numbers of reservations
 # are the library's own texts; told() and numbered() say when they were given.

@@ -1,0 +1,5 @@
+'use strict';
+const { Fences } = require('./lib/fences');
+const { FenceError } = require('./lib/errors');
+
+module.exports = { Fences, FenceError };

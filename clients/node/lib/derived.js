@@ -1,0 +1,84 @@
+'use strict';
+// Derived values: Redis is asked for the value and whether all its sources are current; else fence.read_derived computes it
+// and keeps it.
+const { inputText, slotText } = require('./names');
+const { limited } = require('./time');
+
+const NAMES_MS = 5000;                  // how long a name is kept: a new definition gives its values other names
+const NAMES_KEPT = 10000;
+const CHECK = 1000;
+
+const NAME = 'SELECT value FROM fence.derived_keys($1, VARIADIC $2::text[])';
+const COMPUTE = 'SELECT fence.read_derived($1, VARIADIC $2::text[])::text AS payload';
+
+class Derived {
+  #link;
+  #pg;
+  #counters;
+  #timeout;
+  #onError;
+  #names = new Map();                   // JSON of name and arguments -> { name, until }
+
+  constructor({ link, pg, counters, timeout, onError }) {
+    this.#link = link;
+    this.#pg = pg;
+    this.#counters = counters;
+    this.#timeout = timeout;
+    this.#onError = onError;
+  }
+
+  async read(name, args) {
+    const texts = args.map(inputText);
+    const found = await this.#get(await this.#nameOf(name, texts));
+    this.#counters.read(name, found.source);
+    if (found.source === 'hit') return found;
+    this.#counters.event(name, 'loaded');
+    const { rows } = await this.#pg.query(COMPUTE, [name, texts]);
+    return { ...found, payload: rows[0].payload };
+  }
+
+  async #nameOf(name, texts) {
+    const kept = JSON.stringify([name, texts]);
+    const known = this.#names.get(kept);
+    if (known && Date.now() < known.until) return known.value;
+    const until = Date.now() + NAMES_MS;
+    const { rows: [{ value }] } = await this.#pg.query(NAME, [name, texts]);
+    if (this.#names.size >= NAMES_KEPT) this.#names.delete(this.#names.keys().next().value);
+    this.#names.set(kept, { value, until });
+    return value;
+  }
+
+  async #get(value) {
+    const none = source => ({ version: null, payload: null, source });
+    try {
+      const [word, told] = await this.#ask('fence_get_derived', [value]);
+      if (word === 'hit') return { version: null, payload: told, source: 'hit' };
+      if (word === 'elsewhere' && await this.#areCurrent(told)) {
+        return { version: null, payload: told.slice(told.indexOf('\n\n') + 2), source: 'hit' };
+      }
+      return none('miss');
+    } catch (error) {
+      this.#onError(error);
+      return none('unavailable');
+    }
+  }
+
+  #ask(...call) {
+    return limited(this.#link.ask(...call), this.#timeout);
+  }
+
+  // The lines "fence token version" of a record, whose sources other processes have: one check for each slot.
+  async #areCurrent(record) {
+    const slots = new Map();
+    for (const line of record.slice(0, record.indexOf('\n\n')).split('\n')) {
+      const source = line.split(' ');
+      const slot = slotText(source[0]);
+      slots.set(slot, [...slots.get(slot) || [], source]);
+    }
+    const told = await Promise.all([...slots.values()].map(sources => sources.length > CHECK ? '0' :
+      this.#ask('fence_check', sources.map(([fence]) => fence), ...sources.flatMap(([, token, version]) => [token, version]))));
+    return !told.join('').includes('0');
+  }
+}
+
+module.exports = { Derived };

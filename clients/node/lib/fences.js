@@ -1,0 +1,190 @@
+'use strict';
+// The reader that applications have. Reads go through reads.js; what is here is the API and the wiring.
+const { Counters, prometheus, openTelemetry } = require('./counters');
+const { Derived } = require('./derived');
+const { Domains } = require('./domains');
+const { wrong } = require('./errors');
+const { parse } = require('./json');
+const { judge } = require('./judge');
+const { linkFor } = require('./redis');
+const { loadFor } = require('./load');
+const { Local } = require('./local');
+const { beside } = require('./names');
+const { Puts } = require('./puts');
+const { Reads } = require('./reads');
+const { Together } = require('./together');
+const { limited, sleep } = require('./time');
+
+const READY_MS = 10;
+const SUFFIX = /^[A-Za-z0-9._~-]{1,100}$/;
+
+function valueOf({ payload }) {
+  try {
+    return payload === null ? null : parse(payload);
+  } catch (error) {
+    throw wrong('PAYLOAD', 'what was read is no JSON: another reader has put something else in this fence, or the column "value" of'
+      + ' the query is no json. Readers that share a fence must agree on what is in it', error);
+  }
+}
+const detailsOf = found => ({ value: valueOf(found), version: found.version, source: found.source });
+const rawOf = ({ payload }) => payload;
+
+// How the caller wants what was found. raw: the payload itself, for adapters.
+const shapeOf = options => (options?.details ? detailsOf : options?.raw ? rawOf : valueOf);
+
+// Each kind of trouble with Redis is told once: reads go on without it, so nobody else would.
+function warnOnce() {
+  const told = new Set();
+  return error => {
+    const kind = error.code || error.message;
+    if (told.has(kind) || told.size > 20) return;
+    told.add(kind);
+    process.emitWarning(`reads go to PostgreSQL: ${error.message}`, 'PgcacheFenceWarning');
+  };
+}
+
+class Fences {
+  #link;
+  #pg;
+  #domains;
+  #counters = new Counters();
+  #puts;
+  #reads;
+  #together;
+  #derived;
+  #timeout;
+  #closed = false;
+
+  constructor({ redis, pg, namespace, timeout = 200, ttl = 0, local, onError = warnOnce() } = {}) {
+    if (typeof pg?.query !== 'function' || typeof pg.totalCount !== 'number') {
+      throw wrong('PG', 'pg must be a Pool of the package pg: each load needs a snapshot of its own, taken after the permit of Redis.'
+        + ' In a transaction read PostgreSQL itself');
+    }
+    for (const [name, value] of Object.entries({ timeout, ttl })) {
+      if (!Number.isSafeInteger(value) || value < 0) throw wrong('OPTION', `${name} is in milliseconds, not ${value}`);
+    }
+    this.#pg = pg;
+    this.#timeout = timeout;
+    this.#link = linkFor(redis, onError);
+    this.#domains = new Domains(pg, namespace);
+    const shared = { link: this.#link, pg, domains: this.#domains, counters: this.#counters, timeout, onError };
+    this.#puts = new Puts({ ...shared, ttl });
+    this.#reads = new Reads({
+      ...shared, puts: this.#puts, local: local ? new Local(local === true ? {} : local) : null,
+      again: read => this.#begin(read.place.domain, read.key, read.given, read.options)
+        .then(found => read.resolve(found), error => read.reject(error)),
+    });
+    this.#together = new Together({ ...shared, puts: this.#puts });
+    this.#derived = new Derived(shared);
+  }
+
+  // The newest committed value, null if there is no row.
+  read(domain, key, load, options) {
+    return this.#begin(domain, key, load, options).then(shapeOf(options));
+  }
+
+  // The same of several, in the order of the keys: each by itself; what Redis does not have is loaded in one query.
+  async readMany(domain, keys, load, options) {
+    const place = this.#domains.known(domain) ?? await this.#domains.find(domain);
+    const found = await Promise.all(keys.map(key => this.#enter(place, key, load, options, false)));
+    return found.map(shapeOf(options));
+  }
+
+  // Several that were all current at one instant.
+  async readTogether(domain, keys, load, options) {
+    this.#mayRead();
+    const read = async () => {
+      const place = await this.#domains.find(domain);
+      const fences = await Promise.all(keys.map(key => place.nameOf(key, this.#pg)));
+      return this.#together.read(place, keys, fences, loadFor(place, load));
+    };
+    const found = await read() ?? await read();         // null: the domain was attached anew
+    if (!found) throw wrong('DOMAIN', `domain "${domain}" is attached again and again`);
+    return found.map(shapeOf(options));
+  }
+
+  // A value that fence.define_derived has defined.
+  async derived(name, args = [], options) {
+    this.#mayRead();
+    const found = await this.#derived.read(name, Array.isArray(args) ? args : [args]);
+    return shapeOf(options)(found);
+  }
+
+  // What is there, which may be old: { freshness, version, value }. Never decide on what is not fresh.
+  async peek(domain, key) {
+    this.#mayRead();
+    const place = await this.#domains.find(domain);
+    const fence = await place.nameOf(key, this.#pg);
+    let record, permit;
+    try {
+      [[record], permit] = await limited(this.#link.block([fence], [fence]), this.#timeout);
+    } catch {
+      return { freshness: 'unavailable', version: null, value: null };
+    }
+    const newline = record === null ? -1 : record.indexOf('\n');
+    if (newline < 0) return { freshness: 'none', version: null, value: null };
+    return {
+      freshness: judge(record, permit).state === 'hit' ? 'fresh' : 'unknown',
+      version: record.split(' ', 2)[1], value: parse(record.slice(newline + 1)),
+    };
+  }
+
+  // { reads: { domain: { source: number } }, events: { domain: { event: number } } }
+  counters() {
+    return this.#counters.snapshot();
+  }
+
+  // client: require('prom-client'); register: where to, if not to its default.
+  registerPrometheus(client, register) {
+    return prometheus(this.#counters, client, register);
+  }
+
+  registerOpenTelemetry(meter) {
+    openTelemetry(this.#counters, meter);
+  }
+
+  // Waits for the connection to Redis, at most for that time. Until then reads go to PostgreSQL. Whether it is there.
+  async ready(ms = 5000) {
+    for (const until = Date.now() + ms; !this.#link.isReady && Date.now() < until;) await sleep(READY_MS);
+    return this.#link.isReady;
+  }
+
+  // Ends the library's own connection to Redis. Client and pool are the application's.
+  async close() {
+    this.#closed = true;
+    await this.#puts.idle();
+    this.#link.close();
+  }
+
+  #mayRead() {
+    if (this.#closed) throw wrong('CLOSED', 'these Fences are closed: make new ones');
+  }
+
+  // A read with its place, which is asked for first where it is not known.
+  #begin(domain, key, load, options) {
+    const place = this.#domains.known(domain);
+    if (place) return this.#enter(place, key, load, options, true);
+    return this.#domains.find(domain).then(found => this.#enter(found, key, load, options, true));
+  }
+
+  #enter(place, key, given, options, patient) {
+    try {
+      this.#mayRead();
+      const suffix = options?.beside;
+      if (suffix !== undefined && !SUFFIX.test(suffix)) {
+        throw wrong('OPTION', `beside is a short name of letters, digits and . _ ~ -, not ${JSON.stringify(suffix)}`);
+      }
+      const load = loadFor(place, given, suffix);
+      const named = place.nameOf(key, this.#pg);
+      const enter = fence => new Promise((resolve, reject) => {
+        const name = suffix === undefined ? fence : beside(fence, suffix);
+        this.#reads.add({ place, key, given, options, load, patient, fence, name, resolve, reject, answer: null });
+      });
+      return typeof named === 'string' ? enter(named) : named.then(enter);
+    } catch (error) {
+      return Promise.reject(error);
+    }
+  }
+}
+
+module.exports = { Fences };

@@ -1,0 +1,155 @@
+'use strict';
+// How what Redis does not have is read from PostgreSQL. A load has run(place, wanted, pg): wanted are { key, fence }, different
+// from each other; the answer has for each of them { version, payload } or null. kind tells what the payloads are made by.
+const { wrong } = require('./errors');
+const { quoted, textsOfName } = require('./names');
+
+// As fence.read prints rows. Local to the statement, for a pool runs each by itself.
+const SETTINGS = `s AS MATERIALIZED (SELECT ${[['bytea_output', 'hex'], ['datestyle', 'ISO'], ['extra_float_digits', '3'],
+  ['intervalstyle', 'postgres'], ['lc_monetary', 'C'], ['search_path', 'pg_catalog, pg_temp'], ['timezone', 'UTC'],
+].map(([name, value]) => `set_config('${name}', '${value}', true)`).join(', ')})`;
+
+const AS_TEXT = { getTypeParser: () => text => text };
+const VERSION = /^\d{1,19}$/;
+
+function versionOf(version, place) {
+  if (typeof version === 'number' && !Number.isSafeInteger(version)) {
+    throw wrong('VERSION', `the load of domain "${place.domain}" gave the version ${version}, a number that has lost digits:`
+      + ' give a string or a bigint');
+  }
+  const text = String(version);
+  if (!VERSION.test(text)) {
+    throw wrong('VERSION', `the load of domain "${place.domain}" gave the version ${text}: give the version column of the row`);
+  }
+  return text;
+}
+
+// The keys as arrays of texts, one for each column.
+function arraysOf(place, wanted) {
+  const keys = wanted.map(({ fence }) => textsOfName(place, fence));
+  return place.columns.map((_, n) => keys.map(texts => texts[n]));
+}
+
+// The rows themselves, as to_jsonb prints them; of a group all of its rows.
+class RowLoad {
+  kind = 'row';
+  #sql;
+
+  constructor(place) {
+    if (!place.relation) {
+      throw wrong('LOAD', `domain "${place.domain}" has no table: pass a load, which tells version and value`);
+    }
+    if (place.hidden) {
+      throw wrong('LOAD', `row-level security applies to you on ${place.relation}, and a cached row would be shown to everybody:`
+        + ' read the table itself');
+    }
+    this.#sql = RowLoad.#statement(place);
+  }
+
+  static #statement(place) {
+    // with .*, because a column may have the name that the table has here
+    const row = place.selected ? `(SELECT to_jsonb(c.*) FROM (SELECT ${place.selected.map(name => `t.${quoted(name)}`).join(', ')}) c)`
+      : 'to_jsonb(t.*)';
+    const same = place.columns.map((column, n) => `t.${column.sql} = k.k${n}::${column.cast}`).join(' AND ');
+    const keys = place.columns.map((_, n) => `k${n}`);
+    const aside = `fence.group_version('${place.domain.replace(/'/g, "''")}', VARIADIC ARRAY[${keys.join(', ')}])`;
+    const statement = columns => `WITH ${SETTINGS} SELECT k.n, ${columns}
+      FROM s, unnest(${keys.map((_, n) => `$${n + 1}::text[]`).join(', ')}) WITH ORDINALITY AS k (${keys.join(', ')}, n)`;
+    if (place.scope === 'group') {
+      return statement(`${aside} AS version, (SELECT coalesce(jsonb_agg(r.j ORDER BY r.j::text COLLATE "C"), '[]')
+        FROM (SELECT ${row} AS j FROM ${place.relation} t WHERE ${same}) r)::text AS value`);
+    }
+    return `${statement(`${place.version ? `t.${quoted(place.version)}` : aside} AS version, ${row}::text AS value`)}
+      JOIN ${place.relation} t ON ${same}`;
+  }
+
+  async run(place, wanted, pg) {
+    const { rows } = await pg.query({ text: this.#sql, values: arraysOf(place, wanted), types: AS_TEXT, rowMode: 'array' });
+    const found = new Array(wanted.length).fill(null);
+    for (const [n, version, payload] of rows) found[n - 1] = { version, payload };
+    return found;
+  }
+}
+
+// The application's own query. $1 is an array of the values of the first key column, $2 of the second; the rows have the key
+// columns, version and value (JSON).
+class QueryLoad {
+  #sql;
+
+  constructor(place, sql) {
+    if (place.columns.length === 0) {
+      throw wrong('LOAD', `domain "${place.domain}" has no table, so no query is given its keys: pass a function`);
+    }
+    this.kind = `query ${sql}`;
+    this.#sql = sql;
+  }
+
+  async run(place, wanted, pg) {
+    const { rows, fields } = await pg.query({ text: this.#sql, values: arraysOf(place, wanted), types: AS_TEXT });
+    for (const name of [...place.columns.map(column => column.name), 'version', 'value']) {
+      if (!fields.some(field => field.name === name)) {
+        throw wrong('LOAD', `the query of domain "${place.domain}" has no column "${name}": it must return`
+          + ` ${place.columns.map(column => column.name).join(', ')}, version and value`);
+      }
+    }
+    const numbers = new Map(wanted.map(({ fence }, n) => [fence, n]));
+    const found = new Array(wanted.length).fill(null);
+    for (const row of rows) {
+      const n = numbers.get(await place.nameOf(place.columns.map(column => row[column.name]), pg));
+      if (n === undefined) {
+        throw wrong('LOAD', `the query of domain "${place.domain}" returned a row that was not asked for: it must say`
+          + ` WHERE ${place.columns.map((column, i) => `${column.name} = ANY ($${i + 1}::${column.cast}[])`).join(' AND ')}`);
+      }
+      if (found[n]) throw wrong('LOAD', `the query of domain "${place.domain}" returned two rows of one key`);
+      found[n] = { version: versionOf(row.version, place), payload: row.value ?? 'null' };
+    }
+    return found;
+  }
+}
+
+// A function of the application: load(keys, pg) answers with an array, for each key { version, value } or null.
+class FunctionLoad {
+  kind = 'function';
+  #load;
+
+  constructor(load) {
+    this.#load = load;
+  }
+
+  async run(place, wanted, pg) {
+    const rows = await this.#load(wanted.map(({ key }) => key), pg);
+    if (!Array.isArray(rows) || rows.length !== wanted.length) {
+      throw wrong('LOAD', `the load of domain "${place.domain}" must answer with an array that has { version, value } or null for`
+        + ` each of the ${wanted.length} keys that it was given`);
+    }
+    return rows.map(row => {
+      if (row === null || row === undefined) return null;
+      return { version: versionOf(row.version, place), payload: JSON.stringify(row.value ?? null) };
+    });
+  }
+}
+
+function make(place, load) {
+  if (load === undefined || load === null) return new RowLoad(place);
+  if (typeof load === 'string') return new QueryLoad(place, load);
+  if (typeof load === 'function') return new FunctionLoad(load);
+  throw wrong('LOAD', `a load is a query or a function, not a ${typeof load}`);
+}
+
+// The load that is meant, the same one for all reads of this place that may be loaded together. Who reads one place with two of
+// them would be served what the other one has put.
+function loadFor(place, load, suffix) {
+  let kept = place.loads.get(suffix);
+  const found = kept?.of.get(load);
+  if (found) return found;
+  const made = make(place, load);
+  if (kept ? kept.kind !== made.kind : suffix === undefined && place.cache === 'row' && made.kind !== 'row') {
+    throw wrong('LOAD', `domain "${place.domain}" is read with ${kept ? 'two different loads' : 'a load, but commits put its rows'}:`
+      + ' readers that share a fence must agree on what is in it. Give this one a name of its own, { beside: \'name\' }');
+  }
+  if (!kept) place.loads.set(suffix, kept = { kind: made.kind, of: typeof load === 'function' ? new WeakMap() : new Map() });
+  kept.of.set(load, made);
+  return made;
+}
+
+module.exports = { loadFor };

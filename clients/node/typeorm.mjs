@@ -1,0 +1,4 @@
+import adapter from './typeorm.js';
+
+export const { fencedRepository } = adapter;
+export default adapter;

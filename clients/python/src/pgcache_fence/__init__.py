@@ -1,0 +1,13 @@
+"""Strong reads of PostgreSQL rows from Redis: the reader's side of the extension pgcache_fence.
+
+    fences = Fences(redis.Redis(socket_timeout=0.2), psycopg_pool.ConnectionPool(...))
+    fences.read('account', 42)
+"""
+
+from .aio import AsyncFences
+from .core import ExactJson, Peeked, Raw
+from .counters import Counters, PrometheusCollector, observe
+from .errors import FenceError, WrongKey, WrongUse
+from .sync import Fences
+
+__all__ = ['AsyncFences', 'Counters', 'ExactJson', 'FenceError', 'Fences', 'Peeked', 'PrometheusCollector', 'Raw', 'WrongKey', 'WrongUse', 'observe']

@@ -1,0 +1,361 @@
+"""AsyncFences: the library for asyncio, on redis.asyncio and asyncpg, psycopg or whatever is like one of them.
+
+Owns: connections while a step of core.py runs, as sync.py does; and that concurrent reads share the check of kept values.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import json
+import re
+import sys
+import time
+from typing import Any, AsyncIterator, Callable, Dict, Hashable, Iterable, List, Optional, Sequence, Set, Tuple
+
+from redis.asyncio import ConnectionPool
+from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeout
+
+from . import topology, wire
+from .core import MISSED, Core, Peeked, Steps
+from .errors import WrongUse
+from .sync import UNAVAILABLE as SYNC_UNAVAILABLE
+from .sync import Request, has_moved, is_idle, joined, share
+
+if sys.version_info >= (3, 11):
+    within = asyncio.timeout
+else:                       # redis-py brings it along
+    from async_timeout import timeout as within
+
+UNAVAILABLE = (*SYNC_UNAVAILABLE, asyncio.TimeoutError)
+CHECK_MAX = 1000            # fences of one fence_check
+
+
+class Server:
+    """One Redis process, or who has taken its place. It keeps some of the pool's connections, as that of sync.py does.
+
+    The client's socket_timeout is that of all that is sent and answered in one go. As a limit of each single answer, which is what a
+    connection makes of it, it would cost more than the answers do: so a connection has none while it is here.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self.pool, self.patience = pool, topology.Patience()
+        self.arguments, self.most = topology.connection_arguments(pool), topology.connections_kept(pool)
+        self.kept: List[Any] = []
+        self.timeout = pool.connection_kwargs['socket_timeout']
+
+    async def ask(self, packed: bytes, n: int) -> Optional[List[Any]]:
+        if not self.patience.over():
+            return None
+        try:
+            return await self.talk(packed, n)
+        except UNAVAILABLE as error:
+            return await self.ask_again(error, packed, n)
+
+    async def ask_again(self, error: Exception, packed: bytes, n: int) -> Optional[List[Any]]:
+        """All of it as a whole, over a new connection: the server may have closed those that were kept. But nobody waits twice."""
+        while self.kept:
+            with contextlib.suppress(*UNAVAILABLE):
+                await self.give_up(self.kept.pop())
+        if not isinstance(error, (RedisTimeout, TimeoutError, asyncio.TimeoutError)):
+            with contextlib.suppress(*UNAVAILABLE):
+                return await self.talk(packed, n)
+        self.patience.failed()
+        return None
+
+    async def talk(self, packed: bytes, n: int) -> List[Any]:
+        connection = self.kept.pop() if self.kept else await self.pool.get_connection(*self.arguments)
+        answers = []
+        try:
+            connection.socket_timeout = None
+            async with within(self.timeout):
+                await connection.send_packed_command((packed,))
+                for _ in range(n):
+                    try:
+                        answers.append(await connection.read_response(disable_decoding=True))
+                    except ResponseError as error:
+                        answers.append(error)
+        except BaseException:                       # a task that was cancelled too: its answers are still to come
+            await self.give_up(connection)
+            raise
+        if len(self.kept) < self.most:
+            self.kept.append(connection)
+        else:
+            connection.socket_timeout = self.timeout
+            await self.pool.release(connection)
+        self.patience.answered()
+        return answers
+
+    async def give_up(self, connection: Any) -> None:
+        connection.socket_timeout = self.timeout
+        try:
+            await connection.disconnect()
+        finally:
+            await self.pool.release(connection)
+
+
+class Servers:
+    """Of a list of clients, or of a cluster client. Of the latter's nodes it has connections of its own, with the same settings."""
+
+    def __init__(self, clients: Sequence[Any]) -> None:
+        self.cluster: Any = clients[0] if topology.is_cluster(clients[0]) else None
+        self.members: Dict[str, Server] = {}
+        self.routes: Dict[int, Server] = {} if self.cluster else {
+            place: Server(client.connection_pool) for place, client in enumerate(clients)}
+        self.begun, self.looked = self.cluster is None, 0.0
+        self.looking: Optional['asyncio.Task[Any]'] = None
+
+    def at(self, place: int) -> Server:
+        server = self.routes.get(place)
+        if server is None:
+            node = self.cluster.nodes_manager.get_node_from_slot(place)
+            server = self.members.get(node.name)
+            if server is None:
+                pool = ConnectionPool(connection_class=node.connection_class, **node.connection_kwargs)
+                server = self.members[node.name] = Server(pool)
+            self.routes[place] = server
+        return server
+
+    async def look_again(self) -> None:
+        """Where are the slots now? One task asks, not all the time; the others wait for it."""
+        if self.looking is None and time.monotonic() - self.looked > topology.PAUSE_MIN:
+            self.looking = asyncio.ensure_future(self.look())
+        if self.looking is not None:
+            await asyncio.shield(self.looking)
+
+    async def look(self) -> None:
+        try:
+            with contextlib.suppress(*UNAVAILABLE):
+                await (self.cluster.nodes_manager if self.begun else self.cluster).initialize()
+                self.begun, self.routes = True, {}
+        finally:
+            self.looked, self.looking = time.monotonic(), None
+
+    async def exchange(self, requests: Sequence[Request]) -> List[Optional[List[Any]]]:
+        if not self.begun:
+            await self.look_again()
+        answers = await self.ask_all(requests)
+        if self.cluster is not None and any(got is None or has_moved(got) for got in answers):
+            await self.look_again()
+            moved = [i for i, got in enumerate(answers) if got is not None and has_moved(got)]
+            for i, got in zip(moved, await self.ask_all([requests[i] for i in moved])):         # as a whole, at who has the slot now
+                answers[i] = got
+        return answers
+
+    async def ask_all(self, requests: Sequence[Request]) -> List[Optional[List[Any]]]:
+        """What is for one server goes in one go, to all servers at once."""
+        groups: Dict[Server, List[int]] = {}
+        answers: List[Optional[List[Any]]] = [None] * len(requests)
+        for i, (place, _, _) in enumerate(requests):
+            with contextlib.suppress(*UNAVAILABLE):         # a slot that nobody has
+                groups.setdefault(self.at(place), []).append(i)
+
+        async def ask(server: Server, numbers: List[int]) -> None:
+            share(answers, requests, numbers, await server.ask(*joined(requests, numbers)))
+
+        if len(groups) == 1:
+            [(server, numbers)] = groups.items()
+            await ask(server, numbers)
+        elif groups:
+            await asyncio.gather(*(ask(server, numbers) for server, numbers in groups.items()))
+        return answers
+
+
+class Checks:
+    """Reads that begin while a check is on its way share the next one, not that one."""
+
+    def __init__(self, core: Core, servers: Servers) -> None:
+        self.core, self.servers = core, servers
+        self.waiting: List[Tuple[str, bytes, 'asyncio.Future[bool]']] = []
+        self.running: Optional['asyncio.Task[None]'] = None
+
+    async def is_current(self, name: str, head: bytes) -> bool:
+        future = asyncio.get_running_loop().create_future()
+        self.waiting.append((name, head, future))
+        if self.running is None:
+            self.running = asyncio.ensure_future(self.run())
+        return bool(await future)
+
+    async def run(self) -> None:
+        try:
+            while self.waiting:
+                batch, self.waiting = self.waiting, []
+                try:
+                    await self.check(batch)
+                finally:
+                    for _, _, future in batch:      # what was not answered is read again
+                        if not future.done():
+                            future.set_result(False)
+        finally:
+            self.running = None
+
+    async def check(self, batch: List[Tuple[str, bytes, 'asyncio.Future[bool]']]) -> None:
+        places: Dict[int, List[Tuple[str, bytes, 'asyncio.Future[bool]']]] = {}
+        for each in batch:
+            places.setdefault(self.core.place_of(each[0]), []).append(each)
+        groups = [(place, found[n:n + CHECK_MAX]) for place, found in places.items() for n in range(0, len(found), CHECK_MAX)]
+        done = await self.servers.exchange([
+            (place, wire.pack_check([name for name, _, _ in group], [head for _, head, _ in group]), 1) for place, group in groups])
+        for (_, group), got in zip(groups, done):
+            for (_, _, future), good in zip(group, wire.read_check(len(group), got and got[0])):
+                if not future.done():               # its reader may have been cancelled
+                    future.set_result(good)
+
+
+class AsyncFences:
+    """Strong reads of PostgreSQL's rows, from Redis where it can be. To be used in one event loop.
+
+    redis       a redis.asyncio.Redis, a redis.asyncio.cluster.RedisCluster, or a list of the former: the shards. With a socket_timeout.
+    postgres    where rows are read, on the primary: a pool of asyncpg or psycopg_pool, one connection of theirs (for one
+                task at a time), or a function that returns a connection or an asynchronous context manager of one.
+    namespace, codec, local
+                as for Fences.
+    """
+
+    def __init__(self, redis: Any, postgres: Any = None, *, namespace: Optional[str] = None, codec: Any = None, local: int = 0) -> None:
+        clients = topology.clients_of(redis)
+        for client in clients:
+            topology.require_usable(client, asynchronous=True)
+        self._core = Core(topology.place_function(clients), namespace, codec or json, local)
+        self._servers = Servers(clients)
+        self._checks = Checks(self._core, self._servers)
+        self._postgres = postgres
+        self._left: Set['asyncio.Task[Any]'] = set()            # a task that nobody refers to may vanish
+        self.counters = self._core.counters
+
+    async def read(self, domain: str, key: Any, load: Optional[Callable[[Any, Any], Any]] = None, *, connection: Any = None) -> Any:
+        """As Fences.read; load may be a coroutine function."""
+        seen = None
+        name = self._core.quick_name(domain, key)
+        if name is not None:
+            kept = self._core.local and self._core.local.get(name)
+            if kept and await self._checks.is_current(name, kept[0]):
+                self.counters.read(domain, 'local')
+                return kept[1]
+            seen = name, wire.read_one((await self._servers.exchange((self._core.request(name),)))[0])
+            value = self._core.value_of(domain, name, seen[1])
+            if value is not MISSED:
+                return value
+        return await self._run(self._core._again(self._core._read, domain, key, load, connection, seen=seen))
+
+    async def read_many(self, domain: str, keys: Iterable[Hashable], load: Optional[Callable[[Any, Any], Any]] = None, *,
+                        connection: Any = None) -> Dict[Any, Any]:
+        """As Fences.read_many."""
+        return await self._run(self._core._again(self._core._read_many, domain, list(keys), load, connection))
+
+    async def read_together(self, keys: Iterable[Tuple[str, Any]], *, connection: Any = None) -> List[Any]:
+        """As Fences.read_together."""
+        return await self._run(self._core._read_together(list(keys), connection))
+
+    async def derived(self, name: str, *arguments: Any, connection: Any = None) -> Any:
+        """As Fences.derived."""
+        return await self._run(self._core._read_derived(name, arguments, connection))
+
+    async def peek(self, domain: str, key: Any, *, connection: Any = None) -> Peeked:
+        """As Fences.peek."""
+        return await self._run(self._core._peek(domain, key, connection))
+
+    async def name(self, domain: str, key: Any, *, connection: Any = None) -> str:
+        """As Fences.name."""
+        return await self._run(self._core._fence(domain, key, connection))
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    async def _run(self, steps: Steps) -> Any:
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    result = await self._do(step)
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(result)
+        except StopIteration as done:
+            return done.value
+
+    async def _do(self, step: Tuple[Any, ...]) -> Any:
+        kind = step[0]
+        if kind == 'exchange':
+            return await self._servers.exchange(step[1])
+        if kind == 'leave':                                     # who is cancelled waits for nothing
+            task = asyncio.ensure_future(self._servers.exchange(step[1]))
+            self._left.add(task)
+            task.add_done_callback(self._left.discard)
+            return None
+        if kind == 'sleep':
+            return await asyncio.sleep(step[1])
+        async with self._opened(step[2]) as connection, borrowed(connection):
+            return await run_on(connection, step[1])
+
+    def _opened(self, given: Any) -> Any:
+        source = given if given is not None else self._postgres
+        if source is None:
+            raise WrongUse('PostgreSQL has to be asked: pass postgres= to AsyncFences, or connection= to the call')
+        if hasattr(source, 'acquire'):                          # asyncpg.Pool
+            return source.acquire()
+        if hasattr(source, 'connection') and not is_connection(source):         # psycopg_pool
+            return source.connection()
+        return nothing_around(source) if is_connection(source) else opened_by(source)
+
+
+def is_connection(source: Any) -> bool:
+    return hasattr(source, 'cursor') or hasattr(source, 'fetch')
+
+
+@contextlib.asynccontextmanager
+async def nothing_around(connection: Any) -> AsyncIterator[Any]:
+    yield connection
+
+
+@contextlib.asynccontextmanager
+async def opened_by(function: Callable[[], Any]) -> AsyncIterator[Any]:
+    """What the function returns may be a connection, one to be awaited, or a context manager: that of a pool, for instance."""
+    opened = function()
+    if inspect.iscoroutine(opened):
+        opened = await opened
+    if is_connection(opened):
+        yield opened
+    else:
+        async with opened as connection:
+            yield connection
+
+
+@contextlib.asynccontextmanager
+async def borrowed(connection: Any) -> AsyncIterator[None]:
+    """The transaction that the driver begins for us is over afterwards; one that is open stays."""
+    was_idle = is_idle(connection)
+    try:
+        yield
+    finally:
+        if was_idle and not is_idle(connection) and not getattr(connection, 'closed', False):
+            await connection.rollback()
+
+
+async def run_on(connection: Any, steps: Steps) -> Any:
+    try:
+        step = next(steps)
+        while True:
+            if step[0] == 'query':
+                result = await fetch(connection, step[1], step[2])
+            else:
+                result = step[1](connection, step[2])
+                if inspect.isawaitable(result):
+                    result = await result
+            step = steps.send(result)
+    except StopIteration as done:
+        return done.value
+
+
+def with_numbers(sql: str) -> str:
+    """%s as $1, $2, … for asyncpg."""
+    numbers = iter(range(1, 100))
+    return re.sub('%[s%]', lambda found: '%' if found.group() == '%%' else '$%d' % next(numbers), sql)
+
+
+async def fetch(connection: Any, sql: str, parameters: List[Any]) -> List[Any]:
+    if hasattr(connection, 'fetch'):
+        return list(await connection.fetch(with_numbers(sql), *parameters))
+    async with connection.cursor() as cursor:
+        await cursor.execute(sql, parameters)
+        return [tuple(row.values()) if isinstance(row, dict) else row for row in await cursor.fetchall()]

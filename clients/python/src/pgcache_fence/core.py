@@ -1,0 +1,442 @@
+"""How values are read, step by step, without input and output: sync.py and aio.py carry out the steps.
+
+A read is a generator. It yields what has to be done, and is sent what came of it:
+
+    ('exchange', [(place, bytes, n), …])    each to the server of its place, over one connection: a list of n answers, or None
+    ('leave', requests)                     the same, but nobody waits for the answers if that can be avoided
+    ('sleep', seconds)
+    ('postgres', steps, connection)         what the generator `steps` returns; it runs on one connection, and yields
+        ('query', sql, parameters)          rows
+        ('call', function, argument)        what function(connection, argument) returns
+
+Owns: the order of things. The permit comes first, then the snapshot, then the put.
+"""
+
+import copy
+import json
+import random
+import time
+from collections import OrderedDict
+from decimal import Decimal
+from typing import Any, Callable, Dict, Generator, Hashable, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+from . import wire
+from .counters import Counters
+from .domains import DERIVED_KEY, DESCRIBE, FENCE_KEY, READ_DERIVED, TOGETHER, Domain, describe
+from .errors import WrongUse
+from .names import Ask, text_for_postgresql
+
+Steps = Generator[Tuple[Any, ...], Any, Any]
+
+BLOCK_MAX = 100             # names in one block: Redis does nothing else meanwhile
+FILLERS_AWAITED = 2         # if the first one dies, not all that waited shall read PostgreSQL at once
+FIRST_PAUSE = 0.001
+ASKED_NAMES_MAX = 10000     # names that PostgreSQL told, kept
+DERIVED_SECONDS = 60        # how long the name of a derived value is kept: it changes when the value is defined anew
+ABSENT = b'null'            # the payload of a row that is not there
+MISSED = object()
+
+
+class Changed(Exception):
+    """The domain is attached in another way than its names were made for."""
+
+
+class Raw:
+    """A codec for payloads that are bytes already."""
+
+    @staticmethod
+    def dumps(value: bytes) -> bytes:
+        return value
+
+    @staticmethod
+    def loads(payload: bytes) -> bytes:
+        return payload
+
+
+class ExactJson:
+    """JSON whose numbers keep all their digits: those with a fraction are of type Decimal."""
+
+    dumps = staticmethod(json.dumps)
+
+    @staticmethod
+    def loads(payload: bytes) -> Any:
+        return json.loads(payload, parse_float=Decimal)
+
+
+class Peeked(NamedTuple):
+    """freshness: fresh (a strong read would have returned it), unknown, none or unavailable."""
+    value: Any
+    freshness: str
+
+
+class Local:
+    """The last `most` values that were hits, each with the head of its record. None is used without a check."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.kept: 'OrderedDict[str, Tuple[bytes, Any]]' = OrderedDict()
+
+    def get(self, name: str) -> Optional[Tuple[bytes, Any]]:
+        return self.kept.get(name)
+
+    def keep(self, name: str, head: bytes, value: Any) -> None:
+        self.kept[name] = head, value
+        self.kept.move_to_end(name)
+        while len(self.kept) > self.most:
+            try:
+                self.kept.popitem(last=False)
+            except KeyError:                        # another thread was faster
+                break
+
+    def drop(self, name: str) -> None:
+        self.kept.pop(name, None)
+
+
+class Core:
+    def __init__(self, place_of: Callable[[str], int], namespace: Optional[str], codec: Any, local: int) -> None:
+        self.place_of, self.namespace, self.codec = place_of, namespace, codec
+        self.local = Local(local) if local else None
+        self.counters = Counters()
+        self._domains: Dict[str, Domain] = {}
+        self._asked: 'OrderedDict[Any, str]' = OrderedDict()
+        self._derived: 'OrderedDict[Any, Tuple[str, float]]' = OrderedDict()
+
+    def with_codec(self, codec: Any) -> 'Core':
+        """The same, but for how values become payloads; values that are kept are not shared."""
+        other = copy.copy(self)
+        other.codec, other.local = codec, self.local and Local(self.local.most)
+        return other
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Domains and names
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _domain(self, name: str, connection: Any) -> Steps:
+        domain = self._domains.get(name)
+        if domain is None:
+            rows = yield 'postgres', query(DESCRIBE, [name]), connection
+            domain = self._domains[name] = describe(name, rows, self.namespace)
+        return domain
+
+    def _name(self, domain: Domain, key: Any, connection: Any) -> Steps:
+        try:
+            return domain.naming.name(key)
+        except Ask:
+            pass
+        values = texts_of(key)
+        asked = (domain.id, *values)
+        if asked not in self._asked:
+            rows = yield 'postgres', query(FENCE_KEY, [domain.name, values]), connection
+            remember(self._asked, asked, rows[0][0])
+        return self._asked[asked]
+
+    def _fence(self, domain: str, key: Any, connection: Any) -> Steps:
+        described = yield from self._domain(domain, connection)
+        return (yield from self._name(described, key, connection))
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # One value
+    # ------------------------------------------------------------------------------------------------------------------
+
+    # A read begins with these, which take little time; with what it has seen it goes on in _read, if it was no hit.
+
+    def quick_name(self, domain: str, key: Any) -> Optional[str]:
+        """The fence; None if PostgreSQL has to be asked."""
+        described = self._domains.get(domain)
+        if described is None:
+            return None
+        try:
+            return described.naming.name(key)
+        except Ask:
+            return self._asked.get((described.id, *texts_of(key)))
+
+    def request(self, name: str) -> Tuple[int, bytes, int]:
+        return self.place_of(name), wire.pack_block((name,)), wire.BLOCK_ANSWERS
+
+    def value_of(self, domain: str, name: str, answer: wire.Answer) -> Any:
+        return self._take(domain, name, answer) if type(answer) is wire.Hit else MISSED
+
+    def _again(self, steps: Callable[..., Steps], domain: str, *arguments: Any, seen: Optional[Tuple[str, wire.Answer]] = None) -> Steps:
+        """Once more if the domain was attached anew meanwhile. seen: what the usual read has found."""
+        for _ in range(3):
+            try:
+                return (yield from steps(domain, *arguments, seen))
+            except Changed:
+                self._domains.pop(domain, None)
+                seen = None
+        raise WrongUse('domain "%s" is attached anew again and again' % domain)
+
+    def _read(self, domain: str, key: Any, load: Any, connection: Any, seen: Optional[Tuple[str, wire.Answer]]) -> Steps:
+        described = yield from self._domain(domain, connection)
+        if seen is None:
+            name = yield from self._name(described, key, connection)
+            [answers] = yield 'exchange', [self.request(name)]
+            seen = name, wire.read_one(answers)
+        name, answer = seen
+        if type(answer) is wire.Hit:
+            return self._take(domain, name, answer)
+        found = yield from self._fill(described, {name: key}, {name: answer}, load and one_of(load), connection)
+        return found[name]
+
+    def _take(self, domain: str, name: str, hit: wire.Hit) -> Any:
+        self.counters.read(domain, 'hit')
+        value = self._value(hit.payload)
+        if self.local is not None:
+            self.local.keep(name, hit.head, value)
+        return value
+
+    def _value(self, payload: bytes) -> Any:
+        return None if payload == ABSENT else self.codec.loads(payload)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Several, each by itself
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _read_many(self, domain: str, keys: Iterable[Hashable], load: Any, connection: Any, seen: None) -> Steps:
+        described = yield from self._domain(domain, connection)
+        name_of: Dict[Any, str] = {}
+        for key in keys:
+            name_of[key] = yield from self._name(described, key, connection)
+        names = {name: key for key, name in name_of.items()}        # equal keys, such as 1 and '1', are one
+        found, answers = yield from self._look(domain, list(names))
+        missed = {name: names[name] for name in answers}
+        if missed:
+            found.update((yield from self._fill(described, missed, answers, load, connection)))
+        return {key: found[name] for key, name in name_of.items()}
+
+    def _look(self, domain: str, names: List[str]) -> Steps:
+        """Values of hits, and answers for the rest. In one round trip, unless something kept is old: then two."""
+        found: Dict[str, Any] = {}
+        kept = {name: self.local.get(name) for name in names} if self.local is not None else {}
+        checked = [name for name in names if kept.get(name)]
+        groups = self._groups([name for name in names if not kept.get(name)])
+        heads = {name: kept[name][0] for name in checked}       # type: ignore[index]
+        checks = self._groups(checked)
+        requests = [self._block(place, group) for place, group in groups]
+        requests += [(place, wire.pack_check(group, [heads[name] for name in group]), 1) for place, group in checks]
+        done = (yield 'exchange', requests) if requests else []
+        answers: Dict[str, wire.Answer] = {}
+        for (_, group), got in zip(groups, done):
+            answers.update(zip(group, wire.read_block(group, got)))
+        old = []
+        for (_, group), got in zip(checks, done[len(groups):]):
+            for name, good in zip(group, wire.read_check(len(group), got and got[0])):
+                if good:
+                    self.counters.read(domain, 'local')
+                    found[name] = kept[name][1]                 # type: ignore[index]
+                else:
+                    self.local.drop(name)                       # type: ignore[union-attr]
+                    old.append(name)
+        if old:
+            more, answers_of_old = yield from self._look(domain, old)
+            found.update(more)
+            answers.update(answers_of_old)
+        for name in [name for name, answer in answers.items() if type(answer) is wire.Hit]:
+            found[name] = self._take(domain, name, answers.pop(name))
+        return found, answers
+
+    def _groups(self, names: Sequence[str]) -> List[Tuple[int, List[str]]]:
+        """What may be one block: names of one place, not too many."""
+        places: Dict[int, List[str]] = {}
+        for name in names:
+            places.setdefault(self.place_of(name), []).append(name)
+        return [(place, group[n:n + BLOCK_MAX]) for place, group in places.items() for n in range(0, len(group), BLOCK_MAX)]
+
+    @staticmethod
+    def _block(place: int, names: List[str]) -> Tuple[int, bytes, int]:
+        return place, wire.pack_block(names), wire.BLOCK_ANSWERS
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Misses
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _fill(self, domain: Domain, names: Dict[str, Any], answers: Dict[str, wire.Answer], load: Any, connection: Any) -> Steps:
+        """Values of what was no hit. names: name -> key; answers: what the block found."""
+        found: Dict[str, Any] = {}
+        yield from self._ask(domain, names, answers)
+        waiting = {name: key for name, key in names.items() if getattr(answers[name], 'busy_ms', 0)}
+        yield from self._load(domain, {name: key for name, key in names.items() if name not in waiting}, answers, load, connection, found)
+        if waiting:
+            yield from self._wait(domain, waiting, answers)
+            yield from self._load(domain, waiting, answers, load, connection, found)
+        return found
+
+    def _ask(self, domain: Domain, names: Iterable[str], answers: Dict[str, wire.Answer]) -> Steps:
+        """Why there is nothing, of those that were a miss; it takes the place of the answer."""
+        missed = [name for name in names if type(answers[name]) is wire.Miss]
+        if missed:
+            done = yield 'exchange', [(self.place_of(name), wire.pack_get(name), 1) for name in missed]
+            for name, got in zip(missed, done):
+                answers[name] = wire.read_get(got and got[0])
+
+    def _wait(self, domain: Domain, names: Iterable[str], answers: Dict[str, wire.Answer]) -> Steps:
+        """While another reader is about to put them; no longer than that reader has."""
+        self.counters.event(domain.name, 'waited')
+        for _ in range(FILLERS_AWAITED):
+            busy = [name for name in names if getattr(answers[name], 'busy_ms', 0)]
+            deadline = time.monotonic() + max((answers[name].busy_ms for name in busy), default=0) / 1000
+            pause = FIRST_PAUSE
+            while busy and time.monotonic() < deadline:
+                yield 'sleep', min(pause * random.uniform(0.5, 1.5), max(0.0, deadline - time.monotonic()))
+                yield from self._ask(domain, busy, answers)
+                busy = [name for name in busy if getattr(answers[name], 'busy_ms', 0)]
+                pause *= 2
+
+    def _load(self, domain: Domain, names: Dict[str, Any], answers: Dict[str, wire.Answer], load: Any, connection: Any,
+              found: Dict[str, Any]) -> Steps:
+        """Reads from PostgreSQL what is still no hit, in one query, and puts what may be put."""
+        for name in [name for name in names if type(answers[name]) is wire.Hit]:
+            found[name] = self._take(domain.name, name, answers[name])
+        left = [name for name in names if name not in found]
+        if not left:
+            return
+        for name in left:
+            if type(answers[name]) is wire.Nothing:
+                self.counters.event(domain.name, answers[name].why)
+        try:
+            rows, fresh = yield 'postgres', self._rows(domain, left, names, load), connection
+        except GeneratorExit:                           # nobody goes on with this read
+            raise
+        except BaseException:                           # of a task that was cancelled too
+            self._domains.pop(domain.name, None)        # the table may have another name by now
+            yield 'leave', [self._release(name) for name in left if getattr(answers[name], 'asked', False)]
+            raise
+        self.counters.read(domain.name, 'database', len(left))
+        for name in left:
+            found[name] = self._value(rows[name][1]) if name in rows else None
+        yield from self._put(domain, left, answers, rows, fresh)
+
+    def _rows(self, domain: Domain, left: List[str], names: Dict[str, Any], load: Any) -> Steps:
+        """name -> (version, payload), of those that have a row; and whether they may be put."""
+        lines = yield ('query', *(domain.vet() if load else domain.vet_and_load(left)))
+        standby, fresh, number = lines[0][:3]
+        if standby:
+            raise WrongUse('postgres= leads to a standby, whose rows may be old. Connect to the primary '
+                           '(target_session_attrs=primary)')
+        if number != domain.id:
+            raise Changed
+        if not load:
+            return {left[line[3] - 1]: (line[4], line[5].encode()) for line in lines if line[3] is not None}, fresh
+        name_of = {names[name]: name for name in left}
+        loaded = yield 'call', load, list(name_of)
+        return {name_of[key]: (int(row[0]), self._payload(row[1])) for key, row in loaded.items() if row is not None}, fresh
+
+    def _payload(self, value: Any) -> bytes:
+        payload = self.codec.dumps(value)
+        return payload.encode() if isinstance(payload, str) else payload
+
+    def _put(self, domain: Domain, left: List[str], answers: Dict[str, wire.Answer], rows: Dict[str, Tuple[int, bytes]],
+             fresh: bool) -> Steps:
+        requests, puts = [], 0
+        for name in sorted(left, key=lambda name: name not in rows):
+            answer = answers[name]
+            if type(answer) is not wire.Miss:
+                continue
+            if name not in rows or not fresh:
+                if name in rows:
+                    self.counters.event(domain.name, 'kept_back')
+                if answer.asked:
+                    requests.append(self._release(name))
+                continue
+            version, payload = rows[name]
+            side = domain.naming.beside(name, 'put-%016x' % random.getrandbits(64)) if len(payload) >= wire.LARGE else None
+            requests.append((self.place_of(name), *wire.pack_put(name, side, answer.permit, version, payload, domain.ttl_ms)))
+            puts += 1
+        if requests:
+            done = yield 'exchange', requests
+            for got in done[:puts]:
+                self.counters.event(domain.name, wire.read_put(got))
+
+    def _release(self, name: str) -> Tuple[int, bytes, int]:
+        """Those who wait for a value that does not come wait no longer."""
+        return self.place_of(name), wire.pack_release(name), 1
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Several that agree, derived values, values that may be old
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _read_together(self, keys: Iterable[Tuple[str, Any]], connection: Any) -> Steps:
+        pairs = list(keys)
+        names = []
+        for domain, key in pairs:
+            names.append((yield from self._fence(domain, key, connection)))
+        wanted = list(dict.fromkeys(names))
+        groups = self._groups(wanted)
+        done = yield 'exchange', [self._block(place, group) for place, group in groups]
+        answers: Dict[str, wire.Answer] = {}
+        for (_, group), got in zip(groups, done):
+            answers.update(zip(group, wire.read_block(group, got)))
+        if all(type(answer) is wire.Hit for answer in answers.values()) and (
+                len(groups) == 1 or (yield from self._check_all(groups, answers))):
+            return [self._take(domain, name, answers[name]) for (domain, _), name in zip(pairs, names)]
+        lines = yield 'postgres', query(TOGETHER, [wanted, wanted]), connection
+        values = {name: None if text is None else self._value(text.encode()) for name, (text, *_) in zip(wanted, lines)}
+        for domain, _ in pairs:
+            self.counters.read(domain, 'database')
+        return [values[name] for name in names]
+
+    def _check_all(self, groups: List[Tuple[int, List[str]]], hits: Dict[str, wire.Hit]) -> Steps:
+        """Whether all of them are still what they were. It begins after the last of them was read."""
+        done = yield 'exchange', [(place, wire.pack_check(group, [hits[name].head for name in group]), 1) for place, group in groups]
+        return all(all(wire.read_check(len(group), got and got[0])) for (_, group), got in zip(groups, done))
+
+    def _read_derived(self, derived: str, arguments: Sequence[Any], connection: Any) -> Steps:
+        texts = [text_for_postgresql(argument) for argument in arguments]
+        asked = (derived, *texts)
+        value, until = self._derived.get(asked, ('', 0.0))
+        if until < time.monotonic():
+            rows = yield 'postgres', query(DERIVED_KEY, [derived, texts]), connection
+            value = rows[0][0]
+            remember(self._derived, asked, (value, time.monotonic() + DERIVED_SECONDS))
+        [answers] = yield 'exchange', [(self.place_of(value), wire.pack_derived(value), 1)]
+        payload, elsewhere = wire.read_derived(answers and answers[0])
+        if payload is not None and elsewhere:
+            heads = {name: wire.Hit(head, b'') for name, head in elsewhere}
+            if not (yield from self._check_all(self._groups(list(heads)), heads)):
+                payload = None
+        if payload is not None:
+            self.counters.read(derived, 'hit')
+            return json.loads(payload)
+        rows = yield 'postgres', query(READ_DERIVED, [derived, texts]), connection
+        self.counters.read(derived, 'database')
+        return None if rows[0][0] is None else json.loads(rows[0][0])
+
+    def _peek(self, domain: str, key: Any, connection: Any) -> Steps:
+        name = yield from self._fence(domain, key, connection)
+        [answers] = yield 'exchange', [self.request(name)]
+        answer = wire.read_one(answers)
+        if type(answer) is wire.Hit:
+            return Peeked(self._value(answer.payload), 'fresh')
+        done = answers and answers[-1]
+        if not isinstance(done, list) or not isinstance(done[0], list):
+            return Peeked(None, 'unavailable')
+        head, newline, payload = (done[0][0] or b'').partition(b'\n')
+        return Peeked(self._value(payload), 'unknown') if newline else Peeked(None, 'none')
+
+
+def query(sql: str, parameters: List[Any]) -> Steps:
+    return (yield 'query', sql, parameters)
+
+
+def texts_of(key: Any) -> List[str]:
+    return [text_for_postgresql(value) for value in (key if isinstance(key, tuple) else (key,))]
+
+
+def one_of(load: Callable[[Any, Any], Any]) -> Callable[[Any, List[Any]], Any]:
+    """The function that loads one value, as one that loads several."""
+    def load_one(connection: Any, keys: List[Any]) -> Any:
+        row = load(connection, keys[0])
+        if hasattr(row, '__await__'):
+            return awaited(keys[0], row)
+        return {keys[0]: row}
+
+    async def awaited(key: Any, row: Any) -> Dict[Any, Any]:
+        return {key: await row}
+
+    return load_one
+
+
+def remember(kept: 'OrderedDict[Any, Any]', key: Any, value: Any) -> None:
+    kept[key] = value
+    while len(kept) > ASKED_NAMES_MAX:
+        kept.popitem(last=False)

@@ -1,0 +1,191 @@
+/*
+ * write/explicit.c
+ *	  Explicit reservations: fence.begin_write, begin_write_strict and abort_write, and what detached ones share with them.
+ */
+#include "postgres.h"
+
+#include "common/hashfn.h"
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "storage/lock.h"
+#include "utils/builtins.h"
+
+#include "base/shared.h"
+#include "base/stamp.h"
+#include "base/word.h"
+#include "domain/key.h"
+#include "domain/row.h"
+#include "domain/sql_function.h"
+#include "domain/tombstone.h"
+#include "domain/version.h"
+#include "send/coordinator.h"
+#include "send/ledger.h"
+#include "write/explicit.h"
+
+#define MANUAL_LOCK_CLASS 0xFEC	/* advisory locks of SQL have classes 1 and 2 */
+
+PG_FUNCTION_INFO_V1(fence_begin_write);
+PG_FUNCTION_INFO_V1(fence_begin_write_strict);
+PG_FUNCTION_INFO_V1(fence_abort_write);
+
+static void
+require_manual(const Domain *domain)
+{
+	if (domain->scope != SCOPE_MANUAL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("domain \"%s\" is maintained by the triggers of its table", domain->name),
+				 errhint("Just write the row. Explicit reservations are for domains attached with scope => 'manual'.")));
+}
+
+/*
+ * No row's lock orders those who write the key: without this lock two open transactions could be given one version. Of
+ * the kind of advisory locks, in a class that SQL cannot name; until the end of the transaction.
+ */
+void
+explicit_lock_key(const char *fence)
+{
+	uint64		hash = hash_bytes_extended((const unsigned char *) fence, strlen(fence), 0);
+	LOCKTAG		tag;
+
+	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, (uint32) (hash >> 32), (uint32) hash, MANUAL_LOCK_CLASS);
+	(void) LockAcquire(&tag, ExclusiveLock, false, false);
+}
+
+int64
+explicit_known(const Domain *domain, const char *key)
+{
+	int64		known = row_current_version(domain, key, NULL);
+	TombstoneView past;
+
+	if (domain->scope != SCOPE_MANUAL)
+		return known;
+	past = tombstone_look_up(domain->id, key);
+	return Max(known, Max(past.tombstone, past.floor));
+}
+
+int64
+explicit_observed(const Domain *domain, int64 observed, int64 known)
+{
+	if (observed < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("the observed version must not be negative")));
+	if (!fence_version_fits(domain, observed, known))
+		ereport(ERROR,
+				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
+				 errmsg("the observed version is too large"),
+				 errdetail("It is " INT64_FORMAT "; it may be " INT64_FORMAT " at most.", observed,
+						   fence_version_max(domain, known)),
+				 errhint("Pass the version that was stored with what the caller has read.")));
+	return Max(observed, known);
+}
+
+void
+explicit_reserve(Reservation *r)
+{
+	FenceWord	word = fence_word_expire();
+
+	if (WORD_STATE(word) == FENCE_OPEN)
+		(void) coordinator_reserve_one(word, r);
+}
+
+/*
+ * Raises 40001 if what the caller has read is old. Where rows have versions, the newest is the row's, because a version that begin_write gave
+ * may never have been stored; a caller that has seen no row has observed 0. Elsewhere the newest is the one that begin_write gave last. A
+ * floor is no version of the key.
+ */
+static void
+require_newest(const Domain *domain, const char *key, int64 observed)
+{
+	bool		rows_tell = domain_has_versions(domain);
+	int64		newest = rows_tell ? row_current_version(domain, key, NULL) : tombstone_look_up(domain->id, key).tombstone;
+
+	if (rows_tell ? observed != Max(newest, 0) : observed < newest)
+		ereport(ERROR,
+				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+				 errmsg("could not begin to write key \"%s\" of domain \"%s\" because another transaction has written it",
+						key, domain->name),
+				 newest == NO_VERSION ? errdetail("The observed version is " INT64_FORMAT ", and the row is gone.", observed) :
+				 errdetail("The observed version is " INT64_FORMAT ", the newest is " INT64_FORMAT ".", observed, newest),
+				 errhint("Read the value again, and try the transaction again.")));
+}
+
+/*
+ * The version given is remembered as a tombstone: no row's version and no fence tells the next caller, who may have read an older
+ * one. The caller states `observed` without proof: it is not told to Redis.
+ */
+int64
+explicit_write(const Domain *domain, const char *key, int64 observed, bool strict)
+{
+	char	   *fence = key_fence_name(domain, key);
+	Reservation *r;
+
+	explicit_lock_key(fence);
+	r = ledger_reservation(RESERVE_ROW, fence, domain);
+	if (r->applied == NO_VERSION)
+	{
+		r->used = false;		/* what a savepoint took back has taken the rows with it */
+		/* else nobody but this transaction was given a version since */
+		if (strict)
+			require_newest(domain, key, observed);
+	}
+	r->wanted = fence_version_after(domain, explicit_observed(domain, observed, Max(explicit_known(domain, key), r->wanted)));
+	(void) fence_stamp();		/* assigns the xid: without a row written, the transaction must still have a fate */
+	tombstone_set(domain->id, key, r->wanted);
+	ledger_apply(r, r->wanted, NULL);
+	explicit_reserve(r);
+	return r->applied;
+}
+
+static Datum
+begin_write(FunctionCallInfo fcinfo, const char *command, bool strict)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+	char	   *key = key_argument(fcinfo, 2, domain);
+
+	require_manual(domain);
+	if (PG_ARGISNULL(1))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("the observed version must not be null"),
+				 errhint("Pass 0 for a key that never had a version.")));
+	PreventCommandIfReadOnly(command);
+	PreventCommandDuringRecovery(command);
+	PG_RETURN_INT64(explicit_write(domain, key, PG_GETARG_INT64(1), strict));
+}
+
+Datum
+fence_begin_write(PG_FUNCTION_ARGS)
+{
+	return begin_write(fcinfo, "fence.begin_write()", false);
+}
+
+/* The same, but the observed version must be the newest. */
+Datum
+fence_begin_write_strict(PG_FUNCTION_ARGS)
+{
+	return begin_write(fcinfo, "fence.begin_write_strict()", true);
+}
+
+Datum
+fence_abort_write(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+	char	   *key = key_argument(fcinfo, 1, domain);
+	Reservation *r = ledger_find(key_fence_name(domain, key));
+
+	require_manual(domain);
+	if (r == NULL || r->applied == NO_VERSION)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("this transaction has no reservation of key \"%s\" in domain \"%s\"", key, domain->name)));
+	/* withdrawn, it would not be waited for before the commit */
+	if (r->used)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("a row was written under the reservation of key \"%s\" in domain \"%s\"", key, domain->name),
+				 errhint("Leave the reservation as it is: it ends with the transaction.")));
+	ledger_withdraw(r);
+	PG_RETURN_VOID();
+}

@@ -1,0 +1,319 @@
+# Strong reads on a hot standby: hits, and rows that the fence names; never a row that may be old, however far the standby
+# lags, whatever its versions say, and whosever history it follows. And who may arm after a promotion.
+
+use strict;
+use warnings;
+
+use FenceTest;
+use FenceTest::Session;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(time);
+
+my $redis = FenceTest::Redis->start;
+my $primary = new_postgres('primary', $redis, init => { allows_streaming => 1 }, lease => '2s', hot_standby => 'on', wal_log_hints => 'on',
+	wal_keep_size => '1GB', log_min_messages => 'log');
+
+$primary->safe_psql('postgres', "CREATE TABLE item (id int PRIMARY KEY, name text, version bigint NOT NULL DEFAULT 0);
+	INSERT INTO item SELECT g, 'old' FROM generate_series(1, 9) g; SELECT fence.attach('item')");
+$primary->backup('b');
+
+# A standby of the server; settings are of postgresql.conf.
+sub standby_of
+{
+	my ($of, $name, $settings) = @_;
+	my $new = PostgreSQL::Test::Cluster->new($name);
+
+	$new->{fence_redis} = $redis;
+	$new->init_from_backup($of, 'b', has_streaming => 1);
+	$new->append_conf('postgresql.conf', $settings) if $settings;
+	$new->start;
+	return $new;
+}
+
+sub write_row { my ($node, $statement) = @_; $node->safe_psql('postgres', $statement); return; }
+sub get { my ($node, $key) = @_; return $node->safe_psql('postgres', "SELECT status FROM fence.get('item', '$key')"); }
+sub name_of { my ($node, $key) = @_; return $node->safe_psql('postgres', "SELECT name FROM item WHERE id = $key"); }
+
+# What fence.read gives: the row's name, or the SQLSTATE and what the cache answered.
+sub reading
+{
+	my ($node, $key) = @_;
+	my ($rc, $out, $error) = $node->psql('postgres', "\\set VERBOSITY verbose\nSELECT fence.read('item', '$key') ->> 'name'");
+
+	return $out if $rc == 0;
+	return "$1 $2" if $error =~ /ERROR:  (\w+): this standby cannot tell .*\nDETAIL:  The cache answered: (\w+)\.\nHINT:  Read from the primary/;
+	return $error;
+}
+
+my $standby = standby_of($primary, 'standby');
+my $sibling = standby_of($primary, 'sibling');
+
+sub caught_up { $primary->wait_for_catchup($_, 'replay', $primary->lsn('flush')) foreach $standby, $sibling; return; }
+# Replay stops and goes on.
+sub lag
+{
+	$standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
+	poll(sub { $standby->safe_psql('postgres', 'SELECT pg_get_wal_replay_pause_state()') eq 'paused' }, 'the pause');
+	return;
+}
+sub go_on { $standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()'); caught_up(); return; }
+# The reservations of what was written are ended: what a reader gets now it also gets later.
+sub settled { no_reservations($primary); return; }
+
+subtest 'a standby knows its Redis' => sub {
+	is($standby->safe_psql('postgres', 'SELECT pg_is_in_recovery()'), 't', 'a hot standby');
+	is($standby->safe_psql('postgres', "SELECT string_agg(backend_type, ',') FROM pg_stat_activity WHERE backend_type ~ 'pgcache_fence'"),
+		'pgcache_fence keeper', 'the keeper watches there, no other worker runs');
+	poll(sub { get($standby, 1) eq 'miss' }, 'the keeper to find Redis');
+	is($standby->safe_psql('postgres', 'SELECT state, reason FROM fence.state'), 'CLOSED|this server is a standby: only its primary opens fences',
+		'fence.state tells what it is');
+	is($standby->safe_psql('postgres', 'SELECT role, epoch FROM fence.nodes'), $primary->safe_psql('postgres', 'SELECT role, epoch FROM fence.nodes'),
+		'fence.nodes tells what the primary has armed');
+	is($standby->safe_psql('postgres', q(SELECT string_agg(finding, ', ') FROM fence.doctor() WHERE severity = 'error')), '',
+		'fence.doctor finds nothing that is wrong');
+	is($standby->safe_psql('postgres', q(SELECT count(*) FROM fence.metrics WHERE name = 'cache_fence_open')), '0',
+		'... and no alert is given because it does not open fences');
+};
+
+subtest 'what may be read' => sub {
+	caught_up();
+	$primary->safe_psql('postgres', "SELECT fence.read('item', '1')") foreach 1 .. 2;
+	is(get($standby, 1), 'hit', 'what the primary cached is a hit');
+	is(reading($standby, 1), 'old', '... which read returns');
+	is($standby->safe_psql('postgres', "SELECT permit IS NULL FROM fence.get('item', '2')"), 't', 'a miss gives no permit');
+	is(reading($standby, 2), '55000 miss', 'a row of which Redis does not know who wrote it last cannot be proven');
+	is($primary->safe_psql('postgres', "SELECT relation FROM fence.status('item', '2')"), 'missing', '... and is not put');
+	my ($permit) = $primary->safe_psql('postgres', "SELECT permit FROM fence.get('item', '2')");
+	like($standby->safe_psql('postgres', "SELECT fence.put('item', '$permit', 1, 'x', NULL, '2')"), qr/^refused/, 'put is refused');
+
+	write_row($primary, "UPDATE item SET name = 'new' WHERE id = 1");
+	settled();
+	caught_up();
+	is(get($standby, 1), 'miss', 'after a write: a miss');
+	is(reading($standby, 1), 'new', '... the row is the one that the fence names');
+	is(get($standby, 1), 'hit', '... and is a hit now');
+	is(get($primary, 1), 'hit', '... for the primary too');
+	is($primary->safe_psql('postgres', "SELECT payload::jsonb ->> 'name' FROM fence.get('item', '1')"), 'new', '... and right');
+
+	my $writer = FenceTest::Session->open($primary);
+	$writer->run("BEGIN; UPDATE item SET name = 'later' WHERE id = 1");
+	is(reading($standby, 1), '55000 pending', 'while it is being written: refused');
+	$writer->run('ROLLBACK');
+	settled();
+	is(reading($standby, 1), '55000 miss', 'rolled back: nobody is known who committed last');
+	is(reading($primary, 1), 'new', '... until the primary has read it');
+	is(reading($standby, 1), 'new', '... a hit');
+	$writer->run("BEGIN; SAVEPOINT a; UPDATE item SET name = 'sub' WHERE id = 1; COMMIT");
+	settled();
+	caught_up();
+	is(reading($standby, 1), '55000 miss', 'a row of a subtransaction cannot be proven');
+	is(reading($primary, 1), 'sub', '... until the primary has read it');
+	is(reading($standby, 1), 'sub', '... hit');
+};
+
+subtest 'a standby that lags' => sub {
+	write_row($primary, "UPDATE item SET name = name || '+' WHERE id = 3") foreach 1 .. 5;
+	$primary->safe_psql('postgres', "SELECT fence.read('item', '3')");
+	settled();
+	caught_up();
+	lag();
+	write_row($primary, "UPDATE item SET name = 'newest' WHERE id = 3");
+	settled();
+	is(name_of($standby, 3), 'old+++++', 'its row is old');
+	is(reading($standby, 3), '55000 miss', '... and not used');
+	is(reading($primary, 3), 'newest', 'the primary reads, and caches');
+	is(reading($standby, 3), 'newest', '... and the standby has a hit, of what it does not have itself');
+
+	# versions restart: the standby's old row has a higher one than the fence
+	write_row($primary, 'TRUNCATE item');
+	write_row($primary, "INSERT INTO item SELECT g, 'second' FROM generate_series(1, 9) g");
+	settled();
+	is(reading($primary, 3), 'second', 'after TRUNCATE the primary reads a new row');
+	write_row($primary, "UPDATE item SET name = 'third' WHERE id = 3");
+	settled();
+	cmp_ok($standby->safe_psql('postgres', 'SELECT version FROM item WHERE id = 3'), '>',
+		$primary->safe_psql('postgres', 'SELECT version FROM item WHERE id = 3'), 'the version of the old row is higher');
+	is(reading($standby, 3), '55000 miss', '... and still it is not used');
+	go_on();
+	is(reading($standby, 3), 'third', 'caught up: the row');
+};
+
+# Two write the same few rows of two tables, one of which reserves at COMMIT; the standby alone reads and fills. What it reads is
+# never older than what had been committed when it was asked.
+subtest 'a standby reads what is being written' => sub {
+	$primary->safe_psql('postgres', <<'SQL');
+CREATE SEQUENCE counter;
+CREATE TABLE early (id int PRIMARY KEY, n bigint NOT NULL, version bigint NOT NULL DEFAULT 0);
+CREATE TABLE late (LIKE early INCLUDING ALL);
+SELECT fence.attach('early'), fence.attach('late', reserve => 'commit');
+CREATE TABLE stop ();
+-- n of a row only grows: nextval is called once the row is locked, and who deletes is the only one who inserts
+CREATE PROCEDURE write_on(owner int) LANGUAGE plpgsql AS $$
+DECLARE
+	t text;
+	k int;
+BEGIN
+	WHILE to_regclass('stop') IS NOT NULL LOOP
+		t := (ARRAY['early', 'late'])[1 + (random() * 1)::int];
+		k := 1 + (random() * 7)::int;
+		IF random() < 0.1 THEN
+			BEGIN
+				EXECUTE format('UPDATE %I SET n = nextval(''counter'') WHERE id = $1', t) USING k;
+				IF random() < 0.5 THEN RAISE division_by_zero; END IF;
+			EXCEPTION WHEN division_by_zero THEN NULL;
+			END;
+		ELSIF k % 2 = owner AND random() < 0.3 THEN
+			EXECUTE format('DELETE FROM %I WHERE id = $1', t) USING k;
+			IF random() < 0.5 THEN COMMIT; END IF;
+			EXECUTE format('INSERT INTO %I VALUES ($1, nextval(''counter''))', t) USING k;
+		ELSE
+			EXECUTE format('UPDATE %I SET n = nextval(''counter'') WHERE id = $1', t) USING k;
+		END IF;
+		IF random() < 0.1 THEN ROLLBACK; ELSE COMMIT; END IF;
+		PERFORM pg_sleep(random() * 0.01);
+	END LOOP;
+END $$;
+INSERT INTO early SELECT g, nextval('counter') FROM generate_series(1, 8) g;
+INSERT INTO late SELECT g, nextval('counter') FROM generate_series(1, 8) g;
+SQL
+	caught_up();
+	poll(sub { $primary->safe_psql('postgres', "SELECT bool_or((fence.get(d, '1')).status = 'unarmed') FROM unnest('{early,late}'::text[]) d") eq 'f' },
+		'the announcement');
+	my @writers = map { FenceTest::Session->open($primary) } 0, 1;
+	my ($truth, $reader) = map { FenceTest::Session->open($_) } $primary, $standby;
+	my (%seen, @old);
+	my $end = time() + 6;
+
+	$writers[$_]->begin("CALL write_on($_)") foreach 0, 1;
+	while (time() < $end || (!$seen{early} || !$seen{late}) && time() < $end + 60)
+	{
+		my ($table, $key) = ((qw(early late))[ int rand 2 ], 1 + int rand 8);
+		my $before = $truth->run("SELECT n FROM $table WHERE id = $key");
+		$reader->begin("SELECT fence.read('$table', '$key') ->> 'n'");
+		my $n = $reader->take;
+		$seen{ $n =~ /^\d+$/ ? $table : $n =~ /(The cache answered: \w+)/ ? $1 : $n }++;
+		push @old, "$table $key: $n < $before" if $n =~ /^\d+$/ && $before ne '' && $n < $before;
+	}
+	$primary->safe_psql('postgres', 'DROP TABLE stop');
+	$_->wait, is($_->take, '', 'a writer had no error') foreach @writers;
+	note(join ', ', map { "$_ $seen{$_}" } sort keys %seen);
+	is(join("\n", @old), '', 'nothing stale was read');
+	cmp_ok($seen{$_} // 0, '>', 0, "rows of $_ were read") foreach qw(early late);
+	settled();
+	compare_fences($primary, $_) foreach qw(early late);
+};
+
+subtest 'Redis is gone' => sub {
+	$redis->kill9;
+	poll(sub { get($standby, 3) eq 'unavailable' }, 'the keeper of the standby to notice');
+	is(reading($standby, 3), '55000 unavailable', 'no row is used');
+	$redis->restart;
+	wait_open($primary, 90);
+	poll(sub { get($primary, 3) ne 'unarmed' }, 'the announcement');
+	poll(sub { get($standby, 3) eq 'miss' }, 'the keeper of the standby to find it');
+	is(reading($standby, 3), '55000 miss', 'a new epoch: nothing to prove with');
+};
+
+# The next number that the server gives to a transaction.
+sub next_xid { my ($node) = @_; return $node->safe_psql('postgres', "SELECT pg_snapshot_xmax(pg_current_snapshot())"); }
+
+subtest 'promotion, and another history' => sub {
+	reading($primary, $_) foreach 4 .. 6;
+	settled();
+	caught_up();
+	$primary->stop;
+
+	# what the old primary gave the next number to was lost with it; here it is given anew, before any client logs in
+	my $pooled = FenceTest::Session->open($standby);
+	my ($xid, $system, $ns) = split /\|/, $pooled->run("SELECT pg_snapshot_xmax(pg_current_snapshot()), system_identifier,"
+		  . " current_setting('pgcache_fence.namespace') FROM pg_control_system()");
+	is_deeply($redis->call('FCALL', 'fence_effect', 1, 'lost', $ns, "$system.$xid.0000abcd.1", "$system.$xid.0000abcd", '', '', 'counter',
+			1, 5, '', ''), [ 'held', 5 ], 'a hold of a lost transaction');
+	$standby->promote;
+	poll(sub { $pooled->run('SELECT state FROM fence.state') eq 'OPEN' }, 'OPEN');
+	$pooled->run('SELECT pg_current_xact_id()');
+	poll(sub { @{ $redis->call('KEYS', "$ns:h:*") } == 0 }, 'the hold to be settled');
+	is($pooled->run("SELECT pg_xact_status('$xid')"), 'committed', 'another one of its number has committed');
+	is($redis->call('GET', 'lost'), undef, '... but it is not applied');
+	$pooled->close;
+	poll(sub { get($standby, 4) ne 'unarmed' }, 'the announcement');
+	is($standby->safe_psql('postgres', "SELECT count(*) FROM pg_stat_activity WHERE backend_type ~ '^pgcache_fence (keeper|patrol|courier)\$'"), '3',
+		'promoted: all workers run');
+	is(reading($standby, $_), 'second', "row $_, cached anew") foreach 4 .. 6;
+
+	# the old primary comes back by mistake; the sibling still follows it. Both histories write the same row, in the same
+	# version, in transactions of the same number.
+	$primary->start;
+	my $reason = '';
+	ok(eval { poll(sub { ($reason = $primary->safe_psql('postgres', 'SELECT reason FROM fence.state')) =~ /armed by timeline 2, whose lease runs/ }, 'it', 30) },
+		'the old primary is refused') or diag($reason);
+	like(slurp_file($primary->logfile), qr/LOG:  pgcache_fence: CLOSED .*armed by timeline 2, whose lease runs/, '... and its log says so');
+	$primary->safe_psql('postgres', "ALTER SYSTEM SET pgcache_fence.redis_url = 'redis://127.0.0.1:1'");
+	$primary->reload;
+	# with neither Redis nor lease its writes go on; the numbers of its transactions stand still otherwise
+	write_row($primary, "UPDATE item SET name = 'warm' WHERE id = 9");
+	my $done;
+	for (my $try = 0; $try < 20 && !$done; $try++)
+	{
+		my ($new, $old) = (next_xid($standby), next_xid($primary));
+		my ($behind, $n) = $new < $old ? ($standby, $old - $new) : ($primary, $new - $old);
+		$behind->safe_psql('postgres', "SELECT pg_current_xact_id()") foreach 1 .. $n;
+		write_row($primary, "UPDATE item SET name = 'of the old history' WHERE id = 4");
+		write_row($standby, "UPDATE item SET name = 'of the new history' WHERE id = 4");
+		my @row = map { $_->safe_psql('postgres', 'SELECT xmin, version FROM item WHERE id = 4') } $primary, $standby;
+		$done = $row[0] eq $row[1];
+		note("row 4: @row");
+	}
+	ok($done, 'two histories, one version, one number');
+	no_reservations($standby);
+	$primary->wait_for_catchup($sibling, 'replay', $primary->lsn('flush'));
+	is(name_of($sibling, 4), 'of the old history', 'the sibling has the row of the old history');
+	is(get($sibling, 4), 'miss', 'nothing is cached');
+	is(reading($sibling, 4), '55000 miss', '... and the row is not used');
+	is(reading($standby, 4), 'of the new history', 'the new primary reads its own');
+	is(reading($sibling, 4), 'of the new history', '... which is a hit everywhere');
+	$sibling->stop;
+
+	# rewound, it is a standby of the new primary
+	$primary->stop;
+	command_ok([ 'pg_rewind', '--source-server', $standby->connstr('postgres'), '--target-pgdata', $primary->data_dir, '--no-sync',
+			'--config-file', $primary->data_dir . '/postgresql.conf' ], 'pg_rewind');
+	# which has copied the settings of the other one
+	$primary->append_conf('postgresql.conf', sprintf "port = %d\nprimary_conninfo = '%s'", $primary->port, $standby->connstr);
+	$primary->set_standby_mode;
+	$primary->start;
+	$standby->wait_for_catchup($primary, 'replay', $standby->lsn('flush'));
+	poll(sub { get($primary, 4) eq 'hit' }, 'the keeper to find Redis');
+	is(reading($primary, 4), 'of the new history', 'rewound: a standby that reads');
+	# commits name themselves once the keeper has seen that a standby listens
+	my $proven = eval {
+		poll(sub {
+			write_row($standby, "UPDATE item SET name = 'last' WHERE id = 4");
+			$standby->wait_for_catchup($primary, 'replay', $standby->lsn('flush'));
+			poll(sub { get($primary, 4) ne 'pending' }, 'the end', 10);
+			return reading($primary, 4) eq 'last';
+		}, 'a proof', 30);
+	};
+	ok($proven, '... and whose rows can be proven') or diag(reading($primary, 4));
+	no_reservations($standby);
+
+	# started as a primary by mistake: the same timeline as the real one
+	$primary->stop;
+	unlink $primary->data_dir . '/standby.signal' or die $!;
+	my $before = $standby->safe_psql('postgres', 'SELECT identity, epoch FROM fence.nodes');
+	$primary->start;
+	ok(eval { poll(sub { ($reason = $primary->safe_psql('postgres', 'SELECT reason FROM fence.state')) =~ /armed by another server of this cluster and timeline/ }, 'it', 60) },
+		'a copy that is started as a primary on the same timeline is refused') or diag($reason);
+	like(slurp_file($primary->logfile), qr/LOG:  pgcache_fence: CLOSED .*armed by another server of this cluster and timeline, whose lease runs/,
+		'... and its log says so');
+	is($standby->safe_psql('postgres', 'SELECT state FROM fence.state'), 'OPEN', 'the real one is OPEN');
+	is($standby->safe_psql('postgres', 'SELECT identity, epoch FROM fence.nodes'), $before, '... in its epoch');
+	$primary->stop;
+	is($standby->safe_psql('postgres', "UPDATE item SET name = 'end' WHERE id = 4 RETURNING name"), 'end', 'and writes');
+	no_reservations($standby);
+	compare_fences($standby, 'item');
+};
+
+$standby->stop;
+done_testing();
