@@ -51,6 +51,7 @@ extern int	setting_patrol_interval;
 extern int	setting_patrol_grace;
 extern double setting_audit_rate;	/* rows per second in each domain */
 extern int	setting_bulk_threshold; /* rows of one domain in one transaction */
+extern int	setting_watch_buckets;	/* number of buckets, a power of two; 0: off */
 extern int	setting_value_limit;	/* bytes of a row as JSON; 0: commits store no rows */
 extern int	setting_fill_lease;		/* 0: off */
 extern int	setting_stream_limit;	/* entries of a stream */

@@ -34,6 +34,7 @@ local spaces = {}                      -- namespace -> see new_space()
 local headers = {}                     -- "<namespace> <epoch>", as writers send it -> space
 local routes = {}                      -- "<namespace>:f:<domain>:" -> domain; known domains only
 local counter = 0                      -- of this process; goes up only
+local buckets = {}                     -- functions of buckets.lua
 
 -- While a library loads, Redis 7.0 has no global but redis, and no redis.call. So get string's functions from a string.
 -- register_keyed() and so arm() set redis.call and redis.pcall, before any function touches a key.
@@ -269,11 +270,12 @@ local function note_end(space, fence, stamp)
   if space.ends >= ENDS_KEPT then turn_ends(space) end
 end
 
--- Returns whether no reservation of the fence has ended since that number. If so, and if no other one is pending, what
--- was read from PostgreSQL after the number was given is the newest version.
+-- Returns whether no reservation of the fence has ended since that number, and its bucket was open then. If so, and if
+-- no other one is pending, what was read from PostgreSQL after the number was given is the newest version.
 local function none_ended(space, fence, since)
   local ended = space.ended[fence] or space.ended_before[fence] or 0
-  return since >= space.floor and ended <= since
+  if since < space.floor or ended > since then return false end
+  return not space.share or (buckets.opened(space, fence) or math.huge) <= since
 end
 
 -- Returns whether this stamp alone has reserved the fence.
@@ -508,6 +510,13 @@ local function write(_, args)
   return counter
 end
 
+-- Returns the time to live, a text, of what is about to be stored.
+local function lifetime(space, default, ttl)
+  if default then ttl = space.armed.ttl end
+  if space.share then buckets.note_ttl(space, whole(ttl)) end
+  return ttl
+end
+
 -- Stores a row that its transaction sends, if the number of its reservation proves that the row is the newest and
 -- nothing else is pending. Ends the reservation first, so a failure after that is only a miss.
 local function store(space, stamp, fence, since, v, ttl, payload)
@@ -518,7 +527,7 @@ local function store(space, stamp, fence, since, v, ttl, payload)
   end
   if not release(space, fence, stamp, since) then return 0 end
   if proven then
-    ttl = ttl == '0' and space.armed.ttl or ttl
+    ttl = lifetime(space, ttl == '0', ttl)
     call('SET', fence, d.head .. v .. ' ' .. stamp .. '\n' .. payload, 'PX', ttl)
   end
   if d.publish then publish(d, fence, v, stamp) end
@@ -666,6 +675,7 @@ local function get(keys, args)
     return { 'hit', both[2] }
   end
   count(d, MISS)
+  if d.space.share then buckets.want(d.space, fence) end
   local busy = busy_ms(d.space, fence)
   if busy then return { 'miss', permit(d), 'busy', tostring(busy) } end
   return { 'miss', permit(d) }
@@ -726,6 +736,7 @@ end
 -- pending, and nothing may have ended since. So a slow reader cannot store what it read before a write.
 local function refusal_of_put(d, fence, told)
   if not (d.gate or is_served(d, fence)) then return 'unarmed' end
+  if d.space.share and buckets.want(d.space, fence) then return 'closed' end
   if told ~= d.permit or d.permit_at ~= counter then       -- the permit is older than this moment
     local since = sub(told, 1, #d.head) == d.head and whole(sub(told, #d.head + 1))
     if not since or since > counter then return 'token' end
@@ -750,7 +761,7 @@ local function store_read(name, fence, value, told, v, ttl, payload, side)
     count(d, REFUSED)
     return 'refused ' .. why
   end
-  ttl = ms == 0 and d.space.armed.ttl or ttl
+  ttl = lifetime(d.space, ms == 0, ttl)
   if side then
     call('RENAME', side, place)
     call('PEXPIRE', place, ttl)
@@ -780,94 +791,6 @@ local function put_from(keys, args)
   return store_read('fence_put_from', keys[1], value, args[1], args[2], args[3], nil, side)
 end
 
--- ---------------------------------------------------------------------------------------------------------------
--- Listings, for the patrol and the views
--- ---------------------------------------------------------------------------------------------------------------
-
--- Milliseconds since pending() first saw the stamp. To store a time in each reservation would cost a third more.
-local function age_of(space, stamp, now)
-  return tostring(now - (space.seen[stamp] or now))
-end
-
--- status <fence> -> armed|unarmed permit recent (stamp row|domain age_ms)...
--- permit: '' if the domain is unknown. recent: the stamp of the transaction that committed the newest version; '' if it
--- is unknown or something is pending.
-local function status(keys, args)
-  if #keys ~= 1 or #args ~= 0 or not parse(keys[1]) then return bad('fence_status', 'expected a fence') end
-  local fence = keys[1]
-  local d = domain_of_fence(fence)
-  if not d then return { 'unarmed', '', '' } end
-  local space, now = d.space, now_ms()
-  local armed = is_served(d, fence) and lease_runs(space.armed)
-  local p, reply = space.pending[fence], { armed and 'armed' or 'unarmed', permit(d), '' }
-  local function list(stamp, kind, age)
-    local n = #reply
-    reply[n + 1], reply[n + 2], reply[n + 3] = stamp, kind, age
-  end
-  if p and not p[1] then
-    list(p, 'row', age_of(space, p, now))
-  elseif p then
-    for stamp in pairs(p) do
-      if stamp ~= 1 then list(stamp, 'row', age_of(space, stamp, now)) end
-    end
-  end
-  for stamp, of in pairs(d.pending) do list(stamp, 'domain', tostring(now - of.since)) end
-  if #reply == 3 then reply[3] = space.recent[fence] or space.recent_before[fence] or '' end
-  return reply
-end
-
--- pending | namespace limit cursor -> cursor epoch (row|domain name stamp fences age_ms)...
--- For each stamp with reservations of rows: one of its fences, and their number. The cursor is '' for the first page,
--- and '' in the reply after the last. What changes meanwhile may be listed once, twice or not at all.
-local function pending(_, args)
-  local limit = whole(args[2])
-  if #args ~= 3 or not limit or limit < 1 then return bad('fence_pending', 'expected namespace, limit and cursor') end
-  local space = spaces[args[1]]
-  if not space then return { '', '' } end
-  collect_garbage()
-  local now, reply, stamp = now_ms(), { '', space.armed.epoch }, args[3]
-  local function list(kind, name, who, n, age)
-    local at = #reply
-    reply[at + 1], reply[at + 2], reply[at + 3], reply[at + 4], reply[at + 5] = kind, name, who, tostring(n), age
-  end
-  if not space.mine[stamp] then                            -- first page; or the stamp has ended: start again
-    local seen = {}
-    for who in pairs(space.mine) do seen[who] = space.seen[who] or now end
-    space.seen = seen
-    for name, d in pairs(space.domains) do
-      for who, of in pairs(d.pending) do list('domain', name, who, 0, tostring(now - of.since)) end
-    end
-    stamp = next(space.mine)
-  end
-  while stamp and #reply < 5 * limit do
-    local m = space.mine[stamp]
-    list('row', m.n and m[1] or m, stamp, m.n or 1, age_of(space, stamp, now))
-    stamp = next(space.mine, stamp)
-  end
-  reply[1] = stamp or ''
-  return reply
-end
-
--- counts | namespace -> (domain told hit miss pending unarmed stored refused)...
--- Only for the patrol: returns the counts of readers' answers and resets them. Domains without new counts are left out.
-local function counts(_, args)
-  if #args ~= 1 then return bad('fence_counts', 'expected a namespace') end
-  local space, reply = spaces[args[1]], {}
-  for name, d in pairs(space and space.domains or {}) do
-    local any = d.told
-    for _, n in ipairs(d.counts) do any = any + n end
-    if any > 0 then
-      reply[#reply + 1], reply[#reply + 2] = name, tostring(d.told)
-      d.told = 0
-      for i, n in ipairs(d.counts) do
-        reply[#reply + 1] = tostring(n)
-        d.counts[i] = 0
-      end
-    end
-  end
-  return reply
-end
-
 local function register(name, callback, flags)
   redis.register_function{ function_name = name, callback = callback, flags = flags or {},
                            description = 'pgcache_fence library version ' .. LIBRARY_VERSION }
@@ -894,6 +817,3 @@ register_keyed('fence_check', check, { 'no-writes', 'allow-cross-slot-keys' })
 register_keyed('fence_get_derived', get_derived, { 'no-writes', 'allow-cross-slot-keys' })
 register_keyed('fence_put', put)
 register_keyed('fence_put_from', put_from)
-register_keyed('fence_status', status, { 'no-writes', 'allow-cross-slot-keys' })
-register('fence_pending', pending, { 'no-writes' })
-register('fence_counts', counts, { 'no-writes' })

@@ -49,18 +49,24 @@ changed_row_reserve_domain(const Domain *domain)
 }
 
 /*
- * The row's own reservation. NULL if there are too many: then the domain is reserved as a whole instead, again after a
- * savepoint took that back; what the rows before it have stays. Only who sees the row first begins that.
+ * The row's own reservation. NULL if there are too many. Then its bucket is held, if nothing of it can be cached; else
+ * the domain is reserved as a whole instead, again after a savepoint took that back; what the rows before it have stays.
+ * Only who sees the row first begins that.
  */
 static Reservation *
 reservation_of(const Domain *domain, TupleTableSlot *row, bool first)
 {
-	if (ledger_is_whole(domain->id) || (first && ledger_rows(domain->id) >= setting_bulk_threshold))
+	const char *name;
+
+	if (ledger_is_whole(domain->id) || (first && ledger_rows_needed(domain->id) >= setting_bulk_threshold))
 	{
 		changed_row_reserve_domain(domain);
 		return NULL;
 	}
-	return ledger_reservation(RESERVE_ROW, key_fence_name_of_row(domain, row), domain);
+	name = key_fence_name_of_row(domain, row);
+	if (ledger_rows(domain->id) >= setting_bulk_threshold && ledger_hold(domain, name))
+		return NULL;
+	return ledger_reservation(RESERVE_ROW, name, domain);
 }
 
 /*
