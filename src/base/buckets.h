@@ -14,8 +14,6 @@
 #include "postgres.h"
 
 #define ALWAYS_RESERVED (-1)	/* instead of a bucket: what is reserved whatever the bits say */
-#define BUCKETS_MAX (1 << 24)
-#define BUCKETS_MIN 64
 
 /* Returns the fence's bucket; ALWAYS_RESERVED if buckets are not watched. Redis computes the same (buckets.lua). */
 extern int	bucket_of(const char *fence);

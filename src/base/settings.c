@@ -14,7 +14,6 @@
 #include "utils/varlena.h"
 
 #include "base/compat.h"
-#include "base/buckets.h"
 #include "base/settings.h"
 #include "base/url.h"
 

@@ -58,6 +58,8 @@ extern int	setting_stream_limit;	/* entries of a stream */
 extern int	setting_default_ttl;	/* seconds */
 extern int	setting_tombstone_retention;	/* seconds */
 
+#define BUCKETS_MIN 64			/* of pgcache_fence.watch_buckets, if it is not 0 */
+#define BUCKETS_MAX (1 << 24)
 #define FILL_LEASE_MAX_MS 10000
 #define VALUE_LIMIT_MAX (512 * 1024)	/* half of the largest message to Redis */
 #define LEASE_MAX_MS 60000		/* upper bound of pgcache_fence.lease; we assume it where a lease is unknown */
