@@ -44,9 +44,9 @@ typedef uint64 FenceWord;
 #define COMMIT_FLAG_NONE		UINT64CONST(0)
 #define COMMIT_FLAG_BYPASS	PG_UINT64_MAX	/* commits without reservations */
 /*
- * Any other value is the number of the epoch whose reservations the commit has, COMMIT_FLAG_PART if it has changed rows
- * that it has not reserved (buckets.h), and above bit 32 a count, which differs from one transaction of a backend to its
- * next.
+ * Any other value is the number of the epoch whose reservations the commit has (0: it has none), COMMIT_FLAG_PART if it
+ * has changed rows that it has not reserved (buckets.h), and above bit 32 a count, which differs from one transaction of
+ * a backend to its next.
  */
 #define COMMIT_FLAG_PART		(UINT64CONST(1) << 30)
 

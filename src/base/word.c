@@ -118,7 +118,7 @@ fence_commit_flag_exists(bool bypass)
 	{
 		uint64		flag = pg_atomic_read_u64(&fence_shared->commit_flags[i]);
 
-		if (flag != COMMIT_FLAG_NONE && (flag == COMMIT_FLAG_BYPASS) == bypass)
+		if (bypass ? flag == COMMIT_FLAG_BYPASS : flag != COMMIT_FLAG_BYPASS && (flag & WORD_MAX_EPOCH) != 0)
 			return true;
 	}
 	return false;

@@ -34,7 +34,10 @@ extern FenceWord fence_word_expire(void);
 extern void fence_commit_flag_set(uint64 flag);
 extern void fence_commit_flag_clear(void);
 
-/* Returns whether any process has set its flag: to COMMIT_FLAG_BYPASS, or (bypass false) to any other value. */
+/*
+ * Returns whether any process has set its flag: to COMMIT_FLAG_BYPASS, or (bypass false) with an epoch. A commit that has
+ * no reservation names no epoch, and the keeper does not wait for it: such commits go on while fences are CLOSED.
+ */
 extern bool fence_commit_flag_exists(bool bypass);
 
 /*

@@ -72,13 +72,14 @@ local function withdraw_domain(space, name, id)
   set_gate(d)
 end
 
--- Parses the settings of the functions, "ttl_ms fill_ms stream_max grant [buckets]". Returns nil if malformed. ttl_ms is
--- the default time to live of a fence. It stays a text, because Redis would convert a Lua number to text in every call,
--- and does so with great care. grant: see renew. buckets: how many there are, the same throughout an epoch.
+-- Parses the settings of the functions, "ttl_ms fill_ms stream_max grant [buckets]". Returns nil if malformed. ttl_ms
+-- is the default time to live of a fence. It stays a text, because Redis would convert a Lua number to text in every
+-- call, and does so with great care. grant: see renew. buckets: how many there are, the same throughout an epoch.
 local function parse_settings(text)
   local ttl, fill, most, grant, nbuckets = match(text or '', '^(%d+) (%d+) (%d+) (%d+) ?(%d*)$')
   if not ttl or not (whole(ttl) and whole(fill) and whole(most) and whole(grant)) or whole(ttl) == 0 then return nil end
-  return { ttl = ttl, fill_ms = whole(fill), stream_max = most, grant = whole(grant), buckets = whole(nbuckets) or 0 }
+  return { ttl = ttl, fill_ms = whole(fill), stream_max = most, grant = whole(grant),
+           buckets = whole(nbuckets) or 0 }
 end
 
 -- After every fifty calls of a function, Redis lets the garbage collector take some steps, even if there is no garbage.

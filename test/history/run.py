@@ -58,6 +58,7 @@ def arguments(parser):
     parser.add_argument('--capture', choices=('auto', 'triggers', 'mixed'), default=os.environ.get('FENCE_CAPTURE') or None,
                         help='pgcache_fence.capture of the sessions; mixed: each draws it; default: what the environment\'s '
                         'FENCE_CAPTURE says, else drawn')
+    parser.add_argument('--buckets', type=int, default=0, help='of strategy fence: pgcache_fence.watch_buckets')
     parser.add_argument('--pause-us', type=int, default=3000, help='of a writer between two transactions')
     parser.add_argument('--gap', type=float, default=1.0, help='seconds between two faults')
     parser.add_argument('--once', action='store_true', help='each fault once')
@@ -85,6 +86,8 @@ class Run:
         found = {}
         for name in self.names:
             found.update(self.known[name].options)
+        if self.options.buckets:
+            found['settings'] = {**found.get('settings', {}), 'pgcache_fence.watch_buckets': self.options.buckets}
         return found
 
     def next_names(self):
@@ -316,11 +319,11 @@ def run_once(options, program=None):
     directory = options.keep or os.path.join(base_directory(), 'history-%d-%d' % (os.getpid(), random.getrandbits(24)))
     os.makedirs(directory, exist_ok=True)
     words = ['run']
-    for name in ('strategy', 'program', 'nodes', 'defects', 'cache', 'versions', 'absent', 'reserve', 'capture', 'faults', 'clients', 'seconds', 'reads',
+    for name in ('strategy', 'program', 'nodes', 'defects', 'cache', 'versions', 'absent', 'reserve', 'capture', 'buckets', 'faults', 'clients', 'seconds', 'reads',
                  'readers', 'writers', 'keys', 'gap', 'seed'):
         value = getattr(options, name)
         if value and options.strategy in {'defects': ('lease-timeout',), 'cache': FENCED, 'versions': FENCED, 'absent': FENCED,
-                                          'reserve': FENCED, 'capture': FENCED}.get(name, STRATEGIES):
+                                          'reserve': FENCED, 'capture': FENCED, 'buckets': FENCED}.get(name, STRATEGIES):
             words += ['--' + name, shlex.quote(str(value))]
     if options.once:
         words.append('--once')

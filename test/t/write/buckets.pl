@@ -135,6 +135,14 @@ my $until = time() + 0.5;
 my @hits = ();
 while (time() < $until) { push @hits, name_of('item', $row); push @hits, 'hit' if status('item', $row) eq 'hit'; }
 is(join(' ', grep { $_ ne 'old' } @hits), '', 'nothing is cached while a commit is logged and not visible');
+
+# It has no reservation, so the keeper does not wait for it either.
+$redis->restart;
+wait_open($node);
+pass('a new epoch begins beside it');
+$until = time() + 0.5;
+while (time() < $until) { push @hits, name_of('item', $row); push @hits, 'hit' if status('item', $row) eq 'hit'; }
+is(join(' ', grep { $_ ne 'old' } @hits), '', 'nor is anything cached in the new epoch');
 $node->safe_psql('postgres', "SELECT pg_cancel_backend($pid)");
 $writer->take;
 warm('item', $row);
@@ -239,5 +247,33 @@ is(costs('item', $writer, q(UPDATE item SET name = 'after' WHERE id = 21)), 1, '
 is(name_of('item', 21), 'after', 'and new');
 no_reservations($node);
 compare_fences($node, $_) foreach qw(item many through absent);
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Turns
+# ---------------------------------------------------------------------------------------------------------------------
+
+# So few buckets that all are set soon. What is stored lives for a second, then the bits of before are forgotten.
+sub reopen
+{
+	$node->append_conf('postgresql.conf', 'pgcache_fence.watch_buckets = 64');
+	$node->restart;
+	wait_open($node);
+	($sql, $writer) = map { FenceTest::Session->open($node) } 1 .. 2;
+	return;
+}
+
+# Whether a row can be written without a message: its bit is clear again.
+sub is_free { my ($key) = @_; return costs('brief', $writer, "UPDATE brief SET name = name || 'x' WHERE id = $key") == 0; }
+
+reopen();
+new_table('brief', 100, q(ttl => '1 second'));
+warm('brief', $_) foreach 1 .. 20;
+ok(!is_free(1), 'the bit of a cached row is set');
+poll(sub { usleep(100_000); is_free(1) }, 'the bit of before is forgotten');
+pass('once nothing is left of what was stored, its bit is clear');
+warm('brief', $_) foreach 1 .. 100;
+my $expected = $sql->run('SELECT string_agg(name, chr(32) ORDER BY id) FROM brief');
+is(join(' ', map { name_of('brief', $_) } 1 .. 100), $expected, 'what is cached in another turn is what the rows say');
+compare_fences($node, 'brief');
 
 done_testing();
