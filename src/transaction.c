@@ -333,6 +333,7 @@ after_commit(void)
 {
 	fence_test_point("before-commit-message");
 	coordinator_commit();
+	ledger_count_closed();
 	fence_test_point("after-commit-message");
 	fence_commit_flag_clear();
 	if (ledger_catalog_has_changed())

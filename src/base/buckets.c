@@ -177,7 +177,7 @@ buckets_now(BucketsNow *now)
 	uint32		holders = pg_atomic_read_u32(&buckets->holders);
 
 	now->buckets = setting_watch_buckets;
-	now->epoch = pg_atomic_read_u32(&buckets->epoch);
+	now->known = pg_atomic_read_u32(&buckets->epoch) != 0;
 	now->turn = pg_atomic_read_u32(&buckets->turn);
 	now->set = pg_atomic_read_u32(&buckets->set[now->turn & 1]);
 	now->set_before = pg_atomic_read_u32(&buckets->set[~now->turn & 1]);

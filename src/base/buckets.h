@@ -35,7 +35,7 @@ typedef struct BucketsNow
 	int			buckets;		/* 0: not watched */
 	int			set;			/* bits set in the present map */
 	int			set_before;		/* in the map of before */
-	uint32		epoch;			/* whose bits these are; 0: none yet, all count as set */
+	bool		known;			/* false: no epoch has begun since the server start, and all count as set */
 	uint32		turn;
 	int			holders;		/* transactions that hold buckets */
 } BucketsNow;

@@ -73,10 +73,10 @@ function buckets.note_ttl(space, ttl)
   if ttl > space.longest then space.longest = ttl end
 end
 
--- open | header turn margin bucket,... -> opened gone wanted | unarmed
--- Opens these buckets; gone '1': what was stored before this turn has run out by this clock, and margin ms more.
--- wanted: what readers have missed since the last call. A turn that is newer than the last closes all buckets first;
--- an older one does nothing.
+-- open | header turn margin buckets -> opened gone wanted | unarmed
+-- Opens these buckets (separated by commas). gone '1': what was stored before this turn has run out by this clock, and
+-- margin ms more. wanted: what readers have missed since the last call. A turn that is newer than the last closes all
+-- buckets first; an older one does nothing.
 local function open(_, args)
   local space, turn, margin = headers[args[1] or ''], whole(args[2]), whole(args[3])
   if #args ~= 4 or not turn or not margin then

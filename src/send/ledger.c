@@ -30,6 +30,7 @@ typedef struct DomainCount
 	int64		domain_id;
 	int			rows;
 	int			rows_needed;
+	uint64		rows_held;		/* see ledger_hold; also those of savepoints that were rolled back */
 	Reservation *whole;			/* reservation of the whole domain; NULL: none in this transaction; nothing wanted: see ledger_hold */
 	struct DomainCount *next;
 } DomainCount;
@@ -397,7 +398,21 @@ ledger_hold(const Domain *domain, const char *name)
 		return false;
 	if (count_of(domain->id)->whole == NULL)
 		count_of(domain->id)->whole = ledger_reservation(RESERVE_DOMAIN, domain->redis_name, domain);
-	return bucket_hold(bucket);
+	if (!bucket_hold(bucket))
+		return false;
+	count_of(domain->id)->rows_held++;
+	return true;
+}
+
+void
+ledger_count_closed(void)
+{
+	for (Reservation *r = first_reservation; r != NULL; r = r->next)
+		if (!r->needed && r->applied != NO_VERSION)
+			metrics_add(r->metrics, METRIC_COMMIT_CLOSED, 1);
+	for (DomainCount *count = domain_counts; count != NULL; count = count->next)
+		if (count->rows_held > 0)
+			metrics_add(count->whole->metrics, METRIC_COMMIT_CLOSED, count->rows_held);
 }
 
 void

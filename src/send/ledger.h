@@ -105,6 +105,9 @@ extern void ledger_need_all(void);
 extern bool ledger_any_applied(void);
 extern bool ledger_any(bool needed);
 
+/* Counts the rows that the commit has not reserved because their buckets were closed. Usable in COMMIT. */
+extern void ledger_count_closed(void);
+
 /*
  * Holds the bucket of a row instead of reserving it, where bulk_threshold is passed. Returns false if the row must be
  * reserved, because it may be cached. A transaction that holds buckets cannot be prepared without reserving the whole

@@ -59,6 +59,7 @@ bool
 openings_begin_round(void)
 {
 	FenceWord	word;
+	BucketsNow	now;
 
 	if (setting_watch_buckets == 0)
 		return false;
@@ -70,6 +71,8 @@ openings_begin_round(void)
 	if (buckets_epoch() != WORD_EPOCH(word))
 		buckets_begin(WORD_EPOCH(word));
 	(void) buckets_take_turn();
+	buckets_now(&now);
+	metrics_set_server(SERVER_METRIC_BUCKETS_SET, now.set + now.set_before);
 	return true;
 }
 

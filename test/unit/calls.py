@@ -10,7 +10,7 @@ import sys
 TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
 FILES = ['fence.lua', 'arming.lua', 'buckets.lua', 'listings.lua']
 NUMBERS = {'11': 'version', '12': 'ttl_ms', '13': 'since', '14': 'ended', '15': 'id', '16': 'grant', '17': 'limit', '18': 'until',
-           '19': 'timeline'}
+           '19': 'timeline', '20': 'turn', '21': 'margin'}
 # What clients call, and nobody in C; effects have a place of their own.
 NOT_IN_C = set()
 

@@ -190,6 +190,8 @@ is(status('many', 1000), 'hit', 'a cached row outside it stays a hit');
 is((strong_read($redis, $sql->run(q(SELECT fence.fence_key('many', '1000')))))[3], $token, 'the domain was not reserved');
 is(join(' ', map { name_of('many', $_) } 1, 2, 500, 999), 'm m m m', 'those inside it are new');
 compare_fences($node, 'many');
+my $closed = q(SELECT value FROM fence.metrics WHERE name = 'cache_fence_operations_total' AND labels @> '{"domain": "many", "operation": "commit", "result": "closed"}');
+cmp_ok($sql->run($closed), '>=', 990, 'the others are counted');
 
 # Nobody opens a bucket that is held, until its holder is visible.
 $writer->run($_) foreach 'BEGIN', q(UPDATE many SET name = 'held');
@@ -218,6 +220,7 @@ is(name_of('rolled', 50), 'old', 'what is rolled back is cached soon');
 # ---------------------------------------------------------------------------------------------------------------------
 
 # Without Redis: what nobody can have cached commits at once.
+is($sql->run('SELECT buckets, set_now > 100, set_before, known, turn, holders FROM fence.buckets'), "$buckets|t|0|t|0|0", 'fence.buckets');
 $sql->run(q(ALTER SYSTEM SET pgcache_fence.on_redis_failure = 'error'));
 $sql->run('SELECT pg_reload_conf()');
 poll(sub { $writer->run('SHOW pgcache_fence.on_redis_failure') eq 'error' }, 'the setting is read');
@@ -230,6 +233,7 @@ my ($rc) = $node->psql('postgres', q(UPDATE item SET name = 'alone' WHERE id = 2
 isnt($rc, 0, 'a row that may be cached is not');
 $redis->restart;
 wait_open($node);
+poll(sub { $sql->run('SELECT set_now < 50 FROM fence.buckets') eq 't' }, 'the bits are cleared');
 poll(sub { status('item', 0) eq 'miss' }, 'announced');
 is(costs('item', $writer, q(UPDATE item SET name = 'again' WHERE id = 20)), 0, 'in a new epoch nothing is open');
 warm('item', 20);
