@@ -76,10 +76,11 @@ end
 -- is the default time to live of a fence. It stays a text, because Redis would convert a Lua number to text in every
 -- call, and does so with great care. grant: see renew. buckets: how many there are, the same throughout an epoch.
 local function parse_settings(text)
-  local ttl, fill, most, grant, nbuckets = match(text or '', '^(%d+) (%d+) (%d+) (%d+) ?(%d*)$')
+  local ttl, fill, most, grant, rest = match(text or '', '^(%d+) (%d+) (%d+) (%d+)(.*)$')
+  local n = rest == '' and 0 or rest and whole(match(rest, '^ (%d+)$'))
   if not ttl or not (whole(ttl) and whole(fill) and whole(most) and whole(grant)) or whole(ttl) == 0 then return nil end
-  return { ttl = ttl, fill_ms = whole(fill), stream_max = most, grant = whole(grant),
-           buckets = whole(nbuckets) or 0 }
+  if not n or not buckets.is_number(n) then return nil end
+  return { ttl = ttl, fill_ms = whole(fill), stream_max = most, grant = whole(grant), buckets = n }
 end
 
 -- After every fifty calls of a function, Redis lets the garbage collector take some steps, even if there is no garbage.

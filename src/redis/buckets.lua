@@ -37,7 +37,11 @@ local function close_all(space)
   space.gone_at = now_ms() + space.longest
 end
 
--- n: how many buckets there are, a power of two; 0: PostgreSQL reserves everything.
+-- How many buckets there may be: a power of two; 0: PostgreSQL reserves everything.
+function buckets.is_number(n)
+  return n == 0 or (n >= 64 and 16777216 % n == 0)
+end
+
 function buckets.begin(space, n)
   if n == 0 then return end
   space.share, space.turn_of_buckets, space.wanted, space.nwanted, space.longest = WORD / n, 0, {}, 0, 0

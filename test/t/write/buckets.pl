@@ -194,21 +194,26 @@ my $closed = q(SELECT value FROM fence.metrics WHERE name = 'cache_fence_operati
 cmp_ok($sql->run($closed), '>=', 990, 'the others are counted');
 
 # Nobody opens a bucket that is held, until its holder is visible.
-$writer->run($_) foreach 'BEGIN', q(UPDATE many SET name = 'held');
+new_table('held', 200);
+$writer->run($_) foreach 'BEGIN', q(UPDATE held SET name = 'new');
+is($sql->run('SELECT holders FROM fence.buckets'), 1, 'a large transaction holds buckets');
 $until = time() + 0.3;
 @hits = ();
-while (time() < $until) { name_of('many', 300); push @hits, status('many', 300); }
+while (time() < $until) { name_of('held', 150); push @hits, status('held', 150); }
 is(join(' ', grep { $_ eq 'hit' } @hits), '', 'no row that a large transaction has changed is cached');
-$writer->run('COMMIT');
-warm('many', 300);
-is(name_of('many', 300), 'held', 'after it, the new one is');
+is(costs('held', $writer, 'COMMIT'), 0, 'it reserves nothing');
+warm('held', 150);
+is(name_of('held', 150), 'new', 'after it, the new one is');
 
-$writer->run($_) foreach 'BEGIN', q(UPDATE many SET name = 'twice');
-is(costs('many', $writer, q(PREPARE TRANSACTION 'q')) > 0, 1, 'a large transaction that is prepared reserves the domain');
-is(status('many', 300), 'pending', 'which is pending');
+$writer->run($_) foreach 'BEGIN', q(UPDATE held SET name = 'twice');
+cmp_ok(costs('held', $writer, q(PREPARE TRANSACTION 'q')), '>', 0, 'a large transaction that is prepared reserves the domain');
+is(status('held', 180), 'pending', 'which is pending');
 $writer->run(q(COMMIT PREPARED 'q'));
-warm('many', 300);
-is(name_of('many', 300), 'twice', 'and new afterwards');
+warm('held', 180);
+is(name_of('held', 180), 'twice', 'and new afterwards');
+
+$writer->run(q(UPDATE held SET name = 'free'));
+is($sql->run('SELECT holders FROM fence.buckets'), 0, 'nobody holds buckets in the end');
 
 new_table('rolled', 100);
 $writer->run($_) foreach 'BEGIN', q(UPDATE rolled SET name = 'x'), 'ROLLBACK';
