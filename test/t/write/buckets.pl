@@ -137,8 +137,9 @@ while (time() < $until) { push @hits, name_of('item', $row); push @hits, 'hit' i
 is(join(' ', grep { $_ ne 'old' } @hits), '', 'nothing is cached while a commit is logged and not visible');
 
 # It has no reservation, so the keeper does not wait for it either.
+my $epoch = $sql->run('SELECT epoch FROM fence.state');
 $redis->restart;
-wait_open($node);
+poll(sub { $sql->run("SELECT state = 'OPEN' AND epoch <> '$epoch' FROM fence.state") eq 't' }, 'a new epoch', 20);
 pass('a new epoch begins beside it');
 $until = time() + 0.5;
 while (time() < $until) { push @hits, name_of('item', $row); push @hits, 'hit' if status('item', $row) eq 'hit'; }
