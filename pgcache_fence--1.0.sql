@@ -502,6 +502,19 @@ CREATE FUNCTION fence.wait_open(timeout interval DEFAULT '10 s') RETURNS text
     LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_wait_open';
 COMMENT ON FUNCTION fence.wait_open IS 'Waits until fences are OPEN, at most for the given time, and returns the state.';
 
+CREATE FUNCTION fence._buckets(OUT buckets integer, OUT set_now integer, OUT set_before integer, OUT known boolean,
+                               OUT turn bigint, OUT holders integer)
+    RETURNS record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_buckets_view';
+COMMENT ON FUNCTION fence._buckets IS 'The row of fence.buckets.';
+CREATE VIEW fence.buckets AS SELECT * FROM fence._buckets();
+COMMENT ON VIEW fence.buckets IS 'What PostgreSQL remembers of what may be cached (pgcache_fence.watch_buckets).';
+COMMENT ON COLUMN fence.buckets.buckets IS 'How many buckets there are; 0: every changed row is reserved.';
+COMMENT ON COLUMN fence.buckets.set_now IS 'Buckets that were opened in this turn: rows in them are reserved.';
+COMMENT ON COLUMN fence.buckets.set_before IS 'Those of the turn before; forgotten once nothing is left of what was stored then.';
+COMMENT ON COLUMN fence.buckets.known IS 'False from a server start until fences are OPEN: all rows are reserved.';
+COMMENT ON COLUMN fence.buckets.turn IS 'How often the buckets were closed in this epoch.';
+COMMENT ON COLUMN fence.buckets.holders IS 'Large transactions under way that keep buckets closed.';
+
 CREATE FUNCTION fence._nodes(OUT address text, OUT role text, OUT version text, OUT identity text, OUT epoch text,
                              OUT lease_left interval, OUT error text, OUT slots integer)
     RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_nodes_view';
@@ -633,7 +646,7 @@ REVOKE ALL ON FUNCTION fence.once, fence.once_result, fence.counter_add, fence.t
                        fence.take_and_extend, fence.take_and_set, fence.publish, fence.publish_hash,
                        fence.append(text, text, text, bigint, boolean), fence.append(text[], text, text, bigint, boolean),
                        fence._log_stamps, fence.latest_common, fence.commit_marker, fence.enqueue FROM PUBLIC;
-GRANT SELECT ON fence.domain, fence.domains, fence.derived, fence.state, fence.nodes TO PUBLIC;
+GRANT SELECT ON fence.domain, fence.domains, fence.derived, fence.state, fence.buckets, fence.nodes TO PUBLIC;
 GRANT SELECT ON fence.metrics TO pg_monitor;
 GRANT EXECUTE ON FUNCTION fence._metrics, fence.doctor TO pg_monitor;
 

@@ -20,6 +20,7 @@
 
 #include "attach/follow.h"
 #include "attach/hooks.h"
+#include "base/buckets.h"
 #include "base/metrics.h"
 #include "base/settings.h"
 #include "base/shared.h"
@@ -102,27 +103,33 @@ raise_if_late(const CommitWait *wait)
 }
 
 static bool
-anything_applied(void)
-{
-	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
-		if (r->applied != NO_VERSION)
-			return true;
-	return false;
-}
-
-static bool
 policy_is_error(void)
 {
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
-		if (r->applied != NO_VERSION && r->policy == POLICY_ERROR)
+		if (r->applied != NO_VERSION && r->needed && r->policy == POLICY_ERROR)
 			return true;
 	return false;
 }
 
 /*
+ * Sets the commit flag and looks at the bits again, because the courier waits only for flags that it finds set. Returns
+ * false, without the flag, if something may be cached by now that is not reserved.
+ */
+static bool
+flag_and_look(uint64 flag)
+{
+	fence_commit_flag_set(flag | (ledger_any(false) ? COMMIT_FLAG_PART : 0));
+	fence_test_point("flag-set");
+	if (!ledger_look_at_buckets())
+		return true;
+	fence_commit_flag_clear();
+	return false;
+}
+
+/*
  * Tries to commit while the word is OPEN. The order matters. First Redis acknowledges every reservation under this
- * very word. Then the backend sets its commit flag. Then it checks that the word is still the same. True: the
- * transaction may commit. False: look at the word again.
+ * very word. Then the backend sets its commit flag. Then it checks that the word is still the same, and the bits are.
+ * True: the transaction may commit. False: look at the word again.
  */
 static bool
 commit_open(FenceWord word, int *failures, CommitWait *wait)
@@ -132,7 +139,8 @@ commit_open(FenceWord word, int *failures, CommitWait *wait)
 	if (coordinator_reserve_all(word, give_up_at))
 	{
 		fence_test_point("before-commit-flag");
-		fence_commit_flag_set(WORD_EPOCH(word));
+		if (!flag_and_look(WORD_EPOCH(word)))
+			return false;
 		if (fence_word() == word)
 			return true;
 		fence_commit_flag_clear();
@@ -233,7 +241,10 @@ commit_closed(FenceWord word, CommitWait *wait)
 	return true;
 }
 
-/* Returns when the transaction may commit, with its commit flag set. */
+/*
+ * Returns when the transaction may commit, with its commit flag set. If nothing of what it has changed may be cached, it
+ * looks at no word, and commits whatever the state is.
+ */
 static void
 wait_until_ready(void)
 {
@@ -242,10 +253,14 @@ wait_until_ready(void)
 	int			failures = 0;
 	bool		ready = false;
 
+	(void) ledger_look_at_buckets();
 	while (!ready)
 	{
-		FenceWord	word = fence_word_expire();
+		FenceWord	word;
 
+		if (!ledger_any(true) && flag_and_look(0))
+			break;
+		word = fence_word_expire();
 		CHECK_FOR_INTERRUPTS();
 		raise_if_late(&wait);
 		if (word != failed_word)
@@ -275,7 +290,7 @@ reserve_all(void)
 	 * If no version was stored (a trigger suppressed it, or a savepoint rolled it back), reservations only need to be
 	 * aborted.
 	 */
-	if (anything_applied())
+	if (ledger_any_applied())
 		wait_until_ready();
 	coordinator_prepare_commit();
 	fence_test_point("pre-commit-done");
@@ -308,6 +323,8 @@ before_prepare(void)
 					 errmsg("cannot PREPARE a transaction that has explicit reservations"),
 					 errdetail("A restart could not find them again: no lock on a table tells of them.")));
 	publish_before_prepare();
+	/* the flag goes before COMMIT PREPARED, so nobody who opens a bucket would wait for that */
+	ledger_need_all();
 	reserve_all();
 }
 
@@ -316,6 +333,7 @@ after_commit(void)
 {
 	fence_test_point("before-commit-message");
 	coordinator_commit();
+	ledger_count_closed();
 	fence_test_point("after-commit-message");
 	fence_commit_flag_clear();
 	if (ledger_catalog_has_changed())
@@ -393,6 +411,7 @@ transaction_callback(XactEvent event, void *arg)
 		tombstone_at_transaction_end();
 		effects_forget();
 		domain_at_transaction_end();
+		buckets_release();
 		hooks_at_transaction_end();
 		detached_at_transaction_end();
 	}

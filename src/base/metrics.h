@@ -35,6 +35,7 @@
 	F(TORN, "cache_fence_torn_reads_total", COUNTER, "", "Reads of several keys that changed meanwhile, and were read again") \
 	F(EFFECTS, "cache_fence_effects_total", COUNTER, "operation,result", "Effects on keys in Redis that are bound to transactions, by what came of them") \
 	F(EFFECTS_HELD, "cache_fence_held_effects", GAUGE, "", "Effects of transactions under way or prepared that the last patrol round found held") \
+	F(BUCKETS_SET, "cache_fence_buckets_set", GAUGE, "", "Buckets of pgcache_fence.watch_buckets that may have something in Redis") \
 	F(OPEN, "cache_fence_open", GAUGE, "", "1 while fences may be used (state OPEN), else 0") \
 	F(LEASE, "cache_fence_lease_seconds", SECONDS, "", "The setting pgcache_fence.lease") \
 	F(HEARTBEAT, "cache_fence_heartbeat_worst_seconds", SECONDS, "", "Longest heartbeat since the last reset") \
@@ -54,6 +55,7 @@
 	S(COMMIT_UNARMED, OPERATIONS, "commit", "unarmed") \
 	S(COMMIT_FAILED, OPERATIONS, "commit", "failed") \
 	S(COMMIT_BYPASSED, OPERATIONS, "commit", "bypassed") \
+	S(COMMIT_CLOSED, OPERATIONS, "commit", "closed") \
 	S(ABORT_WRITTEN, OPERATIONS, "abort", "written") \
 	S(ABORT_UNARMED, OPERATIONS, "abort", "unarmed") \
 	S(ABORT_FAILED, OPERATIONS, "abort", "failed") \
@@ -123,6 +125,7 @@
 	S(EFFECT_OUTBOX_DONE, EFFECTS, "outbox", "done") \
 	S(EFFECT_OUTBOX_FAILED, EFFECTS, "outbox", "failed") \
 	S(EFFECTS_HELD, EFFECTS_HELD, NULL, NULL) \
+	S(BUCKETS_SET, BUCKETS_SET, NULL, NULL) \
 	S(OPEN, OPEN, NULL, NULL) \
 	S(LEASE, LEASE, NULL, NULL) \
 	S(HEARTBEAT, HEARTBEAT, NULL, NULL) \

@@ -27,7 +27,8 @@ typedef enum MessageKind
 	MESSAGE_RESERVE,				/* reserves a row */
 	MESSAGE_RESERVE_DOMAIN,
 	MESSAGE_END_DOMAIN,			/* ends the reservation of a domain, or announces the domain */
-	MESSAGE_END_EFFECTS			/* applies or undoes effects: effects.c */
+	MESSAGE_END_EFFECTS,			/* applies or undoes effects: effects.c */
+	MESSAGE_OPEN				/* opens buckets: openings.c; never in the ring */
 } MessageKind;
 
 /* In place of a node: every process that was armed in the epoch. The message is answered once all of them have answered. */

@@ -37,6 +37,7 @@ int			setting_patrol_interval;
 int			setting_patrol_grace;
 double		setting_audit_rate;
 int			setting_bulk_threshold;
+int			setting_watch_buckets;
 int			setting_value_limit;
 int			setting_fill_lease;
 int			setting_stream_limit;
@@ -156,6 +157,17 @@ check_namespace(char **newval, void **extra, GucSource source)
 		return true;
 	return refuse("pgcache_fence.namespace", ERRCODE_INVALID_PARAMETER_VALUE,
 				  psprintf("A namespace has 1 to %d letters (A-Z, a-z), digits, underscores, dots and hyphens.", NAMESPACE_MAX));
+}
+
+static bool
+check_watch_buckets(int *newval, void **extra, GucSource source)
+{
+	(void) extra;
+	(void) source;
+	if (*newval == 0 || (*newval >= BUCKETS_MIN && (*newval & (*newval - 1)) == 0))
+		return true;
+	return refuse("pgcache_fence.watch_buckets", ERRCODE_INVALID_PARAMETER_VALUE,
+				  psprintf("It must be 0 or a power of two from %d on.", BUCKETS_MIN));
 }
 
 static bool
@@ -344,6 +356,13 @@ define_writing(void)
 							"of one per row. When it commits, no cached value of the table is trusted any more.",
 							&setting_bulk_threshold, 3000, 1, INT_MAX,
 							PGC_SUSET, 0, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("pgcache_fence.watch_buckets",
+							"Number of bits by which PostgreSQL remembers what may be cached.",
+							"A row of which nothing may be cached is then written without a message to Redis. It must be a "
+							"power of two, and is best some ten times the number of cached rows. 0 turns this off.",
+							&setting_watch_buckets, 0, 0, BUCKETS_MAX,
+							PGC_POSTMASTER, 0, check_watch_buckets, NULL, NULL);
 
 	DefineCustomEnumVariable("pgcache_fence.unreserved_writes",
 							 "What happens to a row of a manual domain that is written without fence.begin_write.",

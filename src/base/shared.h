@@ -43,7 +43,12 @@ typedef uint64 FenceWord;
 /* The commit flag of a backend is set from its last look at the word until the end of its commit. */
 #define COMMIT_FLAG_NONE		UINT64CONST(0)
 #define COMMIT_FLAG_BYPASS	PG_UINT64_MAX	/* commits without reservations */
-/* any other value is the number of the epoch whose reservations the commit has */
+/*
+ * Any other value is the number of the epoch whose reservations the commit has (0: it has none), COMMIT_FLAG_PART if it
+ * has changed rows that it has not reserved (buckets.h), and above bit 32 a count, which differs from one transaction of
+ * a backend to its next.
+ */
+#define COMMIT_FLAG_PART		(UINT64CONST(1) << 30)
 
 #define MAX_NODES		100		/* must be less than SLOT_NOBODY */
 #define IDENTITY_LEN	20

@@ -11,6 +11,7 @@
 #include "storage/lwlock.h"
 #include "storage/shmem.h"
 
+#include "base/buckets.h"
 #include "base/metrics.h"
 #include "base/send_queue.h"
 #include "base/shared.h"
@@ -28,6 +29,7 @@ static const struct
 }			parts[] = {
 	{shared_size, shared_initialise, shared_use},
 	{metrics_size, metrics_initialise, metrics_use},
+	{buckets_size, buckets_initialise, buckets_use},
 	{send_queue_size, send_queue_initialise, send_queue_use},
 };
 

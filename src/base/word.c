@@ -94,6 +94,10 @@ fence_word_expire(void)
 void
 fence_commit_flag_set(uint64 flag)
 {
+	static uint32 count = 0;
+
+	if (flag != COMMIT_FLAG_BYPASS)
+		flag |= (uint64) (++count & 0x7FFFFFFF) << 32;
 	pg_atomic_write_u64(&fence_shared->commit_flags[fence_process_number()], flag);
 	pg_memory_barrier();
 }
@@ -114,10 +118,38 @@ fence_commit_flag_exists(bool bypass)
 	{
 		uint64		flag = pg_atomic_read_u64(&fence_shared->commit_flags[i]);
 
-		if (flag != COMMIT_FLAG_NONE && (flag == COMMIT_FLAG_BYPASS) == bypass)
+		if (bypass ? flag == COMMIT_FLAG_BYPASS : flag != COMMIT_FLAG_BYPASS && (flag & WORD_MAX_EPOCH) != 0)
 			return true;
 	}
 	return false;
+}
+
+int
+fence_commit_flags_of_part(FlagSeen *seen)
+{
+	int			n = 0;
+
+	pg_memory_barrier();
+	for (int i = 0; i < fence_shared->ncommit_flags; i++)
+	{
+		uint64		flag = pg_atomic_read_u64(&fence_shared->commit_flags[i]);
+
+		if (flag & COMMIT_FLAG_PART)
+			seen[n++] = (FlagSeen) {.process = i, .flag = flag};
+	}
+	return n;
+}
+
+int
+fence_commit_flags_left(FlagSeen *seen, int n)
+{
+	int			left = 0;
+
+	for (int i = 0; i < n; i++)
+		if (pg_atomic_read_u64(&fence_shared->commit_flags[seen[i].process]) == seen[i].flag)
+			seen[left++] = seen[i];
+	pg_memory_barrier();
+	return left;
 }
 
 void

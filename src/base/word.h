@@ -34,8 +34,24 @@ extern FenceWord fence_word_expire(void);
 extern void fence_commit_flag_set(uint64 flag);
 extern void fence_commit_flag_clear(void);
 
-/* Returns whether any process has set its flag: to COMMIT_FLAG_BYPASS, or (bypass false) to any other value. */
+/*
+ * Returns whether any process has set its flag: to COMMIT_FLAG_BYPASS, or (bypass false) with an epoch. A commit that has
+ * no reservation names no epoch, and the keeper does not wait for it: such commits go on while fences are CLOSED.
+ */
 extern bool fence_commit_flag_exists(bool bypass);
+
+/*
+ * The commits that have not reserved all that they change. fence_commit_flags_of_part writes those of now to `seen`,
+ * which has room for all processes, and returns their number. fence_commit_flags_left keeps of these n the ones that are
+ * still committing; the others are visible, or gone.
+ */
+typedef struct FlagSeen
+{
+	int			process;
+	uint64		flag;
+} FlagSeen;
+extern int	fence_commit_flags_of_part(FlagSeen *seen);
+extern int	fence_commit_flags_left(FlagSeen *seen, int n);
 
 /* Raises lease_bound to at least this time. */
 extern void fence_lease_bound_raise(int64 until);

@@ -1,6 +1,6 @@
 /*
  * inspect/views.c
- *	  The functions behind the views fence.state, fence.nodes, fence.pending and fence.effects, and fence.wait_open.
+ *	  The functions behind the views fence.state, fence.buckets, fence.nodes, fence.pending and fence.effects, and fence.wait_open.
  *
  * Owns: connections to the Redis processes that it lists, for the time of a call.
  * Locks: fence_shared->lock, for copies only.
@@ -14,6 +14,7 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
+#include "base/buckets.h"
 #include "base/key_text.h"
 #include "base/metrics.h"
 #include "base/settings.h"
@@ -30,6 +31,7 @@
 
 PG_FUNCTION_INFO_V1(fence_state_view);
 PG_FUNCTION_INFO_V1(fence_wait_open);
+PG_FUNCTION_INFO_V1(fence_buckets_view);
 PG_FUNCTION_INFO_V1(fence_nodes_view);
 PG_FUNCTION_INFO_V1(fence_pending_view);
 PG_FUNCTION_INFO_V1(fence_effects_view);
@@ -83,6 +85,24 @@ fence_state_view(PG_FUNCTION_ARGS)
 	values[5] = Int64GetDatum((int64) metrics_value_server(SERVER_METRIC_BYPASSED));
 	values[6] = Int64GetDatum((int64) metrics_value_server(SERVER_METRIC_TOO_LARGE));
 	values[7] = CStringGetTextDatum(problem ? psprintf("triggers: %s", problem) : setting_capture == CAPTURE_AUTO ? "executor" : "triggers");
+	PG_RETURN_DATUM(function_row(fcinfo, values, nulls));
+}
+
+Datum
+fence_buckets_view(PG_FUNCTION_ARGS)
+{
+	Datum		values[6];
+	bool		nulls[6] = {false};
+	BucketsNow	now;
+
+	shared_require();
+	buckets_now(&now);
+	values[0] = Int32GetDatum(now.buckets);
+	values[1] = Int32GetDatum(now.set);
+	values[2] = Int32GetDatum(now.set_before);
+	values[3] = BoolGetDatum(now.known);
+	values[4] = Int64GetDatum((int64) now.turn);
+	values[5] = Int32GetDatum(now.holders);
 	PG_RETURN_DATUM(function_row(fcinfo, values, nulls));
 }
 

@@ -72,13 +72,15 @@ local function withdraw_domain(space, name, id)
   set_gate(d)
 end
 
--- Parses the settings of the functions, "ttl_ms fill_ms stream_max grant". Returns nil if malformed. ttl_ms is the
--- default time to live of a fence. It stays a text, because Redis would convert a Lua number to text in every call, and
--- does so with great care. grant: see renew.
+-- Parses the settings of the functions, "ttl_ms fill_ms stream_max grant [buckets]". Returns nil if malformed. ttl_ms
+-- is the default time to live of a fence. It stays a text, because Redis would convert a Lua number to text in every
+-- call, and does so with great care. grant: see renew. buckets: how many there are, the same throughout an epoch.
 local function parse_settings(text)
-  local ttl, fill, most, grant = match(text or '', '^(%d+) (%d+) (%d+) (%d+)$')
+  local ttl, fill, most, grant, rest = match(text or '', '^(%d+) (%d+) (%d+) (%d+)(.*)$')
+  local n = rest == '' and 0 or rest and whole(match(rest, '^ (%d+)$'))
   if not ttl or not (whole(ttl) and whole(fill) and whole(most) and whole(grant)) or whole(ttl) == 0 then return nil end
-  return { ttl = ttl, fill_ms = whole(fill), stream_max = most, grant = whole(grant) }
+  if not n or not buckets.is_number(n) then return nil end
+  return { ttl = ttl, fill_ms = whole(fill), stream_max = most, grant = whole(grant), buckets = n }
 end
 
 -- After every fifty calls of a function, Redis lets the garbage collector take some steps, even if there is no garbage.
@@ -151,6 +153,7 @@ local function arm(keys, args)
     extend(fresh, keys[1], till)
     if a then headers[ns .. ' ' .. a.epoch] = nil end
     space = new_space(ns, fresh, slots, settings.grant)
+    buckets.begin(space, settings.buckets)
     spaces[ns], headers[ns .. ' ' .. epoch], routes = space, space, {}
   end
   use_settings(space, settings)
@@ -180,6 +183,7 @@ local function regrant(space, slots, grant)
       space.slots[slot], space.lost[slot], space.since[slot] = true, nil, grant
     end
   end
+  if came > 0 then buckets.close(space) end
   if again then
     for _, d in pairs(space.domains) do new_token(space, d) end
   end

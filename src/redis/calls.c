@@ -227,6 +227,12 @@ call_remove(Call *call, uint32 epoch, const char *fence, const char *seen)
 }
 
 void
+call_open(Call *call, uint32 epoch, uint32 turn, int margin_ms, const char *buckets)
+{
+	make(call, "FCALL", "fence_open", 0, "hnns", epoch, (int64) turn, (int64) margin_ms, buckets);
+}
+
+void
 call_pending(Call *call, int limit, const char *cursor)
 {
 	make(call, "FCALL_RO", "fence_pending", 0, "Nns", (int64) limit, cursor);
@@ -241,8 +247,8 @@ call_counts(Call *call)
 void
 calls_settings(char settings[SETTINGS_LEN], uint32 grant)
 {
-	snprintf(settings, SETTINGS_LEN, INT64_FORMAT " %d %d %u", (int64) setting_default_ttl * 1000, setting_fill_lease,
-			 setting_stream_limit, grant);
+	snprintf(settings, SETTINGS_LEN, INT64_FORMAT " %d %d %u %d", (int64) setting_default_ttl * 1000, setting_fill_lease,
+			 setting_stream_limit, grant, setting_watch_buckets);
 }
 
 void
@@ -532,6 +538,16 @@ bool
 calls_all_same(const redisReply *reply, int n)
 {
 	return reply->type == REDIS_REPLY_STRING && reply->len == (size_t) n && strspn(reply->str, "1") == (size_t) n;
+}
+
+bool
+calls_open(const redisReply *reply, OpenReply *open)
+{
+	if (!calls_is(reply, "opened") || calls_string(reply, 1) == NULL || calls_string(reply, 2) == NULL)
+		return false;
+	open->gone = strcmp(calls_string(reply, 1), "1") == 0;
+	open->wanted = calls_string(reply, 2);
+	return true;
 }
 
 bool

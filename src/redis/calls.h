@@ -78,6 +78,9 @@ extern void call_domain_end(Call *call, uint32 epoch, const char *redis_name, co
 extern void call_announce(Call *call, uint32 epoch, const char *redis_name, int64 id, const char *publish, uint32 grant);
 extern void call_remove(Call *call, uint32 epoch, const char *fence, const char *seen);
 
+/* The call by which the courier opens buckets. buckets: their numbers, separated by commas. */
+extern void call_open(Call *call, uint32 epoch, uint32 turn, int margin_ms, const char *buckets);
+
 /* Calls of the patrol and the views. cursor is "" for the first page. */
 #define call_status(call, fence) call_about(call, "fence_status", fence)
 extern void call_pending(Call *call, int limit, const char *cursor);
@@ -235,6 +238,16 @@ extern const char *calls_put(const redisReply *reply);
 
 /* fence_check: whether all n records are still current. */
 extern bool calls_all_same(const redisReply *reply, int n);
+
+/* The reply of fence_open. wanted points into the reply. */
+typedef struct OpenReply
+{
+	bool		gone;			/* nothing is left of what was stored before the turn */
+	const char *wanted;			/* buckets that readers have missed since, separated by commas */
+} OpenReply;
+
+/* Decodes a reply of fence_open. Returns false if it opened nothing. */
+extern bool calls_open(const redisReply *reply, OpenReply *open);
 
 /* The reply of fence_hello */
 typedef struct Hello

@@ -34,6 +34,7 @@ local spaces = {}                      -- namespace -> see new_space()
 local headers = {}                     -- "<namespace> <epoch>", as writers send it -> space
 local routes = {}                      -- "<namespace>:f:<domain>:" -> domain; known domains only
 local counter = 0                      -- of this process; goes up only
+local buckets = {}                     -- functions of buckets.lua
 
 -- While a library loads, Redis 7.0 has no global but redis, and no redis.call. So get string's functions from a string.
 -- register_keyed() and so arm() set redis.call and redis.pcall, before any function touches a key.
@@ -275,11 +276,12 @@ local function note_end(space, fence, stamp)
   if space.ends >= ENDS_KEPT then turn_ends(space) end
 end
 
--- Returns whether no reservation of the fence has ended since that number. If so, and if no other one is pending, what
--- was read from PostgreSQL after the number was given is the newest version.
+-- Returns whether no reservation of the fence has ended since that number, and its bucket was open then. If so, and if
+-- no other one is pending, what was read from PostgreSQL after the number was given is the newest version.
 local function none_ended(space, fence, since)
   local ended = space.ended[fence] or space.ended_before[fence] or 0
-  return since >= space.floor and ended <= since
+  if since < space.floor or ended > since then return false end
+  return not space.share or (buckets.opened(space, fence) or math.huge) <= since
 end
 
 -- Returns whether this stamp alone has reserved the fence.
@@ -517,6 +519,13 @@ local function write(_, args)
   return echo and counter * 100 + echo or counter
 end
 
+-- Returns the time to live, a text, of what is about to be stored.
+local function lifetime(space, default, ttl)
+  if default then ttl = space.armed.ttl end
+  if space.share then buckets.note_ttl(space, whole(ttl)) end
+  return ttl
+end
+
 -- Stores a row that its transaction sends, if the number of its reservation proves that the row is the newest and
 -- nothing else is pending. Ends the reservation first, so a failure after that is only a miss.
 local function store(space, stamp, fence, since, v, ttl, payload)
@@ -527,7 +536,7 @@ local function store(space, stamp, fence, since, v, ttl, payload)
   end
   if not release(space, fence, stamp, since) then return 0 end
   if proven then
-    ttl = ttl == '0' and space.armed.ttl or ttl
+    ttl = lifetime(space, ttl == '0', ttl)
     call('SET', fence, d.head .. v .. ' ' .. stamp .. '\n' .. payload, 'PX', ttl)
   end
   if d.publish then publish(d, fence, v, stamp) end
@@ -675,6 +684,7 @@ local function get(keys, args)
     return { 'hit', both[2] }
   end
   count(d, MISS)
+  if d.space.share then buckets.want(d.space, fence) end
   local busy = busy_ms(d.space, fence)
   if busy then return { 'miss', permit(d), 'busy', tostring(busy) } end
   return { 'miss', permit(d) }
@@ -735,6 +745,7 @@ end
 -- pending, and nothing may have ended since. So a slow reader cannot store what it read before a write.
 local function refusal_of_put(d, fence, told)
   if not (d.gate or is_served(d, fence)) then return 'unarmed' end
+  if d.space.share and buckets.want(d.space, fence) then return 'closed' end
   if told ~= d.permit or d.permit_at ~= counter then       -- the permit is older than this moment
     local since = sub(told, 1, #d.head) == d.head and whole(sub(told, #d.head + 1))
     if not since or since > counter then return 'token' end
@@ -759,7 +770,7 @@ local function store_read(name, fence, value, told, v, ttl, payload, side)
     count(d, REFUSED)
     return 'refused ' .. why
   end
-  ttl = ms == 0 and d.space.armed.ttl or ttl
+  ttl = lifetime(d.space, ms == 0, ttl)
   if side then
     call('RENAME', side, place)
     call('PEXPIRE', place, ttl)

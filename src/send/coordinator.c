@@ -344,7 +344,7 @@ coordinator_reserve_early(Reservation *r)
 {
 	FenceWord	word = fence_word();
 
-	if (WORD_STATE(word) != FENCE_OPEN || asked(r, word))
+	if (WORD_STATE(word) != FENCE_OPEN || !r->needed || asked(r, word))
 		return;
 	if (r->kind == RESERVE_DOMAIN)
 	{
@@ -355,14 +355,18 @@ coordinator_reserve_early(Reservation *r)
 		(void) ask_for_row(r, word);
 }
 
-/*
- * Returns whether nothing needs to be sent: nothing is applied, or Redis has granted the reservation, or the answer is
- * outstanding.
- */
+/* Returns whether the commit need not wait for the reservation: nothing is applied, or its bucket was closed. */
+static bool
+is_idle(const Reservation *r)
+{
+	return r->applied == NO_VERSION || !r->needed;
+}
+
+/* Returns whether nothing needs to be sent: it is idle, or Redis has granted it, or the answer is outstanding. */
 static bool
 settled(const Reservation *r, FenceWord word)
 {
-	return r->applied == NO_VERSION || granted(r, word) || asked(r, word);
+	return is_idle(r) || granted(r, word) || asked(r, word);
 }
 
 static bool
@@ -409,7 +413,7 @@ ask_if_missing(Reservation *r, FenceWord word, bool by_courier)
 static bool
 is_granted(Reservation *r, FenceWord word)
 {
-	if (r->applied == NO_VERSION || granted(r, word))
+	if (is_idle(r) || granted(r, word))
 		return true;
 	if (asked(r, word) && is_waiting(r))
 		await_answer(r);

@@ -30,6 +30,7 @@
 #include "base/compat.h"
 #include "base/settings.h"
 #include "send/link.h"
+#include "send/openings.h"
 
 #define CONNECT_AGAIN_US	INT64CONST(50000)	/* microseconds until the next attempt after a connection that got no reply */
 #define MAX_UNSENT			(1024 * 1024)	/* bytes; with more than this unsent, messages stay in the ring */
@@ -159,6 +160,20 @@ carry(Link *to, const Message *message, Joint *joint)
 		link_send_message(to, message, expected_of(message, joint));
 }
 
+/* Copies which nodes are armed; returns the number of all. */
+static int
+granted_nodes(bool granted[MAX_NODES])
+{
+	int			nnodes;
+
+	LWLockAcquire(fence_shared->lock, LW_SHARED);
+	nnodes = fence_shared->nnodes;
+	for (int i = 0; i < nnodes; i++)
+		granted[i] = fence_shared->nodes[i].granted;
+	LWLockRelease(fence_shared->lock);
+	return nnodes;
+}
+
 /*
  * Carries a message to every armed process. If the epoch has changed meanwhile, these are other processes than
  * intended, but each of them refuses the message. If slots were granted again meanwhile, the word has changed. Then a
@@ -168,17 +183,11 @@ static void
 carry_to_all(const Message *message)
 {
 	bool		granted[MAX_NODES];
-	int			nnodes;
+	int			nnodes = granted_nodes(granted);
 	Joint	   *joint = MemoryContextAllocZero(TopMemoryContext, sizeof(Joint));
 
-	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	nnodes = fence_shared->nnodes;
 	for (int i = 0; i < nnodes; i++)
-	{
-		granted[i] = fence_shared->nodes[i].granted;
 		joint->left += granted[i];
-	}
-	LWLockRelease(fence_shared->lock);
 	joint->reserves = message->kind == MESSAGE_RESERVE_DOMAIN;
 	if (joint->left == 0)
 	{
@@ -254,6 +263,33 @@ carry_messages(void)
 	return any;
 }
 
+/* Calls fence_open at each armed process for which it is time. */
+static void
+open_buckets(void)
+{
+	bool		granted[MAX_NODES];
+	int			nnodes;
+
+	if (!openings_begin_round())
+		return;
+	nnodes = granted_nodes(granted);
+	for (int i = 0; i < nnodes; i++)
+	{
+		Link	   *link;
+
+		if (!granted[i] || !openings_is_due(i))
+			continue;
+		link = courier_link(i);
+		if (link->connection == NULL || is_congested(link, 1))
+			continue;
+		if (!link_is_busy(link) && !link_has_draft(link))
+			states[i].heard_at = fence_clock();
+		openings_send(link);
+		(void) link_flush(link);
+	}
+	openings_end_round(nnodes, granted);
+}
+
 /*
  * Returns the microseconds until we give up waiting for replies on this link; 0 if that time has passed; -1 if nothing
  * is outstanding.
@@ -312,6 +348,7 @@ static void
 sleep_until_needed(bool nap)
 {
 	long		timeout = -1;
+	long		pause = openings_pause();
 	bool		awaited = false;
 	WaitEvent	event;
 
@@ -330,6 +367,8 @@ sleep_until_needed(bool nap)
 							WL_SOCKET_READABLE | (redis_unsent(links[i].connection) > 0 ? WL_SOCKET_WRITEABLE : 0), NULL);
 		awaited = awaited || is_awaited(&links[i]);
 	}
+	if (pause >= 0 && (timeout < 0 || pause < timeout))
+		timeout = pause;
 	if (nap && !awaited)
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 1, wait_event_worker());
 	else
@@ -373,6 +412,7 @@ fence_courier_main(Datum arg)
 
 		(void) worker_next_turn();
 		carried = carry_messages();
+		open_buckets();
 		for (int i = 0; i < nlinks; i++)
 			heard = collect_answers(i) || heard;
 		naps = carried || heard || send_queue_is_in_use() ? NAPS : Max(naps - 1, 0);

@@ -29,7 +29,9 @@ typedef struct DomainCount
 {
 	int64		domain_id;
 	int			rows;
-	Reservation *whole;			/* reservation of the whole domain; NULL: none in this transaction */
+	int			rows_needed;
+	uint64		rows_held;		/* see ledger_hold; also those of savepoints that were rolled back */
+	Reservation *whole;			/* reservation of the whole domain; NULL: none in this transaction; nothing wanted: see ledger_hold */
 	struct DomainCount *next;
 } DomainCount;
 
@@ -142,12 +144,20 @@ ledger_rows(int64 domain_id)
 	return count ? count->rows : 0;
 }
 
+int
+ledger_rows_needed(int64 domain_id)
+{
+	DomainCount *count = find_count(domain_id);
+
+	return count ? count->rows_needed : 0;
+}
+
 bool
 ledger_is_whole(int64 domain_id)
 {
 	DomainCount *count = find_count(domain_id);
 
-	return count && count->whole != NULL;
+	return count && count->whole && count->whole->wanted != NO_VERSION;
 }
 
 bool
@@ -168,6 +178,8 @@ initialise(Reservation *r, ReservationKind kind, const char *name, const Domain 
 	r->early = domain_reserves_early(domain);
 	r->domain_id = domain->id;
 	r->metrics = domain->metrics;
+	r->bucket = ALWAYS_RESERVED;
+	r->needed = true;
 	r->name = name;
 	*last_link = r;
 	last_link = &r->next;
@@ -203,6 +215,16 @@ ledger_detached(const char *name, const char *stamp, const Domain *domain)
 	return r;
 }
 
+/*
+ * The bucket of a row. A manual domain's owner asks for each reservation, and an event reaches subscribers only with the
+ * end of one.
+ */
+static int
+row_bucket(const Domain *domain, const char *name)
+{
+	return domain->scope == SCOPE_MANUAL || domain->events ? ALWAYS_RESERVED : bucket_of(name);
+}
+
 Reservation *
 ledger_reservation(ReservationKind kind, const char *name, const Domain *domain)
 {
@@ -224,7 +246,12 @@ ledger_reservation(ReservationKind kind, const char *name, const Domain *domain)
 	r->events = domain->events;
 	r->ttl_ms = domain->ttl_ms;
 	if (kind == RESERVE_ROW)
+	{
+		r->bucket = row_bucket(domain, name);
+		r->needed = r->bucket == ALWAYS_RESERVED || bucket_is_set(r->bucket);
 		of_domain->rows++;
+		of_domain->rows_needed += r->needed;
+	}
 	else
 		of_domain->whole = r;
 	if (entries == NULL && nreservations > FEW)
@@ -306,8 +333,86 @@ ledger_end_domain(const Domain *domain)
 {
 	Reservation *r = ledger_reservation(RESERVE_DOMAIN, domain->redis_name, domain);
 
+	r->wanted = WHOLE_DOMAIN;
 	ledger_apply(r, Max(domain->id, WHOLE_DOMAIN), NULL);
 	ledger_catalog_changed();
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Buckets
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+bool
+ledger_look_at_buckets(void)
+{
+	bool		any = false;
+
+	for (Reservation *r = first_reservation; r != NULL; r = r->next)
+	{
+		if (r->needed || r->applied == NO_VERSION || !bucket_is_set(r->bucket))
+			continue;
+		r->needed = any = true;
+		count_of(r->domain_id)->rows_needed++;
+	}
+	return any;
+}
+
+void
+ledger_need_all(void)
+{
+	for (Reservation *r = first_reservation; r != NULL; r = r->next)
+	{
+		r->needed = true;
+		if (r->kind == RESERVE_DOMAIN && r->wanted == NO_VERSION)
+			ledger_apply(r, r->wanted = WHOLE_DOMAIN, NULL);
+	}
+}
+
+bool
+ledger_any(bool needed)
+{
+	for (Reservation *r = first_reservation; r != NULL; r = r->next)
+		if (r->applied != NO_VERSION && r->needed == needed)
+			return true;
+	return false;
+}
+
+bool
+ledger_any_applied(void)
+{
+	return ledger_any(true) || ledger_any(false);
+}
+
+/*
+ * The reservation of the whole domain stands in the ledger with nothing wanted, so that ledger_need_all finds it. A row
+ * of a domain that sends NOTIFY is kept, because its commit tells of it.
+ */
+bool
+ledger_hold(const Domain *domain, const char *name)
+{
+	int			bucket = domain->notify ? ALWAYS_RESERVED : row_bucket(domain, name);
+
+	ledger_require_open();
+	if (bucket == ALWAYS_RESERVED || ledger_find(name) != NULL)
+		return false;
+	if (count_of(domain->id)->whole == NULL)
+		count_of(domain->id)->whole = ledger_reservation(RESERVE_DOMAIN, domain->redis_name, domain);
+	if (!bucket_hold(bucket))
+		return false;
+	count_of(domain->id)->rows_held++;
+	return true;
+}
+
+void
+ledger_count_closed(void)
+{
+	for (Reservation *r = first_reservation; r != NULL; r = r->next)
+		if (!r->needed && r->applied != NO_VERSION)
+			metrics_add(r->metrics, METRIC_COMMIT_CLOSED, 1);
+	for (DomainCount *count = domain_counts; count != NULL; count = count->next)
+		if (count->rows_held > 0)
+			metrics_add(count->whole->metrics, METRIC_COMMIT_CLOSED, count->rows_held);
 }
 
 void

@@ -12,6 +12,7 @@
 #ifndef FENCE_LEDGER_H
 #define FENCE_LEDGER_H
 
+#include "base/buckets.h"
 #include "base/metrics.h"
 #include "base/shared.h"
 #include "domain/domain.h"
@@ -39,6 +40,8 @@ typedef struct Reservation
 	bool		notify;
 	bool		events;			/* Redis publishes the version to subscribers */
 	bool		early;			/* send it at once, not only before the commit */
+	int			bucket;			/* of a row; ALWAYS_RESERVED: it does not go by the bits (buckets.h) */
+	bool		needed;			/* Redis must grant it before the commit, if it is applied; false: its bucket was closed at the last look */
 	int64		ttl_ms;
 
 	int64		wanted;			/* highest version that a statement requested; NO_VERSION: none */
@@ -92,10 +95,32 @@ extern void ledger_apply(Reservation *reservation, int64 version, const char *pa
 extern void ledger_withdraw(Reservation *reservation);
 
 /*
+ * Looks at the bits of what is applied and not needed yet. What may be cached by now is needed. Returns whether there
+ * was any. With ledger_need_all, everything is needed, whatever the bits say.
+ */
+extern bool ledger_look_at_buckets(void);
+extern void ledger_need_all(void);
+
+/* Return whether something is applied, and whether something of it is needed, or not needed. */
+extern bool ledger_any_applied(void);
+extern bool ledger_any(bool needed);
+
+/* Counts the rows that the commit has not reserved because their buckets were closed. Usable in COMMIT. */
+extern void ledger_count_closed(void);
+
+/*
+ * Holds the bucket of a row instead of reserving it, where bulk_threshold is passed. Returns false if the row must be
+ * reserved, because it may be cached. A transaction that holds buckets cannot be prepared without reserving the whole
+ * domain, so ledger_need_all does that.
+ */
+extern bool ledger_hold(const Domain *domain, const char *name);
+
+/*
  * Return how many rows of the domain this transaction has reserved one by one, and whether it has reserved the whole
- * domain (perhaps in a savepoint that was rolled back).
+ * domain (perhaps in a savepoint that was rolled back). Of the rows, ledger_rows_needed counts those that are needed.
  */
 extern int	ledger_rows(int64 domain_id);
+extern int	ledger_rows_needed(int64 domain_id);
 extern bool ledger_is_whole(int64 domain_id);
 
 /* Returns whether a statement that is not rolled back has reserved the whole domain. */

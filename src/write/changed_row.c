@@ -49,9 +49,10 @@ changed_row_reserve_domain(const Domain *domain)
 }
 
 /*
- * Returns the reservation of the row; NULL if the domain is reserved as a whole instead. That happens when there are too
- * many rows, and again after a savepoint took the whole domain back. Rows that are reserved already stay so. Only the
- * caller that sees the row first (`first`) begins to reserve the whole domain.
+ * Returns the reservation of the row. Returns NULL if the transaction has reserved too many rows. Then the row's bucket is
+ * held, if nothing in it can be cached; else the domain is reserved as a whole, and again after a savepoint took that
+ * back. Rows that are reserved already stay so. Only the caller that sees the row first (`first`) begins to reserve the
+ * whole domain.
  */
 static Reservation *
 reservation_of(const Domain *domain, TupleTableSlot *row, bool first)
@@ -59,11 +60,13 @@ reservation_of(const Domain *domain, TupleTableSlot *row, bool first)
 	bool		whole = ledger_is_whole(domain->id);
 	const char *name = whole ? NULL : key_fence_name_of_row(domain, row);
 
-	if (whole || (first && ledger_rows(domain->id) >= setting_bulk_threshold && ledger_find(name) == NULL))
+	if (whole || (first && ledger_rows_needed(domain->id) >= setting_bulk_threshold && ledger_find(name) == NULL))
 	{
 		changed_row_reserve_domain(domain);
 		return NULL;
 	}
+	if (ledger_rows(domain->id) >= setting_bulk_threshold && ledger_hold(domain, name))
+		return NULL;
 	return ledger_reservation(RESERVE_ROW, name, domain);
 }
 

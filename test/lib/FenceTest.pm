@@ -60,7 +60,7 @@ our $TOP = abs_path(dirname(__FILE__) . '/../..');
 # Settings of the extension, which new_postgres takes without their prefix. It treats all others as settings of PostgreSQL.
 my %own_setting = map { $_ => 1 } qw(redis_url namespace databases lease clock_margin timeout on_redis_failure
   patrol_interval patrol_grace audit_rate bulk_threshold value_limit fill_lease stream_limit default_ttl
-  tombstone_retention reserve);
+  tombstone_retention reserve watch_buckets);
 
 my $nodes_made = 0;
 

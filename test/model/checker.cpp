@@ -125,6 +125,8 @@ find_next(const State &s)
 		keeper_steps(s);
 	if (moves)
 		move_steps(s);
+	if (buckets)
+		bucket_steps(s);
 	for (int n = 0; n < nnext; n++)
 	{
 		note_together(next[n].state);
@@ -264,7 +266,7 @@ first_state()
 
 	memset(&s, 0, sizeof(s));
 	s.word = OPEN;
-	s.word_epoch = s.last_epoch = s.epoch_armed = s.armed_identity = 1;
+	s.word_epoch = s.last_epoch = s.epoch_armed = s.armed_identity = s.bits_epoch = 1;
 	s.bound = lease;
 	s.next_identity = moves ? 3 : 2;
 	for (int p = 0; p < (moves ? 2 : 1); p++)
@@ -281,7 +283,7 @@ first_state()
 	for (int k = 0; k < keys; k++)
 		if (row_absent)
 			s.row[k] = ABSENT;
-		else
+		else if (!buckets)
 			s.p[0].fence[k] = 1;
 	return s;
 }
@@ -314,7 +316,11 @@ print_state(const State &s)
 		for (int i = 0; i < writers; i++)
 			if (q.domain_pending >> i & 1)
 				printf(" pending(domain, T%d)", i + 1);
+		if (buckets)
+			printf(" open %d turn %d", q.open, q.turn);
 	}
+	if (buckets)
+		printf(" | bits %d %d of epoch %d turn %d", s.bits[0], s.bits[1], s.bits_epoch, s.turn);
 	if (keeper)
 		printf(" | %s %d, bound %d%s", s.word == OPEN ? "OPEN" : s.word == CLOSED ? "CLOSED" : "ARMING", s.word_epoch, s.bound,
 			   s.bypassed ? ", bypassed" : "");

@@ -84,6 +84,7 @@ restore_saved(State &s, int p)
 		s.p[p].fence[k] = s.saved_fence[k];
 		s.p[p].content[k] = s.saved_content[k];
 		s.saved_fence[k] = s.saved_content[k] = 0;
+		s.p[p].aged &= ~(1 << k);
 	}
 	s.saved = 0;
 }
@@ -112,6 +113,7 @@ copy_keys(State &s, int from, int to)
 {
 	memcpy(s.p[to].fence, s.p[from].fence, sizeof(s.p[to].fence));
 	memcpy(s.p[to].content, s.p[from].content, sizeof(s.p[to].content));
+	s.p[to].aged = s.p[from].aged;
 }
 
 /* The old master becomes a replica and keeps its memory. Writes of the new master reach it late, or never. */
@@ -194,6 +196,10 @@ crash(const State &from, int lost)
 		s.epoch_armed = s.armed_identity = 0;
 	s.bound = 0;
 	s.bound_unset = 1;
+	s.bits[0] = s.bits[1] = s.turn = s.turn_answered = 0;
+	if (buckets && !crash_clears_bits)
+		s.bits_epoch = 0;
+	s.courier_step = s.courier_bucket = s.courier_epoch = s.courier_turn = s.courier_waits = 0;
 	s.keeper_step = K_IDLE;
 	s.keeper_same_word = s.keeper_identity = s.keeper_knows = s.keeper_epoch = s.keeper_clock = 0;
 	forget_patrol(s);

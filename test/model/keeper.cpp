@@ -21,7 +21,7 @@ static bool
 somebody_commits(const State &s)
 {
 	for (int i = 0; i < writers; i++)
-		if (s.w[i].commit_flag && s.w[i].commit_flag != BYPASS)
+		if (s.w[i].commit_flag && s.w[i].commit_flag != BYPASS && !(s.w[i].commit_flag == SKIPS && skips_beside_commit))
 			return true;
 	return false;
 }
@@ -111,6 +111,9 @@ arm_at(State &s, int p, int epoch, int identity, int ticks)
 	for (int k = 0; k < keys; k++)
 		q.pending[k] = q.proven[k] = 0;
 	q.announced = !prepares;
+	if (!open_survives_epoch)
+		q.open = q.aged = 0;
+	q.turn = 0;
 	if (!new_epoch_keeps_token || !q.token)
 		new_token(s, p);
 	return true;
@@ -442,6 +445,7 @@ cluster_steps(const State &from)
 
 		s.p[other].fence[0] = s.p[p].fence[0];
 		s.p[other].content[0] = s.p[p].content[0];
+		s.p[other].aged = s.p[p].aged;
 		remove_fence(s, p, 0);
 	}
 	if (!from.p[other].serves && !from.p[p].fence[0])
@@ -471,6 +475,8 @@ give_slot(State &s, int p)
 		return;
 	if (!slot_keeps_token && q.had)
 		new_token(s, p);
+	if (!slot_keeps_buckets)
+		close_buckets(s, p);
 	q.granted = q.had = 1;
 	q.lost = 0;
 }

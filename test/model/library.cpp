@@ -48,6 +48,7 @@ remove_fence(State &s, int p, int key)
 	if (s.p[p].fence[key])
 		note_write(s, p);
 	s.p[p].fence[key] = s.p[p].content[key] = 0;
+	s.p[p].aged &= ~(1 << key);
 }
 
 void
@@ -166,13 +167,60 @@ others_pending(const Process &q, int key, int except)
 	return q.pending[key] & ~except;
 }
 
+/* A put, and a commit with the row, are refused in a closed bucket. */
+bool
+is_open(const Process &q, int key)
+{
+	return !buckets || (q.open >> key % buckets & 1);
+}
+
+/* From now on nothing is stored. What was lives on for its time, also where a slot has taken it meanwhile. */
+void
+close_buckets(State &s, int p)
+{
+	s.p[p].open = 0;
+	for (int at = 0; at < processes; at++)
+		for (int k = 0; k < keys; k++)
+			if (s.p[at].fence[k] && s.p[at].fence[k] == s.p[p].token)
+				s.p[at].aged |= 1 << k;
+}
+
+/* An opening names its epoch and turn. From it on nothing counts that was said before: no permit, no number of a reservation. */
+void
+open_bucket(State &s, int p, int bucket, int epoch, int turn)
+{
+	Process    &q = s.p[p];
+
+	if (!q.up || !q.epoch || (q.epoch != epoch && !open_any_epoch) || (q.turn > turn && !open_any_turn))
+		return;
+	if (q.turn < turn)
+	{
+		close_buckets(s, p);
+		q.turn = turn;
+	}
+	if (q.open >> bucket & 1)
+		return;
+	q.open |= 1 << bucket;
+	for (int k = 0; k < keys; k++)
+	{
+		if (k % buckets != bucket)
+			continue;
+		if (!put_before_opening)
+			forget_ends(s, p, k);
+		if (!row_before_opening)
+			q.proven[k] = 0;
+		if (!recent_before_opening)
+			q.recent[k] = 0;
+	}
+}
+
 static bool
 row_is_proven(const State &s, int p, int i, int key)
 {
 	const Process &q = s.p[p];
 
 	return ((q.proven[key] & 1 << i) || row_any_since) && (!others_pending(q, key, 1 << i) || row_while_pending) && q.token &&
-		has_slot(s, p) && key_is_here(s, p, key);
+		has_slot(s, p) && key_is_here(s, p, key) && (is_open(q, key) || row_in_closed);
 }
 
 void
@@ -191,6 +239,7 @@ end(State &s, int p, int i, int key, EndKind kind)
 		note_write(s, p);
 		q.fence[key] = q.token;
 		q.content[key] = i + 1;
+		q.aged &= ~(1 << key);
 	}
 	if (recent && committed && (proven || (recent_no_proof && was_pending)) && (!is_delete || recent_of_deletes))
 		q.recent[key] = (is_delete ? ABSENT : i + 1) + 1;
@@ -233,7 +282,8 @@ put_allowed(const State &s, const Reader &r)
 	const Process &q = s.p[r.process];
 
 	return takes_writes(s, r.process) && q.epoch && q.announced && has_slot(s, r.process) && key_is_here(s, r.process, r.key) && q.token &&
-		(q.token == r.token || put_any_token) && (!others_pending(q, r.key, 0) || put_while_pending) && (r.since || put_any_since);
+		(q.token == r.token || put_any_token) && (!others_pending(q, r.key, 0) || put_while_pending) && (r.since || put_any_since) &&
+		(is_open(q, r.key) || put_in_closed);
 }
 
 /* Whether fence_token returns a token; otherwise it returns ''. */
@@ -252,7 +302,7 @@ lose_memory(State &s, int p)
 	Process    &q = s.p[p];
 
 	q.identity = s.next_identity++;
-	q.epoch = q.lease = q.announced = q.domain_pending = q.follows = 0;
+	q.epoch = q.lease = q.announced = q.domain_pending = q.follows = q.open = q.turn = q.aged = 0;
 	if (!token_survives_restart)
 		q.token = 0;
 	for (int k = 0; k < keys; k++)

@@ -19,7 +19,8 @@ be_told(const State &from, int j, int p, int k)
 	r.step = before.step == R_READ_FIRST ? R_READ : R_TOLD;
 	if (q.token && q.fence[k] == q.token && !q.pending[k] && q.content[k] != from.row[k])
 		violate("STALE: slow hit");
-	if (recent && q.recent[k] && !q.pending[k] && !q.domain_pending && q.recent[k] - 1 != from.row[k])
+	if (recent && q.recent[k] && !q.pending[k] && !q.domain_pending && (is_open(q, k) || recent_in_closed) &&
+		q.recent[k] - 1 != from.row[k])
 		violate("STALE: who committed last is not who did");
 }
 
@@ -84,6 +85,7 @@ put_steps(const State &from, int j)
 		note_write(s, r.process);
 		q.fence[r.key] = q.token;
 		q.content[r.key] = r.content;
+		q.aged &= ~(1 << r.key);
 		s.r[j] = {};
 	}
 	add(from, "R%d's put is lost or refused", j + 1).r[j] = {};

@@ -19,18 +19,19 @@ typedef uint8_t byte;
 enum {MAX_WRITERS = 3, MAX_KEYS = 2, MAX_PROCESSES = 2, MAX_READERS = 2};
 enum {ABSENT = 15};
 
-enum Op {UPDATE = 1, DELETE = 2, INSERT = 4, BULK = 8, INSERT_RESERVED = 16};
+enum Op {UPDATE = 1, DELETE = 2, INSERT = 4, BULK = 8, INSERT_RESERVED = 16, WATCHED_BULK = 32, HELD_BULK = 64};
 
 /* The value of `what` that means the whole domain. Other values, and sets, have the bits 1 << key. */
 enum {DOMAIN = 4};
 
 enum Fate {NOT_BEGUN, RUNNING, LOGGED, COMMITTED, ABORTED, PREPARED};
 enum Word {CLOSED, ARMING, OPEN};
-enum {BYPASS = 7};				/* the commit flag of a writer that bypasses; else the flag is the epoch in which the writer commits */
+/* A commit flag. SKIPS: its writer has reserved nothing. BYPASS: its writer bypasses. Else the epoch in which the writer commits */
+enum {BYPASS = 7, SKIPS = 6};
 
 enum WriterStep
 {
-	W_BEGIN, W_CHANGED, W_BULK_BEGUN, W_ROLLED_BACK_TO, W_LOOK, W_RESERVE, W_SET_COMMIT_FLAG, W_COMMIT_FLAG_SET, W_CLOSED, W_BYPASSING, W_COMMIT,
+	W_BEGIN, W_CHANGED, W_BULK_BEGUN, W_HOLDING, W_ROLLED_BACK_TO, W_LOOK, W_RESERVE, W_SET_COMMIT_FLAG, W_COMMIT_FLAG_SET, W_CLOSED, W_BYPASSING, W_COMMIT,
 	W_LOGGED, W_VISIBLE, W_PREPARED, W_OVER
 };
 
@@ -52,8 +53,9 @@ struct Writer
 	byte		end_kind;		/* their EndKind */
 	byte		end_epoch;		/* their epoch */
 	byte		flags;
+	byte		seen;			/* set: keys whose bit was set when it held their buckets */
 };
-enum {APPLIED = 1, SAVEPOINT_USED = 2, SENT_EARLY = 4};
+enum {APPLIED = 1, SAVEPOINT_USED = 2, SENT_EARLY = 4, PREPARES = 8, HOLDS = 16};
 
 /* A Redis process: the function library's memory, and its keys */
 struct Process
@@ -75,6 +77,9 @@ struct Process
 	byte		granted;		/* the keeper has granted it the slot */
 	byte		had;			/* it has had the slot in this epoch */
 	byte		lost;			/* the keeper has found the slot elsewhere */
+	byte		open;			/* set of buckets */
+	byte		turn;			/* in which they were opened */
+	byte		aged;			/* set: fences that were stored before the process that stored them closed its buckets */
 };
 
 enum ReaderStep {R_IDLE, R_TOLD, R_READ, R_READ_FIRST};
@@ -107,6 +112,8 @@ enum KeeperStep
 	K_IDLE, K_RENEW_BOUND, K_RENEW, K_OPEN, K_LOOK_BYPASS, K_LOOK_COMMIT, K_NUMBER, K_NOT_ARMED, K_NEW_WORD, K_CLEAR_BYPASS, K_CLOCK, K_ARM_BOUND,
 	K_ARM, K_AGAIN_BOUND, K_AGAIN, K_ARMED, K_TO_OPEN, M_LOOK_COMMIT, M_FIRST, M_SECOND, M_TO_OPEN
 };
+
+enum CourierStep {C_IDLE, C_SET, C_WAIT, C_SETTLED};
 
 struct State
 {
@@ -152,6 +159,19 @@ struct State
 	byte		patrol_kind;
 	byte		patrol_epoch;
 
+	byte		bits[2];		/* sets of buckets, in PostgreSQL: since the last turn, and before it */
+	byte		bits_epoch;		/* of which they are; 0: after a crash, all count as set */
+	byte		turn;
+	byte		turn_answered;	/* set of processes */
+	byte		courier_step;
+	byte		courier_bucket;
+	byte		courier_epoch;	/* in which it opens the bucket, */
+	byte		courier_turn;	/* and turn */
+	byte		courier_waits;	/* for these writers */
+	byte		late_open;		/* an opening that is under way: bucket + 1, */
+	byte		late_open_epoch;	/* in this epoch, */
+	byte		late_open_turn; /* and turn */
+
 	Writer		w[MAX_WRITERS];
 	Process		p[MAX_PROCESSES];
 	Reader		r[MAX_READERS];
@@ -173,6 +193,7 @@ extern void patrol_steps(const State &s);
 extern void fault_steps(const State &s);
 extern void keeper_steps(const State &s);
 extern void move_steps(const State &s);
+extern void bucket_steps(const State &s);
 
 /* The violation in this state; NULL if there is none. */
 extern const char *invariant(const State &s);
@@ -201,6 +222,9 @@ extern void new_token(State &s, int p);
 extern void remove_fence(State &s, int p, int key);
 extern void forget_ends(State &s, int p, int key);
 extern void lose_memory(State &s, int p);
+extern bool is_open(const Process &q, int key);
+extern void close_buckets(State &s, int p);
+extern void open_bucket(State &s, int p, int bucket, int epoch, int turn);
 
 /* -----------------------------------------------------------------------------------------------------------------
  * PostgreSQL's shared memory
@@ -211,6 +235,8 @@ extern void change_word(State &s, int word, int epoch);
 extern bool bound_has_passed(const State &s);
 extern void become_visible(State &s, int i);
 extern void finish(State &s, int i);
+extern int	watched(const State &s, int what);
+extern bool has_reserved_all(const State &s, int i);
 extern int	keys_of(int i);
 extern bool is_over(int fate);
 extern const char *name_of(int what);

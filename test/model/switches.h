@@ -16,7 +16,8 @@
 	SWITCH(pipeline, 0, "a fast reader reads each row with a GET of its own, and asks for one token after the last") \
 	SWITCH(lease, 1, "ticks that a lease lasts") \
 	SWITCH(max_epoch, 2, "the highest number of an epoch") \
-	SWITCH(ops0, 1, "what writer 0 may do: the sum of 1 UPDATE, 2 DELETE, 4 INSERT without a reservation, 8 bulk UPDATE, 16 INSERT with one") \
+	SWITCH(ops0, 1, "what writer 0 may do: the sum of 1 UPDATE, 2 DELETE, 4 INSERT without a reservation, 8 bulk UPDATE, " \
+		"16 INSERT with one, 32 bulk UPDATE that forgets its keys, 64 bulk UPDATE that holds buckets") \
 	SWITCH(ops1, 1, "writer 1") \
 	SWITCH(ops2, 1, "writer 2") \
 	SWITCH(keys0, 1, "which rows writer 0 writes: 1 the first, 2 the second, 3 both") \
@@ -41,6 +42,9 @@
 	SWITCH(crashes, 0, "how often PostgreSQL crashes") \
 	SWITCH(prepares, 0, "two-phase commit") \
 	SWITCH(moves, 0, "how often the slot moves from one process to the other, in one epoch") \
+	SWITCH(buckets, 0, "a permit to put is given only in open buckets, and who writes in a closed one reserves nothing; " \
+		"the number of buckets; 0: none. Key k is in bucket k modulo that") \
+	SWITCH(turns, 0, "how often a turn of the maps clears the bits") \
 	SWITCH(quiet, 0, "fewer aborts, and no refusal without a reason, so that there are fewer states") \
 	SWITCH(limit, 60, "maximum number of states, in millions")
 
@@ -114,7 +118,31 @@
 	SWITCH(lost_not_noted, 0, "a process does not note that the slot was found elsewhere") \
 	SWITCH(slot_keeps_token, 0, "a process that gets a slot back keeps its token") \
 	SWITCH(move_beside_commit, 0, "a slot is granted to another process while a writer commits") \
-	SWITCH(widen_first, 0, "the keeper tells the new owner of a slot before the old one")
+	SWITCH(widen_first, 0, "the keeper tells the new owner of a slot before the old one") \
+	SWITCH(put_in_closed, 0, "put does not check whether the bucket is open") \
+	SWITCH(put_before_opening, 0, "put takes a permit that is older than the opening of the bucket") \
+	SWITCH(row_in_closed, 0, "a commit stores its row in a closed bucket") \
+	SWITCH(row_before_opening, 0, "a commit stores its row by a reservation that is older than the opening of the bucket") \
+	SWITCH(recent_in_closed, 0, "the library tells which transaction committed last in a closed bucket") \
+	SWITCH(recent_before_opening, 0, "the library tells which transaction committed last before the bucket opened") \
+	SWITCH(bit_after_opening, 0, "the bucket opens in Redis before its bit is set") \
+	SWITCH(open_no_wait, 0, "the bucket opens while a writer commits that may have looked before its bit was set") \
+	SWITCH(open_when_logged, 0, "the courier waits only until such a transaction is in the commit log") \
+	SWITCH(no_second_look, 0, "a writer does not look at the bits after it has set its commit flag") \
+	SWITCH(prepare_by_bits, 0, "PREPARE goes by the bits") \
+	SWITCH(open_any_epoch, 0, "an opening names no epoch") \
+	SWITCH(open_any_turn, 0, "an opening names no turn") \
+	SWITCH(open_survives_epoch, 0, "arming in a new epoch leaves the buckets open") \
+	SWITCH(bits_cleared_early, 0, "the bits are cleared before the new epoch is OPEN") \
+	SWITCH(crash_clears_bits, 0, "after a crash the bits count as clear") \
+	SWITCH(forget_before_answer, 0, "a map is forgotten before Redis has closed its buckets") \
+	SWITCH(forget_before_expiry, 0, "a map is forgotten before what was stored under it has expired") \
+	SWITCH(slot_keeps_buckets, 0, "a process that is given a slot keeps its buckets open") \
+	SWITCH(look_before_hold, 0, "a bulk UPDATE looks at the bits before it holds the buckets") \
+	SWITCH(open_beside_hold, 0, "the courier opens a bucket that is held") \
+	SWITCH(hold_ends_early, 0, "a bulk UPDATE lets go before its commit is visible") \
+	SWITCH(waits_for_few, 0, "the courier waits only for transactions that have not reserved all that they write") \
+	SWITCH(skips_beside_commit, 0, "the keeper does not wait for commit flags of transactions that have reserved nothing")
 
 #define DECLARE_SWITCH(name, value, what) extern int name;
 CONFIGURATION(DECLARE_SWITCH)

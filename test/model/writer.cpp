@@ -41,6 +41,8 @@ op_name(int op)
 		case DELETE: return "DELETE";
 		case INSERT: return "INSERT (nothing is reserved)";
 		case BULK: return "bulk UPDATE";
+		case WATCHED_BULK: return "bulk UPDATE that forgets its keys";
+		case HELD_BULK: return "bulk UPDATE that holds the buckets";
 		default: return "INSERT";
 	}
 }
@@ -73,13 +75,47 @@ bound_has_passed(const State &s)
 	return !s.bound_unset && !s.bound;
 }
 
-/* The set of reservations that Redis must acknowledge before the writer commits. */
+/* Returns what the writer has changed. */
 static int
-needed(int i, const Writer &w)
+changed_by(int i, const Writer &w)
 {
-	if (!(w.flags & APPLIED) || w.op == INSERT)
-		return 0;
-	return w.op == BULK ? DOMAIN : keys_of(i);
+	return !(w.flags & APPLIED) || w.op == INSERT ? 0 : w.op == BULK ? (int) DOMAIN : keys_of(i);
+}
+
+/* Returns the keys of the set whose bucket's bit is set, and the whole domain. After a crash all bits count as set. */
+int
+watched(const State &s, int what)
+{
+	int			found = what & DOMAIN;
+
+	for (int k = 0; k < keys; k++)
+		if ((what >> k & 1) && (!buckets || !s.bits_epoch || ((s.bits[0] | s.bits[1]) >> k % buckets & 1)))
+			found |= 1 << k;
+	return found;
+}
+
+/* Returns whether everything that the writer has changed is reserved, whatever the bits say. */
+bool
+has_reserved_all(const State &s, int i)
+{
+	return !(changed_by(i, s.w[i]) & ~s.w[i].acked);
+}
+
+/*
+ * Returns the set of reservations that Redis must acknowledge before the writer commits. A writer that has changed many
+ * rows by buckets no longer knows their keys.
+ */
+static int
+needed(const State &s, int i)
+{
+	const Writer &w = s.w[i];
+	int			changed = changed_by(i, w);
+
+	if (!(w.flags & PREPARES) || prepare_by_bits)
+		changed = w.op == HELD_BULK ? changed & w.seen : watched(s, changed);
+	else if (w.op == HELD_BULK)
+		return DOMAIN;
+	return w.op == WATCHED_BULK && changed ? (int) DOMAIN : changed;
 }
 
 static void
@@ -96,7 +132,7 @@ finish(State &s, int i)
 	Writer	   &w = s.w[i];
 
 	w.step = W_OVER;
-	w.commit_flag = w.same_word = w.acked = w.epoch = w.flags = w.sent = w.sent_epoch = 0;
+	w.commit_flag = w.same_word = w.acked = w.epoch = w.flags = w.sent = w.sent_epoch = w.seen = 0;
 	unlock(s, i);
 }
 
@@ -247,7 +283,7 @@ begin_steps(const State &from, int i)
 		w.step = W_BULK_BEGUN;
 		w.same_word = !word_matters();
 	}
-	for (int op = UPDATE; op <= INSERT_RESERVED; op <<= 1)
+	for (int op = UPDATE; op <= HELD_BULK; op <<= 1)
 	{
 		if (!(ops_of(i) & op) || !can_lock(from, i, op))
 			continue;
@@ -258,9 +294,33 @@ begin_steps(const State &from, int i)
 		w.op = op;
 		w.fate = RUNNING;
 		w.flags = APPLIED;
-		w.step = W_CHANGED;
+		w.step = op == HELD_BULK ? W_HOLDING : W_CHANGED;
+		if (op == HELD_BULK && look_before_hold)
+			w.seen = watched(s, keys_of(i));
 		w.same_word = !word_matters();
 	}
+}
+
+/*
+ * While a statement holds a bucket whose bit was clear, the courier does not open it. The statement reserves what is in
+ * buckets whose bit is set.
+ */
+static void
+hold_steps(const State &from, int i)
+{
+	if (!(from.w[i].flags & HOLDS))
+	{
+		State	   &s = add(from, "T%d holds the buckets", i + 1);
+
+		s.w[i].flags |= HOLDS;
+		if (look_before_hold)
+			s.w[i].step = W_CHANGED;
+		return;
+	}
+	State	   &s = add(from, "T%d looks at their bits", i + 1);
+
+	s.w[i].seen = watched(s, keys_of(i));
+	s.w[i].step = W_CHANGED;
 }
 
 /* A statement that changes many rows reserves the domain before it reaches this row. */
@@ -282,6 +342,28 @@ bulk_steps(const State &from, int i)
 	may_abort(from, i, "rollback or killed");
 }
 
+/* A writer that has nothing to reserve does not look at the word. It looks only at the bits, and again after it has set its commit flag. */
+static void
+pre_commit(State &s, int i)
+{
+	Writer	   &w = s.w[i];
+
+	if (!changed_by(i, w) || (w.op == HELD_BULK && !needed(s, i)))
+		w.step = W_COMMIT;
+	else if (!needed(s, i))
+	{
+		w.step = W_SET_COMMIT_FLAG;
+		w.epoch = SKIPS;
+	}
+	else if (word_matters())
+		w.step = W_LOOK;
+	else
+	{
+		w.step = W_RESERVE;
+		w.epoch = s.word_epoch;
+	}
+}
+
 static void
 changed_steps(const State &from, int i)
 {
@@ -289,7 +371,7 @@ changed_steps(const State &from, int i)
 
 	if (early && from.word == OPEN && !(w.flags & SENT_EARLY))
 		for (int what = 1; what <= DOMAIN; what <<= 1)
-			if (needed(i, w) & what)
+			if (needed(from, i) & what)
 				ask_early(from, i, what);
 	if (savepoints && !(w.flags & SAVEPOINT_USED))
 	{
@@ -299,16 +381,13 @@ changed_steps(const State &from, int i)
 		unlock(s, i);
 		s.w[i].step = W_ROLLED_BACK_TO;
 	}
-	State	   &s = add(from, "T%d PRE_COMMIT", i + 1);
-
-	if (!needed(i, w))
-		s.w[i].step = W_COMMIT;
-	else if (word_matters())
-		s.w[i].step = W_LOOK;
-	else
+	pre_commit(add(from, "T%d PRE_COMMIT", i + 1), i);
+	if (buckets && prepares && w.op != INSERT)
 	{
-		s.w[i].step = W_RESERVE;
-		s.w[i].epoch = s.word_epoch;
+		State	   &s = add(from, "T%d PRE_PREPARE", i + 1);
+
+		s.w[i].flags |= PREPARES;
+		pre_commit(s, i);
 	}
 	may_abort(from, i, "rollback or killed");
 }
@@ -336,6 +415,8 @@ rolled_back_to_steps(const State &from, int i)
 static void
 look_steps(const State &from, int i)
 {
+	if (buckets && !needed(from, i))
+		pre_commit(add(from, "T%d: no bit is set any more", i + 1), i);
 	if (keeper && from.word == OPEN && bound_has_passed(from))
 	{
 		State	   &s = add(from, "T%d finds the lease over: CLOSED", i + 1);
@@ -376,7 +457,7 @@ static void
 reserve_steps(const State &from, int i)
 {
 	const Writer &w = from.w[i];
-	int			missing = needed(i, w) & ~w.acked;
+	int			missing = needed(from, i) & ~w.acked;
 
 	if (no_ack || (one_ack_for_all && w.acked))
 		missing = 0;
@@ -384,8 +465,8 @@ reserve_steps(const State &from, int i)
 	{
 		State	   &s = add(from, "T%d has all acknowledgements", i + 1);
 
-		s.w[i].step = word_matters() ? W_SET_COMMIT_FLAG : W_COMMIT;
-		if (!word_matters())
+		s.w[i].step = word_matters() || buckets ? W_SET_COMMIT_FLAG : W_COMMIT;
+		if (!word_matters() && !buckets)
 			s.w[i].commit_flag = s.w[i].epoch;
 		return;
 	}
@@ -429,19 +510,22 @@ commit_flag_steps(const State &from, int i)
 		s.w[i].commit_flag = w.epoch;
 		s.w[i].step = W_COMMIT_FLAG_SET;
 	}
-	else if (w.same_word || no_commit_flag_look || !word_matters())
-	{
-		State	   &s = add(from, "T%d: still the same word", i + 1);
-
-		s.w[i].step = W_COMMIT;
-	}
-	else
+	else if (w.epoch != SKIPS && !w.same_word && !no_commit_flag_look && word_matters())
 	{
 		State	   &s = add(from, "T%d: another word; again", i + 1);
 
 		s.w[i].commit_flag = 0;
 		look_again(s.w[i]);
 	}
+	else if (w.epoch == SKIPS ? needed(from, i) && !no_second_look : needed(from, i) & ~w.acked && buckets && w.same_word && !no_second_look)
+	{
+		State	   &s = add(from, "T%d: a bit is set by now; again", i + 1);
+
+		s.w[i].commit_flag = 0;
+		pre_commit(s, i);
+	}
+	else
+		add(from, "T%d: still the same word, the same bits", i + 1).w[i].step = W_COMMIT;
 }
 
 static void
@@ -485,20 +569,25 @@ commit_steps(const State &from, int i)
 {
 	const Writer &w = from.w[i];
 
-	if (prepares && w.op != INSERT && (w.flags & APPLIED))
+	if (prepares && w.op != INSERT && (w.flags & APPLIED) && (!buckets || (w.flags & PREPARES)))
 	{
 		State	   &s = add(from, "T%d PREPARE TRANSACTION", i + 1);
 		Writer	   &changed = s.w[i];
 
 		changed.fate = PREPARED;
+		changed.flags &= ~HOLDS;
 		changed.commit_flag = changed.same_word = changed.acked = changed.epoch = changed.sent = changed.sent_epoch = 0;
 		changed.step = W_PREPARED;
+		if (buckets)
+			return;
 	}
 	State	   &s = add(from, "T%d commit record", i + 1);
 	Writer	   &changed = s.w[i];
 
 	changed.fate = LOGGED;
 	changed.step = W_LOGGED;
+	if (hold_ends_early)
+		changed.flags &= ~HOLDS;
 	if (end_before_visible)
 	{
 		post_end(changed, changed.sent, changed.sent_epoch, END_COMMIT);
@@ -535,6 +624,7 @@ writer_steps(const State &from, int i)
 	{
 		case W_BEGIN: begin_steps(from, i); break;
 		case W_BULK_BEGUN: bulk_steps(from, i); break;
+		case W_HOLDING: hold_steps(from, i); break;
 		case W_CHANGED: changed_steps(from, i); break;
 		case W_ROLLED_BACK_TO: rolled_back_to_steps(from, i); break;
 		case W_LOOK: look_steps(from, i); break;

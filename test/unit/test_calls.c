@@ -12,8 +12,9 @@ char	   *setting_namespace = "namespace";
 int			setting_default_ttl = 1;
 int			setting_fill_lease = 2;
 int			setting_stream_limit = 3;
+int			setting_watch_buckets = 0;
 
-enum {VERSION = 11, TTL_MS, SINCE, ENDED, ID, GRANT, LIMIT, UNTIL, TIMELINE};
+enum {VERSION = 11, TTL_MS, SINCE, ENDED, ID, GRANT, LIMIT, UNTIL, TIMELINE, TURN, MARGIN};
 
 void
 fence_epoch_of(uint32 number, char epoch[EPOCH_LEN])
@@ -233,6 +234,8 @@ main(void)
 	call_announce(&call, 1, "domain", ID, "publish", GRANT);
 	print(&call);
 	call_remove(&call, 1, "fence", "seen");
+	print(&call);
+	call_open(&call, 1, TURN, MARGIN, "buckets");
 	print(&call);
 	call_status(&call, "fence");
 	print(&call);

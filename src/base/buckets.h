@@ -1,0 +1,73 @@
+/*
+ * base/buckets.h
+ *	  Which fences may be in Redis: one bit for each bucket of fences (doc/protocol.md, "Buckets").
+ *
+ * Owns: the maps of bits in shared memory, and which buckets large statements hold. Only the courier sets and clears
+ * bits. Without pgcache_fence.watch_buckets there are no maps, and every row is reserved.
+ *
+ * No function here takes a lock. A bit is set, and a commit flag is set, with a full barrier behind it. So either the
+ * courier sees the flag of a transaction that commits, or that transaction sees the bit.
+ */
+#ifndef FENCE_BUCKETS_H
+#define FENCE_BUCKETS_H
+
+#include "postgres.h"
+
+#define ALWAYS_RESERVED (-1)	/* instead of a bucket: what is reserved whatever the bits say */
+
+/* Returns the fence's bucket; ALWAYS_RESERVED if buckets are not watched. Redis computes the same (buckets.lua). */
+extern int	bucket_of(const char *fence);
+
+/* Returns whether something of the bucket may be in Redis. Never of ALWAYS_RESERVED. */
+extern bool bucket_is_set(int bucket);
+
+/*
+ * Holds the bucket until the transaction ends: nobody opens it. Returns false if it may be open already; then the row
+ * must be reserved. May wait some milliseconds, and may raise. buckets_release is called when the transaction is
+ * visible or gone. It neither waits nor raises.
+ */
+extern bool bucket_hold(int bucket);
+extern void buckets_release(void);
+
+/* What the views show */
+typedef struct BucketsNow
+{
+	int			buckets;		/* 0: not watched */
+	int			set;			/* bits set in the present map */
+	int			set_before;		/* in the map of before */
+	bool		known;			/* false: no epoch has begun since the server start, and all count as set */
+	uint32		turn;
+	int			holders;		/* transactions that hold buckets */
+} BucketsNow;
+extern void buckets_now(BucketsNow *now);
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * The courier's side
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Whose bits these are. buckets_begin forgets all bits; it is called when the fences are OPEN in this epoch. */
+extern uint32 buckets_epoch(void);
+extern uint32 buckets_turn(void);
+extern void buckets_begin(uint32 epoch);
+
+/* Sets the bit. Returns false if somebody holds the bucket: then it must not be opened. */
+extern bool bucket_set(int bucket);
+
+/* Forgets what was held, if nobody holds anything any more. */
+extern void buckets_tidy(void);
+
+/*
+ * Both maps take turns. buckets_take_turn returns true if it was time for that. buckets_forget forgets the map of
+ * before.
+ */
+extern bool buckets_take_turn(void);
+extern bool buckets_has_before(void);
+extern void buckets_forget(void);
+
+/* Memory of this part (shmem.c). */
+extern Size buckets_size(void);
+extern void buckets_initialise(void *memory);
+extern void buckets_use(void *memory);
+
+#endif

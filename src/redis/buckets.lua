@@ -1,0 +1,111 @@
+
+-- =================================================================================================================
+-- Buckets: in which parts of the key space something may be stored (doc/protocol.md, "Buckets").
+--
+-- Owns: each space's `share`, `open`, `opened`, `turn_of_buckets`, `wanted`, `nwanted`, `longest` and `gone_at`. The
+-- build joins this file to fence.lua, whose proof of a put asks here, and to arming.lua, which closes all buckets where
+-- an epoch begins or slots come. PostgreSQL's courier calls open.
+--
+-- A writer in PostgreSQL reserves nothing in a closed bucket. So nothing may be stored there, and a number from before
+-- the opening proves nothing. PostgreSQL computes the same hash (base/buckets.c).
+-- =================================================================================================================
+
+do
+
+local MOST_WANTED = 1000               -- buckets noted between two calls of fence_open; and named in one call
+local WORD = 4294967296                -- 2^32
+
+-- Every intermediate result is below 2^53, so a double has it exactly.
+local function hash(fence)
+  local h, mod = #fence, WORD
+  for i = 1, #fence, 4 do
+    local a, b, c, d = byte(fence, i, i + 3)
+    h = (h * 1000003 + a * 16777216 + (b or 0) * 65536 + (c or 0) * 256 + (d or 0)) % mod
+  end
+  h = (h + math.floor(h / 65536)) * 1000003 % mod
+  return (h + math.floor(h / 65536)) * 1000003 % mod
+end
+
+local function bucket_of(space, fence)
+  return math.floor(hash(fence) / space.share)
+end
+
+-- open: word -> its 32 buckets as bits; opened: word -> the number when the last of these opened. Who committed last is
+-- not known any more: others may write without a reservation from now on.
+local function close_all(space)
+  space.open, space.opened, space.recent, space.recent_before = {}, {}, {}, {}
+  space.gone_at = now_ms() + space.longest
+end
+
+-- How many buckets there may be: a power of two; 0: PostgreSQL reserves everything.
+function buckets.is_number(n)
+  return n == 0 or (n >= 64 and 16777216 % n == 0)
+end
+
+function buckets.begin(space, n)
+  if n == 0 then return end
+  space.share, space.turn_of_buckets, space.wanted, space.nwanted, space.longest = WORD / n, 0, {}, 0, 0
+  close_all(space)
+end
+
+-- Slots have come. This process was not asked for its turn while it had none.
+function buckets.close(space)
+  if space.share then close_all(space) end
+end
+
+-- Returns the number from which on something that was read or reserved may be stored as this fence; nil: the bucket is
+-- closed.
+function buckets.opened(space, fence)
+  local bucket = bucket_of(space, fence)
+  local w = math.floor(bucket / 32)
+  local bits = space.open[w]
+  if bits and math.floor(bits / 2 ^ (bucket % 32)) % 2 == 1 then return space.opened[w] end
+end
+
+-- A reader misses the fence, and would fill it in. Returns whether the bucket is closed.
+function buckets.want(space, fence)
+  if buckets.opened(space, fence) then return false end
+  local bucket = bucket_of(space, fence)
+  if space.nwanted < MOST_WANTED and not space.wanted[bucket] then
+    space.wanted[bucket], space.nwanted = true, space.nwanted + 1
+  end
+  return true
+end
+
+-- Something is stored that lives that long (ms).
+function buckets.note_ttl(space, ttl)
+  if ttl > space.longest then space.longest = ttl end
+end
+
+-- open | header turn margin buckets [echo] -> opened gone wanted | unarmed
+-- Opens these buckets (separated by commas). gone '1': what was stored before this turn has run out by this clock, and
+-- margin ms more. wanted: what readers have missed since the last call. A turn that is newer than the last closes all
+-- buckets first; an older one does nothing.
+local function open(_, args)
+  local space, turn, margin = headers[args[1] or ''], whole(args[2]), whole(args[3])
+  if #args ~= 4 or not turn or not margin then
+    return bad('fence_open', 'expected header, turn, margin and buckets')
+  end
+  if not space or not space.share or turn < space.turn_of_buckets then return { 'unarmed' } end
+  if turn > space.turn_of_buckets then
+    close_all(space)
+    space.turn_of_buckets = turn
+  end
+  if args[4] ~= '' then counter = counter + 1 end
+  for text in args[4]:gmatch('%d+') do
+    local bucket = whole(text)
+    local w = bucket and math.floor(bucket / 32)
+    local bits = w and space.open[w] or 0
+    if bucket and bucket < WORD / space.share and math.floor(bits / 2 ^ (bucket % 32)) % 2 == 0 then
+      space.open[w], space.opened[w] = bits + 2 ^ (bucket % 32), counter
+    end
+  end
+  local wanted = {}
+  for bucket in pairs(space.wanted) do wanted[#wanted + 1] = string.format('%d', bucket) end
+  space.wanted, space.nwanted = {}, 0
+  return { 'opened', now_ms() > space.gone_at + margin and '1' or '0', table.concat(wanted, ',') }
+end
+
+register('fence_open', echoing(open), { 'no-writes' })
+
+end

@@ -1,0 +1,187 @@
+/*
+ * send/openings.c
+ *	  The courier opens buckets; see openings.h.
+ *
+ * One opening at a time goes on for each process: fence_open says what is wanted there. Its reply sets the bits, and
+ * notes who is committing without having reserved everything. When all of these are visible, or gone, the next call of
+ * fence_open names the buckets.
+ *
+ * What is lost on the way, with a connection or with the courier, is wanted again by the next reader that misses. The
+ * bits stay set meanwhile, which costs reservations and nothing else.
+ */
+#include "postgres.h"
+
+#include "utils/memutils.h"
+
+#include "base/buckets.h"
+#include "base/settings.h"
+#include "base/word.h"
+#include "send/openings.h"
+
+#define PAUSE_US		INT64CONST(5000)	/* between two calls of fence_open if nothing is wanted */
+#define CLOSED_PAUSE_MS	100				/* between two looks at the word while the fences are not OPEN */
+#define MOST_WANTED		1000			/* buckets in one call; buckets.lua names no more */
+
+typedef struct Opening
+{
+	bool		asked;			/* a reply is outstanding */
+	int64		next_at;		/* fence_clock() time of the next call */
+	uint32		epoch;			/* the bits were set in this epoch and turn; only there they may be opened */
+	uint32		turn;
+	int			n;				/* buckets that are to be opened */
+	int			buckets[MOST_WANTED];
+	int			nseen;			/* commits that were under way when the bits were set, and still are */
+	FlagSeen   *seen;
+	uint32		asked_epoch;	/* epoch and turn of the call that is outstanding */
+	uint32		asked_turn;
+	uint32		gone_epoch;		/* in this epoch and turn, nothing is left that was stored before the turn */
+	uint32		gone_turn;
+} Opening;
+
+static Opening *openings[MAX_NODES];
+static bool is_open = false;
+
+static Opening *
+opening_of(int node)
+{
+	Opening    *opening = openings[node];
+
+	if (opening == NULL)
+	{
+		opening = MemoryContextAllocZero(TopMemoryContext, sizeof(Opening));
+		opening->seen = MemoryContextAlloc(TopMemoryContext, sizeof(FlagSeen) * fence_shared->ncommit_flags);
+		openings[node] = opening;
+	}
+	return opening;
+}
+
+bool
+openings_begin_round(void)
+{
+	FenceWord	word;
+	BucketsNow	now;
+
+	if (setting_watch_buckets == 0)
+		return false;
+	word = fence_word();
+	is_open = WORD_STATE(word) == FENCE_OPEN;
+	buckets_tidy();
+	if (!is_open)
+		return false;
+	if (buckets_epoch() != WORD_EPOCH(word))
+		buckets_begin(WORD_EPOCH(word));
+	(void) buckets_take_turn();
+	buckets_now(&now);
+	metrics_set_server(SERVER_METRIC_BUCKETS_SET, now.set + now.set_before);
+	return true;
+}
+
+bool
+openings_is_due(int node)
+{
+	Opening    *opening = opening_of(node);
+
+	if (opening->asked)
+		return false;
+	if (opening->n > 0 && (opening->epoch != buckets_epoch() || opening->turn != buckets_turn()))
+		opening->n = opening->nseen = 0;
+	if (opening->nseen > 0)
+		opening->nseen = fence_commit_flags_left(opening->seen, opening->nseen);
+	return opening->nseen == 0 && fence_clock() >= opening->next_at;
+}
+
+/* Sets the bits of what is wanted, then looks who is committing. Whoever begins to commit later sees the bits. */
+static void
+take_wanted(Opening *opening, const char *wanted)
+{
+	opening->epoch = buckets_epoch();
+	opening->turn = buckets_turn();
+	while (*wanted >= '0' && *wanted <= '9' && opening->n < MOST_WANTED)
+	{
+		char	   *end;
+		unsigned long bucket = strtoul(wanted, &end, 10);
+
+		if (bucket < (unsigned long) setting_watch_buckets && bucket_set((int) bucket))
+			opening->buckets[opening->n++] = (int) bucket;
+		wanted = *end == ',' ? end + 1 : end;
+	}
+	if (opening->n > 0)
+		opening->nseen = fence_commit_flags_of_part(opening->seen);
+}
+
+static void
+answer_open(const Expected *e, const redisReply *reply)
+{
+	Opening    *opening = openings[e->number];
+	OpenReply	answer;
+
+	opening->asked = false;
+	if (reply == NULL || !calls_open(reply, &answer))
+		return;
+	if (answer.gone)
+	{
+		opening->gone_epoch = opening->asked_epoch;
+		opening->gone_turn = opening->asked_turn;
+	}
+	take_wanted(opening, answer.wanted);
+	if (opening->n > 0)
+		opening->next_at = 0;
+}
+
+void
+openings_send(Link *link)
+{
+	static char text[MOST_WANTED * 10];
+	static RespBuffer strings;
+	Message		message = {.kind = MESSAGE_OPEN};
+	int			node = link - links;
+	Opening    *opening = opening_of(node);
+	char	   *p = text;
+	Call		call;
+
+	for (int i = 0; i < opening->n; i++)
+		p += sprintf(p, i ? ",%d" : "%d", opening->buckets[i]);
+	*p = '\0';
+	call_open(&call, buckets_epoch(), buckets_turn(), setting_clock_margin, text);
+	opening->n = 0;
+	opening->asked = true;
+	opening->asked_epoch = buckets_epoch();
+	opening->asked_turn = buckets_turn();
+	opening->next_at = fence_clock() + PAUSE_US;
+	(void) calls_encode(&strings, &call);
+	message.strings = strings.strings;
+	message.bytes = strings.bytes;
+	message.len = strings.len;
+	link_make_room(link);
+	link_send_message(link, &message, (Expected) {.answer = answer_open, .number = node, .process = -1});
+}
+
+void
+openings_end_round(int nnodes, const bool granted[])
+{
+	if (!buckets_has_before())
+		return;
+	for (int i = 0; i < nnodes; i++)
+		if (granted[i] && (opening_of(i)->gone_epoch != buckets_epoch() || opening_of(i)->gone_turn != buckets_turn()))
+			return;
+	buckets_forget();
+}
+
+long
+openings_pause(void)
+{
+	int64		first = PAUSE_US;
+
+	if (setting_watch_buckets == 0)
+		return -1;
+	if (!is_open)
+		return CLOSED_PAUSE_MS;
+	for (int i = 0; i < nlinks; i++)
+	{
+		const Opening *opening = openings[i];
+
+		if (opening && !opening->asked)
+			first = Min(first, opening->nseen > 0 ? 1000 : Max(opening->next_at - fence_clock(), 0));
+	}
+	return (long) ((first + 999) / 1000);
+}
