@@ -12,6 +12,7 @@ from servers import Postgres, Redis, fill, running
 
 import part_against
 import part_bounds
+import part_buckets
 import part_bulk
 import part_calls
 import part_effects
@@ -26,7 +27,7 @@ import part_single
 import part_window
 
 PARTS = {
-    'library': part_library, 'hits': part_hits, 'memory': part_memory, 'single': part_single, 'rows': part_rows, 'bulk': part_bulk,
+    'library': part_library, 'hits': part_hits, 'memory': part_memory, 'single': part_single, 'buckets': part_buckets, 'rows': part_rows, 'bulk': part_bulk,
     'against': part_against, 'calls': part_calls, 'window': part_window, 'patrol': part_patrol, 'growth': part_growth,
     'bounds': part_bounds, 'effects': part_effects, 'scaling': part_scaling,
 }

@@ -18,6 +18,7 @@ usage() {
 	               hits     strong reads against GET and a prepared SELECT
 	               memory   bytes of Redis per cached row, and per row that is written and not read
 	               single   UPDATE of one row by 8 clients, against the same table unfenced
+	               buckets  the same with watch_buckets, where none, few or many of the rows are cached
 	               rows     rows per transaction, 1 to a million
 	               bulk     DELETE and COPY of many rows
 	               against  UPDATE against what services do today
