@@ -55,6 +55,7 @@
 #include "base/utf8.h"
 #include "domain/catalog.h"
 #include "domain/domain.h"
+#include "domain/domain_cache.h"
 #include "domain/shape.h"
 #include "domain/tombstone.h"
 #include "send/ledger.h"

@@ -28,6 +28,7 @@
 
 #include "attach/attach.h"
 #include "attach/renumber.h"
+#include "domain/domain_cache.h"
 #include "domain/sql_function.h"
 #include "domain/tombstone.h"
 #include "send/ledger.h"

@@ -85,24 +85,8 @@ typedef struct Domain
 
 #define MAX_ATTACHMENTS 16		/* of one table */
 
-/*
- * The domains of a fenced table, chained by next, or NULL. Those whose versions are in the version column come first. Of a partition:
- * those of the fenced table above it, with their columns as they stand in the partition. Reads the catalogue in a fresh snapshot when they
- * are not cached.
- */
-extern Domain *domains_by_relation(Oid relid);
-
 /* The domain of such a chain that has that id; NULL if there is none. */
 extern Domain *domain_of(Domain *domains, int64 id);
-
-/* A List of Domain: the domain as each of its tables has it. Tables that were dropped meanwhile are left out. */
-extern List *domain_of_each_table(const Domain *domain);
-
-/* The domain of that name; raises 42704 with a hint if there is none and missing_ok is false. */
-extern Domain *domain_by_name(const char *name, bool missing_ok);
-
-/* The domain whose redis_name this is (of this database), or NULL. */
-extern Domain *domain_by_redis_name(const char *redis_name);
 
 /* An interval, in months of 30 days and days of 24 hours; 0 for NULL. No interval overflows it. */
 extern int64 interval_ms(const Interval *interval);
@@ -114,17 +98,14 @@ extern FailurePolicy domain_policy(const Domain *domain);
 extern bool domain_reserves_early(const Domain *domain);
 
 /*
- * Raises 55000 unless the triggers of the domain's table and of its partitions look as fence.attach makes them (shape.h). A Domain is
- * loaded only if they do.
+ * Builds the Domains of these rows of fence.domain for a table, chained by next, in the current memory context. `rel` is a table that the rows
+ * attach, or one of its partitions, and is locked; NULL builds a domain without a table. Raises 42703 or 42804 if a key or version column is gone
+ * or has an unfit type. Does not check triggers.
  */
-extern void domain_require_shape(const DomainRow *row);
+extern Domain *domain_build(List *rows, Relation rel);
 
 /* As much of a Domain as ledger_end_domain needs, in TopTransactionContext. */
 extern Domain *domain_stub(const DomainRow *row);
-
-/* Called once at load: invalidation callbacks. And at the end of each top-level transaction: frees dead domains. */
-extern void domain_init(void);
-extern void domain_at_transaction_end(void);
 
 /* Whether PostgreSQL knows the versions of the domain's keys: in a version column, or in the groups' own rows. */
 extern bool domain_has_versions(const Domain *domain);
@@ -135,12 +116,6 @@ domain_sets_version(const Domain *domain)
 {
 	return domain->scope == SCOPE_ROW && domain->version_attnum != InvalidAttrNumber;
 }
-
-/*
- * Whether this transaction holds the lock that INSERT, UPDATE and DELETE take, or a stronger one, on the domain's table or one of
- * its partitions. Who has not has changed no row of it: the lock is taken before, and is kept as long as the change.
- */
-extern bool domain_has_writer_lock(const Domain *domain);
 
 /* The version in a tuple: NULL and negative count as 0 (such rows precede the attachment). */
 extern int64 domain_row_version(const Domain *domain, HeapTuple tuple, TupleDesc desc);

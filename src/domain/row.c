@@ -32,6 +32,7 @@
 #include "base/compat.h"
 #include "base/key_text.h"
 #include "base/utf8.h"
+#include "domain/domain_cache.h"
 #include "domain/key.h"
 #include "domain/plain_json.h"
 #include "domain/row.h"

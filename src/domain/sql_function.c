@@ -14,6 +14,7 @@
 
 #include "base/shared.h"
 #include "base/utf8.h"
+#include "domain/domain_cache.h"
 #include "domain/key.h"
 #include "domain/sql_function.h"
 
