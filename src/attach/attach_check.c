@@ -13,10 +13,13 @@
 #include "catalog/pg_class.h"
 #include "catalog/pg_inherits.h"
 #include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 
 #include "attach/attach_check.h"
+#include "base/compat.h"
 #include "domain/catalog.h"
 #include "domain/key.h"
 #include "domain/key_index.h"
@@ -133,6 +136,19 @@ attach_check_request(const AttachRequest *request)
  * The table
  * -----------------------------------------------------------------------------------------------------------------
  */
+
+void
+attach_check_owner(Oid relid)
+{
+	char	   *name = get_rel_name(relid);
+
+	if (name == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("relation with OID %u does not exist", relid)));
+	if (!object_ownercheck(RelationRelationId, relid, GetUserId()))
+		aclcheck_error(ACLCHECK_NOT_OWNER, OBJECT_TABLE, name);
+}
 
 static void
 raise_wrong_kind(Relation rel, const char *what, const char *hint)

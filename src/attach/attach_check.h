@@ -27,6 +27,9 @@ typedef struct AttachRequest
 /* Arguments that make sense whatever the table is. */
 extern void attach_check_request(const AttachRequest *request);
 
+/* Raises 42501 unless the caller is the table's owner, a member of that role or a superuser, and 42P01 if it is gone. */
+extern void attach_check_owner(Oid relid);
+
 /* A table that can be fenced at all. */
 extern void attach_check_table(Relation rel);
 

@@ -30,7 +30,8 @@
 #include "utils/rel.h"
 #include "utils/syscache.h"
 
-#include "attach/attach.h"
+#include "attach/attach_triggers.h"
+#include "attach/detach.h"
 #include "attach/follow.h"
 #include "base/compat.h"
 #include "domain/catalog.h"

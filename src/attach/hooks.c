@@ -37,8 +37,8 @@
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
-#include "attach/attach.h"
-#include "attach/attach_check.h"
+#include "attach/attach_triggers.h"
+#include "attach/detach.h"
 #include "attach/hooks.h"
 #include "base/compat.h"
 #include "base/shared.h"

@@ -26,7 +26,7 @@
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 
-#include "attach/attach.h"
+#include "attach/attach_check.h"
 #include "attach/renumber.h"
 #include "domain/domain_cache.h"
 #include "domain/sql_function.h"
