@@ -90,7 +90,7 @@ read_arguments(FunctionCallInfo fcinfo, AttachRequest *request)
 	row->name = text_argument(fcinfo, ARG_DOMAIN);
 	row->tag = text_argument(fcinfo, ARG_TAG);
 	row->scope = choice_argument(fcinfo, ARG_SCOPE, "scope");
-	/* a key without columns: all rows have it */
+	/* without key columns, all rows have the same key */
 	if (request->key_given && row->key_columns == NIL && OidIsValid(row->relid) && strcmp(row->scope, "row") == 0)
 		row->scope = pstrdup("group");
 	row->cache = choice_argument(fcinfo, ARG_CACHE, "cache");
@@ -109,7 +109,10 @@ read_arguments(FunctionCallInfo fcinfo, AttachRequest *request)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Sets the default name, and checks it. Nobody else can take the name until the transaction ends. */
+/*
+ * Sets the default name if the caller gave none, and checks the name. Then locks it: until this transaction ends, no
+ * other transaction can use it.
+ */
 static void
 choose_name(DomainRow *row)
 {
@@ -124,7 +127,10 @@ choose_name(DomainRow *row)
 	domain_lock_name(row->name);
 }
 
-/* The rows of the domain of that name. If it is a group of other tables, this table may join it. */
+/*
+ * Returns the rows of the domain of that name, NIL if there is none. Raises 42710 unless the table may join that
+ * domain: both must be groups, and the domain must be of other tables.
+ */
 static List *
 rows_to_join(const DomainRow *row)
 {
@@ -145,7 +151,10 @@ rows_to_join(const DomainRow *row)
 	return members;
 }
 
-/* A caller who names no domain means the table's own domain, which exists already. */
+/*
+ * If the caller names no domain, he means the domain that has the table's name. Raises 42710 if one of the table's
+ * attachments has it already.
+ */
 static void
 check_own_name_free(Relation rel, const DomainRow *row, List *others)
 {
@@ -160,7 +169,7 @@ check_own_name_free(Relation rel, const DomainRow *row, List *others)
 					 errhint("Use fence.detach first to change how it is fenced; or pass domain => '...', to fence it by another key as well.")));
 }
 
-/* Checks what the attachments of one table must have in common. */
+/* Checks the number of attachments of one table, and that the new one is compatible with the others. */
 static void
 check_beside(Relation rel, const DomainRow *row, List *others)
 {
@@ -190,7 +199,10 @@ check_beside(Relation rel, const DomainRow *row, List *others)
 	}
 }
 
-/* Checks the table and what is asked of it; adds the version column if it is wanted and missing. */
+/*
+ * Locks the table, and checks it and the request. Adds the version column if the caller wants it and the table lacks
+ * it.
+ */
 static void
 prepare_table(AttachRequest *request)
 {
@@ -199,7 +211,7 @@ prepare_table(AttachRequest *request)
 
 	attach_check_owner(relid);
 	rel = relation_open(relid, ShareRowExclusiveLock);
-	attach_check_owner(relid);	/* it may have changed while the lock was waited for */
+	attach_check_owner(relid);	/* the owner may have changed while we waited for the lock */
 	CheckTableNotInUse(rel, "fence.attach");
 	attach_check_table(rel);
 	request->others = domain_rows_by_relation(relid);
@@ -210,7 +222,7 @@ prepare_table(AttachRequest *request)
 	attach_check_columns(request, rel);
 	if (!attach_check_version(request, rel))
 	{
-		/* ALTER TABLE wants nobody else to have it open; a constant default rewrites nothing */
+		/* ALTER TABLE fails while somebody has the table open; a constant default rewrites nothing */
 		relation_close(rel, NoLock);
 		attach_run(psprintf("ALTER TABLE %s ADD COLUMN %s pg_catalog.int8 NOT NULL DEFAULT 0",
 					 attach_quoted_table(relid), quote_identifier(request->row.version_column)));
@@ -236,7 +248,7 @@ fence_attach(PG_FUNCTION_ARGS)
 	{
 		prepare_table(&request);
 		if (request.others == NIL)
-			attach_drop_triggers(request.row.relid);	/* a restore has lost their attachment */
+			attach_drop_triggers(request.row.relid);	/* these are left over from an attachment that a restore has lost */
 		attach_shape_triggers(request.row.relid, lappend(list_copy(request.others), &request.row), request.others == NIL);
 		attach_bind_triggers(&request);
 	}
@@ -248,11 +260,11 @@ fence_attach(PG_FUNCTION_ARGS)
 	}
 	if (request.members != NIL)
 	{
-		/* the cached values were made without this table */
+		/* the cached values were made without this table, so COMMIT makes them invalid */
 		request.row.id = ((DomainRow *) linitial(request.members))->id;
 		ledger_apply_domain(domain_stub(&request.row));
 	}
-	/* the row comes last: before it, the hook knows of no domain that these triggers could change */
+	/* the row comes last: until it is there, the object access hook ignores the new triggers */
 	domain_row_insert(&request.row);
 	domain_require_shape(&request.row);
 	ledger_catalog_changed();
