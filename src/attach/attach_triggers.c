@@ -44,7 +44,6 @@ bool		attach_in_progress = false;
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Runs one statement with the rights of the caller. */
 void
 attach_run(const char *sql)
 {
@@ -76,7 +75,8 @@ create_trigger(Oid relid, TriggerRole role)
 }
 
 /*
- * Records that one object depends on another, unless that is recorded already. This very command may have recorded it for another attachment.
+ * Records that one object depends on another, unless that is on record already: this very command may have recorded it
+ * for another attachment.
  */
 static void
 depend(const ObjectAddress *object, const ObjectAddress *on, DependencyType type)
@@ -113,8 +113,9 @@ depend_on_column(const ObjectAddress *trigger, Oid relid, AttrNumber attnum)
 }
 
 /*
- * The other trigger, if there is one, goes with the master. Without it too: a restore with --clean drops one after the other, and
- * the first of them ends the attachment.
+ * Makes the other trigger, if there is one, depend on the master with DEPENDENCY_AUTO. So DROP of the master drops it
+ * too, but it can also be dropped alone: pg_restore --clean drops the triggers one after the other, and the first drop
+ * ends the attachment.
  */
 static void
 bind_to_master(const ObjectAddress *master, Oid other)
@@ -127,7 +128,7 @@ bind_to_master(const ObjectAddress *master, Oid other)
 	depend(&address, master, DEPENDENCY_AUTO);
 }
 
-/* Lets the master's end be that of the others, and guards what the attachment rests on. What is on record stays. */
+/* Makes the master depend on the attachment's columns and index, and the other triggers (or InvalidOid) on the master. */
 static void
 record_dependencies(const AttachRequest *request, Oid master, Oid other, Oid another)
 {
@@ -153,7 +154,7 @@ record_dependencies(const AttachRequest *request, Oid master, Oid other, Oid ano
 	bind_to_master(&trigger, another);
 }
 
-/* The one whose end is that of the others. */
+/* Returns the trigger on which the others depend; InvalidOid if it does not exist. */
 static Oid
 master_trigger(Oid relid)
 {
@@ -167,13 +168,13 @@ attach_loosen(Oid relid)
 
 	if (!OidIsValid(master))
 		return;
-	/* the trigger goes with its table by a dependency of another type */
+	/* the dependency on the table itself is of type DEPENDENCY_AUTO, and stays */
 	(void) deleteDependencyRecordsForClass(TriggerRelationId, master, RelationRelationId, DEPENDENCY_NORMAL);
 	(void) deleteDependencyRecordsForClass(TriggerRelationId, master, ConstraintRelationId, DEPENDENCY_NORMAL);
 	CommandCounterIncrement();
 }
 
-/* Asks of the table of an attachment once more what fence.attach has asked of its key and its version. The caller has locked it. */
+/* Repeats the checks of fence.attach for the key and the version column. The caller has locked the table. */
 static void
 check_again(AttachRequest *request, const DomainRow *row, Relation rel)
 {
@@ -197,8 +198,9 @@ attach_fasten(const DomainRow *row)
 }
 
 /*
- * The unique index on exactly the key columns, not necessarily valid yet. Unlike domain_key_index it opens none: a
- * parallel restore attaches indexes of partitions meanwhile, and that locks index and table in the other order.
+ * Returns the unique index on exactly the key columns, even if it is not valid yet; InvalidOid if there is none. Unlike
+ * domain_key_index it opens no index: a parallel restore may be attaching indexes of partitions, and that locks index
+ * and table in the opposite order.
  */
 static Oid
 restored_key_index(const AttachRequest *request, Relation rel)
@@ -231,7 +233,6 @@ restored_key_index(const AttachRequest *request, Relation rel)
 	return found;
 }
 
-/* Records the dependencies of a restored attachment, as far as its triggers exist. */
 void
 attach_restore_dependencies(const DomainRow *row)
 {
@@ -249,7 +250,7 @@ attach_restore_dependencies(const DomainRow *row)
 	foreach(lc, row->key_columns)
 	{
 		request.key_attnums[n] = get_attnum(row->relid, lfirst(lc));
-		broken = broken || request.key_attnums[n++] == InvalidAttrNumber;	/* the first write raises the error that says how */
+		broken = broken || request.key_attnums[n++] == InvalidAttrNumber;	/* the first write raises the error */
 	}
 	request.version_attnum = row->version_column ? get_attnum(row->relid, row->version_column) : InvalidAttrNumber;
 	if (strcmp(row->scope, "group") != 0)
@@ -262,15 +263,10 @@ attach_restore_dependencies(const DomainRow *row)
 							get_trigger_oid(row->relid, shape_of(ROLE_BEFORE)->name, true));
 }
 
-/*
- * Creates the triggers that these attachments need and the table lacks. Drops those that it has and they do not need; our hooks let this
- * pass. `first` says that the table had no attachments before. A trigger that has the name of one of ours is then somebody else's. The
- * caller holds ShareRowExclusiveLock.
- */
 void
 attach_shape_triggers(Oid relid, List *rows, bool first)
 {
-	attach_in_progress = true;
+	attach_in_progress = true;	/* the object access hook then lets these changes pass */
 	PG_TRY();
 	{
 		for (TriggerRole role = ROLE_BEFORE; role <= ROLE_AFTER; role++)
@@ -291,7 +287,6 @@ attach_shape_triggers(Oid relid, List *rows, bool first)
 	PG_END_TRY();
 }
 
-/* Records what a new attachment rests on. */
 void
 attach_bind_triggers(const AttachRequest *request)
 {
@@ -301,7 +296,7 @@ attach_bind_triggers(const AttachRequest *request)
 						get_trigger_oid(relid, shape_of(ROLE_TRUNCATE)->name, true));
 }
 
-/* Name of one of the table's triggers of ours, the master if it is there; NULL if there is none. */
+/* Returns the name of one of our triggers of the table, that of the master if it exists; NULL if the table has none. */
 static char *
 find_our_trigger(Oid relid)
 {
@@ -330,13 +325,13 @@ find_our_trigger(Oid relid)
 	return name;
 }
 
-/* Drops our triggers; the hook ends the domain. Returns whether there was one. */
 bool
 attach_drop_triggers(Oid relid)
 {
 	bool		any = false;
 	char	   *trigger;
 
+	/* to drop the master drops the others too, so look for the next one each time */
 	while ((trigger = find_our_trigger(relid)) != NULL)
 	{
 		attach_run(psprintf("DROP TRIGGER %s ON %s", quote_identifier(trigger), attach_quoted_table(relid)));
