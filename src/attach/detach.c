@@ -45,7 +45,7 @@ attach_announce_end(const DomainRow *row)
 	ledger_end_domain(domain_stub(row));
 }
 
-/* A domain of several tables goes on with the others, and ends with the last. */
+/* A domain of several tables goes on without this one, and ends with the last. */
 bool
 attach_end(const DomainRow *row)
 {
@@ -62,7 +62,10 @@ attach_end(const DomainRow *row)
 	return true;
 }
 
-/* The same outside of a hook: a second call in the same statement sees it. */
+/*
+ * Calls attach_end outside of hooks, where the command counter may be incremented: a second call in the same statement
+ * then sees the end.
+ */
 static bool
 end_now(const DomainRow *row)
 {
@@ -108,7 +111,7 @@ raise_no_domain(const char *name)
 			 errhint("View fence.domains lists what is fenced in this database.")));
 }
 
-/* Ends one attachment. The others of the table keep their triggers and the objects that they depend on. */
+/* Ends one attachment. The table's other attachments keep the triggers that they need, and their dependencies. */
 static void
 detach_one(const DomainRow *row, List *others)
 {
@@ -121,7 +124,10 @@ detach_one(const DomainRow *row, List *others)
 		attach_restore_dependencies(lfirst(lc));
 }
 
-/* Ends all attachments, with their triggers. Rows of fence.domain that a restore or a superuser has left without triggers end too. */
+/*
+ * Ends all attachments of the table, and drops their triggers. Also deletes rows of fence.domain that a restore or a
+ * superuser has left without triggers.
+ */
 static void
 detach_all(Oid relid)
 {
@@ -147,7 +153,11 @@ names_of(List *rows)
 	return names.data;
 }
 
-/* Returns the attachment that the caller means. NULL means all of them, or triggers that exist without an attachment. */
+/*
+ * Returns the attachment that the caller means. NULL means all of them, or only triggers that exist without an
+ * attachment. Raises 42P08 if the table has several attachments and the caller has not chosen, and 42704 if it has none
+ * of this name.
+ */
 static DomainRow *
 choose_attachment(Oid relid, List *rows, const char *name, bool all)
 {
@@ -213,7 +223,10 @@ detach(Oid relid, const char *name, bool all)
 				 errhint("Use ALTER TABLE ... DROP COLUMN if nothing else reads it.")));
 }
 
-/* The function is not granted to PUBLIC. Each role that may call it may end a domain without a table. Other domains need the tables' owner. */
+/*
+ * The function is not granted to PUBLIC. Whoever may call it may end a domain without a table. To end a domain with
+ * tables he must also own the tables.
+ */
 Datum
 fence_detach_domain(PG_FUNCTION_ARGS)
 {
