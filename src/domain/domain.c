@@ -55,7 +55,7 @@ describe_key_column(KeyColumn *column, Relation rel, Oid index, AttrNumber attnu
 	fmgr_info_cxt(proc, &column->input, CurrentMemoryContext);
 }
 
-/* The column's first place in the index. */
+/* Returns at which place the index has this column first, from 0 on. */
 static int
 place_in_index(const FormData_pg_index *index, AttrNumber attnum)
 {
@@ -66,7 +66,7 @@ place_in_index(const FormData_pg_index *index, AttrNumber attnum)
 	return place;
 }
 
-/* A btree wants the conditions of a scan in the order of its columns; the key may have another one. */
+/* A btree scan takes its conditions in the order of the index' columns. The key may name them in another order. */
 static void
 place_key_columns(Domain *domain)
 {
@@ -159,7 +159,7 @@ resolve_version(Domain *domain, const DomainRow *row, Relation rel)
 	}
 }
 
-/* If one of the columns cannot be compared any more, every change counts. */
+/* If one of the columns can no longer be compared, every UPDATE counts. */
 static void
 resolve_watched(Domain *domain, const DomainRow *row, Relation rel)
 {
@@ -196,7 +196,7 @@ interval_ms(const Interval *interval)
 	return ((int64) interval->month * DAYS_PER_MONTH + interval->day) * SECS_PER_DAY * INT64CONST(1000) + interval->time / 1000;
 }
 
-/* What a transaction does with its reservations of the domain. */
+/* Fills what a transaction does with its reservations of the domain. */
 static void
 fill_writing(Domain *domain, const DomainRow *row)
 {
@@ -206,7 +206,7 @@ fill_writing(Domain *domain, const DomainRow *row)
 	domain->reserve = row->reserve == NULL ? -1 : strcmp(row->reserve, "commit") == 0 ? RESERVE_AT_COMMIT : RESERVE_EARLY;
 }
 
-/* Fills what needs no table. */
+/* Fills the fields for which no table is needed. */
 static void
 fill_domain(Domain *domain, const DomainRow *row)
 {
@@ -229,7 +229,10 @@ fill_domain(Domain *domain, const DomainRow *row)
 	domain->write_through = strcmp(row->cache, "row") == 0;
 	domain->cache_absent = row->cache_absent;
 	fill_writing(domain, row);
-	/* nobody has cached a row that there was not, unless as absent; a group and a row by hand may have a fence before */
+	/*
+	 * nobody has cached a row that did not exist, unless its absence is cached; a group or a manual key may have a
+	 * fence before
+	 */
 	domain->inserts_reserve = domain->cache_absent || domain->write_through || domain->notify || domain->events ||
 		domain->version_aside || domain->scope != SCOPE_ROW;
 }
