@@ -1,9 +1,9 @@
 /*
  * domain/domain.h
- *	  Fenced tables: what a row of fence.domain (catalog.h) means for its table as it is now, cached per backend.
+ *	  What a row of fence.domain (catalog.h) means for its table as it is now.
  *
- * The cache is emptied by invalidation messages (of the fenced table or of fence.domain); a Domain that somebody may
- * still hold is kept until the end of the transaction.
+ * A Domain is such a row with all names resolved against the table. domain_cache.c keeps the Domains of this backend
+ * and frees them; whoever else holds one must not change it, and may use it until the end of the transaction.
  */
 #ifndef FENCE_DOMAIN_H
 #define FENCE_DOMAIN_H
@@ -31,9 +31,9 @@ typedef struct KeyColumn
 {
 	char	   *name;			/* NULL without a table */
 	AttrNumber	attnum;
-	Oid			input_type;		/* base type of the column: parses what callers spell */
+	Oid			input_type;		/* base type of the column: it parses the texts that callers give */
 	int32		input_typmod;	/* only for bpchar; else -1 */
-	Oid			text_type;		/* type whose text is canonical: the operator class's input type, see key.c */
+	Oid			text_type;		/* type whose text is canonical, which is the input type of the operator class; see key.c */
 	Oid			collation;
 	Oid			equality;		/* the unique index's equality operator, for look-ups by key */
 	int			place;			/* among the conditions of a look-up: from 0 on, in the order of the index' columns */
@@ -52,48 +52,55 @@ typedef struct Domain
 	char	   *redis_name;		/* "<database oid>.<percent-encoded name>": as Redis sees it */
 	char	   *fence_prefix;	/* "<namespace>:f:<redis_name>:" */
 	char	   *value_prefix;	/* "<namespace>:v:<redis_name>:" */
-	MetricSlot	metrics;		/* where it is counted */
-	Oid			relid;			/* InvalidOid: a domain without a table. Of a partition: that, not the root */
-	List	   *tables;			/* oids of all tables of the domain, if it has several; else NIL */
+	MetricSlot	metrics;		/* metrics of the domain */
+	Oid			relid;			/* InvalidOid: a domain without a table. In the Domain of a partition: the partition, not the root */
+	List	   *tables;			/* OIDs of all tables of the domain if it has several; else NIL */
 	bool		partitioned;	/* relid is a partitioned table: rows are read by the Domains of its partitions */
 	DomainScope scope;
-	int			nkeys;			/* 0: without a table, any number of parts */
+	int			nkeys;			/* 0: the whole table has one key or, without a table, a key has any number of values */
 	KeyColumn  *keys;
-	bool		nullable;		/* a key column can be null: such a row has no key */
+	bool		nullable;		/* a key column may be null; a row in which one is has no key */
 	bool		generated_key;	/* a key column is generated */
-	Oid			key_index;		/* by which rows are found: the unique index on exactly the key columns; of a group any
+	Oid			key_index;		/* by which rows are found: the unique one on exactly the key columns; of a group, any
 								 * that begins with them. InvalidOid: there is none */
-	bool		version_aside;	/* versions are in fence.tombstone: of groups, and of rows without a version column */
+	bool		version_aside;	/* versions are in fence.tombstone: those of groups, and of rows without a version column */
 	char	   *version_name;
 	AttrNumber	version_attnum;
 	Oid			version_type;	/* INT2OID, INT4OID or INT8OID */
 	int64		version_max;
 	char	   *tag;			/* template, or NULL: the whole key is the hash tag */
-	List	   *columns;		/* names (char *) that read returns; NIL: all */
+	List	   *columns;		/* names (char *) of the columns that are cached; NIL: all */
 	int			nwatched;		/* only_columns: an UPDATE counts if one of these changes; 0: every UPDATE counts */
 	AttrNumber *watched;
-	bool		builtin_types;	/* of all columns: to_json runs nobody's code for them (plain_json.h) */
-	int64		ttl_ms;			/* of values that read and COMMIT store; 0: none */
-	bool		write_through;	/* COMMIT tells Redis the row, not only its version */
+	bool		builtin_types;	/* to_json runs no function of a user for any column (plain_json.h) */
+	int64		ttl_ms;			/* time to live of values that readers and COMMIT store; 0: none */
+	bool		write_through;	/* COMMIT sends Redis the row, not only its version */
 	bool		notify;			/* COMMIT sends NOTIFY */
-	bool		events;			/* COMMIT tells Redis the version, which publishes it there */
-	bool		cache_absent;	/* that there is no row is cached, too */
-	bool		inserts_reserve;	/* a new row may have a fence already, or Redis is to be told of it */
+	bool		events;			/* COMMIT sends Redis the version, and Redis publishes it */
+	bool		cache_absent;	/* readers may also cache that there is no row */
+	bool		inserts_reserve;	/* INSERT reserves: a new row may have a fence already, or Redis gets it */
 	int			reserve;		/* ReserveWhen, or -1: the setting */
 	int			policy;			/* FailurePolicy, or -1: the setting */
 } Domain;
 
 #define MAX_ATTACHMENTS 16		/* of one table */
 
-/* The domain of such a chain that has that id; NULL if there is none. */
+/* Returns the Domain with this id in a chain of attachments (Domain.next); NULL if there is none. */
 extern Domain *domain_of(Domain *domains, int64 id);
 
-/* An interval, in months of 30 days and days of 24 hours; 0 for NULL. No interval overflows it. */
+/*
+ * Returns the interval in milliseconds, with months of 30 days and days of 24 hours; 0 for NULL. No interval overflows
+ * it.
+ */
 extern int64 interval_ms(const Interval *interval);
 
 #define TTL_MAX_MS	(INT64CONST(1000) * SECS_PER_DAY * 3660)	/* 10 years */
 
-/* The policy in force for the domain; whether its rows are reserved at once when they change. */
+/*
+ * domain_policy returns the failure policy in force: that of the attachment or, if it has none, the setting
+ * on_redis_failure. domain_reserves_early returns whether a changed row is reserved at once and not only before the
+ * commit: as the attachment says or, if it does not, the setting reserve.
+ */
 extern FailurePolicy domain_policy(const Domain *domain);
 extern bool domain_reserves_early(const Domain *domain);
 
@@ -104,20 +111,29 @@ extern bool domain_reserves_early(const Domain *domain);
  */
 extern Domain *domain_build(List *rows, Relation rel);
 
-/* As much of a Domain as ledger_end_domain needs, in TopTransactionContext. */
+/*
+ * Returns a Domain with only what the ledger needs to reserve or to end the whole domain: id, names, metrics and what
+ * COMMIT sends. It works even if the table is gone. In TopTransactionContext.
+ */
 extern Domain *domain_stub(const DomainRow *row);
 
-/* Whether PostgreSQL knows the versions of the domain's keys: in a version column, or in the groups' own rows. */
+/* Returns whether PostgreSQL has the versions of the domain's keys: in a version column, or in fence.tombstone. */
 extern bool domain_has_versions(const Domain *domain);
 
-/* Whether we put a version into each row that is written. Otherwise versions are in fence.tombstone, or the application stores them. */
+/*
+ * Returns whether the extension puts a version into each row that is written. Otherwise versions are in
+ * fence.tombstone, or the application stores them.
+ */
 static inline bool
 domain_sets_version(const Domain *domain)
 {
 	return domain->scope == SCOPE_ROW && domain->version_attnum != InvalidAttrNumber;
 }
 
-/* The version in a tuple: NULL and negative count as 0 (such rows precede the attachment). */
+/*
+ * Returns the version in a tuple of the domain's table; 0 without a version column. NULL and negative versions count as
+ * 0: such rows are older than the attachment.
+ */
 extern int64 domain_row_version(const Domain *domain, HeapTuple tuple, TupleDesc desc);
 
 #endif
