@@ -57,7 +57,7 @@ static HTAB *by_relation = NULL;
 static HTAB *by_name = NULL;
 static Entry *dead_entries = NULL;
 
-/* What is being built now, and whether it was invalidated meanwhile */
+/* The table for which an entry is being built now, and whether an invalidation of it has arrived meanwhile */
 static Oid	building_relid = InvalidOid;
 static bool building_invalidated = false;
 
@@ -104,8 +104,9 @@ retire_all(void)
 	ByRelation *r;
 
 	/*
-	 * Removing the element just returned is allowed: so first those with a table, of which each has one element here, then the rest. The
-	 * names of the first go too, but no scan of them is under way.
+	 * A scan of a hash table may remove the element that it has just returned. So this first retires the entries with a
+	 * table, each of which has one element in by_relation. Their names leave by_name too, but no scan of by_name is
+	 * active. Then it retires the rest.
 	 */
 	hash_seq_init(&status, by_relation);
 	while ((r = hash_seq_search(&status)) != NULL)
@@ -115,7 +116,7 @@ retire_all(void)
 		retire(n->entry);
 }
 
-/* Never raises, never allocates: it also runs while a transaction ends. */
+/* Never raises and never allocates, because it also runs while a transaction ends. */
 static void
 relation_invalidated(Datum arg, Oid relid)
 {
@@ -168,7 +169,10 @@ domain_at_transaction_end(void)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* The keeper is told, too, so that Redis hears of it; the caller's transaction does not live to tell. */
+/*
+ * Also wakes the keeper, so that Redis learns that the domain is not served. The caller cannot tell Redis, because the
+ * error ends its transaction.
+ */
 static void
 raise_misshapen(const DomainRow *row, const char *fault)
 {
@@ -232,7 +236,7 @@ link_name(Entry *entry, Domain *domain)
 	ByName	   *n = hash_search(by_name, domain->name, HASH_FIND, NULL);
 
 	if (n != NULL && n->domain->id == domain->id)
-		return;					/* another table of the domain was cached first */
+		return;					/* the name leads to another table of the domain, which was cached first */
 	if (n != NULL)
 		retire(n->entry);
 	n = hash_search(by_name, domain->name, HASH_ENTER, NULL);
@@ -240,7 +244,10 @@ link_name(Entry *entry, Domain *domain)
 	n->entry = entry;
 }
 
-/* `named` is false for a partition, because a domain's name means the root. An older entry of the name should not exist; if it does, it is retired. */
+/*
+ * `named` is false for a partition, because a domain's name leads to the root. An older entry of the same table or name
+ * should not exist. If it does, it is retired.
+ */
 static void
 link_entry(Entry *entry, bool named)
 {
@@ -257,7 +264,10 @@ link_entry(Entry *entry, bool named)
 	r->entry = entry;
 }
 
-/* The rows of the attachments of that table; if name is not NULL, of the table of that domain, or of the domain itself. */
+/*
+ * Returns the rows of the attachments of that table. If name is not NULL, returns those of the table of that domain or,
+ * if it has no table, its own row.
+ */
 static List *
 rows_to_load(Oid relid, const char *name)
 {
@@ -271,7 +281,9 @@ rows_to_load(Oid relid, const char *name)
 	return OidIsValid(table) ? domain_rows_by_relation(table) : rows;
 }
 
-/* Loads the Domains of that table or, if name is not NULL, those of the table of that domain. */
+/*
+ * Loads the Domains of that table or, if name is not NULL, of the table of that domain. Returns NULL if there are none.
+ */
 static Domain *
 load(Oid relid, const char *name)
 {
@@ -351,9 +363,9 @@ domain_by_name(const char *name, bool missing_ok)
 {
 	Domain	   *domain = NULL;
 
-	/* no lock on the table brings a reader up to date, as it does a trigger */
+	/* a reader takes no lock on the table, which would process invalidations as it does for a trigger */
 	AcceptInvalidationMessages();
-	/* the catalogue has no longer ones, and the hash compares no further */
+	/* the catalog has no longer names, and the hash table compares no further */
 	if (strlen(name) < NAMEDATALEN)
 	{
 		ByName	   *n = hash_search(by_name, name, HASH_FIND, NULL);
