@@ -11,34 +11,43 @@
 #include "domain/domain.h"
 
 /*
- * The domains of a fenced table, chained by next, or NULL. Those whose versions are in the version column come first. Of a partition:
- * those of the fenced table above it, with their columns as they stand in the partition. Reads the catalogue in a fresh snapshot when they
- * are not cached.
+ * Returns the Domains of a fenced table, chained by next; NULL if the table is not fenced. Those with a version column
+ * come first. For a partition, these are the Domains of the fenced table above it, with the columns of the partition.
+ * If they are not cached, reads the catalogs in a new snapshot; then raises what domain_require_shape and domain_build
+ * raise.
  */
 extern Domain *domains_by_relation(Oid relid);
 
-/* A List of Domain: the domain as each of its tables has it. Tables that were dropped meanwhile are left out. */
+/* Returns a List of Domain: this domain for each of its tables. Tables that were dropped meanwhile are left out. */
 extern List *domain_of_each_table(const Domain *domain);
 
-/* The domain of that name; raises 42704 with a hint if there is none and missing_ok is false. */
+/*
+ * Returns the domain of that name, as users write it. If there is none, returns NULL or, unless missing_ok, raises
+ * 42704 with a hint.
+ */
 extern Domain *domain_by_name(const char *name, bool missing_ok);
 
-/* The domain whose redis_name this is (of this database), or NULL. */
+/* Returns the domain of this database with that redis_name; NULL if there is none. */
 extern Domain *domain_by_redis_name(const char *redis_name);
 
 /*
- * Raises 55000 unless the triggers of the domain's table and of its partitions look as fence.attach makes them (shape.h). A Domain is
- * loaded only if they do.
+ * Raises 55000 unless the triggers of the domain's table and of its partitions look as fence.attach makes them
+ * (shape.h). A Domain is loaded only if they do: without its triggers, a table would change unnoticed, and readers
+ * would get values that were replaced.
  */
 extern void domain_require_shape(const DomainRow *row);
 
-/* Called once at load: invalidation callbacks. And at the end of each top-level transaction: frees dead domains. */
+/*
+ * domain_init registers the invalidation callbacks. Called once, when the library is loaded. domain_at_transaction_end
+ * frees dead Domains at the end of each top-level transaction; it neither raises nor allocates.
+ */
 extern void domain_init(void);
 extern void domain_at_transaction_end(void);
 
 /*
- * Whether this transaction holds the lock that INSERT, UPDATE and DELETE take, or a stronger one, on the domain's table or one of
- * its partitions. Who has not has changed no row of it: the lock is taken before, and is kept as long as the change.
+ * Returns whether this transaction has an xid and holds the lock that INSERT, UPDATE and DELETE take, or a stronger
+ * one, on a table of the domain or one of its partitions. If it does not, it has changed no row: a writer takes this
+ * lock before the change and keeps it until the end of the transaction.
  */
 extern bool domain_has_writer_lock(const Domain *domain);
 
