@@ -3,8 +3,8 @@
  *	  The SQL function fence.attach: begins an attachment.
  *
  * Owns: the order of the steps. First attach_check.c checks the request, then attach_triggers.c makes the triggers and
- * records what they depend on, and the row of fence.domain comes last. It also owns the rules for several attachments of
- * one table, and for several tables in one domain. detach.c ends attachments.
+ * records what they depend on, and the row of fence.domain comes last. It also owns the rules for several attachments
+ * of one table, and for several tables in one domain. detach.c ends attachments.
  *
  * Locks: ShareRowExclusiveLock on the table, so that no writer is active when the triggers appear; and the lock on the
  * domain's name. Both are kept until the end of the transaction. Never waits for Redis: COMMIT tells it.
@@ -248,7 +248,7 @@ fence_attach(PG_FUNCTION_ARGS)
 	{
 		prepare_table(&request);
 		if (request.others == NIL)
-			attach_drop_triggers(request.row.relid);	/* these are left over from an attachment that a restore has lost */
+			attach_drop_triggers(request.row.relid);	/* left over from an attachment that a restore has lost */
 		attach_shape_triggers(request.row.relid, lappend(list_copy(request.others), &request.row), request.others == NIL);
 		attach_bind_triggers(&request);
 	}
