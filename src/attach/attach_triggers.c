@@ -4,8 +4,8 @@
  *
  * Owns: which triggers a fenced table has, and their rows in pg_depend. How each trigger looks is in shape.c.
  *
- * All attachments of a table share its triggers. One trigger, the master, depends on the key columns, the version column
- * and the unique indexes of all attachments. The other triggers depend on the master.
+ * All attachments of a table share its triggers. One trigger, the master, depends on the key columns, the version
+ * column and the unique indexes of all attachments. The other triggers depend on the master.
  *
  * Takes no locks on the table itself: the caller has locked it. Never changes rows of fence.domain.
  */
@@ -128,7 +128,9 @@ bind_to_master(const ObjectAddress *master, Oid other)
 	depend(&address, master, DEPENDENCY_AUTO);
 }
 
-/* Makes the master depend on the attachment's columns and index, and the other triggers (or InvalidOid) on the master. */
+/*
+ * Makes the master depend on the attachment's columns and index, and the other triggers (or InvalidOid) on the master.
+ */
 static void
 record_dependencies(const AttachRequest *request, Oid master, Oid other, Oid another)
 {
