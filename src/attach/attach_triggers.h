@@ -10,7 +10,10 @@
 
 #include "attach/attach_check.h"
 
-/* True while this file creates or drops triggers. The object access hook then ignores triggers: they are not complete yet. */
+/*
+ * True while this file creates or drops triggers. The object access hook then ignores triggers: they are not complete
+ * yet.
+ */
 extern bool attach_in_progress;
 
 /* Runs one utility statement with the rights of the caller. Raises what the statement raises. */
@@ -20,9 +23,10 @@ extern void attach_run(const char *sql);
 extern char *attach_quoted_table(Oid relid);
 
 /*
- * Creates the triggers that these attachments (DomainRows) need and the table lacks, and drops those of ours that they do
- * not need. `first` says that the table had no attachments before; then a trigger with the name of one of ours belongs to
- * somebody else, and CREATE TRIGGER raises 42710. The caller holds ShareRowExclusiveLock or a stronger lock on the table.
+ * Creates the triggers that these attachments (DomainRows) need and the table lacks, and drops those of ours that they
+ * do not need. `first` says that the table had no attachments before; then a trigger with the name of one of ours
+ * belongs to somebody else, and CREATE TRIGGER raises 42710. The caller holds ShareRowExclusiveLock or a stronger lock
+ * on the table.
  */
 extern void attach_shape_triggers(Oid relid, List *rows, bool first);
 
@@ -32,13 +36,16 @@ extern void attach_shape_triggers(Oid relid, List *rows, bool first);
  */
 extern void attach_bind_triggers(const AttachRequest *request);
 
-/* Drops all of our triggers of the table; the object access hook then ends the attachments. Returns whether there were any. */
+/*
+ * Drops all of our triggers of the table; the object access hook then ends the attachments. Returns whether there were
+ * any.
+ */
 extern bool attach_drop_triggers(Oid relid);
 
 /*
- * attach_loosen removes the dependencies of all attachments of a table, so that a statement can change what they rest on.
- * attach_fasten records those of one attachment again, for the table as it is now; raises what fence.attach would if the
- * table no longer fits. In between the caller keeps AccessExclusiveLock on the table.
+ * attach_loosen removes the dependencies of all attachments of a table, so that a statement can change what they rest
+ * on. attach_fasten records those of one attachment again, for the table as it is now; raises what fence.attach would
+ * if the table no longer fits. In between the caller keeps AccessExclusiveLock on the table.
  */
 extern void attach_loosen(Oid relid);
 extern void attach_fasten(const DomainRow *row);
