@@ -3,15 +3,15 @@
  *	  The SQL functions fence.detach and fence.detach_domain, and whatever else ends an attachment; see detach.h.
  *
  * Owns: when rows of fence.domain vanish. An attachment ends when one of its table's triggers is dropped. fence.detach
- * drops them; so do DROP TABLE, DROP SCHEMA, DROP OWNED, DROP EXTENSION ... CASCADE, and DROP COLUMN ... CASCADE of a key
- * column. The object access hook (hooks.c) sees each of these and calls attach_end. Two cases differ. attach_renew keeps
- * the triggers and begins the next attachment at once. fence.detach of one of several attachments drops only the
+ * drops them; so do DROP TABLE, DROP SCHEMA, DROP OWNED, DROP EXTENSION ... CASCADE, and DROP COLUMN ... CASCADE of a
+ * key column. The object access hook (hooks.c) sees each of these and calls attach_end. Two cases differ. attach_renew
+ * keeps the triggers and begins the next attachment at once. fence.detach of one of several attachments drops only the
  * triggers that the others do not need.
  *
  * DROP EXTENSION may drop fence.domain before the triggers. The hook sees the drop of that table.
  *
- * Locks: fence.detach takes AccessExclusiveLock on the table, as DROP TRIGGER does, until the end of the transaction. The
- * end of each attachment locks the domain's name. Never waits for Redis: COMMIT tells it.
+ * Locks: fence.detach takes AccessExclusiveLock on the table, as DROP TRIGGER does, until the end of the transaction.
+ * The end of each attachment locks the domain's name. Never waits for Redis: COMMIT tells it.
  */
 #include "postgres.h"
 
