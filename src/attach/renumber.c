@@ -137,7 +137,7 @@ fence_renumber(PG_FUNCTION_ARGS)
 	{
 		attach_check_owner(relid);
 		LockRelationOid(relid, ShareRowExclusiveLock);
-		(void) find_all_inheritors(relid, ShareRowExclusiveLock, NULL);	/* locks the partitions, but not the table itself */
+		(void) find_all_inheritors(relid, ShareRowExclusiveLock, NULL);	/* locks only the partitions */
 		domain = domain_argument(fcinfo, 0);	/* the domain may have changed while we waited for the lock */
 		if (domain->relid != relid)
 			ereport(ERROR,
