@@ -2,8 +2,8 @@
  * domain/domain.c
  *	  Builds a Domain from a row of fence.domain and from its table as it is now; see domain.h.
  *
- * Owns nothing: domain_cache.c keeps the Domains. Takes no locks, because the caller has opened the table. Never writes.
- * A column that was renamed or dropped past the hooks is an error with a hint.
+ * Owns nothing: domain_cache.c keeps the Domains. Takes no locks, because the caller has opened the table. Never
+ * writes. A column that was renamed or dropped past the hooks is an error with a hint.
  */
 #include "postgres.h"
 
