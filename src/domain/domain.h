@@ -33,10 +33,10 @@ typedef struct KeyColumn
 	AttrNumber	attnum;
 	Oid			input_type;		/* base type of the column: it parses the texts that callers give */
 	int32		input_typmod;	/* only for bpchar; else -1 */
-	Oid			text_type;		/* type whose text is canonical, which is the input type of the operator class; see key.c */
+	Oid			text_type;		/* its text is canonical: the input type of the operator class, see key.c */
 	Oid			collation;
 	Oid			equality;		/* the unique index's equality operator, for look-ups by key */
-	int			place;			/* among the conditions of a look-up: from 0 on, in the order of the index' columns */
+	int			place;			/* among the conditions of a look-up, from 0 on: the order of the index */
 	bool		byval;
 	int16		len;
 	FmgrInfo	output;			/* of text_type; unused where key.c prints the type itself */
@@ -53,17 +53,17 @@ typedef struct Domain
 	char	   *fence_prefix;	/* "<namespace>:f:<redis_name>:" */
 	char	   *value_prefix;	/* "<namespace>:v:<redis_name>:" */
 	MetricSlot	metrics;		/* metrics of the domain */
-	Oid			relid;			/* InvalidOid: a domain without a table. In the Domain of a partition: the partition, not the root */
+	Oid			relid;			/* InvalidOid: a domain without a table. Of a partition: not the root */
 	List	   *tables;			/* OIDs of all tables of the domain if it has several; else NIL */
 	bool		partitioned;	/* relid is a partitioned table: rows are read by the Domains of its partitions */
 	DomainScope scope;
-	int			nkeys;			/* 0: the whole table has one key or, without a table, a key has any number of values */
+	int			nkeys;			/* 0: the table has one key; without a table, keys have any number of values */
 	KeyColumn  *keys;
 	bool		nullable;		/* a key column may be null; a row in which one is has no key */
 	bool		generated_key;	/* a key column is generated */
-	Oid			key_index;		/* by which rows are found: the unique one on exactly the key columns; of a group, any
+	Oid			key_index;		/* finds rows: the unique index on exactly the key columns; of a group, any
 								 * that begins with them. InvalidOid: there is none */
-	bool		version_aside;	/* versions are in fence.tombstone: those of groups, and of rows without a version column */
+	bool		version_aside;	/* versions are in fence.tombstone: of groups, or without a version column */
 	char	   *version_name;
 	AttrNumber	version_attnum;
 	Oid			version_type;	/* INT2OID, INT4OID or INT8OID */
@@ -105,9 +105,9 @@ extern FailurePolicy domain_policy(const Domain *domain);
 extern bool domain_reserves_early(const Domain *domain);
 
 /*
- * Builds the Domains of these rows of fence.domain for a table, chained by next, in the current memory context. `rel` is a table that the rows
- * attach, or one of its partitions, and is locked; NULL builds a domain without a table. Raises 42703 or 42804 if a key or version column is gone
- * or has an unfit type. Does not check triggers.
+ * Builds the Domains of these rows of fence.domain for a table, chained by next, in the current memory context. `rel`
+ * is a table that the rows attach, or one of its partitions, and is locked; NULL builds a domain without a table.
+ * Raises 42703 or 42804 if a key or version column is gone or has an unfit type. Does not check triggers.
  */
 extern Domain *domain_build(List *rows, Relation rel);
 
