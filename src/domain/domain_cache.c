@@ -188,7 +188,10 @@ raise_misshapen(const DomainRow *row, const char *fault)
 			 errhint("Find out who changed that past ALTER TABLE. Then use fence.detach and fence.attach.")));
 }
 
-/* Checks the triggers of a partition, or those of a table and all its partitions. `rows` are the rows of all attachments. */
+/*
+ * Checks the triggers of a partition, or those of a table and all its partitions. `rows` are the rows of all
+ * attachments.
+ */
 static void
 check_shape(List *rows, Oid relid)
 {
@@ -206,7 +209,9 @@ domain_require_shape(const DomainRow *row)
 		check_shape(domain_rows_by_relation(row->relid), row->relid);
 }
 
-/* Builds the Domains of these rows for that table, in a memory context of their own. Returns NULL if the table is gone. */
+/*
+ * Builds the Domains of these rows for that table, in a memory context of their own. Returns NULL if the table is gone.
+ */
 static Entry *
 build_entry(List *rows, Oid relid)
 {
