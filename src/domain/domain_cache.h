@@ -2,8 +2,8 @@
  * domain/domain_cache.h
  *	  Each backend's cache of fenced tables: finds a Domain (domain.h) by its table or its name.
  *
- * Owns: the cached Domains. Invalidation messages about a fenced table, or about fence.domain, empty the cache. A Domain
- * that a caller may still hold is kept until the end of the transaction.
+ * Owns: the cached Domains. Invalidation messages about a fenced table, or about fence.domain, empty the cache. A
+ * Domain that a caller may still hold is kept until the end of the transaction.
  */
 #ifndef FENCE_DOMAIN_CACHE_H
 #define FENCE_DOMAIN_CACHE_H
