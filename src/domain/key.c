@@ -303,7 +303,7 @@ key_of_arguments(const Domain *domain, int nparts, const Argument *parts)
 Datum
 key_part_datum(const KeyColumn *column, const char *part)
 {
-	Oid			type = column->text_type == CASHOID ? INT8OID : column->text_type;	/* print_value prints money as an integer */
+	Oid			type = column->text_type == CASHOID ? INT8OID : column->text_type;	/* as print_value prints money */
 	Oid			input;
 	Oid			ioparam;
 
