@@ -62,7 +62,7 @@ typedef struct Deleted
 } Deleted;
 
 #define BATCH		256			/* keys of one level; tombstone_look_up compares them one by one */
-#define FEW			8			/* with fewer keys, a scan for each is cheaper than one over all, which reads index pages to their end */
+#define FEW			8			/* fewer keys: a scan for each is cheaper than one that reads whole pages */
 #define MAX_STEPS	32			/* tombstones between two keys; after so many, a scan for the one key is cheaper */
 
 static Deleted *deleted = NULL;
@@ -385,7 +385,7 @@ static bool
 try_write(Relation table, const Deleted *batch, int n)
 {
 	TupleTableSlot *slots[BATCH];
-	TupleDesc	desc = CreateTupleDescCopy(RelationGetDescr(table));	/* a copy, so that slots do not count references to it */
+	TupleDesc	desc = CreateTupleDescCopy(RelationGetDescr(table));	/* slots count no references to a copy */
 	TimestampTz now = GetCurrentTimestamp();
 	Walk		walk = {
 		.table = table, .index = index_open(primary_key_index(table), AccessShareLock), .snapshot = snapshot_of_now(), .alone = n < FEW
@@ -420,7 +420,8 @@ try_write(Relation table, const Deleted *batch, int n)
 	index_close(walk.index, AccessShareLock);
 	if (nnew > 0)
 		insert_rows(table, slots, nnew);
-	UnregisterSnapshot(walk.snapshot);	/* only now: to insert, a snapshot must be active or registered, and in PRE_COMMIT this may be the only one */
+	/* only now: whoever inserts must have a snapshot, and in PRE_COMMIT there is no other */
+	UnregisterSnapshot(walk.snapshot);
 	return done;
 }
 
