@@ -67,11 +67,11 @@ is_number(Oid type)
 	}
 }
 
-/* Returns whether the type is a string type. "char" is one in PostgreSQL 14, but has only one byte. */
+/* Returns whether the type is a string type. "char" is none. */
 static bool
 is_text(Oid type)
 {
-	return type != CHAROID && TypeCategory(type) == TYPCATEGORY_STRING;
+	return TypeCategory(type) == TYPCATEGORY_STRING;
 }
 
 ArgumentForm
