@@ -2,9 +2,9 @@
  * domain/key.h
  *	  The canonical text of a key, from a row or from what a caller gives, and its names in Redis.
  *
- * Equal keys have equal text, whatever the session's settings are; different keys have different text. Each value of the
- * key is printed canonically, in UTF-8 (raises 22P05 if that is impossible, see utf8.h). Then it is percent-encoded (RFC
- * 3986: all but A-Z a-z 0-9 - . _ ~; upper-case hex); an empty value is "%00". Commas join the values. A key without
+ * Equal keys have equal text, whatever the session's settings are; different keys have different text. Each value of
+ * the key is printed canonically, in UTF-8 (raises 22P05 if that is impossible, see utf8.h). Then it is percent-encoded
+ * (RFC 3986: all but A-Z a-z 0-9 - . _ ~; upper-case hex); an empty value is "%00". Commas join the values. A key without
  * values, which stands for a whole table, is "*". So no data can forge a brace, colon, comma, blank or newline, and all
  * keys and names are ASCII.
  *

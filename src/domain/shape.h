@@ -40,8 +40,8 @@ typedef struct TriggerShape
 extern const TriggerShape *shape_of(TriggerRole role);
 
 /*
- * Returns whether a table with these attachments (DomainRows of one table) needs a trigger of this role, or whether its
- * partitions do. One trigger serves all attachments.
+ * Returns whether a table with these attachments (DomainRows of one table) needs a trigger of this role or, if
+ * on_partition, whether each of its partitions does. One trigger serves all attachments.
  */
 extern bool shape_is_wanted(List *rows, TriggerRole role, bool on_partition);
 
