@@ -66,13 +66,13 @@ check_cache(const DomainRow *row)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("cache => 'row' needs scope => 'row'"),
-				 errdetail("Only a row that has a fence of its own is known when it is written."),
-				 errhint("With scope => '%s' values are stored by readers.", row->scope)));
+				 errdetail("COMMIT can send only rows that have a fence of their own."),
+				 errhint("With scope => '%s', leave it to readers to store values.", row->scope)));
 	if (strcmp(row->cache, "row") == 0 && row->version_column == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("cache => 'row' needs a version column"),
-				 errdetail("What COMMIT brings is compared by the version in it."),
+				 errdetail("COMMIT sends each row with the version that is in it."),
 				 errhint("Name a version column, or leave values to readers with cache => 'none'.")));
 }
 
@@ -124,7 +124,7 @@ attach_check_request(const AttachRequest *request)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("cache_absent needs scope => 'row'"),
-				 errdetail("A group is never absent, and what is absent in a manual domain only the application knows.")));
+				 errdetail("A group is never absent, and only the application knows what is absent in a manual domain.")));
 	if (row->only_columns && (row->columns == NIL || strcmp(row->scope, "manual") == 0))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -177,7 +177,7 @@ check_partitions(Relation root)
 		Relation	rel = table_open(lfirst_oid(lc), NoLock);
 
 		if (rel->rd_rel->relkind == RELKIND_FOREIGN_TABLE)
-			raise_wrong_kind(root, "partly a foreign table", "Detach the partition that is one.");
+			raise_wrong_kind(root, "partly a foreign table", "Detach the partition that is a foreign table.");
 		if (rel->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
 			raise_wrong_kind(root, "partly unlogged or temporary", "Use ALTER TABLE ... SET LOGGED.");
 		table_close(rel, NoLock);
@@ -326,7 +326,7 @@ find_key_index(AttachRequest *request, Relation rel)
 		return;
 	ereport(ERROR,
 			(errcode(ERRCODE_INVALID_TABLE_DEFINITION),
-			 errmsg("there is no unique index on exactly the key columns of table \"%s\" that can be relied on",
+			 errmsg("table \"%s\" has no usable unique index on exactly the key columns",
 					RelationGetRelationName(rel)),
 			 unfit ? errdetail("%s", unfit) : 0,
 			 errhint("Add a UNIQUE or PRIMARY KEY constraint on these columns that is not deferrable.")));
@@ -565,7 +565,7 @@ attach_check_join(const AttachRequest *request, Relation rel)
 	if (!fits)
 		ereport(ERROR,
 				(errcode(ERRCODE_DATATYPE_MISMATCH),
-				 errmsg("the key of table \"%s\" is not of the types that keys of domain \"%s\" have", RelationGetRelationName(rel), member->name),
-				 errdetail("The domain has table \"%s\", in which one value of the key must have the same text.", get_rel_name(member->relid)),
+				 errmsg("the key of table \"%s\" has other types than the keys of domain \"%s\"", RelationGetRelationName(rel), member->name),
+				 errdetail("Table \"%s\" is in the domain, and a key must have the same text in all tables of the domain.", get_rel_name(member->relid)),
 				 errhint("Pass key => ARRAY[...] with columns of the same types, in the same order; or pass another domain.")));
 }

@@ -99,7 +99,7 @@ raise_not_attached(Oid relid)
 	ereport(ERROR,
 			(errcode(ERRCODE_UNDEFINED_OBJECT),
 			 errmsg("table \"%s\" is not attached", get_rel_name(relid)),
-			 errhint("View fence.domains lists what is.")));
+			 errhint("View fence.domains lists the attached tables.")));
 }
 
 static void

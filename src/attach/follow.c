@@ -284,7 +284,7 @@ follow_begin(Node *stmt)
 static void
 tell_why(void *relid)
 {
-	errcontext("table \"%s\" is fenced, and must be fit for it after this statement; fence.detach ends the fencing",
+	errcontext("table \"%s\" is fenced, and fence.attach must still accept it after this statement; fence.detach ends the fencing",
 			   get_rel_name(*(Oid *) relid));
 }
 

@@ -321,8 +321,8 @@ trigger_changed(Oid trigger, bool made)
 	}
 	if (fault != NULL)
 		refuse_alter(get_rel_name(form->tgrelid), psprintf("this change of trigger \"%s\"", NameStr(form->tgname)),
-					 psprintf("With it, the trigger %s: readers could be served values that were replaced.", fault),
-					 "Leave the triggers of pgcache_fence as they are, or use fence.detach first. Others can be disabled by their names.");
+					 psprintf("With it, the trigger %s, and readers could get values that were replaced.", fault),
+					 "Leave the triggers of pgcache_fence as they are, or use fence.detach first. Disable other triggers by their names.");
 	if (form != NULL && !made && !OidIsValid(form->tgparentid) && shape_is_ours(form))
 		trigger_restored(form->tgrelid);
 	table_close(catalog, AccessShareLock);

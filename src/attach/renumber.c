@@ -142,7 +142,7 @@ fence_renumber(PG_FUNCTION_ARGS)
 		if (domain->relid != relid)
 			ereport(ERROR,
 					(errcode(ERRCODE_OBJECT_IN_USE),
-					 errmsg("domain \"%s\" was attached anew meanwhile", domain->name)));
+					 errmsg("domain \"%s\" was attached again in the meantime", domain->name)));
 		attach_check_owner(relid);
 	}
 	if (domain->version_name == NULL)

@@ -153,7 +153,7 @@ resolve_version(Domain *domain, const DomainRow *row, Relation rel)
 		default:
 			ereport(ERROR,
 					(errcode(ERRCODE_DATATYPE_MISMATCH),
-					 errmsg("version column \"%s\" of fenced table \"%s\" is no integer any more",
+					 errmsg("version column \"%s\" of fenced table \"%s\" is no longer an integer",
 							row->version_column, RelationGetRelationName(rel)),
 					 errhint("Use fence.detach and fence.attach again.")));
 	}

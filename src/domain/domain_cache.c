@@ -183,9 +183,9 @@ raise_misshapen(const DomainRow *row, const char *fault)
 	}
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("table \"%s\" is not fenced any more: nothing of domain \"%s\" is served", get_rel_name(row->relid), row->name),
+			 errmsg("table \"%s\" is no longer fenced, so nothing of domain \"%s\" is served", get_rel_name(row->relid), row->name),
 			 errdetail("%s", fault),
-			 errhint("Find out who changed that past ALTER TABLE. Then use fence.detach and fence.attach.")));
+			 errhint("Find out who changed the catalog directly. Then use fence.detach and fence.attach.")));
 }
 
 /*

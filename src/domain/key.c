@@ -252,7 +252,7 @@ raise_unfit(const Domain *domain, int i, Oid type)
 			(errcode(ERRCODE_DATATYPE_MISMATCH),
 			 errmsg("key value %d for domain \"%s\" is of type %s", i + 1, domain->name, format_type_be(type)),
 			 column ? errdetail("Key column \"%s\" is of type %s.", column->name, format_type_be(column->input_type)) :
-			 errdetail("The domain has no table: its key values are texts, integers, UUIDs and labels of enums."),
+			 errdetail("The domain has no table, so its key values must be texts, integers, UUIDs or labels of enums."),
 			 OidIsValid(get_element_type(type)) ? errhint("Write VARIADIC before an array of all values of the key.") :
 			 column ? errhint("Cast it to the type of the column.") :
 			 errhint("Cast it to text, in the same way wherever the key is named.")));
@@ -303,7 +303,8 @@ key_of_arguments(const Domain *domain, int nparts, const Argument *parts)
 Datum
 key_part_datum(const KeyColumn *column, const char *part)
 {
-	Oid			type = column->text_type == CASHOID ? INT8OID : column->text_type;	/* as print_value prints money */
+	/* print_value prints money as an integer */
+	Oid			type = column->text_type == CASHOID ? INT8OID : column->text_type;
 	Oid			input;
 	Oid			ioparam;
 
