@@ -11,8 +11,8 @@
 #include "attach/attach_check.h"
 
 /*
- * True while this file creates or drops triggers. The object access hook then ignores triggers: they are not complete
- * yet.
+ * True while attach_shape_triggers runs. The object access hook then ignores triggers: fence.attach checks them once all
+ * exist, and to drop one that is no longer needed ends no attachment.
  */
 extern bool attach_in_progress;
 

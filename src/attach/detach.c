@@ -4,7 +4,7 @@
  *
  * Owns: when rows of fence.domain vanish. An attachment ends when one of its table's triggers is dropped. fence.detach
  * drops them; so do DROP TABLE, DROP SCHEMA, DROP OWNED, DROP EXTENSION ... CASCADE, and DROP COLUMN ... CASCADE of a
- * key column. The object access hook (hooks.c) sees each of these and calls attach_end. Two cases differ. attach_renew
+ * key column. The object access hook (hooks.c) sees each of these and calls detach_end. Two cases differ. detach_renew
  * keeps the triggers and begins the next attachment at once. fence.detach of one of several attachments drops only the
  * triggers that the others do not need.
  *
@@ -40,14 +40,14 @@ PG_FUNCTION_INFO_V1(fence_detach_domain);
  */
 
 void
-attach_announce_end(const DomainRow *row)
+detach_announce(const DomainRow *row)
 {
 	ledger_end_domain(domain_stub(row));
 }
 
 /* A domain of several tables goes on without this one, and ends with the last. */
 bool
-attach_end(const DomainRow *row)
+detach_end(const DomainRow *row)
 {
 	domain_lock_name(row->name);
 	if (list_length(domain_rows_by_name(row->name)) > 1)
@@ -55,7 +55,7 @@ attach_end(const DomainRow *row)
 		ledger_apply_domain(domain_stub(row));
 		return domain_row_delete(row);
 	}
-	attach_announce_end(row);
+	detach_announce(row);
 	if (!domain_row_delete(row))
 		return false;
 	tombstone_forget_domain(row->id);
@@ -63,20 +63,20 @@ attach_end(const DomainRow *row)
 }
 
 /*
- * Calls attach_end outside of hooks, where the command counter may be incremented: a second call in the same statement
+ * Calls detach_end outside of hooks, where the command counter may be incremented: a second call in the same statement
  * then sees the end.
  */
 static bool
 end_now(const DomainRow *row)
 {
-	bool		ended = attach_end(row);
+	bool		ended = detach_end(row);
 
 	CommandCounterIncrement();
 	return ended;
 }
 
 void
-attach_renew(DomainRow *row)
+detach_renew(DomainRow *row)
 {
 	if (list_length(domain_rows_by_name(row->name)) > 1)
 		ereport(ERROR,

@@ -300,7 +300,7 @@ follow(Followed *followed)
 	attach_fasten(row);
 	error_context_stack = context.previous;
 	if (!key_texts_stay(followed, row))
-		attach_renew(row);
+		detach_renew(row);
 }
 
 void

@@ -82,7 +82,7 @@ trigger_dropped(Oid trigger)
 			partition_changed(form->tgparentid);
 		else
 			foreach(lc, domain_rows_by_relation(form->tgrelid))
-				(void) attach_end(lfirst(lc));
+				(void) detach_end(lfirst(lc));
 	}
 	table_close(catalog, AccessShareLock);
 }
@@ -94,7 +94,7 @@ catalog_dropped(void)
 	ListCell   *lc;
 
 	foreach(lc, domain_rows())
-		attach_announce_end(lfirst(lc));
+		detach_announce(lfirst(lc));
 }
 
 /*
