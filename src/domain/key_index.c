@@ -82,7 +82,7 @@ index_unfit(Relation irel, bool unique, bool expression)
 	if (!irel->rd_index->indisvalid)
 		return "is not valid";
 	if (irel->rd_rel->relam != BTREE_AM_OID)
-		return "is no btree";
+		return "is not a btree";
 	return NULL;
 }
 

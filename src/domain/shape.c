@@ -191,9 +191,9 @@ shape_fault(List *rows, Relation catalog, HeapTuple tuple, bool is_new)
 	if (by_name != by_function)
 		return "runs another function";
 	if (!shape_is_wanted(rows, by_name, on_partition))
-		return on_partition ? "is none that partitions have" : "is none that tables of this scope have";
+		return on_partition ? "is not one that partitions have" : "is not one that tables of this scope have";
 	if (!has_right_parent(catalog, trigger, on_partition))
-		return on_partition ? "is no copy of that of the table above" : "is a copy of that of another table";
+		return on_partition ? "is not a copy of the parent table's trigger" : "is a copy of another table's trigger";
 	return firing_fault(shape_of(by_name), catalog, tuple, is_new);
 }
 
