@@ -11,8 +11,8 @@
 #include "attach/attach_check.h"
 
 /*
- * True while attach_shape_triggers runs. The object access hook then ignores triggers: fence.attach checks them once all
- * exist, and to drop one that is no longer needed ends no attachment.
+ * True while attach_shape_triggers runs. The object access hook then ignores triggers: fence.attach checks them once
+ * all exist, and to drop one that is no longer needed ends no attachment.
  */
 extern bool attach_in_progress;
 

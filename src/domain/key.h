@@ -4,9 +4,9 @@
  *
  * Equal keys have equal text, whatever the session's settings are; different keys have different text. Each value of
  * the key is printed canonically, in UTF-8 (raises 22P05 if that is impossible, see utf8.h). Then it is percent-encoded
- * (RFC 3986: all but A-Z a-z 0-9 - . _ ~; upper-case hex); an empty value is "%00". Commas join the values. A key without
- * values, which stands for a whole table, is "*". So no data can forge a brace, colon, comma, blank or newline, and all
- * keys and names are ASCII.
+ * (RFC 3986: all but A-Z a-z 0-9 - . _ ~; upper-case hex); an empty value is "%00". Commas join the values. A key
+ * without values, which stands for a whole table, is "*". So no data can forge a brace, colon, comma, blank or newline,
+ * and all keys and names are ASCII.
  *
  *   fence name   <namespace>:f:<database oid>.<domain>:{<key>}            without a tag
  *                <namespace>:f:<database oid>.<domain>:{<tag>}:<key>      with one
