@@ -16,6 +16,7 @@
 #include "base/shmem.h"
 #include "base/stamp.h"
 #include "domain/domain.h"
+#include "domain/domain_cache.h"
 #include "keeper/worker.h"
 #include "transaction.h"
 #include "write/capture.h"

@@ -27,6 +27,7 @@
 #include "base/test_hooks.h"
 #include "base/word.h"
 #include "domain/domain.h"
+#include "domain/domain_cache.h"
 #include "domain/tombstone.h"
 #include "effects/effects.h"
 #include "send/coordinator.h"

@@ -2,7 +2,8 @@
  * attach/attach_check.c
  *	  What fence.attach refuses, and why; see attach_check.h.
  *
- * Owns: the requirements on a fenced table. The caller holds ShareRowExclusiveLock on it. Changes nothing.
+ * Owns: the requirements on a fenced table. The caller has locked the table. Changes nothing, and runs no function of a
+ * user.
  */
 #include "postgres.h"
 
@@ -13,10 +14,13 @@
 #include "catalog/pg_class.h"
 #include "catalog/pg_inherits.h"
 #include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 
 #include "attach/attach_check.h"
+#include "base/compat.h"
 #include "domain/catalog.h"
 #include "domain/key.h"
 #include "domain/key_index.h"
@@ -32,7 +36,7 @@ is_group(const AttachRequest *request)
 	return strcmp(request->row.scope, "group") == 0;
 }
 
-/* choices: a list that ends with NULL. */
+/* Raises 22023 unless the value is one of the choices, a list that ends with NULL. */
 static void
 check_choice(const char *argument, const char *value, const char *const *choices)
 {
@@ -51,7 +55,10 @@ check_choice(const char *argument, const char *value, const char *const *choices
 			 errhint("Available values: %s.", list.data)));
 }
 
-/* What COMMIT is to tell Redis must be a row, whose version is in it. */
+/*
+ * With cache => 'row', COMMIT sends Redis each row that was written. So each row needs a fence of its own, and must
+ * contain its version.
+ */
 static void
 check_cache(const DomainRow *row)
 {
@@ -59,13 +66,13 @@ check_cache(const DomainRow *row)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("cache => 'row' needs scope => 'row'"),
-				 errdetail("Only a row that has a fence of its own is known when it is written."),
-				 errhint("With scope => '%s' values are stored by readers.", row->scope)));
+				 errdetail("COMMIT can send only rows that have a fence of their own."),
+				 errhint("With scope => '%s', leave it to readers to store values.", row->scope)));
 	if (strcmp(row->cache, "row") == 0 && row->version_column == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("cache => 'row' needs a version column"),
-				 errdetail("What COMMIT brings is compared by the version in it."),
+				 errdetail("COMMIT sends each row with the version that is in it."),
 				 errhint("Name a version column, or leave values to readers with cache => 'none'.")));
 }
 
@@ -117,7 +124,7 @@ attach_check_request(const AttachRequest *request)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("cache_absent needs scope => 'row'"),
-				 errdetail("A group is never absent, and what is absent in a manual domain only the application knows.")));
+				 errdetail("A group is never absent, and only the application knows what is absent in a manual domain.")));
 	if (row->only_columns && (row->columns == NIL || strcmp(row->scope, "manual") == 0))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -134,6 +141,19 @@ attach_check_request(const AttachRequest *request)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
+void
+attach_check_owner(Oid relid)
+{
+	char	   *name = get_rel_name(relid);
+
+	if (name == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("relation with OID %u does not exist", relid)));
+	if (!object_ownercheck(RelationRelationId, relid, GetUserId()))
+		aclcheck_error(ACLCHECK_NOT_OWNER, OBJECT_TABLE, name);
+}
+
 static void
 raise_wrong_kind(Relation rel, const char *what, const char *hint)
 {
@@ -143,7 +163,10 @@ raise_wrong_kind(Relation rel, const char *what, const char *hint)
 			 errhint("%s", hint)));
 }
 
-/* Partitions that are elsewhere, or vanish, cannot be fenced. The lock keeps others from coming. */
+/*
+ * Raises 42809 if a partition is a foreign table, or is not permanent. The lock keeps new partitions from being
+ * attached.
+ */
 static void
 check_partitions(Relation root)
 {
@@ -154,7 +177,7 @@ check_partitions(Relation root)
 		Relation	rel = table_open(lfirst_oid(lc), NoLock);
 
 		if (rel->rd_rel->relkind == RELKIND_FOREIGN_TABLE)
-			raise_wrong_kind(root, "partly a foreign table", "Detach the partition that is one.");
+			raise_wrong_kind(root, "partly a foreign table", "Detach the partition that is a foreign table.");
 		if (rel->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
 			raise_wrong_kind(root, "partly unlogged or temporary", "Use ALTER TABLE ... SET LOGGED.");
 		table_close(rel, NoLock);
@@ -225,7 +248,7 @@ attach_check_table(Relation rel)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* How rows can be found by an expression, or by a value whose spelling does not matter */
+/* A hint for whoever wants an expression as key, or a key whose equal values have different texts */
 #define COMPUTED_KEY \
 	"a generated column, such as name_key text GENERATED ALWAYS AS (lower(name::text)) STORED, with a unique index, and make that the key."
 
@@ -249,14 +272,14 @@ existing_column(Relation rel, const char *name, const char *argument)
 	return attnum;
 }
 
-/* The columns of the primary key, in its order. */
+/* Returns the names of the primary key's columns, in its order. */
 static List *
 primary_key(Relation rel)
 {
 	List	   *names = NIL;
 	Relation	index;
 
-	/* the list also fills in which of the indexes is the primary key's */
+	/* making the list also sets rd_pkindex */
 	list_free(RelationGetIndexList(rel));
 	if (!OidIsValid(rel->rd_pkindex))
 		ereport(ERROR,
@@ -303,13 +326,16 @@ find_key_index(AttachRequest *request, Relation rel)
 		return;
 	ereport(ERROR,
 			(errcode(ERRCODE_INVALID_TABLE_DEFINITION),
-			 errmsg("there is no unique index on exactly the key columns of table \"%s\" that can be relied on",
+			 errmsg("table \"%s\" has no usable unique index on exactly the key columns",
 					RelationGetRelationName(rel)),
 			 unfit ? errdetail("%s", unfit) : 0,
 			 errhint("Add a UNIQUE or PRIMARY KEY constraint on these columns that is not deferrable.")));
 }
 
-/* Whether values that the key's index takes for equal have the same bytes, or one text that key.c knows. */
+/*
+ * Returns whether values that the key's index considers equal always have the same canonical text: either they have the
+ * same bytes, or key.c prints them alike.
+ */
 static bool
 equal_means_same_text(const KeyEquality *eq)
 {
@@ -317,10 +343,13 @@ equal_means_same_text(const KeyEquality *eq)
 
 	if (eq->input_type == NUMERICOID || eq->input_type == BPCHAROID)
 	{
-		/* numeric has its trailing zeros trimmed; bpchar differs in blanks only, if its collation is deterministic */
+		/*
+		 * key.c trims the trailing zeros of numeric; equal bpchars differ only in blanks, if the collation is
+		 * deterministic
+		 */
 		return !OidIsValid(eq->collation) || get_collation_isdeterministic(eq->collation);
 	}
-	/* '1 day' is '24:00:00'; releases before 15.5 and 16.0 say the contrary of it */
+	/* '1 day' equals '24:00:00', but PostgreSQL before 15.5 and 16.0 claims equal image for interval */
 	if (eq->input_type == INTERVALOID || !OidIsValid(eq->opfamily))
 		return false;
 	proc = get_opfamily_proc(eq->opfamily, eq->input_type, eq->input_type, BTEQUALIMAGE_PROC);
@@ -328,7 +357,7 @@ equal_means_same_text(const KeyEquality *eq)
 		DatumGetBool(OidFunctionCall1Coll(proc, eq->collation, ObjectIdGetDatum(eq->input_type)));
 }
 
-/* Whether it is a kind of text, such as citext. */
+/* Returns whether the type is a string type, such as citext. */
 static bool
 type_is_textual(Oid type)
 {
@@ -433,7 +462,7 @@ attach_check_version(AttachRequest *request, Relation rel)
 	request->version_attnum = InvalidAttrNumber;
 	if (is_group(request))
 	{
-		/* the group's version has a row of its own */
+		/* the version of a group is in fence.tombstone */
 		request->row.version_column = NULL;
 		return true;
 	}
@@ -454,7 +483,7 @@ attach_check_version(AttachRequest *request, Relation rel)
 	}
 	if (request->add_version)
 		return false;
-	/* the default name is no request */
+	/* the default name was not chosen by the caller, so the column need not exist */
 	if (manual && strcmp(name, "version") == 0)
 	{
 		request->row.version_column = NULL;
@@ -497,7 +526,10 @@ same_text(const char *a, const char *b)
 	return a == NULL || b == NULL ? a == b : strcmp(a, b) == 0;
 }
 
-/* Redis and the functions that reserve know only the domain. So all of its tables must have the same options. */
+/*
+ * Raises 22023 unless both have the same options. Redis and the functions that reserve see only the domain, so all of
+ * its tables must have the same options.
+ */
 static void
 check_same_options(const DomainRow *row, const DomainRow *member)
 {
@@ -533,7 +565,7 @@ attach_check_join(const AttachRequest *request, Relation rel)
 	if (!fits)
 		ereport(ERROR,
 				(errcode(ERRCODE_DATATYPE_MISMATCH),
-				 errmsg("the key of table \"%s\" is not of the types that keys of domain \"%s\" have", RelationGetRelationName(rel), member->name),
-				 errdetail("The domain has table \"%s\", in which one value of the key must have the same text.", get_rel_name(member->relid)),
+				 errmsg("the key of table \"%s\" has other types than the keys of domain \"%s\"", RelationGetRelationName(rel), member->name),
+				 errdetail("Table \"%s\" is in the domain, and a key must have the same text in all tables of the domain.", get_rel_name(member->relid)),
 				 errhint("Pass key => ARRAY[...] with columns of the same types, in the same order; or pass another domain.")));
 }

@@ -1,16 +1,17 @@
 /*
  * attach/follow.c
- *	  ALTER TABLE and DROP INDEX that change what an attachment rests on: the attachment follows.
+ *	  ALTER TABLE and DROP INDEX that change what an attachment rests on: the attachment follows; see follow.h.
  *
- * PostgreSQL changes no type of a column that a trigger depends on, and drops no constraint or index that one depends on. So these
- * dependencies are taken away before the statement and recorded again after it, if the table is still fit to be fenced. All of that
- * is in the catalogue, so it is rolled back with the statement. The triggers stay, and so does the row of fence.domain. The
- * object access hook (hooks.c) reserves the whole domain, as for each ALTER TABLE.
+ * PostgreSQL refuses to change the type of a column, or to drop a constraint or index, on which a trigger depends. So
+ * we remove these dependencies before the statement. After it we record them again, if the table can still be fenced.
+ * The triggers stay, and so does the row of fence.domain. The object access hook (hooks.c) reserves the whole domain,
+ * as for each ALTER TABLE.
  *
- * Versions outside of rows (fence.tombstone) belong to texts of keys. If a key's text may have changed, the attachment gets a new id,
- * as if it were detached and attached again.
+ * Versions outside of rows (fence.tombstone) belong to texts of keys. If the text of a key may have changed, the
+ * attachment gets a new id, as if the table were detached and attached again.
  *
- * Owns: which statements are followed, and which changes of a type keep the texts of keys.
+ * Owns: which statements an attachment follows, and which changes of a type keep the texts of keys.
+ *
  * Locks: AccessExclusiveLock on each fenced table concerned, which the statement takes too.
  */
 #include "postgres.h"
@@ -30,7 +31,8 @@
 #include "utils/rel.h"
 #include "utils/syscache.h"
 
-#include "attach/attach.h"
+#include "attach/attach_triggers.h"
+#include "attach/detach.h"
 #include "attach/follow.h"
 #include "base/compat.h"
 #include "domain/catalog.h"
@@ -51,7 +53,7 @@ typedef struct Followed
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* The types of the key columns, those of domains resolved. */
+/* Finds the types of the key columns, and the base types of SQL domains. */
 static void
 describe_key(const DomainRow *row, Oid **types, int32 **typmods)
 {
@@ -65,7 +67,7 @@ describe_key(const DomainRow *row, Oid **types, int32 **typmods)
 		Oid			collation;
 
 		if (attnum == InvalidAttrNumber)
-			continue;			/* the check tells */
+			continue;			/* attach_fasten raises the error */
 		get_atttypetypmodcoll(row->relid, attnum, &(*types)[i], &(*typmods)[i], &collation);
 		(*types)[i] = getBaseTypeAndTypmod((*types)[i], &(*typmods)[i]);
 	}
@@ -77,7 +79,7 @@ is_integer(Oid type)
 	return type == INT2OID || type == INT4OID || type == INT8OID;
 }
 
-/* Whether PostgreSQL's conversion between these types keeps the text of each value that it accepts. */
+/* Returns whether PostgreSQL's conversion between these types keeps the text of each value that it accepts. */
 static bool
 keeps_text(Oid from, int32 from_typmod, Oid to, int32 to_typmod)
 {
@@ -93,7 +95,10 @@ keeps_text(Oid from, int32 from_typmod, Oid to, int32 to_typmod)
 	return false;
 }
 
-/* USING column or column::type, with the type that the column gets: what PostgreSQL does without USING. Mappers write it out. */
+/*
+ * Returns whether the USING clause is just the column, or the column cast to its new type. PostgreSQL does the same
+ * without USING; some object-relational mappers write it out.
+ */
 static bool
 is_plain_cast(const AlterTableCmd *cmd)
 {
@@ -120,7 +125,7 @@ is_key_column(const DomainRow *row, const char *name)
 	return false;
 }
 
-/* Whether the statement computes values of a key column. */
+/* Returns whether the statement computes new values for a key column. */
 static bool
 computes_key(const DomainRow *row, Node *stmt)
 {
@@ -159,7 +164,10 @@ key_texts_stay(const Followed *followed, const DomainRow *row)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* CASCADE is left to PostgreSQL: it ends the attachment. */
+/*
+ * Returns whether the attachment follows a command of this ALTER TABLE. With CASCADE it does not: PostgreSQL drops the
+ * triggers, and that ends the attachment.
+ */
 static bool
 is_followed(const AlterTableStmt *stmt)
 {
@@ -177,7 +185,10 @@ is_followed(const AlterTableStmt *stmt)
 	return false;
 }
 
-/* Locks the table as ALTER TABLE does, and checks who asks. Its children follow. */
+/*
+ * Locks the table and checks the caller's rights, as ALTER TABLE does. Returns the table and, without ONLY, its
+ * children.
+ */
 static List *
 altered_tables(AlterTableStmt *stmt)
 {
@@ -205,26 +216,29 @@ tables_of_dropped_indexes(DropStmt *stmt)
 	return tables;
 }
 
-/* Tables whose attachments the statement may take something from; those that are not fenced included. */
+/*
+ * Returns the tables whose columns, constraints or indexes the statement may change or drop, whether they are fenced or
+ * not.
+ */
 static List *
 tables_of(Node *stmt)
 {
 	if (IsA(stmt, AlterTableStmt) && is_followed((AlterTableStmt *) stmt))
 		return altered_tables((AlterTableStmt *) stmt);
-	/* CONCURRENTLY must be the first that its transaction does */
+	/* DROP INDEX CONCURRENTLY must be the first action of its transaction, so we cannot write anything before it */
 	if (IsA(stmt, DropStmt) && ((DropStmt *) stmt)->removeType == OBJECT_INDEX &&
 		((DropStmt *) stmt)->behavior == DROP_RESTRICT && !((DropStmt *) stmt)->concurrent)
 		return tables_of_dropped_indexes((DropStmt *) stmt);
 	return NIL;
 }
 
-/* The rows of the table's attachments, with the table locked. */
+/* Locks the table and returns the rows of its attachments; NIL if there are none. */
 static List *
 lock_domain_rows(Oid relid)
 {
 	if (domain_rows_by_relation(relid) == NIL || !SearchSysCacheExists1(RELOID, ObjectIdGetDatum(relid)) ||
 		!object_ownercheck(RelationRelationId, relid, GetUserId()))
-		return NIL;				/* PostgreSQL refuses the statement of anybody else */
+		return NIL;				/* PostgreSQL will refuse this statement, because the caller is not the owner */
 	LockRelationOid(relid, AccessExclusiveLock);
 	return domain_rows_by_relation(relid);
 }
@@ -270,7 +284,7 @@ follow_begin(Node *stmt)
 static void
 tell_why(void *relid)
 {
-	errcontext("table \"%s\" is fenced, and must be fit for it after this statement; fence.detach ends the fencing",
+	errcontext("table \"%s\" is fenced, and fence.attach must still accept it after this statement; fence.detach ends the fencing",
 			   get_rel_name(*(Oid *) relid));
 }
 
@@ -281,12 +295,12 @@ follow(Followed *followed)
 	ErrorContextCallback context = {error_context_stack, tell_why, &followed->relid};
 
 	if (row == NULL)
-		return;					/* the statement has ended it, or an event trigger has */
+		return;					/* the statement or an event trigger has ended the attachment */
 	error_context_stack = &context;
 	attach_fasten(row);
 	error_context_stack = context.previous;
 	if (!key_texts_stay(followed, row))
-		attach_renew(row);
+		detach_renew(row);
 }
 
 void

@@ -1,12 +1,18 @@
 /*
  * attach/hooks.c
- *	  What begins, ends or changes a fenced table without its row triggers: seen by the object access hook, by the
- *	  trigger of fence.domain (restores), or in the statement before it is carried out.
+ *	  Notices what begins, ends or changes a fenced table without firing its row triggers; see hooks.h.
+ *
+ * Three sources tell: the object access hook, the trigger of fence.domain (for restores), and the parse tree of a
+ * utility statement before it is executed.
  *
  * Owns: which statements reserve the whole domain, which end an attachment, which an attachment follows, and which are
- * refused (doc/operations.md has the table). Called for every such statement in every database: what is not ours must
- * cost next to nothing. Never increments the command counter in the object access hook: it runs in the middle of
- * commands.
+ * refused (doc/operations.md has the table).
+ *
+ * PostgreSQL calls the hook for such statements in every database, so it must cost next to nothing where nothing is
+ * fenced. The hook runs in the middle of commands and must never increment the command counter.
+ *
+ * Locks: AccessShareLock on catalogs; ShareLock on fence.domain when a trigger is restored. The statement has locked
+ * the fenced table.
  */
 #include "postgres.h"
 
@@ -37,8 +43,8 @@
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
-#include "attach/attach.h"
-#include "attach/attach_check.h"
+#include "attach/attach_triggers.h"
+#include "attach/detach.h"
 #include "attach/hooks.h"
 #include "base/compat.h"
 #include "base/shared.h"
@@ -54,8 +60,8 @@ static object_access_hook_type previous_hook = NULL;
 static void partition_changed(Oid root_trigger);
 
 /*
- * A trigger is about to be dropped. If it is ours, all attachments of its table end, once. If the trigger is of a partition, that partition leaves
- * the table.
+ * A trigger is about to be dropped. If it is one of ours, all attachments of its table end. If it is a partition's
+ * copy, only that partition leaves the table.
  */
 static void
 trigger_dropped(Oid trigger)
@@ -66,7 +72,7 @@ trigger_dropped(Oid trigger)
 	ListCell   *lc;
 
 	if (attach_in_progress)
-		return;					/* the remaining attachments do not need it */
+		return;					/* our own code drops it, because the remaining attachments do not need it */
 	catalog = table_open(TriggerRelationId, AccessShareLock);
 	tuple = shape_find_trigger(catalog, trigger, NULL);
 	form = HeapTupleIsValid(tuple) ? (Form_pg_trigger) GETSTRUCT(tuple) : NULL;
@@ -76,22 +82,25 @@ trigger_dropped(Oid trigger)
 			partition_changed(form->tgparentid);
 		else
 			foreach(lc, domain_rows_by_relation(form->tgrelid))
-				(void) attach_end(lfirst(lc));
+				(void) detach_end(lfirst(lc));
 	}
 	table_close(catalog, AccessShareLock);
 }
 
-/* The extension is about to be dropped: with it go all domains, those without a table included. */
+/* The extension is about to be dropped. All domains end with it, also those without a table. */
 static void
 catalog_dropped(void)
 {
 	ListCell   *lc;
 
 	foreach(lc, domain_rows())
-		attach_announce_end(lfirst(lc));
+		detach_announce(lfirst(lc));
 }
 
-/* The name that a column is about to have: the row of pg_attribute as this command wrote it. */
+/*
+ * Returns the name that this command gives to a column: it is in the row of pg_attribute that the command has just
+ * written.
+ */
 static char *
 name_being_written(Oid relid, AttrNumber attnum)
 {
@@ -112,7 +121,7 @@ name_being_written(Oid relid, AttrNumber attnum)
 	return name;
 }
 
-/* A column that the attachment names gets another name: the attachment follows. */
+/* If the attachment names this column, and the command renames it, puts the new name into fence.domain. */
 static void
 follow_rename(DomainRow *row, AttrNumber attnum)
 {
@@ -130,8 +139,9 @@ domain_changed(const DomainRow *row)
 }
 
 /*
- * ALTER TABLE may change what rows hold, or how they look, without firing row triggers: all domains of the table are reserved,
- * and with the commit nothing cached before is trusted. Most changes need no such thing, but they are rare.
+ * ALTER TABLE may change what rows contain, or how they are printed, without firing row triggers. So all domains of the
+ * table are reserved, and nothing that was cached before the commit is served after it. Most commands would not need
+ * this, but they are rare.
  */
 static void
 table_changed(Oid relid, int sub_id)
@@ -149,8 +159,8 @@ table_changed(Oid relid, int sub_id)
 }
 
 /*
- * Values of the type may look different from now on: those in rows of fenced tables, directly or within arrays, domains,
- * ranges and rows. Who uses a type is in pg_depend.
+ * Values of this type may be printed differently from now on. Reserves the domains of all fenced tables that contain
+ * such values, directly or within arrays, SQL domains, ranges and composite types. pg_depend has the users of a type.
  */
 static void
 type_changed(Oid type)
@@ -182,7 +192,10 @@ type_changed(Oid type)
 	table_close(catalog, AccessShareLock);
 }
 
-/* What is cached has a value of the type as the cast to json gives it, or would (plain_json.h). */
+/*
+ * A cast to json was created or is about to be dropped. Cached rows contain values of its source type as that cast
+ * prints them (plain_json.h).
+ */
 static void
 cast_changed(Oid cast, bool created)
 {
@@ -194,7 +207,10 @@ cast_changed(Oid cast, bool created)
 		type_changed(((Form_pg_cast) GETSTRUCT(tuple))->castsource);
 }
 
-/* A partition comes or goes with its rows: the trigger that it gets, or loses, is a copy of the root's. */
+/*
+ * A partition joins or leaves its table, with all of its rows. We notice it because PostgreSQL then creates or drops
+ * the partition's copy of the root's trigger.
+ */
 static void
 partition_changed(Oid root_trigger)
 {
@@ -216,9 +232,9 @@ partition_changed(Oid root_trigger)
 }
 
 /*
- * A dump carries fence.domain and the triggers, but neither what they depend on nor a word to the keeper. A parallel
- * restore brings the two in any order, even at the same time: whichever comes last sees both, because the one locks
- * fence.domain against the other.
+ * A dump has the rows of fence.domain and the triggers. It does not have what the triggers depend on, and a restore
+ * does not notify the keeper. A parallel restore may bring rows and triggers in any order, even at the same time. The
+ * later one sees both, because the lock on fence.domain makes it wait for the other.
  */
 static void
 trigger_restored(Oid relid)
@@ -238,7 +254,7 @@ trigger_restored(Oid relid)
 		attach_restore_dependencies(lfirst(lc));
 }
 
-/* Trigger of fence.domain. This extension's own code changes that table without firing it: it is for restores. */
+/* The trigger of fence.domain, for restores. The extension's own code changes that table without firing triggers. */
 Datum
 fence_domain_restored(PG_FUNCTION_ARGS)
 {
@@ -270,8 +286,9 @@ refuse_alter(const char *table, const char *what, const char *detail, const char
 }
 
 /*
- * A trigger was made, replaced, renamed, enabled or disabled, as this command wrote it. What has our name or our function on a
- * fenced table looks as fence.attach makes it, or is refused. A partition's copy tells that the partition came.
+ * A trigger was created, replaced, renamed, enabled or disabled; pg_trigger has it as this command wrote it. Raises
+ * 0A000 if it has our name or our function and is on a fenced table, but does not look as fence.attach makes it. A
+ * partition's new copy means that the partition has joined the table.
  */
 static void
 trigger_changed(Oid trigger, bool made)
@@ -283,26 +300,29 @@ trigger_changed(Oid trigger, bool made)
 	const char *fault = NULL;
 
 	if (attach_in_progress)
-		return;					/* it looks at them when all are there */
+		return;					/* fence.attach checks the triggers itself, once all exist */
 	catalog = table_open(TriggerRelationId, AccessShareLock);
 	tuple = shape_find_trigger(catalog, trigger, SnapshotSelf);
 	form = HeapTupleIsValid(tuple) ? (Form_pg_trigger) GETSTRUCT(tuple) : NULL;
 	if (form != NULL && made && OidIsValid(form->tgparentid))
 	{
 		if (shape_is_ours(form))
-			partition_changed(form->tgparentid);	/* a copy is as the original */
+			partition_changed(form->tgparentid);	/* a copy looks like the original, so it needs no check */
 	}
 	else if (form != NULL && (rows = domain_rows_covering(form->tgrelid)) != NIL)
 	{
-		/* a restore makes it first and enables it next; CREATE OR REPLACE updates the row of one that was enabled */
+		/*
+		 * a restore creates the trigger and enables it with the next command; CREATE OR REPLACE updates the row of an
+		 * enabled one
+		 */
 		bool		is_new = made && (tuple->t_data->t_infomask & HEAP_UPDATED) == 0;
 
 		fault = shape_fault(rows, catalog, tuple, is_new);
 	}
 	if (fault != NULL)
 		refuse_alter(get_rel_name(form->tgrelid), psprintf("this change of trigger \"%s\"", NameStr(form->tgname)),
-					 psprintf("With it, the trigger %s: readers could be served values that were replaced.", fault),
-					 "Leave the triggers of pgcache_fence as they are, or use fence.detach first. Others can be disabled by their names.");
+					 psprintf("With it, the trigger %s, and readers could get values that were replaced.", fault),
+					 "Leave the triggers of pgcache_fence as they are, or use fence.detach first. Disable other triggers by their names.");
 	if (form != NULL && !made && !OidIsValid(form->tgparentid) && shape_is_ours(form))
 		trigger_restored(form->tgrelid);
 	table_close(catalog, AccessShareLock);
@@ -316,7 +336,10 @@ is_covered(RangeVar *name)
 	return OidIsValid(relid) && domain_rows_covering(relid) != NIL;
 }
 
-/* Another table's rows would be read, and changed, through the fenced one. A fenced table may have parents itself. */
+/*
+ * Raises 0A000, because another table's rows would be read and changed through the fenced one. The fenced table itself
+ * may have parents.
+ */
 static void
 refuse_inheritance(const char *table)
 {
@@ -324,7 +347,10 @@ refuse_inheritance(const char *table)
 				 "Use a partitioned table, or fence.detach first.");
 }
 
-/* The same demands as attach makes on the partitions that are there. unfit: a predicate, or NULL. */
+/*
+ * Makes the same demands on a new partition as fence.attach makes on existing ones. `unfit` says why it does not meet
+ * them, as a predicate; NULL: it does.
+ */
 static void
 check_partition(const char *table, const char *partition, const char *unfit)
 {
@@ -333,7 +359,7 @@ check_partition(const char *table, const char *partition, const char *unfit)
 					 "Use a permanent table as partition.");
 }
 
-/* A table that is to become a partition, with those below it. */
+/* Checks a table that is to become a partition, and all partitions below it. */
 static void
 check_attached(const char *table, const RangeVar *partition)
 {
@@ -346,7 +372,7 @@ check_attached(const char *table, const RangeVar *partition)
 		check_partition(table, get_rel_name(lfirst_oid(lc)), shape_unfit_partition(lfirst_oid(lc)));
 }
 
-/* CREATE [FOREIGN] TABLE ... INHERITS or PARTITION OF. */
+/* Checks CREATE [FOREIGN] TABLE ... INHERITS or PARTITION OF. */
 static void
 check_create_table(CreateStmt *stmt)
 {
@@ -392,7 +418,10 @@ check_alter_table(AlterTableStmt *stmt)
 	}
 }
 
-/* What values of a type look like has changed, in whatever rows they are: rare enough to reserve every domain. */
+/*
+ * Reserves every domain of the database. This is for rare statements after which we do not know which rows look
+ * different.
+ */
 static void
 all_domains_changed(void)
 {
@@ -420,13 +449,17 @@ hooks_check_utility(Node *stmt)
 
 #define REBUILT_MAX 64
 
-/* Relations that this worker's transaction may have given new storage; more than fit: every domain counts as changed */
+/*
+ * Relations that this worker's transaction may have given new storage. If there are more than fit, every domain counts
+ * as changed.
+ */
 static Oid	rebuilt[REBUILT_MAX];
 static int	nrebuilt = 0;
 
 /*
- * Apply workers truncate relations without any hook, and a partition has no statement trigger of its own. What gives a
- * relation new storage invalidates it, so these are looked at before the commit. Never raises, never allocates.
+ * Apply workers truncate relations without calling any hook, and a partition has no statement trigger of its own. But
+ * whatever gives a relation new storage also invalidates its cache entry. So we remember the invalidated relations
+ * here, and look at their storage before the commit. Never raises, never allocates.
  */
 static void
 relation_invalidated(Datum arg, Oid relid)
@@ -464,7 +497,7 @@ hooks_before_commit(void)
 
 	if (n == 0 || !OidIsValid(fence_table_oid("domain")))
 		return;
-	/* opening them may invalidate others */
+	/* to open a relation may invalidate others, which changes the list */
 	memcpy(candidates, rebuilt, Min(n, REBUILT_MAX) * sizeof(Oid));
 	if (n > REBUILT_MAX)
 		all_domains_changed();
@@ -501,7 +534,7 @@ object_access(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, 
 	else if ((access == OAT_POST_ALTER && !internal) || ((access == OAT_DROP || access == OAT_POST_CREATE) && sub_id != 0))
 	{
 		table_changed(object_id, sub_id);
-		/* its rows may be values in other tables; of a composite type that is all there is */
+		/* other tables may contain its rows as values; for a composite type that is the only use */
 		type_changed(get_rel_type_id(object_id));
 	}
 }

@@ -1,15 +1,20 @@
 /*
  * attach/renumber.c
- *	  fence.renumber: all versions of a domain begin anew, for a domain whose versions have come to their end. With the domain all others
- *	  do whose versions are in the same column.
+ *	  The SQL function fence.renumber: begins the versions of a domain anew.
  *
- * Owns: nothing. The whole domain is reserved, so with the commit every token of it changes, and versions are compared only beside
- * their token: they may be used again, as after TRUNCATE (doc/protocol.md). Rows get version 1, tombstones and floor are forgotten.
+ * It is for a domain whose versions have reached the largest value. If several domains have their versions in one
+ * column, all of them begin anew.
  *
- * The UPDATE runs as the table's owner, in a security-restricted operation, with session_replication_role = replica: the table's own
- * triggers and foreign keys have nothing to do with it. Row-level security must not hide rows: then it is an error.
+ * Owns: the rule that rows get version 1, while tombstones and floor are deleted. The whole domain is reserved, so the
+ * commit changes every token of the domain. Versions are compared only under the same token, so they may be used again,
+ * as after TRUNCATE (doc/protocol.md, "Writing").
  *
- * Locks: ShareRowExclusiveLock on the table and its partitions, to the end of the transaction: no writer is under way.
+ * The UPDATE runs as the table's owner, in a security-restricted operation, with session_replication_role = replica, so
+ * that it fires neither ordinary triggers nor foreign keys. row_security = off makes it an error if row-level
+ * security would hide rows.
+ *
+ * Locks: ShareRowExclusiveLock on the table and its partitions until the end of the transaction, so that no writer is
+ * active.
  */
 #include "postgres.h"
 
@@ -26,8 +31,9 @@
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 
-#include "attach/attach.h"
+#include "attach/attach_check.h"
 #include "attach/renumber.h"
+#include "domain/domain_cache.h"
 #include "domain/sql_function.h"
 #include "domain/tombstone.h"
 #include "send/ledger.h"
@@ -36,7 +42,7 @@
 
 PG_FUNCTION_INFO_V1(fence_renumber);
 
-static int64 running = 0;		/* the id of one of the table's domains */
+static int64 running = 0;		/* id of one domain of the table that is being updated; 0: none */
 
 bool
 renumber_is_running(const Domain *domains)
@@ -50,7 +56,10 @@ set_for_this_call(const char *name, const char *value)
 	(void) set_config_option(name, value, PGC_SUSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
 }
 
-/* Rows that something else keeps from the new version, such as a trigger that is enabled ALWAYS, make it fail. */
+/*
+ * Updates all rows, and returns how many. Raises 27000 if a row does not have the new version afterwards, for example
+ * because of a trigger that is ENABLED ALWAYS.
+ */
 static uint64
 update_rows(const Domain *domain)
 {
@@ -58,7 +67,7 @@ update_rows(const Domain *domain)
 												   get_rel_name(domain->relid));
 	const char *column = quote_identifier(domain->version_name);
 	const char *others = psprintf("%s IS NULL OR %s OPERATOR(pg_catalog.<>) " FIRST_VERSION, column, column);
-	/* inheritors that are no partitions are other tables */
+	/* inheritance children are tables of their own, while partitions belong to the table */
 	const char *only = get_rel_relkind(domain->relid) == RELKIND_PARTITIONED_TABLE ? "" : "ONLY ";
 	uint64		updated = execute_now(psprintf("UPDATE %s%s SET %s = " FIRST_VERSION " WHERE %s", only, table, column, others),
 								SPI_OK_UPDATE, 0, NULL, NULL);
@@ -73,13 +82,13 @@ update_rows(const Domain *domain)
 	return updated;
 }
 
-/* The same as the table's owner, with nobody's settings. */
+/* Calls update_rows as the table's owner, with fixed settings. */
 static uint64
 update_rows_as_owner(const Domain *domain)
 {
 	int			nest_level = NewGUCNestLevel();
 	volatile uint64 updated = 0;
-	Relation	rel = table_open(domain->relid, NoLock);	/* the caller has locked it */
+	Relation	rel = table_open(domain->relid, NoLock);	/* the caller holds the lock */
 	Oid			owner = rel->rd_rel->relowner;
 	Oid			user;
 	int			context;
@@ -114,9 +123,7 @@ begin_anew(const Domain *domain)
 	tombstone_forget_domain(domain->id);
 }
 
-/*
- * fence.renumber(domain) → rows. Of a domain with a table, for its owner.
- */
+/* fence.renumber(domain) → number of updated rows. If the domain has a table, the caller must own it. */
 Datum
 fence_renumber(PG_FUNCTION_ARGS)
 {
@@ -130,12 +137,12 @@ fence_renumber(PG_FUNCTION_ARGS)
 	{
 		attach_check_owner(relid);
 		LockRelationOid(relid, ShareRowExclusiveLock);
-		(void) find_all_inheritors(relid, ShareRowExclusiveLock, NULL);	/* all but the first, which it takes as locked */
-		domain = domain_argument(fcinfo, 0);	/* it may have changed while the lock was waited for */
+		(void) find_all_inheritors(relid, ShareRowExclusiveLock, NULL);	/* locks only the partitions */
+		domain = domain_argument(fcinfo, 0);	/* the domain may have changed while we waited for the lock */
 		if (domain->relid != relid)
 			ereport(ERROR,
 					(errcode(ERRCODE_OBJECT_IN_USE),
-					 errmsg("domain \"%s\" was attached anew meanwhile", domain->name)));
+					 errmsg("domain \"%s\" was attached again in the meantime", domain->name)));
 		attach_check_owner(relid);
 	}
 	if (domain->version_name == NULL)

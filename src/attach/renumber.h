@@ -1,6 +1,6 @@
 /*
  * attach/renumber.h
- *	  fence.renumber: the versions of a domain begin anew.
+ *	  fence.renumber: begins the versions of a domain anew.
  */
 #ifndef FENCE_RENUMBER_H
 #define FENCE_RENUMBER_H
@@ -8,8 +8,8 @@
 #include "domain/domain.h"
 
 /*
- * Whether the rows of the table of these domains are being given their first version again: by one statement, with the whole domains
- * reserved. Row triggers then let everything pass.
+ * Returns whether fence.renumber is just now updating the table of these domains. The caller then ignores the changed
+ * rows: the whole domains are reserved.
  */
 extern bool renumber_is_running(const Domain *domains);
 

@@ -1,18 +1,20 @@
 /*
  * domain/argument.c
- *	  Values that callers give, of whatever type; see argument.h.
+ *	  Values of any type that callers pass; see argument.h.
  *
- * Owns: which type may stand for which. The functions that take keys are there twice, with VARIADIC text[] and with VARIADIC
- * "any": PostgreSQL takes the first for literals and for parameters without a type, as many drivers send them, and the second
- * for values of all other types. Both end here.
+ * Owns: which type may stand for which. Each function that takes a key exists twice, with VARIADIC text[] and with
+ * VARIADIC "any". PostgreSQL chooses the first for literals and for parameters without a type, as many drivers send
+ * them, and the second for values of all other types. Both end here.
  *
- * Whoever names a row must get the fence that the row's triggers write, or an error: under another name he finds nothing, or
- * keeps something that no write ends. So a text means what a literal would, a value of the wanted type itself, and a value of
- * another type is taken only if its text is one and the same in every session, and no digit is lost on the way without an
- * error. No cast does all of that: those to text follow settings and add words of their own (true for t), those from numeric
- * to integer round, those from timestamptz to date forget.
+ * A caller who names a row must get the fence that the row's triggers write, or an error. Under another name he would
+ * find nothing, or would store something that no write makes invalid. So a text means what a literal would mean, and a
+ * value of the wanted type means itself. A value of another type is accepted only if its text is the same in every
+ * session, and if no digit is lost without an error. No cast meets these conditions. Casts to text depend on settings
+ * and choose their own words (true for t), casts from numeric to integer round, and the cast from timestamptz to date
+ * drops the time.
  *
- * Must never: run a cast, or anything else that a user has made. Its rights could be those of fence.reserve's owner.
+ * Never runs a cast, or anything else that a user has made, because it may run with the rights of the owner of
+ * fence.reserve. Takes no locks.
  */
 #include "postgres.h"
 
@@ -34,7 +36,7 @@ argument_list(FunctionCallInfo fcinfo, int n, Argument **arguments)
 	bool	   *nulls;
 	int			count = extract_variadic_args(fcinfo, n, true, &values, &types, &nulls);
 
-	/* a caller who passes none gets the parameter's default, which is no VARIADIC array */
+	/* if the caller passes no values, the parameter has its default, an empty array without VARIADIC */
 	if (count == 1 && types[0] == TEXTARRAYOID && !nulls[0] && ArrayGetNItems(ARR_NDIM(DatumGetArrayTypeP(values[0])),
 																			 ARR_DIMS(DatumGetArrayTypeP(values[0]))) == 0)
 		count = 0;
@@ -44,7 +46,10 @@ argument_list(FunctionCallInfo fcinfo, int n, Argument **arguments)
 	return count;
 }
 
-/* What reads digits as the number that they say, or raises: oid reads -1, money a currency. */
+/*
+ * Returns whether the type's input function reads digits as that number, or raises. That of oid accepts -1, and that of
+ * money a currency.
+ */
 static bool
 is_number(Oid type)
 {
@@ -62,11 +67,11 @@ is_number(Oid type)
 	}
 }
 
-/* "char" is of the category of texts in PostgreSQL 15, and has one byte of them. */
+/* Returns whether the type is a string type. "char" is none. */
 static bool
 is_text(Oid type)
 {
-	return type != CHAROID && TypeCategory(type) == TYPCATEGORY_STRING;
+	return TypeCategory(type) == TYPCATEGORY_STRING;
 }
 
 ArgumentForm
@@ -86,7 +91,7 @@ argument_form(Oid type, Oid wanted)
 		case INT8OID:
 		case OIDOID:
 			return text || is_number(wanted) ? ARGUMENT_TEXT : ARGUMENT_UNFIT;
-		case NUMERICOID:		/* as a text it has several: 1.0 and 1.00 */
+		case NUMERICOID:		/* equal numerics have several texts: 1.0 and 1.00 */
 			return is_number(wanted) ? ARGUMENT_TEXT : ARGUMENT_UNFIT;
 		case UUIDOID:
 			return text ? ARGUMENT_TEXT : ARGUMENT_UNFIT;
@@ -104,7 +109,7 @@ argument_text(const Argument *argument)
 	bool		varlena;
 
 	if (type == NUMERICOID)
-		value = DirectFunctionCall1(numeric_trim_scale, value);	/* 42.0 is an integer */
+		value = DirectFunctionCall1(numeric_trim_scale, value);	/* so that an integer column accepts 42.0 */
 	else if (type == BPCHAROID)
 		value = DirectFunctionCall1(rtrim1, value);
 	getTypeOutputInfo(type == BPCHAROID ? TEXTOID : type, &output, &varlena);

@@ -1,13 +1,13 @@
 /*
  * domain/argument.h
- *	  Values that callers give, of whatever type: for the columns of a key, for the arguments of a derived value.
+ *	  Values of any type that callers pass, as parts of a key or as arguments of a derived value.
  */
 #ifndef FENCE_ARGUMENT_H
 #define FENCE_ARGUMENT_H
 
 #include "fmgr.h"
 
-/* One value as it was given */
+/* One value as the caller passed it */
 typedef struct Argument
 {
 	Oid			type;
@@ -15,24 +15,28 @@ typedef struct Argument
 	bool		isnull;
 } Argument;
 
-/* How a value goes where one of another type is wanted */
+/* How a value is converted to the wanted type */
 typedef enum ArgumentForm
 {
-	ARGUMENT_VALUE,				/* as it is: the Datum is one of the wanted type */
-	ARGUMENT_TEXT,				/* its argument_text goes through the wanted type's input function */
-	ARGUMENT_UNFIT				/* not at all: the caller has to say, with a cast, what he means */
+	ARGUMENT_VALUE,				/* not at all: the Datum is one of the wanted type */
+	ARGUMENT_TEXT,				/* the wanted type's input function reads its argument_text */
+	ARGUMENT_UNFIT				/* it cannot be: the caller must write a cast */
 } ArgumentForm;
 
 /*
- * The arguments from number n on, of VARIADIC text[] or VARIADIC "any"; *arguments is palloc'd. Returns how many, -1 if the array of a VARIADIC
- * call is null. Raises 22023 for one whose type nobody knows.
+ * Collects the arguments from number n on (from 0), of VARIADIC text[] or VARIADIC "any", in *arguments, palloc'd.
+ * Returns how many there are; -1 if the caller passed VARIADIC with a null array. Raises 22023 for an argument of
+ * unknown type.
  */
 extern int	argument_list(FunctionCallInfo fcinfo, int n, Argument **arguments);
 
-/* For a value of the type where one of type `wanted` is; InvalidOid: where a text is that no type's input function reads. */
+/*
+ * Returns how a value of this type is converted to `wanted`. InvalidOid means a text that no input function reads (a
+ * domain without a table).
+ */
 extern ArgumentForm argument_form(Oid type, Oid wanted);
 
-/* The text of a value that is ARGUMENT_TEXT, palloc'd: the same in every session. */
+/* Returns the text of a value whose form is ARGUMENT_TEXT, palloc'd. It is the same in every session. */
 extern char *argument_text(const Argument *argument);
 
 #endif

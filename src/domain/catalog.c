@@ -2,12 +2,13 @@
  * domain/catalog.c
  *	  The extension's own tables: where they are, and the rows of fence.domain; see catalog.h.
  *
- * Owns: which column of fence.domain means what. Tables are read and written directly, with a snapshot of now and
- * without privileges: whoever fires a trigger or attaches a table of his own needs none on them.
+ * Owns: which column of fence.domain means what, and the cached OIDs of the extension's tables. Reads and writes these
+ * tables directly, in a new snapshot and without privileges, because a user who fires a trigger or attaches his own
+ * table has none on them. Never runs a function of a user.
  *
- * Locks: AccessShareLock to read, kept no longer than the look-up; RowExclusiveLock to write, and to delete an ExclusiveLock on the
- * row as an object, kept to the end.
- * Never runs user-defined code.
+ * Locks: AccessShareLock to read, released after the look-up; RowExclusiveLock to write, kept until the end of the
+ * transaction. To delete a row, and to use a name, an ExclusiveLock on an object that stands for it, kept until the end
+ * of the transaction.
  */
 #include "postgres.h"
 
@@ -63,7 +64,7 @@ typedef enum DomainColumn
 	NCOLUMNS = COLUMN_ONLY_COLUMNS
 } DomainColumn;
 
-/* Where the extension's tables are; InvalidOid: look again */
+/* OIDs of the extension's tables; InvalidOid: not known, look it up */
 static struct
 {
 	const char *name;
@@ -75,7 +76,10 @@ static struct
 
 #define DOMAIN_TABLE 0
 
-/* Counts invalidations of any table: what was looked up may be kept only if none came meanwhile, and only if we are told of them. */
+/*
+ * Counts invalidations of any table. An OID that was looked up may be kept only if no invalidation has arrived
+ * meanwhile, and only if we get invalidations at all.
+ */
 static uint64 invalidations = 0;
 static bool listening = false;
 
@@ -103,8 +107,8 @@ catalog_invalidated(Oid relid)
 }
 
 /*
- * Whether the relation is a member of this extension. Anybody may make a schema "fence" where the extension is not, and
- * workers read its tables as superuser; only superusers make members of an extension.
+ * Returns whether the relation is a member of this extension. Where the extension is not installed, anybody may create
+ * a schema "fence", and our workers read its tables as superuser. But only a superuser can add members to an extension.
  */
 static bool
 is_extension_table(Oid relid)
@@ -145,7 +149,7 @@ fence_table_open(const char *relname, LOCKMODE lock)
 {
 	Oid			relid = fence_table_oid(relname);
 
-	/* it may be dropped between the two */
+	/* the table may have been dropped since the look-up */
 	return OidIsValid(relid) ? try_table_open(relid, lock) : NULL;
 }
 
@@ -173,7 +177,7 @@ index_on(Relation table, AttrNumber first_column)
 	return found;
 }
 
-/* A copy of the first row that fits; NULL if none does. */
+/* Returns a copy of the first row that matches; NULL if none does. */
 static HeapTuple
 find_row(Relation table, Oid index, ScanKey key, Snapshot snapshot)
 {
@@ -201,7 +205,7 @@ fence_table_find(Relation table, AttrNumber column, RegProcedure equality, Datum
 	ScanKeyData key;
 
 	ScanKeyEntryInitialize(&key, 0, column, BTEqualStrategyNumber, InvalidOid, DEFAULT_COLLATION_OID, equality, value);
-	/* without a snapshot of ours: a new one, also where transactions may take none (parallel workers) */
+	/* NULL means a new catalog snapshot, which even parallel workers may take */
 	return find_row(table, index_on(table, column), &key, NULL);
 }
 
@@ -359,7 +363,7 @@ domain_table_name(Oid relid)
 	return strcmp(schema, "public") == 0 ? pstrdup(table) : psprintf("%s.%s", schema, table);
 }
 
-/* own: only those that this transaction has written. */
+/* Returns the rows of fence.domain; if `own`, only those that this transaction has written. */
 static List *
 read_rows(bool own)
 {
@@ -517,7 +521,7 @@ domain_row_insert(DomainRow *row)
 	CommandCounterIncrement();
 }
 
-/* A copy of the row of this attachment; NULL if it is gone. */
+/* Returns a copy of the row of this attachment; NULL if it is gone. */
 static HeapTuple
 find_attachment(Relation table, const DomainRow *row)
 {
@@ -544,7 +548,7 @@ domain_row_delete(const DomainRow *row)
 
 	if (table == NULL)
 		return false;
-	/* without a table nothing else keeps two sessions from ending one domain */
+	/* if the domain has no table, only this lock keeps two sessions from ending it at the same time */
 	LockDatabaseObject(RelationGetRelid(table), (Oid) row->id, 0, ExclusiveLock);
 	tuple = find_attachment(table, row);
 	if (HeapTupleIsValid(tuple))

@@ -1,6 +1,9 @@
 /*
  * domain/catalog.h
  *	  The extension's own tables, and the rows of fence.domain as they stand there.
+ *
+ * Everything here reads and writes these tables directly, without privileges and without firing triggers. Look-ups
+ * return palloc'd copies in the current memory context.
  */
 #ifndef FENCE_CATALOG_H
 #define FENCE_CATALOG_H
@@ -12,25 +15,31 @@
 #include "utils/relcache.h"
 #include "utils/snapshot.h"
 
-/* OID of the extension's table of that name in schema fence, InvalidOid if the extension is not installed. */
+/*
+ * Returns the OID of the extension's table or sequence of that name in schema fence; InvalidOid if the extension is not
+ * installed.
+ */
 extern Oid	fence_table_oid(const char *relname);
 
-/* Opens a table of the extension; NULL if the extension is not installed. Close it with table_close. */
+/*
+ * Opens and locks a table of the extension; close it with table_close. Returns NULL if the extension is not installed.
+ */
 extern Relation fence_table_open(const char *relname, LOCKMODE lock);
 
-/* A copy of its row in which the column, of a unique index, has the value; NULL if there is none. In a new snapshot. */
+/* Returns a copy of the row in which this unique column has the value; NULL if there is none. Uses a new snapshot. */
 extern HeapTuple fence_table_find(Relation table, AttrNumber column, RegProcedure equality, Datum value);
 
 /*
- * For domain.c, which has the one callback of relation caches: whatever it is told of it passes on from catalog_init on. Returns
- * whether rows of fence.domain may have changed. Neither raises nor allocates.
+ * Only for domain_cache.c, which has the callback of relation caches. It calls catalog_init once, and from then on
+ * passes each invalidation to catalog_invalidated, which returns whether rows of fence.domain may have changed. Neither
+ * raises nor allocates.
  */
 extern void catalog_init(void);
 extern bool catalog_invalidated(Oid relid);
 
 /*
- * A row of fence.domain as the table holds it; no name in it has been resolved. What works on broken attachments
- * (detach, DROP) uses this, all else a Domain.
+ * A row of fence.domain as it stands in the table, with no name resolved. Code that must work on broken attachments
+ * (detach, DROP) uses it; all other code uses a Domain.
  */
 typedef struct DomainRow
 {
@@ -52,64 +61,85 @@ typedef struct DomainRow
 	bool		only_columns;
 } DomainRow;
 
-/* The rows of the domain of that name: one for each of its tables, or one if it has no table. NIL if there is no such domain. */
+/*
+ * Returns the rows of the domain of that name (DomainRow): one for each of its tables, or one if it has no table. NIL
+ * if there is no such domain.
+ */
 extern List *domain_rows_by_name(const char *name);
 
-/* Until this transaction ends, no other one can attach a table to a domain of that name, or detach one. */
+/*
+ * Locks the name until the end of the transaction: no other transaction can attach a table to a domain of that name, or
+ * detach one.
+ */
 extern void domain_lock_name(const char *name);
 
-/* The name that fence.attach gives to the domain of a table if the caller names none; palloc'd. */
+/* Returns the name that fence.attach gives to the domain of a table if the caller passes none; palloc'd. */
 extern char *domain_table_name(Oid relid);
 
-/* The rows of the table's attachments: those with a version column first, else in the order in which they were attached. */
+/*
+ * Returns the rows of the table's attachments (DomainRow): first those with a version column, then the others, each in
+ * the order in which they were attached.
+ */
 extern List *domain_rows_by_relation(Oid relid);
 
-/* The rows of the table or, if that is a partition, of the nearest fenced table above it. */
+/*
+ * Returns the rows of the table or, if that is a partition without rows of its own, of the nearest fenced table above
+ * it.
+ */
 extern List *domain_rows_covering(Oid relid);
 
-/* The row of such a list that has that id; NULL if there is none. */
+/* Returns the row with this id in such a list; NULL if there is none. */
 extern DomainRow *domain_row_of(List *rows, int64 id);
 
-/* All of them. */
+/* Returns all rows of fence.domain (DomainRow). */
 extern List *domain_rows(void);
 
 /*
- * A copy of the row with that oid in a catalogue of PostgreSQL's, found by the index on it; NULL if there is none. snapshot NULL: as the
- * catalogue was before this command.
+ * Returns a copy of the row with this OID in a catalog of PostgreSQL, found by that index of it; NULL if there is none.
+ * snapshot NULL: as the catalog was before the current command.
  */
 extern HeapTuple catalog_find_row(Relation catalog, Oid index, AttrNumber attnum, Oid object, Snapshot snapshot);
 
-/* Every domain of this database, for announcing. A List of DomainRef in the caller's context. */
+/* One domain of this database, as the keeper announces it to Redis */
 typedef struct DomainRef
 {
 	const DomainRow *row;
 	char	   *redis_name;
 	int64		id;
-	const char *publish;		/* as in fence.domain, or PUBLISH_WITHDRAWN */
-	bool		refused;		/* a Redis process takes the attachment for ended */
+	const char *publish;		/* what fence.domain has, or PUBLISH_WITHDRAWN */
+	bool		refused;		/* a Redis process says that this attachment has ended */
 } DomainRef;
+
+/* Returns every domain of this database (DomainRef), once each, in the current memory context. */
 extern List *domain_list(void);
 
-/* Those whose rows this transaction has written, and has not taken back. */
+/* Returns the domains (DomainRef) whose rows this transaction has written and not rolled back. */
 extern List *domain_list_own(void);
 
-/* What must be told instead of publish of a domain whose triggers are not as they should be: it is not served. */
+/*
+ * Announced instead of publish if the triggers of the domain's tables are not as they should be. Redis then serves
+ * nothing of it.
+ */
 #define PUBLISH_WITHDRAWN "withdrawn"
 
 /*
- * Adds the row with the next id, which is stored in it, unless it has one; deletes the row, false: it is gone, another session was first. Both empty
- * every backend's cache at COMMIT. What was deleted is seen until the command counter is incremented.
+ * domain_row_insert adds the row. If row->id is 0, it draws the next id and stores it there. Raises 42P01 if the
+ * extension is not installed. domain_row_delete deletes the row and returns false if another session has deleted it.
+ * Nobody sees the deletion until the command counter is incremented. Both invalidate every backend's cache at COMMIT.
  */
 extern void domain_row_insert(DomainRow *row);
 extern bool domain_row_delete(const DomainRow *row);
 
-/* Writes the row again, found by its id and its table. No later look-up in the same command sees it. */
+/* Replaces the row with the same id and table. Later look-ups in the same command do not see the change. */
 extern void domain_row_update(const DomainRow *row);
 
-/* Puts another name wherever the row names that column, the tag included; false if it nowhere does. */
+/*
+ * Replaces the column's name wherever the row has it, also in the tag. Returns false if no list of columns and no
+ * version column has it.
+ */
 extern bool domain_row_rename_column(DomainRow *row, const char *old, const char *new);
 
-/* "<database oid>.<percent-encoded name>", palloc'd. */
+/* Returns the domain's name in Redis, "<database oid>.<percent-encoded name>"; palloc'd. */
 extern char *domain_redis_name(const char *name);
 
 #endif

@@ -1,9 +1,9 @@
 /*
  * domain/domain.h
- *	  Fenced tables: what a row of fence.domain (catalog.h) means for its table as it is now, cached per backend.
+ *	  What a row of fence.domain (catalog.h) means for its table as it is now.
  *
- * The cache is emptied by invalidation messages (of the fenced table or of fence.domain); a Domain that somebody may
- * still hold is kept until the end of the transaction.
+ * A Domain is such a row with all names resolved against the table. domain_cache.c keeps the Domains of this backend
+ * and frees them; whoever else holds one must not change it, and may use it until the end of the transaction.
  */
 #ifndef FENCE_DOMAIN_H
 #define FENCE_DOMAIN_H
@@ -31,12 +31,12 @@ typedef struct KeyColumn
 {
 	char	   *name;			/* NULL without a table */
 	AttrNumber	attnum;
-	Oid			input_type;		/* base type of the column: parses what callers spell */
+	Oid			input_type;		/* base type of the column: it parses the texts that callers give */
 	int32		input_typmod;	/* only for bpchar; else -1 */
-	Oid			text_type;		/* type whose text is canonical: the operator class's input type, see key.c */
+	Oid			text_type;		/* its text is canonical: the input type of the operator class, see key.c */
 	Oid			collation;
 	Oid			equality;		/* the unique index's equality operator, for look-ups by key */
-	int			place;			/* among the conditions of a look-up: from 0 on, in the order of the index' columns */
+	int			place;			/* among the conditions of a look-up, from 0 on: the order of the index */
 	bool		byval;
 	int16		len;
 	FmgrInfo	output;			/* of text_type; unused where key.c prints the type itself */
@@ -52,84 +52,78 @@ typedef struct Domain
 	char	   *redis_name;		/* "<database oid>.<percent-encoded name>": as Redis sees it */
 	char	   *fence_prefix;	/* "<namespace>:f:<redis_name>:" */
 	char	   *value_prefix;	/* "<namespace>:v:<redis_name>:" */
-	MetricSlot	metrics;		/* where it is counted */
-	Oid			relid;			/* InvalidOid: a domain without a table. Of a partition: that, not the root */
-	List	   *tables;			/* oids of all tables of the domain, if it has several; else NIL */
+	MetricSlot	metrics;		/* metrics of the domain */
+	Oid			relid;			/* InvalidOid: a domain without a table. Of a partition: not the root */
+	List	   *tables;			/* OIDs of all tables of the domain if it has several; else NIL */
 	bool		partitioned;	/* relid is a partitioned table: rows are read by the Domains of its partitions */
 	DomainScope scope;
-	int			nkeys;			/* 0: without a table, any number of parts */
+	int			nkeys;			/* 0: the table has one key; without a table, keys have any number of values */
 	KeyColumn  *keys;
-	bool		nullable;		/* a key column can be null: such a row has no key */
+	bool		nullable;		/* a key column may be null; a row in which one is has no key */
 	bool		generated_key;	/* a key column is generated */
-	Oid			key_index;		/* by which rows are found: the unique index on exactly the key columns; of a group any
+	Oid			key_index;		/* finds rows: the unique index on exactly the key columns; of a group, any
 								 * that begins with them. InvalidOid: there is none */
-	bool		version_aside;	/* versions are in fence.tombstone: of groups, and of rows without a version column */
+	bool		version_aside;	/* versions are in fence.tombstone: of groups, or without a version column */
 	char	   *version_name;
 	AttrNumber	version_attnum;
 	Oid			version_type;	/* INT2OID, INT4OID or INT8OID */
 	int64		version_max;
 	char	   *tag;			/* template, or NULL: the whole key is the hash tag */
-	List	   *columns;		/* names (char *) that read returns; NIL: all */
+	List	   *columns;		/* names (char *) of the columns that are cached; NIL: all */
 	int			nwatched;		/* only_columns: an UPDATE counts if one of these changes; 0: every UPDATE counts */
 	AttrNumber *watched;
-	bool		builtin_types;	/* of all columns: to_json runs nobody's code for them (plain_json.h) */
-	int64		ttl_ms;			/* of values that read and COMMIT store; 0: none */
-	bool		write_through;	/* COMMIT tells Redis the row, not only its version */
+	bool		builtin_types;	/* to_json runs no function of a user for any column (plain_json.h) */
+	int64		ttl_ms;			/* time to live of values that readers and COMMIT store; 0: none */
+	bool		write_through;	/* COMMIT sends Redis the row, not only its version */
 	bool		notify;			/* COMMIT sends NOTIFY */
-	bool		events;			/* COMMIT tells Redis the version, which publishes it there */
-	bool		cache_absent;	/* that there is no row is cached, too */
-	bool		inserts_reserve;	/* a new row may have a fence already, or Redis is to be told of it */
+	bool		events;			/* COMMIT sends Redis the version, and Redis publishes it */
+	bool		cache_absent;	/* readers may also cache that there is no row */
+	bool		inserts_reserve;	/* INSERT reserves: a new row may have a fence already, or Redis gets it */
 	int			reserve;		/* ReserveWhen, or -1: the setting */
 	int			policy;			/* FailurePolicy, or -1: the setting */
 } Domain;
 
 #define MAX_ATTACHMENTS 16		/* of one table */
 
-/*
- * The domains of a fenced table, chained by next, or NULL. Those whose versions are in the version column come first. Of a partition:
- * those of the fenced table above it, with their columns as they stand in the partition. Reads the catalogue in a fresh snapshot when they
- * are not cached.
- */
-extern Domain *domains_by_relation(Oid relid);
-
-/* The domain of such a chain that has that id; NULL if there is none. */
+/* Returns the Domain with this id in a chain of attachments (Domain.next); NULL if there is none. */
 extern Domain *domain_of(Domain *domains, int64 id);
 
-/* A List of Domain: the domain as each of its tables has it. Tables that were dropped meanwhile are left out. */
-extern List *domain_of_each_table(const Domain *domain);
-
-/* The domain of that name; raises 42704 with a hint if there is none and missing_ok is false. */
-extern Domain *domain_by_name(const char *name, bool missing_ok);
-
-/* The domain whose redis_name this is (of this database), or NULL. */
-extern Domain *domain_by_redis_name(const char *redis_name);
-
-/* An interval, in months of 30 days and days of 24 hours; 0 for NULL. No interval overflows it. */
+/*
+ * Returns the interval in milliseconds, with months of 30 days and days of 24 hours; 0 for NULL. No interval overflows
+ * it.
+ */
 extern int64 interval_ms(const Interval *interval);
 
 #define TTL_MAX_MS	(INT64CONST(1000) * SECS_PER_DAY * 3660)	/* 10 years */
 
-/* The policy in force for the domain; whether its rows are reserved at once when they change. */
+/*
+ * domain_policy returns the failure policy in force: that of the attachment or, if it has none, the setting
+ * on_redis_failure. domain_reserves_early returns whether a changed row is reserved at once and not only before the
+ * commit: as the attachment says or, if it does not, the setting reserve.
+ */
 extern FailurePolicy domain_policy(const Domain *domain);
 extern bool domain_reserves_early(const Domain *domain);
 
 /*
- * Raises 55000 unless the triggers of the domain's table and of its partitions look as fence.attach makes them (shape.h). A Domain is
- * loaded only if they do.
+ * Builds the Domains of these rows of fence.domain for a table, chained by next, in the current memory context. `rel`
+ * is a table that the rows attach, or one of its partitions, and is locked; NULL builds a domain without a table.
+ * Raises 42703 or 42804 if a key or version column is gone or has an unfit type. Does not check triggers.
  */
-extern void domain_require_shape(const DomainRow *row);
+extern Domain *domain_build(List *rows, Relation rel);
 
-/* As much of a Domain as ledger_end_domain needs, in TopTransactionContext. */
+/*
+ * Returns a Domain with only what the ledger needs to reserve or to end the whole domain: id, names, metrics and what
+ * COMMIT sends. It works even if the table is gone. In TopTransactionContext.
+ */
 extern Domain *domain_stub(const DomainRow *row);
 
-/* Called once at load: invalidation callbacks. And at the end of each top-level transaction: frees dead domains. */
-extern void domain_init(void);
-extern void domain_at_transaction_end(void);
-
-/* Whether PostgreSQL knows the versions of the domain's keys: in a version column, or in the groups' own rows. */
+/* Returns whether PostgreSQL has the versions of the domain's keys: in a version column, or in fence.tombstone. */
 extern bool domain_has_versions(const Domain *domain);
 
-/* Whether we put a version into each row that is written. Otherwise versions are in fence.tombstone, or the application stores them. */
+/*
+ * Returns whether the extension puts a version into each row that is written. Otherwise versions are in
+ * fence.tombstone, or the application stores them.
+ */
 static inline bool
 domain_sets_version(const Domain *domain)
 {
@@ -137,12 +131,9 @@ domain_sets_version(const Domain *domain)
 }
 
 /*
- * Whether this transaction holds the lock that INSERT, UPDATE and DELETE take, or a stronger one, on the domain's table or one of
- * its partitions. Who has not has changed no row of it: the lock is taken before, and is kept as long as the change.
+ * Returns the version in a tuple of the domain's table; 0 without a version column. NULL and negative versions count as
+ * 0: such rows are older than the attachment.
  */
-extern bool domain_has_writer_lock(const Domain *domain);
-
-/* The version in a tuple: NULL and negative count as 0 (such rows precede the attachment). */
 extern int64 domain_row_version(const Domain *domain, HeapTuple tuple, TupleDesc desc);
 
 #endif

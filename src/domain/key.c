@@ -1,12 +1,12 @@
 /*
  * domain/key.c
- *	  Canonical text of keys, and names in Redis; see key.h.
+ *	  The canonical text of keys, and names in Redis; see key.h.
  *
- * Owns: how each type is printed. A type whose output function depends on a setting (DateStyle, TimeZone, bytea_output,
- * lc_monetary) or prints equal values differently (numeric, bpchar) is printed here; all others by their output
- * function. Takes no locks, keeps nothing.
+ * Owns: how each type is printed. A type is printed here if its output function depends on a setting (DateStyle,
+ * TimeZone, bytea_output, lc_monetary) or prints equal values differently (numeric, bpchar). All other types are
+ * printed by their output function. Takes no locks. Keeps only two buffers.
  *
- * How a text is encoded is in base/key_text.c. Renaming a label of an enum changes the text of its keys.
+ * base/key_text.c encodes the text. To rename a label of an enum changes the text of its keys.
  */
 #include "postgres.h"
 
@@ -65,7 +65,7 @@ print_bytea(StringInfo buf, Datum value)
 		pfree(bytes);
 }
 
-/* ISO 8601 as JSON has it, a timestamptz in UTC: whatever DateStyle and TimeZone are. */
+/* Prints ISO 8601 as JSON has it, timestamptz in UTC, whatever DateStyle and TimeZone are. */
 static void
 print_datetime(StringInfo buf, Datum value, Oid type)
 {
@@ -149,7 +149,7 @@ key_is_complete(const Domain *domain, TupleTableSlot *row)
 	return true;
 }
 
-/* Appends the key of a whole table, which has no values. */
+/* Appends the text of a key without values, which stands for the whole table. */
 static void
 print_no_values(StringInfo buf, int nkeys)
 {
@@ -210,7 +210,7 @@ key_same(const Domain *domain, TupleTableSlot *a, TupleTableSlot *b)
 	}
 	return true;
 
-	/* values of some types are equal without the same bytes: 1.0 and 1.00 */
+	/* equal values of some types have different bytes: 1.0 and 1.00 */
 compare_texts:
 	text_a = key_of_row(domain, a);
 	text_b = key_of_row(domain, b);
@@ -252,13 +252,13 @@ raise_unfit(const Domain *domain, int i, Oid type)
 			(errcode(ERRCODE_DATATYPE_MISMATCH),
 			 errmsg("key value %d for domain \"%s\" is of type %s", i + 1, domain->name, format_type_be(type)),
 			 column ? errdetail("Key column \"%s\" is of type %s.", column->name, format_type_be(column->input_type)) :
-			 errdetail("The domain has no table: its key values are texts, integers, UUIDs and labels of enums."),
+			 errdetail("The domain has no table, so its key values must be texts, integers, UUIDs or labels of enums."),
 			 OidIsValid(get_element_type(type)) ? errhint("Write VARIADIC before an array of all values of the key.") :
 			 column ? errhint("Cast it to the type of the column.") :
 			 errhint("Cast it to text, in the same way wherever the key is named.")));
 }
 
-/* One value that a caller gave. */
+/* Appends one value that a caller has given. */
 static void
 print_part(StringInfo buf, const Domain *domain, int i, const Argument *part)
 {
@@ -303,7 +303,8 @@ key_of_arguments(const Domain *domain, int nparts, const Argument *parts)
 Datum
 key_part_datum(const KeyColumn *column, const char *part)
 {
-	Oid			type = column->text_type == CASHOID ? INT8OID : column->text_type;	/* as print_value does */
+	/* print_value prints money as an integer */
+	Oid			type = column->text_type == CASHOID ? INT8OID : column->text_type;
 	Oid			input;
 	Oid			ioparam;
 
@@ -415,7 +416,7 @@ key_check_tag(const char *tag, int nkeys, const char *const *names)
 				 errhint("Name a key column in braces, for example room/{room_id}.")));
 }
 
-/* Appends the tag with the parts of the key, which are encoded already, in place of the columns. */
+/* Appends the tag, with each column replaced by its part of the key, which is encoded already. */
 static void
 append_tag(StringInfo buf, const Domain *domain, const char *key)
 {
@@ -490,7 +491,7 @@ key_fence_name(const Domain *domain, const char *key)
 	return redis_name(domain, domain->fence_prefix, key);
 }
 
-/* The buffer is emptied and stays: this runs for each changed row. */
+/* Empties the buffer and keeps its memory, because this runs for each changed row. */
 static void
 use_buffer(StringInfo buf)
 {

@@ -1,9 +1,9 @@
 /*
  * domain/key_index.c
- *	  By which index the rows of a key are found, and how its columns are compared.
+ *	  The index by which the rows of a key are found, and how its columns are compared; see key_index.h.
  *
- * Must never: evaluate an index' expressions or predicate. That would run functions of the table's owner as whoever
- * asks, which may be a worker with a superuser's rights.
+ * Never evaluates an index' expressions or predicate. That would run functions of the table's owner with the rights of
+ * the caller, who may be a worker with a superuser's rights.
  */
 #include "postgres.h"
 
@@ -52,8 +52,8 @@ domain_key_equality(Relation rel, Oid index, AttrNumber attnum)
 }
 
 /*
- * Whether the first n columns of the index are the wanted ones. *expression: among them is an expression, which may be of those that
- * are missing; it is not looked at.
+ * Returns whether the first n columns of the index are the wanted ones. *expression says that an expression is among
+ * them. It may stand for a wanted column that is missing; we do not look at it.
  */
 static bool
 index_covers(const FormData_pg_index *index, int n, const Bitmapset *wanted, bool *expression)
@@ -66,7 +66,10 @@ index_covers(const FormData_pg_index *index, int n, const Bitmapset *wanted, boo
 	return *expression ? bms_is_subset(bms_del_member(indexed, 0), wanted) : bms_equal(indexed, wanted);
 }
 
-/* Why rows cannot be found by this index or, if it is to be unique, that cannot be relied on at every moment. NULL: it is fit. */
+/*
+ * Returns why this index cannot find the rows or, if it is to be unique, does not guarantee uniqueness at every moment.
+ * NULL: it can.
+ */
 static const char *
 index_unfit(Relation irel, bool unique, bool expression)
 {
@@ -79,7 +82,7 @@ index_unfit(Relation irel, bool unique, bool expression)
 	if (!irel->rd_index->indisvalid)
 		return "is not valid";
 	if (irel->rd_rel->relam != BTREE_AM_OID)
-		return "is no btree";
+		return "is not a btree";
 	return NULL;
 }
 
@@ -92,7 +95,7 @@ domain_key_index(Relation rel, int nkeys, const AttrNumber *attnums, bool unique
 
 	*unfit = NULL;
 	if (nkeys == 0)
-		return InvalidOid;		/* all rows have the key */
+		return InvalidOid;		/* all rows have the same key */
 	for (int i = 0; i < nkeys; i++)
 		wanted = bms_add_member(wanted, attnums[i]);
 	foreach(lc, RelationGetIndexList(rel))

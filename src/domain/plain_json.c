@@ -1,8 +1,10 @@
 /*
  * domain/plain_json.c
- *	  JSON of values without running a user's code; see plain_json.h.
+ *	  JSON of values without running a function of a user; see plain_json.h.
  *
- * Must never: look a cast up twice. Its owner may put another function in its place at any moment.
+ * Never looks a cast up twice: between the two its owner may put another function in its place.
+ *
+ * Locks: AccessShareLock on a composite type's relation while its description is copied.
  */
 #include "postgres.h"
 
@@ -26,7 +28,7 @@
 
 #include "domain/plain_json.h"
 
-/* Whether the type prints the names of objects of the catalogues by their oids. */
+/* Returns whether values of the type are OIDs that its output function prints as names. */
 static bool
 is_reference(Oid type)
 {
@@ -53,13 +55,13 @@ plain_json_is_builtin(Oid type)
 	return !OidIsValid(element) || plain_json_is_builtin(element);
 }
 
-/* What to_json says of a value of a type that is built in. */
+/* Appends what to_json returns for a value of a built-in type. */
 static void
 append_builtin(StringInfo buf, Datum value, Oid type)
 {
 	FmgrInfo	to_json;
 
-	/* it asks for the type of its argument */
+	/* to_json looks up the type of its argument in the expression */
 	fmgr_info(F_TO_JSON, &to_json);
 	fmgr_info_set_expr((Node *) makeFuncExpr(F_TO_JSON, JSONOID, list_make1(makeNullConst(type, -1, InvalidOid)),
 											 InvalidOid, InvalidOid, COERCE_EXPLICIT_CALL), &to_json);
@@ -87,7 +89,7 @@ is_made_by_superuser(Oid function)
 	return language == ClanguageId || language == INTERNALlanguageId;
 }
 
-/* A value of a type that was made here, and is neither array nor row. */
+/* Appends a value of a user-defined type that is neither an array nor composite. */
 static void
 append_scalar(StringInfo buf, Datum value, Oid type)
 {
@@ -104,7 +106,7 @@ append_scalar(StringInfo buf, Datum value, Oid type)
 	escape_json(buf, OidOutputFunctionCall(function, value));
 }
 
-/* The elements from *next on, of the dimensions from `depth` on. */
+/* Appends one array of dimension `depth`, and advances *values and *nulls behind its elements. */
 static void
 append_elements(StringInfo buf, int depth, int ndims, const int *dims, Oid type, Datum **values, bool **nulls)
 {
@@ -148,7 +150,10 @@ append_composite(StringInfo buf, Datum value)
 	Oid			relid = get_typ_typrelid(HeapTupleHeaderGetTypeId(header));
 	TupleDesc	desc;
 
-	/* who alters it tells Redis first, and other backends then, but keeps the lock until both are told */
+	/*
+	 * ALTER TYPE tells Redis first and then invalidates the caches of other backends, and keeps its lock until both are
+	 * done
+	 */
 	if (OidIsValid(relid))
 		LockRelationOid(relid, AccessShareLock);
 	desc = lookup_rowtype_tupdesc_copy(HeapTupleHeaderGetTypeId(header), HeapTupleHeaderGetTypMod(header));

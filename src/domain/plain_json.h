@@ -1,15 +1,17 @@
 /*
  * domain/plain_json.h
- *	  JSON of values as to_json makes it, but of nothing beside the value, and without running a user's code.
+ *	  JSON of values as to_json makes it, but from the value alone, and without running a function of a user.
  *
- * to_json calls the cast to json that the owner of a type has made, as whoever asks: here that is a reader, who may be a
- * superuser, or a writer. So a cast counts only if its function is of language C or internal, which superusers alone make
- * (those of hstore and PostGIS are). Values of other types that users have made are what the type's output function prints.
+ * to_json calls the cast to json that the owner of a type has made, with the rights of the caller. Here the caller is a
+ * reader, who may be a superuser, or a writer. So this file calls such a cast only if its function is of language C or
+ * internal, which only superusers can create (hstore and PostGIS have such casts). Values of other user-defined types
+ * are printed by the type's output function.
  *
- * What prints the name of something else, which may be renamed without a word to the row, is printed by number: regclass and
- * its like as the oid, aclitem as "grantee=privileges/grantor" of oids and hex.
+ * Some types print the name of another object, which may be renamed without any change of the row. This file prints the
+ * OID instead: for regclass and the like, and for aclitem "grantee=privileges/grantor" with OIDs and hexadecimal
+ * privileges.
  *
- * Domains, arrays and composite types count as what they are made of.
+ * SQL domains, arrays and composite types are treated as the values that they consist of.
  */
 #ifndef FENCE_PLAIN_JSON_H
 #define FENCE_PLAIN_JSON_H
@@ -19,13 +21,16 @@
 #include "lib/stringinfo.h"
 #include "nodes/pg_list.h"
 
-/* Whether to_json itself does what is said above with values of this type, now and for ever. */
+/* Returns whether to_json itself meets these rules for values of this type, whatever users do. */
 extern bool plain_json_is_builtin(Oid type);
 
-/* Appends the value as JSON text, in the encoding of the database. */
+/*
+ * Appends the value as JSON text, in the encoding of the database. May raise what the type's output function or its
+ * cast raises.
+ */
 extern void plain_json_value(StringInfo buf, Datum value, bool isnull, Oid type);
 
-/* Appends the row as a JSON object: the columns of these names (char *), in the table's order; NIL: all. */
+/* Appends the row as a JSON object with the columns of these names (char *), in the table's order; NIL: all columns. */
 extern void plain_json_row(StringInfo buf, HeapTuple row, TupleDesc desc, List *columns);
 
 #endif

@@ -1,6 +1,11 @@
 /*
  * domain/row.c
- *	  The row of a key; see row.h.
+ *	  Reads the current row of a key; see row.h.
+ *
+ * Owns: how a row becomes the value that Redis stores. Changes nothing.
+ *
+ * Locks: AccessShareLock on the tables it reads; released after reading, except for partitions, whose locks are kept
+ * until the end of the transaction.
  */
 #include "postgres.h"
 
@@ -32,12 +37,16 @@
 #include "base/compat.h"
 #include "base/key_text.h"
 #include "base/utf8.h"
+#include "domain/domain_cache.h"
 #include "domain/key.h"
 #include "domain/plain_json.h"
 #include "domain/row.h"
 #include "domain/tombstone.h"
 
-/* The rows of the key in the snapshot, copies; none if the key is none of this table. One at most but for groups. */
+/*
+ * Returns copies of the rows of the key in one table, in this snapshot. There is at most one, except in a group.
+ * Returns NIL if the key cannot be one of this table.
+ */
 static List *
 fetch_rows(const Domain *domain, Relation rel, const char *key, Snapshot snapshot)
 {
@@ -65,8 +74,8 @@ fetch_rows(const Domain *domain, Relation rel, const char *key, Snapshot snapsho
 }
 
 /*
- * The tables that hold the domain's rows, each as the Domain by which its rows are read: the columns of a partition
- * need not stand in the root's order. The locks are kept.
+ * Returns the Domains of the tables that contain the domain's rows: a partition may have its columns in another order
+ * than the root. Keeps the locks on partitions.
  */
 static List *
 leaf_domains(const Domain *domain)
@@ -89,7 +98,10 @@ leaf_domains(const Domain *domain)
 	return leaves;
 }
 
-/* The row of the key in whichever table has it, that table opened, and the Domain of that table; NULL if none has it. */
+/*
+ * Finds the row of the key in the table or its partitions. Returns a copy, with *rel, the open table that has it, and
+ * *leaf, its Domain; NULL if there is no such row.
+ */
 static HeapTuple
 find_row(const Domain *domain, const char *key, Snapshot snapshot, const Domain **leaf, Relation *rel)
 {
@@ -130,10 +142,10 @@ row_current_version(const Domain *domain, const char *key, bool *is_row)
 	UnregisterSnapshot(snapshot);
 	if (is_row)
 		*is_row = version != NO_VERSION;
-	/* what begin_write gave last is no version of an absent row: rows of such a domain may also go without it */
+	/* begin_write gave the last version, and a row of a manual domain may be deleted without a new one */
 	if (version != NO_VERSION || domain->scope == SCOPE_MANUAL)
 		return version;
-	/* looked up later: a row deleted in between has its tombstone, one re-inserted in between is above it */
+	/* this look-up is later: a row deleted in between has its tombstone, and one inserted again has a higher version */
 	return tombstone_look_up(domain->id, key).tombstone;
 }
 
@@ -169,8 +181,8 @@ row_use_standard_settings(void)
 }
 
 /*
- * A row as the text of a JSON object, as to_json makes it where that runs nobody's code (plain_json.h): whoever asks may be a
- * superuser, and the table another's.
+ * Returns a row as the text of a JSON object. Calls row_to_json only if that runs no function of a user (plain_json.h):
+ * the caller may be a superuser, and the table another user's.
  */
 static char *
 row_as_json(const Domain *domain, HeapTuple row, TupleDesc desc)
@@ -191,7 +203,7 @@ row_as_json(const Domain *domain, HeapTuple row, TupleDesc desc)
 	return buf.data;
 }
 
-/* JSON text, in the database's encoding, as jsonb. False: it is no JSON, or jsonb does not hold it. */
+/* Parses JSON text in the database's encoding as jsonb. Returns false if it is not JSON, or jsonb cannot contain it. */
 static bool
 json_as_jsonb(char *json, size_t len, Datum *jsonb)
 {
@@ -208,7 +220,7 @@ json_as_jsonb(char *json, size_t len, Datum *jsonb)
 	}
 	PG_CATCH();
 	{
-		/* parsing holds nothing but memory, so it may fail without a subtransaction around it */
+		/* the parser acquires nothing but memory, so we may catch its error without a subtransaction */
 		int			category = ERRCODE_TO_CATEGORY(geterrcode());
 
 		if (category != ERRCODE_DATA_EXCEPTION && category != ERRCODE_PROGRAM_LIMIT_EXCEEDED &&
@@ -239,11 +251,12 @@ row_jsonb_as_value(Datum jsonb)
 }
 
 /*
- * Bytes of the row's values of variable length, uncompressed. Text as JSON is no shorter; arrays of numbers are, up to
- * SHORTER times.
+ * How many times shorter than its uncompressed value JSON can be. JSON of text is never shorter, but that of an array
+ * of numbers can be.
  */
 #define SHORTER 4
 
+/* Returns the bytes of the row's cached values of variable length, uncompressed. */
 static Size
 raw_size(const Domain *domain, HeapTuple row, TupleDesc desc)
 {
@@ -277,7 +290,7 @@ row_value(const Domain *domain, HeapTuple row, TupleDesc desc, int limit, bool *
 	const char *value;
 	Datum		jsonb;
 
-	/* a row of hundreds of megabytes cannot even be printed, and must not fail for that */
+	/* a row of hundreds of megabytes cannot even be printed, and its write must not fail because of that */
 	*too_large = raw_size(domain, row, desc) > (Size) limit * SHORTER;
 	if (*too_large)
 		return NULL;
@@ -295,7 +308,10 @@ compare_texts(const ListCell *a, const ListCell *b)
 	return strcmp(lfirst(a), lfirst(b));
 }
 
-/* Returns the rows of a group in one table as a JSON array. They are sorted by their texts, so that the same rows give the same value. */
+/*
+ * Appends the rows that a group has in one table as a JSON array, sorted by their texts, so that the same rows always
+ * give the same value.
+ */
 static void
 append_rows(StringInfo buf, const Domain *domain, const char *key, Snapshot snapshot)
 {
@@ -348,7 +364,10 @@ group_as_json(const Domain *domain, const char *key, Snapshot snapshot)
 	return buf.data;
 }
 
-/* A row that is not frozen is younger than half of the numbers of transactions, so its number can be completed. */
+/*
+ * Returns the full transaction id of the row's writer. A row that is not frozen is younger than 2^31 transactions, so
+ * the epoch of its xid can be inferred.
+ */
 static FullTransactionId
 writer_of(HeapTuple row)
 {
@@ -393,7 +412,7 @@ row_as_jsonb(const Domain *domain, const char *key, Snapshot snapshot, Datum *js
 	return true;
 }
 
-/* The same of one table: keys are appended to what is there already. */
+/* The same for one table. Appends to `keys`. */
 static List *
 sample_table(const Domain *domain, double fraction, int most, List *keys)
 {
@@ -412,7 +431,7 @@ sample_table(const Domain *domain, double fraction, int most, List *keys)
 	slot = table_slot_create(rel, NULL);
 	wanted = fraction >= 1.0 ? blocks : Max(1, (uint64) (fraction * blocks));
 	wanted = Min(wanted, (uint64) most);
-	/* whole blocks from a random one on: rows of a block are as good a sample as any of what writers touched */
+	/* take whole blocks from a random one on: for finding lost writes, neighbouring rows are as good a sample as any */
 	block = blocks ? (BlockNumber) (pg_prng_double(&pg_global_prng_state) * blocks) : 0;
 	if (fraction >= 1.0)
 		block = 0;
@@ -447,7 +466,7 @@ row_sample_keys(const Domain *domain, double fraction, int most)
 			keys = sample_table(lfirst(cell), fraction, most, keys);
 		return keys;
 	}
-	/* a few rows: of any one of them */
+	/* a few rows are enough, so take them from any one table */
 	return sample_table(list_nth(leaves, (int) (pg_prng_double(&pg_global_prng_state) * list_length(leaves))),
 						fraction, most, NIL);
 }

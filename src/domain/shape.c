@@ -1,9 +1,10 @@
 /*
  * domain/shape.c
- *	  How the triggers of a fenced table look, and whether a table's look so; see shape.h.
+ *	  How the triggers of a fenced table must look, and whether they do; see shape.h.
  *
- * Owns: the table of shapes. Reads pg_trigger itself and not the relation's cached triggers: whoever edits the catalogue past
- * ALTER TABLE invalidates nothing. Raises nothing of its own, changes nothing.
+ * Owns: the table of shapes. Reads pg_trigger itself and not the triggers in the relation cache, because a superuser
+ * who edits the catalog directly invalidates no cache. Raises no errors of its own, changes nothing. Locks only
+ * catalogs (AccessShareLock).
  */
 #include "postgres.h"
 
@@ -52,9 +53,9 @@ is_wanted_by(const DomainRow *row, TriggerRole role, bool on_partition)
 {
 	switch (role)
 	{
-		case ROLE_BEFORE:		/* which sets the version */
+		case ROLE_BEFORE:		/* sets the version */
 			return strcmp(row->scope, "row") == 0 && row->version_column != NULL;
-		case ROLE_AFTER:		/* it reports the row or, in manual domains, guards it */
+		case ROLE_AFTER:		/* reports the row or, in manual domains, guards it */
 			return true;
 		case ROLE_TRUNCATE:		/* PostgreSQL copies row triggers only; a hook sees TRUNCATE of a partition */
 			return !on_partition;
@@ -99,7 +100,7 @@ shape_role_of_function(Oid function)
 	if (!HeapTupleIsValid(tuple))
 		return ROLE_NONE;
 	source = SysCacheGetAttr(PROCOID, tuple, Anum_pg_proc_prosrc, &isnull);
-	/* only superusers make C functions, so nobody else can pass for ours */
+	/* only superusers create C functions, so nobody else can imitate ours */
 	if (((Form_pg_proc) GETSTRUCT(tuple))->prolang == ClanguageId && !isnull)
 	{
 		char	   *symbol = TextDatumGetCString(source);
@@ -133,7 +134,7 @@ is_set(Relation catalog, HeapTuple trigger, AttrNumber column)
 	return !heap_attisnull(trigger, column, RelationGetDescr(catalog));
 }
 
-/* Whether a partition's trigger is a copy of that of the table above it; any other has no parent. */
+/* Returns whether the trigger has the right parent: on a partition, our trigger of the table above; else none. */
 static bool
 has_right_parent(Relation catalog, const FormData_pg_trigger *trigger, bool on_partition)
 {
@@ -152,7 +153,7 @@ has_right_parent(Relation catalog, const FormData_pg_trigger *trigger, bool on_p
 		parent->tgrelid == get_partition_parent(trigger->tgrelid, true);
 }
 
-/* Whether it fires when it should, and always. NULL: it does. */
+/* Returns why the trigger does not fire for each event that it should, in every session; NULL if it does. */
 static const char *
 firing_fault(const TriggerShape *shape, Relation catalog, HeapTuple tuple, bool is_new)
 {
@@ -190,9 +191,9 @@ shape_fault(List *rows, Relation catalog, HeapTuple tuple, bool is_new)
 	if (by_name != by_function)
 		return "runs another function";
 	if (!shape_is_wanted(rows, by_name, on_partition))
-		return on_partition ? "is none that partitions have" : "is none that tables of this scope have";
+		return on_partition ? "is not one that partitions have" : "is not one that tables of this scope have";
 	if (!has_right_parent(catalog, trigger, on_partition))
-		return on_partition ? "is no copy of that of the table above" : "is a copy of that of another table";
+		return on_partition ? "is not a copy of the parent table's trigger" : "is a copy of another table's trigger";
 	return firing_fault(shape_of(by_name), catalog, tuple, is_new);
 }
 
@@ -269,7 +270,7 @@ shape_members(Oid relid)
 		{
 			Oid			child = ((Form_pg_inherits) GETSTRUCT(tuple))->inhrelid;
 
-			/* a partition has one parent, other children may have several */
+			/* a partition has one parent, while other children may have several and would appear twice */
 			members = get_rel_relispartition(child) ? lappend_oid(members, child) : list_append_unique_oid(members, child);
 		}
 		systable_endscan(scan);
@@ -290,7 +291,7 @@ shape_fault_of_family(List *rows)
 		const char *unfit = shape_unfit_partition(relid);
 
 		if (get_rel_relkind(relid) == '\0')
-			continue;			/* it was dropped */
+			continue;			/* the table was dropped */
 		fault = unfit ? psprintf("Table \"%s\" %s.", get_rel_name(relid), unfit) :
 			shape_fault_of_table(rows, relid);
 		if (fault != NULL)

@@ -1,6 +1,8 @@
 /*
  * domain/sql_function.c
- *	  What SQL-callable functions share, and the functions that only name keys.
+ *	  What SQL-callable functions share, and the SQL functions that only name keys; see sql_function.h.
+ *
+ * Owns nothing and takes no locks. Never talks to Redis.
  */
 #include "postgres.h"
 
@@ -14,6 +16,7 @@
 
 #include "base/shared.h"
 #include "base/utf8.h"
+#include "domain/domain_cache.h"
 #include "domain/key.h"
 #include "domain/sql_function.h"
 
@@ -109,7 +112,10 @@ fence_key_slot(PG_FUNCTION_ARGS)
 	PG_RETURN_INT32(slot_of_key(name, strlen(name)));
 }
 
-/* Names of several fences: of one dimension, each element is a key; of two, each row. */
+/*
+ * Returns the names of several fences. In an array of one dimension each element is a key, in one of two dimensions
+ * each row is.
+ */
 Datum
 fence_fence_keys(PG_FUNCTION_ARGS)
 {

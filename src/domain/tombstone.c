@@ -2,13 +2,14 @@
  * domain/tombstone.c
  *	  Tombstones and floors in fence.tombstone and fence.floor; see tombstone.h.
  *
- * Owns: both tables, except that the patrol prunes; and the keys that this transaction has deleted and not written yet. Read and
- * written directly: this runs for each row inserted or deleted, and whoever changes the row has no privilege here.
+ * Owns: both tables, except that the patrol prunes them; and the list of keys that this transaction has deleted and not
+ * written yet. Reads and writes the tables directly, because this runs for each row that is inserted or deleted, and
+ * the user who changes the row has no privilege on them.
  *
- * Locks: AccessShareLock or RowExclusiveLock on the tables, kept to the end of the transaction (taking it again then
- * costs next to nothing, and nobody drops the extension under a writer); to raise a floor, an ExclusiveLock on the
- * floor as an object. A look-up uses the newest snapshot, taken after its locks, or what it found in
- * the very same snapshot before.
+ * Locks: AccessShareLock or RowExclusiveLock on the tables, kept until the end of the transaction. To take such a lock
+ * again costs next to nothing, and nobody can drop the extension under a writer.
+ *
+ * A look-up uses the newest snapshot, taken after the locks, or repeats what it found in the very same snapshot before.
  */
 #include "postgres.h"
 
@@ -36,7 +37,7 @@
 #include "domain/key.h"
 #include "domain/tombstone.h"
 
-/* Columns of fence.tombstone and fence.floor, as the install script makes them */
+/* Columns of fence.tombstone and fence.floor, in the order of the install script */
 #define TOMBSTONE_DOMAIN	1
 #define TOMBSTONE_KEY		2
 #define TOMBSTONE_VERSION	3
@@ -47,9 +48,9 @@
 #define FLOOR_COLUMNS		2
 
 /*
- * Keys deleted in this transaction that are not in the table yet: each row of the table costs several times as much alone as in a
- * batch. They are in the order of their nesting levels, so those of a level end the array. A level writes only its own: what it
- * writes is rolled back with it.
+ * Keys that this transaction has deleted and that are not in the table yet. To insert a row alone costs several times
+ * as much as in a batch. The array is in the order of nesting levels, so the keys of the current level are at its end.
+ * A level writes only its own keys, because what it writes is rolled back with it.
  */
 typedef struct Deleted
 {
@@ -60,23 +61,24 @@ typedef struct Deleted
 	int			level;			/* nesting level of the transaction that deleted it */
 } Deleted;
 
-#define BATCH		256			/* of one level; tombstone_look_up goes through them one by one */
-#define FEW			8			/* so many are looked for one by one: the other scan reads a page of the index to its end */
-#define MAX_STEPS	32			/* over tombstones in between: to look for a key alone takes as long */
+#define BATCH		256			/* keys of one level; tombstone_look_up compares them one by one */
+#define FEW			8			/* fewer keys: a scan for each is cheaper than one that reads whole pages */
+#define MAX_STEPS	32			/* tombstones between two keys; after so many, a scan for the one key is cheaper */
 
 static Deleted *deleted = NULL;
 static int	ndeleted = 0,
 			deleted_size = 0;
 
 /*
- * What tombstone_look_up found last in this transaction, and in which snapshot. The number of transactions that had ended and the
- * command make up a snapshot (GetSnapshotData itself takes its last one for the newest while no transaction ends): another one
- * with the same two numbers shows the same rows, whoever writes them, and by whatever way.
+ * What tombstone_look_up found last in this transaction, and in which snapshot. Two numbers identify a snapshot: the
+ * number of transactions that had ended, and the command. (GetSnapshotData itself returns its last snapshot as long as
+ * no transaction ends.) Another snapshot with the same two numbers shows the same rows, whoever writes them and in
+ * whatever way.
  */
 static struct
 {
-	int64		domain_id;		/* 0: nothing */
-	uint64		ended;			/* transactions */
+	int64		domain_id;		/* 0: nothing was looked up */
+	uint64		ended;			/* number of transactions that had ended */
 	CommandId	command;
 	int64		floor;
 	int64		tombstone;		/* of key */
@@ -84,12 +86,15 @@ static struct
 	bool		none;			/* the domain has no tombstone */
 } seen;
 
-static int64 has_tombstones = 0;	/* domain that turned out to have some in this transaction; 0: not known of any */
+static int64 has_tombstones = 0;	/* domain that was found to have some in this transaction; 0: none was */
 
-/* Command in which something was last written here; a new snapshot sees only earlier commands. */
+/* The command in which this file last wrote something. A new snapshot sees only earlier commands. */
 static CommandId written_in = InvalidCommandId;
 
-/* The newest snapshot, which sees what this transaction wrote here. Not registered: not to be kept. */
+/*
+ * Returns the newest snapshot, which sees what this transaction has written here. It is not registered, so the caller
+ * must not keep it.
+ */
 static Snapshot
 newest_snapshot(void)
 {
@@ -100,7 +105,7 @@ newest_snapshot(void)
 	return GetLatestSnapshot();
 }
 
-/* The same, to be unregistered. */
+/* The same, registered; the caller unregisters it. */
 static Snapshot
 snapshot_of_now(void)
 {
@@ -147,7 +152,7 @@ version_of(Relation table, HeapTuple tuple, AttrNumber column)
 	return DatumGetInt64(heap_getattr(tuple, column, RelationGetDescr(table), &isnull));
 }
 
-/* The version of the first row that the scan finds, NO_VERSION if there is none. Ends the scan. */
+/* Returns the version of the first row that the scan finds, NO_VERSION if there is none. Ends the scan. */
 static int64
 first_version(Relation table, SysScanDesc scan, AttrNumber column)
 {
@@ -159,8 +164,8 @@ first_version(Relation table, SysScanDesc scan, AttrNumber column)
 }
 
 /*
- * Whether the domain has no tombstone: no row of any kind, dead or not yet committed, so that the answer comes with the first one.
- * What the snapshot shows is still there, since it is registered.
+ * Returns whether the domain has no tombstone: no row version at all, dead and uncommitted ones included, so that the
+ * scan can stop at the first. A row that the snapshot shows is still there, because the snapshot is registered.
  */
 static bool
 has_none(Relation tombstones, int64 domain_id)
@@ -174,7 +179,10 @@ has_none(Relation tombstones, int64 domain_id)
 	return none;
 }
 
-/* Looks into the tables and stores in `seen` what they have. again: `seen` is of this very snapshot and domain. */
+/*
+ * Looks the key up in the tables and stores the result in `seen`. `again` says that `seen` is of this very snapshot and
+ * domain.
+ */
 static void
 look(Snapshot snapshot, int64 domain_id, const char *key, bool again)
 {
@@ -182,17 +190,17 @@ look(Snapshot snapshot, int64 domain_id, const char *key, bool again)
 	Relation	floors = fence_table_open("floor", AccessShareLock);
 
 	if (!again)
-		snapshot = newest_snapshot();	/* the locks may have been waited for */
+		snapshot = newest_snapshot();	/* we may have waited for the locks */
 	seen.domain_id = 0;
-	seen.ended = snapshot->snapXactCompletionCount;	/* which its registered copy does not have */
+	seen.ended = snapshot->snapXactCompletionCount;	/* the registered copy does not have this number */
 	seen.command = snapshot->curcid;
-	/* one snapshot: the patrol raises the floor and prunes in one transaction */
+	/* one snapshot for both, because the patrol raises the floor and prunes in one transaction */
 	snapshot = RegisterSnapshot(snapshot);
 	if (tombstones != NULL && floors != NULL)
 	{
 		if (!again)
 			seen.floor = first_version(floors, scan_floor(floors, snapshot, domain_id), FLOOR_VERSION);
-		/* a second key in one snapshot: there may be many */
+		/* this is the second key in one snapshot, so there may be many more */
 		seen.none = again && has_tombstones != domain_id && has_none(tombstones, domain_id);
 		seen.tombstone = seen.none ? NO_VERSION :
 			first_version(tombstones, scan_tombstone(tombstones, snapshot, domain_id, key), TOMBSTONE_VERSION);
@@ -206,7 +214,7 @@ look(Snapshot snapshot, int64 domain_id, const char *key, bool again)
 		table_close(tombstones, NoLock);
 }
 
-/* The highest version at which this transaction has deleted the key, of those that are not in the table. */
+/* Returns the highest version at which this transaction has deleted the key, of those that are not in the table yet. */
 static int64
 deleted_version(int64 domain_id, const char *key)
 {
@@ -239,8 +247,8 @@ tombstone_look_up(int64 domain_id, const char *key)
 }
 
 /*
- * Locks a row that a snapshot of now showed, so that the following update cannot fail. False: the patrol pruned it,
- * or something else changed it, in between.
+ * Locks a row that a new snapshot showed, so that the following update cannot fail. Returns false if the patrol has
+ * pruned the row in between, or something else has changed it.
  */
 static bool
 lock_row(Relation table, HeapTuple tuple, Snapshot snapshot)
@@ -254,7 +262,7 @@ lock_row(Relation table, HeapTuple tuple, Snapshot snapshot)
 	return result == TM_Ok;
 }
 
-/* Inserts the row or, where old is given, lets it follow that one. */
+/* Inserts the row or, if `old` is not NULL, replaces that one. */
 static void
 write_row(Relation table, HeapTuple old, Datum *values)
 {
@@ -269,7 +277,7 @@ write_row(Relation table, HeapTuple old, Datum *values)
 	written_in = GetCurrentCommandId(true);
 }
 
-/* By domain and key; of the same key the highest version first. */
+/* Sorts by domain and key, and for one key the highest version first. */
 static int
 deleted_compare(const void *a, const void *b)
 {
@@ -286,10 +294,10 @@ typedef struct Walk
 	Relation	table;
 	Relation	index;
 	Snapshot	snapshot;
-	bool		alone;			/* the scan is for one key only: there are too many between them */
-	SysScanDesc scan;			/* NULL: not begun */
+	bool		alone;			/* each scan is for one key only, because too many tombstones are between the keys */
+	SysScanDesc scan;			/* NULL: not begun yet */
 	int64		domain_id;
-	HeapTuple	at;				/* NULL: there are no more */
+	HeapTuple	at;				/* the row at which the scan is; NULL: there are no more */
 } Walk;
 
 static void
@@ -315,7 +323,7 @@ walk_begin(Walk *walk, const Deleted *from)
 	walk->at = systable_getnext_ordered(walk->scan, ForwardScanDirection);
 }
 
-/* How the key of the row that the walk is at compares to that one, in the order of collation "C". */
+/* Compares the key of the row at which the walk is with this key, in the order of collation "C". */
 static int
 walk_compare(const Walk *walk, const char *key)
 {
@@ -328,7 +336,7 @@ walk_compare(const Walk *walk, const char *key)
 	return order != 0 ? order : size < length ? -1 : size > length;
 }
 
-/* Walks on to that key. The row that it has, NULL if there is none. */
+/* Walks on to this key. Returns its row; NULL if there is none. */
 static HeapTuple
 walk_to(Walk *walk, const Deleted *to)
 {
@@ -356,7 +364,7 @@ deleted_values(const Deleted *d, TimestampTz now, Datum *values)
 	values[TOMBSTONE_REMOVED - 1] = TimestampTzGetDatum(now);
 }
 
-/* Inserts rows for the keys in one go; frees the slots. */
+/* Inserts the rows in one batch, and frees the slots. */
 static void
 insert_rows(Relation table, TupleTableSlot **slots, int n)
 {
@@ -370,14 +378,14 @@ insert_rows(Relation table, TupleTableSlot **slots, int n)
 }
 
 /*
- * One attempt to write them, sorted; false if a row was changed between look-up and lock: those that are done are found so when it is
- * tried again.
+ * Tries to write the batch, which is sorted. Returns false if somebody changed a row between look-up and lock. The next
+ * attempt finds the rows that this one has written.
  */
 static bool
 try_write(Relation table, const Deleted *batch, int n)
 {
 	TupleTableSlot *slots[BATCH];
-	TupleDesc	desc = CreateTupleDescCopy(RelationGetDescr(table));	/* of which no slot counts the references */
+	TupleDesc	desc = CreateTupleDescCopy(RelationGetDescr(table));	/* slots count no references to a copy */
 	TimestampTz now = GetCurrentTimestamp();
 	Walk		walk = {
 		.table = table, .index = index_open(primary_key_index(table), AccessShareLock), .snapshot = snapshot_of_now(), .alone = n < FEW
@@ -392,7 +400,7 @@ try_write(Relation table, const Deleted *batch, int n)
 		HeapTuple	old;
 
 		if (i > 0 && batch[i].domain_id == batch[i - 1].domain_id && strcmp(batch[i].key, batch[i - 1].key) == 0)
-			continue;			/* deleted again: the highest version is the first */
+			continue;			/* the same key was deleted again; its highest version comes first */
 		CHECK_FOR_INTERRUPTS();
 		old = walk_to(&walk, &batch[i]);
 		deleted_values(&batch[i], now, values);
@@ -412,11 +420,12 @@ try_write(Relation table, const Deleted *batch, int n)
 	index_close(walk.index, AccessShareLock);
 	if (nnew > 0)
 		insert_rows(table, slots, nnew);
-	UnregisterSnapshot(walk.snapshot);	/* PRE_COMMIT has no other, and whoever inserts must have one */
+	/* only now: whoever inserts must have a snapshot, and in PRE_COMMIT there is no other */
+	UnregisterSnapshot(walk.snapshot);
 	return done;
 }
 
-/* How many at the end of the array are of the current level. */
+/* Returns how many keys at the end of the array are of this nesting level or a deeper one. */
 static int
 deleted_of_level(int level)
 {
@@ -489,8 +498,8 @@ tombstone_set(int64 domain_id, const char *key, int64 version)
 }
 
 /*
- * Makes the row of a group that never changed, at version 0. If somebody else is making it, waits in the unique index
- * for the end of his transaction: no lock besides the row's, however many groups there are.
+ * Inserts the row of a group that never changed, with version 0. If another transaction is inserting it, waits in the
+ * unique index for the end of that transaction. So no lock but the row's is needed, however many groups there are.
  */
 static void
 make_group_row(Relation table, int64 domain_id, const char *key)
@@ -501,7 +510,7 @@ make_group_row(Relation table, int64 domain_id, const char *key)
 	Oid			user;
 	int			context;
 
-	/* whoever fires the trigger has no privilege here */
+	/* the user who fires the trigger has no privilege on the table */
 	GetUserIdAndSecContext(&user, &context);
 	SetUserIdAndSecContext(table->rd_rel->relowner, context | SECURITY_LOCAL_USERID_CHANGE);
 	SPI_connect();
@@ -519,7 +528,10 @@ make_group_row(Relation table, int64 domain_id, const char *key)
 	written_in = GetCurrentCommandId(false);
 }
 
-/* One look at the group's row. 1: done, 0: changed in between, look again, -1: there is no row. */
+/*
+ * Tries once to increment the version in the group's row. Returns 1 if it did, 0 if the row was changed in between and
+ * the caller must try again, -1 if there is no row.
+ */
 static int
 try_advance(Relation table, Snapshot snapshot, SysScanDesc scan, Datum *values, bool *advanced)
 {
@@ -529,7 +541,7 @@ try_advance(Relation table, Snapshot snapshot, SysScanDesc scan, Datum *values, 
 	if (!HeapTupleIsValid(old))
 		return -1;
 	version = version_of(table, old, TOMBSTONE_VERSION);
-	/* version 0 was only made, not advanced to */
+	/* version 0 was only inserted by make_group_row */
 	*advanced = version == 0 || !TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmin(old->t_data));
 	if (*advanced)
 	{
@@ -591,7 +603,7 @@ tombstone_group_version(int64 domain_id, const char *key, Snapshot snapshot)
 	return version;
 }
 
-/* Deletes what the scan finds; what the patrol deletes at the same time is deleted all the same. */
+/* Deletes the rows that the scan finds. Ignores rows that the patrol deletes at the same time. */
 static void
 delete_all(Relation table, Snapshot snapshot, SysScanDesc scan)
 {
@@ -622,7 +634,10 @@ tombstone_forget_domain(int64 domain_id)
 
 		delete_all(tombstones, snapshot, scan_tombstone(tombstones, snapshot, domain_id, NULL));
 		UnregisterSnapshot(snapshot);
-		/* another one: a patrol that was pruning tombstones, and has been waited for, has raised the floor */
+		/*
+		 * take another snapshot, because a patrol that was pruning the tombstones, and for which we have waited, has
+		 * raised the floor
+		 */
 		snapshot = snapshot_of_now();
 		delete_all(floors, snapshot, scan_floor(floors, snapshot, domain_id));
 		UnregisterSnapshot(snapshot);

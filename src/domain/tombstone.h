@@ -1,10 +1,11 @@
 /*
  * domain/tombstone.h
- *	  Durable versions of keys that have no row: fence.tombstone, and the floor of each domain: fence.floor.
+ *	  Durable versions of keys that have no row (fence.tombstone), and the floor of each domain (fence.floor).
  *
- * A tombstone is the version of a deleted key. A floor is a version that no new row of the domain may start at or
- * below (live rows may lie below it: a floor is nobody's version). Both are read and written here, by direct table
- * access: whoever fires the triggers needs no privilege on these tables.
+ * A tombstone is the version of a deleted key. The version of a group, and of a row without a version column, is in the
+ * same table. A floor is a version that no new row of the domain may start at or below; existing rows may have lower
+ * versions. This file reads and writes both tables directly, so a user who fires the triggers needs no privilege on
+ * them.
  */
 #ifndef FENCE_TOMBSTONE_H
 #define FENCE_TOMBSTONE_H
@@ -12,7 +13,7 @@
 #include "nodes/pg_list.h"
 #include "utils/snapshot.h"
 
-#define NO_VERSION (-1)			/* int64: there is none */
+#define NO_VERSION (-1)			/* int64: there is no version */
 
 typedef struct TombstoneView
 {
@@ -21,42 +22,47 @@ typedef struct TombstoneView
 } TombstoneView;
 
 /*
- * Tombstone of key and floor of the domain in one newly taken snapshot, whatever the isolation level, and what this
- * transaction has set so far.
+ * Returns the tombstone of the key and the floor of the domain, in one new snapshot, whatever the isolation level.
+ * Includes what this transaction has set so far.
  */
 extern TombstoneView tombstone_look_up(int64 domain_id, const char *key);
 
 /*
- * Records that key was deleted at version. The caller holds the lock of the deleted row, so nobody else writes this
- * tombstone; or, where begin_write gives versions, the key's explicit lock. A tombstone never goes down. It is in the table when
- * the statement ends, or before; tombstone_look_up knows it at once. Undone by the rollback of the current savepoint.
+ * Records that the key was deleted at this version. The caller holds the lock of the deleted row or, where begin_write
+ * gives versions, the key's explicit lock. So nobody else writes this tombstone. A tombstone never goes down. The row
+ * of fence.tombstone is written by the end of the statement, and tombstone_look_up knows it at once. A rollback of the
+ * current savepoint undoes it.
  */
 extern void tombstone_set(int64 domain_id, const char *key, int64 version);
 
 /*
- * Writes what the current subtransaction, or the transaction outside of savepoints, has set and not written. To be called at the
- * end of each statement, before a subtransaction ends (PRE_COMMIT_SUB), at PRE_COMMIT and PRE_PREPARE.
+ * Writes to fence.tombstone what the current subtransaction (or the transaction, outside of savepoints) has set and not
+ * written yet. Call it at the end of each statement, before a subtransaction ends (PRE_COMMIT_SUB), at PRE_COMMIT and
+ * at PRE_PREPARE.
  */
 extern void tombstone_write_all(void);
 
-/* Savepoints and the end of the top-level transaction: forgets what was set; neither raises nor allocates. */
+/*
+ * Forget what was set and not written: since a savepoint of this nesting level, and at the end of the top-level
+ * transaction. Neither raise nor allocate.
+ */
 extern void tombstone_savepoint_rollback(int level);
 extern void tombstone_at_transaction_end(void);
 
 /*
- * The next version of a group, in its row, which is then locked until the transaction ends: so writers of a group are
- * ordered. Once per transaction: *advanced is false if this transaction did it before, and then the version is that
- * one. Raises 40P01 in a deadlock, as usual.
+ * Increments the version of a group in its row, and returns it. The row stays locked until the transaction ends, which
+ * puts the writers of a group in order. Only the first call in a transaction increments. Later calls return the same
+ * version and set *advanced to false. Raises 40P01 in a deadlock, as any row lock does.
  */
 extern int64 tombstone_advance(int64 domain_id, const char *key, bool *advanced);
 
-/* The version of a group in a snapshot; 0 if it never changed. */
+/* Returns the version of a group in a snapshot; 0 if the group never changed. */
 extern int64 tombstone_group_version(int64 domain_id, const char *key, Snapshot snapshot);
 
-/* Keys of all tombstones of the domain: a List of palloc'd strings. */
+/* Returns the keys of all tombstones of the domain, as a List of palloc'd strings. */
 extern List *tombstone_keys(int64 domain_id);
 
-/* Forgets tombstones and floor of a domain that has ended, or whose versions begin anew. */
+/* Deletes the tombstones and the floor of a domain that has ended, or whose versions begin anew. */
 extern void tombstone_forget_domain(int64 domain_id);
 
 #endif

@@ -1,6 +1,6 @@
 /*
  * domain/version.c
- *	  Versions as the version column holds them; see version.h.
+ *	  Versions as the version column contains them; see version.h. Owns nothing and takes no locks.
  */
 #include "postgres.h"
 
@@ -9,7 +9,7 @@
 
 #include "domain/version.h"
 
-/* The largest version that a row of the domain can have. */
+/* Returns the largest version that a row of the domain can have. */
 static int64
 largest(const Domain *domain)
 {

@@ -1,6 +1,6 @@
 /*
  * domain/version.h
- *	  Versions as the version column of a fenced table holds them: int2, int4 or int8.
+ *	  Versions as the version column of a fenced table contains them: int2, int4 or int8.
  */
 #ifndef FENCE_VERSION_H
 #define FENCE_VERSION_H
@@ -9,30 +9,34 @@
 
 #include "domain/domain.h"
 
-/* last + 1; raises 22003 if the domain's version column cannot hold it. */
+/* Returns last + 1. Raises 22003 if the domain's version column cannot contain it. */
 extern int64 fence_version_after(const Domain *domain, int64 last);
 
 /*
- * The largest version that an application may bring to a key whose last one was `last` (NO_VERSION: none), and whether a version is
- * not above it: half of what the column can hold, or the next one after `last`. The upper half is for versions that go up one by
- * one: whoever may write one row cannot bring the domain's versions to their end with it.
+ * fence_version_max returns the largest version that an application may give to a key whose last version was `last`
+ * (NO_VERSION: none): half of the largest value of the column, or the next one after `last` if that is more.
+ * fence_version_fits returns whether a version is not above it. The upper half is only for versions that go up one by
+ * one. Otherwise a user who may write one row could use up the versions of the whole domain.
  */
 extern int64 fence_version_max(const Domain *domain, int64 last);
 extern bool fence_version_fits(const Domain *domain, int64 version, int64 last);
 
 /*
- * The version of a key that loses this row: the next one, whatever the column's type, for no row will hold it. A row with the largest
- * bigint goes all the same, and leaves that number.
+ * Returns the version of the tombstone of a key that loses this row: the row's version + 1, even if the column cannot
+ * contain it, because no row will have it. A row with the largest bigint may be deleted too, and leaves that number.
  */
 extern int64 fence_version_of_absence(const Domain *domain, TupleTableSlot *row);
 
-/* The version column of a row as it stands there; NULL gives -1. */
+/* Returns the value of the row's version column; -1 for NULL. */
 extern int64 fence_version_raw(const Domain *domain, TupleTableSlot *row);
 
-/* The same as what the row's successor is above: NULL and negative count as 0 (such rows precede the attachment). */
+/*
+ * Returns the version that the row's next version must be above: NULL and negative values count as 0, because such rows
+ * are older than the attachment.
+ */
 extern int64 fence_version_last(const Domain *domain, TupleTableSlot *row);
 
-/* A version as a Datum of the column's type. */
+/* Returns a version as a Datum of the column's type. */
 extern Datum fence_version_datum(const Domain *domain, int64 version);
 
 #endif

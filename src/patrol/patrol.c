@@ -44,6 +44,7 @@
 #include "base/stamp.h"
 #include "domain/catalog.h"
 #include "domain/domain.h"
+#include "domain/domain_cache.h"
 #include "patrol/effect_outbox.h"
 #include "patrol/effect_patrol.h"
 #include "patrol/patrol.h"

@@ -52,6 +52,7 @@
 #include "base/word.h"
 #include "domain/argument.h"
 #include "domain/catalog.h"
+#include "domain/domain_cache.h"
 #include "domain/key.h"
 #include "domain/plain_json.h"
 #include "domain/row.h"

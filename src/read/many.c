@@ -28,6 +28,7 @@
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/word.h"
+#include "domain/domain_cache.h"
 #include "domain/key.h"
 #include "domain/row.h"
 #include "domain/tombstone.h"

@@ -14,6 +14,7 @@
 #include "utils/hsearch.h"
 #include "utils/memutils.h"
 
+#include "domain/domain_cache.h"
 #include "send/ledger.h"
 
 typedef struct LedgerEntry

@@ -45,6 +45,7 @@
 #include "base/settings.h"
 #include "base/shared.h"
 #include "domain/domain.h"
+#include "domain/domain_cache.h"
 #include "domain/shape.h"
 #include "domain/tombstone.h"
 #include "domain/version.h"

@@ -26,6 +26,7 @@
 #include "base/shared.h"
 #include "base/stamp.h"
 #include "domain/catalog.h"
+#include "domain/domain_cache.h"
 #include "domain/key.h"
 #include "domain/sql_function.h"
 #include "domain/version.h"

@@ -16,6 +16,7 @@
 #include "base/metrics.h"
 #include "base/shared.h"
 #include "domain/domain.h"
+#include "domain/domain_cache.h"
 #include "domain/key.h"
 #include "domain/tombstone.h"
 #include "domain/version.h"

@@ -11,7 +11,7 @@ use Test::More;
 
 my $redis = FenceTest::Redis->start;
 my $node = new_postgres('main', $redis);
-my $wrong = qr/is not fenced any more: nothing of domain/;
+my $wrong = qr/is no longer fenced, so nothing of domain/;
 
 sub sql { my (@statements) = @_; return $node->safe_psql('postgres', join ';', @statements); }
 
@@ -64,7 +64,7 @@ my %case = (
 		qr/domain item is.*runs another function/ ],
 	'of a partition' => [ 'part', "$edit tgenabled = 'R' WHERE tgrelid = 'part_2'::regclass AND tgname ~ '_after'", qr/domain part is.*"part_2" is not ENABLED ALWAYS/ ],
 	'a copy of another' => [ 'part', "$edit tgparentid = (SELECT oid FROM pg_trigger WHERE tgrelid = 'item'::regclass AND tgname ~ '_after') "
-		  . "WHERE tgrelid = 'part_1'::regclass AND tgname ~ '_after'", qr/domain part is.*is no copy of that of the table above/ ]);
+		  . "WHERE tgrelid = 'part_1'::regclass AND tgname ~ '_after'", qr/domain part is.*is not a copy of the parent table's trigger/ ]);
 
 sql('CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$', 'CREATE TABLE never ()',
 	'CREATE TRIGGER never AFTER INSERT ON never FOR EACH ROW WHEN (false) EXECUTE FUNCTION nothing()');
