@@ -212,7 +212,7 @@ fence_once(PG_FUNCTION_ARGS)
 Datum
 fence_once_result(PG_FUNCTION_ARGS)
 {
-	EffectCall	call = {.kind = "result", .nargs = 1, .unheard = true, .needs_redis = true};
+	EffectCall	call = {.kind = "result", .nargs = 1, .pipelined = true, .needs_redis = true};
 	const char *last_kind;
 	Jsonb	   *result;
 
@@ -354,7 +354,7 @@ fence_hash_set(PG_FUNCTION_ARGS)
 
 	call.args[call.nargs++] = PG_ARGISNULL(2) ? "del" : "set";
 	call.args[call.nargs++] = PG_ARGISNULL(2) ? "" : text_argument(fcinfo, 2, "the value", MAX_ENTRY);
-	call.unheard = true;
+	call.pipelined = true;
 	call.durable = durable_argument(fcinfo, 4);
 	(void) hold_or_raise(&call);
 	PG_RETURN_VOID();
@@ -462,7 +462,7 @@ send_piece(const char *key, size_t offset, int n, const char **piece)
 static bool
 hold_publish(EffectCall *call, bool small)
 {
-	call->unheard = small;
+	call->pipelined = small;
 	return !hold_or_raise(call) || small;
 }
 
@@ -557,7 +557,7 @@ static void
 append_to(const char *key, const char *form, const char *entry, const char *most, bool durable)
 {
 	EffectCall	call = {.kind = "append", .key = key, .nargs = 4, .args = {form, entry, fence_stamp(), most},
-		.unheard = true, .durable = durable};
+		.pipelined = true, .durable = durable};
 
 	(void) hold_or_raise(&call);
 }
@@ -671,7 +671,7 @@ marker_key(const char *stamp)
 Datum
 fence_commit_marker(PG_FUNCTION_ARGS)
 {
-	EffectCall	call = {.kind = "set", .nargs = 3, .args = {"set", "1"}, .nchecks = 2, .checks = {"", ""}, .unheard = true};
+	EffectCall	call = {.kind = "set", .nargs = 3, .args = {"set", "1"}, .nchecks = 2, .checks = {"", ""}, .pipelined = true};
 
 	require_expiry(fcinfo, 0, 2);
 	shared_require();

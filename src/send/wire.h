@@ -53,7 +53,7 @@ extern bool wire_is_busy(int node);
  * and calls `answer` once with this number. Connects if necessary. Waits for the connection, and for room, until
  * deadline. Interruptible. Returns false if it was not sent; link_problem says why.
  */
-extern bool wire_say(int node, int argc, const char **argv, const size_t *argvlen, LinkAnswer answer, uint64 number,
+extern bool wire_pipeline(int node, int argc, const char **argv, const size_t *argvlen, LinkAnswer answer, uint64 number,
 					 int64 deadline);
 
 /*

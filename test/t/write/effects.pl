@@ -130,13 +130,13 @@ subtest 'one message before the commit, one after it' => sub {
 };
 
 subtest 'who needs no answer does not wait for it before the commit' => sub {
-	my @unheard = ("SELECT fence.append('w log', 'x')", "SELECT fence.enqueue('w queue', 'x')", "SELECT fence.publish('w page', 'x')",
+	my @pipelined = ("SELECT fence.append('w log', 'x')", "SELECT fence.enqueue('w queue', 'x')", "SELECT fence.publish('w page', 'x')",
 		"SELECT fence.publish_hash('w hash', '{\"a\": 1}')", "SELECT fence.hash_set('w fields', 'f', 'x')", 'SELECT fence.commit_marker()', "SELECT fence.once_result('w request', '1')");
 
 	$sql->run('CREATE TABLE waited (x int)');
 	$sql->run('BEGIN; SELECT fence.once($$w request$$)');
 	$redis->pause;
-	foreach my $statement (@unheard)
+	foreach my $statement (@pipelined)
 	{
 		my ($seconds, $error) = timed($statement);
 		is($error, undef, "$statement: $seconds s");
