@@ -238,8 +238,8 @@ raise_problem(redisReply *reply, const char *why)
 	ereport(ERROR,
 			(errcode(reply ? ERRCODE_SYSTEM_ERROR : ERRCODE_CONNECTION_FAILURE),
 			 errmsg("could not hold an effect in Redis: %s", text),
-			 reply ? errhint("Redis refused it: what it needs is in doc/operations.md, \"Redis\".") :
-			 errhint("Try the transaction again when Redis is back; SELECT * FROM fence.state tells how things stand.")));
+			 reply ? errhint("Redis refused the command. doc/operations.md, \"Redis\", tells what pgcache_fence needs.") :
+			 errhint("Try the transaction again when Redis is back; SELECT * FROM fence.state tells what is wrong.")));
 }
 
 /* The reply as palloc'd strings; a number becomes a string. Frees the reply. */

@@ -516,8 +516,8 @@ item_of_name(const char *fence)
 	if (domain == NULL || !key_is_canonical(domain, key) || strcmp(key_fence_name(domain, key), fence) != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("\"%s\" is the name of no fence in this database", fence),
-				 errhint("fence.fence_key and fence.fence_keys tell the names.")));
+				 errmsg("\"%s\" is not the name of a fence in this database", fence),
+				 errhint("fence.fence_key and fence.fence_keys return the names.")));
 	reader_require(domain);
 	return many_item(domain, key);
 }

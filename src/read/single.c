@@ -46,7 +46,7 @@ fence_group_version(PG_FUNCTION_ARGS)
 	if (!domain->version_aside)
 		ereport(ERROR,
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
-				 errmsg("domain \"%s\" is no domain of groups", domain->name),
+				 errmsg("domain \"%s\" has no group versions", domain->name),
 				 errhint("Read the version column of the row.")));
 	PG_RETURN_INT64(tombstone_group_version(domain->id, key, GetActiveSnapshot()));
 }

@@ -106,7 +106,7 @@ capture_problem(void)
 	if (fence_shared == NULL || pg_atomic_read_u32(&fence_shared->capture) == CAPTURE_WORKS)
 		return NULL;
 	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	problem = pstrdup(fence_shared->capture_problem[0] ? fence_shared->capture_problem : "not tried since the server start");
+	problem = pstrdup(fence_shared->capture_problem[0] ? fence_shared->capture_problem : "the executor was not tried since the server start");
 	LWLockRelease(fence_shared->lock);
 	return problem;
 }
@@ -122,13 +122,13 @@ raise_broken(const char *what)
 		pg_atomic_write_u32(&fence_shared->capture, CAPTURE_BROKEN);
 		LWLockRelease(fence_shared->lock);
 		ereport(WARNING,
-				(errmsg("pgcache_fence: changed rows are told by triggers until the next start of the server: %s", what)));
+				(errmsg("pgcache_fence: row triggers capture all changed rows until the server is restarted: %s", what)));
 	}
 	ereport(ERROR,
 			(errcode(ERRCODE_INTERNAL_ERROR),
-			 errmsg("the executor has not told of all changed rows of a fenced table"),
+			 errmsg("the executor did not report all changed rows of a fenced table"),
 			 errdetail("%s", what),
-			 errhint("Try again: from now on triggers do. Please report this, with the statement.")));
+			 errhint("Try again: row triggers capture changed rows now. Please report this, with the statement.")));
 }
 
 static bool rows_told = false;	/* since reservations were sent last */
@@ -182,7 +182,7 @@ static void
 tell(Captured *captured)
 {
 	if (!captured->change.prepared && domain_sets_version(captured->change.domains))
-		raise_broken("A row was stored that got no version.");
+		raise_broken("The executor stored a row that did not get a version.");
 	listener->stored(&captured->change);
 	captured->change.prepared = false;
 	captured->rows++;
@@ -584,7 +584,7 @@ check_rows(const QueryDesc *query, const Statement *statement)
 		rows += captured->rows;
 	}
 	if (own != NULL && own->canSetTag && relations == own->mt_nrels && rows < query->estate->es_processed)
-		raise_broken(psprintf("The executor has changed " UINT64_FORMAT " rows and told of " UINT64_FORMAT ".",
+		raise_broken(psprintf("The executor changed " UINT64_FORMAT " rows and reported " UINT64_FORMAT ".",
 							  query->estate->es_processed, rows));
 }
 

@@ -96,7 +96,7 @@ run_trials(void)
 		if (SPI_tuptable != NULL && SPI_tuptable->numvals == 1)
 			returned = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1, &isnull));
 		if (outcome != trials[i].outcome || returned != trials[i].returned || strcmp(told.data, trials[i].told) != 0)
-			return psprintf("Of \"%s\" the executor told \"%s\" and returned " INT64_FORMAT ".", sql, told.data, returned);
+			return psprintf("For \"%s\" the executor reported \"%s\" and returned " INT64_FORMAT ".", sql, told.data, returned);
 	}
 	return NULL;
 }
@@ -110,7 +110,7 @@ conclude(uint32 result, const char *problem)
 	LWLockRelease(fence_shared->lock);
 	if (problem != NULL && fence_log_due(problem))
 		ereport(WARNING,
-				(errmsg("pgcache_fence: changed rows are told by triggers, not by the executor: %s", problem)));
+				(errmsg("pgcache_fence: row triggers, not the executor, capture changed rows: %s", problem)));
 }
 
 /*
@@ -182,7 +182,7 @@ capture_test(void)
 	if (!begin_trial())
 	{
 		end_trial(0, 0);		/* the next start of the server tries again */
-		conclude(CAPTURE_BROKEN, "The server crashed, or was killed, when that was tried.");
+		conclude(CAPTURE_BROKEN, "The server crashed, or was killed, during the trial of the executor.");
 		return;
 	}
 	PG_ENSURE_ERROR_CLEANUP(end_trial, 0);

@@ -190,7 +190,7 @@ last_version(FunctionCallInfo fcinfo, int n, const Domain *domain, const char *k
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("the observed version must not be null"),
-				 errdetail("Domain \"%s\" has no rows with versions to look at.", domain->name),
+				 errdetail("Domain \"%s\" has no table with versions in which pgcache_fence could look.", domain->name),
 				 errhint("Pass 0 for a key that never had a version.")));
 	return Max(known, 0);
 }
@@ -271,8 +271,8 @@ take_row(FunctionCallInfo fcinfo, const char *command, char **domain, char **fen
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("no reservation has this token"),
-				 errdetail("It was ended before, or its lease is over."),
-				 errhint("Reserve again, and look at what others have written meanwhile.")));
+				 errdetail("The reservation was ended before, or its lease is over."),
+				 errhint("Reserve the key again, and read what others have written meanwhile.")));
 	*domain = MemoryContextStrdup(caller, result_text(0, 1));
 	*fence = MemoryContextStrdup(caller, result_text(0, 2));
 	version = result_int64(0, 3, NO_VERSION);

@@ -35,7 +35,7 @@ require_manual(const Domain *domain)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("domain \"%s\" is maintained by the triggers of its table", domain->name),
-				 errhint("Just write the row. Explicit reservations are for domains attached with scope => 'manual'.")));
+				 errhint("Write the row; the triggers reserve it. Explicit reservations are for domains attached with scope => 'manual'.")));
 }
 
 /*

@@ -22,7 +22,7 @@ raise_unreserved(const Domain *domain, const char *key)
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("key \"%s\" of domain \"%s\" was written without a reservation", key, domain->name),
 			 errdetail("Readers could be served the cached value that this write replaces."),
-			 errhint("Call fence.begin_write for the key before, in the same transaction. " MIGRATION_HINT)));
+			 errhint("Call fence.begin_write for the key first, in the same transaction. " MIGRATION_HINT)));
 }
 
 static void

@@ -39,7 +39,7 @@ trigger_domains(FunctionCallInfo fcinfo, TriggerEvent timing, TriggerEvent level
 		(data->tg_event & TRIGGER_EVENT_ROW) != level)
 		ereport(ERROR,
 				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-				 errmsg("this function is called by the triggers that fence.attach makes, and by nothing else")));
+				 errmsg("this function can only be called by the triggers that fence.attach creates")));
 	domains = domains_by_relation(RelationGetRelid(data->tg_relation));
 	if (domains == NULL)
 		ereport(ERROR,

@@ -157,7 +157,7 @@ class Core:
         return self._take(domain, name, answer) if type(answer) is wire.Hit else MISSED
 
     def _again(self, steps: Callable[..., Steps], domain: str, *arguments: Any, seen: Optional[Tuple[str, wire.Answer]] = None) -> Steps:
-        """Once more if the domain was attached anew meanwhile. seen: what the usual read has found."""
+        """Once more if the domain was detached and attached again meanwhile. seen: what the usual read has found."""
         for _ in range(3):
             try:
                 return (yield from steps(domain, *arguments, seen))
