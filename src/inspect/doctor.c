@@ -454,7 +454,8 @@ check_attachments(Report *report)
 					  " FROM fence.domain WHERE scope OPERATOR(pg_catalog.=) 'group' AND NOT only_columns"
 					  " GROUP BY relation HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) %d ORDER BY 1", MANY_GROUPS));
 	put_rows(report, "warning",
-			 psprintf("SELECT pg_catalog.format('domain %%s has one key for all of table %%s, which has about %%s rows: all of its writers wait for each other',"
+			 psprintf("SELECT pg_catalog.format('domain %%s has one key for all of table %%s, which has about %%s rows:"
+					  " all of its writers wait for each other',"
 					  " d.name, d.relation, c.reltuples::bigint), 'Attach it by a key of its rows.'"
 					  " FROM fence.domain d JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) d.relation"
 					  " WHERE d.key_columns OPERATOR(pg_catalog.=) '{}' AND d.scope OPERATOR(pg_catalog.=) 'group'"
@@ -516,7 +517,8 @@ check_effects(Report *report)
 	put_rows(report, "warning",
 			 psprintf("SELECT pg_catalog.format('prepared transaction %%L has held %%s effect(s) for %%s', gid,"
 					  " pg_catalog.count(*), pg_catalog.max(age)),"
-					  " pg_catalog.format('COMMIT PREPARED %%1$L or ROLLBACK PREPARED %%1$L: until then no other transaction can have effects on these keys.', gid)"
+					  " pg_catalog.format('COMMIT PREPARED %%1$L or ROLLBACK PREPARED %%1$L:"
+					  " until then no other transaction can have effects on these keys.', gid)"
 					  " FROM fence.effects WHERE gid IS NOT NULL AND age OPERATOR(pg_catalog.>) %s"
 					  " GROUP BY gid ORDER BY gid", wait));
 	put_rows(report, "warning",

@@ -233,7 +233,8 @@ warn_of_broken_promise(const Domain *domain, const char *key, const FenceStatus 
 						key, domain->name),
 				 errdetail("The fence had version " INT64_FORMAT ", the row has " INT64_FORMAT ".",
 						   status->fence_version, status->row_version),
-				 errhint("Look for writes that bypass the triggers (disabled triggers, a restored table) or for a Redis that fence.nodes does not show. Please report it.")));
+				 errhint("Look for writes that bypassed the triggers (disabled triggers, a restored table), or for a Redis that"
+						 " fence.nodes does not show. Please report it.")));
 	else if (status->relation == RELATION_PAYLOAD)
 		ereport(WARNING,
 				(errcode(ERRCODE_DATA_CORRUPTED),

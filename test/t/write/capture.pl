@@ -76,7 +76,7 @@ subtest 'other libraries' => sub {
 
 subtest 'the trial fails' => sub {
 	restart_with("shared_preload_libraries = 'pgcache_fence,$library'", 'executor_hooks.takes = options');
-	my $why = 'The executor has changed 2 rows and told of 0.';
+	my $why = 'The executor changed 2 rows and reported 0.';
 	poll(sub { captures() eq "triggers: $why" }, 'fence.state says why');
 	like(slurp_file($node->logfile), qr/WARNING:  pgcache_fence: row triggers, not the executor, capture changed rows: \Q$why/, 'so does the log');
 	like($sql->run(q(SELECT severity || ' ' || finding FROM fence.doctor() WHERE finding LIKE '%capture changed rows%')), qr/^warning row triggers, not the executor, capture changed rows/,
@@ -105,10 +105,10 @@ subtest 'the trial crashes the server' => sub {
 
 # A library that comes into one session, after the trial.
 foreach my $case (
-	[ options => 'UPDATE item SET n = 100 WHERE id = 1', 'The executor has changed 1 rows and told of 0.' ],
+	[ options => 'UPDATE item SET n = 100 WHERE id = 1', 'The executor changed 1 rows and reported 0.' ],
 	[ projection => 'UPDATE item SET n = 100 WHERE id = 1', 'The executor stored a row that did not get a version.' ],
-	[ returning => 'DELETE FROM item WHERE id = 2', 'The executor has changed 1 rows and told of 0.' ],
-	[ returning => 'DELETE FROM item WHERE id = 2 RETURNING id', 'The executor has changed 1 rows and told of 0.' ])
+	[ returning => 'DELETE FROM item WHERE id = 2', 'The executor changed 1 rows and reported 0.' ],
+	[ returning => 'DELETE FROM item WHERE id = 2 RETURNING id', 'The executor changed 1 rows and reported 0.' ])
 {
 	my ($takes, $statement, $why) = @$case;
 	subtest "a statement is told wrongly: $takes" => sub {
