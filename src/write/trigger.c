@@ -2,7 +2,7 @@
  * write/trigger.c
  *	  The triggers of fenced tables. They report to changed_row.c the changed rows that capture.c does not capture.
  *
- * Owns: the trigger functions fence._before_row, _after_row and _before_truncate.
+ * Owns: the trigger functions fence.before_row, fence.after_row and fence.before_truncate.
  * Locks: none of its own; the statement has locked the table.
  *
  * BEFORE ROW puts the version into the row. Because of its name it runs after all other BEFORE triggers. If a row is
@@ -138,7 +138,7 @@ fence_after_row(PG_FUNCTION_ARGS)
 
 	if (renumber_is_running(domains))
 		return PointerGetDatum(NULL);
-	/* BEFORE ROW has seen all rows of the statement. If versions are aside, there is none, and more reservations follow. */
+	/* BEFORE ROW has seen all rows. If versions are aside, there is none, and more reservations follow. */
 	wire_send(!domains->version_aside);
 	describe_change(&change, domains, data);
 	changed_row_stored(&change);
