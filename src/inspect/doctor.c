@@ -5,7 +5,7 @@
  * Owns: the table of checks, at the end of this file. A check reports its findings; if it has none, fence.doctor
  * shows a row "ok" for it. Each check runs in a subtransaction, so that an error in one check does not hide what the
  * others find.
- * Locks: fence_shared->lock, for copies only.
+ * Locks: fence_shared->lock, for copies only; those of SELECTs on the catalog and on the extension's tables and views.
  * Never: changes anything.
  */
 #include "postgres.h"

@@ -3,7 +3,7 @@
  *	  fence.explain: in words, why a key is a hit, a miss, pending or unarmed right now.
  *
  * Owns: the sentences that it returns.
- * Locks: none of its own.
+ * Locks: fence_shared->lock, for copies only; those of a SELECT on the table, and on fence.tombstone and fence.floor.
  * Never: changes anything in Redis. So it does not ask as a reader does, because a reader with a miss makes other
  * readers wait until it has put the value.
  *

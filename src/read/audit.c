@@ -4,7 +4,8 @@
  *
  * Owns: the audit of committed fences (doc/protocol.md, "The patrol"), and the list of the last repairs in shared
  * memory.
- * Locks: fence_shared->lock, for that list; AccessShareLock on the table that it reads.
+ * Locks: fence_shared->lock, for that list; AccessShareLock on the table that it compares, and on fence.tombstone and
+ * fence.floor.
  *
  * The audit reads the fence first, and then the row in a snapshot that it takes afterwards. So a current fence
  * without reservations may be older than the row only if a transaction has committed in between. A repair removes a

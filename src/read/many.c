@@ -3,7 +3,8 @@
  *	  Strong reads, of one key or of several keys that agree: fence.get_many and fence.read_many; see many.h.
  *
  * Owns: the strong read (doc/protocol.md, "Reading").
- * Locks: fence_shared->lock, for a look only; the locks of a SELECT on the table.
+ * Locks: fence_shared->lock (shared), to see which Redis processes are reachable; those of a SELECT on the table, and on
+ * fence.tombstone and fence.floor.
  * Never: puts a row that it has read in a snapshot older than the permit.
  *
  * A read gets the fences with MGET, and then, on the same connection, the permits of their domains. One round trip

@@ -4,7 +4,7 @@
  *
  * Owns: the rules for reading one key through SQL and filling the cache (doc/clients.md, "Rules"). A reader reads
  * PostgreSQL after Redis has answered, in a snapshot that it takes after that.
- * Locks: those of a SELECT on the table.
+ * Locks: none of its own; many.c, standby.c and tombstone.c take those of a SELECT on the table and on fence.tombstone.
  * Never: puts a row that was read in an older snapshot, though it may return such a row. Never puts in a domain in
  * which its own transaction has written.
  */
