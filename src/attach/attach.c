@@ -165,7 +165,7 @@ raise_not_attached(Oid relid)
 	ereport(ERROR,
 			(errcode(ERRCODE_UNDEFINED_OBJECT),
 			 errmsg("table \"%s\" is not attached", get_rel_name(relid)),
-			 errhint("View fence.domains lists the attached tables.")));
+			 errhint("View fence.domains lists what is.")));
 }
 
 /* Runs one statement with the rights of the caller. */
@@ -543,8 +543,8 @@ check_beside(Relation rel, const DomainRow *row, List *others)
 		if (strcmp(row->scope, "manual") == 0 || strcmp(other->scope, "manual") == 0)
 			ereport(ERROR,
 					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-					 errmsg("table \"%s\" is attached already, and an attachment with scope => 'manual' must be the only one", table),
-					 errdetail("The application would set the versions for one attachment, and the triggers for the other."),
+					 errmsg("table \"%s\" is attached already, and scope => 'manual' goes with no other attachment", table),
+					 errdetail("The application would give versions, and so would the triggers of the other one."),
 					 errhint("Detach domain \"%s\" first, or attach both with scope 'row' or 'group'.", other->name)));
 		if (row->version_column != NULL && other->version_column != NULL && strcmp(row->version_column, other->version_column) != 0)
 			ereport(ERROR,

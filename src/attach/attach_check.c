@@ -59,13 +59,13 @@ check_cache(const DomainRow *row)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("cache => 'row' needs scope => 'row'"),
-				 errdetail("COMMIT stores rows, and only with scope => 'row' does a key stand for one row."),
-				 errhint("With scope => '%s' readers store the values.", row->scope)));
+				 errdetail("Only a row that has a fence of its own is known when it is written."),
+				 errhint("With scope => '%s' values are stored by readers.", row->scope)));
 	if (strcmp(row->cache, "row") == 0 && row->version_column == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("cache => 'row' needs a version column"),
-				 errdetail("Redis compares the row that COMMIT sends with the cached one by its version."),
+				 errdetail("What COMMIT brings is compared by the version in it."),
 				 errhint("Name a version column, or leave values to readers with cache => 'none'.")));
 }
 
@@ -303,7 +303,7 @@ find_key_index(AttachRequest *request, Relation rel)
 		return;
 	ereport(ERROR,
 			(errcode(ERRCODE_INVALID_TABLE_DEFINITION),
-			 errmsg("table \"%s\" has no suitable unique index on exactly the key columns",
+			 errmsg("there is no unique index on exactly the key columns of table \"%s\" that can be relied on",
 					RelationGetRelationName(rel)),
 			 unfit ? errdetail("%s", unfit) : 0,
 			 errhint("Add a UNIQUE or PRIMARY KEY constraint on these columns that is not deferrable.")));
@@ -350,7 +350,7 @@ check_key_column(const AttachRequest *request, Relation rel, AttrNumber attnum)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("key column \"%s\" is a virtual generated column", name),
-				 errdetail("The stored row does not have its value, and no index finds rows by it."),
+				 errdetail("No index finds the rows of its values, and the stored row does not have them."),
 				 errhint("Make it GENERATED ALWAYS AS (...) STORED.")));
 	if (!equal_means_same_text(&eq))
 		ereport(ERROR,
@@ -420,7 +420,7 @@ check_version_column(const AttachRequest *request, Relation rel)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_TABLE_DEFINITION),
 				 errmsg("version column \"%s\" %s", name, why),
-				 errdetail("pgcache_fence must be able to set it with each write."),
+				 errdetail("Its value must be free to be set by each write."),
 				 errhint("Name another column with version => '...'; add_version => true adds it.")));
 }
 

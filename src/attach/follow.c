@@ -270,7 +270,7 @@ follow_begin(Node *stmt)
 static void
 tell_why(void *relid)
 {
-	errcontext("table \"%s\" is fenced, and it must be possible to fence it after this statement too; fence.detach ends the fencing",
+	errcontext("table \"%s\" is fenced, and must be fit for it after this statement; fence.detach ends the fencing",
 			   get_rel_name(*(Oid *) relid));
 }
 

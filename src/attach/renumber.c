@@ -68,7 +68,7 @@ update_rows(const Domain *domain)
 		ereport(ERROR,
 				(errcode(ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION),
 				 errmsg("could not renumber all rows of domain \"%s\"", domain->name),
-				 errdetail("A trigger or a rule of the table that is enabled ALWAYS has set another version in a row."),
+				 errdetail("A trigger or a rule of the table that is enabled ALWAYS has kept another version in a row."),
 				 errhint("Disable it, renumber, and enable it again.")));
 	return updated;
 }
@@ -135,7 +135,7 @@ fence_renumber(PG_FUNCTION_ARGS)
 		if (domain->relid != relid)
 			ereport(ERROR,
 					(errcode(ERRCODE_OBJECT_IN_USE),
-					 errmsg("domain \"%s\" was detached and attached again meanwhile", domain->name)));
+					 errmsg("domain \"%s\" was attached anew meanwhile", domain->name)));
 		attach_check_owner(relid);
 	}
 	if (domain->version_name == NULL)

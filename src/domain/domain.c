@@ -302,7 +302,7 @@ resolve_version(Domain *domain, const DomainRow *row, Relation rel)
 		default:
 			ereport(ERROR,
 					(errcode(ERRCODE_DATATYPE_MISMATCH),
-					 errmsg("version column \"%s\" of fenced table \"%s\" is no longer an integer",
+					 errmsg("version column \"%s\" of fenced table \"%s\" is no integer any more",
 							row->version_column, RelationGetRelationName(rel)),
 					 errhint("Use fence.detach and fence.attach again.")));
 	}
@@ -394,9 +394,9 @@ raise_misshapen(const DomainRow *row, const char *fault)
 	}
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("table \"%s\" is no longer fenced, so domain \"%s\" is not served", get_rel_name(row->relid), row->name),
+			 errmsg("table \"%s\" is not fenced any more: nothing of domain \"%s\" is served", get_rel_name(row->relid), row->name),
 			 errdetail("%s", fault),
-			 errhint("Find out who changed the catalog without ALTER TABLE. Then use fence.detach and fence.attach.")));
+			 errhint("Find out who changed that past ALTER TABLE. Then use fence.detach and fence.attach.")));
 }
 
 /* Checks the triggers of a partition, or those of a table and all its partitions. `rows` are the rows of all attachments. */

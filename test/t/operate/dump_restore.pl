@@ -386,8 +386,8 @@ subtest 'a restored table is altered like any fenced table' => sub {
 
 	$refused->('ALTER TABLE plain DROP id', 'cannot drop column id');
 	$refused->('ALTER TABLE plain DROP version', 'cannot drop column version');
-	$refused->('ALTER TABLE plain DROP CONSTRAINT plain_pkey', 'table "\S+" has no suitable unique index on exactly the key columns');
-	$refused->('DROP INDEX early.first_id_idx', 'table "\S+" has no suitable unique index on exactly the key columns');
+	$refused->('ALTER TABLE plain DROP CONSTRAINT plain_pkey', 'there is no unique index on exactly the key columns');
+	$refused->('DROP INDEX early.first_id_idx', 'there is no unique index on exactly the key columns');
 	$refused->('ALTER TABLE plain ALTER version TYPE text', 'cannot alter type|.*version');
 	$refused->('ALTER TABLE plain DISABLE TRIGGER ALL', 'this change of trigger "zzz_pgcache_fence_after" is not possible');
 	$refused->('CREATE OR REPLACE TRIGGER zzz_pgcache_fence_truncate BEFORE TRUNCATE ON plain EXECUTE FUNCTION fence.before_truncate()',

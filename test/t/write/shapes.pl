@@ -11,7 +11,7 @@ use Test::More;
 
 my $redis = FenceTest::Redis->start;
 my $node = new_postgres('main', $redis);
-my $wrong = qr/is no longer fenced, so domain/;
+my $wrong = qr/is not fenced any more: nothing of domain/;
 
 sub sql { my (@statements) = @_; return $node->safe_psql('postgres', join ';', @statements); }
 
