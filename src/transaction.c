@@ -100,7 +100,7 @@ raise_if_late(const CommitWait *wait)
 			(errcode(ERRCODE_CONNECTION_FAILURE),
 			 errmsg("could not reserve the cache fences of this transaction in time"),
 			 errdetail("Fences are %s: %s.", fence_state_name(fence_word()), current_reason()),
-			 errhint("Try the transaction again; SELECT * FROM fence.state tells how things stand.")));
+			 errhint("Try the transaction again; SELECT * FROM fence.state tells what is wrong.")));
 }
 
 static bool
@@ -322,7 +322,7 @@ before_prepare(void)
 			ereport(ERROR,
 					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 					 errmsg("cannot PREPARE a transaction that has explicit reservations"),
-					 errdetail("A restart could not find them again: no lock on a table tells of them.")));
+					 errdetail("PostgreSQL could not find them again after a restart, because no lock on a table shows them.")));
 	publish_before_prepare();
 	/* the flag goes before COMMIT PREPARED, so nobody who opens a bucket would wait for that */
 	ledger_need_all();

@@ -1,39 +1,39 @@
 import { Pool } from 'pg';
 
-/** A value of a key column. What has more digits than a number holds is passed as a bigint or a string. */
+/** A value of a key column. Pass an integer that a number cannot hold exactly as a bigint or a string. */
 export type KeyValue = string | number | bigint | boolean | Date | Uint8Array;
 
 /** The value of a key of one column, or an array with the values of all its columns in their order. */
 export type Key = KeyValue | readonly KeyValue[];
 
-/** What a function that loads has found of one key. version: of the version column, as text where it may be large. */
+/** What a load function returns for one key. version: the value of the version column, as a string if it may be large. */
 export interface Loaded<T> {
   version: string | bigint | number;
   value: T;
 }
 
-/** Loads several keys at once. Answers with an array in their order, null where there is no row. It must not read in a
- *  transaction of its caller: the snapshot must be taken after the function was called. */
+/** Loads several keys at once. Resolves to an array in their order, with null for a key without a row. It must not read in a
+ *  transaction of its caller, because PostgreSQL must take the snapshot after the function was called. */
 export type LoadFunction<T, K extends Key = any> =
   (keys: K[], pg: Pool) => Promise<(Loaded<T> | null | undefined)[]> | (Loaded<T> | null | undefined)[];
 
 /** A query: $1 is an array of the values of the first key column (as texts: $1::bigint[]), and so on; its columns are the key
- *  columns, version, and value (json or jsonb). Or a function. Without a load it is the row itself. */
+ *  columns, version, and value (json or jsonb). Or a function. Without a load the value is the row itself. */
 export type Load<T> = string | LoadFunction<T> | null;
 
 export interface ReadOptions {
-  /** Keeps the value beside the fence under this name, so that several representations of one row can be cached. */
+  /** Stores the value beside the fence under this name, so that several representations of one row can be cached. */
   beside?: string;
-  /** Answer with a Details. */
+  /** Resolve to a Details. */
   details?: boolean;
 }
 
-/** hit: from Redis. local: kept in this process, and checked. The others are from PostgreSQL, and say why. */
+/** hit: from Redis. local: from this process, after a check. The others say why the value is from PostgreSQL. */
 export type Source = 'hit' | 'local' | 'miss' | 'pending' | 'unarmed' | 'unavailable';
 
 export interface Details<T> {
   value: T | null;
-  /** A text, because versions have 64 bits; null where there is no row, and of derived values. */
+  /** A string, because versions have 64 bits. Null if there is no row, and for derived values. */
   version: string | null;
   source: Source;
 }
@@ -46,20 +46,20 @@ export interface Peeked<T> {
 
 export interface Options {
   /** A client of ioredis (Redis or Cluster) or node-redis (createClient or createCluster), or an array of clients: the shards, in the
-   *  order of pgcache_fence.redis_url. The library makes a connection of its own like each, whose options it decides; these are
-   *  only copied. */
+   *  order of pgcache_fence.redis_url. The library only copies their options. It makes its own connections, and decides some
+   *  of the options. */
   redis: unknown;
   /** A Pool that is connected to the primary. */
   pg: Pool;
-  /** pgcache_fence.namespace, if it is to be compared with what PostgreSQL says. */
+  /** If given, the library checks that it equals pgcache_fence.namespace of the server. */
   namespace?: string;
-  /** Milliseconds to wait for Redis before PostgreSQL is read; 200. */
+  /** Milliseconds to wait for Redis before the library reads PostgreSQL. Default: 200. */
   timeout?: number;
-  /** Milliseconds for which a value that was put stays in Redis; 0 is pgcache_fence.default_ttl. */
+  /** Milliseconds for which a stored value stays in Redis; 0 means pgcache_fence.default_ttl. */
   ttl?: number;
-  /** Values that this process keeps, and checks before each use; none. */
+  /** Number of values that this process keeps, and checks before each use. Default: none. */
   local?: boolean | { max?: number; maxBytes?: number };
-  /** Is told of each trouble with Redis. The default warns once of each kind. */
+  /** Called with each error of Redis. The default warns once of each kind of error. */
   onError?: (error: Error) => void;
 }
 
@@ -71,19 +71,19 @@ export interface Counts {
 export class Fences {
   constructor(options: Options);
 
-  /** The newest committed value, null if there is no row. */
+  /** The newest committed value, or null if there is no row. */
   read<T = any>(domain: string, key: Key, load: Load<T> | undefined, options: ReadOptions & { details: true }): Promise<Details<T>>;
   read<T = any>(domain: string, key: Key, load?: Load<T>, options?: ReadOptions): Promise<T | null>;
 
-  /** The same of several keys, in their order. Each is the newest at an instant of the call, not all at the same one. */
+  /** The values of several keys, in their order. Each was the newest at some instant of the call, but not all at the same one. */
   readMany<T = any>(domain: string, keys: readonly Key[], load: Load<T> | undefined,
     options: ReadOptions & { details: true }): Promise<Details<T>[]>;
   readMany<T = any>(domain: string, keys: readonly Key[], load?: Load<T>, options?: ReadOptions): Promise<(T | null)[]>;
 
-  /** Several keys whose values were all current at one instant. */
+  /** The values of several keys, which were all current at one instant. */
   readTogether<T = any>(domain: string, keys: readonly Key[], load: Load<T> | undefined, options: { details: true }): Promise<Details<T>[]>;
   readTogether<T = any>(domain: string, keys: readonly Key[], load?: Load<T>, options?: { details?: boolean }): Promise<(T | null)[]>;
-  /** The same of several domains. */
+  /** The same for keys of several domains. */
   readTogether<T = any>(pairs: readonly (readonly [domain: string, key: Key])[], options: { details: true }): Promise<Details<T>[]>;
   readTogether<T = any>(pairs: readonly (readonly [domain: string, key: Key])[], options?: { details?: boolean }): Promise<(T | null)[]>;
 
@@ -91,7 +91,7 @@ export class Fences {
   derived<T = any>(name: string, args: Key | undefined, options: { details: true }): Promise<Details<T>>;
   derived<T = any>(name: string, args?: Key, options?: { details?: boolean }): Promise<T | null>;
 
-  /** What is in Redis, which may be old unless freshness is "fresh". */
+  /** What Redis has. The value may be old unless freshness is "fresh". */
   peek<T = any>(domain: string, key: Key): Promise<Peeked<T>>;
 
   counters(): Counts;
@@ -100,7 +100,7 @@ export class Fences {
   /** meter: of @opentelemetry/api. */
   registerOpenTelemetry(meter: any): void;
 
-  /** Waits for the connection to Redis, at most for that time. Reads need not wait: until then they go to PostgreSQL. */
+  /** Waits for the connection to Redis, at most for that time. Reads need not wait for it; they go to PostgreSQL meanwhile. */
   ready(milliseconds?: number): Promise<boolean>;
   close(): Promise<void>;
 }

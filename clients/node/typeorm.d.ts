@@ -8,7 +8,7 @@ export interface FencedRepository<Entity> {
   findByIds(ids: readonly Key[]): Promise<(Entity | null)[]>;
 }
 
-/** Reads of entities by their primary keys, through fences. Everything else stays with the repository. domain: that of
- *  fence.attach, if it is not the name of the table. */
+/** Reads of entities by their primary keys, through fences. Use the repository for everything else. domain: the name of
+ *  the fence domain, if it is not that of the table. */
 export function fencedRepository<Entity extends ObjectLiteral>(fences: Fences, repository: Repository<Entity>,
   options?: { domain?: string }): FencedRepository<Entity>;

@@ -264,7 +264,7 @@ fence_domain_restored(PG_FUNCTION_ARGS)
 		RelationGetRelid(((TriggerData *) fcinfo->context)->tg_relation) != fence_table_oid("domain"))
 		ereport(ERROR,
 				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-				 errmsg("this function is called by a trigger of fence.domain, and by nothing else")));
+				 errmsg("this function can only be called by the trigger of fence.domain")));
 	shared_require();
 	CommandCounterIncrement();
 	ledger_catalog_changed();

@@ -402,8 +402,8 @@ static void
 define_retention(void)
 {
 	DefineCustomIntVariable("pgcache_fence.default_ttl",
-							"Time to live of what is cached, unless the table or whoever caches it says another.",
-							"Then Redis forgets it, which costs one cache miss and nothing else.",
+							"Time to live of cached values, unless the table or the caller sets another one.",
+							"Then Redis drops the value, which costs one cache miss and nothing else.",
 							&setting_default_ttl, 86400, 60, 365 * 86400,
 							PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
 

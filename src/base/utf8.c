@@ -93,9 +93,9 @@ utf8_require(const char *text, size_t *len)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNTRANSLATABLE_CHARACTER),
 				 errmsg("text cannot be converted from encoding %s to UTF-8", GetDatabaseEncodingName()),
-				 errdetail("Names and values in Redis are UTF-8, one for each text of the database."),
+				 errdetail("pgcache_fence stores names and values in Redis as UTF-8."),
 				 GetDatabaseEncoding() == PG_SQL_ASCII ?
-				 errhint("A database with encoding SQL_ASCII takes any bytes: store only UTF-8 in what is fenced, or use a database with encoding UTF8.") :
+				 errhint("A database with encoding SQL_ASCII accepts any bytes. Store only UTF-8 in fenced tables, or use a database with encoding UTF8.") :
 				 errhint("Replace the characters that Unicode does not have, or that this encoding has twice, or use a database with encoding UTF8.")));
 	return utf8;
 }
@@ -128,7 +128,7 @@ utf8_require_text(const char *utf8, size_t len)
 	if (text == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_CHARACTER_NOT_IN_REPERTOIRE),
-				 errmsg("the cached value is no text in the encoding of this database"),
+				 errmsg("the cached value is not valid text in the encoding of this database"),
 				 errdetail("Values are UTF-8 in Redis; the encoding of this database is %s.", GetDatabaseEncodingName()),
 				 errhint("Read it with a Redis client, or store it as text.")));
 	return text;

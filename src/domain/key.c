@@ -405,7 +405,7 @@ key_check_tag(const char *tag, int nkeys, const char *const *names)
 		if (!found)
 			ereport(ERROR,
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("tag names \"%.*s\", which is no key column", len, name)));
+					 errmsg("tag names \"%.*s\", which is not a key column", len, name)));
 		any = true;
 	}
 	if (!any)

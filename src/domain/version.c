@@ -38,7 +38,7 @@ fence_version_after(const Domain *domain, int64 last)
 				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
 				 errmsg("the version of a row has reached its largest value"),
 				 errdetail("The last version is " INT64_FORMAT ".", last),
-				 errhint("The owner of the table can begin anew with fence.renumber('%s').", domain->name)));
+				 errhint("The owner of the table can restart its versions with fence.renumber('%s').", domain->name)));
 	return last + 1;
 }
 

@@ -26,11 +26,11 @@ effect_raise_refused(const char *key_in_redis, const EffectAnswer *answer)
 	if (effect_says(answer, "mixed"))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("this transaction has another kind of effect on key \"%s\"", key)));
+				 errmsg("this transaction already has an effect of another kind on key \"%s\"", key)));
 	if (effect_says(answer, "inexact"))
 		ereport(ERROR,
 				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
-				 errmsg("counter \"%s\" is no whole number that can be counted exactly", key),
+				 errmsg("counter \"%s\" does not have an integer that Redis can count exactly", key),
 				 errdetail("Counters count from -" INT64_FORMAT " to " INT64_FORMAT ".", EFFECT_COUNT_MAX, EFFECT_COUNT_MAX)));
 	if (effect_says(answer, "type") && answer->n > 1)
 		ereport(ERROR,
@@ -39,7 +39,7 @@ effect_raise_refused(const char *key_in_redis, const EffectAnswer *answer)
 	if (effect_says(answer, "none"))
 		ereport(ERROR,
 				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-				 errmsg("Redis has lost that this transaction took idempotency key \"%s\"", key),
+				 errmsg("Redis has lost this transaction's hold on idempotency key \"%s\"", key),
 				 errhint("Try the transaction again.")));
 	elog(ERROR, "Redis gave a malformed answer about an effect");
 }

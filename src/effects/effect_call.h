@@ -27,11 +27,11 @@ typedef struct EffectCall
 	int			nchecks;
 	const char *checks[3];		/* arguments that only this call needs; Redis does not store them */
 	const char **decided;		/* the one of args that Redis replaces by the third word of "held"; or NULL */
-	bool		unheard;		/* the caller does not need the answer before the commit */
+	bool		pipelined;		/* the caller does not need the answer before the commit */
 	bool		durable;		/* the effect is also a row of fence.outbox */
 	bool		needs_redis;	/* Redis must confirm the effect before the commit, even if it is durable */
 	int			nrow;			/* number of strings in row; 0: the row has args instead */
-	const char **row;			/* arguments of the row; if unheard, Redis keeps these with the hold instead of args */
+	const char **row;			/* arguments of the row; if pipelined, Redis keeps these with the hold instead of args */
 } EffectCall;
 
 /* Redis' answer, in UTF-8 as Redis gave it (utf8.h); palloc'd. The first word is "held", or the reason why not. */

@@ -128,7 +128,7 @@ number_argument(FunctionCallInfo fcinfo, int n)
 	if (value < -EFFECT_COUNT_MAX || value > EFFECT_COUNT_MAX)
 		ereport(ERROR,
 				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
-				 errmsg("a counter counts from -" INT64_FORMAT " to " INT64_FORMAT, EFFECT_COUNT_MAX, EFFECT_COUNT_MAX)));
+				 errmsg("amounts and bounds of a counter must be from -" INT64_FORMAT " to " INT64_FORMAT, EFFECT_COUNT_MAX, EFFECT_COUNT_MAX)));
 	return psprintf(INT64_FORMAT, value);
 }
 
@@ -153,8 +153,8 @@ require_same_place(const char *key, const char *other_key)
 	if (!coordinator_same_place(key, other_key))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("keys \"%s\" and \"%s\" are not in one slot", utf8_to_display(key), utf8_to_display(other_key)),
-				 errhint("Give both the same hash tag: {tag}.")));
+				 errmsg("keys \"%s\" and \"%s\" are not in the same hash slot", utf8_to_display(key), utf8_to_display(other_key)),
+				 errhint("Give both keys the same hash tag, for example {tag}.")));
 }
 
 /*
@@ -212,7 +212,7 @@ fence_once(PG_FUNCTION_ARGS)
 Datum
 fence_once_result(PG_FUNCTION_ARGS)
 {
-	EffectCall	call = {.kind = "result", .nargs = 1, .unheard = true, .needs_redis = true};
+	EffectCall	call = {.kind = "result", .nargs = 1, .pipelined = true, .needs_redis = true};
 	const char *last_kind;
 	Jsonb	   *result;
 
@@ -248,9 +248,9 @@ raise_bound(const char *key, const EffectAnswer *answer)
 	ereport(ERROR,
 			(errcode(ERRCODE_CHECK_VIOLATION),
 			 errmsg("counter \"%s\" would pass its bound", utf8_to_display(key)),
-			 answer->n > 2 ? errdetail("It is at %lld; transactions under way hold a part of it.", value) :
+			 answer->n > 2 ? errdetail("It is at %lld; transactions in progress hold a part of it.", value) :
 			 errdetail("It is at %lld.", value),
-			 answer->n > 2 ? errhint("What they hold is given back if they are rolled back: try again later.") : 0));
+			 answer->n > 2 ? errhint("If they are rolled back, what they hold is free again. Try again later.") : 0));
 }
 
 /*
@@ -266,7 +266,7 @@ hold_counter(FunctionCallInfo fcinfo, EffectCall *call, int bounds, int on_bound
 	if (strcmp(choice, "error") != 0 && strcmp(choice, "clamp") != 0 && strcmp(choice, "refuse") != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("on_bound is \"error\", \"clamp\" or \"refuse\"")));
+				 errmsg("on_bound must be \"error\", \"clamp\" or \"refuse\"")));
 	call->nchecks = 3;
 	call->checks[0] = number_argument(fcinfo, bounds);
 	call->checks[1] = number_argument(fcinfo, bounds + 1);
@@ -354,7 +354,7 @@ fence_hash_set(PG_FUNCTION_ARGS)
 
 	call.args[call.nargs++] = PG_ARGISNULL(2) ? "del" : "set";
 	call.args[call.nargs++] = PG_ARGISNULL(2) ? "" : text_argument(fcinfo, 2, "the value", MAX_ENTRY);
-	call.unheard = true;
+	call.pipelined = true;
 	call.durable = durable_argument(fcinfo, 4);
 	(void) hold_or_raise(&call);
 	PG_RETURN_VOID();
@@ -462,7 +462,7 @@ send_piece(const char *key, size_t offset, int n, const char **piece)
 static bool
 hold_publish(EffectCall *call, bool small)
 {
-	call->unheard = small;
+	call->pipelined = small;
 	return !hold_or_raise(call) || small;
 }
 
@@ -557,7 +557,7 @@ static void
 append_to(const char *key, const char *form, const char *entry, const char *most, bool durable)
 {
 	EffectCall	call = {.kind = "append", .key = key, .nargs = 4, .args = {form, entry, fence_stamp(), most},
-		.unheard = true, .durable = durable};
+		.pipelined = true, .durable = durable};
 
 	(void) hold_or_raise(&call);
 }
@@ -570,7 +570,7 @@ form_argument(FunctionCallInfo fcinfo, int n)
 	if (strcmp(form, "list") != 0 && strcmp(form, "zset") != 0 && strcmp(form, "stream") != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("a log is of kind \"list\", \"zset\" or \"stream\"")));
+				 errmsg("the kind of a log must be \"list\", \"zset\" or \"stream\"")));
 	return form;
 }
 
@@ -671,7 +671,7 @@ marker_key(const char *stamp)
 Datum
 fence_commit_marker(PG_FUNCTION_ARGS)
 {
-	EffectCall	call = {.kind = "set", .nargs = 3, .args = {"set", "1"}, .nchecks = 2, .checks = {"", ""}, .unheard = true};
+	EffectCall	call = {.kind = "set", .nargs = 3, .args = {"set", "1"}, .nchecks = 2, .checks = {"", ""}, .pipelined = true};
 
 	require_expiry(fcinfo, 0, 2);
 	shared_require();

@@ -45,7 +45,7 @@ typedef struct Command
 
 typedef enum EffectState
 {
-	EFFECT_SAID,				/* sent; no answer yet */
+	EFFECT_SENT,				/* sent; no answer yet */
 	EFFECT_HELD,
 	EFFECT_REFUSED,				/* Redis has refused to hold it; it may be requested again */
 	EFFECT_UNANSWERED			/* the answer is lost; it must not be sent again, see ask() */
@@ -80,7 +80,7 @@ static int	neffects = 0,
 static int	number = 0;			/* number of the last effect in this transaction; counts those rolled back too */
 static uint64 last_serial = 0;	/* serial of the last effect in this process */
 static bool any_durable = false;
-static bool any_said = false;	/* some effect was sent without waiting for the answer */
+static bool any_pipelined = false;	/* some effect was sent without waiting for the answer */
 static bool collected = false;	/* effects_before_end has collected the answers: the transaction is about to end */
 static char unanswered_why[REASON_LEN];	/* why the last unanswered effect got no answer */
 
@@ -238,8 +238,8 @@ raise_problem(redisReply *reply, const char *why)
 	ereport(ERROR,
 			(errcode(reply ? ERRCODE_SYSTEM_ERROR : ERRCODE_CONNECTION_FAILURE),
 			 errmsg("could not hold an effect in Redis: %s", text),
-			 reply ? errhint("Redis refused it: what it needs is in doc/operations.md, \"Redis\".") :
-			 errhint("Try the transaction again when Redis is back; SELECT * FROM fence.state tells how things stand.")));
+			 reply ? errhint("Redis refused the command. doc/operations.md, \"Redis\", tells what pgcache_fence needs.") :
+			 errhint("Try the transaction again when Redis is back; SELECT * FROM fence.state tells what is wrong.")));
 }
 
 /* The reply as palloc'd strings; a number becomes a string. Frees the reply. */
@@ -395,7 +395,7 @@ note_effect(const EffectCall *call)
 	effect->kind = call->kind;
 	effect->key = MemoryContextStrdup(TopTransactionContext, call->key);
 	effect->serial = ++last_serial;
-	effect->state = EFFECT_SAID;
+	effect->state = EFFECT_SENT;
 	effect->row_will_do = call->durable && !call->needs_redis;
 	effect->command = NULL;
 	effect->node = fence_node_of(call->key);
@@ -416,7 +416,7 @@ static Command *
 hold_command(const EffectCall *call, const Effect *effect, size_t *kept)
 {
 	const char *keys[] = {call->key, call->other_key};
-	bool		whole = call->unheard && call->nrow > 0;
+	bool		whole = call->pipelined && call->nrow > 0;
 	int			nkept = whole ? call->nrow : call->nargs;
 	const char *const *keep = whole ? call->row : call->args;
 	const char **args = palloc(sizeof(char *) * (7 + nkept + call->nchecks));
@@ -541,7 +541,7 @@ hold_now(Effect *effect)
 
 /* Takes the answer to a request that was sent without waiting; see LinkAnswer. */
 static void
-take_answer_to_said(const Expected *expected, const redisReply *reply)
+take_pipelined_answer(const Expected *expected, const redisReply *reply)
 {
 	Effect	   *effect = effect_of(expected->number);
 	bool		held = reply && calls_is(reply, "held");
@@ -562,13 +562,13 @@ take_answer_to_said(const Expected *expected, const redisReply *reply)
 
 /* Sends the request without waiting. effects_before_end finds out whether Redis holds the effect. */
 static EffectAnswer
-hold_unheard(Effect *effect)
+hold_pipelined(Effect *effect)
 {
 	const Command *command = effect->command;
 
 	CHECK_FOR_INTERRUPTS();
-	any_said = true;
-	if (coordinator_say(effect->key, command->argc, command->argv, command->argvlen, take_answer_to_said, effect->serial))
+	any_pipelined = true;
+	if (coordinator_pipeline(effect->key, command->argc, command->argv, command->argvlen, take_pipelined_answer, effect->serial))
 		return (EffectAnswer) {.n = 1, .words = held};
 	if (!effect->row_will_do)
 		raise_problem(NULL, coordinator_problem());
@@ -586,7 +586,7 @@ effect_hold(EffectCall *call)
 	PreventCommandIfReadOnly("an effect");
 	effect = note_effect(call);
 	effect->command = hold_command(call, effect, &effect->kept);
-	answer = call->unheard && !collected ? hold_unheard(effect) : hold_now(effect);
+	answer = call->pipelined && !collected ? hold_pipelined(effect) : hold_now(effect);
 	if (!effect_says(&answer, "held"))
 	{
 		pfree(effect->command);
@@ -610,7 +610,7 @@ void
 effects_before_end(void)
 {
 	fence_test_point("before-effects-collected");
-	if (any_said)
+	if (any_pipelined)
 		(void) coordinator_collect();
 	for (int i = 0; i < neffects; i++)
 	{
@@ -719,7 +719,7 @@ effects_forget(void)
 	effects = NULL;
 	last_effects = NULL;
 	neffects = effects_size = number = 0;
-	any_durable = any_said = collected = false;
+	any_durable = any_pipelined = collected = false;
 }
 
 void

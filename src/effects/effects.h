@@ -29,7 +29,7 @@
 #include "effects/effect_call.h"
 
 /*
- * Holds the effect for this (sub)transaction, or tells why it cannot. For an unheard effect it returns "held" before
+ * Holds the effect for this (sub)transaction, or tells why it cannot. For a pipelined effect it returns "held" before
  * Redis has answered. If holds of transactions that are over stand in the way, it settles them and does not wait for
  * them. Raises 08006 if Redis cannot be reached, 58000 if Redis answers with an error. Interruptible; waits at most
  * `timeout` for each answer.

@@ -5,7 +5,7 @@
  * Owns: the table of checks, at the end of this file. A check reports its findings; if it has none, fence.doctor
  * shows a row "ok" for it. Each check runs in a subtransaction, so that an error in one check does not hide what the
  * others find.
- * Locks: fence_shared->lock, for copies only.
+ * Locks: fence_shared->lock, for copies only; those of SELECTs on the catalog and on the extension's tables and views.
  * Never: changes anything.
  */
 #include "postgres.h"
@@ -87,7 +87,7 @@ static void
 check_preload(Report *report)
 {
 	if (fence_shared == NULL)
-		put_finding(report, "error", "the library is not loaded at server start: nothing is fenced, writes to fenced tables fail",
+		put_finding(report, "error", "the library was not loaded at server start: nothing is fenced, and writes to fenced tables fail",
 					"Add pgcache_fence to shared_preload_libraries in postgresql.conf and restart PostgreSQL.");
 }
 
@@ -105,16 +105,16 @@ check_version(Report *report)
 static void
 check_workers(Report *report)
 {
-	const char *hint = "It is started again within a second; if it does not stay, the server log tells why.";
+	const char *hint = "PostgreSQL starts it again within a second. If it ends again and again, the server log tells why.";
 
 	if (fence_shared->latches[JOBS_OF_KEEPER] == NULL)
 		put_finding(report, "error", "the keeper is not running: no lease is renewed", hint);
 	if (RecoveryInProgress())
 		return;					/* the other workers start, and the keeper opens fences, when recovery ends */
 	if (fence_shared->latches[JOBS_OF_PATROL] == NULL)
-		put_finding(report, "error", "the patrol is not running: nothing is settled", hint);
+		put_finding(report, "error", "the patrol is not running: nobody settles what backends have left behind", hint);
 	if (!send_queue_is_served())
-		put_finding(report, "error", "the courier is not running: no transaction reaches Redis", hint);
+		put_finding(report, "error", "the courier is not running: what lies in the send queue does not reach Redis", hint);
 }
 
 /*
@@ -136,8 +136,8 @@ check_state(Report *report)
 	if (WORD_STATE(now.word) == FENCE_OPEN || RecoveryInProgress())
 		return;
 	if (is_starting())
-		put_finding(report, "info", "the server was started a moment ago: fences are opened when the leases of before are over",
-					"SELECT fence.wait_open() waits for that; writes wait, too, or fail if their policy is error.");
+		put_finding(report, "info", "the server has just started: fences open when the leases of its last run have ended",
+					"SELECT fence.wait_open() waits for that. Writes wait too, or fail if on_redis_failure is error.");
 	else
 		put_finding(report, "error", psprintf("fences are %s: %s", fence_state_name(now.word), now.reason),
 					"doc/operations.md lists the reasons and what to do about each.");
@@ -149,8 +149,8 @@ check_served(Report *report)
 	char	   *database = get_database_name(MyDatabaseId);
 
 	if (!settings_serves_database(database))
-		put_finding(report, "error", psprintf("database \"%s\" is not served: readers of its domains are told unarmed", database),
-					"Add it to pgcache_fence.databases, and reload.");
+		put_finding(report, "error", psprintf("database \"%s\" is not served: readers of its domains get the answer unarmed", database),
+					"Add it to pgcache_fence.databases, and reload the configuration.");
 }
 
 /*
@@ -163,18 +163,18 @@ check_slots(Report *report)
 {
 	bool		reserved = fence_shared->reserves[JOBS_OF_KEEPER].exists && fence_shared->reserves[JOBS_OF_PATROL].exists;
 	int			needed = max_parallel_workers + WORKERS_THAT_STAY + 2;
-	const char *why = "parallel queries may hold every free background worker";
+	const char *why = "parallel queries may take every free background worker slot";
 
 	if (!RecoveryInProgress() && !reserved)
 		put_finding(report, "warning",
-					psprintf("max_worker_processes is %d: too few for the %d workers of pgcache_fence that stay, and those of others",
+					psprintf("max_worker_processes is %d: too few for the %d permanent workers of pgcache_fence and those of others",
 							 max_worker_processes, WORKERS_THAT_STAY),
 					psprintf("Raise it to %d or more, and restart PostgreSQL.", needed));
 	else if (max_worker_processes < needed)
 		put_finding(report, "info",
-					psprintf("%s (max_worker_processes %d, max_parallel_workers %d): announcements, and other work in databases, then"
-							 " take a second each", why, max_worker_processes, max_parallel_workers),
-					psprintf("Raise max_worker_processes to %d or more, with what other extensions and replication take on top;"
+					psprintf("%s (max_worker_processes %d, max_parallel_workers %d): each job of pgcache_fence in a database then"
+							 " takes a second", why, max_worker_processes, max_parallel_workers),
+					psprintf("Raise max_worker_processes to %d or more, plus what other extensions and replication need;"
 							 " or lower max_parallel_workers.", needed));
 }
 
@@ -183,7 +183,7 @@ check_settings(Report *report)
 {
 	if (setting_timeout * 2 > setting_lease)
 		put_finding(report, "warning",
-					psprintf("pgcache_fence.timeout (%d ms) is more than half of pgcache_fence.lease (%d ms): one slow answer closes the fences",
+					psprintf("pgcache_fence.timeout (%d ms) is more than half of pgcache_fence.lease (%d ms): one slow answer of Redis closes the fences",
 							 setting_timeout, setting_lease),
 					"Lower the timeout or raise the lease.");
 	if (setting_audit_rate <= 0)
@@ -234,11 +234,11 @@ check_memory(Report *report, const char *node, const char *info)
 		put_finding(report, "info", psprintf("Redis %s has no maxmemory: cached values may use up the machine's memory", node),
 					psprintf("Set maxmemory. %s", policy));
 	else if (limit > 0 && info_has(info, "\nmaxmemory_policy:allkeys-") && effects_are_used())
-		put_finding(report, "warning", psprintf("Redis %s may evict what it holds of effects: those would be lost", node),
+		put_finding(report, "warning", psprintf("Redis %s may evict the holds of effects, and those effects would be lost", node),
 					"Set maxmemory-policy to volatile-lru, volatile-lfu, volatile-ttl or noeviction (doc/patterns.md).");
 	else if (limit > 0 && info_has(info, "\nmaxmemory_policy:noeviction"))
 		put_finding(report, used > limit / 10 * 9 ? "error" : "warning",
-					psprintf("Redis %s refuses writes once its memory is full (noeviction): fences close then", node),
+					psprintf("Redis %s refuses writes when its memory is full (noeviction): then fences close", node),
 					policy);
 }
 
@@ -248,8 +248,8 @@ check_server(Report *report, LibraryCall *call, const char *name)
 	const char *argv[] = {"INFO"};
 	redisReply *info = library_call(call, lengthof(argv), argv);
 	if (info == NULL || info->type != REDIS_REPLY_STRING)
-		put_finding(report, "error", psprintf("Redis %s does not tell about itself: %s", name, call->error),
-					"Its user needs the command INFO (doc/operations.md, \"Users and passwords\").");
+		put_finding(report, "error", psprintf("Redis %s does not answer INFO: %s", name, call->error),
+					"The user of pgcache_fence needs the command INFO (doc/operations.md, \"Users and passwords\").");
 	else
 	{
 		check_memory(report, name, info->str);
@@ -268,14 +268,14 @@ check_library(Report *report, LibraryCall *call, const char *name)
 	bool		found = false;
 
 	if (!library_hello(call, &hello, &found))
-		put_finding(report, "error", psprintf("Redis %s does not answer the function library: %s", name, call->error), NULL);
+		put_finding(report, "error", psprintf("the function library does not answer in Redis %s: %s", name, call->error), NULL);
 	else if (!found)
 		put_finding(report, "error", psprintf("Redis %s does not have the function library", name),
-					"The keeper loads it when it opens the fences; if it cannot, fence.state tells why.");
+					"The keeper loads it when it opens the fences. If it cannot, fence.state tells why.");
 	else if (hello.library != library_version())
 		put_finding(report, "warning", psprintf("Redis %s has version %d of the function library, this build has version %d",
 												name, hello.library, library_version()),
-					"An older one is replaced when fences open the next time; for a newer one upgrade pgcache_fence here.");
+					"The keeper replaces an older one when fences open the next time. If the one in Redis is newer, upgrade pgcache_fence here.");
 }
 
 static void
@@ -288,7 +288,7 @@ check_node(Report *report, const FenceNode *node)
 	if (!library_open(&call, &node->address))
 	{
 		put_finding(report, "error", psprintf("Redis %s cannot be reached from this backend: %s", name, call.error),
-					"See that it runs, and that network, users and passwords are right.");
+					"Check that it runs, and that network, user and password are right.");
 		return;
 	}
 	PG_TRY();
@@ -360,7 +360,7 @@ check_shapes(Report *report)
 
 		if (fault == NULL)
 			continue;
-		put_finding(report, "error", psprintf("nothing of domain %s is served, its changes are not fenced: %s", row->name, fault),
+		put_finding(report, "error", psprintf("domain %s is not served, because changes of its table are not fenced: %s", row->name, fault),
 					psprintf("Find out who changed that. Then SELECT fence.detach_domain(%s), and attach the table again.",
 							 quote_literal_cstr(row->name)));
 	}
@@ -372,17 +372,17 @@ check_triggers(Report *report)
 	const char *problem = RecoveryInProgress() ? NULL : capture_problem();
 
 	if (problem != NULL)
-		put_finding(report, "warning", psprintf("changed rows are told by triggers, not by the executor: %s", problem),
-					"Nothing is served that is not current, but writes cost more. Please report this.");
+		put_finding(report, "warning", psprintf("row triggers, not the executor, capture changed rows: %s", problem),
+					"No stale value is served, but writes cost more. Please report this.");
 	check_shapes(report);
 	put_rows(report, "error",
-			 "SELECT pg_catalog.format('domain %s is of a table that does not exist (oid %s)', d.name, d.relation::pg_catalog.oid),"
+			 "SELECT pg_catalog.format('the table of domain %s does not exist (OID %s)', d.name, d.relation::pg_catalog.oid),"
 			 " pg_catalog.format('SELECT fence.detach_domain(%L)', d.name)"
 			 " FROM fence.domain d WHERE d.relation IS NOT NULL"
 			 " AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid OPERATOR(pg_catalog.=) d.relation)");
 	put_rows(report, "error",
 			 "SELECT pg_catalog.format('table %s has triggers of a fenced table, but is not attached: writes to it fail', t.tgrelid::pg_catalog.regclass),"
-			 " pg_catalog.format('SELECT fence.attach(%L), which replaces them.', t.tgrelid::pg_catalog.regclass)"
+			 " pg_catalog.format('SELECT fence.attach(%L) replaces them.', t.tgrelid::pg_catalog.regclass)"
 			 " FROM pg_catalog.pg_trigger t WHERE t.tgname OPERATOR(pg_catalog.=) ANY"
 			 " ('{zzz_pgcache_fence_before,zzz_pgcache_fence_after,zzz_pgcache_fence_truncate}'::pg_catalog.name[])"
 			 " AND t.tgparentid OPERATOR(pg_catalog.=) 0"
@@ -396,7 +396,7 @@ check_indexes(Report *report)
 {
 	put_rows(report, "error",
 			 "SELECT pg_catalog.format('table %s has no valid unique index on its key any more: two rows could share one fence', d.relation),"
-			 " 'REINDEX it, or create it anew.'"
+			 " 'REINDEX the index, or create it again.'"
 			 " FROM fence.domain d WHERE d.scope OPERATOR(pg_catalog.=) 'row'"
 			 " AND EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid OPERATOR(pg_catalog.=) d.relation) AND NOT EXISTS ("
 			 "  SELECT FROM pg_catalog.pg_index i WHERE i.indrelid OPERATOR(pg_catalog.=) d.relation AND i.indisunique"
@@ -443,7 +443,7 @@ check_attachments(Report *report)
 			 " AND a.key_columns OPERATOR(pg_catalog.@>) b.key_columns AND b.key_columns OPERATOR(pg_catalog.@>) a.key_columns"
 			 " ORDER BY 1");
 	put_rows(report, "info",
-			 "SELECT pg_catalog.format('only_columns of domain %s has no effect: domain %s goes by the same versions, and by all columns',"
+			 "SELECT pg_catalog.format('only_columns of domain %s has no effect: domain %s has the same version column, which any change of the row raises',"
 			 " a.name, pg_catalog.min(b.name)), 'Attach both with only_columns, or one of them with version => NULL.'"
 			 " FROM fence.domain a JOIN fence.domain b ON a.relation OPERATOR(pg_catalog.=) b.relation"
 			 " AND a.version_column OPERATOR(pg_catalog.=) b.version_column"
@@ -454,7 +454,8 @@ check_attachments(Report *report)
 					  " FROM fence.domain WHERE scope OPERATOR(pg_catalog.=) 'group' AND NOT only_columns"
 					  " GROUP BY relation HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) %d ORDER BY 1", MANY_GROUPS));
 	put_rows(report, "warning",
-			 psprintf("SELECT pg_catalog.format('domain %%s is all of table %%s, which has some %%s rows: all of its writers wait for each other',"
+			 psprintf("SELECT pg_catalog.format('domain %%s has one key for all of table %%s, which has about %%s rows:"
+					  " all of its writers wait for each other',"
 					  " d.name, d.relation, c.reltuples::bigint), 'Attach it by a key of its rows.'"
 					  " FROM fence.domain d JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) d.relation"
 					  " WHERE d.key_columns OPERATOR(pg_catalog.=) '{}' AND d.scope OPERATOR(pg_catalog.=) 'group'"
@@ -466,9 +467,9 @@ static void
 check_read(Report *report)
 {
 	put_rows(report, "info",
-			 psprintf("SELECT pg_catalog.format('nobody reads domain %%s: of %%s keys that were compared none is cached',"
+			 psprintf("SELECT pg_catalog.format('nobody seems to read domain %%s: none of %%s keys that the audit compared is cached',"
 					  " labels OPERATOR(pg_catalog.->>) 'domain', pg_catalog.sum(value)),"
-					  " 'Detach it, if that is so: each write of its table pays for it.'"
+					  " 'Detach it if nobody reads it, because it makes each write of its table more expensive.'"
 					  " FROM fence._metrics() WHERE name OPERATOR(pg_catalog.=) 'cache_fence_db_compare'"
 					  " AND labels OPERATOR(pg_catalog.->>) 'domain' OPERATOR(pg_catalog.=) ANY (SELECT d.name FROM fence.domain d)"
 					  " GROUP BY labels OPERATOR(pg_catalog.->>) 'domain' HAVING pg_catalog.sum(value) OPERATOR(pg_catalog.>=) %d"
@@ -489,15 +490,15 @@ check_reservations(Report *report)
 								(long long) LONG_WAIT * (setting_patrol_grace + setting_patrol_interval));
 
 	put_rows(report, "warning",
-			 psprintf("SELECT pg_catalog.format('prepared transaction %%L holds %%s reservation(s), for %%s', gid,"
+			 psprintf("SELECT pg_catalog.format('prepared transaction %%L has held %%s reservation(s) for %%s', gid,"
 					  " pg_catalog.sum(coalesce(fences, 1)), pg_catalog.max(age)),"
 					  " pg_catalog.format('COMMIT PREPARED %%1$L or ROLLBACK PREPARED %%1$L: until then readers of these keys go to PostgreSQL.', gid)"
 					  " FROM fence.pending WHERE gid IS NOT NULL AND age OPERATOR(pg_catalog.>) %s"
 					  " GROUP BY gid ORDER BY gid", wait));
 	put_rows(report, "warning",
-			 psprintf("SELECT pg_catalog.format('%%s reservation(s) of transactions that are over are not settled, for %%s: one is of domain %%s',"
+			 psprintf("SELECT pg_catalog.format('%%s reservation(s) of ended transactions have not been settled for %%s: one is of domain %%s',"
 					  " pg_catalog.sum(coalesce(fences, 1)), pg_catalog.max(age), pg_catalog.min(domain)),"
-					  " 'The server log tells what keeps the patrol from it.'"
+					  " 'The server log tells why the patrol cannot settle them.'"
 					  " FROM fence.pending WHERE fate OPERATOR(pg_catalog.<>) ALL (ARRAY['in progress', 'stands'])"
 					  " AND gid IS NULL AND age OPERATOR(pg_catalog.>) %s"
 					  " HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 0", wait));
@@ -514,15 +515,16 @@ check_effects(Report *report)
 								(long long) LONG_WAIT * (setting_patrol_grace + setting_patrol_interval));
 
 	put_rows(report, "warning",
-			 psprintf("SELECT pg_catalog.format('prepared transaction %%L holds %%s effect(s), for %%s', gid,"
+			 psprintf("SELECT pg_catalog.format('prepared transaction %%L has held %%s effect(s) for %%s', gid,"
 					  " pg_catalog.count(*), pg_catalog.max(age)),"
-					  " pg_catalog.format('COMMIT PREPARED %%1$L or ROLLBACK PREPARED %%1$L: until then others are refused these keys.', gid)"
+					  " pg_catalog.format('COMMIT PREPARED %%1$L or ROLLBACK PREPARED %%1$L:"
+					  " until then no other transaction can have effects on these keys.', gid)"
 					  " FROM fence.effects WHERE gid IS NOT NULL AND age OPERATOR(pg_catalog.>) %s"
 					  " GROUP BY gid ORDER BY gid", wait));
 	put_rows(report, "warning",
-			 psprintf("SELECT pg_catalog.format('%%s effect(s) of kind %%s, %%s, are not settled, for %%s',"
+			 psprintf("SELECT pg_catalog.format('%%s effect(s) of kind %%s (%%s) have not been settled for %%s',"
 					  " pg_catalog.count(*), kind, fate, pg_catalog.max(age)),"
-					  " 'fence.effects tells the keys, the server log what keeps the patrol from it: see doc/operations.md, \"Effects\".'"
+					  " 'fence.effects shows the keys, and the server log tells why the patrol cannot settle them: see doc/operations.md, \"Effects\".'"
 					  " FROM fence.effects WHERE fate OPERATOR(pg_catalog.=) ANY (ARRAY['committed', 'aborted', 'unknown'])"
 					  " AND age OPERATOR(pg_catalog.>) %s"
 					  " GROUP BY kind, fate ORDER BY kind, fate", wait));
@@ -532,9 +534,9 @@ check_effects(Report *report)
 			 " FROM fence.effects WHERE fate OPERATOR(pg_catalog.=) 'of another cluster'"
 			 " HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 0");
 	put_rows(report, "warning",
-			 psprintf("SELECT pg_catalog.format('%%s durable effect(s) wait in fence.outbox, for %%s', pg_catalog.count(*),"
+			 psprintf("SELECT pg_catalog.format('%%s durable effect(s) have waited in fence.outbox for %%s', pg_catalog.count(*),"
 					  " pg_catalog.now() OPERATOR(pg_catalog.-) pg_catalog.min(created_at)),"
-					  " 'The patrol applies them when Redis takes them; the server log tells what keeps it from that.'"
+					  " 'The patrol applies them when Redis accepts them. The server log tells why it does not.'"
 					  " FROM fence.outbox WHERE created_at OPERATOR(pg_catalog.<) (pg_catalog.now() OPERATOR(pg_catalog.-) %s)"
 					  " HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 0", wait));
 }
@@ -546,7 +548,7 @@ check_bypassed(Report *report)
 
 	if (n > 0)
 		put_finding(report, "warning", psprintf("%llu transaction(s) committed without reservations", (unsigned long long) n),
-					"Nothing stale was served. The server log tells why fences were CLOSED then; SELECT fence.reset_metrics() begins anew.");
+					"Nothing stale was served. The server log tells why fences were CLOSED then; SELECT fence.reset_metrics() resets the count.");
 }
 
 static void
@@ -555,19 +557,19 @@ check_promises(Report *report)
 	put_rows(report, "error",
 			 "SELECT pg_catalog.format('%s fence(s) of domain %s were behind their rows: stale values may have been served',"
 			 " value, labels OPERATOR(pg_catalog.->>) 'domain'),"
-			 " 'Look in the log for which, and for writes that bypass the triggers. SELECT fence.reset_metrics() begins anew.'"
+			 " 'The log names them. Look for writes that bypass the triggers. SELECT fence.reset_metrics() resets the count.'"
 			 " FROM fence._metrics() WHERE name OPERATOR(pg_catalog.=) 'cache_fence_db_compare' AND value OPERATOR(pg_catalog.>) 0"
 			 " AND labels OPERATOR(pg_catalog.->>) 'relation' OPERATOR(pg_catalog.=) 'fence_behind_db'");
 	put_rows(report, "error",
-			 "SELECT pg_catalog.format('%s cached row(s) of domain %s were not the rows, although of their version', value,"
+			 "SELECT pg_catalog.format('%s cached row(s) of domain %s differed from their rows, although both had the same version', value,"
 			 " labels OPERATOR(pg_catalog.->>) 'domain'),"
-			 " 'Look in the log for which, and for clients that put other values than they have read. SELECT fence.reset_metrics() begins anew.'"
+			 " 'The log names them. Look for clients that put other values than they have read. SELECT fence.reset_metrics() resets the count.'"
 			 " FROM fence._metrics() WHERE name OPERATOR(pg_catalog.=) 'cache_fence_db_compare' AND value OPERATOR(pg_catalog.>) 0"
 			 " AND labels OPERATOR(pg_catalog.->>) 'relation' OPERATOR(pg_catalog.=) 'payload_differs'");
 	put_rows(report, "warning",
 			 "SELECT pg_catalog.format('%s fence(s) of domain %s were ahead of their rows', value,"
 			 " labels OPERATOR(pg_catalog.->>) 'domain'),"
-			 " 'That is so after commits were lost or a table was restored; the patrol repairs them. SELECT fence.reset_metrics() begins anew.'"
+			 " 'This happens if commits were lost or a table was restored. The patrol repairs them. SELECT fence.reset_metrics() resets the count.'"
 			 " FROM fence._metrics() WHERE name OPERATOR(pg_catalog.=) 'cache_fence_db_compare' AND value OPERATOR(pg_catalog.>) 0"
 			 " AND labels OPERATOR(pg_catalog.->>) 'relation' OPERATOR(pg_catalog.=) 'fence_ahead_db'");
 }
@@ -597,12 +599,12 @@ static const Check checks[] = {
 	{check_clock, true, "no clock of a Redis node has stepped"},
 	{check_triggers, false, "all triggers are there, and as fence.attach makes them"},
 	{check_indexes, false, "the unique indexes of all keys are valid"},
-	{check_attachments, false, "no attachment is there twice, in vain or dear"},
-	{check_read, true, "no domain is fenced for nobody, as far as the audit has seen"},
+	{check_attachments, false, "no attachment is redundant, without effect or expensive"},
+	{check_read, true, "every domain has readers, as far as the audit has seen"},
 	{check_unfenced, false, "no table with a version column is left unfenced"},
 	{check_reservations, true, "no reservation is left over"},
 	{check_effects, true, "no effect is left over"},
-	{check_bypassed, true, "every transaction has had its reservations"},
+	{check_bypassed, true, "no transaction has committed without reservations"},
 	{check_promises, true, "no fence was found to differ from its row"},
 };
 
@@ -631,7 +633,7 @@ run_check(Report *report, const Check *check)
 		RollbackAndReleaseCurrentSubTransaction();
 		if (error->sqlerrcode == ERRCODE_QUERY_CANCELED)
 			ReThrowError(error);
-		put_finding(report, "error", psprintf("could not see whether %s: %s", check->well, error->message), error->hint);
+		put_finding(report, "error", psprintf("could not check whether %s: %s", check->well, error->message), error->hint);
 	}
 	PG_END_TRY();
 	MemoryContextSwitchTo(context);

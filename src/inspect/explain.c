@@ -3,7 +3,7 @@
  *	  fence.explain: in words, why a key is a hit, a miss, pending or unarmed right now.
  *
  * Owns: the sentences that it returns.
- * Locks: none of its own.
+ * Locks: fence_shared->lock, for copies only; those of a SELECT on the table, and on fence.tombstone and fence.floor.
  * Never: changes anything in Redis. So it does not ask as a reader does, because a reader with a miss makes other
  * readers wait until it has put the value.
  *
@@ -76,7 +76,7 @@ explain_answer(Explanation *e)
 	const FenceStatus *status = &e->status;
 
 	if (!status->armed && status->token[0] == '\0')
-		say(e, "answer", "unarmed: Redis has not been told of the domain yet; it is, a moment after attach or a new epoch");
+		say(e, "answer", "unarmed: Redis does not know the domain yet; a worker announces it a moment after attach or a new epoch");
 	else if (!status->armed)
 		say(e, "answer", "unarmed: Redis has no lease at the moment, or the attachment is not announced yet");
 	else if (status->pending > 0)
@@ -180,7 +180,7 @@ owner_of(const char *stamp)
 	char	   *text;
 
 	if (fate != FATE_IN_PROGRESS && fence_stamp_is_detached(stamp, NULL))
-		return pstrdup("it is detached: fence.commit or fence.abort with its token ends it, at the latest the end of its lease");
+		return pstrdup("it is detached: fence.commit or fence.abort with its token ends it, or else the end of its lease");
 	if (fate != FATE_IN_PROGRESS)
 		return psprintf("it is %s: the patrol settles it", fence_fate_name(fate));
 	if (pid == 0)

@@ -34,7 +34,7 @@ fence_status(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_CONNECTION_FAILURE),
 				 errmsg("could not ask Redis for the fence: %s", coordinator_problem()),
-				 errhint("SELECT * FROM fence.state tells how things stand.")));
+				 errhint("SELECT * FROM fence.state tells what is wrong.")));
 	values[0] = Int64GetDatum(status.fence_version);
 	nulls[0] = status.fence_version == NO_VERSION;
 	values[1] = Int64GetDatum(status.row_version);

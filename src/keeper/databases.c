@@ -124,7 +124,7 @@ databases_load(char *error)
 				return false;
 			/* A database that cannot be read must not stop the service of the others. */
 			if (fence_log_due(error))
-				ereport(LOG, (errmsg("pgcache_fence: database %u is passed over: %s", job.database, error)));
+				ereport(LOG, (errmsg("pgcache_fence: the keeper skips database %u: %s", job.database, error)));
 			unknown = true;
 			next_look = fence_clock() + LOOK_AGAIN;
 			continue;

@@ -454,7 +454,7 @@ try_open(FenceWord closed)
 	if (WORD_STATE(closed) == FENCE_ARMING)
 		return false;
 	if (send_queue_is_stuck(setting_timeout_us() + COURIER_RESTART_US))
-		return back_to_closed(closed, "the courier does not carry what writers have to say");
+		return back_to_closed(closed, "the courier does not carry the messages of writers");
 	if (!databases_load(error))
 		return back_to_closed(closed, error);
 	if (databases_none())
@@ -530,7 +530,7 @@ heartbeat(FenceWord word, char *error)
 		return true;
 	if (send_queue_is_stuck(setting_timeout_us() + COURIER_RESTART_US))
 	{
-		strlcpy(error, "the courier does not carry what writers have to say", REASON_LEN);
+		strlcpy(error, "the courier does not carry the messages of writers", REASON_LEN);
 		return false;
 	}
 	if (topology_is_outdated())

@@ -171,7 +171,7 @@ withdraw_misshapen(List *domains)
 		domain->publish = PUBLISH_WITHDRAWN;
 		if (fence_log_due(domain->redis_name))
 			ereport(LOG,
-					(errmsg("pgcache_fence: nothing of domain \"%s\" is served, because its table is not fenced any more", domain->row->name),
+					(errmsg("pgcache_fence: domain \"%s\" is not served, because its table is no longer fenced", domain->row->name),
 					 errdetail("%s", fault)));
 	}
 }
@@ -233,7 +233,7 @@ announce_domains(FenceJob *job)
 	if (superseded)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("could not announce the fenced tables to Redis: fences were opened anew meanwhile")));
+				 errmsg("could not announce the fenced tables to Redis: a new epoch began meanwhile")));
 	for (int i = 0; i < nnodes; i++)
 	{
 		if (!nodes[i].granted)

@@ -72,7 +72,7 @@ send_end(LibraryCall *call, const ListedEffect *line, StampFate fate)
 
 	if (fate == FATE_UNKNOWN && fence_log_due("effect of unknown fate"))
 		ereport(LOG,
-				(errmsg("pgcache_fence: an effect on key \"%s\" is undone: the fate of its transaction is not recorded any more",
+				(errmsg("pgcache_fence: an effect on key \"%s\" is undone, because PostgreSQL no longer knows whether its transaction committed",
 						line->key)));
 	return library_send(call, lengthof(argv), argv);
 }

@@ -106,7 +106,7 @@ pass_over(const char *what, void (*clean_up) (void))
 	clean_up();
 	MemoryContextSwitchTo(TopMemoryContext);
 	if (fence_log_due(what))
-		ereport(LOG, (errmsg("pgcache_fence: the patrol passes over %s: %s", what, error->message)));
+		ereport(LOG, (errmsg("pgcache_fence: the patrol skips %s: %s", what, error->message)));
 	FreeErrorData(error);
 	return code;
 }

@@ -4,7 +4,8 @@
  *
  * Owns: the audit of committed fences (doc/protocol.md, "The patrol"), and the list of the last repairs in shared
  * memory.
- * Locks: fence_shared->lock, for that list; AccessShareLock on the table that it reads.
+ * Locks: fence_shared->lock, for that list; AccessShareLock on the table that it compares, and on fence.tombstone and
+ * fence.floor.
  *
  * The audit reads the fence first, and then the row in a snapshot that it takes afterwards. So a current fence
  * without reservations may be older than the row only if a transaction has committed in between. A repair removes a
@@ -229,18 +230,19 @@ warn_of_broken_promise(const Domain *domain, const char *key, const FenceStatus 
 	if (status->relation == RELATION_BEHIND)
 		ereport(WARNING,
 				(errcode(ERRCODE_DATA_CORRUPTED),
-				 errmsg("the fence of key \"%s\" in domain \"%s\" was behind its row with nothing pending: a promise was broken",
+				 errmsg("the fence of key \"%s\" in domain \"%s\" was older than its row, although no reservation was pending",
 						key, domain->name),
 				 errdetail("The fence had version " INT64_FORMAT ", the row has " INT64_FORMAT ".",
 						   status->fence_version, status->row_version),
-				 errhint("Look for writes that bypass the triggers (disabled triggers, a restored table) or a misplaced Redis; then report it.")));
+				 errhint("Look for writes that bypassed the triggers (disabled triggers, a restored table), or for a Redis that"
+						 " fence.nodes does not show. Please report it.")));
 	else if (status->relation == RELATION_PAYLOAD)
 		ereport(WARNING,
 				(errcode(ERRCODE_DATA_CORRUPTED),
-				 errmsg("what was cached of key \"%s\" in domain \"%s\" was not its row, although it had the row's version",
+				 errmsg("the cached value of key \"%s\" in domain \"%s\" differed from its row, although both had the same version",
 						key, domain->name),
 				 errdetail("Both have version " INT64_FORMAT ".", status->row_version),
-				 errhint("Look for writes that bypass the triggers, and for clients that put other values than they have read.")));
+				 errhint("Look for writes that bypassed the triggers, and for clients that put other values than they have read.")));
 }
 
 static const char *

@@ -166,7 +166,7 @@ raise_malformed(const char *text)
 	ereport(ERROR,
 			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 			 errmsg("malformed source \"%s\"", text),
-			 errdetail("A source is the name of a domain, with how its key is made of the arguments in parentheses: "
+			 errdetail("A source is the name of a domain, and in parentheses the values of its key: "
 					   "$1, $2 ... stand for arguments, anything else is percent-encoded text."),
 			 errhint("For example: room($1) or setting(default).")));
 }

@@ -3,7 +3,8 @@
  *	  Strong reads, of one key or of several keys that agree: fence.get_many and fence.read_many; see many.h.
  *
  * Owns: the strong read (doc/protocol.md, "Reading").
- * Locks: fence_shared->lock, for a look only; the locks of a SELECT on the table.
+ * Locks: fence_shared->lock (shared), to see which Redis processes are reachable; those of a SELECT on the table, and on
+ * fence.tombstone and fence.floor.
  * Never: puts a row that it has read in a snapshot older than the permit.
  *
  * A read gets the fences with MGET, and then, on the same connection, the permits of their domains. One round trip
@@ -517,8 +518,8 @@ item_of_name(const char *fence)
 	if (domain == NULL || !key_is_canonical(domain, key) || strcmp(key_fence_name(domain, key), fence) != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("\"%s\" is the name of no fence in this database", fence),
-				 errhint("fence.fence_key and fence.fence_keys tell the names.")));
+				 errmsg("\"%s\" is not the name of a fence in this database", fence),
+				 errhint("fence.fence_key and fence.fence_keys return the names.")));
 	reader_require(domain);
 	return many_item(domain, key);
 }

@@ -86,7 +86,7 @@ reader_require(const Domain *domain)
 			ereport(ERROR,
 					(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 					 errmsg("permission denied for domain \"%s\"", domain->name),
-					 errdetail("It has no table whose privileges could decide: who may write it may read it."),
+					 errdetail("It has no table whose privileges could decide, so only roles that may write it may read it."),
 					 errhint("GRANT EXECUTE ON FUNCTION fence.begin_write(text, bigint, text[]), or fence.put, to the role.")));
 		return;
 	}

@@ -4,7 +4,7 @@
  *
  * Owns: the rules for reading one key through SQL and filling the cache (doc/clients.md, "Rules"). A reader reads
  * PostgreSQL after Redis has answered, in a snapshot that it takes after that.
- * Locks: those of a SELECT on the table.
+ * Locks: none of its own; many.c, standby.c and tombstone.c take those of a SELECT on the table and on fence.tombstone.
  * Never: puts a row that was read in an older snapshot, though it may return such a row. Never puts in a domain in
  * which its own transaction has written.
  */
@@ -46,7 +46,7 @@ fence_group_version(PG_FUNCTION_ARGS)
 	if (!domain->version_aside)
 		ereport(ERROR,
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
-				 errmsg("domain \"%s\" is no domain of groups", domain->name),
+				 errmsg("domain \"%s\" has no group versions", domain->name),
 				 errhint("Read the version column of the row.")));
 	PG_RETURN_INT64(tombstone_group_version(domain->id, key, GetActiveSnapshot()));
 }

@@ -5,7 +5,7 @@
  * Owns: the rule of doc/protocol.md, "Reading on a standby". A reader may use a standby's row if the transaction that
  * wrote it is the last one that has committed this row, and nothing is pending. Redis remembers that transaction
  * until the row is reserved again.
- * Locks: none.
+ * Locks: those of a SELECT on the table.
  *
  * The row's version proves nothing. Versions restart when a table is truncated, so an old row on a standby that lags
  * may have a higher version than the newest row. The stamp alone proves nothing either. On another timeline (of a

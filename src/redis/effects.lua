@@ -1,43 +1,45 @@
 
 -- =================================================================================================================
--- Effects: changes of the users' own keys that live and die with a PostgreSQL transaction (doc/patterns.md).
--- The build joins this file to fence.lua: one library, one version.
+-- Effects: changes of users' own keys that take effect if and only if a PostgreSQL transaction commits
+-- (doc/patterns.md). The build joins this file to fence.lua: one library, one version.
 --
--- Owns: for each key with effects under way a hash of *holds* in the same slot (<namespace>:h:{...}); a hold says what
--- a (sub)transaction will do to the key if it commits. Life cycle, the same for all kinds:
---   effect      checks, and adds the hold; readers of the key see nothing of it
---   apply       at COMMIT: does it and drops the hold, in one step
+-- Owns these keys, each in the slot of the user's key:
+--   <namespace>:h:  a hash with the *holds* on a key. A hold says what a (sub)transaction will do to it if it commits
+--   <namespace>:d:  marks of durable effects that were applied, until their rows in PostgreSQL are deleted
+--   <namespace>:s:  values that are being built
+--   <namespace>:q:  queues that have jobs
+-- All kinds of effects have the same life cycle:
+--   effect      checks the request and adds the hold; readers of the key do not see it
+--   apply       at COMMIT: executes the effect and drops the hold, in one step
 --   undo        at ROLLBACK: drops the hold
--- Both ends do nothing where the hold is gone, so they may come twice, late, or from the patrol. Holds are data: they
--- survive what the key itself survives, and need neither lease nor epoch.
--- Also <namespace>:d: (durable effects that were applied, until their row in PostgreSQL is gone), <namespace>:s:
--- (values that are being built) and <namespace>:q: (queues that have jobs), all in the key's slot.
--- A hold's name is "<system>.<xid>.<nonce>.<n>": the transaction or subtransaction whose fate decides, and a number in
--- the whole transaction. top: the whole transaction. A hold knows the one that its transaction made before on the key,
--- if that was not rolled back by then: whoever made the later one has committed both, or neither.
--- No call costs more than its own arguments, however many holds a key has: nothing here walks through the holds of a
--- key but listings, and these answer after a bounded piece of work and name where to go on.
+-- apply and undo do nothing if the hold is gone. So they may arrive twice, or late, or from the patrol. Holds are data:
+-- they survive what the key itself survives, and need neither lease nor epoch.
+-- A hold's name is "<system>.<xid>.<nonce>.<n>": the (sub)transaction whose fate decides, and a number that is unique
+-- in the whole transaction. `top` is the whole transaction. A hold names the previous hold of its transaction on the
+-- key, if that was not rolled back by then. So the transaction commits either both or neither.
+-- The cost of a call depends on its arguments only, not on the number of holds of a key. Only listings walk through the
+-- holds of a key. They stop after a bounded amount of work, and return the place where the next call continues.
 -- =================================================================================================================
 
 do
 
 local MAX_KEY = 1024                   -- bytes of an effect's key
 local MOST_HOLDERS = 100               -- holds that a refusal names
-local MARK_MS = 60000                  -- how long a mark of a durable effect stays at least
-local EXACT = 9007199254740991         -- counters are exact up to here (2^53 - 1), either side of 0
-local FIELDS = 1000                    -- of a hash, names and values, in one command: Lua's stack is small
+local MARK_MS = 60000                  -- a mark of a durable effect stays at least so long
+local EXACT = 9007199254740991         -- Lua counts exactly from -EXACT to EXACT (2^53 - 1)
+local FIELDS = 1000                    -- names and values of a hash in one command, because Lua's stack is small
 local MOST_ENDS = 1000                 -- pairs of key and hold in one call
-local MOST_NAMES = 50000               -- names of a namespace that are remembered, of either kind
+local MOST_NAMES = 50000               -- names of each kind that are remembered for a namespace
 local LOOKS = 20                       -- steps of SCAN before a listing, while names may be missing
-local STEPS = 200                      -- of SCAN's kind in one call
-local BYTES = 1024 * 1024              -- of what one call reads in such steps, before it ends
-local LOGGED = 8192                    -- bytes of a field's old value that its log gets; else only the length
-local ROW_SHADOW_MS = 3600000          -- how long a value that is being built for a row stays, if it is not finished
-local TRIMMED = 1000                   -- entries by which a log that is too long gets shorter with an append
--- Fields of a hash of holds that are no holds. With a colon and a field behind them they are of holds on that field.
+local STEPS = 200                      -- steps of HSCAN in one call
+local BYTES = 1024 * 1024              -- bytes that one call reads in such steps before it stops
+local LOGGED = 8192                    -- a longer old value of a field is not logged, only its length
+local ROW_SHADOW_MS = 3600000          -- an unfinished value that is being built for a row expires after this time
+local TRIMMED = 1000                   -- entries that one append removes, at most, from a log that is too long
+-- Fields of a hash of holds that are not holds. With a colon and a field's name they are about the holds on that field.
 local CLASS, COUNT, LESS, MORE, OWNER = '!', '#', '-', '+', '@'
 
--- The name beside the key, in its slot: letter h, d, s or q. nil: no name can be in the slot of that key.
+-- The name of our key with that letter (h, d, s, q) in the slot of the user's key. nil: there can be no such name.
 local function beside(ns, letter, key)
   local tag = match(key, '^[^{]*{([^}]+)}')
   if tag then return ns .. ':' .. letter .. ':{' .. tag .. '}:' .. key end
@@ -53,7 +55,7 @@ local function beside_what(ns, name)
   return letter, sub(rest, close + 2)
 end
 
--- Whether effects may touch the key: not what belongs to a namespace, except its commit markers.
+-- Whether effects may change the key. They must not change keys of a namespace, except its commit markers.
 local function is_effect_key(ns, key)
   if #key == 0 or #key > MAX_KEY or not beside(ns, 'h', key) then return false end
   local first = match(key, '^([%w_.-]+):')
@@ -70,14 +72,16 @@ local function is_hold(id)
 end
 
 -- ---------------------------------------------------------------------------------------------------------------
--- What the patrol looks at: names of this process that it has seen or made. Lost with the process and found again by
--- SCAN, which goes on slowly for ever, because slots may move here, and because no more than MOST_NAMES are remembered.
+-- The names that the patrol looks at: those that this process has seen or made. They are lost when the process ends,
+-- and SCAN finds them again. SCAN continues slowly for ever, because slots may move to this process, and because it
+-- remembers at most MOST_NAMES.
 -- ---------------------------------------------------------------------------------------------------------------
 
 local known = {}                       -- namespace -> {holds, queues, cursor, complete, missed}
 
--- Names in no order: n, names[1 .. n], and at: name -> its place; cursors: see forget_deadlines(). Who goes through
--- them does so from the end, where new ones are added and from where a gap is filled, and may drop the one it is at.
+-- A list of names in no order: their number n, names[1 .. n], and at[name], the place of each. forget_deadlines() keeps
+-- its cursors here. Loops go from the end to the start, and may drop the name at which they are: the last name fills
+-- the gap, and new names are added at the end.
 local function new_list()
   return { n = 0, names = {}, at = {}, cursors = {} }
 end
@@ -131,19 +135,19 @@ end
 
 local kinds = {}
 
--- What is behind CLASS and the others for holds of that kind: nothing, or a colon and the field of a hash.
+-- What follows CLASS and the other names for holds of that kind: nothing, or a colon and the field of the hash.
 local function part_of(kind, arguments)
   return kinds[kind].of_field and ':' .. arguments[1] or ''
 end
 
--- The sum of what counters hold, in the direction of delta.
+-- Adds to (or with sign -1, subtracts from) the sum of what holds will add to the counter in the direction of delta.
 local function add_held(name, part, delta, sign)
   local sum = (delta < 0 and LESS or MORE) .. part
   local left = redis.call('HINCRBY', name, sum, string.format('%.0f', 0 + sign * delta))
   if left == 0 then redis.call('HDEL', name, sum) end
 end
 
--- c: the call, see effect(). made_by: what kinds.set keeps, or nil.
+-- c is the call, see effect(). made_by is what kinds.set keeps, or nil.
 local function add_hold(c, key, kind, arguments, made_by)
   local name, of_kind, part = beside(c.ns, 'h', key), kinds[kind], part_of(kind, arguments)
   local hold = { k = kind, top = c.top, at = now_ms(), a = arguments, d = c.durable ~= '' and c.durable or nil,
@@ -178,8 +182,8 @@ local function read_hold(name, id)
   return raw and cmsgpack.unpack(raw)
 end
 
--- The word, and behind it up to MOST_HOLDERS of those that have holds there, or on that field of a hash: the caller
--- knows whose transactions are over.
+-- A reply with the word and the names of up to MOST_HOLDERS holds on the key, or on that field of the hash. The caller
+-- knows which of these transactions have ended.
 local function refused_by_holders(word, name, field)
   local reply, cursor, steps, bytes = { word }, '0', STEPS, BYTES
   repeat
@@ -196,15 +200,14 @@ local function refused_by_holders(word, name, field)
   return reply
 end
 
--- For kinds of which only one transaction at a time has holds on a key ("alone"): whether this one has any; or nil and
--- what to answer.
+-- For kinds that are `alone`: whether this transaction has holds on the key. If another one has, nil and the reply.
 local function is_owner(c)
   local owner = redis.call('HGET', c.name, OWNER)
   if owner and owner ~= c.top then return nil, refused_by_holders('busy', c.name) end
   return owner == c.top
 end
 
--- ttl in ms: '' keeps the present one, '0' is none, '@' before it makes it a point in time.
+-- ttl is in ms. '' keeps the present one, '0' means none, and with '@' in front it is a point in time.
 local function set_value(key, value, ttl)
   if ttl == '' then
     redis.call('SET', key, value, 'KEEPTTL')
@@ -228,15 +231,20 @@ local function set_ttl(key, ttl)
 end
 
 -- ---------------------------------------------------------------------------------------------------------------
--- The kinds. class: a key has holds of one class at a time. alone: and of one transaction. of_field: each field of the
--- hash has holds of one kind at a time, and alone is meant of the field. ordered: one transaction's are applied in
--- its order. delta: of a counter.
--- prepare(c, arguments, checks) answers 'held ...' after add_hold, else why not; apply(key, arguments, id, ns) may
--- answer 'lost'; undo(key, id, ns) if there is more to undo than the hold. takes: what its first arguments are, see
--- TAKES; other: whether the first of them is the second key; checks: how many there are at least.
+-- The kinds of effects. At one time all holds on a key are of one class.
+--   alone     only one transaction at a time has holds on the key (with of_field: on the field)
+--   of_field  the holds are on fields of a hash, and those on one field are of one kind
+--   ordered   the holds of one transaction are applied in their order
+--   delta     for counters: returns what the hold adds
+--   prepare   (c, arguments, checks): calls add_hold and returns 'held ...', or returns why not
+--   apply     (key, arguments, id, ns): executes the effect; may return 'lost'
+--   undo      (key, arguments, id, ns): only for kinds that must undo more than the hold
+--   takes     the types of the first arguments, see TAKES
+--   other     the first argument is the second key
+--   checks    the least number of checks
 -- ---------------------------------------------------------------------------------------------------------------
 
--- Milliseconds or '', an expiry (see set_value), a whole number, any text.
+-- m: milliseconds or ''; e: an expiry, see set_value(); n: an integer; t: any text.
 local TAKES = { m = '^%d*$', e = '^@?%d*$', n = '^%-?%d+$', t = '' }
 
 local function takes(kind, keys, arguments, checks)
@@ -269,7 +277,7 @@ function kinds.once.apply(key, a)
   set_value(key, 'null', a[1])
 end
 
--- result | text -> held | none. The result of the once before.
+-- result | text -> held | none. Sets the result of the `once` that the transaction made before.
 kinds.result = { class = 'once', alone = true, ordered = true, takes = 't' }
 
 function kinds.result.prepare(c, a)
@@ -285,9 +293,9 @@ function kinds.result.apply(key, a)
 end
 
 -- set | how value ttl ; expects expected -> held found value | differs found value | nothing | busy holder...
--- how: 'set', 'del', or 'ttl' (the value stays); expects: '' (anything), '=' (that text), '0' (no key). value in the
--- answer: what the key had as this transaction sees it, with what it will do itself. A hold names the one that made
--- the value what it is then (made_by): itself, or one before a 'ttl'.
+-- how: 'set', 'del', or 'ttl' (the value stays); expects: '' (anything), '=' (that text), '0' (no key). The value in
+-- the answer is the one that this transaction sees, so it includes what the transaction itself will do. made_by is the
+-- hold that makes the value: this one, or an earlier one if this is a 'ttl'.
 kinds.set = { class = 'set', alone = true, ordered = true, takes = 'tte', checks = 1 }
 
 function kinds.set.prepare(c, a, checks)
@@ -320,8 +328,9 @@ function kinds.set.apply(key, a)
 end
 
 -- counter | delta ; min max clamp -> held value delta | bound value holder... | inexact
--- The bounds hold whatever becomes of the other holds; value: with all holds in that direction. clamp: any word makes
--- it count as much of delta as the bounds allow: what is held, and kept in a row, is what the answer says.
+-- The counter stays within its bounds, whichever of the other holds are applied. value includes all holds in that
+-- direction. If clamp is not '', as much of delta is held as the bounds allow; the answer says how much, and the row of
+-- a durable effect keeps that.
 kinds.counter = { class = 'counter', takes = 'n', checks = 3 }
 
 function kinds.counter.delta(a)
@@ -332,15 +341,15 @@ local function whole_number(s)
   return find(s, '^-?%d+$') and #s <= 17 and tonumber(s) or nil
 end
 
--- What is counted, as INCRBY takes it; nil: it is no such number.
+-- The value of the counter; nil if INCRBY could not count it.
 local function count_of(key, field)
   local text = (field and redis.call('HGET', key, field) or not field and redis.call('GET', key)) or '0'
   local value = (text == '0' or find(text, '^%-?[1-9]%d*$')) and whole_number(text)
   return value and math.abs(value) <= EXACT and value or nil
 end
 
--- What the counter can come to in the direction of delta: after, delta. nil, value: the bounds forbid it. nil: it is
--- not to be counted.
+-- Returns the highest (or lowest) value that the counter can reach with delta, and the delta that the bounds allow. If
+-- the bounds forbid it: nil and the present value. If the value cannot be counted: nil.
 local function counter_after(ns, key, field, delta, bounds)
   local value = count_of(key, field)
   if not value then return nil end
@@ -368,7 +377,7 @@ local function refused_by_bound(word, value, name, field)
   return reply
 end
 
--- Holds what can be counted of arguments[place]; of a call that came twice, what was counted the first time.
+-- Holds as much of arguments[place] as the bounds allow. If the call comes twice, holds what it held the first time.
 local function hold_counter(c, kind, field, arguments, place, checks)
   if c.again then arguments[place] = c.again.a[place] end
   local after, delta = counter_after(c.ns, c.key, field, tonumber(arguments[place]), bounds_of(checks))
@@ -388,7 +397,7 @@ end
 
 -- transfer <from> <to> | to amount ; min max clamp -> held value amount | bound value holder... |
 -- full value holder... | inexact
--- The hold of `to` (received) only counts there: both end together with that of `from`.
+-- The hold on `to` (received) only reserves the amount there. Both holds end when that on `from` does.
 kinds.transfer = { class = 'counter', takes = 'tn', other = true, checks = 3 }
 kinds.received = { class = 'counter' }
 
@@ -418,7 +427,7 @@ function kinds.transfer.apply(key, a, id, ns)
   redis.call('INCRBY', a[1], a[2])
   local answer = redis.pcall('DECRBY', key, a[2])
   if type(answer) == 'table' and answer.err then
-    redis.call('DECRBY', a[1], a[2])   -- both or none: it is tried again
+    redis.call('DECRBY', a[1], a[2])   -- both counters change, or none; the transfer is tried again
     error(answer)
   end
   drop_received(a, id, ns)
@@ -429,7 +438,7 @@ function kinds.transfer.undo(_, a, id, ns)
 end
 
 -- append | form entry stamp most -> held. form: list, zset, stream, or queue (then most is the lease of a job, in ms).
--- An entry is "<stamp> <n> <text>", in a stream the fields stamp, n and entry.
+-- An entry is "<stamp> <n> <text>". In a stream it is the fields stamp, n and entry.
 kinds.append = { class = 'log', ordered = true, takes = 'tttm' }
 
 local FORM_TYPES = { list = 'list', queue = 'list', zset = 'zset', stream = 'stream' }
@@ -441,7 +450,7 @@ function kinds.append.prepare(c, a)
   return { 'held' }
 end
 
--- By how many entries a log of that length is too long, if one append has to see to them: the rest is left to the next.
+-- How many entries one append removes from a log of that length. If more are too many, the next append removes them.
 local function to_trim(length, most)
   return most ~= '' and math.min(length - tonumber(most), TRIMMED) or 0
 end
@@ -450,7 +459,7 @@ local function entry_text(id, stamp, entry)
   return stamp .. ' ' .. match(id, '(%d+)$') .. ' ' .. entry
 end
 
--- What may fail comes before the entry is there, or does not matter: nothing is appended twice.
+-- Appends nothing twice: commands that may fail run before the entry is appended, or their failure does not matter.
 function kinds.append.apply(key, a, id, ns)
   local form, entry, stamp, most = a[1], a[2], a[3], a[4]
   local text = entry_text(id, stamp, entry)
@@ -473,13 +482,13 @@ end
 
 -- hash_set | field log stamp how value -> held | busy holder... | type key. how: 'set' or 'del'.
 -- hash_add | field log stamp delta ; min max clamp -> as counter, busy or type.
--- log: '' or the list, in the key's slot, that is told what the field had, as append tells it.
+-- log: '' or a list in the key's slot, to which the old value of the field is appended, in the form of append.
 kinds.hash_set = { class = 'hash', of_field = true, alone = true, ordered = true, takes = 'ttttt' }
 kinds.hash_add = { class = 'hash', of_field = true, ordered = true, takes = 'tttn', checks = 3 }
 
 function kinds.hash_add.delta(a) return tonumber(a[4]) end
 
--- Why the field cannot be held for that kind; nil: it can.
+-- The reply that says why the field cannot get a hold of that kind; nil if it can.
 local function field_refused(c, kind, a)
   local field, log, part = a[1], a[2], ':' .. a[1]
   local there = redis.call('TYPE', c.key).ok
@@ -502,7 +511,7 @@ function kinds.hash_add.prepare(c, a, checks)
   return field_refused(c, 'hash_add', a) or hold_counter(c, 'hash_add', a[1], a, 4, checks)
 end
 
--- What is logged of a field that is about to change.
+-- The log entry for a field that is about to change.
 local function old_of_field(key, field)
   local bytes = redis.call('HSTRLEN', key, field)
   if bytes > LOGGED then return string.format('{"field":%s,"bytes":%d}', cjson.encode(field), bytes) end
@@ -510,7 +519,7 @@ local function old_of_field(key, field)
   return '{"field":' .. cjson.encode(field) .. ',"old":' .. (old and cjson.encode(old) or 'null') .. '}'
 end
 
--- Both or none: it is tried again.
+-- Changes the field and appends to its log. If the change fails, removes the log entry; the effect is tried again.
 local function change_field(key, a, id, command, ...)
   local field, log, stamp = a[1], a[2], a[3]
   if log ~= '' then redis.call('RPUSH', log, entry_text(id, stamp, old_of_field(key, field))) end
@@ -529,8 +538,8 @@ function kinds.hash_add.apply(key, a, id)
   change_field(key, a, id, 'HINCRBY', a[4])
 end
 
--- publish | ttl form -> held. Then pieces, see effect_piece(). form: string or hash. A small one has no shadow: it
--- brings the whole value (from a[3] on).
+-- publish | ttl form -> held. form: string or hash. The pieces of the value follow, see effect_piece(). A small value
+-- comes with the request (from a[3] on), and is not built in a shadow key.
 kinds.publish = { class = 'publish', alone = true, ordered = true, takes = 'et' }
 
 local function shadow_of(ns, key, id)
@@ -555,7 +564,7 @@ function kinds.publish.apply(key, a, id, ns)
     end
   end
   if ttl == '' then ttl = string.format('%.0f', math.max(redis.call('PTTL', key), 0)) end
-  -- over an old value RENAME would free that here and now, which takes as long as it is large
+  -- RENAME would free the old value at once, which takes long if it is large
   local old = redis.call('EXISTS', key) == 1 and shadow .. ':old'
   if old then redis.call('RENAME', key, old) end
   redis.call('RENAME', shadow, key)
@@ -571,26 +580,26 @@ end
 -- The life cycle
 -- ---------------------------------------------------------------------------------------------------------------
 
--- A durable effect was applied: nobody applies it again. The mark outlives the row by a while: a redo that was sent
--- before may arrive after the one that was answered.
+-- Marks a durable effect as applied, so that nobody applies it again. The mark outlives the row for a while, because a
+-- redo that was sent earlier may arrive after the one that was answered.
 local function mark_done(ns, key, id, database)
   local name = beside(ns, 'd', key)
   redis.call('HSET', name, id, database .. ' ' .. string.format('%.0f', now_ms()))
   learn(ns, name)
 end
 
--- Whether a hold of the same transaction has to be applied before. Each one is applied after the one before it, so that
--- is the only one to look for.
+-- Whether another hold of the same transaction must be applied first. Each hold is applied after the previous one, so
+-- only that one matters.
 local function has_earlier(name, hold)
   return hold.before and redis.call('HEXISTS', name, hold.before) == 1
 end
 
--- Whether a durable effect was applied: a hold of it that arrives afterwards is nothing any more.
+-- Whether a durable effect was applied. A hold of it that arrives later has no effect.
 local function is_done(ns, key, id)
   return redis.call('HEXISTS', beside(ns, 'd', key), id) == 1
 end
 
--- Ends one hold: 'ended', 'none' (it is gone) or 'later' (another has to be applied before).
+-- Ends one hold. Returns 'ended', 'none' (there is no such hold) or 'later' (another hold must be applied first).
 local function end_one(ns, key, id, verb)
   local name = beside(ns, 'h', key)
   local hold = read_hold(name, id)
@@ -619,14 +628,14 @@ local function are_strings(function_name, ns, keys)
   end
 end
 
--- All names that an effect of that kind touches.
+-- All keys that an effect of that kind changes.
 local function touched(kind, keys, arguments)
   return kind.of_field and arguments[2] ~= '' and { keys[1], arguments[2] } or keys
 end
 
 -- effect <key> [<key>] | namespace hold top before durable kind n argument... check... -> held ... | why not ...
--- before: the hold that the transaction made before on the (first) key and has not rolled back, '' if none. durable:
--- the database that has a row of it, '' if none has. A call that comes twice counts once.
+-- before: the previous hold of the transaction on the (first) key that it has not rolled back, or ''. durable: the
+-- database that has the effect's row, or ''. A call that comes twice counts once.
 local function effect(keys, args)
   local kind, n = kinds[args[6] or ''], whole(args[7] or '')
   if #keys < 1 or #keys > 2 or not n or #args < 7 + n or not kind or not kind.prepare or not is_hold(args[2]) then
@@ -650,9 +659,9 @@ local function effect(keys, args)
   return kind.prepare(c, arguments, checks)
 end
 
--- effect_piece <key> | namespace hold offset form piece... -> built. One more piece of what is published under the
--- hold: of a string, or field, value, ... of a hash. A piece that comes twice counts once. form: '' if the hold has to
--- be there; that of the value if effect_redo has asked for it.
+-- effect_piece <key> | namespace hold offset form piece... -> built. Adds a piece to the value that the hold publishes:
+-- a part of a string, or field, value, ... of a hash. A piece that comes twice counts once. form: '' if the hold must
+-- exist; string or hash if effect_redo has asked for the value.
 local function effect_piece(keys, args)
   local ns, id, offset = args[1], args[2], whole(args[3] or '')
   local form = args[4]
@@ -676,8 +685,8 @@ local function effect_piece(keys, args)
 end
 
 -- effects_end | namespace apply|undo (key hold)... [echo] -> ended
--- Keys are arguments, because they are in many slots. If one effect cannot be ended, the others are ended all the same,
--- and the reply is the error.
+-- The keys are arguments, because they are in many slots. If one effect cannot be ended, the others are ended
+-- nevertheless, and the reply is the error.
 local function effects_end(_, args)
   local ns, verb, failed = args[1], args[2], nil
   if #args < 4 or #args > 2 + 2 * MOST_ENDS or #args % 2 ~= 0 or not is_namespace(ns)
@@ -699,8 +708,9 @@ local function effects_end(_, args)
   return failed or { 'ended' }
 end
 
--- effect_redo <key> [<key>] | namespace hold database kind argument... -> done | value. The row of a durable effect
--- whose transaction has committed: applied, unless it was. value: a publish without one, which has to be built first.
+-- effect_redo <key> [<key>] | namespace hold database kind argument... -> done | value. Applies a durable effect from
+-- its row, after its transaction has committed, unless it was applied before. value: the caller must first send the
+-- value that is to be published.
 local function effect_redo(keys, args)
   local ns, id, kind = args[1], args[2], kinds[args[4] or '']
   local arguments = {}
@@ -720,7 +730,7 @@ local function effect_redo(keys, args)
   return { 'done' }
 end
 
--- effects_forget | namespace (key hold)... -> forgotten. Marks whose rows are gone.
+-- effects_forget | namespace (key hold)... -> forgotten. Deletes the marks of durable effects whose rows are deleted.
 local function effects_forget(_, args)
   if #args % 2 ~= 1 or #args > 1 + 2 * MOST_ENDS or not is_namespace(args[1]) then
     return bad('fence_effects_forget', 'expected namespace and up to 1000 pairs of key and hold')
@@ -739,8 +749,8 @@ local function effect_read(keys, args)
   return value and { 'value', value } or { 'none' }
 end
 
--- The entries of a log from a place on, newest first, and the place behind them, '' if there is nothing behind. A place
--- is a number of entries from the newest; of a stream, the id of the last that was seen.
+-- The entries of a log from a place on, newest first, and the place after them ('' at the end). A place is a number of
+-- entries, counted from the newest; in a stream it is the id of the last entry that was seen.
 local function entries_from(key, form, place, n)
   local found
   if form == 'stream' then
@@ -754,8 +764,8 @@ local function entries_from(key, form, place, n)
   return newest_first, #found == n and string.format('%d', from + n) or ''
 end
 
--- log_stamps <key> | most place -> place stamp... of up to so many entries, newest first. A place '0' starts; '' in the
--- reply ends, else it is where to go on. An entry without a stamp is ''.
+-- log_stamps <key> | most place -> place stamp... The stamps of up to `most` entries, newest first; '' for an entry
+-- without a stamp. Begin with place '0', and continue with the place in the reply, until that is ''.
 local function log_stamps(keys, args)
   local most = args[1] and whole(args[1])
   if #keys ~= 1 or #args ~= 2 or not most or most < 1 or not find(args[2], '^%d+%-?%d*$') then
@@ -785,14 +795,14 @@ end
 -- For the patrol
 -- ---------------------------------------------------------------------------------------------------------------
 
--- One step through a hash of holds, or of done effects (kind: 'done <database>'): what there is to settle goes to the
--- reply, in no order. Returns where to go on, '0' at the end, and how many bytes it has read.
+-- Goes one step through a hash of holds, or of marks (kind 'done <database>'). Adds to the reply what the patrol must
+-- settle, in no order. Returns the cursor of the next step, '0' at the end, and the number of bytes that it has read.
 local function list_name(ns, name, cursor, reply, min_age)
   local letter, key = beside_what(ns, name)
   local now, bytes = now_ms(), 0
   local found = redis.pcall('HSCAN', name, cursor, 'COUNT', 10)
   if found.err or (cursor == '0' and found[1] == '0' and #found[2] == 0) then
-    unlearn(ns, name)                  -- gone, elsewhere, or somebody else's
+    unlearn(ns, name)                  -- it is gone, in another process, or of another type
     return '0', 0
   end
   local function list(id, kind, top, since)
@@ -814,9 +824,10 @@ local function list_name(ns, name, cursor, reply, min_age)
   return found[1], bytes
 end
 
--- effects | namespace min_age_ms limit cursor -> cursor (key hold kind transaction age_ms)... A cursor '' starts; '' in
--- the reply ends. A page may be empty, and what changes meanwhile may be listed twice or not: the next round sees it.
--- Cursors: "look <steps>" while SCAN finds names, then "<place in the list of names> <cursor of HSCAN there>".
+-- effects | namespace min_age_ms limit cursor -> cursor (key hold kind transaction age_ms)... Begin with cursor '', and
+-- continue until the reply has ''. A page may be empty. A hold that changes meanwhile may be listed twice, or not
+-- before the next round. Cursors: "look <steps>" while SCAN finds names, then "<place in the list of names> <cursor of
+-- HSCAN>".
 local function effects(_, args)
   local min_age, limit = args[2] and whole(args[2]), args[3] and whole(args[3])
   if #args ~= 4 or not is_namespace(args[1]) or not min_age or not limit or limit < 1 then
@@ -843,18 +854,18 @@ local function effects(_, args)
   return reply
 end
 
--- The list into which consumers move the jobs that they work at.
+-- The list into which consumers move the jobs on which they work.
 local function processing_of(queue)
   return match(queue, '^[^{]*{[^}]+}') and queue .. ':processing' or '{' .. queue .. '}:processing'
 end
 
--- The field of a job's deadline: what enqueue told, "<stamp> <n>".
+-- The field with a job's deadline. Its name is "<stamp> <n>", the beginning of the entry that enqueue made.
 local function field_of(job)
   return match(job, '^(%S+ %d+) ') or redis.sha1hex(job)
 end
 
--- The jobs that were taken first, up to 1,000 or so many bytes, and whether these are all. LMOVE ... LEFT puts new ones
--- in front.
+-- Up to 1,000 jobs, those that were taken first, or fewer if they have many bytes; and whether these are all. Consumers
+-- add jobs in front (LMOVE ... LEFT).
 local function jobs_taken(processing)
   local taken, bytes = {}, 4 * BYTES
   repeat
@@ -868,8 +879,8 @@ local function jobs_taken(processing)
   return taken, false
 end
 
--- Drops deadlines of jobs that are not taken any more: those that are not among the taken, if these are all, else those
--- that have long been over. One step through them a call.
+-- Drops deadlines of jobs that no consumer has any more. If `is_taken` has all taken jobs, these are the jobs that it
+-- does not have; else only those whose deadlines passed long ago. Goes one step with each call.
 local function forget_deadlines(name, cursor, is_taken, all, long_ago)
   local found = redis.call('HSCAN', name, cursor, 'COUNT', 1000)
   for i = 1, #found[2], 2 do
@@ -881,8 +892,9 @@ local function forget_deadlines(name, cursor, is_taken, all, long_ago)
   return found[1]
 end
 
--- Jobs that were taken get a deadline when they are first seen; those whose time is over go back to where they are
--- taken next. Returns how many, where forget_deadlines() is to go on, and how many it has looked at.
+-- Gives each taken job a deadline when it sees the job first. Returns a job to the queue, as the next one, when its
+-- deadline has passed. Returns the number of these jobs, the next cursor of forget_deadlines(), and how many jobs it
+-- saw.
 local function look_at_queue(name, queue, cursor)
   local processing, now, returned = processing_of(queue), now_ms(), 0
   local lease = tonumber(redis.call('HGET', name, 'lease') or '0')
@@ -906,8 +918,8 @@ local function look_at_queue(name, queue, cursor)
   return returned, cursor, #taken
 end
 
--- queues | namespace cursor -> returned cursor. How many abandoned jobs went back to their queues. A cursor '' starts;
--- '' in the reply ends.
+-- queues | namespace cursor -> returned cursor. Returns abandoned jobs to their queues, and replies how many. Begin
+-- with cursor '', and continue until the reply has ''.
 local function queues(_, args)
   if #args ~= 2 or not is_namespace(args[1]) then return bad('fence_queues', 'expected a namespace and a cursor') end
   local list = known_of(args[1]).queues

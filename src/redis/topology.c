@@ -430,7 +430,7 @@ watch_clock(RedisNode *node, int64 asked_at)
 		ereport(LOG,
 				(errmsg("pgcache_fence: the clock of Redis at %s stepped by " INT64_FORMAT " ms", node->address.host,
 						(ahead - node->clock_ahead) / 1000),
-				 errhint("A lease relies on clocks that fall back by no more than pgcache_fence.clock_margin: let them slew, not step.")));
+				 errhint("Let the clock slew, not step. Leases rely on clocks that never fall back by more than pgcache_fence.clock_margin.")));
 	metrics_raise_server(SERVER_METRIC_CLOCK_STEP, Max(step, 0));
 	node->clock_ahead = ahead;
 	node->clock_took = took;

@@ -136,11 +136,11 @@ coordinator_ask_once(const char *fence, const Call *call, redisReply **reply)
 }
 
 bool
-coordinator_say(const char *key, int argc, const char **argv, const size_t *argvlen, LinkAnswer answer, uint64 number)
+coordinator_pipeline(const char *key, int argc, const char **argv, const size_t *argvlen, LinkAnswer answer, uint64 number)
 {
 	int			node;
 
-	return find_node(key, &node) && wire_say(node, argc, argv, argvlen, answer, number, reply_deadline());
+	return find_node(key, &node) && wire_pipeline(node, argc, argv, argvlen, answer, number, reply_deadline());
 }
 
 bool

@@ -84,12 +84,12 @@ extern bool coordinator_ask(const char *fence, int n, const Call *calls, redisRe
 extern bool coordinator_ask_once(const char *fence, const Call *call, redisReply **reply);
 
 /*
- * coordinator_say sends one command to the process that holds the key, exactly once, and does not wait for the reply;
- * see wire_say. coordinator_collect waits at most `timeout` for all outstanding replies, including those to
+ * coordinator_pipeline sends one command to the process that holds the key, exactly once, and does not wait for the reply;
+ * see wire_pipeline. coordinator_collect waits at most `timeout` for all outstanding replies, including those to
  * reservations. Interruptible. Return false if the command was not sent, or not all replies arrived;
  * coordinator_problem() says why.
  */
-extern bool coordinator_say(const char *key, int argc, const char **argv, const size_t *argvlen, LinkAnswer answer, uint64 number);
+extern bool coordinator_pipeline(const char *key, int argc, const char **argv, const size_t *argvlen, LinkAnswer answer, uint64 number);
 extern bool coordinator_collect(void);
 
 /*

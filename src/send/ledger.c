@@ -200,7 +200,7 @@ ledger_require_open(void)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("cannot change a fenced table, or hold an effect, while the transaction commits"),
-				 errdetail("Another library does so at the end of transactions, after pgcache_fence has finished them."),
+				 errdetail("Another library does so in its transaction callback, which runs after that of pgcache_fence."),
 				 errhint("List pgcache_fence before that library in shared_preload_libraries.")));
 }
 

@@ -260,7 +260,7 @@ wire_send_after(const Message *message)
 }
 
 bool
-wire_say(int node, int argc, const char **argv, const size_t *argvlen, LinkAnswer answer, uint64 number, int64 deadline)
+wire_pipeline(int node, int argc, const char **argv, const size_t *argvlen, LinkAnswer answer, uint64 number, int64 deadline)
 {
 	Link	   *wire = wire_to(node);
 

@@ -53,8 +53,8 @@ extern bool wire_is_busy(int node);
  * and calls `answer` once with this number. Connects if necessary. Waits for the connection, and for room, until
  * deadline. Interruptible. Returns false if it was not sent; link_problem says why.
  */
-extern bool wire_say(int node, int argc, const char **argv, const size_t *argvlen, LinkAnswer answer, uint64 number,
-					 int64 deadline);
+extern bool wire_pipeline(int node, int argc, const char **argv, const size_t *argvlen, LinkAnswer answer, uint64 number,
+						  int64 deadline);
 
 /*
  * Sends a message behind what this backend has outstanding at the same process, if the message ends that: it must

@@ -1,32 +1,42 @@
 /*
  * write/capture.c
- *	  Changed rows of fenced tables, told by the executor itself; see capture.h.
+ *	  Captures changed rows of fenced tables in the executor; see capture.h.
  *
- * Row triggers are dear even if they do nothing: BEFORE ROW fetches and locks the old row once more, with a WAL record for that, and
- * AFTER ROW queues each row and fetches both again. So, once PostgreSQL has made the state of a statement, this file changes four
- * things in it, for each result relation that is fenced. All belong to this one execution: the plan, the relation cache
- * and other executions never see them.
+ * Owns: what it adds to the executor's state of a statement; fence_shared->capture once a statement has shown that capturing
+ * does not work.
+ * Locks: fence_shared->lock, for capture_problem only.
+ * Never: changes a plan or the relation cache.
  *
- * - ri_projectNew makes the new row of an UPDATE or INSERT. It is built early, as the executor would with the first row, and put behind
- *   an expression of ours (make_new_row) that runs it and sets the version. The executor makes every new row through it, also
- *   when EvalPlanQual begins again with a newer old row; everything that looks at the new row comes afterwards: generated columns,
- *   policies, constraints, partition bounds, the table, indexes, RETURNING.
- * - ri_WithCheckOptions gets one more (stored_row), of the kind that views have: the executor asks them after a row was stored in
- *   the table and in all indexes, and before RETURNING. The new row is its argument, the old one is in ri_oldTupleSlot.
- * - ri_projectReturning of a DELETE is put behind an expression of ours (deleted_row): it is evaluated for each deleted row, with that
- *   row. Where the user asked for no RETURNING there is none behind it, and the node's rows are swallowed (delete_silently).
- * - ri_TrigDesc, which is a copy of the relation's: our triggers are disabled in it. They are not removed, because events that
- *   another node of the statement has queued find their trigger here by its OID.
+ * Row triggers are expensive even if they do nothing. BEFORE ROW fetches and locks the old row once more, which writes a
+ * WAL record. AFTER ROW queues each row and fetches both rows again. So when PostgreSQL has made the state of a statement,
+ * this file changes four things in that state, for each fenced result relation. The changes belong to this execution.
+ * The plan, the relation cache and other executions never see them.
  *
- * Whatever does not go this way fires the triggers, because nothing was changed for it: COPY, logical replication, rows routed to
- * partitions, nodes of other extensions in place of ModifyTable. And where it would not be the same, nothing is changed either: see may_capture().
+ * - ri_projectNew makes the new row of an UPDATE or INSERT. We build it early, as the executor would do with the first
+ *   row, and put our own expression (make_new_row) in front of it, which runs it and sets the version. The executor makes
+ *   every new row through this expression, even if EvalPlanQual starts again with a newer old row. Everything that looks
+ *   at the new row comes later: generated columns, policies, constraints, partition bounds, the table, indexes, RETURNING.
+ * - ri_WithCheckOptions gets one more option (stored_row), of the kind that views have. The executor evaluates it when
+ *   the row is stored in the table and in all indexes, before RETURNING. Its argument is the new row; the old row is in
+ *   ri_oldTupleSlot.
+ * - ri_projectReturning of a DELETE gets our own expression (deleted_row) in front of it. The executor evaluates it for
+ *   each deleted row, with that row. If the user wrote no RETURNING, there is nothing behind our expression, and
+ *   delete_silently drops the rows that the node returns.
+ * - ri_TrigDesc is a copy of the relation's. We disable our triggers in it. We do not remove them, because events that
+ *   another node of the statement has queued look up their trigger here by its OID.
  *
- * Attach and detach invalidate no plan for this: what a table has is looked up when the statement starts, under its lock.
+ * For everything else nothing is changed, so the triggers fire: for COPY, logical replication, rows that are routed to
+ * partitions, and nodes of other extensions in place of ModifyTable. may_capture() excludes the statements for which our
+ * expressions would not do the same as the triggers.
  *
- * A row that was changed and not told would be served stale. So
- * - nothing is captured before a worker has seen, after the server start, that this executor does all that (capture_test.c);
- * - a stored row that make_new_row has not made makes its statement fail, and so do fewer rows told than the executor has counted
- *   at the end of the statement. Then the server goes on with triggers until it is started again.
+ * Attach and detach need not invalidate plans, because a statement looks up at its start, under its lock, how the table
+ * is attached.
+ *
+ * If a row changed and nobody reported it, readers would get a stale value. So
+ * - no statement is captured until a worker has seen after the server start that this executor does all of the above
+ *   (capture_test.c);
+ * - a statement fails if it stores a row that make_new_row has not made, or if fewer rows were reported than the executor
+ *   has counted. From then on row triggers capture all changes, until the server is restarted.
  */
 #include "postgres.h"
 
@@ -67,16 +77,16 @@ typedef struct Captured
 	RowChange	change;			/* old and new are those of the row at hand */
 	const ModifyTableState *node;
 	ResultRelInfo *relation;
-	ProjectionInfo *real;		/* what ours stands before; NULL: nothing */
-	ExecProcNodeMtd proceed;	/* of the node, if delete_silently stands before it */
-	ProjectionInfo ours;		/* what is put into the state; here, because each palloc takes as long as all the rest of it */
+	ProjectionInfo *real;		/* the executor's projection, in front of which ours is put; NULL: there is none */
+	ExecProcNodeMtd proceed;	/* the node's own function, if delete_silently has replaced it */
+	ProjectionInfo ours;		/* our projection; a member, because a palloc would take as long as all the rest */
 	WithCheckOption option;
 	ExprState	check;
-	uint64		rows;			/* that were told */
+	uint64		rows;			/* number of rows that were reported */
 	struct Captured *next;		/* of the same statement */
 } Captured;
 
-/* A statement with such relations. All of this lives as long as its state. */
+/* A statement with captured relations. All of this lives as long as the executor's state of the statement. */
 typedef struct Statement
 {
 	const EState *state;
@@ -85,7 +95,7 @@ typedef struct Statement
 	struct Statement *next;
 } Statement;
 
-static Statement *statements = NULL;	/* that are under way */
+static Statement *statements = NULL;	/* those that are being executed */
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Whether it works
@@ -107,39 +117,39 @@ capture_problem(void)
 	if (fence_shared == NULL || pg_atomic_read_u32(&fence_shared->capture) == CAPTURE_WORKS)
 		return NULL;
 	LWLockAcquire(fence_shared->lock, LW_SHARED);
-	problem = pstrdup(fence_shared->capture_problem[0] ? fence_shared->capture_problem : "not tried since the server start");
+	problem = pstrdup(fence_shared->capture_problem[0] ? fence_shared->capture_problem : "the executor was not tried since the server start");
 	LWLockRelease(fence_shared->lock);
 	return problem;
 }
 
-/* A statement was not told as it should be: it fails, and no other is captured. */
+/* Raises the error for a statement that was not captured completely. From now on no statement is captured. */
 static void
 raise_broken(const char *what)
 {
-	if (diverted_to == NULL)	/* else it is a trial, which says so itself */
+	if (diverted_to == NULL)	/* else this is a trial, which reports the problem itself */
 	{
 		LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
 		strlcpy(fence_shared->capture_problem, what, REASON_LEN);
 		pg_atomic_write_u32(&fence_shared->capture, CAPTURE_BROKEN);
 		LWLockRelease(fence_shared->lock);
 		ereport(WARNING,
-				(errmsg("pgcache_fence: changed rows are told by triggers until the next start of the server: %s", what)));
+				(errmsg("pgcache_fence: row triggers capture all changed rows until the server is restarted: %s", what)));
 	}
 	ereport(ERROR,
 			(errcode(ERRCODE_INTERNAL_ERROR),
-			 errmsg("the executor has not told of all changed rows of a fenced table"),
+			 errmsg("the executor did not report all changed rows of a fenced table"),
 			 errdetail("%s", what),
-			 errhint("Try again: from now on triggers do. Please report this, with the statement.")));
+			 errhint("Try again: row triggers capture changed rows now. Please report this, with the statement.")));
 }
 
-static bool rows_told = false;	/* since reservations were sent last */
+static bool rows_told = false;	/* a row was reported since reservations were sent last */
 
 /* -----------------------------------------------------------------------------------------------------------------
  * What the executor calls for each row
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* The rows of an INSERT need no projection of PostgreSQL's: the plan makes them (plan_makes_rows). */
+/* Makes the new row of an INSERT. PostgreSQL has no projection for it, because the plan makes the row (plan_makes_rows). */
 static void
 copy_values(TupleTableSlot *from, TupleTableSlot *to)
 {
@@ -149,8 +159,8 @@ copy_values(TupleTableSlot *from, TupleTableSlot *to)
 }
 
 /*
- * Evaluates ri_projectNew. ExecProject has emptied the slot, and will say that it is filled. A projection has no value: from 18 on isnull
- * is NULL, as in deleted_row.
+ * Evaluates ri_projectNew. ExecProject has cleared the slot, and marks it as filled afterwards. A projection has no value,
+ * so from PostgreSQL 18 on isnull is NULL, here and in deleted_row.
  */
 static Datum
 make_new_row(ExprState *state, ExprContext *econtext, bool *isnull)
@@ -183,27 +193,27 @@ static void
 tell(Captured *captured)
 {
 	if (!captured->change.prepared && domain_sets_version(captured->change.domains))
-		raise_broken("A row was stored that got no version.");
+		raise_broken("The executor stored a row that did not get a version.");
 	listener->stored(&captured->change);
 	captured->change.prepared = false;
 	captured->rows++;
 	rows_told = true;
 }
 
-/* Evaluates our check option: the row is stored. */
+/* Evaluates our check option, when the row is stored. */
 static Datum
 stored_row(ExprState *state, ExprContext *econtext, bool *isnull)
 {
 	Captured   *captured = state->evalfunc_private;
 
 	captured->change.new = econtext->ecxt_scantuple;
-	captured->change.old = captured->relation->ri_oldTupleSlot;	/* NULL: an INSERT */
+	captured->change.old = captured->relation->ri_oldTupleSlot;	/* NULL: this is an INSERT */
 	tell(captured);
 	*isnull = false;
 	return BoolGetDatum(true);
 }
 
-/* Evaluates ri_projectReturning of a DELETE: the row is gone. */
+/* Evaluates ri_projectReturning of a DELETE, when the row is deleted. */
 static Datum
 deleted_row(ExprState *state, ExprContext *econtext, bool *isnull)
 {
@@ -215,7 +225,7 @@ deleted_row(ExprState *state, ExprContext *econtext, bool *isnull)
 	tell(captured);
 	if (captured->real == NULL)
 		return (Datum) 0;
-	captured->real->pi_state.flags = state->flags;	/* from 18 on they tell whether OLD and NEW are there */
+	captured->real->pi_state.flags = state->flags;	/* from PostgreSQL 18 on: whether OLD and NEW exist */
 	return captured->real->pi_state.evalfunc(&captured->real->pi_state, econtext, isnull);
 }
 
@@ -229,7 +239,7 @@ statement_of(const EState *state)
 	return statement;
 }
 
-/* Executes a DELETE whose RETURNING is ours alone: whoever asked for no rows gets none. */
+/* Executes a DELETE whose only RETURNING is ours. It returns no rows, because the user asked for none. */
 static TupleTableSlot *
 delete_silently(PlanState *node)
 {
@@ -249,7 +259,7 @@ delete_silently(PlanState *node)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* The state goes, also after an error. */
+/* Called when the executor's state of the statement is freed, also after an error. */
 static void
 forget_statement(void *arg)
 {
@@ -285,7 +295,7 @@ begin(const ModifyTableState *mt, ResultRelInfo *relation, const Domain *domains
 	return captured;
 }
 
-/* A projection of ours into that slot; what it stands before has been kept in captured->real. */
+/* Makes our projection, which fills that slot. captured->real is the executor's projection in front of which it is put. */
 static ProjectionInfo *
 make_projection(ModifyTableState *mt, Captured *captured, ExprStateEvalFunc function, TupleTableSlot *slot)
 {
@@ -303,7 +313,7 @@ make_projection(ModifyTableState *mt, Captured *captured, ExprStateEvalFunc func
 	return projection;
 }
 
-/* What ExecInitUpdateProjection does with the first row. */
+/* Does what ExecInitUpdateProjection would do with the first row. */
 static void
 build_update_projection(ModifyTableState *mt, int which)
 {
@@ -343,7 +353,7 @@ watch_stored(Captured *captured)
 	captured->check = (ExprState) {
 		.type = T_ExprState, .flags = EEO_FLAG_IS_QUAL, .evalfunc = stored_row, .evalfunc_private = captured
 	};
-	/* these lists may be the plan's */
+	/* copy the lists, because they may belong to the plan */
 	relation->ri_WithCheckOptions = lappend(list_copy(relation->ri_WithCheckOptions), &captured->option);
 	relation->ri_WithCheckOptionExprs = lappend(list_copy(relation->ri_WithCheckOptionExprs), &captured->check);
 }
@@ -370,7 +380,7 @@ watch_deleted(ModifyTableState *mt, Captured *captured)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Ours are known by their names: what else has these, no table has that is fenced (shape.h). */
+/* Our triggers are known by their names. No fenced table has other triggers of these names (shape.h). */
 static bool
 is_ours(const Trigger *trigger)
 {
@@ -378,12 +388,12 @@ is_ours(const Trigger *trigger)
 		(strcmp(trigger->tgname, shape_of(ROLE_BEFORE)->name) == 0 || strcmp(trigger->tgname, shape_of(ROLE_AFTER)->name) == 0);
 }
 
-/* The row triggers of a kind of statement, as far as they matter here. */
+/* The row triggers for one kind of statement, as far as they matter here */
 typedef struct RowTriggers
 {
-	Trigger    *before;			/* ours; NULL: it has none that fires */
+	Trigger    *before;			/* our trigger; NULL if there is none that fires */
 	Trigger    *after;
-	bool		others_before;	/* somebody else's would fire, perhaps */
+	bool		others_before;	/* a trigger that is not ours may fire */
 	bool		others_after;
 } RowTriggers;
 
@@ -412,7 +422,7 @@ triggers_of(TriggerDesc *triggers, CmdType operation)
 	return result;
 }
 
-/* Whether the plan of an INSERT makes rows as the table has them now, and nothing besides. If not, the executor shall say so. */
+/* Whether the plan of an INSERT makes exactly the columns that the table has now. If not, the executor raises the error. */
 static bool
 plan_makes_rows(const ModifyTableState *mt, TupleDesc desc)
 {
@@ -435,11 +445,12 @@ plan_makes_rows(const ModifyTableState *mt, TupleDesc desc)
 }
 
 /*
- * Whether what is described above is all that happens to the rows. Not where
- * - ON CONFLICT DO UPDATE or MERGE change rows by projections of their own,
- * - a row may move to another partition, where its new table's triggers fire: then so must those of the old one (the version is never
- *   part of a partition's bound: a unique index on the key has all columns of that, and the version is no key column),
- * - somebody has made the projection already.
+ * Whether all changes of rows go through the expressions described above. They do not
+ * - if ON CONFLICT DO UPDATE or MERGE changes rows by projections of its own,
+ * - if a row may move to another partition. The triggers of its new partition fire then, so those of the old one must fire
+ *   too. (The version is never part of a partition bound, because a unique index on the key has all columns of the bound,
+ *   and the version is no key column.)
+ * - if somebody has made the projection already.
  */
 static bool
 may_capture(const ModifyTableState *mt, const ResultRelInfo *relation)
@@ -461,9 +472,9 @@ may_capture(const ModifyTableState *mt, const ResultRelInfo *relation)
 }
 
 /*
- * The domains of the relation if its triggers would do what is done here. Not where another BEFORE ROW trigger sees or changes the row: ours
- * is the last of them by its name. Not where a key column is generated: trigger.c computes it. NULL: not, or it is not fenced; the
- * triggers, if there are any, know what to do, or to say.
+ * The domains of the relation, if capturing does the same as its triggers; otherwise NULL, and the triggers fire if there
+ * are any. NULL also if the relation is not fenced, or if another BEFORE ROW trigger must see the row before our trigger,
+ * which is the last one by its name, or if a key column is generated, because trigger.c computes that.
  */
 static const Domain *
 domains_of(const ResultRelInfo *relation, const RowTriggers *triggers)
@@ -473,7 +484,7 @@ domains_of(const ResultRelInfo *relation, const RowTriggers *triggers)
 
 	if (diverted_to != NULL)
 		return diverted_to->relid == relid ? diverted_to : NULL;
-	/* only if our AFTER ROW would fire, the table is fenced as it should be */
+	/* if our AFTER ROW trigger would not fire, the table is not fenced as it should be */
 	if (triggers->after == NULL || triggers->after->tgenabled != TRIGGER_FIRES_ALWAYS || triggers->others_before ||
 		relation->ri_RelationDesc->rd_rel->relkind != RELKIND_RELATION)
 		return NULL;
@@ -566,7 +577,10 @@ executor_start(QueryDesc *query, int flags)
 	MemoryContextSwitchTo(old);
 }
 
-/* The executor has counted the rows of the statement's own node: if all of its relations are captured, so many were told. */
+/*
+ * Compares the number of reported rows with the executor's count of the rows of the statement's own node, if all relations
+ * of that node are captured.
+ */
 static void
 check_rows(const QueryDesc *query, const Statement *statement)
 {
@@ -585,11 +599,11 @@ check_rows(const QueryDesc *query, const Statement *statement)
 		rows += captured->rows;
 	}
 	if (own != NULL && own->canSetTag && relations == own->mt_nrels && rows < query->estate->es_processed)
-		raise_broken(psprintf("The executor has changed " UINT64_FORMAT " rows and told of " UINT64_FORMAT ".",
+		raise_broken(psprintf("The executor changed " UINT64_FORMAT " rows and reported " UINT64_FORMAT ".",
 							  query->estate->es_processed, rows));
 }
 
-/* AFTER triggers, which may take long, come in between. */
+/* Called twice for each statement, because AFTER triggers, which may take long, run between the two calls. */
 static void
 end_of_rows(void)
 {

@@ -1,22 +1,23 @@
 /*
  * write/capture.h
- *	  Changed rows of fenced tables, told by the executor itself instead of row triggers.
+ *	  Captures changed rows of fenced tables in the executor, which costs less than row triggers.
  *
- * Which of them tells of a row makes no difference to what becomes of it (changed_row.h). The triggers are always there; for a statement
- * that is captured they are switched off in its own state, and they fire for all else.
+ * changed_row.h handles a row in the same way, whether the executor or a trigger has reported it. A fenced table always
+ * has the triggers. They are disabled only in the executor's state of a statement that is captured, and fire for all other
+ * statements.
  */
 #ifndef FENCE_CAPTURE_H
 #define FENCE_CAPTURE_H
 
 #include "write/changed_row.h"
 
-/* Called once at load: the hooks of the executor. */
+/* Installs the hooks of the executor. Called once, when the library is loaded. */
 extern void capture_install(void);
 
-/* A trigger was told of a row: what is reserved for it is sent at the end of the statement, if one of the executor's is under way. */
+/* A trigger has reported a row. If a statement is being executed, its end sends the reservations of that row too. */
 extern void capture_told_by_trigger(void);
 
-/* Who is told of changed rows: see changed_row_prepare and changed_row_stored. */
+/* The functions to which changed rows are reported; see changed_row_prepare and changed_row_stored. */
 typedef struct CaptureListener
 {
 	int64		(*prepare) (RowChange *change);
@@ -24,12 +25,15 @@ typedef struct CaptureListener
 } CaptureListener;
 
 /*
- * From here on statements of this backend are captured on that domain's table only, fenced or not, and tell this listener; NULL: as ever
- * again. For capture_test.c.
+ * From now on, captures in this backend only statements on that domain's table, fenced or not, and reports their rows to
+ * this listener. NULL restores the normal state. Only for capture_test.c.
  */
 extern void capture_divert(const Domain *domain, const CaptureListener *listener);
 
-/* Why triggers alone tell of changed rows, a text of the caller's memory; NULL: they do not. The setting does not matter here. */
+/*
+ * Why statements cannot be captured, so that only triggers report changed rows (palloc'd); NULL if they can. Ignores the
+ * setting pgcache_fence.capture. Takes fence_shared->lock.
+ */
 extern const char *capture_problem(void);
 
 #endif

@@ -1,9 +1,14 @@
 /*
  * write/capture_test.c
- *	  Whether this server's executor does what capture.c relies on: seen once after each server start, before any statement is captured.
+ *	  The trial that shows whether this server's executor does what capture.c relies on. It runs after each server start.
+ *	  No statement is captured before it has succeeded.
  *
- * Changes a row of fence.floor, a table that the extension has anyway, of a domain that does not exist, in a subtransaction that is
- * rolled back; and compares what the executor told with what it should have. Nobody else ever sees that row.
+ * Owns: fence_shared->capture until the trial ends; the trial file.
+ * Locks: fence_shared->lock, to store the result; RowExclusiveLock on fence.floor, until the subtransaction is rolled back.
+ * Never: leaves a changed row.
+ *
+ * The trial changes rows of fence.floor, because every database with the extension has this table. The rows are of domains
+ * that do not exist. It compares what the executor reports with what it should report, and rolls the subtransaction back.
  */
 #include "postgres.h"
 
@@ -31,7 +36,7 @@
 /* Columns of fence.floor */
 #define FLOOR_VERSION	2
 
-static StringInfoData told;		/* of the statement at hand */
+static StringInfoData told;		/* what the executor has reported for the present statement */
 
 static void
 note(const char *what, RowChange *change)
@@ -60,12 +65,12 @@ stored(RowChange *change)
 
 static const CaptureListener listener = {prepare, stored};
 
-/* Statements, what each returns first, and what is told of it. One that returns rows can be read by its first column. */
+/* The statements of the trial, and for each the result and the reports that are expected */
 static const struct
 {
 	const char *sql;
 	int			outcome;
-	int64		returned;		/* of RETURNING, else how many rows were changed */
+	int64		returned;		/* first column of the row that it returns, else the number of changed rows */
 	const char *told;
 }			trials[] = {
 	{"INSERT INTO fence.floor VALUES (-1, 1), (-2, 2)", SPI_OK_INSERT, 2, "made to 1; stored to 11; made to 2; stored to 11; "},
@@ -79,7 +84,7 @@ static const struct
 	{"DELETE FROM fence.floor WHERE domain_id OPERATOR(pg_catalog.=) -2", SPI_OK_DELETE, 1, "made 11; stored 11; "},
 };
 
-/* What is wrong, as a sentence; NULL: nothing. */
+/* Executes the statements. Returns a sentence that says what went wrong, or NULL. */
 static const char *
 run_trials(void)
 {
@@ -96,7 +101,7 @@ run_trials(void)
 		if (SPI_tuptable != NULL && SPI_tuptable->numvals == 1)
 			returned = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1, &isnull));
 		if (outcome != trials[i].outcome || returned != trials[i].returned || strcmp(told.data, trials[i].told) != 0)
-			return psprintf("Of \"%s\" the executor told \"%s\" and returned " INT64_FORMAT ".", sql, told.data, returned);
+			return psprintf("For \"%s\" the executor reported \"%s\" and returned " INT64_FORMAT ".", sql, told.data, returned);
 	}
 	return NULL;
 }
@@ -110,12 +115,13 @@ conclude(uint32 result, const char *problem)
 	LWLockRelease(fence_shared->lock);
 	if (problem != NULL && fence_log_due(problem))
 		ereport(WARNING,
-				(errmsg("pgcache_fence: changed rows are told by triggers, not by the executor: %s", problem)));
+				(errmsg("pgcache_fence: row triggers, not the executor, capture changed rows: %s", problem)));
 }
 
 /*
- * A file that is there during the trial: an executor that is quite another one may crash the server, which starts again, and would crash
- * again. It is among what base backups leave out. False: it is there, so the trial before has crashed.
+ * Creates the file that exists during the trial. A very different executor may crash the server in the trial. The server
+ * would restart, run the trial again, and crash again; the file prevents that. Base backups leave out its directory.
+ * Returns false if the file exists, which means that the server crashed in the previous trial.
  */
 static bool
 begin_trial(void)
@@ -138,7 +144,7 @@ end_trial(int code, Datum arg)
 		ereport(LOG, (errcode_for_file_access(), errmsg("could not remove file \"%s\": %m", TRIAL_FILE)));
 }
 
-/* What is wrong, NULL: nothing; also after an error. */
+/* Runs the trial. Returns what went wrong (also the message of an error), or NULL. */
 static const char *
 outcome_of_trial(void)
 {
@@ -181,8 +187,8 @@ capture_test(void)
 		return;
 	if (!begin_trial())
 	{
-		end_trial(0, 0);		/* the next start of the server tries again */
-		conclude(CAPTURE_BROKEN, "The server crashed, or was killed, when that was tried.");
+		end_trial(0, 0);		/* so that the next start of the server tries again */
+		conclude(CAPTURE_BROKEN, "The server crashed, or was killed, during the trial of the executor.");
 		return;
 	}
 	PG_ENSURE_ERROR_CLEANUP(end_trial, 0);

@@ -1,16 +1,23 @@
 /*
  * write/detached.c
- *	  Detached reservations: fence.reserve, commit and abort, for work that spans several transactions.
+ *	  Detached reservations, for work that spans several transactions: fence.reserve, fence.commit and fence.abort.
  *
- * Owns: fence.reservation, the durable side. A detached reservation stands as long as its row is there: that is its fate,
- * as the commit log is a transaction's. Redis holds it under the stamp "<stamp of the transaction that made it>.<id>", so
- * the patrol knows whom to ask. It is a veto on serving and nothing else: what writes the key has reservations of its own.
- *   - The row is inserted first and Redis asked second, both by one transaction, whose PRE_COMMIT treats it like a row that
- *     it wrote: acknowledged under the word, commit flag, the same word. So who is granted slots is told of the row (workers look
- *     after the commit flags are gone), or the transaction reserves again under the new word.
- *   - A row is deleted by commit or abort, in their transaction, or by the patrol once the lease is over. Then the patrol ends
- *     the reservation in Redis.
- * Nothing here runs in COMMIT or ABORT but a flag.
+ * Owns: the table fence.reservation. A detached reservation stands as long as its row exists. The row decides its fate, as
+ * the commit log decides a transaction's.
+ * Locks: those of SELECT, INSERT and DELETE on that table; the lock on the key (explicit_lock_key).
+ * Never: does more than read and clear a flag in COMMIT or ABORT.
+ *
+ * Redis holds a detached reservation under the stamp "<stamp of the transaction that made it>.<id of the row>". So the
+ * patrol can find the row. The reservation only keeps readers from the cached value. A transaction that writes the key
+ * makes its own reservation.
+ *
+ * One transaction inserts the row, and then asks Redis. Its PRE_COMMIT treats the reservation like one for a row that it
+ * has written: Redis must have granted it under the word, and the word must be the same after the commit flag is set. So
+ * if slots are granted to another process meanwhile, one of two things happens. Either the worker that looks for rows
+ * after the commit flags are gone sees the row and reserves it there, or the transaction reserves again under the new word.
+ *
+ * fence.commit and fence.abort delete the row in their transaction; the patrol deletes it when its lease is over. Then the
+ * patrol ends the reservation in Redis.
  */
 #include "postgres.h"
 
@@ -34,7 +41,7 @@
 #include "write/detached.h"
 #include "write/explicit.h"
 
-#define MAX_STANDING	100		/* for one key: Redis goes through them when one is made or ends */
+#define MAX_STANDING	100		/* maximum for one key, because Redis walks through all of them when one is made or ends */
 
 /* The stamp in Redis of the reservation whose row is r. */
 #define RESERVATION_STAMP "pg_catalog.concat(r.creator, '.', r.id)"
@@ -46,8 +53,8 @@ PG_FUNCTION_INFO_V1(fence_abort);
 static bool has_ended = false;	/* this transaction has deleted a row */
 
 /* -----------------------------------------------------------------------------------------------------------------
- * The rows. The functions that come here are the extension owner's (SECURITY DEFINER), workers are superusers: callers need no
- * privilege on the table.
+ * The rows. Callers need no privilege on the table, because the SQL functions run as the owner of the extension (SECURITY
+ * DEFINER), and workers are superusers.
  * -----------------------------------------------------------------------------------------------------------------
  */
 
@@ -66,7 +73,7 @@ result_text(uint64 row, int column)
 	return SPI_getvalue(SPI_tuptable->vals[row], SPI_tuptable->tupdesc, column);
 }
 
-/* What follows "<namespace>:f:<database oid>." in a fence's name: the rest is read at run time, never stored. */
+/* The part of a fence's name that is stored: what follows "<namespace>:f:<database OID>.". The front may change. */
 static const char *
 stored_name(const char *fence)
 {
@@ -93,12 +100,12 @@ highest_standing(const Domain *domain, const char *fence)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("too many reservations of one key in domain \"%s\"", domain->name),
-				 errdetail("%d stand.", MAX_STANDING),
+				 errdetail("The key has %d, which is the limit.", MAX_STANDING),
 				 errhint("End some with fence.commit or fence.abort, or wait until their leases are over.")));
 	return result_int64(0, 1, NO_VERSION);
 }
 
-/* Returns the id; *token is the function's result. */
+/* Returns the id of the row. Sets *token to the token that fence.reserve returns. */
 static int64
 insert_row(const Domain *domain, const char *fence, int64 version, Interval *lease, MemoryContext caller, char **token)
 {
@@ -128,7 +135,7 @@ detached_stands(const char *stamp)
 	if (!OidIsValid(fence_table_oid("reservation")))
 		return false;			/* the extension has been dropped */
 	SPI_connect();
-	/* the attachment that it is of may have ended: then readers are told so, and it says nothing of another one */
+	/* if its attachment has ended, readers get no hits of that domain, and a later attachment is not concerned */
 	execute_now("SELECT FROM fence.reservation r JOIN fence.domain d ON d.id OPERATOR(pg_catalog.=) r.domain_id"
 			" WHERE r.id OPERATOR(pg_catalog.=) $1 AND " RESERVATION_STAMP " OPERATOR(pg_catalog.=) $2",
 			SPI_OK_SELECT, lengthof(types), types, values);
@@ -177,8 +184,8 @@ detached_carry(LibraryCall *call, int node, uint32 epoch)
  */
 
 /*
- * The version that a reservation must be above: what PostgreSQL knows of the key, other reservations that stand, and what the
- * caller says that he has read, unless he leaves that to us.
+ * The version above which the reservation must be. It is the highest of what PostgreSQL knows of the key, of the other
+ * reservations that stand, and of the version that the caller has read. If the caller passes NULL, we look that up.
  */
 static int64
 last_version(FunctionCallInfo fcinfo, int n, const Domain *domain, const char *key, const char *fence)
@@ -191,7 +198,7 @@ last_version(FunctionCallInfo fcinfo, int n, const Domain *domain, const char *k
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("the observed version must not be null"),
-				 errdetail("Domain \"%s\" has no rows with versions to look at.", domain->name),
+				 errdetail("Domain \"%s\" has no table with versions in which pgcache_fence could look.", domain->name),
 				 errhint("Pass 0 for a key that never had a version.")));
 	return Max(known, 0);
 }
@@ -250,7 +257,7 @@ fence_reserve(PG_FUNCTION_ARGS)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Deletes the row of the token: from here on its end is this transaction's. *domain and *fence are palloc'd. */
+/* Deletes the row of the token, so this transaction decides how the reservation ends. *domain and *fence are palloc'd. */
 static int64
 take_row(FunctionCallInfo fcinfo, const char *command, char **domain, char **fence)
 {
@@ -272,8 +279,8 @@ take_row(FunctionCallInfo fcinfo, const char *command, char **domain, char **fen
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("no reservation has this token"),
-				 errdetail("It was ended before, or its lease is over."),
-				 errhint("Reserve again, and look at what others have written meanwhile.")));
+				 errdetail("The reservation was ended before, or its lease is over."),
+				 errhint("Reserve the key again, and read what others have written meanwhile.")));
 	*domain = MemoryContextStrdup(caller, result_text(0, 1));
 	*fence = MemoryContextStrdup(caller, result_text(0, 2));
 	version = result_int64(0, 3, NO_VERSION);
@@ -282,7 +289,7 @@ take_row(FunctionCallInfo fcinfo, const char *command, char **domain, char **fen
 	return version;
 }
 
-/* fence.commit(token) → version. Where triggers write the versions, there is nothing to add. */
+/* fence.commit(token) → version. If triggers set the versions, deleting the row is all that it does. */
 Datum
 fence_commit(PG_FUNCTION_ARGS)
 {
@@ -295,8 +302,8 @@ fence_commit(PG_FUNCTION_ARGS)
 	char	   *key;
 
 	/*
-	 * Where the caller stores the versions, this transaction takes the key over with a reservation of its own, as begin_write would:
-	 * for the version that was reserved, or one above what others have written meanwhile.
+	 * If the caller stores the versions, this transaction reserves the key itself, like begin_write: with the version
+	 * that was reserved, or with a version above those that others have written meanwhile.
 	 */
 	if (domain->scope == SCOPE_MANUAL && key_parse_fence_name(full_name(stored), &database, &redis_name, &key))
 		version = explicit_write(domain, key, version - 1, false);

@@ -1,6 +1,10 @@
 /*
  * write/explicit.c
- *	  Explicit reservations: fence.begin_write, begin_write_strict and abort_write, and what detached ones share with them.
+ *	  Explicit reservations: fence.begin_write, begin_write_strict and abort_write, and what detached reservations share
+ *	  with them.
+ *
+ * Owns: the lock that orders transactions which reserve the same key explicitly.
+ * Locks: that lock, until the end of the transaction; those of a SELECT on the table and on fence.tombstone.
  */
 #include "postgres.h"
 
@@ -35,12 +39,12 @@ require_manual(const Domain *domain)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("domain \"%s\" is maintained by the triggers of its table", domain->name),
-				 errhint("Just write the row. Explicit reservations are for domains attached with scope => 'manual'.")));
+				 errhint("Write the row; the triggers reserve it. Explicit reservations are for domains attached with scope => 'manual'.")));
 }
 
 /*
- * No row's lock orders those who write the key: without this lock two open transactions could be given one version. Of
- * the kind of advisory locks, in a class that SQL cannot name; until the end of the transaction.
+ * Without this lock two open transactions could get the same version, because no row lock orders transactions that write
+ * the key. It is an advisory lock, of a class that SQL cannot name, so it conflicts with no lock of an application.
  */
 void
 explicit_lock_key(const char *fence)
@@ -91,9 +95,10 @@ explicit_reserve(Reservation *r)
 }
 
 /*
- * Raises 40001 if the version that the caller has read is old. If rows have versions, the newest version is the row's, because the caller of an
- * earlier begin_write may never have stored the version that it got; a caller who has seen no row has observed 0. If rows have no versions, the
- * newest is the one that begin_write returned last. A floor is not a version of the key.
+ * Raises 40001 if the version that the caller has read is old. If rows have versions, the newest version is the row's,
+ * because the caller of an earlier begin_write may never have stored the version that it got. A caller who has seen no row
+ * has observed 0. If rows have no versions, the newest version is the one that begin_write returned last. A floor is not a
+ * version of the key.
  */
 static void
 require_newest(const Domain *domain, const char *key, int64 observed)
@@ -112,8 +117,8 @@ require_newest(const Domain *domain, const char *key, int64 observed)
 }
 
 /*
- * The version given is remembered as a tombstone: no row's version and no fence tells the next caller, who may have read an older
- * one. The caller states `observed` without proof: it is not told to Redis.
+ * Stores the returned version as a tombstone. The next caller may have read an older version, and needs the tombstone if
+ * neither a row nor a fence has the newest one. Does not send `observed` to Redis, because the caller may be wrong.
  */
 int64
 explicit_write(const Domain *domain, const char *key, int64 observed, bool strict)
@@ -125,13 +130,13 @@ explicit_write(const Domain *domain, const char *key, int64 observed, bool stric
 	r = ledger_reservation(RESERVE_ROW, fence, domain);
 	if (r->applied == NO_VERSION)
 	{
-		r->used = false;		/* the rollback to the savepoint has removed the rows too */
-		/* otherwise only this transaction has got a version since */
+		r->used = false;		/* if a savepoint was rolled back, its rows are gone too */
+		/* if this transaction holds the key already, nobody else can have got a version since */
 		if (strict)
 			require_newest(domain, key, observed);
 	}
 	r->wanted = fence_version_after(domain, explicit_observed(domain, observed, Max(explicit_known(domain, key), r->wanted)));
-	(void) fence_stamp();		/* assigns the xid: without a row written, the transaction must still have a fate */
+	(void) fence_stamp();		/* assigns an xid, so that the transaction has a fate even if it writes no row */
 	tombstone_set(domain->id, key, r->wanted);
 	ledger_apply(r, r->wanted, NULL);
 	explicit_reserve(r);
@@ -161,7 +166,7 @@ fence_begin_write(PG_FUNCTION_ARGS)
 	return begin_write(fcinfo, "fence.begin_write()", false);
 }
 
-/* The same, but the observed version must be the newest. */
+/* Like fence.begin_write, but the observed version must be the newest. */
 Datum
 fence_begin_write_strict(PG_FUNCTION_ARGS)
 {
@@ -180,7 +185,7 @@ fence_abort_write(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("this transaction has no reservation of key \"%s\" in domain \"%s\"", key, domain->name)));
-	/* the commit would not wait for a reservation that was withdrawn */
+	/* the commit does not wait for a withdrawn reservation, so a key whose row was written must keep its reservation */
 	if (r->used)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),

@@ -2,11 +2,14 @@
  * write/generated_key.c
  *	  The values of generated key columns of a new row; see generated_key.h.
  *
- * PostgreSQL computes generated columns after all BEFORE triggers. Our BEFORE trigger needs the keys of the new row earlier, so it
- * evaluates the same expressions itself. PostgreSQL evaluates them again a moment later, for the same user, and stores the result. AFTER ROW
- * looks at the stored row. So a trigger that changes the row after ours costs a message, and no key is forgotten.
+ * PostgreSQL computes generated columns after all BEFORE triggers. Our BEFORE trigger needs the keys of the new row
+ * earlier, so it evaluates the same expressions itself. PostgreSQL evaluates them again a moment later, for the same user,
+ * and stores the result. Our AFTER trigger looks at the stored row. So if another trigger changes the row after our BEFORE
+ * trigger, this costs one more message, and no key is forgotten.
  *
- * Owns: the evaluation. Takes no locks, stores nothing.
+ * Owns: the evaluation of these expressions.
+ * Locks: none.
+ * Never: changes a row.
  */
 #include "postgres.h"
 

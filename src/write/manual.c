@@ -2,8 +2,11 @@
  * write/manual.c
  *	  The guard of tables whose domains have scope 'manual'; see manual.h.
  *
- * A transaction that writes such a key must reserve it first, and store the version that it gets. begin_write cannot know what the transaction does
- * afterwards. So the guard checks the rows of the domain's table when they are stored.
+ * A transaction that writes such a key must reserve it first, and store the version that it gets. begin_write cannot know
+ * what the transaction does afterwards. So the guard checks the rows of the domain's table when they are stored.
+ *
+ * Owns: that check, and its errors.
+ * Locks: none.
  */
 #include "postgres.h"
 
@@ -22,7 +25,7 @@ raise_unreserved(const Domain *domain, const char *key)
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("key \"%s\" of domain \"%s\" was written without a reservation", key, domain->name),
 			 errdetail("Readers could be served the cached value that this write replaces."),
-			 errhint("Call fence.begin_write for the key before, in the same transaction. " MIGRATION_HINT)));
+			 errhint("Call fence.begin_write for the key first, in the same transaction. " MIGRATION_HINT)));
 }
 
 static void
@@ -36,8 +39,8 @@ raise_other_version(const Domain *domain, const char *key, int64 stored, int64 r
 }
 
 /*
- * Whether this transaction has reserved the key of a row that was stored or deleted (is_gone), with the stored version. If it has not, this
- * raises, or returns false if the setting says that the whole domain shall be reserved instead.
+ * Whether this transaction has reserved the key of a row that was stored or deleted (is_gone), with the stored version.
+ * If it has not, raises an error, or returns false if the setting says that the whole domain shall be reserved instead.
  */
 static bool
 is_reserved(const Domain *domain, TupleTableSlot *row, bool is_gone)

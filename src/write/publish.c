@@ -1,9 +1,12 @@
 /*
  * write/publish.c
- *	  NOTIFY for what a transaction commits; see publish.h.
+ *	  Sends NOTIFY for the changes that a transaction commits; see publish.h.
  *
- * Owns: the channel, and the form of what is sent there: the same text as Redis publishes. Nothing in the protocol relies
- * on it. PostgreSQL orders the commits of transactions that send NOTIFY by one lock of the whole server.
+ * Owns: the channel, and the text of the notifications, which is the text that Redis publishes.
+ * Locks: none of its own. But PostgreSQL serializes the commits of all transactions that send NOTIFY, with one lock for
+ * the whole server.
+ *
+ * Nothing in the protocol relies on these notifications.
  */
 #include "postgres.h"
 
@@ -16,7 +19,7 @@
 
 #define NOTIFY_CHANNEL "pgcache_fence"
 
-/* Whether COMMIT tells of this reservation. Rows of a domain that is told of as a whole need no word of their own. */
+/* Whether COMMIT sends a notification for this reservation. One for the whole domain replaces those for its rows. */
 static bool
 is_told(const Reservation *r)
 {

@@ -1,9 +1,12 @@
 /*
  * write/trigger.c
- *	  Row triggers of fenced tables: they tell changed_row.c of rows that the executor does not tell of (capture.c).
+ *	  The triggers of fenced tables. They report to changed_row.c the changed rows that capture.c does not capture.
  *
- * BEFORE ROW runs last of all BEFORE triggers by its name, and puts the version into the row; whatever still gets in after it
- * is caught by AFTER ROW, which looks at the stored row and decides.
+ * Owns: the trigger functions fence.before_row, fence.after_row and fence.before_truncate.
+ * Locks: none of its own; the statement has locked the table.
+ *
+ * BEFORE ROW puts the version into the row. Because of its name it runs after all other BEFORE triggers. If a row is
+ * changed even later, AFTER ROW notices it, because it looks at the stored row.
  */
 #include "postgres.h"
 
@@ -40,7 +43,7 @@ trigger_domains(FunctionCallInfo fcinfo, TriggerEvent timing, TriggerEvent level
 		(data->tg_event & TRIGGER_EVENT_ROW) != level)
 		ereport(ERROR,
 				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-				 errmsg("this function is called by the triggers that fence.attach makes, and by nothing else")));
+				 errmsg("this function can only be called by the triggers that fence.attach creates")));
 	domains = domains_by_relation(RelationGetRelid(data->tg_relation));
 	if (domains == NULL)
 		ereport(ERROR,
@@ -87,8 +90,8 @@ stamp_version(const Domain *domain, HeapTuple row, TupleDesc desc, int64 w)
 }
 
 /*
- * Past bulk_threshold no reservation remembers that the key is about to lose its row, and AFTER ROW, which sets its tombstone, comes at
- * the end of the statement. The key may get another row before.
+ * Sets the tombstone of a key that is about to lose its row. Beyond bulk_threshold there is no reservation that remembers
+ * the key until AFTER ROW sets the tombstone at the end of the statement, and the key may get another row before that.
  */
 static void
 remember_lost_key(const RowChange *change)
@@ -136,7 +139,7 @@ fence_after_row(PG_FUNCTION_ARGS)
 
 	if (renumber_is_running(domains))
 		return PointerGetDatum(NULL);
-	/* BEFORE ROW has seen all rows of the statement; without it, what is reserved here comes one after the other */
+	/* BEFORE ROW has seen all rows. If versions are aside, there is none, and more reservations follow. */
 	wire_send(!domains->version_aside);
 	describe_change(&change, domains, data);
 	changed_row_stored(&change);
@@ -147,8 +150,9 @@ fence_after_row(PG_FUNCTION_ARGS)
 }
 
 /*
- * TRUNCATE removes rows without row triggers. Their versions are not kept: a row that comes back may count from the
- * beginning, because nothing that was said of the domain under its former gen is trusted again.
+ * TRUNCATE removes rows without row triggers, so this reserves the whole domain. It keeps no versions of the removed rows.
+ * A row that comes back may count from the beginning, because no fence of the domain's former generation is ever trusted
+ * again.
  */
 Datum
 fence_before_truncate(PG_FUNCTION_ARGS)

@@ -1,5 +1,5 @@
 'use strict';
-// What reads came to, by domain: counters that only go up. Those of the Python package have the same names.
+// Counters of reads for each domain, which only go up. The Python package has the same names.
 
 const FAMILIES = [
   ['reads', 'Strong reads, by where the value came from: hit, local (this process, after a check) or database', 'source'],
@@ -16,7 +16,7 @@ class Counters {
     counts[what] = (counts[what] ?? 0) + 1;
   }
 
-  // state: hit, local, or why the value is from PostgreSQL: miss, pending, unarmed, unavailable.
+  // state is hit or local, or the reason why the value is from PostgreSQL: miss, pending, unarmed, unavailable.
   read(domain, state) {
     const isCached = state === 'hit' || state === 'local';
     this.#count('reads', domain, isCached ? state : 'database');

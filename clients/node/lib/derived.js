@@ -1,10 +1,10 @@
 'use strict';
-// Derived values: Redis is asked for the value and whether all its sources are current; else fence.read_derived computes it
-// and keeps it.
+// Derived values. Asks Redis for the value, and whether all of its sources are current. Otherwise fence.read_derived computes
+// the value and stores it in Redis.
 const { inputText } = require('./names');
 const { limited } = require('./time');
 
-const NAMES_MS = 5000;                  // how long a name is kept: a new definition gives its values other names
+const NAMES_MS = 5000;                  // time for which a name is kept; a new definition changes the names of its values
 const NAMES_KEPT = 10000;
 const CHECK = 1000;
 
@@ -67,7 +67,7 @@ class Derived {
     return limited(this.#link.ask(...call), this.#timeout);
   }
 
-  // The lines "fence token version" of a record, whose sources other processes have: one check for each place.
+  // Checks the lines "fence token version" of a record whose sources are in other processes, with one check for each place.
   async #areCurrent(record) {
     const places = new Map();
     for (const line of record.slice(0, record.indexOf('\n\n')).split('\n')) {

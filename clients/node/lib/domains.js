@@ -1,9 +1,9 @@
 'use strict';
-// What PostgreSQL knows of a domain: asked for once, and again when a token shows that it may have changed.
+// Asks PostgreSQL how a domain is attached: once, and again when a token shows that this may have changed.
 const { wrong } = require('./errors');
 const { CANONICAL, encode, inputText, valuesOf, partsOf, nameOfParts, piecesOf, quoted } = require('./names');
 
-const NAMES_KEPT = 10000;               // names that PostgreSQL was asked for, of each domain
+const NAMES_KEPT = 10000;               // names from PostgreSQL that are kept for each domain
 const TOKENS_KEPT = 64;
 
 const DOMAIN = `
@@ -34,12 +34,12 @@ class Place {
       name, cast, sql: quoted(name), canonical: CANONICAL[type] || null, limit: typmod > 4 ? typmod - 4 : null,
     }));
     this.tag = row.tag && piecesOf(row.tag, this.columns);
-    this.tokens = new Set();            // under which this was read from PostgreSQL
+    this.tokens = new Set();            // tokens under which this was read from PostgreSQL
     this.loads = new Map();             // what is put in the fence, or beside it: see load.js
-    this.names = new Map();             // that PostgreSQL was asked for
+    this.names = new Map();             // names from PostgreSQL
   }
 
-  // The name of the fence, or a promise of it where PostgreSQL must be asked.
+  // The name of the fence, or a promise of it if only PostgreSQL knows it.
   nameOf(key, pg) {
     const values = valuesOf(this, key);
     const parts = partsOf(this, values);
@@ -69,7 +69,7 @@ class Domains {
     this.#namespace = namespace;
   }
 
-  // What is known already, else undefined.
+  // The place if it is known already, else undefined.
   known(domain) {
     return this.#places.get(domain);
   }

@@ -1,5 +1,5 @@
 'use strict';
-// Errors say what to do. code is for programs, the message for people.
+// The errors of the library. Programs use code; the message tells people what to do.
 
 class FenceError extends Error {
   constructor(code, message, cause) {

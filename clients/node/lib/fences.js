@@ -1,5 +1,5 @@
 'use strict';
-// The reader that applications have. Reads go through reads.js; what is here is the API and the wiring.
+// The API for applications. reads.js executes the reads; this file connects the parts.
 const { Counters, prometheus, openTelemetry } = require('./counters');
 const { Derived } = require('./derived');
 const { Domains } = require('./domains');
@@ -29,10 +29,10 @@ function valueOf({ payload }) {
 const detailsOf = found => ({ value: valueOf(found), version: found.version, source: found.source });
 const rawOf = ({ payload }) => payload;
 
-// How the caller wants what was found. raw: the payload itself, for adapters.
+// Converts what was found to what the caller wants. raw: the payload itself, for adapters.
 const shapeOf = options => (options?.details ? detailsOf : options?.raw ? rawOf : valueOf);
 
-// Each kind of trouble with Redis is told once: reads go on without it, so nobody else would.
+// Warns once of each kind of error of Redis. Reads continue without Redis, so nobody else would tell.
 function warnOnce() {
   const told = new Set();
   return error => {
@@ -77,18 +77,18 @@ class Fences {
     this.#derived = new Derived(shared);
   }
 
-  // The newest committed value, null if there is no row.
+  // The newest committed value, or null if there is no row.
   read(domain, key, load, options) {
     return this.#begin(domain, key, load, options);
   }
 
-  // The same of several, in the order of the keys: each by itself; what Redis does not have is loaded in one query.
+  // The values of several keys, in their order, each read by itself. One query loads what Redis does not have.
   async readMany(domain, keys, load, options) {
     const place = this.#domains.known(domain) ?? await this.#domains.find(domain);
     return Promise.all(keys.map(key => this.#enter(place, key, load, options, false)));
   }
 
-  // Several that were all current at one instant: of one domain, or [[domain, key], ...] of any.
+  // Values that were all current at one instant, of one domain, or of the pairs [[domain, key], ...].
   async readTogether(domain, keys, load, options) {
     this.#mayRead();
     if (Array.isArray(domain)) return this.#readPairs(domain, false, undefined, keys);
@@ -116,7 +116,7 @@ class Fences {
     return shapeOf(options)(found);
   }
 
-  // What is there, which may be old: { freshness, version, value }. Never decide on what is not fresh.
+  // What Redis has: { freshness, version, value }. The value may be old unless it is fresh, so do not base a decision on it.
   async peek(domain, key) {
     this.#mayRead();
     const place = await this.#domains.find(domain);
@@ -149,7 +149,7 @@ class Fences {
     openTelemetry(this.#counters, meter);
   }
 
-  // Waits for the connection to Redis, at most for that time. Until then reads go to PostgreSQL. Whether it is there.
+  // Waits for the connection to Redis, at most for that time, and resolves to whether it exists. Until then reads go to PostgreSQL.
   async ready(ms = 5000) {
     for (const until = Date.now() + ms; !this.#link.isReady && Date.now() < until;) await sleep(READY_MS);
     return this.#link.isReady;
@@ -166,7 +166,7 @@ class Fences {
     if (this.#closed) throw wrong('CLOSED', 'these Fences are closed: make new ones');
   }
 
-  // A read with its place, which is asked for first where it is not known.
+  // Begins a read of the domain's place. Asks PostgreSQL for the place first if it is not known.
   #begin(domain, key, load, options) {
     const place = this.#domains.known(domain);
     if (place) return this.#enter(place, key, load, options, true);

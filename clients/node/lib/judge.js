@@ -1,6 +1,6 @@
 'use strict';
-// What a block has told of a fence. The permit came after the record, from the same process: so a record under its token is
-// the newest committed version (doc/protocol.md, "Reading").
+// Decides what record and permit mean. The permit came after the record, from the same process. So a record that begins with
+// the permit's token is the newest committed version (doc/protocol.md, "Reading").
 
 const tokenOf = permit => permit.slice(0, permit.indexOf(' '));
 
@@ -20,7 +20,7 @@ function judge(record, permit, beside) {
   return { state: 'miss', permit };
 }
 
-// The same of what fence_get has answered: it has looked by itself.
+// The same for the answer of fence_get, which has compared the token itself.
 function judgeAnswer(answer) {
   if (answer[0] === 'hit') {
     const found = judge(answer[1], answer[1]);

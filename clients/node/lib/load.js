@@ -1,10 +1,10 @@
 'use strict';
-// How what Redis does not have is read from PostgreSQL. A load has run(place, wanted, pg): wanted are { key, fence }, different
-// from each other; the answer has for each of them { version, payload } or null. kind tells what the payloads are made by.
+// Reads from PostgreSQL what Redis does not have. A load has run(place, wanted, pg). wanted is an array of { key, fence }
+// without duplicates. The result has { version, payload } or null for each of them. kind says what makes the payloads.
 const { wrong } = require('./errors');
 const { quoted, textsOfName } = require('./names');
 
-// As fence.read prints rows. Local to the statement, for a pool runs each by itself.
+// Prints rows like fence.read. The settings are local to the statement, because a pool may use another connection for the next.
 const SETTINGS = `s AS MATERIALIZED (SELECT ${[['bytea_output', 'hex'], ['datestyle', 'ISO'], ['extra_float_digits', '3'],
   ['intervalstyle', 'postgres'], ['lc_monetary', 'C'], ['search_path', 'pg_catalog, pg_temp'], ['timezone', 'UTC'],
 ].map(([name, value]) => `set_config('${name}', '${value}', true)`).join(', ')})`;
@@ -30,7 +30,7 @@ function arraysOf(place, wanted) {
   return place.columns.map((_, n) => keys.map(texts => texts[n]));
 }
 
-// The rows themselves, as to_jsonb prints them; of a group all of its rows.
+// Loads the rows themselves, as to_jsonb prints them; for a group, all of its rows.
 class RowLoad {
   kind = 'row';
   #sql;
@@ -47,7 +47,7 @@ class RowLoad {
   }
 
   static #statement(place) {
-    // with .*, because a column may have the name that the table has here
+    // with .*, because a column may have the same name as the alias of the table
     const row = place.selected ? `(SELECT to_jsonb(c.*) FROM (SELECT ${place.selected.map(name => `t.${quoted(name)}`).join(', ')}) c)`
       : 'to_jsonb(t.*)';
     const same = place.columns.map((column, n) => `t.${column.sql} = k.k${n}::${column.cast}`).join(' AND ');
@@ -136,8 +136,8 @@ function make(place, load) {
   throw wrong('LOAD', `a load is a query or a function, not a ${typeof load}`);
 }
 
-// The load that is meant, the same one for all reads of this place that may be loaded together. Who reads one place with two of
-// them would be served what the other one has put.
+// Returns the load, the same object for all reads of this place that may be loaded together. If a program used two loads for
+// one place, it would get values that the other load has put.
 function loadFor(place, load, suffix) {
   let kept = place.loads.get(suffix);
   const found = kept?.of.get(load);

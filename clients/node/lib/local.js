@@ -1,6 +1,6 @@
 'use strict';
-// Values kept in the process, each with the token and version under which it was read. None is used without a check that
-// began after the read that uses it.
+// Keeps values in the process, each with the token and version under which it was read. A read uses a value only after a check
+// that began after the read.
 
 class Local {
   #entries = new Map();                 // name -> { token, version, payload }; the one used last is last

@@ -1,6 +1,6 @@
 'use strict';
-// Names of fences: what fence.fence_key makes of a key, without asking PostgreSQL. A value of whose canonical text this file
-// is not sure (null is returned for it) is left to fence.fence_key.
+// Computes the names of fences like fence.fence_key, without asking PostgreSQL. If this file is not sure of the canonical text
+// of a value, it returns null, and fence.fence_key must be asked.
 const { wrong } = require('./errors');
 
 const KEY_BYTES = 2000;                 // as in PostgreSQL: percent-encoded
@@ -78,7 +78,7 @@ const CANONICAL = {
   },
 };
 
-// What PostgreSQL is given of a value that is left to it.
+// The text of a value that PostgreSQL must convert.
 function inputText(value) {
   switch (typeof value) {
     case 'string': return value;
@@ -95,7 +95,7 @@ function inputText(value) {
     + ' pass a string, number, bigint, boolean, Date or Buffer');
 }
 
-// Values of a key as an array, checked for their number.
+// The values of a key as an array. Checks their number.
 function valuesOf(place, key) {
   const values = Array.isArray(key) ? key : [key];
   const wanted = place.columns.length;
@@ -106,7 +106,7 @@ function valuesOf(place, key) {
   return values;
 }
 
-// The encoded parts of a key, null if PostgreSQL must be asked.
+// The encoded parts of a key, or null if PostgreSQL must be asked.
 function partsOf(place, values) {
   const parts = new Array(values.length);
   for (let n = 0; n < values.length; n++) {

@@ -1,12 +1,12 @@
 'use strict';
-// What a load has found is put with the permit that came before it. Nobody waits for it: a put that fails is a miss of the
-// next reader.
+// Puts what a load has found, with the permit that came before the load. Nobody waits for a put. If it fails, the next reader
+// has a miss.
 const crypto = require('crypto');
 const { beside } = require('./names');
 const { tokenOf } = require('./judge');
 const { limited } = require('./time');
 
-const LARGE = 4096;                     // characters from which on a payload is not passed through Lua
+const LARGE = 4096;                     // payloads of so many characters or more do not go through Lua
 const MOST = 4 * 1024 * 1024;           // bytes
 const SIDE_MS = 10000;
 
@@ -26,7 +26,7 @@ class Puts {
     this.#onError = onError;
   }
 
-  // After a load: row is { version, payload }, null if there is none or it failed.
+  // Call it after a load. row is { version, payload }, or null if there is no row or the load has failed.
   settle(read, row) {
     if (read.answer.state !== 'miss') return;
     if (!row && read.answer.busy !== 0) return;         // nobody waits for this reader
@@ -46,7 +46,7 @@ class Puts {
       return this.#limited(this.#link.put('fence_put', [fence, ...value], permit, version, payload, this.#ttl));
     }
     if (Buffer.byteLength(payload) > MOST) return Promise.resolve('refused too large');
-    // the record lies beside the fence, under a name of this put alone, until it has been proven and is renamed
+    // the record gets a name of its own beside the fence; Redis renames it after it has checked the permit
     const side = beside(fence, `put-${crypto.randomBytes(9).toString('base64url')}`);
     const set = this.#link.set(side, `${tokenOf(permit)} ${version} \n${payload}`, SIDE_MS);
     const put = this.#link.put('fence_put_from', [fence, side, ...value], permit, version, this.#ttl);
@@ -57,7 +57,7 @@ class Puts {
     return limited(promise, this.#timeout);
   }
 
-  // When all that are under way are over.
+  // Resolves when all puts that are under way have ended.
   async idle() {
     await Promise.allSettled([...this.#underWay]);
   }

@@ -1,6 +1,6 @@
 'use strict';
-// Strong reads, gathered: those that begin in one turn of the event loop are asked for in one block (in a cluster one for each
-// slot, one for each shard), and what Redis does not have of them is loaded in one query. A read is { place, key, fence, name (of what is read: the
+// Strong reads, in batches. Reads that begin in one turn of the event loop go to Redis in one block (in a cluster one for each
+// slot, or one for each shard). One query loads what Redis does not have. A read is { place, key, fence, name (of what is read: the
 // fence, or a value beside it), load, shape (of what is answered), patient, resolve, reject }.
 const { judge, judgeAnswer, tokenOf } = require('./judge');
 const { limited, sleep } = require('./time');
@@ -31,7 +31,7 @@ class Reads {
     this.#puts = puts;
     this.#timeout = timeout;
     this.#onError = onError;
-    this.#again = again;                // begins a read anew, of a domain that was attached anew
+    this.#again = again;                // begins a read again after its domain was attached again
   }
 
   add(read) {
@@ -64,7 +64,7 @@ class Reads {
     read.answer = { state: 'unavailable' };
   }
 
-  // In parts that one call may have, each of one place.
+  // Divides reads into parts, each of one place and small enough for one call.
   #parts(reads, most) {
     if (reads.length === 1) return [reads];
     const places = new Map();
@@ -83,7 +83,7 @@ class Reads {
     if (missed.length > 0) await this.#fill(missed);
   }
 
-  // Answers what are hits, returns the others.
+  // Resolves the reads that are hits, and returns the others.
   #block(reads) {
     const { names, firsts, at } = layout(reads);
     return limited(this.#link.block(names, firsts), this.#timeout).then(([records, permit]) => {
@@ -99,7 +99,7 @@ class Reads {
     });
   }
 
-  // Whether the answer is a hit, which the read is given then.
+  // If the answer is a hit, resolves the read with it. Returns whether it is.
   #took(read, source) {
     const { state, token, version, payload } = read.answer;
     if (state !== 'hit') return false;
@@ -108,8 +108,8 @@ class Reads {
     return true;
   }
 
-  // Values that the process has kept: answers those that are current, returns the others. Nobody shares a check that is under
-  // way already: it proves nothing for a read that began after it.
+  // Resolves the reads whose values the process has kept, if these are current, and returns the others. A read cannot share a
+  // check that began before it, because that check proves nothing for it.
   async #check(reads) {
     const stale = await Promise.all(this.#parts(reads, CHECK).map(async part => {
       const entries = part.map(read => this.#local.get(read.name));
@@ -119,7 +119,7 @@ class Reads {
           ...entries.flatMap(({ token, version }) => [token, version])), this.#timeout);
       } catch (error) {
         this.#onError(error);
-        return part;                    // a block tells more, or nothing either
+        return part;                    // the block may say more
       }
       return part.filter((read, n) => {
         const current = told[n] === '1';
@@ -144,7 +144,7 @@ class Reads {
     await Promise.all([...loads].map(([load, group]) => this.#load(load, group)));
   }
 
-  // Asks whether somebody else is about to fill it in. False: the read is answered, or begins anew a little later.
+  // Asks whether another reader is about to put the value. False: the read is resolved, or begins again a little later.
   async #mayFill(read) {
     const names = read.name === read.fence ? [read.fence] : [read.fence, read.name];
     try {
@@ -155,7 +155,7 @@ class Reads {
     if (this.#took(read, 'hit')) return false;
     const { busy } = read.answer;
     if (!busy) return true;
-    // he has that long; whoever comes after him has it once more; then this reader does it himself
+    // wait for that reader, and once more for the next one; then this reader loads the value itself
     read.until ??= Date.now() + 2 * busy;
     if (Date.now() >= read.until) return true;
     read.pauses = (read.pauses ?? 0) + 1;
@@ -165,7 +165,7 @@ class Reads {
     return false;
   }
 
-  // The permits have come: what is read from now on may be put.
+  // The permits have arrived, so what is read from now on may be put.
   async #load(load, reads) {
     const { place } = reads[0];
     try {
@@ -198,7 +198,7 @@ class Reads {
   }
 }
 
-// What nobody expected must not leave a read without an answer.
+// Rejects reads after an unexpected error, so that no read stays without an answer.
 const reject = (reads, error) => { for (const read of reads) read.reject(error); };
 
 function append(map, key, value) {

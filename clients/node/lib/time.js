@@ -3,8 +3,8 @@ const { wrong } = require('./errors');
 
 const TICKS = 4;                         // of a timer in the time that is waited: an error comes at most one of them late
 
-// All that waits equally long, the oldest first. They share a timer, and none of them asks for the time: on some machines each of
-// these costs a hit as much as its block does.
+// All waits of the same length, the oldest first. They share one timer, and none of them asks for the time. On some machines a
+// timer, or asking for the time, would cost a hit as much as its block does.
 class Limit {
   #ms;
   #now = 0;                             // in ticks
@@ -44,7 +44,7 @@ class Limit {
 
 const limits = new Map();               // milliseconds -> Limit
 
-// What the promise becomes, or an error after that time.
+// Resolves like the promise, or rejects after that time.
 function limited(promise, ms) {
   let limit = limits.get(ms);
   if (!limit) limits.set(ms, limit = new Limit(ms));

@@ -1,6 +1,6 @@
 'use strict';
-// Several rows that were all current at one instant (doc/protocol.md, "Several keys"): all are hits of one block, or of several
-// that were checked after the last one; else all of them are read from PostgreSQL in one statement.
+// Reads several rows that were all current at one instant (doc/protocol.md, "Several keys"). Either all are hits of one block,
+// or of several blocks that were checked after the last one; or one statement reads all of them from PostgreSQL.
 const { judge, tokenOf } = require('./judge');
 const { layout } = require('./reads');
 const { limited } = require('./time');
@@ -52,7 +52,7 @@ class Together {
     return [...parts.values()];
   }
 
-  // Whether all are hits that agree.
+  // Whether all answers are hits that were current at one instant.
   async #get(parts) {
     try {
       await Promise.all(parts.map(async part => {
@@ -94,7 +94,7 @@ class Together {
     }));
   }
 
-  // Rows of several domains, as of one snapshot. fence.read_many puts what was missed.
+  // Reads rows of several domains in one snapshot. fence.read_many puts what Redis does not have.
   async #readMany(reads) {
     const { rows } = await this.#pg.query(DOMAINS, [reads.map(read => read.fence)]);
     return rows;

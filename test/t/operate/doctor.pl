@@ -81,7 +81,7 @@ subtest 'Redis' => sub {
 	$redis->call('CONFIG', 'SET', 'maxmemory', '100mb');
 	$redis->call('CONFIG', 'SET', 'maxmemory-policy', 'allkeys-lru');
 	$redis->call('CONFIG', 'SET', 'requirepass', 'secret');
-	finds('error', 'cannot be reached from this backend.*NOAUTH|does not tell about itself.*NOAUTH', 'a password that we do not know');
+	finds('error', 'cannot be reached from this backend.*NOAUTH|does not answer INFO.*NOAUTH', 'a password that we do not know');
 	unlike($sql->run('SELECT string_agg(finding || hint, $$ $$) FROM fence.doctor()'), qr/secret/, 'which is not told');
 	$redis->disconnect;
 	$redis->{password} = 'secret';
@@ -153,9 +153,9 @@ subtest 'effects' => sub {
 	$sql->run($_) foreach 'BEGIN', "SELECT fence.counter_add('turned', 1, durable => true)";
 	$redis->call('RPUSH', 'turned', 'x');
 	$sql->run('COMMIT');
-	finds('warning', '1 effect\(s\) of kind counter, committed, are not settled', 'a key that changed its type');
-	finds('warning', '1 durable effect\(s\) wait in fence.outbox', 'and its row');
-	finds('warning', 'may evict what it holds of effects', 'a policy that evicts what has no time to live');
+	finds('warning', '1 effect\(s\) of kind counter \(committed\) have not been settled', 'a key that changed its type');
+	finds('warning', '1 durable effect\(s\) have waited in fence.outbox', 'and its row');
+	finds('warning', 'may evict the holds of effects', 'a policy that evicts what has no time to live');
 	$redis->call('DEL', 'turned');
 	well('all applied');
 };
@@ -194,7 +194,7 @@ subtest 'no storm in the log' => sub {
 	cmp_ok($redis->call('FCALL', 'fence_write', 0, $sql->run('SHOW pgcache_fence.namespace') . " $epoch", sprintf('%s.%08x.1', $xid, $_), 1, $fence), '>', 0,
 		'planted')
 	  foreach 1 .. 20;
-	my $passed_over = sub { grep { s/.*the patrol passes over (.*?): .*/$1/ } split /\n/, PostgreSQL::Test::Utils::slurp_file($node->logfile, $offset) };
+	my $passed_over = sub { grep { s/.*the patrol skips (.*?): .*/$1/ } split /\n/, PostgreSQL::Test::Utils::slurp_file($node->logfile, $offset) };
 	poll(sub { grep { $_ eq $fence } $passed_over->() }, 'a line about what the patrol passes over');
 	my $monitor = $redis->connect;
 	$monitor->call('MONITOR');
@@ -259,14 +259,14 @@ subtest 'not preloaded' => sub {
 	$node->append_conf('postgresql.conf', "shared_preload_libraries = ''\n");
 	$node->start;
 	$sql = FenceTest::Session->open($node);
-	is(findings('error'), 'error: the library is not loaded at server start: nothing is fenced, writes to fenced tables fail', 'found');
+	is(findings('error'), 'error: the library was not loaded at server start: nothing is fenced, and writes to fenced tables fail', 'found');
 	$sql->close;
 	$node->stop('fast');
 };
 
 # What stays has its slot from the start. Parallel queries may take 8 of what is left.
 subtest 'few background workers' => sub {
-	foreach my $case ([ 4, 'warning', 'max_worker_processes is 4' ], [ 8, 'info', 'parallel queries may hold every free background worker' ],
+	foreach my $case ([ 4, 'warning', 'max_worker_processes is 4' ], [ 8, 'info', 'parallel queries may take every free background worker slot' ],
 		[ 15, 'ok', 'there are enough background workers' ])
 	{
 		$node->append_conf('postgresql.conf', "shared_preload_libraries = 'pgcache_fence'\nmax_worker_processes = $case->[0]\n");

@@ -256,7 +256,7 @@ subtest 'every function and view' => sub {
 	{
 		is($admin->error_of($statement), undef, $statement);
 	}
-	unlike($admin->run('SELECT finding FROM fence.doctor()'), qr/could not see/, 'the doctor sees everything');
+	unlike($admin->run('SELECT finding FROM fence.doctor()'), qr/could not check/, 'the doctor sees everything');
 };
 
 subtest 'an ordinary role' => sub {

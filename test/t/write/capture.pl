@@ -76,21 +76,21 @@ subtest 'other libraries' => sub {
 
 subtest 'the trial fails' => sub {
 	restart_with("shared_preload_libraries = 'pgcache_fence,$library'", 'executor_hooks.takes = options');
-	my $why = 'The executor has changed 2 rows and told of 0.';
+	my $why = 'The executor changed 2 rows and reported 0.';
 	poll(sub { captures() eq "triggers: $why" }, 'fence.state says why');
-	like(slurp_file($node->logfile), qr/WARNING:  pgcache_fence: changed rows are told by triggers, not by the executor: \Q$why/, 'so does the log');
-	like($sql->run(q(SELECT severity || ' ' || finding FROM fence.doctor() WHERE finding LIKE '%told by triggers%')), qr/^warning changed rows are told by triggers/,
+	like(slurp_file($node->logfile), qr/WARNING:  pgcache_fence: row triggers, not the executor, capture changed rows: \Q$why/, 'so does the log');
+	like($sql->run(q(SELECT severity || ' ' || finding FROM fence.doctor() WHERE finding LIKE '%capture changed rows%')), qr/^warning row triggers, not the executor, capture changed rows/,
 		'and fence.doctor');
 	change('triggers', 'until it works');
 	is($sql->run('SELECT count(*) FROM fence.floor'), '0', 'the trial leaves nothing');
 	restart_with('executor_hooks.takes = projection');
-	poll(sub { captures() eq 'triggers: A row was stored that got no version.' }, 'no versions were given');
+	poll(sub { captures() eq 'triggers: The executor stored a row that did not get a version.' }, 'no versions were given');
 	restart_with('executor_hooks.takes = returning');
 	poll(sub { captures() eq 'triggers: consistency check on SPI tuple count failed' }, 'RETURNING is empty');
 };
 
 subtest 'the trial crashes the server' => sub {
-	my $why = 'The server crashed, or was killed, when that was tried.';
+	my $why = 'The server crashed, or was killed, during the trial of the executor.';
 
 	$node->append_conf('postgresql.conf', "restart_after_crash = on\nexecutor_hooks.takes = life");
 	$node->restart(fail_ok => 1);
@@ -105,10 +105,10 @@ subtest 'the trial crashes the server' => sub {
 
 # A library that comes into one session, after the trial.
 foreach my $case (
-	[ options => 'UPDATE item SET n = 100 WHERE id = 1', 'The executor has changed 1 rows and told of 0.' ],
-	[ projection => 'UPDATE item SET n = 100 WHERE id = 1', 'A row was stored that got no version.' ],
-	[ returning => 'DELETE FROM item WHERE id = 2', 'The executor has changed 1 rows and told of 0.' ],
-	[ returning => 'DELETE FROM item WHERE id = 2 RETURNING id', 'The executor has changed 1 rows and told of 0.' ])
+	[ options => 'UPDATE item SET n = 100 WHERE id = 1', 'The executor changed 1 rows and reported 0.' ],
+	[ projection => 'UPDATE item SET n = 100 WHERE id = 1', 'The executor stored a row that did not get a version.' ],
+	[ returning => 'DELETE FROM item WHERE id = 2', 'The executor changed 1 rows and reported 0.' ],
+	[ returning => 'DELETE FROM item WHERE id = 2 RETURNING id', 'The executor changed 1 rows and reported 0.' ])
 {
 	my ($takes, $statement, $why) = @$case;
 	subtest "a statement is told wrongly: $takes" => sub {
@@ -116,10 +116,10 @@ foreach my $case (
 		poll(sub { captures() eq 'executor' }, 'the executor tells');
 		$sql->run("LOAD '$library'");
 		$sql->run("SET executor_hooks.takes = '$takes'");
-		like($sql->error_of($statement), qr/^XX000: the executor has not told of all changed rows of a fenced table/, 'the statement fails');
+		like($sql->error_of($statement), qr/^XX000: the executor did not report all changed rows of a fenced table/, 'the statement fails');
 		is($sql->run('SELECT string_agg(n::text, $$,$$ ORDER BY id) FROM item WHERE n < 100'), $sql->run('SELECT string_agg(n::text, $$,$$ ORDER BY id) FROM item'), 'nothing of it is there');
 		is(captures(), "triggers: $why", 'fence.state says why');
-		like(slurp_file($node->logfile), qr/WARNING:  pgcache_fence: changed rows are told by triggers until the next start of the server: \Q$why/, 'so does the log');
+		like(slurp_file($node->logfile), qr/WARNING:  pgcache_fence: row triggers capture all changed rows until the server is restarted: \Q$why/, 'so does the log');
 		change('triggers', 'from then on');
 		$sql->run('SELECT pg_reload_conf()');
 		connect_anew();

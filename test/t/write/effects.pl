@@ -130,13 +130,13 @@ subtest 'one message before the commit, one after it' => sub {
 };
 
 subtest 'who needs no answer does not wait for it before the commit' => sub {
-	my @unheard = ("SELECT fence.append('w log', 'x')", "SELECT fence.enqueue('w queue', 'x')", "SELECT fence.publish('w page', 'x')",
+	my @pipelined = ("SELECT fence.append('w log', 'x')", "SELECT fence.enqueue('w queue', 'x')", "SELECT fence.publish('w page', 'x')",
 		"SELECT fence.publish_hash('w hash', '{\"a\": 1}')", "SELECT fence.hash_set('w fields', 'f', 'x')", 'SELECT fence.commit_marker()', "SELECT fence.once_result('w request', '1')");
 
 	$sql->run('CREATE TABLE waited (x int)');
 	$sql->run('BEGIN; SELECT fence.once($$w request$$)');
 	$redis->pause;
-	foreach my $statement (@unheard)
+	foreach my $statement (@pipelined)
 	{
 		my ($seconds, $error) = timed($statement);
 		is($error, undef, "$statement: $seconds s");
@@ -765,8 +765,8 @@ subtest 'cluster' => sub {
 	  'ROLLBACK TO s', "SELECT fence.append(ARRAY['l1', 'l2', 'l3', 'l4', 'l5'], 'x')", 'COMMIT';
 	settles(sub { 5 == grep { $router->call('LLEN', "l$_") == 1 } 1 .. 5 }, 'logs in several slots');
 	is($session->run("SELECT fence.latest_common(ARRAY['l1', 'l2', 'l3', 'l4', 'l5']) IS NOT NULL"), 't', 'agree');
-	like($session->error_of("SELECT fence.transfer('c1', 'c2', 1)"), qr/^22023: keys .* are not in one slot/, 'transfers need a slot');
-	like($session->error_of("SELECT fence.hash_set('c1', 'f', 'x', 'c2')"), qr/^22023: keys .* are not in one slot/, 'and so do logs of hashes');
+	like($session->error_of("SELECT fence.transfer('c1', 'c2', 1)"), qr/^22023: keys .* are not in the same hash slot/, 'transfers need a slot');
+	like($session->error_of("SELECT fence.hash_set('c1', 'f', 'x', 'c2')"), qr/^22023: keys .* are not in the same hash slot/, 'and so do logs of hashes');
 	$session->run("SELECT fence.hash_set('{t}h', 'f', 'x', '{t}log'), fence.hash_add('{t}h', 'n', 1, log_key => '{t}log')");
 	settles(sub { $router->call('LLEN', '{t}log') == 2 && $router->call('HGET', '{t}h', 'n') == 1 }, 'fields and their log');
 	$session->run("SELECT fence.transfer('{t}1', '{t}2', 1, NULL)");

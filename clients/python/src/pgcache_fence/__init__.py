@@ -1,4 +1,4 @@
-"""Strong reads of PostgreSQL rows from Redis: the reader's side of the extension pgcache_fence.
+"""Strong reads of PostgreSQL rows from Redis, with the extension pgcache_fence.
 
     fences = Fences(redis.Redis(socket_timeout=0.2), psycopg_pool.ConnectionPool(...))
     fences.read('account', 42)

@@ -1,6 +1,6 @@
-"""AsyncFences: the library for asyncio, on redis.asyncio and asyncpg, psycopg or whatever is like one of them.
+"""AsyncFences: the library for asyncio, on redis.asyncio and asyncpg, psycopg or a similar driver.
 
-Owns: connections while a step of core.py runs, as sync.py does; and that concurrent reads share the check of kept values.
+Owns: connections while a step of core.py runs, like sync.py; the checks of kept values, which concurrent reads share.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ CHECK_MAX = 1000            # fences of one fence_check
 
 
 class Server:
-    """One Redis process, or who has taken its place. It keeps some of the pool's connections, as that of sync.py does.
+    """One Redis process, or its successor. Keeps some of the pool's connections, like Server in sync.py.
 
-    The client's socket_timeout is that of all that is sent and answered in one go. As a limit of each single answer, which is what a
-    connection makes of it, it would cost more than the answers do: so a connection has none while it is here.
+    The client's socket_timeout limits a whole request with all its answers. A connection would apply it to each single answer,
+    which costs more time than the answers. So a connection has no timeout of its own while this class uses it.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -55,7 +55,7 @@ class Server:
             return await self.ask_again(error, packed, n)
 
     async def ask_again(self, error: Exception, packed: bytes, n: int) -> Optional[List[Any]]:
-        """All of it as a whole, over a new connection: the server may have closed those that were kept. But nobody waits twice."""
+        """Repeats the whole request over a new connection, because the server may have closed the kept ones; not after a timeout."""
         while self.kept:
             with contextlib.suppress(*UNAVAILABLE):
                 await self.give_up(self.kept.pop())
@@ -77,7 +77,7 @@ class Server:
                         answers.append(await connection.read_response(disable_decoding=True))
                     except ResponseError as error:
                         answers.append(error)
-        except BaseException:                       # a task that was cancelled too: its answers are still to come
+        except BaseException:                       # also if the task was cancelled, because its answers are still to come
             await self.give_up(connection)
             raise
         if len(self.kept) < self.most:
@@ -97,7 +97,8 @@ class Server:
 
 
 class Servers:
-    """Of a list of clients, or of a cluster client. Of the latter's nodes it has connections of its own, with the same settings."""
+    """The servers of a list of clients, or of a cluster client. To a cluster's nodes it makes its own connections, with the same
+    settings."""
 
     def __init__(self, clients: Sequence[Any]) -> None:
         self.cluster: Any = clients[0] if topology.is_cluster(clients[0]) else None
@@ -119,7 +120,7 @@ class Servers:
         return server
 
     async def look_again(self) -> None:
-        """Where are the slots now? One task asks, not all the time; the others wait for it."""
+        """Asks the cluster where the slots are now. Only one task asks, and not too often; the others wait for it."""
         if self.looking is None and time.monotonic() - self.looked > topology.PAUSE_MIN:
             self.looking = asyncio.ensure_future(self.look())
         if self.looking is not None:
@@ -140,16 +141,16 @@ class Servers:
         if self.cluster is not None and any(got is None or has_moved(got) for got in answers):
             await self.look_again()
             moved = [i for i, got in enumerate(answers) if got is not None and has_moved(got)]
-            for i, got in zip(moved, await self.ask_all([requests[i] for i in moved])):         # as a whole, at who has the slot now
+            for i, got in zip(moved, await self.ask_all([requests[i] for i in moved])):         # repeated as a whole, at the new owner
                 answers[i] = got
         return answers
 
     async def ask_all(self, requests: Sequence[Request]) -> List[Optional[List[Any]]]:
-        """What is for one server goes in one go, to all servers at once."""
+        """Sends the requests of each server in one piece, to all servers at the same time."""
         groups: Dict[Server, List[int]] = {}
         answers: List[Optional[List[Any]]] = [None] * len(requests)
         for i, (place, _, _) in enumerate(requests):
-            with contextlib.suppress(*UNAVAILABLE):         # a slot that nobody has
+            with contextlib.suppress(*UNAVAILABLE):         # no server has the slot
                 groups.setdefault(self.at(place), []).append(i)
 
         async def ask(server: Server, numbers: List[int]) -> None:
@@ -164,7 +165,7 @@ class Servers:
 
 
 class Checks:
-    """Reads that begin while a check is on its way share the next one, not that one."""
+    """Shared checks of kept values. Reads that begin while a check is under way share the next check."""
 
     def __init__(self, core: Core, servers: Servers) -> None:
         self.core, self.servers = core, servers
@@ -185,7 +186,7 @@ class Checks:
                 try:
                     await self.check(batch)
                 finally:
-                    for _, _, future in batch:      # what was not answered is read again
+                    for _, _, future in batch:      # without an answer the value is read again
                         if not future.done():
                             future.set_result(False)
         finally:
@@ -205,13 +206,14 @@ class Checks:
 
 
 class AsyncFences:
-    """Strong reads of PostgreSQL's rows, from Redis where it can be. To be used in one event loop.
+    """Strong reads of PostgreSQL rows, from Redis if possible. Use an instance in one event loop only.
 
-    redis       a redis.asyncio.Redis, a redis.asyncio.cluster.RedisCluster, or a list of the former: the shards. With a socket_timeout.
-    postgres    where rows are read, on the primary: a pool of asyncpg or psycopg_pool, one connection of theirs (for one
+    redis       a redis.asyncio.Redis, a redis.asyncio.cluster.RedisCluster, or a list of redis.asyncio.Redis, one for each
+                shard. It needs a socket_timeout.
+    postgres    where to read rows, on the primary: a pool of asyncpg or psycopg_pool, one of their connections (for one
                 task at a time), or a function that returns a connection or an asynchronous context manager of one.
     namespace, codec, local
-                as for Fences.
+                like those of Fences.
     """
 
     def __init__(self, redis: Any, postgres: Any = None, *, namespace: Optional[str] = None, codec: Any = None, local: int = 0) -> None:
@@ -222,11 +224,11 @@ class AsyncFences:
         self._servers = Servers(clients)
         self._checks = Checks(self._core, self._servers)
         self._postgres = postgres
-        self._left: Set['asyncio.Task[Any]'] = set()            # a task that nobody refers to may vanish
+        self._left: Set['asyncio.Task[Any]'] = set()            # references, because asyncio may drop a task without one
         self.counters = self._core.counters
 
     async def read(self, domain: str, key: Any, load: Optional[Callable[[Any, Any], Any]] = None, *, connection: Any = None) -> Any:
-        """As Fences.read; load may be a coroutine function."""
+        """Like Fences.read; load may be a coroutine function."""
         seen = None
         name = self._core.quick_name(domain, key)
         if name is not None:
@@ -242,31 +244,31 @@ class AsyncFences:
 
     async def read_many(self, domain: str, keys: Iterable[Hashable], load: Optional[Callable[[Any, Any], Any]] = None, *,
                         connection: Any = None) -> Dict[Any, Any]:
-        """As Fences.read_many."""
+        """Like Fences.read_many."""
         return await self._run(self._core._again(self._core._read_many, domain, list(keys), load, connection))
 
     async def read_together(self, keys: Iterable[Tuple[str, Any]], *, connection: Any = None) -> List[Any]:
-        """As Fences.read_together."""
+        """Like Fences.read_together."""
         return await self._run(self._core._read_together(list(keys), connection))
 
     async def derived(self, name: str, *arguments: Any, connection: Any = None) -> Any:
-        """As Fences.derived."""
+        """Like Fences.derived."""
         return await self._run(self._core._read_derived(name, arguments, connection))
 
     async def peek(self, domain: str, key: Any, *, connection: Any = None) -> Peeked:
-        """As Fences.peek."""
+        """Like Fences.peek."""
         return await self._run(self._core._peek(domain, key, connection))
 
     async def name(self, domain: str, key: Any, *, connection: Any = None) -> str:
-        """As Fences.name."""
+        """Like Fences.name."""
         return await self._run(self._core._fence(domain, key, connection))
 
     async def describe(self, domain: str, *, connection: Any = None) -> Domain:
-        """As Fences.describe."""
+        """Like Fences.describe."""
         return await self._run(self._core._domain(domain, connection))
 
     def with_codec(self, codec: Any) -> 'AsyncFences':
-        """As Fences.with_codec."""
+        """Like Fences.with_codec."""
         other = copy.copy(self)
         other._core = self._core.with_codec(codec)
         other._checks = Checks(other._core, self._servers)
@@ -291,7 +293,7 @@ class AsyncFences:
         kind = step[0]
         if kind == 'exchange':
             return await self._servers.exchange(step[1])
-        if kind == 'leave':                                     # who is cancelled waits for nothing
+        if kind == 'leave':                                     # a cancelled task does not wait
             task = asyncio.ensure_future(self._servers.exchange(step[1]))
             self._left.add(task)
             task.add_done_callback(self._left.discard)
@@ -323,7 +325,7 @@ async def nothing_around(connection: Any) -> AsyncIterator[Any]:
 
 @contextlib.asynccontextmanager
 async def opened_by(function: Callable[[], Any]) -> AsyncIterator[Any]:
-    """What the function returns may be a connection, one to be awaited, or a context manager: that of a pool, for instance."""
+    """Opens what the function returns: a connection, an awaitable of one, or a context manager, for instance of a pool."""
     opened = function()
     if inspect.iscoroutine(opened):
         opened = await opened
@@ -336,7 +338,7 @@ async def opened_by(function: Callable[[], Any]) -> AsyncIterator[Any]:
 
 @contextlib.asynccontextmanager
 async def borrowed(connection: Any) -> AsyncIterator[None]:
-    """The transaction that the driver begins for us is over afterwards; one that is open stays."""
+    """Ends the transaction that the driver has begun for our query. A transaction that was open before stays open."""
     was_idle = is_idle(connection)
     try:
         yield
@@ -361,7 +363,7 @@ async def run_on(connection: Any, steps: Steps) -> Any:
 
 
 def with_numbers(sql: str) -> str:
-    """%s as $1, $2, … for asyncpg."""
+    """Replaces %s by $1, $2, … for asyncpg."""
     numbers = iter(range(1, 100))
     return re.sub('%[s%]', lambda found: '%' if found.group() == '%%' else '$%d' % next(numbers), sql)
 

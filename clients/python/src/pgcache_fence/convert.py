@@ -1,6 +1,6 @@
-"""From the JSON of a row to what a driver would have returned: for the adapters of object-relational mappers.
+"""Converts values in the JSON of a row to those that a driver would have returned, for adapters of object-relational mappers.
 
-A value that Python cannot have (a date of infinity) raises ValueError; the adapter then reads the table.
+A value that Python cannot represent (such as an infinite date) raises ValueError. The adapter then reads the table.
 """
 
 import re
@@ -13,7 +13,7 @@ FRACTION = re.compile(r'\.(\d+)')
 
 
 def iso(text: str) -> str:
-    """With six digits of a fraction: Python before 3.11 wants them."""
+    """The text with six digits after the point, which Python before 3.11 requires."""
     return FRACTION.sub(lambda found: '.' + found.group(1).ljust(6, '0'), text)
 
 
@@ -24,7 +24,7 @@ def binary(text: str) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """JSON inside of a row, with the numbers that json.loads makes."""
+    """JSON inside a row, with the types of numbers that json.loads makes."""
     if isinstance(value, Decimal):
         return float(value)
     if isinstance(value, list):

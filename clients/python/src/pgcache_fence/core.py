@@ -1,15 +1,16 @@
-"""How values are read, step by step, without input and output: sync.py and aio.py carry out the steps.
+"""The steps of a read, without input and output; sync.py and aio.py execute the steps.
 
-A read is a generator. It yields what has to be done, and is sent what came of it:
+A read is a generator. It yields a step, and gets the result of the step:
 
-    ('exchange', [(place, bytes, n), …])    each to the server of its place, over one connection: a list of n answers, or None
-    ('leave', requests)                     the same, but nobody waits for the answers if that can be avoided
-    ('sleep', seconds)
-    ('postgres', steps, connection)         what the generator `steps` returns; it runs on one connection, and yields
-        ('query', sql, parameters)          rows
-        ('call', function, argument)        what function(connection, argument) returns
+    ('exchange', [(place, bytes, n), …])    send each request to the server of its place, over one connection: for each a
+                                            list of n answers, or None
+    ('leave', requests)                     the same, but do not wait for the answers if possible
+    ('sleep', seconds)                      wait
+    ('postgres', steps, connection)         run the generator `steps` on one connection: what it returns. It yields
+        ('query', sql, parameters)          execute the query: its rows
+        ('call', function, argument)        call function(connection, argument): what it returns
 
-Owns: the order of things. The permit comes first, then the snapshot, then the put.
+Owns: the order of the steps. The permit comes first, then the snapshot, then the put.
 """
 
 import copy
@@ -28,17 +29,17 @@ from .names import Ask, text_for_postgresql
 
 Steps = Generator[Tuple[Any, ...], Any, Any]
 
-BLOCK_MAX = 100             # names in one block: Redis does nothing else meanwhile
-FILLERS_AWAITED = 2         # if the first one dies, not all that waited shall read PostgreSQL at once
+BLOCK_MAX = 100             # maximum names in one block, because Redis does nothing else meanwhile
+FILLERS_AWAITED = 2         # readers to wait for in turn; if the first dies, not all that wait should read PostgreSQL at once
 FIRST_PAUSE = 0.001
-ASKED_NAMES_MAX = 10000     # names that PostgreSQL told, kept
-DERIVED_SECONDS = 60        # how long the name of a derived value is kept: it changes when the value is defined anew
-ABSENT = b'null'            # the payload of a row that is not there
+ASKED_NAMES_MAX = 10000     # maximum names from PostgreSQL that are kept
+DERIVED_SECONDS = 60        # time for which the name of a derived value is kept; a new definition changes the name
+ABSENT = b'null'            # the payload that says that there is no such row
 MISSED = object()
 
 
 class Changed(Exception):
-    """The domain is attached in another way than its names were made for."""
+    """The domain was attached again since its names were made, so they may be wrong."""
 
 
 class Raw:
@@ -54,7 +55,7 @@ class Raw:
 
 
 class ExactJson:
-    """JSON whose numbers keep all their digits: those with a fraction are of type Decimal."""
+    """JSON whose numbers keep all digits. A number with a fraction becomes a Decimal."""
 
     dumps = staticmethod(json.dumps)
 
@@ -64,13 +65,13 @@ class ExactJson:
 
 
 class Peeked(NamedTuple):
-    """freshness: fresh (a strong read would have returned it), unknown, none or unavailable."""
+    """freshness is fresh (a strong read would have returned the value), unknown, none or unavailable."""
     value: Any
     freshness: str
 
 
 class Local:
-    """The last `most` values that were hits, each with the head of its record. None is used without a check."""
+    """Keeps the last `most` values that were hits, each with the head of its record. Readers must check a value before use."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -102,7 +103,7 @@ class Core:
         self._derived: 'OrderedDict[Any, Tuple[str, float]]' = OrderedDict()
 
     def with_codec(self, codec: Any) -> 'Core':
-        """The same, but for how values become payloads; values that are kept are not shared."""
+        """A copy with another codec. It does not share the values that are kept."""
         other = copy.copy(self)
         other.codec, other.local = codec, self.local and Local(self.local.most)
         return other
@@ -138,10 +139,10 @@ class Core:
     # One value
     # ------------------------------------------------------------------------------------------------------------------
 
-    # A read begins with these, which take little time; with what it has seen it goes on in _read, if it was no hit.
+    # A read begins with these three functions, which take little time. If it is no hit, it continues in _read.
 
     def quick_name(self, domain: str, key: Any) -> Optional[str]:
-        """The fence; None if PostgreSQL has to be asked."""
+        """The name of the fence; None if only PostgreSQL knows it."""
         described = self._domains.get(domain)
         if described is None:
             return None
@@ -157,7 +158,7 @@ class Core:
         return self._take(domain, name, answer) if type(answer) is wire.Hit else MISSED
 
     def _again(self, steps: Callable[..., Steps], domain: str, *arguments: Any, seen: Optional[Tuple[str, wire.Answer]] = None) -> Steps:
-        """Once more if the domain was attached anew meanwhile. seen: what the usual read has found."""
+        """Runs the steps, and repeats them if the domain was attached again meanwhile. seen: what the quick read has found."""
         for _ in range(3):
             try:
                 return (yield from steps(domain, *arguments, seen))
@@ -205,7 +206,7 @@ class Core:
         return {key: found[name] for key, name in name_of.items()}
 
     def _look(self, domain: str, names: List[str]) -> Steps:
-        """Values of hits, and answers for the rest. In one round trip, unless something kept is old: then two."""
+        """The values of hits, and the answers for the rest. Takes one round trip, or two if a kept value is old."""
         found: Dict[str, Any] = {}
         kept = {name: self.local.get(name) for name in names} if self.local is not None else {}
         checked = [name for name in names if kept.get(name)]
@@ -236,7 +237,7 @@ class Core:
         return found, answers
 
     def _groups(self, names: Sequence[str]) -> List[Tuple[int, List[str]]]:
-        """What may be one block: names of one place, not too many."""
+        """Divides the names into blocks. A block has at most BLOCK_MAX names, all of one place."""
         places: Dict[int, List[str]] = {}
         for name in names:
             places.setdefault(self.place_of(name), []).append(name)
@@ -251,7 +252,7 @@ class Core:
     # ------------------------------------------------------------------------------------------------------------------
 
     def _fill(self, domain: Domain, names: Dict[str, Any], answers: Dict[str, wire.Answer], load: Any, connection: Any) -> Steps:
-        """Values of what was no hit. names: name -> key; answers: what the block found."""
+        """The values of names that were no hit. names: name -> key; answers: what the block found."""
         found: Dict[str, Any] = {}
         yield from self._ask(domain, names, answers)
         waiting = {name: key for name, key in names.items() if getattr(answers[name], 'busy_ms', 0)}
@@ -262,7 +263,7 @@ class Core:
         return found
 
     def _ask(self, domain: Domain, names: Iterable[str], answers: Dict[str, wire.Answer]) -> Steps:
-        """Why there is nothing, of those that were a miss; it takes the place of the answer."""
+        """Asks Redis why the misses have no value, and stores these answers in `answers`."""
         missed = [name for name in names if type(answers[name]) is wire.Miss]
         if missed:
             done = yield 'exchange', [(self.place_of(name), wire.pack_get(name), 1) for name in missed]
@@ -270,7 +271,7 @@ class Core:
                 answers[name] = wire.read_get(got and got[0])
 
     def _wait(self, domain: Domain, names: Iterable[str], answers: Dict[str, wire.Answer]) -> Steps:
-        """While another reader is about to put them; no longer than that reader has."""
+        """Waits while another reader is about to put the values, but no longer than that reader is allowed to take."""
         self.counters.event(domain.name, 'waited')
         for _ in range(FILLERS_AWAITED):
             busy = [name for name in names if getattr(answers[name], 'busy_ms', 0)]
@@ -284,7 +285,7 @@ class Core:
 
     def _load(self, domain: Domain, names: Dict[str, Any], answers: Dict[str, wire.Answer], load: Any, connection: Any,
               found: Dict[str, Any]) -> Steps:
-        """Reads from PostgreSQL what is still no hit, in one query, and puts what may be put."""
+        """Reads what is still no hit from PostgreSQL, in one query, and puts the rows that it may put."""
         for name in [name for name in names if type(answers[name]) is wire.Hit]:
             found[name] = self._take(domain.name, name, answers[name])
         left = [name for name in names if name not in found]
@@ -295,9 +296,9 @@ class Core:
                 self.counters.event(domain.name, answers[name].why)
         try:
             rows, fresh = yield 'postgres', self._rows(domain, left, names, load), connection
-        except GeneratorExit:                           # nobody goes on with this read
+        except GeneratorExit:                           # the caller has dropped this read
             raise
-        except BaseException:                           # of a task that was cancelled too
+        except BaseException:                           # also if the task was cancelled
             self._domains.pop(domain.name, None)        # the table may have another name by now
             yield 'leave', [self._release(name) for name in left if getattr(answers[name], 'asked', False)]
             raise
@@ -307,7 +308,7 @@ class Core:
         yield from self._put(domain, left, answers, rows, fresh)
 
     def _rows(self, domain: Domain, left: List[str], names: Dict[str, Any], load: Any) -> Steps:
-        """name -> (version, payload), of those that have a row; and whether they may be put."""
+        """name -> (version, payload) of the names that have a row; and whether these may be put."""
         lines = yield ('query', *(domain.vet() if load else domain.vet_and_load(left)))
         standby, fresh, number = lines[0][:3]
         if standby:
@@ -348,11 +349,11 @@ class Core:
                 self.counters.event(domain.name, wire.read_put(got))
 
     def _release(self, name: str) -> Tuple[int, bytes, int]:
-        """Those who wait for a value that does not come wait no longer."""
+        """The request that tells Redis that this reader puts no value, so that other readers stop waiting for it."""
         return self.place_of(name), wire.pack_release(name), 1
 
     # ------------------------------------------------------------------------------------------------------------------
-    # Several that agree, derived values, values that may be old
+    # Several values of one instant, derived values, values that may be old
     # ------------------------------------------------------------------------------------------------------------------
 
     def _read_together(self, keys: Iterable[Tuple[str, Any]], connection: Any) -> Steps:
@@ -376,7 +377,7 @@ class Core:
         return [values[name] for name in names]
 
     def _check_all(self, groups: List[Tuple[int, List[str]]], hits: Dict[str, wire.Hit]) -> Steps:
-        """Whether all of them are still what they were. It begins after the last of them was read."""
+        """Whether all fences are unchanged. The check must begin after the last of them was read."""
         done = yield 'exchange', [(place, wire.pack_check(group, [hits[name].head for name in group]), 1) for place, group in groups]
         return all(all(wire.read_check(len(group), got and got[0])) for (_, group), got in zip(groups, done))
 
@@ -423,7 +424,7 @@ def texts_of(key: Any) -> List[str]:
 
 
 def one_of(load: Callable[[Any, Any], Any]) -> Callable[[Any, List[Any]], Any]:
-    """The function that loads one value, as one that loads several."""
+    """Wraps a function that loads one value into a function that loads several."""
     def load_one(connection: Any, keys: List[Any]) -> Any:
         row = load(connection, keys[0])
         if hasattr(row, '__await__'):

@@ -1,6 +1,6 @@
-"""Counts what reads came to, and shows it to those who collect: prometheus_client, OpenTelemetry, or whoever calls snapshot().
+"""Counters of reads, for prometheus_client, OpenTelemetry, or callers of snapshot().
 
-Under threads without a global lock some counts may be lost. Nothing else depends on them.
+If Python runs without a global interpreter lock, threads may lose some counts. Nothing else depends on them.
 """
 
 from typing import Any, Dict, Iterable, Iterator, Tuple

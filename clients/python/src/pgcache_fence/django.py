@@ -1,6 +1,6 @@
-"""Django: model instances by primary key, from the cache where they can be.
+"""Django: reads model instances by primary key from the cache, if possible.
 
-    # settings.py: of each database whose models are cached, the client of Redis, or a function that returns it, or its dotted path
+    # settings.py: for each database with cached models, the client of Redis, a function that returns it, or its dotted path
     PGCACHE_FENCE = {'default': {'redis': 'shop.caching.redis_client', 'local': 0}}
 
     # models.py: opt-in, for each model
@@ -12,8 +12,8 @@
     Account.fenced.in_bulk([1, 2, 3])       # the cache, in one round trip
     Account.fenced.select_related('owner').get(pk=42)       # anything else: PostgreSQL, as always
 
-In a transaction that has written, reads go to PostgreSQL: the cache has what is committed. It is the statements that are looked at; a function
-that writes, called by SELECT, is not seen.
+After a transaction has written, its reads go to PostgreSQL, because the cache has only what is committed. The adapter looks at the
+statements, so it does not notice a function that writes if SELECT calls it.
 """
 
 import threading
@@ -40,7 +40,7 @@ CONVERT_FIELD: Dict[str, Callable[[Any], Any]] = {
 
 
 def named_type(name: str) -> Optional[Callable[[Any], Any]]:
-    """Those that Python has a type of the same name for: DateTimeField, UUIDField, …"""
+    """The converter of a field that is named after a Python type, such as DateTimeField or UUIDField; None if there is none."""
     return next((convert for kind, convert in CONVERTERS.items() if kind.__name__.lower() + 'field' == name.lower()), None)
 
 
@@ -53,7 +53,7 @@ _lock = threading.Lock()
 
 
 def fences(using: str = 'default') -> Fences:
-    """Those of a database of the settings; their counters are for the application's metrics."""
+    """The Fences of a database in the settings. The application can export their counters."""
     with _lock:
         if using not in _fences:
             options = settings.PGCACHE_FENCE[using]
@@ -84,7 +84,7 @@ connection_created.connect(watch, dispatch_uid='pgcache_fence')
 
 
 def has_written(using: str) -> bool:
-    """Whether the transaction of this thread may have written. A connection that is older than this module is not trusted."""
+    """Whether the transaction of this thread may have written. True for a connection that is older than this module."""
     connection = connections[using]
     if not connection.in_atomic_block:
         return connection.connection is not None and not connection.get_autocommit()
@@ -96,7 +96,7 @@ def has_written(using: str) -> bool:
 # ----------------------------------------------------------------------------------------------------------------------
 
 class Shape:
-    """How an instance is made of a row's JSON."""
+    """Makes instances of a model from the JSON of rows."""
 
     def __init__(self, model: Any, domain: Optional[str]) -> None:
         meta = model._meta
@@ -125,7 +125,7 @@ def converter(field: Any) -> Callable[[Any], Any]:
 
 
 class FencedQuerySet(models.QuerySet):      # type: ignore[misc]
-    """get and in_bulk of nothing but primary keys are answered by the cache."""
+    """A query set whose get and in_bulk ask the cache, if the primary key is the only condition."""
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
         if not args and len(kwargs) == 1 and next(iter(kwargs)) in pk_names(self.model):
@@ -146,7 +146,7 @@ class FencedQuerySet(models.QuerySet):      # type: ignore[misc]
         return super().in_bulk(id_list, field_name=field_name)
 
     def _cached(self, keys: List[Any]) -> Optional[List[Any]]:
-        """Instances or None in the order of keys. None in all: PostgreSQL has to answer."""
+        """A list with the instance or None for each key. None instead of a list: PostgreSQL must answer."""
         using = self.db
         if using not in getattr(settings, 'PGCACHE_FENCE', {}) or not is_plain(self) or has_written(using):
             return None
@@ -155,7 +155,7 @@ class FencedQuerySet(models.QuerySet):      # type: ignore[misc]
         rows = fences(using).read_many(manager.shape.domain, values)
         try:
             return [None if rows[value] is None else manager.shape.instance(using, rows[value]) for value in values]
-        except (KeyError, ValueError, ArithmeticError):             # a column that the domain has not, or a value that Python has not
+        except (KeyError, ValueError, ArithmeticError):             # the domain lacks a column, or Python cannot represent a value
             return None
 
     def _clone(self) -> Any:
@@ -174,14 +174,14 @@ PLAIN = ('select', 'select_related', 'select_for_update', 'group_by', 'distinct'
 
 
 def is_plain(rows: Any) -> bool:
-    """Nothing was asked for but the rows of the table as they are."""
+    """Whether the query asks only for the rows of the table as they are."""
     query, untouched = rows.query, type(rows.query)(rows.model)
     return all(getattr(query, name) == getattr(untouched, name) for name in PLAIN) and rows._fields is None and not (
         query.is_sliced or query.where.children or query.annotations or query.extra or rows._prefetch_related_lookups)
 
 
 class FencedManager(models.Manager.from_queryset(FencedQuerySet)):      # type: ignore[misc]
-    """domain: the name that fence.attach was given, if it is not the table's."""
+    """domain: the name of the fence domain, if it is not that of the table."""
 
     def __init__(self, domain: Optional[str] = None) -> None:
         super().__init__()

@@ -1,8 +1,9 @@
-"""What PostgreSQL says of a domain, and the SQL by which its rows are read. Knows no driver: parameters are %s, each used once. Each
-column has a name of its own, for connections whose rows are dicts.
+"""The description of a domain from PostgreSQL, and the SQL that reads its rows. Knows no driver: parameters are %s, each used
+once. Each column has a name of its own, for connections whose rows are dicts.
 
-Owns: the rule that a put needs a snapshot of the primary, taken after the permit, in a transaction that has written nothing (doc/clients.md,
-"Rules"), and that the domain is still attached as its names were made: VET asks for all of it beside the rows.
+Owns: the conditions for a put (doc/clients.md, "Rules"). The snapshot must be of the primary and newer than the permit, its
+transaction must have written nothing, and the domain must still have the attachment for which the names were made. VET asks for
+all of this together with the rows.
 """
 
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
@@ -35,7 +36,7 @@ SELECT current_setting('pgcache_fence.namespace') AS space, (SELECT oid::text FR
  WHERE d.name = %s::text
 '''
 
-# On the primary? May what this statement's snapshot sees be put? Which attachment is it?
+# Is this a standby? May the rows that this statement's snapshot sees be put? Which attachment is it?
 VET = '''pg_is_in_recovery() AS standby,
        pg_current_xact_id_if_assigned() IS NULL AND current_setting('transaction_isolation') LIKE 'read%%' AS fresh,
        (SELECT d.id FROM fence.domain d WHERE d.name = %s::text) AS attachment'''
@@ -57,10 +58,10 @@ class Domain(NamedTuple):
     scope: str
     ttl_ms: int
     naming: Naming
-    rows: Optional[str]     # SQL: number, version, payload of the rows of these keys; None: the application has to load
+    rows: Optional[str]     # SQL that returns number, version and payload of the rows of given keys; None: load= is needed
 
     def vet_and_load(self, names: Sequence[str]) -> Tuple[str, List[Any]]:
-        """One statement, so one snapshot: what VET says, and the rows. At least one line comes back."""
+        """The columns of VET and the rows, in one statement and so in one snapshot. It returns at least one line."""
         if self.rows is None:
             raise WrongUse('domain "%s" has no table to read from: pass load=, a function that reads the value and its version'
                            % self.name)
@@ -73,7 +74,7 @@ class Domain(NamedTuple):
 
 
 def describe(name: str, rows: Sequence[Any], namespace: Optional[str]) -> Domain:
-    """Of what DESCRIBE has returned."""
+    """Makes the Domain from what DESCRIBE has returned."""
     if not rows:
         raise WrongUse('there is no domain "%s" in this database: SELECT fence.attach(...) makes one, SELECT domain FROM fence.domains '
                        'lists them' % name)
@@ -92,7 +93,7 @@ def describe(name: str, rows: Sequence[Any], namespace: Optional[str]) -> Domain
 
 def sql_of_rows(name: str, scope: str, table: str, key: Sequence[Column], version: Optional[str],
                 columns: Optional[Sequence[str]]) -> Optional[str]:
-    """Parameters: a list of texts for each key column. None where the text of a key is not how its type is written."""
+    """The SQL whose parameters are a list of texts for each key column. None if the type cannot read the text of a key."""
     if any(column.type == 'money' for column in key):
         return None
     row = 'to_jsonb(t.*)' if not columns else '(SELECT to_jsonb(c.*) FROM (SELECT %s) c)' % ', '.join(

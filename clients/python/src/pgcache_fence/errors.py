@@ -1,4 +1,4 @@
-"""What the library raises. Each message says what to do."""
+"""The exceptions that the library raises. Each message says what to do."""
 
 
 class FenceError(Exception):

@@ -1,7 +1,7 @@
-"""Names in Redis: what fence.fence_key says, without asking PostgreSQL where the type allows it.
+"""Computes the names of fences like fence.fence_key, for types whose text does not depend on PostgreSQL.
 
-Owns: the canonical text of keys. A value is either printed here exactly as PostgreSQL prints it, or refused (WrongKey), or left to
-PostgreSQL (Ask): never guessed. Knows neither Redis nor PostgreSQL.
+Owns: the canonical text of keys. For each value this file either prints exactly the text that PostgreSQL prints, or refuses the
+value (WrongKey), or leaves it to PostgreSQL (Ask). It never guesses. Knows neither Redis nor PostgreSQL.
 """
 
 import re
@@ -19,22 +19,22 @@ INTEGERS = {'int2': 1 << 15, 'int4': 1 << 31, 'int8': 1 << 63}
 INTEGER = re.compile(r'-?(0|[1-9][0-9]*)', re.ASCII)
 UUID_TEXT = re.compile(r'[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}')
 ZEROS = re.compile(r'(\.\d*?)0+(?=\+|$)')
-NUMERIC_DIGITS = 1000       # beyond, PostgreSQL has limits of its own
+NUMERIC_DIGITS = 1000       # for more digits, PostgreSQL decides
 
 
 class Ask(Exception):
-    """Only PostgreSQL can tell."""
+    """Only PostgreSQL knows the text of this value."""
 
 
 class Column(NamedTuple):
     name: str
-    type: str               # of pg_type: int8, text …, below all domains; "enum" for all enums; "" where there is no table
+    type: str               # name in pg_type (int8, text, …), of a domain its base type; "enum" for all enums; "" without a table
     modifier: int           # of char(n): n + 4, or -1
     cast: str               # the type's name in SQL
 
 
 def encode(text: str) -> str:
-    """Percent-encoded as RFC 3986 has it; an empty text has an encoding of its own."""
+    """Percent-encodes the text like RFC 3986. The empty text is %00."""
     try:
         return quote(text, safe='') or '%00'
     except UnicodeEncodeError:
@@ -117,7 +117,7 @@ def of_bytes(value: Any, column: Column) -> str:
 
 
 def of_moment(value: Any, column: Column) -> str:
-    """Dates and times: a datetime is no date here, and one without a time zone no timestamptz."""
+    """The text of dates and times. A datetime does not count as a date; without a time zone it does not fit timestamptz."""
     kind, zoned = column.type, column.type == 'timestamptz'
     if isinstance(value, str):
         raise Ask
@@ -140,7 +140,7 @@ PRINTERS: Dict[str, Callable[[Any, Column], str]] = {
 
 
 def text_for_postgresql(value: Any) -> str:
-    """A value of any type as PostgreSQL reads it, for fence.fence_key(text, text[])."""
+    """The text of any value in a form that PostgreSQL can read, for fence.fence_key(text, text[])."""
     if isinstance(value, bool):
         return 't' if value else 'f'
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -151,7 +151,7 @@ def text_for_postgresql(value: Any) -> str:
 
 
 class Naming:
-    """The names of one domain. place: what they all begin with, "<namespace>:f:<database>.<domain>"; tag: its template, or None."""
+    """The names of one domain. All begin with place, "<namespace>:f:<database>.<domain>". tag is its template, or None."""
 
     def __init__(self, place: str, columns: Sequence[Column], tag: Optional[str]) -> None:
         self.place, self.columns = place, list(columns)
@@ -160,7 +160,7 @@ class Naming:
         self.integer = INTEGERS.get(self.columns[0].type, 0) if len(self.columns) == 1 and not tag else 0
 
     def name(self, key: Any) -> str:
-        """The fence of a key: one value, or a tuple of them. Raises Ask where only PostgreSQL knows."""
+        """The name of the key's fence. The key is one value, or a tuple. Raises Ask if only PostgreSQL knows the name."""
         if self.integer and type(key) is int and -self.integer <= key < self.integer:
             return '%s%d}' % (self.single, key)
         values = key if isinstance(key, tuple) else (key,)
@@ -191,11 +191,11 @@ class Naming:
         return name
 
     def parts(self, name: str) -> Tuple[str, ...]:
-        """The canonical texts of a name's key."""
+        """The canonical texts of the key that the name has."""
         braces, _, key = name[len(self.single):].partition('}')
         return tuple('' if part == '%00' else unquote(part) for part in (key[1:] or braces).split(','))
 
     def beside(self, name: str, suffix: str) -> str:
-        """A name beside the fence, in its slot."""
+        """Another name in the slot of the fence."""
         namespace = self.place[:self.place.rindex(':f:')]
         return namespace + ':v:' + name[len(namespace) + 3:] + ':' + suffix

@@ -1,13 +1,13 @@
-"""SQLAlchemy: instances by primary key, from the cache where they can be.
+"""SQLAlchemy: reads instances by primary key from the cache, if possible.
 
     cache = IdentityCache(fences, Session)              # Session: a sessionmaker, or a subclass of Session
     cache.add(Account)                                  # opt-in, for each mapped class
-    account = cache.get(session, Account, 42)           # as session.get(Account, 42)
+    account = cache.get(session, Account, 42)           # like session.get(Account, 42)
 
-An instance is persistent in the session, like one that a query has loaded; its relationships load as they always do. The session's own
-instance comes first. A session that has written in its transaction asks PostgreSQL: the cache has what is committed.
-What is executed on session.connection() past the session is not seen: call cache.written(session) then.
-AsyncIdentityCache is the same for asyncio.
+An instance is persistent in the session, like one that a query has loaded. Its relationships load as usual. If the session already
+has the instance, get returns that one. A session that has written in its transaction asks PostgreSQL, because the cache has only
+what is committed. The cache does not notice statements that you execute on session.connection(); call cache.written(session) after
+them. AsyncIdentityCache is the same for asyncio.
 """
 
 from decimal import Decimal
@@ -47,7 +47,7 @@ class IdentityCache:
         event.listen(sessions, 'after_transaction_end', forget)
 
     def add(self, kind: Any, domain: Optional[str] = None) -> None:
-        """domain: that of fence.attach, if it is not the table's name."""
+        """Caches a mapped class. domain: the name of the fence domain, if it is not that of the table."""
         mapper = inspect(kind)
         if len(mapper.tables) != 1 or mapper.polymorphic_on is not None:
             raise WrongUse('%s is mapped to several tables or is polymorphic: only classes with one table can be cached' % kind.__name__)
@@ -61,18 +61,18 @@ class IdentityCache:
             self.written(state.session)
 
     def written(self, session: Any) -> None:
-        """Until the end of its transaction the session reads from PostgreSQL."""
+        """Makes the session read from PostgreSQL until the end of its transaction."""
         session.info[WRITTEN] = True
 
     def get(self, session: Any, kind: Any, identity: Any) -> Any:
         return self.get_many(session, kind, [identity])[0]
 
     def get_many(self, session: Any, kind: Any, identities: Iterable[Any]) -> List[Any]:
-        """In their order; None where there is no row."""
+        """The instances in the order of the identities; None for an identity without a row."""
         wanted, mapped = list(identities), self.of(kind)
         missed, found = self.missed(session, kind, wanted), {}
         if missed:
-            def connection() -> Any:            # with the session's rights, in its transaction
+            def connection() -> Any:            # the session's own, so with its privileges and in its transaction
                 return session.connection(bind_arguments={'mapper': inspect(kind)}).connection
 
             keys = self.keys(mapped, self.fences.describe(mapped.domain, connection=connection), missed)
@@ -87,14 +87,14 @@ class IdentityCache:
         return self.mapped[kind]
 
     def missed(self, session: Any, kind: Any, wanted: Iterable[Any]) -> List[Any]:
-        """Those of which the cache is asked: the session has no instance of them, and has written nothing."""
+        """The identities for which to ask the cache: the session has no instance of them. Empty if it has written."""
         if session.info.get(WRITTEN) or session.new or session.dirty or session.deleted:
             return []
         return [identity for identity in dict.fromkeys(wanted)
                 if inspect(kind).identity_key_from_primary_key(as_tuple(identity)) not in session.identity_map]
 
     def keys(self, mapped: Mapped, domain: Domain, identities: Iterable[Any]) -> Dict[Any, Any]:
-        """Key of the domain -> identity."""
+        """A dict: key of the domain -> identity."""
         names = [column.name for column in domain.naming.columns]
         if sorted(names) != sorted(mapped.identity):
             raise WrongUse('domain "%s" has the key (%s), but the primary key that is mapped is (%s)' % (
@@ -102,15 +102,15 @@ class IdentityCache:
         return {tuple(as_tuple(identity)[mapped.identity[name]] for name in names): identity for identity in identities}
 
     def attached(self, session: Any, kind: Any, keys: Dict[Any, Any], rows: Dict[Any, Any]) -> Dict[Any, Any]:
-        """Identity -> instance, None where there is no row, or MISFIT."""
+        """A dict: identity -> instance, None if there is no row, or MISFIT."""
         return {keys[key]: None if row is None else self.attach(session, kind, self.of(kind), row) for key, row in rows.items()}
 
     def attach(self, session: Any, kind: Any, mapped: Mapped, row: Dict[str, Any]) -> Any:
-        """The instance of a row, in the session."""
+        """Makes the instance of a row and adds it to the session. MISFIT if the row does not fit the class."""
         try:
             values = {attribute.key: None if row[attribute.column] is None else attribute.convert(row[attribute.column])
                       for attribute in mapped.attributes}
-        except (KeyError, ValueError, ArithmeticError):         # a column that the domain has not, or a value that Python has not
+        except (KeyError, ValueError, ArithmeticError):         # the domain lacks a column, or Python cannot represent a value
             return MISFIT
         instance = inspect(kind).class_manager.new_instance()
         for name, value in values.items():
@@ -123,7 +123,7 @@ class IdentityCache:
 
 
 class AsyncIdentityCache(IdentityCache):
-    """For AsyncFences and AsyncSession: get and get_many are coroutines. sessions: the sync_session_class of the AsyncSession."""
+    """IdentityCache for AsyncFences and AsyncSession. get and get_many are coroutines. sessions is the sync_session_class."""
 
     async def get(self, session: Any, kind: Any, identity: Any) -> Any:
         return (await self.get_many(session, kind, [identity]))[0]

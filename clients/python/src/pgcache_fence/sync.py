@@ -1,7 +1,7 @@
 """Fences: the library for threads and processes, on redis-py and any DB-API connection.
 
-Owns: connections while a step of core.py runs. What is sent in one go is sent over one connection, and never sent again by itself: a
-connection on which anything went wrong is closed.
+Owns: connections while a step of core.py runs. All bytes of one request go over one connection. It never repeats a part of a
+request, and closes a connection after any error on it.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from .core import MISSED, Core, Peeked, Steps
 from .domains import Domain
 from .errors import WrongUse
 
-# The last: redis-py 4.3 words its own errors with attributes that connections over Unix sockets lack.
+# AttributeError: redis-py 4.3 formats its own errors with attributes that connections over Unix sockets lack.
 UNAVAILABLE = (RedisError, RedisClusterException, OSError, AttributeError)
 Request = Tuple[int, bytes, int]
 
 
 class Server:
-    """One Redis process, or who has taken its place. It keeps some of the pool's connections: to borrow one costs as much as to use it."""
+    """One Redis process, or its successor. Keeps some of the pool's connections, because to borrow one costs as much as to use it."""
 
     def __init__(self, pool: Any) -> None:
         self.pool, self.patience = pool, topology.Patience()
@@ -35,8 +35,8 @@ class Server:
         self.process = os.getpid()
 
     def send(self, packed: bytes) -> Any:
-        """The connection over which it went."""
-        if self.process != os.getpid():             # a child of fork must not read what its parent has asked
+        """Sends the bytes, and returns the connection."""
+        if self.process != os.getpid():             # after fork, the child must not read answers to its parent
             self.process, self.kept = os.getpid(), []
         try:
             connection = self.kept.pop()
@@ -75,7 +75,7 @@ class Server:
             self.pool.release(connection)
 
     def ask(self, packed: bytes, n: int) -> Optional[List[Any]]:
-        """The n answers; None if it cannot be had, or could not just now."""
+        """The n answers; None if the server fails, or has failed a moment ago."""
         if not self.patience.over():
             return None
         try:
@@ -84,7 +84,7 @@ class Server:
             return self.ask_again(error, packed, n)
 
     def ask_again(self, error: Exception, packed: bytes, n: int) -> Optional[List[Any]]:
-        """All of it as a whole, over a new connection: the server may have closed those that were kept. But nobody waits twice."""
+        """Repeats the whole request over a new connection, because the server may have closed the kept ones; not after a timeout."""
         while self.kept:
             with contextlib.suppress(IndexError, *UNAVAILABLE):
                 self.give_up(self.kept.pop())
@@ -96,7 +96,7 @@ class Server:
 
 
 class Servers:
-    """Of a list of clients, or of a cluster client."""
+    """The servers of a list of clients, or of a cluster client."""
 
     def __init__(self, clients: Sequence[Any]) -> None:
         self.cluster: Any = clients[0] if topology.is_cluster(clients[0]) else None
@@ -114,7 +114,7 @@ class Servers:
         return server
 
     def look_again(self) -> None:
-        """Where are the slots now? One thread asks, and not all the time."""
+        """Asks the cluster where the slots are now. Only one thread asks, and not too often."""
         if self.cluster is None or not self.looking.acquire(blocking=False):
             return
         try:
@@ -132,16 +132,16 @@ class Servers:
         if self.cluster is not None and any(got is None or has_moved(got) for got in answers):
             self.look_again()
             moved = [i for i, got in enumerate(answers) if got is not None and has_moved(got)]
-            for i, got in zip(moved, self.ask_all([requests[i] for i in moved])):       # as a whole, at who has the slot now
+            for i, got in zip(moved, self.ask_all([requests[i] for i in moved])):       # repeated as a whole, at the new owner
                 answers[i] = got
         return answers
 
     def ask_all(self, requests: Sequence[Request]) -> List[Optional[List[Any]]]:
-        """What is for one server goes in one go. All is sent before the first answer is awaited."""
+        """Sends the requests of each server in one piece, and sends all of them before it waits for the first answer."""
         groups: Dict[Server, List[int]] = {}
         answers: List[Optional[List[Any]]] = [None] * len(requests)
         for i, (place, _, _) in enumerate(requests):
-            with contextlib.suppress(*UNAVAILABLE):         # a slot that nobody has
+            with contextlib.suppress(*UNAVAILABLE):         # no server has the slot
                 groups.setdefault(self.at(place), []).append(i)
         if len(groups) == 1:
             [(server, numbers)] = groups.items()
@@ -162,7 +162,7 @@ class Servers:
             except UNAVAILABLE as error:
                 got = server.ask_again(error, packed, n)        # type: ignore[assignment]
             except BaseException:
-                for other, _, unread in sent:               # nobody may take their answers for others
+                for other, _, unread in sent:               # nobody may read these answers as answers to another request
                     other.give_up(unread)
                 raise
             share(answers, requests, numbers, got)
@@ -176,7 +176,7 @@ def joined(requests: Sequence[Request], numbers: List[int]) -> Tuple[bytes, int]
 
 
 def share(answers: List[Optional[List[Any]]], requests: Sequence[Request], numbers: List[int], got: Optional[List[Any]]) -> None:
-    """What one server has answered to several requests."""
+    """Divides the answers of one server among its requests."""
     if got is not None:
         at = 0
         for i in numbers:
@@ -189,15 +189,16 @@ def has_moved(answers: List[Any]) -> bool:
 
 
 class Fences:
-    """Strong reads of PostgreSQL's rows, from Redis where it can be.
+    """Strong reads of PostgreSQL rows, from Redis if possible.
 
-    redis       a redis.Redis, a redis.cluster.RedisCluster, or a list of the former: the shards. With a socket_timeout.
-    postgres    where rows are read: a DB-API connection to the primary, a pool with connection(), or a function that returns
+    redis       a redis.Redis, a redis.cluster.RedisCluster, or a list of redis.Redis, one for each shard. It needs a socket_timeout.
+    postgres    where to read rows: a DB-API connection to the primary, a pool with connection(), or a function that returns
                 a connection or a context manager of one. Each thread needs its own connection.
-    namespace   pgcache_fence.namespace, if you want it to be checked; PostgreSQL tells it.
-    codec       how values become payloads: anything with dumps and loads, such as json (the default) or pgcache_fence.Raw. The
-                default loader, and tables with cache => 'row', have JSON.
-    local       how many values this process may keep. They are checked before each use, and shared: change none of them.
+    namespace   if given, it must equal pgcache_fence.namespace of the server. The library asks PostgreSQL for it anyway.
+    codec       converts values to payloads and back: anything with dumps and loads, such as json (the default) or
+                pgcache_fence.Raw. The default loader, and tables with cache => 'row', make JSON.
+    local       how many values this process may keep. The library checks them before each use. Readers share them: do not
+                change them.
     """
 
     def __init__(self, redis: Any, postgres: Any = None, *, namespace: Optional[str] = None, codec: Any = None, local: int = 0) -> None:
@@ -210,9 +211,9 @@ class Fences:
         self.counters = self._core.counters
 
     def read(self, domain: str, key: Any, load: Optional[Callable[[Any, Any], Any]] = None, *, connection: Any = None) -> Any:
-        """The value of one key, None if there is no row. key: a value, or a tuple of the values of a key of several columns.
-        load: function(connection, key) that returns (version, value) or None; without it the row is read, as a dict.
-        connection: in place of that of postgres=."""
+        """The value of one key, or None if there is no row. key: a value, or a tuple with a value for each column of the key.
+        load: function(connection, key) that returns (version, value) or None; without it the value is the row, as a dict.
+        connection: use this one instead of postgres=."""
         seen = None
         name = self._core.quick_name(domain, key)
         if name is not None:
@@ -228,12 +229,12 @@ class Fences:
 
     def read_many(self, domain: str, keys: Iterable[Hashable], load: Optional[Callable[[Any, Any], Any]] = None, *,
                   connection: Any = None) -> Dict[Any, Any]:
-        """key -> value or None. Each value was current at an instant of this call, not all of them at the same one.
-        load: function(connection, keys) that returns a dict: key -> (version, value); it is given the keys that were missed."""
+        """key -> value or None. Each value was current at some instant of this call, but not all at the same instant.
+        load: function(connection, keys) that returns a dict: key -> (version, value). It gets the keys that Redis does not have."""
         return self._run(self._core._again(self._core._read_many, domain, list(keys), load, connection))
 
     def read_together(self, keys: Iterable[Tuple[str, Any]], *, connection: Any = None) -> List[Any]:
-        """The values of (domain, key), …: all were current at one instant."""
+        """The values of the pairs (domain, key), in their order. All of them were current at one instant."""
         return self._run(self._core._read_together(list(keys), connection))
 
     def derived(self, name: str, *arguments: Any, connection: Any = None) -> Any:
@@ -241,11 +242,11 @@ class Fences:
         return self._run(self._core._read_derived(name, arguments, connection))
 
     def peek(self, domain: str, key: Any, *, connection: Any = None) -> Peeked:
-        """What Redis has, which may be old unless its freshness is "fresh". PostgreSQL is not asked for the value."""
+        """What Redis has. The value may be old unless its freshness is "fresh". Does not ask PostgreSQL for the value."""
         return self._run(self._core._peek(domain, key, connection))
 
     def name(self, domain: str, key: Any, *, connection: Any = None) -> str:
-        """The fence of a key, as fence.fence_key tells it."""
+        """The name of the key's fence, as fence.fence_key returns it."""
         return self._run(self._core._fence(domain, key, connection))
 
     def describe(self, domain: str, *, connection: Any = None) -> Domain:
@@ -253,7 +254,7 @@ class Fences:
         return self._run(self._core._domain(domain, connection))
 
     def with_codec(self, codec: Any) -> 'Fences':
-        """The same with another codec; clients and counters are shared."""
+        """A copy with another codec, which shares clients and counters."""
         other = copy.copy(self)
         other._core = self._core.with_codec(codec)
         return other
@@ -261,7 +262,7 @@ class Fences:
     # ------------------------------------------------------------------------------------------------------------------
 
     def _is_current(self, name: str, head: bytes) -> bool:
-        """By a check that begins now."""
+        """Whether Redis says, in a check that begins now, that the value is current."""
         [answers] = self._servers.exchange([(self._core.place_of(name), wire.pack_check((name,), (head,)), 1)])
         return answers is not None and answers[0] == b'1'
 
@@ -293,13 +294,13 @@ class Fences:
             raise WrongUse('PostgreSQL has to be asked: pass postgres= to Fences, or connection= to the call')
         if not hasattr(source, 'cursor'):
             source = source.connection() if hasattr(source, 'connection') else source()
-        # what a pool lends is returned at the end; a connection's own __exit__ would close it, or commit
+        # a pool gets its connection back at the end; the __exit__ of a plain connection would close it, or commit
         return contextlib.nullcontext(source) if hasattr(source, 'cursor') else source
 
 
 @contextlib.contextmanager
 def borrowed(connection: Any) -> Iterator[None]:
-    """The transaction that the driver begins for us is over afterwards; one that is open stays."""
+    """Ends the transaction that the driver has begun for our query. A transaction that was open before stays open."""
     was_idle = is_idle(connection)
     try:
         yield

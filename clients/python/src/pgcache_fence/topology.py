@@ -1,6 +1,6 @@
-"""Which server has which name, and whether a client of redis-py can be used at all.
+"""Finds the server that has a name, and checks whether a client of redis-py can be used.
 
-Owns: what wrong use of a client looks like. A place is a number: the slot in a cluster, the number of the server otherwise.
+Owns: the checks of clients. A place is a number: the slot in a cluster, otherwise the number of the server.
 """
 
 import inspect
@@ -11,7 +11,7 @@ from . import wire
 from .errors import WrongUse
 
 CONNECTIONS_KEPT = 16
-PAUSE_MIN, PAUSE_MAX = 0.02, 0.5        # seconds for which a server that failed is not asked
+PAUSE_MIN, PAUSE_MAX = 0.02, 0.5        # seconds for which we do not ask a server that has failed
 
 
 def single_place(name: str) -> int:
@@ -27,7 +27,7 @@ def is_cluster(client: Any) -> bool:
 
 
 def clients_of(redis: Any) -> List[Any]:
-    """The clients that were given: one, or the shards in the order of pgcache_fence.redis_url."""
+    """The clients as a list: one, or those of the shards in the order of pgcache_fence.redis_url."""
     clients = list(redis) if isinstance(redis, (list, tuple)) else [redis]
     if not clients or len(clients) > 1 and any(map(is_cluster, clients)):
         raise WrongUse('redis= is one client, or a list of redis.Redis: one for each server of pgcache_fence.redis_url')
@@ -70,18 +70,18 @@ def cached_by_client(client: Any, pool: Any) -> bool:
 
 
 def connection_arguments(pool: Any) -> Sequence[str]:
-    """get_connection wants the name of a command in older versions of redis-py."""
+    """The arguments for get_connection, which wants the name of a command in older versions of redis-py."""
     parameter = inspect.signature(pool.get_connection).parameters.get('command_name')
     return ('MULTI',) if parameter is not None and parameter.default is parameter.empty else ()
 
 
 def connections_kept(pool: Any) -> int:
-    """How many of a pool's connections may be kept from it: few of a small one, and none where the pool finds out who the master is."""
+    """How many connections of a pool we may keep: few of a small pool, and none if the pool has to find the master."""
     return 0 if hasattr(pool, 'sentinel_manager') else min(CONNECTIONS_KEPT, getattr(pool, 'max_connections', 0) // 4)
 
 
 class Patience:
-    """A server that fails is left alone for a while: not every read waits for its timeout."""
+    """Decides whether to ask a server. After a failure it says no for a while, so that not every read waits for the timeout."""
 
     def __init__(self) -> None:
         self.until = self.pause = 0.0

@@ -1,6 +1,6 @@
-"""What is said to Redis, as bytes, and what its answers mean. Does no input or output: sync.py and aio.py do.
+"""Encodes the requests to Redis and decodes its answers. Does no input or output; sync.py and aio.py do that.
 
-Owns: the rules of a strong read (doc/clients.md): record and permit come from one block, the record first; a record counts if it
+Owns: the rules of a strong read (doc/clients.md). Record and permit come from one block, the record first. A record counts if it
 begins with the permit's token and a blank, and has a newline.
 """
 
@@ -12,7 +12,7 @@ TOKEN_OF_ONE = b'*4\r\n$8\r\nFCALL_RO\r\n$11\r\nfence_token\r\n$1\r\n1\r\n'
 MGET_OF_ONE = MULTI + b'*2\r\n$4\r\nMGET\r\n'
 BLOCK_ANSWERS = 4
 SLOTS = 16384
-LARGE = 4096                # bytes from which a payload does not pass through Lua
+LARGE = 4096                # payloads of so many bytes or more do not go through Lua
 SIDE_MS = b'10000'
 
 
@@ -24,11 +24,11 @@ class Hit(NamedTuple):
 class Miss(NamedTuple):
     permit: bytes
     busy_ms: int = 0
-    asked: bool = False     # to fill it in
+    asked: bool = False     # Redis has asked this reader to put the value
 
 
 class Nothing(NamedTuple):
-    """No permit: nothing may be taken for current, and nothing put."""
+    """There is no permit, so no value counts as current, and none may be put."""
     why: str
 
 
@@ -44,7 +44,7 @@ def command(*words: bytes) -> bytes:
 
 
 def slot(name: str) -> int:
-    """As Redis Cluster counts it. Every name of ours has braces with something between them."""
+    """The hash slot, as Redis Cluster counts it. Every name of ours has text between braces."""
     return crc_hqx(name[name.index('{') + 1:name.index('}')].encode(), 0) % SLOTS
 
 
@@ -53,7 +53,7 @@ def domain_of(name: str) -> str:
 
 
 def pack_block(names: Sequence[str]) -> bytes:
-    """MULTI, MGET, fence_token, EXEC: BLOCK_ANSWERS answers. In a cluster the names are of one slot."""
+    """MULTI, MGET, fence_token, EXEC, which get BLOCK_ANSWERS answers. In a cluster all names must be in one slot."""
     if len(names) == 1:
         name = names[0].encode()
         word = b'$%d\r\n%b\r\n' % (len(name), name)
@@ -71,7 +71,7 @@ def first_of_domains(names: Sequence[str]) -> Dict[str, str]:
 
 
 def judge(record: Optional[bytes], permit: bytes) -> Answer:
-    """Of a permit that came after the record, from the same process."""
+    """What record and permit mean. The permit must come after the record, from the same process."""
     token = permit[:permit.find(b' ') + 1]
     if not token:
         return UNARMED
@@ -84,7 +84,7 @@ def judge(record: Optional[bytes], permit: bytes) -> Answer:
 
 
 def read_block(names: Sequence[str], answers: Optional[List[Any]]) -> List[Answer]:
-    """What the block found of each name."""
+    """The answer for each name of the block."""
     done = answers[-1] if answers else None
     if not isinstance(done, list) or len(done) != 2 or not isinstance(done[0], list) or len(done[0]) != len(names):
         return [UNAVAILABLE] * len(names)
@@ -98,7 +98,7 @@ def read_block(names: Sequence[str], answers: Optional[List[Any]]) -> List[Answe
 
 
 def read_one(answers: Optional[List[Any]]) -> Answer:
-    """The same of a block with one name."""
+    """The answer of a block with one name."""
     done = answers[-1] if answers else None
     if type(done) is list and len(done) == 2 and type(done[1]) is bytes and type(done[0]) is list:
         return judge(done[0][0], done[1])
@@ -110,7 +110,7 @@ def pack_get(name: str) -> bytes:
 
 
 def read_get(answer: Any) -> Answer:
-    """The slow path: why there is nothing, and whether somebody else is about to fill it in."""
+    """The answer of the slow path: why there is no value, and whether another reader is about to put it."""
     if not isinstance(answer, list) or not answer:
         return UNAVAILABLE
     if answer[0] == b'hit':
@@ -131,7 +131,7 @@ def read_check(n: int, answer: Any) -> List[bool]:
 
 
 def pack_put(name: str, side: Optional[str], permit: bytes, version: int, payload: bytes, ttl_ms: int) -> Tuple[bytes, int]:
-    """The bytes, and how many answers they have. side: a name that nobody else uses, for large payloads."""
+    """The bytes, and the number of their answers. side: for large payloads, a name that nobody else uses."""
     head, ttl = b'%d' % version, b'%d' % ttl_ms
     if side is None:
         return command(b'FCALL', b'fence_put', b'1', name.encode(), permit, head, payload, ttl), 1
@@ -141,7 +141,7 @@ def pack_put(name: str, side: Optional[str], permit: bytes, version: int, payloa
 
 
 def read_put(answers: Optional[List[Any]]) -> str:
-    """stored, or refused."""
+    """'stored' or 'refused'."""
     return 'stored' if answers and answers[-1] == b'stored' else 'refused'
 
 
@@ -154,7 +154,7 @@ def pack_derived(value: str) -> bytes:
 
 
 def read_derived(answer: Any) -> Tuple[Optional[bytes], List[Tuple[str, bytes]]]:
-    """The payload or None, and what is to be checked elsewhere before it may be used: names and headers."""
+    """The payload or None, and the names and headers that must be checked in other places before it may be used."""
     if not isinstance(answer, list) or len(answer) != 2:
         return None, []
     if answer[0] == b'hit':
