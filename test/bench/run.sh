@@ -43,7 +43,8 @@ parse_arguments() {
 		--quick | --publish | --capture) ;;
 		--only)
 			case ${2:-} in
-			library | hits | memory | single | buckets | rows | bulk | against | calls | window | patrol | growth | bounds | effects | scaling) publish=${named_out:-} ;;
+			library | hits | memory | single | buckets | rows | bulk | against | calls | window | patrol | growth | bounds | effects | \
+				scaling) publish=${named_out:-} ;;
 			*) usage >&2; exit 2 ;;
 			esac
 			shift
