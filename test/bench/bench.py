@@ -11,6 +11,7 @@ import report
 from servers import Postgres, Redis, fill, running
 
 import part_against
+import part_attachments
 import part_bounds
 import part_buckets
 import part_bulk
@@ -27,9 +28,10 @@ import part_single
 import part_window
 
 PARTS = {
-    'library': part_library, 'hits': part_hits, 'memory': part_memory, 'single': part_single, 'buckets': part_buckets, 'rows': part_rows, 'bulk': part_bulk,
-    'against': part_against, 'calls': part_calls, 'window': part_window, 'patrol': part_patrol, 'growth': part_growth,
-    'bounds': part_bounds, 'effects': part_effects, 'scaling': part_scaling,
+    'library': part_library, 'hits': part_hits, 'memory': part_memory, 'single': part_single, 'buckets': part_buckets,
+    'rows': part_rows, 'bulk': part_bulk, 'against': part_against, 'calls': part_calls, 'attachments': part_attachments,
+    'window': part_window, 'patrol': part_patrol, 'growth': part_growth, 'bounds': part_bounds, 'effects': part_effects,
+    'scaling': part_scaling,
 }
 PUBLISH_MINUTES = 30                    # after this time --publish begins no further part and no further round
 PUBLISH = {'rounds': 6, 'seconds': 1.0}

@@ -23,6 +23,7 @@ usage() {
 	               bulk     DELETE and COPY of many rows
 	               against  UPDATE against what services do today
 	               calls    messages, system calls and instructions per transaction; where time goes
+	               attachments  instructions and messages that a second and a third attachment add
 	               window   time from commit to the end of the reservation
 	               patrol   reservations settled per second
 	               growth   many fences, tables, backends
@@ -43,8 +44,8 @@ parse_arguments() {
 		--quick | --publish | --capture) ;;
 		--only)
 			case ${2:-} in
-			library | hits | memory | single | buckets | rows | bulk | against | calls | window | patrol | growth | bounds | effects | \
-				scaling) publish=${named_out:-} ;;
+			library | hits | memory | single | buckets | rows | bulk | against | calls | attachments | window | patrol | growth | \
+				bounds | effects | scaling) publish=${named_out:-} ;;
 			*) usage >&2; exit 2 ;;
 			esac
 			shift
