@@ -5,6 +5,7 @@ import threading
 
 import compare
 import report
+from part_calls import Counted, in_library, profile
 from servers import Postgres, Redis, running, wait_until
 
 CLIENTS = 8
@@ -64,12 +65,34 @@ def run(bench):
                         measure(name)                   # a warm-up: full-page images, plans, connections
                     result[f'{share} {sync}'] = compare.rounds(['unfenced', 'fenced'], count, measure,
                                                                lambda: [pg.sql(f'VACUUM {t}') for t in ('unfenced', 'fenced')])
+    return {'rates': result, 'instructions': instructions(bench)}
+
+
+def instructions(bench):
+    """Instructions of the backend per UPDATE of a row that nobody has cached, those in the library, and where they go."""
+    counted = Counted('buckets', bench.redis, settings=f'pgcache_fence.watch_buckets = {BUCKETS}\n', cached=False)
+    result = {}
+    with running(counted):
+        for table in 'unfenced', 'fenced':
+            # each page has room for new versions of its rows, so that both tables prune equally often
+            counted.pg.sql(f'ALTER TABLE {table} SET (fillfactor = 40)')
+            counted.pg.sql(f'VACUUM FULL {table}')
+            count, files = counted.per_transaction(compare.update(table), 200, bench.amount(700, 2200), bench.amount(2, 3))
+            result[table] = {'count': count, 'inside': in_library(files), 'own': profile(files, False)}
     return result
 
 
 def show(result):
     lines = []
-    for key, r in result.items():
+    counts = result['instructions']
+    for key, r in result['rates'].items():
         share, sync = key.split()
         lines.append([f'{share} % of the rows cached and read, synchronous_commit={sync}', *report.beside(r, 'fenced', 'unfenced')])
-    return report.table(['UPDATE of one row, 8 clients, watch_buckets', *report.BESIDE], lines)
+    base = {(name, where): count for name, where, count in counts['unfenced']['own']}
+    own = sorted(((n, w, c - base.get((n, w), 0)) for n, w, c in counts['fenced']['own']), key=lambda row: -row[2])[:30]
+    return '\n\n'.join([
+        report.table(['UPDATE of one row, 8 clients, watch_buckets', *report.BESIDE], lines),
+        report.table(['instructions of the backend, no row cached', 'per transaction', 'in functions of pgcache_fence.so'],
+                     [[name, f"{r['count']:.0f}", f"{r['inside']:.0f}"] for name, r in counts.items()]),
+        report.table(['own instructions, more than in the unfenced UPDATE', 'object', 'instructions per transaction'],
+                     [[n, w, f'{c:.0f}'] for n, w, c in own])])

@@ -98,14 +98,14 @@ pgcache_fence.patrol_interval = 60s
 
 
 class Counted:
-    """A server under callgrind, where the instructions of a session are counted."""
+    """A server under callgrind, where the instructions of a session are counted. cached: whether the rows of `fenced` are."""
 
-    def __init__(self, name, redis_server, preload=True):
+    def __init__(self, name, redis_server, preload=True, settings='', cached=True):
         self.directory = f'{BASE}/callgrind-{name}'
         os.mkdir(self.directory)
         self.preload = preload
         self.redis = redis_server
-        settings = VALGRIND_SETTINGS if preload else VALGRIND_SETTINGS.split('pgcache_fence')[0]
+        settings += VALGRIND_SETTINGS if preload else VALGRIND_SETTINGS.split('pgcache_fence')[0]
         settings += "pgcache_fence.namespace = 'counted'\n" if preload else ''
         # An ordinary server makes the tables, which is fifty times as fast.
         self.pg = Postgres(f'counted-{name}', redis_server, preload, settings)
@@ -121,7 +121,8 @@ class Counted:
         self.pg.start()
         if preload:
             self.pg.wait_open()
-            fill(self.pg, redis_server, 'fenced', ROWS)
+            if cached:
+                fill(self.pg, redis_server, 'fenced', ROWS)
 
     def stop(self):
         self.pg.stop()
