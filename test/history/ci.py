@@ -124,6 +124,7 @@ def main():
     nothing_stale(tap, given.seed, 'with versions that are kept aside', faults='random', versions='aside', seconds=seconds)
     nothing_stale(tap, given.seed, 'with groups', faults='random', versions='group', seconds=seconds)
     nothing_stale(tap, given.seed, 'with three attachments of one table', faults='random', versions='attachments', seconds=seconds)
+    nothing_stale(tap, given.seed, 'with buckets', faults='random', buckets=4096, seconds=seconds)
     nothing_stale(tap, FIXED_SEED, 'in a cluster', nodes='cluster', seconds=15, once=True,
                   faults='slots_move,cluster_failover,standby_promotion,master_pause_long')
     nothing_stale(tap, FIXED_SEED + 1, 'with shards', nodes='shards', seconds=10, once=True,
