@@ -21,10 +21,13 @@ import psycopg2.extensions                                                      
 from fence_site import postgres_bindir, read_place                              # noqa: E402
 from servers import PostgresServer, RedisServer, wait_for                       # noqa: E402
 
+# Nothing is hashed, because the values of an enum have other oids in the other database, so rows would come in another order.
 SETTINGS = '''
 listen_addresses = ''
 fsync = off
 autovacuum = off
+enable_hashjoin = off
+enable_hashagg = off
 max_worker_processes = 16
 shared_preload_libraries = 'pgcache_fence'
 log_min_error_statement = panic

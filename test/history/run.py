@@ -30,6 +30,12 @@ SETTLE_SECONDS = 40
 PREPARED = {'c': 'committed', 'a': 'rolled back', '?': 'unknown', 'outlived': 'committed in another session than prepared'}
 
 
+def number_of_keys(text):
+    if not 2 <= int(text) <= 200:
+        raise argparse.ArgumentTypeError('the workload has 2 to 200 keys')
+    return int(text)
+
+
 def arguments(parser):
     parser.add_argument('--strategy', choices=STRATEGIES, default='fence')
     parser.add_argument('--program', metavar='COMMAND', help='for strategy program: a reader in any language. sh -c starts it in the '
@@ -45,7 +51,7 @@ def arguments(parser):
     parser.add_argument('--seed', type=int, default=None)
     parser.add_argument('--readers', type=int, default=6)
     parser.add_argument('--writers', type=int, default=4)
-    parser.add_argument('--keys', type=int, default=64)
+    parser.add_argument('--keys', type=number_of_keys, default=64)
     parser.add_argument('--cache', choices=('none', 'row'), default=None,
                         help='for strategy fence: whether commits fill the cache too (row), or readers only (none); default: drawn')
     parser.add_argument('--versions', choices=('trigger', 'application', 'aside', 'group', 'attachments'), default=None,

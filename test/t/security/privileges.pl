@@ -77,6 +77,7 @@ my %FUNCTIONS = (
 	_state => [ 'everybody', 'fence._state()', ['-'] ],
 	wait_open => [ 'everybody', 'fence.wait_open()', ['-'] ],
 	_nodes => [ 'everybody', 'fence._nodes()', ['-'] ],
+	_buckets => [ 'everybody', 'fence._buckets()', ['-'] ],
 
 	keyed(get => 'readers', "fence.get('%o', '%k')", \@ANY),
 	keyed(peek => 'readers', "fence.peek('%o', '%k')", \@ANY),
@@ -201,7 +202,7 @@ try('get with row_security off', "SET LOCAL row_security = off; SELECT fence.get
 # Relations of schema fence, and who may read them besides the owner of the extension and pg_read_all_data. What a view calls
 # is called with the rights of who reads it.
 my %RELATIONS = (
-	(map { $_ => 'everybody' } qw(domain derived domains state nodes)),
+	(map { $_ => 'everybody' } qw(domain derived domains state nodes buckets)),
 	metrics => 'monitor',
 	(map { $_ => 'nobody else' } qw(tombstone floor cluster reservation outbox pending effects)),
 	(map { $_ => 'nobody else' } qw(domain_id_seq derived_id_seq reservation_id_seq outbox_id_seq)),

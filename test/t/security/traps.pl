@@ -226,6 +226,7 @@ PREPARE TRANSACTION 'trapped'
 SELECT fence.explain('item', '1'), fence.explain('item', '2'), fence.explain('item', '5'), fence.explain('item', 1), fence.status('item', 1), fence.repair('item', 1)
 SELECT * FROM fence.state, fence._state(), fence.wait_open()
 SELECT * FROM fence.nodes, fence._nodes()
+SELECT * FROM fence.buckets, fence._buckets()
 SELECT * FROM fence.pending, fence._pending()
 SELECT * FROM fence.effects, fence._effects()
 SELECT * FROM fence.metrics
