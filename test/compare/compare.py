@@ -330,6 +330,8 @@ def check_world(pair, number, counts, captures, deadline):
     world = World(number)
     try:
         world.run(pair, counts)
+        for side in pair.sides:
+            side.count_told()
     except Difference as difference:
         difference = world.shrink(pair, difference)
         raise AssertionError('world %d: %s\nwhere: %s\n%s' % (number, difference.text(captures), difference.where, world.script())) from difference
@@ -339,7 +341,7 @@ def check_ways(pair):
     """Checks that each side still captures rows in the way that its setting says. Capture by the executor falls back to triggers
     if the executor does something unexpected."""
     for side, capture in zip(pair.sides, pair.captures):
-        told = {way: side.rows_told(way) for way in WAYS.values()}
+        told = side.told
         print('# %s: %s' % (capture, ', '.join('%d rows told by %s' % (told[way], way) for way in told)), flush=True)
         if side.way() != WAYS[capture] or not told[WAYS[capture]] or capture == 'triggers' and told['executor']:
             raise AssertionError('%s: %s, %s' % (capture, side.way(), told))

@@ -65,6 +65,7 @@ class Side:
         self.control = self.connect()
         self.oid = self.query('SELECT oid FROM pg_database WHERE datname = current_database()')[0][0]
         self.sessions = []
+        self.told = dict.fromkeys(WAYS.values(), 0)
 
     def connect(self, application=''):
         connection = psycopg2.connect(self.pair.postgres.dsn(self.name), connect_timeout=30, application_name=application,
@@ -121,9 +122,11 @@ class Side:
         """What captures changed rows: the executor or triggers."""
         return self.query('SELECT capture FROM fence.state')[0][0]
 
-    def rows_told(self, way):
-        return self.query("SELECT coalesce(sum(value), 0)::bigint FROM fence.metrics WHERE name = 'cache_fence_changed_rows_total' "
-                          "AND labels ->> 'way' = '%s'" % way)[0][0]
+    def count_told(self):
+        """Adds the changed rows of the world that has run. The next world detaches its tables, and their counters go with them."""
+        for way in self.told:
+            self.told[way] += self.query("SELECT coalesce(sum(value), 0)::bigint FROM fence.metrics "
+                                         "WHERE name = 'cache_fence_changed_rows_total' AND labels ->> 'way' = '%s'" % way)[0][0]
 
     def is_blocked(self, session):
         pid = self.sessions[session].info.backend_pid

@@ -44,6 +44,10 @@ def cells(line):
 def headings(page):
     return [line.lstrip('#').strip() for line in page.split('\n') if re.match('#+ ', line)]
 
+def slug(heading):
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-')
+
 def first_table(page, heading):
     """The lines of the first table under the heading, or of the table whose first column has that name."""
     below = re.split(r'^#+ %s$' % re.escape(heading), page, maxsplit=1, flags=re.M)
@@ -84,8 +88,9 @@ def tables(text, write):
     return TABLE.sub(each, text)
 
 def links(text):
-    for page in sorted(set(re.findall(r'\]\(([^):]+)\)', text))):
-        check(os.path.exists(os.path.join(TOP, page)), f'{page} exists')
+    for link in sorted(set(re.findall(r'\]\(([^):]+)\)', text))):
+        page, _, anchor = link.partition('#')
+        check(os.path.exists(os.path.join(TOP, page)) and (not anchor or anchor in map(slug, headings(read(page)))), f'{link} exists')
     for page, heading in re.findall(r'\]\((\S+?\.md)\), "([^"]+)"', text):
         check(os.path.exists(os.path.join(TOP, page)) and heading in headings(read(page)), f'{page} has "{heading}"')
 
