@@ -10,7 +10,7 @@
 
 #include "miscadmin.h"
 #include "port/atomics.h"
-#include "port/pg_bitutils.h"
+#include "port/pg_bswap.h"
 
 #include "base/buckets.h"
 #include "base/settings.h"
@@ -68,22 +68,34 @@ buckets_use(void *memory)
 	buckets = memory;
 }
 
+/* One step of the hash. The shift mixes high bits into low ones; without it the rows of two tables would meet in whole groups. */
+static uint32
+mix(uint32 h, uint32 word)
+{
+	h = (h + word) * 1000003;
+	return h ^ h >> 13;
+}
+
 /* Must be what hash() in buckets.lua returns. */
 static uint32
 hash(const char *fence)
 {
-	size_t		len = strlen(fence);
-	uint32		h = len;
+	size_t		left = strlen(fence);
+	uint32		h = left;
+	uint32		four;
 
-	for (size_t i = 0; i < len; i += 4)
+	for (; left >= 4; left -= 4, fence += 4)
 	{
-		unsigned char four[4] = {0};
-
-		memcpy(four, fence + i, Min(len - i, 4));
-		h = h * 1000003 + ((uint32) four[0] << 24 | four[1] << 16 | four[2] << 8 | four[3]);
+		memcpy(&four, fence, 4);
+		h = mix(h, pg_ntoh32(four));
 	}
-	h = (uint32) (((uint64) h + (h >> 16)) * 1000003);
-	return (uint32) (((uint64) h + (h >> 16)) * 1000003);
+	if (left > 0)
+	{
+		four = 0;
+		memcpy(&four, fence, left);
+		h = mix(h, pg_ntoh32(four));
+	}
+	return mix(mix(h, 0), 0);
 }
 
 int

@@ -1,0 +1,115 @@
+/*
+ * test_buckets.c
+ *	  The hash of src/base/buckets.c by itself: how the rows of tables share out among the buckets. (With Redis, which computes
+ *	  the same hash: test/t/write/buckets.pl.)
+ *
+ * Build and run: sh test/unit/buckets.sh. Prints "N passed, N failed"; exit status 0 only if nothing failed.
+ */
+#include "postgres.h"
+
+#include "base/buckets.h"
+#include "base/settings.h"
+#include "miscadmin.h"
+#include "storage/shmem.h"
+
+#undef printf
+
+#define BUCKETS (1 << 20)
+#define ROWS	1000
+
+/* ---- substitutes for PostgreSQL's functions ---- */
+
+volatile sig_atomic_t InterruptPending = false;
+int			setting_watch_buckets = BUCKETS;
+
+void
+ProcessInterrupts(void)
+{
+}
+
+Size
+add_size(Size a, Size b)
+{
+	return a + b;
+}
+
+Size
+mul_size(Size a, Size b)
+{
+	return a * b;
+}
+
+static int	passed = 0;
+static int	failed = 0;
+
+static void
+check(bool ok, const char *what)
+{
+	if (ok)
+		passed++;
+	else
+	{
+		failed++;
+		printf("not ok: %s\n", what);
+	}
+}
+
+/* Marks the buckets of the table's rows, and returns how many rows met a bucket that was marked. */
+static int
+mark(unsigned char *marks, const char *prefix, bool uuids)
+{
+	int			met = 0;
+
+	for (int row = 1; row <= ROWS; row++)
+	{
+		char		fence[100];
+		int			bucket;
+
+		if (uuids)
+			snprintf(fence, sizeof(fence), "%s:{%08x-0000-4000-8000-%012x}", prefix, row * 7919, row);
+		else
+			snprintf(fence, sizeof(fence), "%s:{%d}", prefix, row);
+		bucket = bucket_of(fence);
+		met += marks[bucket];
+		marks[bucket] = 1;
+	}
+	return met;
+}
+
+/*
+ * Two tables of 1,000 rows each should have about one bucket in common, if there are a million. The hash is the same in every run,
+ * so this cannot fail by chance.
+ */
+static void
+test_spread(void)
+{
+	static const char *const tables[] = {"many", "held", "users", "orders", "item", "rooms", "a", "b", "public.users", "public.order"};
+	static const char *const prefixes[] = {"fence:f:5.", "main:f:5.", "test:f:13395.", "app:f:16384.", "f:f:13780."};
+
+	for (size_t p = 0; p < lengthof(prefixes); p++)
+		for (size_t i = 0; i < lengthof(tables); i++)
+			for (size_t j = 0; j < i; j++)
+			{
+				static unsigned char marks[BUCKETS];
+				char		one[64];
+				char		other[64];
+
+				memset(marks, 0, sizeof(marks));
+				snprintf(one, sizeof(one), "%s%s", prefixes[p], tables[i]);
+				snprintf(other, sizeof(other), "%s%s", prefixes[p], tables[j]);
+				check(mark(marks, one, false) < 10, "the rows of a table spread");
+				check(mark(marks, other, false) < 10, "two tables meet in few buckets");
+				check(mark(marks, other, true) < 10, "and so does one whose keys are UUIDs");
+			}
+}
+
+int
+main(void)
+{
+	test_spread();
+	check(bucket_of("") >= 0 && bucket_of("a") < BUCKETS, "short names");
+	setting_watch_buckets = 0;
+	check(bucket_of("a") == ALWAYS_RESERVED, "no buckets");
+	printf("%d passed, %d failed\n", passed, failed);
+	return failed > 0;
+}
