@@ -163,7 +163,7 @@ chosen() { names_of "$patterns" "$2" "$1"/*"$2"; }
 
 # TAP files that take a minute or more. prove starts files in the given order. A long file that started last would run alone.
 long_tap='bulk_faults statements access hostile_server sentinel sysbench bulk bulk_together redis_gone cluster patrol memory
-	real_schema effects'
+	real_schema effects shapes'
 
 tap_files() {
 	for name in $long_tap; do echo test/t/*/"$name".pl; done
@@ -175,7 +175,7 @@ tap_chosen() { names_of "$patterns" .pl $(tap_files | awk '!seen[$0]++'); }
 
 history_chosen() {
 	for name in $(chosen test/history .py); do
-		case $name in test_* | ci) printf '%s ' "$name" ;; esac
+		case $name in test_* | ci | caught) printf '%s ' "$name" ;; esac
 	done
 }
 
@@ -333,7 +333,7 @@ run_history_programs() {
 	failed=0
 	for name in "$@"; do
 		case $name in
-		test_checker) run_tap_program "history-$name" /usr/bin/python3 "test/history/$name.py" ;;
+		test_checker | caught) run_tap_program "history-$name" /usr/bin/python3 "test/history/$name.py" ;;
 		*) run_tap_program "history-$name" /usr/bin/python3 "test/history/$name.py" --seed "$seed" $all ;;
 		esac
 	done
@@ -353,7 +353,7 @@ run_history() {
 	beside=
 	for name in $1; do
 		case $name in
-		test_faults | test_effects) beside="$beside $name" ;;
+		test_* | caught) beside="$beside $name" ;;
 		*) here="$here $name" ;;
 		esac
 	done
