@@ -470,9 +470,10 @@ tell_progress() {
 	esac
 }
 
-# The sources of the extension and of the tests, always in the same order
+# The sources of the extension and of the programs that make random choices, always in the same order
 sources() {
-	find src sql test \( -name '*.[ch]' -o -name '*.lua' -o -name '*.sql' -o -name '*.p[lmy]' \) ! -name fence_lua.h | LC_ALL=C sort | xargs cat
+	find src sql test/compare test/fuzz test/history test/lib \( -name '*.[ch]' -o -name '*.lua' -o -name '*.sql' -o -name '*.p[lmy]' \) \
+		! -name fence_lua.h | LC_ALL=C sort | xargs cat
 }
 
 begin_inside "$base"
