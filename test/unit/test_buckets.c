@@ -12,7 +12,7 @@
 #include "miscadmin.h"
 #include "storage/shmem.h"
 
-#undef printf
+#include "check.h"
 
 #define BUCKETS (1 << 20)
 #define ROWS	1000
@@ -37,21 +37,6 @@ Size
 mul_size(Size a, Size b)
 {
 	return a * b;
-}
-
-static int	passed = 0;
-static int	failed = 0;
-
-static void
-check(bool ok, const char *what)
-{
-	if (ok)
-		passed++;
-	else
-	{
-		failed++;
-		printf("not ok: %s\n", what);
-	}
 }
 
 /* Marks the buckets of the table's rows, and returns how many rows met a bucket that was marked. */
@@ -110,6 +95,5 @@ main(void)
 	check(bucket_of("") >= 0 && bucket_of("a") < BUCKETS, "short names");
 	setting_watch_buckets = 0;
 	check(bucket_of("a") == ALWAYS_RESERVED, "no buckets");
-	printf("%d passed, %d failed\n", passed, failed);
-	return failed > 0;
+	return report_checks();
 }

@@ -23,7 +23,7 @@
 #include "storage/fd.h"
 #include "storage/latch.h"
 
-#undef printf
+#include "check.h"
 #undef snprintf
 #undef fprintf
 
@@ -165,21 +165,6 @@ WaitEventSetWait(WaitEventSet *set, long timeout, WaitEvent *event, int nevents,
 
 /* ---- the test ---- */
 
-static int	passed = 0;
-static int	failed = 0;
-
-static void
-check(bool ok, const char *what, const char *more)
-{
-	if (ok)
-		passed++;
-	else
-	{
-		failed++;
-		printf("not ok: %s: %.200s\n", what, more ? more : "");
-	}
-}
-
 static int	listening;
 static RedisEndpoint where = {.is_unix = true};
 static RedisUrl url;
@@ -260,7 +245,7 @@ take_replies(RedisConnection *conn)
 
 	while ((reply = redis_poll_reply(conn)) != NULL)
 	{
-		check(look_at(reply) < 1000000000, "a string without its end", NULL);
+		check_detail(look_at(reply) < 1000000000, "a string without its end", NULL);
 		freeReplyObject(reply);
 		n++;
 	}
@@ -296,12 +281,12 @@ answer(const char *text, size_t len, int asked, int replies, const char *error)
 		int			n = feed(conn, server, text, len, piece);
 		const char *why = redis_error(conn);
 
-		check(n == replies, "number of replies", text);
-		check(error ? why != NULL && strstr(why, error) != NULL : why == NULL, why ? why : "no error", text);
+		check_detail(n == replies, "number of replies", text);
+		check_detail(error ? why != NULL && strstr(why, error) != NULL : why == NULL, why ? why : "no error", text);
 		if (why != NULL)
 		{
-			check(redis_poll_reply(conn) == NULL, "a reply after a failure", text);
-			check(!redis_send_raw(conn, "x", 1, 1) && !redis_flush(conn), "a failed connection takes commands", text);
+			check_detail(redis_poll_reply(conn) == NULL, "a reply after a failure", text);
+			check_detail(!redis_send_raw(conn, "x", 1, 1) && !redis_flush(conn), "a failed connection takes commands", text);
 		}
 		redis_close(conn);
 		close(server);
@@ -353,10 +338,10 @@ test_early(void)
 		if (taken)
 		{
 			reply = redis_wait_reply(conn, fence_clock() + 5000000, 0);
-			check(reply != NULL && strcmp(reply->str, "OK") == 0, "the reply", NULL);
+			check_detail(reply != NULL && strcmp(reply->str, "OK") == 0, "the reply", NULL);
 			freeReplyObject(reply);
 		}
-		check(!redis_send(conn, 1, &ping, &len) && redis_error(conn) != NULL, "a command after an early reply", NULL);
+		check_detail(!redis_send(conn, 1, &ping, &len) && redis_error(conn) != NULL, "a command after an early reply", NULL);
 		redis_close(conn);
 		close(server);
 	}
@@ -384,7 +369,7 @@ endless(const char *head, const char *body, size_t body_len, size_t limit, const
 			taken += k;
 		take_replies(conn);
 	}
-	check(redis_error(conn) != NULL && taken <= limit, what, redis_error(conn));
+	check_detail(redis_error(conn) != NULL && taken <= limit, what, redis_error(conn));
 	redis_close(conn);
 	close(server);
 	free(block);
@@ -407,7 +392,7 @@ test_endless(void)
 	endless("", "*1\r\n", 4, MEGABYTE, "arrays all the way down");
 	endless("+OK\r\n", "+OK\r\n", 5, 2 * MEGABYTE, "replies that nobody asked for");
 	getrusage(RUSAGE_SELF, &after);
-	check(after.ru_maxrss - before.ru_maxrss < 1024 * 1024, "memory", NULL);	/* kilobytes; elements cost more than their text */
+	check_detail(after.ru_maxrss - before.ru_maxrss < 1024 * 1024, "memory", NULL);	/* kilobytes; elements cost more than their text */
 }
 
 /* Bytes that look like the protocol. */
@@ -484,11 +469,11 @@ fuzz_once(void)
 	interrupt_in = -1;
 	InterruptPending = false;
 	if (taken > asked || redis_outstanding(conn) != asked - taken)
-		check(false, "more replies than commands", NULL);
+		check_detail(false, "more replies than commands", NULL);
 	if (thrown && redis_error(conn) == NULL)
-		check(false, "a connection is used on after an interrupt", NULL);
+		check_detail(false, "a connection is used on after an interrupt", NULL);
 	if (redis_error(conn) == NULL && asked > taken)
-		check(false, "neither a reply nor an error", NULL);
+		check_detail(false, "neither a reply nor an error", NULL);
 	redis_close(conn);
 	close(server);
 	free(text);
@@ -502,8 +487,8 @@ test_random(int rounds)
 
 	for (int i = 0; i < rounds; i++)
 		taken += fuzz_once();
-	check(taken > rounds / 10, "replies are taken now and then", NULL);
-	check(interrupts > rounds / 1000, "waits are interrupted now and then", NULL);
+	check_detail(taken > rounds / 10, "replies are taken now and then", NULL);
+	check_detail(interrupts > rounds / 1000, "waits are interrupted now and then", NULL);
 }
 
 /* After a password is sent, only the reply OK in time may be accepted. */
@@ -531,8 +516,8 @@ test_login(void)
 			_exit(0);
 		}
 		conn = redis_open(&where, &url, fence_clock() + 300000, error, sizeof(error));
-		check(conn == NULL, "a login that was not answered with OK", wrong[i]);
-		check(strstr(error, "secret") == NULL, "an error that repeats the password", error);
+		check_detail(conn == NULL, "a login that was not answered with OK", wrong[i]);
+		check_detail(strstr(error, "secret") == NULL, "an error that repeats the password", error);
 		kill(pid, SIGKILL);
 	}
 	url.password[0] = '\0';
@@ -548,8 +533,7 @@ main(int argc, char **argv)
 	test_endless();
 	test_login();
 	test_random(argc > 1 ? atoi(argv[1]) : 50000);
-	check(files == 0, "file descriptors are given back", NULL);
+	check_detail(files == 0, "file descriptors are given back", NULL);
 	stop_listening();
-	printf("%d passed, %d failed\n", passed, failed);
-	return failed != 0;
+	return report_checks();
 }

@@ -24,7 +24,7 @@
 #include "storage/latch.h"
 #include "storage/proc.h"
 
-#undef printf
+#include "check.h"
 
 #define POSTERS 4
 #define TAKERS	3
@@ -135,8 +135,6 @@ fence_wait_event(FenceWait what)
 
 /* ---- messages whose content can be checked ---- */
 
-static int	passed = 0,
-			failed = 0;
 static int	messages = 20000;
 
 /* Shared */
@@ -147,18 +145,6 @@ static struct
 	pg_atomic_uint32 taken;
 	pg_atomic_uint32 times[FLEXIBLE_ARRAY_MEMBER];	/* how often each message was taken; POSTERS times messages entries */
 }		   *result;
-
-static void
-check(bool ok, const char *what)
-{
-	if (ok)
-		passed++;
-	else
-	{
-		failed++;
-		printf("not ok: %s\n", what);
-	}
-}
 
 static uint32
 scramble(uint32 x)
@@ -387,6 +373,5 @@ main(int argc, char **argv)
 	test_round_and_round();
 	test_stopped();
 	test_many();
-	printf("%d passed, %d failed\n", passed, failed);
-	return failed != 0;
+	return report_checks();
 }

@@ -8,22 +8,7 @@
 
 #include "base/slot.h"
 
-#undef printf
-
-static int	passed = 0;
-static int	failed = 0;
-
-static void
-check(bool ok, const char *what)
-{
-	if (ok)
-		passed++;
-	else
-	{
-		failed++;
-		printf("not ok: %s\n", what);
-	}
-}
+#include "check.h"
 
 static int
 slot(const char *key)
@@ -78,6 +63,5 @@ main(void)
 {
 	test_keys();
 	test_ranges();
-	printf("%d passed, %d failed\n", passed, failed);
-	return failed > 0;
+	return report_checks();
 }

@@ -8,24 +8,9 @@
 
 #include "base/url.h"
 
-#undef printf
+#include "check.h"
 #undef snprintf
 #undef fprintf
-
-static int	passed = 0;
-static int	failed = 0;
-
-static void
-check(bool ok, const char *what, const char *text)
-{
-	if (ok)
-		passed++;
-	else
-	{
-		failed++;
-		printf("not ok: %s: %.200s\n", what, text);
-	}
-}
 
 /* Checks that text parses, and yields this first endpoint, user, password and number of endpoints. */
 static void
@@ -35,16 +20,16 @@ good(const char *text, RedisTopology topology, int nendpoints, const char *host,
 	RedisUrl	url;
 	const char *why = redis_url_parse(text, &url);
 
-	check(why == NULL, why ? why : "", text);
+	check_detail(why == NULL, why ? why : "", text);
 	if (why != NULL)
 		return;
-	check(url.topology == topology, "topology", text);
-	check(url.nendpoints == nendpoints, "number of endpoints", text);
-	check(strcmp(url.endpoints[0].host, host) == 0, "host", text);
-	check(url.endpoints[0].port == port, "port", text);
-	check(url.endpoints[0].is_unix == (host[0] == '/'), "kind of address", text);
-	check(strcmp(url.user, user) == 0, "user", text);
-	check(strcmp(url.password, password) == 0, "password", text);
+	check_detail(url.topology == topology, "topology", text);
+	check_detail(url.nendpoints == nendpoints, "number of endpoints", text);
+	check_detail(strcmp(url.endpoints[0].host, host) == 0, "host", text);
+	check_detail(url.endpoints[0].port == port, "port", text);
+	check_detail(url.endpoints[0].is_unix == (host[0] == '/'), "kind of address", text);
+	check_detail(strcmp(url.user, user) == 0, "user", text);
+	check_detail(strcmp(url.password, password) == 0, "password", text);
 }
 
 /* Checks that text does not parse, and that the reason contains this. */
@@ -54,7 +39,7 @@ bad(const char *text, const char *reason)
 	RedisUrl	url;
 	const char *why = redis_url_parse(text, &url);
 
-	check(why != NULL && strstr(why, reason) != NULL, why ? why : "was accepted", text);
+	check_detail(why != NULL && strstr(why, reason) != NULL, why ? why : "was accepted", text);
 }
 
 static void
@@ -80,10 +65,10 @@ test_good(void)
 	good("redis://a redis://b", REDIS_SHARDS, 2, "a", 6379, "", "");
 	good("redis://:p@a:1 , redis://:p@b:2,\tunix://:p@/c", REDIS_SHARDS, 3, "a", 1, "", "p");
 
-	check(redis_url_parse("rediss://h", &url) == NULL && url.tls, "tls", "rediss://h");
-	check(redis_url_parse("rediss+cluster://h", &url) == NULL && url.tls, "tls", "rediss+cluster://h");
-	check(redis_url_parse("redis://h", &url) == NULL && !url.tls, "no tls", "redis://h");
-	check(redis_url_parse("redis+sentinel://a/m", &url) == NULL && strcmp(url.master, "m") == 0, "master", "m");
+	check_detail(redis_url_parse("rediss://h", &url) == NULL && url.tls, "tls", "rediss://h");
+	check_detail(redis_url_parse("rediss+cluster://h", &url) == NULL && url.tls, "tls", "rediss+cluster://h");
+	check_detail(redis_url_parse("redis://h", &url) == NULL && !url.tls, "no tls", "redis://h");
+	check_detail(redis_url_parse("redis+sentinel://a/m", &url) == NULL && strcmp(url.master, "m") == 0, "master", "m");
 }
 
 static void
@@ -187,7 +172,7 @@ test_lengths(void)
 			char	   *text = long_text(fields[i].before, 'a', fields[i].longest + over, fields[i].after);
 			const char *why = redis_url_parse(text, &url);
 
-			check(over == 0 ? why == NULL : why != NULL && strstr(why, "too long") != NULL, "length", text);
+			check_detail(over == 0 ? why == NULL : why != NULL && strstr(why, "too long") != NULL, "length", text);
 			free(text);
 		}
 	}
@@ -228,11 +213,11 @@ test_random(int rounds)
 			accepted++;
 			if (url.nendpoints < 1 || url.nendpoints > REDIS_MAX_ENDPOINTS || url.endpoints[0].host[0] == '\0' ||
 				(url.user[0] != '\0' && url.password[0] == '\0'))
-				check(false, "accepted nonsense", text);
+				check_detail(false, "accepted nonsense", text);
 		}
 		free(exact);
 	}
-	check(accepted > rounds / 1000, "random texts are accepted now and then", "");
+	check_detail(accepted > rounds / 1000, "random texts are accepted now and then", "");
 }
 
 int
@@ -242,6 +227,5 @@ main(void)
 	test_bad();
 	test_lengths();
 	test_random(1000000);
-	printf("%d passed, %d failed\n", passed, failed);
-	return failed != 0;
+	return report_checks();
 }
