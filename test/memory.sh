@@ -100,7 +100,8 @@ assert_postgres() {
 		cd "$base/objects" || exit 1
 		"$builds/source/configure" --prefix="$builds/assert" --enable-cassert --enable-debug --enable-tap-tests --with-icu \
 			--without-readline CFLAGS='-O1 -g -fno-omit-frame-pointer' CPPFLAGS=-DUSE_VALGRIND &&
-			make -s -j"${MAKE_JOBS:-2}" && make -s install && make -s -C contrib/hstore install
+			make -s -j"${MAKE_JOBS:-2}" && make -s install &&
+			make -s -C contrib/citext install && make -s -C contrib/hstore install
 	) >"$base/postgres.log" 2>&1; then
 		tail -n 30 "$base/postgres.log"
 		exit 2
