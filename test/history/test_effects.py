@@ -180,9 +180,15 @@ class Stopped:
         self.wanted = os.path.join(self.data, 'fence_pause_' + point)
         open(self.wanted, 'w').close()
 
-    def catch(self):
-        taken = wait_for(lambda: [name for name in os.listdir(self.data) if name.startswith('fence_paused_')],
-                         'a backend at ' + self.point, 30)[0]
+    def catch(self, trial):
+        """Waits until the backend of the trial has stopped here."""
+        def taken_files():
+            names = [name for name in os.listdir(self.data) if name.startswith('fence_paused_')]
+            if not names and not trial.thread.is_alive():
+                raise AssertionError('the transaction ended before %s: %s' % (self.point, trial.error))
+            return names
+
+        taken = wait_for(taken_files, 'a backend at ' + self.point, 30)[0]
         self.pid = int(taken.rpartition('.')[2])
         os.unlink(os.path.join(self.data, taken))
         wait_for(lambda: process_state(self.pid) in ('T', None), 'the backend to stop')
@@ -191,7 +197,20 @@ class Stopped:
         send_signal(self.pid, signal.SIGCONT)
 
     def kill(self):
+        """Kills the backend and waits until PostgreSQL has ended all other sessions because of it."""
+        witness = psycopg2.connect(self.site.pg_dsn())
+        witness.autocommit = True
         send_signal(self.pid, signal.SIGKILL)
+
+        def is_ended():
+            try:
+                witness.cursor().execute('SELECT')
+            except psycopg2.Error:
+                return True
+            return False
+
+        wait_for(is_ended, 'PostgreSQL to end all sessions')
+        witness.close()
 
 
 def test_kills(site, _):
@@ -199,7 +218,7 @@ def test_kills(site, _):
     for point, end in POINTS.items():
         stopped = Stopped(site, point)
         trial = Trial(site, end)
-        stopped.catch()
+        stopped.catch(trial)
         stopped.kill()
         trial.join()
         trial.settles('kill -9 at %s' % point)
@@ -213,7 +232,7 @@ def test_crash(site, _):
         stopped = Stopped(site, point)
         # Before any effect is applied the commit is on disk, whatever synchronous_commit the transaction has set.
         trial = Trial(site, 'COMMIT', settings='SET LOCAL synchronous_commit = off')
-        stopped.catch()
+        stopped.catch(trial)
         site.postgres.kill9(everything=True)
         trial.join()
         site.postgres.start()
@@ -226,7 +245,7 @@ def test_lost_messages(site, _):
     for point, end in (('before-effects-applied', 'COMMIT'), ('before-effects-undone', 'ROLLBACK')):
         stopped = Stopped(site, point)
         trial = Trial(site, end)
-        stopped.catch()
+        stopped.catch(trial)
         site.proxy.treat('extension', refuse=True)
         site.proxy.cut('extension')
         stopped.go_on()
@@ -296,7 +315,7 @@ def test_redis_restart(site, _):
     for point, end in (('before-effects-applied', 'COMMIT'), ('before-effects-undone', 'ROLLBACK')):
         stopped = Stopped(site, point)
         trial = Trial(site, end)
-        stopped.catch()
+        stopped.catch(trial)
         site.redis.signal(signal.SIGKILL)
         site.redis.wait()
         site.redis.start()
@@ -313,7 +332,7 @@ def test_durable(site, _):
         site.set_system(pgcache_fence__patrol_interval=60000)
         stopped = Stopped(site, point)
         trial = Trial(site, end, kinds=DURABLE)
-        stopped.catch()
+        stopped.catch(trial)
         epoch = site.epoch()
         site.redis.signal(signal.SIGKILL)
         site.redis.wait()
@@ -326,7 +345,7 @@ def test_durable(site, _):
     site.set_system(pgcache_fence__patrol_interval=60000)
     stopped = Stopped(site, 'before-effects-applied')
     trial = Trial(site, 'COMMIT', kinds=DURABLE)
-    stopped.catch()
+    stopped.catch(trial)
     site.postgres.kill9(everything=True)
     site.redis.signal(signal.SIGKILL)
     site.redis.wait()
