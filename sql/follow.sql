@@ -41,6 +41,8 @@ SELECT fence.attach('account', tag => 'account/{id}', cache => 'row', columns =>
 					on_redis_failure => 'bypass', publish => 'pubsub');
 CREATE FUNCTION title(key bigint) RETURNS jsonb LANGUAGE sql STABLE AS $$ SELECT to_jsonb(upper(owner)) FROM follow.account WHERE id = key $$;
 SELECT fence.define_derived('follow.title', '{follow.account(1)}', 'title(bigint)');
+-- attach has reserved the table as a whole, and a value comes with a commit once that has ended
+CALL wait_until($$(fence.get('follow.account', '1')).status = 'miss'$$);
 UPDATE account SET owner = 'First' WHERE id = 1;
 DELETE FROM account WHERE id = 3;
 SELECT * FROM look('follow.account', '1', '2', '3');
