@@ -42,17 +42,7 @@ CREATE PROCEDURE fill() LANGUAGE sql AS $$
 	SELECT fence.read('users_of_tenant', k) FROM unnest('{1,2}'::text[]) k;
 $$;
 -- The keeper announces the domains to Redis a moment after the attach
-DO $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
-BEGIN
-	WHILE (SELECT count(*) FROM look() WHERE status IN ('unarmed', 'unavailable')) > 0 LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'not served: %', (SELECT s FROM fence.state s);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-END $$;
+CALL wait_until($$(SELECT count(*) FROM look() WHERE status IN ('unarmed', 'unavailable')) = 0$$);
 CALL fill();
 SELECT * FROM look();
 

@@ -126,7 +126,8 @@ SELECT * FROM settled('detached.item', '3');
 SELECT version FROM fence.reserve('detached.item', NULL, '100 ms', '2');
 SELECT * FROM settled('detached.item', '2');
 SELECT token FROM fence.reserve('detached.item', NULL, '1 ms', '2') \gset
-SELECT pg_sleep(0.01);
+SELECT clock_timestamp() + '1 ms' AS over \gset
+CALL wait_until(format('clock_timestamp() > %L', :'over'));
 SELECT fence.commit(:'token');
 SELECT * FROM settled('detached.item', '2');
 

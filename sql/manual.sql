@@ -167,16 +167,11 @@ SELECT fence.begin_write('manual.doc', 0, '1', '2');
 -- The table is guarded: nobody writes a row without a reservation, or with another version. The executor and triggers report rows.
 --
 CREATE PROCEDURE way(way text) LANGUAGE plpgsql AS $$
-DECLARE
-	deadline timestamptz := clock_timestamp() + '90 s';
 BEGIN
 	PERFORM set_config('pgcache_fence.capture', way, false);
-	WHILE way = 'auto' AND (SELECT capture FROM fence.state) <> 'executor' LOOP
-		IF clock_timestamp() > deadline THEN
-			RAISE 'the executor does not tell: %', (SELECT s FROM fence.state s);
-		END IF;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
+	IF way = 'auto' THEN
+		CALL wait_until($c$(SELECT capture FROM fence.state) = 'executor'$c$);
+	END IF;
 END $$;
 CREATE FUNCTION refused(statement text) RETURNS TABLE (state text, message text, detail text) LANGUAGE plpgsql AS $$
 BEGIN

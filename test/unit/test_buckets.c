@@ -9,9 +9,8 @@
 
 #include "base/buckets.h"
 #include "base/settings.h"
-#include "miscadmin.h"
-#include "storage/shmem.h"
 
+#include "backend.h"
 #include "check.h"
 
 #define BUCKETS (1 << 20)
@@ -19,25 +18,7 @@
 
 /* ---- substitutes for PostgreSQL's functions ---- */
 
-volatile sig_atomic_t InterruptPending = false;
 int			setting_watch_buckets = BUCKETS;
-
-void
-ProcessInterrupts(void)
-{
-}
-
-Size
-add_size(Size a, Size b)
-{
-	return a + b;
-}
-
-Size
-mul_size(Size a, Size b)
-{
-	return a * b;
-}
 
 /* Marks the buckets of the table's rows, and returns how many rows met a bucket that was marked. */
 static int

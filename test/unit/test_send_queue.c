@@ -24,6 +24,7 @@
 #include "storage/latch.h"
 #include "storage/proc.h"
 
+#include "backend.h"
 #include "check.h"
 
 #define POSTERS 4
@@ -33,7 +34,6 @@
 
 /* ---- substitutes for PostgreSQL's functions ---- */
 
-volatile sig_atomic_t InterruptPending = false;
 struct Latch *MyLatch = NULL;
 int			MaxBackends = POSTERS + TAKERS + 1;
 FenceShared *fence_shared = NULL;
@@ -55,11 +55,6 @@ become(int number)
 	MyProc = &process;
 	process.pgprocno = number;
 #endif
-}
-
-void
-ProcessInterrupts(void)
-{
 }
 
 void
@@ -96,18 +91,6 @@ void
 LWLockRelease(LWLock *lock)
 {
 	(void) lock;
-}
-
-Size
-add_size(Size a, Size b)
-{
-	return a + b;
-}
-
-Size
-mul_size(Size a, Size b)
-{
-	return a * b;
 }
 
 void
