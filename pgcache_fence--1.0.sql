@@ -285,6 +285,14 @@ CREATE FUNCTION fence.read(domain text, VARIADIC key "any") RETURNS jsonb
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_read';
 COMMENT ON FUNCTION fence.read(text, text[])
     IS 'Reads a row through the cache: a current cached value, or else the row from the table, which is then cached.';
+CREATE FUNCTION fence.try_read(domain text, VARIADIC key text[] DEFAULT '{}',
+                               OUT version bigint, OUT value jsonb, OUT source text)
+    RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_try_read';
+CREATE FUNCTION fence.try_read(domain text, VARIADIC key "any",
+                               OUT version bigint, OUT value jsonb, OUT source text)
+    RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_try_read';
+COMMENT ON FUNCTION fence.try_read(text, text[])
+    IS 'Reads a row as fence.read does, and says where it is from; on a standby that cannot prove its row it says that the primary must be asked.';
 CREATE FUNCTION fence.put(domain text, permit text, version bigint, payload text, ttl interval,
                           VARIADIC key text[] DEFAULT '{}') RETURNS text
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_put';
@@ -293,6 +301,11 @@ CREATE FUNCTION fence.put(domain text, permit text, version bigint, payload text
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_put';
 COMMENT ON FUNCTION fence.put(text, text, bigint, text, interval, text[])
     IS 'Stores a value that was read from PostgreSQL, and returns stored, or refused and the reason.';
+
+CREATE PROCEDURE fence.warm(domain text, query text DEFAULT NULL, batch integer DEFAULT 1000,
+                            INOUT keys bigint DEFAULT NULL, INOUT filled bigint DEFAULT NULL)
+    LANGUAGE C AS 'MODULE_PATHNAME', 'fence_warm';
+COMMENT ON PROCEDURE fence.warm IS 'Fills in the values of many keys that are not cached, and counts them.';
 
 CREATE FUNCTION fence.peek(domain text, VARIADIC key text[] DEFAULT '{}',
                            OUT freshness text, OUT version bigint, OUT payload text, OUT stamp text)
@@ -326,6 +339,12 @@ CREATE FUNCTION fence.read_derived(name text, VARIADIC arguments "any") RETURNS 
     LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_read_derived';
 COMMENT ON FUNCTION fence.read_derived(text, text[])
     IS 'Reads a derived value: the cached one if no source has changed, or else a newly computed one, which is then cached.';
+CREATE FUNCTION fence.try_read_derived(name text, VARIADIC arguments text[], OUT value jsonb, OUT source text)
+    RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_try_read_derived';
+CREATE FUNCTION fence.try_read_derived(name text, VARIADIC arguments "any", OUT value jsonb, OUT source text)
+    RETURNS record LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_try_read_derived';
+COMMENT ON FUNCTION fence.try_read_derived(text, text[])
+    IS 'Reads a derived value as fence.read_derived does, and says where it is from; a standby that cannot prove it says that the primary must be asked.';
 CREATE FUNCTION fence.derived_keys(name text, VARIADIC arguments text[], OUT fence text, OUT value text)
     RETURNS record LANGUAGE C STABLE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_derived_keys';
 CREATE FUNCTION fence.derived_keys(name text, VARIADIC arguments "any", OUT fence text, OUT value text)
@@ -586,6 +605,44 @@ COMMENT ON COLUMN fence.effects.pid IS 'Process of the transaction, if it is run
 COMMENT ON COLUMN fence.effects.fate IS 'in progress, prepared, committed, aborted, unknown, or of another cluster.';
 COMMENT ON COLUMN fence.effects.gid IS 'What to COMMIT PREPARED or ROLLBACK PREPARED.';
 
+CREATE FUNCTION fence._hot(OUT node text, OUT domain text, OUT key text, OUT slot integer, OUT share double precision,
+                           OUT reads double precision, OUT misses double precision, OUT writes double precision)
+    RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_hot_view';
+COMMENT ON FUNCTION fence._hot IS 'What the Redis processes have sampled, for fence.hot_keys and fence.hot_slots.';
+CREATE VIEW fence.hot_keys AS
+    SELECT h.node, h.domain, h.key, h.slot,
+           pg_catalog.round(pg_catalog.sum(h.share)::pg_catalog.numeric, 3) AS share,
+           pg_catalog.round(pg_catalog.sum(h.reads)::pg_catalog.numeric, 1) AS reads,
+           pg_catalog.round(pg_catalog.sum(h.misses)::pg_catalog.numeric, 1) AS misses,
+           pg_catalog.round(pg_catalog.sum(h.writes)::pg_catalog.numeric, 1) AS writes
+      FROM fence._hot() h WHERE h.key IS NOT NULL
+     GROUP BY h.node, h.domain, h.key, h.slot;
+COMMENT ON VIEW fence.hot_keys
+    IS 'The keys of all databases with the most calls in the last 30 to 60 seconds, as the Redis processes estimate it from samples.';
+COMMENT ON COLUMN fence.hot_keys.node IS 'The Redis process, as fence.nodes shows it.';
+COMMENT ON COLUMN fence.hot_keys.domain IS 'Domain of the key; of another database its name in Redis.';
+COMMENT ON COLUMN fence.hot_keys.key IS 'The key.';
+COMMENT ON COLUMN fence.hot_keys.slot IS 'Its hash slot.';
+COMMENT ON COLUMN fence.hot_keys.share IS 'Its share of all calls to that process, 0 to 1.';
+COMMENT ON COLUMN fence.hot_keys.reads IS 'Reads per second that named it to fence_token or fence_check.';
+COMMENT ON COLUMN fence.hot_keys.misses IS 'Calls of fence_get per second, which readers make after a miss.';
+COMMENT ON COLUMN fence.hot_keys.writes IS 'Reservations per second.';
+CREATE VIEW fence.hot_slots AS
+    SELECT h.node, h.slot,
+           pg_catalog.round(pg_catalog.sum(h.share)::pg_catalog.numeric, 3) AS share,
+           pg_catalog.round(pg_catalog.sum(h.reads)::pg_catalog.numeric, 1) AS reads,
+           pg_catalog.round(pg_catalog.sum(h.misses)::pg_catalog.numeric, 1) AS misses,
+           pg_catalog.round(pg_catalog.sum(h.writes)::pg_catalog.numeric, 1) AS writes
+      FROM fence._hot() h WHERE h.domain IS NULL
+     GROUP BY h.node, h.slot;
+COMMENT ON VIEW fence.hot_slots IS 'The hash slots with the most calls, estimated as in fence.hot_keys.';
+COMMENT ON COLUMN fence.hot_slots.node IS 'The Redis process, as fence.nodes shows it.';
+COMMENT ON COLUMN fence.hot_slots.slot IS 'The hash slot.';
+COMMENT ON COLUMN fence.hot_slots.share IS 'Its share of all calls to that process, 0 to 1.';
+COMMENT ON COLUMN fence.hot_slots.reads IS 'Reads per second that named a key of it to fence_token or fence_check.';
+COMMENT ON COLUMN fence.hot_slots.misses IS 'Calls of fence_get per second, which readers make after a miss.';
+COMMENT ON COLUMN fence.hot_slots.writes IS 'Reservations per second.';
+
 CREATE FUNCTION fence.audit(domain text, fraction double precision DEFAULT 1.0,
                             OUT relation text, OUT count bigint)
     RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_audit';
@@ -616,11 +673,19 @@ CREATE FUNCTION fence._metrics(OUT name text, OUT labels jsonb, OUT value double
     RETURNS SETOF record LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_metrics_view';
 COMMENT ON FUNCTION fence._metrics IS 'The rows of fence.metrics, of all databases.';
 CREATE VIEW fence.metrics AS
-    SELECT m.* FROM fence._metrics() m
+    SELECT m.name,
+           CASE WHEN m.name OPERATOR(pg_catalog.=) 'cache_stale_write_reject_total'
+                THEN m.labels OPERATOR(pg_catalog.||) pg_catalog.jsonb_build_object('cache_type', coalesce(d.scope, '(other)'))
+                ELSE m.labels END AS labels,
+           m.value
+      FROM fence._metrics() m
+      LEFT JOIN (SELECT DISTINCT ON (name) name, scope FROM fence.domain) d
+             ON d.name OPERATOR(pg_catalog.=) (m.labels OPERATOR(pg_catalog.->>) 'domain')
      WHERE NOT m.labels OPERATOR(pg_catalog.?) 'domain'
         OR m.labels OPERATOR(pg_catalog.->>) 'domain' OPERATOR(pg_catalog.=) '(other)'
-        OR EXISTS (SELECT FROM fence.domain d WHERE d.name OPERATOR(pg_catalog.=) (m.labels OPERATOR(pg_catalog.->>) 'domain'));
-COMMENT ON VIEW fence.metrics IS 'Counters since the server start or the last reset, and gauges, in the terms of Prometheus.';
+        OR d.name IS NOT NULL;
+COMMENT ON VIEW fence.metrics
+    IS 'Counters since the server start or the last reset, and gauges, in the terms of Prometheus. Hits by plain GET or MGET are not counted here: only the reader knows them.';
 COMMENT ON COLUMN fence.metrics.name IS 'Name of the metric.';
 COMMENT ON COLUMN fence.metrics.labels IS 'Its labels, such as domain and result.';
 COMMENT ON COLUMN fence.metrics.value IS 'Its value.';
@@ -630,8 +695,9 @@ COMMENT ON FUNCTION fence.reset_metrics IS 'Sets all counters of fence.metrics t
 
 REVOKE ALL ON FUNCTION fence.attach, fence.detach, fence.detach_domain, fence.renumber,
                        fence.commit, fence.abort, fence.define_derived, fence.drop_derived,
-                       fence._pending, fence._effects, fence._metrics, fence.audit, fence.repair_domain,
+                       fence._pending, fence._effects, fence._hot, fence._metrics, fence.audit, fence.repair_domain,
                        fence.reset_metrics, fence.doctor, fence._domain_restored FROM PUBLIC;
+REVOKE ALL ON PROCEDURE fence.warm FROM PUBLIC;
 REVOKE ALL ON FUNCTION fence.put(text, text, bigint, text, interval, text[]), fence.put(text, text, bigint, text, interval, "any"),
                        fence.begin_write(text, bigint, text[]), fence.begin_write(text, bigint, "any"),
                        fence.begin_write_strict(text, bigint, text[]), fence.begin_write_strict(text, bigint, "any"),

@@ -3,7 +3,7 @@
 
     python3 monitoring/generate.py           writes both
     python3 monitoring/generate.py --check   says what differs, and what alerts.yml names that does not exist
-    python3 monitoring/generate.py --list    every series, as fence.metrics has it: name and labels, the domain left open
+    python3 monitoring/generate.py --list    every series, as fence.metrics can have it: name and labels, those that depend on the domain left open
 """
 import itertools
 import json
@@ -13,6 +13,7 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 HEADER = os.path.join(HERE, '..', 'src', 'base', 'metrics.h')
+OPEN = ('domain', 'cache_type')    # labels whose values the header does not list
 MADE = 'Made by monitoring/generate.py from src/base/metrics.h; do not edit.'
 
 
@@ -20,7 +21,8 @@ class Family:
     def __init__(self, name, kind, labels, help_text):
         self.name, self.kind, self.help = name, kind, help_text
         self.labels = [label for label in labels.split(',') if label]
-        self.series = []            # tuples of the values of all labels but domain
+        self.listed = [label for label in self.labels if label not in OPEN]
+        self.series = []            # tuples of the values of the listed labels
 
 
 def read_header():
@@ -38,8 +40,7 @@ def read_header():
         return re.search(r'^#define METRIC_WINDOW_' + name + r' "?([^"\n]*)"?$', text, re.M).group(1)
     bounds = [int(b) / 1e6 for b in constant('BUCKETS').split(',')]
     for family in families.values():
-        others = [label for label in family.labels if label != 'domain']
-        assert family.series and all(len(values) == len(others) for values in family.series), family.name
+        assert family.series and all(len(values) == len(family.listed) for values in family.series), family.name
     return list(families.values()), (constant('NAME'), constant('HELP'), bounds)
 
 
@@ -100,6 +101,10 @@ def queries(families, window):
 # Dashboard for Grafana
 # ----------------------------------------------------------------------------------------------------------------------
 
+# What the client libraries export. Only readers know their hits by GET and MGET.
+READERS = 'pgcache_fence_client_reads_total'
+READERS_HELP = 'Strong reads by where the value came from, as the client libraries count them'
+
 SELECTED = {'domain': 'datname=~"$datname", domain=~"$domain"'}
 
 
@@ -138,6 +143,8 @@ def dashboard(families, window):
     units = {'COUNTER': 'ops', 'GAUGE': 'short', 'SECONDS': 's'}
     panels = [panel(i, f.help, units[f.kind], targets_of(f)) for i, f in enumerate(families)]
     panels.append(panel(len(panels), window[1], 's', targets_of_window(window)))
+    panels.append(panel(len(panels), READERS_HELP, 'ops', [(f'sum by (domain, source) (rate({READERS}{{domain=~"$domain"}}[$__rate_interval]))',
+                                                            '{{domain}} {{source}}')]))
     per_domain = next(f.name for f in families if f.labels == ['domain'])
     return json.dumps({
         'title': 'pgcache_fence', 'uid': 'pgcache-fence', 'description': MADE, 'schemaVersion': 36, 'version': 1,
@@ -155,9 +162,8 @@ def names(families, window):
     """Every name that a query may use, with the values that its labels can have (None: any)."""
     known = {}
     for family in families:
-        others = [label for label in family.labels if label != 'domain']
-        known[family.name] = {'datname': None, 'domain': None} if 'domain' in family.labels else {'datname': None}
-        for i, label in enumerate(others):
+        known[family.name] = dict.fromkeys(['datname'] + [label for label in family.labels if label in OPEN])
+        for i, label in enumerate(family.listed):
             known[family.name][label] = {values[i] for values in family.series}
     for suffix in ('_bucket', '_sum', '_count'):
         known[window[0] + suffix] = {'le': None, 'datname': None}
@@ -184,8 +190,7 @@ def unknown_in(path, known):
 def series(families, window):
     for family in families:
         for values in family.series:
-            labels = dict(zip([label for label in family.labels if label != 'domain'], values))
-            yield family.name, dict(labels, **({'domain': '*'} if 'domain' in family.labels else {}))
+            yield family.name, dict({label: '*' for label in family.labels if label in OPEN}, **dict(zip(family.listed, values)))
     for bound in itertools.chain((f'{b:g}' for b in window[2]), ['+Inf']):
         yield window[0] + '_bucket', {'le': bound}
     yield window[0] + '_sum', {}

@@ -47,7 +47,7 @@ $$;
 
 -- How many rows were told of in which way, ever
 CREATE FUNCTION told(OUT executor int, OUT triggers int) LANGUAGE sql AS $$
-	SELECT sum(value) FILTER (WHERE labels->>'way' = 'executor'), sum(value) FILTER (WHERE labels->>'way' = 'triggers')
+	SELECT coalesce(sum(value) FILTER (WHERE labels->>'way' = 'executor'), 0), coalesce(sum(value) FILTER (WHERE labels->>'way' = 'triggers'), 0)
 	  FROM fence.metrics WHERE name = 'cache_fence_changed_rows_total' AND labels->>'domain' LIKE 'capture.%'
 $$;
 

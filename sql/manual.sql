@@ -184,7 +184,8 @@ EXCEPTION WHEN OTHERS THEN
 END $$;
 CREATE TABLE told (way text, executor bigint, triggers bigint);
 CREATE PROCEDURE note(which text) LANGUAGE sql AS $$
-	INSERT INTO told SELECT which, sum(value) FILTER (WHERE labels->>'way' = 'executor'), sum(value) FILTER (WHERE labels->>'way' = 'triggers')
+	INSERT INTO told SELECT which, coalesce(sum(value) FILTER (WHERE labels->>'way' = 'executor'), 0),
+			coalesce(sum(value) FILTER (WHERE labels->>'way' = 'triggers'), 0)
 	  FROM fence.metrics WHERE name = 'cache_fence_changed_rows_total' AND labels->>'domain' = 'manual.doc'
 $$;
 UPDATE doc SET v = 'x' WHERE id = 1;

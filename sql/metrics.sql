@@ -3,6 +3,7 @@
 --
 \set schema metrics
 \i test/lib/regress.sql
+SET pgcache_fence.zero_counters = on;
 
 -- What the courier and the patrol count comes a moment later.
 CREATE PROCEDURE expect(operation text, result text, wanted float8) LANGUAGE plpgsql AS $$
@@ -68,7 +69,7 @@ SELECT status FROM fence.get('metrics.item', '1');
 SELECT fence.put('metrics.item', '1.0123456789abcdef 1', 0, 'old', NULL, '1');
 SELECT fence.put('metrics.item', 'another', 5, 'old', NULL, '1');
 CALL expect('get', 'hit', 3);
-CALL expect('put', 'refused', 2);
+CALL expect('seed', 'refused', 2);
 SELECT fence.repair('metrics.item', '1');
 -- many rows
 SET pgcache_fence.bulk_threshold = 1;

@@ -27,6 +27,9 @@ SELECT * FROM look('reading.note', '1');
 SELECT fence.read('reading.note', '2');
 SELECT * FROM look('reading.note', '2');
 SELECT fence.read('reading.note', '2');
+-- from where it is; that there is no row is not cached here
+SELECT * FROM fence.try_read('reading.note', 2);
+SELECT * FROM fence.try_read('reading.note', '99');
 
 -- a reader who was slow: something has ended since he was given the permit
 UPDATE note SET body = 'new' WHERE id = 1;

@@ -26,7 +26,7 @@ SET pgcache_fence.on_redis_failure = 'ignore';
 \echo :LAST_ERROR_SQLSTATE
 RESET pgcache_fence.on_redis_failure;
 
--- and one for everybody
+-- and those for everybody
 SELECT name FROM pg_settings WHERE name LIKE 'pgcache_fence.%' AND context = 'user' ORDER BY name COLLATE "C";
 
 -- bounds and units. Nothing of this is read before a reload, and there is none.
@@ -47,6 +47,7 @@ ALTER SYSTEM SET pgcache_fence.audit_rate = -1;
 ALTER SYSTEM SET pgcache_fence.audit_rate = 1e7;
 ALTER SYSTEM SET pgcache_fence.value_limit = '513kB';
 ALTER SYSTEM SET pgcache_fence.fill_lease = '11s';
+ALTER SYSTEM SET pgcache_fence.warm_rate = -1;
 ALTER SYSTEM SET pgcache_fence.stream_limit = 0;
 ALTER SYSTEM SET pgcache_fence.default_ttl = '59s';
 ALTER SYSTEM SET pgcache_fence.tombstone_retention = '11000d';

@@ -17,6 +17,7 @@
 #include "base/stamp.h"
 #include "domain/domain.h"
 #include "domain/domain_cache.h"
+#include "keeper/resume.h"
 #include "keeper/worker.h"
 #include "transaction.h"
 #include "write/capture.h"
@@ -33,6 +34,7 @@ _PG_init(void)
 		return;
 	settings_define();
 	shmem_install();
+	resume_install();
 	domain_init();
 	hooks_install();
 	stamp_install();

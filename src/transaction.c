@@ -242,12 +242,9 @@ commit_closed(FenceWord word, CommitWait *wait)
 	return true;
 }
 
-/*
- * Returns when the transaction may commit, with its commit flag set. If nothing of what it has changed may be cached, it
- * looks at no word, and commits whatever the state is.
- */
+/* Waits until Redis has granted what is needed, or no Redis process may vouch for the old values. Sets the commit flag. */
 static void
-wait_until_ready(void)
+wait_for_redis(void)
 {
 	CommitWait	wait = {.started = fence_clock(), .pause = POLL_FIRST_US};
 	FenceWord	failed_word = 0;
@@ -255,15 +252,11 @@ wait_until_ready(void)
 	bool		ready = false;
 
 	(void) ledger_look_at_buckets();
-	while (!ready)
+	for (;;)
 	{
-		FenceWord	word;
+		FenceWord	word = fence_word_expire();
 
-		if (!ledger_any(true) && flag_and_look(0))
-			break;
-		word = fence_word_expire();
 		CHECK_FOR_INTERRUPTS();
-		raise_if_late(&wait);
 		if (word != failed_word)
 		{
 			failed_word = word;
@@ -281,7 +274,21 @@ wait_until_ready(void)
 				wait_a_moment(&wait);
 				break;
 		}
+		if (ready)
+			return;
+		raise_if_late(&wait);
 	}
+}
+
+/*
+ * Returns when the transaction may commit, with its commit flag set. If nothing of what it has changed may be cached, it
+ * looks at no word, and commits whatever the state is.
+ */
+static void
+wait_until_ready(void)
+{
+	if (ledger_any(true) || !flag_and_look(0))
+		wait_for_redis();
 }
 
 static void

@@ -94,7 +94,8 @@ history_packages='make gcc libc6-dev libhiredis-dev libpq-dev pkgconf|pkg-config
 
 # Packages for run.sh (run.sh, and matrix.sh for its chroots).
 test_packages="$history_packages g++ lua5.1 lua-check libipc-run-perl sysbench libssl-dev openssl \
-	shellcheck pyflakes3 python3-editorconfig prometheus prometheus-postgres-exporter"
+	shellcheck pyflakes3 python3-editorconfig python3-yaml yamllint \
+	prometheus prometheus-postgres-exporter"
 
 # Packages for the tests of clients/python (run.sh).
 python_packages='python3-pytest python3-asyncpg python3-psycopg python3-prometheus-client python3-sqlalchemy python3-django python3-pip
@@ -143,6 +144,12 @@ install_packages() {
 		tail -n 30 "$outside/apt.log" >&2
 		die 'could not install the packages'
 	fi
+}
+
+# install_if_any NAME WHAT: installs this package if the suite has it. Otherwise says what is not tested.
+install_if_any() {
+	installed "$1" || available "$1" || as_root apt-get -qq update
+	if installed "$1" || available "$1"; then install_packages "$1"; else say "there is no package $1: $2"; fi
 }
 
 # Prints the packages for Node.js and npm, unless these are installed, perhaps not as packages.
@@ -200,28 +207,29 @@ unguard_services() {
 begin_outside() {
 	outside=$(mktemp -d "${TMPDIR:-/tmp}/fence.XXXXXX") || exit 2
 	inside=
+	beside=
 	trap 'end_outside' EXIT
-	trap 'stop_inside; exit 130' INT
-	trap 'stop_inside; exit 143' TERM HUP
+	trap 'stop_session "$inside"; exit 130' INT
+	trap 'stop_session "$inside"; exit 143' TERM HUP
 }
 
 end_outside() {
 	stop_pulse
+	stop_session "$beside"
 	unguard_services
 	rm -rf "$outside"
 }
 
-# Terminates the session inside, and kills it if it does not end.
-stop_inside() {
-	[ -n "$inside" ] || return 0
-	kill -TERM "-$inside" 2>/dev/null
+# stop_session PID: terminates this session, and kills it if it does not end. PID may be empty.
+stop_session() {
+	[ -n "$1" ] || return 0
+	kill -TERM "-$1" 2>/dev/null
 	patience=100
-	while grep -q '^State:[[:space:]]*[^Z]' "/proc/$inside/status" 2>/dev/null && [ $patience -gt 0 ]; do
+	while grep -q '^State:[[:space:]]*[^Z]' "/proc/$1/status" 2>/dev/null && [ $patience -gt 0 ]; do
 		patience=$((patience - 1))
 		sleep 0.1
 	done
-	kill -KILL "-$inside" 2>/dev/null
-	inside=
+	kill -KILL "-$1" 2>/dev/null
 }
 
 # go_inside PACKAGES SCRIPT ARG...: for scripts that need nothing outside but these packages. Outside, it installs the packages,

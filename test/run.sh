@@ -25,6 +25,8 @@ usage() {
 	  PROVE_JOBS     number of TAP files that run at the same time (4; they mostly wait)
 	  FENCE_CAPTURE  auto or triggers: pgcache_fence.capture in all servers. Without it servers have auto, and regress and isolation
 	                 run with triggers too, tap also with --all
+	  FENCE_BUCKETS  pgcache_fence.watch_buckets in the TAP tests whose subject it is not (0, as in regress and isolation). With others
+	                 those fail that count on it that the first read of a key is cached
 	TEXT
 }
 
@@ -62,10 +64,10 @@ level() { say "--- $1 (after $((($(date +%s) - started) / 60)) min)"; }
 
 wanted() { case " ${levels:-unit regress isolation tap fuzz compare history model clients python node demo matrix} " in *" $1 "*) return 0 ;; esac; return 1; }
 
-# Another combination of versions, tested in a chroot. This runs outside, because an unprivileged user cannot make a chroot. Its
-# counts are added at the end.
+# Another combination of versions, tested in a chroot beside all other tests. It is started outside, because an unprivileged user
+# cannot make a chroot. Its results are counted at the end.
 other_versions=trixie-redis
-matrix_seconds=900
+matrix_seconds=1500
 
 # Prints the combinations that the arguments name; without names that one.
 matrix_chosen() {
@@ -75,32 +77,34 @@ matrix_chosen() {
 	done
 }
 
-run_matrix() {
+begin_matrix() {
 	set --
 	for name in $(matrix_chosen); do set -- "$@" --only "$name"; done
 	[ $# -gt 0 ] || return 0
+	say 'matrix: begins beside the other tests'
+	# shellcheck disable=SC2016
+	setsid timeout --kill-after=30 $matrix_seconds sh -c 'sh "$@"; echo $? >"$0"' "$outside/matrix.status" \
+		"$top/test/matrix.sh" --short "$@" >"$outside/matrix.log" 2>&1 &
+	beside=$!
+}
+
+# Waits for the matrix. A mirror that does not answer must not hold up the results of all other tests, so it has its time.
+end_matrix() {
+	[ -e "$base/matrix.log" ] || return 0
 	level matrix
-	log=$outside/matrix.log
-	# a mirror that does not answer must not delay all other tests
-	: >"$log"
-	setsid timeout --kill-after=30 $matrix_seconds sh "$top/test/matrix.sh" --short "$@" >"$log" 2>&1 &
-	inside=$!
-	tail -n +1 -f --pid="$inside" "$log" &
-	shown=$!
-	wait "$inside"
-	status=$?
-	inside=
-	wait "$shown"
-	echo '0 0' >"$outside/matrix.counts"
-	if [ $status -eq 77 ]; then
+	while [ ! -s "$base/matrix.status" ] && [ $(($(date +%s) - started)) -lt $((matrix_seconds + 60)) ]; do sleep 0.5; done
+	cat "$base/matrix.log"
+	status=$(cat "$base/matrix.status" 2>/dev/null)
+	[ -n "$status" ] || say "matrix: did not end within $matrix_seconds s"
+	if [ "$status" = 77 ]; then
 		say 'matrix: skipped, see above for why; only the versions of this machine are tested'
 		return
 	fi
-	[ $status -ne 124 ] || say "matrix: did not end within $matrix_seconds s"
-	awk -v status=$status '
-		/^[|].* passed, .* failed/ { match($0, /[0-9]+ passed, [0-9]+ failed/); split(substr($0, RSTART), n, /[^0-9]+/)
-			passed += n[1]; failed += n[2] }
-		END { print passed + 0, failed + (status != 0 && failed == 0) }' "$log" >"$outside/matrix.counts"
+	good=$(sed -n 's/^[|].* \([0-9]*\) passed, .*/\1/p' "$base/matrix.log" | awk '{ n += $1 } END { print n + 0 }')
+	bad=$(sed -n 's/^[|].* passed, \([0-9]*\) failed.*/\1/p' "$base/matrix.log" | awk '{ n += $1 } END { print n + 0 }')
+	[ "$status" = 0 ] || [ "$bad" -gt 0 ] || bad=1
+	passed=$((passed + good))
+	failed=$((failed + bad))
 }
 
 parse_arguments "$@"
@@ -111,15 +115,17 @@ if [ -z "$base" ]; then
 	clients=
 	if wanted clients; then clients="chromium|chromium-headless-shell $(node_packages) python3-sqlalchemy python3-django"; fi
 	if wanted python; then clients="$clients $python_packages"; fi
-	if wanted node || wanted history; then clients="$clients $(node_packages)"; fi
+	if wanted node || wanted history || wanted unit; then clients="$clients $(node_packages)"; fi
 	# shellcheck disable=SC2086
 	install_packages $test_packages $clients
+	if wanted tap; then install_if_any "postgresql-$(postgres_here)-cron" 'nothing is tested beside pg_cron'; fi
 	stop_pulse
-	if wanted matrix; then run_matrix; fi
+	if wanted matrix; then begin_matrix; fi
 	pulse tell_newest "$outside"
 	# if one of these fails, so does the level
 	if wanted clients; then install_modules test/clients modules; fi
 	if wanted node || wanted history; then install_modules clients/node node; fi
+	if wanted unit; then install_modules test/lint lint; fi
 	stop_pulse
 	run_inside run.sh "$@"
 	exit $?
@@ -140,12 +146,8 @@ recall_failures() {
 }
 
 finish() {
+	end_matrix
 	stop_pulse
-	if [ -e "$base/matrix.counts" ]; then
-		read -r good bad <"$base/matrix.counts"
-		passed=$((passed + good))
-		failed=$((failed + bad))
-	fi
 	say
 	if [ $failed -gt 0 ]; then
 		say '--- what failed'
@@ -211,7 +213,7 @@ run_unit() {
 	level unit
 	for name in $1; do
 		log=$base/unit-$name.log
-		sh "test/unit/$name.sh" >"$log" 2>&1
+		LINT_MODULES=$base/lint/node_modules sh "test/unit/$name.sh" >"$log" 2>&1
 		status=$?
 		cat "$log"
 		good=$(sed -n 's/^\([0-9]*\) passed, [0-9]* failed$/\1/p' "$log")
@@ -327,21 +329,42 @@ run_tap_program() {
 	failed=$((failed + bad))
 }
 
-# run_history_programs NAME...: runs these programs one after the other. It runs in a subshell, so it writes the counts to a file.
+# together COMMAND...: runs these commands at the same time, each in a subshell, and adds what they count. Empty ones count nothing.
+# They mostly wait, and each has servers of its own.
+together() {
+	jobs=
+	part=0
+	for command in "$@"; do
+		part=$((part + 1))
+		echo '0 1' >"$base/together.$part"
+		(
+			passed=0
+			failed=0
+			eval "$command"
+			echo "$passed $failed" >"$base/together.$part"
+		) &
+		jobs="$jobs $!"
+	done
+	for job in $jobs; do wait "$job"; done
+	while [ $part -gt 0 ]; do
+		read -r good bad <"$base/together.$part"
+		passed=$((passed + good))
+		failed=$((failed + bad))
+		part=$((part - 1))
+	done
+}
+
+# run_history_programs NAME...: runs these programs one after the other.
 run_history_programs() {
-	passed=0
-	failed=0
 	for name in "$@"; do
 		case $name in
 		test_checker | caught) run_tap_program "history-$name" /usr/bin/python3 "test/history/$name.py" ;;
 		*) run_tap_program "history-$name" /usr/bin/python3 "test/history/$name.py" --seed "$seed" $all ;;
 		esac
 	done
-	echo "$passed $failed" >"$base/history-$1.counts"
 }
 
-# Tests the history checker and the faults that it injects, on a build with test hooks, which can stop a backend. The programs
-# mostly wait, and each has servers of its own, so two of them run at a time.
+# Tests the history checker and the faults that it injects, on a build with test hooks, which can stop a backend.
 run_history() {
 	level history
 	make -s clean
@@ -357,17 +380,7 @@ run_history() {
 		*) here="$here $name" ;;
 		esac
 	done
-	# shellcheck disable=SC2086
-	[ -z "$beside" ] || run_history_programs $beside &
-	beside=$!
-	# shellcheck disable=SC2086
-	[ -z "$here" ] || (run_history_programs $here)
-	wait "$beside"
-	for counts in "$base"/history-*.counts; do
-		read -r good bad <"$counts"
-		passed=$((passed + good))
-		failed=$((failed + bad))
-	done
+	together "run_history_programs $here" "run_history_programs $beside"
 }
 
 # Runs the fuzzer for some seconds; test/fuzz.sh runs it for longer.
@@ -515,10 +528,14 @@ if wanted history; then history=$(history_chosen); fi
 if wanted model; then model=$(model_chosen); fi
 if wanted clients; then clients=$(clients_chosen); fi
 if wanted python; then python=$(python_chosen); fi
-if wanted python; then case "$patterns " in *' bench '*) bench=1 ;; esac; fi
 if wanted node; then node=$(chosen clients/node/test .test.js); fi
+case "$patterns " in *' bench '*)
+	if wanted python; then bench=1; fi
+	if wanted node; then node="$node bench"; fi
+	;;
+esac
 if wanted demo && [ -z "$patterns" ]; then demo=1; fi
-[ -n "$unit$regress$isolation$tap$fuzz$compare$history$model$clients$python$bench$node$demo" ] || [ -e "$base/matrix.counts" ] ||
+[ -n "$unit$regress$isolation$tap$fuzz$compare$history$model$clients$python$bench$node$demo" ] || [ -e "$base/matrix.log" ] ||
 	{ say 'no such test'; failed=$((failed + 1)); finish; }
 
 [ -z "$unit" ] || run_unit "$unit"
@@ -530,12 +547,9 @@ if [ -n "$tap" ]; then
 	run_tap "$tap"
 	[ -z "$all" ] || with_triggers run_tap "$tap"
 fi
-[ -z "$fuzz" ] || run_fuzz
-[ -z "$compare" ] || run_compare
-[ -z "$clients" ] || run_clients "$clients"
-[ -z "$python" ] || run_python "$python"
+together "${fuzz:+run_fuzz}" "${compare:+run_compare}"
+together "${clients:+run_clients '$clients'}" "${python:+run_python '$python'}" "${node:+run_node '$node'}"
 [ -z "$bench" ] || run_tap_program python-bench /usr/bin/python3 clients/python/tests/bench.py
-[ -z "$node" ] || run_node "$node"
 [ -z "$demo" ] || run_demo
 [ -z "$model" ] || run_model "$model"
 [ -z "$history" ] || run_history "$history"

@@ -26,6 +26,8 @@ export interface ReadOptions {
   beside?: string;
   /** Resolve to a Details. */
   details?: boolean;
+  /** Resolve to the text itself, JSON as PostgreSQL printed it, not to the value made of it: T is string. Not with details. */
+  raw?: boolean;
 }
 
 /** hit: from Redis. local: from this process, after a check. The others say why the value is from PostgreSQL. */

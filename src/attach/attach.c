@@ -187,7 +187,7 @@ check_beside(Relation rel, const DomainRow *row, List *others)
 		if (strcmp(row->scope, "manual") == 0 || strcmp(other->scope, "manual") == 0)
 			ereport(ERROR,
 					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-					 errmsg("table \"%s\" is attached already, and scope => 'manual' goes with no other attachment", table),
+					 errmsg("table \"%s\" cannot have scope 'manual' and another attachment", table),
 					 errdetail("The application would give versions, and so would the triggers of the other attachment."),
 					 errhint("Detach domain \"%s\" first, or attach both with scope 'row' or 'group'.", other->name)));
 		if (row->version_column != NULL && other->version_column != NULL && strcmp(row->version_column, other->version_column) != 0)

@@ -379,7 +379,7 @@ check_key_column(const AttachRequest *request, Relation rel, AttrNumber attnum)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("key column \"%s\" is a virtual generated column", name),
-				 errdetail("No index finds the rows of its values, and the stored row does not have them."),
+				 errdetail("PostgreSQL does not store its values and cannot index them."),
 				 errhint("Make it GENERATED ALWAYS AS (...) STORED.")));
 	if (!equal_means_same_text(&eq))
 		ereport(ERROR,
@@ -449,7 +449,7 @@ check_version_column(const AttachRequest *request, Relation rel)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_TABLE_DEFINITION),
 				 errmsg("version column \"%s\" %s", name, why),
-				 errdetail("Its value must be free to be set by each write."),
+				 errdetail("Each write of a row sets the version."),
 				 errhint("Name another column with version => '...'; add_version => true adds it.")));
 }
 

@@ -77,7 +77,7 @@ update_rows(const Domain *domain)
 		ereport(ERROR,
 				(errcode(ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION),
 				 errmsg("could not renumber all rows of domain \"%s\"", domain->name),
-				 errdetail("A trigger or a rule of the table that is enabled ALWAYS has kept another version in a row."),
+				 errdetail("A trigger or a rule that is enabled ALWAYS has set another version in a row."),
 				 errhint("Disable it, renumber, and enable it again.")));
 	return updated;
 }

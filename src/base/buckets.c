@@ -13,6 +13,7 @@
 #include "port/pg_bswap.h"
 
 #include "base/buckets.h"
+#include "base/send_queue.h"
 #include "base/settings.h"
 #include "base/shared.h"
 
@@ -23,10 +24,13 @@
 typedef struct Buckets
 {
 	pg_atomic_uint32 epoch;		/* see buckets_epoch */
-	pg_atomic_uint32 turn;		/* number of the turn; its lowest bit says which map is the present one */
-	pg_atomic_uint32 set[2];	/* how many bits of each map are set; only the courier writes it */
 	pg_atomic_uint32 holders;	/* transactions that hold buckets, or CLEARING */
 	pg_atomic_uint32 held;		/* 1: the third map may have bits */
+	pg_atomic_uint32 hurry;		/* 1: see buckets_hurry */
+	pg_atomic_uint64 waits_since;	/* see BucketsNow */
+	/* From here to the end of the second map, everything outlives a clean restart. */
+	pg_atomic_uint32 turn;		/* number of the turn; its lowest bit says which map is the present one */
+	pg_atomic_uint32 set[2];	/* how many bits of each map are set; only the courier writes it */
 	pg_atomic_uint32 bits[FLEXIBLE_ARRAY_MEMBER];	/* the three maps, one behind the other */
 } Buckets;
 
@@ -58,6 +62,8 @@ buckets_initialise(void *memory)
 		pg_atomic_init_u32(&all->set[i], 0);
 	pg_atomic_init_u32(&all->holders, 0);
 	pg_atomic_init_u32(&all->held, 0);
+	pg_atomic_init_u32(&all->hurry, 0);
+	pg_atomic_init_u64(&all->waits_since, 0);
 	for (int i = 0; i < 3 * words(); i++)
 		pg_atomic_init_u32(&all->bits[i], 0);
 }
@@ -141,6 +147,14 @@ bucket_is_set(int bucket)
 	return pg_atomic_read_u32(&buckets->epoch) == 0 || is_in(0, bucket) || is_in(1, bucket);
 }
 
+bool
+bucket_is_held(int bucket)
+{
+	uint32		holders = pg_atomic_read_u32(&buckets->holders);
+
+	return holders > 0 && holders != CLEARING && is_in(HELD_MAP, bucket);
+}
+
 /* Becomes a holder. Returns false if the courier keeps on clearing the map, because it is stopped. */
 static bool
 begin_to_hold(void)
@@ -184,6 +198,13 @@ buckets_release(void)
 }
 
 void
+buckets_hurry(void)
+{
+	pg_atomic_write_u32(&buckets->hurry, 1);
+	send_queue_wake();
+}
+
+void
 buckets_now(BucketsNow *now)
 {
 	uint32		holders = pg_atomic_read_u32(&buckets->holders);
@@ -194,6 +215,7 @@ buckets_now(BucketsNow *now)
 	now->set = pg_atomic_read_u32(&buckets->set[now->turn & 1]);
 	now->set_before = pg_atomic_read_u32(&buckets->set[~now->turn & 1]);
 	now->holders = holders == CLEARING ? 0 : holders;
+	now->waits_since = (int64) pg_atomic_read_u64(&buckets->waits_since);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -226,6 +248,26 @@ buckets_begin(uint32 epoch)
 	pg_atomic_write_u32(&buckets->epoch, epoch);
 }
 
+void *
+buckets_kept(Size *size)
+{
+	*size = offsetof(Buckets, bits) - offsetof(Buckets, turn) + 2 * sizeof(pg_atomic_uint32) * words();
+	return &buckets->turn;
+}
+
+void
+buckets_resume(uint32 epoch)
+{
+	pg_memory_barrier();
+	pg_atomic_write_u32(&buckets->epoch, epoch);
+}
+
+bool
+buckets_is_hurry(void)
+{
+	return pg_atomic_exchange_u32(&buckets->hurry, 0) != 0;
+}
+
 bool
 bucket_set(int bucket)
 {
@@ -235,6 +277,12 @@ bucket_set(int bucket)
 		pg_atomic_write_u32(&buckets->set[present], pg_atomic_read_u32(&buckets->set[present]) + 1);
 	pg_memory_barrier();
 	return !is_in(HELD_MAP, bucket);
+}
+
+void
+buckets_note_wait(int64 since)
+{
+	pg_atomic_write_u64(&buckets->waits_since, (uint64) since);
 }
 
 void

@@ -21,6 +21,9 @@ extern int	bucket_of(const char *fence);
 /* Returns whether something of the bucket may be in Redis. Never of ALWAYS_RESERVED. */
 extern bool bucket_is_set(int bucket);
 
+/* Returns whether a large transaction keeps the bucket closed. Never of ALWAYS_RESERVED. */
+extern bool bucket_is_held(int bucket);
+
 /*
  * Holds the bucket until the transaction ends: nobody opens it. Returns false if it may be open already; then the row
  * must be reserved. May wait some milliseconds, and may raise. buckets_release is called when the transaction is
@@ -28,6 +31,9 @@ extern bool bucket_is_set(int bucket);
  */
 extern bool bucket_hold(int bucket);
 extern void buckets_release(void);
+
+/* A reader of this server was refused, because the bucket is closed. Wakes the courier, which need not wait for its next look. */
+extern void buckets_hurry(void);
 
 /* What the views show */
 typedef struct BucketsNow
@@ -38,6 +44,7 @@ typedef struct BucketsNow
 	bool		known;			/* false: no epoch has begun since the server start, and all count as set */
 	uint32		turn;
 	int			holders;		/* transactions that hold buckets */
+	int64		waits_since;	/* fence_clock() time since which an opening waits for commits; 0: none waits */
 } BucketsNow;
 extern void buckets_now(BucketsNow *now);
 
@@ -51,8 +58,21 @@ extern uint32 buckets_epoch(void);
 extern uint32 buckets_turn(void);
 extern void buckets_begin(uint32 epoch);
 
+/*
+ * What outlives a clean restart, as the place and the size of it in shared memory. After a server start its bits do not
+ * count until buckets_resume says whose they are.
+ */
+extern void *buckets_kept(Size *size);
+extern void buckets_resume(uint32 epoch);
+
+/* Returns whether buckets_hurry was called since the last call. */
+extern bool buckets_is_hurry(void);
+
 /* Sets the bit. Returns false if somebody holds the bucket: then it must not be opened. */
 extern bool bucket_set(int bucket);
+
+/* Tells the views since when an opening waits for commits; 0: none waits. */
+extern void buckets_note_wait(int64 since);
 
 /* Forgets what was held, if nobody holds anything any more. */
 extern void buckets_tidy(void);

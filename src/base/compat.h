@@ -105,36 +105,12 @@ fence_is_json(char *bytes, size_t len)
 
 #ifdef HIREDIS_MAJOR
 
-#include <unistd.h>
-
 /* The argument type of redisReplyObjectFunctions.createArray. */
 #if HIREDIS_MAJOR >= 1
 typedef size_t redis_array_size;
 #else
 typedef int redis_array_size;
 #endif
-
-/*
- * Reads from the socket directly, bypassing hiredis' reader. Returns the number of bytes, 0 if there are none now, or
- * -1 if the connection has ended (context->errstr says why).
- */
-static inline ssize_t
-fence_redis_read(redisContext *context, char *buf, size_t len)
-{
-#if HIREDIS_MAJOR >= 1
-	return context->funcs->read(context, buf, len);
-#else
-	ssize_t		n = read(context->fd, buf, len);
-
-	if (n > 0)
-		return n;
-	if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
-		return 0;
-	context->err = n == 0 ? REDIS_ERR_EOF : REDIS_ERR_IO;
-	strlcpy(context->errstr, n == 0 ? "Server closed the connection" : strerror(errno), sizeof(context->errstr));
-	return -1;
-#endif
-}
 
 #endif							/* HIREDIS_MAJOR */
 

@@ -167,6 +167,13 @@ metrics_add_server(ServerMetric metric, uint64 n)
 }
 
 void
+metrics_add_conflict(MetricSlot slot)
+{
+	metrics_add(slot, METRIC_RESERVE_CONFLICT, 1);
+	metrics_add(slot, METRIC_STALE_POSTGRES, 1);
+}
+
+void
 metrics_add_named(MetricSlot slot, MetricFamily family, const char *value, uint64 n)
 {
 	for (int i = 0; i < DOMAIN_METRICS; i++)
@@ -236,16 +243,16 @@ metrics_count_end(const MessageCount *count, bool whole, MessageResult result)
 	DomainMetric abort = whole ? METRIC_DOMAIN_ABORT_WRITTEN : METRIC_ABORT_WRITTEN;
 
 	StaticAssertStmt(METRIC_COMMIT_UNARMED == METRIC_COMMIT_WRITTEN + (int) MESSAGE_UNARMED &&
-					 METRIC_COMMIT_FAILED == METRIC_COMMIT_WRITTEN + (int) MESSAGE_LOST &&
-					 METRIC_ABORT_FAILED == METRIC_ABORT_WRITTEN + (int) MESSAGE_LOST &&
-					 METRIC_DOMAIN_COMMIT_FAILED == METRIC_DOMAIN_COMMIT_WRITTEN + (int) MESSAGE_LOST &&
-					 METRIC_DOMAIN_ABORT_FAILED == METRIC_DOMAIN_ABORT_WRITTEN + (int) MESSAGE_LOST,
+					 METRIC_COMMIT_TIMEOUT == METRIC_COMMIT_WRITTEN + (int) MESSAGE_UNANSWERED &&
+					 METRIC_ABORT_TIMEOUT == METRIC_ABORT_WRITTEN + (int) MESSAGE_UNANSWERED &&
+					 METRIC_DOMAIN_COMMIT_TIMEOUT == METRIC_DOMAIN_COMMIT_WRITTEN + (int) MESSAGE_UNANSWERED &&
+					 METRIC_DOMAIN_ABORT_TIMEOUT == METRIC_DOMAIN_ABORT_WRITTEN + (int) MESSAGE_UNANSWERED,
 					 "results are listed in the order of MessageResult");
 	if (count->slot == METRIC_EFFECTS)
 	{
-		metrics_add_server(result == MESSAGE_LOST ? SERVER_METRIC_EFFECT_APPLY_FAILED : SERVER_METRIC_EFFECT_APPLY_DONE,
+		metrics_add_server(result >= MESSAGE_LOST ? SERVER_METRIC_EFFECT_APPLY_FAILED : SERVER_METRIC_EFFECT_APPLY_DONE,
 						   count->commits);
-		metrics_add_server(result == MESSAGE_LOST ? SERVER_METRIC_EFFECT_UNDO_FAILED : SERVER_METRIC_EFFECT_UNDO_DONE,
+		metrics_add_server(result >= MESSAGE_LOST ? SERVER_METRIC_EFFECT_UNDO_FAILED : SERVER_METRIC_EFFECT_UNDO_DONE,
 						   count->aborts);
 		return;
 	}
@@ -272,7 +279,7 @@ put_value(ReturnSetInfo *rsinfo, const char *name, const char *labels, double va
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
 
-/* Adds one series as a row. domain is NULL for a series of the whole server. */
+/* Adds one series as a row. domain is NULL for a series of the whole server. The view adds the label "cache_type". */
 static void
 put_series(ReturnSetInfo *rsinfo, const Series *series, const char *domain, uint64 value)
 {
@@ -286,8 +293,11 @@ put_series(ReturnSetInfo *rsinfo, const Series *series, const char *domain, uint
 	{
 		int			len = (int) strcspn(label, ",");
 
-		appendStringInfo(&labels, "%s\"%.*s\": ", labels.len > 1 ? ", " : "", len, label);
-		escape_json(&labels, domain != NULL && label == families[series->family].labels ? domain : *next++);
+		if (strncmp(label, "cache_type", len) != 0)
+		{
+			appendStringInfo(&labels, "%s\"%.*s\": ", labels.len > 1 ? ", " : "", len, label);
+			escape_json(&labels, domain != NULL && label == families[series->family].labels ? domain : *next++);
+		}
 		label += len + (label[len] == ',');
 	}
 	appendStringInfoChar(&labels, '}');
@@ -330,7 +340,11 @@ name_of_slot(MetricSlot slot)
 	return parts[0];
 }
 
-/* Shows the metrics of this database's domains and of the whole server. Shows slot 0 only once all other slots are taken. */
+/*
+ * Shows the metrics of this database's domains and of the whole server. Shows slot 0 only once all other slots are taken.
+ * With many domains most counters are 0 for ever, so these are shown only on demand. Gauges are always shown: that one is
+ * 0 again means something to an alert.
+ */
 Datum
 fence_metrics_view(PG_FUNCTION_ARGS)
 {
@@ -346,7 +360,12 @@ fence_metrics_view(PG_FUNCTION_ARGS)
 
 		CHECK_FOR_INTERRUPTS();
 		for (int i = 0; name && i < DOMAIN_METRICS; i++)
-			put_series(rsinfo, &domain_series[i], name, pg_atomic_read_u64(&metrics->slots[slot].values[i]));
+		{
+			uint64		value = pg_atomic_read_u64(&metrics->slots[slot].values[i]);
+
+			if (value > 0 || setting_zero_counters || families[domain_series[i].family].type != COUNTER)
+				put_series(rsinfo, &domain_series[i], name, value);
+		}
 	}
 	for (int i = 0; i < SERVER_METRICS; i++)
 	{

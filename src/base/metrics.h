@@ -19,16 +19,18 @@
 /*
  * Families: identifier, name, type, label names in order, help text. A family with the label "domain" has series for
  * each domain. Types: COUNTER; GAUGE; SECONDS, which is a gauge that is stored in microseconds and shown in seconds.
+ * The view itself sets the label "cache_type", to the scope of the domain.
  */
 #define METRIC_FAMILIES(F) \
-	F(OPERATIONS, "cache_fence_operations_total", COUNTER, "domain,operation,result", "Operations on fences and cached values, by what came of them") \
+	F(OPERATIONS, "cache_fence_operations_total", COUNTER, "domain,operation,result", "Operations, by what came of them; hits by plain GET only readers know") \
 	F(FALLBACK, "cache_db_fallback_total", COUNTER, "domain,reason", "Reads that had to go to PostgreSQL") \
-	F(STALE_REJECT, "cache_stale_write_reject_total", COUNTER, "domain,level", "Outdated writes that were turned away") \
+	F(STALE_REJECT, "cache_stale_write_reject_total", COUNTER, "domain,cache_type,level", "Outdated writes that were turned away") \
 	F(PENDING, "cache_fence_pending", GAUGE, "domain", "Reservations that are not settled, as of the last patrol round") \
 	F(REPAIR, "cache_fence_repair_total", COUNTER, "domain,result", "Repairs of fences, by result") \
 	F(COMPARE, "cache_fence_db_compare", COUNTER, "domain,relation", "Fences compared with their rows, by what was found") \
 	F(ROWS, "cache_fence_changed_rows_total", COUNTER, "domain,way", "Changed rows of fenced tables, by what told of them") \
 	F(EPOCH_CHANGES, "cache_fence_epoch_changes_total", COUNTER, "reason", "New epochs, by what made them necessary") \
+	F(RESUMED, "cache_fence_epochs_resumed_total", COUNTER, "", "Server starts after which the epoch of before went on") \
 	F(STATE_CHANGES, "cache_fence_state_changes_total", COUNTER, "state", "Times that the state was entered") \
 	F(BYPASSED, "cache_fence_bypassed_transactions_total", COUNTER, "", "Transactions that committed without reservations") \
 	F(TOO_LARGE, "cache_fence_values_too_large_total", COUNTER, "", "Rows of tables with write-through that were too large for it") \
@@ -51,22 +53,29 @@
 #define METRIC_DOMAIN_SERIES(S) \
 	S(RESERVE_GRANTED, OPERATIONS, "reserve", "granted") \
 	S(RESERVE_FAILED, OPERATIONS, "reserve", "failed") \
+	S(RESERVE_TIMEOUT, OPERATIONS, "reserve", "timeout") \
+	S(RESERVE_CONFLICT, OPERATIONS, "reserve", "conflict") \
 	S(COMMIT_WRITTEN, OPERATIONS, "commit", "written") \
 	S(COMMIT_UNARMED, OPERATIONS, "commit", "unarmed") \
 	S(COMMIT_FAILED, OPERATIONS, "commit", "failed") \
+	S(COMMIT_TIMEOUT, OPERATIONS, "commit", "timeout") \
 	S(COMMIT_BYPASSED, OPERATIONS, "commit", "bypassed") \
 	S(COMMIT_CLOSED, OPERATIONS, "commit", "closed") \
 	S(ABORT_WRITTEN, OPERATIONS, "abort", "written") \
 	S(ABORT_UNARMED, OPERATIONS, "abort", "unarmed") \
 	S(ABORT_FAILED, OPERATIONS, "abort", "failed") \
+	S(ABORT_TIMEOUT, OPERATIONS, "abort", "timeout") \
 	S(DOMAIN_RESERVE_GRANTED, OPERATIONS, "domain_reserve", "granted") \
 	S(DOMAIN_RESERVE_FAILED, OPERATIONS, "domain_reserve", "failed") \
+	S(DOMAIN_RESERVE_TIMEOUT, OPERATIONS, "domain_reserve", "timeout") \
 	S(DOMAIN_COMMIT_WRITTEN, OPERATIONS, "domain_commit", "written") \
 	S(DOMAIN_COMMIT_UNARMED, OPERATIONS, "domain_commit", "unarmed") \
 	S(DOMAIN_COMMIT_FAILED, OPERATIONS, "domain_commit", "failed") \
+	S(DOMAIN_COMMIT_TIMEOUT, OPERATIONS, "domain_commit", "timeout") \
 	S(DOMAIN_ABORT_WRITTEN, OPERATIONS, "domain_abort", "written") \
 	S(DOMAIN_ABORT_UNARMED, OPERATIONS, "domain_abort", "unarmed") \
 	S(DOMAIN_ABORT_FAILED, OPERATIONS, "domain_abort", "failed") \
+	S(DOMAIN_ABORT_TIMEOUT, OPERATIONS, "domain_abort", "timeout") \
 	S(SETTLE_COMMITTED, OPERATIONS, "settle", "committed") \
 	S(SETTLE_ABORTED, OPERATIONS, "settle", "aborted") \
 	S(SETTLE_UNKNOWN, OPERATIONS, "settle", "unknown") \
@@ -76,8 +85,10 @@
 	S(GET_PENDING, OPERATIONS, "get", "pending") \
 	S(GET_UNARMED, OPERATIONS, "get", "unarmed") \
 	S(GET_UNAVAILABLE, OPERATIONS, "get", "unavailable") \
-	S(PUT_STORED, OPERATIONS, "put", "stored") \
-	S(PUT_REFUSED, OPERATIONS, "put", "refused") \
+	S(SEED_STORED, OPERATIONS, "seed", "stored") \
+	S(SEED_REFUSED, OPERATIONS, "seed", "refused") \
+	S(STANDBY_SERVED, OPERATIONS, "standby", "served") \
+	S(STANDBY_PRIMARY, OPERATIONS, "standby", "primary") \
 	S(FALLBACK_MISS, FALLBACK, "miss", NULL) \
 	S(FALLBACK_PENDING, FALLBACK, "pending", NULL) \
 	S(FALLBACK_UNARMED, FALLBACK, "unarmed", NULL) \
@@ -107,6 +118,7 @@
 	S(EPOCH_PROCESS, EPOCH_CHANGES, "redis_process", NULL) \
 	S(EPOCH_BYPASS, EPOCH_CHANGES, "bypass", NULL) \
 	S(EPOCH_BURNT, EPOCH_CHANGES, "burnt", NULL) \
+	S(RESUMED, RESUMED, NULL, NULL) \
 	S(STATE_OPEN, STATE_CHANGES, "OPEN", NULL) \
 	S(STATE_CLOSED, STATE_CHANGES, "CLOSED", NULL) \
 	S(BYPASSED, BYPASSED, NULL, NULL) \
@@ -174,6 +186,9 @@ extern MetricSlot metrics_slot(const char *redis_name);
 extern void metrics_add(MetricSlot slot, DomainMetric metric, uint64 n);
 extern void metrics_add_server(ServerMetric metric, uint64 n);
 
+/* Counts a write that fails with 40001, because another transaction has written the key first. */
+extern void metrics_add_conflict(MetricSlot slot);
+
 /*
  * Counts in the family's series whose first label after "domain" has this value. Searches by name, so it is not for hot
  * paths.
@@ -208,7 +223,9 @@ typedef enum MessageResult
 {
 	MESSAGE_WRITTEN,
 	MESSAGE_UNARMED,				/* Redis is in a newer epoch, so no reservation was left to end */
-	MESSAGE_LOST					/* the patrol ends the reservations instead */
+	/* From here on the patrol ends the reservations instead. */
+	MESSAGE_LOST,				/* it was not sent, or Redis answered with an error */
+	MESSAGE_UNANSWERED			/* the time was up, or the connection broke */
 } MessageResult;
 
 /*

@@ -223,6 +223,15 @@ take_place(uint32 size, uint32 part, uint64 *position)
 	}
 }
 
+void
+send_queue_wake(void)
+{
+	struct Latch *latch = queue->courier;	/* points into a PGPROC, so the memory stays valid even if the courier has exited */
+
+	if (latch != NULL)
+		SetLatch(latch);
+}
+
 /*
  * To wake the courier costs more than its work for one message. Nobody waits for a message that ends a transaction, so
  * a courier that is napping is not woken for it.
@@ -230,16 +239,13 @@ take_place(uint32 size, uint32 part, uint64 *position)
 static void
 wake_courier(MessageKind kind)
 {
-	struct Latch *latch;
-
 	/*
 	 * The message is complete before we look at the courier. So either a courier that starts or falls asleep sees the
 	 * message, or we see the courier.
 	 */
 	pg_memory_barrier();
-	latch = queue->courier;	/* points into a PGPROC, so the memory stays valid even if the courier has exited */
-	if (latch != NULL && !(kind == MESSAGE_END && queue->napping))
-		SetLatch(latch);
+	if (!(kind == MESSAGE_END && queue->napping))
+		send_queue_wake();
 }
 
 uint64

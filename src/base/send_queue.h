@@ -93,6 +93,9 @@ extern uint64 send_queue_next(void);
  */
 extern uint64 send_queue_post(const Message *message);
 
+/* Wakes the courier. Neither waits nor raises. */
+extern void send_queue_wake(void);
+
 /* Returns the answer so far to a message of this process. */
 extern AnswerKind send_queue_answer(uint64 message);
 

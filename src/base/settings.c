@@ -40,9 +40,12 @@ int			setting_bulk_threshold;
 int			setting_watch_buckets;
 int			setting_value_limit;
 int			setting_fill_lease;
+int			setting_standby_wait;
+int			setting_warm_rate;
 int			setting_stream_limit;
 int			setting_default_ttl;
 int			setting_tombstone_retention;
+bool		setting_zero_counters;
 
 static const struct config_enum_entry failure_policies[] = {
 	{"bypass", POLICY_BYPASS, false},
@@ -361,7 +364,7 @@ define_writing(void)
 							"Number of bits by which PostgreSQL remembers what may be cached.",
 							"A row of which nothing may be cached is then written without a message to Redis. It must be a "
 							"power of two, and is best some ten times the number of cached rows. 0 turns this off.",
-							&setting_watch_buckets, 0, 0, BUCKETS_MAX,
+							&setting_watch_buckets, BUCKETS_DEFAULT, 0, BUCKETS_MAX,
 							PGC_POSTMASTER, 0, check_watch_buckets, NULL, NULL);
 
 	DefineCustomEnumVariable("pgcache_fence.unreserved_writes",
@@ -390,6 +393,20 @@ define_values(void)
 							&setting_fill_lease, 100, 0, FILL_LEASE_MAX_MS,
 							PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
 
+	DefineCustomIntVariable("pgcache_fence.standby_wait",
+							"Time for which a read on a standby waits for the standby to replay what it needs.",
+							"Only for a miss of which Redis knows how far the standby must be. Afterwards the read sends its "
+							"caller to the primary. 0: it never waits.",
+							&setting_standby_wait, 50, 0, STANDBY_WAIT_MAX_MS,
+							PGC_USERSET, GUC_UNIT_MS, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("pgcache_fence.warm_rate",
+							"Missing values per second that readers of one Redis process may fill in.",
+							"When the cache is cold, others that miss a value are told to wait for their turn, up to two seconds, and "
+							"then read PostgreSQL all the same; fence.read does. 0 turns this off. It needs pgcache_fence.fill_lease.",
+							&setting_warm_rate, 0, 0, WARM_RATE_MAX,
+							PGC_SIGHUP, 0, NULL, NULL, NULL);
+
 	DefineCustomIntVariable("pgcache_fence.stream_limit",
 							"Number of events that Redis keeps in the stream of a table.",
 							"For tables attached with publish => 'stream'. Redis keeps somewhat more where that is "
@@ -415,6 +432,17 @@ define_retention(void)
 							PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
 }
 
+static void
+define_metrics(void)
+{
+	DefineCustomBoolVariable("pgcache_fence.zero_counters",
+							 "Whether fence.metrics shows counters of domains that have counted nothing yet.",
+							 "With many domains they are nearly all of its rows. Gauges, and all counters of the server, "
+							 "are always shown.",
+							 &setting_zero_counters, false,
+							 PGC_USERSET, 0, NULL, NULL, NULL);
+}
+
 /* Defines all parameters. Called once, when the library is preloaded. */
 void
 settings_define(void)
@@ -426,6 +454,7 @@ settings_define(void)
 	define_writing();
 	define_values();
 	define_retention();
+	define_metrics();
 	MarkGUCPrefixReserved("pgcache_fence");
 	next_emit_log_hook = emit_log_hook;
 	emit_log_hook = hide_redis_url;

@@ -54,13 +54,19 @@ extern int	setting_bulk_threshold; /* rows of one domain in one transaction */
 extern int	setting_watch_buckets;	/* number of buckets, a power of two; 0: off */
 extern int	setting_value_limit;	/* bytes of a row as JSON; 0: commits store no rows */
 extern int	setting_fill_lease;		/* 0: off */
+extern int	setting_standby_wait;	/* ms; 0: a reader on a standby does not wait for replay */
+extern int	setting_warm_rate;		/* 0: off */
 extern int	setting_stream_limit;	/* entries of a stream */
 extern int	setting_default_ttl;	/* seconds */
 extern int	setting_tombstone_retention;	/* seconds */
+extern bool setting_zero_counters;
 
 #define BUCKETS_MIN 64			/* of pgcache_fence.watch_buckets, if it is not 0 */
 #define BUCKETS_MAX (1 << 24)
+#define BUCKETS_DEFAULT (1 << 20)
+#define WARM_RATE_MAX 1000000
 #define FILL_LEASE_MAX_MS 10000
+#define STANDBY_WAIT_MAX_MS 60000
 #define VALUE_LIMIT_MAX (512 * 1024)	/* half of the largest message to Redis */
 #define LEASE_MAX_MS 60000		/* upper bound of pgcache_fence.lease; we assume it where a lease is unknown */
 

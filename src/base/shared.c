@@ -230,7 +230,7 @@ fence_log_due(const char *text)
 uint32
 fence_wait_event(FenceWait what)
 {
-	static const char *const names[] = {"PgcacheFenceRedis", "PgcacheFenceLease", "PgcacheFenceWorker"};
+	static const char *const names[] = {"PgcacheFenceRedis", "PgcacheFenceLease", "PgcacheFenceWorker", "PgcacheFenceStandby"};
 	static uint32 events[FENCE_WAIT_COUNT] = {0};
 
 	if (events[what] == 0)

@@ -114,6 +114,13 @@ typedef struct FenceReserve
 	bool		at_work;
 } FenceReserve;
 
+/* For which grant the domains of a database were announced last */
+typedef struct FenceAnnounced
+{
+	Oid			database;
+	uint32		grant;			/* 0: not yet in this epoch */
+} FenceAnnounced;
+
 /* A fence that was repaired */
 typedef struct FenceRepair
 {
@@ -147,6 +154,7 @@ typedef struct FenceShared
 	pg_atomic_uint32 patrol_wanted; /* the patrol must run at once; the latch alone may be reset by any other wait */
 	pg_atomic_uint64 logged[LOG_TIMES]; /* when each text was last logged; see fence_log_due */
 	uint64		nonce;			/* of this server start; never changes */
+	uint64		resume_from;	/* nonce of the start whose epoch may go on, until Redis has agreed; 0: none; keeper only */
 	pg_atomic_uint64 first_xid; /* first xid of this server start, see stamp.c; 0: not known yet */
 	pg_atomic_uint32 capture;	/* CaptureState */
 	pg_atomic_uint32 outbox_wanted; /* transactions with durable effects have ended, so the patrol must read fence.outbox */
@@ -171,6 +179,8 @@ typedef struct FenceShared
 	int64		longer_until;	/* fence_clock() time at which all leases longer than last_lease have ended; keeper only */
 	bool		epoch_armed;	/* all processes are armed in the word's epoch; keeper only, survives a restart of the keeper */
 	uint32		grant;			/* number of the last grant of slots; goes up each time the fences open; written by the keeper */
+	int			nannounced;		/* keeper only, as what follows */
+	FenceAnnounced announced[MAX_DATABASES];
 	FenceJob	jobs[JOBS_OF_COUNT];
 	FenceReserve reserves[JOBS_OF_COUNT];
 	int			ndatabases;
@@ -243,6 +253,7 @@ typedef enum FenceWait
 	FENCE_WAIT_REDIS,
 	FENCE_WAIT_LEASE,
 	FENCE_WAIT_WORKER,
+	FENCE_WAIT_STANDBY,
 	FENCE_WAIT_COUNT
 } FenceWait;
 
@@ -251,5 +262,6 @@ extern uint32 fence_wait_event(FenceWait what);
 #define wait_event_redis() fence_wait_event(FENCE_WAIT_REDIS)
 #define wait_event_lease() fence_wait_event(FENCE_WAIT_LEASE)
 #define wait_event_worker() fence_wait_event(FENCE_WAIT_WORKER)
+#define wait_event_standby() fence_wait_event(FENCE_WAIT_STANDBY)
 
 #endif

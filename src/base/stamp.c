@@ -24,6 +24,7 @@ const char *
 fence_stamp(void)
 {
 	static char stamp[48];
+	static char nonce[16] = "";
 	static uint64 stamped = 0;
 	uint64		xid = U64FromFullTransactionId(GetTopFullTransactionIdIfAny());
 
@@ -38,28 +39,27 @@ fence_stamp(void)
 	if (xid != stamped)
 	{
 		/* every writing transaction comes here, and snprintf would take longer than all the rest */
-		char	   *end = stamp + pg_ulltoa_n(xid, stamp);
-
-		*end++ = '.';
-		for (int shift = 28; shift >= 0; shift -= 4)
-			*end++ = "0123456789abcdef"[((uint32) fence_shared->nonce >> shift) & 15];
-		*end = '\0';
+		if (nonce[0] == '\0')
+			snprintf(nonce, sizeof(nonce), ".%08x", (uint32) fence_shared->nonce);
+		strcpy(stamp + pg_ulltoa_n(xid, stamp), nonce);
 		stamped = xid;
 	}
 	return stamp;
 }
 
-char *
-fence_stamp_of(TransactionId xid)
+FullTransactionId
+fence_full_xid(TransactionId xid)
 {
 	FullTransactionId next = ReadNextFullTransactionId();
 	uint32		epoch = EpochFromFullTransactionId(next);
 
-	if (xid > XidFromFullTransactionId(next))
-		epoch--;
-	return psprintf("%llu.%08x",
-					(unsigned long long) U64FromFullTransactionId(FullTransactionIdFromEpochAndXid(epoch, xid)),
-					(uint32) fence_shared->nonce);
+	return FullTransactionIdFromEpochAndXid(xid > XidFromFullTransactionId(next) ? epoch - 1 : epoch, xid);
+}
+
+char *
+fence_stamp_of(TransactionId xid)
+{
+	return psprintf("%llu.%08x", (unsigned long long) U64FromFullTransactionId(fence_full_xid(xid)), (uint32) fence_shared->nonce);
 }
 
 bool

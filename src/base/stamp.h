@@ -8,11 +8,16 @@
 #ifndef FENCE_STAMP_H
 #define FENCE_STAMP_H
 
+#include "access/transam.h"
+
 /* Returns the stamp of the current transaction (static buffer). The first call assigns an xid; later calls allocate nothing. */
 extern const char *fence_stamp(void);
 
 /* Returns the stamp of a running or prepared transaction; palloc'd. */
 extern char *fence_stamp_of(TransactionId xid);
+
+/* Returns the full transaction id of a transaction that is not older than 2^31 others. */
+extern FullTransactionId fence_full_xid(TransactionId xid);
 
 /*
  * Returns whether this is the stamp of a detached reservation (detached.c). Such a stamp is that of the transaction

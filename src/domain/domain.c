@@ -216,8 +216,8 @@ fill_domain(Domain *domain, const DomainRow *row)
 	domain->name = pstrdup(row->name);
 	domain->redis_name = domain_redis_name(row->name);
 	domain->metrics = metrics_slot(domain->redis_name);
-	domain->fence_prefix = psprintf("%s:f:%s:", setting_namespace, domain->redis_name);
-	domain->value_prefix = psprintf("%s:v:%s:", setting_namespace, domain->redis_name);
+	domain->fence_prefix = psprintf("%s:f:%s:{", setting_namespace, domain->redis_name);
+	domain->value_prefix = psprintf("%s:v:%s:{", setting_namespace, domain->redis_name);
 	domain->relid = row->relid;
 	domain->scope = strcmp(row->scope, "row") == 0 ? SCOPE_ROW :
 		strcmp(row->scope, "group") == 0 ? SCOPE_GROUP : SCOPE_MANUAL;

@@ -50,8 +50,8 @@ typedef struct Domain
 	int64		id;				/* fence.domain.id: this attachment; never reused */
 	char	   *name;			/* as users see it */
 	char	   *redis_name;		/* "<database oid>.<percent-encoded name>": as Redis sees it */
-	char	   *fence_prefix;	/* "<namespace>:f:<redis_name>:" */
-	char	   *value_prefix;	/* "<namespace>:v:<redis_name>:" */
+	char	   *fence_prefix;	/* "<namespace>:f:<redis_name>:{" */
+	char	   *value_prefix;	/* "<namespace>:v:<redis_name>:{" */
 	MetricSlot	metrics;		/* metrics of the domain */
 	Oid			relid;			/* InvalidOid: a domain without a table. Of a partition: not the root */
 	List	   *tables;			/* OIDs of all tables of the domain if it has several; else NIL */

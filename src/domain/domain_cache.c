@@ -55,6 +55,7 @@ typedef struct ByName
 
 static HTAB *by_relation = NULL;
 static HTAB *by_name = NULL;
+static Entry *last_found = NULL;	/* by relation; most statements are on the same table as the one before */
 static Entry *dead_entries = NULL;
 
 /* The table for which an entry is being built now, and whether an invalidation of it has arrived meanwhile */
@@ -71,6 +72,8 @@ unlink_entry(Entry *entry)
 {
 	ByRelation *r = hash_search(by_relation, &entry->domains->relid, HASH_FIND, NULL);
 
+	if (last_found == entry)
+		last_found = NULL;
 	if (r != NULL && r->entry == entry)
 		hash_search(by_relation, &entry->domains->relid, HASH_REMOVE, NULL);
 	for (Domain *domain = entry->domains; domain != NULL; domain = domain->next)
@@ -330,9 +333,15 @@ load(Oid relid, const char *name)
 Domain *
 domains_by_relation(Oid relid)
 {
-	ByRelation *r = hash_search(by_relation, &relid, HASH_FIND, NULL);
+	ByRelation *r;
 
-	return r ? r->entry->domains : load(relid, NULL);
+	if (last_found != NULL && last_found->domains->relid == relid)
+		return last_found->domains;
+	r = hash_search(by_relation, &relid, HASH_FIND, NULL);
+	if (r == NULL)
+		return load(relid, NULL);
+	last_found = r->entry;
+	return last_found->domains;
 }
 
 List *
@@ -383,6 +392,12 @@ domain_by_name(const char *name, bool missing_ok)
 				 errmsg("fence domain \"%s\" does not exist", name),
 				 errhint("View fence.domains lists what is fenced in this database; fence.attach adds a table.")));
 	return domain;
+}
+
+bool
+domain_is_current(const Domain *domain)
+{
+	return domain_by_name(domain->name, true) == domain;
 }
 
 Domain *

@@ -27,6 +27,12 @@ extern List *domain_of_each_table(const Domain *domain);
  */
 extern Domain *domain_by_name(const char *name, bool missing_ok);
 
+/*
+ * Returns whether nothing has been heard of that may have changed the domain since it was looked up. If the name is
+ * another table's by now, or its key is of another type, what was read is no row of the domain.
+ */
+extern bool domain_is_current(const Domain *domain);
+
 /* Returns the domain of this database with that redis_name; NULL if there is none. */
 extern Domain *domain_by_redis_name(const char *redis_name);
 

@@ -33,9 +33,8 @@
 static void
 print_integer(StringInfo buf, int64 value)
 {
-	char		digits[MAXINT8LEN + 1];
-
-	appendBinaryStringInfo(buf, digits, pg_lltoa(value, digits));
+	enlargeStringInfo(buf, MAXINT8LEN);
+	buf->len += pg_lltoa(value, buf->data + buf->len);
 }
 
 static void
@@ -131,13 +130,13 @@ print_value(StringInfo buf, const KeyColumn *column, Datum value)
  */
 
 static void
-check_length(const Domain *domain, const StringInfoData *buf)
+check_length(const Domain *domain, int len)
 {
-	if (buf->len > KEY_MAX_LENGTH)
+	if (len > KEY_MAX_LENGTH)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("key of domain \"%s\" is too long", domain->name),
-				 errdetail("Its percent-encoded text has %d bytes; the limit is %d.", buf->len, KEY_MAX_LENGTH)));
+				 errdetail("Its percent-encoded text has %d bytes; the limit is %d.", len, KEY_MAX_LENGTH)));
 }
 
 bool
@@ -161,6 +160,8 @@ print_no_values(StringInfo buf, int nkeys)
 static void
 print_key(StringInfo buf, const Domain *domain, TupleTableSlot *row)
 {
+	int			start = buf->len;
+
 	for (int i = 0; i < domain->nkeys; i++)
 	{
 		const KeyColumn *column = &domain->keys[i];
@@ -177,7 +178,7 @@ print_key(StringInfo buf, const Domain *domain, TupleTableSlot *row)
 		print_value(buf, column, value);
 	}
 	print_no_values(buf, domain->nkeys);
-	check_length(domain, buf);
+	check_length(domain, buf->len - start);
 }
 
 char *
@@ -205,7 +206,7 @@ key_same(const Domain *domain, TupleTableSlot *a, TupleTableSlot *b)
 		Datum		value_a = slot_getattr(a, column->attnum, &null_a);
 		Datum		value_b = slot_getattr(b, column->attnum, &null_b);
 
-		if (null_a || null_b || !datum_image_eq(value_a, value_b, column->byval, column->len))
+		if (null_a || null_b || (column->byval ? value_a != value_b : !datum_image_eq(value_a, value_b, false, column->len)))
 			goto compare_texts;
 	}
 	return true;
@@ -296,7 +297,7 @@ key_of_arguments(const Domain *domain, int nparts, const Argument *parts)
 		print_part(&buf, domain, i, &parts[i]);
 	}
 	print_no_values(&buf, nparts);
-	check_length(domain, &buf);
+	check_length(domain, buf.len);
 	return buf.data;
 }
 
@@ -453,26 +454,28 @@ append_tag(StringInfo buf, const Domain *domain, const char *key)
  */
 
 static void
-append_name(StringInfo buf, const Domain *domain, const char *prefix, const char *key)
+check_name(const Domain *domain, const StringInfoData *buf)
 {
-	appendStringInfoString(buf, prefix);
-	appendStringInfoChar(buf, '{');
-	if (domain->tag == NULL)
-	{
-		appendStringInfoString(buf, key);
-		appendStringInfoChar(buf, '}');
-	}
-	else
-	{
-		append_tag(buf, domain, key);
-		appendStringInfoString(buf, "}:");
-		appendStringInfoString(buf, key);
-	}
 	if (buf->len > NAME_MAX_LENGTH)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("name in Redis of a key of domain \"%s\" is too long", domain->name),
 				 errdetail("It has %d bytes with the tag; the limit is %d.", buf->len, NAME_MAX_LENGTH)));
+}
+
+static void
+append_name(StringInfo buf, const Domain *domain, const char *prefix, const char *key)
+{
+	appendStringInfoString(buf, prefix);
+	if (domain->tag != NULL)
+	{
+		append_tag(buf, domain, key);
+		appendStringInfoString(buf, "}:");
+	}
+	appendStringInfoString(buf, key);
+	if (domain->tag == NULL)
+		appendStringInfoChar(buf, '}');
+	check_name(domain, buf);
 }
 
 static char *
@@ -513,8 +516,17 @@ key_fence_name_of_row(const Domain *domain, TupleTableSlot *row)
 	static StringInfoData key;
 	static StringInfoData name;
 
-	use_buffer(&key);
 	use_buffer(&name);
+	if (domain->tag == NULL)
+	{
+		/* as append_name does, without a copy of the key */
+		appendStringInfoString(&name, domain->fence_prefix);
+		print_key(&name, domain, row);
+		appendStringInfoChar(&name, '}');
+		check_name(domain, &name);
+		return name.data;
+	}
+	use_buffer(&key);
 	print_key(&key, domain, row);
 	append_name(&name, domain, domain->fence_prefix, key.data);
 	return name.data;

@@ -36,6 +36,7 @@
 
 #include "base/compat.h"
 #include "base/key_text.h"
+#include "base/stamp.h"
 #include "base/utf8.h"
 #include "domain/domain_cache.h"
 #include "domain/key.h"
@@ -364,20 +365,15 @@ group_as_json(const Domain *domain, const char *key, Snapshot snapshot)
 	return buf.data;
 }
 
-/*
- * Returns the full transaction id of the row's writer. A row that is not frozen is younger than 2^31 transactions, so
- * the epoch of its xid can be inferred.
- */
+/* Returns the full transaction id of the row's writer. A row that is not frozen is younger than 2^31 transactions. */
 static FullTransactionId
 writer_of(HeapTuple row)
 {
-	FullTransactionId next = ReadNextFullTransactionId();
 	TransactionId xid = HeapTupleHeaderGetRawXmin(row->t_data);
-	uint32		epoch = EpochFromFullTransactionId(next);
 
 	if (HeapTupleHeaderXminFrozen(row->t_data) || !TransactionIdIsNormal(xid))
 		return InvalidFullTransactionId;
-	return FullTransactionIdFromEpochAndXid(xid > XidFromFullTransactionId(next) ? epoch - 1 : epoch, xid);
+	return fence_full_xid(xid);
 }
 
 bool

@@ -43,24 +43,6 @@ fence_version_after(const Domain *domain, int64 last)
 }
 
 int64
-fence_version_raw(const Domain *domain, TupleTableSlot *row)
-{
-	bool		isnull;
-	Datum		value = slot_getattr(row, domain->version_attnum, &isnull);
-
-	if (isnull)
-		return -1;
-	return domain->version_type == INT8OID ? DatumGetInt64(value) :
-		domain->version_type == INT4OID ? DatumGetInt32(value) : DatumGetInt16(value);
-}
-
-int64
-fence_version_last(const Domain *domain, TupleTableSlot *row)
-{
-	return Max(fence_version_raw(domain, row), 0);
-}
-
-int64
 fence_version_of_absence(const Domain *domain, TupleTableSlot *row)
 {
 	int64		last = fence_version_last(domain, row);

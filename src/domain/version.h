@@ -5,6 +5,7 @@
 #ifndef FENCE_VERSION_H
 #define FENCE_VERSION_H
 
+#include "catalog/pg_type.h"
 #include "executor/tuptable.h"
 
 #include "domain/domain.h"
@@ -28,13 +29,27 @@ extern bool fence_version_fits(const Domain *domain, int64 version, int64 last);
 extern int64 fence_version_of_absence(const Domain *domain, TupleTableSlot *row);
 
 /* Returns the value of the row's version column; -1 for NULL. */
-extern int64 fence_version_raw(const Domain *domain, TupleTableSlot *row);
+static inline int64
+fence_version_raw(const Domain *domain, TupleTableSlot *row)
+{
+	bool		isnull;
+	Datum		value = slot_getattr(row, domain->version_attnum, &isnull);
+
+	if (isnull)
+		return -1;
+	return domain->version_type == INT8OID ? DatumGetInt64(value) :
+		domain->version_type == INT4OID ? DatumGetInt32(value) : DatumGetInt16(value);
+}
 
 /*
  * Returns the version that the row's next version must be above: NULL and negative values count as 0, because such rows
  * are older than the attachment.
  */
-extern int64 fence_version_last(const Domain *domain, TupleTableSlot *row);
+static inline int64
+fence_version_last(const Domain *domain, TupleTableSlot *row)
+{
+	return Max(fence_version_raw(domain, row), 0);
+}
 
 /* Returns a version as a Datum of the column's type. */
 extern Datum fence_version_datum(const Domain *domain, int64 version);

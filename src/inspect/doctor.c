@@ -19,6 +19,7 @@
 #include "utils/builtins.h"
 #include "utils/resowner.h"
 
+#include "base/buckets.h"
 #include "base/metrics.h"
 #include "base/send_queue.h"
 #include "base/settings.h"
@@ -36,6 +37,9 @@ PG_FUNCTION_INFO_V1(fence_doctor);
 #define LONG_WAIT 10			/* a reservation that is older than so many times patrol_grace is a finding */
 #define MANY_GROUPS 4			/* a table with so many attachments of scope 'group' is a finding */
 #define SMALL_TABLE 10000		/* a table with one key for all rows is a finding if it has more rows */
+#define HOT_SHARE "0.25"		/* a key, or a slot, with so large a share of the calls to its process is a finding, ... */
+#define HOT_CALLS "1000"		/* ... from so many of them per second on */
+#define MANY_SET 8				/* a finding, if of so many buckets one or more is set */
 #define ENOUGH_COMPARED 1000	/* so many keys of a domain must have been compared before it is a finding that none is cached */
 
 typedef struct Report
@@ -124,7 +128,7 @@ check_workers(Report *report)
 static bool
 is_starting(void)
 {
-	return WORD_EPOCH(fence_word()) == 0 && (!fence_shared->bound_known || !fence_lease_bound_passed());
+	return (WORD_EPOCH(fence_word()) == 0 || fence_shared->resume_from != 0) && (!fence_shared->bound_known || !fence_lease_bound_passed());
 }
 
 static void
@@ -441,6 +445,7 @@ check_attachments(Report *report)
 			 " FROM fence.domain a JOIN fence.domain b ON a.relation OPERATOR(pg_catalog.=) b.relation"
 			 " AND a.id OPERATOR(pg_catalog.<) b.id AND a.scope OPERATOR(pg_catalog.=) b.scope"
 			 " AND a.key_columns OPERATOR(pg_catalog.@>) b.key_columns AND b.key_columns OPERATOR(pg_catalog.@>) a.key_columns"
+			 " WHERE coalesce(a.tag, '') OPERATOR(pg_catalog.=) coalesce(b.tag, '')"	/* with other tags they are read copies */
 			 " ORDER BY 1");
 	put_rows(report, "info",
 			 "SELECT pg_catalog.format('only_columns of domain %s has no effect: domain %s has the same version column, which any change of the row raises',"
@@ -504,6 +509,28 @@ check_reservations(Report *report)
 					  " HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 0", wait));
 }
 
+static void
+check_buckets(Report *report)
+{
+	BucketsNow	now;
+	int64		wait;
+
+	buckets_now(&now);
+	wait = now.waits_since == 0 ? 0 : fence_clock() - now.waits_since;
+	if (now.buckets == 0 || WORD_STATE(fence_word()) != FENCE_OPEN)
+		return;
+	if (wait > LONG_WAIT * INT64CONST(1000) * (setting_patrol_grace + setting_patrol_interval))
+		put_finding(report, "warning",
+					psprintf("no bucket has opened for %s, because a transaction has not ended its commit: keys that readers miss for the"
+							 " first time are not cached", milliseconds(wait)),
+					"It may wait for a synchronous standby: look for wait_event 'SyncRep' in pg_stat_activity.");
+	if (now.set + now.set_before > now.buckets / MANY_SET)
+		put_finding(report, "info",
+					psprintf("%d of %d buckets may have something in Redis: as large a part of the rows that nobody has cached is reserved when"
+							 " it is written", now.set + now.set_before, now.buckets),
+					"Raise pgcache_fence.watch_buckets to some ten times the number of cached keys, or lower pgcache_fence.default_ttl.");
+}
+
 /*
  * Checks holds in Redis, which are of all databases, and rows of fence.outbox in this database. It shows no keys,
  * because these are users' data, which not everybody who may call fence.doctor may see.
@@ -539,6 +566,29 @@ check_effects(Report *report)
 					  " 'The patrol applies them when Redis accepts them. The server log tells why it does not.'"
 					  " FROM fence.outbox WHERE created_at OPERATOR(pg_catalog.<) (pg_catalog.now() OPERATOR(pg_catalog.-) %s)"
 					  " HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 0", wait));
+}
+
+/* Shows no keys, as above. A hot slot does no harm if all slots are in one process, or if it is hot by one key alone. */
+static void
+check_hot(Report *report)
+{
+	put_rows(report, "warning",
+			 "SELECT pg_catalog.format('one key of domain %s takes %s %% of all calls to Redis process %s', domain,"
+			 " pg_catalog.round(100 OPERATOR(pg_catalog.*) share), node),"
+			 " 'fence.hot_keys shows it. doc/operations.md, \"Hot keys\", says how to spread its calls.'"
+			 " FROM fence.hot_keys WHERE share OPERATOR(pg_catalog.>=) " HOT_SHARE
+			 " AND (reads OPERATOR(pg_catalog.+) misses OPERATOR(pg_catalog.+) writes) OPERATOR(pg_catalog.>=) " HOT_CALLS
+			 " ORDER BY share DESC");
+	put_rows(report, "warning",
+			 "SELECT pg_catalog.format('slot %s takes %s %% of all calls to Redis process %s', s.slot,"
+			 " pg_catalog.round(100 OPERATOR(pg_catalog.*) s.share), s.node),"
+			 " 'Many keys of one tag are there. Attach the table with a tag that divides them: see doc/operations.md, \"Hot keys\".'"
+			 " FROM fence.hot_slots s WHERE s.share OPERATOR(pg_catalog.>=) " HOT_SHARE
+			 " AND (s.reads OPERATOR(pg_catalog.+) s.misses OPERATOR(pg_catalog.+) s.writes) OPERATOR(pg_catalog.>=) " HOT_CALLS
+			 " AND (SELECT pg_catalog.count(*) FROM fence.nodes WHERE slots OPERATOR(pg_catalog.>) 0) OPERATOR(pg_catalog.>) 1"
+			 " AND NOT EXISTS (SELECT FROM fence.hot_keys k WHERE k.node OPERATOR(pg_catalog.=) s.node"
+			 "  AND k.slot OPERATOR(pg_catalog.=) s.slot AND (2 OPERATOR(pg_catalog.*) k.share) OPERATOR(pg_catalog.>) s.share)"
+			 " ORDER BY s.share DESC");
 }
 
 static void
@@ -603,7 +653,9 @@ static const Check checks[] = {
 	{check_read, true, "every domain has readers, as far as the audit has seen"},
 	{check_unfenced, false, "no table with a version column is left unfenced"},
 	{check_reservations, true, "no reservation is left over"},
+	{check_buckets, true, "buckets open as readers miss their keys, and there are enough of them"},
 	{check_effects, true, "no effect is left over"},
+	{check_hot, true, "no key and no slot takes more than its share of the calls to Redis"},
 	{check_bypassed, true, "no transaction has committed without reservations"},
 	{check_promises, true, "no fence was found to differ from its row"},
 };

@@ -18,6 +18,7 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
+#include "base/buckets.h"
 #include "base/shared.h"
 #include "base/stamp.h"
 #include "base/utf8.h"
@@ -87,6 +88,8 @@ explain_answer(Explanation *e)
 		say(e, "answer", "miss: the fence is current, but vouches only for values beside it");
 	else if (domain_has_versions(e->domain) && !is_there(e) && !e->domain->cache_absent)
 		say(e, "answer", "miss: there is no such row; readers store nothing");
+	else if (bucket_of(e->fence) != ALWAYS_RESERVED && !bucket_is_set(bucket_of(e->fence)))
+		say(e, "answer", "miss: nothing current is cached, and the key's bucket is closed; the put of the next reader is refused, and opens it");
 	else
 		say(e, "answer", "miss: nothing current is cached; the next reader reads the row and puts it");
 }
@@ -130,6 +133,27 @@ explain_fence(Explanation *e)
 	else
 		say(e, "fence", "%s has version " INT64_FORMAT " under the current token %s, put by a reader", e->fence,
 			status->fence_version, utf8_to_display(status->token));
+}
+
+/* Why a put may be refused although nothing is pending, and why a write may ask Redis nothing. */
+static void
+explain_bucket(Explanation *e)
+{
+	int			bucket = bucket_of(e->fence);
+	BucketsNow	now;
+
+	if (bucket == ALWAYS_RESERVED)
+		return;
+	buckets_now(&now);
+	if (bucket_is_held(bucket))
+		say(e, "bucket", "%d of %d is kept closed by a large transaction; nothing in it can be put until that has ended", bucket, now.buckets);
+	else if (!bucket_is_set(bucket))
+		say(e, "bucket", "%d of %d is closed: Redis has nothing of it, and writers reserve nothing in it", bucket, now.buckets);
+	else if (now.waits_since != 0)
+		say(e, "bucket", "%d of %d was wanted: writers reserve; an opening of buckets has waited for %s for transactions that commit",
+			bucket, now.buckets, seconds((fence_clock() - now.waits_since) / 1000));
+	else
+		say(e, "bucket", "%d of %d was opened: readers put, and writers reserve", bucket, now.buckets);
 }
 
 static void
@@ -251,6 +275,7 @@ fence_explain(PG_FUNCTION_ARGS)
 	if (e.status.asked)
 	{
 		explain_fence(&e);
+		explain_bucket(&e);
 		explain_row(&e);
 		explain_reservations(&e);
 	}

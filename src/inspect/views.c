@@ -1,6 +1,7 @@
 /*
  * inspect/views.c
- *	  The functions behind the views fence.state, fence.buckets, fence.nodes, fence.pending and fence.effects, and fence.wait_open.
+ *	  The functions behind the views fence.state, fence.buckets, fence.nodes, fence.pending, fence.effects, fence.hot_keys and
+ *	  fence.hot_slots, and fence.wait_open.
  *
  * Owns: connections to the Redis processes that it lists, for the time of a call.
  * Locks: fence_shared->lock, for copies only.
@@ -19,6 +20,7 @@
 #include "base/metrics.h"
 #include "base/settings.h"
 #include "base/shared.h"
+#include "base/slot.h"
 #include "base/stamp.h"
 #include "base/utf8.h"
 #include "base/word.h"
@@ -35,6 +37,7 @@ PG_FUNCTION_INFO_V1(fence_buckets_view);
 PG_FUNCTION_INFO_V1(fence_nodes_view);
 PG_FUNCTION_INFO_V1(fence_pending_view);
 PG_FUNCTION_INFO_V1(fence_effects_view);
+PG_FUNCTION_INFO_V1(fence_hot_view);
 
 #define PENDING_PAGE 1000
 
@@ -171,9 +174,22 @@ fence_nodes_view(PG_FUNCTION_ARGS)
 }
 
 /*
- * Puts one line of fence.pending: the reservations of a transaction for rows, or one for a whole domain. For another
- * database it shows the domain's name in Redis.
+ * Shows a domain as users know it, by its name in Redis; for another database it shows that name. Parses the name, and
+ * does not read the table, which may be broken.
  */
+static Datum
+shown_domain(Oid database, const char *redis_name)
+{
+	const char *dot = strchr(redis_name, '.');
+	int			nparts;
+	char	  **parts;
+
+	if (database == MyDatabaseId && dot && key_parts(dot + 1, &nparts, &parts) && nparts == 1)
+		return CStringGetTextDatum(parts[0]);
+	return shown(redis_name);
+}
+
+/* Puts one line of fence.pending: the reservations of a transaction for rows, or one for a whole domain. */
 static void
 put_pending(ReturnSetInfo *rsinfo, const ListedReservation *r)
 {
@@ -182,9 +198,6 @@ put_pending(ReturnSetInfo *rsinfo, const ListedReservation *r)
 	Oid			database = InvalidOid;
 	char	   *redis_name = r->name;
 	char	   *key = NULL;
-	int			nparts;
-	char	  **parts;
-	char	   *dot;
 	int			pid;
 	StampFate	fate = fence_stamp_fate(r->stamp, &pid);
 
@@ -192,15 +205,7 @@ put_pending(ReturnSetInfo *rsinfo, const ListedReservation *r)
 		(void) key_parse_fence_name(r->name, &database, &redis_name, &key);
 	else
 		database = (Oid) strtoul(redis_name, NULL, 10);
-	/*
-	 * In this database show the domain's name as users know it. Parse it, and do not read the table, which may be
-	 * broken.
-	 */
-	dot = strchr(redis_name, '.');
-	if (database == MyDatabaseId && dot && key_parts(dot + 1, &nparts, &parts) && nparts == 1)
-		values[0] = CStringGetTextDatum(parts[0]);
-	else
-		values[0] = shown(redis_name);
+	values[0] = shown_domain(database, redis_name);
 	nulls[1] = key == NULL;
 	values[1] = key ? shown(key) : (Datum) 0;
 	nulls[2] = r->domain;
@@ -211,6 +216,36 @@ put_pending(ReturnSetInfo *rsinfo, const ListedReservation *r)
 	values[5] = Int32GetDatum(pid);
 	values[6] = CStringGetTextDatum(fence_fate_name(fate));
 	values[7] = CStringGetTextDatum(r->domain ? "domain" : fence_stamp_is_detached(r->stamp, NULL) ? "detached" : "row");
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+}
+
+/* Puts one line of the hot keys and slots of a process: per second, and the share of all of its calls. */
+static void
+put_hot(ReturnSetInfo *rsinfo, const char *address, const HotList *hot, const HotCalls *line)
+{
+	Datum		values[5 + HOT_KINDS];
+	bool		nulls[5 + HOT_KINDS] = {false};
+	Oid			database = InvalidOid;
+	char	   *redis_name = line->name;
+	char	   *key = NULL;
+	int64		all = 0;
+	int64		calls = 0;
+
+	if (line->name)
+		(void) key_parse_fence_name(line->name, &database, &redis_name, &key);
+	for (int kind = 0; kind < HOT_KINDS; kind++)
+	{
+		all += hot->all[kind];
+		calls += line->calls[kind];
+		values[5 + kind] = Float8GetDatum(line->calls[kind] * 1000.0 / Max(hot->ms, 1));
+	}
+	values[0] = shown(address);
+	nulls[1] = line->name == NULL;
+	values[1] = line->name ? shown_domain(database, redis_name) : (Datum) 0;
+	nulls[2] = key == NULL;
+	values[2] = key ? shown(key) : (Datum) 0;
+	values[3] = Int32GetDatum(line->name ? slot_of_key(line->name, strlen(line->name)) : line->slot);
+	values[4] = Float8GetDatum((double) calls / Max(all, 1));
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
 
@@ -246,15 +281,16 @@ put_effect(ReturnSetInfo *rsinfo, const ListedEffect *line)
  * Puts one page of a process's list. The cursor works as in library_pending. False: no answer, and call->error tells
  * why.
  */
-typedef bool (*PutPage) (LibraryCall *call, char **cursor, ReturnSetInfo *rsinfo);
+typedef bool (*PutPage) (LibraryCall *call, const char *address, char **cursor, ReturnSetInfo *rsinfo);
 
 static bool
-put_pending_page(LibraryCall *call, char **cursor, ReturnSetInfo *rsinfo)
+put_pending_page(LibraryCall *call, const char *address, char **cursor, ReturnSetInfo *rsinfo)
 {
 	char		epoch[EPOCH_LEN];
 	List	   *page = NIL;
 	ListCell   *cell;
 
+	(void) address;
 	if (!library_pending(call, PENDING_PAGE, cursor, epoch, &page))
 		return false;
 	foreach(cell, page)
@@ -262,12 +298,28 @@ put_pending_page(LibraryCall *call, char **cursor, ReturnSetInfo *rsinfo)
 	return true;
 }
 
+/* A process tells all of its hot keys in one page. */
 static bool
-put_effects_page(LibraryCall *call, char **cursor, ReturnSetInfo *rsinfo)
+put_hot_page(LibraryCall *call, const char *address, char **cursor, ReturnSetInfo *rsinfo)
+{
+	HotList		hot;
+	ListCell   *cell;
+
+	if (!library_hot(call, &hot))
+		return false;
+	foreach(cell, hot.list)
+		put_hot(rsinfo, address, &hot, lfirst(cell));
+	*cursor = "";
+	return true;
+}
+
+static bool
+put_effects_page(LibraryCall *call, const char *address, char **cursor, ReturnSetInfo *rsinfo)
 {
 	List	   *page = NIL;
 	ListCell   *cell;
 
+	(void) address;
 	if (!effect_patrol_page(call, 0, cursor, &page))
 		return false;
 	foreach(cell, page)
@@ -294,7 +346,7 @@ list_node(ReturnSetInfo *rsinfo, const RedisEndpoint *address, PutPage put_page,
 		do
 		{
 			call.deadline = fence_clock() + setting_timeout_us();
-			if (!put_page(&call, &cursor, rsinfo))
+			if (!put_page(&call, address_text(address), &cursor, rsinfo))
 			{
 				/* The process does not have the library, so it has no reservations or holds. */
 				if (strstr(call.error, "Function not found"))
@@ -340,4 +392,10 @@ Datum
 fence_effects_view(PG_FUNCTION_ARGS)
 {
 	return list_nodes(fcinfo, put_effects_page, "effects");
+}
+
+Datum
+fence_hot_view(PG_FUNCTION_ARGS)
+{
+	return list_nodes(fcinfo, put_hot_page, "hot keys");
 }

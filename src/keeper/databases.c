@@ -21,12 +21,6 @@
 #define LOOK_AGAIN	INT64CONST(10000000)	/* and after a look that failed in some database */
 #define JOB_LIMIT	INT64CONST(5000000)		/* maximum duration of a job, because the jobs of other databases wait for it */
 
-typedef struct Announced
-{
-	Oid			database;
-	uint32		grant;			/* for which it was announced last; 0: not yet in this epoch */
-} Announced;
-
 static List *databases = NIL;	/* Oids of databases that have the extension; databases_store writes into the first that it can */
 static bool known = false;		/* the list databases is valid */
 static uint32 catalog_seen = 0; /* value of catalog_serial when that list was made */
@@ -34,7 +28,6 @@ static int64 next_look = 0;		/* fence_clock() time at which the next look at all
 static bool job_slots_exhausted = false;	/* the last job found no free background worker slot */
 
 static List *announce_queue = NIL;	/* Oids whose domains are to be announced in the current epoch */
-static List *announced = NIL;	/* Announced, of each database whose domains were announced in the current epoch */
 static bool announce_again = true;	/* announce all databases, though nothing has changed */
 static bool lower_everywhere = false;	/* lower the durable longest lease in all databases, also where no domains are announced */
 static List *lower_queue = NIL; /* Oids of databases in which only that is to be done, after announce_queue */
@@ -248,19 +241,18 @@ databases_look_soon(void)
 static uint32 *
 announced_for(Oid database)
 {
-	MemoryContext old;
-	Announced  *entry;
-	ListCell   *cell;
+	static uint32 of_no_entry;
+	int			n = fence_shared->nannounced;
 
-	foreach(cell, announced)
-		if (((Announced *) lfirst(cell))->database == database)
-			return &((Announced *) lfirst(cell))->grant;
-	old = MemoryContextSwitchTo(TopMemoryContext);
-	entry = palloc0(sizeof(Announced));
-	entry->database = database;
-	announced = lappend(announced, entry);
-	MemoryContextSwitchTo(old);
-	return &entry->grant;
+	for (int i = 0; i < n; i++)
+		if (fence_shared->announced[i].database == database)
+			return &fence_shared->announced[i].grant;
+	of_no_entry = 0;
+	if (n == MAX_DATABASES)
+		return &of_no_entry;
+	fence_shared->announced[n] = (FenceAnnounced) {.database = database};
+	fence_shared->nannounced = n + 1;
+	return &fence_shared->announced[n].grant;
 }
 
 /*
@@ -366,6 +358,5 @@ databases_stop_announcing(void)
 void
 databases_forget_announced(void)
 {
-	list_free_deep(announced);
-	announced = NIL;
+	fence_shared->nannounced = 0;
 }

@@ -25,6 +25,7 @@
 #include "utils/memutils.h"
 
 #include "base/bgworker.h"
+#include "base/buckets.h"
 #include "base/jobs.h"
 #include "base/metrics.h"
 #include "base/send_queue.h"
@@ -33,10 +34,11 @@
 #include "base/stamp.h"
 #include "base/word.h"
 #include "keeper/databases.h"
+#include "keeper/resume.h"
 #include "redis/topology.h"
 
 /* Times are in microseconds. */
-#define WATCH_EVERY		INT64CONST(250000)	/* on a standby: maximum pause between two steps, each of which looks for a promotion */
+#define WATCH_EVERY		INT64CONST(250000)	/* on a standby, and while standbys follow: maximum pause between two steps */
 #define RETRY_FIRST		INT64CONST(50000)	/* pause after the first failed try to open; each further one doubles it, */
 #define MAX_RETRY_PAUSE	INT64CONST(1000000)	/* up to this */
 #define FLAP_FIRST		INT64CONST(100000)	/* time in CLOSED after the first failure; each further one doubles it, */
@@ -53,6 +55,7 @@ static int	flaps = 0;			/* failures that count for the next time in CLOSED */
 static bool planned = false;	/* OPEN ends because of changed settings or an orderly change of processes: not a flap */
 static int64 stay_closed_until = 0;
 static int64 retry_pause = RETRY_FIRST;
+static bool resumed = false;	/* the epoch goes on after a clean restart, and is not OPEN yet */
 
 static int64
 lease_us(void)
@@ -89,8 +92,9 @@ is_armed(int node, const char *epoch)
  * The one place that decides between the two ways to open.
  *
  * True: the epoch may go on. Every process that was armed in it is present with its identity and epoch, and nobody
- * has committed without reservations. Slots may then move: the process that loses a slot confirms it, and the process
- * that gets the slot need not have been armed before.
+ * has committed without reservations. There is at least one such process. (A standby that does not reach Redis knows of
+ * none. If it was made of a cold copy and is promoted, there is nobody to ask for leave to resume.) Slots may then move:
+ * the process that loses a slot confirms it, and the process that gets the slot need not have been armed before.
  *
  * False: the keeper must begin a new epoch, after the bound has passed.
  */
@@ -98,14 +102,18 @@ static bool
 epoch_may_go_on(FenceWord word)
 {
 	char		epoch[EPOCH_LEN];
+	bool		any_armed = false;
 
 	fence_epoch_of(WORD_EPOCH(word), epoch);
 	if (WORD_EPOCH(word) == 0 || !fence_shared->epoch_armed || pg_atomic_read_u32(&fence_shared->bypassed))
 		return false;
 	for (int i = 0; i < topology_size; i++)
+	{
 		if (fence_shared->nodes[i].granted && !is_armed(i, epoch))
 			return false;
-	return topology_size > 0;
+		any_armed = any_armed || fence_shared->nodes[i].granted;
+	}
+	return any_armed;
 }
 
 /*
@@ -150,6 +158,22 @@ back_to_closed(FenceWord from, const char *why)
 {
 	if (WORD_STATE(from) != FENCE_CLOSED || strcmp(fence_shared->reason, why) != 0)
 		fence_word_change(from, FENCE_CLOSED, WORD_EPOCH(from), why);
+	return false;
+}
+
+/*
+ * The epoch of before a clean restart does not go on. The word then says, as after any other server start, that no epoch
+ * has begun. Always returns false.
+ */
+static bool
+give_up_epoch(FenceWord closed, const char *why)
+{
+	char		reason[REASON_LEN];
+
+	fence_shared->epoch_armed = false;
+	fence_shared->resume_from = 0;
+	snprintf(reason, REASON_LEN, "the epoch of before the restart cannot go on: %s", why);
+	fence_word_change(closed, FENCE_CLOSED, 0, reason);
 	return false;
 }
 
@@ -260,6 +284,7 @@ grant_and_open(FenceWord arming, bool slots_change, const char *why)
 		return false;
 	opened_at = fence_clock();
 	retry_pause = RETRY_FIRST;
+	resumed = false;
 	databases_announce_again();
 	return true;
 }
@@ -324,7 +349,8 @@ go_on(FenceWord arming)
 	for (int i = 0; i < topology_size; i++)
 		slots_change = slots_change || (fence_shared->nodes[i].granted && topology_nodes[i].slots_back);
 	if (!slots_change)
-		return grant_and_open(arming, false, "every process is there as it was: the epoch goes on");
+		return grant_and_open(arming, false, resumed ? "PostgreSQL was shut down cleanly, and every process is there as it was: the epoch goes on" :
+							  "every process is there as it was: the epoch goes on");
 	if (!nobody_commits())
 		return back_to_closed(arming, "waiting for transactions that are committing while slots move");
 	/* The epoch does not count as armed until all slots are granted, even if this process ends in between. */
@@ -342,7 +368,7 @@ go_on(FenceWord arming)
 static ServerMetric
 why_new_epoch(FenceWord word)
 {
-	if (WORD_EPOCH(word) == 0)
+	if (WORD_EPOCH(word) == 0 || fence_shared->resume_from != 0)
 		return SERVER_METRIC_EPOCH_START;
 	if (pg_atomic_read_u32(&fence_shared->bypassed))
 		return SERVER_METRIC_EPOCH_BYPASS;
@@ -389,6 +415,7 @@ open_new_epoch(FenceWord arming)
 		return false;
 	/* from here on the old epoch can never be opened again [c11] */
 	fence_shared->epoch_armed = false;
+	fence_shared->resume_from = 0;
 	pg_atomic_write_u64(&fence_shared->epoch_random, random);
 	if (!fence_word_change(arming, FENCE_ARMING, number, NULL))
 		return false;
@@ -441,6 +468,28 @@ two_are_one(void)
 }
 
 /*
+ * After a clean restart: asks Redis whether the epoch may go on. Returns false if it may not, or if that is not known
+ * yet; then the keeper tries again.
+ */
+static bool
+resume_epoch(FenceWord closed)
+{
+	char		why[REASON_LEN];
+	ResumeAnswer answer = resume_ask(WORD_EPOCH(closed), why);
+
+	if (answer == RESUME_UNKNOWN)
+		return back_to_closed(closed, why);
+	if (answer == RESUME_REFUSED)
+		return give_up_epoch(closed, why);
+	/* Redis has agreed, so nobody else goes on in this epoch: from now on the bits of the buckets count. */
+	buckets_resume(WORD_EPOCH(closed));
+	fence_shared->resume_from = 0;
+	resumed = true;
+	metrics_add_server(SERVER_METRIC_RESUMED, 1);
+	return true;
+}
+
+/*
  * Tries once to open: from CLOSED, or from OPEN when the map of slots has changed. If it fails, it sets CLOSED with
  * the reason, unless somebody else has changed the word.
  */
@@ -459,6 +508,8 @@ try_open(FenceWord closed)
 		return back_to_closed(closed, error);
 	if (databases_none())
 		return back_to_closed(closed, "no database that pgcache_fence.databases names has the extension");
+	if (fence_shared->resume_from != 0 && fence_shared->epoch_armed && !topology_resume(error))
+		return give_up_epoch(closed, error);
 	if (!topology_find(error))
 		return back_to_closed(closed, error);
 	for (int i = 0; i < topology_size; i++)
@@ -476,6 +527,8 @@ try_open(FenceWord closed)
 	if (setting_lease > fence_shared->longest_lease && !databases_none() && !databases_store(fence_shared->last_epoch, error))
 		return back_to_closed(closed, error);
 	if (fence_word() != closed)
+		return false;
+	if (fence_shared->resume_from != 0 && epoch_may_go_on(closed) && !resume_epoch(closed))
 		return false;
 
 	if (!epoch_may_go_on(closed) && !fence_lease_bound_passed())
@@ -517,6 +570,31 @@ look_for_standbys(void)
 	for (int i = 0; i < max_wal_senders && !any; i++)
 		any = WalSndCtl->walsnds[i].pid != 0;
 	pg_atomic_write_u32(&fence_shared->standbys, any);
+}
+
+/*
+ * Tells each process how far this server's WAL is, for readers on standbys. Nothing relies on it, so a process that does
+ * not answer is only disconnected, and the next heartbeat sees what is the matter.
+ */
+static void
+mark_positions(FenceWord word)
+{
+	if (pg_atomic_read_u32(&fence_shared->standbys) == 0)
+		return;
+	for (int i = 0; i < topology_size; i++)
+	{
+		LibraryCall call = {.conn = topology_nodes[i].conn, .deadline = fence_clock() + setting_timeout_us()};
+
+		if (fence_shared->nodes[i].granted && call.conn && !library_mark(&call, WORD_EPOCH(word)) && redis_error(call.conn))
+			topology_hang_up(&topology_nodes[i]);
+	}
+}
+
+/* The pause between two heartbeats. Standbys need marks more often than leases must be renewed. */
+static int64
+heartbeat_pause(void)
+{
+	return Min(lease_us() / 4, pg_atomic_read_u32(&fence_shared->standbys) ? WATCH_EVERY : INT64_MAX);
 }
 
 /* Renews every lease. False: the fences must be closed, and error says why. */
@@ -669,11 +747,12 @@ keeper_step(void)
 			if (!moved)
 			{
 				databases_announce(word);
+				mark_positions(word);
 				/*
 				 * While the keeper waited for Redis, a writer may have closed the fences and set the latch, and the
 				 * wait has reset the latch. So compare the word before sleeping.
 				 */
-				return fence_word() == word ? lease_us() / 4 : 0;
+				return fence_word() == word ? heartbeat_pause() : 0;
 			}
 			planned = topology_size > 1 || topology_is_cluster();
 			/*

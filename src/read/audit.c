@@ -90,7 +90,7 @@ audit_ask(const char *fence, FenceStatus *status)
 	StatusReply told;
 
 	/* No armed process has this slot, so no reader may use a fence there. Report that there is none. */
-	*status = (FenceStatus) {.permit = "", .token = "", .recent = "", .fence_version = NO_VERSION, .row_version = NO_VERSION};
+	*status = (FenceStatus) {.permit = "", .token = "", .fence_version = NO_VERSION, .row_version = NO_VERSION};
 	if (fence_node_of(fence) == SLOT_NOBODY)
 		return true;
 	call_mget(&calls[0], 1, &fence);
@@ -103,7 +103,6 @@ audit_ask(const char *fence, FenceStatus *status)
 		status->armed = told.armed;
 		status->permit = pstrdup(told.permit);
 		status->token = pnstrdup(told.permit, calls_token_len(told.permit));
-		status->recent = pstrdup(told.recent);
 		status->pending = told.pending;
 		status->reservations = listed_reservations(replies[1], told.pending);
 		take_fence(status, replies[0]->element[0]);

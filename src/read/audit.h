@@ -27,7 +27,6 @@ typedef struct FenceStatus
 	bool		armed;			/* Redis gives permits to readers, unless something is pending */
 	char	   *permit;			/* empty: Redis does not know the domain */
 	char	   *token;			/* the domain's token, with which the permit begins */
-	char	   *recent;			/* stamp of the transaction that committed the row last; empty: unknown, or something is pending */
 	char	   *header;			/* what the fence holds before its payload, current or not; NULL: there is no fence */
 	int64		fence_version;	/* of a current fence; else NO_VERSION */
 	char	   *stamp;			/* of the transaction that wrote a current fence; empty: a reader put it; NULL: no current fence */

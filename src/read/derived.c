@@ -21,6 +21,7 @@
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "access/xact.h"
+#include "access/xlog.h"
 #include "catalog/indexing.h"
 #include "catalog/pg_collation.h"
 #include "catalog/pg_proc.h"
@@ -60,12 +61,14 @@
 #include "domain/tombstone.h"
 #include "read/many.h"
 #include "read/reader.h"
+#include "read/standby.h"
 #include "send/coordinator.h"
 
 PG_FUNCTION_INFO_V1(fence_define_derived);
 PG_FUNCTION_INFO_V1(fence_drop_derived);
 PG_FUNCTION_INFO_V1(fence_derived_keys);
 PG_FUNCTION_INFO_V1(fence_read_derived);
+PG_FUNCTION_INFO_V1(fence_try_read_derived);
 
 /* Columns of fence.derived, in the order of the install script */
 typedef enum DerivedColumn
@@ -209,7 +212,6 @@ parse_source(const char *source, int nargs, char **texts, Argument **parts)
 	char	   *part;
 	int			n = 0;
 
-	reader_require_primary();
 	reader_require_source(domain);
 	*parts = palloc(sizeof(Argument) * Max((int) len, domain->nkeys));
 	for (; !open && n < domain->nkeys; n++)
@@ -574,7 +576,7 @@ read_stored(Derivation *d, Datum *result)
 	redisReply *reply;
 	char	   *json = NULL;
 
-	if (WORD_STATE(fence_word_expire()) != FENCE_OPEN)
+	if (!many_may_ask())
 		return false;
 	call_get_derived(&call, d->value);
 	if (!coordinator_ask(fence, 1, &call, &reply))
@@ -706,7 +708,10 @@ recompute(Derivation *d, bool fill)
 	char	   *text;
 
 	if (fill)
+	{
 		(void) many_get(d->nsources, d->sources, false);
+		many_open_buckets(d->nsources, d->sources);
+	}
 	snapshot = many_snapshot(&may_put);
 	fill = fill && may_put;
 	if (fill)
@@ -718,33 +723,93 @@ recompute(Derivation *d, bool fill)
 	return text;
 }
 
-/* SQL's NULL for JSON's null, because a value that is NULL is stored as JSON's null. */
-static Datum
-json_or_null(FunctionCallInfo fcinfo, Datum jsonb)
+/*
+ * The same on a standby. The value is computed in the snapshot in which the sources are read, so the rows that are there
+ * must be the newest. A hit is no proof of that: before a TRUNCATE, another row may have had its version. So this proves
+ * all sources as if none were cached. Returns false if it cannot.
+ */
+static bool
+recompute_on_standby(Derivation *d, char **text)
+{
+	Snapshot	snapshot;
+	char	   *computed;
+
+	if (!many_may_ask())
+		return false;
+	for (int i = 0; i < d->nsources; i++)
+		d->sources[i].answer = (GetAnswer) {.status = GET_MISS};
+	snapshot = standby_snapshot(d->nsources, d->sources);
+	if (snapshot == NULL)
+		return false;
+	many_read_rows(d->nsources, d->sources, snapshot);
+	computed = compute(d, snapshot);
+	UnregisterSnapshot(snapshot);
+	if (!standby_prove(d->nsources, d->sources))
+		return false;
+	*text = computed;
+	store(d, computed ? computed : "null");
+	return true;
+}
+
+/* A value that is NULL is stored as JSON's null. */
+static bool
+is_json_null(Datum jsonb)
 {
 	JsonbContainer *root = &DatumGetJsonbP(jsonb)->root;
 
-	if (JsonContainerIsScalar(root) && getIthJsonbValueFromContainer(root, 0)->type == jbvNull)
-		PG_RETURN_NULL();
-	PG_RETURN_DATUM(jsonb);
+	return JsonContainerIsScalar(root) && getIthJsonbValueFromContainer(root, 0)->type == jbvNull;
+}
+
+/* The strong read of a derived value. *result is set unless it is null, or must be read from the primary. */
+static ReadSource
+read_derived(Derivation *d, Datum *result, bool *isnull)
+{
+	bool		fill = !many_written(d->nsources, d->sources);
+	ReadSource	source = SOURCE_DATABASE;
+	char	   *text = NULL;
+
+	if (fill && read_stored(d, result))
+	{
+		*isnull = is_json_null(*result);
+		return SOURCE_CACHE;
+	}
+	if (!RecoveryInProgress())
+		text = recompute(d, fill);
+	else if (!recompute_on_standby(d, &text))
+		source = SOURCE_PRIMARY;
+	if (text)
+		*result = DirectFunctionCall1(jsonb_in, CStringGetDatum(text));
+	*isnull = text == NULL || is_json_null(*result);
+	return source;
 }
 
 Datum
 fence_read_derived(PG_FUNCTION_ARGS)
 {
 	Derivation	d = {0};
-	Datum		result;
-	bool		fill;
-	char	   *text;
+	Datum		result = (Datum) 0;
+	bool		isnull;
 
 	derivation_arguments(fcinfo, &d);
-	fill = !many_written(d.nsources, d.sources);
-	if (!fill || !read_stored(&d, &result))
-	{
-		text = recompute(&d, fill);
-		if (text == NULL)
-			PG_RETURN_NULL();
-		result = DirectFunctionCall1(jsonb_in, CStringGetDatum(text));
-	}
-	return json_or_null(fcinfo, result);
+	if (read_derived(&d, &result, &isnull) == SOURCE_PRIMARY)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("this standby cannot tell whether its rows for derived value \"%s\" are current", d.definition->name),
+				 errhint("Read from the primary server. fence.try_read_derived returns the source \"primary\" instead of this error.")));
+	if (isnull)
+		PG_RETURN_NULL();
+	PG_RETURN_DATUM(result);
+}
+
+/* The same, but it says from where the value is, and raises no error if that must be the primary. */
+Datum
+fence_try_read_derived(PG_FUNCTION_ARGS)
+{
+	Derivation	d = {0};
+	Datum		values[2] = {0};
+	bool		nulls[2] = {false};
+
+	derivation_arguments(fcinfo, &d);
+	values[1] = CStringGetTextDatum(reader_source_name(read_derived(&d, &values[0], &nulls[0])));
+	PG_RETURN_DATUM(function_row(fcinfo, values, nulls));
 }

@@ -1,6 +1,6 @@
 /*
  * read/many.c
- *	  Strong reads, of one key or of several keys that agree: fence.get_many and fence.read_many; see many.h.
+ *	  Strong reads, of one key or of several keys that agree; see many.h.
  *
  * Owns: the strong read (doc/protocol.md, "Reading").
  * Locks: fence_shared->lock (shared), to see which Redis processes are reachable; those of a SELECT on the table, and on
@@ -17,6 +17,7 @@
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/pg_type.h"
+#include "common/pg_prng.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/array.h"
@@ -24,6 +25,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
+#include "base/buckets.h"
 #include "base/key_text.h"
 #include "base/metrics.h"
 #include "base/settings.h"
@@ -37,12 +39,9 @@
 #include "read/reader.h"
 #include "send/coordinator.h"
 
-PG_FUNCTION_INFO_V1(fence_get_many);
-PG_FUNCTION_INFO_V1(fence_read_many);
-
-#define MAX_KEYS 1000			/* maximum fences of one read, because retries and a snapshot should stay short */
 #define MAX_GROUP 100			/* maximum fences of one round trip, because Redis does nothing else meanwhile */
-#define MAX_BACKOFF_US 10000000	/* maximum microseconds of one pause */
+#define OPEN_PAUSE_US	INT64CONST(1000)	/* between two looks whether a bucket was opened */
+#define OPEN_TRIES		20
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Asking Redis
@@ -85,6 +84,14 @@ may_ask(GetStatus *closed)
 		return true;
 	*closed = closed_status();
 	return RecoveryInProgress() && *closed == GET_UNARMED;
+}
+
+bool
+many_may_ask(void)
+{
+	GetStatus	closed;
+
+	return may_ask(&closed);
 }
 
 /* Counts an answer in the metrics, unless it came from fence_get, whose answers Redis counts itself. */
@@ -176,6 +183,7 @@ look(ManyItem *items, int size, const int *group, bool stale)
 	const Domain **domains = palloc(sizeof(Domain *) * size);
 	int		   *place = palloc(sizeof(int) * size);
 	int			ndomains = 0;
+	int			one;
 	Call		calls[2];
 	redisReply *replies[2];
 
@@ -190,6 +198,9 @@ look(ManyItem *items, int size, const int *group, bool stale)
 		asked[place[i]] = item->fence;
 		ndomains = Max(ndomains, place[i] + 1);
 	}
+	/* Redis sees only these names when it looks for hot keys, so let chance name one */
+	one = pg_prng_uint64_range(&pg_global_prng_state, 0, size - 1);
+	asked[place[one]] = fences[one];
 	call_mget(&calls[0], size, fences);
 	call_token(&calls[1], ndomains, asked);
 	if (!coordinator_ask(fences[0], 2, calls, replies))
@@ -250,15 +261,8 @@ many_peek(ManyItem *item)
 		(void) look(item, 1, &group, true);
 }
 
-/* Makes the call for an item. False: the item needs no call. */
-typedef bool (*MakeCall) (const ManyItem *item, Call *call);
-
-/* Takes the reply for an item. NULL: there is no reply. */
-typedef void (*TakeReply) (ManyItem *item, const redisReply *reply);
-
-/* Makes one call for each item; the calls for items of one place share a round trip. */
-static void
-ask_each(int n, ManyItem *items, MakeCall make, TakeReply take)
+void
+many_ask_each(int n, ManyItem *items, MakeCall make, TakeReply take)
 {
 	int			most = Min(n, MAX_GROUP);
 	bool	   *done = palloc0(sizeof(bool) * n);
@@ -325,7 +329,7 @@ many_ask_why(int n, ManyItem *items, int moment)
 	for (int i = 0; i < n; i++)
 		if (items[i].answer.answered && items[i].answer.status != GET_HIT)
 			items[i].moment = ++moment;
-	ask_each(n, items, make_get, take_get);
+	many_ask_each(n, items, make_get, take_get);
 	return moment;
 }
 
@@ -346,7 +350,7 @@ take_release(ManyItem *item, const redisReply *reply)
 void
 many_release(int n, ManyItem *items)
 {
-	ask_each(n, items, make_release, take_release);
+	many_ask_each(n, items, make_release, take_release);
 }
 
 bool
@@ -444,7 +448,8 @@ many_read_rows(int n, ManyItem *items, Snapshot snapshot)
 
 		CHECK_FOR_INTERRUPTS();
 		item->version = NO_VERSION;
-		item->found = row_as_jsonb(item->domain, item->key, snapshot, &item->row, &item->version, NULL);
+		item->writer = InvalidFullTransactionId;
+		item->found = row_as_jsonb(item->domain, item->key, snapshot, &item->row, &item->version, &item->writer);
 		if (!item->found && item->domain->cache_absent)
 		{
 			/*
@@ -458,7 +463,10 @@ many_read_rows(int n, ManyItem *items, Snapshot snapshot)
 	}
 }
 
-/* Puts the row of an item. False: Redis has refused it, or there is nothing to put. */
+/*
+ * Puts the row of an item. False: Redis has refused it, or there is nothing to put. The domain is looked up again, because
+ * the permit may be younger than what the caller has found: readers wait for others, and for replay.
+ */
 static bool
 put_row(ManyItem *item)
 {
@@ -466,7 +474,7 @@ put_row(ManyItem *item)
 	size_t		len = payload ? strlen(payload) : 0;
 	const char *answer;
 
-	if (item->version == NO_VERSION || payload == NULL || len > PAYLOAD_MAX_BYTES)
+	if (item->version == NO_VERSION || payload == NULL || len > PAYLOAD_MAX_BYTES || !domain_is_current(item->domain))
 		return false;
 	item->answer.filler = false;
 	answer = reader_put(item->fence, item->answer.permit, item->version, payload, len, item->domain->ttl_ms);
@@ -485,196 +493,58 @@ many_put_rows(int n, ManyItem *items)
 	return all;
 }
 
+/* Whether nothing can be put for some item that was missed, because its bucket is closed, and can soon be opened. */
+static bool
+is_any_closed(int n, const ManyItem *items)
+{
+	for (int i = 0; i < n; i++)
+	{
+		int			bucket = bucket_of(items[i].fence);
+
+		if (items[i].answer.permit && bucket != ALWAYS_RESERVED && !bucket_is_set(bucket) && !bucket_is_held(bucket))
+			return true;
+	}
+	return false;
+}
+
+/* fence_get also tells Redis that the bucket is wanted. Whoever is to fill an item in has asked it already. */
+static bool
+make_want(const ManyItem *item, Call *call)
+{
+	return make_get(item, call) && !item->answer.filler;
+}
+
+void
+many_open_buckets(int n, ManyItem *items)
+{
+	BucketsNow	now;
+
+	if (!is_any_closed(n, items) || IsolationUsesXactSnapshot())
+		return;
+	buckets_now(&now);
+	if (now.waits_since != 0 && fence_clock() - now.waits_since > OPEN_TRIES * OPEN_PAUSE_US)
+		return;					/* a commit that waits for a standby holds up all openings */
+	many_ask_each(n, items, make_want, take_get);
+	buckets_hurry();
+	for (int i = 0; i < OPEN_TRIES && is_any_closed(n, items); i++)
+		fence_pause(OPEN_PAUSE_US, wait_event_redis());
+	fence_pause(OPEN_PAUSE_US, wait_event_redis());	/* Redis is told a moment after the bits are set */
+	many_ask_each(n, items, make_get, take_get);
+}
+
 void
 many_read_database(int n, ManyItem *items, bool fill)
 {
 	bool		may_put;
-	Snapshot	snapshot = many_snapshot(&may_put);
+	Snapshot	snapshot;
 
+	if (fill)
+		many_open_buckets(n, items);
+	snapshot = many_snapshot(&may_put);
 	many_read_rows(n, items, snapshot);
 	UnregisterSnapshot(snapshot);
 	if (fill && may_put)
 		(void) many_put_rows(n, items);
 	else
 		many_release(n, items);
-}
-
-/* -----------------------------------------------------------------------------------------------------------------
- * SQL
- * -----------------------------------------------------------------------------------------------------------------
- */
-
-/* The item for the name of a fence. Accepts only the canonical name, which writers use. */
-static ManyItem
-item_of_name(const char *fence)
-{
-	Oid			database;
-	char	   *redis_name;
-	char	   *key;
-	Domain	   *domain = NULL;
-
-	if (key_parse_fence_name(fence, &database, &redis_name, &key))
-		domain = domain_by_redis_name(redis_name);
-	if (domain == NULL || !key_is_canonical(domain, key) || strcmp(key_fence_name(domain, key), fence) != 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("\"%s\" is not the name of a fence in this database", fence),
-				 errhint("fence.fence_key and fence.fence_keys return the names.")));
-	reader_require(domain);
-	return many_item(domain, key);
-}
-
-static ManyItem *
-items_argument(FunctionCallInfo fcinfo, int *n)
-{
-	Datum	   *names;
-	bool	   *nulls;
-	ManyItem   *items;
-
-	shared_require();
-	deconstruct_array(PG_GETARG_ARRAYTYPE_P(0), TEXTOID, -1, false, TYPALIGN_INT, &names, &nulls, n);
-	if (*n > MAX_KEYS)
-		ereport(ERROR,
-				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-				 errmsg("too many fences at once"),
-				 errdetail("There are %d; the limit is %d.", *n, MAX_KEYS)));
-	items = palloc(sizeof(ManyItem) * Max(*n, 1));
-	for (int i = 0; i < *n; i++)
-	{
-		if (nulls[i])
-			ereport(ERROR,
-					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-					 errmsg("the name of a fence must not be null")));
-		items[i] = item_of_name(TextDatumGetCString(names[i]));
-	}
-	return items;
-}
-
-Datum
-fence_get_many(PG_FUNCTION_ARGS)
-{
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	int			n;
-	ManyItem   *items = items_argument(fcinfo, &n);
-
-	(void) many_get(n, items, true);
-	InitMaterializedSRF(fcinfo, 0);
-	for (int i = 0; i < n; i++)
-	{
-		GetAnswer  *answer = &items[i].answer;
-		Datum		values[6];
-		bool		nulls[6];
-
-		values[0] = reader_text(items[i].fence, &nulls[0]);
-		values[1] = reader_text(many_status_name(answer->status), &nulls[1]);
-		values[2] = reader_text(answer->permit, &nulls[2]);
-		values[3] = reader_version(answer->version, &nulls[3]);
-		values[4] = reader_payload_text(answer, &nulls[4]);
-		values[5] = reader_text(answer->stamp, &nulls[5]);
-		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
-	}
-	return (Datum) 0;
-}
-
-typedef enum SetState
-{
-	SET_AGREES,					/* all items are hits, and were current together */
-	SET_TORN,					/* all items are hits, but something has changed meanwhile */
-	SET_BUSY,					/* a transaction is writing one of them */
-	SET_INCOMPLETE				/* some item must be read from PostgreSQL in any case */
-} SetState;
-
-/* Tries once to read all items from the cache. */
-static SetState
-read_cache(int n, ManyItem *items)
-{
-	int			moment = many_get(n, items, true);
-	bool		hits = true;
-	bool		busy = false;
-
-	for (int i = 0; i < n; i++)
-	{
-		hits = many_accept(&items[i]) && hits;
-		busy = busy || items[i].answer.status == GET_PENDING;
-	}
-	if (!hits)
-		return busy ? SET_BUSY : SET_INCOMPLETE;
-	if (!many_check(n, items, moment))
-	{
-		metrics_add_server(SERVER_METRIC_TORN, 1);
-		return SET_TORN;
-	}
-	return SET_AGREES;
-}
-
-/*
- * Tries to read all items from the cache, again and again while that may help. The pause between two tries doubles
- * each time.
- */
-static bool
-read_cache_patiently(int n, ManyItem *items, int retries, int64 pause)
-{
-	SetState	state = read_cache(n, items);
-
-	for (int i = 0; i < retries && (state == SET_TORN || state == SET_BUSY); i++)
-	{
-		fence_pause(pause, wait_event_redis());
-		pause = Min(pause * 2, MAX_BACKOFF_US);
-		state = read_cache(n, items);
-	}
-	return state == SET_AGREES;
-}
-
-static int64
-backoff_argument(FunctionCallInfo fcinfo, int n)
-{
-	Interval   *backoff = PG_GETARG_INTERVAL_P(n);
-
-	if (backoff->month != 0 || backoff->day != 0 || backoff->time < 0 || backoff->time > MAX_BACKOFF_US)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("the backoff must be between 0 and 10 seconds")));
-	return backoff->time;
-}
-
-Datum
-fence_read_many(PG_FUNCTION_ARGS)
-{
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	int			retries = PG_GETARG_INT32(1);
-	int64		backoff = backoff_argument(fcinfo, 2);
-	int			n;
-	ManyItem   *items = items_argument(fcinfo, &n);
-	bool		fill;
-	bool		cached = false;
-
-	if (retries < 0 || retries > 100)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("the number of retries must be between 0 and 100")));
-	reader_require_primary();
-	for (int i = 0; i < n; i++)
-		reader_require_source(items[i].domain);
-	fill = !many_written(n, items);
-	if (fill)
-		cached = read_cache_patiently(n, items, retries, backoff);
-	if (!cached)
-		many_read_database(n, items, fill);
-
-	InitMaterializedSRF(fcinfo, 0);
-	for (int i = 0; i < n; i++)
-	{
-		ManyItem   *item = &items[i];
-		Datum		values[5];
-		bool		nulls[5] = {false};
-
-		values[0] = CStringGetTextDatum(item->fence);
-		nulls[1] = nulls[2] = !item->found;
-		values[1] = Int64GetDatum(item->version);
-		values[2] = item->row;
-		values[3] = reader_text(cached && item->answer.stamp && *item->answer.stamp ? item->answer.stamp : NULL, &nulls[3]);
-		values[4] = CStringGetTextDatum(cached ? "cache" : "database");
-		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
-	}
-	return (Datum) 0;
 }

@@ -6,7 +6,10 @@
 #ifndef FENCE_MANY_H
 #define FENCE_MANY_H
 
+#include "access/xlogdefs.h"
+
 #include "read/reader.h"
+#include "redis/calls.h"
 #include "utils/snapshot.h"
 
 /* One of the fences */
@@ -20,6 +23,13 @@ typedef struct ManyItem
 	bool		found;			/* many_read_rows and many_accept set these three: whether there is a row (or group), */
 	Datum		row;			/* the row as jsonb, */
 	int64		version;		/* its version; without a row, the version of its absence if the domain caches that, else NO_VERSION */
+	FullTransactionId writer;	/* many_read_rows: as row_as_jsonb sets it */
+	/* on a standby, after a miss, what standby.c must know */
+	uint32		timeline;		/* on which this counts: */
+	XLogRecPtr	position;		/* a server that has replayed this has the newest row, */
+	uint64		recent;			/* or one that has this transaction; 0: not known */
+	uint64		running;		/* transactions with a lower number are visible on the primary, or gone */
+	bool		by_commit;		/* the snapshot has that transaction */
 } ManyItem;
 
 /* Makes the item for a key. */
@@ -38,6 +48,9 @@ extern int	many_get(int n, ManyItem *items, bool why);
 /* Asks once more for each item that is no hit. moment: the last one so far. Returns the last one now. */
 extern int	many_ask_why(int n, ManyItem *items, int moment);
 
+/* Whether a strong read may ask Redis now; a standby may if Redis is reachable. */
+extern bool many_may_ask(void);
+
 /* Reads what is stored under one fence, current (then it is a hit) or not, and also while fences are not OPEN. */
 extern void many_peek(ManyItem *item);
 
@@ -49,6 +62,12 @@ extern bool many_check(int n, ManyItem *items, int moment);
 
 /* Whether the item is a hit with a usable payload. Then this sets found, row and version. */
 extern bool many_accept(ManyItem *item);
+
+/*
+ * Has the buckets opened of those items that were missed, and asks for permits again, so that what is read afterwards can be
+ * put. Waits for some milliseconds at most, and only if there is a closed bucket. Interruptible.
+ */
+extern void many_open_buckets(int n, ManyItem *items);
 
 /*
  * Takes a snapshot in which to read PostgreSQL after many_get, and registers it; the caller unregisters it. *may_put:
@@ -70,6 +89,15 @@ extern bool many_put_rows(int n, ManyItem *items);
  * is new enough.
  */
 extern void many_read_database(int n, ManyItem *items, bool fill);
+
+/* Makes the call for an item. False: the item needs no call. */
+typedef bool (*MakeCall) (const ManyItem *item, Call *call);
+
+/* Takes the reply for an item. NULL: there is no reply. */
+typedef void (*TakeReply) (ManyItem *item, const redisReply *reply);
+
+/* Makes one call for each item; the calls for items of one place share a round trip. Interruptible. */
+extern void many_ask_each(int n, ManyItem *items, MakeCall make, TakeReply take);
 
 /* Tells Redis that other readers need not wait for this one. */
 extern void many_release(int n, ManyItem *items);

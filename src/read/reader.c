@@ -17,6 +17,7 @@
 #include "utils/lsyscache.h"
 #include "utils/rls.h"
 
+#include "base/buckets.h"
 #include "base/compat.h"
 #include "base/utf8.h"
 #include "domain/tombstone.h"
@@ -118,7 +119,11 @@ reader_put(const char *fence, const char *permit, int64 version, const char *pay
 	reply = replies[n - 1];
 	answer = calls_put(reply);
 	if (answer)
+	{
 		answer = pstrdup(answer);
+		if (strcmp(answer, "refused closed") == 0)
+			buckets_hurry();
+	}
 	else if (coordinator_is_redirection(reply))
 		answer = "refused unarmed";
 	else
@@ -149,14 +154,12 @@ reader_version(int64 version, bool *isnull)
 	return Int64GetDatum(version);
 }
 
-void
-reader_require_primary(void)
+const char *
+reader_source_name(ReadSource source)
 {
-	if (RecoveryInProgress())
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("strong reads of several keys are not possible during recovery"),
-				 errhint("Read from the primary server, or one key at a time with fence.read.")));
+	static const char *const names[] = {"cache", "database", "primary"};
+
+	return names[source];
 }
 
 void

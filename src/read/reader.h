@@ -40,8 +40,15 @@ typedef struct GetAnswer
  */
 extern void reader_require(const Domain *domain);
 
-/* Raises 55000 during recovery. */
-extern void reader_require_primary(void);
+/* From where a strong read has its value */
+typedef enum ReadSource
+{
+	SOURCE_CACHE,
+	SOURCE_DATABASE,			/* this server, which on a standby has proven that it is the newest */
+	SOURCE_PRIMARY				/* this standby has no value that is proven: its caller must ask the primary */
+} ReadSource;
+
+extern const char *reader_source_name(ReadSource source);
 
 /* Raises 42809 for a domain whose rows and versions are not in PostgreSQL. */
 extern void reader_require_source(const Domain *domain);

@@ -32,6 +32,7 @@
 PG_FUNCTION_INFO_V1(fence_group_version);
 PG_FUNCTION_INFO_V1(fence_get);
 PG_FUNCTION_INFO_V1(fence_read);
+PG_FUNCTION_INFO_V1(fence_try_read);
 PG_FUNCTION_INFO_V1(fence_put);
 PG_FUNCTION_INFO_V1(fence_peek);
 
@@ -97,24 +98,23 @@ patient_get(ManyItem *item)
 	}
 }
 
-/* Reads the row of a standby, which may be old. False: it is not proven that the row is the newest one. */
-static bool
-read_row_of_standby(ManyItem *item)
+/* The strong read of one row. It sets found, row and version, unless the answer is SOURCE_PRIMARY. */
+static ReadSource
+read_item(ManyItem *item)
 {
-	FenceStatus status;
-	bool		may_put;
-	Snapshot	snapshot;
-	bool		proven;
-
-	if (item->answer.status != GET_MISS || !standby_ask(item->fence, &status))
-		return false;
-	snapshot = many_snapshot(&may_put);
-	proven = standby_row(item, &status, snapshot);
-	UnregisterSnapshot(snapshot);
-	item->answer.permit = status.permit;
-	if (proven)
-		(void) many_put_rows(1, item);
-	return proven;
+	reader_require_source(item->domain);
+	reader_require(item->domain);
+	item->answer = (GetAnswer) {.status = GET_UNAVAILABLE};
+	if (ledger_has_written(item->domain))
+		metrics_add(item->domain->metrics, METRIC_FALLBACK_OWN_WRITE, 1);
+	else
+		patient_get(item);
+	if (many_accept(item))
+		return SOURCE_CACHE;
+	if (RecoveryInProgress())
+		return item->answer.status == GET_MISS && standby_read(1, item) ? SOURCE_DATABASE : SOURCE_PRIMARY;
+	many_read_database(1, item, true);
+	return SOURCE_DATABASE;
 }
 
 Datum
@@ -123,31 +123,33 @@ fence_read(PG_FUNCTION_ARGS)
 	Domain	   *domain = domain_argument(fcinfo, 0);
 	ManyItem	item = many_item(domain, key_argument(fcinfo, 1, domain));
 
-	reader_require_source(domain);
-	reader_require(domain);
-	item.answer = (GetAnswer) {.status = GET_UNAVAILABLE};
-	if (ledger_has_written(domain))
-		metrics_add(domain->metrics, METRIC_FALLBACK_OWN_WRITE, 1);
-	else
-		patient_get(&item);
-	if (!many_accept(&item))
-	{
-		if (!RecoveryInProgress())
-			many_read_database(1, &item, true);
-		else if (!read_row_of_standby(&item))
-		{
-			many_release(1, &item);
-			ereport(ERROR,
-					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					 errmsg("this standby cannot tell whether its row of key \"%s\" in domain \"%s\" is current", item.key,
-							domain->name),
-					 errdetail("The cache answered: %s.", many_status_name(item.answer.status)),
-					 errhint("Read from the primary server.")));
-		}
-	}
+	if (read_item(&item) == SOURCE_PRIMARY)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("this standby cannot tell whether its row of key \"%s\" in domain \"%s\" is current", item.key,
+						domain->name),
+				 errdetail("The cache answered: %s.", many_status_name(item.answer.status)),
+				 errhint("Read from the primary server. fence.try_read returns the source \"primary\" instead of this error.")));
 	if (!item.found)
 		PG_RETURN_NULL();
 	PG_RETURN_DATUM(item.row);
+}
+
+/* The same, but it says from where the row is, and raises no error if that must be the primary. */
+Datum
+fence_try_read(PG_FUNCTION_ARGS)
+{
+	Domain	   *domain = domain_argument(fcinfo, 0);
+	ManyItem	item = many_item(domain, key_argument(fcinfo, 1, domain));
+	ReadSource	source = read_item(&item);
+	Datum		values[3];
+	bool		nulls[3] = {false};
+
+	nulls[0] = nulls[1] = source == SOURCE_PRIMARY || !item.found;
+	values[0] = Int64GetDatum(item.version);
+	values[1] = item.row;
+	values[2] = CStringGetTextDatum(reader_source_name(source));
+	PG_RETURN_DATUM(function_row(fcinfo, values, nulls));
 }
 
 Datum

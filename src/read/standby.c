@@ -2,73 +2,207 @@
  * read/standby.c
  *	  Strong reads on a hot standby; see standby.h.
  *
- * Owns: the rule of doc/protocol.md, "Reading on a standby". A reader may use a standby's row if the transaction that
- * wrote it is the last one that has committed this row, and nothing is pending. Redis remembers that transaction
- * until the row is reserved again.
+ * Owns: the rule of doc/protocol.md, "Reading on a standby". After a miss Redis tells how far a standby must be to have the
+ * newest row of the fence: a position in the WAL, or the transaction that has committed the row last. A reader takes a
+ * snapshot that has that, and puts the row from it by the permit that came with it. If Redis stores the row, and it then
+ * counts as current, the row is the newest.
  * Locks: those of a SELECT on the table.
  *
- * The row's version proves nothing. Versions restart when a table is truncated, so an old row on a standby that lags
- * may have a higher version than the newest row. The stamp alone proves nothing either. On another timeline (of a
- * standby that had received more than the one that was promoted) the same transaction ID may belong to another
- * transaction.
+ * The row's version proves nothing. Versions restart when a table is truncated, so an old row on a standby that lags may
+ * have a higher version than the newest row. A position and a transaction's number are of one timeline. On another one (of
+ * a standby that had received more than the one that was promoted) they mean something else.
  */
 #include "postgres.h"
 
+#include "access/xlog.h"
 #include "access/xlogrecovery.h"
+#include "utils/snapmgr.h"
 
-#include "domain/row.h"
-#include "read/many.h"
+#include "base/position.h"
+#include "base/settings.h"
+#include "base/shared.h"
+#include "domain/domain.h"
 #include "read/standby.h"
 #include "redis/library.h"
-#include "send/coordinator.h"
+
+#define PAUSE_FIRST_US	INT64CONST(500)	/* first pause between two looks at what is replayed; it doubles each time, */
+#define MAX_PAUSE_US	INT64CONST(10000)	/* up to this */
+#define OLD_STAMP		(UINT64CONST(1) << 30)	/* a number that is so much older cannot be looked up in a snapshot */
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * How far the standby must be
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+static bool
+make_newest(const ManyItem *item, Call *call)
+{
+	call_newest(call, item->fence);
+	return item->answer.status == GET_MISS;
+}
+
+/* Takes permit and token from the same answer as the rest, because what is read will be put by them. */
+static void
+take_newest(ManyItem *item, const redisReply *reply)
+{
+	NewestReply newest;
+
+	if (reply == NULL || !calls_newest(reply, &newest) || strcmp(newest.owner, library_owner()) != 0)
+		return;
+	item->answer.permit = pstrdup(newest.permit);
+	item->answer.token = pnstrdup(newest.permit, calls_token_len(newest.permit));
+	item->timeline = newest.timeline;
+	if (!position_parse(newest.position, &item->position))
+		item->position = InvalidXLogRecPtr;
+	item->recent = strtoull(newest.recent, NULL, 10);
+	item->running = strtoull(newest.running, NULL, 10);
+}
+
+/* Whether the item needs no row of this standby, or may get one. */
+static bool
+is_possible(const ManyItem *item)
+{
+	return item->answer.status == GET_HIT || (item->answer.permit && (item->position != InvalidXLogRecPtr || item->recent != 0));
+}
+
+/* Whether the snapshot has what this transaction has committed. It has committed, on this timeline. */
+static bool
+sees_commit(uint64 xid, Snapshot snapshot)
+{
+	uint64		next = U64FromFullTransactionId(ReadNextFullTransactionId());
+
+	return xid != 0 && xid < next && next - xid < OLD_STAMP && !XidInMVCCSnapshot((TransactionId) xid, snapshot);
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Waiting for it
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* replayed: what was replayed before the snapshot was taken; 0: not known. */
+static bool
+is_far_enough(ManyItem *item, XLogRecPtr replayed, TimeLineID timeline, Snapshot snapshot)
+{
+	if (item->answer.status == GET_HIT)
+		return true;
+	if (item->timeline != timeline)
+		return false;
+	item->by_commit = sees_commit(item->recent, snapshot);
+	return item->by_commit || (item->position != InvalidXLogRecPtr && replayed >= item->position);
+}
+
+/* Takes a snapshot now. NULL: it is not far enough. */
+static Snapshot
+far_enough(int n, ManyItem *items, bool *is_new)
+{
+	TimeLineID	timeline;
+	XLogRecPtr	replayed = GetXLogReplayRecPtr(&timeline);
+	Snapshot	snapshot = many_snapshot(is_new);
+
+	for (int i = 0; i < n; i++)
+		if (!is_far_enough(&items[i], *is_new ? replayed : 0, timeline, snapshot))
+		{
+			UnregisterSnapshot(snapshot);
+			return NULL;
+		}
+	return snapshot;
+}
+
+/* Whether this standby replays, and not with a delay that is longer than a reader waits. */
+static bool
+may_wait(void)
+{
+	return RecoveryInProgress() && GetRecoveryPauseState() != RECOVERY_PAUSED && recovery_min_apply_delay <= setting_standby_wait;
+}
+
+/* Counts the misses by who serves them, and releases the readers that wait for any of the items. */
+static void
+finish(int n, ManyItem *items, DomainMetric served)
+{
+	for (int i = 0; i < n; i++)
+		if (items[i].answer.status == GET_MISS)
+			metrics_add(items[i].domain->metrics, served, 1);
+	many_release(n, items);
+}
+
+/* As standby_snapshot, but does not finish the reads. */
+static Snapshot
+find_snapshot(int n, ManyItem *items)
+{
+	int64		deadline = fence_clock() + setting_standby_wait * INT64CONST(1000);
+	int64		pause = PAUSE_FIRST_US;
+	int64		left;
+	Snapshot	snapshot;
+	bool		is_new;
+
+	many_ask_each(n, items, make_newest, take_newest);
+	for (int i = 0; i < n; i++)
+		if (!is_possible(&items[i]))
+			return NULL;
+	while ((snapshot = far_enough(n, items, &is_new)) == NULL)
+	{
+		left = deadline - fence_clock();
+		if (left <= 0 || !is_new || !may_wait())
+			return NULL;
+		fence_pause(Min(pause, left), wait_event_standby());
+		pause = Min(pause * 2, MAX_PAUSE_US);
+	}
+	return snapshot;
+}
+
+Snapshot
+standby_snapshot(int n, ManyItem *items)
+{
+	Snapshot	snapshot = find_snapshot(n, items);
+
+	if (snapshot == NULL)
+		finish(n, items, METRIC_STANDBY_PRIMARY);
+	return snapshot;
+}
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Proving what was read
+ * -----------------------------------------------------------------------------------------------------------------
+ */
 
 /*
- * Whether this cluster armed the process that has the fence, on the timeline that this standby replays. Sets the
- * epoch.
+ * Whether the primary shows this row too. An INSERT need not reserve, and the standby may have replayed it before it is
+ * visible there. Who committed last, or was over at the last mark, is visible. That there is no row is known only if INSERT
+ * reserves.
  */
 static bool
-same_history(const char *fence, uint32 *epoch)
+is_visible_on_primary(const ManyItem *item)
 {
-	uint64		nonce;
-	char		nonce_text[20];
-	Call		call;
-	redisReply *reply;
-	Hello		hello = {0};
-	TimeLineID	replayed;
-	bool		same;
-
-	if (!pg_strong_random(&nonce, sizeof(nonce)))
-		return false;
-	snprintf(nonce_text, sizeof(nonce_text), "%016llx", (unsigned long long) nonce);
-	call_hello(&call, nonce_text);
-	if (!coordinator_ask(fence, 1, &call, &reply))
-		return false;
-	(void) GetXLogReplayRecPtr(&replayed);
-	same = calls_hello(reply, &hello) && strcmp(hello.owner, library_owner()) == 0 && hello.timeline == replayed;
-	*epoch = (uint32) strtoul(hello.epoch, NULL, 10);
-	freeReplyObject(reply);
-	return same;
+	if (!item->found)
+		return item->domain->cache_absent;
+	return item->by_commit || U64FromFullTransactionId(item->writer) < item->running;
 }
 
 bool
-standby_ask(const char *fence, FenceStatus *status)
+standby_prove(int n, ManyItem *items)
 {
-	uint32		epoch;
+	bool		proven = true;
 
-	/*
-	 * A token begins with the number of its epoch. So compare it, in case that another epoch has begun between the
-	 * two answers.
-	 */
-	return same_history(fence, &epoch) && audit_ask(fence, status) &&
-		status->armed && status->pending == 0 && status->recent[0] != '\0' &&
-		strtoul(status->permit, NULL, 10) == epoch;
+	for (int i = 0; i < n && proven; i++)
+		proven = items[i].answer.status == GET_HIT || is_visible_on_primary(&items[i]);
+	proven = proven && many_put_rows(n, items);
+	for (int i = 0; i < n; i++)
+		items[i].answer.version = items[i].version;	/* which the fence must have, also where it was there before */
+	proven = proven && many_check(n, items, 0);
+	finish(n, items, proven ? METRIC_STANDBY_SERVED : METRIC_STANDBY_PRIMARY);
+	return proven;
 }
 
 bool
-standby_row(ManyItem *item, const FenceStatus *status, Snapshot snapshot)
+standby_read(int n, ManyItem *items)
 {
-	FullTransactionId writer;
+	Snapshot	snapshot = standby_snapshot(n, items);
 
-	item->found = row_as_jsonb(item->domain, item->key, snapshot, &item->row, &item->version, &writer);
-	return item->found && U64FromFullTransactionId(writer) == strtoull(status->recent, NULL, 10);
+	if (snapshot == NULL)
+		return false;
+	for (int i = 0; i < n; i++)
+		if (items[i].answer.status == GET_MISS)
+			many_read_rows(1, &items[i], snapshot);
+	UnregisterSnapshot(snapshot);
+	return standby_prove(n, items);
 }

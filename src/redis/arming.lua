@@ -3,8 +3,8 @@
 -- Arming: who this process is, and for which epoch, lease, slots and attachments it may answer (doc/protocol.md).
 --
 -- Owns: `identity`, and the entries of `spaces` and `headers`, each space's `armed` and `slots`. The build joins this
--- file to fence.lua, which declares these tables. PostgreSQL's keeper calls hello, arm, renew and disarm. The backend
--- that attaches a table, and the workers of the keeper, call announce.
+-- file to fence.lua, which declares these tables. PostgreSQL's keeper calls hello, arm, renew, resume and disarm. The
+-- backend that attaches a table, and the workers of the keeper, call announce.
 -- =================================================================================================================
 
 do
@@ -72,15 +72,17 @@ local function withdraw_domain(space, name, id)
   set_gate(d)
 end
 
--- Parses the settings of the functions, "ttl_ms fill_ms stream_max grant [buckets]". Returns nil if malformed. ttl_ms
--- is the default time to live of a fence. It stays a text, because Redis would convert a Lua number to text in every
--- call, and does so with great care. grant: see renew. buckets: how many there are, the same throughout an epoch.
+-- Parses the settings of the functions, "ttl_ms fill_ms stream_max grant [buckets warm_rate]". Returns nil if
+-- malformed. ttl_ms is the default time to live of a fence. It stays a text, because Redis would convert a Lua number
+-- to text in every call, and does so with great care. grant: see renew. buckets: how many there are, the same
+-- throughout an epoch. warm_rate: see fills.lua.
 local function parse_settings(text)
   local ttl, fill, most, grant, rest = match(text or '', '^(%d+) (%d+) (%d+) (%d+)(.*)$')
-  local n = rest == '' and 0 or rest and whole(match(rest, '^ (%d+)$'))
+  local n, rate = match(rest == '' and ' 0 0' or rest or '', '^ (%d+) (%d+)$')
+  n, rate = whole(n), whole(rate)
   if not ttl or not (whole(ttl) and whole(fill) and whole(most) and whole(grant)) or whole(ttl) == 0 then return nil end
-  if not n or not buckets.is_number(n) then return nil end
-  return { ttl = ttl, fill_ms = whole(fill), stream_max = most, grant = whole(grant), buckets = n }
+  if not n or not buckets.is_number(n) or not rate then return nil end
+  return { ttl = ttl, fill_ms = whole(fill), stream_max = most, grant = whole(grant), buckets = n, rate = rate }
 end
 
 -- After every fifty calls of a function, Redis lets the garbage collector take some steps, even if there is no garbage.
@@ -93,7 +95,8 @@ local COLLECTOR_PACE = 6
 local function use_settings(space, settings)
   collectgarbage('setstepmul', COLLECTOR_PACE)
   local armed = space.armed
-  armed.ttl, armed.fill_ms, armed.stream_max = settings.ttl, settings.fill_ms, settings.stream_max
+  armed.ttl, armed.fill_ms, armed.warm_rate = settings.ttl, settings.fill_ms, settings.rate
+  armed.stream_max = settings.stream_max
   if settings.fill_ms == 0 then                            -- fill leases are off: forget them
     space.filling, space.filled_before, space.fills = {}, {}, 0
   end
@@ -154,6 +157,7 @@ local function arm(keys, args)
     if a then headers[ns .. ' ' .. a.epoch] = nil end
     space = new_space(ns, fresh, slots, settings.grant)
     buckets.begin(space, settings.buckets)
+    hot.begin(space, now)
     spaces[ns], headers[ns .. ' ' .. epoch], routes = space, space, {}
   end
   use_settings(space, settings)
@@ -183,7 +187,12 @@ local function regrant(space, slots, grant)
       space.slots[slot], space.lost[slot], space.since[slot] = true, nil, grant
     end
   end
-  if came > 0 then buckets.close(space) end
+  if came > 0 then
+    buckets.close(space)
+    -- what has ended in these slots so far was counted elsewhere, so it has no number here
+    counter = counter + 1
+    space.marks, space.marked_from = {}, counter
+  end
   if again then
     for _, d in pairs(space.domains) do new_token(space, d) end
   end
@@ -211,10 +220,32 @@ local function renew(_, args)
   extend(space.armed, args[1], till)
   set_gates(space)
   use_settings(space, settings)
-  turn_fills(space, now)
+  fills.turn(space, now)
+  hot.turn(space, now)
   collect_garbage()
   local came = slots and regrant(space, slots, settings.grant) or 0
   return { 'renewed', '', tostring(now), is_back(space) and '1' or '0', tostring(came) }
+end
+
+-- resume | header identity timeline before server -> resumed | refused why
+-- A server that was shut down cleanly goes on in this epoch after its restart. before: its run that armed this process,
+-- or resumed last; server: its present run. Refused if another server has resumed since: a copy of the data directory.
+-- Permits from before prove nothing any more: their readers may have read what only that other server has.
+local function resume(_, args)
+  if #args ~= 5 or not whole(args[3]) then
+    return bad('fence_resume', 'expected header, identity, timeline, the run before and the present run')
+  end
+  local space = headers[args[1]]
+  local a = space and space.armed
+  local why = args[2] ~= identity and 'another process answers here' or not a and 'not armed in this epoch'
+    or whole(args[3]) ~= a.timeline and 'armed by another timeline'
+    or a.server ~= args[4] and a.server ~= args[5] and 'another server has gone on in this epoch'
+  if why then return { 'refused', why } end
+  if a.server ~= args[5] then
+    a.server, counter = args[5], counter + 1
+    forget_ends(space)
+  end
+  return { 'resumed' }
 end
 
 -- disarm | namespace owner timeline -> disarmed | refused | unarmed
@@ -261,6 +292,7 @@ end
 register('fence_hello', hello, { 'no-writes' })
 register_keyed('fence_arm', arm, { 'allow-oom' })
 register_keyed('fence_renew', renew, { 'allow-cross-slot-keys', 'allow-oom' })
+register('fence_resume', resume, { 'no-writes' })
 register('fence_disarm', disarm, { 'no-writes' })
 register('fence_announce', echoing(announce), { 'no-writes' })
 

@@ -9,15 +9,16 @@
 #include "base/settings.h"
 #include "redis/calls.h"
 
-/* number: the epoch's number */
-static void
+/* number: the epoch's number. Returns the length. */
+static size_t
 make_header(char header[HEADER_LEN], uint32 number)
 {
 	size_t		len = strlen(setting_namespace);
 
 	memcpy(header, setting_namespace, len);
-	header[len] = ' ';
-	fence_epoch_of(number, header + len + 1);
+	header[len++] = ' ';
+	fence_epoch_of(number, header + len);
+	return len + strlen(header + len);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -112,7 +113,7 @@ make(Call *call, const char *command, const char *function, int nkeys, const cha
 		else
 		{
 			if (*form == 'h')
-				make_header(call->header, va_arg(args, uint32));
+				(void) make_header(call->header, va_arg(args, uint32));
 			else
 				fence_epoch_of(va_arg(args, uint32), call->header);
 			add(call, call->header);
@@ -233,6 +234,12 @@ call_open(Call *call, uint32 epoch, uint32 turn, int margin_ms, const char *buck
 }
 
 void
+call_mark(Call *call, uint32 epoch, int64 number, const char *position, int64 running)
+{
+	make(call, "FCALL", "fence_mark", 0, "hnsn", epoch, number, position, running);
+}
+
+void
 call_pending(Call *call, int limit, const char *cursor)
 {
 	make(call, "FCALL_RO", "fence_pending", 0, "Nns", (int64) limit, cursor);
@@ -245,10 +252,16 @@ call_counts(Call *call)
 }
 
 void
+call_hot(Call *call)
+{
+	make(call, "FCALL_RO", "fence_hot", 0, "N");
+}
+
+void
 calls_settings(char settings[SETTINGS_LEN], uint32 grant)
 {
-	snprintf(settings, SETTINGS_LEN, INT64_FORMAT " %d %d %u %d", (int64) setting_default_ttl * 1000, setting_fill_lease,
-			 setting_stream_limit, grant, setting_watch_buckets);
+	snprintf(settings, SETTINGS_LEN, INT64_FORMAT " %d %d %u %d %d", (int64) setting_default_ttl * 1000, setting_fill_lease,
+			 setting_stream_limit, grant, setting_watch_buckets, setting_warm_rate);
 }
 
 void
@@ -268,6 +281,12 @@ void
 call_renew(Call *call, const char *key, const char *identity, const char *epoch, int64 until, const char *settings, const char *slots)
 {
 	make(call, "FCALL", "fence_renew", 0, slots ? "sssnss" : "sssns", key, identity, epoch, until, settings, slots);
+}
+
+void
+call_resume(Call *call, uint32 epoch, const char *identity, uint32 timeline, const char *before, const char *server)
+{
+	make(call, "FCALL", "fence_resume", 0, "hsnss", epoch, identity, (int64) timeline, before, server);
 }
 
 void
@@ -303,38 +322,45 @@ calls_end_word(char word[END_WORD_LEN], const char *stamp, bool committed, int64
 }
 
 /*
- * Writes the strings before the fences or rows. Written by hand, because snprintf would take as long as all the rest.
+ * Writes the strings before the fences or rows. Returns their end. Written by hand, because snprintf would take as long as all the
+ * rest.
  */
 #define HEAD_LEN (HEADER_LEN + 192)
 #define HEAD_STRINGS 6
 #define WRITE_CALL "$5\r\nFCALL\r\n$11\r\nfence_write\r\n$1\r\n0\r\n"
 #define STORE_CALL "$5\r\nFCALL\r\n$11\r\nfence_store\r\n$1\r\n0\r\n"
+#define CALL_LEN (sizeof(WRITE_CALL) - 1)	/* of either */
 
-static size_t
-make_head(char *head, const char *call, uint32 epoch, const char *stamp, int n)
+static char *
+put_head(char *p, const char *call, uint32 epoch, const char *stamp, int n)
 {
 	char		header[HEADER_LEN];
 	char		number[24];
-	char	   *p = stpcpy(head, call);
 
-	make_header(header, epoch);
-	p = resp_text(p, header, strlen(header));
+	memcpy(p, call, CALL_LEN);
+	p = resp_text(p + CALL_LEN, header, make_header(header, epoch));
 	p = resp_text(p, stamp, strlen(stamp));
-	return resp_text(p, number, pg_lltoa(n, number)) - head;
+	return resp_text(p, number, resp_digits(number, n) - number);
 }
 
 /* An echo is '#' and the last two digits of the call's number. */
 #define ECHO_SIZE 100
 #define ECHO_LEN 9				/* as a bulk string */
 
-static bool
-send_echo(RedisConnection *conn, uint32 call, bool last)
+static char *
+put_echo(char *p, uint32 call)
 {
-	char		echo[ECHO_LEN + 1] = "$3\r\n#00\r\n";
+	memcpy(p, "$3\r\n#00\r\n", ECHO_LEN);
+	p[5] += call % ECHO_SIZE / 10;
+	p[6] += call % 10;
+	return p + ECHO_LEN;
+}
 
-	echo[5] += call % ECHO_SIZE / 10;
-	echo[6] += call % 10;
-	return redis_send_raw(conn, echo, ECHO_LEN, last);
+static char *
+put_bytes(char *p, const char *bytes, size_t len)
+{
+	memcpy(p, bytes, len);
+	return p + len;
 }
 
 bool
@@ -359,30 +385,34 @@ calls_take_echo(redisReply *reply, uint32 call)
 bool
 calls_send_write(RedisConnection *conn, uint32 epoch, const WriteCall *write, uint32 call)
 {
-	char		head[HEAD_LEN];
 	const RespBuffer *fences = &write->fences;
 	const RespBuffer *ends = &write->ends;
-	char	   *p = resp_line(head, '*', HEAD_STRINGS + fences->strings + ends->strings + 1);
+	char	   *p = redis_begin_raw(conn, HEAD_LEN + fences->len + ECHO_LEN + ends->len);
 
-	p += make_head(p, WRITE_CALL, epoch, fences->strings ? write->stamp : "-", fences->strings);
-	return redis_send_raw(conn, head, p - head, 0) &&
-		(fences->len == 0 || redis_send_raw(conn, fences->bytes, fences->len, 0)) && send_echo(conn, call, ends->len == 0) &&
-		(ends->len == 0 || redis_send_raw(conn, ends->bytes, ends->len, 1));
+	if (p == NULL)
+		return false;
+	p = resp_line(p, '*', HEAD_STRINGS + fences->strings + ends->strings + 1);
+	p = put_head(p, WRITE_CALL, epoch, fences->strings ? write->stamp : "-", fences->strings);
+	p = put_bytes(p, fences->bytes, fences->len);
+	p = put_echo(p, call);
+	redis_end_raw(conn, put_bytes(p, ends->bytes, ends->len), 1);
+	return true;
 }
 
 bool
 calls_send_message(RedisConnection *conn, const Message *message, uint32 call)
 {
-	char		head[HEAD_LEN];
 	bool		words = message->kind == MESSAGE_END;
-	char	   *p = resp_line(head, '*', (words ? HEAD_STRINGS : 0) + message->strings + 1);
+	char	   *p = redis_begin_raw(conn, HEAD_LEN + ECHO_LEN + message->len);
 
-	if (!words)
-		return redis_send_raw(conn, head, p - head, 0) && redis_send_raw(conn, message->bytes, message->len, 0) &&
-			send_echo(conn, call, true);
-	p += make_head(p, WRITE_CALL, message->epoch, "-", 0);
-	return redis_send_raw(conn, head, p - head, 0) && send_echo(conn, call, false) &&
-		redis_send_raw(conn, message->bytes, message->len, 1);
+	if (p == NULL)
+		return false;
+	p = resp_line(p, '*', (words ? HEAD_STRINGS : 0) + message->strings + 1);
+	if (words)
+		p = put_echo(put_head(p, WRITE_CALL, message->epoch, "-", 0), call);
+	p = put_bytes(p, message->bytes, message->len);
+	redis_end_raw(conn, words ? p : put_echo(p, call), 1);
+	return true;
 }
 
 static void
@@ -419,7 +449,7 @@ calls_finish_store(StringInfo command, uint32 epoch, const char *stamp, int nrow
 {
 	char		head[HEAD_LEN];
 
-	appendBinaryStringInfo(command, head, make_head(head, STORE_CALL, epoch, stamp, nrows));
+	appendBinaryStringInfo(command, head, put_head(head, STORE_CALL, epoch, stamp, nrows) - head);
 	appendBinaryStringInfo(command, rows->data, rows->len);
 	append_string(command, ended, strlen(ended));
 	return HEAD_STRINGS + 5 * nrows + 1;
@@ -439,7 +469,9 @@ calls_granted(const redisReply *reply)
 MessageResult
 calls_result(const redisReply *reply)
 {
-	if (reply == NULL || reply->type == REDIS_REPLY_ERROR)
+	if (reply == NULL)
+		return MESSAGE_UNANSWERED;
+	if (reply->type == REDIS_REPLY_ERROR)
 		return MESSAGE_LOST;
 	return (reply->type == REDIS_REPLY_INTEGER && reply->integer == 0) || calls_is(reply, "unarmed") ? MESSAGE_UNARMED : MESSAGE_WRITTEN;
 }
@@ -550,6 +582,31 @@ calls_open(const redisReply *reply, OpenReply *open)
 	return true;
 }
 
+int64
+calls_mark(const redisReply *reply)
+{
+	const char *number = calls_is(reply, "marked") ? calls_string(reply, 1) : NULL;
+
+	return number ? strtoll(number, NULL, 10) : -1;
+}
+
+bool
+calls_newest(const redisReply *reply, NewestReply *newest)
+{
+	const char *strings[6];
+
+	for (int i = 0; i < (int) lengthof(strings); i++)
+		if ((strings[i] = calls_string(reply, i)) == NULL)
+			return false;
+	newest->owner = strings[0];
+	newest->timeline = (uint32) strtoul(strings[1], NULL, 10);
+	newest->permit = strings[2];
+	newest->position = strings[3];
+	newest->running = strings[4];
+	newest->recent = strings[5];
+	return true;
+}
+
 bool
 calls_hello(const redisReply *reply, Hello *hello)
 {
@@ -580,7 +637,6 @@ calls_status(const redisReply *reply, StatusReply *status)
 			return false;
 	status->armed = calls_is(reply, "armed");
 	status->permit = calls_string(reply, 1);
-	status->recent = calls_string(reply, 2);
 	status->pending = (int) (reply->elements / STATUS_STRINGS) - 1;
 	return true;
 }

@@ -81,10 +81,18 @@ extern void call_remove(Call *call, uint32 epoch, const char *fence, const char 
 /* The call by which the courier opens buckets. buckets: their numbers, separated by commas. */
 extern void call_open(Call *call, uint32 epoch, uint32 turn, int margin_ms, const char *buckets);
 
+/*
+ * Calls that tell a reader on a standby how much WAL it must have replayed (marks.lua). number 0: call_mark only asks for
+ * a number.
+ */
+extern void call_mark(Call *call, uint32 epoch, int64 number, const char *position, int64 running);
+#define call_newest(call, fence) call_about(call, "fence_newest", fence)
+
 /* Calls of the patrol and the views. cursor is "" for the first page. */
 #define call_status(call, fence) call_about(call, "fence_status", fence)
 extern void call_pending(Call *call, int limit, const char *cursor);
 extern void call_counts(Call *call);
+extern void call_hot(Call *call);
 
 /* Calls of the keeper. calls_settings makes `settings`. slots NULL in call_renew: the slots stay as they are. */
 #define SETTINGS_LEN 96
@@ -94,6 +102,7 @@ extern void call_arm(Call *call, const char *key, const char *identity, const ch
 					 const char *owner, uint32 timeline, const char *server, const char *settings);
 extern void call_renew(Call *call, const char *key, const char *identity, const char *epoch, int64 until, const char *settings,
 					   const char *slots);
+extern void call_resume(Call *call, uint32 epoch, const char *identity, uint32 timeline, const char *before, const char *server);
 extern void call_disarm(Call *call, const char *owner, uint32 timeline);
 
 /* Clears the buffer and encodes the call's strings into it, for a message. Returns false if they did not fit. */
@@ -135,7 +144,12 @@ static inline void
 write_call_reserve(WriteCall *call, const char *stamp, const char *fence)
 {
 	if (call->fences.strings == 0)
-		strlcpy(call->stamp, stamp, sizeof(call->stamp));
+	{
+		size_t		len = Min(strlen(stamp), sizeof(call->stamp) - 1);
+
+		memcpy(call->stamp, stamp, len);	/* not strlcpy, which copies byte by byte */
+		call->stamp[len] = '\0';
+	}
 	resp_string(&call->fences, fence);
 }
 
@@ -249,6 +263,23 @@ typedef struct OpenReply
 /* Decodes a reply of fence_open. Returns false if it opened nothing. */
 extern bool calls_open(const redisReply *reply, OpenReply *open);
 
+/* fence_mark: a number; -1: the process is not armed in that epoch. */
+extern int64 calls_mark(const redisReply *reply);
+
+/* The reply of fence_newest. The members point into the reply. */
+typedef struct NewestReply
+{
+	const char *owner;			/* cluster that armed the process, */
+	uint32		timeline;		/* and its timeline then */
+	const char *permit;
+	const char *position;		/* "": unknown */
+	const char *running;		/* transactions with a lower number are visible on the primary, or gone */
+	const char *recent;			/* stamp of the newest commit; "": unknown */
+} NewestReply;
+
+/* Decodes a reply of fence_newest. Returns false if it tells nothing. */
+extern bool calls_newest(const redisReply *reply, NewestReply *newest);
+
 /* The reply of fence_hello */
 typedef struct Hello
 {
@@ -269,7 +300,6 @@ typedef struct StatusReply
 {
 	bool		armed;			/* readers get answers, unless something is pending */
 	const char *permit;			/* "": the domain is unknown */
-	const char *recent;			/* stamp of the newest commit; "": unknown, or something is pending */
 	int			pending;		/* number of reservations; calls_reservation returns each */
 } StatusReply;
 

@@ -3,8 +3,9 @@
  *	  One pipelined connection to one Redis process. See connection.h for the rules.
  *
  * Owns: the socket (one external file descriptor), the queue of bytes to send, the queue of bytes received. Takes no
- * locks. hiredis connects, writes and parses. The queues are our own: hiredis moves the whole rest of its buffer each
- * time it consumes a little, which takes quadratic time when much is in flight.
+ * locks. hiredis connects and parses, but for replies that are positive numbers (parse_number), because most replies are.
+ * The queues are our own: hiredis moves the whole rest of its buffer each time it consumes a little, which takes quadratic
+ * time when much is in flight.
  *
  * We do not trust the server with our memory. A reply has a limited number of bytes and elements. We leave bytes in the
  * socket while too many received bytes are waiting to be taken.
@@ -39,6 +40,8 @@
 #define CHUNK_BYTES (16 * 1024)
 #define WRITE_BYTES (64 * 1024)		/* bytes that we pass to hiredis for writing at once */
 #define KEEP_BYTES (1024 * 1024)	/* an empty queue larger than this is freed */
+#define SHORT_WAIT_US 5000		/* a reply to a reservation comes earlier, unless something is wrong */
+#define DO_NOT_WAIT	INT64CONST(0)	/* instead of a deadline */
 #define SILENCE_US	INT64CONST(10000)	/* after this time without a read, look whether the server has sent something or closed the connection */
 #define MAX_UNSENT_BYTES (1024 * 1024 * 1024)
 #define MAX_UNTAKEN_BYTES (64 * 1024 * 1024)	/* with more received bytes than this, leave the rest in the socket */
@@ -232,12 +235,64 @@ make_ascii(redisReply *error)
 			error->str[i] = '?';
 }
 
+static redisReply *spare = NULL;	/* a number that was freed, for the next one */
+
+void
+redis_free_reply(redisReply *reply)
+{
+	if (spare == NULL && reply->type == REDIS_REPLY_INTEGER)
+		spare = reply;
+	else
+		freeReplyObject(reply);
+}
+
+/* Returns a reply that is a number; NULL if there is no memory. */
+static redisReply *
+make_number(RedisConnection *conn, int64 number)
+{
+	static redisReadTask task = {.type = REDIS_REPLY_INTEGER};
+	redisReply *reply = spare;
+
+	if (reply == NULL)
+		return conn->functions.createInteger(&task, number);
+	spare = NULL;
+	reply->integer = number;
+	return reply;
+}
+
+/*
+ * Parses the next reply without hiredis if it is a positive number and was received completely, as most replies are; hiredis
+ * would copy it twice. Returns NULL if it must be parsed otherwise. A reply that hiredis has begun has reply_bytes.
+ */
+static redisReply *
+parse_number(RedisConnection *conn)
+{
+	const char *bytes = conn->in.data + conn->in.start;
+	size_t		len = Min(queue_length(&conn->in), 20);	/* with fewer digits than any that overflow */
+	size_t		i = 1;
+	int64		number = 0;
+	redisReply *reply;
+
+	if (len == 0 || bytes[0] != ':' || conn->reply_bytes > 0)
+		return NULL;
+	for (; i < len && bytes[i] >= '0' && bytes[i] <= '9'; i++)
+		number = number * 10 + (bytes[i] - '0');
+	if (i == 1 || len - i < 2 || bytes[i] != '\r' || bytes[i + 1] != '\n' ||
+		(reply = make_number(conn, number)) == NULL)
+		return NULL;
+	queue_drop(&conn->in, i + 2);
+	return reply;
+}
+
 /* Parses the next complete reply. Returns NULL if there is none. */
 static redisReply *
 parse_reply(RedisConnection *conn)
 {
 	redisReader *reader = conn->context->reader;
+	redisReply *number = parse_number(conn);
 
+	if (number != NULL)
+		return number;
 	for (;;)
 	{
 		void	   *reply = NULL;
@@ -313,11 +368,29 @@ next_reply(RedisConnection *conn)
 /* ---- the socket ---- */
 
 /*
- * Reads once. Returns the number of bytes; 0 if the socket has none, or too many are waiting to be taken; -1 if the
- * connection has failed.
+ * Reads without hiredis, because the caller says by the flags whether to wait: without MSG_DONTWAIT, for SHORT_WAIT_US at
+ * most. Returns 0 also if a signal came. (With SO_RCVTIMEO the kernel never restarts recv after a signal.)
  */
 static ssize_t
-read_some(RedisConnection *conn)
+read_plain(RedisConnection *conn, int flags)
+{
+	ssize_t		n = recv(conn->context->fd, conn->in.data + conn->in.end, CHUNK_BYTES, flags);
+
+	if (n > 0)
+		return n;
+	if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
+		return 0;
+	strlcpy(conn->context->errstr, n == 0 ? "Server closed the connection" : strerror(errno), sizeof(conn->context->errstr));
+	return -1;
+}
+
+/*
+ * Reads once. Returns the number of bytes; 0 if the socket has none, or too many are waiting to be taken; -1 if the
+ * connection has failed. Waits for bytes if the deadline is far enough away for a short wait, which the kernel may extend
+ * by some milliseconds. With TLS it never waits, because OpenSSL's reads belong to no single recv.
+ */
+static ssize_t
+read_some(RedisConnection *conn, int64 deadline)
 {
 	ssize_t		n;
 
@@ -329,8 +402,8 @@ read_some(RedisConnection *conn)
 		return -1;
 	}
 	conn->read_at = fence_clock();
-	tls_forget_errors(conn->ssl);
-	n = fence_redis_read(conn->context, conn->in.data + conn->in.end, CHUNK_BYTES);
+	n = conn->ssl ? tls_read(conn->context, conn->in.data + conn->in.end, CHUNK_BYTES) :
+		read_plain(conn, deadline - conn->read_at > 4 * SHORT_WAIT_US ? 0 : MSG_DONTWAIT);
 	if (n >= 0)
 		conn->in.end += n;
 	else if (conn->outstanding == 0 && has_input(conn))
@@ -347,7 +420,7 @@ fail_writing(RedisConnection *conn, const char *reason)
 	char		why[sizeof(conn->context->errstr)];
 
 	strlcpy(why, reason, sizeof(why));
-	while (read_some(conn) > 0)
+	while (read_some(conn, DO_NOT_WAIT) > 0)
 		;
 	fail(conn, true, why);
 	return -1;
@@ -361,7 +434,7 @@ static ssize_t
 write_plain(RedisConnection *conn)
 {
 	size_t		slice = Min(queue_length(&conn->out), WRITE_BYTES);
-	ssize_t		n = slice > 0 ? send(conn->context->fd, conn->out.data + conn->out.start, slice, MSG_NOSIGNAL) : 0;
+	ssize_t		n = slice > 0 ? send(conn->context->fd, conn->out.data + conn->out.start, slice, MSG_NOSIGNAL | MSG_DONTWAIT) : 0;
 
 	if (n > 0)
 		queue_drop(&conn->out, n);
@@ -400,14 +473,14 @@ write_some(RedisConnection *conn)
 }
 
 /*
- * Writes once and reads once. Sets *progress if another attempt may succeed at once. Returns false if the connection
- * has failed.
+ * Writes once and reads once. If everything is written, the read may wait a short time, see read_some. Sets *progress if
+ * another attempt may succeed at once. Returns false if the connection has failed.
  */
 static bool
-transfer(RedisConnection *conn, bool *progress)
+transfer(RedisConnection *conn, int64 deadline, bool *progress)
 {
 	ssize_t		written = write_some(conn);
-	ssize_t		received = written < 0 ? -1 : read_some(conn);
+	ssize_t		received = written < 0 ? -1 : read_some(conn, redis_unsent(conn) == 0 ? deadline : DO_NOT_WAIT);
 
 	*progress = written > 0 || received > 0;
 	return received >= 0;
@@ -466,19 +539,26 @@ may_send(RedisConnection *conn)
 	if (conn->failed || conn->waiting)
 		return false;
 	if (conn->outstanding == 0 && redis_unsent(conn) == 0 &&
-		(has_input(conn) || (fence_clock() - conn->read_at > SILENCE_US && read_some(conn) >= 0 && has_input(conn))))
+		(has_input(conn) || (fence_clock() - conn->read_at > SILENCE_US && read_some(conn, DO_NOT_WAIT) >= 0 && has_input(conn))))
 		fail_unasked(conn);
 	return !conn->failed;
+}
+
+/* Makes room for bytes to be sent. Returns false if the connection has failed. */
+static bool
+make_room(RedisConnection *conn, size_t len)
+{
+	if (len > MAX_UNSENT_BYTES || queue_length(&conn->out) > MAX_UNSENT_BYTES - len)
+		return fail(conn, false, "too much is waiting to be sent");
+	return queue_reserve(&conn->out, len) || fail(conn, false, "out of memory");
 }
 
 /* Queues bytes. Returns false if the connection has failed. */
 static bool
 enqueue(RedisConnection *conn, const char *bytes, size_t len)
 {
-	if (len > MAX_UNSENT_BYTES || queue_length(&conn->out) > MAX_UNSENT_BYTES - len)
-		return fail(conn, false, "too much is waiting to be sent");
-	if (!queue_reserve(&conn->out, len))
-		return fail(conn, false, "out of memory");
+	if (!make_room(conn, len))
+		return false;
 	if (len > 0)
 		memcpy(conn->out.data + conn->out.end, bytes, len);
 	conn->out.end += len;
@@ -505,13 +585,17 @@ redis_send(RedisConnection *conn, int argc, const char **argv, const size_t *arg
 	return true;
 }
 
-bool
-redis_send_raw(RedisConnection *conn, const char *bytes, size_t len, int nreplies)
+char *
+redis_begin_raw(RedisConnection *conn, size_t len)
 {
-	if (!may_send(conn) || !enqueue(conn, bytes, len))
-		return false;
+	return may_send(conn) && make_room(conn, len) ? conn->out.data + conn->out.end : NULL;
+}
+
+void
+redis_end_raw(RedisConnection *conn, const char *end, int nreplies)
+{
+	conn->out.end = end - conn->out.data;
 	conn->outstanding += nreplies;
-	return true;
 }
 
 bool
@@ -527,12 +611,12 @@ redis_flush(RedisConnection *conn)
 
 		if (written < 0)
 			return false;
-		if (written == 0 && !transfer(conn, &progress))
+		if (written == 0 && !transfer(conn, DO_NOT_WAIT, &progress))
 			return false;
 	}
 	if (conn->outstanding == 0)
 	{
-		if (read_some(conn) >= 0 && has_input(conn))
+		if (read_some(conn, DO_NOT_WAIT) >= 0 && has_input(conn))
 			fail_unasked(conn);
 	}
 	return !conn->failed;
@@ -567,14 +651,19 @@ redis_poll_reply(RedisConnection *conn)
 	reply = next_reply(conn);
 	if (reply != NULL || conn->failed)
 		return reply;
-	(void) transfer(conn, &progress);
+	(void) transfer(conn, DO_NOT_WAIT, &progress);
 	return next_reply(conn);
 }
 
+/*
+ * The first wait is a short one in recv, because a wait event set takes two more system calls. A signal ends it, so an
+ * interrupt is served at once; one that came just before it waits for SHORT_WAIT_US.
+ */
 redisReply *
 redis_wait_reply(RedisConnection *conn, int64 deadline, uint32 wait_event)
 {
 	redisReply *reply;
+	bool		at_first = true;
 
 	if (conn->waiting)
 		return NULL;
@@ -590,9 +679,14 @@ redis_wait_reply(RedisConnection *conn, int64 deadline, uint32 wait_event)
 	{
 		int			events = WL_SOCKET_READABLE;
 		bool		progress;
+		bool		whole;
 
-		if (!transfer(conn, &progress) || progress)
+		pgstat_report_wait_start(wait_event);
+		whole = transfer(conn, at_first ? deadline : DO_NOT_WAIT, &progress);
+		pgstat_report_wait_end();
+		if (!whole || progress)
 			continue;
+		at_first = false;
 		if (redis_unsent(conn) > 0 || tls_wants_write(conn->ssl))
 			events |= WL_SOCKET_WRITEABLE;
 		if (wait_socket(conn, events, deadline, wait_event) & WL_TIMEOUT)
@@ -684,6 +778,19 @@ finish_connect(RedisConnection *conn, int64 deadline)
 	return true;
 }
 
+/* Makes the socket block, for a short time, where a call does not say MSG_DONTWAIT. */
+static bool
+allow_short_waits(RedisConnection *conn)
+{
+	struct timeval shortly = {.tv_usec = SHORT_WAIT_US};
+	int			flags = fcntl(conn->context->fd, F_GETFL);
+
+	if (flags < 0 || setsockopt(conn->context->fd, SOL_SOCKET, SO_RCVTIMEO, &shortly, sizeof(shortly)) != 0 ||
+		fcntl(conn->context->fd, F_SETFL, flags & ~O_NONBLOCK) != 0)
+		return fail(conn, false, strerror(errno));
+	return true;
+}
+
 /* Executes the TLS handshake, which checks the certificate's name before we send anything. */
 static bool
 secure(RedisConnection *conn, const RedisEndpoint *address, int64 deadline)
@@ -754,7 +861,7 @@ establish(RedisConnection *conn, const RedisEndpoint *address, const RedisUrl *u
 	PG_TRY();
 	{
 		(void) (start_connect(conn, address) && finish_connect(conn, deadline) &&
-				(!url->tls || secure(conn, address, deadline)) &&
+				(url->tls ? secure(conn, address, deadline) : allow_short_waits(conn)) &&
 				authenticate(conn, url, deadline));
 	}
 	PG_CATCH();

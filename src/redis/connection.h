@@ -10,7 +10,7 @@
  *   - Only redis_open and redis_wait_reply block. Both serve interrupts and stop at their deadline.
  *   - After any error, timeout or interrupted wait the connection has failed: it sends nothing more, and the caller must
  *     close it. A late reply would be taken for the answer to another request.
- *   - redis_send, redis_send_raw, redis_flush and redis_close allocate with malloc only and raise nothing, so COMMIT and
+ *   - redis_send, redis_begin_raw, redis_flush and redis_close allocate with malloc only and raise nothing, so COMMIT and
  *     ABORT callbacks may call them.
  */
 #ifndef FENCE_REDIS_CONNECTION_H
@@ -41,8 +41,12 @@ extern void redis_close(RedisConnection *conn);
  */
 extern bool redis_send(RedisConnection *conn, int argc, const char **argv, const size_t *argvlen);
 
-/* Queues bytes that contain exactly nreplies well-formed commands. Returns false if the connection has failed. */
-extern bool redis_send_raw(RedisConnection *conn, const char *bytes, size_t len, int nreplies);
+/*
+ * Queue well-formed commands that the caller writes in place. redis_begin_raw returns where to write up to len bytes, or NULL
+ * if the connection has failed. redis_end_raw then queues what was written up to `end`, which has nreplies replies.
+ */
+extern char *redis_begin_raw(RedisConnection *conn, size_t len);
+extern void redis_end_raw(RedisConnection *conn, const char *end, int nreplies);
 
 /*
  * Writes as much as the socket accepts without waiting. If something is left, or no reply is outstanding, also reads,
@@ -71,6 +75,9 @@ extern redisReply *redis_poll_reply(RedisConnection *conn);
  * interrupt the connection has failed.
  */
 extern redisReply *redis_wait_reply(RedisConnection *conn, int64 deadline, uint32 wait_event);
+
+/* Frees a reply as freeReplyObject does, but keeps memory for the next number. */
+extern void redis_free_reply(redisReply *reply);
 
 /* Returns why the connection has failed (static, or owned by conn), or NULL if it has not. */
 extern const char *redis_error(const RedisConnection *conn);

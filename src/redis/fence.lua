@@ -26,7 +26,6 @@ local MAX_PAYLOAD = 4 * 1024 * 1024    -- bytes of a payload that a reader puts
 local ENDS_KEPT = 10000                -- see note_end()
 local MOST_RESERVED = 100000           -- reserved fences; beyond it, a domain that has more than ...
 local FEW_RESERVED = 1000              -- ... this many is reserved as a whole
-local MOST_FILLS = 100000              -- fill leases since the last turn; beyond it no reader is told to wait
 local GARBAGE_KB = 16384               -- see collect_garbage()
 
 local identity = nil                   -- of this process; the first hello sets it
@@ -34,7 +33,9 @@ local spaces = {}                      -- namespace -> see new_space()
 local headers = {}                     -- "<namespace> <epoch>", as writers send it -> space
 local routes = {}                      -- "<namespace>:f:<domain>:" -> domain; known domains only
 local counter = 0                      -- of this process; goes up only
-local buckets = {}                     -- functions of buckets.lua
+local buckets, fills, hot = {}, {}, {} -- functions of buckets.lua, fills.lua and hot.lua
+local to_sample = 1                    -- calls until the next sample for hot.lua, of these kinds:
+local TOKEN, GET, WRITE = 1, 2, 3
 
 -- While a library loads, Redis 7.0 has no global but redis, and no redis.call. So get string's functions from a string.
 -- register_keyed() and so arm() set redis.call and redis.pcall, before any function touches a key.
@@ -152,8 +153,8 @@ end
 -- ---------------------------------------------------------------------------------------------------------------
 
 -- One PostgreSQL cluster's state in this process.
--- armed: {owner, timeline, server, epoch, number, key, until_ms, granted_ms, ttl, fill_ms, stream_max}; key: name of
--- this process's heartbeat key; granted_ms: until_ms as it was granted, even after a disarm.
+-- armed: {owner, timeline, server, epoch, number, key, until_ms, granted_ms, ttl, fill_ms, warm_rate, stream_max}; key:
+-- name of this process's heartbeat key; granted_ms: until_ms as it was granted, even after a disarm.
 -- slots: false: all; else slot -> true: granted; false: granted and lost (see delete_here()), and then lost has
 -- slot -> a fence that was found elsewhere. since: slot -> number of the grant by which it last came here; includes all
 -- slots that this process was ever granted in the epoch.
@@ -162,14 +163,16 @@ end
 -- ended, ended_before, floor, turn, ends; recent, recent_before: see note_end(). drawn: when the last token was drawn.
 -- whole: number of whole-domain reservations made for rows, because too many rows were reserved (crowded). events:
 -- whether any domain publishes. seen: see pending().
--- filling, filled_before, fills, turned: see turn_fills(). domains: name -> see domain_of().
+-- filling, filled_before, fills, turned, next_fill: see fills.lua. marks, marked_from, running: see marks.lua. hot,
+-- hot_before: see hot.lua. domains: name -> see domain_of().
 local function new_space(ns, armed, slots, grant)
   local since = {}
   for slot in pairs(slots or {}) do since[slot] = grant end
   return { ns = ns, armed = armed, slots = slots, lost = {}, since = since, domains = {}, drawn = counter, whole = 0,
            pending = {}, fences = 0, most = 0, mine = {}, seen = {}, events = false,
            ended = {}, ended_before = {}, recent = {}, recent_before = {}, floor = counter, turn = counter, ends = 0,
-           filling = {}, filled_before = {}, fills = 0, turned = 0 }
+           filling = {}, filled_before = {}, fills = 0, turned = 0, next_fill = 0,
+           marks = {}, marked_from = counter, running = '0' }
 end
 
 -- Draws the token with which the domain's fences begin from now on (head: with a blank). Earlier fences are invalid.
@@ -267,6 +270,12 @@ local function turn_ends(space)
   space.ended_before, space.ended, space.recent_before, space.recent = space.ended, {}, space.recent, {}
 end
 
+-- From now on all permits and acknowledgements from before are worthless.
+local function forget_ends(space)
+  turn_ends(space)
+  turn_ends(space)
+end
+
 -- Remembers that a reservation of the fence has ended, which makes older permits and acknowledgements worthless. stamp:
 -- the transaction that committed the newest version, nil if unknown.
 local function note_end(space, fence, stamp)
@@ -276,12 +285,26 @@ local function note_end(space, fence, stamp)
   if space.ends >= ENDS_KEPT then turn_ends(space) end
 end
 
--- Returns whether no reservation of the fence has ended since that number, and its bucket was open then. If so, and if
--- no other one is pending, what was read from PostgreSQL after the number was given is the newest version.
-local function none_ended(space, fence, since)
+-- Returns the lowest number since which no reservation of the fence has ended and its bucket is open; infinite if the
+-- bucket is closed.
+local function quiet_since(space, fence)
   local ended = space.ended[fence] or space.ended_before[fence] or 0
-  if since < space.floor or ended > since then return false end
-  return not space.share or (buckets.opened(space, fence) or math.huge) <= since
+  if ended < space.floor then ended = space.floor end
+  if not space.share then return ended end
+  local opened = buckets.opened(space, fence) or math.huge
+  return opened > ended and opened or ended
+end
+
+-- If so, and if no other reservation is pending, what was read from PostgreSQL after the number was given is the newest
+-- version.
+local function none_ended(space, fence, since)
+  return quiet_since(space, fence) <= since
+end
+
+-- Returns the stamp of the transaction that committed the newest version; '' if that is not known. Call it only while
+-- nothing is pending.
+local function recent_of(space, fence)
+  return space.recent[fence] or space.recent_before[fence] or ''
 end
 
 -- Returns whether this stamp alone has reserved the fence.
@@ -351,7 +374,7 @@ end
 -- Reserves args[4 .. n + 3] for the stamp and deletes them. Deletes also what is already reserved, because the first
 -- attempt may have failed before it did. Reservations in a lost slot end like all others.
 local function reserve(space, stamp, args, n)
-  local pending, before = space.pending, space.recent_before
+  local pending, recent, before = space.pending, space.recent, space.recent_before
   local room = space.fences + n <= MOST_RESERVED
   for i = 4, n + 3 do
     local fence = args[i]
@@ -367,6 +390,8 @@ local function reserve(space, stamp, args, n)
       end
       if space.mine[stamp] then add_mine(space, stamp, fence) else space.mine[stamp] = fence end
     end
+    -- now, and not at the end: the tables may take turns before that
+    if recent[fence] then recent[fence] = nil end
     if before[fence] then before[fence] = nil end
   end
   if space.fences > space.most then space.most = space.fences end
@@ -515,6 +540,8 @@ local function write(_, args)
   if echo then at = at + 1 end
   if args[at] then ends(space, args, at) end
   if n > 0 and not reserve(space, args[2], args, n) then return echo or 0 end
+  to_sample = to_sample - n
+  while to_sample <= 0 do to_sample = to_sample + hot.sample(space, args[3 + n + to_sample], WRITE) end
   counter = counter + 1
   return echo and counter * 100 + echo or counter
 end
@@ -618,7 +645,8 @@ local function token_of(fence)
   local at = find(fence, ':{', 1, true)
   local d = at and routes[sub(fence, 1, at)] or domain_of_fence(fence)
   if not d or not (d.gate and try('EXISTS', d.gate) == 1 or may_tell(d, fence)) then return '' end
-  d.told = d.told + 1
+  d.told, to_sample = d.told + 1, to_sample - 1
+  if to_sample == 0 then to_sample = hot.sample(d.space, fence, TOKEN) end
   return d.permit_at == counter and d.permit or permit(d)
 end
 
@@ -636,33 +664,11 @@ local function current_head(d, raw)
   return blank and sub(raw, 1, blank)
 end
 
--- Fill leases are in two tables: those given since the last turn, and those before. The next lease or heartbeat
--- discards the older table once all its leases have ended.
-local function turn_fills(space, now)
-  if now - space.turned >= space.armed.fill_ms or now < space.turned then
-    space.filled_before, space.filling, space.fills, space.turned = space.filling, {}, 0, now
-  end
-end
-
--- Returns the milliseconds that another reader still has to fill the fence in; nil: this reader has the lease now. A
--- lease is void once a write has ended since, because that reader's put will be refused.
-local function busy_ms(space, fence)
-  local lease, now = space.armed.fill_ms, now_ms()
-  if lease == 0 then return nil end
-  local fill = space.filling[fence] or space.filled_before[fence]
-  local left = fill and none_ended(space, fence, fill.since) and fill.till - now or 0
-  if left > 0 and left <= lease then return left end
-  turn_fills(space, now)
-  if space.fills < MOST_FILLS then
-    space.filling[fence] = { since = counter, till = now + lease }
-    space.fills = space.fills + 1
-  end
-end
-
 -- get <fence> [<value>] -> hit record | miss permit [busy ms] | pending | unarmed
 -- The slow path of a strong read: says why there is no hit, and asks one of many readers to fill it in. busy: another
--- reader is doing so; a reader that gets again within that time can save PostgreSQL a read. With a value beside the
--- fence (its name with v for f, and a suffix), returns that one: it is current if it has the fence's token and version.
+-- reader is doing so, or too many fill in others (fills.lua); a reader that gets again within that time can save
+-- PostgreSQL a read. With a value beside the fence (its name with v for f, and a suffix), returns that one: it is
+-- current if it has the fence's token and version.
 local function get(keys, args)
   local fence, value = keys[1], keys[2]
   local d = fence and domain_of_fence(fence)
@@ -670,6 +676,8 @@ local function get(keys, args)
     return bad('fence_get', 'expected a fence, or a fence and a value of it')
   end
   if not d then return { 'unarmed' } end
+  to_sample = to_sample - 1
+  if to_sample == 0 then to_sample = hot.sample(d.space, fence, GET) end
   if not is_served(d, fence) or not lease_runs(d.space.armed) then
     count(d, UNARMED)
     return { 'unarmed' }
@@ -684,19 +692,9 @@ local function get(keys, args)
     return { 'hit', both[2] }
   end
   count(d, MISS)
-  if d.space.share then buckets.want(d.space, fence) end
-  local busy = busy_ms(d.space, fence)
+  local busy = fills.busy_ms(d.space, fence, d.space.share and buckets.want(d.space, fence))
   if busy then return { 'miss', permit(d), 'busy', tostring(busy) } end
   return { 'miss', permit(d) }
-end
-
--- release <fence> -> released. The reader that was to fill the fence in found no row, or gives up. So the readers that
--- wait for it need not wait any longer.
-local function release_fill(keys, args)
-  if #keys ~= 1 or #args ~= 0 or not parse(keys[1]) then return bad('fence_release', 'expected a fence') end
-  local d = domain_of_fence(keys[1])
-  if d then d.space.filling[keys[1]], d.space.filled_before[keys[1]] = nil, nil end
-  return { 'released' }
 end
 
 -- check <fence>... | (token version)... -> one text with 1 or 0 for each, all at one moment. For callers that keep
@@ -711,7 +709,8 @@ local function check(keys, args)
     local head = args[2 * i - 1] .. ' ' .. args[2 * i] .. ' '
     local same = d and may_tell(d, fence) and sub(head, 1, #d.head) == d.head
       and try('GETRANGE', fence, 0, #head - 1) == head
-    reply[i] = same and '1' or '0'
+    reply[i], to_sample = same and '1' or '0', to_sample - 1
+    if to_sample == 0 then to_sample = d and hot.sample(d.space, fence, TOKEN) or 1 end
   end
   return table.concat(reply)
 end
@@ -742,9 +741,10 @@ local function get_derived(keys, args)
 end
 
 -- Returns why a put of the fence with this permit is refused, or nil. The token must be the domain's, nothing may be
--- pending, and nothing may have ended since. So a slow reader cannot store what it read before a write.
+-- pending, and nothing may have ended since. So a slow reader cannot store what it read before a write. The lease must
+-- run: what is read later may be a bypass of a server that has not resumed the epoch, while another one will.
 local function refusal_of_put(d, fence, told)
-  if not (d.gate or is_served(d, fence)) then return 'unarmed' end
+  if not (d.gate or is_served(d, fence)) or not lease_runs(d.space.armed) then return 'unarmed' end
   if d.space.share and buckets.want(d.space, fence) then return 'closed' end
   if told ~= d.permit or d.permit_at ~= counter then       -- the permit is older than this moment
     local since = sub(told, 1, #d.head) == d.head and whole(sub(told, #d.head + 1))
@@ -835,7 +835,6 @@ register('fence_domain_end', echoing(domain_end), { 'allow-oom' })
 register_keyed('fence_remove', remove, { 'allow-oom' })
 register('fence_token', token, { 'no-writes', 'allow-cross-slot-keys' })
 register_keyed('fence_get', get, { 'no-writes', 'allow-cross-slot-keys' })
-register('fence_release', release_fill, { 'no-writes' })
 register_keyed('fence_check', check, { 'no-writes', 'allow-cross-slot-keys' })
 register_keyed('fence_get_derived', get_derived, { 'no-writes', 'allow-cross-slot-keys' })
 register_keyed('fence_put', put)

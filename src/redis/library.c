@@ -10,6 +10,7 @@
 #include "utils/builtins.h"
 #include "utils/json.h"
 
+#include "base/position.h"
 #include "base/settings.h"
 #include "domain/catalog.h"
 #include "redis/calls.h"
@@ -273,16 +274,25 @@ library_probe_writes(LibraryCall *call)
 	return passes;
 }
 
+#define SERVER_LEN 20
+
+/* Names a run of the server, by its nonce. */
+static void
+name_server(char name[SERVER_LEN], uint64 nonce)
+{
+	snprintf(name, SERVER_LEN, "%016llx", (unsigned long long) nonce);
+}
+
 bool
 library_arm(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until,
 			const char *slots, uint32 grant, uint32 timeline)
 {
 	char		settings[SETTINGS_LEN];
-	char		server[20];
+	char		server[SERVER_LEN];
 	Call		question;
 
 	calls_settings(settings, grant);
-	snprintf(server, sizeof(server), "%016llx", (unsigned long long) fence_shared->nonce);
+	name_server(server, fence_shared->nonce);
 	call_arm(&question, key, identity, epoch, until, slots, library_owner(), timeline, server, settings);
 	return expect(call, library_ask(call, &question), "armed");
 }
@@ -301,6 +311,51 @@ library_renew(LibraryCall *call, const char *key, const char *identity, const ch
 	*back = reply && calls_string(reply, 3) && strcmp(calls_string(reply, 3), "1") == 0;
 	*came = reply && calls_string(reply, 4) && strcmp(calls_string(reply, 4), "0") != 0;
 	return expect(call, reply, "renewed");
+}
+
+/* Asks for a number, and tells the mark before. Returns -1 if the process did not answer so. */
+static int64
+ask_mark(LibraryCall *call, uint32 epoch, int64 number, const char *position, int64 running)
+{
+	Call		question;
+	redisReply *reply;
+
+	call_mark(&question, epoch, number, position, running);
+	reply = library_ask(call, &question);
+	if (reply)
+	{
+		number = calls_mark(reply);
+		freeReplyObject(reply);
+	}
+	return reply ? number : -1;
+}
+
+bool
+library_mark(LibraryCall *call, uint32 epoch)
+{
+	char		position[POSITION_LEN];
+	int64		number = ask_mark(call, epoch, 0, "", 0);
+
+	if (number < 0)
+		return false;
+	position_now(position);		/* not before the number came: what ends up to the number must be before the position */
+	return ask_mark(call, epoch, number, position, (int64) position_running()) >= 0;
+}
+
+bool
+library_resume(LibraryCall *call, uint32 epoch, const char *identity, uint32 timeline, uint64 before, bool *answered)
+{
+	char		former[SERVER_LEN];
+	char		present[SERVER_LEN];
+	Call		question;
+	redisReply *reply;
+
+	name_server(former, before);
+	name_server(present, fence_shared->nonce);
+	call_resume(&question, epoch, identity, timeline, former, present);
+	reply = library_ask(call, &question);
+	*answered = redis_error(call->conn) == NULL;
+	return expect(call, reply, "resumed");
 }
 
 bool
@@ -427,6 +482,35 @@ library_take_counts(LibraryCall *call, List **list)
 		for (int c = 0; c < COUNTED; c++)
 			counts->counted[c] = strtoll(calls_string(reply, i + 1 + c), NULL, 10);
 		*list = lappend(*list, counts);
+	}
+	freeReplyObject(reply);
+	return true;
+}
+
+bool
+library_hot(LibraryCall *call, HotList *hot)
+{
+	Call		question;
+	redisReply *reply;
+
+	call_hot(&question);
+	reply = library_ask(call, &question);
+	if (reply == NULL || !library_is_list(call, reply, 1 + HOT_KINDS, 2 + HOT_KINDS, "hot keys"))
+		return false;
+	*hot = (HotList) {.ms = strtoll(calls_string(reply, 0), NULL, 10)};
+	for (int kind = 0; kind < HOT_KINDS; kind++)
+		hot->all[kind] = strtoll(calls_string(reply, 1 + kind), NULL, 10);
+	for (size_t i = 1 + HOT_KINDS; i < reply->elements; i += 2 + HOT_KINDS)
+	{
+		HotCalls   *calls = palloc0(sizeof(HotCalls));
+
+		if (strcmp(calls_string(reply, i), "key") == 0)
+			calls->name = pstrdup(calls_string(reply, i + 1));
+		else
+			calls->slot = atoi(calls_string(reply, i + 1));
+		for (int kind = 0; kind < HOT_KINDS; kind++)
+			calls->calls[kind] = strtoll(calls_string(reply, i + 2 + kind), NULL, 10);
+		hot->list = lappend(hot->list, calls);
 	}
 	freeReplyObject(reply);
 	return true;

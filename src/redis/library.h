@@ -60,6 +60,12 @@ extern bool library_arm(LibraryCall *call, const char *key, const char *identity
  */
 extern bool library_renew(LibraryCall *call, const char *key, const char *identity, const char *epoch, int64 until,
 						  const char *slots, uint32 grant, bool *back, bool *came);
+
+/*
+ * Asks whether this run of the server may go on in the epoch that the run `before` has armed, or gone on in. *answered:
+ * the process has answered, so a refusal is final.
+ */
+extern bool library_resume(LibraryCall *call, uint32 epoch, const char *identity, uint32 timeline, uint64 before, bool *answered);
 extern bool library_disarm(LibraryCall *call, uint32 timeline);
 
 /*
@@ -100,12 +106,39 @@ typedef struct DomainCounts
 extern bool library_take_counts(LibraryCall *call, List **list);
 
 /*
+ * The calls of readers and writers that the process has sampled: tokens and checks, gets, reservations. A list of what
+ * they concern, and `all` of them.
+ */
+#define HOT_KINDS 3
+typedef struct HotCalls
+{
+	char	   *name;			/* of a fence; NULL: of a slot */
+	int			slot;
+	int64		calls[HOT_KINDS];
+} HotCalls;
+
+typedef struct HotList
+{
+	int64		ms;				/* they were made in the last `ms` milliseconds */
+	int64		all[HOT_KINDS];
+	List	   *list;			/* of HotCalls; a name may be there twice, each time with a part of its calls */
+} HotList;
+
+extern bool library_hot(LibraryCall *call, HotList *hot);
+
+/*
  * library_send sends without waiting. library_finish waits for all replies that are outstanding, library_next for the
  * first one. Return false on an error, or if no reply arrives.
  */
 extern bool library_send(LibraryCall *call, int argc, const char **argv);
 extern bool library_next(LibraryCall *call);
 extern bool library_finish(LibraryCall *call);
+
+/*
+ * Tells the process a mark (marks.lua), for readers on standbys: gets a number, then reads the position of this server,
+ * then sends both. Returns false if the process did not answer.
+ */
+extern bool library_mark(LibraryCall *call, uint32 epoch);
 
 /* Sends and waits. Returns NULL if the reply is an error or does not arrive. The caller frees it with freeReplyObject. */
 extern redisReply *library_call(LibraryCall *call, int argc, const char **argv);

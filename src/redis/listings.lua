@@ -35,7 +35,7 @@ local function status(keys, args)
     end
   end
   for stamp, of in pairs(d.pending) do list(stamp, 'domain', tostring(now - of.since)) end
-  if #reply == 3 then reply[3] = space.recent[fence] or space.recent_before[fence] or '' end
+  if #reply == 3 then reply[3] = recent_of(space, fence) end
   return reply
 end
 

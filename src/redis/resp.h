@@ -33,15 +33,24 @@ resp_has_room(const RespBuffer *buffer, size_t len)
 	return buffer->len + len + 32 <= sizeof(buffer->bytes);
 }
 
+/* Writes a number, which is small most of the time. Returns its end. */
+static inline char *
+resp_digits(char *p, int64 number)
+{
+	if (number < 0 || number >= 100)
+		return p + pg_lltoa(number, p);
+	if (number >= 10)
+		*p++ = '0' + number / 10;
+	*p++ = '0' + number % 10;
+	return p;
+}
+
 /* Writes a line with a count of strings ('*') or of bytes ('$'). Returns its end. */
 static inline char *
 resp_line(char *p, char what, int64 number)
 {
 	*p++ = what;
-	if (number >= 0 && number < 10)
-		*p++ = '0' + number;
-	else
-		p += pg_lltoa(number, p);
+	p = resp_digits(p, number);
 	*p++ = '\r';
 	*p++ = '\n';
 	return p;

@@ -200,6 +200,13 @@ tls_handshake(redisContext *context, struct ssl_st **connection, const RedisEndp
 	return TLS_FAILED;
 }
 
+ssize_t
+tls_read(redisContext *context, char *buf, size_t len)
+{
+	ERR_clear_error();
+	return context->funcs->read(context, buf, len);
+}
+
 #else							/* !FENCE_TLS */
 
 TlsStep
@@ -210,6 +217,15 @@ tls_handshake(redisContext *context, struct ssl_st **ssl, const RedisEndpoint *a
 	(void) address;
 	strlcpy(why, TLS_MISSING, size);
 	return TLS_FAILED;
+}
+
+ssize_t
+tls_read(redisContext *context, char *buf, size_t len)
+{
+	(void) context;
+	(void) buf;
+	(void) len;
+	return -1;
 }
 
 bool

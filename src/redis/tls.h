@@ -34,7 +34,13 @@ extern TlsStep tls_handshake(redisContext *context, struct ssl_st **ssl, const R
 /* Returns whether OpenSSL must write before it can read. ssl NULL (no TLS): false. */
 extern bool tls_wants_write(const struct ssl_st *ssl);
 
-/* Clears OpenSSL's queue of errors before a read or write. OpenSSL would take an old error for a new one. */
+/*
+ * Reads from a connection with TLS, bypassing hiredis' reader. Returns the number of bytes; 0 if there are none now; -1 if
+ * the connection has ended (context->errstr says why).
+ */
+extern ssize_t tls_read(redisContext *context, char *buf, size_t len);
+
+/* Clears OpenSSL's queue of errors before a write. OpenSSL would take an old error for a new one. */
 extern void tls_forget_errors(const struct ssl_st *ssl);
 
 /* Returns why reading or writing failed, if OpenSSL knows it, else `otherwise`. */

@@ -366,10 +366,16 @@ topology_has_slots(int node)
 }
 
 void
-topology_dismiss(RedisNode *node)
+topology_hang_up(RedisNode *node)
 {
 	redis_close(node->conn);
 	node->conn = NULL;
+}
+
+void
+topology_dismiss(RedisNode *node)
+{
+	topology_hang_up(node);
 	node->present = false;
 	node->dismissed = true;
 }
@@ -404,8 +410,7 @@ topology_heartbeat_key(const RedisNode *node)
 static void
 forget(RedisNode *node)
 {
-	redis_close(node->conn);
-	node->conn = NULL;
+	topology_hang_up(node);
 	node->failures++;
 	if (topology->distrust)
 		topology->distrust();

@@ -63,6 +63,9 @@ extern bool topology_has_slots(int node);
 /* Closes the connection of a node that has no slots any more. The node keeps its index, and can be greeted again. */
 extern void topology_dismiss(RedisNode *node);
 
+/* Closes a connection that has failed. The next greeting opens another one. */
+extern void topology_hang_up(RedisNode *node);
+
 /* Writes which node could be granted each slot: its owner if that node is present, else SLOT_NOBODY. */
 extern void topology_slots(unsigned char map[SLOTS]);
 

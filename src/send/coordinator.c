@@ -29,8 +29,10 @@
 /* State of the current transaction */
 static Reservation *waiting[QUEUE_ANSWERS];	/* by message number: reservations whose answers are outstanding */
 static bool any_waiting = false;	/* `waiting` may have an entry */
-static StringInfoData commit_messages;	/* a Message, its bytes, a Message, ... */
-static bool commit_prepared = false;
+static bool any_sent = false;	/* a reservation was sent, so something must be ended */
+static StringInfoData kept;		/* what COMMIT is to send, as far as PRE_COMMIT has made it: a Message, its bytes, a Message, ... */
+static bool ends_kept = false;	/* that includes the messages that end the reservations */
+static int64 committed_at = 0;	/* in COMMIT: the time by fence_clock() */
 
 static uint64 first_end = 0;	/* first message that ended a transaction since this backend last waited for such messages */
 static uint64 last_end = 0;		/* last such message; 0: none */
@@ -39,13 +41,6 @@ const char *
 coordinator_problem(void)
 {
 	return link_problem;
-}
-
-/* Deadline for a reply that is requested now, or waited for from now on. */
-static int64
-reply_deadline(void)
-{
-	return fence_clock() + setting_timeout_us();
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -84,7 +79,7 @@ await_carried(int64 deadline)
 void
 coordinator_await_messages(void)
 {
-	int64		deadline = reply_deadline();
+	int64		deadline = wire_deadline();
 
 	(void) wire_collect(deadline);
 	await_carried(deadline);
@@ -121,7 +116,7 @@ coordinator_ask(const char *fence, int n, const Call *calls, redisReply **replie
 	int			node;
 
 	coordinator_await_messages();
-	return find_node(fence, &node) && wire_ask(node, n, calls, replies, reply_deadline());
+	return find_node(fence, &node) && wire_ask(node, n, calls, replies, wire_deadline());
 }
 
 /* Does not wait for what is outstanding on the same wire, because that arrives first. */
@@ -131,8 +126,8 @@ coordinator_ask_once(const char *fence, const Call *call, redisReply **reply)
 	int			node;
 
 	wire_send(true);
-	await_carried(reply_deadline());
-	return find_node(fence, &node) && wire_ask_once(node, call, reply, reply_deadline());
+	await_carried(wire_deadline());
+	return find_node(fence, &node) && wire_ask_once(node, call, reply, wire_deadline());
 }
 
 bool
@@ -140,13 +135,13 @@ coordinator_pipeline(const char *key, int argc, const char **argv, const size_t 
 {
 	int			node;
 
-	return find_node(key, &node) && wire_pipeline(node, argc, argv, argvlen, answer, number, reply_deadline());
+	return find_node(key, &node) && wire_pipeline(node, argc, argv, argvlen, answer, number, wire_deadline());
 }
 
 bool
 coordinator_collect(void)
 {
-	return wire_collect(reply_deadline());
+	return wire_collect(wire_deadline());
 }
 
 bool
@@ -199,7 +194,7 @@ static void
 note_sent(Reservation *r, int node, FenceWord word)
 {
 	r->node = node;
-	r->sent = true;
+	r->sent = any_sent = true;
 	r->sent_word = word;
 }
 
@@ -214,14 +209,13 @@ ask_for_row(Reservation *r, FenceWord word)
 	int			node = fence_node_of(r->name);
 
 	forget_message(r);
-
 	if (node == SLOT_NOBODY)
 	{
 		/* no process may answer readers in this slot in this epoch, so there is nobody to tell */
 		r->acked_word = word;
 		return true;
 	}
-	if (!wire_reserve(r, node, word, reply_deadline()))
+	if (!wire_reserve(r, node, word))
 		return false;
 	note_sent(r, node, word);
 	return true;
@@ -290,7 +284,7 @@ take_answer(Reservation *r, AnswerKind answer)
 static bool
 await_answer(Reservation *r)
 {
-	AnswerKind	answer = send_queue_wait(r->message, reply_deadline());
+	AnswerKind	answer = send_queue_wait(r->message, wire_deadline());
 
 	if (answer == ANSWER_NONE || answer == ANSWER_FAILED)
 		send_queue_problem(link_problem, sizeof(link_problem), answer == ANSWER_NONE);
@@ -376,7 +370,7 @@ post_patiently(Reservation *r, FenceWord word)
 
 	if (!make_room(true))
 		return false;
-	for (deadline = reply_deadline(); !post_reserve(r, word);)
+	for (deadline = wire_deadline(); !post_reserve(r, word);)
 	{
 		if (fence_clock() > deadline)
 		{
@@ -442,7 +436,7 @@ coordinator_reserve_one(FenceWord word, Reservation *r)
 {
 	if (!ask_if_missing(r, word, false))
 		return false;
-	(void) wire_collect(reply_deadline());
+	(void) wire_collect(wire_deadline());
 	return ask_if_missing(r, word, true) && is_granted(r, word);
 }
 
@@ -501,7 +495,8 @@ stays(const Reservation *r, bool committing)
 
 /*
  * Returns the smallest number of the transaction's reservations at the target. Redis needs it to tell standbys who
- * committed last. Returns 0 if a reservation has no number, or if there are no standbys.
+ * committed last. Returns 0 if a reservation has no number, if there are no standbys, or if a key has lost its row: an
+ * INSERT, which need not reserve, may then give the key another row of which Redis knows nothing.
  */
 static int64
 smallest_number(const Target *target)
@@ -514,7 +509,7 @@ smallest_number(const Target *target)
 	{
 		if (!is_of(r, target) || r->stamp)
 			continue;
-		if (r->number == 0)
+		if (r->number == 0 || r->lost)
 			return 0;
 		smallest = smallest ? Min(smallest, r->number) : r->number;
 	}
@@ -547,6 +542,7 @@ count_rows(const Target *target, bool committing)
 	}
 	if (count.slot < 0)
 		count.slot = METRIC_OTHER_SLOT;
+	count.committed_at = count.commits > 0 ? committed_at : 0;
 	return count;
 }
 
@@ -581,7 +577,7 @@ emit_domains(bool committing, EmitMessage emit)
 	for (Reservation *r = ledger_first(); r != NULL; r = r->next)
 	{
 		bool		commit = committing && r->applied != NO_VERSION;
-		MessageCount count = {.slot = r->metrics, .commits = commit, .aborts = !commit};
+		MessageCount count = {.slot = r->metrics, .commits = commit, .aborts = !commit, .committed_at = commit ? committed_at : 0};
 		Call		call;
 		Message		message;
 
@@ -594,11 +590,30 @@ emit_domains(bool committing, EmitMessage emit)
 	return ok;
 }
 
+/* Emits all messages that end reservations. Returns false if one of them could not be emitted. */
+static bool
+emit_ends(bool committing, EmitMessage emit)
+{
+	Target		target = {.node = -1};
+	bool		ok = emit_domains(committing, emit);
+
+	while (next_target(&target))
+		ok = emit_words(&target, committing, emit) && ok;
+	return ok;
+}
+
 static bool
 keep_message(const Message *message)
 {
-	appendBinaryStringInfo(&commit_messages, (const char *) message, sizeof(Message));
-	appendBinaryStringInfo(&commit_messages, message->bytes, message->len);
+	if (kept.data == NULL)
+	{
+		MemoryContext old = MemoryContextSwitchTo(TopTransactionContext);
+
+		initStringInfo(&kept);
+		MemoryContextSwitchTo(old);
+	}
+	appendBinaryStringInfo(&kept, (const char *) message, sizeof(Message));
+	appendBinaryStringInfo(&kept, message->bytes, message->len);
 	return true;
 }
 
@@ -633,7 +648,8 @@ keep_rows(const Target *target)
 		if (!is_of(r, target) || !is_told(r) || !(stored || r->events) || n == WRITE_CALL_FENCES ||
 			rows.len + (stored ? strlen(r->payload) : 0) > STORE_BYTES)
 			continue;
-		calls_store_row(&rows, r->name, r->number, r->applied, stored ? r->ttl_ms : STORE_NOTHING, stored ? r->payload : "");
+		/* as in smallest_number: nobody is told who took a row away */
+		calls_store_row(&rows, r->name, r->lost && !stored ? 0 : r->number, r->applied, stored ? r->ttl_ms : STORE_NOTHING, stored ? r->payload : "");
 		n++;
 	}
 	if (n > 0)
@@ -677,26 +693,24 @@ coordinator_post(const Message *message)
 	return number != 0;
 }
 
+/* COMMIT can make the other messages itself. A message with rows takes memory. */
 void
 coordinator_prepare_commit(void)
 {
-	MemoryContext old = MemoryContextSwitchTo(TopTransactionContext);
 	Target		target = {.node = -1};
-	bool		tell = any_told();
 	bool		ok;
 
-	initStringInfo(&commit_messages);
-	MemoryContextSwitchTo(old);
+	if (!any_sent || !any_told())
+		return;
 	ok = emit_domains(true, keep_message);
 	while (next_target(&target))
 	{
-		if (tell)
-			keep_rows(&target);
+		keep_rows(&target);
 		ok = emit_words(&target, true, keep_message) && ok;
 	}
 	if (!ok)
 		elog(ERROR, "could not write what ends the reservations");
-	commit_prepared = true;
+	ends_kept = true;
 }
 
 /*
@@ -728,8 +742,6 @@ coordinator_prepare_announcement(void)
 	if (WORD_STATE(word) != FENCE_OPEN || fence_word() != word)
 		return;
 	send_queue_join();
-	if (!commit_prepared)
-		coordinator_prepare_commit();
 	foreach(cell, domain_list_own())
 	{
 		DomainRef  *domain = lfirst(cell);
@@ -740,35 +752,44 @@ coordinator_prepare_announcement(void)
 	}
 }
 
-void
-coordinator_forget(void)
+/* Stops waiting for answers, because the transaction ends. */
+static void
+forget_answers(void)
 {
-	commit_prepared = false;
 	if (any_waiting)
 		memset(waiting, 0, sizeof(waiting));
 	any_waiting = false;
 	wire_forget();
 }
 
+static void
+forget_sent(void)
+{
+	kept.data = NULL;
+	ends_kept = any_sent = false;
+}
+
 void
-coordinator_commit(void)
+coordinator_forget(void)
+{
+	forget_answers();
+	forget_sent();
+}
+
+static bool
+post_kept(void)
 {
 	bool		ok = true;
 	bool		told = false;	/* the rows' message was sent and ends the transaction, so the next one is not needed */
-	int64		now;
 
-	if (!commit_prepared)
-		return;
-	coordinator_forget();
-	now = fence_clock();
-	for (const char *p = commit_messages.data; p < commit_messages.data + commit_messages.len;)
+	for (const char *p = kept.data; p < kept.data + kept.len;)
 	{
 		Message		message;
 
 		memcpy(&message, p, sizeof(message));
 		message.bytes = p + sizeof(message);
 		p = message.bytes + message.len;
-		message.count.committed_at = message.count.commits > 0 ? now : 0;
+		message.count.committed_at = message.count.commits > 0 ? committed_at : 0;
 		if (message.spare)
 			told = !wire_is_busy(message.node) && coordinator_post(&message);
 		else
@@ -777,6 +798,22 @@ coordinator_commit(void)
 			told = false;
 		}
 	}
+	return ok;
+}
+
+void
+coordinator_commit(void)
+{
+	bool		ok;
+
+	if (!any_sent && kept.data == NULL)
+		return;
+	forget_answers();
+	committed_at = fence_clock();
+	ok = ends_kept || emit_ends(true, coordinator_post);
+	ok = (kept.data == NULL || post_kept()) && ok;
+	committed_at = 0;
+	forget_sent();
 	if (!ok)
 		fence_wake_patrol();
 }
@@ -784,13 +821,7 @@ coordinator_commit(void)
 void
 coordinator_abort(void)
 {
-	Target		target = {.node = -1};
-	bool		ok;
-
 	coordinator_forget();
-	ok = emit_domains(false, coordinator_post);
-	while (next_target(&target))
-		ok = emit_words(&target, false, coordinator_post) && ok;
-	if (!ok)
+	if (!emit_ends(false, coordinator_post))
 		fence_wake_patrol();
 }

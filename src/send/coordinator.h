@@ -40,8 +40,8 @@ extern bool coordinator_reserve_one(FenceWord word, Reservation *reservation);
 extern const char *coordinator_problem(void);
 
 /*
- * coordinator_prepare_commit formats what COMMIT will send. It sends nothing and may raise (memory). coordinator_commit
- * then neither allocates nor raises nor waits. The patrol settles what does not arrive.
+ * coordinator_prepare_commit formats what COMMIT will send and what takes memory: rows. It sends nothing and may raise
+ * (memory). coordinator_commit then neither allocates nor raises nor waits. The patrol settles what does not arrive.
  */
 extern void coordinator_prepare_commit(void);
 extern void coordinator_commit(void);

@@ -84,10 +84,11 @@ answer_joint(const Expected *e, const redisReply *reply)
 	if (--joint->left > 0)
 		return;
 	if (joint->reserves)
-		metrics_add(e->count.slot, joint->failed ? METRIC_DOMAIN_RESERVE_FAILED : METRIC_DOMAIN_RESERVE_GRANTED, 1);
+		metrics_add(e->count.slot, !joint->failed ? METRIC_DOMAIN_RESERVE_GRANTED :
+					joint->ended == MESSAGE_UNANSWERED ? METRIC_DOMAIN_RESERVE_TIMEOUT : METRIC_DOMAIN_RESERVE_FAILED, 1);
 	else
 		metrics_count_end(&e->count, true, joint->ended);
-	if (!joint->reserves && joint->ended == MESSAGE_LOST)
+	if (!joint->reserves && joint->ended >= MESSAGE_LOST)
 		fence_wake_patrol();
 	send_queue_give_answer(e->process, e->number, joint->failed ? ANSWER_FAILED : ANSWER_GRANTED);
 	pfree(joint);
@@ -415,7 +416,8 @@ fence_courier_main(Datum arg)
 		open_buckets();
 		for (int i = 0; i < nlinks; i++)
 			heard = collect_answers(i) || heard;
-		naps = carried || heard || send_queue_is_in_use() ? NAPS : Max(naps - 1, 0);
+		/* an answer alone begins no naps: while all is quiet, buckets are asked for again and again */
+		naps = carried || (heard && naps > 0) || send_queue_is_in_use() ? NAPS : Max(naps - 1, 0);
 		sleep_until_needed(naps > 0);
 		/* read from idle connections, to notice that Redis closed them before the next message needs one */
 		for (int i = 0; i < nlinks; i++)

@@ -11,7 +11,6 @@
 
 #include "access/xact.h"
 #include "common/hashfn.h"
-#include "utils/hsearch.h"
 #include "utils/memutils.h"
 
 #include "domain/domain_cache.h"
@@ -21,7 +20,29 @@ typedef struct LedgerEntry
 {
 	const char *name;			/* hash key, compared by content */
 	Reservation *reservation;
+	uint32		hash;
+	char		status;			/* belongs to simplehash.h */
 } LedgerEntry;
+
+static uint32
+hash_name(const char *name)
+{
+	return hash_bytes((const unsigned char *) name, strlen(name));
+}
+
+/* Many rows of one transaction are looked up one by one, and dynahash would take twice as long. */
+#define SH_PREFIX		names
+#define SH_ELEMENT_TYPE	LedgerEntry
+#define SH_KEY_TYPE		const char *
+#define SH_KEY			name
+#define SH_HASH_KEY(table, key)	hash_name(key)
+#define SH_EQUAL(table, a, b)	(strcmp(a, b) == 0)
+#define SH_STORE_HASH
+#define SH_GET_HASH(table, entry)	((entry)->hash)
+#define SH_SCOPE		static inline
+#define SH_DECLARE
+#define SH_DEFINE
+#include "lib/simplehash.h"
 
 #define FEW		4				/* up to this many are found by a linear search, which is faster than to build a hash table */
 
@@ -52,11 +73,12 @@ typedef struct Level
 	int			first;
 } Level;
 
-static HTAB *entries = NULL;	/* reservations without a stamp of their own; NULL: there are only a few */
+static names_hash *entries = NULL;	/* reservations without a stamp of their own; NULL: there are only a few */
 static int	nreservations = 0;
 static Reservation *first_reservation = NULL;
 static Reservation **last_link = &first_reservation;
 static DomainCount *domain_counts = NULL;
+static DomainCount first_count; /* the only one in most transactions */
 static bool catalog_changed = false;
 static Size payload_bytes = 0;	/* of all payloads, current and saved */
 
@@ -68,46 +90,23 @@ static Level *levels = NULL;
 static int	nlevels = 0,
 			levels_size = 0;
 
-static uint32
-name_hash(const void *key, Size size)
-{
-	const char *name = *(const char *const *) key;
-
-	(void) size;
-	return DatumGetUInt32(hash_any((const unsigned char *) name, strlen(name)));
-}
-
-static int
-name_compare(const void *a, const void *b, Size size)
-{
-	(void) size;
-	return strcmp(*(const char *const *) a, *(const char *const *) b);
-}
-
 static void
-add_to_table(HTAB *table, const char *name, Reservation *r)
+add_to_table(names_hash *table, const char *name, uint32 hash, Reservation *r)
 {
-	LedgerEntry *entry = hash_search(table, &name, HASH_ENTER, NULL);
+	bool		found;
 
-	entry->reservation = r;
+	names_insert_hash(table, name, hash, &found)->reservation = r;
 }
 
 /* Builds the hash table of all reservations that ledger_find() must find. */
-static HTAB *
+static names_hash *
 make_table(void)
 {
-	HTAB	   *table;
-	HASHCTL		control = {0};
+	names_hash *table = names_create(TopTransactionContext, 64, NULL);
 
-	control.keysize = sizeof(char *);
-	control.entrysize = sizeof(LedgerEntry);
-	control.hash = name_hash;
-	control.match = name_compare;
-	control.hcxt = TopTransactionContext;
-	table = hash_create("pgcache_fence ledger", 32, &control, HASH_ELEM | HASH_FUNCTION | HASH_COMPARE | HASH_CONTEXT);
 	for (Reservation *r = first_reservation; r != NULL; r = r->next)
 		if (r->stamp == NULL)
-			add_to_table(table, r->name, r);
+			add_to_table(table, r->name, hash_name(r->name), r);
 	return table;
 }
 
@@ -129,7 +128,8 @@ count_of(int64 domain_id)
 
 	if (count == NULL)
 	{
-		count = MemoryContextAllocZero(TopTransactionContext, sizeof(DomainCount));
+		count = domain_counts == NULL ? memset(&first_count, 0, sizeof(DomainCount)) :
+			MemoryContextAllocZero(TopTransactionContext, sizeof(DomainCount));
 		count->domain_id = domain_id;
 		count->next = domain_counts;
 		domain_counts = count;
@@ -226,10 +226,40 @@ row_bucket(const Domain *domain, const char *name)
 	return domain->scope == SCOPE_MANUAL || domain->events ? ALWAYS_RESERVED : bucket_of(name);
 }
 
+/* hash: of the name, if there is a table */
+static Reservation *
+find(const char *name, uint32 hash)
+{
+	Reservation *r = first_reservation;
+
+	if (entries != NULL)
+	{
+		LedgerEntry *entry = names_lookup_hash(entries, name, hash);
+
+		return entry ? entry->reservation : NULL;
+	}
+	while (r != NULL && (r->stamp != NULL || strcmp(r->name, name) != 0))
+		r = r->next;
+	return r;
+}
+
+static uint32
+hash_if_needed(const char *name)
+{
+	return entries != NULL ? hash_name(name) : 0;
+}
+
+Reservation *
+ledger_find(const char *name)
+{
+	return find(name, hash_if_needed(name));
+}
+
 Reservation *
 ledger_reservation(ReservationKind kind, const char *name, const Domain *domain)
 {
-	Reservation *r = ledger_find(name);
+	uint32		hash = hash_if_needed(name);
+	Reservation *r = find(name, hash);
 	DomainCount *of_domain;
 
 	ledger_require_open();
@@ -240,7 +270,7 @@ ledger_reservation(ReservationKind kind, const char *name, const Domain *domain)
 	name = strcpy((char *) (r + 1), name);
 	/* if this raises for lack of memory, the reservation is not in the list yet */
 	if (entries != NULL)
-		add_to_table(entries, name, r);
+		add_to_table(entries, name, hash, r);
 	initialise(r, kind, name, domain);
 	r->manual = kind == RESERVE_ROW && domain->scope == SCOPE_MANUAL;
 	r->notify = domain->notify;
@@ -257,22 +287,6 @@ ledger_reservation(ReservationKind kind, const char *name, const Domain *domain)
 		of_domain->whole = r;
 	if (entries == NULL && nreservations > FEW)
 		entries = make_table();
-	return r;
-}
-
-Reservation *
-ledger_find(const char *name)
-{
-	Reservation *r = first_reservation;
-
-	if (entries != NULL)
-	{
-		LedgerEntry *entry = hash_search(entries, &name, HASH_FIND, NULL);
-
-		return entry ? entry->reservation : NULL;
-	}
-	while (r != NULL && (r->stamp != NULL || strcmp(r->name, name) != 0))
-		r = r->next;
 	return r;
 }
 

@@ -45,6 +45,7 @@ typedef struct Reservation
 	int64		ttl_ms;
 
 	int64		wanted;			/* highest version that a statement requested; NO_VERSION: none */
+	bool		lost;			/* a statement took the key's row away, perhaps in a savepoint that was rolled back */
 	int64		leaving;		/* version of the tombstone, from BEFORE ROW to AFTER ROW of a DELETE; else NO_VERSION */
 	bool		sent;			/* it was sent, so the end of the transaction must end it */
 	FenceWord	sent_word;		/* word under which it was sent last; it must be ended in the epoch of this word */

@@ -83,7 +83,7 @@ deliver(Link *link, redisReply *reply)
 		if (e->last)
 			break;
 	}
-	freeReplyObject(reply);
+	redis_free_reply(reply);
 	return ok;
 }
 
@@ -179,7 +179,7 @@ link_answer_end(const Expected *e, const redisReply *reply)
 	metrics_count_end(&e->count, false, result);
 	if (e->process >= 0)
 		send_queue_give_answer(e->process, e->number, reply ? ANSWER_GRANTED : ANSWER_FAILED);
-	if (result == MESSAGE_LOST)
+	if (result >= MESSAGE_LOST)
 		fence_wake_patrol();	/* unarmed means a newer epoch, so no reservation is left to end */
 }
 
@@ -190,7 +190,7 @@ link_granted(const Expected *e, const redisReply *reply)
 
 	if (reply && !granted)
 		link_note_refusal(reply);
-	metrics_add(e->count.slot, granted ? METRIC_RESERVE_GRANTED : METRIC_RESERVE_FAILED, 1);
+	metrics_add(e->count.slot, granted ? METRIC_RESERVE_GRANTED : reply ? METRIC_RESERVE_FAILED : METRIC_RESERVE_TIMEOUT, 1);
 	return granted;
 }
 

@@ -17,7 +17,7 @@
  *   - A draft and outstanding replies exist only while there is a connection.
  *   - A connection belongs to the node as the table had it at the time. link_check closes it if the node has changed.
  *
- * Functions marked "Usable in COMMIT and ABORT" neither wait nor raise, and allocate only what redis_send_raw needs
+ * Functions marked "Usable in COMMIT and ABORT" neither wait nor raise, and allocate only what redis_begin_raw needs
  * (malloc).
  */
 #ifndef FENCE_LINK_H

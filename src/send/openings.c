@@ -18,7 +18,12 @@
 #include "base/word.h"
 #include "send/openings.h"
 
-#define PAUSE_US		INT64CONST(5000)	/* between two calls of fence_open if nothing is wanted */
+/* Microseconds between two calls of fence_open at one process: */
+#define PAUSE_US		INT64CONST(5000)	/* while its readers have missed something lately */
+#define IDLE_PAUSE_US	INT64CONST(15000)	/* if not: a first miss must be noticed soon, too */
+#define HURRIED_PAUSE_US INT64CONST(1000)	/* if a reader of this server was refused */
+#define LATELY_US		INT64CONST(1000000)
+
 #define CLOSED_PAUSE_MS	100				/* between two looks at the word while the fences are not OPEN */
 #define MOST_WANTED		1000			/* buckets in one call; buckets.lua names no more */
 
@@ -26,12 +31,15 @@ typedef struct Opening
 {
 	bool		asked;			/* a reply is outstanding */
 	int64		next_at;		/* fence_clock() time of the next call */
+	int64		called_at;		/* of the last call */
+	int64		wanted_at;		/* of the last answer that named something */
 	uint32		epoch;			/* the bits were set in this epoch and turn; only there they may be opened */
 	uint32		turn;
 	int			n;				/* buckets that are to be opened */
 	int			buckets[MOST_WANTED];
 	int			nseen;			/* commits that were under way when the bits were set, and still are */
 	FlagSeen   *seen;
+	int64		wait_since;		/* fence_clock() time at which the bits were set */
 	uint32		asked_epoch;	/* epoch and turn of the call that is outstanding */
 	uint32		asked_turn;
 	uint32		gone_epoch;		/* in this epoch and turn, nothing is left that was stored before the turn */
@@ -70,6 +78,10 @@ openings_begin_round(void)
 		return false;
 	if (buckets_epoch() != WORD_EPOCH(word))
 		buckets_begin(WORD_EPOCH(word));
+	if (buckets_is_hurry())
+		for (int i = 0; i < nlinks; i++)
+			if (openings[i])
+				openings[i]->next_at = Min(openings[i]->next_at, openings[i]->called_at + HURRIED_PAUSE_US);
 	(void) buckets_take_turn();
 	buckets_now(&now);
 	metrics_set_server(SERVER_METRIC_BUCKETS_SET, now.set + now.set_before);
@@ -107,6 +119,7 @@ take_wanted(Opening *opening, const char *wanted)
 	}
 	if (opening->n > 0)
 		opening->nseen = fence_commit_flags_of_part(opening->seen);
+	opening->wait_since = fence_clock();
 }
 
 static void
@@ -124,8 +137,10 @@ answer_open(const Expected *e, const redisReply *reply)
 		opening->gone_turn = opening->asked_turn;
 	}
 	take_wanted(opening, answer.wanted);
-	if (opening->n > 0)
-		opening->next_at = 0;
+	if (opening->n == 0)
+		return;
+	opening->next_at = 0;
+	opening->wanted_at = fence_clock();
 }
 
 void
@@ -147,7 +162,8 @@ openings_send(Link *link)
 	opening->asked = true;
 	opening->asked_epoch = buckets_epoch();
 	opening->asked_turn = buckets_turn();
-	opening->next_at = fence_clock() + PAUSE_US;
+	opening->called_at = fence_clock();
+	opening->next_at = opening->called_at + (opening->called_at < opening->wanted_at + LATELY_US ? PAUSE_US : IDLE_PAUSE_US);
 	(void) calls_encode(&strings, &call);
 	message.strings = strings.strings;
 	message.bytes = strings.bytes;
@@ -159,6 +175,12 @@ openings_send(Link *link)
 void
 openings_end_round(int nnodes, const bool granted[])
 {
+	int64		since = 0;
+
+	for (int i = 0; i < nnodes; i++)
+		if (openings[i] && openings[i]->nseen > 0 && (since == 0 || openings[i]->wait_since < since))
+			since = openings[i]->wait_since;
+	buckets_note_wait(since);
 	if (!buckets_has_before())
 		return;
 	for (int i = 0; i < nnodes; i++)
@@ -170,7 +192,7 @@ openings_end_round(int nnodes, const bool granted[])
 long
 openings_pause(void)
 {
-	int64		first = PAUSE_US;
+	int64		first = IDLE_PAUSE_US;
 
 	if (setting_watch_buckets == 0)
 		return -1;

@@ -76,6 +76,12 @@ hang_up_all(int code, Datum arg)
 	}
 }
 
+int64
+wire_deadline(void)
+{
+	return fence_clock() + setting_timeout_us();
+}
+
 static Link *
 wire_to(int node)
 {
@@ -94,7 +100,14 @@ call(Link *wire, int64 deadline)
 	return link_connect(wire, deadline, CALL_AGAIN_US, CALL_AGAIN_TIMES);
 }
 
-/* Makes sure that the wire is connected and has room for the replies to one more call. On failure link_problem says why. */
+/* Returns whether the wire is connected and has room for the replies to one more call. */
+static bool
+is_ready(Link *wire)
+{
+	return link_check(wire) && link_room(wire) > MAX_ANSWERS;
+}
+
+/* Makes the wire so. On failure link_problem says why. */
 static bool
 get_ready(Link *wire, int64 deadline)
 {
@@ -182,13 +195,14 @@ wire_stamp(const Reservation *r)
 }
 
 bool
-wire_reserve(Reservation *r, int node, FenceWord word, int64 deadline)
+wire_reserve(Reservation *r, int node, FenceWord word)
 {
 	Link	   *wire = wire_to(node);
 
 	if (link_has_draft(wire) && (wire->draft_epoch != WORD_EPOCH(word) || !write_call_takes(wire->draft, wire_stamp(r))))
 		(void) send_draft(wire);
-	if (!link_has_draft(wire) && !get_ready(wire, deadline))
+	/* a deadline takes a look at the clock, and most rows need none */
+	if (!link_has_draft(wire) && !is_ready(wire) && !get_ready(wire, wire_deadline()))
 		return false;
 	r->message = ++reservations;
 	r->by_courier = false;

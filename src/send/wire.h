@@ -25,10 +25,13 @@ extern const char *wire_stamp(const Reservation *reservation);
 /*
  * Adds the reservation under the word to the draft for this node. Its reply sets acked_word and number. A refusal, or
  * the end of the connection, sets message to 0. Connects if necessary, unless that failed a moment ago. Waits for the
- * connection, and for room, until deadline (fence_clock() microseconds). Interruptible. On failure link_problem says
- * why; the courier may still be able to send it.
+ * connection, and for room, until wire_deadline(). Interruptible. On failure link_problem says why; the courier may
+ * still be able to send it.
  */
-extern bool wire_reserve(Reservation *reservation, int node, FenceWord word, int64 deadline);
+extern bool wire_reserve(Reservation *reservation, int node, FenceWord word);
+
+/* Returns the deadline for a reply that is requested now, or waited for from now on. */
+extern int64 wire_deadline(void);
 
 /* Sends each draft whose wire has no outstanding replies; with `always`, sends all drafts. Neither waits nor raises. */
 extern void wire_send(bool always);

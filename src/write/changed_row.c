@@ -146,6 +146,14 @@ same_columns(const Domain *domain, TupleTableSlot *old, TupleTableSlot *new)
 	return domain->nwatched > 0;
 }
 
+/* The version that the new row's must be above because of this key; NO_VERSION: any will do. */
+static int64
+last_version(const KeyChange *key, const Domain *domain, const RowChange *change)
+{
+	return domain->version_aside ? NO_VERSION : key->kept ? fence_version_last(domain, change->old) :
+		key->gained ? last_of_key(domain, change->new) : NO_VERSION;
+}
+
 /* Compares the row's old and new key. Returns whether the change concerns the attachment. */
 static bool
 compare_keys(KeyChange *key, const Domain *domain, const RowChange *change)
@@ -230,8 +238,7 @@ static void
 prepare_key(KeyChange *key, const Domain *domain, RowChange *change)
 {
 	/* before the reservation, because it may be the first time that the transaction looks at the key */
-	key->last = domain->version_aside ? NO_VERSION : key->kept ? fence_version_last(domain, change->old) :
-		key->gained ? last_of_key(domain, change->new) : NO_VERSION;
+	key->last = last_version(key, domain, change);
 	reserve_keys(key, domain, change, true);
 	if (domain->version_aside)
 	{
@@ -253,9 +260,9 @@ static int64
 version_of_new(const RowChange *change, int64 last, bool kept)
 {
 	const Domain *domain = change->domains;
-	int64		w = fence_version_raw(domain, change->new);
+	int64		w = kept ? NO_VERSION : fence_version_raw(domain, change->new);
 
-	if (kept || w < 0 || w <= last || !fence_version_fits(domain, w, last))
+	if (w < 0 || w <= last || !fence_version_fits(domain, w, last))
 		w = fence_version_after(domain, Max(last, 0));
 	return w;
 }
@@ -367,7 +374,7 @@ apply_stored(const Domain *domain, Reservation *r, int64 stored, TupleTableSlot 
 static void
 raise_deleted(const Domain *domain, int64 stored, int64 last)
 {
-	metrics_add(domain->metrics, METRIC_STALE_POSTGRES, 1);
+	metrics_add_conflict(domain->metrics);
 	ereport(ERROR,
 			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 			 errmsg("could not insert into \"%s\" because the key was deleted by a concurrent transaction",
@@ -387,7 +394,10 @@ stored_lost(const KeyChange *key, const Domain *domain, TupleTableSlot *row)
 	tombstone_set(domain->id, text, w);
 	pfree(text);
 	if (key->of_old != NULL)
+	{
 		key->of_old->leaving = NO_VERSION;
+		key->of_old->lost = true;
+	}
 	apply_stored(domain, key->of_old, w, NULL);
 }
 
@@ -445,8 +455,9 @@ look_again(RowChange *change)
 	{
 		if (!change->prepared)
 			reserve_keys(key, domain, change, first);
-		key->last = domain->version_aside ? NO_VERSION : key->kept ? fence_version_last(domain, change->old) :
-			key->gained ? last_of_key(domain, change->new) : NO_VERSION;
+		/* another transaction may have committed a tombstone of a gained key since then */
+		if (!change->prepared || key->gained)
+			key->last = last_version(key, domain, change);
 		highest = Max(highest, key->last);
 	}
 	return highest;

@@ -14,6 +14,7 @@
 #include "storage/lock.h"
 #include "utils/builtins.h"
 
+#include "base/metrics.h"
 #include "base/shared.h"
 #include "base/stamp.h"
 #include "base/word.h"
@@ -107,6 +108,8 @@ require_newest(const Domain *domain, const char *key, int64 observed)
 	int64		newest = rows_tell ? row_current_version(domain, key, NULL) : tombstone_look_up(domain->id, key).tombstone;
 
 	if (rows_tell ? observed != Max(newest, 0) : observed < newest)
+	{
+		metrics_add_conflict(domain->metrics);
 		ereport(ERROR,
 				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 				 errmsg("could not begin to write key \"%s\" of domain \"%s\" because another transaction has written it",
@@ -114,6 +117,7 @@ require_newest(const Domain *domain, const char *key, int64 observed)
 				 newest == NO_VERSION ? errdetail("The observed version is " INT64_FORMAT ", and the row is gone.", observed) :
 				 errdetail("The observed version is " INT64_FORMAT ", the newest is " INT64_FORMAT ".", observed, newest),
 				 errhint("Read the value again, and try the transaction again.")));
+	}
 }
 
 /*

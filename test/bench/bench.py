@@ -25,13 +25,14 @@ import part_patrol
 import part_rows
 import part_scaling
 import part_single
+import part_warm
 import part_window
 
 PARTS = {
     'library': part_library, 'hits': part_hits, 'memory': part_memory, 'single': part_single, 'buckets': part_buckets,
     'rows': part_rows, 'bulk': part_bulk, 'against': part_against, 'calls': part_calls, 'attachments': part_attachments,
     'window': part_window, 'patrol': part_patrol, 'growth': part_growth, 'bounds': part_bounds, 'effects': part_effects,
-    'scaling': part_scaling,
+    'scaling': part_scaling, 'warm': part_warm,
 }
 PUBLISH_MINUTES = 30                    # after this time --publish begins no further part and no further round
 PUBLISH = {'rounds': 6, 'seconds': 1.0}

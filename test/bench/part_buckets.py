@@ -1,17 +1,23 @@
-"""UPDATE of one row by 8 clients with pgcache_fence.watch_buckets, where none, few or many of the rows are cached and read."""
+"""
+UPDATE of one row by 8 clients with pgcache_fence.watch_buckets, where none, few or many of the rows are cached and read; how
+soon after its first miss a row can be cached; and what the courier's questions cost while nobody reads.
+"""
 
 import random
+import statistics
 import threading
+import time
 
 import compare
 import report
 from part_calls import Counted, in_library, profile
-from servers import Postgres, Redis, running, wait_until
+from servers import Postgres, Redis, cpu_us, permit, running, wait_until
 
 CLIENTS = 8
 BUCKETS = 1 << 20
 SHARES = 0, 1, 10, 50                   # percent of the rows that are cached, and read at the same time
 READS_PER_SECOND = 200
+COLD = 200                              # rows that are read for the first time
 
 
 class Reader(threading.Thread):
@@ -44,6 +50,50 @@ def warm(pg, redis, rows):
     wait_until(cached, 120, f'{rows} rows are not cached')
 
 
+def idle(pg, redis, seconds):
+    """Parts of a processor that Redis and the courier use, and fence_open's calls per second, while nobody reads or writes."""
+    def look():
+        calls = redis.client.info('commandstats').get('cmdstat_fcall', {'calls': 0})['calls']
+        return time.monotonic(), cpu_us(redis.pid), cpu_us(pg.worker('courier')), calls
+    time.sleep(2)                                       # what was wanted lately is not lately any more
+    before = look()
+    time.sleep(seconds)
+    took, *used = (after - then for after, then in zip(look(), before))
+    return dict(zip(('redis', 'courier', 'calls'), (used[0] / took / 1e6, used[1] / took / 1e6, used[2] / took)))
+
+
+def first_by_client(redis, fence):
+    """Puts the fence as a client of Redis does, until it is stored."""
+    answer = b''
+    while answer != b'stored':
+        told = permit(redis, fence)
+        answer = redis.client.execute_command('FCALL', 'fence_put', 1, fence, told, 1, '{}', 0)
+        time.sleep(0.0005)
+
+
+def first_by_sql(pg, row):
+    """Reads the row with fence.read until it is cached."""
+    while pg.sql("SELECT source FROM fence.try_read('fenced', %s)", str(row))[0][0] != 'cache':
+        time.sleep(0.0005)
+
+
+def cold(pg, redis):
+    """Milliseconds from the first miss of a row until it is cached: median and maximum, while nothing else is read."""
+    fence = pg.value("SELECT fence.fence_key('fenced', '0')").replace('{0}', '{%d}')
+    result = {}
+    for name, first, read in (('client of Redis', 1, lambda row: first_by_client(redis, fence % row)),
+                              ('fence.read', COLD + 1, lambda row: first_by_sql(pg, row))):
+        times = []
+        for row in range(first, first + COLD):
+            # Every other one comes when nothing was wanted lately. None comes in step with the courier.
+            time.sleep(random.uniform(0, 0.02) + (row % 20 == 0))
+            begin = time.monotonic()
+            read(row)
+            times.append((time.monotonic() - begin) * 1000)
+        result[name] = {'median': statistics.median(times), 'max': max(times)}
+    return result
+
+
 def run(bench):
     count = bench.rounds or bench.amount(4, 10)
     seconds = bench.seconds or bench.amount(1.0, 2.0)
@@ -53,6 +103,8 @@ def run(bench):
         pg = Postgres('buckets.data', redis, settings=f'pgcache_fence.watch_buckets = {BUCKETS}\n')
         with running(pg):
             compare.make_tables(pg, redis)
+            quiet = idle(pg, redis, bench.amount(10, 30))
+            first = cold(pg, redis)
             for share in SHARES:
                 rows = compare.ROWS * share // 100
                 warm(pg, redis, rows)                          # opens the buckets; what is written later is read again by Reader
@@ -65,7 +117,7 @@ def run(bench):
                         measure(name)                   # a warm-up: full-page images, plans, connections
                     result[f'{share} {sync}'] = compare.rounds(['unfenced', 'fenced'], count, measure,
                                                                lambda: [pg.sql(f'VACUUM {t}') for t in ('unfenced', 'fenced')])
-    return {'rates': result, 'instructions': instructions(bench)}
+    return {'idle': quiet, 'cold': first, 'rates': result, 'instructions': instructions(bench)}
 
 
 def instructions(bench):
@@ -90,7 +142,13 @@ def show(result):
         lines.append([f'{share} % of the rows cached and read, synchronous_commit={sync}', *report.beside(r, 'fenced', 'unfenced')])
     base = {(name, where): count for name, where, count in counts['unfenced']['own']}
     own = sorted(((n, w, c - base.get((n, w), 0)) for n, w, c in counts['fenced']['own']), key=lambda row: -row[2])[:30]
+    idle = result['idle']
     return '\n\n'.join([
+        report.table(['from the first miss of a row until it is cached, nothing else is read', 'median, ms', 'max, ms'],
+                     [[name, f"{r['median']:.1f}", f"{r['max']:.1f}"] for name, r in result['cold'].items()]),
+        report.table(['while nobody reads or writes', '% of a processor'],
+                     [[f"Redis, with {idle['calls']:.0f} calls of fence_open per second", f"{idle['redis'] * 100:.2f}"],
+                      ['the courier', f"{idle['courier'] * 100:.2f}"]]),
         report.table(['UPDATE of one row, 8 clients, watch_buckets', *report.BESIDE], lines),
         report.table(['instructions of the backend, no row cached', 'per transaction', 'in functions of pgcache_fence.so'],
                      [[name, f"{r['count']:.0f}", f"{r['inside']:.0f}"] for name, r in counts.items()]),

@@ -21,7 +21,7 @@ import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LIBRARY = [f'{HERE}/../../src/redis/{name}.lua' for name in ('fence', 'arming', 'listings', 'effects')]
+LIBRARY = [f'{HERE}/../../src/redis/{name}.lua' for name in ('fence', 'arming', 'buckets', 'marks', 'fills', 'listings', 'hot', 'effects')]
 ROWS = 1000                             # number of fences that are read and written
 PAYLOAD = 'x' * 100
 LARGE = 'x' * 10_000

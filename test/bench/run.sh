@@ -29,6 +29,7 @@ usage() {
 	               growth   many fences, tables, backends
 	               bounds   what no fence kept by row triggers and a function of Redis can do better than
 	               effects  what an effect adds to a transaction
+	               warm     PostgreSQL's load after Redis has lost 100,000 rows, with and without warm_rate
 	               scaling  the costs that doc/scaling.md counts with; one Redis, and 30
 	  --out DIR    write measured.md, measured.json and the plots there; no page is changed
 	  --rounds N, --seconds S   rounds of each comparison, and seconds of each measurement in a round
@@ -45,7 +46,7 @@ parse_arguments() {
 		--only)
 			case ${2:-} in
 			library | hits | memory | single | buckets | rows | bulk | against | calls | attachments | window | patrol | growth | \
-				bounds | effects | scaling) publish=${named_out:-} ;;
+				bounds | effects | scaling | warm) publish=${named_out:-} ;;
 			*) usage >&2; exit 2 ;;
 			esac
 			shift

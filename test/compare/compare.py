@@ -36,10 +36,11 @@ TRANSACTIONS = 40
 SHRINK_SECONDS = 120
 ENDS = ('COMMIT', 'ROLLBACK')
 
-# An error that a BEFORE trigger may cause. With a trigger the executor checks the partition of a row before its constraints.
-# waits_may_differ() treats locks.
-MOVED = '0A000: moving row to another partition during a BEFORE FOR EACH ROW trigger is not supported'
-
+# Errors before a row is checked, if it has a BEFORE trigger: then the executor looks at its partition first, and locks the row that it
+# replaces. waits_may_differ() treats locks for which a transaction waits.
+EARLIER = ('0A000: moving row to another partition during a BEFORE FOR EACH ROW trigger is not supported',
+           '40001: could not serialize access due to concurrent update')
+REFUSED = ('23', '42501')               # SQLSTATE of a row that violates a constraint or a policy
 
 # Statements whose rows tell what is cached. After a transaction that failed in part, that may differ.
 FROM_CACHE = ('SELECT status, version, payload FROM fence.get', 'SELECT fence_version, row_version, relation FROM fence.status')
@@ -50,16 +51,16 @@ class Abandoned(Exception):
 
 
 def may_differ(said):
-    return MOVED in said and all(text == MOVED or text.startswith('23') for text in said)
+    return any(text in EARLIER for text in said) and all(text in EARLIER or text.startswith(REFUSED) for text in said)
 
 
 def waits_may_differ(waits, futures):
     """
-    Whether the sides may differ in a wait. A row that violates a constraint may be refused at once or after a wait. With triggers
-    the wait is for a lock on the row. With capture by the executor it is for the version of the group of an earlier row; with
-    triggers that wait would come only at the end of the statement.
+    Whether the sides may differ in a wait. A row that violates something may be refused at once or after a wait. With triggers the
+    wait is for a lock on the row. With capture by the executor it is for the version of the group of an earlier row; with triggers
+    that wait would come only at the end of the statement.
     """
-    return any(not waited and future.result()[0].startswith('23') for waited, future in zip(waits, futures))
+    return any(not waited and future.result()[0].startswith(REFUSED) for waited, future in zip(waits, futures))
 
 
 class Difference(Exception):

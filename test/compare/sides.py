@@ -39,6 +39,8 @@ pgcache_fence.lease = '10s'
 pgcache_fence.timeout = '10s'
 pgcache_fence.patrol_interval = '100ms'
 pgcache_fence.patrol_grace = '1h'
+# buckets open at moments of their own, and the sides would cache and reserve different rows
+pgcache_fence.watch_buckets = 0
 '''
 STATEMENT_SECONDS = 60
 WAYS = {'auto': 'executor', 'triggers': 'triggers'}

@@ -66,7 +66,7 @@ def arguments(parser):
     parser.add_argument('--capture', choices=('auto', 'triggers', 'mixed'), default=os.environ.get('FENCE_CAPTURE') or None,
                         help='pgcache_fence.capture in the sessions. mixed: each session draws it. Default: the environment '
                         'variable FENCE_CAPTURE, else drawn')
-    parser.add_argument('--buckets', type=int, default=0, help='for strategy fence: pgcache_fence.watch_buckets')
+    parser.add_argument('--buckets', type=int, default=None, help='for strategy fence: pgcache_fence.watch_buckets, 0 for none; default: drawn')
     parser.add_argument('--pause-us', type=int, default=3000, help='microseconds that a writer pauses between transactions')
     parser.add_argument('--gap', type=float, default=1.0, help='seconds between two faults')
     parser.add_argument('--once', action='store_true', help='inject each fault once')
@@ -94,7 +94,7 @@ class Run:
         found = {}
         for name in self.names:
             found.update(self.known[name].options)
-        if self.options.buckets:
+        if self.options.buckets is not None:
             found['settings'] = {**found.get('settings', {}), 'pgcache_fence.watch_buckets': self.options.buckets}
         return found
 
@@ -324,13 +324,15 @@ def run_once(options, program=None):
         options.reserve = ('early', 'commit')[options.seed // 8 % 2]
     if options.capture is None:
         options.capture = ('auto', 'triggers', 'mixed')[options.seed // 16 % 3]
+    if options.buckets is None and options.strategy in FENCED:      # wrong readers have none, which might refuse what they put
+        options.buckets = 0 if options.strategy in MISREAD else (1 << 20, 64, 4096, 0)[options.seed // 48 % 4]
     directory = options.keep or os.path.join(base_directory(), 'history-%d-%d' % (os.getpid(), random.getrandbits(24)))
     os.makedirs(directory, exist_ok=True)
     words = ['run']
     for name in ('strategy', 'program', 'nodes', 'defects', 'cache', 'versions', 'absent', 'reserve', 'capture', 'buckets', 'faults', 'clients', 'seconds', 'reads',
                  'readers', 'writers', 'keys', 'gap', 'seed'):
         value = getattr(options, name)
-        if value and options.strategy in {'defects': ('lease-timeout',), 'cache': FENCED, 'versions': FENCED, 'absent': FENCED,
+        if (value or name == 'buckets') and options.strategy in {'defects': ('lease-timeout',), 'cache': FENCED, 'versions': FENCED, 'absent': FENCED,
                                           'reserve': FENCED, 'capture': FENCED, 'buckets': FENCED}.get(name, STRATEGIES):
             words += ['--' + name, shlex.quote(str(value))]
     if options.once:

@@ -59,7 +59,7 @@ our $TOP = abs_path(dirname(__FILE__) . '/../..');
 
 # Settings of the extension, which new_postgres takes without their prefix. It treats all others as settings of PostgreSQL.
 my %own_setting = map { $_ => 1 } qw(redis_url namespace databases lease clock_margin timeout on_redis_failure
-  patrol_interval patrol_grace audit_rate bulk_threshold value_limit fill_lease stream_limit default_ttl
+  patrol_interval patrol_grace audit_rate bulk_threshold value_limit fill_lease warm_rate stream_limit default_ttl
   tombstone_retention reserve watch_buckets);
 
 my $nodes_made = 0;
@@ -117,9 +117,11 @@ sub new_postgres
 {
 	my ($name, $redis, %settings) = @_;
 	my %option = map { $_ => delete $settings{$_} } qw(init new preload start extension wait);
+	# watch_buckets: tests whose subject are not buckets count on it that what is read first is cached, and what is written reserved.
 	# patrol_grace: on a loaded machine the messages of a commit may take this long, and the patrol must not be faster
 	my %default = (
 		namespace       => sprintf('t%d.%d', $$, ++$nodes_made),
+		watch_buckets   => $ENV{FENCE_BUCKETS} // 0,
 		lease           => '2s',
 		clock_margin    => '50ms',
 		timeout         => '2s',

@@ -98,9 +98,7 @@ take_from(ModifyTableState *mt)
 	{
 		ResultRelInfo *relation = &mt->resultRelInfo[i];
 
-		if (strcmp(takes, "options") == 0)
-			relation->ri_WithCheckOptions = relation->ri_WithCheckOptionExprs = NIL;
-		else if (strcmp(takes, "projection") == 0)
+		if (strcmp(takes, "projection") == 0)
 			relation->ri_projectNewInfoValid = false;
 		else if (strcmp(takes, "returning") == 0)
 			relation->ri_projectReturning = NULL;

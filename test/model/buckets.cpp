@@ -137,7 +137,7 @@ turn_steps(const State &from)
 		s.bits[0] = s.turn_answered = 0;
 		s.turn++;
 	}
-	if (!from.bits[1])
+	if (!from.bits_epoch || !from.bits[1])
 		return;
 
 	bool		all = true;

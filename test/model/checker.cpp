@@ -127,6 +127,8 @@ find_next(const State &s)
 		move_steps(s);
 	if (buckets)
 		bucket_steps(s);
+	if (standby)
+		standby_steps(s);
 	for (int n = 0; n < nnext; n++)
 	{
 		note_together(next[n].state);
@@ -161,6 +163,7 @@ for_parts(Move move)
 	part(offsetof(State, p), sizeof(Process) * processes);
 	part(offsetof(State, r), sizeof(Reader) * readers);
 	part(offsetof(State, f), fast_readers ? sizeof(FastReader) : 0);
+	part(offsetof(State, b), standby ? sizeof(Standby) : 0);
 	state_size = (packed + 7) & ~(size_t) 7;
 }
 
@@ -269,11 +272,13 @@ first_state()
 	s.word_epoch = s.last_epoch = s.epoch_armed = s.armed_identity = s.bits_epoch = 1;
 	s.bound = lease;
 	s.next_identity = moves ? 3 : 2;
+	s.start = 1;
+	s.next_start = 2;
 	for (int p = 0; p < (moves ? 2 : 1); p++)
 	{
 		Process    &q = s.p[p];
 
-		q.up = q.epoch = q.announced = 1;
+		q.up = q.epoch = q.server = q.announced = 1;
 		q.identity = p + 1;
 		q.lease = lease;
 		q.token = one_token_for_all ? 1 : p + 1;
@@ -319,6 +324,9 @@ print_state(const State &s)
 		if (buckets)
 			printf(" open %d turn %d", q.open, q.turn);
 	}
+	if (standby)
+		printf(" | replayed %d of %d, mark %d at P%d: position %d clean %d", s.b.replayed, s.b.logged, s.b.mark_step, s.b.mark_process,
+			   s.b.mark_position, s.b.mark_clean);
 	if (buckets)
 		printf(" | bits %d %d of epoch %d turn %d", s.bits[0], s.bits[1], s.bits_epoch, s.turn);
 	if (keeper)

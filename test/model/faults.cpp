@@ -161,6 +161,35 @@ failover_steps(const State &from)
 	}
 }
 
+/*
+ * A server start. With the file of a clean shutdown the same epoch may be resumed, if Redis agrees: the caller has set
+ * word_epoch, armed_identity and the bits as they are in the file. start_of_file: which start has written it; 0: there
+ * is no such file, and a new epoch is necessary.
+ */
+static void
+start_server(State &s, int start_of_file)
+{
+	bool		resumes = start_of_file != 0;
+
+	s.start = s.next_start++;
+	s.resume_from = start_of_file;
+	s.bypassed = 0;
+	change_word(s, CLOSED, resumes ? s.word_epoch : 0);
+	s.epoch_armed = resumes;
+	if (!resumes)
+	{
+		s.armed_identity = 0;
+		s.bits[0] = s.bits[1] = s.turn = s.turn_answered = 0;
+	}
+	s.bound = 0;
+	s.bound_unset = 1;
+	if (buckets)
+		s.bits_epoch = resumes && bits_before_resume ? s.word_epoch : 0;
+	s.courier_step = s.courier_bucket = s.courier_epoch = s.courier_turn = s.courier_waits = 0;
+	s.keeper_step = K_IDLE;
+	s.keeper_same_word = s.keeper_identity = s.keeper_knows = s.keeper_epoch = s.keeper_clock = 0;
+}
+
 /* PostgreSQL crashes. lost: the set of writers whose commit record has not reached the disk. */
 static void
 crash(const State &from, int lost)
@@ -168,8 +197,11 @@ crash(const State &from, int lost)
 	for (int i = 0; i < writers; i++)
 		if ((lost >> i & 1) && from.w[i].fate != LOGGED)
 			return;
+	if (!may_lose(from, lost))
+		return;
 	State	   &s = add(from, "PostgreSQL crashes and comes back");
 
+	lose_commits(s, lost);
 	s.crashes_done++;
 	for (int i = 0; i < writers; i++)
 	{
@@ -190,19 +222,127 @@ crash(const State &from, int lost)
 			finish(s, i);
 		w.commit_flag = w.acked = 0;
 	}
-	s.bypassed = 0;
-	change_word(s, CLOSED, epoch_survives_crash ? s.word_epoch : 0);
-	if (!epoch_survives_crash)
-		s.epoch_armed = s.armed_identity = 0;
-	s.bound = 0;
-	s.bound_unset = 1;
-	s.bits[0] = s.bits[1] = s.turn = s.turn_answered = 0;
-	if (buckets && !crash_clears_bits)
-		s.bits_epoch = 0;
-	s.courier_step = s.courier_bucket = s.courier_epoch = s.courier_turn = s.courier_waits = 0;
-	s.keeper_step = K_IDLE;
-	s.keeper_same_word = s.keeper_identity = s.keeper_knows = s.keeper_epoch = s.keeper_clock = 0;
 	forget_patrol(s);
+
+	int			bits_epoch = s.bits_epoch;
+	int			epoch = s.word_epoch;
+	int			armed = s.epoch_armed;
+	int			identity = s.armed_identity;
+
+	start_server(s, resume_after_crash ? s.resume_from : 0);
+	if (crash_clears_bits)
+		s.bits_epoch = bits_epoch;
+	if (!epoch_survives_crash)
+		return;
+	s.word_epoch = epoch;
+	s.epoch_armed = armed;
+	s.armed_identity = identity;
+}
+
+static void
+copy_directory(State &s, int start_of_file)
+{
+	s.copied = 1;
+	memcpy(s.copy_row, s.row, sizeof(s.copy_row));
+	for (int i = 0; i < writers; i++)
+		s.copy_over |= is_over(s.w[i].fate) << i;
+	s.copy_start = start_of_file;
+	s.copy_epoch = s.word_epoch;
+	s.copy_identity = s.armed_identity;
+	memcpy(s.copy_bits, s.bits, sizeof(s.copy_bits));
+	s.copy_turn = s.turn;
+}
+
+/* No lease runs, and none can begin: neither the server nor a session without the library writes before that. */
+static bool
+leases_are_over(const State &s)
+{
+	bool		over = !s.late_grant_ticks;
+
+	for (int p = 0; p < processes; p++)
+		over = over && !s.p[p].lease;
+	return over;
+}
+
+/*
+ * A clean shutdown ends what runs, and waits for what is committing. It leaves the file if the epoch could go on.
+ * outsider: a writer that runs while the server is down, and reserves nothing; -1: none.
+ */
+static void
+clean_restart(const State &from, int outsider, bool copies_too)
+{
+	for (int i = 0; i < writers; i++)
+		if (from.w[i].fate == LOGGED || from.w[i].step == W_VISIBLE)
+			return;
+	State	   &s = add(from, "PostgreSQL is shut down cleanly%s%s, and started again", copies_too ? ", copied" : "",
+						outsider >= 0 ? ", written to without the library" : "");
+	int			start = s.epoch_armed && !s.resume_from && (!s.bypassed || resume_after_bypass) ? s.start : 0;
+
+	s.clean_restarts_done++;
+	for (int i = 0; i < writers; i++)
+		if (s.w[i].fate == RUNNING)
+			abort_writer(s, i);
+	if (copies_too)
+		copy_directory(s, start);
+	if (outsider >= 0)
+	{
+		s.w[outsider].op = UPDATE;
+		s.w[outsider].flags = APPLIED;
+		become_visible(s, outsider);
+		finish(s, outsider);
+	}
+	start_server(s, outsider < 0 || resume_after_others ? start : 0);
+}
+
+/*
+ * The copy takes the place of the server. What was committed after the copy was made is lost. That takes longer than a
+ * lease: until then readers may get the lost values (doc/protocol.md, "What it assumes").
+ */
+static void
+start_copy(const State &from)
+{
+	State	   &s = add(from, "the server ends, and the copy is started in its place");
+
+	for (int i = 0; i < writers; i++)
+	{
+		if (s.w[i].fate == NOT_BEGUN || s.w[i].step == W_OVER)
+		{
+			if (s.w[i].fate == COMMITTED && !(s.copy_over >> i & 1))
+				s.w[i].fate = ABORTED;
+			continue;
+		}
+		s.w[i].fate = ABORTED;
+		finish(s, i);
+	}
+	memcpy(s.row, s.copy_row, sizeof(s.row));
+	memcpy(s.bits, s.copy_bits, sizeof(s.bits));
+	s.turn = s.copy_turn;
+	s.turn_answered = 0;
+	s.word_epoch = s.copy_epoch;
+	s.armed_identity = s.copy_identity;
+	s.f = {};					/* what it has read was judged by commits that are lost */
+	forget_patrol(s);
+
+	int			start = s.copy_start;
+
+	s.copied = s.copy_over = s.copy_start = s.copy_epoch = s.copy_identity = s.copy_turn = 0;
+	memset(s.copy_row, 0, sizeof(s.copy_row));
+	memset(s.copy_bits, 0, sizeof(s.copy_bits));
+	start_server(s, start);
+}
+
+static void
+clean_restart_steps(const State &from)
+{
+	if (from.copied && leases_are_over(from))
+		start_copy(from);
+	if (from.clean_restarts_done >= clean_restarts)
+		return;
+	for (int copy = 0; copy <= (copies && !from.copied); copy++)
+		clean_restart(from, -1, copy);
+	for (int i = 0; i < writers && others && leases_are_over(from); i++)
+		if (from.w[i].fate == NOT_BEGUN)
+			clean_restart(from, i, false);
 }
 
 void
@@ -226,4 +366,6 @@ fault_steps(const State &from)
 	if (from.crashes_done < crashes)
 		for (int lost = 0; lost < 1 << writers; lost++)
 			crash(from, lost);
+	if (clean_restarts)
+		clean_restart_steps(from);
 }

@@ -91,7 +91,7 @@ renew_at(State &s, int p, int epoch, int identity, int ticks)
 }
 
 static bool
-arm_at(State &s, int p, int epoch, int identity, int ticks)
+arm_at(State &s, int p, int epoch, int identity, int ticks, int start)
 {
 	Process    &q = s.p[p];
 
@@ -106,6 +106,7 @@ arm_at(State &s, int p, int epoch, int identity, int ticks)
 		return true;
 	}
 	q.epoch = epoch;
+	q.server = start;
 	q.lease = ticks;
 	q.domain_pending = 0;
 	for (int k = 0; k < keys; k++)
@@ -126,7 +127,7 @@ grant(const State &from, bool arms, Outcome outcome)
 	int			p = from.address;
 	State	   &s = add(from, "keeper: %s P%d in epoch %d", arms ? "arms" : "renews", p, from.keeper_epoch);
 
-	outcome(s, arms ? arm_at(s, p, s.keeper_epoch, s.keeper_identity, s.keeper_clock)
+	outcome(s, arms ? arm_at(s, p, s.keeper_epoch, s.keeper_identity, s.keeper_clock, s.start)
 			: renew_at(s, p, s.keeper_epoch, s.keeper_identity, s.keeper_clock));
 	State	   &t = add(from, "keeper: %s is under way, no answer", arms ? "arm" : "renew");
 
@@ -134,6 +135,7 @@ grant(const State &from, bool arms, Outcome outcome)
 	t.late_grant_epoch = t.keeper_epoch;
 	t.late_grant_ticks = t.keeper_clock;
 	t.late_grant_arms = arms;
+	t.late_grant_start = t.start;
 	outcome(t, false);
 }
 
@@ -169,7 +171,7 @@ idle_steps(const State &from)
 		announce(from);
 	if (from.bound_unset)
 	{
-		State	   &s = add(from, "keeper: after the crash the bound is the longest lease");
+		State	   &s = add(from, "keeper: after the server start the bound is the longest lease");
 
 		s.bound_unset = 0;
 		if (!crash_forgets_bound)
@@ -206,7 +208,65 @@ idle_steps(const State &from)
 
 		s.keeper_same_word = 1;
 		greet(s);
+		s.keeper_step = s.resume_from && epoch_may_go_on(s) ? K_RESUME : K_OPEN;
+	}
+}
+
+/* Redis agrees only if the start whose epoch it is was the last to arm the process, or to resume. */
+static bool
+resume_at(State &s, int p, int identity, int epoch, int resumed, int start)
+{
+	Process    &q = s.p[p];
+
+	if (!q.up || q.identity != identity || q.epoch != epoch || (q.server != resumed && q.server != start && !resume_of_copy))
+		return false;
+	if (q.server != start)
+		for (int k = 0; k < keys && !resume_keeps_permits; k++)
+		{
+			q.proven[k] = 0;
+			forget_ends(s, p, k);
+		}
+	q.server = start;
+	return true;
+}
+
+/* The keeper asks for leave to resume the epoch of before the clean shutdown. Until then the bits of the buckets count as set. */
+static void
+resume_steps(const State &from)
+{
+	State	   &s = add(from, "keeper: start %d asks P%d for leave to resume from start %d", from.start, from.address, from.resume_from);
+
+	if (resume_at(s, s.address, s.keeper_identity, s.word_epoch, s.resume_from, s.start))
+	{
+		s.bits_epoch = s.word_epoch;
 		s.keeper_step = K_OPEN;
+	}
+	else
+	{
+		s.epoch_armed = 0;
+		go_idle(s);
+	}
+	s.resume_from = 0;
+
+	State	   &t = add(from, "keeper: the question for leave to resume is under way, no answer");
+
+	t.late_resume_from = t.resume_from;
+	t.late_resume_to = t.start;
+	t.late_resume_identity = t.keeper_identity;
+	t.late_resume_epoch = t.word_epoch;
+	go_idle(t);
+}
+
+static void
+late_resume_steps(const State &from)
+{
+	for (int p = 0; p <= processes; p++)
+	{
+		State	   &s = add(from, p < processes ? "LATE question for leave to resume arrives at P%d" : "late question is lost", p);
+
+		if (p < processes)
+			resume_at(s, p, s.late_resume_identity, s.late_resume_epoch, s.late_resume_from, s.late_resume_to);
+		s.late_resume_from = s.late_resume_to = s.late_resume_identity = s.late_resume_epoch = 0;
 	}
 }
 
@@ -283,7 +343,7 @@ word_steps(const State &from)
 		return;
 	}
 	if (s.keeper_step == K_NOT_ARMED)
-		s.epoch_armed = 0;
+		s.epoch_armed = s.resume_from = 0;
 	else if (s.keeper_step == K_NEW_WORD)
 	{
 		change_word(s, ARMING, s.keeper_epoch);
@@ -352,7 +412,7 @@ time_passes(const State &from)
 	s.keeper_clock -= s.keeper_clock > 0;
 	s.late_grant_ticks -= s.late_grant_ticks > 0;
 	if (!s.late_grant_ticks)
-		s.late_grant_identity = s.late_grant_epoch = s.late_grant_arms = 0;
+		s.late_grant_identity = s.late_grant_epoch = s.late_grant_arms = s.late_grant_start = 0;
 	for (int p = 0; p < processes; p++)
 		s.p[p].lease -= s.p[p].lease > 0;
 }
@@ -365,10 +425,10 @@ late_grant_steps(const State &from)
 		State	   &s = add(from, "LATE %s arrives at P%d", from.late_grant_arms ? "arm" : "renew", p);
 
 		if (from.late_grant_arms)
-			arm_at(s, p, from.late_grant_epoch, from.late_grant_identity, from.late_grant_ticks);
+			arm_at(s, p, from.late_grant_epoch, from.late_grant_identity, from.late_grant_ticks, from.late_grant_start);
 		else
 			renew_at(s, p, from.late_grant_epoch, from.late_grant_identity, from.late_grant_ticks);
-		s.late_grant_identity = s.late_grant_epoch = s.late_grant_ticks = s.late_grant_arms = 0;
+		s.late_grant_identity = s.late_grant_epoch = s.late_grant_ticks = s.late_grant_arms = s.late_grant_start = 0;
 	}
 }
 
@@ -378,6 +438,7 @@ keeper_steps(const State &from)
 	switch (from.keeper_step)
 	{
 		case K_IDLE: idle_steps(from); break;
+		case K_RESUME: resume_steps(from); break;
 		case K_OPEN: open_steps(from); break;
 		case K_LOOK_BYPASS: case K_LOOK_COMMIT: look_steps(from); break;
 		case K_NUMBER: number_steps(from); break;
@@ -414,6 +475,8 @@ keeper_steps(const State &from)
 	}
 	if (from.late_grant_ticks)
 		late_grant_steps(from);
+	if (from.late_resume_from)
+		late_resume_steps(from);
 	time_passes(from);
 }
 
@@ -477,6 +540,8 @@ give_slot(State &s, int p)
 		new_token(s, p);
 	if (!slot_keeps_buckets)
 		close_buckets(s, p);
+	if (!mark_outlives_slots)
+		forget_mark(s, p);
 	q.granted = q.had = 1;
 	q.lost = 0;
 }

@@ -56,6 +56,8 @@ new_token(State &s, int p)
 {
 	Process    &q = s.p[p];
 
+	if (!mark_outlives_token && !s.b.mark_foreign)
+		forget_mark(s, p);
 	q.token = 0;
 	q.token = token_is_epoch ? q.epoch : draw_token(s);
 	for (int k = 0; k < keys; k++)
@@ -72,8 +74,10 @@ void
 forget_ends(State &s, int p, int key)
 {
 	for (int j = 0; j < readers; j++)
-		if (s.r[j].step != R_IDLE && s.r[j].process == p && s.r[j].key == key)
+		if (s.r[j].step != R_IDLE && s.r[j].process == p && s.r[j].key == key && !(standby_no_proof && j < standby))
 			s.r[j].since = 0;
+	if (s.b.mark_step && s.b.mark_process == p && !s.b.mark_foreign && !mark_any_since)
+		s.b.mark_clean &= ~(1 << key);
 }
 
 /* ended[F] = ++counter. Numbers from before, of readers and of other writers, prove nothing any more. */
@@ -273,8 +277,8 @@ end_domain(State &s, int p, int i, EndKind kind)
 }
 
 /*
- * Whether the library stores a reader's put: the token must be the domain's, the row must not be pending, and no reservation of it may have ended since the
- * reader got its permit.
+ * Whether the library stores a reader's put: the token must be the domain's, the row must not be pending, no reservation of it may have ended since the
+ * reader got its permit, and the lease must run.
  */
 bool
 put_allowed(const State &s, const Reader &r)
@@ -282,8 +286,8 @@ put_allowed(const State &s, const Reader &r)
 	const Process &q = s.p[r.process];
 
 	return takes_writes(s, r.process) && q.epoch && q.announced && has_slot(s, r.process) && key_is_here(s, r.process, r.key) && q.token &&
-		(q.token == r.token || put_any_token) && (!others_pending(q, r.key, 0) || put_while_pending) && (r.since || put_any_since) &&
-		(is_open(q, r.key) || put_in_closed);
+		(!keeper || q.lease || put_no_lease) && (q.token == r.token || put_any_token) && (!others_pending(q, r.key, 0) || put_while_pending) &&
+		(r.since || put_any_since) && (is_open(q, r.key) || put_in_closed);
 }
 
 /* Whether fence_token returns a token; otherwise it returns ''. */
@@ -301,6 +305,10 @@ lose_memory(State &s, int p)
 {
 	Process    &q = s.p[p];
 
+	if (mark_of_another && s.b.mark_step == MARK_SENT && s.b.mark_process == p)
+		s.b.mark_foreign = 1;
+	else
+		forget_mark(s, p);
 	q.identity = s.next_identity++;
 	q.epoch = q.lease = q.announced = q.domain_pending = q.follows = q.open = q.turn = q.aged = 0;
 	if (!token_survives_restart)

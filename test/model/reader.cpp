@@ -46,7 +46,12 @@ idle_steps(const State &from, int j)
 		for (int k = 0; k < keys; k++)
 			if ((r.step == R_IDLE || k == r.key) && answers(from, p) && has_slot(from, p) && key_is_here(from, p, k) &&
 				(!from.p[p].domain_pending || get_while_domain_pending))
-				be_told(from, j, p, k);
+			{
+				if (j < standby)
+					standby_told_steps(from, p, k);
+				else
+					be_told(from, j, p, k);
+			}
 }
 
 static void
@@ -98,6 +103,8 @@ reader_steps(const State &from, int j)
 
 	if (r.step == R_IDLE || r.step == R_READ_FIRST)
 		idle_steps(from, j);
+	else if (r.step == R_TOLD && j < standby)
+		standby_snapshot_steps(from);
 	else if (r.step == R_TOLD)
 		snapshot_steps(from, j);
 	else

@@ -64,6 +64,7 @@ struct Process
 	byte		follows;		/* a replica of the other process, with the memory of a master */
 	byte		identity;
 	byte		epoch;			/* 0: not armed */
+	byte		server;			/* the server start that armed it, or resumed its epoch */
 	byte		lease;			/* ticks left */
 	byte		announced;
 	byte		token;			/* of the domain; 0: none */
@@ -109,8 +110,29 @@ struct FastReader
 
 enum KeeperStep
 {
-	K_IDLE, K_RENEW_BOUND, K_RENEW, K_OPEN, K_LOOK_BYPASS, K_LOOK_COMMIT, K_NUMBER, K_NOT_ARMED, K_NEW_WORD, K_CLEAR_BYPASS, K_CLOCK, K_ARM_BOUND,
+	K_IDLE, K_RENEW_BOUND, K_RENEW, K_RESUME, K_OPEN, K_LOOK_BYPASS, K_LOOK_COMMIT, K_NUMBER, K_NOT_ARMED, K_NEW_WORD, K_CLEAR_BYPASS, K_CLOCK, K_ARM_BOUND,
 	K_ARM, K_AGAIN_BOUND, K_AGAIN, K_ARMED, K_TO_OPEN, M_LOOK_COMMIT, M_FIRST, M_SECOND, M_TO_OPEN
+};
+
+enum MarkStep {MARK_NONE, MARK_NUMBER, MARK_SENT, MARK_TOLD};
+
+/*
+ * A standby, on which reader 0 reads; and a mark: the keeper gets a number from a process, then reads the position in the WAL, then tells the process
+ * both. A position is the number of commit records before it.
+ */
+struct Standby
+{
+	byte		wal[MAX_WRITERS];	/* writer + 1, in the order of the commit records */
+	byte		logged;			/* how many there are */
+	byte		replayed;		/* how many of them the standby has replayed */
+	byte		mark_step;
+	byte		mark_process;
+	byte		mark_position;
+	byte		mark_clean;		/* set of keys: no reservation has ended since the number */
+	byte		mark_foreign;	/* the number is of a process that has lost its memory since */
+	byte		position;		/* reader 0 needs a snapshot that has this position, */
+	byte		over;			/* in which it uses a row if its writer is one of these, which are over; */
+	byte		stamp;			/* or a snapshot that has the commit of this writer + 1 */
 };
 
 enum CourierStep {C_IDLE, C_SET, C_WAIT, C_SETTLED};
@@ -123,11 +145,14 @@ struct State
 	byte		word;
 	byte		word_epoch;
 	byte		bound;			/* ticks until lease_bound has passed */
-	byte		bound_unset;	/* after a crash, until the keeper has set it */
+	byte		bound_unset;	/* after a server start, until the keeper has set it */
 	byte		bypassed;
 	byte		epoch_armed;
 	byte		armed_identity;
 	byte		last_epoch;		/* durable */
+	byte		start;			/* number of this server start */
+	byte		next_start;
+	byte		resume_from;	/* the start whose epoch this one may resume, until Redis has agreed; 0: none */
 
 	byte		keeper_step;
 	byte		keeper_same_word;
@@ -139,10 +164,16 @@ struct State
 	byte		late_grant_epoch;
 	byte		late_grant_ticks;
 	byte		late_grant_arms;
+	byte		late_grant_start;
+	byte		late_resume_from;	/* of a question for leave to resume that is under way */
+	byte		late_resume_to;
+	byte		late_resume_identity;
+	byte		late_resume_epoch;
 
 	byte		restarts_done;
 	byte		failovers_done;
 	byte		crashes_done;
+	byte		clean_restarts_done;
 	byte		moves_done;
 	byte		level;			/* the old master has written nothing since the failover */
 	byte		address;		/* the process where the keeper finds Redis */
@@ -151,6 +182,15 @@ struct State
 	byte		saved_fence[MAX_KEYS];
 	byte		saved_content[MAX_KEYS];
 	byte		leaving;		/* 1 + the process from which the slot is moving away */
+
+	byte		copied;			/* a cold copy exists: */
+	byte		copy_row[MAX_KEYS];
+	byte		copy_over;		/* set of writers that were over, */
+	byte		copy_start;		/* and its file: 0: it has none */
+	byte		copy_epoch;
+	byte		copy_identity;
+	byte		copy_bits[2];
+	byte		copy_turn;
 
 	byte		patrol_on;		/* the patrol's message, under way */
 	byte		patrol_writer;
@@ -176,6 +216,7 @@ struct State
 	Process		p[MAX_PROCESSES];
 	Reader		r[MAX_READERS];
 	FastReader	f;
+	Standby		b;
 };
 
 /* Adds a next state, a copy of `from` that the caller then changes. The label is kept only while a trace is printed. */
@@ -194,6 +235,7 @@ extern void fault_steps(const State &s);
 extern void keeper_steps(const State &s);
 extern void move_steps(const State &s);
 extern void bucket_steps(const State &s);
+extern void standby_steps(const State &s);
 
 /* The violation in this state; NULL if there is none. */
 extern const char *invariant(const State &s);
@@ -227,6 +269,18 @@ extern void close_buckets(State &s, int p);
 extern void open_bucket(State &s, int p, int bucket, int epoch, int turn);
 
 /* -----------------------------------------------------------------------------------------------------------------
+ * The standby (standby.cpp)
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+extern void log_commit(State &s, int i);
+extern bool may_lose(const State &s, int lost);
+extern void lose_commits(State &s, int lost);
+extern void forget_mark(State &s, int p);
+extern void standby_told_steps(const State &s, int p, int key);
+extern void standby_snapshot_steps(const State &s);
+
+/* -----------------------------------------------------------------------------------------------------------------
  * PostgreSQL's shared memory
  * -----------------------------------------------------------------------------------------------------------------
  */
@@ -235,6 +289,7 @@ extern void change_word(State &s, int word, int epoch);
 extern bool bound_has_passed(const State &s);
 extern void become_visible(State &s, int i);
 extern void finish(State &s, int i);
+extern void abort_writer(State &s, int i);
 extern int	watched(const State &s, int what);
 extern bool has_reserved_all(const State &s, int i);
 extern int	keys_of(int i);

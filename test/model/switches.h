@@ -40,11 +40,15 @@
 	SWITCH(failovers, 0, "how often a replica is promoted while its old master lives on") \
 	SWITCH(demotions, 0, "whether the old master may become a replica by a partial resynchronisation and keep its memory; 0 or 1") \
 	SWITCH(crashes, 0, "how often PostgreSQL crashes") \
+	SWITCH(clean_restarts, 0, "how often PostgreSQL is shut down cleanly and started again") \
+	SWITCH(copies, 0, "a cold copy of the data directory may be started in the place of the server; 0 or 1") \
+	SWITCH(others, 0, "while the server is down, a session without the library may write; 0 or 1") \
 	SWITCH(prepares, 0, "two-phase commit") \
 	SWITCH(moves, 0, "how often the slot moves from one process to the other, in one epoch") \
 	SWITCH(buckets, 0, "a permit to put is given only in open buckets, and who writes in a closed one reserves nothing; " \
 		"the number of buckets; 0: none. Key k is in bucket k modulo that") \
 	SWITCH(turns, 0, "how often a turn of the maps clears the bits") \
+	SWITCH(standby, 0, "reader 0 reads on a standby, which replays commits later; it is told by marks, or who committed last") \
 	SWITCH(quiet, 0, "fewer aborts, and no refusal without a reason, so that there are fewer states") \
 	SWITCH(limit, 60, "maximum number of states, in millions")
 
@@ -66,6 +70,7 @@
 	SWITCH(end_before_visible, 0, "the end is sent before the commit is visible") \
 	SWITCH(put_any_token, 0, "put does not check the token") \
 	SWITCH(put_any_since, 0, "put does not check whether a reservation has ended since the permit") \
+	SWITCH(put_no_lease, 0, "put does not check the lease") \
 	SWITCH(put_while_pending, 0, "put does not check whether the row is reserved") \
 	SWITCH(row_while_pending, 0, "a commit stores its row although another transaction has reserved it") \
 	SWITCH(row_any_since, 0, "a commit stores its row although a reservation may have ended since its own") \
@@ -113,6 +118,12 @@
 	SWITCH(renew_while_closed, 0, "the keeper renews leases while CLOSED") \
 	SWITCH(crash_forgets_bound, 0, "a crash forgets the bound") \
 	SWITCH(epoch_survives_crash, 0, "the same epoch goes on after a crash") \
+	SWITCH(resume_after_bypass, 0, "a clean shutdown after a bypass leaves the file by which the next start resumes the epoch") \
+	SWITCH(resume_after_crash, 0, "the file is used again after a crash") \
+	SWITCH(resume_after_others, 0, "the file is used though something has run since the shutdown that wrote it") \
+	SWITCH(resume_of_copy, 0, "Redis does not check which server start resumes its epoch") \
+	SWITCH(resume_keeps_permits, 0, "permits from before the restart still count") \
+	SWITCH(bits_before_resume, 0, "the bits of the file count before Redis has agreed") \
 	SWITCH(prepared_not_carried, 0, "rows of prepared transactions are not reserved in a new epoch") \
 	SWITCH(arm_again_wipes, 0, "arming again in the same epoch forgets the reservations") \
 	SWITCH(lost_not_noted, 0, "a process does not note that the slot was found elsewhere") \
@@ -141,6 +152,16 @@
 	SWITCH(look_before_hold, 0, "a bulk UPDATE looks at the bits before it holds the buckets") \
 	SWITCH(open_beside_hold, 0, "the courier opens a bucket that is held") \
 	SWITCH(hold_ends_early, 0, "a bulk UPDATE lets go before its commit is visible") \
+	SWITCH(mark_position_first, 0, "the keeper reads the position in the WAL before it gets the number") \
+	SWITCH(mark_any_since, 0, "a mark counts although a reservation has ended since its number") \
+	SWITCH(mark_outlives_token, 0, "a mark counts although the domain got its token after the number") \
+	SWITCH(mark_outlives_slots, 0, "a process that is given a slot keeps its mark") \
+	SWITCH(mark_of_another, 0, "a mark names no epoch, so a process that has lost its memory takes the number of the process before it") \
+	SWITCH(standby_any_position, 0, "a reader on a standby does not wait until the standby has replayed the mark's position") \
+	SWITCH(standby_any_row, 0, "such a reader uses a row although its writer may not be visible on the primary") \
+	SWITCH(standby_stamp_unseen, 0, "such a reader does not wait until it sees the commit of who committed last") \
+	SWITCH(standby_no_proof, 0, "such a reader does not put by the number that it was told, but by a later one") \
+	SWITCH(standby_while_pending, 0, "such a reader is told also while the row is reserved") \
 	SWITCH(waits_for_few, 0, "the courier waits only for transactions that have not reserved all that they write") \
 	SWITCH(skips_beside_commit, 0, "the keeper does not wait for commit flags of transactions that have reserved nothing")
 

@@ -181,10 +181,9 @@ post_end(Writer &w, int what, int epoch, int kind)
 	w.end_epoch = epoch;
 }
 
-static void
-may_abort(const State &from, int i, const char *why)
+void
+abort_writer(State &s, int i)
 {
-	State	   &s = add(from, "T%d ABORT (%s)", i + 1, why);
 	Writer	   &w = s.w[i];
 	int			sent = w.sent;
 	int			epoch = w.sent_epoch;
@@ -192,6 +191,12 @@ may_abort(const State &from, int i, const char *why)
 	w.fate = ABORTED;
 	finish(s, i);
 	post_end(w, sent, epoch, END_ABORT);
+}
+
+static void
+may_abort(const State &from, int i, const char *why)
+{
+	abort_writer(add(from, "T%d ABORT (%s)", i + 1, why), i);
 }
 
 static void
@@ -586,6 +591,7 @@ commit_steps(const State &from, int i)
 
 	changed.fate = LOGGED;
 	changed.step = W_LOGGED;
+	log_commit(s, i);
 	if (hold_ends_early)
 		changed.flags &= ~HOLDS;
 	if (end_before_visible)
@@ -609,6 +615,7 @@ prepared_steps(const State &from, int i)
 	State	   &s = add(from, "T%d COMMIT PREPARED: record", i + 1);
 
 	s.w[i].fate = LOGGED;
+	log_commit(s, i);
 	State	   &t = add(from, "T%d ROLLBACK PREPARED", i + 1);
 
 	t.w[i].fate = ABORTED;

@@ -8,9 +8,9 @@ import re
 import sys
 
 TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
-FILES = ['fence.lua', 'arming.lua', 'buckets.lua', 'listings.lua']
+FILES = ['fence.lua', 'arming.lua', 'buckets.lua', 'marks.lua', 'fills.lua', 'listings.lua', 'hot.lua']
 NUMBERS = {'11': 'version', '12': 'ttl_ms', '13': 'since', '14': 'ended', '15': 'id', '16': 'grant', '17': 'limit', '18': 'until',
-           '19': 'timeline', '20': 'turn', '21': 'margin'}
+           '19': 'timeline', '20': 'turn', '21': 'margin', '22': 'number', '23': 'running'}
 # Functions that only clients call, not the C code. Calls for effects are elsewhere.
 NOT_IN_C = set()
 

@@ -1,5 +1,5 @@
 """Checks META.json against the rules of the PGXN Meta Spec 1.0.0 (https://pgxn.org/spec/) for the fields that it has. Also checks that
-its names and versions are those of the control file, the SQL script, the change log and the Debian package.
+its names and versions are those of the control file, the SQL script, the change log, the Debian package and the client libraries.
 
 Prints one line per check and "N passed, N failed"; fails if anything failed. An argument names another META.json.
 """
@@ -87,6 +87,8 @@ def check_agreement(meta):
     scripts = {name for name in os.listdir(TOP) if re.fullmatch(r'pgcache_fence--.*\.sql', name)}
     check(set(re.search(r'^DATA = (.*)', read('Makefile'), re.M).group(1).split()) == scripts, 'all SQL scripts are installed')
     check(any(name.endswith(f'--{version}.sql') for name in scripts), f'a script makes {version}')
+    clients = {re.search(r'^version = "(.*)"', read('clients/python/pyproject.toml'), re.M).group(1), json.loads(read('clients/node/package.json'))['version']}
+    check(clients == {meta['version']}, f'the client libraries have the version of the distribution: {clients}')
     oldest = re.search(r'^(\d+)\+', read('debian/pgversions'), re.M).group(1)
     needed = meta['prereqs']['runtime']['requires']['PostgreSQL']
     check(needed == f'{oldest}.0.0', f'the oldest PostgreSQL is that of the Debian package, {oldest}: {needed}')

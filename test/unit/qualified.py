@@ -23,7 +23,7 @@ TOKEN = re.compile(r'''"[^"]+"(?:\.(?:\w+|"[^"]+"))*|[A-Za-z_][\w$]*(?:\.(?:[A-Z
     |OPERATOR|'|::|:=|=>|[-+*/<>=~!@\#%^&|`?]+|[(),;:\[\].]''', re.X)
 # words that are no functions although a parenthesis may follow them
 WORDS = set('''any all array exists values as check key unique coalesce greatest least extract operator and or not when then else on in
-    over select where from conflict materialized primary lateral by returns table limit distinct generated identity'''.split())
+    over select where from conflict materialized primary lateral by returns table limit distinct generated identity join'''.split())
 CAST_TO = {'bigint', 'int', 'integer', 'smallint', 'numeric', 'boolean', 'double', 'interval', 'real'}
 HIDDEN = [(r'\bin \(', 'IN'), (r'\bbetween\b', 'BETWEEN'), (r'\bi?like\b', 'LIKE'), (r'\bsimilar to\b', 'SIMILAR TO'),
           (r'\bcase (?!when\b)', 'CASE x WHEN'), (r'\bnullif\b', 'NULLIF'), (r'\bis (not )?distinct\b', 'IS DISTINCT FROM'),

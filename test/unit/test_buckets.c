@@ -8,6 +8,7 @@
 #include "postgres.h"
 
 #include "base/buckets.h"
+#include "base/send_queue.h"
 #include "base/settings.h"
 
 #include "backend.h"
@@ -19,6 +20,11 @@
 /* ---- substitutes for PostgreSQL's functions ---- */
 
 int			setting_watch_buckets = BUCKETS;
+
+void
+send_queue_wake(void)
+{
+}
 
 /* Marks the buckets of the table's rows, and returns how many rows met a bucket that was marked. */
 static int

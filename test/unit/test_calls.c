@@ -11,10 +11,11 @@
 char	   *setting_namespace = "namespace";
 int			setting_default_ttl = 1;
 int			setting_fill_lease = 2;
+int			setting_warm_rate = 9;
 int			setting_stream_limit = 3;
 int			setting_watch_buckets = 0;
 
-enum {VERSION = 11, TTL_MS, SINCE, ENDED, ID, GRANT, LIMIT, UNTIL, TIMELINE, TURN, MARGIN};
+enum {VERSION = 11, TTL_MS, SINCE, ENDED, ID, GRANT, LIMIT, UNTIL, TIMELINE, TURN, MARGIN, NUMBER, RUNNING};
 
 void
 fence_epoch_of(uint32 number, char epoch[EPOCH_LEN])
@@ -52,20 +53,20 @@ print_raw(const char *bytes, size_t len)
 }
 
 static char sent[64 * 1024];
-static size_t sent_len = 0;
 
-bool
-redis_send_raw(RedisConnection *conn, const char *bytes, size_t len, int commands)
+char *
+redis_begin_raw(RedisConnection *conn, size_t len)
 {
 	(void) conn;
-	memcpy(sent + sent_len, bytes, len);
-	sent_len += len;
-	if (commands)
-	{
-		print_raw(sent, sent_len);
-		sent_len = 0;
-	}
-	return true;
+	return len <= sizeof(sent) ? sent : NULL;
+}
+
+void
+redis_end_raw(RedisConnection *conn, const char *end, int commands)
+{
+	(void) conn;
+	(void) commands;
+	print_raw(sent, end - sent);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -237,11 +238,17 @@ main(void)
 	print(&call);
 	call_open(&call, 1, TURN, MARGIN, "buckets");
 	print(&call);
+	call_mark(&call, 1, NUMBER, "position", RUNNING);
+	print(&call);
+	call_newest(&call, "fence");
+	print(&call);
 	call_status(&call, "fence");
 	print(&call);
 	call_pending(&call, LIMIT, "cursor");
 	print(&call);
 	call_counts(&call);
+	print(&call);
+	call_hot(&call);
 	print(&call);
 	call_hello(&call, "nonce");
 	print(&call);
@@ -250,6 +257,8 @@ main(void)
 	call_renew(&call, "heartbeat-key", "identity", "epoch", UNTIL, "settings", "slots");
 	print(&call);
 	call_renew(&call, "heartbeat-key", "identity", "epoch", UNTIL, "settings", NULL);
+	print(&call);
+	call_resume(&call, 1, "identity", TIMELINE, "before", "server");
 	print(&call);
 	call_disarm(&call, "owner", TIMELINE);
 	print(&call);

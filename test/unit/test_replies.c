@@ -13,6 +13,7 @@
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -35,6 +36,8 @@ sigjmp_buf *PG_exception_stack = NULL;
 ErrorContextCallback *error_context_stack = NULL;
 volatile sig_atomic_t InterruptPending = false;
 struct Latch *MyLatch = NULL;
+static uint32 wait_event_info = 0;
+uint32	   *my_wait_event_info = &wait_event_info;
 
 static int	files = 0;			/* external file descriptors */
 static int	interrupt_in = -1;	/* number of waits before an interrupt; -1: never */
@@ -286,7 +289,7 @@ answer(const char *text, size_t len, int asked, int replies, const char *error)
 		if (why != NULL)
 		{
 			check_detail(redis_poll_reply(conn) == NULL, "a reply after a failure", text);
-			check_detail(!redis_send_raw(conn, "x", 1, 1) && !redis_flush(conn), "a failed connection takes commands", text);
+			check_detail(redis_begin_raw(conn, 1) == NULL && !redis_flush(conn), "a failed connection takes commands", text);
 		}
 		redis_close(conn);
 		close(server);
@@ -450,7 +453,7 @@ fuzz_once(void)
 	{
 		while (redis_error(conn) == NULL && redis_outstanding(conn) > 0)
 		{
-			redisReply *reply = redis_wait_reply(conn, fence_clock() + 2000, 0);
+			redisReply *reply = redis_wait_reply(conn, fence_clock() + (rand() % 64 ? 2000 : 30000), 0);
 
 			if (reply != NULL)
 			{
@@ -489,6 +492,103 @@ test_random(int rounds)
 		taken += fuzz_once();
 	check_detail(taken > rounds / 10, "replies are taken now and then", NULL);
 	check_detail(interrupts > rounds / 1000, "waits are interrupted now and then", NULL);
+}
+
+static void
+put(int server, const char *bytes, int len)
+{
+	if (write(server, bytes, len) != len)
+		abort();
+}
+
+/* Numbers that are received completely, or in two pieces cut anywhere. */
+static void
+test_numbers(void)
+{
+	static const int64 numbers[] = {0, 7, 42, 100, INT64CONST(12345678901234567), INT64CONST(123456789012345678), PG_INT64_MAX, -1, PG_INT64_MIN};
+
+	for (size_t i = 0; i < lengthof(numbers); i++)
+	{
+		char		text[64];
+		int			len = snprintf(text, sizeof(text), ":" INT64_FORMAT "\r\n:5\r\n", numbers[i]);
+
+		for (int first = 0; first < len; first++)
+		{
+			int			server;
+			RedisConnection *conn = connect_and_ask(2, &server);
+
+			redisReply *reply;
+
+			put(server, text, first);
+			reply = redis_poll_reply(conn);
+			put(server, text + first, len - first);
+			for (int k = 0; k < 2; k++)
+			{
+				reply = reply ? reply : redis_poll_reply(conn);
+				check_detail(reply != NULL && reply->integer == (k == 0 ? numbers[i] : 5), "another number", text);
+				redis_free_reply(reply);
+				reply = NULL;
+			}
+			redis_close(conn);
+			close(server);
+		}
+	}
+}
+
+/* A server that sends its reply, or a cancel that comes, while redis_wait_reply waits in recv. Signals come meanwhile. */
+static volatile sig_atomic_t signals = 0;
+static int	answering = -1;		/* the server's socket; -1: a cancel comes */
+static volatile sig_atomic_t event_at_signal = 0;
+
+static void
+on_alarm(int signal)
+{
+	const char *pieces[] = {":", "4", "2\r", "\n"};
+
+	(void) signal;
+	if (signals == 0)
+		event_at_signal = *my_wait_event_info;	/* later waits are in WaitEventSetWait, which shows it itself */
+	if (answering < 0)
+		InterruptPending = true;
+	else if (signals < (int) lengthof(pieces) && write(answering, pieces[signals], strlen(pieces[signals])) < 0)
+		abort();
+	signals++;
+}
+
+static void
+wait_in_recv(bool cancel)
+{
+	struct itimerval soon = {{0, 1000}, {0, 1000}};
+	struct itimerval never = {{0, 0}, {0, 0}};
+	struct sigaction action = {.sa_handler = on_alarm, .sa_flags = SA_RESTART};
+	const char *what = cancel ? "cancel" : "reply";
+	int			server;
+	RedisConnection *conn = connect_and_ask(1, &server);
+	int64		begun = fence_clock();
+	redisReply *volatile reply = NULL;
+	volatile bool thrown = false;
+	sigjmp_buf	here;
+
+	signals = 0;
+	answering = cancel ? -1 : server;
+	PG_exception_stack = &here;
+	sigaction(SIGALRM, &action, NULL);
+	setitimer(ITIMER_REAL, &soon, NULL);
+	if (sigsetjmp(here, 1) == 0)
+		reply = redis_wait_reply(conn, begun + 10000000, 7);
+	else
+		thrown = true;
+	setitimer(ITIMER_REAL, &never, NULL);
+	PG_exception_stack = NULL;
+	InterruptPending = false;
+	check_detail(fence_clock() - begun < 1000000, "waits for longer than it takes", what);
+	check_detail(thrown == cancel && (cancel || (reply != NULL && reply->integer == 42)), "another result", what);
+	check_detail(cancel || signals >= 4, "the reply came without signals", what);
+	check_detail(event_at_signal == 7, "does not show what it waits for", what);
+	if (reply != NULL)
+		freeReplyObject(reply);
+	redis_close(conn);
+	close(server);
 }
 
 /* After a password is sent, only the reply OK in time may be accepted. */
@@ -532,6 +632,9 @@ main(int argc, char **argv)
 	test_early();
 	test_endless();
 	test_login();
+	test_numbers();
+	wait_in_recv(false);
+	wait_in_recv(true);
 	test_random(argc > 1 ? atoi(argv[1]) : 50000);
 	check_detail(files == 0, "file descriptors are given back", NULL);
 	stop_listening();

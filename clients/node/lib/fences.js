@@ -5,7 +5,7 @@ const { Derived } = require('./derived');
 const { Domains } = require('./domains');
 const { wrong } = require('./errors');
 const { parse } = require('./json');
-const { judge } = require('./judge');
+const { judge, permitOf } = require('./judge');
 const { linkFor } = require('./redis');
 const { loadFor } = require('./load');
 const { Local } = require('./local');
@@ -70,8 +70,7 @@ class Fences {
     const shared = { link: this.#link, pg, domains: this.#domains, counters: this.#counters, timeout, onError };
     this.#puts = new Puts({ ...shared, ttl });
     this.#reads = new Reads({
-      ...shared, puts: this.#puts, local: local ? new Local(local === true ? {} : local) : null,
-      again: read => this.#begin(read.place.domain, read.key, read.given, read.options).then(read.resolve, read.reject),
+      ...shared, puts: this.#puts, local: local ? new Local(local === true ? {} : local) : null, again: read => this.#again(read),
     });
     this.#together = new Together({ ...shared, puts: this.#puts });
     this.#derived = new Derived(shared);
@@ -79,13 +78,27 @@ class Fences {
 
   // The newest committed value, or null if there is no row.
   read(domain, key, load, options) {
-    return this.#begin(domain, key, load, options);
+    return new Promise((resolve, reject) => {
+      const place = this.#domains.known(domain);
+      const enter = found => this.#enter(this.#callOf(found, load, options, true), key, resolve, reject);
+      if (place) enter(place);
+      else this.#domains.find(domain).then(enter).catch(reject);
+    });
   }
 
   // The values of several keys, in their order, each read by itself. One query loads what Redis does not have.
   async readMany(domain, keys, load, options) {
     const place = this.#domains.known(domain) ?? await this.#domains.find(domain);
-    return Promise.all(keys.map(key => this.#enter(place, key, load, options, false)));
+    const call = this.#callOf(place, load, options, false);
+    if (keys.length === 0) return [];
+    const values = new Array(keys.length);
+    let missing = keys.length;
+    return new Promise((resolve, reject) => {             // one for all: a promise for each key would cost more than its name
+      keys.forEach((key, n) => this.#enter(call, key, value => {
+        values[n] = value;
+        if (--missing === 0) resolve(values);
+      }, reject));
+    });
   }
 
   // Values that were all current at one instant, of one domain, or of the pairs [[domain, key], ...].
@@ -130,7 +143,7 @@ class Fences {
     const newline = record === null ? -1 : record.indexOf('\n');
     if (newline < 0) return { freshness: 'none', version: null, value: null };
     return {
-      freshness: judge(record, permit).state === 'hit' ? 'fresh' : 'unknown',
+      freshness: judge(record, permitOf(permit)).state === 'hit' ? 'fresh' : 'unknown',
       version: record.split(' ', 2)[1], value: parse(record.slice(newline + 1)),
     };
   }
@@ -166,29 +179,33 @@ class Fences {
     if (this.#closed) throw wrong('CLOSED', 'these Fences are closed: make new ones');
   }
 
-  // Begins a read of the domain's place. Asks PostgreSQL for the place first if it is not known.
-  #begin(domain, key, load, options) {
-    const place = this.#domains.known(domain);
-    if (place) return this.#enter(place, key, load, options, true);
-    return this.#domains.find(domain).then(found => this.#enter(found, key, load, options, true));
+  // What the reads of one call have in common.
+  #callOf(place, given, options, patient) {
+    this.#mayRead();
+    const suffix = options?.beside;
+    if (suffix !== undefined && !SUFFIX.test(suffix)) {
+      throw wrong('OPTION', `beside is a short name of letters, digits and . _ ~ -, not ${JSON.stringify(suffix)}`);
+    }
+    return { place, load: loadFor(place, given, suffix), given, options, suffix, shape: shapeOf(options), patient };
   }
 
-  #enter(place, key, given, options, patient) {
+  #enter(call, key, resolve, reject, restarts = 0) {
+    const { place, load, suffix } = call;
+    const add = fence => this.#reads.add({
+      call, place, load, key, fence, name: suffix === undefined ? fence : beside(fence, suffix), resolve, reject, restarts,
+      kept: undefined, answer: null,
+    });
+    const named = place.nameOf(key, this.#pg);
+    if (typeof named === 'string') add(named);
+    else named.then(add, reject);
+  }
+
+  // Begins a read again, after its domain was attached again.
+  async #again({ place: { domain }, key, call: { given, options, patient }, resolve, reject, restarts }) {
     try {
-      this.#mayRead();
-      const suffix = options?.beside;
-      if (suffix !== undefined && !SUFFIX.test(suffix)) {
-        throw wrong('OPTION', `beside is a short name of letters, digits and . _ ~ -, not ${JSON.stringify(suffix)}`);
-      }
-      const load = loadFor(place, given, suffix);
-      const named = place.nameOf(key, this.#pg);
-      const enter = fence => new Promise((resolve, reject) => {
-        const name = suffix === undefined ? fence : beside(fence, suffix);
-        this.#reads.add({ place, key, given, options, load, shape: shapeOf(options), patient, fence, name, resolve, reject, answer: null });
-      });
-      return typeof named === 'string' ? enter(named) : named.then(enter);
+      this.#enter(this.#callOf(await this.#domains.find(domain), given, options, patient), key, resolve, reject, restarts + 1);
     } catch (error) {
-      return Promise.reject(error);
+      reject(error);
     }
   }
 }

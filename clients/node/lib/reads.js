@@ -1,8 +1,9 @@
 'use strict';
 // Strong reads, in batches. Reads that begin in one turn of the event loop go to Redis in one block (in a cluster one for each
-// slot, or one for each shard). One query loads what Redis does not have. A read is { place, key, fence, name (of what is read: the
-// fence, or a value beside it), load, shape (of what is answered), patient, resolve, reject }.
-const { judge, judgeAnswer, tokenOf } = require('./judge');
+// slot, or one for each shard). One query loads what Redis does not have. A read is { place, load, key, fence, name (of what is read:
+// the fence, or a value beside it), call (shape of what is answered, patient), resolve, reject, restarts }.
+const { answer } = require('./block');
+const { judgeAnswer, tokenOf } = require('./judge');
 const { limited, sleep } = require('./time');
 
 const BLOCK = 100;                      // fences in one block: Redis does nothing else meanwhile
@@ -43,7 +44,7 @@ class Reads {
     this.#waiting = [];
     const kept = [];
     const others = this.#local ? [] : reads;
-    if (this.#local) for (const read of reads) (this.#local.get(read.name) ? kept : others).push(read);
+    if (this.#local) for (const read of reads) ((read.kept = this.#local.get(read.name)) ? kept : others).push(read);
     if (others.length > 0) this.#get(others).catch(error => reject(others, error));
     if (kept.length > 0) {
       this.#check(kept).then(stale => stale.length > 0 && this.#get(stale)).catch(error => reject(kept, error));
@@ -53,7 +54,7 @@ class Reads {
   #done(read, state, version, payload) {
     this.#counters.read(read.place.domain, state);
     try {
-      read.resolve(read.shape({ payload, version, source: state }));
+      read.resolve(read.call.shape({ payload, version, source: state }));
     } catch (error) {
       read.reject(error);
     }
@@ -85,15 +86,7 @@ class Reads {
 
   // Resolves the reads that are hits, and returns the others.
   #block(reads) {
-    const { names, firsts, at } = layout(reads);
-    return limited(this.#link.block(names, firsts), this.#timeout).then(([records, permit]) => {
-      const permits = firsts.length > 1 ? permit : [permit];
-      return reads.filter((read, n) => {
-        const [record, first, value] = at[n];
-        read.answer = judge(records[record], permits[first], value === record ? undefined : records[value]);
-        return !this.#took(read, 'hit');
-      });
-    }, error => {
+    return answer(this.#link, reads, this.#timeout).then(() => reads.filter(read => !this.#took(read, 'hit')), error => {
       for (const read of reads) this.#failed(read, error);
       return reads;
     });
@@ -112,18 +105,17 @@ class Reads {
   // check that began before it, because that check proves nothing for it.
   async #check(reads) {
     const stale = await Promise.all(this.#parts(reads, CHECK).map(async part => {
-      const entries = part.map(read => this.#local.get(read.name));
       let told;
       try {
         told = await limited(this.#link.ask('fence_check', part.map(read => read.fence),
-          ...entries.flatMap(({ token, version }) => [token, version])), this.#timeout);
+          ...part.flatMap(({ kept }) => [kept.token, kept.version])), this.#timeout);
       } catch (error) {
         this.#onError(error);
         return part;                    // the block may say more
       }
       return part.filter((read, n) => {
         const current = told[n] === '1';
-        if (current) this.#done(read, 'local', entries[n].version, entries[n].payload);
+        if (current) this.#done(read, 'local', read.kept.version, read.kept.payload);
         else this.#local.delete(read.name);
         return !current;
       });
@@ -138,7 +130,7 @@ class Reads {
   async #fill(reads) {
     const loads = new Map();            // load -> reads; each load is of one place
     await Promise.all(reads.map(async read => {
-      if (read.patient && read.answer.state === 'miss' && !(await this.#mayFill(read))) return;
+      if (read.call.patient && read.answer.state === 'miss' && !(await this.#mayFill(read))) return;
       append(loads, read.load, read);
     }));
     await Promise.all([...loads].map(([load, group]) => this.#load(load, group)));
@@ -192,8 +184,7 @@ class Reads {
   }
 
   #restart(read) {
-    read.restarts = (read.restarts ?? 0) + 1;
-    if (read.restarts > RESTARTS) read.reject(new Error(`domain "${read.place.domain}" is attached again and again`));
+    if (read.restarts === RESTARTS) read.reject(new Error(`domain "${read.place.domain}" is attached again and again`));
     else this.#again(read);
   }
 }
@@ -214,23 +205,4 @@ function cut(list, most) {
   return parts;
 }
 
-// What a block asks for: names, each once; firsts, of each domain the first fence. at has for each read the places of its fence in
-// names, of its domain in firsts, and of what is read in names.
-function layout(reads) {
-  const [{ fence, name }] = reads;
-  if (reads.length === 1 && fence === name) return { names: [fence], firsts: [fence], at: ONE };
-  const names = new Map();
-  const firsts = new Map();             // by what the names of the domain begin with
-  const placeIn = (map, key) => map.get(key) ?? map.set(key, map.size).size - 1;
-  const firstFences = [];
-  const at = reads.map(read => {
-    const first = placeIn(firsts, read.place.prefix);
-    if (first === firstFences.length) firstFences.push(read.fence);
-    return [placeIn(names, read.fence), first, placeIn(names, read.name)];
-  });
-  return { names: [...names.keys()], firsts: firstFences, at };
-}
-
-const ONE = [[0, 0, 0]];
-
-module.exports = { Reads, layout };
+module.exports = { Reads };

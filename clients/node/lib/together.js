@@ -1,8 +1,8 @@
 'use strict';
 // Reads several rows that were all current at one instant (doc/protocol.md, "Several keys"). Either all are hits of one block,
 // or of several blocks that were checked after the last one; or one statement reads all of them from PostgreSQL.
-const { judge, tokenOf } = require('./judge');
-const { layout } = require('./reads');
+const { answer } = require('./block');
+const { tokenOf } = require('./judge');
 const { limited } = require('./time');
 
 const BLOCK = 100;
@@ -55,12 +55,7 @@ class Together {
   // Whether all answers are hits that were current at one instant.
   async #get(parts) {
     try {
-      await Promise.all(parts.map(async part => {
-        const { names, firsts, at } = layout(part);
-        const [records, permit] = await limited(this.#link.block(names, firsts), this.#timeout);
-        const permits = firsts.length > 1 ? permit : [permit];
-        part.forEach((read, n) => { read.answer = judge(records[at[n][0]], permits[at[n][1]]); });
-      }));
+      await Promise.all(parts.map(part => answer(this.#link, part, this.#timeout)));
       if (!parts.flat().every(read => read.answer.state === 'hit')) return false;
       return parts.length === 1 || (await Promise.all(parts.map(part => this.#areCurrent(part)))).every(Boolean);
     } catch (error) {

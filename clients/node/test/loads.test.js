@@ -2,7 +2,8 @@
 // What is put is what fence.read has, of every kind of domain; loads of the application; numbers; attachments that change.
 const assert = require('node:assert/strict');
 const { test } = require('node:test');
-const { open, settled, table, becomesHit, isCached, until, DETAILS } = require('./setup');
+const { open, settled, opened, table, becomesHit, isCached, until, DETAILS } = require('./setup');
+const { parse } = require('../lib/json');
 
 const KINDS = `id int PRIMARY KEY, i bigint, n numeric, d double precision, t text, z timestamptz, b bytea, v interval, m money, a int[],
   j jsonb, version bigint NOT NULL DEFAULT 0`;
@@ -16,6 +17,7 @@ test('the row itself is what fence.read makes of it, in whatever settings', asyn
   for (const options of ['', "-c TimeZone=Asia/Tokyo -c DateStyle=German -c bytea_output=escape -c IntervalStyle=iso_8601"]) {
     const other = await open(t, 'ioredis', 'single');
     other.pool.options.options = options;
+    await opened(sql, 'kinds', 1);
     await sql('UPDATE kinds SET t = t WHERE id = 1');
     await settled(sql);
     assert.equal(isCached(await other.fences.read('kinds', 1, undefined, DETAILS)), false);
@@ -31,6 +33,14 @@ test('the row itself is what fence.read makes of it, in whatever settings', asyn
   assert.equal(row.d, 0.1);
   assert.deepEqual(row.j, { a: '12345678901234567890', b: [1.5, '2'] });
   assert.equal(pool.options.options, undefined);
+});
+
+test('a number that JavaScript would round is a text, wherever it stands in a value', () => {
+  for (let n = 0; n < 40; n++) {
+    const before = 'x'.repeat(n);
+    assert.deepEqual(parse(`{"t": "${before}", "n": 9007199254740993, "short": 123456789012345}`),
+      { t: before, n: '9007199254740993', short: 123456789012345 });
+  }
 });
 
 test('groups, rows without a version column, columns, absent rows, keys of several columns', async t => {
@@ -126,6 +136,8 @@ test('who waits for another reader asks PostgreSQL nothing', async t => {
   t.after(() => client.disconnect());
   for (let id = 1; ; id++) {            // whoever fills may be slower than the lease
     const [{ fence }] = await sql("SELECT fence.fence_key('busy', $1::text) AS fence", [id]);
+    await opened(sql, 'busy', id);
+    await client.del(fence);
     const [, permit] = await client.fcall_ro('fence_get', 1, fence);
     pool.asked.length = 0;
     const reading = fences.read('busy', id);

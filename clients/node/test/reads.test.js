@@ -138,6 +138,19 @@ for (const [kind, name] of COMBINATIONS) {
       assert.equal((await read(38)).value.owner, 'new');
     });
 
+    await suite.test('raw is the text of the value', async () => {
+      await becomesHit(() => read(10));
+      const [{ text }] = await sql('SELECT to_jsonb(a)::text AS text FROM account a WHERE id = 10');
+      assert.equal(await fences.read('account', 10, undefined, { raw: true }), text);
+      assert.deepEqual(await fences.readMany('account', [10, 9999, 10], undefined, { raw: true }), [text, null, text]);
+    });
+
+    await suite.test('a key that is given twice, with values beside', async () => {
+      const both = () => fences.readMany('account', [9, 8, 9], OWNERS, { ...DETAILS, beside: 'owner' });
+      await until('hits', async () => (await both()).every(isCached));
+      assert.deepEqual((await both()).map(({ value }) => value), ['owner 9', 'owner 8', 'owner 9']);
+    });
+
     await suite.test('large values are put by renaming', async () => {
       const large = 'ü"\\\n'.repeat(20000);
       await sql('UPDATE account SET owner = $1 WHERE id = 39', [large]);

@@ -82,6 +82,10 @@ async function until(what, condition) {
 
 const settled = sql => until('the end of all reservations', async () => (await sql('SELECT 1 FROM fence.pending')).length === 0);
 
+// Readers have missed the row lately, so Redis lets the next one put it (pgcache_fence.watch_buckets).
+const opened = (sql, domain, id) => until('the row to be cached', async () =>
+  (await sql('SELECT source FROM fence.try_read($1, $2::text)', [domain, `${id}`]))[0].source === 'cache');
+
 // A table of the test's own, of that name and domain; made anew.
 async function table(sql, name, columns, attach = '') {
   await sql(`DROP TABLE IF EXISTS ${name} CASCADE`);
@@ -101,4 +105,4 @@ function becomesHit(read, wanted) {
   });
 }
 
-module.exports = { places, poolOf, nodesOf, clientOf, open, until, settled, table, becomesHit, isCached, COMBINATIONS, DETAILS, WAIT_MS };
+module.exports = { places, poolOf, nodesOf, clientOf, open, until, settled, opened, table, becomesHit, isCached, COMBINATIONS, DETAILS, WAIT_MS };

@@ -1,5 +1,6 @@
 """What a hit costs, against redis-py's own GET in the same run, on a quiet machine: `sh test/run.sh --only python bench`. Prints TAP.
 
+GETs come one after the other, each key of several is compared with one of them, and values are bytes on both sides.
 Each line is the median of rounds in which both take turns, so that what else the machine does meets both. A ratio of 0.7 is: a read
 takes 1/0.7 of the time of a GET. Kept values are checked, and not sent again.
 """

@@ -74,6 +74,12 @@ class World:
         """The last commit has ended in Redis too."""
         wait_for(lambda: not self.sql('SELECT FROM fence.pending'), 'the last write to end')
 
+    def next_read_is_put(self, id):
+        """Readers have missed the row of account lately, so Redis lets the next one put it (pgcache_fence.watch_buckets)."""
+        wait_for(lambda: self.sql("SELECT source FROM fence.try_read('account', %s)", (str(id),)) == [('cache',)], 'the row is cached')
+        self.sql('UPDATE account SET balance = balance WHERE id = %s', (id,))
+        self.settled()
+
     def becomes(self, read, wanted, what='a hit'):
         wait_for(lambda: read() == wanted, what)
 

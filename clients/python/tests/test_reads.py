@@ -18,7 +18,7 @@ import redis
 
 from conftest import TIMEOUTS, wait_for
 from servers import PostgresServer
-from pgcache_fence import AsyncFences, Fences, Raw, WrongKey, WrongUse, observe
+from pgcache_fence import AsyncFences, Fences, Raw, WrongKey, WrongUse, observe, wire
 
 ROW = 'SELECT version, owner FROM account WHERE id = %s'
 
@@ -36,9 +36,10 @@ class Blocking:
 
     def together(self, *calls):
         """Calls at the same time."""
-        results = [None] * len(calls)
+        results, begin = [None] * len(calls), threading.Barrier(len(calls))
 
         def work(n):
+            begin.wait()
             results[n] = calls[n]()
         threads = [threading.Thread(target=work, args=(n,)) for n in range(len(calls))]
         for thread in threads:
@@ -140,7 +141,7 @@ def test_a_miss_becomes_a_hit_and_a_write_ends_it(world, fences, row):
 
 def test_many_load_only_what_is_missed(world, fences, row):
     keys = [1, 2, 3, row, -1]
-    world.sql('UPDATE account SET balance = balance WHERE id = 3')
+    world.next_read_is_put(3)
     fences.read_many('account', [1, 2])
     world.settled()
     fences.read_many('account', [1, 2])
@@ -305,19 +306,18 @@ def test_values_that_are_kept_are_checked(world, make, row):
 
 
 def test_many_readers_at_once_share_the_work(world, fences, row):
+    world.next_read_is_put(row)
     world.sql('UPDATE account SET balance = 5 WHERE id = %s', (row,))
     world.settled()
     calls = []
 
-    def load(connection, key):
+    def load(connection, key):          # it takes until another reader waits for it
         calls.append(key)
-        time.sleep(0.02)
+        wait_for(lambda: 'waited' in events(fences), 'a reader that waits')
         return world.sql('SELECT version, to_jsonb(a) FROM account a WHERE id = %s', (row,))[0]
 
     async def load_later(connection, key):
-        calls.append(key)
-        await asyncio.sleep(0.02)
-        return world.sql('SELECT version, to_jsonb(a) FROM account a WHERE id = %s', (row,))[0]
+        return await asyncio.to_thread(load, connection, key)
     if isinstance(fences, Blocking):
         found = fences.together(*[lambda: fences.fences.read('account', row, load)] * 8)
     else:
@@ -439,6 +439,7 @@ def test_transactions_of_ones_own(single, row=31):
 def test_drivers(single):
     """Cursors that return dicts, a function, and psycopg 3."""
     def read(source):
+        single.next_read_is_put(33)
         single.sql('UPDATE account SET balance = 9 WHERE id = 33')
         single.settled()
         fences = Fences(single.redis(), source)
@@ -458,6 +459,7 @@ def test_drivers(single):
 
 def test_asynchronous_drivers(single):
     async def read(source):
+        single.next_read_is_put(34)
         single.sql('UPDATE account SET balance = 9 WHERE id = 34')
         single.settled()
         fences = AsyncFences(single.async_redis(), source)
@@ -551,6 +553,7 @@ def test_counters_for_collectors(single):
     import prometheus_client
     from pgcache_fence import PrometheusCollector
     fences = Fences(single.redis(), single.connect)
+    single.next_read_is_put(70)
     fences.read('account', 70)
     registry = prometheus_client.CollectorRegistry()
     registry.register(PrometheusCollector(fences.counters))
@@ -628,15 +631,18 @@ def test_counters_for_opentelemetry(single, monkeypatch):
     observed = {}
     fences = Fences(single.redis(), single.connect)
     observe(fences.counters, Meter())
+    single.next_read_is_put(71)
     fences.read('account', 71)
     assert observed['pgcache_fence.client.reads'](None) == [(1, {'domain': 'account', 'source': 'database'})]
     assert observed['pgcache_fence.client.events'](None) == [(1, {'domain': 'account', 'event': 'stored'})]
 
 
+@pytest.mark.parametrize('connected', [True, False])
 @pytest.mark.parametrize('kind', [Blocking, Asynchronous])
-def test_a_redis_that_hangs_costs_its_timeout_once(single, kind):
+def test_a_redis_that_hangs_costs_its_timeout_once(single, kind, connected):
     fences = kind(single)
-    wait_for(lambda: is_hit(fences, lambda: fences.read('account', 95)), 'a hit')
+    if connected:
+        wait_for(lambda: is_hit(fences, lambda: fences.read('account', 95)), 'a hit')
     single.system.redis[0].pause()
     try:
         begin = time.monotonic()
@@ -647,3 +653,37 @@ def test_a_redis_that_hangs_costs_its_timeout_once(single, kind):
         single.system.redis[0].resume()
     wait_for(lambda: is_hit(fences, lambda: fences.read('account', 95)), 'a hit')
     fences.close()
+
+
+def test_readers_that_a_rate_holds_back_get_the_row(world, fences):
+    def held_back():
+        """Makes 60 rows cold and reads them at once; whether Redis told the reader to wait."""
+        before = events(fences).get('waited', 0)
+        world.sql('UPDATE account SET balance = balance + 1 WHERE id BETWEEN 100 AND 159')
+        world.settled()
+        balances = dict(world.sql('SELECT id, balance FROM account WHERE id BETWEEN 100 AND 159'))
+        begin = time.monotonic()
+        found = fences.read_many('account', range(100, 160))
+        assert time.monotonic() - begin < 10
+        assert {key: row['balance'] for key, row in found.items()} == balances
+        return events(fences).get('waited', 0) > before
+
+    try:
+        world.sql('ALTER SYSTEM SET pgcache_fence.warm_rate = 5')
+        world.sql('SELECT pg_reload_conf()')
+        wait_for(held_back, 'Redis to hold readers back')
+    finally:
+        world.sql('ALTER SYSTEM RESET pgcache_fence.warm_rate')
+        world.sql('SELECT pg_reload_conf()')
+        wait_for(lambda: not held_back(), 'Redis to hold nobody back')
+
+
+def test_chance_names_the_key_that_redis_sees():
+    names = ['fence:f:1.a:{%d}' % n for n in range(10)] + ['fence:f:1.b:{1}']
+    named = set()
+    for _ in range(500):
+        words = wire.pack_block(names).partition(b'fence_token')[2].decode().split('\r\n')
+        fences = [word for word in words if word.startswith('fence:f:')]
+        assert [wire.domain_of(fence) for fence in fences] == ['fence:f:1.a', 'fence:f:1.b']     # the order in which permits come
+        named.update(fences)
+    assert named == set(names)

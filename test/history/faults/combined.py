@@ -19,7 +19,6 @@ OF_REDIS = ('redis_kill9', 'redis_kill9_rdb', 'redis_kill9_aof', 'flushall', 'fu
 class Together(Fault):
     name = 'postgres_and_redis'
     describe = 'PostgreSQL and Redis fail at about the same time, each with a fault drawn at random'
-    epoch = 'new'
 
     def do(self, site, rng, record):
         pair = BY_NAME[rng.choice(OF_POSTGRES)], BY_NAME[rng.choice(OF_REDIS)]

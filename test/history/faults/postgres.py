@@ -83,10 +83,8 @@ class TerminateWorker(Fault):
 class Restart(Fault):
     """Stops the server in the given way and starts it again."""
 
-    epoch = 'new'
-
-    def __init__(self, name, end, describe):
-        self.name, self.end, self.describe = name, end, describe
+    def __init__(self, name, end, describe, epoch='new'):
+        self.name, self.end, self.describe, self.epoch = name, end, describe, epoch
 
     def do(self, site, rng, record):
         server = site.postgres
@@ -110,7 +108,7 @@ FAULTS = [
     TerminateWorker('keeper_terminate', 'pgcache_fence keeper', 'the keeper is terminated (SIGTERM)'),
     TerminateWorker('patrol_terminate', 'pgcache_fence patrol', 'the patrol is terminated (SIGTERM)'),
     TerminateWorker('courier_terminate', 'pgcache_fence courier', 'the courier is terminated (SIGTERM)'),
-    Restart('clean_restart', lambda server: server.stop('fast'), 'fast shutdown and restart'),
+    Restart('clean_restart', lambda server: server.stop('fast'), 'fast shutdown and restart: the same epoch goes on', 'same'),
     Restart('immediate_restart', lambda server: server.stop('immediate'), 'immediate shutdown and restart'),
     Restart('postmaster_kill9', lambda server: server.kill9(), 'kill -9 of the postmaster; backends end by themselves'),
     Restart('server_kill9', lambda server: server.kill9(everything=True), 'kill -9 of all processes of PostgreSQL at once'),

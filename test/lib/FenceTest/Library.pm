@@ -41,8 +41,13 @@ sub hello { return fcall('fence_hello', 0, $_[0] // 'n', sprintf '%016x', ++$non
 sub clock { return hello()->[1]; }
 sub until_of { return hello($_[0])->[7]; }
 
-# ttl, fill_ms, stream_max, grant
-sub settings { my (%with) = @_; return join ' ', $with{ttl} // $hour, $with{fill} // 0, $with{most} // 1000, $with{grant} // 0; }
+# ttl, fill_ms, stream_max, grant, warm_rate
+sub settings
+{
+	my (%with) = @_;
+
+	return join ' ', $with{ttl} // $hour, $with{fill} // 0, $with{most} // 1000, $with{grant} // 0, defined $with{rate} ? (0, $with{rate}) : ();
+}
 
 # Arms the process. Arguments that are not given are as fresh() has set them. until: milliseconds from now.
 sub arm

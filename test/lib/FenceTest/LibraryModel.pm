@@ -108,6 +108,7 @@ sub put
 	my $d = $self->is_served(domain_of($fence)) or return 'refused unarmed';
 	my $told = $self->{told}{$permit};
 
+	return 'refused unarmed' unless $self->{lease};
 	return 'refused token' unless defined $told && defined $d->{token} && $permit =~ /^\Q$d->{token}\E /;
 	return 'refused late' unless $self->none_ended($fence, $told);
 	return 'refused pending' if $self->{pending}{$fence};

@@ -28,6 +28,7 @@ sub open
 	my $where = $node->connstr($option{dbname} // 'postgres');
 
 	$where .= " user=$option{user}" if $option{user};
+	$where .= ' replication=database' if $option{replication};
 	my @psql = (qw(psql -X -q -A -t -v ON_ERROR_STOP=0 -v VERBOSITY=verbose -d), $where);
 	local $ENV{PGAPPNAME} = 'session';
 	$self->{psql} = IPC::Run::start(\@psql, '<', \$self->{in}, '>&', \$self->{out});

@@ -118,7 +118,7 @@ sub survives
 # One process of the extension at a time, told apart by what it asks.
 my %asks = (
 	'the courier'  => 'fence_write|fence_domain',
-	'the keeper'   => 'fence_hello|fence_renew|fence_arm|fence_disarm|FUNCTION|INFO|heartbeat',
+	'the keeper'   => 'fence_hello|fence_renew|fence_arm|fence_resume|fence_disarm|FUNCTION|INFO|heartbeat',
 	'the patrol'   => 'fence_pending|fence_counts',
 	'the announcer' => 'fence_announce',
 	'backends'     => 'MULTI|MGET|EXEC|fence_token|fence_get|fence_put|fence_release|fence_check|fence_status',

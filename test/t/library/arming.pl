@@ -1,6 +1,6 @@
 # How a process of Redis is armed and disarmed, its leases, announcements and slots, in the library (arming.lua).
 #
-# The tests library/arming, reads, writes, events and listings call every function of the library (src/redis/) and hold it
+# The tests library/arming, reads, writes, events, listings, fills and hot call every function of the library (src/redis/) and hold it
 # against the rules of doc/protocol.md. A subtest names the rule that it checks; a number in brackets is the trace that
 # the rule closes. What hostile callers do is in library/hostile_callers, slots that move between real processes in topology/.
 
@@ -102,6 +102,43 @@ subtest 'arm: owner, timeline, server' => sub {
 	like(arm(server => 'b', epoch => next_epoch()), qr/^armed /, 'after the lease another server may');
 };
 
+# resume(before, server): what a server asks after a clean restart.
+sub resume
+{
+	my ($before, $server, %with) = @_;
+
+	return answer('fence_resume', 0, $with{header} // header(), $with{identity} // $identity, $with{timeline} // 3, $before, $server);
+}
+
+subtest 'resume: only the server that comes next goes on in the epoch' => sub {
+	fresh();
+	fill('k', 5);
+	my $permit = permit('l');
+	my $since = reserve('1.a', 'm');
+	my $armed = snapshot();
+	like(resume('run', 'b', identity => 'ff'), qr/^refused another process/, 'another process');
+	like(resume('run', 'b', header => 'n 99-aa'), qr/^refused not armed/, 'another epoch');
+	like(resume('run', 'b', header => "other $epoch"), qr/^refused not armed/, 'another namespace');
+	like(resume('run', 'b', timeline => $_), qr/^refused armed by another timeline/, "timeline $_") foreach 2, 4;
+	like(resume('former', 'b'), qr/^refused another server/, 'the next of another server');
+	is(snapshot(), $armed, 'nothing has changed');
+	is(put('l', 1, permit => $permit), 'stored', 'a permit from before counts');
+	is(resume('run', 'b'), 'resumed', 'the next one may');
+	like(read_fast('k'), qr/^hit 5 /, 'what was cached is served');
+	is(holders('m'), '1.a row', 'what was reserved is reserved');
+	is(put('l', 2, permit => $permit), 'refused late', 'a permit from before counts no more');
+	is(store('1.a', $since, 'm', 7), 0, 'nor does a reservation');
+	fill('l', 2);
+	$permit = permit('l');
+	is(resume('run', 'b'), 'resumed', 'a question that was repeated gets the same answer');
+	is(put('l', 3, permit => $permit), 'stored', 'and changes nothing');
+	like(resume('run', 'copy'), qr/^refused another server/, 'a copy, which does not know of the next one, may not');
+	is(resume('b', 'c'), 'resumed', 'the one after the next');
+	like(arm(server => 'b', epoch => next_epoch()), qr/^refused armed by another server/, 'which now counts as the server that has armed it');
+	like(refuses('fence_resume', 0, header(), $identity, 3, 'c'), qr/expected header/, 'an argument is missing');
+	like(refuses('fence_resume', 0, header(), $identity, 'x', 'c', 'd'), qr/expected header/, 'a timeline that is none');
+};
+
 subtest 'disarm ends the lease, not what is known' => sub {
 	fresh();
 	fill('k', 5);
@@ -139,7 +176,7 @@ subtest 'a lease that runs out by itself' => sub {
 	cmp_ok($hits, '>', 0, 'it was told');
 	is(get('k'), 'unarmed', 'get');
 	is(check('k', 5), 0, 'check');
-	is(put('l', 1, permit => $permit), 'stored', 'put needs its proof only');
+	is(put('l', 1, permit => $permit), 'refused unarmed', 'put');
 	renew();
 	like(read_fast('k'), qr/^hit/, 'renewed: answers again');
 	$redis->call('DEL', heartbeat());
@@ -248,8 +285,19 @@ subtest 'slots come and go in one epoch' => sub {
 	is($renewed->($slot_k, 1), 0, 'granted the same: nothing comes');
 	like(read_fast('k'), qr/^hit /, '... and nothing goes');
 
+	my $mark = sub { return (split / /, answer('fence_mark', 0, header(), $_[0], $_[1], 7))[1]; };
+	my $position = sub { return fcall('fence_newest', 1, f('k'))->[3]; };
+	my $number = $mark->(0, '');
+	$mark->($number, '0/A');
+	is($position->(), '0/A', 'a mark for standbys');
+
 	is($renewed->("$slot_j,$slot_k", 2), 1, 'granted one more');
 	like(read_fast('k'), qr/^hit /, 'the other one stays warm');
+	is($position->(), '', 'the mark is forgotten, because ends in the new slot were counted elsewhere');
+	$mark->($number, '0/A');
+	is($position->(), '', '... and does not come back late');
+	$mark->($mark->(0, ''), '0/B');
+	is($position->(), '0/B', '... but the next one counts');
 	is(get('j') . permit('j'), 'unarmed', 'in the new one readers are not answered yet');
 	like(reserve('1.a', 'j'), qr/^[1-9]/, '... but reservations are granted');
 	announce('1.t', 1, 'none', $_) foreach 0, 1;

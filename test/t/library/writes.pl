@@ -109,6 +109,11 @@ subtest 'what was known is forgotten when tables take turns: late, never a wrong
 	reserve('4.a', 'k');
 	ends('4.a');
 	is(recent('k'), '', '... but not what was before another commit');
+	ends('=' . reserve('5.a', 'k') . ' 5.a');
+	reserve('6.a', 'k');
+	foreach my $n (1 .. 10) { reserve("$n.e", "other$n"); ends("$n.e"); }
+	ends('6.a');
+	is(recent('k'), '', '... even if the tables take turns while that one is pending');
 };
 
 subtest '[R3] [S5] a commit with the row is stored if its reservation proves it' => sub {
@@ -254,6 +259,67 @@ subtest 'reservations are no keys, and fences may go' => sub {
 	$redis->call('FLUSHALL');
 	is(read_fast('k'), 'miss', 'a fence that is lost is a miss');
 	is(get('k') =~ s/ .*//r, 'miss', '... also of the slow path');
+};
+
+# What a reader on a standby is told: the position, and who committed last
+sub newest { my @told = @{ fcall('fence_newest', 1, f($_[0] // 'k')) }; return @told > 1 ? "$told[3]|$told[5]" : $told[0]; }
+sub mark { return answer('fence_mark', 0, header(), $_[0] // 0, $_[1] // '', 7); }
+
+subtest 'marks, for standbys' => sub {
+	fresh();
+	is(newest(), '|', 'no mark yet');
+	my ($n) = mark() =~ /^marked (\d+)$/;
+	is(mark($n, '0/A'), "marked $n", 'a mark');
+	is(newest(), '0/A|', '... is told');
+	is_deeply([ @{ fcall('fence_newest', 1, f('k')) }[ 0 .. 2 ] ], [ 'cluster', 3, permit('k') ], '... with owner, timeline and permit');
+
+	reserve('1.a', 'k');
+	is(newest(), 'nothing', 'not while the row is pending');
+	is(newest('j'), '0/A|', '... of others');
+	ends('1.a');
+	is(newest(), '|', 'the mark is older than the end');
+	my ($later) = mark() =~ /(\d+)/;
+	mark($later, '0/B');
+	is(newest(), '0/B|', 'the next is not');
+	is(newest('j'), '0/A|', '... and the older one is good enough for others');
+	mark($n, '0/C');
+	is(newest('j'), '0/A|', 'a mark that is older than the last comes too late');
+	mark($later + 1000, '0/D');
+	is(newest(), '0/B|', 'a number that was not drawn yet counts for nothing');
+	ends('=' . reserve('2.a', 'j') . ' 2.a');
+	is(newest('j'), '|2.a', 'who committed last');
+
+	domain('reserve', '3.a');
+	is(newest('l'), 'nothing', 'not while the domain is pending');
+	domain('committed', '3.a');
+	is(newest('l'), '|', 'the token is younger than the marks');
+	is(newest(), '|', '... of all rows');
+	my ($new) = mark() =~ /(\d+)/;
+	mark($new, '0/E');
+	is(newest(), '0/E|', 'a mark under the new token');
+
+	# one row is written between two marks: however many they are, the first of those after it stays
+	foreach my $i (1 .. 1000)
+	{
+		reserve("4.$i", 'm');
+		ends("4.$i");
+		my ($number) = mark() =~ /(\d+)/;
+		mark($number, "1/$i");
+		reserve('5.a', 'q'), ends('5.a') if $i == 900;
+	}
+	like(newest(), qr{^1/\d\d\|$}, 'of the oldest of very many some are kept');
+	is(newest('m'), '1/1000|', '... and the last');
+	like(newest('q'), qr{^1/9[01]\d\|$}, '... and one soon after any');
+	disarm();
+	is(newest(), 'nothing', 'not without a lease');
+	arm();
+	like(newest(), qr{^1/\d\d\|$}, 'armed again in the same epoch');
+	my $old = $epoch;
+	$epoch = next_epoch();
+	arm();
+	announce('1.t', 1);
+	is(newest(), '|', 'a new epoch has no mark');
+	is(answer('fence_mark', 0, "n $old", 1, '0/F', 7), 'unarmed', '... and takes none of an old one');
 };
 
 done_testing();

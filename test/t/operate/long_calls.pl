@@ -31,7 +31,7 @@ sub cancelled
 	return like($other->take, qr/57014/, $name);
 }
 
-sub compared { return $sql->run("SELECT sum(value) FROM fence.metrics WHERE name = 'cache_fence_db_compare'"); }
+sub compared { return $sql->run("SELECT coalesce(sum(value), 0) FROM fence.metrics WHERE name = 'cache_fence_db_compare'"); }
 
 $sql->run("CREATE TABLE item (id int PRIMARY KEY, v text)");
 $sql->run("INSERT INTO item SELECT g, 'x' FROM generate_series(1, 3000) g");

@@ -18,6 +18,7 @@ my $redis = FenceTest::Redis->start;
 # an answer that comes late is asked for again, and counted again
 my $node = new_postgres('main', $redis, max_prepared_transactions => 5, timeout => '10s');
 my $sql = FenceTest::Session->open($node);
+$sql->run('SET pgcache_fence.zero_counters = on');
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Tools
@@ -115,7 +116,7 @@ subtest 'readers by any client are counted once' => sub {
 	$sql->run("SELECT fence.read('item', '50')");
 	my $fence = $sql->run("SELECT fence.fence_key('item', '50')");
 
-	poll(sub { operation('item', 'put', 'stored') == 1 }, 'the put');
+	poll(sub { operation('item', 'seed', 'stored') == 1 }, 'the put');
 	is(operation('item', 'get', 'miss'), 1, 'a miss');
 	my $told = operation('item', 'get', 'told');
 	is($redis->call('FCALL_RO', 'fence_get', 1, $fence)->[0], 'hit', 'a hit') foreach 1 .. 20;
@@ -144,6 +145,25 @@ subtest 'a transaction of 70,000 rows' => sub {
 	$sql->run('RESET pgcache_fence.bulk_threshold');
 };
 
+subtest 'counters of domains that are 0 are shown on demand' => sub {
+	my $zeros = q(SELECT count(*) FROM fence.metrics WHERE value = 0 AND labels ? 'domain' AND name <> 'cache_fence_pending');
+
+	cmp_ok($sql->run($zeros), '>', 50, 'shown');
+	$sql->run('RESET pgcache_fence.zero_counters');
+	is($sql->run($zeros), 0, 'by default they are not');
+	is(metric('cache_fence_pending', domain => 'other'), 0, 'but gauges are,');
+	is(operation('item', 'seed', 'stored'), 1, 'counters that have counted,');
+	is(metric('cache_fence_values_too_large_total'), 0, 'and all of the server');
+	$sql->run('SET pgcache_fence.zero_counters = on');
+};
+
+subtest 'conflicts' => sub {
+	$sql->run("CREATE TABLE doc (id int PRIMARY KEY, version bigint NOT NULL); INSERT INTO doc VALUES (1, 5); SELECT fence.attach('doc', scope => 'manual')");
+	like($sql->error_of(q(SELECT fence.begin_write_strict('doc', 4, '1'))), qr/^40001/, 'a caller has read an old version');
+	is(operation('doc', 'reserve', 'conflict'), 1, 'that is a conflict,');
+	is(metric('cache_stale_write_reject_total', domain => 'doc', cache_type => 'manual', level => 'postgres'), 1, 'and a stale write');
+};
+
 subtest 'a prepared transaction stays in the gauge until it ends' => sub {
 	$sql->run("BEGIN; UPDATE item SET n = 0 WHERE id IN (60, 61); PREPARE TRANSACTION 'p'");
 	poll(sub { metric('cache_fence_pending', domain => 'item') == 2 }, 'the gauge to rise');
@@ -168,6 +188,8 @@ subtest 'Redis away, and back' => sub {
 	is($sql->run('SELECT bypassed_transactions FROM fence.state'), 1, 'fence.state says so too');
 	is(metric('cache_fence_open'), 0, 'closed');
 	poll(sub { metric('cache_fence_pending', domain => 'item') == 0 }, 'the gauge to fall');
+	cmp_ok(operation('item', 'reserve', 'timeout'), '>=', 2, 'nobody answered their reservations,');
+	is(operation('item', 'reserve', 'failed'), 0, 'which is no error of Redis');
 	# until the keeper has seen the connection end, a read is "unarmed": the lease may run out first on a busy machine
 	poll(sub { $sql->run("SELECT status FROM fence.get('item', '71')") eq 'unavailable' }, 'a read that knows Redis away');
 	is(metric('cache_db_fallback_total', domain => 'item', reason => 'unavailable'), 1, 'went to PostgreSQL');
@@ -185,7 +207,8 @@ subtest 'what monitoring/ is made of' => sub {
 
 	($status, $out) = output_of('/usr/bin/python3', "$monitoring/generate.py", '--list');
 	my $here = $sql->run(<<'SQL');
-SELECT DISTINCT name || ' ' || CASE WHEN labels ? 'domain' THEN labels || '{"domain": "*"}' ELSE labels END FROM fence.metrics
+SELECT DISTINCT name || ' ' || CASE WHEN labels ? 'cache_type' THEN labels || '{"domain": "*", "cache_type": "*"}'
+	WHEN labels ? 'domain' THEN labels || '{"domain": "*"}' ELSE labels END FROM fence.metrics
 SQL
 	my $sorted = sub {
 		return join "\n", sort map { my ($name, $json) = split / /, $_, 2; $name . ' ' . JSON::PP->new->canonical->encode(decode_json($json)) }
@@ -268,6 +291,7 @@ subtest 'the exporter' => sub {
 		$label{le} += 0 if exists $label{le} && $label{le} ne '+Inf';
 		$value{ join ' ', $name, map { "$_=$label{$_}" } sort keys %label } = $number;
 	}
+	$sql->run('RESET pgcache_fence.zero_counters');
 	my %wanted = map { my ($series, $number) = split /\|/; ($series => $number) } split /\n/, $sql->run(<<'SQL');
 SELECT concat_ws(' ', name, (SELECT string_agg(key || '=' || value, ' ' ORDER BY key) FROM jsonb_each_text(labels))), value
   FROM fence.metrics

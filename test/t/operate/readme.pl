@@ -47,7 +47,7 @@ sub in_postgres_conf
 	die 'the README installs after it configures' unless $done{make};
 	# the Redis of the test is elsewhere, and a library that was built a moment ago
 	is($text =~ s/127\.0\.0\.1:6379/'127.0.0.1:' . $redis->port/ge, 1, 'the URL of Redis');
-	$node = new_postgres('readme', undef, preload => 0, start => 0, lease => '3s', timeout => '1s');
+	$node = new_postgres('readme', undef, preload => 0, start => 0, watch_buckets => 1 << 20, lease => '3s', timeout => '1s');
 	$node->append_conf('postgresql.conf', join "\n",
 		"dynamic_library_path = '$root$libdir:\$libdir'",
 		$major >= 18 ? "extension_control_path = '$root$sharedir:\$system'" : "extension_destdir = '$root'", $text);

@@ -34,8 +34,8 @@ my $described = "coalesce(obj_description(p.oid, 'pg_proc'), 'NO COMMENT')";
 my @functions = entries(<<"SQL");
 SELECT 'fence.' || p.proname,
 	format(E'### fence.%s\\n\\n%s\\n\\n```\\n%s\\n```\\n', p.proname, string_agg(DISTINCT $described, ' / '),
-		string_agg(format('fence.%s(%s) → %s', p.proname, regexp_replace(pg_get_function_arguments(p.oid), '::(timestamp with time zone|[a-z]+(\\[\\])?)', '', 'g'),
-			pg_get_function_result(p.oid)), E'\\n' ORDER BY p.oid))
+		string_agg(format('fence.%s(%s)%s', p.proname, regexp_replace(pg_get_function_arguments(p.oid), '::(timestamp with time zone|[a-z]+(\\[\\])?)', '', 'g'),
+			' → ' || pg_get_function_result(p.oid)), E'\\n' ORDER BY p.oid))
   FROM pg_proc p WHERE $ours AND NOT $internal GROUP BY p.proname
 SQL
 

@@ -168,7 +168,8 @@ subtest 'who pastes need not wait: wait_open, and what the doctor says of a star
 	my $node = new_postgres('pasted', $redis, extension => 0, lease => '3s');
 
 	is($node->safe_psql('postgres', "CREATE EXTENSION pgcache_fence; SELECT fence.wait_open()"), 'OPEN', 'behind CREATE EXTENSION');
-	$node->restart;
+	$node->stop('immediate');
+	$node->start;
 	my $doctor = $node->safe_psql('postgres', "SELECT severity, finding FROM fence.doctor() WHERE finding ~ 'has just started|fences are'");
 	like($doctor, qr/^info\|the server has just started/, 'while the keeper waits for the leases of the last run, doctor says so');
 	is($node->safe_psql('postgres', "SELECT fence.wait_open('1 ms')"), 'CLOSED', 'wait_open waits for no longer than it is told');

@@ -1,5 +1,5 @@
-# Strong reads on a hot standby: hits, and rows that the fence names; never a row that may be old, however far the standby
-# lags, whatever its versions say, and whosever history it follows. And who may arm after a promotion.
+# Strong reads on a hot standby: hits, and rows that Redis proves to be the newest; never a row that may be old, however far the
+# standby lags, whatever its versions say, and whosever history it follows. And who may arm after a promotion.
 
 use strict;
 use warnings;
@@ -58,6 +58,10 @@ sub lag
 	return;
 }
 sub go_on { $standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()'); caught_up(); return; }
+# What fence.try_read gives: name, version and source.
+sub tried { my ($node, $table, $key) = @_; return $node->safe_psql('postgres', "SELECT value ->> 'name', version, source FROM fence.try_read('$table', '$key')"); }
+# The standby serves this row once it has replayed a mark.
+sub served { my ($node, $key, $name, $what) = @_; ok(eval { poll(sub { reading($node, $key) eq $name }, $what, 30) }, $what) or diag(reading($node, $key)); return; }
 # The reservations of what was written are ended: what a reader gets now it also gets later.
 sub settled { no_reservations($primary); return; }
 
@@ -82,10 +86,13 @@ subtest 'what may be read' => sub {
 	is(get($standby, 1), 'hit', 'what the primary cached is a hit');
 	is(reading($standby, 1), 'old', '... which read returns');
 	is($standby->safe_psql('postgres', "SELECT permit IS NULL FROM fence.get('item', '2')"), 't', 'a miss gives no permit');
-	is(reading($standby, 2), '55000 miss', 'a row of which Redis does not know who wrote it last cannot be proven');
-	is($primary->safe_psql('postgres', "SELECT relation FROM fence.status('item', '2')"), 'missing', '... and is not put');
-	my ($permit) = $primary->safe_psql('postgres', "SELECT permit FROM fence.get('item', '2')");
-	like($standby->safe_psql('postgres', "SELECT fence.put('item', '$permit', 1, 'x', NULL, '2')"), qr/^refused/, 'put is refused');
+	served($standby, 2, 'old', 'a row that nobody has written lately');
+	is($primary->safe_psql('postgres', "SELECT relation FROM fence.status('item', '2')"), 'equal', '... is put');
+	my ($permit) = $primary->safe_psql('postgres', "SELECT permit FROM fence.get('item', '8')");
+	like($standby->safe_psql('postgres', "SELECT fence.put('item', '$permit', 1, 'x', NULL, '8')"), qr/^refused/, 'put is refused');
+
+	served($sibling, 7, 'old', 'the other standby serves its rows, too');
+	is(reading($standby, 7), 'old', '... which are hits then');
 
 	write_row($primary, "UPDATE item SET name = 'new' WHERE id = 1");
 	settled();
@@ -101,15 +108,126 @@ subtest 'what may be read' => sub {
 	is(reading($standby, 1), '55000 pending', 'while it is being written: refused');
 	$writer->run('ROLLBACK');
 	settled();
-	is(reading($standby, 1), '55000 miss', 'rolled back: nobody is known who committed last');
-	is(reading($primary, 1), 'new', '... until the primary has read it');
-	is(reading($standby, 1), 'new', '... a hit');
+	served($standby, 1, 'new', 'rolled back: nobody is known who committed last, but the next mark proves the row');
 	$writer->run("BEGIN; SAVEPOINT a; UPDATE item SET name = 'sub' WHERE id = 1; COMMIT");
 	settled();
 	caught_up();
-	is(reading($standby, 1), '55000 miss', 'a row of a subtransaction cannot be proven');
-	is(reading($primary, 1), 'sub', '... until the primary has read it');
-	is(reading($standby, 1), 'sub', '... hit');
+	is(reading($standby, 1), 'sub', 'a row of a subtransaction is proven by its transaction');
+	is(reading($standby, 99), '55000 miss', 'that there is no row is not proven where INSERT reserves nothing');
+};
+
+subtest 'from where a read is' => sub {
+	my $absent = 'CREATE TABLE sparse (id int PRIMARY KEY, name text, version bigint NOT NULL DEFAULT 0);'
+	  . "SELECT fence.attach('sparse', cache_absent => true); INSERT INTO sparse VALUES (1, 'one')";
+
+	$primary->safe_psql('postgres', $absent);
+	caught_up();
+	settled();
+	poll(sub { tried($standby, 'sparse', 2) eq '||database' }, 'the absence of a row to be proven');
+	is(tried($standby, 'sparse', 2), '||cache', '... which is a hit now');
+	poll(sub { tried($standby, 'sparse', 1) eq 'one|0|database' }, 'the row');
+	is(tried($standby, 'sparse', 1), 'one|0|cache', 'a hit');
+	is(tried($primary, 'sparse', 1), 'one|0|cache', 'the primary says so too');
+	my $writer = FenceTest::Session->open($primary);
+	$writer->run("BEGIN; UPDATE sparse SET name = 'two'");
+	is(tried($standby, 'sparse', 1), '||primary', 'while it is being written: the primary must be asked');
+	is(tried($primary, 'sparse', 1), 'one|0|database', '... which reads its row');
+	$writer->run('COMMIT');
+	settled();
+	caught_up();
+	is(tried($standby, 'sparse', 1), 'two|1|database', 'written');
+};
+
+subtest 'several keys, and derived values' => sub {
+	$primary->safe_psql('postgres', <<'SQL');
+CREATE TABLE part (id int PRIMARY KEY, n int, version bigint NOT NULL DEFAULT 0);
+INSERT INTO part SELECT g, g FROM generate_series(1, 9) g;
+SELECT fence.attach('part');
+CREATE FUNCTION sum_of(a int, b int) RETURNS int LANGUAGE sql STABLE AS 'SELECT sum(n)::int FROM public.part WHERE id IN (a, b)';
+SELECT fence.define_derived('sum', '{part($1),part($2)}', 'sum_of(int,int)');
+SQL
+	caught_up();
+	settled();
+	my $many = sub { return $_[0]->safe_psql('postgres', "SELECT string_agg(coalesce(value ->> 'n', '-') || ' ' || source, ',' ORDER BY fence)"
+			  . " FROM fence.read_many(fence.fence_keys('part', '{$_[1]}'))"); };
+	my $sum = sub { return $_[0]->safe_psql('postgres', "SELECT value, source FROM fence.try_read_derived('sum', $_[1])"); };
+
+	my $counted = sub { return $standby->safe_psql('postgres', "SELECT coalesce(sum(value), 0) FROM fence.metrics"
+			  . " WHERE labels \@> '{\"domain\": \"part\", \"operation\": \"standby\", \"result\": \"$_[0]\"}'"); };
+
+	poll(sub { $many->($standby, '1,2') eq '1 database,2 database' }, 'the rows of the standby');
+	is($many->($standby, '1,2'), '1 cache,2 cache', 'all are hits now');
+	my $served = $counted->('served');
+	is($many->($standby, '1,3'), '1 database,3 database', 'a hit, and a row of the standby');
+	is($counted->('served') - $served, 1, '... which counts');
+	poll(sub { $sum->($standby, '1, 4') eq '5|database' }, 'the sum');
+	is($sum->($standby, '1, 4'), '5|cache', 'a derived value that the standby has computed is a hit');
+	is($sum->($primary, '1, 4'), '5|cache', '... for the primary too');
+	is($standby->safe_psql('postgres', q(SELECT fence.read_derived('sum', 1, 4))), '5', 'read_derived returns it');
+
+	lag();
+	write_row($primary, 'UPDATE part SET n = 10 WHERE id = 1');
+	settled();
+	my $sent = $counted->('primary');
+	is($many->($standby, '1,2'), '- primary,- primary', 'one row is not there yet: the primary must be asked for all');
+	is($counted->('primary') - $sent, 1, '... which counts the row that was a miss');
+	is($sum->($standby, '1, 4'), '|primary', '... and for the sum');
+	my (undef, undef, $error) = $standby->psql('postgres', "\\set VERBOSITY verbose\nSELECT fence.read_derived('sum', 1, 4)");
+	like($error, qr/ERROR:  55000: this standby cannot tell .*\nHINT:  Read from the primary/, '... which read_derived raises');
+	(undef, undef, $error) = $standby->psql('postgres', "CALL fence.warm('part')");
+	like($error, qr/cannot execute fence.warm during recovery/, 'only the primary warms');
+	is($many->($primary, '1,2'), '10 database,2 database', 'the primary reads all');
+	is($many->($standby, '1,2'), '10 cache,2 cache', '... from which the standby has hits that it has not replayed');
+	is($many->($standby, '1,6'), '10 database,6 database', '... also together with an old row of its own');
+	is($sum->($standby, '1, 4'), '|primary', 'but it cannot compute with a row that it has not replayed');
+	is($sum->($primary, '1, 4'), '14|database', 'the primary does');
+	is($sum->($standby, '1, 4'), '14|cache', '... hit');
+
+	write_row($primary, 'TRUNCATE part; INSERT INTO part SELECT g, 100 FROM generate_series(1, 9) g');
+	settled();
+	poll(sub { $many->($primary, '5,6') eq '100 cache,100 cache' }, 'the new rows to be cached');
+	is($_->safe_psql('postgres', 'SELECT version FROM part WHERE id = 5'), '0', 'versions restart') foreach $primary, $standby;
+	is($sum->($standby, '5, 6'), '|primary', '... so that a hit has the version of another row is no proof');
+	is($sum->($primary, '5, 6'), '200|database', '... and nothing wrong was stored');
+	go_on();
+};
+
+subtest 'who committed last' => sub {
+	foreach my $with ("cache => 'none'", "cache => 'row'", "publish => 'pubsub'")
+	{
+		write_row($primary, $_) foreach 'CREATE TABLE told (LIKE item INCLUDING ALL)', "INSERT INTO told VALUES (1, 'told')", "SELECT fence.attach('told', $with)";
+		my $fence = $primary->safe_psql('postgres', "SELECT fence.fence_key('told', '1')");
+		my $last = sub { my ($statement) = @_; write_row($primary, $statement); settled(); return $redis->call('FCALL_RO', 'fence_newest', 1, $fence)->[5] // ''; };
+		poll(sub { $last->("UPDATE told SET name = 'new'") =~ /^\d+\.[0-9a-f]+$/ }, "$with: who updates is known");
+		is($last->('DELETE FROM told'), '', "$with: not who deletes, for an INSERT need not reserve");
+		write_row($primary, 'DROP TABLE told');
+	}
+};
+
+subtest 'an INSERT that the primary does not show yet' => sub {
+	# whoever deleted a row committed last of its key, but says nothing of the next row of the key
+	write_row($primary, $_) foreach "INSERT INTO item VALUES (51, 'former')", 'DELETE FROM item WHERE id = 51';
+	settled();
+	caught_up();
+	# it waits for a standby that there is not, so the standby has it before it is visible on the primary
+	$primary->append_conf('postgresql.conf', "synchronous_standby_names = 'nobody'");
+	$primary->reload;
+	my ($waits, $other) = map { FenceTest::Session->open($primary) } 1 .. 2;
+	poll(sub { $waits->run('SHOW synchronous_standby_names') eq 'nobody' }, 'the setting is read');
+	$other->run('SET synchronous_commit = local');
+	$waits->begin("INSERT INTO item VALUES (50, 'early'), (51, 'early')");
+	poll(sub { name_of($standby, 50) eq 'early' }, 'the standby to replay it');
+	is(name_of($primary, 50), '', 'it is not visible on the primary');
+	$other->run("BEGIN; UPDATE item SET name = 'never' WHERE id = 9; ROLLBACK");
+	served($standby, 9, 'old', 'there is a mark from after it');
+	is(reading($standby, $_), '55000 miss', "... and row $_ is not used") foreach 50, 51;
+	$primary->append_conf('postgresql.conf', "synchronous_standby_names = ''");
+	$primary->reload;
+	$waits->wait;
+	is($waits->take, '', 'it is visible');
+	served($standby, 50, 'early', '... and used');
+	$primary->safe_psql('postgres', 'DELETE FROM item WHERE id IN (50, 51)');
+	settled();
 };
 
 subtest 'a standby that lags' => sub {
@@ -117,11 +235,13 @@ subtest 'a standby that lags' => sub {
 	$primary->safe_psql('postgres', "SELECT fence.read('item', '3')");
 	settled();
 	caught_up();
+	served($standby, 4, 'old', 'it has replayed a mark');
 	lag();
 	write_row($primary, "UPDATE item SET name = 'newest' WHERE id = 3");
 	settled();
 	is(name_of($standby, 3), 'old+++++', 'its row is old');
 	is(reading($standby, 3), '55000 miss', '... and not used');
+	is(reading($standby, 5), 'old', 'a row that nobody has written since that mark is used');
 	is(reading($primary, 3), 'newest', 'the primary reads, and caches');
 	is(reading($standby, 3), 'newest', '... and the standby has a hit, of what it does not have itself');
 
@@ -135,8 +255,61 @@ subtest 'a standby that lags' => sub {
 	cmp_ok($standby->safe_psql('postgres', 'SELECT version FROM item WHERE id = 3'), '>',
 		$primary->safe_psql('postgres', 'SELECT version FROM item WHERE id = 3'), 'the version of the old row is higher');
 	is(reading($standby, 3), '55000 miss', '... and still it is not used');
+	is(reading($standby, 6), '55000 miss', 'nor is a row that has not been written since, for it was truncated');
+	is(name_of($standby, 6), 'old', '... which the standby does not know');
 	go_on();
 	is(reading($standby, 3), 'third', 'caught up: the row');
+};
+
+subtest 'waiting for replay' => sub {
+	my $late = standby_of($primary, 'late', "recovery_min_apply_delay = '3s'");
+	my $session = FenceTest::Session->open($late);
+	my $timed = sub {
+		my ($wait) = @_;
+		my $start = time();
+
+		$session->run("SET pgcache_fence.standby_wait = '$wait'");
+		return ($session->run("SELECT value ->> 'name' || ' ' || source FROM fence.try_read('item', '7')"), time() - $start);
+	};
+
+	poll(sub { ($timed->('0'))[0] eq 'second database' || ($timed->('0'))[0] eq 'second cache' }, 'the late standby to be there', 60);
+	write_row($primary, "UPDATE item SET name = 'delayed' WHERE id = 7");
+	settled();
+	my ($got, $took) = $timed->('0');
+	is($got, '', 'not replayed, no wait: the primary must be asked');
+	is($session->run("SELECT source FROM fence.try_read('item', '7')"), 'primary', '... and it says so');
+	$session->run("SET pgcache_fence.standby_wait = '60s'; SET statement_timeout = '200ms'");
+	like($session->error_of("SELECT fence.read('item', '7')"), qr/canceling statement due to statement timeout/, 'the wait can be interrupted');
+	$session->run('SET statement_timeout = 0');
+	($got, $took) = $timed->('60s');
+	is($got, 'delayed database', 'it waits for the replay');
+	cmp_ok($took, '<', 30, sprintf 'for %.1f s, not to the end', $took);
+
+	$late->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
+	write_row($primary, "UPDATE item SET name = 'paused' WHERE id = 7");
+	settled();
+	poll(sub { $late->safe_psql('postgres', 'SELECT pg_get_wal_replay_pause_state()') eq 'paused' }, 'the pause');
+	($got, $took) = $timed->('60s');
+	is($got, '', 'replay is paused: it does not wait');
+	cmp_ok($took, '<', 30, 'at once');
+	$late->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
+	write_row($primary, "UPDATE item SET name = 'second' WHERE id = 7");
+
+	# the name goes to another table before the standby has replayed that
+	write_row($primary, $_) foreach 'CREATE TABLE former (LIKE item INCLUDING ALL)', "INSERT INTO former VALUES (1, 'former')",
+	  'CREATE TABLE present (LIKE item INCLUDING ALL)', "INSERT INTO present VALUES (1, 'present')", "SELECT fence.attach('former', domain => 'moved')";
+	$session->run("SET pgcache_fence.standby_wait = '60s'");
+	my $moved = "SELECT value ->> 'name' FROM fence.try_read('moved', '1')";
+	# replay may cancel a reader that waits, because of what the DDL has left in the catalogs
+	my $read = sub { return eval { $session->run($moved) } // 'canceled'; };
+	poll(sub { $read->() eq 'former' }, 'the late standby to serve it', 60);
+	write_row($primary, "SELECT fence.detach('former'); SELECT fence.attach('present', domain => 'moved')");
+	my $newest = sub { return $redis->call('FCALL_RO', 'fence_newest', 1, $primary->safe_psql('postgres', "SELECT fence.fence_key('moved', '1')"))->[3] // ''; };
+	poll(sub { $newest->() ne '' }, 'a mark under the new token');
+	isnt($read->(), 'former', 'a reader that waits is not given the row of the table that had the name');
+	is($primary->safe_psql('postgres', $moved), 'present', '... nor has it put that');
+	$session->close;
+	$late->stop;
 };
 
 # Two write the same few rows of two tables, one of which reserves at COMMIT; the standby alone reads and fills. What it reads is
@@ -212,7 +385,7 @@ subtest 'Redis is gone' => sub {
 	wait_open($primary, 90);
 	poll(sub { get($primary, 3) ne 'unarmed' }, 'the announcement');
 	poll(sub { get($standby, 3) eq 'miss' }, 'the keeper of the standby to find it');
-	is(reading($standby, 3), '55000 miss', 'a new epoch: nothing to prove with');
+	served($standby, 3, 'third', 'a new epoch, with marks of its own');
 };
 
 # The next number that the server gives to a transaction.
@@ -271,6 +444,17 @@ subtest 'promotion, and another history' => sub {
 	is(name_of($sibling, 4), 'of the old history', 'the sibling has the row of the old history');
 	is(get($sibling, 4), 'miss', 'nothing is cached');
 	is(reading($sibling, 4), '55000 miss', '... and the row is not used');
+	# the new primary tells marks while somebody streams from it; the sibling has replayed more than they say, of the other history
+	my $listener = FenceTest::Session->open($standby, replication => 1);
+	my $fence = $standby->safe_psql('postgres', "SELECT fence.fence_key('item', '4')");
+	my $told = '';
+	poll(sub { ($told = $redis->call('FCALL_RO', 'fence_newest', 1, $fence)->[3] // '') ne '' }, 'a mark of the new primary');
+	$primary->safe_psql('postgres', 'SELECT pg_switch_wal()');
+	write_row($primary, "UPDATE item SET name = 'warm' WHERE id = 9");
+	$primary->wait_for_catchup($sibling, 'replay', $primary->lsn('flush'));
+	is($sibling->safe_psql('postgres', "SELECT pg_last_wal_replay_lsn() >= '$told'"), 't', 'the sibling has replayed up to the position of the mark');
+	is(reading($sibling, 4), '55000 miss', '... on another timeline, and the row is not used');
+	$listener->close;
 	is(reading($standby, 4), 'of the new history', 'the new primary reads its own');
 	is(reading($sibling, 4), 'of the new history', '... which is a hit everywhere');
 	$sibling->stop;

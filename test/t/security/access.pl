@@ -184,11 +184,11 @@ subtest 'a reader of Redis' => sub {
 	my $reader = $redis->connect;
 	$reader->call('AUTH', 'reader', 'p2-hidden');
 	my ($fence, $value, $none) =
-	  split /\|/, $sql->run("SELECT fence.fence_key('item', '8'), fence.value_key('item', '8') || ':short', fence.fence_key('item', '13')");
+	  split /\|/, $sql->run("SELECT fence.fence_key('item', '14'), fence.value_key('item', '14') || ':short', fence.fence_key('item', '13')");
 
 	my ($status, $permit) = strong_read($reader, $fence);
 	is($status, 'miss', 'gets');
-	my $version = $sql->run('SELECT version FROM item WHERE id = 8');
+	my $version = $sql->run('SELECT version FROM item WHERE id = 14');
 	is($reader->call(qw(FCALL fence_put 1), $fence, $permit, $version, 'payload', 0), 'stored', 'puts');
 	is($reader->call(qw(FCALL fence_put 2), $fence, $value, $permit, $version, 'short', 0), 'stored', '... beside the fence too');
 	is((strong_read($reader, $fence))[2], 'payload', 'has a hit');
@@ -196,7 +196,7 @@ subtest 'a reader of Redis' => sub {
 	is($reader->call(qw(FCALL_RO fence_get 2), $fence, $value)->[1] =~ s/.*\n//r, 'short', '... and of what is beside');
 	my ($token) = split / /, $permit;
 	is($reader->call(qw(FCALL_RO fence_check 1), $fence, $token, $version), 1, 'checks');
-	my $derived = $sql->run("SELECT value FROM fence.derived_keys('name', '8')");
+	my $derived = $sql->run("SELECT value FROM fence.derived_keys('name', '14')");
 	$reader->call('SET', $derived, "$fence $token $version\n\ncomputed");
 	is($reader->call(qw(FCALL_RO fence_get_derived 1), $derived)->[1], 'computed', 'has a derived one');
 
@@ -241,8 +241,8 @@ subtest 'a reader of Redis' => sub {
 	  foreach 'other:key', map { "$NAMESPACE:$_:{1}" } qw(d e h m q s);
 	# said plainly in doc/operations.md: what the functions do, they do with the caller's rights
 	is($reader->call('SET', $fence, 'forged'), 'OK', 'a reader that may put can also write a fence by itself');
-	$sql->run("UPDATE item SET name = 'after' WHERE id = 8");
-	is($sql->run("SELECT fence.read('item', '8')->>'name'"), 'after', '... which breaks nothing for others here');
+	$sql->run("UPDATE item SET name = 'after' WHERE id = 14");
+	is($sql->run("SELECT fence.read('item', '14')->>'name'"), 'after', '... which breaks nothing for others here');
 	is($sql->run('SELECT state FROM fence.state'), 'OPEN', 'the fences are open');
 };
 

@@ -27,6 +27,8 @@ my %rule = (
 	readers => sub { sub { $_[1] eq 'none' ? '42704' : yes_or(reads(@_)) } },
 	# EXECUTE decides
 	trusted => sub { my ($f) = @_; sub { $_[1] eq 'none' && executes($_[0], $f) ? '42704' : yes_or(executes($_[0], $f)) } },
+	# EXECUTE, and the right to read
+	trusted_readers => sub { my ($f) = @_; sub { $_[1] eq 'none' && executes($_[0], $f) ? '42704' : yes_or(executes($_[0], $f) && reads(@_)) } },
 	# EXECUTE, and owning the table if there is one
 	owners => sub { my ($f) = @_; sub { my ($role, $object) = @_;
 		return $DENIED unless executes($role, $f);
@@ -85,12 +87,15 @@ my %FUNCTIONS = (
 	keyed(explain => 'readers', "fence.explain('%o', '%k')", \@ANY),
 	get_many => [ 'readers', "fence.get_many(fence.fence_key('%o', '%k'), fence.fence_key('%o', '-%k'))", \@ANY ],
 	keyed(read => 'readers', "fence.read('%o', '%k')", [ @ROW_DOMAINS, qw(grp none) ]),
+	keyed(try_read => 'readers', "fence.try_read('%o', '%k')", [ @ROW_DOMAINS, qw(grp none) ]),
 	read_many => [ 'readers', "fence.read_many(fence.fence_keys('%o', '{%k,-%k}'))", [ @ROW_DOMAINS, qw(grp none) ] ],
 	keyed(group_version => 'readers', "fence.group_version('%o', '%k')", [qw(grp none)]),
 	keyed(read_derived => 'derived', "fence.read_derived('%o', '%k')", \@DERIVED),
+	keyed(try_read_derived => 'derived', "fence.try_read_derived('%o', '%k')", \@DERIVED),
 	keyed(derived_keys => 'derived', "fence.derived_keys('%o', '%k')", \@DERIVED),
 
 	keyed(put => 'trusted', "1 / (fence.put('%o', :'permit', 1, 'x', NULL, '%k') = 'stored')::int", \@ANY, before => $permit),
+	warm => [ 'trusted_readers', "CALL fence.warm('%o', 'VALUES (''%k'')')", [ @ROW_DOMAINS, qw(grp none) ] ],
 	keyed(begin_write => 'trusted', "fence.begin_write('%o', 0, '%k')", \@MANUAL),
 	keyed(begin_write_strict => 'trusted', "fence.begin_write_strict('%o', 0, '%k')", \@MANUAL, undo => 1),
 	keyed(abort_write => 'trusted', "fence.abort_write('%o', '%k')", \@MANUAL, before => "SELECT fence.begin_write('%o', 0, '%k')"),
@@ -105,6 +110,7 @@ my %FUNCTIONS = (
 	_metrics => [ 'trusted', 'fence._metrics()', ['-'] ],
 	_pending => [ 'trusted', 'fence._pending()', ['-'] ],
 	_effects => [ 'trusted', 'fence._effects()', ['-'] ],
+	_hot => [ 'trusted', 'fence._hot()', ['-'] ],
 	define_derived => [ 'function_owners', "fence.define_derived('x%k', '{item}', 'app.own(int)')", ['-'], undo => 1 ],
 	drop_derived => [ 'trusted', "fence.drop_derived('of_item')", ['-'], undo => 1 ],
 
@@ -179,13 +185,13 @@ foreach my $function (@functions)
 	my ($rule, $call, $objects, %option) = @{ $FUNCTIONS{$function} // next };
 	my $signature = $function =~ /\(/ ? $function : "fence.$function";
 
-	do_between("GRANT EXECUTE ON FUNCTION $signature TO executor, owner_executor");
+	do_between("GRANT EXECUTE ON ROUTINE $signature TO executor, owner_executor");
 	foreach my $object (@$objects)
 	{
 		(my $statement = $call) =~ s/%x/$object eq 'inside' ? '%n:f:1.x:%k' : 'app:%k'/eg;
-		try($function, "SELECT $statement", [$object], $rule{$rule}->($function), %option);
+		try($function, $statement =~ /^CALL/ ? $statement : "SELECT $statement", [$object], $rule{$rule}->($function), %option);
 	}
-	do_between("REVOKE EXECUTE ON FUNCTION $signature FROM executor, owner_executor");
+	do_between("REVOKE EXECUTE ON ROUTINE $signature FROM executor, owner_executor");
 }
 
 # What has other answers than the rules tell
@@ -204,10 +210,10 @@ try('get with row_security off', "SET LOCAL row_security = off; SELECT fence.get
 my %RELATIONS = (
 	(map { $_ => 'everybody' } qw(domain derived domains state nodes buckets)),
 	metrics => 'monitor',
-	(map { $_ => 'nobody else' } qw(tombstone floor cluster reservation outbox pending effects)),
+	(map { $_ => 'nobody else' } qw(tombstone floor cluster reservation outbox pending effects hot_keys hot_slots)),
 	(map { $_ => 'nobody else' } qw(domain_id_seq derived_id_seq reservation_id_seq outbox_id_seq)),
 );
-my %CALLING = map { $_ => 1 } qw(metrics pending effects);
+my %CALLING = map { $_ => 1 } qw(metrics pending effects hot_keys hot_slots);
 my %kind_of = map { split /\|/ } names_in_catalogue(<<'SQL');
 SELECT relname, relkind FROM pg_class WHERE relnamespace = 'fence'::regnamespace AND relkind NOT IN ('i', 't')
 SQL

@@ -188,14 +188,14 @@ SELECT fence.fence_key('item', '1'), fence.value_key('item', '1'), fence.key_slo
 SELECT fence.fence_key('item', 1), fence.value_key('item', 1::bigint), fence.fence_key('item', 1.0), fence.fence_key('manual', 1), fence.fence_key('manual', VARIADIC ARRAY[1])
 SELECT fence.group_version('member', '1'), fence.group_version('member', 1)
 SELECT fence.get('item', '1'), fence.get('member', '2'), fence.get('parted', '101'), fence.get('manual', 'x')
-SELECT fence.read('item', '1'), fence.read('member', '2'), fence.read('parted', '101'), fence.read('item', 1), fence.get('item', 1), fence.peek('item', 1)
+SELECT fence.read('item', '1'), fence.try_read('item', '1'), fence.try_read('item', 1), fence.read('member', '2'), fence.read('parted', '101'), fence.read('item', 1), fence.get('item', 1), fence.peek('item', 1)
 SELECT fence.put('item', 'none', 1, '{}', NULL, '2'), fence.put('item', 'none', 1, '{}', NULL, 2)
 SELECT fence.peek('item', '1'), fence.status('item', '1'), fence.status('member', '2')
 SELECT * FROM fence.get_many(VARIADIC fence.fence_keys('item', '{1,2}'))
 SELECT * FROM fence.read_many(fence.fence_keys('item', '{1,2}'))
 CREATE FUNCTION trap.total(int) RETURNS bigint STABLE LANGUAGE sql BEGIN ATOMIC SELECT version FROM trap.item WHERE id OPERATOR(pg_catalog.=) $1; END
 SELECT fence.define_derived('total', '{item($1)}', 'trap.total(int)')
-SELECT fence.read_derived('total', '1'), fence.derived_keys('total', '1'), fence.read_derived('total', 1), fence.derived_keys('total', 1)
+SELECT fence.read_derived('total', '1'), fence.try_read_derived('total', '1'), fence.try_read_derived('total', 1), fence.derived_keys('total', '1'), fence.read_derived('total', 1), fence.derived_keys('total', 1)
 SELECT fence.drop_derived('total')
 BEGIN
 SELECT fence.begin_write('manual', 0, 'x')
@@ -229,6 +229,9 @@ SELECT * FROM fence.nodes, fence._nodes()
 SELECT * FROM fence.buckets, fence._buckets()
 SELECT * FROM fence.pending, fence._pending()
 SELECT * FROM fence.effects, fence._effects()
+SELECT * FROM fence.hot_keys, fence.hot_slots, fence._hot()
+CALL fence.warm('item')
+CALL fence.warm('member')
 SELECT * FROM fence.metrics
 SELECT * FROM fence._metrics()
 SELECT * FROM fence.domains, fence.domain, fence.derived

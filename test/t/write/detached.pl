@@ -239,8 +239,8 @@ sub new_epoch
 
 subtest 'Redis is restarted' => sub { new_epoch(sub { $redis->restart }); };
 
-subtest 'PostgreSQL is restarted' => sub {
-	new_epoch(sub { $node->restart; wait_open($node); connect_all(); });
+subtest 'PostgreSQL crashes' => sub {
+	new_epoch(sub { $node->stop('immediate'); $node->start; wait_open($node); connect_all(); });
 };
 
 subtest 'PostgreSQL crashes, and Redis' => sub {

@@ -1,6 +1,6 @@
-# Other libraries that hook the executor, before ours and after it in shared_preload_libraries: pg_stat_statements, auto_explain
-# with all that it measures, and one of our own that is worse (test/lib/executor_hooks.c). Rows, versions, reservations and
-# answers are those of a server that has none of them, whichever way pgcache_fence.capture says.
+# Other libraries in shared_preload_libraries, before ours and after it: pg_stat_statements, auto_explain with all that it measures,
+# pg_cron, and one of our own that is worse (test/lib/executor_hooks.c). Rows, versions, reservations, answers and what logical
+# decoding tells of the changes are those of a server that has none of them, whichever way pgcache_fence.capture says.
 
 use strict;
 use warnings;
@@ -15,6 +15,9 @@ my $contributed = qx(pg_config --pkglibdir);
 chomp $contributed;
 my @others = grep { -e "$contributed/$_.so" } qw(pg_stat_statements auto_explain);
 plan skip_all => 'no contributed modules' if @others < 2;
+my $has_cron = -e "$contributed/pg_cron.so";
+push @others, 'pg_cron' if $has_cron;
+diag('no package of pg_cron for this PostgreSQL: tested without it') if !$has_cron;
 
 my $redis = FenceTest::Redis->start;
 
@@ -62,6 +65,17 @@ sub said
 	return join ' / ', grep { !/^(?:LOCATION|CONTEXT|LINE)/ } split /\n/, $sql->take;
 }
 
+# The changes of the script's tables since the last call, by test_decoding; and that pgoutput, too, has some.
+sub decoded
+{
+	my ($node) = @_;
+
+	cmp_ok($node->safe_psql('postgres', q(SELECT count(*) FROM pg_logical_slot_get_binary_changes('output', NULL, NULL, 'proto_version', '1', 'publication_names', 'all'))),
+		'>', @script, 'pgoutput decodes the changes');
+	return $node->safe_psql('postgres', q(SELECT data FROM pg_logical_slot_get_changes('test', NULL, NULL, 'include-xids', '0')
+		WHERE data ~ '^table public.(item|part|part_1|part_2|bag|parent|child):'));
+}
+
 # The script in a new session, on tables that are made anew.
 sub run_script
 {
@@ -69,6 +83,8 @@ sub run_script
 	my $sql = FenceTest::Session->open($node);
 
 	$sql->run("DROP TABLE IF EXISTS item, part, bag, parent, child, log CASCADE; $tables");
+	$sql->run("SELECT pg_create_logical_replication_slot('test', 'test_decoding'), pg_create_logical_replication_slot('output', 'pgoutput')");
+	$sql->run('CREATE PUBLICATION "all" FOR ALL TABLES');
 	poll(sub { $sql->run("SELECT bool_and(status <> 'unarmed') FROM unnest('{item,part,bag,parent,child}'::text[]) d CROSS JOIN fence.get(d, '1') g") eq 't' }, 'announcements');
 	$sql->run("SET pgcache_fence.capture = '$capture'; SET enable_hashjoin = off");
 	poll(sub { $sql->run('SELECT capture FROM fence.state') eq ($capture eq 'auto' ? 'executor' : 'triggers') }, "what tells of changed rows: $capture");
@@ -78,36 +94,84 @@ sub run_script
 	$sql->run("SET executor_hooks.statement = ''") if $hooked;
 	no_reservations($node);
 	compare_fences($node, $_) foreach qw(item part bag parent child);
-	return ($sql, join "\n", @said);
+	my $decoded = decoded($node);
+	$sql->run(q(SELECT pg_drop_replication_slot('test'), pg_drop_replication_slot('output'); DROP PUBLICATION "all"));
+	return ($sql, join("\n", @said), $decoded);
+}
+
+# A job of pg_cron writes to a row that is cached. Jobs for '@reboot' begin with the server; this one waits until table go has a row.
+sub cron_writes
+{
+	my ($node) = @_;
+	my $row = q(SELECT to_jsonb(i) FROM item i WHERE id = 2);
+
+	$node->safe_psql('postgres', <<'SQL');
+CREATE EXTENSION pg_cron;
+CREATE TABLE go (n int);
+SELECT cron.schedule('write', '@reboot', $job$DO $$
+BEGIN
+	FOR i IN 1 .. 6000 LOOP
+		EXIT WHEN EXISTS (SELECT FROM go);
+		PERFORM pg_sleep(0.01);
+	END LOOP;
+	UPDATE item SET v = 'cron' WHERE id = 2;
+END $$$job$)
+SQL
+	$node->safe_psql('postgres', "UPDATE cron.job SET nodename = '" . $node->host . "'");
+	$node->restart;
+	wait_open($node);
+	my $sql = FenceTest::Session->open($node);
+	poll(sub { $sql->run("SELECT fence.read('item', '2'); SELECT status FROM fence.get('item', '2')") =~ /^hit$/m }, 'a hit');
+	$sql->run('INSERT INTO go VALUES (1)');
+	poll(sub { $sql->run($row) =~ /"v": "cron"/ }, 'the job to commit');
+	is($sql->run("SELECT fence.read('item', '2')"), $sql->run($row), 'a job of pg_cron writes to a cached row, and nobody reads the old one');
+	poll(sub { $sql->run("SELECT status FROM cron.job_run_details WHERE command LIKE 'DO%'") eq 'succeeded' }, 'the job to end');
+	$sql->run(q(SELECT cron.unschedule('write')));
+	no_reservations($node);
+	compare_fences($node, 'item');
+	return;
+}
+
+# All orders of these.
+sub orders
+{
+	my (@of) = @_;
+
+	return [] unless @of;
+	return map { my $first = $_; map { [ $of[$first], @$_ ] } orders(@of[ grep { $_ != $first } 0 .. $#of ]) } 0 .. $#of;
 }
 
 # What pg_stat_statements has of the statements whose text begins so: calls and rows.
 sub counted { my ($sql, $begin) = @_; return $sql->run("SELECT sum(calls), sum(rows) FROM pg_stat_statements WHERE starts_with(query, '$begin')"); }
 
-my $plain = new_postgres('plain', $redis);
-my (undef, $wanted) = run_script($plain, 'triggers');
+my $plain = new_postgres('plain', $redis, wal_level => 'logical');
+my (undef, $wanted, $changes) = run_script($plain, 'triggers');
 like($wanted, qr/^UPDATE item SET v = 'c' WHERE id IN \(2, 3\): \n:r: 2 3$/m, 'the script reserves');
 like($wanted, qr/^EXECUTE p \(3\): 4$/m, 'and raises versions');
 $plain->stop;
 
 my $others = join ',', @others, $library;
-my %preload = ('before ours' => "$others,pgcache_fence", 'after ours' => "pgcache_fence,$others", 'around ours' => "$others[0],$library,pgcache_fence,$others[1]");
+my %settings = (
+	log_statement => 'none', wal_level => 'logical', max_worker_processes => 20,
+	map { ("auto_explain.log_$_" => $_ eq 'min_duration' ? 0 : 'on') } qw(min_duration analyze triggers verbose buffers nested_statements));
+my %preload = ('before ours' => "$others,pgcache_fence", 'after ours' => "pgcache_fence,$others", 'around ours' => join(q{,}, $others[0], $library, q{pgcache_fence}, @others[ 1 .. $#others ]));
 foreach my $order (sort keys %preload)
 {
 	subtest "preloaded $order" => sub {
 		my $node = new_postgres(
 			$order =~ s/ .*//r, $redis,
-			shared_preload_libraries => $preload{$order},
-			log_statement => 'none',
-			map { ("auto_explain.log_$_" => $_ eq 'min_duration' ? 0 : 'on') } qw(min_duration analyze triggers verbose buffers nested_statements));
+			shared_preload_libraries => $preload{$order}, %settings,
+			# jobs are background workers in one server, and connections in the others
+			$has_cron ? ('cron.use_background_workers' => $order =~ /before/ ? 'on' : 'off') : ());
 
 		$node->safe_psql('postgres', "CREATE EXTENSION pg_stat_statements; CREATE FUNCTION executor_hooks_counts() RETURNS text LANGUAGE C AS '$library'");
 		foreach my $capture (qw(auto triggers))
 		{
 			$node->safe_psql('postgres', 'SELECT pg_stat_statements_reset()');
 			my $before = -s $node->logfile;
-			my ($sql, $answers) = run_script($node, $capture, 1);
+			my ($sql, $answers, $decoded) = run_script($node, $capture, 1);
 			is($answers, $wanted, "$capture: the answers, versions and reservations of a server without them");
+			is($decoded, $changes, 'and the decoded changes,');
 			is(counted($sql, 'UPDATE item SET v = v ||'), '1|7', 'pg_stat_statements counts an UPDATE and its rows,');
 			is(counted($sql, 'DELETE FROM part'), '1|1', 'a DELETE without RETURNING,');
 			is(counted($sql, 'PREPARE p'), '7|6', 'and what was prepared');
@@ -118,9 +182,39 @@ foreach my $order (sort keys %preload)
 			my ($starts, $ends, $asked) = $sql->run('SELECT executor_hooks_counts()') =~ /starts (\d+),.*ends (\d+), asked (\d+)/;
 			cmp_ok($asked, '>', @script, 'and it has seen rows');
 		}
+		cron_writes($node) if $has_cron;
 		ok(slurp_file($node->logfile) !~ /PANIC|TRAP|terminated by signal/, 'nothing crashed');
 		$node->stop;
 	};
 }
+
+subtest 'in every order' => sub {
+	my @orders = map { join ',', @$_ } orders('pgcache_fence', @others);
+	my $node = new_postgres('every', $redis, shared_preload_libraries => $orders[0], lease => '500ms', %settings);
+	my $row = 'SELECT to_jsonb(i) FROM item i WHERE id = 1';
+
+	$node->safe_psql('postgres', "CREATE EXTENSION pg_stat_statements; CREATE TABLE item (id int PRIMARY KEY, n int, version bigint NOT NULL DEFAULT 0);
+		INSERT INTO item VALUES (1, 0); SELECT fence.attach('item')");
+	foreach my $order (@orders)
+	{
+		$node->adjust_conf('postgresql.conf', 'shared_preload_libraries', "'$order'");
+		$node->restart;
+		wait_open($node);
+		my $sql = FenceTest::Session->open($node);
+		my $before = -s $node->logfile;
+		my @fresh = map {
+			$sql->run("SET pgcache_fence.capture = '$_'");
+			poll(sub { $sql->run("SELECT fence.read('item', '1'); SELECT status FROM fence.get('item', '1')") =~ /^hit$/m }, 'a hit');
+			$sql->run('UPDATE item SET n = n + 1 WHERE id = 1');
+			$sql->run("SELECT fence.read('item', '1')") eq $sql->run($row)
+		} qw(auto triggers);
+		my ($told) = $sql->run(q(SELECT string_agg(labels->>'way' || ' ' || value, ' ' ORDER BY labels->>'way') FROM fence.metrics WHERE name = 'cache_fence_changed_rows_total'));
+		my $explained = () = slurp_file($node->logfile, $before) =~ /Query Text: UPDATE item/g;
+		is("@fresh, $told, $explained", '1 1, executor 1 triggers 1, 2', $order);
+		$sql->close;
+	}
+	is($node->safe_psql('postgres', 'SELECT n, version FROM item'), join('|', (2 * @orders) x 2), 'each write has raised the version once');
+	$node->stop;
+};
 
 done_testing();

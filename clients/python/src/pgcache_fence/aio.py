@@ -6,6 +6,7 @@ Owns: connections while a step of core.py runs, like sync.py; the checks of kept
 import asyncio
 import contextlib
 import copy
+import importlib
 import inspect
 import json
 import re
@@ -24,10 +25,8 @@ from .errors import WrongUse
 from .sync import UNAVAILABLE as SYNC_UNAVAILABLE
 from .sync import Request, has_moved, is_idle, joined, share
 
-if sys.version_info >= (3, 11):
-    within = asyncio.timeout
-else:                       # redis-py brings it along
-    from async_timeout import timeout as within
+# Before 3.11.3 asyncio.timeout raises CancelledError if a timeout of redis-py came before. redis-py brings the other one along.
+within: Any = asyncio.timeout if sys.version_info >= (3, 11, 3) else importlib.import_module('async_timeout').timeout
 
 UNAVAILABLE = (*SYNC_UNAVAILABLE, asyncio.TimeoutError)
 CHECK_MAX = 1000            # fences of one fence_check
