@@ -16,6 +16,7 @@ import part_bounds
 import part_buckets
 import part_bulk
 import part_calls
+import part_cold
 import part_effects
 import part_growth
 import part_hits
@@ -30,11 +31,11 @@ import part_window
 
 PARTS = {
     'library': part_library, 'hits': part_hits, 'memory': part_memory, 'single': part_single, 'buckets': part_buckets,
-    'rows': part_rows, 'bulk': part_bulk, 'against': part_against, 'calls': part_calls, 'attachments': part_attachments,
+    'rows': part_rows, 'bulk': part_bulk, 'against': part_against, 'cold': part_cold, 'calls': part_calls, 'attachments': part_attachments,
     'window': part_window, 'patrol': part_patrol, 'growth': part_growth, 'bounds': part_bounds, 'effects': part_effects,
     'scaling': part_scaling, 'warm': part_warm,
 }
-PUBLISH_MINUTES = 30                    # after this time --publish begins no further part and no further round
+PUBLISH_MINUTES = 40                    # after this time --publish begins no further part and no further round
 PUBLISH = {'rounds': 6, 'seconds': 1.0}
 
 

@@ -1,5 +1,5 @@
 """
-UPDATE of one row by 8 clients with pgcache_fence.watch_buckets, where none, few or many of the rows are cached and read; how
+UPDATE of one row by 8 clients with default settings, where none, few or many of the rows are cached and read; how
 soon after its first miss a row can be cached; and what the courier's questions cost while nobody reads.
 """
 
@@ -14,7 +14,6 @@ from part_calls import Counted, in_library, profile
 from servers import Postgres, Redis, cpu_us, permit, running, wait_until
 
 CLIENTS = 8
-BUCKETS = 1 << 20
 SHARES = 0, 1, 10, 50                   # percent of the rows that are cached, and read at the same time
 READS_PER_SECOND = 200
 COLD = 200                              # rows that are read for the first time
@@ -100,7 +99,7 @@ def run(bench):
     result = {}
     redis = Redis('buckets')
     with running(redis):
-        pg = Postgres('buckets.data', redis, settings=f'pgcache_fence.watch_buckets = {BUCKETS}\n')
+        pg = Postgres('buckets.data', redis, cached=False)
         with running(pg):
             compare.make_tables(pg, redis)
             quiet = idle(pg, redis, bench.amount(10, 30))
@@ -122,7 +121,7 @@ def run(bench):
 
 def instructions(bench):
     """Instructions of the backend per UPDATE of a row that nobody has cached, those in the library, and where they go."""
-    counted = Counted('buckets', bench.redis, settings=f'pgcache_fence.watch_buckets = {BUCKETS}\n', cached=False)
+    counted = Counted('buckets', bench.redis, cached=False)
     result = {}
     with running(counted):
         for table in 'unfenced', 'fenced':
@@ -149,7 +148,7 @@ def show(result):
         report.table(['while nobody reads or writes', '% of a processor'],
                      [[f"Redis, with {idle['calls']:.0f} calls of fence_open per second", f"{idle['redis'] * 100:.2f}"],
                       ['the courier', f"{idle['courier'] * 100:.2f}"]]),
-        report.table(['UPDATE of one row, 8 clients, watch_buckets', *report.BESIDE], lines),
+        report.table(['UPDATE of one row, 8 clients, default settings', *report.BESIDE], lines),
         report.table(['instructions of the backend, no row cached', 'per transaction', 'in functions of pgcache_fence.so'],
                      [[name, f"{r['count']:.0f}", f"{r['inside']:.0f}"] for name, r in counts.items()]),
         report.table(['own instructions, more than in the unfenced UPDATE', 'object', 'instructions per transaction'],

@@ -108,7 +108,7 @@ class Counted:
         settings += VALGRIND_SETTINGS if preload else VALGRIND_SETTINGS.split('pgcache_fence')[0]
         settings += "pgcache_fence.namespace = 'counted'\n" if preload else ''
         # An ordinary server makes the tables, which is fifty times as fast.
-        self.pg = Postgres(f'counted-{name}', redis_server, preload, settings)
+        self.pg = Postgres(f'counted-{name}', redis_server, preload, settings, cached=cached)
         if preload:
             compare.make_tables(self.pg, redis_server, ROWS)
         else:
@@ -121,8 +121,7 @@ class Counted:
         self.pg.start()
         if preload:
             self.pg.wait_open()
-            if cached:
-                fill(self.pg, redis_server, 'fenced', ROWS)
+            fill(self.pg, redis_server, 'fenced', ROWS)
 
     def stop(self):
         self.pg.stop()

@@ -140,7 +140,8 @@ def write_lines(what, r, limit):
     return lines
 
 
-def update_targets(results):
+def update_targets(results, prefix=''):
+    """Lines for the writes of rows that are cached. prefix: the title of other rows, whose lines begin with it."""
     lines = []
     for sync, limit in ('on', 0.75), ('off', 0.6):
         r = results.get('single', {}).get(sync)
@@ -161,10 +162,10 @@ def update_targets(results):
             lines.append(judge(name, '≥ 1.3', compare.ratio(r, fenced, app), at_least(1.3)))
             lines.append(judge(f'{name}: p99 latency', '< 1', compare.ratio(r, fenced, app, 'p99'), lambda value: value < 1))
     large = [r['messages'] for size, r in results.get('rows', {}).items() if int(size) >= 10_000]
-    if len(large) > 1:
+    if len(large) > 1 and large[0] > 0:
         lines.append(judge('messages to Redis past bulk_threshold, largest transaction to smallest', '1.0 (flat)',
                            large[-1] / large[0], at_most(1.1)))
-    return lines
+    return [[prefix + what, *judged] for what, *judged in lines]
 
 
 def call_targets(results):
@@ -245,9 +246,11 @@ def other_targets(results):
 
 
 def targets(bench):
+    import part_cold
     results = bench.results
     return table(['what', 'target', 'measured: median (min – max)', ''],
-                 [['the run', '', kind(bench), '']] + library_targets(results) + read_targets(results) + update_targets(results) + call_targets(results) + other_targets(results))
+                 [['the run', '', kind(bench), '']] + library_targets(results) + read_targets(results) + update_targets(results) +
+                 update_targets(results.get('cold', {}), part_cold.TITLE) + call_targets(results) + other_targets(results))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -10,18 +10,19 @@ usage() {
 	cat <<-TEXT
 	usage: sh test/bench/run.sh [--publish | --quick] [--capture] [--only NAME]... [--out DIR] [--rounds N] [--seconds S]
 
-	  --publish    everything that the pages show, within 40 minutes: 6 rounds of a second each
-	  --quick      the same with less rounds: 15 minutes; without either: larger tables, more clients, an hour and a half
+	  --publish    everything that the pages show, within 50 minutes: 6 rounds of a second each
+	  --quick      the same with less rounds: 20 minutes; without either: larger tables, more clients, an hour and a half
 	  --capture    also with pgcache_fence.capture = triggers, where the server knows that setting
 	  --only NAME  only this part, may be repeated; prints and writes no documentation (unless --out says where to):
 	               library  instructions of Redis per call of the function library, also after much of everything
 	               hits     strong reads against GET and a prepared SELECT
 	               memory   bytes of Redis per cached row, and per row that is written and not read
 	               single   UPDATE of one row by 8 clients, against the same table unfenced
-	               buckets  the same with watch_buckets, where none, few or many of the rows are cached
+	               buckets  the same with default settings, where none, few or many of the rows are cached
 	               rows     rows per transaction, 1 to a million
 	               bulk     DELETE and COPY of many rows
 	               against  UPDATE against what services do today
+	               cold     single, rows, bulk and against with default settings, where nobody has cached the rows
 	               calls    messages, system calls and instructions per transaction; where time goes
 	               attachments  instructions and messages that a second and a third attachment add
 	               window   time from commit to the end of the reservation
@@ -45,7 +46,7 @@ parse_arguments() {
 		--quick | --publish | --capture) ;;
 		--only)
 			case ${2:-} in
-			library | hits | memory | single | buckets | rows | bulk | against | calls | attachments | window | patrol | growth | \
+			library | hits | memory | single | buckets | rows | bulk | against | cold | calls | attachments | window | patrol | growth | \
 				bounds | effects | scaling | warm) publish=${named_out:-} ;;
 			*) usage >&2; exit 2 ;;
 			esac

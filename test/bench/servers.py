@@ -22,7 +22,7 @@ REDIS_SERVER = os.environ['REDIS_SERVER']
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 # Settings as a user would have them (fsync on), but without checkpoints and autovacuum, which would start during a measurement.
-# VACUUM runs between the rounds. Most parts measure rows that are cached; without buckets, fill() can put them at once.
+# VACUUM runs between the rounds.
 POSTGRES_SETTINGS = '''
 shared_buffers = 512MB
 max_wal_size = 8GB
@@ -31,8 +31,9 @@ autovacuum = off
 max_connections = 320
 max_locks_per_transaction = 128
 jit = off
-pgcache_fence.watch_buckets = 0
 '''
+NO_BUCKETS = 'pgcache_fence.watch_buckets = 0\n'      # fill() can put all rows at once
+
 
 
 def cpu_us(pid):
@@ -103,21 +104,23 @@ class Redis:
 
 
 class Postgres:
-    """A PostgreSQL server. preload=False: it does not load the extension."""
+    """A PostgreSQL server. preload=False: it does not load the extension. cached=False: it has the default watch_buckets, and fill()
+    does nothing, so every row is one that nobody has cached."""
 
-    def __init__(self, name, redis_server=None, preload=True, settings='', valgrind=None):
+    def __init__(self, name, redis_server=None, preload=True, settings='', valgrind=None, cached=True):
         self.data = f'{BASE}/{name}'
         self.directory = f'{BASE}/{name}.s'
         self.port = free_port()
         self.log = f'{BASE}/{name}.log'
         self.valgrind = valgrind
+        self.cached = cached
         self.process = None
         self.idle = {}
         os.mkdir(self.directory)
         subprocess.run([f'{BINDIR}/initdb', '-D', self.data, '-A', 'trust', '-U', 'postgres', '-N', '-E', 'UTF8', '--no-locale'],
                        check=True, stdout=subprocess.DEVNULL)
         with open(f'{self.data}/postgresql.conf', 'a') as conf:
-            conf.write(POSTGRES_SETTINGS + settings)
+            conf.write(POSTGRES_SETTINGS + (NO_BUCKETS if cached else '') + settings)
             conf.write(f"listen_addresses = '127.0.0.1'\nport = {self.port}\nunix_socket_directories = '{self.directory}'\n")
             with open(f'{BASE}/place.conf') as place:
                 conf.write(place.read())
@@ -197,6 +200,8 @@ def running(*servers):
 
 def fill(pg, redis_server, domain, rows, payload=100, first=1):
     """Caches every row of a domain, as if a reader had put it."""
+    if not pg.cached:
+        return
     fence = pg.value('SELECT fence.fence_key(%s, %s)', domain, '0').replace('{0}', '{%i}')
     wait_until(lambda: permit(redis_server, fence.replace('%i', '1')), 300 if pg.valgrind else 60, f'domain {domain} is not announced')
     subprocess.run([f'{BASE}/bin/fill', redis_server.socket, fence, str(first), str(rows), str(payload)], check=True)
