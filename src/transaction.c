@@ -83,8 +83,8 @@ lease_takes(void)
 
 /*
  * Raises an error after the deadline of the whole wait. With policy bypass, a writer can bypass before that deadline.
- * For if it could not reserve, or has waited for a whole lease, it makes the keeper leave the fences CLOSED until all
- * leases are over. The deadline follows lease_bound, because leases that were granted before may be longer than the
+ * For if it could not reserve, or has waited for a quarter of a lease, it makes the keeper leave the fences CLOSED until
+ * all leases are over. The deadline follows lease_bound, because leases that were granted before may be longer than the
  * present setting.
  */
 static void
@@ -218,8 +218,11 @@ commit_closed(FenceWord word, CommitWait *wait)
 	fence_lease_bound_or_longest();
 	if (!fence_lease_bound_passed())
 	{
-		/* Each opening raises the bound. Fences that open and close in turn must not keep a writer waiting for ever. */
-		if (fence_clock() > wait->started + lease_takes())
+		/*
+		 * Each opening raises the bound, so fences that open and close in turn would keep this writer waiting. It gives
+		 * them a quarter of a lease to open and stay so, in which a short fault may pass. Then it waits for the bound.
+		 */
+		if (fence_clock() > wait->started + lease_takes() / 4)
 			pg_atomic_write_u32(&fence_shared->writer_gave_up, 1);
 		wait_a_moment(wait);
 		return false;

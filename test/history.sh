@@ -11,13 +11,15 @@ usage() {
 	       sh test/history.sh table [OPTION]...   every strategy under every fault, for the tables of doc/reliability.md
 	       sh test/history.sh soak --minutes N    runs with random faults, one after the other
 	       sh test/history.sh ci                  the short set of runs of test/run.sh
+	       sh test/history.sh test_faults [OPTION]... [NAME]...    what each fault does, and how soon all is well again
+	       sh test/history.sh test_effects [OPTION]... [NAME]...   effects under crashes
 
 	The options --keep, --results and --output must name places where the unprivileged user of the run may write.
 	TEXT
 }
 
 case ${1:-} in
-run | table | soak | ci) ;;
+run | table | soak | ci | test_faults | test_effects) ;;
 --help | -h) usage; exit 0 ;;
 *) usage >&2; exit 2 ;;
 esac

@@ -194,7 +194,7 @@ def instructions(bench):
             if name == 'UPDATE, unfenced table':
                 base = profile(files, True)
             inside[name] = in_library(files)
-        per_row = {way: rows_as_a_whole(with_it, way) for way in ['unfenced', *bench.ways]}
+        per_row = {what: {way: rows_as_a_whole(with_it, what, way) for way in ['unfenced', *bench.ways]} for what in MANY_ROWS}
     without = Counted('without', None, preload=False)
     with running(without):
         for name, steps in (('UPDATE, not preloaded', compare.update('unfenced')),
@@ -203,14 +203,22 @@ def instructions(bench):
     return {'counts': result, 'inside': inside, 'per_row': per_row, 'inclusive': inclusive[:120], 'own': own[:60], 'base': base[:120]}
 
 
-def rows_as_a_whole(counted, way):
-    """Instructions per row in an UPDATE of all rows, beyond bulk_threshold, and those of them in the extension's functions."""
+MANY_ROWS = {
+    'UPDATE': 'UPDATE {} SET data = $2 WHERE id > 0 OR id = $1',
+    'INSERT': f'INSERT INTO {{}} SELECT i, 0, $2 FROM generate_series($1 + 1000000, $1 + 1000000 + {ROWS - 1}) i',
+    'DELETE': 'DELETE FROM {} WHERE id > 0 OR id = $1',
+}
+
+
+def rows_as_a_whole(counted, what, way):
+    """Instructions per row of a statement of many rows, beyond bulk_threshold, and those of them in the extension's functions. The
+    transaction is rolled back, so each one finds the same rows."""
     table, settings = compare.in_way(way)
-    steps = compare.update(table, 'id > 0 OR id = $1')
     counted.pg.set(pgcache_fence__bulk_threshold=64)
     # so that all tables are alike: each page has room for new versions of its rows (HOT), and no dead rows
     counted.pg.sql(f'ALTER TABLE {table} SET (fillfactor = 40)')
     counted.pg.sql(f'VACUUM FULL {table}')
+    steps = ['sql:BEGIN', 'sql:' + MANY_ROWS[what].format(table), 'sql:ROLLBACK']
     count, files = counted.per_transaction(steps, 1, 4, 1, settings)
     return count / ROWS, in_library(files) / ROWS
 
@@ -247,10 +255,10 @@ def show(result):
                       for name, calls in result['calls'].items()]),
         report.table(['instructions of the backend', 'per transaction', 'of these in functions of pgcache_fence.so'],
                      [[name, f'{count:.0f}', f'{result["inside"].get(name, 0):.0f}'] for name, count in result['counts'].items()]),
-        report.table([f'instructions of the backend, UPDATE of {ROWS:,} rows past bulk_threshold', 'per row',
+        report.table([f'instructions of the backend, {ROWS:,} rows past bulk_threshold', 'per row',
                       'of these in functions of pgcache_fence.so', 'unfenced : this'],
-                     [[report.way(name), f'{count:.0f}', f'{inside:.0f}', f"{result['per_row']['unfenced'][0] / count:.2f}"]
-                      for name, (count, inside) in result['per_row'].items()]),
+                     [[f'{what}: {report.way(name)}', f'{count:.0f}', f'{inside:.0f}', f"{r['unfenced'][0] / count:.2f}"]
+                      for what, r in result['per_row'].items() for name, (count, inside) in r.items()]),
         profile_table(result),
     ]
     return '\n\n'.join(parts)
