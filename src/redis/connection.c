@@ -91,6 +91,12 @@ redis_error(const RedisConnection *conn)
 
 /* ---- replies ---- */
 
+static bool
+has_input(const RedisConnection *conn)
+{
+	return reply_parser_has_input(&conn->parser);
+}
+
 /* Returns the next complete reply that was received, or NULL. */
 static redisReply *
 parse(RedisConnection *conn)
@@ -128,7 +134,7 @@ next_reply(RedisConnection *conn)
 		return NULL;
 	if (conn->outstanding == 0)
 	{
-		if (reply_parser_has_input(&conn->parser))
+		if (has_input(conn))
 			fail_unasked(conn);
 		return NULL;
 	}
@@ -179,7 +185,7 @@ read_some(RedisConnection *conn, int64 deadline)
 		read_plain(conn, deadline - conn->read_at > 4 * SHORT_WAIT_US ? 0 : MSG_DONTWAIT);
 	if (n >= 0)
 		conn->parser.in.end += n;
-	else if (conn->outstanding == 0 && reply_parser_has_input(&conn->parser))
+	else if (conn->outstanding == 0 && has_input(conn))
 		fail_unasked(conn);
 	else
 		fail(conn, true, tls_reason(conn->ssl, conn->context->errstr));
@@ -311,9 +317,13 @@ may_send(RedisConnection *conn)
 {
 	if (conn->failed || conn->waiting)
 		return false;
-	if (conn->outstanding == 0 && redis_unsent(conn) == 0 &&
-		(reply_parser_has_input(&conn->parser) || (fence_clock() - conn->read_at > SILENCE_US && read_some(conn, DO_NOT_WAIT) >= 0 && reply_parser_has_input(&conn->parser))))
-		fail_unasked(conn);
+	if (conn->outstanding == 0 && redis_unsent(conn) == 0)
+	{
+		if (!has_input(conn) && fence_clock() - conn->read_at > SILENCE_US)
+			(void) read_some(conn, DO_NOT_WAIT);
+		if (!conn->failed && has_input(conn))
+			fail_unasked(conn);
+	}
 	return !conn->failed;
 }
 
@@ -389,7 +399,7 @@ redis_flush(RedisConnection *conn)
 	}
 	if (conn->outstanding == 0)
 	{
-		if (read_some(conn, DO_NOT_WAIT) >= 0 && reply_parser_has_input(&conn->parser))
+		if (read_some(conn, DO_NOT_WAIT) >= 0 && has_input(conn))
 			fail_unasked(conn);
 	}
 	return !conn->failed;
