@@ -2,13 +2,11 @@
  * redis/connection.c
  *	  One pipelined connection to one Redis process. See connection.h for the rules.
  *
- * Owns: the socket (one external file descriptor), the queue of bytes to send, the queue of bytes received. Takes no
- * locks. hiredis connects and parses, but for replies that are positive numbers (parse_number), because most replies are.
- * The queues are our own: hiredis moves the whole rest of its buffer each time it consumes a little, which takes quadratic
- * time when much is in flight.
+ * Owns: the socket (one external file descriptor), the queue of bytes to send, and the parser with the bytes received. Takes
+ * no locks.
  *
- * We do not trust the server with our memory. A reply has a limited number of bytes and elements. We leave bytes in the
- * socket while too many received bytes are waiting to be taken.
+ * We do not trust the server with our memory: we leave bytes in the socket while too many received bytes are waiting to be
+ * taken, and reply_parser.c limits each reply.
  *
  * Never: palloc in functions that COMMIT and ABORT call (they never wait; see make_wait_set), resolve a name, put the
  * password into a message.
@@ -31,44 +29,24 @@
 #include "base/compat.h"
 #include "base/shared.h"
 #include "redis/connection.h"
+#include "redis/reply_parser.h"
 #include "redis/tls.h"
 
-/*
- * Bytes that we read and pass to the parser at once. Must be at least one TLS record: then OpenSSL never holds back
- * bytes while the socket is not readable.
- */
+/* Bytes that we read at once. Must be at least one TLS record: then OpenSSL never holds back bytes while the socket is not readable. */
 #define CHUNK_BYTES (16 * 1024)
 #define WRITE_BYTES (64 * 1024)		/* bytes that we pass to hiredis for writing at once */
-#define KEEP_BYTES (1024 * 1024)	/* an empty queue larger than this is freed */
 #define SHORT_WAIT_US 5000		/* a reply to a reservation comes earlier, unless something is wrong */
 #define DO_NOT_WAIT	INT64CONST(0)	/* instead of a deadline */
 #define SILENCE_US	INT64CONST(10000)	/* after this time without a read, look whether the server has sent something or closed the connection */
 #define MAX_UNSENT_BYTES (1024 * 1024 * 1024)
 #define MAX_UNTAKEN_BYTES (64 * 1024 * 1024)	/* with more received bytes than this, leave the rest in the socket */
-#define MAX_REPLY_BYTES (64 * 1024 * 1024)
-#define MAX_REPLY_ELEMENTS (1024 * 1024)	/* in all arrays of one reply together */
-#define MAX_REPLY_DEPTH 7			/* the limit of hiredis 0.14; 1.x has none */
-#define MAX_LINE_BYTES (64 * 1024)	/* of a status, error or number */
-
-/* The bytes data[start .. end), in order of arrival. */
-typedef struct ByteQueue
-{
-	char	   *data;
-	size_t		start;
-	size_t		end;
-	size_t		size;
-} ByteQueue;
 
 struct RedisConnection
 {
 	redisContext *context;
 	struct ssl_st *ssl;			/* belongs to the context; NULL: no TLS */
-	redisReplyObjectFunctions functions;	/* those of hiredis, except createArray */
-	void	   *(*create_array) (const redisReadTask *, redis_array_size);
 	ByteQueue	out;			/* not yet passed to hiredis or the socket for writing */
-	ByteQueue	in;				/* not yet passed to hiredis for parsing */
-	size_t		reply_bytes;	/* bytes so far of the reply that is being parsed */
-	size_t		reply_elements;
+	ReplyParser parser;
 	int			outstanding;
 	int64		read_at;		/* fence_clock() time of the last read */
 	bool		has_fd;			/* AcquireExternalFD succeeded */
@@ -81,63 +59,6 @@ struct RedisConnection
 	char		address[REDIS_HOST_LEN + 16];
 	char		error[REDIS_HOST_LEN + 512];
 };
-
-/* ---- queues ---- */
-
-static size_t
-queue_length(const ByteQueue *queue)
-{
-	return queue->end - queue->start;
-}
-
-static void
-queue_free(ByteQueue *queue)
-{
-	free(queue->data);
-	memset(queue, 0, sizeof(*queue));
-}
-
-/* Makes room for len bytes at the end. Returns false if there is no memory. */
-static bool
-queue_reserve(ByteQueue *queue, size_t len)
-{
-	size_t		used = queue_length(queue);
-	size_t		size = Max(queue->size, CHUNK_BYTES);
-	char	   *data;
-
-	if (queue->size - queue->end >= len)
-		return true;
-	/*
-	 * Move the bytes only if at least as many have left the queue since the last move. So moving costs constant time
-	 * per byte.
-	 */
-	if (queue->start >= used && queue->size - used >= len)
-	{
-		if (used > 0)
-			memmove(queue->data, queue->data + queue->start, used);
-		queue->start = 0;
-		queue->end = used;
-		return true;
-	}
-	while (size - queue->end < len)
-		size *= 2;
-	if ((data = realloc(queue->data, size)) == NULL)
-		return false;
-	queue->data = data;
-	queue->size = size;
-	return true;
-}
-
-static void
-queue_drop(ByteQueue *queue, size_t len)
-{
-	queue->start += len;
-	if (queue->start < queue->end)
-		return;
-	queue->start = queue->end = 0;
-	if (queue->size > KEEP_BYTES)
-		queue_free(queue);
-}
 
 /* ---- failure ---- */
 
@@ -155,7 +76,7 @@ fail(RedisConnection *conn, bool usable, const char *why)
 	if (!usable)
 	{
 		conn->unusable = true;
-		queue_free(&conn->in);
+		queue_free(&conn->parser.in);
 	}
 	return false;
 }
@@ -168,165 +89,23 @@ redis_error(const RedisConnection *conn)
 	return conn->waiting ? "interrupted while waiting for Redis" : NULL;
 }
 
-/* ---- parsing ---- */
+/* ---- replies ---- */
 
-/* Replaces createArray of hiredis. Limits the elements and the nesting of one reply, because freeing a reply recurses. */
-static void *
-create_array(const redisReadTask *task, redis_array_size elements)
-{
-	RedisConnection *conn = task->privdata;
-	int			depth = 0;
-
-	for (const redisReadTask *outer = task->parent; outer != NULL; outer = outer->parent)
-		depth++;
-	if (depth >= MAX_REPLY_DEPTH)
-	{
-		fail(conn, false, "a reply is nested too deeply");
-		return NULL;
-	}
-	if ((size_t) elements > MAX_REPLY_ELEMENTS - conn->reply_elements)
-	{
-		fail(conn, false, "a reply has too many elements");
-		return NULL;
-	}
-	conn->reply_elements += elements;
-	return conn->create_array(task, elements);
-}
-
-/*
- * Returns whether the parser waits for the end of a line that is longer than any line of Redis. It would scan that line
- * again at each call.
- */
-static bool
-endless_line(const redisReader *reader)
-{
-	return reader->len - reader->pos > MAX_LINE_BYTES &&
-		memchr(reader->buf + reader->pos, '\n', MAX_LINE_BYTES) == NULL;
-}
-
-/* Returns whether there are received bytes that nobody has taken. */
 static bool
 has_input(const RedisConnection *conn)
 {
-	const redisReader *reader = conn->context->reader;
-
-	return queue_length(&conn->in) > 0 || reader->len > reader->pos || conn->reply_bytes > 0;
+	return reply_parser_has_input(&conn->parser);
 }
 
-/* The received bytes are not in the protocol of Redis. */
-static void
-fail_unparsable(RedisConnection *conn)
-{
-	const char *why = conn->context->reader->errstr;
-
-	/* "\x15" is the first byte of a TLS alert. If create_array has failed, fail keeps its reason. */
-	fail(conn, false, strstr(why, "got \"\\x15\"") != NULL ? "this port is for TLS (rediss://)" : why);
-}
-
-/*
- * An error message of Redis goes into messages and views of databases with any encoding, and it may repeat what we
- * sent. So we keep only ASCII.
- */
-static void
-make_ascii(redisReply *error)
-{
-	for (size_t i = 0; i < error->len; i++)
-		if (error->str[i] < ' ' || error->str[i] > '~')
-			error->str[i] = '?';
-}
-
-static redisReply *spare = NULL;	/* a number that was freed, for the next one */
-
-void
-redis_free_reply(redisReply *reply)
-{
-	if (spare == NULL && reply->type == REDIS_REPLY_INTEGER)
-		spare = reply;
-	else
-		freeReplyObject(reply);
-}
-
-/* Returns a reply that is a number; NULL if there is no memory. */
+/* Returns the next complete reply that was received, or NULL. */
 static redisReply *
-make_number(RedisConnection *conn, int64 number)
+parse(RedisConnection *conn)
 {
-	static redisReadTask task = {.type = REDIS_REPLY_INTEGER};
-	redisReply *reply = spare;
+	redisReply *reply = reply_parser_next(&conn->parser);
 
-	if (reply == NULL)
-		return conn->functions.createInteger(&task, number);
-	spare = NULL;
-	reply->integer = number;
+	if (reply == NULL && conn->parser.problem != NULL)
+		fail(conn, false, conn->parser.problem);
 	return reply;
-}
-
-/*
- * Parses the next reply without hiredis if it is a positive number and was received completely, as most replies are; hiredis
- * would copy it twice. Returns NULL if it must be parsed otherwise. A reply that hiredis has begun has reply_bytes.
- */
-static redisReply *
-parse_number(RedisConnection *conn)
-{
-	const char *bytes = conn->in.data + conn->in.start;
-	size_t		len = Min(queue_length(&conn->in), 20);	/* with fewer digits than any that overflow */
-	size_t		i = 1;
-	int64		number = 0;
-	redisReply *reply;
-
-	if (len == 0 || bytes[0] != ':' || conn->reply_bytes > 0)
-		return NULL;
-	for (; i < len && bytes[i] >= '0' && bytes[i] <= '9'; i++)
-		number = number * 10 + (bytes[i] - '0');
-	if (i == 1 || len - i < 2 || bytes[i] != '\r' || bytes[i + 1] != '\n' ||
-		(reply = make_number(conn, number)) == NULL)
-		return NULL;
-	queue_drop(&conn->in, i + 2);
-	return reply;
-}
-
-/* Parses the next complete reply. Returns NULL if there is none. */
-static redisReply *
-parse_reply(RedisConnection *conn)
-{
-	redisReader *reader = conn->context->reader;
-	redisReply *number = parse_number(conn);
-
-	if (number != NULL)
-		return number;
-	for (;;)
-	{
-		void	   *reply = NULL;
-		size_t		slice;
-
-		if (reader->len > reader->pos && redisReaderGetReply(reader, &reply) != REDIS_OK)
-		{
-			fail_unparsable(conn);
-			return NULL;
-		}
-		if (reply != NULL)
-		{
-			conn->reply_bytes = reader->len - reader->pos;
-			conn->reply_elements = 0;
-			if (((redisReply *) reply)->type == REDIS_REPLY_ERROR)
-				make_ascii(reply);
-			return reply;
-		}
-		slice = Min(queue_length(&conn->in), CHUNK_BYTES);
-		if (slice == 0)
-			return NULL;
-		conn->reply_bytes += slice;
-		if (conn->reply_bytes > MAX_REPLY_BYTES || endless_line(reader))
-		{
-			fail(conn, false, "a reply is too large");
-			return NULL;
-		}
-		if (redisReaderFeed(reader, conn->in.data + conn->in.start, slice) != REDIS_OK)
-		{
-			fail(conn, false, reader->errstr);
-			return NULL;
-		}
-		queue_drop(&conn->in, slice);
-	}
 }
 
 /*
@@ -336,7 +115,7 @@ parse_reply(RedisConnection *conn)
 static void
 fail_unasked(RedisConnection *conn)
 {
-	redisReply *reply = parse_reply(conn);
+	redisReply *reply = parse(conn);
 
 	if (reply != NULL && reply->type == REDIS_REPLY_ERROR)
 		fail(conn, false, reply->str);
@@ -345,7 +124,7 @@ fail_unasked(RedisConnection *conn)
 	freeReplyObject(reply);
 }
 
-/* Returns the next complete reply that was received, or NULL. */
+/* The same, as the reply to the first of the outstanding requests. */
 static redisReply *
 next_reply(RedisConnection *conn)
 {
@@ -359,7 +138,7 @@ next_reply(RedisConnection *conn)
 			fail_unasked(conn);
 		return NULL;
 	}
-	reply = parse_reply(conn);
+	reply = parse(conn);
 	if (reply != NULL)
 		conn->outstanding--;
 	return reply;
@@ -374,7 +153,7 @@ next_reply(RedisConnection *conn)
 static ssize_t
 read_plain(RedisConnection *conn, int flags)
 {
-	ssize_t		n = recv(conn->context->fd, conn->in.data + conn->in.end, CHUNK_BYTES, flags);
+	ssize_t		n = recv(conn->context->fd, conn->parser.in.data + conn->parser.in.end, CHUNK_BYTES, flags);
 
 	if (n > 0)
 		return n;
@@ -394,18 +173,18 @@ read_some(RedisConnection *conn, int64 deadline)
 {
 	ssize_t		n;
 
-	if (queue_length(&conn->in) >= MAX_UNTAKEN_BYTES)
+	if (queue_length(&conn->parser.in) >= MAX_UNTAKEN_BYTES)
 		return 0;
-	if (!queue_reserve(&conn->in, CHUNK_BYTES))
+	if (!queue_reserve(&conn->parser.in, CHUNK_BYTES))
 	{
 		fail(conn, false, "out of memory");
 		return -1;
 	}
 	conn->read_at = fence_clock();
-	n = conn->ssl ? tls_read(conn->context, conn->in.data + conn->in.end, CHUNK_BYTES) :
+	n = conn->ssl ? tls_read(conn->context, conn->parser.in.data + conn->parser.in.end, CHUNK_BYTES) :
 		read_plain(conn, deadline - conn->read_at > 4 * SHORT_WAIT_US ? 0 : MSG_DONTWAIT);
 	if (n >= 0)
-		conn->in.end += n;
+		conn->parser.in.end += n;
 	else if (conn->outstanding == 0 && has_input(conn))
 		fail_unasked(conn);
 	else
@@ -538,9 +317,13 @@ may_send(RedisConnection *conn)
 {
 	if (conn->failed || conn->waiting)
 		return false;
-	if (conn->outstanding == 0 && redis_unsent(conn) == 0 &&
-		(has_input(conn) || (fence_clock() - conn->read_at > SILENCE_US && read_some(conn, DO_NOT_WAIT) >= 0 && has_input(conn))))
-		fail_unasked(conn);
+	if (conn->outstanding == 0 && redis_unsent(conn) == 0)
+	{
+		if (!has_input(conn) && fence_clock() - conn->read_at > SILENCE_US)
+			(void) read_some(conn, DO_NOT_WAIT);
+		if (!conn->failed && has_input(conn))
+			fail_unasked(conn);
+	}
 	return !conn->failed;
 }
 
@@ -745,11 +528,7 @@ start_connect(RedisConnection *conn, const RedisEndpoint *address)
 	if (context->err != 0)
 		return fail(conn, false, context->errstr);
 
-	conn->functions = *context->reader->fn;
-	conn->create_array = conn->functions.createArray;
-	conn->functions.createArray = create_array;
-	context->reader->fn = &conn->functions;
-	context->reader->privdata = conn;
+	reply_parser_begin(&conn->parser, context->reader);
 	/* Programs that PostgreSQL starts (archive_command, COPY PROGRAM) must not inherit the socket. hiredis sets TCP_NODELAY. */
 	if (fcntl(context->fd, F_SETFD, FD_CLOEXEC) != 0)
 		return fail(conn, false, strerror(errno));
@@ -903,6 +682,6 @@ redis_close(RedisConnection *conn)
 	if (conn->has_fd)
 		ReleaseExternalFD();
 	queue_free(&conn->out);
-	queue_free(&conn->in);
+	queue_free(&conn->parser.in);
 	free(conn);
 }

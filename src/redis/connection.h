@@ -76,9 +76,6 @@ extern redisReply *redis_poll_reply(RedisConnection *conn);
  */
 extern redisReply *redis_wait_reply(RedisConnection *conn, int64 deadline, uint32 wait_event);
 
-/* Frees a reply as freeReplyObject does, but keeps memory for the next number. */
-extern void redis_free_reply(redisReply *reply);
-
 /* Returns why the connection has failed (static, or owned by conn), or NULL if it has not. */
 extern const char *redis_error(const RedisConnection *conn);
 

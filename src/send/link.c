@@ -11,6 +11,7 @@
 #include "utils/memutils.h"
 
 #include "redis/library.h"
+#include "redis/reply_parser.h"
 #include "send/link.h"
 
 Link		links[MAX_NODES];

@@ -1,6 +1,6 @@
 /*
  * test_replies.c
- *	  src/redis/connection.c by itself, against a server that sends what it likes: well-formed replies in every possible
+ *	  src/redis/connection.c and reply_parser.c by themselves, against a server that sends what it likes: well-formed replies in every possible
  *	  cut, replies without end, and random bytes that look like the protocol. Under the sanitizers.
  *
  * What it takes from PostgreSQL is put in its place below. Both ends of the connection are in this process.
@@ -20,6 +20,7 @@
 
 #include "miscadmin.h"
 #include "redis/connection.h"
+#include "redis/reply_parser.h"
 #include "base/shared.h"
 #include "storage/fd.h"
 #include "storage/latch.h"
