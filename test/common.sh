@@ -248,6 +248,18 @@ go_inside() {
 	exit $?
 }
 
+# check_numbers "OPTION ..." ARG...: ends with the script's usage if an ARG is neither a number nor one of the options. --help prints it.
+check_numbers() {
+	options=$1
+	shift
+	for argument; do
+		case " $options --help -h " in *" $argument "*) ;; *)
+			case $argument in '' | *[!0-9.]*) usage >&2; exit 2 ;; esac ;;
+		esac
+	done
+	case ${1:-} in --help | -h) usage; exit 0 ;; esac
+}
+
 # Command for a new process namespace. Its process 1 is a shell that waits. It reaps the children of a killed postmaster at once,
 # and no process outlives it. The shell keeps its privileges, because --kill-child does not kill a process that has changed its
 # user. (Not --mount-proc, which fails in a chroot that is no mount point.)

@@ -21,16 +21,7 @@ usage() {
 	TEXT
 }
 
-case ${1:-} in
---help | -h) usage; exit 0 ;;
-esac
-
-for argument; do
-	case $argument in
-	--rows | --hot | --rate | --writes | --seconds) ;;
-	'' | *[!0-9.]*) usage >&2; exit 2 ;;
-	esac
-done
+check_numbers "--rows --hot --rate --writes --seconds" "$@"
 go_inside "$extension_packages python3 python3-psycopg2 python3-redis" bench/standbys.sh "$@"
 build || exit 1
 export base bindir
