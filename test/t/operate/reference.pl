@@ -15,7 +15,7 @@ use Test::More;
 my $file = "$TOP/doc/reference.md";
 my $page = slurp_file($file) =~ s/,\n +/, /gr;		# long signatures go on in the next line
 my $redis = FenceTest::Redis->start;
-my $node = new_postgres('reference', $redis, namespace => 'fence');
+my $node = new_postgres('reference', $redis, namespace => 'fence', 'pgcache_fence.capture' => 'auto');
 
 # What the page must say of each object, from the catalogue: [name, text]. A missing comment shows as "NO COMMENT".
 sub entries

@@ -12,7 +12,7 @@ use Test::More;
 my $library = compile_library('executor_hooks');
 
 my $redis = FenceTest::Redis->start;
-my $node = new_postgres('main', $redis, shared_preload_libraries => "pgcache_fence,pg_stat_statements,auto_explain,$library");
+my $node = new_postgres('main', $redis, shared_preload_libraries => "pgcache_fence,pg_stat_statements,auto_explain,$library", 'pgcache_fence.capture' => 'auto');
 my $sql;
 
 sub connect_anew
