@@ -17,7 +17,7 @@ import re
 import sys
 
 TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
-FILLED = {'README.md': 2, 'doc/performance.md': 27, 'doc/scaling.md': 6}       # page -> number of tables that come from other pages
+FILLED = {'README.md': 2, 'doc/performance.md': 28, 'doc/scaling.md': 6}       # page -> number of tables that come from other pages
 MEASURED = 'doc/measured.md'
 UNMEASURED = '*Not measured in the last run.*\n'
 PAGES = ('protocol', 'operations', 'clients', 'reliability', 'performance', 'scaling', 'security', 'comparison', 'messages',
