@@ -31,10 +31,22 @@ PG_CPPFLAGS += -DFENCE_TLS
 SHLIB_LINK += $(shell pkg-config --libs hiredis_ssl openssl)
 endif
 
+# The functions that PostgreSQL looks up by name are exported, and no other. So no name of ours can be taken for one of another
+# library, and our files call one another directly. A write runs through small functions in twenty files; the optimizer of the linker
+# saves a third of the instructions in them.
+EXPORTS = src/exports.map
+ifndef LTO
+COMPILER = $(if $(filter default,$(origin CC)),$$($(PG_CONFIG) --cc),$(CC))
+LTO := $(shell echo 'int f(void); int f(void) { return 0; }' | \
+	$(COMPILER) -flto=auto -fPIC -shared -x c -o /dev/null - 2>/dev/null && echo -flto=auto)
+endif
+PG_CFLAGS += $(LTO)
+SHLIB_LINK += -Wl,--version-script=$(EXPORTS)
+
 # Bitcode lets the JIT inline functions into expressions. Triggers are never inlined, so building needs no clang.
 override with_llvm = no
 
-EXTRA_CLEAN = $(LIBRARY_HEADER) build-deb results output_iso tmp_check tmp_check_iso regression.diffs regression.out
+EXTRA_CLEAN = $(LIBRARY_HEADER) $(EXPORTS) build-deb results output_iso tmp_check tmp_check_iso regression.diffs regression.out
 
 # The tests need a server with the settings of test/regress.conf and a Redis: test/run.sh sets both up.
 REGRESS := $(patsubst sql/%.sql,%,$(sort $(wildcard sql/*.sql)))
@@ -54,6 +66,14 @@ override PROVE_FLAGS += -I test/lib
 $(OBJS): $(ALL_HEADERS) Makefile
 
 src/redis/library.o: $(LIBRARY_HEADER)
+
+$(shlib): $(EXPORTS)
+
+$(EXPORTS): $(OBJS:.o=.c) Makefile
+	{ echo '{ global: Pg_magic_func; _PG_init; pg_finfo_*;'; \
+	  cat $(OBJS:.o=.c) | sed -nE 's/^(PG_FUNCTION_INFO_V1\(|PGDLLEXPORT void )(\w+).*/	\2;/p'; \
+	  echo 'local: *; };'; } > $@.new
+	mv $@.new $@
 
 # The function library as a C string: fence_lua[] with a NUL at its end, FENCE_LUA_LENGTH bytes without it.
 $(LIBRARY_HEADER): $(LIBRARY) Makefile
@@ -102,7 +122,7 @@ analyze: $(LIBRARY_HEADER)
 deb:
 	rm -rf build-deb
 	mkdir -p build-deb/pgcache-fence
-	tar --exclude=./.git --exclude=./build-deb --exclude='*.o' --exclude='*.so' --exclude=fence_lua.h --exclude=./tmp_check \
+	tar --exclude=./.git --exclude=./build-deb --exclude='*.o' --exclude='*.so' --exclude=fence_lua.h --exclude=exports.map --exclude=./tmp_check \
 		--exclude=__pycache__ -cf - . | tar -C build-deb/pgcache-fence -xf -
 	cd build-deb/pgcache-fence && pg_buildext updatecontrol && \
 		env -u MAKEFLAGS -u MAKELEVEL -u MFLAGS dpkg-buildpackage -us -uc
@@ -111,6 +131,7 @@ deb:
 help:
 	@echo 'make                 build (PG_CONFIG=/path/to/pg_config for another server)'
 	@echo 'make TEST_HOOKS=1    the same with points at which tests can stop a backend; after "make clean"'
+	@echo 'make LTO=            the same without the optimizer of the linker; after "make clean"'
 	@echo 'make install         install into that server, or below DESTDIR'
 	@echo 'make deb             build Debian packages of it, in build-deb/'
 	@echo 'make lint            check style and syntax of C, Lua, shell, Python and Perl, and the order of the folders in src/'

@@ -273,7 +273,7 @@ run_inside() {
 	script=$1
 	shift
 	mkdir "$outside/tree" "$outside/tmp"
-	tar -C "$top" --exclude=./.git --exclude=fence_lua.h --exclude='*.o' --exclude='*.so' --exclude='*.bc' --exclude=./results \
+	tar -C "$top" --exclude=./.git --exclude=fence_lua.h --exclude=exports.map --exclude='*.o' --exclude='*.so' --exclude='*.bc' --exclude=./results \
 		--exclude=./output_iso --exclude=./tmp_check --exclude='./regression.*' --exclude=node_modules -cf - . | tar -C "$outside/tree" -xf - || exit 2
 
 	set -- sh "$outside/tree/test/$script" --inside "$outside" "$@"

@@ -74,7 +74,7 @@ fi
 build_needs=build-essential,debhelper,lintian,libhiredis-dev,libssl-dev,pkg-config,postgresql-server-dev-all
 step "a clean $suite to build in" make_chroot "$outside/build" "$suite" "$build_needs"
 as_root mkdir "$outside/build/tmp/source"
-tar -C "$top" --exclude=./.git --exclude='*.o' --exclude='*.so' --exclude=fence_lua.h -cf - . |
+tar -C "$top" --exclude=./.git --exclude='*.o' --exclude='*.so' --exclude=fence_lua.h --exclude=exports.map -cf - . |
 	as_root tar --no-same-owner -C "$outside/build/tmp/source" -xf - || exit 2
 as_root chown -R 65534:65534 "$outside/build/tmp/source"
 step 'make deb' enter "$outside/build" sh -c "$as_nobody make deb"

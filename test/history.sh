@@ -24,10 +24,22 @@ run | table | soak | ci | test_faults | test_effects) ;;
 *) usage >&2; exit 2 ;;
 esac
 
-go_inside "$history_packages" history.sh "$@"
+if [ -z "$base" ]; then
+	begin_outside
+	# readers in Node.js are among those of ci, and may be named by run --program
+	node=
+	case "$*" in ci | *'node '*) node=1 ;; esac
+	# shellcheck disable=SC2046,SC2086
+	install_packages $history_packages $([ -z "$node" ] || node_packages)
+	[ -z "$node" ] || install_modules clients/node node || exit 2
+	run_inside history.sh "$@"
+	exit $?
+fi
+
+begin_inside "$base"
 program=$1
 shift
 say 'building ...'
 build TEST_HOOKS=1 || exit 1
-export FENCE_PLACE="$base/place.conf" PYTHONDONTWRITEBYTECODE=1
+export FENCE_PLACE="$base/place.conf" NODE_PATH="$base/node/node_modules" PYTHONDONTWRITEBYTECODE=1
 exec /usr/bin/python3 "test/history/$program.py" "$@"

@@ -62,6 +62,7 @@ typedef struct SendQueue
 	char		pad2[PG_CACHE_LINE_SIZE];
 	struct Latch *volatile courier; /* NULL: no courier is running */
 	volatile bool napping;		/* the courier looks at the queue again within a millisecond */
+	volatile bool woken;		/* a sender has woken the courier, which has not taken notice yet */
 	char		problem[REASON_LEN];	/* protected by the lock of shared memory */
 	char	   *ring;
 	pg_atomic_uint32 *marks;	/* one for each multiple of sizeof(Envelope) in the ring */
@@ -244,8 +245,10 @@ wake_courier(MessageKind kind)
 	 * message, or we see the courier.
 	 */
 	pg_memory_barrier();
-	if (!(kind == MESSAGE_END && queue->napping))
-		send_queue_wake();
+	if (kind == MESSAGE_END && queue->napping)
+		return;
+	queue->woken = true;
+	send_queue_wake();
 }
 
 uint64
@@ -367,6 +370,22 @@ send_queue_nap(bool napping)
 	queue->napping = napping;
 	pg_memory_barrier();
 	return napping || !is_whole(pg_atomic_read_u64(&queue->head));	/* there is a message or filler to take */
+}
+
+bool
+send_queue_was_woken(void)
+{
+	if (!queue->woken)
+		return false;
+	queue->woken = false;
+	pg_memory_barrier();		/* what a sender posted before it set `woken` is complete */
+	return true;
+}
+
+uint64
+send_queue_end(void)
+{
+	return pg_atomic_read_u64(&queue->tail);
 }
 
 void

@@ -4,9 +4,9 @@
  *	  answers.
  *
  * It replaces one connection per backend by one connection per server. A backend posts a message: it copies the message
- * into a ring and sends at most one signal. The courier (send/courier.c) writes all waiting messages at once, and
- * stores each answer where the sender finds it. A backend that sends to Redis on its own connection takes waiting
- * messages along.
+ * into a ring and sends at most one signal. A backend that sends to Redis on its own connection takes waiting messages
+ * along. The courier (send/courier.c) writes the others, many at once, and stores each answer where the sender finds
+ * it.
  *
  * Locks: none, except for the text of the last problem (the lock of shared memory). The ring has many writers and many
  * readers. A writer takes its place by compare-and-swap on `tail`, fills it, and marks it as complete. A reader copies
@@ -144,6 +144,12 @@ extern bool send_queue_is_served(void);
 
 /* Registers this process as the courier, or (false) unregisters it. Backends can post messages even without a courier. */
 extern void send_queue_serve(bool serving);
+
+/* Returns whether a sender has woken the courier since the last call. What that sender posted before is complete. */
+extern bool send_queue_was_woken(void);
+
+/* Returns the position behind the last message. */
+extern uint64 send_queue_end(void);
 
 /*
  * Says whether the courier naps or sleeps. napping: the courier is awake, or looks again within a millisecond, so a

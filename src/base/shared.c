@@ -150,7 +150,9 @@ fence_epoch_text(FenceWord word, char epoch[EPOCH_LEN])
 int
 fence_node_of(const char *fence)
 {
-	return fence_shared->slot_node[slot_of_key(fence, strlen(fence))];
+	int			only = fence_shared->only_node;
+
+	return only >= 0 ? only : fence_shared->slot_node[slot_of_key(fence, strlen(fence))];
 }
 
 /* -----------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@
  *   - lock (an LWLock) protects the members below "protected by lock", the slots of metrics.c and the problem text of
  *     send_queue.c. A process holds it only to copy data. It never sends or waits meanwhile, and never takes the lock
  *     in COMMIT or ABORT.
- *   - the keeper changes epoch_random and slot_node only while the word is ARMING. So a process that reads OPEN, then
+ *   - the keeper changes epoch_random, slot_node and only_node only while the word is ARMING. So a process that reads OPEN, then
  *     these, then the same OPEN again has read values that belong together.
  *   - a node keeps its index in the table as long as the epoch lasts. New nodes are added behind the others.
  */
@@ -164,6 +164,7 @@ typedef struct FenceShared
 	 * no process may answer readers, and writers need no reservation. A cluster's current slot map may differ.
 	 */
 	unsigned char slot_node[SLOTS];
+	int			only_node;		/* what all of slot_node says; -1: they differ. Most servers have one node, and need not look up a slot. */
 
 	/* protected by lock, from here to the end of repairs */
 	char		reason[REASON_LEN];

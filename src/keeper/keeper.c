@@ -143,6 +143,7 @@ static void
 choose_slots(const unsigned char map[SLOTS])
 {
 	memcpy(fence_shared->slot_node, map, SLOTS);
+	fence_shared->only_node = memcmp(map, map + 1, SLOTS - 1) == 0 ? map[0] : -1;
 	LWLockAcquire(fence_shared->lock, LW_EXCLUSIVE);
 	for (int i = 0; i < topology_size; i++)
 		fence_shared->nodes[i].granted = slot_has_any(map, i);

@@ -35,7 +35,7 @@
 
 #define RESUME_FILE		"pgcache_fence.resume"
 #define RESUME_NEW_FILE RESUME_FILE ".new"
-#define RESUME_FORMAT	1		/* changes with whatever is in the file */
+#define RESUME_FORMAT	2		/* changes with whatever is in the file */
 
 /* What must be the same at the start as it was at the shutdown. */
 typedef struct Shutdown
@@ -94,6 +94,7 @@ all_parts(Contents *file)
 	part(file, &server, sizeof(server));
 	part(file, &shared->grant, sizeof(shared->grant));
 	part(file, shared->slot_node, sizeof(shared->slot_node));
+	part(file, &shared->only_node, sizeof(shared->only_node));
 	part(file, &shared->nodes_settings, sizeof(shared->nodes_settings));
 	part(file, &shared->nnodes, sizeof(shared->nnodes));
 	part(file, shared->nodes, sizeof(shared->nodes));

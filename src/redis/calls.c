@@ -332,28 +332,36 @@ calls_end_word(char word[END_WORD_LEN], const char *stamp, bool committed, int64
 #define CALL_LEN (sizeof(WRITE_CALL) - 1)	/* of either */
 
 static char *
-put_head(char *p, const char *call, uint32 epoch, const char *stamp, int n)
+put_head(char *p, const char *call, uint32 epoch, const char *stamp, const char *number, const char *number_end)
 {
 	char		header[HEADER_LEN];
-	char		number[24];
 
 	memcpy(p, call, CALL_LEN);
 	p = resp_text(p + CALL_LEN, header, make_header(header, epoch));
 	p = resp_text(p, stamp, strlen(stamp));
-	return resp_text(p, number, resp_digits(number, n) - number);
+	return resp_text(p, number, number_end - number);
 }
 
 /* An echo is '#' and the last two digits of the call's number. */
 #define ECHO_SIZE 100
-#define ECHO_LEN 9				/* as a bulk string */
+#define ECHO_LEN 3
 
 static char *
 put_echo(char *p, uint32 call)
 {
-	memcpy(p, "$3\r\n#00\r\n", ECHO_LEN);
-	p[5] += call % ECHO_SIZE / 10;
-	p[6] += call % 10;
+	p[0] = '#';
+	p[1] = '0' + call % ECHO_SIZE / 10;
+	p[2] = '0' + call % 10;
 	return p + ECHO_LEN;
+}
+
+/* The head of a call of fence_write. The echo stands behind the number of fences. */
+static char *
+put_write_head(char *p, uint32 epoch, const char *stamp, int n, uint32 call)
+{
+	char		number[24 + ECHO_LEN];
+
+	return put_head(p, WRITE_CALL, epoch, stamp, number, put_echo(resp_digits(number, n), call));
 }
 
 static char *
@@ -387,14 +395,13 @@ calls_send_write(RedisConnection *conn, uint32 epoch, const WriteCall *write, ui
 {
 	const RespBuffer *fences = &write->fences;
 	const RespBuffer *ends = &write->ends;
-	char	   *p = redis_begin_raw(conn, HEAD_LEN + fences->len + ECHO_LEN + ends->len);
+	char	   *p = redis_begin_raw(conn, HEAD_LEN + fences->len + ends->len);
 
 	if (p == NULL)
 		return false;
-	p = resp_line(p, '*', HEAD_STRINGS + fences->strings + ends->strings + 1);
-	p = put_head(p, WRITE_CALL, epoch, fences->strings ? write->stamp : "-", fences->strings);
+	p = resp_line(p, '*', HEAD_STRINGS + fences->strings + ends->strings);
+	p = put_write_head(p, epoch, fences->strings ? write->stamp : "-", fences->strings, call);
 	p = put_bytes(p, fences->bytes, fences->len);
-	p = put_echo(p, call);
 	redis_end_raw(conn, put_bytes(p, ends->bytes, ends->len), 1);
 	return true;
 }
@@ -403,15 +410,18 @@ bool
 calls_send_message(RedisConnection *conn, const Message *message, uint32 call)
 {
 	bool		words = message->kind == MESSAGE_END;
-	char	   *p = redis_begin_raw(conn, HEAD_LEN + ECHO_LEN + message->len);
+	char		echo[ECHO_LEN];
+	char	   *p = redis_begin_raw(conn, HEAD_LEN + message->len);
 
 	if (p == NULL)
 		return false;
-	p = resp_line(p, '*', (words ? HEAD_STRINGS : 0) + message->strings + 1);
+	p = resp_line(p, '*', message->strings + (words ? HEAD_STRINGS : 1));
 	if (words)
-		p = put_echo(put_head(p, WRITE_CALL, message->epoch, "-", 0), call);
+		p = put_write_head(p, message->epoch, "-", 0, call);
 	p = put_bytes(p, message->bytes, message->len);
-	redis_end_raw(conn, words ? p : put_echo(p, call), 1);
+	if (!words)
+		p = resp_text(p, echo, put_echo(echo, call) - echo);
+	redis_end_raw(conn, p, 1);
 	return true;
 }
 
@@ -448,8 +458,9 @@ int
 calls_finish_store(StringInfo command, uint32 epoch, const char *stamp, int nrows, const StringInfo rows, const char *ended)
 {
 	char		head[HEAD_LEN];
+	char		number[24];
 
-	appendBinaryStringInfo(command, head, put_head(head, STORE_CALL, epoch, stamp, nrows) - head);
+	appendBinaryStringInfo(command, head, put_head(head, STORE_CALL, epoch, stamp, number, resp_digits(number, nrows)) - head);
 	appendBinaryStringInfo(command, rows->data, rows->len);
 	append_string(command, ended, strlen(ended));
 	return HEAD_STRINGS + 5 * nrows + 1;

@@ -131,12 +131,15 @@ write_call_clear(WriteCall *call)
 	resp_clear(&call->ends);
 }
 
-/* Returns whether there is room to reserve a fence for this stamp. write_call_reserve adds the fence. */
+/*
+ * Returns whether there is room to reserve a fence for this stamp, in a call of at most so many fences.
+ * write_call_reserve adds the fence.
+ */
 static inline bool
-write_call_takes(const WriteCall *call, const char *stamp)
+write_call_takes(const WriteCall *call, const char *stamp, int most)
 {
 	return call->fences.strings == 0 ||
-		(call->fences.strings < WRITE_CALL_FENCES && resp_has_room(&call->fences, RESP_BUFFER_BYTES / 2) &&
+		(call->fences.strings < most && resp_has_room(&call->fences, RESP_BUFFER_BYTES / 2) &&
 		 strcmp(call->stamp, stamp) == 0);
 }
 

@@ -62,7 +62,6 @@ local function collect_garbage()
   if collectgarbage('count') > GARBAGE_KB then collectgarbage('step', 1000) end
 end
 
--- Returns a non-negative whole number that a double can hold, or nil. Looking up small ones is cheaper.
 -- A caller that has several calls in flight on one connection adds an echo to each: '#' and two digits. The reply names
 -- it. A number becomes 100 times itself plus the digits, and an array ends with the echo. So the caller never takes the
 -- reply to one call for the reply to another, even if a proxy has lost a call and has kept the connection.
@@ -72,6 +71,7 @@ for i = 0, 99 do echoes[('#%02d'):format(i)] = i end
 local SMALL = {}
 for i = 0, 64 do SMALL[i .. ''] = i end
 
+-- Returns a non-negative whole number that a double can hold, or nil. Looking up small ones is cheaper.
 local function whole(s)
   if SMALL[s] then return SMALL[s] end
   if not s or #s > 15 or not find(s, '^%d+$') then return nil end
@@ -280,7 +280,8 @@ end
 -- the transaction that committed the newest version, nil if unknown.
 local function note_end(space, fence, stamp)
   counter = counter + 1
-  space.ended[fence], space.recent[fence] = counter, stamp
+  space.ended[fence] = counter
+  if stamp or space.recent[fence] then space.recent[fence] = stamp end
   space.ends = space.ends + 1
   if space.ends >= ENDS_KEPT then turn_ends(space) end
 end
@@ -525,21 +526,51 @@ end
 -- Writers. They send the epoch. The lease does not matter to them: the epoch is enough, and late ends do no harm.
 -- ---------------------------------------------------------------------------------------------------------------
 
--- write | header stamp n fence... [echo] ended... -> number | 0. The connection must be in database 0.
+-- Does what ends() and reserve() do in the common case, with a tenth fewer instructions: the transaction `ended` had
+-- reserved one fence, and the stamp reserves one, perhaps the same. Otherwise does nothing, and returns false.
+local function replace(space, stamp, fence, ended)
+  local pending, mine = space.pending, space.mine
+  local gone = mine[ended]
+  if not gone or pending[gone] ~= ended or mine[stamp] or (pending[fence] and fence ~= gone) or space.recent[fence]
+    or space.recent_before[fence] or space.most > 1000 or space.slots or space.whole > 0 or space.events then
+    return false
+  end
+  mine[ended], pending[gone] = nil, nil
+  note_end(space, gone, nil)
+  mine[stamp], pending[fence] = fence, stamp
+  call('DEL', fence)
+  return true
+end
+
+-- n[echo] of a call of write() with one fence -> the echo; false: there is none
+local ONE = { ['1'] = false }
+for i = 0, 99 do ONE[('1#%02d'):format(i)] = i end
+
+-- Returns the number in "<number>" or "<number><echo>", and the echo. nil: it is neither.
+local function counted(word)
+  local n, echo = match(word or '', '^(%d+)(#%d%d)$')
+  return whole(n or word), echoes[echo or '']
+end
+
+-- write | header stamp n[echo] fence... [echo] ended... -> number | 0. The connection must be in database 0.
 -- header: "<namespace> <epoch>". Ends the transactions at the end of the arguments (see end_transaction), then reserves
 -- the n fences for the stamp. What PostgreSQL returns to reads after the number was given, or has stored itself, may be
 -- stored here as long as nothing has ended since. 0: not armed in the epoch, or a slot was never granted.
+-- The echo stands behind n, which saves an argument, and so 1,750 instructions. In a command that the courier forwards,
+-- it stands behind the fences.
 local function write(_, args)
-  local space, n = headers[args[1]], SMALL[args[3]] or whole(args[3])
-  if not n or n > MAX_FENCES or not args[n + 3] then
-    return bad('fence_write', 'expected header, stamp, number of fences, fences, and what has ended')
+  local space, n, echo = headers[args[1]], 1, ONE[args[3]]
+  if echo == nil or args[6] or not space or not args[5] or not replace(space, args[2], args[4], args[5]) then
+    n, echo = counted(args[3])
+    if not n or n > MAX_FENCES or not args[n + 3] then
+      return bad('fence_write', 'expected header, stamp, number of fences, fences, and what has ended')
+    end
+    local at = n + 4
+    if echoes[args[at]] then echo, at = echoes[args[at]], at + 1 end
+    if not space then return echo or 0 end
+    if args[at] then ends(space, args, at) end
+    if n > 0 and not reserve(space, args[2], args, n) then return echo or 0 end
   end
-  local at = n + 4
-  local echo = echoes[args[at]]
-  if not space then return echo or 0 end
-  if echo then at = at + 1 end
-  if args[at] then ends(space, args, at) end
-  if n > 0 and not reserve(space, args[2], args, n) then return echo or 0 end
   to_sample = to_sample - n
   while to_sample <= 0 do to_sample = to_sample + hot.sample(space, args[3 + n + to_sample], WRITE) end
   counter = counter + 1

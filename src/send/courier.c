@@ -14,8 +14,8 @@
  * gets the answer FAILED, and the patrol ends what the message should have ended.
  *
  * While messages keep coming, the courier naps for a millisecond at a time instead of sleeping. To wake it costs more
- * than its work. So a message for which nobody waits goes along with one for which somebody waits, or when the nap is
- * over.
+ * than its work. So a message for which nobody waits goes along with one for which somebody waits, or when it has been
+ * in the ring for a turn.
  */
 #include "postgres.h"
 
@@ -208,6 +208,19 @@ carry_to_all(const Message *message)
 static StringInfoData bag;
 static size_t bag_at = 0;		/* offset of the next message */
 
+/*
+ * A message that ends a transaction stays in the ring for a turn, unless a sender has woken us. Meanwhile a backend that
+ * reserves a row takes it along, which costs Redis much less than a call of ours (wire.c, take_riders).
+ */
+static bool woken;
+static uint64 old_until = 0;	/* position in the ring: what is before it has been there for a turn */
+
+static bool
+is_due(const Message *message)
+{
+	return woken || message->kind != MESSAGE_END || message->position < old_until;
+}
+
 static void
 fill_bag(void)
 {
@@ -215,7 +228,7 @@ fill_bag(void)
 
 	resetStringInfo(&bag);
 	bag_at = 0;
-	while (send_queue_look(&message) && bag.len + sizeof(message) + message.len < (size_t) bag.maxlen)
+	while (send_queue_look(&message) && is_due(&message) && bag.len + sizeof(message) + message.len < (size_t) bag.maxlen)
 	{
 		int			before = bag.len;
 
@@ -240,13 +253,15 @@ next_message(Message *message)
 	return true;
 }
 
-/* Takes the messages from the ring and writes as much as the sockets accept. Returns whether there were any. */
+/* Takes the messages that are due from the ring and writes as much as the sockets accept. Returns whether there were any. */
 static bool
 carry_messages(void)
 {
 	Message		message;
 	bool		any = false;
+	uint64		end = send_queue_end();
 
+	woken = send_queue_was_woken();
 	for (int i = 0; i < nlinks; i++)
 		states[i].looked_at = false;
 	/* with a single node, messages can wait in the ring, because none behind them is for another node */
@@ -258,6 +273,7 @@ carry_messages(void)
 			carry(courier_link(message.node), &message, NULL);
 		any = true;
 	}
+	old_until = end;
 	for (int i = 0; i < nlinks; i++)
 		if (link_has_draft(&links[i]) || is_congested(&links[i], 1))
 			(void) link_flush(&links[i]);
@@ -341,9 +357,9 @@ is_awaited(const Link *with)
 }
 
 /*
- * Sleeps until there is a message or a reply, or until it is time to give up waiting for one. A nap lasts a
- * millisecond. Only a message or a reply that somebody waits for ends it earlier. Meanwhile backends may take messages
- * that end transactions.
+ * Sleeps until there is a message or a reply, or until it is time to give up waiting for one, or to open buckets. A nap
+ * lasts a millisecond. Only a message or a reply that somebody waits for ends it earlier. Meanwhile backends may take
+ * messages that end transactions. There is no nap while buckets can be opened at once: a reader may wait for that.
  */
 static void
 sleep_until_needed(bool nap)
@@ -370,10 +386,12 @@ sleep_until_needed(bool nap)
 	}
 	if (pause >= 0 && (timeout < 0 || pause < timeout))
 		timeout = pause;
+	if (nap && timeout != 0)
+		timeout = 1;
 	if (nap && !awaited)
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 1, wait_event_worker());
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, timeout, wait_event_worker());
 	else
-		(void) WaitEventSetWait(wait_set, nap ? 1 : timeout, &event, 1, wait_event_worker());
+		(void) WaitEventSetWait(wait_set, timeout, &event, 1, wait_event_worker());
 	(void) send_queue_nap(true);
 }
 

@@ -14,8 +14,9 @@
 #include "base/test_hooks.h"
 #include "send/wire.h"
 
-#define MAX_RIDERS		64		/* messages of other backends in one call */
+#define MAX_RIDERS		64		/* messages of other backends in one call; one if it reserves one row, see take_riders */
 #define MAX_ANSWERS	(WRITE_CALL_FENCES + MAX_RIDERS)	/* most replies that one call can have */
+#define FEWEST_FENCES	16		/* with fewer, the call itself costs Redis more than its rows */
 #define MAX_UNSENT		(1024 * 1024)	/* bytes of commands that Redis has not accepted yet */
 #define CALL_AGAIN_US	INT64CONST(100000)	/* microseconds until the next attempt after a connection that got no reply */
 #define CALL_AGAIN_TIMES 5		/* plus this many times its duration, so that the rows of one statement do not each wait as long */
@@ -130,15 +131,19 @@ get_through(Link *wire, int64 deadline)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/* Adds messages of other backends for the same process and epoch to the draft. */
+/*
+ * Adds messages of other backends for the same process and epoch to the draft. Redis has a short path for one row and
+ * one end (fence.lua, replace()). So a call with one row takes one, and leaves the others to the next such calls.
+ */
 static void
 take_riders(Link *wire)
 {
 	Message		message;
 	int			riders = 0;
+	int			most = wire->draft->fences.strings == 1 ? 1 : MAX_RIDERS;
 
 	/* do not risk other backends' messages on a connection that has not worked yet */
-	while (wire->proven && riders < MAX_RIDERS && send_queue_look(&message) && message.kind == MESSAGE_END &&
+	while (wire->proven && riders < most && send_queue_look(&message) && message.kind == MESSAGE_END &&
 		   message.node == wire - links && link_fits(wire, &message))
 	{
 		link_add(wire, &message);
@@ -194,12 +199,26 @@ wire_stamp(const Reservation *r)
 	return r->stamp ? r->stamp : fence_stamp();
 }
 
+/*
+ * Returns how many fences the next call shall have at most. Redis handles a call while the statement goes on; the
+ * commit waits until it has handled the last one. So that this is never the larger part of the work, calls grow with
+ * what this backend has sent and has read no replies to: the statement's rows, until its wire is full.
+ */
+static int
+most_fences(const Link *wire)
+{
+	int			outstanding = wire->sent - wire->first;
+
+	return Min(Max(outstanding / 4, FEWEST_FENCES), WRITE_CALL_FENCES);
+}
+
 bool
 wire_reserve(Reservation *r, int node, FenceWord word)
 {
 	Link	   *wire = wire_to(node);
 
-	if (link_has_draft(wire) && (wire->draft_epoch != WORD_EPOCH(word) || !write_call_takes(wire->draft, wire_stamp(r))))
+	if (link_has_draft(wire) &&
+		(wire->draft_epoch != WORD_EPOCH(word) || !write_call_takes(wire->draft, wire_stamp(r), most_fences(wire))))
 		(void) send_draft(wire);
 	/* a deadline takes a look at the clock, and most rows need none */
 	if (!link_has_draft(wire) && !is_ready(wire) && !get_ready(wire, wire_deadline()))

@@ -164,8 +164,8 @@ def echo(i):
 def write(server, count):
     """Reserves a row and ends the previous transaction, as one message of single-row transactions does."""
     server.stamps += 1
-    return [('FCALL', 'fence_write', 0, HEADER, f'{server.stamps}.00000000000000ab', count, *some(server.stamps, count),
-             echo(server.stamps), f'{server.stamps - 1}.00000000000000ab')]
+    return [('FCALL', 'fence_write', 0, HEADER, f'{server.stamps}.00000000000000ab', f'{count}{echo(server.stamps)}',
+             *some(server.stamps, count), f'{server.stamps - 1}.00000000000000ab')]
 
 
 def store(server, i):
@@ -173,7 +173,7 @@ def store(server, i):
     if i % 50 == 0:
         server.number = int(server.call('FCALL', 'fence_write', 0, HEADER, '', 0)) + 1
     stamp, row = f'row{i}.00000000000000ab', fence(i % ROWS)
-    return [('FCALL', 'fence_write', 0, HEADER, stamp, 1, row, echo(2 * i)),
+    return [('FCALL', 'fence_write', 0, HEADER, stamp, f'1{echo(2 * i)}', row),
             ('FCALL', 'fence_store', 0, HEADER, stamp, 1, row, server.number + i % 50 * 2, 1, 0, PAYLOAD, stamp, echo(2 * i + 1))]
 
 

@@ -197,7 +197,7 @@ class Pair:
             if words[0] != 'FCALL':
                 continue
             if words[1] == 'fence_write':
-                for fence in words[6:6 + int(words[5])]:
+                for fence in words[6:6 + int(words[5].partition('#')[0])]:    # n[echo]
                     put(0, fence)
             elif words[1] == 'fence_domain_reserve':
                 put(1, words[4])

@@ -100,6 +100,8 @@ def main():
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(10 ** 6)
     print('# seed %d' % seed, flush=True)
+    # else malloc keeps the memory of one argument of 30 MB for ever, which would count as growth
+    os.environ.update(MALLOC_MMAP_THRESHOLD_='131072', MALLOC_TRIM_THRESHOLD_='131072')
     place = world.World(arguments.directory or tempfile.mkdtemp(), seed)
     report = Report()
     try:

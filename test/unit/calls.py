@@ -70,8 +70,9 @@ def registered():
 def named(string, counts):
     if string == 'namespace epoch':
         return 'header'
-    if re.fullmatch('#[0-9][0-9]', string):
-        return 'echo'
+    before, hash, digits = string.partition('#')
+    if re.fullmatch('[0-9][0-9]', digits):          # an echo may stand behind a number
+        return (named(before, counts) + ' ' if before else '') + 'echo'
     if string.isdigit() and string not in NUMBERS:
         return 'n' if int(string) in counts else f'number {string}'
     return NUMBERS.get(string, string) if string else 'ttl_ms'

@@ -149,6 +149,32 @@ subtest 'taken along by a transaction that then stays open' => sub {
 	finish();
 };
 
+subtest 'a call of one row takes one end along, one of many rows all that there are' => sub {
+	begin_with(lease => '60s', timeout => '5s');
+	my @writers = map { FenceTest::Session->open($node) } 1 .. 7;
+	my $courier = courier();
+	my $monitor = $redis->connect;
+	my @calls;
+
+	$_->run("UPDATE item SET name = 'connected' WHERE id = 2") foreach @writers;
+	poll(sub { status(2) ne 'pending' }, 'no end to be left');
+	kill 'STOP', $courier;
+	$monitor->call('MONITOR');
+	$writers[$_]->run("BEGIN; UPDATE item SET name = 'new' WHERE id = 10 + $_") foreach 0 .. 4;
+	$_->run('COMMIT') foreach @writers[ 0 .. 4 ];
+	$writers[5]->run("BEGIN; UPDATE item SET name = 'new' WHERE id = 20");
+	$writers[6]->run("BEGIN; UPDATE item SET name = 'new' WHERE id BETWEEN 30 AND 60");
+	while (@calls < 8)
+	{
+		my ($rows, $rest) = $monitor->reply =~ /"fence_write" "0" "[^"]*" "[^"]*" "(\d+)(?:#\d\d)?"((?: "[^"]*")*)/ or next;
+		push @calls, "$rows, " . (($rest =~ tr/"//) / 2 - $rows);
+	}
+	kill 'CONT', $courier;
+	is_deeply(\@calls, [ ('1, 0') x 5, '1, 1', '1, 1', '16, 3' ], 'rows and ends of each call') or diag explain \@calls;
+	$_->run('ROLLBACK') foreach @writers[ 5, 6 ];
+	finish();
+};
+
 subtest 'its connection is cut, again and again' => sub {
 	begin_with(lease => '10s', timeout => '5s');
 	my $writer = FenceTest::Session->open($node);

@@ -241,7 +241,7 @@ sub put
 {
 	my $r = one(grep { $_->{content} } @{ $w->{readers} }) // return;
 	my @value = rand() < 0.4 ? $r->{fence} =~ s/:f:/:v:/r . ':x' : ();
-	my $permit = rand() < 0.9 ? $r->{permit} : one('x 1', $r->{permit} . '0', '');
+	my $permit = rand() < 0.9 ? $r->{permit} : one('x 1', $r->{permit} . '0' x 9, '');
 	my $reply = fcall('fence_put', 1 + @value, $r->{fence}, @value, $permit, $r->{version}, $r->{content} . "@value", 0);
 
 	@{ $w->{readers} } = grep { $_ != $r } @{ $w->{readers} } if rand() < 0.7;
@@ -441,6 +441,9 @@ my @mutations = (
 	[ '[R1] a repeated reservation deletes nothing', "    if p ~= stamp and not (p and p[1] and p[stamp]) and",
 		"    if p == stamp and n == 1 then return true end\n    if p ~= stamp and not (p and p[1] and p[stamp]) and" ],
 	[ '[R1] a reservation deletes nothing', "if n == 1 then call('DEL', args[4]) else", 'if n == 1 then return true else' ],
+	[ '[R1] one for one: nothing is deleted', "  call('DEL', fence)\n  return true", '  return true' ],
+	[ '[R1] one for one: a second holder is not recorded', ' or (pending[fence] and fence ~= gone)', '' ],
+	[ '[R2] one for one: an end drops all reservations of the fence', ' or pending[gone] ~= ended', '' ],
 	[ '[R1] of several fences the first is deleted', "unpack(args, 4, n + 3))", 'args[4])' ],
 	[ '[R1] a second holder is not recorded', "pending[fence] = { 2, [p] = true, [stamp] = true }", 'pending[fence] = stamp' ],
 	[ '[R2] an end is not noted, of one fence', "      space.fences = space.fences - 1\n      note_end(space, fence, nil)\n    else\n      end_transaction",

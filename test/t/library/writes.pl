@@ -68,11 +68,14 @@ subtest '[R2] ends may be late, repeated, lost, before their reservation' => sub
 
 subtest 'an echo names the call that a reply belongs to' => sub {
 	fresh();
-	my $number = fcall('fence_write', 0, header(), '1.a', 1, f('k'), '#07');
+	my $number = fcall('fence_write', 0, header(), '1.a', '1#07', f('k'));
 	is($number % 100, 7, 'a reservation');
-	is(fcall('fence_write', 0, header(), '', 0, '#99', '1.a'), (int($number / 100) + 2) * 100 + 99, '... with its number; an end');
+	is(fcall('fence_write', 0, header(), '', '0#99', '1.a'), (int($number / 100) + 2) * 100 + 99, '... with its number; an end');
 	is(holders('k'), '', '... which has ended it');
-	is(fcall('fence_write', 0, 'n 1-none', '2.a', 1, f('k'), '#42'), 42, 'one that is not granted');
+	is(fcall('fence_write', 0, header(), '5.a', 1, f('k'), '#08', '5.a') % 100, 8, 'behind the fences');
+	is(holders('k'), '5.a row', '... a reservation');
+	ends('5.a');
+	is(fcall('fence_write', 0, 'n 1-none', '2.a', '1#42', f('k')), 42, 'one that is not granted');
 	is(fcall('fence_store', 0, header(), '1.a', 1, f('k'), 1, 6, 0, 'p', '#00'), 100, 'a row that is not stored');
 	is(fcall('fence_domain_reserve', 0, header(), '1.t', '3.a', 0, '#01'), 101, 'a domain');
 	is(fcall('fence_domain_end', 0, header(), '1.t', '3.a', 'aborted', '#10'), 110, '... and its end');
@@ -114,6 +117,30 @@ subtest 'what was known is forgotten when tables take turns: late, never a wrong
 	foreach my $n (1 .. 10) { reserve("$n.e", "other$n"); ends("$n.e"); }
 	ends('6.a');
 	is(recent('k'), '', '... even if the tables take turns while that one is pending');
+	foreach my $turned (0, 1)
+	{
+		my $at = reserve('7.a', 'k');
+		ends("=$at 7.a");
+		if ($turned) { foreach my $n (1 .. 9) { reserve("$n.d", "other$n"); ends("$n.d"); } }
+		is(recent('k'), '7.a', 'known again');
+		reserve('8.a', 'l');
+		fcall('fence_write', 0, header(), '9.a', 1, f('k'), '8.a');
+		ends('9.a');
+		is(recent('k'), '', '... but not what was before one that another transaction made room for');
+	}
+};
+
+subtest 'one transaction ends in the message that reserves a row for another' => sub {
+	fresh();
+	my $permit = permit('k');
+	reserve('1.a', 'k');
+	is(fcall('fence_write', 0, header(), '2.a', '1#42', f('l'), '1.a') % 100, 42, 'granted, with the echo');
+	is(holders('k') . '|' . holders('l'), '|2.a row', 'one for one');
+	is(put('k', 5, permit => $permit), 'refused late', 'its end is noted');
+	reserve('3.a', 'm');
+	fcall('fence_write', 0, header(), '3.a', 1, f('n'), '2.a');
+	ends('3.a');
+	is(holders('m') . '|' . holders('n'), '|', 'the row was the second of its transaction: both have ended');
 };
 
 subtest '[R3] [S5] a commit with the row is stored if its reservation proves it' => sub {

@@ -94,7 +94,7 @@ sub run_sh
 		{
 			local @ENV{qw(MAKEFLAGS MAKELEVEL MFLAGS DESTDIR PG_CONFIG)} = ('', '', '', "$dir/root", $config);
 			mkdir "$dir/tree";
-			my ($out, $status) = output_of('', 'sh', '-c', 'cd "$1" && tar -cf - --exclude="*.o" --exclude="*.so" --exclude=fence_lua.h --exclude=./tmp_check ' .
+			my ($out, $status) = output_of('', 'sh', '-c', 'cd "$1" && tar -cf - --exclude="*.o" --exclude="*.so" --exclude=fence_lua.h --exclude=exports.map --exclude=./tmp_check ' .
 				"Makefile META.json pgcache_fence* src | tar -C \"\$2\" -xf - && cd \"\$2\" && $line", 'sh', $TOP, "$dir/tree");
 			is($status, 0, $line) or die $out;
 			$done{make} = 1;

@@ -49,7 +49,7 @@ sub words_of
 	foreach (grep { $_->[0] eq 'fence_write' } @messages)
 	{
 		my (undef, undef, undef, $stamp, $n, @rest) = @$_;
-		foreach (splice @rest, 0, $n)
+		foreach (splice @rest, 0, $n =~ s/#.*//r)
 		{
 			next unless /:f:\d+\.\Q$domain\E:\{(.*)\}/;
 			$told{reserved}{$1} = $told{stamps}{$stamp} = 1;
