@@ -3,8 +3,8 @@
 -- pgcache_fence: the function library inside Redis (Redis >= 7.0, Valkey >= 7.2).
 --
 -- Owns: the fences and reservations of every namespace, and the right to answer for them (doc/protocol.md).
---   * A fence is a key, "<token> <version> [<stamp> ]<key>\n<payload>". (A mark, "<token> <version> ", stands for values
---     beside it.) <key> is what follows the domain in the fence's name, so a reader sees whose record it has got.
+--   * A fence is a key, "<token> <version> [<stamp> ]<key>\n<payload>" (a mark, "<token> <version> ", stands for values
+--     beside it). <key> is what follows the domain in the fence's name, so a reader sees whose record it has got.
 --     The invariant: a fence that begins with its domain's present token is current. So a fence may vanish at any time
 --     (eviction, expiry, FLUSHALL). But only this library may make a fence, and nothing may bring one back.
 --   * A reservation says that a transaction may commit another version. It is a Lua variable, which lives and dies with
@@ -202,8 +202,8 @@ end
 local function domain_of(space, name)
   local d = space.domains[name]
   if not d then
-    d = { space = space, name = name, key_at = #space.ns + #name + 5, id = nil, ended = 0, carried = 0, pending = {}, pendings = 0, few = 0,
-          publish = false, told = 0, counts = { 0, 0, 0, 0, 0, 0 } }
+    d = { space = space, name = name, key_at = #space.ns + #name + 5, id = nil, ended = 0, carried = 0,
+          pending = {}, pendings = 0, few = 0, publish = false, told = 0, counts = { 0, 0, 0, 0, 0, 0 } }
     new_token(space, d)
     space.domains[name] = d
   end
@@ -597,7 +597,8 @@ local function store(space, stamp, fence, since, v, ttl, payload)
   if not release(space, fence, stamp, since) then return 0 end
   if proven then
     ttl = lifetime(space, ttl == '0', ttl)
-    call('SET', fence, d.head .. v .. ' ' .. stamp .. ' ' .. sub(fence, d.key_at) .. '\n' .. payload, 'PX', ttl)
+    local header = d.head .. v .. ' ' .. stamp .. ' ' .. sub(fence, d.key_at) .. '\n'
+    call('SET', fence, header .. payload, 'PX', ttl)
   end
   if d.publish then publish(d, fence, v, stamp) end
   return proven and 1 or 0
@@ -671,7 +672,8 @@ local function may_tell(d, fence)
   return d.pendings == 0 and is_served(d, fence) and lease_runs(d.space.armed)
 end
 
--- token <fence>... | [nonce] -> permit (of several fences an array); '' if no fence may count as current. See answering().
+-- token <fence>... | [nonce] -> permit (of several fences an array); '' if no fence may count as current
+-- nonce: see answering().
 -- The second half of a strong read. The caller names one fence of each slot and domain that it has read *before* from
 -- this same process. These fences are current if they begin with the permit's token and a blank. See permit().
 local function token_of(fence)
@@ -867,10 +869,10 @@ local function echoing(callback)
   end
 end
 
--- For questions of readers, who may name them: the last argument may be a nonce, '#' and up to 20 letters and digits. The
--- answer is then an array that ends with it. So a reader never takes an answer to another question, or to the same one that
--- was asked earlier, for its own, even if a client library or a proxy has lost count of the answers. (token() does the
--- same by itself, because a wrapper costs a tenth.)
+-- For questions of readers, who may name them: the last argument may be a nonce, '#' and up to 20 letters and digits.
+-- The answer is then an array that ends with it. So a reader never takes an answer to another question, or to the same
+-- one that was asked earlier, for its own, even if a client library or a proxy has lost count of the answers. (token()
+-- does the same by itself, because a wrapper costs a tenth.)
 local function answering(callback)
   return function(keys, args)
     local nonce = args[#args]
