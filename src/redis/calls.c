@@ -571,7 +571,8 @@ calls_record(const char *raw, size_t len, Record *record)
 	errno = 0;
 	*record = (Record) {
 		.token = raw, .token_len = first - raw, .version = strtoll(first + 1, &after, 10), .stamp = second + 1,
-		.stamp_len = third ? third - second - 1 : 0, .key = key, .key_len = stop - key, .payload = newline ? newline + 1 : NULL, .payload_len = newline ? end - newline - 1 : 0
+		.stamp_len = third ? third - second - 1 : 0, .key = key, .key_len = stop - key, .payload = newline ? newline + 1 : NULL,
+		.payload_len = newline ? end - newline - 1 : 0
 	};
 	return errno == 0;
 }
