@@ -499,6 +499,19 @@ calls_finish_store(StringInfo command, uint32 epoch, const char *stamp, int nrow
  * -----------------------------------------------------------------------------------------------------------------
  */
 
+/* Takes the nonce away that ends a text, behind a blank. */
+static bool
+strip_text(redisReply *reply, const char *nonce)
+{
+	char	   *blank = strrchr(reply->str, ' ');
+
+	if (blank == NULL || strcmp(blank + 1, nonce) != 0)
+		return false;
+	*blank = '\0';
+	reply->len = blank - reply->str;
+	return true;
+}
+
 bool
 calls_answers(const Call *call, redisReply *reply)
 {
@@ -506,6 +519,8 @@ calls_answers(const Call *call, redisReply *reply)
 
 	if (call->nonce[0] == '\0' || reply->type == REDIS_REPLY_ERROR)
 		return true;
+	if (reply->type == REDIS_REPLY_STRING)
+		return strip_text(reply, call->nonce);
 	last = reply->type == REDIS_REPLY_ARRAY && reply->elements > 0 ? calls_string(reply, reply->elements - 1) : NULL;
 	if (last == NULL || strcmp(last, call->nonce) != 0)
 		return false;
@@ -604,7 +619,7 @@ calls_is_current(const Record *record, const char *permit)
 const char *
 calls_permit(const redisReply *reply, int i, int n)
 {
-	const char *permit = i < n ? calls_string(reply, i) : NULL;
+	const char *permit = n > 1 ? calls_string(reply, i) : reply->type == REDIS_REPLY_STRING ? reply->str : NULL;
 
 	return permit ? permit : "";
 }
@@ -633,9 +648,7 @@ calls_put(const redisReply *reply)
 bool
 calls_all_same(const redisReply *reply, int n)
 {
-	const char *told = calls_string(reply, 0);
-
-	return told && strlen(told) == (size_t) n && strspn(told, "1") == (size_t) n;
+	return reply->type == REDIS_REPLY_STRING && reply->len == (size_t) n && strspn(reply->str, "1") == (size_t) n;
 }
 
 bool

@@ -689,7 +689,7 @@ local function token(keys, args)
   local nonce = args[1]
   if not keys[2] then
     local told = keys[1] and token_of(keys[1]) or ''
-    return nonce and { told, nonce } or told
+    return nonce and told .. ' ' .. nonce or told
   end
   local reply = {}
   for i = 1, #keys do reply[i] = token_of(keys[i]) end
@@ -870,16 +870,16 @@ local function echoing(callback)
 end
 
 -- For questions of readers, who may name them: the last argument may be a nonce, '#' and up to 20 letters and digits.
--- The answer is then an array that ends with it. So a reader never takes an answer to another question, or to the same
--- one that was asked earlier, for its own, even if a client library or a proxy has lost count of the answers. (token()
--- does the same by itself, because a wrapper costs a tenth.)
+-- The answer ends with it: an array has it as its last element, a text behind a blank. So a reader never takes an answer
+-- to another question, or to the same one that was asked earlier, for its own, even if a client library or a proxy has
+-- lost count of the answers. (token() does the same by itself, because a wrapper costs a tenth.)
 local function answering(callback)
   return function(keys, args)
     local nonce = args[#args]
     if not nonce or #nonce > 21 or not find(nonce, '^#%w+$') then return callback(keys, args) end
     args[#args] = nil
     local reply = callback(keys, args)
-    if type(reply) == 'string' then return { reply, nonce } end
+    if type(reply) == 'string' then return reply .. ' ' .. nonce end
     if not reply.err then reply[#reply + 1] = nonce end
     return reply
   end

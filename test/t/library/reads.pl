@@ -22,7 +22,7 @@ subtest '[R6] the fast read: data, then token' => sub {
 	is($permits[2], '', '... nothing of one that is not known');
 	isnt($permits[0] =~ s/ .*//r, $permits[1] =~ s/ .*//r, 'tokens differ');
 	is($redis->call('FCALL_RO', 'fence_token', 0), '', 'no fence');
-	is_deeply($redis->call('FCALL_RO', 'fence_token', 1, f('k'), '#7'), [ permit('k'), '#7' ], 'a nonce comes back');
+	is($redis->call('FCALL_RO', 'fence_token', 1, f('k'), '#7'), permit('k') . ' #7', 'a nonce comes back');
 	is_deeply($redis->call('FCALL_RO', 'fence_token', 2, f('k'), 'n:f:1.nosuch:{k}', '#8'), [ permit('k'), '', '#8' ], '... behind all permits');
 	my @counts = @{ fcall('fence_counts', 0, 'n') };    # eight of each domain, in any order
 	my %told = map { @counts[ 8 * $_, 8 * $_ + 1 ] } 0 .. $#counts / 8;
@@ -132,7 +132,7 @@ subtest 'an answer names its question' => sub {
 	is_deeply($ask->('get', 1, f('k'), '#1'), [ 'miss', permit('k'), '#1' ], 'a miss');
 	fill('k', 5);
 	is_deeply($ask->('get', 1, f('k'), '#2'), [ 'hit', "$token 5 {k}\np5", '#2' ], 'a hit');
-	is_deeply($ask->('check', 2, f('k'), f('l'), $token, 5, $token, 5, '#3x'), [ '10', '#3x' ], 'check');
+	is($ask->('check', 2, f('k'), f('l'), $token, 5, $token, 5, '#3x'), '10 #3x', 'check');
 	is_deeply($ask->('get_derived', 1, f('k'), '#4'), [ 'miss', '#4' ], 'of a derived value');
 	is($ask->('status', 1, f('k'), '#5')->[-1], '#5', 'status');
 	is($ask->('newest', 1, f('k'), '#6')->[-1], '#6', 'newest');
