@@ -3,6 +3,7 @@
 use strict;
 use warnings;
 use FenceTest;
+use FenceTest::Session;
 use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(time);
@@ -134,8 +135,42 @@ subtest 'two clusters, one namespace' => sub {
 	my $first = new_postgres('first', $redis, namespace => 'shared');
 	my $second = new_postgres('second', $redis, namespace => 'shared', wait => 0);
 
-	closed_because($second, undef, 'armed by cluster \d+, whose lease runs', 'the second is refused');
+	closed_because($second, undef, 'armed by cluster \d+, whose lease runs: two clusters use namespace "shared"', 'the second is refused, and says why');
+	like($second->safe_psql('postgres', q(SELECT hint FROM fence.doctor() WHERE finding ~ 'two clusters')),
+		qr/pgcache_fence\.namespace of its own/, '... and the doctor what to do');
 	is($first->safe_psql('postgres', 'SELECT state FROM fence.state'), 'OPEN', 'the first goes on');
+
+	$first->stop;
+	wait_open($second);
+	pass('when the first is gone, the second takes over');
+	$second->stop;
+};
+
+subtest 'two clusters, one namespace: a writer of the second waits once' => sub {
+	my $first = new_postgres('owner', $redis, namespace => 'held');
+	my $second = new_postgres('refused', $redis, namespace => 'held', wait => 0, on_redis_failure => 'bypass');
+	my @stalls;
+
+	closed_because($second, undef, 'armed by cluster', 'the second is refused');
+	$second->safe_psql('postgres', "CREATE TABLE item (id int PRIMARY KEY, n int, version bigint NOT NULL DEFAULT 0);
+		SELECT fence.attach('item'); INSERT INTO item VALUES (1, 0)");
+	my $writer = FenceTest::Session->open($second);
+	my $update = 'UPDATE item SET n = n + 1 WHERE id = 1';
+	$writer->run($update);				# this one may wait
+	my $epoch = $second->safe_psql('postgres', 'SELECT epoch FROM fence.state');
+	# four times as long as a lease: an attempt that raises the bound would be seen
+	my $end = time() + 8;
+	while (time() < $end)
+	{
+		my $start = time();
+		$writer->run($update);
+		my $took = time() - $start;
+		push @stalls, $took if $took > 1;
+	}
+	is(scalar(@stalls), 0, 'no later commit waits for a lease') or diag("waits: @stalls");
+	is($second->safe_psql('postgres', 'SELECT epoch FROM fence.state'), $epoch, 'no epoch is begun for nothing');
+	is($first->safe_psql('postgres', 'SELECT state FROM fence.state'), 'OPEN', 'the first goes on');
+	$writer->close;
 	$first->stop;
 	wait_open($second);
 	pass('when the first is gone, the second takes over');
