@@ -65,7 +65,7 @@ class Side:
     def __init__(self, pair, name):
         self.pair, self.name = pair, name
         self.control = self.connect()
-        self.oid = self.query('SELECT oid FROM pg_database WHERE datname = current_database()')[0][0]
+        self.prefix = self.query("SELECT fence.fence_prefix('')")[0][0].split(':f:')[1].replace('%00', '')
         self.sessions = []
         self.told = dict.fromkeys(WAYS.values(), 0)
 
@@ -111,7 +111,7 @@ class Side:
                     rows = sorted(map(repr, cursor.fetchall()))
                 said = cursor.statusmessage
             except psycopg2.Error as error:
-                said = '%s: %s' % (error.pgcode, (error.diag.message_primary or str(error)).replace(str(self.oid), '<database>'))
+                said = '%s: %s' % (error.pgcode, (error.diag.message_primary or str(error)).replace(self.prefix, '<database>.'))
                 if connection.closed:
                     raise RuntimeError('%s has lost its session in: %s' % (self.name, text)) from error
         return said, rows, list(connection.notices)
@@ -180,10 +180,10 @@ class Pair:
     def asked(self):
         """For each side the requests to Redis since the last call: rows reserved, domains reserved, rows stored."""
         found = [(set(), set(), []) for _ in self.sides]
-        of = {str(side.oid): n for n, side in enumerate(self.sides)}
+        of = {side.prefix: n for n, side in enumerate(self.sides)}
 
         def put(kind, name, *more):
-            match = re.match(r'(?:[^:]+:f:)?(\d+)\.(.*)', name)
+            match = re.match(r'(?:[^:]+:f:)?(\w+\.)(.*)', name)
             n = of.get(match.group(1))
             if n is None:
                 return
@@ -211,7 +211,7 @@ class Pair:
         found = [{} for _ in self.sides]
         with self.redis.client() as client:
             for n, side in enumerate(self.sides):
-                prefix = 'fence:f:%d.' % side.oid
+                prefix = 'fence:f:' + side.prefix
                 for key in client.scan_iter(match=prefix + '*', count=1000):
                     value = client.get(key)
                     if value is not None:

@@ -134,15 +134,31 @@ subtest 'settings that are changed again and again' => sub {
 subtest 'two clusters, one namespace' => sub {
 	my $first = new_postgres('first', $redis, namespace => 'shared');
 	my $second = new_postgres('second', $redis, namespace => 'shared', wait => 0);
+	my $key = "SELECT fence.fence_key('item', '1')";
 
 	closed_because($second, undef, 'armed by cluster \d+, whose lease runs: two clusters use namespace "shared"', 'the second is refused, and says why');
 	like($second->safe_psql('postgres', q(SELECT hint FROM fence.doctor() WHERE finding ~ 'two clusters')),
 		qr/pgcache_fence\.namespace of its own/, '... and the doctor what to do');
 	is($first->safe_psql('postgres', 'SELECT state FROM fence.state'), 'OPEN', 'the first goes on');
 
+	# the same database, table and key, and the same version: only the rows differ
+	foreach my $node ($first, $second)
+	{
+		$node->safe_psql('postgres', 'CREATE TABLE item (id int PRIMARY KEY, name text, version bigint NOT NULL DEFAULT 0);'
+			  . "SELECT fence.attach('item', on_redis_failure => 'bypass'); INSERT INTO item VALUES (1, '" . $node->name . "')");
+	}
+	isnt($second->safe_psql('postgres', $key), $first->safe_psql('postgres', $key), 'their fences have different names');
+	$first->safe_psql('postgres', "SELECT fence.read('item', '1')");
+	is($redis->call('FCALL_RO', 'fence_get', 1, $first->safe_psql('postgres', $key))->[0], 'hit', 'the first has cached its row');
+	is($redis->call('FCALL_RO', 'fence_get', 1, $second->safe_psql('postgres', $key))->[0], 'unarmed', '... which readers of the second do not get');
+
+	my $name = $first->safe_psql('postgres', $key);
 	$first->stop;
 	wait_open($second);
 	pass('when the first is gone, the second takes over');
+	$second->safe_psql('postgres', "SELECT fence.read('item', '1')");
+	is($redis->call('FCALL_RO', 'fence_get', 1, $second->safe_psql('postgres', $key))->[0], 'hit', 'it caches its row');
+	is($redis->call('FCALL_RO', 'fence_get', 1, $name)->[0], 'unarmed', '... which readers of the first do not get');
 	$second->stop;
 };
 
