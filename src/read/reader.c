@@ -113,7 +113,7 @@ reader_pause(int64 microseconds, uint32 wait_event)
 		 * Only a conflict with recovery raises this while we sleep. We may catch it without a subtransaction, because sleeping
 		 * acquires nothing; in a subtransaction PostgreSQL would end the session instead.
 		 */
-		if (geterrcode() != ERRCODE_T_R_SERIALIZATION_FAILURE)
+		if (!RecoveryInProgress() || geterrcode() != ERRCODE_T_R_SERIALIZATION_FAILURE)
 			PG_RE_THROW();
 		MemoryContextSwitchTo(context);
 		FlushErrorState();
