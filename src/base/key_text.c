@@ -3,7 +3,7 @@
  *	  Percent-encodes the text of keys, and makes and parses names in Redis; see key_text.h.
  *
  * The encoded bytes are UTF-8 (utf8.h), whatever the encoding of the database. So names and keys in Redis are ASCII,
- * and clients in all languages compute the same text for a key. Takes no locks. Keeps the mark of the cluster.
+ * and clients in all languages compute the same text for a key. Takes no locks. Keeps the code of the cluster.
  */
 #include "postgres.h"
 
@@ -139,37 +139,37 @@ key_parts(const char *key, int *nparts, char ***parts)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-#define MARK_LENGTH 6
+#define CODE_LENGTH 6
 
 /*
- * The mark of this cluster, made of its system identifier, so that its standbys have the same. It begins with a letter,
+ * The code of this cluster, made of its system identifier, so that its standbys have the same. It begins with a letter,
  * because a number precedes it.
  */
 static const char *
-cluster_mark(void)
+cluster_code(void)
 {
 	static const char digits[] = "abcdefghijklmnopqrstuvwxyz0123456789";
-	static char mark[MARK_LENGTH + 1] = "";
+	static char code[CODE_LENGTH + 1] = "";
 
-	if (mark[0] == '\0')
+	if (code[0] == '\0')
 	{
 		uint64		id = GetSystemIdentifier();
 		uint64		hash = hash_bytes_extended((const unsigned char *) &id, sizeof(id), 0);
 
-		for (int i = MARK_LENGTH - 1; i > 0; i--)
+		for (int i = CODE_LENGTH - 1; i > 0; i--)
 		{
-			mark[i] = digits[hash % 36];
+			code[i] = digits[hash % 36];
 			hash /= 36;
 		}
-		mark[0] = digits[hash % 26];
+		code[0] = digits[hash % 26];
 	}
-	return mark;
+	return code;
 }
 
 char *
 key_database_prefix(void)
 {
-	return psprintf("%u%s.", MyDatabaseId, cluster_mark());
+	return psprintf("%u%s.", MyDatabaseId, cluster_code());
 }
 
 char *
@@ -183,18 +183,18 @@ key_domain_name(const char *domain)
 	return buf.data;
 }
 
-/* Returns what follows "<database oid><mark>." in a domain's name in Redis; NULL if it does not begin so. */
+/* Returns what follows "<database oid><cluster>." in a domain's name in Redis; NULL if it does not begin so. */
 static const char *
-after_mark(const char *redis_name, Oid *database)
+after_code(const char *redis_name, Oid *database)
 {
 	char	   *end;
 
 	if (*redis_name < '0' || *redis_name > '9')
 		return NULL;
 	*database = (Oid) strtoul(redis_name, &end, 10);
-	if (strncmp(end, cluster_mark(), MARK_LENGTH) != 0 || end[MARK_LENGTH] != '.')
+	if (strncmp(end, cluster_code(), CODE_LENGTH) != 0 || end[CODE_LENGTH] != '.')
 		return NULL;
-	return end + MARK_LENGTH + 1;
+	return end + CODE_LENGTH + 1;
 }
 
 Oid
@@ -202,14 +202,14 @@ key_database_of(const char *redis_name)
 {
 	Oid			database;
 
-	return after_mark(redis_name, &database) ? database : InvalidOid;
+	return after_code(redis_name, &database) ? database : InvalidOid;
 }
 
 char *
 key_own_domain(const char *redis_name)
 {
 	Oid			database;
-	const char *name = after_mark(redis_name, &database);
+	const char *name = after_code(redis_name, &database);
 	int			nparts;
 	char	  **parts;
 
@@ -233,7 +233,7 @@ key_parse_fence_name(const char *fence, Oid *database, char **redis_name, char *
 	colon = strchr(wire, ':');
 	if (colon == NULL || colon[1] != '{' || (close = strchr(colon, '}')) == NULL)
 		return false;
-	domain = after_mark(wire, database);
+	domain = after_code(wire, database);
 	if (domain == NULL || domain >= colon)
 		return false;
 

@@ -31,8 +31,9 @@ extern bool key_parts(const char *key, int *nparts, char ***parts);
 extern bool key_split(const char *key, int *nparts, char ***parts);
 
 /*
- * Returns how the names in Redis of this database's domains begin: "<database oid><mark>.", palloc'd. The mark tells this
- * cluster from others: two that use one namespace by mistake must not share names, but their databases have equal oids.
+ * Returns how the names in Redis of this database's domains begin: "<database oid><cluster>.", palloc'd. The code of the
+ * cluster is there because two clusters that use one namespace by mistake must not share names, and their databases have
+ * equal oids.
  */
 extern char *key_database_prefix(void);
 

@@ -73,7 +73,7 @@ result_text(uint64 row, int column)
 	return SPI_getvalue(SPI_tuptable->vals[row], SPI_tuptable->tupdesc, column);
 }
 
-/* The part of a fence's name that is stored: what follows "<namespace>:f:<database OID><mark>.". The front may change. */
+/* The part of a fence's name that is stored: what follows "<namespace>:f:<database OID><cluster>.". The front may change. */
 static const char *
 stored_name(const char *fence)
 {

@@ -44,7 +44,7 @@ sub encode
 sub names
 {
 	my ($sql, $domain, @key) = @_;
-	my $place = $sql->run('SELECT oid FROM pg_database WHERE datname = current_database()') . '.' . encode($domain);
+	my ($place) = map { /:f:(\w+\.)x$/ ? $1 . encode($domain) : die $_ } $sql->run("SELECT fence.fence_prefix('x')");
 
 	return map { "$namespace:$_:$place:{" . join(',', map { encode($_) } @key) . '}' } 'f', 'v';
 }
