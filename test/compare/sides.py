@@ -65,6 +65,7 @@ class Side:
     def __init__(self, pair, name):
         self.pair, self.name = pair, name
         self.control = self.connect()
+        self.query('CREATE EXTENSION pgcache_fence')
         self.prefix = self.query("SELECT fence.fence_prefix('')")[0][0].split(':f:')[1].replace('%00', '')
         self.sessions = []
         self.told = dict.fromkeys(WAYS.values(), 0)
@@ -157,9 +158,7 @@ class Pair:
         for name, capture in zip(('first', 'other'), self.captures):
             self.postgres.query('CREATE DATABASE ' + name)
             self.postgres.query("ALTER DATABASE %s SET pgcache_fence.capture = '%s'" % (name, capture))
-            side = Side(self, name)
-            side.query('CREATE EXTENSION pgcache_fence')
-            self.sides.append(side)
+            self.sides.append(Side(self, name))
         self.monitor = Monitor(self.redis.socket)
         wait_for(lambda: self.sides[0].query('SELECT state FROM fence.state')[0][0] == 'OPEN', 'the fences to open')
         for side, capture in zip(self.sides, self.captures):
