@@ -98,12 +98,12 @@ local function parse(fence)
   return match(fence, '^([%w_.-]+):f:([^:{}]+):{[^{}]+}')
 end
 
--- Returns whether value is beside this fence: the same name with v for f, a colon and a suffix. Without this check a
--- put could overwrite any key.
+-- Returns whether value is beside this fence: the same name with v for f, a colon and a suffix, which is a word of the
+-- record's header. Without this check a put could overwrite any key.
 local function names_value_of(value, fence)
   local n = #fence
   return #value <= MAX_NAME and #value > n + 1 and byte(value, n + 1) == 58
-    and sub(value, 1, n) == (fence:gsub(':f:', ':v:', 1))
+    and sub(value, 1, n) == (fence:gsub(':f:', ':v:', 1)) and not find(value, '[ \n]', n + 2)
 end
 
 -- ---------------------------------------------------------------------------------------------------------------

@@ -140,7 +140,8 @@ class Reads {
   async #mayFill(read) {
     const names = read.name === read.fence ? [read.fence] : [read.fence, read.name];
     try {
-      read.answer = judgeAnswer(await limited(this.#link.ask('fence_get', names), this.#timeout));
+      read.answer = judgeAnswer(await limited(this.#link.ask('fence_get', names), this.#timeout), read.name);
+      if (read.answer.state === 'foreign') this.#link.distrust(read.name);
     } catch (error) {
       this.#failed(read, error);
     }

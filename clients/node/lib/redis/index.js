@@ -4,9 +4,14 @@
 const { wrong } = require('../errors');
 const { Ioredis } = require('./ioredis');
 const { NodeRedis } = require('./node_redis');
+const { Questions } = require('./questions');
 const { Shards } = require('./shards');
 
 function linkFor(client, onError) {
+  return new Questions(clientFor(client, onError));
+}
+
+function clientFor(client, onError) {
   if (!Array.isArray(client)) return linkOf(client, onError);
   if (client.length === 0 || client.some(each => each?.isCluster || Array.isArray(each?.masters))) {
     throw wrong('REDIS', 'an array of clients is one for each server of pgcache_fence.redis_url, in that order; a cluster is one client');
