@@ -12,8 +12,13 @@ use Time::HiRes qw(usleep);
 
 my @READER = qw(+fcall|fence_put +fcall_ro|fence_token +fcall_ro|fence_get +fcall_ro|fence_release +fcall_ro|fence_check
   +fcall_ro|fence_get_derived +multi +exec +mget +get +getrange +exists +set +time +select);
+# What doc/operations.md gives to the extension
+my @EXTENSION = qw(+fcall +fcall_ro +function|list +function|load +info +set +get +mget +getrange +del +exists +multi +exec +time +select +scan
+  +rename +pexpire);
 my $redis = FenceTest::Redis->start;
-my $node = new_postgres('forged', $redis, watch_buckets => 1 << 20, patrol_interval => '50ms', fill_lease => 0, lease => '4s');
+$redis->call('ACL', 'SETUSER', 'extension', 'reset', 'on', '>p', '~*', 'nocommands', @EXTENSION);
+my $node = new_postgres('forged', undef, redis_url => 'redis://extension:p@127.0.0.1:' . $redis->port, watch_buckets => 1 << 20, patrol_interval => '50ms', fill_lease => 0, lease => '4s');
+$node->{fence_redis} = $redis;
 my $sql = FenceTest::Session->open($node);
 
 $sql->run(<<'SQL');
@@ -118,6 +123,33 @@ subtest 'what readers have stored stays' => sub {
 	poll(sub { swept() > $before + 2 }, 'a whole round');
 	is(swept(), $before + 3, 'nothing else was removed in the new epoch');
 	is(join(' ', map { status($_) } 1 .. 9), join(' ', ('hit') x 9), 'hits stay hits');
+};
+
+subtest 'the narrowest rights' => sub {
+	my $fence = fence_of(1);
+	my $reads = [ 'MGET', $fence ];
+	my $user = sub {
+		my ($name, @rules) = @_;
+		my $connection = $redis->connect;
+		$redis->call('ACL', 'SETUSER', $name, 'reset', 'on', '>p', 'resetkeys', @rules);
+		$connection->call('AUTH', $name, 'p');
+		return $connection;
+	};
+	my @looks = ("%R~$namespace:f:*", "%R~$namespace:heartbeat*", qw(nocommands +mget +fcall_ro|fence_token +exists +time));
+	my $looker = $user->('looker', @looks);
+
+	warm(1);
+	my ($record) = @{ $looker->call(@$reads) };
+	my ($token) = split / /, $looker->call(qw(FCALL_RO fence_token 1), $fence);
+	like($record, qr/^\Q$token\E /, 'who only reads needs MGET and fence_token');
+	like($looker->error_of('SET', $fence, 'x') // 'none', qr/^NOPERM/, '... and cannot write');
+	# a function does what it does with the rights of its caller
+	my @puts = (qw(FCALL fence_put 1), $fence, $looker->call(qw(FCALL_RO fence_token 1), $fence), 0, 'x', 0);
+	my $caller = $user->('caller', grep({ $_ ne '+set' } @READER), "~$namespace:f:*", "%R~$namespace:heartbeat*");
+	like($caller->error_of(@puts) // 'none', qr/NOPERM|can't run this command|permission/i, 'who puts needs SET');
+	is((split / /, ($redis->call('GET', $fence)))[0], $token, '... without it nothing is stored');
+	is(join(' ', map { my %entry = @$_; $entry{username} eq 'extension' ? $entry{object} : () } @{ $redis->call('ACL', 'LOG') }), '',
+		'the sweep needs no more than what the extension has');
 };
 
 # A bucket that was open, and is forgotten with the map of its turn.
