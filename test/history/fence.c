@@ -9,6 +9,7 @@
 #include "history.h"
 
 #define FENCED		"\"fenced\":"			/* the fence's version, in the payloads that these readers put */
+#define ID			"\"id\":"				/* the row's key, in all payloads: a row of another key must not pass for this one */
 #define SUFFIX		":text"					/* of the value beside the fence; its payload is the same */
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -30,13 +31,15 @@ parse_payload(const char *payload, Row *row)
 	const char *version = strstr(payload, "\"version\":");
 	const char *val = strstr(payload, "\"val\":");
 	const char *fenced = strstr(payload, FENCED);
+	const char *id = strstr(payload, ID);
 
-	*row = (Row) {NONE, NONE, NONE};
+	*row = (Row) {NONE, NONE, NONE, 0};
 	if (version == NULL || val == NULL)
 		return strcmp(payload, "null") == 0 || strcmp(payload, "[]") == 0;
 	row->version = strtoll(version + 10, NULL, 10);
 	row->val = strtoll(val + 6, NULL, 10);
 	row->fenced = fenced == NULL ? NONE : strtoll(fenced + strlen(FENCED), NULL, 10);
+	row->id = id == NULL ? 0 : atoi(id + strlen(ID));
 	return true;
 }
 
@@ -266,7 +269,7 @@ read_by_sql(Client *c, int key, Cached *found)
 	{
 		found->kind = READ_SQL;
 		if (PQgetisnull(result, 0, 0) || !parse_payload(PQgetvalue(result, 0, 0), &found->row))
-			found->row = (Row) {NONE, NONE, NONE};
+			found->row = (Row) {NONE, NONE, NONE, 0};
 	}
 	PQclear(result);
 }
@@ -318,7 +321,7 @@ fence_fill(Client *c, int key, const Cached *found, const Row *row)
 	snprintf(id, sizeof(id), "%d", key);
 	snprintf(version, sizeof(version), "%lld", (long long) row->fenced);
 	if (row->version != NONE)
-		snprintf(payload, sizeof(payload), "{\"id\":%d,\"version\":%lld,\"val\":%lld," FENCED "%lld}", key,
+		snprintf(payload, sizeof(payload), "{" ID "%d,\"version\":%lld,\"val\":%lld," FENCED "%lld}", key,
 				 (long long) row->version, (long long) row->val, (long long) row->fenced);
 	if (found->way == WAY_SQL_GET)
 		PQclear(pg_execute(c, "put", 4, (const char *[]) {found->permit, version, payload, id}));
@@ -368,7 +371,7 @@ read_many_by_sql(Client *c, const int *keys, Cached *found, int n)
 	for (int i = 0; i < n && pg_ok(result); i++)
 	{
 		found[i].kind = READ_SQL;
-		found[i].row = (Row) {NONE, NONE, NONE};
+		found[i].row = (Row) {NONE, NONE, NONE, 0};
 		for (int r = 0; r < PQntuples(result); r++)
 			if (pg_number(result, r, 0) == keys[i] && !PQgetisnull(result, r, 1))
 				(void) parse_payload(PQgetvalue(result, r, 1), &found[i].row);
@@ -388,7 +391,7 @@ take_both(char *payload, int kind, Cached *found)
 	{
 		found[i].kind = kind;
 		if (!parse_payload(i == 0 ? payload : b, &found[i].row))
-			found[i].row = (Row) {NONE, NONE, NONE};
+			found[i].row = (Row) {NONE, NONE, NONE, 0};
 		*b = '\0';
 	}
 }

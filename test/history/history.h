@@ -24,7 +24,7 @@
 
 /*
  * One line of a history, as it stands in the file: 56 bytes, little-endian on the machines that this runs on. way: of a
- * read, how the cache was asked (WAY_*), else 0.
+ * read, how the cache was asked (WAY_*), else 0. row: of a read, the key of the row that the answer names; 0 if it names none.
  *
  *	 type  kind                     key    group        version  val       start    middle        end
  *	 'R'   how the read was         key    0 or number  found    found     invoked  PostgreSQL    answered
@@ -44,7 +44,8 @@ typedef struct Record
 	uint8_t		kind;
 	uint8_t		way;
 	uint8_t		worker;
-	int32_t		key;
+	int16_t		key;
+	int16_t		row;
 	int64_t		group;
 	int64_t		version;
 	int64_t		val;
@@ -176,6 +177,7 @@ typedef struct Row
 	int64_t		version;			/* NONE: there is no such row */
 	int64_t		val;
 	int64_t		fenced;				/* the fence's version: the same, or kept aside; NONE: unknown */
+	int			id;					/* as the payload says; 0: it does not say */
 } Row;
 
 /* The result of a strategy's get. */
@@ -286,6 +288,8 @@ extern bool chance(Client *c, uint32_t ppm);
 extern int	draw_key(Client *c);
 extern void record(Client *c, int type, int kind, int way, int key, int64_t group, int64_t version, int64_t val,
 				   int64_t start, int64_t middle, int64_t end);
+extern void record_read(Client *c, int kind, int way, int key, int64_t group, const Row *row, int64_t start, int64_t middle,
+						int64_t end);
 
 /* client.c */
 extern bool pg_ready(Client *c);

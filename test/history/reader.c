@@ -24,7 +24,7 @@ read_row(Client *c, int key, Row *row)
 		return false;
 	result = pg_execute(c, "row", 1, (const char *[]) {text});
 	ok = pg_ok(result);
-	*row = (Row) {NONE, NONE, NONE};
+	*row = (Row) {NONE, NONE, NONE, 0};
 	if (ok && PQntuples(result) == 1)
 	{
 		row->version = pg_number(result, 0, 0);
@@ -70,11 +70,11 @@ finish_read(Client *c, int key, const Cached *found, int64_t start)
 		middle = now_ns();
 		if (found->kind == READ_NONE || !read_row(c, key, &row))
 		{
-			record(c, 'R', READ_NONE, found->way, key, 0, NONE, NONE, start, middle, now_ns());
+			record_read(c, READ_NONE, found->way, key, 0, &(Row) {NONE, NONE, NONE, 0}, start, middle, now_ns());
 			return;
 		}
 	}
-	record(c, 'R', found->kind, found->way, key, 0, row.version, row.val, start, middle, now_ns());
+	record_read(c, found->kind, found->way, key, 0, &row, start, middle, now_ns());
 	count_read(c, IS_HIT(found->kind));
 	if (may_offer(c, found, &row))
 		offer(c, key, found, &row);
@@ -108,10 +108,10 @@ read_rows(Client *c, const int *keys, Row *rows, int n)
 	ok = pg_ok(result);
 	for (int i = 0; i < n; i++)
 	{
-		rows[i] = (Row) {NONE, NONE, NONE};
+		rows[i] = (Row) {NONE, NONE, NONE, 0};
 		for (int r = 0; ok && r < PQntuples(result); r++)
 			if (pg_number(result, r, 0) == keys[i])
-				rows[i] = (Row) {pg_number(result, r, 1), pg_number(result, r, 2), pg_number(result, r, 3)};
+				rows[i] = (Row) {pg_number(result, r, 1), pg_number(result, r, 2), pg_number(result, r, 3), 0};
 	}
 	PQclear(result);
 	return ok;
@@ -183,7 +183,7 @@ read_group(Client *c)
 		/* an answer of the cache that was replaced by the snapshot does not count: the value came from PostgreSQL */
 		int			kind = answered || !IS_ANSWER(found[i].kind) ? found[i].kind : READ_MISS;
 
-		record(c, 'R', kind, found[i].way, keys[i], group, rows[i].version, rows[i].val, start, middle, end);
+		record_read(c, kind, found[i].way, keys[i], group, &rows[i], start, middle, end);
 		count_read(c, answered && hits);
 		if (may_offer(c, &found[i], &rows[i]))
 			offer(c, keys[i], &found[i], &rows[i]);
