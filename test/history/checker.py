@@ -36,7 +36,7 @@ import os
 import struct
 import sys
 
-RECORD = struct.Struct('<BBBBhhqqqqqq')
+RECORD = struct.Struct('<BBBBii4xqqqqqq')
 INFINITY = 1 << 62
 VAL_PER_TXN = 1000
 NO_ROW = -1                 # stands for version and content where a key has no row

@@ -23,7 +23,7 @@
 #define NONE			(-1)		/* no version, no row */
 
 /*
- * One line of a history, as it stands in the file: 56 bytes, little-endian on the machines that this runs on. way: of a
+ * One line of a history, as it stands in the file: 64 bytes, little-endian on the machines that this runs on. way: of a
  * read, how the cache was asked (WAY_*), else 0. row: of a read, the key of the row that the answer names; 0 if it names none.
  *
  *	 type  kind                     key    group        version  val       start    middle        end
@@ -44,8 +44,9 @@ typedef struct Record
 	uint8_t		kind;
 	uint8_t		way;
 	uint8_t		worker;
-	int16_t		key;
-	int16_t		row;
+	int32_t		key;
+	int32_t		row;
+	int32_t		unused;
 	int64_t		group;
 	int64_t		version;
 	int64_t		val;

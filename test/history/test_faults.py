@@ -444,7 +444,8 @@ PROOFS = {
     'old_master_resynced': lambda record: [*old_again(record), ('the same process', record['proof']['same_process'])],
     **dict.fromkeys(('partition', 'postgres_and_redis', 'redis_storm', 'postgres_storm', 'storm'), lambda record: []),
     **dict.fromkeys(('connections_cut', 'connections_delayed', 'connections_split', 'refused', 'commands_lost', 'commands_delayed',
-                     'writes_lost', 'some_writes_lost', 'domains_lost'), ill_treated),
+                     'writes_lost', 'some_writes_lost', 'domains_lost', 'replies_swapped', 'replies_repeated', 'replies_dropped',
+                     'replies_delayed'), ill_treated),
 }
 
 

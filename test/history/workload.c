@@ -103,14 +103,14 @@ void
 record(Client *c, int type, int kind, int way, int key, int64_t group, int64_t version, int64_t val, int64_t start,
 	   int64_t middle, int64_t end)
 {
-	append(c, &(Record) {(uint8_t) type, (uint8_t) kind, (uint8_t) way, (uint8_t) c->worker, (int16_t) key, 0, group, version, val,
+	append(c, &(Record) {(uint8_t) type, (uint8_t) kind, (uint8_t) way, (uint8_t) c->worker, key, 0, 0, group, version, val,
 		start, middle, end});
 }
 
 void
 record_read(Client *c, int kind, int way, int key, int64_t group, const Row *row, int64_t start, int64_t middle, int64_t end)
 {
-	append(c, &(Record) {'R', (uint8_t) kind, (uint8_t) way, (uint8_t) c->worker, (int16_t) key, (int16_t) row->id, group,
+	append(c, &(Record) {'R', (uint8_t) kind, (uint8_t) way, (uint8_t) c->worker, key, row->id, 0, group,
 		row->version, row->val, start, middle, end});
 }
 
