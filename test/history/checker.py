@@ -266,7 +266,7 @@ class Checker:
         reads = hits = 0
         for read in self.history.reads:
             kind = read[1]
-            if kind == 'n':
+            if kind in 'no':        # nothing was read, or perhaps from an old primary
                 continue
             reads += 1
             known = quick.get(read[5])
@@ -405,7 +405,7 @@ class Checker:
 # Printing
 # ----------------------------------------------------------------------------------------------------------------------
 
-WORDS = {'h': 'hit', 's': 'SQL', 'm': 'miss', 'p': 'pending', 'u': 'unarmed', 'e': 'Redis error'}
+WORDS = {'h': 'hit', 's': 'SQL', 'm': 'miss', 'p': 'pending', 'u': 'unarmed', 'e': 'Redis error', 'o': 'old primary'}
 
 
 WAYS = {'m': 'block', 'p': 'plain', 'P': 'pipeline', 'g': 'slow', 'v': 'beside', 'q': 'fence.get', 'r': 'fence.read', 'R': 'fence.read_many',
@@ -476,7 +476,7 @@ class Story:
         """Adds the last reader that read the old value from PostgreSQL: it may have put the value into the cache."""
         best = None
         for raw in self.checker.history.reads:
-            if raw[5] == read.val and raw[1] == 'm' and raw[6] < read.start and (best is None or raw[6] > best[6]):
+            if raw[5] == read.val and raw[1] in 'mo' and raw[6] < read.start and (best is None or raw[6] > best[6]):
                 best = raw
         if best:
             self.add_read(Read(*best))

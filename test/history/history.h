@@ -65,6 +65,7 @@ enum
 	READ_SQL = 's',					/* an SQL function or a program answered, and does not say where it read */
 	READ_ERROR = 'e',				/* Redis did not answer */
 	READ_NONE = 'n',				/* neither Redis nor PostgreSQL answered */
+	READ_OLD = 'o',					/* an old primary may have answered, so this may be old */
 
 	/* How readers of fenced strategies ask the cache; see doc/clients.md */
 	WAY_BLOCK = 'm',				/* MULTI, MGET, fence_token, EXEC */
@@ -124,11 +125,12 @@ typedef struct Options
 	int			lease_ms;			/* lease: how long a reservation lasts */
 } Options;
 
-/* The present addresses of the servers, and how the table is attached: the seven lines of the file "endpoints". */
+/* The present addresses of the servers, and how the table is attached: the eight lines of the file "endpoints". */
 typedef struct Endpoints
 {
 	uint32_t	number;
 	char		dsn[512];
+	char		old_dsn[512];		/* of a former primary that is alive, with which some readers stay; or "-" */
 	char		redis[512];			/* host:port, or a path; "shards" or "cluster" and several */
 	char		old_redis[512];		/* of a former master that is alive, whose clients may stay connected; or of a replica */
 	char		fence[128];			/* the names of a key's fence and value consist of these, the key and "}" */
@@ -158,6 +160,8 @@ typedef struct Client
 	uint64_t	random;
 	FILE	   *history;
 	Endpoints	at;
+	bool		stays;				/* with an old primary: at.dsn is at.old_dsn */
+	bool		stayed;				/* when the present operation began */
 	PGconn	   *pg;
 	uint32_t	sessions;			/* number of sessions so far, with this one */
 	enum

@@ -35,6 +35,15 @@ read_row(Client *c, int key, Row *row)
 	return ok;
 }
 
+/* How to record a read that was answered so. A program may call a hit what another of its threads has read from PostgreSQL. */
+static int
+recorded_kind(const Client *c, int kind)
+{
+	bool		certain = IS_HIT(kind) && options.strategy->fill != NULL;
+
+	return (c->stays || c->stayed) && kind != READ_NONE && !certain ? READ_OLD : kind;
+}
+
 static void
 count_read(Client *c, bool hit)
 {
@@ -74,7 +83,7 @@ finish_read(Client *c, int key, const Cached *found, int64_t start)
 			return;
 		}
 	}
-	record_read(c, found->kind, found->way, key, 0, &row, start, middle, now_ns());
+	record_read(c, recorded_kind(c, found->kind), found->way, key, 0, &row, start, middle, now_ns());
 	count_read(c, IS_HIT(found->kind));
 	if (may_offer(c, found, &row))
 		offer(c, key, found, &row);
@@ -156,6 +165,7 @@ read_group(Client *c)
 	bool		answered = true;
 	bool		hits = true;
 	bool		at_once;
+	bool		judged;
 
 	if (options.strategy->get_many != NULL)
 		options.strategy->get_many(c, keys, found, n);
@@ -177,13 +187,16 @@ read_group(Client *c)
 			return;
 	}
 	end = now_ns();
-	record(c, 'G', answered ? 'h' : 'd', found[0].way, n, group, 0, 0, start, middle, end);
+	judged = answered;
+	for (int i = 0; i < n; i++)
+		judged = judged && recorded_kind(c, found[i].kind) != READ_OLD;
+	record(c, 'G', judged ? 'h' : 'd', found[0].way, n, group, 0, 0, start, middle, end);
 	for (int i = 0; i < n; i++)
 	{
 		/* an answer of the cache that was replaced by the snapshot does not count: the value came from PostgreSQL */
 		int			kind = answered || !IS_ANSWER(found[i].kind) ? found[i].kind : READ_MISS;
 
-		record_read(c, kind, found[i].way, keys[i], group, &rows[i], start, middle, end);
+		record_read(c, recorded_kind(c, kind), found[i].way, keys[i], group, &rows[i], start, middle, end);
 		count_read(c, answered && hits);
 		if (may_offer(c, &found[i], &rows[i]))
 			offer(c, keys[i], &found[i], &rows[i]);
@@ -211,6 +224,7 @@ run_reader(Client *c)
 	{
 		uint64_t	drawn = draw(c, 1000);
 
+		c->stayed = c->stays;
 		if (drawn < GROUP_PER_MILLE)
 			read_group(c);
 		else if (drawn < GROUP_PER_MILLE + PIPELINE_PER_MILLE && options.strategy->get_pipeline != NULL)

@@ -437,6 +437,9 @@ PROOFS = {
     'eviction_volatile_lru': evicted,
     'eviction_allkeys_lru': evicted,
     'clock_steps': stepped,
+    'old_primary_alive': lambda record: [
+        ('the old primary is alive', record['proof']['old_alive'] is True),
+        ('another timeline', record['proof']['timeline_before'] != record['proof']['timeline_after'])],
     'failover_lossy': writes_lost,
     'replica_cut_off': writes_lost,
     'old_master_alive': old_alive,
