@@ -76,16 +76,17 @@ static void
 read_endpoints(Client *c)
 {
 	char		path[512];
+	char		confused[16];
 	char	   *lines[] = {c->at.dsn, c->at.old_dsn, c->at.redis, c->at.old_redis, c->at.fence, c->at.value, c->at.versions,
-		c->at.capture};
+		c->at.capture, confused};
 	size_t		sizes[] = {sizeof(c->at.dsn), sizeof(c->at.old_dsn), sizeof(c->at.redis), sizeof(c->at.old_redis), sizeof(c->at.fence),
-		sizeof(c->at.value), sizeof(c->at.versions), sizeof(c->at.capture)};
+		sizeof(c->at.value), sizeof(c->at.versions), sizeof(c->at.capture), sizeof(confused)};
 	FILE	   *file;
 
 	c->at.number = control->endpoints;
 	snprintf(path, sizeof(path), "%s/endpoints", options.directory);
 	file = fopen(path, "r");
-	for (int i = 0; i < 8; i++)
+	for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++)
 	{
 		if (file == NULL || fgets(lines[i], (int) sizes[i], file) == NULL)
 		{
@@ -95,6 +96,7 @@ read_endpoints(Client *c)
 		lines[i][strcspn(lines[i], "\n")] = '\0';
 	}
 	fclose(file);
+	c->at.confused = strcmp(confused, "confused") == 0;
 	choose_domain(c);
 }
 
@@ -117,7 +119,7 @@ follow_endpoints(Client *c)
 		pg_leave(c);
 	if (c->reader && c->worker % 2 == 1 && strcmp(former.redis, c->at.old_redis) == 0)
 		strcpy(c->at.redis, former.redis);
-	if (strcmp(former.redis, c->at.redis) != 0)
+	if (strcmp(former.redis, c->at.redis) != 0 || former.confused != c->at.confused)
 		redis_servers(c);
 }
 

@@ -98,6 +98,7 @@ class Site:
         self.hidden = False             # clients do not find the primary
         self.redis = self.old_redis = self.replica = None
         self.proxy = None
+        self.confused = False           # a proxy may give readers the replies to other requests
         self.on_change = []             # called without arguments after each change of an address
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -365,6 +366,12 @@ class Site:
             self.set_system(pgcache_fence__redis_url=self.extension_url())
         self.changed()
         return former
+
+    def tell_confused(self, confused):
+        """Tells readers whether the proxy may give them replies to other requests."""
+        with self.lock:
+            self.confused = confused
+        self.changed()
 
     def forget_old_redis(self):
         """Stops the former master that redirect() has kept, if there is one."""

@@ -125,7 +125,7 @@ typedef struct Options
 	int			lease_ms;			/* lease: how long a reservation lasts */
 } Options;
 
-/* The present addresses of the servers, and how the table is attached: the eight lines of the file "endpoints". */
+/* The present addresses of the servers, and how the table is attached: the lines of the file "endpoints". */
 typedef struct Endpoints
 {
 	uint32_t	number;
@@ -137,6 +137,7 @@ typedef struct Endpoints
 	char		value[128];
 	char		versions[16];		/* as the runner's option */
 	char		capture[16];		/* likewise; mixed: each session draws it */
+	bool		confused;			/* replies of Redis may be confused now, so that only blocks and calls with a nonce are safe */
 	char		domain[32];			/* which of the table's domains this client reads */
 } Endpoints;
 
@@ -175,6 +176,7 @@ typedef struct Client
 	uint8_t		server_of_slot[SLOTS];	/* of a cluster: its number + 1, or 0 */
 	Server		replica;			/* at.old_redis, for strategy token-elsewhere */
 	int64_t		operations;
+	char		nonce[24];			/* of the last question to Redis */
 } Client;
 
 typedef struct Row
@@ -263,7 +265,7 @@ extern bool has_sql_read(const Client *c);
 extern void names_of(const Client *c, int key, Names *names);
 extern bool parse_payload(const char *payload, Row *row);
 extern void take_both(char *payload, int kind, Cached *found);
-extern void take_record(const char *record, const char *permit, Cached *found);
+extern void take_record(Client *c, const char *name, const char *record, const char *permit, Cached *found);
 extern void fence_get(Client *c, int key, Cached *found);
 extern void fence_fill(Client *c, int key, const Cached *found, const Row *row);
 extern void fence_get_many(Client *c, const int *keys, Cached *found, int n);

@@ -77,6 +77,13 @@ class Replies(Connections):
             'confuse': how, 'rate': rng.choice((0.002, 0.01, 0.05)), 'hold': rng.choice((0.1, 0.5, 2)) * site.timeout,
         }, 'confused', (2, 4), doors=[['readers']])
 
+    def do(self, site, rng, record):
+        site.tell_confused(True)
+        try:
+            super().do(site, rng, record)
+        finally:
+            site.tell_confused(False)
+
 
 def functions():
     """The functions of the library that the extension calls."""
