@@ -114,11 +114,11 @@ next_nonce(Client *c)
 }
 
 /*
- * The number of elements before the nonce, if the reply has the present one. Otherwise it answers another question, and the
- * connections are closed.
+ * The number of elements before the nonce, if the reply is an array that has the present one. Otherwise it answers another question,
+ * and the connections are closed.
  */
 static size_t
-answered(Client *c, const redisReply *reply)
+elements_of(Client *c, const redisReply *reply)
 {
 	if (reply == NULL)
 		return 0;
@@ -126,6 +126,24 @@ answered(Client *c, const redisReply *reply)
 		return reply->elements - 1;
 	redis_leave(c);
 	return 0;
+}
+
+/* The same for a text, behind which the nonce stands after a blank: takes it away, and returns the text. NULL: another question's. */
+static const char *
+answer_of(Client *c, redisReply *reply)
+{
+	size_t		length = strlen(c->nonce) + 1;
+
+	if (reply == NULL)
+		return NULL;
+	if (reply->type == REDIS_REPLY_STRING && reply->len >= length && reply->str[reply->len - length] == ' ' &&
+		strcmp(reply->str + reply->len - length + 1, c->nonce) == 0)
+	{
+		reply->str[reply->len - length] = '\0';
+		return reply->str;
+	}
+	redis_leave(c);
+	return NULL;
 }
 
 static const char *
@@ -153,7 +171,7 @@ read_names(Client *c, bool block, int n, const char *const *names, const char *f
 	memcpy(mget + 1, names, sizeof(char *) * (size_t) n);
 	if (!redis_together(c, block || c->at.confused, commands, 2, replies))
 		return false;
-	if (answered(c, replies[1]) == 1 && replies[0]->type == REDIS_REPLY_ARRAY && replies[0]->elements == (size_t) n)
+	if (answer_of(c, replies[1]) != NULL && replies[0]->type == REDIS_REPLY_ARRAY && replies[0]->elements == (size_t) n)
 		return true;
 	redis_leave(c);
 	discard(replies[0]);
@@ -168,7 +186,7 @@ get_fast(Client *c, const Names *names, bool block, Cached *found)
 
 	if (!read_names(c, block, 1, (const char *[]) {names->fence}, names->fence, replies))
 		return;
-	take_record(c, names->fence, text_of(replies[0]->element[0]), text_of(replies[1]->element[0]), found);
+	take_record(c, names->fence, text_of(replies[0]->element[0]), replies[1]->str, found);
 	discard(replies[0]);
 	discard(replies[1]);
 }
@@ -195,7 +213,7 @@ get_beside(Client *c, const Names *names, Cached *found)
 		return;
 	fence = text_of(replies[0]->element[0]);
 	value = text_of(replies[0]->element[1]);
-	take_record(c, names->value, same_header(fence, value) ? value : "", text_of(replies[1]->element[0]), found);
+	take_record(c, names->value, same_header(fence, value) ? value : "", replies[1]->str, found);
 	discard(replies[0]);
 	discard(replies[1]);
 }
@@ -207,7 +225,7 @@ get_slow(Client *c, const Names *names, bool beside, Cached *found)
 	const char *nonce = next_nonce(c);
 	redisReply *reply = redis_call(c, beside ? 6 : 5, (const char *[]) {"FCALL_RO", "fence_get", beside ? "2" : "1", names->fence,
 								   beside ? names->value : nonce, nonce});
-	size_t		words = answered(c, reply);
+	size_t		words = elements_of(c, reply);
 	int			busy_ms = 0;
 
 	found->kind = READ_ERROR;
@@ -403,7 +421,7 @@ get_many_fast(Client *c, const int *keys, Cached *found, int n, int way)
 	if (!read_names(c, way == WAY_BLOCK, n, fences, fences[0], replies))
 		return;
 	for (int i = 0; i < n; i++)
-		take_record(c, fences[i], text_of(replies[0]->element[i]), text_of(replies[1]->element[0]), &found[i]);
+		take_record(c, fences[i], text_of(replies[0]->element[i]), replies[1]->str, &found[i]);
 	discard(replies[0]);
 	discard(replies[1]);
 }
@@ -450,7 +468,8 @@ static bool
 is_current(Client *c, const char *fence, const char *token, const char *version)
 {
 	redisReply *reply = redis_call(c, 7, (const char *[]) {"FCALL_RO", "fence_check", "1", fence, token, version, next_nonce(c)});
-	bool		current = answered(c, reply) == 1 && is_word(reply, 0, "1");
+	const char *answer = answer_of(c, reply);
+	bool		current = answer != NULL && strcmp(answer, "1") == 0;
 
 	discard(reply);
 	return current;
@@ -486,7 +505,7 @@ static bool
 ask_derived(Client *c, const char *value, Cached *found)
 {
 	redisReply *reply = redis_call(c, 5, (const char *[]) {"FCALL_RO", "fence_get_derived", "1", value, next_nonce(c)});
-	size_t		words = answered(c, reply);
+	size_t		words = elements_of(c, reply);
 	char	   *payload = NULL;
 
 	if (words == 2 && is_word(reply, 0, "hit"))
@@ -565,7 +584,7 @@ fence_get_pipeline(Client *c, const int *keys, Cached *found, int n)
 	const char *told[] = {"FCALL_RO", "fence_token", "1", names[0].fence, next_nonce(c)};
 	Command		commands[COMMANDS_MAX];
 	redisReply *replies[COMMANDS_MAX];
-	bool		known;
+	const char *permit;
 
 	follow_endpoints(c);
 	n = c->layout == SINGLE ? n : 1;
@@ -580,13 +599,13 @@ fence_get_pipeline(Client *c, const int *keys, Cached *found, int n)
 	commands[n] = (Command) {.n = 5, .words = told};
 	if (!redis_together(c, c->at.confused, commands, n + 1, replies))
 		return n;
-	known = answered(c, replies[n]) == 1;
+	permit = answer_of(c, replies[n]);
 	for (int i = 0; i < n; i++)
 	{
 		if (!c->at.confused)
 			found[i].start = commands[i].sent;
-		if (known)
-			take_record(c, names[i].fence, text_of(replies[i]), text_of(replies[n]->element[0]), &found[i]);
+		if (permit != NULL)
+			take_record(c, names[i].fence, text_of(replies[i]), permit, &found[i]);
 		discard(replies[i]);
 	}
 	discard(replies[n]);
