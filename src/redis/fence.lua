@@ -870,9 +870,9 @@ local function echoing(callback)
 end
 
 -- For questions of readers, who may name them: the last argument may be a nonce, '#' and up to 20 letters and digits.
--- The answer ends with it: an array has it as its last element, a text behind a blank. So a reader never takes an answer
--- to another question, or to the same one that was asked earlier, for its own, even if a client library or a proxy has
--- lost count of the answers. (token() does the same by itself, because a wrapper costs a tenth.)
+-- The answer ends with it: an array has it as its last element, a text behind a blank. So a reader never takes an
+-- answer to another question, or to the same one that was asked earlier, for its own, even if a client library or a
+-- proxy has lost count of the answers. (token() does the same by itself, because a wrapper costs a tenth.)
 local function answering(callback)
   return function(keys, args)
     local nonce = args[#args]

@@ -206,7 +206,7 @@ subtest 'a reader of Redis' => sub {
 		[ qw(FCALL_RO fence_check 1), $fence, $token, $version ], [ qw(FCALL_RO fence_get_derived 1), $derived ]);
 	is(refusals($reader, 'reader', @uses), '', 'nothing of that is refused');
 	my $large = "$value.1";
-	my @large = ([ 'SET', $large, "$token $version {1}\nlarge" ], [ qw(FCALL fence_put_from 2), $fence, $large, $permit, $version, 0 ]);
+	my @large = ([ 'SET', $large, "$token $version {14}\nlarge" ], [ qw(FCALL fence_put_from 2), $fence, $large, $permit, $version, 0 ]);
 	isnt(refusals($reader, 'reader', @large), '', 'a put that renames needs more');
 	$redis->call('ACL', 'SETUSER', 'reader', '+fcall|fence_put_from', '+rename', '+pexpire');
 	is(refusals($reader, 'reader', @large), '', 'nothing of that is refused to who has it');
