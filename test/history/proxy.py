@@ -147,7 +147,7 @@ class Door:
         self.policy = dict(PASS)
         self.random = random.Random(0)
         self.links = set()
-        self.waiting = None                     # (link, chunk): a reply that waits for another one to be exchanged with
+        self.waiting = None                     # (link, chunk, same): a reply that waits for another one, of the same connection or of others, to be exchanged with
         self.counts = dict.fromkeys(('connections', 'bytes', 'cuts', 'split', 'held', 'lost', 'confused'), 0)
         self.listener = socket.socket()
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -315,7 +315,7 @@ class Loop:
     def confuse(self, link, direction, reply, now):
         """Passes on a whole reply, or does with it what the policy says."""
         door, policy = link.door, link.door.policy
-        how, hold = '', 0
+        how, hold, same = '', 0, False
         if link.again:
             self.enqueue(direction, now, link.again)
             link.again = None
@@ -323,8 +323,9 @@ class Loop:
             return
         if link.reads and reply[:1] != b'>' and door.random.random() < policy['rate']:
             how = policy['confuse']
-        if how == 'swap' and (door.waiting or reply[:1] == b'+'):       # all of those are the same
-            how = ''
+        if how == 'swap':
+            same = reply[:1] == b'+' or door.random.random() < 0.5
+            how = '' if door.waiting else how
         if how and how != 'swap':
             door.counts['confused'] += 1
         if how == 'drop':
@@ -338,16 +339,17 @@ class Loop:
             hold = door.random.uniform(0, policy['hold'])
         chunk = self.enqueue(direction, now + hold, reply)
         if how == 'swap':
-            door.waiting = (link, chunk, door.random.random() < 0.5)
+            door.waiting = (link, chunk, same)
 
     def exchange(self, link, direction, reply, now):
-        """Exchanges this reply with the one that waits, if they are of the same type. Returns whether it did."""
+        """Exchanges this reply with the one that waits: the next of the same connection, or one of the same type of another
+        connection. Returns whether it did."""
         door = link.door
         other, chunk, same = door.waiting
         if other not in door.links or chunk[0] <= now:
             door.waiting = None
             return False
-        if (other is link) != same or reply[:1] != chunk[1][:1]:
+        if (other is link) != same or (reply == chunk[1] if same else reply[:1] != chunk[1][:1]):
             return False
         door.waiting = None
         door.counts['confused'] += 1

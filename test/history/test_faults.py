@@ -215,7 +215,7 @@ class Reader(Worker):
         begin = time.monotonic()
         fence = '%s{%d}' % (self.prefix, key)
         try:
-            answer = strong.read(connection, fence)
+            answer = strong.read_named(connection, fence)
         except (redis.RedisError, OSError):
             self.write_log('error', key, None, None, begin, time.monotonic(), old)
             time.sleep(0.005)
