@@ -293,9 +293,9 @@ calls_settings(char settings[SETTINGS_LEN], uint32 grant)
 }
 
 void
-call_hello(Call *call, const char *nonce)
+call_hello(Call *call, const char *nonce, const char *owner, uint32 timeline, const char *server)
 {
-	make(call, "FCALL", "fence_hello", 0, "Ns", nonce);
+	make(call, "FCALL", "fence_hello", 0, owner ? "Nssns" : "Ns", nonce, owner, (int64) timeline, server);
 }
 
 void
@@ -689,7 +689,7 @@ calls_newest(const redisReply *reply, NewestReply *newest)
 bool
 calls_hello(const redisReply *reply, Hello *hello)
 {
-	const char *strings[8];
+	const char *strings[9];
 
 	for (int i = 0; i < (int) lengthof(strings); i++)
 		if ((strings[i] = calls_string(reply, i)) == NULL)
@@ -701,6 +701,7 @@ calls_hello(const redisReply *reply, Hello *hello)
 	strlcpy(hello->owner, strings[4], sizeof(hello->owner));
 	hello->timeline = (uint32) strtoul(strings[5], NULL, 10);
 	strlcpy(hello->epoch, strings[6], EPOCH_LEN);
+	strlcpy(hello->refusal, strings[8], REASON_LEN);
 	return reply->elements == lengthof(strings);
 }
 

@@ -103,10 +103,13 @@ extern void call_pending(Call *call, int limit, const char *cursor);
 extern void call_counts(Call *call);
 extern void call_hot(Call *call);
 
-/* Calls of the keeper. calls_settings makes `settings`. slots NULL in call_renew: the slots stay as they are. */
+/*
+ * Calls of the keeper. calls_settings makes `settings`. owner NULL in call_hello: who asks arms nothing. slots NULL in
+ * call_renew: the slots stay as they are.
+ */
 #define SETTINGS_LEN 96
 extern void calls_settings(char settings[SETTINGS_LEN], uint32 grant);
-extern void call_hello(Call *call, const char *nonce);
+extern void call_hello(Call *call, const char *nonce, const char *owner, uint32 timeline, const char *server);
 extern void call_arm(Call *call, const char *key, const char *identity, const char *epoch, int64 until, const char *slots,
 					 const char *owner, uint32 timeline, const char *server, const char *settings);
 extern void call_renew(Call *call, const char *key, const char *identity, const char *epoch, int64 until, const char *settings,
@@ -307,6 +310,7 @@ typedef struct Hello
 	char		owner[32];		/* cluster that armed the process; empty: not armed */
 	uint32		timeline;		/* of that cluster when it armed the process */
 	char		epoch[EPOCH_LEN];
+	char		refusal[REASON_LEN];	/* why it would refuse to be armed by this server; empty: it would not */
 } Hello;
 
 /* Decodes a reply of fence_hello. Returns false if it is malformed. */

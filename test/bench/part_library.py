@@ -150,7 +150,7 @@ def counted_server():
 
 
 def fence(key):
-    return 'bench:f:16384.account:{%s}' % key
+    return 'bench:f:16384abcdef.account:{%s}' % key
 
 
 def some(i, count):

@@ -1,13 +1,13 @@
 'use strict';
 // Asks PostgreSQL how a domain is attached: once, and again when a token shows that this may have changed.
 const { wrong } = require('./errors');
-const { CANONICAL, encode, inputText, valuesOf, partsOf, nameOfParts, piecesOf, quoted } = require('./names');
+const { CANONICAL, inputText, valuesOf, partsOf, nameOfParts, piecesOf, quoted } = require('./names');
 
 const NAMES_KEPT = 10000;               // names from PostgreSQL that are kept for each domain
 const TOKENS_KEPT = 64;
 
 const DOMAIN = `
-  SELECT d.id, current_setting('pgcache_fence.namespace') AS namespace, b.oid AS database, d.scope, d.cache, d.tag,
+  SELECT d.id, current_setting('pgcache_fence.namespace') AS namespace, fence.fence_prefix(d.name) AS prefix, d.scope, d.cache, d.tag,
          d.version_column AS version, d.columns::text[], pg_is_in_recovery() AS standby,
          CASE WHEN c.oid IS NOT NULL THEN format('%I.%I', n.nspname, c.relname) END AS relation, row_security_active(c.oid) AS hidden,
          (SELECT json_agg(json_build_object('name', a.attname, 'type', CASE n.nspname WHEN 'pg_catalog' THEN t.typname END,
@@ -16,7 +16,6 @@ const DOMAIN = `
             JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = k.name
             JOIN pg_type t ON t.oid = a.atttypid JOIN pg_namespace n ON n.oid = t.typnamespace) AS keys
     FROM fence.domain d
-    JOIN pg_database b ON b.datname = current_database()
     LEFT JOIN pg_class c ON c.oid = d.relation
     LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
    WHERE d.name = $1`;
@@ -29,7 +28,7 @@ class Place {
       domain, id: row.id, scope: row.scope, cache: row.cache, version: row.version, relation: row.relation,
       hidden: row.hidden, selected: row.columns,
     });
-    this.prefix = `${row.namespace}:f:${row.database}.${encode(domain)}`;
+    this.prefix = row.prefix;
     this.columns = (row.keys || []).map(({ name, type, cast, typmod }) => ({
       name, cast, sql: quoted(name), canonical: CANONICAL[type] || null, limit: typmod > 4 ? typmod - 4 : null,
     }));

@@ -9,10 +9,10 @@ all of this together with the rows.
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 from .errors import WrongUse
-from .names import Column, Naming, encode
+from .names import Column, Naming
 
 DESCRIBE = '''
-SELECT current_setting('pgcache_fence.namespace') AS space, (SELECT oid::text FROM pg_database WHERE datname = current_database()) AS database, d.id,
+SELECT current_setting('pgcache_fence.namespace') AS space, fence.fence_prefix(d.name) AS place, d.id,
        d.scope, d.version_column::text, d.tag, d.columns::text[], coalesce((extract(epoch FROM d.ttl) * 1000)::bigint, 0) AS ttl_ms,
        quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS relation, d.relation IS NOT NULL AS attached,
        coalesce(row_security_active(c.oid), false) AS secured, coalesce(has_table_privilege(c.oid, 'SELECT'), true) AS readable,
@@ -78,7 +78,7 @@ def describe(name: str, rows: Sequence[Any], namespace: Optional[str]) -> Domain
     if not rows:
         raise WrongUse('there is no domain "%s" in this database: SELECT fence.attach(...) makes one, SELECT domain FROM fence.domains '
                        'lists them' % name)
-    (space, database, number, scope, version, tag, columns, ttl_ms, table, attached, secured, readable, names, types, modifiers,
+    (space, place, number, scope, version, tag, columns, ttl_ms, table, attached, secured, readable, names, types, modifiers,
      casts) = rows[0]
     if namespace is not None and namespace != space:
         raise WrongUse('namespace=%r was given, but pgcache_fence.namespace of this server is %r' % (namespace, space))
@@ -86,7 +86,7 @@ def describe(name: str, rows: Sequence[Any], namespace: Optional[str]) -> Domain
         raise WrongUse('this role may not read domain "%s" through the cache: %s. Let it read the table itself' % (
             name, 'row-level security applies to it' if secured else 'it has no SELECT on the table'))
     key = [Column(*each) for each in zip(names, types, modifiers, casts)] if attached else [Column('key', '', -1, 'text')]
-    naming = Naming('%s:f:%s.%s' % (space, database, encode(name)), key, tag)
+    naming = Naming(place, key, tag)
     rows_sql = sql_of_rows(name, scope, table, key, version, columns) if attached else None
     return Domain(name, number, scope, ttl_ms, naming, rows_sql)
 
