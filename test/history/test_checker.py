@@ -426,6 +426,16 @@ def the_row_of_another_key():
 
 
 @test
+def a_reader_of_an_old_primary():
+    s = Script()
+    a = s.write(1, 2, 20, 30)
+    s.read(1, 1, 1, 40, 41, kind='o')
+    s.read(1, 1, 1, 40, 41, kind='h')
+    s.read(1, 2, a, 40, 41, kind='h')
+    same(s.found(), {'stale': 1})
+
+
+@test
 def a_wrong_answer_of_postgresql():
     s = Script()
     s.write(1, 2, 20, 30)
