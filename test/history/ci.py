@@ -86,7 +86,7 @@ def main():
     parser.add_argument('--all', action='store_true', help='longer runs')
     given = parser.parse_args()
     tap = Tap()
-    seconds = 60 if given.all else 26
+    seconds = 60 if given.all else 24
     # The seed's lowest bits also decide whether commits fill the cache, who sets the versions, how the extension captures
     # changed rows, and so on: see run_once().
     for seed in (FIXED_SEED, given.seed * 16 + 15):
