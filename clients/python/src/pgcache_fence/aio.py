@@ -23,7 +23,8 @@ from .core import MISSED, Core, Peeked, Steps
 from .domains import Domain
 from .errors import WrongUse
 from .sync import UNAVAILABLE as SYNC_UNAVAILABLE
-from .sync import Request, has_moved, is_idle, joined, share
+from .sync import Answers, has_moved, is_idle, joined, share
+from .wire import Request, vet
 
 # Before 3.11.3 asyncio.timeout raises CancelledError if a timeout of redis-py came before. redis-py brings the other one along.
 within: Any = asyncio.timeout if sys.version_info >= (3, 11, 3) else importlib.import_module('async_timeout').timeout
@@ -45,37 +46,41 @@ class Server:
         self.kept: List[Any] = []
         self.timeout = pool.connection_kwargs['socket_timeout']
 
-    async def ask(self, packed: bytes, n: int) -> Optional[List[Any]]:
+    async def ask(self, requests: Sequence[Request]) -> Optional[List[Answers]]:
         if not self.patience.over():
             return None
         try:
-            return await self.talk(packed, n)
+            return await self.talk(requests)
         except UNAVAILABLE as error:
-            return await self.ask_again(error, packed, n)
+            return await self.ask_again(error, requests)
 
-    async def ask_again(self, error: Exception, packed: bytes, n: int) -> Optional[List[Any]]:
-        """Repeats the whole request over a new connection, because the server may have closed the kept ones; not after a timeout."""
+    async def ask_again(self, error: Exception, requests: Sequence[Request]) -> Optional[List[Answers]]:
+        """Repeats them all over a new connection, because the server may have closed the kept ones; not after a timeout."""
         while self.kept:
             with contextlib.suppress(*UNAVAILABLE):
                 await self.give_up(self.kept.pop())
         if not isinstance(error, (RedisTimeout, TimeoutError, asyncio.TimeoutError)):
             with contextlib.suppress(*UNAVAILABLE):
-                return await self.talk(packed, n)
+                return await self.talk(requests)
         self.patience.failed()
         return None
 
-    async def talk(self, packed: bytes, n: int) -> List[Any]:
+    async def talk(self, requests: Sequence[Request]) -> List[Answers]:
         connection = self.kept.pop() if self.kept else await self.pool.get_connection(*self.arguments)
-        answers = []
+        done = []
         try:
             connection.socket_timeout = None
             async with within(self.timeout):
-                await connection.send_packed_command((packed,))
-                for _ in range(n):
-                    try:
-                        answers.append(await connection.read_response(disable_decoding=True))
-                    except ResponseError as error:
-                        answers.append(error)
+                await connection.send_packed_command((joined(requests),))
+                for request in requests:
+                    answers: Answers = []
+                    for _ in range(request.n):
+                        try:
+                            answers.append(await connection.read_response(disable_decoding=True))
+                        except ResponseError as error:
+                            answers.append(error)
+                    vet(request, answers)
+                    done.append(answers)
         except BaseException:                       # also if the task was cancelled, because its answers are still to come
             await self.give_up(connection)
             raise
@@ -85,7 +90,7 @@ class Server:
             connection.socket_timeout = self.timeout
             await self.pool.release(connection)
         self.patience.answered()
-        return answers
+        return done
 
     async def give_up(self, connection: Any) -> None:
         connection.socket_timeout = self.timeout
@@ -148,12 +153,12 @@ class Servers:
         """Sends the requests of each server in one piece, to all servers at the same time."""
         groups: Dict[Server, List[int]] = {}
         answers: List[Optional[List[Any]]] = [None] * len(requests)
-        for i, (place, _, _) in enumerate(requests):
+        for i, request in enumerate(requests):
             with contextlib.suppress(*UNAVAILABLE):         # no server has the slot
-                groups.setdefault(self.at(place), []).append(i)
+                groups.setdefault(self.at(request.place), []).append(i)
 
         async def ask(server: Server, numbers: List[int]) -> None:
-            share(answers, requests, numbers, await server.ask(*joined(requests, numbers)))
+            share(answers, numbers, await server.ask([requests[i] for i in numbers]))
 
         if len(groups) == 1:
             [(server, numbers)] = groups.items()
@@ -197,7 +202,7 @@ class Checks:
             places.setdefault(self.core.place_of(each[0]), []).append(each)
         groups = [(place, found[n:n + CHECK_MAX]) for place, found in places.items() for n in range(0, len(found), CHECK_MAX)]
         done = await self.servers.exchange([
-            (place, wire.pack_check([name for name, _, _ in group], [head for _, head, _ in group]), 1) for place, group in groups])
+            wire.pack_check(place, [name for name, _, _ in group], [head for _, head, _ in group]) for place, group in groups])
         for (_, group), got in zip(groups, done):
             for (_, _, future), good in zip(group, wire.read_check(len(group), got and got[0])):
                 if not future.done():               # its reader may have been cancelled

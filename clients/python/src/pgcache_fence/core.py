@@ -151,8 +151,8 @@ class Core:
         except Ask:
             return self._asked.get((described.id, *texts_of(key)))
 
-    def request(self, name: str) -> Tuple[int, bytes, int]:
-        return self.place_of(name), wire.pack_block((name,)), wire.BLOCK_ANSWERS
+    def request(self, name: str) -> wire.Request:
+        return wire.pack_block(self.place_of(name), (name,))
 
     def value_of(self, domain: str, name: str, answer: wire.Answer) -> Any:
         return self._take(domain, name, answer) if type(answer) is wire.Hit else MISSED
@@ -213,8 +213,8 @@ class Core:
         groups = self._groups([name for name in names if not kept.get(name)])
         heads = {name: kept[name][0] for name in checked}       # type: ignore[index]
         checks = self._groups(checked)
-        requests = [self._block(place, group) for place, group in groups]
-        requests += [(place, wire.pack_check(group, [heads[name] for name in group]), 1) for place, group in checks]
+        requests = [wire.pack_block(place, group) for place, group in groups]
+        requests += [wire.pack_check(place, group, [heads[name] for name in group]) for place, group in checks]
         done = (yield 'exchange', requests) if requests else []
         answers: Dict[str, wire.Answer] = {}
         for (_, group), got in zip(groups, done):
@@ -243,10 +243,6 @@ class Core:
             places.setdefault(self.place_of(name), []).append(name)
         return [(place, group[n:n + BLOCK_MAX]) for place, group in places.items() for n in range(0, len(group), BLOCK_MAX)]
 
-    @staticmethod
-    def _block(place: int, names: List[str]) -> Tuple[int, bytes, int]:
-        return place, wire.pack_block(names), wire.BLOCK_ANSWERS
-
     # ------------------------------------------------------------------------------------------------------------------
     # Misses
     # ------------------------------------------------------------------------------------------------------------------
@@ -266,7 +262,7 @@ class Core:
         """Asks Redis why the misses have no value, and stores these answers in `answers`."""
         missed = [name for name in names if type(answers[name]) is wire.Miss]
         if missed:
-            done = yield 'exchange', [(self.place_of(name), wire.pack_get(name), 1) for name in missed]
+            done = yield 'exchange', [wire.pack_get(self.place_of(name), name) for name in missed]
             for name, got in zip(missed, done):
                 answers[name] = wire.read_get(got and got[0])
 
@@ -341,16 +337,16 @@ class Core:
                 continue
             version, payload = rows[name]
             side = domain.naming.beside(name, 'put-%016x' % random.getrandbits(64)) if len(payload) >= wire.LARGE else None
-            requests.append((self.place_of(name), *wire.pack_put(name, side, answer.permit, version, payload, domain.ttl_ms)))
+            requests.append(wire.pack_put(self.place_of(name), name, side, answer.permit, version, payload, domain.ttl_ms))
             puts += 1
         if requests:
             done = yield 'exchange', requests
             for got in done[:puts]:
                 self.counters.event(domain.name, wire.read_put(got))
 
-    def _release(self, name: str) -> Tuple[int, bytes, int]:
+    def _release(self, name: str) -> wire.Request:
         """The request that tells Redis that this reader puts no value, so that other readers stop waiting for it."""
-        return self.place_of(name), wire.pack_release(name), 1
+        return wire.pack_release(self.place_of(name), name)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Several values of one instant, derived values, values that may be old
@@ -363,7 +359,7 @@ class Core:
             names.append((yield from self._fence(domain, key, connection)))
         wanted = list(dict.fromkeys(names))
         groups = self._groups(wanted)
-        done = yield 'exchange', [self._block(place, group) for place, group in groups]
+        done = yield 'exchange', [wire.pack_block(place, group) for place, group in groups]
         answers: Dict[str, wire.Answer] = {}
         for (_, group), got in zip(groups, done):
             answers.update(zip(group, wire.read_block(group, got)))
@@ -378,7 +374,7 @@ class Core:
 
     def _check_all(self, groups: List[Tuple[int, List[str]]], hits: Dict[str, wire.Hit]) -> Steps:
         """Whether all fences are unchanged. The check must begin after the last of them was read."""
-        done = yield 'exchange', [(place, wire.pack_check(group, [hits[name].head for name in group]), 1) for place, group in groups]
+        done = yield 'exchange', [wire.pack_check(place, group, [hits[name].head for name in group]) for place, group in groups]
         return all(all(wire.read_check(len(group), got and got[0])) for (_, group), got in zip(groups, done))
 
     def _read_derived(self, derived: str, arguments: Sequence[Any], connection: Any) -> Steps:
@@ -389,7 +385,7 @@ class Core:
             rows = yield 'postgres', query(DERIVED_KEY, [derived, texts]), connection
             value = rows[0][0]
             remember(self._derived, asked, (value, time.monotonic() + DERIVED_SECONDS))
-        [answers] = yield 'exchange', [(self.place_of(value), wire.pack_derived(value), 1)]
+        [answers] = yield 'exchange', [wire.pack_derived(self.place_of(value), value)]
         payload, elsewhere = wire.read_derived(answers and answers[0])
         if payload is not None and elsewhere:
             heads = {name: wire.Hit(head, b'') for name, head in elsewhere}

@@ -19,10 +19,11 @@ from . import topology, wire
 from .core import MISSED, Core, Peeked, Steps
 from .domains import Domain
 from .errors import WrongUse
+from .wire import Request, vet
 
 # AttributeError: redis-py 4.3 formats its own errors with attributes that connections over Unix sockets lack.
 UNAVAILABLE = (RedisError, RedisClusterException, OSError, AttributeError)
-Request = Tuple[int, bytes, int]
+Answers = List[Any]         # to one request
 
 
 class Server:
@@ -49,15 +50,20 @@ class Server:
             raise
         return connection
 
-    def receive(self, connection: Any, n: int) -> List[Any]:
-        answers = []
+    def receive(self, connection: Any, requests: Sequence[Request]) -> List[Answers]:
+        """The answers to the requests, in their order."""
+        done = []
         read = connection.read_response
         try:
-            for _ in range(n):
-                try:
-                    answers.append(read(disable_decoding=True))
-                except ResponseError as error:
-                    answers.append(error)
+            for request in requests:
+                answers: Answers = []
+                for _ in range(request.n):
+                    try:
+                        answers.append(read(disable_decoding=True))
+                    except ResponseError as error:
+                        answers.append(error)
+                vet(request, answers)
+                done.append(answers)
         except BaseException:
             self.give_up(connection)
             raise
@@ -66,7 +72,7 @@ class Server:
         else:
             self.pool.release(connection)
         self.patience.answered()
-        return answers
+        return done
 
     def give_up(self, connection: Any) -> None:
         try:
@@ -74,23 +80,23 @@ class Server:
         finally:
             self.pool.release(connection)
 
-    def ask(self, packed: bytes, n: int) -> Optional[List[Any]]:
-        """The n answers; None if the server fails, or has failed a moment ago."""
+    def ask(self, requests: Sequence[Request]) -> Optional[List[Answers]]:
+        """Their answers; None if the server fails, or has failed a moment ago."""
         if not self.patience.over():
             return None
         try:
-            return self.receive(self.send(packed), n)
+            return self.receive(self.send(joined(requests)), requests)
         except UNAVAILABLE as error:
-            return self.ask_again(error, packed, n)
+            return self.ask_again(error, requests)
 
-    def ask_again(self, error: Exception, packed: bytes, n: int) -> Optional[List[Any]]:
-        """Repeats the whole request over a new connection, because the server may have closed the kept ones; not after a timeout."""
+    def ask_again(self, error: Exception, requests: Sequence[Request]) -> Optional[List[Answers]]:
+        """Repeats them all over a new connection, because the server may have closed the kept ones; not after a timeout."""
         while self.kept:
             with contextlib.suppress(IndexError, *UNAVAILABLE):
                 self.give_up(self.kept.pop())
         if not isinstance(error, (RedisTimeout, TimeoutError)):
             with contextlib.suppress(*UNAVAILABLE):
-                return self.receive(self.send(packed), n)
+                return self.receive(self.send(joined(requests)), requests)
         self.patience.failed()
         return None
 
@@ -140,48 +146,45 @@ class Servers:
         """Sends the requests of each server in one piece, and sends all of them before it waits for the first answer."""
         groups: Dict[Server, List[int]] = {}
         answers: List[Optional[List[Any]]] = [None] * len(requests)
-        for i, (place, _, _) in enumerate(requests):
+        for i, request in enumerate(requests):
             with contextlib.suppress(*UNAVAILABLE):         # no server has the slot
-                groups.setdefault(self.at(place), []).append(i)
+                groups.setdefault(self.at(request.place), []).append(i)
         if len(groups) == 1:
             [(server, numbers)] = groups.items()
-            share(answers, requests, numbers, server.ask(*joined(requests, numbers)))
+            share(answers, numbers, server.ask([requests[i] for i in numbers]))
             return answers
         sent: List[Tuple[Server, List[int], Any]] = []
         for server, numbers in groups.items():
+            asked = [requests[i] for i in numbers]
             if server.patience.over():
                 try:
-                    sent.append((server, numbers, server.send(joined(requests, numbers)[0])))
+                    sent.append((server, numbers, server.send(joined(asked))))
                 except UNAVAILABLE as error:
-                    share(answers, requests, numbers, server.ask_again(error, *joined(requests, numbers)))
+                    share(answers, numbers, server.ask_again(error, asked))
         while sent:
             server, numbers, connection = sent.pop()
-            packed, n = joined(requests, numbers)
+            asked = [requests[i] for i in numbers]
             try:
-                got = server.receive(connection, n)
+                got = server.receive(connection, asked)
             except UNAVAILABLE as error:
-                got = server.ask_again(error, packed, n)        # type: ignore[assignment]
+                got = server.ask_again(error, asked)            # type: ignore[assignment]
             except BaseException:
                 for other, _, unread in sent:               # nobody may read these answers as answers to another request
                     other.give_up(unread)
                 raise
-            share(answers, requests, numbers, got)
+            share(answers, numbers, got)
         return answers
 
 
-def joined(requests: Sequence[Request], numbers: List[int]) -> Tuple[bytes, int]:
-    if len(numbers) == 1:
-        return requests[numbers[0]][1:]
-    return b''.join([requests[i][1] for i in numbers]), sum([requests[i][2] for i in numbers])
+def joined(requests: Sequence[Request]) -> bytes:
+    return requests[0].packed if len(requests) == 1 else b''.join([request.packed for request in requests])
 
 
-def share(answers: List[Optional[List[Any]]], requests: Sequence[Request], numbers: List[int], got: Optional[List[Any]]) -> None:
-    """Divides the answers of one server among its requests."""
+def share(answers: List[Optional[Answers]], numbers: List[int], got: Optional[List[Answers]]) -> None:
+    """Notes what one server has answered to its requests."""
     if got is not None:
-        at = 0
-        for i in numbers:
-            answers[i] = got[at:at + requests[i][2]]
-            at += requests[i][2]
+        for i, each in zip(numbers, got):
+            answers[i] = each
 
 
 def has_moved(answers: List[Any]) -> bool:
@@ -263,7 +266,7 @@ class Fences:
 
     def _is_current(self, name: str, head: bytes) -> bool:
         """Whether Redis says, in a check that begins now, that the value is current."""
-        [answers] = self._servers.exchange([(self._core.place_of(name), wire.pack_check((name,), (head,)), 1)])
+        [answers] = self._servers.exchange([wire.pack_check(self._core.place_of(name), (name,), (head,))])
         return answers is not None and answers[0] == b'1'
 
     def _run(self, steps: Steps) -> Any:

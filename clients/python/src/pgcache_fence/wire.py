@@ -1,7 +1,8 @@
 """Encodes the requests to Redis and decodes its answers. Does no input or output; sync.py and aio.py do that.
 
 Owns: the rules of a strong read (doc/clients.md). Record and permit come from one block, the record first. A record counts if it
-begins with the permit's token and a blank, and has a newline.
+begins with the permit's token and a blank, and has a newline. It must name the key that was asked for, and each answer the nonce
+of its question (rules K and N in doc/protocol.md).
 """
 
 import random
@@ -9,7 +10,7 @@ from binascii import crc_hqx
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 MULTI, EXEC = b'*1\r\n$5\r\nMULTI\r\n', b'*1\r\n$4\r\nEXEC\r\n'
-TOKEN_OF_ONE = b'*4\r\n$8\r\nFCALL_RO\r\n$11\r\nfence_token\r\n$1\r\n1\r\n'
+TOKEN_OF_ONE = b'*5\r\n$8\r\nFCALL_RO\r\n$11\r\nfence_token\r\n$1\r\n1\r\n'
 MGET_OF_ONE = MULTI + b'*2\r\n$4\r\nMGET\r\n'
 BLOCK_ANSWERS = 4
 SLOTS = 16384
@@ -33,6 +34,18 @@ class Nothing(NamedTuple):
     why: str
 
 
+class Request(NamedTuple):
+    place: int
+    packed: bytes
+    n: int                  # of answers
+    nonce: bytes = b''      # which the last of them has; empty: none
+    keys: Sequence[bytes] = ()          # which the records in it must name
+
+
+class Confused(OSError):
+    """An answer is not of its request, so whoever has got it must close the connection."""
+
+
 UNARMED, PENDING, UNAVAILABLE = Nothing('unarmed'), Nothing('pending'), Nothing('unavailable')
 Answer = Any                # Hit, Miss or Nothing
 
@@ -53,18 +66,73 @@ def domain_of(name: str) -> str:
     return name[:name.index(':{')]
 
 
-def pack_block(names: Sequence[str]) -> bytes:
+def new_nonce() -> bytes:
+    return b'#%x' % random.getrandbits(64)
+
+
+def key_of(name: str) -> bytes:
+    """What a record of this fence, or of this value beside one, names as its key."""
+    return name[name.index(':{') + 1:].encode()
+
+
+def is_of(record: Optional[bytes], key: bytes) -> bool:
+    """Whether the record is of this key. There may be none; and a mark names no key."""
+    newline = record.find(b'\n') if record is not None else -1
+    return newline < 0 or record[:newline].endswith(b' ' + key)        # type: ignore[index]
+
+
+def strip(answer: Any, nonce: bytes) -> Any:
+    """The answer without the nonce, with which it must end."""
+    if type(answer) is list and answer and answer[-1] == nonce:
+        return answer[:-1]
+    if type(answer) is bytes and answer.endswith(b' ' + nonce):
+        return answer[:-len(nonce) - 1]
+    raise Confused('Redis gave an answer to another question than the one that was asked')
+
+
+def vet(request: Request, answers: List[Any]) -> None:
+    """Takes the nonce away from the answers to the request. Raises Confused unless they are such."""
+    last = answers[-1]
+    if not request.nonce or isinstance(last, Exception):
+        return
+    records: Any = ()
+    if request.n == BLOCK_ANSWERS:
+        if type(last) is not list or len(last) != 2:
+            raise Confused('Redis gave another answer than that to a block')
+        records = last[0]
+        if not isinstance(last[1], Exception):
+            last[1] = strip(last[1], request.nonce)
+    else:
+        answers[-1] = last = strip(last, request.nonce)
+        if request.keys and last[0] == b'hit':
+            records = last[1:]
+    if isinstance(records, Exception):
+        return
+    if type(records) is list and len(records) != len(request.keys) or not all(map(is_of, records, request.keys)):
+        raise Confused('Redis gave the record of another key than the one that was asked for')
+
+
+def pack_block(place: int, names: Sequence[str]) -> Request:
     """MULTI, MGET, fence_token, EXEC, which get BLOCK_ANSWERS answers. In a cluster all names must be in one slot."""
+    nonce = new_nonce()
     if len(names) == 1:
         name = names[0].encode()
         word = b'$%d\r\n%b\r\n' % (len(name), name)
-        return b''.join((MGET_OF_ONE, word, TOKEN_OF_ONE, word, EXEC))
+        packed = b''.join((MGET_OF_ONE, word, TOKEN_OF_ONE, word, b'$%d\r\n%b\r\n' % (len(nonce), nonce), EXEC))
+        return Request(place, packed, BLOCK_ANSWERS, nonce, (key_of(names[0]),))
     first = first_of_domains(names)
     one = random.choice(names)                      # Redis sees only these names when it looks for hot keys
     first[domain_of(one)] = one
     asked = [name.encode() for name in first.values()]
-    return b''.join((MULTI, command(b'MGET', *(name.encode() for name in names)),
-                     command(b'FCALL_RO', b'fence_token', b'%d' % len(asked), *asked), EXEC))
+    packed = b''.join((MULTI, command(b'MGET', *(name.encode() for name in names)),
+                       command(b'FCALL_RO', b'fence_token', b'%d' % len(asked), *asked, nonce), EXEC))
+    return Request(place, packed, BLOCK_ANSWERS, nonce, [key_of(name) for name in names])
+
+
+def question(place: int, function: bytes, names: Sequence[str], *words: bytes, keys: Sequence[bytes] = ()) -> Request:
+    nonce = new_nonce()
+    packed = command(b'FCALL_RO', function, b'%d' % len(names), *(name.encode() for name in names), *words, nonce)
+    return Request(place, packed, 1, nonce, keys)
 
 
 def first_of_domains(names: Sequence[str]) -> Dict[str, str]:
@@ -98,7 +166,7 @@ def read_block(names: Sequence[str], answers: Optional[List[Any]]) -> List[Answe
     if not isinstance(permits, list):
         return [UNAVAILABLE] * len(names)
     of_domain = dict(zip(first_of_domains(names), permits))
-    return [judge(record, of_domain[domain_of(name)]) for name, record in zip(names, records)]
+    return [judge(record, of_domain.get(domain_of(name), b'')) for name, record in zip(names, records)]
 
 
 def read_one(answers: Optional[List[Any]]) -> Answer:
@@ -109,8 +177,8 @@ def read_one(answers: Optional[List[Any]]) -> Answer:
     return UNAVAILABLE
 
 
-def pack_get(name: str) -> bytes:
-    return command(b'FCALL_RO', b'fence_get', b'1', name.encode())
+def pack_get(place: int, name: str) -> Request:
+    return question(place, b'fence_get', (name,), keys=(key_of(name),))
 
 
 def read_get(answer: Any) -> Answer:
@@ -125,23 +193,22 @@ def read_get(answer: Any) -> Answer:
     return PENDING if answer[0] == b'pending' else UNARMED
 
 
-def pack_check(names: Sequence[str], heads: Sequence[bytes]) -> bytes:
-    words = [word for head in heads for word in head.split()]
-    return command(b'FCALL_RO', b'fence_check', b'%d' % len(names), *(name.encode() for name in names), *words)
+def pack_check(place: int, names: Sequence[str], heads: Sequence[bytes]) -> Request:
+    return question(place, b'fence_check', names, *[word for head in heads for word in head.split()])
 
 
 def read_check(n: int, answer: Any) -> List[bool]:
     return [flag == 49 for flag in answer] if isinstance(answer, bytes) and len(answer) == n else [False] * n
 
 
-def pack_put(name: str, side: Optional[str], permit: bytes, version: int, payload: bytes, ttl_ms: int) -> Tuple[bytes, int]:
-    """The bytes, and the number of their answers. side: for large payloads, a name that nobody else uses."""
+def pack_put(place: int, name: str, side: Optional[str], permit: bytes, version: int, payload: bytes, ttl_ms: int) -> Request:
+    """side: for large payloads, a name that nobody else uses."""
     head, ttl = b'%d' % version, b'%d' % ttl_ms
     if side is None:
-        return command(b'FCALL', b'fence_put', b'1', name.encode(), permit, head, payload, ttl), 1
-    record = b''.join((permit[:permit.index(b' ') + 1], head, b' \n', payload))
-    return command(b'SET', side.encode(), record, b'PX', SIDE_MS) + command(
-        b'FCALL', b'fence_put_from', b'2', name.encode(), side.encode(), permit, head, ttl), 2
+        return Request(place, command(b'FCALL', b'fence_put', b'1', name.encode(), permit, head, payload, ttl), 1)
+    record = b''.join((permit[:permit.index(b' ') + 1], head, b' ', key_of(name), b'\n', payload))
+    return Request(place, command(b'SET', side.encode(), record, b'PX', SIDE_MS) + command(
+        b'FCALL', b'fence_put_from', b'2', name.encode(), side.encode(), permit, head, ttl), 2)
 
 
 def read_put(answers: Optional[List[Any]]) -> str:
@@ -149,12 +216,12 @@ def read_put(answers: Optional[List[Any]]) -> str:
     return 'stored' if answers and answers[-1] == b'stored' else 'refused'
 
 
-def pack_release(name: str) -> bytes:
-    return command(b'FCALL_RO', b'fence_release', b'1', name.encode())
+def pack_release(place: int, name: str) -> Request:
+    return Request(place, command(b'FCALL_RO', b'fence_release', b'1', name.encode()), 1)
 
 
-def pack_derived(value: str) -> bytes:
-    return command(b'FCALL_RO', b'fence_get_derived', b'1', value.encode())
+def pack_derived(place: int, value: str) -> Request:
+    return question(place, b'fence_get_derived', (value,))
 
 
 def read_derived(answer: Any) -> Tuple[Optional[bytes], List[Tuple[str, bytes]]]:
