@@ -256,6 +256,9 @@ CREATE FUNCTION fence.value_key(domain text, VARIADIC key text[] DEFAULT '{}') R
 CREATE FUNCTION fence.value_key(domain text, VARIADIC key "any") RETURNS text
     LANGUAGE C STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_value_key';
 COMMENT ON FUNCTION fence.value_key(text, text[]) IS 'Returns how the names in Redis of values beside a fence begin.';
+CREATE FUNCTION fence.fence_prefix(domain text) RETURNS text
+    LANGUAGE C STRICT STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_fence_prefix';
+COMMENT ON FUNCTION fence.fence_prefix IS 'Returns how the names in Redis of all fences of a domain begin.';
 CREATE FUNCTION fence.key_slot(name text) RETURNS integer
     LANGUAGE C STRICT IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_key_slot';
 COMMENT ON FUNCTION fence.key_slot IS 'Returns the hash slot, 0 to 16383, of a name in Redis.';

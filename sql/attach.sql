@@ -335,7 +335,7 @@ CREATE TABLE "odd ""schema"""."Ünï 'table'" ("Key {1}" int, "key,2" text, "Ver
                                              PRIMARY KEY ("Key {1}", "key,2"));
 SET search_path = '';
 SELECT fence.attach('"odd ""schema"""."Ünï ''table''"', version => 'Ver$ion', domain => 'Ünï ''d''', tag => '{key,2}');
-SELECT pg_catalog.regexp_replace(fence.fence_key('Ünï ''d''', '1', '}'), '^[^:]+:f:[0-9]+\.', '');
+SELECT pg_catalog.regexp_replace(fence.fence_key('Ünï ''d''', '1', '}'), '^[^:]+:f:\w+\.', '');
 INSERT INTO "odd ""schema"""."Ünï 'table'" VALUES (1, 'x');
 DELETE FROM "odd ""schema"""."Ünï 'table'";
 SELECT fence.detach('"odd ""schema"""."Ünï ''table''"');

@@ -121,8 +121,8 @@ SELECT fence.read_derived('pardoned', '1'), fence.read_derived('pardoned', '1'),
 SELECT fence.drop_derived('pardoned');
 
 -- arguments are one whatever they are spelled like
-SELECT regexp_replace(fence, '^.*?:f:[0-9]+\.', '') AS fence,
-	   regexp_replace(regexp_replace(value, '^.*?:v:[0-9]+\.', ''), 'permission\.[0-9]+', 'permission.N') AS value
+SELECT regexp_replace(fence, '^.*?:f:\w+\.', '') AS fence,
+	   regexp_replace(regexp_replace(value, '^.*?:v:\w+\.', ''), 'permission\.[0-9]+', 'permission.N') AS value
   FROM fence.derived_keys('permission', ' 01', '2 ');
 SELECT fence.read_derived('permission', ' 01', '2 '), currval('computed') AS before \gset
 SELECT fence.read_derived('permission', '1', '2'), currval('computed') - :before AS times_computed;
@@ -151,7 +151,7 @@ RESET timezone;
 RESET datestyle;
 RESET extra_float_digits;
 SELECT fence.read_derived('{styled}: a "name"', '2024-02-03 02:02:03+01', '{x}:,%');
-SELECT regexp_replace(regexp_replace(value, '^.*?:v:[0-9]+\.', ''), '\.[0-9]+:', '.N:') AS value
+SELECT regexp_replace(regexp_replace(value, '^.*?:v:\w+\.', ''), '\.[0-9]+:', '.N:') AS value
   FROM fence.derived_keys('{styled}: a "name"', '2024-02-03 01:02:03+00', '{x}:,%');
 
 -- definitions that cannot be

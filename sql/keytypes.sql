@@ -13,7 +13,7 @@ DECLARE
 	hint text;
 BEGIN
 	EXECUTE sql INTO result;
-	RETURN regexp_replace(result, '^[^:]+:[fv]:[0-9]+\.', '');
+	RETURN regexp_replace(result, '^[^:]+:[fv]:\w+\.', '');
 EXCEPTION WHEN OTHERS THEN
 	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
 	RETURN concat_ws(E'\n  ', SQLSTATE || ' ' || SQLERRM, nullif(detail, ''), nullif(hint, ''));

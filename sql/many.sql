@@ -7,7 +7,7 @@
 
 -- What differs from run to run, left out
 CREATE FUNCTION short(fence text) RETURNS text LANGUAGE sql AS
-	$$ SELECT regexp_replace(fence, '^.*?:f:[0-9]+\.many\.', '') $$;
+	$$ SELECT regexp_replace(fence, '^.*?:f:\w+\.many\.', '') $$;
 CREATE FUNCTION look(VARIADIC fences text[])
 	RETURNS TABLE (fence text, status text, permit boolean, version bigint, payload text, stamp boolean) LANGUAGE sql AS $$
 	SELECT many.short(fence), status, permit <> '', version, payload, stamp <> ''
@@ -126,7 +126,7 @@ SELECT what, refused(replace(fence.fence_key('many.room', '1'), a, b))
   FROM (VALUES ('the name', '', ''), ('leading zero', '{1}', '{01}'), ('blank', '{1}', '{%201}'), ('no integer', '{1}', '{x}'),
 			   ('two values', '{1}', '{1,2}'), ('a suffix', '{1}', '{1}:x'), ('a value', ':f:', ':v:'), ('a tag', '{1}', '{room}:1'),
 			   ('another domain', 'many.room', 'many.nosuch'), ('another namespace', 'fence:', 'other:'),
-			   ('another database', ':f:', ':f:1')) x (what, a, b);
+			   ('another database', ':f:', ':f:1'), ('another cluster', '.many.', '_.many.')) x (what, a, b);
 SELECT refused(replace(fence.fence_key('many.member', '1', '2'), 'room/1', 'room/2'));
 -- domains whose versions PostgreSQL does not know
 SELECT fence.attach(NULL, domain => 'many.manual', scope => 'manual');

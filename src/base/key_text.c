@@ -1,11 +1,15 @@
 /*
  * base/key_text.c
- *	  Percent-encodes the text of keys, and parses names of fences in Redis; see key_text.h.
+ *	  Percent-encodes the text of keys, and makes and parses names in Redis; see key_text.h.
  *
  * The encoded bytes are UTF-8 (utf8.h), whatever the encoding of the database. So names and keys in Redis are ASCII,
- * and clients in all languages compute the same text for a key. Takes no locks. Keeps no state.
+ * and clients in all languages compute the same text for a key. Takes no locks. Keeps the code of the cluster.
  */
 #include "postgres.h"
+
+#include "access/xlog.h"
+#include "common/hashfn.h"
+#include "miscadmin.h"
 
 #include "base/key_text.h"
 #include "base/settings.h"
@@ -130,6 +134,88 @@ key_parts(const char *key, int *nparts, char ***parts)
 	return true;
 }
 
+/* -----------------------------------------------------------------------------------------------------------------
+ * Names in Redis
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+#define CODE_LENGTH 6
+
+/*
+ * The code of this cluster, made of its system identifier, so that its standbys have the same. It begins with a letter,
+ * because a number precedes it.
+ */
+static const char *
+cluster_code(void)
+{
+	static const char digits[] = "abcdefghijklmnopqrstuvwxyz0123456789";
+	static char code[CODE_LENGTH + 1] = "";
+
+	if (code[0] == '\0')
+	{
+		uint64		id = GetSystemIdentifier();
+		uint64		hash = hash_bytes_extended((const unsigned char *) &id, sizeof(id), 0);
+
+		for (int i = CODE_LENGTH - 1; i > 0; i--)
+		{
+			code[i] = digits[hash % 36];
+			hash /= 36;
+		}
+		code[0] = digits[hash % 26];
+	}
+	return code;
+}
+
+char *
+key_database_prefix(void)
+{
+	return psprintf("%u%s.", MyDatabaseId, cluster_code());
+}
+
+char *
+key_domain_name(const char *domain)
+{
+	StringInfoData buf;
+
+	initStringInfo(&buf);
+	appendStringInfoString(&buf, key_database_prefix());
+	key_encode(&buf, domain);
+	return buf.data;
+}
+
+/* Returns what follows "<database oid><cluster>." in a domain's name in Redis; NULL if it does not begin so. */
+static const char *
+after_code(const char *redis_name, Oid *database)
+{
+	char	   *end;
+
+	if (*redis_name < '0' || *redis_name > '9')
+		return NULL;
+	*database = (Oid) strtoul(redis_name, &end, 10);
+	if (strncmp(end, cluster_code(), CODE_LENGTH) != 0 || end[CODE_LENGTH] != '.')
+		return NULL;
+	return end + CODE_LENGTH + 1;
+}
+
+Oid
+key_database_of(const char *redis_name)
+{
+	Oid			database;
+
+	return after_code(redis_name, &database) ? database : InvalidOid;
+}
+
+char *
+key_own_domain(const char *redis_name)
+{
+	Oid			database;
+	const char *name = after_code(redis_name, &database);
+	int			nparts;
+	char	  **parts;
+
+	return name && database == MyDatabaseId && key_parts(name, &nparts, &parts) && nparts == 1 ? parts[0] : NULL;
+}
+
 bool
 key_parse_fence_name(const char *fence, Oid *database, char **redis_name, char **key)
 {
@@ -137,7 +223,7 @@ key_parse_fence_name(const char *fence, Oid *database, char **redis_name, char *
 	const char *wire;
 	const char *colon;
 	const char *close;
-	char	   *end;
+	const char *domain;
 	char	  **parts;
 	int			nparts;
 
@@ -147,10 +233,8 @@ key_parse_fence_name(const char *fence, Oid *database, char **redis_name, char *
 	colon = strchr(wire, ':');
 	if (colon == NULL || colon[1] != '{' || (close = strchr(colon, '}')) == NULL)
 		return false;
-	if (*wire < '0' || *wire > '9')
-		return false;
-	*database = (Oid) strtoul(wire, &end, 10);
-	if (*end != '.' || end + 1 >= colon)
+	domain = after_code(wire, database);
+	if (domain == NULL || domain >= colon)
 		return false;
 
 	if (close[1] == '\0')

@@ -1,7 +1,7 @@
 /*
  * base/key_text.h
- *	  Percent-encodes and decodes the text of keys, and parses names of fences in Redis. domain/key.h defines which
- *	  text a row has as its key.
+ *	  Percent-encodes and decodes the text of keys, and makes and parses the names of domains and fences in Redis.
+ *	  domain/key.h defines which text a row has as its key.
  */
 #ifndef FENCE_KEY_TEXT_H
 #define FENCE_KEY_TEXT_H
@@ -31,9 +31,25 @@ extern bool key_parts(const char *key, int *nparts, char ***parts);
 extern bool key_split(const char *key, int *nparts, char ***parts);
 
 /*
+ * Returns how the names in Redis of this database's domains begin: "<database oid><cluster>.", palloc'd. The code of the
+ * cluster is there because two clusters that use one namespace by mistake must not share names, and their databases have
+ * equal oids.
+ */
+extern char *key_database_prefix(void);
+
+/* Returns the domain's name in Redis, which is the prefix and the percent-encoded name; palloc'd. */
+extern char *key_domain_name(const char *domain);
+
+/* Returns the domain's name of a name that key_domain_name has made, in any process. NULL: it is not of this database. */
+extern char *key_own_domain(const char *redis_name);
+
+/* Returns the database of a domain's name in Redis. InvalidOid: it is not the name of a domain of this cluster. */
+extern Oid	key_database_of(const char *redis_name);
+
+/*
  * Splits the name of a fence into the database's oid, the domain's name in Redis, and the key (the last two palloc'd).
- * Needs no domain, so it also works for other databases. Returns false if this is not the name of a fence in this
- * cluster's namespace.
+ * Needs no domain, so it also works for other databases. Returns false if this is not the name of a fence of this
+ * cluster.
  */
 extern bool key_parse_fence_name(const char *fence, Oid *database, char **redis_name, char **key);
 

@@ -25,7 +25,7 @@
 PG_FUNCTION_INFO_V1(fence_metrics_view);
 PG_FUNCTION_INFO_V1(fence_reset_metrics);
 
-#define MAX_REDIS_NAME	(11 + 3 * NAMEDATALEN)
+#define MAX_REDIS_NAME	(17 + 3 * NAMEDATALEN)
 
 typedef enum MetricType
 {
@@ -327,17 +327,7 @@ put_window(ReturnSetInfo *rsinfo)
 static const char *
 name_of_slot(MetricSlot slot)
 {
-	const char *redis_name = metrics->slots[slot].redis_name;
-	const char *dot = strchr(redis_name, '.');
-	int			nparts;
-	char	  **parts;
-
-	if (slot == METRIC_OTHER_SLOT)
-		return METRIC_OTHER_NAME;
-	if ((Oid) strtoul(redis_name, NULL, 10) != MyDatabaseId || dot == NULL || !key_parts(dot + 1, &nparts, &parts) ||
-		nparts != 1)
-		return NULL;
-	return parts[0];
+	return slot == METRIC_OTHER_SLOT ? METRIC_OTHER_NAME : key_own_domain(metrics->slots[slot].redis_name);
 }
 
 /*

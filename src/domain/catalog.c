@@ -400,17 +400,6 @@ is_listed(List *refs, int64 id)
 	return false;
 }
 
-char *
-domain_redis_name(const char *name)
-{
-	StringInfoData buf;
-
-	initStringInfo(&buf);
-	appendStringInfo(&buf, "%u.", MyDatabaseId);
-	key_encode(&buf, name);
-	return buf.data;
-}
-
 static List *
 refs_of(List *rows)
 {
@@ -426,7 +415,7 @@ refs_of(List *rows)
 			continue;			/* the domain is in the list already, because of another of its tables */
 		ref = palloc0(sizeof(DomainRef));
 		ref->row = row;
-		ref->redis_name = domain_redis_name(row->name);
+		ref->redis_name = key_domain_name(row->name);
 		ref->id = row->id;
 		ref->publish = row->publish;
 		list = lappend(list, ref);

@@ -139,7 +139,4 @@ extern void domain_row_update(const DomainRow *row);
  */
 extern bool domain_row_rename_column(DomainRow *row, const char *old, const char *new);
 
-/* Returns the domain's name in Redis, "<database oid>.<percent-encoded name>"; palloc'd. */
-extern char *domain_redis_name(const char *name);
-
 #endif

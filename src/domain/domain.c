@@ -18,6 +18,7 @@
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
+#include "base/key_text.h"
 #include "domain/catalog.h"
 #include "domain/domain.h"
 #include "domain/key_index.h"
@@ -214,7 +215,7 @@ fill_domain(Domain *domain, const DomainRow *row)
 
 	domain->id = row->id;
 	domain->name = pstrdup(row->name);
-	domain->redis_name = domain_redis_name(row->name);
+	domain->redis_name = key_domain_name(row->name);
 	domain->metrics = metrics_slot(domain->redis_name);
 	domain->fence_prefix = psprintf("%s:f:%s:{", setting_namespace, domain->redis_name);
 	domain->value_prefix = psprintf("%s:v:%s:{", setting_namespace, domain->redis_name);
@@ -300,7 +301,7 @@ domain_stub(const DomainRow *row)
 
 	domain->id = row->id;
 	domain->name = pstrdup(row->name);
-	domain->redis_name = domain_redis_name(row->name);
+	domain->redis_name = key_domain_name(row->name);
 	domain->metrics = metrics_slot(domain->redis_name);
 	fill_writing(domain, row);
 	MemoryContextSwitchTo(old);

@@ -49,7 +49,7 @@ typedef struct Domain
 	struct Domain *next;		/* the next attachment of the same table */
 	int64		id;				/* fence.domain.id: this attachment; never reused */
 	char	   *name;			/* as users see it */
-	char	   *redis_name;		/* "<database oid>.<percent-encoded name>": as Redis sees it */
+	char	   *redis_name;		/* as Redis sees it: key_domain_name */
 	char	   *fence_prefix;	/* "<namespace>:f:<redis_name>:{" */
 	char	   *value_prefix;	/* "<namespace>:v:<redis_name>:{" */
 	MetricSlot	metrics;		/* metrics of the domain */

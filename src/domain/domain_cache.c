@@ -179,7 +179,7 @@ domain_at_transaction_end(void)
 static void
 raise_misshapen(const DomainRow *row, const char *fault)
 {
-	if (fence_shared != NULL && fence_log_due(psprintf("misshapen %s", domain_redis_name(row->name))))
+	if (fence_shared != NULL && fence_log_due(psprintf("misshapen %s", key_domain_name(row->name))))
 	{
 		pg_atomic_fetch_add_u32(&fence_shared->catalog_serial, 1);
 		fence_wake_keeper_process();
@@ -403,15 +403,9 @@ domain_is_current(const Domain *domain)
 Domain *
 domain_by_redis_name(const char *redis_name)
 {
-	char	   *end;
-	unsigned long database = strtoul(redis_name, &end, 10);
-	int			nparts;
-	char	  **parts;
-	Domain	   *domain;
+	char	   *name = key_own_domain(redis_name);
+	Domain	   *domain = name ? domain_by_name(name, true) : NULL;
 
-	if (database != MyDatabaseId || *end != '.' || !key_parts(end + 1, &nparts, &parts) || nparts != 1)
-		return NULL;
-	domain = domain_by_name(parts[0], true);
 	return domain != NULL && strcmp(domain->redis_name, redis_name) == 0 ? domain : NULL;
 }
 

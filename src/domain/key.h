@@ -8,9 +8,10 @@
  * without values, which stands for a whole table, is "*". So no data can forge a brace, colon, comma, blank or newline,
  * and all keys and names are ASCII.
  *
- *   fence name   <namespace>:f:<database oid>.<domain>:{<key>}            without a tag
- *                <namespace>:f:<database oid>.<domain>:{<tag>}:<key>      with one
+ *   fence name   <namespace>:f:<database oid><cluster>.<domain>:{<key>}            without a tag
+ *                <namespace>:f:<database oid><cluster>.<domain>:{<tag>}:<key>      with one
  *   value name   the same with v for f
+ * <cluster> is a code of the PostgreSQL cluster (base/key_text.h).
  */
 #ifndef FENCE_KEY_H
 #define FENCE_KEY_H

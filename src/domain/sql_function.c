@@ -14,6 +14,8 @@
 #include "utils/builtins.h"
 #include "utils/snapmgr.h"
 
+#include "base/key_text.h"
+#include "base/settings.h"
 #include "base/shared.h"
 #include "base/utf8.h"
 #include "domain/domain_cache.h"
@@ -24,6 +26,7 @@ PG_FUNCTION_INFO_V1(fence_fence_key);
 PG_FUNCTION_INFO_V1(fence_value_key);
 PG_FUNCTION_INFO_V1(fence_key_slot);
 PG_FUNCTION_INFO_V1(fence_fence_keys);
+PG_FUNCTION_INFO_V1(fence_fence_prefix);
 
 Domain *
 domain_argument(FunctionCallInfo fcinfo, int n)
@@ -94,6 +97,16 @@ fence_fence_key(PG_FUNCTION_ARGS)
 	Domain	   *domain = domain_argument(fcinfo, 0);
 
 	PG_RETURN_TEXT_P(cstring_to_text(key_fence_name(domain, key_argument(fcinfo, 1, domain))));
+}
+
+/* Looks at no table, so that clients can ask in the same statement in which they read fence.domain. */
+Datum
+fence_fence_prefix(PG_FUNCTION_ARGS)
+{
+	char	   *domain = text_to_cstring(PG_GETARG_TEXT_PP(0));
+
+	shared_require();
+	PG_RETURN_TEXT_P(cstring_to_text(psprintf("%s:f:%s", setting_namespace, key_domain_name(domain))));
 }
 
 Datum

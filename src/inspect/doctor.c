@@ -280,6 +280,12 @@ check_library(Report *report, LibraryCall *call, const char *name)
 		put_finding(report, "warning", psprintf("Redis %s has version %d of the function library, this build has version %d",
 												name, hello.library, library_version()),
 					"The keeper replaces an older one when fences open the next time. If the one in Redis is newer, upgrade pgcache_fence here.");
+	else if (hello.refusal[0] != '\0' && strcmp(hello.owner, library_owner()) != 0)
+		put_finding(report, "error",
+					psprintf("two clusters use pgcache_fence.namespace \"%s\": Redis %s is armed by cluster %s, and this is cluster %s",
+							 setting_namespace, name, hello.owner, library_owner()),
+					"Give each cluster a pgcache_fence.namespace of its own, in its configuration, and restart it. "
+					"Nothing of this cluster is cached meanwhile.");
 }
 
 static void
@@ -598,7 +604,8 @@ check_bypassed(Report *report)
 
 	if (n > 0)
 		put_finding(report, "warning", psprintf("%llu transaction(s) committed without reservations", (unsigned long long) n),
-					"Nothing stale was served. The server log tells why fences were CLOSED then; SELECT fence.reset_metrics() resets the count.");
+					"Each waited until no Redis process had a lease of this cluster. The server log tells why fences were CLOSED then; "
+					"SELECT fence.reset_metrics() resets the count.");
 }
 
 static void

@@ -178,15 +178,11 @@ fence_nodes_view(PG_FUNCTION_ARGS)
  * does not read the table, which may be broken.
  */
 static Datum
-shown_domain(Oid database, const char *redis_name)
+shown_domain(const char *redis_name)
 {
-	const char *dot = strchr(redis_name, '.');
-	int			nparts;
-	char	  **parts;
+	char	   *name = key_own_domain(redis_name);
 
-	if (database == MyDatabaseId && dot && key_parts(dot + 1, &nparts, &parts) && nparts == 1)
-		return CStringGetTextDatum(parts[0]);
-	return shown(redis_name);
+	return name ? CStringGetTextDatum(name) : shown(redis_name);
 }
 
 /* Puts one line of fence.pending: the reservations of a transaction for rows, or one for a whole domain. */
@@ -203,9 +199,7 @@ put_pending(ReturnSetInfo *rsinfo, const ListedReservation *r)
 
 	if (!r->domain)
 		(void) key_parse_fence_name(r->name, &database, &redis_name, &key);
-	else
-		database = (Oid) strtoul(redis_name, NULL, 10);
-	values[0] = shown_domain(database, redis_name);
+	values[0] = shown_domain(redis_name);
 	nulls[1] = key == NULL;
 	values[1] = key ? shown(key) : (Datum) 0;
 	nulls[2] = r->domain;
@@ -241,7 +235,7 @@ put_hot(ReturnSetInfo *rsinfo, const char *address, const HotList *hot, const Ho
 	}
 	values[0] = shown(address);
 	nulls[1] = line->name == NULL;
-	values[1] = line->name ? shown_domain(database, redis_name) : (Datum) 0;
+	values[1] = line->name ? shown_domain(redis_name) : (Datum) 0;
 	nulls[2] = key == NULL;
 	values[2] = key ? shown(key) : (Datum) 0;
 	values[3] = Int32GetDatum(line->name ? slot_of_key(line->name, strlen(line->name)) : line->slot);

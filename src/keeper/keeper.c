@@ -491,6 +491,28 @@ resume_epoch(FenceWord closed)
 }
 
 /*
+ * Whether a process that would have to be armed says that it would refuse, and why. Without this question each try to
+ * open would raise the bound for which waiting writers wait, although nothing is granted.
+ */
+static bool
+would_refuse(FenceWord word, char why[REASON_LEN])
+{
+	char		epoch[EPOCH_LEN];
+
+	fence_epoch_of(WORD_EPOCH(word), epoch);
+	for (int i = 0; i < topology_size; i++)
+	{
+		const RedisNode *node = &topology_nodes[i];
+
+		if (!node->present || !topology_has_slots(i) || node->hello.refusal[0] == '\0' || is_armed(i, epoch))
+			continue;
+		snprintf(why, REASON_LEN, "Redis refused: %s", node->hello.refusal);
+		return true;
+	}
+	return false;
+}
+
+/*
  * Tries once to open: from CLOSED, or from OPEN when the map of slots has changed. If it fails, it sets CLOSED with
  * the reason, unless somebody else has changed the word.
  */
@@ -545,6 +567,8 @@ try_open(FenceWord closed)
 		}
 		return false;
 	}
+	if (would_refuse(closed, error))
+		return back_to_closed(closed, error);
 
 	pg_atomic_write_u64(&fence_shared->arming_until, (uint64) fence_clock() + lease_us());
 	if (!fence_word_change(closed, FENCE_ARMING, WORD_EPOCH(closed), NULL))

@@ -22,6 +22,7 @@
 
 #include "base/bgworker.h"
 #include "base/jobs.h"
+#include "base/key_text.h"
 #include "base/metrics.h"
 #include "base/settings.h"
 #include "base/shared.h"
@@ -123,7 +124,7 @@ reserve_for_prepared(LibraryCall *call, uint32 epoch)
 		char	   *name = SPI_getvalue(row, SPI_tuptable->tupdesc, 1);
 		int64		xid = DatumGetInt64(SPI_getbinval(row, SPI_tuptable->tupdesc, 2, &isnull));
 
-		if (!library_domain_reserve(call, epoch, domain_redis_name(name), fence_stamp_of((TransactionId) xid)))
+		if (!library_domain_reserve(call, epoch, key_domain_name(name), fence_stamp_of((TransactionId) xid)))
 			return false;
 	}
 	return true;

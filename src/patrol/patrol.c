@@ -85,7 +85,7 @@ owner_of(const ListedReservation *r, Oid *database, char **redis_name, char **ke
 	if (!r->domain)
 		return key_parse_fence_name(r->name, database, redis_name, key);
 	*redis_name = r->name;
-	*database = (Oid) strtoul(r->name, NULL, 10);
+	*database = key_database_of(r->name);
 	return OidIsValid(*database);
 }
 

@@ -153,15 +153,21 @@ take_permit(GetAnswer *answer, const char *permit)
 }
 
 /*
- * Makes an answer of what the fence holds and of its domain's permit. stale: keeps the record even if it is not
- * current.
+ * Makes the item's answer of what its fence holds and of its domain's permit. stale: keeps the record even if it is not
+ * current. Returns false if the record is of another fence.
  */
-static void
-take_look(GetAnswer *answer, const redisReply *fence, const char *permit, bool stale)
+static bool
+take_look(ManyItem *item, const redisReply *fence, const char *permit, bool stale)
 {
+	GetAnswer  *answer = &item->answer;
 	Record		record;
 	bool		found = fence->type == REDIS_REPLY_STRING && calls_record(fence->str, fence->len, &record) && record.payload;
 
+	if (found && !calls_is_of(&record, item->fence))
+	{
+		*answer = no_answer(fence, GET_UNAVAILABLE);
+		return false;
+	}
 	*answer = (GetAnswer) {.status = GET_UNARMED, .answered = true, .version = NO_VERSION};
 	if (found && calls_is_current(&record, permit))
 	{
@@ -172,6 +178,7 @@ take_look(GetAnswer *answer, const redisReply *fence, const char *permit, bool s
 		take_permit(answer, permit);
 	if (found && (answer->status == GET_HIT || stale))
 		take_record(answer, &record);
+	return true;
 }
 
 /* Makes one round trip for all items of the group. False: there is no answer. */
@@ -207,12 +214,12 @@ look(ManyItem *items, int size, const int *group, bool stale)
 		return false;
 	for (int i = 0; i < size; i++)
 	{
-		GetAnswer  *answer = &items[group[i]].answer;
+		ManyItem   *item = &items[group[i]];
 
-		if (replies[0]->type == REDIS_REPLY_ARRAY && replies[0]->elements == (size_t) size)
-			take_look(answer, replies[0]->element[i], calls_permit(replies[1], place[i], ndomains), stale);
-		else
-			*answer = no_answer(replies[0], GET_UNAVAILABLE);
+		if (replies[0]->type != REDIS_REPLY_ARRAY || replies[0]->elements != (size_t) size)
+			item->answer = no_answer(replies[0], GET_UNAVAILABLE);
+		else if (!take_look(item, replies[0]->element[i], calls_permit(replies[1], place[i], ndomains), stale))
+			coordinator_distrust(item->fence);
 	}
 	freeReplyObject(replies[0]);
 	freeReplyObject(replies[1]);
@@ -304,6 +311,11 @@ take_get(ManyItem *item, const redisReply *reply)
 
 	*answer = no_answer(reply, GET_UNAVAILABLE);
 	answer->answered = reply != NULL && calls_get(reply, &get);
+	if (answer->answered && get.hit && !calls_is_of(&get.record, item->fence))
+	{
+		coordinator_distrust(item->fence);
+		answer->answered = false;
+	}
 	if (!answer->answered)
 		count_answer(item);
 	else if (get.hit)

@@ -19,6 +19,7 @@
 
 #include "base/buckets.h"
 #include "base/compat.h"
+#include "base/shared.h"
 #include "base/utf8.h"
 #include "domain/tombstone.h"
 #include "read/reader.h"
@@ -93,6 +94,32 @@ reader_require(const Domain *domain)
 	}
 	foreach(lc, domain->tables ? domain->tables : list_make1_oid(domain->relid))
 		require_table(domain, lfirst_oid(lc));
+}
+
+bool
+reader_pause(int64 microseconds, uint32 wait_event)
+{
+	MemoryContext context = CurrentMemoryContext;
+	volatile bool slept = false;
+
+	PG_TRY();
+	{
+		fence_pause(microseconds, wait_event);
+		slept = true;
+	}
+	PG_CATCH();
+	{
+		/*
+		 * Only a conflict with recovery raises this while we sleep. We may catch it without a subtransaction, because sleeping
+		 * acquires nothing; in a subtransaction PostgreSQL would end the session instead.
+		 */
+		if (!RecoveryInProgress() || geterrcode() != ERRCODE_T_R_SERIALIZATION_FAILURE)
+			PG_RE_THROW();
+		MemoryContextSwitchTo(context);
+		FlushErrorState();
+	}
+	PG_END_TRY();
+	return slept;
 }
 
 const char *

@@ -50,6 +50,12 @@ typedef enum ReadSource
 
 extern const char *reader_source_name(ReadSource source);
 
+/*
+ * Sleeps, as fence_pause does. False, on a standby only: replay does not wait for this statement any longer, and PostgreSQL
+ * would have canceled it. It must read no row of its own any more, and end soon, or it is canceled at the next occasion.
+ */
+extern bool reader_pause(int64 microseconds, uint32 wait_event);
+
 /* Raises 42809 for a domain whose rows and versions are not in PostgreSQL. */
 extern void reader_require_source(const Domain *domain);
 

@@ -75,9 +75,9 @@ fence_get(PG_FUNCTION_ARGS)
 /*
  * A strong get that waits for another reader. While that reader has a fill lease, this looks again and again for the
  * value that it is about to put, but not longer than the lease lasts. Without fill leases, a miss needs no second
- * call to Redis. Interruptible.
+ * call to Redis. Interruptible. False: a standby must not wait, and read, any longer (reader_pause).
  */
-static void
+static bool
 patient_get(ManyItem *item)
 {
 	const GetAnswer *answer = &item->answer;
@@ -91,11 +91,13 @@ patient_get(ManyItem *item)
 
 		while (answer->busy_ms > 0 && (left = deadline - fence_clock()) > 0)
 		{
-			fence_pause(Min(pause, left), wait_event_redis());
+			if (!reader_pause(Min(pause, left), wait_event_redis()))
+				return false;
 			pause *= 2;
 			(void) many_ask_why(1, item, 0);
 		}
 	}
+	return true;
 }
 
 /* The strong read of one row. It sets found, row and version, unless the answer is SOURCE_PRIMARY. */
@@ -107,8 +109,11 @@ read_item(ManyItem *item)
 	item->answer = (GetAnswer) {.status = GET_UNAVAILABLE};
 	if (ledger_has_written(item->domain))
 		metrics_add(item->domain->metrics, METRIC_FALLBACK_OWN_WRITE, 1);
-	else
-		patient_get(item);
+	else if (!patient_get(item))
+	{
+		metrics_add(item->domain->metrics, METRIC_STANDBY_PRIMARY, 1);
+		return SOURCE_PRIMARY;
+	}
 	if (many_accept(item))
 		return SOURCE_CACHE;
 	if (RecoveryInProgress())

@@ -142,9 +142,8 @@ find_snapshot(int n, ManyItem *items)
 	while ((snapshot = far_enough(n, items, &is_new)) == NULL)
 	{
 		left = deadline - fence_clock();
-		if (left <= 0 || !is_new || !may_wait())
+		if (left <= 0 || !is_new || !may_wait() || !reader_pause(Min(pause, left), wait_event_standby()))
 			return NULL;
-		fence_pause(Min(pause, left), wait_event_standby());
 		pause = Min(pause * 2, MAX_PAUSE_US);
 	}
 	return snapshot;

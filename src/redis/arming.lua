@@ -30,19 +30,37 @@ local function parse_slots(text)
   return slots
 end
 
--- hello | namespace nonce -> identity, time, role, library version, owner, timeline, epoch, until
--- The last four are empty if this process was never armed for the namespace. The first hello sets the identity.
+-- Returns why this process must not be armed by that run (server) of that cluster (owner) now, or nil.
+local function claim(ns, a, owner, timeline, server, now)
+  if a.owner ~= owner and now < a.until_ms then
+    return 'armed by cluster ' .. a.owner .. ', whose lease runs: two clusters use namespace "' .. ns .. '"'
+  end
+  if timeline < a.timeline and now < a.until_ms then
+    return 'armed by timeline ' .. a.timeline .. ', whose lease runs'
+  end
+  -- A server that restarts waits until its last lease is over. So the server that armed us lives, and another one asks.
+  if timeline == a.timeline and server ~= a.server and now < a.granted_ms then
+    return 'armed by another server of this cluster and timeline, whose lease runs'
+  end
+end
+
+-- hello | namespace nonce [owner timeline server] -> identity, time, role, library version, owner, timeline, epoch,
+--   until, refusal
+-- The last five are empty if this process was never armed for the namespace. refusal: why arm would refuse this owner
+-- now. The first hello sets the identity.
 local function hello(_, args)
-  if #args ~= 2 or not find(args[1], '^[%w_.-]+$') or not find(args[2], '^%x+$') or #args[2] > MAX_NONCE then
-    return bad('fence_hello', 'expected a namespace and a nonce of up to 16 hexadecimal digits')
+  if (#args ~= 2 and #args ~= 5) or not find(args[1], '^[%w_.-]+$') or not find(args[2], '^%x+$') or
+     #args[2] > MAX_NONCE or (args[3] and not whole(args[4])) then
+    return bad('fence_hello', 'expected a namespace, a nonce of up to 16 hexadecimal digits, and perhaps who asks')
   end
   if not identity then identity = args[2] end
-  local role = match(redis.call('INFO', 'replication'), 'role:(%a+)') or '?'
-  local reply = { identity, tostring(now_ms()), role, LIBRARY_VERSION, '', '', '', '' }
+  local role, now = match(redis.call('INFO', 'replication'), 'role:(%a+)') or '?', now_ms()
+  local reply = { identity, tostring(now), role, LIBRARY_VERSION, '', '', '', '', '' }
   local space = spaces[args[1]]
   if space then
     local a = space.armed
     reply[5], reply[6], reply[7], reply[8] = a.owner, tostring(a.timeline), a.epoch, tostring(a.until_ms)
+    reply[9] = args[3] and claim(args[1], a, args[3], whole(args[4]), args[5], now) or ''
   end
   return reply
 end
@@ -117,20 +135,6 @@ local function set_gates(space)
   for _, d in pairs(space.domains) do set_gate(d) end
 end
 
--- Returns why this process must not be armed, or nil.
-local function refusal(a, epoch, number, owner, timeline, server, now)
-  if not a then return nil end
-  if a.owner ~= owner and now < a.until_ms then return 'armed by cluster ' .. a.owner .. ', whose lease runs' end
-  if timeline < a.timeline and now < a.until_ms then
-    return 'armed by timeline ' .. a.timeline .. ', whose lease runs'
-  end
-  -- A server that restarts waits until its last lease is over. So the server that armed us lives, and another one asks.
-  if timeline == a.timeline and server ~= a.server and now < a.granted_ms then
-    return 'armed by another server of this cluster and timeline, whose lease runs'
-  end
-  if a.epoch ~= epoch and number <= a.number then return 'already armed in epoch ' .. a.epoch end
-end
-
 -- arm <heartbeat-key> | identity epoch until slots owner timeline server settings -> armed|refused why now
 -- until is absolute on this node's clock. So an arm that arrives later than that is refused: its lease has ended.
 -- server identifies the run of the PostgreSQL server that asks.
@@ -145,7 +149,8 @@ local function arm(keys, args)
   local now, space = now_ms(), spaces[ns]
   local a = space and space.armed
   local why = args[1] ~= identity and 'another process answers here' or till <= now and 'the lease was over on arrival'
-    or refusal(a, epoch, number, args[5], timeline, args[7], now)
+    or a and claim(ns, a, args[5], timeline, args[7], now)
+    or a and a.epoch ~= epoch and number <= a.number and 'already armed in epoch ' .. a.epoch
   if why then return { 'refused', why, tostring(now) } end
   if a and a.epoch == epoch then
     extend(a, keys[1], till)

@@ -26,6 +26,13 @@ make_header(char header[HEADER_LEN], uint32 number)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
+/* Returns what follows the domain in the name of a fence, or of a value beside it. */
+static const char *
+key_of_name(const char *fence)
+{
+	return strstr(fence, ":{") + 1;
+}
+
 static void
 add_bytes(Call *call, const char *bytes, size_t len)
 {
@@ -56,6 +63,17 @@ call_wrap(Call *call, int argc, const char **argv, size_t *argvlen)
 	call->argc = argc;
 	call->argv = argv;
 	call->argvlen = argvlen;
+	call->nonce[0] = '\0';
+}
+
+/* Adds a nonce that no other outstanding call of this process has. */
+static void
+add_nonce(Call *call)
+{
+	static uint32 nonces = 0;
+
+	snprintf(call->nonce, NONCE_LEN, "#%u", ++nonces);
+	add(call, call->nonce);
 }
 
 /* n: how many strings follow. If they do not fit into `few`, allocates. */
@@ -65,10 +83,11 @@ begin(Call *call, const char *command, int n)
 	call->argc = call->nnumbers = 0;
 	call->argv = call->few;
 	call->argvlen = call->few_len;
-	if (n + 4 > CALL_FEW)
+	call->nonce[0] = '\0';
+	if (n + 5 > CALL_FEW)
 	{
-		call->argv = palloc(sizeof(char *) * (n + 4));
-		call->argvlen = palloc(sizeof(size_t) * (n + 4));
+		call->argv = palloc(sizeof(char *) * (n + 5));
+		call->argvlen = palloc(sizeof(size_t) * (n + 5));
 	}
 	add(call, command);
 }
@@ -136,6 +155,7 @@ call_token(Call *call, int n, const char **fences)
 	begin_many(call, "fence_token", n, n);
 	for (int i = 0; i < n; i++)
 		add(call, fences[i]);
+	add_nonce(call);
 }
 
 void
@@ -149,12 +169,20 @@ call_check(Call *call, int n, const char **fences, const char **tokens, const ch
 		add(call, tokens[i]);
 		add(call, versions[i]);
 	}
+	add_nonce(call);
 }
 
 void
 call_about(Call *call, const char *function, const char *key)
 {
 	make(call, "FCALL_RO", function, 1, "s", key);
+	add_nonce(call);
+}
+
+void
+call_release(Call *call, const char *fence)
+{
+	make(call, "FCALL_RO", "fence_release", 1, "s", fence);
 }
 
 void
@@ -175,7 +203,7 @@ call_put_beside(Call calls[2], const char *fence, const char *permit, int64 vers
 	appendStringInfo(&side, "%s:put.%016llx", fence, (unsigned long long) nonce);
 	side.data[kind] = 'v';
 	initStringInfo(&record);
-	appendStringInfo(&record, "%.*s " INT64_FORMAT " \n", (int) calls_token_len(permit), permit, version);
+	appendStringInfo(&record, "%.*s " INT64_FORMAT " %s\n", (int) calls_token_len(permit), permit, version, key_of_name(fence));
 	appendBinaryStringInfo(&record, payload, payload_len);
 	call_set(&calls[0], side.data, record.data, record.len, PUT_BESIDE_MS);
 	make(&calls[1], "FCALL", "fence_put_from", 2, "sssnn", fence, side.data, permit, version, ttl_ms);
@@ -265,9 +293,9 @@ calls_settings(char settings[SETTINGS_LEN], uint32 grant)
 }
 
 void
-call_hello(Call *call, const char *nonce)
+call_hello(Call *call, const char *nonce, const char *owner, uint32 timeline, const char *server)
 {
-	make(call, "FCALL", "fence_hello", 0, "Ns", nonce);
+	make(call, "FCALL", "fence_hello", 0, owner ? "Nssns" : "Ns", nonce, owner, (int64) timeline, server);
 }
 
 void
@@ -471,6 +499,35 @@ calls_finish_store(StringInfo command, uint32 epoch, const char *stamp, int nrow
  * -----------------------------------------------------------------------------------------------------------------
  */
 
+/* Takes the nonce away that ends a text, behind a blank. */
+static bool
+strip_text(redisReply *reply, const char *nonce)
+{
+	char	   *blank = strrchr(reply->str, ' ');
+
+	if (blank == NULL || strcmp(blank + 1, nonce) != 0)
+		return false;
+	*blank = '\0';
+	reply->len = blank - reply->str;
+	return true;
+}
+
+bool
+calls_answers(const Call *call, redisReply *reply)
+{
+	const char *last;
+
+	if (call->nonce[0] == '\0' || reply->type == REDIS_REPLY_ERROR)
+		return true;
+	if (reply->type == REDIS_REPLY_STRING)
+		return strip_text(reply, call->nonce);
+	last = reply->type == REDIS_REPLY_ARRAY && reply->elements > 0 ? calls_string(reply, reply->elements - 1) : NULL;
+	if (last == NULL || strcmp(last, call->nonce) != 0)
+		return false;
+	freeReplyObject(reply->element[--reply->elements]);
+	return true;
+}
+
 int64
 calls_granted(const redisReply *reply)
 {
@@ -520,6 +577,8 @@ calls_record(const char *raw, size_t len, Record *record)
 	const char *stop = newline ? newline : end;
 	const char *first = memchr(raw, ' ', stop - raw);
 	const char *second = first ? memchr(first + 1, ' ', stop - first - 1) : NULL;
+	const char *third = second ? memchr(second + 1, ' ', stop - second - 1) : NULL;
+	const char *key = third ? third + 1 : second ? second + 1 : NULL;
 	char	   *after;
 
 	if (second == NULL || first == raw || second == first + 1 || second - first > 20 || strspn(first + 1, "0123456789") != (size_t) (second - first - 1))
@@ -527,9 +586,18 @@ calls_record(const char *raw, size_t len, Record *record)
 	errno = 0;
 	*record = (Record) {
 		.token = raw, .token_len = first - raw, .version = strtoll(first + 1, &after, 10), .stamp = second + 1,
-		.stamp_len = stop - second - 1, .payload = newline ? newline + 1 : NULL, .payload_len = newline ? end - newline - 1 : 0
+		.stamp_len = third ? third - second - 1 : 0, .key = key, .key_len = stop - key, .payload = newline ? newline + 1 : NULL,
+		.payload_len = newline ? end - newline - 1 : 0
 	};
 	return errno == 0;
+}
+
+bool
+calls_is_of(const Record *record, const char *fence)
+{
+	const char *key = key_of_name(fence);
+
+	return record->payload == NULL || (strlen(key) == record->key_len && memcmp(key, record->key, record->key_len) == 0);
 }
 
 size_t
@@ -621,7 +689,7 @@ calls_newest(const redisReply *reply, NewestReply *newest)
 bool
 calls_hello(const redisReply *reply, Hello *hello)
 {
-	const char *strings[8];
+	const char *strings[9];
 
 	for (int i = 0; i < (int) lengthof(strings); i++)
 		if ((strings[i] = calls_string(reply, i)) == NULL)
@@ -633,6 +701,7 @@ calls_hello(const redisReply *reply, Hello *hello)
 	strlcpy(hello->owner, strings[4], sizeof(hello->owner));
 	hello->timeline = (uint32) strtoul(strings[5], NULL, 10);
 	strlcpy(hello->epoch, strings[6], EPOCH_LEN);
+	strlcpy(hello->refusal, strings[8], REASON_LEN);
 	return reply->elements == lengthof(strings);
 }
 

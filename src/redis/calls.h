@@ -27,6 +27,7 @@
 
 #define CALL_FEW		14		/* strings of a call that has a fixed number of them */
 #define CALL_NUMBERS	6
+#define NONCE_LEN		12
 
 typedef struct Call
 {
@@ -38,13 +39,22 @@ typedef struct Call
 	int			nnumbers;
 	char		numbers[CALL_NUMBERS][24];
 	char		header[HEADER_LEN];
+	char		nonce[NONCE_LEN];	/* by which the answer names this call; empty: it need not */
 } Call;
 
 /* Makes a call from existing strings. argvlen NULL: they are NUL-terminated. */
 extern void call_wrap(Call *call, int argc, const char **argv, size_t *argvlen);
 
-/* Builds a question about one key. */
+/* Builds a question about one key. The answer must name the call; of fence_release it need not. */
 extern void call_about(Call *call, const char *function, const char *key);
+extern void call_release(Call *call, const char *fence);
+
+/*
+ * Returns whether the reply answers this very call: it ends with the call's nonce, which this function then takes away, so that
+ * the reply is what Redis says without a nonce. An error answers any call, because it tells nothing that a reader could
+ * believe. False: replies of this connection may be in disorder, so the caller must close it.
+ */
+extern bool calls_answers(const Call *call, redisReply *reply);
 
 /*
  * Calls of readers. Those with n fences allocate and may raise. payload_len may be 0. ttl_ms 0 means the default. For a
@@ -53,7 +63,6 @@ extern void call_about(Call *call, const char *function, const char *key);
 extern void call_mget(Call *call, int n, const char **keys);
 extern void call_token(Call *call, int n, const char **fences);
 #define call_get(call, fence) call_about(call, "fence_get", fence)
-#define call_release(call, fence) call_about(call, "fence_release", fence)
 extern void call_put(Call *call, const char *fence, const char *permit, int64 version, const char *payload, size_t payload_len,
 					 int64 ttl_ms);
 
@@ -94,10 +103,13 @@ extern void call_pending(Call *call, int limit, const char *cursor);
 extern void call_counts(Call *call);
 extern void call_hot(Call *call);
 
-/* Calls of the keeper. calls_settings makes `settings`. slots NULL in call_renew: the slots stay as they are. */
+/*
+ * Calls of the keeper. calls_settings makes `settings`. owner NULL in call_hello: who asks arms nothing. slots NULL in
+ * call_renew: the slots stay as they are.
+ */
 #define SETTINGS_LEN 96
 extern void calls_settings(char settings[SETTINGS_LEN], uint32 grant);
-extern void call_hello(Call *call, const char *nonce);
+extern void call_hello(Call *call, const char *nonce, const char *owner, uint32 timeline, const char *server);
 extern void call_arm(Call *call, const char *key, const char *identity, const char *epoch, int64 until, const char *slots,
 					 const char *owner, uint32 timeline, const char *server, const char *settings);
 extern void call_renew(Call *call, const char *key, const char *identity, const char *epoch, int64 until, const char *settings,
@@ -217,6 +229,8 @@ typedef struct Record
 	int64		version;
 	const char *stamp;			/* of the transaction that committed the version; length 0: unknown */
 	size_t		stamp_len;
+	const char *key;			/* whose record this is; length 0: of a mark, which does not say */
+	size_t		key_len;
 	const char *payload;		/* NULL: this is a mark, which has no payload */
 	size_t		payload_len;
 } Record;
@@ -229,6 +243,9 @@ extern bool calls_record(const char *raw, size_t len, Record *record);
  * record was read.
  */
 extern bool calls_is_current(const Record *record, const char *permit);
+
+/* Returns whether the record is of this fence, by the key that it names. Marks are of any. */
+extern bool calls_is_of(const Record *record, const char *fence);
 
 /* Returns the length of the token with which a permit begins; 0 if there is no permit. */
 extern size_t calls_token_len(const char *permit);
@@ -293,6 +310,7 @@ typedef struct Hello
 	char		owner[32];		/* cluster that armed the process; empty: not armed */
 	uint32		timeline;		/* of that cluster when it armed the process */
 	char		epoch[EPOCH_LEN];
+	char		refusal[REASON_LEN];	/* why it would refuse to be armed by this server; empty: it would not */
 } Hello;
 
 /* Decodes a reply of fence_hello. Returns false if it is malformed. */

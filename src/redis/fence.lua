@@ -3,7 +3,8 @@
 -- pgcache_fence: the function library inside Redis (Redis >= 7.0, Valkey >= 7.2).
 --
 -- Owns: the fences and reservations of every namespace, and the right to answer for them (doc/protocol.md).
---   * A fence is a key, "<token> <version> <stamp>\n<payload>" (a mark, without newline, stands for values beside it).
+--   * A fence is a key, "<token> <version> [<stamp> ]<key>\n<payload>" (a mark, "<token> <version> ", stands for values
+--     beside it). <key> is what follows the domain in the fence's name, so a reader sees whose record it has got.
 --     The invariant: a fence that begins with its domain's present token is current. So a fence may vanish at any time
 --     (eviction, expiry, FLUSHALL). But only this library may make a fence, and nothing may bring one back.
 --   * A reservation says that a transaction may commit another version. It is a Lua variable, which lives and dies with
@@ -196,12 +197,13 @@ end
 -- withdrawn (or nil): it was announced, and readers must not get answers any more; carried: grant of its last
 -- announcement; born: when its token was drawn. pending: stamp -> {since, ended, rows}, reservations of the whole
 -- domain; pendings: their number; few: its rows that were reserved although there were too many.
+-- key_at: where the key begins in the name of a fence, or of a value beside it.
 -- publish: see publish(). told: permits since the last fence_counts; counts: answers of get and put.
 local function domain_of(space, name)
   local d = space.domains[name]
   if not d then
-    d = { space = space, name = name, id = nil, ended = 0, carried = 0, pending = {}, pendings = 0, few = 0,
-          publish = false, told = 0, counts = { 0, 0, 0, 0, 0, 0 } }
+    d = { space = space, name = name, key_at = #space.ns + #name + 5, id = nil, ended = 0, carried = 0,
+          pending = {}, pendings = 0, few = 0, publish = false, told = 0, counts = { 0, 0, 0, 0, 0, 0 } }
     new_token(space, d)
     space.domains[name] = d
   end
@@ -595,7 +597,8 @@ local function store(space, stamp, fence, since, v, ttl, payload)
   if not release(space, fence, stamp, since) then return 0 end
   if proven then
     ttl = lifetime(space, ttl == '0', ttl)
-    call('SET', fence, d.head .. v .. ' ' .. stamp .. '\n' .. payload, 'PX', ttl)
+    local header = d.head .. v .. ' ' .. stamp .. ' ' .. sub(fence, d.key_at) .. '\n'
+    call('SET', fence, header .. payload, 'PX', ttl)
   end
   if d.publish then publish(d, fence, v, stamp) end
   return proven and 1 or 0
@@ -669,7 +672,8 @@ local function may_tell(d, fence)
   return d.pendings == 0 and is_served(d, fence) and lease_runs(d.space.armed)
 end
 
--- token <fence>... -> permit (of several fences an array); '' if no fence may count as current
+-- token <fence>... | [nonce] -> permit (of several fences an array); '' if no fence may count as current
+-- nonce: see answering().
 -- The second half of a strong read. The caller names one fence of each slot and domain that it has read *before* from
 -- this same process. These fences are current if they begin with the permit's token and a blank. See permit().
 local function token_of(fence)
@@ -681,10 +685,15 @@ local function token_of(fence)
   return d.permit_at == counter and d.permit or permit(d)
 end
 
-local function token(keys)
-  if not keys[2] then return keys[1] and token_of(keys[1]) or '' end
+local function token(keys, args)
+  local nonce = args[1]
+  if not keys[2] then
+    local told = keys[1] and token_of(keys[1]) or ''
+    return nonce and told .. ' ' .. nonce or told
+  end
   local reply = {}
   for i = 1, #keys do reply[i] = token_of(keys[i]) end
+  reply[#keys + 1] = nonce
   return reply
 end
 
@@ -795,8 +804,9 @@ local function store_read(name, fence, value, told, v, ttl, payload, side)
   if not is_version(v) or not ms then return bad(name, 'malformed version or ttl_ms') end
   if not d then return 'refused unarmed' end
   local head, place = d.head .. v .. ' ', value or fence
+  local header = head .. sub(place, d.key_at) .. '\n'
   local why = payload and #payload > MAX_PAYLOAD and 'too large' or refusal_of_put(d, fence, told)
-    or side and call('GETRANGE', side, 0, #head) ~= head .. '\n' and 'lost'
+    or side and call('GETRANGE', side, 0, #header - 1) ~= header and 'lost'
   if why then
     count(d, REFUSED)
     return 'refused ' .. why
@@ -806,7 +816,7 @@ local function store_read(name, fence, value, told, v, ttl, payload, side)
     call('RENAME', side, place)
     call('PEXPIRE', place, ttl)
   else
-    call('SET', place, head .. '\n' .. payload, 'PX', ttl)
+    call('SET', place, header .. payload, 'PX', ttl)
   end
   if value and try('GETRANGE', fence, 0, #head - 1) ~= head then call('SET', fence, head, 'PX', ttl) end
   count(d, STORED)
@@ -859,14 +869,30 @@ local function echoing(callback)
   end
 end
 
+-- For questions of readers, who may name them: the last argument may be a nonce, '#' and up to 20 letters and digits.
+-- The answer ends with it: an array has it as its last element, a text behind a blank. So a reader never takes an
+-- answer to another question, or to the same one that was asked earlier, for its own, even if a client library or a
+-- proxy has lost count of the answers. (token() does the same by itself, because a wrapper costs a tenth.)
+local function answering(callback)
+  return function(keys, args)
+    local nonce = args[#args]
+    if not nonce or #nonce > 21 or not find(nonce, '^#%w+$') then return callback(keys, args) end
+    args[#args] = nil
+    local reply = callback(keys, args)
+    if type(reply) == 'string' then return reply .. ' ' .. nonce end
+    if not reply.err then reply[#reply + 1] = nonce end
+    return reply
+  end
+end
+
 register('fence_write', write, { 'allow-cross-slot-keys', 'allow-oom' })
 register('fence_store', echoing(store_rows), { 'allow-cross-slot-keys' })
 register('fence_domain_reserve', echoing(domain_reserve), { 'allow-oom' })
 register('fence_domain_end', echoing(domain_end), { 'allow-oom' })
 register_keyed('fence_remove', remove, { 'allow-oom' })
 register('fence_token', token, { 'no-writes', 'allow-cross-slot-keys' })
-register_keyed('fence_get', get, { 'no-writes', 'allow-cross-slot-keys' })
-register_keyed('fence_check', check, { 'no-writes', 'allow-cross-slot-keys' })
-register_keyed('fence_get_derived', get_derived, { 'no-writes', 'allow-cross-slot-keys' })
+register_keyed('fence_get', answering(get), { 'no-writes', 'allow-cross-slot-keys' })
+register_keyed('fence_check', answering(check), { 'no-writes', 'allow-cross-slot-keys' })
+register_keyed('fence_get_derived', answering(get_derived), { 'no-writes', 'allow-cross-slot-keys' })
 register_keyed('fence_put', put)
 register_keyed('fence_put_from', put_from)

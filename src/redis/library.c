@@ -203,11 +203,21 @@ library_version(void)
 	return line ? atoi(line + strlen(LIBRARY_VERSION_LINE)) : 0;
 }
 
+#define SERVER_LEN 20
+
+/* Names a run of the server, by its nonce. */
+static void
+name_server(char name[SERVER_LEN], uint64 nonce)
+{
+	snprintf(name, SERVER_LEN, "%016llx", (unsigned long long) nonce);
+}
+
 bool
 library_hello(LibraryCall *call, Hello *hello, bool *found)
 {
 	uint64		nonce;
 	char		nonce_text[20];
+	char		server[SERVER_LEN];
 	Call		question;
 	redisReply *reply;
 	bool		ok;
@@ -216,7 +226,11 @@ library_hello(LibraryCall *call, Hello *hello, bool *found)
 	if (!pg_strong_random(&nonce, sizeof(nonce)))
 		elog(ERROR, "could not draw a random number");
 	snprintf(nonce_text, sizeof(nonce_text), "%016llx", (unsigned long long) nonce);
-	call_hello(&question, nonce_text);
+	name_server(server, fence_shared->nonce);
+	if (RecoveryInProgress())
+		call_hello(&question, nonce_text, NULL, 0, NULL);	/* a standby arms nothing */
+	else
+		call_hello(&question, nonce_text, library_owner(), GetWALInsertionTimeLine(), server);
 	reply = library_ask(call, &question);
 	if (reply == NULL)
 	{
@@ -272,15 +286,6 @@ library_probe_writes(LibraryCall *call)
 	else if (strstr(call->error, "READONLY"))
 		strlcpy(call->error, REPLICA_MESSAGE, sizeof(call->error));
 	return passes;
-}
-
-#define SERVER_LEN 20
-
-/* Names a run of the server, by its nonce. */
-static void
-name_server(char name[SERVER_LEN], uint64 nonce)
-{
-	snprintf(name, SERVER_LEN, "%016llx", (unsigned long long) nonce);
 }
 
 bool

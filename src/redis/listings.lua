@@ -91,7 +91,7 @@ local function counts(_, args)
   return reply
 end
 
-register_keyed('fence_status', status, { 'no-writes', 'allow-cross-slot-keys' })
+register_keyed('fence_status', answering(status), { 'no-writes', 'allow-cross-slot-keys' })
 register('fence_pending', pending, { 'no-writes' })
 register('fence_counts', counts, { 'no-writes' })
 

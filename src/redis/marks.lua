@@ -74,6 +74,6 @@ local function newest(keys, args)
 end
 
 register('fence_mark', mark, { 'allow-oom' }) -- not for FCALL_RO: standbys believe it
-register_keyed('fence_newest', newest, { 'no-writes', 'allow-cross-slot-keys' })
+register_keyed('fence_newest', answering(newest), { 'no-writes', 'allow-cross-slot-keys' })
 
 end

@@ -119,6 +119,15 @@ coordinator_ask(const char *fence, int n, const Call *calls, redisReply **replie
 	return find_node(fence, &node) && wire_ask(node, n, calls, replies, wire_deadline());
 }
 
+void
+coordinator_distrust(const char *fence)
+{
+	int			node;
+
+	if (find_node(fence, &node))
+		wire_distrust(node);
+}
+
 /* Does not wait for what is outstanding on the same wire, because that arrives first. */
 bool
 coordinator_ask_once(const char *fence, const Call *call, redisReply **reply)

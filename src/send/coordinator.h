@@ -80,6 +80,9 @@ extern void coordinator_await_messages(void);
  */
 extern bool coordinator_ask(const char *fence, int n, const Call *calls, redisReply **replies);
 
+/* Closes the connection on which a reply to a question about this fence names another key (rule K). */
+extern void coordinator_distrust(const char *fence);
+
 /* Asks one question that must not arrive twice; see wire_ask_once. */
 extern bool coordinator_ask_once(const char *fence, const Call *call, redisReply **reply);
 

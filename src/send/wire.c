@@ -325,6 +325,12 @@ free_replies(int n, redisReply **replies)
 	}
 }
 
+void
+wire_distrust(int node)
+{
+	link_hang_up(&links[node], "Redis replied to another question than the one that was asked, so replies were mixed up on the way");
+}
+
 /* Sends the questions behind everything that is outstanding, and waits for all the replies. */
 static bool
 ask_once(Link *wire, int n, const Call *calls, redisReply **replies, int64 deadline)
@@ -339,6 +345,12 @@ ask_once(Link *wire, int n, const Call *calls, redisReply **replies, int64 deadl
 	ok = ok && link_collect(wire, deadline);
 	for (int i = 0; ok && i < n; i++)
 		ok = (replies[i] = link_wait(wire, deadline)) != NULL;
+	for (int i = 0; ok && i < n; i++)
+		if (!calls_answers(&calls[i], replies[i]))
+		{
+			wire_distrust(wire - links);
+			ok = false;
+		}
 	if (!ok)
 		free_replies(n, replies);
 	return ok;

@@ -33,6 +33,12 @@ extern bool wire_reserve(Reservation *reservation, int node, FenceWord word);
 /* Returns the deadline for a reply that is requested now, or waited for from now on. */
 extern int64 wire_deadline(void);
 
+/*
+ * Closes the connection to this node's process, because a reply on it answers another question than the one that was asked. Every
+ * later reply may, too.
+ */
+extern void wire_distrust(int node);
+
 /* Sends each draft whose wire has no outstanding replies; with `always`, sends all drafts. Neither waits nor raises. */
 extern void wire_send(bool always);
 

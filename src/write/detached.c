@@ -73,7 +73,7 @@ result_text(uint64 row, int column)
 	return SPI_getvalue(SPI_tuptable->vals[row], SPI_tuptable->tupdesc, column);
 }
 
-/* The part of a fence's name that is stored: what follows "<namespace>:f:<database OID>.". The front may change. */
+/* The part of a fence's name that is stored: what follows "<namespace>:f:<database OID><cluster>.". The front may change. */
 static const char *
 stored_name(const char *fence)
 {
@@ -83,7 +83,7 @@ stored_name(const char *fence)
 static char *
 full_name(const char *stored)
 {
-	return psprintf("%s:f:%u.%s", setting_namespace, MyDatabaseId, stored);
+	return psprintf("%s:f:%s%s", setting_namespace, key_database_prefix(), stored);
 }
 
 /* The highest version for which a reservation of the key stands; NO_VERSION if none does. Raises 54000 if too many do. */

@@ -150,7 +150,7 @@ def counted_server():
 
 
 def fence(key):
-    return 'bench:f:16384.account:{%s}' % key
+    return 'bench:f:16384abcdef.account:{%s}' % key
 
 
 def some(i, count):
@@ -179,15 +179,19 @@ def store(server, i):
 
 def put_large(server, i):
     """Puts a large row, which Lua does not copy."""
-    side = fence(i % ROWS).replace(':f:', ':v:') + f':put.{i}'
-    return [('SET', side, f'{server.permit.split()[0]} 1 \n{LARGE}', 'PX', 10_000),
-            ('FCALL', 'fence_put_from', 2, fence(i % ROWS), side, server.permit, 1, 0)]
+    row = fence(i % ROWS)
+    side = row.replace(':f:', ':v:') + f':put.{i}'
+    key = row[row.index('{'):]
+    return [('SET', side, f'{server.permit.split()[0]} 1 {key}\n{LARGE}', 'PX', 10_000),
+            ('FCALL', 'fence_put_from', 2, row, side, server.permit, 1, 0)]
 
 
 # name -> (keys per call, instructions per key that are allowed, commands of call i)
 CASES = {
     'GET': (1, None, lambda s, i: [('GET', fence(i % ROWS))]),
     'GET, token': (1, 22_000, lambda s, i: [('GET', fence(i % ROWS)), ('FCALL_RO', 'fence_token', 1, fence(i % ROWS))]),
+    'GET, token with a nonce': (1, None, lambda s, i: [
+        ('GET', fence(i % ROWS)), ('FCALL_RO', 'fence_token', 1, fence(i % ROWS), f'#{i}')]),
     '49 GET, one token': (49, None, lambda s, i: [*(('GET', name) for name in some(i, 49)), ('FCALL_RO', 'fence_token', 1, fence(i % ROWS))]),
     'MULTI, MGET, token, EXEC': (1, None, lambda s, i: [
         ('MULTI',), ('MGET', fence(i % ROWS)), ('FCALL_RO', 'fence_token', 1, fence(i % ROWS)), ('EXEC',)]),

@@ -15,7 +15,7 @@ from part_library import LIBRARY
 from servers import Postgres, Redis, cpu_us, running, wait_until
 
 HOUR = 3_600_000
-NAME = 'bench:f:16384.account:{%d}'    # as fence_key makes them for a table of a few letters
+NAME = 'bench:f:16384abcdef.account:{%d}'    # as fence_key makes them for a table of a few letters
 PAYLOAD = 'x' * 100
 BATCH = 64                              # reservations in one fence_write
 MASTERS, ROWS, WRITES, READS = 30, 10 ** 9, 10 ** 5, 10 ** 6

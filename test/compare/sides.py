@@ -65,7 +65,8 @@ class Side:
     def __init__(self, pair, name):
         self.pair, self.name = pair, name
         self.control = self.connect()
-        self.oid = self.query('SELECT oid FROM pg_database WHERE datname = current_database()')[0][0]
+        self.query('CREATE EXTENSION pgcache_fence')
+        self.prefix = self.query("SELECT fence.fence_prefix('')")[0][0].split(':f:')[1].replace('%00', '')
         self.sessions = []
         self.told = dict.fromkeys(WAYS.values(), 0)
 
@@ -111,7 +112,7 @@ class Side:
                     rows = sorted(map(repr, cursor.fetchall()))
                 said = cursor.statusmessage
             except psycopg2.Error as error:
-                said = '%s: %s' % (error.pgcode, (error.diag.message_primary or str(error)).replace(str(self.oid), '<database>'))
+                said = '%s: %s' % (error.pgcode, (error.diag.message_primary or str(error)).replace(self.prefix, '<database>.'))
                 if connection.closed:
                     raise RuntimeError('%s has lost its session in: %s' % (self.name, text)) from error
         return said, rows, list(connection.notices)
@@ -157,9 +158,7 @@ class Pair:
         for name, capture in zip(('first', 'other'), self.captures):
             self.postgres.query('CREATE DATABASE ' + name)
             self.postgres.query("ALTER DATABASE %s SET pgcache_fence.capture = '%s'" % (name, capture))
-            side = Side(self, name)
-            side.query('CREATE EXTENSION pgcache_fence')
-            self.sides.append(side)
+            self.sides.append(Side(self, name))
         self.monitor = Monitor(self.redis.socket)
         wait_for(lambda: self.sides[0].query('SELECT state FROM fence.state')[0][0] == 'OPEN', 'the fences to open')
         for side, capture in zip(self.sides, self.captures):
@@ -180,10 +179,10 @@ class Pair:
     def asked(self):
         """For each side the requests to Redis since the last call: rows reserved, domains reserved, rows stored."""
         found = [(set(), set(), []) for _ in self.sides]
-        of = {str(side.oid): n for n, side in enumerate(self.sides)}
+        of = {side.prefix: n for n, side in enumerate(self.sides)}
 
         def put(kind, name, *more):
-            match = re.match(r'(?:[^:]+:f:)?(\d+)\.(.*)', name)
+            match = re.match(r'(?:[^:]+:f:)?(\w+\.)(.*)', name)
             n = of.get(match.group(1))
             if n is None:
                 return
@@ -211,7 +210,7 @@ class Pair:
         found = [{} for _ in self.sides]
         with self.redis.client() as client:
             for n, side in enumerate(self.sides):
-                prefix = 'fence:f:%d.' % side.oid
+                prefix = 'fence:f:' + side.prefix
                 for key in client.scan_iter(match=prefix + '*', count=1000):
                     value = client.get(key)
                     if value is not None:

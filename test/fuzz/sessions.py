@@ -450,7 +450,7 @@ class RedisSession(Session):
         """The word with the namespace and the epoch replaced by those of `space`. If that is the extension's own namespace, the
         domain is replaced by "lied"."""
         if space == NAMESPACE:
-            return re.sub(rb'^((?:fence:[a-z]:)?\d+\.)(item|cached|member|room_group|parted|word|by_hand|spare)\b',
+            return re.sub(rb'^((?:fence:[a-z]:)?\w+\.)(item|cached|member|room_group|parted|word|by_hand|spare)\b',
                           rb'\1' + LIED.encode(), word)
         if re.fullmatch(rb'\d+-[0-9a-f]{4,}', word):
             return self.world.own_epochs.get(space, "1-0000").encode()

@@ -245,7 +245,7 @@ class Watch:
                 continue
             seen = set(rows)
             if domain['scope'] == 'row' and self.signatures[name]:
-                seen |= {key for key in client.scan_iter('%s:f:%d.%s:*' % (NAMESPACE, self.world.oid, name), 1000)}
+                seen |= {key for key in client.scan_iter('%s:f:%s%s:*' % (NAMESPACE, self.world.prefix, name), 1000)}
             for fence in sorted(seen):
                 self.compare(client, name, domain, fence, rows.get(fence))
 
@@ -331,7 +331,7 @@ class Watch:
         names = '|'.join(re.escape(name) for name in self.world.domains if name != LIED)
         for key in client.scan_iter('*', 1000):
             keys.append(key)
-            if re.match(r'%s:([hs]:|f:%d\.(%s):)' % (NAMESPACE, self.world.oid, names), key) and client.ttl(key) == -1:
+            if re.match(r'%s:([hs]:|f:%s(%s):)' % (NAMESPACE, re.escape(self.world.prefix), names), key) and client.ttl(key) == -1:
                 for_ever.append(key)
         if for_ever:
             self.defect('growth', 'keys of the namespace without a time to live: %s' % abbreviated(str(sorted(for_ever)[:5])))

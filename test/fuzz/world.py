@@ -147,7 +147,7 @@ class World:
                    ', '.join(row[0] for row in self.query(
                        "SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = 'fence'::regnamespace AND proname ~ '^_'")))
         self.wait_open()
-        self.oid = int(self.query('SELECT oid FROM pg_database WHERE datname = current_database()')[0][0])
+        self.prefix = self.query("SELECT fence.fence_prefix('')")[0][0].split(':f:')[1].replace('%00', '')
         self.read_catalogue()
         self.learn(monitor)
         self.refresh()

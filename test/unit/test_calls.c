@@ -250,7 +250,9 @@ main(void)
 	print(&call);
 	call_hot(&call);
 	print(&call);
-	call_hello(&call, "nonce");
+	call_hello(&call, "nonce", NULL, 0, NULL);
+	print(&call);
+	call_hello(&call, "nonce", "owner", TIMELINE, "server");
 	print(&call);
 	call_arm(&call, "heartbeat-key", "identity", "epoch", UNTIL, "slots", "owner", TIMELINE, "server", "settings");
 	print(&call);

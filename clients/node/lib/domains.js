@@ -1,7 +1,7 @@
 'use strict';
 // Asks PostgreSQL how a domain is attached: once, and again when a token shows that this may have changed.
 const { wrong } = require('./errors');
-const { CANONICAL, encode, inputText, valuesOf, partsOf, nameOfParts, piecesOf, quoted } = require('./names');
+const { CANONICAL, inputText, valuesOf, partsOf, nameOfParts, piecesOf, quoted } = require('./names');
 
 const NAMES_KEPT = 10000;               // names from PostgreSQL that are kept for each domain
 const TOKENS_KEPT = 64;
@@ -10,7 +10,7 @@ const TOKENS_KEPT = 64;
 // the search_path could run its own function as the application. test/unit/qualified.py watches this. A key column's cast is the
 // type below its domain; equal is the operator that compares two of them.
 const DOMAIN = `
-  SELECT d.id, pg_catalog.current_setting('pgcache_fence.namespace') AS namespace, b.oid AS database, d.scope, d.cache, d.tag,
+  SELECT d.id, pg_catalog.current_setting('pgcache_fence.namespace') AS namespace, fence.fence_prefix(d.name) AS prefix, d.scope, d.cache, d.tag,
          d.version_column AS version, d.columns::pg_catalog.text[], pg_catalog.pg_is_in_recovery() AS standby,
          CASE WHEN c.oid IS NOT NULL THEN pg_catalog.format('%I.%I', n.nspname, c.relname) END AS relation,
          pg_catalog.row_security_active(c.oid) AS hidden,
@@ -38,7 +38,6 @@ const DOMAIN = `
                    JOIN pg_catalog.pg_namespace s ON s.oid OPERATOR(pg_catalog.=) o.oprnamespace
                   WHERE c.opcintype OPERATOR(pg_catalog.=) b.oid AND c.opcdefault) e ON true) AS keys
     FROM fence.domain d
-    JOIN pg_catalog.pg_database b ON b.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
     LEFT JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) d.relation
     LEFT JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
    WHERE d.name OPERATOR(pg_catalog.=) $1::pg_catalog.text`;
@@ -51,7 +50,7 @@ class Place {
       domain, id: row.id, scope: row.scope, cache: row.cache, version: row.version, relation: row.relation,
       hidden: row.hidden, selected: row.columns,
     });
-    this.prefix = `${row.namespace}:f:${row.database}.${encode(domain)}`;
+    this.prefix = row.prefix;
     this.columns = (row.keys || []).map(({ name, type, cast, equal, typmod }) => ({
       name, cast, equal, sql: quoted(name), canonical: CANONICAL[type] || null, limit: typmod > 4 ? typmod - 4 : null,
     }));

@@ -144,10 +144,10 @@ test('who waits for another reader asks PostgreSQL nothing', async t => {
     await new Promise(resolve => { setTimeout(resolve, 10); });
     assert.equal(await client.fcall('fence_put', 1, fence, permit, '0', JSON.stringify({ id, version: 0 }), '0'), 'stored');
     assert.deepEqual(await reading, { id, version: 0 });
-    if (pool.asked.length === 0) break;
+    // a reader that was late finds the value there, and has not waited either
+    if (pool.asked.length === 0 && fences.counters().events.busy?.waited > 0) break;
     assert.ok(id < 15, 'it never waited');
   }
-  assert.ok(fences.counters().events.busy.waited > 0);
   const [{ fence }] = await sql("SELECT fence.fence_key('busy', 20) AS fence");
   await client.fcall_ro('fence_get', 1, fence);         // and never puts
   assert.deepEqual(await fences.read('busy', 20), { id: 20, version: 0 });

@@ -194,8 +194,8 @@ sub _way_shapes
 		_array(_string("a\nb\0c"), _string('1'), map { _string('9' x 30) } 1 .. 6), _array(_string('unarmed')),
 		# replies to MULTI and EXEC, or to commands between them
 		"+QUEUED\r\n", _string('1.a 1'), _string(' '), _array(_array(), _string('1.a 1')), _array(_array("\$-1\r\n"), _string('')),
-		_array(_array(_string("1.a 7 \n{}")), _string('1.a 1')), _array(_array(_string("1.a x y\n")), _string("1.a \0")),
-		_array(map { _array(_string("1.a 7 x\n" . 'x' x 1000)) } 1 .. 3), _array(_string('hit'), _string("1.a 7 \n")),
+		_array(_array(_string("1.a 7 {1}\n{}")), _string('1.a 1')), _array(_array(_string("1.a x y\n")), _string("1.a \0")),
+		_array(map { _array(_string("1.a 7 x\n" . 'x' x 1000)) } 1 .. 3), _array(_string('hit'), _string("1.a 7 {1}\n")),
 		_array(_string('miss'), _string('')), _string('stored'), _string('0101'), ":0\r\n", $answer));
 }
 

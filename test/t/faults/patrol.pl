@@ -346,7 +346,7 @@ subtest 'the audit counts, and the patrol repairs; old tombstones become a floor
 	forge_version($table, 2, 50);
 	forge_version($table, 3, 50);
 	$redis->call('DEL', fence_of($table, 4));
-	$redis->call('SET', fence_of($table, 6), token($table) . qq( 5 \n{"id": 6, "name": "forged", "version": 5}));
+	$redis->call('SET', fence_of($table, 6), token($table) . qq( 5 {6}\n{"id": 6, "name": "forged", "version": 5}));
 	$open->run("SELECT 1 FROM fence.get('$table', '1'); BEGIN; UPDATE $table SET name = 'y' WHERE id = 5");
 	$open->run("SELECT 1 FROM fence.get('$table', '1')");
 	is($sql->run("SELECT string_agg(relation || ' ' || count, ', ') FROM fence.audit('$table', 1.0)"),

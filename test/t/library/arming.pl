@@ -86,11 +86,21 @@ subtest 'arm: owner, timeline, server' => sub {
 	like(arm(owner => 'other', epoch => '99-aa'), qr/^refused armed by cluster cluster/, 'a foreign owner, lease running');
 	like(arm(timeline => 2, epoch => '99-aa'), qr/^refused armed by timeline 3/, 'a lower timeline');
 	like(arm(server => 'b', epoch => '99-aa'), qr/^refused armed by another server/, 'another server of this timeline');
+	# hello tells the same to who asks, so that he need not try
+	my $refusal = sub { return fcall('fence_hello', 0, 'n', 'aa', @_)->[8]; };
+	like($refusal->('other', 3, 'run'), qr/^armed by cluster cluster, whose lease runs: two clusters use namespace "n"$/, 'hello, a foreign owner');
+	like($refusal->('cluster', 2, 'run'), qr/^armed by timeline 3/, 'hello, a lower timeline');
+	like($refusal->('cluster', 3, 'b'), qr/^armed by another server/, 'hello, another server');
+	is($refusal->('cluster', 3, 'run'), '', 'hello, the same server: it may arm');
+	is($refusal->('cluster', 4, 'b'), '', 'hello, a higher timeline');
+	is($refusal->(), '', 'hello, nobody asks');
+	refuses('fence_hello', 0, 'n', 'aa', @$_) foreach ['other'], [ 'other', 3 ], [ 'other', 'x', 'run' ], [ 'other', 3, 'run', 'more' ];
 	is(disarm('other', 9), 'refused', 'a foreign owner cannot disarm');
 	is(disarm('cluster', 2), 'refused', 'nor a lower timeline');
 	is(join(' ', @{ hello() }[ 4 .. 7 ]), $armed, 'nothing changed');
 	like(arm(epoch => next_epoch()), qr/^armed /, 'the same server, in another epoch');
 	is(disarm(), 'disarmed', 'the owner disarms');
+	is($refusal->('other', 1, 'x'), '', '... and then another cluster may arm');
 	like(arm(server => 'b', epoch => '99-aa'), qr/^refused armed by another server/, '... which ends no lease for another server');
 	like(arm(timeline => 4, server => 'b', epoch => next_epoch()), qr/^armed /, 'a higher timeline may');
 	disarm('cluster', 4);

@@ -69,7 +69,7 @@ sub templates
 		[ fence_put      => 1, F => f('k'), t => permit('k'), W => 7, '' => 'payload', M => 0 ],
 		[ fence_put      => 2, F => f('k'), V => v('k', 'x'), t => permit('k'), W => 7, '' => 'payload', M => 0 ],
 		[ fence_put_from => 2, F => f('k'), V => v('k', 'side'), t => permit('k'), W => 7, M => 0 ],
-		[ fence_put_from => 3, F => f('k'), V => v('k', 'side'), V => v('k', 'x'), t => permit('k'), W => 7, M => 0 ],
+		[ fence_put_from => 3, F => f('k'), V => v('k', 'beside'), V => v('k', 'x'), t => permit('k'), W => 7, M => 0 ],
 		[ fence_write    => 0, e => header(), '' => '9.a', C => 2, '' => f('k'), '' => f('l') ],
 		[ fence_store    => 0, e => header(), S => '1.a', C => 1, '' => f('p'), M => 1, W => 8, Z => 0, '' => 'payload' ],
 		[ fence_remove   => 1, F => f('q'), e => header(), '' => $token ],
@@ -89,7 +89,8 @@ sub furnish
 	fresh();
 	announce('1.u', 2);
 	put($_, 5) foreach 'k', 'q';
-	$redis->call('SET', v('k', 'side'), token() . " 7 \nside");
+	$redis->call('SET', v('k', 'side'), token() . " 7 {k}\nside");
+	$redis->call('SET', v('k', 'beside'), token() . " 7 {k}:x\nof a value");
 	reserve('1.a', 'p');
 	reserve('3.a', 'p');
 	domain('reserve', '2.a') if $_[0];
@@ -237,17 +238,17 @@ subtest 'keys of another type are no fences, and are replaced' => sub {
 		like(get('k'), qr/^miss /, "$command: get");
 		is(check('k', 5), 0, 'check');
 		is(put('k', 5), 'stored', 'put');
-		is(get('k'), 'hit ' . token() . " 5 \np5", 'hit');
+		is(get('k'), 'hit ' . token() . " 5 {k}\np5", 'hit');
 		$set->(f('k'));
 		$set->(v('k', 'x'));
 		is(put('k', 5, suffix => 'x'), 'stored', 'put of a value beside it');
-		is(get('k', 'x'), 'hit ' . token() . " 5 \np5", 'hit');
+		is(get('k', 'x'), 'hit ' . token() . " 5 {k}:x\np5", 'hit');
 		$set->(f('k'));
 		my $since = reserve('1.a', 'k');
 		is($redis->call('EXISTS', f('k')), 0, 'a reservation deletes it');
 		$set->(f('k'));
 		is(store('1.a', $since, 'k', 6, '1.a'), 1, 'a commit with the row');
-		is(get('k'), 'hit ' . token() . " 6 1.a\np6", 'hit');
+		is(get('k'), 'hit ' . token() . " 6 1.a {k}\np6", 'hit');
 	}
 };
 

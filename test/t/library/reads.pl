@@ -14,7 +14,7 @@ subtest '[R6] the fast read: data, then token' => sub {
 	like(permit('k'), qr/^1\d*\.[0-9a-f]{16} \d+$|^\d+\.[0-9a-f]{16} \d+$/, 'a permit: token, blank, number');
 	is(read_fast('k'), 'miss', 'nothing there');
 	fill('k', 5, payload => "a\0b\nc \xff");
-	is(read_fast('k'), "hit 5 \na\0b\nc \xff", 'any bytes');
+	is(read_fast('k'), "hit 5 {k}\na\0b\nc \xff", 'any bytes');
 	announce('1.u', 1);
 	my @permits = @{ $redis->call('FCALL_RO', 'fence_token', 3, f('k'), 'n:f:1.u:{k}', 'n:f:1.nosuch:{k}') };
 	is($permits[0], permit('k'), 'one of each domain');
@@ -22,6 +22,8 @@ subtest '[R6] the fast read: data, then token' => sub {
 	is($permits[2], '', '... nothing of one that is not known');
 	isnt($permits[0] =~ s/ .*//r, $permits[1] =~ s/ .*//r, 'tokens differ');
 	is($redis->call('FCALL_RO', 'fence_token', 0), '', 'no fence');
+	is($redis->call('FCALL_RO', 'fence_token', 1, f('k'), '#7'), permit('k') . ' #7', 'a nonce comes back');
+	is_deeply($redis->call('FCALL_RO', 'fence_token', 2, f('k'), 'n:f:1.nosuch:{k}', '#8'), [ permit('k'), '', '#8' ], '... behind all permits');
 	my @counts = @{ fcall('fence_counts', 0, 'n') };    # eight of each domain, in any order
 	my %told = map { @counts[ 8 * $_, 8 * $_ + 1 ] } 0 .. $#counts / 8;
 	cmp_ok($told{'1.t'} // 0, '>', 0, 'permits are counted');
@@ -33,8 +35,8 @@ subtest '[R4] get: hit, miss, pending' => sub {
 	my $permit = permit('k');
 	is(get('k'), "miss $permit", 'nothing there: a permit');
 	fill('k', 5);
-	is(get('k'), "hit $token 5 \np5", 'hit');
-	foreach my $other ("x$token 5 \np", "$token", "$token ", "$token 5", "$token 5 ", '', "\0", "$token 5 no newline")
+	is(get('k'), "hit $token 5 {k}\np5", 'hit');
+	foreach my $other ("x$token 5 {k}\np", "$token", "$token ", "$token 5", "$token 5 ", '', "\0", "$token 5 no newline")
 	{
 		$redis->call('SET', f('k'), $other);
 		like(get('k'), qr/^miss/, 'no hit: ' . $other =~ s/[^ -~]/?/gr);
@@ -55,7 +57,7 @@ subtest '[R5] [S4] put needs the token, nothing pending, nothing ended since' =>
 	is(version_of('k'), 'none', 'nothing was stored so far');
 	is(put('k', 5, permit => $permit), 'stored', 'a permit');
 	is(put('k', 6, permit => $permit), 'stored', '... is good for all who read meanwhile');
-	is(get('k'), "hit $token 6 \np6", 'the last one is there');
+	is(get('k'), "hit $token 6 {k}\np6", 'the last one is there');
 	is(put('l', 1, permit => $permit), 'stored', 'also for other keys of the domain');
 	reserve('1.a', 'k');
 	is(put('k', 6, permit => $permit), 'refused pending', 'a reservation, permit from before');
@@ -89,7 +91,7 @@ subtest '[R5] put_from: the same proof, of a record that is renamed' => sub {
 	my $side = v('k', 'side');
 	my $record = sub { $redis->call('SET', $side, $_[0], 'PX', 10_000) };
 	is(put_from('k', 5), 'refused lost', 'there is no such key');
-	foreach my $bad ("$token 4 \np", "x$token 5 \np", "$token 5 x\np", "$token 5 ", '')
+	foreach my $bad ("$token 4 {k}\np", "x$token 5 {k}\np", "$token 5 {l}\np", "$token 5 \np", "$token 5 ", '')
 	{
 		$record->($bad);
 		is(put_from('k', 5), 'refused lost', 'a record that begins otherwise: ' . ($bad =~ s/\n.*//sr));
@@ -97,30 +99,46 @@ subtest '[R5] put_from: the same proof, of a record that is renamed' => sub {
 	}
 	is(version_of('k'), 'none', 'nothing was stored so far');
 	my $payload = 'p' x 1_000_000;
-	$record->("$token 5 \n$payload");
+	$record->("$token 5 {k}\n$payload");
 	is(put_from('k', 5), 'stored', 'stored');
-	is(get('k'), "hit $token 5 \n$payload", 'a hit');
+	is(get('k'), "hit $token 5 {k}\n$payload", 'a hit');
 	is($redis->call('EXISTS', $side), 0, 'the record has left its place');
 	ok(abs($redis->call('PTTL', f('k')) - $hour) < 60_000, 'ttl 0: the default, not that of the record');
 	reserve('1.a', 'k');
-	$record->("$token 6 \np6");
+	$record->("$token 6 {k}\np6");
 	is(put_from('k', 6, permit => $permit), 'refused pending', 'a reservation');
 	is($redis->call('EXISTS', f('k')), 0, '... nothing is renamed');
 	ends('1.a');
 	is(put_from('k', 6, permit => $permit), 'refused late', 'it has ended since');
 	is(put_from('k', 6, ttl => 5000), 'stored', 'with a permit of after it, and ttl');
 	cmp_ok($redis->call('PTTL', f('k')), '<=', 5000, '... it has it');
-	$record->("$token 6 \nof a value");
+	$record->("$token 6 {k}:json\nof a value");
 	is(put_from('k', 6, suffix => 'json'), 'stored', 'of a value beside the fence');
-	is($redis->call('GET', v('k', 'json')), "$token 6 \nof a value", 'it is there');
+	is($redis->call('GET', v('k', 'json')), "$token 6 {k}:json\nof a value", 'it is there');
 	is(version_of('k'), '6', 'under the version of the fence');
-	$record->("$token 7 \np7");
+	$record->("$token 7 {k}:json\np7");
 	is(put_from('k', 7, suffix => 'json'), 'stored', 'of a newer version');
 	is($redis->call('GET', f('k')), "$token 7 ", 'the fence is a mark');
-	$record->("$token 7 \np7");
+	$record->("$token 7 {k}:json\np7");
 	like(refuses('fence_put_from', 3, f('k'), $side, $side, permit('k'), 7, 0), qr/expected a fence/, 'a record is not its own value');
 	like(refuses('fence_put_from', 2, f('k'), $_, permit('k'), 7, 0), qr/expected a fence/, "no place for a record of the fence: $_")
 	  foreach f('k'), f('l'), v('l', 'side'), 'other';
+};
+
+subtest 'an answer names its question' => sub {
+	fresh();
+	my $token = token();
+	my $ask = sub { my ($function, @words) = @_; return $redis->call('FCALL_RO', "fence_$function", @words); };
+	is_deeply($ask->('get', 1, f('k'), '#1'), [ 'miss', permit('k'), '#1' ], 'a miss');
+	fill('k', 5);
+	is_deeply($ask->('get', 1, f('k'), '#2'), [ 'hit', "$token 5 {k}\np5", '#2' ], 'a hit');
+	is($ask->('check', 2, f('k'), f('l'), $token, 5, $token, 5, '#3x'), '10 #3x', 'check');
+	is_deeply($ask->('get_derived', 1, f('k'), '#4'), [ 'miss', '#4' ], 'of a derived value');
+	is($ask->('status', 1, f('k'), '#5')->[-1], '#5', 'status');
+	is($ask->('newest', 1, f('k'), '#6')->[-1], '#6', 'newest');
+	reserve('1.a', 'k');
+	is_deeply($ask->('get', 1, f('k'), '#' . '7' x 20), [ 'pending', '#' . '7' x 20 ], 'pending');
+	like(refuses('fence_get', 1, f('k'), $_), qr/expected a fence/, "no nonce: $_") foreach '7', '#', '#a b', '#' . '7' x 21;
 };
 
 subtest 'values beside a fence, which is a mark then' => sub {
@@ -128,14 +146,14 @@ subtest 'values beside a fence, which is a mark then' => sub {
 	my $token = token();
 	is(put('k', 5, suffix => 'json', payload => '{}'), 'stored', 'a value');
 	is($redis->call('GET', f('k')), "$token 5 ", 'the fence is a mark');
-	is(get('k', 'json'), "hit $token 5 \n{}", 'hit');
+	is(get('k', 'json'), "hit $token 5 {k}:json\n{}", 'hit');
 	is(get('k') =~ s/ .*//r, 'miss', 'the mark itself is none');
 	is(check('k', 5), 1, '... but current');
 	is(put('k', 5, suffix => "a\nb", payload => 'other'), 'stored', 'another representation');
-	is(get('k', "a\nb"), "hit $token 5 \nother", 'hit');
+	is(get('k', "a\nb"), "hit $token 5 {k}:a\nb\nother", 'hit');
 	fill('k', 5, payload => 'whole');
 	is(put('k', 5, suffix => 'json', payload => '[]'), 'stored', 'beside a fence with a payload');
-	is(get('k'), "hit $token 5 \nwhole", '... which stays');
+	is(get('k'), "hit $token 5 {k}\nwhole", '... which stays');
 	is(put('k', 6, suffix => 'json', payload => '6'), 'stored', 'a newer version');
 	is($redis->call('GET', f('k')), "$token 6 ", '... replaces the fence');
 	is(get('k', "a\nb") =~ s/ .*//r, 'miss', '... and no former value is a hit');
@@ -252,10 +270,10 @@ subtest 'callers in another database' => sub {
 	fill('k', 5);
 	my $third = $redis->connect;
 	$third->call('SELECT', 3);
-	is(join(' ', @{ $third->call('FCALL', 'fence_get', 1, f('k')) }), 'hit ' . token() . " 5 \np5", 'get reads the same fence');
+	is(join(' ', @{ $third->call('FCALL', 'fence_get', 1, f('k')) }), 'hit ' . token() . " 5 {k}\np5", 'get reads the same fence');
 	is($third->call('FCALL', 'fence_check', 1, f('k'), token(), 5), 1, 'check');
 	is($third->call('FCALL', 'fence_put', 1, f('k'), permit(), 6, 'six', 0), 'stored', 'put');
-	is(read_fast('k'), "hit 6 \nsix", '... is seen in database 0');
+	is(read_fast('k'), "hit 6 {k}\nsix", '... is seen in database 0');
 	is($third->call('FCALL', 'fence_remove', 1, f('k'), header(), 'x'), 0, 'remove');
 	my $name = derived('d', 'k');
 	is($third->call('FCALL', 'fence_get_derived', 1, $name)->[1], 'd', 'get_derived');

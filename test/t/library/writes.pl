@@ -17,7 +17,7 @@ subtest '[R1] a reservation deletes the fence, also a repeated one' => sub {
 	is(version_of($_), 'none', "$_ is deleted") foreach 'k', 'l';
 	is(read_fast('k'), 'miss', 'the fast read finds nothing');
 	# as if the first attempt had failed between the record and the deletion
-	$redis->call('SET', f($_), "$token 5 \np5") foreach 'k', 'l';
+	$redis->call('SET', f($_), "$token 5 {$_}\np5") foreach 'k', 'l';
 	cmp_ok(reserve('1.a', 'k'), '>', $first, 'the same again: a number of its own');
 	is(version_of('k'), 'none', '... deletes again');
 	reserve('2.a', 'l');
@@ -148,16 +148,16 @@ subtest '[R3] [S5] a commit with the row is stored if its reservation proves it'
 	my $since = $begin->();
 	my $token = token();
 	is(store('1.a', $since, 'k', 6, '1.a'), 1, 'stored');
-	is($redis->call('GET', f('k')), "$token 6 1.a\np6", 'with its stamp');
-	is(read_fast('k'), "hit 6 1.a\np6", 'a hit at once');
+	is($redis->call('GET', f('k')), "$token 6 1.a {k}\np6", 'with its stamp');
+	is(read_fast('k'), "hit 6 1.a {k}\np6", 'a hit at once');
 	ok(abs($redis->call('PTTL', f('k')) - $hour) < 60_000, 'ttl 0: the default');
 	is(holders('k'), '', 'the reservation is over');
 	is(recent('k'), '1.a', 'it is known who committed it');
 	is(store('1.a', $since, 'k', 7), 0, 'again: its reservation is over');
-	is(read_fast('k'), "hit 6 1.a\np6", '... changes nothing');
+	is(read_fast('k'), "hit 6 1.a {k}\np6", '... changes nothing');
 	is(fcall('fence_store', 0, header(), '2.a', 2, f('l'), reserve('2.a', 'l', 'm'), 1, 5000, 'l', f('m'), 1, 2, '', '', '2.a'),
 		2, 'two rows, the second without its content');
-	is(get('l') . ' ' . get('m') =~ s/ .*//r, "hit $token 1 2.a\nl miss", 'the first is there');
+	is(get('l') . ' ' . get('m') =~ s/ .*//r, "hit $token 1 2.a {l}\nl miss", 'the first is there');
 	cmp_ok($redis->call('PTTL', f('l')), '<=', 5000, '... with its ttl');
 	is(pendings(), '', 'both are over');
 
@@ -250,7 +250,7 @@ subtest '[R7] reservations of domains' => sub {
 	domain('aborted', '1.a');
 	is(get('k'), 'pending', 'one is rolled back, the other holds');
 	domain('aborted', '2.a');
-	is(read_fast('k'), "hit 5 \np5", 'nothing changed: the fence is served again');
+	is(read_fast('k'), "hit 5 {k}\np5", 'nothing changed: the fence is served again');
 	my %seen = ($token => 1);
 	domain('committed', '1.a');
 	is(token(), $token, '[6b] the end of what is not pending changes nothing');

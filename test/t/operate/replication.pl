@@ -160,7 +160,7 @@ subtest 'standby, promotion, and the old primary' => sub {
 	  foreach "UPDATE item SET name = 'x'", "SELECT fence.attach('item')", "SELECT fence.detach('item')";
 	isnt(state_of($standby, 'state'), 'OPEN', 'fence.state is not OPEN');
 	is($standby->safe_psql('postgres', 'SELECT domain FROM fence.domains'), 'item', 'fence.domains lists what is fenced');
-	like($standby->safe_psql('postgres', "SELECT fence.fence_key('item', '1')"), qr/:f:\d+\.item:\{1\}$/, 'fence_key works');
+	like($standby->safe_psql('postgres', "SELECT fence.fence_key('item', '1')"), qr/:f:\w+\.item:\{1\}$/, 'fence_key works');
 	is($standby->safe_psql('postgres', 'SELECT count(*) FROM fence.pending'), '0', 'fence.pending is empty');
 	$standby->psql('postgres', $_) foreach "SELECT * FROM fence.status('item', '1')", 'SELECT * FROM fence.nodes', "SELECT * FROM fence.audit('item')",
 	  "SELECT fence.repair('item', '1')", "SELECT fence.put('item', '', 1, '', NULL, '1')";

@@ -3,6 +3,7 @@
 use strict;
 use warnings;
 use FenceTest;
+use FenceTest::Session;
 use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(time);
@@ -133,9 +134,59 @@ subtest 'settings that are changed again and again' => sub {
 subtest 'two clusters, one namespace' => sub {
 	my $first = new_postgres('first', $redis, namespace => 'shared');
 	my $second = new_postgres('second', $redis, namespace => 'shared', wait => 0);
+	my $key = "SELECT fence.fence_key('item', '1')";
 
-	closed_because($second, undef, 'armed by cluster \d+, whose lease runs', 'the second is refused');
+	closed_because($second, undef, 'armed by cluster \d+, whose lease runs: two clusters use namespace "shared"', 'the second is refused, and says why');
+	like($second->safe_psql('postgres', q(SELECT hint FROM fence.doctor() WHERE finding ~ 'two clusters')),
+		qr/pgcache_fence\.namespace of its own/, '... and the doctor what to do');
 	is($first->safe_psql('postgres', 'SELECT state FROM fence.state'), 'OPEN', 'the first goes on');
+
+	# the same database, table and key, and the same version: only the rows differ
+	foreach my $node ($first, $second)
+	{
+		$node->safe_psql('postgres', 'CREATE TABLE item (id int PRIMARY KEY, name text, version bigint NOT NULL DEFAULT 0);'
+			  . "SELECT fence.attach('item', on_redis_failure => 'bypass'); INSERT INTO item VALUES (1, '" . $node->name . "')");
+	}
+	isnt($second->safe_psql('postgres', $key), $first->safe_psql('postgres', $key), 'their fences have different names');
+	$first->safe_psql('postgres', "SELECT fence.read('item', '1')");
+	is($redis->call('FCALL_RO', 'fence_get', 1, $first->safe_psql('postgres', $key))->[0], 'hit', 'the first has cached its row');
+	is($redis->call('FCALL_RO', 'fence_get', 1, $second->safe_psql('postgres', $key))->[0], 'unarmed', '... which readers of the second do not get');
+
+	my $name = $first->safe_psql('postgres', $key);
+	$first->stop;
+	wait_open($second);
+	pass('when the first is gone, the second takes over');
+	$second->safe_psql('postgres', "SELECT fence.read('item', '1')");
+	is($redis->call('FCALL_RO', 'fence_get', 1, $second->safe_psql('postgres', $key))->[0], 'hit', 'it caches its row');
+	is($redis->call('FCALL_RO', 'fence_get', 1, $name)->[0], 'unarmed', '... which readers of the first do not get');
+	$second->stop;
+};
+
+subtest 'two clusters, one namespace: a writer of the second waits once' => sub {
+	my $first = new_postgres('owner', $redis, namespace => 'held');
+	my $second = new_postgres('refused', $redis, namespace => 'held', wait => 0, on_redis_failure => 'bypass');
+	my @stalls;
+
+	closed_because($second, undef, 'armed by cluster', 'the second is refused');
+	$second->safe_psql('postgres', "CREATE TABLE item (id int PRIMARY KEY, n int, version bigint NOT NULL DEFAULT 0);
+		SELECT fence.attach('item'); INSERT INTO item VALUES (1, 0)");
+	my $writer = FenceTest::Session->open($second);
+	my $update = 'UPDATE item SET n = n + 1 WHERE id = 1';
+	$writer->run($update);				# this one may wait
+	my $epoch = $second->safe_psql('postgres', 'SELECT epoch FROM fence.state');
+	# four times as long as a lease: an attempt that raises the bound would be seen
+	my $end = time() + 8;
+	while (time() < $end)
+	{
+		my $start = time();
+		$writer->run($update);
+		my $took = time() - $start;
+		push @stalls, $took if $took > 1;
+	}
+	is(scalar(@stalls), 0, 'no later commit waits for a lease') or diag("waits: @stalls");
+	is($second->safe_psql('postgres', 'SELECT epoch FROM fence.state'), $epoch, 'no epoch is begun for nothing');
+	is($first->safe_psql('postgres', 'SELECT state FROM fence.state'), 'OPEN', 'the first goes on');
+	$writer->close;
 	$first->stop;
 	wait_open($second);
 	pass('when the first is gone, the second takes over');

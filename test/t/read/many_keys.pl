@@ -70,6 +70,20 @@ subtest 'get all, then check all' => sub {
 	is(n_of($both[0][2]), n_of($both[1][2]), 'both are of the one transaction');
 };
 
+# As if a proxy had given the answer to another question. Each of these returned row 2 for key 1 before records named their keys.
+subtest 'a record of another key is believed by nobody' => sub {
+	my ($own, $other) = fences(1, 2);
+	poll(sub { fill(1, 2); $redis->call('EXISTS', $own, $other) == 2 }, 'both to be cached');
+	$redis->call('SET', $own, $redis->call('GET', $other));
+	is($sql->run("SELECT fence.read('part', '1')->>'id'"), 1, 'read');
+	is($sql->run("SELECT value->>'id', source FROM fence.try_read('part', '1')"), '1|database', 'try_read');
+	is($sql->run("SELECT string_agg(value->>'id', ' ' ORDER BY fence) FROM fence.read_many(names(1, 2))"), '1 2', 'read_many');
+	is($sql->run("SELECT status FROM fence.get('part', '1')"), 'unavailable', 'get');
+	is($sql->run("SELECT freshness FROM fence.peek('part', '1')"), 'unavailable', 'peek');
+	$redis->call('DEL', $own);
+	poll(sub { fill(1, 2); $sql->run("SELECT status FROM fence.get('part', '1')") eq 'hit' }, 'the right one to be cached again');
+};
+
 subtest 'a backend that is stopped between its calls' => sub {
 	my $reader = FenceTest::Session->open($node);
 	my $control = FenceTest::Session->open($node);

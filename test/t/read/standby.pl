@@ -312,6 +312,44 @@ subtest 'waiting for replay' => sub {
 	$late->stop;
 };
 
+# Replay wants to remove what a reader that waits for replay may see, and PostgreSQL cancels that reader: the standby cannot tell.
+subtest 'replay that does not wait for a reader' => sub {
+	my $late = standby_of($primary, 'hasty', "recovery_min_apply_delay = '4s'");
+	my $session = FenceTest::Session->open($late);
+	# replay may cancel any statement, also this one
+	my $conflicts = sub {
+		return poll(sub { ($late->psql('postgres', "SELECT 'n' || confl_snapshot FROM pg_stat_database_conflicts WHERE datname = 'postgres'"))[1] },
+			'a count') =~ s/^n//r;
+	};
+	# Runs the read with a snapshot that replay comes to remove something from. A slow machine may be late: then once more.
+	my $answer = sub {
+		my ($read) = @_;
+		my $got;
+
+		poll(sub {
+			my $before = $conflicts->();
+			write_row($primary, "UPDATE item SET name = name WHERE id = 6");
+			write_row($primary, 'VACUUM item');
+			write_row($primary, "UPDATE item SET name = name WHERE id = 7");
+			$got = eval { $session->run($read) } // $@;
+			return $conflicts->() > $before;
+		}, 'a conflict with replay', 120);
+		return $got;
+	};
+
+	$session->run("SET pgcache_fence.standby_wait = '60s'");
+	poll(sub { tried($late, 'item', 8) =~ /\|(database|cache)$/ }, 'the hasty standby to be there', 60);
+	$late->append_conf('postgresql.conf', 'max_standby_streaming_delay = 0');
+	$late->reload;
+	poll(sub { $session->run('SHOW max_standby_streaming_delay') eq '0' }, 'the setting', 60);
+	is($answer->("SELECT value, version, source FROM fence.try_read('item', '7')"), '||primary', 'try_read: ask the primary');
+	like($answer->("SELECT fence.read('item', '7')"), qr/this standby cannot tell whether its row of key "7"/, 'read: it cannot tell');
+	is($answer->("SELECT DISTINCT source FROM fence.read_many(fence.fence_keys('item', '{7,8}'))"), 'primary', 'read_many: ask the primary');
+	is($session->run('SELECT 1'), '1', 'the session goes on');
+	$session->close;
+	$late->stop;
+};
+
 # Two write the same few rows of two tables, one of which reserves at COMMIT; the standby alone reads and fills. What it reads is
 # never older than what had been committed when it was asked.
 subtest 'a standby reads what is being written' => sub {

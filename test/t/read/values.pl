@@ -12,7 +12,7 @@ use Time::HiRes qw(time);
 my $redis = FenceTest::Redis->start;
 my $node = new_postgres('main', $redis, max_prepared_transactions => 10, fill_lease => '3s');
 my $sql = FenceTest::Session->open($node);
-my $oid = $sql->run('SELECT oid FROM pg_database WHERE datname = current_database()');
+my ($database) = $sql->run("SELECT fence.fence_prefix('x')") =~ /:f:(\w+)\.x$/;
 my $ns = $sql->run('SHOW pgcache_fence.namespace');
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -259,24 +259,24 @@ subtest '200 readers of one missing key' => sub {
 subtest 'pubsub' => sub {
 	new_table('pub', "cache => 'row', publish => 'pubsub'");
 	my $listener = $redis->connect;
-	$listener->call('SUBSCRIBE', "$ns:e:$oid.pub");
+	$listener->call('SUBSCRIBE', "$ns:e:$database.pub");
 	my $fence = sub { return fence_of('pub', $_[0]); };
 	my $next = sub { return (split / /, $listener->reply->[2])[ 0 .. 2 ]; };
 
 	$sql->run("UPDATE pub SET name = 'new' WHERE id = 1");
-	is(join(' ', $next->()), "$oid.pub " . $fence->(1) . ' 1', 'an UPDATE');
+	is(join(' ', $next->()), "$database.pub " . $fence->(1) . ' 1', 'an UPDATE');
 	$sql->run("BEGIN; UPDATE pub SET name = 'never' WHERE id = 2; ROLLBACK");
 	$sql->run("BEGIN; SAVEPOINT a; UPDATE pub SET name = 'never' WHERE id = 3; ROLLBACK TO a; DELETE FROM pub WHERE id = 4; COMMIT");
-	is(join(' ', $next->()), "$oid.pub " . $fence->(4) . ' 1', 'a DELETE; nothing of the transaction that was rolled back');
-	is(join(' ', $next->()), "$oid.pub " . $fence->(3) . ' -', 'of a savepoint that was: the row was reserved, a version is not told');
+	is(join(' ', $next->()), "$database.pub " . $fence->(4) . ' 1', 'a DELETE; nothing of the transaction that was rolled back');
+	is(join(' ', $next->()), "$database.pub " . $fence->(3) . ' -', 'of a savepoint that was: the row was reserved, a version is not told');
 	$sql->run("BEGIN; UPDATE pub SET name = 'new' WHERE id = 5; PREPARE TRANSACTION 'p'");
 	$sql->run("COMMIT PREPARED 'p'");
-	is(join(' ', $next->()), "$oid.pub " . $fence->(5) . ' -', 'COMMIT PREPARED, by the patrol');
+	is(join(' ', $next->()), "$database.pub " . $fence->(5) . ' -', 'COMMIT PREPARED, by the patrol');
 	$sql->run("SET pgcache_fence.bulk_threshold = 1; UPDATE pub SET name = 'all'; RESET pgcache_fence.bulk_threshold");
-	is(join(' ', $next->()), "$oid.pub - -", 'many rows: one event for all');
-	like(join(' ', $next->()), qr/^\Q$oid\E\.pub \S+\{\d+\} -$/, 'and one for the row that was reserved before the table was');
+	is(join(' ', $next->()), "$database.pub - -", 'many rows: one event for all');
+	like(join(' ', $next->()), qr/^\Q$database\E\.pub \S+\{\d+\} -$/, 'and one for the row that was reserved before the table was');
 	$sql->run('TRUNCATE pub');
-	is(join(' ', $next->()), "$oid.pub - -", 'TRUNCATE');
+	is(join(' ', $next->()), "$database.pub - -", 'TRUNCATE');
 	is($sql->run("SELECT publish FROM fence.domains WHERE domain = 'pub'"), 'pubsub', 'as the view tells');
 };
 
@@ -284,7 +284,7 @@ subtest 'stream' => sub {
 	new_table('flow', "publish => 'stream'");
 	$sql->run("UPDATE flow SET name = 'new' WHERE id < 4");
 	status('flow', 1);
-	is($redis->call('XLEN', "$ns:e:$oid.flow"), 3, 'an entry for each row');
+	is($redis->call('XLEN', "$ns:e:$database.flow"), 3, 'an entry for each row');
 };
 
 subtest 'notify' => sub {
@@ -295,12 +295,12 @@ subtest 'notify' => sub {
 
 	$listener->run('LISTEN pgcache_fence');
 	$sql->run("BEGIN; UPDATE word SET name = 'new' WHERE id = 1; UPDATE word SET name = 'newer' WHERE id = 1; COMMIT");
-	is_deeply($heard->(), [ "$oid.word", $fence, 2 ], 'the version that is committed');
+	is_deeply($heard->(), [ "$database.word", $fence, 2 ], 'the version that is committed');
 	$sql->run("BEGIN; UPDATE word SET name = 'never' WHERE id = 2; ROLLBACK");
 	$sql->run("BEGIN; SAVEPOINT a; UPDATE word SET name = 'never' WHERE id = 2; ROLLBACK TO a; COMMIT");
 	is_deeply($heard->(), [], 'nothing of what is rolled back');
 	$sql->run("BEGIN; UPDATE word SET name = 'row' WHERE id = 1; TRUNCATE word; COMMIT");
-	is_deeply($heard->(), [ "$oid.word", '-', '-' ], 'one word for the whole table');
+	is_deeply($heard->(), [ "$database.word", '-', '-' ], 'one word for the whole table');
 	$sql->run('INSERT INTO word (id) VALUES (1)');
 	$heard->();
 
@@ -338,7 +338,7 @@ subtest 'with every event lost strong reads are right' => sub {
 		is(status($name, 1), 'miss', '... and still served');
 		compare_fences($node, $name);
 	}
-	is($redis->call('EXISTS', "$ns:e:$oid.deaf_stream"), 0, 'none was sent');
+	is($redis->call('EXISTS', "$ns:e:$database.deaf_stream"), 0, 'none was sent');
 	$redis->call('ACL', 'SETUSER', 'default', 'allcommands', 'allchannels');
 	no_reservations($node);
 };

@@ -206,7 +206,7 @@ subtest 'a reader of Redis' => sub {
 		[ qw(FCALL_RO fence_check 1), $fence, $token, $version ], [ qw(FCALL_RO fence_get_derived 1), $derived ]);
 	is(refusals($reader, 'reader', @uses), '', 'nothing of that is refused');
 	my $large = "$value.1";
-	my @large = ([ 'SET', $large, "$token $version \nlarge" ], [ qw(FCALL fence_put_from 2), $fence, $large, $permit, $version, 0 ]);
+	my @large = ([ 'SET', $large, "$token $version {14}\nlarge" ], [ qw(FCALL fence_put_from 2), $fence, $large, $permit, $version, 0 ]);
 	isnt(refusals($reader, 'reader', @large), '', 'a put that renames needs more');
 	$redis->call('ACL', 'SETUSER', 'reader', '+fcall|fence_put_from', '+rename', '+pexpire');
 	is(refusals($reader, 'reader', @large), '', 'nothing of that is refused to who has it');
@@ -276,7 +276,7 @@ SQL
 		'SET of the fence' => sub {
 			my ($fence) = @_;
 			my ($token) = split / /, $permit->($fence);
-			$liar->call('SET', $fence, "$token $huge \n{\"name\": \"lie\"}");
+			$liar->call('SET', $fence, "$token $huge {1}\n{\"name\": \"lie\"}");
 			return 'stored';
 		});
 	my %last = map { $_ => 0 } qw(note hand);
@@ -329,7 +329,7 @@ SQL
 	my $writer = FenceTest::Session->open($node);
 	$writer->run("BEGIN; UPDATE note SET name = 'late'");
 	my $token = $sql->run("SELECT token FROM fence.status('note', '1')");
-	$liar->call('SET', $fence{note}, "$token $huge \n{\"name\": \"lie\"}");
+	$liar->call('SET', $fence{note}, "$token $huge {1}\n{\"name\": \"lie\"}");
 	is(strong_word($liar, $fence{note}), 'hit', 'forged while a write is under way: a hit of the fast read');
 	is($writer->error_of("UPDATE note SET name = 'later'; COMMIT"), undef, '... no error');
 	is($sql->error_of("UPDATE note SET name = 'latest'"), undef, '... nor for the next one');

@@ -73,6 +73,7 @@ sub keyed
 my %FUNCTIONS = (
 	keyed(fence_key => 'everybody', "fence.fence_key('%o', '%k')", \@ANY),
 	keyed(value_key => 'everybody', "fence.value_key('%o', '%k')", \@ANY),
+	fence_prefix => [ 'everybody', "fence.fence_prefix('none')", ['-'] ],
 	fence_keys => [ 'everybody', "fence.fence_keys('%o', '{%k}')", \@ANY ],
 	key_slot => [ 'everybody', "fence.key_slot('%k')", ['-'] ],
 	is_committed => [ 'everybody', "fence.is_committed('1.0')", ['-'] ],

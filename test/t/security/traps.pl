@@ -184,7 +184,7 @@ UPDATE trap.member SET room = 2 WHERE id OPERATOR(pg_catalog.=) 1
 UPDATE trap.parted SET id = id
 DELETE FROM trap.item WHERE id OPERATOR(pg_catalog.=) 10
 INSERT INTO trap.item VALUES (10)
-SELECT fence.fence_key('item', '1'), fence.value_key('item', '1'), fence.key_slot('a'), fence.fence_keys('item', '{1,2}')
+SELECT fence.fence_key('item', '1'), fence.value_key('item', '1'), fence.key_slot('a'), fence.fence_keys('item', '{1,2}'), fence.fence_prefix('item')
 SELECT fence.fence_key('item', 1), fence.value_key('item', 1::bigint), fence.fence_key('item', 1.0), fence.fence_key('manual', 1), fence.fence_key('manual', VARIADIC ARRAY[1])
 SELECT fence.group_version('member', '1'), fence.group_version('member', 1)
 SELECT fence.get('item', '1'), fence.get('member', '2'), fence.get('parted', '101'), fence.get('manual', 'x')

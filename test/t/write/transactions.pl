@@ -51,7 +51,7 @@ sub words_of
 		my (undef, undef, undef, $stamp, $n, @rest) = @$_;
 		foreach (splice @rest, 0, $n =~ s/#.*//r)
 		{
-			next unless /:f:\d+\.\Q$domain\E:\{(.*)\}/;
+			next unless /:f:\w+\.\Q$domain\E:\{(.*)\}/;
 			$told{reserved}{$1} = $told{stamps}{$stamp} = 1;
 		}
 		push @words, @rest;

@@ -13,12 +13,11 @@ it likes into the cache. test/unit/qualified.py watches this.
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 from .errors import WrongUse
-from .names import Column, Naming, encode
+from .names import Column, Naming
 
 DESCRIBE = '''
-SELECT pg_catalog.current_setting('pgcache_fence.namespace') AS space,
-       (SELECT b.oid::pg_catalog.text FROM pg_catalog.pg_database b WHERE b.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()) AS database,
-       d.id, d.scope, d.version_column::pg_catalog.text, d.tag, d.columns::pg_catalog.text[],
+SELECT pg_catalog.current_setting('pgcache_fence.namespace') AS space, fence.fence_prefix(d.name) AS place, d.id,
+       d.scope, d.version_column::pg_catalog.text, d.tag, d.columns::pg_catalog.text[],
        coalesce((extract(epoch FROM d.ttl) OPERATOR(pg_catalog.*) 1000)::bigint, 0) AS ttl_ms,
        CASE WHEN c.oid IS NOT NULL THEN pg_catalog.format('%%I.%%I', n.nspname, c.relname) END AS relation, d.relation IS NOT NULL AS attached,
        coalesce(pg_catalog.row_security_active(c.oid), false) AS secured,
@@ -97,7 +96,7 @@ def describe(name: str, rows: Sequence[Any], namespace: Optional[str]) -> Domain
     if not rows:
         raise WrongUse('there is no domain "%s" in this database: SELECT fence.attach(...) makes one, SELECT domain FROM fence.domains '
                        'lists them' % name)
-    (space, database, number, scope, version, tag, columns, ttl_ms, table, attached, secured, readable, names, types, modifiers,
+    (space, place, number, scope, version, tag, columns, ttl_ms, table, attached, secured, readable, names, types, modifiers,
      casts, equals) = rows[0]
     if namespace is not None and namespace != space:
         raise WrongUse('namespace=%r was given, but pgcache_fence.namespace of this server is %r' % (namespace, space))
@@ -105,7 +104,7 @@ def describe(name: str, rows: Sequence[Any], namespace: Optional[str]) -> Domain
         raise WrongUse('this role may not read domain "%s" through the cache: %s. Let it read the table itself' % (
             name, 'row-level security applies to it' if secured else 'it has no SELECT on the table'))
     key = [Column(*each) for each in zip(names, types, modifiers, casts, equals)] if attached else [Column('key', '', -1, '', '')]
-    naming = Naming('%s:f:%s.%s' % (space, database, encode(name)), key, tag)
+    naming = Naming(place, key, tag)
     rows_sql = sql_of_rows(name, scope, table, key, version, columns) if attached else None
     return Domain(name, number, scope, ttl_ms, naming, rows_sql)
 

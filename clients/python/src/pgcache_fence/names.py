@@ -152,7 +152,7 @@ def text_for_postgresql(value: Any) -> str:
 
 
 class Naming:
-    """The names of one domain. All begin with place, "<namespace>:f:<database>.<domain>". tag is its template, or None."""
+    """The names of one domain. All begin with place, fence.fence_prefix. tag is its template, or None."""
 
     def __init__(self, place: str, columns: Sequence[Column], tag: Optional[str]) -> None:
         self.place, self.columns = place, list(columns)
