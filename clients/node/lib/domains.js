@@ -17,7 +17,7 @@ const DOMAIN = `
          (SELECT pg_catalog.json_agg(pg_catalog.json_build_object('name', a.attname, 'typmod', a.atttypmod,
                    'type', CASE WHEN t.typnamespace OPERATOR(pg_catalog.=) 'pg_catalog'::pg_catalog.regnamespace THEN t.typname END,
                    'cast', pg_catalog.format('%I.%I', s.nspname, b.typname), 'equal', coalesce(e.equal, 'pg_catalog.=')) ORDER BY k.n)
-            FROM pg_catalog.unnest(d.key_columns) WITH ORDINALITY k (name, n)
+            FROM pg_catalog.unnest(d.key_columns) WITH ORDINALITY AS k (name, n)
             JOIN pg_catalog.pg_attribute a ON a.attrelid OPERATOR(pg_catalog.=) c.oid AND a.attname OPERATOR(pg_catalog.=) k.name
             JOIN pg_catalog.pg_type t ON t.oid OPERATOR(pg_catalog.=) a.atttypid
             CROSS JOIN LATERAL (
