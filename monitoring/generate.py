@@ -63,11 +63,20 @@ def split_name(name, used):
     raise ValueError(f'no entry is left for {name}')
 
 
+# Exporters have many rights, and others may have made objects in their search_path. So everything has its schema.
+def value_of(label):
+    return f"labels OPERATOR(pg_catalog.->>) '{label}'"
+
+
+def is_named(name):
+    return f"FILTER (WHERE name OPERATOR(pg_catalog.=) '{name}')"
+
+
 def query_of(family, used):
     entry, column = split_name(family.name, used)
-    fields = ['current_database() AS datname'] + [f"labels->>'{label}' AS {label}" for label in family.labels]
+    fields = ['pg_catalog.current_database() AS datname'] + [f"{value_of(label)} AS {label}" for label in family.labels]
     lines = [f'{entry}:',
-             f"  query: \"SELECT {', '.join(fields)}, value AS {column} FROM fence.metrics WHERE name = '{family.name}'\"",
+             f"  query: \"SELECT {', '.join(fields)}, value AS {column} FROM fence.metrics WHERE name OPERATOR(pg_catalog.=) '{family.name}'\"",
              '  metrics:']
     for label in ['datname'] + family.labels:
         lines += yaml_metric(label, 'LABEL', label)
@@ -77,13 +86,14 @@ def query_of(family, used):
 def query_of_window(window, used):
     name, help_text, _ = window
     entry, column = split_name(name, used)
-    bucket = f"FILTER (WHERE name = '{name}_bucket' AND labels->>'le' <> '+Inf')"
-    le = "(labels->>'le')::float8"
-    fields = ['current_database() AS datname',
-              f"array_agg({le} ORDER BY {le}) {bucket} AS {column}",
-              f"array_agg(value::bigint ORDER BY {le}) {bucket} AS {column}_bucket",
-              f"sum(value) FILTER (WHERE name = '{name}_sum') AS {column}_sum",
-              f"sum(value) FILTER (WHERE name = '{name}_count')::bigint AS {column}_count"]
+    le = value_of('le')
+    bucket = f"FILTER (WHERE name OPERATOR(pg_catalog.=) '{name}_bucket' AND {le} OPERATOR(pg_catalog.<>) '+Inf')"
+    number = f'({le})::pg_catalog.float8'
+    fields = ['pg_catalog.current_database() AS datname',
+              f'pg_catalog.array_agg({number} ORDER BY {number}) {bucket} AS {column}',
+              f'pg_catalog.array_agg(value::bigint ORDER BY {number}) {bucket} AS {column}_bucket',
+              f"pg_catalog.sum(value) {is_named(name + '_sum')} AS {column}_sum",
+              f"pg_catalog.sum(value) {is_named(name + '_count')}::bigint AS {column}_count"]
     lines = [f'{entry}:', f"  query: \"SELECT {', '.join(fields)} FROM fence.metrics\"", '  metrics:']
     lines += yaml_metric('datname', 'LABEL', 'datname')
     return lines + yaml_metric(column, 'HISTOGRAM', help_text)

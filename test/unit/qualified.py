@@ -1,6 +1,8 @@
-"""Checks that the SQL in the extension's scripts and in its C code names the schema of every function, operator, cast and relation,
-also where SQL hides an operator (IN, CASE x WHEN, LIKE ...). Superusers run this SQL in databases where other users may have made
-objects of the same names. Also checks that scripts do not replace existing objects.
+"""Checks that the SQL in the extension's scripts, in its C code, in the libraries (clients/) and in monitoring/queries.yaml names the
+schema of every function, operator, cast and relation, also where SQL hides an operator (IN, CASE x WHEN, LIKE ...). Superusers and
+applications run this SQL in databases where other users may have made objects of the same names. In the pages it looks only for
+functions that take a row of any type, because another one, of that very type, always fits better. Also checks that scripts do not
+replace existing objects.
 
 These need no schema, because PostgreSQL does not look up their names: constructs of the grammar (EXTRACT, coalesce, greatest, bigint,
 interval '1 s'), the equality behind ORDER BY, GROUP BY, DISTINCT and greatest (from the type's operator class), and the types of
@@ -8,10 +10,15 @@ columns and arguments in scripts, which the server runs with search_path "pg_cat
 
 Prints the faults and "N passed, N failed"; fails if anything failed. --list prints the SQL found in src/.
 """
+import ast
 import glob
+import importlib
+import json
 import os
 import re
+import subprocess
 import sys
+import types
 
 TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
 PATH = 'pg_catalog, pg_temp'
@@ -23,7 +30,7 @@ TOKEN = re.compile(r'''"[^"]+"(?:\.(?:\w+|"[^"]+"))*|[A-Za-z_][\w$]*(?:\.(?:[A-Z
     |OPERATOR|'|::|:=|=>|[-+*/<>=~!@\#%^&|`?]+|[(),;:\[\].]''', re.X)
 # words that are no functions although a parenthesis may follow them
 WORDS = set('''any all array exists values as check key unique coalesce greatest least extract operator and or not when then else on in
-    over select where from conflict materialized primary lateral by returns table limit distinct generated identity join'''.split())
+    over select where from conflict materialized primary lateral filter by returns table limit distinct generated identity join'''.split())
 CAST_TO = {'bigint', 'int', 'integer', 'smallint', 'numeric', 'boolean', 'double', 'interval', 'real'}
 HIDDEN = [(r'\bin \(', 'IN'), (r'\bbetween\b', 'BETWEEN'), (r'\bi?like\b', 'LIKE'), (r'\bsimilar to\b', 'SIMILAR TO'),
           (r'\bcase (?!when\b)', 'CASE x WHEN'), (r'\bnullif\b', 'NULLIF'), (r'\bis (not )?distinct\b', 'IS DISTINCT FROM'),
@@ -93,9 +100,9 @@ def relations(tokens, i, keyword, ctes):
     while i < len(tokens):
         t = tokens[i]
         depth += (t == '(') - (t == ')')
-        if depth < 0 or t in ('where', 'group', 'order', 'set', 'on', 'values', 'select', 'join', 'left', 'having', 'returning', ';', 'limit', 'for'):
+        if depth < 0 or t in ('where', 'group', 'order', 'set', 'on', 'values', 'select', 'join', 'left', 'having', 'returning', ';', 'limit', 'for', 'from'):
             return
-        if start and depth == 0 and t not in ('lateral', 'only'):
+        if start and depth == 0 and t not in ('lateral', 'only', 'rows'):
             if re.match(r'[a-z_"]', t) and '.' not in t and t not in ctes and t not in ('public',):
                 yield f'relation {t}'
             start = False
@@ -167,6 +174,91 @@ def check_source(name, source, listed):
         check(path == PATH, f'{name}: search_path is "{path}": pg_temp is searched first unless it is named')
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# The libraries, monitoring, pages
+# ----------------------------------------------------------------------------------------------------------------------
+
+STATEMENT = re.compile(r'\s*(SELECT|INSERT|UPDATE|DELETE|WITH|CALL)\b')
+FRAGMENT = re.compile(r'::\w|\bpg_\w+\(|\b(FROM|JOIN|WHERE|OPERATOR)\b')
+ROW_FUNCTION = re.compile(r'(?<![.\w])(to_jsonb?|row_to_json|jsonb?_agg|jsonb?_build_\w+|jsonb?_object_agg|format_type|quote_ident|array_agg)\(')
+# What load.js makes of places, and the constants of the other files, as JSON.
+NODE_SQL = """
+const { loadFor } = require('./load');
+const column = { name: 'a', sql: '"a"', cast: 'pg_catalog.int8', equal: 'pg_catalog.=' };
+const made = [];
+const pg = { query: async ({ text }) => { made.push(text); return { rows: [] }; } };
+(async () => {
+  for (const scope of ['row', 'group']) for (const selected of [null, ['a', 'b']]) for (const version of ['version', null]) {
+    for (const columns of [[column], [column, column]]) {
+      const place = { domain: 'd', relation: 'fence.t', scope, selected, version, columns, loads: new Map() };
+      await loadFor(place).run(place, [{ fence: 'x:{' + columns.map(() => '1').join() + '}' }], pg);
+    }
+  }
+  console.log(JSON.stringify(made));
+})();"""
+
+
+def check_sql(name, sql):
+    wrong = sorted(set(faults(sql.replace('%s', '$1').replace('%%', '%'))))
+    check(not wrong, f'{name}: {", ".join(wrong)}')
+
+
+def python_library():
+    """(where, statement): what domains.py makes, and every other statement in a text of the library."""
+    folder = os.path.join(TOP, 'clients', 'python', 'src')
+    sys.dont_write_bytecode = True
+    package = sys.modules['pgcache_fence'] = types.ModuleType('pgcache_fence')           # without __init__.py, which needs drivers
+    package.__path__ = [os.path.join(folder, 'pgcache_fence')]
+    domains = importlib.import_module('pgcache_fence.domains')
+    key = [domains.Column('a', 'int8', -1, 'pg_catalog.int8', 'pg_catalog.=')]
+    for scope in ('row', 'group'):
+        for columns in (None, ['a', 'b']):
+            for version in ('version', None):
+                for n in (1, 2):
+                    yield 'sql_of_rows', domains.sql_of_rows('d', scope, 'fence.t', key * n, version, columns)
+    yield 'VET', 'SELECT ' + domains.VET
+    for path in sorted(glob.glob(os.path.join(folder, '**', '*.py'), recursive=True)):
+        with open(path, encoding='utf-8') as f:
+            tree = ast.parse(f.read())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and STATEMENT.match(node.value) and FRAGMENT.search(node.value):
+                yield f'{os.path.basename(path)}:{node.lineno}', re.sub(r'(FROM|JOIN) %s', r'\1 fence.t', node.value)
+
+
+def node_library():
+    """(where, statement), likewise. What a template fills in is taken as qualified, because load.js is run."""
+    folder = os.path.join(TOP, 'clients', 'node', 'lib')
+    done = subprocess.run(['node', '-e', NODE_SQL], cwd=folder, stdout=subprocess.PIPE, check=False)
+    for sql in json.loads(done.stdout or '[]'):
+        yield 'load.js', sql
+    check(done.returncode == 0, 'load.js cannot be run by node')
+    for path in sorted(glob.glob(os.path.join(folder, '*.js')) + glob.glob(os.path.join(folder, '..', '*.js'))):
+        with open(path, encoding='utf-8') as f:
+            source = re.sub(r'^ *//.*$', '', f.read(), flags=re.M)
+        for match in re.finditer(r"'((?:[^'\\\n]|\\.)*)'|`((?:[^`\\]|\\.)*)`", source):
+            sql = match.group(1) or match.group(2) or ''
+            if STATEMENT.match(sql) and FRAGMENT.search(sql) and '${' not in sql:
+                yield f'{os.path.basename(path)}:{source.count(chr(10), 0, match.start()) + 1}', sql
+
+
+def check_users():
+    for library in (python_library, node_library):
+        found = list(library())
+        check(len(found) > 15, f'{library.__name__}: only {len(found)} statements are found')
+        for where, sql in found:
+            check_sql(where, sql)
+    with open(os.path.join(TOP, 'monitoring', 'queries.yaml'), encoding='utf-8') as f:
+        queries = [json.loads(line.split(': ', 1)[1]) for line in f if line.startswith('  query: ')]
+    check(len(queries) > 10, f'queries.yaml: only {len(queries)} queries are found')
+    for sql in queries:
+        check_sql('queries.yaml', sql)
+    pages = [os.path.join(TOP, 'README.md')] + [path for folder in ('doc', 'clients/*') for path in glob.glob(os.path.join(TOP, folder, '*.md'))]
+    for path in sorted(pages + glob.glob(os.path.join(TOP, 'clients', '*', '*.d.ts'))):
+        with open(path, encoding='utf-8') as f:
+            wrong = [f'{number}: {line.strip()}' for number, line in enumerate(f, 1) if ROW_FUNCTION.search(line)]
+        check(not wrong, f'{os.path.relpath(path, TOP)}: a function without its schema that takes any type:\n' + '\n'.join(wrong))
+
+
 # Faulty statements, all of which this program must find.
 BAD = ['SELECT a + b FROM fence.t', 'SELECT 1 FROM fence.t WHERE a = 1', "SELECT 1 FROM fence.t WHERE a IN ('b')", 'SELECT CASE a WHEN 1 THEN 2 END FROM fence.t',
        'SELECT max(a) FROM fence.t', 'SELECT trap.max(a) FROM fence.t', 'SELECT 1 FROM t', 'SELECT 1 FROM fence.t, u', 'SELECT 1 FROM fence.t JOIN u ON true',
@@ -174,9 +266,11 @@ BAD = ['SELECT a + b FROM fence.t', 'SELECT 1 FROM fence.t WHERE a = 1', "SELECT
        "SELECT 1 FROM fence.t WHERE a LIKE 'b'", 'SELECT 1 FROM fence.t WHERE a BETWEEN 1 AND 2', 'SELECT NULLIF(a, 1) FROM fence.t', "SELECT a->>'b' FROM fence.t",
        'SELECT 1 FROM fence.t WHERE a IS DISTINCT FROM 1', 'SELECT 1 FROM fence.t WHERE now() OPERATOR(pg_catalog.>) a', "SELECT a || 'b' FROM fence.t",
        'INSERT INTO t VALUES (1)', 'UPDATE t SET a = 1', 'DELETE FROM t', 'UPDATE fence.t SET a = 1 WHERE b = 2', 'SELECT 1 FROM fence.t NATURAL JOIN fence.u',
-       'SELECT a OPERATOR(trap.+) 1 FROM fence.t', 'CREATE OR REPLACE VIEW fence.v AS SELECT 1', 'CREATE TABLE IF NOT EXISTS fence.t ()']
+       'SELECT a OPERATOR(trap.+) 1 FROM fence.t', 'SELECT 1 FROM ROWS FROM (unnest($1)) AS k (a)', 'SELECT to_jsonb(t.*) FROM fence.t',
+       'CREATE OR REPLACE VIEW fence.v AS SELECT 1', 'CREATE TABLE IF NOT EXISTS fence.t ()']
 GOOD = ["SELECT *, EXTRACT(epoch FROM a.b) FROM fence.t a WHERE a.b OPERATOR(pg_catalog.=) ANY (ARRAY['x']::pg_catalog.regtype[])",
         'UPDATE fence.t SET a = 1, b = greatest(2, c)', "WITH x AS (SELECT 1) SELECT interval '1 s' FROM x, pg_catalog.unnest($1) AS k (n)",
+        "SELECT k.n FROM fence.t, ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2)) WITH ORDINALITY AS k (a, n)",
         'INSERT INTO fence.t AS c (a, b) VALUES ($1, $2::bigint) ON CONFLICT (a) DO UPDATE SET b = c.b']
 
 
@@ -191,6 +285,7 @@ def main():
         with open(path, encoding='utf-8') as f:
             (check_script(os.path.basename(path), f.read()) if path in scripts else
              check_source(os.path.basename(path), f.read(), listed))
+    check_users()
     with open(os.path.join(TOP, 'pgcache_fence.control'), encoding='utf-8') as f:
         control = f.read()
     check(re.search(r'^schema = pg_catalog$', control, re.M), 'pgcache_fence.control: scripts run with another search_path')

@@ -8,8 +8,8 @@ const NAMES_MS = 5000;                  // time for which a name is kept; a new 
 const NAMES_KEPT = 10000;
 const CHECK = 1000;
 
-const NAME = 'SELECT value FROM fence.derived_keys($1, VARIADIC $2::text[])';
-const COMPUTE = 'SELECT fence.read_derived($1, VARIADIC $2::text[])::text AS payload';
+const NAME = 'SELECT value FROM fence.derived_keys($1::pg_catalog.text, VARIADIC $2::pg_catalog.text[])';
+const COMPUTE = 'SELECT fence.read_derived($1::pg_catalog.text, VARIADIC $2::pg_catalog.text[])::pg_catalog.text AS payload';
 
 class Derived {
   #link;

@@ -6,20 +6,42 @@ const { CANONICAL, inputText, valuesOf, partsOf, nameOfParts, piecesOf, quoted }
 const NAMES_KEPT = 10000;               // names from PostgreSQL that are kept for each domain
 const TOKENS_KEPT = 64;
 
+// Everything in the SQL has its schema, also operators, here and in load.js. Otherwise a role that may create objects in a schema of
+// the search_path could run its own function as the application. test/unit/qualified.py watches this. A key column's cast is the
+// type below its domain; equal is the operator that compares two of them.
 const DOMAIN = `
-  SELECT d.id, current_setting('pgcache_fence.namespace') AS namespace, fence.fence_prefix(d.name) AS prefix, d.scope, d.cache, d.tag,
-         d.version_column AS version, d.columns::text[], pg_is_in_recovery() AS standby,
-         CASE WHEN c.oid IS NOT NULL THEN format('%I.%I', n.nspname, c.relname) END AS relation, row_security_active(c.oid) AS hidden,
-         (SELECT json_agg(json_build_object('name', a.attname, 'type', CASE n.nspname WHEN 'pg_catalog' THEN t.typname END,
-                                            'cast', format_type(a.atttypid, a.atttypmod), 'typmod', a.atttypmod) ORDER BY k.n)
-            FROM unnest(d.key_columns) WITH ORDINALITY k (name, n)
-            JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = k.name
-            JOIN pg_type t ON t.oid = a.atttypid JOIN pg_namespace n ON n.oid = t.typnamespace) AS keys
+  SELECT d.id, pg_catalog.current_setting('pgcache_fence.namespace') AS namespace, fence.fence_prefix(d.name) AS prefix, d.scope, d.cache, d.tag,
+         d.version_column AS version, d.columns::pg_catalog.text[], pg_catalog.pg_is_in_recovery() AS standby,
+         CASE WHEN c.oid IS NOT NULL THEN pg_catalog.format('%I.%I', n.nspname, c.relname) END AS relation,
+         pg_catalog.row_security_active(c.oid) AS hidden,
+         (SELECT pg_catalog.json_agg(pg_catalog.json_build_object('name', a.attname, 'typmod', a.atttypmod,
+                   'type', CASE WHEN t.typnamespace OPERATOR(pg_catalog.=) 'pg_catalog'::pg_catalog.regnamespace THEN t.typname END,
+                   'cast', pg_catalog.format('%I.%I', s.nspname, b.typname), 'equal', coalesce(e.equal, 'pg_catalog.=')) ORDER BY k.n)
+            FROM pg_catalog.unnest(d.key_columns) WITH ORDINALITY AS k (name, n)
+            JOIN pg_catalog.pg_attribute a ON a.attrelid OPERATOR(pg_catalog.=) c.oid AND a.attname OPERATOR(pg_catalog.=) k.name
+            JOIN pg_catalog.pg_type t ON t.oid OPERATOR(pg_catalog.=) a.atttypid
+            CROSS JOIN LATERAL (
+                 WITH RECURSIVE below AS (
+                      SELECT t.*
+                      UNION ALL
+                      SELECT u.* FROM below JOIN pg_catalog.pg_type u ON u.oid OPERATOR(pg_catalog.=) below.typbasetype
+                       WHERE below.typtype OPERATOR(pg_catalog.=) 'd')
+                 SELECT oid, typname, typnamespace FROM below WHERE typtype OPERATOR(pg_catalog.<>) 'd') b
+            JOIN pg_catalog.pg_namespace s ON s.oid OPERATOR(pg_catalog.=) b.typnamespace
+            LEFT JOIN LATERAL (
+                 SELECT pg_catalog.format('%I.%s', s.nspname, o.oprname) AS equal
+                   FROM pg_catalog.pg_opclass c
+                   JOIN pg_catalog.pg_am m ON m.oid OPERATOR(pg_catalog.=) c.opcmethod AND m.amname OPERATOR(pg_catalog.=) 'btree'
+                   JOIN pg_catalog.pg_amop p ON p.amopfamily OPERATOR(pg_catalog.=) c.opcfamily AND p.amoplefttype OPERATOR(pg_catalog.=) b.oid
+                        AND p.amoprighttype OPERATOR(pg_catalog.=) b.oid AND p.amopstrategy OPERATOR(pg_catalog.=) 3
+                   JOIN pg_catalog.pg_operator o ON o.oid OPERATOR(pg_catalog.=) p.amopopr
+                   JOIN pg_catalog.pg_namespace s ON s.oid OPERATOR(pg_catalog.=) o.oprnamespace
+                  WHERE c.opcintype OPERATOR(pg_catalog.=) b.oid AND c.opcdefault) e ON true) AS keys
     FROM fence.domain d
-    LEFT JOIN pg_class c ON c.oid = d.relation
-    LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
-   WHERE d.name = $1`;
-const NAME = 'SELECT fence.fence_key($1, VARIADIC $2::text[]) AS fence';
+    LEFT JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) d.relation
+    LEFT JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+   WHERE d.name OPERATOR(pg_catalog.=) $1::pg_catalog.text`;
+const NAME = 'SELECT fence.fence_key($1::pg_catalog.text, VARIADIC $2::pg_catalog.text[]) AS fence';
 
 // A domain's place in Redis and in PostgreSQL, as of one attachment.
 class Place {
@@ -29,8 +51,8 @@ class Place {
       hidden: row.hidden, selected: row.columns,
     });
     this.prefix = row.prefix;
-    this.columns = (row.keys || []).map(({ name, type, cast, typmod }) => ({
-      name, cast, sql: quoted(name), canonical: CANONICAL[type] || null, limit: typmod > 4 ? typmod - 4 : null,
+    this.columns = (row.keys || []).map(({ name, type, cast, equal, typmod }) => ({
+      name, cast, equal, sql: quoted(name), canonical: CANONICAL[type] || null, limit: typmod > 4 ? typmod - 4 : null,
     }));
     this.tag = row.tag && piecesOf(row.tag, this.columns);
     this.tokens = new Set();            // tokens under which this was read from PostgreSQL

@@ -7,7 +7,7 @@ const { quoted, textsOfName } = require('./names');
 // Prints rows like fence.read. The settings are local to the statement, because a pool may use another connection for the next.
 const SETTINGS = `s AS MATERIALIZED (SELECT ${[['bytea_output', 'hex'], ['datestyle', 'ISO'], ['extra_float_digits', '3'],
   ['intervalstyle', 'postgres'], ['lc_monetary', 'C'], ['search_path', 'pg_catalog, pg_temp'], ['timezone', 'UTC'],
-].map(([name, value]) => `set_config('${name}', '${value}', true)`).join(', ')})`;
+].map(([name, value]) => `pg_catalog.set_config('${name}', '${value}', true)`).join(', ')})`;
 
 const AS_TEXT = { getTypeParser: () => text => text };
 const VERSION = /^\d{1,19}$/;
@@ -48,18 +48,20 @@ class RowLoad {
 
   static #statement(place) {
     // with .*, because a column may have the same name as the alias of the table
-    const row = place.selected ? `(SELECT to_jsonb(c.*) FROM (SELECT ${place.selected.map(name => `t.${quoted(name)}`).join(', ')}) c)`
-      : 'to_jsonb(t.*)';
-    const same = place.columns.map((column, n) => `t.${column.sql} = k.k${n}::${column.cast}`).join(' AND ');
+    const row = place.selected ? `(SELECT pg_catalog.to_jsonb(c.*) FROM (SELECT ${place.selected.map(name => `t.${quoted(name)}`).join(', ')}) c)`
+      : 'pg_catalog.to_jsonb(t.*)';
+    // both sides cast to the operator's own type, so that no other operator fits better
+    const same = place.columns.map(({ sql, cast, equal }, n) => `t.${sql}::${cast} OPERATOR(${equal}) k.k${n}::${cast}`).join(' AND ');
     const keys = place.columns.map((_, n) => `k${n}`);
-    const aside = `fence.group_version('${place.domain.replace(/'/g, "''")}', VARIADIC ARRAY[${keys.join(', ')}])`;
+    const aside = `fence.group_version('${place.domain.replace(/'/g, "''")}', VARIADIC ARRAY[${keys.map(key => `k.${key}`).join(', ')}])`;
+    const arrays = keys.map((_, n) => `pg_catalog.unnest($${n + 1}::pg_catalog.text[])`).join(', ');
     const statement = columns => `WITH ${SETTINGS} SELECT k.n, ${columns}
-      FROM s, unnest(${keys.map((_, n) => `$${n + 1}::text[]`).join(', ')}) WITH ORDINALITY AS k (${keys.join(', ')}, n)`;
+      FROM s, ROWS FROM (${arrays}) WITH ORDINALITY AS k (${keys.join(', ')}, n)`;
     if (place.scope === 'group') {
-      return statement(`${aside} AS version, (SELECT coalesce(jsonb_agg(r.j ORDER BY r.j::text COLLATE "C"), '[]')
-        FROM (SELECT ${row} AS j FROM ${place.relation} t WHERE ${same}) r)::text AS value`);
+      return statement(`${aside} AS version, (SELECT coalesce(pg_catalog.jsonb_agg(r.j ORDER BY r.j::pg_catalog.text COLLATE pg_catalog."C"), '[]')
+        FROM (SELECT ${row} AS j FROM ${place.relation} t WHERE ${same}) r)::pg_catalog.text AS value`);
     }
-    return `${statement(`${place.version ? `t.${quoted(place.version)}` : aside} AS version, ${row}::text AS value`)}
+    return `${statement(`${place.version ? `t.${quoted(place.version)}` : aside} AS version, ${row}::pg_catalog.text AS value`)}
       JOIN ${place.relation} t ON ${same}`;
   }
 
@@ -98,7 +100,7 @@ class QueryLoad {
       const n = numbers.get(await place.nameOf(place.columns.map(column => row[column.name]), pg));
       if (n === undefined) {
         throw wrong('LOAD', `the query of domain "${place.domain}" returned a row that was not asked for: it must say`
-          + ` WHERE ${place.columns.map((column, i) => `${column.name} = ANY ($${i + 1}::${column.cast}[])`).join(' AND ')}`);
+          + ` WHERE ${place.columns.map((column, i) => `${column.name} OPERATOR(${column.equal}) ANY ($${i + 1}::${column.cast}[])`).join(' AND ')}`);
       }
       if (found[n]) throw wrong('LOAD', `the query of domain "${place.domain}" returned two rows of one key`);
       found[n] = { version: versionOf(row.version, place), payload: row.value ?? 'null' };

@@ -6,8 +6,9 @@ const { tokenOf } = require('./judge');
 const { limited } = require('./time');
 
 const BLOCK = 100;
-const DOMAINS = `SELECT r.version::text, r.value::text AS payload
-  FROM unnest($1::text[]) WITH ORDINALITY AS k (fence, n) LEFT JOIN fence.read_many($1::text[]) r USING (fence) ORDER BY k.n`;
+const DOMAINS = `SELECT r.version::pg_catalog.text, r.value::pg_catalog.text AS payload
+  FROM pg_catalog.unnest($1::pg_catalog.text[]) WITH ORDINALITY AS k (fence, n)
+  LEFT JOIN fence.read_many($1::pg_catalog.text[]) r ON r.fence OPERATOR(pg_catalog.=) k.fence ORDER BY k.n`;
 
 class Together {
   #link;

@@ -15,7 +15,7 @@ async function accounts(t, kind, name, options) {
   return opened;
 }
 
-const loads = pool => pool.asked.filter(text => /FROM s, unnest|ANY \(\$1/.test(text)).length;
+const loads = pool => pool.asked.filter(text => /FROM s, ROWS|ANY \(\$1/.test(text)).length;
 
 for (const [kind, name] of COMBINATIONS) {
   test(`${kind}, ${name}`, async suite => {

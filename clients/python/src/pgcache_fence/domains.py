@@ -4,6 +4,10 @@ once. Each column has a name of its own, for connections whose rows are dicts.
 Owns: the conditions for a put (doc/clients.md, "Rules"). The snapshot must be of the primary and newer than the permit, its
 transaction must have written nothing, and the domain must still have the attachment for which the names were made. VET asks for
 all of this together with the rows.
+
+Everything in the SQL has its schema, also operators. Otherwise a role that may create objects in a schema of the search_path could
+run its own function as the application (public.to_jsonb(public.account) fits better than pg_catalog.to_jsonb(anyelement)), and put what
+it likes into the cache. test/unit/qualified.py watches this.
 """
 
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
@@ -12,40 +16,54 @@ from .errors import WrongUse
 from .names import Column, Naming
 
 DESCRIBE = '''
-SELECT current_setting('pgcache_fence.namespace') AS space, fence.fence_prefix(d.name) AS place, d.id,
-       d.scope, d.version_column::text, d.tag, d.columns::text[], coalesce((extract(epoch FROM d.ttl) * 1000)::bigint, 0) AS ttl_ms,
-       quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS relation, d.relation IS NOT NULL AS attached,
-       coalesce(row_security_active(c.oid), false) AS secured, coalesce(has_table_privilege(c.oid, 'SELECT'), true) AS readable,
-       k.names, k.types, k.modifiers, k.casts
+SELECT pg_catalog.current_setting('pgcache_fence.namespace') AS space, fence.fence_prefix(d.name) AS place, d.id,
+       d.scope, d.version_column::pg_catalog.text, d.tag, d.columns::pg_catalog.text[],
+       coalesce((extract(epoch FROM d.ttl) OPERATOR(pg_catalog.*) 1000)::bigint, 0) AS ttl_ms,
+       CASE WHEN c.oid IS NOT NULL THEN pg_catalog.format('%%I.%%I', n.nspname, c.relname) END AS relation, d.relation IS NOT NULL AS attached,
+       coalesce(pg_catalog.row_security_active(c.oid), false) AS secured,
+       coalesce(pg_catalog.has_table_privilege(c.oid, 'SELECT'), true) AS readable, k.names, k.types, k.modifiers, k.casts, k.equals
   FROM fence.domain d
-  LEFT JOIN pg_class c ON c.oid = d.relation
-  LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+  LEFT JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) d.relation
+  LEFT JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
   LEFT JOIN LATERAL (
-        SELECT array_agg(a.attname::text ORDER BY k.n) AS names,
-               array_agg(CASE t.typtype WHEN 'e' THEN 'enum' ELSE t.typname::text END ORDER BY k.n) AS types,
-               array_agg(CASE WHEN a.atttypid = t.oid THEN a.atttypmod ELSE t.typtypmod END ORDER BY k.n) AS modifiers,
-               array_agg(format_type(t.oid, -1) ORDER BY k.n) AS casts
-          FROM unnest(d.key_columns) WITH ORDINALITY AS k (name, n)
-          JOIN pg_attribute a ON a.attrelid = d.relation AND a.attname = k.name
+        SELECT pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY k.n) AS names,
+               pg_catalog.array_agg(CASE WHEN t.typtype OPERATOR(pg_catalog.=) 'e' THEN 'enum' ELSE t.typname::pg_catalog.text END ORDER BY k.n) AS types,
+               pg_catalog.array_agg(CASE WHEN a.atttypid OPERATOR(pg_catalog.=) t.oid THEN a.atttypmod ELSE t.typtypmod END ORDER BY k.n) AS modifiers,
+               pg_catalog.array_agg(pg_catalog.format('%%I.%%I', s.nspname, t.typname) ORDER BY k.n) AS casts,
+               pg_catalog.array_agg(coalesce(e.equal, 'pg_catalog.=') ORDER BY k.n) AS equals
+          FROM pg_catalog.unnest(d.key_columns) WITH ORDINALITY AS k (name, n)
+          JOIN pg_catalog.pg_attribute a ON a.attrelid OPERATOR(pg_catalog.=) d.relation AND a.attname OPERATOR(pg_catalog.=) k.name
           CROSS JOIN LATERAL (
                WITH RECURSIVE below AS (
-                    SELECT t.*, t.typtypmod AS modifier FROM pg_type t WHERE t.oid = a.atttypid
+                    SELECT t.*, t.typtypmod AS modifier FROM pg_catalog.pg_type t WHERE t.oid OPERATOR(pg_catalog.=) a.atttypid
                     UNION ALL
-                    SELECT t.*, below.typtypmod FROM below JOIN pg_type t ON t.oid = below.typbasetype WHERE below.typtype = 'd')
-               SELECT oid, typtype, typname, modifier AS typtypmod FROM below WHERE typtype <> 'd') t) k ON true
- WHERE d.name = %s::text
+                    SELECT t.*, below.typtypmod FROM below JOIN pg_catalog.pg_type t ON t.oid OPERATOR(pg_catalog.=) below.typbasetype
+                     WHERE below.typtype OPERATOR(pg_catalog.=) 'd')
+               SELECT oid, typtype, typname, typnamespace, modifier AS typtypmod FROM below WHERE typtype OPERATOR(pg_catalog.<>) 'd') t
+          JOIN pg_catalog.pg_namespace s ON s.oid OPERATOR(pg_catalog.=) t.typnamespace
+          LEFT JOIN LATERAL (
+               SELECT pg_catalog.format('%%I.%%s', s.nspname, o.oprname) AS equal
+                 FROM pg_catalog.pg_opclass c
+                 JOIN pg_catalog.pg_am m ON m.oid OPERATOR(pg_catalog.=) c.opcmethod AND m.amname OPERATOR(pg_catalog.=) 'btree'
+                 JOIN pg_catalog.pg_amop p ON p.amopfamily OPERATOR(pg_catalog.=) c.opcfamily AND p.amoplefttype OPERATOR(pg_catalog.=) t.oid
+                      AND p.amoprighttype OPERATOR(pg_catalog.=) t.oid AND p.amopstrategy OPERATOR(pg_catalog.=) 3
+                 JOIN pg_catalog.pg_operator o ON o.oid OPERATOR(pg_catalog.=) p.amopopr
+                 JOIN pg_catalog.pg_namespace s ON s.oid OPERATOR(pg_catalog.=) o.oprnamespace
+                WHERE c.opcintype OPERATOR(pg_catalog.=) t.oid AND c.opcdefault) e ON true) k ON true
+ WHERE d.name OPERATOR(pg_catalog.=) %s::pg_catalog.text
 '''
 
 # Is this a standby? May the rows that this statement's snapshot sees be put? Which attachment is it?
-VET = '''pg_is_in_recovery() AS standby,
-       pg_current_xact_id_if_assigned() IS NULL AND current_setting('transaction_isolation') LIKE 'read%%' AS fresh,
-       (SELECT d.id FROM fence.domain d WHERE d.name = %s::text) AS attachment'''
+VET = '''pg_catalog.pg_is_in_recovery() AS standby,
+       pg_catalog.pg_current_xact_id_if_assigned() IS NULL
+           AND pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.~~) 'read%%' AS fresh,
+       (SELECT d.id FROM fence.domain d WHERE d.name OPERATOR(pg_catalog.=) %s::pg_catalog.text) AS attachment'''
 
-FENCE_KEY = 'SELECT fence.fence_key(%s::text, VARIADIC %s::text[])'
-TOGETHER = 'SELECT r.value::text FROM unnest(%s::text[]) WITH ORDINALITY AS k (fence, n) ' \
-           'LEFT JOIN fence.read_many(%s::text[]) r USING (fence) ORDER BY k.n'
-DERIVED_KEY = 'SELECT value FROM fence.derived_keys(%s::text, VARIADIC %s::text[])'
-READ_DERIVED = 'SELECT fence.read_derived(%s::text, VARIADIC %s::text[])::text'
+FENCE_KEY = 'SELECT fence.fence_key(%s::pg_catalog.text, VARIADIC %s::pg_catalog.text[])'
+TOGETHER = 'SELECT r.value::pg_catalog.text FROM pg_catalog.unnest(%s::pg_catalog.text[]) WITH ORDINALITY AS k (fence, n) ' \
+           'LEFT JOIN fence.read_many(%s::pg_catalog.text[]) r ON r.fence OPERATOR(pg_catalog.=) k.fence ORDER BY k.n'
+DERIVED_KEY = 'SELECT value FROM fence.derived_keys(%s::pg_catalog.text, VARIADIC %s::pg_catalog.text[])'
+READ_DERIVED = 'SELECT fence.read_derived(%s::pg_catalog.text, VARIADIC %s::pg_catalog.text[])::pg_catalog.text'
 
 
 def quoted(name: str) -> str:
@@ -79,13 +97,13 @@ def describe(name: str, rows: Sequence[Any], namespace: Optional[str]) -> Domain
         raise WrongUse('there is no domain "%s" in this database: SELECT fence.attach(...) makes one, SELECT domain FROM fence.domains '
                        'lists them' % name)
     (space, place, number, scope, version, tag, columns, ttl_ms, table, attached, secured, readable, names, types, modifiers,
-     casts) = rows[0]
+     casts, equals) = rows[0]
     if namespace is not None and namespace != space:
         raise WrongUse('namespace=%r was given, but pgcache_fence.namespace of this server is %r' % (namespace, space))
     if secured or not readable:
         raise WrongUse('this role may not read domain "%s" through the cache: %s. Let it read the table itself' % (
             name, 'row-level security applies to it' if secured else 'it has no SELECT on the table'))
-    key = [Column(*each) for each in zip(names, types, modifiers, casts)] if attached else [Column('key', '', -1, 'text')]
+    key = [Column(*each) for each in zip(names, types, modifiers, casts, equals)] if attached else [Column('key', '', -1, '', '')]
     naming = Naming(place, key, tag)
     rows_sql = sql_of_rows(name, scope, table, key, version, columns) if attached else None
     return Domain(name, number, scope, ttl_ms, naming, rows_sql)
@@ -96,16 +114,22 @@ def sql_of_rows(name: str, scope: str, table: str, key: Sequence[Column], versio
     """The SQL whose parameters are a list of texts for each key column. None if the type cannot read the text of a key."""
     if any(column.type == 'money' for column in key):
         return None
-    row = 'to_jsonb(t.*)' if not columns else '(SELECT to_jsonb(c.*) FROM (SELECT %s) c)' % ', '.join(
+    row = 'pg_catalog.to_jsonb(t.*)' if not columns else '(SELECT pg_catalog.to_jsonb(c.*) FROM (SELECT %s) c)' % ', '.join(
         't.' + quoted(column) for column in columns)
     keys = ', '.join('k%d' % n for n in range(len(key)))
-    same = ' AND '.join('t.%s = k.k%d::%s' % (quoted(column.name), n, column.cast.replace('%', '%%')) for n, column in enumerate(key))
-    wanted = 'unnest(%s) WITH ORDINALITY AS k (%s, n)' % (', '.join(['%s::text[]'] * len(key)), keys)
+    same = ' AND '.join(equality(column, n) for n, column in enumerate(key))
+    wanted = 'ROWS FROM (%s) WITH ORDINALITY AS k (%s, n)' % (', '.join(['pg_catalog.unnest(%s::pg_catalog.text[])'] * len(key)), keys)
     aside = "fence.group_version(%s, VARIADIC ARRAY[%s])" % (
         "'%s'" % name.replace("'", "''").replace('%', '%%'), ', '.join('k.k%d' % n for n in range(len(key))))
     table = table.replace('%', '%%')
     if scope == 'group':
-        return "SELECT k.n, %s AS version, (SELECT coalesce(jsonb_agg(%s ORDER BY %s), '[]') FROM %s t WHERE %s)::text AS payload FROM %s" % (
-            aside, row, row, table, same, wanted)
-    return 'SELECT k.n, %s AS version, %s::text AS payload FROM %s JOIN %s t ON %s' % (
+        return '''SELECT k.n, %s AS version, (SELECT coalesce(pg_catalog.jsonb_agg(%s ORDER BY %s), '[]') FROM %s t
+                  WHERE %s)::pg_catalog.text AS payload FROM %s''' % (aside, row, row, table, same, wanted)
+    return 'SELECT k.n, %s AS version, %s::pg_catalog.text AS payload FROM %s JOIN %s t ON %s' % (
         't.%s::bigint' % quoted(version) if version else aside, row, wanted, table, same)
+
+
+def equality(column: Column, n: int) -> str:
+    """The row's column is equal to the n-th text. Both sides are cast to the operator's own type, so that no other operator fits better."""
+    cast = column.cast.replace('%', '%%')
+    return 't.%s::%s OPERATOR(%s) k.k%d::%s' % (quoted(column.name), cast, column.equal.replace('%', '%%'), n, cast)

@@ -30,7 +30,8 @@ class Column(NamedTuple):
     name: str
     type: str               # name in pg_type (int8, text, …), of a domain its base type; "enum" for all enums; "" without a table
     modifier: int           # of char(n): n + 4, or -1
-    cast: str               # the type's name in SQL
+    cast: str               # the type's name in SQL, with its schema
+    equal: str              # the operator that compares two of them, with its schema
 
 
 def encode(text: str) -> str:
