@@ -11,8 +11,10 @@ function answer(link, reads, ms) {
     const permits = told.map(permitOf);
     reads.forEach((read, n) => {
       const [record, first, value] = at(n);
-      read.answer = judge(records[record], permits[first], read.name, value === record ? undefined : records[value]);
-      if (read.answer.state === 'foreign') link.distrust(read.name);
+      const beside = value === record ? undefined : { name: read.name, record: records[value] };
+      const found = judge(records[record], permits[first], read.fence, beside);
+      if (found.state === 'foreign') link.distrust(read.name);
+      read.answer = found;
     });
   });
 }

@@ -12,23 +12,25 @@ function permitOf(text) {
   return { text, token, head: `${token} ` };
 }
 
-// Whether the header from the blank behind the version to its end names the key of this fence or value.
-function isOf(record, blank, newline, name) {
+// Whether the header names the key of this fence or value. blank: where the word behind the version begins. A mark names none.
+function isOf(record, blank, name) {
+  const newline = record.indexOf('\n', blank);
+  if (newline < 0) return true;
   const key = keyOf(name);
   const at = newline - key.length;
   return at >= blank && record.startsWith(key, at) && record[at - 1] === ' ';
 }
 
 // { state: 'hit', token, version, payload }, { state: 'miss', permit } or { state: 'unarmed' }; { state: 'foreign' } if the record is of
-// another name. name: of what is read. beside: what the value beside the fence has, undefined where the fence itself is read.
-function judge(record, { text, token, head }, name, beside) {
+// another name. fence: the name of the record. beside: the name and the record of the value beside the fence, if that is read.
+function judge(record, { text, token, head }, fence, beside) {
   if (token === '') return { state: 'unarmed' };
   if (record !== null && record.startsWith(head)) {
     const blank = record.indexOf(' ', head.length) + 1;
-    const value = beside === undefined ? record : beside?.startsWith(record.slice(0, blank)) ? beside : '';
+    const value = beside === undefined ? record : beside.record?.startsWith(record.slice(0, blank)) ? beside.record : '';
     const newline = value.indexOf('\n', blank);
     if (blank > 0 && newline >= 0) {
-      if (!isOf(value, blank, newline, name)) return { state: 'foreign' };
+      if (!isOf(record, blank, fence) || (beside && !isOf(value, blank, beside.name))) return { state: 'foreign' };
       return { state: 'hit', token, version: record.slice(head.length, blank - 1), payload: value.slice(newline + 1) };
     }
   }

@@ -107,8 +107,7 @@ class Reads {
     const stale = await Promise.all(this.#parts(reads, CHECK).map(async part => {
       let told;
       try {
-        told = await limited(this.#link.ask('fence_check', part.map(read => read.fence),
-          ...part.flatMap(({ kept }) => [kept.token, kept.version])), this.#timeout);
+        told = await limited(this.#link.check(part.map(({ fence, kept }) => [fence, kept.token, kept.version])), this.#timeout);
       } catch (error) {
         this.#onError(error);
         return part;                    // the block may say more

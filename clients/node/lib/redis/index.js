@@ -26,7 +26,7 @@ function linkOf(client, onError) {
   }
   if (typeof client.fcall_ro === 'function') return new Ioredis(client, onError);
   if (typeof client.fCallRo === 'function') return new NodeRedis(client, onError);
-  throw wrong('REDIS', 'this client of Redis has no FCALL_RO: use ioredis 5 or later, or redis 4.3 or later');
+  throw wrong('REDIS', 'this client of Redis has no FCALL_RO: use ioredis 5 or 6, or redis 4.3 to 6');
 }
 
 module.exports = { linkFor };

@@ -54,6 +54,12 @@ class Questions {
     return answer === undefined ? this.distrust(keys[0]) : answer;
   }
 
+  // Which of these sources [fence, token, version] are current: a text with 1 or 0 for each.
+  async check(sources) {
+    const told = await this.ask('fence_check', sources.map(([fence]) => fence), ...sources.flatMap(([, token, version]) => [token, version]));
+    return told.length === sources.length ? told : this.distrust(sources[0][0]);
+  }
+
   async release(fence) {
     return this.#client.ask('fence_release', [fence]);
   }

@@ -24,7 +24,7 @@ from .domains import Domain
 from .errors import WrongUse
 from .sync import UNAVAILABLE as SYNC_UNAVAILABLE
 from .sync import Answers, has_moved, is_idle, joined, share
-from .wire import Request, vet
+from .wire import Confused, Request, vet
 
 # Before 3.11.3 asyncio.timeout raises CancelledError if a timeout of redis-py came before. redis-py brings the other one along.
 within: Any = asyncio.timeout if sys.version_info >= (3, 11, 3) else importlib.import_module('async_timeout').timeout
@@ -45,6 +45,7 @@ class Server:
         self.arguments, self.most = topology.connection_arguments(pool), topology.connections_kept(pool)
         self.kept: List[Any] = []
         self.timeout = pool.connection_kwargs['socket_timeout']
+        self.left: Set['asyncio.Future[Any]'] = set()           # references to what goes on after a task was cancelled
 
     async def ask(self, requests: Sequence[Request]) -> Optional[List[Answers]]:
         if not self.patience.over():
@@ -55,10 +56,13 @@ class Server:
             return await self.ask_again(error, requests)
 
     async def ask_again(self, error: Exception, requests: Sequence[Request]) -> Optional[List[Answers]]:
-        """Repeats them all over a new connection, because the server may have closed the kept ones; not after a timeout."""
+        """Repeats them all over a new connection, because the server may have closed the kept ones; not after a timeout, nor after
+        an answer to another question."""
         while self.kept:
             with contextlib.suppress(*UNAVAILABLE):
                 await self.give_up(self.kept.pop())
+        if isinstance(error, Confused):
+            return None
         if not isinstance(error, (RedisTimeout, TimeoutError, asyncio.TimeoutError)):
             with contextlib.suppress(*UNAVAILABLE):
                 return await self.talk(requests)
@@ -66,7 +70,7 @@ class Server:
         return None
 
     async def talk(self, requests: Sequence[Request]) -> List[Answers]:
-        connection = self.kept.pop() if self.kept else await self.pool.get_connection(*self.arguments)
+        connection = self.kept.pop() if self.kept else await self.borrow()
         done = []
         try:
             connection.socket_timeout = None
@@ -92,8 +96,33 @@ class Server:
         self.patience.answered()
         return done
 
+    async def borrow(self) -> Any:
+        """A connection of the pool. If this task is cancelled meanwhile, the pool still ends what it says to Redis on a new
+        connection. Otherwise it would lend a connection that owes the answer."""
+        getting = asyncio.ensure_future(self.pool.get_connection(*self.arguments))
+        try:
+            return await asyncio.shield(getting)
+        except asyncio.CancelledError:
+            self.left.add(getting)
+            getting.add_done_callback(self.return_late)
+            raise
+
+    def return_late(self, getting: 'asyncio.Future[Any]') -> None:
+        self.left.discard(getting)
+        if not getting.cancelled() and getting.exception() is None:
+            returned = asyncio.ensure_future(self.pool.release(getting.result()))
+            self.left.add(returned)
+            returned.add_done_callback(self.left.discard)
+
     async def give_up(self, connection: Any) -> None:
+        """Closes the connection, also if this task is cancelled meanwhile. Only then the pool may lend it again."""
         connection.socket_timeout = self.timeout
+        closing = asyncio.ensure_future(self.close(connection))
+        self.left.add(closing)
+        closing.add_done_callback(self.left.discard)
+        await asyncio.shield(closing)
+
+    async def close(self, connection: Any) -> None:
         try:
             await connection.disconnect()
         finally:

@@ -19,7 +19,7 @@ from . import topology, wire
 from .core import MISSED, Core, Peeked, Steps
 from .domains import Domain
 from .errors import WrongUse
-from .wire import Request, vet
+from .wire import Confused, Request, vet
 
 # AttributeError: redis-py 4.3 formats its own errors with attributes that connections over Unix sockets lack.
 UNAVAILABLE = (RedisError, RedisClusterException, OSError, AttributeError)
@@ -90,10 +90,13 @@ class Server:
             return self.ask_again(error, requests)
 
     def ask_again(self, error: Exception, requests: Sequence[Request]) -> Optional[List[Answers]]:
-        """Repeats them all over a new connection, because the server may have closed the kept ones; not after a timeout."""
+        """Repeats them all over a new connection, because the server may have closed the kept ones; not after a timeout, nor after
+        an answer to another question."""
         while self.kept:
             with contextlib.suppress(IndexError, *UNAVAILABLE):
                 self.give_up(self.kept.pop())
+        if isinstance(error, Confused):
+            return None
         if not isinstance(error, (RedisTimeout, TimeoutError)):
             with contextlib.suppress(*UNAVAILABLE):
                 return self.receive(self.send(joined(requests)), requests)
