@@ -190,7 +190,7 @@ sub recent
 {
 	my ($self, $fence) = @_;
 
-	return '' if $self->{pending}{$fence} || %{ $self->domain(domain_of($fence))->{pending} };
+	return '' if $self->{pending}{$fence} || %{ $self->{domains}{ domain_of($fence) }{pending} };
 	return $self->{recent}{$fence} // '';
 }
 

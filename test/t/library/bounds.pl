@@ -29,7 +29,7 @@ subtest 'the time to live' => sub {
 	with_buckets();
 	put('a', 5, ttl => $forever);
 	put('b', 5, ttl => $forever, suffix => 'x');
-	$redis->call('SET', v('c', 'side'), token() . " 5 \nside");
+	$redis->call('SET', v('c', 'side'), token() . " 5 {c}\nside");
 	is(put_from('c', 5, ttl => $forever), 'stored', 'a large one');
 	my $since = reserve('1.a', 'd');
 	fcall('fence_store', 0, header(), '1.a', 1, f('d'), $since, 6, $forever, 'p', '1.a');

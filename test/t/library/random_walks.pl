@@ -187,7 +187,6 @@ sub domain_words
 		my $answer = fcall('fence_domain_end', 0, header(), $name, $t->{stamp}, $t->{committed} ? 'committed' : 'aborted');
 		expect('domain_end', $answer, defined $m->{epoch} ? 1 : 0);
 		next unless $answer;
-		$m->domain($name);
 		$m->end_domain($name, $t->{stamp}, $t->{committed});
 	}
 	return;
