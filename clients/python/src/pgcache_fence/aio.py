@@ -19,11 +19,11 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeout
 
 from . import topology, wire
-from .core import MISSED, Core, Peeked, Steps
+from .core import MISSED, Core, Peeked, Request, Steps, for_each
 from .domains import Domain
 from .errors import WrongUse
 from .sync import UNAVAILABLE as SYNC_UNAVAILABLE
-from .sync import Request, has_moved, is_idle, joined, share
+from .sync import MOVED, is_idle, joined, meant, mixed, share
 
 # Before 3.11.3 asyncio.timeout raises CancelledError if a timeout of redis-py came before. redis-py brings the other one along.
 within: Any = asyncio.timeout if sys.version_info >= (3, 11, 3) else importlib.import_module('async_timeout').timeout
@@ -44,38 +44,48 @@ class Server:
         self.arguments, self.most = topology.connection_arguments(pool), topology.connections_kept(pool)
         self.kept: List[Any] = []
         self.timeout = pool.connection_kwargs['socket_timeout']
+        self.left: Set['asyncio.Future[Any]'] = set()           # references to what goes on after a task was cancelled
 
-    async def ask(self, packed: bytes, n: int) -> Optional[List[Any]]:
+    async def ask(self, requests: Sequence[Request]) -> List[Any]:
         if not self.patience.over():
-            return None
+            return [wire.UNAVAILABLE] * len(requests)
         try:
-            return await self.talk(packed, n)
+            return await self.talk(requests)
+        except wire.Mixed as error:
+            return mixed(error, requests)
         except UNAVAILABLE as error:
-            return await self.ask_again(error, packed, n)
+            return await self.ask_again(error, requests)
 
-    async def ask_again(self, error: Exception, packed: bytes, n: int) -> Optional[List[Any]]:
-        """Repeats the whole request over a new connection, because the server may have closed the kept ones; not after a timeout."""
+    async def ask_again(self, error: Exception, requests: Sequence[Request]) -> List[Any]:
+        """Repeats all over a new connection, because the server may have closed the kept ones; not after a timeout."""
         while self.kept:
             with contextlib.suppress(*UNAVAILABLE):
                 await self.give_up(self.kept.pop())
         if not isinstance(error, (RedisTimeout, TimeoutError, asyncio.TimeoutError)):
-            with contextlib.suppress(*UNAVAILABLE):
-                return await self.talk(packed, n)
+            try:
+                return await self.talk(requests)
+            except wire.Mixed as wrong:
+                return mixed(wrong, requests)
+            except UNAVAILABLE:
+                pass
         self.patience.failed()
-        return None
+        return [wire.UNAVAILABLE] * len(requests)
 
-    async def talk(self, packed: bytes, n: int) -> List[Any]:
-        connection = self.kept.pop() if self.kept else await self.pool.get_connection(*self.arguments)
-        answers = []
+    async def talk(self, requests: Sequence[Request]) -> List[Any]:
+        connection = self.kept.pop() if self.kept else await self.borrow()
+        meanings = []
         try:
             connection.socket_timeout = None
             async with within(self.timeout):
-                await connection.send_packed_command((packed,))
-                for _ in range(n):
-                    try:
-                        answers.append(await connection.read_response(disable_decoding=True))
-                    except ResponseError as error:
-                        answers.append(error)
+                await connection.send_packed_command((joined(requests),))
+                for _, _, n, meaning in requests:
+                    answers = []
+                    for _ in range(n):
+                        try:
+                            answers.append(await connection.read_response(disable_decoding=True))
+                        except ResponseError as error:
+                            answers.append(error)
+                    meanings.append(meant(answers, meaning))
         except BaseException:                       # also if the task was cancelled, because its answers are still to come
             await self.give_up(connection)
             raise
@@ -85,10 +95,35 @@ class Server:
             connection.socket_timeout = self.timeout
             await self.pool.release(connection)
         self.patience.answered()
-        return answers
+        return meanings
+
+    async def borrow(self) -> Any:
+        """A connection of the pool. If this task is cancelled meanwhile, the pool still ends what it says to Redis on a new
+        connection. Otherwise it would lend a connection that owes the answer."""
+        getting = asyncio.ensure_future(self.pool.get_connection(*self.arguments))
+        try:
+            return await asyncio.shield(getting)
+        except asyncio.CancelledError:
+            self.left.add(getting)
+            getting.add_done_callback(self.return_late)
+            raise
+
+    def return_late(self, getting: 'asyncio.Future[Any]') -> None:
+        self.left.discard(getting)
+        if not getting.cancelled() and getting.exception() is None:
+            returned = asyncio.ensure_future(self.pool.release(getting.result()))
+            self.left.add(returned)
+            returned.add_done_callback(self.left.discard)
 
     async def give_up(self, connection: Any) -> None:
+        """Closes the connection, also if this task is cancelled meanwhile. Only then the pool may lend it again."""
         connection.socket_timeout = self.timeout
+        closing = asyncio.ensure_future(self.close(connection))
+        self.left.add(closing)
+        closing.add_done_callback(self.left.discard)
+        await asyncio.shield(closing)
+
+    async def close(self, connection: Any) -> None:
         try:
             await connection.disconnect()
         finally:
@@ -133,34 +168,34 @@ class Servers:
         finally:
             self.looked, self.looking = time.monotonic(), None
 
-    async def exchange(self, requests: Sequence[Request]) -> List[Optional[List[Any]]]:
+    async def exchange(self, requests: Sequence[Request]) -> List[Any]:
         if not self.begun:
             await self.look_again()
-        answers = await self.ask_all(requests)
-        if self.cluster is not None and any(got is None or has_moved(got) for got in answers):
+        meanings = await self.ask_all(requests)
+        if self.cluster is not None and any(meaning is MOVED or meaning is wire.UNAVAILABLE for meaning in meanings):
             await self.look_again()
-            moved = [i for i, got in enumerate(answers) if got is not None and has_moved(got)]
-            for i, got in zip(moved, await self.ask_all([requests[i] for i in moved])):         # repeated as a whole, at the new owner
-                answers[i] = got
-        return answers
+            moved = [i for i, meaning in enumerate(meanings) if meaning is MOVED]
+            for i, meaning in zip(moved, await self.ask_all([requests[i] for i in moved])):     # repeated as a whole, at the new owner
+                meanings[i] = meaning
+        return meanings
 
-    async def ask_all(self, requests: Sequence[Request]) -> List[Optional[List[Any]]]:
+    async def ask_all(self, requests: Sequence[Request]) -> List[Any]:
         """Sends the requests of each server in one piece, to all servers at the same time."""
         groups: Dict[Server, List[int]] = {}
-        answers: List[Optional[List[Any]]] = [None] * len(requests)
-        for i, (place, _, _) in enumerate(requests):
+        for i, request in enumerate(requests):
             with contextlib.suppress(*UNAVAILABLE):         # no server has the slot
-                groups.setdefault(self.at(place), []).append(i)
-
-        async def ask(server: Server, numbers: List[int]) -> None:
-            share(answers, requests, numbers, await server.ask(*joined(requests, numbers)))
-
+                groups.setdefault(self.at(request[0]), []).append(i)
         if len(groups) == 1:
             [(server, numbers)] = groups.items()
-            await ask(server, numbers)
-        elif groups:
-            await asyncio.gather(*(ask(server, numbers) for server, numbers in groups.items()))
-        return answers
+            if len(numbers) == len(requests):
+                return await server.ask(requests)
+        meanings: List[Any] = [wire.UNAVAILABLE] * len(requests)
+
+        async def ask(server: Server, numbers: List[int]) -> None:
+            share(meanings, numbers, await server.ask([requests[i] for i in numbers]))
+
+        await asyncio.gather(*(ask(server, numbers) for server, numbers in groups.items()))
+        return meanings
 
 
 class Checks:
@@ -197,9 +232,9 @@ class Checks:
             places.setdefault(self.core.place_of(each[0]), []).append(each)
         groups = [(place, found[n:n + CHECK_MAX]) for place, found in places.items() for n in range(0, len(found), CHECK_MAX)]
         done = await self.servers.exchange([
-            (place, wire.pack_check([name for name, _, _ in group], [head for _, head, _ in group]), 1) for place, group in groups])
+            (place, *wire.pack_check([name for name, _, _ in group], [head for _, head, _ in group])) for place, group in groups])
         for (_, group), got in zip(groups, done):
-            for (_, _, future), good in zip(group, wire.read_check(len(group), got and got[0])):
+            for (_, _, future), good in zip(group, for_each(group, got, False)):
                 if not future.done():               # its reader may have been cancelled
                     future.set_result(good)
 
@@ -235,7 +270,7 @@ class AsyncFences:
             if kept and await self._checks.is_current(name, kept[0]):
                 self.counters.read(domain, 'local')
                 return kept[1]
-            seen = name, wire.read_one((await self._servers.exchange((self._core.request(name),)))[0])
+            seen = name, (await self._servers.exchange((self._core.request(name),)))[0]
             value = self._core.value_of(domain, name, seen[1])
             if value is not MISSED:
                 return value

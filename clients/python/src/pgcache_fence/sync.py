@@ -1,12 +1,13 @@
 """Fences: the library for threads and processes, on redis-py and any DB-API connection.
 
 Owns: connections while a step of core.py runs. All bytes of one request go over one connection. It never repeats a part of a
-request, and closes a connection after any error on it.
+request, and closes a connection after any error on it, or if an answer belongs to another question.
 """
 
 import contextlib
 import copy
 import json
+import logging
 import os
 import threading
 import time
@@ -16,13 +17,14 @@ from redis.exceptions import AskError, MovedError, RedisClusterException, RedisE
 from redis.exceptions import TimeoutError as RedisTimeout
 
 from . import topology, wire
-from .core import MISSED, Core, Peeked, Steps
+from .core import MISSED, Core, Peeked, Request, Steps
 from .domains import Domain
 from .errors import WrongUse
 
 # AttributeError: redis-py 4.3 formats its own errors with attributes that connections over Unix sockets lack.
 UNAVAILABLE = (RedisError, RedisClusterException, OSError, AttributeError)
-Request = Tuple[int, bytes, int]
+MOVED = wire.Nothing('unavailable')         # another node of the cluster has the slot
+LOG = logging.getLogger('pgcache_fence')
 
 
 class Server:
@@ -49,15 +51,18 @@ class Server:
             raise
         return connection
 
-    def receive(self, connection: Any, n: int) -> List[Any]:
-        answers = []
-        read = connection.read_response
+    def receive(self, connection: Any, requests: Sequence[Request]) -> List[Any]:
+        """Reads the answers, and returns what they mean, for each request."""
+        read, meanings = connection.read_response, []
         try:
-            for _ in range(n):
-                try:
-                    answers.append(read(disable_decoding=True))
-                except ResponseError as error:
-                    answers.append(error)
+            for _, _, n, meaning in requests:
+                answers = []
+                for _ in range(n):
+                    try:
+                        answers.append(read(disable_decoding=True))
+                    except ResponseError as error:
+                        answers.append(error)
+                meanings.append(meant(answers, meaning))
         except BaseException:
             self.give_up(connection)
             raise
@@ -66,7 +71,7 @@ class Server:
         else:
             self.pool.release(connection)
         self.patience.answered()
-        return answers
+        return meanings
 
     def give_up(self, connection: Any) -> None:
         try:
@@ -74,25 +79,31 @@ class Server:
         finally:
             self.pool.release(connection)
 
-    def ask(self, packed: bytes, n: int) -> Optional[List[Any]]:
-        """The n answers; None if the server fails, or has failed a moment ago."""
+    def ask(self, requests: Sequence[Request]) -> List[Any]:
+        """What the answers mean; Nothing for each request if the server fails, or has failed a moment ago."""
         if not self.patience.over():
-            return None
+            return [wire.UNAVAILABLE] * len(requests)
         try:
-            return self.receive(self.send(packed), n)
+            return self.receive(self.send(joined(requests)), requests)
+        except wire.Mixed as error:
+            return mixed(error, requests)
         except UNAVAILABLE as error:
-            return self.ask_again(error, packed, n)
+            return self.ask_again(error, requests)
 
-    def ask_again(self, error: Exception, packed: bytes, n: int) -> Optional[List[Any]]:
-        """Repeats the whole request over a new connection, because the server may have closed the kept ones; not after a timeout."""
+    def ask_again(self, error: Exception, requests: Sequence[Request]) -> List[Any]:
+        """Repeats all over a new connection, because the server may have closed the kept ones; not after a timeout."""
         while self.kept:
             with contextlib.suppress(IndexError, *UNAVAILABLE):
                 self.give_up(self.kept.pop())
         if not isinstance(error, (RedisTimeout, TimeoutError)):
-            with contextlib.suppress(*UNAVAILABLE):
-                return self.receive(self.send(packed), n)
+            try:
+                return self.receive(self.send(joined(requests)), requests)
+            except wire.Mixed as wrong:
+                return mixed(wrong, requests)
+            except UNAVAILABLE:
+                pass
         self.patience.failed()
-        return None
+        return [wire.UNAVAILABLE] * len(requests)
 
 
 class Servers:
@@ -127,65 +138,73 @@ class Servers:
             self.looked = time.monotonic()
             self.looking.release()
 
-    def exchange(self, requests: Sequence[Request]) -> List[Optional[List[Any]]]:
-        answers = self.ask_all(requests)
-        if self.cluster is not None and any(got is None or has_moved(got) for got in answers):
+    def exchange(self, requests: Sequence[Request]) -> List[Any]:
+        meanings = self.ask_all(requests)
+        if self.cluster is not None and any(meaning is MOVED or meaning is wire.UNAVAILABLE for meaning in meanings):
             self.look_again()
-            moved = [i for i, got in enumerate(answers) if got is not None and has_moved(got)]
-            for i, got in zip(moved, self.ask_all([requests[i] for i in moved])):       # repeated as a whole, at the new owner
-                answers[i] = got
-        return answers
+            moved = [i for i, meaning in enumerate(meanings) if meaning is MOVED]
+            for i, meaning in zip(moved, self.ask_all([requests[i] for i in moved])):   # repeated as a whole, at the new owner
+                meanings[i] = meaning
+        return meanings
 
-    def ask_all(self, requests: Sequence[Request]) -> List[Optional[List[Any]]]:
+    def ask_all(self, requests: Sequence[Request]) -> List[Any]:
         """Sends the requests of each server in one piece, and sends all of them before it waits for the first answer."""
         groups: Dict[Server, List[int]] = {}
-        answers: List[Optional[List[Any]]] = [None] * len(requests)
-        for i, (place, _, _) in enumerate(requests):
+        for i, request in enumerate(requests):
             with contextlib.suppress(*UNAVAILABLE):         # no server has the slot
-                groups.setdefault(self.at(place), []).append(i)
+                groups.setdefault(self.at(request[0]), []).append(i)
         if len(groups) == 1:
             [(server, numbers)] = groups.items()
-            share(answers, requests, numbers, server.ask(*joined(requests, numbers)))
-            return answers
+            if len(numbers) == len(requests):
+                return server.ask(requests)
+        meanings: List[Any] = [wire.UNAVAILABLE] * len(requests)
         sent: List[Tuple[Server, List[int], Any]] = []
-        for server, numbers in groups.items():
-            if server.patience.over():
+        try:
+            for server, numbers in groups.items():
+                if server.patience.over():
+                    try:
+                        sent.append((server, numbers, server.send(joined([requests[i] for i in numbers]))))
+                    except UNAVAILABLE as error:
+                        share(meanings, numbers, server.ask_again(error, [requests[i] for i in numbers]))
+            while sent:
+                server, numbers, connection = sent.pop()
+                wanted = [requests[i] for i in numbers]
                 try:
-                    sent.append((server, numbers, server.send(joined(requests, numbers)[0])))
+                    got = server.receive(connection, wanted)
+                except wire.Mixed as error:
+                    got = mixed(error, wanted)
                 except UNAVAILABLE as error:
-                    share(answers, requests, numbers, server.ask_again(error, *joined(requests, numbers)))
-        while sent:
-            server, numbers, connection = sent.pop()
-            packed, n = joined(requests, numbers)
-            try:
-                got = server.receive(connection, n)
-            except UNAVAILABLE as error:
-                got = server.ask_again(error, packed, n)        # type: ignore[assignment]
-            except BaseException:
-                for other, _, unread in sent:               # nobody may read these answers as answers to another request
-                    other.give_up(unread)
-                raise
-            share(answers, requests, numbers, got)
-        return answers
+                    got = server.ask_again(error, wanted)
+                share(meanings, numbers, got)
+        except BaseException:
+            for other, _, unread in sent:                   # nobody may read these answers as answers to another request
+                other.give_up(unread)
+            raise
+        return meanings
 
 
-def joined(requests: Sequence[Request], numbers: List[int]) -> Tuple[bytes, int]:
-    if len(numbers) == 1:
-        return requests[numbers[0]][1:]
-    return b''.join([requests[i][1] for i in numbers]), sum([requests[i][2] for i in numbers])
+def joined(requests: Sequence[Request]) -> bytes:
+    return requests[0][1] if len(requests) == 1 else b''.join([request[1] for request in requests])
 
 
-def share(answers: List[Optional[List[Any]]], requests: Sequence[Request], numbers: List[int], got: Optional[List[Any]]) -> None:
-    """Divides the answers of one server among its requests."""
-    if got is not None:
-        at = 0
-        for i in numbers:
-            answers[i] = got[at:at + requests[i][2]]
-            at += requests[i][2]
+def meant(answers: List[Any], read: Callable[[List[Any]], Any]) -> Any:
+    """What the answers to one request mean; Nothing if they are errors."""
+    meaning = read(answers)
+    if meaning is None:
+        return MOVED if any([isinstance(answer, (MovedError, AskError)) for answer in answers]) else wire.UNAVAILABLE
+    return meaning
 
 
-def has_moved(answers: List[Any]) -> bool:
-    return any([isinstance(answer, (MovedError, AskError)) for answer in answers])
+def mixed(error: wire.Mixed, requests: Sequence[Request]) -> List[Any]:
+    """The connection has been closed. Nothing that came on it counts."""
+    LOG.warning('%s; its connection is closed, and PostgreSQL is read instead', error)
+    return [wire.MIXED] * len(requests)
+
+
+def share(meanings: List[Any], numbers: List[int], got: List[Any]) -> None:
+    """Divides what one server has told among the requests of these numbers."""
+    for i, meaning in zip(numbers, got):
+        meanings[i] = meaning
 
 
 class Fences:
@@ -221,7 +240,7 @@ class Fences:
             if kept and self._is_current(name, kept[0]):
                 self.counters.read(domain, 'local')
                 return kept[1]
-            seen = name, wire.read_one(self._servers.exchange((self._core.request(name),))[0])
+            seen = name, self._servers.exchange((self._core.request(name),))[0]
             value = self._core.value_of(domain, name, seen[1])
             if value is not MISSED:
                 return value
@@ -263,8 +282,8 @@ class Fences:
 
     def _is_current(self, name: str, head: bytes) -> bool:
         """Whether Redis says, in a check that begins now, that the value is current."""
-        [answers] = self._servers.exchange([(self._core.place_of(name), wire.pack_check((name,), (head,)), 1)])
-        return answers is not None and answers[0] == b'1'
+        [flags] = self._servers.exchange(((self._core.place_of(name), *wire.pack_check((name,), (head,))),))
+        return flags == [True]
 
     def _run(self, steps: Steps) -> Any:
         try:
