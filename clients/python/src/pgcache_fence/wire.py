@@ -54,7 +54,8 @@ class Nonces:
 
     def __init__(self) -> None:
         self.renew()
-        os.register_at_fork(after_in_child=self.renew)
+        if hasattr(os, 'register_at_fork'):         # Windows does not fork
+            os.register_at_fork(after_in_child=self.renew)
 
     def renew(self) -> None:
         self.next = itertools.count(random.SystemRandom().randrange(10 ** 12, 10 ** 13)).__next__
