@@ -15,8 +15,8 @@ from binascii import crc_hqx
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 MULTI, EXEC = b'*1\r\n$5\r\nMULTI\r\n', b'*1\r\n$4\r\nEXEC\r\n'
-TOKEN_OF_ONE = b'*5\r\n$8\r\nFCALL_RO\r\n$11\r\nfence_token\r\n$1\r\n1\r\n'
-MGET_OF_ONE = MULTI + b'*2\r\n$4\r\nMGET\r\n'
+BLOCK_OF_ONE = MULTI + b'*2\r\n$4\r\nMGET\r\n$%d\r\n%b\r\n' \
+    b'*5\r\n$8\r\nFCALL_RO\r\n$11\r\nfence_token\r\n$1\r\n1\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n' + EXEC
 BLOCK_ANSWERS = 4
 SLOTS = 16384
 LARGE = 4096                # payloads of so many bytes or more do not go through Lua
@@ -49,23 +49,20 @@ UNARMED, PENDING, UNAVAILABLE, MIXED = Nothing('unarmed'), Nothing('pending'), N
 Answer = Any                # Hit, Miss or Nothing
 
 
-class Nonces:
-    """Numbers that go up from a random one, so that no two processes have the same soon."""
-
-    def __init__(self) -> None:
-        self.renew()
-        if hasattr(os, 'register_at_fork'):         # Windows does not fork
-            os.register_at_fork(after_in_child=self.renew)
-
-    def renew(self) -> None:
-        self.next = itertools.count(random.SystemRandom().randrange(10 ** 12, 10 ** 13)).__next__
+def renew_nonces() -> None:
+    """Begins at a random number, so that no two processes have the same soon."""
+    global next_number
+    next_number = itertools.count(random.SystemRandom().randrange(10 ** 12, 10 ** 13)).__next__
 
 
-NONCES = Nonces()
+next_number: Callable[[], int]
+renew_nonces()
+if hasattr(os, 'register_at_fork'):                 # Windows does not fork
+    os.register_at_fork(after_in_child=renew_nonces)
 
 
 def new_nonce() -> bytes:
-    return b'#%d' % NONCES.next()
+    return b'#%d' % next_number()
 
 
 def command(*words: bytes) -> bytes:
@@ -109,18 +106,17 @@ def pack_peek(name: str) -> Message:
 
 def one(name: str, judged: Callable[[Optional[bytes], bytes, bytes], Any]) -> Message:
     encoded, nonce = name.encode(), new_nonce()
-    word = b'$%d\r\n%b\r\n' % (len(encoded), encoded)
-    told = b' ' + nonce
+    size, told_size = len(encoded), len(nonce)
 
     def read(answers: List[Any]) -> Any:
         done = answers[-1]
         if type(done) is list and len(done) == 2:
             records, permit = done
-            if type(permit) is bytes and permit.endswith(told) and type(records) is list and len(records) == 1:
-                return judged(records[0], permit[:-len(told)], ending_of(encoded))
+            if type(permit) is bytes and permit.endswith(b' ' + nonce) and type(records) is list and len(records) == 1:
+                return judged(records[0], permit[:-told_size - 1], ending_of(encoded))
         return not_understood(answers)
 
-    return b''.join((MGET_OF_ONE, word, TOKEN_OF_ONE, word, b'$%d\r\n%b\r\n' % (len(nonce), nonce), EXEC)), BLOCK_ANSWERS, read
+    return BLOCK_OF_ONE % (size, encoded, size, encoded, told_size, nonce), BLOCK_ANSWERS, read
 
 
 def pack_block(names: Sequence[str]) -> Message:
