@@ -2,8 +2,8 @@
  * attach/renumber.c
  *	  The SQL function fence.renumber: begins the versions of a domain anew.
  *
- * It is for a domain whose versions have reached the largest value. If several domains have their versions in one
- * column, all of them begin anew.
+ * It is for a domain whose versions have reached the largest value. The rows change without a word to other attachments of
+ * their table, so a table that has others is refused; except where the domain's versions are not in the rows.
  *
  * Owns: the rule that rows get version 1, while tombstones and floor are deleted. The whole domain is reserved, so the
  * commit changes every token of the domain. Versions are compared only under the same token, so they may be used again,
@@ -116,11 +116,20 @@ update_rows_as_owner(const Domain *domain)
 	return updated;
 }
 
+/* What other attachments have cached would have the versions, and what triggers that are enabled ALWAYS do to the rows. */
 static void
-begin_anew(const Domain *domain)
+refuse_others(const Domain *domain, Oid relid)
 {
-	ledger_apply_domain(domain);
-	tombstone_forget_domain(domain->id);
+	const Domain *other = domains_by_relation(relid);
+
+	if (other->id == domain->id)
+		other = other->next;
+	if (other != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("could not renumber domain \"%s\" because its table has other attachments", domain->name),
+				 errdetail("Domain \"%s\" would keep what it has cached of the rows, with their former versions.", other->name),
+				 errhint("End the other attachments with fence.detach, renumber, and make them again in the same transaction.")));
 }
 
 /* fence.renumber(domain) → number of updated rows. If the domain has a table, the caller must own it. */
@@ -145,14 +154,11 @@ fence_renumber(PG_FUNCTION_ARGS)
 					 errmsg("domain \"%s\" was attached again in the meantime", domain->name)));
 		attach_check_owner(relid);
 	}
-	if (domain->version_name == NULL)
-		begin_anew(domain);
-	else
-	{
-		for (const Domain *d = domains_by_relation(relid); d != NULL; d = d->next)
-			if (d->version_name != NULL)
-				begin_anew(d);
+	if (domain->version_name != NULL)
+		refuse_others(domain, relid);
+	ledger_apply_domain(domain);
+	tombstone_forget_domain(domain->id);
+	if (domain->version_name != NULL)
 		updated = update_rows_as_owner(domain);
-	}
 	PG_RETURN_INT64(updated);
 }

@@ -38,6 +38,7 @@
 	F(EFFECTS, "cache_fence_effects_total", COUNTER, "operation,result", "Effects on keys in Redis that are bound to transactions, by what came of them") \
 	F(EFFECTS_HELD, "cache_fence_held_effects", GAUGE, "", "Effects of transactions under way or prepared that the last patrol round found held") \
 	F(BUCKETS_SET, "cache_fence_buckets_set", GAUGE, "", "Buckets of pgcache_fence.watch_buckets that may have something in Redis") \
+	F(SWEPT, "cache_fence_swept_total", COUNTER, "", "Cached values that nobody may have stored, removed by the patrol") \
 	F(OPEN, "cache_fence_open", GAUGE, "", "1 while fences may be used (state OPEN), else 0") \
 	F(LEASE, "cache_fence_lease_seconds", SECONDS, "", "The setting pgcache_fence.lease") \
 	F(HEARTBEAT, "cache_fence_heartbeat_worst_seconds", SECONDS, "", "Longest heartbeat since the last reset") \
@@ -138,6 +139,7 @@
 	S(EFFECT_OUTBOX_FAILED, EFFECTS, "outbox", "failed") \
 	S(EFFECTS_HELD, EFFECTS_HELD, NULL, NULL) \
 	S(BUCKETS_SET, BUCKETS_SET, NULL, NULL) \
+	S(SWEPT, SWEPT, NULL, NULL) \
 	S(OPEN, OPEN, NULL, NULL) \
 	S(LEASE, LEASE, NULL, NULL) \
 	S(HEARTBEAT, HEARTBEAT, NULL, NULL) \

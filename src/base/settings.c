@@ -36,6 +36,7 @@ int			setting_unreserved_writes;
 int			setting_patrol_interval;
 int			setting_patrol_grace;
 double		setting_audit_rate;
+int			setting_sweep_rate;
 int			setting_bulk_threshold;
 int			setting_watch_buckets;
 int			setting_value_limit;
@@ -336,6 +337,12 @@ define_patrol(void)
 							 "as so many. 0 turns the comparison off.",
 							 &setting_audit_rate, 10, 0, 1e6,
 							 PGC_SIGHUP, 0, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("pgcache_fence.sweep_rate",
+							"Names per second in each Redis process at which the patrol looks for fences that nobody may have stored.",
+							"It removes these, because no write would. 0 turns that off.",
+							&setting_sweep_rate, 5000, 0, 1000000,
+							PGC_SIGHUP, 0, NULL, NULL, NULL);
 }
 
 /*

@@ -515,6 +515,19 @@ check_reservations(Report *report)
 					  " HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 0", wait));
 }
 
+/* What the sweep of the patrol has found since the counters began. */
+static void
+check_swept(Report *report)
+{
+	uint64		swept = metrics_value_server(SERVER_METRIC_SWEPT);
+
+	if (swept > 0)
+		put_finding(report, "warning",
+					psprintf(UINT64_FORMAT " cached value(s) were removed from Redis that nobody may have stored", swept),
+					"A user of Redis writes fences past the function library (SET), or prolongs their life. Readers were served them."
+					" The server log names some. Afterwards fence.reset_metrics() ends this finding.");
+}
+
 static void
 check_buckets(Report *report)
 {
@@ -661,6 +674,7 @@ static const Check checks[] = {
 	{check_unfenced, false, "no table with a version column is left unfenced"},
 	{check_reservations, true, "no reservation is left over"},
 	{check_buckets, true, "buckets open as readers miss their keys, and there are enough of them"},
+	{check_swept, true, "nothing was in Redis that nobody may have stored"},
 	{check_effects, true, "no effect is left over"},
 	{check_hot, true, "no key and no slot takes more than its share of the calls to Redis"},
 	{check_bypassed, true, "no transaction has committed without reservations"},

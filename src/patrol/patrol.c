@@ -1,6 +1,7 @@
 /*
  * patrol/patrol.c
- *	  The patrol: settles what is left pending, audits committed fences, prunes tombstones.
+ *	  The patrol: settles what is left pending, audits committed fences, sweeps out what nobody may have stored, prunes
+ *	  tombstones.
  *
  * Owns: the rules of doc/protocol.md, "The patrol".
  *
@@ -49,6 +50,7 @@
 #include "patrol/effect_patrol.h"
 #include "patrol/patrol.h"
 #include "patrol/patrol_nodes.h"
+#include "patrol/sweep.h"
 #include "read/audit.h"
 #include "redis/library.h"
 #include "write/detached.h"
@@ -628,6 +630,7 @@ patrol(bool at_once, bool audit)
 		if (redis_error(call->conn) == NULL)
 			durable = effect_patrol_settle(call, settling->grace, durable, &effects_held);
 	}
+	sweep_nodes();
 	note_counts(counts, settling->pending);
 	metrics_set_server(SERVER_METRIC_EFFECTS_HELD, effects_held);
 	foreach(cell, settling->served)

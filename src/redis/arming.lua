@@ -70,8 +70,8 @@ local PUBLISH = { none = false, notify = false, pubsub = 'pubsub', stream = 'str
 
 -- Attaches a domain. Returns false if this attachment is known to have ended.
 local function attach_domain(space, name, id, publish_how)
+  if id <= ended_of(space, name) then return false end
   local d = domain_of(space, name)
-  if id <= d.ended then return false end
   if d.id and id <= d.id then return true end
   -- The name was attached before, or writes may have bypassed its triggers. So no earlier fence may count as current.
   if d.id or d.withdrawn then new_token(space, d) end
@@ -83,8 +83,8 @@ end
 
 -- Writes may bypass the triggers of this attachment. Until it is announced again, its readers get "unarmed".
 local function withdraw_domain(space, name, id)
-  local d = domain_of(space, name)
-  if d.id ~= id then return end
+  local d = space.domains[name]
+  if not d or d.id ~= id then return end
   d.id, d.withdrawn = nil, true
   new_token(space, d)
   set_gate(d)
@@ -282,13 +282,13 @@ local function announce(_, args)
   if not space then return { 'unarmed' } end
   local refused = 0
   for i = 3, #args - 1, 3 do
-    local d = domain_of(space, args[i])
     if args[i + 2] == 'withdrawn' then
       withdraw_domain(space, args[i], whole(args[i + 1]))
     elseif not attach_domain(space, args[i], whole(args[i + 1]), args[i + 2]) then
       refused = refused + 1
-    elseif grant > d.carried then
-      d.carried = grant
+    else
+      local d = space.domains[args[i]]
+      d.carried = math.max(d.carried, grant)
     end
   end
   return { 'announced', tostring(refused) }

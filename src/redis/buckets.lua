@@ -37,7 +37,7 @@ end
 -- not known any more: others may write without a reservation from now on.
 local function close_all(space)
   space.open, space.opened, space.recent, space.recent_before = {}, {}, {}, {}
-  space.gone_at = now_ms() + space.longest
+  space.gone_at, space.longest = math.max(space.gone_at, now_ms() + space.longest), 0
 end
 
 -- How many buckets there may be: a power of two; 0: PostgreSQL reserves everything.
@@ -48,6 +48,7 @@ end
 function buckets.begin(space, n)
   if n == 0 then return end
   space.share, space.turn_of_buckets, space.wanted, space.nwanted, space.longest = WORD / n, 0, {}, 0, 0
+  space.gone_at = 0
   close_all(space)
 end
 
@@ -109,6 +110,24 @@ local function open(_, args)
   return { 'opened', now_ms() > space.gone_at + margin and '1' or '0', table.concat(wanted, ',') }
 end
 
+-- sweep | header fence... -> how many of these were removed, one of them
+-- PostgreSQL's patrol has found that nobody may store these fences. This process stores nothing in a closed bucket. So
+-- what is there under its domain's present token was stored by somebody else, and no writer would end it.
+local function sweep(_, args)
+  local space, removed, one = headers[args[1] or ''], 0, ''
+  if not args[2] or #args > MAX_FENCES + 1 then return bad('fence_sweep', 'expected header and 1 to 1000 fences') end
+  for i = 2, space and space.share and #args or 0 do
+    local fence = args[i]
+    local d = domain_of_fence(fence)
+    if d and d.space == space and try('GETRANGE', fence, 0, #d.head - 1) == d.head and not buckets.opened(space, fence)
+      and try('DEL', fence) == 1 then
+      removed, one = removed + 1, fence
+    end
+  end
+  return { tostring(removed), one }
+end
+
 register('fence_open', echoing(open), { 'no-writes' })
+register_keyed('fence_sweep', sweep, { 'allow-cross-slot-keys', 'allow-oom' })
 
 end

@@ -262,6 +262,18 @@ call_open(Call *call, uint32 epoch, uint32 turn, int margin_ms, const char *buck
 }
 
 void
+call_sweep(Call *call, uint32 epoch, int n, const char **fences)
+{
+	(void) make_header(call->header, epoch);
+	begin(call, "FCALL", n);
+	add(call, "fence_sweep");
+	add_number(call, 0);
+	add(call, call->header);
+	for (int i = 0; i < n; i++)
+		add(call, fences[i]);
+}
+
+void
 call_mark(Call *call, uint32 epoch, int64 number, const char *position, int64 running)
 {
 	make(call, "FCALL", "fence_mark", 0, "hnsn", epoch, number, position, running);

@@ -90,6 +90,9 @@ extern void call_remove(Call *call, uint32 epoch, const char *fence, const char 
 /* The call by which the courier opens buckets. buckets: their numbers, separated by commas. */
 extern void call_open(Call *call, uint32 epoch, uint32 turn, int margin_ms, const char *buckets);
 
+/* The call by which the patrol removes what nobody may have stored. Allocates. */
+extern void call_sweep(Call *call, uint32 epoch, int n, const char **fences);
+
 /*
  * Calls that tell a reader on a standby how much WAL it must have replayed (marks.lua). number 0: call_mark only asks for
  * a number.

@@ -24,6 +24,10 @@ local MAX_NAME = 4096                  -- bytes in the name of a fence, value or
 local MAX_FENCES = 1000                -- maximum in one call
 local MAX_STAMP = 100
 local MAX_PAYLOAD = 4 * 1024 * 1024    -- bytes of a payload that a reader puts
+local MAX_LINE = MAX_NAME + 200        -- bytes of a line that names a source of a derived value
+local LOOKED_AT = 65536                -- bytes of such a value that are looked at first
+local LONGEST_TTL = 30 * 86400000      -- ms; or the default time to live, if that is longer
+local GONE_KEPT = 1000                 -- see forget_domain()
 local ENDS_KEPT = 10000                -- see note_end()
 local MOST_RESERVED = 100000           -- reserved fences; beyond it, a domain that has more than ...
 local FEW_RESERVED = 1000              -- ... this many is reserved as a whole
@@ -98,12 +102,12 @@ local function parse(fence)
   return match(fence, '^([%w_.-]+):f:([^:{}]+):{[^{}]+}')
 end
 
--- Returns whether value is beside this fence: the same name with v for f, a colon and a suffix. Without this check a
--- put could overwrite any key.
+-- Returns whether value is beside this fence: the same name with v for f, a colon and a suffix, which is a word of the
+-- record's header. Without this check a put could overwrite any key.
 local function names_value_of(value, fence)
   local n = #fence
   return #value <= MAX_NAME and #value > n + 1 and byte(value, n + 1) == 58
-    and sub(value, 1, n) == (fence:gsub(':f:', ':v:', 1))
+    and sub(value, 1, n) == (fence:gsub(':f:', ':v:', 1)) and not find(value, '[ \n]', n + 2)
 end
 
 -- ---------------------------------------------------------------------------------------------------------------
@@ -166,6 +170,7 @@ end
 -- whether any domain publishes. seen: see pending().
 -- filling, filled_before, fills, turned, next_fill: see fills.lua. marks, marked_from, running: see marks.lua. hot,
 -- hot_before: see hot.lua. domains: name -> see domain_of().
+-- gone, gone_before, ngone, dropped: see forget_domain().
 local function new_space(ns, armed, slots, grant)
   local since = {}
   for slot in pairs(slots or {}) do since[slot] = grant end
@@ -173,6 +178,7 @@ local function new_space(ns, armed, slots, grant)
            pending = {}, fences = 0, most = 0, mine = {}, seen = {}, events = false,
            ended = {}, ended_before = {}, recent = {}, recent_before = {}, floor = counter, turn = counter, ends = 0,
            filling = {}, filled_before = {}, fills = 0, turned = 0, next_fill = 0,
+           gone = {}, gone_before = {}, ngone = 0, dropped = {},
            marks = {}, marked_from = counter, running = '0' }
 end
 
@@ -192,6 +198,16 @@ local function set_gate(d)
   d.gate = d.id and d.pendings == 0 and not d.space.slots and armed.until_ms > 0 and armed.key or nil
 end
 
+local function database_of(name)
+  return match(name, '^[^.]*')
+end
+
+-- Returns the newest attachment of this name that is known to have ended; 0: none. See forget_domain().
+local function ended_of(space, name)
+  local d = space.domains[name]
+  return d and d.ended or space.gone[name] or space.gone_before[name] or space.dropped[database_of(name)] or 0
+end
+
 -- Returns the domain's record; makes it if necessary. id: the announced attachment (nil: not attached, so readers get
 -- "unarmed"); ended: the newest attachment that is known to have ended, so a late announcement of it has no effect;
 -- withdrawn (or nil): it was announced, and readers must not get answers any more; carried: grant of its last
@@ -202,12 +218,31 @@ end
 local function domain_of(space, name)
   local d = space.domains[name]
   if not d then
-    d = { space = space, name = name, key_at = #space.ns + #name + 5, id = nil, ended = 0, carried = 0,
-          pending = {}, pendings = 0, few = 0, publish = false, told = 0, counts = { 0, 0, 0, 0, 0, 0 } }
+    d = { space = space, name = name, key_at = #space.ns + #name + 5, id = nil, ended = ended_of(space, name),
+          carried = 0, pending = {}, pendings = 0, few = 0, publish = false, told = 0,
+          counts = { 0, 0, 0, 0, 0, 0 } }
     new_token(space, d)
     space.domains[name] = d
   end
   return d
+end
+
+-- Forgets a domain that is not attached, so that tables that come and go leave nothing behind. A late announcement of
+-- it must have no effect, so the number of the ended attachment stays: in two tables that take turns. Of those that are
+-- in neither any more, the highest number for each database is kept. Up to that one, unknown names count as ended,
+-- which is wrong only of an attachment whose transaction took longer than a thousand others that came and went.
+local function forget_domain(d)
+  local space = d.space
+  if d.id or d.withdrawn or d.pendings > 0 then return end
+  space.domains[d.name], routes[space.ns .. ':f:' .. d.name .. ':'] = nil, nil
+  if d.ended == 0 then return end
+  space.gone[d.name], space.ngone = d.ended, space.ngone + 1
+  if space.ngone < GONE_KEPT then return end
+  for name, id in pairs(space.gone_before) do
+    local database = database_of(name)
+    space.dropped[database] = math.max(space.dropped[database] or 0, id)
+  end
+  space.gone_before, space.gone, space.ngone = space.gone, {}, 0
 end
 
 -- Indexes into a domain's counts
@@ -459,6 +494,7 @@ local function domain_finish(d, stamp, committed)
   set_gate(d)
   if p.rows then d.space.whole = d.space.whole - 1 end
   if committed and d.publish then publish(d, '-', '-', stamp) end
+  forget_domain(d)
 end
 
 local function end_of_fence(space, fence, stamp, since)
@@ -579,10 +615,16 @@ local function write(_, args)
   return echo and counter * 100 + echo or counter
 end
 
--- Returns the time to live, a text, of what is about to be stored.
+-- Returns the time to live, a text, of what is about to be stored. A fence may vanish at any time, so a long one is
+-- cut: until it ends, PostgreSQL cannot forget which buckets were open.
 local function lifetime(space, default, ttl)
   if default then ttl = space.armed.ttl end
-  if space.share then buckets.note_ttl(space, whole(ttl)) end
+  local ms = whole(ttl)
+  if ms > LONGEST_TTL then
+    ms = math.min(ms, math.max(LONGEST_TTL, whole(space.armed.ttl)))
+    ttl = string.format('%d', ms)
+  end
+  if space.share then buckets.note_ttl(space, ms) end
   return ttl
 end
 
@@ -590,8 +632,8 @@ end
 -- nothing else is pending. Ends the reservation first, so a failure after that is only a miss.
 local function store(space, stamp, fence, since, v, ttl, payload)
   local d, proven = domain_of_fence(fence), false
-  if not d or d.space ~= space then return 0 end
-  if ttl ~= '' and is_served(d, fence) then
+  if d and d.space ~= space then return 0 end
+  if d and ttl ~= '' and is_served(d, fence) then
     proven = is_alone(space.pending[fence], stamp) and d.born <= since and none_ended(space, fence, since)
   end
   if not release(space, fence, stamp, since) then return 0 end
@@ -600,7 +642,7 @@ local function store(space, stamp, fence, since, v, ttl, payload)
     local header = d.head .. v .. ' ' .. stamp .. ' ' .. sub(fence, d.key_at) .. '\n'
     call('SET', fence, header .. payload, 'PX', ttl)
   end
-  if d.publish then publish(d, fence, v, stamp) end
+  if d and d.publish then publish(d, fence, v, stamp) end
   return proven and 1 or 0
 end
 
@@ -645,7 +687,8 @@ local function domain_end(_, args)
   end
   local space = headers[args[1]]
   if not space then return 0 end
-  domain_finish(domain_of(space, args[2]), args[3], args[4] == 'committed')
+  local d = space.domains[args[2]]
+  if d then domain_finish(d, args[3], args[4] == 'committed') end
   return 1
 end
 
@@ -691,6 +734,7 @@ local function token(keys, args)
     local told = keys[1] and token_of(keys[1]) or ''
     return nonce and told .. ' ' .. nonce or told
   end
+  if #keys > MAX_FENCES then return bad('fence_token', 'expected 1 to 1000 fences') end
   local reply = {}
   for i = 1, #keys do reply[i] = token_of(keys[i]) end
   reply[#keys + 1] = nonce
@@ -755,20 +799,31 @@ local function check(keys, args)
   return table.concat(reply)
 end
 
+local SOURCE = '^(%S+) (%S+ %d+)$'
+
+-- Returns the value, '' if there is none. One that is long without a source in its first line is not read at all.
+local function derived_value(key)
+  local raw = call('GETRANGE', key, 0, LOOKED_AT - 1)
+  if #raw < LOOKED_AT then return raw end
+  local stop = find(raw, '\n', 1, true)
+  if not stop or stop > MAX_LINE or not match(sub(raw, 1, stop - 1), SOURCE) then return '' end
+  return call('GET', key) or ''
+end
+
 -- get_derived <value> -> hit payload | miss | elsewhere record
 -- A value computed from rows: a line "<fence> <token> <version>" for each row, an empty line, the payload.
 -- A hit if all rows are current. elsewhere: the caller must ask other processes for some of them.
 local function get_derived(keys, args)
-  local raw = #keys == 1 and #args == 0 and call('GET', keys[1])
-  local from = raw and find(raw, '\n\n', 1, true)
   if #keys ~= 1 or #args ~= 0 then return bad('fence_get_derived', 'expected 1 key') end
-  if not from then return { 'miss' } end
-  local elsewhere, lines = false, 0
-  for line in sub(raw, 1, from):gmatch('(.-)\n') do
-    local fence, head = match(line, '^(%S+) (%S+ %d+)$')
+  local raw, at, lines, elsewhere = derived_value(keys[1]), 1, 0, false
+  while true do
+    local stop = find(raw, '\n', at, true)
+    if not stop or stop - at > MAX_LINE or lines > MAX_FENCES then return { 'miss' } end
+    if stop == at and lines > 0 then break end
+    local fence, head = match(sub(raw, at, stop - 1), SOURCE)
     local d = fence and domain_of_fence(fence)
-    lines = lines + 1
-    if not d or lines > MAX_FENCES then return { 'miss' } end
+    at, lines = stop + 1, lines + 1
+    if not d then return { 'miss' } end
     if d.space.slots and d.space.slots[slot_of(fence)] ~= true then
       elsewhere = true
     else
@@ -777,7 +832,7 @@ local function get_derived(keys, args)
     end
   end
   if elsewhere then return { 'elsewhere', raw } end
-  return { 'hit', sub(raw, from + 2) }
+  return { 'hit', sub(raw, at + 1) }
 end
 
 -- Returns why a put of the fence with this permit is refused, or nil. The token must be the domain's, nothing may be

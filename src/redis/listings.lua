@@ -18,11 +18,11 @@ end
 local function status(keys, args)
   if #keys ~= 1 or #args ~= 0 or not parse(keys[1]) then return bad('fence_status', 'expected a fence') end
   local fence = keys[1]
-  local d = domain_of_fence(fence)
-  if not d then return { 'unarmed', '', '' } end
-  local space, now = d.space, now_ms()
-  local armed = is_served(d, fence) and lease_runs(space.armed)
-  local p, reply = space.pending[fence], { armed and 'armed' or 'unarmed', permit(d), '' }
+  local d, now = domain_of_fence(fence), now_ms()
+  local space = d and d.space or spaces[parse(fence)]
+  if not space then return { 'unarmed', '', '' } end
+  local armed = d and is_served(d, fence) and lease_runs(space.armed)
+  local p, reply = space.pending[fence], { armed and 'armed' or 'unarmed', d and permit(d) or '', '' }
   local function list(stamp, kind, age)
     local n = #reply
     reply[n + 1], reply[n + 2], reply[n + 3] = stamp, kind, age
@@ -34,7 +34,7 @@ local function status(keys, args)
       if stamp ~= 1 then list(stamp, 'row', age_of(space, stamp, now)) end
     end
   end
-  for stamp, of in pairs(d.pending) do list(stamp, 'domain', tostring(now - of.since)) end
+  for stamp, of in pairs(d and d.pending or {}) do list(stamp, 'domain', tostring(now - of.since)) end
   if #reply == 3 then reply[3] = recent_of(space, fence) end
   return reply
 end

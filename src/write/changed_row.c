@@ -12,7 +12,8 @@
  *   is the key's tombstone and floor. The row gets a version above all of them. So a version of a key never comes back with other content,
  *   because the tombstone that the key's former row has left is above all versions that the key ever had.
  * - With only_columns, an UPDATE does not concern an attachment if it changes none of its columns. The row keeps its version if the UPDATE
- *   concerns no attachment that uses the version column. If it concerns one of them, the version rises, and that concerns them all.
+ *   concerns no attachment that uses the version column. If it concerns one of them, the version rises. That concerns them all, and those that
+ *   only cache the version column.
  * - Versions of groups, and of rows whose table has no version column, are in fence.tombstone, for each attachment separately. We reserve their
  *   fences together with the others. Their versions advance after the row is stored.
  *
@@ -167,9 +168,19 @@ compare_keys(KeyChange *key, const Domain *domain, const RowChange *change)
 	return key->lost || key->gained || (key->kept && !same_columns(domain, change->old, change->new));
 }
 
+static bool
+watches_version(const Domain *domain, const RowChange *change)
+{
+	for (int i = 0; i < domain->nwatched; i++)
+		if (domain->watched[i] == change->domains->version_attnum)
+			return true;
+	return false;
+}
+
 /*
  * The same for all attachments. Returns whether the row gets a new version. It also gets one if the application raises the version itself,
- * because the application then says that the row has changed.
+ * because the application then says that the row has changed. The attachments with a version column come first, so it is known by then
+ * whether the others see the version rise, which is not set yet.
  */
 static bool
 compare_row(RowChange *change)
@@ -183,7 +194,7 @@ compare_row(RowChange *change)
 
 		if (!domain->version_aside)
 			counts = counts || concerned;
-		else if (!concerned)
+		else if (!concerned && !(counts && watches_version(domain, change)))
 			key->kept = false;
 	}
 	if (counts || change->domains->version_aside ||

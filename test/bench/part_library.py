@@ -200,7 +200,7 @@ CASES = {
     'fence_get, a hit': (1, None, lambda s, i: [('FCALL', 'fence_get', 1, fence(i % ROWS))]),
     'fence_check of 10': (10, None, lambda s, i: [
         ('FCALL_RO', 'fence_check', 10, *some(i, 10), *(s.permit.split()[0], 1) * 10)]),
-    'fence_put': (1, 50_000, lambda s, i: [('FCALL', 'fence_put', 1, fence(i % ROWS), s.permit, 1, PAYLOAD, 0)]),
+    'fence_put': (1, 52_000, lambda s, i: [('FCALL', 'fence_put', 1, fence(i % ROWS), s.permit, 1, PAYLOAD, 0)]),
     'reserve one row, end of another transaction': (1, 32_000, lambda s, i: write(s, 1)),
     'reserve 64 rows, end of another transaction': (64, 11_000, lambda s, i: write(s, 64)),
     'reserve one row, commit with the row': (1, None, store),

@@ -348,7 +348,7 @@ class Watch:
         words = [w.decode('utf-8', 'replace') if isinstance(w, bytes) else w for w in self.world.samples['fence_arm'][0]]
         key, settings = words[1][len(NAMESPACE):], words[8:]
         for space in OWN_NAMESPACES:
-            identity, now, _, _, owner, timeline, epoch, _ = client.execute_command('FCALL', 'fence_hello', 0, space, 'aa')
+            identity, now, _, _, owner, timeline, epoch, _, _ = client.execute_command('FCALL', 'fence_hello', 0, space, 'aa')
             number, _, text = (epoch or self.world.samples_epoch()).partition('-')
             fresh = '%d-%s' % (int(number) + 1, text)
             answer = client.execute_command('FCALL', 'fence_arm', 1, space + key, identity, fresh, int(now) + 120000, words[5],

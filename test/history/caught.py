@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Whether the checker catches what serves stale values. Prints TAP.
 
-The checker must catch a program that checks nothing, readers that break a rule, each of the other strategies, and each defect
+The checker must catch programs that check too little, readers that break a rule, each of the other strategies, and each defect
 of lease-timeout by itself. That shows that the checker can fail.
 """
 
@@ -29,6 +29,13 @@ CAUGHT = (
     ('lease-timeout', '1,2,3,4,6', 64, 'flushall', 'reader_stall,slow_transaction', 'stale'),
 )
 
+# a kind of conformance_wrong.py, what it does, the figure that must not be zero, number of keys, faults
+WRONG_PROGRAMS = (
+    ('unchecked', 'checks nothing', 'stale', 64, 'none'),
+    ('no-key', 'takes a record of any key', 'wrong', 64, 'replies_swapped'),
+    ('no-nonce', 'takes the answer to any question', 'stale', 2, 'replies_repeated'),
+)
+
 
 def is_caught(tap, sign, **options):
     """Whether the checker catches this strategy. Its errors depend on chance and a short run may miss them, so up to four
@@ -42,7 +49,9 @@ def is_caught(tap, sign, **options):
 
 def main():
     tap = Tap()
-    tap.result(is_caught(tap, 'stale', program='/usr/bin/python3 test/clients/conformance_wrong.py'), 'a program that checks nothing: caught')
+    for kind, what, sign, keys, fault in WRONG_PROGRAMS:
+        tap.result(is_caught(tap, sign, program='/usr/bin/python3 test/clients/conformance_wrong.py ' + kind, keys=keys, faults=fault),
+                   'a program that %s: caught' % what)
     for strategy, defects, keys, fault, clients, sign in CAUGHT:
         name = strategy + (' with defect ' + defects if defects else '')
         tap.result(is_caught(tap, sign, strategy=strategy, defects=defects, keys=keys, faults=fault, clients=clients),

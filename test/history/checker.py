@@ -14,7 +14,7 @@ that returned one of them ended, whichever came first. A hit [start, end] of ver
     stale     n.latest < start      the newer version was certainly committed before the read began
     early     v.earliest > end      no transaction had committed v when the read ended
     phantom   v was never committed
-    wrong     key, version and content do not belong together
+    wrong     the answer names another key's row, or key, version and content do not belong together
     lost      PostgreSQL lost v in a crash, a promotion or a restore, and the leases of that time had ended
 
 A hit that says "no row" is also `stale` if the key had a row all the time. The checker judges reads from PostgreSQL in
@@ -36,7 +36,7 @@ import os
 import struct
 import sys
 
-RECORD = struct.Struct('<BBBBiqqqqqq')
+RECORD = struct.Struct('<BBBBii4xqqqqqq')
 INFINITY = 1 << 62
 VAL_PER_TXN = 1000
 NO_ROW = -1                 # stands for version and content where a key has no row
@@ -44,7 +44,7 @@ ANSWERS = ('h', 's')        # kinds of reads that the cache may have answered; '
 READ_KINDS = ('stale', 'early', 'phantom', 'wrong', 'lost')     # violations by a single read
 KINDS = READ_KINDS + ('torn', 'vanished', 'order', 'postgres')
 
-Read = collections.namedtuple('Read', 'worker kind key group version val start middle end')
+Read = collections.namedtuple('Read', 'worker kind key group version val start middle end row')
 
 
 class Write:
@@ -83,7 +83,7 @@ class History:
 
     def __init__(self, losses=(), lease=0):
         self.txns = {0: BEFORE_ALL}
-        self.reads = []             # flat: (worker, kind, key, group, version, val, start, middle, end)
+        self.reads = []             # flat, in the order of Read. row: the key that the answer itself names, 0 if it names none
         self.groups = {}            # number -> kind
         self.claimed = []           # (txn, key, version, val, kind) as the writers saw them
         self.written = 0            # hits on a value that the writer's commit put into the cache
@@ -99,7 +99,7 @@ class History:
             data = file.read()
         size = len(data) - len(data) % RECORD.size      # a worker that was killed leaves half a record
         reads, claimed = self.reads, self.claimed
-        for kind, how, way, worker, key, group, version, val, start, middle, end in RECORD.iter_unpack(data[:size]):
+        for kind, how, way, worker, key, row, group, version, val, start, middle, end in RECORD.iter_unpack(data[:size]):
             if kind == 82:          # R
                 if how == 119:      # w: a hit on a written value; it is judged as any other hit
                     how = 104
@@ -107,7 +107,7 @@ class History:
                 if way:
                     self.ways[chr(way), chr(how)] += 1
                 self.absent += version == NO_ROW and how == 104
-                reads.append((worker, chr(how), key, group, version, val, start, middle, end))
+                reads.append((worker, chr(how), key, group, version, val, start, middle, end, row))
             elif kind == 87:        # W
                 claimed.append((group, key, version, val, chr(how)))
             elif kind == 84:        # T
@@ -266,14 +266,14 @@ class Checker:
         reads = hits = 0
         for read in self.history.reads:
             kind = read[1]
-            if kind == 'n':
+            if kind in 'no':        # nothing was read, or perhaps from an old primary
                 continue
             reads += 1
             known = quick.get(read[5])
             if kind == 'h':
                 hits += 1
             if known is not None and known[0] == read[2] and known[1] == read[4] and known[2] <= read[8] \
-                    and known[3] >= read[6]:
+                    and known[3] >= read[6] and read[9] in (0, read[2]):
                 continue
             if kind not in ANSWERS and read[4] == NO_ROW:
                 continue
@@ -297,6 +297,8 @@ class Checker:
 
     def reason(self, read, era):
         """(kind, text, write, newer write) if this read is wrong in this era, else None."""
+        if read.row not in (0, read.key):
+            return 'wrong', 'the answer is the row of key %d' % read.row, self.by_val.get(read.val), None
         if read.version == NO_ROW and read.val == NO_ROW:
             return self.reason_absent(read, era)
         write = self.by_val.get(read.val)
@@ -403,7 +405,7 @@ class Checker:
 # Printing
 # ----------------------------------------------------------------------------------------------------------------------
 
-WORDS = {'h': 'hit', 's': 'SQL', 'm': 'miss', 'p': 'pending', 'u': 'unarmed', 'e': 'Redis error'}
+WORDS = {'h': 'hit', 's': 'SQL', 'm': 'miss', 'p': 'pending', 'u': 'unarmed', 'e': 'Redis error', 'o': 'old primary'}
 
 
 WAYS = {'m': 'block', 'p': 'plain', 'P': 'pipeline', 'g': 'slow', 'v': 'beside', 'q': 'fence.get', 'r': 'fence.read', 'R': 'fence.read_many',
@@ -474,7 +476,7 @@ class Story:
         """Adds the last reader that read the old value from PostgreSQL: it may have put the value into the cache."""
         best = None
         for raw in self.checker.history.reads:
-            if raw[5] == read.val and raw[1] == 'm' and raw[6] < read.start and (best is None or raw[6] > best[6]):
+            if raw[5] == read.val and raw[1] in 'mo' and raw[6] < read.start and (best is None or raw[6] > best[6]):
                 best = raw
         if best:
             self.add_read(Read(*best))

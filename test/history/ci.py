@@ -17,6 +17,7 @@ import time
 import run
 
 FIXED_SEED = 20240
+REPLIES = 'replies_swapped,replies_repeated,replies_dropped,replies_delayed'
 
 
 class Tap:
@@ -85,7 +86,7 @@ def main():
     parser.add_argument('--all', action='store_true', help='longer runs')
     given = parser.parse_args()
     tap = Tap()
-    seconds = 60 if given.all else 30
+    seconds = 60 if given.all else 24
     # The seed's lowest bits also decide whether commits fill the cache, who sets the versions, how the extension captures
     # changed rows, and so on: see run_once().
     for seed in (FIXED_SEED, given.seed * 16 + 15):
@@ -98,14 +99,15 @@ def main():
                   faults='slots_move,cluster_failover,standby_promotion,master_pause_long')
     nothing_stale(tap, FIXED_SEED + 1, 'with shards', nodes='shards', seconds=10, once=True,
                   faults='shard_kill9,shard_pause_long,server_kill9')
+    nothing_stale(tap, FIXED_SEED, 'when replies to readers are confused', faults=REPLIES, seconds=10, once=True, gap=0.3)
     library = '/usr/bin/python3 test/clients/conformance.py'
     nothing_stale(tap, FIXED_SEED, 'by the Python library', program=library, seconds=10, once=True, readers=4,
-                  faults='redis_kill9_rdb,old_master_alive')
+                  faults='redis_kill9_rdb,replies_swapped,replies_repeated')
     nothing_stale(tap, FIXED_SEED + 1, 'by the Python library, asynchronous and with kept values, in a cluster', nodes='cluster',
                   program=library + ' --async --local --replicas', seconds=10, once=True, readers=4, faults='slots_move,cluster_failover')
     package = 'node test/clients/conformance.js '
     nothing_stale(tap, FIXED_SEED, 'by the Node.js library, with ioredis', program=package + 'ioredis', seconds=10, once=True, readers=4,
-                  faults='redis_kill9_rdb,old_master_alive')
+                  faults='old_master_alive,replies_swapped,replies_repeated')
     nothing_stale(tap, FIXED_SEED + 1, 'by the Node.js library, with node-redis that reads from replicas, in a cluster', nodes='cluster',
                   program=package + 'redis replicas', seconds=10, once=True, readers=4, faults='slots_move,cluster_failover')
     nothing_stale(tap, FIXED_SEED, "by the shell's reader", program='bash test/clients/conformance.bash', seconds=5,

@@ -76,16 +76,17 @@ static void
 read_endpoints(Client *c)
 {
 	char		path[512];
-	char	   *lines[] = {c->at.dsn, c->at.redis, c->at.old_redis, c->at.fence, c->at.value, c->at.versions,
-		c->at.capture};
-	size_t		sizes[] = {sizeof(c->at.dsn), sizeof(c->at.redis), sizeof(c->at.old_redis), sizeof(c->at.fence),
-		sizeof(c->at.value), sizeof(c->at.versions), sizeof(c->at.capture)};
+	char		confused[16];
+	char	   *lines[] = {c->at.dsn, c->at.old_dsn, c->at.redis, c->at.old_redis, c->at.fence, c->at.value, c->at.versions,
+		c->at.capture, confused};
+	size_t		sizes[] = {sizeof(c->at.dsn), sizeof(c->at.old_dsn), sizeof(c->at.redis), sizeof(c->at.old_redis), sizeof(c->at.fence),
+		sizeof(c->at.value), sizeof(c->at.versions), sizeof(c->at.capture), sizeof(confused)};
 	FILE	   *file;
 
 	c->at.number = control->endpoints;
 	snprintf(path, sizeof(path), "%s/endpoints", options.directory);
 	file = fopen(path, "r");
-	for (int i = 0; i < 7; i++)
+	for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++)
 	{
 		if (file == NULL || fgets(lines[i], (int) sizes[i], file) == NULL)
 		{
@@ -95,12 +96,13 @@ read_endpoints(Client *c)
 		lines[i][strcspn(lines[i], "\n")] = '\0';
 	}
 	fclose(file);
+	c->at.confused = strcmp(confused, "confused") == 0;
 	choose_domain(c);
 }
 
 /*
- * Reads the addresses again and closes connections to old ones. But every second reader stays with the old master while that
- * one answers, as if it had not heard of the new one.
+ * Reads the addresses again and closes connections to old ones. But every second reader stays with the old master of Redis while that
+ * one answers, as if it had not heard of the new one; and the others stay with the old primary of PostgreSQL.
  */
 void
 follow_endpoints(Client *c)
@@ -110,11 +112,14 @@ follow_endpoints(Client *c)
 	if (former.number != 0 && former.number == control->endpoints)
 		return;
 	read_endpoints(c);
+	c->stays = c->reader && c->worker % 2 == 0 && strcmp(c->at.old_dsn, "-") != 0;
+	if (c->stays)
+		strcpy(c->at.dsn, c->at.old_dsn);
 	if (strcmp(former.dsn, c->at.dsn) != 0)
 		pg_leave(c);
 	if (c->reader && c->worker % 2 == 1 && strcmp(former.redis, c->at.old_redis) == 0)
 		strcpy(c->at.redis, former.redis);
-	if (strcmp(former.redis, c->at.redis) != 0)
+	if (strcmp(former.redis, c->at.redis) != 0 || former.confused != c->at.confused)
 		redis_servers(c);
 }
 

@@ -9,6 +9,7 @@
 #include "history.h"
 
 #define FENCED		"\"fenced\":"			/* the fence's version, in the payloads that these readers put */
+#define ID			"\"id\":"				/* the row's key, in all payloads: a row of another key must not pass for this one */
 #define SUFFIX		":text"					/* of the value beside the fence; its payload is the same */
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -30,13 +31,15 @@ parse_payload(const char *payload, Row *row)
 	const char *version = strstr(payload, "\"version\":");
 	const char *val = strstr(payload, "\"val\":");
 	const char *fenced = strstr(payload, FENCED);
+	const char *id = strstr(payload, ID);
 
-	*row = (Row) {NONE, NONE, NONE};
+	*row = (Row) {NONE, NONE, NONE, 0};
 	if (version == NULL || val == NULL)
 		return strcmp(payload, "null") == 0 || strcmp(payload, "[]") == 0;
 	row->version = strtoll(version + 10, NULL, 10);
 	row->val = strtoll(val + 6, NULL, 10);
 	row->fenced = fenced == NULL ? NONE : strtoll(fenced + strlen(FENCED), NULL, 10);
+	row->id = id == NULL ? 0 : atoi(id + strlen(ID));
 	return true;
 }
 
@@ -57,26 +60,90 @@ take_row(const char *payload, int64_t version, bool written, Cached *found)
 	found->row.fenced = version;
 }
 
-/* Judges a record "<token> <version> <stamp>\n<payload>", or one without a newline: a hit if the permit begins with the same token. */
+/* Where the name's key begins in the header that ends at `end`; NULL if the header's last word is another key. */
+static const char *
+key_in_header(const char *record, const char *end, const char *name)
+{
+	const char *key = strchr(name, '{');
+	size_t		length = strlen(key);
+	const char *word = end - length;
+
+	return (size_t) (end - record) > length && word[-1] == ' ' && strncmp(word, key, length) == 0 ? word : NULL;
+}
+
+/*
+ * Judges a record of that name, "<token> <version> <stamp> <key>\n<payload>", or one without a newline: a hit if the permit begins
+ * with the same token. The record of another key is the answer to another question; then nothing that comes on these connections
+ * can be trusted.
+ */
 void
-take_record(const char *record, const char *permit, Cached *found)
+take_record(Client *c, const char *name, const char *record, const char *permit, Cached *found)
 {
 	size_t		length = strcspn(permit, " ");
-	const char *version = record + length + 1;
-	const char *newline;
+	const char *newline = strchr(record, '\n');
+	const char *key = newline ? key_in_header(record, newline, name) : NULL;
 	char	   *stamp;
 	int64_t		number;
 
+	found->kind = READ_ERROR;
+	if (newline != NULL && key == NULL)
+	{
+		redis_leave(c);
+		return;
+	}
 	found->kind = length == 0 ? READ_UNARMED : READ_MISS;
 	snprintf(found->permit, sizeof(found->permit), "%s", permit);
-	if (length == 0 || strncmp(record, permit, length) != 0 || record[length] != ' ')
-		return;
-	newline = strchr(record, '\n');
-	if (newline == NULL)
+	if (length == 0 || strncmp(record, permit, length) != 0 || record[length] != ' ' || newline == NULL)
 		return;
 	snprintf(found->token, sizeof(found->token), "%.*s", (int) length, permit);
-	number = strtoll(version, &stamp, 10);
-	take_row(newline + 1, number, stamp + 1 < newline, found);
+	number = strtoll(record + length + 1, &stamp, 10);
+	take_row(newline + 1, number, stamp + 1 < key, found);
+}
+
+/* A nonce for the next question. The beginning is this client's own: no other one may have the same answer coming. */
+static const char *
+next_nonce(Client *c)
+{
+	static uint64_t questions;
+	static uint64_t own;
+
+	if (own == 0)
+		own = 1 + draw(c, UINT32_MAX);
+	snprintf(c->nonce, sizeof(c->nonce), "#%xn%x", (unsigned) own, (unsigned) ++questions);
+	return c->nonce;
+}
+
+/*
+ * The number of elements before the nonce, if the reply is an array that has the present one. Otherwise it answers another question,
+ * and the connections are closed.
+ */
+static size_t
+elements_of(Client *c, const redisReply *reply)
+{
+	if (reply == NULL)
+		return 0;
+	if (reply->type == REDIS_REPLY_ARRAY && reply->elements > 1 && is_word(reply, reply->elements - 1, c->nonce))
+		return reply->elements - 1;
+	redis_leave(c);
+	return 0;
+}
+
+/* The same for a text, behind which the nonce stands after a blank: takes it away, and returns the text. NULL: another question's. */
+static const char *
+answer_of(Client *c, redisReply *reply)
+{
+	size_t		length = strlen(c->nonce) + 1;
+
+	if (reply == NULL)
+		return NULL;
+	if (reply->type == REDIS_REPLY_STRING && reply->len >= length && reply->str[reply->len - length] == ' ' &&
+		strcmp(reply->str + reply->len - length + 1, c->nonce) == 0)
+	{
+		reply->str[reply->len - length] = '\0';
+		return reply->str;
+	}
+	redis_leave(c);
+	return NULL;
 }
 
 static const char *
@@ -91,20 +158,22 @@ text_of(const redisReply *reply)
  */
 
 /*
- * The strong read of n names in one process: MGET, then fence_token. The caller frees the two replies; false if there are none.
- * block: send them within MULTI and EXEC.
+ * The strong read of n names in one process: MGET, then fence_token. The caller frees the two replies, which have been checked;
+ * false if there are none. block: send them within MULTI and EXEC.
  */
 static bool
 read_names(Client *c, bool block, int n, const char *const *names, const char *fence, redisReply **replies)
 {
 	const char *mget[1 + 2 * GROUP_MAX] = {"MGET"};
-	Command		commands[] = {{.n = 1 + n, .words = mget}, {.n = 4, .words = (const char *[]) {"FCALL_RO", "fence_token", "1", fence}}};
+	const char *told[] = {"FCALL_RO", "fence_token", "1", fence, next_nonce(c)};
+	Command		commands[] = {{.n = 1 + n, .words = mget}, {.n = 5, .words = told}};
 
 	memcpy(mget + 1, names, sizeof(char *) * (size_t) n);
-	if (!redis_together(c, block, commands, 2, replies))
+	if (!redis_together(c, block || c->at.confused, commands, 2, replies))
 		return false;
-	if (replies[0]->type == REDIS_REPLY_ARRAY && replies[0]->elements == (size_t) n)
+	if (answer_of(c, replies[1]) != NULL && replies[0]->type == REDIS_REPLY_ARRAY && replies[0]->elements == (size_t) n)
 		return true;
+	redis_leave(c);
 	discard(replies[0]);
 	discard(replies[1]);
 	return false;
@@ -117,7 +186,7 @@ get_fast(Client *c, const Names *names, bool block, Cached *found)
 
 	if (!read_names(c, block, 1, (const char *[]) {names->fence}, names->fence, replies))
 		return;
-	take_record(text_of(replies[0]->element[0]), text_of(replies[1]), found);
+	take_record(c, names->fence, text_of(replies[0]->element[0]), replies[1]->str, found);
 	discard(replies[0]);
 	discard(replies[1]);
 }
@@ -144,7 +213,7 @@ get_beside(Client *c, const Names *names, Cached *found)
 		return;
 	fence = text_of(replies[0]->element[0]);
 	value = text_of(replies[0]->element[1]);
-	take_record(same_header(fence, value) ? value : "", text_of(replies[1]), found);
+	take_record(c, names->value, same_header(fence, value) ? value : "", replies[1]->str, found);
 	discard(replies[0]);
 	discard(replies[1]);
 }
@@ -153,28 +222,30 @@ get_beside(Client *c, const Names *names, Cached *found)
 static int
 get_slow(Client *c, const Names *names, bool beside, Cached *found)
 {
-	redisReply *reply = redis_call(c, beside ? 5 : 4, (const char *[]) {"FCALL_RO", "fence_get", beside ? "2" : "1", names->fence,
-								   names->value});
+	const char *nonce = next_nonce(c);
+	redisReply *reply = redis_call(c, beside ? 6 : 5, (const char *[]) {"FCALL_RO", "fence_get", beside ? "2" : "1", names->fence,
+								   beside ? names->value : nonce, nonce});
+	size_t		words = elements_of(c, reply);
 	int			busy_ms = 0;
 
 	found->kind = READ_ERROR;
-	if (is_word(reply, 0, "hit") && reply->elements == 2)
+	if (words == 2 && is_word(reply, 0, "hit"))
 	{
 		/* the function has checked that its token is current */
-		take_record(text_of(reply->element[1]), text_of(reply->element[1]), found);
+		take_record(c, beside ? names->value : names->fence, text_of(reply->element[1]), text_of(reply->element[1]), found);
 		if (!IS_HIT(found->kind))
 			found->kind = READ_ERROR;
 	}
-	else if (is_word(reply, 0, "miss") && reply->elements >= 2)
+	else if (words >= 2 && is_word(reply, 0, "miss"))
 	{
 		found->kind = READ_MISS;
 		snprintf(found->permit, sizeof(found->permit), "%s", text_of(reply->element[1]));
-		if (reply->elements == 4)
+		if (words == 4)
 			busy_ms = atoi(text_of(reply->element[3]));
 	}
-	else if (is_word(reply, 0, "pending"))
+	else if (words == 1 && is_word(reply, 0, "pending"))
 		found->kind = READ_PENDING;
-	else if (is_word(reply, 0, "unarmed"))
+	else if (words == 1 && is_word(reply, 0, "unarmed"))
 		found->kind = READ_UNARMED;
 	discard(reply);
 	return busy_ms;
@@ -266,7 +337,7 @@ read_by_sql(Client *c, int key, Cached *found)
 	{
 		found->kind = READ_SQL;
 		if (PQgetisnull(result, 0, 0) || !parse_payload(PQgetvalue(result, 0, 0), &found->row))
-			found->row = (Row) {NONE, NONE, NONE};
+			found->row = (Row) {NONE, NONE, NONE, 0};
 	}
 	PQclear(result);
 }
@@ -318,7 +389,7 @@ fence_fill(Client *c, int key, const Cached *found, const Row *row)
 	snprintf(id, sizeof(id), "%d", key);
 	snprintf(version, sizeof(version), "%lld", (long long) row->fenced);
 	if (row->version != NONE)
-		snprintf(payload, sizeof(payload), "{\"id\":%d,\"version\":%lld,\"val\":%lld," FENCED "%lld}", key,
+		snprintf(payload, sizeof(payload), "{" ID "%d,\"version\":%lld,\"val\":%lld," FENCED "%lld}", key,
 				 (long long) row->version, (long long) row->val, (long long) row->fenced);
 	if (found->way == WAY_SQL_GET)
 		PQclear(pg_execute(c, "put", 4, (const char *[]) {found->permit, version, payload, id}));
@@ -350,7 +421,7 @@ get_many_fast(Client *c, const int *keys, Cached *found, int n, int way)
 	if (!read_names(c, way == WAY_BLOCK, n, fences, fences[0], replies))
 		return;
 	for (int i = 0; i < n; i++)
-		take_record(text_of(replies[0]->element[i]), text_of(replies[1]), &found[i]);
+		take_record(c, fences[i], text_of(replies[0]->element[i]), replies[1]->str, &found[i]);
 	discard(replies[0]);
 	discard(replies[1]);
 }
@@ -368,7 +439,7 @@ read_many_by_sql(Client *c, const int *keys, Cached *found, int n)
 	for (int i = 0; i < n && pg_ok(result); i++)
 	{
 		found[i].kind = READ_SQL;
-		found[i].row = (Row) {NONE, NONE, NONE};
+		found[i].row = (Row) {NONE, NONE, NONE, 0};
 		for (int r = 0; r < PQntuples(result); r++)
 			if (pg_number(result, r, 0) == keys[i] && !PQgetisnull(result, r, 1))
 				(void) parse_payload(PQgetvalue(result, r, 1), &found[i].row);
@@ -388,7 +459,7 @@ take_both(char *payload, int kind, Cached *found)
 	{
 		found[i].kind = kind;
 		if (!parse_payload(i == 0 ? payload : b, &found[i].row))
-			found[i].row = (Row) {NONE, NONE, NONE};
+			found[i].row = (Row) {NONE, NONE, NONE, 0};
 		*b = '\0';
 	}
 }
@@ -396,8 +467,9 @@ take_both(char *payload, int kind, Cached *found)
 static bool
 is_current(Client *c, const char *fence, const char *token, const char *version)
 {
-	redisReply *reply = redis_call(c, 6, (const char *[]) {"FCALL_RO", "fence_check", "1", fence, token, version});
-	bool		current = reply != NULL && reply->type == REDIS_REPLY_STRING && strcmp(reply->str, "1") == 0;
+	redisReply *reply = redis_call(c, 7, (const char *[]) {"FCALL_RO", "fence_check", "1", fence, token, version, next_nonce(c)});
+	const char *answer = answer_of(c, reply);
+	bool		current = answer != NULL && strcmp(answer, "1") == 0;
 
 	discard(reply);
 	return current;
@@ -432,12 +504,13 @@ checked_payload(Client *c, char *record)
 static bool
 ask_derived(Client *c, const char *value, Cached *found)
 {
-	redisReply *reply = redis_call(c, 4, (const char *[]) {"FCALL_RO", "fence_get_derived", "1", value});
+	redisReply *reply = redis_call(c, 5, (const char *[]) {"FCALL_RO", "fence_get_derived", "1", value, next_nonce(c)});
+	size_t		words = elements_of(c, reply);
 	char	   *payload = NULL;
 
-	if (is_word(reply, 0, "hit"))
+	if (words == 2 && is_word(reply, 0, "hit"))
 		payload = reply->element[1]->str;
-	else if (is_word(reply, 0, "elsewhere"))
+	else if (words == 2 && is_word(reply, 0, "elsewhere"))
 		payload = checked_payload(c, reply->element[1]->str);
 	if (payload != NULL)
 		take_both(payload, READ_HIT, found);
@@ -508,9 +581,10 @@ fence_get_pipeline(Client *c, const int *keys, Cached *found, int n)
 {
 	Names		names[GROUP_MAX];
 	const char *gets[GROUP_MAX][2];
-	const char *told[] = {"FCALL_RO", "fence_token", "1", names[0].fence};
+	const char *told[] = {"FCALL_RO", "fence_token", "1", names[0].fence, next_nonce(c)};
 	Command		commands[COMMANDS_MAX];
 	redisReply *replies[COMMANDS_MAX];
+	const char *permit;
 
 	follow_endpoints(c);
 	n = c->layout == SINGLE ? n : 1;
@@ -522,13 +596,16 @@ fence_get_pipeline(Client *c, const int *keys, Cached *found, int n)
 		commands[i] = (Command) {.n = 2, .words = gets[i]};
 		found[i] = (Cached) {.kind = READ_ERROR, .way = WAY_PIPELINE, .start = now_ns()};
 	}
-	commands[n] = (Command) {.n = 4, .words = told};
-	if (!redis_together(c, false, commands, n + 1, replies))
+	commands[n] = (Command) {.n = 5, .words = told};
+	if (!redis_together(c, c->at.confused, commands, n + 1, replies))
 		return n;
+	permit = answer_of(c, replies[n]);
 	for (int i = 0; i < n; i++)
 	{
-		found[i].start = commands[i].sent;
-		take_record(text_of(replies[i]), text_of(replies[n]), &found[i]);
+		if (!c->at.confused)
+			found[i].start = commands[i].sent;
+		if (permit != NULL)
+			take_record(c, names[i].fence, text_of(replies[i]), permit, &found[i]);
 		discard(replies[i]);
 	}
 	discard(replies[n]);

@@ -6,6 +6,7 @@ The file is not called site.py because Python has loaded its own module of that 
     site = Site('/tmp/x', seed=1)
     site.start()
     site.pg_dsn()               # conninfo of the present primary; a promotion or a restore changes it
+    site.old_pg_dsn()           # conninfo of a former primary that is alive, to which readers may still be connected; or None
     site.redis_address()        # where readers find Redis now: path of a Unix socket, or (host, port)
     site.old_redis_address()    # a former master that is alive, to which readers may still be connected; or None
     site.stop()
@@ -43,6 +44,8 @@ shared_preload_libraries = 'pgcache_fence'
 '''
 
 # Settings of the extension, in milliseconds. A Site has attributes of the same names.
+NOWHERE = 'host=/nonexistent port=1 user=postgres dbname=postgres'      # where no server is
+
 FENCE_SETTINGS = {'lease': 1000, 'clock_margin': 200, 'timeout': 300, 'patrol_interval': 200, 'patrol_grace': 300}
 
 def build_clock(directory):
@@ -91,9 +94,11 @@ class Site:
         self.reader_pids = []           # the program that runs readers sets this; a fault may stop one of them for a while
         self.lock = threading.RLock()   # protects the addresses, which faults change and other threads read
         self.made = 0
-        self.postgres = self.standby = None
+        self.postgres = self.standby = self.old_postgres = None
+        self.hidden = False             # clients do not find the primary
         self.redis = self.old_redis = self.replica = None
         self.proxy = None
+        self.confused = False           # a proxy may give readers the replies to other requests
         self.on_change = []             # called without arguments after each change of an address
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -135,7 +140,7 @@ class Site:
 
     def stop(self):
         """Stops all servers. The logs stay below the directory."""
-        for server in (self.standby, self.postgres):
+        for server in (self.standby, self.old_postgres, self.postgres):
             if server:
                 server.stop('immediate')
         for server in (self.replica, self.old_redis, self.redis):
@@ -167,7 +172,11 @@ class Site:
 
     def pg_dsn(self):
         with self.lock:
-            return self.postgres.dsn()
+            return NOWHERE if self.hidden else self.postgres.dsn()
+
+    def old_pg_dsn(self):
+        with self.lock:
+            return self.old_postgres.dsn() if self.old_postgres else None
 
     def redis_address(self):
         with self.lock:
@@ -294,20 +303,41 @@ class Site:
         return self.standby.value('SELECT coalesce(pg_last_wal_receive_lsn() >= %s, false)', (at,)) and \
             self.standby.value('SELECT count(*) FROM pg_stat_wal_receiver') == 1
 
-    def replace_postgres(self, server):
-        """Makes `server`, which must run, the primary. Removes the former primary, which must be stopped."""
+    def hide_postgres(self):
+        """Tells clients an address where no server is, until replace_postgres()."""
         with self.lock:
-            former, self.postgres = self.postgres, server
+            self.hidden = True
+        self.changed()
+
+    def replace_postgres(self, server, keep_old=False):
+        """Makes `server`, which must run, the primary. Removes the former primary, which must be stopped. keep_old: that one lives, and
+        readers may stay with it."""
+        with self.lock:
+            former, self.postgres, self.hidden = self.postgres, server, False
             if self.standby is server:
                 self.standby = None
+            if keep_old:
+                self.old_postgres = former
         self.changed()
+        if not keep_old:
+            self.remove_postgres(former)
+        if self.standby:                # it followed the former primary
+            self.standby.remove()
+            self.standby = None
+
+    def remove_postgres(self, former):
         if former.running():
             raise RuntimeError('two primaries')
         shutil.move(former.log, os.path.join(self.directory, os.path.basename(former.directory) + '.log'))
         former.remove()
-        if self.standby:                # it followed the former primary
-            self.standby.remove()
-            self.standby = None
+
+    def forget_old_postgres(self):
+        """Stops the former primary that replace_postgres() has kept."""
+        with self.lock:
+            old, self.old_postgres = self.old_postgres, None
+        self.changed()
+        old.stop()
+        self.remove_postgres(old)
 
     def ensure_replica(self):
         """A Redis replica that has caught up."""
@@ -336,6 +366,12 @@ class Site:
             self.set_system(pgcache_fence__redis_url=self.extension_url())
         self.changed()
         return former
+
+    def tell_confused(self, confused):
+        """Tells readers whether the proxy may give them replies to other requests."""
+        with self.lock:
+            self.confused = confused
+        self.changed()
 
     def forget_old_redis(self):
         """Stops the former master that redirect() has kept, if there is one."""

@@ -22,10 +22,10 @@ ask_token(Client *c, const Names *names, char *permit, size_t size)
 }
 
 static void
-take_reply(redisReply *reply, const char *permit, Cached *found)
+take_reply(Client *c, const Names *names, redisReply *reply, const char *permit, Cached *found)
 {
 	if (reply != NULL)
-		take_record(reply->type == REDIS_REPLY_STRING ? reply->str : "", permit, found);
+		take_record(c, names->fence, reply->type == REDIS_REPLY_STRING ? reply->str : "", permit, found);
 	discard(reply);
 }
 
@@ -52,7 +52,7 @@ token_first_get(Client *c, int key, Cached *found)
 	until = now_ns() + GAP_MS * INT64_C(1000000);
 	while ((reply = redis_call(c, 2, (const char *[]) {"GET", names.fence})) == NULL && now_ns() < until && !control->stop)
 		sleep_ms(5);
-	take_reply(reply, permit, found);
+	take_reply(c, &names, reply, permit, found);
 }
 
 /* Uses a token from an earlier read, which does not show what has happened to the domain or the lease since then. */
@@ -71,7 +71,7 @@ token_kept_get(Client *c, int key, Cached *found)
 		ask_token(c, &names, permit, sizeof(permit));
 		until = now_ns() + KEPT_MS * INT64_C(1000000);
 	}
-	take_reply(redis_call(c, 2, (const char *[]) {"GET", names.fence}), permit, found);
+	take_reply(c, &names, redis_call(c, 2, (const char *[]) {"GET", names.fence}), permit, found);
 }
 
 /* Reads the data from a replica and the token from the master, so it misses deletes that the replica has not got yet. */
@@ -87,7 +87,7 @@ token_elsewhere_get(Client *c, int key, Cached *found)
 	found->kind = READ_ERROR;
 	reply = replica_call(c, 2, (const char *[]) {"GET", names.fence});
 	ask_token(c, &names, permit, sizeof(permit));
-	take_reply(reply, permit, found);
+	take_reply(c, &names, reply, permit, found);
 }
 
 /* This step is correct; the next one is not. */
@@ -105,7 +105,7 @@ permit_late_get(Client *c, int key, Cached *found)
 	found->kind = READ_ERROR;
 	if (!redis_together(c, true, commands, 2, replies))
 		return;
-	take_reply(replies[0], replies[1]->type == REDIS_REPLY_STRING ? replies[1]->str : "", found);
+	take_reply(c, &names, replies[0], replies[1]->type == REDIS_REPLY_STRING ? replies[1]->str : "", found);
 	discard(replies[1]);
 }
 

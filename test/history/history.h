@@ -23,8 +23,8 @@
 #define NONE			(-1)		/* no version, no row */
 
 /*
- * One line of a history, as it stands in the file: 56 bytes, little-endian on the machines that this runs on. way: of a
- * read, how the cache was asked (WAY_*), else 0.
+ * One line of a history, as it stands in the file: 64 bytes, little-endian on the machines that this runs on. way: of a
+ * read, how the cache was asked (WAY_*), else 0. row: of a read, the key of the row that the answer names; 0 if it names none.
  *
  *	 type  kind                     key    group        version  val       start    middle        end
  *	 'R'   how the read was         key    0 or number  found    found     invoked  PostgreSQL    answered
@@ -45,6 +45,8 @@ typedef struct Record
 	uint8_t		way;
 	uint8_t		worker;
 	int32_t		key;
+	int32_t		row;
+	int32_t		unused;
 	int64_t		group;
 	int64_t		version;
 	int64_t		val;
@@ -63,6 +65,7 @@ enum
 	READ_SQL = 's',					/* an SQL function or a program answered, and does not say where it read */
 	READ_ERROR = 'e',				/* Redis did not answer */
 	READ_NONE = 'n',				/* neither Redis nor PostgreSQL answered */
+	READ_OLD = 'o',					/* an old primary may have answered, so this may be old */
 
 	/* How readers of fenced strategies ask the cache; see doc/clients.md */
 	WAY_BLOCK = 'm',				/* MULTI, MGET, fence_token, EXEC */
@@ -122,17 +125,19 @@ typedef struct Options
 	int			lease_ms;			/* lease: how long a reservation lasts */
 } Options;
 
-/* The present addresses of the servers, and how the table is attached: the seven lines of the file "endpoints". */
+/* The present addresses of the servers, and how the table is attached: the lines of the file "endpoints". */
 typedef struct Endpoints
 {
 	uint32_t	number;
 	char		dsn[512];
+	char		old_dsn[512];		/* of a former primary that is alive, with which some readers stay; or "-" */
 	char		redis[512];			/* host:port, or a path; "shards" or "cluster" and several */
 	char		old_redis[512];		/* of a former master that is alive, whose clients may stay connected; or of a replica */
 	char		fence[128];			/* the names of a key's fence and value consist of these, the key and "}" */
 	char		value[128];
 	char		versions[16];		/* as the runner's option */
 	char		capture[16];		/* likewise; mixed: each session draws it */
+	bool		confused;			/* replies of Redis may be confused now, so that only blocks and calls with a nonce are safe */
 	char		domain[32];			/* which of the table's domains this client reads */
 } Endpoints;
 
@@ -156,6 +161,8 @@ typedef struct Client
 	uint64_t	random;
 	FILE	   *history;
 	Endpoints	at;
+	bool		stays;				/* with an old primary: at.dsn is at.old_dsn */
+	bool		stayed;				/* when the present operation began */
 	PGconn	   *pg;
 	uint32_t	sessions;			/* number of sessions so far, with this one */
 	enum
@@ -169,6 +176,7 @@ typedef struct Client
 	uint8_t		server_of_slot[SLOTS];	/* of a cluster: its number + 1, or 0 */
 	Server		replica;			/* at.old_redis, for strategy token-elsewhere */
 	int64_t		operations;
+	char		nonce[24];			/* of the last question to Redis */
 } Client;
 
 typedef struct Row
@@ -176,6 +184,7 @@ typedef struct Row
 	int64_t		version;			/* NONE: there is no such row */
 	int64_t		val;
 	int64_t		fenced;				/* the fence's version: the same, or kept aside; NONE: unknown */
+	int			id;					/* as the payload says; 0: it does not say */
 } Row;
 
 /* The result of a strategy's get. */
@@ -256,7 +265,7 @@ extern bool has_sql_read(const Client *c);
 extern void names_of(const Client *c, int key, Names *names);
 extern bool parse_payload(const char *payload, Row *row);
 extern void take_both(char *payload, int kind, Cached *found);
-extern void take_record(const char *record, const char *permit, Cached *found);
+extern void take_record(Client *c, const char *name, const char *record, const char *permit, Cached *found);
 extern void fence_get(Client *c, int key, Cached *found);
 extern void fence_fill(Client *c, int key, const Cached *found, const Row *row);
 extern void fence_get_many(Client *c, const int *keys, Cached *found, int n);
@@ -286,6 +295,8 @@ extern bool chance(Client *c, uint32_t ppm);
 extern int	draw_key(Client *c);
 extern void record(Client *c, int type, int kind, int way, int key, int64_t group, int64_t version, int64_t val,
 				   int64_t start, int64_t middle, int64_t end);
+extern void record_read(Client *c, int kind, int way, int key, int64_t group, const Row *row, int64_t start, int64_t middle,
+						int64_t end);
 
 /* client.c */
 extern bool pg_ready(Client *c);

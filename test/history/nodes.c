@@ -244,13 +244,26 @@ call_in_order(Client *c, Server *server, bool asking, Command *commands, int n, 
 	return true;
 }
 
+/* Whether Redis can have said this to MULTI or to a command that it queues; otherwise it answers something else. */
+static bool
+is_status(const redisReply *reply, const char *word)
+{
+	return reply->type == REDIS_REPLY_ERROR || (reply->type == REDIS_REPLY_STATUS && strcmp(reply->str, word) == 0);
+}
+
+static bool
+is_end(const redisReply *reply, int n)
+{
+	return reply->type == REDIS_REPLY_ERROR || (reply->type == REDIS_REPLY_ARRAY && reply->elements == (size_t) n);
+}
+
 /* Sends MULTI, all commands and EXEC in one message. If Redis refuses to queue a command, that error is its reply and the others have none. */
 static bool
 call_block(Server *server, const Command *commands, int n, redisReply **replies)
 {
 	static const char *multi[] = {"MULTI"};
 	static const char *exec[] = {"EXEC"};
-	void	   *reply;
+	redisReply *reply;
 
 	if (!server_ready(server))
 		return false;
@@ -261,20 +274,22 @@ call_block(Server *server, const Command *commands, int n, redisReply **replies)
 	for (int i = -1; i <= n; i++)
 	{
 		reply = NULL;
-		if (redisGetReply(server->redis, &reply) != REDIS_OK)
+		if (redisGetReply(server->redis, (void **) &reply) != REDIS_OK ||
+			!(i == n ? is_end(reply, n) : is_status(reply, i < 0 ? "OK" : "QUEUED")))
 		{
+			discard(reply);
 			server_leave(server);
 			return false;
 		}
-		if (i >= 0 && i < n && ((redisReply *) reply)->type == REDIS_REPLY_ERROR)
+		if (i >= 0 && i < n && reply->type == REDIS_REPLY_ERROR)
 			replies[i] = reply;
-		else if (i == n && ((redisReply *) reply)->type == REDIS_REPLY_ARRAY && ((redisReply *) reply)->elements == (size_t) n)
+		else if (i == n && reply->type == REDIS_REPLY_ARRAY)
 		{
 			for (int k = 0; k < n; k++)
 			{
 				discard(replies[k]);
-				replies[k] = ((redisReply *) reply)->element[k];
-				((redisReply *) reply)->element[k] = NULL;
+				replies[k] = reply->element[k];
+				reply->element[k] = NULL;
 			}
 			freeReplyObject(reply);
 		}

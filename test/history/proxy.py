@@ -1,4 +1,5 @@
-"""A TCP proxy before Redis that disturbs connections: it cuts them within a message, delays, sends single bytes, goes silent.
+"""A TCP proxy before Redis that disturbs connections: it cuts them within a message, delays, sends single bytes, goes silent,
+and confuses replies.
 
 It has two doors (listening ports), one for the extension and one for readers, so that a test can disturb each alone. It
 runs in a process of its own ("python3 proxy.py TARGET LOG"). It reads commands as lines of JSON from standard input, and
@@ -29,7 +30,15 @@ DOORS = ('extension', 'readers')
 #   only        text: delay and lose are for requests that contain it, and for their replies; '': for all
 #   lose        'requests' or 'replies' vanish; '': none. Their connection stays open
 #   share       fraction of the connections, chosen at random, to which delay and lose apply
-PASS = {'delay': 0, 'split': False, 'cut': 0, 'reset': False, 'hole': False, 'refuse': False, 'only': '', 'lose': '', 'share': 1}
+#   confuse     what happens to some replies of connections that are made from now on; '': nothing.
+#               'swap'    exchanged with a later reply of the same connection or with one of another connection
+#               'repeat'  sent twice, the second time at once or when the next request has been answered
+#               'drop'    left out
+#               'late'    held back, with all that follow on the connection
+#   rate        the fraction of the replies to which that happens
+#   hold        most seconds that a reply is held back for 'swap' and 'late'
+PASS = {'delay': 0, 'split': False, 'cut': 0, 'reset': False, 'hole': False, 'refuse': False, 'only': '', 'lose': '', 'share': 1,
+        'confuse': '', 'rate': 0, 'hold': 0}
 
 
 class Proxy:
@@ -62,7 +71,7 @@ class Proxy:
         return self.tell('cut', door=door)
 
     def counts(self):
-        """door -> {connections, bytes, cuts, split, held, lost}: what has happened so far."""
+        """door -> {connections, bytes, cuts, split, held, lost, confused}: what has happened so far."""
         return self.tell('counts')
 
     def stop(self):
@@ -91,6 +100,33 @@ class Direction:
         self.cut_after = None                   # bytes until the connection is closed
 
 
+class Splitter:
+    """Divides a stream of RESP into whole replies."""
+
+    def __init__(self):
+        self.data = b''
+        self.at = 0                             # how far the reply that is not whole yet is understood
+        self.missing = 1                        # how many values it lacks
+
+    def feed(self, data):
+        self.data += data
+        replies = []
+        while (end := self.data.find(b'\r\n', self.at)) >= 0:
+            kind, after, inner = self.data[self.at:self.at + 1], end + 2, 0
+            number = int(self.data[self.at + 1:end]) if kind in b'$=!*~>%' else -1
+            if number >= 0 and kind in b'$=!':
+                after += number + 2
+            elif number > 0:
+                inner = 2 * number if kind == b'%' else number
+            if after > len(self.data):
+                break
+            self.at, self.missing = after, self.missing + inner - 1
+            if not self.missing:
+                replies.append(self.data[:after])
+                self.data, self.at, self.missing = self.data[after:], 0, 1
+        return replies
+
+
 class Link:
     """A client's connection and the one to Redis that belongs to it."""
 
@@ -100,6 +136,9 @@ class Link:
         self.directions = (Direction(client, server), Direction(server, client))
         self.chosen = True                      # delay and lose apply to this connection
         self.asked = False                      # delay and lose apply to the last request
+        self.splitter = Splitter() if door.policy['confuse'] else None
+        self.reads = False                      # the client has begun to read: replies before that are of its library's greeting
+        self.again = None                       # a reply to repeat before the next one
 
 
 class Door:
@@ -108,7 +147,8 @@ class Door:
         self.policy = dict(PASS)
         self.random = random.Random(0)
         self.links = set()
-        self.counts = dict.fromkeys(('connections', 'bytes', 'cuts', 'split', 'held', 'lost'), 0)
+        self.waiting = None                     # (link, chunk, same): a reply that waits for another one, of the same connection or of others, to be exchanged with
+        self.counts = dict.fromkeys(('connections', 'bytes', 'cuts', 'split', 'held', 'lost', 'confused'), 0)
         self.listener = socket.socket()
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.listener.bind(('127.0.0.1', 0))
@@ -117,6 +157,10 @@ class Door:
 
     def port(self):
         return self.listener.getsockname()[1]
+
+    def holds(self):
+        """Whether chunks may be held back."""
+        return self.policy['delay'] or self.policy['hold']
 
     def draw(self, link):
         """Draws whether delay and lose apply to this connection, and in which direction and after how many bytes to cut it."""
@@ -149,13 +193,13 @@ class Loop:
                 key.data(events)
             now = time.monotonic()
             for door in self.doors.values():
-                if door.policy['delay']:
+                if door.holds():
                     for link in list(door.links):
                         self.push(link, now)
 
     def pause(self):
         """Seconds until the next chunk that is held back is due."""
-        due = [direction.queue[0][0] for door in self.doors.values() if door.policy['delay']
+        due = [direction.queue[0][0] for door in self.doors.values() if door.holds()
                for link in door.links for direction in link.directions if direction.queue]
         return max(min(due) - time.monotonic(), 0) if due else None
 
@@ -243,6 +287,11 @@ class Loop:
         policy = link.door.policy
         if direction is link.directions[0]:
             link.asked = policy['only'].encode() in data
+            link.reads = link.reads or b'fence_' in data
+        elif link.splitter:
+            for reply in link.splitter.feed(data):
+                self.confuse(link, direction, reply, now)
+            return
         concerned = link.chosen and link.asked
         if concerned and policy['lose'] == ('requests' if direction is link.directions[0] else 'replies'):
             link.door.counts['lost'] += 1
@@ -250,11 +299,68 @@ class Loop:
         held = policy['delay'] if concerned else 0
         if held:
             link.door.counts['held'] += 1
-        due = now + held
+        self.enqueue(direction, now + held, data)
+
+    def enqueue(self, direction, due, data):
+        """Returns the chunk."""
         if direction.queue:
             due = max(due, direction.queue[-1][0])      # bytes do not overtake each other
-        direction.queue.append([due, data])
+        chunk = [due, data]
+        direction.queue.append(chunk)
         direction.queued += len(data)
+        return chunk
+
+    # Replies
+
+    def confuse(self, link, direction, reply, now):
+        """Passes on a whole reply, or does with it what the policy says."""
+        door, policy = link.door, link.door.policy
+        how, hold, same = '', 0, False
+        if link.again:
+            self.enqueue(direction, now, link.again)
+            link.again = None
+        if policy['confuse'] == 'swap' and link.reads and door.waiting and self.exchange(link, direction, reply, now):
+            return
+        if link.reads and reply[:1] != b'>' and door.random.random() < policy['rate']:
+            how = policy['confuse']
+        if how == 'swap':
+            same = reply[:1] == b'+' or door.random.random() < 0.5
+            how = '' if door.waiting else how
+        if how and how != 'swap':
+            door.counts['confused'] += 1
+        if how == 'drop':
+            return
+        if how == 'repeat':
+            if door.random.random() < 0.5:
+                link.again = reply
+            else:
+                self.enqueue(direction, now, reply)
+        if how in ('swap', 'late'):
+            hold = door.random.uniform(0, policy['hold'])
+        chunk = self.enqueue(direction, now + hold, reply)
+        if how == 'swap':
+            door.waiting = (link, chunk, same)
+
+    def exchange(self, link, direction, reply, now):
+        """Exchanges this reply with the one that waits: the next of the same connection, or one of the same type of another
+        connection. Returns whether it did."""
+        door = link.door
+        other, chunk, same = door.waiting
+        if other not in door.links or chunk[0] <= now:
+            door.waiting = None
+            return False
+        if (other is link) != same or (reply == chunk[1] if same else reply[:1] != chunk[1][:1]):
+            return False
+        door.waiting = None
+        door.counts['confused'] += 1
+        held, chunk[1] = chunk[1], reply
+        other.directions[1].queued += len(reply) - len(held)
+        for waiting in other.directions[1].queue:
+            waiting[0] = min(waiting[0], now)
+        self.enqueue(direction, now, held)
+        if other is not link:
+            self.push(other, now)
+        return True
 
     def push(self, link, now):
         """Passes on the chunks that are due, and ends the connection if its end is due."""
@@ -321,6 +427,7 @@ class Loop:
             if what == 'treat':
                 door.policy = command['policy']
                 door.random = random.Random(command['seed'])
+                door.waiting = None
             for link in list(door.links):
                 if what == 'treat':
                     self.retreat(link)
@@ -331,6 +438,10 @@ class Loop:
     def retreat(self, link):
         """Applies a new policy to a connection, and releases the chunks that were held back."""
         link.door.draw(link)
+        if link.splitter and not link.door.policy['confuse']:
+            for data in filter(None, (link.again, link.splitter.data)):
+                self.enqueue(link.directions[1], 0, data)
+            link.splitter = None
         for direction in link.directions:
             for chunk in direction.queue:
                 chunk[0] = 0

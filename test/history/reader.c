@@ -24,7 +24,7 @@ read_row(Client *c, int key, Row *row)
 		return false;
 	result = pg_execute(c, "row", 1, (const char *[]) {text});
 	ok = pg_ok(result);
-	*row = (Row) {NONE, NONE, NONE};
+	*row = (Row) {NONE, NONE, NONE, 0};
 	if (ok && PQntuples(result) == 1)
 	{
 		row->version = pg_number(result, 0, 0);
@@ -33,6 +33,15 @@ read_row(Client *c, int key, Row *row)
 	}
 	PQclear(result);
 	return ok;
+}
+
+/* How to record a read that was answered so. A program may call a hit what another of its threads has read from PostgreSQL. */
+static int
+recorded_kind(const Client *c, int kind)
+{
+	bool		certain = IS_HIT(kind) && options.strategy->fill != NULL;
+
+	return (c->stays || c->stayed) && kind != READ_NONE && !certain ? READ_OLD : kind;
 }
 
 static void
@@ -70,11 +79,11 @@ finish_read(Client *c, int key, const Cached *found, int64_t start)
 		middle = now_ns();
 		if (found->kind == READ_NONE || !read_row(c, key, &row))
 		{
-			record(c, 'R', READ_NONE, found->way, key, 0, NONE, NONE, start, middle, now_ns());
+			record_read(c, READ_NONE, found->way, key, 0, &(Row) {NONE, NONE, NONE, 0}, start, middle, now_ns());
 			return;
 		}
 	}
-	record(c, 'R', found->kind, found->way, key, 0, row.version, row.val, start, middle, now_ns());
+	record_read(c, recorded_kind(c, found->kind), found->way, key, 0, &row, start, middle, now_ns());
 	count_read(c, IS_HIT(found->kind));
 	if (may_offer(c, found, &row))
 		offer(c, key, found, &row);
@@ -108,10 +117,10 @@ read_rows(Client *c, const int *keys, Row *rows, int n)
 	ok = pg_ok(result);
 	for (int i = 0; i < n; i++)
 	{
-		rows[i] = (Row) {NONE, NONE, NONE};
+		rows[i] = (Row) {NONE, NONE, NONE, 0};
 		for (int r = 0; ok && r < PQntuples(result); r++)
 			if (pg_number(result, r, 0) == keys[i])
-				rows[i] = (Row) {pg_number(result, r, 1), pg_number(result, r, 2), pg_number(result, r, 3)};
+				rows[i] = (Row) {pg_number(result, r, 1), pg_number(result, r, 2), pg_number(result, r, 3), 0};
 	}
 	PQclear(result);
 	return ok;
@@ -156,6 +165,7 @@ read_group(Client *c)
 	bool		answered = true;
 	bool		hits = true;
 	bool		at_once;
+	bool		judged;
 
 	if (options.strategy->get_many != NULL)
 		options.strategy->get_many(c, keys, found, n);
@@ -177,13 +187,16 @@ read_group(Client *c)
 			return;
 	}
 	end = now_ns();
-	record(c, 'G', answered ? 'h' : 'd', found[0].way, n, group, 0, 0, start, middle, end);
+	judged = answered;
+	for (int i = 0; i < n; i++)
+		judged = judged && recorded_kind(c, found[i].kind) != READ_OLD;
+	record(c, 'G', judged ? 'h' : 'd', found[0].way, n, group, 0, 0, start, middle, end);
 	for (int i = 0; i < n; i++)
 	{
 		/* an answer of the cache that was replaced by the snapshot does not count: the value came from PostgreSQL */
 		int			kind = answered || !IS_ANSWER(found[i].kind) ? found[i].kind : READ_MISS;
 
-		record(c, 'R', kind, found[i].way, keys[i], group, rows[i].version, rows[i].val, start, middle, end);
+		record_read(c, recorded_kind(c, kind), found[i].way, keys[i], group, &rows[i], start, middle, end);
 		count_read(c, answered && hits);
 		if (may_offer(c, &found[i], &rows[i]))
 			offer(c, keys[i], &found[i], &rows[i]);
@@ -211,6 +224,7 @@ run_reader(Client *c)
 	{
 		uint64_t	drawn = draw(c, 1000);
 
+		c->stayed = c->stays;
 		if (drawn < GROUP_PER_MILLE)
 			read_group(c);
 		else if (drawn < GROUP_PER_MILLE + PIPELINE_PER_MILLE && options.strategy->get_pipeline != NULL)

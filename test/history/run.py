@@ -85,8 +85,8 @@ class Run:
         self.options, self.directory, self.program = options, directory, program
         self.rng = random.Random(options.seed)
         self.known = FAULTS_OF[options.nodes]
-        self.names = [] if options.faults in ('none', '') else sorted(self.known) if options.faults == 'random' \
-            else options.faults.split(',')
+        self.names = [] if options.faults in ('none', '') else options.faults.split(',') if options.faults != 'random' \
+            else sorted(name for name, fault in self.known.items() if getattr(fault, 'drawn', True))
         self.broken = False
         self.records, self.losses, self.logs, self.complaints = [], [], [], []
 

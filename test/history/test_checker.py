@@ -39,8 +39,8 @@ class Script:
             self.history.claimed.append((number, key, version, val, 'd' if deleted else 'u'))
         return val
 
-    def read(self, key, version, val, start, end, kind='h', group=0):
-        self.history.reads.append((9, kind, key, group, version, val, start, 0 if kind == 'h' else start, end))
+    def read(self, key, version, val, start, end, kind='h', group=0, row=0):
+        self.history.reads.append((9, kind, key, group, version, val, start, 0 if kind == 'h' else start, end, row))
 
     def group(self, start, end, *rows):
         self.groups += 1
@@ -408,6 +408,31 @@ def an_unknown_write_that_a_crash_took():
     s.history.logs.pop()
     s.read(1, 2, a, 120, 121)
     same(s.found(), {'phantom': 1})
+
+
+@test
+def the_row_of_another_key():
+    s = Script()
+    a = s.write(1, 2, 20, 22)
+    b = s.write(2, 1, 20, 22)
+    s.read(1, 2, a, 30, 31, row=1)
+    s.read(2, 1, b, 30, 31, row=2)
+    same(s.found(), {})
+    s.read(1, 1, b, 30, 31, row=2)
+    s.read(1, 2, a, 30, 31, row=2)              # the version and the content would do
+    s.read(1, 9, 999999, 30, 31, row=2)         # nobody knows the content
+    s.read(1, 1, b, 30, 31, kind='s', row=2)
+    same(s.found(), {'wrong': 4})
+
+
+@test
+def a_reader_of_an_old_primary():
+    s = Script()
+    a = s.write(1, 2, 20, 30)
+    s.read(1, 1, 1, 40, 41, kind='o')
+    s.read(1, 1, 1, 40, 41, kind='h')
+    s.read(1, 2, a, 40, 41, kind='h')
+    same(s.found(), {'stale': 1})
 
 
 @test

@@ -215,7 +215,7 @@ class Reader(Worker):
         begin = time.monotonic()
         fence = '%s{%d}' % (self.prefix, key)
         try:
-            answer = strong.read(connection, fence)
+            answer = strong.read_named(connection, fence)
         except (redis.RedisError, OSError):
             self.write_log('error', key, None, None, begin, time.monotonic(), old)
             time.sleep(0.005)
@@ -437,6 +437,9 @@ PROOFS = {
     'eviction_volatile_lru': evicted,
     'eviction_allkeys_lru': evicted,
     'clock_steps': stepped,
+    'old_primary_alive': lambda record: [
+        ('the old primary is alive', record['proof']['old_alive'] is True),
+        ('another timeline', record['proof']['timeline_before'] != record['proof']['timeline_after'])],
     'failover_lossy': writes_lost,
     'replica_cut_off': writes_lost,
     'old_master_alive': old_alive,
@@ -444,7 +447,8 @@ PROOFS = {
     'old_master_resynced': lambda record: [*old_again(record), ('the same process', record['proof']['same_process'])],
     **dict.fromkeys(('partition', 'postgres_and_redis', 'redis_storm', 'postgres_storm', 'storm'), lambda record: []),
     **dict.fromkeys(('connections_cut', 'connections_delayed', 'connections_split', 'refused', 'commands_lost', 'commands_delayed',
-                     'writes_lost', 'some_writes_lost', 'domains_lost'), ill_treated),
+                     'writes_lost', 'some_writes_lost', 'domains_lost', 'replies_swapped', 'replies_repeated', 'replies_dropped',
+                     'replies_delayed'), ill_treated),
 }
 
 

@@ -89,17 +89,29 @@ draw_key(Client *c)
 	return !options.strategy->plain && draw(c, 32) == 0 ? key + options.keys : key;
 }
 
-void
-record(Client *c, int type, int kind, int way, int key, int64_t group, int64_t version, int64_t val, int64_t start,
-	   int64_t middle, int64_t end)
+static void
+append(Client *c, const Record *r)
 {
-	Record		r = {(uint8_t) type, (uint8_t) kind, (uint8_t) way, (uint8_t) c->worker, key, group, version, val, start, middle, end};
-
-	if (fwrite(&r, sizeof(r), 1, c->history) != 1)
+	if (fwrite(r, sizeof(*r), 1, c->history) != 1)
 	{
 		perror("workload: history");
 		_exit(2);
 	}
+}
+
+void
+record(Client *c, int type, int kind, int way, int key, int64_t group, int64_t version, int64_t val, int64_t start,
+	   int64_t middle, int64_t end)
+{
+	append(c, &(Record) {(uint8_t) type, (uint8_t) kind, (uint8_t) way, (uint8_t) c->worker, key, 0, 0, group, version, val,
+		start, middle, end});
+}
+
+void
+record_read(Client *c, int kind, int way, int key, int64_t group, const Row *row, int64_t start, int64_t middle, int64_t end)
+{
+	append(c, &(Record) {'R', (uint8_t) kind, (uint8_t) way, (uint8_t) c->worker, key, row->id, 0, group,
+		row->version, row->val, start, middle, end});
 }
 
 static void

@@ -181,8 +181,8 @@ class Workload:
     def tell_endpoints(self):
         """Writes the present addresses of the servers. The workers read them again when the number changes."""
         old = self.site.replica_address() if self.strategy == 'token-elsewhere' else self.site.old_redis_address()
-        lines = [self.site.pg_dsn(), address_text(self.site.redis_address()), address_text(old) if old else '-',
-                 *self.prefixes, self.versions, self.capture]
+        lines = [self.site.pg_dsn(), self.site.old_pg_dsn() or '-', address_text(self.site.redis_address()), address_text(old) if old else '-',
+                 *self.prefixes, self.versions, self.capture, 'confused' if self.site.confused else '-']
         path = os.path.join(self.directory, 'endpoints')
         with open(path + '.new', 'w') as file:
             file.write('\n'.join(lines) + '\n')

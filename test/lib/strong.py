@@ -1,5 +1,9 @@
 """Strong reads and puts as doc/clients.md describes them, for the test programs that use redis-py."""
 
+import secrets
+
+import redis
+
 
 def text(word):
     return word.decode('utf-8', 'surrogateescape') if isinstance(word, bytes) else word
@@ -11,6 +15,25 @@ def read(client, fence):
         block.get(fence)
         block.execute_command('FCALL_RO', 'fence_token', 1, fence)
         return judge(*block.execute())
+
+
+def read_named(client, fence):
+    """The same, of a client to whom somebody may give the answers to other questions. Raises redis.ConnectionError after such an
+    answer, and closes the connections."""
+    nonce = '#' + secrets.token_hex(8)
+    try:
+        with client.pipeline(transaction=True) as block:
+            block.get(fence)
+            block.execute_command('FCALL_RO', 'fence_token', 1, fence, nonce)
+            record, permit = map(text, block.execute())
+        permit, _, own = permit.rpartition(' ')
+        header, newline, _ = (record or '').partition('\n')
+        if own == nonce and (not newline or header.split(' ')[-1] == fence[fence.index('{'):]):
+            return judge(record, permit)
+    except (TypeError, ValueError, AttributeError):     # an answer of another shape
+        pass
+    client.connection_pool.disconnect()
+    raise redis.ConnectionError('the answer to another question')
 
 
 def read_plain(client, fence):

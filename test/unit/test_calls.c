@@ -238,6 +238,8 @@ main(void)
 	print(&call);
 	call_open(&call, 1, TURN, MARGIN, "buckets");
 	print(&call);
+	call_sweep(&call, 1, 2, fences);
+	print(&call);
 	call_mark(&call, 1, NUMBER, "position", RUNNING);
 	print(&call);
 	call_newest(&call, "fence");

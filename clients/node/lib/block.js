@@ -7,11 +7,14 @@ const { limited } = require('./time');
 function answer(link, reads, ms) {
   const [{ call }] = reads;
   const { names, firsts, at } = call && reads.every(read => read.call === call) ? layoutOfOne(reads) : layout(reads);
-  return limited(link.block(names, firsts), ms).then(([records, permit]) => {
-    const permits = (firsts.length > 1 ? permit : [permit]).map(permitOf);
+  return limited(link.block(names, firsts), ms).then(([records, told]) => {
+    const permits = told.map(permitOf);
     reads.forEach((read, n) => {
       const [record, first, value] = at(n);
-      read.answer = judge(records[record], permits[first], value === record ? undefined : records[value]);
+      const beside = value === record ? undefined : { name: read.name, record: records[value] };
+      const found = judge(records[record], permits[first], read.fence, beside);
+      if (found.state === 'foreign') link.distrust(read.name);
+      read.answer = found;
     });
   });
 }

@@ -51,7 +51,7 @@ class Derived {
   async #get(value) {
     const none = source => ({ version: null, payload: null, source });
     try {
-      const [word, told] = await this.#ask('fence_get_derived', [value]);
+      const [word, told] = await limited(this.#link.ask('fence_get_derived', [value]), this.#timeout);
       if (word === 'hit') return { version: null, payload: told, source: 'hit' };
       if (word === 'elsewhere' && await this.#areCurrent(told)) {
         return { version: null, payload: told.slice(told.indexOf('\n\n') + 2), source: 'hit' };
@@ -63,10 +63,6 @@ class Derived {
     }
   }
 
-  #ask(...call) {
-    return limited(this.#link.ask(...call), this.#timeout);
-  }
-
   // Checks the lines "fence token version" of a record whose sources are in other processes, with one check for each place.
   async #areCurrent(record) {
     const places = new Map();
@@ -76,7 +72,7 @@ class Derived {
       places.set(place, [...places.get(place) || [], source]);
     }
     const told = await Promise.all([...places.values()].map(sources => sources.length > CHECK ? '0' :
-      this.#ask('fence_check', sources.map(([fence]) => fence), ...sources.flatMap(([, token, version]) => [token, version]))));
+      limited(this.#link.check(sources), this.#timeout)));
     return !told.join('').includes('0');
   }
 }

@@ -134,16 +134,18 @@ class Fences {
     this.#mayRead();
     const place = await this.#domains.find(domain);
     const fence = await place.nameOf(key, this.#pg);
-    let record, permit;
+    let record, state;
     try {
-      [[record], permit] = await limited(this.#link.block([fence], [fence]), this.#timeout);
+      const [[found], [permit]] = await limited(this.#link.block([fence], [fence]), this.#timeout);
+      ({ state } = judge(record = found, permitOf(permit), fence));
+      if (state === 'foreign') this.#link.distrust(fence);
     } catch {
       return { freshness: 'unavailable', version: null, value: null };
     }
     const newline = record === null ? -1 : record.indexOf('\n');
     if (newline < 0) return { freshness: 'none', version: null, value: null };
     return {
-      freshness: judge(record, permitOf(permit)).state === 'hit' ? 'fresh' : 'unknown',
+      freshness: state === 'hit' ? 'fresh' : 'unknown',
       version: record.split(' ', 2)[1], value: parse(record.slice(newline + 1)),
     };
   }

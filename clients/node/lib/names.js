@@ -146,9 +146,12 @@ const beside = (fence, suffix) => `${fence.replace(':f:', ':v:')}:${suffix}`;
 // A name of SQL.
 const quoted = name => `"${name.replace(/"/g, '""')}"`;
 
+// What a record of this fence or value names as its key (rule K in doc/protocol.md).
+const keyOf = name => name.slice(name.indexOf(':{') + 1);
+
 // What a cluster makes the slot of: the text between the first braces.
 const slotText = name => name.slice(name.indexOf('{') + 1, name.indexOf('}'));
 
 module.exports = {
-  CANONICAL, encode, inputText, valuesOf, partsOf, nameOfParts, piecesOf, textsOfName, beside, quoted, slotText,
+  CANONICAL, encode, inputText, valuesOf, partsOf, nameOfParts, piecesOf, textsOfName, beside, keyOf, quoted, slotText,
 };

@@ -2,7 +2,7 @@
 // Puts what a load has found, with the permit that came before the load. Nobody waits for a put. If it fails, the next reader
 // has a miss.
 const crypto = require('crypto');
-const { beside } = require('./names');
+const { beside, keyOf } = require('./names');
 const { tokenOf } = require('./judge');
 const { limited } = require('./time');
 
@@ -31,7 +31,7 @@ class Puts {
     if (read.answer.state !== 'miss') return;
     if (!row && read.answer.busy !== 0) return;         // nobody waits for this reader
     const { domain } = read.place;
-    const done = (row ? this.#put(read, row) : this.#link.ask('fence_release', [read.fence])).then(answer => {
+    const done = (row ? this.#put(read, row) : this.#link.release(read.fence)).then(answer => {
       if (row) this.#counters.event(domain, answer === 'stored' ? 'stored' : 'refused');
     }, error => {
       this.#counters.event(domain, 'failed');
@@ -48,7 +48,7 @@ class Puts {
     if (Buffer.byteLength(payload) > MOST) return Promise.resolve('refused too large');
     // the record gets a name of its own beside the fence; Redis renames it after it has checked the permit
     const side = beside(fence, `put-${crypto.randomBytes(9).toString('base64url')}`);
-    const set = this.#link.set(side, `${tokenOf(permit)} ${version} \n${payload}`, SIDE_MS);
+    const set = this.#link.set(side, `${tokenOf(permit)} ${version} ${keyOf(name)}\n${payload}`, SIDE_MS);
     const put = this.#link.put('fence_put_from', [fence, side, ...value], permit, version, this.#ttl);
     return this.#limited(Promise.all([set, put]).then(([, told]) => told));
   }

@@ -107,8 +107,7 @@ class Reads {
     const stale = await Promise.all(this.#parts(reads, CHECK).map(async part => {
       let told;
       try {
-        told = await limited(this.#link.ask('fence_check', part.map(read => read.fence),
-          ...part.flatMap(({ kept }) => [kept.token, kept.version])), this.#timeout);
+        told = await limited(this.#link.check(part.map(({ fence, kept }) => [fence, kept.token, kept.version])), this.#timeout);
       } catch (error) {
         this.#onError(error);
         return part;                    // the block may say more
@@ -140,7 +139,8 @@ class Reads {
   async #mayFill(read) {
     const names = read.name === read.fence ? [read.fence] : [read.fence, read.name];
     try {
-      read.answer = judgeAnswer(await limited(this.#link.ask('fence_get', names), this.#timeout));
+      read.answer = judgeAnswer(await limited(this.#link.ask('fence_get', names), this.#timeout), read.name);
+      if (read.answer.state === 'foreign') this.#link.distrust(read.name);
     } catch (error) {
       this.#failed(read, error);
     }

@@ -68,8 +68,8 @@ class Together {
 
   // Sent after the last block has answered: token and version do not come back once they have changed.
   async #areCurrent(part) {
-    const told = await limited(this.#link.ask('fence_check', part.map(read => read.fence),
-      ...part.flatMap(({ answer: { token, version } }) => [token, version])), this.#timeout);
+    const sources = part.map(({ fence, answer: { token, version } }) => [fence, token, version]);
+    const told = await limited(this.#link.check(sources), this.#timeout);
     return !told.includes('0');
   }
 

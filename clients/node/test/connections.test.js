@@ -138,9 +138,10 @@ test('what nobody can put is read all the same', async t => {
   await sql("UPDATE item SET t = 'seen' WHERE id = 2");
   await settled(sql);
   for (let n = 0; n < 3; n++) assert.equal((await fences.read('item', 2)).t, 'seen');
-  await until('the warning', () => warnings.length > 0);
-  assert.equal(warnings.length, 1, warnings.join());
-  assert.match(warnings[0], /NOPERM|permission/);
+  // on a busy machine a connection may have been replaced meanwhile, which is another warning
+  const refused = () => warnings.filter(warning => /NOPERM|permission/.test(warning));
+  await until('the warning', () => refused().length > 0);
+  assert.equal(refused().length, 1, warnings.join());
   await sql("SELECT fence.read('item', 2)");
   assert.equal(isCached(await fences.read('item', 2, undefined, DETAILS)), true);
 });

@@ -25,7 +25,7 @@ test('hits that a transaction has come between are no answer', async t => {
   let blocks = 0;
   const halting = {
     placeOf: name => link.placeOf(name),
-    ask: (...call) => link.ask(...call),
+    check: sources => link.check(sources),
     put: (...call) => link.put(...call),
     async block(...call) {
       if (++blocks > 1) {

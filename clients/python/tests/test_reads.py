@@ -688,7 +688,7 @@ def test_chance_names_the_key_that_redis_sees():
     names = ['fence:f:1.a:{%d}' % n for n in range(10)] + ['fence:f:1.b:{1}']
     named = set()
     for _ in range(500):
-        words = wire.pack_block(names)[0].partition(b'fence_token')[2].decode().split('\r\n')
+        words = wire.pack_block(0, names).packed.partition(b'fence_token')[2].decode().split('\r\n')
         fences = [word for word in words if word.startswith('fence:f:')]
         assert [wire.domain_of(fence) for fence in fences] == ['fence:f:1.a', 'fence:f:1.b']     # the order in which permits come
         named.update(fences)

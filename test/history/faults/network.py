@@ -13,6 +13,8 @@ class Connections(Fault):
 
     options = {'proxy': True}
 
+    fresh = False               # the policy is for connections that are made under it, so the former ones are closed
+
     def __init__(self, name, describe, policy, counted, leases=(1, 2), doors=None):
         self.name, self.describe, self.policy, self.counted = name, describe, policy, counted
         self.leases, self.doors = leases, doors
@@ -29,6 +31,8 @@ class Connections(Fault):
         before = site.proxy.counts()
         for door in doors:
             site.proxy.treat(door, rng.getrandbits(30), **policy)
+            if self.fresh:
+                site.proxy.cut(door)
         try:
             time.sleep(rng.uniform(*self.leases) * site.lease)
         finally:
@@ -61,6 +65,24 @@ class Commands(Connections):
             record['proof'].update(doors=['extension'], policy=policy, happened={'extension': happened()})
             if happened():
                 return
+
+
+class Replies(Connections):
+    """Confuses a few of the replies to readers. A connection on which that has happened may go on with the reply to another request."""
+
+    fresh = True
+
+    def __init__(self, name, how, describe):
+        super().__init__(name, describe, lambda site, rng: {
+            'confuse': how, 'rate': rng.choice((0.002, 0.01, 0.05)), 'hold': rng.choice((0.1, 0.5, 2)) * site.timeout,
+        }, 'confused', (2, 4), doors=[['readers']])
+
+    def do(self, site, rng, record):
+        site.tell_confused(True)
+        try:
+            super().do(site, rng, record)
+        finally:
+            site.tell_confused(False)
 
 
 def functions():
@@ -99,4 +121,8 @@ FAULTS = [
                 lambda site, rng: {'hole': True}, 'connections', (2, 3), doors=[['extension']]),
     Connections('refused', 'connections of the extension to Redis are closed, and new ones are refused',
                 lambda site, rng: {'cut': 1, 'refuse': True}, 'cuts', (2, 3), doors=[['extension']]),
+    Replies('replies_swapped', 'swap', 'replies to readers are exchanged with others, of the same connection or of another reader'),
+    Replies('replies_repeated', 'repeat', 'replies to readers are sent twice'),
+    Replies('replies_dropped', 'drop', 'replies to readers vanish, and their connections go on'),
+    Replies('replies_delayed', 'late', 'replies to readers come late, some of them after the reader has given up'),
 ]

@@ -33,21 +33,25 @@ sub domain_of { my ($fence) = @_; return (split /:/, $fence)[2]; }
 # Draws a new token. The model learns its text when the library first returns it.
 sub new_token { my ($self, $d) = @_; @$d{qw(born token)} = ($self->{drawn} = $self->{now}++, undef); $self->{recent} = {}; return; }
 
+# The library makes the record of a domain when it needs one, and forgets it when the domain is not attached and nothing is pending for all of
+# it. A new record has a new token. The model keeps what has ended.
 sub domain
 {
 	my ($self, $name) = @_;
-	my $d = $self->{domains}{$name};
+	my $d = $self->{domains}{$name} //= { id => 0, ended => 0, pending => {}, gone => 1 };
 
-	$self->new_token($d = $self->{domains}{$name} = { id => 0, ended => 0, pending => {} }) unless $d;
+	$self->new_token($d) if $d->{gone};
+	$d->{gone} = 0;
 	return $d;
 }
+
+sub ended { my ($self, $name) = @_; my $d = $self->{domains}{$name}; return $d ? $d->{ended} : 0; }
 
 sub announce
 {
 	my ($self, $name, $id) = @_;
+	return 'announced 1' if $id <= $self->ended($name);
 	my $d = $self->domain($name);
-
-	return 'announced 1' if $id <= $d->{ended};
 	return 'announced 0' if $id <= $d->{id};
 	$self->new_token($d) if $d->{id} || $d->{withdrawn};
 	@$d{qw(id withdrawn)} = ($id, 0);
@@ -57,9 +61,9 @@ sub announce
 sub withdraw
 {
 	my ($self, $name, $id) = @_;
-	my $d = $self->domain($name);
+	my $d = $self->{domains}{$name};
 
-	return unless $id && $d->{id} == $id;
+	return unless $d && $id && $d->{id} == $id;
 	@$d{qw(id withdrawn)} = (0, 1);
 	return $self->new_token($d);
 }
@@ -69,13 +73,17 @@ sub reserve_domain { my ($self, $name, $stamp, $ended) = @_; my $p = \$self->dom
 sub end_domain
 {
 	my ($self, $name, $stamp, $committed) = @_;
-	my $d = $self->domain($name);
+	my $d = $self->{domains}{$name} // return;
 	my $ended = delete $d->{pending}{$stamp} // return;
 
-	return unless $committed;
-	$d->{ended} = $ended if $ended > $d->{ended};
-	$d->{id} = 0 if $d->{id} <= $d->{ended};
-	return $self->new_token($d);
+	if ($committed)
+	{
+		$d->{ended} = $ended if $ended > $d->{ended};
+		$d->{id} = 0 if $d->{id} <= $d->{ended};
+		$self->new_token($d);
+	}
+	$d->{gone} = 1 unless $d->{id} || $d->{withdrawn} || %{ $d->{pending} };
+	return;
 }
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -471,7 +471,7 @@ my @mutations = (
 	[ '[R7] a committed domain keeps its token', "    new_token(d.space, d)\n  end\n  d.pending[stamp]", "  end\n  d.pending[stamp]" ],
 	[ '[R7] the token is drawn with the reservation', "    d.pendings = d.pendings + 1\n", "    d.pendings = d.pendings + 1\n    new_token(d.space, d)\n" ],
 	[ '[R7] an attachment does not end', 'if d.id and d.id <= d.ended then d.id = nil end', '' ],
-	[ '[R7] a late announcement revives one', 'if id <= d.ended then return false end', '' ],
+	[ '[R7] a late announcement revives one', 'if id <= ended_of(space, name) then return false end', '' ],
 	[ 'a new attachment keeps the token', 'if d.id or d.withdrawn then new_token(space, d) end', '' ],
 	[ 'withdrawn is answered for', 'd.id, d.withdrawn = nil, true', 'd.withdrawn = true' ],
 	[ '[R9] a new epoch keeps the former space', 'if a and a.epoch == epoch then', 'if a then' ],

@@ -149,8 +149,9 @@ subtest 'values beside a fence, which is a mark then' => sub {
 	is(get('k', 'json'), "hit $token 5 {k}:json\n{}", 'hit');
 	is(get('k') =~ s/ .*//r, 'miss', 'the mark itself is none');
 	is(check('k', 5), 1, '... but current');
-	is(put('k', 5, suffix => "a\nb", payload => 'other'), 'stored', 'another representation');
-	is(get('k', "a\nb"), "hit $token 5 {k}:a\nb\nother", 'hit');
+	is(put('k', 5, suffix => 'x.y:{z}', payload => 'other'), 'stored', 'another representation');
+	is(get('k', 'x.y:{z}'), "hit $token 5 {k}:x.y:{z}\nother", 'hit');
+	like(refuses('fence_put', 2, f('k'), v('k', $_), permit('k'), 5, 'p', 0), qr/perhaps a value of it/, 'a suffix is one word') foreach 'a b', "a\nb";
 	fill('k', 5, payload => 'whole');
 	is(put('k', 5, suffix => 'json', payload => '[]'), 'stored', 'beside a fence with a payload');
 	is(get('k'), "hit $token 5 {k}\nwhole", '... which stays');

@@ -52,9 +52,9 @@ ok(
 		poll(
 			sub {
 				$sql->run('SELECT fence.reset_metrics()');
-				return $sql->run("SELECT count(*) FROM fence.doctor() WHERE severity = 'ok'") == 21;
+				return $sql->run("SELECT count(*) FROM fence.doctor() WHERE severity = 'ok'") == 22;
 			},
-			'21 checks');
+			'22 checks');
 	},
 	'every check says that it found nothing');
 is($sql->run('SELECT count(*) FROM fence.doctor() WHERE (hint IS NULL) <> (severity = $$ok$$)'), 0, 'nothing has a hint but findings');

@@ -4,9 +4,14 @@
 const { wrong } = require('../errors');
 const { Ioredis } = require('./ioredis');
 const { NodeRedis } = require('./node_redis');
+const { Questions } = require('./questions');
 const { Shards } = require('./shards');
 
 function linkFor(client, onError) {
+  return new Questions(clientFor(client, onError));
+}
+
+function clientFor(client, onError) {
   if (!Array.isArray(client)) return linkOf(client, onError);
   if (client.length === 0 || client.some(each => each?.isCluster || Array.isArray(each?.masters))) {
     throw wrong('REDIS', 'an array of clients is one for each server of pgcache_fence.redis_url, in that order; a cluster is one client');
@@ -21,7 +26,7 @@ function linkOf(client, onError) {
   }
   if (typeof client.fcall_ro === 'function') return new Ioredis(client, onError);
   if (typeof client.fCallRo === 'function') return new NodeRedis(client, onError);
-  throw wrong('REDIS', 'this client of Redis has no FCALL_RO: use ioredis 5 or later, or redis 4.3 or later');
+  throw wrong('REDIS', 'this client of Redis has no FCALL_RO: use ioredis 5 or 6, or redis 4.3 to 6');
 }
 
 module.exports = { linkFor };

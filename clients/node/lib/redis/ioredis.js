@@ -24,46 +24,6 @@ function own(client) {
   });
 }
 
-// As Redis wants it: all is ASCII here, so a character is a byte.
-const wire = words => words.reduce((text, word) => `${text}$${word.length}\r\n${word}\r\n`, `*${words.length}\r\n`);
-
-const MULTI = wire(['MULTI']);
-const EXEC = wire(['EXEC']);
-const BLOCK_ANSWERS = 4;
-const NOWHERE = { write: ignore };
-
-const textOf = reply => (reply instanceof Buffer ? reply.utf8Slice() : Array.isArray(reply) ? reply.map(textOf) : reply);
-
-// A whole block as one command of ioredis, which takes all four answers: it is written at once, so nothing comes between, and
-// costs a third of what a pipeline of four commands costs.
-class Block {
-  name = 'exec';
-  args = [];
-  isTraced = true;
-  #text;
-  #answers = 0;
-
-  constructor(names, firsts) {
-    this.#text = `${MULTI}${wire(['MGET', ...names])}${wire(['FCALL_RO', 'fence_token', String(firsts.length), ...firsts])}${EXEC}`;
-    this.promise = new Promise((resolve, reject) => {
-      this.fulfil = resolve;
-      this.reject = reject;             // the first error counts: the others only follow from it
-    });
-  }
-
-  toWritable() {
-    return this.#text;
-  }
-
-  // Before the answer to EXEC: OK, QUEUED, QUEUED.
-  resolve(reply) {
-    if (++this.#answers < BLOCK_ANSWERS) return;
-    const error = reply.find(answer => answer instanceof Error);
-    if (error) this.reject(error);
-    else this.fulfil(textOf(reply));
-  }
-}
-
 // Replaces a connection that owed an answer at the last look and has brought nothing since. ioredis's own socketTimeout costs
 // every read a timer and a listener.
 function watcher(redis) {
@@ -99,33 +59,37 @@ class Ioredis {
     return this.#redis.status === 'ready';
   }
 
-  // MULTI, MGET, fence_token, EXEC: [records, permits]
-  block(names, firsts) {
-    if (this.cluster) return this.#pipeline(names, firsts);
-    const block = new Block(names, firsts);
-    this.#redis.sendCommand(block);
-    for (let n = 1; n < BLOCK_ANSWERS; n++) this.#redis.sendCommand(block, NOWHERE);
-    return block.promise;
+  // While a connection is being made, ioredis would send some commands and refuse others.
+  get #ready() {
+    if (!this.isReady) throw new Error('there is no connection to Redis yet');
+    return this.#redis;
   }
 
-  async #pipeline(names, firsts) {
-    const answers = await this.#redis.multi().mget(names).fcall_ro('fence_token', firsts.length, ...firsts).exec();
+  // MULTI, MGET, fence_token, EXEC: the answer to EXEC
+  async block(names, firsts, nonce) {
+    const answers = await this.#ready.multi().mget(names).fcall_ro('fence_token', firsts.length, ...firsts, nonce).exec();
     return answers.map(([error, answer]) => {
       if (error) throw error;
       return answer;
     });
   }
 
-  ask(name, keys, ...args) {
-    return this.#redis.fcall_ro(name, keys.length, ...keys, ...args);
+  async ask(name, keys, ...args) {
+    return this.#ready.fcall_ro(name, keys.length, ...keys, ...args);
   }
 
-  put(name, keys, ...args) {
-    return this.#redis.fcall(name, keys.length, ...keys, ...args);
+  async put(name, keys, ...args) {
+    return this.#ready.fcall(name, keys.length, ...keys, ...args);
   }
 
-  set(key, record, ms) {
-    return this.#redis.set(key, record, 'PX', ms);
+  async set(key, record, ms) {
+    return this.#ready.set(key, record, 'PX', ms);
+  }
+
+  // Ends the connection that has the name, which is then made anew; in a cluster all of them.
+  hangUp() {
+    const error = new Error('an answer was of another question');
+    for (const node of this.cluster ? this.#redis.nodes('master') : [this.#redis]) node.stream?.destroy(error);
   }
 
   close() {

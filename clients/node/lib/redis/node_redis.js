@@ -56,25 +56,25 @@ class NodeRedis {
     return this.cluster ? this.#redis.masters.length > 0 : this.#redis.isReady;
   }
 
-  // MULTI, MGET, fence_token, EXEC: [records, permits]
-  block(names, firsts) {
-    return this.cluster ? this.#transaction(names, firsts) : this.#atOnce(names, firsts);
+  // MULTI, MGET, fence_token, EXEC: the answer to EXEC
+  block(names, firsts, nonce) {
+    return this.cluster ? this.#transaction(names, firsts, nonce) : this.#atOnce(names, firsts, nonce);
   }
 
   // Four commands that nothing comes between, for less than a transaction of the client costs. If only some of them arrive, one of
   // them fails: EXEC does without MULTI.
-  async #atOnce(names, firsts) {
+  async #atOnce(names, firsts, nonce) {
     const send = command => this.#redis.sendCommand(command);
-    const [, , , told] = await Promise.all([
-      send(['MULTI']), send(['MGET', ...names]), send(['FCALL_RO', 'fence_token', String(firsts.length), ...firsts]), send(['EXEC'])]);
-    const error = told.find(answer => answer instanceof Error);
+    const [, , , told] = await Promise.all([send(['MULTI']), send(['MGET', ...names]),
+      send(['FCALL_RO', 'fence_token', String(firsts.length), ...firsts, nonce]), send(['EXEC'])]);
+    const error = Array.isArray(told) && told.find(answer => answer instanceof Error);
     if (error) throw error;
     return told;
   }
 
-  async #transaction(names, firsts) {
+  async #transaction(names, firsts, nonce) {
     try {
-      return await this.#redis.multi().mGet(names).fCallRo('fence_token', { keys: firsts, arguments: [] }).exec();
+      return await this.#redis.multi().mGet(names).fCallRo('fence_token', { keys: firsts, arguments: [nonce] }).exec();
     } catch (error) {
       // a block follows no redirection, and no client learns from it where a slot is now: a single command does
       this.ask('fence_token', firsts.slice(0, 1)).catch(() => {});
@@ -94,13 +94,24 @@ class NodeRedis {
     return this.#redis.set(key, record, { PX: ms });
   }
 
+  #end() {
+    if (!this.#redis.isOpen) return;
+    if (this.#redis.destroy) this.#redis.destroy();
+    else this.#redis.disconnect().catch(() => {});      // version 4
+  }
+
+  // Ends the connection, in a cluster all of them, and makes it anew.
+  hangUp() {
+    if (this.#closed || !this.isReady) return;
+    this.#end();
+    this.#connect();
+  }
+
   close() {
     this.#closed = true;
     clearTimeout(this.#again);
     this.#redis.on('error', () => {});
-    if (!this.#redis.isOpen) return;
-    if (this.#redis.destroy) this.#redis.destroy();
-    else this.#redis.disconnect().catch(() => {});      // version 4
+    this.#end();
   }
 }
 

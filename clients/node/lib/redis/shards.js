@@ -40,8 +40,8 @@ class Shards {
     return this.#links[this.placeOf(name)];
   }
 
-  block(names, firsts) {
-    return this.#of(names[0]).block(names, firsts);
+  block(names, firsts, nonce) {
+    return this.#of(names[0]).block(names, firsts, nonce);
   }
 
   ask(name, keys, ...args) {
@@ -54,6 +54,10 @@ class Shards {
 
   set(key, record, ms) {
     return this.#of(key).set(key, record, ms);
+  }
+
+  hangUp(name) {
+    this.#of(name).hangUp();
   }
 
   close() {

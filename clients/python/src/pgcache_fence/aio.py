@@ -19,11 +19,12 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeout
 
 from . import topology, wire
-from .core import MISSED, Core, Peeked, Request, Steps, for_each
+from .core import MISSED, Core, Peeked, Steps
 from .domains import Domain
 from .errors import WrongUse
 from .sync import UNAVAILABLE as SYNC_UNAVAILABLE
-from .sync import MOVED, is_idle, joined, meant, mixed, share
+from .sync import Answers, has_moved, is_idle, joined, share
+from .wire import Confused, Request, vet
 
 # Before 3.11.3 asyncio.timeout raises CancelledError if a timeout of redis-py came before. redis-py brings the other one along.
 within: Any = asyncio.timeout if sys.version_info >= (3, 11, 3) else importlib.import_module('async_timeout').timeout
@@ -46,46 +47,44 @@ class Server:
         self.timeout = pool.connection_kwargs['socket_timeout']
         self.left: Set['asyncio.Future[Any]'] = set()           # references to what goes on after a task was cancelled
 
-    async def ask(self, requests: Sequence[Request]) -> List[Any]:
+    async def ask(self, requests: Sequence[Request]) -> Optional[List[Answers]]:
         if not self.patience.over():
-            return [wire.UNAVAILABLE] * len(requests)
+            return None
         try:
             return await self.talk(requests)
-        except wire.Mixed as error:
-            return mixed(error, requests)
         except UNAVAILABLE as error:
             return await self.ask_again(error, requests)
 
-    async def ask_again(self, error: Exception, requests: Sequence[Request]) -> List[Any]:
-        """Repeats all over a new connection, because the server may have closed the kept ones; not after a timeout."""
+    async def ask_again(self, error: Exception, requests: Sequence[Request]) -> Optional[List[Answers]]:
+        """Repeats them all over a new connection, because the server may have closed the kept ones; not after a timeout, nor after
+        an answer to another question."""
         while self.kept:
             with contextlib.suppress(*UNAVAILABLE):
                 await self.give_up(self.kept.pop())
+        if isinstance(error, Confused):
+            return None
         if not isinstance(error, (RedisTimeout, TimeoutError, asyncio.TimeoutError)):
-            try:
+            with contextlib.suppress(*UNAVAILABLE):
                 return await self.talk(requests)
-            except wire.Mixed as wrong:
-                return mixed(wrong, requests)
-            except UNAVAILABLE:
-                pass
         self.patience.failed()
-        return [wire.UNAVAILABLE] * len(requests)
+        return None
 
-    async def talk(self, requests: Sequence[Request]) -> List[Any]:
+    async def talk(self, requests: Sequence[Request]) -> List[Answers]:
         connection = self.kept.pop() if self.kept else await self.borrow()
-        meanings = []
+        done = []
         try:
             connection.socket_timeout = None
             async with within(self.timeout):
                 await connection.send_packed_command((joined(requests),))
-                for _, _, n, meaning in requests:
-                    answers = []
-                    for _ in range(n):
+                for request in requests:
+                    answers: Answers = []
+                    for _ in range(request.n):
                         try:
                             answers.append(await connection.read_response(disable_decoding=True))
                         except ResponseError as error:
                             answers.append(error)
-                    meanings.append(meant(answers, meaning))
+                    vet(request, answers)
+                    done.append(answers)
         except BaseException:                       # also if the task was cancelled, because its answers are still to come
             await self.give_up(connection)
             raise
@@ -95,7 +94,7 @@ class Server:
             connection.socket_timeout = self.timeout
             await self.pool.release(connection)
         self.patience.answered()
-        return meanings
+        return done
 
     async def borrow(self) -> Any:
         """A connection of the pool. If this task is cancelled meanwhile, the pool still ends what it says to Redis on a new
@@ -168,34 +167,34 @@ class Servers:
         finally:
             self.looked, self.looking = time.monotonic(), None
 
-    async def exchange(self, requests: Sequence[Request]) -> List[Any]:
+    async def exchange(self, requests: Sequence[Request]) -> List[Optional[List[Any]]]:
         if not self.begun:
             await self.look_again()
-        meanings = await self.ask_all(requests)
-        if self.cluster is not None and any(meaning is MOVED or meaning is wire.UNAVAILABLE for meaning in meanings):
+        answers = await self.ask_all(requests)
+        if self.cluster is not None and any(got is None or has_moved(got) for got in answers):
             await self.look_again()
-            moved = [i for i, meaning in enumerate(meanings) if meaning is MOVED]
-            for i, meaning in zip(moved, await self.ask_all([requests[i] for i in moved])):     # repeated as a whole, at the new owner
-                meanings[i] = meaning
-        return meanings
+            moved = [i for i, got in enumerate(answers) if got is not None and has_moved(got)]
+            for i, got in zip(moved, await self.ask_all([requests[i] for i in moved])):         # repeated as a whole, at the new owner
+                answers[i] = got
+        return answers
 
-    async def ask_all(self, requests: Sequence[Request]) -> List[Any]:
+    async def ask_all(self, requests: Sequence[Request]) -> List[Optional[List[Any]]]:
         """Sends the requests of each server in one piece, to all servers at the same time."""
         groups: Dict[Server, List[int]] = {}
+        answers: List[Optional[List[Any]]] = [None] * len(requests)
         for i, request in enumerate(requests):
             with contextlib.suppress(*UNAVAILABLE):         # no server has the slot
-                groups.setdefault(self.at(request[0]), []).append(i)
-        if len(groups) == 1:
-            [(server, numbers)] = groups.items()
-            if len(numbers) == len(requests):
-                return await server.ask(requests)
-        meanings: List[Any] = [wire.UNAVAILABLE] * len(requests)
+                groups.setdefault(self.at(request.place), []).append(i)
 
         async def ask(server: Server, numbers: List[int]) -> None:
-            share(meanings, numbers, await server.ask([requests[i] for i in numbers]))
+            share(answers, numbers, await server.ask([requests[i] for i in numbers]))
 
-        await asyncio.gather(*(ask(server, numbers) for server, numbers in groups.items()))
-        return meanings
+        if len(groups) == 1:
+            [(server, numbers)] = groups.items()
+            await ask(server, numbers)
+        elif groups:
+            await asyncio.gather(*(ask(server, numbers) for server, numbers in groups.items()))
+        return answers
 
 
 class Checks:
@@ -232,9 +231,9 @@ class Checks:
             places.setdefault(self.core.place_of(each[0]), []).append(each)
         groups = [(place, found[n:n + CHECK_MAX]) for place, found in places.items() for n in range(0, len(found), CHECK_MAX)]
         done = await self.servers.exchange([
-            (place, *wire.pack_check([name for name, _, _ in group], [head for _, head, _ in group])) for place, group in groups])
+            wire.pack_check(place, [name for name, _, _ in group], [head for _, head, _ in group]) for place, group in groups])
         for (_, group), got in zip(groups, done):
-            for (_, _, future), good in zip(group, for_each(group, got, False)):
+            for (_, _, future), good in zip(group, wire.read_check(len(group), got and got[0])):
                 if not future.done():               # its reader may have been cancelled
                     future.set_result(good)
 
@@ -270,7 +269,7 @@ class AsyncFences:
             if kept and await self._checks.is_current(name, kept[0]):
                 self.counters.read(domain, 'local')
                 return kept[1]
-            seen = name, (await self._servers.exchange((self._core.request(name),)))[0]
+            seen = name, wire.read_one((await self._servers.exchange((self._core.request(name),)))[0])
             value = self._core.value_of(domain, name, seen[1])
             if value is not MISSED:
                 return value

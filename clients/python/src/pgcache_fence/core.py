@@ -2,8 +2,8 @@
 
 A read is a generator. It yields a step, and gets the result of the step:
 
-    ('exchange', [(place, *message), …])    send each message of wire.py to the server of its place, over one connection: for
-                                            each what its answers mean, or a wire.Nothing
+    ('exchange', [(place, bytes, n), …])    send each request to the server of its place, over one connection: for each a
+                                            list of n answers, or None
     ('leave', requests)                     the same, but do not wait for the answers if possible
     ('sleep', seconds)                      wait
     ('postgres', steps, connection)         run the generator `steps` on one connection: what it returns. It yields
@@ -28,7 +28,6 @@ from .errors import WrongUse
 from .names import Ask, text_for_postgresql
 
 Steps = Generator[Tuple[Any, ...], Any, Any]
-Request = Tuple[int, bytes, int, Callable[[List[Any]], Any]]            # a place, and a message of wire.py
 
 BLOCK_MAX = 100             # maximum names in one block, because Redis does nothing else meanwhile
 FILLERS_AWAITED = 2         # readers to wait for in turn; if the first dies, not all that wait should read PostgreSQL at once
@@ -152,8 +151,8 @@ class Core:
         except Ask:
             return self._asked.get((described.id, *texts_of(key)))
 
-    def request(self, name: str) -> Request:
-        return (self.place_of(name), *wire.pack_one(name))
+    def request(self, name: str) -> wire.Request:
+        return wire.pack_block(self.place_of(name), (name,))
 
     def value_of(self, domain: str, name: str, answer: wire.Answer) -> Any:
         return self._take(domain, name, answer) if type(answer) is wire.Hit else MISSED
@@ -172,8 +171,8 @@ class Core:
         described = yield from self._domain(domain, connection)
         if seen is None:
             name = yield from self._name(described, key, connection)
-            [answer] = yield 'exchange', [self.request(name)]
-            seen = name, answer
+            [answers] = yield 'exchange', [self.request(name)]
+            seen = name, wire.read_one(answers)
         name, answer = seen
         if type(answer) is wire.Hit:
             return self._take(domain, name, answer)
@@ -214,15 +213,15 @@ class Core:
         groups = self._groups([name for name in names if not kept.get(name)])
         heads = {name: kept[name][0] for name in checked}       # type: ignore[index]
         checks = self._groups(checked)
-        requests = [self._block(place, group) for place, group in groups]
-        requests += [(place, *wire.pack_check(group, [heads[name] for name in group])) for place, group in checks]
+        requests = [wire.pack_block(place, group) for place, group in groups]
+        requests += [wire.pack_check(place, group, [heads[name] for name in group]) for place, group in checks]
         done = (yield 'exchange', requests) if requests else []
         answers: Dict[str, wire.Answer] = {}
         for (_, group), got in zip(groups, done):
-            answers.update(zip(group, for_each(group, got, got)))
+            answers.update(zip(group, wire.read_block(group, got)))
         old = []
         for (_, group), got in zip(checks, done[len(groups):]):
-            for name, good in zip(group, for_each(group, got, False)):
+            for name, good in zip(group, wire.read_check(len(group), got and got[0])):
                 if good:
                     self.counters.read(domain, 'local')
                     found[name] = kept[name][1]                 # type: ignore[index]
@@ -244,10 +243,6 @@ class Core:
             places.setdefault(self.place_of(name), []).append(name)
         return [(place, group[n:n + BLOCK_MAX]) for place, group in places.items() for n in range(0, len(group), BLOCK_MAX)]
 
-    @staticmethod
-    def _block(place: int, names: List[str]) -> Request:
-        return (place, *wire.pack_block(names))
-
     # ------------------------------------------------------------------------------------------------------------------
     # Misses
     # ------------------------------------------------------------------------------------------------------------------
@@ -267,8 +262,9 @@ class Core:
         """Asks Redis why the misses have no value, and stores these answers in `answers`."""
         missed = [name for name in names if type(answers[name]) is wire.Miss]
         if missed:
-            done = yield 'exchange', [(self.place_of(name), *wire.pack_get(name)) for name in missed]
-            answers.update(zip(missed, done))
+            done = yield 'exchange', [wire.pack_get(self.place_of(name), name) for name in missed]
+            for name, got in zip(missed, done):
+                answers[name] = wire.read_get(got and got[0])
 
     def _wait(self, domain: Domain, names: Iterable[str], answers: Dict[str, wire.Answer]) -> Steps:
         """Waits while another reader is about to put the values, but no longer than that reader is allowed to take."""
@@ -341,16 +337,16 @@ class Core:
                 continue
             version, payload = rows[name]
             side = domain.naming.beside(name, 'put-%016x' % random.getrandbits(64)) if len(payload) >= wire.LARGE else None
-            requests.append((self.place_of(name), *wire.pack_put(name, side, answer.permit, version, payload, domain.ttl_ms)))
+            requests.append(wire.pack_put(self.place_of(name), name, side, answer.permit, version, payload, domain.ttl_ms))
             puts += 1
         if requests:
             done = yield 'exchange', requests
             for got in done[:puts]:
-                self.counters.event(domain.name, 'stored' if got == 'stored' else 'refused')
+                self.counters.event(domain.name, wire.read_put(got))
 
-    def _release(self, name: str) -> Request:
+    def _release(self, name: str) -> wire.Request:
         """The request that tells Redis that this reader puts no value, so that other readers stop waiting for it."""
-        return (self.place_of(name), *wire.pack_release(name))
+        return wire.pack_release(self.place_of(name), name)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Several values of one instant, derived values, values that may be old
@@ -363,10 +359,10 @@ class Core:
             names.append((yield from self._fence(domain, key, connection)))
         wanted = list(dict.fromkeys(names))
         groups = self._groups(wanted)
-        done = yield 'exchange', [self._block(place, group) for place, group in groups]
+        done = yield 'exchange', [wire.pack_block(place, group) for place, group in groups]
         answers: Dict[str, wire.Answer] = {}
         for (_, group), got in zip(groups, done):
-            answers.update(zip(group, for_each(group, got, got)))
+            answers.update(zip(group, wire.read_block(group, got)))
         if all(type(answer) is wire.Hit for answer in answers.values()) and (
                 len(groups) == 1 or (yield from self._check_all(groups, answers))):
             return [self._take(domain, name, answers[name]) for (domain, _), name in zip(pairs, names)]
@@ -378,8 +374,8 @@ class Core:
 
     def _check_all(self, groups: List[Tuple[int, List[str]]], hits: Dict[str, wire.Hit]) -> Steps:
         """Whether all fences are unchanged. The check must begin after the last of them was read."""
-        done = yield 'exchange', [(place, *wire.pack_check(group, [hits[name].head for name in group])) for place, group in groups]
-        return all(all(for_each(group, got, False)) for (_, group), got in zip(groups, done))
+        done = yield 'exchange', [wire.pack_check(place, group, [hits[name].head for name in group]) for place, group in groups]
+        return all(all(wire.read_check(len(group), got and got[0])) for (_, group), got in zip(groups, done))
 
     def _read_derived(self, derived: str, arguments: Sequence[Any], connection: Any) -> Steps:
         texts = [text_for_postgresql(argument) for argument in arguments]
@@ -389,8 +385,8 @@ class Core:
             rows = yield 'postgres', query(DERIVED_KEY, [derived, texts]), connection
             value = rows[0][0]
             remember(self._derived, asked, (value, time.monotonic() + DERIVED_SECONDS))
-        [got] = yield 'exchange', [(self.place_of(value), *wire.pack_derived(value))]
-        payload, elsewhere = (None, []) if type(got) is wire.Nothing else got
+        [answers] = yield 'exchange', [wire.pack_derived(self.place_of(value), value)]
+        payload, elsewhere = wire.read_derived(answers and answers[0])
         if payload is not None and elsewhere:
             heads = {name: wire.Hit(head, b'') for name, head in elsewhere}
             if not (yield from self._check_all(self._groups(list(heads)), heads)):
@@ -404,19 +400,15 @@ class Core:
 
     def _peek(self, domain: str, key: Any, connection: Any) -> Steps:
         name = yield from self._fence(domain, key, connection)
-        [got] = yield 'exchange', [(self.place_of(name), *wire.pack_peek(name))]
-        if type(got) is wire.Nothing:
-            return Peeked(None, 'unavailable')
-        answer, record = got
+        [answers] = yield 'exchange', [self.request(name)]
+        answer = wire.read_one(answers)
         if type(answer) is wire.Hit:
             return Peeked(self._value(answer.payload), 'fresh')
-        _, newline, payload = (record or b'').partition(b'\n')
+        done = answers and answers[-1]
+        if not isinstance(done, list) or not isinstance(done[0], list):
+            return Peeked(None, 'unavailable')
+        head, newline, payload = (done[0][0] or b'').partition(b'\n')
         return Peeked(self._value(payload), 'unknown') if newline else Peeked(None, 'none')
-
-
-def for_each(names: Sequence[Any], got: Any, otherwise: Any) -> Sequence[Any]:
-    """What was told of each name; otherwise if nothing was told."""
-    return [otherwise] * len(names) if type(got) is wire.Nothing else got
 
 
 def query(sql: str, parameters: List[Any]) -> Steps:

@@ -9,8 +9,7 @@ READS = {'hit': 'from Redis', 'local': 'from this process, after a check', 'data
 EVENTS = {'stored': 'values put', 'refused': 'puts that Redis refused, because a write was faster',
           'kept_back': 'values that may not be put: the snapshot may be older than the permit, or its transaction has written',
           'waited': 'waits for another reader to put the value', 'unarmed': 'answers without a permit',
-          'pending': 'answers while a write was on its way', 'unavailable': 'questions that Redis did not answer',
-          'mixed': 'answers to another question, after which the connection was closed'}
+          'pending': 'answers while a write was on its way', 'unavailable': 'questions that Redis did not answer'}
 
 
 class Counters:

@@ -1,13 +1,12 @@
 """Fences: the library for threads and processes, on redis-py and any DB-API connection.
 
 Owns: connections while a step of core.py runs. All bytes of one request go over one connection. It never repeats a part of a
-request, and closes a connection after any error on it, or if an answer belongs to another question.
+request, and closes a connection after any error on it.
 """
 
 import contextlib
 import copy
 import json
-import logging
 import os
 import threading
 import time
@@ -17,14 +16,14 @@ from redis.exceptions import AskError, MovedError, RedisClusterException, RedisE
 from redis.exceptions import TimeoutError as RedisTimeout
 
 from . import topology, wire
-from .core import MISSED, Core, Peeked, Request, Steps
+from .core import MISSED, Core, Peeked, Steps
 from .domains import Domain
 from .errors import WrongUse
+from .wire import Confused, Request, vet
 
 # AttributeError: redis-py 4.3 formats its own errors with attributes that connections over Unix sockets lack.
 UNAVAILABLE = (RedisError, RedisClusterException, OSError, AttributeError)
-MOVED = wire.Nothing('unavailable')         # another node of the cluster has the slot
-LOG = logging.getLogger('pgcache_fence')
+Answers = List[Any]         # to one request
 
 
 class Server:
@@ -51,18 +50,20 @@ class Server:
             raise
         return connection
 
-    def receive(self, connection: Any, requests: Sequence[Request]) -> List[Any]:
-        """Reads the answers, and returns what they mean, for each request."""
-        read, meanings = connection.read_response, []
+    def receive(self, connection: Any, requests: Sequence[Request]) -> List[Answers]:
+        """The answers to the requests, in their order."""
+        done = []
+        read = connection.read_response
         try:
-            for _, _, n, meaning in requests:
-                answers = []
-                for _ in range(n):
+            for request in requests:
+                answers: Answers = []
+                for _ in range(request.n):
                     try:
                         answers.append(read(disable_decoding=True))
                     except ResponseError as error:
                         answers.append(error)
-                meanings.append(meant(answers, meaning))
+                vet(request, answers)
+                done.append(answers)
         except BaseException:
             self.give_up(connection)
             raise
@@ -71,7 +72,7 @@ class Server:
         else:
             self.pool.release(connection)
         self.patience.answered()
-        return meanings
+        return done
 
     def give_up(self, connection: Any) -> None:
         try:
@@ -79,31 +80,28 @@ class Server:
         finally:
             self.pool.release(connection)
 
-    def ask(self, requests: Sequence[Request]) -> List[Any]:
-        """What the answers mean; Nothing for each request if the server fails, or has failed a moment ago."""
+    def ask(self, requests: Sequence[Request]) -> Optional[List[Answers]]:
+        """Their answers; None if the server fails, or has failed a moment ago."""
         if not self.patience.over():
-            return [wire.UNAVAILABLE] * len(requests)
+            return None
         try:
             return self.receive(self.send(joined(requests)), requests)
-        except wire.Mixed as error:
-            return mixed(error, requests)
         except UNAVAILABLE as error:
             return self.ask_again(error, requests)
 
-    def ask_again(self, error: Exception, requests: Sequence[Request]) -> List[Any]:
-        """Repeats all over a new connection, because the server may have closed the kept ones; not after a timeout."""
+    def ask_again(self, error: Exception, requests: Sequence[Request]) -> Optional[List[Answers]]:
+        """Repeats them all over a new connection, because the server may have closed the kept ones; not after a timeout, nor after
+        an answer to another question."""
         while self.kept:
             with contextlib.suppress(IndexError, *UNAVAILABLE):
                 self.give_up(self.kept.pop())
+        if isinstance(error, Confused):
+            return None
         if not isinstance(error, (RedisTimeout, TimeoutError)):
-            try:
+            with contextlib.suppress(*UNAVAILABLE):
                 return self.receive(self.send(joined(requests)), requests)
-            except wire.Mixed as wrong:
-                return mixed(wrong, requests)
-            except UNAVAILABLE:
-                pass
         self.patience.failed()
-        return [wire.UNAVAILABLE] * len(requests)
+        return None
 
 
 class Servers:
@@ -138,73 +136,62 @@ class Servers:
             self.looked = time.monotonic()
             self.looking.release()
 
-    def exchange(self, requests: Sequence[Request]) -> List[Any]:
-        meanings = self.ask_all(requests)
-        if self.cluster is not None and any(meaning is MOVED or meaning is wire.UNAVAILABLE for meaning in meanings):
+    def exchange(self, requests: Sequence[Request]) -> List[Optional[List[Any]]]:
+        answers = self.ask_all(requests)
+        if self.cluster is not None and any(got is None or has_moved(got) for got in answers):
             self.look_again()
-            moved = [i for i, meaning in enumerate(meanings) if meaning is MOVED]
-            for i, meaning in zip(moved, self.ask_all([requests[i] for i in moved])):   # repeated as a whole, at the new owner
-                meanings[i] = meaning
-        return meanings
+            moved = [i for i, got in enumerate(answers) if got is not None and has_moved(got)]
+            for i, got in zip(moved, self.ask_all([requests[i] for i in moved])):       # repeated as a whole, at the new owner
+                answers[i] = got
+        return answers
 
-    def ask_all(self, requests: Sequence[Request]) -> List[Any]:
+    def ask_all(self, requests: Sequence[Request]) -> List[Optional[List[Any]]]:
         """Sends the requests of each server in one piece, and sends all of them before it waits for the first answer."""
         groups: Dict[Server, List[int]] = {}
+        answers: List[Optional[List[Any]]] = [None] * len(requests)
         for i, request in enumerate(requests):
             with contextlib.suppress(*UNAVAILABLE):         # no server has the slot
-                groups.setdefault(self.at(request[0]), []).append(i)
+                groups.setdefault(self.at(request.place), []).append(i)
         if len(groups) == 1:
             [(server, numbers)] = groups.items()
-            if len(numbers) == len(requests):
-                return server.ask(requests)
-        meanings: List[Any] = [wire.UNAVAILABLE] * len(requests)
+            share(answers, numbers, server.ask([requests[i] for i in numbers]))
+            return answers
         sent: List[Tuple[Server, List[int], Any]] = []
-        try:
-            for server, numbers in groups.items():
-                if server.patience.over():
-                    try:
-                        sent.append((server, numbers, server.send(joined([requests[i] for i in numbers]))))
-                    except UNAVAILABLE as error:
-                        share(meanings, numbers, server.ask_again(error, [requests[i] for i in numbers]))
-            while sent:
-                server, numbers, connection = sent.pop()
-                wanted = [requests[i] for i in numbers]
+        for server, numbers in groups.items():
+            asked = [requests[i] for i in numbers]
+            if server.patience.over():
                 try:
-                    got = server.receive(connection, wanted)
-                except wire.Mixed as error:
-                    got = mixed(error, wanted)
+                    sent.append((server, numbers, server.send(joined(asked))))
                 except UNAVAILABLE as error:
-                    got = server.ask_again(error, wanted)
-                share(meanings, numbers, got)
-        except BaseException:
-            for other, _, unread in sent:                   # nobody may read these answers as answers to another request
-                other.give_up(unread)
-            raise
-        return meanings
+                    share(answers, numbers, server.ask_again(error, asked))
+        while sent:
+            server, numbers, connection = sent.pop()
+            asked = [requests[i] for i in numbers]
+            try:
+                got = server.receive(connection, asked)
+            except UNAVAILABLE as error:
+                got = server.ask_again(error, asked)            # type: ignore[assignment]
+            except BaseException:
+                for other, _, unread in sent:               # nobody may read these answers as answers to another request
+                    other.give_up(unread)
+                raise
+            share(answers, numbers, got)
+        return answers
 
 
 def joined(requests: Sequence[Request]) -> bytes:
-    return requests[0][1] if len(requests) == 1 else b''.join([request[1] for request in requests])
+    return requests[0].packed if len(requests) == 1 else b''.join([request.packed for request in requests])
 
 
-def meant(answers: List[Any], read: Callable[[List[Any]], Any]) -> Any:
-    """What the answers to one request mean; Nothing if they are errors."""
-    meaning = read(answers)
-    if meaning is None:
-        return MOVED if any([isinstance(answer, (MovedError, AskError)) for answer in answers]) else wire.UNAVAILABLE
-    return meaning
+def share(answers: List[Optional[Answers]], numbers: List[int], got: Optional[List[Answers]]) -> None:
+    """Notes what one server has answered to its requests."""
+    if got is not None:
+        for i, each in zip(numbers, got):
+            answers[i] = each
 
 
-def mixed(error: wire.Mixed, requests: Sequence[Request]) -> List[Any]:
-    """The connection has been closed. Nothing that came on it counts."""
-    LOG.warning('%s; its connection is closed, and PostgreSQL is read instead', error)
-    return [wire.MIXED] * len(requests)
-
-
-def share(meanings: List[Any], numbers: List[int], got: List[Any]) -> None:
-    """Divides what one server has told among the requests of these numbers."""
-    for i, meaning in zip(numbers, got):
-        meanings[i] = meaning
+def has_moved(answers: List[Any]) -> bool:
+    return any([isinstance(answer, (MovedError, AskError)) for answer in answers])
 
 
 class Fences:
@@ -240,7 +227,7 @@ class Fences:
             if kept and self._is_current(name, kept[0]):
                 self.counters.read(domain, 'local')
                 return kept[1]
-            seen = name, self._servers.exchange((self._core.request(name),))[0]
+            seen = name, wire.read_one(self._servers.exchange((self._core.request(name),))[0])
             value = self._core.value_of(domain, name, seen[1])
             if value is not MISSED:
                 return value
@@ -282,8 +269,8 @@ class Fences:
 
     def _is_current(self, name: str, head: bytes) -> bool:
         """Whether Redis says, in a check that begins now, that the value is current."""
-        [flags] = self._servers.exchange(((self._core.place_of(name), *wire.pack_check((name,), (head,))),))
-        return flags == [True]
+        [answers] = self._servers.exchange([wire.pack_check(self._core.place_of(name), (name,), (head,))])
+        return answers is not None and answers[0] == b'1'
 
     def _run(self, steps: Steps) -> Any:
         try:

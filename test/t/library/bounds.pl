@@ -1,0 +1,143 @@
+# What one caller can cost all others: bounds of the time to live, of the work of one call, of what ended domains leave behind.
+
+use strict;
+use warnings;
+
+use FenceTest;
+use FenceTest::Library;
+use Test::More;
+use Time::HiRes qw(time);
+
+my $month = 30 * 86_400_000;
+my $forever = 999_999_999_999_999;
+my @all = (0 .. 63);
+
+sub with_buckets
+{
+	fresh();
+	$epoch = next_epoch();
+	like(arm(settings => ($_[0] // $hour) . ' 0 1000 0 64 0'), qr/^armed/, 'armed with buckets');
+	announce('1.t', 1);
+	is(turn(0, @all)->[0], 'opened', 'all buckets are open');
+	return;
+}
+
+sub turn { my ($turn, @open) = @_; return $redis->call(qw(FCALL fence_open 0), "n $epoch", $turn, 0, join ',', @open); }
+sub lives { my ($name) = @_; return $redis->call('PTTL', $name); }
+
+subtest 'the time to live' => sub {
+	with_buckets();
+	put('a', 5, ttl => $forever);
+	put('b', 5, ttl => $forever, suffix => 'x');
+	$redis->call('SET', v('c', 'side'), token() . " 5 \nside");
+	is(put_from('c', 5, ttl => $forever), 'stored', 'a large one');
+	my $since = reserve('1.a', 'd');
+	fcall('fence_store', 0, header(), '1.a', 1, f('d'), $since, 6, $forever, 'p', '1.a');
+	foreach my $name (f('a'), f('b'), v('b', 'x'), f('c'), f('d'))
+	{
+		cmp_ok(lives($name), '<=', $month, "$name is cut");
+		cmp_ok(lives($name), '>', $month - 600_000, '... and no shorter than need be');
+	}
+	put('e', 5, ttl => $month - 1);
+	cmp_ok(lives(f('e')), '>', $hour, 'what is shorter is not');
+	with_buckets(2 * $month);
+	put('a', 5);
+	put('b', 5, ttl => $forever);
+	cmp_ok(lives(f($_)), '>', 2 * $month - 600_000, 'nor what is no longer than the default') foreach 'a', 'b';
+	cmp_ok(lives(f('b')), '<=', 2 * $month, '... which is the bound then');
+};
+
+subtest 'one long life delays one turn' => sub {
+	with_buckets();
+	put('a', 5, ttl => 400);
+	is(turn(1)->[1], 0, 'what was stored before the turn is there');
+	poll(sub { turn(1)->[1] eq '1' }, 'its end');
+	turn(1, @all);
+	put('a', 5, ttl => 1);
+	my $before = time();
+	turn(2);
+	poll(sub { turn(2)->[1] eq '1' }, 'the end of the next');
+	cmp_ok(time() - $before, '<', 0.4, 'does not take as long');
+};
+
+subtest 'the work of one call' => sub {
+	fresh();
+	fill('k', 5);
+	like(refuses('fence_token', 1001, map { f($_) } 1 .. 1001), qr/expected 1 to 1000/, 'tokens');
+	is(scalar @{ fcall('fence_token', 1000, map { f($_) } 1 .. 1000) }, 1000, '... of a thousand');
+	my $name = derived('result', 'k');
+	is(answer('fence_get_derived', 1, $name), 'hit result', 'a derived value');
+	my $large = 8_000_000;
+	foreach my $record ("\n\n" . ' ' x $large, 'x' x $large, ('x' x $large) . "\n\nx", ('x' x $large) . " y 1\n\nx",
+		join('', map { f('k') . " $_ 5\n" } 1 .. 10_000) . "\nx", ('xyz ' x ($large / 4)) . "\n\nx", "\n\nx", "\nx", "\n", '')
+	{
+		$redis->call('SET', $name, $record);
+		$redis->call(qw(CONFIG RESETSTAT));
+		is(answer('fence_get_derived', 1, $name), 'miss', substr($record, 0, 10) =~ s/\n/~/gr . '...: a miss');
+		my ($usec) = $redis->call('INFO', 'commandstats') =~ /cmdstat_fcall:calls=1,usec=(\d+)/;
+		cmp_ok($usec, '<', 50_000, "... in $usec microseconds");
+	}
+};
+
+subtest 'the sweep' => sub {
+	with_buckets();
+	my $sweep = sub { return answer('fence_sweep', 0, header(), map { f($_) } @_); };
+	fill($_, 5) foreach 'a', 'b';
+	is($sweep->('a', 'b', 'c'), '0 ', 'removes nothing in open buckets');
+	turn(1);
+	$redis->call('SET', f('c'), 'dead 5 ' . "\nx");
+	$redis->call('RPUSH', f('d'), 'x');
+	is($sweep->('c', 'd', 'e'), '0 ', 'nor what is under no live token');
+	is($redis->call('EXISTS', f('c'), f('d')), 2, '... which stays');
+	is($sweep->('a', 'c', 'b'), '2 ' . f('b'), 'but what is in closed ones under a live token');
+	is($redis->call('EXISTS', f('a'), f('b')), 0, '... is gone');
+	is(answer('fence_sweep', 0, 'n 9-1', f('a')), '0 ', 'nothing in another epoch');
+	is(answer('fence_sweep', 0, header(), 'x', '', 'n:f:no:{k}', "\0", 'm:f:1.t:{k}'), '0 ', 'nor what is no fence');
+	like(refuses('fence_sweep', 0, @$_), qr/expected header and 1 to 1000 fences/, 'malformed') foreach [], [ header() ],
+	  [ header(), map { f($_) } 1 .. 1001 ];
+	fresh();
+	fill('a', 5);
+	is($sweep->('a'), '0 ', 'nor without buckets');
+};
+
+subtest 'domains that have ended' => sub {
+	fresh();
+	my $come_and_go = sub {
+		my ($id) = @_;
+		fcall('fence_domain_reserve', 0, header(), "1.d$id", 's', 0);
+		fcall('fence_domain_end', 0, header(), "1.d$id", 's', 'committed');
+		announce("1.d$id", $id);
+		fcall('fence_domain_reserve', 0, header(), "1.d$id", 's', $id);
+		fcall('fence_domain_end', 0, header(), "1.d$id", 's', 'committed');
+	};
+
+	announce('2.other', 5);
+	$come_and_go->($_) foreach 10 .. 3000;
+	$redis->call('FCALL', 'fence_renew', 0, 'n:heartbeat:{h}', $identity, $epoch, clock() + $hour, settings()) foreach 1 .. 20;
+	my $before = function_memory();
+	$come_and_go->($_) foreach 3001 .. 9000;
+	$redis->call('FCALL', 'fence_renew', 0, 'n:heartbeat:{h}', $identity, $epoch, clock() + $hour, settings()) foreach 1 .. 20;
+	cmp_ok(function_memory() - $before, '<', 1000, 'leave nothing behind');
+	is(announce("1.d$_", $_), 'announced 1', "a late announcement of $_ has no effect") foreach 10, 5000, 8500, 9000;
+	is(fcall('fence_token', 1, "n:f:1.d$_:{k}"), '', '... nobody reads it') foreach 10, 9000;
+	is(announce('1.d9000', 9001), 'announced 0', 'a new attachment of that name');
+	isnt(fcall('fence_token', 1, 'n:f:1.d9000:{k}'), '', '... is served');
+	is(announce('1.d10', 9002), 'announced 0', 'one of a name that was forgotten');
+	isnt(fcall('fence_token', 1, 'n:f:1.d10:{k}'), '', '... is served');
+	is(announce('2.late', 3), 'announced 0', 'other databases have numbers of their own');
+	isnt(fcall('fence_token', 1, 'n:f:2.other:{k}'), '', '... and their domains are served');
+	fcall('fence_domain_end', 0, header(), '1.never', 's', 'committed');
+	$redis->call('FCALL', 'fence_announce', 0, 'n', $epoch, '1.d10', 9002, 'withdrawn', 0);
+	is(fcall('fence_token', 1, 'n:f:1.d10:{k}'), '', 'one that is withdrawn is not served');
+	is(announce('1.d10', 9002), 'announced 0', '... until it is announced again');
+	isnt(fcall('fence_token', 1, 'n:f:1.d10:{k}'), '', '... which counts');
+	put($_, 5) foreach 'k';
+	domain('reserve', 's', 1);
+	my $token = token();
+	domain('committed', 's');
+	is(read_fast('k'), 'closed', 'what ends is not served');
+	announce('1.t', 9100);
+	is(read_fast('k'), 'miss', 'nor is a fence of before, when its name is attached again');
+};
+
+done_testing();
