@@ -106,12 +106,13 @@ def becomes_hit(fences, id):
     wait_for(lambda: is_hit(fences, lambda: fences.read('account', id)), 'a hit')
 
 
-def test_a_late_answer_of_another_key(single, proxy, fences):
+def test_a_late_answer_of_another_key(single, proxy, fences, caplog):
     for id in (31, 32):
         becomes_hit(fences, id)
     fences.read('account', 31)
     proxy.late(4)
     assert fences.read('account', 32)['id'] == 32
+    assert 'another question' in caplog.text
     proxy.late(0)
     assert is_hit(fences, lambda: fences.read('account', 32))           # over a new connection
 

@@ -1,5 +1,8 @@
 """Answers that are not of their request are nobody's (rules K and N in doc/protocol.md)."""
 
+import os
+import random
+
 import pytest
 
 from pgcache_fence import wire
@@ -53,3 +56,20 @@ def test_the_slow_path_compares_both():
         else:
             with pytest.raises(wire.Confused):
                 wire.vet(request, answers)
+
+
+def test_a_nonce_does_not_come_back():
+    made = []
+    for _ in range(2):
+        random.seed(1)
+        made.append(wire.pack_get(0, NAME).nonce)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, wire.new_nonce())
+        os._exit(0)
+    os.waitpid(child, 0)
+    made += [os.read(read, 100), wire.new_nonce()]
+    os.close(read)
+    os.close(write)
+    assert len(set(made)) == 4

@@ -23,7 +23,7 @@ from .core import MISSED, Core, Peeked, Steps
 from .domains import Domain
 from .errors import WrongUse
 from .sync import UNAVAILABLE as SYNC_UNAVAILABLE
-from .sync import Answers, has_moved, is_idle, joined, share
+from .sync import LOG, Answers, has_moved, is_idle, joined, share
 from .wire import Confused, Request, vet
 
 # Before 3.11.3 asyncio.timeout raises CancelledError if a timeout of redis-py came before. redis-py brings the other one along.
@@ -62,6 +62,7 @@ class Server:
             with contextlib.suppress(*UNAVAILABLE):
                 await self.give_up(self.kept.pop())
         if isinstance(error, Confused):
+            LOG.warning('%s: its connection is closed, and PostgreSQL is read', error)
             return None
         if not isinstance(error, (RedisTimeout, TimeoutError, asyncio.TimeoutError)):
             with contextlib.suppress(*UNAVAILABLE):

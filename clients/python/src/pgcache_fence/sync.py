@@ -7,6 +7,7 @@ request, and closes a connection after any error on it.
 import contextlib
 import copy
 import json
+import logging
 import os
 import threading
 import time
@@ -22,6 +23,7 @@ from .errors import WrongUse
 from .wire import Confused, Request, vet
 
 # AttributeError: redis-py 4.3 formats its own errors with attributes that connections over Unix sockets lack.
+LOG = logging.getLogger('pgcache_fence')
 UNAVAILABLE = (RedisError, RedisClusterException, OSError, AttributeError)
 Answers = List[Any]         # to one request
 
@@ -96,6 +98,7 @@ class Server:
             with contextlib.suppress(IndexError, *UNAVAILABLE):
                 self.give_up(self.kept.pop())
         if isinstance(error, Confused):
+            LOG.warning('%s: its connection is closed, and PostgreSQL is read', error)
             return None
         if not isinstance(error, (RedisTimeout, TimeoutError)):
             with contextlib.suppress(*UNAVAILABLE):

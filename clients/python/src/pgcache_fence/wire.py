@@ -5,9 +5,11 @@ begins with the permit's token and a blank, and has a newline. It must name the 
 of its question (rules K and N in doc/protocol.md).
 """
 
+import itertools
+import os
 import random
 from binascii import crc_hqx
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 MULTI, EXEC = b'*1\r\n$5\r\nMULTI\r\n', b'*1\r\n$4\r\nEXEC\r\n'
 TOKEN_OF_ONE = b'*5\r\n$8\r\nFCALL_RO\r\n$11\r\nfence_token\r\n$1\r\n1\r\n'
@@ -66,8 +68,20 @@ def domain_of(name: str) -> str:
     return name[:name.index(':{')]
 
 
+def renew_numbers() -> None:
+    """They begin anywhere, so that no two processes have the same. (An application may give random the same seed again and again.)"""
+    global next_number
+    next_number = itertools.count(random.SystemRandom().getrandbits(63)).__next__
+
+
+next_number: Callable[[], int]
+renew_numbers()
+if hasattr(os, 'register_at_fork'):                 # Windows does not fork
+    os.register_at_fork(after_in_child=renew_numbers)
+
+
 def new_nonce() -> bytes:
-    return b'#%x' % random.getrandbits(64)
+    return b'#%x' % next_number()
 
 
 def key_of(name: str) -> bytes:
