@@ -3,6 +3,7 @@
 set -eu
 top=$(cd "$(dirname "$0")/../.." && pwd)
 . "$top/test/common.sh"
-build_unit test_calls redis/calls.c
+# shellcheck disable=SC2046
+build_unit test_calls redis/calls.c $(pkg-config --libs hiredis 2>/dev/null || echo -lhiredis)
 ASAN_OPTIONS=detect_leaks=0 "$unit" >"$work/calls"
 /usr/bin/python3 "$top/test/unit/calls.py" <"$work/calls"
