@@ -150,7 +150,7 @@ replace(Call *call, int i, const char *string)
 static void
 put_beside(void)
 {
-	static const char *const set[] = {"SET", "n:v:d:{k:f:}:put.00000000000000ab", "token 11 \npayload", "PX", "10000"};
+	static const char *const set[] = {"SET", "n:v:d:{k:f:}:put.00000000000000ab", "token 11 {k:f:}\npayload", "PX", "10000"};
 	Call		calls[2];
 
 	call_put_beside(calls, "n:f:d:{k:f:}", "token 17", VERSION, "payload", strlen("payload"), TTL_MS, 0xab);
