@@ -715,7 +715,7 @@ local function may_tell(d, fence)
   return d.pendings == 0 and is_served(d, fence) and lease_runs(d.space.armed)
 end
 
--- token <fence>... | [nonce] -> permit (of several fences an array); '' if no fence may count as current
+-- token <fence>... -> permit (of several fences an array); '' if no fence may count as current
 -- nonce: see answering().
 -- The second half of a strong read. The caller names one fence of each slot and domain that it has read *before* from
 -- this same process. These fences are current if they begin with the permit's token and a blank. See permit().
