@@ -231,7 +231,7 @@ for name in $names; do
 	[ -e "$place/$name.log" ] || continue
 	case $(tail -n 1 "$place/$name.row") in
 	*' 0 failed |'*) ;;
-	*) say "--- what failed in $name"; grep -E '^not ok|FAILED|^#   |Dubious|^test/t/.*Wstat|crashed|rror:' "$place/$name.log" | head -n 40 ;;
+	*) say "--- what failed in $name"; grep -E '^not ok|^[-+]|FAILED|^#   |Dubious|^test/t/.*Wstat|crashed|rror:' "$place/$name.log" | head -n 60 ;;
 	esac
 done
 say

@@ -173,14 +173,13 @@ class World:
     def heal(self):
         """Restores the columns, partitions and attachments of the tables, and adds rows."""
         if not self.query("SELECT 1 FROM pg_inherits WHERE inhrelid = 'parted_1'::regclass"):
-            for table in 'parted', 'parted_1':          # one of them may have got or lost the column while they were apart
+            for table in 'parted', 'parted_1':          # the columns of one of them may have changed while they were apart
+                self.heal_columns(table)
                 self.query(f'ALTER TABLE {table} DROP COLUMN IF EXISTS extra')
+                self.query(f'ALTER TABLE {table} ALTER COLUMN n TYPE int')
             self.query('ALTER TABLE parted ATTACH PARTITION parted_1 FOR VALUES WITH (MODULUS 2, REMAINDER 1)')
         for table in self.relations:
-            columns = {row[0] for row in self.query(
-                'SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0', (table,))}
-            if 'm' in columns:
-                self.query('ALTER TABLE %s RENAME COLUMN m TO n' % table)
+            columns = self.heal_columns(table)
             self.query('ALTER TABLE %s ALTER COLUMN version SET DEFAULT 0' % table)
             attached = [row[0] for row in self.query('SELECT domain FROM fence.domains WHERE relation = %s::regclass', (table,))]
             if attached and attached != [table]:
@@ -193,6 +192,14 @@ class World:
                 for values in self.rows_universe(table):
                     self.query('INSERT INTO %s (%s, n) VALUES (%s) ON CONFLICT DO NOTHING' % (
                         table, ', '.join(key), ', '.join(['%s'] * (len(key) + 1))), (*values, 0))
+
+    def heal_columns(self, table):
+        """Gives the table its column n again. Returns the names of its columns before."""
+        columns = {row[0] for row in self.query(
+            'SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0', (table,))}
+        if 'm' in columns:
+            self.query('ALTER TABLE %s RENAME COLUMN m TO n' % table)
+        return columns
 
     def read_catalogue(self):
         """Reads the names of all functions and views from the catalogue and the library, so that new ones need no entry here."""
