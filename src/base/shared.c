@@ -141,6 +141,15 @@ fence_epoch_of(uint32 number, char epoch[EPOCH_LEN])
 }
 
 bool
+fence_epoch_short(FenceWord word, char epoch[EPOCH_LEN])
+{
+	bool		same = fence_epoch_text(word, epoch);
+
+	epoch[strcspn(epoch, "-") + 1 + EPOCH_SHORT_DIGITS] = '\0';
+	return same;
+}
+
+bool
 fence_epoch_text(FenceWord word, char epoch[EPOCH_LEN])
 {
 	fence_epoch_of(WORD_EPOCH(word), epoch);

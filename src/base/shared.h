@@ -53,6 +53,7 @@ typedef uint64 FenceWord;
 #define MAX_NODES		100		/* must be less than SLOT_NOBODY */
 #define IDENTITY_LEN	20
 #define EPOCH_LEN		32		/* "<number>-<16 hex digits>" and NUL */
+#define EPOCH_SHORT_DIGITS 6	/* of the hex digits in the epoch's short name; fence.lua knows it too */
 #define REASON_LEN		256
 #define MAX_DATABASES	256
 #define MAX_REPAIRS		256		/* number of repairs that we remember */
@@ -221,6 +222,13 @@ extern FenceWord fence_word(void);
 
 /* Copies the table of nodes; returns their number. */
 extern int	fence_copy_nodes(FenceNode nodes[MAX_NODES]);
+
+/*
+ * Writes the short name of an OPEN word's epoch, with which its text and all tokens of the epoch begin. It has a part of the
+ * random number, because two servers that have lost sight of each other may begin epochs of the same number. Returns false if
+ * the word has changed.
+ */
+extern bool fence_epoch_short(FenceWord word, char epoch[EPOCH_LEN]);
 
 /* Writes the epoch's text for an OPEN or ARMING word. Returns false if the word has changed. */
 extern bool fence_epoch_text(FenceWord word, char epoch[EPOCH_LEN]);

@@ -61,6 +61,7 @@
 #include "domain/tombstone.h"
 #include "read/many.h"
 #include "read/reader.h"
+#include "read/row_version.h"
 #include "read/standby.h"
 #include "send/coordinator.h"
 
@@ -666,14 +667,14 @@ compute(const Derivation *d, Snapshot snapshot)
 }
 
 /*
- * Whether every source has a token from before the snapshot, and a version in it. A source that has no row may have
- * no version.
+ * Whether every source has a token from before the snapshot, of this server's epoch, and a version in the snapshot. A source
+ * that has no row may have no version.
  */
 static bool
 all_known(const Derivation *d)
 {
 	for (int i = 0; i < d->nsources; i++)
-		if (!d->sources[i].answer.token || d->sources[i].version == NO_VERSION)
+		if (!d->sources[i].answer.token || d->sources[i].version == NO_VERSION || !row_version_may_store(d->sources[i].answer.token))
 			return false;
 	return true;
 }

@@ -23,6 +23,7 @@
 #include "base/utf8.h"
 #include "domain/tombstone.h"
 #include "read/reader.h"
+#include "read/row_version.h"
 #include "send/coordinator.h"
 
 /*
@@ -129,18 +130,21 @@ reader_put(const char *fence, const char *permit, int64 version, const char *pay
 	redisReply *replies[2];
 	redisReply *reply;
 	const char *answer;
+	char		word[ROW_VERSION_LEN];
 	uint64		nonce;
 	int			n = 1;
 
 	if (payload_len > PAYLOAD_MAX_BYTES)
 		return "refused too large";
+	if (!row_version_word(word, permit, version))
+		return "refused unarmed";
 	if (payload_len >= PUT_BESIDE_BYTES && pg_strong_random(&nonce, sizeof(nonce)))
 	{
-		call_put_beside(calls, fence, permit, version, payload, payload_len, ttl_ms, nonce);
+		call_put_beside(calls, fence, permit, word, payload, payload_len, ttl_ms, nonce);
 		n = 2;
 	}
 	else
-		call_put(&calls[0], fence, permit, version, payload, payload_len, ttl_ms);
+		call_put(&calls[0], fence, permit, word, payload, payload_len, ttl_ms);
 	if (!coordinator_ask(fence, n, calls, replies))
 		return NULL;
 	reply = replies[n - 1];

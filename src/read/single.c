@@ -177,8 +177,6 @@ fence_put(PG_FUNCTION_ARGS)
 		PG_RETURN_TEXT_P(cstring_to_text("refused this transaction has written in the domain"));
 	if (RecoveryInProgress())
 		PG_RETURN_TEXT_P(cstring_to_text("refused this server is a standby"));
-	if (WORD_STATE(fence_word_expire()) != FENCE_OPEN)
-		PG_RETURN_TEXT_P(cstring_to_text("refused unarmed"));
 	payload = utf8_of_string(text_to_cstring(PG_GETARG_TEXT_PP(3)));
 	answer = reader_put(key_fence_name(domain, key), text_to_cstring(PG_GETARG_TEXT_PP(1)), PG_GETARG_INT64(2),
 						payload, strlen(payload),

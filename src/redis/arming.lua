@@ -11,8 +11,11 @@ do
 
 local MAX_NONCE = 16                   -- hexadecimal digits
 
-local function epoch_number(epoch)
-  return whole(match(epoch, '^(%d+)%-%x+$') or '')
+-- Returns the epoch's number and its short name, which is its beginning. A token begins with it, and a put names it: two
+-- servers that have lost sight of each other may begin epochs of the same number.
+local function parse_epoch(epoch)
+  local number, random = match(epoch, '^(%d+)%-(%x+)$')
+  return whole(number or ''), number and number .. '-' .. sub(random, 1, 6)
 end
 
 -- Parses the slots of arm and renew: "a-b,c,d-e", 'none', or '' for all. Returns {[slot] = true}, or false for all
@@ -35,8 +38,10 @@ local function claim(ns, a, owner, timeline, server, now)
   if a.owner ~= owner and now < a.until_ms then
     return 'armed by cluster ' .. a.owner .. ', whose lease runs: two clusters use namespace "' .. ns .. '"'
   end
-  if timeline < a.timeline and now < a.until_ms then
-    return 'armed by timeline ' .. a.timeline .. ', whose lease runs'
+  -- A server of a lower timeline was replaced by a standby, and may not know that. It must not serve old rows while the
+  -- new one is without a lease, either.
+  if timeline < a.timeline and a.owner == owner then
+    return 'armed by timeline ' .. a.timeline .. ' of this cluster, which has replaced timeline ' .. timeline
   end
   -- A server that restarts waits until its last lease is over. So the server that armed us lives, and another one asks.
   if timeline == a.timeline and server ~= a.server and now < a.granted_ms then
@@ -141,7 +146,8 @@ end
 local function arm(keys, args)
   if #keys ~= 1 or #args ~= 8 then return bad('fence_arm', 'expected 1 key and 8 arguments') end
   local ns = match(keys[1], '^([%w_.-]+):')
-  local epoch, number, till, timeline = args[2], epoch_number(args[2]), whole(args[3]), whole(args[6])
+  local epoch, till, timeline = args[2], whole(args[3]), whole(args[6])
+  local number, short = parse_epoch(epoch)
   local slots, settings = parse_slots(args[4]), parse_settings(args[8])
   if not (ns and number and till and timeline and slots ~= nil and settings) then
     return bad('fence_arm', 'malformed argument')
@@ -156,8 +162,8 @@ local function arm(keys, args)
     extend(a, keys[1], till)
     set_gates(space)
   else
-    local fresh = { owner = args[5], timeline = timeline, server = args[7], epoch = epoch, number = number,
-                    until_ms = till, granted_ms = till }
+    local fresh = { owner = args[5], timeline = timeline, server = args[7], epoch = epoch, short = short,
+                    number = number, until_ms = till, granted_ms = till }
     extend(fresh, keys[1], till)
     if a then headers[ns .. ' ' .. a.epoch] = nil end
     space = new_space(ns, fresh, slots, settings.grant)
@@ -254,13 +260,18 @@ local function resume(_, args)
 end
 
 -- disarm | namespace owner timeline -> disarmed | refused | unarmed
--- Ends the lease now. Only the cluster that armed the process may do that, and not with an older timeline.
+-- Ends the lease now. Only the cluster that armed the process may do that, and not with an older timeline. A newer one
+-- ends the epoch too: the server that armed us was replaced, and may go on with its renewals.
 local function disarm(_, args)
   if #args ~= 3 or not whole(args[3]) then return bad('fence_disarm', 'expected namespace, owner and timeline') end
-  local space = spaces[args[1]]
+  local space, timeline = spaces[args[1]], whole(args[3])
   if not space then return { 'unarmed' } end
-  if space.armed.owner ~= args[2] or whole(args[3]) < space.armed.timeline then return { 'refused' } end
-  space.armed.until_ms = 0
+  local a = space.armed
+  if a.owner ~= args[2] or timeline < a.timeline then return { 'refused' } end
+  a.until_ms = 0
+  if timeline > a.timeline then
+    a.timeline, a.granted_ms, headers[args[1] .. ' ' .. a.epoch] = timeline, 0, nil
+  end
   set_gates(space)
   return { 'disarmed' }
 end

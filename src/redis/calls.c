@@ -186,13 +186,13 @@ call_release(Call *call, const char *fence)
 }
 
 void
-call_put(Call *call, const char *fence, const char *permit, int64 version, const char *payload, size_t payload_len, int64 ttl_ms)
+call_put(Call *call, const char *fence, const char *permit, const char *word, const char *payload, size_t payload_len, int64 ttl_ms)
 {
-	make(call, "FCALL", "fence_put", 1, "ssnbn", fence, permit, version, payload, payload_len, ttl_ms);
+	make(call, "FCALL", "fence_put", 1, "sssbn", fence, permit, word, payload, payload_len, ttl_ms);
 }
 
 void
-call_put_beside(Call calls[2], const char *fence, const char *permit, int64 version, const char *payload, size_t payload_len, int64 ttl_ms,
+call_put_beside(Call calls[2], const char *fence, const char *permit, const char *word, const char *payload, size_t payload_len, int64 ttl_ms,
 				uint64 nonce)
 {
 	StringInfoData side;
@@ -203,10 +203,11 @@ call_put_beside(Call calls[2], const char *fence, const char *permit, int64 vers
 	appendStringInfo(&side, "%s:put.%016llx", fence, (unsigned long long) nonce);
 	side.data[kind] = 'v';
 	initStringInfo(&record);
-	appendStringInfo(&record, "%.*s " INT64_FORMAT " %s\n", (int) calls_token_len(permit), permit, version, key_of_name(fence));
+	/* the record has the version without the epoch, with which its token begins */
+	appendStringInfo(&record, "%.*s %s %s\n", (int) calls_token_len(permit), permit, strchr(word, '.') + 1, key_of_name(fence));
 	appendBinaryStringInfo(&record, payload, payload_len);
 	call_set(&calls[0], side.data, record.data, record.len, PUT_BESIDE_MS);
-	make(&calls[1], "FCALL", "fence_put_from", 2, "sssnn", fence, side.data, permit, version, ttl_ms);
+	make(&calls[1], "FCALL", "fence_put_from", 2, "ssssn", fence, side.data, permit, word, ttl_ms);
 }
 
 void

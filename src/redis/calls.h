@@ -57,13 +57,14 @@ extern void call_release(Call *call, const char *fence);
 extern bool calls_answers(const Call *call, redisReply *reply);
 
 /*
- * Calls of readers. Those with n fences allocate and may raise. payload_len may be 0. ttl_ms 0 means the default. For a
+ * Calls of readers. Those with n fences allocate and may raise. payload_len may be 0. ttl_ms 0 means the default. word is a
+ * row version (read/row_version.h). For a
  * strong read, send call_mget and then call_token on the same connection, and compare with calls_is_current.
  */
 extern void call_mget(Call *call, int n, const char **keys);
 extern void call_token(Call *call, int n, const char **fences);
 #define call_get(call, fence) call_about(call, "fence_get", fence)
-extern void call_put(Call *call, const char *fence, const char *permit, int64 version, const char *payload, size_t payload_len,
+extern void call_put(Call *call, const char *fence, const char *permit, const char *word, const char *payload, size_t payload_len,
 					 int64 ttl_ms);
 
 /*
@@ -73,7 +74,7 @@ extern void call_put(Call *call, const char *fence, const char *permit, int64 ve
  */
 #define PUT_BESIDE_BYTES	4096	/* use it for payloads from this size on; it is cheaper from about a quarter of that */
 #define PUT_BESIDE_MS		10000	/* the key expires after this time if nothing renames it */
-extern void call_put_beside(Call calls[2], const char *fence, const char *permit, int64 version, const char *payload, size_t payload_len,
+extern void call_put_beside(Call calls[2], const char *fence, const char *permit, const char *word, const char *payload, size_t payload_len,
 							int64 ttl_ms, uint64 nonce);
 extern void call_check(Call *call, int n, const char **fences, const char **tokens, const char **versions);
 #define call_get_derived(call, value) call_about(call, "fence_get_derived", value)

@@ -186,7 +186,7 @@ end
 local function new_token(space, d)
   counter = counter + 1
   local armed = space.armed
-  d.token = armed.number .. '.' .. sub(redis.sha1hex(armed.epoch .. ' ' .. identity .. ' ' .. counter), 1, 16)
+  d.token = armed.short .. '.' .. sub(redis.sha1hex(armed.epoch .. ' ' .. identity .. ' ' .. counter), 1, 16)
   d.head, d.born, d.permit_at = d.token .. ' ', counter, nil
   space.drawn, space.recent, space.recent_before = counter, {}, {}
 end
@@ -837,8 +837,9 @@ end
 
 -- Returns why a put of the fence with this permit is refused, or nil. The token must be the domain's, nothing may be
 -- pending, and nothing may have ended since. So a slow reader cannot store what it read before a write. The lease must
--- run: what is read later may be a bypass of a server that has not resumed the epoch, while another one will.
-local function refusal_of_put(d, fence, told)
+-- run: what is read later may be a bypass of a server that has not resumed the epoch, while another one will. The
+-- server that was read must be the one that armed us: a primary that was replaced still has the old rows.
+local function refusal_of_put(d, fence, told, epoch)
   if not (d.gate or is_served(d, fence)) or not lease_runs(d.space.armed) then return 'unarmed' end
   if d.space.share and buckets.want(d.space, fence) then return 'closed' end
   if told ~= d.permit or d.permit_at ~= counter then       -- the permit is older than this moment
@@ -847,20 +848,26 @@ local function refusal_of_put(d, fence, told)
     if not none_ended(d.space, fence, since) then return 'late' end
   end
   if d.space.pending[fence] then return 'pending' end
+  if epoch ~= d.space.armed.short then return 'epoch' end
 end
 
 -- Stores the payload, or the record in the key `side`, as the fence or as a value beside it. With a value, the fence
--- becomes a mark of the version unless it has that version. told: the permit; v, ttl: texts.
-local function store_read(name, fence, value, told, v, ttl, payload, side)
+-- becomes a mark of the version unless it has that version. told: the permit. word: the row version, in which the
+-- server that was read names its epoch; the record has only what follows, because its token has the epoch. ttl: a text.
+local function store_read(name, fence, value, told, word, ttl, payload, side)
   local d, ms = fence and domain_of_fence(fence), whole(ttl)
   if not (d or fence and parse(fence)) or (value and not names_value_of(value, fence)) then
     return bad(name, 'expected a fence, perhaps a value of it')
   end
-  if not is_version(v) or not ms then return bad(name, 'malformed version or ttl_ms') end
+  local epoch, v = match(word, '^(%d+%-%x+)%.(%d+)$')
+  if not epoch or not is_version(v) then
+    return bad(name, 'expected a row version, "<epoch>.<version>", as fence.row_version returns it')
+  end
+  if not ms then return bad(name, 'malformed ttl_ms') end
   if not d then return 'refused unarmed' end
   local head, place = d.head .. v .. ' ', value or fence
   local header = head .. sub(place, d.key_at) .. '\n'
-  local why = payload and #payload > MAX_PAYLOAD and 'too large' or refusal_of_put(d, fence, told)
+  local why = payload and #payload > MAX_PAYLOAD and 'too large' or refusal_of_put(d, fence, told, epoch)
     or side and call('GETRANGE', side, 0, #header - 1) ~= header and 'lost'
   if why then
     count(d, REFUSED)
@@ -878,14 +885,14 @@ local function store_read(name, fence, value, told, v, ttl, payload, side)
   return 'stored'
 end
 
--- put <fence> [<value>] | permit version payload ttl_ms -> stored | refused why
+-- put <fence> [<value>] | permit row-version payload ttl_ms -> stored | refused why
 -- Stores what was read from PostgreSQL in a snapshot taken after the permit was given. ttl_ms 0: the default.
 local function put(keys, args)
   if #keys > 2 or #args ~= 4 then return bad('fence_put', 'expected 1 or 2 keys and 4 arguments') end
   return store_read('fence_put', keys[1], keys[2], args[1], args[2], args[4], args[3])
 end
 
--- put_from <fence> <side> [<value>] | permit version ttl_ms -> stored | refused why
+-- put_from <fence> <side> [<value>] | permit row-version ttl_ms -> stored | refused why
 -- The same for a large payload, which does not pass through Lua. The caller has stored the whole record under a unique
 -- name (that of a value, with a short time to live). This function renames that key after the same proof.
 local function put_from(keys, args)
