@@ -11,8 +11,8 @@ do
 
 local MAX_NONCE = 16                   -- hexadecimal digits
 
--- Returns the epoch's number and its short name, which is its beginning. A token begins with it, and a put names it: two
--- servers that have lost sight of each other may begin epochs of the same number.
+-- Returns the epoch's number and its short name, which is its beginning. A token begins with it, and a put names it.
+-- (Two servers that have lost sight of each other may begin epochs of the same number.)
 local function parse_epoch(epoch)
   local number, random = match(epoch, '^(%d+)%-(%x+)$')
   return whole(number or ''), number and number .. '-' .. sub(random, 1, 6)
