@@ -143,9 +143,9 @@ class Reader:
             return "hit"
         else:
             answer = [b"miss", permit]
-        self.cursor.execute("SELECT version, to_jsonb(t)::text FROM fenced t WHERE id = %s", (key,))
+        self.cursor.execute("SELECT fence.row_version(version), to_jsonb(t)::text FROM fenced t WHERE id = %s", (key,))
         version, row = self.cursor.fetchone()
-        if answer[0] == b"miss":
+        if answer[0] == b"miss" and version:
             self.redis.fcall("fence_put", 1, fence, answer[1], version, row, 0)
         return answer[0].decode()
 

@@ -80,7 +80,7 @@ def read_on(args, port, conninfo, name, begin, until, counts, committed, stale):
     connection = psycopg2.connect(conninfo)
     connection.autocommit = True
     cursor = connection.cursor()
-    cursor.execute('PREPARE row AS SELECT version, to_json(i) FROM item i WHERE id = $1')
+    cursor.execute('PREPARE row AS SELECT fence.row_version(version), to_json(i) FROM item i WHERE id = $1')
     client = Sentinel([('127.0.0.1', port)], socket_timeout=0.2).master_for('main', socket_timeout=0.2)
     for _ in at_rate(args.rate / READERS, until):
         key = random.randint(1, args.rows)
@@ -98,7 +98,7 @@ def read_on(args, port, conninfo, name, begin, until, counts, committed, stale):
             continue
         cursor.execute('EXECUTE row(%s)', (key,))
         version, row = cursor.fetchone()
-        if kind == 'miss':
+        if kind == 'miss' and version:
             try:
                 client.execute_command('FCALL', 'fence_put', 1, fence, answer[1], version, json.dumps(row), 0)
             except redis.RedisError:

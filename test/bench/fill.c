@@ -74,7 +74,7 @@ main(int argc, char **argv)
 
 			if (reply->type != REDIS_REPLY_STRING || reply->len == 0)
 				die(fences[i], "no permit");
-			redisAppendCommand(redis, "FCALL fence_put 1 %s %s 0 %s 0", fences[i], reply->str, payload);
+			redisAppendCommand(redis, "FCALL fence_put 1 %s %s %.*s.0 %s 0", fences[i], reply->str, (int) strcspn(reply->str, "."), reply->str, payload);
 			freeReplyObject(reply);
 		}
 		for (int i = 0; i < n; i++)

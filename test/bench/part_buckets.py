@@ -66,7 +66,7 @@ def first_by_client(redis, fence):
     answer = b''
     while answer != b'stored':
         told = permit(redis, fence)
-        answer = redis.client.execute_command('FCALL', 'fence_put', 1, fence, told, 1, '{}', 0)
+        answer = redis.client.execute_command('FCALL', 'fence_put', 1, fence, told, told.partition(b'.')[0] + b'.1', '{}', 0)
         time.sleep(0.0005)
 
 

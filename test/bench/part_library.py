@@ -42,6 +42,7 @@ class Counted:
         self.connection = self.connect(path)
         self.replies = self.connection.makefile('rb')
         self.permit = None
+        self.word = EPOCH[:EPOCH.index('-') + 7] + '.1'         # the row version of each row
         self.stamps, self.number = 0, 0
 
     def connect(self, path):
@@ -183,7 +184,7 @@ def put_large(server, i):
     side = row.replace(':f:', ':v:') + f':put.{i}'
     key = row[row.index('{'):]
     return [('SET', side, f'{server.permit.split()[0]} 1 {key}\n{LARGE}', 'PX', 10_000),
-            ('FCALL', 'fence_put_from', 2, row, side, server.permit, 1, 0)]
+            ('FCALL', 'fence_put_from', 2, row, side, server.permit, server.word, 0)]
 
 
 # name -> (keys per call, instructions per key that are allowed, commands of call i)
@@ -200,11 +201,11 @@ CASES = {
     'fence_get, a hit': (1, None, lambda s, i: [('FCALL', 'fence_get', 1, fence(i % ROWS))]),
     'fence_check of 10': (10, None, lambda s, i: [
         ('FCALL_RO', 'fence_check', 10, *some(i, 10), *(s.permit.split()[0], 1) * 10)]),
-    'fence_put': (1, 52_000, lambda s, i: [('FCALL', 'fence_put', 1, fence(i % ROWS), s.permit, 1, PAYLOAD, 0)]),
+    'fence_put': (1, 52_000, lambda s, i: [('FCALL', 'fence_put', 1, fence(i % ROWS), s.permit, s.word, PAYLOAD, 0)]),
     'reserve one row, end of another transaction': (1, 32_000, lambda s, i: write(s, 1)),
     'reserve 64 rows, end of another transaction': (64, 11_000, lambda s, i: write(s, 64)),
     'reserve one row, commit with the row': (1, None, store),
-    'fence_put of 10 kB': (1, None, lambda s, i: [('FCALL', 'fence_put', 1, fence(i % ROWS), s.permit, 1, LARGE, 0)]),
+    'fence_put of 10 kB': (1, None, lambda s, i: [('FCALL', 'fence_put', 1, fence(i % ROWS), s.permit, s.word, LARGE, 0)]),
     'SET, fence_put_from of 10 kB': (1, None, put_large),
     'SET of 10 kB': (1, None, lambda s, i: [('SET', fence(i % ROWS), f'{s.permit.split()[0]} 1 \n{LARGE}', 'PX', 86_400_000)]),
 }

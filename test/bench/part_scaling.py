@@ -77,7 +77,7 @@ def fences(server, count):
     armed, costs = Armed(server), {}
     empty = armed.used()
     replies, costs['token'] = armed.pipelined(('fence_token', 1, NAME % i) for i in range(count))
-    replies, costs['put'] = armed.pipelined(('fence_put', 1, NAME % i, permit, 123456, PAYLOAD, 0) for i, permit in enumerate(replies))
+    replies, costs['put'] = armed.pipelined(('fence_put', 1, NAME % i, permit, permit.partition(b'.')[0] + b'.123456', PAYLOAD, 0) for i, permit in enumerate(replies))
     assert all(r == b'stored' for r in replies)
     row_bytes = (armed.used() - empty) / count
     some = min(count, 50_000) // BATCH * BATCH

@@ -56,7 +56,7 @@ fill(const char *fence, long long version)
 
 	if (permit == NULL || permit->type != REDIS_REPLY_STRING)
 		die("no permit");
-	reply = redisCommand(redis, "FCALL fence_put 1 %s %s %lld x 0", fence, permit->str, version);
+	reply = redisCommand(redis, "FCALL fence_put 1 %s %s %.*s.%lld x 0", fence, permit->str, (int) strcspn(permit->str, "."), permit->str, version);
 	if (reply == NULL || reply->type != REDIS_REPLY_STRING || strcmp(reply->str, "stored") != 0)
 		die("not stored");
 	freeReplyObject(reply);

@@ -6,7 +6,7 @@ trap 'rm -rf "$directory"' EXIT
 python3 test/clients/extract.py "$directory" || exit 2
 . "$directory/reader.bash"
 
-row="SELECT version, to_jsonb(item)::text FROM item WHERE id = :'id'"
+row="SELECT fence.row_version(version), to_jsonb(item)::text FROM item WHERE id = :'id'"
 place=
 
 psql() { echo >"$directory/asked"; command psql "$@"; }

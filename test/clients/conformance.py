@@ -28,7 +28,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'
 
 from pgcache_fence import AsyncFences, Fences, Raw                               # noqa: E402
 
-ROW = 'SELECT version, to_jsonb(item)::text FROM item WHERE id = '
+ROW = 'SELECT fence.row_version(version), to_jsonb(item)::text FROM item WHERE id = '
 TIMEOUTS = {'socket_timeout': 0.2, 'socket_connect_timeout': 0.2}
 UNREACHABLE = (psycopg2.Error, psycopg.Error, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError,
                asyncio.TimeoutError, OSError)

@@ -15,7 +15,7 @@ import sys
 import psycopg2
 import redis
 
-ROW = 'SELECT version, to_jsonb(item)::text FROM item WHERE id = %s'
+ROW = 'SELECT fence.row_version(version), to_jsonb(item)::text FROM item WHERE id = %s'
 PREFIX = "SELECT rtrim(fence.fence_key('item', '0'), '0}')"
 
 
@@ -52,7 +52,7 @@ class Program:
         if payload is not None:
             return 'hit\t' + payload
         row = self.query(ROW, key)
-        if row and permit:
+        if row and row[0] and permit:
             try:
                 self.client.execute_command('FCALL', 'fence_put', 1, self.prefix + key + '}', permit, *row, 0)
             except redis.RedisError:

@@ -8,7 +8,7 @@
 
 . ./reader.bash
 
-row="SELECT version, pg_catalog.to_jsonb(a)::text FROM account a WHERE id = :'id'"
+row="SELECT fence.row_version(version), pg_catalog.to_jsonb(a)::text FROM account a WHERE id = :'id'"
 slow=${row/ WHERE/, pg_advisory_xact_lock_shared(1) WHERE}
 asked=$(mktemp)
 trap 'rm -f "$asked"' EXIT

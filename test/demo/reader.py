@@ -31,7 +31,7 @@ TABLES = (
 COUNTERS = ('hits', 'misses', 'unarmed', 'stored', 'stale', 'early', 'wrong')
 
 PROBE = ' UNION ALL '.join(
-    'SELECT %d, %s, version::bigint, %s FROM %s WHERE %s = ANY ($%d)' % (n, key, balance, table, key, n + 1)
+    'SELECT %d, %s, version::bigint, %s, fence.row_version(version) FROM %s WHERE %s = ANY ($%d)' % (n, key, balance, table, key, n + 1)
     for n, (table, key, balance, _, _) in enumerate(TABLES))
 
 
@@ -70,12 +70,12 @@ class Reader:
         return picked
 
     def probe(self, rows):
-        """(table, key) -> (version, balance), all from one snapshot that is taken now."""
+        """(table, key) -> (version, balance, row version for a put), all from one snapshot that is taken now."""
         keys = [[], [], []]
         for n, key in rows:
             keys[n].append(key)
         self.cursor.execute('EXECUTE probe (%s::int[], %s::int[], %s::int[])', keys)
-        return {(n, key): (version, balance) for n, key, version, balance in self.cursor}
+        return {(n, key): (version, balance, word) for n, key, version, balance, word in self.cursor}
 
     def fence(self, row):
         return '%s{%d}' % (self.prefixes[row[0]], row[1])
@@ -84,8 +84,8 @@ class Reader:
         """Sends what the last batch found in PostgreSQL, then asks for the next; returns what strong.judge says of each.
         fence_token is asked for one fence of each table."""
         with self.redis.pipeline(transaction=False) as pipeline:
-            for row, permit, (version, balance) in puts:
-                pipeline.execute_command('FCALL', 'fence_put', 1, self.fence(row), permit, version, balance, 0)
+            for row, permit, (_, balance, word) in puts:
+                pipeline.execute_command('FCALL', 'fence_put', 1, self.fence(row), permit, word, balance, 0)
             for (row, *_), answer in zip(puts, pipeline.execute()):
                 if answer == b'stored':
                     self.count(row[0], 'stored')
@@ -109,7 +109,7 @@ class Reader:
 
     def remember(self, row, got):
         """Every value is kept for history.py; two contents of one version are wrong in any case."""
-        version, balance = got
+        version, balance, *_ = got
         if self.seen.setdefault((*row, version), balance) != balance:
             self.count(row[0], 'wrong')
 
@@ -129,7 +129,8 @@ class Reader:
                     continue
                 if answer[0] == 'miss':
                     self.count(row[0], 'misses')
-                    puts.append((row, answer[1], after[row]))
+                    if after[row][2] is not None:
+                        puts.append((row, answer[1], after[row]))
                 else:
                     self.count(row[0], 'unarmed')
                 self.remember(row, after[row])

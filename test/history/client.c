@@ -22,8 +22,8 @@ static const struct
 	const char *sql;
 }			statements[] =
 {
-	{"row", "SELECT version, val, fenced_version(k) FROM (VALUES ($1::int)) x (k) LEFT JOIN item ON id = k"},
-	{"rows", "SELECT k, version, val, fenced_version(k) FROM unnest($1::int[]) k LEFT JOIN item ON id = k"},
+	{"row", "SELECT version, val, fenced_version(k), put_version(k) FROM (VALUES ($1::int)) x (k) LEFT JOIN item ON id = k"},
+	{"rows", "SELECT k, version, val, fenced_version(k), put_version(k) FROM unnest($1::int[]) k LEFT JOIN item ON id = k"},
 	{"get", "SELECT status, permit, version, payload FROM fence.get(" DOMAIN ", $1::int)"},
 	{"put", "SELECT fence.put(" DOMAIN ", $1, $2::bigint, $3, NULL, $4::int)"},
 	{"read", "SELECT fence.read(" DOMAIN ", $1::int)::text"},

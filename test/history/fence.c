@@ -33,7 +33,7 @@ parse_payload(const char *payload, Row *row)
 	const char *fenced = strstr(payload, FENCED);
 	const char *id = strstr(payload, ID);
 
-	*row = (Row) {NONE, NONE, NONE, 0};
+	*row = (Row) {NONE, NONE, NONE, 0, ""};
 	if (version == NULL || val == NULL)
 		return strcmp(payload, "null") == 0 || strcmp(payload, "[]") == 0;
 	row->version = strtoll(version + 10, NULL, 10);
@@ -337,7 +337,7 @@ read_by_sql(Client *c, int key, Cached *found)
 	{
 		found->kind = READ_SQL;
 		if (PQgetisnull(result, 0, 0) || !parse_payload(PQgetvalue(result, 0, 0), &found->row))
-			found->row = (Row) {NONE, NONE, NONE, 0};
+			found->row = (Row) {NONE, NONE, NONE, 0, ""};
 	}
 	PQclear(result);
 }
@@ -384,6 +384,8 @@ fence_fill(Client *c, int key, const Cached *found, const Row *row)
 	char		version[24];
 	char		payload[128] = "null";
 
+	if (row->word[0] == '\0')
+		return;
 	follow_endpoints(c);
 	names_of(c, key, &names);
 	snprintf(id, sizeof(id), "%d", key);
@@ -394,10 +396,10 @@ fence_fill(Client *c, int key, const Cached *found, const Row *row)
 	if (found->way == WAY_SQL_GET)
 		PQclear(pg_execute(c, "put", 4, (const char *[]) {found->permit, version, payload, id}));
 	else if (found->way == WAY_BESIDE)
-		discard(redis_call(c, 9, (const char *[]) {"FCALL", "fence_put", "2", names.fence, names.value, found->permit, version,
+		discard(redis_call(c, 9, (const char *[]) {"FCALL", "fence_put", "2", names.fence, names.value, found->permit, row->word,
 						   payload, "0"}));
 	else
-		discard(redis_call(c, 8, (const char *[]) {"FCALL", "fence_put", "1", names.fence, found->permit, version, payload, "0"}));
+		discard(redis_call(c, 8, (const char *[]) {"FCALL", "fence_put", "1", names.fence, found->permit, row->word, payload, "0"}));
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -439,7 +441,7 @@ read_many_by_sql(Client *c, const int *keys, Cached *found, int n)
 	for (int i = 0; i < n && pg_ok(result); i++)
 	{
 		found[i].kind = READ_SQL;
-		found[i].row = (Row) {NONE, NONE, NONE, 0};
+		found[i].row = (Row) {NONE, NONE, NONE, 0, ""};
 		for (int r = 0; r < PQntuples(result); r++)
 			if (pg_number(result, r, 0) == keys[i] && !PQgetisnull(result, r, 1))
 				(void) parse_payload(PQgetvalue(result, r, 1), &found[i].row);
@@ -459,7 +461,7 @@ take_both(char *payload, int kind, Cached *found)
 	{
 		found[i].kind = kind;
 		if (!parse_payload(i == 0 ? payload : b, &found[i].row))
-			found[i].row = (Row) {NONE, NONE, NONE, 0};
+			found[i].row = (Row) {NONE, NONE, NONE, 0, ""};
 		*b = '\0';
 	}
 }

@@ -120,3 +120,13 @@ permit_late_fill(Client *c, int key, const Cached *found, const Row *row)
 	ask_token(c, &names, late.permit, sizeof(late.permit));
 	fence_fill(c, key, &late, row);
 }
+
+/* Names the epoch of the permit, and not that of the server which it has read. */
+void
+epoch_of_permit_fill(Client *c, int key, const Cached *found, const Row *row)
+{
+	Row			other = *row;
+
+	snprintf(other.word, sizeof(other.word), "%.*s.%lld", (int) strcspn(found->permit, "."), found->permit, (long long) row->fenced);
+	fence_fill(c, key, found, &other);
+}

@@ -185,6 +185,7 @@ typedef struct Row
 	int64_t		val;
 	int64_t		fenced;				/* the fence's version: the same, or kept aside; NONE: unknown */
 	int			id;					/* as the payload says; 0: it does not say */
+	char		word[48];			/* of a row that was read from PostgreSQL: its row version for a put; empty: nothing may be put */
 } Row;
 
 /* The result of a strategy's get. */
@@ -276,6 +277,7 @@ extern void token_kept_get(Client *c, int key, Cached *found);
 extern void token_elsewhere_get(Client *c, int key, Cached *found);
 extern void permit_late_get(Client *c, int key, Cached *found);
 extern void permit_late_fill(Client *c, int key, const Cached *found, const Row *row);
+extern void epoch_of_permit_fill(Client *c, int key, const Cached *found, const Row *row);
 extern void lease_get(Client *c, int key, Cached *found);
 extern void lease_fill(Client *c, int key, const Cached *found, const Row *row);
 extern bool lease_reserve(Client *c, Change *change);

@@ -173,7 +173,7 @@ take_answer(int way, Cached *found, int n)
 
 		found[i].way = way;
 		found[i].kind = kind;
-		found[i].row = (Row) {NONE, NONE, NONE, 0};
+		found[i].row = (Row) {NONE, NONE, NONE, 0, ""};
 		if (kind != READ_NONE && (payload == NULL || !parse_payload(payload, &found[i].row)))
 			give_up("answered what is no row");
 	}

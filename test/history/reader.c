@@ -24,12 +24,13 @@ read_row(Client *c, int key, Row *row)
 		return false;
 	result = pg_execute(c, "row", 1, (const char *[]) {text});
 	ok = pg_ok(result);
-	*row = (Row) {NONE, NONE, NONE, 0};
+	*row = (Row) {NONE, NONE, NONE, 0, ""};
 	if (ok && PQntuples(result) == 1)
 	{
 		row->version = pg_number(result, 0, 0);
 		row->val = pg_number(result, 0, 1);
 		row->fenced = pg_number(result, 0, 2);
+		snprintf(row->word, sizeof(row->word), "%s", PQgetvalue(result, 0, 3));
 	}
 	PQclear(result);
 	return ok;
@@ -79,7 +80,7 @@ finish_read(Client *c, int key, const Cached *found, int64_t start)
 		middle = now_ns();
 		if (found->kind == READ_NONE || !read_row(c, key, &row))
 		{
-			record_read(c, READ_NONE, found->way, key, 0, &(Row) {NONE, NONE, NONE, 0}, start, middle, now_ns());
+			record_read(c, READ_NONE, found->way, key, 0, &(Row) {NONE, NONE, NONE, 0, ""}, start, middle, now_ns());
 			return;
 		}
 	}
@@ -117,10 +118,13 @@ read_rows(Client *c, const int *keys, Row *rows, int n)
 	ok = pg_ok(result);
 	for (int i = 0; i < n; i++)
 	{
-		rows[i] = (Row) {NONE, NONE, NONE, 0};
+		rows[i] = (Row) {NONE, NONE, NONE, 0, ""};
 		for (int r = 0; ok && r < PQntuples(result); r++)
 			if (pg_number(result, r, 0) == keys[i])
-				rows[i] = (Row) {pg_number(result, r, 1), pg_number(result, r, 2), pg_number(result, r, 3), 0};
+			{
+				rows[i] = (Row) {pg_number(result, r, 1), pg_number(result, r, 2), pg_number(result, r, 3), 0, ""};
+				snprintf(rows[i].word, sizeof(rows[i].word), "%s", PQgetvalue(result, r, 4));
+			}
 	}
 	PQclear(result);
 	return ok;

@@ -178,6 +178,7 @@ const Strategy strategies[] = {
 	{.name = "token-kept", .fenced = true, .get = token_kept_get, .fill = fence_fill},
 	{.name = "token-elsewhere", .fenced = true, .get = token_elsewhere_get, .fill = fence_fill},
 	{.name = "permit-late", .fenced = true, .get = permit_late_get, .fill = permit_late_fill},
+	{.name = "epoch-of-permit", .fenced = true, .get = fence_get, .fill = epoch_of_permit_fill},
 	{.name = "program", .fenced = true, .get = program_get, .check = program_check,
 	.get_many = program_get_many},
 	{.name = "delete", .get = plain_get, .fill = plain_fill, .committed = delete_committed},

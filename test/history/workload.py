@@ -11,7 +11,7 @@ from servers import wait_for
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 # Strategies that use pgcache_fence. 'fence' uses it correctly; each of the others breaks one rule for readers.
-MISREAD = ('token-first', 'token-kept', 'token-elsewhere', 'permit-late')
+MISREAD = ('token-first', 'token-kept', 'token-elsewhere', 'permit-late', 'epoch-of-permit')
 FENCED = ('fence', 'program', *MISREAD)
 
 # The fields of struct Control in history.h, in the same order.
@@ -75,6 +75,7 @@ CREATE TRIGGER item_deleted AFTER INSERT OR UPDATE OR DELETE ON item FOR EACH RO
 # How readers get the version that a fence has for a row: from the column, or from what the extension keeps aside.
 FENCED_VERSION = '''
 CREATE FUNCTION fenced_version(key int) RETURNS bigint STABLE LANGUAGE sql AS $$ SELECT %s $$;
+CREATE FUNCTION put_version(key int) RETURNS text STABLE LANGUAGE sql AS $$ SELECT %s $$;
 '''
 OWN_VERSION = 'version FROM item WHERE id = $1'
 KEPT_VERSION = "fence.group_version('item', $1::text)"
@@ -153,7 +154,8 @@ class Workload:
         several = fenced and self.versions == 'attachments'
         self.site.psql(TABLE_OF_SEVERAL if several else TABLE)
         self.site.psql(TABLES)
-        self.site.psql(FENCED_VERSION % (EITHER_VERSION if several else KEPT_VERSION if fenced and kept else OWN_VERSION))
+        self.site.psql(FENCED_VERSION % (EITHER_VERSION if several else KEPT_VERSION if fenced and kept else OWN_VERSION,
+                                         'fence.row_version(fenced_version($1))' if fenced else 'NULL::text'))
         if several:
             # triggers report the rows of generated keys in any case, so the executor is tested with plain ones
             key = 'computed' if self.capture == 'triggers' else 'id'

@@ -57,7 +57,7 @@ add_change(Txn *txn, int key, int64_t version, int64_t val, char kind, const cha
 		return;
 	change = &txn->changes[txn->n++];
 	change->key = key;
-	change->row = (Row) {version, val, version, 0};
+	change->row = (Row) {version, val, version, 0, ""};
 	change->kind = kind;
 	snprintf(change->token, sizeof(change->token), "%s", token);
 }

@@ -42,6 +42,7 @@ use FenceTest::Redis;
 our @EXPORT = qw(
   $TOP
   poll
+  row_version
   compile_library
   new_postgres
   wait_open
@@ -66,6 +67,11 @@ my $nodes_made = 0;
 
 # PostgreSQL::Test::Utils sends standard error to a log. The error that a test dies of must be in its output too.
 $SIG{__DIE__} = sub { diag(@_) unless $^S };
+
+{
+	no warnings 'once';
+	*row_version = \&FenceTest::Redis::row_version;
+}
 
 # Waits until the condition is true and returns its value. Dies after timeout seconds, with $what in the message.
 sub poll

@@ -115,8 +115,8 @@ while not ending:
     if status == 'hit' and answer[1] < before:
         counts['stale'] += 1
     if status == 'miss':
-        cursor.execute('SELECT version, to_jsonb(item)::text FROM item WHERE id = %s', (key,))
-        call(slot, 'FCALL', 'fence_put', 1, fence, answer[0], *cursor.fetchone(), 0)
+        cursor.execute('SELECT fence.row_version(version), to_jsonb(item)::text FROM item WHERE id = %s', (key,))
+        call(slot, 'FCALL', 'fence_put', 1, fence, answer[0], *(word or '' for word in cursor.fetchone()), 0)
 with open(result, 'w') as out:
     for name in ('hit', 'miss', 'pending', 'unarmed', 'unavailable', 'moved', 'ask', 'refused', 'broken', 'stale'):
         print(name, counts[name], file=out)

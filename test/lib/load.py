@@ -85,8 +85,8 @@ class Load:
                 self.count('hits')
             else:
                 self.count(answer[0])
-                row = self.sql(connection, 'SELECT version, to_jsonb(t)::text FROM %s t WHERE id = %%s' % self.table, (key,))
-                if row and answer[0] == 'miss':
+                row = self.sql(connection, 'SELECT fence.row_version(version), to_jsonb(t)::text FROM %s t WHERE id = %%s' % self.table, (key,))
+                if row and row[0] and answer[0] == 'miss':
                     self.call(strong.put, server, fence, answer[1], *row)
             time.sleep(PAUSE)
 

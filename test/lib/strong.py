@@ -54,6 +54,6 @@ def judge(record, permit):
     return 'miss', permit
 
 
-def put(client, fence, permit, version, payload):
+def put(client, fence, permit, row_version, payload):
     """Puts a row. Returns 'stored', or 'refused ' and the reason."""
-    return text(client.execute_command('FCALL', 'fence_put', 1, fence, permit, version, payload, 0))
+    return text(client.execute_command('FCALL', 'fence_put', 1, fence, permit, row_version, payload, 0))

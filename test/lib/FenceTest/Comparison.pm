@@ -271,7 +271,7 @@ sub _read_through
 	return \%got;
 }
 
-sub _put { my ($fence, $permit, $row) = @_; return [ qw(FCALL fence_put 1), $fence, $permit, $row->{version}, $row->{payload}, 0 ]; }
+sub _put { my ($fence, $permit, $row) = @_; return [ qw(FCALL fence_put 1), $fence, $permit, FenceTest::Redis::row_version($permit, $row->{version}), $row->{payload}, 0 ]; }
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Before

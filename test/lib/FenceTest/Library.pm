@@ -15,13 +15,18 @@ use FenceTest::Redis;
 our @EXPORT = qw(
   $redis $hour $identity $epoch
   fcall answer refuses f v hello clock until_of arm renew next_epoch heartbeat disarm announce fresh settings
-  token permit read_fast get check put put_from fill header reserve ends store domain derived
+  token permit row_version read_fast get check put put_from fill header reserve ends store domain derived
   status holders recent pendings version_of snapshot function_memory
 );
 
 our $redis = $^C ? undef : FenceTest::Redis->start;    # not for perl -c, which would leave the server running
 our $hour = 3_600_000;
 our ($identity, $epoch);
+
+{
+	no warnings 'once';
+	*row_version = \&FenceTest::Redis::row_version;
+}
 
 my $nonce = 0;
 my $number = 0;    # of the last epoch
@@ -118,7 +123,7 @@ sub put
 	my ($k, $version, %with) = @_;
 	my @keys = (f($k), defined $with{suffix} ? v($k, $with{suffix}) : ());
 
-	return fcall('fence_put', scalar @keys, @keys, $with{permit} // permit($k), $version, $with{payload} // "p$version", $with{ttl} // 0);
+	return fcall('fence_put', scalar @keys, @keys, $with{permit} // permit($k), row_version($with{epoch} // $epoch, $version), $with{payload} // "p$version", $with{ttl} // 0);
 }
 
 # The same for a record that is in Redis already, under the name of a value (side).
@@ -127,7 +132,7 @@ sub put_from
 	my ($k, $version, %with) = @_;
 	my @keys = (f($k), v($k, $with{side} // 'side'), defined $with{suffix} ? v($k, $with{suffix}) : ());
 
-	return fcall('fence_put_from', scalar @keys, @keys, $with{permit} // permit($k), $version, $with{ttl} // 0);
+	return fcall('fence_put_from', scalar @keys, @keys, $with{permit} // permit($k), row_version($with{epoch} // $epoch, $version), $with{ttl} // 0);
 }
 
 # What a reader does after a miss.

@@ -260,6 +260,9 @@ sub connection
 	return $self->{connection} //= $self->connect;
 }
 
+# The row version that a server names which is OPEN in this epoch, or in that of this token or permit (fence.row_version)
+sub row_version { my ($epoch, $version) = @_; return ($epoch =~ /^(\d+-[0-9a-f]{1,6})/ ? $1 : '0-0') . ".$version"; }
+
 sub call     { my $self = shift; return $self->connection->call(@_); }
 sub attempt  { my $self = shift; return $self->connection->attempt(@_); }
 sub error_of { my $self = shift; return $self->connection->error_of(@_); }

@@ -208,7 +208,7 @@ subtest 'each reservation ends as its transaction did' => sub {
 	{
 		my ($key, undef, $title) = @$case;
 		is(get(fence_of($table, $key)), 'miss', "$title: a miss");
-		is($redis->call(qw(FCALL fence_put 1), fence_of($table, $key), $permit{$key}, 3, '"old"', 0), 'refused late',
+		is($redis->call(qw(FCALL fence_put 1), fence_of($table, $key), $permit{$key}, row_version($permit{$key}, 3), '"old"', 0), 'refused late',
 			'what was read before is refused');
 	}
 	is(fence_version($table, 17), '5', 'another fence is left alone');

@@ -263,7 +263,7 @@ subtest 'a permit from before a write, and FLUSHALL, does not cache the old row'
 
 	$redis->call('FLUSHALL');
 	my (undef, $permit) = get($fence);
-	my $put = sub { return $redis->call(qw(FCALL fence_put 1), $fence, $permit, 5, 'old', 0); };
+	my $put = sub { return $redis->call(qw(FCALL fence_put 1), $fence, $permit, row_version($permit, 5), 'old', 0); };
 	$sql->run("UPDATE $table SET name = 'new' WHERE id = 1");
 	no_reservations($node);
 	is($put->(), 'refused late', 'refused');
@@ -517,7 +517,7 @@ subtest 'Redis is out of memory and evicts nothing: writers and hits go on, noth
 	}
 	my $fence = fence_of($table, 1);
 	my (undef, $permit) = get($fence);
-	like($redis->error_of(qw(FCALL fence_put 1), $fence, $permit, 6, '{}', 0), qr/OOM/, 'a plain client is told why');
+	like($redis->error_of(qw(FCALL fence_put 1), $fence, $permit, row_version($permit, 6), '{}', 0), qr/OOM/, 'a plain client is told why');
 	is(state_of('state'), 'OPEN', 'fences are OPEN');
 	is(state_of('epoch, bypassed_transactions'), $before, 'in the same epoch, and nobody went without');
 	$redis->call(qw(CONFIG SET maxmemory 0));

@@ -104,12 +104,34 @@ subtest 'arm: owner, timeline, server' => sub {
 	like(arm(server => 'b', epoch => '99-aa'), qr/^refused armed by another server/, '... which ends no lease for another server');
 	like(arm(timeline => 4, server => 'b', epoch => next_epoch()), qr/^armed /, 'a higher timeline may');
 	disarm('cluster', 4);
+	like(arm(epoch => next_epoch()), qr/^refused armed by timeline 4 of this cluster/, '... the lower one may not again, although no lease runs');
 	like(arm(owner => 'other', timeline => 1, epoch => next_epoch()), qr/^armed /, 'a foreign owner may after a disarm');
 	my $at = clock() + 50;
 	fresh('unarmed');
 	arm(at => $at);
 	1 until clock() > $at;
 	like(arm(server => 'b', epoch => next_epoch()), qr/^armed /, 'after the lease another server may');
+};
+
+subtest 'disarm by a higher timeline: it replaces the server that armed the process, which lives on' => sub {
+	fresh();
+	fill('k', 5);
+	my $old = $epoch;
+	my $permit = permit('k');
+	is(disarm(), 'disarmed', 'the same timeline ends the lease');
+	like(renew(), qr/^renewed /, '... and the epoch can go on');
+	is(disarm('cluster', 4), 'disarmed', 'a higher one');
+	like(renew(), qr/^refused not armed in this epoch/, '... ends the epoch');
+	is(read_fast('k'), 'closed', 'nothing is served');
+	is(put('k', 6, permit => $permit), 'refused unarmed', 'nothing is stored');
+	like(arm(epoch => next_epoch()), qr/^refused armed by timeline 4 of this cluster/, 'the replaced server cannot begin another epoch');
+	like(fcall('fence_hello', 0, 'n', 'aa', 'cluster', 3, 'run')->[8], qr/^armed by timeline 4/, '... as hello tells it');
+	is(hello()->[6], $old, 'the number of its epoch is not used again');
+	$epoch = next_epoch();
+	like(arm(timeline => 4, server => 'b'), qr/^armed /, 'the new server may begin its own at once');
+	announce('1.t', 1);
+	is(read_fast('k'), 'miss', 'what the old one stored is not served');
+	is(put('k', 6, epoch => $old), 'refused epoch', 'nor is what is read there');
 };
 
 # resume(before, server): what a server asks after a clean restart.
@@ -248,7 +270,7 @@ subtest 'attachments: announce, end, attach again' => sub {
 	ends('1.a');
 
 	my $first = $permit->();
-	my $put = sub { return fcall('fence_put', 1, $u, $_[0], 1, 'p', 0); };
+	my $put = sub { return fcall('fence_put', 1, $u, $_[0], row_version($_[0], 1), 'p', 0); };
 	is($put->($first), 'stored', 'a value');
 	is(announce('1.u', $_), 'announced 0', "announced $_: the same, or an older one that comes late") foreach 7, 6;
 	like($read->(), qr/^hit /, '... changes nothing');

@@ -54,7 +54,7 @@ follow($new, $old);
 # long enough for the steps until 'a hit' on any machine; what is over is waited for
 arm($old, 5_000);
 my $permit = $old->call('FCALL_RO', 'fence_token', 1, $fence);
-is($old->call('FCALL', 'fence_put', 1, $fence, $permit, 1, 'first', 0), 'stored', 'a reader fills the fence in');
+is($old->call('FCALL', 'fence_put', 1, $fence, $permit, FenceTest::Redis::row_version($permit, 1), 'first', 0), 'stored', 'a reader fills the fence in');
 is(hit($old), 'first', 'a hit');
 
 poll(sub { $old->info('replication', 'master_repl_offset') eq $new->info('replication', 'master_repl_offset') }, 'the replica');

@@ -28,6 +28,7 @@ my %hostile = (
 	V => [ '', 'x', f('k'), v('l', 'x'), v('k', 'x') =~ s/:x$//r, v('k', 'x') =~ s/:x$/x/r, 'n:v:1.u:{k}:x', 'other:v:1.t:{k}:x',
 		'n:heartbeat:{h}', v('k', $long), "\0" ],
 	W => [ @no_number, '1' x 20 ],                                       # version
+	R => [ '', '7', '.7', '1-a', '1-a.', '1-a.x', '1-a.-7', '1.7', 'x.7', '1-a.7 ', "1-a.7\n", '1-a.' . '1' x 20, "1-a.$long", $long ],    # row version
 	M => [ @no_number, '1' x 16 ],                                       # number
 	Z => [ grep({ $_ ne '' } @no_number), '1' x 16 ],                    # ... or nothing
 	S => [ '', ' ', 'a b', "a\nb", "a\0", "\xff", 'x' x 101, $long ],    # stamp
@@ -66,10 +67,10 @@ sub templates
 		[ fence_get      => 1, F => f('m') ],
 		[ fence_get      => 2, F => f('m'), V => v('m', 'x') ],
 		[ fence_release  => 1, F => f('l') ],
-		[ fence_put      => 1, F => f('k'), t => permit('k'), W => 7, '' => 'payload', M => 0 ],
-		[ fence_put      => 2, F => f('k'), V => v('k', 'x'), t => permit('k'), W => 7, '' => 'payload', M => 0 ],
-		[ fence_put_from => 2, F => f('k'), V => v('k', 'side'), t => permit('k'), W => 7, M => 0 ],
-		[ fence_put_from => 3, F => f('k'), V => v('k', 'beside'), V => v('k', 'x'), t => permit('k'), W => 7, M => 0 ],
+		[ fence_put      => 1, F => f('k'), t => permit('k'), R => row_version($epoch, 7), '' => 'payload', M => 0 ],
+		[ fence_put      => 2, F => f('k'), V => v('k', 'x'), t => permit('k'), R => row_version($epoch, 7), '' => 'payload', M => 0 ],
+		[ fence_put_from => 2, F => f('k'), V => v('k', 'side'), t => permit('k'), R => row_version($epoch, 7), M => 0 ],
+		[ fence_put_from => 3, F => f('k'), V => v('k', 'beside'), V => v('k', 'x'), t => permit('k'), R => row_version($epoch, 7), M => 0 ],
 		[ fence_write    => 0, e => header(), '' => '9.a', C => 2, '' => f('k'), '' => f('l') ],
 		[ fence_store    => 0, e => header(), S => '1.a', C => 1, '' => f('p'), M => 1, W => 8, Z => 0, '' => 'payload' ],
 		[ fence_remove   => 1, F => f('q'), e => header(), '' => $token ],
@@ -262,8 +263,8 @@ sub fails_cleanly
 	my ($why, @only) = @_;
 	my $before = snapshot();
 	my %calls = (
-		put    => sub { return refuses('fence_put', 1, f('k'), permit('k'), 7, 'p', 0); },
-		put_from => sub { return refuses('fence_put_from', 2, f('k'), v('k', 'side'), permit('k'), 7, 0); },
+		put    => sub { return refuses('fence_put', 1, f('k'), permit('k'), row_version($epoch, 7), 'p', 0); },
+		put_from => sub { return refuses('fence_put_from', 2, f('k'), v('k', 'side'), permit('k'), row_version($epoch, 7), 0); },
 		write  => sub { return refuses('fence_write', 0, header(), '9.a', 1, f('k'), '1.a'); },
 		store  => sub { return refuses('fence_store', 0, header(), '1.a', 1, f('p'), 1, 6, 0, 'p', '1.a'); },
 		remove => sub { return refuses('fence_remove', 1, f('k'), header(), token()); },
@@ -356,7 +357,7 @@ subtest 'a user who may not use every command: failing in the middle' => sub {
 		my ($try) = @_;
 		ends('3.a');
 		my $before = snapshot();
-		like($try->('fence_put', 1, f('k'), permit('k'), 8, 'p', 0), $denied, 'put without SET');
+		like($try->('fence_put', 1, f('k'), permit('k'), row_version($epoch, 8), 'p', 0), $denied, 'put without SET');
 		is(snapshot(), $before, 'nothing changed');
 		like($try->('fence_store', 0, header(), '1.a', 1, f('p'), reserve('1.a', 'p'), 6, 0, 'p'), $denied, 'a commit with the row');
 		is(holders('p') . version_of('p'), 'none', '... is a miss');

@@ -241,10 +241,12 @@ sub put
 	my $r = one(grep { $_->{content} } @{ $w->{readers} }) // return;
 	my @value = rand() < 0.4 ? $r->{fence} =~ s/:f:/:v:/r . ':x' : ();
 	my $permit = rand() < 0.9 ? $r->{permit} : one('x 1', $r->{permit} . '0' x 9, '');
-	my $reply = fcall('fence_put', 1 + @value, $r->{fence}, @value, $permit, $r->{version}, $r->{content} . "@value", 0);
+	my $elsewhere = rand() < 0.1;    # the row was read on a server that is OPEN in another epoch
+	my $word = row_version($elsewhere ? '1-abcdef' : $permit, $r->{version});
+	my $reply = fcall('fence_put', 1 + @value, $r->{fence}, @value, $permit, $word, $r->{content} . "@value", 0);
 
 	@{ $w->{readers} } = grep { $_ != $r } @{ $w->{readers} } if rand() < 0.7;
-	return expect("put of $r->{fence}", $reply, $m->put($r->{fence}, $permit));
+	return expect("put of $r->{fence}", $reply, $m->put($r->{fence}, $permit) =~ s/^stored$/$elsewhere ? 'refused epoch' : 'stored'/er);
 }
 
 # The slow path, of the fence or of a value beside it.
@@ -275,7 +277,7 @@ sub derive
 	foreach my $fence (@sources)
 	{
 		my $permit = permit_of(FenceTest::LibraryModel::domain_of($fence));
-		expect("put of $fence", fcall('fence_put', 1, $fence, $permit, $w->{rows}{$fence}, content($fence), 0), $m->put($fence, $permit));
+		expect("put of $fence", fcall('fence_put', 1, $fence, $permit, row_version($permit, $w->{rows}{$fence}), content($fence), 0), $m->put($fence, $permit));
 	}
 	my @lines = map { my $raw = $redis->call('GET', $_) // return; $raw =~ /^(\S+ \d+) / ? "$_ $1\n" : return } @sources;
 	my @tokens = map { permit_of(FenceTest::LibraryModel::domain_of($_)) =~ s/ .*//r } @sources;
@@ -454,6 +456,7 @@ my @mutations = (
 	[ '[R2] the second fence of a transaction is forgotten', 'for i = 1, m.n do', 'for i = 1, 1 do' ],
 	[ '[S4] put overlooks what is pending', "if d.space.pending[fence] then return 'pending' end", '' ],
 	[ '[S4] put overlooks what has ended', "if not none_ended(d.space, fence, since) then return 'late' end", '' ],
+	[ 'put takes what was read on another server', "  if epoch ~= d.space.armed.short then return 'epoch' end\n", '' ],
 	[ '[S4] put takes any token', "local since = sub(told, 1, #d.head) == d.head and whole(", 'local since = whole(' ],
 	[ '[S4] put takes any number', "if not since or since > counter then return 'token' end", "if not since then return 'token' end" ],
 	[ '[R3] (a) a row without its reservation', 'proven = is_alone(space.pending[fence], stamp) and', 'proven =' ],
@@ -464,7 +467,7 @@ my @mutations = (
 	[ '[R4] get overlooks reservations of rows', 'elseif d.pendings > 0 or d.space.pending[fence] then', 'elseif d.pendings > 0 then' ],
 	[ '[R4] get takes any value beside the fence', 'sub(both[2], 1, #head) == head and', 'true and' ],
 	[ '[R6] a permit of before', 'if d.permit_at ~= counter then d.permit', 'if not d.permit then d.permit' ],
-	[ '[R6] the gate stays open after a disarm', "  space.armed.until_ms = 0\n  set_gates(space)", '  space.armed.until_ms = 0' ],
+	[ '[R6] the gate stays open after a disarm', "  set_gates(space)\n  return { 'disarmed' }", "  return { 'disarmed' }" ],
 	[ '[R6] the gate stays open with a domain reserved', "d.pendings = d.pendings + 1\n    set_gate(d)", 'd.pendings = d.pendings + 1' ],
 	[ '[R6] the lease is not looked at', 'd.pendings == 0 and is_served(d, fence) and lease_runs(d.space.armed)', 'd.pendings == 0 and is_served(d, fence)' ],
 	[ '[R7] a committed domain keeps its token', "    new_token(d.space, d)\n  end\n  d.pending[stamp]", "  end\n  d.pending[stamp]" ],

@@ -11,7 +11,7 @@ use Test::More;
 
 subtest '[R6] the fast read: data, then token' => sub {
 	fresh();
-	like(permit('k'), qr/^1\d*\.[0-9a-f]{16} \d+$|^\d+\.[0-9a-f]{16} \d+$/, 'a permit: token, blank, number');
+	like(permit('k'), qr/^\d+-[0-9a-f]{6}\.[0-9a-f]{16} \d+$/, 'a permit: token, blank, number');
 	is(read_fast('k'), 'miss', 'nothing there');
 	fill('k', 5, payload => "a\0b\nc \xff");
 	is(read_fast('k'), "hit 5 {k}\na\0b\nc \xff", 'any bytes');
@@ -84,6 +84,23 @@ subtest '[R5] [S4] put needs the token, nothing pending, nothing ended since' =>
 	is(join(' ', @{ fcall('fence_counts', 0, 'n') }[ 0, 6, 7 ]), '1.t 8 17', 'both are counted');
 };
 
+subtest 'put: the server that was read must be the one that armed the process' => sub {
+	fresh();
+	my $mine = ($epoch =~ /^(\d+-\w{6})/)[0];
+	my $same_number = $mine =~ s/.$/x/r =~ tr/x/f/r;
+	$same_number =~ s/f$/e/ if $same_number eq $mine;
+	foreach my $other ('1-abcdef', $same_number, substr($mine, 0, -1), "${mine}0", $epoch)
+	{
+		is(fcall('fence_put', 1, f('k'), permit('k'), "$other.5", 'p', 0), 'refused epoch', "row version of epoch $other");
+		is(fcall('fence_put_from', 2, f('k'), v('k', 'side'), permit('k'), "$other.5", 0), 'refused epoch', '... put_from');
+	}
+	is(version_of('k'), 'none', 'nothing was stored');
+	is(fcall('fence_put', 1, f('k'), permit('k'), "$mine.5", 'p', 0), 'stored', 'of its own');
+	is(get('k'), 'hit ' . token() . " 5 {k}\np", 'the record has the version alone, since its token begins with the epoch');
+	like(token(), qr/^\Q$mine.\E/, '... the token does');
+	like(refuses('fence_put', 1, f('k'), permit('k'), 5, 'p', 0), qr/as fence.row_version returns it/, 'a number alone is an error');
+};
+
 subtest '[R5] put_from: the same proof, of a record that is renamed' => sub {
 	fresh();
 	my $permit = permit('k');
@@ -120,8 +137,8 @@ subtest '[R5] put_from: the same proof, of a record that is renamed' => sub {
 	is(put_from('k', 7, suffix => 'json'), 'stored', 'of a newer version');
 	is($redis->call('GET', f('k')), "$token 7 ", 'the fence is a mark');
 	$record->("$token 7 {k}:json\np7");
-	like(refuses('fence_put_from', 3, f('k'), $side, $side, permit('k'), 7, 0), qr/expected a fence/, 'a record is not its own value');
-	like(refuses('fence_put_from', 2, f('k'), $_, permit('k'), 7, 0), qr/expected a fence/, "no place for a record of the fence: $_")
+	like(refuses('fence_put_from', 3, f('k'), $side, $side, permit('k'), row_version($epoch, 7), 0), qr/expected a fence/, 'a record is not its own value');
+	like(refuses('fence_put_from', 2, f('k'), $_, permit('k'), row_version($epoch, 7), 0), qr/expected a fence/, "no place for a record of the fence: $_")
 	  foreach f('k'), f('l'), v('l', 'side'), 'other';
 };
 
@@ -151,7 +168,7 @@ subtest 'values beside a fence, which is a mark then' => sub {
 	is(check('k', 5), 1, '... but current');
 	is(put('k', 5, suffix => 'x.y:{z}', payload => 'other'), 'stored', 'another representation');
 	is(get('k', 'x.y:{z}'), "hit $token 5 {k}:x.y:{z}\nother", 'hit');
-	like(refuses('fence_put', 2, f('k'), v('k', $_), permit('k'), 5, 'p', 0), qr/perhaps a value of it/, 'a suffix is one word') foreach 'a b', "a\nb";
+	like(refuses('fence_put', 2, f('k'), v('k', $_), permit('k'), row_version($epoch, 5), 'p', 0), qr/perhaps a value of it/, 'a suffix is one word') foreach 'a b', "a\nb";
 	fill('k', 5, payload => 'whole');
 	is(put('k', 5, suffix => 'json', payload => '[]'), 'stored', 'beside a fence with a payload');
 	is(get('k'), "hit $token 5 {k}\nwhole", '... which stays');
@@ -273,7 +290,7 @@ subtest 'callers in another database' => sub {
 	$third->call('SELECT', 3);
 	is(join(' ', @{ $third->call('FCALL', 'fence_get', 1, f('k')) }), 'hit ' . token() . " 5 {k}\np5", 'get reads the same fence');
 	is($third->call('FCALL', 'fence_check', 1, f('k'), token(), 5), 1, 'check');
-	is($third->call('FCALL', 'fence_put', 1, f('k'), permit(), 6, 'six', 0), 'stored', 'put');
+	is($third->call('FCALL', 'fence_put', 1, f('k'), permit(), row_version($epoch, 6), 'six', 0), 'stored', 'put');
 	is(read_fast('k'), "hit 6 {k}\nsix", '... is seen in database 0');
 	is($third->call('FCALL', 'fence_remove', 1, f('k'), header(), 'x'), 0, 'remove');
 	my $name = derived('d', 'k');

@@ -137,9 +137,9 @@ subtest 'nothing is cached for ever' => sub {
 	# of a client, beside the fence that it marks
 	$redis->call('DEL', $fence);
 	my $permit = $redis->call('FCALL_RO', 'fence_token', 1, $fence);
-	is($redis->call('FCALL', 'fence_put', 2, $fence, "$value:xml", $permit, 0, '<row/>', 0), 'stored', 'beside the fence');
+	is($redis->call('FCALL', 'fence_put', 2, $fence, "$value:xml", $permit, row_version($permit, 0), '<row/>', 0), 'stored', 'beside the fence');
 	ok($left{default}->($left_of->($_)), "$_") foreach ($fence, "$value:xml");
-	is($redis->call('FCALL', 'fence_put', 1, $fence, $permit, 0, 'payload', 500), 'stored', 'for half a second');
+	is($redis->call('FCALL', 'fence_put', 1, $fence, $permit, row_version($permit, 0), 'payload', 500), 'stored', 'for half a second');
 	cmp_ok($left_of->($fence), '<=', 500, 'no longer');
 	my @immortal = grep { $left_of->($_) == -1 } map { @{ $redis->call('KEYS', "$ns:$_:*") } } qw(f v);
 	is("@immortal", '', 'no fence and no value is without an end');
@@ -195,7 +195,7 @@ subtest 'read waits for who was asked to fill, no longer than told' => sub {
 
 	my $permit = ask_to_fill($fence);
 	$reader->begin("SELECT fence.read('hot', '1')");
-	is($redis->call(qw(FCALL fence_put 1), $fence, $permit, 0, '"filled"', 0), 'stored', 'he does');
+	is($redis->call(qw(FCALL fence_put 1), $fence, $permit, row_version($permit, 0), '"filled"', 0), 'stored', 'he does');
 	is($reader->take, '"filled"', 'the other has what he put');
 
 	ask_to_fill($fence);
@@ -231,7 +231,7 @@ subtest '200 readers of one missing key' => sub {
 
 	$sql->run('CREATE SEQUENCE reads');
 	# takes its time, as a read of a busy server does
-	my $query = "SELECT version, CASE WHEN nextval('reads') > 0 AND pg_sleep(0.02) IS NOT NULL THEN 'right' END FROM hot WHERE id = 3";
+	my $query = "SELECT fence.row_version(version), CASE WHEN nextval('reads') > 0 AND pg_sleep(0.02) IS NOT NULL THEN 'right' END FROM hot WHERE id = 3";
 	foreach my $mode (qw(ignore wait dead))
 	{
 		$redis->call('DEL', $fence);

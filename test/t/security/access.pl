@@ -189,8 +189,8 @@ subtest 'a reader of Redis' => sub {
 	my ($status, $permit) = strong_read($reader, $fence);
 	is($status, 'miss', 'gets');
 	my $version = $sql->run('SELECT version FROM item WHERE id = 14');
-	is($reader->call(qw(FCALL fence_put 1), $fence, $permit, $version, 'payload', 0), 'stored', 'puts');
-	is($reader->call(qw(FCALL fence_put 2), $fence, $value, $permit, $version, 'short', 0), 'stored', '... beside the fence too');
+	is($reader->call(qw(FCALL fence_put 1), $fence, $permit, row_version($permit, $version), 'payload', 0), 'stored', 'puts');
+	is($reader->call(qw(FCALL fence_put 2), $fence, $value, $permit, row_version($permit, $version), 'short', 0), 'stored', '... beside the fence too');
 	is((strong_read($reader, $fence))[2], 'payload', 'has a hit');
 	is($reader->call(qw(FCALL_RO fence_get 1), $fence)->[0], 'hit', '... the slow way too');
 	is($reader->call(qw(FCALL_RO fence_get 2), $fence, $value)->[1] =~ s/.*\n//r, 'short', '... and of what is beside');
@@ -202,11 +202,11 @@ subtest 'a reader of Redis' => sub {
 
 	my @uses = ([ 'GET', $fence ], [ 'MGET', $fence ], [ 'SET', $derived, "$fence $token $version\n\ncomputed" ], ['MULTI'],
 		[ qw(FCALL_RO fence_token 1), $fence ], ['EXEC'], [ qw(FCALL_RO fence_token 1), $fence ], [ qw(FCALL_RO fence_get 1), $none ],
-		[ qw(FCALL fence_put 2), $fence, $value, $permit, $version, 'short', 0 ], [ qw(FCALL_RO fence_release 1), $fence ],
+		[ qw(FCALL fence_put 2), $fence, $value, $permit, row_version($permit, $version), 'short', 0 ], [ qw(FCALL_RO fence_release 1), $fence ],
 		[ qw(FCALL_RO fence_check 1), $fence, $token, $version ], [ qw(FCALL_RO fence_get_derived 1), $derived ]);
 	is(refusals($reader, 'reader', @uses), '', 'nothing of that is refused');
 	my $large = "$value.1";
-	my @large = ([ 'SET', $large, "$token $version {14}\nlarge" ], [ qw(FCALL fence_put_from 2), $fence, $large, $permit, $version, 0 ]);
+	my @large = ([ 'SET', $large, "$token $version {14}\nlarge" ], [ qw(FCALL fence_put_from 2), $fence, $large, $permit, row_version($permit, $version), 0 ]);
 	isnt(refusals($reader, 'reader', @large), '', 'a put that renames needs more');
 	$redis->call('ACL', 'SETUSER', 'reader', '+fcall|fence_put_from', '+rename', '+pexpire');
 	is(refusals($reader, 'reader', @large), '', 'nothing of that is refused to who has it');
@@ -265,13 +265,13 @@ SQL
 	my %ways = (
 		'a put' => sub {
 			my ($fence) = @_;
-			return $liar->call(qw(FCALL fence_put 1), $fence, $permit->($fence), $huge, '{"name": "lie"}', 0);
+			return $liar->call(qw(FCALL fence_put 1), $fence, $permit->($fence), row_version($permit->($fence), $huge), '{"name": "lie"}', 0);
 		},
 		'a put, and another one' => sub {
 			my ($fence) = @_;
 			my $one = $permit->($fence);
-			$liar->call(qw(FCALL fence_put 1), $fence, $one, 1, '{"name": "lie"}', 0);
-			return $liar->call(qw(FCALL fence_put 1), $fence, $one, $huge, '{"name": "lie"}', 0);
+			$liar->call(qw(FCALL fence_put 1), $fence, $one, row_version($one, 1), '{"name": "lie"}', 0);
+			return $liar->call(qw(FCALL fence_put 1), $fence, $one, row_version($one, $huge), '{"name": "lie"}', 0);
 		},
 		'SET of the fence' => sub {
 			my ($fence) = @_;
@@ -366,8 +366,8 @@ subtest 'a reader that can forge nothing' => sub {
 		$redis->call('ACL', 'SETUSER', 'looker', 'nocommands', @LOOKER);
 	}
 	foreach my $command ([ 'SET', $fence, 'forged' ], [ 'DEL', $fence ], [ 'SET', $derived, 'forged' ], [ qw(FCALL fence_get 1), $none ],
-		[ qw(FCALL fence_put 1), $none, $permit, 1, 'forged', 0 ], [ qw(FCALL_RO fence_put 1), $none, $permit, 1, 'forged', 0 ],
-		[ qw(FCALL fence_put 2), $fence, $value, $permit, $version, 'forged', 0 ], [qw(FLUSHALL)], [qw(KEYS *)], [ 'GET', 'other:key' ],
+		[ qw(FCALL fence_put 1), $none, $permit, row_version($permit, 1), 'forged', 0 ], [ qw(FCALL_RO fence_put 1), $none, $permit, row_version($permit, 1), 'forged', 0 ],
+		[ qw(FCALL fence_put 2), $fence, $value, $permit, row_version($permit, $version), 'forged', 0 ], [qw(FLUSHALL)], [qw(KEYS *)], [ 'GET', 'other:key' ],
 		[ 'EXPIRE', $fence, 1 ])
 	{
 		like($looker->error_of(@$command) // 'none', qr/^NOPERM/, "not @$command[0 .. ($#$command > 1 ? 1 : $#$command)]");

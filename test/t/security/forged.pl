@@ -144,7 +144,7 @@ subtest 'the narrowest rights' => sub {
 	like($record, qr/^\Q$token\E /, 'who only reads needs MGET and fence_token');
 	like($looker->error_of('SET', $fence, 'x') // 'none', qr/^NOPERM/, '... and cannot write');
 	# a function does what it does with the rights of its caller
-	my @puts = (qw(FCALL fence_put 1), $fence, $looker->call(qw(FCALL_RO fence_token 1), $fence), 0, 'x', 0);
+	my @puts = (qw(FCALL fence_put 1), $fence, $looker->call(qw(FCALL_RO fence_token 1), $fence), row_version($token, 0), 'x', 0);
 	my $caller = $user->('caller', grep({ $_ ne '+set' } @READER), "~$namespace:f:*", "%R~$namespace:heartbeat*");
 	like($caller->error_of(@puts) // 'none', qr/NOPERM|can't run this command|permission/i, 'who puts needs SET');
 	is((split / /, ($redis->call('GET', $fence)))[0], $token, '... without it nothing is stored');

@@ -91,7 +91,7 @@ subtest 'each answers in its slots and in no others' => sub {
 			my ($token) = split / /, $permit;
 			$wrong++ if $i != $shard && ($status ne 'unarmed'
 				|| $servers[$i]->call(qw(FCALL_RO fence_check 1), $fence, $token, 1) ne '0'
-				|| $servers[$i]->call(qw(FCALL fence_put 1), $fence, $permit, 9, 'x', 0) ne 'refused unarmed'
+				|| $servers[$i]->call(qw(FCALL fence_put 1), $fence, $permit, row_version($permit, 9), 'x', 0) ne 'refused unarmed'
 				|| $servers[$i]->call(qw(FCALL fence_write 0), "$ns " . state_of('epoch'), '1.a', 1, $fence) ne '0');
 		}
 	}

@@ -112,11 +112,11 @@ compare_fences($node, 'item');
 # What is refused first, and then stored.
 my $fence = $sql->run(q(SELECT fence.fence_key('item', '101')));
 my ($told, $permit) = strong_read($redis, $fence);
-is($redis->call(qw(FCALL fence_put 1), $fence, $permit, 1, '{}', 0), 'refused closed', 'nothing is put in a closed bucket');
-poll(sub { $redis->call(qw(FCALL fence_put 1), $fence, $permit, 1, '{}', 0) eq 'refused late' }, 'the bucket opens');
+is($redis->call(qw(FCALL fence_put 1), $fence, $permit, row_version($permit, 1), '{}', 0), 'refused closed', 'nothing is put in a closed bucket');
+poll(sub { $redis->call(qw(FCALL fence_put 1), $fence, $permit, row_version($permit, 1), '{}', 0) eq 'refused late' }, 'the bucket opens');
 pass('a permit of before the opening stores nothing');
 ($told, $permit) = strong_read($redis, $fence);
-is($redis->call(qw(FCALL fence_put 1), $fence, $permit, 1, '{}', 0), 'stored', 'one of after it does');
+is($redis->call(qw(FCALL fence_put 1), $fence, $permit, row_version($permit, 1), '{}', 0), 'stored', 'one of after it does');
 $redis->call('DEL', $fence);
 
 # ---------------------------------------------------------------------------------------------------------------------

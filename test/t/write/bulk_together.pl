@@ -109,7 +109,7 @@ sub put
 {
 	my ($table, $key, $answer, $version, $payload) = @_;
 
-	return $redis->call(qw(FCALL fence_put 1), fence_of($table, $key), $answer->[1], $version, $payload, 0);
+	return $redis->call(qw(FCALL fence_put 1), fence_of($table, $key), $answer->[1], row_version($answer->[1], $version), $payload, 0);
 }
 
 subtest 'what was read before is put during and after' => sub {

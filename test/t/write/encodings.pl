@@ -59,7 +59,7 @@ sub get
 	return ($answer, (split / /, $head)[ 0, 1 ], $payload);
 }
 
-sub put { my ($fence, @rest) = @_; return $redis->call(qw(FCALL fence_put 1), $fence, @rest, 0); }
+sub put { my ($fence, $permit, $version, $payload) = @_; return $redis->call(qw(FCALL fence_put 1), $fence, $permit, row_version($permit, $version), $payload, 0); }
 
 # A table in one of the domains: key and value are text.
 sub new_table
