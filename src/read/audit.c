@@ -233,15 +233,17 @@ warn_of_broken_promise(const Domain *domain, const char *key, const FenceStatus 
 						key, domain->name),
 				 errdetail("The fence had version " INT64_FORMAT ", the row has " INT64_FORMAT ".",
 						   status->fence_version, status->row_version),
-				 errhint("Look for writes that bypassed the triggers (disabled triggers, a restored table), or for a Redis that"
-						 " fence.nodes does not show. Please report it.")));
+				 errhint("Look for writes that bypassed the triggers (disabled triggers, a restored table), for a client that puts"
+						 " what it has read on another server than this one, or for a Redis that fence.nodes does not show."
+						 " Please report it.")));
 	else if (status->relation == RELATION_PAYLOAD)
 		ereport(WARNING,
 				(errcode(ERRCODE_DATA_CORRUPTED),
 				 errmsg("the cached value of key \"%s\" in domain \"%s\" differed from its row, although both had the same version",
 						key, domain->name),
 				 errdetail("Both have version " INT64_FORMAT ".", status->row_version),
-				 errhint("Look for writes that bypassed the triggers, and for clients that put other values than they have read.")));
+				 errhint("Look for writes that bypassed the triggers, and for clients that put other values than they have read, or that read"
+						 " another server than this one.")));
 }
 
 static const char *

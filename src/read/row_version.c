@@ -56,8 +56,8 @@ fence_row_version(PG_FUNCTION_ARGS)
 {
 	char		epoch[EPOCH_LEN];
 
-	/* what the own transaction has written is not committed, and others must not get it */
-	if (TransactionIdIsValid(GetTopTransactionIdIfAny()) || !own_epoch(epoch))
+	/* What the own transaction has written is not committed, and others must not get it. Redis knows no negative versions. */
+	if (TransactionIdIsValid(GetTopTransactionIdIfAny()) || PG_GETARG_INT64(0) < 0 || !own_epoch(epoch))
 		PG_RETURN_NULL();
 	PG_RETURN_TEXT_P(cstring_to_text(psprintf("%s." INT64_FORMAT, epoch, PG_GETARG_INT64(0))));
 }

@@ -15,6 +15,7 @@ CAUGHT = (
     ('token-kept', '', 64, 'none', '', 'stale'),
     ('token-elsewhere', '', 64, 'replica_cut_off', '', 'stale'),
     ('permit-late', '', 64, 'none', 'reader_stall', 'stale'),
+    ('epoch-of-permit', '', 64, 'old_primary_alive', '', 'stale'),
     ('delete', '', 64, 'none', 'reader_stall', 'stale'),
     ('delete-twice', '', 64, 'none', 'reader_stall', 'stale'),
     ('write-through', '', 64, 'none', 'writer_stall', 'stale'),

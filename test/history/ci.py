@@ -100,6 +100,7 @@ def main():
     nothing_stale(tap, FIXED_SEED + 1, 'with shards', nodes='shards', seconds=10, once=True,
                   faults='shard_kill9,shard_pause_long,server_kill9')
     nothing_stale(tap, FIXED_SEED, 'when replies to readers are confused', faults=REPLIES, seconds=10, once=True, gap=0.3)
+    nothing_stale(tap, FIXED_SEED, 'while an old primary lives on and is read', faults='old_primary_alive', seconds=8, once=True)
     library = '/usr/bin/python3 test/clients/conformance.py'
     nothing_stale(tap, FIXED_SEED, 'by the Python library', program=library, seconds=10, once=True, readers=4,
                   faults='redis_kill9_rdb,replies_swapped,replies_repeated')

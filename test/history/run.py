@@ -86,7 +86,7 @@ class Run:
         self.rng = random.Random(options.seed)
         self.known = FAULTS_OF[options.nodes]
         self.names = [] if options.faults in ('none', '') else options.faults.split(',') if options.faults != 'random' \
-            else sorted(name for name, fault in self.known.items() if getattr(fault, 'drawn', True))
+            else sorted(self.known)
         self.broken = False
         self.records, self.losses, self.logs, self.complaints = [], [], [], []
 

@@ -31,7 +31,7 @@ def parse():
     parser.add_argument('--seconds', type=float, default=8, help='of each run')
     parser.add_argument('--seed', type=int, default=1)
     parser.add_argument('--strategies', default=','.join(COLUMNS))
-    parser.add_argument('--faults', default=','.join([NOTHING, *(name for name, fault in run.ALL_FAULTS.items() if getattr(fault, 'drawn', True))]))
+    parser.add_argument('--faults', default=','.join([NOTHING, *run.ALL_FAULTS]))
     parser.add_argument('--results', metavar='FILE', help='keeps measured cells; cells found there are not measured again')
     parser.add_argument('--output', metavar='FILE', help='where to write the tables, in Markdown; default: standard output')
     return parser.parse_args()

@@ -29,7 +29,6 @@ class Fault:
     name = ''
     describe = ''
     options = {}            # the options that the Site must have
-    drawn = True            # whether runs with random faults, and short runs, draw it; False: it finds a hole that is still open
     epoch = 'any'           # 'same', 'new' or 'any': what the fault must do to the epoch
 
     def kind(self):

@@ -12,7 +12,6 @@ class OldPrimaryAlive(Fault):
     name = 'old_primary_alive'
     describe = 'a standby is promoted; the old primary lives, and half of the readers stay connected to it'
     epoch = 'new'
-    drawn = False           # a put does not name the server yet that was read
 
     def do(self, site, rng, record):
         proof = record['proof']
