@@ -70,6 +70,10 @@ class World:
         """As PostgreSQL tells it."""
         return self.sql('SELECT fence.fence_key(%s, VARIADIC %s::text[])', (domain, [str(value) for value in key]))[0][0]
 
+    def row_version(self, id):
+        """Of a row of account."""
+        return self.sql('SELECT fence.row_version(version) FROM account WHERE id = %s', (id,))[0][0]
+
     def settled(self):
         """The last commit has ended in Redis too."""
         wait_for(lambda: not self.sql('SELECT FROM fence.pending'), 'the last write to end')

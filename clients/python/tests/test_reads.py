@@ -20,7 +20,7 @@ from conftest import TIMEOUTS, wait_for
 from servers import PostgresServer
 from pgcache_fence import AsyncFences, Fences, Raw, WrongKey, WrongUse, observe, wire
 
-ROW = 'SELECT version, owner FROM account WHERE id = %s'
+ROW = 'SELECT fence.row_version(version), owner FROM account WHERE id = %s'
 
 
 class Blocking:
@@ -150,7 +150,7 @@ def test_many_load_only_what_is_missed(world, fences, row):
 
     def load(connection, missed):
         asked.append(sorted(missed))
-        return {3: (0, {'own': 3}), row: None}
+        return {3: (world.row_version(3), {'own': 3}), row: None}
 
     async def load_later(connection, missed):
         return load(connection, missed)
@@ -209,12 +209,49 @@ def test_an_absence_that_is_cached(world, fences):
 
 def test_what_was_read_before_a_write_is_not_put(world, fences, row):
     def load(connection, key):
+        version = world.row_version(row)
         world.sql("UPDATE account SET owner = 'newer' WHERE id = %s", (row,))
-        return 0, {'owner': 'older'}
+        return version, {'owner': 'older'}
 
     fences.read('account', row, load)
     assert events(fences)['refused'] >= 1
     assert owner(fences, row) == 'newer'
+
+
+def stored(world, id):
+    """Whether Redis has a value of the row of account, current or not."""
+    name = world.name('account', id)
+    return '\n' in (world.system.on_redis(name, 'GET', name) or '')
+
+
+def test_a_row_of_another_epoch_is_not_put(world, make, row):
+    """A primary that was replaced still has the old rows, and its readers get permits from Redis."""
+    fences, ended = make(local=10), world.row_version(row)
+    for server in world.system.redis:
+        server.kill9()
+        server.start()
+    wait_for(lambda: world.row_version(row) not in (None, ended), 'the next epoch', 60)
+    for version in ('1-abcdef.5', ended):
+        for value in ('older', 'older' * 2000):
+            world.next_read_is_put(row)
+            assert fences.read('account', row, lambda connection, key, read=(version, {'owner': value}): read) == {'owner': value}
+            assert not stored(world, row)
+    assert events(fences)['refused'] == 4 and 'stored' not in events(fences)
+    assert not fences.fences._core.local.kept
+    world.next_read_is_put(row)
+    assert owner(fences, row) == 'first' and stored(world, row) and events(fences)['stored'] == 1
+
+
+def test_rows_without_a_row_version_are_used_and_not_put(world, fences, row):
+    keys = [61, row, 62]
+    for key in keys:
+        world.next_read_is_put(key)
+    assert fences.read_many('account', keys, lambda connection, missed: {
+        key: (None if key == row else world.row_version(key), {'own': key}) for key in missed}) == {key: {'own': key} for key in keys}
+    assert events(fences)['kept_back'] == 1 and events(fences)['stored'] == 2
+    assert [stored(world, key) for key in keys] == [True, False, True]
+    assert owner(fences, row) == 'first' and 'waited' not in events(fences)
+    world.sql('UPDATE account SET balance = balance WHERE id IN (61, 62)')
 
 
 def test_values_of_one_instant(world, fences):
@@ -280,8 +317,11 @@ def test_peek(world, fences, row):
 def test_large_values_and_other_codecs(world, make, row):
     fences = make(codec=Raw)
     payload = bytes(range(256)) * 400
-    assert fences.read('account', row, lambda connection, key: (0, payload)) == payload
-    wait_for(lambda: fences.read('account', row, lambda connection, key: (0, payload)) == payload and sources(fences).get('hit'), 'a hit')
+
+    def load(connection, key):
+        return world.row_version(row), payload
+    assert fences.read('account', row, load) == payload
+    wait_for(lambda: fences.read('account', row, load) == payload and sources(fences).get('hit'), 'a hit')
     assert events(fences)['stored'] >= 1
     assert world.system.on_redis(world.name('account', row), 'EXISTS', world.name('account', row)) == 1
 
@@ -314,7 +354,7 @@ def test_many_readers_at_once_share_the_work(world, fences, row):
     def load(connection, key):          # it takes until another reader waits for it
         calls.append(key)
         wait_for(lambda: 'waited' in events(fences), 'a reader that waits')
-        return world.sql('SELECT version, to_jsonb(a) FROM account a WHERE id = %s', (row,))[0]
+        return world.sql('SELECT fence.row_version(version), to_jsonb(a) FROM account a WHERE id = %s', (row,))[0]
 
     async def load_later(connection, key):
         return await asyncio.to_thread(load, connection, key)
@@ -400,6 +440,9 @@ def test_errors_say_what_to_do(world, fences):
         fences.read('nothing', 1)
     with pytest.raises(WrongKey, match='convert it to the type'):
         fences.read('account', 1.5)
+    for version in (5, 5.0, '5', b'6-3fa21c.5', '6.5', '6-3fa21c', '6-3fa21c.5 '):
+        with pytest.raises(WrongUse, match=r'select fence.row_version\(version\) in the statement that reads the row'):
+            fences.read('account', 1, lambda connection, key, version=version: (version, 'own'))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -434,6 +477,41 @@ def test_transactions_of_ones_own(single, row=31):
     connection.rollback()
     assert Fences(single.redis(), single.connect).read('account', row)['balance'] == 4
     connection.close()
+
+
+def test_a_loader_that_writes(single, row=35):
+    connection = single.connect()
+    connection.autocommit = False
+    fences = Fences(single.redis(), connection)
+
+    def load(connection, key):
+        with connection.cursor() as cursor:
+            cursor.execute('UPDATE note SET text = text WHERE id = 1')
+            cursor.execute(ROW, (key,))
+            return cursor.fetchone()
+    single.next_read_is_put(row)
+    assert fences.read('account', row, load) == 'owner %d' % row
+    assert events(fences) == {'kept_back': 1} and not stored(single, row)
+    connection.close()
+
+
+def test_a_primary_that_was_replaced(single, tmp_path):
+    """It does not know that yet, and its own rows may be old."""
+    replaced = PostgresServer(str(tmp_path / 'replaced'), single.system.postgres.bindir)
+    single.sql('UPDATE account SET balance = 1 WHERE id = 36')
+    replaced.copy_of(single.system.postgres)
+    replaced.configure("unix_socket_directories = '%s'\npgcache_fence.redis_url = 'redis://127.0.0.1:1'\n" % replaced.directory)
+    replaced.start()
+    try:
+        single.sql('UPDATE account SET balance = 2 WHERE id = 36')
+        single.next_read_is_put(36)
+        with contextlib.closing(psycopg2.connect(replaced.dsn())) as connection:
+            fences = Fences(single.redis(), connection)
+            assert fences.read('account', 36)['balance'] == 1
+        assert events(fences) == {'kept_back': 1} and not stored(single, 36)
+        assert Fences(single.redis(), single.connect).read('account', 36)['balance'] == 2
+    finally:
+        replaced.stop('immediate')
 
 
 def test_drivers(single):
@@ -503,7 +581,7 @@ def test_a_standby_is_refused(single, tmp_path):
     standby.configure("unix_socket_directories = '%s'" % standby.directory)
     standby.start()
     try:
-        for load in (None, lambda connection, key: (0, 'old')):
+        for load in (None, lambda connection, key: (single.row_version(92), 'old')):
             single.sql('UPDATE account SET balance = 1 WHERE id = 92')
             with contextlib.closing(psycopg2.connect(standby.dsn())) as connection, pytest.raises(WrongUse, match='standby'):
                 Fences(single.redis(), connection).read('account', 92, load)

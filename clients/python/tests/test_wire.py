@@ -58,6 +58,13 @@ def test_the_slow_path_compares_both():
                 wire.vet(request, answers)
 
 
+def test_the_epoch_of_a_row_version_is_not_in_the_record():
+    for side in (None, VALUE):
+        words = wire.pack_put(0, NAME, side, b'7-3fa21c.a 5', '6-3fa21c.5', b'row', 9).packed.split(b'\r\n')
+        assert words.count(b'6-3fa21c.5') == 1
+        assert (b'7-3fa21c.a 5 {1}\nrow' in words) == (side is not None)
+
+
 def test_a_nonce_does_not_come_back():
     made = []
     for _ in range(2):

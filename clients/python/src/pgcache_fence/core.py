@@ -16,6 +16,7 @@ Owns: the order of the steps. The permit comes first, then the snapshot, then th
 import copy
 import json
 import random
+import re
 import time
 from collections import OrderedDict
 from decimal import Decimal
@@ -35,6 +36,7 @@ FIRST_PAUSE = 0.001
 ASKED_NAMES_MAX = 10000     # maximum names from PostgreSQL that are kept
 DERIVED_SECONDS = 60        # time for which the name of a derived value is kept; a new definition changes the name
 ABSENT = b'null'            # the payload that says that there is no such row
+ROW_VERSION = re.compile(r'\d+-[0-9a-f]+\.\d+', re.ASCII)
 MISSED = object()
 
 
@@ -291,7 +293,7 @@ class Core:
             if type(answers[name]) is wire.Nothing:
                 self.counters.event(domain.name, answers[name].why)
         try:
-            rows, fresh = yield 'postgres', self._rows(domain, left, names, load), connection
+            rows = yield 'postgres', self._rows(domain, left, names, load), connection
         except GeneratorExit:                           # the caller has dropped this read
             raise
         except BaseException:                           # also if the task was cancelled
@@ -301,10 +303,10 @@ class Core:
         self.counters.read(domain.name, 'database', len(left))
         for name in left:
             found[name] = self._value(rows[name][1]) if name in rows else None
-        yield from self._put(domain, left, answers, rows, fresh)
+        yield from self._put(domain, left, answers, rows)
 
     def _rows(self, domain: Domain, left: List[str], names: Dict[str, Any], load: Any) -> Steps:
-        """name -> (version, payload) of the names that have a row; and whether these may be put."""
+        """name -> (row version, payload) of the names that have a row. A row without a row version must not be put."""
         lines = yield ('query', *(domain.vet() if load else domain.vet_and_load(left)))
         standby, fresh, number = lines[0][:3]
         if standby:
@@ -312,36 +314,36 @@ class Core:
                            '(target_session_attrs=primary)')
         if number != domain.id:
             raise Changed
-        if not load:
-            return {left[line[3] - 1]: (line[4], line[5].encode()) for line in lines if line[3] is not None}, fresh
-        name_of = {names[name]: name for name in left}
-        loaded = yield 'call', load, list(name_of)
-        return {name_of[key]: (int(row[0]), self._payload(row[1])) for key, row in loaded.items() if row is not None}, fresh
+        if load:
+            name_of = {names[name]: name for name in left}
+            loaded = yield 'call', load, list(name_of)
+            rows = {name_of[key]: (row_version(row[0]), self._payload(row[1])) for key, row in loaded.items() if row is not None}
+        else:
+            rows = {left[line[3] - 1]: (line[4], line[5].encode()) for line in lines if line[3] is not None}
+        return rows if fresh else {name: (None, payload) for name, (_, payload) in rows.items()}
 
     def _payload(self, value: Any) -> bytes:
         payload = self.codec.dumps(value)
         return payload.encode() if isinstance(payload, str) else payload
 
-    def _put(self, domain: Domain, left: List[str], answers: Dict[str, wire.Answer], rows: Dict[str, Tuple[int, bytes]],
-             fresh: bool) -> Steps:
-        requests, puts = [], 0
-        for name in sorted(left, key=lambda name: name not in rows):
+    def _put(self, domain: Domain, left: List[str], answers: Dict[str, wire.Answer], rows: Dict[str, Tuple[Optional[str], bytes]]) -> Steps:
+        puts, releases = [], []
+        for name in left:
             answer = answers[name]
             if type(answer) is not wire.Miss:
                 continue
-            if name not in rows or not fresh:
+            version, payload = rows.get(name, (None, b''))
+            if version is None:
                 if name in rows:
                     self.counters.event(domain.name, 'kept_back')
                 if answer.asked:
-                    requests.append(self._release(name))
+                    releases.append(self._release(name))
                 continue
-            version, payload = rows[name]
             side = domain.naming.beside(name, 'put-%016x' % random.getrandbits(64)) if len(payload) >= wire.LARGE else None
-            requests.append(wire.pack_put(self.place_of(name), name, side, answer.permit, version, payload, domain.ttl_ms))
-            puts += 1
-        if requests:
-            done = yield 'exchange', requests
-            for got in done[:puts]:
+            puts.append(wire.pack_put(self.place_of(name), name, side, answer.permit, version, payload, domain.ttl_ms))
+        if puts or releases:
+            done = yield 'exchange', puts + releases
+            for got in done[:len(puts)]:
                 self.counters.event(domain.name, wire.read_put(got))
 
     def _release(self, name: str) -> wire.Request:
@@ -417,6 +419,14 @@ def query(sql: str, parameters: List[Any]) -> Steps:
 
 def texts_of(key: Any) -> List[str]:
     return [text_for_postgresql(value) for value in (key if isinstance(key, tuple) else (key,))]
+
+
+def row_version(version: Any) -> Optional[str]:
+    """What load= has returned as the row version. Whether the epoch in it is the right one, only Redis knows."""
+    if version is None or isinstance(version, str) and ROW_VERSION.fullmatch(version):
+        return version
+    raise WrongUse('load= returned the version %r, which does not name the server that was read: select fence.row_version(version) in '
+                   'the statement that reads the row, and return its result' % (version,))
 
 
 def one_of(load: Callable[[Any, Any], Any]) -> Callable[[Any, List[Any]], Any]:

@@ -6,8 +6,8 @@ If Python runs without a global interpreter lock, threads may lose some counts. 
 from typing import Any, Dict, Iterable, Iterator, Tuple
 
 READS = {'hit': 'from Redis', 'local': 'from this process, after a check', 'database': 'from PostgreSQL'}
-EVENTS = {'stored': 'values put', 'refused': 'puts that Redis refused, because a write was faster',
-          'kept_back': 'values that may not be put: the snapshot may be older than the permit, or its transaction has written',
+EVENTS = {'stored': 'values put', 'refused': 'puts that Redis refused: a write was faster, or the server that was read is not the primary any more',
+          'kept_back': 'values that may not be put: the snapshot may be older than the permit, or there is no row version',
           'waited': 'waits for another reader to put the value', 'unarmed': 'answers without a permit',
           'pending': 'answers while a write was on its way', 'unavailable': 'questions that Redis did not answer'}
 

@@ -3,7 +3,8 @@ once. Each column has a name of its own, for connections whose rows are dicts.
 
 Owns: the conditions for a put (doc/clients.md, "Rules"). The snapshot must be of the primary and newer than the permit, its
 transaction must have written nothing, and the domain must still have the attachment for which the names were made. VET asks for
-all of this together with the rows.
+all of this together with the rows. The row version also names the server that was read, because Redis refuses rows of a primary that
+was replaced. It is null if that server says that the row must not be put.
 
 Everything in the SQL has its schema, also operators. Otherwise a role that may create objects in a schema of the search_path could
 run its own function as the application (public.to_jsonb(public.account) fits better than pg_catalog.to_jsonb(anyelement)), and put what
@@ -76,7 +77,7 @@ class Domain(NamedTuple):
     scope: str
     ttl_ms: int
     naming: Naming
-    rows: Optional[str]     # SQL that returns number, version and payload of the rows of given keys; None: load= is needed
+    rows: Optional[str]     # SQL that returns number, row version and payload of the rows of given keys; None: load= is needed
 
     def vet_and_load(self, names: Sequence[str]) -> Tuple[str, List[Any]]:
         """The columns of VET and the rows, in one statement and so in one snapshot. It returns at least one line."""
@@ -119,14 +120,14 @@ def sql_of_rows(name: str, scope: str, table: str, key: Sequence[Column], versio
     keys = ', '.join('k%d' % n for n in range(len(key)))
     same = ' AND '.join(equality(column, n) for n, column in enumerate(key))
     wanted = 'ROWS FROM (%s) WITH ORDINALITY AS k (%s, n)' % (', '.join(['pg_catalog.unnest(%s::pg_catalog.text[])'] * len(key)), keys)
-    aside = "fence.group_version(%s, VARIADIC ARRAY[%s])" % (
+    aside = "fence.row_version(fence.group_version(%s, VARIADIC ARRAY[%s]))" % (
         "'%s'" % name.replace("'", "''").replace('%', '%%'), ', '.join('k.k%d' % n for n in range(len(key))))
     table = table.replace('%', '%%')
     if scope == 'group':
         return '''SELECT k.n, %s AS version, (SELECT coalesce(pg_catalog.jsonb_agg(%s ORDER BY %s), '[]') FROM %s t
                   WHERE %s)::pg_catalog.text AS payload FROM %s''' % (aside, row, row, table, same, wanted)
     return 'SELECT k.n, %s AS version, %s::pg_catalog.text AS payload FROM %s JOIN %s t ON %s' % (
-        't.%s::bigint' % quoted(version) if version else aside, row, wanted, table, same)
+        'fence.row_version(t.%s::bigint)' % quoted(version) if version else aside, row, wanted, table, same)
 
 
 def equality(column: Column, n: int) -> str:

@@ -221,7 +221,8 @@ class Fences:
 
     def read(self, domain: str, key: Any, load: Optional[Callable[[Any, Any], Any]] = None, *, connection: Any = None) -> Any:
         """The value of one key, or None if there is no row. key: a value, or a tuple with a value for each column of the key.
-        load: function(connection, key) that returns (version, value) or None; without it the value is the row, as a dict.
+        load: function(connection, key) that returns (row version, value) or None; without it the value is the row, as a dict. The
+        row version is fence.row_version(version), from the statement that reads the row. If it is None, the value is not put.
         connection: use this one instead of postgres=."""
         seen = None
         name = self._core.quick_name(domain, key)
@@ -239,7 +240,7 @@ class Fences:
     def read_many(self, domain: str, keys: Iterable[Hashable], load: Optional[Callable[[Any, Any], Any]] = None, *,
                   connection: Any = None) -> Dict[Any, Any]:
         """key -> value or None. Each value was current at some instant of this call, but not all at the same instant.
-        load: function(connection, keys) that returns a dict: key -> (version, value). It gets the keys that Redis does not have."""
+        load: function(connection, keys) that returns a dict: key -> (row version, value). It gets the keys that Redis does not have."""
         return self._run(self._core._again(self._core._read_many, domain, list(keys), load, connection))
 
     def read_together(self, keys: Iterable[Tuple[str, Any]], *, connection: Any = None) -> List[Any]:

@@ -215,14 +215,15 @@ def read_check(n: int, answer: Any) -> List[bool]:
     return [flag == 49 for flag in answer] if isinstance(answer, bytes) and len(answer) == n else [False] * n
 
 
-def pack_put(place: int, name: str, side: Optional[str], permit: bytes, version: int, payload: bytes, ttl_ms: int) -> Request:
-    """side: for large payloads, a name that nobody else uses."""
-    head, ttl = b'%d' % version, b'%d' % ttl_ms
+def pack_put(place: int, name: str, side: Optional[str], permit: bytes, row_version: str, payload: bytes, ttl_ms: int) -> Request:
+    """row_version: "<epoch>.<version>". side: for large payloads, a name that nobody else uses."""
+    word, ttl = row_version.encode(), b'%d' % ttl_ms
     if side is None:
-        return Request(place, command(b'FCALL', b'fence_put', b'1', name.encode(), permit, head, payload, ttl), 1)
-    record = b''.join((permit[:permit.index(b' ') + 1], head, b' ', key_of(name), b'\n', payload))
+        return Request(place, command(b'FCALL', b'fence_put', b'1', name.encode(), permit, word, payload, ttl), 1)
+    version = word[word.index(b'.') + 1:]           # the record's token has the epoch
+    record = b''.join((permit[:permit.index(b' ') + 1], version, b' ', key_of(name), b'\n', payload))
     return Request(place, command(b'SET', side.encode(), record, b'PX', SIDE_MS) + command(
-        b'FCALL', b'fence_put_from', b'2', name.encode(), side.encode(), permit, head, ttl), 2)
+        b'FCALL', b'fence_put_from', b'2', name.encode(), side.encode(), permit, word, ttl), 2)
 
 
 def read_put(answers: Optional[List[Any]]) -> str:
