@@ -27,7 +27,7 @@ SKEW = 25                               # the share x of all rows gets the share
 SLICE = 0.5
 BEFORE, AFTER = 5, 50                   # seconds of a run before and after the loss
 WARM = 0.8                              # the share of hits that counts as warm
-LOAD = """SELECT version, to_jsonb(h) FROM hot h, (SELECT count(*) FROM generate_series(1, 20000)) joins WHERE id = %s"""
+LOAD = """SELECT fence.row_version(version), to_jsonb(h) FROM hot h, (SELECT count(*) FROM generate_series(1, 20000)) joins WHERE id = %s"""
 VARIANTS = {'no limit': (0, False), 'warm_rate = 100': (100, False), 'no limit, and fence.warm': (0, True),
             'warm_rate = 100, and fence.warm': (100, True)}
 
