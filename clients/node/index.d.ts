@@ -6,9 +6,10 @@ export type KeyValue = string | number | bigint | boolean | Date | Uint8Array;
 /** The value of a key of one column, or an array with the values of all its columns in their order. */
 export type Key = KeyValue | readonly KeyValue[];
 
-/** What a load function returns for one key. version: the value of the version column, as a string if it may be large. */
+/** What a load function returns for one key. version: what fence.row_version(version) told in the statement that read the row. If it
+ *  is null, the value is used and not stored. */
 export interface Loaded<T> {
-  version: string | bigint | number;
+  version: string | null;
   value: T;
 }
 
@@ -18,7 +19,7 @@ export type LoadFunction<T, K extends Key = any> =
   (keys: K[], pg: Pool) => Promise<(Loaded<T> | null | undefined)[]> | (Loaded<T> | null | undefined)[];
 
 /** A query: $1 is an array of the values of the first key column (as texts: $1::bigint[]), and so on; its columns are the key
- *  columns, version, and value (json or jsonb). Or a function. Without a load the value is the row itself. */
+ *  columns, fence.row_version(version) AS version, and value (json or jsonb). Or a function. Without a load the value is the row itself. */
 export type Load<T> = string | LoadFunction<T> | null;
 
 export interface ReadOptions {
@@ -35,7 +36,8 @@ export type Source = 'hit' | 'local' | 'miss' | 'pending' | 'unarmed' | 'unavail
 
 export interface Details<T> {
   value: T | null;
-  /** A string, because versions have 64 bits. Null if there is no row, and for derived values. */
+  /** A string, because versions have 64 bits, without the epoch. Null if there is no row, if its row version is null, and for derived
+   *  values. */
   version: string | null;
   source: Source;
 }

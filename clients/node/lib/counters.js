@@ -4,7 +4,7 @@
 const FAMILIES = [
   ['reads', 'Strong reads, by where the value came from: hit, local (this process, after a check) or database', 'source'],
   ['events', 'What happened beside reads: pending, unarmed and unavailable say why Redis gave no permit, stored and refused what'
-    + ' became of puts', 'event'],
+    + ' became of puts; kept_back: there was no row version, so nothing was put', 'event'],
 ];
 
 class Counters {

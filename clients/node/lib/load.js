@@ -1,6 +1,6 @@
 'use strict';
 // Reads from PostgreSQL what Redis does not have. A load has run(place, wanted, pg). wanted is an array of { key, fence }
-// without duplicates. The result has { version, payload } or null for each of them. kind says what makes the payloads.
+// without duplicates. The result has for each of them what rowOf makes, or null. kind says what makes the payloads.
 const { wrong } = require('./errors');
 const { quoted, textsOfName } = require('./names');
 
@@ -10,18 +10,18 @@ const SETTINGS = `s AS MATERIALIZED (SELECT ${[['bytea_output', 'hex'], ['datest
 ].map(([name, value]) => `pg_catalog.set_config('${name}', '${value}', true)`).join(', ')})`;
 
 const AS_TEXT = { getTypeParser: () => text => text };
-const VERSION = /^\d{1,19}$/;
+const ROW_VERSION = /^\d+-[0-9a-f]+\.(\d+)$/;
 
-function versionOf(version, place) {
-  if (typeof version === 'number' && !Number.isSafeInteger(version)) {
-    throw wrong('VERSION', `the load of domain "${place.domain}" gave the version ${version}, a number that has lost digits:`
-      + ' give a string or a bigint');
+// A row that a load has found. rowVersion is what fence.row_version told: the epoch of the server that was read, a dot and the
+// version. It is null if the row must not be put. Then nobody knows the version either.
+function rowOf(place, rowVersion, payload) {
+  if (rowVersion === null || rowVersion === undefined) return { rowVersion: null, version: null, payload };
+  const [, version] = ROW_VERSION.exec(rowVersion) ?? [];
+  if (version === undefined) {
+    throw wrong('VERSION', `the load of domain "${place.domain}" gave the version ${rowVersion}, which does not name the server that was`
+      + ' read: select fence.row_version(version) in the statement that reads the row, and give its result');
   }
-  const text = String(version);
-  if (!VERSION.test(text)) {
-    throw wrong('VERSION', `the load of domain "${place.domain}" gave the version ${text}: give the version column of the row`);
-  }
-  return text;
+  return { rowVersion, version, payload };
 }
 
 // The keys as arrays of texts, one for each column.
@@ -53,28 +53,28 @@ class RowLoad {
     // both sides cast to the operator's own type, so that no other operator fits better
     const same = place.columns.map(({ sql, cast, equal }, n) => `t.${sql}::${cast} OPERATOR(${equal}) k.k${n}::${cast}`).join(' AND ');
     const keys = place.columns.map((_, n) => `k${n}`);
-    const aside = `fence.group_version('${place.domain.replace(/'/g, "''")}', VARIADIC ARRAY[${keys.map(key => `k.${key}`).join(', ')}])`;
+    const version = place.version && place.scope !== 'group' ? `t.${quoted(place.version)}::pg_catalog.int8`
+      : `fence.group_version('${place.domain.replace(/'/g, "''")}', VARIADIC ARRAY[${keys.map(key => `k.${key}`).join(', ')}])`;
     const arrays = keys.map((_, n) => `pg_catalog.unnest($${n + 1}::pg_catalog.text[])`).join(', ');
-    const statement = columns => `WITH ${SETTINGS} SELECT k.n, ${columns}
+    const statement = value => `WITH ${SETTINGS} SELECT k.n, fence.row_version(${version}) AS version, ${value}::pg_catalog.text AS value
       FROM s, ROWS FROM (${arrays}) WITH ORDINALITY AS k (${keys.join(', ')}, n)`;
     if (place.scope === 'group') {
-      return statement(`${aside} AS version, (SELECT coalesce(pg_catalog.jsonb_agg(r.j ORDER BY r.j::pg_catalog.text COLLATE pg_catalog."C"), '[]')
-        FROM (SELECT ${row} AS j FROM ${place.relation} t WHERE ${same}) r)::pg_catalog.text AS value`);
+      return statement(`(SELECT coalesce(pg_catalog.jsonb_agg(r.j ORDER BY r.j::pg_catalog.text COLLATE pg_catalog."C"), '[]')
+        FROM (SELECT ${row} AS j FROM ${place.relation} t WHERE ${same}) r)`);
     }
-    return `${statement(`${place.version ? `t.${quoted(place.version)}` : aside} AS version, ${row}::pg_catalog.text AS value`)}
-      JOIN ${place.relation} t ON ${same}`;
+    return `${statement(row)} JOIN ${place.relation} t ON ${same}`;
   }
 
   async run(place, wanted, pg) {
     const { rows } = await pg.query({ text: this.#sql, values: arraysOf(place, wanted), types: AS_TEXT, rowMode: 'array' });
     const found = new Array(wanted.length).fill(null);
-    for (const [n, version, payload] of rows) found[n - 1] = { version, payload };
+    for (const [n, rowVersion, payload] of rows) found[n - 1] = rowOf(place, rowVersion, payload);
     return found;
   }
 }
 
 // The application's own query. $1 is an array of the values of the first key column, $2 of the second; the rows have the key
-// columns, version and value (JSON).
+// columns, version (a row version) and value (JSON).
 class QueryLoad {
   #sql;
 
@@ -91,7 +91,7 @@ class QueryLoad {
     for (const name of [...place.columns.map(column => column.name), 'version', 'value']) {
       if (!fields.some(field => field.name === name)) {
         throw wrong('LOAD', `the query of domain "${place.domain}" has no column "${name}": it must return`
-          + ` ${place.columns.map(column => column.name).join(', ')}, version and value`);
+          + ` ${place.columns.map(column => column.name).join(', ')}, fence.row_version(version) AS version, and value`);
       }
     }
     const numbers = new Map(wanted.map(({ fence }, n) => [fence, n]));
@@ -103,7 +103,7 @@ class QueryLoad {
           + ` WHERE ${place.columns.map((column, i) => `${column.name} OPERATOR(${column.equal}) ANY ($${i + 1}::${column.cast}[])`).join(' AND ')}`);
       }
       if (found[n]) throw wrong('LOAD', `the query of domain "${place.domain}" returned two rows of one key`);
-      found[n] = { version: versionOf(row.version, place), payload: row.value ?? 'null' };
+      found[n] = rowOf(place, row.version, row.value ?? 'null');
     }
     return found;
   }
@@ -120,14 +120,13 @@ class FunctionLoad {
 
   async run(place, wanted, pg) {
     const rows = await this.#load(wanted.map(({ key }) => key), pg);
-    if (!Array.isArray(rows) || rows.length !== wanted.length) {
+    const isNone = row => row === null || row === undefined;
+    const fits = row => isNone(row) || row.version !== undefined || row.value !== undefined;
+    if (!Array.isArray(rows) || rows.length !== wanted.length || !rows.every(fits)) {
       throw wrong('LOAD', `the load of domain "${place.domain}" must answer with an array that has { version, value } or null for`
         + ` each of the ${wanted.length} keys that it was given`);
     }
-    return rows.map(row => {
-      if (row === null || row === undefined) return null;
-      return { version: versionOf(row.version, place), payload: JSON.stringify(row.value ?? null) };
-    });
+    return rows.map(row => (isNone(row) ? null : rowOf(place, row.version, JSON.stringify(row.value ?? null))));
   }
 }
 

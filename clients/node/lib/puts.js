@@ -26,13 +26,15 @@ class Puts {
     this.#onError = onError;
   }
 
-  // Call it after a load. row is { version, payload }, or null if there is no row or the load has failed.
+  // Call it after a load. row is what the load has found, or null if there is no row or the load has failed.
   settle(read, row) {
     if (read.answer.state !== 'miss') return;
-    if (!row && read.answer.busy !== 0) return;         // nobody waits for this reader
     const { domain } = read.place;
-    const done = (row ? this.#put(read, row) : this.#link.release(read.fence)).then(answer => {
-      if (row) this.#counters.event(domain, answer === 'stored' ? 'stored' : 'refused');
+    const mayPut = row !== null && row.rowVersion !== null;
+    if (row && !mayPut) this.#counters.event(domain, 'kept_back');
+    if (!mayPut && read.answer.busy !== 0) return;      // nobody waits for this reader
+    const done = (mayPut ? this.#put(read, row) : this.#link.release(read.fence)).then(answer => {
+      if (mayPut) this.#counters.event(domain, answer === 'stored' ? 'stored' : 'refused');
     }, error => {
       this.#counters.event(domain, 'failed');
       this.#onError(error);
@@ -40,16 +42,17 @@ class Puts {
     this.#underWay.add(done);
   }
 
-  #put({ fence, name, answer: { permit } }, { version, payload }) {
+  #put({ fence, name, answer: { permit } }, { rowVersion, version, payload }) {
     const value = name === fence ? [] : [name];
     if (payload.length < LARGE) {
-      return this.#limited(this.#link.put('fence_put', [fence, ...value], permit, version, payload, this.#ttl));
+      return this.#limited(this.#link.put('fence_put', [fence, ...value], permit, rowVersion, payload, this.#ttl));
     }
     if (Buffer.byteLength(payload) > MOST) return Promise.resolve('refused too large');
-    // the record gets a name of its own beside the fence; Redis renames it after it has checked the permit
+    // The record gets a name of its own beside the fence. Redis renames it after it has checked the permit. The record has the version
+    // without the epoch, because its token begins with the epoch.
     const side = beside(fence, `put-${crypto.randomBytes(9).toString('base64url')}`);
     const set = this.#link.set(side, `${tokenOf(permit)} ${version} ${keyOf(name)}\n${payload}`, SIDE_MS);
-    const put = this.#link.put('fence_put_from', [fence, side, ...value], permit, version, this.#ttl);
+    const put = this.#link.put('fence_put_from', [fence, side, ...value], permit, rowVersion, this.#ttl);
     return this.#limited(Promise.all([set, put]).then(([, told]) => told));
   }
 

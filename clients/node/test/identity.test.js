@@ -66,7 +66,7 @@ for (const kind of KINDS) {
 
 const otherKey = text => text.replace(/\{1\}\n/g, '{2}\n');
 const otherNonce = text => text.replace(/#[0-9a-f]{6}/g, '#zzzzzz');
-const NAMES = 'SELECT id, version, to_jsonb(id) AS value FROM NAME WHERE id = ANY ($1::int[])';
+const NAMES = 'SELECT id, fence.row_version(version) AS version, to_jsonb(id) AS value FROM NAME WHERE id = ANY ($1::int[])';
 
 const row = (fences, name) => fences.read(name, 1, undefined, DETAILS);
 const valueBeside = (fences, name) => fences.read(name, 1, NAMES.replace('NAME', name), { ...DETAILS, beside: 'id' });

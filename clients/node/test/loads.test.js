@@ -76,12 +76,13 @@ test('a query or a function of the application loads', async t => {
   const { fences, sql } = await open(t);
   await table(sql, 'item', 'id uuid PRIMARY KEY, t text, version bigint NOT NULL DEFAULT 0');
   const [{ id }] = await sql("INSERT INTO item VALUES (gen_random_uuid(), 'one') RETURNING id");
-  const query = 'SELECT id, version, jsonb_build_object(\'n\', 9007199254740993, \'t\', t) AS value FROM item WHERE id = ANY ($1::uuid[])';
+  const query = `SELECT id, fence.row_version(version) AS version, jsonb_build_object('n', 9007199254740993, 't', t) AS value FROM item
+    WHERE id = ANY ($1::uuid[])`;
   await becomesHit(() => fences.read('item', id.toUpperCase(), query, DETAILS), { n: '9007199254740993', t: 'one' });
   let given;
   const load = async (keys, pool) => {
     given = keys;
-    const { rows } = await pool.query('SELECT id, t, version FROM item WHERE id = ANY ($1)', [keys]);
+    const { rows } = await pool.query('SELECT id, t, fence.row_version(version) AS version FROM item WHERE id = ANY ($1)', [keys]);
     return keys.map(key => rows.find(row => row.id === key)).map(row => row && { version: row.version, value: [row.t] });
   };
   await becomesHit(() => fences.read('item', id, load, { ...DETAILS, beside: 'f' }), ['one']);
@@ -91,23 +92,92 @@ test('a query or a function of the application loads', async t => {
 
   const wrong = {
     'SELECT id, version, 1 AS values FROM item WHERE id = ANY ($1::uuid[])': /has no column "value"/,
-    'SELECT id, version, to_json(t) AS value FROM item WHERE $1::text[] IS NOT NULL':
+    'SELECT id, fence.row_version(version) AS version, to_json(t) AS value FROM item WHERE $1::text[] IS NOT NULL':
       /was not asked for.*OPERATOR\(pg_catalog\.=\) ANY \(\$1::pg_catalog\.uuid\[\]\)/s,
-    'SELECT id, t AS version, to_json(t) AS value FROM item WHERE id = ANY ($1::uuid[])': /version column/,
-    'SELECT id, version, to_json(t) AS value FROM item, generate_series(1, 2) WHERE id = ANY ($1::uuid[])': /two rows of one key/,
+    'SELECT id, t AS version, to_json(t) AS value FROM item WHERE id = ANY ($1::uuid[])': /fence\.row_version\(version\)/,
+    'SELECT id, NULL AS version, to_json(t) AS value FROM item, generate_series(1, 2) WHERE id = ANY ($1::uuid[])': /two rows of one key/,
   };
   await sql("INSERT INTO item VALUES (gen_random_uuid(), 'other')");
   let n = 0;
   for (const [text, message] of Object.entries(wrong)) {
     await assert.rejects(fences.read('item', id, text, { beside: `w${n++}` }), message);
   }
-  const answers = { a: null, b: [], c: [{ version: 2 ** 60, value: 1 }], d: [{ version: 'x', value: 1 }], e: [{ value: 1 }] };
-  for (const [name, answer] of Object.entries(answers)) {
-    await assert.rejects(fences.read('item', id, () => answer, { beside: name }), { name: 'FenceError' }, name);
+  for (const [name, answer] of Object.entries({ a: null, b: [], c: [{ id, t: 'one' }], d: [0] })) {
+    await assert.rejects(fences.read('item', id, () => answer, { beside: name }), { code: 'ERR_FENCE_LOAD' }, name);
+  }
+  for (const version of [5, 5n, '5', '', 2 ** 60, 'x', '6-3FA21C.5', '6-3fa21c', '6-3fa21c.-5', '6-3fa21c.5 ', {}]) {
+    await assert.rejects(fences.read('item', id, () => [{ version, value: 1 }], { beside: 'v' }),
+      { code: 'ERR_FENCE_VERSION', message: /select fence\.row_version\(version\) in the statement that reads the row/ }, String(version));
   }
   await assert.rejects(fences.read('item', id, () => { throw new Error('of the application'); }, { beside: 'g' }), /of the application/);
   await assert.rejects(fences.read('item', id), { code: 'ERR_FENCE_LOAD' }, 'two loads for one fence');
 });
+
+const VALUES = 'SELECT id, fence.row_version(version) AS version, to_jsonb(t) AS value FROM item WHERE id = ANY ($1::int[])';
+
+// A reader of an item that nobody has cached, although Redis lets a reader put it. n reads without a hit: they are right, and counted as
+// that event.
+async function item(t, load, text = 'old') {
+  const { fences, sql, pool } = await open(t);
+  await table(sql, 'item', 'id int PRIMARY KEY, t text, version bigint NOT NULL DEFAULT 0');
+  await sql('INSERT INTO item VALUES (1, $1)', [text]);
+  await opened(sql, 'item', 1);
+  await sql("UPDATE item SET t = t || '!'");
+  await settled(sql);
+  const read = () => fences.read('item', 1, load, DETAILS);
+  const textOf = ({ value }) => value.t ?? value;
+  const missed = async (event, version, n = 3) => {
+    const before = fences.counters().events.item?.[event] ?? 0;
+    for (let i = 1; i <= n; i++) {
+      const found = await read();
+      assert.deepEqual([textOf(found), found.version, found.source], [`${text}!`, version, 'miss']);
+      await until(event, () => fences.counters().events.item[event] === before + i);
+      assert.equal((await fences.peek('item', 1)).freshness, 'none');
+    }
+    assert.equal(fences.counters().events.item.stored, undefined);
+  };
+  return { fences, sql, pool, read, missed, textOf };
+}
+
+for (const [size, text] of [['a small', 'old'], ['a large', 'old'.repeat(2000)]]) {
+  test(`${size} row of a server that was replaced is not stored`, async t => {
+    let change;
+    const load = async (keys, pool) => {
+      const { rows } = await pool.query(VALUES, [keys]);
+      return keys.map(key => rows.find(row => row.id === key)).map(row => row && { ...row, version: change(row.version) });
+    };
+    const { sql, read, missed } = await item(t, load, text);
+    for (change of [told => `1-abcdef.${told.split('.')[1]}`, told => told.replace(/-[0-9a-f]+/, '-000000')]) await missed('refused', '1');
+    change = told => told;
+    await becomesHit(read, `${text}!`);
+    await sql("UPDATE item SET t = 'new'");
+    assert.equal((await read()).value, 'new');
+    await becomesHit(read, 'new');
+  });
+}
+
+const fromFunction = async (keys, pool) => (await pool.query(VALUES, [keys])).rows;
+const untold = async (keys, pool) => (await pool.query(VALUES, [keys])).rows.map(({ version, value }) => ({ version: version ?? undefined, value }));
+for (const [what, load] of [['the library', undefined], ['a query', VALUES], ['a function', fromFunction], ['a function without null', untold]]) {
+  test(`${what} reads a row in a transaction that has written: the row has no version, and is not stored`, async t => {
+    const { pool, read, missed, textOf } = await item(t, load);
+    const { query } = pool;
+    pool.query = async (...args) => {
+      const client = await pool.connect();
+      try {
+        await client.query('BEGIN; SELECT txid_current()');
+        return await client.query(...args);
+      } finally {
+        await client.query('ROLLBACK');
+        client.release();
+      }
+    };
+    await missed('kept_back', null);
+    pool.query = query;
+    const found = await becomesHit(read);
+    assert.deepEqual([textOf(found), found.version], ['old!', '1']);
+  });
+}
 
 test('of a table that is attached anew with another tag, nothing goes to the old names', async t => {
   for (const kind of ['known', 'new']) {
@@ -139,11 +209,12 @@ test('who waits for another reader asks PostgreSQL nothing', async t => {
     const [{ fence }] = await sql("SELECT fence.fence_key('busy', $1::text) AS fence", [id]);
     await opened(sql, 'busy', id);
     await client.del(fence);
+    const [{ version }] = await sql('SELECT fence.row_version(0) AS version');
     const [, permit] = await client.fcall_ro('fence_get', 1, fence);
     pool.asked.length = 0;
     const reading = fences.read('busy', id);
     await new Promise(resolve => { setTimeout(resolve, 10); });
-    assert.equal(await client.fcall('fence_put', 1, fence, permit, '0', JSON.stringify({ id, version: 0 }), '0'), 'stored');
+    assert.equal(await client.fcall('fence_put', 1, fence, permit, version, JSON.stringify({ id, version: 0 }), '0'), 'stored');
     assert.deepEqual(await reading, { id, version: 0 });
     // a reader that was late finds the value there, and has not waited either
     if (pool.asked.length === 0 && fences.counters().events.busy?.waited > 0) break;

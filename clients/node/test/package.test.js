@@ -25,11 +25,12 @@ new Fences({ redis: createClient(), pg });
 export async function use(repository: Repository<Account>) {
   const one: Account | null = await fences.read<Account>('account', 42n);
   const many: (Account | null)[] = await fences.readMany<Account>('account', [1, '2', [3, 'x']]);
-  const told: Details<string> = await fences.read<string>('account', 1, async keys => keys.map(() => ({ version: 1n, value: 'x' })), { details: true });
+  const load = async (keys: unknown[]) => keys.map(() => ({ version: '6-3fa21c.1', value: 'x' }));
+  const told: Details<string> = await fences.read<string>('account', 1, load, { details: true });
   const entity: Account | null = await fencedRepository(fences, repository).findById(1);
   if (new FenceError('x').code) return [one, many, told.version?.length, entity];
-  // @ts-expect-error a version is no object
-  fences.read('account', 1, async () => [{ version: {}, value: 1 }]);
+  // @ts-expect-error a plain version does not name the server that was read
+  fences.read('account', 1, async () => [{ version: 1n, value: 1 }]);
   // @ts-expect-error a pool is needed
   new Fences({ redis: new Redis() });
   return null;
