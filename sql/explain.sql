@@ -8,7 +8,7 @@
 CREATE FUNCTION explain(VARIADIC key text[]) RETURNS TABLE (topic text, finding text) LANGUAGE sql AS $$
 	SELECT e.topic,
 		   regexp_replace(regexp_replace(regexp_replace(regexp_replace(regexp_replace(e.finding,
-			   '\d+\.[0-9a-f]{16}', 'TOKEN', 'g'), '\d+\.[0-9a-f]{8}', 'STAMP', 'g'), '\d+\.\d s', 'N s', 'g'),
+			   '\d+-[0-9a-f]{6}\.[0-9a-f]{16}', 'TOKEN', 'g'), '\d+\.[0-9a-f]{8}', 'STAMP', 'g'), '\d+\.\d s', 'N s', 'g'),
 			   'process \d+', 'process PID'), 'fence:f:\d+\w{6}', 'fence:f:OID')
 	  FROM fence.explain('explain.item', VARIADIC key) e
 	 WHERE e.topic NOT IN ('state', 'epoch', 'lease', 'repair')

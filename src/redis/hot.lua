@@ -87,7 +87,7 @@ function hot.sample(space, fence, kind)
 end
 
 -- hot | namespace -> ms tokens gets writes (key|slot name tokens gets writes)...
--- Estimates for the last ms milliseconds: how often fence_token and fence_check were asked about a fence, how often
+-- Estimates for the last ms milliseconds, at least a second: how often fence_token and fence_check were asked about a fence, how often
 -- fence_get was, and how often fences were reserved. What is told of a name is a lower bound. A name may come twice;
 -- then the caller adds what is told.
 local function list(_, args)
@@ -96,7 +96,8 @@ local function list(_, args)
   if not space then return reply end
   hot.turn(space, now)
   local before = space.hot_before or new_period(space.hot.began)
-  reply[1] = tostring(now - before.began)
+  -- one sample of a first moment would look like a high rate
+  reply[1] = tostring(math.max(now - before.began, 1000))
   for kind = 1, 3 do reply[1 + kind] = tostring(RATE * (space.hot.n[kind] + before.n[kind])) end
   local function tell(what, top)
     for _, entry in ipairs(top.list) do
