@@ -129,6 +129,8 @@ find_next(const State &s)
 		bucket_steps(s);
 	if (standby)
 		standby_steps(s);
+	if (deposed)
+		deposed_steps(s);
 	for (int n = 0; n < nnext; n++)
 	{
 		note_together(next[n].state);
@@ -164,6 +166,7 @@ for_parts(Move move)
 	part(offsetof(State, r), sizeof(Reader) * readers);
 	part(offsetof(State, f), fast_readers ? sizeof(FastReader) : 0);
 	part(offsetof(State, b), standby ? sizeof(Standby) : 0);
+	part(offsetof(State, d), deposed ? sizeof(Deposed) : 0);
 	state_size = (packed + 7) & ~(size_t) 7;
 }
 
@@ -332,6 +335,8 @@ print_state(const State &s)
 	if (keeper)
 		printf(" | %s %d, bound %d%s", s.word == OPEN ? "OPEN" : s.word == CLOSED ? "CLOSED" : "ARMING", s.word_epoch, s.bound,
 			   s.bypassed ? ", bypassed" : "");
+	if (s.d.there)
+		printf(" | old primary: a=%d epoch %d, retired at P0 %d, P1 %d", s.d.row[0], s.d.epoch, s.d.retired[0], s.d.retired[1]);
 	printf("\n");
 }
 

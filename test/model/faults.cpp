@@ -13,7 +13,9 @@ patrol_looks(const State &from, int p, int i, int what)
 	const Process &q = from.p[p];
 	int			fate = from.w[i].fate;
 	int			set = what == DOMAIN ? q.domain_pending : q.pending[what >> 1];
-	bool		drops = is_over(fate) || (patrol_log_alone && fate == LOGGED) || (patrol_ignores_prepared && fate == PREPARED) || patrol_timeout;
+	bool		elsewhere = (from.d.committing >> i & 1) && is_of_lower_timeline(from, q.epoch);	/* this is the old primary's patrol */
+	bool		over = is_over(fate) && !elsewhere;
+	bool		drops = over || (patrol_log_alone && fate == LOGGED) || (patrol_ignores_prepared && fate == PREPARED) || patrol_timeout;
 
 	if (!q.up || !q.epoch || !(set >> i & 1) || !drops || (patrol_drops_committed_only && fate != COMMITTED))
 		return;
@@ -154,6 +156,8 @@ failover_steps(const State &from)
 		s.address = 1;
 		s.p[1].up = 1;
 		s.p[1].identity = s.next_identity++;
+		if (deposed)
+			s.d.retired[1] = s.d.there && !old_reaches_first;
 		copy_keys(s, 0, 1);
 		s.level = demotions && !old;
 		if (old)
@@ -166,7 +170,7 @@ failover_steps(const State &from)
  * word_epoch, armed_identity and the bits as they are in the file. start_of_file: which start has written it; 0: there
  * is no such file, and a new epoch is necessary.
  */
-static void
+void
 start_server(State &s, int start_of_file)
 {
 	bool		resumes = start_of_file != 0;

@@ -42,7 +42,7 @@ epoch_may_go_on(const State &s)
 static bool
 bound_allows(const State &s)
 {
-	return bound_has_passed(s) || new_epoch_no_wait;
+	return (bound_has_passed(s) || new_epoch_no_wait) && all_are_retired(s);
 }
 
 static void
@@ -69,7 +69,7 @@ unreachable(State &s)
 	go_idle(s);
 }
 
-static bool
+bool
 renew_at(State &s, int p, int epoch, int identity, int ticks)
 {
 	Process    &q = s.p[p];
@@ -85,18 +85,33 @@ renew_at(State &s, int p, int epoch, int identity, int ticks)
 	}
 	else if (q.identity != identity || q.epoch != epoch)
 		return false;
+	if (deposed && s.d.retired[p] && is_of_lower_timeline(s, epoch) && !retire_not_sticky)
+		return false;
 	q.lease = std::max<int>(q.lease, ticks);
 	note_write(s, p);
 	return true;
 }
 
+/* Whether a process refuses to be armed by this server start, because it knows a higher timeline of this cluster. */
 static bool
+refuses_timeline(const State &s, int p, int start)
+{
+	if (!deposed || !s.d.retired[p] || start > s.d.start)
+		return false;
+	return !arm_by_lower_timeline || (s.p[p].lease && !is_of_lower_timeline(s, s.p[p].epoch));
+}
+
+bool
 arm_at(State &s, int p, int epoch, int identity, int ticks, int start)
 {
 	Process    &q = s.p[p];
 
-	if (!takes_writes(s, p) || q.identity != identity || !ticks || q.epoch > epoch)
+	if (!takes_writes(s, p) || q.identity != identity || !ticks || number_of(q.epoch) > number_of(epoch) || refuses_timeline(s, p, start))
 		return false;
+	if (number_of(q.epoch) == number_of(epoch) && q.epoch != epoch)
+		return false;
+	if (deposed && s.d.there && start > s.d.start)
+		s.d.retired[p] = 1;
 	note_write(s, p);
 	if (q.epoch == epoch)
 	{
@@ -318,7 +333,7 @@ look_steps(const State &from)
 static void
 number_steps(const State &from)
 {
-	int			number = std::max(from.last_epoch, from.keeper_knows) + 1;
+	int			number = std::max<int>(from.last_epoch, number_of(from.keeper_knows)) + 1;
 	State	   &s = add(from, "keeper: epoch %d is written", number);
 
 	if (!bound_allows(s) || number > max_epoch)

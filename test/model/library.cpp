@@ -278,12 +278,16 @@ end_domain(State &s, int p, int i, EndKind kind)
 
 /*
  * Whether the library stores a reader's put: the token must be the domain's, the row must not be pending, no reservation of it may have ended since the
- * reader got its permit, and the lease must run.
+ * reader got its permit, and the lease must run. The put names the epoch of the server that was read: another server may have other rows.
  */
 bool
-put_allowed(const State &s, const Reader &r)
+put_allowed(const State &s, int j)
 {
+	const Reader &r = s.r[j];
 	const Process &q = s.p[r.process];
+
+	if (deposed && s.d.names[j] != q.epoch && !put_of_another_server)
+		return false;
 
 	return takes_writes(s, r.process) && q.epoch && q.announced && has_slot(s, r.process) && key_is_here(s, r.process, r.key) && q.token &&
 		(!keeper || q.lease || put_no_lease) && (q.token == r.token || put_any_token) && (!others_pending(q, r.key, 0) || put_while_pending) &&
@@ -310,6 +314,8 @@ lose_memory(State &s, int p)
 	else
 		forget_mark(s, p);
 	q.identity = s.next_identity++;
+	if (deposed)
+		s.d.retired[p] = s.d.there && !old_reaches_first;
 	q.epoch = q.lease = q.announced = q.domain_pending = q.follows = q.open = q.turn = q.aged = 0;
 	if (!token_survives_restart)
 		q.token = 0;

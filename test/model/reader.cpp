@@ -54,20 +54,33 @@ idle_steps(const State &from, int j)
 			}
 }
 
+/* The statement that reads the row also says in which epoch its server is OPEN. 0: in none, so there is nothing to put. */
+static void
+snapshot_of(const State &from, int j, const char *where, int row, int epoch)
+{
+	int			k = from.r[j].key;
+
+	if ((row == ABSENT && !absence_cached) || (deposed && !epoch && !put_of_another_server))
+		add(from, "R%d snapshot%s: nothing to put", j + 1, where).r[j] = {};
+	else
+	{
+		State	   &s = add(from, "R%d snapshot%s: %s by %d", j + 1, where, name_of(1 << k), row);
+
+		s.r[j].content = row;
+		s.r[j].step = R_READ;
+		if (deposed && !put_of_another_server)
+			s.d.names[j] = epoch;
+	}
+}
+
 static void
 snapshot_steps(const State &from, int j)
 {
 	int			k = from.r[j].key;
 
-	if (from.row[k] == ABSENT && !absence_cached)
-		add(from, "R%d snapshot: no row, nothing to put", j + 1).r[j] = {};
-	else
-	{
-		State	   &s = add(from, "R%d snapshot: %s by %d", j + 1, name_of(1 << k), from.row[k]);
-
-		s.r[j].content = from.row[k];
-		s.r[j].step = R_READ;
-	}
+	snapshot_of(from, j, "", from.row[k], from.word == OPEN ? from.word_epoch : 0);
+	if (deposed && from.d.there)
+		snapshot_of(from, j, " on the old primary", from.d.row[k], from.d.epoch);
 	if (own_reads_fill && from.lock[k])
 	{
 		State	   &s = add(from, "T%d itself reads the row that it has written", from.lock[k]);
@@ -82,7 +95,7 @@ put_steps(const State &from, int j)
 {
 	const Reader &r = from.r[j];
 
-	if (put_allowed(from, r))
+	if (put_allowed(from, j))
 	{
 		State	   &s = add(from, "R%d put(%s by %d) at P%d", j + 1, name_of(1 << r.key), r.content, r.process);
 		Process    &q = s.p[r.process];
@@ -92,8 +105,12 @@ put_steps(const State &from, int j)
 		q.content[r.key] = r.content;
 		q.aged &= ~(1 << r.key);
 		s.r[j] = {};
+		s.d.names[j] = 0;
 	}
-	add(from, "R%d's put is lost or refused", j + 1).r[j] = {};
+	State	   &t = add(from, "R%d's put is lost or refused", j + 1);
+
+	t.r[j] = {};
+	t.d.names[j] = 0;
 }
 
 void

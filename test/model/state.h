@@ -135,6 +135,26 @@ struct Standby
 	byte		stamp;			/* or a snapshot that has the commit of this writer + 1 */
 };
 
+/*
+ * The old primary: another server was promoted beside it, and it lives on. It takes no writes any more, but its keeper goes on, and readers read it. What
+ * State has of PostgreSQL is from then on the new primary's. Two servers never draw the same epoch, even if the number is the same: the epochs of the old
+ * primary have the bit OLD_PRIMARY instead of another random part.
+ */
+enum {OLD_PRIMARY = 8};
+
+struct Deposed
+{
+	byte		there;
+	byte		row[MAX_KEYS];	/* committed content, as it has it */
+	byte		committing;		/* set of writers that here have not ended yet: the commit is on both servers, or what was prepared is */
+	byte		epoch;			/* in which it is OPEN, or believes itself OPEN; 0: none */
+	byte		identity;		/* of the process that it has armed in it */
+	byte		start;			/* its server start; this one and those before have the lower timeline */
+	byte		last_epoch;		/* the last number before the promotion; numbers up to it are of the lower timeline too */
+	byte		retired[MAX_PROCESSES]; /* the process has heard of the higher timeline */
+	byte		names[MAX_READERS]; /* the epoch in which the server was OPEN that this reader has read. This is so before the promotion, too */
+};
+
 enum CourierStep {C_IDLE, C_SET, C_WAIT, C_SETTLED};
 
 struct State
@@ -217,6 +237,7 @@ struct State
 	Reader		r[MAX_READERS];
 	FastReader	f;
 	Standby		b;
+	Deposed		d;
 };
 
 /* Adds a next state, a copy of `from` that the caller then changes. The label is kept only while a trace is printed. */
@@ -236,6 +257,7 @@ extern void keeper_steps(const State &s);
 extern void move_steps(const State &s);
 extern void bucket_steps(const State &s);
 extern void standby_steps(const State &s);
+extern void deposed_steps(const State &s);
 
 /* The violation in this state; NULL if there is none. */
 extern const char *invariant(const State &s);
@@ -253,7 +275,7 @@ extern void reserve(State &s, int p, int i, int key, bool counted, bool fails_ha
 extern void end(State &s, int p, int i, int key, EndKind kind);
 extern void reserve_domain(State &s, int p, int i);
 extern void end_domain(State &s, int p, int i, EndKind kind);
-extern bool put_allowed(const State &s, const Reader &r);
+extern bool put_allowed(const State &s, int j);
 extern bool takes_writes(const State &s, int p);
 extern void note_write(State &s, int p);
 extern bool answers(const State &s, int p);
@@ -279,6 +301,25 @@ extern void lose_commits(State &s, int lost);
 extern void forget_mark(State &s, int p);
 extern void standby_told_steps(const State &s, int p, int key);
 extern void standby_snapshot_steps(const State &s);
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * The old primary (deposed.cpp)
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+extern int	number_of(int epoch);
+extern bool is_of_lower_timeline(const State &s, int epoch);
+extern bool all_are_retired(const State &s);
+extern void become_visible_there(State &s, int i);
+
+/* -----------------------------------------------------------------------------------------------------------------
+ * Leases and server starts
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+extern bool renew_at(State &s, int p, int epoch, int identity, int ticks);
+extern bool arm_at(State &s, int p, int epoch, int identity, int ticks, int start);
+extern void start_server(State &s, int start_of_file);
 
 /* -----------------------------------------------------------------------------------------------------------------
  * PostgreSQL's shared memory

@@ -49,6 +49,8 @@
 		"the number of buckets; 0: none. Key k is in bucket k modulo that") \
 	SWITCH(turns, 0, "how often a turn of the maps clears the bits") \
 	SWITCH(standby, 0, "reader 0 reads on a standby, which replays commits later; it is told by marks, or who committed last") \
+	SWITCH(deposed, 0, "whether another server may be promoted beside the primary, which lives on and is read; 0 or 1") \
+	SWITCH(bypass, 1, "0: writers do not bypass; they wait until fences are OPEN") \
 	SWITCH(quiet, 0, "fewer aborts, and no refusal without a reason, so that there are fewer states") \
 	SWITCH(limit, 60, "maximum number of states, in millions")
 
@@ -162,6 +164,11 @@
 	SWITCH(standby_stamp_unseen, 0, "such a reader does not wait until it sees the commit of who committed last") \
 	SWITCH(standby_no_proof, 0, "such a reader does not put by the number that it was told, but by a later one") \
 	SWITCH(standby_while_pending, 0, "such a reader is told also while the row is reserved") \
+	SWITCH(put_of_another_server, 0, "a put does not name the epoch of the server that was read, or Redis does not compare it") \
+	SWITCH(retire_not_sticky, 0, "a higher timeline only ends the lease of the lower one, which may renew it") \
+	SWITCH(arm_by_lower_timeline, 0, "a lower timeline may arm a process where no lease of the higher one runs") \
+	SWITCH(retire_no_wait, 0, "the new primary bypasses, or opens, while a process has not heard of it") \
+	SWITCH(old_reaches_first, 0, "a process that begins without memory hears of the old primary before it hears of the new one") \
 	SWITCH(waits_for_few, 0, "the courier waits only for transactions that have not reserved all that they write") \
 	SWITCH(skips_beside_commit, 0, "the keeper does not wait for commit flags of transactions that have reserved nothing")
 

@@ -537,7 +537,7 @@ static void
 bypass_steps(const State &from, int i)
 {
 	const Writer &w = from.w[i];
-	bool		may = bound_has_passed(from) || bypass_no_wait;
+	bool		may = bypass && (bound_has_passed(from) || bypass_no_wait) && all_are_retired(from);
 
 	if (w.step == W_CLOSED && !w.same_word)
 	{
@@ -642,6 +642,11 @@ writer_steps(const State &from, int i)
 		case W_PREPARED: prepared_steps(from, i); break;
 		case W_LOGGED:
 		{
+			if (from.d.committing >> i & 1)
+			{
+				become_visible_there(add(from, "T%d COMMIT is visible on the old primary", i + 1), i);
+				break;
+			}
 			State	   &s = add(from, "T%d COMMIT is visible", i + 1);
 
 			become_visible(s, i);
@@ -653,6 +658,7 @@ writer_steps(const State &from, int i)
 			State	   &s = add(from, "T%d posts its end%s", i + 1, w.sent ? "" : " (nothing was sent)");
 
 			finish(s, i);
+			s.d.committing &= ~(1 << i);
 			post_end(s.w[i], w.sent, w.sent_epoch, w.flags & APPLIED ? END_COMMIT : END_ABORT);
 			break;
 		}
