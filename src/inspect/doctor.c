@@ -627,8 +627,8 @@ check_promises(Report *report)
 	put_rows(report, "error",
 			 "SELECT pg_catalog.format('%s fence(s) of domain %s were behind their rows: stale values may have been served',"
 			 " value, labels OPERATOR(pg_catalog.->>) 'domain'),"
-			 " 'The log names them. Look for writes that bypass the triggers, and for clients that put what they have read on'"
-			 " ' another server than this one. SELECT fence.reset_metrics() resets the count.'"
+			 " 'The log names them. Look for writes that bypass the triggers, and for clients that put what they have read on"
+			 " another server than this one. SELECT fence.reset_metrics() resets the count.'"
 			 " FROM fence._metrics() WHERE name OPERATOR(pg_catalog.=) 'cache_fence_db_compare' AND value OPERATOR(pg_catalog.>) 0"
 			 " AND labels OPERATOR(pg_catalog.->>) 'relation' OPERATOR(pg_catalog.=) 'fence_behind_db'");
 	put_rows(report, "error",

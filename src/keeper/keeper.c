@@ -513,6 +513,26 @@ would_refuse(FenceWord word, char why[REASON_LEN])
 }
 
 /*
+ * Whether a server of a later timeline has replaced this one, as a process knows that it has armed or retired. This server is
+ * then no longer the primary that readers and writers should use. The keeper remembers it, because a process that restarts
+ * would let itself be armed by whoever comes first. An operator who wants this server to go on ends the keeper.
+ */
+static bool
+was_replaced(char why[REASON_LEN])
+{
+	static uint32 newest = 0;
+	TimeLineID	own = GetWALInsertionTimeLine();
+
+	for (int i = 0; i < topology_size; i++)
+		if (topology_nodes[i].present && strcmp(topology_nodes[i].hello.owner, library_owner()) == 0)
+			newest = Max(newest, topology_nodes[i].hello.timeline);
+	if (newest <= own)
+		return false;
+	snprintf(why, REASON_LEN, "timeline %u of this cluster has replaced timeline %u", newest, own);
+	return true;
+}
+
+/*
  * Tries once to open: from CLOSED, or from OPEN when the map of slots has changed. If it fails, it sets CLOSED with
  * the reason, unless somebody else has changed the word.
  */
@@ -543,6 +563,8 @@ try_open(FenceWord closed)
 	topology_publish(false);
 	if (count_present(&missing) == 0)
 		return back_to_closed(closed, missing ? missing : "no Redis process is known");
+	if (was_replaced(error))
+		return back_to_closed(closed, error);
 	if (two_are_one())
 		return back_to_closed(closed, "two addresses of pgcache_fence.redis_url are one Redis process");
 

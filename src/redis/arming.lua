@@ -33,15 +33,25 @@ local function parse_slots(text)
   return slots
 end
 
+-- namespace -> { owner, timeline }: the newest timeline of the cluster that has armed or disarmed this process last
+local newest = {}
+
+-- Returns the timeline of the same cluster that has replaced this one, or nil. A server that was replaced by a standby
+-- may not know it. It must not serve old rows while the new one is without a lease, either.
+local function replaced_by(ns, owner, timeline)
+  local known = newest[ns]
+  return known and known.owner == owner and timeline < known.timeline and known.timeline
+end
+
 -- Returns why this process must not be armed by that run (server) of that cluster (owner) now, or nil.
 local function claim(ns, a, owner, timeline, server, now)
+  local later = replaced_by(ns, owner, timeline)
+  if later then
+    return 'timeline ' .. later .. ' of this cluster has replaced timeline ' .. timeline
+  end
+  if not a then return nil end
   if a.owner ~= owner and now < a.until_ms then
     return 'armed by cluster ' .. a.owner .. ', whose lease runs: two clusters use namespace "' .. ns .. '"'
-  end
-  -- A server of a lower timeline was replaced by a standby, and may not know that. It must not serve old rows while the
-  -- new one is without a lease, either.
-  if timeline < a.timeline and a.owner == owner then
-    return 'armed by timeline ' .. a.timeline .. ' of this cluster, which has replaced timeline ' .. timeline
   end
   -- A server that restarts waits until its last lease is over. So the server that armed us lives, and another one asks.
   if timeline == a.timeline and server ~= a.server and now < a.granted_ms then
@@ -51,8 +61,8 @@ end
 
 -- hello | namespace nonce [owner timeline server] -> identity, time, role, library version, owner, timeline, epoch,
 --   until, refusal
--- The last five are empty if this process was never armed for the namespace. refusal: why arm would refuse this owner
--- now. The first hello sets the identity.
+-- owner and timeline: see `newest`. What is not known is empty. refusal: why arm would refuse this owner now. The first
+-- hello sets the identity.
 local function hello(_, args)
   if (#args ~= 2 and #args ~= 5) or not find(args[1], '^[%w_.-]+$') or not find(args[2], '^%x+$') or
      #args[2] > MAX_NONCE or (args[3] and not whole(args[4])) then
@@ -61,11 +71,14 @@ local function hello(_, args)
   if not identity then identity = args[2] end
   local role, now = match(redis.call('INFO', 'replication'), 'role:(%a+)') or '?', now_ms()
   local reply = { identity, tostring(now), role, LIBRARY_VERSION, '', '', '', '', '' }
-  local space = spaces[args[1]]
+  local space, known = spaces[args[1]], newest[args[1]]
+  if known then reply[5], reply[6] = known.owner, tostring(known.timeline) end
   if space then
     local a = space.armed
-    reply[5], reply[6], reply[7], reply[8] = a.owner, tostring(a.timeline), a.epoch, tostring(a.until_ms)
-    reply[9] = args[3] and claim(args[1], a, args[3], whole(args[4]), args[5], now) or ''
+    reply[7], reply[8] = a.epoch, tostring(a.until_ms)
+  end
+  if args[3] then
+    reply[9] = claim(args[1], space and space.armed, args[3], whole(args[4]), args[5], now) or ''
   end
   return reply
 end
@@ -155,7 +168,7 @@ local function arm(keys, args)
   local now, space = now_ms(), spaces[ns]
   local a = space and space.armed
   local why = args[1] ~= identity and 'another process answers here' or till <= now and 'the lease was over on arrival'
-    or a and claim(ns, a, args[5], timeline, args[7], now)
+    or claim(ns, a, args[5], timeline, args[7], now)
     or a and a.epoch ~= epoch and number <= a.number and 'already armed in epoch ' .. a.epoch
   if why then return { 'refused', why, tostring(now) } end
   if a and a.epoch == epoch then
@@ -170,6 +183,7 @@ local function arm(keys, args)
     buckets.begin(space, settings.buckets)
     hot.begin(space, now)
     spaces[ns], headers[ns .. ' ' .. epoch], routes = space, space, {}
+    newest[ns] = { owner = args[5], timeline = timeline }
   end
   use_settings(space, settings)
   return { 'armed', '', tostring(now) }
@@ -263,15 +277,17 @@ end
 -- Ends the lease now. Only the cluster that armed the process may do that, and not with an older timeline. A newer one
 -- ends the epoch too: the server that armed us was replaced, and may go on with its renewals.
 local function disarm(_, args)
-  if #args ~= 3 or not whole(args[3]) then return bad('fence_disarm', 'expected namespace, owner and timeline') end
-  local space, timeline = spaces[args[1]], whole(args[3])
+  if #args ~= 3 or not find(args[1], '^[%w_.-]+$') or not whole(args[3]) then
+    return bad('fence_disarm', 'expected namespace, owner and timeline')
+  end
+  local ns, owner, timeline = args[1], args[2], whole(args[3])
+  local space = spaces[ns]
+  if replaced_by(ns, owner, timeline) or space and space.armed.owner ~= owner then return { 'refused' } end
+  newest[ns] = { owner = owner, timeline = timeline }
   if not space then return { 'unarmed' } end
   local a = space.armed
-  if a.owner ~= args[2] or timeline < a.timeline then return { 'refused' } end
   a.until_ms = 0
-  if timeline > a.timeline then
-    a.timeline, a.granted_ms, headers[args[1] .. ' ' .. a.epoch] = timeline, 0, nil
-  end
+  if timeline > a.timeline then headers[ns .. ' ' .. a.epoch] = nil end
   set_gates(space)
   return { 'disarmed' }
 end

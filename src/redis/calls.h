@@ -311,8 +311,8 @@ typedef struct Hello
 	int64		time_ms;		/* time of the node's clock */
 	char		role[16];
 	int			library;		/* version of the function library */
-	char		owner[32];		/* cluster that armed the process; empty: not armed */
-	uint32		timeline;		/* of that cluster when it armed the process */
+	char		owner[32];		/* cluster that has armed or disarmed the process last; empty: none */
+	uint32		timeline;		/* its newest timeline that has done so */
 	char		epoch[EPOCH_LEN];
 	char		refusal[REASON_LEN];	/* why it would refuse to be armed by this server; empty: it would not */
 } Hello;

@@ -87,9 +87,9 @@ function hot.sample(space, fence, kind)
 end
 
 -- hot | namespace -> ms tokens gets writes (key|slot name tokens gets writes)...
--- Estimates for the last ms milliseconds, at least a second: how often fence_token and fence_check were asked about a fence, how often
--- fence_get was, and how often fences were reserved. What is told of a name is a lower bound. A name may come twice;
--- then the caller adds what is told.
+-- Estimates for the last ms milliseconds, at least a second: how often fence_token and fence_check were asked about a
+-- fence, how often fence_get was, and how often fences were reserved. What is told of a name is a lower bound. A name
+-- may come twice; then the caller adds what is told.
 local function list(_, args)
   if #args ~= 1 then return bad('fence_hot', 'expected a namespace') end
   local space, now, reply = spaces[args[1]], now_ms(), { '0', '0', '0', '0' }

@@ -37,12 +37,12 @@ subtest 'unarmed: nothing is answered or promised' => sub {
 	is(domain('reserve', '1.a'), 0, 'domain_reserve');
 	is(domain('committed', '1.a'), 0, 'domain_end');
 	is(announce('1.t', 1), 'unarmed', 'announce');
-	is(disarm(), 'unarmed', 'disarm');
 	is(fcall('fence_remove', 1, f('k'), header(), 'x'), 0, 'remove');
 	is(answer('fence_status', 1, f('k')), 'unarmed  ', 'status');
 	is(answer('fence_pending', 0, 'n', 10, ''), ' ', 'pending: no epoch');
 	is(answer('fence_counts', 0, 'n'), '', 'counts');
 	is(snapshot(), $before, 'and nothing changed');
+	is(disarm(), 'unarmed', 'disarm');
 };
 
 subtest '[1] what was meant for another process arms nobody' => sub {
@@ -84,12 +84,12 @@ subtest 'arm: owner, timeline, server' => sub {
 	fresh();
 	my $armed = join ' ', @{ hello() }[ 4 .. 7 ];
 	like(arm(owner => 'other', epoch => '99-aa'), qr/^refused armed by cluster cluster/, 'a foreign owner, lease running');
-	like(arm(timeline => 2, epoch => '99-aa'), qr/^refused armed by timeline 3/, 'a lower timeline');
+	like(arm(timeline => 2, epoch => '99-aa'), qr/^refused timeline 3 of this cluster has replaced timeline 2/, 'a lower timeline');
 	like(arm(server => 'b', epoch => '99-aa'), qr/^refused armed by another server/, 'another server of this timeline');
 	# hello tells the same to who asks, so that he need not try
 	my $refusal = sub { return fcall('fence_hello', 0, 'n', 'aa', @_)->[8]; };
 	like($refusal->('other', 3, 'run'), qr/^armed by cluster cluster, whose lease runs: two clusters use namespace "n"$/, 'hello, a foreign owner');
-	like($refusal->('cluster', 2, 'run'), qr/^armed by timeline 3/, 'hello, a lower timeline');
+	like($refusal->('cluster', 2, 'run'), qr/^timeline 3 of this cluster/, 'hello, a lower timeline');
 	like($refusal->('cluster', 3, 'b'), qr/^armed by another server/, 'hello, another server');
 	is($refusal->('cluster', 3, 'run'), '', 'hello, the same server: it may arm');
 	is($refusal->('cluster', 4, 'b'), '', 'hello, a higher timeline');
@@ -104,7 +104,7 @@ subtest 'arm: owner, timeline, server' => sub {
 	like(arm(server => 'b', epoch => '99-aa'), qr/^refused armed by another server/, '... which ends no lease for another server');
 	like(arm(timeline => 4, server => 'b', epoch => next_epoch()), qr/^armed /, 'a higher timeline may');
 	disarm('cluster', 4);
-	like(arm(epoch => next_epoch()), qr/^refused armed by timeline 4 of this cluster/, '... the lower one may not again, although no lease runs');
+	like(arm(epoch => next_epoch()), qr/^refused timeline 4 of this cluster/, '... the lower one may not again, although no lease runs');
 	like(arm(owner => 'other', timeline => 1, epoch => next_epoch()), qr/^armed /, 'a foreign owner may after a disarm');
 	my $at = clock() + 50;
 	fresh('unarmed');
@@ -124,14 +124,23 @@ subtest 'disarm by a higher timeline: it replaces the server that armed the proc
 	like(renew(), qr/^refused not armed in this epoch/, '... ends the epoch');
 	is(read_fast('k'), 'closed', 'nothing is served');
 	is(put('k', 6, permit => $permit), 'refused unarmed', 'nothing is stored');
-	like(arm(epoch => next_epoch()), qr/^refused armed by timeline 4 of this cluster/, 'the replaced server cannot begin another epoch');
-	like(fcall('fence_hello', 0, 'n', 'aa', 'cluster', 3, 'run')->[8], qr/^armed by timeline 4/, '... as hello tells it');
+	like(arm(epoch => next_epoch()), qr/^refused timeline 4 of this cluster/, 'the replaced server cannot begin another epoch');
+	like(fcall('fence_hello', 0, 'n', 'aa', 'cluster', 3, 'run')->[8], qr/^timeline 4 of this cluster/, '... as hello tells it');
 	is(hello()->[6], $old, 'the number of its epoch is not used again');
 	$epoch = next_epoch();
 	like(arm(timeline => 4, server => 'b'), qr/^armed /, 'the new server may begin its own at once');
 	announce('1.t', 1);
 	is(read_fast('k'), 'miss', 'what the old one stored is not served');
 	is(put('k', 6, epoch => $old), 'refused epoch', 'nor is what is read there');
+};
+
+subtest 'disarm of a process that nobody has armed' => sub {
+	fresh('unarmed');
+	is(disarm('cluster', 4), 'unarmed', 'there is no lease to end');
+	is(join(' ', @{ hello() }[ 4, 5 ]), 'cluster 4', 'but the process knows the newest timeline');
+	like(arm(), qr/^refused timeline 4 of this cluster has replaced timeline 3/, '... and is not armed by a lower one');
+	like(arm(owner => 'other', timeline => 1), qr/^armed /, 'another cluster may');
+	refuses('fence_disarm', 0, $_, 'cluster', 4) foreach '', 'a b', "n\0";
 };
 
 # resume(before, server): what a server asks after a clean restart.

@@ -198,7 +198,7 @@ subtest 'standby, promotion, and the old primary' => sub {
 	};
 	ok($refused, 'the old primary is refused, because of its timeline') or diag("reason: $reason");
 	note $reason;
-	like($reason, qr/armed by timeline 2, whose lease runs/, 'the reason says by whom');
+	like($reason, qr/timeline 2 of this cluster has replaced timeline 1/, 'the reason says by whom');
 	like(get($primary, 'item', 1), qr/^(?:unarmed|unavailable)$/, 'it reads nothing from the cache');
 	is(read_name($primary, 'item', 1), 'last of the old', 'what it reads is its own table');
 	# its writes do not end the new primary's fences (after the lease, which it cannot know of, they are bypassed)

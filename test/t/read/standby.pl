@@ -457,7 +457,7 @@ subtest 'promotion, and another history' => sub {
 	# version, in transactions of the same number.
 	$primary->start;
 	my $reason = '';
-	ok(eval { poll(sub { ($reason = $primary->safe_psql('postgres', 'SELECT reason FROM fence.state')) =~ /armed by timeline 2, whose lease runs/ }, 'it', 30) },
+	ok(eval { poll(sub { ($reason = $primary->safe_psql('postgres', 'SELECT reason FROM fence.state')) =~ /timeline 2 of this cluster has replaced timeline 1/ }, 'it', 30) },
 		'the old primary is refused') or diag($reason);
 	like(slurp_file($primary->logfile), qr/LOG:  pgcache_fence: CLOSED .*armed by timeline 2, whose lease runs/, '... and its log says so');
 	$primary->safe_psql('postgres', "ALTER SYSTEM SET pgcache_fence.redis_url = 'redis://127.0.0.1:1'");
