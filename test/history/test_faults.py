@@ -448,7 +448,7 @@ PROOFS = {
     **dict.fromkeys(('partition', 'postgres_and_redis', 'redis_storm', 'postgres_storm', 'storm'), lambda record: []),
     **dict.fromkeys(('connections_cut', 'connections_delayed', 'connections_split', 'refused', 'commands_lost', 'commands_delayed',
                      'writes_lost', 'some_writes_lost', 'domains_lost', 'replies_swapped', 'replies_repeated', 'replies_dropped',
-                     'replies_delayed'), ill_treated),
+                     'replies_delayed', 'readers_distant'), ill_treated),
 }
 
 

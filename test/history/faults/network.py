@@ -85,6 +85,27 @@ class Replies(Connections):
             site.tell_confused(False)
 
 
+class Distant(Connections):
+    """Readers are a round trip away from Redis, and lose their connections once a second, with requests under way."""
+
+    def __init__(self):
+        super().__init__('readers_distant', 'Redis is 2 or 10 ms away from readers, whose connections end once a second',
+                         lambda site, rng: {'delay': rng.choice((0.001, 0.005))}, 'held', (4, 8), doors=[['readers']])
+
+    def do(self, site, rng, record):
+        policy, before = self.policy(site, rng), site.proxy.counts()['readers']
+        site.proxy.treat('readers', rng.getrandbits(30), **policy)
+        try:
+            for _ in range(round(rng.uniform(*self.leases) * site.lease)):
+                time.sleep(1)
+                site.proxy.cut('readers')
+        finally:
+            site.proxy.treat('readers')
+        after = site.proxy.counts()['readers']
+        record['proof'].update(doors=['readers'], policy=policy, happened={
+            name: after[name] - before[name] for name in ('held', 'connections')})
+
+
 def functions():
     """The functions of the library that the extension calls."""
     sources = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..', '..', 'src')
@@ -121,6 +142,7 @@ FAULTS = [
                 lambda site, rng: {'hole': True}, 'connections', (2, 3), doors=[['extension']]),
     Connections('refused', 'connections of the extension to Redis are closed, and new ones are refused',
                 lambda site, rng: {'cut': 1, 'refuse': True}, 'cuts', (2, 3), doors=[['extension']]),
+    Distant(),
     Replies('replies_swapped', 'swap', 'replies to readers are exchanged with others, of the same connection or of another reader'),
     Replies('replies_repeated', 'repeat', 'replies to readers are sent twice'),
     Replies('replies_dropped', 'drop', 'replies to readers vanish, and their connections go on'),
