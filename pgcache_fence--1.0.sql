@@ -271,7 +271,7 @@ COMMENT ON FUNCTION fence.fence_keys IS 'Returns the names in Redis of several f
 CREATE FUNCTION fence.row_version(version bigint) RETURNS text
     LANGUAGE C STABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_row_version';
 COMMENT ON FUNCTION fence.row_version(bigint)
-    IS 'version of a row as a client puts it into the cache, from the statement that reads the row; null: put nothing';
+    IS 'Returns the row version with which a client of Redis puts a row, to be read in the same statement as the row.';
 CREATE FUNCTION fence.group_version(domain text, VARIADIC key text[] DEFAULT '{}') RETURNS bigint
     LANGUAGE C STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_group_version';
 CREATE FUNCTION fence.group_version(domain text, VARIADIC key "any") RETURNS bigint

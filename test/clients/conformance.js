@@ -1,6 +1,6 @@
 // The package clients/node before the history checker; conformance.md tells what is said.
 //
-//     node test/clients/conformance.js ioredis|redis     where NODE_PATH has the modules
+//     node test/clients/conformance.js ioredis|redis     where NODE_PATH has the modules; ioredis-6, redis-4, redis-6: other versions
 //
 // Half of the processes keep values. Beside the read that answers others go on, of the same key and of others.
 const readline = require('readline');
@@ -16,19 +16,19 @@ const DETAILS = { details: true };
 
 const clients = {
   ioredis(cluster, nodes) {
-    const Redis = require('ioredis');
+    const Redis = require(which);
     const options = { lazyConnect: true, keyPrefix: 'application:' };
     return cluster ? new Redis.Cluster(nodes, { ...options, scaleReads: replicas ? 'slave' : 'all' }) : new Redis({ ...nodes[0], ...options });
   },
   redis(cluster, nodes) {
-    const { createClient, createCluster } = require('redis');
+    const { createClient, createCluster } = require(which);
     return cluster ? createCluster({ rootNodes: nodes.map(socket => ({ socket })), useReplicas: replicas })
       : createClient({ socket: nodes[0], database: 3 });
   },
 };
 
 function redisAt(layout, nodes) {
-  const make = (...ofOne) => clients[which](...ofOne).on('error', ignore);
+  const make = (...ofOne) => clients[which.split('-')[0]](...ofOne).on('error', ignore);
   return layout === 'shards' ? nodes.map(node => make(false, [node])) : make(layout === 'cluster', nodes);
 }
 

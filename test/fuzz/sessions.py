@@ -443,7 +443,8 @@ class RedisSession(Session):
         if name == 'fence_check' and rng.random() < 0.7:
             arguments = [self.values.argument(rng.getrandbits(64))[:40] for _ in range(2 * len(keys))]
         if name in ('fence_put', 'fence_put_from') and len(arguments) > 1:
-            arguments[1] = b'%d' % rng.choice([n for n in values.NUMBERS if n >= 0])
+            epoch, _, random_part = self.world.samples_epoch().partition('-')
+            arguments[1] = b'%s-%s.%d' % (epoch.encode(), random_part[:6].encode(), rng.choice([n for n in values.NUMBERS if n >= 0]))
         return [b'%d' % len(keys), *keys, *arguments]
 
     def moved(self, word, space):

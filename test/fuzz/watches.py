@@ -40,15 +40,15 @@ def slow_read(client, fence):
 
 
 def read_and_fill(client, cursor, read, fence, row, pause):
-    """A strong read which, after a miss, pauses and puts the row. row: a function that reads (version, payload) or None from
-    PostgreSQL. Returns the answer, and the result of the put."""
+    """A strong read which, after a miss, pauses and puts the row. row: a function that reads (version, payload, row version) or
+    None from PostgreSQL. Returns the answer, and the result of the put."""
     answer = read(client, fence)
     if answer[0] == 'hit':
         return answer, ''
     found = row(cursor)
     time.sleep(pause)
-    if answer[0] == 'miss' and found and found[0] >= 0:     # a table may have negative versions from before it was attached
-        return answer, strong.put(client, fence, answer[1], *found)
+    if answer[0] == 'miss' and found and found[2]:
+        return answer, strong.put(client, fence, answer[1], found[2], found[1])
     return answer, ''
 
 
@@ -301,8 +301,8 @@ class Watch:
     def read_one(self, client, cursor, read, name, domain, key, pause):
         cursor.execute('SELECT fence.fence_key(%s, VARIADIC %s)', (name, list(key)))
         fence = cursor.fetchone()[0]
-        sql = 'SELECT "%s", to_jsonb(t)::text FROM %s t WHERE %s' % (
-            domain['version'], domain['relation'], ' AND '.join('"%s" = %%s' % column for column in domain['key']))
+        sql = 'SELECT "%s", to_jsonb(t)::text, fence.row_version("%s") FROM %s t WHERE %s' % (
+            domain['version'], domain['version'], domain['relation'], ' AND '.join('"%s" = %%s' % column for column in domain['key']))
 
         def row(cursor):
             cursor.execute(sql, key)

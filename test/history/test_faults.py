@@ -230,9 +230,10 @@ class Reader(Worker):
         try:
             cursor = self.cursor()
             # the payload as fence.read stores it
-            cursor.execute('SELECT version, to_jsonb(item) FROM item WHERE id = %s', (key,))
+            cursor.execute('SELECT fence.row_version(version), to_jsonb(item) FROM item WHERE id = %s', (key,))
             version, row = cursor.fetchone()
-            strong.put(connection, fence, answer[1], version, json.dumps(row))
+            if version:
+                strong.put(connection, fence, answer[1], version, json.dumps(row))
         except (psycopg2.Error, redis.RedisError, OSError):
             time.sleep(0.005)
 

@@ -75,6 +75,7 @@ my %FUNCTIONS = (
 	keyed(value_key => 'everybody', "fence.value_key('%o', '%k')", \@ANY),
 	fence_prefix => [ 'everybody', "fence.fence_prefix('none')", ['-'] ],
 	fence_keys => [ 'everybody', "fence.fence_keys('%o', '{%k}')", \@ANY ],
+	row_version => [ 'everybody', 'fence.row_version(1)', ['-'] ],
 	key_slot => [ 'everybody', "fence.key_slot('%k')", ['-'] ],
 	is_committed => [ 'everybody', "fence.is_committed('1.0')", ['-'] ],
 	_state => [ 'everybody', 'fence._state()', ['-'] ],

@@ -186,7 +186,7 @@ DELETE FROM trap.item WHERE id OPERATOR(pg_catalog.=) 10
 INSERT INTO trap.item VALUES (10)
 SELECT fence.fence_key('item', '1'), fence.value_key('item', '1'), fence.key_slot('a'), fence.fence_keys('item', '{1,2}'), fence.fence_prefix('item')
 SELECT fence.fence_key('item', 1), fence.value_key('item', 1::bigint), fence.fence_key('item', 1.0), fence.fence_key('manual', 1), fence.fence_key('manual', VARIADIC ARRAY[1])
-SELECT fence.group_version('member', '1'), fence.group_version('member', 1)
+SELECT fence.group_version('member', '1'), fence.group_version('member', 1), fence.row_version(1)
 SELECT fence.get('item', '1'), fence.get('member', '2'), fence.get('parted', '101'), fence.get('manual', 'x')
 SELECT fence.read('item', '1'), fence.try_read('item', '1'), fence.try_read('item', 1), fence.read('member', '2'), fence.read('parted', '101'), fence.read('item', 1), fence.get('item', 1), fence.peek('item', 1)
 SELECT fence.put('item', 'none', 1, '{}', NULL, '2'), fence.put('item', 'none', 1, '{}', NULL, 2)

@@ -119,7 +119,7 @@ for _ in range(2):
         slow = client.execute_command('FCALL_RO', 'fence_get', 1, fence)[0].decode()
         counts['disagreed'] += slow != status
         if status == 'miss':
-            strong.put(client, fence, answer[0], 5, 'v')
+            strong.put(client, fence, answer[0], answer[0].partition('.')[0] + '.5', 'v')
 try:
     redis.Redis(port=int(sys.argv[1]), username='reader', password='reader-hidden').execute_command('FCALL', 'fence_renew', 0)
 except redis.exceptions.NoPermissionError:
