@@ -11,11 +11,11 @@ do
 
 local MAX_NONCE = 16                   -- hexadecimal digits
 
--- Returns the epoch's number and its short name, which is its beginning. A token begins with it, and a put names it.
--- (Two servers that have lost sight of each other may begin epochs of the same number.)
+-- Returns the epoch's number, and the epoch's short name and a dot, with which its tokens and the row versions of puts
+-- begin. (Two servers that have lost sight of each other may begin epochs of the same number.)
 local function parse_epoch(epoch)
   local number, random = match(epoch, '^(%d+)%-(%x+)$')
-  return whole(number or ''), number and number .. '-' .. sub(random, 1, 6)
+  return whole(number or ''), number and number .. '-' .. sub(random, 1, 6) .. '.'
 end
 
 -- Parses the slots of arm and renew: "a-b,c,d-e", 'none', or '' for all. Returns {[slot] = true}, or false for all
@@ -160,7 +160,7 @@ local function arm(keys, args)
   if #keys ~= 1 or #args ~= 8 then return bad('fence_arm', 'expected 1 key and 8 arguments') end
   local ns = match(keys[1], '^([%w_.-]+):')
   local epoch, till, timeline = args[2], whole(args[3]), whole(args[6])
-  local number, short = parse_epoch(epoch)
+  local number, lead = parse_epoch(epoch)
   local slots, settings = parse_slots(args[4]), parse_settings(args[8])
   if not (ns and number and till and timeline and slots ~= nil and settings) then
     return bad('fence_arm', 'malformed argument')
@@ -175,7 +175,7 @@ local function arm(keys, args)
     extend(a, keys[1], till)
     set_gates(space)
   else
-    local fresh = { owner = args[5], timeline = timeline, server = args[7], epoch = epoch, short = short,
+    local fresh = { owner = args[5], timeline = timeline, server = args[7], epoch = epoch, lead = lead,
                     number = number, until_ms = till, granted_ms = till }
     extend(fresh, keys[1], till)
     if a then headers[ns .. ' ' .. a.epoch] = nil end

@@ -158,8 +158,9 @@ end
 -- ---------------------------------------------------------------------------------------------------------------
 
 -- One PostgreSQL cluster's state in this process.
--- armed: {owner, timeline, server, epoch, number, key, until_ms, granted_ms, ttl, fill_ms, warm_rate, stream_max}; key:
--- name of this process's heartbeat key; granted_ms: until_ms as it was granted, even after a disarm.
+-- armed: {owner, timeline, server, epoch, number, lead, key, until_ms, granted_ms, ttl, fill_ms, warm_rate,
+-- stream_max}; lead: see parse_epoch(); key: name of this process's heartbeat key; granted_ms: until_ms as it was
+-- granted, even after a disarm.
 -- slots: false: all; else slot -> true: granted; false: granted and lost (see delete_here()), and then lost has
 -- slot -> a fence that was found elsewhere. since: slot -> number of the grant by which it last came here; includes all
 -- slots that this process was ever granted in the epoch.
@@ -186,7 +187,7 @@ end
 local function new_token(space, d)
   counter = counter + 1
   local armed = space.armed
-  d.token = armed.short .. '.' .. sub(redis.sha1hex(armed.epoch .. ' ' .. identity .. ' ' .. counter), 1, 16)
+  d.token = armed.lead .. sub(redis.sha1hex(armed.epoch .. ' ' .. identity .. ' ' .. counter), 1, 16)
   d.head, d.born, d.permit_at = d.token .. ' ', counter, nil
   space.drawn, space.recent, space.recent_before = counter, {}, {}
 end
@@ -837,9 +838,8 @@ end
 
 -- Returns why a put of the fence with this permit is refused, or nil. The token must be the domain's, nothing may be
 -- pending, and nothing may have ended since. So a slow reader cannot store what it read before a write. The lease must
--- run: what is read later may be a bypass of a server that has not resumed the epoch, while another one will. The
--- server that was read must be the one that armed us: a primary that was replaced still has the old rows.
-local function refusal_of_put(d, fence, told, epoch)
+-- run: what is read later may be a bypass of a server that has not resumed the epoch, while another one will.
+local function refusal_of_put(d, fence, told)
   if not (d.gate or is_served(d, fence)) or not lease_runs(d.space.armed) then return 'unarmed' end
   if d.space.share and buckets.want(d.space, fence) then return 'closed' end
   if told ~= d.permit or d.permit_at ~= counter then       -- the permit is older than this moment
@@ -848,26 +848,29 @@ local function refusal_of_put(d, fence, told, epoch)
     if not none_ended(d.space, fence, since) then return 'late' end
   end
   if d.space.pending[fence] then return 'pending' end
-  if epoch ~= d.space.armed.short then return 'epoch' end
 end
 
 -- Stores the payload, or the record in the key `side`, as the fence or as a value beside it. With a value, the fence
 -- becomes a mark of the version unless it has that version. told: the permit. word: the row version, in which the
--- server that was read names its epoch; the record has only what follows, because its token has the epoch. ttl: a text.
+-- server that was read names its epoch. It must be the one that armed us: a primary that was replaced still has the old
+-- rows. The record has only what follows, because its token has the epoch. ttl: a text.
 local function store_read(name, fence, value, told, word, ttl, payload, side)
   local d, ms = fence and domain_of_fence(fence), whole(ttl)
   if not (d or fence and parse(fence)) or (value and not names_value_of(value, fence)) then
     return bad(name, 'expected a fence, perhaps a value of it')
   end
-  local epoch, v = match(word, '^(%d+%-%x+)%.(%d+)$')
-  if not epoch or not is_version(v) then
+  local lead = d and d.space.armed.lead
+  local here = lead and sub(word, 1, #lead) == lead
+  local v = here and sub(word, #lead + 1) or match(word, '^%d+%-%x+%.(%d+)$')
+  if not v or not is_version(v) then
     return bad(name, 'expected a row version, "<epoch>.<version>", as fence.row_version returns it')
   end
   if not ms then return bad(name, 'malformed ttl_ms') end
   if not d then return 'refused unarmed' end
   local head, place = d.head .. v .. ' ', value or fence
   local header = head .. sub(place, d.key_at) .. '\n'
-  local why = payload and #payload > MAX_PAYLOAD and 'too large' or refusal_of_put(d, fence, told, epoch)
+  local why = payload and #payload > MAX_PAYLOAD and 'too large' or refusal_of_put(d, fence, told)
+    or not here and 'epoch'
     or side and call('GETRANGE', side, 0, #header - 1) ~= header and 'lost'
   if why then
     count(d, REFUSED)

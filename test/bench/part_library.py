@@ -91,7 +91,7 @@ class Counted:
         identity, now = self.call('FCALL', 'fence_hello', 0, 'bench', 'abcdef')[:2]
         till = int(now) + 86_400_000
         self.call('FCALL', 'fence_arm', 1, 'bench:heartbeat', identity, EPOCH, till, '', 'owner', 1, 'run', '86400000 0 1000 0')
-        self.announce('16384.account')
+        self.announce('16384abcdef.account')
         self.permit = self.call('FCALL_RO', 'fence_token', 1, fence(0))
         self.fill()
 
@@ -106,7 +106,7 @@ class Counted:
     def grow(self):
         token = self.permit.split()[0]
         for i in range(100):
-            self.announce(f'16384.other_{i}')
+            self.announce(f'16384abcdef.other_{i}')
         self.pipelined(lambda i: [('SET', fence(f'idle{i}'), f'{token} 1 \n{PAYLOAD}', 'PX', 86_400_000)], 100_000)
         for first in range(0, 60_000, 1000):
             self.call('FCALL', 'fence_write', 0, HEADER, f'old.{first}', 1000, *(fence(f'old{first + i}') for i in range(1000)))
@@ -201,7 +201,7 @@ CASES = {
     'fence_get, a hit': (1, None, lambda s, i: [('FCALL', 'fence_get', 1, fence(i % ROWS))]),
     'fence_check of 10': (10, None, lambda s, i: [
         ('FCALL_RO', 'fence_check', 10, *some(i, 10), *(s.permit.split()[0], 1) * 10)]),
-    'fence_put': (1, 52_000, lambda s, i: [('FCALL', 'fence_put', 1, fence(i % ROWS), s.permit, s.word, PAYLOAD, 0)]),
+    'fence_put': (1, 58_000, lambda s, i: [('FCALL', 'fence_put', 1, fence(i % ROWS), s.permit, s.word, PAYLOAD, 0)]),
     'reserve one row, end of another transaction': (1, 32_000, lambda s, i: write(s, 1)),
     'reserve 64 rows, end of another transaction': (64, 11_000, lambda s, i: write(s, 64)),
     'reserve one row, commit with the row': (1, None, store),
