@@ -153,7 +153,7 @@ put_beside(void)
 	static const char *const set[] = {"SET", "n:v:d:{k:f:}:put.00000000000000ab", "token 11 {k:f:}\npayload", "PX", "10000"};
 	Call		calls[2];
 
-	call_put_beside(calls, "n:f:d:{k:f:}", "token 17", VERSION, "payload", strlen("payload"), TTL_MS, 0xab);
+	call_put_beside(calls, "n:f:d:{k:f:}", "token 17", "1-ab.11", "payload", strlen("payload"), TTL_MS, 0xab);
 	for (int i = 0; i < (int) lengthof(set); i++)
 		expect(&calls[0], i, set[i]);
 	expect(&calls[1], 3, "n:f:d:{k:f:}");
@@ -162,6 +162,7 @@ put_beside(void)
 	replace(&calls[1], 3, "fence");
 	replace(&calls[1], 4, "side");
 	replace(&calls[1], 5, "permit");
+	replace(&calls[1], 6, "row-version");
 	print(&calls[1]);
 }
 
@@ -215,7 +216,7 @@ main(void)
 	print(&call);
 	call_release(&call, "fence");
 	print(&call);
-	call_put(&call, "fence", "permit", VERSION, "payload", strlen("payload"), TTL_MS);
+	call_put(&call, "fence", "permit", "row-version", "payload", strlen("payload"), TTL_MS);
 	print(&call);
 	put_beside();
 	call_check(&call, 2, fences, tokens, versions);
