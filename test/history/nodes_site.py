@@ -7,10 +7,12 @@ redirect them; shards do not move.
 """
 
 import itertools
+import os
 
 import redis
 
 from fence_site import Site
+from proxy import Proxy
 from servers import RedisServer, wait_for
 
 MASTERS = 3
@@ -22,6 +24,7 @@ class NodesSite(Site):
         super().__init__(directory, seed, **options)
         self.layout = layout
         self.members = []
+        self.proxies = []               # before the members of a cluster, for faults of the way to them
 
     def start_redis(self):
         if self.layout == 'shards':
@@ -35,16 +38,18 @@ class NodesSite(Site):
         super().stop()
         for member in self.members:
             member.stop()
+        for proxy in self.proxies:
+            proxy.stop()
 
     def redis_address(self):
-        addresses = [member.socket if self.layout == 'shards' else '127.0.0.1:%d' % member.port
+        addresses = [member.socket if self.layout == 'shards' else '127.0.0.1:%d' % member.known()
                      for member in self.members]
         return self.layout + ' ' + ','.join(addresses)
 
     def extension_url(self):
         if self.layout == 'shards':
             return ','.join(member.url() for member in self.members)
-        return 'redis+cluster://' + ','.join('127.0.0.1:%d' % member.port for member in self.members[:MASTERS])
+        return 'redis+cluster://' + ','.join('127.0.0.1:%d' % member.known() for member in self.members[:MASTERS])
 
     def whole(self):
         """Whether the keeper has granted every slot to the server that serves it, and fences are OPEN."""
@@ -69,6 +74,9 @@ class NodesSite(Site):
             config = ['cluster-enabled yes', 'cluster-node-timeout 2000', 'cluster-replica-validity-factor 0',
                       *self.redis_config]
             member = RedisServer(self.name('redis'), config)
+            if self.with_proxy:
+                self.proxies.append(Proxy(member.socket, os.path.join(self.directory, 'proxy.log')))
+                member.announced = self.proxies[-1].readers
             member.start()
             member.call('CLUSTER', 'SET-CONFIG-EPOCH', number + 1)
             self.members.append(member)
@@ -94,7 +102,7 @@ class NodesSite(Site):
         return [member for member in self.members if member.running()]
 
     def at_port(self, port):
-        return next(member for member in self.members if member.port == port)
+        return next(member for member in self.members if member.known() == port)
 
     def owners(self):
         """Ranges of slots (first, last, member) as the first member that answers reports them."""
@@ -110,7 +118,7 @@ class NodesSite(Site):
         """port -> number of slots that the member there owns."""
         found = {}
         for first, last, member in self.owners():
-            found[member.port] = found.get(member.port, 0) + last - first + 1
+            found[member.known()] = found.get(member.known(), 0) + last - first + 1
         return found
 
     def masters(self):
@@ -123,7 +131,7 @@ class NodesSite(Site):
     def replica_of(self, master):
         for member in self.alive():
             if member.info('replication', 'role') == 'slave' and \
-                    int(member.info('replication', 'master_port')) == master.port:
+                    int(member.info('replication', 'master_port')) == master.known():
                 return member
         return None
 

@@ -247,12 +247,17 @@ class RedisServer(Process):
         self.directory = directory
         self.socket = os.path.join(directory, 'sock')
         self.port = None
+        self.announced = None       # the port of a proxy, which a member of a cluster tells others instead of its own
         self.bus = None             # a cluster's second port; the usual one, 10,000 higher, is none for a high port
         self.persistence = None
         self.config = list(config)
         self.program = program or os.environ.get('REDIS_SERVER') or 'redis-server'
         self.clock = clock
         self.clock_file = os.path.join(directory, 'clock')
+
+    def known(self):
+        """The port by which clients and other members know it."""
+        return self.announced or self.port
 
     def url(self):
         return 'unix://' + self.socket
@@ -298,6 +303,8 @@ class RedisServer(Process):
                  'repl-diskless-load swapdb', 'enable-debug-command yes', *self.config]
         if 'cluster-enabled yes' in self.config:
             lines.append('cluster-port %d' % self.bus)
+            if self.announced:
+                lines.append('cluster-announce-port %d' % self.announced)
         return shlex.split(self.program) + [word for line in lines for word in option(line)]
 
     def environment(self):

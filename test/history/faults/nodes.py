@@ -62,7 +62,7 @@ class ClusterFailover(NodesFault):
         master = rng.choice(site.masters())
         replica = site.replica_of(master)
         replica.call('CLUSTER', 'FAILOVER')
-        wait_for(lambda: replica.port in site.owned(), 'the replica to take over')
+        wait_for(lambda: replica.known() in site.owned(), 'the replica to take over')
 
 
 class MasterKilled(NodesFault):
@@ -81,7 +81,7 @@ class MasterKilled(NodesFault):
         if self.quick:
             sleep(rng, 0, 0.5)
         else:
-            wait_for(lambda: replica.port in site.owned(), 'the replica to take over', 60)
+            wait_for(lambda: replica.known() in site.owned(), 'the replica to take over', 60)
             sleep(rng, 0, 2 * site.lease)
         master.start()
         record['down'] = (went, time.monotonic())
@@ -99,6 +99,26 @@ class MasterPaused(NodesFault):
             wait_for(lambda: replica.call('ROLE')[0] == 'master', 'the replica to take over', 60)
             sleep(rng, 0, 2 * site.lease)
         wait_for(lambda: master.info('replication', 'role') == 'slave', 'the old master to give in', 60)
+
+
+class MembersDistant(NodesFault):
+    name = 'members_distant'
+    describe = 'all members are 2 or 10 ms away from everybody, and the connections of all clients end once a second'
+    options = {'proxy': True}
+
+    def disturb(self, site, rng, record):
+        record['proof']['killed'] = 0
+        delay = rng.choice((0.001, 0.005))
+        for proxy in site.proxies:
+            proxy.treat('readers', rng.getrandbits(30), delay=delay)
+        try:
+            for _ in range(rng.randint(4, 8)):
+                time.sleep(1)
+                # not those between members, which know each other by the same addresses
+                record['proof']['killed'] += sum(member.call('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes') for member in site.alive())
+        finally:
+            for proxy in site.proxies:
+                proxy.treat('readers')
 
 
 class ShardKilled(NodesFault):
@@ -146,6 +166,7 @@ FAULTS = [
     MasterKilled('master_kill9', 'a master of the cluster is killed, and its replica takes over', False),
     MasterKilled('master_kill9_quick', 'a master of the cluster is killed and restarts, empty, before its replica takes over', True),
     MasterPaused(),
+    MembersDistant(),
     ShardKilled(),
     ShardPaused(),
     ShardFlushed(),
