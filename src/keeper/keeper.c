@@ -2,8 +2,8 @@
  * keeper/keeper.c
  *	  The keeper: a background worker that decides whether fences may be used.
  *
- * Owns: arming Redis processes, renewing their leases, beginning epochs (doc/protocol.md, "The keeper"). Any process
- * may set the word to CLOSED, but only the keeper sets it to OPEN.
+ * Owns: arming Redis processes, renewing their leases, beginning epochs, retiring lower timelines (doc/protocol.md, "The
+ * keeper"). Any process may set the word to CLOSED, but only the keeper sets it to OPEN.
  * Locks: fence_shared->lock, for copies only. The keeper is connected to no database and takes no lock on a table.
  * Short-lived workers (worker.c) do what needs a database.
  * Never: grants a lease while the word is CLOSED.

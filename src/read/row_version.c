@@ -1,6 +1,6 @@
 /*
  * read/row_version.c
- *	  The version of a row as a put names it: "<epoch>.<version>" (doc/protocol.md, "Reading").
+ *	  The version of a row as a put names it: "<epoch>.<version>" (doc/protocol.md, "Reading", rule V).
  *
  * Owns: the decision whether this server may say that it was read. A primary that a standby has replaced still has the
  * old rows, and its readers get permits from a Redis that the new primary has armed.
@@ -16,7 +16,6 @@
 #include "base/shared.h"
 #include "base/word.h"
 #include "read/row_version.h"
-#include "redis/calls.h"
 
 PG_FUNCTION_INFO_V1(fence_row_version);
 

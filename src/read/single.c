@@ -20,7 +20,6 @@
 #include "base/settings.h"
 #include "base/shared.h"
 #include "base/utf8.h"
-#include "base/word.h"
 #include "domain/key.h"
 #include "domain/sql_function.h"
 #include "domain/tombstone.h"

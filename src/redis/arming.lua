@@ -2,9 +2,10 @@
 -- =================================================================================================================
 -- Arming: who this process is, and for which epoch, lease, slots and attachments it may answer (doc/protocol.md).
 --
--- Owns: `identity`, and the entries of `spaces` and `headers`, each space's `armed` and `slots`. The build joins this
--- file to fence.lua, which declares these tables. PostgreSQL's keeper calls hello, arm, renew, resume and disarm. The
--- backend that attaches a table, and the workers of the keeper, call announce.
+-- Owns: `identity`, `newest` (which timeline has replaced which), and the entries of `spaces` and `headers`, each
+-- space's `armed` and `slots`. The build joins this file to fence.lua, which declares the others. PostgreSQL's keeper
+-- calls hello, arm, renew, resume and disarm. The backend that attaches a table, and the workers of the keeper, call
+-- announce.
 -- =================================================================================================================
 
 do
