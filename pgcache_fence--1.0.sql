@@ -536,7 +536,7 @@ CREATE VIEW fence.buckets AS SELECT * FROM fence._buckets();
 COMMENT ON VIEW fence.buckets IS 'What PostgreSQL remembers of what may be cached (pgcache_fence.watch_buckets).';
 COMMENT ON COLUMN fence.buckets.buckets IS 'How many buckets there are; 0: every changed row is reserved.';
 COMMENT ON COLUMN fence.buckets.set_now IS 'Buckets that were opened in this turn: rows in them are reserved.';
-COMMENT ON COLUMN fence.buckets.set_before IS 'Those of the turn before; forgotten once nothing is left of what was stored then.';
+COMMENT ON COLUMN fence.buckets.set_before IS 'Those of former turns, each forgotten once nothing is left of what was stored then. A bucket of two turns counts twice.';
 COMMENT ON COLUMN fence.buckets.known IS 'False from a server start until fences are OPEN: all rows are reserved.';
 COMMENT ON COLUMN fence.buckets.turn IS 'How often the buckets were closed in this epoch.';
 COMMENT ON COLUMN fence.buckets.holders IS 'Large transactions under way that keep buckets closed.';

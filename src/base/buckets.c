@@ -2,9 +2,10 @@
  * base/buckets.c
  *	  Which fences may be in Redis; see buckets.h.
  *
- * Owns: three maps of bits. The present map and the map of before take turns, and a bucket counts as set if it is in
- * either. The third has the buckets that large statements hold. It is one for all of them, and the courier clears it
- * when the last holder has ended.
+ * Owns: the maps of bits. One map is the present one, in its turn; the others are former ones, or empty. A bucket counts as
+ * set if it is in any of them. The words of the maps for the same buckets lie side by side, so that a look at all of them
+ * takes one line of the processor's cache. One more map has the buckets that large statements hold. It is one for all of
+ * them, and the courier clears it when the last holder has ended.
  */
 #include "postgres.h"
 
@@ -18,37 +19,46 @@
 #include "base/shared.h"
 
 #define BITS 32					/* of one word of a map */
-#define TURN_SHARE 16			/* the maps take turns when one bit in so many is set */
+#define MANY	16				/* a turn ends when one bit in so many is set, */
+#define SOME	64				/* or one in so many and it has lasted long enough */
+#define HELD_MAX (1 << 20)		/* bits of the map of held buckets: it must be cleared quickly */
 #define CLEARING PG_UINT32_MAX	/* in holders: the courier clears the map, so nobody may begin to hold */
 
 typedef struct Buckets
 {
 	pg_atomic_uint32 epoch;		/* see buckets_epoch */
 	pg_atomic_uint32 holders;	/* transactions that hold buckets, or CLEARING */
-	pg_atomic_uint32 held;		/* 1: the third map may have bits */
+	pg_atomic_uint32 held;		/* 1: the map of held buckets may have bits */
 	pg_atomic_uint32 hurry;		/* 1: see buckets_hurry */
 	pg_atomic_uint64 waits_since;	/* see BucketsNow */
-	/* From here to the end of the second map, everything outlives a clean restart. */
-	pg_atomic_uint32 turn;		/* number of the turn; its lowest bit says which map is the present one */
-	pg_atomic_uint32 set[2];	/* how many bits of each map are set; only the courier writes it */
-	pg_atomic_uint32 bits[FLEXIBLE_ARRAY_MEMBER];	/* the three maps, one behind the other */
+	/* From here to the end of the maps, everything outlives a clean restart. Only the courier writes it. */
+	pg_atomic_uint32 present;	/* which map is the present one */
+	pg_atomic_uint32 turn_of[BUCKET_MAPS];	/* the turn in which each map was, or is, the present one */
+	pg_atomic_uint32 set[BUCKET_MAPS];	/* how many bits of each map are set */
+	/* first for each 32 buckets a word of each map, then the map of held buckets */
+	pg_atomic_uint32 bits[FLEXIBLE_ARRAY_MEMBER] pg_attribute_aligned(BUCKET_MAPS * sizeof(uint32));
 } Buckets;
-
-#define HELD_MAP 2
 
 static Buckets *buckets = NULL;
 static bool holding = false;	/* this transaction is one of the holders */
 
+/* Words of all maps but the last one */
 static int
-words(void)
+map_words(void)
 {
-	return setting_watch_buckets / BITS;
+	return setting_watch_buckets / BITS * BUCKET_MAPS;
+}
+
+static int
+held_words(void)
+{
+	return Min(setting_watch_buckets, HELD_MAX) / BITS;
 }
 
 Size
 buckets_size(void)
 {
-	return add_size(offsetof(Buckets, bits), mul_size(3 * sizeof(pg_atomic_uint32), words()));
+	return add_size(offsetof(Buckets, bits), mul_size(sizeof(pg_atomic_uint32), map_words() + held_words()));
 }
 
 void
@@ -57,14 +67,17 @@ buckets_initialise(void *memory)
 	Buckets    *all = memory;
 
 	pg_atomic_init_u32(&all->epoch, 0);
-	pg_atomic_init_u32(&all->turn, 0);
-	for (int i = 0; i < 2; i++)
+	pg_atomic_init_u32(&all->present, 0);
+	for (int i = 0; i < BUCKET_MAPS; i++)
+	{
+		pg_atomic_init_u32(&all->turn_of[i], 0);
 		pg_atomic_init_u32(&all->set[i], 0);
+	}
 	pg_atomic_init_u32(&all->holders, 0);
 	pg_atomic_init_u32(&all->held, 0);
 	pg_atomic_init_u32(&all->hurry, 0);
 	pg_atomic_init_u64(&all->waits_since, 0);
-	for (int i = 0; i < 3 * words(); i++)
+	for (int i = 0; i < map_words() + held_words(); i++)
 		pg_atomic_init_u32(&all->bits[i], 0);
 }
 
@@ -112,39 +125,71 @@ bucket_of(const char *fence)
 	return (int) ((uint64) hash(fence) * setting_watch_buckets >> 32);
 }
 
+static int
+present(void)
+{
+	return pg_atomic_read_u32(&buckets->present);
+}
+
+/* The bucket's words in all maps, one behind the other */
 static pg_atomic_uint32 *
-word_of(int map, int bucket)
+words_of(int bucket)
 {
-	return &buckets->bits[map * words() + bucket / BITS];
+	return &buckets->bits[bucket / BITS * BUCKET_MAPS];
+}
+
+/* Several buckets share a bit of the map of held buckets if there are more than that has. */
+static int
+held_bit(int bucket)
+{
+	return setting_watch_buckets > HELD_MAX ? bucket / (setting_watch_buckets / HELD_MAX) : bucket;
+}
+
+static pg_atomic_uint32 *
+held_word(int bucket)
+{
+	return &buckets->bits[map_words() + held_bit(bucket) / BITS];
 }
 
 static bool
-is_in(int map, int bucket)
+is_in(pg_atomic_uint32 *word, int bit)
 {
-	return pg_atomic_read_u32(word_of(map, bucket)) >> (bucket % BITS) & 1;
+	return pg_atomic_read_u32(word) >> (bit % BITS) & 1;
 }
 
-/* Adds the bucket to the map, and returns whether it was not there. A full barrier is on both sides. */
-static bool
-add_to(int map, int bucket)
+/* A full barrier is on both sides. */
+static void
+set_bit(pg_atomic_uint32 *word, int bit)
 {
-	uint32		bit = (uint32) 1 << (bucket % BITS);
+	(void) pg_atomic_fetch_or_u32(word, (uint32) 1 << (bit % BITS));
+}
 
-	return (pg_atomic_fetch_or_u32(word_of(map, bucket), bit) & bit) == 0;
+static bool
+is_held(int bucket)
+{
+	return is_in(held_word(bucket), held_bit(bucket));
 }
 
 static void
-clear(int map)
+clear_map(int map)
 {
-	for (int i = 0; i < words(); i++)
-		pg_atomic_write_u32(&buckets->bits[map * words() + i], 0);
+	for (int i = map; i < map_words(); i += BUCKET_MAPS)
+		pg_atomic_write_u32(&buckets->bits[i], 0);
 	pg_memory_barrier();
+	pg_atomic_write_u32(&buckets->set[map], 0);
 }
 
 bool
 bucket_is_set(int bucket)
 {
-	return pg_atomic_read_u32(&buckets->epoch) == 0 || is_in(0, bucket) || is_in(1, bucket);
+	pg_atomic_uint32 *words = words_of(bucket);
+	uint32		any = 0;
+
+	if (pg_atomic_read_u32(&buckets->epoch) == 0)
+		return true;
+	for (int i = 0; i < BUCKET_MAPS; i++)
+		any |= pg_atomic_read_u32(&words[i]);
+	return any >> (bucket % BITS) & 1;
 }
 
 bool
@@ -152,7 +197,7 @@ bucket_is_held(int bucket)
 {
 	uint32		holders = pg_atomic_read_u32(&buckets->holders);
 
-	return holders > 0 && holders != CLEARING && is_in(HELD_MAP, bucket);
+	return holders > 0 && holders != CLEARING && is_held(bucket);
 }
 
 /* Becomes a holder. Returns false if the courier keeps on clearing the map, because it is stopped. */
@@ -184,7 +229,7 @@ bucket_hold(int bucket)
 {
 	if (!holding && !begin_to_hold())
 		return false;
-	(void) add_to(HELD_MAP, bucket);
+	set_bit(held_word(bucket), held_bit(bucket));
 	return !bucket_is_set(bucket);
 }
 
@@ -211,9 +256,11 @@ buckets_now(BucketsNow *now)
 
 	now->buckets = setting_watch_buckets;
 	now->known = pg_atomic_read_u32(&buckets->epoch) != 0;
-	now->turn = pg_atomic_read_u32(&buckets->turn);
-	now->set = pg_atomic_read_u32(&buckets->set[now->turn & 1]);
-	now->set_before = pg_atomic_read_u32(&buckets->set[~now->turn & 1]);
+	now->turn = buckets_turn();
+	now->set = pg_atomic_read_u32(&buckets->set[present()]);
+	now->set_before = 0;
+	for (int i = 0; i < BUCKET_MAPS; i++)
+		now->set_before += i == present() ? 0 : pg_atomic_read_u32(&buckets->set[i]);
 	now->holders = holders == CLEARING ? 0 : holders;
 	now->waits_since = (int64) pg_atomic_read_u64(&buckets->waits_since);
 }
@@ -232,18 +279,15 @@ buckets_epoch(void)
 uint32
 buckets_turn(void)
 {
-	return pg_atomic_read_u32(&buckets->turn);
+	return pg_atomic_read_u32(&buckets->turn_of[present()]);
 }
 
 void
 buckets_begin(uint32 epoch)
 {
-	for (int i = 0; i < 2; i++)
-	{
-		clear(i);
-		pg_atomic_write_u32(&buckets->set[i], 0);
-	}
-	pg_atomic_write_u32(&buckets->turn, 0);
+	for (int i = 0; i < BUCKET_MAPS; i++)
+		clear_map(i);
+	pg_atomic_write_u32(&buckets->turn_of[present()], 0);
 	pg_memory_barrier();
 	pg_atomic_write_u32(&buckets->epoch, epoch);
 }
@@ -251,8 +295,8 @@ buckets_begin(uint32 epoch)
 void *
 buckets_kept(Size *size)
 {
-	*size = offsetof(Buckets, bits) - offsetof(Buckets, turn) + 2 * sizeof(pg_atomic_uint32) * words();
-	return &buckets->turn;
+	*size = offsetof(Buckets, bits) - offsetof(Buckets, present) + sizeof(pg_atomic_uint32) * map_words();
+	return &buckets->present;
 }
 
 void
@@ -271,12 +315,18 @@ buckets_is_hurry(void)
 bool
 bucket_set(int bucket)
 {
-	int			present = buckets_turn() & 1;
+	int			map = present();
+	pg_atomic_uint32 *word = &words_of(bucket)[map];
 
-	if (add_to(present, bucket))
-		pg_atomic_write_u32(&buckets->set[present], pg_atomic_read_u32(&buckets->set[present]) + 1);
+	if (!is_in(word, bucket))
+	{
+		/* First the count: a map with bits must never pass for empty, whenever the courier ends. */
+		pg_atomic_write_u32(&buckets->set[map], pg_atomic_read_u32(&buckets->set[map]) + 1);
+		pg_memory_barrier();
+		set_bit(word, bucket);
+	}
 	pg_memory_barrier();
-	return !is_in(HELD_MAP, bucket);
+	return !is_held(bucket);
 }
 
 void
@@ -296,35 +346,48 @@ buckets_tidy(void)
 	/* CLEARING: the courier before this one ended while it cleared */
 	if (holders != CLEARING && !pg_atomic_compare_exchange_u32(&buckets->holders, &nobody, CLEARING))
 		return;
-	clear(HELD_MAP);
+	for (int i = 0; i < held_words(); i++)
+		pg_atomic_write_u32(&buckets->bits[map_words() + i], 0);
+	pg_memory_barrier();
 	pg_atomic_write_u32(&buckets->held, 0);
 	pg_memory_barrier();
 	pg_atomic_write_u32(&buckets->holders, 0);
 }
 
 bool
-buckets_has_before(void)
+buckets_take_turn(bool long_enough)
 {
-	return pg_atomic_read_u32(&buckets->set[~buckets_turn() & 1]) > 0;
+	uint32		set = pg_atomic_read_u32(&buckets->set[present()]);
+
+	if (set < (uint32) (setting_watch_buckets / (long_enough ? SOME : MANY)))
+		return false;
+	for (int i = 0; i < BUCKET_MAPS; i++)
+		if (i != present() && pg_atomic_read_u32(&buckets->set[i]) == 0)
+		{
+			pg_atomic_write_u32(&buckets->turn_of[i], buckets_turn() + 1);
+			pg_memory_barrier();
+			pg_atomic_write_u32(&buckets->present, i);
+			pg_memory_barrier();
+			return true;
+		}
+	return false;
 }
 
-bool
-buckets_take_turn(void)
+int
+buckets_former(uint32 turns[BUCKET_MAPS])
 {
-	uint32		set = pg_atomic_read_u32(&buckets->set[buckets_turn() & 1]);
+	int			n = 0;
 
-	if (buckets_has_before() || set < (uint32) (setting_watch_buckets / TURN_SHARE))
-		return false;
-	pg_atomic_write_u32(&buckets->turn, buckets_turn() + 1);
-	pg_memory_barrier();
-	return true;
+	for (int i = 0; i < BUCKET_MAPS; i++)
+		if (i != present() && pg_atomic_read_u32(&buckets->set[i]) > 0)
+			turns[n++] = pg_atomic_read_u32(&buckets->turn_of[i]);
+	return n;
 }
 
 void
-buckets_forget(void)
+buckets_forget(uint32 turn)
 {
-	int			before = ~buckets_turn() & 1;
-
-	clear(before);
-	pg_atomic_write_u32(&buckets->set[before], 0);
+	for (int i = 0; i < BUCKET_MAPS; i++)
+		if (i != present() && pg_atomic_read_u32(&buckets->turn_of[i]) == turn)
+			clear_map(i);
 }

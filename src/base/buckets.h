@@ -13,6 +13,8 @@
 
 #include "postgres.h"
 
+#define BUCKET_MAPS 4			/* the present one, and former ones */
+
 #define ALWAYS_RESERVED (-1)	/* instead of a bucket: what is reserved whatever the bits say */
 
 /* Returns the fence's bucket; ALWAYS_RESERVED if buckets are not watched. Redis computes the same (buckets.lua). */
@@ -40,7 +42,7 @@ typedef struct BucketsNow
 {
 	int			buckets;		/* 0: not watched */
 	int			set;			/* bits set in the present map */
-	int			set_before;		/* in the map of before */
+	int			set_before;		/* in the former maps together; a bucket in two of them counts twice */
 	bool		known;			/* false: no epoch has begun since the server start, and all count as set */
 	uint32		turn;
 	int			holders;		/* transactions that hold buckets */
@@ -78,12 +80,13 @@ extern void buckets_note_wait(int64 since);
 extern void buckets_tidy(void);
 
 /*
- * Both maps take turns. buckets_take_turn returns true if it was time for that. buckets_forget forgets the map of
- * before.
+ * The maps take turns. buckets_take_turn makes an empty map the present one, if there is one and the present one has many
+ * bits; long_enough: some suffice. Returns whether it did. buckets_former fills in the turns of the former maps that have
+ * bits, and returns how many these are; buckets_forget clears the map of one.
  */
-extern bool buckets_take_turn(void);
-extern bool buckets_has_before(void);
-extern void buckets_forget(void);
+extern bool buckets_take_turn(bool long_enough);
+extern int	buckets_former(uint32 turns[BUCKET_MAPS]);
+extern void buckets_forget(uint32 turn);
 
 /* Memory of this part (shmem.c). */
 extern Size buckets_size(void);

@@ -370,7 +370,7 @@ define_writing(void)
 	DefineCustomIntVariable("pgcache_fence.watch_buckets",
 							"Number of bits by which PostgreSQL remembers what may be cached.",
 							"A row of which nothing may be cached is then written without a message to Redis. It must be a "
-							"power of two, and is best some ten times the number of cached rows. 0 turns this off.",
+							"power of two, and is best some 32 times the number of different keys that are stored within the longest ttl. 0 turns this off.",
 							&setting_watch_buckets, BUCKETS_DEFAULT, 0, BUCKETS_MAX,
 							PGC_POSTMASTER, 0, check_watch_buckets, NULL, NULL);
 

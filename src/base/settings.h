@@ -63,8 +63,8 @@ extern int	setting_tombstone_retention;	/* seconds */
 extern bool setting_zero_counters;
 
 #define BUCKETS_MIN 64			/* of pgcache_fence.watch_buckets, if it is not 0 */
-#define BUCKETS_MAX (1 << 24)
-#define BUCKETS_DEFAULT (1 << 20)
+#define BUCKETS_MAX (1 << 28)
+#define BUCKETS_DEFAULT (1 << 25)
 #define WARM_RATE_MAX 1000000
 #define FILL_LEASE_MAX_MS 10000
 #define STANDBY_WAIT_MAX_MS 60000

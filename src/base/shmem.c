@@ -39,7 +39,7 @@ size_of_all(void)
 	Size		size = 0;
 
 	for (int i = 0; i < (int) lengthof(parts); i++)
-		size = add_size(size, MAXALIGN(parts[i].size()));
+		size = add_size(size, CACHELINEALIGN(parts[i].size()));
 	return size;
 }
 
@@ -67,7 +67,7 @@ startup(void)
 		if (!found)
 			parts[i].initialise(part);
 		parts[i].use(part);
-		part += MAXALIGN(parts[i].size());
+		part += CACHELINEALIGN(parts[i].size());
 	}
 	LWLockRelease(AddinShmemInitLock);
 }

@@ -544,10 +544,11 @@ check_buckets(Report *report)
 							 " first time are not cached", milliseconds(wait)),
 					"It may wait for a synchronous standby: look for wait_event 'SyncRep' in pg_stat_activity.");
 	if (now.set + now.set_before > now.buckets / MANY_SET)
-		put_finding(report, "info",
+		put_finding(report, "warning",
 					psprintf("%d of %d buckets may have something in Redis: as large a part of the rows that nobody has cached is reserved when"
 							 " it is written", now.set + now.set_before, now.buckets),
-					"Raise pgcache_fence.watch_buckets to some ten times the number of cached keys, or lower pgcache_fence.default_ttl.");
+					"Raise pgcache_fence.watch_buckets to 32 times the number of different keys that are stored within the longest ttl, or lower the ttl"
+					" of tables and pgcache_fence.default_ttl.");
 }
 
 /*

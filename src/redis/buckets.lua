@@ -2,7 +2,7 @@
 -- =================================================================================================================
 -- Buckets: in which parts of the key space something may be stored (doc/protocol.md, "Buckets").
 --
--- Owns: each space's `share`, `open`, `opened`, `turn_of_buckets`, `wanted`, `nwanted`, `longest` and `gone_at`. The
+-- Owns: each space's `share`, `open`, `opened`, `turn_of_buckets`, `wanted`, `nwanted`, `longest` and `former`. The
 -- build joins this file to fence.lua, whose proof of a put asks here, and to arming.lua, which closes all buckets where
 -- an epoch begins or slots come. PostgreSQL's courier calls open.
 --
@@ -14,6 +14,8 @@ do
 
 local MOST_WANTED = 1000               -- buckets noted between two calls of fence_open; and named in one call
 local WORD = 4294967296                -- 2^32
+local MOST_BUCKETS = 268435456
+local BITS = 52                        -- of a number in `open`; a double has so many exactly
 
 -- Takes four bytes of the name at a time, and eight zeros after them. The product is below 2^53, so a double has it
 -- exactly.
@@ -33,22 +35,31 @@ local function bucket_of(space, fence)
   return math.floor(hash(fence) / space.share)
 end
 
--- open: word -> its 32 buckets as bits; opened: word -> the number when the last of these opened. Who committed last is
--- not known any more: others may write without a reservation from now on.
+-- open: index -> its 52 buckets as bits; opened: index -> the number when the last of these opened. Who committed last
+-- is not known any more: others may write without a reservation from now on.
 local function close_all(space)
   space.open, space.opened, space.recent, space.recent_before = {}, {}, {}, {}
-  space.gone_at, space.longest = math.max(space.gone_at, now_ms() + space.longest), 0
+end
+
+-- Returns the index of the bucket's bits, and the value of its bit among them.
+local function place(bucket)
+  return math.floor(bucket / BITS), 2 ^ (bucket % BITS)
+end
+
+local function is_open(space, index, mask)
+  local bits = space.open[index]
+  return bits and math.floor(bits / mask) % 2 == 1
 end
 
 -- How many buckets there may be: a power of two; 0: PostgreSQL reserves everything.
 function buckets.is_number(n)
-  return n == 0 or (n >= 64 and 16777216 % n == 0)
+  return n == 0 or (n >= 64 and MOST_BUCKETS % n == 0)
 end
 
 function buckets.begin(space, n)
   if n == 0 then return end
-  space.share, space.turn_of_buckets, space.wanted, space.nwanted, space.longest = WORD / n, 0, {}, 0, 0
-  space.gone_at = 0
+  space.share, space.turn_of_buckets, space.wanted, space.nwanted = WORD / n, 0, {}, 0
+  space.longest, space.former = 0, {}
   close_all(space)
 end
 
@@ -60,10 +71,8 @@ end
 -- Returns the number from which on something that was read or reserved may be stored as this fence; nil: the bucket is
 -- closed.
 function buckets.opened(space, fence)
-  local bucket = bucket_of(space, fence)
-  local w = math.floor(bucket / 32)
-  local bits = space.open[w]
-  if bits and math.floor(bits / 2 ^ (bucket % 32)) % 2 == 1 then return space.opened[w] end
+  local index, mask = place(bucket_of(space, fence))
+  if is_open(space, index, mask) then return space.opened[index] end
 end
 
 -- A reader misses the fence, and would fill it in. Returns whether the bucket is closed.
@@ -76,14 +85,30 @@ function buckets.want(space, fence)
   return true
 end
 
--- Something is stored that lives that long (ms).
+-- Something is stored that lives that long (ms). What closes the buckets within a turn changes nothing of this.
 function buckets.note_ttl(space, ttl)
   if ttl > space.longest then space.longest = ttl end
 end
 
--- open | header turn margin buckets [echo] -> opened gone wanted | unarmed
--- Opens these buckets (separated by commas). gone '1': what was stored before this turn has run out by this clock, and
--- margin ms more. wanted: what readers have missed since the last call. A turn that is newer than the last closes all
+-- former: turn -> by when everything has run out that was stored in it. Returns those of which something may be left by
+-- this clock, and margin ms more, and forgets the others.
+local function former_turns(space, margin)
+  local left = {}
+  for turn, by in pairs(space.former) do
+    if now_ms() > by + margin then space.former[turn] = nil else left[#left + 1] = string.format('%d', turn) end
+  end
+  return left
+end
+
+local function begin_turn(space, turn)
+  space.former[space.turn_of_buckets] = now_ms() + space.longest
+  space.turn_of_buckets, space.longest = turn, 0
+  close_all(space)
+end
+
+-- open | header turn margin buckets [echo] -> opened former longest wanted | unarmed
+-- Opens these buckets (separated by commas). former: see former_turns. longest: the longest time to live in this turn
+-- so far (ms). wanted: what readers have missed since the last call. A turn that is newer than the last closes all
 -- buckets first; an older one does nothing.
 local function open(_, args)
   local space, turn, margin = headers[args[1] or ''], whole(args[2]), whole(args[3])
@@ -91,23 +116,22 @@ local function open(_, args)
     return bad('fence_open', 'expected header, turn, margin and buckets')
   end
   if not space or not space.share or turn < space.turn_of_buckets then return { 'unarmed' } end
-  if turn > space.turn_of_buckets then
-    close_all(space)
-    space.turn_of_buckets = turn
-  end
+  if turn > space.turn_of_buckets then begin_turn(space, turn) end
   if args[4] ~= '' then counter = counter + 1 end
   for text in args[4]:gmatch('%d+') do
     local bucket = whole(text)
-    local w = bucket and math.floor(bucket / 32)
-    local bits = w and space.open[w] or 0
-    if bucket and bucket < WORD / space.share and math.floor(bits / 2 ^ (bucket % 32)) % 2 == 0 then
-      space.open[w], space.opened[w] = bits + 2 ^ (bucket % 32), counter
+    if bucket and bucket < WORD / space.share then
+      local index, mask = place(bucket)
+      if not is_open(space, index, mask) then
+        space.open[index], space.opened[index] = (space.open[index] or 0) + mask, counter
+      end
     end
   end
   local wanted = {}
   for bucket in pairs(space.wanted) do wanted[#wanted + 1] = string.format('%d', bucket) end
   space.wanted, space.nwanted = {}, 0
-  return { 'opened', now_ms() > space.gone_at + margin and '1' or '0', table.concat(wanted, ',') }
+  return { 'opened', table.concat(former_turns(space, margin), ','), string.format('%d', space.longest),
+    table.concat(wanted, ',') }
 end
 
 -- sweep | header fence... -> how many of these were removed, one of them

@@ -667,10 +667,11 @@ calls_all_same(const redisReply *reply, int n)
 bool
 calls_open(const redisReply *reply, OpenReply *open)
 {
-	if (!calls_is(reply, "opened") || calls_string(reply, 1) == NULL || calls_string(reply, 2) == NULL)
+	if (!calls_is(reply, "opened") || calls_string(reply, 1) == NULL || calls_string(reply, 2) == NULL || calls_string(reply, 3) == NULL)
 		return false;
-	open->gone = strcmp(calls_string(reply, 1), "1") == 0;
-	open->wanted = calls_string(reply, 2);
+	open->former = calls_string(reply, 1);
+	open->longest = strtoll(calls_string(reply, 2), NULL, 10);
+	open->wanted = calls_string(reply, 3);
 	return true;
 }
 

@@ -277,10 +277,11 @@ extern const char *calls_put(const redisReply *reply);
 /* fence_check: whether all n records are still current. */
 extern bool calls_all_same(const redisReply *reply, int n);
 
-/* The reply of fence_open. wanted points into the reply. */
+/* The reply of fence_open. The texts point into the reply. */
 typedef struct OpenReply
 {
-	bool		gone;			/* nothing is left of what was stored before the turn */
+	const char *former;			/* the former turns of which something that was stored may be left, separated by commas */
+	int64		longest;		/* ms: the longest time to live in the present turn */
 	const char *wanted;			/* buckets that readers have missed since, separated by commas */
 } OpenReply;
 

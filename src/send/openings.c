@@ -24,6 +24,9 @@
 #define HURRIED_PAUSE_US INT64CONST(1000)	/* if a reader of this server was refused */
 #define LATELY_US		INT64CONST(1000000)
 
+#define MOST_FORMER		16				/* turns that a process may name; PostgreSQL has fewer maps */
+#define SHORTEST_TURN_US INT64CONST(60000000)	/* unless many bits are set */
+
 #define CLOSED_PAUSE_MS	100				/* between two looks at the word while the fences are not OPEN */
 #define MOST_WANTED		1000			/* buckets in one call; buckets.lua names no more */
 
@@ -42,12 +45,17 @@ typedef struct Opening
 	int64		wait_since;		/* fence_clock() time at which the bits were set */
 	uint32		asked_epoch;	/* epoch and turn of the call that is outstanding */
 	uint32		asked_turn;
-	uint32		gone_epoch;		/* in this epoch and turn, nothing is left that was stored before the turn */
-	uint32		gone_turn;
+	uint32		told_epoch;		/* what the last answer told was told in this epoch and turn: */
+	uint32		told_turn;
+	int64		longest;		/* ms: the longest time to live in this turn */
+	int			nformer;		/* former turns of which something that was stored may be left */
+	uint32		former[MOST_FORMER];
 } Opening;
 
 static Opening *openings[MAX_NODES];
 static bool is_open = false;
+static uint32 present_turn;
+static int64 turn_since = 0;		/* fence_clock() time since which this courier has seen present_turn */
 
 static Opening *
 opening_of(int node)
@@ -61,6 +69,24 @@ opening_of(int node)
 		openings[node] = opening;
 	}
 	return opening;
+}
+
+/*
+ * A map is forgotten as long after its turn as the longest time to live is. So with a turn for each third of that, no more bits
+ * are set than for what is stored within 4/3 of it.
+ */
+static void
+take_turn(void)
+{
+	int64		longest = 0;
+
+	if (turn_since == 0 || present_turn != buckets_turn())
+		turn_since = fence_clock();
+	present_turn = buckets_turn();
+	for (int i = 0; i < nlinks; i++)
+		if (openings[i] && openings[i]->told_epoch == buckets_epoch() && openings[i]->told_turn == present_turn)
+			longest = Max(longest, openings[i]->longest);
+	(void) buckets_take_turn(fence_clock() - turn_since > Max(longest * 1000 / (BUCKET_MAPS - 1), SHORTEST_TURN_US));
 }
 
 bool
@@ -82,7 +108,7 @@ openings_begin_round(void)
 		for (int i = 0; i < nlinks; i++)
 			if (openings[i])
 				openings[i]->next_at = Min(openings[i]->next_at, openings[i]->called_at + HURRIED_PAUSE_US);
-	(void) buckets_take_turn();
+	take_turn();
 	buckets_now(&now);
 	metrics_set_server(SERVER_METRIC_BUCKETS_SET, now.set + now.set_before);
 	return true;
@@ -123,6 +149,24 @@ take_wanted(Opening *opening, const char *wanted)
 }
 
 static void
+take_told(Opening *opening, const OpenReply *answer)
+{
+	const char *p = answer->former;
+
+	opening->told_epoch = opening->asked_epoch;
+	opening->told_turn = opening->asked_turn;
+	opening->longest = answer->longest;
+	for (opening->nformer = 0; *p && opening->nformer < MOST_FORMER; opening->nformer++)
+	{
+		opening->former[opening->nformer] = strtoul(p, NULL, 10);
+		p += strcspn(p, ",");
+		p += *p == ',';
+	}
+	if (*p)
+		opening->told_epoch = 0;	/* too many: nothing may be forgotten */
+}
+
+static void
 answer_open(const Expected *e, const redisReply *reply)
 {
 	Opening    *opening = openings[e->number];
@@ -131,11 +175,7 @@ answer_open(const Expected *e, const redisReply *reply)
 	opening->asked = false;
 	if (reply == NULL || !calls_open(reply, &answer))
 		return;
-	if (answer.gone)
-	{
-		opening->gone_epoch = opening->asked_epoch;
-		opening->gone_turn = opening->asked_turn;
-	}
+	take_told(opening, &answer);
 	take_wanted(opening, answer.wanted);
 	if (opening->n == 0)
 		return;
@@ -172,21 +212,39 @@ openings_send(Link *link)
 	link_send_message(link, &message, (Expected) {.answer = answer_open, .number = node, .process = -1});
 }
 
+/* Whether the process has closed its buckets in the present turn, and nothing is left there of what it stored in the former one. */
+static bool
+is_gone(const Opening *opening, uint32 turn)
+{
+	if (opening->told_epoch != buckets_epoch() || opening->told_turn != buckets_turn())
+		return false;
+	for (int i = 0; i < opening->nformer; i++)
+		if (opening->former[i] == turn)
+			return false;
+	return true;
+}
+
 void
 openings_end_round(int nnodes, const bool granted[])
 {
 	int64		since = 0;
+	uint32		former[BUCKET_MAPS];
+	int			nformer;
 
 	for (int i = 0; i < nnodes; i++)
 		if (openings[i] && openings[i]->nseen > 0 && (since == 0 || openings[i]->wait_since < since))
 			since = openings[i]->wait_since;
 	buckets_note_wait(since);
-	if (!buckets_has_before())
-		return;
-	for (int i = 0; i < nnodes; i++)
-		if (granted[i] && (opening_of(i)->gone_epoch != buckets_epoch() || opening_of(i)->gone_turn != buckets_turn()))
-			return;
-	buckets_forget();
+	nformer = buckets_former(former);
+	for (int f = 0; f < nformer; f++)
+	{
+		bool		gone = true;
+
+		for (int i = 0; i < nnodes; i++)
+			gone = gone && (!granted[i] || is_gone(opening_of(i), former[f]));
+		if (gone)
+			buckets_forget(former[f]);
+	}
 }
 
 long

@@ -1,6 +1,7 @@
 """
 UPDATE of one row by 8 clients with default settings, where none, few or many of the rows are cached and read; how
-soon after its first miss a row can be cached; and what the courier's questions cost while nobody reads.
+soon after its first miss a row can be cached; what the courier's questions cost while nobody reads; and how many of the writes of
+rows that nobody has cached ask Redis, once many different keys were stored.
 """
 
 import random
@@ -16,6 +17,8 @@ from servers import Postgres, Redis, cpu_us, permit, running, wait_until
 CLIENTS = 8
 SHARES = 0, 1, 10, 50                   # percent of the rows that are cached, and read at the same time
 READS_PER_SECOND = 200
+STORED = 100_000, 1_000_000, 3_000_000   # different keys
+UNREAD = 2000                           # rows that are written and that nobody has read
 COLD = 200                              # rows that are read for the first time
 
 
@@ -93,10 +96,45 @@ def cold(pg, redis):
     return result
 
 
+def store_others(redis, name, first, last):
+    """Misses that many keys of a table, which has their buckets opened, as storing them would."""
+    for begin in range(first, last, 500):
+        with redis.client.pipeline(transaction=False) as pipe:
+            for key in range(begin, min(begin + 500, last)):
+                pipe.execute_command('FCALL', 'fence_get', 1, name % key)
+            pipe.execute()
+        time.sleep(0.006)                               # the courier takes 1,000 buckets each 5 ms
+
+
+def filled(pg, redis, bench):
+    """For each number of different keys: percent of the bits that are set, and of the writes of other rows that reserve, and the memory."""
+    def reserved():
+        return int(pg.value("SELECT sum(value)::bigint FROM fence.metrics WHERE name = 'cache_fence_operations_total'"
+                            " AND labels ->> 'operation' = 'reserve' AND labels ->> 'result' = 'granted'") or 0)
+    name = pg.value("SELECT fence.fence_key('fenced', '0')").replace('{0}', '{x%d}')
+    result, done = {}, 0
+    for keys in STORED[:bench.amount(2, 3)]:
+        store_others(redis, name, done, keys)
+        done = keys
+        before = reserved()
+        for row in range(1, UNREAD + 1):
+            pg.sql('UPDATE fenced SET data = data WHERE id = %s', row)
+        share = pg.value('SELECT 100.0 * (set_now + set_before) / buckets FROM fence.buckets')
+        info = redis.client.info('memory')
+        result[keys] = {'set': float(share), 'asked': 100 * (reserved() - before) / UNREAD, 'memory': info['used_memory_vm_functions']}
+    return result
+
+
 def run(bench):
     count = bench.rounds or bench.amount(4, 10)
     seconds = bench.seconds or bench.amount(1.0, 2.0)
     result = {}
+    redis = Redis('many')
+    with running(redis):
+        pg = Postgres('many.data', redis, cached=False)
+        with running(pg):
+            compare.make_tables(pg, redis)
+            share = filled(pg, redis, bench)
     redis = Redis('buckets')
     with running(redis):
         pg = Postgres('buckets.data', redis, cached=False)
@@ -116,7 +154,7 @@ def run(bench):
                         measure(name)                   # a warm-up: full-page images, plans, connections
                     result[f'{share} {sync}'] = compare.rounds(['unfenced', 'fenced'], count, measure,
                                                                lambda: [pg.sql(f'VACUUM {t}') for t in ('unfenced', 'fenced')])
-    return {'idle': quiet, 'cold': first, 'rates': result, 'instructions': instructions(bench)}
+    return {'filled': share, 'idle': quiet, 'cold': first, 'rates': result, 'instructions': instructions(bench)}
 
 
 def instructions(bench):
@@ -145,6 +183,9 @@ def show(result):
     return '\n\n'.join([
         report.table(['from the first miss of a row until it is cached, nothing else is read', 'median, ms', 'max, ms'],
                      [[name, f"{r['median']:.1f}", f"{r['max']:.1f}"] for name, r in result['cold'].items()]),
+        report.table(['different keys that readers had stored', '% of the bits', '% of the writes of other rows that ask Redis',
+                      "MB of Redis' functions"],
+                     [[f'{int(keys):,}', f"{r['set']:.1f}", f"{r['asked']:.1f}", f"{r['memory'] / 1e6:.0f}"] for keys, r in result['filled'].items()]),
         report.table(['while nobody reads or writes', '% of a processor'],
                      [[f"Redis, with {idle['calls']:.0f} calls of fence_open per second", f"{idle['redis'] * 100:.2f}"],
                       ['the courier', f"{idle['courier'] * 100:.2f}"]]),

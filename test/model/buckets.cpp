@@ -4,9 +4,11 @@
  *
  * It alone changes the bits in PostgreSQL's shared memory. To open a bucket it sets the bit, waits for everybody whose
  * commit flag it finds set then, and tells Redis. A bucket that a large statement holds it leaves for later. To clear bits it
- * takes another map, has Redis close everything, and forgets the map of before once what was stored under it has run
- * out. In another epoch it forgets both: there nothing is open yet.
+ * takes another map, and has Redis close everything. It forgets a former map once what was stored under it has run out, in
+ * any order. In another epoch it forgets all maps: there nothing is open yet.
  */
+#include <cstring>
+
 #include "state.h"
 
 static void
@@ -33,7 +35,7 @@ want_steps(const State &from)
 		s.courier_step = bit_after_opening ? C_SETTLED : C_SET;
 		s.courier_bucket = b;
 		s.courier_epoch = s.bits_epoch;
-		s.courier_turn = s.turn;
+		s.courier_turn = s.turn_of[0];
 		if (!bit_after_opening)
 			set_bit(s);
 	}
@@ -126,20 +128,27 @@ must_answer(const State &s, int p)
 	return s.p[p].up && s.p[p].epoch == s.bits_epoch && (!moves || s.p[p].granted);
 }
 
+/* Another map becomes the present one. There must be one that is empty. */
 static void
-turn_steps(const State &from)
+take_turn(const State &from)
 {
-	if (from.bits_epoch && !from.bits[1] && from.bits[0] && from.turn < turns)
-	{
-		State	   &s = add(from, "courier: another map");
+	for (int map = 1; map < MAPS; map++)
+		if (!from.bits[map])
+		{
+			State	   &s = add(from, "courier: another map");
 
-		s.bits[1] = s.bits[0];
-		s.bits[0] = s.turn_answered = 0;
-		s.turn++;
-	}
-	if (!from.bits_epoch || !from.bits[1])
-		return;
+			s.bits[map] = s.bits[0];
+			s.turn_of[map] = s.turn_of[0];
+			s.bits[0] = s.turn_answered = 0;
+			s.turn_of[0]++;
+			return;
+		}
+}
 
+/* Returns whether each process that must has closed its buckets in the present turn; makes the steps in which one does. */
+static bool
+close_steps(const State &from)
+{
 	bool		all = true;
 
 	for (int p = 0; p < processes; p++)
@@ -151,24 +160,62 @@ turn_steps(const State &from)
 		{
 			State	   &s = add(from, "courier: P%d closes its buckets%s", p, answered ? "" : ", no answer");
 
-			if (s.p[p].turn < s.turn)
-			{
-				close_buckets(s, p);
-				s.p[p].turn = s.turn;
-			}
+			if (s.p[p].turn < s.turn_of[0])
+				close_for_turn(s, p, s.turn_of[0]);
 			if (answered)
 				s.turn_answered |= 1 << p;
 		}
 	}
-	if (!all && !forget_before_answer)
-		return;
-	State	   &s = add(from, "what was stored before has run out; the map of before is forgotten");
+	return all;
+}
 
-	s.bits[1] = 0;
+static void
+forget_map(const State &from, int map)
+{
+	int			run_out = from.turn_of[forget_another ? MAPS - map : map];
+	State	   &s = add(from, "what was stored in turn %d has run out; the map of turn %d is forgotten", run_out, from.turn_of[map]);
+
+	s.bits[map] = s.turn_of[map] = 0;
 	for (int p = 0; p < processes; p++)
 		for (int k = 0; k < keys && !forget_before_expiry; k++)
-			if (s.p[p].aged >> k & 1)
+			if (s.p[p].aged[k] == run_out + 1)
 				remove_fence(s, p, k);
+}
+
+static void
+turn_steps(const State &from)
+{
+	if (!from.bits_epoch)
+		return;
+	if (from.bits[0] && from.turn_of[0] < turns)
+		take_turn(from);
+	if (!from.bits[1] && !from.bits[2])
+		return;
+
+	bool		all = close_steps(from);
+
+	for (int map = 1; map < MAPS; map++)
+		if (from.bits[map] && (all || forget_before_answer))
+			forget_map(from, map);
+}
+
+/* The buckets whose bits are set in any map */
+int
+bits_set(const State &s)
+{
+	int			found = 0;
+
+	for (int map = 0; map < MAPS; map++)
+		found |= s.bits[map];
+	return found;
+}
+
+void
+clear_bits(State &s)
+{
+	memset(s.bits, 0, sizeof(s.bits));
+	memset(s.turn_of, 0, sizeof(s.turn_of));
+	s.turn_answered = 0;
 }
 
 void
@@ -176,11 +223,11 @@ bucket_steps(const State &from)
 {
 	bool		another = from.bits_epoch != from.word_epoch && from.word == OPEN;
 
-	if (another || (bits_cleared_early && from.word != OPEN && (from.bits[0] | from.bits[1])))
+	if (another || (bits_cleared_early && from.word != OPEN && bits_set(from)))
 	{
 		State	   &s = add(from, "courier: all bits are cleared");
 
-		s.bits[0] = s.bits[1] = s.turn = s.turn_answered = 0;
+		clear_bits(s);
 		if (another)
 			s.bits_epoch = s.word_epoch;
 		go_idle(s);

@@ -331,7 +331,8 @@ print_state(const State &s)
 		printf(" | replayed %d of %d, mark %d at P%d: position %d clean %d", s.b.replayed, s.b.logged, s.b.mark_step, s.b.mark_process,
 			   s.b.mark_position, s.b.mark_clean);
 	if (buckets)
-		printf(" | bits %d %d of epoch %d turn %d", s.bits[0], s.bits[1], s.bits_epoch, s.turn);
+		printf(" | bits %d, before %d of turn %d and %d of turn %d, of epoch %d turn %d", s.bits[0], s.bits[1], s.turn_of[1], s.bits[2], s.turn_of[2],
+			   s.bits_epoch, s.turn_of[0]);
 	if (keeper)
 		printf(" | %s %d, bound %d%s", s.word == OPEN ? "OPEN" : s.word == CLOSED ? "CLOSED" : "ARMING", s.word_epoch, s.bound,
 			   s.bypassed ? ", bypassed" : "");

@@ -86,7 +86,7 @@ restore_saved(State &s, int p)
 		s.p[p].fence[k] = s.saved_fence[k];
 		s.p[p].content[k] = s.saved_content[k];
 		s.saved_fence[k] = s.saved_content[k] = 0;
-		s.p[p].aged &= ~(1 << k);
+		s.p[p].aged[k] = 0;
 	}
 	s.saved = 0;
 }
@@ -115,7 +115,7 @@ copy_keys(State &s, int from, int to)
 {
 	memcpy(s.p[to].fence, s.p[from].fence, sizeof(s.p[to].fence));
 	memcpy(s.p[to].content, s.p[from].content, sizeof(s.p[to].content));
-	s.p[to].aged = s.p[from].aged;
+	memcpy(s.p[to].aged, s.p[from].aged, sizeof(s.p[to].aged));
 }
 
 /* The old master becomes a replica and keeps its memory. Writes of the new master reach it late, or never. */
@@ -183,7 +183,7 @@ start_server(State &s, int start_of_file)
 	if (!resumes)
 	{
 		s.armed_identity = 0;
-		s.bits[0] = s.bits[1] = s.turn = s.turn_answered = 0;
+		clear_bits(s);
 	}
 	s.bound = 0;
 	s.bound_unset = 1;
@@ -254,7 +254,7 @@ copy_directory(State &s, int start_of_file)
 	s.copy_epoch = s.word_epoch;
 	s.copy_identity = s.armed_identity;
 	memcpy(s.copy_bits, s.bits, sizeof(s.copy_bits));
-	s.copy_turn = s.turn;
+	memcpy(s.copy_turn_of, s.turn_of, sizeof(s.copy_turn_of));
 }
 
 /* No lease runs, and none can begin: neither the server nor a session without the library writes before that. */
@@ -320,7 +320,7 @@ start_copy(const State &from)
 	}
 	memcpy(s.row, s.copy_row, sizeof(s.row));
 	memcpy(s.bits, s.copy_bits, sizeof(s.bits));
-	s.turn = s.copy_turn;
+	memcpy(s.turn_of, s.copy_turn_of, sizeof(s.turn_of));
 	s.turn_answered = 0;
 	s.word_epoch = s.copy_epoch;
 	s.armed_identity = s.copy_identity;
@@ -329,9 +329,10 @@ start_copy(const State &from)
 
 	int			start = s.copy_start;
 
-	s.copied = s.copy_over = s.copy_start = s.copy_epoch = s.copy_identity = s.copy_turn = 0;
+	s.copied = s.copy_over = s.copy_start = s.copy_epoch = s.copy_identity = 0;
 	memset(s.copy_row, 0, sizeof(s.copy_row));
 	memset(s.copy_bits, 0, sizeof(s.copy_bits));
+	memset(s.copy_turn_of, 0, sizeof(s.copy_turn_of));
 	start_server(s, start);
 }
 

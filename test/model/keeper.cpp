@@ -6,6 +6,8 @@
  */
 #include <algorithm>
 
+#include <cstring>
+
 #include "state.h"
 
 static bool
@@ -128,7 +130,10 @@ arm_at(State &s, int p, int epoch, int identity, int ticks, int start)
 		q.pending[k] = q.proven[k] = 0;
 	q.announced = !prepares;
 	if (!open_survives_epoch)
-		q.open = q.aged = 0;
+	{
+		q.open = 0;
+		memset(q.aged, 0, sizeof(q.aged));
+	}
 	q.turn = 0;
 	if (!new_epoch_keeps_token || !q.token)
 		new_token(s, p);
@@ -523,7 +528,7 @@ cluster_steps(const State &from)
 
 		s.p[other].fence[0] = s.p[p].fence[0];
 		s.p[other].content[0] = s.p[p].content[0];
-		s.p[other].aged = s.p[p].aged;
+		s.p[other].aged[0] = s.p[p].aged[0];
 		remove_fence(s, p, 0);
 	}
 	if (!from.p[other].serves && !from.p[p].fence[0])
@@ -554,7 +559,7 @@ give_slot(State &s, int p)
 	if (!slot_keeps_token && q.had)
 		new_token(s, p);
 	if (!slot_keeps_buckets)
-		close_buckets(s, p);
+		s.p[p].open = 0;
 	if (!mark_outlives_slots)
 		forget_mark(s, p);
 	q.granted = q.had = 1;

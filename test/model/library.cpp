@@ -2,6 +2,8 @@
  * library.cpp
  *	  The function library inside Redis: each function is one atomic step.
  */
+#include <cstring>
+
 #include "state.h"
 
 /* The lowest number that is not in use as a token anywhere. */
@@ -48,7 +50,7 @@ remove_fence(State &s, int p, int key)
 	if (s.p[p].fence[key])
 		note_write(s, p);
 	s.p[p].fence[key] = s.p[p].content[key] = 0;
-	s.p[p].aged &= ~(1 << key);
+	s.p[p].aged[key] = 0;
 }
 
 void
@@ -178,15 +180,16 @@ is_open(const Process &q, int key)
 	return !buckets || (q.open >> key % buckets & 1);
 }
 
-/* From now on nothing is stored. What was lives on for its time, also where a slot has taken it meanwhile. */
+/* A new turn. From now on nothing is stored. What was lives on for its time, also where a slot has taken it meanwhile. */
 void
-close_buckets(State &s, int p)
+close_for_turn(State &s, int p, int turn)
 {
-	s.p[p].open = 0;
 	for (int at = 0; at < processes; at++)
 		for (int k = 0; k < keys; k++)
-			if (s.p[at].fence[k] && s.p[at].fence[k] == s.p[p].token)
-				s.p[at].aged |= 1 << k;
+			if (s.p[at].fence[k] && s.p[at].fence[k] == s.p[p].token && !s.p[at].aged[k])
+				s.p[at].aged[k] = s.p[p].turn + 1;
+	s.p[p].open = 0;
+	s.p[p].turn = turn;
 }
 
 /* An opening names its epoch and turn. From it on nothing counts that was said before: no permit, no number of a reservation. */
@@ -198,10 +201,7 @@ open_bucket(State &s, int p, int bucket, int epoch, int turn)
 	if (!q.up || !q.epoch || (q.epoch != epoch && !open_any_epoch) || (q.turn > turn && !open_any_turn))
 		return;
 	if (q.turn < turn)
-	{
-		close_buckets(s, p);
-		q.turn = turn;
-	}
+		close_for_turn(s, p, turn);
 	if (q.open >> bucket & 1)
 		return;
 	q.open |= 1 << bucket;
@@ -243,7 +243,7 @@ end(State &s, int p, int i, int key, EndKind kind)
 		note_write(s, p);
 		q.fence[key] = q.token;
 		q.content[key] = i + 1;
-		q.aged &= ~(1 << key);
+		q.aged[key] = 0;
 	}
 	if (recent && committed && (proven || (recent_no_proof && was_pending)) && (!is_delete || recent_of_deletes))
 		q.recent[key] = (is_delete ? ABSENT : i + 1) + 1;
@@ -316,7 +316,8 @@ lose_memory(State &s, int p)
 	q.identity = s.next_identity++;
 	if (deposed)
 		s.d.retired[p] = s.d.there && !old_reaches_first;
-	q.epoch = q.lease = q.announced = q.domain_pending = q.follows = q.open = q.turn = q.aged = 0;
+	q.epoch = q.lease = q.announced = q.domain_pending = q.follows = q.open = q.turn = 0;
+	memset(q.aged, 0, sizeof(q.aged));
 	if (!token_survives_restart)
 		q.token = 0;
 	for (int k = 0; k < keys; k++)

@@ -103,7 +103,7 @@ put_steps(const State &from, int j)
 		note_write(s, r.process);
 		q.fence[r.key] = q.token;
 		q.content[r.key] = r.content;
-		q.aged &= ~(1 << r.key);
+		q.aged[r.key] = 0;
 		s.r[j] = {};
 		s.d.names[j] = 0;
 	}

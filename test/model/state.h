@@ -16,7 +16,7 @@
 
 typedef uint8_t byte;
 
-enum {MAX_WRITERS = 3, MAX_KEYS = 2, MAX_PROCESSES = 2, MAX_READERS = 2};
+enum {MAX_WRITERS = 3, MAX_KEYS = 2, MAX_PROCESSES = 2, MAX_READERS = 2, MAPS = 3};
 enum {ABSENT = 15};
 
 enum Op {UPDATE = 1, DELETE = 2, INSERT = 4, BULK = 8, INSERT_RESERVED = 16, WATCHED_BULK = 32, HELD_BULK = 64};
@@ -80,7 +80,7 @@ struct Process
 	byte		lost;			/* the keeper has found the slot elsewhere */
 	byte		open;			/* set of buckets */
 	byte		turn;			/* in which they were opened */
-	byte		aged;			/* set: fences that were stored before the process that stored them closed its buckets */
+	byte		aged[MAX_KEYS]; /* fences that were stored before the process that stored them closed its buckets: the turn + 1 */
 };
 
 enum ReaderStep {R_IDLE, R_TOLD, R_READ, R_READ_FIRST};
@@ -209,8 +209,8 @@ struct State
 	byte		copy_start;		/* and its file: 0: it has none */
 	byte		copy_epoch;
 	byte		copy_identity;
-	byte		copy_bits[2];
-	byte		copy_turn;
+	byte		copy_bits[MAPS];
+	byte		copy_turn_of[MAPS];
 
 	byte		patrol_on;		/* the patrol's message, under way */
 	byte		patrol_writer;
@@ -219,10 +219,10 @@ struct State
 	byte		patrol_kind;
 	byte		patrol_epoch;
 
-	byte		bits[2];		/* sets of buckets, in PostgreSQL: since the last turn, and before it */
+	byte		bits[MAPS];		/* sets of buckets, in PostgreSQL: the present map, and the former ones */
+	byte		turn_of[MAPS];	/* in which each was, or is, the present one */
 	byte		bits_epoch;		/* of which they are; 0: after a crash, all count as set */
-	byte		turn;
-	byte		turn_answered;	/* set of processes */
+	byte		turn_answered;	/* set of processes that have closed their buckets in the present turn */
 	byte		courier_step;
 	byte		courier_bucket;
 	byte		courier_epoch;	/* in which it opens the bucket, */
@@ -256,6 +256,8 @@ extern void fault_steps(const State &s);
 extern void keeper_steps(const State &s);
 extern void move_steps(const State &s);
 extern void bucket_steps(const State &s);
+extern int	bits_set(const State &s);
+extern void clear_bits(State &s);
 extern void standby_steps(const State &s);
 extern void deposed_steps(const State &s);
 
@@ -287,7 +289,7 @@ extern void remove_fence(State &s, int p, int key);
 extern void forget_ends(State &s, int p, int key);
 extern void lose_memory(State &s, int p);
 extern bool is_open(const Process &q, int key);
-extern void close_buckets(State &s, int p);
+extern void close_for_turn(State &s, int p, int turn);
 extern void open_bucket(State &s, int p, int bucket, int epoch, int turn);
 
 /* -----------------------------------------------------------------------------------------------------------------

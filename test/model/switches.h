@@ -149,6 +149,7 @@
 	SWITCH(bits_cleared_early, 0, "the bits are cleared before the new epoch is OPEN") \
 	SWITCH(crash_clears_bits, 0, "after a crash the bits count as clear") \
 	SWITCH(forget_before_answer, 0, "a map is forgotten before Redis has closed its buckets") \
+	SWITCH(forget_another, 0, "a map is forgotten when what was stored under another one has expired") \
 	SWITCH(forget_before_expiry, 0, "a map is forgotten before what was stored under it has expired") \
 	SWITCH(slot_keeps_buckets, 0, "a process that is given a slot keeps its buckets open") \
 	SWITCH(look_before_hold, 0, "a bulk UPDATE looks at the bits before it holds the buckets") \

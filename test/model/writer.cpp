@@ -89,7 +89,7 @@ watched(const State &s, int what)
 	int			found = what & DOMAIN;
 
 	for (int k = 0; k < keys; k++)
-		if ((what >> k & 1) && (!buckets || !s.bits_epoch || ((s.bits[0] | s.bits[1]) >> k % buckets & 1)))
+		if ((what >> k & 1) && (!buckets || !s.bits_epoch || (bits_set(s) >> k % buckets & 1)))
 			found |= 1 << k;
 	return found;
 }

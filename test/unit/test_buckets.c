@@ -75,10 +75,35 @@ test_spread(void)
 			}
 }
 
+/* With the default number, few of the writes of rows that nobody has cached meet a bucket of the million keys that are. */
+static void
+test_default(void)
+{
+	static unsigned char marks[BUCKETS_DEFAULT];
+	int			met = 0;
+
+	setting_watch_buckets = BUCKETS_DEFAULT;
+	for (int row = 0; row < 1100000; row++)
+	{
+		char		fence[100];
+		int			bucket;
+
+		snprintf(fence, sizeof(fence), "main:f:5.items:{%d}", row);
+		bucket = bucket_of(fence);
+		if (row < 1000000)
+			marks[bucket] = 1;
+		else
+			met += marks[bucket];
+	}
+	check(met < 5000, "less than 5 % of others after a million keys");
+	setting_watch_buckets = BUCKETS;
+}
+
 int
 main(void)
 {
 	test_spread();
+	test_default();
 	check(bucket_of("") >= 0 && bucket_of("a") < BUCKETS, "short names");
 	setting_watch_buckets = 0;
 	check(bucket_of("a") == ALWAYS_RESERVED, "no buckets");

@@ -98,9 +98,9 @@ subtest 'closed buckets' => sub {
 	is(wait_of('second'), 0, 'another fence');
 	my $open = sub { return $redis->call(qw(FCALL fence_open 0), "n $epoch", 0, 0, $_[0]); };
 	$open->('');
-	is($open->('')->[2], '', 'what is wanted is told once');
+	is($open->('')->[3], '', 'what is wanted is told once');
 	fcall('fence_newest', 1, f('second'));
-	isnt($open->('')->[2], '', 'a standby wants the bucket, too');
+	isnt($open->('')->[3], '', 'a standby wants the bucket, too');
 	is($open->(join ',', 0 .. 63)->[0], 'opened', 'the buckets open');
 	is(wait_of('second'), 0, 'then a reader can put at once');
 	cmp_ok(wait_of('second'), '>', 1000, 'and others wait for that');
