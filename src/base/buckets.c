@@ -12,6 +12,7 @@
 #include "miscadmin.h"
 #include "port/atomics.h"
 #include "port/pg_bswap.h"
+#include "storage/shmem.h"
 
 #include "base/buckets.h"
 #include "base/send_queue.h"

@@ -92,6 +92,6 @@ $node->append_conf('postgresql.conf', 'pgcache_fence.watch_buckets = 0');
 $node->restart;
 $sql = FenceTest::Session->open($node);
 my $maps = $size - $sql->run(q(SELECT sum(allocated_size) FROM pg_shmem_allocations WHERE name LIKE 'pgcache_fence%'));
-cmp_ok($maps, '<=', 3 * $buckets / 8 + 128, 'the maps take three bits for each bucket');
+cmp_ok($maps, '<=', 5 * $buckets / 8 + 128, 'the maps take five bits for each bucket; with more buckets four');
 
 done_testing();
