@@ -327,5 +327,6 @@ my $end = turn() + 4;
 poll(sub { warm('brief', 1 + int rand 100) foreach 1 .. 5; turn() >= $end }, 'four more turns, for which three maps are forgotten');
 $writer->run(q(UPDATE lasting SET name = 'new'));
 is(join(' ', map { name_of('lasting', $_) } 1 .. 3), 'new new new', 'what was stored four turns ago is not served after a write');
+is($sql->run(q(SELECT value FROM fence.metrics WHERE name = 'cache_fence_swept_total')), '0', '... nor did the sweep find it in a bucket that was forgotten');
 
 done_testing();
