@@ -11,7 +11,9 @@
 
 #include "common/jsonapi.h"
 #include "mb/pg_wchar.h"
+#include "miscadmin.h"
 #include "storage/latch.h"
+#include "storage/lock.h"
 #include "storage/proc.h"
 #include "utils/wait_event.h"
 
@@ -74,6 +76,23 @@
 #else
 #define fence_update_columns(mt) (castNode(ModifyTable, (mt)->ps.plan)->updateColnosLists)
 #endif
+
+/* Returns whether this transaction holds this lock, or a stronger one, on a table of this database. */
+static inline bool
+fence_holds_lock(Oid relid, LOCKMODE mode)
+{
+	LOCKTAG		tag;
+
+	SET_LOCKTAG_RELATION(tag, MyDatabaseId, relid);
+#if PG_VERSION_NUM >= 170000
+	return LockHeldByMe(&tag, mode, true);
+#else
+	for (; mode <= MaxLockMode; mode++)
+		if (LockHeldByMe(&tag, mode))
+			return true;
+	return false;
+#endif
+}
 
 /* Allocates what a check hook passes to its assign hook. */
 #if PG_VERSION_NUM < 160000

@@ -16,9 +16,7 @@
 #include "access/relation.h"
 #include "access/table.h"
 #include "access/xact.h"
-#include "catalog/pg_inherits.h"
 #include "miscadmin.h"
-#include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/hsearch.h"
 #include "utils/inval.h"
@@ -26,6 +24,7 @@
 #include "utils/memutils.h"
 #include "utils/rel.h"
 
+#include "base/compat.h"
 #include "base/key_text.h"
 #include "base/shared.h"
 #include "domain/catalog.h"
@@ -412,21 +411,12 @@ domain_by_redis_name(const char *redis_name)
 static bool
 has_writer_lock_on_table(const Domain *domain)
 {
-	bool		found = false;
 	ListCell   *lc;
 
-	foreach(lc, domain->partitioned ? find_all_inheritors(domain->relid, NoLock, NULL) : list_make1_oid(domain->relid))
-	{
-		Relation	rel = try_relation_open(lfirst_oid(lc), AccessShareLock);
-
-		if (rel == NULL)
-			continue;
-		found = CheckRelationLockedByMe(rel, RowExclusiveLock, true);
-		relation_close(rel, AccessShareLock);
-		if (found)
-			break;
-	}
-	return found;
+	foreach(lc, domain->partitioned ? shape_members(domain->relid) : list_make1_oid(domain->relid))
+		if (fence_holds_lock(lfirst_oid(lc), RowExclusiveLock))
+			return true;
+	return false;
 }
 
 bool

@@ -4,8 +4,7 @@
  *
  * Owns: how a row becomes the value that Redis stores. Changes nothing.
  *
- * Locks: AccessShareLock on the tables it reads; released after reading, except for partitions, whose locks are kept
- * until the end of the transaction.
+ * Locks: AccessShareLock on the tables it reads and on the partitioned tables above them; released after reading.
  */
 #include "postgres.h"
 
@@ -17,7 +16,6 @@
 #include "access/table.h"
 #include "access/tableam.h"
 #include "catalog/pg_class.h"
-#include "catalog/pg_inherits.h"
 #include "catalog/pg_type.h"
 #include "common/pg_prng.h"
 #include "executor/executor.h"
@@ -40,34 +38,31 @@
 #include "base/utf8.h"
 #include "domain/domain_cache.h"
 #include "domain/key.h"
+#include "domain/partition.h"
 #include "domain/plain_json.h"
 #include "domain/row.h"
 #include "domain/tombstone.h"
 
 /*
- * Returns copies of the rows of the key in one table, in this snapshot. There is at most one, except in a group.
- * Returns NIL if the key cannot be one of this table.
+ * Returns copies of the rows of the key with these parts in one table, in this snapshot. There is at most one, except
+ * in a group.
  */
 static List *
-fetch_rows(const Domain *domain, Relation rel, const char *key, Snapshot snapshot)
+fetch_rows(const Domain *domain, Relation rel, char **parts, Snapshot snapshot)
 {
 	List	   *rows = NIL;
 	ScanKeyData scankeys[INDEX_MAX_KEYS];
 	SysScanDesc scan;
 	HeapTuple	row;
-	char	  **parts;
-	int			nparts;
 
-	if (!key_parts(key, &nparts, &parts) || nparts != domain->nkeys)
-		return NIL;
-	for (int i = 0; i < nparts; i++)
+	for (int i = 0; i < domain->nkeys; i++)
 	{
 		const KeyColumn *column = &domain->keys[i];
 
 		ScanKeyEntryInitialize(&scankeys[column->place], 0, column->attnum, BTEqualStrategyNumber, InvalidOid,
 							   column->collation, get_opcode(column->equality), key_part_datum(column, parts[i]));
 	}
-	scan = systable_beginscan(rel, domain->key_index, OidIsValid(domain->key_index), snapshot, nparts, scankeys);
+	scan = systable_beginscan(rel, domain->key_index, OidIsValid(domain->key_index), snapshot, domain->nkeys, scankeys);
 	while (HeapTupleIsValid(row = systable_getnext(scan)))
 		rows = lappend(rows, heap_copytuple(row));
 	systable_endscan(scan);
@@ -75,28 +70,36 @@ fetch_rows(const Domain *domain, Relation rel, const char *key, Snapshot snapsho
 }
 
 /*
- * Returns the Domains of the tables that contain the domain's rows: a partition may have its columns in another order
- * than the root. Keeps the locks on partitions.
+ * Returns the OIDs of the tables that may have rows of the key, and its parts. Returns NIL if the key cannot be one of
+ * the domain, or the domain has no versions.
  */
 static List *
-leaf_domains(const Domain *domain)
+tables_of_key(const Domain *domain, const char *key, char ***parts)
 {
-	List	   *leaves = NIL;
-	ListCell   *cell;
+	int			nparts;
 
-	if (!domain_has_versions(domain))
+	if (!domain_has_versions(domain) || !key_parts(key, &nparts, parts) || nparts != domain->nkeys)
 		return NIL;
-	if (!domain->partitioned)
-		return list_make1(unconstify(Domain *, domain));
-	foreach(cell, find_all_inheritors(domain->relid, AccessShareLock, NULL))
-	{
-		Oid			relid = lfirst_oid(cell);
-		Domain	   *leaf = get_rel_relkind(relid) == RELKIND_RELATION ? domain_of(domains_by_relation(relid), domain->id) : NULL;
+	return partitions_of_key(domain, *parts);
+}
 
-		if (leaf != NULL)
-			leaves = lappend(leaves, leaf);
-	}
-	return leaves;
+/*
+ * Opens such a table. Returns its Domain, because a partition may have its columns in another order than the root; NULL
+ * if it is gone, or is no table of the domain any more.
+ */
+static const Domain *
+open_leaf(const Domain *domain, Oid relid, Relation *rel)
+{
+	const Domain *leaf = domain;
+
+	*rel = try_relation_open(relid, AccessShareLock);
+	if (*rel == NULL)
+		return NULL;
+	if (domain->partitioned)
+		leaf = (*rel)->rd_rel->relkind == RELKIND_RELATION ? domain_of(domains_by_relation(relid), domain->id) : NULL;
+	if (leaf == NULL)
+		relation_close(*rel, AccessShareLock);
+	return leaf;
 }
 
 /*
@@ -106,17 +109,17 @@ leaf_domains(const Domain *domain)
 static HeapTuple
 find_row(const Domain *domain, const char *key, Snapshot snapshot, const Domain **leaf, Relation *rel)
 {
+	char	  **parts;
 	ListCell   *cell;
 
-	foreach(cell, leaf_domains(domain))
+	foreach(cell, tables_of_key(domain, key, &parts))
 	{
 		List	   *rows;
 
-		*leaf = lfirst(cell);
-		*rel = try_relation_open((*leaf)->relid, AccessShareLock);
-		if (*rel == NULL)
+		*leaf = open_leaf(domain, lfirst_oid(cell), rel);
+		if (*leaf == NULL)
 			continue;
-		rows = fetch_rows(*leaf, *rel, key, snapshot);
+		rows = fetch_rows(*leaf, *rel, parts, snapshot);
 		if (rows != NIL)
 			return linitial(rows);
 		relation_close(*rel, AccessShareLock);
@@ -317,17 +320,18 @@ static void
 append_rows(StringInfo buf, const Domain *domain, const char *key, Snapshot snapshot)
 {
 	List	   *texts = NIL;
+	char	  **parts;
 	ListCell   *cell;
 
-	foreach(cell, leaf_domains(domain))
+	foreach(cell, tables_of_key(domain, key, &parts))
 	{
-		const Domain *leaf = lfirst(cell);
-		Relation	rel = try_relation_open(leaf->relid, AccessShareLock);
+		Relation	rel;
+		const Domain *leaf = open_leaf(domain, lfirst_oid(cell), &rel);
 		ListCell   *row;
 
-		if (rel == NULL)
+		if (leaf == NULL)
 			continue;
-		foreach(row, fetch_rows(leaf, rel, key, snapshot))
+		foreach(row, fetch_rows(leaf, rel, parts, snapshot))
 			texts = lappend(texts, row_as_json(leaf, lfirst(row), RelationGetDescr(rel)));
 		relation_close(rel, AccessShareLock);
 	}
@@ -408,11 +412,12 @@ row_as_jsonb(const Domain *domain, const char *key, Snapshot snapshot, Datum *js
 	return true;
 }
 
-/* The same for one table. Appends to `keys`. */
+/* The same for one of the domain's tables. Appends to `keys`. */
 static List *
-sample_table(const Domain *domain, double fraction, int most, List *keys)
+sample_table(const Domain *root, Oid relid, double fraction, int most, List *keys)
 {
-	Relation	rel = try_relation_open(domain->relid, AccessShareLock);
+	Relation	rel;
+	const Domain *domain = open_leaf(root, relid, &rel);
 	BlockNumber blocks;
 	BlockNumber block;
 	TableScanDesc scan;
@@ -420,7 +425,7 @@ sample_table(const Domain *domain, double fraction, int most, List *keys)
 	Snapshot	snapshot;
 	uint64		wanted;
 
-	if (rel == NULL)
+	if (domain == NULL)
 		return keys;
 	blocks = RelationGetNumberOfBlocks(rel);
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
@@ -450,19 +455,19 @@ sample_table(const Domain *domain, double fraction, int most, List *keys)
 List *
 row_sample_keys(const Domain *domain, double fraction, int most)
 {
-	List	   *leaves = leaf_domains(domain);
+	List	   *tables = domain_has_versions(domain) ? partitions_of_key(domain, NULL) : NIL;
 	List	   *keys = NIL;
 	ListCell   *cell;
 
-	if (leaves == NIL)
+	if (tables == NIL)
 		return NIL;
 	if (fraction > 0)
 	{
-		foreach(cell, leaves)
-			keys = sample_table(lfirst(cell), fraction, most, keys);
+		foreach(cell, tables)
+			keys = sample_table(domain, lfirst_oid(cell), fraction, most, keys);
 		return keys;
 	}
 	/* a few rows are enough, so take them from any one table */
-	return sample_table(list_nth(leaves, (int) (pg_prng_double(&pg_global_prng_state) * list_length(leaves))),
+	return sample_table(domain, list_nth_oid(tables, (int) (pg_prng_double(&pg_global_prng_state) * list_length(tables))),
 						fraction, most, NIL);
 }

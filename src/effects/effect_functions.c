@@ -149,8 +149,10 @@ durable_argument(FunctionCallInfo fcinfo, int n)
 static void
 require_same_place(const char *key, const char *other_key)
 {
+	int			process;
+
 	shared_require();
-	if (!coordinator_same_place(key, other_key))
+	if (coordinator_place(key, &process) != coordinator_place(other_key, &process))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("keys \"%s\" and \"%s\" are not in the same hash slot", utf8_to_display(key), utf8_to_display(other_key)),

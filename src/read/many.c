@@ -7,10 +7,12 @@
  * fence.tombstone and fence.floor.
  * Never: puts a row that it has read in a snapshot older than the permit.
  *
- * A read gets the fences with MGET, and then, on the same connection, the permits of their domains. One round trip
- * serves all fences of one place: those for which coordinator_same_place is true. All fences of a round trip are read
- * at one moment. If a read takes several round trips, its hits agree if all fences but those of the last round trip
- * are found unchanged after it. If any key is no hit, all rows are read from PostgreSQL in one snapshot.
+ * A read gets the fences with MGET, and then, on the same connection, the permits of their domains. One MGET serves
+ * fences of one place (coordinator_place), and reads them at one moment. If a read takes several, its hits agree if all
+ * fences but those of the last MGET are found unchanged after it. If any key is no hit, all rows are read from PostgreSQL
+ * in one snapshot.
+ *
+ * Nothing is asked one key at a time: calls to one process share round trips.
  */
 #include "postgres.h"
 
@@ -39,7 +41,8 @@
 #include "read/reader.h"
 #include "send/coordinator.h"
 
-#define MAX_GROUP 100			/* maximum fences of one round trip, because Redis does nothing else meanwhile */
+#define MAX_TRIP 100			/* maximum items of one round trip, because Redis does nothing else meanwhile, ... */
+#define TRIP_BYTES (256 * 1024)	/* ... and bytes from which on nothing is added to it, because it must end within `timeout` */
 #define OPEN_PAUSE_US	INT64CONST(1000)	/* between two looks whether a bucket was opened */
 #define OPEN_TRIES		20
 
@@ -110,23 +113,132 @@ count_answer(const ManyItem *item)
 		metrics_add(item->domain->metrics, metrics[status][1], 1);
 }
 
-/*
- * Finds the next group of items for one round trip: puts their indexes into group, and marks them in done. Returns
- * their number; 0: all items are done.
- */
-static int
-next_group(int n, const ManyItem *items, bool *done, int *group)
+/* Questions about several items, all to one process, that share a round trip */
+typedef struct Trip
 {
-	int			size = 0;
+	const Question *question;
+	void	   *arg;
+	int			nquestions;
+	int			nitems;
+	int			ncalls;
+	Size		bytes;
+	ManyItem  **items;			/* of one question after the other */
+	int		   *sizes;			/* of each question: how many items, */
+	int		   *sent;			/* and how many calls */
+	Call	   *calls;
+	redisReply **replies;
+} Trip;
 
-	for (int i = 0; i < n && size < MAX_GROUP; i++)
+static Trip
+new_trip(int n, const Question *question, void *arg)
+{
+	int			most = Min(n, MAX_TRIP);
+
+	return (Trip) {
+		.question = question, .arg = arg, .items = palloc(sizeof(ManyItem *) * most), .sizes = palloc(sizeof(int) * most),
+		.sent = palloc(sizeof(int) * most), .calls = palloc(sizeof(Call) * most * QUESTION_CALLS),
+		.replies = palloc(sizeof(redisReply *) * most * QUESTION_CALLS)
+	};
+}
+
+/* Adds a question about the items that were written behind the last ones. */
+static void
+add_question(Trip *trip, int size)
+{
+	Asked		asked = {.n = size, .items = &trip->items[trip->nitems], .arg = trip->arg};
+	int			n = trip->question->make(&asked, &trip->calls[trip->ncalls]);
+
+	if (n == 0)
+		return;
+	for (int i = trip->ncalls; i < trip->ncalls + n; i++)
+		for (int k = 0; k < trip->calls[i].argc; k++)
+			trip->bytes += trip->calls[i].argvlen[k];
+	trip->sizes[trip->nquestions] = size;
+	trip->sent[trip->nquestions++] = n;
+	trip->nitems += size;
+	trip->ncalls += n;
+}
+
+/* Makes the round trip if `ask`. Lets the questions take the replies. Returns whether there are any. */
+static bool
+make_trip(Trip *trip, bool ask)
+{
+	ManyItem  **items = trip->items;
+	redisReply **replies = trip->replies;
+	bool		ok = ask && coordinator_ask(items[0]->fence, trip->ncalls, trip->calls, replies);
+
+	for (int q = 0; q < trip->nquestions; q++)
 	{
-		if (done[i] || (size > 0 && !coordinator_same_place(items[group[0]].fence, items[i].fence)))
-			continue;
-		done[i] = true;
-		group[size++] = i;
+		Asked		asked = {.n = trip->sizes[q], .items = items, .arg = trip->arg, .ncalls = trip->sent[q],
+							 .replies = ok ? replies : NULL};
+
+		trip->question->take(&asked);
+		items += trip->sizes[q];
+		replies += trip->sent[q];
 	}
-	return size;
+	for (int i = 0; ok && i < trip->ncalls; i++)
+		freeReplyObject(trip->replies[i]);
+	trip->nquestions = trip->nitems = trip->ncalls = 0;
+	trip->bytes = 0;
+	return ok;
+}
+
+/* Plans of many_ask: where the items are, and which are done */
+typedef struct Place
+{
+	int			place;
+	int			process;
+	bool		done;
+} Place;
+
+/* Fills the trip with questions to the process of item i: about it, and about items behind it. */
+static void
+plan_trip(Trip *trip, int n, ManyItem *items, Place *places, int i)
+{
+	for (int k = i; k < n && trip->nitems < MAX_TRIP && trip->bytes < TRIP_BYTES; k++)
+	{
+		int			most = Min(trip->question->most, MAX_TRIP - trip->nitems);
+		int			size = 0;
+
+		if (places[k].done || places[k].process != places[i].process)
+			continue;
+		for (int j = k; j < n && size < most; j++)
+			if (!places[j].done && places[j].place == places[k].place)
+			{
+				places[j].done = true;
+				trip->items[trip->nitems + size++] = &items[j];
+			}
+		add_question(trip, size);
+	}
+}
+
+bool
+many_ask(int n, ManyItem *items, const Question *question, void *arg)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	MemoryContext context = AllocSetContextCreate(caller, "pgcache_fence calls", ALLOCSET_DEFAULT_SIZES);	/* of one trip; payloads may be large */
+	Place	   *places = palloc(sizeof(Place) * n);
+	Trip		trip = new_trip(n, question, arg);
+	bool		ok = true;
+
+	for (int i = 0; i < n; i++)
+	{
+		places[i].done = false;
+		places[i].place = coordinator_place(items[i].fence, &places[i].process);
+	}
+	for (int i = 0; i < n; i++)
+	{
+		if (places[i].done)
+			continue;
+		MemoryContextSwitchTo(context);
+		plan_trip(&trip, n, items, places, i);
+		MemoryContextSwitchTo(caller);
+		if (trip.nitems > 0)
+			ok = make_trip(&trip, ok);	/* if Redis does not answer, do not wait for it again and again */
+		MemoryContextReset(context);
+	}
+	MemoryContextDelete(context);
+	return ok;
 }
 
 static GetAnswer
@@ -181,131 +293,138 @@ take_look(ManyItem *item, const redisReply *fence, const char *permit, bool stal
 	return true;
 }
 
-/* Makes one round trip for all items of the group. False: there is no answer. */
-static bool
-look(ManyItem *items, int size, const int *group, bool stale)
+/* What many_get and many_peek ask */
+typedef struct Look
 {
-	const char **fences = palloc(sizeof(char *) * size);
-	const char **asked = palloc(sizeof(char *) * size); /* one of each domain */
-	const Domain **domains = palloc(sizeof(Domain *) * size);
-	int		   *place = palloc(sizeof(int) * size);
+	int			moment;			/* number of the last MGET */
+	bool		stale;			/* keep records that are not current */
+} Look;
+
+/*
+ * Numbers the domains of the items from 0 on: place[i] is that of item i. Returns how many there are. A permit is asked
+ * for one fence of each.
+ */
+static int
+number_domains(int n, ManyItem **items, int *place)
+{
+	const Domain **domains = palloc(sizeof(Domain *) * n);
 	int			ndomains = 0;
-	int			one;
-	Call		calls[2];
-	redisReply *replies[2];
 
-	for (int i = 0; i < size; i++)
+	for (int i = 0; i < n; i++)
 	{
-		const ManyItem *item = &items[group[i]];
-
-		fences[i] = item->fence;
-		for (place[i] = 0; place[i] < ndomains && domains[place[i]] != item->domain; place[i]++)
+		for (place[i] = 0; place[i] < ndomains && domains[place[i]] != items[i]->domain; place[i]++)
 			;
-		domains[place[i]] = item->domain;
-		asked[place[i]] = item->fence;
+		domains[place[i]] = items[i]->domain;
 		ndomains = Max(ndomains, place[i] + 1);
 	}
-	/* Redis sees only these names when it looks for hot keys, so let chance name one */
-	one = pg_prng_uint64_range(&pg_global_prng_state, 0, size - 1);
-	asked[place[one]] = fences[one];
-	call_mget(&calls[0], size, fences);
-	call_token(&calls[1], ndomains, asked);
-	if (!coordinator_ask(fences[0], 2, calls, replies))
-		return false;
-	for (int i = 0; i < size; i++)
-	{
-		ManyItem   *item = &items[group[i]];
-
-		if (replies[0]->type != REDIS_REPLY_ARRAY || replies[0]->elements != (size_t) size)
-			item->answer = no_answer(replies[0], GET_UNAVAILABLE);
-		else if (!take_look(item, replies[0]->element[i], calls_permit(replies[1], place[i], ndomains), stale))
-			coordinator_distrust(item->fence);
-	}
-	freeReplyObject(replies[0]);
-	freeReplyObject(replies[1]);
-	return true;
+	pfree(domains);
+	return ndomains;
 }
+
+static int
+make_look(const Asked *asked, Call *calls)
+{
+	Look	   *look = asked->arg;
+	int			n = asked->n;
+	ManyItem  **items = asked->items;
+	const char **fences = palloc(sizeof(char *) * n);
+	const char **one_of_each = palloc(sizeof(char *) * n);	/* domain */
+	int		   *place = palloc(sizeof(int) * n);
+	int			ndomains = number_domains(n, items, place);
+	int			one;
+
+	if (fence_node_of(items[0]->fence) == SLOT_NOBODY)
+	{
+		/* no armed process has the slot, so no process may answer */
+		for (int i = 0; i < n; i++)
+			items[i]->answer.status = GET_UNARMED;
+		return 0;
+	}
+	look->moment++;
+	for (int i = 0; i < n; i++)
+	{
+		items[i]->moment = look->moment;
+		fences[i] = one_of_each[place[i]] = items[i]->fence;
+	}
+	/* Redis sees only these names when it looks for hot keys, so let chance name one */
+	one = pg_prng_uint64_range(&pg_global_prng_state, 0, n - 1);
+	one_of_each[place[one]] = fences[one];
+	call_mget(&calls[0], n, fences);
+	call_token(&calls[1], ndomains, one_of_each);
+	return 2;
+}
+
+static void
+take_looks(const Asked *asked)
+{
+	const Look *look = asked->arg;
+	int			n = asked->n;
+	ManyItem  **items = asked->items;
+	redisReply **replies = asked->replies;
+	int		   *place;
+	int			ndomains;
+
+	if (replies == NULL)
+		return;
+	place = palloc(sizeof(int) * n);
+	ndomains = number_domains(n, items, place);
+	for (int i = 0; i < n; i++)
+		if (replies[0]->type != REDIS_REPLY_ARRAY || replies[0]->elements != (size_t) n)
+			items[i]->answer = no_answer(replies[0], GET_UNAVAILABLE);
+		else if (!take_look(items[i], replies[0]->element[i], calls_permit(replies[1], place[i], ndomains), look->stale))
+			coordinator_distrust(items[i]->fence);
+	pfree(place);
+}
+
+static const Question look_question = {.most = MAX_TRIP, .make = make_look, .take = take_looks};
 
 int
 many_get(int n, ManyItem *items, bool why)
 {
 	GetStatus	closed;
 	bool		ask = may_ask(&closed);
-	bool	   *done = palloc0(sizeof(bool) * n);
-	int		   *group = palloc(sizeof(int) * n);
-	int			moment = 0;
-	int			size;
+	Look		look = {0};
 
 	for (int i = 0; i < n; i++)
 	{
-		/* No armed process has the slot, so no process may answer. */
-		done[i] = ask && fence_node_of(items[i].fence) == SLOT_NOBODY;
-		items[i].answer = no_answer(NULL, done[i] ? GET_UNARMED : closed);
+		items[i].answer = no_answer(NULL, closed);
 		items[i].moment = 0;
 	}
-	while (ask && (size = next_group(n, items, done, group)) > 0)
-	{
-		moment++;
-		for (int i = 0; i < size; i++)
-			items[group[i]].moment = moment;
-		ask = look(items, size, group, false);	/* if Redis does not answer, do not wait for the other groups */
-	}
+	ask = ask && many_ask(n, items, &look_question, &look);
 	why = why && ask;
 	for (int i = 0; i < n; i++)
 		if (!why || !items[i].answer.answered || items[i].answer.status == GET_HIT)
 			count_answer(&items[i]);
-	return why ? many_ask_why(n, items, moment) : moment;
+	return why ? many_ask_why(n, items, look.moment) : look.moment;
 }
 
 void
 many_peek(ManyItem *item)
 {
 	GetStatus	closed;
-	int			group = 0;
+	Look		look = {.stale = true};
 
 	item->answer = no_answer(NULL, GET_UNAVAILABLE);
 	if (may_ask(&closed) || closed == GET_UNARMED)
-		(void) look(item, 1, &group, true);
+		(void) many_ask(1, item, &look_question, &look);
 }
 
-void
-many_ask_each(int n, ManyItem *items, MakeCall make, TakeReply take)
+static int
+make_get(const Asked *asked, Call *calls)
 {
-	int			most = Min(n, MAX_GROUP);
-	bool	   *done = palloc0(sizeof(bool) * n);
-	int		   *group = palloc(sizeof(int) * n);
-	Call	   *calls = palloc(sizeof(Call) * most);
-	redisReply **replies = palloc(sizeof(redisReply *) * most);
-	int			size;
+	const ManyItem *item = asked->items[0];
 
-	for (int i = 0; i < n; i++)
-		done[i] = !make(&items[i], &calls[0]);
-	while ((size = next_group(n, items, done, group)) > 0)
-	{
-		bool		ok;
-
-		for (int i = 0; i < size; i++)
-			(void) make(&items[group[i]], &calls[i]);
-		ok = coordinator_ask(items[group[0]].fence, size, calls, replies);
-		for (int i = 0; i < size; i++)
-		{
-			take(&items[group[i]], ok ? replies[i] : NULL);
-			if (ok)
-				freeReplyObject(replies[i]);
-		}
-	}
-}
-
-static bool
-make_get(const ManyItem *item, Call *call)
-{
-	call_get(call, item->fence);
-	return item->answer.answered && item->answer.status != GET_HIT;
+	if (!item->answer.answered || item->answer.status == GET_HIT)
+		return 0;
+	call_get(calls, item->fence);
+	return 1;
 }
 
 static void
-take_get(ManyItem *item, const redisReply *reply)
+take_get(const Asked *asked)
 {
+	ManyItem   *item = asked->items[0];
+	const redisReply *reply = asked->replies ? asked->replies[0] : NULL;
 	GetAnswer  *answer = &item->answer;
 	GetReply	get;
 
@@ -334,6 +453,8 @@ take_get(ManyItem *item, const redisReply *reply)
 		answer->status = get.pending ? GET_PENDING : GET_UNARMED;
 }
 
+static const Question get_question = {.most = 1, .make = make_get, .take = take_get};
+
 int
 many_ask_why(int n, ManyItem *items, int moment)
 {
@@ -341,63 +462,69 @@ many_ask_why(int n, ManyItem *items, int moment)
 	for (int i = 0; i < n; i++)
 		if (items[i].answer.answered && items[i].answer.status != GET_HIT)
 			items[i].moment = ++moment;
-	many_ask_each(n, items, make_get, take_get);
+	(void) many_ask(n, items, &get_question, NULL);
 	return moment;
 }
 
-static bool
-make_release(const ManyItem *item, Call *call)
+static int
+make_release(const Asked *asked, Call *calls)
 {
-	call_release(call, item->fence);
-	return item->answer.filler;
+	call_release(calls, asked->items[0]->fence);
+	return asked->items[0]->answer.filler ? 1 : 0;
 }
 
 static void
-take_release(ManyItem *item, const redisReply *reply)
+take_release(const Asked *asked)
 {
-	(void) reply;
-	item->answer.filler = false;
+	asked->items[0]->answer.filler = false;
 }
 
 void
 many_release(int n, ManyItem *items)
 {
-	many_ask_each(n, items, make_release, take_release);
+	static const Question question = {.most = 1, .make = make_release, .take = take_release};
+
+	(void) many_ask(n, items, &question, NULL);
+}
+
+static int
+make_check(const Asked *asked, Call *calls)
+{
+	int			n = asked->n;
+	const char **fences = palloc(sizeof(char *) * n);
+	const char **tokens = palloc(sizeof(char *) * n);
+	const char **versions = palloc(sizeof(char *) * n);
+
+	for (int i = 0; i < n; i++)
+	{
+		fences[i] = asked->items[i]->fence;
+		tokens[i] = asked->items[i]->answer.token;
+		versions[i] = psprintf(INT64_FORMAT, asked->items[i]->answer.version);
+	}
+	call_check(calls, n, fences, tokens, versions);
+	return 1;
+}
+
+static void
+take_check(const Asked *asked)
+{
+	bool	   *same = asked->arg;
+
+	*same = *same && asked->replies != NULL && calls_all_same(asked->replies[0], asked->n);
 }
 
 bool
 many_check(int n, ManyItem *items, int moment)
 {
-	bool	   *done = palloc0(sizeof(bool) * n);
-	int		   *group = palloc(sizeof(int) * n);
-	const char **fences = palloc(sizeof(char *) * n);
-	const char **tokens = palloc(sizeof(char *) * n);
-	const char **versions = palloc(sizeof(char *) * n);
+	static const Question question = {.most = MAX_TRIP, .make = make_check, .take = take_check};
+	ManyItem   *others = palloc(sizeof(ManyItem) * n);
+	int			nothers = 0;
 	bool		same = true;
-	int			size;
 
 	for (int i = 0; i < n; i++)
-		done[i] = moment > 0 && items[i].moment == moment;
-	while (same && (size = next_group(n, items, done, group)) > 0)
-	{
-		Call		call;
-		redisReply *reply;
-
-		for (int i = 0; i < size; i++)
-		{
-			fences[i] = items[group[i]].fence;
-			tokens[i] = items[group[i]].answer.token;
-			versions[i] = psprintf(INT64_FORMAT, items[group[i]].answer.version);
-		}
-		call_check(&call, size, fences, tokens, versions);
-		same = coordinator_ask(fences[0], 1, &call, &reply);
-		if (same)
-		{
-			same = calls_all_same(reply, size);
-			freeReplyObject(reply);
-		}
-	}
-	return same;
+		if (moment == 0 || items[i].moment != moment)
+			others[nothers++] = items[i];
+	return many_ask(nothers, others, &question, &same) && same;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -476,31 +603,48 @@ many_read_rows(int n, ManyItem *items, Snapshot snapshot)
 }
 
 /*
- * Puts the row of an item. False: Redis has refused it, or there is nothing to put. The domain is looked up again, because
- * the permit may be younger than what the caller has found: readers wait for others, and for replay.
+ * The domain is looked up again, because the permit may be younger than what the caller has found: readers wait for others,
+ * and for replay.
  */
-static bool
-put_row(ManyItem *item)
+static int
+make_put(const Asked *asked, Call *calls)
 {
-	const char *payload = item->found ? row_jsonb_as_value(item->row) : PAYLOAD_ABSENT;
-	size_t		len = payload ? strlen(payload) : 0;
-	const char *answer;
+	ManyItem   *item = asked->items[0];
+	bool	   *all = asked->arg;
+	const char *payload;
+	const char *refusal;
+	size_t		len;
+	int			made = 0;
 
-	if (item->version == NO_VERSION || payload == NULL || len > PAYLOAD_MAX_BYTES || !domain_is_current(item->domain))
-		return false;
-	item->answer.filler = false;
-	answer = reader_put(item->fence, item->answer.permit, item->version, payload, len, item->domain->ttl_ms);
-	return answer != NULL && strcmp(answer, "stored") == 0;
+	if (item->answer.permit == NULL)
+		return 0;
+	payload = item->found ? row_jsonb_as_value(item->row) : PAYLOAD_ABSENT;
+	len = payload ? strlen(payload) : 0;
+	if (item->version != NO_VERSION && payload != NULL && domain_is_current(item->domain))
+		made = reader_put_calls(calls, item->fence, item->answer.permit, item->version, payload, len, item->domain->ttl_ms, &refusal);
+	if (made > 0)
+		item->answer.filler = false;
+	else
+		*all = false;
+	return made;
+}
+
+static void
+take_put(const Asked *asked)
+{
+	bool	   *all = asked->arg;
+
+	/* a value of two calls is put by the second */
+	*all = asked->replies != NULL && strcmp(reader_put_answer(asked->replies[asked->ncalls - 1]), "stored") == 0 && *all;
 }
 
 bool
 many_put_rows(int n, ManyItem *items)
 {
+	static const Question question = {.most = 1, .make = make_put, .take = take_put};
 	bool		all = true;
 
-	for (int i = 0; i < n; i++)
-		if (items[i].answer.permit)
-			all = put_row(&items[i]) && all;
+	(void) many_ask(n, items, &question, &all);
 	many_release(n, items);
 	return all;
 }
@@ -520,15 +664,16 @@ is_any_closed(int n, const ManyItem *items)
 }
 
 /* fence_get also tells Redis that the bucket is wanted. Whoever is to fill an item in has asked it already. */
-static bool
-make_want(const ManyItem *item, Call *call)
+static int
+make_want(const Asked *asked, Call *calls)
 {
-	return make_get(item, call) && !item->answer.filler;
+	return asked->items[0]->answer.filler ? 0 : make_get(asked, calls);
 }
 
 void
 many_open_buckets(int n, ManyItem *items)
 {
+	static const Question want_question = {.most = 1, .make = make_want, .take = take_get};
 	BucketsNow	now;
 
 	if (!is_any_closed(n, items) || IsolationUsesXactSnapshot())
@@ -536,12 +681,12 @@ many_open_buckets(int n, ManyItem *items)
 	buckets_now(&now);
 	if (now.waits_since != 0 && fence_clock() - now.waits_since > OPEN_TRIES * OPEN_PAUSE_US)
 		return;					/* a commit that waits for a standby holds up all openings */
-	many_ask_each(n, items, make_want, take_get);
+	(void) many_ask(n, items, &want_question, NULL);
 	buckets_hurry();
 	for (int i = 0; i < OPEN_TRIES && is_any_closed(n, items); i++)
 		fence_pause(OPEN_PAUSE_US, wait_event_redis());
 	fence_pause(OPEN_PAUSE_US, wait_event_redis());	/* Redis is told a moment after the bits are set */
-	many_ask_each(n, items, make_get, take_get);
+	(void) many_ask(n, items, &get_question, NULL);
 }
 
 void

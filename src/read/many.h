@@ -1,7 +1,6 @@
 /*
  * read/many.h
- *	  Strong reads of one or several fences, in as few round trips as possible. All fences of
- *	  one Redis process, or in a cluster of one slot, share a round trip.
+ *	  Strong reads of one or several fences, in as few round trips as possible.
  */
 #ifndef FENCE_MANY_H
 #define FENCE_MANY_H
@@ -19,7 +18,7 @@ typedef struct ManyItem
 	char	   *key;
 	char	   *fence;			/* its name in Redis */
 	GetAnswer	answer;			/* of many_get */
-	int			moment;			/* of many_get: number of the round trip that read the fence, from 1 on */
+	int			moment;			/* of many_get: number of the call that read the fence, from 1 on */
 	bool		found;			/* many_read_rows and many_accept set these three: whether there is a row (or group), */
 	Datum		row;			/* the row as jsonb, */
 	int64		version;		/* its version; without a row, the version of its absence if the domain caches that, else NO_VERSION */
@@ -90,14 +89,33 @@ extern bool many_put_rows(int n, ManyItem *items);
  */
 extern void many_read_database(int n, ManyItem *items, bool fill);
 
-/* Makes the call for an item. False: the item needs no call. */
-typedef bool (*MakeCall) (const ManyItem *item, Call *call);
+/* What is asked about some items of one place */
+typedef struct Asked
+{
+	int			n;
+	ManyItem  **items;
+	void	   *arg;
+	int			ncalls;
+	redisReply **replies;		/* to each call; NULL: there are none */
+} Asked;
 
-/* Takes the reply for an item. NULL: there is no reply. */
-typedef void (*TakeReply) (ManyItem *item, const redisReply *reply);
+/*
+ * A question about items of one place, `most` at a time. make fills in the calls, in a memory context that lasts until they are
+ * sent, and returns their number; 0: these items need none. take gets the replies.
+ */
+#define QUESTION_CALLS 2		/* maximum of one question */
+typedef struct Question
+{
+	int			most;
+	int			(*make) (const Asked *asked, Call *calls);
+	void		(*take) (const Asked *asked);
+} Question;
 
-/* Makes one call for each item; the calls for items of one place share a round trip. Interruptible. */
-extern void many_ask_each(int n, ManyItem *items, MakeCall make, TakeReply take);
+/*
+ * Asks the question about all items, in as few round trips as possible. Returns false if some process does not answer; then it
+ * asks nobody else. Interruptible; waits at most `timeout` for each round trip.
+ */
+extern bool many_ask(int n, ManyItem *items, const Question *question, void *arg);
 
 /* Tells Redis that other readers need not wait for this one. */
 extern void many_release(int n, ManyItem *items);

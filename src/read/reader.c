@@ -123,42 +123,53 @@ reader_pause(int64 microseconds, uint32 wait_event)
 	return slept;
 }
 
-const char *
-reader_put(const char *fence, const char *permit, int64 version, const char *payload, size_t payload_len, int64 ttl_ms)
+int
+reader_put_calls(Call calls[PUT_CALLS], const char *fence, const char *permit, int64 version, const char *payload, size_t payload_len,
+				 int64 ttl_ms, const char **refusal)
 {
-	Call		calls[2];
-	redisReply *replies[2];
-	redisReply *reply;
-	const char *answer;
-	char		word[ROW_VERSION_LEN];
+	char	   *word = palloc(ROW_VERSION_LEN);
 	uint64		nonce;
-	int			n = 1;
 
-	if (payload_len > PAYLOAD_MAX_BYTES)
-		return "refused too large";
-	if (!row_version_word(word, permit, version))
-		return "refused unarmed";
+	*refusal = payload_len > PAYLOAD_MAX_BYTES ? "refused too large" :
+		row_version_word(word, permit, version) ? NULL : "refused unarmed";
+	if (*refusal != NULL)
+		return 0;
 	if (payload_len >= PUT_BESIDE_BYTES && pg_strong_random(&nonce, sizeof(nonce)))
 	{
 		call_put_beside(calls, fence, permit, word, payload, payload_len, ttl_ms, nonce);
-		n = 2;
+		return 2;
 	}
-	else
-		call_put(&calls[0], fence, permit, word, payload, payload_len, ttl_ms);
+	call_put(&calls[0], fence, permit, word, payload, payload_len, ttl_ms);
+	return 1;
+}
+
+const char *
+reader_put_answer(const redisReply *reply)
+{
+	const char *answer = calls_put(reply);
+
+	if (answer != NULL && strcmp(answer, "refused closed") == 0)
+		buckets_hurry();
+	if (answer != NULL)
+		return pstrdup(answer);
+	if (coordinator_is_redirection(reply))
+		return "refused unarmed";
+	return psprintf("refused %s", reply->type == REDIS_REPLY_ERROR ? reply->str : "an unknown answer");
+}
+
+const char *
+reader_put(const char *fence, const char *permit, int64 version, const char *payload, size_t payload_len, int64 ttl_ms)
+{
+	Call		calls[PUT_CALLS];
+	redisReply *replies[PUT_CALLS];
+	const char *answer;
+	int			n = reader_put_calls(calls, fence, permit, version, payload, payload_len, ttl_ms, &answer);
+
+	if (n == 0)
+		return answer;
 	if (!coordinator_ask(fence, n, calls, replies))
 		return NULL;
-	reply = replies[n - 1];
-	answer = calls_put(reply);
-	if (answer)
-	{
-		answer = pstrdup(answer);
-		if (strcmp(answer, "refused closed") == 0)
-			buckets_hurry();
-	}
-	else if (coordinator_is_redirection(reply))
-		answer = "refused unarmed";
-	else
-		answer = psprintf("refused %s", reply->type == REDIS_REPLY_ERROR ? reply->str : "an unknown answer");
+	answer = reader_put_answer(replies[n - 1]);
 	for (int i = 0; i < n; i++)
 		freeReplyObject(replies[i]);
 	return answer;

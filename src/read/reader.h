@@ -6,8 +6,11 @@
 #ifndef FENCE_READER_H
 #define FENCE_READER_H
 
+#include <hiredis/hiredis.h>
+
 #include "datatype/timestamp.h"
 #include "domain/domain.h"
+#include "redis/calls.h"
 
 typedef enum GetStatus
 {
@@ -74,5 +77,15 @@ extern Datum reader_version(int64 version, bool *isnull);
  */
 extern const char *reader_put(const char *fence, const char *permit, int64 version, const char *payload, size_t payload_len,
 							  int64 ttl_ms);
+
+/*
+ * The same in two steps, for callers that put several payloads in one round trip. reader_put_calls makes the calls, and
+ * returns their number; 0: Redis need not be asked, because *refusal is its answer. Allocates what the calls point to.
+ * reader_put_answer returns what the reply to the last of the calls says.
+ */
+#define PUT_CALLS 2
+extern int reader_put_calls(Call calls[PUT_CALLS], const char *fence, const char *permit, int64 version, const char *payload,
+							size_t payload_len, int64 ttl_ms, const char **refusal);
+extern const char *reader_put_answer(const redisReply *reply);
 
 #endif

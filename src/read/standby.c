@@ -34,20 +34,21 @@
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-static bool
-make_newest(const ManyItem *item, Call *call)
+static int
+make_newest(const Asked *asked, Call *calls)
 {
-	call_newest(call, item->fence);
-	return item->answer.status == GET_MISS;
+	call_newest(calls, asked->items[0]->fence);
+	return asked->items[0]->answer.status == GET_MISS ? 1 : 0;
 }
 
 /* Takes permit and token from the same answer as the rest, because what is read will be put by them. */
 static void
-take_newest(ManyItem *item, const redisReply *reply)
+take_newest(const Asked *asked)
 {
+	ManyItem   *item = asked->items[0];
 	NewestReply newest;
 
-	if (reply == NULL || !calls_newest(reply, &newest) || strcmp(newest.owner, library_owner()) != 0)
+	if (asked->replies == NULL || !calls_newest(asked->replies[0], &newest) || strcmp(newest.owner, library_owner()) != 0)
 		return;
 	item->answer.permit = pstrdup(newest.permit);
 	item->answer.token = pnstrdup(newest.permit, calls_token_len(newest.permit));
@@ -57,6 +58,8 @@ take_newest(ManyItem *item, const redisReply *reply)
 	item->recent = strtoull(newest.recent, NULL, 10);
 	item->running = strtoull(newest.running, NULL, 10);
 }
+
+static const Question newest_question = {.most = 1, .make = make_newest, .take = take_newest};
 
 /* Whether the item needs no row of this standby, or may get one. */
 static bool
@@ -135,7 +138,7 @@ find_snapshot(int n, ManyItem *items)
 	Snapshot	snapshot;
 	bool		is_new;
 
-	many_ask_each(n, items, make_newest, take_newest);
+	(void) many_ask(n, items, &newest_question, NULL);
 	for (int i = 0; i < n; i++)
 		if (!is_possible(&items[i]))
 			return NULL;

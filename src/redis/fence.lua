@@ -29,9 +29,10 @@ local LOOKED_AT = 65536                -- bytes of such a value that are looked 
 local LONGEST_TTL = 30 * 86400000      -- ms; or the default time to live, if that is longer
 local GONE_KEPT = 1000                 -- see forget_domain()
 local ENDS_KEPT = 10000                -- see note_end()
+local USUAL_NAME = 200                 -- bytes; longer names count for several where the number of names is bounded
 local MOST_RESERVED = 100000           -- reserved fences; beyond it, a domain that has more than ...
 local FEW_RESERVED = 1000              -- ... this many is reserved as a whole
-local GARBAGE_KB = 16384               -- see collect_garbage()
+local LITTLE_KB, GARBAGE_KB = 4096, 16384 -- see collect_garbage()
 
 local identity = nil                   -- of this process; the first hello sets it
 local spaces = {}                      -- namespace -> see new_space()
@@ -61,10 +62,19 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Runs a step of Lua's garbage collector, which takes some milliseconds at most. Redis runs only small steps, every
--- fifty calls; what a large transaction leaves behind would stay for hours.
+-- Runs a step of Lua's garbage collector, which takes some milliseconds at most, if much may be garbage. Lua itself
+-- lets the memory double before it begins; and what a large transaction leaves behind would stay for hours.
+-- in_use: kB after the last two collections; the first of them may have begun before something became garbage.
+local in_use, collections = 0, 0
 local function collect_garbage()
-  if collectgarbage('count') > GARBAGE_KB then collectgarbage('step', 1000) end
+  local now = collectgarbage('count')
+  in_use = math.min(in_use, now)
+  if now <= math.min(math.max(1.5 * in_use, LITTLE_KB), GARBAGE_KB) then
+    collections = 0
+  elseif collectgarbage('step', 1000) then
+    collections = collections + 1
+    if collections == 2 then in_use, collections = collectgarbage('count'), 0 end
+  end
 end
 
 -- A caller that has several calls in flight on one connection adds an echo to each: '#' and two digits. The reply names
@@ -315,12 +325,13 @@ local function forget_ends(space)
 end
 
 -- Remembers that a reservation of the fence has ended, which makes older permits and acknowledgements worthless. stamp:
--- the transaction that committed the newest version, nil if unknown.
+-- the transaction that committed the newest version, nil if unknown. The tables have a bound in bytes: callers choose
+-- the names.
 local function note_end(space, fence, stamp)
   counter = counter + 1
   space.ended[fence] = counter
   if stamp or space.recent[fence] then space.recent[fence] = stamp end
-  space.ends = space.ends + 1
+  space.ends = space.ends + (#fence <= USUAL_NAME and 1 or #fence / USUAL_NAME)
   if space.ends >= ENDS_KEPT then turn_ends(space) end
 end
 

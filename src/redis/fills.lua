@@ -9,7 +9,7 @@
 
 do
 
-local MOST_FILLS = 100000              -- fill leases since the last turn; beyond it no reader is told to wait
+local MOST_FILLS = 100000              -- leases of usual names since the last turn; beyond it no reader is told to wait
 local HOLD = 1000                      -- ms; the longest wait for the rate in one answer
 local OPENING = 20                     -- ms; the longest wait for the opening of a bucket
 local BURST = 100                      -- ms; fills that were not used in this time may come at once
@@ -55,7 +55,7 @@ function fills.busy_ms(space, fence, closed)
   local till = now + (held and wait or closed and math.min(lease, OPENING) or lease)
   space.filling[fence] = { since = counter, till = till, held = held, placed = held and placed,
                            closed = closed and not held }
-  space.fills = space.fills + 1
+  space.fills = space.fills + math.max(1, #fence / USUAL_NAME)
   return held and wait or nil
 end
 

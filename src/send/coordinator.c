@@ -153,13 +153,12 @@ coordinator_collect(void)
 	return wire_collect(wire_deadline());
 }
 
-bool
-coordinator_same_place(const char *fence, const char *other)
+int
+coordinator_place(const char *fence, int *process)
 {
-	if (slot_of_key(fence, strlen(fence)) == slot_of_key(other, strlen(other)))
-		return true;
+	*process = fence_node_of(fence);
 	/* only a cluster requires all keys of a command to be in one slot */
-	return fence_node_of(fence) == fence_node_of(other) && setting_url->topology != REDIS_CLUSTER;
+	return setting_url->topology == REDIS_CLUSTER ? slot_of_key(fence, strlen(fence)) : *process;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------

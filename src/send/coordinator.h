@@ -103,9 +103,9 @@ extern bool coordinator_collect(void);
 extern bool coordinator_is_redirection(const redisReply *reply);
 
 /*
- * Returns whether one question may name both fences: the same process holds them, and in a cluster they are in the same
- * slot.
+ * Returns the number of the fence's place: one command may name fences of the same place. *process: that of the process that
+ * holds it, or SLOT_NOBODY. coordinator_ask may ask about all fences of one process at once.
  */
-extern bool coordinator_same_place(const char *fence, const char *other);
+extern int	coordinator_place(const char *fence, int *process);
 
 #endif

@@ -147,4 +147,75 @@ subtest 'domains that have ended' => sub {
 	is(read_fast('k'), 'miss', 'nor is a fence of before, when its name is attached again');
 };
 
+# Redis' own figure, with garbage.
+sub memory_in_use { return $redis->info('memory', 'used_memory_vm_functions') / 1024; }
+
+sub heartbeats
+{
+	my ($n, $settings) = @_;
+
+	$redis->call('FCALL', 'fence_renew', 0, 'n:heartbeat:{h}', $identity, $epoch, clock() + $hour, $settings) foreach 1 .. $n;
+	return;
+}
+
+# Writers, readers and the opening of buckets, each with names of its own.
+sub mixed_load
+{
+	my ($from, $to, $name, $settings) = @_;
+	my ($connection, $before) = ($redis->connection, '');
+
+	foreach my $i ($from .. $to)
+	{
+		my $fence = f("$name$i");
+		$connection->send('FCALL', 'fence_write', 0, header(), "$i.a", 1, $fence, $before ? ("=1 $before") : ());
+		$connection->send('FCALL', 'fence_get', 1, $fence);
+		$connection->send('FCALL_RO', 'fence_token', 1, $fence);
+		$connection->send('FCALL', 'fence_open', 0, "n $epoch", 0, 0, $i * 31 % 65536);
+		$before = "$i.a";
+		next if $i % 25;
+		$connection->reply foreach 1 .. 100;
+		heartbeats(1, $settings) if $i % 5000 == 0;
+	}
+	return;
+}
+
+subtest 'a mixed load of ever new keys' => sub {
+	my $settings = "$hour 100 1000 0 65536 0";
+	# the tables that are kept of 20,000 rows are full after as many; of long names, much earlier
+	foreach my $case ([ 'usual names', 'k' x 20, 30_000, 8_000 ], [ 'long names', 'k' x 3_900, 6_000, 15_000 ])
+	{
+		my ($what, $name, $n, $most) = @$case;
+		fresh();
+		$epoch = next_epoch();
+		like(arm(settings => $settings), qr/^armed/, 'armed');
+		announce('1.t', 1);
+		mixed_load(1, $n, $name, $settings);
+		my $full = function_memory();
+		mixed_load($n + 1, 2 * $n, $name, $settings);
+		my $kept = function_memory();
+		note("$what: $full kB after $n keys, $kept kB after twice as many");
+		cmp_ok($kept, '<', $full + 1_000, "$what: what is kept levels off");
+		cmp_ok($kept, '<', $most, '... and is little');
+	}
+};
+
+subtest 'garbage' => sub {
+	my $settings = "$hour 100 1000 0 65536 0";
+
+	fresh();
+	$epoch = next_epoch();
+	arm(settings => $settings);
+	announce('1.t', 1);
+	foreach my $i (1 .. 40)
+	{
+		fcall('fence_write', 0, header(), '1.a', 1000, map { f("a_key_of_usual_length_$i.$_") } 1 .. 1000);
+	}
+	ends('1.a');
+	heartbeats(60, $settings);
+	my $with = memory_in_use();
+	my $without = function_memory();
+	note("$with kB with garbage, $without kB without");
+	cmp_ok($with, '<', 1.5 * $without + 2_000, 'what a large transaction leaves behind is collected by heartbeats');
+};
+
 done_testing();
