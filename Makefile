@@ -7,7 +7,7 @@ DATA = pgcache_fence--1.0.sql
 PG_CONFIG ?= pg_config
 
 OBJS := $(patsubst %.c,%.o,$(sort $(wildcard src/*.c src/*/*.c)))
-LIBRARY = $(patsubst %,src/redis/%.lua,fence arming buckets marks fills listings hot effects)
+LIBRARY = $(patsubst %,src/redis/%.lua,fence arming rights buckets marks fills listings hot effects)
 LIBRARY_HEADER = src/redis/fence_lua.h
 ALL_HEADERS = $(filter-out $(LIBRARY_HEADER),$(wildcard src/*.h src/*/*.h))
 

@@ -49,6 +49,7 @@ SELECT refused($$'good', cache_absent => true, scope => 'group', key => '{other}
 SELECT refused($$'good', cache_absent => true, scope => 'manual'$$);
 SELECT refused($$'good', reserve => 'late'$$);
 SELECT refused($$'good', ttl => '-1 second'$$);
+SELECT refused($$'good', ttl => '0'$$);
 SELECT refused($$'good', ttl => '11 years'$$);
 SELECT refused($$'good', domain => ''$$);
 SELECT refused($$'good', domain => repeat('x', 64)$$);

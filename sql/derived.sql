@@ -163,6 +163,7 @@ SELECT fence.define_derived(NULL, '{derived.member}', 'permission(int, int)');
 SELECT fence.define_derived('x', NULL, 'permission(int, int)');
 SELECT fence.define_derived('x', '{derived.member}', NULL);
 SELECT fence.define_derived('x', '{derived.member}', 'permission(int, int)', '-1 s');
+SELECT fence.define_derived('x', '{derived.member}', 'permission(int, int)', '0');
 SELECT fence.define_derived('x', ARRAY[s], 'permission(int, int)')
   FROM (SELECT 'derived.member($1)') x (s);
 SELECT fence.define_derived('x', '{"derived.member($1,$3)"}', 'permission(int, int)');

@@ -1,5 +1,5 @@
 --
--- Keys that are computed: a user is found by e-mail in any spelling. The key is a generated column; the e-mail's own type does not matter.
+-- Keys that are computed: a user is found by e-mail in small letters, whatever spelling is stored. The key is a generated column; the e-mail's own type does not matter.
 --
 \set schema generated_key
 \i test/lib/regress.sql

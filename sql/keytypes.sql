@@ -11,12 +11,14 @@ DECLARE
 	result text;
 	detail text;
 	hint text;
+	context text;
 BEGIN
 	EXECUTE sql INTO result;
 	RETURN regexp_replace(result, '^[^:]+:[fv]:\w+\.', '');
 EXCEPTION WHEN OTHERS THEN
-	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
-	RETURN concat_ws(E'\n  ', SQLSTATE || ' ' || SQLERRM, nullif(detail, ''), nullif(hint, ''));
+	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT, context = PG_EXCEPTION_CONTEXT;
+	RETURN concat_ws(E'\n  ', SQLSTATE || ' ' || SQLERRM, nullif(detail, ''), nullif(hint, ''),
+		'CONTEXT: ' || substring(context, '(?n)^(?:key column|argument) .*$'));
 END$$;
 CREATE FUNCTION named(domain text, VARIADIC expressions text[]) RETURNS SETOF text LANGUAGE sql AS $$
 	SELECT e || ': ' || keytypes.tell(format('SELECT fence.fence_key(%L, %s)', domain, e)) FROM unnest(expressions) e$$;
@@ -41,6 +43,12 @@ SELECT * FROM named('account', '42.5', '3000000000', '42::float8', '42::money', 
 SELECT tell($$SELECT fence.fence_key('account')$$);
 SELECT tell($$SELECT fence.fence_key(NULL, 42)$$), tell($$SELECT fence.fence_key(NULL, '42')$$);
 SELECT tell($$SELECT fence.fence_key('no such domain', 42)$$);
+-- names that exist: in another schema, in capitals, with another letter; of two, both
+SELECT tell(format('SELECT fence.fence_key(%L, 42)', name)) FROM unnest('{public.account,Account,acount,acc,x,""}'::text[]) name;
+SELECT fence.attach('account', domain => 'b.account', key => '{id}');
+SELECT tell($$SELECT fence.fence_key('c.account', 42)$$);
+SELECT tell($$SELECT fence.detach_domain('c.account')$$);
+SELECT fence.detach('account', 'b.account');
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Parameters
@@ -212,7 +220,8 @@ CREATE TABLE seat (event int, name text, at timestamptz, taken boolean, version 
 INSERT INTO seat VALUES (7, 'a,b', '2024-02-29 12:00+00', true);
 SELECT fence.attach('seat', domain => 'seat');
 SELECT * FROM named('seat', '7, ''a,b'', ''2024-02-29 12:00+00''::timestamptz', '''7'', ''a,b'', ''2024-02-29 12:00+00''', '7::bigint, ''a,b''::varchar, ''2024-02-29 12:00+00''',
-	'7, ''a,b''', '''a,b'', 7, now()', '7, NULL, now()', 'VARIADIC ARRAY[7, 8, 9]', 'ARRAY[7, 8, 9], ''a,b'', now()');
+	'7, ''a,b''', '''a,b'', 7, now()', '7, NULL, now()', 'VARIADIC ARRAY[7, 8, 9]', 'ARRAY[7, 8, 9], ''a,b'', now()',
+	'ARRAY[7, 8, 9]', 'ARRAY[''7'', ''a,b'', ''now'']', '7, ''a'', ''tomorrows''');
 SELECT fence.read('seat', event, name, at)->'taken' FROM seat;
 PREPARE mixed(int, text, timestamptz) AS SELECT fence.read('seat', $1, $2, $3)->'taken';
 EXECUTE mixed(7, 'a,b', '2024-02-29 13:00+01');

@@ -138,6 +138,7 @@ SELECT fence_version, relation FROM fence.status('reading.note', '9');
 SELECT fence.put('reading.note', :'permit', 0, 'long', '1 month 2 days 03:04:05', '9');
 SELECT * FROM look('reading.note', '9');
 SELECT fence.put('reading.note', :'permit', 0, 'never', '-1 ms', '9');
+SELECT fence.put('reading.note', :'permit', 0, 'never', '0', '9');
 SELECT fence.put('reading.note', :'permit', 0, 'never', '11 years', '9');
 
 -- large values, and versions beyond what a double holds

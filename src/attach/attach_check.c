@@ -24,6 +24,7 @@
 #include "domain/catalog.h"
 #include "domain/key.h"
 #include "domain/key_index.h"
+#include "domain/sql_function.h"
 
 /* -----------------------------------------------------------------------------------------------------------------
  * Arguments
@@ -77,16 +78,6 @@ check_cache(const DomainRow *row)
 }
 
 static void
-check_ttl(const Interval *ttl)
-{
-	if (interval_ms(ttl) < 0 || interval_ms(ttl) > TTL_MAX_MS)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("ttl must be between 0 and 10 years"),
-				 errhint("Leave it out if values need not expire: they stop being served when the row changes.")));
-}
-
-static void
 check_without_table(const AttachRequest *request)
 {
 	const DomainRow *row = &request->row;
@@ -131,7 +122,8 @@ attach_check_request(const AttachRequest *request)
 				 errmsg("only_columns needs columns, and scope 'row' or 'group'"),
 				 errhint("Pass columns => ARRAY[...] with all columns that cached values are made of.")));
 	check_cache(row);
-	check_ttl(row->ttl);
+	if (row->ttl != NULL)
+		(void) value_ttl_ms_of(row->ttl);
 	if (!OidIsValid(row->relid))
 		check_without_table(request);
 }

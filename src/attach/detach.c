@@ -28,6 +28,7 @@
 #include "base/shared.h"
 #include "domain/catalog.h"
 #include "domain/domain.h"
+#include "domain/suggestion.h"
 #include "domain/tombstone.h"
 #include "send/ledger.h"
 
@@ -108,7 +109,7 @@ raise_no_domain(const char *name)
 	ereport(ERROR,
 			(errcode(ERRCODE_UNDEFINED_OBJECT),
 			 errmsg("fence domain \"%s\" does not exist", name),
-			 errhint("View fence.domains lists what is fenced in this database.")));
+			 errhint("%s", suggestion("domain", name, "View fence.domains lists what is fenced in this database."))));
 }
 
 /* Ends one attachment. The table's other attachments keep the triggers that they need, and their dependencies. */

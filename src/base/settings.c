@@ -8,6 +8,7 @@
 
 #include <limits.h>
 
+#include "common/hashfn.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
@@ -115,6 +116,17 @@ check_redis_url(char **newval, void **extra, GucSource source)
 		return false;
 	memcpy(*extra, &url, sizeof(RedisUrl));
 	return true;
+}
+
+uint64
+settings_of_connections(void)
+{
+	const char *const settings[] = {setting_redis_url, setting_tls_ca_file, setting_tls_cert_file, setting_tls_key_file};
+	uint64		hash = 0;
+
+	for (int i = 0; i < (int) lengthof(settings); i++)
+		hash = hash_combine64(hash, hash_bytes_extended((const unsigned char *) settings[i], strlen(settings[i]), 0));
+	return hash == 0 ? 1 : hash;
 }
 
 static void

@@ -38,6 +38,11 @@ extern const RedisUrl *setting_url;	/* setting_redis_url, parsed */
 extern char *setting_tls_ca_file;
 extern char *setting_tls_cert_file;
 extern char *setting_tls_key_file;
+/*
+ * Returns a hash of all settings that affect connections to Redis; never 0. Whoever has found an address with other
+ * settings must not send the present password there. Allocates nothing.
+ */
+extern uint64 settings_of_connections(void);
 extern char *setting_namespace;
 extern char *setting_databases;
 extern int	setting_lease;

@@ -173,7 +173,7 @@ typedef struct FenceShared
 	char		capture_problem[REASON_LEN];	/* why capture is CAPTURE_FAILED or CAPTURE_BROKEN */
 	int			nnodes;
 	FenceNode	nodes[MAX_NODES];
-	uint32		nodes_settings;	/* hash of the settings from which the table of nodes was built; keeper only */
+	uint64		nodes_settings;	/* settings_of_connections() from which the table of nodes was built; keeper only */
 	bool		bound_known;	/* the keeper has set lease_bound from durable state since the server start */
 	uint32		last_epoch;		/* highest epoch number known to be durable; keeper only */
 	int			longest_lease;	/* ms; a longer lease needs a durable record first; 0: none recorded; keeper only */

@@ -32,6 +32,7 @@ typedef struct RedisEndpoint
 	char		host[REDIS_HOST_LEN];
 	int			port;
 	char		name[REDIS_HOST_LEN];	/* host before name resolution; the certificate must be for this name */
+	uint64		settings;		/* settings_of_connections() with which it was found; 0: this process has found it just now */
 } RedisEndpoint;
 
 /* Returns whether both are the same address, even if they were found by different names. */

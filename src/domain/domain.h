@@ -73,7 +73,7 @@ typedef struct Domain
 	int			nwatched;		/* only_columns: an UPDATE counts if one of these changes; 0: every UPDATE counts */
 	AttrNumber *watched;
 	bool		builtin_types;	/* to_json runs no function of a user for any column (plain_json.h) */
-	int64		ttl_ms;			/* time to live of values that readers and COMMIT store; 0: none */
+	int64		ttl_ms;			/* time to live of values that readers and COMMIT store; 0: the default */
 	bool		write_through;	/* COMMIT sends Redis the row, not only its version */
 	bool		notify;			/* COMMIT sends NOTIFY */
 	bool		events;			/* COMMIT sends Redis the version, and Redis publishes it */

@@ -30,6 +30,7 @@
 #include "domain/catalog.h"
 #include "domain/domain_cache.h"
 #include "domain/shape.h"
+#include "domain/suggestion.h"
 
 /* One entry of the cache: all attachments of a table or of one of its partitions, or one domain without a table */
 typedef struct Entry
@@ -389,7 +390,8 @@ domain_by_name(const char *name, bool missing_ok)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_OBJECT),
 				 errmsg("fence domain \"%s\" does not exist", name),
-				 errhint("View fence.domains lists what is fenced in this database; fence.attach adds a table.")));
+				 errhint("%s", suggestion("domain", name,
+										  "View fence.domains lists what is fenced in this database; fence.attach adds a table."))));
 	return domain;
 }
 

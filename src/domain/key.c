@@ -221,27 +221,49 @@ compare_texts:
 	return same;
 }
 
+/* Tells what to do with an array that was passed as one value. */
+static int
+hint_array(void)
+{
+	return errhint("Pass the values of the key as separate arguments, or write VARIADIC before an array of all of them.");
+}
+
+static bool
+is_array(Oid type)
+{
+	return OidIsValid(get_element_type(type));
+}
+
+static void
+raise_wrong_number(const Domain *domain, int nparts, const Argument *parts)
+{
+	StringInfoData names;
+
+	initStringInfo(&names);
+	for (int i = 0; i < domain->nkeys; i++)
+		appendStringInfo(&names, "%s\"%s\"", i > 0 ? ", " : "", domain->keys[i].name);
+	ereport(ERROR,
+			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			 errmsg("wrong number of key values for domain \"%s\"", domain->name),
+			 !OidIsValid(domain->relid) ? errdetail("At least one is needed.") :
+			 errdetail_plural("The key is (%s); %d value was given.", "The key is (%s); %d values were given.", nparts,
+							  names.data, nparts),
+			 nparts == 1 && is_array(parts[0].type) ? hint_array() : 0));
+}
+
 static void
 check_parts(const Domain *domain, int nparts, const Argument *parts)
 {
-	if (OidIsValid(domain->relid) ? nparts != domain->nkeys : nparts == 0)
-	{
-		StringInfoData names;
+	bool		has_table = OidIsValid(domain->relid);
 
-		initStringInfo(&names);
-		for (int i = 0; i < domain->nkeys; i++)
-			appendStringInfo(&names, "%s\"%s\"", i > 0 ? ", " : "", domain->keys[i].name);
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("wrong number of key values for domain \"%s\"", domain->name),
-				 OidIsValid(domain->relid) ? errdetail("The key is (%s); %d values were given.", names.data, nparts) :
-				 errdetail("At least one is needed.")));
-	}
+	if (has_table ? nparts != domain->nkeys : nparts == 0)
+		raise_wrong_number(domain, nparts, parts);
 	for (int i = 0; i < nparts; i++)
 		if (parts[i].isnull)
 			ereport(ERROR,
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("key value %d for domain \"%s\" is null", i + 1, domain->name)));
+					 errmsg("key value %d for domain \"%s\" is null", i + 1, domain->name),
+					 has_table ? errdetail("It is that of key column \"%s\".", domain->keys[i].name) : 0));
 }
 
 static void
@@ -254,9 +276,38 @@ raise_unfit(const Domain *domain, int i, Oid type)
 			 errmsg("key value %d for domain \"%s\" is of type %s", i + 1, domain->name, format_type_be(type)),
 			 column ? errdetail("Key column \"%s\" is of type %s.", column->name, format_type_be(column->input_type)) :
 			 errdetail("The domain has no table, so its key values must be texts, integers, UUIDs or labels of enums."),
-			 OidIsValid(get_element_type(type)) ? errhint("Write VARIADIC before an array of all values of the key.") :
+			 is_array(type) ? hint_array() :
 			 column ? errhint("Cast it to the type of the column.") :
 			 errhint("Cast it to text, in the same way wherever the key is named.")));
+}
+
+/* The key column for which a text is read */
+typedef struct InputContext
+{
+	const Domain *domain;
+	const KeyColumn *column;
+} InputContext;
+
+static void
+input_context(void *arg)
+{
+	const InputContext *context = arg;
+
+	errcontext("key column \"%s\" of domain \"%s\"", context->column->name, context->domain->name);
+}
+
+/* Reads a text as a value of the column. An error from the type's input function names column and domain. */
+static Datum
+input_value(const Domain *domain, KeyColumn *column, char *text)
+{
+	InputContext context = {.domain = domain, .column = column};
+	ErrorContextCallback callback = {.callback = input_context, .arg = &context, .previous = error_context_stack};
+	Datum		value;
+
+	error_context_stack = &callback;
+	value = InputFunctionCall(&column->input, text, column->input_ioparam, column->input_typmod);
+	error_context_stack = callback.previous;
+	return value;
 }
 
 /* Appends one value that a caller has given. */
@@ -276,7 +327,7 @@ print_part(StringInfo buf, const Domain *domain, int i, const Argument *part)
 			if (column == NULL)
 				key_encode(buf, text);
 			else
-				print_value(buf, column, InputFunctionCall(&column->input, text, column->input_ioparam, column->input_typmod));
+				print_value(buf, column, input_value(domain, column, text));
 			break;
 		case ARGUMENT_UNFIT:
 			raise_unfit(domain, i, part->type);

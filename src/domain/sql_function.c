@@ -86,6 +86,19 @@ ttl_ms_of(const Interval *ttl)
 	return ms;
 }
 
+int64
+value_ttl_ms_of(const Interval *ttl)
+{
+	int64		ms = interval_ms(ttl);
+
+	if (ms < 1 || ms > TTL_MAX_MS)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("the time to live of values must be at least a millisecond and at most 10 years"),
+				 errhint("Leave ttl out for that of pgcache_fence.default_ttl. A value stops being served in any case when its row changes.")));
+	return ms;
+}
+
 /* -----------------------------------------------------------------------------------------------------------------
  * Names of keys
  * -----------------------------------------------------------------------------------------------------------------

@@ -33,4 +33,7 @@ extern uint64 execute_now(const char *sql, int expected, int nargs, Oid *types, 
 /* Returns a time to live in milliseconds. Raises 22023 if it is below 0 or above 10 years. */
 extern int64 ttl_ms_of(const Interval *ttl);
 
+/* The same for values that readers are served, which always have one: 0 is refused too. */
+extern int64 value_ttl_ms_of(const Interval *ttl);
+
 #endif

@@ -265,12 +265,42 @@ check_server(Report *report, LibraryCall *call, const char *name)
 		freeReplyObject(info);
 }
 
+/* Whether Redis is to tell subscribers of commits of any domain of this database. */
+static bool
+tells_events(void)
+{
+	ListCell   *lc;
+
+	foreach(lc, domain_rows())
+		if (strcmp(((DomainRow *) lfirst(lc))->publish, "pubsub") == 0 || strcmp(((DomainRow *) lfirst(lc))->publish, "stream") == 0)
+			return true;
+	return false;
+}
+
+/* Reports each right that the user of the servers lacks in Redis. Returns whether there is one. */
+static bool
+check_rights(Report *report, LibraryCall *call, const char *name, bool events)
+{
+	redisReply *missing = library_missing_rights(call, events);
+	bool		any = missing != NULL && missing->elements > 0;
+
+	for (size_t i = 0; any && i < missing->elements; i++)
+		put_finding(report, events ? "warning" : "error",
+					psprintf("user \"%s\" lacks %s in Redis %s%s", library_user(), calls_string(missing, i), name,
+							 events ? ": events are lost" : ""),
+					psprintf("ACL SETUSER %s %s (doc/operations.md, \"Users and passwords\").", library_user(), calls_string(missing, i)));
+	freeReplyObject(missing);
+	return any;
+}
+
 static void
 check_library(Report *report, LibraryCall *call, const char *name)
 {
 	Hello		hello;
 	bool		found = false;
 
+	if (check_rights(report, call, name, false))
+		return;					/* what else fails may follow from that */
 	if (!library_hello(call, &hello, &found))
 		put_finding(report, "error", psprintf("the function library does not answer in Redis %s: %s", name, call->error), NULL);
 	else if (!found)
@@ -286,6 +316,8 @@ check_library(Report *report, LibraryCall *call, const char *name)
 							 setting_namespace, name, hello.owner, library_owner()),
 					"Give each cluster a pgcache_fence.namespace of its own, in its configuration, and restart it. "
 					"Nothing of this cluster is cached meanwhile.");
+	else if (tells_events())
+		(void) check_rights(report, call, name, true);
 }
 
 static void

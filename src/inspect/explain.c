@@ -156,18 +156,29 @@ explain_bucket(Explanation *e)
 		say(e, "bucket", "%d of %d was opened: readers put, and writers reserve", bucket, now.buckets);
 }
 
+/* How the row relates to the fence, which has a line of its own */
+static const char *const relations[RELATION_COUNT] = {
+	[RELATION_EQUAL] = "as the fence says",
+	[RELATION_BEHIND] = "the fence is older",
+	[RELATION_AHEAD] = "the fence is newer",
+	[RELATION_PAYLOAD] = "the fence has the same version, but the cached value differs",
+	[RELATION_PENDING] = "not compared while a reservation is pending",
+	[RELATION_MISSING] = "there is no current fence to compare with",
+};
+
 static void
 explain_row(Explanation *e)
 {
+	const char *relation = relations[e->status.relation];
+
 	if (!domain_has_versions(e->domain))
 		say(e, "row", "the domain has no table with versions to compare with");
 	else if (e->status.row_version == NO_VERSION)
 		say(e, "row", "does not exist and was not deleted within pgcache_fence.tombstone_retention");
 	else if (is_there(e))
-		say(e, "row", "has version " INT64_FORMAT " (%s)", e->status.row_version, audit_relation_name(e->status.relation));
+		say(e, "row", "is there, with version " INT64_FORMAT "; %s", e->status.row_version, relation);
 	else
-		say(e, "row", "was deleted, at version " INT64_FORMAT " (%s)", e->status.row_version,
-			audit_relation_name(e->status.relation));
+		say(e, "row", "was deleted, at version " INT64_FORMAT "; %s", e->status.row_version, relation);
 }
 
 /*

@@ -58,6 +58,7 @@
 #include "domain/plain_json.h"
 #include "domain/row.h"
 #include "domain/sql_function.h"
+#include "domain/suggestion.h"
 #include "domain/tombstone.h"
 #include "read/many.h"
 #include "read/reader.h"
@@ -138,7 +139,7 @@ raise_undefined(const char *name)
 	ereport(ERROR,
 			(errcode(ERRCODE_UNDEFINED_OBJECT),
 			 errmsg("derived value \"%s\" does not exist", name),
-			 errhint("Table fence.derived lists them; fence.define_derived adds one.")));
+			 errhint("%s", suggestion("derived", name, "Table fence.derived lists them; fence.define_derived adds one."))));
 }
 
 static Definition *
@@ -159,7 +160,7 @@ load_definition(const char *name)
 	definition->compute = TextDatumGetCString(values[DERIVED_COMPUTE]);
 	definition->sources = texts_of_array(DatumGetArrayTypePCopy(values[DERIVED_SOURCES]), &definition->nsources);
 	if (!nulls[DERIVED_TTL])
-		definition->ttl_ms = ttl_ms_of(DatumGetIntervalP(values[DERIVED_TTL]));
+		definition->ttl_ms = value_ttl_ms_of(DatumGetIntervalP(values[DERIVED_TTL]));
 	table_close(table, AccessShareLock);
 	return definition;
 }
@@ -364,7 +365,7 @@ fence_define_derived(PG_FUNCTION_ARGS)
 	(void) get_func_signature(function, &types, &nargs);
 	check_sources(nsources, sources, nargs);
 	if (!PG_ARGISNULL(3))
-		(void) ttl_ms_of(PG_GETARG_INTERVAL_P(3));
+		(void) value_ttl_ms_of(PG_GETARG_INTERVAL_P(3));
 
 	table = fence_table_open("derived", RowExclusiveLock);
 	values[DERIVED_NAME - 1] = PG_GETARG_DATUM(0);
@@ -436,11 +437,28 @@ argument_of_function(const Derivation *d, int i, const Argument *given)
 			 errhint("Cast it to that type.")));
 }
 
+/* The argument whose text is read */
+typedef struct InputContext
+{
+	const Definition *definition;
+	int			argument;
+} InputContext;
+
+static void
+input_context(void *arg)
+{
+	const InputContext *context = arg;
+
+	errcontext("argument %d of derived value \"%s\"", context->argument, context->definition->name);
+}
+
 /* Converts the arguments to the function's types, and back to text. So each value has exactly one text. */
 static void
 resolve_arguments(Derivation *d, const Argument *given, int ngiven)
 {
 	int			nest_level = NewGUCNestLevel();
+	InputContext context = {.definition = d->definition};
+	ErrorContextCallback callback = {.callback = input_context, .arg = &context, .previous = error_context_stack};
 
 	if (ngiven != d->nargs)
 		ereport(ERROR,
@@ -449,17 +467,20 @@ resolve_arguments(Derivation *d, const Argument *given, int ngiven)
 	row_use_standard_settings();
 	d->values = palloc(sizeof(Datum) * Max(d->nargs, 1));
 	d->texts = palloc(sizeof(char *) * Max(d->nargs, 1));
+	error_context_stack = &callback;
 	for (int i = 0; i < d->nargs; i++)
 	{
 		Oid			proc;
 		Oid			ioparam;
 		bool		varlena;
 
+		context.argument = i + 1;
 		getTypeInputInfo(d->types[i], &proc, &ioparam);
 		d->values[i] = OidInputFunctionCall(proc, argument_of_function(d, i, &given[i]), ioparam, -1);
 		getTypeOutputInfo(d->types[i], &proc, &varlena);
 		d->texts[i] = OidOutputFunctionCall(proc, d->values[i]);
 	}
+	error_context_stack = callback.previous;
 	AtEOXact_GUC(true, nest_level);
 }
 

@@ -179,7 +179,7 @@ fence_put(PG_FUNCTION_ARGS)
 	payload = utf8_of_string(text_to_cstring(PG_GETARG_TEXT_PP(3)));
 	answer = reader_put(key_fence_name(domain, key), text_to_cstring(PG_GETARG_TEXT_PP(1)), PG_GETARG_INT64(2),
 						payload, strlen(payload),
-						PG_ARGISNULL(4) ? domain->ttl_ms : ttl_ms_of(PG_GETARG_INTERVAL_P(4)));
+						PG_ARGISNULL(4) ? domain->ttl_ms : value_ttl_ms_of(PG_GETARG_INTERVAL_P(4)));
 	PG_RETURN_TEXT_P(cstring_to_text(answer ? answer : "refused unavailable"));
 }
 

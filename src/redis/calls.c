@@ -293,6 +293,12 @@ call_counts(Call *call)
 }
 
 void
+call_rights(Call *call, bool events)
+{
+	make(call, "FCALL_RO", "fence_rights", 0, events ? "Ns" : "N", "events");
+}
+
+void
 call_hot(Call *call)
 {
 	make(call, "FCALL_RO", "fence_hot", 0, "N");

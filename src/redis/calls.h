@@ -106,6 +106,7 @@ extern void call_mark(Call *call, uint32 epoch, int64 number, const char *positi
 extern void call_pending(Call *call, int limit, const char *cursor);
 extern void call_counts(Call *call);
 extern void call_hot(Call *call);
+extern void call_rights(Call *call, bool events);
 
 /*
  * Calls of the keeper. calls_settings makes `settings`. owner NULL in call_hello: who asks arms nothing. slots NULL in

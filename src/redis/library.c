@@ -36,6 +36,13 @@ library_owner(void)
 bool
 library_open(LibraryCall *call, const RedisEndpoint *address)
 {
+	if (address->settings != 0 && address->settings != settings_of_connections())
+	{
+		call->conn = NULL;
+		strlcpy(call->error, "the settings of the connection to Redis were changed, and the keeper has not connected with them yet",
+				REASON_LEN);
+		return false;
+	}
 	call->conn = redis_open(address, setting_url, call->deadline, call->error, REASON_LEN);
 	return call->conn != NULL;
 }
@@ -265,6 +272,41 @@ library_server_version(LibraryCall *call, char *version, size_t size)
 		strlcpy(version, "unknown", size);
 	freeReplyObject(reply);
 	return true;
+}
+
+const char *
+library_user(void)
+{
+	return setting_url->user[0] ? setting_url->user : "default";
+}
+
+redisReply *
+library_missing_rights(LibraryCall *call, bool events)
+{
+	Call		question;
+	redisReply *reply;
+
+	call_rights(&question, events);
+	reply = library_ask(call, &question);
+	if (reply == NULL || reply->type == REDIS_REPLY_ARRAY)
+		return reply;
+	strlcpy(call->error, "Redis gave a malformed answer to the question for rights", sizeof(call->error));
+	freeReplyObject(reply);
+	return NULL;
+}
+
+bool
+library_has_rights(LibraryCall *call)
+{
+	redisReply *missing = library_missing_rights(call, false);
+	bool		complete = missing != NULL && missing->elements == 0;
+
+	if (missing != NULL && !complete)
+		snprintf(call->error, sizeof(call->error), "user \"%s\" of Redis lacks", library_user());
+	for (size_t i = 0; missing != NULL && i < missing->elements; i++)
+		snprintf(call->error + strlen(call->error), sizeof(call->error) - strlen(call->error), " %s", calls_string(missing, i));
+	freeReplyObject(missing);
+	return complete;
 }
 
 bool

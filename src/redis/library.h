@@ -20,7 +20,10 @@ typedef struct LibraryCall
 	char		error[REASON_LEN];
 } LibraryCall;
 
-/* Connects as the URL says, until call->deadline. On failure call->error says why, and call->conn is NULL. */
+/*
+ * Connects as the URL says, until call->deadline. On failure call->error says why, and call->conn is NULL. Fails if the
+ * address was found with other settings: what the present URL has for its servers goes to no other.
+ */
 extern bool library_open(LibraryCall *call, const RedisEndpoint *address);
 
 /*
@@ -28,6 +31,18 @@ extern bool library_open(LibraryCall *call, const RedisEndpoint *address);
  * if there is a newer one.
  */
 extern bool library_ensure(LibraryCall *call);
+
+/*
+ * Asks which rights the user of the URL lacks in Redis, of all that the servers and the functions need; with `events` also
+ * of those that publish commits. Returns an array of texts such as "+del", or NULL (see library_call). Free it.
+ */
+extern redisReply *library_missing_rights(LibraryCall *call, bool events);
+
+/* Returns whether that user lacks no right but those for events. If not, the error names them all. */
+extern bool library_has_rights(LibraryCall *call);
+
+/* Returns the name of that user. */
+extern const char *library_user(void);
 
 /*
  * Tests whether this connection and this node accept messages that make and end reservations. Sends one in an epoch

@@ -58,7 +58,7 @@ int			topology_size = 0;
 static unsigned char slots[SLOTS];	/* index of each slot's owner in topology_nodes, by the URL or the cluster; may differ from what is granted */
 static RedisUrl url;
 static const Topology *topology = &topologies[REDIS_STANDALONE];	/* of the kind of `url` */
-static char *made_from = NULL;	/* the settings from which the table was built */
+static uint64 made_from = 0;	/* settings_of_connections() from which the table was built; 0: none yet */
 static bool others_reconnect = false;	/* at the next publication backends must reconnect to all nodes, even if no address has changed */
 
 void
@@ -71,33 +71,16 @@ topology_disconnect(void)
 	}
 }
 
-/* Returns all settings that affect connections, as one text. */
-static char *
-current_settings(void)
-{
-	return psprintf("%s\n%s\n%s\n%s", setting_redis_url, setting_tls_ca_file, setting_tls_cert_file, setting_tls_key_file);
-}
-
 static bool
 settings_changed(void)
 {
-	char	   *current = current_settings();
-	bool		changed = made_from == NULL || strcmp(made_from, current) != 0;
-
-	pfree(current);
-	return changed;
+	return made_from != settings_of_connections();
 }
 
 bool
 topology_is_outdated(void)
 {
-	return made_from != NULL && settings_changed();
-}
-
-static uint32
-settings_hash(void)
-{
-	return hash_bytes((const unsigned char *) made_from, strlen(made_from));
+	return made_from != 0 && settings_changed();
 }
 
 /* Starts with an empty table and the current settings. */
@@ -110,9 +93,7 @@ read_settings(void)
 	memset(topology_nodes, 0, sizeof(topology_nodes));
 	url = *setting_url;
 	topology = &topologies[url.topology];
-	if (made_from)
-		pfree(made_from);
-	made_from = MemoryContextStrdup(TopMemoryContext, current_settings());
+	made_from = settings_of_connections();
 	others_reconnect = true;
 }
 
@@ -343,7 +324,7 @@ topology_resume(char *error)
 	if (topology_size > 0)
 		return true;
 	read_settings();
-	if (fence_shared->nodes_settings != settings_hash())
+	if (fence_shared->nodes_settings != made_from)
 	{
 		strlcpy(error, "the settings of the connection to Redis were changed", REASON_LEN);
 		return false;
@@ -487,7 +468,7 @@ greet(RedisNode *node, bool load, int64 patience, char *error)
 	 * hello needs no writes, but arming does. Without this test, a node that refuses writes would cost a lease at each
 	 * attempt.
 	 */
-	found = (!load || (library_ensure(&call) && takes_writes(node, &call) &&
+	found = (!load || (library_ensure(&call) && library_has_rights(&call) && takes_writes(node, &call) &&
 					   library_server_version(&call, node->server, sizeof(node->server)))) &&
 		library_hello(&call, &node->hello, &found) && found;
 	node->heard_at = fence_clock();
@@ -693,7 +674,7 @@ topology_publish(bool armed)
 		FenceNode  *shared = &fence_shared->nodes[i];
 		RedisNode  *node = &topology_nodes[i];
 		bool		other = i >= topology_size || i >= fence_shared->nnodes ||
-			memcmp(&shared->address, &node->address, sizeof(node->address)) != 0;
+			!redis_endpoint_same(&shared->address, &node->address) || strcmp(shared->address.name, node->address.name) != 0;
 
 		if (other)
 		{
@@ -706,6 +687,7 @@ topology_publish(bool armed)
 			shared->serial = serial;
 			shared->address = node->address;
 		}
+		shared->address.settings = made_from;
 		if (other || others_reconnect || (node->hello.identity[0] != '\0' && strcmp(shared->identity, node->hello.identity) != 0))
 		{
 			shared->serial++;
@@ -722,7 +704,7 @@ topology_publish(bool armed)
 		strlcpy(shared->error, node->error, REASON_LEN);
 	}
 	fence_shared->nnodes = topology_size;
-	fence_shared->nodes_settings = made_from ? settings_hash() : 0;
+	fence_shared->nodes_settings = made_from;
 	others_reconnect = false;
 	if (moved)
 		pg_atomic_fetch_add_u32(&fence_shared->nodes_serial, 1);

@@ -211,7 +211,7 @@ sub library_source
 {
 	my $text = '';
 
-	foreach my $file (qw(fence.lua arming.lua buckets.lua marks.lua fills.lua listings.lua hot.lua effects.lua))
+	foreach my $file (qw(fence.lua arming.lua rights.lua buckets.lua marks.lua fills.lua listings.lua hot.lua effects.lua))
 	{
 		my $path = dirname(abs_path(__FILE__)) . "/../../../src/redis/$file";
 

@@ -63,6 +63,7 @@ sub templates
 		[ fence_pending  => 0, '' => 'n', M => 10, '' => '' ],
 		[ fence_counts   => 0, '' => 'n' ],
 		[ fence_hot      => 0, '' => 'n' ],
+		[ fence_rights   => 0, '' => 'n' ],
 		[ fence_check    => 2, f => f('k'), f => f('q'), t => $token, '' => 5, t => "x$token", '' => 5 ],
 		[ fence_get      => 1, F => f('m') ],
 		[ fence_get      => 2, F => f('m'), V => v('m', 'x') ],
@@ -180,7 +181,7 @@ subtest 'hostile arguments change nothing' => sub {
 
 subtest 'the same calls with right arguments do change something' => sub {
 	# no snapshot shows what fence_resume changes; library/arming does
-	my %reads = map { $_ => 1 } qw(fence_hello fence_status fence_mark fence_newest fence_pending fence_counts fence_hot fence_check
+	my %reads = map { $_ => 1 } qw(fence_hello fence_status fence_mark fence_newest fence_pending fence_counts fence_hot fence_rights fence_check
 	  fence_get fence_release fence_resume);
 	furnish();
 	foreach my $i (0 .. scalar(() = templates()) - 1)
