@@ -20,6 +20,7 @@
 
 #include "attach/follow.h"
 #include "attach/hooks.h"
+#include "attach/loaders.h"
 #include "base/buckets.h"
 #include "base/metrics.h"
 #include "base/settings.h"
@@ -466,6 +467,7 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only, Proce
 		(stmt->kind == TRANS_STMT_COMMIT_PREPARED || stmt->kind == TRANS_STMT_ROLLBACK_PREPARED);
 	List	   *followed;
 
+	statement = loaders_spare_ours(statement);
 	hooks_check_utility(statement->utilityStmt);
 	followed = follow_begin(statement->utilityStmt);
 	if (previous_utility)

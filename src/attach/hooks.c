@@ -322,7 +322,7 @@ trigger_changed(Oid trigger, bool made)
 	if (fault != NULL)
 		refuse_alter(get_rel_name(form->tgrelid), psprintf("this change of trigger \"%s\"", NameStr(form->tgname)),
 					 psprintf("With it, the trigger %s, and readers could get values that were replaced.", fault),
-					 "Leave the triggers of pgcache_fence as they are, or use fence.detach first. Disable other triggers by their names.");
+					 "Leave the triggers of pgcache_fence as they are, or use fence.detach first.");
 	if (form != NULL && !made && !OidIsValid(form->tgparentid) && shape_is_ours(form))
 		trigger_restored(form->tgrelid);
 	table_close(catalog, AccessShareLock);
