@@ -194,6 +194,8 @@ CREATE FUNCTION fence._domain_restored() RETURNS trigger
 COMMENT ON FUNCTION fence._domain_restored IS 'Trigger of fence.domain: completes attachments that a restore has brought.';
 CREATE TRIGGER restored AFTER INSERT OR UPDATE OR DELETE ON fence.domain
     FOR EACH STATEMENT EXECUTE FUNCTION fence._domain_restored();
+-- also for programs that load data with session_replication_role = replica
+ALTER TABLE fence.domain ENABLE ALWAYS TRIGGER restored;
 
 CREATE FUNCTION fence.attach(
     relation regclass, key name[] DEFAULT NULL, version name DEFAULT 'version', domain text DEFAULT NULL,

@@ -143,8 +143,12 @@ CREATE TEMPORARY TABLE ids AS SELECT name, id FROM fence.domain WHERE relation =
 ALTER TABLE users ALTER COLUMN email TYPE varchar(20);
 SELECT d.name, d.id = i.id AS same FROM fence.domain d JOIN ids i USING (name) ORDER BY 1;
 SELECT domain, key, relation FROM fence.domains WHERE relation = 'users'::regclass ORDER BY 1;
+BEGIN;
 ALTER TABLE users DROP CONSTRAINT users_email_key;
+ROLLBACK;
+BEGIN;
 ALTER TABLE users DROP COLUMN tenant;
+ROLLBACK;
 
 -- detach ends one attachment and leaves the others; then it ends all
 SELECT fence.detach('users');

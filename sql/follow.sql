@@ -1,5 +1,5 @@
 --
--- ALTER TABLE and DROP INDEX that change what an attachment rests on: it follows, or the statement is refused.
+-- Statements that change what an attachment rests on: it follows, or it ends.
 --
 \set schema follow
 \i test/lib/regress.sql
@@ -143,11 +143,21 @@ SELECT type, attachment, tombstones FROM changed ORDER BY n;
 SELECT fence.wait_open('90 s');
 INSERT INTO item VALUES ('a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', 'of a uuid') RETURNING *;
 SELECT * FROM look('follow.item', 'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11');
--- no type for a key, nor for a version
+-- no type for a key, nor for a version: the fencing ends, and the statement succeeds
+SELECT remember();
+BEGIN;
 ALTER TABLE item ALTER id TYPE interval USING '1 day';
+SELECT * FROM compare() WHERE attachment <> 'the same';
+ROLLBACK;
+BEGIN;
 ALTER TABLE item ALTER version TYPE text;
+SELECT * FROM compare() WHERE attachment <> 'the same';
+ROLLBACK;
 CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+BEGIN;
 ALTER TABLE item ALTER id TYPE text COLLATE loose;
+SELECT * FROM compare() WHERE attachment <> 'the same';
+ROLLBACK;
 -- what fits into the column
 UPDATE item SET v = 'small';
 ALTER TABLE item ALTER version TYPE smallint;
@@ -155,8 +165,14 @@ UPDATE item SET v = 'smaller' RETURNING version;
 SELECT * FROM look('follow.item', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11');
 
 -- the constraint, and the index
+BEGIN;
 ALTER TABLE item DROP CONSTRAINT item_pkey;
+SELECT * FROM compare() WHERE attachment <> 'the same';
+ROLLBACK;
+BEGIN;
 ALTER TABLE item DROP CONSTRAINT item_pkey, ADD UNIQUE (id) DEFERRABLE;
+SELECT * FROM compare() WHERE attachment <> 'the same';
+ROLLBACK;
 CREATE UNIQUE INDEX other ON item (id) INCLUDE (v);
 SELECT remember();
 ALTER TABLE item DROP CONSTRAINT item_pkey, ADD PRIMARY KEY USING INDEX other;
@@ -171,7 +187,10 @@ ALTER TABLE item DROP CONSTRAINT other;
 SELECT count(*) FROM rests WHERE relation = 'item'::regclass AND what ~ 'index (one|two)';
 DROP INDEX one;
 SELECT * FROM rests WHERE relation = 'item'::regclass;
+BEGIN;
 DROP INDEX two;
+SELECT * FROM compare() WHERE attachment <> 'the same';
+ROLLBACK;
 DROP INDEX CONCURRENTLY two;
 CREATE INDEX plain ON item (v);
 DROP INDEX plain, nonsense;
@@ -179,8 +198,7 @@ DROP INDEX IF EXISTS plain, nonsense;
 SELECT * FROM compare();
 UPDATE item SET v = 'in the end';
 SELECT * FROM look('follow.item', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11');
--- CASCADE ends it
-SET client_min_messages = warning;
+-- CASCADE: the same
 BEGIN;
 DROP INDEX two CASCADE;
 SELECT * FROM compare();
@@ -190,7 +208,26 @@ ALTER TABLE item ADD PRIMARY KEY USING INDEX two;
 ALTER TABLE item DROP CONSTRAINT two CASCADE;
 SELECT * FROM compare();
 ROLLBACK;
-RESET client_min_messages;
+-- a column of the attachment
+BEGIN;
+ALTER TABLE item DROP version;
+SELECT * FROM compare();
+UPDATE item SET v = 'not fenced';
+ROLLBACK;
+BEGIN;
+ALTER TABLE item DROP COLUMN id CASCADE;
+SELECT * FROM compare();
+ROLLBACK;
+-- dropped by other means: the end is told
+BEGIN;
+CREATE DOMAIN short AS varchar(40);
+ALTER TABLE item ALTER id TYPE short;
+DROP DOMAIN short CASCADE;
+SELECT * FROM compare();
+ROLLBACK;
+BEGIN;
+DROP TABLE item;
+ROLLBACK;
 -- who is not the owner locks nothing and changes nothing
 CREATE ROLE regress_fence_stranger;
 GRANT USAGE ON SCHEMA follow TO regress_fence_stranger;
@@ -251,10 +288,57 @@ SELECT k, fence.read('follow.parted', '2', k), (fence.get('follow.parted', '2', 
 SELECT * FROM compare() WHERE name = 'follow.parted';
 SELECT * FROM rests WHERE relation = 'parted'::regclass;
 ALTER TABLE south ALTER id TYPE int;
+BEGIN;
 ALTER TABLE parted DROP CONSTRAINT parted_pkey;
+SELECT * FROM compare() WHERE attachment <> 'the same';
+ROLLBACK;
 ALTER TABLE parted ALTER id SET NOT NULL, ALTER region SET NOT NULL, DROP CONSTRAINT parted_pkey, ADD UNIQUE (region, id);
 UPDATE parted SET v = 'unique' WHERE id = 2;
 SELECT fence.read('follow.parted', '2', 'south'), (fence.get('follow.parted', '2', 'south')).status;
+
+-- one of two attachments ends; the other goes on with the triggers that it needs
+CREATE TABLE person (id int PRIMARY KEY, email text UNIQUE, name text, version bigint NOT NULL DEFAULT 0);
+SELECT fence.attach('person'), fence.attach('person', key => '{email}', domain => 'follow.by_email', ttl => '1 hour', cache_absent => true);
+INSERT INTO person VALUES (1, 'a@b.c', 'old');
+SELECT * FROM look('follow.person', '1');
+ALTER TABLE person DROP COLUMN email CASCADE;
+SELECT name FROM attachment WHERE name ~ 'person|email';
+SELECT * FROM rests WHERE relation = 'person'::regclass;
+UPDATE person SET name = 'new';
+SELECT * FROM look('follow.person', '1');
+-- a child: what was cached is served neither now nor when the table is fenced again
+CREATE TABLE pupil () INHERITS (person);
+SELECT fence.read('follow.person', '1');
+SELECT count(*) FROM pg_trigger WHERE tgrelid = 'person'::regclass AND tgname ~ 'pgcache_fence';
+UPDATE person SET name = 'newer';
+DROP TABLE pupil;
+SELECT fence.attach('follow.person', key => ARRAY['id']);
+SELECT * FROM look('follow.person', '1');
+CREATE TABLE pupil (LIKE person);
+CREATE TABLE IF NOT EXISTS pupil () INHERITS (person);
+SELECT count(*) FROM fence.domains WHERE domain = 'follow.person';
+ALTER TABLE pupil INHERIT person;
+ALTER TABLE pupil NO INHERIT person;
+SELECT fence.attach('person');
+-- storage; a role that may alter a partition only; two-phase commit
+BEGIN;
+ALTER TABLE person SET UNLOGGED;
+PREPARE TRANSACTION 'follow';
+SELECT count(*) FROM fence.domains WHERE domain = 'follow.person';
+BEGIN;
+CREATE ACCESS METHOD other TYPE TABLE HANDLER heap_tableam_handler;
+ALTER TABLE person SET ACCESS METHOD other;
+ROLLBACK;
+CREATE ROLE regress_fence_stranger;
+GRANT USAGE ON SCHEMA follow TO regress_fence_stranger;
+ALTER TABLE south OWNER TO regress_fence_stranger;
+SET ROLE regress_fence_stranger;
+ALTER TABLE follow.south SET UNLOGGED;
+RESET ROLE;
+ALTER TABLE south OWNER TO CURRENT_USER;
+DROP OWNED BY regress_fence_stranger;
+DROP ROLE regress_fence_stranger;
+DROP TABLE person CASCADE;
 
 -- children, each fenced by itself; a group; a domain by hand
 CREATE TABLE ancestor (id int, room int, version int NOT NULL DEFAULT 0);

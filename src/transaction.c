@@ -20,6 +20,7 @@
 
 #include "attach/follow.h"
 #include "attach/hooks.h"
+#include "attach/loaders.h"
 #include "base/buckets.h"
 #include "base/metrics.h"
 #include "base/settings.h"
@@ -464,15 +465,20 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only, Proce
 	TransactionStmt *stmt = (TransactionStmt *) statement->utilityStmt;
 	bool		ends_prepared = IsA(stmt, TransactionStmt) &&
 		(stmt->kind == TRANS_STMT_COMMIT_PREPARED || stmt->kind == TRANS_STMT_ROLLBACK_PREPARED);
-	List	   *followed;
+	List	   *followed = NIL;
+	bool		follows;
 
+	statement = loaders_spare_ours(statement);
 	hooks_check_utility(statement->utilityStmt);
-	followed = follow_begin(statement->utilityStmt);
+	follows = follow_concerns(statement->utilityStmt);
+	if (follows)
+		followed = follow_begin(statement->utilityStmt);
 	if (previous_utility)
 		previous_utility(statement, query, read_only, context, params, environment, dest, completion);
 	else
 		standard_ProcessUtility(statement, query, read_only, context, params, environment, dest, completion);
-	follow_end(followed);
+	if (follows)
+		follow_end(statement->utilityStmt, followed);
 	if (ends_prepared)
 		fence_wake_patrol();
 }

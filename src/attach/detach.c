@@ -2,11 +2,12 @@
  * attach/detach.c
  *	  The SQL functions fence.detach and fence.detach_domain, and whatever else ends an attachment; see detach.h.
  *
- * Owns: when rows of fence.domain vanish. An attachment ends when one of its table's triggers is dropped. fence.detach
- * drops them; so do DROP TABLE, DROP SCHEMA, DROP OWNED, DROP EXTENSION ... CASCADE, and DROP COLUMN ... CASCADE of a
- * key column. The object access hook (hooks.c) sees each of these and calls detach_end. Two cases differ. detach_renew
- * keeps the triggers and begins the next attachment at once. fence.detach of one of several attachments drops only the
- * triggers that the others do not need.
+ * Owns: when rows of fence.domain vanish. An attachment ends when one of its table's triggers is dropped: by DROP TABLE,
+ * DROP SCHEMA, DROP OWNED, DROP EXTENSION ... CASCADE, or DROP TYPE ... CASCADE of a key column's type. The object access
+ * hook (hooks.c) sees each of these, tells the caller, and calls detach_end. fence.detach ends the attachments first and
+ * then drops the triggers, of which one of several attachments leaves those that the others need. follow.c does the same
+ * if a statement has made a table unfit for an attachment. detach_renew keeps the triggers and begins the next attachment
+ * at once.
  *
  * DROP EXTENSION may drop fence.domain before the triggers. The hook sees the drop of that table.
  *
@@ -25,6 +26,7 @@
 #include "attach/attach_check.h"
 #include "attach/attach_triggers.h"
 #include "attach/detach.h"
+#include "attach/ended.h"
 #include "base/shared.h"
 #include "domain/catalog.h"
 #include "domain/domain.h"
@@ -132,14 +134,14 @@ detach_one(const DomainRow *row, List *others)
 static void
 detach_all(Oid relid)
 {
-	bool		any = attach_drop_triggers(relid);
 	List	   *rows = domain_rows_by_relation(relid);
 	ListCell   *lc;
 
-	if (rows == NIL && !any)
-		raise_not_attached(relid);
+	/* the rows go first: the object access hook then finds no attachment that would end unnoticed */
 	foreach(lc, rows)
 		(void) end_now(lfirst(lc));
+	if (!attach_drop_triggers(relid) && rows == NIL)
+		raise_not_attached(relid);
 }
 
 static char *
@@ -194,6 +196,24 @@ lock_for_detach(Oid relid)
 	attach_check_owner(relid);
 	CheckTableNotInUse(rel, "fence.detach");
 	relation_close(rel, NoLock);
+}
+
+void
+detach_unfit(const DomainRow *row, const char *reason)
+{
+	List	   *rows;
+	DomainRow  *present;
+
+	lock_for_detach(row->relid);
+	rows = domain_rows_by_relation(row->relid);
+	present = domain_row_of(rows, row->id);
+	if (present == NULL)
+		return;
+	ended_unfit(present, reason);
+	if (list_length(rows) > 1)
+		detach_one(present, list_delete_ptr(rows, present));
+	else
+		detach_all(row->relid);
 }
 
 static void

@@ -21,6 +21,13 @@ extern void detach_announce(const DomainRow *row);
 extern bool detach_end(const DomainRow *row);
 
 /*
+ * Ends the attachment, with the triggers that only it needs, as fence.detach does, because the table cannot be fenced
+ * that way any more. Warns; the reason is a sentence. Takes AccessExclusiveLock on the table. Raises 42501 if the caller
+ * is not its owner, 55006 if a statement of this session uses it.
+ */
+extern void detach_unfit(const DomainRow *row, const char *reason);
+
+/*
  * Ends the attachment and begins it anew, with the same options and triggers and a new id, which is stored in *row.
  * Raises 0A000 if the domain has other tables, whose keys would keep their text.
  */

@@ -1,16 +1,18 @@
 /*
  * attach/follow.c
- *	  ALTER TABLE and DROP INDEX that change what an attachment rests on: the attachment follows; see follow.h.
+ *	  Statements that change what an attachment rests on: the attachment follows, or it ends; see follow.h.
  *
  * PostgreSQL refuses to change the type of a column, or to drop a constraint or index, on which a trigger depends. So
  * we remove these dependencies before the statement. After it we record them again, if the table can still be fenced.
  * The triggers stay, and so does the row of fence.domain. The object access hook (hooks.c) reserves the whole domain,
- * as for each ALTER TABLE.
+ * as for each ALTER TABLE. If the table can no longer be fenced that way, the statement succeeds all the same: the
+ * attachment ends with it, as fence.detach would end it, and a WARNING tells so. So it does if the table gets a child or
+ * a partition that cannot be fenced, or storage that cannot.
  *
  * Versions outside of rows (fence.tombstone) belong to texts of keys. If the text of a key may have changed, the
  * attachment gets a new id, as if the table were detached and attached again.
  *
- * Owns: which statements an attachment follows, and which changes of a type keep the texts of keys.
+ * Owns: which statements an attachment follows, which end it, and which changes of a type keep the texts of keys.
  *
  * Locks: AccessExclusiveLock on each fenced table concerned, which the statement takes too.
  */
@@ -29,6 +31,7 @@
 #include "utils/acl.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
+#include "utils/resowner.h"
 #include "utils/syscache.h"
 
 #include "attach/attach_triggers.h"
@@ -67,7 +70,7 @@ describe_key(const DomainRow *row, Oid **types, int32 **typmods)
 		Oid			collation;
 
 		if (attnum == InvalidAttrNumber)
-			continue;			/* attach_fasten raises the error */
+			continue;			/* attach_fasten tells it */
 		get_atttypetypmodcoll(row->relid, attnum, &(*types)[i], &(*typmods)[i], &collation);
 		(*types)[i] = getBaseTypeAndTypmod((*types)[i], &(*typmods)[i]);
 	}
@@ -164,10 +167,7 @@ key_texts_stay(const Followed *followed, const DomainRow *row)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-/*
- * Returns whether the attachment follows a command of this ALTER TABLE. With CASCADE it does not: PostgreSQL drops the
- * triggers, and that ends the attachment.
- */
+/* Returns whether a command of this ALTER TABLE may change or drop what an attachment rests on. */
 static bool
 is_followed(const AlterTableStmt *stmt)
 {
@@ -179,7 +179,7 @@ is_followed(const AlterTableStmt *stmt)
 	{
 		AlterTableCmd *cmd = lfirst(lc);
 
-		if (cmd->subtype == AT_AlterColumnType || fence_sets_expression(cmd) || (cmd->subtype == AT_DropConstraint && cmd->behavior == DROP_RESTRICT))
+		if (cmd->subtype == AT_AlterColumnType || fence_sets_expression(cmd) || cmd->subtype == AT_DropConstraint || cmd->subtype == AT_DropColumn)
 			return true;
 	}
 	return false;
@@ -227,7 +227,7 @@ tables_of(Node *stmt)
 		return altered_tables((AlterTableStmt *) stmt);
 	/* DROP INDEX CONCURRENTLY must be the first action of its transaction, so we cannot write anything before it */
 	if (IsA(stmt, DropStmt) && ((DropStmt *) stmt)->removeType == OBJECT_INDEX &&
-		((DropStmt *) stmt)->behavior == DROP_RESTRICT && !((DropStmt *) stmt)->concurrent)
+		!((DropStmt *) stmt)->concurrent)
 		return tables_of_dropped_indexes((DropStmt *) stmt);
 	return NIL;
 }
@@ -255,14 +255,21 @@ describe(const DomainRow *row, Node *stmt)
 	return one;
 }
 
+bool
+follow_concerns(Node *stmt)
+{
+	bool		concerns = IsA(stmt, AlterTableStmt) || IsA(stmt, DropStmt) || IsA(stmt, CreateForeignTableStmt) ||
+		(IsA(stmt, CreateStmt) && ((CreateStmt *) stmt)->inhRelations != NIL);
+
+	return concerns && !XactReadOnly && OidIsValid(fence_table_oid("domain"));
+}
+
 List *
 follow_begin(Node *stmt)
 {
 	List	   *followed = NIL;
 	ListCell   *lc;
 
-	if ((!IsA(stmt, AlterTableStmt) && !IsA(stmt, DropStmt)) || XactReadOnly || !OidIsValid(fence_table_oid("domain")))
-		return NIL;
 	foreach(lc, tables_of(stmt))
 	{
 		List	   *rows = lock_domain_rows(lfirst_oid(lc));
@@ -281,36 +288,115 @@ follow_begin(Node *stmt)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-static void
-tell_why(void *relid)
+/* Returns whether fence.attach raises such errors if it does not accept a table. */
+static bool
+is_refusal(const ErrorData *error)
 {
-	errcontext("table \"%s\" is fenced, and fence.attach must still accept it after this statement; fence.detach ends the fencing",
-			   get_rel_name(*(Oid *) relid));
+	int			category = ERRCODE_TO_CATEGORY(error->sqlerrcode);
+
+	return category == ERRCODE_SYNTAX_ERROR_OR_ACCESS_RULE_VIOLATION || category == ERRCODE_FEATURE_NOT_SUPPORTED ||
+		category == ERRCODE_DATA_EXCEPTION;
+}
+
+/*
+ * Records the dependencies of the attachment again, and begins it anew if its keys may have other texts. Returns NULL,
+ * or the error with which fence.attach would refuse the table as it is now; then nothing is changed.
+ */
+static ErrorData *
+fasten(Followed *followed, DomainRow *row)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	ErrorData  *volatile error = NULL;
+
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	PG_TRY();
+	{
+		attach_fasten(row);
+		if (!key_texts_stay(followed, row))
+			detach_renew(row);
+		ReleaseCurrentSubTransaction();
+	}
+	PG_CATCH();
+	{
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+	if (error != NULL && !is_refusal(error))
+		ReThrowError(error);
+	return error;
 }
 
 static void
 follow(Followed *followed)
 {
 	DomainRow  *row = domain_row_of(domain_rows_by_relation(followed->relid), followed->id);
-	ErrorContextCallback context = {error_context_stack, tell_why, &followed->relid};
+	ErrorData  *error;
 
 	if (row == NULL)
 		return;					/* the statement or an event trigger has ended the attachment */
-	error_context_stack = &context;
-	attach_fasten(row);
-	error_context_stack = context.previous;
-	if (!key_texts_stay(followed, row))
-		detach_renew(row);
+	error = fasten(followed, row);
+	if (error != NULL)
+		detach_unfit(row, psprintf("fence.attach does not accept the table as it is now: %s.%s%s", error->message,
+									   error->detail ? " " : "", error->detail ? error->detail : ""));
 }
 
-void
-follow_end(List *followed)
+/* -----------------------------------------------------------------------------------------------------------------
+ * Children, partitions and storage
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Ends all attachments of a table, or of the table above a partition, if it cannot be fenced with its present children. */
+static void
+check_family(RangeVar *name)
+{
+	Oid			relid = RangeVarGetRelid(name, NoLock, true);
+	List	   *rows = OidIsValid(relid) ? domain_rows_covering(relid) : NIL;
+	char	   *unfit = rows ? shape_unfit_family(((DomainRow *) linitial(rows))->relid) : NULL;
+	ListCell   *lc;
+
+	foreach(lc, unfit ? rows : NIL)
+		detach_unfit(lfirst(lc), unfit);
+}
+
+/*
+ * Looks at the tables to which the statement may have given a child or a partition, or another storage. It still has
+ * its locks on them, which keep others from attaching these tables meanwhile.
+ */
+static void
+check_families(Node *stmt)
 {
 	ListCell   *lc;
 
-	if (followed == NIL)
+	if (IsA(stmt, CreateStmt) || IsA(stmt, CreateForeignTableStmt))
+		foreach(lc, ((CreateStmt *) stmt)->inhRelations)
+			check_family(lfirst(lc));
+	if (!IsA(stmt, AlterTableStmt) || ((AlterTableStmt *) stmt)->objtype == OBJECT_TYPE)
 		return;
+	foreach(lc, ((AlterTableStmt *) stmt)->cmds)
+	{
+		AlterTableCmd *cmd = lfirst(lc);
+
+		if (cmd->subtype == AT_AddInherit)
+			check_family((RangeVar *) cmd->def);
+		else if (cmd->subtype == AT_AttachPartition || cmd->subtype == AT_SetUnLogged || cmd->subtype == AT_SetAccessMethod)
+			check_family(((AlterTableStmt *) stmt)->relation);
+	}
+}
+
+void
+follow_end(Node *stmt, List *followed)
+{
+	ListCell   *lc;
+
 	CommandCounterIncrement();
 	foreach(lc, followed)
 		follow(lfirst(lc));
+	check_families(stmt);
 }

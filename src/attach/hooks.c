@@ -45,6 +45,7 @@
 
 #include "attach/attach_triggers.h"
 #include "attach/detach.h"
+#include "attach/ended.h"
 #include "attach/hooks.h"
 #include "base/compat.h"
 #include "base/shared.h"
@@ -82,7 +83,10 @@ trigger_dropped(Oid trigger)
 			partition_changed(form->tgparentid);
 		else
 			foreach(lc, domain_rows_by_relation(form->tgrelid))
+			{
+				ended_dropped(lfirst(lc));
 				(void) detach_end(lfirst(lc));
+			}
 	}
 	table_close(catalog, AccessShareLock);
 }
@@ -322,7 +326,7 @@ trigger_changed(Oid trigger, bool made)
 	if (fault != NULL)
 		refuse_alter(get_rel_name(form->tgrelid), psprintf("this change of trigger \"%s\"", NameStr(form->tgname)),
 					 psprintf("With it, the trigger %s, and readers could get values that were replaced.", fault),
-					 "Leave the triggers of pgcache_fence as they are, or use fence.detach first. Disable other triggers by their names.");
+					 "Leave the triggers of pgcache_fence as they are, or use fence.detach first.");
 	if (form != NULL && !made && !OidIsValid(form->tgparentid) && shape_is_ours(form))
 		trigger_restored(form->tgrelid);
 	table_close(catalog, AccessShareLock);
@@ -336,85 +340,19 @@ is_covered(RangeVar *name)
 	return OidIsValid(relid) && domain_rows_covering(relid) != NIL;
 }
 
-/*
- * Raises 0A000, because another table's rows would be read and changed through the fenced one. The fenced table itself
- * may have parents.
- */
-static void
-refuse_inheritance(const char *table)
-{
-	refuse_alter(table, "an inheritance child", "No index would keep the key unique over the table and its child.",
-				 "Use a partitioned table, or fence.detach first.");
-}
-
-/*
- * Makes the same demands on a new partition as fence.attach makes on existing ones. `unfit` says why it does not meet
- * them, as a predicate; NULL: it does.
- */
-static void
-check_partition(const char *table, const char *partition, const char *unfit)
-{
-	if (unfit != NULL)
-		refuse_alter(table, "this partition", psprintf("Table \"%s\" %s: its rows would change or vanish unfenced.", partition, unfit),
-					 "Use a permanent table as partition.");
-}
-
-/* Checks a table that is to become a partition, and all partitions below it. */
-static void
-check_attached(const char *table, const RangeVar *partition)
-{
-	Oid			relid = RangeVarGetRelid(partition, NoLock, true);
-	ListCell   *lc;
-
-	if (!OidIsValid(relid))
-		return;
-	foreach(lc, shape_members(relid))
-		check_partition(table, get_rel_name(lfirst_oid(lc)), shape_unfit_partition(lfirst_oid(lc)));
-}
-
-/* Checks CREATE [FOREIGN] TABLE ... INHERITS or PARTITION OF. */
-static void
-check_create_table(CreateStmt *stmt)
-{
-	bool		foreign = IsA(stmt, CreateForeignTableStmt);
-	ListCell   *lc;
-
-	foreach(lc, stmt->inhRelations)
-	{
-		RangeVar   *parent = lfirst(lc);
-
-		if (!is_covered(parent))
-			continue;
-		if (stmt->partbound == NULL)
-			refuse_inheritance(parent->relname);
-		check_partition(parent->relname, stmt->relation->relname, foreign ? "is a foreign table" :
-						stmt->relation->relpersistence == RELPERSISTENCE_UNLOGGED ? "is unlogged" : NULL);
-	}
-}
-
 static void
 check_alter_table(AlterTableStmt *stmt)
 {
-	const char *table = stmt->relation->relname;
 	ListCell   *lc;
 
 	foreach(lc, stmt->cmds)
 	{
 		AlterTableCmd *cmd = lfirst(lc);
 
-		if (cmd->subtype == AT_SetUnLogged && is_covered(stmt->relation))
-			refuse_alter(table, "SET UNLOGGED",
-						 "Its rows would vanish in a crash, while their versions live on in Redis and in tombstones.",
-						 "Use fence.detach first.");
-		else if (cmd->subtype == AT_DetachPartition && ((PartitionCmd *) cmd->def)->concurrent &&
-				 is_covered(stmt->relation))
-			refuse_alter(table, "DETACH PARTITION CONCURRENTLY",
+		if (cmd->subtype == AT_DetachPartition && ((PartitionCmd *) cmd->def)->concurrent && is_covered(stmt->relation))
+			refuse_alter(stmt->relation->relname, "DETACH PARTITION CONCURRENTLY",
 						 "Its rows are gone in the first of two transactions, its triggers in the second.",
 						 "Use DETACH PARTITION without CONCURRENTLY.");
-		else if (cmd->subtype == AT_AttachPartition && is_covered(stmt->relation))
-			check_attached(table, ((PartitionCmd *) cmd->def)->name);
-		else if (cmd->subtype == AT_AddInherit && is_covered((RangeVar *) cmd->def))
-			refuse_inheritance(((RangeVar *) cmd->def)->relname);
 	}
 }
 
@@ -438,8 +376,6 @@ hooks_check_utility(Node *stmt)
 		check_alter_table((AlterTableStmt *) stmt);
 	else if (IsA(stmt, AlterEnumStmt) && ((AlterEnumStmt *) stmt)->oldVal != NULL)
 		all_domains_changed();
-	else if (IsA(stmt, CreateStmt) || IsA(stmt, CreateForeignTableStmt))
-		check_create_table((CreateStmt *) stmt);
 }
 
 /* -----------------------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@
 extern void hooks_install(void);
 
 /*
- * Called before a utility statement is executed, for what the object access hook does not see. Raises 0A000 if a fenced
- * table cannot survive the statement; reserves all domains if it renames a label of an enum.
+ * Called before a utility statement is executed, for what the object access hook does not see. Raises 0A000 if it
+ * detaches a partition concurrently; reserves all domains if it renames a label of an enum.
  */
 extern void hooks_check_utility(Node *stmt);
 

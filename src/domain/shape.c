@@ -13,6 +13,7 @@
 #include "access/skey.h"
 #include "access/table.h"
 #include "catalog/partition.h"
+#include "catalog/pg_am.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_inherits.h"
 #include "catalog/pg_language.h"
@@ -233,8 +234,9 @@ shape_fault_of_table(List *rows, Oid relid)
 	return fault;
 }
 
-const char *
-shape_unfit_partition(Oid relid)
+/* Returns why this table, or partition, cannot have fenced rows, as a predicate ("is unlogged"); NULL if it can. */
+static const char *
+unfit_member(Oid relid)
 {
 	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
 	const char *unfit = NULL;
@@ -247,6 +249,8 @@ shape_unfit_partition(Oid relid)
 		unfit = "is a foreign table";
 	else if (form->relpersistence != RELPERSISTENCE_PERMANENT)
 		unfit = form->relpersistence == RELPERSISTENCE_TEMP ? "is temporary" : "is unlogged";
+	else if (form->relkind == RELKIND_RELATION && form->relam != HEAP_TABLE_AM_OID)
+		unfit = "is not stored as a heap";
 	ReleaseSysCache(tuple);
 	return unfit;
 }
@@ -280,20 +284,35 @@ shape_members(Oid relid)
 }
 
 char *
-shape_fault_of_family(List *rows)
+shape_unfit_family(Oid relid)
 {
-	char	   *fault = NULL;
+	List	   *members = shape_members(relid);
 	ListCell   *lc;
 
-	foreach(lc, shape_members(((DomainRow *) linitial(rows))->relid))
+	if (get_rel_relkind(relid) == RELKIND_RELATION && list_length(members) > 1)
+		return psprintf("Table \"%s\" has inheritance children.", get_rel_name(relid));
+	foreach(lc, members)
 	{
-		Oid			relid = lfirst_oid(lc);
-		const char *unfit = shape_unfit_partition(relid);
+		const char *unfit = unfit_member(lfirst_oid(lc));
 
-		if (get_rel_relkind(relid) == '\0')
+		if (unfit != NULL)
+			return psprintf("Table \"%s\" %s.", get_rel_name(lfirst_oid(lc)), unfit);
+	}
+	return NULL;
+}
+
+char *
+shape_fault_of_family(List *rows)
+{
+	Oid			table = ((DomainRow *) linitial(rows))->relid;
+	char	   *fault = shape_unfit_family(table);
+	ListCell   *lc;
+
+	foreach(lc, fault == NULL ? shape_members(table) : NIL)
+	{
+		if (get_rel_relkind(lfirst_oid(lc)) == '\0')
 			continue;			/* the table was dropped */
-		fault = unfit ? psprintf("Table \"%s\" %s.", get_rel_name(relid), unfit) :
-			shape_fault_of_table(rows, relid);
+		fault = shape_fault_of_table(rows, lfirst_oid(lc));
 		if (fault != NULL)
 			break;
 	}

@@ -90,7 +90,10 @@ extern char *shape_fault_of_domain(const DomainRow *row);
  */
 extern List *shape_members(Oid relid);
 
-/* Returns why this relation cannot be a partition of a fenced table, as a predicate ("is unlogged"); NULL if it can. */
-extern const char *shape_unfit_partition(Oid relid);
+/*
+ * Returns why this table and its partitions cannot be fenced, whatever triggers they have, as a palloc'd sentence; NULL
+ * if they can. They must be permanent heap tables, and only partitions may be below the table. Locks none of them.
+ */
+extern char *shape_unfit_family(Oid relid);
 
 #endif

@@ -734,7 +734,7 @@ recompute(Derivation *d, bool fill)
 		(void) many_get(d->nsources, d->sources, false);
 		many_open_buckets(d->nsources, d->sources);
 	}
-	snapshot = many_snapshot(&may_put);
+	snapshot = many_snapshot(d->nsources, d->sources, &may_put);
 	fill = fill && may_put;
 	if (fill)
 		many_read_rows(d->nsources, d->sources, snapshot);

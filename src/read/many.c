@@ -22,6 +22,7 @@
 #include "common/pg_prng.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/snapmgr.h"
@@ -571,9 +572,30 @@ many_accept(ManyItem *item)
 	return false;
 }
 
-Snapshot
-many_snapshot(bool *may_put)
+/*
+ * Locks the tables of the item's domain, as SELECT does, until the end of the transaction. If a statement such as ALTER
+ * TABLE has changed the domain meanwhile, takes the domain as it is now. The permit is older than that: nothing is put.
+ */
+static void
+lock_tables(ManyItem *item)
 {
+	ListCell   *lc;
+
+	foreach(lc, item->domain->tables ? item->domain->tables : list_make1_oid(item->domain->relid))
+		if (OidIsValid(lfirst_oid(lc)))
+			LockRelationOid(lfirst_oid(lc), AccessShareLock);
+	if (domain_is_current(item->domain))
+		return;
+	item->domain = domain_by_name(item->domain->name, false);
+	item->answer.permit = NULL;
+}
+
+Snapshot
+many_snapshot(int n, ManyItem *items, bool *may_put)
+{
+	/* a snapshot from before the wait would see no rows of a table that was rewritten meanwhile */
+	for (int i = 0; i < n; i++)
+		lock_tables(&items[i]);
 	*may_put = !IsolationUsesXactSnapshot();
 	return RegisterSnapshot(*may_put ? GetLatestSnapshot() : GetTransactionSnapshot());
 }
@@ -697,7 +719,7 @@ many_read_database(int n, ManyItem *items, bool fill)
 
 	if (fill)
 		many_open_buckets(n, items);
-	snapshot = many_snapshot(&may_put);
+	snapshot = many_snapshot(n, items, &may_put);
 	many_read_rows(n, items, snapshot);
 	UnregisterSnapshot(snapshot);
 	if (fill && may_put)

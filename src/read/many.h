@@ -69,10 +69,12 @@ extern bool many_accept(ManyItem *item);
 extern void many_open_buckets(int n, ManyItem *items);
 
 /*
- * Takes a snapshot in which to read PostgreSQL after many_get, and registers it; the caller unregisters it. *may_put:
- * the snapshot is newer than the permits, so rows that are read in it may be put.
+ * Locks the tables of these items (AccessShareLock, until the end of the transaction), and then takes a snapshot in which
+ * to read PostgreSQL after many_get, and registers it; the caller unregisters it. Looks up domains again that have changed
+ * while this waited for a lock. *may_put: the snapshot is newer than the permits, so rows that are read in it may be put.
+ * Raises 42704 if a domain has ended meanwhile.
  */
-extern Snapshot many_snapshot(bool *may_put);
+extern Snapshot many_snapshot(int n, ManyItem *items, bool *may_put);
 
 /* Reads the rows of all items in that snapshot. */
 extern void many_read_rows(int n, ManyItem *items, Snapshot snapshot);

@@ -100,7 +100,7 @@ far_enough(int n, ManyItem *items, bool *is_new)
 {
 	TimeLineID	timeline;
 	XLogRecPtr	replayed = GetXLogReplayRecPtr(&timeline);
-	Snapshot	snapshot = many_snapshot(is_new);
+	Snapshot	snapshot = many_snapshot(n, items, is_new);
 
 	for (int i = 0; i < n; i++)
 		if (!is_far_enough(&items[i], *is_new ? replayed : 0, timeline, snapshot))

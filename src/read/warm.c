@@ -117,7 +117,7 @@ static bool
 read_and_put(int *n, ManyItem *items)
 {
 	bool		may_put;
-	Snapshot	snapshot = many_snapshot(&may_put);
+	Snapshot	snapshot = many_snapshot(*n, items, &may_put);
 	int			left = 0;
 
 	many_read_rows(*n, items, snapshot);

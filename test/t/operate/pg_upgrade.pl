@@ -152,8 +152,12 @@ is(join(',', sort keys %{ $compare->changed }), 'Größe {x},members,parts,plain
 is($new->safe_psql('postgres', "INSERT INTO plain (id) VALUES (1) RETURNING version"), '7', 'a deleted key goes on above its tombstone,');
 is($new->safe_psql('postgres', "INSERT INTO parts (id) VALUES (12) RETURNING version"), '21', 'and above the floor');
 $compare->holds('afterwards', 'TRUNCATE parts; ALTER TABLE plain ADD more int DEFAULT 5');
-foreach my $statement ('ALTER TABLE plain DROP version', 'ALTER TABLE plain DROP id', 'ALTER TABLE plain DROP CONSTRAINT plain_pkey',
-	'DROP TRIGGER zzz_pgcache_fence_before ON plain', 'ALTER TABLE plain DISABLE TRIGGER ALL')
+foreach my $statement ('ALTER TABLE plain DROP version', 'ALTER TABLE plain DROP id', 'ALTER TABLE plain DROP CONSTRAINT plain_pkey')
+{
+	$new->psql('postgres', "BEGIN; $statement; ROLLBACK", stderr => \my $warning);
+	like($warning, qr/the fencing of table "plain" as domain "plain" ends/, "$statement: ends the fencing");
+}
+foreach my $statement ('DROP TRIGGER zzz_pgcache_fence_before ON plain', 'ALTER TABLE plain DISABLE TRIGGER zzz_pgcache_fence_after')
 {
 	isnt($new->psql('postgres', $statement, stderr => \my $error), 0, "$statement: refused");
 	note $error;

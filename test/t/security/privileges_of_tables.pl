@@ -79,8 +79,9 @@ ddl('CREATE TRIGGER t%k BEFORE TRUNCATE ON app.item EXECUTE FUNCTION fence.befor
 ddl('CREATE TRIGGER t%k AFTER INSERT ON app.item EXECUTE FUNCTION fence._domain_restored()');
 ddl("CREATE TRIGGER t%k $on_item EXECUTE FUNCTION app.noop()", all($ALLOWED, @MAKERS), undo => 1);
 ddl("ALTER TABLE app.item $_", all('0A000', @OWNERS))
-  foreach "DISABLE TRIGGER $trigger", 'DISABLE TRIGGER USER', "ENABLE REPLICA TRIGGER $trigger", "ENABLE TRIGGER $trigger";
-ddl('ALTER TABLE app.item SET UNLOGGED', all('0A000', @OTHERS));
+  foreach "DISABLE TRIGGER $trigger", "ENABLE REPLICA TRIGGER $trigger", "ENABLE TRIGGER $trigger";
+ddl("ALTER TABLE app.item $_ TRIGGER USER", all($ALLOWED, @OWNERS)) foreach 'DISABLE', 'ENABLE';
+ddl('ALTER TABLE app.item SET UNLOGGED', all($ALLOWED, @OWNERS), undo => 1);
 ddl("ALTER TRIGGER $trigger ON app.item RENAME TO t%k", all('0A000', @OWNERS));
 ddl("DROP TRIGGER $trigger ON app.item", all($ALLOWED, @OWNERS), undo => 1);
 ddl('DROP TABLE app.item', all($ALLOWED, @OWNERS, 'schema_owner'), undo => 1);

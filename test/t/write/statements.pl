@@ -372,11 +372,9 @@ SQL
 		$tables->holds("an UPDATE after it", $in->("UPDATE :t SET v = 'later'", $now));
 		$tables->holds($undo, $in->($undo));
 	}
-	foreach my $refused ('ALTER TABLE :t DROP id', 'ALTER TABLE :t DROP version', 'ALTER TABLE :t DROP CONSTRAINT thing_pkey')
+	foreach my $ends ('ALTER TABLE :t DROP id', 'ALTER TABLE :t DROP version', 'ALTER TABLE :t DROP CONSTRAINT thing_pkey')
 	{
-		my $error;
-		$tables->holds("$refused: refused", sub { $error = $writer->error_of("BEGIN; UPDATE one.thing SET v = 'x'; " . $refused =~ s/:t/one.thing/r); $writer->run('ROLLBACK'); });
-		like($error, qr/^(?:0A000|2BP01|42P16): /, 'with an error') or diag($error);
+		$tables->holds("$ends: rolled back", sub { $writer->run("BEGIN; UPDATE one.thing SET v = 'x'; " . $ends =~ s/:t/one.thing/r); $writer->run('ROLLBACK'); });
 	}
 	foreach my $rewrite ('VACUUM FULL one.thing', 'CLUSTER one.thing USING thing_pkey', 'REINDEX TABLE one.split', 'REINDEX TABLE CONCURRENTLY one.thing',
 		'ALTER SCHEMA one RENAME TO two; UPDATE two.thing SET v = 2; ALTER SCHEMA two RENAME TO one',
