@@ -75,7 +75,8 @@ sub run_python
 # Packages by the names that this system has for this PostgreSQL; asked for only where there are lists of packages.
 sub ask_for_packages
 {
-	my @names = map { s/-\d+$/-$major/r } @_;
+	# Node.js may be here from elsewhere, and then its package cannot be had
+	my @names = map { s/-\d+$/-$major/r } grep { !/^(nodejs|npm)$/ } @_ or return;
 	my ($out, $status) = output_of('', 'apt-get', '-s', '--no-install-recommends', 'install', @names);
 
 	SKIP:
