@@ -1,7 +1,9 @@
 # pgcache_fence: built with PGXS. "make help" lists the targets.
 
 EXTENSION = pgcache_fence
-MODULE_big = pgcache_fence
+# Not in the project's folder: there Python would take it for the package pgcache_fence of clients/python.
+MODULE_big = build/pgcache_fence
+SHLIB_PREREQS = build
 DATA = pgcache_fence--1.0.sql
 
 PG_CONFIG ?= pg_config
@@ -11,10 +13,9 @@ LIBRARY = $(patsubst %,src/redis/%.lua,fence arming rights buckets marks fills l
 LIBRARY_HEADER = src/redis/fence_lua.h
 ALL_HEADERS = $(filter-out $(LIBRARY_HEADER),$(wildcard src/*.h src/*/*.h))
 
-# Warnings are errors; "make WERROR=" for a compiler that warns of more than ours.
+# The tests build with WERROR=-Werror. Who only installs may have a compiler that warns of more than ours.
 # The server's headers come as system headers, so that -Wextra speaks of our code only: PostgreSQL itself is built
 # without it, and its inline functions have unused parameters.
-WERROR ?= -Werror
 PG_CFLAGS = -Wall -Wextra $(WERROR)
 PG_CPPFLAGS = -Isrc -isystem $(shell $(PG_CONFIG) --includedir-server) \
 	$(shell pkg-config --cflags-only-I hiredis 2>/dev/null)
@@ -46,7 +47,7 @@ SHLIB_LINK += -Wl,--version-script=$(EXPORTS)
 # Bitcode lets the JIT inline functions into expressions. Triggers are never inlined, so building needs no clang.
 override with_llvm = no
 
-EXTRA_CLEAN = $(LIBRARY_HEADER) $(EXPORTS) build-deb results output_iso tmp_check tmp_check_iso regression.diffs regression.out
+EXTRA_CLEAN = $(LIBRARY_HEADER) $(EXPORTS) build build-deb results output_iso tmp_check tmp_check_iso regression.diffs regression.out
 
 # The tests need a server with the settings of test/regress.conf and a Redis: test/run.sh sets both up.
 REGRESS := $(patsubst sql/%.sql,%,$(sort $(wildcard sql/*.sql)))
@@ -68,6 +69,12 @@ $(OBJS): $(ALL_HEADERS) Makefile
 src/redis/library.o: $(LIBRARY_HEADER)
 
 $(shlib): $(EXPORTS)
+
+build:
+	mkdir -p $@
+
+# PGXS would keep the folder in the name of what it installs.
+install-lib-shared uninstall-lib: private shlib = $(EXTENSION)$(DLSUFFIX)
 
 $(EXPORTS): $(OBJS:.o=.c) Makefile
 	{ echo '{ global: Pg_magic_func; _PG_init; pg_finfo_*;'; \
@@ -115,7 +122,7 @@ lint:
 analyze: $(LIBRARY_HEADER)
 	@for file in $(OBJS:.o=.c); do \
 	     echo "analyze $$file"; \
-	     gcc -O1 -fanalyzer $(WERROR) $(PG_CPPFLAGS) -I$$($(PG_CONFIG) --includedir) -D_GNU_SOURCE -c -o /dev/null $$file \
+	     gcc -O1 -fanalyzer -Werror $(PG_CPPFLAGS) -I$$($(PG_CONFIG) --includedir) -D_GNU_SOURCE -c -o /dev/null $$file \
 	         || exit 1; done
 
 # In a copy, because dpkg writes beside the source, and debian/control is made anew for the PostgreSQL that is here.
@@ -140,6 +147,7 @@ help:
 	@echo 'sh test/run.sh       all tests, on private servers; installs what it needs (--all: before a release)'
 	@echo 'sh test/coverage.sh  which lines of the C files the tests reach'
 	@echo 'sh test/deb.sh       the Debian package, built and used in clean chroots'
+	@echo 'sh test/readme.sh    README.md, pasted into a fresh Debian'
 	@echo 'sh test/demo.sh      the main job, live'
 
 .PHONY: lint analyze deb help

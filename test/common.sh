@@ -66,6 +66,8 @@ stop_pulse() {
 # Packages (outside)
 # ----------------------------------------------------------------------------------------------------------------------
 
+etc=/etc						# test/unit/services.sh has another
+
 as_root() {
 	if [ "$(id -u)" -eq 0 ]; then
 		"$@"
@@ -134,6 +136,7 @@ install_packages() {
 		as_root apt-get -qq update || say 'apt-get update failed; going on with the present lists'
 	fi
 	say "installing:$(package_names "$missing")"
+	boot_services >"$outside/services"
 	guard_services
 	# shellcheck disable=SC2046
 	as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends -o Dpkg::Use-Pty=0 \
@@ -144,6 +147,21 @@ install_packages() {
 		tail -n 30 "$outside/apt.log" >&2
 		die 'could not install the packages'
 	fi
+	tell_services "$(boot_services | grep -vxF -f "$outside/services" | paste -sd ' ' -)"
+}
+
+# Prints the services that start when the machine boots.
+boot_services() {
+	ls "$etc"/rc2.d/S* "$etc"/systemd/system/*.wants/*.service 2>/dev/null | sed -e 's|.*/||' -e 's/^S[0-9][0-9]//' -e 's/[.]service$//' | sort -u
+}
+
+# tell_services "NAME ...": says that Debian has enabled these services. We do not disable them, because whoever wants them later, and
+# installs the package that is there already, counts on it that they start.
+tell_services() {
+	[ -n "$1" ] || return 0
+	say "Debian starts these services of the new packages when this machine boots next: $1"
+	say "To prevent that: systemctl disable $1"
+	case " $1 " in *' postgresql '*) say 'The cluster that Debian has made: pg_lsclusters; pg_dropcluster VERSION NAME removes it' ;; esac
 }
 
 # install_if_any NAME WHAT: installs this package if the suite has it. Otherwise says what is not tested.
@@ -329,13 +347,13 @@ use_capture() {
 	[ -z "$1" ] || echo "pgcache_fence.capture = '$1'" >>"$base/place.conf"
 }
 
-# build [VARIABLE=VALUE]...: runs make with these variables and installs below $base/root, not in the system's directories.
-# Writes $base/place.conf, with which a server finds the extension there. With FENCE_PG_CONFIG the extension is installed into
-# that PostgreSQL, and the file has no path. The file also sets what FENCE_CAPTURE says (see use_capture). After an error prints
-# it and returns false.
+# build [VARIABLE=VALUE]...: runs make with these variables and installs below $base/root, not in the system's directories. A warning
+# is an error here. Writes $base/place.conf, with which a server finds the extension there. With FENCE_PG_CONFIG the extension is
+# installed into that PostgreSQL, and the file has no path. The file also sets what FENCE_CAPTURE says (see use_capture). After an
+# error prints it and returns false.
 build() {
 	place=${FENCE_PG_CONFIG:+/}
-	if ! make -j2 "$@" >"$base/build.log" 2>&1 ||
+	if ! make -j2 WERROR=-Werror "$@" >"$base/build.log" 2>&1 ||
 		! make install "$@" "DESTDIR=${place:-$base/root}" >>"$base/build.log" 2>&1; then
 		grep -E -A4 'error|warning|\*\*\*' "$base/build.log" || tail -n 30 "$base/build.log"
 		return 1

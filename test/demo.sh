@@ -1,6 +1,6 @@
 #!/bin/sh
 # demo.sh - a demo with pgbench: pgbench writes, readers read through Redis, and the demo checks every value that they get
-# against PostgreSQL. Installs what it needs (apt), changes nothing else on the machine.
+# against PostgreSQL. Installs what it needs (apt), says which services Debian has enabled with it, changes nothing else on the machine.
 
 top=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 . "$top/test/common.sh"

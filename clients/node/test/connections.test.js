@@ -5,7 +5,7 @@ const { spawn } = require('node:child_process');
 const { test } = require('node:test');
 const { Client } = require('pg');
 const { Fences, FenceError } = require('..');
-const { places, poolOf, clientOf, nodesOf, open, until, settled, table, becomesHit, isCached, DETAILS } = require('./setup');
+const { places, poolOf, clientOf, nodesOf, open, until, settled, table, becomesHit, isCached, KINDS, COMBINATIONS, DETAILS } = require('./setup');
 
 async function items(t, kind, options, name = 'single') {
   const opened = await open(t, kind, name, options);
@@ -16,7 +16,7 @@ async function items(t, kind, options, name = 'single') {
 
 const isOpen = sql => until('the fences to open', async () => (await sql('SELECT state FROM fence.state'))[0].state === 'OPEN');
 
-for (const kind of ['ioredis', 'redis', 'redis4']) {
+for (const kind of KINDS) {
   test(`${kind}: a Redis that hangs delays a read and no more`, async t => {
     const { read, sql } = await items(t, kind, { timeout: 50 });
     await becomesHit(read);
@@ -34,6 +34,59 @@ for (const kind of ['ioredis', 'redis', 'redis4']) {
     await sql("UPDATE item SET t = 'changed' WHERE id = 1");
     assert.equal((await read()).value.t, 'changed');
     await becomesHit(read);
+  });
+}
+
+// Of the connections that the library makes of this client, a method throws if broken(its arguments) says so, before it returns a promise.
+function breakable(client, broken) {
+  for (const each of [client].flat()) {
+    const duplicate = each.duplicate.bind(each);
+    each.duplicate = (...args) => {
+      const own = duplicate(...args);
+      for (const name of ['multi', 'mget', 'fcall', 'fcall_ro', 'set', 'sendCommand', 'fCall', 'fCallRo']) {
+        if (!own[name]) continue;
+        const method = own[name].bind(own);
+        own[name] = (...all) => {
+          if (broken(...all)) throw new TypeError(`${name} is broken`);
+          return method(...all);
+        };
+      }
+      return own;
+    };
+  }
+}
+
+for (const [kind, name] of COMBINATIONS) {
+  test(`${kind}, ${name}: whatever the client throws, PostgreSQL is read`, async t => {
+    const { pool, sql } = await items(t, 'ioredis', {}, name);
+    await sql(`CREATE OR REPLACE FUNCTION item_text(which int) RETURNS jsonb STABLE LANGUAGE sql
+      BEGIN ATOMIC SELECT to_jsonb(i.t) FROM item i WHERE id = which; END`);
+    await sql("SELECT fence.define_derived('item_text', '{item($1)}', 'item_text(int)')");
+    const { client, end } = clientOf(kind, name);
+    const errors = [];
+    const never = () => false;
+    let broken = never;
+    breakable(client, (...args) => broken(...args));
+    const fences = new Fences({ redis: client, pg: pool, timeout: 2000, local: { max: 1 }, onError: error => errors.push(error) });
+    t.after(async () => {
+      await fences.close();
+      end();
+    });
+    assert.equal(await fences.ready(10000), true);
+    const read = id => fences.read('item', id, undefined, DETAILS);
+    await until('a kept value', async () => (await read(1)).source === 'local');
+    broken = command => command?.[0] !== 'PING';        // node-redis sends pings by itself
+    for (const id of [1, 2]) assert.equal((await read(id)).source, 'unavailable');
+    assert.deepEqual((await fences.readMany('item', [1, 2])).map(({ t: text }) => text), ['first', 'second']);
+    assert.deepEqual((await fences.readTogether('item', [1, 2])).map(({ t: text }) => text), ['first', 'second']);
+    assert.equal(await fences.derived('item_text', [2]), 'second');
+    assert.equal((await fences.peek('item', 1)).freshness, 'unavailable');
+    assert.ok(errors.length >= 5 && errors.every(error => error instanceof TypeError), `${errors}`);
+    broken = command => command?.[0] === 'MGET';        // after MULTI was sent, where these are commands of their own
+    for (let n = 0; n < 3; n++) assert.equal((await read(2)).value.t, 'second');
+    broken = never;
+    await becomesHit(() => read(2));
+    await sql("SELECT fence.drop_derived('item_text')");
   });
 }
 

@@ -4,13 +4,11 @@ const { test } = require('node:test');
 const assert = require('node:assert/strict');
 const { Fences } = require('..');
 const { proxyOf } = require('./proxy');
-const { open, table, nodesOf, until, isCached, DETAILS } = require('./setup');
+const { open, table, nodesOf, until, isCached, KINDS, DETAILS } = require('./setup');
 
 const ROWS = 40;
 const CUTS = 20;
 const HITS_AFTER_A_CUT = 50;
-const HAS_20 = Number(process.versions.node.split('.')[0]) >= 20;     // ioredis 6 and node-redis 6 need it
-const KINDS = ['ioredis', 'redis', 'redis-4', ...HAS_20 ? ['ioredis-6', 'redis-6'] : []];
 
 function clientOf(kind, { host, port }) {
   const library = require(kind);

@@ -9,27 +9,24 @@ const places = JSON.parse(fs.readFileSync(process.env.FENCE_TEST, 'utf8'));
 const WAIT_MS = 30000;
 const silent = () => {};
 
-// Makers of an application's client. hostile: with the options that its reads may have, and a strong read may not.
-const CLIENTS = {
-  ioredis({ cluster, nodes }) {
-    const Redis = require('ioredis');
-    const hostile = { keyPrefix: 'application:', enableAutoPipelining: true, lazyConnect: true };
-    const client = cluster ? new Redis.Cluster(nodes, { ...hostile, scaleReads: 'all' })
-      : new Redis({ ...nodes[0], ...hostile, db: 2, maxRetriesPerRequest: null, retryStrategy: () => null });
-    return { client: client.on('error', silent), end: () => client.disconnect() };
-  },
-  redis({ cluster, nodes }) {
-    const { createClient, createCluster } = require('redis');
-    const client = cluster ? createCluster({ rootNodes: nodes.map(socket => ({ socket })), useReplicas: true })
-      : createClient({ url: `redis://127.0.0.1:${nodes[0].port}/3`, socket: { reconnectStrategy: false } });
-    return { client: client.on('error', silent), end: silent };         // it is never connected
-  },
-  redis4({ nodes }) {
-    const client = require('redis-4').createClient({ url: `redis://127.0.0.1:${nodes[0].port}/3` });
-    return { client: client.on('error', silent), end: silent };
-  },
+// Makers of an application's client, by the module. hostile: with the options that its reads may have, and a strong read may not.
+const ioredis = module => ({ cluster, nodes }) => {
+  const Redis = require(module);
+  const hostile = { keyPrefix: 'application:', enableAutoPipelining: true, lazyConnect: true };
+  const client = cluster ? new Redis.Cluster(nodes, { ...hostile, scaleReads: 'all' })
+    : new Redis({ ...nodes[0], ...hostile, db: 2, maxRetriesPerRequest: null, retryStrategy: () => null });
+  return { client: client.on('error', silent), end: () => client.disconnect() };
 };
-const COMBINATIONS = [['ioredis', 'single'], ['redis', 'single'], ['redis4', 'single'], ['ioredis', 'cluster'], ['redis', 'cluster'],
+const nodeRedis = module => ({ cluster, nodes }) => {
+  const { createClient, createCluster } = require(module);
+  const client = cluster ? createCluster({ rootNodes: nodes.map(socket => ({ socket })), useReplicas: true })
+    : createClient({ url: `redis://127.0.0.1:${nodes[0].port}/3`, socket: { reconnectStrategy: false } });
+  return { client: client.on('error', silent), end: silent };           // it is never connected
+};
+const HAS_20 = Number(process.versions.node.split('.')[0]) >= 20;       // ioredis 6 and node-redis 6 need it
+const KINDS = ['ioredis', 'redis', 'redis-4', ...HAS_20 ? ['ioredis-6', 'redis-6'] : []];
+const CLIENTS = Object.fromEntries(KINDS.map(kind => [kind, (kind.startsWith('ioredis') ? ioredis : nodeRedis)(kind)]));
+const COMBINATIONS = [...KINDS.map(kind => [kind, 'single']), ...KINDS.filter(kind => kind !== 'redis-4').map(kind => [kind, 'cluster']),
   ['ioredis', 'shards'], ['redis', 'shards']];
 
 // A pool that counts its queries.
@@ -105,4 +102,4 @@ function becomesHit(read, wanted) {
   });
 }
 
-module.exports = { places, poolOf, nodesOf, clientOf, open, until, settled, opened, table, becomesHit, isCached, COMBINATIONS, DETAILS, WAIT_MS };
+module.exports = { places, poolOf, nodesOf, clientOf, open, until, settled, opened, table, becomesHit, isCached, KINDS, COMBINATIONS, DETAILS, WAIT_MS };

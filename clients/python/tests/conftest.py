@@ -38,6 +38,11 @@ SELECT fence.attach('member', scope => 'group', key => '{team}');
 SELECT fence.attach(NULL, domain => 'free', scope => 'manual');
 CREATE FUNCTION pair(a bigint, b bigint) RETURNS jsonb STABLE LANGUAGE sql
     BEGIN ATOMIC SELECT jsonb_agg(balance ORDER BY id) FROM account WHERE id IN (a, b); END;
+CREATE TABLE amount (id int PRIMARY KEY, n numeric, d float8, i int8, a numeric[], j jsonb, b bytea, at timestamptz, v interval,
+                     version bigint NOT NULL DEFAULT 0);
+SELECT fence.attach('amount');
+CREATE FUNCTION total(which int) RETURNS jsonb STABLE LANGUAGE sql BEGIN ATOMIC SELECT to_jsonb(n) FROM amount WHERE id = which; END;
+SELECT fence.define_derived('total', '{amount($1)}', 'total(integer)');
 SELECT fence.define_derived('pair', '{account($1),account($2)}', 'pair(bigint, bigint)');
 '''
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import types
+from decimal import Decimal
 
 import asyncpg
 import psycopg
@@ -18,16 +19,21 @@ import redis
 
 from conftest import TIMEOUTS, wait_for
 from servers import PostgresServer
-from pgcache_fence import AsyncFences, Fences, Raw, WrongKey, WrongUse, observe, wire
+from pgcache_fence import AsyncFences, Fences, Json, Raw, WrongKey, WrongUse, observe, wire
 
 ROW = 'SELECT fence.row_version(version), owner FROM account WHERE id = %s'
+
+
+def options_of(settings):
+    """As libpq takes them."""
+    return ' '.join('-c %s=%s' % each for each in settings.items())
 
 
 class Blocking:
     """Fences, with a loop's interface: the tests below are written once."""
 
-    def __init__(self, world, **options):
-        self.connection = world.connect()
+    def __init__(self, world, settings={}, **options):
+        self.connection = world.connect(options=options_of(settings))
         self.fences = Fences(world.redis(), self.connection, **options)
         self.counters = self.fences.counters
 
@@ -55,12 +61,12 @@ class Blocking:
 class Asynchronous:
     """AsyncFences in a loop of its own, called as if it were Fences."""
 
-    def __init__(self, world, **options):
+    def __init__(self, world, settings={}, **options):
         self.loop = asyncio.new_event_loop()
 
         async def make():
             self.pool = await asyncpg.create_pool(host=world.system.postgres.directory, port=world.system.postgres.PORT, user='postgres',
-                                                  database='postgres', min_size=1, max_size=4)
+                                                  database='postgres', min_size=1, max_size=4, server_settings=settings)
             self.client = world.async_redis()
             return AsyncFences(self.client, self.pool, **options)
         self.fences = self.loop.run_until_complete(make())
@@ -308,6 +314,81 @@ def test_derived_values(world, fences):
     assert fences.derived('pair', 21, 22) == [100, 1]
 
 
+AMOUNT = '12345678901234567.89'
+EXACT = {'n': Decimal(AMOUNT), 'd': Decimal('0.1'), 'i': 9223372036854775807, 'a': [Decimal('0.10'), 5, 'NaN', None],
+         'j': {'deep': [Decimal('1.50'), 2, 'Infinity']}, 'b': '\\x00ff', 'at': '2024-02-29T12:00:00.5+00:00', 'v': '1 day 02:00:00'}
+OWN_SETTINGS = {'TimeZone': 'Asia/Tokyo', 'DateStyle': 'German', 'bytea_output': 'escape', 'IntervalStyle': 'iso_8601', 'extra_float_digits': '-14'}
+
+
+def exactly(value):
+    """With the types of all that is in it."""
+    return repr(sorted(value.items()) if isinstance(value, dict) else value)
+
+
+@pytest.fixture
+def amount(world):
+    """The id of a row of amount, which nobody has cached."""
+    return world.sql("INSERT INTO amount VALUES (%s, %s, 0.1, 9223372036854775807, '{0.10,5,NaN,NULL}', '{\"deep\": [1.50, 2, \"Infinity\"]}', "
+                     "'\\x00ff', '2024-02-29 12:00:00.5+00', '1 day 2 hours') RETURNING id", (next(world.numbers), AMOUNT))[0][0]
+
+
+@pytest.mark.parametrize('settings', [{}, OWN_SETTINGS], ids=['plain', 'own_settings'])
+def test_a_value_is_the_same_from_postgresql_and_from_redis(world, make, amount, settings):
+    for version, read in enumerate((lambda fences: fences.read('amount', amount), lambda fences: fences.read_many('amount', [amount])[amount],
+                                    lambda fences: fences.read_together([('amount', amount)])[0], lambda fences: fences.derived('total', amount))):
+        fences, seen = make(settings=settings), {}
+
+        def hit():
+            value = exactly(read(fences))
+            seen.setdefault('hit' if any('hit' in each for each in fences.counters.snapshot()['reads'].values()) else 'database', set()).add(value)
+            return 'hit' in seen
+        wait_for(hit, 'a hit')
+        wanted = exactly({**EXACT, 'id': amount, 'version': version} if version < 3 else Decimal(AMOUNT))
+        assert seen == {'database': {wanted}, 'hit': {wanted}}
+        world.sql('UPDATE amount SET n = n WHERE id = %s', (amount,))
+        world.settled()
+
+
+def test_settings_of_a_transaction_stay(world):
+    shown = 'SELECT name, setting FROM pg_settings ORDER BY name'
+    with contextlib.closing(world.connect(options=options_of(OWN_SETTINGS))) as connection, connection.cursor() as cursor:
+        connection.autocommit = False
+        cursor.execute("SET LOCAL search_path = public, pg_temp; SET LOCAL TimeZone = 'Africa/Cairo'; " + shown)
+        before = cursor.fetchall()
+        reader = Fences(world.redis(), connection)
+        assert reader.read('account', 98)['owner'] == 'owner 98' and len(reader.read('member', 4)) == 3
+        assert sources(reader) == {'database': 1}
+        cursor.execute(shown)
+        assert cursor.fetchall() == before
+
+
+def test_a_load_may_return_decimals(world, make, amount):
+    value = {'n': Decimal(AMOUNT), 'e': Decimal('1E+3'), 'none': Decimal('NaN'), 'text': '"', 'd': 0.5}
+    wanted = exactly({**value, 'none': 'NaN', 'd': Decimal('0.5')})
+    fences = make()
+
+    def load(connection, key):
+        return world.sql('SELECT fence.row_version(version) FROM amount WHERE id = %s', (amount,))[0][0], value
+
+    assert exactly(fences.read('amount', amount, load)) == wanted
+
+    def hit():
+        assert exactly(fences.read('amount', amount, load)) == wanted
+        return sources(fences, 'amount').get('hit')
+    wait_for(hit, 'a hit')
+    with pytest.raises(TypeError, match='object cannot be JSON'):
+        fences.read('amount', -1, lambda connection, key: ('1-a.1', object()))
+
+
+def test_integers_of_any_length():
+    for digits in (4300, 4301, 20000):
+        assert str(Json.loads(b'[%s]' % (b'7' * digits))[0]) == '7' * digits
+    with pytest.raises(ValueError):
+        Json.loads(b'[')
+    assert Json.dumps({'a': [Decimal('0.10'), 'x' * 32, Decimal('-Infinity')], 'b': Decimal('7')}) == \
+        '{"a": [0.10, "%s", "-Infinity"], "b": 7}' % ('x' * 32)
+
+
 def test_peek(world, fences, row):
     assert fences.peek('account', row) == (None, 'none')
     wait_for(lambda: fences.read('account', row) and fences.peek('account', row).freshness == 'fresh', 'a value')
@@ -413,6 +494,27 @@ def test_a_domain_that_is_attached_anew(world, fences):
         assert fences.read('moving', 3) is None
     finally:
         world.sql("SELECT fence.detach_domain('moving'); DROP TABLE IF EXISTS moving, moved")
+
+
+@pytest.mark.parametrize('method', ['send_packed_command', 'read_response', 'connect'])
+def test_whatever_the_client_raises_postgresql_is_read(world, make, row, method, monkeypatch):
+    fences, fresh = make(local=10), make()
+    wait_for(lambda: is_hit(fences, lambda: fences.read('account', row)), 'a hit')
+
+    def fail(*arguments, **options):
+        raise TypeError('not what redis-py says')
+    for kind in (redis.connection.Connection, redis.asyncio.connection.Connection):
+        for name in {method, 'connect'}:            # none of the kept connections helps
+            monkeypatch.setattr(kind, name, fail)
+    for reader in [fresh] if method == 'connect' else [fences, fresh]:
+        assert owner(reader, row) == 'first'
+        assert reader.read_many('account', [row, 7])[row]['owner'] == 'first'
+        assert [value['owner'] for value in reader.read_together([('account', row), ('account', 7)])] == ['first', 'owner 7']
+        assert len(reader.derived('pair', 7, row)) == 2
+        assert reader.peek('account', row).freshness == 'unavailable'
+        assert set(sources(reader)) - {'hit', 'local'} == {'database'}
+    monkeypatch.undo()
+    wait_for(lambda: is_hit(fresh, lambda: fresh.read('account', row)), 'a hit')
 
 
 def test_redis_that_is_gone(world, fences, row):

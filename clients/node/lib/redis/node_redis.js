@@ -62,9 +62,9 @@ class NodeRedis {
   }
 
   // Four commands that nothing comes between, for less than a transaction of the client costs. If only some of them arrive, one of
-  // them fails: EXEC does without MULTI.
+  // them fails: EXEC does without MULTI. send is async: if one of them throws, the promises of the others still have a reader.
   async #atOnce(names, firsts, nonce) {
-    const send = command => this.#redis.sendCommand(command);
+    const send = async command => this.#redis.sendCommand(command);
     const [, , , told] = await Promise.all([send(['MULTI']), send(['MGET', ...names]),
       send(['FCALL_RO', 'fence_token', String(firsts.length), ...firsts, nonce]), send(['EXEC'])]);
     const error = Array.isArray(told) && told.find(answer => answer instanceof Error);

@@ -5,9 +5,9 @@
 """
 
 from .aio import AsyncFences
-from .core import ExactJson, Peeked, Raw
+from .core import Json, Peeked, Raw
 from .counters import Counters, PrometheusCollector, observe
 from .errors import FenceError, WrongKey, WrongUse
 from .sync import Fences
 
-__all__ = ['AsyncFences', 'Counters', 'ExactJson', 'FenceError', 'Fences', 'Peeked', 'PrometheusCollector', 'Raw', 'WrongKey', 'WrongUse', 'observe']
+__all__ = ['AsyncFences', 'Counters', 'FenceError', 'Fences', 'Json', 'Peeked', 'PrometheusCollector', 'Raw', 'WrongKey', 'WrongUse', 'observe']

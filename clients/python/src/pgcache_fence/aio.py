@@ -8,7 +8,6 @@ import contextlib
 import copy
 import importlib
 import inspect
-import json
 import re
 import sys
 import time
@@ -19,17 +18,15 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeout
 
 from . import topology, wire
-from .core import MISSED, Core, Peeked, Steps
+from .core import MISSED, Core, Json, Peeked, Steps
 from .domains import Domain
 from .errors import WrongUse
-from .sync import UNAVAILABLE as SYNC_UNAVAILABLE
-from .sync import LOG, Answers, has_moved, is_idle, joined, share
+from .sync import Answers, has_moved, is_idle, joined, note, share
 from .wire import Confused, Request, vet
 
 # Before 3.11.3 asyncio.timeout raises CancelledError if a timeout of redis-py came before. redis-py brings the other one along.
 within: Any = asyncio.timeout if sys.version_info >= (3, 11, 3) else importlib.import_module('async_timeout').timeout
 
-UNAVAILABLE = (*SYNC_UNAVAILABLE, asyncio.TimeoutError)
 CHECK_MAX = 1000            # fences of one fence_check
 
 
@@ -52,20 +49,20 @@ class Server:
             return None
         try:
             return await self.talk(requests)
-        except UNAVAILABLE as error:
+        except Exception as error:
             return await self.ask_again(error, requests)
 
     async def ask_again(self, error: Exception, requests: Sequence[Request]) -> Optional[List[Answers]]:
         """Repeats them all over a new connection, because the server may have closed the kept ones; not after a timeout, nor after
         an answer to another question."""
         while self.kept:
-            with contextlib.suppress(*UNAVAILABLE):
+            with contextlib.suppress(Exception):
                 await self.give_up(self.kept.pop())
+        note(error)
         if isinstance(error, Confused):
-            LOG.warning('%s: its connection is closed, and PostgreSQL is read', error)
             return None
         if not isinstance(error, (RedisTimeout, TimeoutError, asyncio.TimeoutError)):
-            with contextlib.suppress(*UNAVAILABLE):
+            with contextlib.suppress(Exception):
                 return await self.talk(requests)
         self.patience.failed()
         return None
@@ -162,7 +159,7 @@ class Servers:
 
     async def look(self) -> None:
         try:
-            with contextlib.suppress(*UNAVAILABLE):
+            with contextlib.suppress(Exception):
                 await (self.cluster.nodes_manager if self.begun else self.cluster).initialize()
                 self.begun, self.routes = True, {}
         finally:
@@ -184,7 +181,7 @@ class Servers:
         groups: Dict[Server, List[int]] = {}
         answers: List[Optional[List[Any]]] = [None] * len(requests)
         for i, request in enumerate(requests):
-            with contextlib.suppress(*UNAVAILABLE):         # no server has the slot
+            with contextlib.suppress(Exception):         # no server has the slot
                 groups.setdefault(self.at(request.place), []).append(i)
 
         async def ask(server: Server, numbers: List[int]) -> None:
@@ -254,7 +251,7 @@ class AsyncFences:
         clients = topology.clients_of(redis)
         for client in clients:
             topology.require_usable(client, asynchronous=True)
-        self._core = Core(topology.place_function(clients), namespace, codec or json, local)
+        self._core = Core(topology.place_function(clients), namespace, codec or Json, local)
         self._servers = Servers(clients)
         self._checks = Checks(self._core, self._servers)
         self._postgres = postgres

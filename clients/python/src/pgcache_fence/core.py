@@ -20,7 +20,7 @@ import re
 import time
 from collections import OrderedDict
 from decimal import Decimal
-from typing import Any, Callable, Dict, Generator, Hashable, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Generator, Hashable, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import wire
 from .counters import Counters
@@ -34,6 +34,7 @@ BLOCK_MAX = 100             # maximum names in one block, because Redis does not
 FILLERS_AWAITED = 2         # readers to wait for in turn; if the first dies, not all that wait should read PostgreSQL at once
 FIRST_PAUSE = 0.001
 ASKED_NAMES_MAX = 10000     # maximum names from PostgreSQL that are kept
+INT_DIGITS = 4300           # the most that int() takes, since Python 3.11
 DERIVED_SECONDS = 60        # time for which the name of a derived value is kept; a new definition changes the name
 ABSENT = b'null'            # the payload that says that there is no such row
 ROW_VERSION = re.compile(r'\d+-[0-9a-f]+\.\d+', re.ASCII)
@@ -56,14 +57,34 @@ class Raw:
         return payload
 
 
-class ExactJson:
-    """JSON whose numbers keep all digits. A number with a fraction becomes a Decimal."""
-
-    dumps = staticmethod(json.dumps)
+class Json:
+    """JSON whose numbers keep all digits: one with a fraction is a Decimal, others are int."""
 
     @staticmethod
-    def loads(payload: bytes) -> Any:
-        return json.loads(payload, parse_float=Decimal)
+    def dumps(value: Any) -> str:
+        numbers: List[str] = []
+        mark = '%032x' % random.getrandbits(128)        # stands for a Decimal, which the json module cannot print
+
+        def print_decimal(other: Any) -> str:
+            if not isinstance(other, Decimal):
+                raise TypeError('%s cannot be JSON' % type(other).__name__)
+            if not other.is_finite():
+                return str(other)                       # a text, as PostgreSQL has it
+            numbers.append(str(other))
+            return mark
+
+        text = json.dumps(value, default=print_decimal)
+        first, *rest = text.split('"%s"' % mark)
+        return first + ''.join([number + part for number, part in zip(numbers, rest)])
+
+    @staticmethod
+    def loads(payload: Union[str, bytes]) -> Any:
+        try:
+            return json.loads(payload, parse_float=Decimal)
+        except json.JSONDecodeError:
+            raise
+        except ValueError:                              # an integer of so many digits that int() refuses it
+            return json.loads(payload, parse_float=Decimal, parse_int=lambda text: int(text) if len(text) <= INT_DIGITS else Decimal(text))
 
 
 class Peeked(NamedTuple):
@@ -395,10 +416,10 @@ class Core:
                 payload = None
         if payload is not None:
             self.counters.read(derived, 'hit')
-            return json.loads(payload)
+            return Json.loads(payload)
         rows = yield 'postgres', query(READ_DERIVED, [derived, texts]), connection
         self.counters.read(derived, 'database')
-        return None if rows[0][0] is None else json.loads(rows[0][0])
+        return None if rows[0][0] is None else Json.loads(rows[0][0])
 
     def _peek(self, domain: str, key: Any, connection: Any) -> Steps:
         name = yield from self._fence(domain, key, connection)

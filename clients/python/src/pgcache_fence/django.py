@@ -26,7 +26,6 @@ from django.db.backends.signals import connection_created
 from django.utils.module_loading import import_string
 
 from .convert import CONVERTERS, binary, plain
-from .core import ExactJson
 from .sync import Fences
 
 HARMLESS = ('SELECT', 'SAVEPOINT', 'RELEASE', 'ROLLBACK')
@@ -61,7 +60,7 @@ def fences(using: str = 'default') -> Fences:
             if isinstance(redis, str):
                 redis = import_string(redis)
             redis = redis() if callable(redis) and not hasattr(redis, 'execute_command') else redis
-            _fences[using] = Fences(redis, lambda: connections[using], codec=ExactJson, local=options.get('local', 0))
+            _fences[using] = Fences(redis, lambda: connections[using], local=options.get('local', 0))
         return _fences[using]
 
 

@@ -60,6 +60,17 @@ VET = '''pg_catalog.pg_is_in_recovery() AS standby,
            AND pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.~~) 'read%%' AS fresh,
        (SELECT d.id FROM fence.domain d WHERE d.name OPERATOR(pg_catalog.=) %s::pg_catalog.text) AS attachment'''
 
+# What VET asks, and the rows. Rows are printed as fence.read prints them, whatever the settings of the session are. When the statement
+# ends, these have their old values again, because the transaction may be the application's. {rows}: what to select of each row.
+SETTINGS = (('bytea_output', 'hex'), ('datestyle', 'ISO'), ('extra_float_digits', '3'), ('intervalstyle', 'postgres'), ('lc_monetary', 'C'),
+            ('search_path', 'pg_catalog, pg_temp'), ('timezone', 'UTC'))
+VET_AND_ROWS = '''WITH before AS MATERIALIZED (SELECT %s), settings AS MATERIALIZED (SELECT %s FROM before), found AS MATERIALIZED (SELECT k.n, {rows}),
+       after AS MATERIALIZED (SELECT %s FROM before, (SELECT pg_catalog.count(*) AS n FROM found) f WHERE f.n OPERATOR(pg_catalog.>=) 0)
+       SELECT v.*, found.* FROM after, (SELECT %s) v LEFT JOIN found ON true''' % (
+    ', '.join("pg_catalog.current_setting('%s') AS %s" % (name, name) for name, _ in SETTINGS),
+    ', '.join("pg_catalog.set_config('%s', '%s', true)" % each for each in SETTINGS),
+    ', '.join("pg_catalog.set_config('%s', before.%s, true)" % (name, name) for name, _ in SETTINGS), VET)
+
 FENCE_KEY = 'SELECT fence.fence_key(%s::pg_catalog.text, VARIADIC %s::pg_catalog.text[])'
 TOGETHER = 'SELECT r.value::pg_catalog.text FROM pg_catalog.unnest(%s::pg_catalog.text[]) WITH ORDINALITY AS k (fence, n) ' \
            'LEFT JOIN fence.read_many(%s::pg_catalog.text[]) r ON r.fence OPERATOR(pg_catalog.=) k.fence ORDER BY k.n'
@@ -77,7 +88,7 @@ class Domain(NamedTuple):
     scope: str
     ttl_ms: int
     naming: Naming
-    rows: Optional[str]     # SQL that returns number, row version and payload of the rows of given keys; None: load= is needed
+    rows: Optional[str]     # SQL that returns the columns of VET and number, row version and payload of given keys; None: load= is needed
 
     def vet_and_load(self, names: Sequence[str]) -> Tuple[str, List[Any]]:
         """The columns of VET and the rows, in one statement and so in one snapshot. It returns at least one line."""
@@ -86,7 +97,7 @@ class Domain(NamedTuple):
                            % self.name)
         keys = [self.naming.parts(name) for name in names]
         columns = [list(column) for column in zip(*keys)]
-        return 'SELECT v.*, r.* FROM (SELECT %s) v LEFT JOIN (%s) r ON true' % (VET, self.rows), [self.name, *columns]
+        return self.rows, [*columns, self.name]
 
     def vet(self) -> Tuple[str, List[Any]]:
         return 'SELECT ' + VET, [self.name]
@@ -124,10 +135,10 @@ def sql_of_rows(name: str, scope: str, table: str, key: Sequence[Column], versio
         "'%s'" % name.replace("'", "''").replace('%', '%%'), ', '.join('k.k%d' % n for n in range(len(key))))
     table = table.replace('%', '%%')
     if scope == 'group':
-        return '''SELECT k.n, %s AS version, (SELECT coalesce(pg_catalog.jsonb_agg(%s ORDER BY %s), '[]') FROM %s t
-                  WHERE %s)::pg_catalog.text AS payload FROM %s''' % (aside, row, row, table, same, wanted)
-    return 'SELECT k.n, %s AS version, %s::pg_catalog.text AS payload FROM %s JOIN %s t ON %s' % (
-        'fence.row_version(t.%s::bigint)' % quoted(version) if version else aside, row, wanted, table, same)
+        return VET_AND_ROWS.format(rows='''%s AS version, (SELECT coalesce(pg_catalog.jsonb_agg(r.j ORDER BY r.j::pg_catalog.text COLLATE pg_catalog."C"), '[]')
+                  FROM (SELECT %s AS j FROM %s t WHERE %s) r)::pg_catalog.text AS payload FROM settings, %s''' % (aside, row, table, same, wanted))
+    return VET_AND_ROWS.format(rows='%s AS version, %s::pg_catalog.text AS payload FROM settings, %s JOIN %s t ON %s' % (
+        'fence.row_version(t.%s::bigint)' % quoted(version) if version else aside, row, wanted, table, same))
 
 
 def equality(column: Column, n: int) -> str:

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session, make_transient_to_detached
 from sqlalchemy.orm.attributes import set_committed_value
 
 from .convert import CONVERTERS, plain
-from .core import ExactJson
+from .core import Json
 from .domains import Domain
 from .errors import WrongUse
 
@@ -40,7 +40,7 @@ class Mapped(NamedTuple):
 
 class IdentityCache:
     def __init__(self, fences: Any, sessions: Any = Session) -> None:
-        self.fences = fences.with_codec(ExactJson)
+        self.fences = fences.with_codec(Json)
         self.mapped: Dict[Any, Mapped] = {}
         event.listen(sessions, 'after_flush', lambda session, context: self.written(session))
         event.listen(sessions, 'do_orm_execute', self.executed)

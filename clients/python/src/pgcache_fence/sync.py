@@ -4,9 +4,9 @@ Owns: connections while a step of core.py runs. All bytes of one request go over
 request, and closes a connection after any error on it.
 """
 
+import asyncio
 import contextlib
 import copy
-import json
 import logging
 import os
 import threading
@@ -17,14 +17,15 @@ from redis.exceptions import AskError, MovedError, RedisClusterException, RedisE
 from redis.exceptions import TimeoutError as RedisTimeout
 
 from . import topology, wire
-from .core import MISSED, Core, Peeked, Steps
+from .core import MISSED, Core, Json, Peeked, Steps
 from .domains import Domain
 from .errors import WrongUse
 from .wire import Confused, Request, vet
 
-# AttributeError: redis-py 4.3 formats its own errors with attributes that connections over Unix sockets lack.
 LOG = logging.getLogger('pgcache_fence')
-UNAVAILABLE = (RedisError, RedisClusterException, OSError, AttributeError)
+# What redis-py raises if Redis is gone. After any other exception of it PostgreSQL is read too, but the log has a line. AttributeError:
+# redis-py 4.3 formats its own errors with attributes that connections over Unix sockets lack.
+USUAL = (RedisError, RedisClusterException, OSError, AttributeError, asyncio.TimeoutError)
 Answers = List[Any]         # to one request
 
 
@@ -88,20 +89,20 @@ class Server:
             return None
         try:
             return self.receive(self.send(joined(requests)), requests)
-        except UNAVAILABLE as error:
+        except Exception as error:
             return self.ask_again(error, requests)
 
     def ask_again(self, error: Exception, requests: Sequence[Request]) -> Optional[List[Answers]]:
         """Repeats them all over a new connection, because the server may have closed the kept ones; not after a timeout, nor after
         an answer to another question."""
         while self.kept:
-            with contextlib.suppress(IndexError, *UNAVAILABLE):
+            with contextlib.suppress(Exception):
                 self.give_up(self.kept.pop())
+        note(error)
         if isinstance(error, Confused):
-            LOG.warning('%s: its connection is closed, and PostgreSQL is read', error)
             return None
         if not isinstance(error, (RedisTimeout, TimeoutError)):
-            with contextlib.suppress(*UNAVAILABLE):
+            with contextlib.suppress(Exception):
                 return self.receive(self.send(joined(requests)), requests)
         self.patience.failed()
         return None
@@ -133,7 +134,7 @@ class Servers:
             if time.monotonic() - self.looked > topology.PAUSE_MIN:
                 self.cluster.nodes_manager.initialize()
                 self.routes = {}
-        except UNAVAILABLE:
+        except Exception:
             pass
         finally:
             self.looked = time.monotonic()
@@ -153,7 +154,7 @@ class Servers:
         groups: Dict[Server, List[int]] = {}
         answers: List[Optional[List[Any]]] = [None] * len(requests)
         for i, request in enumerate(requests):
-            with contextlib.suppress(*UNAVAILABLE):         # no server has the slot
+            with contextlib.suppress(Exception):         # no server has the slot
                 groups.setdefault(self.at(request.place), []).append(i)
         if len(groups) == 1:
             [(server, numbers)] = groups.items()
@@ -165,14 +166,14 @@ class Servers:
             if server.patience.over():
                 try:
                     sent.append((server, numbers, server.send(joined(asked))))
-                except UNAVAILABLE as error:
+                except Exception as error:
                     share(answers, numbers, server.ask_again(error, asked))
         while sent:
             server, numbers, connection = sent.pop()
             asked = [requests[i] for i in numbers]
             try:
                 got = server.receive(connection, asked)
-            except UNAVAILABLE as error:
+            except Exception as error:
                 got = server.ask_again(error, asked)            # type: ignore[assignment]
             except BaseException:
                 for other, _, unread in sent:               # nobody may read these answers as answers to another request
@@ -180,6 +181,11 @@ class Servers:
                 raise
             share(answers, numbers, got)
         return answers
+
+
+def note(error: Exception) -> None:
+    if isinstance(error, Confused) or not isinstance(error, USUAL):
+        LOG.warning('%s: its connection is closed, and PostgreSQL is read', error if isinstance(error, Confused) else repr(error))
 
 
 def joined(requests: Sequence[Request]) -> bytes:
@@ -204,8 +210,9 @@ class Fences:
     postgres    where to read rows: a DB-API connection to the primary, a pool with connection(), or a function that returns
                 a connection or a context manager of one. Each thread needs its own connection.
     namespace   if given, it must equal pgcache_fence.namespace of the server. The library asks PostgreSQL for it anyway.
-    codec       converts values to payloads and back: anything with dumps and loads, such as json (the default) or
-                pgcache_fence.Raw. The default loader, and tables with cache => 'row', make JSON.
+    codec       converts values to payloads and back: anything with dumps and loads, such as pgcache_fence.Json (the default, whose
+                numbers with a fraction are Decimal), json or pgcache_fence.Raw. The default loader, and tables with
+                cache => 'row', make JSON.
     local       how many values this process may keep. The library checks them before each use. Readers share them: do not
                 change them.
     """
@@ -214,7 +221,7 @@ class Fences:
         clients = topology.clients_of(redis)
         for client in clients:
             topology.require_usable(client, asynchronous=False)
-        self._core = Core(topology.place_function(clients), namespace, codec or json, local)
+        self._core = Core(topology.place_function(clients), namespace, codec or Json, local)
         self._servers = Servers(clients)
         self._postgres = postgres
         self.counters = self._core.counters
