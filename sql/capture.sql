@@ -192,8 +192,22 @@ SET enable_partition_pruning = off;
 SELECT * FROM try('UPDATE part SET data = ''new'' WHERE k = 11');
 RESET enable_partition_pruning;
 
--- What only triggers can tell of
+-- ON CONFLICT DO UPDATE: rows that are new, changed, left alone; a key and a version that change; RETURNING; a row that is met twice
 SELECT * FROM try('INSERT INTO item (id) VALUES (1), (6) ON CONFLICT (id) DO UPDATE SET data = ''upsert''');
+SELECT * FROM try('INSERT INTO item (id, data) VALUES (1, ''a''), (7, ''b''), (2, ''c'') ON CONFLICT (id) DO UPDATE SET data = excluded.data WHERE item.id = 2');
+SELECT * FROM try('WITH i AS (INSERT INTO item (id, version) VALUES (1, 9000), (8, 9000) ON CONFLICT (id) DO UPDATE SET version = excluded.version
+	RETURNING id, version, data) INSERT INTO item (id, data) SELECT id + 50, format(''%s %s'', version, data) FROM i');
+SELECT * FROM try('INSERT INTO item (id) VALUES (1), (2) ON CONFLICT (id) DO UPDATE SET id = item.id + 100');
+SELECT * FROM try('INSERT INTO item (id) VALUES (9), (9) ON CONFLICT (id) DO UPDATE SET data = ''twice''');
+SELECT * FROM try('DELETE FROM item WHERE id = 1; INSERT INTO item (id) VALUES (1), (2) ON CONFLICT (id) DO UPDATE SET data = excluded.version::text');
+SELECT * FROM try('WITH u AS (UPDATE item SET data = ''first'' WHERE id = 1 RETURNING data) INSERT INTO item (id) VALUES (1), (6)
+	ON CONFLICT (id) DO UPDATE SET data = (SELECT data FROM u)');
+SELECT * FROM try('INSERT INTO account VALUES (1, ''a''), (3, ''c'') ON CONFLICT (id) DO UPDATE SET data = excluded.data');
+SELECT * FROM try('INSERT INTO part_1 VALUES (1, 0, 1, ''a''), (4, 0, 4, ''b'') ON CONFLICT (id, k) DO UPDATE SET data = excluded.data');
+SELECT * FROM try('INSERT INTO part VALUES (1, 0, 1, ''a''), (4, 0, 4, ''b'') ON CONFLICT (id, k) DO UPDATE SET data = excluded.data');
+SELECT * FROM try('INSERT INTO wide VALUES (''short'', 7, ''u''), (''new'', 7, ''n'') ON CONFLICT (id) DO UPDATE SET a = excluded.a');
+
+-- What only triggers can tell of
 SELECT * FROM try('MERGE INTO item USING generate_series(4, 6) s ON s = id WHEN MATCHED AND s = 4 THEN DELETE WHEN MATCHED THEN UPDATE SET data = ''merged''
 	WHEN NOT MATCHED THEN INSERT (id) VALUES (s)');
 BEGIN;

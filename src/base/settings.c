@@ -345,9 +345,9 @@ define_patrol(void)
 
 	DefineCustomRealVariable("pgcache_fence.audit_rate",
 							 "Rows per second that the patrol compares with their fences.",
-							 "For each fenced table, and at least one in each round of ten seconds; more than 10000 count "
-							 "as so many. 0 turns the comparison off.",
-							 &setting_audit_rate, 10, 0, 1e6,
+							 "In the whole server: the fenced tables share it, and take turns. At least one row of each database in ten "
+							 "seconds. 0 turns the comparison off.",
+							 &setting_audit_rate, 100, 0, 1e6,
 							 PGC_SIGHUP, 0, NULL, NULL, NULL);
 
 	DefineCustomIntVariable("pgcache_fence.sweep_rate",

@@ -55,7 +55,7 @@ extern int	setting_unreserved_writes;	/* UnreservedWrites */
 extern int	setting_patrol_interval;
 extern int	setting_patrol_grace;
 extern int	setting_sweep_rate;	/* names per second in each Redis process; 0: none */
-extern double setting_audit_rate;	/* rows per second in each domain */
+extern double setting_audit_rate;	/* rows per second in the whole server */
 extern int	setting_bulk_threshold; /* rows of one domain in one transaction */
 extern int	setting_watch_buckets;	/* number of buckets, a power of two; 0: off */
 extern int	setting_value_limit;	/* bytes of a row as JSON; 0: commits store no rows */

@@ -46,6 +46,7 @@ shared_initialise(void *memory)
 	pg_atomic_init_u32(&shared->nodes_serial, 1);
 	pg_atomic_init_u32(&shared->catalog_serial, 1);
 	pg_atomic_init_u32(&shared->patrol_wanted, 0);
+	pg_atomic_init_u32(&shared->audit_yields, 0);
 	pg_atomic_init_u64(&shared->first_xid, 0);
 	pg_atomic_init_u32(&shared->outbox_wanted, 1);	/* effects from before this start may be waiting */
 	if (!pg_strong_random(&shared->nonce, sizeof(shared->nonce)))

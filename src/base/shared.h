@@ -92,6 +92,10 @@ typedef struct FenceJob
 	int			kind;			/* JobKind */
 	Oid			database;
 	int			duties;			/* of a patrol round; see patrol.c */
+	int			audit_rows;		/* round: the most rows that it may compare; afterwards, those that are left if it was not through */
+	int64		audit_after;	/* round: the audit goes on after the domain with this id; 0: it begins anywhere */
+	int			ndomains;		/* result of an audit: number of domains in this database */
+	int			unfinished;		/* result of a round: the duties that go on in a further round */
 	char		epoch[EPOCH_LEN];
 	uint32		epoch_number;
 	int			longest_lease;	/* ms; as read from fence.cluster, or to be stored there */
@@ -153,6 +157,7 @@ typedef struct FenceShared
 	pg_atomic_uint32 standbys;	/* 1: standbys follow this server, and ask Redis who committed last; keeper writes */
 	pg_atomic_uint32 catalog_serial;	/* changes whenever domains or databases may have changed */
 	pg_atomic_uint32 patrol_wanted; /* the patrol must run at once; the latch alone may be reset by any other wait */
+	pg_atomic_uint32 audit_yields;	/* an urgent round waits, so the audit that is under way makes room */
 	pg_atomic_uint64 logged[LOG_TIMES]; /* when each text was last logged; see fence_log_due */
 	uint64		nonce;			/* of this server start; never changes */
 	uint64		resume_from;	/* nonce of the start whose epoch may go on, until Redis has agreed; 0: none; keeper only */

@@ -301,7 +301,7 @@ do_job(JobsOf whose, uint32 serial)
 		return;
 	begin_in(job.database);
 	if (job.kind == JOB_ROUND)
-		patrol_round(job.duties);
+		patrol_round(&job);
 	else
 		do_keepers_job(&job);
 	job.done = true;

@@ -22,6 +22,7 @@
 #include "utils/snapmgr.h"
 
 #include "base/bgworker.h"
+#include "base/shared.h"
 #include "base/utf8.h"
 #include "domain/catalog.h"
 #include "patrol/effect_outbox.h"
@@ -110,8 +111,8 @@ has_row(const char *hold)
 	return SPI_processed > 0;
 }
 
-void
-effect_outbox_round(void)
+bool
+effect_outbox_round(int64 until)
 {
 	int64		after = 0;
 	List	   *marks;
@@ -122,7 +123,8 @@ effect_outbox_round(void)
 	exists = OidIsValid(fence_table_oid("outbox"));
 	worker_end_transaction();
 	while (exists && redo_rows(&after))
-		;
+		if (fence_clock() >= until)
+			return false;
 
 	/*
 	 * Let Redis forget marks whose rows are gone, also if the whole table is gone. List the marks first and look for
@@ -138,7 +140,10 @@ effect_outbox_round(void)
 
 		if (!exists || !has_row(mark->hold))
 			effect_patrol_forget(mark->key, mark->hold);
+		if (fence_clock() >= until)
+			break;
 	}
 	SPI_finish();
 	worker_end_transaction();
+	return cell == NULL;
 }

@@ -7,8 +7,9 @@
 
 /*
  * Applies and deletes all rows of fence.outbox that it can, and lets Redis forget the marks of rows that are gone. If
- * the table was dropped, Redis forgets all marks of this database.
+ * the table was dropped, Redis forgets all marks of this database. Returns false if it has stopped at `until`
+ * (fence_clock() microseconds) and must be called again.
  */
-extern void effect_outbox_round(void);
+extern bool effect_outbox_round(int64 until);
 
 #endif

@@ -8,7 +8,10 @@
  * The patrol itself is connected to no database. It lists reservations, determines the fate of their transactions,
  * and settles them. It reads no table for this, so neither a lock nor a missing worker can delay it. Work that needs
  * a database (detached reservations, durable effects, tombstones, the audit) runs beside that in rounds. A round is
- * done by a worker in one database, one database after the other.
+ * done by a worker in one database, one database after the other. Durable effects, tombstones and the audit stop by
+ * themselves if the round has lasted for ROUND_TIME, and go on in a further round behind those of other databases. The audit
+ * has a number of rows for the whole server, which the databases share by the number of their domains; and it makes room for
+ * detached reservations and durable effects.
  *
  * Locks: fence_shared->lock, for copies only. A round waits at most ROUND_LOCK_WAIT for a lock on a table.
  * Never: ends a transaction's reservation because of a timeout. When the lease of a detached reservation is over, a
@@ -56,9 +59,11 @@
 #include "write/detached.h"
 
 #define PAGE			1000	/* reservations listed by one call */
-#define AUDIT_EVERY		10		/* seconds between audits of a database, and prunings of its tombstones */
+#define AUDIT_EVERY		10		/* seconds between the regular duties of a database: its audit, and the pruning of its tombstones */
 #define MAX_PRUNED		10000	/* tombstones pruned by one statement */
-#define ROUND_LIMIT		INT64CONST(10000000)	/* maximum microseconds of a round, because other databases wait for theirs */
+#define ROUND_TIME		INT64CONST(2000000) /* microseconds after which a round stops by itself (above) */
+#define ROUND_LIMIT		INT64CONST(10000000)	/* microseconds after which it is terminated, because it hangs */
+#define VISIT_ROWS		10		/* the audit of a domain costs at least as much as the comparison of so many rows */
 #define MESSAGES_TAKE	50		/* milliseconds in which the courier delivers what a commit has posted, before the patrol looks */
 #define ROUND_LOCK_WAIT	"20ms"	/* lock_timeout of a round; it waits only once for each table that somebody has locked */
 
@@ -67,12 +72,7 @@
 #define DUTY_AUDIT		2
 #define DUTY_AT_ONCE	4		/* settle without waiting for patrol_grace, because somebody has woken the patrol */
 #define DUTY_OUTBOX		8		/* durable effects */
-
-typedef struct Round
-{
-	Oid			database;
-	int			duties;
-} Round;
+#define DUTY_PRUNE		16		/* old tombstones */
 
 PGDLLEXPORT void fence_patrol_main(Datum arg);
 
@@ -270,12 +270,13 @@ settle_detached(LibraryCall *call, const ListedReservation *r, uint32 epoch, voi
 	return send_end(call, r, epoch, true);
 }
 
-static int	round_duties;		/* duties of the round that this worker does */
+static FenceJob *this_round;	/* the round that this worker does */
+static int64 round_until;		/* fence_clock() time at which it stops by itself */
 
-static void
+static bool
 settle_all_detached(void)
 {
-	int			grace = (round_duties & DUTY_AT_ONCE) ? 0 : setting_patrol_grace;
+	int			grace = (this_round->duties & DUTY_AT_ONCE) ? 0 : setting_patrol_grace;
 
 	for (int i = 0; i < MAX_NODES; i++)
 	{
@@ -284,6 +285,7 @@ settle_all_detached(void)
 		if (call)
 			settle_listed(call, settle_detached, &grace);
 	}
+	return true;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -291,47 +293,99 @@ settle_all_detached(void)
  * -----------------------------------------------------------------------------------------------------------------
  */
 
-static void
-audit_domain(void *redis_name)
+typedef struct Visit
 {
-	Domain	   *domain = domain_by_redis_name(redis_name);
-	int64		counts[RELATION_COUNT] = {0};
-	int			most = (int) Min(ceil(setting_audit_rate * AUDIT_EVERY), 100000);
+	const char *redis_name;
+	int			most;			/* rows to compare */
+	int64		counts[RELATION_COUNT];
+} Visit;
 
-	if (domain != NULL && most > 0)
-		audit_sample(domain, 0.0, most, true, counts);
+static void
+audit_domain(void *arg)
+{
+	Visit	   *visit = arg;
+	Domain	   *domain = domain_by_redis_name(visit->redis_name);
+
+	if (domain != NULL)
+		audit_sample(domain, 0.0, visit->most, true, visit->counts);
+}
+
+/* Audits a domain. Returns how many rows that counts for: the visit itself costs something, too. */
+static int
+visit_domain(const char *redis_name, int most)
+{
+	Visit		visit = {.redis_name = redis_name, .most = most};
+	int64		compared = 0;
+
+	(void) guarded(audit_domain, &visit, redis_name, redis_name);
+	for (int i = 0; i < RELATION_COUNT; i++)
+		compared += visit.counts[i];
+	return Max((int) compared, VISIT_ROWS);
+}
+
+static int
+compare_ids(const ListCell *a, const ListCell *b)
+{
+	int64		x = ((DomainRef *) lfirst(a))->id;
+	int64		y = ((DomainRef *) lfirst(b))->id;
+
+	return x < y ? -1 : x > y;
+}
+
+/* Where in the list of domains, which is not empty, the audit begins. */
+static int
+first_to_audit(List *domains)
+{
+	ListCell   *cell;
+
+	if (this_round->audit_after == 0)
+		return (int) (pg_prng_double(&pg_global_prng_state) * list_length(domains));
+	foreach(cell, domains)
+		if (((DomainRef *) lfirst(cell))->id > this_round->audit_after)
+			return foreach_current_index(cell);
+	return 0;
 }
 
 /*
- * Audits all domains of this database. It begins with a random one, because a round may be given up before it is
- * through.
+ * Audits the domains of this database in turn, each at most once, until the rows of this round are used up. The next
+ * round begins where this one ends, so each domain has its turn. Returns false if it has made room for other rounds before
+ * that: then this_round->audit_rows are left for a further one.
  */
-static void
+static bool
 audit_database(void)
 {
 	List	   *domains;
 	int			n;
 	int			first;
+	int			visited = 0;
+	int			left = this_round->audit_rows;
+	bool		stopped = false;
 
 	worker_begin_transaction();
 	domains = domain_list();
-	n = list_length(domains);
-	first = (int) (pg_prng_double(&pg_global_prng_state) * n);
-	for (int i = 0; i < n; i++)
+	list_sort(domains, compare_ids);
+	n = this_round->ndomains = list_length(domains);
+	first = n > 0 ? first_to_audit(domains) : 0;
+	while (!stopped && visited < n && left > 0 && WORD_STATE(fence_word()) == FENCE_OPEN)
 	{
-		DomainRef  *ref = list_nth(domains, (first + i) % n);
+		DomainRef  *ref = list_nth(domains, (first + visited) % n);
 
 		CHECK_FOR_INTERRUPTS();
-		(void) guarded(audit_domain, ref->redis_name, ref->redis_name, ref->redis_name);
+		left -= visit_domain(ref->redis_name, Min(Max(this_round->audit_rows / n, VISIT_ROWS), left));
+		this_round->audit_after = ref->id;
+		visited++;
+		stopped = fence_clock() >= round_until || pg_atomic_read_u32(&fence_shared->audit_yields) != 0;
 	}
 	worker_end_transaction();
+	this_round->audit_rows = Max(left, 0);
+	return !stopped || visited == n || left <= 0;
 }
 
 /*
  * Deletes old tombstones. The same statement raises the domain's floor to the highest version that it deletes, so
  * that no key starts again at a version that it had before [7].
  */
-static void
+static bool
 prune_tombstones(void)
 {
 	Oid			types[] = {INT4OID, INT4OID};
@@ -359,15 +413,23 @@ prune_tombstones(void)
 		pruned = SPI_processed;
 		SPI_finish();
 		worker_end_transaction();
-	} while (pruned == MAX_PRUNED);
+	} while (pruned == MAX_PRUNED && fence_clock() < round_until);
+	return pruned < MAX_PRUNED;
 }
 
-static void
+static bool
 expire_detached(void)
 {
 	worker_begin_transaction();
 	detached_expire();
 	worker_end_transaction();
+	return true;
+}
+
+static bool
+apply_durable(void)
+{
+	return effect_outbox_round(round_until);
 }
 
 /* A round does its duties in this order. Where the extension was dropped, it skips those that need the extension. */
@@ -375,24 +437,26 @@ static const struct
 {
 	int			duty;			/* 0: belongs to every round */
 	bool		needs_extension;
-	void		(*work) (void);
+	bool		(*work) (void); /* false: it was not through after ROUND_TIME */
 	const char *what;
 } duties_of_round[] = {
 	{0, true, expire_detached, "detached reservations whose leases are over"},
 	{DUTY_DETACHED, true, settle_all_detached, "detached reservations"},
-	{DUTY_OUTBOX, false, effect_outbox_round, "durable effects"},
-	{DUTY_AUDIT, true, prune_tombstones, "old tombstones"},
+	{DUTY_OUTBOX, false, apply_durable, "durable effects"},
+	{DUTY_PRUNE, true, prune_tombstones, "old tombstones"},
 	{DUTY_AUDIT, true, audit_database, "the audit"},
 };
 
-/* Does one duty. An error, also of a connection, is logged and ends only this duty. */
-static void
-attempt(void (*work) (void), const char *what)
+/* Does one duty. An error, also of a connection, is logged and ends only this duty. False: it must go on in a further round. */
+static bool
+attempt(bool (*work) (void), const char *what)
 {
+	volatile bool through = true;
+
 	PG_TRY();
 	{
 		patrol_look_at_nodes();
-		work();
+		through = work();
 	}
 	PG_CATCH();
 	{
@@ -402,23 +466,26 @@ attempt(void (*work) (void), const char *what)
 	}
 	PG_END_TRY();
 	MemoryContextSwitchTo(TopMemoryContext);
+	return through;
 }
 
 void
-patrol_round(int duties)
+patrol_round(FenceJob *job)
 {
 	bool		extension;
 
-	round_duties = duties;
+	this_round = job;
+	round_until = fence_clock() + ROUND_TIME;
 	pgstat_report_activity(STATE_RUNNING, "pgcache_fence patrol round");
 	SetConfigOption("lock_timeout", ROUND_LOCK_WAIT, PGC_SUSET, PGC_S_OVERRIDE);
 	worker_begin_transaction();
 	extension = OidIsValid(fence_table_oid("domain"));
 	worker_end_transaction();
 	for (int i = 0; i < (int) lengthof(duties_of_round); i++)
-		if ((duties & duties_of_round[i].duty) == duties_of_round[i].duty &&
-			(extension || !duties_of_round[i].needs_extension))
-			attempt(duties_of_round[i].work, duties_of_round[i].what);
+		if ((job->duties & duties_of_round[i].duty) == duties_of_round[i].duty &&
+			(extension || !duties_of_round[i].needs_extension) &&
+			!attempt(duties_of_round[i].work, duties_of_round[i].what))
+			job->unfinished |= duties_of_round[i].duty;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -492,11 +559,30 @@ note_counts(List *all, const int64 *pending)
 		metrics_set(slot, METRIC_PENDING, pending[slot]);
 }
 
+typedef struct Round
+{
+	Oid			database;
+	int			duties;
+	bool		urgent;			/* somebody waits for it: it comes before rounds that are not */
+	int			audit_rows;		/* the most rows that its audit may compare */
+} Round;
+
+/* What the last audit of a database has told */
+typedef struct Audited
+{
+	Oid			database;
+	int			ndomains;
+	int64		after;			/* id of the domain that it audited last; 0: unknown */
+} Audited;
+
 static List *rounds = NIL;		/* queue of Round, at most one for each database */
+static List *audited = NIL;		/* of Audited, one for each served database */
+static bool under_way = false;	/* a round was started, and what it has told was not looked at yet */
 static int64 round_deadline = 0;	/* fence_clock() time at which the patrol gives up the present round */
 
-static void
-want_round(Oid database, int duties)
+/* Queues duties in a database, and rows for its audit. */
+static Round *
+want_round(Oid database, int duties, int audit_rows)
 {
 	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
 	Round	   *round = NULL;
@@ -512,40 +598,173 @@ want_round(Oid database, int duties)
 		rounds = lappend(rounds, round);
 	}
 	round->duties |= duties;
+	round->audit_rows = Max(round->audit_rows, audit_rows);
 	MemoryContextSwitchTo(old);
+	return round;
 }
 
-/* Starts the next round, unless one is under way. Gives up a round that takes too long. Never waits. */
+/* Queues duties for which somebody waits. An audit that is under way makes room for them. */
+static void
+want_urgent_round(Oid database, int duties)
+{
+	want_round(database, duties, 0)->urgent = true;
+	pg_atomic_write_u32(&fence_shared->audit_yields, 1);
+}
+
+static bool
+urgent_round_waits(void)
+{
+	ListCell   *cell;
+
+	foreach(cell, rounds)
+		if (((Round *) lfirst(cell))->urgent)
+			return true;
+	return false;
+}
+
+/* What is known of the audit in that database. */
+static Audited *
+audited_in(Oid database)
+{
+	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+	Audited    *result = NULL;
+	ListCell   *cell;
+
+	foreach(cell, audited)
+		if (((Audited *) lfirst(cell))->database == database)
+			result = lfirst(cell);
+	if (result == NULL)
+	{
+		result = palloc0(sizeof(Audited));
+		result->database = database;
+		audited = lappend(audited, result);
+	}
+	MemoryContextSwitchTo(old);
+	return result;
+}
+
+/*
+ * Queues the regular duties in all served databases. They share the rows of the audit by the numbers of their domains. A
+ * database without any, or of which nothing is known yet, counts as if it had one.
+ */
+static void
+want_regular_rounds(List *served)
+{
+	double		rows = setting_audit_rate * AUDIT_EVERY;
+	int64		ndomains = 0;
+	ListCell   *cell;
+
+	foreach(cell, audited)
+	{
+		Audited    *of = lfirst(cell);
+
+		if (list_member_oid(served, of->database))
+			continue;
+		audited = foreach_delete_current(audited, cell);
+		pfree(of);
+	}
+	foreach(cell, served)
+		ndomains += Max(audited_in(lfirst_oid(cell))->ndomains, 1);
+	foreach(cell, served)
+	{
+		int			own = Max(audited_in(lfirst_oid(cell))->ndomains, 1);
+
+		(void) want_round(lfirst_oid(cell), DUTY_PRUNE | DUTY_OUTBOX | (rows > 0 ? DUTY_AUDIT : 0), (int) ceil(rows * own / ndomains));
+	}
+}
+
+/*
+ * Takes the next round out of the queue: an urgent one, or the first one after each urgent one, so that neither waits for
+ * the other for ever. The caller frees it.
+ */
+static Round *
+take_round(void)
+{
+	static bool was_urgent = false;
+	Round	   *round = linitial(rounds);
+	ListCell   *cell;
+
+	foreach(cell, rounds)
+		if (!was_urgent && ((Round *) lfirst(cell))->urgent)
+		{
+			round = lfirst(cell);
+			break;
+		}
+	was_urgent = round->urgent;
+	rounds = list_delete_ptr(rounds, round);
+	return round;
+}
+
+/* Notes what the last round has told, and queues what it has left. */
+static void
+round_ended(void)
+{
+	FenceJob	job;
+	Audited    *of;
+
+	under_way = false;
+	job_result(&job);
+	if (!job.done)
+		return;
+	if (job.unfinished != 0)
+		(void) want_round(job.database, job.unfinished, job.audit_rows);
+	if (!(job.duties & DUTY_AUDIT))
+		return;
+	of = audited_in(job.database);
+	of->ndomains = job.ndomains;
+	of->after = job.audit_after;
+}
+
+/* Starts the round. False: no worker slot is free. */
+static bool
+start_round(const Round *round)
+{
+	FenceJob	job = {.kind = JOB_ROUND, .database = round->database, .duties = round->duties, .audit_rows = round->audit_rows};
+	Audited    *of = audited_in(round->database);
+
+	job.audit_after = of->after;
+	of->after = 0;				/* if the round hangs in some domain, the next one begins elsewhere */
+	pg_atomic_write_u32(&fence_shared->audit_yields, urgent_round_waits());
+	under_way = job_start(&job);
+	if (!under_way)
+		of->after = job.audit_after;
+	round_deadline = fence_clock() + ROUND_LIMIT;
+	return under_way;
+}
+
+/* Starts the next round, unless one is under way. Gives up a round that hangs. Never waits. */
 static void
 go_on_with_rounds(void)
 {
-	static Oid	database = InvalidOid;
-	FenceJob	job = {.kind = JOB_ROUND};
+	Round	   *round;
 
 	if (job_running())
 	{
+		FenceJob	job;
+
 		if (fence_clock() < round_deadline)
 			return;
+		job_result(&job);
 		if (fence_log_due("round"))
 			ereport(LOG,
 					(errmsg("pgcache_fence: the patrol gives up its round in database %u, which took longer than %d s",
-							database, (int) (ROUND_LIMIT / 1000000))));
+							job.database, (int) (ROUND_LIMIT / 1000000))));
 		(void) job_abandon();
 	}
+	if (under_way)
+		round_ended();
 	if (rounds == NIL)
 		return;
-	database = job.database = ((Round *) linitial(rounds))->database;
-	job.duties = ((Round *) linitial(rounds))->duties;
-	if (job_start(&job))
+	round = take_round();
+	if (!start_round(round))
 	{
-		pfree(linitial(rounds));
-		rounds = list_delete_first(rounds);
-		round_deadline = fence_clock() + ROUND_LIMIT;
+		want_round(round->database, round->duties, round->audit_rows)->urgent |= round->urgent;
+		if (fence_log_due("no background worker slot"))
+			ereport(LOG,
+					(errmsg("pgcache_fence: the patrol found no free background worker slot"),
+					 errhint("Raise max_worker_processes.")));
 	}
-	else if (fence_log_due("no background worker slot"))
-		ereport(LOG,
-				(errmsg("pgcache_fence: the patrol found no free background worker slot"),
-				 errhint("Raise max_worker_processes.")));
+	pfree(round);
 }
 
 /*
@@ -584,7 +803,7 @@ forget_outboxes(List *databases, List *connectable)
 		Oid			database = lfirst_oid(cell);
 
 		if (list_member_oid(connectable, database))
-			want_round(database, DUTY_OUTBOX);
+			(void) want_round(database, DUTY_OUTBOX, 0);
 		else if (!worker_database_exists(database))
 			for (int i = 0; i < MAX_NODES; i++)
 				if (patrol_call_to(i))
@@ -595,15 +814,15 @@ forget_outboxes(List *databases, List *connectable)
 /*
  * One turn of the patrol: settles the reservations and holds of all nodes, and queues rounds for databases in which
  * there is work. at_once: somebody has woken the patrol, so it does not wait for patrol_grace. That time only saves
- * work on reservations that their own transactions are about to end.
+ * work on reservations that their own transactions are about to end. regular: the regular duties are due.
  */
 static void
-patrol(bool at_once, bool audit)
+patrol(bool at_once, bool regular)
 {
 	Settling   *settling = palloc0(sizeof(Settling));
 	List	   *existing;
 	List	   *counts = NIL;
-	bool		outbox = pg_atomic_exchange_u32(&fence_shared->outbox_wanted, 0) != 0 || audit;
+	bool		outbox = pg_atomic_exchange_u32(&fence_shared->outbox_wanted, 0) != 0;
 	List	   *durable = NIL;	/* databases with durable effects */
 	uint64		effects_held = 0;
 	ListCell   *cell;
@@ -633,14 +852,15 @@ patrol(bool at_once, bool audit)
 	sweep_nodes();
 	note_counts(counts, settling->pending);
 	metrics_set_server(SERVER_METRIC_EFFECTS_HELD, effects_held);
+	if (regular)
+		want_regular_rounds(settling->served);
 	foreach(cell, settling->served)
 	{
 		int			duties = (list_member_oid(settling->detached, lfirst_oid(cell)) ? DUTY_DETACHED : 0) |
-			(audit ? DUTY_AUDIT : 0) |
 			(outbox || list_member_oid(durable, lfirst_oid(cell)) ? DUTY_OUTBOX : 0);
 
 		if (duties != 0)
-			want_round(lfirst_oid(cell), duties | (at_once ? DUTY_AT_ONCE : 0));
+			want_urgent_round(lfirst_oid(cell), duties | (at_once ? DUTY_AT_ONCE : 0));
 	}
 	forget_outboxes(list_difference_oid(durable, settling->served), existing);
 }

@@ -29,6 +29,8 @@
 #include "read/audit.h"
 #include "send/coordinator.h"
 
+#define ASKED_AT_ONCE	50		/* fences in one round trip; their payloads are in memory together */
+
 const char *
 audit_relation_name(FenceRelation relation)
 {
@@ -82,39 +84,90 @@ note_refusal(const redisReply *fence, const redisReply *told)
 	link_note(why);
 }
 
-bool
-audit_ask(const char *fence, FenceStatus *status)
+/* Takes the two replies about one fence. False: they are no answer. */
+static bool
+take_replies(FenceStatus *status, const redisReply *fence, const redisReply *state)
 {
-	Call		calls[2];
-	redisReply *replies[2];
 	StatusReply told;
 
-	/* No armed process has this slot, so no reader may use a fence there. Report that there is none. */
-	*status = (FenceStatus) {.permit = "", .token = "", .fence_version = NO_VERSION, .row_version = NO_VERSION};
-	if (fence_node_of(fence) == SLOT_NOBODY)
-		return true;
-	call_mget(&calls[0], 1, &fence);
-	call_status(&calls[1], fence);
-	if (!coordinator_ask(fence, 2, calls, replies))
-		return false;
-	status->asked = replies[0]->type == REDIS_REPLY_ARRAY && replies[0]->elements == 1 && calls_status(replies[1], &told);
+	status->asked = fence->type == REDIS_REPLY_ARRAY && fence->elements == 1 && calls_status(state, &told);
 	if (status->asked)
 	{
 		status->armed = told.armed;
 		status->permit = pstrdup(told.permit);
 		status->token = pnstrdup(told.permit, calls_token_len(told.permit));
 		status->pending = told.pending;
-		status->reservations = listed_reservations(replies[1], told.pending);
-		take_fence(status, replies[0]->element[0]);
+		status->reservations = listed_reservations(state, told.pending);
+		take_fence(status, fence->element[0]);
 	}
-	else if (!coordinator_is_redirection(replies[0]) && !coordinator_is_redirection(replies[1]))
+	else if (!coordinator_is_redirection(fence) && !coordinator_is_redirection(state))
 	{
-		note_refusal(replies[0], replies[1]);
-		status = NULL;
+		note_refusal(fence, state);
+		return false;
 	}
-	freeReplyObject(replies[0]);
-	freeReplyObject(replies[1]);
-	return status != NULL;
+	return true;
+}
+
+/* Asks one process about fences that it holds, in one round trip. */
+static bool
+ask_process(int n, const char **fences, FenceStatus **statuses)
+{
+	Call	   *calls = palloc(sizeof(Call) * 2 * n);
+	redisReply **replies = palloc(sizeof(redisReply *) * 2 * n);
+	bool		ok;
+
+	for (int i = 0; i < n; i++)
+	{
+		call_mget(&calls[2 * i], 1, &fences[i]);
+		call_status(&calls[2 * i + 1], fences[i]);
+	}
+	ok = coordinator_ask(fences[0], 2 * n, calls, replies);
+	for (int i = 0; ok && i < n; i++)
+		ok = take_replies(statuses[i], replies[2 * i], replies[2 * i + 1]);
+	for (int i = 0; i < 2 * n; i++)
+		freeReplyObject(replies[i]);
+	pfree(calls);
+	pfree(replies);
+	return ok;
+}
+
+/*
+ * Asks about at most ASKED_AT_ONCE fences, in one round trip for each process that has some of them. False: Redis could
+ * not be asked, and coordinator_problem tells why.
+ */
+static bool
+ask(int n, const char **fences, FenceStatus *statuses)
+{
+	int			nodes[ASKED_AT_ONCE];
+
+	for (int i = 0; i < n; i++)
+	{
+		statuses[i] = (FenceStatus) {.permit = "", .token = "", .fence_version = NO_VERSION, .row_version = NO_VERSION};
+		nodes[i] = fence_node_of(fences[i]);
+	}
+	for (int first = 0; first < n; first++)
+	{
+		const char *some[ASKED_AT_ONCE];
+		FenceStatus *theirs[ASKED_AT_ONCE];
+		int			nsome = 0;
+		int			node = nodes[first];
+
+		/*
+		 * In a slot of nobody no reader may use a fence, because no armed process has that slot. There is none to
+		 * report, then.
+		 */
+		for (int i = first; node != SLOT_NOBODY && i < n; i++)
+		{
+			if (nodes[i] != node)
+				continue;
+			some[nsome] = fences[i];
+			theirs[nsome++] = &statuses[i];
+			nodes[i] = SLOT_NOBODY;
+		}
+		if (nsome > 0 && !ask_process(nsome, some, theirs))
+			return false;
+	}
+	return true;
 }
 
 /* -----------------------------------------------------------------------------------------------------------------
@@ -200,17 +253,24 @@ relation_of(const Domain *domain, const char *key, const FenceStatus *status)
 	return status->fence_version < status->row_version ? RELATION_BEHIND : RELATION_AHEAD;
 }
 
+/* Compares what Redis has said with the row, in a snapshot taken now. */
+static void
+compare(const Domain *domain, const char *key, FenceStatus *status)
+{
+	status->row_version = row_current_version(domain, key, &status->is_row);
+	status->relation = relation_of(domain, key, status);
+}
+
 bool
 audit_key(const Domain *domain, const char *key, FenceStatus *status)
 {
-	char	   *fence = key_fence_name(domain, key);
+	const char *fence = key_fence_name(domain, key);
 
 	for (int look = 0; look < 2; look++)
 	{
-		if (!audit_ask(fence, status))
+		if (!ask(1, &fence, status))
 			return false;
-		status->row_version = row_current_version(domain, key, &status->is_row);
-		status->relation = relation_of(domain, key, status);
+		compare(domain, key, status);
 		if (!differs(status->relation))
 			break;
 	}
@@ -316,29 +376,43 @@ audit_last_repair(const char *fence, FenceRepair *repair)
 	return found;
 }
 
-/* Compares the fence of one key of a sample, counts the result, and repairs the fence if asked to. */
-static FenceRelation
-audit_one(const Domain *domain, const char *key, bool repair)
+/*
+ * Compares the fences of at most ASKED_AT_ONCE keys, and counts the results. A fence that differs is looked at once more
+ * by itself, and repaired if asked to. So is each key if there is no answer about all of them, because large payloads may
+ * come in time only one by one.
+ */
+static void
+audit_some(const Domain *domain, int n, char **keys, bool repair, int64 counts[RELATION_COUNT])
 {
-	FenceStatus status;
+	const char *fences[ASKED_AT_ONCE];
+	FenceStatus statuses[ASKED_AT_ONCE];
+	bool		together;
 
-	if (!audit_key(domain, key, &status))
-		ereport(ERROR,
-				(errcode(ERRCODE_CONNECTION_FAILURE),
-				 errmsg("could not ask Redis for a fence: %s", coordinator_problem())));
-	metrics_add_named(domain->metrics, FAMILY_COMPARE, audit_relation_name(status.relation), 1);
-	if (repair && differs(status.relation))
-		(void) audit_repair(domain, key);
-	return status.relation;
+	for (int i = 0; i < n; i++)
+		fences[i] = key_fence_name(domain, keys[i]);
+	together = ask(n, fences, statuses);
+	for (int i = 0; i < n; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (together)
+			compare(domain, keys[i], &statuses[i]);
+		if ((!together || differs(statuses[i].relation)) && !audit_key(domain, keys[i], &statuses[i]))
+			ereport(ERROR,
+					(errcode(ERRCODE_CONNECTION_FAILURE),
+					 errmsg("could not ask Redis for a fence: %s", coordinator_problem())));
+		metrics_add_named(domain->metrics, FAMILY_COMPARE, audit_relation_name(statuses[i].relation), 1);
+		if (repair && differs(statuses[i].relation))
+			(void) audit_repair(domain, keys[i]);
+		counts[statuses[i].relation]++;
+	}
 }
 
 void
 audit_sample(const Domain *domain, double fraction, int most, bool repair, int64 counts[RELATION_COUNT])
 {
 	MemoryContext caller = CurrentMemoryContext;
-	MemoryContext context;		/* for one key at a time, because payloads may be large */
+	MemoryContext context;		/* for the keys of one round trip, because payloads may be large */
 	List	   *keys;
-	ListCell   *cell;
 
 	if (!domain_has_versions(domain))
 		return;
@@ -346,11 +420,15 @@ audit_sample(const Domain *domain, double fraction, int most, bool repair, int64
 	if (fraction >= 1.0)
 		keys = list_concat(keys, tombstone_keys(domain->id));
 	context = AllocSetContextCreate(caller, "pgcache_fence audit", ALLOCSET_DEFAULT_SIZES);
-	foreach(cell, keys)
+	for (int next = 0; next < list_length(keys);)
 	{
-		CHECK_FOR_INTERRUPTS();
+		char	   *some[ASKED_AT_ONCE];
+		int			n = 0;
+
+		while (n < ASKED_AT_ONCE && next < list_length(keys))
+			some[n++] = list_nth(keys, next++);
 		MemoryContextSwitchTo(context);
-		counts[audit_one(domain, lfirst(cell), repair)]++;
+		audit_some(domain, n, some, repair, counts);
 		MemoryContextSwitchTo(caller);
 		MemoryContextReset(context);
 	}

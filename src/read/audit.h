@@ -40,12 +40,6 @@ typedef struct FenceStatus
 } FenceStatus;
 
 /*
- * Asks Redis for a fence and what it knows of it. Sets all fields but row_version, is_row and relation. False: Redis
- * could not be asked, and coordinator_problem tells why. Interruptible.
- */
-extern bool audit_ask(const char *fence, FenceStatus *status);
-
-/*
  * Compares the key's fence with its row. If they differ it compares again, because a commit in between looks like a
  * difference. False: Redis could not be asked, and coordinator_problem tells why. Interruptible.
  */

@@ -9,7 +9,7 @@
  *
  * Row triggers are expensive even if they do nothing. BEFORE ROW fetches and locks the old row once more, which writes a
  * WAL record. AFTER ROW queues each row and fetches both rows again. So when PostgreSQL has made the state of a statement,
- * this file changes four things in that state, for each fenced result relation. The changes belong to this execution.
+ * this file changes up to four things in that state, for each fenced result relation. The changes belong to this execution.
  * The plan, the relation cache and other executions never see them.
  *
  * - ri_projectNew makes the new row of an UPDATE or INSERT. We build it early, as the executor would do with the first
@@ -21,12 +21,21 @@
  *   it evaluates it with the deleted row. If the user wrote no RETURNING, there is nothing behind our expression, and
  *   run_silently drops the rows that the node returns. (A check option, of the kind that views have, would do for new rows
  *   too. It takes 850 instructions more per statement.)
+ * - oc_ProjInfo makes the new row of ON CONFLICT DO UPDATE, from the row that is there, which is in oc_Existing until the
+ *   executor is done with it. It gets make_new_row in front of it, as ri_projectNew. So the expression for RETURNING knows by
+ *   that slot whether the row is new or changed.
  * - ri_TrigDesc is a copy of the relation's. We disable our triggers in it. We do not remove them, because events that
  *   another node of the statement has queued look up their trigger here by its OID.
  *
- * For everything else nothing is changed, so the triggers fire: for COPY, logical replication, rows that are routed to
+ * For everything else nothing is changed, so the triggers fire: for MERGE, COPY, logical replication, rows that are routed to
  * partitions, and nodes of other extensions in place of ModifyTable. may_capture() excludes the statements for which our
  * expressions would not do the same as the triggers.
+ *
+ * MERGE cannot be captured like this. Up to PostgreSQL 16 it has no RETURNING, so the executor evaluates no expression when MERGE
+ * has deleted a row, and after an UPDATE only check options. We would hear of a row that it is going to delete, from the
+ * condition of its action, but never that it did. From 17 on there is RETURNING, and mt_merge_action says
+ * which action was taken, so there it could be captured. That is not done, because it would be a second form of all this, with
+ * a projection for each action, for a part of the versions only.
  *
  * Attach and detach need not invalidate plans, because a statement looks up at its start, under its lock, how the table
  * is attached.
@@ -83,8 +92,10 @@ typedef struct Captured
 	const ModifyTableState *node;
 	ResultRelInfo *relation;
 	Interposed	making;			/* of the new row; not for DELETE */
+	Interposed	remaking;		/* of the new row of ON CONFLICT DO UPDATE */
 	Interposed	returning;
 	ExecProcNodeMtd proceed;	/* the node's own function, if run_silently has replaced it */
+	bool		remade;			/* the row at hand was made by DO UPDATE */
 	uint64		rows;			/* number of rows that were reported */
 	MemoryContextCallback at_end;
 	struct Captured *next;		/* of this statement, or of those that execute it */
@@ -155,7 +166,7 @@ copy_values(TupleTableSlot *from, TupleTableSlot *to)
 }
 
 /*
- * Evaluates ri_projectNew. ExecProject has cleared the slot, and marks it as filled afterwards. A projection has no value,
+ * Evaluates ri_projectNew or oc_ProjInfo. ExecProject has cleared the slot, and marks it as filled afterwards. A projection has no value,
  * so from PostgreSQL 18 on isnull is NULL, here and in changed_row.
  */
 static Datum
@@ -163,18 +174,20 @@ make_new_row(ExprState *state, ExprContext *econtext, bool *isnull)
 {
 	Captured   *captured = state->evalfunc_private;
 	const Domain *domain = captured->change.domains;	/* all domains have the same version column */
-	ProjectionInfo *real = captured->making.real;
+	ProjectionInfo *real;
 	TupleTableSlot *row = state->resultslot;
 	int			at = domain->version_attnum - 1;
 	int64		w;
 
+	captured->remade = state == &captured->remaking.ours.pi_state;
+	real = captured->remade ? captured->remaking.real : captured->making.real;
+	captured->change.old = real ? econtext->ecxt_scantuple : NULL;
 	if (real)
-	{
 		(void) real->pi_state.evalfunc(&real->pi_state, econtext, isnull);
-		captured->change.old = econtext->ecxt_scantuple;
-	}
 	else
 		copy_values(econtext->ecxt_outertuple, row);
+	if (!domain_sets_version(domain))
+		return (Datum) 0;
 	ExecStoreVirtualTuple(row);
 	captured->change.new = row;
 	w = listener->prepare(&captured->change);
@@ -192,9 +205,22 @@ tell(Captured *captured)
 	if (!captured->change.prepared && domain_sets_version(captured->change.domains))
 		raise_broken("The executor stored a row that did not get a version.");
 	listener->stored(&captured->change);
-	captured->change.prepared = false;
+	captured->change.prepared = captured->remade = false;
 	captured->rows++;
 	rows_told = true;
+}
+
+/* The row that was there before the one that is stored now; NULL: none was. */
+static TupleTableSlot *
+former_row(const Captured *captured)
+{
+	const ResultRelInfo *relation = captured->relation;
+	TupleTableSlot *conflicting = captured->remaking.real ? relation->ri_onConflict->oc_Existing : NULL;
+	bool		conflicts = conflicting != NULL && !TTS_EMPTY(conflicting);
+
+	if (conflicts && !captured->remade)
+		raise_broken("The executor stored a row of ON CONFLICT DO UPDATE that did not get a version.");
+	return conflicts ? conflicting : relation->ri_oldTupleSlot;
 }
 
 /* Evaluates ri_projectReturning, when the row is stored or deleted. */
@@ -205,8 +231,7 @@ changed_row(ExprState *state, ExprContext *econtext, bool *isnull)
 	ProjectionInfo *real = captured->returning.real;
 	bool		deleted = captured->node->operation == CMD_DELETE;
 
-	/* the old row of an INSERT is NULL */
-	captured->change.old = deleted ? econtext->ecxt_scantuple : captured->relation->ri_oldTupleSlot;
+	captured->change.old = deleted ? econtext->ecxt_scantuple : former_row(captured);
 	captured->change.new = deleted ? NULL : econtext->ecxt_scantuple;
 	if (deleted && domain_sets_version(captured->change.domains))
 		(void) listener->prepare(&captured->change);
@@ -414,7 +439,7 @@ plan_makes_rows(const ModifyTableState *mt, TupleDesc desc)
 
 /*
  * Whether all changes of rows go through the expressions described above. They do not
- * - if ON CONFLICT DO UPDATE or MERGE changes rows by projections of its own,
+ * - if MERGE changes the rows,
  * - if a row may move to another partition. The triggers of its new partition fire then, so those of the old one must fire
  *   too. (The version is never part of a partition bound, because a unique index on the key has all columns of the bound,
  *   and the version is no key column.)
@@ -428,8 +453,7 @@ may_capture(const ModifyTableState *mt, const ResultRelInfo *relation)
 	switch (mt->operation)
 	{
 		case CMD_INSERT:
-			return plan->onConflictAction != ONCONFLICT_UPDATE && !relation->ri_projectNewInfoValid &&
-				plan_makes_rows(mt, RelationGetDescr(relation->ri_RelationDesc));
+			return !relation->ri_projectNewInfoValid && plan_makes_rows(mt, RelationGetDescr(relation->ri_RelationDesc));
 		case CMD_UPDATE:
 			return !plan->partColsUpdated && !relation->ri_projectNewInfoValid;
 		case CMD_DELETE:
@@ -487,24 +511,34 @@ disable_triggers(TriggerDesc *triggers, CmdType operation, const RowTriggers *of
 }
 
 static void
+capture_relation(ModifyTableState *mt, int which)
+{
+	ResultRelInfo *relation = &mt->resultRelInfo[which];
+	bool		updates_too = ((ModifyTable *) mt->ps.plan)->onConflictAction == ONCONFLICT_UPDATE;
+	RowTriggers triggers = triggers_of(relation->ri_TrigDesc, mt->operation);
+	RowTriggers of_update = triggers_of(relation->ri_TrigDesc, CMD_UPDATE);
+	const Domain *domains = domains_of(relation, &triggers);
+	Captured   *captured;
+
+	if (domains == NULL || !may_capture(mt, relation) || (updates_too && domains_of(relation, &of_update) == NULL))
+		return;
+	captured = begin(mt, relation, domains);
+	if (mt->operation != CMD_DELETE && domain_sets_version(domains))
+		set_version(mt, which, captured);
+	if (updates_too)
+		interpose(mt, captured, &captured->remaking, &relation->ri_onConflict->oc_ProjInfo, make_new_row, NULL);
+	watch_changed(mt, captured);
+	if (relation->ri_TrigDesc)
+		disable_triggers(relation->ri_TrigDesc, mt->operation, &triggers);
+	if (relation->ri_TrigDesc && updates_too)
+		disable_triggers(relation->ri_TrigDesc, CMD_UPDATE, &of_update);
+}
+
+static void
 capture(ModifyTableState *mt)
 {
 	for (int i = 0; i < mt->mt_nrels; i++)
-	{
-		ResultRelInfo *relation = &mt->resultRelInfo[i];
-		RowTriggers triggers = triggers_of(relation->ri_TrigDesc, mt->operation);
-		const Domain *domains = domains_of(relation, &triggers);
-		Captured   *captured;
-
-		if (domains == NULL || !may_capture(mt, relation))
-			continue;
-		captured = begin(mt, relation, domains);
-		if (mt->operation != CMD_DELETE && domain_sets_version(domains))
-			set_version(mt, i, captured);
-		watch_changed(mt, captured);
-		if (relation->ri_TrigDesc)
-			disable_triggers(relation->ri_TrigDesc, mt->operation, &triggers);
-	}
+		capture_relation(mt, i);
 }
 
 static bool

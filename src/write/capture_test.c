@@ -75,6 +75,12 @@ static const struct
 }			trials[] = {
 	{"INSERT INTO fence.floor VALUES (-1, 1), (-2, 2)", SPI_OK_INSERT, 2, "made to 1; stored to 11; made to 2; stored to 11; "},
 	{"INSERT INTO fence.floor VALUES (-1, 1) ON CONFLICT DO NOTHING", SPI_OK_INSERT, 0, "made to 1; "},
+	{"INSERT INTO fence.floor AS f VALUES (-1, 3), (-3, 3) ON CONFLICT (domain_id) DO UPDATE SET version = 5"
+	" WHERE f.domain_id OPERATOR(pg_catalog.=) -2", SPI_OK_INSERT, 1, "made to 3; made to 3; stored to 11; "},
+	{"INSERT INTO fence.floor VALUES (-3, 3), (-4, 4) ON CONFLICT (domain_id) DO UPDATE SET version = 5", SPI_OK_INSERT, 2,
+	"made to 3; made 11 to 5; stored 11 to 12; made to 4; stored to 11; "},
+	{"INSERT INTO fence.floor VALUES (-3, 3) ON CONFLICT (domain_id) DO UPDATE SET version = excluded.version RETURNING version",
+	SPI_OK_INSERT_RETURNING, 13, "made to 3; made 12 to 11; stored 12 to 13; "},
 	{"UPDATE fence.floor SET version = 5 WHERE domain_id OPERATOR(pg_catalog.=) -1", SPI_OK_UPDATE, 1, "made 11 to 5; stored 11 to 12; "},
 	{"UPDATE fence.floor SET version = 5 WHERE domain_id OPERATOR(pg_catalog.=) -1 RETURNING version", SPI_OK_UPDATE_RETURNING, 13,
 	"made 12 to 5; stored 12 to 13; "},
