@@ -673,11 +673,15 @@ calls_all_same(const redisReply *reply, int n)
 bool
 calls_open(const redisReply *reply, OpenReply *open)
 {
-	if (!calls_is(reply, "opened") || calls_string(reply, 1) == NULL || calls_string(reply, 2) == NULL || calls_string(reply, 3) == NULL)
+	const char *former = calls_string(reply, 1);
+	const char *longest = calls_string(reply, 2);
+	const char *wanted = calls_string(reply, 3);
+
+	if (!calls_is(reply, "opened") || former == NULL || longest == NULL || wanted == NULL)
 		return false;
-	open->former = calls_string(reply, 1);
-	open->longest = strtoll(calls_string(reply, 2), NULL, 10);
-	open->wanted = calls_string(reply, 3);
+	open->former = former;
+	open->longest = strtoll(longest, NULL, 10);
+	open->wanted = wanted;
 	return true;
 }
 
