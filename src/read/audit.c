@@ -114,6 +114,7 @@ ask_process(int n, const char **fences, FenceStatus **statuses)
 {
 	Call	   *calls = palloc(sizeof(Call) * 2 * n);
 	redisReply **replies = palloc(sizeof(redisReply *) * 2 * n);
+	bool		answered;
 	bool		ok;
 
 	for (int i = 0; i < n; i++)
@@ -121,10 +122,10 @@ ask_process(int n, const char **fences, FenceStatus **statuses)
 		call_mget(&calls[2 * i], 1, &fences[i]);
 		call_status(&calls[2 * i + 1], fences[i]);
 	}
-	ok = coordinator_ask(fences[0], 2 * n, calls, replies);
+	ok = answered = coordinator_ask(fences[0], 2 * n, calls, replies);
 	for (int i = 0; ok && i < n; i++)
 		ok = take_replies(statuses[i], replies[2 * i], replies[2 * i + 1]);
-	for (int i = 0; i < 2 * n; i++)
+	for (int i = 0; answered && i < 2 * n; i++)
 		freeReplyObject(replies[i]);
 	pfree(calls);
 	pfree(replies);
