@@ -11,11 +11,18 @@ do
 
 -- What functions and servers use, without what this question needs itself: doc/operations.md, "Users and passwords".
 local READS, WRITES = { 'exists', 'get', 'getrange', 'mget' }, { 'del', 'pexpire', 'rename', 'set' }
-local OTHERS = { 'fcall', 'info', 'scan', 'select', 'time' }
+local OTHERS = { { 'fcall', 'x', '0' }, { 'info' }, { 'scan', '0' }, { 'select', '0' }, { 'time' } }
 local KINDS = { 'f:', 'd:', 'e:', 'h:', 'heartbeat', 'm:', 'q:', 's:', 'v:' }
 
--- Enough arguments for each command that names keys. Redis would read behind the end of some that have too few.
-local function may(command, key) return redis.acl_check_cmd(command, key, key, key) end
+-- Arguments behind the key. Redis 7 reads behind the end of a command that has too few, and Redis 8 raises an error.
+local BEHIND = { getrange = { '0', '0' }, pexpire = { '1' }, set = { 'x' }, publish = { 'x' },
+                 spublish = { 'x' }, xadd = { '*', 'x', 'x' } }
+
+-- Whether the user may use the command with the key, or with the channel.
+local function may(command, key)
+  if command == 'rename' then return redis.acl_check_cmd(command, key, key) end
+  return redis.acl_check_cmd(command, key, unpack(BEHIND[command] or {}))
+end
 
 -- Which of the commands may not be used with the key. All of them: the user does not reach the key, and this does not
 -- tell which commands it may use.
@@ -45,17 +52,15 @@ local function rights(_, args)
     end
   end
   for _, command in ipairs(OTHERS) do
-    if not redis.acl_check_cmd(command, '0', '0', '0') then add({ command }) end
+    if not redis.acl_check_cmd(unpack(command)) then add({ command[1] }) end
   end
   if out_of_reach then missing[#missing + 1] = '~' .. ns .. '*' end
   if args[2] then
-    for _, command in ipairs({ 'publish', 'spublish' }) do
-      if not redis.acl_check_cmd(command) then add({ command }) end
-    end
+    local list, all = refused({ 'publish', 'spublish' }, ns .. 'e:x')
+    add(list)
     if not may('xadd', ns .. 'e:x') then add({ 'xadd' }) end
-    if redis.acl_check_cmd('publish') and not redis.acl_check_cmd('publish', ns .. 'e:x', '') then
-      missing[#missing + 1] = '&' .. ns .. 'e:*'
-    end
+    -- neither may be used with the channel: this does not tell whether the commands are missing, or the channel
+    if all then missing[#missing + 1] = '&' .. ns .. 'e:*' end
   end
   return missing
 end
