@@ -32,6 +32,8 @@ typedef struct Buckets
 	pg_atomic_uint32 held;		/* 1: the map of held buckets may have bits */
 	pg_atomic_uint32 hurry;		/* 1: see buckets_hurry */
 	pg_atomic_uint64 waits_since;	/* see BucketsNow */
+	pg_atomic_uint32 begun;		/* batches of buckets that the courier has begun to open, */
+	pg_atomic_uint32 opened;	/* and those up to which all are open */
 	/* From here to the end of the maps, everything outlives a clean restart. Only the courier writes it. */
 	pg_atomic_uint32 present;	/* which map is the present one */
 	pg_atomic_uint32 turn_of[BUCKET_MAPS];	/* the turn in which each map was, or is, the present one */
@@ -78,6 +80,8 @@ buckets_initialise(void *memory)
 	pg_atomic_init_u32(&all->held, 0);
 	pg_atomic_init_u32(&all->hurry, 0);
 	pg_atomic_init_u64(&all->waits_since, 0);
+	pg_atomic_init_u32(&all->begun, 0);
+	pg_atomic_init_u32(&all->opened, 0);
 	for (int i = 0; i < map_words() + held_words(); i++)
 		pg_atomic_init_u32(&all->bits[i], 0);
 }
@@ -250,6 +254,19 @@ buckets_hurry(void)
 	send_queue_wake();
 }
 
+uint32
+buckets_begun(void)
+{
+	pg_read_barrier();
+	return pg_atomic_read_u32(&buckets->begun);
+}
+
+bool
+buckets_are_open(uint32 batch)
+{
+	return (int32) (pg_atomic_read_u32(&buckets->opened) - batch) >= 0;
+}
+
 void
 buckets_now(BucketsNow *now)
 {
@@ -328,6 +345,20 @@ bucket_set(int bucket)
 	}
 	pg_memory_barrier();
 	return !is_held(bucket);
+}
+
+uint32
+buckets_begin_batch(void)
+{
+	uint32		batch = pg_atomic_add_fetch_u32(&buckets->begun, 1);
+
+	return batch == 0 ? buckets_begin_batch() : batch;
+}
+
+void
+buckets_note_opened(uint32 batch)
+{
+	pg_atomic_write_u32(&buckets->opened, batch);
 }
 
 void

@@ -37,6 +37,13 @@ extern void buckets_release(void);
 /* A reader of this server was refused, because the bucket is closed. Wakes the courier, which need not wait for its next look. */
 extern void buckets_hurry(void);
 
+/*
+ * The courier opens buckets in batches, which have numbers. The number of the last one that it has begun; and whether
+ * Redis was told of all up to that one. Who finds a bit set finds that its batch has begun.
+ */
+extern uint32 buckets_begun(void);
+extern bool buckets_are_open(uint32 batch);
+
 /* What the views show */
 typedef struct BucketsNow
 {
@@ -72,6 +79,10 @@ extern bool buckets_is_hurry(void);
 
 /* Sets the bit. Returns false if somebody holds the bucket: then it must not be opened. */
 extern bool bucket_set(int bucket);
+
+/* Begins a batch, before its bits are set, and returns its number, which is not 0. Tells readers up to which batch all are open. */
+extern uint32 buckets_begin_batch(void);
+extern void buckets_note_opened(uint32 batch);
 
 /* Tells the views since when an opening waits for commits; 0: none waits. */
 extern void buckets_note_wait(int64 since);

@@ -697,6 +697,7 @@ many_open_buckets(int n, ManyItem *items)
 {
 	static const Question want_question = {.most = 1, .make = make_want, .take = take_get};
 	BucketsNow	now;
+	uint32		batch;
 
 	if (!is_any_closed(n, items) || IsolationUsesXactSnapshot())
 		return;
@@ -707,7 +708,10 @@ many_open_buckets(int n, ManyItem *items)
 	buckets_hurry();
 	for (int i = 0; i < OPEN_TRIES && is_any_closed(n, items); i++)
 		fence_pause(OPEN_PAUSE_US, wait_event_redis());
-	fence_pause(OPEN_PAUSE_US, wait_event_redis());	/* Redis is told a moment after the bits are set */
+	/* Redis is told a moment after the bits are set */
+	batch = buckets_begun();
+	for (int i = 0; i < OPEN_TRIES && !buckets_are_open(batch); i++)
+		fence_pause(OPEN_PAUSE_US, wait_event_redis());
 	(void) many_ask(n, items, &get_question, NULL);
 }
 

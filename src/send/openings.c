@@ -38,6 +38,7 @@ typedef struct Opening
 	int64		wanted_at;		/* of the last answer that named something */
 	uint32		epoch;			/* the bits were set in this epoch and turn; only there they may be opened */
 	uint32		turn;
+	uint32		batch;			/* from when its bits are set until Redis has answered, or they are dropped; else 0 */
 	int			n;				/* buckets that are to be opened */
 	int			buckets[MOST_WANTED];
 	int			nseen;			/* commits that were under way when the bits were set, and still are */
@@ -122,7 +123,7 @@ openings_is_due(int node)
 	if (opening->asked)
 		return false;
 	if (opening->n > 0 && (opening->epoch != buckets_epoch() || opening->turn != buckets_turn()))
-		opening->n = opening->nseen = 0;
+		opening->n = opening->nseen = opening->batch = 0;
 	if (opening->nseen > 0)
 		opening->nseen = fence_commit_flags_left(opening->seen, opening->nseen);
 	return opening->nseen == 0 && fence_clock() >= opening->next_at;
@@ -134,6 +135,8 @@ take_wanted(Opening *opening, const char *wanted)
 {
 	opening->epoch = buckets_epoch();
 	opening->turn = buckets_turn();
+	if (*wanted != '\0')
+		opening->batch = buckets_begin_batch();
 	while (*wanted >= '0' && *wanted <= '9' && opening->n < MOST_WANTED)
 	{
 		char	   *end;
@@ -145,6 +148,8 @@ take_wanted(Opening *opening, const char *wanted)
 	}
 	if (opening->n > 0)
 		opening->nseen = fence_commit_flags_of_part(opening->seen);
+	else
+		opening->batch = 0;
 	opening->wait_since = fence_clock();
 }
 
@@ -173,6 +178,7 @@ answer_open(const Expected *e, const redisReply *reply)
 	OpenReply	answer;
 
 	opening->asked = false;
+	opening->batch = 0;
 	if (reply == NULL || !calls_open(reply, &answer))
 		return;
 	take_told(opening, &answer);
@@ -228,13 +234,18 @@ void
 openings_end_round(int nnodes, const bool granted[])
 {
 	int64		since = 0;
+	uint32		opened = buckets_begun();
 	uint32		former[BUCKET_MAPS];
 	int			nformer;
 
 	for (int i = 0; i < nnodes; i++)
 		if (openings[i] && openings[i]->nseen > 0 && (since == 0 || openings[i]->wait_since < since))
 			since = openings[i]->wait_since;
+	for (int i = 0; i < nnodes; i++)
+		if (openings[i] && openings[i]->batch != 0 && (int32) (opened - openings[i]->batch) >= 0)
+			opened = openings[i]->batch - 1;
 	buckets_note_wait(since);
+	buckets_note_opened(opened);
 	nformer = buckets_former(former);
 	for (int f = 0; f < nformer; f++)
 	{
