@@ -238,6 +238,12 @@ json_as_jsonb(char *json, size_t len, Datum *jsonb)
 }
 
 bool
+row_value_is_absent(const char *value, size_t len)
+{
+	return len == strlen(PAYLOAD_ABSENT) && memcmp(value, PAYLOAD_ABSENT, len) == 0;
+}
+
+bool
 row_value_as_jsonb(char *value, size_t len, Datum *jsonb)
 {
 	char	   *json = utf8_to_text(value, len);

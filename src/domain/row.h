@@ -41,6 +41,9 @@ extern void row_use_standard_settings(void);
 #define PAYLOAD_ABSENT "null"
 #define VERSION_ABSENT PG_INT64_MAX
 
+/* Returns whether a value from Redis says that there is no row. */
+extern bool row_value_is_absent(const char *value, size_t len);
+
 /*
  * Returns a row as the value that Redis stores: the text of what row_as_jsonb returns, in UTF-8, palloc'd. So writers
  * and readers store the same bytes for one version. Returns NULL if jsonb or UTF-8 cannot contain the row, or if the

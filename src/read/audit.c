@@ -68,7 +68,7 @@ take_fence(FenceStatus *status, const redisReply *fence)
 		return;
 	status->fence_version = record.version;
 	status->stamp = pnstrdup(record.stamp, record.stamp_len);
-	status->payload = record.payload ? pnstrdup(record.payload, record.payload_len) : NULL;
+	status->payload = calls_payload(&record);
 	status->payload_len = record.payload_len;
 }
 
@@ -247,7 +247,7 @@ relation_of(const Domain *domain, const char *key, const FenceStatus *status)
 	if (status->fence_version == NO_VERSION)
 		return RELATION_MISSING;
 	/* Do not compare versions here: the tombstone that gave the fence its version may have been pruned. */
-	if (domain->cache_absent && status->payload && strcmp(status->payload, PAYLOAD_ABSENT) == 0)
+	if (domain->cache_absent && status->payload && row_value_is_absent(status->payload, status->payload_len))
 		return row_now(domain, key, &row, &version) ? RELATION_BEHIND : RELATION_EQUAL;
 	if (status->fence_version == status->row_version)
 		return payload_differs(domain, key, status) ? RELATION_PAYLOAD : RELATION_EQUAL;

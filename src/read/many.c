@@ -253,7 +253,7 @@ take_record(GetAnswer *answer, const Record *record)
 {
 	answer->version = record->version;
 	answer->stamp = pnstrdup(record->stamp, record->stamp_len);
-	answer->payload = pnstrdup(record->payload, record->payload_len);
+	answer->payload = calls_payload(record);
 	answer->payload_len = record->payload_len;
 }
 
@@ -556,7 +556,7 @@ many_accept(ManyItem *item)
 
 	if (answer->status != GET_HIT)
 		return false;
-	absent = strcmp(answer->payload, PAYLOAD_ABSENT) == 0;
+	absent = row_value_is_absent(answer->payload, answer->payload_len);
 	/*
 	 * In a domain without cache_absent an INSERT does not reserve, so a fence that says "no such row" must not be
 	 * believed.

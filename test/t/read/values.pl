@@ -145,6 +145,24 @@ subtest 'nothing is cached for ever' => sub {
 	is("@immortal", '', 'no fence and no value is without an end');
 };
 
+subtest 'a client puts any bytes' => sub {
+	new_table('bytes', "cache => 'none'");
+	my $fence = fence_of('bytes', 1);
+	my $put = sub {
+		my $permit = $redis->call('FCALL_RO', 'fence_token', 1, $fence);
+
+		is($redis->call('FCALL', 'fence_put', 1, $fence, $permit, row_version($permit, 0), @_, 0), 'stored', 'put');
+	};
+
+	foreach my $payload ("\0" x 4_000_000, "null\0" . 'x' x 4_000_000, "\xff" x 20)
+	{
+		$put->($payload);
+		like($sql->error_of("SELECT fence.get('bytes', '1')"), qr/^22021: the cached value is not valid text/, 'get: no text');
+		is($sql->run("SELECT fence_version, relation FROM fence.status('bytes', '1')"), '0|equal', 'the audit does not judge it');
+		is($sql->run("SELECT fence.read('bytes', '1')->>'name'"), 'old', 'read: the row');
+	}
+};
+
 subtest 'values give way to commits where there is no room for both' => sub {
 	# nobody settles: what a commit could not say stays pending
 	my $other = new_postgres('room', $redis, patrol_interval => '1h', patrol_grace => '1h', lease => '10s', timeout => '10s');
