@@ -257,7 +257,7 @@ buckets_hurry(void)
 uint32
 buckets_begun(void)
 {
-	pg_read_barrier();
+	pg_read_barrier();			/* after the look at the bit */
 	return pg_atomic_read_u32(&buckets->begun);
 }
 
@@ -352,7 +352,7 @@ buckets_begin_batch(void)
 {
 	uint32		batch = pg_atomic_add_fetch_u32(&buckets->begun, 1);
 
-	return batch == 0 ? buckets_begin_batch() : batch;
+	return batch != 0 ? batch : pg_atomic_add_fetch_u32(&buckets->begun, 1);
 }
 
 void

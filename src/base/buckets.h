@@ -2,8 +2,8 @@
  * base/buckets.h
  *	  Which fences may be in Redis: one bit for each bucket of fences (doc/protocol.md, "Buckets").
  *
- * Owns: the maps of bits in shared memory, and which buckets large statements hold. Only the courier sets and clears
- * bits. Without pgcache_fence.watch_buckets there are no maps, and every row is reserved.
+ * Owns: the maps of bits in shared memory, which buckets large statements hold, and how far the courier has opened what it
+ * has begun to open. Only the courier sets and clears bits. Without pgcache_fence.watch_buckets there are no maps, and every row is reserved.
  *
  * No function here takes a lock. A bit is set, and a commit flag is set, with a full barrier behind it. So either the
  * courier sees the flag of a transaction that commits, or that transaction sees the bit.
@@ -38,8 +38,9 @@ extern void buckets_release(void);
 extern void buckets_hurry(void);
 
 /*
- * The courier opens buckets in batches, which have numbers. The number of the last one that it has begun; and whether
- * Redis was told of all up to that one. Who finds a bit set finds that its batch has begun.
+ * The courier opens buckets in batches, which have numbers. buckets_begun returns the number of the last one that it has
+ * begun, buckets_are_open whether Redis has answered about all up to that one. Who finds a bit set finds that its batch has
+ * begun. A batch that was lost or dropped counts as answered: a reader that waited for it is refused, and reads all the same.
  */
 extern uint32 buckets_begun(void);
 extern bool buckets_are_open(uint32 batch);
@@ -80,7 +81,10 @@ extern bool buckets_is_hurry(void);
 /* Sets the bit. Returns false if somebody holds the bucket: then it must not be opened. */
 extern bool bucket_set(int bucket);
 
-/* Begins a batch, before its bits are set, and returns its number, which is not 0. Tells readers up to which batch all are open. */
+/*
+ * buckets_begin_batch begins a batch, before its bits are set, and returns its number, which is not 0. buckets_note_opened
+ * tells readers up to which batch Redis has answered about all.
+ */
 extern uint32 buckets_begin_batch(void);
 extern void buckets_note_opened(uint32 batch);
 

@@ -109,6 +109,16 @@ utf8_of_string(const char *text)
 }
 
 char *
+utf8_copy(const char *bytes, size_t len)
+{
+	char	   *copy = palloc(len + 1);
+
+	memcpy(copy, bytes, len);
+	copy[len] = '\0';
+	return copy;
+}
+
+char *
 utf8_to_text(const char *utf8, size_t len)
 {
 	int			encoding = GetDatabaseEncoding();

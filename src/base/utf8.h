@@ -29,6 +29,12 @@ extern const char *utf8_require(const char *text, size_t *len);
 extern char *utf8_of_string(const char *text);
 
 /*
+ * Returns a palloc'd copy of bytes from Redis, with a NUL behind them, for the functions below. Clients may store any bytes, and
+ * pnstrdup would end the copy at the first NUL: whoever goes on with the length reads behind it.
+ */
+extern char *utf8_copy(const char *bytes, size_t len);
+
+/*
  * Converts UTF-8 from Redis to text of the database. Returns utf8 itself or a palloc'd copy. Returns NULL if it is not
  * UTF-8, contains a NUL, or contains a character that the database's encoding lacks. A NUL must follow the len bytes.
  */

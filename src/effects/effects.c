@@ -258,8 +258,7 @@ take_answer(redisReply *reply)
 
 		if (one->type != REDIS_REPLY_INTEGER && one->type != REDIS_REPLY_STRING)
 			continue;
-		answer.words[answer.n] = one->type == REDIS_REPLY_INTEGER ? psprintf("%lld", one->integer) :
-			pnstrdup(one->str, one->len);
+		answer.words[answer.n] = one->type == REDIS_REPLY_INTEGER ? psprintf("%lld", one->integer) : utf8_copy(one->str, one->len);
 		answer.lens[answer.n] = one->type == REDIS_REPLY_INTEGER ? strlen(answer.words[answer.n]) : one->len;
 		answer.n++;
 	}

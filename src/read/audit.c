@@ -23,6 +23,7 @@
 
 #include "base/metrics.h"
 #include "base/shared.h"
+#include "base/utf8.h"
 #include "domain/key.h"
 #include "domain/row.h"
 #include "domain/tombstone.h"
@@ -68,7 +69,7 @@ take_fence(FenceStatus *status, const redisReply *fence)
 		return;
 	status->fence_version = record.version;
 	status->stamp = pnstrdup(record.stamp, record.stamp_len);
-	status->payload = calls_payload(&record);
+	status->payload = record.payload ? utf8_copy(record.payload, record.payload_len) : NULL;
 	status->payload_len = record.payload_len;
 }
 

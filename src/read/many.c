@@ -33,6 +33,7 @@
 #include "base/metrics.h"
 #include "base/settings.h"
 #include "base/shared.h"
+#include "base/utf8.h"
 #include "base/word.h"
 #include "domain/domain_cache.h"
 #include "domain/key.h"
@@ -253,7 +254,7 @@ take_record(GetAnswer *answer, const Record *record)
 {
 	answer->version = record->version;
 	answer->stamp = pnstrdup(record->stamp, record->stamp_len);
-	answer->payload = calls_payload(record);
+	answer->payload = utf8_copy(record->payload, record->payload_len);
 	answer->payload_len = record->payload_len;
 }
 

@@ -611,20 +611,6 @@ calls_record(const char *raw, size_t len, Record *record)
 	return errno == 0;
 }
 
-char *
-calls_payload(const Record *record)
-{
-	char	   *copy;
-
-	if (record->payload == NULL)
-		return NULL;
-	/* not pnstrdup: a client may put any bytes, and that ends at the first NUL */
-	copy = palloc(record->payload_len + 1);
-	memcpy(copy, record->payload, record->payload_len);
-	copy[record->payload_len] = '\0';
-	return copy;
-}
-
 bool
 calls_is_of(const Record *record, const char *fence)
 {

@@ -243,9 +243,6 @@ typedef struct Record
 /* Parses a record. Returns false if it is malformed. */
 extern bool calls_record(const char *raw, size_t len, Record *record);
 
-/* Returns a palloc'd copy of the record's payload, of any bytes, with a NUL behind it. NULL: it is a mark. */
-extern char *calls_payload(const Record *record);
-
 /*
  * Returns whether the record is current. permit must be the reply of fence_token, asked of the same process after the
  * record was read.

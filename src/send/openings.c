@@ -4,7 +4,7 @@
  *
  * One opening at a time goes on for each process: fence_open says what is wanted there. Its reply sets the bits, and
  * notes who is committing without having reserved everything. When all of these are visible, or gone, the next call of
- * fence_open names the buckets.
+ * fence_open names the buckets. Its reply ends the batch, for which readers of this server wait.
  *
  * What is lost on the way, with a connection or with the courier, is wanted again by the next reader that misses. The
  * bits stay set meanwhile, which costs reservations and nothing else.
@@ -239,11 +239,14 @@ openings_end_round(int nnodes, const bool granted[])
 	int			nformer;
 
 	for (int i = 0; i < nnodes; i++)
-		if (openings[i] && openings[i]->nseen > 0 && (since == 0 || openings[i]->wait_since < since))
-			since = openings[i]->wait_since;
-	for (int i = 0; i < nnodes; i++)
-		if (openings[i] && openings[i]->batch != 0 && (int32) (opened - openings[i]->batch) >= 0)
-			opened = openings[i]->batch - 1;
+	{
+		const Opening *opening = openings[i];
+
+		if (opening && opening->nseen > 0 && (since == 0 || opening->wait_since < since))
+			since = opening->wait_since;
+		if (opening && opening->batch != 0 && (int32) (opened - opening->batch) >= 0)
+			opened = opening->batch - 1;
+	}
 	buckets_note_wait(since);
 	buckets_note_opened(opened);
 	nformer = buckets_former(former);

@@ -146,7 +146,7 @@ subtest 'nothing is cached for ever' => sub {
 };
 
 subtest 'a client puts any bytes' => sub {
-	new_table('bytes', "cache => 'none'");
+	new_table('bytes', "cache => 'none', cache_absent => true");
 	my $fence = fence_of('bytes', 1);
 	my $put = sub {
 		my $permit = $redis->call('FCALL_RO', 'fence_token', 1, $fence);

@@ -658,6 +658,17 @@ subtest 'hostile callers' => sub {
 	nothing_left();
 };
 
+subtest 'a value of any bytes' => sub {
+	foreach my $value ("\0" x 4_000_000, "text\0" . 'x' x 4_000_000, "\xff" x 20)
+	{
+		$redis->call('SET', 'bytes', $value);
+		like($sql->error_of(q(SELECT fence.take('bytes'))), qr/^22021: the cached value is not valid text/, 'no text');
+		ok($redis->call('GET', 'bytes') eq $value, 'it stays');
+	}
+	$redis->call('DEL', 'bytes');
+	nothing_left();
+};
+
 subtest 'a key that changed its type' => sub {
 	$sql->run($_) foreach 'BEGIN', "SELECT fence.counter_add('turned', 3, durable => true)", "SELECT fence.counter_add('other', 3)";
 	$redis->call('RPUSH', 'turned', 'x');
